@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package v1alpha1 holds Kerb's resources: the one source for the YAML files, the REST API and the OpenAPI document.
+// A resource is desired state (spec) that the operator writes and status that the agent answers.
+package v1alpha1
+
+import "time"
+
+// APIVersion is the only value of apiVersion that this build accepts.
+const APIVersion = "kerb.dev/v1alpha1"
+
+// Kinds of resources.
+const (
+	KindModule  = "Module"
+	KindService = "Service"
+)
+
+// TypeMeta names the schema of a resource.
+type TypeMeta struct {
+	APIVersion string `json:"apiVersion" enum:"kerb.dev/v1alpha1" doc:"Schema version"`
+	Kind       string `json:"kind" enum:"Module,Service" doc:"Kind of resource"`
+}
+
+// ObjectMeta identifies a resource on its node.
+type ObjectMeta struct {
+	Name       string            `json:"name" minLength:"1" maxLength:"63" pattern:"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$" doc:"Unique per kind on the node"`
+	Labels     map[string]string `json:"labels,omitempty" doc:"Labels that selectors match"`
+	Generation int64             `json:"generation,omitempty" readOnly:"true" doc:"Counts changes of the spec, starting at 1"`
+}
+
+// Module deploys a package on attach points of the node.
+type Module struct {
+	TypeMeta `json:",inline"`
+	Metadata ObjectMeta    `json:"metadata"`
+	Spec     ModuleSpec    `json:"spec"`
+	Status   *ModuleStatus `json:"status,omitempty" readOnly:"true"`
+}
+
+// ModuleSpec is what the operator wants of a module.
+type ModuleSpec struct {
+	Package       string         `json:"package" minLength:"1" doc:"Name of a built-in package, or the absolute path of a package directory"`
+	Config        map[string]any `json:"config,omitempty" doc:"Configuration, checked against the schema in the package's manifest"`
+	Attach        Attach         `json:"attach" doc:"Where instances of the module go"`
+	Hook          Hook           `json:"hook,omitempty" enum:"auto,xdp,tc" default:"auto" doc:"Kernel hook; auto takes TC for services and XDP for interfaces, as far as the package allows"`
+	Order         Order          `json:"order,omitempty" doc:"Place in the chain"`
+	FailurePolicy FailurePolicy  `json:"failurePolicy,omitempty" enum:"open,closed" doc:"What happens to packets when the module cannot decide; default is the package's"`
+	Budget        Budget         `json:"budget,omitempty" doc:"Limits that the module must keep; default is the package's"`
+}
+
+// Hook is where in the kernel a module runs.
+type Hook string
+
+// Hooks.
+const (
+	HookAuto Hook = "auto"
+	HookXDP  Hook = "xdp"
+	HookTC   Hook = "tc"
+)
+
+// FailurePolicy says what becomes of packets when a module returns no valid verdict or cannot be loaded.
+type FailurePolicy string
+
+// Failure policies.
+const (
+	FailOpen   FailurePolicy = "open"   // the packet goes on as if the module were not there
+	FailClosed FailurePolicy = "closed" // the packet is dropped
+)
+
+// Attach selects attach points; its parts add up.
+type Attach struct {
+	Services   string   `json:"services,omitempty" doc:"Label selector, for example app=web,tier in (edge,core); * selects every service"`
+	Interfaces []string `json:"interfaces,omitempty" doc:"Interfaces of the node, by name"`
+}
+
+// Order is the place of a module among the others on the same hook. Ties are broken by name.
+type Order struct {
+	Priority int      `json:"priority,omitempty" default:"100" doc:"Lower runs earlier, in both directions"`
+	Before   []string `json:"before,omitempty" doc:"Modules that this one precedes"`
+	After    []string `json:"after,omitempty" doc:"Modules that this one follows"`
+}
+
+// Budget limits what a module may use.
+type Budget struct {
+	Memory  string `json:"memory,omitempty" doc:"Kernel memory of its maps, for example 16Mi"`
+	Latency string `json:"latency,omitempty" doc:"Time per packet, for example 200ns"`
+}
+
+// ModuleStatus is what became of a module.
+type ModuleStatus struct {
+	Conditions []Condition `json:"conditions,omitempty"`
+	Package    PackageRef  `json:"package" doc:"The package that is deployed"`
+	Instances  []Instance  `json:"instances,omitempty" doc:"One per attach point"`
+	Memory     int64       `json:"memoryBytes" doc:"Kernel memory of the module's maps, in bytes"`
+	Drops      []Drop      `json:"drops,omitempty" doc:"Packets dropped, by reason"`
+}
+
+// PackageRef identifies a package exactly.
+type PackageRef struct {
+	Name    string `json:"name"`
+	Version string `json:"version"`
+	Digest  string `json:"digest" doc:"sha256 of the manifest and the data plane objects"`
+}
+
+// Instance is a module on one attach point.
+type Instance struct {
+	Service   string `json:"service,omitempty"`
+	Interface string `json:"interface"`
+	Ifindex   int    `json:"ifindex"`
+	Hook      string `json:"hook" doc:"xdp, tc-ingress or tc-egress, as the kernel names it on this interface"`
+	Direction string `json:"direction" doc:"egress: from the service; ingress: to the service"`
+	Chain     string `json:"chain" doc:"Identity of the chain that runs there"`
+	Position  int    `json:"position" doc:"Place in the chain, from 0"`
+}
+
+// Drop counts the packets that a module dropped for one reason.
+type Drop struct {
+	Reason  string `json:"reason"`
+	Packets uint64 `json:"packets"`
+}
+
+// Service is a workload of the node with its own network namespace.
+type Service struct {
+	TypeMeta `json:",inline"`
+	Metadata ObjectMeta     `json:"metadata"`
+	Spec     ServiceSpec    `json:"spec"`
+	Status   *ServiceStatus `json:"status,omitempty" readOnly:"true"`
+}
+
+// ServiceSpec says how to find the service. Exactly one of netns, pid and interface is set.
+type ServiceSpec struct {
+	Netns     string `json:"netns,omitempty" doc:"Path of the network namespace, for example /run/netns/web"`
+	PID       int    `json:"pid,omitempty" minimum:"0" doc:"A process in the network namespace"`
+	Interface string `json:"interface,omitempty" doc:"Host-side interface, when the namespace is not known"`
+}
+
+// ServiceStatus is what is known of a service now.
+type ServiceStatus struct {
+	Conditions []Condition   `json:"conditions,omitempty"`
+	Links      []ServiceLink `json:"links,omitempty" doc:"Host-side interfaces; empty while the service is not there"`
+	Addresses  []string      `json:"addresses,omitempty" doc:"Addresses inside the service, with prefix length"`
+}
+
+// ServiceLink is one host-side interface of a service and what runs on it.
+type ServiceLink struct {
+	Interface string      `json:"interface"`
+	Ifindex   int         `json:"ifindex"`
+	Peer      string      `json:"peer,omitempty" doc:"Name of the interface inside the service"`
+	MTU       int         `json:"mtu"`
+	Hooks     []HookState `json:"hooks,omitempty"`
+}
+
+// HookState is one chain of Kerb on one hook, with its neighbours.
+type HookState struct {
+	Hook     string   `json:"hook" doc:"xdp, tc-ingress or tc-egress"`
+	Mode     string   `json:"mode" doc:"native, native-frags, generic, tcx or clsact"`
+	Chain    string   `json:"chain"`
+	Program  uint32   `json:"program" doc:"Kernel id of the linked program"`
+	Modules  []string `json:"modules" doc:"In the order in which packets meet them"`
+	Programs []string `json:"programs,omitempty" doc:"All programs on the hook in order, foreign ones included"`
+}
+
+// Condition is one aspect of a resource's state, in the manner of Kubernetes.
+type Condition struct {
+	Type    string    `json:"type" doc:"For example Ready"`
+	Status  string    `json:"status" enum:"True,False,Unknown"`
+	Reason  string    `json:"reason" doc:"One CamelCase word for programs"`
+	Message string    `json:"message,omitempty" doc:"A sentence for people"`
+	Since   time.Time `json:"lastTransitionTime"`
+}

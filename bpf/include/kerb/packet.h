@@ -1,0 +1,44 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* Reading a packet and deciding on it, the same on XDP and TC. */
+#ifndef KERB_PACKET_H
+#define KERB_PACKET_H
+
+#include <kerb/parse.h>
+
+/* Headers, or NULL when the packet has none. Valid until something changes the packet's size. */
+static __always_inline struct iphdr *kerb_ip4(const struct kerb_pkt *pkt)
+{
+	return pkt->family == 4 ? kerb_at(pkt, pkt->l3, sizeof(struct iphdr)) : 0;
+}
+
+static __always_inline struct ipv6hdr *kerb_ip6(const struct kerb_pkt *pkt)
+{
+	return pkt->family == 6 ? kerb_at(pkt, pkt->l3, sizeof(struct ipv6hdr)) : 0;
+}
+
+static __always_inline struct tcphdr *kerb_tcp(const struct kerb_pkt *pkt)
+{
+	return pkt->flags & KERB_F_L4 && pkt->proto == IPPROTO_TCP ? kerb_at(pkt, pkt->l4, sizeof(struct tcphdr)) : 0;
+}
+
+static __always_inline struct udphdr *kerb_udp(const struct kerb_pkt *pkt)
+{
+	return pkt->flags & KERB_F_L4 && pkt->proto == IPPROTO_UDP ? kerb_at(pkt, pkt->l4, sizeof(struct udphdr)) : 0;
+}
+
+/* Drops the packet and says why: enum kerb_drop_reason, or one of the module's own reasons (KERB_DROP_MODULE_FIRST + n). */
+static __always_inline int kerb_drop(struct kerb_pkt *pkt, __u32 reason)
+{
+	pkt->reason = reason;
+	return KERB_DROP;
+}
+
+/* Sends the packet out of another interface. flags: KERB_TO_*. */
+static __always_inline int kerb_redirect(struct kerb_pkt *pkt, __u32 ifindex, __u32 flags)
+{
+	pkt->to_ifindex = ifindex;
+	pkt->to_flags = flags;
+	return KERB_REDIRECT;
+}
+
+#endif

@@ -1,0 +1,89 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* The words that the dispatcher, the modules and the agent share: verdicts, parse outcomes, drop reasons, and the packet
+ * context. The agent's Go mirror is internal/dataplane/layout.go; a test compares both by BTF. */
+#ifndef KERB_TYPES_H
+#define KERB_TYPES_H
+
+#include <linux/bpf.h>
+#include <linux/types.h>
+
+/* What a module may decide of a packet. Anything else is treated by the module's failure policy. */
+enum kerb_verdict {
+	KERB_NEXT = 0,	   /* on to the next module, then the stack */
+	KERB_DROP = 1,	   /* free the packet; say why with kerb_drop() */
+	KERB_REPLY = 2,	   /* send it back out of the interface it came from */
+	KERB_REDIRECT = 3, /* hand it to the interface set by kerb_redirect() */
+};
+
+/* How parsing ended. Everything but KERB_PARSE_OK is counted by the dispatcher. */
+enum kerb_parse {
+	KERB_PARSE_OK = 0,	    /* L3 and L4 found (a later fragment has no L4: see KERB_F_FRAG_LATER) */
+	KERB_PARSE_NOT_IP = 1,	    /* neither IPv4 nor IPv6, for example ARP: l3 is set */
+	KERB_PARSE_SHORT_L2 = 2,    /* the frame ends within the Ethernet or VLAN header */
+	KERB_PARSE_VLAN_DEPTH = 3,  /* more than two VLAN tags */
+	KERB_PARSE_SHORT_L3 = 4,    /* the frame ends within the IP header */
+	KERB_PARSE_BAD_VERSION = 5, /* the version field does not match the EtherType */
+	KERB_PARSE_BAD_IHL = 6,	    /* IPv4 header length below 20 bytes */
+	KERB_PARSE_BAD_LENGTH = 7,  /* the IP length is below its header or beyond the frame */
+	KERB_PARSE_EXT_DEPTH = 8,   /* more IPv6 extension headers than KERB_MAX_EXT */
+	KERB_PARSE_SHORT_L4 = 9,    /* the frame or the IP length ends within the transport header */
+	KERB_PARSE_BAD_L4 = 10,	    /* impossible transport header: TCP data offset below 5, UDP length below 8 */
+	KERB_PARSE_OUTCOMES = 11,
+};
+
+/* Why a packet was dropped. 0-31 belong to Kerb, 32-63 to the module that drops (named in its manifest). */
+enum kerb_drop_reason {
+	KERB_DROP_UNSPEC = 0,
+	KERB_DROP_POLICY = 1,	   /* a rule or the default policy says so */
+	KERB_DROP_MALFORMED = 2,   /* the packet did not parse */
+	KERB_DROP_FRAGMENT = 3,	   /* a fragment, and the policy forbids fragments */
+	KERB_DROP_EXTENSION = 4,   /* an IPv6 extension header that the policy forbids */
+	KERB_DROP_STATE = 5,	   /* does not belong to a tracked connection */
+	KERB_DROP_TABLE_FULL = 6,  /* a table has no room left */
+	KERB_DROP_RATE = 7,	   /* over a rate limit */
+	KERB_DROP_NO_ROUTE = 8,	   /* no destination known */
+	KERB_DROP_TOO_BIG = 9,	   /* does not fit the next hop's MTU */
+	KERB_DROP_NO_MEMORY = 10,  /* a helper could not get memory */
+	KERB_DROP_BAD_VERDICT = 11, /* the module returned no verdict, and fails closed */
+	KERB_DROP_UNAVAILABLE = 12, /* the module could not be loaded, and fails closed */
+	KERB_DROP_MODULE_FIRST = 32,
+	KERB_DROP_REASONS = 64,
+};
+
+#define KERB_F_FRAG_FIRST (1 << 0) /* first fragment: L4 is there, the payload is not complete */
+#define KERB_F_FRAG_LATER (1 << 1) /* later fragment: no L4 */
+#define KERB_F_OPTIONS	  (1 << 2) /* IPv4 options are present */
+#define KERB_F_EXT	  (1 << 3) /* IPv6 extension headers other than Fragment are present */
+#define KERB_F_L4	  (1 << 4) /* l4 points to a complete TCP, UDP, ICMP or ICMPv6 header */
+#define KERB_F_FRAG	  (KERB_F_FRAG_FIRST | KERB_F_FRAG_LATER)
+
+#define KERB_MAX_EXT  6	    /* IPv6 extension headers followed */
+#define KERB_MAX_HDRS 0x1ff /* no header starts further into the frame than this */
+
+/* The packet context: filled once at the head of the chain, handed to each module, kept on the dispatcher's stack.
+ * Offsets are bytes from the start of the frame (data). 64-bit members come first and each has its own 8-byte slot:
+ * that is what lets the verifier of old kernels keep track of pointers and bounds. */
+struct kerb_pkt {
+	void *ctx;	  /* struct xdp_md * or struct __sk_buff * */
+	void *data;	  /* start of the frame (L2), packet pointer */
+	void *data_end;	  /* end of the linear part, packet pointer */
+	__u64 l3;	  /* offset of the IP header (or of what follows L2) */
+	__u64 l4;	  /* offset of the transport header, if KERB_F_L4; else of what follows the IP headers */
+	__u32 ifindex;	  /* interface that the chain is attached to */
+	__u32 len;	  /* length of the whole frame with L2, paged data included */
+	__u16 eth_type;	  /* EtherType after VLAN tags, host byte order */
+	__u16 vlan;	  /* TCI of the outermost VLAN tag, host byte order; 0: none */
+	__u8 family;	  /* 4, 6, or 0 when it is not IP */
+	__u8 proto;	  /* transport protocol after extension headers (IANA number) */
+	__u8 flags;	  /* KERB_F_* */
+	__u8 outcome;	  /* enum kerb_parse */
+	__u32 l4_len;	  /* bytes from l4 to the end of the IP datagram (padding excluded) */
+	__u32 reason;	  /* enum kerb_drop_reason, for KERB_DROP */
+	__u32 to_ifindex; /* target of KERB_REDIRECT */
+	__u32 to_flags;	  /* KERB_TO_* */
+};
+
+#define KERB_TO_PEER	(1 << 0) /* into the namespace of the veth's peer (TC ingress of the node only) */
+#define KERB_TO_INGRESS (1 << 1) /* as if it had been received there (TC only) */
+
+#endif

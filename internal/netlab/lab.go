@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package netlab builds small networks of hosts for tests, benchmarks and the
+// demo: every host is a named network namespace with a veth whose other end
+// sits on the lab's bridge or is routed. A lab may live in a namespace of its
+// own, the node, so that nothing of it shows on the machine; everything it
+// makes carries its prefix and goes away with Close, or with Sweep after a
+// killed run. It needs root.
+package netlab
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"regexp"
+	"sync"
+
+	"github.com/vishvananda/netlink"
+)
+
+// ErrExists is wrapped by Open when something with the prefix is still there:
+// another lab, or the leftovers of a killed run, which Sweep removes.
+var ErrExists = errors.New("a lab with this prefix exists")
+
+// The prefix ends in a letter so that PREFIX+number names one lab only, and is
+// short enough for interface names of 15 bytes (IFNAMSIZ).
+var prefixPattern = regexp.MustCompile(`^[a-z]([a-z0-9]{0,7}[a-z])?$`)
+
+// Options shape a lab. The zero value is a bridge without addresses in the
+// namespace of the caller.
+type Options struct {
+	// OwnNode puts the bridge and the hosts' outer veth ends in a namespace of
+	// their own, named PREFIX-node.
+	OwnNode bool
+	// Gateway gives the bridge the first address of each plan, and the hosts a
+	// default route to it.
+	Gateway bool
+	// Plan4 and Plan6 are the networks addresses are taken from; zero means
+	// 10.99.0.0/16 and fd99::/64.
+	Plan4, Plan6 netip.Prefix
+}
+
+// Lab is a node with a bridge and hosts. Its methods may be called from
+// several goroutines.
+type Lab struct {
+	prefix string
+	opts   Options
+	node   *Namespace
+	nl     *netlink.Handle
+	bridge *netlink.Bridge
+	ctx    context.Context
+	cancel context.CancelFunc
+
+	mu    sync.Mutex
+	next  int
+	close sync.Once
+}
+
+// New opens a lab in the namespace of the caller.
+func New(prefix string) (*Lab, error) { return Open(prefix, Options{}) }
+
+// NewIn opens a lab in a node namespace of its own, with gateway addresses.
+func NewIn(prefix string) (*Lab, error) {
+	return Open(prefix, Options{OwnNode: true, Gateway: true})
+}
+
+// Open builds the node and its bridge. After an error nothing is left behind.
+func Open(prefix string, opts Options) (*Lab, error) {
+	if !prefixPattern.MatchString(prefix) {
+		return nil, fmt.Errorf("netlab prefix %q: want 1 to 9 of a-z0-9 that begin and end with a letter", prefix)
+	}
+	if err := checkFree(prefix); err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	l := &Lab{prefix: prefix, opts: opts.withDefaults(), ctx: ctx, cancel: cancel}
+	if err := l.build(); err != nil {
+		return nil, errors.Join(fmt.Errorf("open lab %s: %w", prefix, err), l.Close())
+	}
+	return l, nil
+}
+
+func (o Options) withDefaults() Options {
+	if !o.Plan4.IsValid() {
+		o.Plan4 = netip.MustParsePrefix("10.99.0.0/16")
+	}
+	if !o.Plan6.IsValid() {
+		o.Plan6 = netip.MustParsePrefix("fd99::/64")
+	}
+	return o
+}
+
+func (l *Lab) build() error {
+	var err error
+	if l.node, err = l.openNode(); err != nil {
+		return err
+	}
+	if l.nl, err = l.node.netlink(); err != nil {
+		return err
+	}
+	return l.addBridge()
+}
+
+func (l *Lab) openNode() (*Namespace, error) {
+	if !l.opts.OwnNode {
+		return currentNamespace(l.ctx)
+	}
+	node, err := createNamespace(l.ctx, l.prefix+"-node")
+	if err != nil {
+		return nil, err
+	}
+	return node, node.Do(prepareNode)
+}
+
+// prepareNode makes an own node behave like a router whose bridge is a plain
+// switch: br_netfilter would drag every bridged frame through iptables.
+func prepareNode() error {
+	return errors.Join(
+		setSysctl("net/ipv4/ip_forward", "1"),
+		setSysctl("net/ipv6/conf/all/forwarding", "1"),
+		setSysctl("net/bridge/bridge-nf-call-iptables", "0"),
+		setSysctl("net/bridge/bridge-nf-call-ip6tables", "0"),
+		setSysctl("net/bridge/bridge-nf-call-arptables", "0"),
+		linkUp("lo"),
+	)
+}
+
+func (l *Lab) addBridge() error {
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name = l.prefix + "br"
+	attrs.Group = linkGroup(l.prefix)
+	snooping := false
+	bridge := &netlink.Bridge{LinkAttrs: attrs, MulticastSnooping: &snooping}
+	if err := l.nl.LinkAdd(bridge); err != nil {
+		return fmt.Errorf("add bridge %s: %w", attrs.Name, err)
+	}
+	l.bridge = bridge
+	if l.opts.Gateway {
+		if err := addAddresses(l.nl, bridge, l.gateway4(), l.gateway6()); err != nil {
+			return err
+		}
+	}
+	return l.nl.LinkSetUp(bridge)
+}
+
+func (l *Lab) gateway4() netip.Prefix { return nth(l.opts.Plan4, 1) }
+func (l *Lab) gateway6() netip.Prefix { return nth(l.opts.Plan6, 1) }
+
+// Prefix is what the names of everything in the lab begin with.
+func (l *Lab) Prefix() string { return l.prefix }
+
+// Bridge is the interface name of the lab's bridge, in the node.
+func (l *Lab) Bridge() string { return l.bridge.Name }
+
+// Node is the namespace that holds the bridge and the outer veth ends.
+func (l *Lab) Node() *Namespace { return l.node }
+
+// Close kills what Command started and removes everything the lab made. It may
+// be called again, and after a failure.
+func (l *Lab) Close() error {
+	var err error
+	l.close.Do(func() {
+		l.cancel()
+		if l.node != nil && !l.opts.OwnNode {
+			err = l.node.Do(func() error { return removeLinks(l.prefix) })
+		}
+		err = errors.Join(err, sweepNamespaces(l.prefix))
+		if l.nl != nil {
+			l.nl.Close()
+		}
+		if l.node != nil {
+			l.node.close()
+		}
+	})
+	return err
+}

@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package netlab
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"syscall"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+)
+
+// namespaceDir is where `ip netns` looks.
+const namespaceDir = "/run/netns"
+
+// Namespace is a network namespace to run code and processes in.
+type Namespace struct {
+	path   string
+	handle netns.NsHandle
+	ctx    context.Context // ends with the lab, and with it the processes
+}
+
+// Path is a file that names the namespace for this process and its children:
+// under /run/netns, or in /proc for the caller's own.
+func (n *Namespace) Path() string { return n.path }
+
+// Do runs f in the namespace on a locked OS thread. Goroutines that f starts
+// are not in it; sockets and netlink handles that f opens stay in it.
+func (n *Namespace) Do(f func() error) error {
+	runtime.LockOSThread()
+	home, err := netns.Get()
+	if err != nil {
+		runtime.UnlockOSThread()
+		return fmt.Errorf("current namespace: %w", err)
+	}
+	defer home.Close()
+	if err := netns.Set(n.handle); err != nil {
+		runtime.UnlockOSThread()
+		return fmt.Errorf("enter %s: %w", n.path, err)
+	}
+	defer leave(home)
+	return f()
+}
+
+// leave keeps the thread locked, so that it ends with its goroutine, if it
+// cannot go home.
+func leave(home netns.NsHandle) {
+	if netns.Set(home) == nil {
+		runtime.UnlockOSThread()
+	}
+}
+
+// Command prepares a process in the namespace. It sees the mounts of the
+// caller (bpffs, cgroups) and is killed when ctx ends, when the lab closes and
+// when the caller dies. It runs through nsenter, which executes the program in
+// its own place, so the process id is the program's.
+func (n *Namespace) Command(ctx context.Context, name string, args ...string) *exec.Cmd {
+	joined, stop := context.WithCancel(ctx)
+	context.AfterFunc(n.ctx, stop)
+	cmd := exec.CommandContext(joined, "nsenter", append([]string{"--net=" + n.path, "--", name}, args...)...)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	return cmd
+}
+
+func (n *Namespace) netlink() (*netlink.Handle, error) {
+	h, err := netlink.NewHandleAt(n.handle, unix.NETLINK_ROUTE)
+	if err != nil {
+		return nil, fmt.Errorf("netlink in %s: %w", n.path, err)
+	}
+	return h, nil
+}
+
+func (n *Namespace) close() { n.handle.Close() }
+
+func currentNamespace(ctx context.Context) (*Namespace, error) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	handle, err := netns.Get()
+	if err != nil {
+		return nil, fmt.Errorf("current namespace: %w", err)
+	}
+	path := fmt.Sprintf("/proc/%d/task/%d/ns/net", os.Getpid(), unix.Gettid())
+	return &Namespace{path: path, handle: handle, ctx: ctx}, nil
+}
+
+func openNamespace(name string) (*Namespace, error) {
+	path := filepath.Join(namespaceDir, name)
+	handle, err := netns.GetFromPath(path)
+	if err != nil {
+		return nil, err
+	}
+	return &Namespace{path: path, handle: handle, ctx: context.Background()}, nil
+}
+
+// createNamespace makes a namespace that `ip netns` lists, with loopback up
+// and IPv6 addresses usable the moment they are set.
+func createNamespace(ctx context.Context, name string) (*Namespace, error) {
+	if err := shareNamespaceDir(); err != nil {
+		return nil, err
+	}
+	path := filepath.Join(namespaceDir, name)
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL, 0o444)
+	if errors.Is(err, fs.ErrExist) {
+		return nil, fmt.Errorf("namespace %s: %w", name, ErrExists)
+	}
+	if err != nil {
+		return nil, err
+	}
+	f.Close()
+	handle, err := unshareTo(path)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("create namespace %s: %w", name, err), removeNamespace(name))
+	}
+	return &Namespace{path: path, handle: handle, ctx: ctx}, nil
+}
+
+// unshareTo gives this thread a new namespace, fixes it to path, and goes home.
+func unshareTo(path string) (netns.NsHandle, error) {
+	runtime.LockOSThread()
+	home, err := netns.Get()
+	if err != nil {
+		runtime.UnlockOSThread()
+		return netns.None(), err
+	}
+	defer home.Close()
+	defer leave(home)
+	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+		return netns.None(), err
+	}
+	own := fmt.Sprintf("/proc/self/task/%d/ns/net", unix.Gettid())
+	if err := unix.Mount(own, path, "", unix.MS_BIND, ""); err != nil {
+		return netns.None(), err
+	}
+	if err := errors.Join(quietIPv6(), linkUp("lo")); err != nil {
+		return netns.None(), err
+	}
+	return netns.GetFromPath(path)
+}
+
+// shareNamespaceDir does what `ip netns add` does: makes /run/netns a shared
+// mount, so that removing a name frees it in every mount namespace.
+func shareNamespaceDir() error {
+	if err := os.MkdirAll(namespaceDir, 0o755); err != nil {
+		return err
+	}
+	err := unix.Mount("", namespaceDir, "", unix.MS_SHARED|unix.MS_REC, "")
+	if !errors.Is(err, unix.EINVAL) {
+		return err
+	}
+	if err := unix.Mount(namespaceDir, namespaceDir, "", unix.MS_BIND|unix.MS_REC, ""); err != nil {
+		return fmt.Errorf("bind %s: %w", namespaceDir, err)
+	}
+	return unix.Mount("", namespaceDir, "", unix.MS_SHARED|unix.MS_REC, "")
+}
+
+// quietIPv6 turns duplicate address detection and router solicitation off for
+// all interfaces to come.
+func quietIPv6() error {
+	return errors.Join(
+		setSysctl("net/ipv6/conf/all/accept_dad", "0"),
+		setSysctl("net/ipv6/conf/default/accept_dad", "0"),
+		setSysctl("net/ipv6/conf/default/router_solicitations", "0"),
+	)
+}
+
+// setSysctl writes to the namespace of the calling thread. A knob this kernel
+// does not have is no error.
+func setSysctl(knob, value string) error {
+	err := os.WriteFile(filepath.Join("/proc/sys", knob), []byte(value), 0)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
+func linkUp(name string) error {
+	link, err := netlink.LinkByName(name)
+	if err != nil {
+		return fmt.Errorf("link %s: %w", name, err)
+	}
+	return netlink.LinkSetUp(link)
+}

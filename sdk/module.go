@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package sdk is the contract between the agent and the control plane of a module: what turns the module's config into
+// map contents, and reads them back as counts, metrics and routes. A data plane needs none of it: config properties are
+// then set as constants of the same name.
+package sdk
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+
+	"github.com/cilium/ebpf"
+)
+
+// Control is the control plane of a package. Compile is its only duty; what else it can do is told by the optional
+// interfaces Handler, Runner and Measurer on the Compiled it returns.
+type Control interface {
+	// Compile checks config (already valid by the manifest's schema) and works out what the data plane needs. It has no
+	// effect. Errors that the operator can mend are *ConfigError.
+	Compile(config json.RawMessage) (Compiled, error)
+}
+
+// Compiled is a config ready to be put into the kernel.
+type Compiled interface {
+	// Settings are applied before the maps are created and the program is verified.
+	Settings() Settings
+	// Fill writes the maps of a new generation before it sees a packet. Config maps are new and empty, all others may
+	// be shared with the generation that is running. An error leaves the running generation as it is.
+	Fill(maps Maps) error
+}
+
+// Settings of a generation.
+type Settings struct {
+	Constants  map[string]any    // KERB_CONFIG variables by name
+	MaxEntries map[string]uint32 // sizes of config maps by name; others have the size they are compiled with
+}
+
+// Maps of a module by the names in its source.
+type Maps map[string]*ebpf.Map
+
+// Get returns the map called name.
+func (m Maps) Get(name string) (*ebpf.Map, error) {
+	if got, ok := m[name]; ok {
+		return got, nil
+	}
+	return nil, fmt.Errorf("map %s: %w", name, ErrNoMap)
+}
+
+// ErrNoMap is returned for a map that the data plane does not have.
+var ErrNoMap = errors.New("not in the data plane")
+
+// ConfigError is a mistake in a config, with the place where it is.
+type ConfigError struct {
+	Field  string // for example rules[3].dstPort
+	Reason string // what is wrong and what would be right
+}
+
+func (e *ConfigError) Error() string { return e.Field + ": " + e.Reason }
+
+// Live is a generation that sees packets.
+type Live struct {
+	Module    string            // name of the module
+	Maps      Maps              // borrowed: not to be closed
+	Interface func() []Instance // attach points now
+}
+
+// Instance is an attach point as control planes see it.
+type Instance struct {
+	Service   string // empty for an interface of the node
+	Interface string
+	Ifindex   uint32
+}
+
+// Handler is a Compiled with routes of its own, served under /v1/modules/<name>/.
+type Handler interface {
+	Handler(live Live) http.Handler
+}
+
+// Runner is a Compiled with background work (ageing, garbage of vanished interfaces). Run returns when ctx ends.
+type Runner interface {
+	Run(ctx context.Context, live Live)
+}
+
+// Measurer is a Compiled with metrics. Names get the prefix kerb_<package>_, and a label module is added.
+type Measurer interface {
+	Measure(live Live) ([]Sample, error)
+}
+
+// Sample is one metric value.
+type Sample struct {
+	Name    string // without prefix, with unit: packets_total
+	Help    string
+	Counter bool // gauge otherwise
+	Labels  map[string]string
+	Value   float64
+}
