@@ -28,8 +28,8 @@ type Namespace struct {
 	ctx    context.Context // ends with the lab, and with it the processes
 }
 
-// Path is a file that names the namespace for this process and its children:
-// under /run/netns, or in /proc for the caller's own.
+// Path is a file that stands for the namespace: under /run/netns, or an open
+// file of this process in /proc for the caller's own.
 func (n *Namespace) Path() string { return n.path }
 
 // Do runs f in the namespace on a locked OS thread. Goroutines that f starts
@@ -81,13 +81,11 @@ func (n *Namespace) netlink() (*netlink.Handle, error) {
 func (n *Namespace) close() { n.handle.Close() }
 
 func currentNamespace(ctx context.Context) (*Namespace, error) {
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
 	handle, err := netns.Get()
 	if err != nil {
 		return nil, fmt.Errorf("current namespace: %w", err)
 	}
-	path := fmt.Sprintf("/proc/%d/task/%d/ns/net", os.Getpid(), unix.Gettid())
+	path := fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), int(handle))
 	return &Namespace{path: path, handle: handle, ctx: ctx}, nil
 }
 

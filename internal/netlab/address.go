@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package netlab
+
+import (
+	"fmt"
+	"math/big"
+	"net"
+	"net/netip"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// nth is the n-th address of a network with its prefix length, or the zero
+// Prefix when the network is too small.
+func nth(network netip.Prefix, n int) netip.Prefix {
+	base := network.Masked().Addr().AsSlice()
+	sum := new(big.Int).Add(new(big.Int).SetBytes(base), big.NewInt(int64(n)))
+	if sum.BitLen() > 8*len(base) {
+		return netip.Prefix{}
+	}
+	addr, _ := netip.AddrFromSlice(sum.FillBytes(make([]byte, len(base))))
+	if !network.Contains(addr) {
+		return netip.Prefix{}
+	}
+	return netip.PrefixFrom(addr, network.Bits())
+}
+
+// hostNet is the network of one address.
+func hostNet(addr netip.Addr) *net.IPNet {
+	return ipNet(netip.PrefixFrom(addr, addr.BitLen()))
+}
+
+func ipNet(p netip.Prefix) *net.IPNet {
+	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
+}
+
+// addAddresses sets addresses; those of IPv6 are usable at once, without
+// duplicate address detection.
+func addAddresses(nl *netlink.Handle, link netlink.Link, prefixes ...netip.Prefix) error {
+	for _, p := range prefixes {
+		addr := &netlink.Addr{IPNet: ipNet(p)}
+		if p.Addr().Is6() {
+			addr.Flags = unix.IFA_F_NODAD
+		}
+		if err := nl.AddrAdd(link, addr); err != nil {
+			return fmt.Errorf("address %s on %s: %w", p, link.Attrs().Name, err)
+		}
+	}
+	return nil
+}

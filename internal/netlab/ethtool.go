@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package netlab
+
+import (
+	"fmt"
+	"runtime"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// ethtoolValue and ifreqData are struct ethtool_value (linux/ethtool.h) and
+// struct ifreq (linux/if.h) with its pointer member.
+type ethtoolValue struct{ cmd, data uint32 }
+
+type ifreqData struct {
+	name [unix.IFNAMSIZ]byte
+	data unsafe.Pointer
+	_    [16]byte
+}
+
+// setTxChecksum switches checksum offload of an interface in the namespace of
+// the calling thread.
+func setTxChecksum(name string, on bool) error {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	value := ethtoolValue{cmd: unix.ETHTOOL_STXCSUM}
+	if on {
+		value.data = 1
+	}
+	req := ifreqData{data: unsafe.Pointer(&value)}
+	copy(req.name[:unix.IFNAMSIZ-1], name)
+	_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), unix.SIOCETHTOOL, uintptr(unsafe.Pointer(&req)))
+	runtime.KeepAlive(&value)
+	if errno != 0 {
+		return fmt.Errorf("tx checksum of %s: %w", name, errno)
+	}
+	return nil
+}
