@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package v1alpha1
+
+// Chain is the ordered modules on one hook, running on one or more attach points as one linked program.
+type Chain struct {
+	ID        string     `json:"id" doc:"Hash of everything that went into the program: equal chains have equal identities"`
+	Hook      string     `json:"hook" doc:"xdp, tc-ingress or tc-egress"`
+	Direction string     `json:"direction" doc:"egress: from the service; ingress: to the service"`
+	Modules   []string   `json:"modules" doc:"In the order in which packets meet them"`
+	Program   uint32     `json:"program" doc:"Kernel id of the entry program"`
+	Parts     int        `json:"parts" doc:"Programs that the chain was split into; 1 unless the verifier's limits demanded more"`
+	Points    []Instance `json:"points,omitempty" doc:"Where it runs"`
+}
+
+// Package is a package as the node knows it.
+type Package struct {
+	Name        string         `json:"name"`
+	Version     string         `json:"version"`
+	Digest      string         `json:"digest"`
+	Source      string         `json:"source" doc:"builtin, or the directory"`
+	Description string         `json:"description,omitempty"`
+	Hooks       []string       `json:"hooks"`
+	Memory      int64          `json:"memoryBytes" doc:"Kernel memory of its maps at their compiled sizes, in bytes"`
+	Config      map[string]any `json:"configSchema,omitempty" doc:"JSON Schema of its configuration"`
+}
+
+// NodeStatus is the agent's state at a glance.
+type NodeStatus struct {
+	Version    string      `json:"version"`
+	Kernel     string      `json:"kernel"`
+	PID        int         `json:"pid"`
+	Uptime     string      `json:"uptime"`
+	Modules    int         `json:"modules"`
+	Services   int         `json:"services"`
+	Chains     int         `json:"chains"`
+	Points     int         `json:"attachPoints"`
+	Memory     int64       `json:"memoryBytes" doc:"Kernel memory of all maps, in bytes"`
+	Conditions []Condition `json:"conditions"`
+}
+
+// Change is one difference between what is and what would be.
+type Change struct {
+	Action string `json:"action" enum:"create,update,delete,unchanged"`
+	Kind   string `json:"kind"`
+	Name   string `json:"name"`
+	Before any    `json:"before,omitempty" doc:"Spec and labels before, for update and delete"`
+	After  any    `json:"after,omitempty" doc:"Spec and labels after, for create and update"`
+}
+
+// ApplyResult is the outcome of an apply or delete: all of it happened, or none.
+type ApplyResult struct {
+	DryRun  bool     `json:"dryRun"`
+	Changes []Change `json:"changes"`
+	Steps   []string `json:"steps" doc:"What was (or would be) done in the kernel, in order"`
+}

@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Command kernels runs Go test packages on a matrix of Debian kernels: it downloads each kernel, puts the static test binaries into an
+// initramfs, boots it in an emulated machine without a network, and prints what passed where. README.md tells how it works.
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	_ "embed"
+
+	"golang.org/x/sys/unix"
+)
+
+//go:embed packages.txt
+var hostPackages string
+
+const (
+	defaultKernels = "5.10,6.1,6.1-rt,6.12,newest"
+	defaultTests   = "./test/kernels/smoke,./internal/dataplane/...,./modules/..."
+)
+
+// options are the command line.
+type options struct {
+	kernels, tests, modules []string
+	timeout, testTimeout    time.Duration // of one machine; of one test binary in it
+	run                     string        // -test.run of every binary
+	cache                   string
+	memory                  string // in QEMU's notation
+	mirrors                 mirrors
+}
+
+func main() {
+	opts := parseFlags()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	results, err := run(ctx, opts)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "kernels:", err)
+		os.Exit(1)
+	}
+	if !report(os.Stdout, results) {
+		os.Exit(1)
+	}
+}
+
+func parseFlags() options {
+	var o options
+	kernels := flag.String("kernels", defaultKernels, "kernels, comma-separated: SERIES or newest, with -rt or -generic for another flavour than cloud")
+	tests := flag.String("pkgs", defaultTests, "Go package patterns, comma-separated; packages without tests are left out")
+	modules := flag.String("modules", "", "further kernel modules to load, comma-separated")
+	flag.DurationVar(&o.timeout, "timeout", 300*time.Second, "limit for one boot of one kernel, all packages together")
+	flag.DurationVar(&o.testTimeout, "pkg-timeout", 120*time.Second, "limit for one test binary in the machine")
+	flag.StringVar(&o.run, "run", "", "run only tests that match this expression")
+	flag.StringVar(&o.cache, "cache", defaultCache(), "directory for kernels, package lists and logs, kept between runs")
+	flag.StringVar(&o.memory, "memory", "2G", "memory of the machine")
+	flag.StringVar(&o.mirrors.main, "mirror", "", "URI of a Debian mirror (default: the one in this machine's apt sources)")
+	flag.StringVar(&o.mirrors.security, "security-mirror", "", "URI of a Debian security mirror (default: likewise)")
+	list := flag.Bool("print-packages", false, "print the Debian packages this machine needs and exit")
+	flag.Parse()
+	if *list {
+		fmt.Print(hostPackages)
+		os.Exit(0)
+	}
+	o.kernels, o.tests, o.modules = fields(*kernels), fields(*tests), fields(*modules)
+	return o
+}
+
+// fields splits at commas and drops what is empty.
+func fields(s string) []string {
+	return strings.FieldsFunc(s, func(r rune) bool { return r == ',' || r == ' ' })
+}
+
+func defaultCache() string {
+	dir, err := os.UserCacheDir()
+	if err != nil {
+		dir = os.TempDir()
+	}
+	return filepath.Join(dir, "kerb", "kernels")
+}
+
+// run builds the tests once and then takes the kernels one after the other. A kernel that cannot be had or does not answer is a
+// result; an error is what spoils the whole run.
+func run(ctx context.Context, opts options) ([]kernelResult, error) {
+	specs, err := parseSpecs(opts.kernels)
+	if err != nil {
+		return nil, err
+	}
+	unlock, err := lockDir(opts.cache)
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	work, err := os.MkdirTemp(opts.cache, "run-")
+	if err != nil {
+		return nil, err
+	}
+	defer os.RemoveAll(work)
+
+	tests, err := buildTests(ctx, work, opts.tests)
+	if err != nil {
+		return nil, err
+	}
+	nonce := newNonce()
+	base := filepath.Join(work, "base.cpio")
+	if err := buildBase(ctx, base, guestPlan{tests, nonce, opts.testTimeout, opts.run}); err != nil {
+		return nil, fmt.Errorf("build the initramfs: %w", err)
+	}
+	debian, err := openArchive(ctx, filepath.Join(opts.cache, "apt"), opts.mirrors)
+	if err != nil {
+		return nil, err
+	}
+	var results []kernelResult
+	for _, s := range specs {
+		if ctx.Err() != nil {
+			return results, ctx.Err()
+		}
+		results = append(results, runKernel(ctx, opts, debian, s, machine{dir: work, base: base, nonce: nonce}, tests))
+	}
+	return results, nil
+}
+
+// runKernel fetches one kernel, boots it, and boots it a second time if the machine hung.
+func runKernel(ctx context.Context, opts options, debian *archive, s spec, m machine, tests []testBinary) kernelResult {
+	result := kernelResult{spec: s.name}
+	k, err := fetchKernel(ctx, debian, filepath.Join(opts.cache, "kernels"), s)
+	if err != nil {
+		result.err = fmt.Errorf("fetch the kernel: %w", err)
+		return result
+	}
+	result.release = k.release
+	m.kernel, m.memory, m.timeout = k, opts.memory, opts.timeout
+	if m.initrd, err = buildInitrd(ctx, m, opts.modules); err != nil {
+		result.err = fmt.Errorf("build the initramfs: %w", err)
+		return result
+	}
+	m.logs = filepath.Join(opts.cache, "logs", s.name)
+	progress("%s: boot %s", s.name, k.release)
+	start := time.Now()
+	for result.boots = 1; ; result.boots++ {
+		result.log, result.err = m.boot(ctx, result.boots)
+		if !isHung(result.err) || result.boots == 2 || ctx.Err() != nil {
+			break
+		}
+		progress("%s: %v; boot again", s.name, result.err)
+	}
+	result.seconds = time.Since(start).Seconds()
+	result.consoles = m.logs
+	result.expect(tests)
+	progress("%s: %s in %.0f s", s.name, result.verdict(), result.seconds)
+	return result
+}
+
+// lockDir makes dir and keeps other runs out of it, for they would boot a second machine beside this one.
+func lockDir(dir string) (unlock func(), err error) {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return nil, err
+	}
+	f, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_CREATE|os.O_RDWR, 0o644)
+	if err != nil {
+		return nil, err
+	}
+	if unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) != nil {
+		progress("wait for another run that uses %s", dir)
+		if err := unix.Flock(int(f.Fd()), unix.LOCK_EX); err != nil {
+			return nil, fmt.Errorf("lock %s: %w", f.Name(), err)
+		}
+	}
+	return func() { f.Close() }, nil
+}
+
+// progressTo is where progress goes: stdout is for the answer.
+var progressTo io.Writer = os.Stderr
+
+func progress(format string, args ...any) {
+	fmt.Fprintf(progressTo, "%s "+format+"\n", append([]any{time.Now().Format("15:04:05")}, args...)...)
+}

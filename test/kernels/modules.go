@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"debug/elf"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+)
+
+var errModuleCycle = errors.New("kernel modules depend on each other in a circle")
+
+// guestModules are loaded in every machine, in this order after what they depend on. What a kernel has built in, or has not at all,
+// is left out: the smoke tests say whether that hurts. Nothing is loaded on demand, so tests see the same modules on every kernel.
+var guestModules = []string{
+	"veth", "dummy", "bridge", "br_netfilter", "8021q", "ifb", "tun", "macvlan", "ipvlan", "vrf", "vxlan", "geneve",
+	"sch_ingress", "cls_bpf", "act_bpf", "cls_u32", "cls_flower", "act_mirred", "act_gact", "sch_fq", "sch_fq_codel", "sch_htb", "sch_netem",
+	"ipip", "ip6_tunnel", "nf_conntrack", "nf_nat", "nf_tables", "nft_chain_nat", "nft_ct", "nft_nat", "tls", "inet_diag", "tcp_diag",
+}
+
+// moduleOrder lists the wanted modules and all they depend on, each once and after its dependencies. depends returns the direct
+// dependencies of a module and whether the module exists as a file; one that does not is left out.
+func moduleOrder(wanted []string, depends func(name string) ([]string, bool, error)) ([]string, error) {
+	var order []string
+	state := map[string]int{} // 1: being visited, 2: done
+	var visit func(name string) error
+	visit = func(name string) error {
+		switch state[name] {
+		case 1:
+			return fmt.Errorf("%s: %w", name, errModuleCycle)
+		case 2:
+			return nil
+		}
+		state[name] = 1
+		deps, exists, err := depends(name)
+		if err != nil {
+			return err
+		}
+		for _, dep := range deps {
+			if err := visit(moduleName(dep)); err != nil {
+				return err
+			}
+		}
+		state[name] = 2
+		if exists {
+			order = append(order, name)
+		}
+		return nil
+	}
+	for _, name := range wanted {
+		if err := visit(moduleName(name)); err != nil {
+			return nil, err
+		}
+	}
+	return order, nil
+}
+
+// moduleName is the kernel's spelling of a module: '-' and '_' are the same to it.
+func moduleName(s string) string { return strings.ReplaceAll(s, "-", "_") }
+
+// moduleTree is a kernel's directory of modules. Debian's packages carry no modules.dep (depmod makes it at installation), so the
+// dependencies are read where depmod reads them: in the modules.
+type moduleTree struct {
+	files map[string]string // path by module name
+	data  map[string][]byte // uncompressed module by name, as far as read
+}
+
+func openModules(root string) (*moduleTree, error) {
+	t := &moduleTree{map[string]string{}, map[string][]byte{}}
+	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		if name, _, ok := strings.Cut(d.Name(), ".ko"); ok {
+			t.files[moduleName(name)] = path
+		}
+		return nil
+	})
+	return t, err
+}
+
+// depends is moduleOrder's view of the tree.
+func (t *moduleTree) depends(ctx context.Context) func(string) ([]string, bool, error) {
+	return func(name string) ([]string, bool, error) {
+		if t.files[name] == "" {
+			return nil, false, nil
+		}
+		data, err := t.read(ctx, name)
+		if err != nil {
+			return nil, false, err
+		}
+		deps, err := moduleDepends(data)
+		if err != nil {
+			return nil, false, fmt.Errorf("%s: %w", t.files[name], err)
+		}
+		return deps, true, nil
+	}
+}
+
+// read returns a module, uncompressed: not every kernel can uncompress for itself.
+func (t *moduleTree) read(ctx context.Context, name string) ([]byte, error) {
+	if data, ok := t.data[name]; ok {
+		return data, nil
+	}
+	path := t.files[name]
+	data, err := os.ReadFile(path)
+	switch filepath.Ext(path) {
+	case ".xz":
+		data, err = uncompress(ctx, "xz", path)
+	case ".zst":
+		data, err = uncompress(ctx, "zstd", path)
+	}
+	if err != nil {
+		return nil, err
+	}
+	t.data[name] = data
+	return data, nil
+}
+
+func uncompress(ctx context.Context, tool, path string) ([]byte, error) {
+	text, err := output(ctx, exec.CommandContext(ctx, tool, "-dc", path))
+	return []byte(text), err
+}
+
+// moduleDepends reads the direct dependencies from a module's .modinfo section, hard ones and the soft ones that want to be first
+// (libcrc32c, for one, does not start without the crc32c it names softly).
+func moduleDepends(data []byte) ([]string, error) {
+	file, err := elf.NewFile(bytes.NewReader(data))
+	if err != nil {
+		return nil, err
+	}
+	section := file.Section(".modinfo")
+	if section == nil {
+		return nil, nil
+	}
+	info, err := section.Data()
+	if err != nil {
+		return nil, err
+	}
+	return parseModinfo(string(info)), nil
+}
+
+// parseModinfo reads NUL-separated key=value records.
+func parseModinfo(info string) []string {
+	var deps []string
+	for _, record := range strings.Split(info, "\x00") {
+		key, value, _ := strings.Cut(record, "=")
+		switch key {
+		case "depends":
+			deps = append(deps, fields(value)...)
+		case "softdep":
+			before, _, _ := strings.Cut(value, "post:")
+			deps = append(deps, strings.Fields(strings.TrimPrefix(before, "pre:"))...)
+		}
+	}
+	return deps
+}
