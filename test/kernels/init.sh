@@ -1,0 +1,47 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+# The machine's first process: makes the file systems, loads the modules, runs every test binary of /matrix/plan and powers off.
+# /matrix/settings gives nonce (the word that starts each line meant for the host), limit (seconds per binary) and run (-test.run).
+# The kernel writes to the first serial port, everything here to the second: neither can cut a line of the other.
+
+export PATH=/sbin:/bin:/busybox HOME=/root TMPDIR=/tmp KERB_MATRIX=1
+/bin/busybox mkdir -p /busybox /dev /proc /sys /tmp /run /root
+/bin/busybox --install -s /busybox
+mount -t devtmpfs dev /dev
+mkdir -p /dev/pts /dev/shm
+mount -t devpts devpts /dev/pts
+mount -t proc proc /proc
+mount -t sysfs sysfs /sys
+mount -t tmpfs -o mode=1777 tmp /tmp
+mount -t tmpfs run /run
+mount -t tmpfs -o mode=1777 shm /dev/shm
+mount -t bpf bpf /sys/fs/bpf
+mount -t cgroup2 cgroup2 /sys/fs/cgroup
+mount -t tracefs tracefs /sys/kernel/tracing
+mount -t debugfs debugfs /sys/kernel/debug
+mount --make-rshared / # as systemd leaves it
+
+exec </dev/null >/dev/ttyS1 2>&1
+. /matrix/settings
+
+# An empty line first: a test may have left its last line open.
+tell() { printf '\n%s %s\n' "$nonce" "$*"; }
+
+tell boot "$(uname -r)"
+for module in /matrix/modules/*.ko; do
+	insmod "$module" || echo "not loaded: $module"
+done
+ip link set lo up
+
+# RLIMIT_MEMLOCK stays as the kernel sets it: raising it is the business of the code under test on kernels before 5.11.
+while read -r pkg; do
+	tell start "$pkg"
+	cd "/src/$pkg" || exit
+	timeout -s KILL $((limit + 10)) ./test.bin -test.v=test2json -test.paniconexit0 -test.timeout="${limit}s" -test.run="$run" </dev/null
+	tell exit "$pkg" $?
+done </matrix/plan
+tell done
+
+exec >/dev/null 2>&1 # closing the port waits until it has sent everything
+sleep 1
+poweroff -f

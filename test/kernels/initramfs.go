@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	_ "embed"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"time"
+)
+
+//go:embed init.sh
+var initScript string
+
+var errNoTool = errors.New("not installed (the needed packages: -print-packages)")
+
+// guestPlan is what init.sh is to run.
+type guestPlan struct {
+	tests   []testBinary
+	nonce   string
+	timeout time.Duration // of one binary
+	run     string        // -test.run
+}
+
+// accounts give the machine the few names that tests look up.
+var accounts = map[string]string{
+	"etc/passwd": "root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n",
+	"etc/group":  "root:x:0:\nnogroup:x:65534:\n",
+	"etc/hosts":  "127.0.0.1 localhost\n::1 localhost\n",
+}
+
+// buildBase writes the archive that all kernels share: programs, init, test binaries and their testdata.
+func buildBase(ctx context.Context, archive string, plan guestPlan) error {
+	root := archive + ".d"
+	defer os.RemoveAll(root)
+	if err := addTools(ctx, root); err != nil {
+		return err
+	}
+	if err := addTests(root, plan.tests); err != nil {
+		return err
+	}
+	for name, text := range accounts {
+		if err := writeFile(filepath.Join(root, name), text, 0o644); err != nil {
+			return err
+		}
+	}
+	if err := writeFile(filepath.Join(root, "matrix/settings"), plan.settings(), 0o644); err != nil {
+		return err
+	}
+	if err := writeFile(filepath.Join(root, "init"), initScript, 0o755); err != nil {
+		return err
+	}
+	return pack(ctx, archive, root)
+}
+
+// settings is a piece of shell: init.sh reads it.
+func (p guestPlan) settings() string {
+	quoted := "'" + strings.ReplaceAll(p.run, "'", `'\''`) + "'"
+	return fmt.Sprintf("nonce=%s\nlimit=%d\nrun=%s\n", p.nonce, int(p.timeout.Seconds()), quoted)
+}
+
+// addTools puts busybox, ip and tc with their libraries below root.
+func addTools(ctx context.Context, root string) error {
+	busybox, err := tool("busybox")
+	if err != nil {
+		return err
+	}
+	if err := copyFile(filepath.Join(root, "bin/busybox"), busybox, 0o755); err != nil {
+		return err
+	}
+	if err := os.Symlink("busybox", filepath.Join(root, "bin/sh")); err != nil {
+		return err
+	}
+	for _, name := range []string{"ip", "tc"} {
+		path, err := tool(name)
+		if err != nil {
+			return err
+		}
+		if err := copyFile(filepath.Join(root, "sbin", name), path, 0o755); err != nil {
+			return err
+		}
+		if err := addLibraries(ctx, root, path); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// tool finds a program, also where ordinary users' PATH does not look.
+func tool(name string) (string, error) {
+	for _, candidate := range []string{name, "/usr/sbin/" + name, "/sbin/" + name} {
+		if path, err := exec.LookPath(candidate); err == nil {
+			return path, nil
+		}
+	}
+	return "", fmt.Errorf("%s: %w", name, errNoTool)
+}
+
+// library matches the paths in ldd's answer.
+var library = regexp.MustCompile(`(/\S+) \(0x`)
+
+func addLibraries(ctx context.Context, root, program string) error {
+	text, err := output(ctx, exec.CommandContext(ctx, "ldd", program))
+	if err != nil {
+		return err
+	}
+	for _, m := range library.FindAllStringSubmatch(text, -1) {
+		if err := copyFile(filepath.Join(root, m[1]), m[1], 0o755); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// addTests lays each package out as in the repository: the binary in its directory, its testdata beside it.
+func addTests(root string, tests []testBinary) error {
+	var plan strings.Builder
+	for _, t := range tests {
+		dir := filepath.Join(root, "src", t.pkg)
+		if err := copyFile(filepath.Join(dir, "test.bin"), t.binary, 0o755); err != nil {
+			return err
+		}
+		data := filepath.Join(t.source, "testdata")
+		if _, err := os.Stat(data); err == nil {
+			if err := os.CopyFS(filepath.Join(dir, "testdata"), os.DirFS(data)); err != nil {
+				return err
+			}
+		}
+		fmt.Fprintln(&plan, t.pkg)
+	}
+	return writeFile(filepath.Join(root, "matrix/plan"), plan.String(), 0o644)
+}
+
+// buildInitrd writes the machine's initramfs: the shared archive followed by one with the kernel's modules (the kernel unpacks
+// archives one after the other).
+func buildInitrd(ctx context.Context, m machine, extra []string) (string, error) {
+	root := filepath.Join(m.dir, "modules.d")
+	defer os.RemoveAll(root)
+	if err := addModules(ctx, root, m.kernel.modules, append(guestModules[:len(guestModules):len(guestModules)], extra...)); err != nil {
+		return "", err
+	}
+	modules := filepath.Join(m.dir, "modules.cpio")
+	if err := pack(ctx, modules, root); err != nil {
+		return "", err
+	}
+	initrd := filepath.Join(m.dir, "initrd")
+	return initrd, concat(initrd, m.base, modules)
+}
+
+// addModules writes the modules with numbers in front that give the order of loading.
+func addModules(ctx context.Context, root, tree string, wanted []string) error {
+	modules, err := openModules(tree)
+	if err != nil {
+		return err
+	}
+	order, err := moduleOrder(wanted, modules.depends(ctx))
+	if err != nil {
+		return err
+	}
+	for i, name := range order {
+		data, err := modules.read(ctx, name)
+		if err != nil {
+			return err
+		}
+		if err := writeFile(filepath.Join(root, "matrix/modules", fmt.Sprintf("%03d-%s.ko", i, name)), string(data), 0o644); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// pack makes a cpio archive of everything below root, owned by root.
+func pack(ctx context.Context, archive, root string) error {
+	cmd := exec.CommandContext(ctx, "sh", "-c", `find . -mindepth 1 | LC_ALL=C sort | cpio --quiet -o -H newc -R 0:0 >"$0"`, archive)
+	cmd.Dir = root
+	_, err := output(ctx, cmd)
+	return err
+}
+
+func concat(to string, from ...string) error {
+	out, err := os.Create(to)
+	if err != nil {
+		return err
+	}
+	defer out.Close()
+	for _, name := range from {
+		in, err := os.Open(name)
+		if err != nil {
+			return err
+		}
+		_, err = io.Copy(out, in)
+		in.Close()
+		if err != nil {
+			return err
+		}
+	}
+	return out.Close()
+}

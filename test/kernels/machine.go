@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"time"
+)
+
+const (
+	// bootTimeout is how long the machine may take to user space: 3 to 5 s on an idle host.
+	bootTimeout = 90 * time.Second
+	// offTimeout is how long it may take to power off after its last word.
+	offTimeout = 10 * time.Second
+)
+
+// The ways in which a machine does not end as it should. The first two may be the emulator's fault and are worth a second boot; a
+// kernel that dies under a test is a finding.
+var (
+	errNoBoot     = errors.New("user space not reached")
+	errHung       = errors.New("no end within the time limit")
+	errGone       = errors.New("the machine ended before its tests")
+	errPanic      = errors.New("kernel panic")
+	errNothingRan = errors.New("not one test ran")
+)
+
+func isHung(err error) bool {
+	return errors.Is(err, errNoBoot) || errors.Is(err, errHung)
+}
+
+// machine is an emulated computer with one kernel. It has two serial ports and no network device.
+type machine struct {
+	dir     string // for files of this run
+	logs    string // directory of the two ports' logs
+	base    string // the initramfs that all kernels share
+	initrd  string
+	nonce   string
+	kernel  kernel
+	memory  string
+	timeout time.Duration
+}
+
+// boot runs the machine once and returns what it said, also beside an error.
+func (m machine) boot(ctx context.Context, attempt int) (*transcript, error) {
+	log := &transcript{nonce: m.nonce}
+	if attempt == 1 {
+		os.RemoveAll(m.logs)
+	}
+	if err := os.MkdirAll(m.logs, 0o755); err != nil {
+		return log, err
+	}
+	console := filepath.Join(m.logs, fmt.Sprintf("kernel-%d.log", attempt))
+	tests, err := os.Create(filepath.Join(m.logs, fmt.Sprintf("tests-%d.log", attempt)))
+	if err != nil {
+		return log, err
+	}
+	defer tests.Close()
+	err = m.watch(ctx, log, console, tests)
+	if text, _ := os.ReadFile(console); bytes.Contains(text, []byte("Kernel panic")) {
+		err = fmt.Errorf("%w: %s", errPanic, panicLine(string(text)))
+	}
+	return log, err
+}
+
+// watch starts QEMU and feeds the second port to the transcript until the machine is off or out of time.
+func (m machine) watch(ctx context.Context, log *transcript, console string, tests io.Writer) error {
+	// A child's death signal is bound to the thread that started it.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	deadline, cancel := context.WithTimeout(ctx, m.timeout)
+	defer cancel()
+	var late atomic.Bool
+	waiting := time.AfterFunc(bootTimeout, func() { late.Store(true); cancel() })
+	defer waiting.Stop()
+
+	var said bytes.Buffer
+	qemu := exec.CommandContext(deadline, "qemu-system-x86_64", m.arguments(console)...)
+	qemu.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	qemu.Stderr = &said
+	port, err := qemu.StdoutPipe()
+	if err != nil {
+		return err
+	}
+	if err := qemu.Start(); err != nil {
+		return err
+	}
+	for lines := bufio.NewReader(port); ; {
+		line, err := lines.ReadString('\n')
+		io.WriteString(tests, strings.NewReplacer("\x16", "", "\r", "").Replace(line))
+		switch log.feed(line, time.Now()) {
+		case booted:
+			waiting.Stop()
+		case packageStarted:
+			progress("  %s ...", log.last().pkg)
+		case packageEnded:
+			progress("  %s: %s", log.last().pkg, log.last().verdict())
+		case finished:
+			time.AfterFunc(offTimeout, cancel)
+		}
+		if err != nil {
+			break
+		}
+	}
+	exit := qemu.Wait()
+	return m.verdict(ctx, deadline, log, late.Load(), exit, said.String())
+}
+
+// verdict names the reason why the machine ended.
+func (m machine) verdict(ctx, deadline context.Context, log *transcript, late bool, exit error, said string) error {
+	switch {
+	case log.done:
+		return nil
+	case ctx.Err() != nil:
+		return ctx.Err()
+	case log.release == "" && late:
+		return fmt.Errorf("%w within %v", errNoBoot, bootTimeout)
+	case deadline.Err() != nil:
+		return fmt.Errorf("%w of %v", errHung, m.timeout)
+	case log.release == "":
+		return fmt.Errorf("%w (QEMU: %v) %s", errNoBoot, exit, strings.TrimSpace(said))
+	default:
+		return fmt.Errorf("%w (QEMU: %v) %s", errGone, exit, strings.TrimSpace(said))
+	}
+}
+
+// arguments: emulation, for a test of behaviour must not need KVM; q35, for microvm hangs now and then; panic=-1 with -no-reboot ends
+// the machine at once when the kernel dies. The kernel's mitigations stay on, they change what the verifier accepts.
+func (m machine) arguments(console string) []string {
+	return []string{
+		"-accel", "tcg,thread=multi", "-M", "q35", "-cpu", "max", "-smp", "2", "-m", m.memory,
+		"-nodefaults", "-no-user-config", "-display", "none", "-monitor", "none", "-nic", "none", "-no-reboot",
+		"-serial", "file:" + console, "-serial", "stdio",
+		"-kernel", m.kernel.image, "-initrd", m.initrd,
+		"-append", "console=ttyS0 panic=-1 oops=panic loglevel=6",
+	}
+}
+
+// panicLine is the line of the kernel's log that says why it died.
+func panicLine(console string) string {
+	for line := range strings.Lines(console) {
+		if i := strings.Index(line, "Kernel panic"); i >= 0 {
+			return strings.TrimSpace(line[i:])
+		}
+	}
+	return ""
+}
