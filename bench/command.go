@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/spf13/cobra"
+)
+
+// flags are what every experiment takes.
+type flags struct {
+	quick  bool
+	loads  []string
+	rounds int
+	out    string
+	plots  string
+}
+
+// Command is `bench` with one subcommand per registered experiment.
+func Command() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "bench",
+		Short: "Measure Kerb against its references on this machine",
+		Long: "Every experiment builds its own hosts in network namespaces, measures Kerb and its\n" +
+			"references in turn and prints a table. It needs root and a machine that is otherwise idle.",
+	}
+	for _, name := range names() {
+		cmd.AddCommand(experiments[name].command())
+	}
+	return cmd
+}
+
+func (e Experiment) command() *cobra.Command {
+	var f flags
+	cmd := &cobra.Command{
+		Use:   e.Name,
+		Short: e.Short,
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			cmd.SilenceUsage = true
+			return e.execute(cmd, f)
+		},
+	}
+	cmd.Flags().BoolVar(&f.quick, "quick", false, "few loads and short measurements, within 45 seconds")
+	cmd.Flags().StringSliceVar(&f.loads, "loads", nil, "only these loads, separated by commas")
+	cmd.Flags().IntVar(&f.rounds, "rounds", MinRounds, "how often every measurement is repeated")
+	cmd.Flags().StringVar(&f.out, "out", "", "write the figures to this file as JSON")
+	cmd.Flags().StringVar(&f.plots, "plots", "", "write plots (PNG) into this directory")
+	cmd.RegisterFlagCompletionFunc("loads", cobra.FixedCompletions(e.Loads, cobra.ShellCompDirectiveNoFileComp))
+	return cmd
+}
+
+func (e Experiment) execute(cmd *cobra.Command, f flags) error {
+	if f.rounds < MinRounds {
+		return fmt.Errorf("--rounds %d: at least %d are needed to tell a figure from noise", f.rounds, MinRounds)
+	}
+	loads, err := e.pick(f.quick, f.loads)
+	if err != nil {
+		return err
+	}
+	ctx := cmd.Context()
+	if ctx == nil {
+		ctx = context.Background()
+	}
+	run := &Run{Quick: f.quick, Rounds: f.rounds, loads: loads,
+		report: newReport(e, f.quick), progress: cmd.ErrOrStderr(), start: time.Now()}
+	if err := e.Run(ctx, run); err != nil {
+		return fmt.Errorf("bench %s: %w", e.Name, err)
+	}
+	return errors.Join(run.report.publish(cmd, f), run.report.err())
+}
+
+func (r *Report) publish(cmd *cobra.Command, f flags) error {
+	if err := r.WriteTable(cmd.OutOrStdout()); err != nil {
+		return err
+	}
+	if f.out != "" {
+		if err := r.writeJSON(f.out); err != nil {
+			return fmt.Errorf("write figures: %w", err)
+		}
+	}
+	if f.plots == "" {
+		return nil
+	}
+	return r.writePlots(f.plots)
+}

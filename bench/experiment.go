@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package bench is the frame of `kerb bench`: experiments register themselves
+// from directories of their own, and get interleaved rounds, medians, the
+// common JSON, a table for people and plots from here. An experiment measures
+// Kerb against its references in the same run; the exit status says whether
+// the run was sound, never whether the figures please.
+package bench
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// Experiment is one measurement with a name on the command line.
+type Experiment struct {
+	// Name is the word after `kerb bench`, Short its help line.
+	Name, Short string
+	// Baseline is the config that ratios in the table are against. A table
+	// without cells of it shows no ratios.
+	Baseline string
+	// Loads are all loads in order, QuickLoads those of --quick.
+	Loads, QuickLoads []string
+	// Run measures the loads of the run. An error means that the run is void.
+	Run func(ctx context.Context, run *Run) error
+}
+
+var experiments = map[string]Experiment{}
+
+// Register adds an experiment. It is called from init, and a name taken twice
+// is a bug in the build.
+func Register(e Experiment) {
+	if _, taken := experiments[e.Name]; taken {
+		panic("bench: two experiments are called " + e.Name)
+	}
+	experiments[e.Name] = e
+}
+
+func names() []string {
+	var all []string
+	for name := range experiments {
+		all = append(all, name)
+	}
+	slices.Sort(all)
+	return all
+}
+
+// pick resolves --loads; a load is named in full.
+func (e Experiment) pick(quick bool, wanted []string) ([]string, error) {
+	if len(wanted) == 0 {
+		if quick {
+			return e.QuickLoads, nil
+		}
+		return e.Loads, nil
+	}
+	for _, load := range wanted {
+		if !slices.Contains(e.Loads, load) {
+			return nil, fmt.Errorf("%s has no load %q; it has %s", e.Name, load, strings.Join(e.Loads, ", "))
+		}
+	}
+	return wanted, nil
+}

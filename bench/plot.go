@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bench
+
+import (
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"gonum.org/v1/plot"
+	"gonum.org/v1/plot/plotter"
+	"gonum.org/v1/plot/plotutil"
+	"gonum.org/v1/plot/vg"
+	"gonum.org/v1/plot/vg/draw"
+	"gonum.org/v1/plot/vg/vgimg"
+)
+
+const (
+	plotWidth  = 18 * vg.Centimeter
+	plotHeight = 11 * vg.Centimeter
+)
+
+// writePlots draws one PNG per metric and stat into dir: lines over the
+// number at the end of the loads' names (tc/1, tc/8), one file per word before
+// it, or bars where loads are not numbers.
+func (r *Report) writePlots(dir string) error {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	for _, t := range r.tables() {
+		for _, f := range t.figures() {
+			name := strings.Join([]string{r.Experiment, t.metric, t.stat, f.family}, "-")
+			if err := f.save(r, filepath.Join(dir, fileName(name)+".png")); err != nil {
+				return fmt.Errorf("plot %s: %w", name, err)
+			}
+		}
+	}
+	return nil
+}
+
+func fileName(s string) string {
+	return strings.Trim(strings.NewReplacer("/", "-", " ", "-", ".", "_").Replace(s), "-")
+}
+
+// figure is the part of a table whose loads share a family.
+type figure struct {
+	*table
+	family string
+	loads  []string
+	lines  bool
+}
+
+func (t *table) figures() []figure {
+	var families []string
+	members := map[string][]string{}
+	for _, load := range t.loads {
+		family, _, _ := splitLoad(load)
+		families = appendNew(families, family)
+		members[family] = append(members[family], load)
+	}
+	numeric := true
+	for _, load := range t.loads {
+		_, _, ok := splitLoad(load)
+		numeric = numeric && ok
+	}
+	if !numeric || len(families) == len(t.loads) {
+		return []figure{{table: t, loads: t.loads}}
+	}
+	var all []figure
+	for _, family := range families {
+		all = append(all, figure{table: t, family: family, loads: members[family], lines: len(members[family]) > 2})
+	}
+	return all
+}
+
+// splitLoad takes "tc/8" apart into "tc" and 8.
+func splitLoad(load string) (family string, n float64, ok bool) {
+	i := strings.LastIndexByte(load, '/')
+	n, err := strconv.ParseFloat(load[i+1:], 64)
+	return load[:max(i, 0)], n, err == nil
+}
+
+func (f figure) save(r *Report, path string) error {
+	p := plot.New()
+	p.Title.Text = strings.TrimSpace(fmt.Sprintf("%s: %s %s %s", r.Experiment, strings.ReplaceAll(f.metric, "_", " "), f.stat, f.family))
+	p.X.Label.Text, p.Y.Label.Text = f.family, f.unit
+	p.Y.Min = 0
+	p.Add(plotter.NewGrid())
+	p.Legend.Top, p.Legend.Left = true, true
+	p.Legend.Padding = vg.Millimeter
+	var err error
+	if f.lines {
+		err = f.addLines(p)
+	} else {
+		err = f.addBars(p)
+	}
+	if err != nil {
+		return err
+	}
+	p.Y.Max *= 1.25 // room for the legend
+	return savePNG(p, path)
+}
+
+func (f figure) addLines(p *plot.Plot) error {
+	logarithmic := f.spread() > 100
+	for i, config := range f.configs {
+		var points plotter.XYs
+		for _, load := range f.loads {
+			if c, ok := f.get(load, config); ok {
+				_, n, _ := splitLoad(load)
+				if logarithmic {
+					n = math.Log10(n)
+				}
+				points = append(points, plotter.XY{X: n, Y: c.Value})
+			}
+		}
+		if len(points) == 0 {
+			continue
+		}
+		line, dots, err := plotter.NewLinePoints(points)
+		if err != nil {
+			return err
+		}
+		line.Color, dots.Color = plotutil.Color(i), plotutil.Color(i)
+		line.Width, dots.Shape = vg.Points(1.5), plotutil.Shape(i)
+		p.Add(line, dots)
+		p.Legend.Add(config, line, dots)
+	}
+	p.X.Tick.Marker = f.ticks(logarithmic)
+	return nil
+}
+
+func (f figure) spread() float64 {
+	_, first, _ := splitLoad(f.loads[0])
+	_, last, _ := splitLoad(f.loads[len(f.loads)-1])
+	return last / first
+}
+
+// ticks are the loads themselves.
+func (f figure) ticks(logarithmic bool) plot.ConstantTicks {
+	var ticks plot.ConstantTicks
+	for _, load := range f.loads {
+		_, n, _ := splitLoad(load)
+		at := n
+		if logarithmic {
+			at = math.Log10(n)
+		}
+		ticks = append(ticks, plot.Tick{Value: at, Label: strconv.FormatFloat(n, 'f', -1, 64)})
+	}
+	return ticks
+}
+
+func (f figure) addBars(p *plot.Plot) error {
+	slot := plotWidth * 0.8 / vg.Length(len(f.loads))
+	width := slot * 0.8 / vg.Length(len(f.configs))
+	for i, config := range f.configs {
+		values := make(plotter.Values, len(f.loads))
+		for j, load := range f.loads {
+			c, _ := f.get(load, config)
+			values[j] = c.Value
+		}
+		bars, err := plotter.NewBarChart(values, width)
+		if err != nil {
+			return err
+		}
+		bars.Color, bars.LineStyle.Width = plotutil.Color(i), 0
+		bars.Offset = width * (vg.Length(i) - vg.Length(len(f.configs)-1)/2)
+		p.Add(bars)
+		p.Legend.Add(config, bars)
+	}
+	p.NominalX(f.loads...)
+	return nil
+}
+
+func savePNG(p *plot.Plot, path string) error {
+	canvas := vgimg.NewWith(vgimg.UseWH(plotWidth, plotHeight), vgimg.UseDPI(150))
+	p.Draw(draw.New(canvas))
+	file, err := os.Create(path)
+	if err != nil {
+		return err
+	}
+	if _, err := (vgimg.PngCanvas{Canvas: canvas}).WriteTo(file); err != nil {
+		file.Close()
+		return err
+	}
+	return file.Close()
+}

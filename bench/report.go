@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bench
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+
+	"golang.org/x/sys/unix"
+)
+
+// Cell is one figure: the stat of a metric of one config under one load.
+type Cell struct {
+	Config string  `json:"config"`
+	Load   string  `json:"load"`
+	Metric string  `json:"metric"`
+	Stat   string  `json:"stat"` // p50, p99, p99.9, stddev, sum, max, ...
+	Value  float64 `json:"value"`
+	Unit   string  `json:"unit"`
+	// Rounds are the single values that Value was made of, in order of time.
+	Rounds []float64 `json:"rounds,omitempty"`
+}
+
+// Report is the common JSON of all experiments.
+type Report struct {
+	Experiment string `json:"experiment"`
+	Kernel     string `json:"kernel"` // uname -r
+	CPUs       int    `json:"cpus"`
+	Quick      bool   `json:"quick"`
+	Baseline   string `json:"baseline,omitempty"`
+	Cells      []Cell `json:"cells"`
+	// Notes say what was left out or measured otherwise, and why.
+	Notes []string `json:"notes,omitempty"`
+	// Unsound says what makes the run void; a sound run has none.
+	Unsound []string `json:"unsound,omitempty"`
+}
+
+func newReport(e Experiment, quick bool) *Report {
+	return &Report{
+		Experiment: e.Name, Kernel: kernelRelease(), CPUs: runtime.NumCPU(),
+		Quick: quick, Baseline: e.Baseline, Cells: []Cell{},
+	}
+}
+
+func kernelRelease() string {
+	var u unix.Utsname
+	if err := unix.Uname(&u); err != nil {
+		return "unknown"
+	}
+	return unix.ByteSliceToString(u.Release[:])
+}
+
+// Find returns the cell of a config, load, metric and stat.
+func (r *Report) Find(config, load, metric, stat string) (Cell, bool) {
+	for _, c := range r.Cells {
+		if c.Config == config && c.Load == load && c.Metric == metric && c.Stat == stat {
+			return c, true
+		}
+	}
+	return Cell{}, false
+}
+
+// ErrUnsound is wrapped by the error of a run that ended but proves nothing.
+var ErrUnsound = errors.New("the run was not sound")
+
+func (r *Report) err() error {
+	if len(r.Unsound) == 0 {
+		return nil
+	}
+	return fmt.Errorf("%w: %s", ErrUnsound, r.Unsound[0])
+}
+
+// writeJSON replaces path as a whole.
+func (r *Report) writeJSON(path string) error {
+	data, err := json.MarshalIndent(r, "", "  ")
+	if err != nil {
+		return err
+	}
+	tmp, err := os.CreateTemp(filepath.Dir(path), ".bench-*")
+	if err != nil {
+		return err
+	}
+	defer os.Remove(tmp.Name())
+	if err := errors.Join(tmp.Chmod(0o644), write(tmp, append(data, '\n')), tmp.Close()); err != nil {
+		return err
+	}
+	return os.Rename(tmp.Name(), path)
+}
+
+func write(f *os.File, data []byte) error {
+	_, err := f.Write(data)
+	return err
+}

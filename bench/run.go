@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bench
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"slices"
+	"time"
+)
+
+// MinRounds is how often every trial is repeated at least.
+const MinRounds = 5
+
+// Sample is one figure of one round. Of the rounds, the stat "sum" is added
+// up, "max" and "min" are taken over all, and of any other stat the median.
+type Sample struct {
+	Metric, Stat, Unit string
+	Value              float64
+}
+
+// Trial is one config under test: Measure is called once a round.
+type Trial struct {
+	Config  string
+	Measure func(ctx context.Context) ([]Sample, error)
+}
+
+// Run is one execution of an experiment.
+type Run struct {
+	// Quick asks for short measurements: the whole run fits in 45 seconds.
+	Quick bool
+	// Rounds is how often every trial is measured, at least MinRounds.
+	Rounds int
+
+	loads    []string
+	report   *Report
+	progress io.Writer
+	start    time.Time
+}
+
+// Loads are the loads to measure, in order.
+func (r *Run) Loads() []string { return r.loads }
+
+// Has tells whether a load is to be measured.
+func (r *Run) Has(load string) bool { return slices.Contains(r.loads, load) }
+
+// Interleave measures the trials in turn, A B C A B C ..., so that a slow
+// stretch of the machine falls on all of them, and adds their cells.
+func (r *Run) Interleave(ctx context.Context, load string, trials ...Trial) error {
+	for round := range r.Rounds {
+		for _, t := range trials {
+			if err := ctx.Err(); err != nil {
+				return err
+			}
+			r.Progress("%s round %d/%d %s", load, round+1, r.Rounds, t.Config)
+			samples, err := t.Measure(ctx)
+			if err != nil {
+				return fmt.Errorf("%s, %s: %w", t.Config, load, err)
+			}
+			r.Record(t.Config, load, samples...)
+		}
+	}
+	return nil
+}
+
+// Record adds samples as one further round of their cells.
+func (r *Run) Record(config, load string, samples ...Sample) {
+	for _, s := range samples {
+		c := r.cell(config, load, s)
+		c.Rounds = append(c.Rounds, s.Value)
+		c.Value = merge(s.Stat, c.Rounds)
+	}
+}
+
+func (r *Run) cell(config, load string, s Sample) *Cell {
+	for i := range r.report.Cells {
+		c := &r.report.Cells[i]
+		if c.Config == config && c.Load == load && c.Metric == s.Metric && c.Stat == s.Stat {
+			return c
+		}
+	}
+	r.report.Cells = append(r.report.Cells, Cell{
+		Config: config, Load: load, Metric: s.Metric, Stat: s.Stat, Unit: s.Unit})
+	return &r.report.Cells[len(r.report.Cells)-1]
+}
+
+// Note tells the reader of the report what was left out or done otherwise.
+func (r *Run) Note(format string, args ...any) {
+	note := fmt.Sprintf(format, args...)
+	if !slices.Contains(r.report.Notes, note) {
+		r.report.Notes = append(r.report.Notes, note)
+	}
+}
+
+// Unsound voids the run, which goes on so that the rest can be seen.
+func (r *Run) Unsound(format string, args ...any) {
+	r.report.Unsound = append(r.report.Unsound, fmt.Sprintf(format, args...))
+}
+
+// Progress tells the person who waits what is going on.
+func (r *Run) Progress(format string, args ...any) {
+	fmt.Fprintf(r.progress, "%6.1fs  %s\n", time.Since(r.start).Seconds(), fmt.Sprintf(format, args...))
+}

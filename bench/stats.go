@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bench
+
+import (
+	"math"
+	"slices"
+)
+
+// Median is the middle value, or the mean of the two in the middle; NaN of
+// nothing. The input is left as it is.
+func Median(values []float64) float64 {
+	sorted := slices.Sorted(slices.Values(values))
+	n := len(sorted)
+	if n == 0 {
+		return math.NaN()
+	}
+	return (sorted[(n-1)/2] + sorted[n/2]) / 2
+}
+
+// Percentile is the smallest value that at least p percent of the values do
+// not exceed (nearest rank); NaN of nothing.
+func Percentile(values []float64, p float64) float64 {
+	sorted := slices.Sorted(slices.Values(values))
+	if len(sorted) == 0 {
+		return math.NaN()
+	}
+	rank := int(math.Ceil(p / 100 * float64(len(sorted))))
+	return sorted[min(max(rank, 1), len(sorted))-1]
+}
+
+// Stddev is the sample standard deviation; 0 for fewer than two values.
+func Stddev(values []float64) float64 {
+	if len(values) < 2 {
+		return 0
+	}
+	var sum, squares float64
+	for _, v := range values {
+		sum += v
+	}
+	mean := sum / float64(len(values))
+	for _, v := range values {
+		squares += (v - mean) * (v - mean)
+	}
+	return math.Sqrt(squares / float64(len(values)-1))
+}
+
+// merge makes one value of the rounds' values, as the stat's name asks.
+func merge(stat string, rounds []float64) float64 {
+	switch stat {
+	case "sum":
+		var sum float64
+		for _, v := range rounds {
+			sum += v
+		}
+		return sum
+	case "max":
+		return slices.Max(rounds)
+	case "min":
+		return slices.Min(rounds)
+	}
+	return Median(rounds)
+}

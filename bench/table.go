@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bench
+
+import (
+	"fmt"
+	"io"
+	"math"
+	"strings"
+	"text/tabwriter"
+)
+
+// table is the cells of one metric and stat: loads down, configs across.
+type table struct {
+	metric, stat, unit string
+	loads, configs     []string
+	cells              map[[2]string]Cell // by load, config
+}
+
+// tables splits a report in the order in which things were measured first.
+func (r *Report) tables() []*table {
+	var all []*table
+	index := map[[2]string]*table{}
+	for _, c := range r.Cells {
+		key := [2]string{c.Metric, c.Stat}
+		t := index[key]
+		if t == nil {
+			t = &table{metric: c.Metric, stat: c.Stat, unit: c.Unit, cells: map[[2]string]Cell{}}
+			index[key] = t
+			all = append(all, t)
+		}
+		t.add(c)
+	}
+	return all
+}
+
+func (t *table) add(c Cell) {
+	t.loads = appendNew(t.loads, c.Load)
+	t.configs = appendNew(t.configs, c.Config)
+	t.cells[[2]string{c.Load, c.Config}] = c
+}
+
+func appendNew(list []string, s string) []string {
+	for _, have := range list {
+		if have == s {
+			return list
+		}
+	}
+	return append(list, s)
+}
+
+func (t *table) get(load, config string) (Cell, bool) {
+	c, ok := t.cells[[2]string{load, config}]
+	return c, ok
+}
+
+// WriteTable prints the report for people.
+func (r *Report) WriteTable(w io.Writer) error {
+	fmt.Fprintf(w, "%s on Linux %s, %d CPUs\n", r.Experiment, r.Kernel, r.CPUs)
+	for _, t := range r.tables() {
+		fmt.Fprintf(w, "\n%s, %s\n", heading(t.metric, t.unit), t.statText(r.Baseline))
+		if err := t.write(w, r.Baseline); err != nil {
+			return err
+		}
+	}
+	for _, note := range r.Notes {
+		fmt.Fprintf(w, "\nnote: %s", note)
+	}
+	for _, why := range r.Unsound {
+		fmt.Fprintf(w, "\nNOT SOUND: %s", why)
+	}
+	_, err := fmt.Fprintln(w)
+	return err
+}
+
+func heading(metric, unit string) string {
+	return fmt.Sprintf("%s (%s)", strings.ReplaceAll(metric, "_", " "), unit)
+}
+
+// statText explains the columns; ratios need another config beside the baseline.
+func (t *table) statText(baseline string) string {
+	text := t.stat + " ±spread"
+	if t.stat == "sum" || t.stat == "max" || t.stat == "min" {
+		text = t.stat
+	}
+	if t.hasRatios(baseline) {
+		text += fmt.Sprintf(", ratio to %s", baseline)
+	}
+	return text
+}
+
+func (t *table) hasRatios(baseline string) bool {
+	for _, config := range t.configs {
+		if config == baseline {
+			return len(t.configs) > 1
+		}
+	}
+	return false
+}
+
+func (t *table) write(w io.Writer, baseline string) error {
+	tw := tabwriter.NewWriter(w, 0, 0, 3, ' ', 0)
+	fmt.Fprintf(tw, "load\t%s\n", strings.Join(t.configs, "\t"))
+	for _, load := range t.loads {
+		row := []string{load}
+		for _, config := range t.configs {
+			row = append(row, t.text(load, config, baseline))
+		}
+		fmt.Fprintln(tw, strings.Join(row, "\t"))
+	}
+	return tw.Flush()
+}
+
+func (t *table) text(load, config, baseline string) string {
+	c, ok := t.get(load, config)
+	if !ok {
+		return "-"
+	}
+	text := number(c.Value)
+	if len(c.Rounds) > 1 && strings.Contains(t.statText(""), "±") {
+		text += " ±" + number(Stddev(c.Rounds))
+	}
+	base, ok := t.get(load, baseline)
+	if ok && config != baseline && base.Value != 0 {
+		text += fmt.Sprintf(" (%.2fx)", c.Value/base.Value)
+	}
+	return text
+}
+
+// number prints three significant digits, whole numbers in full.
+func number(v float64) string {
+	switch a := math.Abs(v); {
+	case v == math.Trunc(v) && a < 1e12:
+		return fmt.Sprintf("%.0f", v)
+	case a >= 100:
+		return fmt.Sprintf("%.0f", v)
+	case a >= 10:
+		return fmt.Sprintf("%.1f", v)
+	case a >= 1:
+		return fmt.Sprintf("%.2f", v)
+	}
+	return fmt.Sprintf("%.3g", v)
+}
