@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
+//go:build ignore
 /* The fixed parts of every chain. The agent links them with the modules: a generated entry calls kerb_head, then each
  * module, and kerb_verdict only when a module says something other than NEXT (internal/dataplane/link.go). All of them
  * become static functions, which the verifier checks in the caller's context: that is why packet pointers in the context
