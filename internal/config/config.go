@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package config is the agent's configuration: defaults, then the file, then flags.
+package config
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+
+	"github.com/kerb-edge/kerb/internal/fault"
+	"github.com/kerb-edge/kerb/internal/paths"
+	"sigs.k8s.io/yaml"
+)
+
+// Config of the agent.
+type Config struct {
+	Paths       paths.Paths `json:"paths,omitempty"`
+	Log         Log         `json:"log,omitempty"`
+	SocketGroup string      `json:"socketGroup,omitempty"` // group that may use the socket, if it exists
+	TCP         *TCP        `json:"tcp,omitempty"`         // nil: the socket only
+}
+
+// Log says what is logged and how.
+type Log struct {
+	Level  slog.Level `json:"level,omitempty"`  // debug, info, warn or error
+	Format string     `json:"format,omitempty"` // text or json
+}
+
+// TCP is an additional listener. It is always encrypted and always authenticated.
+type TCP struct {
+	Address     string `json:"address"`             // host:port
+	Certificate string `json:"certificate"`         // PEM file
+	Key         string `json:"key"`                 // PEM file
+	ClientCA    string `json:"clientCA,omitempty"`  // PEM file; clients must show a certificate signed by it
+	TokenFile   string `json:"tokenFile,omitempty"` // clients must send its content as bearer token
+}
+
+// Default returns the configuration without a file.
+func Default() Config {
+	return Config{
+		Paths:       paths.Default(),
+		Log:         Log{Format: "text"},
+		SocketGroup: "kerb",
+	}
+}
+
+// Load reads the file at path over the defaults. A missing file is the defaults unless it is required. Mistakes in it are
+// *fault.Invalid.
+func Load(path string, required bool) (Config, error) {
+	c := Default()
+	data, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) && !required {
+		return c, nil
+	}
+	if err != nil {
+		return c, fmt.Errorf("configuration: %w", err)
+	}
+	if err := yaml.UnmarshalStrict(data, &c); err != nil {
+		return c, &fault.Invalid{Resource: path, Reason: err.Error()}
+	}
+	c.Paths.Config = path
+	return c, nil
+}
+
+// Check returns *fault.Invalid for the first mistake.
+func (c Config) Check() error {
+	for name, path := range map[string]string{"paths.state": c.Paths.State, "paths.run": c.Paths.Run, "paths.bpf": c.Paths.BPF} {
+		if !filepath.IsAbs(path) {
+			return c.invalid(name, fmt.Sprintf("%q is not an absolute path", path))
+		}
+	}
+	if c.Log.Format != "text" && c.Log.Format != "json" {
+		return c.invalid("log.format", fmt.Sprintf("%q is neither text nor json", c.Log.Format))
+	}
+	if c.TCP != nil {
+		return c.checkTCP(*c.TCP)
+	}
+	return nil
+}
+
+func (c Config) checkTCP(t TCP) error {
+	switch {
+	case t.Address == "":
+		return c.invalid("tcp.address", "missing; write host:port")
+	case t.Certificate == "" || t.Key == "":
+		return c.invalid("tcp.certificate", "a TCP listener needs a certificate and a key")
+	case t.ClientCA == "" && t.TokenFile == "":
+		return c.invalid("tcp", "a TCP listener needs clientCA or tokenFile, so that not everybody can change the node")
+	}
+	return nil
+}
+
+func (c Config) invalid(field, reason string) error {
+	return &fault.Invalid{Resource: c.Paths.Config, Field: field, Reason: reason}
+}

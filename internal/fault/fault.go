@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package fault holds the kinds of errors that reach the operator. Packages return them, wrapped or not; the server maps
+// them to HTTP statuses and the command line to exit codes, each in one place.
+package fault
+
+import "fmt"
+
+// NotFound says that a named thing does not exist.
+type NotFound struct {
+	Kind string // for example Module
+	Name string
+}
+
+func (e *NotFound) Error() string { return fmt.Sprintf("%s %s does not exist", e.Kind, e.Name) }
+
+// Invalid says that what the operator wrote is wrong, and where.
+type Invalid struct {
+	Resource string // for example Module fw; empty when the request itself is wrong
+	Field    string // for example spec.config.rules[3].dstPort; empty when it is not one field
+	Reason   string // what is wrong and what would be right
+}
+
+func (e *Invalid) Error() string {
+	text := e.Reason
+	if e.Field != "" {
+		text = e.Field + ": " + text
+	}
+	if e.Resource != "" {
+		text = e.Resource + ": " + text
+	}
+	return text
+}
+
+// Conflict says that a request is right in itself but does not go with what is there.
+type Conflict struct {
+	Reason string
+}
+
+func (e *Conflict) Error() string { return e.Reason }
+
+// Unavailable says that something the request needs is not there now; the same request may succeed later.
+type Unavailable struct {
+	Reason string
+}
+
+func (e *Unavailable) Error() string { return e.Reason }
+
+// Rejected says that the kernel's verifier refused a program.
+type Rejected struct {
+	Plain string // one sentence for people
+	Log   string // the verifier's words, complete
+}
+
+func (e *Rejected) Error() string { return e.Plain }
+
+// ReadOnly says that the desired state cannot be written: read-only file system, full disk.
+type ReadOnly struct {
+	Reason string
+}
+
+func (e *ReadOnly) Error() string { return e.Reason }

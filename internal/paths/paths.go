@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package paths is the one place that knows where Kerb's files are. It does no I/O.
+package paths
+
+import "path/filepath"
+
+// Paths are the roots that everything else is derived from. All are absolute.
+type Paths struct {
+	Config string `json:"-"`               // configuration file of the agent
+	State  string `json:"state,omitempty"` // directory of durable state: survives reboots
+	Run    string `json:"run,omitempty"`   // directory of sockets and locks: vanishes with a reboot
+	BPF    string `json:"bpf,omitempty"`   // directory of pins, on a bpffs
+}
+
+// Default returns the paths of a packaged installation.
+func Default() Paths {
+	return Paths{
+		Config: "/etc/kerb/kerb.yaml",
+		State:  "/var/lib/kerb",
+		Run:    "/run/kerb",
+		BPF:    "/sys/fs/bpf/kerb",
+	}
+}
+
+// Store is the file of the desired state.
+func (p Paths) Store() string { return filepath.Join(p.State, "state.db") }
+
+// Socket is where the agent serves its API.
+func (p Paths) Socket() string { return filepath.Join(p.Run, "kerb.sock") }
+
+// Lock is the file whose lock makes an agent the only one on its node.
+func (p Paths) Lock() string { return filepath.Join(p.Run, "kerb.lock") }

@@ -1,0 +1,386 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package store
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/kerb-edge/kerb/api/v1alpha1"
+	"go.etcd.io/bbolt"
+)
+
+func TestRoundTrip(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "state.db")
+	want := desired(3)
+	s := mustOpen(t, path)
+	if got := mustSnapshot(t, s); len(got.Modules)+len(got.Services) != 0 {
+		t.Errorf("a new store holds %v", got)
+	}
+	mustCommit(t, s, want)
+	s.Close()
+
+	s = mustOpen(t, path)
+	if diff := cmp.Diff(want, mustSnapshot(t, s)); diff != "" {
+		t.Error(diff)
+	}
+	if s.Recovered() || s.Recovery() != nil {
+		t.Error("recovered without damage")
+	}
+	delete(want.Modules, "m1")
+	mustCommit(t, s, want)
+	if diff := cmp.Diff(want, mustSnapshot(t, s)); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestStatusIsNotStored(t *testing.T) {
+	s := mustOpen(t, filepath.Join(t.TempDir(), "state.db"))
+	d := desired(1)
+	m, v := d.Modules["m0"], d.Services["s0"]
+	m.Status, v.Status = &v1alpha1.ModuleStatus{Memory: 1}, &v1alpha1.ServiceStatus{Addresses: []string{"10.0.0.1/24"}}
+	d.Modules["m0"], d.Services["s0"] = m, v
+	mustCommit(t, s, d)
+	got := mustSnapshot(t, s)
+	if got.Modules["m0"].Status != nil || got.Services["s0"].Status != nil {
+		t.Error("status was stored")
+	}
+	if d.Modules["m0"].Status == nil {
+		t.Error("Commit changed its argument")
+	}
+}
+
+func TestDamage(t *testing.T) {
+	for name, damage := range map[string]func(t *testing.T, path string){
+		"empty":     func(t *testing.T, path string) { truncate(t, path, 0) },
+		"short":     func(t *testing.T, path string) { truncate(t, path, 100) },
+		"truncated": func(t *testing.T, path string) { truncate(t, path, 9000) },
+		"half":      func(t *testing.T, path string) { truncate(t, path, size(t, path)/2) },
+		"garbage":   func(t *testing.T, path string) { overwrite(t, path, 0, noise(1, int(size(t, path)))) },
+		"text":      func(t *testing.T, path string) { overwrite(t, path, 0, []byte(strings.Repeat("hello\n", 3000))) },
+		"metas":     func(t *testing.T, path string) { overwrite(t, path, 0, make([]byte, 8192)) },
+		"value":     flipValue,
+		"middle":    func(t *testing.T, path string) { overwrite(t, path, 8192, noise(2, int(size(t, path))-8192)) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			path := filled(t)
+			damage(t, path)
+			damaged := readFile(t, path)
+			s := mustOpen(t, path)
+			recovery := s.Recovery()
+			if recovery == nil || !s.Recovered() {
+				t.Fatal("damage was not told")
+			}
+			if !errors.Is(recovery.Cause, ErrCorrupt) {
+				t.Errorf("cause is %v", recovery.Cause)
+			}
+			if string(readFile(t, recovery.Path)) != string(damaged) {
+				t.Error("the damaged file was not kept as it was")
+			}
+			checkFreshUntilAcknowledged(t, s, path)
+		})
+	}
+}
+
+func checkFreshUntilAcknowledged(t *testing.T, s *Store, path string) {
+	t.Helper()
+	if got := mustSnapshot(t, s); len(got.Modules) != 0 {
+		t.Errorf("a recovered store holds %v", got.Modules)
+	}
+	mustCommit(t, s, desired(2))
+	s.Close()
+	s = mustOpen(t, path)
+	if s.Recovery() != nil || !s.Recovered() {
+		t.Error("the flag must outlive the process, the recovery must not")
+	}
+	if err := s.SetRecovered(false); err != nil || s.Recovered() {
+		t.Errorf("acknowledged: %v, %v", s.Recovered(), err)
+	}
+}
+
+// TestRandomDamage must neither panic nor hang, and what it gives back must be what was stored, or nothing.
+func TestRandomDamage(t *testing.T) {
+	original := readFile(t, filled(t))
+	want := desired(100)
+	rounds := 300
+	if testing.Short() {
+		rounds = 30
+	}
+	for seed := range rounds {
+		path := filepath.Join(t.TempDir(), "state.db")
+		r := rand.New(rand.NewPCG(uint64(seed), 7))
+		data := append([]byte(nil), original...)
+		at, n := r.IntN(len(data)), 1+r.IntN(200)
+		copy(data[at:], noise(uint64(seed), n))
+		if err := os.WriteFile(path, data, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		s, err := Open(path)
+		if err != nil {
+			t.Fatalf("seed %d: %v", seed, err)
+		}
+		got := mustSnapshot(t, s)
+		if s.Recovery() == nil && len(got.Modules) != 0 && !cmp.Equal(want, got) {
+			t.Errorf("seed %d: damage at %d+%d went unnoticed: %s", seed, at, n, cmp.Diff(want, got))
+		}
+		mustCommit(t, s, want)
+		s.Close()
+	}
+}
+
+func TestTwoOpeners(t *testing.T) {
+	path := filled(t)
+	s := mustOpen(t, path)
+	if _, err := Open(path); !errors.Is(err, ErrLocked) {
+		t.Errorf("the second opener got %v", err)
+	}
+	mustCommit(t, s, desired(1))
+}
+
+func TestNewerSchema(t *testing.T) {
+	path := filled(t)
+	db, err := bbolt.Open(path, 0o600, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := db.Update(func(tx *bbolt.Tx) error { return tx.Bucket(bucketMeta).Put(keySchema, []byte("2")) }); err != nil {
+		t.Fatal(err)
+	}
+	db.Close()
+	before := readFile(t, path)
+	_, err = Open(path)
+	var newer *NewerError
+	if !errors.As(err, &newer) || newer.Found != 2 {
+		t.Errorf("got %v", err)
+	}
+	if string(readFile(t, path)) != string(before) {
+		t.Error("the newer file was changed")
+	}
+}
+
+func TestMissingDirectory(t *testing.T) {
+	if _, err := Open(filepath.Join(t.TempDir(), "no", "state.db")); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestDirectoryInPlaceOfFile(t *testing.T) {
+	dir := t.TempDir()
+	if _, err := Open(dir); err == nil || errors.Is(err, ErrCorrupt) {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestReadOnly(t *testing.T) {
+	dir := t.TempDir()
+	onTmpfs(t, dir, "64m", func() {
+		path := filepath.Join(dir, "state.db")
+		fill(t, path)
+		if err := syscall.Mount("", dir, "", syscall.MS_REMOUNT|syscall.MS_RDONLY, ""); err != nil {
+			t.Fatal(err)
+		}
+		s := mustOpen(t, path)
+		defer s.Close()
+		if diff := cmp.Diff(desired(100), mustSnapshot(t, s)); diff != "" {
+			t.Error(diff)
+		}
+		if err := s.Commit(desired(1)); !errors.Is(err, ErrReadOnly) || !s.ReadOnly() {
+			t.Errorf("commit: %v", err)
+		}
+		if _, err := Open(filepath.Join(dir, "other.db")); !errors.Is(err, ErrReadOnly) {
+			t.Errorf("a new file: %v", err)
+		}
+	})
+}
+
+func TestFullDisk(t *testing.T) {
+	dir := t.TempDir()
+	onTmpfs(t, dir, "1m", func() {
+		path := filepath.Join(dir, "state.db")
+		s := mustOpen(t, path)
+		want := desired(10)
+		mustCommit(t, s, want)
+		if err := s.Commit(desired(5000)); !errors.Is(err, ErrFull) {
+			t.Fatalf("commit: %v", err)
+		}
+		if diff := cmp.Diff(want, mustSnapshot(t, s)); diff != "" {
+			t.Error(diff)
+		}
+		want = desired(11)
+		mustCommit(t, s, want)
+		s.Close()
+		s = mustOpen(t, path)
+		defer s.Close()
+		if diff := cmp.Diff(want, mustSnapshot(t, s)); diff != "" {
+			t.Error(diff)
+		}
+		fillUp(t, dir)
+		if _, err := Open(filepath.Join(dir, "other.db")); !errors.Is(err, ErrFull) {
+			t.Errorf("a new file: %v", err)
+		}
+	})
+}
+
+// onTmpfs runs do in a mount namespace of its own, with a tmpfs at dir. The thread ends with it.
+func onTmpfs(t *testing.T, dir, size string, do func()) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("mounting needs root")
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		runtime.LockOSThread() // never unlocked: the thread is not fit for others
+		if err := enterTmpfs(dir, size); err != nil {
+			t.Error(err)
+			return
+		}
+		do()
+	}()
+	<-done
+}
+
+func enterTmpfs(dir, size string) error {
+	if err := syscall.Unshare(syscall.CLONE_NEWNS | syscall.CLONE_FS); err != nil {
+		return fmt.Errorf("unshare: %w", err)
+	}
+	if err := syscall.Mount("", "/", "", syscall.MS_PRIVATE|syscall.MS_REC, ""); err != nil {
+		return fmt.Errorf("private mounts: %w", err)
+	}
+	return syscall.Mount("tmpfs", dir, "tmpfs", 0, "size="+size)
+}
+
+func fillUp(t *testing.T, dir string) {
+	t.Helper()
+	f, err := os.Create(filepath.Join(dir, "ballast"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	for err == nil {
+		_, err = f.Write(make([]byte, 4096))
+	}
+	if !errors.Is(err, syscall.ENOSPC) {
+		t.Fatal(err)
+	}
+}
+
+func desired(n int) Desired {
+	d := Desired{Modules: map[string]v1alpha1.Module{}, Services: map[string]v1alpha1.Service{}}
+	for i := range n {
+		m := v1alpha1.Module{
+			TypeMeta: v1alpha1.TypeMeta{APIVersion: v1alpha1.APIVersion, Kind: v1alpha1.KindModule},
+			Metadata: v1alpha1.ObjectMeta{Name: fmt.Sprintf("m%d", i), Generation: int64(i)},
+			Spec:     v1alpha1.ModuleSpec{Package: "firewall", Config: map[string]any{"text": strings.Repeat("x", 300)}},
+		}
+		s := v1alpha1.Service{
+			TypeMeta: v1alpha1.TypeMeta{APIVersion: v1alpha1.APIVersion, Kind: v1alpha1.KindService},
+			Metadata: v1alpha1.ObjectMeta{Name: fmt.Sprintf("s%d", i), Labels: map[string]string{"app": "web"}},
+			Spec:     v1alpha1.ServiceSpec{Netns: "/run/netns/web"},
+		}
+		d.Modules[m.Metadata.Name], d.Services[s.Metadata.Name] = m, s
+	}
+	return d
+}
+
+func filled(t *testing.T) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "state.db")
+	fill(t, path)
+	return path
+}
+
+func fill(t *testing.T, path string) {
+	t.Helper()
+	s := mustOpen(t, path)
+	mustCommit(t, s, desired(120))
+	mustCommit(t, s, desired(100)) // leaves free pages
+	s.Close()
+}
+
+func flipValue(t *testing.T, path string) {
+	t.Helper()
+	data := readFile(t, path)
+	for i := len(data) - 1; i > 0; i-- { // the last one may be on a free page: change all
+		if string(data[i:min(len(data), i+8)]) == "firewall" {
+			data[i] = 'F'
+		}
+	}
+	overwrite(t, path, 0, data)
+}
+
+func noise(seed uint64, n int) []byte {
+	r := rand.New(rand.NewPCG(seed, 1))
+	data := make([]byte, n)
+	for i := range data {
+		data[i] = byte(r.Uint32())
+	}
+	return data
+}
+
+func mustOpen(t *testing.T, path string) *Store {
+	t.Helper()
+	s, err := Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.Close() })
+	return s
+}
+
+func mustCommit(t *testing.T, s *Store, d Desired) {
+	t.Helper()
+	if err := s.Commit(d); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func mustSnapshot(t *testing.T, s *Store) Desired {
+	t.Helper()
+	d, err := s.Snapshot()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+func readFile(t *testing.T, path string) []byte {
+	t.Helper()
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return data
+}
+
+func size(t *testing.T, path string) int64 {
+	t.Helper()
+	return int64(len(readFile(t, path)))
+}
+
+func truncate(t *testing.T, path string, n int64) {
+	t.Helper()
+	if err := os.Truncate(path, n); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func overwrite(t *testing.T, path string, at int64, data []byte) {
+	t.Helper()
+	f, err := os.OpenFile(path, os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if _, err := f.WriteAt(data, at); err != nil {
+		t.Fatal(err)
+	}
+}
