@@ -42,30 +42,43 @@ static __always_inline void load_window(kerb_ctx *ctx, struct kerb_pkt *pkt)
 	pkt->data_end = (void *)(long)ctx->data_end;
 }
 
-static __always_inline void reset(struct kerb_pkt *pkt)
-{
-	pkt->l3 = 0;
-	pkt->l4 = 0;
-	pkt->l4_len = 0;
-	pkt->eth_type = 0;
-	pkt->family = 0;
-	pkt->proto = 0;
-	pkt->flags = 0;
-}
-
 #ifdef KERB_HOOK_XDP
-static __always_inline __u32 frame_len(struct xdp_md *ctx, struct kerb_pkt *pkt)
+static __always_inline int parse(struct xdp_md *ctx, struct kerb_pkt *pkt)
 {
+	load_window(ctx, pkt);
+	pkt->ifindex = ctx->ingress_ifindex;
 #ifdef KERB_XDP_FRAGS
-	return bpf_xdp_get_buff_len(ctx);
+	pkt->len = bpf_xdp_get_buff_len(ctx);
 #else
-	return pkt->data_end - pkt->data;
+	pkt->len = pkt->data_end - pkt->data;
 #endif
+	pkt->vlan = 0;
+	return kerb_parse(pkt, 0);
 }
 #else
 static __always_inline int is_short(int outcome)
 {
 	return outcome == KERB_PARSE_SHORT_L2 || outcome == KERB_PARSE_SHORT_L3 || outcome == KERB_PARSE_SHORT_L4;
+}
+
+/* Headers may lie beyond the linear part: then they are pulled in and read again, by the same code. */
+static __always_inline int parse(struct __sk_buff *ctx, struct kerb_pkt *pkt)
+{
+	__u32 tags = ctx->vlan_present;
+	int outcome;
+
+	pkt->ifindex = ctx->ifindex;
+	pkt->len = ctx->len;
+	pkt->vlan = tags ? ctx->vlan_tci : 0;
+#pragma clang loop unroll(disable)
+	for (int pulled = 0;; pulled = 1) {
+		load_window(ctx, pkt);
+		outcome = kerb_parse(pkt, tags);
+		if (pulled || !is_short(outcome) || pkt->data + pkt->len <= pkt->data_end)
+			break;
+		bpf_skb_pull_data(ctx, pkt->len < KERB_PULL_LEN ? pkt->len : KERB_PULL_LEN);
+	}
+	return outcome;
 }
 #endif
 
@@ -73,29 +86,11 @@ SEC("kerb/head") int kerb_head(kerb_ctx *ctx, struct kerb_pkt *pkt)
 {
 	int outcome;
 
-	load_window(ctx, pkt);
 	pkt->ctx = ctx;
 	pkt->reason = KERB_DROP_UNSPEC;
 	pkt->to_ifindex = 0;
 	pkt->to_flags = 0;
-	reset(pkt);
-#ifdef KERB_HOOK_XDP
-	pkt->ifindex = ctx->ingress_ifindex;
-	pkt->len = frame_len(ctx, pkt);
-	pkt->vlan = 0;
-	outcome = kerb_parse(pkt);
-#else
-	pkt->ifindex = ctx->ifindex;
-	pkt->len = ctx->len;
-	pkt->vlan = ctx->vlan_present ? ctx->vlan_tci : 0;
-	outcome = kerb_parse(pkt);
-	if (is_short(outcome) && pkt->data + pkt->len > pkt->data_end) {
-		bpf_skb_pull_data(ctx, pkt->len < KERB_PULL_LEN ? pkt->len : KERB_PULL_LEN);
-		load_window(ctx, pkt);
-		reset(pkt);
-		outcome = kerb_parse(pkt);
-	}
-#endif
+	outcome = parse(ctx, pkt);
 	pkt->outcome = outcome;
 	if (outcome)
 		count(&kerb_outcomes, outcome);

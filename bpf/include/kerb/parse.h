@@ -1,6 +1,21 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /* The one parser: Ethernet, up to two VLAN tags, IPv4 with options (RFC 791), IPv6 with extension headers (RFC 8200),
- * fragments marked, TCP, UDP, ICMP and ICMPv6 headers bounded. It runs once per packet at the head of a chain. */
+ * fragments marked, TCP, UDP, ICMP and ICMPv6 headers bounded. It runs once per packet at the head of a chain.
+ *
+ * Whatever the outcome, the context is safe to use:
+ *   OK                      everything is set; l4 is a transport header only if KERB_F_L4 says so
+ *   SHORT_L4, BAD_L4        the same without KERB_F_L4: addresses and protocol are known, ports are not
+ *   failure in an IPv6      family is 6, l4, l4_len and proto are those of the extension header that stopped the parser;
+ *   extension header        flags hold what was seen before it
+ *   other IP failures       family, proto, flags and l4_len are 0, l3 and l4 are where the IP header should be
+ *   NOT_IP                  the same; eth_type tells what it is
+ *   SHORT_L2, VLAN_DEPTH    the same; l3 and l4 are where the parser stopped, eth_type the last type it read
+ * So: family says that the addresses can be read, KERB_F_L4 that the ports can.
+ *
+ * Fragments. A later one has no L4, and proto is what its IP or Fragment header names, which may be an extension header. A
+ * first one whose payload ends within the transport header (RFC 1858, RFC 7112) is SHORT_L4 or SHORT_L3, never OK with
+ * KERB_F_L4. An IPv6 Fragment header with offset 0 and no more to come (RFC 6946) is no fragment. What follows the
+ * Fragment header of a first fragment, extension headers too, is parsed like anything else. */
 #ifndef KERB_PARSE_H
 #define KERB_PARSE_H
 
@@ -17,7 +32,8 @@
 #ifndef IPPROTO_MH
 #define IPPROTO_MH 135
 #endif
-#define KERB_VLAN_DEPTH	  2
+#define KERB_VLAN_DEPTH	   2
+#define KERB_ICMP_LEN	   8
 #define KERB_IP_FRAG_LATER 0x1fff
 #define KERB_IP_FRAG_ANY   0x3fff /* more-fragments bit or an offset */
 
@@ -42,117 +58,128 @@ static __always_inline void *kerb_at(const struct kerb_pkt *pkt, __u64 off, __u6
 	return p + len > pkt->data_end ? 0 : p;
 }
 
-static __always_inline int kerb_parse_l2(struct kerb_pkt *pkt)
-{
-	struct ethhdr *eth = kerb_at(pkt, 0, sizeof(*eth));
-	__u64 off = sizeof(*eth);
-	__be16 type;
+/* What changes while the parser walks along the headers. It lives in registers. */
+struct kerb_walk {
+	void *data, *end; /* the linear part */
+	__u64 off;	  /* of the header that comes next */
+	__u32 left;	  /* bytes of the datagram from off on */
+	__u8 proto;	  /* of the header that comes next */
+	__u8 flags;
+};
 
-	if (!eth)
-		return KERB_PARSE_SHORT_L2;
-	type = eth->h_proto;
-	if (type != bpf_htons(ETH_P_IP) && type != bpf_htons(ETH_P_IPV6)) {
+static __always_inline int kerb_beyond(const struct kerb_walk *w, __u64 len)
+{
+	return w->data + w->off + len > w->end;
+}
+
+static __always_inline int kerb_is_vlan(__be16 type)
+{
+	return type == bpf_htons(ETH_P_8021Q) || type == bpf_htons(ETH_P_8021AD);
+}
+
+/* Steps over the VLAN tags. tags: how many the kernel has taken off already. */
+static __always_inline int kerb_parse_vlan(struct kerb_pkt *pkt, struct kerb_walk *w, __be16 *type, __u32 tags)
+{
 #pragma unroll
-		for (int i = 0; i < KERB_VLAN_DEPTH; i++) {
-			struct kerb_vlan_hdr *vlan;
+	for (__u32 i = 0; i < KERB_VLAN_DEPTH; i++) {
+		struct kerb_vlan_hdr *vlan = w->data + w->off;
 
-			if (type != bpf_htons(ETH_P_8021Q) && type != bpf_htons(ETH_P_8021AD))
-				break;
-			vlan = kerb_at(pkt, off, sizeof(*vlan));
-			if (!vlan)
-				return KERB_PARSE_SHORT_L2;
-			if (!pkt->vlan)
-				pkt->vlan = bpf_ntohs(vlan->tci);
-			type = vlan->eth_type;
-			off += sizeof(*vlan);
-		}
-		if (type == bpf_htons(ETH_P_8021Q) || type == bpf_htons(ETH_P_8021AD))
+		if (!kerb_is_vlan(*type))
+			return KERB_PARSE_OK;
+		if (i + tags == KERB_VLAN_DEPTH)
 			return KERB_PARSE_VLAN_DEPTH;
+		if (kerb_beyond(w, sizeof(*vlan)))
+			return KERB_PARSE_SHORT_L2;
+		if (!i && !tags)
+			pkt->vlan = bpf_ntohs(vlan->tci);
+		*type = vlan->eth_type;
+		w->off += sizeof(*vlan);
 	}
-	pkt->eth_type = bpf_ntohs(type);
-	pkt->l3 = off;
-	return KERB_PARSE_OK;
+	return kerb_is_vlan(*type) ? KERB_PARSE_VLAN_DEPTH : KERB_PARSE_OK;
 }
 
-/* Bounds the transport header. avail is the datagram's length from l4 on. */
-static __always_inline int kerb_parse_l4(struct kerb_pkt *pkt, __u64 off, __u32 avail)
+static __always_inline int kerb_parse_tcp(struct kerb_walk *w)
 {
-	pkt->l4 = off;
-	pkt->l4_len = avail;
-	if (pkt->flags & KERB_F_FRAG_LATER)
-		return KERB_PARSE_OK;
-	if (pkt->proto == IPPROTO_TCP) {
-		struct tcphdr *tcp = kerb_at(pkt, off, sizeof(*tcp));
+	struct tcphdr *tcp = w->data + w->off;
+	__u32 len;
 
-		if (!tcp || avail < sizeof(*tcp))
-			return KERB_PARSE_SHORT_L4;
-		if (tcp->doff < 5)
-			return KERB_PARSE_BAD_L4;
-	} else if (pkt->proto == IPPROTO_UDP) {
-		struct udphdr *udp = kerb_at(pkt, off, sizeof(*udp));
-
-		if (!udp || avail < sizeof(*udp))
-			return KERB_PARSE_SHORT_L4;
-		/* 0 is a jumbogram (RFC 2675) or an oversized GSO packet: the IP length is what counts then. */
-		if (udp->len && bpf_ntohs(udp->len) < sizeof(*udp))
-			return KERB_PARSE_BAD_L4;
-	} else if ((pkt->proto == IPPROTO_ICMP && pkt->family == 4) || (pkt->proto == IPPROTO_ICMPV6 && pkt->family == 6)) {
-		if (avail < 8 || !kerb_at(pkt, off, 8))
-			return KERB_PARSE_SHORT_L4;
-	} else {
-		return KERB_PARSE_OK;
-	}
-	pkt->flags |= KERB_F_L4;
-	return KERB_PARSE_OK;
+	if (w->left < sizeof(*tcp) || kerb_beyond(w, sizeof(*tcp)))
+		return KERB_PARSE_SHORT_L4;
+	len = tcp->doff * 4;
+	if (len < sizeof(*tcp))
+		return KERB_PARSE_BAD_L4;
+	return len > w->left || kerb_beyond(w, len) ? KERB_PARSE_SHORT_L4 : KERB_PARSE_OK;
 }
 
-static __always_inline int kerb_parse_ip4(struct kerb_pkt *pkt)
+/* A length of 0 is a jumbogram (RFC 2675), which only IPv6 has; the length of a first fragment is the whole datagram's. */
+static __always_inline int kerb_parse_udp(struct kerb_walk *w, __u32 jumbo)
 {
-	struct iphdr *ip = kerb_at(pkt, pkt->l3, sizeof(*ip));
-	__u32 hlen, total, avail;
+	struct udphdr *udp = w->data + w->off;
+	__u32 len;
+
+	if (w->left < sizeof(*udp) || kerb_beyond(w, sizeof(*udp)))
+		return KERB_PARSE_SHORT_L4;
+	len = bpf_ntohs(udp->len);
+	if (len < sizeof(*udp))
+		return !len && jumbo ? KERB_PARSE_OK : KERB_PARSE_BAD_L4;
+	return len > w->left && !(w->flags & KERB_F_FRAG_FIRST) ? KERB_PARSE_BAD_L4 : KERB_PARSE_OK;
+}
+
+/* Bounds the transport header and fills in what the walk has found. */
+static __always_inline int kerb_parse_l4(struct kerb_pkt *pkt, struct kerb_walk *w, __u32 ip6)
+{
+	int rc = KERB_PARSE_OK;
+	__u8 flags = w->flags;
+
+	if (!(flags & KERB_F_FRAG_LATER)) {
+		flags |= KERB_F_L4;
+		if (w->proto == IPPROTO_TCP)
+			rc = kerb_parse_tcp(w);
+		else if (w->proto == IPPROTO_UDP)
+			rc = kerb_parse_udp(w, ip6);
+		else if (w->proto != (ip6 ? IPPROTO_ICMPV6 : IPPROTO_ICMP))
+			flags = w->flags;
+		else if (w->left < KERB_ICMP_LEN || kerb_beyond(w, KERB_ICMP_LEN))
+			rc = KERB_PARSE_SHORT_L4;
+	}
+	pkt->family = ip6 ? 6 : 4;
+	pkt->proto = w->proto;
+	pkt->l4 = w->off;
+	pkt->l4_len = w->left;
+	pkt->flags = rc ? w->flags : flags;
+	return rc;
+}
+
+static __always_inline int kerb_parse_ip4(struct kerb_walk *w)
+{
+	struct iphdr *ip = w->data + w->off;
+	__u32 hlen = sizeof(*ip), total;
 	__u16 frag;
 
-	if (!ip)
+	if (kerb_beyond(w, sizeof(*ip)))
 		return KERB_PARSE_SHORT_L3;
-	if (ip->version != 4)
-		return KERB_PARSE_BAD_VERSION;
-	hlen = ip->ihl * 4;
-	if (hlen < sizeof(*ip))
-		return KERB_PARSE_BAD_IHL;
-	avail = pkt->len - (__u32)pkt->l3;
-	total = bpf_ntohs(ip->tot_len);
-	if (!total && avail > 0xffff) /* BIG TCP (Linux 6.3): the field cannot hold the length */
-		total = avail;
-	if (total < hlen || total > avail)
-		return KERB_PARSE_BAD_LENGTH;
-	pkt->family = 4;
-	pkt->proto = ip->protocol;
-	frag = bpf_ntohs(ip->frag_off);
-	if (frag & KERB_IP_FRAG_ANY)
-		pkt->flags |= frag & KERB_IP_FRAG_LATER ? KERB_F_FRAG_LATER : KERB_F_FRAG_FIRST;
-	if (hlen > sizeof(*ip)) {
-		pkt->flags |= KERB_F_OPTIONS;
-		if (!kerb_at(pkt, pkt->l3 + sizeof(*ip), hlen - sizeof(*ip)))
+	if (*(__u8 *)ip != 0x45) {
+		if (ip->version != 4)
+			return KERB_PARSE_BAD_VERSION;
+		hlen = ip->ihl * 4;
+		if (hlen < sizeof(*ip))
+			return KERB_PARSE_BAD_IHL;
+		if (kerb_beyond(w, hlen))
 			return KERB_PARSE_SHORT_L3;
+		w->flags = KERB_F_OPTIONS;
 	}
-	return kerb_parse_l4(pkt, pkt->l3 + hlen, total - hlen);
-}
-
-/* Length of the extension header at ext, or 0 when next is a transport protocol. */
-static __always_inline __u32 kerb_ext_len(__u8 next, const struct kerb_ext_hdr *ext)
-{
-	switch (next) {
-	case IPPROTO_HOPOPTS:
-	case IPPROTO_ROUTING:
-	case IPPROTO_DSTOPTS:
-	case IPPROTO_MH:
-		return (ext->len + 1) * 8;
-	case IPPROTO_FRAGMENT:
-		return 8;
-	case IPPROTO_AH:
-		return (ext->len + 2) * 4;
-	}
-	return 0;
+	total = bpf_ntohs(ip->tot_len);
+	if (!total && w->left > 0xffff) /* BIG TCP (Linux 6.3): the field cannot hold the length */
+		total = w->left;
+	if (total < hlen || total > w->left)
+		return KERB_PARSE_BAD_LENGTH;
+	frag = ip->frag_off;
+	if (frag & bpf_htons(KERB_IP_FRAG_ANY))
+		w->flags |= frag & bpf_htons(KERB_IP_FRAG_LATER) ? KERB_F_FRAG_LATER : KERB_F_FRAG_FIRST;
+	w->proto = ip->protocol;
+	w->off += hlen;
+	w->left = total - hlen;
+	return KERB_PARSE_OK;
 }
 
 static __always_inline int kerb_is_ext(__u8 next)
@@ -161,78 +188,133 @@ static __always_inline int kerb_is_ext(__u8 next)
 	       next == IPPROTO_FRAGMENT || next == IPPROTO_AH;
 }
 
-/* Follows the extension headers; *off and *avail move to the transport header. */
-static __always_inline int kerb_parse_ext(struct kerb_pkt *pkt, __u64 *off, __u32 *avail)
+/* 1 if a equals b, else 0, without a branch: each branch doubles what the verifier has to walk in the loop below. */
+static __always_inline __u64 kerb_same(__u64 a, __u64 b)
 {
+	__u64 differs = a ^ b;
+
+	asm volatile("" : "+r"(differs));
+	return (differs - 1) >> 63;
+}
+
+/* Length of an extension header in bytes. */
+static __always_inline __u32 kerb_ext_len(__u8 type, const struct kerb_ext_hdr *ext)
+{
+	__u64 ah = kerb_same(type, IPPROTO_AH), fragment = kerb_same(type, IPPROTO_FRAGMENT);
+
+	return ((ext->len & (fragment - 1)) + 1 + ah) << (3 - ah);
+}
+
+/* Follows the extension headers. */
+static __always_inline int kerb_parse_ext(struct kerb_walk *w)
+{
+#pragma clang loop unroll(disable)
 	for (int i = 0; i < KERB_MAX_EXT; i++) {
-		struct kerb_ext_hdr *ext;
+		struct kerb_ext_hdr *ext = w->data + w->off;
 		__u32 len;
+		__u64 later, first, fragment;
+		__u16 frag;
 
-		ext = kerb_at(pkt, *off, sizeof(*ext));
-		if (!ext || *avail < sizeof(*ext))
+		if (w->left < sizeof(*ext) || kerb_beyond(w, sizeof(*ext)))
 			return KERB_PARSE_SHORT_L3;
-		len = kerb_ext_len(pkt->proto, ext);
-		if (len > *avail || *off + len > KERB_MAX_HDRS)
-			return len > *avail ? KERB_PARSE_BAD_LENGTH : KERB_PARSE_EXT_DEPTH;
-		if (pkt->proto == IPPROTO_FRAGMENT) {
-			__u16 frag = bpf_ntohs(ext->frag_off);
-
-			if (frag & 0xfff8)
-				pkt->flags |= KERB_F_FRAG_LATER;
-			else if (frag & 1)
-				pkt->flags |= KERB_F_FRAG_FIRST;
-		} else {
-			pkt->flags |= KERB_F_EXT;
-		}
-		pkt->proto = ext->next;
-		*off += len;
-		*avail -= len;
-		if (pkt->flags & KERB_F_FRAG_LATER || !kerb_is_ext(pkt->proto))
+		len = kerb_ext_len(w->proto, ext);
+		if (len > w->left)
+			return KERB_PARSE_BAD_LENGTH;
+		if (w->off + len > KERB_MAX_HDRS)
+			return KERB_PARSE_EXT_DEPTH;
+		fragment = kerb_same(w->proto, IPPROTO_FRAGMENT);
+		frag = bpf_ntohs(ext->frag_off);
+		later = fragment & ~kerb_same(frag & 0xfff8, 0);
+		first = fragment & ~later & frag;
+		w->flags |= first * KERB_F_FRAG_FIRST | later * KERB_F_FRAG_LATER | (fragment ^ 1) * KERB_F_EXT;
+		w->proto = ext->next;
+		w->off += len;
+		w->left -= len;
+		if (w->flags & KERB_F_FRAG_LATER || !kerb_is_ext(w->proto))
 			return KERB_PARSE_OK;
 	}
 	return KERB_PARSE_EXT_DEPTH;
 }
 
-static __always_inline int kerb_parse_ip6(struct kerb_pkt *pkt)
+static __always_inline int kerb_parse_ip6(struct kerb_walk *w)
 {
-	struct ipv6hdr *ip = kerb_at(pkt, pkt->l3, sizeof(*ip));
-	__u64 off = pkt->l3 + sizeof(*ip);
-	__u32 avail, payload;
+	struct ipv6hdr *ip = w->data + w->off;
+	__u32 payload;
 
-	if (!ip)
+	if (kerb_beyond(w, sizeof(*ip)))
 		return KERB_PARSE_SHORT_L3;
 	if (ip->version != 6)
 		return KERB_PARSE_BAD_VERSION;
-	avail = pkt->len - (__u32)off;
+	w->left -= sizeof(*ip);
 	payload = bpf_ntohs(ip->payload_len);
-	if (!payload && avail > 0xffff) /* BIG TCP */
-		payload = avail;
-	if (payload > avail)
+	if (!payload && w->left > 0xffff) /* BIG TCP */
+		payload = w->left;
+	if (payload > w->left)
 		return KERB_PARSE_BAD_LENGTH;
-	pkt->family = 6;
-	pkt->proto = ip->nexthdr;
-	if (kerb_is_ext(pkt->proto)) {
-		int rc = kerb_parse_ext(pkt, &off, &payload);
-
-		if (rc)
-			return rc;
-	}
-	return kerb_parse_l4(pkt, off, payload);
+	w->proto = ip->nexthdr;
+	w->off += sizeof(*ip);
+	w->left = payload;
+	return KERB_PARSE_OK;
 }
 
-/* Fills l3, l4, family, proto and flags. data, data_end, len and vlan are set by the caller. */
-static __always_inline int kerb_parse(struct kerb_pkt *pkt)
+/* An IPv6 extension header that stops the parser: the context says where. */
+static __always_inline void kerb_parse_stopped(struct kerb_pkt *pkt, const struct kerb_walk *w)
 {
-	int rc = kerb_parse_l2(pkt);
+	pkt->family = 6;
+	pkt->proto = w->proto;
+	pkt->l4 = w->off;
+	pkt->l4_len = w->left;
+	pkt->flags = w->flags;
+}
 
+static __always_inline int kerb_parse_l3(struct kerb_pkt *pkt, struct kerb_walk *w, __be16 type)
+{
+	int rc;
+
+	if (type == bpf_htons(ETH_P_IP))
+		rc = kerb_parse_ip4(w);
+	else if (type == bpf_htons(ETH_P_IPV6))
+		rc = kerb_parse_ip6(w);
+	else
+		return KERB_PARSE_NOT_IP;
 	if (rc)
 		return rc;
-	if (pkt->eth_type == ETH_P_IP)
-		return kerb_parse_ip4(pkt);
-	if (pkt->eth_type == ETH_P_IPV6)
-		return kerb_parse_ip6(pkt);
-	pkt->l4 = pkt->l3;
-	return KERB_PARSE_NOT_IP;
+	if (type == bpf_htons(ETH_P_IPV6) && kerb_is_ext(w->proto)) {
+		rc = kerb_parse_ext(w);
+		if (rc) {
+			kerb_parse_stopped(pkt, w);
+			return rc;
+		}
+	}
+	return kerb_parse_l4(pkt, w, type == bpf_htons(ETH_P_IPV6));
+}
+
+/* Fills l3, l4, l4_len, eth_type, family, proto and flags, and vlan unless the kernel took the outermost tag off (tags is
+ * 1 then, else 0). data, data_end, len and vlan are set by the caller. */
+static __always_inline int kerb_parse(struct kerb_pkt *pkt, __u32 tags)
+{
+	struct kerb_walk w = {.data = pkt->data, .end = pkt->data_end};
+	struct ethhdr *eth = w.data;
+	int rc = KERB_PARSE_OK;
+	__be16 type = 0;
+
+	pkt->family = 0;
+	pkt->proto = 0;
+	pkt->flags = 0;
+	pkt->l4_len = 0;
+	if (kerb_beyond(&w, sizeof(*eth))) {
+		rc = KERB_PARSE_SHORT_L2;
+	} else {
+		w.off = sizeof(*eth);
+		type = eth->h_proto;
+		if (type != bpf_htons(ETH_P_IP) && type != bpf_htons(ETH_P_IPV6))
+			rc = kerb_parse_vlan(pkt, &w, &type, tags);
+	}
+	pkt->eth_type = bpf_ntohs(type);
+	pkt->l3 = w.off;
+	pkt->l4 = w.off;
+	w.left = pkt->len - (__u32)w.off;
+	return rc ?: kerb_parse_l3(pkt, &w, type);
 }
 
 #endif
