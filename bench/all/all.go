@@ -1,0 +1,8 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package all links every experiment into the program that imports it.
+package all
+
+import (
+	_ "github.com/kerb-edge/kerb/bench/chain"
+)

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bench
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"runtime"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+)
+
+// ErrNotBuilt is wrapped when the tool was built without the compiled data
+// planes of its references.
+var ErrNotBuilt = errors.New("not built in; run `make bpf`, then build again")
+
+// Object reads a compiled data plane out of a package's embedded files.
+func Object(files fs.FS, name string) (*ebpf.CollectionSpec, error) {
+	data, err := fs.ReadFile(files, name)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("%s: %w", name, ErrNotBuilt)
+	}
+	if err != nil {
+		return nil, err
+	}
+	spec, err := ebpf.LoadCollectionSpecFromReader(bytes.NewReader(data))
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	return spec, nil
+}
+
+// Pinned runs f on one CPU, counted from 0 and wrapped at the number of CPUs
+// this process may use, so that measured code is not moved about.
+func Pinned(cpu int, f func() error) error {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	var before unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &before); err != nil {
+		return fmt.Errorf("cpu affinity: %w", err)
+	}
+	var one unix.CPUSet
+	one.Set(nthCPU(&before, cpu))
+	if err := unix.SchedSetaffinity(0, &one); err != nil {
+		return fmt.Errorf("pin to cpu: %w", err)
+	}
+	defer unix.SchedSetaffinity(0, &before)
+	return f()
+}
+
+func nthCPU(set *unix.CPUSet, n int) int {
+	n %= max(set.Count(), 1)
+	for cpu := 0; ; cpu++ {
+		if set.IsSet(cpu) {
+			if n == 0 {
+				return cpu
+			}
+			n--
+		}
+	}
+}

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
+//go:build ignore
+
+/* The limit: up to 16 modules written into one program by hand. It parses once,
+ * as a person would, and then does the work of each module. */
+#include "count.h"
+
+/* How many of the 16 modules are there; the verifier removes the others. */
+const volatile __u32 modules;
+
+struct counters {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct counter);
+};
+
+struct counters m0 SEC(".maps"), m1 SEC(".maps"), m2 SEC(".maps"), m3 SEC(".maps");
+struct counters m4 SEC(".maps"), m5 SEC(".maps"), m6 SEC(".maps"), m7 SEC(".maps");
+struct counters m8 SEC(".maps"), m9 SEC(".maps"), m10 SEC(".maps"), m11 SEC(".maps");
+struct counters m12 SEC(".maps"), m13 SEC(".maps"), m14 SEC(".maps"), m15 SEC(".maps");
+
+#define MODULE(i)               \
+	if (modules > i)        \
+		add(&m##i, bytes);
+
+static __always_inline void count(__u64 bytes)
+{
+	MODULE(0) MODULE(1) MODULE(2) MODULE(3)
+	MODULE(4) MODULE(5) MODULE(6) MODULE(7)
+	MODULE(8) MODULE(9) MODULE(10) MODULE(11)
+	MODULE(12) MODULE(13) MODULE(14) MODULE(15)
+}
+
+SEC("xdp")
+int bare_xdp(struct xdp_md *ctx)
+{
+	void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
+
+	if (parse_udp(data, end))
+		count(end - data);
+	return XDP_PASS;
+}
+
+SEC("tc")
+int bare_tc(struct __sk_buff *skb)
+{
+	void *data = (void *)(long)skb->data, *end = (void *)(long)skb->data_end;
+
+	if (parse_udp(data, end))
+		count(skb->len);
+	return -1; /* TC_ACT_UNSPEC */
+}
+
+char _license[] SEC("license") = "Dual BSD/GPL";

@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package chain
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/cilium/ebpf"
+)
+
+// bare is n modules written into one program by hand.
+type bare struct {
+	program *ebpf.Program
+	spec    *ebpf.CollectionSpec
+	name    string
+	maps    map[string]*ebpf.Map
+	n       int
+}
+
+func (o *objects) loadBare(hook string, n int) (Chain, error) {
+	b := &bare{spec: only(o.bare, "bare_"+hook), name: "bare_" + hook, n: n}
+	if err := b.spec.Variables["modules"].Set(uint32(n)); err != nil {
+		return nil, err
+	}
+	return b, b.load()
+}
+
+// load keeps the maps of an earlier version.
+func (b *bare) load() error {
+	coll, err := ebpf.NewCollectionWithOptions(b.spec, ebpf.CollectionOptions{MapReplacements: b.maps})
+	if err != nil {
+		return fmt.Errorf("bare: %w", err)
+	}
+	defer coll.Close()
+	first := b.maps == nil
+	if first {
+		b.maps = map[string]*ebpf.Map{}
+	}
+	for i := 0; i < b.n && first; i++ {
+		name := fmt.Sprintf("m%d", i)
+		b.maps[name] = coll.DetachMap(name)
+	}
+	b.program = coll.DetachProgram(b.name)
+	return nil
+}
+
+func (b *bare) Program() *ebpf.Program { return b.program }
+
+func (b *bare) Replace() (*ebpf.Program, error) {
+	old := b.program
+	if err := b.load(); err != nil {
+		return nil, err
+	}
+	return b.program, old.Close()
+}
+
+func (b *bare) Packets() ([]uint64, error) {
+	var all []uint64
+	for i := range b.n {
+		n, err := packets(b.maps[fmt.Sprintf("m%d", i)])
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, n)
+	}
+	return all, nil
+}
+
+func (b *bare) Close() error {
+	errs := []error{b.program.Close()}
+	for _, m := range b.maps {
+		errs = append(errs, m.Close())
+	}
+	return errors.Join(errs...)
+}

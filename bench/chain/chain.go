@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package chain is `kerb bench chain`: what one packet pays for 1 to 16
+// trivial modules (each finds an IPv4 UDP packet and counts it per CPU) as
+// Kerb's linked chain, as a row of TCX programs, a tail-call chain, a row of
+// clsact filters, and written into one program by hand, which is the limit.
+//
+// Loads xdp/n and tc-run/n are PROG_TEST_RUN of one 64-byte frame; only what
+// starts at a single program can be measured so. Loads tc/n are live and hold
+// every config: XDP test runs in live-frames mode (Linux 5.18) send frames up
+// the stack through the ingress hook of a loopback in a namespace of its own,
+// where the chain and then one dropping program stand. It all happens in one
+// system call without scheduling or a sender's noise. The figure is the
+// difference to the same with the dropping program alone, measured alternately.
+package chain
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/kerb-edge/kerb/bench"
+)
+
+// hosts of this experiment carry this prefix.
+const labPrefix = "kbchain"
+
+func init() {
+	bench.Register(bench.Experiment{
+		Name:       "chain",
+		Short:      "ns per packet of a chain of modules against TCX, tail calls and clsact",
+		Baseline:   "bare",
+		Loads:      loads("xdp", "tc", "tc-run"),
+		QuickLoads: []string{"xdp/1", "xdp/8", "tc/1", "tc/8"},
+		Run:        run,
+	})
+}
+
+func loads(kinds ...string) []string {
+	var all []string
+	for _, kind := range kinds {
+		for _, n := range []int{1, 2, 4, 8, 16} {
+			all = append(all, fmt.Sprintf("%s/%d", kind, n))
+		}
+	}
+	return all
+}
+
+func run(ctx context.Context, r *bench.Run) (err error) {
+	configs, err := available(r)
+	if err != nil {
+		return err
+	}
+	stage, err := openStage(r.Quick)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, stage.close()) }()
+	for _, load := range r.Loads() {
+		kind, number, _ := strings.Cut(load, "/")
+		n, err := strconv.Atoi(number)
+		if err != nil {
+			return err
+		}
+		trials := stage.trials(r, configs, kind, n)
+		if err := r.Interleave(ctx, load, trials...); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// trials are the configs that can be measured in this way.
+func (s *stage) trials(r *bench.Run, configs []config, kind string, n int) []bench.Trial {
+	var trials []bench.Trial
+	for _, c := range configs {
+		if !c.measurable(kind) {
+			continue
+		}
+		trials = append(trials, bench.Trial{Config: c.name, Measure: func(context.Context) ([]bench.Sample, error) {
+			return s.measure(r, c, kind, n)
+		}})
+	}
+	return trials
+}
+
+// measure loads a chain, puts it in place, sends packets through it, replaces
+// a module of it and checks that every module has counted every packet.
+func (s *stage) measure(r *bench.Run, c config, kind string, n int) (samples []bench.Sample, err error) {
+	hook, _, _ := strings.Cut(kind, "-")
+	start := time.Now()
+	ch, err := c.load(hook, n)
+	if err != nil {
+		return nil, fmt.Errorf("load: %w", err)
+	}
+	loaded := time.Since(start)
+	defer func() { err = errors.Join(err, ch.Close()) }()
+	p, err := s.place(hook, ch)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, p.detach()) }()
+	packet, err := s.packet(kind, ch)
+	if err != nil {
+		return nil, err
+	}
+	if err := check(ch, n, packet.sent); err != nil {
+		r.Unsound("%s %s/%d: %v", c.name, kind, n, err)
+	}
+	swapped, err := s.swap(r, c.name, kind, ch, p)
+	if err != nil {
+		return nil, fmt.Errorf("swap: %w", err)
+	}
+	return []bench.Sample{
+		{Metric: "packet", Stat: "p50", Unit: "ns", Value: packet.ns},
+		{Metric: "per_module", Stat: "p50", Unit: "ns", Value: packet.added / float64(n)},
+		{Metric: "load_time", Stat: "p50", Unit: "ms", Value: loaded.Seconds() * 1e3},
+		{Metric: "swap_time", Stat: "p50", Unit: "ms", Value: swapped.Seconds() * 1e3},
+	}, nil
+}
+
+// check compares the modules' counters with what was sent. There may be more:
+// the library repeats an interrupted test run.
+func check(ch Chain, n int, sent uint64) error {
+	counts, err := ch.Packets()
+	if err != nil {
+		return err
+	}
+	if len(counts) != n {
+		return fmt.Errorf("%d modules count, not %d", len(counts), n)
+	}
+	for i, got := range counts {
+		if got < sent {
+			return fmt.Errorf("module %d counted %d of %d packets", i, got, sent)
+		}
+	}
+	return nil
+}
+
+// swap replaces the module in the middle and sends a few packets to see that
+// the new one is in effect, whether its counters start anew or go on.
+func (s *stage) swap(r *bench.Run, name, kind string, ch Chain, p placed) (time.Duration, error) {
+	start := time.Now()
+	if err := p.swap(); err != nil {
+		return 0, err
+	}
+	took := time.Since(start)
+	before, err := ch.Packets()
+	if err != nil {
+		return 0, err
+	}
+	if _, err := s.send(kind, ch, swapCheck); err != nil {
+		return 0, err
+	}
+	after, err := ch.Packets()
+	if err != nil {
+		return 0, err
+	}
+	if i := middle(len(after)); after[i] < before[i]+swapCheck {
+		r.Unsound("%s %s/%d: the replaced module counted %d of %d packets", name, kind, len(after), after[i]-before[i], swapCheck)
+	}
+	return took, nil
+}
+
+// swapCheck is the number of packets that try a replaced module.
+const swapCheck = 64
+
+// middle is the module that a swap replaces.
+func middle(n int) int { return n / 2 }

@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package chain
+
+import (
+	"errors"
+	"os"
+	"slices"
+	"testing"
+
+	"github.com/kerb-edge/kerb/bench"
+)
+
+func openTestStage(t *testing.T) (*stage, *objects) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+	objs, err := loadObjects()
+	if errors.Is(err, bench.ErrNotBuilt) {
+		t.Skip(err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := openStage(true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := s.close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return s, objs
+}
+
+// Every config passes every packet through every module, on each hook, before
+// and after a module is replaced.
+func TestEveryConfigCountsEveryPacket(t *testing.T) {
+	s, objs := openTestStage(t)
+	for _, tc := range []struct {
+		name string
+		kind string
+		load func(string, int) (Chain, error)
+	}{
+		{"tcx", "tc", objs.loadTCX},
+		{"clsact", "tc", objs.loadClsact},
+		{"tailcall", "tc", objs.loadTailcall},
+		{"tailcall", "xdp", objs.loadTailcall},
+		{"bare", "tc", objs.loadBare},
+		{"bare", "xdp", objs.loadBare},
+	} {
+		for _, n := range []int{1, 2, 16} {
+			if err := s.exercise(tc.kind, n, tc.load); err != nil {
+				t.Errorf("%s %s/%d: %v", tc.name, tc.kind, n, err)
+			}
+		}
+	}
+}
+
+func (s *stage) exercise(kind string, n int, load func(string, int) (Chain, error)) error {
+	ch, err := load(kind, n)
+	if err != nil {
+		return err
+	}
+	defer ch.Close()
+	p, err := s.place(kind, ch)
+	if err != nil {
+		return err
+	}
+	defer p.detach()
+	if _, err := s.send(kind, ch, 1000); err != nil {
+		return err
+	}
+	if err := check(ch, n, 1000); err != nil {
+		return err
+	}
+	if check(ch, n, 1001) == nil {
+		return errors.New("more counted than sent")
+	}
+	if err := p.swap(); err != nil {
+		return err
+	}
+	before, err := ch.Packets()
+	if err != nil {
+		return err
+	}
+	if _, err := s.send(kind, ch, 10); err != nil {
+		return err
+	}
+	after, err := ch.Packets()
+	if err != nil {
+		return err
+	}
+	for i := range after {
+		after[i] -= before[i]
+	}
+	if want := slices.Repeat([]uint64{10}, n); !slices.Equal(after, want) {
+		return errors.New("after the swap not every module counts")
+	}
+	return nil
+}
+
+func TestChecksum(t *testing.T) {
+	if got := ipChecksum(frame()[14:34]); got != 0 {
+		t.Errorf("a valid header sums to %#x, want 0", got)
+	}
+}

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
+/* The work of one trivial module, shared by all references: find an IPv4 UDP
+ * packet by its own parsing, and count it with its bytes on this CPU. */
+#pragma once
+
+#include <linux/bpf.h>
+#include <linux/if_ether.h>
+#include <linux/in.h>
+#include <linux/ip.h>
+#include <linux/udp.h>
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_helpers.h>
+
+struct counter {
+	__u64 packets;
+	__u64 bytes;
+};
+
+/* parse_udp tells whether the frame is unfragmented IPv4 UDP. */
+static __always_inline int parse_udp(void *data, void *end)
+{
+	struct ethhdr *eth = data;
+	if ((void *)(eth + 1) > end || eth->h_proto != bpf_htons(ETH_P_IP))
+		return 0;
+	struct iphdr *ip = (void *)(eth + 1);
+	if ((void *)(ip + 1) > end || ip->version != 4 || ip->ihl < 5)
+		return 0;
+	if (ip->protocol != IPPROTO_UDP || (ip->frag_off & bpf_htons(0x1fff)))
+		return 0;
+	struct udphdr *udp = (void *)ip + ip->ihl * 4;
+	return (void *)(udp + 1) <= end;
+}
+
+static __always_inline void add(void *map, __u64 bytes)
+{
+	__u32 key = 0;
+	struct counter *c = bpf_map_lookup_elem(map, &key);
+	if (!c)
+		return;
+	c->packets++;
+	c->bytes += bytes;
+}

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
+//go:build ignore
+
+/* One trivial module as a program of its own. Loaded n times it is a row of TCX
+ * programs or of clsact filters; with `next` set it is a tail-call chain. */
+#include "count.h"
+
+#define TC_ACT_UNSPEC -1
+#define TC_ACT_SHOT 2
+
+/* The slot of the following module in `chain`; 0 ends the chain. A constant to
+ * the verifier, so that the JIT makes the tail call a direct jump. */
+const volatile __u32 next;
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct counter);
+} counters SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PROG_ARRAY);
+	__uint(max_entries, 32);
+	__type(key, __u32);
+	__type(value, __u32);
+} chain SEC(".maps");
+
+SEC("xdp")
+int module_xdp(struct xdp_md *ctx)
+{
+	void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
+
+	if (parse_udp(data, end))
+		add(&counters, end - data);
+	if (next)
+		bpf_tail_call(ctx, &chain, next);
+	return XDP_PASS;
+}
+
+SEC("tc")
+int module_tc(struct __sk_buff *skb)
+{
+	void *data = (void *)(long)skb->data, *end = (void *)(long)skb->data_end;
+
+	if (parse_udp(data, end))
+		add(&counters, skb->len);
+	if (next)
+		bpf_tail_call(skb, &chain, next);
+	return TC_ACT_UNSPEC;
+}
+
+/* The end of the row in live measurement, the same for every config. */
+SEC("tc")
+int drop_tc(struct __sk_buff *skb)
+{
+	return TC_ACT_SHOT;
+}
+
+/* No module at all; as XDP it sends the frames of a live run up the stack. */
+SEC("xdp")
+int pass_xdp(struct xdp_md *ctx)
+{
+	return XDP_PASS;
+}
+
+SEC("tc")
+int pass_tc(struct __sk_buff *skb)
+{
+	return TC_ACT_UNSPEC;
+}
+
+char _license[] SEC("license") = "Dual BSD/GPL";

@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package chain
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// loadRow loads n independent modules.
+func (o *objects) loadRow(n int) (modules, error) {
+	var ms modules
+	for range n {
+		m, err := o.loadModule("tc", 0, nil)
+		if err != nil {
+			return nil, errors.Join(err, ms.Close())
+		}
+		ms = append(ms, m)
+	}
+	return ms, nil
+}
+
+// replace loads a new module n/2 and lets put bring it into effect.
+func (ms modules) replace(o *objects, put func(i int, m module) error) error {
+	i := middle(len(ms))
+	m, err := o.loadModule("tc", 0, nil)
+	if err != nil {
+		return err
+	}
+	if err := put(i, m); err != nil {
+		return errors.Join(err, m.Close())
+	}
+	old := ms[i]
+	ms[i] = m
+	return old.Close()
+}
+
+// tcx is a row of TCX programs (Linux 6.6).
+type tcx struct {
+	modules
+	objs  *objects
+	links []link.Link
+}
+
+func (o *objects) loadTCX(_ string, n int) (Chain, error) {
+	ms, err := o.loadRow(n)
+	return &tcx{modules: ms, objs: o}, err
+}
+
+// attach leaves it to detach to clean up after an error.
+func (t *tcx) attach(ifindex int, last *ebpf.Program) error {
+	for _, m := range append(t.modules[:len(t.modules):len(t.modules)], module{program: last}) {
+		l, err := attachTCX(ifindex, m.program)
+		if err != nil {
+			return err
+		}
+		t.links = append(t.links, l)
+	}
+	return nil
+}
+
+// attachTCX puts a program behind those on the ingress.
+func attachTCX(ifindex int, p *ebpf.Program) (link.Link, error) {
+	l, err := link.AttachTCX(link.TCXOptions{Interface: ifindex, Program: p, Attach: ebpf.AttachTCXIngress, Anchor: link.Tail()})
+	if err != nil {
+		return nil, fmt.Errorf("attach tcx: %w", err)
+	}
+	return l, nil
+}
+
+func (t *tcx) swap() error {
+	return t.replace(t.objs, func(i int, m module) error { return t.links[i].Update(m.program) })
+}
+
+func (t *tcx) detach() error { return closeLinks(t.links) }
+
+func closeLinks(links []link.Link) error {
+	var errs []error
+	for _, l := range links {
+		errs = append(errs, l.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// clsact is a row of direct-action filters. All stand in one instance of
+// cls_bpf, under handles of their own, which costs less per packet than an
+// instance (a priority) each.
+type clsact struct {
+	modules
+	objs  *objects
+	qdisc *netlink.Clsact
+}
+
+func (o *objects) loadClsact(_ string, n int) (Chain, error) {
+	ms, err := o.loadRow(n)
+	return &clsact{modules: ms, objs: o}, err
+}
+
+func (c *clsact) attach(ifindex int, last *ebpf.Program) error {
+	var err error
+	if c.qdisc, err = addClsact(ifindex); err != nil {
+		return err
+	}
+	if err := addFilter(ifindex, 2, 1, last); err != nil {
+		return err
+	}
+	for i := len(c.modules) - 1; i >= 0; i-- { // the newest stands first
+		if err := addFilter(ifindex, 1, i+1, c.modules[i].program); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func addClsact(ifindex int) (*netlink.Clsact, error) {
+	qdisc := &netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{
+		LinkIndex: ifindex, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT}}
+	if err := netlink.QdiscAdd(qdisc); err != nil {
+		return nil, fmt.Errorf("add clsact: %w", err)
+	}
+	return qdisc, nil
+}
+
+// addFilter adds a filter, or replaces the one with its handle.
+func addFilter(ifindex, priority, handle int, p *ebpf.Program) error {
+	filter := &netlink.BpfFilter{
+		FilterAttrs: netlink.FilterAttrs{
+			LinkIndex: ifindex, Parent: netlink.HANDLE_MIN_INGRESS,
+			Priority: uint16(priority), Handle: uint32(handle), Protocol: unix.ETH_P_ALL},
+		Fd: p.FD(), Name: "bench", DirectAction: true,
+	}
+	if err := netlink.FilterReplace(filter); err != nil {
+		return fmt.Errorf("add filter %d: %w", handle, err)
+	}
+	return nil
+}
+
+func (c *clsact) swap() error {
+	return c.replace(c.objs, func(i int, m module) error {
+		return addFilter(c.qdisc.LinkIndex, 1, i+1, m.program)
+	})
+}
+
+func (c *clsact) detach() error {
+	if c.qdisc == nil {
+		return nil
+	}
+	return netlink.QdiscDel(c.qdisc)
+}

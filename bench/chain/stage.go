@@ -1,0 +1,313 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package chain
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+
+	"github.com/kerb-edge/kerb/bench"
+	"github.com/kerb-edge/kerb/internal/netlab"
+)
+
+// The figure of one round is the median of several runs, each right after one
+// of the base it is compared with.
+const (
+	runs       = 25
+	runsQuick  = 15
+	testRuns   = 200_000 // packets in one test run
+	liveFrames = 100_000 // packets in one live run
+	liveBatch  = 64      // as a NIC's poll
+)
+
+// loopback has index 1 in every namespace.
+const loopback = 1
+
+// bpfLiveFrames is BPF_F_TEST_XDP_LIVE_FRAMES (linux/bpf.h).
+const bpfLiveFrames = 1 << 1
+
+// stage is the hosts and programs that all configs are measured with.
+type stage struct {
+	lab *netlab.Lab
+	// chain is where a config stands, the others hold the dropping program
+	// alone, behind TCX and behind clsact.
+	chain, tcxBase, clsactBase *netlab.Host
+
+	passXDP, passTC, drop *ebpf.Program
+	links                 []link.Link
+	runs                  int
+	frame                 []byte
+}
+
+func openStage(quick bool) (s *stage, err error) {
+	if err := netlab.Sweep(labPrefix); err != nil {
+		return nil, err
+	}
+	s = &stage{runs: runs, frame: frame()}
+	if quick {
+		s.runs = runsQuick
+	}
+	if err := s.loadPrograms(); err != nil {
+		return nil, errors.Join(err, s.close())
+	}
+	if err := s.buildHosts(); err != nil {
+		return nil, errors.Join(err, s.close())
+	}
+	return s, nil
+}
+
+func (s *stage) loadPrograms() error {
+	spec, err := bench.Object(files, "module.bpf.o")
+	if err != nil {
+		return err
+	}
+	for name, p := range map[string]**ebpf.Program{
+		"pass_xdp": &s.passXDP, "drop_tc": &s.drop, "pass_tc": &s.passTC,
+	} {
+		coll, err := ebpf.NewCollection(only(spec, name))
+		if err != nil {
+			return fmt.Errorf("load %s: %w", name, err)
+		}
+		*p = coll.DetachProgram(name)
+		coll.Close()
+	}
+	return nil
+}
+
+func (s *stage) buildHosts() error {
+	lab, err := netlab.NewIn(labPrefix)
+	if err != nil {
+		return err
+	}
+	s.lab = lab
+	for name, host := range map[string]**netlab.Host{"chain": &s.chain, "tcx": &s.tcxBase, "clsact": &s.clsactBase} {
+		if *host, err = lab.Host(name, netlab.HostOptions{}); err != nil {
+			return err
+		}
+	}
+	return errors.Join(s.tcxBase.Do(s.prepareTCXBase), s.clsactBase.Do(s.prepareClsactBase))
+}
+
+// prepareTCXBase also attaches the passing XDP program. Test runs of one that
+// is attached nowhere begin and end with a patch of the kernel's XDP
+// dispatcher, which takes longer than the run.
+func (s *stage) prepareTCXBase() error {
+	drop, err := attachTCX(loopback, s.drop)
+	if err != nil {
+		return err
+	}
+	s.links = append(s.links, drop)
+	pass, err := attachXDP(s.tcxBase.Interface(), s.passXDP)
+	if err != nil {
+		return err
+	}
+	s.links = append(s.links, pass)
+	return nil
+}
+
+func (s *stage) prepareClsactBase() error {
+	if _, err := addClsact(loopback); err != nil {
+		return err
+	}
+	return addFilter(loopback, 2, 1, s.drop)
+}
+
+func (s *stage) close() error {
+	err := closeLinks(s.links)
+	for _, p := range []*ebpf.Program{s.passXDP, s.drop, s.passTC} {
+		if p != nil {
+			err = errors.Join(err, p.Close())
+		}
+	}
+	if s.lab != nil {
+		err = errors.Join(err, s.lab.Close())
+	}
+	return err
+}
+
+// frame is a 64-byte frame (60 without its checksum): IPv4 UDP, zero payload.
+func frame() []byte {
+	f := make([]byte, 60)
+	copy(f, []byte{2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2, 8, 0})
+	ip := f[14:34]
+	copy(ip, []byte{0x45, 0, 0, 46, 0, 0, 0, 0, 64, 17, 0, 0, 10, 99, 1, 1, 10, 99, 1, 2})
+	sum := ipChecksum(ip)
+	ip[10], ip[11] = byte(sum>>8), byte(sum)
+	copy(f[34:], []byte{0x30, 0x39, 0x14, 0x51, 0, 26, 0, 0}) // 12345 to 5201, no checksum
+	return f
+}
+
+func ipChecksum(header []byte) uint16 {
+	var sum uint32
+	for i := 0; i < len(header); i += 2 {
+		sum += uint32(header[i])<<8 | uint32(header[i+1])
+	}
+	for sum > 0xffff {
+		sum = sum>>16 + sum&0xffff
+	}
+	return ^uint16(sum)
+}
+
+// placed is a chain on its hook.
+type placed struct {
+	swap, detach func() error
+}
+
+// place attaches a chain: XDP to a host's veth in native mode, TC to the
+// ingress of a loopback, in front of the dropping program.
+func (s *stage) place(hook string, ch Chain) (placed, error) {
+	if r, ok := ch.(row); ok {
+		return s.placeRow(r)
+	}
+	return s.placeLinked(hook, ch.(Linked))
+}
+
+func (s *stage) placeRow(r row) (placed, error) {
+	err := s.chain.Do(func() error { return r.attach(loopback, s.drop) })
+	p := placed{
+		swap:   func() error { return s.chain.Do(r.swap) },
+		detach: func() error { return s.chain.Do(r.detach) },
+	}
+	if err != nil {
+		return placed{}, errors.Join(err, p.detach())
+	}
+	return p, nil
+}
+
+func (s *stage) placeLinked(hook string, ch Linked) (placed, error) {
+	var links []link.Link
+	err := s.chain.Do(func() (err error) {
+		if hook == "xdp" {
+			var l link.Link
+			l, err = attachXDP(s.chain.Interface(), ch.Program())
+			links = []link.Link{l}
+		} else {
+			links, err = s.attachTC(ch.Program())
+		}
+		return err
+	})
+	if err != nil {
+		return placed{}, err
+	}
+	now := ch.Program()
+	return placed{
+		swap: func() error {
+			p, err := ch.Replace()
+			if err != nil || p == now {
+				return err
+			}
+			now = p
+			return links[0].Update(p)
+		},
+		detach: func() error { return closeLinks(links) },
+	}, nil
+}
+
+func attachXDP(name string, p *ebpf.Program) (link.Link, error) {
+	nic, err := net.InterfaceByName(name)
+	if err != nil {
+		return nil, err
+	}
+	l, err := link.AttachXDP(link.XDPOptions{Program: p, Interface: nic.Index, Flags: link.XDPDriverMode})
+	if err != nil {
+		return nil, fmt.Errorf("attach xdp: %w", err)
+	}
+	return l, nil
+}
+
+func (s *stage) attachTC(p *ebpf.Program) ([]link.Link, error) {
+	first, err := attachTCX(loopback, p)
+	if err != nil {
+		return nil, err
+	}
+	last, err := attachTCX(loopback, s.drop)
+	if err != nil {
+		return nil, errors.Join(err, first.Close())
+	}
+	return []link.Link{first, last}, nil
+}
+
+// packetTime is what one packet took, in ns.
+type packetTime struct {
+	ns    float64 // as measured: for test runs with the run's own overhead
+	added float64 // above the base without modules
+	sent  uint64
+}
+
+// packet measures a chain and its base in turn.
+func (s *stage) packet(kind string, ch Chain) (packetTime, error) {
+	count := uint32(testRuns)
+	if kind == "tc" {
+		count = liveFrames
+	}
+	var with, added []float64
+	err := bench.Pinned(1, func() error {
+		for range s.runs {
+			b, err := s.sendBase(kind, ch, count)
+			if err != nil {
+				return err
+			}
+			w, err := s.send(kind, ch, count)
+			if err != nil {
+				return err
+			}
+			with, added = append(with, w), append(added, w-b)
+		}
+		return nil
+	})
+	t := packetTime{ns: bench.Median(with), added: bench.Median(added), sent: uint64(s.runs) * uint64(count)}
+	if kind == "tc" {
+		t.ns = t.added
+	}
+	return t, err
+}
+
+// send passes packets through a chain and returns the time of one, in ns.
+func (s *stage) send(kind string, ch Chain, count uint32) (ns float64, err error) {
+	if kind != "tc" {
+		return testRun(ch.(Linked).Program(), s.frame, count, 0)
+	}
+	return s.live(s.chain, count)
+}
+
+func (s *stage) sendBase(kind string, ch Chain, count uint32) (ns float64, err error) {
+	_, classic := ch.(*clsact)
+	switch {
+	case kind == "xdp":
+		return testRun(s.passXDP, s.frame, count, 0)
+	case kind == "tc-run":
+		return testRun(s.passTC, s.frame, count, 0)
+	case classic:
+		return s.live(s.clsactBase, count)
+	}
+	return s.live(s.tcxBase, count)
+}
+
+// live sends frames up the stack of a host, from its loopback.
+func (s *stage) live(h *netlab.Host, count uint32) (ns float64, err error) {
+	err = h.Do(func() error {
+		ns, err = testRun(s.passXDP, s.frame, count, bpfLiveFrames)
+		return err
+	})
+	return ns, err
+}
+
+// testRun divides the time of the system call: the kernel's own figure is cut
+// to whole nanoseconds.
+func testRun(p *ebpf.Program, frame []byte, count uint32, flags uint32) (ns float64, err error) {
+	opts := &ebpf.RunOptions{Data: slices.Clone(frame), Repeat: count, Flags: flags}
+	if flags == bpfLiveFrames {
+		opts.BatchSize = liveBatch
+	}
+	start := time.Now()
+	if _, err := p.Run(opts); err != nil {
+		return 0, fmt.Errorf("test run: %w", err)
+	}
+	return float64(time.Since(start).Nanoseconds()) / float64(count), nil
+}
