@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # The machine's first process: makes the file systems, loads the modules, runs every test binary of /matrix/plan and powers off.
 # /matrix/settings gives nonce (the word that starts each line meant for the host), limit (seconds per binary) and run (-test.run).
+# Modules that the kernel refuses are listed in /run/not-loaded, where the smoke tests look.
 # The kernel writes to the first serial port, everything here to the second: neither can cut a line of the other.
 
 export PATH=/sbin:/bin:/busybox HOME=/root TMPDIR=/tmp KERB_MATRIX=1
@@ -29,7 +30,7 @@ tell() { printf '\n%s %s\n' "$nonce" "$*"; }
 
 tell boot "$(uname -r)"
 for module in /matrix/modules/*.ko; do
-	insmod "$module" || echo "not loaded: $module"
+	insmod "$module" || echo "$module" >>/run/not-loaded
 done
 ip link set lo up
 

@@ -57,6 +57,13 @@ func TestTestdata(t *testing.T) {
 	}
 }
 
+// TestModules finds the modules that the matrix's kernel refused to load.
+func TestModules(t *testing.T) {
+	if refused, err := os.ReadFile("/run/not-loaded"); err == nil {
+		t.Fatalf("not loaded:\n%s", refused)
+	}
+}
+
 func TestTemporaryFiles(t *testing.T) {
 	must(t, os.WriteFile(filepath.Join(t.TempDir(), "file"), []byte("x"), 0o600))
 }
