@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /* The words that the dispatcher, the modules and the agent share: verdicts, parse outcomes, drop reasons, and the packet
- * context. The agent's Go mirror is internal/dataplane/layout.go; a test compares both by BTF. */
+ * context. The Go mirror is internal/kerbabi; a test compares both by BTF. */
 #ifndef KERB_TYPES_H
 #define KERB_TYPES_H
 
@@ -15,19 +15,19 @@ enum kerb_verdict {
 	KERB_REDIRECT = 3, /* hand it to the interface set by kerb_redirect() */
 };
 
-/* How parsing ended. Everything but KERB_PARSE_OK is counted by the dispatcher. */
+/* How parsing ended. Everything but KERB_PARSE_OK is counted by the dispatcher. parse.h tells what the context holds then. */
 enum kerb_parse {
 	KERB_PARSE_OK = 0,	    /* L3 and L4 found (a later fragment has no L4: see KERB_F_FRAG_LATER) */
 	KERB_PARSE_NOT_IP = 1,	    /* neither IPv4 nor IPv6, for example ARP: l3 is set */
 	KERB_PARSE_SHORT_L2 = 2,    /* the frame ends within the Ethernet or VLAN header */
-	KERB_PARSE_VLAN_DEPTH = 3,  /* more than two VLAN tags */
-	KERB_PARSE_SHORT_L3 = 4,    /* the frame ends within the IP header */
+	KERB_PARSE_VLAN_DEPTH = 3,  /* more than two VLAN tags, one taken off by the kernel included */
+	KERB_PARSE_SHORT_L3 = 4,    /* the frame ends within the IP header, its options or extension headers included */
 	KERB_PARSE_BAD_VERSION = 5, /* the version field does not match the EtherType */
 	KERB_PARSE_BAD_IHL = 6,	    /* IPv4 header length below 20 bytes */
 	KERB_PARSE_BAD_LENGTH = 7,  /* the IP length is below its header or beyond the frame */
 	KERB_PARSE_EXT_DEPTH = 8,   /* more IPv6 extension headers than KERB_MAX_EXT */
-	KERB_PARSE_SHORT_L4 = 9,    /* the frame or the IP length ends within the transport header */
-	KERB_PARSE_BAD_L4 = 10,	    /* impossible transport header: TCP data offset below 5, UDP length below 8 */
+	KERB_PARSE_SHORT_L4 = 9,    /* the frame or the IP length ends within the transport header, TCP options included */
+	KERB_PARSE_BAD_L4 = 10,	    /* impossible transport header: TCP data offset below 5, UDP length below 8 or beyond the datagram */
 	KERB_PARSE_OUTCOMES = 11,
 };
 
