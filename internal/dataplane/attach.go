@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dataplane
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
+)
+
+// Modes in which a chain runs on a point.
+const (
+	ModeTCX        = "tcx"
+	ModeClsact     = "clsact"
+	ModeXDPNative  = "native"
+	ModeXDPFrags   = "native-frags"
+	ModeXDPGeneric = "generic"
+)
+
+// Attached is what runs on a point.
+type Attached struct {
+	Point   Point
+	Program ebpf.ProgramID
+	Mode    string
+}
+
+// attach puts a program on a free point or in place of the one that Kerb has there, in one step: every packet meets
+// either the old or the new program.
+func (d *Dataplane) attach(p Point, prog *ebpf.Program) error {
+	if p.Side != OnXDP && !d.tcx {
+		return attachClsact(p, prog, d.opts.Last)
+	}
+	old, err := openLink(d.layout.link(p))
+	if errors.Is(err, os.ErrNotExist) {
+		return d.attachNew(p, prog)
+	}
+	if err != nil {
+		return err
+	}
+	defer old.Close()
+	if err := old.Update(prog); err != nil {
+		if errors.Is(err, unix.ENOLINK) || errors.Is(err, unix.ENODEV) {
+			return fmt.Errorf("interface %d: %w", p.Ifindex, ErrGone)
+		}
+		return fmt.Errorf("replace program on %s: %w", p, err)
+	}
+	return nil
+}
+
+func (d *Dataplane) attachNew(p Point, prog *ebpf.Program) error {
+	var l link.Link
+	var err error
+	if p.Side == OnXDP {
+		l, err = attachXDP(p.Ifindex, prog)
+	} else {
+		l, err = d.attachTCX(p, prog)
+	}
+	if err != nil {
+		return attachError(p, err)
+	}
+	defer l.Close()
+	if err := os.MkdirAll(d.layout.links(), 0o700); err != nil {
+		return err
+	}
+	if err := l.Pin(d.layout.link(p)); err != nil {
+		return fmt.Errorf("pin link of %s: %w", p, err) // closing the unpinned link detaches the program
+	}
+	return nil
+}
+
+func attachError(p Point, err error) error {
+	switch {
+	case errors.Is(err, unix.ENODEV):
+		return fmt.Errorf("interface %d: %w", p.Ifindex, ErrGone)
+	case errors.Is(err, unix.EBUSY), errors.Is(err, unix.EEXIST):
+		return fmt.Errorf("attach to %s: %w (%w); see its owner with: bpftool net show", p, ErrBusy, err)
+	}
+	return fmt.Errorf("attach to %s: %w", p, err)
+}
+
+// attachTCX joins the other TCX programs first or last, as configured. Foreign programs are never touched.
+func (d *Dataplane) attachTCX(p Point, prog *ebpf.Program) (link.Link, error) {
+	opts := link.TCXOptions{Interface: p.Ifindex, Program: prog, Attach: ebpf.AttachTCXIngress, Anchor: link.Head()}
+	if p.Side == OnTCEgress {
+		opts.Attach = ebpf.AttachTCXEgress
+	}
+	if d.opts.Last {
+		opts.Anchor = link.Tail()
+	}
+	return link.AttachTCX(opts)
+}
+
+// attachXDP tries the driver first. Which modes a driver takes depends on MTU, features and frags: only trying tells.
+func attachXDP(ifindex int, prog *ebpf.Program) (link.Link, error) {
+	l, err := link.AttachXDP(link.XDPOptions{Interface: ifindex, Program: prog, Flags: link.XDPDriverMode})
+	if err == nil || errors.Is(err, unix.EBUSY) || errors.Is(err, unix.EEXIST) || errors.Is(err, unix.ENODEV) {
+		return l, err
+	}
+	l, genericErr := link.AttachXDP(link.XDPOptions{Interface: ifindex, Program: prog, Flags: link.XDPGenericMode})
+	if genericErr != nil {
+		return nil, errors.Join(fmt.Errorf("native: %w", err), fmt.Errorf("generic: %w", genericErr))
+	}
+	return l, nil
+}
+
+// detach takes Kerb's program from a point. A point that has none, or an interface that is gone, is no error.
+func (d *Dataplane) detach(p Point) error {
+	if p.Side != OnXDP && !d.tcx {
+		return detachClsact(p)
+	}
+	path := d.layout.link(p)
+	l, err := openLink(path)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer l.Close()
+	if err := os.Remove(path); err != nil {
+		return fmt.Errorf("unpin link of %s: %w", p, err)
+	}
+	// Closing the last handle would detach too, but later, from a workqueue.
+	if err := l.Detach(); err != nil && !errors.Is(err, unix.ENODEV) && !errors.Is(err, unix.ENOLINK) && !errors.Is(err, link.ErrNotSupported) {
+		return fmt.Errorf("detach from %s: %w", p, err)
+	}
+	return nil
+}
+
+func openLink(path string) (link.Link, error) {
+	l, err := link.LoadPinnedLink(path, nil)
+	if err != nil {
+		return nil, fmt.Errorf("open link %s: %w", filepath.Base(path), err)
+	}
+	return l, nil
+}
+
+// readLinks lists what runs where. A link whose interface is gone has a zero ifindex: it is listed with Program 0.
+func (d *Dataplane) readLinks() ([]Attached, error) {
+	entries, err := os.ReadDir(d.layout.links())
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, err
+	}
+	var out []Attached
+	for _, e := range entries {
+		p, ok := parsePoint(e.Name())
+		if !ok {
+			continue
+		}
+		a, err := d.readLink(p)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, a)
+	}
+	if !d.tcx {
+		more, err := readClsact()
+		return append(out, more...), err
+	}
+	return out, nil
+}
+
+func (d *Dataplane) readLink(p Point) (Attached, error) {
+	l, err := openLink(d.layout.link(p))
+	if err != nil {
+		return Attached{}, err
+	}
+	defer l.Close()
+	info, err := l.Info()
+	if err != nil {
+		return Attached{}, fmt.Errorf("link of %s: %w", p, err)
+	}
+	a := Attached{Point: p, Program: info.Program, Mode: ModeTCX}
+	ifindex := uint32(0)
+	if x := info.XDP(); x != nil {
+		ifindex, a.Mode = x.Ifindex, ""
+	} else if t := info.TCX(); t != nil {
+		ifindex = t.Ifindex
+	}
+	if int(ifindex) != p.Ifindex {
+		a.Program = 0
+	}
+	return a, nil
+}

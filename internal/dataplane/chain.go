@@ -1,0 +1,245 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dataplane
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sort"
+	"strings"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+)
+
+// chain is a linked chain in the kernel. The entry is progs[0]; there are more only when the verifier could not follow
+// the whole in one piece.
+type chain struct {
+	spec     ChainSpec
+	progs    []*ebpf.Program
+	parts    *ebpf.Map // tail-call table, nil for one program
+	outcomes *ebpf.Map
+	drops    []*ebpf.Map
+}
+
+func (c *chain) entry() *ebpf.Program { return c.progs[0] }
+
+func (c *chain) Close() {
+	for _, p := range c.progs {
+		p.Close()
+	}
+	for _, m := range append([]*ebpf.Map{c.parts, c.outcomes}, c.drops...) {
+		if m != nil {
+			m.Close()
+		}
+	}
+}
+
+// loadChain links and loads a chain. It is not pinned or attached.
+func loadChain(spec ChainSpec, members []*generation) (c *chain, err error) {
+	l, err := newLinker(spec, members)
+	if err != nil {
+		return nil, err
+	}
+	c = &chain{spec: spec}
+	defer func() {
+		if err != nil {
+			c.Close()
+		}
+	}()
+	if c.outcomes, err = ebpf.NewMap(l.object.Maps["kerb_outcomes"]); err != nil {
+		return nil, fmt.Errorf("create parse counters: %w", err)
+	}
+	l.outcomes = c.outcomes
+	for _, g := range members {
+		m, err := g.maps[dropsMap].Clone()
+		if err != nil {
+			return nil, err
+		}
+		c.drops = append(c.drops, m)
+	}
+	return c, c.load(l)
+}
+
+// load tries the chain as one program and, where the verifier gives up, in more and more parts.
+func (c *chain) load(l *linker) error {
+	n := len(l.members)
+	for count := 1; ; count *= 2 {
+		err := c.loadParts(l, min(count, max(n, 1)))
+		if err == nil || !errors.Is(err, errTooComplex) || count >= n {
+			return err
+		}
+	}
+}
+
+// loadParts loads the chain as count programs, the last one first, as each needs the table that holds its successor.
+func (c *chain) loadParts(l *linker, count int) (err error) {
+	c.progs, c.parts = make([]*ebpf.Program, count), nil
+	if count > 1 {
+		c.parts, err = ebpf.NewMap(&ebpf.MapSpec{Name: "kerb_parts", Type: ebpf.ProgramArray, KeySize: 4, ValueSize: 4, MaxEntries: uint32(count)})
+		if err != nil {
+			return fmt.Errorf("create tail-call table: %w", err)
+		}
+	}
+	n := len(l.members)
+	for i := count - 1; i >= 0; i-- {
+		first, last := n*i/count, n*(i+1)/count
+		table := c.parts
+		if i == count-1 {
+			table = nil
+		}
+		prog, err := c.loadPart(l, first, last, table, i+1)
+		if err != nil {
+			c.dropParts()
+			return err
+		}
+		c.progs[i] = prog
+		if i > 0 {
+			if err := c.parts.Put(uint32(i), prog); err != nil {
+				return fmt.Errorf("fill tail-call table: %w", err)
+			}
+		}
+	}
+	return nil
+}
+
+func (c *chain) dropParts() {
+	for _, p := range c.progs {
+		if p != nil {
+			p.Close()
+		}
+	}
+	c.progs = nil
+	if c.parts != nil {
+		c.parts.Close()
+		c.parts = nil
+	}
+}
+
+func (c *chain) loadPart(l *linker, first, last int, table *ebpf.Map, slot int) (*ebpf.Program, error) {
+	code, err := l.link(first, last, table, slot)
+	if err != nil {
+		return nil, err
+	}
+	spec := l.programSpec(code, "kerb_"+c.spec.ID())
+	prog, err := ebpf.NewProgram(spec)
+	if err == nil {
+		return prog, nil
+	}
+	if tooComplex(err) && len(l.members) > 1 {
+		return nil, fmt.Errorf("%w: %w", errTooComplex, rejected(err, c.names()))
+	}
+	return nil, rejected(err, c.names())
+}
+
+func (c *chain) names() []string {
+	var names []string
+	for _, m := range c.spec.Members {
+		names = append(names, m.Name)
+	}
+	return names
+}
+
+// tooComplex recognises the verifier's limits, the only reason to split a chain.
+func tooComplex(err error) bool {
+	var verifier *ebpf.VerifierError
+	if errors.Is(err, unix.E2BIG) {
+		return true
+	}
+	if !errors.As(err, &verifier) {
+		return false
+	}
+	log := strings.Join(verifier.Log, "\n")
+	return strings.Contains(log, "BPF program is too large") || strings.Contains(log, "jumps is too complex") || strings.Contains(log, "stack size of")
+}
+
+// pin makes the chain durable, all at once.
+func (c *chain) pin(l layout) error {
+	return pinDir(l.chain(c.spec), func(tmp string) error {
+		for i, p := range c.progs {
+			if err := p.Pin(filepath.Join(tmp, fmt.Sprintf("prog%d", i))); err != nil {
+				return fmt.Errorf("pin program: %w", err)
+			}
+		}
+		pins := map[string]*ebpf.Map{"outcomes": c.outcomes}
+		if c.parts != nil {
+			pins["parts"] = c.parts
+		}
+		for i, m := range c.spec.Members {
+			pins[memberPin(i, m)] = c.drops[i]
+		}
+		for name, m := range pins {
+			if err := pinCopy(m, filepath.Join(tmp, name)); err != nil {
+				return fmt.Errorf("pin %s: %w", name, err)
+			}
+		}
+		return nil
+	})
+}
+
+// PinnedChain is a chain found among the pins.
+type PinnedChain struct {
+	ID      string // as in its directory's name; it differs from Spec.ID() when another build linked it
+	Spec    ChainSpec
+	Program ebpf.ProgramID
+	Parts   int
+	dir     string
+}
+
+// readChains lists the chains that are pinned.
+func readChains(l layout) ([]PinnedChain, error) {
+	entries, err := os.ReadDir(l.chains())
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	var out []PinnedChain
+	for _, e := range entries {
+		side, dir, id, ok := parseChainPin(e.Name())
+		if !ok {
+			continue
+		}
+		c := PinnedChain{ID: id, Spec: ChainSpec{Side: side, Direction: dir}, dir: filepath.Join(l.chains(), e.Name())}
+		if err := c.read(); err != nil {
+			return nil, fmt.Errorf("chain %s: %w", e.Name(), err)
+		}
+		out = append(out, c)
+	}
+	return out, nil
+}
+
+func (c *PinnedChain) read() error {
+	files, err := os.ReadDir(c.dir)
+	if err != nil {
+		return err
+	}
+	sort.Slice(files, func(i, j int) bool { return files[i].Name() < files[j].Name() })
+	for _, f := range files {
+		if m, ok := parseMemberPin(f.Name()); ok {
+			c.Spec.Members = append(c.Spec.Members, m)
+		}
+		if strings.HasPrefix(f.Name(), "prog") {
+			c.Parts++
+		}
+	}
+	prog, err := c.open()
+	if err != nil {
+		return err
+	}
+	defer prog.Close()
+	info, err := prog.Info()
+	if err != nil {
+		return err
+	}
+	c.Program, _ = info.ID()
+	return nil
+}
+
+// open opens the entry program.
+func (c *PinnedChain) open() (*ebpf.Program, error) {
+	return ebpf.LoadPinnedProgram(filepath.Join(c.dir, "prog0"), nil)
+}

@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dataplane
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/rlimit"
+	"golang.org/x/sys/unix"
+
+	"github.com/kerb-edge/kerb/sdk"
+)
+
+// Options of a data plane.
+type Options struct {
+	Root string // directory on a BPF file system, for example /sys/fs/bpf/kerb
+	Last bool   // run after foreign programs on the same hook, not before them
+	// NoTCX uses clsact even where the kernel has TCX.
+	NoTCX bool
+}
+
+// Dataplane is Kerb's part of the kernel. Its methods are not safe for concurrent use.
+type Dataplane struct {
+	opts   Options
+	layout layout
+	tcx    bool
+}
+
+// Open prepares the directory of pins and removes what a killed agent had half built.
+func Open(opts Options) (*Dataplane, error) {
+	d := &Dataplane{opts: opts, layout: layout{opts.Root}}
+	if err := checkBPFFS(opts.Root); err != nil {
+		return nil, err
+	}
+	if err := rlimit.RemoveMemlock(); err != nil { // only before Linux 5.11
+		return nil, fmt.Errorf("raise RLIMIT_MEMLOCK: %w", err)
+	}
+	d.tcx = !opts.NoTCX && haveTCX()
+	if err := os.MkdirAll(opts.Root, 0o700); err != nil {
+		return nil, err
+	}
+	dirs := []string{d.layout.chains()}
+	modules, _ := filepath.Glob(filepath.Join(d.layout.modules(), "*"))
+	return d, sweepTemp(append(dirs, modules...)...)
+}
+
+// checkBPFFS looks at the nearest directory that exists.
+func checkBPFFS(root string) error {
+	const magic = 0xcafe4a11 // BPF_FS_MAGIC
+	for dir := root; ; dir = filepath.Dir(dir) {
+		var st unix.Statfs_t
+		err := unix.Statfs(dir, &st)
+		if errors.Is(err, unix.ENOENT) && dir != "/" {
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("%s: %w", dir, err)
+		}
+		if uint32(st.Type) != magic {
+			return fmt.Errorf("%w at %s: mount one with: mount -t bpf bpf /sys/fs/bpf", ErrNotMounted, root)
+		}
+		return nil
+	}
+}
+
+// State is what runs in the kernel, as its pins tell.
+type State struct {
+	Generations map[string][]string // identities by module
+	Chains      []PinnedChain
+	Points      []Attached
+}
+
+// Observe reads the state.
+func (d *Dataplane) Observe() (State, error) {
+	s := State{Generations: map[string][]string{}}
+	dirs, _ := filepath.Glob(filepath.Join(d.layout.modules(), "*", "*"))
+	for _, dir := range dirs {
+		name := filepath.Base(filepath.Dir(dir))
+		s.Generations[name] = append(s.Generations[name], filepath.Base(dir))
+	}
+	var err error
+	if s.Chains, err = readChains(d.layout); err != nil {
+		return s, err
+	}
+	s.Points, err = d.readLinks()
+	return s, err
+}
+
+// CreateGeneration makes the maps of a module, carrying over those of the generation called from ("" for none), fills
+// and pins them. One that exists already is left as it is.
+func (d *Dataplane) CreateGeneration(mod Module, from string) error {
+	if _, err := os.Stat(d.layout.generation(mod.Name, mod.ID)); err == nil {
+		return nil
+	}
+	var previous map[string]*ebpf.Map
+	if from != "" {
+		var err error
+		if previous, err = openMaps(d.layout.generation(mod.Name, from)); err != nil {
+			return fmt.Errorf("module %s: running generation: %w", mod.Name, err)
+		}
+		defer closeAll(previous)
+	}
+	shared, err := openMaps(d.layout.shared())
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	defer closeAll(shared)
+	g, err := newGeneration(mod, previous, shared)
+	if err != nil {
+		return err
+	}
+	defer g.Close()
+	return g.pin(d.layout)
+}
+
+// RemoveGeneration drops the maps of a generation, as far as no other uses them.
+func (d *Dataplane) RemoveGeneration(name, id string) error {
+	if err := removePins(d.layout.generation(name, id)); err != nil {
+		return err
+	}
+	_ = os.Remove(d.layout.module(name)) // only if it is empty now
+	return nil
+}
+
+// CreateChain links, verifies and pins a chain of generations that exist. One that exists already is left as it is.
+func (d *Dataplane) CreateChain(spec ChainSpec, modules map[string]Module) error {
+	if _, err := os.Stat(d.layout.chain(spec)); err == nil {
+		return nil
+	}
+	var members []*generation
+	defer func() {
+		for _, g := range members {
+			g.Close()
+		}
+	}()
+	for _, m := range spec.Members {
+		g, err := openGeneration(d.layout, modules[m.Name])
+		if err != nil {
+			return fmt.Errorf("module %s: %w", m.Name, err)
+		}
+		members = append(members, g)
+	}
+	c, err := loadChain(spec, members)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	return c.pin(d.layout)
+}
+
+// RemoveChain drops a chain that runs nowhere any more.
+func (d *Dataplane) RemoveChain(c PinnedChain) error { return removePins(c.dir) }
+
+// Attach puts a chain on a point, in place of the one that runs there.
+func (d *Dataplane) Attach(p Point, spec ChainSpec) error {
+	return d.AttachPinned(p, PinnedChain{dir: d.layout.chain(spec)})
+}
+
+// AttachPinned is Attach for a chain known by its pins only: what an undo needs.
+func (d *Dataplane) AttachPinned(p Point, c PinnedChain) error {
+	prog, err := c.open()
+	if err != nil {
+		return fmt.Errorf("open chain: %w", err)
+	}
+	defer prog.Close()
+	return d.attach(p, prog)
+}
+
+// Detach takes Kerb's chain from a point.
+func (d *Dataplane) Detach(p Point) error { return d.detach(p) }
+
+// Maps opens the maps of a generation, for its control plane. The caller closes them.
+func (d *Dataplane) Maps(name, id string) (sdk.Maps, error) {
+	g, err := openGeneration(d.layout, Module{Name: name, ID: id})
+	if err != nil {
+		return nil, err
+	}
+	out := g.sdkMaps()
+	for pin, m := range g.maps {
+		if out[pin] == nil {
+			m.Close()
+		}
+	}
+	return out, nil
+}
+
+// Purge removes everything that Kerb has in the kernel under this root: chains from their points, programs and maps.
+func (d *Dataplane) Purge() error {
+	points, err := d.readLinks()
+	errs := []error{err}
+	for _, a := range points {
+		errs = append(errs, d.detach(a.Point))
+	}
+	// Filters outlive a change of the tcx option or of the kernel.
+	filters, err := readClsact()
+	errs = append(errs, err)
+	for _, a := range filters {
+		errs = append(errs, detachClsact(a.Point))
+	}
+	return errors.Join(append(errs, removePins(d.layout.root))...)
+}

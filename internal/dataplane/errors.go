@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dataplane
+
+import (
+	"errors"
+	"fmt"
+	"regexp"
+	"strings"
+
+	"github.com/cilium/ebpf"
+)
+
+// Errors that callers tell apart.
+var (
+	ErrNoEntry      = errors.New("the object has neither kerb_egress nor kerb_ingress")
+	ErrNoConstant   = errors.New("the data plane has no such constant")
+	ErrGone         = errors.New("the interface is gone")
+	ErrBusy         = errors.New("another program holds the hook exclusively")
+	ErrUnsupported  = errors.New("the kernel does not support it")
+	ErrNotMounted   = errors.New("no BPF file system")
+	ErrLicense      = errors.New("licences cannot be mixed in one program")
+	errTooComplex   = errors.New("more than the verifier can follow")
+	errNotOurObject = errors.New("not an object of Kerb")
+)
+
+// RejectedError is the verifier's refusal of a chain.
+type RejectedError struct {
+	Modules []string // members of the chain
+	Plain   string   // one sentence for people
+	Log     string   // the verifier's whole log
+	Err     error
+}
+
+func (e *RejectedError) Error() string {
+	return fmt.Sprintf("the kernel's verifier refuses %s: %s", strings.Join(e.Modules, ", "), e.Plain)
+}
+
+func (e *RejectedError) Unwrap() error { return e.Err }
+
+// plainWords translate what the verifier says most often. The first that matches is taken.
+var plainWords = []struct {
+	pattern *regexp.Regexp
+	plain   string
+}{
+	{regexp.MustCompile(`invalid access to packet`), "it reads packet bytes before checking that they are there; use kerb_at() and test the pointer for NULL"},
+	{regexp.MustCompile(`invalid mem access '(map_value_or_null|mem_or_null)'|R\d+ invalid mem access 'map_value_or_null'`), "it uses the result of a map lookup without testing it for NULL"},
+	{regexp.MustCompile(`invalid access to map value`), "it reads or writes beyond the end of a map value; bound the offset first"},
+	{regexp.MustCompile(`invalid mem access 'scalar'|invalid mem access 'inv'`), "it uses a number as a pointer, for example a packet pointer kept across a call that changes the packet"},
+	{regexp.MustCompile(`!read_ok|invalid (indirect )?read from stack`), "it reads a variable that was never set"},
+	{regexp.MustCompile(`infinite loop|back-edge`), "it has a loop whose end the verifier cannot prove; give it a constant bound"},
+	{regexp.MustCompile(`too large|The sequence of \d+ jumps|too complex`), "it is too large or has too many branches to be verified; shorten loops or split the module"},
+	{regexp.MustCompile(`combined stack size`), "its functions need more than 512 bytes of stack together; move large variables into a per-CPU map"},
+	{regexp.MustCompile(`unknown func|program of this type cannot use helper|invalid func`), "it calls a helper that this kernel or hook does not offer"},
+	{regexp.MustCompile(`cannot call GPL`), "it calls a helper that needs a GPL-compatible licence; see KERB_LICENSE"},
+	{regexp.MustCompile(`unreachable insn`), "it contains instructions that can never run, usually after a function that does not return"},
+	{regexp.MustCompile(`At program exit the register R0`), "it returns something other than a verdict"},
+	{regexp.MustCompile(`pointer arithmetic`), "it does arithmetic on a pointer that the verifier cannot bound"},
+}
+
+// rejected wraps a load error. Errors other than the verifier's are returned as they are.
+func rejected(err error, modules []string) error {
+	var verifier *ebpf.VerifierError
+	if !errors.As(err, &verifier) {
+		return err
+	}
+	log := strings.Join(verifier.Log, "\n")
+	return &RejectedError{Modules: modules, Plain: plain(verifier.Log), Log: log, Err: err}
+}
+
+// plain finds the complaint, which is near the end of the log, and the source line that it is about.
+func plain(log []string) string {
+	last, source := "", ""
+	for _, line := range log {
+		line = strings.TrimSpace(line)
+		switch {
+		case strings.HasPrefix(line, ";"):
+			source = strings.TrimSpace(strings.TrimPrefix(line, ";"))
+		case line == "" || strings.HasPrefix(line, "processed ") || strings.HasPrefix(line, "verification time") || strings.HasPrefix(line, "stack depth"):
+		default:
+			last = line
+		}
+	}
+	text := last
+	for _, w := range plainWords {
+		if w.pattern.MatchString(last) {
+			text = w.plain + " (" + last + ")"
+			break
+		}
+	}
+	if source != "" {
+		text += "; near: " + source
+	}
+	return text
+}

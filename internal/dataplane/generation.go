@@ -1,0 +1,327 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dataplane
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/btf"
+
+	"github.com/kerb-edge/kerb/sdk"
+)
+
+// dropsMap is the map of drop counters that every generation has beside the module's own maps.
+const dropsMap = "kerb_drops"
+
+const dropReasons = 64 // KERB_DROP_REASONS in <kerb/types.h>
+
+// generation is the maps of a module for one config, by pin name.
+type generation struct {
+	Module
+	maps map[string]*ebpf.Map
+}
+
+// Close lets go of the descriptors; pinned maps live on.
+func (g *generation) Close() {
+	for _, m := range g.maps {
+		m.Close()
+	}
+}
+
+// sdkMaps is how control planes and tests see the maps: by the names in the source, data sections left out.
+func (g *generation) sdkMaps() sdk.Maps {
+	out := sdk.Maps{}
+	for name, m := range g.maps {
+		if !strings.Contains(name, "-") {
+			out[name] = m
+		}
+	}
+	return out
+}
+
+// hooksOf calls do with the object for each hook that the module can run on.
+func hooksOf(mod Module, do func(Hook, *ebpf.CollectionSpec) error) error {
+	for _, hook := range []Hook{TC, XDP} {
+		spec, err := mod.Spec(hook)
+		if err != nil {
+			return fmt.Errorf("module %s: %w", mod.Name, err)
+		}
+		if spec == nil {
+			continue
+		}
+		if err := do(hook, spec); err != nil {
+			return fmt.Errorf("module %s: %w", mod.Name, err)
+		}
+	}
+	return nil
+}
+
+// newGeneration creates the maps of a module. Maps of previous that are no config maps and have the same layout are
+// used again; those that only differ in size are copied. Nothing is pinned yet and no packet sees it.
+func newGeneration(mod Module, previous, shared map[string]*ebpf.Map) (*generation, error) {
+	g := &generation{Module: mod, maps: map[string]*ebpf.Map{}}
+	if err := g.create(previous, shared); err != nil {
+		g.Close()
+		return nil, err
+	}
+	return g, nil
+}
+
+func (g *generation) create(previous, shared map[string]*ebpf.Map) error {
+	mod := g.Module
+	known := map[string]bool{}
+	err := hooksOf(mod, func(hook Hook, spec *ebpf.CollectionSpec) error {
+		if err := applySettings(spec, mod, known); err != nil {
+			return err
+		}
+		return g.addMaps(hook, spec, previous, shared)
+	})
+	if err != nil {
+		return err
+	}
+	for name := range mod.Settings.Constants {
+		if !known[name] {
+			return fmt.Errorf("module %s: constant %s: %w", mod.Name, name, ErrNoConstant)
+		}
+	}
+	if err := g.addDrops(previous); err != nil {
+		return err
+	}
+	if mod.Fill != nil {
+		if err := mod.Fill(g.sdkMaps()); err != nil {
+			return fmt.Errorf("module %s: %w", mod.Name, err)
+		}
+	}
+	return nil
+}
+
+// applySettings sets constants and map sizes; known collects the constants that were found.
+func applySettings(spec *ebpf.CollectionSpec, mod Module, known map[string]bool) error {
+	for name, value := range mod.Settings.Constants {
+		v := spec.Variables[name]
+		if v == nil {
+			continue
+		}
+		known[name] = true
+		if err := setConstant(v, value); err != nil {
+			return fmt.Errorf("constant %s: %w", name, err)
+		}
+	}
+	for name, size := range mod.Settings.MaxEntries {
+		if m := spec.Maps[name]; m != nil {
+			m.MaxEntries = size
+		}
+	}
+	return nil
+}
+
+// setConstant writes an integer or boolean of whatever Go type (JSON numbers are float64) in the variable's width.
+func setConstant(v *ebpf.VariableSpec, value any) error {
+	var n uint64
+	switch x := value.(type) {
+	case bool:
+		if x {
+			n = 1
+		}
+	case float64:
+		if x != float64(int64(x)) {
+			return fmt.Errorf("%v is no integer", x)
+		}
+		n = uint64(int64(x))
+	case int:
+		n = uint64(x)
+	case int64:
+		n = uint64(x)
+	case uint64:
+		n = x
+	case uint32:
+		n = uint64(x)
+	default:
+		return v.Set(value)
+	}
+	buf := make([]byte, 8)
+	binary.NativeEndian.PutUint64(buf, n)
+	if v.Size() > 8 {
+		return fmt.Errorf("takes %d bytes: set it by the control plane", v.Size())
+	}
+	if !fits(n, int(v.Size())) {
+		return fmt.Errorf("%v does not fit %d bytes", value, v.Size())
+	}
+	return v.Set(buf[:v.Size()])
+}
+
+// fits tells whether n, read as signed or unsigned, fits size bytes.
+func fits(n uint64, size int) bool {
+	if size >= 8 {
+		return true
+	}
+	bits := uint(8 * size)
+	signed := int64(n)
+	return n < 1<<bits || signed < 0 && signed >= -(1<<(bits-1))
+}
+
+func (g *generation) addMaps(hook Hook, spec *ebpf.CollectionSpec, previous, shared map[string]*ebpf.Map) error {
+	replace := map[string]*ebpf.Map{}
+	var copies []mapCopy
+	for name, ms := range spec.Maps {
+		pin := mapPin(hook, name)
+		if got := g.maps[pin]; got != nil { // the other hook has made it
+			replace[name] = got
+			continue
+		}
+		from := previous[pin]
+		if slices.Contains(g.SharedMaps, name) {
+			from = shared[pin]
+		}
+		if from == nil || !g.carried(name) {
+			continue
+		}
+		switch compareLayout(ms, from) {
+		case sameLayout:
+			replace[name] = from
+		case otherSize:
+			copies = append(copies, mapCopy{name, from})
+		}
+	}
+	coll, err := ebpf.NewCollectionWithOptions(&ebpf.CollectionSpec{Maps: spec.Maps, Variables: spec.Variables, ByteOrder: spec.ByteOrder},
+		ebpf.CollectionOptions{MapReplacements: replace})
+	if err != nil {
+		return fmt.Errorf("create maps: %w", err)
+	}
+	defer coll.Close()
+	for name := range spec.Maps {
+		if pin := mapPin(hook, name); g.maps[pin] == nil {
+			g.maps[pin] = coll.DetachMap(name)
+		}
+	}
+	for _, c := range copies {
+		if err := copyEntries(c.from, g.maps[mapPin(hook, c.name)]); err != nil {
+			return fmt.Errorf("carry over map %s: %w", c.name, err)
+		}
+	}
+	return nil
+}
+
+type mapCopy struct {
+	name string
+	from *ebpf.Map
+}
+
+// carried tells whether a map outlives its generation.
+func (g *generation) carried(name string) bool {
+	return !slices.Contains(g.ConfigMaps, name) && !strings.HasPrefix(name, ".rodata") && !strings.HasPrefix(name, ".kconfig")
+}
+
+type layoutDiff int
+
+const (
+	sameLayout layoutDiff = iota
+	otherSize
+	otherLayout
+)
+
+// compareLayout tells whether a running map can serve a new generation.
+func compareLayout(spec *ebpf.MapSpec, m *ebpf.Map) layoutDiff {
+	const kernelSet = 1 << 10 // BPF_F_MMAPABLE, which the loader adds to data sections
+	if spec.Type != m.Type() || spec.KeySize != m.KeySize() && spec.Type != ebpf.RingBuf || spec.ValueSize != m.ValueSize() && spec.Type != ebpf.RingBuf {
+		return otherLayout
+	}
+	if spec.Flags|kernelSet != m.Flags()|kernelSet {
+		return otherLayout
+	}
+	if spec.MaxEntries != m.MaxEntries() {
+		return otherSize
+	}
+	return sameLayout
+}
+
+// copyEntries copies what fits. Entries that change meanwhile may be copied as they were.
+func copyEntries(from, to *ebpf.Map) error {
+	var key, value []byte
+	switch from.Type() {
+	case ebpf.Hash, ebpf.LRUHash, ebpf.Array, ebpf.LPMTrie:
+		value = make([]byte, from.ValueSize())
+	default:
+		return nil // per-CPU maps and queues start anew: their contents belong to one size
+	}
+	entries := from.Iterate()
+	for entries.Next(&key, &value) {
+		if err := to.Put(key, value); err != nil && !errors.Is(err, ebpf.ErrKeyExist) {
+			return nil // a smaller map is full
+		}
+	}
+	return nil
+}
+
+func (g *generation) addDrops(previous map[string]*ebpf.Map) error {
+	if old := previous[dropsMap]; old != nil {
+		m, err := old.Clone()
+		g.maps[dropsMap] = m
+		return err
+	}
+	m, err := ebpf.NewMap(&ebpf.MapSpec{Name: dropsMap, Type: ebpf.PerCPUArray, KeySize: 4, ValueSize: 8, MaxEntries: dropReasons,
+		Key: &btf.Int{Name: "u32", Size: 4}, Value: &btf.Int{Name: "u64", Size: 8}})
+	g.maps[dropsMap] = m
+	return err
+}
+
+// pin makes the generation durable under dir, all at once.
+func (g *generation) pin(l layout) error {
+	dir := l.generation(g.Name, g.ID)
+	for _, name := range g.SharedMaps {
+		if err := pinOnce(g.maps[name], filepath.Join(l.shared(), name)); err != nil {
+			return err
+		}
+	}
+	return pinDir(dir, func(tmp string) error {
+		for name, m := range g.maps {
+			if err := pinCopy(m, filepath.Join(tmp, name)); err != nil {
+				return fmt.Errorf("pin map %s: %w", name, err)
+			}
+		}
+		return nil
+	})
+}
+
+// openGeneration finds a pinned generation again.
+func openGeneration(l layout, mod Module) (*generation, error) {
+	maps, err := openMaps(l.generation(mod.Name, mod.ID))
+	if err != nil {
+		return nil, err
+	}
+	return &generation{Module: mod, maps: maps}, nil
+}
+
+// openMaps opens all pinned maps of a directory; a missing directory is os.ErrNotExist.
+func openMaps(dir string) (map[string]*ebpf.Map, error) {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return nil, err
+	}
+	maps := map[string]*ebpf.Map{}
+	for _, e := range entries {
+		if e.IsDir() {
+			continue
+		}
+		m, err := ebpf.LoadPinnedMap(filepath.Join(dir, e.Name()), nil)
+		if err != nil {
+			closeAll(maps)
+			return nil, fmt.Errorf("open pinned map %s: %w", e.Name(), err)
+		}
+		maps[e.Name()] = m
+	}
+	return maps, nil
+}
+
+func closeAll(maps map[string]*ebpf.Map) {
+	for _, m := range maps {
+		m.Close()
+	}
+}

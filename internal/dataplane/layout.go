@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dataplane
+
+import (
+	"fmt"
+	"path/filepath"
+	"strconv"
+	"strings"
+)
+
+// layout is the one place that knows the pins' names. bpffs refuses dots in names.
+//
+//	<root>/modules/<module>/<generation>/<map>     every map that the generation uses, carried-over ones included
+//	<root>/chains/<side>_<direction>_<id>/prog0... the linked programs; prog0 is the entry
+//	                                     /m00_<generation>_<module>   members in order, each the module's drop counters
+//	                                     /outcomes, /parts            parse counters; the tail-call table of a split chain
+//	<root>/links/<ifindex>_<side>                  attach points (XDP and TCX)
+//	<root>/shared/<map>                            maps shared by name between modules
+type layout struct{ root string }
+
+const tempPrefix = "tmp_"
+
+func (l layout) modules() string { return filepath.Join(l.root, "modules") }
+func (l layout) chains() string  { return filepath.Join(l.root, "chains") }
+func (l layout) links() string   { return filepath.Join(l.root, "links") }
+func (l layout) shared() string  { return filepath.Join(l.root, "shared") }
+
+func (l layout) module(name string) string { return filepath.Join(l.modules(), name) }
+func (l layout) generation(name, id string) string {
+	return filepath.Join(l.module(name), id)
+}
+
+func (l layout) chain(c ChainSpec) string {
+	return filepath.Join(l.chains(), fmt.Sprintf("%s_%s_%s", c.Side, c.Direction, c.ID()))
+}
+
+func (l layout) link(p Point) string { return filepath.Join(l.links(), p.String()) }
+
+// temp is where a directory is built before it is renamed to its place.
+func temp(path string) string {
+	return filepath.Join(filepath.Dir(path), tempPrefix+filepath.Base(path))
+}
+
+// mapPin is the file name of a map; data sections (.rodata, .bss) differ per hook.
+func mapPin(hook Hook, name string) string {
+	if !strings.HasPrefix(name, ".") {
+		return name
+	}
+	return string(hook) + "-" + strings.ReplaceAll(strings.TrimPrefix(name, "."), ".", "_")
+}
+
+func memberPin(i int, m Member) string {
+	closed := "o"
+	if m.FailClosed {
+		closed = "c"
+	}
+	return fmt.Sprintf("m%02d_%s%s_%s", i, m.ID, closed, m.Name)
+}
+
+func parseMemberPin(name string) (Member, bool) {
+	parts := strings.SplitN(name, "_", 3)
+	if len(parts) != 3 || !strings.HasPrefix(parts[0], "m") || len(parts[1]) < 2 {
+		return Member{}, false
+	}
+	id, policy := parts[1][:len(parts[1])-1], parts[1][len(parts[1])-1:]
+	return Member{Name: parts[2], ID: id, FailClosed: policy == "c"}, true
+}
+
+func parseChainPin(name string) (side Side, dir Direction, id string, ok bool) {
+	parts := strings.Split(name, "_")
+	if len(parts) != 3 {
+		return "", "", "", false
+	}
+	return Side(parts[0]), Direction(parts[1]), parts[2], true
+}
+
+func parsePoint(name string) (Point, bool) {
+	index, side, found := strings.Cut(name, "_")
+	n, err := strconv.Atoi(index)
+	if !found || err != nil {
+		return Point{}, false
+	}
+	return Point{Ifindex: n, Side: Side(side)}, true
+}

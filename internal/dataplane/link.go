@@ -1,0 +1,317 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dataplane
+
+import (
+	"bytes"
+	"fmt"
+	"strings"
+	"sync"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/btf"
+
+	"github.com/kerb-edge/kerb/bpf"
+)
+
+// linkerVersion changes whenever the code generated here does, so that an upgraded agent replaces running chains.
+const linkerVersion = 1
+
+// Numbers shared with chain.bpf.c.
+const (
+	goOn           = 0x100
+	callFailClosed = 1 << 0
+	callTCEgress   = 1 << 1
+)
+
+// Actions of the hooks when every module said NEXT, and when a packet must not pass.
+const (
+	xdpPass, xdpDrop = 2, 1
+	tcNext, tcShot   = -1, 2
+)
+
+// chainObject returns the compiled chain.bpf.c for a hook.
+func chainObject(name string) ([]byte, error) {
+	obj, err := bpf.FS.ReadFile("chain." + name + ".o")
+	if err != nil {
+		return nil, fmt.Errorf("this build lacks its data plane objects (run make bpf): %w", err)
+	}
+	return obj, nil
+}
+
+// linkerDigest identifies everything that goes into chains beside the modules.
+var linkerDigest = sync.OnceValue(func() string {
+	parts := [][]byte{{linkerVersion}}
+	for _, name := range []string{"tc", "xdp", "xdp-frags"} {
+		obj, _ := chainObject(name)
+		parts = append(parts, obj)
+	}
+	return ShortHash(parts...)
+})
+
+// part is one linked program: the modules from first to last-1 of a chain.
+type part struct {
+	first, last int
+	instrs      asm.Instructions
+}
+
+// linker joins the code of a chain. Every function becomes static: the verifier then checks it in the caller's context,
+// and packet pointers in the context, which is on the entry's stack, stay known from module to module.
+type linker struct {
+	spec     ChainSpec
+	object   *ebpf.CollectionSpec // chain.bpf.c
+	outcomes *ebpf.Map
+	members  []*generation
+	license  string
+	frags    bool
+	pktSize  int32 // of struct kerb_pkt on the entry's stack
+}
+
+func newLinker(spec ChainSpec, members []*generation) (*linker, error) {
+	l := &linker{spec: spec, members: members, license: "Dual BSD/GPL", frags: len(members) > 0}
+	for _, g := range members {
+		l.frags = l.frags && g.Frags
+	}
+	name := string(spec.Side.Hook())
+	if spec.Side == OnXDP && l.frags {
+		name = "xdp-frags"
+	}
+	obj, err := chainObject(name)
+	if err != nil {
+		return nil, err
+	}
+	if l.object, err = ebpf.LoadCollectionSpecFromReader(bytes.NewReader(obj)); err != nil {
+		return nil, err
+	}
+	var pkt *btf.Struct
+	if err := l.object.Types.TypeByName("kerb_pkt", &pkt); err != nil {
+		return nil, fmt.Errorf("chain object: %w", err)
+	}
+	l.pktSize = int32(pkt.Size+7) &^ 7
+	return l, nil
+}
+
+// link generates the program for some members of the chain. When they are not the last ones, it ends with a tail call
+// into the next slot of parts.
+func (l *linker) link(first, last int, parts *ebpf.Map, slot int) (asm.Instructions, error) {
+	var code asm.Instructions
+	head, err := l.function(l.object, "kerb_head", "kerb_head", nil)
+	if err != nil {
+		return nil, err
+	}
+	verdict, err := l.function(l.object, "kerb_verdict", "kerb_verdict", nil)
+	if err != nil {
+		return nil, err
+	}
+	var modules asm.Instructions
+	for i := first; i < last; i++ {
+		body, err := l.module(i)
+		if err != nil {
+			return nil, err
+		}
+		modules = append(modules, body...)
+	}
+	code = append(code, l.entry(first, last, parts, slot, head[0])...)
+	code = append(code, head...)
+	if first < last { // a function that nobody calls is none to the kernel
+		code = append(code, verdict...)
+	}
+	return append(code, modules...), nil
+}
+
+// module returns the code of a member, with every name prefixed by its place in the chain.
+func (l *linker) module(i int) (asm.Instructions, error) {
+	g := l.members[i]
+	spec, err := g.Spec(l.spec.Side.Hook())
+	if err != nil {
+		return nil, fmt.Errorf("module %s: %w", g.Name, err)
+	}
+	entry := "kerb_" + string(l.spec.Direction)
+	if spec == nil || spec.Programs[entry] == nil {
+		return nil, fmt.Errorf("module %s: %w on %s %s", g.Name, ErrNoEntry, l.spec.Side, l.spec.Direction)
+	}
+	if err := l.joinLicense(spec.Programs[entry].License); err != nil {
+		return nil, fmt.Errorf("module %s: %w", g.Name, err)
+	}
+	body, err := l.function(spec, entry, fmt.Sprintf("m%02d_%s", i, strings.ReplaceAll(g.Name, "-", "_")), g)
+	if err != nil {
+		return nil, fmt.Errorf("module %s: %w", g.Name, err)
+	}
+	return body, nil
+}
+
+// joinLicense: one program has one licence. Helpers for GPL programs are there if all members allow them.
+func (l *linker) joinLicense(license string) error {
+	switch license {
+	case "GPL", "GPL v2", "Dual BSD/GPL", "Dual MIT/GPL", "Dual MPL/GPL", "GPL and additional rights":
+		return nil
+	}
+	return fmt.Errorf("licence %q is not GPL-compatible: %w", license, ErrLicense)
+}
+
+// function returns an entry with all functions it needs, renamed to prefix (the entry) and prefix__name (the others),
+// with its maps put in.
+func (l *linker) function(spec *ebpf.CollectionSpec, entry, prefix string, g *generation) (asm.Instructions, error) {
+	prog := spec.Programs[entry]
+	if prog == nil {
+		return nil, fmt.Errorf("function %s is missing", entry)
+	}
+	rename := func(name string) string {
+		if name == entry {
+			return prefix
+		}
+		return prefix + "__" + name
+	}
+	code := make(asm.Instructions, len(prog.Instructions))
+	copy(code, prog.Instructions)
+	for i := range code {
+		ins := &code[i]
+		if name := ins.Symbol(); name != "" {
+			*ins = ins.WithSymbol(rename(name))
+		}
+		if fn := btf.FuncMetadata(ins); fn != nil {
+			static := *fn
+			static.Name, static.Linkage = rename(fn.Name), btf.StaticFunc
+			*ins = btf.WithFuncMetadata(*ins, &static)
+		}
+		if ins.IsFunctionReference() {
+			*ins = ins.WithReference(rename(ins.Reference()))
+			continue
+		}
+		if ins.IsLoadFromMap() && ins.Reference() != "" {
+			m, err := l.mapOf(ins.Reference(), g)
+			if err != nil {
+				return nil, err
+			}
+			if err := ins.AssociateMap(m); err != nil {
+				return nil, fmt.Errorf("map %s: %w", ins.Reference(), err)
+			}
+		}
+	}
+	return code, nil
+}
+
+func (l *linker) mapOf(name string, g *generation) (*ebpf.Map, error) {
+	if g == nil {
+		return l.outcomes, nil // the only map of chain.bpf.c
+	}
+	if m := g.maps[mapPin(l.spec.Side.Hook(), name)]; m != nil {
+		return m, nil
+	}
+	return nil, fmt.Errorf("map %s is missing in the generation", name)
+}
+
+// entry generates the program that calls the others:
+//
+//	kerb_head(ctx, &pkt)
+//	for each module: if (module(&pkt)) -> cold code: kerb_verdict(...), exit or go on
+//	return the hook's "next", or tail call into the next part
+//
+// The context is at the bottom of the frame, R6 keeps ctx. Code for verdicts other than NEXT comes last, so that a
+// packet that passes runs straight through.
+func (l *linker) entry(first, last int, parts *ebpf.Map, slot int, donor asm.Instruction) asm.Instructions {
+	pkt := func(dst asm.Register) asm.Instructions {
+		return asm.Instructions{asm.Mov.Reg(dst, asm.RFP), asm.Add.Imm(dst, -l.pktSize)}
+	}
+	start := asm.Mov.Reg(asm.R6, asm.R1).WithSymbol("kerb_chain")
+	start = btf.WithFuncMetadata(start, l.entryType()).WithSource(donor.Source())
+	code := asm.Instructions{start}
+	code = append(code, pkt(asm.R2)...)
+	code = append(code, asm.Call.Label("kerb_head"))
+	var cold asm.Instructions
+	for i := first; i < last; i++ {
+		next, other := fmt.Sprintf("next%d", i), fmt.Sprintf("verdict%d", i)
+		symbol := fmt.Sprintf("m%02d_%s", i, strings.ReplaceAll(l.members[i].Name, "-", "_"))
+		call := pkt(asm.R1)
+		if i > first {
+			call[0] = call[0].WithSymbol(fmt.Sprintf("next%d", i-1))
+		}
+		code = append(code, call...)
+		code = append(code, asm.Call.Label(symbol), asm.JNE.Imm(asm.R0, 0, other))
+		cold = append(cold, l.cold(i, other, next, pkt)...)
+	}
+	code = append(code, l.end(parts, slot, last, first == last)...)
+	return append(code, cold...)
+}
+
+// end is what follows the last module.
+func (l *linker) end(parts *ebpf.Map, slot, last int, empty bool) asm.Instructions {
+	symbol := fmt.Sprintf("next%d", last-1)
+	done := asm.Instructions{asm.Mov.Imm(asm.R0, l.action(xdpPass, tcNext)), asm.Return().WithSymbol("out")}
+	if parts != nil {
+		done = asm.Instructions{
+			asm.Mov.Reg(asm.R1, asm.R6),
+			asm.LoadMapPtr(asm.R2, parts.FD()),
+			asm.Mov.Imm(asm.R3, int32(slot)),
+			asm.FnTailCall.Call(),
+			asm.Mov.Imm(asm.R0, l.missingPart()), // only if the table was emptied from outside
+			asm.Return().WithSymbol("out"),
+		}
+	}
+	if !empty {
+		done[0] = done[0].WithSymbol(symbol)
+	}
+	return done
+}
+
+// cold turns a verdict of module i into an action.
+func (l *linker) cold(i int, symbol, next string, pkt func(asm.Register) asm.Instructions) asm.Instructions {
+	g := l.members[i]
+	var flags int32
+	if l.spec.Members[i].FailClosed {
+		flags |= callFailClosed
+	}
+	if l.spec.Side == OnTCEgress {
+		flags |= callTCEgress
+	}
+	code := asm.Instructions{asm.Mov.Reg(asm.R2, asm.R0).WithSymbol(symbol)}
+	code = append(code, pkt(asm.R1)...)
+	return append(code,
+		asm.LoadMapPtr(asm.R3, g.maps[dropsMap].FD()),
+		asm.Mov.Imm(asm.R4, flags),
+		asm.Call.Label("kerb_verdict"),
+		asm.JEq.Imm(asm.R0, goOn, next),
+		asm.Ja.Label("out"),
+	)
+}
+
+func (l *linker) action(xdp, tc int32) int32 {
+	if l.spec.Side == OnXDP {
+		return xdp
+	}
+	return tc
+}
+
+func (l *linker) missingPart() int32 {
+	for _, m := range l.spec.Members {
+		if m.FailClosed {
+			return l.action(xdpDrop, tcShot)
+		}
+	}
+	return l.action(xdpPass, tcNext)
+}
+
+// entryType is the BTF of the generated entry: int kerb_chain(void *ctx).
+func (l *linker) entryType() *btf.Func {
+	return &btf.Func{Name: "kerb_chain", Linkage: btf.GlobalFunc, Type: &btf.FuncProto{
+		Return: &btf.Int{Name: "int", Size: 4, Encoding: btf.Signed},
+		Params: []btf.FuncParam{{Name: "ctx", Type: &btf.Pointer{Target: &btf.Void{}}}},
+	}}
+}
+
+// programSpec wraps linked code for loading.
+func (l *linker) programSpec(code asm.Instructions, name string) *ebpf.ProgramSpec {
+	spec := &ebpf.ProgramSpec{Name: name, Type: ebpf.SchedCLS, License: l.license, Instructions: code, ByteOrder: l.object.ByteOrder}
+	if l.spec.Side == OnXDP {
+		// One attach type for good: the kernel refuses to replace programs of different ones.
+		spec.Type, spec.AttachType = ebpf.XDP, ebpf.AttachXDP
+		if l.frags {
+			spec.Flags |= xdpHasFrags
+		}
+	}
+	return spec
+}
+
+const xdpHasFrags = 1 << 5 // BPF_F_XDP_HAS_FRAGS, Linux 5.18
+

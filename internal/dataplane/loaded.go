@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dataplane
+
+import (
+	"fmt"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/kerb-edge/kerb/sdk"
+)
+
+// Loaded is a chain that is in the kernel, but neither pinned nor attached: for test runs and checks.
+type Loaded struct {
+	Program     *ebpf.Program
+	Parts       int
+	Maps        map[string]sdk.Maps // by module
+	Outcomes    *ebpf.Map           // packets by parse outcome, per CPU
+	chain       *chain
+	generations []*generation
+}
+
+// Load creates the maps of the modules, fills them, and links the modules in the given order.
+func Load(side Side, dir Direction, modules ...Module) (*Loaded, error) {
+	out := &Loaded{Maps: map[string]sdk.Maps{}}
+	spec := ChainSpec{Side: side, Direction: dir}
+	for _, mod := range modules {
+		g, err := newGeneration(mod, nil, nil)
+		if err != nil {
+			out.Close()
+			return nil, err
+		}
+		out.generations = append(out.generations, g)
+		out.Maps[mod.Name] = g.sdkMaps()
+		spec.Members = append(spec.Members, Member{Name: mod.Name, ID: mod.ID, FailClosed: mod.FailClosed})
+	}
+	c, err := loadChain(spec, out.generations)
+	if err != nil {
+		out.Close()
+		return nil, err
+	}
+	out.chain, out.Program, out.Parts, out.Outcomes = c, c.entry(), len(c.progs), c.outcomes
+	return out, nil
+}
+
+// Relink links the same generations again, for example in another order or for another side.
+func (l *Loaded) Relink(spec ChainSpec) (*ebpf.Program, error) {
+	members := make([]*generation, len(spec.Members))
+	for i, m := range spec.Members {
+		for _, g := range l.generations {
+			if g.Name == m.Name {
+				members[i] = g
+			}
+		}
+		if members[i] == nil {
+			return nil, fmt.Errorf("module %s is not loaded", m.Name)
+		}
+	}
+	c, err := loadChain(spec, members)
+	if err != nil {
+		return nil, err
+	}
+	defer c.Close()
+	return c.entry().Clone()
+}
+
+// Drops returns the packets that a module dropped, by reason, summed over the CPUs.
+func (l *Loaded) Drops(module string) ([]uint64, error) {
+	return sumPerCPU(l.Maps[module][dropsMap])
+}
+
+// Close frees everything.
+func (l *Loaded) Close() {
+	if l.chain != nil {
+		l.chain.Close()
+	}
+	for _, g := range l.generations {
+		g.Close()
+	}
+}
+
+// sumPerCPU reads a per-CPU array of 64-bit counters.
+func sumPerCPU(m *ebpf.Map) ([]uint64, error) {
+	if m == nil {
+		return nil, fmt.Errorf("counters: %w", sdk.ErrNoMap)
+	}
+	out := make([]uint64, m.MaxEntries())
+	var perCPU []uint64
+	for i := range out {
+		if err := m.Lookup(uint32(i), &perCPU); err != nil {
+			return nil, err
+		}
+		for _, n := range perCPU {
+			out[i] += n
+		}
+	}
+	return out, nil
+}

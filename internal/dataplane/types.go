@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dataplane
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"strings"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/kerb-edge/kerb/sdk"
+)
+
+// Hook is the kind of program that a chain is linked for.
+type Hook string
+
+// Hooks.
+const (
+	XDP Hook = "xdp"
+	TC  Hook = "tc"
+)
+
+// Direction is seen from the service.
+type Direction string
+
+// Directions.
+const (
+	Egress  Direction = "egress"  // from the service
+	Ingress Direction = "ingress" // to the service
+)
+
+// Side is a hook of an interface, in the kernel's words.
+type Side string
+
+// Sides.
+const (
+	OnXDP       Side = "xdp"
+	OnTCIngress Side = "tc-ingress"
+	OnTCEgress  Side = "tc-egress"
+)
+
+// Hook returns the kind of program that runs on the side.
+func (s Side) Hook() Hook {
+	if s == OnXDP {
+		return XDP
+	}
+	return TC
+}
+
+// Point is an attach point.
+type Point struct {
+	Ifindex int
+	Side    Side
+}
+
+func (p Point) String() string { return fmt.Sprintf("%d_%s", p.Ifindex, p.Side) }
+
+// Module is what a generation is made from.
+type Module struct {
+	Name string // name of the module on the node
+	ID   string // identity of the generation: equal for equal code and config
+	// Spec returns a fresh copy of the object for a hook, nil if the package does not run there.
+	Spec       func(Hook) (*ebpf.CollectionSpec, error)
+	ConfigMaps []string // made anew for each generation; all others are carried over
+	SharedMaps []string // shared by name with other modules
+	Settings   sdk.Settings
+	Fill       func(sdk.Maps) error // may be nil
+	FailClosed bool
+	Frags      bool // copes with XDP packets in several buffers
+}
+
+// Member is a generation's place in a chain.
+type Member struct {
+	Name       string
+	ID         string
+	FailClosed bool
+}
+
+// ChainSpec is what a chain is made from.
+type ChainSpec struct {
+	Side      Side
+	Direction Direction
+	Members   []Member
+}
+
+// ID is the identity of the chain: equal for equal members, side and linker. A newer build of the linker has other
+// identities, so that it replaces the chains of an older one.
+func (c ChainSpec) ID() string {
+	var text strings.Builder
+	fmt.Fprintf(&text, "%s %s %s\n", linkerDigest(), c.Side, c.Direction)
+	for _, m := range c.Members {
+		fmt.Fprintf(&text, "%s %s %t\n", m.Name, m.ID, m.FailClosed)
+	}
+	return ShortHash([]byte(text.String()))
+}
+
+// ShortHash is the form of all identities: 10 hexadecimal digits, which fit the kernel's 15-character names.
+func ShortHash(parts ...[]byte) string {
+	h := sha256.New()
+	for _, p := range parts {
+		h.Write(p)
+	}
+	return hex.EncodeToString(h.Sum(nil))[:10]
+}
