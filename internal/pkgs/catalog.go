@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pkgs
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"path/filepath"
+	"sync"
+
+	"github.com/kerb-edge/kerb/sdk"
+)
+
+// Catalog finds packages by what operators call them: the name of a built-in, or an absolute directory. Built-ins are
+// read once; directories are read at every call, so that a rebuilt one is seen.
+type Catalog struct {
+	controls map[string]sdk.Control
+	builtins func() []builtin
+}
+
+type builtin struct {
+	name string
+	pkg  *Package // nil if err
+	err  error
+}
+
+// NewCatalog makes a catalog of the packages in the directories of fsys, with their control planes by package name.
+func NewCatalog(fsys fs.FS, controls map[string]sdk.Control) *Catalog {
+	c := &Catalog{controls: controls}
+	c.builtins = sync.OnceValue(func() []builtin { return c.readBuiltins(fsys) })
+	return c
+}
+
+// Builtin lists the packages in the binary by name. Those that cannot be used are left out; Err tells of them.
+func (c *Catalog) Builtin() []*Package {
+	var out []*Package
+	for _, b := range c.builtins() {
+		if b.err == nil {
+			out = append(out, b.pkg)
+		}
+	}
+	return out
+}
+
+// Err tells what is wrong with built-ins; nil in a binary that was built in full.
+func (c *Catalog) Err() error {
+	var all []error
+	for _, b := range c.builtins() {
+		all = append(all, b.err)
+	}
+	return errors.Join(all...)
+}
+
+// Get returns the package that ref names. ErrUnknown if there is none.
+func (c *Catalog) Get(ref string) (*Package, error) {
+	if filepath.IsAbs(ref) {
+		return c.open(filepath.Clean(ref))
+	}
+	for _, b := range c.builtins() {
+		if b.name == ref {
+			return b.pkg, b.err
+		}
+	}
+	return nil, fmt.Errorf("package %q: %w; built-in are %s, and the absolute path of a package directory is a package too", ref, ErrUnknown, c.names())
+}
+
+func (c *Catalog) names() string {
+	out := ""
+	for i, b := range c.builtins() {
+		if i > 0 {
+			out += ", "
+		}
+		out += b.name
+	}
+	return out
+}
+
+func (c *Catalog) open(dir string) (*Package, error) {
+	p, err := Open(dir)
+	if err == nil {
+		err = c.join(p)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return p, nil
+}
+
+// join gives a package that asks for one its control plane.
+func (c *Catalog) join(p *Package) error {
+	if p.Control != ControlBuiltin {
+		return nil
+	}
+	control, ok := c.controls[p.Name]
+	if !ok {
+		return fmt.Errorf("package %s: this build of kerb has no control plane for it", p.Name)
+	}
+	p.ControlPlane = control
+	return nil
+}
+
+func (c *Catalog) readBuiltins(fsys fs.FS) []builtin {
+	entries, err := fs.ReadDir(fsys, ".")
+	if err != nil {
+		return []builtin{{err: err}}
+	}
+	var out []builtin
+	for _, e := range entries {
+		sub, err := fs.Sub(fsys, e.Name())
+		if err != nil || !e.IsDir() {
+			continue
+		}
+		if _, err := fs.Stat(sub, ManifestName); err != nil {
+			continue
+		}
+		out = append(out, c.readBuiltin(e.Name(), sub))
+	}
+	return out
+}
+
+func (c *Catalog) readBuiltin(name string, fsys fs.FS) builtin {
+	p, err := OpenFS(fsys, "modules/"+name)
+	if err == nil && p.Name != name {
+		err = fmt.Errorf("package modules/%s calls itself %s", name, p.Name)
+	}
+	if err == nil {
+		err = c.join(p)
+	}
+	if err != nil {
+		return builtin{name: name, err: err}
+	}
+	p.Source = SourceBuiltin
+	return builtin{name: name, pkg: p}
+}

@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pkgs
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+)
+
+// Errors that callers tell apart.
+var (
+	ErrUnknown  = errors.New("no such package")
+	ErrNotBuilt = errors.New("the data plane is not compiled")
+	ErrNoHook   = errors.New("the package does not run on this hook")
+
+	ErrNotELF       = errors.New("not an ELF object for BPF")
+	ErrNoEntry      = errors.New("neither kerb_egress nor kerb_ingress is defined; use KERB_EGRESS(pkt) or KERB_INGRESS(pkt)")
+	ErrSignature    = errors.New("wrong signature; want int f(struct kerb_pkt *)")
+	ErrNoBTF        = errors.New("no BTF type information; compile with -g and do not strip it")
+	ErrNoMap        = errors.New("the data plane has no such map")
+	ErrNoConstant   = errors.New("the data plane has no such constant; declare it with KERB_CONFIG")
+	ErrContract     = errors.New("built against another contract")
+	ErrForeignEntry = errors.New("a program that is neither kerb_egress nor kerb_ingress; make it a static function")
+)
+
+// ManifestError is a mistake in a manifest.
+type ManifestError struct {
+	File   string // path of the manifest
+	Field  string // for example maps.config[0]; empty when the whole file is meant
+	Reason string // what is wrong and what would be right
+}
+
+func (e *ManifestError) Error() string {
+	if e.Field == "" {
+		return fmt.Sprintf("%s: %s", e.File, e.Reason)
+	}
+	return fmt.Sprintf("%s: %s: %s", e.File, e.Field, e.Reason)
+}
+
+// ObjectError is a fault of a compiled data plane. Err is one of the sentinels above, or tells more.
+type ObjectError struct {
+	File string // name of the object
+	What string // the symbol, map or property concerned; empty when the whole object is meant
+	Err  error
+}
+
+func (e *ObjectError) Error() string {
+	if e.What == "" {
+		return fmt.Sprintf("%s: %v", e.File, e.Err)
+	}
+	return fmt.Sprintf("%s: %s: %v", e.File, e.What, e.Err)
+}
+
+func (e *ObjectError) Unwrap() error { return e.Err }
+
+// BudgetError is returned when the maps of a package need more than they may.
+type BudgetError struct {
+	Package string
+	Need    int64 // bytes
+	Limit   int64 // bytes
+	Largest string
+}
+
+func (e *BudgetError) Error() string {
+	return fmt.Sprintf("package %s: its maps need %s of kernel memory, the budget is %s; the largest is %s",
+		e.Package, FormatBytes(e.Need), FormatBytes(e.Limit), e.Largest)
+}
+
+// FeatureError lists what a package requires and this kernel lacks.
+type FeatureError struct {
+	Package string
+	Missing []string
+	Kernel  string
+}
+
+func (e *FeatureError) Error() string {
+	return fmt.Sprintf("package %s needs %s, which kernel %s does not have", e.Package, strings.Join(e.Missing, ", "), e.Kernel)
+}
+
+// ToolError is returned by Build when something that it needs is not installed.
+type ToolError struct {
+	Tool   string // what is missing
+	Remedy string // a command
+}
+
+func (e *ToolError) Error() string {
+	return fmt.Sprintf("%s is missing; install it with: %s", e.Tool, e.Remedy)
+}
+
+// CompileError is the compiler's refusal. Its messages went to Options.Out.
+type CompileError struct {
+	Source string
+	Hook   string
+	Err    error
+}
+
+func (e *CompileError) Error() string {
+	return fmt.Sprintf("%s does not compile for %s: %v", e.Source, e.Hook, e.Err)
+}
+
+func (e *CompileError) Unwrap() error { return e.Err }

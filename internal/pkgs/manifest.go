@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pkgs
+
+import (
+	_ "embed"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"sigs.k8s.io/yaml"
+)
+
+// ManifestName is the file that makes a directory a package.
+const ManifestName = "kerb.yaml"
+
+// Contract is the version of <kerb/module.h> that this build understands.
+const Contract = 1
+
+// Hooks that a package can be built for.
+const (
+	HookTC  = "tc"
+	HookXDP = "xdp"
+)
+
+// ControlBuiltin is the only value of control: the control plane of the package's name that is part of the binary.
+const ControlBuiltin = "builtin"
+
+// Manifest is what kerb.yaml says. ManifestSchema describes it exactly.
+type Manifest struct {
+	Name          string         `json:"name"`
+	Version       string         `json:"version"` // semantic version without v
+	Description   string         `json:"description,omitempty"`
+	License       string         `json:"license"`
+	Contract      int            `json:"contract"`
+	DataPlane     string         `json:"dataplane,omitempty"` // C source; <name>.bpf.c unless said
+	Hooks         []string       `json:"hooks"`
+	Frags         bool           `json:"frags,omitempty"`         // copes with XDP packets in several buffers
+	FailurePolicy string         `json:"failurePolicy,omitempty"` // open or closed
+	Maps          MapRoles       `json:"maps,omitzero"`
+	DropReasons   map[string]int `json:"dropReasons,omitempty"` // name to number, 32 to 63
+	Budget        Budget         `json:"budget,omitzero"`
+	Requires      []string       `json:"requires,omitempty"` // kernel features, see Features
+	ConfigSchema  map[string]any `json:"configSchema,omitempty"`
+	Control       string         `json:"control,omitempty"` // ControlBuiltin or empty
+}
+
+// MapRoles name maps that do not live as long as the module. All others are state: kept across configurations and
+// upgrades while their layout stays the same.
+type MapRoles struct {
+	Config []string `json:"config,omitempty"` // new and empty for every configuration
+	Shared []string `json:"shared,omitempty"` // one for all modules of the node that name it
+}
+
+// Budget is what the package promises to stay within.
+type Budget struct {
+	Memory  string `json:"memory,omitempty"`  // of all maps, for example 16Mi
+	Latency string `json:"latency,omitempty"` // per packet, for example 200ns
+}
+
+// ManifestSchema is the JSON Schema of kerb.yaml, for editors and the documentation.
+//
+//go:embed manifest.schema.json
+var ManifestSchema []byte
+
+var manifestSchema = mustCompile(ManifestSchema)
+
+// ParseManifest reads a manifest. file is its name for errors, which are *ManifestError, possibly several joined.
+func ParseManifest(file string, data []byte) (*Manifest, error) {
+	var tree map[string]any
+	if err := yaml.UnmarshalStrict(data, &tree); err != nil {
+		return nil, &ManifestError{File: file, Reason: fmt.Sprintf("not valid YAML: %v", err)}
+	}
+	if err := checkControl(file, tree); err != nil {
+		return nil, err
+	}
+	if err := manifestSchema.validate(tree); err != nil {
+		return nil, manifestErrors(file, err)
+	}
+	m, err := decodeManifest(tree)
+	if err != nil {
+		return nil, &ManifestError{File: file, Reason: err.Error()}
+	}
+	if err := m.check(file); err != nil {
+		return nil, err
+	}
+	return m, nil
+}
+
+func decodeManifest(tree map[string]any) (*Manifest, error) {
+	data, err := json.Marshal(tree)
+	if err != nil {
+		return nil, err
+	}
+	m := Manifest{FailurePolicy: "open"}
+	if err := json.Unmarshal(data, &m); err != nil {
+		return nil, err
+	}
+	if m.DataPlane == "" {
+		m.DataPlane = m.Name + ".bpf.c"
+	}
+	slices.Sort(m.Hooks)
+	return &m, nil
+}
+
+func checkControl(file string, tree map[string]any) error {
+	if control, ok := tree["control"]; ok && control != ControlBuiltin {
+		return &ManifestError{File: file, Field: "control", Reason: "this build runs built-in control planes only: leave control out, " +
+			"and config properties set constants of the data plane (a command arrives with control plane processes)"}
+	}
+	return nil
+}
+
+// manifestErrors turns the schema's complaints into the manifest's.
+func manifestErrors(file string, err error) error {
+	var out []error
+	for _, e := range configErrors(err) {
+		out = append(out, &ManifestError{File: file, Field: e.Field, Reason: e.Reason})
+	}
+	return errors.Join(out...)
+}
+
+// check covers what the schema cannot say.
+func (m *Manifest) check(file string) error {
+	wrong := func(field, format string, args ...any) error {
+		return &ManifestError{File: file, Field: field, Reason: fmt.Sprintf(format, args...)}
+	}
+	if m.Contract != Contract {
+		return wrong("contract", "is %d; this build of Kerb understands contract %d only", m.Contract, Contract)
+	}
+	for i, name := range m.Maps.Config {
+		if slices.Contains(m.Maps.Shared, name) {
+			return wrong(fmt.Sprintf("maps.config[%d]", i), "%s is also in maps.shared; a map is either new for every configuration or shared", name)
+		}
+	}
+	if a, b, n := sameReason(m.DropReasons); a != "" {
+		return wrong("dropReasons."+b, "%d is also %s; give each reason a number of its own", n, a)
+	}
+	if _, err := ParseBytes(m.Budget.Memory); err != nil {
+		return wrong("budget.memory", "%v", err)
+	}
+	if d, err := time.ParseDuration(m.Budget.Latency); m.Budget.Latency != "" && (err != nil || d <= 0) {
+		return wrong("budget.latency", "%q is not a duration; write for example 200ns or 2us", m.Budget.Latency)
+	}
+	for i, name := range m.Requires {
+		if _, err := parseFeature(name); err != nil {
+			return wrong(fmt.Sprintf("requires[%d]", i), "%v", err)
+		}
+	}
+	if _, err := compileSchema(m.ConfigSchema); err != nil {
+		return wrong("configSchema", "%v", err)
+	}
+	return nil
+}
+
+// sameReason finds two names for one number.
+func sameReason(reasons map[string]int) (a, b string, number int) {
+	seen := map[int]string{}
+	for _, name := range slices.Sorted(maps.Keys(reasons)) {
+		n := reasons[name]
+		if other, ok := seen[n]; ok {
+			return other, name, n
+		}
+		seen[n] = name
+	}
+	return "", "", 0
+}
+
+// Object is the file name of the compiled data plane for hook.
+func (m *Manifest) Object(hook string) string { return m.Name + "." + hook + ".o" }
+
+// ValidateConfig checks config against the schema. Errors are *sdk.ConfigError, possibly several joined.
+func (m *Manifest) ValidateConfig(config map[string]any) error {
+	schema, err := compileSchema(m.ConfigSchema)
+	if err != nil {
+		return err
+	}
+	if config == nil {
+		config = map[string]any{}
+	}
+	return schema.validate(config)
+}
+
+// Defaulted returns a copy of config in which absent properties have the defaults of the schema. It fails as
+// ValidateConfig does.
+func (m *Manifest) Defaulted(config map[string]any) (map[string]any, error) {
+	full := fillObject(m.ConfigSchema, resolve(m.ConfigSchema, m.ConfigSchema), config, 0)
+	return full, m.ValidateConfig(full)
+}

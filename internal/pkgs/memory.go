@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pkgs
+
+import (
+	"math/bits"
+	"os"
+	"strings"
+
+	"github.com/cilium/ebpf"
+)
+
+// Sizes of kernel structures, as the kernel's own account of a map sees them (map_mem_usage since Linux 6.4, memlock in
+// /proc/<pid>/fdinfo). They differ by a few bytes between versions and builds.
+const (
+	structMap       = 320 // struct bpf_array, bpf_htab, ...: the fixed part of any map
+	structElem      = 48  // struct htab_elem
+	structBucket    = 16  // struct bucket
+	structTrie      = 40  // struct lpm_trie_node without its key and value
+	pointer         = 8
+	ringMetaPages   = 3
+	ringPagePointer = 8
+)
+
+// Memory estimates the kernel memory of the package's maps when full, in bytes. maxEntries replaces the compiled size of
+// maps by name and may be nil. A map that both hooks use counts once. Unreadable objects count as nothing: Spec tells why.
+func (p *Package) Memory(maxEntries map[string]uint32) int64 {
+	total := int64(0)
+	for _, m := range p.mapSizes(maxEntries) {
+		total += m
+	}
+	return total
+}
+
+// CheckMemory compares Memory with a limit such as 16Mi; an empty limit is the manifest's budget. The error is a
+// *BudgetError.
+func (p *Package) CheckMemory(limit string, maxEntries map[string]uint32) error {
+	if limit == "" {
+		limit = p.Budget.Memory
+	}
+	most, err := ParseBytes(limit)
+	if err != nil {
+		return err
+	}
+	need := p.Memory(maxEntries)
+	if most == 0 || need <= most {
+		return nil
+	}
+	return &BudgetError{Package: p.Name, Need: need, Limit: most, Largest: p.largestMap(maxEntries)}
+}
+
+func (p *Package) largestMap(maxEntries map[string]uint32) string {
+	name, most := "", int64(-1)
+	for n, size := range p.mapSizes(maxEntries) {
+		if size > most || size == most && n < name {
+			name, most = n, size
+		}
+	}
+	return name + " (" + FormatBytes(most) + ")"
+}
+
+// mapSizes by map name; data sections, which each hook has for itself, are named <hook>:<section>.
+func (p *Package) mapSizes(maxEntries map[string]uint32) map[string]int64 {
+	sizes := map[string]int64{}
+	for _, hook := range p.Hooks {
+		spec, err := p.Spec(hook)
+		if err != nil {
+			continue
+		}
+		for name, m := range spec.Maps {
+			if n, ok := maxEntries[name]; ok {
+				m.MaxEntries = n
+			}
+			if strings.HasPrefix(name, ".") {
+				name = hook + ":" + name
+			}
+			sizes[name] = max(sizes[name], MapMemory(m))
+		}
+	}
+	return sizes
+}
+
+// MapMemory estimates the kernel memory of one map when full, in bytes.
+func MapMemory(m *ebpf.MapSpec) int64 {
+	n, cpus := int64(m.MaxEntries), int64(ebpf.MustPossibleCPU())
+	key, value := align8(m.KeySize), align8(m.ValueSize)
+	switch m.Type {
+	case ebpf.Array:
+		return arrayMemory(n*value, m.Flags&mmapable != 0)
+	case ebpf.PerCPUArray:
+		return structMap + n*pointer + n*value*cpus
+	case ebpf.Hash, ebpf.LRUHash:
+		return hashMemory(m, structElem+key+value, cpus)
+	case ebpf.PerCPUHash, ebpf.LRUCPUHash:
+		return hashMemory(m, structElem+key+pointer+value*cpus, cpus)
+	case ebpf.LPMTrie:
+		// Up to n-1 further nodes hold no value, only a fork.
+		return structMap + 2*n*(structTrie+int64(m.KeySize)+int64(m.ValueSize))
+	case ebpf.RingBuf:
+		pages := n / pageSize
+		return structMap + (ringMetaPages+pages)*pageSize + (ringMetaPages+2*pages)*ringPagePointer
+	case ebpf.ArrayOfMaps, ebpf.HashOfMaps:
+		return structMap + n*(structElem+key+pointer) + n*innerMemory(m)
+	case ebpf.Queue, ebpf.Stack:
+		return structMap + (n+1)*int64(m.ValueSize)
+	}
+	return structMap + n*(key+value+pointer)
+}
+
+const mmapable = 1 << 10 // BPF_F_MMAPABLE
+const noPrealloc = 1     // BPF_F_NO_PREALLOC
+
+var pageSize = int64(os.Getpagesize())
+
+func arrayMemory(data int64, mapped bool) int64 {
+	if mapped {
+		return alignPage(structMap) + alignPage(data)
+	}
+	return structMap + data
+}
+
+// hashMemory: a preallocated table keeps spare elements for updates in place, one per CPU.
+func hashMemory(m *ebpf.MapSpec, elem, cpus int64) int64 {
+	n := int64(m.MaxEntries)
+	buckets := int64(1) << bits.Len64(uint64(max(n, 1)-1))
+	total := structMap + buckets*structBucket
+	lru := m.Type == ebpf.LRUHash || m.Type == ebpf.LRUCPUHash
+	switch {
+	case m.Flags&noPrealloc != 0:
+		return total + n*(elem+pointer)
+	case lru:
+		return total + n*elem
+	}
+	return total + (n+cpus)*elem + cpus*pointer
+}
+
+func innerMemory(m *ebpf.MapSpec) int64 {
+	if m.InnerMap == nil {
+		return 0
+	}
+	return MapMemory(m.InnerMap)
+}
+
+func align8(n uint32) int64   { return (int64(n) + 7) &^ 7 }
+func alignPage(n int64) int64 { return (n + pageSize - 1) / pageSize * pageSize }

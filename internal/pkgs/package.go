@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pkgs
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"slices"
+	"sync"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/kerb-edge/kerb/sdk"
+)
+
+// SourceBuiltin is the Source of packages inside the binary.
+const SourceBuiltin = "builtin"
+
+// Files of a package may not be larger, in bytes.
+const (
+	maxManifest = 256 << 10
+	maxObject   = 16 << 20
+	maxSource   = 4 << 20
+)
+
+// Package is a manifest with its compiled data plane.
+type Package struct {
+	Manifest
+	Source       string      // SourceBuiltin or the directory
+	Digest       string      // sha256:<hex> over the manifest's meaning and the objects' bytes
+	ControlPlane sdk.Control // nil when config properties set constants; set by the Catalog
+
+	objects map[string][]byte // by hook
+	parse   map[string]func() (*ebpf.CollectionSpec, error)
+}
+
+// Open reads the package in a directory. Symbolic links that lead out of it are refused.
+func Open(dir string) (*Package, error) {
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return nil, fmt.Errorf("package directory: %w", err)
+	}
+	defer root.Close()
+	return OpenFS(root.FS(), dir)
+}
+
+// OpenFS reads the package at the root of fsys. source is what errors and Source call it.
+func OpenFS(fsys fs.FS, source string) (*Package, error) {
+	m, err := readManifest(fsys, source)
+	if err != nil {
+		return nil, err
+	}
+	objects := map[string][]byte{}
+	for _, hook := range m.Hooks {
+		object, err := readFile(fsys, m.Object(hook), maxObject)
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil, fmt.Errorf("package %s: %s: %w; run: kerb package build %s", m.Name, m.Object(hook), ErrNotBuilt, source)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("package %s: %w", m.Name, err)
+		}
+		objects[hook] = object
+	}
+	return newPackage(m, source, objects), nil
+}
+
+// ReadManifest reads only the manifest of the package in a directory, which need not be built.
+func ReadManifest(dir string) (*Manifest, error) {
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return nil, fmt.Errorf("package directory: %w", err)
+	}
+	defer root.Close()
+	return readManifest(root.FS(), dir)
+}
+
+func readManifest(fsys fs.FS, source string) (*Manifest, error) {
+	data, err := readFile(fsys, ManifestName, maxManifest)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("%s is not a package: %w", source, err)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("package %s: %w", source, err)
+	}
+	return ParseManifest(source+"/"+ManifestName, data)
+}
+
+// readFile reads a regular file of at most limit bytes.
+func readFile(fsys fs.FS, name string, limit int64) ([]byte, error) {
+	info, err := fs.Stat(fsys, name)
+	if err != nil {
+		return nil, err
+	}
+	if !info.Mode().IsRegular() {
+		return nil, fmt.Errorf("%s: not a regular file", name)
+	}
+	f, err := fsys.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	data, err := io.ReadAll(io.LimitReader(f, limit+1))
+	if err != nil {
+		return nil, err
+	}
+	if int64(len(data)) > limit {
+		return nil, fmt.Errorf("%s: larger than %s", name, FormatBytes(limit))
+	}
+	return data, nil
+}
+
+func newPackage(m *Manifest, source string, objects map[string][]byte) *Package {
+	p := &Package{Manifest: *m, Source: source, objects: objects}
+	p.Digest = p.digest()
+	p.parse = map[string]func() (*ebpf.CollectionSpec, error){}
+	for _, hook := range m.Hooks {
+		p.parse[hook] = sync.OnceValues(func() (*ebpf.CollectionSpec, error) { return p.load(hook) })
+	}
+	return p
+}
+
+// digest is over the manifest's values, not its spelling: comments and order do not matter.
+func (p *Package) digest() string {
+	h := sha256.New()
+	manifest, err := json.Marshal(p.Manifest)
+	if err != nil { // it was decoded from JSON
+		panic(err)
+	}
+	add := func(name string, data []byte) {
+		var size [8]byte
+		binary.BigEndian.PutUint64(size[:], uint64(len(data)))
+		fmt.Fprintf(h, "%s\n", name)
+		h.Write(size[:])
+		h.Write(data)
+	}
+	add("kerb package 1", manifest)
+	for _, hook := range p.Hooks {
+		add(hook, p.objects[hook])
+	}
+	return "sha256:" + hex.EncodeToString(h.Sum(nil))
+}
+
+// RunsOn tells whether the package has a data plane for the hook.
+func (p *Package) RunsOn(hook string) bool { return slices.Contains(p.Hooks, hook) }
+
+// Spec returns the checked data plane for a hook (HookTC, HookXDP), a fresh copy each time. Faults are *ObjectError;
+// a hook that the package does not have is ErrNoHook.
+func (p *Package) Spec(hook string) (*ebpf.CollectionSpec, error) {
+	parse, ok := p.parse[hook]
+	if !ok {
+		return nil, fmt.Errorf("package %s, %s: %w (it has %v)", p.Name, hook, ErrNoHook, p.Hooks)
+	}
+	spec, err := parse()
+	if err != nil {
+		return nil, fmt.Errorf("package %s: %w", p.Name, err)
+	}
+	return spec.Copy(), nil
+}
+
+// Specs returns the checked data planes for all hooks of the package.
+func (p *Package) Specs() (map[string]*ebpf.CollectionSpec, error) {
+	specs := map[string]*ebpf.CollectionSpec{}
+	for _, hook := range p.Hooks {
+		spec, err := p.Spec(hook)
+		if err != nil {
+			return nil, err
+		}
+		specs[hook] = spec
+	}
+	return specs, nil
+}
+
+func (p *Package) load(hook string) (*ebpf.CollectionSpec, error) {
+	file := p.Object(hook)
+	spec, err := loadObject(file, p.objects[hook])
+	if err != nil {
+		return nil, err
+	}
+	return spec, p.checkSpec(file, spec)
+}
+
+func loadObject(file string, object []byte) (*ebpf.CollectionSpec, error) {
+	if !bytes.HasPrefix(object, []byte("\x7fELF")) {
+		return nil, &ObjectError{File: file, Err: ErrNotELF}
+	}
+	spec, err := ebpf.LoadCollectionSpecFromReader(bytes.NewReader(object))
+	if err != nil {
+		return nil, &ObjectError{File: file, Err: fmt.Errorf("%w: %w", ErrNotELF, err)}
+	}
+	return spec, nil
+}
