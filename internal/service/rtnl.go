@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package service
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+)
+
+// noNSID stands for "our own namespace" in requests, and for "no id" in what
+// the kernel says of a link's peer or of a namespace.
+const noNSID int32 = -1
+
+// Numbers that golang.org/x/sys does not name.
+const (
+	ifaTargetNetnsid = 10     // IFA_TARGET_NETNSID, Linux 4.20
+	skipStats        = 1 << 3 // RTEXT_FILTER_SKIP_STATS
+)
+
+// rawLink is a link as the kernel dumps it.
+type rawLink struct {
+	Link
+	peerIndex int
+	peerNSID  int32 // noNSID if the peer is in the same namespace
+}
+
+// rawAddr is an address and the link that has it.
+type rawAddr struct {
+	ifindex int
+	prefix  netip.Prefix
+}
+
+// conn is a route netlink socket that asks about its own namespace, and by
+// their ids about those of peers. Asking about others by id needs
+// CAP_NET_ADMIN; entering them would need CAP_SYS_ADMIN.
+type conn struct {
+	socket map[int]*nl.SocketHandle
+}
+
+// openConn opens a socket in the namespace of the calling thread.
+func openConn() (*conn, error) {
+	s, err := nl.GetNetlinkSocketAt(netns.None(), netns.None(), unix.NETLINK_ROUTE)
+	if err != nil {
+		return nil, fmt.Errorf("open route netlink socket: %w", err)
+	}
+	// Without strict checking the kernel ignores the target of address dumps.
+	if err := unix.SetsockoptInt(s.GetFd(), unix.SOL_NETLINK, unix.NETLINK_GET_STRICT_CHK, 1); err != nil {
+		s.Close()
+		return nil, fmt.Errorf("strict netlink requests (Linux 4.20): %w", err)
+	}
+	return &conn{map[int]*nl.SocketHandle{unix.NETLINK_ROUTE: {Socket: s}}}, nil
+}
+
+func (c *conn) close() { c.socket[unix.NETLINK_ROUTE].Close() }
+
+// execute runs a request; a dump that a concurrent change interrupted is
+// repeated, because it may have skipped or doubled entries.
+func (c *conn) execute(kind, flags int, reply uint16, data ...nl.NetlinkRequestData) ([][]byte, error) {
+	for range 20 {
+		req := nl.NewNetlinkRequest(kind, flags)
+		req.Sockets = c.socket
+		for _, d := range data {
+			req.AddData(d)
+		}
+		msgs, err := req.Execute(unix.NETLINK_ROUTE, reply)
+		if !errors.Is(err, netlink.ErrDumpInterrupted) {
+			return msgs, err
+		}
+	}
+	return nil, netlink.ErrDumpInterrupted
+}
+
+// links dumps the links of a peer namespace, or of our own for noNSID.
+func (c *conn) links(nsid int32) ([]rawLink, error) {
+	data := []nl.NetlinkRequestData{
+		nl.NewIfInfomsg(unix.AF_UNSPEC),
+		nl.NewRtAttr(unix.IFLA_EXT_MASK, nl.Uint32Attr(skipStats)),
+	}
+	if nsid != noNSID {
+		data = append(data, nl.NewRtAttr(unix.IFLA_TARGET_NETNSID, nl.Uint32Attr(uint32(nsid))))
+	}
+	msgs, err := c.execute(unix.RTM_GETLINK, unix.NLM_F_DUMP, unix.RTM_NEWLINK, data...)
+	if err != nil {
+		return nil, fmt.Errorf("list links: %w", err)
+	}
+	links := make([]rawLink, 0, len(msgs))
+	for _, m := range msgs {
+		l, err := parseLink(m)
+		if err != nil {
+			return nil, fmt.Errorf("list links: %w", err)
+		}
+		links = append(links, l)
+	}
+	return links, nil
+}
+
+func parseLink(msg []byte) (rawLink, error) {
+	head := nl.DeserializeIfInfomsg(msg)
+	l := rawLink{peerNSID: noNSID}
+	l.Ifindex = int(head.Index)
+	attrs, err := nl.ParseRouteAttr(msg[head.Len():])
+	for _, a := range attrs {
+		switch a.Attr.Type &^ unix.NLA_F_NESTED {
+		case unix.IFLA_IFNAME:
+			l.Name = nl.BytesToString(a.Value)
+		case unix.IFLA_MTU:
+			l.MTU = int(number(a.Value))
+		case unix.IFLA_ADDRESS:
+			l.MAC = net.HardwareAddr(a.Value)
+		case unix.IFLA_LINK:
+			l.peerIndex = int(number(a.Value))
+		case unix.IFLA_LINK_NETNSID:
+			l.peerNSID = int32(number(a.Value))
+		case unix.IFLA_LINKINFO:
+			l.Kind = linkKind(a.Value)
+		}
+	}
+	return l, err
+}
+
+func linkKind(info []byte) string {
+	attrs, err := nl.ParseRouteAttr(info)
+	if err != nil {
+		return ""
+	}
+	for _, a := range attrs {
+		if a.Attr.Type == unix.IFLA_INFO_KIND {
+			return nl.BytesToString(a.Value)
+		}
+	}
+	return ""
+}
+
+// number reads an attribute of 32 bits in the machine's byte order.
+func number(value []byte) uint32 {
+	if len(value) < 4 {
+		return 0
+	}
+	return nl.NativeEndian().Uint32(value)
+}
+
+// addresses dumps the addresses of a peer namespace.
+func (c *conn) addresses(nsid int32) ([]rawAddr, error) {
+	msgs, err := c.execute(unix.RTM_GETADDR, unix.NLM_F_DUMP, unix.RTM_NEWADDR,
+		&nl.IfAddrmsg{IfAddrmsg: unix.IfAddrmsg{Family: unix.AF_UNSPEC}},
+		nl.NewRtAttr(ifaTargetNetnsid, nl.Uint32Attr(uint32(nsid))))
+	if err != nil {
+		return nil, fmt.Errorf("list addresses: %w", err)
+	}
+	var addrs []rawAddr
+	for _, m := range msgs {
+		if a := parseAddr(m); a.prefix.IsValid() {
+			addrs = append(addrs, a)
+		}
+	}
+	return addrs, nil
+}
+
+// parseAddr prefers IFA_LOCAL: on point-to-point links IFA_ADDRESS is the
+// other side's.
+func parseAddr(msg []byte) rawAddr {
+	head := nl.DeserializeIfAddrmsg(msg)
+	attrs, err := nl.ParseRouteAttr(msg[head.Len():])
+	if err != nil {
+		return rawAddr{}
+	}
+	var local, address netip.Addr
+	for _, a := range attrs {
+		switch a.Attr.Type {
+		case unix.IFA_LOCAL:
+			local, _ = netip.AddrFromSlice(a.Value)
+		case unix.IFA_ADDRESS:
+			address, _ = netip.AddrFromSlice(a.Value)
+		}
+	}
+	if !local.IsValid() {
+		local = address
+	}
+	return rawAddr{ifindex: int(head.Index), prefix: netip.PrefixFrom(local, int(head.Prefixlen))}
+}
+
+// nsidOf asks for the id that our namespace has for another one, which is
+// given by NETNSA_FD or NETNSA_PID. The kernel hands out ids when a link with
+// a peer there is dumped, so ask after a dump; noNSID means no such link.
+func (c *conn) nsidOf(attr int, value int) (int32, error) {
+	msgs, err := c.execute(unix.RTM_GETNSID, 0, unix.RTM_NEWNSID,
+		nl.NewRtGenMsg(), nl.NewRtAttr(attr, nl.Uint32Attr(uint32(value))))
+	if err != nil {
+		return noNSID, err
+	}
+	for _, m := range msgs {
+		attrs, err := nl.ParseRouteAttr(m[nl.NewRtGenMsg().Len():])
+		if err != nil {
+			return noNSID, err
+		}
+		for _, a := range attrs {
+			if a.Attr.Type == netlink.NETNSA_NSID {
+				return int32(number(a.Value)), nil
+			}
+		}
+	}
+	return noNSID, nil
+}

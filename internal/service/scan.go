@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package service
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kerb-edge/kerb/api/v1alpha1"
+)
+
+// scanner resolves services against one dump of the node's links. That dump
+// names, for every veth, the namespace of its peer by id and the peer by
+// index, so a service's links are those that carry the id of its namespace:
+// nothing has to be entered, and equal indexes in other namespaces cannot be
+// mistaken for each other.
+type scanner struct {
+	conn *conn
+	own  nsKey
+
+	byName map[string]rawLink
+	byNSID map[int32][]rawLink // veths whose peer is in another namespace, by ifindex
+	inside map[int32]inside    // what is known of peer namespaces
+}
+
+// inside is what a peer namespace holds. It is kept while the host-side links
+// are the same: ids are used again for new namespaces, ifindexes of a
+// namespace are not.
+type inside struct {
+	outer []int // ifindexes of the host-side links
+	links map[int]rawLink
+	addrs []rawAddr
+}
+
+func openScanner() (*scanner, error) {
+	own, err := nsKeyAt("/proc/thread-self/ns/net")
+	if err != nil {
+		return nil, err
+	}
+	c, err := openConn()
+	if err != nil {
+		return nil, err
+	}
+	return &scanner{conn: c, own: own, inside: make(map[int32]inside)}, nil
+}
+
+func (s *scanner) close() { s.conn.close() }
+
+// refresh takes a new dump of the node's links.
+func (s *scanner) refresh() error {
+	links, err := s.conn.links(noNSID)
+	if err != nil {
+		return err
+	}
+	slices.SortFunc(links, func(a, b rawLink) int { return cmp.Compare(a.Ifindex, b.Ifindex) })
+	s.byName = make(map[string]rawLink, len(links))
+	s.byNSID = make(map[int32][]rawLink)
+	for _, l := range links {
+		s.byName[l.Name] = l
+		if l.Kind == "veth" && l.peerNSID != noNSID {
+			s.byNSID[l.peerNSID] = append(s.byNSID[l.peerNSID], l)
+		}
+	}
+	return nil
+}
+
+// interfaces are all links of the node, by name.
+func (s *scanner) interfaces() map[string]Link {
+	all := make(map[string]Link, len(s.byName))
+	for name, l := range s.byName {
+		all[name] = l.Link
+	}
+	return all
+}
+
+// resolve finds a service in the last dump.
+func (s *scanner) resolve(spec v1alpha1.ServiceSpec) (State, error) {
+	if spec.Interface != "" {
+		return s.resolveInterface(spec.Interface)
+	}
+	nsid, err := s.locate(spec)
+	if err != nil {
+		return State{}, err
+	}
+	outer := s.byNSID[nsid]
+	if len(outer) == 0 {
+		return State{}, nil
+	}
+	in, err := s.look(nsid)
+	if errors.Is(err, errVanished) {
+		return State{}, nil
+	}
+	if err != nil {
+		return State{}, err
+	}
+	var state State
+	for _, l := range outer {
+		state.Links = append(state.Links, in.name(l))
+	}
+	state.Addresses = in.addresses(func(rawAddr) bool { return true })
+	return state, nil
+}
+
+func (s *scanner) locate(spec v1alpha1.ServiceSpec) (int32, error) {
+	if spec.Netns != "" {
+		return s.nsidAt(spec.Netns)
+	}
+	return s.nsidOfProcess(spec.PID)
+}
+
+// resolveInterface takes any kind of link; only behind a veth can it look.
+func (s *scanner) resolveInterface(name string) (State, error) {
+	l, ok := s.byName[name]
+	if !ok {
+		return State{}, fmt.Errorf("%s: %w", name, ErrInterfaceGone)
+	}
+	if l.Kind != "veth" || l.peerNSID == noNSID {
+		return State{Links: []Link{l.Link}}, nil
+	}
+	in, err := s.look(l.peerNSID)
+	if errors.Is(err, errVanished) {
+		return State{}, fmt.Errorf("%s: %w", name, ErrInterfaceGone)
+	}
+	if err != nil {
+		return State{}, err
+	}
+	return State{
+		Links:     []Link{in.name(l)},
+		Addresses: in.addresses(func(a rawAddr) bool { return a.ifindex == l.peerIndex }),
+	}, nil
+}
+
+// look answers what is inside a peer namespace, from memory if the host-side
+// links are those of last time.
+func (s *scanner) look(nsid int32) (inside, error) {
+	var outer []int
+	for _, l := range s.byNSID[nsid] {
+		outer = append(outer, l.Ifindex)
+	}
+	if known, ok := s.inside[nsid]; ok && slices.Equal(known.outer, outer) {
+		return known, nil
+	}
+	delete(s.inside, nsid)
+	links, err := s.conn.links(nsid)
+	if err != nil {
+		return inside{}, peerError(nsid, err)
+	}
+	addrs, err := s.conn.addresses(nsid)
+	if err != nil {
+		return inside{}, peerError(nsid, err)
+	}
+	in := inside{outer: outer, links: make(map[int]rawLink, len(links)), addrs: addrs}
+	for _, l := range links {
+		in.links[l.Ifindex] = l
+	}
+	s.inside[nsid] = in
+	return in, nil
+}
+
+// errVanished: the namespace ended after the node's links were dumped.
+var errVanished = errors.New("the namespace has just ended")
+
+// peerError: the kernel answers EINVAL for an id that no namespace has.
+func peerError(nsid int32, err error) error {
+	if errors.Is(err, unix.EINVAL) {
+		return errVanished
+	}
+	return fmt.Errorf("namespace with id %d: %w", nsid, err)
+}
+
+// forget drops what is known of namespaces that have no host-side link any more.
+func (s *scanner) forget() {
+	for nsid := range s.inside {
+		if len(s.byNSID[nsid]) == 0 {
+			delete(s.inside, nsid)
+		}
+	}
+}
+
+// name adds the name of a link's other end, if that end points back: between
+// the two dumps the pair may have been replaced.
+func (in inside) name(outer rawLink) Link {
+	if peer := in.links[outer.peerIndex]; peer.peerIndex == outer.Ifindex {
+		outer.Peer = peer.Name
+	}
+	return outer.Link
+}
+
+func (in inside) addresses(want func(rawAddr) bool) []netip.Prefix {
+	var found []netip.Prefix
+	for _, a := range in.addrs {
+		ip := a.prefix.Addr()
+		if want(a) && !ip.IsLoopback() && !ip.IsLinkLocalUnicast() {
+			found = append(found, a.prefix)
+		}
+	}
+	slices.SortFunc(found, netip.Prefix.Compare)
+	return slices.Compact(found)
+}

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package service finds the services of a node in the kernel and watches them:
+// from a network namespace, a process or an interface to the host-side links
+// that carry a service's traffic, without entering a namespace and without
+// keeping one alive. It also parses the selectors that name services by label.
+package service
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+
+	"github.com/kerb-edge/kerb/api/v1alpha1"
+)
+
+// What can be wrong with a service. A service without a veth is not an error:
+// it has no links yet.
+var (
+	// ErrSpec: not exactly one of netns, pid and interface is set.
+	ErrSpec = errors.New("a service needs exactly one of netns, pid and interface")
+	// ErrNamespaceGone: nothing is at the path of the namespace.
+	ErrNamespaceGone = errors.New("the network namespace is gone")
+	// ErrNotNamespace: what is at the path is not a network namespace.
+	ErrNotNamespace = errors.New("not a network namespace")
+	// ErrOwnNamespace: the namespace is the one the agent runs in.
+	ErrOwnNamespace = errors.New("this is the network namespace of the node itself")
+	// ErrProcessGone: no process has the id, or the one that had it ended.
+	ErrProcessGone = errors.New("the process is gone")
+	// ErrInterfaceGone: the node has no interface of the name.
+	ErrInterfaceGone = errors.New("the node has no such interface")
+)
+
+// Link is an interface of the node.
+type Link struct {
+	Name    string
+	Ifindex int
+	Kind    string           // rtnetlink's kind, such as veth or bridge; empty for hardware
+	Peer    string           // name of the other end inside the service; empty if unknown
+	MTU     int              // bytes
+	MAC     net.HardwareAddr // of this end
+}
+
+// State is what is known of a service at one moment.
+type State struct {
+	// Links are the host-side veth ends, by ifindex; empty while the service
+	// is not there.
+	Links []Link
+	// Addresses are those inside the service with their prefix length, sorted,
+	// without loopback and link-local ones. For a service given by its
+	// interface they are those of that interface's other end.
+	Addresses []netip.Prefix
+	// Err says why the service cannot be found, in a Watcher's answers.
+	Err error
+}
+
+// Validate tells whether a spec names one way to find the service.
+func Validate(spec v1alpha1.ServiceSpec) error {
+	set := 0
+	for _, given := range []bool{spec.Netns != "", spec.PID != 0, spec.Interface != ""} {
+		if given {
+			set++
+		}
+	}
+	if set != 1 || spec.PID < 0 {
+		return ErrSpec
+	}
+	return nil
+}
+
+// Resolve looks a service up once, as seen from the network namespace of the
+// calling thread. Errors wrap one of this package's.
+func Resolve(spec v1alpha1.ServiceSpec) (State, error) {
+	if err := Validate(spec); err != nil {
+		return State{}, err
+	}
+	s, err := openScanner()
+	if err != nil {
+		return State{}, fmt.Errorf("look up services: %w", err)
+	}
+	defer s.close()
+	if err := s.refresh(); err != nil {
+		return State{}, err
+	}
+	return s.resolve(spec)
+}
