@@ -1,0 +1,378 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bpftest
+
+import (
+	"math/rand/v2"
+	"os"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/google/go-cmp/cmp"
+	"github.com/gopacket/gopacket/layers"
+
+	abi "github.com/kerb-edge/kerb/internal/kerbabi"
+)
+
+func needRoot(tb testing.TB) {
+	if os.Getuid() != 0 {
+		tb.Skip("loading programs needs root")
+	}
+}
+
+// head is the chain head of one hook in the kernel.
+type head struct {
+	hook   Hook
+	dump   *ebpf.Program
+	parsed *ebpf.Map
+}
+
+func loadHeads(tb testing.TB) []head {
+	needRoot(tb)
+	var heads []head
+	for _, hook := range Hooks {
+		coll := Load(tb, Compile(tb, "testdata/parse.bpf.c", hook))
+		heads = append(heads, head{hook, coll.Programs["dump"], coll.Maps["parsed"]})
+	}
+	return heads
+}
+
+// takes says whether the kernel takes a frame for a test run: XDP from 14
+// bytes on; TC, depending on the version, more than Ethernet, and all of an IP
+// header if there should be one (Linux 6.18).
+func (h head) takes(frame []byte) bool {
+	if h.hook == XDP || len(frame) < 14 {
+		return len(frame) >= 14
+	}
+	switch be.Uint16(frame[12:]) {
+	case 0x0800:
+		return len(frame) >= 34
+	case 0x86dd:
+		return len(frame) >= 54
+	}
+	return len(frame) > 14
+}
+
+// parse runs the head; what does not depend on the frame is checked here and
+// cleared.
+func (h head) parse(tb testing.TB, frame []byte) abi.Packet {
+	tb.Helper()
+	Run(tb, h.dump, frame)
+	var got abi.Packet
+	if err := h.parsed.Lookup(uint32(0), &got); err != nil {
+		tb.Fatal(err)
+	}
+	if got.Ifindex != 1 || got.Reason != 0 || got.ToIfindex != 0 || got.ToFlags != 0 {
+		tb.Errorf("%s: ifindex, reason or redirection: %+v", h.hook, got)
+	}
+	got.Ifindex = 0
+	return got
+}
+
+// check compares the kernel with the model on both hooks.
+func check(tb testing.TB, heads []head, frame []byte) abi.Packet {
+	tb.Helper()
+	want := Parse(frame)
+	for _, h := range heads {
+		if !h.takes(frame) {
+			continue
+		}
+		if got := h.parse(tb, frame); got != want {
+			tb.Errorf("%s, frame %x: model - kernel +\n%s", h.hook, frame, cmp.Diff(want, got))
+		}
+	}
+	checkSafe(tb, frame, want)
+	return want
+}
+
+// checkSafe is what modules rely on, whatever the outcome.
+func checkSafe(tb testing.TB, frame []byte, p abi.Packet) {
+	tb.Helper()
+	size := uint64(len(frame))
+	header := map[uint8]uint64{0: 0, 4: 20, 6: 40}[p.Family]
+	for rule, holds := range map[string]bool{
+		"offsets within the frame": p.L3 <= size && p.L3 <= p.L4 && p.L4+uint64(p.L4Len) <= size,
+		"addresses readable":       p.L3+header <= size,
+		"L4 only if it parsed":     p.Flags&abi.FlagL4 == 0 || p.Outcome == abi.ParseOK && p.L4Len >= 8,
+		"no L4 in later fragments": p.Flags&abi.FlagFragLater == 0 || p.Flags&abi.FlagL4 == 0,
+		"a family if it parsed":    p.Outcome != abi.ParseOK || p.Family != 0,
+		"no family, no protocol":   p.Family != 0 || p.Proto == 0 && p.Flags == 0 && p.L4Len == 0,
+		"offsets within the mask":  p.L4 <= abi.MaxHdrs,
+	} {
+		if !holds {
+			tb.Errorf("%s: %x: %+v", rule, frame, p)
+		}
+	}
+}
+
+// sample is a frame and what has to be found in it.
+type sample struct {
+	name    string
+	frame   []byte
+	outcome abi.ParseOutcome
+	family  uint8
+	proto   uint8
+	l3, l4  uint64
+	l4len   uint32
+	flags   uint8
+	vlan    uint16
+}
+
+// with is a copy of a frame with bytes replaced from an offset on.
+func with(frame []byte, at int, b ...byte) []byte {
+	out := slices.Clone(frame)
+	copy(out[at:], b)
+	return out
+}
+
+func pad(frame []byte, n int) []byte { return append(slices.Clone(frame), make([]byte, n)...) }
+
+func samples(tb testing.TB) []sample {
+	return slices.Concat(samplesL2(tb), samples4(tb), samplesL4(tb), samples6(tb), samplesFragments6(tb))
+}
+
+const ok = abi.ParseOK
+
+func samplesL2(tb testing.TB) []sample {
+	arp := serialize(tb, ethernet(layers.EthernetTypeARP), &layers.ARP{AddrType: layers.LinkTypeEthernet, Protocol: layers.EthernetTypeIPv4,
+		HwAddressSize: 6, ProtAddressSize: 4, Operation: 1, SourceHwAddress: macA, SourceProtAddress: ip4A, DstHwAddress: macB, DstProtAddress: ip4B})
+	lldp := serialize(tb, ethernet(layers.EthernetTypeLinkLayerDiscovery), payload(46))
+	return []sample{
+		{"ARP", arp, abi.ParseNotIP, 0, 0, 14, 14, 0, 0, 0},
+		{"LLDP", lldp, abi.ParseNotIP, 0, 0, 14, 14, 0, 0, 0},
+		{"802.3 length", with(lldp, 12, 0, 46), abi.ParseNotIP, 0, 0, 14, 14, 0, 0, 0},
+		{"VLAN", udp4(tb, 0, 5, 7), ok, 4, protoUDP, 18, 38, 13, abi.FlagL4, 7},
+		{"QinQ", tcp4(tb, 0, 0, 0, 100, 200), ok, 4, protoTCP, 22, 42, 20, abi.FlagL4, 100},
+		{"three tags", udp4(tb, 0, 5, 1, 2, 3), abi.ParseVLANDepth, 0, 0, 22, 22, 0, 0, 1},
+		{"VLAN, IPv6", frame6(tb, nil, protoUDP, udpSegment(tb, ipv6(protoUDP), 3), 4095), ok, 6, protoUDP, 18, 58, 11, abi.FlagL4, 4095},
+		{"VLAN, ARP", with(pad(arp, 4), 12, 0x81, 0, 0xe0, 5, 8, 6), abi.ParseNotIP, 0, 0, 18, 18, 0, 0, 0xe005},
+		{"VLAN cut", with(arp, 12, 0x81, 0)[:17], abi.ParseShortL2, 0, 0, 14, 14, 0, 0, 0},
+		{"second VLAN cut", udp4(tb, 0, 0, 9, 8)[:20], abi.ParseShortL2, 0, 0, 18, 18, 0, 0, 9},
+		{"Ethernet alone", with(arp, 12, 8, 0)[:15], abi.ParseShortL3, 0, 0, 14, 14, 0, 0, 0},
+	}
+}
+
+func samples4(tb testing.TB) []sample {
+	plain, small := udp4(tb, 0, 20), udp4(tb, 0, 3)
+	out := []sample{
+		{"IPv4", plain, ok, 4, protoUDP, 14, 34, 28, abi.FlagL4, 0},
+		{"odd size", small, ok, 4, protoUDP, 14, 34, 11, abi.FlagL4, 0},
+		{"empty UDP", udp4(tb, 0, 0), ok, 4, protoUDP, 14, 34, 8, abi.FlagL4, 0},
+		{"padded to 60", pad(small, 15), ok, 4, protoUDP, 14, 34, 11, abi.FlagL4, 0},
+		{"total length below header", with(plain, 16, 0, 19), abi.ParseBadLength, 0, 0, 14, 14, 0, 0, 0},
+		{"total length beyond frame", with(plain, 16, 0, 49), abi.ParseBadLength, 0, 0, 14, 14, 0, 0, 0},
+		{"total length 0", with(plain, 16, 0, 0), abi.ParseBadLength, 0, 0, 14, 14, 0, 0, 0},
+		{"total length is the header", with(plain, 16, 0, 20), abi.ParseShortL4, 4, protoUDP, 14, 34, 0, 0, 0},
+		{"ihl 4", with(plain, 14, 0x44), abi.ParseBadIHL, 0, 0, 14, 14, 0, 0, 0},
+		{"ihl 0", with(plain, 14, 0x40), abi.ParseBadIHL, 0, 0, 14, 14, 0, 0, 0},
+		{"ihl beyond length", with(small, 14, 0x4f), abi.ParseShortL3, 0, 0, 14, 14, 0, 0, 0},
+		{"version 6", with(plain, 14, 0x65), abi.ParseBadVersion, 0, 0, 14, 14, 0, 0, 0},
+		{"first fragment", with(plain, 20, 0x20, 0), ok, 4, protoUDP, 14, 34, 28, abi.FlagL4 | abi.FlagFragFirst, 0},
+		{"first fragment of more", with(with(plain, 38, 5, 0xdc), 20, 0x20, 0), ok, 4, protoUDP, 14, 34, 28, abi.FlagL4 | abi.FlagFragFirst, 0},
+		{"middle fragment", with(plain, 20, 0x20, 5), ok, 4, protoUDP, 14, 34, 28, abi.FlagFragLater, 0},
+		{"last fragment", with(plain, 20, 0, 5), ok, 4, protoUDP, 14, 34, 28, abi.FlagFragLater, 0},
+		{"last fragment, offset high", with(plain, 20, 0x1f, 0), ok, 4, protoUDP, 14, 34, 28, abi.FlagFragLater, 0},
+		{"don't fragment", with(plain, 20, 0x40, 0), ok, 4, protoUDP, 14, 34, 28, abi.FlagL4, 0},
+		{"tiny last fragment", with(plain, 16, 0, 21, 0, 0, 0, 9), ok, 4, protoUDP, 14, 34, 1, abi.FlagFragLater, 0},
+		{"tiny first fragment", with(tcp4(tb, 0, 0, 4), 16, 0, 28, 0, 0, 0x20, 0), abi.ParseShortL4, 4, protoTCP, 14, 34, 8, abi.FlagFragFirst, 0},
+		{"ports of a tiny fragment", with(tcp4(tb, 0, 0, 0), 20, 0, 1), ok, 4, protoTCP, 14, 34, 20, abi.FlagFragLater, 0},
+		{"SCTP", with(plain, 23, protoSCTP), ok, 4, protoSCTP, 14, 34, 28, 0, 0},
+		{"ESP", with(plain, 23, protoESP), ok, 4, protoESP, 14, 34, 28, 0, 0},
+		{"AH is not followed in IPv4", with(plain, 23, authentication), ok, 4, authentication, 14, 34, 28, 0, 0},
+		{"ICMPv6 in IPv4", with(plain, 23, protoICMPv6), ok, 4, protoICMPv6, 14, 34, 28, 0, 0},
+	}
+	for n := 4; n <= 40; n += 4 {
+		f := udp4(tb, n, n)
+		out = append(out, sample{"options", f, ok, 4, protoUDP, 14, uint64(34 + n), uint32(8 + n), abi.FlagL4 | abi.FlagOptions, 0})
+	}
+	return out
+}
+
+func samplesL4(tb testing.TB) []sample {
+	t, u := tcp4(tb, 0, 12, 6), udp4(tb, 0, 10)
+	icmp4 := frame4(tb, ether4(), ipv4(protoICMP, 0), &layers.ICMPv4{TypeCode: layers.CreateICMPv4TypeCode(8, 0), Id: 1, Seq: 2})
+	ip := ipv6(protoICMPv6)
+	echo := &layers.ICMPv6{TypeCode: layers.CreateICMPv6TypeCode(128, 0)}
+	echo.SetNetworkLayerForChecksum(ip)
+	icmp6 := frame6(tb, nil, protoICMPv6, serialize(tb, echo, payload(8)))
+	return []sample{
+		{"TCP options", t, ok, 4, protoTCP, 14, 34, 38, abi.FlagL4, 0},
+		{"TCP options fill the segment", with(t, 46, 0x90), ok, 4, protoTCP, 14, 34, 38, abi.FlagL4, 0},
+		{"TCP options beyond the segment", with(t, 46, 0xa0), abi.ParseShortL4, 4, protoTCP, 14, 34, 38, 0, 0},
+		{"TCP options in padding", with(pad(t, 20), 46, 0xf0), abi.ParseShortL4, 4, protoTCP, 14, 34, 38, 0, 0},
+		{"doff 4", with(t, 46, 0x40), abi.ParseBadL4, 4, protoTCP, 14, 34, 38, 0, 0},
+		{"doff 0", with(t, 46, 0x0f), abi.ParseBadL4, 4, protoTCP, 14, 34, 38, 0, 0},
+		{"TCP header in padding", with(tcp4(tb, 0, 0, 0), 16, 0, 39), abi.ParseShortL4, 4, protoTCP, 14, 34, 19, 0, 0},
+		{"UDP length 7", with(u, 38, 0, 7), abi.ParseBadL4, 4, protoUDP, 14, 34, 18, 0, 0},
+		{"UDP length 8 of 18", with(u, 38, 0, 8), ok, 4, protoUDP, 14, 34, 18, abi.FlagL4, 0},
+		{"UDP length 19 of 18", with(u, 38, 0, 19), abi.ParseBadL4, 4, protoUDP, 14, 34, 18, 0, 0},
+		{"UDP length into padding", with(pad(u, 8), 38, 0, 20), abi.ParseBadL4, 4, protoUDP, 14, 34, 18, 0, 0},
+		{"UDP length 0 in IPv4", with(u, 38, 0, 0), abi.ParseBadL4, 4, protoUDP, 14, 34, 18, 0, 0},
+		{"UDP length 0 in IPv6", frame6(tb, nil, protoUDP, make([]byte, 9)), ok, 6, protoUDP, 14, 54, 9, abi.FlagL4, 0},
+		{"ICMP", icmp4, ok, 4, protoICMP, 14, 34, 8, abi.FlagL4, 0},
+		{"ICMP of 7 bytes", with(icmp4, 16, 0, 27), abi.ParseShortL4, 4, protoICMP, 14, 34, 7, 0, 0},
+		{"ICMPv6", icmp6, ok, 6, protoICMPv6, 14, 54, uint32(len(icmp6) - 54), abi.FlagL4, 0},
+		{"ICMP in IPv6", with(icmp6, 20, protoICMP), ok, 6, protoICMP, 14, 54, uint32(len(icmp6) - 54), 0, 0},
+	}
+}
+
+func samples6(tb testing.TB) []sample {
+	segment := udpSegment(tb, ipv6(protoUDP), 5) // 13 bytes
+	plain := frame6(tb, nil, protoUDP, segment)
+	six := []ext{{0, 8, 0}, {60, 16, 0}, {43, 24, 0}, {51, 24, 0}, {60, 8, 0}, {135, 16, 0}}
+	seven := append(slices.Clone(six), ext{60, 8, 0})
+	l4ext := uint8(abi.FlagL4 | abi.FlagExt)
+	out := []sample{
+		{"IPv6", plain, ok, 6, protoUDP, 14, 54, 13, abi.FlagL4, 0},
+		{"padded", pad(plain, 9), ok, 6, protoUDP, 14, 54, 13, abi.FlagL4, 0},
+		{"payload beyond frame", with(plain, 18, 0, 14), abi.ParseBadLength, 0, 0, 14, 14, 0, 0, 0},
+		{"payload 0", with(plain, 18, 0, 0), abi.ParseShortL4, 6, protoUDP, 14, 54, 0, 0, 0},
+		{"version 4", with(plain, 14, 0x40), abi.ParseBadVersion, 0, 0, 14, 14, 0, 0, 0},
+		{"no next header", with(plain, 20, protoNone), ok, 6, protoNone, 14, 54, 13, 0, 0},
+		{"no next header, empty", frame6(tb, nil, protoNone, nil), ok, 6, protoNone, 14, 54, 0, 0, 0},
+		{"ESP", with(plain, 20, protoESP), ok, 6, protoESP, 14, 54, 13, 0, 0},
+		{"extension then none", frame6(tb, []ext{{60, 8, 0}}, protoNone, nil), ok, 6, protoNone, 14, 62, 0, abi.FlagExt, 0},
+		{"ESP after extension", frame6(tb, []ext{{0, 8, 0}}, protoESP, segment), ok, 6, protoESP, 14, 62, 13, abi.FlagExt, 0},
+		{"AH of 12 bytes", frame6(tb, []ext{{51, 12, 0}}, protoUDP, segment), ok, 6, protoUDP, 14, 66, 13, l4ext, 0},
+		{"six headers", frame6(tb, six, protoUDP, segment), ok, 6, protoUDP, 14, 54 + 96, 13, l4ext, 0},
+		{"seven headers", frame6(tb, seven, protoUDP, segment), abi.ParseExtDepth, 6, 60, 14, 54 + 96, 21, abi.FlagExt, 0},
+		{"extension beyond payload", with(frame6(tb, []ext{{60, 8, 0}}, protoUDP, segment), 55, 2), abi.ParseBadLength, 6, 60, 14, 54, 21, 0, 0},
+		{"extension of 4 bytes", frame6(tb, nil, 43, make([]byte, 4)), abi.ParseShortL3, 6, 43, 14, 54, 4, 0, 0},
+		{"second extension cut", frame6(tb, []ext{{0, 8, 0}}, 60, make([]byte, 7)), abi.ParseShortL3, 6, 60, 14, 62, 7, abi.FlagExt, 0},
+		{"headers up to 511", frame6(tb, []ext{{60, 456, 0}}, protoUDP, segment), ok, 6, protoUDP, 14, 510, 13, l4ext, 0},
+		{"headers beyond 511", frame6(tb, []ext{{60, 464, 0}}, protoUDP, segment), abi.ParseExtDepth, 6, 60, 14, 54, 477, 0, 0},
+		{"largest extension", frame6(tb, []ext{{60, 2048, 0}}, protoUDP, segment), abi.ParseExtDepth, 6, 60, 14, 54, 2061, 0, 0},
+		{"TCP after extension", frame6(tb, []ext{{0, 8, 0}}, protoTCP, tcpSegment(tb, ipv6(protoTCP), 8, 2)), ok, 6, protoTCP, 14, 62, 30, l4ext, 0},
+	}
+	for _, kind := range extensionHeaders {
+		flags := l4ext
+		if kind == fragmentHeader {
+			flags = abi.FlagL4
+		}
+		f := frame6(tb, []ext{{kind, 8, 0}}, protoUDP, segment)
+		out = append(out, sample{"one extension", f, ok, 6, protoUDP, 14, 62, 13, flags, 0})
+	}
+	return out
+}
+
+func samplesFragments6(tb testing.TB) []sample {
+	segment := udpSegment(tb, ipv6(protoUDP), 8) // 16 bytes
+	fragment := func(field uint16, inner ...ext) []byte {
+		return frame6(tb, append([]ext{{fragmentHeader, 8, field}}, inner...), protoUDP, segment)
+	}
+	const first, later = abi.FlagFragFirst, abi.FlagFragLater
+	return []sample{
+		{"atomic", fragment(0), ok, 6, protoUDP, 14, 62, 16, abi.FlagL4, 0},
+		{"atomic, reserved bits set", fragment(6), ok, 6, protoUDP, 14, 62, 16, abi.FlagL4, 0},
+		{"first", fragment(1), ok, 6, protoUDP, 14, 62, 16, abi.FlagL4 | first, 0},
+		{"middle", fragment(8 | 1), ok, 6, protoUDP, 14, 62, 16, later, 0},
+		{"last", fragment(0xfff8), ok, 6, protoUDP, 14, 62, 16, later, 0},
+		{"first, routing header inside", fragment(1, ext{43, 8, 0}), ok, 6, protoUDP, 14, 70, 16, abi.FlagL4 | abi.FlagExt | first, 0},
+		{"later, names a routing header", fragment(8, ext{43, 8, 0}), ok, 6, 43, 14, 62, 24, later, 0},
+		{"first cut in UDP", with(fragment(1), 18, 0, 15), abi.ParseShortL4, 6, protoUDP, 14, 62, 7, first, 0},
+		{"first cut in an extension", with(fragment(1, ext{60, 8, 0}), 18, 0, 12), abi.ParseShortL3, 6, 60, 14, 62, 4, first, 0},
+		{"fragment of a fragment", fragment(1, ext{fragmentHeader, 8, 8}), ok, 6, protoUDP, 14, 70, 16, first | later, 0},
+		{"routing, then last", frame6(tb, []ext{{43, 8, 0}, {fragmentHeader, 8, 16}}, protoUDP, segment), ok, 6, protoUDP, 14, 70, 16, later | abi.FlagExt, 0},
+		{"fragment header cut", frame6(tb, nil, fragmentHeader, make([]byte, 7)), abi.ParseShortL3, 6, fragmentHeader, 14, 54, 7, 0, 0},
+	}
+}
+
+func (s sample) check(t *testing.T, got abi.Packet) {
+	t.Helper()
+	want := got
+	want.Outcome, want.Family, want.Proto, want.VLAN = s.outcome, s.family, s.proto, s.vlan
+	want.L3, want.L4, want.L4Len, want.Flags = s.l3, s.l4, s.l4len, s.flags
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("%s: %x: want - got +\n%s", s.name, s.frame, diff)
+	}
+}
+
+func TestSamples(t *testing.T) {
+	heads := loadHeads(t)
+	for _, s := range samples(t) {
+		s.check(t, check(t, heads, s.frame))
+	}
+}
+
+// Every sample, cut at every length: nothing that is missing may be seen.
+func TestTruncated(t *testing.T) {
+	heads := loadHeads(t)
+	for _, s := range samples(t) {
+		for n := min(len(s.frame), 300); n >= 14; n-- {
+			check(t, heads, s.frame[:n])
+		}
+	}
+}
+
+// The model alone, where the kernel takes no test run.
+func TestModelBelowEthernet(t *testing.T) {
+	for n := range 14 {
+		if got := Parse(make([]byte, n)); got.Outcome != abi.ParseShortL2 || got.L3 != 0 {
+			t.Errorf("%d bytes: %+v", n, got)
+		}
+	}
+}
+
+// mutate damages a frame the way that matters to a parser: header bytes, cuts,
+// padding, bytes put in.
+func mutate(rng *rand.Rand, frame []byte) []byte {
+	out := slices.Clone(frame)
+	for range 1 + rng.IntN(4) {
+		at := rng.IntN(min(len(out), 120))
+		switch rng.IntN(6) {
+		case 0:
+			out[at] = byte(rng.Uint32())
+		case 1:
+			out[at] ^= 1 << rng.IntN(8)
+		case 2:
+			out[at] = interesting[rng.IntN(len(interesting))]
+		case 3:
+			out = out[:max(15, rng.IntN(len(out)+1))]
+		case 4:
+			out = append(out, make([]byte, rng.IntN(20))...)
+		case 5:
+			out = slices.Insert(out, at, payload(8)...)
+		}
+	}
+	return out
+}
+
+// interesting bytes: protocol numbers, halves of EtherTypes, bounds.
+var interesting = []byte{0, 1, 4, 5, 6, 8, 17, 43, 44, 50, 51, 58, 59, 60, 135, 0x45, 0x46, 0x4f, 0x60, 0x81, 0x86, 0x88, 0xa8, 0xdd, 0xff}
+
+// TestDifferential compares kernel and model on damaged frames for a while;
+// the seed is printed, so that a failure can be repeated.
+func TestDifferential(t *testing.T) {
+	heads := loadHeads(t)
+	seed := uint64(time.Now().UnixNano())
+	rng := rand.New(rand.NewPCG(seed, 0))
+	all := samples(t)
+	duration := 10 * time.Second
+	if testing.Short() {
+		duration = time.Second
+	}
+	outcomes := make(map[abi.ParseOutcome]int)
+	for end := time.Now().Add(duration); time.Now().Before(end) && !t.Failed(); {
+		frame := mutate(rng, all[rng.IntN(len(all))].frame)
+		outcomes[check(t, heads, frame).Outcome]++
+	}
+	t.Logf("seed %d, outcomes %v", seed, outcomes)
+	if len(outcomes) != len(abi.ParseOutcomes) {
+		t.Errorf("only %d of %d outcomes came up", len(outcomes), len(abi.ParseOutcomes))
+	}
+}
+
+func FuzzParse(f *testing.F) {
+	heads := loadHeads(f)
+	for _, s := range samples(f) {
+		f.Add(s.frame)
+	}
+	f.Fuzz(func(t *testing.T, frame []byte) {
+		if len(frame) < 14 || len(frame) > 3000 {
+			t.Skip("not a frame for a test run")
+		}
+		check(t, heads, frame)
+	})
+}
