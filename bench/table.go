@@ -57,11 +57,8 @@ func (t *table) get(load, config string) (Cell, bool) {
 // WriteTable prints the report for people.
 func (r *Report) WriteTable(w io.Writer) error {
 	fmt.Fprintf(w, "%s on Linux %s, %d CPUs\n", r.Experiment, r.Kernel, r.CPUs)
-	for _, t := range r.tables() {
-		fmt.Fprintf(w, "\n%s, %s\n", heading(t.metric, t.unit), t.statText(r.Baseline))
-		if err := t.write(w, r.Baseline); err != nil {
-			return err
-		}
+	if err := r.writeTables(w); err != nil {
+		return err
 	}
 	for _, note := range r.Notes {
 		fmt.Fprintf(w, "\nnote: %s", note)
@@ -71,6 +68,47 @@ func (r *Report) WriteTable(w io.Writer) error {
 	}
 	_, err := fmt.Fprintln(w)
 	return err
+}
+
+// writeTables prints a table per metric and stat, or one with a line for each
+// where all is of one load.
+func (r *Report) writeTables(w io.Writer) error {
+	tables := r.tables()
+	if loads := r.loads(); len(loads) == 1 && len(tables) > 1 {
+		return r.writeOne(w, loads[0], tables)
+	}
+	for _, t := range tables {
+		fmt.Fprintf(w, "\n%s, %s\n", heading(t.metric, t.unit), t.statText(r.Baseline))
+		if err := t.write(w, r.Baseline); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (r *Report) loads() []string {
+	var all []string
+	for _, c := range r.Cells {
+		all = appendNew(all, c.Load)
+	}
+	return all
+}
+
+func (r *Report) writeOne(w io.Writer, load string, tables []*table) error {
+	var configs []string
+	for _, c := range r.Cells {
+		configs = appendNew(configs, c.Config)
+	}
+	tw := tabwriter.NewWriter(w, 0, 0, 3, ' ', 0)
+	fmt.Fprintf(tw, "\n%s\t\t%s\n", load, strings.Join(configs, "\t"))
+	for _, t := range tables {
+		row := []string{heading(t.metric, t.unit), t.stat}
+		for _, config := range configs {
+			row = append(row, t.text(load, config, r.Baseline))
+		}
+		fmt.Fprintln(tw, strings.Join(row, "\t"))
+	}
+	return tw.Flush()
 }
 
 func heading(metric, unit string) string {

@@ -5,4 +5,5 @@ package all
 
 import (
 	_ "github.com/kerb-edge/kerb/bench/chain"
+	_ "github.com/kerb-edge/kerb/bench/swap"
 )

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package traffic
+
+import (
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Pacer spaces out events at a rate on the calling thread.
+type Pacer struct {
+	gap  int64 // ns
+	next int64
+}
+
+// maxLag is how far a pacer catches up; more would come as a burst that
+// overflows the queues of the machine.
+const maxLag = int64(5 * time.Millisecond)
+
+// NewPacer makes a pacer with its first event now. The thread's timer slack is
+// set to the minimum.
+func NewPacer(gap time.Duration) *Pacer {
+	unix.Prctl(unix.PR_SET_TIMERSLACK, 1, 0, 0, 0)
+	return &Pacer{gap: gap.Nanoseconds(), next: monotonic()}
+}
+
+// Wait sleeps until the next event is due.
+func (p *Pacer) Wait() {
+	p.next += p.gap
+	now := monotonic()
+	if now > p.next {
+		p.next = max(p.next, now-maxLag)
+		return
+	}
+	due := unix.NsecToTimespec(p.next)
+	for unix.ClockNanosleep(unix.CLOCK_MONOTONIC, unix.TIMER_ABSTIME, &due, nil) == unix.EINTR {
+	}
+}
+
+func monotonic() int64 {
+	var ts unix.Timespec
+	unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts)
+	return ts.Nano()
+}

@@ -1,0 +1,247 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package swap
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+	"sync/atomic"
+	"time"
+
+	"github.com/kerb-edge/kerb/bench"
+	"github.com/kerb-edge/kerb/bench/internal/traffic"
+	"github.com/kerb-edge/kerb/internal/netlab"
+)
+
+// The stream: UDP over IPv4 without UDP checksum, so that a module can write
+// into the payload. Payload in the machine's byte order, zero beyond:
+//
+//	0  u64 seq         counts from 1; 0 is a probe that is not accounted
+//	8  u32 stamps      a module adds 1
+//	12 u32 generation  a module writes its own
+const (
+	StreamPort     = 7411
+	PayloadSize    = 32
+	OffsetStamps   = 8
+	OffsetGen      = 12
+	PacketRate     = 100_000 // per second, at least
+	sendBatch      = 32
+	receiveBatch   = 128
+	receiveTimeout = 200 * time.Millisecond
+)
+
+// paceRate leaves room for the sender to be held up now and then.
+const paceRate = PacketRate * 120 / 100
+
+// Account is what became of the packets of one stream.
+type Account struct {
+	Sent, Received, Lost, Duplicated uint64
+	// Unprocessed packets carry no stamp, Doubled more than one.
+	Unprocessed, Doubled uint64
+	// Generations is how many different ones were seen, Backward how often an
+	// older one came after a newer.
+	Generations, Backward uint64
+	// Explained is the part of Lost that never reached the hook's end: the
+	// kernel counted it as a full socket buffer or CPU backlog.
+	Explained traffic.Losses
+	Rate      float64 // sent per second
+}
+
+// Stream sends numbered packets from one host to another while during runs,
+// and accounts for each.
+func Stream(from, to *netlab.Host, during func() error) (Account, error) {
+	s := &stream{from: from, to: to}
+	if err := s.open(); err != nil {
+		return Account{}, errors.Join(err, s.close())
+	}
+	defer s.close()
+	if err := s.probe(); err != nil {
+		return Account{}, err
+	}
+	before, err := s.losses()
+	if err != nil {
+		return Account{}, err
+	}
+	err = s.run(during)
+	after, err2 := s.losses()
+	if err := errors.Join(err, err2); err != nil {
+		return Account{}, err
+	}
+	return s.account(after.Since(before)), nil
+}
+
+type stream struct {
+	from, to *netlab.Host
+	out, in  *traffic.Batch
+
+	stop     atomic.Bool // the sender
+	finished atomic.Bool // the sender has
+	sent     uint64
+	took     time.Duration
+	tally    tally
+}
+
+func (s *stream) open() error {
+	err := s.to.Do(func() (err error) {
+		at := netip.AddrPortFrom(s.to.Addr4(), StreamPort)
+		s.in, err = traffic.NewReceiver(at, PayloadSize, receiveBatch, receiveTimeout)
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("receiver: %w", err)
+	}
+	err = s.from.Do(func() (err error) {
+		s.out, err = traffic.NewSender(netip.AddrPortFrom(s.to.Addr4(), StreamPort), PayloadSize, sendBatch)
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("sender: %w", err)
+	}
+	return nil
+}
+
+func (s *stream) close() error {
+	var errs []error
+	for _, b := range []*traffic.Batch{s.in, s.out} {
+		if b != nil {
+			errs = append(errs, b.Close())
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// ErrNoPath means that not one packet came through.
+var ErrNoPath = errors.New("no packet of the stream arrives")
+
+// probe resolves addresses before packets count.
+func (s *stream) probe() error {
+	for range 10 {
+		if _, err := s.out.Send(1); err != nil {
+			return err
+		}
+		if n, err := s.in.Receive(); n > 0 || err != nil {
+			return err
+		}
+	}
+	return ErrNoPath
+}
+
+func (s *stream) losses() (l traffic.Losses, err error) {
+	err = s.to.Do(func() error { l, err = traffic.ReadLosses(); return err })
+	return l, err
+}
+
+// run keeps the sender on the first CPU and the receiver on the second.
+func (s *stream) run(during func() error) error {
+	sender, receiver := make(chan error, 1), make(chan error, 1)
+	go func() { receiver <- bench.Pinned(1, func() error { return traffic.Urgent(s.receive) }) }()
+	go func() { sender <- bench.Pinned(0, func() error { return traffic.Urgent(s.send) }) }()
+	err := during()
+	s.stop.Store(true)
+	err = errors.Join(err, <-sender)
+	s.finished.Store(true)
+	return errors.Join(err, <-receiver)
+}
+
+func (s *stream) send() error {
+	start := time.Now()
+	defer func() { s.took = time.Since(start) }()
+	pacer := traffic.NewPacer(time.Second * sendBatch / paceRate)
+	for !s.stop.Load() {
+		for i := range sendBatch {
+			binary.NativeEndian.PutUint64(s.out.Datagram(i), s.sent+uint64(i)+1)
+		}
+		n, err := s.out.Send(sendBatch)
+		if err != nil {
+			return fmt.Errorf("send: %w", err)
+		}
+		s.sent += uint64(n)
+		pacer.Wait()
+	}
+	return nil
+}
+
+// receive ends when the sender has finished and nothing more comes.
+func (s *stream) receive() error {
+	for {
+		finished := s.finished.Load()
+		n, err := s.in.Receive()
+		if err != nil {
+			return fmt.Errorf("receive: %w", err)
+		}
+		for i := range n {
+			s.tally.add(s.in.Datagram(i)[:s.in.Size(i)])
+		}
+		if n == 0 && finished {
+			return nil
+		}
+	}
+}
+
+// tally is the receiver's notes.
+type tally struct {
+	seen                           []uint8 // by sequence number
+	received, duplicated           uint64
+	unprocessed, doubled, backward uint64
+	generations                    map[uint32]bool
+	last                           uint32
+}
+
+func (t *tally) add(payload []byte) {
+	if len(payload) < PayloadSize {
+		return
+	}
+	seq := binary.NativeEndian.Uint64(payload)
+	if seq == 0 {
+		return
+	}
+	t.received++
+	if t.mark(seq) {
+		t.duplicated++
+	}
+	switch stamps := binary.NativeEndian.Uint32(payload[OffsetStamps:]); {
+	case stamps == 0:
+		t.unprocessed++
+		return
+	case stamps > 1:
+		t.doubled++
+	}
+	t.note(binary.NativeEndian.Uint32(payload[OffsetGen:]))
+}
+
+// mark remembers a sequence number and tells whether it came before.
+func (t *tally) mark(seq uint64) bool {
+	for uint64(len(t.seen)) <= seq {
+		t.seen = append(t.seen, make([]uint8, max(1<<20, len(t.seen)))...)
+	}
+	again := t.seen[seq] > 0
+	t.seen[seq] = 1
+	return again
+}
+
+func (t *tally) note(generation uint32) {
+	if generation == t.last {
+		return
+	}
+	if t.generations == nil {
+		t.generations = map[uint32]bool{}
+	}
+	if generation < t.last {
+		t.backward++
+	}
+	t.generations[generation] = true
+	t.last = generation
+}
+
+func (s *stream) account(explained traffic.Losses) Account {
+	t := &s.tally
+	return Account{
+		Sent: s.sent, Received: t.received, Duplicated: t.duplicated,
+		Lost:        s.sent - (t.received - t.duplicated),
+		Unprocessed: t.unprocessed, Doubled: t.doubled,
+		Generations: uint64(len(t.generations)), Backward: t.backward,
+		Explained: explained, Rate: float64(s.sent) / s.took.Seconds(),
+	}
+}

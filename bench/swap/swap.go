@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package swap is `kerb bench swap`: a module is replaced again and again under
+// a stream of numbered packets between two services, and every packet must
+// arrive once, with the mark of exactly one generation of the module. The
+// references are the kernel's own replacement of a TCX link, which is the
+// limit, and detaching and attaching, which is what tools without it do.
+package swap
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/kerb-edge/kerb/bench"
+	"github.com/kerb-edge/kerb/internal/netlab"
+)
+
+const labPrefix = "kbswap"
+
+// A round makes 200 replacements, five rounds a thousand, with a pause after
+// each in which a few hundred packets pass. A tenth is enough to show what
+// detaching does, which takes a hundred times as long.
+const (
+	replacements      = 200
+	replacementsNaive = 20
+	pause             = 2 * time.Millisecond
+)
+
+// Replacer is a chain that holds the stamping module on the way into a service.
+type Replacer interface {
+	// Replace brings a new generation of the module into effect.
+	Replace(generation uint32) error
+	Close() error
+}
+
+// Kerb builds Kerb's side with generation 1 of the module in the ingress chain
+// of a service of the lab (see Stream for what the module does to a packet).
+// The package that owns the data plane sets it before the command runs;
+// without it the report holds the references alone.
+var Kerb func(lab *netlab.Lab, service *netlab.Host) (Replacer, error)
+
+func init() {
+	bench.Register(bench.Experiment{
+		Name:       "swap",
+		Short:      "packets lost or missed while a module is replaced 1,000 times",
+		Loads:      []string{"100kpps"},
+		QuickLoads: []string{"100kpps"},
+		Run:        run,
+	})
+}
+
+func run(ctx context.Context, r *bench.Run) (err error) {
+	if err := netlab.Sweep(labPrefix); err != nil {
+		return err
+	}
+	lab, err := netlab.NewIn(labPrefix)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, lab.Close()) }()
+	client, err := lab.Host("client", netlab.HostOptions{})
+	if err != nil {
+		return err
+	}
+	service, err := lab.Host("service", netlab.HostOptions{})
+	if err != nil {
+		return err
+	}
+	for _, load := range r.Loads() {
+		if err := r.Interleave(ctx, load, trials(r, lab, client, service)...); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// subject is one config with its hosts.
+type subject struct {
+	config          string
+	open            func(lab *netlab.Lab, service *netlab.Host) (Replacer, error)
+	replacements    int
+	lab             *netlab.Lab
+	client, service *netlab.Host
+}
+
+func trials(r *bench.Run, lab *netlab.Lab, client, service *netlab.Host) []bench.Trial {
+	subjects := []subject{
+		{config: "kerb", open: Kerb, replacements: replacements},
+		{config: "link-update", open: openUpdating, replacements: replacements},
+		{config: "reattach", open: openReattaching, replacements: replacementsNaive},
+	}
+	var all []bench.Trial
+	for _, s := range subjects {
+		if s.open == nil {
+			r.Note("%s is left out: this build has no chain builder", s.config)
+			continue
+		}
+		s.lab, s.client, s.service = lab, client, service
+		all = append(all, bench.Trial{Config: s.config, Measure: func(ctx context.Context) ([]bench.Sample, error) {
+			return s.measure(ctx, r)
+		}})
+	}
+	return all
+}
+
+func (s subject) measure(ctx context.Context, r *bench.Run) (_ []bench.Sample, err error) {
+	rep, err := s.open(s.lab, s.service)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, rep.Close()) }()
+	var times []float64
+	account, err := Stream(s.client, s.service, func() (err error) {
+		times, err = replaceAll(ctx, rep, s.replacements)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	s.judge(r, account)
+	return samples(account, times), nil
+}
+
+// replaceAll returns the time of each of n replacements in ms.
+func replaceAll(ctx context.Context, rep Replacer, n int) ([]float64, error) {
+	var times []float64
+	time.Sleep(10 * pause)
+	for i := range n {
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
+		start := time.Now()
+		if err := rep.Replace(uint32(i + 2)); err != nil {
+			return nil, fmt.Errorf("replacement %d: %w", i+1, err)
+		}
+		times = append(times, time.Since(start).Seconds()*1e3)
+		time.Sleep(pause)
+	}
+	return times, nil
+}
+
+// judge voids a run whose instruments failed: what was lost in a buffer says
+// nothing of the hook, and replacements that no packet saw prove nothing.
+func (s subject) judge(r *bench.Run, a Account) {
+	if a.Explained.Socket > 0 {
+		r.Unsound("%s: the receiver's socket dropped %d packets", s.config, a.Explained.Socket)
+	}
+	if a.Explained.Backlog > 0 && a.Lost > 0 {
+		r.Unsound("%s: CPU backlogs dropped %d packets", s.config, a.Explained.Backlog)
+	}
+	if a.Rate < PacketRate {
+		r.Unsound("%s: the sender reached only %.0f packets/s", s.config, a.Rate)
+	}
+	if a.Generations < uint64(s.replacements*9/10) {
+		r.Unsound("%s: only %d of %d generations were seen by a packet", s.config, a.Generations, s.replacements+1)
+	}
+}
+
+func samples(a Account, times []float64) []bench.Sample {
+	count := func(metric string, n uint64) bench.Sample {
+		return bench.Sample{Metric: metric, Stat: "sum", Unit: "count", Value: float64(n)}
+	}
+	return []bench.Sample{
+		count("replacements", uint64(len(times))),
+		count("sent", a.Sent),
+		count("lost", a.Lost),
+		count("unprocessed", a.Unprocessed),
+		count("duplicated", a.Duplicated),
+		count("double_processed", a.Doubled),
+		count("generations_seen", a.Generations),
+		count("generation_reversals", a.Backward),
+		{Metric: "rate", Stat: "p50", Unit: "1/s", Value: a.Rate},
+		{Metric: "replace_time", Stat: "p50", Unit: "ms", Value: bench.Median(times)},
+		{Metric: "replace_time", Stat: "p99", Unit: "ms", Value: bench.Percentile(times, 99)},
+	}
+}
