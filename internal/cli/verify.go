@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"encoding/json"
+	"fmt"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/kerb-edge/kerb/internal/dataplane"
+	"github.com/kerb-edge/kerb/internal/pkgs"
+	"github.com/kerb-edge/kerb/sdk"
+)
+
+// verifyPackage loads every hook and direction of the package into the kernel and tells what the verifier made of it.
+// The config is the schema's defaults.
+func verifyPackage(p *pkgs.Package) ([]string, error) {
+	if err := p.CheckFeatures(); err != nil {
+		return nil, err
+	}
+	module, err := defaultModule(p)
+	if err != nil {
+		return nil, err
+	}
+	if err := p.CheckMemory("", module.Settings.MaxEntries); err != nil {
+		return nil, err
+	}
+	var verdicts []string
+	for _, hook := range p.Hooks {
+		lines, err := verifyHook(p, hook, module)
+		verdicts = append(verdicts, lines...)
+		if err != nil {
+			return verdicts, err
+		}
+	}
+	return verdicts, nil
+}
+
+// sides of a service's interface on the host, by hook and direction.
+var sides = map[string]map[dataplane.Direction]dataplane.Side{
+	pkgs.HookTC:  {dataplane.Egress: dataplane.OnTCIngress, dataplane.Ingress: dataplane.OnTCEgress},
+	pkgs.HookXDP: {dataplane.Egress: dataplane.OnXDP, dataplane.Ingress: dataplane.OnXDP},
+}
+
+func verifyHook(p *pkgs.Package, hook string, module dataplane.Module) ([]string, error) {
+	spec, err := p.Spec(hook)
+	if err != nil {
+		return nil, err
+	}
+	var lines []string
+	for _, dir := range []dataplane.Direction{dataplane.Egress, dataplane.Ingress} {
+		if spec.Programs["kerb_"+string(dir)] == nil {
+			continue
+		}
+		line, err := verifyOne(hook, dir, module)
+		if err != nil {
+			return lines, fmt.Errorf("%s %s: %w", hook, dir, err)
+		}
+		lines = append(lines, line)
+	}
+	return lines, nil
+}
+
+func verifyOne(hook string, dir dataplane.Direction, module dataplane.Module) (string, error) {
+	loaded, err := dataplane.Load(sides[hook][dir], dir, module)
+	if err != nil {
+		return "", err
+	}
+	defer loaded.Close()
+	info, err := loaded.Program.Info()
+	if err != nil {
+		return "", err
+	}
+	if n, ok := info.VerifiedInstructions(); ok {
+		return fmt.Sprintf("%s %s: ok, %d instructions verified of 1000000 that the kernel allows", hook, dir, n), nil
+	}
+	return fmt.Sprintf("%s %s: ok", hook, dir), nil // kernels before 5.16 do not tell
+}
+
+// defaultModule is the package as a module with the default config.
+func defaultModule(p *pkgs.Package) (dataplane.Module, error) {
+	module := dataplane.Module{
+		Name: p.Name, ID: "verify", ConfigMaps: p.Maps.Config, SharedMaps: p.Maps.Shared,
+		FailClosed: p.FailurePolicy == "closed", Frags: p.Frags,
+		Spec: func(hook dataplane.Hook) (*ebpf.CollectionSpec, error) {
+			if !p.RunsOn(string(hook)) {
+				return nil, nil
+			}
+			return p.Spec(string(hook))
+		},
+	}
+	config, err := p.Defaulted(nil)
+	if err != nil {
+		return module, nil // properties without default: the data plane is verified with its own constants
+	}
+	if p.ControlPlane == nil {
+		module.Settings.Constants, err = p.Constants(config)
+		return module, err
+	}
+	module.Settings, module.Fill, err = compileControl(p, config)
+	return module, err
+}
+
+func compileControl(p *pkgs.Package, config map[string]any) (sdk.Settings, func(sdk.Maps) error, error) {
+	text, err := json.Marshal(config)
+	if err != nil {
+		return sdk.Settings{}, nil, err
+	}
+	compiled, err := p.ControlPlane.Compile(text)
+	if err != nil {
+		return sdk.Settings{}, nil, err
+	}
+	return compiled.Settings(), compiled.Fill, nil
+}
