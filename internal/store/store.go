@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/fault"
 	"go.etcd.io/bbolt"
 	bolterrors "go.etcd.io/bbolt/errors"
 )
@@ -26,10 +27,10 @@ const SchemaVersion = 1
 const lockWait = 2 * time.Second
 
 var (
-	// ErrReadOnly is returned by writes when the file can only be read.
-	ErrReadOnly = errors.New("the store can only be read")
-	// ErrFull is returned by writes when the disk is full. The state is the one before the write.
-	ErrFull = errors.New("no space left for the store")
+	// ErrReadOnly is returned by writes when the file can only be read. It is a *fault.ReadOnly.
+	ErrReadOnly error = &fault.ReadOnly{Reason: "the store can only be read"}
+	// ErrFull is returned by writes when the disk is full. The state is the one before the write. It is a *fault.ReadOnly.
+	ErrFull error = &fault.ReadOnly{Reason: "no space is left for the store"}
 	// ErrLocked is returned by Open when another process holds the file.
 	ErrLocked = errors.New("another process has the store open")
 	// ErrCorrupt is returned when the file is found damaged after it was opened.

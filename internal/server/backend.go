@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package server is the REST API of the agent: routes, the OpenAPI document, strict decoding, problems, metrics, and the
+// listeners. It knows the agent only as a Backend and never touches the kernel.
+package server
+
+import (
+	"context"
+	"net/http"
+
+	"github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// Backend is what the API needs of the agent. Its errors are those of package fault; all others are the agent's own fault.
+// It may be called from several goroutines.
+type Backend interface {
+	// Apply creates or updates all resources of the request, or none of them.
+	Apply(ctx context.Context, r Request) (v1alpha1.ApplyResult, error)
+	// Delete deletes all of refs, or none of them. An unknown one is *fault.NotFound.
+	Delete(ctx context.Context, refs []Ref, dryRun bool) (v1alpha1.ApplyResult, error)
+
+	// Lists are sorted by name; resources carry their status.
+	Modules(ctx context.Context) ([]v1alpha1.Module, error)
+	Module(ctx context.Context, name string) (v1alpha1.Module, error)
+	Services(ctx context.Context) ([]v1alpha1.Service, error)
+	Service(ctx context.Context, name string) (v1alpha1.Service, error)
+	Chains(ctx context.Context) ([]v1alpha1.Chain, error)
+	Packages(ctx context.Context) ([]v1alpha1.Package, error)
+	Package(ctx context.Context, name string) (v1alpha1.Package, error)
+	Status(ctx context.Context) (v1alpha1.NodeStatus, error)
+
+	// ModuleHandler serves what the module's control plane offers. It sees paths below /v1/modules/<name>, beginning
+	// with a slash. *fault.NotFound if there is no such module or it offers nothing.
+	ModuleHandler(name string) (http.Handler, error)
+	// Collector gives the agent's and the modules' metrics.
+	Collector() prometheus.Collector
+}
+
+// Request is a set of resources to apply together. They are valid by schema, have their defaults, and no status.
+type Request struct {
+	Modules  []v1alpha1.Module
+	Services []v1alpha1.Service
+	DryRun   bool // work out and answer what would happen, without effect
+}
+
+// Ref names a resource.
+type Ref struct {
+	Kind string `json:"kind" enum:"Module,Service" doc:"Kind of resource"`
+	Name string `json:"name" minLength:"1" doc:"Its name"`
+}

@@ -1,0 +1,377 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package server
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"reflect"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/danielgtaylor/huma/v2"
+	"github.com/danielgtaylor/huma/v2/validation"
+	"github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/fault"
+	"sigs.k8s.io/yaml"
+)
+
+// Decode reads resources strictly: a JSON resource or list of them, or YAML with any number of documents, each a resource
+// or a list. Unknown fields, wrong types, keys and names given twice are *fault.Invalid with their place. Status is dropped
+// and defaults are set. Server and command line share it, so that both say the same about the same file.
+func Decode(data []byte) (Request, error) {
+	var r Request
+	values, err := documents(data)
+	if err != nil {
+		return r, err
+	}
+	for i, value := range values {
+		if err := add(&r, value, i+1); err != nil {
+			return Request{}, err
+		}
+	}
+	return r, checkUnique(r)
+}
+
+// documents returns the resources in data, not yet looked into.
+func documents(data []byte) ([]any, error) {
+	first := bytes.TrimLeft(data, " \t\r\n")
+	if bytes.HasPrefix(first, []byte("{")) || bytes.HasPrefix(first, []byte("[")) {
+		return jsonDocuments(data)
+	}
+	var all []any
+	for _, doc := range splitYAML(data) {
+		data, err := yaml.YAMLToJSONStrict(doc)
+		if err != nil {
+			return nil, &fault.Invalid{Reason: err.Error()}
+		}
+		values, err := jsonDocuments(data)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, values...)
+	}
+	return all, nil
+}
+
+// jsonDocuments reads one JSON value; a list is its elements and null is nothing.
+func jsonDocuments(data []byte) ([]any, error) {
+	value, err := decodeJSON(data)
+	if err != nil {
+		return nil, err
+	}
+	switch value := value.(type) {
+	case nil:
+		return nil, nil
+	case []any:
+		return value, nil
+	}
+	return []any{value}, nil
+}
+
+// splitYAML cuts data at its document markers. Every part keeps the line numbers of the whole by leading empty lines.
+func splitYAML(data []byte) [][]byte {
+	var parts [][]byte
+	var part []byte
+	for i, line := range bytes.SplitAfter(data, []byte("\n")) {
+		if rest, ok := bytes.CutPrefix(line, []byte("---")); ok && len(bytes.TrimLeft(rest, " \t\r\n")) < max(len(rest), 1) {
+			parts = append(parts, part)
+			part = bytes.Repeat([]byte("\n"), i)
+			line = append([]byte("   "), rest...)
+		}
+		part = append(part, line...)
+	}
+	return append(parts, part)
+}
+
+// decodeJSON reads one JSON value and refuses keys given twice, which encoding/json lets pass.
+func decodeJSON(data []byte) (any, error) {
+	d := json.NewDecoder(bytes.NewReader(data))
+	value, err := decodeValue(d, "")
+	if err != nil {
+		return nil, explain(err, d.InputOffset())
+	}
+	if _, err := d.Token(); !errors.Is(err, io.EOF) {
+		return nil, &fault.Invalid{Reason: "there is something after the JSON value"}
+	}
+	return value, nil
+}
+
+func explain(err error, offset int64) error {
+	var invalid *fault.Invalid
+	switch {
+	case errors.As(err, &invalid):
+		return err
+	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
+		return &fault.Invalid{Reason: "the JSON ends too early"}
+	}
+	return &fault.Invalid{Reason: fmt.Sprintf("not JSON: %v (at byte %d)", err, offset)}
+}
+
+func decodeValue(d *json.Decoder, path string) (any, error) {
+	token, err := d.Token()
+	if err != nil {
+		return nil, err
+	}
+	switch token {
+	case json.Delim('{'):
+		return decodeObject(d, path)
+	case json.Delim('['):
+		return decodeList(d, path)
+	}
+	return token, nil
+}
+
+func decodeObject(d *json.Decoder, path string) (any, error) {
+	object := map[string]any{}
+	for d.More() {
+		token, err := d.Token()
+		if err != nil {
+			return nil, err
+		}
+		key := token.(string) // a key is a string, or Token has failed
+		field := strings.TrimPrefix(path+"."+key, ".")
+		if _, ok := object[key]; ok {
+			return nil, &fault.Invalid{Field: field, Reason: "given twice"}
+		}
+		if object[key], err = decodeValue(d, field); err != nil {
+			return nil, err
+		}
+	}
+	_, err := d.Token()
+	return object, err
+}
+
+func decodeList(d *json.Decoder, path string) (any, error) {
+	list := []any{}
+	for d.More() {
+		value, err := decodeValue(d, fmt.Sprintf("%s[%d]", path, len(list)))
+		if err != nil {
+			return nil, err
+		}
+		list = append(list, value)
+	}
+	_, err := d.Token()
+	return list, err
+}
+
+// add checks value against the schema of its kind and puts it into r.
+func add(r *Request, value any, number int) error {
+	object, ok := value.(map[string]any)
+	if !ok {
+		return &fault.Invalid{Resource: fmt.Sprintf("resource %d", number), Reason: "expected an object with apiVersion, kind, metadata and spec"}
+	}
+	name := label(object, number)
+	if object["apiVersion"] != v1alpha1.APIVersion {
+		return &fault.Invalid{Resource: name, Field: "apiVersion", Reason: "must be " + v1alpha1.APIVersion}
+	}
+	delete(object, "status") // answered, never asked for: what get printed can be applied again
+	switch object["kind"] {
+	case v1alpha1.KindModule:
+		m, err := decodeAs[v1alpha1.Module](object, name)
+		if err != nil {
+			return err
+		}
+		setModuleDefaults(&m, object)
+		r.Modules = append(r.Modules, m)
+		return nil
+	case v1alpha1.KindService:
+		s, err := decodeAs[v1alpha1.Service](object, name)
+		if err != nil {
+			return err
+		}
+		r.Services = append(r.Services, s)
+		return checkService(s, name)
+	}
+	return &fault.Invalid{Resource: name, Field: "kind", Reason: "must be Module or Service"}
+}
+
+// label names a resource that may be wrong in any way.
+func label(object map[string]any, number int) string {
+	kind, _ := object["kind"].(string)
+	metadata, _ := object["metadata"].(map[string]any)
+	name, _ := metadata["name"].(string)
+	if kind == "" || name == "" {
+		return fmt.Sprintf("resource %d", number)
+	}
+	return kind + " " + name
+}
+
+func decodeAs[T any](object map[string]any, name string) (T, error) {
+	var v T
+	if err := validate(reflect.TypeFor[T](), object); err != nil {
+		err.Resource = name
+		return v, err
+	}
+	data, err := json.Marshal(object)
+	if err == nil {
+		err = json.Unmarshal(data, &v)
+	}
+	if err != nil {
+		return v, &fault.Invalid{Resource: name, Reason: err.Error()}
+	}
+	return v, nil
+}
+
+// setModuleDefaults sets the defaults that the schema states.
+func setModuleDefaults(m *v1alpha1.Module, object map[string]any) {
+	if m.Spec.Hook == "" {
+		m.Spec.Hook = v1alpha1.HookAuto
+	}
+	spec, _ := object["spec"].(map[string]any)
+	order, _ := spec["order"].(map[string]any)
+	if _, given := order["priority"]; !given {
+		m.Spec.Order.Priority = defaultPriority
+	}
+}
+
+// defaultPriority is the default of Order.Priority.
+const defaultPriority = 100
+
+func checkService(s v1alpha1.Service, name string) error {
+	given := 0
+	for _, set := range []bool{s.Spec.Netns != "", s.Spec.PID != 0, s.Spec.Interface != ""} {
+		if set {
+			given++
+		}
+	}
+	if given != 1 {
+		return &fault.Invalid{Resource: name, Field: "spec", Reason: "set exactly one of netns, pid and interface: that is how the service is found"}
+	}
+	return nil
+}
+
+func checkUnique(r Request) error {
+	seen := map[string]bool{}
+	for _, ref := range r.Refs() {
+		name := ref.Kind + " " + ref.Name
+		if seen[name] {
+			return &fault.Invalid{Resource: name, Field: "metadata.name", Reason: "given twice in one request"}
+		}
+		seen[name] = true
+	}
+	return nil
+}
+
+// Refs names all resources of the request.
+func (r Request) Refs() []Ref {
+	refs := make([]Ref, 0, len(r.Modules)+len(r.Services))
+	for _, m := range r.Modules {
+		refs = append(refs, Ref{v1alpha1.KindModule, m.Metadata.Name})
+	}
+	for _, s := range r.Services {
+		refs = append(refs, Ref{v1alpha1.KindService, s.Metadata.Name})
+	}
+	return refs
+}
+
+// schemas of the resources, made once. Looking one up does not change them.
+var schemas = sync.OnceValue(newRegistry)
+
+// newRegistry returns the schemas of everything that a body may hold.
+func newRegistry() huma.Registry {
+	huma.ValidateStrictCasing = true // huma's own default takes SPEC for spec
+	registry := huma.NewMapRegistry("#/components/schemas/", huma.DefaultSchemaNamer)
+	for _, t := range []reflect.Type{reflect.TypeFor[v1alpha1.Module](), reflect.TypeFor[v1alpha1.Service](), reflect.TypeFor[Ref]()} {
+		inlineTypeMeta(registry, resolve(registry, registry.Schema(t, true, "")))
+	}
+	delete(registry.Map(), "TypeMeta")
+	return registry
+}
+
+// inlineTypeMeta moves the fields of TypeMeta into schema, where encoding/json has them. huma takes a struct with a tag of
+// its own (json:",inline" is what Kubernetes writes) for a field.
+func inlineTypeMeta(registry huma.Registry, schema *huma.Schema) {
+	embedded := schema.Properties["TypeMeta"]
+	if embedded == nil {
+		return
+	}
+	delete(schema.Properties, "TypeMeta")
+	meta := resolve(registry, embedded)
+	maps.Copy(schema.Properties, meta.Properties)
+	schema.Required = slices.DeleteFunc(schema.Required, func(name string) bool { return name == "TypeMeta" })
+	schema.Required = append(slices.Clone(meta.Required), schema.Required...)
+	schema.PrecomputeMessages()
+}
+
+// validate checks value, as decoded from JSON, against the schema of t and returns the first mistake by place.
+func validate(t reflect.Type, value any) *fault.Invalid {
+	registry, schema := schemas(), schemas().Schema(t, true, "")
+	result := &huma.ValidateResult{}
+	huma.Validate(registry, schema, huma.NewPathBuffer(nil, 0), huma.ModeWriteToServer, value, result)
+	var first *huma.ErrorDetail
+	for _, err := range result.Errors {
+		var detail *huma.ErrorDetail
+		if errors.As(err, &detail) && (first == nil || detail.Location < first.Location) {
+			first = detail
+		}
+	}
+	if first == nil {
+		return nil
+	}
+	reason := first.Message
+	if reason == validation.MsgUnexpectedProperty {
+		reason = "unknown field; known are " + knownFields(registry, schema, first.Location)
+	}
+	return &fault.Invalid{Field: first.Location, Reason: reason}
+}
+
+// knownFields lists the fields beside the one at location.
+func knownFields(registry huma.Registry, schema *huma.Schema, location string) string {
+	steps := strings.Split(location, ".")
+	for _, step := range steps[:len(steps)-1] {
+		name, _, _ := strings.Cut(step, "[")
+		schema = resolve(registry, schema)
+		if next := schema.Properties[name]; next != nil {
+			schema = resolve(registry, next)
+		}
+		if schema.Items != nil {
+			schema = schema.Items
+		}
+	}
+	var names []string
+	for name, property := range resolve(registry, schema).Properties {
+		if !property.ReadOnly {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return strings.Join(names, ", ")
+}
+
+func resolve(registry huma.Registry, schema *huma.Schema) *huma.Schema {
+	for schema.Ref != "" {
+		schema = registry.SchemaFromRef(schema.Ref)
+	}
+	return schema
+}
+
+// decodeRefs reads references as strictly as Decode reads resources.
+func decodeRefs(data []byte) ([]Ref, error) {
+	values, err := documents(data)
+	if err != nil {
+		return nil, err
+	}
+	if len(values) == 0 {
+		return nil, &fault.Invalid{Reason: "there is no reference in the request"}
+	}
+	var refs []Ref
+	for i, value := range values {
+		name := fmt.Sprintf("reference %d", i+1)
+		object, ok := value.(map[string]any)
+		if !ok {
+			return nil, &fault.Invalid{Resource: name, Reason: "expected an object with kind and name"}
+		}
+		ref, err := decodeAs[Ref](object, name)
+		if err != nil {
+			return nil, err
+		}
+		refs = append(refs, ref)
+	}
+	return refs, nil
+}

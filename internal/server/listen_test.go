@@ -1,0 +1,254 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package server_test
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"errors"
+	"io/fs"
+	"math/big"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kerb-edge/kerb/internal/config"
+	"github.com/kerb-edge/kerb/internal/fault"
+	"github.com/kerb-edge/kerb/internal/paths"
+	"github.com/kerb-edge/kerb/internal/server"
+)
+
+func TestSocket(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "run", "kerb.sock")
+	l := listen(t, path)
+	info, err := os.Lstat(path)
+	if err != nil || info.Mode() != fs.ModeSocket|0o660 {
+		t.Errorf("%v %v", info.Mode(), err)
+	}
+	if left, _ := filepath.Glob(filepath.Join(filepath.Dir(path), ".*")); left != nil {
+		t.Errorf("left behind: %v", left)
+	}
+	var conflict *fault.Conflict
+	if _, err := server.ListenUnix(path, ""); !errors.As(err, &conflict) || !strings.Contains(err.Error(), "another agent") {
+		t.Errorf("a second agent: %v", err)
+	}
+	l.Close()
+	if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the socket is still there: %v", err)
+	}
+}
+
+func TestStaleSocketIsReplaced(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "kerb.sock")
+	dead, err := net.ListenUnix("unix", &net.UnixAddr{Name: path})
+	if err != nil {
+		t.Fatal(err)
+	}
+	dead.SetUnlinkOnClose(false)
+	dead.Close()
+	listen(t, path)
+	c, err := net.Dial("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Close()
+}
+
+func TestSomethingElseIsLeftAlone(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "kerb.sock")
+	if err := os.WriteFile(path, []byte("precious"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var conflict *fault.Conflict
+	if _, err := server.ListenUnix(path, ""); !errors.As(err, &conflict) || !strings.Contains(err.Error(), "not a socket") {
+		t.Errorf("got %v", err)
+	}
+	if data, err := os.ReadFile(path); string(data) != "precious" {
+		t.Errorf("%q %v", data, err)
+	}
+}
+
+func TestSocketPathTooLong(t *testing.T) {
+	var invalid *fault.Invalid
+	if _, err := server.ListenUnix(filepath.Join(t.TempDir(), strings.Repeat("x", 100), "s"), ""); !errors.As(err, &invalid) {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestNewerSocketIsNotRemoved(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "kerb.sock")
+	old := listen(t, path)
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	listen(t, path)
+	old.Close()
+	if _, err := os.Lstat(path); err != nil {
+		t.Errorf("the newer socket is gone: %v", err)
+	}
+}
+
+func TestServeEndsWithItsContext(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "kerb.sock")
+	endpoints, err := server.Listen(config.Config{Paths: pathsIn(path)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	s := newServer(t)
+	go func() { done <- s.Serve(ctx, endpoints...) }()
+	client := &http.Client{Transport: &http.Transport{
+		DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return (&net.Dialer{}).DialContext(ctx, "unix", path)
+		},
+	}}
+	got, err := client.Get("http://kerb/healthz")
+	if err != nil || got.StatusCode != 200 {
+		t.Fatalf("%v %v", got, err)
+	}
+	got.Body.Close()
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
+
+func TestTCPNeedsProtection(t *testing.T) {
+	files := certificates(t)
+	open := config.TCP{Address: "127.0.0.1:0", Certificate: files.cert, Key: files.key}
+	short, public := open, open
+	short.TokenFile = write(t, "short", 0o600)
+	public.TokenFile = write(t, "a-token-that-is-long-enough", 0o644)
+	nothing := open
+	nothing.Certificate, nothing.TokenFile = "/nowhere", write(t, "a-token-that-is-long-enough", 0o600)
+	for name, c := range map[string]config.TCP{"open": open, "short token": short, "public token": public, "no certificate": nothing} {
+		var invalid *fault.Invalid
+		if e, err := server.ListenTCP(c); !errors.As(err, &invalid) {
+			t.Errorf("%s: listens on %v, %v", name, e, err)
+		}
+	}
+}
+
+func TestTCPWithTokenAndCertificate(t *testing.T) {
+	files := certificates(t)
+	endpoint, err := server.ListenTCP(config.TCP{
+		Address: "127.0.0.1:0", Certificate: files.cert, Key: files.key, ClientCA: files.cert,
+		TokenFile: write(t, "a-token-that-is-long-enough\n", 0o600),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	s := newServer(t)
+	go func() { done <- s.Serve(ctx, endpoint) }()
+	for _, c := range []struct {
+		token string
+		certs []tls.Certificate
+		want  int // 0: no connection
+	}{
+		{"a-token-that-is-long-enough", files.pair, 200},
+		{"a-token-that-is-long-enougH", files.pair, 401},
+		{"", files.pair, 401},
+		{"a-token-that-is-long-enough", nil, 0},
+	} {
+		if got := status(endpoint.Addr().String(), c.token, files.pool, c.certs); got != c.want {
+			t.Errorf("token %q, %d certificates: %d, want %d", c.token, len(c.certs), got, c.want)
+		}
+	}
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
+
+func status(address, token string, pool *x509.CertPool, certs []tls.Certificate) int {
+	transport := &http.Transport{
+		DisableKeepAlives: true,
+		TLSClientConfig:   &tls.Config{RootCAs: pool, Certificates: certs, MinVersion: tls.VersionTLS13},
+	}
+	r, _ := http.NewRequest("GET", "https://"+address+"/healthz", nil)
+	r.Header.Set("Authorization", "Bearer "+token)
+	got, err := (&http.Client{Transport: transport}).Do(r)
+	if err != nil {
+		return 0
+	}
+	got.Body.Close()
+	return got.StatusCode
+}
+
+type certificateFiles struct {
+	cert, key string
+	pair      []tls.Certificate
+	pool      *x509.CertPool
+}
+
+// certificates makes one self-signed certificate that serves as authority, server and client.
+func certificates(t *testing.T) certificateFiles {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "kerb test"},
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature,
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
+		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	keyDER, err := x509.MarshalPKCS8PrivateKey(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	certPEM := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
+	keyPEM := pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: keyDER})
+	pair, err := tls.X509KeyPair(certPEM, keyPEM)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pool := x509.NewCertPool()
+	pool.AppendCertsFromPEM(certPEM)
+	return certificateFiles{write(t, string(certPEM), 0o600), write(t, string(keyPEM), 0o600), []tls.Certificate{pair}, pool}
+}
+
+func write(t *testing.T, text string, mode fs.FileMode) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(path, []byte(text), mode); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func listen(t *testing.T, path string) net.Listener {
+	t.Helper()
+	l, err := server.ListenUnix(path, "no-such-group")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	return l
+}
+
+func pathsIn(socket string) paths.Paths {
+	p := paths.Default()
+	p.Run = filepath.Dir(socket)
+	return p
+}

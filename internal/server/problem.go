@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package server
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+
+	"github.com/danielgtaylor/huma/v2"
+	"github.com/kerb-edge/kerb/internal/fault"
+)
+
+// Problem is an error on the wire (RFC 9457, application/problem+json). It is an error itself, and unwraps to the error of
+// package fault that it was made of.
+type Problem struct {
+	Type     string `json:"type" doc:"Kind of problem, for programs" enum:"urn:kerb:invalid,urn:kerb:not-found,urn:kerb:conflict,urn:kerb:unavailable,urn:kerb:rejected,urn:kerb:read-only,urn:kerb:internal"`
+	Title    string `json:"title" doc:"Kind of problem, for people"`
+	Status   int    `json:"status" doc:"HTTP status"`
+	Detail   string `json:"detail" doc:"What is wrong, and where possible what would be right"`
+	Resource string `json:"resource,omitempty" doc:"The resource that is wrong, for example Module fw"`
+	Field    string `json:"field,omitempty" doc:"The field that is wrong, for example spec.config.rules[3].dstPort"`
+	Log      string `json:"log,omitempty" doc:"The verifier's log, complete"`
+}
+
+// Problem types.
+const (
+	typeInvalid     = "urn:kerb:invalid"
+	typeNotFound    = "urn:kerb:not-found"
+	typeConflict    = "urn:kerb:conflict"
+	typeUnavailable = "urn:kerb:unavailable"
+	typeRejected    = "urn:kerb:rejected"
+	typeReadOnly    = "urn:kerb:read-only"
+	typeInternal    = "urn:kerb:internal"
+)
+
+// problemOf is the one place that maps errors to HTTP.
+func problemOf(err error) *Problem {
+	var (
+		known       *Problem
+		invalid     *fault.Invalid
+		notFound    *fault.NotFound
+		conflict    *fault.Conflict
+		unavailable *fault.Unavailable
+		rejected    *fault.Rejected
+		readOnly    *fault.ReadOnly
+		tooLarge    *http.MaxBytesError
+	)
+	detail := err.Error()
+	switch {
+	case errors.As(err, &known):
+		return known
+	case errors.As(err, &invalid):
+		p := newProblem(typeInvalid, http.StatusBadRequest, detail)
+		p.Resource, p.Field = invalid.Resource, invalid.Field
+		return p
+	case errors.As(err, &notFound):
+		p := newProblem(typeNotFound, http.StatusNotFound, detail)
+		p.Resource = notFound.Kind + " " + notFound.Name
+		return p
+	case errors.As(err, &conflict):
+		return newProblem(typeConflict, http.StatusConflict, detail)
+	case errors.As(err, &rejected):
+		p := newProblem(typeRejected, http.StatusUnprocessableEntity, detail)
+		p.Log = rejected.Log
+		return p
+	case errors.As(err, &readOnly):
+		return newProblem(typeReadOnly, http.StatusInsufficientStorage, detail)
+	case errors.As(err, &unavailable), errors.Is(err, context.DeadlineExceeded):
+		return newProblem(typeUnavailable, http.StatusServiceUnavailable, detail)
+	case errors.As(err, &tooLarge):
+		return newProblem(typeInvalid, http.StatusRequestEntityTooLarge, fmt.Sprintf("the body is larger than %d MiB", tooLarge.Limit>>20))
+	}
+	return newProblem(typeInternal, http.StatusInternalServerError, detail)
+}
+
+func newProblem(kind string, status int, detail string) *Problem {
+	return &Problem{Type: kind, Title: http.StatusText(status), Status: status, Detail: detail}
+}
+
+func (p *Problem) Error() string { return p.Detail }
+
+// Unwrap returns the error that the problem stands for, or nil for internal ones.
+func (p *Problem) Unwrap() error {
+	switch p.Type {
+	case typeInvalid:
+		return &fault.Invalid{Resource: p.Resource, Field: p.Field, Reason: p.Detail}
+	case typeNotFound:
+		return &fault.NotFound{Name: p.Resource}
+	case typeConflict:
+		return &fault.Conflict{Reason: p.Detail}
+	case typeUnavailable:
+		return &fault.Unavailable{Reason: p.Detail}
+	case typeRejected:
+		return &fault.Rejected{Plain: p.Detail, Log: p.Log}
+	case typeReadOnly:
+		return &fault.ReadOnly{Reason: p.Detail}
+	}
+	return nil
+}
+
+// GetStatus and ContentType make a Problem an error that huma writes as it is.
+func (p *Problem) GetStatus() int { return p.Status }
+
+// ContentType is problem+json whatever the client asked for.
+func (p *Problem) ContentType(string) string { return "application/problem+json" }
+
+var (
+	_ huma.StatusError       = (*Problem)(nil)
+	_ huma.ContentTypeFilter = (*Problem)(nil)
+)
+
+// humaProblem makes a problem of an error that huma has found itself: a wrong parameter, an unknown media type.
+func humaProblem(status int, message string, errs ...error) huma.StatusError {
+	for _, err := range errs {
+		var detail *huma.ErrorDetail
+		if errors.As(err, &detail) {
+			return problemOf(&fault.Invalid{Field: detail.Location, Reason: detail.Message})
+		}
+		message += ": " + err.Error()
+	}
+	kind := typeInternal
+	if status < http.StatusInternalServerError {
+		kind = typeInvalid
+	}
+	return newProblem(kind, status, message)
+}
+
+func writeProblem(w http.ResponseWriter, err error) {
+	p := problemOf(err)
+	w.Header().Set("Content-Type", p.ContentType(""))
+	w.WriteHeader(p.Status)
+	_ = json.NewEncoder(w).Encode(p) // the client has gone if this fails
+}

@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package server
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"mime"
+	"net/http"
+	"reflect"
+
+	"github.com/danielgtaylor/huma/v2"
+	"github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/fault"
+)
+
+type (
+	none   struct{}
+	byName struct {
+		Name string `path:"name" doc:"Name of the resource"`
+	}
+	byID struct {
+		ID string `path:"id" doc:"Identity of the chain"`
+	}
+	deleteInput struct {
+		Name   string `path:"name" doc:"Name of the resource"`
+		DryRun bool   `query:"dryRun" doc:"Only answer what would happen"`
+	}
+	putInput struct {
+		body
+		Name   string `path:"name" doc:"Name of the resource"`
+		DryRun bool   `query:"dryRun" doc:"Only answer what would happen"`
+	}
+	manyInput struct {
+		body
+		DryRun bool `query:"dryRun" doc:"Only answer what would happen"`
+	}
+	answer[T any] struct{ Body T }
+)
+
+// body is the request's body, read here and not by huma: it may be YAML, and mistakes in it are told with the name of the
+// resource.
+type body struct {
+	data      []byte
+	mediaType string
+	err       error
+}
+
+// Resolve reads the body.
+func (b *body) Resolve(ctx huma.Context) []error {
+	b.data, b.err = io.ReadAll(ctx.BodyReader())
+	b.mediaType, _, _ = mime.ParseMediaType(ctx.Header("Content-Type"))
+	return nil
+}
+
+var _ huma.Resolver = (*body)(nil)
+
+func (b *body) bytes() ([]byte, error) {
+	if b.err != nil {
+		return nil, fmt.Errorf("reading the request: %w", cutShort(b.err))
+	}
+	switch b.mediaType {
+	case "application/json", "application/yaml":
+		return b.data, nil
+	}
+	return nil, newProblem(typeInvalid, http.StatusUnsupportedMediaType, "Content-Type must be application/json or application/yaml")
+}
+
+// cutShort keeps the error for a body that is too large; all others mean that the client did not send it all in time.
+func cutShort(err error) error {
+	if p := problemOf(err); p.Status == http.StatusRequestEntityTooLarge {
+		return p
+	}
+	return &fault.Invalid{Reason: "the body ended early: " + err.Error()}
+}
+
+func (s *Server) addRoutes() {
+	route(s, "GET", "/v1/status", "status", "The agent's state at a glance", s.status)
+	route(s, "GET", "/v1/modules", "listModules", "All modules", list(s.backend.Modules))
+	route(s, "GET", "/v1/modules/{name}", "getModule", "One module", get(s.backend.Module))
+	route(s, "PUT", "/v1/modules/{name}", "putModule", "Create or update a module", s.put(v1alpha1.KindModule))
+	route(s, "DELETE", "/v1/modules/{name}", "deleteModule", "Delete a module", s.delete(v1alpha1.KindModule))
+	route(s, "GET", "/v1/services", "listServices", "All services", list(s.backend.Services))
+	route(s, "GET", "/v1/services/{name}", "getService", "One service", get(s.backend.Service))
+	route(s, "PUT", "/v1/services/{name}", "putService", "Create or update a service", s.put(v1alpha1.KindService))
+	route(s, "DELETE", "/v1/services/{name}", "deleteService", "Delete a service", s.delete(v1alpha1.KindService))
+	route(s, "GET", "/v1/chains", "listChains", "All chains that run", list(s.backend.Chains))
+	route(s, "GET", "/v1/chains/{id}", "getChain", "One chain", s.chain)
+	route(s, "GET", "/v1/packages", "listPackages", "All packages that the node knows", list(s.backend.Packages))
+	route(s, "GET", "/v1/packages/{name}", "getPackage", "One package", get(s.backend.Package))
+	route(s, "POST", "/v1/apply", "apply", "Create or update resources: all of them or none", s.apply)
+	route(s, "POST", "/v1/delete", "delete", "Delete resources: all of them or none", s.deleteMany)
+	describeBodies(s.api.OpenAPI())
+}
+
+// route registers one operation. Errors become problems.
+func route[I, O any](s *Server, method, path, id, summary string, do func(context.Context, *I) (O, error)) {
+	op := huma.Operation{OperationID: id, Method: method, Path: path, Summary: summary}
+	huma.Register(s.api, op, func(ctx context.Context, in *I) (*answer[O], error) {
+		out, err := do(ctx, in)
+		if err != nil {
+			p := problemOf(err)
+			if p.Type == typeInternal {
+				s.log.Error("request failed", "method", method, "path", path, "error", err)
+			}
+			return nil, p
+		}
+		return &answer[O]{out}, nil
+	})
+}
+
+func list[T any](all func(context.Context) ([]T, error)) func(context.Context, *none) ([]T, error) {
+	return func(ctx context.Context, _ *none) ([]T, error) {
+		got, err := all(ctx)
+		if got == nil {
+			got = []T{} // [] on the wire, not null
+		}
+		return got, err
+	}
+}
+
+func get[T any](one func(context.Context, string) (T, error)) func(context.Context, *byName) (T, error) {
+	return func(ctx context.Context, in *byName) (T, error) { return one(ctx, in.Name) }
+}
+
+func (s *Server) status(ctx context.Context, _ *none) (v1alpha1.NodeStatus, error) {
+	return s.backend.Status(ctx)
+}
+
+func (s *Server) chain(ctx context.Context, in *byID) (v1alpha1.Chain, error) {
+	chains, err := s.backend.Chains(ctx)
+	if err != nil {
+		return v1alpha1.Chain{}, err
+	}
+	for _, c := range chains {
+		if c.ID == in.ID {
+			return c, nil
+		}
+	}
+	return v1alpha1.Chain{}, &fault.NotFound{Kind: "Chain", Name: in.ID}
+}
+
+func (s *Server) put(kind string) func(context.Context, *putInput) (v1alpha1.ApplyResult, error) {
+	return func(ctx context.Context, in *putInput) (v1alpha1.ApplyResult, error) {
+		r, err := in.request(in.DryRun)
+		if err != nil {
+			return v1alpha1.ApplyResult{}, err
+		}
+		if refs := r.Refs(); len(refs) != 1 || refs[0] != (Ref{kind, in.Name}) {
+			return v1alpha1.ApplyResult{}, &fault.Invalid{Field: "metadata.name", Reason: fmt.Sprintf("the body must be the %s %s, as the path says", kind, in.Name)}
+		}
+		return s.backend.Apply(ctx, r)
+	}
+}
+
+func (s *Server) apply(ctx context.Context, in *manyInput) (v1alpha1.ApplyResult, error) {
+	r, err := in.request(in.DryRun)
+	if err != nil {
+		return v1alpha1.ApplyResult{}, err
+	}
+	return s.backend.Apply(ctx, r)
+}
+
+func (b *body) request(dryRun bool) (Request, error) {
+	data, err := b.bytes()
+	if err != nil {
+		return Request{}, err
+	}
+	r, err := Decode(data)
+	r.DryRun = dryRun
+	if err == nil && len(r.Refs()) == 0 {
+		err = &fault.Invalid{Reason: "there is no resource in the request"}
+	}
+	return r, err
+}
+
+func (s *Server) delete(kind string) func(context.Context, *deleteInput) (v1alpha1.ApplyResult, error) {
+	return func(ctx context.Context, in *deleteInput) (v1alpha1.ApplyResult, error) {
+		return s.backend.Delete(ctx, []Ref{{kind, in.Name}}, in.DryRun)
+	}
+}
+
+func (s *Server) deleteMany(ctx context.Context, in *manyInput) (v1alpha1.ApplyResult, error) {
+	data, err := in.bytes()
+	if err != nil {
+		return v1alpha1.ApplyResult{}, err
+	}
+	refs, err := decodeRefs(data)
+	if err != nil {
+		return v1alpha1.ApplyResult{}, err
+	}
+	return s.backend.Delete(ctx, refs, in.DryRun)
+}
+
+// describeBodies puts the bodies that are not read by huma into its document.
+func describeBodies(doc *huma.OpenAPI) {
+	schema := func(t reflect.Type) *huma.Schema { return doc.Components.Schemas.Schema(t, true, "") }
+	module, service := schema(reflect.TypeFor[v1alpha1.Module]()), schema(reflect.TypeFor[v1alpha1.Service]())
+	resource := &huma.Schema{
+		OneOf: []*huma.Schema{module, service},
+		Discriminator: &huma.Discriminator{
+			PropertyName: "kind",
+			Mapping:      map[string]string{v1alpha1.KindModule: module.Ref, v1alpha1.KindService: service.Ref},
+		},
+	}
+	doc.Paths["/v1/modules/{name}"].Put.RequestBody = required(module)
+	doc.Paths["/v1/services/{name}"].Put.RequestBody = required(service)
+	doc.Paths["/v1/apply"].Post.RequestBody = required(&huma.Schema{Type: huma.TypeArray, Items: resource})
+	doc.Paths["/v1/delete"].Post.RequestBody = required(schema(reflect.TypeFor[[]Ref]()))
+}
+
+func required(schema *huma.Schema) *huma.RequestBody {
+	return &huma.RequestBody{Required: true, Content: map[string]*huma.MediaType{
+		"application/json": {Schema: schema},
+		"application/yaml": {Schema: schema},
+	}}
+}

@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"runtime/debug"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/danielgtaylor/huma/v2"
+	"github.com/danielgtaylor/huma/v2/adapters/humago"
+	"github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/fault"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+)
+
+// Limits of a request.
+const (
+	maxBody      = 32 << 20         // 10,000 firewall rules are about 2 MiB
+	readTimeout  = 30 * time.Second // for the whole request
+	workTimeout  = 5 * time.Minute  // an apply on hundreds of services, on a slow node
+	idleTimeout  = 2 * time.Minute
+	closeTimeout = 5 * time.Second // for requests under way when the agent ends
+)
+
+// Server is the API over one Backend.
+type Server struct {
+	backend Backend
+	log     *slog.Logger
+	mux     *http.ServeMux
+	api     huma.API
+	handler http.Handler
+}
+
+// New makes the API over backend.
+func New(backend Backend, log *slog.Logger) *Server {
+	setUpHuma()
+	s := &Server{backend: backend, log: log, mux: http.NewServeMux()}
+	s.api = humago.New(s.mux, apiConfig())
+	s.addRoutes()
+	s.mux.Handle("/v1/modules/{name}/{path...}", http.HandlerFunc(s.serveModule))
+	s.mux.Handle("GET /metrics", metrics(backend.Collector(), log))
+	s.mux.HandleFunc("GET /healthz", s.serveHealth)
+	s.mux.HandleFunc("/v1/modules/{name}", s.serveUnknown) // else it is redirected to the slash below it
+	s.mux.HandleFunc("/", s.serveUnknown)
+	s.handler = s.limit(s.mux)
+	return s
+}
+
+// setUpHuma sets what huma keeps in package variables.
+var setUpHuma = sync.OnceFunc(func() {
+	schemas()
+	huma.NewError = humaProblem
+})
+
+func apiConfig() huma.Config {
+	config := huma.DefaultConfig("Kerb node agent", strings.TrimPrefix(v1alpha1.APIVersion, "kerb.dev/"))
+	config.Info.Description = "Desired state of the node, what has become of it, and what its modules offer. " +
+		"Served on the Unix socket /run/kerb/kerb.sock."
+	config.Components.Schemas = newRegistry()
+	config.CreateHooks = nil // no $schema fields in answers
+	config.DocsPath = ""     // its page loads scripts from elsewhere
+	config.SchemasPath = ""
+	config.RejectUnknownQueryParameters = true
+	return config
+}
+
+// OpenAPI returns the OpenAPI 3.1 document as YAML.
+func (s *Server) OpenAPI() ([]byte, error) { return s.api.OpenAPI().YAML() }
+
+// ServeHTTP serves the API.
+func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) { s.handler.ServeHTTP(w, r) }
+
+// Serve answers on all endpoints until ctx ends or one of them fails, and closes them.
+func (s *Server) Serve(ctx context.Context, endpoints ...Endpoint) error {
+	servers := make([]*http.Server, len(endpoints))
+	failed := make(chan error, len(endpoints))
+	for i, e := range endpoints {
+		servers[i] = s.httpServer(e)
+		go func() { failed <- servers[i].Serve(e) }()
+	}
+	var err error
+	select {
+	case <-ctx.Done():
+	case err = <-failed:
+		err = fmt.Errorf("API: %w", err)
+	}
+	ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
+	defer cancel()
+	for _, h := range servers {
+		if h.Shutdown(ending) != nil {
+			err = errors.Join(err, h.Close())
+		}
+	}
+	return err
+}
+
+func (s *Server) httpServer(e Endpoint) *http.Server {
+	return &http.Server{
+		Handler:           e.guard(s),
+		ReadHeaderTimeout: readTimeout,
+		ReadTimeout:       readTimeout,
+		IdleTimeout:       idleTimeout,
+		MaxHeaderBytes:    64 << 10,
+		ErrorLog:          slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
+	}
+}
+
+// limit bounds what a request may take, and keeps the agent alive if a handler panics.
+func (s *Server) limit(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		ctx, cancel := context.WithTimeout(r.Context(), workTimeout)
+		defer cancel()
+		r.Body = http.MaxBytesReader(w, r.Body, maxBody)
+		defer s.recover(w, r)
+		start := time.Now()
+		next.ServeHTTP(w, r.WithContext(ctx))
+		s.log.Debug("request", "method", r.Method, "path", r.URL.Path, "duration", time.Since(start))
+	})
+}
+
+func (s *Server) recover(w http.ResponseWriter, r *http.Request) {
+	reason := recover()
+	if reason == nil {
+		return
+	}
+	s.log.Error("panic in a request", "method", r.Method, "path", r.URL.Path, "panic", reason, "stack", string(debug.Stack()))
+	writeProblem(w, fmt.Errorf("internal error; the agent's log has the details: %v", reason))
+}
+
+// serveModule hands requests below a module on to what its control plane offers.
+func (s *Server) serveModule(w http.ResponseWriter, r *http.Request) {
+	name := r.PathValue("name")
+	h, err := s.backend.ModuleHandler(name)
+	if err != nil {
+		writeProblem(w, err)
+		return
+	}
+	http.StripPrefix("/v1/modules/"+name, h).ServeHTTP(w, r)
+}
+
+func (s *Server) serveHealth(w http.ResponseWriter, r *http.Request) {
+	if _, err := s.backend.Status(r.Context()); err != nil {
+		writeProblem(w, &fault.Unavailable{Reason: err.Error()})
+		return
+	}
+	fmt.Fprintln(w, "ok")
+}
+
+// serveUnknown answers paths that do not exist, and methods that a path does not have.
+func (s *Server) serveUnknown(w http.ResponseWriter, r *http.Request) {
+	var allowed []string
+	for _, method := range []string{http.MethodGet, http.MethodPut, http.MethodPost, http.MethodDelete} {
+		other := r.Clone(r.Context())
+		other.Method = method
+		if _, pattern := s.mux.Handler(other); strings.HasPrefix(pattern, method+" ") {
+			allowed = append(allowed, method)
+		}
+	}
+	if len(allowed) == 0 {
+		writeProblem(w, &fault.NotFound{Kind: "path", Name: r.URL.Path})
+		return
+	}
+	list := strings.Join(allowed, ", ")
+	w.Header().Set("Allow", list)
+	writeProblem(w, newProblem(typeInvalid, http.StatusMethodNotAllowed, r.URL.Path+" has only "+list))
+}
+
+func metrics(backend prometheus.Collector, log *slog.Logger) http.Handler {
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(backend, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	return promhttp.HandlerFor(registry, promhttp.HandlerOpts{
+		ErrorLog:      slog.NewLogLogger(log.Handler(), slog.LevelWarn),
+		ErrorHandling: promhttp.ContinueOnError,
+	})
+}

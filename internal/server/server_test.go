@@ -1,0 +1,296 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package server_test
+
+import (
+	"encoding/json"
+	"flag"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/server"
+	"github.com/kerb-edge/kerb/internal/server/servertest"
+	"github.com/kerb-edge/kerb/internal/store"
+	"go.uber.org/goleak"
+)
+
+var update = flag.Bool("update", false, "write docs/openapi.yaml")
+
+const (
+	counter = `{"apiVersion":"kerb.dev/v1alpha1","kind":"Module","metadata":{"name":"count"},"spec":{"package":"counter","attach":{"services":"*"}}}`
+	web     = `{"apiVersion":"kerb.dev/v1alpha1","kind":"Service","metadata":{"name":"web","labels":{"app":"web"}},"spec":{"netns":"/run/netns/web"}}`
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func newServer(t *testing.T) *server.Server {
+	t.Helper()
+	s, err := store.Open(filepath.Join(t.TempDir(), "state.db"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.Close() })
+	return server.New(servertest.New(s), slog.New(slog.DiscardHandler))
+}
+
+type response struct {
+	*httptest.ResponseRecorder
+}
+
+func (r response) problem(t *testing.T) server.Problem {
+	t.Helper()
+	if got := r.Header().Get("Content-Type"); got != "application/problem+json" {
+		t.Fatalf("Content-Type is %q, the body %s", got, r.Body)
+	}
+	var p server.Problem
+	if err := json.Unmarshal(r.Body.Bytes(), &p); err != nil {
+		t.Fatalf("%v: %s", err, r.Body)
+	}
+	return p
+}
+
+func call(s http.Handler, method, path, body string, header ...string) response {
+	r := httptest.NewRequest(method, path, strings.NewReader(body))
+	r.Header.Set("Content-Type", "application/json")
+	if len(header) == 2 {
+		r.Header.Set(header[0], header[1])
+	}
+	w := httptest.NewRecorder()
+	s.ServeHTTP(w, r)
+	return response{w}
+}
+
+func TestResourceLifetime(t *testing.T) {
+	s := newServer(t)
+	for _, step := range []struct {
+		method, path, body string
+		status             int
+		want               string
+	}{
+		{"GET", "/v1/modules", "", 200, `[]`},
+		{"POST", "/v1/apply?dryRun=true", counter, 200, `"action":"create"`},
+		{"GET", "/v1/modules/count", "", 404, `"resource":"Module count"`},
+		{"POST", "/v1/apply", "[" + counter + "," + web + "]", 200, `"kind":"Service","name":"web"`},
+		{"GET", "/v1/modules/count", "", 200, `"priority":100`},
+		{"GET", "/v1/modules/count", "", 200, `"hook":"auto"`},
+		{"PUT", "/v1/modules/count", counter, 200, `"action":"unchanged"`},
+		{"PUT", "/v1/services/web", strings.Replace(web, "netns/web", "netns/other", 1), 200, `"action":"update"`},
+		{"GET", "/v1/services", "", 200, `"netns":"/run/netns/other"`},
+		{"GET", "/v1/chains/c0ffee", "", 200, `"modules":["count"]`},
+		{"GET", "/v1/chains/none", "", 404, `Chain none does not exist`},
+		{"GET", "/v1/packages/counter", "", 200, `"source":"builtin"`},
+		{"GET", "/v1/modules/count/counts/web", "", 200, `"path":"/counts/web"`},
+		{"GET", "/v1/modules/nobody/counts", "", 404, `urn:kerb:not-found`},
+		{"GET", "/metrics", "", 200, "kerb_modules 1"},
+		{"GET", "/metrics", "", 200, "go_goroutines"},
+		{"GET", "/healthz", "", 200, "ok"},
+		{"GET", "/v1/status", "", 200, `"modules":1`},
+		{"DELETE", "/v1/modules/count?dryRun=true", "", 200, `"action":"delete"`},
+		{"DELETE", "/v1/modules/count", "", 200, `"action":"delete"`},
+		{"DELETE", "/v1/modules/count", "", 404, `Module count does not exist`},
+		{"POST", "/v1/delete", `[{"kind":"Service","name":"web"},{"kind":"Module","name":"count"}]`, 404, `Module count`},
+		{"GET", "/v1/services/web", "", 200, `"name":"web"`},
+		{"POST", "/v1/delete", `[{"kind":"Service","name":"web"}]`, 200, `"name":"web"`},
+		{"GET", "/v1/services/web", "", 404, ``},
+	} {
+		got := call(s, step.method, step.path, step.body)
+		if got.Code != step.status || !strings.Contains(got.Body.String(), step.want) {
+			t.Errorf("%s %s: %d %s\nwant %d %s", step.method, step.path, got.Code, got.Body, step.status, step.want)
+		}
+	}
+}
+
+func TestWhatIsReadCanBeApplied(t *testing.T) {
+	s := newServer(t)
+	call(s, "POST", "/v1/apply", "["+counter+","+web+"]")
+	for _, path := range []string{"/v1/modules/count", "/v1/services/web"} {
+		body := call(s, "GET", path, "").Body.String()
+		if got := call(s, "PUT", path, body); !strings.Contains(got.Body.String(), `"action":"unchanged"`) {
+			t.Errorf("%s: %d %s", path, got.Code, got.Body)
+		}
+	}
+}
+
+func TestBadInput(t *testing.T) {
+	edit := func(old, new string) string { return strings.Replace(counter, old, new, 1) }
+	for name, c := range map[string]struct {
+		body     string
+		resource string
+		field    string
+		detail   string
+	}{
+		"unknown field":      {edit(`"attach"`, `"atach":1,"attach"`), "Module count", "spec.atach", "unknown field; known are attach, budget, config"},
+		"unknown deep field": {edit(`"services"`, `"servces":"*","services"`), "Module count", "spec.attach.servces", "known are interfaces, services"},
+		"unknown top field":  {edit(`"kind"`, `"extra":1,"kind"`), "Module count", "extra", "unknown field"},
+		"wrong case":         {edit(`"package"`, `"Package"`), "Module count", "spec", "package"},
+		"wrong type":         {edit(`"services":"*"`, `"services":["*"]`), "Module count", "spec.attach.services", "expected string"},
+		"wrong type in list": {edit(`"services":"*"`, `"interfaces":["eth0",1]`), "Module count", "spec.attach.interfaces[1]", "expected string"},
+		"wrong enum":         {edit(`"attach"`, `"hook":"xpd","attach"`), "Module count", "spec.hook", "auto, xdp, tc"},
+		"missing":            {edit(`"package":"counter",`, ``), "Module count", "spec", "package"},
+		"bad name":           {edit(`"count"`, `"Count_1"`), "Module Count_1", "metadata.name", "pattern"},
+		"long name":          {edit(`"count"`, `"`+strings.Repeat("a", 64)+`"`), "Module " + strings.Repeat("a", 64), "metadata.name", "63"},
+		"no name":            {edit(`"name":"count"`, ``), "resource 1", "metadata", "name"},
+		"name with slash":    {edit(`"count"`, `"../x"`), "Module ../x", "metadata.name", "pattern"},
+		"wrong version":      {edit(`v1alpha1`, `v2`), "Module count", "apiVersion", "kerb.dev/v1alpha1"},
+		"wrong kind":         {edit(`"Module"`, `"Modul"`), "Modul count", "kind", "Module or Service"},
+		"key given twice":    {edit(`"package":"counter"`, `"package":"counter","package":"firewall"`), "", "spec.package", "given twice"},
+		"name given twice":   {"[" + counter + "," + web + "," + counter + "]", "Module count", "metadata.name", "given twice"},
+		"truncated":          {counter[:len(counter)-3], "", "", "ends too early"},
+		"two values":         {counter + counter, "", "", "after the JSON value"},
+		"nothing":            {"", "", "", "no resource"},
+		"empty list":         {"[]", "", "", "no resource"},
+		"not an object":      {`["module"]`, "resource 1", "", "expected an object"},
+		"not JSON":           {`{"a" 1}`, "", "", "not JSON"},
+		"two ways":           {strings.Replace(web, `"netns"`, `"pid":1,"netns"`, 1), "Service web", "spec", "exactly one"},
+		"no way":             {strings.Replace(web, `"netns":"/run/netns/web"`, ``, 1), "Service web", "spec", "exactly one"},
+		"negative pid":       {strings.Replace(web, `"netns":"/run/netns/web"`, `"pid":-1`, 1), "Service web", "spec.pid", ">= 0"},
+		"unknown package":    {edit("counter", "cuonter"), "Module count", "spec.package", "no package"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newServer(t)
+			got := call(s, "POST", "/v1/apply", c.body)
+			p := got.problem(t)
+			if got.Code != 400 || p.Status != 400 || p.Type != "urn:kerb:invalid" {
+				t.Errorf("%d %+v", got.Code, p)
+			}
+			if p.Resource != c.resource || p.Field != c.field || !strings.Contains(p.Detail, c.detail) {
+				t.Errorf("got %+v, want %q %q %q", p, c.resource, c.field, c.detail)
+			}
+			if all := call(s, "GET", "/v1/modules", ""); strings.TrimSpace(all.Body.String()) != "[]" {
+				t.Errorf("something was applied: %s", all.Body)
+			}
+		})
+	}
+}
+
+func TestRejectedCarriesTheLog(t *testing.T) {
+	got := call(newServer(t), "POST", "/v1/apply", strings.Replace(counter, `"package":"counter"`, `"package":"broken"`, 1))
+	p := got.problem(t)
+	if got.Code != 422 || !strings.Contains(p.Log, "invalid access to packet") || !strings.Contains(p.Detail, "refused") {
+		t.Errorf("%d %+v", got.Code, p)
+	}
+}
+
+func TestRequestsThatAreWrong(t *testing.T) {
+	s := newServer(t)
+	for name, c := range map[string]struct {
+		got    response
+		status int
+		detail string
+	}{
+		"unknown path":       {call(s, "GET", "/v2/modules", ""), 404, "/v2/modules"},
+		"unknown method":     {call(s, "PATCH", "/v1/modules/count", ""), 405, "GET, PUT, DELETE"},
+		"method of a list":   {call(s, "POST", "/v1/modules", ""), 405, "GET"},
+		"media type":         {call(s, "POST", "/v1/apply", counter, "Content-Type", "text/plain"), 415, "application/json"},
+		"unknown query":      {call(s, "POST", "/v1/apply?dryrun=true", counter), 400, "dryrun"},
+		"query of odd type":  {call(s, "POST", "/v1/apply?dryRun=maybe", counter), 400, "dryRun"},
+		"other name":         {call(s, "PUT", "/v1/modules/other", counter), 400, "Module other"},
+		"other kind":         {call(s, "PUT", "/v1/services/count", counter), 400, "Service count"},
+		"two":                {call(s, "PUT", "/v1/modules/count", "["+counter+","+web+"]"), 400, "Module count"},
+		"too large":          {call(s, "POST", "/v1/apply", `{"x":"`+strings.Repeat("x", 33<<20)+`"}`), 413, "32 MiB"},
+		"reference, kind":    {call(s, "POST", "/v1/delete", `[{"kind":"Chain","name":"a"}]`), 400, "Module, Service"},
+		"reference, unknown": {call(s, "POST", "/v1/delete", `[{"kind":"Module","name":"a","x":1}]`), 400, "unknown field"},
+		"no reference":       {call(s, "POST", "/v1/delete", `[]`), 400, "no reference"},
+	} {
+		p := c.got.problem(t)
+		if c.got.Code != c.status || !strings.Contains(p.Detail, c.detail) {
+			t.Errorf("%s: %d %+v, want %d %q", name, c.got.Code, p, c.status, c.detail)
+		}
+	}
+}
+
+// brokenBody ends before it is complete, as when a client vanishes.
+type brokenBody struct{}
+
+func (brokenBody) Read([]byte) (int, error) { return 0, io.ErrUnexpectedEOF }
+
+func TestBodyThatEndsEarly(t *testing.T) {
+	r := httptest.NewRequest("POST", "/v1/apply", brokenBody{})
+	r.Header.Set("Content-Type", "application/json")
+	w := httptest.NewRecorder()
+	newServer(t).ServeHTTP(w, r)
+	if p := (response{w}).problem(t); w.Code != 400 || !strings.Contains(p.Detail, "ended early") {
+		t.Errorf("%d %+v", w.Code, p)
+	}
+}
+
+func TestYAML(t *testing.T) {
+	s := newServer(t)
+	text := "# two\n---\napiVersion: kerb.dev/v1alpha1\nkind: Service\nmetadata:\n  name: web\nspec: {pid: 1}\n--- # next\n" +
+		"apiVersion: kerb.dev/v1alpha1\nkind: Service\nmetadata: {name: db}\nspec: {interface: veth1}\n---\n"
+	got := call(s, "POST", "/v1/apply", text, "Content-Type", "application/yaml")
+	var result v1alpha1.ApplyResult
+	if err := json.Unmarshal(got.Body.Bytes(), &result); err != nil || len(result.Changes) != 2 {
+		t.Fatalf("%d %s", got.Code, got.Body)
+	}
+	twice := call(s, "POST", "/v1/apply", "---\nkind: A\n---\nkind: A\nkind: B\n", "Content-Type", "application/yaml")
+	if p := twice.problem(t); !strings.Contains(p.Detail, "line 5") || !strings.Contains(p.Detail, "already") {
+		t.Errorf("%+v", p)
+	}
+}
+
+func FuzzDecode(f *testing.F) {
+	f.Add([]byte(counter))
+	f.Add([]byte("[" + counter + "," + web + "]"))
+	f.Add([]byte("---\na: 1\n---\n- b\n"))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		r, err := server.Decode(data)
+		if err != nil {
+			return
+		}
+		for _, m := range r.Modules {
+			if m.Status != nil || m.Metadata.Name == "" || m.Spec.Hook == "" {
+				t.Errorf("decoded %+v", m)
+			}
+		}
+	})
+}
+
+// TestDocumentIsCurrent runs with -update to write the document.
+func TestDocumentIsCurrent(t *testing.T) {
+	want, err := newServer(t).OpenAPI()
+	if err != nil {
+		t.Fatal(err)
+	}
+	want = append([]byte("# SPDX-License-Identifier: Apache-2.0\n# Generated: go test ./internal/server -run Document -update\n"), want...)
+	path := filepath.Join("..", "..", "docs", "openapi.yaml")
+	if *update {
+		if err := os.WriteFile(path, want, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(want), string(got)); diff != "" {
+		t.Error("docs/openapi.yaml is not what the types say; run the command in its second line\n", diff)
+	}
+}
+
+func TestDocumentIsServed(t *testing.T) {
+	s := newServer(t)
+	for _, path := range []string{"/openapi.json", "/openapi.yaml"} {
+		got := call(s, "GET", path, "")
+		for _, part := range []string{"3.1", "/v1/apply", "application/problem+json", "discriminator"} {
+			if got.Code != 200 || !strings.Contains(got.Body.String(), part) {
+				t.Errorf("%s: %d, without %s", path, got.Code, part)
+			}
+		}
+	}
+}
+
+func ExampleDecode() {
+	_, err := server.Decode([]byte("apiVersion: kerb.dev/v1alpha1\nkind: Service\nmetadata: {name: web}\nspec: {nets: /run/netns/web}\n"))
+	fmt.Println(err)
+	// Output: Service web: spec.nets: unknown field; known are interface, netns, pid
+}
