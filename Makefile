@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+# `make` tells what there is. Everything works on a fresh Debian 12 with git, Go and root.
+
+export CGO_ENABLED = 0
+
+VERSION := $(shell git describe --always --dirty --tags 2>/dev/null || echo unknown)
+LDFLAGS := -s -w -X main.version=$(VERSION)
+SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
+ROOT_GO := $(SUDO) env "PATH=$(PATH)" CGO_ENABLED=0 go
+
+CLANG ?= clang-19
+MULTIARCH := /usr/include/$(shell uname -m)-linux-gnu
+BPF_FLAGS := -O2 -g -Wall -Werror -target bpf -mcpu=v3 -Ibpf/include -idirafter $(MULTIARCH)
+HEADERS := $(wildcard bpf/include/kerb/*.h)
+CHAIN := bpf/chain.tc.o bpf/chain.xdp.o bpf/chain.xdp-frags.o
+# Programs of the benches that are no modules: plain C to plain object.
+BENCH := $(patsubst %.c,%.o,$(shell find bench -name '*.bpf.c'))
+
+.PHONY: help setup bpf packages generate build test test-kernels lint clean
+.DEFAULT_GOAL := help
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: ## install what building and testing need (apt), mount bpffs
+	@scripts/setup
+
+bpf: $(CHAIN) $(BENCH) packages ## compile the data planes that are older than their sources
+
+packages: $(CHAIN)
+	@scripts/packages
+
+bpf/chain.tc.o: bpf/chain.bpf.c $(HEADERS)
+	$(CLANG) $(BPF_FLAGS) -DKERB_HOOK_TC -c $< -o $@
+bpf/chain.xdp.o: bpf/chain.bpf.c $(HEADERS)
+	$(CLANG) $(BPF_FLAGS) -DKERB_HOOK_XDP -c $< -o $@
+bpf/chain.xdp-frags.o: bpf/chain.bpf.c $(HEADERS)
+	$(CLANG) $(BPF_FLAGS) -DKERB_HOOK_XDP -DKERB_XDP_FRAGS -c $< -o $@
+
+.SECONDEXPANSION:
+%.bpf.o: %.bpf.c $$(wildcard $$(dir $$@)*.h) $(HEADERS)
+	$(CLANG) $(BPF_FLAGS) -c $< -o $@
+
+generate: ## write generated Go files anew
+	go generate ./...
+
+build: bpf ## ./kerb and static binaries for amd64 and arm64 in dist/
+	GOARCH=amd64 go build -trimpath -ldflags '$(LDFLAGS)' -o dist/kerb-linux-amd64 ./cmd/kerb
+	GOARCH=arm64 go build -trimpath -ldflags '$(LDFLAGS)' -o dist/kerb-linux-arm64 ./cmd/kerb
+	cp dist/kerb-linux-$$(go env GOARCH) kerb
+
+lint: ## formatting, go vet, shell syntax
+	@unformatted=$$(gofmt -l $$(git ls-files -co --exclude-standard '*.go')); \
+	  [ -z "$$unformatted" ] || { echo "gofmt -w $$unformatted"; exit 1; }
+	go vet ./...
+	@for f in $$(git ls-files -co --exclude-standard scripts); do sh -n $$f || exit 1; done
+
+test: setup bpf lint ## set up, compile, lint, and run every test as root
+	$(ROOT_GO) test -p 1 -timeout 15m ./...
+
+test-kernels: setup bpf ## the kernel tests on 5.10, 6.1, 6.1-rt, 6.12 and the newest kernel, emulated
+	go run ./test/kernels
+
+clean: ## remove everything that was built
+	rm -rf dist out kerb
+	find bpf bench internal modules test -name '*.o' -delete
