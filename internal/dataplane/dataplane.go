@@ -155,6 +155,9 @@ func (d *Dataplane) CreateChain(spec ChainSpec, modules map[string]Module) error
 // RemoveChain drops a chain that runs nowhere any more.
 func (d *Dataplane) RemoveChain(c PinnedChain) error { return removePins(c.dir) }
 
+// RemoveChainSpec is RemoveChain for a chain known by what it was made from.
+func (d *Dataplane) RemoveChainSpec(spec ChainSpec) error { return removePins(d.layout.chain(spec)) }
+
 // Attach puts a chain on a point, in place of the one that runs there.
 func (d *Dataplane) Attach(p Point, spec ChainSpec) error {
 	return d.AttachPinned(p, PinnedChain{dir: d.layout.chain(spec)})
@@ -186,6 +189,33 @@ func (d *Dataplane) Maps(name, id string) (sdk.Maps, error) {
 		}
 	}
 	return out, nil
+}
+
+// Drops returns the packets that a generation's module dropped, by reason, summed over the CPUs.
+func Drops(maps sdk.Maps) ([]uint64, error) { return sumPerCPU(maps[dropsMap]) }
+
+// Outcomes returns the packets that did not parse, by outcome, summed over the CPUs.
+func (d *Dataplane) Outcomes(c PinnedChain) ([]uint64, error) {
+	m, err := ebpf.LoadPinnedMap(filepath.Join(c.dir, "outcomes"), nil)
+	if err != nil {
+		return nil, err
+	}
+	defer m.Close()
+	return sumPerCPU(m)
+}
+
+// Memory is what the maps of a generation take, as the kernel accounts for them, in bytes. Maps that other generations
+// use too are counted in each.
+func Memory(maps sdk.Maps) int64 {
+	var total int64
+	for _, m := range maps {
+		if info, err := m.Info(); err == nil {
+			if n, ok := info.Memlock(); ok {
+				total += int64(n)
+			}
+		}
+	}
+	return total
 }
 
 // Purge removes everything that Kerb has in the kernel under this root: chains from their points, programs and maps.

@@ -14,13 +14,12 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/btf"
 
+	"github.com/kerb-edge/kerb/internal/kerbabi"
 	"github.com/kerb-edge/kerb/sdk"
 )
 
 // dropsMap is the map of drop counters that every generation has beside the module's own maps.
 const dropsMap = "kerb_drops"
-
-const dropReasons = 64 // KERB_DROP_REASONS in <kerb/types.h>
 
 // generation is the maps of a module for one config, by pin name.
 type generation struct {
@@ -266,7 +265,7 @@ func (g *generation) addDrops(previous map[string]*ebpf.Map) error {
 		g.maps[dropsMap] = m
 		return err
 	}
-	m, err := ebpf.NewMap(&ebpf.MapSpec{Name: dropsMap, Type: ebpf.PerCPUArray, KeySize: 4, ValueSize: 8, MaxEntries: dropReasons,
+	m, err := ebpf.NewMap(&ebpf.MapSpec{Name: dropsMap, Type: ebpf.PerCPUArray, KeySize: 4, ValueSize: 8, MaxEntries: uint32(kerbabi.DropReasonCount),
 		Key: &btf.Int{Name: "u32", Size: 4}, Value: &btf.Int{Name: "u64", Size: 8}})
 	g.maps[dropsMap] = m
 	return err

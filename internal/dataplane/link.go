@@ -106,7 +106,7 @@ func (l *linker) link(first, last int, parts *ebpf.Map, slot int) (asm.Instructi
 	}
 	var modules asm.Instructions
 	for i := first; i < last; i++ {
-		body, err := l.module(i)
+		body, err := l.module(i, head[0])
 		if err != nil {
 			return nil, err
 		}
@@ -121,8 +121,11 @@ func (l *linker) link(first, last int, parts *ebpf.Map, slot int) (asm.Instructi
 }
 
 // module returns the code of a member, with every name prefixed by its place in the chain.
-func (l *linker) module(i int) (asm.Instructions, error) {
+func (l *linker) module(i int, donor asm.Instruction) (asm.Instructions, error) {
 	g := l.members[i]
+	if g.ID == unavailableID {
+		return l.unavailable(l.symbol(i), donor)
+	}
 	spec, err := g.Spec(l.spec.Side.Hook())
 	if err != nil {
 		return nil, fmt.Errorf("module %s: %w", g.Name, err)
@@ -134,11 +137,16 @@ func (l *linker) module(i int) (asm.Instructions, error) {
 	if err := l.joinLicense(spec.Programs[entry].License); err != nil {
 		return nil, fmt.Errorf("module %s: %w", g.Name, err)
 	}
-	body, err := l.function(spec, entry, fmt.Sprintf("m%02d_%s", i, strings.ReplaceAll(g.Name, "-", "_")), g)
+	body, err := l.function(spec, entry, l.symbol(i), g)
 	if err != nil {
 		return nil, fmt.Errorf("module %s: %w", g.Name, err)
 	}
 	return body, nil
+}
+
+// symbol is the name of member i's function, which bpftool shows.
+func (l *linker) symbol(i int) string {
+	return fmt.Sprintf("m%02d_%s", i, strings.ReplaceAll(l.members[i].Name, "-", "_"))
 }
 
 // joinLicense: one program has one licence. Helpers for GPL programs are there if all members allow them.
@@ -222,13 +230,12 @@ func (l *linker) entry(first, last int, parts *ebpf.Map, slot int, donor asm.Ins
 	var cold asm.Instructions
 	for i := first; i < last; i++ {
 		next, other := fmt.Sprintf("next%d", i), fmt.Sprintf("verdict%d", i)
-		symbol := fmt.Sprintf("m%02d_%s", i, strings.ReplaceAll(l.members[i].Name, "-", "_"))
 		call := pkt(asm.R1)
 		if i > first {
 			call[0] = call[0].WithSymbol(fmt.Sprintf("next%d", i-1))
 		}
 		code = append(code, call...)
-		code = append(code, asm.Call.Label(symbol), asm.JNE.Imm(asm.R0, 0, other))
+		code = append(code, asm.Call.Label(l.symbol(i)), asm.JNE.Imm(asm.R0, 0, other))
 		cold = append(cold, l.cold(i, other, next, pkt)...)
 	}
 	code = append(code, l.end(parts, slot, last, first == last)...)

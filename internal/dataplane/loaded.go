@@ -66,7 +66,7 @@ func (l *Loaded) Relink(spec ChainSpec) (*ebpf.Program, error) {
 
 // Drops returns the packets that a module dropped, by reason, summed over the CPUs.
 func (l *Loaded) Drops(module string) ([]uint64, error) {
-	return sumPerCPU(l.Maps[module][dropsMap])
+	return Drops(l.Maps[module])
 }
 
 // Close frees everything.

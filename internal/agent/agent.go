@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package agent wires the parts of Kerb together: it takes changes of the desired state, plans and executes them so that
+// all of a change happens or none, commits them to the store, and follows the services of the node as they come and go.
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/coreos/go-systemd/v22/daemon"
+	"golang.org/x/sys/unix"
+
+	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/config"
+	"github.com/kerb-edge/kerb/internal/dataplane"
+	"github.com/kerb-edge/kerb/internal/fault"
+	"github.com/kerb-edge/kerb/internal/pkgs"
+	"github.com/kerb-edge/kerb/internal/server"
+	"github.com/kerb-edge/kerb/internal/service"
+	"github.com/kerb-edge/kerb/internal/store"
+	"github.com/kerb-edge/kerb/modules"
+)
+
+// Agent is the daemon of one node.
+type Agent struct {
+	log     *slog.Logger
+	store   *store.Store
+	dp      *dataplane.Dataplane
+	catalog *pkgs.Catalog
+	watcher *service.Watcher
+	started time.Time
+	base    context.Context // of control planes' background work
+
+	wake chan struct{} // asks for a reconciliation
+
+	mu      sync.Mutex // one change at a time; guards what follows
+	desired store.Desired
+	modules map[string]*deployment
+	states  map[string]service.State // services at the last reconciliation
+	points  map[dataplane.Point]placement
+	live    map[string]*liveModule
+	problem error // of the last reconciliation
+	metrics *metrics
+}
+
+var _ server.Backend = (*Agent)(nil)
+
+// Run is the agent's life: it returns when ctx ends, or with the error that keeps it from starting. What runs in the
+// kernel goes on either way.
+func Run(ctx context.Context, cfg config.Config, log *slog.Logger) error {
+	unlock, err := lock(cfg.Paths.Lock())
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	a, err := open(ctx, cfg, log)
+	if err != nil {
+		return err
+	}
+	defer a.close()
+	return a.run(ctx, cfg)
+}
+
+// lock makes this agent the only one that uses the run directory. The kernel lets go of it when the process ends.
+func lock(path string) (func(), error) {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR|unix.O_CLOEXEC, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("lock: %w", err)
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		f.Close()
+		if errors.Is(err, unix.EWOULDBLOCK) {
+			return nil, &fault.Conflict{Reason: "another kerb agent is running on this node (it holds " + path + "); stop it first, or give this one other directories by paths: in its configuration"}
+		}
+		return nil, fmt.Errorf("lock %s: %w", path, err)
+	}
+	return func() { f.Close() }, nil
+}
+
+func open(ctx context.Context, cfg config.Config, log *slog.Logger) (*Agent, error) {
+	st, err := store.Open(cfg.Paths.Store())
+	if err != nil {
+		return nil, err
+	}
+	if r := st.Recovery(); r != nil {
+		log.Error("the store was damaged; running chains are left as they are until modules are applied again", "kept", r.Path, "cause", r.Cause)
+	}
+	dp, err := dataplane.Open(dataplane.Options{Root: cfg.Paths.BPF})
+	if err != nil {
+		return nil, errors.Join(err, st.Close())
+	}
+	desired, err := st.Snapshot()
+	if err != nil {
+		return nil, errors.Join(err, st.Close())
+	}
+	a := &Agent{
+		log: log, store: st, dp: dp, base: ctx, started: time.Now(),
+		catalog: pkgs.NewCatalog(modules.Packages(), modules.Controls()),
+		watcher: service.NewWatcher(log),
+		wake:    make(chan struct{}, 1),
+		desired: desired,
+		modules: map[string]*deployment{},
+		live:    map[string]*liveModule{},
+		metrics: newMetrics(),
+	}
+	if err := a.catalog.Err(); err != nil {
+		log.Error("built-in packages that cannot be used", "error", err)
+	}
+	return a, nil
+}
+
+func (a *Agent) close() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, l := range a.live {
+		l.stop()
+	}
+	a.store.Close()
+}
+
+func (a *Agent) run(ctx context.Context, cfg config.Config) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	a.watcher.OnChange(a.poke)
+	a.watcher.Set(specs(a.desired))
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer cancel(nil)
+	wg.Go(func() {
+		if err := a.watcher.Run(ctx); err != nil && ctx.Err() == nil {
+			cancel(err)
+		}
+	})
+	a.mu.Lock()
+	for name, m := range a.desired.Modules {
+		a.modules[name] = a.prepareOrFail(m)
+	}
+	a.mu.Unlock()
+	wg.Go(func() { a.follow(ctx) })
+	endpoints, err := server.Listen(cfg)
+	if err != nil {
+		return err
+	}
+	_, _ = daemon.SdNotify(false, daemon.SdNotifyReady)
+	a.log.Info("ready", "socket", cfg.Paths.Socket(), "modules", len(a.desired.Modules), "services", len(a.desired.Services))
+	err = server.New(a, a.log).Serve(ctx, endpoints...)
+	if cause := context.Cause(ctx); err == nil && cause != nil && !errors.Is(cause, context.Canceled) {
+		err = cause
+	}
+	return err
+}
+
+// poke asks for a reconciliation soon.
+func (a *Agent) poke() {
+	select {
+	case a.wake <- struct{}{}:
+	default:
+	}
+}
+
+// follow reconciles whenever services change, and again after failures.
+func (a *Agent) follow(ctx context.Context) {
+	const retry = 5 * time.Second
+	timer := time.NewTimer(retry)
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-a.wake:
+		case <-timer.C:
+		}
+		a.mu.Lock()
+		if err := a.reconcile(); err != nil {
+			a.log.Error("the node is not as desired; trying again", "error", err, "after", retry)
+			timer.Reset(retry)
+		}
+		a.mu.Unlock()
+	}
+}
+
+// specs are the services that the watcher looks for.
+func specs(d store.Desired) map[string]v1.ServiceSpec {
+	out := map[string]v1.ServiceSpec{}
+	for name, s := range d.Services {
+		out[name] = s.Spec
+	}
+	return out
+}

@@ -1,0 +1,335 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"reflect"
+	"slices"
+	"time"
+
+	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/dataplane"
+	"github.com/kerb-edge/kerb/internal/fault"
+	"github.com/kerb-edge/kerb/internal/plan"
+	"github.com/kerb-edge/kerb/internal/server"
+	"github.com/kerb-edge/kerb/internal/service"
+	"github.com/kerb-edge/kerb/internal/store"
+)
+
+// Apply creates or updates resources: all of them or none.
+func (a *Agent) Apply(_ context.Context, r server.Request) (v1.ApplyResult, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	next := a.desired.Clone()
+	result := v1.ApplyResult{DryRun: r.DryRun}
+	for _, s := range r.Services {
+		old, exists := next.Services[s.Metadata.Name]
+		change := changeOf(v1.KindService, s.Metadata.Name, exists, sum(old.Metadata, old.Spec), sum(s.Metadata, s.Spec))
+		s.Metadata.Generation = old.Metadata.Generation
+		if change.Action != "unchanged" {
+			s.Metadata.Generation++
+		}
+		s.Status = nil
+		next.Services[s.Metadata.Name] = s
+		result.Changes = append(result.Changes, change)
+	}
+	for _, m := range r.Modules {
+		old, exists := next.Modules[m.Metadata.Name]
+		change := changeOf(v1.KindModule, m.Metadata.Name, exists, sum(old.Metadata, old.Spec), sum(m.Metadata, m.Spec))
+		m.Metadata.Generation = old.Metadata.Generation
+		if change.Action != "unchanged" {
+			m.Metadata.Generation++
+		}
+		m.Status = nil
+		next.Modules[m.Metadata.Name] = m
+		result.Changes = append(result.Changes, change)
+	}
+	if err := checkServices(a.desired, next); err != nil {
+		return result, err
+	}
+	keep := a.store.Recovered() && len(r.Modules) == 0
+	steps, err := a.change(next, r.DryRun, keep)
+	result.Steps = steps
+	return result, err
+}
+
+// Delete removes resources: all of them or none.
+func (a *Agent) Delete(_ context.Context, refs []server.Ref, dryRun bool) (v1.ApplyResult, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	next := a.desired.Clone()
+	result := v1.ApplyResult{DryRun: dryRun}
+	for _, ref := range refs {
+		change := v1.Change{Action: "delete", Kind: ref.Kind, Name: ref.Name}
+		if m, ok := next.Modules[ref.Name]; ok && ref.Kind == v1.KindModule {
+			change.Before = sum(m.Metadata, m.Spec)
+			delete(next.Modules, ref.Name)
+		} else if s, ok := next.Services[ref.Name]; ok && ref.Kind == v1.KindService {
+			change.Before = sum(s.Metadata, s.Spec)
+			delete(next.Services, ref.Name)
+		} else {
+			return result, &fault.NotFound{Kind: ref.Kind, Name: ref.Name}
+		}
+		result.Changes = append(result.Changes, change)
+	}
+	steps, err := a.change(next, dryRun, a.store.Recovered())
+	result.Steps = steps
+	return result, err
+}
+
+// sum is what of a resource counts as its content.
+func sum(meta v1.ObjectMeta, spec any) map[string]any {
+	return map[string]any{"labels": meta.Labels, "spec": spec}
+}
+
+func changeOf(kind, name string, exists bool, before, after map[string]any) v1.Change {
+	switch {
+	case !exists:
+		return v1.Change{Action: "create", Kind: kind, Name: name, After: after}
+	case reflect.DeepEqual(before, after):
+		return v1.Change{Action: "unchanged", Kind: kind, Name: name}
+	}
+	return v1.Change{Action: "update", Kind: kind, Name: name, Before: before, After: after}
+}
+
+// checkServices refuses services that cannot be found now: most often a mistake in the path. Later they may go and come.
+func checkServices(old, next store.Desired) error {
+	for _, name := range slices.Sorted(maps.Keys(next.Services)) {
+		s := next.Services[name]
+		if before, ok := old.Services[name]; ok && reflect.DeepEqual(before.Spec, s.Spec) {
+			continue
+		}
+		if _, err := service.Resolve(s.Spec); err != nil {
+			return &fault.Invalid{Resource: "Service " + name, Field: "spec", Reason: err.Error()}
+		}
+	}
+	return nil
+}
+
+// change takes the node from the present to the next desired state: kernel first, then the store. If either fails, both
+// are as before.
+func (a *Agent) change(next store.Desired, dryRun, keep bool) ([]string, error) {
+	w, err := a.worldOf(next)
+	if err != nil {
+		return nil, err
+	}
+	points, err := w.place()
+	if err != nil {
+		return nil, orderError(err)
+	}
+	if err := a.verifyIdle(w, points); err != nil {
+		return nil, a.explain(err)
+	}
+	state, err := a.dp.Observe()
+	if err != nil {
+		return nil, err
+	}
+	steps := plan.Steps(w.want(points, keep), state)
+	texts := make([]string, len(steps))
+	for i, s := range steps {
+		texts[i] = s.String()
+	}
+	if dryRun {
+		return texts, nil
+	}
+	exec := a.execution(w)
+	begin := time.Now()
+	if err := exec.run(steps); err != nil {
+		a.metrics.failed()
+		return texts, a.explain(err)
+	}
+	if err := a.commit(next, keep); err != nil {
+		return texts, errors.Join(err, exec.rollback())
+	}
+	exec.finish()
+	a.metrics.changed(time.Since(begin))
+	a.adopt(w, points)
+	a.watcher.Set(specs(next))
+	return texts, nil
+}
+
+func (a *Agent) commit(next store.Desired, keep bool) error {
+	if !reflect.DeepEqual(next, a.desired) {
+		if err := a.store.Commit(next); err != nil {
+			return err
+		}
+	}
+	if a.store.Recovered() && !keep {
+		return a.store.SetRecovered(false)
+	}
+	return nil
+}
+
+// worldOf prepares a desired state; modules that did not change are taken as they are.
+func (a *Agent) worldOf(next store.Desired) (world, error) {
+	w := world{desired: next, modules: map[string]*deployment{}, services: map[string]service.State{}, interfaces: map[string]service.Link{}}
+	for name, m := range next.Modules {
+		if d := a.modules[name]; d != nil && d.err == nil && reflect.DeepEqual(d.resource, m) && d.pkg.Source == pkgsBuiltin {
+			w.modules[name] = d
+			continue
+		}
+		if old, ok := a.desired.Modules[name]; ok && reflect.DeepEqual(old, m) {
+			w.modules[name] = a.prepareOrFail(m) // an old resident must not block a change of others
+			continue
+		}
+		d, err := a.prepare(m)
+		if err != nil {
+			return w, err
+		}
+		w.modules[name] = d
+	}
+	return w, a.lookAround(w)
+}
+
+// lookAround finds the services and interfaces. Services are looked up by the watcher; those it does not know yet at once.
+func (a *Agent) lookAround(w world) error {
+	known := a.watcher.States()
+	for name, s := range w.desired.Services {
+		state, ok := known[name]
+		if old, same := a.desired.Services[name]; !ok || !same || !reflect.DeepEqual(old.Spec, s.Spec) {
+			state, _ = service.Resolve(s.Spec) // one that is not there has no links
+		}
+		w.services[name] = state
+	}
+	maps.Copy(w.interfaces, a.watcher.HostInterfaces())
+	for _, d := range w.modules {
+		for _, name := range d.resource.Spec.Attach.Interfaces {
+			if _, ok := w.interfaces[name]; ok {
+				continue
+			}
+			if state, err := service.Resolve(v1.ServiceSpec{Interface: name}); err == nil && len(state.Links) > 0 {
+				w.interfaces[name] = state.Links[0]
+			}
+		}
+	}
+	return nil
+}
+
+// verifyIdle loads new modules that no attach point selects, so that a package that the kernel refuses is refused now
+// and not when the first service comes.
+func (a *Agent) verifyIdle(w world, points map[dataplane.Point]placement) error {
+	used := map[string]bool{}
+	for _, p := range points {
+		for _, m := range p.chain.Members {
+			used[m.Name] = true
+		}
+	}
+	for name, d := range w.modules {
+		if used[name] || d.err != nil || a.modules[name] == d {
+			continue
+		}
+		if err := d.verify(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// verify loads the module alone on each of its hooks, and lets go of it again.
+func (d *deployment) verify() error {
+	for side, dir := range serviceSides {
+		if !d.entries[side.Hook()][dir] {
+			continue
+		}
+		l, err := dataplane.Load(side, dir, d.module)
+		if err != nil {
+			return err
+		}
+		l.Close()
+	}
+	return nil
+}
+
+func (a *Agent) execution(w world) *execution {
+	e := &execution{dp: a.dp, log: a.log, modules: map[string]dataplane.Module{}}
+	for name, d := range w.modules {
+		e.modules[name] = d.module
+	}
+	return e
+}
+
+// reconcile makes the node what it should be, after services have changed or the agent has started. A module that the
+// kernel refuses now is taken out by its failure policy instead of keeping all others from running.
+func (a *Agent) reconcile() error {
+	w := world{desired: a.desired, modules: a.modules, services: map[string]service.State{}, interfaces: map[string]service.Link{}}
+	if err := a.lookAround(w); err != nil {
+		return err
+	}
+	err := a.converge(w)
+	var rejected *dataplane.RejectedError
+	if errors.As(err, &rejected) && a.takeOut(w, rejected.Modules) {
+		err = a.converge(w)
+	}
+	a.problem = err
+	return err
+}
+
+func (a *Agent) converge(w world) error {
+	points, err := w.place()
+	if err != nil {
+		return err
+	}
+	state, err := a.dp.Observe()
+	if err != nil {
+		return err
+	}
+	exec := a.execution(w)
+	steps := plan.Steps(w.want(points, a.store.Recovered()), state)
+	if err := exec.run(steps); err != nil {
+		a.metrics.failed()
+		return err
+	}
+	exec.finish()
+	if len(steps) > 0 {
+		a.log.Info("reconciled", "steps", len(steps), "attachPoints", len(points))
+	}
+	a.adopt(w, points)
+	return nil
+}
+
+// takeOut finds the modules that the kernel refuses by themselves.
+func (a *Agent) takeOut(w world, names []string) bool {
+	found := false
+	for _, name := range names {
+		d := w.modules[name]
+		if d == nil || d.err != nil {
+			continue
+		}
+		if err := d.verify(); err != nil {
+			a.log.Error("module cannot run", "module", name, "error", err)
+			w.modules[name] = &deployment{resource: d.resource, err: err, module: dataplane.Unavailable(name, d.module.FailClosed)}
+			found = true
+		}
+	}
+	return found
+}
+
+// explain gives kernel errors the form that reaches the operator.
+func (a *Agent) explain(err error) error {
+	var rejected *dataplane.RejectedError
+	if errors.As(err, &rejected) {
+		return &fault.Rejected{Plain: rejected.Error(), Log: rejected.Log}
+	}
+	if errors.Is(err, dataplane.ErrBusy) {
+		return &fault.Conflict{Reason: err.Error()}
+	}
+	for _, kind := range []error{dataplane.ErrNoEntry, dataplane.ErrNoConstant, dataplane.ErrLicense} {
+		if errors.Is(err, kind) {
+			return &fault.Invalid{Reason: err.Error()}
+		}
+	}
+	return err
+}
+
+func orderError(err error) error {
+	var cycle *plan.CycleError
+	if errors.As(err, &cycle) {
+		return &fault.Invalid{Resource: "Module " + cmp.Or(cycle.Modules...), Field: "spec.order", Reason: fmt.Sprint(err)}
+	}
+	return err
+}

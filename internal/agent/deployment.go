@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/cilium/ebpf"
+
+	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/dataplane"
+	"github.com/kerb-edge/kerb/internal/fault"
+	"github.com/kerb-edge/kerb/internal/pkgs"
+	"github.com/kerb-edge/kerb/internal/service"
+	"github.com/kerb-edge/kerb/sdk"
+)
+
+// deployment is a module with all that is needed to run it.
+type deployment struct {
+	resource v1.Module
+	pkg      *pkgs.Package
+	compiled sdk.Compiled // nil without a control plane
+	module   dataplane.Module
+	selector service.Selector
+	entries  map[dataplane.Hook]map[dataplane.Direction]bool
+	err      error // why it cannot run: only for modules from the store
+}
+
+// prepare checks a module as far as that is possible without the kernel. Its errors are those of package fault.
+func (a *Agent) prepare(m v1.Module) (*deployment, error) {
+	d := &deployment{resource: m}
+	var err error
+	if d.selector, err = service.ParseSelector(m.Spec.Attach.Services); err != nil {
+		return nil, d.invalid("spec.attach.services", err)
+	}
+	if m.Spec.Attach.Services == "" && len(m.Spec.Attach.Interfaces) == 0 {
+		return nil, d.invalid("spec.attach", errors.New("selects nothing; set services to a label selector (* for every service) or list interfaces"))
+	}
+	if d.pkg, err = a.catalog.Get(m.Spec.Package); err != nil {
+		return nil, d.invalid("spec.package", err)
+	}
+	if hook := m.Spec.Hook; hook != "" && hook != v1.HookAuto && !d.pkg.RunsOn(string(hook)) {
+		return nil, d.invalid("spec.hook", fmt.Errorf("package %s does not run on %s, only on %v", d.pkg.Name, hook, d.pkg.Hooks))
+	}
+	if err := d.pkg.CheckFeatures(); err != nil {
+		return nil, d.invalid("spec.package", err)
+	}
+	settings, canonical, err := d.compile()
+	if err != nil {
+		return nil, err
+	}
+	if err := d.checkBudget(settings); err != nil {
+		return nil, err
+	}
+	if err := d.findEntries(); err != nil {
+		return nil, d.invalid("spec.package", err)
+	}
+	d.module = d.dataplaneModule(settings, canonical)
+	return d, nil
+}
+
+// prepareOrFail is prepare for modules that were accepted earlier: what is wrong with them now is a condition.
+func (a *Agent) prepareOrFail(m v1.Module) *deployment {
+	d, err := a.prepare(m)
+	if err != nil {
+		a.log.Error("module cannot run", "module", m.Metadata.Name, "error", err)
+		return &deployment{resource: m, err: err, module: dataplane.Unavailable(m.Metadata.Name, m.Spec.FailurePolicy != v1.FailOpen)}
+	}
+	return d
+}
+
+func (d *deployment) invalid(field string, err error) error {
+	return &fault.Invalid{Resource: "Module " + d.resource.Metadata.Name, Field: field, Reason: err.Error()}
+}
+
+// compile turns the config into settings; canonical is the config with its defaults, as identity.
+func (d *deployment) compile() (settings sdk.Settings, canonical []byte, err error) {
+	config, err := d.pkg.Defaulted(d.resource.Spec.Config)
+	if err != nil {
+		return settings, nil, d.configError(err)
+	}
+	if err := d.pkg.ValidateConfig(config); err != nil {
+		return settings, nil, d.configError(err)
+	}
+	if canonical, err = json.Marshal(config); err != nil {
+		return settings, nil, d.invalid("spec.config", err)
+	}
+	if d.pkg.ControlPlane == nil {
+		settings.Constants, err = d.pkg.Constants(config)
+	} else if d.compiled, err = d.pkg.ControlPlane.Compile(canonical); err == nil {
+		settings = d.compiled.Settings()
+	}
+	if err != nil {
+		return settings, nil, d.configError(err)
+	}
+	return settings, canonical, nil
+}
+
+func (d *deployment) configError(err error) error {
+	var mistake *sdk.ConfigError
+	if errors.As(err, &mistake) {
+		return d.invalid("spec.config."+mistake.Field, errors.New(mistake.Reason))
+	}
+	return d.invalid("spec.config", err)
+}
+
+func (d *deployment) checkBudget(settings sdk.Settings) error {
+	budget := d.resource.Spec.Budget
+	if _, err := pkgs.ParseBytes(budget.Memory); budget.Memory != "" && err != nil {
+		return d.invalid("spec.budget.memory", err)
+	}
+	if _, err := time.ParseDuration(budget.Latency); budget.Latency != "" && err != nil {
+		return d.invalid("spec.budget.latency", err)
+	}
+	if err := d.pkg.CheckMemory(budget.Memory, settings.MaxEntries); err != nil {
+		return d.invalid("spec.budget.memory", err)
+	}
+	return nil
+}
+
+// findEntries notes for which hooks and directions the package has a function.
+func (d *deployment) findEntries() error {
+	d.entries = map[dataplane.Hook]map[dataplane.Direction]bool{}
+	for _, hook := range d.pkg.Hooks {
+		spec, err := d.pkg.Spec(hook)
+		if err != nil {
+			return err
+		}
+		has := map[dataplane.Direction]bool{}
+		for _, dir := range []dataplane.Direction{dataplane.Egress, dataplane.Ingress} {
+			has[dir] = spec.Programs["kerb_"+string(dir)] != nil
+		}
+		d.entries[dataplane.Hook(hook)] = has
+	}
+	return nil
+}
+
+func (d *deployment) dataplaneModule(settings sdk.Settings, canonical []byte) dataplane.Module {
+	m := dataplane.Module{
+		Name:       d.resource.Metadata.Name,
+		ID:         dataplane.ShortHash([]byte(d.pkg.Digest), canonical),
+		ConfigMaps: d.pkg.Maps.Config,
+		SharedMaps: d.pkg.Maps.Shared,
+		Settings:   settings,
+		FailClosed: d.failClosed(),
+		Frags:      d.pkg.Frags,
+		Spec: func(h dataplane.Hook) (*ebpf.CollectionSpec, error) {
+			if !d.pkg.RunsOn(string(h)) {
+				return nil, nil
+			}
+			return d.pkg.Spec(string(h))
+		},
+	}
+	if d.compiled != nil {
+		m.Fill = d.compiled.Fill
+	}
+	return m
+}
+
+// failClosed is the module's policy, or else its package's.
+func (d *deployment) failClosed() bool {
+	if p := d.resource.Spec.FailurePolicy; p != "" {
+		return p == v1.FailClosed
+	}
+	return d.pkg.FailurePolicy == string(v1.FailClosed)
+}
+
+// hook chooses where the module runs on an attach point. Services carry TCP, whose large packets native XDP on a veth
+// would take apart, so that auto means TC for them; on interfaces of the node the package's own preference counts.
+func (d *deployment) hook(isService bool) dataplane.Hook {
+	if d.err != nil {
+		return dataplane.TC
+	}
+	if h := d.resource.Spec.Hook; h == v1.HookXDP || h == v1.HookTC {
+		return dataplane.Hook(h)
+	}
+	if isService && d.pkg.RunsOn(string(dataplane.TC)) {
+		return dataplane.TC
+	}
+	return dataplane.Hook(d.pkg.Hooks[0])
+}
+
+// covers tells whether the module has something to do on a side of an attach point.
+func (d *deployment) covers(isService bool, side dataplane.Side, dir dataplane.Direction) bool {
+	if d.hook(isService) != side.Hook() {
+		return false
+	}
+	if d.err != nil {
+		return d.module.FailClosed
+	}
+	return d.entries[side.Hook()][dir]
+}
+
+func (d *deployment) member() dataplane.Member {
+	return dataplane.Member{Name: d.module.Name, ID: d.module.ID, FailClosed: d.module.FailClosed}
+}

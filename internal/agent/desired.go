@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"maps"
+	"slices"
+
+	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/dataplane"
+	"github.com/kerb-edge/kerb/internal/plan"
+	"github.com/kerb-edge/kerb/internal/service"
+	"github.com/kerb-edge/kerb/internal/store"
+)
+
+// world is everything that the plan is made from.
+type world struct {
+	desired    store.Desired
+	modules    map[string]*deployment
+	services   map[string]service.State
+	interfaces map[string]service.Link // of the node, by name
+}
+
+// placement is what an attach point belongs to.
+type placement struct {
+	service string // empty for an interface of the node
+	link    service.Link
+	chain   dataplane.ChainSpec
+}
+
+// port is an interface with its owner and the modules that select it, in order.
+type port struct {
+	link    service.Link
+	service string
+	modules []*deployment
+}
+
+// On the node's end of a service's veth the kernel's directions are the opposite of the service's. XDP sees only what
+// arrives at an interface.
+var serviceSides = map[dataplane.Side]dataplane.Direction{
+	dataplane.OnXDP: dataplane.Egress, dataplane.OnTCIngress: dataplane.Egress, dataplane.OnTCEgress: dataplane.Ingress,
+}
+
+var interfaceSides = map[dataplane.Side]dataplane.Direction{
+	dataplane.OnXDP: dataplane.Ingress, dataplane.OnTCIngress: dataplane.Ingress, dataplane.OnTCEgress: dataplane.Egress,
+}
+
+// place works out the chain of every attach point.
+func (w world) place() (map[dataplane.Point]placement, error) {
+	order, err := w.order()
+	if err != nil {
+		return nil, err
+	}
+	out := map[dataplane.Point]placement{}
+	for _, p := range w.ports(order) {
+		sides := interfaceSides
+		if p.service != "" {
+			sides = serviceSides
+		}
+		for side, dir := range sides {
+			chain := dataplane.ChainSpec{Side: side, Direction: dir}
+			for _, d := range p.modules {
+				if d.covers(p.service != "", side, dir) {
+					chain.Members = append(chain.Members, d.member())
+				}
+			}
+			if len(chain.Members) > 0 {
+				out[dataplane.Point{Ifindex: p.link.Ifindex, Side: side}] = placement{p.service, p.link, chain}
+			}
+		}
+	}
+	return out, nil
+}
+
+func (w world) order() ([]*deployment, error) {
+	var resources []v1.Module
+	for _, d := range w.modules {
+		resources = append(resources, d.resource)
+	}
+	sorted, err := plan.Order(resources)
+	if err != nil {
+		return nil, err
+	}
+	var out []*deployment
+	for _, m := range sorted {
+		out = append(out, w.modules[m.Metadata.Name])
+	}
+	return out, nil
+}
+
+// ports lists the interfaces that modules select. An interface that is a service's is the service's, even if it is
+// also listed by name.
+func (w world) ports(order []*deployment) []*port {
+	byIndex := map[int]*port{}
+	for _, name := range slices.Sorted(maps.Keys(w.services)) {
+		for _, l := range w.services[name].Links {
+			if byIndex[l.Ifindex] == nil {
+				byIndex[l.Ifindex] = &port{link: l, service: name}
+			}
+		}
+	}
+	for _, d := range order {
+		for _, p := range byIndex {
+			if p.service != "" && d.selector.Matches(w.desired.Services[p.service].Metadata.Labels) {
+				p.modules = append(p.modules, d)
+			}
+		}
+		for _, name := range d.resource.Spec.Attach.Interfaces {
+			w.addInterface(byIndex, name, d)
+		}
+	}
+	return slices.Collect(maps.Values(byIndex))
+}
+
+func (w world) addInterface(byIndex map[int]*port, name string, d *deployment) {
+	l, ok := w.interfaces[name]
+	if !ok {
+		return // it may come later
+	}
+	p := byIndex[l.Ifindex]
+	if p == nil {
+		p = &port{link: l}
+		byIndex[l.Ifindex] = p
+	}
+	if !slices.Contains(p.modules, d) {
+		p.modules = append(p.modules, d)
+	}
+}
+
+// want is the plan's input.
+func (w world) want(points map[dataplane.Point]placement, keep bool) plan.Desired {
+	d := plan.Desired{Generations: map[string]string{}, Points: map[dataplane.Point]dataplane.ChainSpec{}, Keep: keep}
+	for name, m := range w.modules {
+		d.Generations[name] = m.module.ID
+	}
+	for p, place := range points {
+		d.Points[p] = place.chain
+	}
+	return d
+}

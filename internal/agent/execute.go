@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+
+	"github.com/kerb-edge/kerb/internal/dataplane"
+	"github.com/kerb-edge/kerb/internal/plan"
+)
+
+// execution runs steps and remembers how to undo them. Removals come last and only after commit: they cannot be undone
+// and nothing depends on them.
+type execution struct {
+	dp      *dataplane.Dataplane
+	log     *slog.Logger
+	modules map[string]dataplane.Module
+	undo    []func() error
+	cleanup []plan.Step
+}
+
+// run takes the steps up to the removals. With an error everything is as it was before.
+func (e *execution) run(steps []plan.Step) error {
+	for _, s := range steps {
+		if s.Action == plan.RemoveChain || s.Action == plan.RemoveGeneration {
+			e.cleanup = append(e.cleanup, s)
+			continue
+		}
+		e.log.Debug("step", "step", s.String())
+		err := e.take(s)
+		if errors.Is(err, dataplane.ErrGone) {
+			e.log.Info("interface vanished while it was being changed", "step", s.String())
+			continue
+		}
+		if err != nil {
+			return errors.Join(fmt.Errorf("%s: %w", s.Action, err), e.rollback())
+		}
+	}
+	return nil
+}
+
+func (e *execution) take(s plan.Step) error {
+	switch s.Action {
+	case plan.CreateGeneration:
+		e.undo = append(e.undo, func() error { return e.dp.RemoveGeneration(s.Module, s.Generation) })
+		return e.dp.CreateGeneration(e.modules[s.Module], s.From)
+	case plan.CreateChain:
+		if err := e.dp.CreateChain(s.Chain, e.modules); err != nil {
+			return err
+		}
+		e.undo = append(e.undo, func() error { return e.dp.RemoveChainSpec(s.Chain) })
+	case plan.Attach:
+		if err := e.dp.Attach(s.Point, s.Chain); err != nil {
+			return err
+		}
+		e.undo = append(e.undo, func() error { return e.dp.Detach(s.Point) })
+	case plan.Replace:
+		if err := e.dp.Attach(s.Point, s.Chain); err != nil {
+			return err
+		}
+		e.undo = append(e.undo, func() error { return e.dp.AttachPinned(s.Point, s.Old) })
+	case plan.Detach:
+		if err := e.dp.Detach(s.Point); err != nil {
+			return err
+		}
+		if s.Old.ID != "" {
+			e.undo = append(e.undo, func() error { return e.dp.AttachPinned(s.Point, s.Old) })
+		}
+	}
+	return nil
+}
+
+// rollback undoes what was done, the last first.
+func (e *execution) rollback() error {
+	var errs []error
+	for i := len(e.undo) - 1; i >= 0; i-- {
+		if err := e.undo[i](); err != nil && !errors.Is(err, dataplane.ErrGone) {
+			errs = append(errs, fmt.Errorf("undo: %w", err))
+		}
+	}
+	e.undo = nil
+	return errors.Join(errs...)
+}
+
+// finish removes what nothing uses any more. What fails is found again by the next plan.
+func (e *execution) finish() {
+	for _, s := range e.cleanup {
+		var err error
+		if s.Action == plan.RemoveChain {
+			err = e.dp.RemoveChain(s.Old)
+		} else {
+			err = e.dp.RemoveGeneration(s.Module, s.Generation)
+		}
+		if err != nil {
+			e.log.Warn("could not remove", "step", s.String(), "error", err)
+		}
+	}
+}

@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/kerb-edge/kerb/internal/dataplane"
+	"github.com/kerb-edge/kerb/internal/kerbabi"
+)
+
+// metrics are what the agent counts of itself, and what can be read without its lock.
+type metrics struct {
+	changes  prometheus.Histogram
+	failures prometheus.Counter
+	points   atomic.Pointer[map[dataplane.Point]placement]
+
+	mu   sync.Mutex
+	last time.Time // of the last change
+}
+
+func newMetrics() *metrics {
+	return &metrics{
+		changes: prometheus.NewHistogram(prometheus.HistogramOpts{Name: "kerb_change_duration_seconds",
+			Help: "Time from an accepted change to the kernel doing it.", Buckets: prometheus.ExponentialBuckets(0.001, 2, 14)}),
+		failures: prometheus.NewCounter(prometheus.CounterOpts{Name: "kerb_change_failures_total",
+			Help: "Changes that were undone because a step failed."}),
+	}
+}
+
+func (m *metrics) failed() { m.failures.Inc() }
+
+func (m *metrics) changed(d time.Duration) { m.changes.Observe(d.Seconds()) }
+
+// publish makes the agent's present known to those that must not take its lock.
+func (m *metrics) publish(a *Agent) {
+	now := maps.Clone(a.points)
+	m.points.Store(&now)
+	m.mu.Lock()
+	m.last = time.Now()
+	m.mu.Unlock()
+}
+
+func (m *metrics) placements() map[dataplane.Point]placement {
+	if p := m.points.Load(); p != nil {
+		return *p
+	}
+	return nil
+}
+
+func (m *metrics) since() time.Time {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.last
+}
+
+// Collector gives the agent's and the modules' metrics.
+func (a *Agent) Collector() prometheus.Collector { return collector{a} }
+
+// collector makes its metrics at each scrape; which there are depends on the modules.
+type collector struct{ agent *Agent }
+
+// Describe announces nothing: the collector is unchecked.
+func (collector) Describe(chan<- *prometheus.Desc) {}
+
+// Collect reads the counters of the data planes.
+func (c collector) Collect(out chan<- prometheus.Metric) {
+	a := c.agent
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	out <- a.metrics.changes
+	out <- a.metrics.failures
+	gauge := func(name, help string, value float64) {
+		out <- prometheus.MustNewConstMetric(prometheus.NewDesc(name, help, nil, nil), prometheus.GaugeValue, value)
+	}
+	gauge("kerb_modules", "Modules deployed.", float64(len(a.desired.Modules)))
+	gauge("kerb_services", "Services registered.", float64(len(a.desired.Services)))
+	gauge("kerb_attach_points", "Attach points that run a chain.", float64(len(a.points)))
+	for _, name := range slices.Sorted(maps.Keys(a.live)) {
+		a.collectModule(name, out)
+	}
+	a.collectOutcomes(out)
+}
+
+func (a *Agent) collectModule(name string, out chan<- prometheus.Metric) {
+	l, d := a.live[name], a.modules[name]
+	memory := prometheus.NewDesc("kerb_module_memory_bytes", "Kernel memory of a module's maps.", []string{"module"}, nil)
+	out <- prometheus.MustNewConstMetric(memory, prometheus.GaugeValue, float64(dataplane.Memory(l.live.Maps)), name)
+	dropped := prometheus.NewDesc("kerb_dropped_packets_total", "Packets that a module dropped, by reason.", []string{"module", "reason"}, nil)
+	for _, drop := range drops(d, l) {
+		out <- prometheus.MustNewConstMetric(dropped, prometheus.CounterValue, float64(drop.Packets), name, drop.Reason)
+	}
+	if l.measure == nil {
+		return
+	}
+	samples, err := l.measure()
+	if err != nil {
+		a.log.Warn("cannot read metrics", "module", name, "error", err)
+	}
+	for _, s := range samples {
+		keys := slices.Sorted(maps.Keys(s.Labels))
+		values := []string{name}
+		for _, k := range keys {
+			values = append(values, s.Labels[k])
+		}
+		kind := prometheus.GaugeValue
+		if s.Counter {
+			kind = prometheus.CounterValue
+		}
+		desc := prometheus.NewDesc("kerb_"+strings.ReplaceAll(d.pkg.Name, "-", "_")+"_"+s.Name, s.Help, append([]string{"module"}, keys...), nil)
+		metric, err := prometheus.NewConstMetric(desc, kind, s.Value, values...)
+		if err != nil {
+			metric = prometheus.NewInvalidMetric(desc, err)
+		}
+		out <- metric
+	}
+}
+
+func (a *Agent) collectOutcomes(out chan<- prometheus.Metric) {
+	state, err := a.dp.Observe()
+	if err != nil {
+		a.log.Warn("cannot read the state of the kernel", "error", err)
+		return
+	}
+	desc := prometheus.NewDesc("kerb_unparsed_packets_total", "Packets that are not plain IP with a complete transport header, by outcome of parsing.",
+		[]string{"chain", "hook", "direction", "outcome"}, nil)
+	for _, c := range state.Chains {
+		counts, err := a.dp.Outcomes(c)
+		if err != nil {
+			continue
+		}
+		for outcome, n := range counts {
+			if n > 0 {
+				out <- prometheus.MustNewConstMetric(desc, prometheus.CounterValue, float64(n), c.ID, string(c.Spec.Side), string(c.Spec.Direction), kerbabi.ParseOutcome(outcome).String())
+			}
+		}
+	}
+}
+
+func sortedPoints[V any](m map[dataplane.Point]V) []dataplane.Point {
+	return slices.SortedFunc(maps.Keys(m), func(a, b dataplane.Point) int {
+		return cmp.Or(cmp.Compare(a.Ifindex, b.Ifindex), cmp.Compare(a.Side, b.Side))
+	})
+}

@@ -1,0 +1,316 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/dataplane"
+	"github.com/kerb-edge/kerb/internal/fault"
+	"github.com/kerb-edge/kerb/internal/kerbabi"
+	"github.com/kerb-edge/kerb/internal/pkgs"
+	"github.com/kerb-edge/kerb/internal/service"
+	"github.com/kerb-edge/kerb/internal/version"
+)
+
+const pkgsBuiltin = pkgs.SourceBuiltin
+
+// Modules lists the deployed modules with their status.
+func (a *Agent) Modules(context.Context) ([]v1.Module, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	var out []v1.Module
+	for _, name := range slices.Sorted(maps.Keys(a.desired.Modules)) {
+		out = append(out, a.moduleWithStatus(name))
+	}
+	return out, nil
+}
+
+// Module returns one.
+func (a *Agent) Module(_ context.Context, name string) (v1.Module, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if _, ok := a.desired.Modules[name]; !ok {
+		return v1.Module{}, &fault.NotFound{Kind: v1.KindModule, Name: name}
+	}
+	return a.moduleWithStatus(name), nil
+}
+
+func (a *Agent) moduleWithStatus(name string) v1.Module {
+	m := a.desired.Modules[name]
+	st := &v1.ModuleStatus{Instances: a.moduleInstances(name)}
+	m.Status = st
+	d := a.modules[name]
+	if d != nil && d.pkg != nil {
+		st.Package = v1.PackageRef{Name: d.pkg.Name, Version: d.pkg.Version, Digest: d.pkg.Digest}
+	}
+	if l := a.live[name]; l != nil {
+		st.Memory = dataplane.Memory(l.live.Maps)
+		st.Drops = drops(d, l)
+	}
+	st.Conditions = []v1.Condition{a.moduleReady(d, len(st.Instances))}
+	return m
+}
+
+func (a *Agent) moduleReady(d *deployment, instances int) v1.Condition {
+	c := v1.Condition{Type: "Ready", Status: "False", Since: a.metrics.since()}
+	switch {
+	case d == nil:
+		c.Reason, c.Message = "Starting", "not looked at yet"
+	case d.err != nil:
+		c.Reason, c.Message = "CannotRun", d.err.Error()
+	case a.problem != nil:
+		c.Reason, c.Message = "NotReconciled", a.problem.Error()
+	case instances == 0:
+		c.Reason, c.Message = "NoAttachPoint", "no service or interface that it selects is there"
+	default:
+		c.Status, c.Reason, c.Message = "True", "Running", fmt.Sprintf("on %d attach points", instances)
+	}
+	return c
+}
+
+func (a *Agent) moduleInstances(name string) []v1.Instance {
+	var out []v1.Instance
+	for _, p := range sortedPoints(a.points) {
+		place := a.points[p]
+		for i, m := range place.chain.Members {
+			if m.Name == name {
+				out = append(out, instance(p, place, i))
+			}
+		}
+	}
+	return out
+}
+
+func instance(p dataplane.Point, place placement, position int) v1.Instance {
+	return v1.Instance{Service: place.service, Interface: place.link.Name, Ifindex: p.Ifindex, Hook: string(p.Side),
+		Direction: string(place.chain.Direction), Chain: place.chain.ID(), Position: position}
+}
+
+// drops are the counters that are not zero, by name of the reason.
+func drops(d *deployment, l *liveModule) []v1.Drop {
+	counts, err := dataplane.Drops(l.live.Maps)
+	if err != nil {
+		return nil
+	}
+	var out []v1.Drop
+	for reason, n := range counts {
+		if n > 0 {
+			out = append(out, v1.Drop{Reason: reasonName(d, reason), Packets: n})
+		}
+	}
+	return out
+}
+
+// reasonName prefers the names that the package's manifest gives to its own reasons.
+func reasonName(d *deployment, reason int) string {
+	if d != nil && d.pkg != nil {
+		if name := d.pkg.DropReason(reason); name != "" {
+			return name
+		}
+	}
+	return kerbabi.DropReason(reason).String()
+}
+
+// Services lists the services with what is known of them.
+func (a *Agent) Services(context.Context) ([]v1.Service, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	programs := a.programs()
+	var out []v1.Service
+	for _, name := range slices.Sorted(maps.Keys(a.desired.Services)) {
+		out = append(out, a.serviceWithStatus(name, programs))
+	}
+	return out, nil
+}
+
+// Service returns one.
+func (a *Agent) Service(_ context.Context, name string) (v1.Service, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if _, ok := a.desired.Services[name]; !ok {
+		return v1.Service{}, &fault.NotFound{Kind: v1.KindService, Name: name}
+	}
+	return a.serviceWithStatus(name, a.programs()), nil
+}
+
+// programs are the kernel's ids of running programs by attach point.
+func (a *Agent) programs() map[dataplane.Point]uint32 {
+	out := map[dataplane.Point]uint32{}
+	state, err := a.dp.Observe()
+	if err != nil {
+		a.log.Warn("cannot read the state of the kernel", "error", err)
+	}
+	for _, p := range state.Points {
+		out[p.Point] = uint32(p.Program)
+	}
+	return out
+}
+
+func (a *Agent) serviceWithStatus(name string, programs map[dataplane.Point]uint32) v1.Service {
+	s := a.desired.Services[name]
+	state := a.states[name]
+	s.Status = &v1.ServiceStatus{Conditions: []v1.Condition{a.serviceReady(state)}}
+	for _, addr := range state.Addresses {
+		s.Status.Addresses = append(s.Status.Addresses, addr.String())
+	}
+	for _, l := range state.Links {
+		link := v1.ServiceLink{Interface: l.Name, Ifindex: l.Ifindex, Peer: l.Peer, MTU: l.MTU}
+		for _, side := range []dataplane.Side{dataplane.OnXDP, dataplane.OnTCIngress, dataplane.OnTCEgress} {
+			p := dataplane.Point{Ifindex: l.Ifindex, Side: side}
+			if place, ok := a.points[p]; ok {
+				link.Hooks = append(link.Hooks, a.hookState(p, place, programs[p]))
+			}
+		}
+		s.Status.Links = append(s.Status.Links, link)
+	}
+	return s
+}
+
+func (a *Agent) hookState(p dataplane.Point, place placement, program uint32) v1.HookState {
+	view := a.dp.View(p)
+	h := v1.HookState{Hook: string(p.Side), Mode: view.Mode, Chain: place.chain.ID(), Program: program, Programs: view.Programs}
+	for _, m := range place.chain.Members {
+		h.Modules = append(h.Modules, m.Name)
+	}
+	return h
+}
+
+func (a *Agent) serviceReady(state service.State) v1.Condition {
+	c := v1.Condition{Type: "Ready", Status: "False", Since: a.metrics.since()}
+	switch {
+	case state.Err != nil:
+		c.Reason, c.Message = "NotFound", state.Err.Error()
+	case len(state.Links) == 0:
+		c.Reason, c.Message = "NoInterface", "the service has no veth to this node yet"
+	default:
+		c.Status, c.Reason = "True", "Found"
+	}
+	return c
+}
+
+// Chains lists the chains that run, and those that are pinned without running.
+func (a *Agent) Chains(context.Context) ([]v1.Chain, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	state, err := a.dp.Observe()
+	if err != nil {
+		return nil, err
+	}
+	var out []v1.Chain
+	for _, c := range state.Chains {
+		out = append(out, a.chainView(c, state.Points))
+	}
+	slices.SortFunc(out, func(x, y v1.Chain) int { return strings.Compare(x.Hook+x.ID, y.Hook+y.ID) })
+	return out, nil
+}
+
+func (a *Agent) chainView(c dataplane.PinnedChain, points []dataplane.Attached) v1.Chain {
+	view := v1.Chain{ID: c.ID, Hook: string(c.Spec.Side), Direction: string(c.Spec.Direction), Program: uint32(c.Program), Parts: c.Parts}
+	for _, m := range c.Spec.Members {
+		view.Modules = append(view.Modules, m.Name)
+	}
+	for _, p := range points {
+		if p.Program != c.Program {
+			continue
+		}
+		place := a.points[p.Point]
+		i := instance(p.Point, place, 0)
+		i.Chain, i.Direction = c.ID, view.Direction
+		view.Points = append(view.Points, i)
+	}
+	return view
+}
+
+// Packages lists the built-in packages and those that modules use.
+func (a *Agent) Packages(context.Context) ([]v1.Package, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	out := map[string]v1.Package{}
+	for _, p := range a.catalog.Builtin() {
+		out[p.Name] = packageView(p)
+	}
+	for _, d := range a.modules {
+		if d.pkg != nil && d.pkg.Source != pkgsBuiltin {
+			out[d.pkg.Source] = packageView(d.pkg)
+		}
+	}
+	var list []v1.Package
+	for _, key := range slices.Sorted(maps.Keys(out)) {
+		list = append(list, out[key])
+	}
+	return list, nil
+}
+
+// Package returns one by name or directory.
+func (a *Agent) Package(_ context.Context, name string) (v1.Package, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, d := range a.modules {
+		if d.pkg != nil && d.pkg.Source != pkgsBuiltin && (d.pkg.Name == name || d.pkg.Source == name) {
+			return packageView(d.pkg), nil
+		}
+	}
+	p, err := a.catalog.Get(name)
+	if err != nil {
+		return v1.Package{}, &fault.NotFound{Kind: "Package", Name: name}
+	}
+	return packageView(p), nil
+}
+
+func packageView(p *pkgs.Package) v1.Package {
+	return v1.Package{Name: p.Name, Version: p.Version, Digest: p.Digest, Source: p.Source, Description: p.Description, Hooks: p.Hooks,
+		Memory: p.Memory(nil), Config: p.ConfigSchema}
+}
+
+// Status is the agent at a glance.
+func (a *Agent) Status(context.Context) (v1.NodeStatus, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	st := v1.NodeStatus{Version: version.Version(), Kernel: kernelRelease(), PID: os.Getpid(), Uptime: time.Since(a.started).Round(time.Second).String(),
+		Modules: len(a.desired.Modules), Services: len(a.desired.Services), Points: len(a.points)}
+	chains := map[string]bool{}
+	for _, p := range a.points {
+		chains[p.chain.ID()] = true
+	}
+	st.Chains = len(chains)
+	for _, l := range a.live {
+		st.Memory += dataplane.Memory(l.live.Maps)
+	}
+	st.Conditions = a.nodeConditions()
+	return st, nil
+}
+
+func (a *Agent) nodeConditions() []v1.Condition {
+	reconciled := v1.Condition{Type: "Reconciled", Status: "True", Reason: "AsDesired", Since: a.metrics.since()}
+	if a.problem != nil {
+		reconciled.Status, reconciled.Reason, reconciled.Message = "False", "Retrying", a.problem.Error()
+	}
+	stored := v1.Condition{Type: "StoreWritable", Status: "True", Reason: "Writable", Since: a.started}
+	if a.store.ReadOnly() {
+		stored.Status, stored.Reason, stored.Message = "False", "ReadOnly", "the store can only be read: changes are refused"
+	}
+	out := []v1.Condition{reconciled, stored}
+	if a.store.Recovered() {
+		out = append(out, v1.Condition{Type: "StoreLost", Status: "True", Reason: "SetAside", Since: a.started,
+			Message: "the store was damaged and set aside; chains that ran go on untouched until modules are applied again"})
+	}
+	return out
+}
+
+func kernelRelease() string {
+	var u unix.Utsname
+	if err := unix.Uname(&u); err != nil {
+		return ""
+	}
+	return unix.ByteSliceToString(u.Release[:])
+}

@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dataplane
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
+)
+
+// HookView is everything that runs on a point, in the order in which packets meet it.
+type HookView struct {
+	Mode     string
+	Programs []string // "name (id 12)", foreign ones included
+}
+
+// View looks at a point, foreign programs included. What cannot be read, for want of rights, is left out.
+func (d *Dataplane) View(p Point) HookView {
+	if p.Side == OnXDP {
+		return viewXDP(p.Ifindex)
+	}
+	v := HookView{Mode: ModeClsact}
+	if d.tcx {
+		v.Mode = ModeTCX
+		v.Programs = tcxPrograms(p)
+	}
+	v.Programs = append(v.Programs, clsactPrograms(p)...)
+	return v
+}
+
+func viewXDP(ifindex int) HookView {
+	l, err := netlink.LinkByIndex(ifindex)
+	if err != nil || l.Attrs().Xdp == nil || !l.Attrs().Xdp.Attached {
+		return HookView{}
+	}
+	xdp := l.Attrs().Xdp
+	v := HookView{Programs: []string{programName(ebpf.ProgramID(xdp.ProgId))}}
+	switch xdp.AttachMode {
+	case 1: // XDP_ATTACHED_DRV
+		v.Mode = ModeXDPNative
+	case 2: // XDP_ATTACHED_SKB
+		v.Mode = ModeXDPGeneric
+	}
+	return v
+}
+
+func tcxPrograms(p Point) []string {
+	attach := ebpf.AttachTCXIngress
+	if p.Side == OnTCEgress {
+		attach = ebpf.AttachTCXEgress
+	}
+	result, err := link.QueryPrograms(link.QueryOptions{Target: p.Ifindex, Attach: attach})
+	if err != nil {
+		return nil
+	}
+	var out []string
+	for _, prog := range result.Programs {
+		out = append(out, programName(prog.ID))
+	}
+	return out
+}
+
+// clsactPrograms lists cls_bpf filters, which run after TCX programs.
+func clsactPrograms(p Point) []string {
+	l, err := netlink.LinkByIndex(p.Ifindex)
+	if err != nil {
+		return nil
+	}
+	filters, err := netlink.FilterList(l, clsactParent(p.Side))
+	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
+		return nil
+	}
+	var out []string
+	for _, f := range filters {
+		if b, ok := f.(*netlink.BpfFilter); ok {
+			out = append(out, fmt.Sprintf("%s (id %d, clsact priority %d)", b.Name, b.Id, b.Priority))
+		}
+	}
+	return out
+}
+
+// programName describes a program; its name needs CAP_SYS_ADMIN.
+func programName(id ebpf.ProgramID) string {
+	p, err := ebpf.NewProgramFromID(id)
+	if err != nil {
+		return fmt.Sprintf("(id %d)", id)
+	}
+	defer p.Close()
+	info, err := p.Info()
+	if err != nil {
+		return fmt.Sprintf("(id %d)", id)
+	}
+	return fmt.Sprintf("%s (id %d)", info.Name, id)
+}

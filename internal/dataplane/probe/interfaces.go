@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package probe
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"syscall"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+)
+
+// Program is one that runs on an interface.
+type Program struct {
+	Hook string // xdp, tcx-ingress, tcx-egress, clsact-ingress or clsact-egress, as the kernel sees directions
+	ID   ebpf.ProgramID
+	Name string // as the kernel or the filter has it, cut to 15 bytes; empty if it may not be read
+}
+
+// Programs lists what runs on an interface, in the order in which packets meet
+// it on each hook. The link must come from a fresh look.
+func Programs(l netlink.Link) ([]Program, error) {
+	var all []Program
+	if x := l.Attrs().Xdp; x != nil && x.Attached {
+		all = append(all, named("xdp", ebpf.ProgramID(x.ProgId)))
+	}
+	for _, side := range []struct {
+		name   string
+		tcx    ebpf.AttachType
+		parent uint32
+	}{
+		{"ingress", ebpf.AttachTCXIngress, netlink.HANDLE_MIN_INGRESS},
+		{"egress", ebpf.AttachTCXEgress, netlink.HANDLE_MIN_EGRESS},
+	} {
+		tcx, err := tcxPrograms(l.Attrs().Index, side.tcx, "tcx-"+side.name)
+		if err != nil {
+			return nil, err
+		}
+		clsact, err := clsactPrograms(l, side.parent, "clsact-"+side.name)
+		if err != nil {
+			return nil, err
+		}
+		all = append(append(all, tcx...), clsact...)
+	}
+	return all, nil
+}
+
+// tcxPrograms is empty on kernels before 6.6, which refuse the question.
+func tcxPrograms(ifindex int, attach ebpf.AttachType, hook string) ([]Program, error) {
+	found, err := link.QueryPrograms(link.QueryOptions{Target: ifindex, Attach: attach})
+	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENODEV) || errors.Is(err, ebpf.ErrNotSupported) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	var all []Program
+	for _, p := range found.Programs {
+		all = append(all, named(hook, p.ID))
+	}
+	return all, nil
+}
+
+// clsactPrograms is empty where there is no clsact qdisc.
+func clsactPrograms(l netlink.Link, parent uint32, hook string) ([]Program, error) {
+	filters, err := netlink.FilterList(l, parent)
+	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENODEV) || errors.Is(err, unix.ENOENT) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("filters of %s: %w", l.Attrs().Name, err)
+	}
+	var all []Program
+	for _, f := range filters {
+		if b, ok := f.(*netlink.BpfFilter); ok {
+			p := named(hook, ebpf.ProgramID(b.Id))
+			if p.Name == "" {
+				p.Name = b.Name
+			}
+			all = append(all, p)
+		}
+	}
+	return all, nil
+}
+
+// named looks a program's name up, for which the kernel wants CAP_SYS_ADMIN.
+func named(hook string, id ebpf.ProgramID) Program {
+	return Program{Hook: hook, ID: id, Name: nameOf(id)}
+}
+
+func nameOf(id ebpf.ProgramID) string {
+	p, err := ebpf.NewProgramFromID(id)
+	if err != nil {
+		return ""
+	}
+	defer p.Close()
+	info, err := p.Info()
+	if err != nil {
+		return ""
+	}
+	return info.Name
+}
+
+// ProgramNames counts the programs that are loaded, by name. It takes
+// CAP_SYS_ADMIN.
+func ProgramNames() (map[string]int, error) {
+	names := make(map[string]int)
+	for id := ebpf.ProgramID(0); ; {
+		next, err := ebpf.ProgramGetNextID(id)
+		if errors.Is(err, fs.ErrNotExist) {
+			return names, nil
+		}
+		if err != nil {
+			return names, err
+		}
+		names[nameOf(next)]++
+		id = next
+	}
+}
+
+// Driver is the name of an interface's driver, as ethtool -i shows it; empty
+// if it has none.
+func Driver(name string) string {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return ""
+	}
+	defer unix.Close(fd)
+	info, err := unix.IoctlGetEthtoolDrvinfo(fd, name)
+	if err != nil {
+		return ""
+	}
+	return unix.ByteSliceToString(info.Driver[:])
+}
+
+// XDPFeatures are what a driver says it can do with XDP: NETDEV_XDP_ACT_* of
+// linux/netdev.h.
+type XDPFeatures uint64
+
+// Has tells whether all of want are there.
+func (f XDPFeatures) Has(want XDPFeatures) bool { return f&want == want }
+
+// Features of drivers.
+const (
+	XDPBasic    XDPFeatures = 1 << 0 // ABORTED, DROP, PASS and TX in the driver
+	XDPRedirect XDPFeatures = 1 << 1
+	XDPTarget   XDPFeatures = 1 << 2 // others may redirect to it
+	XDPZeroCopy XDPFeatures = 1 << 3 // AF_XDP without copying
+	XDPOffload  XDPFeatures = 1 << 4 // in the hardware
+	XDPFrags    XDPFeatures = 1 << 5 // packets in several buffers
+)
+
+// Numbers of the generic netlink family "netdev", of linux/netdev.h.
+const (
+	netdevCmdDevGet      = 1
+	netdevAttrIfindex    = 1
+	netdevAttrXDPFeature = 3
+)
+
+// DriverXDP asks all drivers of the current namespace, by ifindex. Kernels
+// before 6.3 do not know: ErrNotSupported.
+func DriverXDP() (map[int]XDPFeatures, error) {
+	family, err := netlink.GenlFamilyGet("netdev")
+	if errors.Is(err, unix.ENOENT) {
+		return nil, fmt.Errorf("XDP features of drivers (Linux 6.3): %w", ebpf.ErrNotSupported)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("netlink family netdev: %w", err)
+	}
+	req := nl.NewNetlinkRequest(int(family.ID), unix.NLM_F_DUMP)
+	req.AddData(&nl.Genlmsg{Command: netdevCmdDevGet, Version: uint8(family.Version)})
+	msgs, err := req.Execute(unix.NETLINK_GENERIC, 0)
+	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
+		return nil, fmt.Errorf("XDP features of drivers: %w", err)
+	}
+	all := make(map[int]XDPFeatures)
+	for _, m := range msgs {
+		attrs, err := nl.ParseRouteAttr(m[nl.SizeofGenlmsg:])
+		if err != nil {
+			return nil, fmt.Errorf("XDP features of drivers: %w", err)
+		}
+		index, features := parseDevice(attrs)
+		all[index] = features
+	}
+	return all, nil
+}
+
+func parseDevice(attrs []syscall.NetlinkRouteAttr) (index int, features XDPFeatures) {
+	for _, a := range attrs {
+		switch {
+		case a.Attr.Type == netdevAttrIfindex && len(a.Value) >= 4:
+			index = int(nl.NativeEndian().Uint32(a.Value))
+		case a.Attr.Type == netdevAttrXDPFeature && len(a.Value) >= 8:
+			features = XDPFeatures(nl.NativeEndian().Uint64(a.Value))
+		}
+	}
+	return index, features
+}

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dataplane
+
+import (
+	"fmt"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/btf"
+
+	"github.com/kerb-edge/kerb/internal/kerbabi"
+)
+
+const unavailableID = "unavailable"
+
+// Unavailable stands in a chain for a module that cannot be loaded. If it fails closed it drops every packet, with a
+// reason of its own; a module that fails open is left out of chains instead.
+func Unavailable(name string, closed bool) Module {
+	return Module{Name: name, ID: unavailableID, FailClosed: closed, Spec: func(Hook) (*ebpf.CollectionSpec, error) { return nil, nil }}
+}
+
+// unavailable is the code of such a module: pkt->reason = KERB_DROP_UNAVAILABLE; return KERB_DROP.
+func (l *linker) unavailable(symbol string, donor asm.Instruction) (asm.Instructions, error) {
+	var pkt *btf.Struct
+	if err := l.object.Types.TypeByName("kerb_pkt", &pkt); err != nil {
+		return nil, fmt.Errorf("chain object: %w", err)
+	}
+	for _, m := range pkt.Members {
+		if m.Name != "reason" {
+			continue
+		}
+		entry := *l.entryType()
+		entry.Name, entry.Linkage = symbol, btf.StaticFunc
+		first := asm.StoreImm(asm.R1, int16(m.Offset.Bytes()), int64(kerbabi.DropUnavailable), asm.Word).WithSymbol(symbol)
+		return asm.Instructions{
+			btf.WithFuncMetadata(first, &entry).WithSource(donor.Source()),
+			asm.Mov.Imm(asm.R0, int32(kerbabi.Drop)),
+			asm.Return(),
+		}, nil
+	}
+	return nil, fmt.Errorf("chain object: struct kerb_pkt has no reason")
+}

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package plan
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+
+	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+)
+
+// DefaultPriority is the priority of a module that states none.
+const DefaultPriority = 100
+
+// CycleError names modules whose before and after contradict each other.
+type CycleError struct{ Modules []string }
+
+func (e *CycleError) Error() string {
+	return "order.before and order.after contradict each other among the modules " + strings.Join(e.Modules, ", ")
+}
+
+// Order sorts modules by their before and after, then by priority, then by name. Names that are not deployed are ignored,
+// so that the order may be stated before the other module comes.
+func Order(modules []v1.Module) ([]v1.Module, error) {
+	waiting := slices.Clone(modules)
+	slices.SortFunc(waiting, func(a, b v1.Module) int {
+		return cmp.Or(cmp.Compare(priority(a), priority(b)), cmp.Compare(a.Metadata.Name, b.Metadata.Name))
+	})
+	follows := predecessors(modules)
+	var sorted []v1.Module
+	for len(waiting) > 0 {
+		i := slices.IndexFunc(waiting, func(m v1.Module) bool { return len(follows[m.Metadata.Name]) == 0 })
+		if i < 0 {
+			return nil, &CycleError{Modules: moduleNames(waiting)}
+		}
+		next := waiting[i]
+		waiting = slices.Delete(waiting, i, i+1)
+		sorted = append(sorted, next)
+		for _, before := range follows {
+			delete(before, next.Metadata.Name)
+		}
+	}
+	return sorted, nil
+}
+
+// predecessors gives for each module the modules that must come before it.
+func predecessors(modules []v1.Module) map[string]map[string]bool {
+	out := map[string]map[string]bool{}
+	for _, m := range modules {
+		out[m.Metadata.Name] = map[string]bool{}
+	}
+	link := func(first, second string) {
+		if out[first] != nil && out[second] != nil {
+			out[second][first] = true
+		}
+	}
+	for _, m := range modules {
+		for _, other := range m.Spec.Order.Before {
+			link(m.Metadata.Name, other)
+		}
+		for _, other := range m.Spec.Order.After {
+			link(other, m.Metadata.Name)
+		}
+	}
+	return out
+}
+
+func priority(m v1.Module) int {
+	if m.Spec.Order.Priority == 0 {
+		return DefaultPriority
+	}
+	return m.Spec.Order.Priority
+}
+
+func moduleNames(modules []v1.Module) []string {
+	var out []string
+	for _, m := range modules {
+		out = append(out, m.Metadata.Name)
+	}
+	return out
+}

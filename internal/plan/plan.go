@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package plan is pure: from what should run and what does run it makes the list of steps between them, and it decides
+// the order of modules in a chain. Build everything new, switch the attach points, then remove what is old.
+package plan
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/kerb-edge/kerb/internal/dataplane"
+)
+
+// Desired is what should run.
+type Desired struct {
+	Generations map[string]string // identity of each module's generation by module name
+	Points      map[dataplane.Point]dataplane.ChainSpec
+	// Keep lists points whose present chain stays although nobody asks for it: after the loss of the store.
+	Keep bool
+}
+
+// Action is the kind of a step.
+type Action string
+
+// Actions, in the order in which they are taken.
+const (
+	CreateGeneration Action = "create generation"
+	CreateChain      Action = "create chain"
+	Attach           Action = "attach"
+	Replace          Action = "replace"
+	Detach           Action = "detach"
+	RemoveChain      Action = "remove chain"
+	RemoveGeneration Action = "remove generation"
+)
+
+// Step is one change in the kernel.
+type Step struct {
+	Action     Action
+	Module     string                // CreateGeneration, RemoveGeneration
+	Generation string                // of Module
+	From       string                // CreateGeneration: the running generation, whose state is carried over
+	Point      dataplane.Point       // Attach, Replace, Detach
+	Chain      dataplane.ChainSpec   // CreateChain, Attach, Replace
+	Old        dataplane.PinnedChain // Replace, Detach, RemoveChain: what runs now
+}
+
+func (s Step) String() string {
+	switch s.Action {
+	case CreateGeneration, RemoveGeneration:
+		return fmt.Sprintf("%s %s of module %s", s.Action, s.Generation, s.Module)
+	case CreateChain:
+		return fmt.Sprintf("%s %s (%s %s: %s)", s.Action, s.Chain.ID(), s.Chain.Side, s.Chain.Direction, names(s.Chain))
+	case RemoveChain:
+		return fmt.Sprintf("%s %s", s.Action, s.Old.ID)
+	case Detach:
+		return fmt.Sprintf("%s chain %s from %s", s.Action, s.Old.ID, s.Point)
+	case Replace:
+		return fmt.Sprintf("%s chain %s by %s on %s", s.Action, s.Old.ID, s.Chain.ID(), s.Point)
+	}
+	return fmt.Sprintf("%s chain %s to %s", s.Action, s.Chain.ID(), s.Point)
+}
+
+func names(c dataplane.ChainSpec) string {
+	out := ""
+	for i, m := range c.Members {
+		if i > 0 {
+			out += ", "
+		}
+		out += m.Name
+	}
+	return out
+}
+
+// Steps lists what leads from observed to desired; none when they agree.
+func Steps(want Desired, have dataplane.State) []Step {
+	running := runningChains(have)
+	steps := generations(want, have, running)
+	steps = append(steps, chains(want, have)...)
+	steps = append(steps, points(want, have, running)...)
+	return append(steps, leftovers(want, have, running)...)
+}
+
+// runningChains gives the chain on each point; a program that belongs to no pinned chain has an empty one.
+func runningChains(have dataplane.State) map[dataplane.Point]dataplane.PinnedChain {
+	byProgram := map[uint32]dataplane.PinnedChain{}
+	for _, c := range have.Chains {
+		byProgram[uint32(c.Program)] = c
+	}
+	out := map[dataplane.Point]dataplane.PinnedChain{}
+	for _, a := range have.Points {
+		out[a.Point] = byProgram[uint32(a.Program)]
+	}
+	return out
+}
+
+func generations(want Desired, have dataplane.State, running map[dataplane.Point]dataplane.PinnedChain) []Step {
+	var steps []Step
+	for _, name := range slices.Sorted(maps.Keys(want.Generations)) {
+		id := want.Generations[name]
+		if slices.Contains(have.Generations[name], id) {
+			continue
+		}
+		steps = append(steps, Step{Action: CreateGeneration, Module: name, Generation: id, From: predecessor(name, have, running)})
+	}
+	return steps
+}
+
+// predecessor is the generation whose state a new one inherits: the one that sees packets, else any that is there.
+func predecessor(name string, have dataplane.State, running map[dataplane.Point]dataplane.PinnedChain) string {
+	for _, p := range sortedPoints(running) {
+		for _, m := range running[p].Spec.Members {
+			if m.Name == name && slices.Contains(have.Generations[name], m.ID) {
+				return m.ID
+			}
+		}
+	}
+	if ids := have.Generations[name]; len(ids) > 0 {
+		return ids[0]
+	}
+	return ""
+}
+
+func chains(want Desired, have dataplane.State) []Step {
+	known := map[string]bool{}
+	for _, c := range have.Chains {
+		known[c.ID] = true
+	}
+	var steps []Step
+	for _, p := range sortedPoints(want.Points) {
+		spec := want.Points[p]
+		if id := spec.ID(); !known[id] {
+			known[id] = true
+			steps = append(steps, Step{Action: CreateChain, Chain: spec})
+		}
+	}
+	return steps
+}
+
+func points(want Desired, have dataplane.State, running map[dataplane.Point]dataplane.PinnedChain) []Step {
+	var steps []Step
+	for _, p := range sortedPoints(want.Points) {
+		spec := want.Points[p]
+		old, attached := running[p]
+		switch {
+		case !attached || gone(p, have):
+			steps = append(steps, Step{Action: Attach, Point: p, Chain: spec})
+		case old.ID != spec.ID():
+			steps = append(steps, Step{Action: Replace, Point: p, Chain: spec, Old: old})
+		}
+	}
+	for _, p := range sortedPoints(running) {
+		if _, wanted := want.Points[p]; !wanted && (!want.Keep || gone(p, have)) {
+			steps = append(steps, Step{Action: Detach, Point: p, Old: running[p]})
+		}
+	}
+	return steps
+}
+
+// gone tells whether the interface of a point has vanished under its link.
+func gone(p dataplane.Point, have dataplane.State) bool {
+	for _, a := range have.Points {
+		if a.Point == p {
+			return a.Program == 0
+		}
+	}
+	return false
+}
+
+// leftovers are chains and generations that nothing uses once the points are switched.
+func leftovers(want Desired, have dataplane.State, running map[dataplane.Point]dataplane.PinnedChain) []Step {
+	usedChains, usedGenerations := map[string]bool{}, map[string]bool{}
+	use := func(id string, members []dataplane.Member) {
+		usedChains[id] = true
+		for _, m := range members {
+			usedGenerations[m.Name+"/"+m.ID] = true
+		}
+	}
+	for _, spec := range want.Points {
+		use(spec.ID(), spec.Members)
+	}
+	for name, id := range want.Generations {
+		usedGenerations[name+"/"+id] = true
+	}
+	if want.Keep {
+		for p, c := range running {
+			if _, wanted := want.Points[p]; !wanted {
+				use(c.ID, c.Spec.Members)
+			}
+		}
+	}
+	var steps []Step
+	for _, c := range have.Chains {
+		if !usedChains[c.ID] {
+			steps = append(steps, Step{Action: RemoveChain, Old: c})
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(have.Generations)) {
+		for _, id := range have.Generations[name] {
+			if !usedGenerations[name+"/"+id] {
+				steps = append(steps, Step{Action: RemoveGeneration, Module: name, Generation: id})
+			}
+		}
+	}
+	return steps
+}
+
+func sortedPoints[V any](m map[dataplane.Point]V) []dataplane.Point {
+	return slices.SortedFunc(maps.Keys(m), func(a, b dataplane.Point) int {
+		return cmp.Or(cmp.Compare(a.Ifindex, b.Ifindex), cmp.Compare(a.Side, b.Side))
+	})
+}
