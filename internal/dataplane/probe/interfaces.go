@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"syscall"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
@@ -162,42 +161,35 @@ const (
 	netdevAttrXDPFeature = 3
 )
 
-// DriverXDP asks all drivers of the current namespace, by ifindex. Kernels
+// DriverXDP asks the driver of an interface of the current namespace. Kernels
 // before 6.3 do not know: ErrNotSupported.
-func DriverXDP() (map[int]XDPFeatures, error) {
+func DriverXDP(ifindex int) (XDPFeatures, error) {
 	family, err := netlink.GenlFamilyGet("netdev")
 	if errors.Is(err, unix.ENOENT) {
-		return nil, fmt.Errorf("XDP features of drivers (Linux 6.3): %w", ebpf.ErrNotSupported)
+		return 0, fmt.Errorf("XDP features of drivers (Linux 6.3): %w", ebpf.ErrNotSupported)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("netlink family netdev: %w", err)
+		return 0, fmt.Errorf("netlink family netdev: %w", err)
 	}
-	req := nl.NewNetlinkRequest(int(family.ID), unix.NLM_F_DUMP)
+	// One at a time: a dump's messages lack the flag by which the library
+	// knows that more follow.
+	req := nl.NewNetlinkRequest(int(family.ID), 0)
 	req.AddData(&nl.Genlmsg{Command: netdevCmdDevGet, Version: uint8(family.Version)})
+	req.AddData(nl.NewRtAttr(netdevAttrIfindex, nl.Uint32Attr(uint32(ifindex))))
 	msgs, err := req.Execute(unix.NETLINK_GENERIC, 0)
-	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
-		return nil, fmt.Errorf("XDP features of drivers: %w", err)
+	if err != nil {
+		return 0, fmt.Errorf("XDP features of interface %d: %w", ifindex, err)
 	}
-	all := make(map[int]XDPFeatures)
 	for _, m := range msgs {
 		attrs, err := nl.ParseRouteAttr(m[nl.SizeofGenlmsg:])
 		if err != nil {
-			return nil, fmt.Errorf("XDP features of drivers: %w", err)
+			return 0, fmt.Errorf("XDP features of interface %d: %w", ifindex, err)
 		}
-		index, features := parseDevice(attrs)
-		all[index] = features
-	}
-	return all, nil
-}
-
-func parseDevice(attrs []syscall.NetlinkRouteAttr) (index int, features XDPFeatures) {
-	for _, a := range attrs {
-		switch {
-		case a.Attr.Type == netdevAttrIfindex && len(a.Value) >= 4:
-			index = int(nl.NativeEndian().Uint32(a.Value))
-		case a.Attr.Type == netdevAttrXDPFeature && len(a.Value) >= 8:
-			features = XDPFeatures(nl.NativeEndian().Uint64(a.Value))
+		for _, a := range attrs {
+			if a.Attr.Type == netdevAttrXDPFeature && len(a.Value) >= 8 {
+				return XDPFeatures(nl.NativeEndian().Uint64(a.Value)), nil
+			}
 		}
 	}
-	return index, features
+	return 0, fmt.Errorf("XDP features of interface %d: no answer: %w", ifindex, ebpf.ErrNotSupported)
 }
