@@ -161,6 +161,14 @@ const (
 	netdevAttrXDPFeature = 3
 )
 
+// genlHeader is a generic netlink header: command, version, two reserved
+// bytes. The library's own reads these two from beyond its end, and the kernel
+// refuses them if they are not zero.
+type genlHeader [nl.SizeofGenlmsg]byte
+
+func (h genlHeader) Len() int          { return len(h) }
+func (h genlHeader) Serialize() []byte { return h[:] }
+
 // DriverXDP asks the driver of an interface of the current namespace. Kernels
 // before 6.3 do not know: ErrNotSupported.
 func DriverXDP(ifindex int) (XDPFeatures, error) {
@@ -174,7 +182,7 @@ func DriverXDP(ifindex int) (XDPFeatures, error) {
 	// One at a time: a dump's messages lack the flag by which the library
 	// knows that more follow.
 	req := nl.NewNetlinkRequest(int(family.ID), 0)
-	req.AddData(&nl.Genlmsg{Command: netdevCmdDevGet, Version: uint8(family.Version)})
+	req.AddData(genlHeader{netdevCmdDevGet, uint8(family.Version)})
 	req.AddData(nl.NewRtAttr(netdevAttrIfindex, nl.Uint32Attr(uint32(ifindex))))
 	msgs, err := req.Execute(unix.NETLINK_GENERIC, 0)
 	if err != nil {
