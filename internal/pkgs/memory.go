@@ -13,10 +13,12 @@ import (
 // Sizes of kernel structures, as the kernel's own account of a map sees them (map_mem_usage since Linux 6.4, memlock in
 // /proc/<pid>/fdinfo). They differ by a few bytes between versions and builds.
 const (
-	structMap       = 320 // struct bpf_array, bpf_htab, ...: the fixed part of any map
+	structMap       = 320 // struct bpf_array and others: the fixed part of a map
+	structHash      = 896 // struct bpf_htab
 	structElem      = 48  // struct htab_elem
 	structBucket    = 16  // struct bucket
-	structTrie      = 40  // struct lpm_trie_node without its key and value
+	structTrieNode  = 40  // struct lpm_trie_node without prefix and value; 24 since Linux 6.14
+	prefixLen       = 4   // struct bpf_lpm_trie_key counts as key, but is no part of the node's data
 	pointer         = 8
 	ringMetaPages   = 3
 	ringPagePointer = 8
@@ -94,13 +96,17 @@ func MapMemory(m *ebpf.MapSpec) int64 {
 	case ebpf.PerCPUHash, ebpf.LRUCPUHash:
 		return hashMemory(m, structElem+key+pointer+value*cpus, cpus)
 	case ebpf.LPMTrie:
-		// Up to n-1 further nodes hold no value, only a fork.
-		return structMap + 2*n*(structTrie+int64(m.KeySize)+int64(m.ValueSize))
+		// The kernel's account leaves out the nodes that only fork, as many as entries at most. They are memory too.
+		return structMap + 2*n*(structTrieNode+int64(m.KeySize)-prefixLen+int64(m.ValueSize))
 	case ebpf.RingBuf:
 		pages := n / pageSize
 		return structMap + (ringMetaPages+pages)*pageSize + (ringMetaPages+2*pages)*ringPagePointer
-	case ebpf.ArrayOfMaps, ebpf.HashOfMaps:
-		return structMap + n*(structElem+key+pointer) + n*innerMemory(m)
+	case ebpf.ArrayOfMaps:
+		return structMap + n*(pointer+innerMemory(m))
+	case ebpf.HashOfMaps:
+		return hashMemory(m, structElem+key+pointer, cpus) + n*innerMemory(m)
+	case ebpf.ProgramArray, ebpf.PerfEventArray, ebpf.DevMap, ebpf.CPUMap, ebpf.XSKMap, ebpf.SockMap:
+		return structMap + n*pointer
 	case ebpf.Queue, ebpf.Stack:
 		return structMap + (n+1)*int64(m.ValueSize)
 	}
@@ -123,7 +129,7 @@ func arrayMemory(data int64, mapped bool) int64 {
 func hashMemory(m *ebpf.MapSpec, elem, cpus int64) int64 {
 	n := int64(m.MaxEntries)
 	buckets := int64(1) << bits.Len64(uint64(max(n, 1)-1))
-	total := structMap + buckets*structBucket
+	total := structHash + buckets*structBucket
 	lru := m.Type == ebpf.LRUHash || m.Type == ebpf.LRUCPUHash
 	switch {
 	case m.Flags&noPrealloc != 0:
