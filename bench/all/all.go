@@ -5,5 +5,6 @@ package all
 
 import (
 	_ "github.com/kerb-edge/kerb/bench/chain"
+	_ "github.com/kerb-edge/kerb/bench/firewall"
 	_ "github.com/kerb-edge/kerb/bench/swap"
 )

@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package firewall is `kerb bench firewall`: what 1, 100 and 10,000 rules
+// (exact, with prefixes, with prefixes and port ranges) cost two services on a
+// bridge, with Kerb, with nftables, and with no firewall at all. Every config
+// has a lab of its own for the whole load, so rounds alternate without loading
+// rules again. Beside throughput and round trips of TCP it sends frames through
+// the bridge by XDP test run in live-frames mode (Linux 5.18): `forward` is a
+// packet's whole way into the service, in which the firewalls differ by tens of
+// nanoseconds that a TCP connection does not show.
+package firewall
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os/exec"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/kerb-edge/kerb/bench"
+	"github.com/kerb-edge/kerb/internal/netlab"
+)
+
+// Firewall holds rules in effect on the way into a service.
+type Firewall interface {
+	Close() error
+}
+
+// Runnable is a Firewall that is one program of type SchedCLS or XDP on the
+// service's outer interface, so that it can be measured by PROG_TEST_RUN.
+type Runnable interface {
+	Firewall
+	Program() *ebpf.Program
+}
+
+// Kerb puts rules into effect with Kerb's firewall, on the ingress of a
+// service of the lab. The package that owns the data plane sets it before the
+// command runs; without it the report holds the references alone.
+var Kerb func(lab *netlab.Lab, service *netlab.Host, rules []Rule) (Firewall, error)
+
+type opener func(lab *netlab.Lab, service *netlab.Host, rules []Rule) (Firewall, error)
+
+type config struct {
+	name string
+	open opener
+}
+
+func init() {
+	bench.Register(bench.Experiment{
+		Name:       "firewall",
+		Short:      "cost of 1 to 10,000 rules against nftables with the same rules",
+		Baseline:   "nftables",
+		Loads:      loads(),
+		QuickLoads: []string{"exact/100", "range/10000"},
+		Run:        run,
+	})
+}
+
+func loads() []string {
+	var all []string
+	for _, kind := range []string{"exact", "prefix", "range"} {
+		for _, n := range []int{1, 100, 10_000} {
+			all = append(all, fmt.Sprintf("%s/%d", kind, n))
+		}
+	}
+	return all
+}
+
+func run(ctx context.Context, r *bench.Run) error {
+	configs := []config{{"none", openNone}, {"nftables", openNFTables}, {"kerb", Kerb}}
+	if Kerb == nil {
+		r.Note("kerb is left out: this build has no firewall")
+		configs = configs[:2]
+	}
+	for _, load := range r.Loads() {
+		if err := runLoad(ctx, r, load, configs); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+type none struct{}
+
+func (none) Close() error { return nil }
+
+func openNone(*netlab.Lab, *netlab.Host, []Rule) (Firewall, error) { return none{}, nil }
+
+func runLoad(ctx context.Context, r *bench.Run, load string, configs []config) (err error) {
+	kind, number, _ := strings.Cut(load, "/")
+	n, err := strconv.Atoi(number)
+	if err != nil {
+		return err
+	}
+	var trials []bench.Trial
+	for _, c := range configs {
+		g, err := prepare(c, kind, n)
+		if errors.Is(err, exec.ErrNotFound) {
+			r.Note("%s is left out: %v", c.name, err)
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("%s: %w", c.name, err)
+		}
+		defer func() { err = errors.Join(err, g.close()) }()
+		r.Record(c.name, load, bench.Sample{Metric: "load_time", Stat: "p50", Unit: "ms", Value: g.opening.Seconds() * 1e3})
+		trials = append(trials, bench.Trial{Config: c.name, Measure: func(context.Context) ([]bench.Sample, error) {
+			return measure(r, g)
+		}})
+	}
+	return r.Interleave(ctx, load, trials...)
+}
+
+// prepare builds the lab of a config and sees that the rules are in effect.
+func prepare(c config, kind string, n int) (*ground, error) {
+	g, err := openGround("kbfw" + c.name[:2])
+	if err != nil {
+		return nil, err
+	}
+	rules, err := Rules(kind, n, g.client.Addr4())
+	if err == nil {
+		err = g.raise(c.open, rules)
+	}
+	if _, unfiltered := g.wall.(none); err == nil && !unfiltered {
+		err = g.verify()
+	}
+	if err != nil {
+		return nil, errors.Join(err, g.close())
+	}
+	return g, nil
+}
+
+// times are how long one round measures.
+type times struct {
+	throughput, rr time.Duration
+	forwardRuns    int
+}
+
+func timesOf(quick bool) times {
+	if quick {
+		return times{400 * time.Millisecond, 200 * time.Millisecond, 7}
+	}
+	return times{time.Second, 500 * time.Millisecond, 15}
+}
+
+func measure(r *bench.Run, g *ground) ([]bench.Sample, error) {
+	t := timesOf(r.Quick)
+	gigabits, err := g.throughput(t.throughput)
+	if err != nil {
+		return nil, err
+	}
+	trips, err := g.pingPong(t.rr)
+	if err != nil {
+		return nil, err
+	}
+	forward, err := g.forward(t.forwardRuns)
+	if err != nil {
+		return nil, err
+	}
+	samples := []bench.Sample{
+		{Metric: "throughput", Stat: "p50", Unit: "Gbit/s", Value: gigabits},
+		{Metric: "rr", Stat: "p50", Unit: "us", Value: bench.Median(trips)},
+		{Metric: "rr", Stat: "p99", Unit: "us", Value: bench.Percentile(trips, 99)},
+		{Metric: "forward", Stat: "p50", Unit: "ns", Value: forward},
+	}
+	if wall, ok := g.wall.(Runnable); ok {
+		packet, err := g.testRun(wall.Program())
+		if err != nil {
+			return nil, err
+		}
+		samples = append(samples, bench.Sample{Metric: "packet", Stat: "p50", Unit: "ns", Value: packet})
+	}
+	return samples, nil
+}

@@ -1,0 +1,245 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package firewall
+
+import (
+	"embed"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+
+	"github.com/kerb-edge/kerb/bench"
+	"github.com/kerb-edge/kerb/bench/internal/traffic"
+	"github.com/kerb-edge/kerb/internal/netlab"
+)
+
+//go:embed *.bpf.*
+var files embed.FS
+
+// ground is one lab with a client and a service on a bridge, and a generator
+// on a third port whose frames carry the client's address.
+type ground struct {
+	lab                        *netlab.Lab
+	client, service, generator *netlab.Host
+
+	bpf     *ebpf.Collection
+	inject  link.Link // of the generator's outer interface
+	wall    Firewall
+	opening time.Duration // how long the wall took
+}
+
+func openGround(prefix string) (g *ground, err error) {
+	if err := netlab.Sweep(prefix); err != nil {
+		return nil, err
+	}
+	spec, err := bench.Object(files, "sink.bpf.o")
+	if err != nil {
+		return nil, err
+	}
+	g = &ground{}
+	if g.bpf, err = ebpf.NewCollection(spec); err != nil {
+		return nil, err
+	}
+	if err := g.build(prefix); err != nil {
+		return nil, errors.Join(err, g.close())
+	}
+	return g, nil
+}
+
+func (g *ground) build(prefix string) (err error) {
+	if g.lab, err = netlab.NewIn(prefix); err != nil {
+		return err
+	}
+	for name, host := range map[string]**netlab.Host{"client": &g.client, "service": &g.service, "gen": &g.generator} {
+		if *host, err = g.lab.Host(name, netlab.HostOptions{}); err != nil {
+			return err
+		}
+	}
+	// Live test runs need an interface that has native XDP switched on.
+	return g.lab.Node().Do(func() error {
+		g.inject, err = link.AttachXDP(link.XDPOptions{
+			Program: g.bpf.Programs["inject"], Interface: g.generator.OuterIndex(), Flags: link.XDPDriverMode})
+		return err
+	})
+}
+
+func (g *ground) raise(open opener, rules []Rule) (err error) {
+	start := time.Now()
+	g.wall, err = open(g.lab, g.service, rules)
+	g.opening = time.Since(start)
+	return err
+}
+
+func (g *ground) close() error {
+	var errs []error
+	if g.wall != nil {
+		errs = append(errs, g.wall.Close())
+	}
+	if g.inject != nil {
+		errs = append(errs, g.inject.Close())
+	}
+	if g.lab != nil {
+		errs = append(errs, g.lab.Close())
+	}
+	g.bpf.Close()
+	return errors.Join(errs...)
+}
+
+func (g *ground) connect() (*traffic.Pair, error) {
+	return traffic.Connect(g.client, g.service, netip.AddrPortFrom(g.service.Addr4(), Port))
+}
+
+func (g *ground) throughput(duration time.Duration) (gigabits float64, err error) {
+	pair, err := g.connect()
+	if err != nil {
+		return 0, err
+	}
+	defer pair.Close()
+	rate, err := pair.Throughput(duration)
+	return rate / 1e9, err
+}
+
+func (g *ground) pingPong(duration time.Duration) ([]float64, error) {
+	pair, err := g.connect()
+	if err != nil {
+		return nil, err
+	}
+	defer pair.Close()
+	return pair.PingPong(duration)
+}
+
+const (
+	forwardFrames = 50_000
+	liveBatch     = 64
+	bpfLiveFrames = 1 << 1 // BPF_F_TEST_XDP_LIVE_FRAMES (linux/bpf.h)
+)
+
+// forward measures one packet's way from the generator's port over the bridge
+// into the service's interface, in ns: the median of several runs.
+func (g *ground) forward(runs int) (ns float64, err error) {
+	var times []float64
+	err = g.withSink(func() error {
+		for range runs {
+			before, err := g.arrived()
+			if err != nil {
+				return err
+			}
+			t, err := g.send(g.frame(g.client.Addr4()), forwardFrames)
+			if err != nil {
+				return err
+			}
+			after, err := g.arrived()
+			if err != nil {
+				return err
+			}
+			if got := after - before; got < forwardFrames*999/1000 {
+				return fmt.Errorf("only %d of %d allowed packets arrived: %w", got, forwardFrames, errWall)
+			}
+			times = append(times, t)
+		}
+		return nil
+	})
+	return bench.Median(times), err
+}
+
+// errWall is wrapped when a firewall does not do what its rules say.
+var errWall = errors.New("the firewall is not in effect")
+
+// verify sends packets that no rule allows.
+func (g *ground) verify() error {
+	return g.withSink(func() error {
+		before, err := g.arrived()
+		if err != nil {
+			return err
+		}
+		if _, err := g.send(g.frame(netip.MustParseAddr("203.0.113.1")), 1000); err != nil {
+			return err
+		}
+		after, err := g.arrived()
+		if err == nil && after != before {
+			err = fmt.Errorf("%d of 1000 forbidden packets arrived: %w", after-before, errWall)
+		}
+		return err
+	})
+}
+
+// withSink takes what arrives at the service away from its stack, which would
+// answer it, while f runs on one CPU.
+func (g *ground) withSink(f func() error) error {
+	var sink link.Link
+	err := g.service.Do(func() error {
+		nic, err := net.InterfaceByName(g.service.Interface())
+		if err != nil {
+			return err
+		}
+		sink, err = link.AttachTCX(link.TCXOptions{
+			Interface: nic.Index, Program: g.bpf.Programs["sink"], Attach: ebpf.AttachTCXIngress})
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("sink: %w", err)
+	}
+	return errors.Join(bench.Pinned(1, f), sink.Close())
+}
+
+func (g *ground) arrived() (sum uint64, err error) {
+	var perCPU []uint64
+	if err := g.bpf.Maps["arrived"].Lookup(uint32(0), &perCPU); err != nil {
+		return 0, err
+	}
+	for _, n := range perCPU {
+		sum += n
+	}
+	return sum, nil
+}
+
+// xdpMD is struct xdp_md (linux/bpf.h).
+type xdpMD struct {
+	Data, DataEnd, DataMeta, IngressIfindex, RxQueueIndex, EgressIfindex uint32
+}
+
+func (g *ground) send(frame []byte, count uint32) (ns float64, err error) {
+	err = g.lab.Node().Do(func() error {
+		start := time.Now()
+		_, err := g.bpf.Programs["inject"].Run(&ebpf.RunOptions{
+			Data: frame, Repeat: count, Flags: bpfLiveFrames, BatchSize: liveBatch,
+			Context: xdpMD{DataEnd: uint32(len(frame)), IngressIfindex: uint32(g.generator.OuterIndex())}})
+		ns = float64(time.Since(start).Nanoseconds()) / float64(count)
+		return err
+	})
+	return ns, err
+}
+
+// frame is a TCP segment without data to Port, 64 bytes with the frame's
+// checksum.
+func (g *ground) frame(source netip.Addr) []byte {
+	f := make([]byte, 60)
+	copy(f, g.service.MAC())
+	copy(f[6:], g.generator.MAC())
+	copy(f[12:], []byte{8, 0, 0x45, 0, 0, 46, 0, 0, 0x40, 0, 64, 6})
+	copy(f[26:], source.AsSlice())
+	copy(f[30:], g.service.Addr4().AsSlice())
+	binary.BigEndian.PutUint16(f[24:], headerChecksum(f[14:34]))
+	tcp := f[34:]
+	binary.BigEndian.PutUint16(tcp, 40000)
+	binary.BigEndian.PutUint16(tcp[2:], Port)
+	tcp[12], tcp[13] = 5<<4, 0x10 // ACK
+	return f
+}
+
+func headerChecksum(header []byte) uint16 {
+	var sum uint32
+	for i := 0; i < len(header); i += 2 {
+		sum += uint32(binary.BigEndian.Uint16(header[i:]))
+	}
+	for sum > 0xffff {
+		sum = sum>>16 + sum&0xffff
+	}
+	return ^uint16(sum)
+}

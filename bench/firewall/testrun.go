@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package firewall
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/kerb-edge/kerb/bench"
+)
+
+// skBuff is the head of struct __sk_buff (linux/bpf.h); a test run takes the
+// interface from it.
+type skBuff struct {
+	Len, PktType, Mark, QueueMapping, Protocol   uint32
+	VLANPresent, VLANTCI, VLANProto, Priority    uint32
+	IngressIfindex, Ifindex, TCIndex             uint32
+	CB                                           [5]uint32
+	Hash, TCClassid, Data, DataEnd, NapiID, Rest uint32
+}
+
+const (
+	testRunRepeat = 200_000
+	testRuns      = 7
+)
+
+// testRun passes an allowed packet through the program alone, in ns.
+func (g *ground) testRun(p *ebpf.Program) (float64, error) {
+	frame, index := g.frame(g.client.Addr4()), uint32(g.service.OuterIndex())
+	opts := &ebpf.RunOptions{Data: frame, Repeat: testRunRepeat}
+	if p.Type() == ebpf.XDP {
+		opts.Context = xdpMD{DataEnd: uint32(len(frame)), IngressIfindex: index}
+	} else {
+		opts.Context = skBuff{Ifindex: index}
+	}
+	var times []float64
+	err := bench.Pinned(1, func() error {
+		return g.lab.Node().Do(func() error {
+			for range testRuns {
+				start := time.Now()
+				if _, err := p.Run(opts); err != nil {
+					return fmt.Errorf("test run: %w", err)
+				}
+				times = append(times, float64(time.Since(start).Nanoseconds())/testRunRepeat)
+			}
+			return nil
+		})
+	})
+	return bench.Median(times), err
+}

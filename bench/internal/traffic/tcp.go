@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package traffic
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kerb-edge/kerb/bench"
+	"github.com/kerb-edge/kerb/internal/netlab"
+)
+
+const (
+	streamChunk = 256 << 10              // bytes a write
+	streamWarm  = 100 * time.Millisecond // slow start is not counted
+	tcpTimeout  = 5 * time.Second        // a blocked peer ends the run
+)
+
+// Pair is a TCP connection between two hosts of a lab.
+type Pair struct {
+	client, server int
+}
+
+// Connect opens a connection from one host to an address of another.
+func Connect(from, to *netlab.Host, at netip.AddrPort) (*Pair, error) {
+	listener, err := listen(to, at)
+	if err != nil {
+		return nil, fmt.Errorf("listen on %s: %w", at, err)
+	}
+	defer unix.Close(listener)
+	client, err := dial(from, at)
+	if err != nil {
+		return nil, fmt.Errorf("connect to %s: %w", at, err)
+	}
+	server, _, err := unix.Accept4(listener, unix.SOCK_CLOEXEC)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("accept on %s: %w", at, err), unix.Close(client))
+	}
+	return &Pair{client, server}, errors.Join(noDelay(client), noDelay(server))
+}
+
+// listen also limits the wait for the connection; what it accepts inherits
+// the limit.
+func listen(h *netlab.Host, at netip.AddrPort) (fd int, err error) {
+	err = h.Do(func() error {
+		if fd, err = tcpSocket(at.Addr()); err != nil {
+			return err
+		}
+		return errors.Join(
+			unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1),
+			unix.Bind(fd, sockaddr(at)), unix.Listen(fd, 1))
+	})
+	return fd, err
+}
+
+func dial(h *netlab.Host, at netip.AddrPort) (fd int, err error) {
+	err = h.Do(func() error {
+		if fd, err = tcpSocket(at.Addr()); err != nil {
+			return err
+		}
+		return unix.Connect(fd, sockaddr(at))
+	})
+	return fd, err
+}
+
+func tcpSocket(addr netip.Addr) (int, error) {
+	family := unix.AF_INET
+	if addr.Is6() {
+		family = unix.AF_INET6
+	}
+	fd, err := unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return -1, err
+	}
+	limit := unix.NsecToTimeval(tcpTimeout.Nanoseconds())
+	return fd, errors.Join(
+		unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &limit),
+		unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &limit))
+}
+
+func noDelay(fd int) error {
+	return unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1)
+}
+
+// Close ends the connection.
+func (p *Pair) Close() error { return errors.Join(unix.Close(p.client), unix.Close(p.server)) }
+
+// Throughput streams from client to server, each on a CPU of its own, and
+// returns what the server got in bit/s. The server drops what it gets without
+// copying it.
+func (p *Pair) Throughput(duration time.Duration) (float64, error) {
+	sender := make(chan error, 1)
+	end := time.Now().Add(streamWarm + duration)
+	go func() { sender <- bench.Pinned(0, func() error { return p.stream(end) }) }()
+	var rate float64
+	err := bench.Pinned(1, func() (err error) { rate, err = p.sink(); return err })
+	return rate, errors.Join(err, <-sender)
+}
+
+// stream writes until end, then closes its direction.
+func (p *Pair) stream(end time.Time) error {
+	chunk := make([]byte, streamChunk)
+	for time.Now().Before(end) {
+		if _, err := unix.Write(p.client, chunk); err != nil && !errors.Is(err, unix.EINTR) {
+			return fmt.Errorf("stream: %w", err)
+		}
+	}
+	return unix.Shutdown(p.client, unix.SHUT_WR)
+}
+
+func (p *Pair) sink() (bitsPerSecond float64, err error) {
+	trash := make([]byte, 4*streamChunk)
+	warm := time.Now().Add(streamWarm)
+	var start, last time.Time
+	var sum int
+	for {
+		n, _, err := unix.Recvfrom(p.server, trash, unix.MSG_TRUNC)
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
+		if err != nil {
+			return 0, fmt.Errorf("sink: %w", err)
+		}
+		if n == 0 {
+			return 8 * float64(sum) / last.Sub(start).Seconds(), nil
+		}
+		last = time.Now()
+		switch {
+		case !start.IsZero():
+			sum += n
+		case last.After(warm):
+			start = last
+		}
+	}
+}
+
+// PingPong sends a byte to and fro and returns the time of each round trip in
+// us. Both sides share a CPU, so that it shows the path rather than how fast
+// one virtual CPU wakes another.
+func (p *Pair) PingPong(duration time.Duration) ([]float64, error) {
+	server := make(chan error, 1)
+	go func() { server <- bench.Pinned(1, p.pong) }()
+	var times []float64
+	err := bench.Pinned(1, func() (err error) { times, err = p.ping(duration); return err })
+	err = errors.Join(err, unix.Shutdown(p.client, unix.SHUT_WR))
+	return times, errors.Join(err, <-server)
+}
+
+func (p *Pair) ping(duration time.Duration) ([]float64, error) {
+	var times []float64
+	b := make([]byte, 1)
+	for end := time.Now().Add(duration); time.Now().Before(end); {
+		start := time.Now()
+		if _, err := unix.Write(p.client, b); err != nil {
+			return nil, fmt.Errorf("ping: %w", err)
+		}
+		if err := readByte(p.client, b); err != nil {
+			return nil, fmt.Errorf("ping: %w", err)
+		}
+		times = append(times, float64(time.Since(start).Nanoseconds())/1e3)
+	}
+	return times, nil
+}
+
+var errClosed = errors.New("connection closed")
+
+func readByte(fd int, b []byte) error {
+	for {
+		n, err := unix.Read(fd, b)
+		switch {
+		case errors.Is(err, unix.EINTR):
+			continue
+		case err == nil && n == 0:
+			return errClosed
+		}
+		return err
+	}
+}
+
+func (p *Pair) pong() error {
+	b := make([]byte, 1)
+	for {
+		switch err := readByte(p.server, b); {
+		case errors.Is(err, errClosed):
+			return nil
+		case err != nil:
+			return fmt.Errorf("pong: %w", err)
+		}
+		if _, err := unix.Write(p.server, b); err != nil {
+			return fmt.Errorf("pong: %w", err)
+		}
+	}
+}
