@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pkgs
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/kerb-edge/kerb/sdk"
+)
+
+const goodManifest = `
+name: sample
+version: 1.2.3
+license: GPL-2.0-only
+contract: 1
+hooks: [xdp, tc]
+`
+
+func TestManifestDefaults(t *testing.T) {
+	m, err := ParseManifest("kerb.yaml", []byte(goodManifest))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := &Manifest{Name: "sample", Version: "1.2.3", License: "GPL-2.0-only", Contract: 1, DataPlane: "sample.bpf.c",
+		Hooks: []string{"tc", "xdp"}, FailurePolicy: "open"}
+	if diff := cmp.Diff(want, m); diff != "" {
+		t.Errorf("want - have +\n%s", diff)
+	}
+}
+
+func TestManifestErrors(t *testing.T) {
+	for _, c := range []struct{ name, text, field, reason string }{
+		{"unknown field", goodManifest + "colour: red", "colour", "unknown field"},
+		{"unknown nested field", goodManifest + "maps: {configs: [a]}", "maps.configs", "unknown field"},
+		{"missing", "name: sample", "", "missing version, license, contract, hooks"},
+		{"wrong type", goodManifest + "frags: 3", "frags", "want boolean"},
+		{"name", strings.Replace(goodManifest, "sample", "Sample!", 1), "name", "pattern"},
+		{"version", strings.Replace(goodManifest, "1.2.3", "v1", 1), "version", "pattern"},
+		{"contract", strings.Replace(goodManifest, "contract: 1", "contract: 2", 1), "contract", "understands contract 1 only"},
+		{"hook", strings.Replace(goodManifest, "[xdp, tc]", "[tc, socket]", 1), "hooks[1]", "want one of tc, xdp"},
+		{"failure policy", goodManifest + "failurePolicy: shut", "failurePolicy", "want one of open, closed"},
+		{"source elsewhere", goodManifest + "dataplane: ../x.bpf.c", "dataplane", "pattern"},
+		{"reason of Kerb", goodManifest + "dropReasons: {mine: 3}", "dropReasons.mine", "32"},
+		{"reason twice", goodManifest + "dropReasons: {a: 40, b: 40}", "dropReasons.b", "also a"},
+		{"map twice", goodManifest + "maps: {config: [a], shared: [a]}", "maps.config[0]", "also in maps.shared"},
+		{"memory", goodManifest + "budget: {memory: 3 apples}", "budget.memory", "write for example 16Mi"},
+		{"latency", goodManifest + "budget: {latency: fast}", "budget.latency", "200ns"},
+		{"feature", goodManifest + "requires: [ringbuf, warp]", "requires[1]", "not a kernel feature"},
+		{"schema", goodManifest + "configSchema: {properties: {a: {type: nonsense}}}", "configSchema", "not a valid JSON Schema"},
+		{"schema type", goodManifest + "configSchema: {type: array}", "configSchema", `type must be "object"`},
+		{"schema from a file", goodManifest + "configSchema: {$ref: 'file:///etc/passwd'}", "configSchema", "not a valid JSON Schema"},
+		{"control", goodManifest + "control: [./serve]", "control", "built-in control planes only"},
+		{"twice", goodManifest + "name: other", "", "already set"},
+		{"no mapping", "- a", "", "not valid YAML"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			_, err := ParseManifest("dir/kerb.yaml", []byte(c.text))
+			var wrong *ManifestError
+			if !errors.As(err, &wrong) {
+				t.Fatalf("got %v", err)
+			}
+			if wrong.File != "dir/kerb.yaml" || wrong.Field != c.field || !strings.Contains(wrong.Reason, c.reason) {
+				t.Errorf("got %q, want field %q and a reason with %q", wrong, c.field, c.reason)
+			}
+		})
+	}
+}
+
+func TestRequiresUnderstandsVersionsMapsAndHelpers(t *testing.T) {
+	for _, name := range []string{"kernel>=5.15", "kernel>=6.1.20", "ringbuf", "lru_hash", "lpm_trie", "bpf_loop", "bpf_redirect_peer"} {
+		if _, err := parseFeature(name); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+const ruleSchema = goodManifest + `
+configSchema:
+  type: object
+  properties:
+    policy: {enum: [allow, deny], default: deny}
+    limits:
+      type: object
+      default: {}
+      properties:
+        flows: {type: integer, minimum: 1, default: 1000}
+    rules:
+      type: array
+      items: {$ref: '#/$defs/rule'}
+    free: {type: object}
+  $defs:
+    rule:
+      type: object
+      required: [dstPort]
+      properties:
+        dstPort: {type: integer, minimum: 1, maximum: 65535}
+        action: {enum: [allow, deny], default: allow}
+        peer: {oneOf: [{type: integer}, {type: string}]}
+`
+
+func ruleManifest(t *testing.T) *Manifest {
+	t.Helper()
+	m, err := ParseManifest("kerb.yaml", []byte(ruleSchema))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+func TestConfigErrorsNameTheField(t *testing.T) {
+	m := ruleManifest(t)
+	rules := func(rule map[string]any) map[string]any {
+		return map[string]any{"rules": []any{map[string]any{"dstPort": 1}, rule}}
+	}
+	for _, c := range []struct {
+		name          string
+		config        map[string]any
+		field, reason string
+	}{
+		{"unknown", map[string]any{"rule": 1}, "rule", "unknown field"},
+		{"unknown in items", rules(map[string]any{"dstPort": 1, "dport": 1}), "rules[1].dport", "unknown field"},
+		{"range", rules(map[string]any{"dstPort": 70000}), "rules[1].dstPort", "65,535"},
+		{"type", rules(map[string]any{"dstPort": "80"}), "rules[1].dstPort", "is of type string; want integer"},
+		{"missing", rules(map[string]any{}), "rules[1]", "missing dstPort"},
+		{"enum", rules(map[string]any{"dstPort": 1, "action": "maybe"}), "rules[1].action", "want one of allow, deny"},
+		{"alternatives", rules(map[string]any{"dstPort": 1, "peer": true}), "rules[1].peer", "want integer, or is of type boolean; want string"},
+		{"nested", map[string]any{"limits": map[string]any{"flows": 0}}, "limits.flows", "minimum"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			var wrong *sdk.ConfigError
+			if err := m.ValidateConfig(c.config); !errors.As(err, &wrong) {
+				t.Fatalf("got %v", err)
+			}
+			if wrong.Field != c.field || !strings.Contains(wrong.Reason, c.reason) {
+				t.Errorf("got %q, want field %q and a reason with %q", wrong, c.field, c.reason)
+			}
+		})
+	}
+}
+
+func TestAllConfigErrorsAreTold(t *testing.T) {
+	err := ruleManifest(t).ValidateConfig(map[string]any{"a": 1, "policy": "x"})
+	if n := len(configErrors(err)); n != 2 {
+		t.Errorf("%d errors: %v", n, err)
+	}
+}
+
+func TestDefaulted(t *testing.T) {
+	config := map[string]any{"free": map[string]any{"any": 1}, "rules": []any{map[string]any{"dstPort": 80}}}
+	have, err := ruleManifest(t).Defaulted(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := map[string]any{
+		"policy": "deny", "free": map[string]any{"any": 1}, "limits": map[string]any{"flows": 1000.0},
+		"rules": []any{map[string]any{"dstPort": 80, "action": "allow"}},
+	}
+	if diff := cmp.Diff(want, have); diff != "" {
+		t.Errorf("want - have +\n%s", diff)
+	}
+	if _, touched := config["policy"]; touched {
+		t.Error("the argument was changed")
+	}
+}
+
+func TestEmptySchemaAllowsEmptyConfigOnly(t *testing.T) {
+	m, err := ParseManifest("kerb.yaml", []byte(goodManifest))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := m.ValidateConfig(nil); err != nil {
+		t.Error(err)
+	}
+	if err := m.ValidateConfig(map[string]any{"a": 1}); err == nil {
+		t.Error("a property that no schema names was accepted")
+	}
+}
+
+func TestDefaultsThatContainThemselvesEnd(t *testing.T) {
+	m, err := ParseManifest("kerb.yaml", []byte(goodManifest+`
+configSchema:
+  $defs: {node: {type: object, properties: {next: {$ref: '#/$defs/node'}}, default: {}}}
+  properties: {next: {$ref: '#/$defs/node'}}
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := m.Defaulted(nil); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestParseBytes(t *testing.T) {
+	for text, want := range map[string]int64{"": 0, "4096": 4096, "16Mi": 16 << 20, "2Gi": 2 << 30, "500k": 500_000} {
+		if have, err := ParseBytes(text); err != nil || have != want {
+			t.Errorf("%q: %d, %v", text, have, err)
+		}
+	}
+	for _, text := range []string{"x", "-1", "0", "1.5Mi", "9999999999Gi", "Mi"} {
+		if _, err := ParseBytes(text); err == nil {
+			t.Errorf("%q was accepted", text)
+		}
+	}
+}
