@@ -26,7 +26,7 @@ import (
 // and defaults are set. Server and command line share it, so that both say the same about the same file.
 func Decode(data []byte) (Request, error) {
 	var r Request
-	values, err := documents(data)
+	values, err := Documents(data)
 	if err != nil {
 		return r, err
 	}
@@ -38,8 +38,8 @@ func Decode(data []byte) (Request, error) {
 	return r, checkUnique(r)
 }
 
-// documents returns the resources in data, not yet looked into.
-func documents(data []byte) ([]any, error) {
+// Documents returns the resources in data as JSON values, not yet looked into.
+func Documents(data []byte) ([]any, error) {
 	first := bytes.TrimLeft(data, " \t\r\n")
 	if bytes.HasPrefix(first, []byte("{")) || bytes.HasPrefix(first, []byte("[")) {
 		return jsonDocuments(data)
@@ -353,7 +353,7 @@ func resolve(registry huma.Registry, schema *huma.Schema) *huma.Schema {
 
 // decodeRefs reads references as strictly as Decode reads resources.
 func decodeRefs(data []byte) ([]Ref, error) {
-	values, err := documents(data)
+	values, err := Documents(data)
 	if err != nil {
 		return nil, err
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/danielgtaylor/huma/v2"
 	"github.com/danielgtaylor/huma/v2/adapters/humago"
 	"github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/config"
 	"github.com/kerb-edge/kerb/internal/fault"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
@@ -181,4 +182,14 @@ func metrics(backend prometheus.Collector, log *slog.Logger) http.Handler {
 		ErrorLog:      slog.NewLogLogger(log.Handler(), slog.LevelWarn),
 		ErrorHandling: promhttp.ContinueOnError,
 	})
+}
+
+// Run opens the listeners of c, calls ready, and serves backend until ctx ends.
+func Run(ctx context.Context, c config.Config, backend Backend, log *slog.Logger, ready func()) error {
+	endpoints, err := Listen(c)
+	if err != nil {
+		return err
+	}
+	ready()
+	return New(backend, log).Serve(ctx, endpoints...)
 }
