@@ -50,9 +50,8 @@ func openArchive(ctx context.Context, dir string, m mirrors) (*archive, error) {
 	a := &archive{dir}
 	sources := filepath.Join(dir, "sources", "kernels.sources")
 	want := fmt.Sprintf(sourcesText, m.main, m.security)
-	stamp := filepath.Join(dir, "updated")
 	old, _ := os.ReadFile(sources)
-	info, err := os.Stat(stamp)
+	info, err := os.Stat(a.stamp())
 	if string(old) == want && err == nil && time.Since(info.ModTime()) < listsAge {
 		return a, nil
 	}
@@ -72,8 +71,11 @@ func openArchive(ctx context.Context, dir string, m mirrors) (*archive, error) {
 		progress("keep the old package lists: %v", err)
 		return a, nil
 	}
-	return a, writeFile(stamp, "", 0o644)
+	return a, writeFile(a.stamp(), "", 0o644)
 }
+
+// stamp is the file whose age is that of the package lists.
+func (a *archive) stamp() string { return filepath.Join(a.dir, "updated") }
 
 func fillFromMachine(m *mirrors) {
 	for _, pattern := range []string{"/etc/apt/sources.list.d/*.sources", "/etc/apt/sources.list.d/*.list", "/etc/apt/sources.list"} {
@@ -173,6 +175,7 @@ func (a *archive) unpack(ctx context.Context, dir string, pkgs []pkgVersion) err
 		get.Args = append(get.Args, p.name+"="+p.version)
 	}
 	if _, err := output(ctx, get); err != nil {
+		os.Remove(a.stamp()) // the lists may name what the mirror has dropped: the next run fetches them anew
 		return err
 	}
 	files, _ := filepath.Glob(filepath.Join(debs, "*.deb"))

@@ -20,6 +20,7 @@ mount -t bpf bpf /sys/fs/bpf
 mount -t cgroup2 cgroup2 /sys/fs/cgroup
 mount -t tracefs tracefs /sys/kernel/tracing
 mount -t debugfs debugfs /sys/kernel/debug
+ln -s /proc/self/fd /dev/fd
 mount --make-rshared / # as systemd leaves it
 
 exec </dev/null >/dev/ttyS1 2>&1
@@ -38,7 +39,7 @@ ip link set lo up
 while read -r pkg; do
 	tell start "$pkg"
 	cd "/src/$pkg" || exit
-	timeout -s KILL $((limit + 10)) ./test.bin -test.v=test2json -test.paniconexit0 -test.timeout="${limit}s" -test.run="$run" </dev/null
+	timeout -s KILL $((limit + 10)) "$PWD/test.bin" -test.v=test2json -test.paniconexit0 -test.timeout="${limit}s" -test.run="$run" </dev/null
 	tell exit "$pkg" $?
 done </matrix/plan
 tell done

@@ -103,6 +103,16 @@ func tool(name string) (string, error) {
 	return "", fmt.Errorf("%s: %w", name, errNoTool)
 }
 
+// checkTools finds out before the work begins whether this machine has all programs that it will need.
+func checkTools() error {
+	for _, name := range []string{"qemu-system-x86_64", "busybox", "ip", "tc", "ldd", "cpio", "xz", "zstd", "apt-get", "apt-cache", "dpkg", "dpkg-deb"} {
+		if _, err := tool(name); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // library matches the paths in ldd's answer.
 var library = regexp.MustCompile(`(/\S+) \(0x`)
 

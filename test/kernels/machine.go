@@ -31,7 +31,7 @@ var (
 	errNoBoot     = errors.New("user space not reached")
 	errHung       = errors.New("no end within the time limit")
 	errGone       = errors.New("the machine was reset before its tests ended")
-	errPanic      = errors.New("kernel panic")
+	errPanic      = errors.New("the kernel died")
 	errNothingRan = errors.New("not one test ran")
 )
 

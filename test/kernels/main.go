@@ -6,6 +6,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -95,17 +96,23 @@ func run(ctx context.Context, opts options) ([]kernelResult, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := checkTools(); err != nil {
+		return nil, err
+	}
 	unlock, err := lockDir(opts.cache)
 	if err != nil {
 		return nil, err
 	}
 	defer unlock()
-	work, err := os.MkdirTemp(opts.cache, "run-")
-	if err != nil {
+	work := filepath.Join(opts.cache, "run") // may be left over from a run that was killed
+	if err := errors.Join(os.RemoveAll(work), os.Mkdir(work, 0o755)); err != nil {
 		return nil, err
 	}
 	defer os.RemoveAll(work)
+	return runAll(ctx, opts, specs, work)
+}
 
+func runAll(ctx context.Context, opts options, specs []spec, work string) ([]kernelResult, error) {
 	tests, err := buildTests(ctx, work, opts.tests)
 	if err != nil {
 		return nil, err
