@@ -14,7 +14,7 @@ var (
 	ErrNotBuilt = errors.New("the data plane is not compiled")
 	ErrNoHook   = errors.New("the package does not run on this hook")
 
-	ErrNotELF       = errors.New("not an ELF object for BPF")
+	ErrNotELF       = errors.New("not a whole ELF object for BPF")
 	ErrNoEntry      = errors.New("neither kerb_egress nor kerb_ingress is defined; use KERB_EGRESS(pkt) or KERB_INGRESS(pkt)")
 	ErrSignature    = errors.New("wrong signature; want int f(struct kerb_pkt *)")
 	ErrNoBTF        = errors.New("no BTF type information; compile with -g and do not strip it")

@@ -17,6 +17,7 @@ import (
 	"sync"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/btf"
 
 	"github.com/kerb-edge/kerb/sdk"
 )
@@ -190,6 +191,9 @@ func (p *Package) load(hook string) (*ebpf.CollectionSpec, error) {
 func loadObject(file string, object []byte) (*ebpf.CollectionSpec, error) {
 	if !bytes.HasPrefix(object, []byte("\x7fELF")) {
 		return nil, &ObjectError{File: file, Err: ErrNotELF}
+	}
+	if _, err := btf.LoadSpecFromReader(bytes.NewReader(object)); errors.Is(err, btf.ErrNotFound) {
+		return nil, &ObjectError{File: file, Err: ErrNoBTF}
 	}
 	spec, err := ebpf.LoadCollectionSpecFromReader(bytes.NewReader(object))
 	if err != nil {
