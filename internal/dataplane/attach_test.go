@@ -1,0 +1,260 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dataplane
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/kerb-edge/kerb/internal/netlab"
+)
+
+// world is two hosts on a bridge and a data plane whose pins are the test's own.
+type world struct {
+	*Dataplane
+	a, b *netlab.Host
+	root string
+}
+
+func newWorld(t *testing.T, opts Options) *world {
+	t.Helper()
+	lab, err := netlab.New("kdp")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { lab.Close() })
+	w := &world{root: filepath.Join("/sys/fs/bpf", fmt.Sprintf("kdp-%d", os.Getpid()))}
+	if w.a, err = lab.Host("a", netlab.HostOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if w.b, err = lab.Host("b", netlab.HostOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	opts.Root = w.root
+	if w.Dataplane, err = Open(opts); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := w.Purge(); err != nil {
+			t.Error(err)
+		}
+		if _, err := os.Stat(w.root); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("purge left %s: %v", w.root, err)
+		}
+	})
+	return w
+}
+
+// deploy makes what is missing and puts the chain on a point.
+func (w *world) deploy(t *testing.T, p Point, dir Direction, mods ...Module) ChainSpec {
+	t.Helper()
+	spec := ChainSpec{Side: p.Side, Direction: dir}
+	byName := map[string]Module{}
+	state, err := w.Observe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range mods {
+		from := ""
+		if ids := state.Generations[m.Name]; len(ids) > 0 {
+			from = ids[0]
+		}
+		if err := w.CreateGeneration(m, from); err != nil {
+			t.Fatal(err)
+		}
+		byName[m.Name] = m
+		spec.Members = append(spec.Members, Member{m.Name, m.ID, m.FailClosed})
+	}
+	if err := w.CreateChain(spec, byName); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Attach(p, spec); err != nil {
+		t.Fatal(err)
+	}
+	return spec
+}
+
+// reach sends a UDP packet from host a to a port of host b and tells whether it arrives.
+func (w *world) reach(t *testing.T, port int) bool {
+	t.Helper()
+	var server, client net.PacketConn
+	listen := func(c *net.PacketConn, addr netip.Addr, port int) func() error {
+		return func() (err error) {
+			*c, err = net.ListenPacket("udp4", netip.AddrPortFrom(addr, uint16(port)).String())
+			return err
+		}
+	}
+	if err := w.b.Do(listen(&server, w.b.Addr4(), port)); err != nil {
+		t.Fatal(err)
+	}
+	defer server.Close()
+	if err := w.a.Do(listen(&client, w.a.Addr4(), 0)); err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	for range 5 {
+		if _, err := client.WriteTo([]byte("kerb"), server.LocalAddr()); err != nil {
+			t.Fatal(err)
+		}
+		buf := make([]byte, 16)
+		server.SetReadDeadline(time.Now().Add(300 * time.Millisecond))
+		if n, _, err := server.ReadFrom(buf); err == nil {
+			return bytes.Equal(buf[:n], []byte("kerb"))
+		}
+	}
+	return false
+}
+
+func testAttach(t *testing.T, opts Options, side Side, dir Direction, host func(*world) *netlab.Host) {
+	w := newWorld(t, opts)
+	p := Point{Ifindex: host(w).OuterIndex(), Side: side}
+	if !w.reach(t, 53) && !w.reach(t, 53) { // the bridge needs a moment
+		t.Fatal("no connection before anything is attached")
+	}
+	w.deploy(t, p, dir, testModule(t, "pass", "count", nil), testModule(t, "drop", "dropper", map[string]any{"port": 53}))
+	if w.reach(t, 53) || !w.reach(t, 54) {
+		t.Error("the chain does not drop port 53 alone")
+	}
+	w.deploy(t, p, dir, testModule(t, "drop", "dropper", map[string]any{"port": 54}), testModule(t, "pass", "count", nil))
+	if !w.reach(t, 53) || w.reach(t, 54) {
+		t.Error("the replaced chain does not drop port 54 alone")
+	}
+	w.checkCarriedOver(t, p)
+	state, err := w.Observe()
+	if err != nil || len(state.Points) != 1 || state.Points[0].Point != p || len(state.Chains) != 2 {
+		t.Fatalf("observed %+v (%v)", state, err)
+	}
+	if view := w.View(p); len(view.Programs) != 1 || view.Mode == "" {
+		t.Errorf("view of %s: %+v", p, view)
+	}
+	if err := w.Detach(p); err != nil {
+		t.Fatal(err)
+	}
+	if !w.reach(t, 54) {
+		t.Error("detached chain still drops")
+	}
+}
+
+// checkCarriedOver: the counter has seen packets under both chains, so its map must have outlived the first.
+func (w *world) checkCarriedOver(t *testing.T, p Point) {
+	t.Helper()
+	state, _ := w.Observe()
+	m, err := w.Maps("count", state.Generations["count"][0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n, _ := counted(t, m["totals"]); n == 0 {
+		t.Errorf("%s: the counter saw nothing", p)
+	}
+	drops, err := w.Maps("dropper", state.Generations["dropper"][len(state.Generations["dropper"])-1])
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n, err := Drops(drops); err != nil || n[1] < 10 {
+		t.Errorf("%s: %d drops over both generations, want at least 10 (%v)", p, n[1], err)
+	}
+}
+
+func hostA(w *world) *netlab.Host { return w.a }
+func hostB(w *world) *netlab.Host { return w.b }
+
+func TestAttachTCIngress(t *testing.T) { testAttach(t, Options{}, OnTCIngress, Egress, hostA) }
+func TestAttachTCEgress(t *testing.T)  { testAttach(t, Options{}, OnTCEgress, Ingress, hostB) }
+func TestAttachXDP(t *testing.T)       { testAttach(t, Options{}, OnXDP, Egress, hostA) }
+func TestAttachClsact(t *testing.T) {
+	t.Run("first", func(t *testing.T) { testAttach(t, Options{NoTCX: true}, OnTCIngress, Egress, hostA) })
+	t.Run("last", func(t *testing.T) { testAttach(t, Options{NoTCX: true, Last: true}, OnTCEgress, Ingress, hostB) })
+}
+
+// A second data plane on the same pins, as after a restart, finds what runs and leaves it alone.
+func TestReopenFindsAll(t *testing.T) {
+	w := newWorld(t, Options{})
+	p := Point{Ifindex: w.a.OuterIndex(), Side: OnTCIngress}
+	spec := w.deploy(t, p, Egress, testModule(t, "drop", "dropper", map[string]any{"port": 53}))
+	before, _ := w.Observe()
+	again, err := Open(Options{Root: w.root})
+	if err != nil {
+		t.Fatal(err)
+	}
+	after, err := again.Observe()
+	if err != nil || after.Points[0].Program != before.Points[0].Program || after.Chains[0].ID != spec.ID() || after.Chains[0].Spec.ID() != spec.ID() {
+		t.Errorf("before %+v, after %+v (%v)", before, after, err)
+	}
+}
+
+// What a killed agent was building is gone after the next start.
+func TestOpenSweepsHalfBuilt(t *testing.T) {
+	w := newWorld(t, Options{})
+	tmp := filepath.Join(w.root, "chains", "tmp_tc-ingress_egress_0123456789")
+	if err := os.MkdirAll(tmp, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Open(Options{Root: w.root}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(tmp); !errors.Is(err, os.ErrNotExist) {
+		t.Error("half-built chain is still there")
+	}
+}
+
+func TestVanishedInterface(t *testing.T) {
+	w := newWorld(t, Options{})
+	for _, side := range []Side{OnTCIngress, OnXDP} {
+		w.deploy(t, Point{Ifindex: w.a.OuterIndex(), Side: side}, Egress, testModule(t, "pass", "count", nil))
+	}
+	if err := netlink.LinkDel(&netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Index: w.a.OuterIndex()}}); err != nil {
+		t.Fatal(err)
+	}
+	state, err := w.Observe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, a := range state.Points {
+		if a.Program != 0 {
+			t.Errorf("%s still has program %d", a.Point, a.Program)
+		}
+		if err := w.Detach(a.Point); err != nil {
+			t.Errorf("detach from a vanished interface: %v", err)
+		}
+	}
+	spec := ChainSpec{Side: OnTCIngress, Direction: Egress, Members: []Member{{"count", testModule(t, "pass", "count", nil).ID, false}}}
+	if err := w.Attach(Point{Ifindex: w.a.OuterIndex(), Side: OnTCIngress}, spec); !errors.Is(err, ErrGone) {
+		t.Errorf("attach to a vanished interface: %v, want ErrGone", err)
+	}
+}
+
+func TestForeignXDPIsLeftAlone(t *testing.T) {
+	w := newWorld(t, Options{})
+	foreign := load(t, OnXDP, Egress, testModule(t, "pass", "foreign", nil))
+	l, err := attachXDP(w.a.OuterIndex(), foreign.Program)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	m := testModule(t, "pass", "count", nil)
+	spec := ChainSpec{Side: OnXDP, Direction: Egress, Members: []Member{{m.Name, m.ID, false}}}
+	if err := w.CreateGeneration(m, ""); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.CreateChain(spec, map[string]Module{m.Name: m}); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Attach(Point{w.a.OuterIndex(), OnXDP}, spec); !errors.Is(err, ErrBusy) {
+		t.Errorf("attach where a foreign program is: %v, want ErrBusy", err)
+	}
+}
+
+func TestOpenWithoutBPFFS(t *testing.T) {
+	if _, err := Open(Options{Root: t.TempDir()}); !errors.Is(err, ErrNotMounted) {
+		t.Errorf("open outside a BPF file system: %v, want ErrNotMounted", err)
+	}
+}
