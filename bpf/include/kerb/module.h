@@ -13,6 +13,7 @@
 #include <kerb/types.h>
 #include <kerb/parse.h>
 #include <kerb/packet.h>
+#include <kerb/rewrite.h>
 
 #if !defined(KERB_HOOK_XDP) && !defined(KERB_HOOK_TC)
 #error "build modules with 'kerb package build', which defines KERB_HOOK_XDP or KERB_HOOK_TC"

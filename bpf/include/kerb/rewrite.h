@@ -1,0 +1,546 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* Changing a packet, the same on XDP and TC. Every setter keeps the checksums right, incrementally (RFC 1624): the IPv4
+ * header's and, in whole packets and first fragments, those of TCP, UDP and ICMPv6. A UDP checksum of 0 (none) stays 0, and
+ * none becomes 0. Functions return 0 or a negative errno; after an error the packet may be half changed: drop it.
+ *
+ * They end the validity of pointers from kerb_ip4() and the like: fetch them anew.
+ *
+ * On TC the kernel knows whether a checksum is complete, still to be computed by the device (CHECKSUM_PARTIAL), or summed up
+ * by it (CHECKSUM_COMPLETE), and the helpers used here keep to that. XDP cannot know: a packet from a veth whose peer
+ * offloads checksums carries a partial one, and must not be changed there.
+ *
+ * Not handled: the destination of a packet with a routing header that is not used up (its pseudo-header holds another
+ * address), and transports with a pseudo-header other than TCP, UDP and ICMPv6 (UDP-Lite, DCCP). */
+#ifndef KERB_REWRITE_H
+#define KERB_REWRITE_H
+
+#include <linux/errno.h>
+#include <linux/in6.h>
+#include <bpf/bpf_core_read.h>
+#include <kerb/packet.h>
+
+#ifdef KERB_HOOK_XDP
+typedef struct xdp_md kerb_hook_ctx;
+#else
+typedef struct __sk_buff kerb_hook_ctx;
+#endif
+
+#define KERB_MAX_OFFSET 0x3fff /* how far kerb_load_bytes reaches in the linear part on XDP: the verifier wants a bound */
+#define KERB_MAX_ROOM	256    /* bytes that kerb_adjust_room adds or takes at once */
+
+/* Whether the running kernel has a helper; the verifier never sees the other branch. */
+#define KERB_HAS(helper) bpf_core_enum_value_exists(enum bpf_func_id, BPF_FUNC_##helper)
+
+/* Reads the packet's bounds again, after a helper that may have moved it. */
+static __always_inline void kerb_reload(struct kerb_pkt *pkt)
+{
+	kerb_hook_ctx *ctx = pkt->ctx;
+
+	pkt->data = (void *)(long)ctx->data;
+	pkt->data_end = (void *)(long)ctx->data_end;
+}
+
+/* Nanoseconds since boot, of the coarse clock where there is one (Linux 5.11): right to a timer tick, 1 to 10 ms. */
+static __always_inline __u64 kerb_now(void)
+{
+	if (KERB_HAS(ktime_get_coarse_ns))
+		return bpf_ktime_get_coarse_ns();
+	return bpf_ktime_get_ns();
+}
+
+#ifdef KERB_HOOK_XDP
+
+/* Pointer to len bytes of the linear part at any offset up to KERB_MAX_OFFSET, or NULL. */
+static __always_inline void *kerb_linear(const struct kerb_pkt *pkt, __u64 off, __u64 len)
+{
+	void *p = pkt->data + (off & KERB_MAX_OFFSET);
+
+	return off > KERB_MAX_OFFSET || p + len > pkt->data_end ? 0 : p;
+}
+
+/* Copies len bytes (a constant) at offset off of the frame, wherever they lie. Frames in several buffers need Linux 5.18. */
+static __always_inline int kerb_load_bytes(const struct kerb_pkt *pkt, __u32 off, void *to, __u32 len)
+{
+	void *p = kerb_linear(pkt, off, len);
+
+	if (p) {
+		__builtin_memcpy(to, p, len);
+		return 0;
+	}
+	return KERB_HAS(xdp_load_bytes) ? bpf_xdp_load_bytes(pkt->ctx, off, to, len) : -EFAULT;
+}
+
+/* Overwrites len bytes (a constant) at offset off. Checksums are the caller's. */
+static __always_inline int kerb_store_bytes(struct kerb_pkt *pkt, __u32 off, const void *from, __u32 len)
+{
+	void *p = kerb_linear(pkt, off, len);
+
+	if (p) {
+		__builtin_memcpy(p, from, len);
+		return 0;
+	}
+	return KERB_HAS(xdp_store_bytes) ? bpf_xdp_store_bytes(pkt->ctx, off, (void *)from, len) : -EFAULT;
+}
+
+#else
+
+static __always_inline int kerb_load_bytes(const struct kerb_pkt *pkt, __u32 off, void *to, __u32 len)
+{
+	return bpf_skb_load_bytes(pkt->ctx, off, to, len);
+}
+
+/* CHECKSUM_COMPLETE covers what follows Ethernet: that sum has to follow the bytes. */
+static __always_inline int kerb_store_bytes(struct kerb_pkt *pkt, __u32 off, const void *from, __u32 len)
+{
+	int rc = bpf_skb_store_bytes(pkt->ctx, off, from, len, off < ETH_HLEN ? 0 : BPF_F_RECOMPUTE_CSUM);
+
+	kerb_reload(pkt);
+	return rc;
+}
+
+#endif
+
+/* Differences to be added to a checksum: ones' complement sums of 16-bit words, not folded yet. */
+static __always_inline __u64 kerb_diff16(__be16 from, __be16 to)
+{
+	return (__u64)(__u16)~from + to;
+}
+
+static __always_inline __u64 kerb_diff32(__be32 from, __be32 to)
+{
+	return (__u64)(__u32)~from + to;
+}
+
+/* Folds a sum to 16 bits; never 0 unless the sum is. */
+static __always_inline __u16 kerb_fold(__u64 sum)
+{
+	sum = (sum & 0xffffffff) + (sum >> 32);
+	sum = (sum & 0xffff) + (sum >> 16);
+	sum = (sum & 0xffff) + (sum >> 16);
+	return (sum & 0xffff) + (sum >> 16);
+}
+
+/* RFC 1624, equation 3. */
+static __always_inline __u16 kerb_csum(__u16 check, __u64 diff)
+{
+	return ~kerb_fold((__u64)(__u16)~check + diff);
+}
+
+/* Offset of the checksum within the transport header, or -1. */
+static __always_inline int kerb_check_offset(const struct kerb_pkt *pkt)
+{
+	if (!(pkt->flags & KERB_F_L4))
+		return -1;
+	switch (pkt->proto) {
+	case IPPROTO_TCP:
+		return 16;
+	case IPPROTO_UDP:
+		return 6;
+	case IPPROTO_ICMPV6:
+		return 2;
+	}
+	return -1;
+}
+
+/* Adds diff to the transport checksum. pseudo: the change is one of the pseudo-header. */
+static __always_inline int kerb_fix_l4(struct kerb_pkt *pkt, __u64 diff, int pseudo)
+{
+	int off = kerb_check_offset(pkt), is_udp = pkt->proto == IPPROTO_UDP;
+
+	if (off < 0)
+		return 0;
+#ifdef KERB_HOOK_XDP
+	__u16 *check = kerb_at(pkt, pkt->l4 + off, sizeof(*check));
+	__u16 sum;
+
+	if (!check)
+		return -EFAULT;
+	if (is_udp && !*check)
+		return 0;
+	sum = kerb_csum(*check, diff);
+	*check = is_udp && !sum ? 0xffff : sum;
+	return 0;
+#else
+	int rc = bpf_l4_csum_replace(pkt->ctx, pkt->l4 + off, 0, kerb_fold(diff),
+				     (pseudo ? BPF_F_PSEUDO_HDR : 0) | (is_udp ? BPF_F_MARK_MANGLED_0 : 0));
+
+	kerb_reload(pkt);
+	return rc;
+#endif
+}
+
+static __always_inline int kerb_set_ip4(struct kerb_pkt *pkt, __u32 field, __be32 to)
+{
+	struct iphdr *ip = kerb_ip4(pkt);
+	__be32 *addr;
+	__u64 diff;
+
+	if (!ip)
+		return -EINVAL;
+	addr = (void *)ip + field;
+	diff = kerb_diff32(*addr, to);
+	*addr = to;
+	ip->check = kerb_csum(ip->check, diff);
+	return kerb_fix_l4(pkt, diff, 1);
+}
+
+/* New IPv4 addresses. -EINVAL if the packet is not IPv4. */
+static __always_inline int kerb_set_ip4_saddr(struct kerb_pkt *pkt, __be32 to)
+{
+	return kerb_set_ip4(pkt, __builtin_offsetof(struct iphdr, saddr), to);
+}
+
+static __always_inline int kerb_set_ip4_daddr(struct kerb_pkt *pkt, __be32 to)
+{
+	return kerb_set_ip4(pkt, __builtin_offsetof(struct iphdr, daddr), to);
+}
+
+/* The IPv6 header has no checksum of its own: on TC the stored bytes go into CHECKSUM_COMPLETE, out of which
+ * bpf_l4_csum_replace takes them again. */
+static __always_inline int kerb_set_ip6(struct kerb_pkt *pkt, __u32 field, const struct in6_addr *to)
+{
+	struct ipv6hdr *ip = kerb_ip6(pkt);
+	struct in6_addr *addr;
+	__u64 diff = 0;
+	int rc;
+
+	if (!ip)
+		return -EINVAL;
+	addr = (void *)ip + field;
+#pragma unroll
+	for (int i = 0; i < 4; i++)
+		diff += kerb_diff32(addr->in6_u.u6_addr32[i], to->in6_u.u6_addr32[i]);
+	rc = kerb_store_bytes(pkt, pkt->l3 + field, to, sizeof(*to));
+	return rc ?: kerb_fix_l4(pkt, diff, 1);
+}
+
+/* New IPv6 addresses. -EINVAL if the packet is not IPv6. */
+static __always_inline int kerb_set_ip6_saddr(struct kerb_pkt *pkt, const struct in6_addr *to)
+{
+	return kerb_set_ip6(pkt, __builtin_offsetof(struct ipv6hdr, saddr), to);
+}
+
+static __always_inline int kerb_set_ip6_daddr(struct kerb_pkt *pkt, const struct in6_addr *to)
+{
+	return kerb_set_ip6(pkt, __builtin_offsetof(struct ipv6hdr, daddr), to);
+}
+
+/* The source and destination ports of TCP and UDP, or NULL. */
+static __always_inline __be16 *kerb_ports(const struct kerb_pkt *pkt)
+{
+	if (!(pkt->flags & KERB_F_L4) || (pkt->proto != IPPROTO_TCP && pkt->proto != IPPROTO_UDP))
+		return 0;
+	return kerb_at(pkt, pkt->l4, 2 * sizeof(__be16));
+}
+
+static __always_inline int kerb_set_port(struct kerb_pkt *pkt, __u32 which, __be16 to)
+{
+	__be16 *ports = kerb_ports(pkt);
+	__u64 diff;
+
+	if (!ports)
+		return -EINVAL;
+	diff = kerb_diff16(ports[which], to);
+	ports[which] = to;
+	return kerb_fix_l4(pkt, diff, 0);
+}
+
+/* New ports, of TCP and UDP. -EINVAL if the packet has none (later fragments for example). */
+static __always_inline int kerb_set_sport(struct kerb_pkt *pkt, __be16 to)
+{
+	return kerb_set_port(pkt, 0, to);
+}
+
+static __always_inline int kerb_set_dport(struct kerb_pkt *pkt, __be16 to)
+{
+	return kerb_set_port(pkt, 1, to);
+}
+
+/* New TTL or hop limit. */
+static __always_inline int kerb_set_ttl(struct kerb_pkt *pkt, __u8 ttl)
+{
+	struct iphdr *ip = kerb_ip4(pkt);
+	__be16 from;
+
+	if (!ip)
+		return pkt->family == 6 ? kerb_store_bytes(pkt, pkt->l3 + __builtin_offsetof(struct ipv6hdr, hop_limit), &ttl, 1)
+					: -EINVAL;
+	from = bpf_htons(ip->ttl << 8);
+	ip->ttl = ttl;
+	ip->check = kerb_csum(ip->check, kerb_diff16(from, bpf_htons(ttl << 8)));
+	return 0;
+}
+
+/* The TTL or hop limit, or -EINVAL. */
+static __always_inline int kerb_ttl(const struct kerb_pkt *pkt)
+{
+	struct iphdr *ip4 = kerb_ip4(pkt);
+	struct ipv6hdr *ip6;
+
+	if (ip4)
+		return ip4->ttl;
+	ip6 = kerb_ip6(pkt);
+	return ip6 ? ip6->hop_limit : -EINVAL;
+}
+
+/* Takes one hop off, as a router does. -ETIME if there is none left: the packet is unchanged and must not go on. */
+static __always_inline int kerb_decrement_ttl(struct kerb_pkt *pkt)
+{
+	int ttl = kerb_ttl(pkt);
+
+	if (ttl < 0)
+		return ttl;
+	return ttl > 1 ? kerb_set_ttl(pkt, ttl - 1) : -ETIME;
+}
+
+/* For replies: exchanges the two ends. Sums do not depend on the order, so no checksum changes. */
+static __always_inline int kerb_swap_macs(struct kerb_pkt *pkt)
+{
+	struct ethhdr *eth = kerb_at(pkt, 0, sizeof(*eth));
+	__u8 mac[ETH_ALEN];
+
+	if (!eth)
+		return -EINVAL;
+	__builtin_memcpy(mac, eth->h_source, ETH_ALEN);
+	__builtin_memcpy(eth->h_source, eth->h_dest, ETH_ALEN);
+	__builtin_memcpy(eth->h_dest, mac, ETH_ALEN);
+	return 0;
+}
+
+static __always_inline int kerb_swap_ips(struct kerb_pkt *pkt)
+{
+	struct iphdr *ip4 = kerb_ip4(pkt);
+	struct ipv6hdr *ip6;
+
+	if (ip4) {
+		__be32 addr = ip4->saddr;
+
+		ip4->saddr = ip4->daddr;
+		ip4->daddr = addr;
+		return 0;
+	}
+	ip6 = kerb_ip6(pkt);
+	if (!ip6)
+		return -EINVAL;
+	struct in6_addr addr = ip6->saddr;
+
+	ip6->saddr = ip6->daddr;
+	ip6->daddr = addr;
+	return 0;
+}
+
+/* TCP and UDP. */
+static __always_inline int kerb_swap_ports(struct kerb_pkt *pkt)
+{
+	__be16 *ports = kerb_ports(pkt), port;
+
+	if (!ports)
+		return -EINVAL;
+	port = ports[0];
+	ports[0] = ports[1];
+	ports[1] = port;
+	return 0;
+}
+
+/* Offset of the bytes behind the transport header (of what follows the IP headers, where there is none). */
+static __always_inline __u32 kerb_payload(const struct kerb_pkt *pkt)
+{
+	struct tcphdr *tcp = kerb_tcp(pkt);
+
+	if (tcp)
+		return pkt->l4 + tcp->doff * 4;
+	return pkt->flags & KERB_F_L4 ? pkt->l4 + sizeof(struct udphdr) : pkt->l4; /* ICMP's header has 8 bytes too */
+}
+
+/* Bytes from there to the end of the UDP datagram, if it is one, else of the IP datagram. */
+static __always_inline __u32 kerb_payload_len(const struct kerb_pkt *pkt)
+{
+	struct udphdr *udp = kerb_udp(pkt);
+	__u32 len = pkt->l4_len;
+
+	if (udp && udp->len && bpf_ntohs(udp->len) < len)
+		len = bpf_ntohs(udp->len);
+	return len - (kerb_payload(pkt) - (__u32)pkt->l4);
+}
+
+/* Parses again, after headers have been put in or taken out. Returns the new outcome. Never inlined: it is long. */
+static __attribute__((noinline, unused)) int kerb_reparse(struct kerb_pkt *pkt)
+{
+#ifdef KERB_HOOK_XDP
+	pkt->vlan = 0;
+	pkt->outcome = kerb_parse(pkt, 0);
+#else
+	struct __sk_buff *ctx = pkt->ctx;
+	__u32 tags = ctx->vlan_present;
+
+	pkt->vlan = tags ? ctx->vlan_tci : 0;
+	pkt->outcome = kerb_parse(pkt, tags);
+#endif
+	return pkt->outcome;
+}
+
+#ifdef KERB_HOOK_XDP
+
+/* Moves the link header by delta bytes, up to two VLAN tags included. to is where it will start, from where it does. */
+static __always_inline int kerb_move_l2(struct kerb_pkt *pkt, __u64 to, __u64 from)
+{
+	__u8 l2[ETH_HLEN + KERB_VLAN_DEPTH * sizeof(struct kerb_vlan_hdr)];
+
+#define KERB_MOVE_L2(size)                                                                                                     \
+	if (pkt->l3 == (size)) {                                                                                               \
+		void *a = kerb_at(pkt, from, size), *b = kerb_at(pkt, to, size);                                               \
+		if (!a || !b)                                                                                                  \
+			return -EFAULT;                                                                                        \
+		__builtin_memcpy(l2, a, size);                                                                                 \
+		__builtin_memcpy(b, l2, size);                                                                                 \
+		return 0;                                                                                                      \
+	}
+	KERB_MOVE_L2(ETH_HLEN)
+	KERB_MOVE_L2(ETH_HLEN + sizeof(struct kerb_vlan_hdr))
+	KERB_MOVE_L2(ETH_HLEN + 2 * sizeof(struct kerb_vlan_hdr))
+#undef KERB_MOVE_L2
+	return -EINVAL;
+}
+
+/* Puts delta bytes between the link header and the IP header, or takes -delta bytes out there. |delta| is at most
+ * KERB_MAX_ROOM. flags: BPF_F_ADJ_ROOM_*, of use on TC only (which wants BPF_F_ADJ_ROOM_ENCAP_* to segment tunnelled packets
+ * rightly). The new bytes are undefined: write all of them, with kerb_store_bytes at pkt->l3, then call kerb_reparse(); until
+ * then family is 0. TC refuses frames that carry a VLAN tag in their bytes. */
+static __always_inline int kerb_adjust_room(struct kerb_pkt *pkt, __s32 delta, __u64 flags)
+{
+	int rc;
+
+	if (delta > KERB_MAX_ROOM || delta < -KERB_MAX_ROOM)
+		return -EINVAL;
+	if (delta < 0) {
+		rc = pkt->l3 - delta > pkt->len ? -EINVAL : kerb_move_l2(pkt, -delta, 0);
+		if (rc)
+			return rc;
+	}
+	rc = bpf_xdp_adjust_head(pkt->ctx, -delta);
+	kerb_reload(pkt);
+	if (rc)
+		return rc;
+	pkt->len += delta;
+	pkt->family = 0;
+	pkt->flags = 0;
+	return delta > 0 ? kerb_move_l2(pkt, 0, delta) : 0;
+}
+
+#else
+
+static __always_inline int kerb_adjust_room(struct kerb_pkt *pkt, __s32 delta, __u64 flags)
+{
+	struct __sk_buff *ctx = pkt->ctx;
+	int rc;
+
+	if (delta > KERB_MAX_ROOM || delta < -KERB_MAX_ROOM)
+		return -EINVAL;
+	rc = bpf_skb_adjust_room(ctx, delta, BPF_ADJ_ROOM_MAC, flags);
+	kerb_reload(pkt);
+	if (rc)
+		return rc;
+	pkt->len = ctx->len;
+	pkt->family = 0;
+	pkt->flags = 0;
+	return 0;
+}
+
+#endif
+
+static __always_inline __u32 kerb_rol(__u32 x, int n)
+{
+	return x << n | x >> (32 - n);
+}
+
+/* Bob Jenkins' lookup3, as the kernel's jhash: mixing and the last step. */
+#define KERB_JHASH_MIX(a, b, c)                                                                                                \
+	do {                                                                                                                   \
+		a -= c; a ^= kerb_rol(c, 4); c += b;                                                                           \
+		b -= a; b ^= kerb_rol(a, 6); a += c;                                                                           \
+		c -= b; c ^= kerb_rol(b, 8); b += a;                                                                           \
+		a -= c; a ^= kerb_rol(c, 16); c += b;                                                                          \
+		b -= a; b ^= kerb_rol(a, 19); a += c;                                                                          \
+		c -= b; c ^= kerb_rol(b, 4); b += a;                                                                           \
+	} while (0)
+
+#define KERB_JHASH_FINAL(a, b, c)                                                                                              \
+	do {                                                                                                                   \
+		c ^= b; c -= kerb_rol(b, 14);                                                                                  \
+		a ^= c; a -= kerb_rol(c, 11);                                                                                  \
+		b ^= a; b -= kerb_rol(a, 25);                                                                                  \
+		c ^= b; c -= kerb_rol(b, 16);                                                                                  \
+		a ^= c; a -= kerb_rol(c, 4);                                                                                   \
+		b ^= a; b -= kerb_rol(a, 14);                                                                                  \
+		c ^= b; c -= kerb_rol(b, 24);                                                                                  \
+	} while (0)
+
+/* Hash of addresses, protocol and ports, one direction. All fragments of a datagram hash alike: they count as having no
+ * ports. 0 if the packet is not IP. The words, as they lie in the packet, are hashed as the kernel's jhash2 does: addresses,
+ * ports, protocol, and for IPv4 nothing else; seed takes the place of initval. */
+static __always_inline __u32 kerb_hash(const struct kerb_pkt *pkt, __u32 seed)
+{
+	struct ipv6hdr *ip6 = kerb_ip6(pkt);
+	struct iphdr *ip4 = kerb_ip4(pkt);
+	__u32 a, b, c, ports = 0;
+	__be16 *port = pkt->flags & KERB_F_FRAG ? 0 : kerb_ports(pkt);
+
+	if (port)
+		ports = *(__u32 *)port;
+	if (ip4) {
+		a = b = c = 0xdeadbeef + (4 << 2) + seed;
+		a += ip4->saddr;
+		b += ip4->daddr;
+		c += ports;
+		KERB_JHASH_MIX(a, b, c);
+	} else if (ip6) {
+		__u32 *w = (__u32 *)&ip6->saddr;
+
+		a = b = c = 0xdeadbeef + (10 << 2) + seed;
+#pragma unroll
+		for (int i = 0; i < 9; i += 3) {
+			a += w[i];
+			b += w[i + 1];
+			c += i < 6 ? w[i + 2] : ports;
+			KERB_JHASH_MIX(a, b, c);
+		}
+	} else {
+		return 0;
+	}
+	a += pkt->proto;
+	KERB_JHASH_FINAL(a, b, c);
+	return c;
+}
+
+/* A ring buffer of so many bytes (a power of two, at least a page) for the module's control plane, and the number of events
+ * that did not fit, in NAME_lost. */
+#define KERB_EVENTS(name, bytes)                                                                                               \
+	struct {                                                                                                               \
+		__uint(type, BPF_MAP_TYPE_RINGBUF);                                                                            \
+		__uint(max_entries, bytes);                                                                                    \
+	} name SEC(".maps");                                                                                                   \
+	struct {                                                                                                               \
+		__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);                                                                       \
+		__uint(max_entries, 1);                                                                                        \
+		__type(key, __u32);                                                                                            \
+		__type(value, __u64);                                                                                          \
+	} name##_lost SEC(".maps")
+
+/* Sends *event; -ENOSPC or -EAGAIN when the reader is behind, which has been counted. */
+#define kerb_emit(name, event) kerb_emit_to(&name, &name##_lost, event, sizeof(*(event)))
+
+static __always_inline int kerb_emit_to(void *events, void *lost, void *event, __u64 size)
+{
+	int rc = bpf_ringbuf_output(events, event, size, 0);
+	__u32 key = 0;
+	__u64 *n;
+
+	if (!rc)
+		return 0;
+	n = bpf_map_lookup_elem(lost, &key);
+	if (n)
+		*n += 1;
+	return rc;
+}
+
+#endif
