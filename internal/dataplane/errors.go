@@ -43,7 +43,7 @@ var plainWords = []struct {
 	pattern *regexp.Regexp
 	plain   string
 }{
-	{regexp.MustCompile(`invalid access to packet`), "it reads packet bytes before checking that they are there; use kerb_at() and test the pointer for NULL"},
+	{regexp.MustCompile(`invalid access to packet|outside of the packet`), "it reads packet bytes before checking that they are there; use kerb_at() and test the pointer for NULL"},
 	{regexp.MustCompile(`invalid mem access '(map_value_or_null|mem_or_null)'|R\d+ invalid mem access 'map_value_or_null'`), "it uses the result of a map lookup without testing it for NULL"},
 	{regexp.MustCompile(`invalid access to map value`), "it reads or writes beyond the end of a map value; bound the offset first"},
 	{regexp.MustCompile(`invalid mem access 'scalar'|invalid mem access 'inv'`), "it uses a number as a pointer, for example a packet pointer kept across a call that changes the packet"},

@@ -1,0 +1,315 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/config"
+	"github.com/kerb-edge/kerb/internal/dataplane"
+	"github.com/kerb-edge/kerb/internal/fault"
+	"github.com/kerb-edge/kerb/internal/netlab"
+	"github.com/kerb-edge/kerb/internal/server"
+)
+
+// node is an agent on directories of its own, with two services.
+type node struct {
+	*Agent
+	cfg  config.Config
+	web  *netlab.Host
+	db   *netlab.Host
+	stop func()
+}
+
+func newNode(t *testing.T) *node {
+	t.Helper()
+	lab, err := netlab.New("kag")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { lab.Close() })
+	n := &node{cfg: config.Default()}
+	dir := t.TempDir()
+	n.cfg.Paths.State, n.cfg.Paths.Run = dir, dir
+	n.cfg.Paths.BPF = filepath.Join("/sys/fs/bpf", fmt.Sprintf("kag-%d", os.Getpid()))
+	if n.web, err = lab.Host("web", netlab.HostOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if n.db, err = lab.Host("db", netlab.HostOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	n.start(t)
+	t.Cleanup(func() {
+		n.stop()
+		dp, err := dataplane.Open(dataplane.Options{Root: n.cfg.Paths.BPF})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := dp.Purge(); err != nil {
+			t.Error(err)
+		}
+	})
+	return n
+}
+
+// start runs the agent as kerb agent does, in this process.
+func (n *node) start(t *testing.T) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	log := slog.New(slog.NewTextHandler(testWriter{t}, nil))
+	unlock, err := lock(n.cfg.Paths.Lock())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n.Agent, err = open(ctx, n.cfg, log); err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan error)
+	a := n.Agent
+	go func() { done <- a.run(ctx, n.cfg) }()
+	n.stop = func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+		a.close()
+		unlock()
+		n.stop = func() {}
+	}
+}
+
+type testWriter struct{ t *testing.T }
+
+func (w testWriter) Write(p []byte) (int, error) {
+	w.t.Log(strings.TrimSpace(string(p)))
+	return len(p), nil
+}
+
+func testPackage(t *testing.T, name string) string {
+	t.Helper()
+	dir, err := filepath.Abs("../dataplane/testdata/" + name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+func module(name, pkg, selector string, config map[string]any) v1.Module {
+	return v1.Module{
+		TypeMeta: v1.TypeMeta{APIVersion: v1.APIVersion, Kind: v1.KindModule},
+		Metadata: v1.ObjectMeta{Name: name},
+		Spec:     v1.ModuleSpec{Package: pkg, Config: config, Attach: v1.Attach{Services: selector}},
+	}
+}
+
+func serviceOf(name string, h *netlab.Host) v1.Service {
+	return v1.Service{
+		TypeMeta: v1.TypeMeta{APIVersion: v1.APIVersion, Kind: v1.KindService},
+		Metadata: v1.ObjectMeta{Name: name, Labels: map[string]string{"app": name}},
+		Spec:     v1.ServiceSpec{Netns: h.Path()},
+	}
+}
+
+func (n *node) apply(t *testing.T, services []v1.Service, modules ...v1.Module) v1.ApplyResult {
+	t.Helper()
+	r, err := n.Apply(t.Context(), server.Request{Services: services, Modules: modules})
+	if err != nil {
+		t.Fatalf("%v\nsteps: %v", err, r.Steps)
+	}
+	return r
+}
+
+func (n *node) both() []v1.Service {
+	return []v1.Service{serviceOf("web", n.web), serviceOf("db", n.db)}
+}
+
+// chainsOn describes what runs on a host's interface, by hook.
+func (n *node) chainsOn(t *testing.T, h *netlab.Host) map[string]string {
+	t.Helper()
+	return n.chainsAt(t, h.OuterIndex())
+}
+
+func (n *node) chainsAt(t *testing.T, ifindex int) map[string]string {
+	t.Helper()
+	chains, err := n.Chains(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := map[string]string{}
+	for _, c := range chains {
+		for _, p := range c.Points {
+			if p.Ifindex == ifindex {
+				out[c.Hook] = fmt.Sprintf("%s %d", strings.Join(c.Modules, ","), c.Program)
+			}
+		}
+	}
+	return out
+}
+
+func eventually(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(10 * time.Second); !ok(); time.Sleep(20 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("not within 10 s: %s", what)
+		}
+	}
+}
+
+func TestApplySelectsOrdersAndRemoves(t *testing.T) {
+	n := newNode(t)
+	late := module("a-late", testPackage(t, "pass"), "*", nil)
+	late.Spec.Order.After = []string{"z-early"}
+	n.apply(t, n.both(), late, module("z-early", testPackage(t, "pass"), "app=web", nil))
+	if got := n.chainsOn(t, n.web)["tc-ingress"]; !strings.HasPrefix(got, "z-early,a-late ") {
+		t.Errorf("web runs %q", got)
+	}
+	if got := n.chainsOn(t, n.db)["tc-egress"]; !strings.HasPrefix(got, "a-late ") {
+		t.Errorf("db runs %q", got)
+	}
+	if _, err := n.Delete(t.Context(), []server.Ref{{Kind: v1.KindModule, Name: "z-early"}}, false); err != nil {
+		t.Fatal(err)
+	}
+	if web, db := n.chainsOn(t, n.web), n.chainsOn(t, n.db); web["tc-ingress"] != db["tc-ingress"] {
+		t.Errorf("equal chains are not the same program: %v, %v", web, db)
+	}
+	if r := n.apply(t, n.both(), late); len(r.Steps) != 0 || r.Changes[0].Action != "unchanged" {
+		t.Errorf("applying the same again: %+v", r)
+	}
+}
+
+func TestServicesComeAndGo(t *testing.T) {
+	n := newNode(t)
+	n.apply(t, n.both(), module("count", testPackage(t, "pass"), "*", nil))
+	ifindex := n.db.OuterIndex()
+	if err := n.db.Remove(); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the vanished service loses its chain", func() bool {
+		s, err := n.Service(t.Context(), "db")
+		return err == nil && len(s.Status.Links) == 0 && len(n.chainsAt(t, ifindex)) == 0
+	})
+	if got := n.chainsOn(t, n.web); len(got) != 2 {
+		t.Errorf("the other service runs %v", got)
+	}
+}
+
+// A restarted agent adopts the chains: the same programs, nothing done.
+func TestRestartAdopts(t *testing.T) {
+	n := newNode(t)
+	n.apply(t, n.both(), module("count", testPackage(t, "pass"), "*", nil), module("drop", testPackage(t, "drop"), "*", map[string]any{}))
+	before := n.chainsOn(t, n.web)
+	n.stop()
+	n.start(t)
+	eventually(t, "the modules are live again", func() bool {
+		m, err := n.Module(t.Context(), "count")
+		return err == nil && len(m.Status.Instances) == 4
+	})
+	if after := n.chainsOn(t, n.web); fmt.Sprint(after) != fmt.Sprint(before) {
+		t.Errorf("before the restart %v, after it %v", before, after)
+	}
+}
+
+// After a reboot every pin is gone: all is rebuilt from the store.
+func TestRebootRebuilds(t *testing.T) {
+	n := newNode(t)
+	n.apply(t, n.both(), module("count", testPackage(t, "pass"), "*", nil))
+	n.stop()
+	dp, err := dataplane.Open(dataplane.Options{Root: n.cfg.Paths.BPF})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := dp.Purge(); err != nil {
+		t.Fatal(err)
+	}
+	n.start(t)
+	eventually(t, "the chains are back", func() bool { return len(n.chainsOn(t, n.web)) == 2 && len(n.chainsOn(t, n.db)) == 2 })
+}
+
+// Whatever is wrong with a change, it is told and the old state goes on.
+func TestBadChangesLeaveAllAsItWas(t *testing.T) {
+	n := newNode(t)
+	n.apply(t, n.both(), module("count", testPackage(t, "pass"), "*", nil))
+	before := n.chainsOn(t, n.web)
+	cycle := module("x", testPackage(t, "pass"), "*", nil)
+	cycle.Spec.Order = v1.Order{Before: []string{"count"}, After: []string{"count"}}
+	xdp := module("x", "counter", "*", nil)
+	xdp.Spec.Hook = "xdp"
+	budget := module("x", testPackage(t, "pass"), "*", nil)
+	budget.Spec.Budget.Memory = "1"
+	gone := serviceOf("gone", n.web)
+	gone.Spec.Netns = "/run/netns/kag-nosuch"
+	for name, c := range map[string]struct {
+		request server.Request
+		says    string
+	}{
+		"unknown package":  {server.Request{Modules: []v1.Module{module("x", "nosuch", "*", nil)}}, "nosuch"},
+		"no such config":   {server.Request{Modules: []v1.Module{module("x", testPackage(t, "drop"), "*", map[string]any{"prot": 1})}}, "prot"},
+		"bad selector":     {server.Request{Modules: []v1.Module{module("x", testPackage(t, "pass"), "app in web", nil)}}, "selector"},
+		"selects nothing":  {server.Request{Modules: []v1.Module{module("x", testPackage(t, "pass"), "", nil)}}, "spec.attach"},
+		"order cycle":      {server.Request{Modules: []v1.Module{cycle}}, "order"},
+		"over budget":      {server.Request{Modules: []v1.Module{budget}}, "budget"},
+		"verifier":         {server.Request{Modules: []v1.Module{module("x", testPackage(t, "bad"), "*", nil)}}, "verifier"},
+		"verifier, unused": {server.Request{Modules: []v1.Module{module("x", testPackage(t, "bad"), "app=none", nil)}}, "verifier"},
+		"no namespace":     {server.Request{Services: []v1.Service{gone}}, "namespace"},
+	} {
+		_, err := n.Apply(t.Context(), c.request)
+		if err == nil || !strings.Contains(err.Error(), c.says) {
+			t.Errorf("%s: error %v, want one with %q", name, err, c.says)
+		}
+		if after := n.chainsOn(t, n.web); fmt.Sprint(after) != fmt.Sprint(before) {
+			t.Errorf("%s: chains were %v, are %v", name, before, after)
+		}
+		if len(n.desired.Modules) != 1 || len(n.desired.Services) != 2 {
+			t.Errorf("%s: desired state has changed", name)
+		}
+	}
+}
+
+func TestVerifierLogReachesOperator(t *testing.T) {
+	n := newNode(t)
+	_, err := n.Apply(t.Context(), server.Request{Services: n.both(), Modules: []v1.Module{module("x", testPackage(t, "bad"), "*", nil)}})
+	var rejected *fault.Rejected
+	if !errors.As(err, &rejected) || !strings.Contains(rejected.Plain, "before checking that they are there") || len(rejected.Log) < 100 {
+		t.Errorf("error %v", err)
+	}
+}
+
+func TestTwoAgents(t *testing.T) {
+	n := newNode(t)
+	if _, err := lock(n.cfg.Paths.Lock()); err == nil || !strings.Contains(err.Error(), "another kerb agent") {
+		t.Errorf("second agent: %v", err)
+	}
+}
+
+// A lost store must not cut traffic: chains stay until modules are applied again.
+func TestCorruptStoreKeepsChains(t *testing.T) {
+	n := newNode(t)
+	count := module("count", testPackage(t, "pass"), "*", nil)
+	n.apply(t, n.both(), count)
+	before := n.chainsOn(t, n.web)
+	n.stop()
+	if err := os.WriteFile(n.cfg.Paths.Store(), []byte("no store"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	n.start(t)
+	time.Sleep(500 * time.Millisecond) // several reconciliations
+	if after := n.chainsOn(t, n.web); fmt.Sprint(after) != fmt.Sprint(before) {
+		t.Errorf("before the loss %v, after it %v", before, after)
+	}
+	n.apply(t, n.both(), count)
+	if after := n.chainsOn(t, n.web); fmt.Sprint(after) != fmt.Sprint(before) {
+		t.Errorf("before the loss %v, after applying again %v", before, after)
+	}
+	if n.store.Recovered() {
+		t.Error("the loss is still flagged")
+	}
+}
