@@ -26,7 +26,10 @@ type model struct {
 	frame []byte
 }
 
-var be = binary.BigEndian
+var (
+	be = binary.BigEndian
+	ne = binary.NativeEndian
+)
 
 func (m *model) ethernet() abi.ParseOutcome {
 	if len(m.frame) < 14 {
