@@ -6,6 +6,7 @@ import (
 	"crypto/rand"
 	"encoding/hex"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -20,12 +21,13 @@ type packageRun struct {
 	status           int // exit status, noStatus until it is told
 	pass, fail, skip int // tests and subtests
 	failed           []string
+	open             []string // tests that have started and not ended: in the end, what a panic, time-out or dead kernel cut short
 	started          time.Time
 	seconds          float64
 }
 
 // ok tells a package that passed: it ran to its end without a failed test.
-func (p *packageRun) ok() bool { return p.status == 0 && p.fail == 0 }
+func (p *packageRun) ok() bool { return p.status == 0 && p.fail == 0 && len(p.open) == 0 }
 
 // transcript is what the machine's second serial port says, read line by line. Lines that begin with the nonce come from init.sh, which
 // alone knows it; the test results are the lines that Go's testing package marks for test2json.
@@ -54,8 +56,11 @@ const (
 	finished
 )
 
-// testResult is one of testing's framing lines; ^V (0x16) tells it from a test's own output.
-var testResult = regexp.MustCompile(`^\s*\x16\s*--- (PASS|FAIL|SKIP): (\S+)`)
+// testing's framing lines begin with ^V (0x16), which tells them from a test's own output.
+var (
+	testStart  = regexp.MustCompile(`^\x16=== RUN   (\S+)`)
+	testResult = regexp.MustCompile(`^\s*\x16\s*--- (PASS|FAIL|SKIP): (\S+)`)
+)
 
 // feed takes one line and the time it arrived at.
 func (t *transcript) feed(line string, at time.Time) event {
@@ -63,8 +68,15 @@ func (t *transcript) feed(line string, at time.Time) event {
 	if rest, ok := strings.CutPrefix(line, t.nonce+" "); ok {
 		return t.order(strings.Fields(rest), at)
 	}
-	if m := testResult.FindStringSubmatch(line); m != nil && t.running() != nil {
-		t.running().count(m[1], m[2])
+	p := t.running()
+	if p == nil {
+		return nothing
+	}
+	if m := testStart.FindStringSubmatch(line); m != nil {
+		p.open = append(p.open, m[1])
+	}
+	if m := testResult.FindStringSubmatch(line); m != nil {
+		p.count(m[1], m[2])
 	}
 	return nothing
 }
@@ -113,6 +125,7 @@ func (p *packageRun) end(status string, at time.Time) event {
 }
 
 func (p *packageRun) count(verdict, test string) {
+	p.open = slices.DeleteFunc(p.open, func(name string) bool { return name == test })
 	switch verdict {
 	case "PASS":
 		p.pass++

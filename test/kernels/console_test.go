@@ -25,14 +25,14 @@ func read(text string) *transcript {
 type summary struct {
 	Pkg                      string
 	Status, Pass, Fail, Skip int
-	Failed                   string
+	Failed, Open             string
 	Seconds                  float64
 }
 
 func summaries(log *transcript) []summary {
 	var all []summary
 	for _, p := range log.packages {
-		all = append(all, summary{p.pkg, p.status, p.pass, p.fail, p.skip, strings.Join(p.failed, " "), p.seconds})
+		all = append(all, summary{p.pkg, p.status, p.pass, p.fail, p.skip, strings.Join(p.failed, " "), strings.Join(p.open, " "), p.seconds})
 	}
 	return all
 }
@@ -46,8 +46,8 @@ func TestTranscript(t *testing.T) {
 		"no newline\r\n@@n exit internal/a 1\r\n" +
 		"@@n start b\r\n\x16--- PASS: TestD (0.00s)\r\n@@n exit b 0\r\n@@n done\r\n")
 	want := []summary{
-		{"internal/a", 1, 1, 2, 1, "TestB/sub TestB", 8},
-		{"b", 0, 1, 0, 0, "", 2},
+		{"internal/a", 1, 1, 2, 1, "TestB/sub TestB", "", 8},
+		{"b", 0, 1, 0, 0, "", "", 2},
 	}
 	if d := cmp.Diff(want, summaries(log)); d != "" {
 		t.Error(d)
@@ -59,8 +59,8 @@ func TestTranscript(t *testing.T) {
 
 // TestTranscriptCutShort: a machine that dies in a package leaves it without a status.
 func TestTranscriptCutShort(t *testing.T) {
-	log := read("@@n boot 6.1\n@@n start a\n\x16--- PASS: TestA (0.00s)\n@@n ex")
-	if d := cmp.Diff([]summary{{"a", noStatus, 1, 0, 0, "", 0}}, summaries(log)); d != "" {
+	log := read("@@n boot 6.1\n@@n start a\n\x16=== RUN   TestA\n\x16--- PASS: TestA (0.00s)\n\x16=== RUN   TestB\n@@n ex")
+	if d := cmp.Diff([]summary{{"a", noStatus, 1, 0, 0, "", "TestB", 0}}, summaries(log)); d != "" {
 		t.Error(d)
 	}
 	if log.done {
@@ -71,7 +71,7 @@ func TestTranscriptCutShort(t *testing.T) {
 // TestTranscriptNotForged: lines of tests that look like the machine's own change nothing.
 func TestTranscriptNotForged(t *testing.T) {
 	log := read("@@n boot 6.1\n@@n start a\n@@other exit a 0\nx @@n exit a 0\n@@n exit b 0\n@@n exit a zero\n@@n exit a 2\n@@n exit a 0\n")
-	if d := cmp.Diff([]summary{{"a", 2, 0, 0, 0, "", 5}}, summaries(log)); d != "" {
+	if d := cmp.Diff([]summary{{"a", 2, 0, 0, 0, "", "", 5}}, summaries(log)); d != "" {
 		t.Error(d)
 	}
 }

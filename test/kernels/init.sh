@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 # The machine's first process: makes the file systems, loads the modules, runs every test binary of /matrix/plan and powers off.
-# /matrix/settings gives nonce (the word that starts each line meant for the host), limit (seconds per binary) and run (-test.run).
+# /matrix/settings gives nonce (the word that starts each line meant for the host), limit (seconds per binary), run and skip (-test.run and -test.skip).
 # Modules that the kernel refuses are listed in /run/not-loaded, where the smoke tests look.
 # The kernel writes to the first serial port, everything here to the second: neither can cut a line of the other.
 
@@ -39,7 +39,7 @@ ip link set lo up
 while read -r pkg; do
 	tell start "$pkg"
 	cd "/src/$pkg" || exit
-	timeout -s KILL $((limit + 10)) "$PWD/test.bin" -test.v=test2json -test.paniconexit0 -test.timeout="${limit}s" -test.run="$run" </dev/null
+	timeout -s KILL $((limit + 10)) "$PWD/test.bin" -test.v=test2json -test.paniconexit0 -test.timeout="${limit}s" -test.run="$run" -test.skip="$skip" </dev/null
 	tell exit "$pkg" $?
 done </matrix/plan
 tell done

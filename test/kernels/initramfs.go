@@ -23,10 +23,10 @@ var errNoTool = errors.New("not installed (the needed packages: -print-packages)
 
 // guestPlan is what init.sh is to run.
 type guestPlan struct {
-	tests   []testBinary
-	nonce   string
-	timeout time.Duration // of one binary
-	run     string        // -test.run
+	tests     []testBinary
+	nonce     string
+	timeout   time.Duration // of one binary
+	run, skip string        // -test.run and -test.skip
 }
 
 // accounts give the machine the few names that tests look up.
@@ -62,9 +62,10 @@ func buildBase(ctx context.Context, archive string, plan guestPlan) error {
 
 // settings is a piece of shell: init.sh reads it.
 func (p guestPlan) settings() string {
-	quoted := "'" + strings.ReplaceAll(p.run, "'", `'\''`) + "'"
-	return fmt.Sprintf("nonce=%s\nlimit=%d\nrun=%s\n", p.nonce, int(p.timeout.Seconds()), quoted)
+	return fmt.Sprintf("nonce=%s\nlimit=%d\nrun=%s\nskip=%s\n", p.nonce, int(p.timeout.Seconds()), shellQuote(p.run), shellQuote(p.skip))
 }
+
+func shellQuote(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }
 
 // addTools puts busybox, ip and tc with their libraries below root.
 func addTools(ctx context.Context, root string) error {

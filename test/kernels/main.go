@@ -34,7 +34,7 @@ const (
 type options struct {
 	kernels, tests, modules []string
 	timeout, testTimeout    time.Duration // of one machine; of one test binary in it
-	run                     string        // -test.run of every binary
+	run, skip               string        // -test.run and -test.skip of every binary
 	cache                   string
 	memory                  string // in QEMU's notation
 	mirrors                 mirrors
@@ -57,11 +57,12 @@ func main() {
 func parseFlags() options {
 	var o options
 	kernels := flag.String("kernels", defaultKernels, "kernels, comma-separated: SERIES or newest, with -rt or -generic for another flavour than cloud")
-	tests := flag.String("pkgs", defaultTests, "Go package patterns, comma-separated; packages without tests are left out")
+	tests := flag.String("pkgs", defaultTests, "Go package patterns, comma-separated; packages without tests, and commands that only a ... matches, are left out")
 	modules := flag.String("modules", "", "further kernel modules to load, comma-separated")
 	flag.DurationVar(&o.timeout, "timeout", 300*time.Second, "limit for one boot of one kernel, all packages together")
 	flag.DurationVar(&o.testTimeout, "pkg-timeout", 120*time.Second, "limit for one test binary in the machine")
 	flag.StringVar(&o.run, "run", "", "run only tests that match this expression")
+	flag.StringVar(&o.skip, "skip", "", "leave out tests that match this expression")
 	flag.StringVar(&o.cache, "cache", defaultCache(), "directory for kernels, package lists and logs, kept between runs")
 	flag.StringVar(&o.memory, "memory", "2G", "memory of the machine")
 	flag.StringVar(&o.mirrors.main, "mirror", "", "URI of a Debian mirror (default: the one in this machine's apt sources)")
@@ -119,7 +120,7 @@ func runAll(ctx context.Context, opts options, specs []spec, work string) ([]ker
 	}
 	nonce := newNonce()
 	base := filepath.Join(work, "base.cpio")
-	if err := buildBase(ctx, base, guestPlan{tests, nonce, opts.testTimeout, opts.run}); err != nil {
+	if err := buildBase(ctx, base, guestPlan{tests, nonce, opts.testTimeout, opts.run, opts.skip}); err != nil {
 		return nil, fmt.Errorf("build the initramfs: %w", err)
 	}
 	debian, err := openArchive(ctx, filepath.Join(opts.cache, "apt"), opts.mirrors)

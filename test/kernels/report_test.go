@@ -12,6 +12,7 @@ var (
 	good    = packageRun{pkg: "good", pass: 3, skip: 1, started: time.Unix(1, 0)}
 	bad     = packageRun{pkg: "bad", status: 1, pass: 1, fail: 1, failed: []string{"TestBad"}, started: time.Unix(1, 0)}
 	crashed = packageRun{pkg: "crashed", status: 2, pass: 1, started: time.Unix(1, 0)}
+	slow    = packageRun{pkg: "slow", status: 2, pass: 1, fail: 1, failed: []string{"TestBad"}, open: []string{"TestSlow"}, started: time.Unix(1, 0)}
 	cut     = packageRun{pkg: "cut", status: noStatus, pass: 1, started: time.Unix(1, 0)}
 )
 
@@ -29,6 +30,7 @@ func TestReport(t *testing.T) {
 		{"all passed", []kernelResult{result(nil, good), result(nil, good)}, "6 passed, 0 failed", true},
 		{"a test failed", []kernelResult{result(nil, good, bad)}, "4 passed, 1 failed", false},
 		{"a binary crashed", []kernelResult{result(nil, crashed)}, "1 passed, 1 failed", false},
+		{"a test was cut short", []kernelResult{result(nil, slow)}, "1 passed, 2 failed", false},
 		{"the machine hung in a package", []kernelResult{result(errHung, good, cut)}, "4 passed, 1 failed", false},
 		{"the machine hung after the tests", []kernelResult{result(errHung, good)}, "3 passed, 1 failed", false},
 		{"no kernel", []kernelResult{{spec: "4.4", err: errNoKernel}}, "0 passed, 1 failed", false},
@@ -45,11 +47,11 @@ func TestReport(t *testing.T) {
 }
 
 func TestReportNamesFailures(t *testing.T) {
-	r := result(nil, bad, crashed)
+	r := result(nil, bad, crashed, slow)
 	r.consoles = "/logs/6.1"
 	var out strings.Builder
 	report(&out, []kernelResult{r})
-	for _, want := range []string{"bad TestBad", "crashed: FAIL (exit 2)", "/logs/6.1"} {
+	for _, want := range []string{"bad TestBad", "crashed: FAIL (exit 2)", "slow TestSlow (did not end)", "/logs/6.1"} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("the report lacks %q:\n%s", want, out.String())
 		}

@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 )
 
@@ -26,7 +27,8 @@ type testBinary struct {
 
 // goPackage is what is needed of go list -json.
 type goPackage struct {
-	Dir                       string
+	Dir, Name                 string
+	Match                     []string // the patterns that led to it
 	Module                    struct{ Dir string }
 	TestGoFiles, XTestGoFiles []string
 }
@@ -55,9 +57,16 @@ func buildTests(ctx context.Context, dir string, patterns []string) ([]testBinar
 	return tests, nil
 }
 
-// listPackages returns the packages that have tests when built without cgo. A pattern with "..." may match nothing.
+// wanted leaves out packages without tests, and commands unless they are named: what a tool such as a generator does, and the source
+// tree its tests work on, is no business of another kernel's.
+func (p goPackage) wanted() bool {
+	named := slices.ContainsFunc(p.Match, func(pattern string) bool { return !strings.Contains(pattern, "...") })
+	return len(p.TestGoFiles)+len(p.XTestGoFiles) > 0 && (p.Name != "main" || named)
+}
+
+// listPackages returns the packages to test, as built without cgo. A pattern with "..." may match nothing.
 func listPackages(ctx context.Context, patterns []string) ([]goPackage, error) {
-	args := append([]string{"list", "-json=Dir,Module,TestGoFiles,XTestGoFiles"}, patterns...)
+	args := append([]string{"list", "-json=Dir,Name,Match,Module,TestGoFiles,XTestGoFiles"}, patterns...)
 	cmd := exec.CommandContext(ctx, "go", args...)
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	text, err := output(ctx, cmd)
@@ -72,7 +81,7 @@ func listPackages(ctx context.Context, patterns []string) ([]goPackage, error) {
 		} else if err != nil {
 			return nil, fmt.Errorf("go list: %w", err)
 		}
-		if len(p.TestGoFiles)+len(p.XTestGoFiles) > 0 {
+		if p.wanted() {
 			found = append(found, p)
 		}
 	}
