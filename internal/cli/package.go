@@ -3,18 +3,17 @@
 package cli
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"path/filepath"
 	"strings"
-	"text/tabwriter"
 
 	"github.com/spf13/cobra"
-	"sigs.k8s.io/yaml"
 
+	"github.com/kerb-edge/kerb/internal/dataplane"
+	"github.com/kerb-edge/kerb/internal/fault"
 	"github.com/kerb-edge/kerb/internal/pkgs"
 	"github.com/kerb-edge/kerb/modules"
 )
@@ -58,11 +57,11 @@ func newPackageBuildCommand() *cobra.Command {
 		RunE: func(cmd *cobra.Command, args []string) error {
 			opts.Out = cmd.ErrOrStderr()
 			if err := pkgs.Build(cmd.Context(), args[0], opts); err != nil {
-				return err
+				return packageFault(err)
 			}
 			p, err := pkgs.Open(args[0])
 			if err != nil {
-				return err
+				return packageFault(err)
 			}
 			for _, hook := range p.Hooks {
 				fmt.Fprintln(cmd.OutOrStdout(), filepath.Join(args[0], p.Object(hook)))
@@ -84,37 +83,50 @@ func newPackageVerifyCommand() *cobra.Command {
 		RunE: func(cmd *cobra.Command, args []string) error {
 			p, err := findPackage(args[0])
 			if err != nil {
-				return err
+				return packageFault(err)
 			}
 			verdicts, err := verifyPackage(p)
 			for _, v := range verdicts {
 				fmt.Fprintln(cmd.OutOrStdout(), v)
 			}
-			return err
+			return packageFault(err)
 		},
 	}
 }
 
 func newPackageInspectCommand() *cobra.Command {
-	format := "table"
-	cmd := &cobra.Command{
+	return &cobra.Command{
 		Use:   "inspect DIR|NAME",
 		Short: "Show what a package consists of and costs",
 		Args:  cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			p, err := findPackage(args[0])
 			if err != nil {
-				return err
+				return packageFault(err)
 			}
 			in, err := p.Inspect()
 			if err != nil {
-				return err
+				return packageFault(err)
 			}
-			return printInspection(cmd.OutOrStdout(), in, format)
+			a := app{output: cmd.Flag("output").Value.String()}
+			return a.print(cmd.OutOrStdout(), in, func(w io.Writer) { printInspection(w, in) })
 		},
 	}
-	cmd.Flags().StringVarP(&format, "output", "o", format, "table, json or yaml")
-	return cmd
+}
+
+// packageFault gives errors of packages the kinds that exit codes know.
+func packageFault(err error) error {
+	var (
+		manifest *pkgs.ManifestError
+		rejected *dataplane.RejectedError
+	)
+	switch {
+	case errors.As(err, &rejected):
+		return &fault.Rejected{Plain: err.Error(), Log: rejected.Log}
+	case errors.As(err, &manifest):
+		return &fault.Invalid{Reason: err.Error()}
+	}
+	return err
 }
 
 // findPackage takes a directory or the name of a built-in. A directory in sight needs a slash to win over a built-in.
@@ -138,53 +150,27 @@ func isDir(path string) bool {
 	return err == nil && info.IsDir()
 }
 
-func printInspection(out io.Writer, in *pkgs.Inspection, format string) error {
-	switch format {
-	case "json":
-		enc := json.NewEncoder(out)
-		enc.SetIndent("", "  ")
-		return enc.Encode(in)
-	case "yaml":
-		text, err := yaml.Marshal(in)
-		if err != nil {
-			return err
-		}
-		_, err = out.Write(text)
-		return err
-	case "table":
-		return printInspectionTable(out, in)
-	}
-	return fmt.Errorf("output %q: use table, json or yaml", format)
-}
-
-func printInspectionTable(out io.Writer, in *pkgs.Inspection) error {
-	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	row := func(cells ...any) { fmt.Fprintf(w, strings.Repeat("%v\t", len(cells))+"\n", cells...) }
-	printSummary(row, in)
-	row()
-	row("HOOK", "FUNCTION", "INSTRUCTIONS")
+func printInspection(w io.Writer, in *pkgs.Inspection) {
+	m := in.Manifest
+	field(w, "Name", m.Name)
+	field(w, "Version", m.Version)
+	field(w, "Description", m.Description)
+	field(w, "License", m.License)
+	field(w, "Source", in.Source)
+	field(w, "Digest", in.Digest)
+	field(w, "Hooks", strings.Join(m.Hooks, ", "))
+	field(w, "Fails", m.FailurePolicy)
+	field(w, "Memory", pkgs.FormatBytes(in.Memory))
+	fmt.Fprintln(w)
+	line(w, "HOOK", "FUNCTION", "INSTRUCTIONS")
 	for _, h := range in.Hooks {
 		for _, f := range h.Functions {
-			row(h.Hook, f.Name, f.Instructions)
+			line(w, h.Hook, f.Name, f.Instructions)
 		}
 	}
-	row()
-	row("MAP", "TYPE", "ROLE", "KEY", "VALUE", "ENTRIES", "MEMORY")
+	fmt.Fprintln(w)
+	line(w, "MAP", "TYPE", "ROLE", "KEY", "VALUE", "ENTRIES", "MEMORY")
 	for _, p := range in.Maps {
-		row(p.Name, p.Type, p.Role, p.KeySize, p.ValueSize, p.MaxEntries, pkgs.FormatBytes(p.Memory))
+		line(w, p.Name, p.Type, p.Role, p.KeySize, p.ValueSize, p.MaxEntries, pkgs.FormatBytes(p.Memory))
 	}
-	return w.Flush()
-}
-
-func printSummary(row func(...any), in *pkgs.Inspection) {
-	m := in.Manifest
-	row("Name:", m.Name)
-	row("Version:", m.Version)
-	row("Description:", m.Description)
-	row("License:", m.License)
-	row("Source:", in.Source)
-	row("Digest:", in.Digest)
-	row("Hooks:", strings.Join(m.Hooks, ", "))
-	row("Fails:", m.FailurePolicy)
-	row("Memory:", pkgs.FormatBytes(in.Memory))
 }

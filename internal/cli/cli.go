@@ -1,0 +1,219 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package cli is the command tree of kerb: noun then verb, the answer on standard output and all else on standard error.
+// It speaks to the agent over its socket only; `kerb agent` is the agent itself, and few commands need none.
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/kerb-edge/kerb/internal/config"
+	"github.com/kerb-edge/kerb/internal/fault"
+	"github.com/kerb-edge/kerb/internal/paths"
+	"github.com/spf13/cobra"
+)
+
+// Exit codes. They do not change.
+const (
+	ExitOK          = 0
+	ExitFailure     = 1 // everything that has no code of its own
+	ExitUsage       = 2 // wrong command line, or a resource or configuration that is not valid
+	ExitNotFound    = 3
+	ExitUnreachable = 4 // no agent answers
+	ExitConflict    = 5 // does not go with what is there, or the kernel refused the program
+)
+
+// Build is what the program consists of beside this package.
+type Build struct {
+	Version  string
+	Agent    func(context.Context, config.Config, *slog.Logger) error // runs until the context ends
+	Commands []*cobra.Command                                         // further commands of the root
+}
+
+// app is what the commands share.
+type app struct {
+	build   Build
+	socket  string
+	output  string
+	json    bool
+	verbose bool
+}
+
+// Main runs the command line of the process and returns its exit code.
+func Main(b Build) int {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	a := &app{build: b}
+	root := a.root()
+	cmd, err := root.ExecuteContextC(ctx)
+	if err == nil {
+		return ExitOK
+	}
+	return a.report(root.ErrOrStderr(), cmd, err)
+}
+
+// Root returns the command tree, for documents made from it.
+func Root(b Build) *cobra.Command { return (&app{build: b}).root() }
+
+func (a *app) root() *cobra.Command {
+	root := &cobra.Command{
+		Use:   "kerb",
+		Short: "Run the hot path of edge services inside the kernel",
+		Long: `kerb is the agent of a node and the command line to it. The agent loads, chains, swaps and watches eBPF modules on the
+services of the node, without touching the services.
+
+Exit status: 0 done, 1 failed, 2 wrong usage or invalid resource, 3 not found, 4 no agent answers, 5 conflict or refused by
+the kernel.`,
+		Example: `  kerb agent                              # as root, or: systemctl start kerb
+  kerb service add web --netns /run/netns/web --label app=web
+  kerb apply -f firewall.yaml
+  kerb module list`,
+		SilenceErrors: true,
+		SilenceUsage:  true,
+	}
+	flags := root.PersistentFlags()
+	flags.StringVar(&a.socket, "socket", defaultSocket(), "socket of the agent; also by KERB_SOCKET")
+	flags.StringVarP(&a.output, "output", "o", "table", "how to print the answer: table, json or yaml")
+	flags.BoolVarP(&a.json, "json", "j", false, "the same as -o json")
+	flags.BoolVarP(&a.verbose, "verbose", "v", false, "tell more on standard error: steps, verifier logs")
+	_ = root.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"table", "json", "yaml"}, cobra.ShellCompDirectiveNoFileComp))
+	root.PersistentPreRunE = func(*cobra.Command, []string) error { return a.checkOutput() }
+	root.AddCommand(
+		a.agentCommand(), a.applyCommand(), a.diffCommand(), a.deleteCommand(),
+		a.moduleCommand(), a.serviceCommand(), a.chainCommand(), a.newPackageCommand(),
+		a.statusCommand(), a.topCommand(), a.purgeCommand(), a.versionCommand(), manCommand(),
+	)
+	root.AddCommand(a.build.Commands...)
+	finish(root)
+	return root
+}
+
+func defaultSocket() string {
+	if socket := os.Getenv("KERB_SOCKET"); socket != "" {
+		return socket
+	}
+	return paths.Default().Socket()
+}
+
+func (a *app) checkOutput() error {
+	if a.json {
+		a.output = "json"
+	}
+	switch a.output {
+	case "table", "json", "yaml":
+		return nil
+	}
+	return &usageError{fmt.Errorf("output %q: use table, json or yaml", a.output)}
+}
+
+// noun makes a command that only has subcommands.
+func noun(use, short string, commands ...*cobra.Command) *cobra.Command {
+	c := &cobra.Command{
+		Use:   use,
+		Short: short,
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return &usageError{fmt.Errorf("%s needs a verb", cmd.CommandPath())}
+		},
+	}
+	c.AddCommand(commands...)
+	return c
+}
+
+// usageError is a mistake on the command line.
+type usageError struct{ error }
+
+func (e *usageError) Unwrap() error { return e.error }
+
+// ranError is an error of a command that has run: not one of usage, unless it says so.
+type ranError struct{ error }
+
+func (e *ranError) Unwrap() error { return e.error }
+
+// finish marks errors of all commands, so that what is left is cobra's own: wrong flags and arguments.
+func finish(cmd *cobra.Command) {
+	if run := cmd.RunE; run != nil {
+		cmd.RunE = func(cmd *cobra.Command, args []string) error {
+			if err := run(cmd, args); err != nil {
+				return &ranError{err}
+			}
+			return nil
+		}
+	}
+	for _, sub := range cmd.Commands() {
+		finish(sub)
+	}
+}
+
+// exitCode is the one place that maps errors to exit codes.
+func exitCode(err error) int {
+	var (
+		ran         *ranError
+		usage       *usageError
+		invalid     *fault.Invalid
+		notFound    *fault.NotFound
+		unreachable *unreachableError
+		conflict    *fault.Conflict
+		rejected    *fault.Rejected
+	)
+	switch {
+	case !errors.As(err, &ran), errors.As(err, &usage), errors.As(err, &invalid):
+		return ExitUsage
+	case errors.As(err, &notFound):
+		return ExitNotFound
+	case errors.As(err, &unreachable):
+		return ExitUnreachable
+	case errors.As(err, &conflict), errors.As(err, &rejected):
+		return ExitConflict
+	}
+	return ExitFailure
+}
+
+// report tells what went wrong, and what to do where that is known.
+func (a *app) report(w io.Writer, cmd *cobra.Command, err error) int {
+	code := exitCode(err)
+	fmt.Fprintln(w, "kerb:", err)
+	var (
+		ran      *ranError
+		usage    *usageError
+		notFound *fault.NotFound
+		rejected *fault.Rejected
+	)
+	switch {
+	case !errors.As(err, &ran), errors.As(err, &usage):
+		fmt.Fprintf(w, "Run %q for what is possible.\n", cmd.CommandPath()+" --help")
+	case errors.As(err, &rejected):
+		a.reportLog(w, rejected.Log)
+	case errors.As(err, &notFound) && cmd.HasParent() && cmd.Parent().HasParent():
+		fmt.Fprintf(w, "Run %q for what there is.\n", cmd.Parent().CommandPath()+" list")
+	}
+	return code
+}
+
+// reportLog prints the verifier's log if asked for, and otherwise keeps it in a file.
+func (a *app) reportLog(w io.Writer, log string) {
+	if log == "" {
+		return
+	}
+	if a.verbose {
+		fmt.Fprint(w, log)
+		return
+	}
+	f, err := os.CreateTemp("", "kerb-verifier-*.log")
+	if err == nil {
+		_, err = f.WriteString(log)
+		err = errors.Join(err, f.Close())
+	}
+	if err != nil {
+		fmt.Fprintln(w, "The verifier's log could not be saved; run again with -v to see it:", err)
+		return
+	}
+	fmt.Fprintf(w, "The verifier's log is in %s; -v prints it.\n", f.Name())
+}

@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"strings"
+
+	"github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/pkgs"
+	"github.com/spf13/cobra"
+)
+
+func moduleKind() kind[v1alpha1.Module] {
+	return kind[v1alpha1.Module]{
+		name:     v1alpha1.KindModule,
+		noun:     "module",
+		path:     "/v1/modules",
+		header:   []any{"NAME", "PACKAGE", "VERSION", "READY", "POINTS", "MEMORY", "DROPS"},
+		row:      moduleRow,
+		describe: describeModule,
+		id:       func(m v1alpha1.Module) string { return m.Metadata.Name },
+	}
+}
+
+func (a *app) moduleCommand() *cobra.Command {
+	k := moduleKind()
+	return noun("module", "Packages deployed on the node, and what they do", k.list(a), k.get(a), k.delete(a), a.dropsCommand(), a.queryCommand())
+}
+
+func moduleRow(m v1alpha1.Module) []any {
+	s := statusOf(m)
+	var drops uint64
+	for _, d := range s.Drops {
+		drops += d.Packets
+	}
+	return []any{m.Metadata.Name, m.Spec.Package, s.Package.Version, ready(s.Conditions), len(s.Instances), pkgs.FormatBytes(s.Memory), drops}
+}
+
+func statusOf(m v1alpha1.Module) v1alpha1.ModuleStatus {
+	if m.Status == nil {
+		return v1alpha1.ModuleStatus{}
+	}
+	return *m.Status
+}
+
+func describeModule(w io.Writer, m v1alpha1.Module) {
+	s := statusOf(m)
+	field(w, "Name", m.Metadata.Name)
+	field(w, "Labels", printLabels(m.Metadata.Labels))
+	field(w, "Package", strings.TrimSpace(m.Spec.Package+" "+s.Package.Version))
+	field(w, "Digest", s.Package.Digest)
+	field(w, "Services", m.Spec.Attach.Services)
+	field(w, "Interfaces", strings.Join(m.Spec.Attach.Interfaces, ", "))
+	field(w, "Hook", m.Spec.Hook)
+	field(w, "Priority", m.Spec.Order.Priority)
+	field(w, "Fails", m.Spec.FailurePolicy)
+	field(w, "Memory", pkgs.FormatBytes(s.Memory))
+	printConditions(w, s.Conditions)
+	if config, err := json.Marshal(m.Spec.Config); err == nil && m.Spec.Config != nil {
+		field(w, "Config", string(config))
+	}
+	printInstances(w, s.Instances)
+	if len(s.Drops) > 0 {
+		fmt.Fprintln(w)
+		printDrops(w, []v1alpha1.Module{m})
+	}
+}
+
+func printInstances(w io.Writer, instances []v1alpha1.Instance) {
+	if len(instances) == 0 {
+		return
+	}
+	fmt.Fprintln(w)
+	line(w, "SERVICE", "INTERFACE", "HOOK", "DIRECTION", "CHAIN", "POSITION")
+	for _, i := range instances {
+		line(w, i.Service, i.Interface, i.Hook, i.Direction, i.Chain, i.Position)
+	}
+}
+
+func (a *app) dropsCommand() *cobra.Command {
+	k := moduleKind()
+	return &cobra.Command{
+		Use:               "drops [NAME]",
+		Short:             "Show which module dropped how many packets, and why",
+		Example:           "  kerb module drops\n  kerb module drops fw -o json",
+		Args:              cobra.MaximumNArgs(1),
+		ValidArgsFunction: k.complete(a),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			all, err := a.someModules(cmd, args)
+			if err != nil {
+				return err
+			}
+			drops := map[string][]v1alpha1.Drop{}
+			for _, m := range all {
+				drops[m.Metadata.Name] = append([]v1alpha1.Drop{}, statusOf(m).Drops...)
+			}
+			return a.print(cmd.OutOrStdout(), drops, func(w io.Writer) { printDrops(w, all) })
+		},
+	}
+}
+
+func (a *app) someModules(cmd *cobra.Command, names []string) ([]v1alpha1.Module, error) {
+	if len(names) == 0 {
+		return fetch[[]v1alpha1.Module](cmd.Context(), a, "/v1/modules")
+	}
+	m, err := fetch[v1alpha1.Module](cmd.Context(), a, "/v1/modules/"+url.PathEscape(names[0]))
+	return []v1alpha1.Module{m}, err
+}
+
+func printDrops(w io.Writer, modules []v1alpha1.Module) {
+	line(w, "MODULE", "REASON", "PACKETS")
+	for _, m := range modules {
+		for _, d := range statusOf(m).Drops {
+			line(w, m.Metadata.Name, d.Reason, d.Packets)
+		}
+	}
+}
+
+func (a *app) queryCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:               "query NAME PATH",
+		Short:             "Read what a module itself offers",
+		Long:              "Reads a route that the module's control plane serves below /v1/modules/NAME/. The README of its package lists them.",
+		Example:           "  kerb module query count counts\n  kerb module query fw rules -o json",
+		Args:              cobra.ExactArgs(2),
+		ValidArgsFunction: moduleKind().complete(a),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			path := "/v1/modules/" + url.PathEscape(args[0]) + "/" + strings.TrimPrefix(args[1], "/")
+			data, err := a.call(cmd.Context(), http.MethodGet, path, nil)
+			if err != nil {
+				return err
+			}
+			var v any
+			if err := json.Unmarshal(data, &v); err != nil {
+				_, err := cmd.OutOrStdout().Write(data) // a module may answer in its own format
+				return err
+			}
+			return a.print(cmd.OutOrStdout(), v, func(w io.Writer) { printAny(w, v) })
+		},
+	}
+}
+
+// printAny makes a table of a list of flat objects, and lines of anything else.
+func printAny(w io.Writer, v any) {
+	list, ok := v.([]any)
+	columns, flat := columnsOf(list)
+	if !ok || !flat {
+		printLines(w, "", v)
+		return
+	}
+	var header []any
+	for _, name := range columns {
+		header = append(header, strings.ToUpper(name))
+	}
+	line(w, header...)
+	for _, row := range list {
+		var cells []any
+		for _, name := range columns {
+			cells = append(cells, plain(row.(map[string]any)[name]))
+		}
+		line(w, cells...)
+	}
+}
+
+// columnsOf returns the fields of a list of objects without further structure.
+func columnsOf(list []any) ([]string, bool) {
+	names := map[string]bool{}
+	for _, row := range list {
+		object, ok := row.(map[string]any)
+		if !ok {
+			return nil, false
+		}
+		for name, value := range object {
+			switch value.(type) {
+			case map[string]any, []any:
+				return nil, false
+			}
+			names[name] = true
+		}
+	}
+	return sortedKeys(names), len(names) > 0
+}
+
+func printLines(w io.Writer, path string, v any) {
+	switch v := v.(type) {
+	case map[string]any:
+		for _, name := range sortedKeys(v) {
+			printLines(w, strings.TrimPrefix(path+"."+name, "."), v[name])
+		}
+	case []any:
+		for i, value := range v {
+			printLines(w, fmt.Sprintf("%s[%d]", path, i), value)
+		}
+	default:
+		fmt.Fprintf(w, "%s:\t%v\n", path, plain(v))
+	}
+}
+
+// plain prints whole numbers as such: JSON has only one kind.
+func plain(v any) any {
+	switch v := v.(type) {
+	case nil:
+		return ""
+	case float64:
+		if v == float64(int64(v)) {
+			return int64(v)
+		}
+	}
+	return v
+}

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/kerb-edge/kerb/api/v1alpha1"
+	"sigs.k8s.io/yaml"
+)
+
+// print writes v as JSON or YAML if that was asked for, and else calls table.
+func (a *app) print(w io.Writer, v any, table func(io.Writer)) error {
+	switch a.output {
+	case "json":
+		encoder := json.NewEncoder(w)
+		encoder.SetIndent("", "  ")
+		encoder.SetEscapeHTML(false)
+		return encoder.Encode(v)
+	case "yaml":
+		data, err := yaml.Marshal(v)
+		if err != nil {
+			return err
+		}
+		_, err = w.Write(data)
+		return err
+	}
+	aligned := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.DiscardEmptyColumns)
+	table(aligned)
+	return aligned.Flush()
+}
+
+// line writes one row of a table. Empty cells are a dash, so that columns can be counted.
+func line(w io.Writer, cells ...any) {
+	text := make([]string, len(cells))
+	for i, cell := range cells {
+		text[i] = fmt.Sprint(cell)
+		if text[i] == "" {
+			text[i] = "-"
+		}
+	}
+	fmt.Fprintln(w, strings.Join(text, "\t"))
+}
+
+// field writes one line of a description, unless there is nothing to say.
+func field(w io.Writer, name string, value any) {
+	if text := fmt.Sprint(value); text != "" && text != "[]" {
+		fmt.Fprintf(w, "%s:\t%s\n", name, text)
+	}
+}
+
+// ready puts the condition Ready into a word.
+func ready(conditions []v1alpha1.Condition) string {
+	for _, c := range conditions {
+		switch {
+		case c.Type != "Ready":
+		case c.Status == "True":
+			return "yes"
+		case c.Status == "False":
+			return "no: " + c.Reason
+		}
+	}
+	return "unknown"
+}
+
+func printConditions(w io.Writer, conditions []v1alpha1.Condition) {
+	for _, c := range conditions {
+		field(w, c.Type, strings.TrimSpace(fmt.Sprintf("%s (%s) %s", c.Status, c.Reason, c.Message)))
+	}
+}
+
+func printLabels(labels map[string]string) string {
+	var all []string
+	for _, key := range sortedKeys(labels) {
+		all = append(all, key+"="+labels[key])
+	}
+	return strings.Join(all, ",")
+}

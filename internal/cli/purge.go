@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/kerb-edge/kerb/internal/dataplane"
+	"github.com/kerb-edge/kerb/internal/fault"
+	"github.com/kerb-edge/kerb/internal/paths"
+	"github.com/spf13/cobra"
+)
+
+func (a *app) purgeCommand() *cobra.Command {
+	var f agentFlags
+	var state bool
+	c := &cobra.Command{
+		Use:   "purge",
+		Short: "Remove everything that Kerb has in the kernel",
+		Long: "Detaches all chains of this node's agent and removes its programs, maps and pins. Other programs are left alone.\n" +
+			"The agent must not be running. The desired state stays, and an agent that is started again brings all back, unless\n" +
+			"--state removes it as well.",
+		Example: "  systemctl stop kerb && kerb purge\n  kerb purge --state",
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			c, err := f.resolve(cmd.Flags().Changed("config"))
+			if err != nil {
+				return err
+			}
+			if err := checkNoAgent(c.Paths.Socket()); err != nil {
+				return err
+			}
+			if err := purgeKernel(c.Paths.BPF); err != nil {
+				return fmt.Errorf("purge: %w", err)
+			}
+			fmt.Fprintln(cmd.OutOrStdout(), "nothing of Kerb is left in the kernel")
+			if !state {
+				return nil
+			}
+			return purgeFiles(cmd, c.Paths)
+		},
+	}
+	flags := c.Flags()
+	flags.StringVar(&f.config, "config", paths.Default().Config, "configuration file of the agent")
+	flags.StringVar(&f.state, "state-dir", "", "directory of durable state")
+	flags.StringVar(&f.run, "run", "", "directory of the socket and the lock")
+	flags.StringVar(&f.bpf, "bpf", "", "directory of pins, on a bpffs")
+	flags.BoolVar(&state, "state", false, "remove the desired state and the socket, too")
+	return c
+}
+
+func checkNoAgent(socket string) error {
+	c, err := net.DialTimeout("unix", socket, time.Second)
+	if err != nil {
+		return nil
+	}
+	c.Close()
+	return &fault.Conflict{Reason: "an agent answers on " + socket + ": stop it first (systemctl stop kerb)"}
+}
+
+func purgeKernel(root string) error {
+	d, err := dataplane.Open(dataplane.Options{Root: root})
+	if err != nil {
+		return err
+	}
+	return d.Purge()
+}
+
+// purgeFiles removes files that Kerb made, and their directories only if nothing else is in them.
+func purgeFiles(cmd *cobra.Command, p paths.Paths) error {
+	files := []string{p.Store(), p.Socket(), p.Lock()}
+	damaged, err := filepath.Glob(p.Store() + ".damaged-*")
+	for _, path := range append(files, damaged...) {
+		if e := os.Remove(path); !errors.Is(e, os.ErrNotExist) {
+			err = errors.Join(err, e)
+		}
+	}
+	for _, dir := range []string{p.State, p.Run} {
+		_ = os.Remove(dir) // not if there is more in it
+	}
+	if err == nil {
+		fmt.Fprintln(cmd.OutOrStdout(), "the desired state is removed")
+	}
+	return err
+}

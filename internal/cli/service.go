@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"path/filepath"
+	"strings"
+
+	"github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/spf13/cobra"
+)
+
+func serviceKind() kind[v1alpha1.Service] {
+	return kind[v1alpha1.Service]{
+		name:     v1alpha1.KindService,
+		noun:     "service",
+		path:     "/v1/services",
+		header:   []any{"NAME", "LABELS", "FOUND BY", "READY", "INTERFACES", "ADDRESSES"},
+		row:      serviceRow,
+		describe: describeService,
+		id:       func(s v1alpha1.Service) string { return s.Metadata.Name },
+	}
+}
+
+func (a *app) serviceCommand() *cobra.Command {
+	k := serviceKind()
+	return noun("service", "Workloads of the node", k.list(a), k.get(a), a.serviceAddCommand(), k.delete(a))
+}
+
+func serviceRow(s v1alpha1.Service) []any {
+	status := serviceStatus(s)
+	var links []string
+	for _, l := range status.Links {
+		links = append(links, l.Interface)
+	}
+	return []any{s.Metadata.Name, printLabels(s.Metadata.Labels), foundBy(s.Spec), ready(status.Conditions), strings.Join(links, ","), strings.Join(status.Addresses, ",")}
+}
+
+func serviceStatus(s v1alpha1.Service) v1alpha1.ServiceStatus {
+	if s.Status == nil {
+		return v1alpha1.ServiceStatus{}
+	}
+	return *s.Status
+}
+
+func foundBy(s v1alpha1.ServiceSpec) string {
+	switch {
+	case s.Netns != "":
+		return s.Netns
+	case s.PID != 0:
+		return fmt.Sprintf("pid %d", s.PID)
+	}
+	return "interface " + s.Interface
+}
+
+func describeService(w io.Writer, s v1alpha1.Service) {
+	status := serviceStatus(s)
+	field(w, "Name", s.Metadata.Name)
+	field(w, "Labels", printLabels(s.Metadata.Labels))
+	field(w, "Found by", foundBy(s.Spec))
+	field(w, "Addresses", strings.Join(status.Addresses, ", "))
+	printConditions(w, status.Conditions)
+	for _, l := range status.Links {
+		fmt.Fprintln(w)
+		field(w, "Interface", fmt.Sprintf("%s (index %d, MTU %d)", l.Interface, l.Ifindex, l.MTU))
+		field(w, "Peer", l.Peer)
+		for _, h := range l.Hooks {
+			field(w, "  "+h.Hook, fmt.Sprintf("%s, chain %s, program %d: %s", h.Mode, h.Chain, h.Program, strings.Join(h.Modules, " > ")))
+			field(w, "  on the hook", strings.Join(h.Programs, " > "))
+		}
+	}
+}
+
+func (a *app) serviceAddCommand() *cobra.Command {
+	s := v1alpha1.Service{TypeMeta: v1alpha1.TypeMeta{APIVersion: v1alpha1.APIVersion, Kind: v1alpha1.KindService}}
+	var dryRun bool
+	c := &cobra.Command{
+		Use:   "add NAME --netns PATH | --pid PID | --interface NAME",
+		Short: "Register a service, or change how it is found and labelled",
+		Example: `  kerb service add web --netns /run/netns/web --label app=web
+  kerb service add db --pid 4711 --label app=db --label tier=core
+  kerb service add cam --interface veth0`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			s.Metadata.Name = args[0]
+			if err := makeAbsolute(&s.Spec.Netns); err != nil {
+				return err
+			}
+			result, err := a.change(cmd.Context(), http.MethodPut, "/v1/services/"+url.PathEscape(args[0]), dryRun, s)
+			if err != nil {
+				return err
+			}
+			return a.printResult(cmd, result)
+		},
+	}
+	flags := c.Flags()
+	flags.StringVar(&s.Spec.Netns, "netns", "", "path of its network namespace")
+	flags.IntVar(&s.Spec.PID, "pid", 0, "a process in its network namespace")
+	flags.StringVar(&s.Spec.Interface, "interface", "", "its interface on the host's side")
+	flags.StringToStringVarP(&s.Metadata.Labels, "label", "l", nil, "a label, as key=value; may be given several times")
+	c.MarkFlagsMutuallyExclusive("netns", "pid", "interface")
+	c.MarkFlagsOneRequired("netns", "pid", "interface")
+	addDryRun(c, &dryRun)
+	return c
+}
+
+// makeAbsolute resolves a path here: the agent has another working directory.
+func makeAbsolute(path *string) error {
+	if *path == "" {
+		return nil
+	}
+	absolute, err := filepath.Abs(*path)
+	*path = absolute
+	return err
+}

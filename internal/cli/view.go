@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"encoding/json"
+	"io"
+	"strings"
+
+	"github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/pkgs"
+	"github.com/spf13/cobra"
+)
+
+func (a *app) chainCommand() *cobra.Command {
+	k := kind[v1alpha1.Chain]{
+		noun:   "chain",
+		path:   "/v1/chains",
+		header: []any{"ID", "HOOK", "DIRECTION", "MODULES", "PROGRAM", "PARTS", "POINTS"},
+		row: func(c v1alpha1.Chain) []any {
+			return []any{c.ID, c.Hook, c.Direction, strings.Join(c.Modules, " > "), c.Program, c.Parts, len(c.Points)}
+		},
+		describe: describeChain,
+		id:       func(c v1alpha1.Chain) string { return c.ID },
+	}
+	return noun("chain", "Modules in the order in which packets meet them, linked into one program", k.list(a), k.get(a))
+}
+
+func describeChain(w io.Writer, c v1alpha1.Chain) {
+	field(w, "ID", c.ID)
+	field(w, "Hook", c.Hook)
+	field(w, "Direction", c.Direction)
+	field(w, "Modules", strings.Join(c.Modules, " > "))
+	field(w, "Program", c.Program)
+	field(w, "Parts", c.Parts)
+	printInstances(w, c.Points)
+}
+
+// newPackageCommand is `kerb package`: what the agent knows of packages, and what authors do with them.
+func (a *app) newPackageCommand() *cobra.Command {
+	k := kind[v1alpha1.Package]{
+		noun:   "package",
+		path:   "/v1/packages",
+		header: []any{"NAME", "VERSION", "HOOKS", "MEMORY", "SOURCE", "DESCRIPTION"},
+		row: func(p v1alpha1.Package) []any {
+			return []any{p.Name, p.Version, strings.Join(p.Hooks, ","), pkgs.FormatBytes(p.Memory), p.Source, p.Description}
+		},
+		describe: describePackage,
+		id:       func(p v1alpha1.Package) string { return p.Name },
+	}
+	c := noun("package", "Packages that modules are made of", k.list(a), k.get(a))
+	c.AddCommand(packageAuthorCommands()...)
+	return c
+}
+
+func describePackage(w io.Writer, p v1alpha1.Package) {
+	field(w, "Name", p.Name)
+	field(w, "Version", p.Version)
+	field(w, "Description", p.Description)
+	field(w, "Digest", p.Digest)
+	field(w, "Source", p.Source)
+	field(w, "Hooks", strings.Join(p.Hooks, ", "))
+	field(w, "Memory", pkgs.FormatBytes(p.Memory))
+	if schema, err := json.Marshal(p.Config["properties"]); err == nil && p.Config["properties"] != nil {
+		field(w, "Config", string(schema))
+	}
+}
+
+func (a *app) statusCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:     "status",
+		Short:   "Show the agent's state at a glance",
+		Example: "  kerb status\n  kerb status -j",
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			s, err := fetch[v1alpha1.NodeStatus](cmd.Context(), a, "/v1/status")
+			if err != nil {
+				return err
+			}
+			return a.print(cmd.OutOrStdout(), s, func(w io.Writer) { describeNode(w, s) })
+		},
+	}
+}
+
+func describeNode(w io.Writer, s v1alpha1.NodeStatus) {
+	field(w, "Version", s.Version)
+	field(w, "Kernel", s.Kernel)
+	field(w, "PID", s.PID)
+	field(w, "Uptime", s.Uptime)
+	field(w, "Modules", s.Modules)
+	field(w, "Services", s.Services)
+	field(w, "Chains", s.Chains)
+	field(w, "Attach points", s.Points)
+	field(w, "Memory", pkgs.FormatBytes(s.Memory))
+	printConditions(w, s.Conditions)
+}
