@@ -4,7 +4,7 @@
 export CGO_ENABLED = 0
 
 VERSION := $(shell git describe --always --dirty --tags 2>/dev/null || echo unknown)
-LDFLAGS := -s -w -X main.version=$(VERSION)
+LDFLAGS := -s -w -X github.com/kerb-edge/kerb/internal/version.stamped=$(VERSION)
 SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 ROOT_GO := $(SUDO) env "PATH=$(PATH)" CGO_ENABLED=0 go
 
@@ -13,8 +13,8 @@ MULTIARCH := /usr/include/$(shell uname -m)-linux-gnu
 BPF_FLAGS := -O2 -g -Wall -Werror -target bpf -mcpu=v3 -Ibpf/include -idirafter $(MULTIARCH)
 HEADERS := $(wildcard bpf/include/kerb/*.h)
 CHAIN := bpf/chain.tc.o bpf/chain.xdp.o bpf/chain.xdp-frags.o
-# Programs of the benches that are no modules: plain C to plain object.
-BENCH := $(patsubst %.c,%.o,$(shell find bench -name '*.bpf.c'))
+# Programs of the benches that are no modules (those have a kerb.yaml): plain C to plain object.
+BENCH := $(patsubst %.c,%.o,$(shell find bench -name '*.bpf.c' | while read f; do [ -e $$(dirname $$f)/kerb.yaml ] || echo $$f; done))
 
 .PHONY: help setup bpf packages generate build test test-kernels lint clean
 .DEFAULT_GOAL := help
