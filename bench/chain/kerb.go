@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package chain
+
+import (
+	"fmt"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/kerb-edge/kerb/bench/kerbmods"
+	"github.com/kerb-edge/kerb/internal/dataplane"
+)
+
+func init() { Kerb = loadKerb }
+
+// kerb is a chain that the data plane has linked, as for the agent.
+type kerb struct {
+	spec     dataplane.ChainSpec
+	loaded   *dataplane.Loaded
+	replaced []*ebpf.Program
+}
+
+func loadKerb(hook string, n int) (Linked, error) {
+	k := &kerb{spec: dataplane.ChainSpec{Side: dataplane.OnTCIngress, Direction: dataplane.Ingress}}
+	if hook == "xdp" {
+		k.spec.Side = dataplane.OnXDP
+	}
+	var mods []dataplane.Module
+	for i := range n {
+		m, err := kerbmods.Module("pass", fmt.Sprintf("m%d", i), nil)
+		if err != nil {
+			return nil, err
+		}
+		mods = append(mods, m)
+		k.spec.Members = append(k.spec.Members, dataplane.Member{Name: m.Name, ID: m.ID})
+	}
+	var err error
+	k.loaded, err = dataplane.Load(k.spec.Side, k.spec.Direction, mods...)
+	return k, err
+}
+
+func (k *kerb) Program() *ebpf.Program { return k.loaded.Program }
+
+// Packets is what each module has counted.
+func (k *kerb) Packets() ([]uint64, error) {
+	var out []uint64
+	for _, m := range k.spec.Members {
+		var perCPU []struct{ Packets, Bytes uint64 }
+		if err := k.loaded.Maps[m.Name]["totals"].Lookup(uint32(0), &perCPU); err != nil {
+			return nil, err
+		}
+		var sum uint64
+		for _, c := range perCPU {
+			sum += c.Packets
+		}
+		out = append(out, sum)
+	}
+	return out, nil
+}
+
+// Replace links the chain anew, which is what a changed module takes.
+func (k *kerb) Replace() (*ebpf.Program, error) {
+	p, err := k.loaded.Relink(k.spec)
+	if err == nil {
+		k.replaced = append(k.replaced, p)
+	}
+	return p, err
+}
+
+func (k *kerb) Close() error {
+	for _, p := range k.replaced {
+		p.Close()
+	}
+	k.loaded.Close()
+	return nil
+}

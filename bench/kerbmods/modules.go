@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package kerbmods carries the small packages that the benchmarks run as Kerb's side: pass, which counts, and stamp, which
+// marks packets.
+package kerbmods
+
+import (
+	"embed"
+	"fmt"
+	"io/fs"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/kerb-edge/kerb/internal/dataplane"
+	"github.com/kerb-edge/kerb/internal/pkgs"
+	"github.com/kerb-edge/kerb/sdk"
+)
+
+// As in the built-in modules, one pattern that matches in a fresh checkout too.
+//
+//go:embed */*.[bytx]*
+var files embed.FS
+
+// Module is a package of this directory as a module called name.
+func Module(pkg, name string, constants map[string]any) (dataplane.Module, error) {
+	dir, err := fs.Sub(files, pkg)
+	if err != nil {
+		return dataplane.Module{}, err
+	}
+	p, err := pkgs.OpenFS(dir, pkgs.SourceBuiltin)
+	if err != nil {
+		return dataplane.Module{}, fmt.Errorf("package %s of the benchmarks: %w", pkg, err)
+	}
+	return dataplane.Module{
+		Name:     name,
+		ID:       dataplane.ShortHash([]byte(p.Digest), fmt.Append(nil, constants)),
+		Frags:    p.Frags,
+		Settings: sdk.Settings{Constants: constants},
+		Spec:     func(h dataplane.Hook) (*ebpf.CollectionSpec, error) { return p.Spec(string(h)) },
+	}, nil
+}

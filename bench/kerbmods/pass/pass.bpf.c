@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
+/* Counts packets and bytes and lets them pass: what the benchmarks call a trivial module. */
+#include <kerb/module.h>
+
+struct counts {
+	__u64 packets;
+	__u64 bytes;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct counts);
+} totals SEC(".maps");
+
+static __always_inline int count(struct kerb_pkt *pkt)
+{
+	__u32 zero = 0;
+	struct counts *c = bpf_map_lookup_elem(&totals, &zero);
+
+	if (c) {
+		c->packets++;
+		c->bytes += pkt->len;
+	}
+	return KERB_NEXT;
+}
+
+KERB_EGRESS(pkt)
+{
+	return count(pkt);
+}
+
+KERB_INGRESS(pkt)
+{
+	return count(pkt);
+}
+
+KERB_LICENSE("Dual BSD/GPL");
