@@ -8,17 +8,15 @@
 #include <kerb/parse.h>
 
 #ifdef KERB_HOOK_XDP
-typedef struct xdp_md kerb_ctx;
 #define KERB_ACT_DROP XDP_DROP
 #else
 #include <linux/pkt_cls.h>
-typedef struct __sk_buff kerb_ctx;
 #define KERB_ACT_DROP TC_ACT_SHOT
 #endif
 
 /* What kerb_verdict returns to go on with the next module: no action has this number. */
 #define KERB_GO_ON 0x100
-#define KERB_PULL_LEN 192 /* bytes of headers asked for when they are not in the linear part */
+#define KERB_PULL_LEN (KERB_MAX_HDRS + 60) /* the last header may start at KERB_MAX_HDRS, and be TCP with options */
 
 /* Packets by parse outcome, KERB_PARSE_OK excepted: those are what the modules see. */
 struct {
@@ -36,16 +34,10 @@ static __always_inline void count(void *map, __u32 key)
 		*n += 1;
 }
 
-static __always_inline void load_window(kerb_ctx *ctx, struct kerb_pkt *pkt)
-{
-	pkt->data = (void *)(long)ctx->data;
-	pkt->data_end = (void *)(long)ctx->data_end;
-}
-
 #ifdef KERB_HOOK_XDP
 static __always_inline int parse(struct xdp_md *ctx, struct kerb_pkt *pkt)
 {
-	load_window(ctx, pkt);
+	kerb_reload(pkt);
 	pkt->ifindex = ctx->ingress_ifindex;
 #ifdef KERB_XDP_FRAGS
 	pkt->len = bpf_xdp_get_buff_len(ctx);
@@ -72,7 +64,7 @@ static __always_inline int parse(struct __sk_buff *ctx, struct kerb_pkt *pkt)
 	pkt->vlan = tags ? ctx->vlan_tci : 0;
 #pragma clang loop unroll(disable)
 	for (int pulled = 0;; pulled = 1) {
-		load_window(ctx, pkt);
+		kerb_reload(pkt);
 		outcome = kerb_parse(pkt, tags);
 		if (pulled || !is_short(outcome) || pkt->data + pkt->len <= pkt->data_end)
 			break;

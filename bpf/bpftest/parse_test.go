@@ -60,14 +60,20 @@ func (h head) takes(frame []byte) bool {
 func (h head) parse(tb testing.TB, frame []byte) abi.Packet {
 	tb.Helper()
 	Run(tb, h.dump, frame)
-	var got abi.Packet
-	if err := h.parsed.Lookup(uint32(0), &got); err != nil {
-		tb.Fatal(err)
-	}
+	got := h.last(tb)
 	if got.Ifindex != 1 || got.Reason != 0 || got.ToIfindex != 0 || got.ToFlags != 0 {
 		tb.Errorf("%s: ifindex, reason or redirection: %+v", h.hook, got)
 	}
 	got.Ifindex = 0
+	return got
+}
+
+// last is what the last run found.
+func (h head) last(tb testing.TB) (got abi.Packet) {
+	tb.Helper()
+	if err := h.parsed.Lookup(uint32(0), &got); err != nil {
+		tb.Fatal(err)
+	}
 	return got
 }
 

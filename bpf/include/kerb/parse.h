@@ -49,6 +49,32 @@ struct kerb_ext_hdr {
 	__be32 id;
 };
 
+#ifdef KERB_HOOK_XDP
+typedef struct xdp_md kerb_ctx;
+#else
+typedef struct __sk_buff kerb_ctx;
+#endif
+
+/* A 32-bit field of the hook's context. By hand, since the compiler may move the offset into the pointer, and the verifier
+ * allows no changed pointer to a context. */
+#define kerb_ctx_field(ctx, field)                                                                                             \
+	({                                                                                                                     \
+		__u64 _value;                                                                                                  \
+		asm volatile("%0 = *(u32 *)(%1 + %2)"                                                                          \
+			     : "=r"(_value)                                                                                    \
+			     : "r"(ctx), "i"(__builtin_offsetof(kerb_ctx, field)));                                            \
+		_value;                                                                                                        \
+	})
+
+/* Reads the packet's bounds: first, and after any helper that may have moved it. Pointers into the packet end here. */
+static __always_inline void kerb_reload(struct kerb_pkt *pkt)
+{
+	void *ctx = pkt->ctx;
+
+	pkt->data = (void *)kerb_ctx_field(ctx, data);
+	pkt->data_end = (void *)kerb_ctx_field(ctx, data_end);
+}
+
 /* Pointer to len bytes at offset off of the frame, or NULL when the linear part ends before. The mask is for the verifier:
  * it bounds off whatever became of the value on the way. */
 static __always_inline void *kerb_at(const struct kerb_pkt *pkt, __u64 off, __u64 len)

@@ -19,26 +19,11 @@
 #include <bpf/bpf_core_read.h>
 #include <kerb/packet.h>
 
-#ifdef KERB_HOOK_XDP
-typedef struct xdp_md kerb_hook_ctx;
-#else
-typedef struct __sk_buff kerb_hook_ctx;
-#endif
-
 #define KERB_MAX_OFFSET 0x3fff /* how far kerb_load_bytes reaches in the linear part on XDP: the verifier wants a bound */
 #define KERB_MAX_ROOM	256    /* bytes that kerb_adjust_room adds or takes at once */
 
 /* Whether the running kernel has a helper; the verifier never sees the other branch. */
 #define KERB_HAS(helper) bpf_core_enum_value_exists(enum bpf_func_id, BPF_FUNC_##helper)
-
-/* Reads the packet's bounds again, after a helper that may have moved it. */
-static __always_inline void kerb_reload(struct kerb_pkt *pkt)
-{
-	kerb_hook_ctx *ctx = pkt->ctx;
-
-	pkt->data = (void *)(long)ctx->data;
-	pkt->data_end = (void *)(long)ctx->data_end;
-}
 
 /* Nanoseconds since boot, of the coarse clock where there is one (Linux 5.11): right to a timer tick, 1 to 10 ms. */
 static __always_inline __u64 kerb_now(void)
@@ -370,10 +355,9 @@ static __attribute__((noinline, unused)) int kerb_reparse(struct kerb_pkt *pkt)
 	pkt->vlan = 0;
 	pkt->outcome = kerb_parse(pkt, 0);
 #else
-	struct __sk_buff *ctx = pkt->ctx;
-	__u32 tags = ctx->vlan_present;
+	__u32 tags = kerb_ctx_field(pkt->ctx, vlan_present);
 
-	pkt->vlan = tags ? ctx->vlan_tci : 0;
+	pkt->vlan = tags ? kerb_ctx_field(pkt->ctx, vlan_tci) : 0;
 	pkt->outcome = kerb_parse(pkt, tags);
 #endif
 	return pkt->outcome;
@@ -431,16 +415,15 @@ static __always_inline int kerb_adjust_room(struct kerb_pkt *pkt, __s32 delta, _
 
 static __always_inline int kerb_adjust_room(struct kerb_pkt *pkt, __s32 delta, __u64 flags)
 {
-	struct __sk_buff *ctx = pkt->ctx;
 	int rc;
 
 	if (delta > KERB_MAX_ROOM || delta < -KERB_MAX_ROOM)
 		return -EINVAL;
-	rc = bpf_skb_adjust_room(ctx, delta, BPF_ADJ_ROOM_MAC, flags);
+	rc = bpf_skb_adjust_room(pkt->ctx, delta, BPF_ADJ_ROOM_MAC, flags);
 	kerb_reload(pkt);
 	if (rc)
 		return rc;
-	pkt->len = ctx->len;
+	pkt->len = kerb_ctx_field(pkt->ctx, len);
 	pkt->family = 0;
 	pkt->flags = 0;
 	return 0;
