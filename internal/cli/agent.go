@@ -57,15 +57,21 @@ The configuration file may hold:
 			return a.build.Agent(cmd.Context(), c, log)
 		},
 	}
+	f.addPaths(c)
 	flags := c.Flags()
-	flags.StringVar(&f.config, "config", paths.Default().Config, "configuration file")
-	flags.StringVar(&f.state, "state", "", "directory of durable state")
-	flags.StringVar(&f.run, "run", "", "directory of the socket and the lock")
-	flags.StringVar(&f.bpf, "bpf", "", "directory of pins, on a bpffs")
 	flags.StringVar(&f.level, "log-level", "", "debug, info, warn or error")
 	flags.StringVar(&f.format, "log-format", "", "text or json")
 	flags.StringVar(&f.group, "socket-group", "", "group that may use the socket")
 	return c
+}
+
+// addPaths adds the flags that say which agent of the node is meant.
+func (f *agentFlags) addPaths(c *cobra.Command) {
+	flags := c.Flags()
+	flags.StringVar(&f.config, "config", paths.Default().Config, "configuration file of the agent")
+	flags.StringVar(&f.state, "state", "", "directory of durable state")
+	flags.StringVar(&f.run, "run", "", "directory of the socket and the lock")
+	flags.StringVar(&f.bpf, "bpf", "", "directory of pins, on a bpffs")
 }
 
 // resolve merges defaults, file and flags.

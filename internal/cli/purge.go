@@ -18,14 +18,14 @@ import (
 
 func (a *app) purgeCommand() *cobra.Command {
 	var f agentFlags
-	var state bool
+	var all bool
 	c := &cobra.Command{
 		Use:   "purge",
 		Short: "Remove everything that Kerb has in the kernel",
 		Long: "Detaches all chains of this node's agent and removes its programs, maps and pins. Other programs are left alone.\n" +
 			"The agent must not be running. The desired state stays, and an agent that is started again brings all back, unless\n" +
-			"--state removes it as well.",
-		Example: "  systemctl stop kerb && kerb purge\n  kerb purge --state",
+			"--all removes it as well.",
+		Example: "  systemctl stop kerb && kerb purge\n  kerb purge --all",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			c, err := f.resolve(cmd.Flags().Changed("config"))
@@ -39,18 +39,14 @@ func (a *app) purgeCommand() *cobra.Command {
 				return fmt.Errorf("purge: %w", err)
 			}
 			fmt.Fprintln(cmd.OutOrStdout(), "nothing of Kerb is left in the kernel")
-			if !state {
+			if !all {
 				return nil
 			}
 			return purgeFiles(cmd, c.Paths)
 		},
 	}
-	flags := c.Flags()
-	flags.StringVar(&f.config, "config", paths.Default().Config, "configuration file of the agent")
-	flags.StringVar(&f.state, "state-dir", "", "directory of durable state")
-	flags.StringVar(&f.run, "run", "", "directory of the socket and the lock")
-	flags.StringVar(&f.bpf, "bpf", "", "directory of pins, on a bpffs")
-	flags.BoolVar(&state, "state", false, "remove the desired state and the socket, too")
+	f.addPaths(c)
+	c.Flags().BoolVar(&all, "all", false, "remove the desired state and the socket, too")
 	return c
 }
 

@@ -4,10 +4,12 @@ package cli
 
 import (
 	"encoding/json"
+	"errors"
 	"io"
 	"strings"
 
 	"github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/doctor"
 	"github.com/kerb-edge/kerb/internal/pkgs"
 	"github.com/spf13/cobra"
 )
@@ -80,6 +82,36 @@ func (a *app) statusCommand() *cobra.Command {
 			return a.print(cmd.OutOrStdout(), s, func(w io.Writer) { describeNode(w, s) })
 		},
 	}
+}
+
+func (a *app) doctorCommand() *cobra.Command {
+	var f agentFlags
+	c := &cobra.Command{
+		Use:   "doctor",
+		Short: "Examine whether this node can run Kerb, and how well",
+		Long: "Tries what Kerb needs of the kernel, and looks at mounts, interfaces and programs of others. Changes nothing and needs no\n" +
+			"agent. Exits with 1 if something stops Kerb from working.",
+		Example: "  kerb doctor\n  kerb doctor -o json",
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			c, err := f.resolve(cmd.Flags().Changed("config"))
+			if err != nil {
+				return err
+			}
+			checks := doctor.Run(cmd.Context(), doctor.Options{Paths: c.Paths})
+			if a.output == "table" {
+				err = doctor.Print(cmd.OutOrStdout(), checks)
+			} else {
+				err = a.print(cmd.OutOrStdout(), checks, nil)
+			}
+			if err == nil && doctor.Worst(checks) == doctor.Fail {
+				err = errors.New("this node cannot run Kerb as it is")
+			}
+			return err
+		},
+	}
+	f.addPaths(c)
+	return c
 }
 
 func describeNode(w io.Writer, s v1alpha1.NodeStatus) {

@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"github.com/kerb-edge/kerb/internal/fault"
 	"github.com/kerb-edge/kerb/internal/paths"
@@ -60,7 +61,7 @@ func Load(path string, required bool) (Config, error) {
 		return c, fmt.Errorf("configuration: %w", err)
 	}
 	if err := yaml.UnmarshalStrict(data, &c); err != nil {
-		return c, &fault.Invalid{Resource: path, Reason: err.Error()}
+		return c, &fault.Invalid{Resource: path, Reason: strings.Join(strings.Fields(err.Error()), " ")} // it has line breaks
 	}
 	c.Paths.Config = path
 	return c, nil

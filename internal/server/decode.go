@@ -48,7 +48,7 @@ func Documents(data []byte) ([]any, error) {
 	for _, doc := range splitYAML(data) {
 		data, err := yaml.YAMLToJSONStrict(doc)
 		if err != nil {
-			return nil, &fault.Invalid{Reason: err.Error()}
+			return nil, &fault.Invalid{Reason: strings.Join(strings.Fields(err.Error()), " ")} // it has line breaks
 		}
 		values, err := jsonDocuments(data)
 		if err != nil {

@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Command kerb is the agent of a node and the command line to it.
+package main
+
+import (
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"github.com/kerb-edge/kerb/bench"
+	_ "github.com/kerb-edge/kerb/bench/all"
+	"github.com/kerb-edge/kerb/internal/agent"
+	"github.com/kerb-edge/kerb/internal/cli"
+	"github.com/kerb-edge/kerb/internal/version"
+)
+
+func main() {
+	os.Exit(cli.Main(cli.Build{
+		Version:  version.Version(),
+		Agent:    agent.Run,
+		Commands: []*cobra.Command{bench.Command()},
+	}))
+}

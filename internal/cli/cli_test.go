@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/kerb-edge/kerb/internal/config"
+	"github.com/kerb-edge/kerb/internal/fault"
+	"github.com/kerb-edge/kerb/internal/server"
+	"github.com/kerb-edge/kerb/internal/server/servertest"
+	"github.com/kerb-edge/kerb/internal/store"
+	"github.com/rogpeppe/go-internal/testscript"
+	"github.com/spf13/cobra"
+)
+
+// TestMain lets scripts run this program as kerb, with a real server and store and no kernel.
+func TestMain(m *testing.M) {
+	testscript.Main(m, map[string]func(){
+		"kerb": func() { os.Exit(Main(Build{Version: "test", Agent: fakeAgent})) },
+	})
+}
+
+func fakeAgent(ctx context.Context, c config.Config, log *slog.Logger) error {
+	s, err := store.Open(c.Paths.Store())
+	if err != nil {
+		return err
+	}
+	defer s.Close()
+	return server.Run(ctx, c, servertest.New(s), log, func() { log.Info("ready") })
+}
+
+// TestScripts runs testdata/*.txtar. The command `exits CODE COMMAND...` checks an exit code.
+func TestScripts(t *testing.T) {
+	testscript.Run(t, testscript.Params{
+		Dir: "testdata",
+		Setup: func(env *testscript.Env) error {
+			env.Setenv("KERB_SOCKET", filepath.Join(env.WorkDir, "run", "kerb.sock"))
+			env.Setenv("TMPDIR", env.WorkDir)
+			return nil
+		},
+		Cmds: map[string]func(*testscript.TestScript, bool, []string){"exits": exits, "awaitsocket": awaitSocket},
+	})
+}
+
+// exits runs a program that must end with the given code, and not with success.
+func exits(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) < 2 {
+		ts.Fatalf("usage: exits CODE COMMAND...")
+	}
+	err := ts.Exec(args[1], args[2:]...)
+	if want := "exit status " + args[0]; err == nil || err.Error() != want {
+		ts.Fatalf("%s: %v, want %s", strings.Join(args[1:], " "), err, want)
+	}
+}
+
+// awaitSocket waits until the agent that was started in the background answers, by asking it.
+func awaitSocket(ts *testscript.TestScript, _ bool, _ []string) {
+	for range 500 {
+		if ts.Exec("kerb", "status") == nil {
+			return
+		}
+		if ts.Exec("sleep", "0.02") != nil {
+			break
+		}
+	}
+	ts.Fatalf("the agent did not start")
+}
+
+// TestEveryCommandIsDocumented keeps help texts and examples complete.
+func TestEveryCommandIsDocumented(t *testing.T) {
+	root := Root(Build{Version: "test"})
+	walk(root, func(c *cobra.Command) {
+		if c.Short == "" {
+			t.Errorf("%s says nothing of itself", c.CommandPath())
+		}
+		if !c.HasSubCommands() && c.Example == "" && !authored(c) {
+			t.Errorf("%s has no example", c.CommandPath())
+		}
+		if c.RunE == nil && c.HasParent() {
+			t.Errorf("%s does not return its errors", c.CommandPath())
+		}
+	})
+}
+
+// authored commands are those of package authors.
+func authored(c *cobra.Command) bool {
+	for _, other := range packageAuthorCommands() {
+		if c.Parent().Name() == "package" && c.Name() == other.Name() {
+			return true
+		}
+	}
+	return false
+}
+
+// TestExamplesParse checks that every example in the help is a command line that exists, with flags that exist.
+func TestExamplesParse(t *testing.T) {
+	walk(Root(Build{Version: "test"}), func(c *cobra.Command) {
+		for _, example := range regexp.MustCompile(`kerb [a-z][^|&#\n]*`).FindAllString(c.Example, -1) {
+			if err := parses(strings.Fields(example)[1:]); err != nil {
+				t.Errorf("%s: example %q: %v", c.CommandPath(), example, err)
+			}
+		}
+	})
+}
+
+func parses(args []string) error {
+	root := Root(Build{Version: "test"})
+	root.SetOut(io.Discard)
+	c, rest, err := root.Find(args)
+	if err != nil || c == root {
+		return fmt.Errorf("no such command: %v", err)
+	}
+	if err := c.ParseFlags(rest); err != nil {
+		return err
+	}
+	return c.ValidateArgs(c.Flags().Args())
+}
+
+func walk(c *cobra.Command, visit func(*cobra.Command)) {
+	visit(c)
+	for _, sub := range c.Commands() {
+		walk(sub, visit)
+	}
+}
+
+func TestExitCodes(t *testing.T) {
+	for _, c := range []struct {
+		err  error
+		want int
+	}{
+		{fmt.Errorf("unknown flag"), ExitUsage},
+		{&ranError{fmt.Errorf("file: %w", &fault.Invalid{Reason: "x"})}, ExitUsage},
+		{&ranError{&fault.NotFound{Kind: "Module", Name: "x"}}, ExitNotFound},
+		{&ranError{&unreachableError{"s", io.EOF}}, ExitUnreachable},
+		{&ranError{&fault.Conflict{}}, ExitConflict},
+		{&ranError{&fault.Rejected{}}, ExitConflict},
+		{&ranError{&fault.ReadOnly{}}, ExitFailure},
+		{&ranError{&fault.Unavailable{}}, ExitFailure},
+		{&ranError{io.EOF}, ExitFailure},
+	} {
+		if got := exitCode(c.err); got != c.want {
+			t.Errorf("%#v: %d, want %d", c.err, got, c.want)
+		}
+	}
+}
+
+func TestRates(t *testing.T) {
+	before := map[string]traffic{"a": {PacketsOut: 10}, "b": {PacketsIn: 5, BytesIn: 500}, "again": {PacketsIn: 100}}
+	now := map[string]traffic{"a": {PacketsOut: 30}, "b": {PacketsIn: 105, BytesIn: 2500}, "again": {PacketsIn: 1}, "new": {PacketsIn: 7}}
+	got := rates(before, now, 2e9)
+	want := []traffic{{Service: "b", PacketsIn: 50, BytesIn: 1000}, {Service: "a", PacketsOut: 10}}
+	if fmt.Sprint(got) != fmt.Sprint(want) {
+		t.Errorf("got %v, want %v", got, want)
+	}
+}
