@@ -13,9 +13,18 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
+	"github.com/cilium/ebpf/rlimit"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
+
+func TestMain(m *testing.M) {
+	// Before Linux 5.11 the limit is charged; doctor lifts it first as well.
+	if err := rlimit.RemoveMemlock(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+	}
+	os.Exit(m.Run())
+}
 
 func needRoot(t *testing.T) {
 	t.Helper()
