@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package scale
+
+import (
+	"errors"
+	"os"
+
+	"github.com/cilium/ebpf"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/kerb-edge/kerb/bench"
+	"github.com/kerb-edge/kerb/internal/netlab"
+)
+
+// copies is what tools do that treat each interface by itself: every service
+// has four programs with maps of their own, as clsact filters on both hooks.
+type copies struct {
+	spec     *ebpf.CollectionSpec
+	lab      *netlab.Lab
+	services []copied
+}
+
+type copied struct {
+	qdisc   *netlink.Clsact
+	modules [Modules]*ebpf.Collection
+}
+
+func openCopies(lab *netlab.Lab) (Node, error) {
+	spec, err := bench.Object(files, "module.bpf.o")
+	return &copies{spec: spec, lab: lab}, err
+}
+
+func (c *copies) Attach(services []*netlab.Host) error {
+	return c.lab.Node().Do(func() error {
+		for _, service := range services {
+			if err := c.attachOne(service.OuterIndex()); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+func (c *copies) attachOne(ifindex int) error {
+	qdisc := &netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{
+		LinkIndex: ifindex, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT}}
+	if err := netlink.QdiscAdd(qdisc); err != nil {
+		return err
+	}
+	c.services = append(c.services, copied{qdisc: qdisc})
+	for i := range Modules {
+		if err := c.load(&c.services[len(c.services)-1], i); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// load puts a new copy of module i in place on both hooks.
+func (c *copies) load(s *copied, i int) error {
+	module, err := ebpf.NewCollection(c.spec)
+	if err != nil {
+		return err
+	}
+	if s.modules[i] != nil {
+		s.modules[i].Close()
+	}
+	s.modules[i] = module
+	for _, parent := range []uint32{netlink.HANDLE_MIN_INGRESS, netlink.HANDLE_MIN_EGRESS} {
+		filter := &netlink.BpfFilter{
+			FilterAttrs: netlink.FilterAttrs{LinkIndex: s.qdisc.LinkIndex, Parent: parent,
+				Priority: 1, Handle: uint32(i + 1), Protocol: unix.ETH_P_ALL},
+			Fd: module.Programs["count"].FD(), Name: "count", DirectAction: true,
+		}
+		if err := netlink.FilterReplace(filter); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Rechain replaces the second module of every service.
+func (c *copies) Rechain() error {
+	return c.lab.Node().Do(func() error {
+		for i := range c.services {
+			if err := c.load(&c.services[i], 1); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+func (c *copies) PID() int { return os.Getpid() }
+
+func (c *copies) Close() error {
+	return c.lab.Node().Do(func() error {
+		var errs []error
+		for _, s := range c.services {
+			errs = append(errs, netlink.QdiscDel(s.qdisc))
+			for _, m := range s.modules {
+				if m != nil {
+					m.Close()
+				}
+			}
+		}
+		return errors.Join(errs...)
+	})
+}

@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package scale
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/cilium/ebpf"
+)
+
+// KernelMemory is what the kernel holds for itself on the whole machine, in
+// bytes.
+type KernelMemory struct {
+	Slab    int64 // that cannot be reclaimed: objects, and allocations of BPF
+	Percpu  int64 // all CPUs together
+	Vmalloc int64 // program images and large maps
+}
+
+// Total is the sum.
+func (m KernelMemory) Total() int64 { return m.Slab + m.Percpu + m.Vmalloc }
+
+// ReadKernelMemory reads /proc/meminfo.
+func ReadKernelMemory() (KernelMemory, error) {
+	values, err := kibibytes("/proc/meminfo")
+	if err != nil {
+		return KernelMemory{}, err
+	}
+	return KernelMemory{
+		Slab:    values["SUnreclaim"] << 10,
+		Percpu:  values["Percpu"] << 10,
+		Vmalloc: values["VmallocUsed"] << 10,
+	}, nil
+}
+
+// Resident is a process's resident memory in bytes.
+func Resident(pid int) (int64, error) {
+	values, err := kibibytes(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		return 0, err
+	}
+	return values["VmRSS"] << 10, nil
+}
+
+// kibibytes reads lines of the form "Name:   123 kB".
+func kibibytes(path string) (map[string]int64, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	values := map[string]int64{}
+	lines := bufio.NewScanner(f)
+	for lines.Scan() {
+		name, rest, _ := strings.Cut(lines.Text(), ":")
+		number, isSize := strings.CutSuffix(strings.TrimSpace(rest), " kB")
+		if !isSize {
+			continue
+		}
+		if values[name], err = strconv.ParseInt(number, 10, 64); err != nil {
+			return nil, fmt.Errorf("%s, %s: %w", path, name, err)
+		}
+	}
+	return values, lines.Err()
+}
+
+// settledMemory waits until frees that lag behind (RCU, work queues) are done:
+// until two readings in a row agree, at most two seconds.
+func settledMemory() (int64, error) {
+	var last int64 = -1
+	for range 10 {
+		time.Sleep(200 * time.Millisecond)
+		m, err := ReadKernelMemory()
+		if err != nil {
+			return 0, err
+		}
+		if diff := m.Total() - last; last >= 0 && diff > -32<<10 && diff < 32<<10 {
+			return m.Total(), nil
+		}
+		last = m.Total()
+	}
+	return last, nil
+}
+
+// Objects counts the BPF programs and maps of the machine and adds up what the
+// kernel charges for them (memlock in fdinfo), in bytes.
+type Objects struct {
+	Programs, Maps int
+	Charged        int64
+}
+
+// ReadObjects walks all ids; it needs CAP_SYS_ADMIN. What goes away meanwhile
+// is left out.
+func ReadObjects() (Objects, error) {
+	var o Objects
+	err := errors.Join(walkPrograms(&o), walkMaps(&o))
+	return o, err
+}
+
+func walkPrograms(o *Objects) error {
+	for id := ebpf.ProgramID(0); ; {
+		next, err := ebpf.ProgramGetNextID(id)
+		if errors.Is(err, os.ErrNotExist) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		id = next
+		p, err := ebpf.NewProgramFromID(id)
+		if errors.Is(err, os.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		o.Programs++
+		o.Charged += memlock(p.FD())
+		p.Close()
+	}
+}
+
+func walkMaps(o *Objects) error {
+	for id := ebpf.MapID(0); ; {
+		next, err := ebpf.MapGetNextID(id)
+		if errors.Is(err, os.ErrNotExist) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		id = next
+		m, err := ebpf.NewMapFromID(id)
+		if errors.Is(err, os.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		o.Maps++
+		o.Charged += memlock(m.FD())
+		m.Close()
+	}
+}
+
+// memlock reads the charge of an open program or map; 0 if it is not told.
+func memlock(fd int) int64 {
+	data, err := os.ReadFile(fmt.Sprintf("/proc/self/fdinfo/%d", fd))
+	if err != nil {
+		return 0
+	}
+	for line := range strings.Lines(string(data)) {
+		if rest, ok := strings.CutPrefix(line, "memlock:"); ok {
+			n, _ := strconv.ParseInt(strings.TrimSpace(rest), 10, 64)
+			return n
+		}
+	}
+	return 0
+}

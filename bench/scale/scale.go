@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package scale is `kerb bench scale`: how long a chain of four modules takes
+// to reach 100 or 500 services, how long a change of it does, and what memory
+// each further service costs the kernel and the agent. The references are one
+// program shared by all services, which is the limit, and a copy of the modules
+// for each service.
+//
+// Attaching a TCX link waits for an RCU grace period with the rtnl lock held
+// (tcx_entry_sync), some 10 ms on an idle machine with two CPUs, and so does
+// detaching: that, and not loading, is what two hooks of 500 services take.
+package scale
+
+import (
+	"context"
+	"embed"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/kerb-edge/kerb/bench"
+	"github.com/kerb-edge/kerb/internal/netlab"
+)
+
+//go:embed *.bpf.*
+var files embed.FS
+
+const labPrefix = "kbscale"
+
+// Modules is the length of the chain.
+const Modules = 4
+
+// Node is an agent, or what stands for one, on the node of a lab.
+type Node interface {
+	// Attach returns when the chain of four modules is in effect on these
+	// further services.
+	Attach(services []*netlab.Host) error
+	// Rechain changes the chain and returns when the new one is in effect on
+	// every service.
+	Rechain() error
+	// PID is the process whose memory counts as the agent's.
+	PID() int
+	Close() error
+}
+
+// Kerb starts an agent in the node of the lab. The package that owns the
+// agent sets it before the command runs; without it the report holds the
+// references alone.
+var Kerb func(lab *netlab.Lab) (Node, error)
+
+func init() {
+	bench.Register(bench.Experiment{
+		Name:       "scale",
+		Short:      "time and memory of a chain of four modules on hundreds of services",
+		Baseline:   "copies",
+		Loads:      []string{"100", "500"},
+		QuickLoads: []string{"100"},
+		Run:        run,
+	})
+}
+
+func run(ctx context.Context, r *bench.Run) error {
+	for _, load := range r.Loads() {
+		n, err := strconv.Atoi(load)
+		if err != nil {
+			return err
+		}
+		if err := runLoad(ctx, r, load, n); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func runLoad(ctx context.Context, r *bench.Run, load string, n int) (err error) {
+	if err := netlab.Sweep(labPrefix); err != nil {
+		return err
+	}
+	lab, err := netlab.NewIn(labPrefix)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, lab.Close()) }()
+	r.Progress("%s services: building", load)
+	services, err := lab.Hosts(n, netlab.HostOptions{})
+	if err != nil {
+		return err
+	}
+	return r.Interleave(ctx, load, trials(r, lab, services)...)
+}
+
+func trials(r *bench.Run, lab *netlab.Lab, services []*netlab.Host) []bench.Trial {
+	var all []bench.Trial
+	for _, c := range []struct {
+		name string
+		open func(*netlab.Lab) (Node, error)
+	}{{"kerb", Kerb}, {"shared", openShared}, {"copies", openCopies}} {
+		if c.open == nil {
+			r.Note("%s is left out: this build has no agent", c.name)
+			continue
+		}
+		if c.name == "shared" && r.Quick && Kerb != nil {
+			r.Note("shared is left out of a quick run: it takes as long as kerb does")
+			continue
+		}
+		all = append(all, bench.Trial{Config: c.name, Measure: func(context.Context) ([]bench.Sample, error) {
+			return measure(c.open, lab, services)
+		}})
+	}
+	return all
+}
+
+func measure(open func(*netlab.Lab) (Node, error), lab *netlab.Lab, services []*netlab.Host) (_ []bench.Sample, err error) {
+	node, err := open(lab)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, node.Close()) }()
+	grown, err := grow(node, services)
+	if err != nil {
+		return nil, err
+	}
+	start := time.Now()
+	if err := node.Rechain(); err != nil {
+		return nil, fmt.Errorf("rechain: %w", err)
+	}
+	rechain := time.Since(start)
+	resident, err := Resident(node.PID())
+	if err != nil {
+		return nil, err
+	}
+	return []bench.Sample{
+		{Metric: "attach", Stat: "p50", Unit: "s", Value: grown.took.Seconds()},
+		{Metric: "rechain", Stat: "p50", Unit: "s", Value: rechain.Seconds()},
+		{Metric: "kernel_memory_per_service", Stat: "max", Unit: "KiB", Value: grown.perService / 1024},
+		{Metric: "kernel_memory_per_service", Stat: "p50", Unit: "KiB", Value: grown.perService / 1024},
+		{Metric: "charged_per_service", Stat: "max", Unit: "KiB", Value: grown.charged / 1024},
+		{Metric: "agent_memory", Stat: "max", Unit: "MiB", Value: float64(resident) / (1 << 20)},
+	}, nil
+}
+
+// growth is what attaching to all services took.
+type growth struct {
+	took                time.Duration
+	perService, charged float64 // bytes
+}
+
+// grow attaches to a fifth of the services and then to the rest: what the
+// first ones cost, with all that is shared, does not count as the cost of a
+// further one.
+func grow(node Node, services []*netlab.Host) (growth, error) {
+	first := len(services) / 5
+	start := time.Now()
+	if err := node.Attach(services[:first]); err != nil {
+		return growth{}, fmt.Errorf("attach: %w", err)
+	}
+	took := time.Since(start)
+	memory, objects, err := holdings()
+	if err != nil {
+		return growth{}, err
+	}
+	start = time.Now()
+	if err := node.Attach(services[first:]); err != nil {
+		return growth{}, fmt.Errorf("attach: %w", err)
+	}
+	took += time.Since(start)
+	memoryAll, objectsAll, err := holdings()
+	rest := float64(len(services) - first)
+	return growth{
+		took:       took,
+		perService: float64(memoryAll-memory) / rest,
+		charged:    float64(objectsAll.Charged-objects.Charged) / rest,
+	}, err
+}
+
+func holdings() (int64, Objects, error) {
+	memory, err := settledMemory()
+	if err != nil {
+		return 0, Objects{}, err
+	}
+	objects, err := ReadObjects()
+	return memory, objects, err
+}

@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package scale
+
+import (
+	"errors"
+	"os"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+
+	"github.com/kerb-edge/kerb/bench"
+	"github.com/kerb-edge/kerb/internal/netlab"
+)
+
+// shared is one program for all services, with one TCX link per hook: the
+// least that a chain in one program can cost. What the program does matters
+// neither to time nor to memory of a further service.
+type shared struct {
+	spec    *ebpf.CollectionSpec
+	program *ebpf.Collection
+	lab     *netlab.Lab
+	links   []link.Link
+}
+
+func openShared(lab *netlab.Lab) (Node, error) {
+	spec, err := bench.Object(files, "module.bpf.o")
+	if err != nil {
+		return nil, err
+	}
+	program, err := ebpf.NewCollection(spec)
+	return &shared{spec: spec, program: program, lab: lab}, err
+}
+
+func (s *shared) Attach(services []*netlab.Host) error {
+	return s.lab.Node().Do(func() error {
+		for _, service := range services {
+			for _, hook := range []ebpf.AttachType{ebpf.AttachTCXIngress, ebpf.AttachTCXEgress} {
+				l, err := link.AttachTCX(link.TCXOptions{
+					Interface: service.OuterIndex(), Program: s.program.Programs["count"], Attach: hook})
+				if err != nil {
+					return err
+				}
+				s.links = append(s.links, l)
+			}
+		}
+		return nil
+	})
+}
+
+func (s *shared) Rechain() error {
+	program, err := ebpf.NewCollection(s.spec)
+	if err != nil {
+		return err
+	}
+	for _, l := range s.links {
+		if err := l.Update(program.Programs["count"]); err != nil {
+			program.Close()
+			return err
+		}
+	}
+	s.program.Close()
+	s.program = program
+	return nil
+}
+
+func (s *shared) PID() int { return os.Getpid() }
+
+func (s *shared) Close() error {
+	var errs []error
+	for _, l := range s.links {
+		errs = append(errs, l.Close())
+	}
+	s.program.Close()
+	return errors.Join(errs...)
+}
