@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package docs holds the documents, and the tests that execute what they say.
+package docs
+
+import (
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+)
+
+// block is a fenced code block: its info string and its lines.
+type block struct{ info, text string }
+
+var fence = regexp.MustCompile("(?ms)^```([^\n]*)\n(.*?)^```$")
+
+func blocks(t *testing.T, file string) []block {
+	t.Helper()
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out []block
+	for _, m := range fence.FindAllStringSubmatch(string(text), -1) {
+		out = append(out, block{m[1], m[2]})
+	}
+	return out
+}
+
+// private gives the commands a node of their own: empty /run and /var/lib/kerb, a BPF file system, no interface but lo.
+const private = `
+mount -t tmpfs tmpfs /run
+mkdir -p /var/lib/kerb
+mount -t tmpfs tmpfs /var/lib/kerb
+mount -t bpf bpf /sys/fs/bpf
+ip link set lo up
+`
+
+// TestAuthoringWorks executes the shell blocks of authoring.md in order, in one shell that stops at the first error, and
+// expects each line of the text blocks somewhere in the output.
+func TestAuthoringWorks(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+	script, expected := "set -eu -o pipefail\n"+private, []string{}
+	for _, b := range blocks(t, "authoring.md") {
+		switch kind, _, _ := strings.Cut(b.info, " "); kind {
+		case "sh":
+			script += b.text
+		case "text":
+			expected = append(expected, strings.Split(strings.TrimSpace(b.text), "\n")...)
+		}
+	}
+	if len(expected) == 0 {
+		t.Fatal("the document promises no output")
+	}
+	out := execute(t, script)
+	for _, line := range expected {
+		if !strings.Contains(out, line) {
+			t.Errorf("the output has no %q:\n%s", line, out)
+		}
+	}
+}
+
+func execute(t *testing.T, script string) string {
+	t.Helper()
+	bin, dir := t.TempDir(), t.TempDir()
+	if out, err := exec.Command("go", "build", "-o", filepath.Join(bin, "kerb"), "../cmd/kerb").CombinedOutput(); err != nil {
+		t.Fatalf("go build: %v\n%s", err, out)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	// Whatever the script leaves running ends with its PID namespace.
+	cmd := exec.CommandContext(ctx, "unshare", "--mount", "--net", "--pid", "--fork", "--kill-child", "--mount-proc", "bash", "-c", script)
+	cmd.Dir, cmd.WaitDelay = dir, 5*time.Second
+	cmd.Env = append(os.Environ(), "PATH="+bin+":"+os.Getenv("PATH"))
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		log, _ := os.ReadFile(filepath.Join(dir, "agent.log"))
+		t.Fatalf("%v\n%s\nagent.log:\n%s", err, out, log)
+	}
+	return string(out)
+}

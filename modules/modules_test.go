@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package modules_test
+
+import (
+	"io/fs"
+	"testing"
+
+	"github.com/kerb-edge/kerb/internal/pkgs"
+	"github.com/kerb-edge/kerb/modules"
+)
+
+// Every directory with a manifest is in the binary, compiled, keeps the contract and its own budget, and has the control
+// plane that it asks for.
+func TestBuiltinsAreWhole(t *testing.T) {
+	manifests, err := fs.Glob(modules.Packages(), "*/"+pkgs.ManifestName)
+	if err != nil || len(manifests) == 0 {
+		t.Fatalf("no manifests: %v", err)
+	}
+	catalog := pkgs.NewCatalog(modules.Packages(), modules.Controls())
+	if err := catalog.Err(); err != nil {
+		t.Fatal(err)
+	}
+	if have := len(catalog.Builtin()); have != len(manifests) {
+		t.Errorf("%d packages for %d manifests", have, len(manifests))
+	}
+	for _, p := range catalog.Builtin() {
+		if _, err := p.Specs(); err != nil {
+			t.Error(err)
+		}
+		if err := p.CheckMemory("", nil); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func TestEveryControlPlaneHasItsPackage(t *testing.T) {
+	catalog := pkgs.NewCatalog(modules.Packages(), modules.Controls())
+	for name := range modules.Controls() {
+		if p, err := catalog.Get(name); err != nil || p.ControlPlane == nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
