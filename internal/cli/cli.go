@@ -179,33 +179,30 @@ func exitCode(err error) int {
 // report tells what went wrong, and what to do where that is known.
 func (a *app) report(w io.Writer, cmd *cobra.Command, err error) int {
 	code := exitCode(err)
-	fmt.Fprintln(w, "kerb:", err)
 	var (
 		ran      *ranError
 		usage    *usageError
 		notFound *fault.NotFound
 		rejected *fault.Rejected
 	)
+	isRejected := errors.As(err, &rejected)
+	if isRejected && a.verbose {
+		fmt.Fprintln(w, rejected.Log) // first: it may have thousands of lines, and the sentence must be seen
+	}
+	fmt.Fprintln(w, "kerb:", err)
 	switch {
 	case !errors.As(err, &ran), errors.As(err, &usage):
 		fmt.Fprintf(w, "Run %q for what is possible.\n", cmd.CommandPath()+" --help")
-	case errors.As(err, &rejected):
-		a.reportLog(w, rejected.Log)
+	case isRejected && !a.verbose && rejected.Log != "":
+		saveLog(w, rejected.Log)
 	case errors.As(err, &notFound) && cmd.HasParent() && cmd.Parent().HasParent():
 		fmt.Fprintf(w, "Run %q for what there is.\n", cmd.Parent().CommandPath()+" list")
 	}
 	return code
 }
 
-// reportLog prints the verifier's log if asked for, and otherwise keeps it in a file.
-func (a *app) reportLog(w io.Writer, log string) {
-	if log == "" {
-		return
-	}
-	if a.verbose {
-		fmt.Fprint(w, log)
-		return
-	}
+// saveLog keeps the verifier's log in a file.
+func saveLog(w io.Writer, log string) {
 	f, err := os.CreateTemp("", "kerb-verifier-*.log")
 	if err == nil {
 		_, err = f.WriteString(log)

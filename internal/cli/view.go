@@ -3,8 +3,8 @@
 package cli
 
 import (
-	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"strings"
 
@@ -63,8 +63,15 @@ func describePackage(w io.Writer, p v1alpha1.Package) {
 	field(w, "Source", p.Source)
 	field(w, "Hooks", strings.Join(p.Hooks, ", "))
 	field(w, "Memory", pkgs.FormatBytes(p.Memory))
-	if schema, err := json.Marshal(p.Config["properties"]); err == nil && p.Config["properties"] != nil {
-		field(w, "Config", string(schema))
+	properties, _ := p.Config["properties"].(map[string]any)
+	if len(properties) == 0 {
+		return
+	}
+	fmt.Fprintln(w)
+	line(w, "CONFIG", "TYPE", "DEFAULT", "DESCRIPTION")
+	for _, name := range sortedKeys(properties) {
+		schema, _ := properties[name].(map[string]any)
+		line(w, name, plain(schema["type"]), plain(schema["default"]), plain(schema["description"]))
 	}
 }
 
