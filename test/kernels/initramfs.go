@@ -130,23 +130,41 @@ func addLibraries(ctx context.Context, root, program string) error {
 	return nil
 }
 
-// addTests lays each package out as in the repository: the binary in its directory, its testdata beside it.
+// addTests lays each package out as in the repository: in its directory the binary, the files that are not Go source, and testdata.
 func addTests(root string, tests []testBinary) error {
 	var plan strings.Builder
 	for _, t := range tests {
 		dir := filepath.Join(root, "src", t.pkg)
-		if err := copyFile(filepath.Join(dir, "test.bin"), t.binary, 0o755); err != nil {
+		if err := addFiles(dir, t.source); err != nil {
 			return err
 		}
-		data := filepath.Join(t.source, "testdata")
-		if _, err := os.Stat(data); err == nil {
-			if err := os.CopyFS(filepath.Join(dir, "testdata"), os.DirFS(data)); err != nil {
-				return err
-			}
+		if err := copyFile(filepath.Join(dir, "test.bin"), t.binary, 0o755); err != nil {
+			return err
 		}
 		fmt.Fprintln(&plan, t.pkg)
 	}
 	return writeFile(filepath.Join(root, "matrix/plan"), plan.String(), 0o644)
+}
+
+// addFiles copies what a test may open in its own directory.
+func addFiles(dir, source string) error {
+	entries, err := os.ReadDir(source)
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		from, to := filepath.Join(source, e.Name()), filepath.Join(dir, e.Name())
+		switch {
+		case e.IsDir() && e.Name() == "testdata":
+			err = os.CopyFS(to, os.DirFS(from))
+		case e.Type().IsRegular() && filepath.Ext(e.Name()) != ".go":
+			err = copyFile(to, from, 0o644)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // buildInitrd writes the machine's initramfs: the shared archive followed by one with the kernel's modules (the kernel unpacks
