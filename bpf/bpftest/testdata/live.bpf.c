@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
 /* Destination NAT on a host's interface, both ways, as a proxy does it. */
+#ifdef KERB_HOOK_XDP
+#error "TC only: XDP cannot tell a partial checksum"
+#endif
 #include <kerb/types.h>
 
 __attribute__((noinline)) int kerb_head(struct __sk_buff *ctx, struct kerb_pkt *pkt);
