@@ -14,8 +14,8 @@ import (
 	"time"
 )
 
-// block is a fenced code block: its info string and its lines.
-type block struct{ info, text string }
+// block is a fenced code block: its language and its lines.
+type block struct{ language, text string }
 
 var fence = regexp.MustCompile("(?ms)^```([^\n]*)\n(.*?)^```$")
 
@@ -49,7 +49,7 @@ func TestAuthoringWorks(t *testing.T) {
 	}
 	script, expected := "set -eu -o pipefail\n"+private, []string{}
 	for _, b := range blocks(t, "authoring.md") {
-		switch kind, _, _ := strings.Cut(b.info, " "); kind {
+		switch b.language {
 		case "sh":
 			script += b.text
 		case "text":
