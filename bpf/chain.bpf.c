@@ -56,12 +56,14 @@ static __always_inline int is_short(int outcome)
 /* Headers may lie beyond the linear part: then they are pulled in and read again, by the same code. */
 static __always_inline int parse(struct __sk_buff *ctx, struct kerb_pkt *pkt)
 {
-	__u32 tags = ctx->vlan_present;
+	__u32 tags = ctx->vlan_present & 1;
 	int outcome;
 
 	pkt->ifindex = ctx->ifindex;
 	pkt->len = ctx->len;
-	pkt->vlan = tags ? ctx->vlan_tci : 0;
+	/* Without a branch, as one here would make the verifier walk the whole parser twice. */
+	asm volatile("" : "+r"(tags));
+	pkt->vlan = ctx->vlan_tci & -tags;
 #pragma clang loop unroll(disable)
 	for (int pulled = 0;; pulled = 1) {
 		kerb_reload(pkt);

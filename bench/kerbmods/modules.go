@@ -8,6 +8,8 @@ import (
 	"embed"
 	"fmt"
 	"io/fs"
+	"os"
+	"path/filepath"
 
 	"github.com/cilium/ebpf"
 
@@ -38,4 +40,14 @@ func Module(pkg, name string, constants map[string]any) (dataplane.Module, error
 		Settings: sdk.Settings{Constants: constants},
 		Spec:     func(h dataplane.Hook) (*ebpf.CollectionSpec, error) { return p.Spec(string(h)) },
 	}, nil
+}
+
+// Extract writes a package into dir, for an agent that is to load it as a stranger's, and returns the package's path.
+func Extract(pkg, dir string) (string, error) {
+	sub, err := fs.Sub(files, pkg)
+	if err != nil {
+		return "", err
+	}
+	path := filepath.Join(dir, pkg)
+	return path, os.CopyFS(path, sub)
 }
