@@ -24,7 +24,7 @@ const (
 )
 
 // lowFiles is a limit of open files that many services exceed.
-const lowFiles = 4096
+const lowFiles = 2048
 
 func mounts(opts Options) []Check {
 	return []Check{bpffs(opts.Paths.BPF), cgroup2("/proc/self/mountinfo")}
