@@ -4,7 +4,6 @@ package firewall
 
 import (
 	"fmt"
-	"time"
 
 	"github.com/cilium/ebpf"
 
@@ -37,16 +36,14 @@ func (g *ground) testRun(p *ebpf.Program) (float64, error) {
 	}
 	var times []float64
 	err := bench.Pinned(1, func() error {
-		return g.lab.Node().Do(func() error {
-			for range testRuns {
-				start := time.Now()
-				if _, err := p.Run(opts); err != nil {
-					return fmt.Errorf("test run: %w", err)
-				}
-				times = append(times, float64(time.Since(start).Nanoseconds())/testRunRepeat)
+		for range testRuns {
+			ns, err := g.run(p, opts)
+			if err != nil {
+				return fmt.Errorf("test run: %w", err)
 			}
-			return nil
-		})
+			times = append(times, ns)
+		}
+		return nil
 	})
 	return bench.Median(times), err
 }

@@ -5,8 +5,8 @@ package traffic
 import "golang.org/x/sys/unix"
 
 // Urgent runs f in front of all ordinary threads of its CPU (SCHED_FIFO), so
-// that a busy machine does not show as loss or delay of the generator. f must
-// sleep or block most of the time. The calling thread must be locked; without
+// that a busy machine does not show as loss or delay. f must sleep or block most
+// of the time, or be short. The calling thread must be locked; without
 // the right to real-time priority f runs as it is.
 func Urgent(f func() error) error {
 	before, err := unix.SchedGetAttr(0, 0)
