@@ -23,7 +23,8 @@ const receiveBuffer = 4 << 20
 
 // news is what happened since the last wait.
 type news struct {
-	node  bool           // links of the node, mounts, processes, services: rescan
+	node  bool           // links of the node, processes, services: rescan
+	mount bool           // file systems, and with them namespaces, came or went
 	lost  bool           // events were lost: nothing known is certain
 	peers map[int32]bool // ids of other namespaces whose links or addresses changed
 }
@@ -33,7 +34,7 @@ func (s *scanner) affected(n news) bool {
 	if n.lost {
 		clear(s.inside)
 	}
-	rescan := n.node || n.lost
+	rescan := n.node || n.lost || n.mount && s.moved()
 	for nsid := range n.peers {
 		if _, known := s.inside[nsid]; known {
 			delete(s.inside, nsid)
@@ -146,7 +147,7 @@ func (e *events) wait(limit time.Duration) (news, error) {
 		case e.netlink:
 			e.readNetlink(&all)
 		case e.mounts:
-			all.node = true
+			all.mount = true
 		case e.wake.fd:
 			e.wake.drain()
 			all.node = true

@@ -24,6 +24,7 @@ func nsKeyAt(path string) (nsKey, error) {
 // nsidAt is the id of the namespace at a path, or noNSID. The namespace is
 // open only meanwhile: an open file would keep it, and its links, alive.
 func (s *scanner) nsidAt(path string) (int32, error) {
+	s.paths[path], _ = nsKeyAt(path)
 	fd, err := openNamespace(path)
 	if err != nil {
 		return noNSID, err

@@ -26,6 +26,7 @@ type scanner struct {
 	byName map[string]rawLink
 	byNSID map[int32][]rawLink // veths whose peer is in another namespace, by ifindex
 	inside map[int32]inside    // what is known of peer namespaces
+	paths  map[string]nsKey    // what was at the paths of services; zero if nothing
 }
 
 // inside is what a peer namespace holds. It is kept while the host-side links
@@ -58,6 +59,7 @@ func (s *scanner) refresh() error {
 		return err
 	}
 	slices.SortFunc(links, func(a, b rawLink) int { return cmp.Compare(a.Ifindex, b.Ifindex) })
+	s.paths = make(map[string]nsKey)
 	s.byName = make(map[string]rawLink, len(links))
 	s.byNSID = make(map[int32][]rawLink)
 	for _, l := range links {
@@ -67,6 +69,17 @@ func (s *scanner) refresh() error {
 		}
 	}
 	return nil
+}
+
+// moved tells whether something else is now at a service's path. An inode that
+// was used again escapes it, but then the old namespace's links have gone.
+func (s *scanner) moved() bool {
+	for path, was := range s.paths {
+		if now, _ := nsKeyAt(path); now != was {
+			return true
+		}
+	}
+	return false
 }
 
 // interfaces are all links of the node, by name.

@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"reflect"
 	"slices"
 	"sync/atomic"
@@ -236,6 +237,33 @@ func TestForeignEventsOfStrangersAreIgnored(t *testing.T) {
 	}
 	if !s.affected(news{peers: map[int32]bool{3: true}}) || len(s.inside) != 0 {
 		t.Error("an event of a service's namespace is ignored")
+	}
+}
+
+// TestMountsOfStrangersAreIgnored: a mount asks for a rescan only if it is at a
+// service's path, and one of a namespace without links must be seen by that.
+func TestMountsOfStrangersAreIgnored(t *testing.T) {
+	lab := newLab(t)
+	path := filepath.Join(t.TempDir(), "ns")
+	if err := os.WriteFile(path, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	w := watch(t, lab.Node())
+	w.Set(map[string]v1alpha1.ServiceSpec{"s": {Netns: path}})
+	eventually(t, failed(w, "s", ErrNotNamespace))
+	h := newHost(t, lab, "quiet")
+	within(t, h.Namespace, func() error { return linkDel(h.Interface()) })
+	time.Sleep(2 * patience) // the events of all this are over
+	if err := unix.Mount(h.Path(), path, "", unix.MS_BIND, ""); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = unix.Unmount(path, unix.MNT_DETACH) }()
+	eventually(t, found(w, "s", 0))
+
+	s := &scanner{paths: map[string]nsKey{"/": {}}}
+	s.paths["/"], _ = nsKeyAt("/")
+	if s.affected(news{mount: true}) {
+		t.Error("a mount elsewhere asks for a rescan")
 	}
 }
 
