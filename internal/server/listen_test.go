@@ -125,6 +125,25 @@ func TestServeEndsWithItsContext(t *testing.T) {
 	}
 }
 
+func TestServeThatEndsAtOnceRemovesTheSocket(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "kerb.sock")
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	s := newServer(t)
+	for range 50 {
+		endpoints, err := server.Listen(config.Config{Paths: pathsIn(path)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := s.Serve(ctx, endpoints...); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
+			t.Fatalf("the socket is still there: %v", err)
+		}
+	}
+}
+
 func TestTCPNeedsProtection(t *testing.T) {
 	files := certificates(t)
 	open := config.TCP{Address: "127.0.0.1:0", Certificate: files.cert, Key: files.key}

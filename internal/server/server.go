@@ -84,10 +84,12 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) { s.handler.S
 func (s *Server) Serve(ctx context.Context, endpoints ...Endpoint) error {
 	servers := make([]*http.Server, len(endpoints))
 	failed := make(chan error, len(endpoints))
+	var serving sync.WaitGroup
 	for i, e := range endpoints {
 		servers[i] = s.httpServer(e)
-		go func() { failed <- servers[i].Serve(e) }()
+		serving.Go(func() { failed <- servers[i].Serve(e) })
 	}
+	defer serving.Wait() // they close their listeners, which removes the socket
 	var err error
 	select {
 	case <-ctx.Done():
