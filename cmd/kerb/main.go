@@ -12,6 +12,7 @@ import (
 	_ "github.com/kerb-edge/kerb/bench/all"
 	"github.com/kerb-edge/kerb/internal/agent"
 	"github.com/kerb-edge/kerb/internal/cli"
+	"github.com/kerb-edge/kerb/internal/demo"
 	"github.com/kerb-edge/kerb/internal/version"
 )
 
@@ -19,6 +20,6 @@ func main() {
 	os.Exit(cli.Main(cli.Build{
 		Version:  version.Version(),
 		Agent:    agent.Run,
-		Commands: []*cobra.Command{bench.Command()},
+		Commands: []*cobra.Command{bench.Command(), demo.Command()},
 	}))
 }

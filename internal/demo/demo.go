@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package demo is `kerb demo`: it builds three services on a small network of its own, runs a real agent on it, changes
+// modules while traffic flows, checks everything it claims, and removes all of it. It uses kerb as an operator would, by
+// its command line, and touches nothing outside its own network namespaces and directories.
+package demo
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+
+	"github.com/spf13/cobra"
+)
+
+// Command is `kerb demo`.
+func Command() *cobra.Command {
+	var keep, check bool
+	c := &cobra.Command{
+		Use:   "demo",
+		Short: "Watch modules work, and change them, on three services made for it",
+		Long: "Builds a network of three services in network namespaces (a web server, a client, an iperf3 server), starts an agent with\n" +
+			"directories of its own, deploys counter and firewall, and changes both while traffic flows: tells what it does, and checks\n" +
+			"what it sees. Takes under a minute, needs root, ip, nsenter and iperf3, and leaves nothing behind. Exits with 1 if anything\n" +
+			"was not as it should be.",
+		Example: "  kerb demo\n  kerb demo --keep\n  kerb demo --check",
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return run(cmd.Context(), newTeller(cmd.OutOrStdout(), check), keep && !check)
+		},
+	}
+	c.Flags().BoolVar(&keep, "keep", false, "stay up afterwards, until Ctrl-C")
+	c.Flags().BoolVar(&check, "check", false, "for scripts: plain lines, never stays up")
+	c.AddCommand(webCommand())
+	return c
+}
+
+// errChecks means that the demo went to its end and not everything was as it should be.
+var errChecks = errors.New("not everything was as it should be")
+
+func run(ctx context.Context, t *teller, keep bool) error {
+	if err := prerequisites(); err != nil {
+		return err
+	}
+	unlock, err := onlyDemo()
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	d := &demo{teller: t, keep: keep, steps: steps(keep)}
+	err = d.play(ctx)
+	if ctx.Err() != nil {
+		err = errors.New("interrupted")
+	}
+	if err != nil {
+		d.tellLog()
+	}
+	if e := d.end(); e != nil {
+		err = errors.Join(err, fmt.Errorf("cleaning up: %w", e))
+	}
+	t.summary(err)
+	if err == nil && t.failed > 0 {
+		err = errChecks
+	}
+	return err
+}
+
+func prerequisites() error {
+	if os.Geteuid() != 0 {
+		return errors.New("the demo makes network namespaces and loads programs into the kernel: run it as root")
+	}
+	for program, pkg := range map[string]string{"iperf3": "iperf3", "nsenter": "util-linux"} {
+		if _, err := exec.LookPath(program); err != nil {
+			return fmt.Errorf("%s is missing: apt-get install %s, or make setup", program, pkg)
+		}
+	}
+	return nil
+}
+
+// step is a part of the demo under a heading.
+type step struct {
+	title string
+	run   func(*demo, context.Context) error
+}
+
+// play runs the steps in order until one cannot go on.
+func (d *demo) play(ctx context.Context) error {
+	for i, s := range d.steps {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		d.heading(i+1, len(d.steps), s.title)
+		if err := s.run(d, ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}

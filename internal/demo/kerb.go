@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package demo
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+
+	dto "github.com/prometheus/client_model/go"
+	"github.com/prometheus/common/expfmt"
+	"github.com/prometheus/common/model"
+
+	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+)
+
+// startAgent runs the agent on the demo's node until it answers.
+func (d *demo) startAgent() error {
+	p, err := d.start(d.lab.Node(), filepath.Base(logFile), self(), "agent", "--config", configFile)
+	if err != nil {
+		return err
+	}
+	d.agent = p
+	return d.await("the agent", func() error {
+		select {
+		case <-p.ended:
+			return fmt.Errorf("it ended: %v", p.ProcessState)
+		default:
+			return ask(context.Background(), "/v1/status", &v1.NodeStatus{})
+		}
+	})
+}
+
+// kerb runs a kerb command as it is shown, and shows the answer. An error has what the command said.
+func (d *demo) kerb(ctx context.Context, args ...string) error {
+	d.command("kerb " + strings.Join(args, " "))
+	out, err := d.quietly(ctx, args...)
+	d.show(out)
+	return err
+}
+
+func (d *demo) quietly(ctx context.Context, args ...string) (string, error) {
+	cmd := exec.CommandContext(ctx, self(), args...)
+	cmd.Dir = runDir
+	cmd.Env = append(os.Environ(), "KERB_SOCKET="+socketPath)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	var stdout, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	if err := cmd.Run(); err != nil {
+		return stdout.String(), fmt.Errorf("kerb %s: %w: %s", strings.Join(args, " "), err, strings.TrimSpace(stderr.String()))
+	}
+	return stdout.String(), nil
+}
+
+// write puts a file into the demo's directory and shows it.
+func (d *demo) write(name, text string) error {
+	if err := os.WriteFile(filepath.Join(runDir, name), []byte(text), 0o644); err != nil {
+		return err
+	}
+	d.command("cat " + name)
+	d.show(text)
+	return nil
+}
+
+// overSocket is a client of the agent.
+var overSocket = &http.Client{Transport: &http.Transport{
+	DisableKeepAlives: true,
+	DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, "unix", socketPath)
+	},
+}}
+
+func read(ctx context.Context, path string) ([]byte, error) {
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://kerb"+path, nil)
+	if err != nil {
+		return nil, err
+	}
+	answer, err := overSocket.Do(r)
+	if err != nil {
+		return nil, err
+	}
+	defer answer.Body.Close()
+	data, err := io.ReadAll(answer.Body)
+	if err == nil && answer.StatusCode != http.StatusOK {
+		err = fmt.Errorf("GET %s: %s: %s", path, answer.Status, bytes.TrimSpace(data))
+	}
+	return data, err
+}
+
+// ask reads a view of the agent.
+func ask(ctx context.Context, path string, into any) error {
+	data, err := read(ctx, path)
+	if err != nil {
+		return err
+	}
+	return json.Unmarshal(data, into)
+}
+
+// hooks is where which program runs: "kdemo0 tc-ingress" to program id.
+type hooks map[string]uint32
+
+// hooks reads the programs that run, and remembers them for the end.
+func (d *demo) hooks(ctx context.Context) (hooks, error) {
+	var services []v1.Service
+	if err := ask(ctx, "/v1/services", &services); err != nil {
+		return nil, err
+	}
+	if d.programs == nil {
+		d.programs = map[uint32]bool{}
+	}
+	found := hooks{}
+	for _, s := range services {
+		if s.Status == nil {
+			continue
+		}
+		for _, link := range s.Status.Links {
+			for _, h := range link.Hooks {
+				found[link.Interface+" "+h.Hook] = h.Program
+				d.programs[h.Program] = true
+			}
+		}
+	}
+	return found, nil
+}
+
+// order is the modules that packets to a service meet.
+func order(ctx context.Context, service, direction string) ([]string, error) {
+	var chains []v1.Chain
+	if err := ask(ctx, "/v1/chains", &chains); err != nil {
+		return nil, err
+	}
+	for _, c := range chains {
+		for _, p := range c.Points {
+			if p.Service == service && c.Direction == direction {
+				return c.Modules, nil
+			}
+		}
+	}
+	return nil, fmt.Errorf("no %s chain on service %s", direction, service)
+}
+
+// dropped is what a module dropped, by reason.
+func dropped(ctx context.Context, module string) (map[string]uint64, error) {
+	var m v1.Module
+	if err := ask(ctx, "/v1/modules/"+module, &m); err != nil {
+		return nil, err
+	}
+	found := map[string]uint64{}
+	for _, drop := range m.Status.Drops {
+		found[drop.Reason] = drop.Packets
+	}
+	return found, nil
+}
+
+func sum(counts map[string]uint64) (all uint64) {
+	for _, n := range counts {
+		all += n
+	}
+	return all
+}
+
+// counted is what the counter counted of a service's packets in one direction, by protocol.
+func counted(ctx context.Context, service, direction, protocol string) (uint64, error) {
+	data, err := read(ctx, "/metrics")
+	if err != nil {
+		return 0, err
+	}
+	parser := expfmt.NewTextParser(model.UTF8Validation)
+	families, err := parser.TextToMetricFamilies(bytes.NewReader(data))
+	if err != nil {
+		return 0, err
+	}
+	var n float64
+	for _, m := range families["kerb_counter_packets_total"].GetMetric() {
+		if label(m, "service") == service && label(m, "direction") == direction && label(m, "protocol") == protocol {
+			n += m.GetCounter().GetValue()
+		}
+	}
+	return uint64(n), nil
+}
+
+func label(m *dto.Metric, name string) string {
+	for _, l := range m.GetLabel() {
+		if l.GetName() == name {
+			return l.GetValue()
+		}
+	}
+	return ""
+}
+
+// tellLog shows the end of the agent's log, for a demo that could not go on.
+func (d *demo) tellLog() {
+	data, err := os.ReadFile(logFile)
+	if err != nil || len(data) == 0 {
+		return
+	}
+	d.say("The agent's last words:")
+	d.show(string(data[max(0, len(data)-2000):]))
+}

@@ -1,0 +1,278 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package demo
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
+	"github.com/kerb-edge/kerb/internal/netlab"
+)
+
+// Everything that the demo makes is here, or in namespaces that begin with the prefix.
+const (
+	prefix  = "kdemo"
+	runDir  = "/run/kerb-demo"
+	stateIn = "/var/lib/kerb-demo"
+	bpffs   = "/sys/fs/bpf"
+	pinsIn  = bpffs + "/kerb-demo"
+	nodeNS  = "/run/netns/" + prefix + "-node"
+)
+
+var (
+	configFile = filepath.Join(runDir, "kerb.yaml")
+	socketPath = filepath.Join(runDir, "kerb.sock")
+	logFile    = filepath.Join(runDir, "agent.log")
+)
+
+// demo is one run.
+type demo struct {
+	*teller
+	keep  bool
+	steps []step
+
+	lab                *netlab.Lab
+	web, client, iperf *netlab.Host
+	agent              *process
+	requests           *requests
+	stream             *stream
+	mounted            bool            // bpffs, by us
+	programs           map[uint32]bool // ids of all programs seen, to look for at the end
+}
+
+// onlyDemo keeps a second demo from tearing down the first. The name goes with the process, however that ends.
+func onlyDemo() (func(), error) {
+	l, err := net.Listen("unix", "@kerb-demo")
+	if errors.Is(err, unix.EADDRINUSE) {
+		return nil, errors.New("another demo is running on this machine: end it with Ctrl-C first")
+	}
+	if err != nil {
+		return nil, err
+	}
+	return func() { l.Close() }, nil
+}
+
+// mountBPF mounts the BPF file system if there is none.
+func (d *demo) mountBPF() error {
+	var st unix.Statfs_t
+	if err := unix.Statfs(bpffs, &st); err == nil && st.Type == unix.BPF_FS_MAGIC {
+		return nil
+	}
+	if err := unix.Mount("bpf", bpffs, "bpf", 0, ""); err != nil {
+		return fmt.Errorf("there is no BPF file system at %s, and mounting one failed: %w", bpffs, err)
+	}
+	d.mounted = true
+	d.say("There was no BPF file system at %s: mounted one.", bpffs)
+	return nil
+}
+
+// sweep removes what a demo left that was killed. It returns what was there.
+func sweep() ([]string, error) {
+	found := leftovers()
+	if len(found) == 0 {
+		return nil, nil
+	}
+	var err error
+	if _, e := os.Stat(pinsIn); e == nil {
+		err = purgeLeftPins()
+	}
+	return found, errors.Join(err, netlab.Sweep(prefix), removeFiles())
+}
+
+// purgeLeftPins runs kerb purge where the interfaces of the killed demo are, or where no interfaces are at all.
+func purgeLeftPins() error {
+	in := []string{"unshare", "--net", "--"}
+	if _, err := os.Stat(nodeNS); err == nil {
+		in = []string{"nsenter", "--net=" + nodeNS, "--"}
+	}
+	args := append(in, self(), "purge", "--config", os.DevNull, "--state", stateIn, "--run", runDir, "--bpf", pinsIn)
+	if out, err := exec.Command(args[0], args[1:]...).CombinedOutput(); err != nil {
+		return fmt.Errorf("kerb purge: %w: %s", err, strings.TrimSpace(string(out)))
+	}
+	return removeIfThere(pinsIn)
+}
+
+// leftovers are files and namespaces of a demo.
+func leftovers() []string {
+	var found []string
+	for _, path := range []string{runDir, stateIn, pinsIn} {
+		if _, err := os.Stat(path); err == nil {
+			found = append(found, path)
+		}
+	}
+	names, _ := filepath.Glob("/run/netns/" + prefix + "-*") // the pattern is right
+	return append(found, names...)
+}
+
+func removeFiles() error {
+	return errors.Join(os.RemoveAll(runDir), os.RemoveAll(stateIn), removeIfThere(pinsIn))
+}
+
+// removeIfThere removes an empty directory.
+func removeIfThere(dir string) error {
+	if err := os.Remove(dir); !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
+func self() string {
+	path, err := os.Executable()
+	if err != nil {
+		return "/proc/self/exe"
+	}
+	return path
+}
+
+// build makes the network and starts the services' programs.
+func (d *demo) build() error {
+	if err := os.MkdirAll(runDir, 0o755); err != nil {
+		return err
+	}
+	var err error
+	if d.lab, err = netlab.NewIn(prefix); err != nil {
+		return err
+	}
+	for _, h := range []struct {
+		name string
+		host **netlab.Host
+	}{{"web", &d.web}, {"client", &d.client}, {"iperf", &d.iperf}} {
+		if *h.host, err = d.lab.Host(h.name, netlab.HostOptions{}); err != nil {
+			return err
+		}
+	}
+	if _, err = d.start(d.web.Namespace, "web.log", self(), "demo", "web", "8080", "9090"); err != nil {
+		return err
+	}
+	if _, err = d.start(d.iperf.Namespace, "iperf.log", "iperf3", "--server"); err != nil {
+		return err
+	}
+	return d.await("the services", d.servicesAnswer)
+}
+
+// servicesAnswer tells why a service does not, yet.
+func (d *demo) servicesAnswer() error {
+	for _, address := range []string{d.at(d.web, 8080), d.at(d.web, 9090), d.at(d.iperf, 5201)} {
+		c, err := dialIn(d.client.Namespace, "tcp", address, time.Second)
+		if err != nil {
+			return err
+		}
+		c.Close()
+	}
+	return nil
+}
+
+func (d *demo) at(h *netlab.Host, port uint16) string {
+	return fmt.Sprintf("%s:%d", h.Addr4(), port)
+}
+
+// await asks until the answer is no error.
+func (d *demo) await(what string, ask func() error) error {
+	deadline := time.Now().Add(30 * time.Second)
+	for {
+		err := ask()
+		if err == nil {
+			return nil
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("%s did not come up: %w", what, err)
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+}
+
+// process is a running child whose end is known.
+type process struct {
+	*exec.Cmd
+	ended chan struct{}
+}
+
+// start runs a program in a namespace, its output in a file. It dies with the demo, and does not get the terminal's Ctrl-C.
+func (d *demo) start(ns *netlab.Namespace, log, program string, args ...string) (*process, error) {
+	f, err := os.OpenFile(filepath.Join(runDir, log), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	p := &process{ns.Command(context.Background(), program, args...), make(chan struct{})}
+	p.Stdout, p.Stderr = f, f
+	p.SysProcAttr.Setpgid = true
+	if err := p.Start(); err != nil {
+		return nil, fmt.Errorf("start %s: %w", program, err)
+	}
+	go func() {
+		_ = p.Wait()
+		close(p.ended)
+	}()
+	return p, nil
+}
+
+// stop sends a signal and waits for the end.
+func (p *process) stop(signal syscall.Signal) error {
+	_ = p.Process.Signal(signal) // may have ended by itself
+	select {
+	case <-p.ended:
+		return nil
+	case <-time.After(20 * time.Second):
+		return fmt.Errorf("process %d does not end", p.Process.Pid)
+	}
+}
+
+// end removes everything, however far the demo came, and makes sure that it is gone.
+func (d *demo) end() error {
+	if d.lab == nil {
+		return errors.Join(removeFiles(), d.unmount())
+	}
+	d.stopTraffic()
+	var err error
+	if d.agent != nil {
+		err = d.agent.stop(syscall.SIGTERM)
+	}
+	if _, e := os.Stat(pinsIn); e == nil {
+		err = errors.Join(err, purgeLeftPins())
+	}
+	err = errors.Join(err, d.lab.Close(), removeFiles(), d.unmount())
+	found := append(leftovers(), d.programsLeft()...)
+	d.check("nothing is left: no namespace, no file, no pin, no program", len(found) == 0 && err == nil, "%v %v", found, err)
+	return err
+}
+
+func (d *demo) unmount() error {
+	if !d.mounted {
+		return nil
+	}
+	return unix.Unmount(bpffs, 0)
+}
+
+// programsLeft looks for the programs that ran. The kernel lets go of them a moment after their last user.
+func (d *demo) programsLeft() []string {
+	var left []string
+	for range 50 {
+		left = left[:0]
+		for id := range d.programs {
+			if p, err := ebpf.NewProgramFromID(ebpf.ProgramID(id)); err == nil {
+				p.Close()
+				left = append(left, fmt.Sprintf("program %d", id))
+			}
+		}
+		if len(left) == 0 {
+			break
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+	slices.Sort(left)
+	return left
+}

@@ -1,0 +1,373 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package demo
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+func steps(keep bool) []step {
+	all := []step{
+		{"A network with three services", (*demo).stepBuild},
+		{"The agent", (*demo).stepAgent},
+		{"Tell the agent of the services", (*demo).stepServices},
+		{"Deploy a counter on all services and a firewall on the servers", (*demo).stepDeploy},
+		{"Traffic, and what the counter says", (*demo).stepTraffic},
+		{"Change the firewall while traffic flows", (*demo).stepFirewall},
+		{"Change the order of the chain while traffic flows", (*demo).stepOrder},
+		{"A mistake changes nothing", (*demo).stepMistake},
+		{"kill -9 the agent, and start it again", (*demo).stepKill},
+		{"Metrics", (*demo).stepMetrics},
+	}
+	if keep {
+		return append(all, step{"Staying up", (*demo).stepStay})
+	}
+	return append(all, step{"Stop the agent, then remove everything", (*demo).stepPurge})
+}
+
+func (d *demo) stepBuild(context.Context) error {
+	found, err := sweep()
+	if err != nil {
+		return fmt.Errorf("remove what an earlier demo left: %w", err)
+	}
+	if len(found) > 0 {
+		d.say("An earlier demo was killed. Removed what it left: %s.", strings.Join(found, ", "))
+	}
+	if err := d.mountBPF(); err != nil {
+		return err
+	}
+	if err := d.build(); err != nil {
+		return err
+	}
+	d.say("A bridge and three network namespaces, in a namespace of their own (%s):", prefix+"-node")
+	d.show(fmt.Sprintf("web     %-10s  HTTP on ports 8080 and 9090\nclient  %-10s  asks the other two\niperf   %-10s  iperf3 server\n",
+		d.web.Addr4(), d.client.Addr4(), d.iperf.Addr4()))
+	err = errors.Join(d.askWeb(8080), d.askWeb(9090))
+	d.check("the client reaches the web server on both ports", err == nil, "%v", err)
+	return nil
+}
+
+// askWeb makes one request, and has not much patience.
+func (d *demo) askWeb(port uint16) error {
+	return get(webClient(d.client.Namespace, time.Second), "http://"+d.at(d.web, port)+"/")
+}
+
+func (d *demo) stepAgent(ctx context.Context) error {
+	if err := d.write("kerb.yaml", agentConfig); err != nil {
+		return err
+	}
+	d.command("export KERB_SOCKET=" + socketPath)
+	d.command("kerb agent --config kerb.yaml &")
+	if err := d.startAgent(); err != nil {
+		return err
+	}
+	return d.kerb(ctx, "status")
+}
+
+func (d *demo) stepServices(ctx context.Context) error {
+	for _, s := range []struct{ name, tier string }{{"web", "server"}, {"iperf", "server"}, {"client", "client"}} {
+		err := d.kerb(ctx, "service", "add", s.name, "--netns", "/run/netns/"+prefix+"-"+s.name, "--label", "app="+s.name, "--label", "tier="+s.tier)
+		if err != nil {
+			return err
+		}
+	}
+	err := d.await("service list", func() error { return d.servicesReady(ctx) })
+	if err != nil {
+		return err
+	}
+	return d.kerb(ctx, "service", "list")
+}
+
+func (d *demo) servicesReady(ctx context.Context) error {
+	out, err := d.quietly(ctx, "service", "list")
+	if ready := strings.Count(out, " yes "); err == nil && ready != 3 {
+		err = fmt.Errorf("%d of 3 services are ready:\n%s", ready, out)
+	}
+	return err
+}
+
+func (d *demo) stepDeploy(ctx context.Context) error {
+	if err := d.write("count.yaml", counterYAML("")); err != nil {
+		return err
+	}
+	if err := d.write("fw.yaml", firewallYAML(allowWeb, allowAdmin, allowIperf)); err != nil {
+		return err
+	}
+	if err := d.kerb(ctx, "apply", "-f", "count.yaml", "-f", "fw.yaml"); err != nil {
+		return err
+	}
+	if err := d.kerb(ctx, "chain", "list"); err != nil {
+		return err
+	}
+	d.checkOrder(ctx, "web", "count", "fw")
+	d.checkOrder(ctx, "client", "count")
+	if _, err := d.hooks(ctx); err != nil {
+		return err
+	}
+	err := errors.Join(d.askWeb(8080), d.askWeb(9090))
+	d.check("the rules allow both ports of the web server", err == nil, "%v", err)
+	return nil
+}
+
+func (d *demo) checkOrder(ctx context.Context, service string, want ...string) {
+	for _, direction := range []string{"ingress", "egress"} {
+		got, err := order(ctx, service, direction)
+		d.check(fmt.Sprintf("%s of %s passes %s", direction, service, strings.Join(want, ", then ")), slices.Equal(got, want), "%v %v", got, err)
+	}
+}
+
+func (d *demo) stepTraffic(ctx context.Context) error {
+	d.say("From the client: a request to %s every 20 ms, each on a new connection, and iperf3 at %sbit/s.", d.at(d.web, 8080), streamRate)
+	var err error
+	if d.stream, err = d.streamTo(d.iperf); err != nil {
+		return err
+	}
+	d.requests = askAgainAndAgain(d.client.Namespace, "http://"+d.at(d.web, 8080)+"/")
+	d.watch(ctx, 3*time.Second)
+	if err := d.kerb(ctx, "top", "--count", "1"); err != nil {
+		return err
+	}
+	for _, service := range []string{"web", "iperf"} {
+		in, err := counted(ctx, service, "ingress", "tcp")
+		d.check(fmt.Sprintf("the counter saw TCP packets to %s: %d", service, in), in > 0, "%d %v", in, err)
+	}
+	d.checkTraffic(tally{}, 0)
+	return nil
+}
+
+func (d *demo) stepFirewall(ctx context.Context) error {
+	before, second := d.requests.tally(), len(d.stream.seconds())
+	drops, err := dropped(ctx, "fw")
+	if err != nil {
+		return err
+	}
+	d.say("Without the rule for port 9090:")
+	if err := d.apply(ctx, "fw.yaml", firewallYAML(allowWeb, allowIperf), true); err != nil {
+		return err
+	}
+	err = d.askWeb(9090)
+	d.check("a request to port 9090 gets no answer any more", isTimeout(err), "%v", err)
+	d.watch(ctx, 1500*time.Millisecond)
+	if err := d.kerb(ctx, "module", "drops", "fw"); err != nil {
+		return err
+	}
+	now, err := dropped(ctx, "fw")
+	d.check("the firewall tells what it dropped, and why", sum(now) > sum(drops), "%v after %v %v", now, drops, err)
+	d.checkTraffic(before, second)
+	_, err = d.hooks(ctx)
+	return err
+}
+
+func isTimeout(err error) bool {
+	var timeout interface{ Timeout() bool }
+	return errors.As(err, &timeout) && timeout.Timeout()
+}
+
+// apply shows what a file would change, and makes it so. The file goes on being named like this.
+func (d *demo) apply(ctx context.Context, name, text string, showDiff bool) error {
+	if err := os.WriteFile(runDir+"/"+name, []byte(text), 0o644); err != nil {
+		return err
+	}
+	if showDiff {
+		if err := d.kerb(ctx, "diff", "-f", name); err != nil {
+			return err
+		}
+	}
+	start := time.Now()
+	if err := d.kerb(ctx, "apply", "-f", name); err != nil {
+		return err
+	}
+	d.say("In the kernel after %d ms.", time.Since(start).Milliseconds())
+	return nil
+}
+
+const probes = 10
+
+// probeAndCount sends datagrams that no rule allows and returns how many more the counter and the firewall's drops show.
+func (d *demo) probeAndCount(ctx context.Context) (seen, denied uint64, err error) {
+	seenBefore, err := counted(ctx, "web", "ingress", "udp")
+	if err != nil {
+		return 0, 0, err
+	}
+	dropsBefore, err := dropped(ctx, "fw")
+	if err != nil {
+		return 0, 0, err
+	}
+	if err := d.probe(d.web, 9999, probes); err != nil {
+		return 0, 0, err
+	}
+	seenAfter, err := counted(ctx, "web", "ingress", "udp")
+	if err != nil {
+		return 0, 0, err
+	}
+	dropsAfter, err := dropped(ctx, "fw")
+	return seenAfter - seenBefore, sum(dropsAfter) - sum(dropsBefore), err
+}
+
+func (d *demo) stepOrder(ctx context.Context) error {
+	before, second := d.requests.tally(), len(d.stream.seconds())
+	d.say("The counter comes first, so it counts packets that the firewall drops. %d datagrams to a closed port of web:", probes)
+	seen, denied, err := d.probeAndCount(ctx)
+	d.check(fmt.Sprintf("the firewall dropped %d, the counter saw %d", probes, probes), err == nil && denied == probes && seen == probes,
+		"%d dropped, %d counted %v", denied, seen, err)
+	if err := d.apply(ctx, "count.yaml", counterYAML("order: {after: [fw]}"), true); err != nil {
+		return err
+	}
+	d.checkOrder(ctx, "web", "fw", "count")
+	d.say("The same %d datagrams again:", probes)
+	seen, denied, err = d.probeAndCount(ctx)
+	d.check(fmt.Sprintf("the firewall dropped %d, the counter saw none", probes), err == nil && denied == probes && seen == 0,
+		"%d dropped, %d counted %v", denied, seen, err)
+	d.watch(ctx, 1500*time.Millisecond)
+	d.checkTraffic(before, second)
+	return d.kerb(ctx, "chain", "list")
+}
+
+func (d *demo) stepMistake(ctx context.Context) error {
+	before, err := d.hooks(ctx)
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(runDir+"/wrong.yaml", []byte(firewallYAML(allowWeb, wrongPort)), 0o644); err != nil {
+		return err
+	}
+	d.command("kerb apply -f wrong.yaml")
+	_, err = d.quietly(ctx, "apply", "-f", "wrong.yaml")
+	d.show(said(err))
+	d.check("the mistake is refused by naming the rule and the field", err != nil && strings.Contains(err.Error(), "rules[1].dstPort"), "%v", err)
+	after, err := d.hooks(ctx)
+	d.check("the same programs run as before", maps.Equal(before, after), "%v, before %v %v", after, before, err)
+	return nil
+}
+
+// said is what the command itself said of wrong input.
+func said(err error) string {
+	if err == nil {
+		return ""
+	}
+	_, words, _ := strings.Cut(err.Error(), "exit status 2: ")
+	return words + "\n"
+}
+
+func (d *demo) stepKill(ctx context.Context) error {
+	before, second := d.requests.tally(), len(d.stream.seconds())
+	was, err := d.hooks(ctx)
+	if err != nil {
+		return err
+	}
+	d.say("These programs run: %s.", was)
+	pid := d.agent.Process.Pid
+	d.command(fmt.Sprintf("kill -9 %d", pid))
+	if err := d.agent.stop(syscall.SIGKILL); err != nil {
+		return err
+	}
+	d.say("There is no agent now.")
+	err = d.askWeb(9090)
+	d.check("the firewall still keeps requests from port 9090", isTimeout(err), "%v", err)
+	d.watch(ctx, 1500*time.Millisecond)
+	d.command("kerb agent --config kerb.yaml &")
+	if err := d.startAgent(); err != nil {
+		return err
+	}
+	d.watch(ctx, 1500*time.Millisecond)
+	is, err := d.hooks(ctx)
+	d.check("the new agent found the same programs on the same hooks, and left them as they are", len(is) > 0 && maps.Equal(was, is), "%s, before %s %v", is, was, err)
+	d.checkTraffic(before, second)
+	return nil
+}
+
+// String lists hooks in order.
+func (h hooks) String() string {
+	var all []string
+	for _, hook := range slices.Sorted(maps.Keys(h)) {
+		all = append(all, fmt.Sprintf("%d on %s", h[hook], hook))
+	}
+	return strings.Join(all, ", ")
+}
+
+func (d *demo) stepMetrics(ctx context.Context) error {
+	data, err := read(ctx, "/metrics")
+	if err != nil {
+		return err
+	}
+	d.command("curl -s --unix-socket " + socketPath + " http://kerb/metrics | grep '^kerb_'")
+	var lines []string
+	for line := range bytes.Lines(data) {
+		if bytes.HasPrefix(line, []byte("kerb_")) && !bytes.Contains(line, []byte("_bucket")) {
+			lines = append(lines, strings.TrimSpace(string(line)))
+		}
+	}
+	d.show(strings.Join(excerpt(lines, 16), "\n") + "\n")
+	d.say("(%d series in all)", len(lines))
+	for _, family := range []string{"kerb_counter_packets_total", "kerb_dropped_packets_total", "kerb_firewall_rule_packets_total"} {
+		held := slices.ContainsFunc(lines, func(l string) bool { return strings.HasPrefix(l, family) })
+		d.check("there is "+family, held, "%d other series", len(lines))
+	}
+	return nil
+}
+
+// excerpt takes lines of every family in turn, at most three of each, until there are enough.
+func excerpt(lines []string, enough int) []string {
+	taken := map[string]int{}
+	var out []string
+	for _, line := range lines {
+		family, _, _ := strings.Cut(line, "{")
+		if taken[family]++; taken[family] <= 2 && len(out) < enough && !strings.HasSuffix(line, " 0") {
+			out = append(out, line)
+		}
+	}
+	return out
+}
+
+func (d *demo) stepPurge(ctx context.Context) error {
+	d.watch(ctx, 500*time.Millisecond)
+	all, seconds := d.requests.tally(), d.stream.seconds()
+	d.stopTraffic()
+	d.say("Over the whole demo: %d requests, %d lost, the slowest %d ms; %d s of iperf3 at %.0f Mbit/s.", all.answered+all.lost, all.lost,
+		all.slowest.Milliseconds(), len(seconds), mean(seconds))
+	d.command(fmt.Sprintf("kill %d", d.agent.Process.Pid))
+	if err := d.agent.stop(syscall.SIGTERM); err != nil {
+		return err
+	}
+	err := d.askWeb(9090)
+	d.check("without the agent its modules go on: port 9090 stays closed", isTimeout(err), "%v", err)
+	if err := d.kerb(ctx, "purge", "--all", "--config", "kerb.yaml"); err != nil {
+		return err
+	}
+	err = d.askWeb(9090)
+	d.check("after the purge port 9090 answers again", err == nil, "%v", err)
+	return nil
+}
+
+func mean(values []float64) (m float64) {
+	for _, v := range values {
+		m += v / float64(len(values))
+	}
+	return m
+}
+
+func (d *demo) stepStay(ctx context.Context) error {
+	d.say("Everything stays until Ctrl-C, or: kill %d. Requests and iperf3 go on. In another terminal, as root:", unix.Getpid())
+	d.show(fmt.Sprintf(`export KERB_SOCKET=%s; cd %s
+kerb top
+kerb service get web
+kerb module query fw rules
+kerb module drops
+ip netns exec %s-client curl -m 2 http://%s/
+sed -i 's/8080/9090/' fw.yaml; kerb apply -f fw.yaml
+`, socketPath, runDir, prefix, d.at(d.web, 8080)))
+	<-ctx.Done()
+	d.say("Ending.")
+	return nil
+}

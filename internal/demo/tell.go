@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package demo
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Colours, of terminals only.
+const (
+	bold  = "1"
+	dim   = "2"
+	red   = "31"
+	green = "32"
+	cyan  = "36"
+)
+
+// teller writes what the demo does and sees, and counts its checks.
+type teller struct {
+	out      io.Writer
+	terminal bool
+	started  time.Time
+
+	mu             sync.Mutex
+	passed, failed int
+}
+
+func newTeller(out io.Writer, plain bool) *teller {
+	return &teller{out: out, terminal: !plain && isTerminal(out), started: time.Now()}
+}
+
+func isTerminal(w io.Writer) bool {
+	f, ok := w.(*os.File)
+	if !ok || os.Getenv("NO_COLOR") != "" || os.Getenv("TERM") == "dumb" {
+		return false
+	}
+	_, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS)
+	return err == nil
+}
+
+func (t *teller) paint(colour, text string) string {
+	if !t.terminal {
+		return text
+	}
+	return "\x1b[" + colour + "m" + text + "\x1b[0m"
+}
+
+func (t *teller) heading(n, of int, title string) {
+	at := fmt.Sprintf("%4.1f s", time.Since(t.started).Seconds())
+	fmt.Fprintf(t.out, "\n%s %s  %s\n", t.paint(cyan, fmt.Sprintf("[%d/%d]", n, of)), t.paint(bold, title), t.paint(dim, at))
+}
+
+// say tells a person what happens.
+func (t *teller) say(format string, args ...any) {
+	fmt.Fprintln(t.out, " ", fmt.Sprintf(format, args...))
+}
+
+// command shows what is typed.
+func (t *teller) command(line string) {
+	fmt.Fprintf(t.out, "  %s\n", t.paint(bold, "$ "+line))
+}
+
+// show prints what a command answered, or a file.
+func (t *teller) show(text string) {
+	for line := range strings.Lines(text) {
+		fmt.Fprintf(t.out, "    %s\n", strings.TrimRight(line, "\n"))
+	}
+}
+
+// progress overwrites its line on a terminal; elsewhere there is none.
+func (t *teller) progress(format string, args ...any) {
+	if t.terminal {
+		fmt.Fprint(t.out, "\r\x1b[K  ", t.paint(dim, fmt.Sprintf(format, args...)))
+	}
+}
+
+func (t *teller) endProgress() {
+	if t.terminal {
+		fmt.Fprint(t.out, "\r\x1b[K")
+	}
+}
+
+// check states a claim and whether it held. seen is told if it did not.
+func (t *teller) check(claim string, held bool, seen string, args ...any) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if held {
+		t.passed++
+		fmt.Fprintf(t.out, "  %s  %s\n", t.paint(green, "ok"), claim)
+		return
+	}
+	t.failed++
+	fmt.Fprintf(t.out, "  %s\n    expected: %s\n    seen:     %s\n", t.paint(red, "FAILED"), claim, fmt.Sprintf(seen, args...))
+}
+
+// summary is the last line. An error that ended the demo early counts as a failure.
+func (t *teller) summary(err error) {
+	if err != nil {
+		t.failed++
+	}
+	colour := green
+	if t.failed > 0 {
+		colour = red
+	}
+	fmt.Fprintf(t.out, "\n%s in %.0f s\n", t.paint(colour, fmt.Sprintf("%d passed, %d failed", t.passed, t.failed)), time.Since(t.started).Seconds())
+}

@@ -1,0 +1,242 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package demo
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"regexp"
+	"strconv"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/kerb-edge/kerb/internal/netlab"
+)
+
+// dialIn connects from a namespace. The address has no names to look up.
+func dialIn(ns *netlab.Namespace, network, address string, timeout time.Duration) (net.Conn, error) {
+	var c net.Conn
+	err := ns.Do(func() (err error) {
+		c, err = net.DialTimeout(network, address, timeout)
+		return err
+	})
+	return c, err
+}
+
+// webClient asks from a namespace, each request on a connection of its own.
+func webClient(ns *netlab.Namespace, timeout time.Duration) *http.Client {
+	return &http.Client{Timeout: timeout, Transport: &http.Transport{
+		DisableKeepAlives: true,
+		DialContext: func(_ context.Context, network, address string) (net.Conn, error) {
+			return dialIn(ns, network, address, timeout)
+		},
+	}}
+}
+
+func get(c *http.Client, url string) error {
+	answer, err := c.Get(url)
+	if err != nil {
+		return err
+	}
+	defer answer.Body.Close()
+	if _, err := io.Copy(io.Discard, answer.Body); err != nil {
+		return err
+	}
+	if answer.StatusCode != http.StatusOK {
+		return fmt.Errorf("GET %s: %s", url, answer.Status)
+	}
+	return nil
+}
+
+// requests asks a web server again and again, and counts.
+type requests struct {
+	client *http.Client
+	url    string
+	cancel context.CancelFunc
+	done   chan struct{}
+
+	mu             sync.Mutex
+	answered, lost int
+	slowest        time.Duration
+	last           error
+}
+
+const (
+	requestEvery = 20 * time.Millisecond
+	requestLimit = 5 * time.Second
+)
+
+func askAgainAndAgain(ns *netlab.Namespace, url string) *requests {
+	ctx, cancel := context.WithCancel(context.Background())
+	r := &requests{client: webClient(ns, requestLimit), url: url, cancel: cancel, done: make(chan struct{})}
+	go r.run(ctx)
+	return r
+}
+
+func (r *requests) run(ctx context.Context) {
+	defer close(r.done)
+	tick := time.NewTicker(requestEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+			start := time.Now()
+			r.count(get(r.client, r.url), time.Since(start))
+		}
+	}
+}
+
+func (r *requests) count(err error, took time.Duration) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if err != nil {
+		r.lost++
+		r.last = err
+		return
+	}
+	r.answered++
+	r.slowest = max(r.slowest, took)
+}
+
+// tally is answered and lost requests so far.
+type tally struct {
+	answered, lost int
+	slowest        time.Duration
+	last           error // of the last one that was lost
+}
+
+func (r *requests) tally() tally {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return tally{r.answered, r.lost, r.slowest, r.last}
+}
+
+func (r *requests) stop() {
+	r.cancel()
+	<-r.done
+}
+
+// stream is an iperf3 client that reports every second.
+type stream struct {
+	process *process
+
+	mu    sync.Mutex
+	rates []float64 // Mbit/s, by second
+}
+
+// streamRate is gentle enough for a small machine that has other things to do.
+const streamRate = "300M"
+
+var rateLine = regexp.MustCompile(`-\s*[0-9.]+\s+sec\s.*\s([0-9.]+) Mbits/sec`)
+
+func (d *demo) streamTo(h *netlab.Host) (*stream, error) {
+	s := &stream{process: &process{d.client.Command(context.Background(), "iperf3", "--client", h.Addr4().String(),
+		"--time", "0", "--bitrate", streamRate, "--interval", "1", "--format", "m", "--forceflush"), make(chan struct{})}}
+	s.process.SysProcAttr.Setpgid = true
+	out, err := s.process.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
+	if err := s.process.Start(); err != nil {
+		return nil, fmt.Errorf("start iperf3: %w", err)
+	}
+	go s.read(out)
+	return s, nil
+}
+
+func (s *stream) read(out io.Reader) {
+	defer close(s.process.ended)
+	for lines := bufio.NewScanner(out); lines.Scan(); {
+		if found := rateLine.FindStringSubmatch(lines.Text()); found != nil {
+			rate, err := strconv.ParseFloat(found[1], 64)
+			if err == nil {
+				s.add(rate)
+			}
+		}
+	}
+	_ = s.process.Wait()
+}
+
+func (s *stream) add(rate float64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.rates = append(s.rates, rate)
+}
+
+// seconds are the rates so far.
+func (s *stream) seconds() []float64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return append([]float64(nil), s.rates...)
+}
+
+func (d *demo) stopTraffic() {
+	if d.requests != nil {
+		d.requests.stop()
+		d.requests = nil
+	}
+	if d.stream != nil {
+		_ = d.stream.process.stop(syscall.SIGKILL) // it is a child
+		d.stream = nil
+	}
+}
+
+// watch lets traffic flow for a while, and tells.
+func (d *demo) watch(ctx context.Context, duration time.Duration) {
+	tick := time.NewTicker(200 * time.Millisecond)
+	defer tick.Stop()
+	end := time.After(duration)
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-end:
+			d.endProgress()
+			return
+		case <-tick.C:
+			t, seconds := d.requests.tally(), d.stream.seconds()
+			rate := 0.0
+			if len(seconds) > 0 {
+				rate = seconds[len(seconds)-1]
+			}
+			d.progress("%d requests answered, %d lost; iperf3 %.0f Mbit/s", t.answered, t.lost, rate)
+		}
+	}
+}
+
+// checkTraffic compares with before: requests went on without a loss, and the stream flowed in every second.
+func (d *demo) checkTraffic(before tally, secondsBefore int) {
+	now := d.requests.tally()
+	d.check(fmt.Sprintf("%d requests answered meanwhile, none lost", now.answered-before.answered),
+		now.answered > before.answered && now.lost == before.lost, "%d answered, %d lost: %v", now.answered-before.answered, now.lost-before.lost, now.last)
+	seconds := d.stream.seconds()[secondsBefore:]
+	stalled := 0
+	for _, rate := range seconds {
+		if rate == 0 {
+			stalled++
+		}
+	}
+	d.check(fmt.Sprintf("iperf3 flowed in each of %d seconds", len(seconds)), len(seconds) > 0 && stalled == 0, "%v Mbit/s", seconds)
+}
+
+// probe sends datagrams that the firewall is to drop.
+func (d *demo) probe(to *netlab.Host, port uint16, n int) error {
+	c, err := dialIn(d.client.Namespace, "udp", d.at(to, port), time.Second)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	for range n {
+		if _, err := c.Write([]byte("kerb demo")); err != nil {
+			return err
+		}
+	}
+	return nil
+}
