@@ -53,25 +53,29 @@ static __always_inline int is_short(int outcome)
 	return outcome == KERB_PARSE_SHORT_L2 || outcome == KERB_PARSE_SHORT_L3 || outcome == KERB_PARSE_SHORT_L4;
 }
 
-/* Headers may lie beyond the linear part: then they are pulled in and read again, by the same code. */
+/* Headers may lie beyond the linear part: then they are pulled in and read again. A function of its own and no loop, whose
+ * layout old verifiers (Linux 5.10, 6.1) refuse. */
+static __noinline int parse_pulled(struct __sk_buff *ctx, struct kerb_pkt *pkt, __u32 tags)
+{
+	bpf_skb_pull_data(ctx, pkt->len < KERB_PULL_LEN ? pkt->len : KERB_PULL_LEN);
+	kerb_reload(pkt);
+	return kerb_parse(pkt, tags & 1);
+}
+
 static __always_inline int parse(struct __sk_buff *ctx, struct kerb_pkt *pkt)
 {
 	__u32 tags = ctx->vlan_present & 1;
 	int outcome;
 
+	kerb_reload(pkt);
 	pkt->ifindex = ctx->ifindex;
 	pkt->len = ctx->len;
 	/* Without a branch, as one here would make the verifier walk the whole parser twice. */
 	asm volatile("" : "+r"(tags));
 	pkt->vlan = ctx->vlan_tci & -tags;
-#pragma clang loop unroll(disable)
-	for (int pulled = 0;; pulled = 1) {
-		kerb_reload(pkt);
-		outcome = kerb_parse(pkt, tags);
-		if (pulled || !is_short(outcome) || pkt->data + pkt->len <= pkt->data_end)
-			break;
-		bpf_skb_pull_data(ctx, pkt->len < KERB_PULL_LEN ? pkt->len : KERB_PULL_LEN);
-	}
+	outcome = kerb_parse(pkt, tags);
+	if (is_short(outcome) && pkt->data + pkt->len > pkt->data_end)
+		return parse_pulled(ctx, pkt, tags);
 	return outcome;
 }
 #endif
