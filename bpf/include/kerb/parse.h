@@ -76,10 +76,14 @@ static __always_inline void kerb_reload(struct kerb_pkt *pkt)
 }
 
 /* Pointer to len bytes at offset off of the frame, or NULL when the linear part ends before. The mask is for the verifier:
- * it bounds off whatever became of the value on the way. */
+ * it bounds off whatever became of the value on the way. The compiler must not know better and leave it out. */
 static __always_inline void *kerb_at(const struct kerb_pkt *pkt, __u64 off, __u64 len)
 {
-	void *p = pkt->data + (off & KERB_MAX_HDRS);
+	void *p;
+
+	if (!__builtin_constant_p(off))
+		asm volatile("" : "+r"(off));
+	p = pkt->data + (off & KERB_MAX_HDRS);
 
 	return p + len > pkt->data_end ? 0 : p;
 }
