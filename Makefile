@@ -16,7 +16,7 @@ CHAIN := bpf/chain.tc.o bpf/chain.xdp.o bpf/chain.xdp-frags.o
 # Programs of the benches that are no modules (those have a kerb.yaml): plain C to plain object.
 BENCH := $(patsubst %.c,%.o,$(shell find bench -name '*.bpf.c' | while read f; do [ -e $$(dirname $$f)/kerb.yaml ] || echo $$f; done))
 
-.PHONY: help setup bpf packages generate build test test-kernels lint clean
+.PHONY: help setup bpf packages generate build test test-kernels demo demo-check demo-build demo-setup lint clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -58,8 +58,24 @@ lint: ## formatting, go vet, shell syntax
 test: setup bpf lint ## set up, compile, lint, and run every test as root
 	$(ROOT_GO) test -p 1 -timeout 15m ./...
 
-test-kernels: setup bpf ## the kernel tests on 5.10, 6.1, 6.1-rt, 6.12 and the newest kernel, emulated
-	go run ./test/kernels
+test-kernels: setup bpf ## the kernel tests on 5.10, 6.1, 6.1-rt, 6.12 and the newest kernel, emulated; or KERNELS=6.1,6.12
+	go run ./test/kernels $(if $(KERNELS),-kernels $(KERNELS))
+
+demo: demo-build ## set up, build, and watch modules at work on three services; KEEP=1 stays up
+	@$(SUDO) ./kerb demo $(if $(filter-out 0,$(KEEP)),--keep)
+
+demo-check: demo-build ## the same for scripts: fails unless every step shows what it should
+	@$(SUDO) ./kerb demo --check
+
+# Only for this machine, and without what only the tests need.
+demo-build: demo-setup
+	@echo "compiling the data planes"
+	@$(MAKE) --no-print-directory -s bpf
+	@echo "building ./kerb (the first time takes a minute or two)"
+	@go build -trimpath -ldflags '$(LDFLAGS)' -o kerb ./cmd/kerb
+
+demo-setup:
+	@scripts/setup demo
 
 clean: ## remove everything that was built
 	rm -rf dist out kerb
