@@ -10,6 +10,7 @@ import (
 	"runtime"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
 )
 
@@ -31,6 +32,13 @@ func Object(files fs.FS, name string) (*ebpf.CollectionSpec, error) {
 		return nil, fmt.Errorf("%s: %w", name, err)
 	}
 	return spec, nil
+}
+
+// HaveTCX tells why TCX cannot be used: it came with Linux 6.6.
+func HaveTCX() error {
+	const loopback = 1 // in every namespace; it is asked, not changed
+	_, err := link.QueryPrograms(link.QueryOptions{Target: loopback, Attach: ebpf.AttachTCXIngress})
+	return err
 }
 
 // Pinned runs f on one CPU, counted from 0 and wrapped at the number of CPUs

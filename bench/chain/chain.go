@@ -61,6 +61,10 @@ func run(ctx context.Context, r *bench.Run) (err error) {
 	defer func() { err = errors.Join(err, stage.close()) }()
 	for _, load := range r.Loads() {
 		kind, number, _ := strings.Cut(load, "/")
+		if err := bench.HaveTCX(); err != nil && kind != "xdp" {
+			r.Note("TC loads are left out, they need TCX and live test runs: %v", err)
+			continue
+		}
 		n, err := strconv.Atoi(number)
 		if err != nil {
 			return err

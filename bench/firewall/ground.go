@@ -7,12 +7,13 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/kerb-edge/kerb/bench"
 	"github.com/kerb-edge/kerb/bench/internal/traffic"
@@ -30,6 +31,7 @@ type ground struct {
 
 	bpf     *ebpf.Collection
 	inject  link.Link // of the generator's outer interface
+	noLive  error     // why frames cannot be sent by live test runs
 	wall    Firewall
 	opening time.Duration // how long the wall took
 }
@@ -62,10 +64,17 @@ func (g *ground) build(prefix string) (err error) {
 		}
 	}
 	// Live test runs need an interface that has native XDP switched on.
-	return g.lab.Node().Do(func() error {
+	err = g.lab.Node().Do(func() error {
 		g.inject, err = link.AttachXDP(link.XDPOptions{
 			Program: g.bpf.Programs["inject"], Interface: g.generator.OuterIndex(), Flags: link.XDPDriverMode})
 		return err
+	})
+	if err != nil {
+		return err
+	}
+	return g.withSink(func() error {
+		_, g.noLive = g.send(g.frame(g.client.Addr4()), 1)
+		return nil
 	})
 }
 
@@ -153,6 +162,9 @@ var errWall = errors.New("the firewall is not in effect")
 
 // verify sends packets that no rule allows.
 func (g *ground) verify() error {
+	if g.noLive != nil {
+		return nil
+	}
 	return g.withSink(func() error {
 		before, err := g.arrived()
 		if err != nil {
@@ -172,20 +184,29 @@ func (g *ground) verify() error {
 // withSink takes what arrives at the service away from its stack, which would
 // answer it, while f runs on one CPU.
 func (g *ground) withSink(f func() error) error {
-	var sink link.Link
-	err := g.service.Do(func() error {
-		nic, err := net.InterfaceByName(g.service.Interface())
-		if err != nil {
-			return err
-		}
-		sink, err = link.AttachTCX(link.TCXOptions{
-			Interface: nic.Index, Program: g.bpf.Programs["sink"], Attach: ebpf.AttachTCXIngress})
-		return err
-	})
+	var qdisc *netlink.Clsact
+	err := g.service.Do(func() (err error) { qdisc, err = g.addSink(); return err })
 	if err != nil {
 		return fmt.Errorf("sink: %w", err)
 	}
-	return errors.Join(bench.Pinned(1, f), sink.Close())
+	err = bench.Pinned(1, f)
+	return errors.Join(err, g.service.Do(func() error { return netlink.QdiscDel(qdisc) }))
+}
+
+func (g *ground) addSink() (*netlink.Clsact, error) {
+	nic, err := netlink.LinkByName(g.service.Interface())
+	if err != nil {
+		return nil, err
+	}
+	index := nic.Attrs().Index
+	qdisc := &netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{
+		LinkIndex: index, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT}}
+	if err := netlink.QdiscAdd(qdisc); err != nil {
+		return nil, err
+	}
+	return qdisc, netlink.FilterAdd(&netlink.BpfFilter{
+		FilterAttrs: netlink.FilterAttrs{LinkIndex: index, Parent: netlink.HANDLE_MIN_INGRESS, Priority: 1, Protocol: unix.ETH_P_ALL},
+		Fd:          g.bpf.Programs["sink"].FD(), Name: "sink", DirectAction: true})
 }
 
 func (g *ground) arrived() (sum uint64, err error) {

@@ -104,6 +104,10 @@ func trials(r *bench.Run, lab *netlab.Lab, services []*netlab.Host) []bench.Tria
 			r.Note("shared is left out of a quick run: it takes as long as kerb does")
 			continue
 		}
+		if err := bench.HaveTCX(); err != nil && c.name == "shared" {
+			r.Note("shared is left out, it needs TCX: %v", err)
+			continue
+		}
 		all = append(all, bench.Trial{Config: c.name, Measure: func(context.Context) ([]bench.Sample, error) {
 			return measure(c.open, lab, services)
 		}})

@@ -97,6 +97,10 @@ func trials(r *bench.Run, lab *netlab.Lab, client, service *netlab.Host) []bench
 			r.Note("%s is left out: this build has no chain builder", s.config)
 			continue
 		}
+		if err := bench.HaveTCX(); err != nil && s.config != "kerb" {
+			r.Note("%s is left out, it needs TCX: %v", s.config, err)
+			continue
+		}
 		s.lab, s.client, s.service = lab, client, service
 		all = append(all, bench.Trial{Config: s.config, Measure: func(ctx context.Context) ([]bench.Sample, error) {
 			return s.measure(ctx, r)

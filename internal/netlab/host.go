@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/netip"
 	"path/filepath"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sync/errgroup"
@@ -43,9 +44,39 @@ type Host struct {
 	mac  net.HardwareAddr
 }
 
-// Host adds a host; its namespace is called PREFIX-name. After an error
-// nothing of it is left.
+// Host adds a host that can be reached when it returns; its namespace is
+// called PREFIX-name. After an error nothing of it is left.
 func (l *Lab) Host(name string, opts HostOptions) (*Host, error) {
+	h, err := l.add(name, opts)
+	if err != nil {
+		return nil, err
+	}
+	return h, h.waitUp()
+}
+
+// Hosts adds n hosts called h1 to hn, two at a time.
+func (l *Lab) Hosts(n int, opts HostOptions) ([]*Host, error) {
+	hosts := make([]*Host, n)
+	var group errgroup.Group
+	group.SetLimit(2) // the kernel's rtnl lock is the limit, not the CPUs
+	for i := range hosts {
+		group.Go(func() (err error) {
+			hosts[i], err = l.add(fmt.Sprintf("h%d", i+1), opts)
+			return err
+		})
+	}
+	if err := group.Wait(); err != nil {
+		return nil, err
+	}
+	for _, h := range hosts {
+		if err := h.waitUp(); err != nil {
+			return nil, err
+		}
+	}
+	return hosts, nil
+}
+
+func (l *Lab) add(name string, opts HostOptions) (*Host, error) {
 	if name == "" || name == "node" || filepath.Base(name) != name {
 		return nil, fmt.Errorf("host name %q cannot be used", name)
 	}
@@ -60,18 +91,37 @@ func (l *Lab) Host(name string, opts HostOptions) (*Host, error) {
 	return h, nil
 }
 
-// Hosts adds n hosts called h1 to hn, two at a time.
-func (l *Lab) Hosts(n int, opts HostOptions) ([]*Host, error) {
-	hosts := make([]*Host, n)
-	var group errgroup.Group
-	group.SetLimit(2) // the kernel's rtnl lock is the limit, not the CPUs
-	for i := range hosts {
-		group.Go(func() (err error) {
-			hosts[i], err = l.Host(fmt.Sprintf("h%d", i+1), opts)
-			return err
-		})
+// upTimeout bounds the wait for the kernel's link watch, which works off
+// carrier changes in the background, some once a second.
+const upTimeout = 10 * time.Second
+
+// waitUp returns when both ends are operational. Before that a bridge drops
+// what comes from the port, and the host what it sends.
+func (h *Host) waitUp() error {
+	nl, err := h.netlink()
+	if err != nil {
+		return err
 	}
-	return hosts, group.Wait()
+	defer nl.Close()
+	if err := waitOperational(nl, hostInterface); err != nil {
+		return fmt.Errorf("host %s: %w", h.name, err)
+	}
+	return waitOperational(h.lab.nl, h.out.Name)
+}
+
+func waitOperational(nl *netlink.Handle, name string) error {
+	for deadline := time.Now().Add(upTimeout); ; time.Sleep(time.Millisecond) {
+		link, err := nl.LinkByName(name)
+		if err != nil {
+			return fmt.Errorf("interface %s: %w", name, err)
+		}
+		if link.Attrs().OperState == netlink.OperUp {
+			return nil
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("interface %s is %s after %v", name, link.Attrs().OperState, upTimeout)
+		}
+	}
 }
 
 func (h *Host) build(opts HostOptions) error {

@@ -101,6 +101,8 @@ func (p *Pair) Throughput(duration time.Duration) (float64, error) {
 	return rate, errors.Join(err, <-sender)
 }
 
+var errStarved = errors.New("the stream made no progress while it was measured")
+
 // stream writes until end, then closes its direction.
 func (p *Pair) stream(end time.Time) error {
 	chunk := make([]byte, streamChunk)
@@ -124,6 +126,9 @@ func (p *Pair) sink() (bitsPerSecond float64, err error) {
 		}
 		if err != nil {
 			return 0, fmt.Errorf("sink: %w", err)
+		}
+		if n == 0 && sum == 0 {
+			return 0, fmt.Errorf("sink: %w", errStarved)
 		}
 		if n == 0 {
 			return 8 * float64(sum) / last.Sub(start).Seconds(), nil
