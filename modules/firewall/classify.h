@@ -1,0 +1,194 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* First match over the rules. A rule is a box in the space of the words of struct fw_flow; compile.go cuts that space
+ * into a binary tree whose leaves are short rule lists in order. The search is one flat loop over 8-byte nodes. Its length
+ * is bounded by FW_STEPS, which compile.go guarantees for every path, so that the verifier of Linux 5.10 accepts it. What
+ * it keeps (best, forks) lies in memory: unknown to the verifier, which so takes one round of the loop for another. */
+#ifndef FW_CLASSIFY_H
+#define FW_CLASSIFY_H
+
+#include "flow.h"
+
+#define FW_STEPS 256 /* nodes visited per packet at most; mirrored in compile.go */
+#define FW_CHUNK 512  /* nodes per map value: one page */
+
+/* A node: value in bits 0-31, child in 32-47 (index in the chunk), kind in 48-55. Kinds below 16 are dimensions to cut. */
+enum fw_node {
+	FW_NODE_RULE = 16,  /* does rule value match? else go on at child */
+	FW_NODE_MATCH = 17, /* rule value matches everything that comes here */
+	FW_NODE_JUMP = 18,  /* go on in chunk value at child */
+	FW_NODE_FORK = 19,  /* go on at child, then in chunk value where the node after child says, if rules from its value on can still win */
+	FW_NODE_END = 20,   /* nothing (more) matches here */
+};
+
+#define FW_NO_RULE 0xffffffff
+#define FW_LOST	   0xfffffffe /* the tree is broken: no packet passes by accident */
+
+struct fw_chunk {
+	__u64 node[FW_CHUNK];
+};
+
+/* Ports are start and span: x matches if x - start <= span. */
+struct fw_l4rule {
+	__u16 sport, sports, dport, dports;
+	__u8 proto, proto_mask;
+	__u16 zero;
+	__u32 decision; /* slot << 1 | allow */
+};
+
+struct fw_rule4 {
+	__u64 mask, value; /* words 0 and 1 as they lie in memory */
+	struct fw_l4rule l4;
+};
+
+struct fw_rule6 {
+	__u64 mask[4], value[4];
+	struct fw_l4rule l4;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct fw_chunk);
+} tree SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct fw_rule4);
+} rules4 SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct fw_rule6);
+} rules6 SEC(".maps");
+
+/* Where the search starts: chunk * FW_CHUNK + node. Node 0 is an END. */
+KERB_CONFIG(__u32, root_egress4, 0);
+KERB_CONFIG(__u32, root_egress6, 0);
+KERB_CONFIG(__u32, root_ingress4, 0);
+KERB_CONFIG(__u32, root_ingress6, 0);
+
+static __always_inline __u32 fw_root(__u32 dir, int v4)
+{
+	if (dir == FW_EGRESS)
+		return v4 ? root_egress4 : root_egress6;
+	return v4 ? root_ingress4 : root_ingress6;
+}
+
+static __always_inline int fw_l4_matches(const struct fw_l4rule *r, const struct fw_flow *s)
+{
+	return (s->word[FW_DIM_PROTO] & r->proto_mask) == r->proto && s->word[FW_DIM_SPORT] - r->sport <= r->sports &&
+	       s->word[FW_DIM_DPORT] - r->dport <= r->dports;
+}
+
+static __always_inline int fw_matches4(const struct fw_flow *s)
+{
+	struct fw_rule4 *r = bpf_map_lookup_elem(&rules4, &s->rule);
+
+	return r && (s->pair[0] & r->mask) == r->value && fw_l4_matches(&r->l4, s);
+}
+
+static __always_inline int fw_matches6(const struct fw_flow *s)
+{
+	struct fw_rule6 *r = bpf_map_lookup_elem(&rules6, &s->rule);
+
+	return r && (s->pair[0] & r->mask[0]) == r->value[0] && (s->pair[1] & r->mask[1]) == r->value[1] &&
+	       (s->pair[2] & r->mask[2]) == r->value[2] && (s->pair[3] & r->mask[3]) == r->value[3] && fw_l4_matches(&r->l4, s);
+}
+
+/* Remembers the second tree of a fork; second holds its node in the chunk and its first rule. */
+static __always_inline void fw_push(struct fw_flow *s, __u32 chunk, __u64 second)
+{
+	struct fw_fork *fork = &s->fork[s->forks++ & (FW_FORKS - 1)];
+
+	fork->chunk = chunk;
+	fork->node = second >> 32;
+	fork->first = second;
+}
+
+/* Takes up the tree remembered last, or an END in its stead if none of its rules can win any more. Returns its node. */
+static __always_inline __u32 fw_pop(struct fw_flow *s)
+{
+	struct fw_fork *fork = &s->fork[--s->forks & (FW_FORKS - 1)];
+
+	if (fork->first >= s->best)
+		fork->chunk = fork->node = 0;
+	s->chunk = fork->chunk;
+	return *(volatile __u32 *)&fork->node;
+}
+
+/* Finds the first rule that matches the words of s. Leaves it, FW_NO_RULE or FW_LOST in s->best. */
+static __always_inline void fw_search(struct fw_flow *s)
+{
+	struct fw_chunk *chunk;
+	__u32 at = s->root;
+
+	s->chunk = at / FW_CHUNK;
+	s->best = FW_NO_RULE;
+	s->forks = 0;
+	chunk = bpf_map_lookup_elem(&tree, &s->chunk);
+	if (!chunk)
+		goto lost;
+	for (int i = 0; i < FW_STEPS; i++) {
+		__u64 node;
+		__u32 kind, value;
+
+		asm volatile("%0 &= 511" : "+r"(at)); /* FW_CHUNK - 1 */
+		node = chunk->node[at];
+		kind = node >> 48;
+		value = node;
+		at = node >> 32;
+		if (kind < FW_NODE_RULE) {
+			if (s->word[kind & 15] > value)
+				at++;
+			continue;
+		}
+		if (kind == FW_NODE_RULE && value < s->best) {
+			s->rule = value;
+			if (!(s->family == 4 ? fw_matches4(s) : fw_matches6(s)))
+				continue;
+		}
+		if (kind == FW_NODE_FORK) {
+			fw_push(s, value, chunk->node[(at + 1) & (FW_CHUNK - 1)]);
+			continue;
+		}
+		if (kind == FW_NODE_JUMP) {
+			s->chunk = value;
+		} else {
+			if (kind != FW_NODE_END && value < s->best)
+				s->best = value;
+			if (!s->forks)
+				return;
+			at = fw_pop(s);
+		}
+		chunk = bpf_map_lookup_elem(&tree, &s->chunk);
+		if (!chunk)
+			break;
+	}
+lost:
+	s->best = FW_LOST;
+}
+
+/* What the rules say of the words of s: slot << 1 | allow, FW_NO_RULE or FW_LOST. */
+static __always_inline __u32 fw_classify(struct fw_flow *s)
+{
+	*(volatile __u32 *)&s->root = fw_root(s->asked, s->family == 4);
+	fw_search(s);
+	if (s->best >= FW_LOST)
+		return s->best;
+	if (s->family == 4) {
+		struct fw_rule4 *r = bpf_map_lookup_elem(&rules4, &s->best);
+
+		return r ? r->l4.decision : FW_LOST;
+	} else {
+		struct fw_rule6 *r = bpf_map_lookup_elem(&rules6, &s->best);
+
+		return r ? r->l4.decision : FW_LOST;
+	}
+}
+
+#endif

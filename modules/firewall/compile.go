@@ -1,0 +1,383 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package firewall
+
+import (
+	"encoding/binary"
+	"errors"
+	"math"
+	"net/netip"
+	"slices"
+)
+
+// Mirrored in classify.h.
+const (
+	maxSteps  = 256
+	chunkSize = 512
+	maxForks  = 32
+
+	dimProto = 8
+	dimSport = 9
+	dimDport = 10
+	dims     = 11
+
+	nodeRule  = 16
+	nodeMatch = 17
+	nodeJump  = 18
+	nodeFork  = 19
+	nodeEnd   = 20
+)
+
+// Dimensions by family: IPv4 has its addresses in words 0 and 1, IPv6 in words 0-3 and 4-7.
+var (
+	dims4 = []int{0, 1, dimProto, dimSport, dimDport}
+	dims6 = []int{0, 1, 2, 3, 4, 5, 6, 7, dimProto, dimSport, dimDport}
+)
+
+// errEntangled is returned for rules that no tree of reasonable size decides in maxSteps steps.
+var errEntangled = errors.New("too entangled")
+
+// box is a rule, or a part of the space of packets: an inclusive interval per dimension.
+type box struct{ lo, hi [dims]uint32 }
+
+func everything() box {
+	var b box
+	for d := range b.hi {
+		b.hi[d] = math.MaxUint32
+	}
+	b.hi[dimProto], b.hi[dimSport], b.hi[dimDport] = 255, 65535, 65535
+	return b
+}
+
+func (b *box) covers(o *box) bool {
+	for d := range b.lo {
+		if b.lo[d] > o.lo[d] || b.hi[d] < o.hi[d] {
+			return false
+		}
+	}
+	return true
+}
+
+// boxOf is the rule as a box.
+func boxOf(r *Rule, v4 bool) box {
+	b := everything()
+	if r.Proto >= 0 {
+		b.lo[dimProto], b.hi[dimProto] = uint32(r.Proto), uint32(r.Proto)
+	}
+	b.lo[dimSport], b.hi[dimSport] = uint32(r.SrcPort.Lo), uint32(r.SrcPort.Hi)
+	b.lo[dimDport], b.hi[dimDport] = uint32(r.DstPort.Lo), uint32(r.DstPort.Hi)
+	if r.ICMPType >= 0 {
+		b.lo[dimSport], b.hi[dimSport] = uint32(r.ICMPType), uint32(r.ICMPType)
+	}
+	words := 4
+	if v4 {
+		words = 1
+	}
+	prefixWords(r.Src, b.lo[:words], b.hi[:words])
+	prefixWords(r.Dst, b.lo[words:2*words], b.hi[words:2*words])
+	return b
+}
+
+// prefixWords narrows the intervals of an address's words.
+func prefixWords(p netip.Prefix, lo, hi []uint32) {
+	if !p.IsValid() {
+		return
+	}
+	bytes := p.Addr().AsSlice()
+	for i := range lo {
+		bits := min(max(p.Bits()-32*i, 0), 32)
+		mask := uint32(uint64(math.MaxUint32) << (32 - bits))
+		lo[i] = binary.BigEndian.Uint32(bytes[4*i:]) & mask
+		hi[i] = lo[i] | ^mask
+	}
+}
+
+// node of the tree before it is laid out in chunks.
+type node struct {
+	kind        int    // a dimension to cut, or node...
+	value       uint32 // last coordinate of the left side, or rule
+	left, right *node  // of a cut; first and second tree of a fork; left is what follows a rule that does not match
+	size        int    // nodes in it
+}
+
+func leaf(kind int, value uint32) *node { return &node{kind: kind, value: value, size: 1} }
+
+// tree builds the trees of one family into chunks that all families share.
+type tree struct {
+	chunks [][]uint64 // each chunkSize long at most while it grows
+}
+
+func newTree() *tree { return &tree{chunks: [][]uint64{{encode(nodeEnd, 0, 0)}}} }
+
+// add builds the tree that finds the first box around a point, of those in list, which is ascending. It returns the root.
+func (t *tree) add(boxes []box, list []int32, dimensions []int) (uint32, error) {
+	if len(list) == 0 {
+		return 0, nil
+	}
+	for budget := 32*len(list) + 4096; budget <= 1<<22; budget *= 4 {
+		b := builder{boxes: boxes, dims: dimensions}
+		root := b.build(list, everything(), budget)
+		mark := len(t.chunks)
+		at := t.lay(root)
+		if steps, forks := t.cost(at); steps <= maxSteps && forks <= maxForks {
+			return at, nil
+		}
+		t.chunks = t.chunks[:mark]
+	}
+	return 0, errEntangled
+}
+
+// builder cuts the space until few rules are left in each part.
+type builder struct {
+	boxes      []box
+	dims       []int
+	starts     []uint32 // scratch of bestCut
+	ends       []uint32
+	candidates []uint32
+}
+
+// Lists up to shortList rules are not worth cutting; many rules that a cut would only copy to both sides get a tree of
+// their own beside it.
+const (
+	shortList = 2
+	manyWide  = 16
+)
+
+// build returns the tree for the rules of list, which all overlap part. The budget is a number of nodes; when it runs
+// out, lists stay longer than they might: slower, never wrong.
+func (b *builder) build(list []int32, part box, budget int) *node {
+	list = b.reduce(list, &part)
+	if len(list) <= shortList || budget < 3*len(list) {
+		return b.chain(list, &part)
+	}
+	cut, ok := b.bestCut(list, &part)
+	if !ok {
+		return b.chain(list, &part)
+	}
+	wide, narrow := b.split(list, &part, cut.dim)
+	if len(wide) >= manyWide && len(narrow) >= manyWide {
+		return b.fork(narrow, wide, part, budget)
+	}
+	return b.cut(list, part, cut, budget)
+}
+
+// reduce leaves out what can never be first: all after a rule that covers the part.
+func (b *builder) reduce(list []int32, part *box) []int32 {
+	for i, id := range list {
+		if b.boxes[id].covers(part) {
+			return list[:i+1]
+		}
+	}
+	return list
+}
+
+// chain tries the rules one by one.
+func (b *builder) chain(list []int32, part *box) *node {
+	if len(list) == 0 {
+		return leaf(nodeEnd, 0)
+	}
+	first := list[0]
+	if b.boxes[first].covers(part) {
+		return leaf(nodeMatch, uint32(first))
+	}
+	n := leaf(nodeRule, uint32(first))
+	n.left = b.chain(list[1:], part)
+	n.size += n.left.size
+	return n
+}
+
+// split tells the rules that span the part in a dimension from those that do not.
+func (b *builder) split(list []int32, part *box, dim int) (wide, narrow []int32) {
+	for _, id := range list {
+		r := &b.boxes[id]
+		if r.lo[dim] <= part.lo[dim] && r.hi[dim] >= part.hi[dim] {
+			wide = append(wide, id)
+		} else {
+			narrow = append(narrow, id)
+		}
+	}
+	return
+}
+
+func (b *builder) fork(first, second []int32, part box, budget int) *node {
+	share := budget * len(first) / (len(first) + len(second))
+	n := &node{kind: nodeFork, value: uint32(second[0]), left: b.build(first, part, share), right: b.build(second, part, budget-share)}
+	n.size = 2 + n.left.size + n.right.size
+	return n
+}
+
+func (b *builder) cut(list []int32, part box, c cut, budget int) *node {
+	var left, right []int32
+	for _, id := range list {
+		if b.boxes[id].lo[c.dim] <= c.at {
+			left = append(left, id)
+		}
+		if b.boxes[id].hi[c.dim] > c.at {
+			right = append(right, id)
+		}
+	}
+	budget -= 2
+	share := budget * (len(left) + 1) / (len(left) + len(right) + 2)
+	below, above := part, part
+	below.hi[c.dim], above.lo[c.dim] = c.at, c.at+1
+	n := &node{kind: c.dim, value: c.at, left: b.build(left, below, share), right: b.build(right, above, budget-share)}
+	n.size = 1 + n.left.size + n.right.size
+	return n
+}
+
+// cut splits a dimension into what is at most at, and the rest.
+type cut struct {
+	dim  int
+	at   uint32
+	cost float64
+}
+
+const maxCandidates = 32 // cuts tried per dimension
+
+// bestCut finds the cut that leaves the least work: an even one that copies few rules to both sides.
+func (b *builder) bestCut(list []int32, part *box) (cut, bool) {
+	best := cut{cost: math.Inf(1)}
+	for _, d := range b.dims {
+		b.collect(list, part, d)
+		step := max(1, len(b.candidates)/maxCandidates)
+		for i := step / 2; i < len(b.candidates); i += step {
+			at := b.candidates[i]
+			left := upperBound(b.starts, at)
+			right := len(list) - upperBound(b.ends, at)
+			if cost := weight(left) + weight(right); cost < best.cost {
+				best = cut{d, at, cost}
+			}
+		}
+	}
+	return best, !math.IsInf(best.cost, 1) && best.cost < 2*weight(len(list))
+}
+
+// weight of a number of rules: about the size of their tree.
+func weight(n int) float64 { return float64(n) * math.Log2(float64(n)+1) }
+
+// collect fills starts and ends (sorted) and the places where the dimension can be cut (sorted).
+func (b *builder) collect(list []int32, part *box, d int) {
+	b.starts, b.ends, b.candidates = b.starts[:0], b.ends[:0], b.candidates[:0]
+	for _, id := range list {
+		r := &b.boxes[id]
+		b.starts = append(b.starts, r.lo[d])
+		b.ends = append(b.ends, r.hi[d])
+		if r.lo[d] > part.lo[d] {
+			b.candidates = append(b.candidates, r.lo[d]-1)
+		}
+		if r.hi[d] < part.hi[d] {
+			b.candidates = append(b.candidates, r.hi[d])
+		}
+	}
+	if len(b.candidates) == 0 {
+		return
+	}
+	slices.Sort(b.starts)
+	slices.Sort(b.ends)
+	slices.Sort(b.candidates)
+	b.candidates = slices.Compact(b.candidates)
+}
+
+// upperBound counts the elements of a sorted slice that are at most x.
+func upperBound(sorted []uint32, x uint32) int {
+	n, _ := slices.BinarySearchFunc(sorted, x, func(e, x uint32) int {
+		if e <= x {
+			return -1
+		}
+		return 1
+	})
+	return n
+}
+
+func encode(kind int, value uint32, child int) uint64 {
+	return uint64(kind)<<48 | uint64(child)<<32 | uint64(value)
+}
+
+// place is where a node goes.
+type place struct {
+	node        *node
+	chunk, slot int
+}
+
+// lay puts a tree into chunks, each level by level, so that a search stays within few pages, and returns where it begins.
+func (t *tree) lay(root *node) uint32 {
+	first := t.open(root)
+	queue := []place{first}
+	for len(queue) > 0 {
+		p := queue[0]
+		queue = append(queue[1:], t.put(p)...)
+	}
+	return uint32(first.chunk*chunkSize + first.slot)
+}
+
+// open reserves a slot for the root of a subtree: in the last chunk if there is room for it all, or for a good part.
+func (t *tree) open(n *node) place {
+	last := len(t.chunks) - 1
+	if free := chunkSize - len(t.chunks[last]); last == 0 || free < min(n.size+2, chunkSize/4) {
+		t.chunks = append(t.chunks, nil)
+		last++
+	}
+	return place{n, last, t.reserve(last, 1)}
+}
+
+func (t *tree) reserve(chunk, slots int) int {
+	at := len(t.chunks[chunk])
+	t.chunks[chunk] = append(t.chunks[chunk], make([]uint64, slots)...)
+	return at
+}
+
+// put writes a node and returns the places of its children.
+func (t *tree) put(p place) []place {
+	n := p.node
+	need := map[int]int{nodeRule: 1, nodeFork: 2, nodeMatch: 0, nodeEnd: 0}
+	slots, special := need[n.kind]
+	if !special {
+		slots = 2
+	}
+	if len(t.chunks[p.chunk])+slots > chunkSize {
+		q := t.open(n)
+		t.chunks[p.chunk][p.slot] = encode(nodeJump, uint32(q.chunk), q.slot)
+		return []place{q}
+	}
+	at := t.reserve(p.chunk, slots)
+	if n.kind == nodeFork {
+		q := t.open(n.right)
+		t.chunks[p.chunk][p.slot] = encode(nodeFork, uint32(q.chunk), at)
+		t.chunks[p.chunk][at+1] = encode(nodeEnd, n.value, q.slot)
+		return []place{{n.left, p.chunk, at}, q}
+	}
+	t.chunks[p.chunk][p.slot] = encode(n.kind, n.value, at)
+	switch slots {
+	case 0:
+		return nil
+	case 1:
+		return []place{{n.left, p.chunk, at}}
+	}
+	return []place{{n.left, p.chunk, at}, {n.right, p.chunk, at + 1}}
+}
+
+// cost is the longest search from a node on, in steps of fw_search, and the most forks pending at a time.
+func (t *tree) cost(at uint32) (steps, forks int) {
+	chunk := int(at / chunkSize)
+	n := t.chunks[chunk][at%chunkSize]
+	kind, value, child := int(n>>48), uint32(n), uint32(n>>32)&0xffff
+	here := uint32(chunk*chunkSize) + child
+	switch {
+	case kind < nodeRule:
+		s1, f1 := t.cost(here)
+		s2, f2 := t.cost(here + 1)
+		return 1 + max(s1, s2), max(f1, f2)
+	case kind == nodeRule:
+		s, f := t.cost(here)
+		return 1 + s, f
+	case kind == nodeJump:
+		s, f := t.cost(value*chunkSize + child)
+		return 1 + s, f
+	case kind == nodeFork:
+		second := t.chunks[chunk][here%chunkSize+1]
+		s1, f1 := t.cost(here)
+		s2, f2 := t.cost(value*chunkSize + uint32(second>>32)&0xffff)
+		return 1 + s1 + s2, max(1+f1, f2)
+	}
+	return 1, 0
+}

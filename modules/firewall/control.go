@@ -1,0 +1,277 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package firewall is the control plane of the firewall: it turns rules into the search tree that firewall.bpf.c walks,
+// keeps the hit counters of rules through changes of the rule set, ages connections, and explains which rule decides.
+package firewall
+
+import (
+	"encoding/json"
+	"fmt"
+	"hash/fnv"
+	"sync"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/features"
+
+	"github.com/kerb-edge/kerb/sdk"
+)
+
+// Control returns the control plane.
+func Control() sdk.Control { return control{} }
+
+type control struct{}
+
+// Compile implements sdk.Control.
+func (control) Compile(raw json.RawMessage) (sdk.Compiled, error) {
+	c, err := parseConfig(raw)
+	if err != nil {
+		return nil, err
+	}
+	rules, err := parseRules(c.Rules)
+	if err != nil {
+		return nil, err
+	}
+	f := &Firewall{config: c, rules: rules, slots: make([]uint32, len(rules))}
+	return f, f.compile()
+}
+
+// Firewall is a compiled config.
+type Firewall struct {
+	config *config
+	rules  []Rule
+	tree   *tree
+	ids4   []int // index in rules by rule number of the data plane
+	ids6   []int
+	boxes4 []box
+	boxes6 []box
+	roots  map[string]uint32 // constant to root
+
+	mu    sync.Mutex
+	slots []uint32 // by rule, once filled
+}
+
+var (
+	_ sdk.Compiled = (*Firewall)(nil)
+	_ sdk.Handler  = (*Firewall)(nil)
+	_ sdk.Runner   = (*Firewall)(nil)
+	_ sdk.Measurer = (*Firewall)(nil)
+)
+
+func (f *Firewall) compile() error {
+	for i := range f.rules {
+		if r := &f.rules[i]; r.family4() {
+			f.ids4, f.boxes4 = append(f.ids4, i), append(f.boxes4, boxOf(r, true))
+		}
+		if r := &f.rules[i]; r.family6() {
+			f.ids6, f.boxes6 = append(f.ids6, i), append(f.boxes6, boxOf(r, false))
+		}
+	}
+	f.tree, f.roots = newTree(), map[string]uint32{}
+	for _, v4 := range []bool{true, false} {
+		if err := f.addTrees(v4); err != nil {
+			return &sdk.ConfigError{Field: "rules", Reason: fmt.Sprintf("%v: these %d rules overlap in so many ways that a packet could take more than %d steps; "+
+				"make ranges that cross each other disjoint, or split the rules over two firewall modules", err, len(f.rules), maxSteps)}
+		}
+	}
+	return nil
+}
+
+// addTrees builds the trees of a family; directions with the same rules share one.
+func (f *Firewall) addTrees(v4 bool) error {
+	ids, boxes, dimensions, suffix := f.ids4, f.boxes4, dims4, "4"
+	if !v4 {
+		ids, boxes, dimensions, suffix = f.ids6, f.boxes6, dims6, "6"
+	}
+	var egress, ingress []int32
+	same := true
+	for id, i := range ids {
+		r := &f.rules[i]
+		if r.Egress {
+			egress = append(egress, int32(id))
+		}
+		if r.Ingress {
+			ingress = append(ingress, int32(id))
+		}
+		same = same && r.Egress == r.Ingress
+	}
+	root, err := f.tree.add(boxes, egress, dimensions)
+	if err != nil {
+		return err
+	}
+	f.roots["root_egress"+suffix], f.roots["root_ingress"+suffix] = root, root
+	if same {
+		return nil
+	}
+	f.roots["root_ingress"+suffix], err = f.tree.add(boxes, ingress, dimensions)
+	return err
+}
+
+// generation identifies what is allowed: connections of another one are checked again.
+func (f *Firewall) generation() uint32 {
+	h := fnv.New32a()
+	for i := range f.rules {
+		h.Write([]byte(f.rules[i].String() + "\n"))
+	}
+	fmt.Fprint(h, f.config.DefaultPolicy)
+	return h.Sum32()
+}
+
+var fragmentPolicies = map[string]uint32{"deny": 0, "allow": 1, "track": 2}
+
+// Settings implements sdk.Compiled.
+func (f *Firewall) Settings() sdk.Settings {
+	c, t := f.config, f.config.State.Timeouts
+	constants := map[string]any{
+		"allow_egress":       bool(c.DefaultPolicy.Egress),
+		"allow_ingress":      bool(c.DefaultPolicy.Ingress),
+		"allow_extensions":   bool(c.ExtensionHeaders),
+		"allow_malformed":    bool(c.Malformed),
+		"allow_non_ip":       bool(c.NonIP),
+		"allow_link":         c.LinkControl == "allow",
+		"fragments":          fragmentPolicies[c.Fragments],
+		"state":              c.State.Enabled,
+		"drop_when_full":     c.State.WhenFull == "drop",
+		"coarse_clock":       hasCoarseClock(),
+		"generation":         f.generation(),
+		"max_connections":    uint64(c.State.MaxConnections),
+		"tcp_syn_ns":         uint64(t.TCPSyn),
+		"tcp_established_ns": uint64(t.TCPEstablished),
+		"tcp_closing_ns":     uint64(t.TCPClosing),
+		"udp_ns":             uint64(t.UDP),
+		"udp_stream_ns":      uint64(t.UDPStream),
+		"icmp_ns":            uint64(t.ICMP),
+	}
+	for name, root := range f.roots {
+		constants[name] = root
+	}
+	established := c.State.MaxConnections
+	if !c.State.Enabled {
+		established = 1
+	}
+	return sdk.Settings{Constants: constants, MaxEntries: map[string]uint32{
+		mapTree:         uint32(len(f.tree.chunks)),
+		mapRules4:       uint32(max(1, len(f.ids4))),
+		mapRules6:       uint32(max(1, len(f.ids6))),
+		mapEstablished4: established,
+		mapEstablished6: established,
+	}}
+}
+
+// hasCoarseClock tells whether the data plane may use bpf_ktime_get_coarse_ns (Linux 5.11).
+var hasCoarseClock = sync.OnceValue(func() bool {
+	return features.HaveProgramHelper(ebpf.SchedCLS, asm.FnKtimeGetCoarseNs) == nil
+})
+
+// Names of maps in the data plane.
+const (
+	mapTree         = "tree"
+	mapRules4       = "rules4"
+	mapRules6       = "rules6"
+	mapHits         = "hits"
+	mapOwners       = "owners"
+	mapTable        = "table"
+	mapEstablished4 = "established4"
+	mapEstablished6 = "established6"
+	mapPending4     = "pending4"
+	mapPending6     = "pending6"
+)
+
+// Fill implements sdk.Compiled.
+func (f *Firewall) Fill(maps sdk.Maps) error {
+	slots, err := assignSlots(maps, f.rules)
+	if err != nil {
+		return err
+	}
+	f.mu.Lock()
+	f.slots = slots
+	f.mu.Unlock()
+	if err := fillArray(maps, mapTree, len(f.tree.chunks), f.chunk); err != nil {
+		return err
+	}
+	if err := fillArray(maps, mapRules4, len(f.ids4), f.rule4); err != nil {
+		return err
+	}
+	return fillArray(maps, mapRules6, len(f.ids6), f.rule6)
+}
+
+// l4rule mirrors struct fw_l4rule.
+type l4rule struct {
+	Sport, Sports, Dport, Dports uint16
+	Proto, ProtoMask             uint8
+	_                            uint16
+	Decision                     uint32
+}
+
+// rule4 mirrors struct fw_rule4, rule6 struct fw_rule6; pairs of words as words.
+type rule4 struct {
+	Mask, Value [2]uint32
+	L4          l4rule
+}
+
+type rule6 struct {
+	Mask, Value [8]uint32
+	L4          l4rule
+}
+
+func (f *Firewall) chunk(id int) (out [chunkSize]uint64) {
+	copy(out[:], f.tree.chunks[id])
+	return
+}
+
+func (f *Firewall) rule4(id int) (out rule4) {
+	maskOf(&f.boxes4[id], out.Mask[:], out.Value[:])
+	out.L4 = f.l4rule(f.ids4[id])
+	return
+}
+
+func (f *Firewall) rule6(id int) (out rule6) {
+	maskOf(&f.boxes6[id], out.Mask[:], out.Value[:])
+	out.L4 = f.l4rule(f.ids6[id])
+	return
+}
+
+// maskOf turns the intervals of address words, which come from prefixes, into masks: what their ends have in common.
+func maskOf(b *box, mask, value []uint32) {
+	for i := range mask {
+		mask[i], value[i] = ^(b.lo[i] ^ b.hi[i]), b.lo[i]
+	}
+}
+
+func (f *Firewall) l4rule(i int) l4rule {
+	r := &f.rules[i]
+	sport := r.SrcPort
+	if r.ICMPType >= 0 {
+		sport = Ports{uint16(r.ICMPType), uint16(r.ICMPType)}
+	}
+	out := l4rule{Sport: sport.Lo, Sports: sport.Hi - sport.Lo, Dport: r.DstPort.Lo, Dports: r.DstPort.Hi - r.DstPort.Lo,
+		Decision: f.slots[i] << 1}
+	if r.Proto >= 0 {
+		out.Proto, out.ProtoMask = uint8(r.Proto), 0xff
+	}
+	if r.Allow {
+		out.Decision |= 1
+	}
+	return out
+}
+
+const fillBatch = 256
+
+// fillArray writes the first n elements of an array map.
+func fillArray[T any](maps sdk.Maps, name string, n int, element func(id int) T) error {
+	m, err := maps.Get(name)
+	if err != nil {
+		return err
+	}
+	for from := 0; from < n; from += fillBatch {
+		count := min(fillBatch, n-from)
+		keys, values := make([]uint32, count), make([]T, count)
+		for i := range count {
+			keys[i], values[i] = uint32(from+i), element(from+i)
+		}
+		if _, err := m.BatchUpdate(keys, values, nil); err != nil {
+			return fmt.Errorf("fill map %s: %w", name, err)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,250 @@
+// SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
+
+//go:build ignore
+
+/* The firewall: packets of known connections pass, the first rule that matches decides on all others, else the default
+ * policy of the direction. control.go fills the maps, compile.go builds the search tree, model.go says the same in Go. */
+#include <kerb/module.h>
+#include "flow.h"
+#include "classify.h"
+#include "state.h"
+#include "fragment.h"
+#include "icmp.h"
+
+KERB_CONFIG(_Bool, allow_egress, 1); /* default policies */
+KERB_CONFIG(_Bool, allow_ingress, 0);
+KERB_CONFIG(_Bool, allow_extensions, 1);
+KERB_CONFIG(_Bool, allow_malformed, 0);
+KERB_CONFIG(_Bool, allow_non_ip, 1);
+KERB_CONFIG(_Bool, allow_link, 1); /* neighbour and multicast listener discovery */
+
+/* Packets by what decided on them: the slots below, then one per rule (control.go assigns them). */
+enum fw_slot {
+	FW_SLOT_EGRESS = 0,  /* default policy */
+	FW_SLOT_INGRESS = 1,
+	FW_SLOT_TRACKED = 2, /* of a known connection */
+	FW_SLOT_RELATED = 3, /* ICMP error about one */
+	FW_SLOT_LINK = 4,
+	FW_SLOT_NON_IP = 5,
+	FW_SLOT_MALFORMED = 6,
+	FW_SLOT_EXTENSION = 7,
+	FW_SLOT_FRAGMENT = 8, /* fragments: dropped, all or those without a first one */
+	FW_SLOT_FRAGMENT_NEXT = 9, /* fragments that passed by the fragment policy */
+	FW_SLOT_FULL = 10,
+	FW_SLOT_REVOKED = 11, /* of a connection that a new rule set ended */
+	FW_SLOT_RULES = 16,
+};
+
+#define FW_SLOTS 20480 /* 10,000 rules, the 10,000 before them, and the above */
+
+struct fw_hits {
+	__u64 packets, bytes;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, FW_SLOTS);
+	__type(key, __u32);
+	__type(value, struct fw_hits);
+} hits SEC(".maps");
+
+/* Which rule a slot belongs to; control.go's alone, kept here so that it survives with hits. */
+struct fw_owner {
+	__u64 rule; /* hash of the rule's identity, 0: free */
+	__u64 fill; /* number of the last rule set that had it */
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, FW_SLOTS);
+	__type(key, __u32);
+	__type(value, struct fw_owner);
+} owners SEC(".maps");
+
+/* A decision in a word: slot in bits 0-15, reason of a drop in bits 16-23. */
+#define FW_DENY(slot, reason) ((__u32)(reason) << 16 | (slot))
+
+static __always_inline int carry_out(struct kerb_pkt *pkt, __u32 decision)
+{
+	__u32 slot = decision & 0xffff;
+	struct fw_hits *h = bpf_map_lookup_elem(&hits, &slot);
+
+	if (h) {
+		h->packets++;
+		h->bytes += pkt->len;
+	}
+	return decision >> 16 ? kerb_drop(pkt, decision >> 16) : KERB_NEXT;
+}
+
+static __always_inline int look_up(struct fw_flow *f, __u64 now)
+{
+	if (f->family == 4)
+		return fw_track(&established4, &pending4, &f->key4, f, now);
+	return fw_track(&established6, &pending6, &f->key6, f, now);
+}
+
+static __always_inline int is_related(struct fw_flow *f, __u64 now)
+{
+	if (f->family == 4)
+		return fw_alive(&established4, &pending4, &f->key4, f, now);
+	return fw_alive(&established6, &pending6, &f->key6, f, now);
+}
+
+static __always_inline void begin(struct fw_flow *f, __u64 now)
+{
+	if (f->family == 4)
+		fw_begin(&pending4, &f->key4, f, now);
+	else
+		fw_begin(&pending6, &f->key6, f, now);
+}
+
+static __always_inline void renew(struct fw_flow *f, int allowed)
+{
+	if (f->family == 4)
+		fw_renew(&established4, &pending4, &f->key4, allowed);
+	else
+		fw_renew(&established6, &pending6, &f->key6, allowed);
+}
+
+/* Asks the rules, about the packet or about the one that it answers. */
+static __always_inline __u32 ask_rules(struct fw_flow *f)
+{
+	__u32 decision = fw_classify(f), slot;
+
+	if (decision == FW_LOST)
+		return FW_DENY(FW_SLOT_MALFORMED, KERB_DROP_MALFORMED);
+	if (decision != FW_NO_RULE) {
+		slot = decision >> 1;
+		return decision & 1 ? slot : FW_DENY(slot, KERB_DROP_POLICY);
+	}
+	if (f->asked == FW_EGRESS)
+		return allow_egress ? FW_SLOT_EGRESS : FW_DENY(FW_SLOT_EGRESS, KERB_DROP_POLICY);
+	return allow_ingress ? FW_SLOT_INGRESS : FW_DENY(FW_SLOT_INGRESS, KERB_DROP_POLICY);
+}
+
+/* Decides on the packet in the scratch map. Takes nothing from it but the time: see blur. */
+static __noinline __u32 fw_judge(__u64 now)
+{
+	struct fw_flow *f = fw_flow();
+	int track = FW_UNKNOWN;
+	__u32 decision;
+
+	if (!f)
+		return FW_DENY(FW_SLOT_MALFORMED, KERB_DROP_NO_MEMORY);
+	if (state) {
+		if (f->quoting) {
+			if (is_related(f, now))
+				return FW_SLOT_RELATED;
+		} else if (f->kind < FW_ERROR) {
+			track = look_up(f, now);
+		}
+		if (track == FW_TRACKED)
+			return FW_SLOT_TRACKED;
+		if (track == FW_FULL)
+			return FW_DENY(FW_SLOT_FULL, KERB_DROP_TABLE_FULL);
+	}
+	f->stale = track;
+	f->asked = f->dir;
+	if (track == FW_STALE_ANSWER)
+		fw_reverse(f);
+	decision = ask_rules(f);
+	if (!state)
+		return decision;
+	if (f->stale == FW_UNKNOWN) {
+		if (!(decision >> 16) && f->begins && !f->quoting)
+			begin(f, now);
+		return decision;
+	}
+	renew(f, !(decision >> 16));
+	if (f->stale == FW_STALE)
+		return decision;
+	return decision >> 16 ? FW_DENY(FW_SLOT_REVOKED, KERB_DROP_STATE) : FW_SLOT_TRACKED;
+}
+
+/* Packets that did not parse. */
+static __always_inline __u32 judge_odd(const struct kerb_pkt *pkt)
+{
+	if (pkt->outcome == KERB_PARSE_NOT_IP)
+		return allow_non_ip ? FW_SLOT_NON_IP : FW_DENY(FW_SLOT_NON_IP, KERB_DROP_POLICY);
+	return allow_malformed ? FW_SLOT_MALFORMED : FW_DENY(FW_SLOT_MALFORMED, KERB_DROP_MALFORMED);
+}
+
+static __always_inline __u32 judge_later_fragment(const struct kerb_pkt *pkt, __u32 dir)
+{
+	if (fragments == FW_FRAGMENTS_ALLOW || fw_fragment_known(pkt, dir, fw_now()))
+		return FW_SLOT_FRAGMENT_NEXT;
+	return FW_DENY(FW_SLOT_FRAGMENT, KERB_DROP_FRAGMENT);
+}
+
+/* Passes what the parser found through memory that the verifier knows nothing of. Else it would follow the search, and all
+ * modules behind, once for each of the hundred or so ways through the parser. */
+static __always_inline void blur(struct kerb_pkt *pkt, struct fw_flow *f)
+{
+	volatile struct fw_blur *b = &f->blur;
+
+	b->l3 = pkt->l3;
+	b->l4 = pkt->l4;
+	b->l4_len = pkt->l4_len;
+	b->eth_type = pkt->eth_type;
+	b->vlan = pkt->vlan;
+	b->family = pkt->family;
+	b->proto = pkt->proto;
+	b->flags = pkt->flags;
+	b->outcome = pkt->outcome;
+	pkt->l3 = b->l3;
+	pkt->l4 = b->l4;
+	pkt->l4_len = b->l4_len;
+	pkt->eth_type = b->eth_type;
+	pkt->vlan = b->vlan;
+	pkt->family = b->family;
+	pkt->proto = b->proto;
+	pkt->flags = b->flags;
+	pkt->outcome = b->outcome;
+	kerb_reload(pkt);
+}
+
+static __always_inline __u32 judge(struct kerb_pkt *pkt, struct fw_flow *f, __u32 dir)
+{
+	if (allow_link && fw_is_link(pkt))
+		return FW_SLOT_LINK;
+	if (fw_read(pkt, f, dir))
+		return FW_DENY(FW_SLOT_MALFORMED, KERB_DROP_MALFORMED);
+	if (state && f->kind == FW_ERROR)
+		fw_read_quoted(pkt, f);
+	kerb_reload(pkt);
+	return fw_judge(state ? fw_now() : 0);
+}
+
+static __always_inline __u32 decide(struct kerb_pkt *pkt, __u32 dir)
+{
+	struct fw_flow *f = fw_flow();
+	__u32 decision;
+
+	if (!f)
+		return FW_DENY(FW_SLOT_MALFORMED, KERB_DROP_NO_MEMORY);
+	blur(pkt, f);
+	if (pkt->outcome)
+		return judge_odd(pkt);
+	if (!allow_extensions && pkt->flags & KERB_F_EXT)
+		return FW_DENY(FW_SLOT_EXTENSION, KERB_DROP_EXTENSION);
+	if (pkt->flags & KERB_F_FRAG && fragments == FW_FRAGMENTS_DENY)
+		return FW_DENY(FW_SLOT_FRAGMENT, KERB_DROP_FRAGMENT);
+	if (pkt->flags & KERB_F_FRAG_LATER)
+		return judge_later_fragment(pkt, dir);
+	decision = judge(pkt, f, dir);
+	if (pkt->flags & KERB_F_FRAG_FIRST && fragments == FW_FRAGMENTS_TRACK && !(decision >> 16))
+		fw_fragment_remember(pkt, dir, fw_now());
+	return decision;
+}
+
+KERB_EGRESS(pkt)
+{
+	return carry_out(pkt, decide(pkt, FW_EGRESS));
+}
+
+KERB_INGRESS(pkt)
+{
+	return carry_out(pkt, decide(pkt, FW_INGRESS));
+}
+
+KERB_LICENSE("Dual BSD/GPL");

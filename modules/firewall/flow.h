@@ -1,0 +1,264 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* What the firewall takes from a packet: the words that rules look at, and the key that connections are known by. It lies
+ * in a per-CPU map, not on the stack: before 5.12 nobody may index the stack by a variable, and what is in a map is
+ * unknown to the verifier, so it follows the code behind once and not once per kind of packet. */
+#ifndef FW_FLOW_H
+#define FW_FLOW_H
+
+#define FW_EGRESS  0
+#define FW_INGRESS 1
+#define FW_FORKS   32 /* mirrored in compile.go */
+
+#define TCP_FIN 0x01
+#define TCP_SYN 0x02
+#define TCP_RST 0x04
+#define TCP_ACK 0x10
+
+#define ICMP4_ECHO_REPLY   0
+#define ICMP4_UNREACHABLE  3
+#define ICMP4_ECHO_REQUEST 8
+#define ICMP4_TIME	   11
+#define ICMP4_PARAMETER	   12
+#define ICMP6_UNREACHABLE  1
+#define ICMP6_PARAMETER	   4
+#define ICMP6_ECHO_REQUEST 128
+#define ICMP6_ECHO_REPLY   129
+
+/* Dimensions of the rules: words in host byte order. IPv4 has its addresses in words 0 and 1, IPv6 in 0-3 and 4-7. For
+ * ICMP the type stands in place of the source port and the code in place of the destination port. */
+#define FW_DIM_PROTO 8
+#define FW_DIM_SPORT 9
+#define FW_DIM_DPORT 10
+
+/* How a packet relates to connections. */
+enum fw_kind {
+	FW_PLAIN = 0,	    /* by addresses, protocol and ports (0 where the protocol has none known to us) */
+	FW_ECHO_LOCAL = 1,  /* ICMP echo that the service asked for, by identifier */
+	FW_ECHO_REMOTE = 2, /* ICMP echo that the other side asked for */
+	FW_ERROR = 3,	    /* ICMP error: belongs to the connection quoted in it */
+	FW_LOOSE = 4,	    /* any other ICMP: belongs to nothing */
+};
+
+/* Keys of connections. Addresses and ports in network byte order; no padding. */
+struct fw_key4 {
+	__u32 ifindex;
+	__be32 local, remote;
+	__be16 local_port, remote_port;
+	__u8 proto, kind;
+	__u16 zero;
+};
+
+struct fw_key6 {
+	__u32 ifindex;
+	__be32 local[4], remote[4];
+	__be16 local_port, remote_port;
+	__u8 proto, kind;
+	__u16 zero;
+};
+
+/* A tree still to be searched. */
+struct fw_fork {
+	__u32 chunk, node, first;
+};
+
+/* Members of struct kerb_pkt on their way past the verifier. */
+struct fw_blur {
+	__u64 l3, l4;
+	__u32 l4_len;
+	__u16 eth_type, vlan;
+	__u8 family, proto, flags, outcome;
+	__u32 zero;
+};
+
+struct fw_flow {
+	struct fw_blur blur;
+	union {
+		__u32 word[16];
+		__u64 pair[8];
+	};
+	union {
+		struct fw_key4 key4;
+		struct fw_key6 key6;
+	};
+	__u32 dir;    /* FW_EGRESS, FW_INGRESS */
+	__u32 len;    /* of the frame */
+	__u8 family;  /* 4 or 6 */
+	__u8 proto;   /* of the packet, or of the one it quotes */
+	__u8 kind;    /* enum fw_kind; of the packet that key is about */
+	__u8 tcp;     /* TCP flags */
+	__u8 begins;  /* may begin a connection */
+	__u8 quoting; /* an ICMP error: key is of the packet it quotes */
+	__u8 stale;   /* enum fw_track while the rules are asked */
+	__u8 zero;
+	/* The search's: see classify.h. */
+	__u32 asked; /* direction of the rules */
+	__u32 root, chunk, rule, best, forks;
+	struct fw_fork fork[FW_FORKS];
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct fw_flow);
+} scratch SEC(".maps");
+
+struct fw_icmp {
+	__u8 type, code;
+	__be16 csum, id, seq;
+};
+
+static __always_inline struct fw_flow *fw_flow(void)
+{
+	__u32 zero = 0;
+
+	return bpf_map_lookup_elem(&scratch, &zero);
+}
+
+static __always_inline __u8 fw_icmp_kind(int v4, __u8 type, __u32 dir)
+{
+	if (type == (v4 ? ICMP4_ECHO_REQUEST : ICMP6_ECHO_REQUEST))
+		return dir == FW_EGRESS ? FW_ECHO_LOCAL : FW_ECHO_REMOTE;
+	if (type == (v4 ? ICMP4_ECHO_REPLY : ICMP6_ECHO_REPLY))
+		return dir == FW_EGRESS ? FW_ECHO_REMOTE : FW_ECHO_LOCAL;
+	if (v4 ? type == ICMP4_UNREACHABLE || type == ICMP4_TIME || type == ICMP4_PARAMETER
+	       : type >= ICMP6_UNREACHABLE && type <= ICMP6_PARAMETER)
+		return FW_ERROR;
+	return FW_LOOSE;
+}
+
+/* Addresses of the packet: words of the rules, and the key. */
+static __always_inline int fw_read_addresses(const struct kerb_pkt *pkt, struct fw_flow *f)
+{
+	int out = f->dir == FW_EGRESS;
+
+	if (pkt->family == 4) {
+		struct iphdr *ip = kerb_at(pkt, pkt->l3, sizeof(*ip));
+
+		if (!ip)
+			return -1;
+		f->word[0] = bpf_ntohl(ip->saddr);
+		f->word[1] = bpf_ntohl(ip->daddr);
+		f->key4.ifindex = pkt->ifindex;
+		f->key4.local = out ? ip->saddr : ip->daddr;
+		f->key4.remote = out ? ip->daddr : ip->saddr;
+	} else {
+		struct ipv6hdr *ip = kerb_at(pkt, pkt->l3, sizeof(*ip));
+
+		if (!ip)
+			return -1;
+#pragma unroll
+		for (int i = 0; i < 4; i++) {
+			__be32 src = ip->saddr.s6_addr32[i], dst = ip->daddr.s6_addr32[i];
+
+			f->word[i] = bpf_ntohl(src);
+			f->word[i + 4] = bpf_ntohl(dst);
+			f->key6.local[i] = out ? src : dst;
+			f->key6.remote[i] = out ? dst : src;
+		}
+		f->key6.ifindex = pkt->ifindex;
+	}
+	return 0;
+}
+
+/* Writes the rest of the key. */
+static __always_inline void fw_set_key(struct fw_flow *f, int v4, __be16 local_port, __be16 remote_port)
+{
+	if (v4) {
+		f->key4.local_port = local_port;
+		f->key4.remote_port = remote_port;
+		f->key4.proto = f->proto;
+		f->key4.kind = f->kind;
+	} else {
+		f->key6.local_port = local_port;
+		f->key6.remote_port = remote_port;
+		f->key6.proto = f->proto;
+		f->key6.kind = f->kind;
+	}
+}
+
+static __always_inline void fw_read_icmp(const struct kerb_pkt *pkt, struct fw_flow *f)
+{
+	struct fw_icmp *icmp = kerb_at(pkt, pkt->l4, sizeof(*icmp));
+	int v4 = pkt->family == 4;
+
+	if (!icmp)
+		return;
+	f->word[FW_DIM_SPORT] = icmp->type;
+	f->word[FW_DIM_DPORT] = icmp->code;
+	f->kind = fw_icmp_kind(v4, icmp->type, f->dir);
+	f->begins = icmp->type == (v4 ? ICMP4_ECHO_REQUEST : ICMP6_ECHO_REQUEST);
+	fw_set_key(f, v4, icmp->id, 0);
+}
+
+/* Reads a packet that has parsed and is no later fragment. */
+static __always_inline int fw_read(const struct kerb_pkt *pkt, struct fw_flow *f, __u32 dir)
+{
+	__be16 sport = 0, dport = 0;
+
+	f->dir = dir;
+	f->len = pkt->len;
+	f->family = pkt->family;
+	f->proto = pkt->proto;
+	f->kind = FW_PLAIN;
+	f->tcp = 0;
+	f->begins = 1;
+	f->quoting = 0;
+	f->word[FW_DIM_PROTO] = pkt->proto;
+	if (fw_read_addresses(pkt, f))
+		return -1;
+	if (pkt->flags & KERB_F_L4) {
+		if (pkt->proto == IPPROTO_TCP || pkt->proto == IPPROTO_UDP) {
+			__be16 *port = kerb_at(pkt, pkt->l4, sizeof(struct udphdr));
+
+			if (!port)
+				return -1;
+			sport = port[0];
+			dport = port[1];
+			if (pkt->proto == IPPROTO_TCP) {
+				__u8 *flags = kerb_at(pkt, pkt->l4 + 13, 1);
+
+				if (!flags)
+					return -1;
+				f->tcp = *flags;
+				f->begins = !(f->tcp & TCP_RST);
+			}
+		} else {
+			fw_read_icmp(pkt, f);
+			return 0;
+		}
+	}
+	f->word[FW_DIM_SPORT] = bpf_ntohs(sport);
+	f->word[FW_DIM_DPORT] = bpf_ntohs(dport);
+	if (dir == FW_EGRESS)
+		fw_set_key(f, pkt->family == 4, sport, dport);
+	else
+		fw_set_key(f, pkt->family == 4, dport, sport);
+	return 0;
+}
+
+/* Turns the words into those of the packet that this one answers. */
+static __always_inline void fw_reverse(struct fw_flow *f)
+{
+	__u32 port = f->word[FW_DIM_SPORT];
+
+	f->asked = !f->dir;
+	if (f->kind != FW_PLAIN) {
+		f->word[FW_DIM_SPORT] = f->family == 4 ? ICMP4_ECHO_REQUEST : ICMP6_ECHO_REQUEST;
+	} else {
+		f->word[FW_DIM_SPORT] = f->word[FW_DIM_DPORT];
+		f->word[FW_DIM_DPORT] = port;
+	}
+	if (f->family == 4) {
+		f->pair[0] = f->pair[0] << 32 | f->pair[0] >> 32;
+	} else {
+		__u64 first = f->pair[0], second = f->pair[1];
+
+		f->pair[0] = f->pair[2];
+		f->pair[1] = f->pair[3];
+		f->pair[2] = first;
+		f->pair[3] = second;
+	}
+}
+
+#endif

@@ -1,0 +1,303 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package firewall
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/netip"
+	"strconv"
+	"time"
+
+	"github.com/kerb-edge/kerb/sdk"
+)
+
+// Handler serves:
+//
+//	GET  rules          the rules in order with their hits, and what was decided without a rule
+//	GET  connections    tracked connections; ?limit=n, 1000 unless said
+//	POST explain        which rule decides on a packet
+func (f *Firewall) Handler(live sdk.Live) http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /rules", func(w http.ResponseWriter, _ *http.Request) {
+		answer(w)(f.listRules(live))
+	})
+	mux.HandleFunc("GET /connections", func(w http.ResponseWriter, r *http.Request) {
+		limit, err := strconv.Atoi(r.URL.Query().Get("limit"))
+		if err != nil || limit < 1 {
+			limit = defaultLimit
+		}
+		answer(w)(f.listConnections(live, min(limit, maxLimit)))
+	})
+	mux.HandleFunc("POST /explain", func(w http.ResponseWriter, r *http.Request) {
+		var q Question
+		dec := json.NewDecoder(http.MaxBytesReader(w, r.Body, 1<<16))
+		dec.DisallowUnknownFields()
+		if err := dec.Decode(&q); err != nil {
+			answer(w)(nil, &sdk.ConfigError{Field: "packet", Reason: err.Error()})
+			return
+		}
+		answer(w)(f.Explain(&q))
+	})
+	return mux
+}
+
+const (
+	defaultLimit = 1000
+	maxLimit     = 100000
+)
+
+// answer writes a value, or an error as problem+json (RFC 9457).
+func answer(w http.ResponseWriter) func(any, error) {
+	return func(v any, err error) {
+		w.Header().Set("Content-Type", "application/json")
+		if err != nil {
+			status := http.StatusInternalServerError
+			var wrong *sdk.ConfigError
+			if errors.As(err, &wrong) {
+				status = http.StatusBadRequest
+			}
+			w.Header().Set("Content-Type", "application/problem+json")
+			w.WriteHeader(status)
+			v = map[string]any{"title": http.StatusText(status), "status": status, "detail": err.Error()}
+		}
+		_ = json.NewEncoder(w).Encode(v) // the reader has gone: nobody to tell
+	}
+}
+
+// RuleReport is a rule with its counter.
+type RuleReport struct {
+	Index     int    `json:"index"`
+	Name      string `json:"name,omitempty"`
+	Rule      string `json:"rule"`
+	Action    string `json:"action"`
+	Direction string `json:"direction"`
+	Slot      uint32 `json:"slot"`
+	Hits
+}
+
+// RulesReport is the answer of GET rules. Hits count packets that the rules were asked about; those of connections that
+// are tracked already are in Other.
+type RulesReport struct {
+	DefaultPolicy map[string]string `json:"defaultPolicy"`
+	Rules         []RuleReport      `json:"rules"`
+	Other         map[string]Hits   `json:"other"`
+}
+
+// otherSlots names what decides beside rules.
+var otherSlots = map[uint32]string{
+	slotEgress: "default_egress", slotIngress: "default_ingress", slotTracked: "tracked", slotRelated: "related",
+	slotLink: "link_control", slotNonIP: "non_ip", slotMalformed: "malformed", slotExtension: "extension_header",
+	slotFragment: "fragment_dropped", slotFragmentNext: "fragment_passed", slotFull: "table_full", slotRevoked: "revoked",
+}
+
+func (f *Firewall) currentSlots() []uint32 {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.slots
+}
+
+func (f *Firewall) listRules(live sdk.Live) (*RulesReport, error) {
+	slots := f.currentSlots()
+	hits, err := readHits(live.Maps, slots)
+	if err != nil {
+		return nil, err
+	}
+	other, err := f.otherHits(live.Maps)
+	if err != nil {
+		return nil, err
+	}
+	out := &RulesReport{Rules: make([]RuleReport, len(f.rules)), Other: other, DefaultPolicy: map[string]string{
+		"ingress": f.config.DefaultPolicy.Ingress.String(), "egress": f.config.DefaultPolicy.Egress.String()}}
+	for i := range f.rules {
+		r := &f.rules[i]
+		out.Rules[i] = RuleReport{i, r.Name, r.String(), action(r.Allow).String(), r.direction(), slots[i], hits[slots[i]]}
+	}
+	return out, nil
+}
+
+func (f *Firewall) otherHits(maps sdk.Maps) (map[string]Hits, error) {
+	var slots []uint32
+	for slot := range otherSlots {
+		slots = append(slots, slot)
+	}
+	hits, err := readHits(maps, slots)
+	if err != nil {
+		return nil, err
+	}
+	out := map[string]Hits{}
+	for slot, name := range otherSlots {
+		out[name] = hits[slot]
+	}
+	return out, nil
+}
+
+// ConnectionsReport is the answer of GET connections.
+type ConnectionsReport struct {
+	Established uint64       `json:"established"`
+	Capacity    uint32       `json:"capacity"`
+	Full        uint64       `json:"full"` // times that a connection found no room
+	Connections []Connection `json:"connections"`
+	Truncated   bool         `json:"truncated,omitempty"`
+}
+
+func (f *Firewall) listConnections(live sdk.Live, limit int) (*ConnectionsReport, error) {
+	stats, err := readStats(live.Maps)
+	if err != nil {
+		return nil, err
+	}
+	out := &ConnectionsReport{Established: stats.Established, Capacity: f.config.State.MaxConnections, Full: stats.Full,
+		Connections: []Connection{}}
+	where := map[uint32]sdk.Instance{}
+	for _, i := range live.Interface() {
+		where[i.Ifindex] = i
+	}
+	now := monotonic()
+	add := func(id connID, c conn) bool {
+		if out.Truncated = len(out.Connections) >= limit; out.Truncated {
+			return false
+		}
+		if idle := time.Duration(now - int64(c.Seen)); idle <= c.timeout(id.Proto, id.Kind, &f.config.State.Timeouts) {
+			out.Connections = append(out.Connections, describe(id, &c, where[id.Ifindex], max(0, idle)))
+		}
+		return true
+	}
+	for _, name := range []string{mapEstablished4, mapPending4} {
+		if err := addConns[key4](live.Maps, name, add); err != nil {
+			return nil, err
+		}
+	}
+	for _, name := range []string{mapEstablished6, mapPending6} {
+		if err := addConns[key6](live.Maps, name, add); err != nil {
+			return nil, err
+		}
+	}
+	return out, nil
+}
+
+func addConns[K interface{ id() connID }](maps sdk.Maps, name string, add func(connID, conn) bool) error {
+	m, err := maps.Get(name)
+	if err != nil {
+		return err
+	}
+	if err := eachConn(m, func(k K, c conn) bool { return add(k.id(), c) }); err != nil {
+		return fmt.Errorf("read map %s: %w", name, err)
+	}
+	return nil
+}
+
+func describe(id connID, c *conn, at sdk.Instance, idle time.Duration) Connection {
+	out := Connection{Service: at.Service, Interface: at.Interface, Direction: "egress", Protocol: protocolName(int(id.Proto)),
+		Local: id.Local.String(), Remote: id.Remote.String(), Idle: idle.Round(time.Second).String()}
+	if at.Interface == "" {
+		out.Interface = strconv.Itoa(int(id.Ifindex))
+	}
+	if c.From != 0 {
+		out.Direction = "ingress"
+	}
+	if int(c.State) < len(stateNames) {
+		out.State = stateNames[c.State]
+	}
+	return out
+}
+
+func protocolName(n int) string {
+	if name, ok := protoNames[n]; ok {
+		return name
+	}
+	return strconv.Itoa(n)
+}
+
+// Question is a packet to explain. Addresses are IPv4 or IPv6.
+type Question struct {
+	Direction string          `json:"direction"` // ingress or egress
+	Protocol  json.RawMessage `json:"protocol"`  // tcp, udp, icmp, icmpv6 or a number
+	Src       netip.Addr      `json:"src"`
+	Dst       netip.Addr      `json:"dst"`
+	SrcPort   uint16          `json:"srcPort,omitempty"`
+	DstPort   uint16          `json:"dstPort,omitempty"`
+	ICMPType  uint8           `json:"icmpType,omitempty"`
+}
+
+// Explanation says what the rules make of a packet that is part of no tracked connection.
+type Explanation struct {
+	Action string `json:"action"`
+	Index  *int   `json:"index,omitempty"` // of the rule; absent if the default policy decides
+	Name   string `json:"name,omitempty"`
+	Rule   string `json:"rule"`
+	Note   string `json:"note,omitempty"`
+}
+
+// Explain answers a question. Errors are *sdk.ConfigError.
+func (f *Firewall) Explain(q *Question) (*Explanation, error) {
+	p, err := q.packet()
+	if err != nil {
+		return nil, err
+	}
+	d := f.byRules(p)
+	out := &Explanation{Action: action(d.Allow).String(), Rule: "default policy for " + q.Direction}
+	if d.Rule >= 0 {
+		out.Index, out.Name, out.Rule = &d.Rule, f.rules[d.Rule].Name, f.rules[d.Rule].String()
+	}
+	if f.config.State.Enabled && !d.Allow {
+		out.Note = "answers to packets that were allowed in the other direction pass all the same"
+	}
+	return out, nil
+}
+
+func (q *Question) packet() (*Packet, error) {
+	p := &Packet{Ingress: q.Direction == "ingress", Src: q.Src, Dst: q.Dst, SrcPort: q.SrcPort, DstPort: q.DstPort, ICMPType: q.ICMPType}
+	if q.Direction != "ingress" && q.Direction != "egress" {
+		return nil, &sdk.ConfigError{Field: "direction", Reason: "must be ingress or egress, as the service sees it"}
+	}
+	if !q.Src.IsValid() || !q.Dst.IsValid() || q.Src.Is4() != q.Dst.Is4() {
+		return nil, &sdk.ConfigError{Field: "src", Reason: "src and dst must be addresses of the same IP version"}
+	}
+	var err error
+	if p.Proto, err = parseProto(q.Protocol); err != nil || p.Proto == protoAny {
+		return nil, &sdk.ConfigError{Field: "protocol", Reason: "must be tcp, udp, icmp, icmpv6 or a number from 0 to 255"}
+	}
+	return p, nil
+}
+
+// Measure implements sdk.Measurer.
+func (f *Firewall) Measure(live sdk.Live) ([]sdk.Sample, error) {
+	report, err := f.listRules(live)
+	if err != nil {
+		return nil, err
+	}
+	stats, err := readStats(live.Maps)
+	if err != nil {
+		return nil, err
+	}
+	out := []sdk.Sample{
+		{Name: "connections", Help: "Established connections.", Value: float64(stats.Established)},
+		{Name: "connections_capacity", Help: "Established connections that there is room for.", Value: float64(f.config.State.MaxConnections)},
+		{Name: "connections_full_total", Help: "Times that a connection found no room among the established ones.", Counter: true, Value: float64(stats.Full)},
+	}
+	var allowed, denied Hits
+	for _, r := range report.Rules {
+		out = append(out, sdk.Sample{Name: "rule_packets_total", Help: "Packets that the rule decided on.", Counter: true,
+			Labels: map[string]string{"rule": ruleName(r), "action": r.Action}, Value: float64(r.Packets)})
+		sum := &denied
+		if r.Action == "allow" {
+			sum = &allowed
+		}
+		sum.Packets += r.Packets
+	}
+	report.Other["rule_allow"], report.Other["rule_deny"] = allowed, denied
+	for name, hits := range report.Other {
+		out = append(out, sdk.Sample{Name: "packets_total", Help: "Packets by what decided on them.", Counter: true,
+			Labels: map[string]string{"decision": name}, Value: float64(hits.Packets)})
+	}
+	return out, nil
+}
+
+func ruleName(r RuleReport) string {
+	if r.Name != "" {
+		return r.Name
+	}
+	return "#" + strconv.Itoa(r.Index)
+}

@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package firewall
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/rlimit"
+
+	"github.com/kerb-edge/kerb/internal/dataplane"
+	"github.com/kerb-edge/kerb/internal/pkgs"
+	"github.com/kerb-edge/kerb/sdk"
+)
+
+// built compiles the package once, beside the source tree.
+var built = sync.OnceValues(func() (*pkgs.Package, error) {
+	dir, err := os.MkdirTemp("", "firewall-test-")
+	if err != nil {
+		return nil, err
+	}
+	defer os.RemoveAll(dir)
+	for _, pattern := range []string{"kerb.yaml", "*.h", "*.bpf.c"} {
+		files, err := filepath.Glob(pattern)
+		if err != nil {
+			return nil, err
+		}
+		for _, file := range files {
+			text, err := os.ReadFile(file)
+			if err != nil {
+				return nil, err
+			}
+			if err := os.WriteFile(filepath.Join(dir, file), text, 0o644); err != nil {
+				return nil, err
+			}
+		}
+	}
+	var out strings.Builder
+	if err := pkgs.Build(context.Background(), dir, pkgs.Options{Out: &out}); err != nil {
+		return nil, fmt.Errorf("%w\n%s", err, out.String())
+	}
+	return pkgs.Open(dir)
+})
+
+func needRoot(t testing.TB) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root for BPF")
+	}
+	if err := rlimit.RemoveMemlock(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// module is the package as the agent would deploy it.
+func module(t testing.TB, f *Firewall) dataplane.Module {
+	t.Helper()
+	p, err := built()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return dataplane.Module{
+		Name:       "fw",
+		ID:         dataplane.ShortHash(fmt.Append(nil, f.generation())),
+		Spec:       func(h dataplane.Hook) (*ebpf.CollectionSpec, error) { return p.Spec(string(h)) },
+		ConfigMaps: p.Maps.Config,
+		Settings:   f.Settings(),
+		Fill:       f.Fill,
+		FailClosed: true,
+		Frags:      p.Frags,
+	}
+}
+
+func compileConfig(t testing.TB, config any) *Firewall {
+	t.Helper()
+	raw, ok := config.(string)
+	if !ok {
+		text, err := json.Marshal(config)
+		if err != nil {
+			t.Fatal(err)
+		}
+		raw = string(text)
+	}
+	c, err := Control().Compile(json.RawMessage(raw))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c.(*Firewall)
+}
+
+// kernel is a firewall loaded for both directions, but not attached.
+type kernel struct {
+	*Firewall
+	t               testing.TB
+	loaded          *dataplane.Loaded
+	egress, ingress *ebpf.Program
+	maps            sdk.Maps
+}
+
+func loadFirewall(t testing.TB, config any) *kernel {
+	t.Helper()
+	needRoot(t)
+	f := compileConfig(t, config)
+	mod := module(t, f)
+	l, err := dataplane.Load(dataplane.OnTCIngress, dataplane.Egress, mod)
+	explain(t, err)
+	t.Cleanup(l.Close)
+	ingress, err := l.Relink(dataplane.ChainSpec{Side: dataplane.OnTCEgress, Direction: dataplane.Ingress,
+		Members: []dataplane.Member{{Name: mod.Name, ID: mod.ID, FailClosed: true}}})
+	explain(t, err)
+	t.Cleanup(func() { ingress.Close() })
+	return &kernel{f, t, l, l.Program, ingress, l.Maps[mod.Name]}
+}
+
+func explain(t testing.TB, err error) {
+	t.Helper()
+	var rejected *dataplane.RejectedError
+	if errors.As(err, &rejected) {
+		log := rejected.Log
+		t.Fatalf("%v\n%s", err, log[max(0, len(log)-4000):])
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+const (
+	tcNext = -1
+	tcShot = 2
+)
+
+// pass runs a frame through the firewall.
+func (k *kernel) pass(frame []byte, ingress bool) bool {
+	k.t.Helper()
+	p := k.egress
+	if ingress {
+		p = k.ingress
+	}
+	ret, err := p.Run(&ebpf.RunOptions{Data: frame})
+	if err != nil {
+		k.t.Fatal(err)
+	}
+	if int32(ret) != tcNext && ret != tcShot {
+		k.t.Fatalf("action %d", int32(ret))
+	}
+	return int32(ret) == tcNext
+}
+
+func (k *kernel) hits(slot uint32) uint64 {
+	k.t.Helper()
+	hits, err := readHits(k.maps, []uint32{slot})
+	if err != nil {
+		k.t.Fatal(err)
+	}
+	return hits[slot].Packets
+}
+
+func (k *kernel) drops(reason int) uint64 {
+	k.t.Helper()
+	d, err := k.loaded.Drops("fw")
+	if err != nil {
+		k.t.Fatal(err)
+	}
+	return d[reason]
+}

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package firewall
+
+import (
+	"testing"
+
+	"github.com/kerb-edge/kerb/internal/dataplane"
+)
+
+// The verifier's work bounds how many modules fit into one program with the firewall (1,000,000 in all).
+const maxVerified = 200000
+
+func TestVerifies(t *testing.T) {
+	needRoot(t)
+	for _, c := range []struct {
+		side dataplane.Side
+		dir  dataplane.Direction
+	}{{dataplane.OnXDP, dataplane.Egress}, {dataplane.OnTCIngress, dataplane.Egress}, {dataplane.OnTCEgress, dataplane.Ingress}} {
+		t.Run(string(c.side), func(t *testing.T) {
+			l, err := dataplane.Load(c.side, c.dir, module(t, compileConfig(t, `{"extensionHeaders": "deny"}`)))
+			explain(t, err)
+			defer l.Close()
+			info, err := l.Program.Info()
+			if err != nil {
+				t.Fatal(err)
+			}
+			n, known := info.VerifiedInstructions()
+			size, _ := info.TranslatedSize()
+			t.Logf("%d instructions verified, %d bytes", n, size)
+			if known && n > maxVerified {
+				t.Errorf("%d instructions verified, more than %d", n, maxVerified)
+			}
+		})
+	}
+}

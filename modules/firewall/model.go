@@ -1,0 +1,321 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package firewall
+
+import (
+	"net/netip"
+	"time"
+)
+
+// Packet is what the firewall sees of a packet that parsed and is no later fragment.
+type Packet struct {
+	Ifindex  uint32
+	Ingress  bool // direction as the service sees it
+	Src, Dst netip.Addr
+	Proto    int    // IANA number, after extension headers
+	SrcPort  uint16 // TCP and UDP
+	DstPort  uint16
+	TCPFlags uint8
+	ICMPType uint8
+	ICMPCode uint8
+	ICMPID   uint16  // identifier of an echo
+	HopLimit uint8   // IPv6
+	Quoted   *Packet // the packet that an ICMP error is about, if it can be read
+}
+
+// Decision is the firewall's word on a packet.
+type Decision struct {
+	Allow bool
+	Rule  int    // index of the rule that decided, -1: none
+	Slot  uint32 // hit counter
+}
+
+// Bits of TCPFlags.
+const (
+	tcpFIN = 1 << iota
+	tcpSYN
+	tcpRST
+	_
+	tcpACK
+)
+
+// Match is the first rule that matches the packet, -1 if none does.
+func (f *Firewall) Match(p *Packet) int {
+	for i := range f.rules {
+		if f.rules[i].matches(p) {
+			return i
+		}
+	}
+	return -1
+}
+
+func (r *Rule) matches(p *Packet) bool {
+	if p.Ingress && !r.Ingress || !p.Ingress && !r.Egress {
+		return false
+	}
+	if p.Src.Is4() && !r.family4() || p.Src.Is6() && !r.family6() {
+		return false
+	}
+	if r.Proto >= 0 && r.Proto != p.Proto {
+		return false
+	}
+	if r.Src.IsValid() && !r.Src.Contains(p.Src) || r.Dst.IsValid() && !r.Dst.Contains(p.Dst) {
+		return false
+	}
+	if r.ICMPType >= 0 {
+		return r.ICMPType == int(p.ICMPType)
+	}
+	return r.SrcPort.contains(p.SrcPort) && r.DstPort.contains(p.DstPort)
+}
+
+func (p Ports) contains(x uint16) bool { return x >= p.Lo && x <= p.Hi }
+
+// byRules is the decision without regard to connections.
+func (f *Firewall) byRules(p *Packet) Decision {
+	if i := f.Match(p); i >= 0 {
+		return Decision{f.rules[i].Allow, i, f.slots[i]}
+	}
+	if p.Ingress {
+		return Decision{bool(f.config.DefaultPolicy.Ingress), -1, slotIngress}
+	}
+	return Decision{bool(f.config.DefaultPolicy.Egress), -1, slotEgress}
+}
+
+// kind mirrors enum fw_kind.
+type kind int
+
+const (
+	kindPlain kind = iota
+	kindEchoLocal
+	kindEchoRemote
+	kindError
+	kindLoose
+)
+
+func (p *Packet) isICMP() bool {
+	return p.Src.Is4() && p.Proto == protoICMP || p.Src.Is6() && p.Proto == protoICMPv6
+}
+
+func (p *Packet) isRequest() bool {
+	return p.Src.Is4() && p.ICMPType == 8 || p.Src.Is6() && p.ICMPType == 128
+}
+
+func (p *Packet) kind() kind {
+	t := p.ICMPType
+	switch {
+	case !p.isICMP():
+		return kindPlain
+	case p.isRequest() && !p.Ingress, p.isAnswer() && p.Ingress:
+		return kindEchoLocal
+	case p.isRequest(), p.isAnswer():
+		return kindEchoRemote
+	case p.Src.Is4() && (t == 3 || t == 11 || t == 12), p.Src.Is6() && t >= 1 && t <= 4:
+		return kindError
+	}
+	return kindLoose
+}
+
+func (p *Packet) isAnswer() bool {
+	return p.Src.Is4() && p.ICMPType == 0 || p.Src.Is6() && p.ICMPType == 129
+}
+
+// isLink tells neighbour and multicast listener discovery that cannot come from beyond the link.
+func (p *Packet) isLink() bool {
+	if !p.Src.Is6() || p.Proto != protoICMPv6 || p.ICMPCode != 0 {
+		return false
+	}
+	if p.ICMPType >= 133 && p.ICMPType <= 137 {
+		return p.HopLimit == 255
+	}
+	mld := p.ICMPType >= 130 && p.ICMPType <= 132 || p.ICMPType == 143
+	return mld && p.HopLimit == 1 && (p.Src.IsLinkLocalUnicast() || p.Src.IsUnspecified())
+}
+
+// Model is the firewall in plain Go: the meaning that the data plane is tested against. It knows no limits of tables.
+type Model struct {
+	*Firewall
+	conns map[connKey]*connState
+}
+
+// NewModel returns a model without connections.
+func NewModel(f *Firewall) *Model { return &Model{f, map[connKey]*connState{}} }
+
+// Replace changes the rules and keeps the connections.
+func (m *Model) Replace(f *Firewall) { m.Firewall = f }
+
+// connKey is a connection as seen from the service.
+type connKey struct {
+	ifindex               uint32
+	local, remote         netip.Addr
+	localPort, remotePort uint16
+	proto                 int
+	kind                  kind
+}
+
+type connPhase int
+
+const (
+	phaseNew connPhase = iota
+	phaseReplied
+	phaseEstablished
+	phaseReset
+	phaseClosed
+)
+
+type connState struct {
+	seen       time.Duration
+	generation uint32
+	phase      connPhase
+	ingress    bool // direction of the first packet
+	fins       int
+}
+
+func (p *Packet) key() connKey {
+	k := connKey{ifindex: p.Ifindex, proto: p.Proto, kind: p.kind()}
+	k.local, k.remote, k.localPort, k.remotePort = p.Src, p.Dst, p.SrcPort, p.DstPort
+	if p.Ingress {
+		k.local, k.remote, k.localPort, k.remotePort = p.Dst, p.Src, p.DstPort, p.SrcPort
+	}
+	if k.kind != kindPlain {
+		k.localPort, k.remotePort = p.ICMPID, 0
+	}
+	return k
+}
+
+func (m *Model) expired(k connKey, c *connState, now time.Duration) bool {
+	t := m.config.State.Timeouts
+	limit := t.UDP
+	switch {
+	case k.kind != kindPlain:
+		limit = t.ICMP
+	case k.proto != protoTCP && c.phase == phaseEstablished:
+		limit = t.UDPStream
+	case k.proto != protoTCP:
+	case c.phase >= phaseReset || c.fins != 0:
+		limit = t.TCPClosing
+	case c.phase == phaseEstablished:
+		limit = t.TCPEstablished
+	default:
+		limit = t.TCPSyn
+	}
+	return now-c.seen > time.Duration(limit)
+}
+
+// Decide is the decision on a packet at a time on any monotonic clock, with its effect on the connections.
+func (m *Model) Decide(p *Packet, now time.Duration) Decision {
+	if m.config.LinkControl == "allow" && p.isLink() {
+		return Decision{true, -1, slotLink}
+	}
+	if !m.config.State.Enabled {
+		return m.byRules(p)
+	}
+	switch p.kind() {
+	case kindError:
+		if m.related(p, now) {
+			return Decision{true, -1, slotRelated}
+		}
+		return m.byRules(p)
+	case kindLoose:
+		return m.byRules(p)
+	}
+	return m.track(p, now)
+}
+
+func (m *Model) track(p *Packet, now time.Duration) Decision {
+	k := p.key()
+	c := m.conns[k]
+	opens := p.Proto == protoTCP && p.TCPFlags&(tcpSYN|tcpACK) == tcpSYN
+	if c != nil && (m.expired(k, c, now) || opens && c.phase >= phaseReset) {
+		delete(m.conns, k)
+		c = nil
+	}
+	if c == nil {
+		d := m.byRules(p)
+		if d.Allow && p.begins() {
+			m.conns[k] = &connState{seen: now, generation: m.generation(), ingress: p.Ingress}
+		}
+		return d
+	}
+	if c.generation != m.generation() {
+		return m.recheck(p, k, c)
+	}
+	c.advance(p)
+	c.seen = now
+	return Decision{true, -1, slotTracked}
+}
+
+func (p *Packet) begins() bool {
+	if p.kind() == kindPlain {
+		return p.Proto != protoTCP || p.TCPFlags&tcpRST == 0
+	}
+	return p.isRequest()
+}
+
+// recheck asks the present rules about the beginning of a connection that others allowed.
+func (m *Model) recheck(p *Packet, k connKey, c *connState) Decision {
+	first := *p
+	if p.Ingress != c.ingress {
+		first.Ingress, first.Src, first.Dst, first.SrcPort, first.DstPort = c.ingress, p.Dst, p.Src, p.DstPort, p.SrcPort
+		if p.isICMP() {
+			first.ICMPType = map[bool]uint8{true: 8, false: 128}[p.Src.Is4()]
+		}
+	}
+	d := m.byRules(&first)
+	if d.Allow {
+		c.generation = m.generation()
+	} else {
+		delete(m.conns, k)
+	}
+	if p.Ingress != c.ingress {
+		d.Slot, d.Rule = slotTracked, -1
+		if !d.Allow {
+			d.Slot = slotRevoked
+		}
+	}
+	return d
+}
+
+func (c *connState) advance(p *Packet) {
+	flags := uint8(0)
+	if p.Proto == protoTCP {
+		flags = p.TCPFlags
+	}
+	bit := 1
+	if p.Ingress {
+		bit = 2
+	}
+	switch {
+	case flags&tcpRST != 0:
+		if c.phase != phaseClosed {
+			c.phase = phaseReset
+		}
+	case flags&tcpFIN != 0:
+		c.fins |= bit
+		if c.fins == 3 {
+			c.phase = phaseClosed
+		}
+	case c.phase == phaseEstablished || c.phase == phaseClosed:
+	case p.Ingress != c.ingress:
+		if c.phase == phaseNew {
+			c.phase = phaseReplied
+		}
+	case c.phase != phaseNew && !p.isICMP() && flags&tcpSYN == 0:
+		c.phase = phaseEstablished
+	}
+}
+
+// related tells whether an ICMP error is about a connection and goes to whom the quoted packet came from.
+func (m *Model) related(p *Packet, now time.Duration) bool {
+	q := p.Quoted
+	if q == nil || q.Src != p.Dst || q.Src.Is4() != p.Src.Is4() {
+		return false
+	}
+	quoted := *q
+	quoted.Ifindex, quoted.Ingress = p.Ifindex, !p.Ingress
+	k := quoted.key()
+	if k.kind > kindEchoRemote {
+		return false
+	}
+	c := m.conns[k]
+	return c != nil && c.generation == m.generation() && !m.expired(k, c, now)
+}

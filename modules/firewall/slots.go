@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package firewall
+
+import (
+	"cmp"
+	"fmt"
+	"hash/fnv"
+	"slices"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/kerb-edge/kerb/sdk"
+)
+
+// Slots of the hit counters that belong to no rule; mirrored in firewall.bpf.c.
+const (
+	slotEgress       = 0
+	slotIngress      = 1
+	slotTracked      = 2
+	slotRelated      = 3
+	slotLink         = 4
+	slotNonIP        = 5
+	slotMalformed    = 6
+	slotExtension    = 7
+	slotFragment     = 8
+	slotFragmentNext = 9
+	slotFull         = 10
+	slotRevoked      = 11
+	slotRules        = 16
+)
+
+// owner mirrors struct fw_owner.
+type owner struct {
+	Rule uint64 // hash of the rule's identity, 0: free
+	Fill uint64 // number of the last rule set that had it
+}
+
+// Hits mirrors struct fw_hits.
+type Hits struct {
+	Packets uint64 `json:"packets"`
+	Bytes   uint64 `json:"bytes"`
+}
+
+// identities returns what the rules are known by in the course of changes: the name, or else what the rule says. Of
+// several rules that say the same, each has its place among them added.
+func identities(rules []Rule) []uint64 {
+	out := make([]uint64, len(rules))
+	count := map[string]int{}
+	for i := range rules {
+		text := "name " + rules[i].Name
+		if rules[i].Name == "" {
+			text = "rule " + rules[i].String()
+		}
+		h := fnv.New64a()
+		fmt.Fprintf(h, "%s #%d", text, count[text])
+		count[text]++
+		out[i] = max(1, h.Sum64())
+	}
+	return out
+}
+
+// assignSlots gives each rule a hit counter: the one that it had, else one that has been out of use longest. The counters
+// of the running rule set are so left alone until a later change.
+func assignSlots(maps sdk.Maps, rules []Rule) ([]uint32, error) {
+	ownersMap, err := maps.Get(mapOwners)
+	if err != nil {
+		return nil, err
+	}
+	hits, err := maps.Get(mapHits)
+	if err != nil {
+		return nil, err
+	}
+	owners, err := readArray[owner](ownersMap)
+	if err != nil {
+		return nil, fmt.Errorf("read map %s: %w", mapOwners, err)
+	}
+	slots, fresh, err := chooseSlots(owners, identities(rules))
+	if err != nil {
+		return nil, err
+	}
+	for slot := range fresh {
+		if err := hits.Put(slot, make([]Hits, ebpf.MustPossibleCPU())); err != nil {
+			return nil, fmt.Errorf("reset hit counter: %w", err)
+		}
+	}
+	return slots, writeOwners(ownersMap, owners, slots)
+}
+
+// chooseSlots changes owners to what they will be. Fresh slots have counters of somebody else.
+func chooseSlots(owners []owner, rules []uint64) (slots []uint32, fresh map[uint32]bool, err error) {
+	known := map[uint64]uint32{}
+	fill := uint64(0)
+	for slot := slotRules; slot < len(owners); slot++ {
+		fill = max(fill, owners[slot].Fill)
+		if owners[slot].Rule != 0 {
+			known[owners[slot].Rule] = uint32(slot)
+		}
+	}
+	fill++
+	slots, fresh = make([]uint32, len(rules)), map[uint32]bool{}
+	for i, id := range rules {
+		if slot, ok := known[id]; ok {
+			slots[i] = slot
+			owners[slot].Fill = fill
+		}
+	}
+	free := oldestFirst(owners, fill)
+	for i, id := range rules {
+		if slots[i] != 0 {
+			continue
+		}
+		if len(free) == 0 {
+			return nil, nil, fmt.Errorf("no hit counter is left for rule %d of %d", i, len(rules))
+		}
+		slots[i], free = free[0], free[1:]
+		fresh[slots[i]] = owners[slots[i]].Rule != 0
+		if !fresh[slots[i]] {
+			delete(fresh, slots[i])
+		}
+		owners[slots[i]] = owner{Rule: id, Fill: fill}
+	}
+	return slots, fresh, nil
+}
+
+// oldestFirst lists the slots not in use by rule set fill.
+func oldestFirst(owners []owner, fill uint64) []uint32 {
+	var free []uint32
+	for slot := slotRules; slot < len(owners); slot++ {
+		if owners[slot].Fill < fill {
+			free = append(free, uint32(slot))
+		}
+	}
+	slices.SortStableFunc(free, func(a, b uint32) int { return cmp.Compare(owners[a].Fill, owners[b].Fill) })
+	return free
+}
+
+func writeOwners(m *ebpf.Map, owners []owner, slots []uint32) error {
+	for from := 0; from < len(slots); from += fillBatch {
+		keys := slots[from:min(from+fillBatch, len(slots))]
+		values := make([]owner, len(keys))
+		for i, slot := range keys {
+			values[i] = owners[slot]
+		}
+		if _, err := m.BatchUpdate(keys, values, nil); err != nil {
+			return fmt.Errorf("write map %s: %w", mapOwners, err)
+		}
+	}
+	return nil
+}
+
+// readArray reads an array map in few system calls (batches: Linux 5.6).
+func readArray[T any](m *ebpf.Map) ([]T, error) {
+	n := int(m.MaxEntries())
+	keys, values := make([]uint32, n), make([]T, n)
+	var cursor ebpf.MapBatchCursor
+	got := 0
+	for got < n {
+		count, err := m.BatchLookup(&cursor, keys[got:min(got+4096, n)], values[got:min(got+4096, n)], nil)
+		got += count
+		if err != nil || count == 0 {
+			break
+		}
+	}
+	if got < n {
+		return values, fmt.Errorf("%d of %d entries", got, n)
+	}
+	return values, nil
+}
+
+// readHits sums the hit counters of all CPUs by slot.
+func readHits(maps sdk.Maps, slots []uint32) (map[uint32]Hits, error) {
+	m, err := maps.Get(mapHits)
+	if err != nil {
+		return nil, err
+	}
+	out := make(map[uint32]Hits, len(slots))
+	var perCPU []Hits
+	for _, slot := range slots {
+		if err := m.Lookup(slot, &perCPU); err != nil {
+			return nil, fmt.Errorf("read hit counters: %w", err)
+		}
+		var sum Hits
+		for _, h := range perCPU {
+			sum.Packets += h.Packets
+			sum.Bytes += h.Bytes
+		}
+		out[slot] = sum
+	}
+	return out, nil
+}
