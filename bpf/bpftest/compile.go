@@ -18,6 +18,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/btf"
+	"github.com/cilium/ebpf/rlimit"
 )
 
 // Hook is the kind of program that the headers are compiled for.
@@ -113,9 +114,13 @@ func makeStatic(spec *ebpf.CollectionSpec) {
 	}
 }
 
-// Load loads the programs of spec; all is closed with the test.
+// Load loads the programs of spec; all is closed with the test. Kernels before
+// 5.11 count maps and programs as locked memory.
 func Load(tb testing.TB, spec *ebpf.CollectionSpec) *ebpf.Collection {
 	tb.Helper()
+	if err := rlimit.RemoveMemlock(); err != nil {
+		tb.Fatal(err)
+	}
 	coll, err := ebpf.NewCollection(spec)
 	if err != nil {
 		var v *ebpf.VerifierError
