@@ -37,6 +37,8 @@ func Command() *cobra.Command {
 	return c
 }
 
+var errInterrupted = errors.New("interrupted")
+
 // errChecks means that the demo went to its end and not everything was as it should be.
 var errChecks = errors.New("not everything was as it should be")
 
@@ -51,10 +53,10 @@ func run(ctx context.Context, t *teller, keep bool) error {
 	defer unlock()
 	d := &demo{teller: t, keep: keep, steps: steps(keep)}
 	err = d.play(ctx)
-	if ctx.Err() != nil {
-		err = errors.New("interrupted")
-	}
-	if err != nil {
+	switch {
+	case err != nil && ctx.Err() != nil:
+		err = errInterrupted
+	case err != nil:
 		d.tellLog()
 	}
 	if e := d.end(); e != nil {

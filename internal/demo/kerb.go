@@ -170,6 +170,16 @@ func sum(counts map[string]uint64) (all uint64) {
 
 // counted is what the counter counted of a service's packets in one direction, by protocol.
 func counted(ctx context.Context, service, direction, protocol string) (uint64, error) {
+	return metric(ctx, "kerb_counter_packets_total", map[string]string{"service": service, "direction": direction, "protocol": protocol})
+}
+
+// ruleHits is how many packets a rule of the firewall decided on. Packets of known connections are none of them.
+func ruleHits(ctx context.Context, rule string) (uint64, error) {
+	return metric(ctx, "kerb_firewall_rule_packets_total", map[string]string{"rule": rule})
+}
+
+// metric adds up the counters of a family that have all the labels.
+func metric(ctx context.Context, family string, labels map[string]string) (uint64, error) {
 	data, err := read(ctx, "/metrics")
 	if err != nil {
 		return 0, err
@@ -180,21 +190,22 @@ func counted(ctx context.Context, service, direction, protocol string) (uint64, 
 		return 0, err
 	}
 	var n float64
-	for _, m := range families["kerb_counter_packets_total"].GetMetric() {
-		if label(m, "service") == service && label(m, "direction") == direction && label(m, "protocol") == protocol {
+	for _, m := range families[family].GetMetric() {
+		if hasLabels(m, labels) {
 			n += m.GetCounter().GetValue()
 		}
 	}
 	return uint64(n), nil
 }
 
-func label(m *dto.Metric, name string) string {
+func hasLabels(m *dto.Metric, want map[string]string) bool {
+	found := 0
 	for _, l := range m.GetLabel() {
-		if l.GetName() == name {
-			return l.GetValue()
+		if want[l.GetName()] == l.GetValue() {
+			found++
 		}
 	}
-	return ""
+	return found == len(want)
 }
 
 // tellLog shows the end of the agent's log, for a demo that could not go on.

@@ -152,6 +152,10 @@ func (d *demo) stepFirewall(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	hits, err := ruleHits(ctx, "web")
+	if err != nil {
+		return err
+	}
 	d.say("Without the rule for port 9090:")
 	if err := d.apply(ctx, "fw.yaml", firewallYAML(allowWeb, allowIperf), true); err != nil {
 		return err
@@ -164,6 +168,8 @@ func (d *demo) stepFirewall(ctx context.Context) error {
 	}
 	now, err := dropped(ctx, "fw")
 	d.check("the firewall tells what it dropped, and why", sum(now) > sum(drops), "%v after %v %v", now, drops, err)
+	hitsNow, err := ruleHits(ctx, "web")
+	d.check(fmt.Sprintf("the rule for port 8080 counts on, from %d to %d connections", hits, hitsNow), hits > 0 && hitsNow > hits, "%v", err)
 	d.checkTraffic(before, second)
 	_, err = d.hooks(ctx)
 	return err
@@ -280,9 +286,13 @@ func (d *demo) stepKill(ctx context.Context) error {
 	if err := d.startAgent(); err != nil {
 		return err
 	}
+	hits, hitsErr := ruleHits(ctx, "web")
 	d.watch(ctx, 1500*time.Millisecond)
 	is, err := d.hooks(ctx)
 	d.check("the new agent found the same programs on the same hooks, and left them as they are", len(is) > 0 && maps.Equal(was, is), "%s, before %s %v", is, was, err)
+	hitsNow, err := ruleHits(ctx, "web")
+	d.check(fmt.Sprintf("it reads their counters: the rule for port 8080 is at %d connections and counts on", hitsNow), hits > 0 && hitsNow > hits,
+		"%d, then %d %v", hits, hitsNow, errors.Join(hitsErr, err))
 	d.checkTraffic(before, second)
 	return nil
 }
@@ -308,7 +318,7 @@ func (d *demo) stepMetrics(ctx context.Context) error {
 			lines = append(lines, strings.TrimSpace(string(line)))
 		}
 	}
-	d.show(strings.Join(excerpt(lines, 16), "\n") + "\n")
+	d.show(strings.Join(excerpt(lines, 24), "\n") + "\n")
 	d.say("(%d series in all)", len(lines))
 	for _, family := range []string{"kerb_counter_packets_total", "kerb_dropped_packets_total", "kerb_firewall_rule_packets_total"} {
 		held := slices.ContainsFunc(lines, func(l string) bool { return strings.HasPrefix(l, family) })
@@ -317,15 +327,17 @@ func (d *demo) stepMetrics(ctx context.Context) error {
 	return nil
 }
 
-// excerpt takes lines of every family in turn, at most three of each, until there are enough.
+// excerpt takes at most three lines of each family, and none of those at zero, until there are enough.
 func excerpt(lines []string, enough int) []string {
 	taken := map[string]int{}
 	var out []string
 	for _, line := range lines {
 		family, _, _ := strings.Cut(line, "{")
-		if taken[family]++; taken[family] <= 2 && len(out) < enough && !strings.HasSuffix(line, " 0") {
-			out = append(out, line)
+		if strings.HasSuffix(line, " 0") || taken[family] == 3 || len(out) == enough {
+			continue
 		}
+		taken[family]++
+		out = append(out, line)
 	}
 	return out
 }
