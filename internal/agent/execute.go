@@ -6,6 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"runtime"
+	"slices"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/plan"
@@ -23,11 +27,49 @@ type execution struct {
 
 // run takes the steps up to the removals. With an error everything is as it was before.
 func (e *execution) run(steps []plan.Step) error {
-	for _, s := range steps {
+	for len(steps) > 0 {
+		s, batch := steps[0], sameAction(steps)
+		steps = steps[len(batch):]
 		if s.Action == plan.RemoveChain || s.Action == plan.RemoveGeneration {
-			e.cleanup = append(e.cleanup, s)
+			e.cleanup = append(e.cleanup, batch...)
 			continue
 		}
+		var err error
+		if s.Action == plan.CreateChain {
+			err = e.createChains(batch)
+		} else {
+			err = e.takeAll(batch)
+		}
+		if err != nil {
+			return errors.Join(fmt.Errorf("%s: %w", s.Action, err), e.rollback())
+		}
+	}
+	return nil
+}
+
+// sameAction is the steps at the front that have one action.
+func sameAction(steps []plan.Step) []plan.Step {
+	n := slices.IndexFunc(steps, func(s plan.Step) bool { return s.Action != steps[0].Action })
+	if n < 0 {
+		return steps
+	}
+	return steps[:n]
+}
+
+// createChains uses all CPUs: verifying a chain is the longest part of a change, and chains do not depend on each other.
+func (e *execution) createChains(steps []plan.Step) error {
+	var work errgroup.Group
+	work.SetLimit(runtime.NumCPU())
+	for _, s := range steps {
+		e.log.Debug("step", "step", s.String())
+		e.undo = append(e.undo, func() error { return e.dp.RemoveChainSpec(s.Chain) })
+		work.Go(func() error { return e.dp.CreateChain(s.Chain, e.modules) })
+	}
+	return work.Wait()
+}
+
+func (e *execution) takeAll(steps []plan.Step) error {
+	for _, s := range steps {
 		e.log.Debug("step", "step", s.String())
 		err := e.take(s)
 		if errors.Is(err, dataplane.ErrGone) {
@@ -35,7 +77,7 @@ func (e *execution) run(steps []plan.Step) error {
 			continue
 		}
 		if err != nil {
-			return errors.Join(fmt.Errorf("%s: %w", s.Action, err), e.rollback())
+			return err
 		}
 	}
 	return nil
@@ -46,11 +88,6 @@ func (e *execution) take(s plan.Step) error {
 	case plan.CreateGeneration:
 		e.undo = append(e.undo, func() error { return e.dp.RemoveGeneration(s.Module, s.Generation) })
 		return e.dp.CreateGeneration(e.modules[s.Module], s.From)
-	case plan.CreateChain:
-		if err := e.dp.CreateChain(s.Chain, e.modules); err != nil {
-			return err
-		}
-		e.undo = append(e.undo, func() error { return e.dp.RemoveChainSpec(s.Chain) })
 	case plan.Attach:
 		if err := e.dp.Attach(s.Point, s.Chain); err != nil {
 			return err

@@ -23,7 +23,8 @@ type Options struct {
 	NoTCX bool
 }
 
-// Dataplane is Kerb's part of the kernel. Its methods are not safe for concurrent use.
+// Dataplane is Kerb's part of the kernel. Its methods are not safe for concurrent use, except that different chains may be
+// created at once.
 type Dataplane struct {
 	opts   Options
 	layout layout
