@@ -11,10 +11,14 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
+	"testing/fstest"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 func testRun(e Experiment, rounds int) *Run {
@@ -204,4 +208,30 @@ func TestRegisterTwicePanics(t *testing.T) {
 		}
 	}()
 	Register(Experiment{Name: "toy"})
+}
+
+func TestPinnedHoldsOneCPUAndLetsGo(t *testing.T) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	var before, inside, after unix.CPUSet
+	err := errors.Join(
+		unix.SchedGetaffinity(0, &before),
+		Pinned(before.Count(), func() error { return unix.SchedGetaffinity(0, &inside) }),
+		unix.SchedGetaffinity(0, &after))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if inside.Count() != 1 || !inside.IsSet(nthCPU(&before, 0)) || after != before {
+		t.Errorf("before %v, inside %v, after %v", before, inside, after)
+	}
+}
+
+func TestObject(t *testing.T) {
+	files := fstest.MapFS{"bad.bpf.o": {Data: []byte("not an ELF")}}
+	if _, err := Object(files, "gone.bpf.o"); !errors.Is(err, ErrNotBuilt) {
+		t.Errorf("missing object: %v", err)
+	}
+	if _, err := Object(files, "bad.bpf.o"); err == nil || errors.Is(err, ErrNotBuilt) {
+		t.Errorf("broken object: %v", err)
+	}
 }

@@ -172,6 +172,7 @@ func (f figure) addBars(p *plot.Plot) error {
 		p.Legend.Add(config, bars)
 	}
 	p.NominalX(f.loads...)
+	p.X.Min, p.X.Max = -0.5, float64(len(f.loads))-0.5
 	return nil
 }
 
