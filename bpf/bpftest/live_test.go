@@ -19,6 +19,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	abi "github.com/kerb-edge/kerb/internal/kerbabi"
 	"github.com/kerb-edge/kerb/internal/netlab"
 )
 
@@ -271,7 +272,7 @@ func TestPulledHeaders(t *testing.T) {
 	host := addHost(t, lab, "sink", netlab.HostOptions{MTU: 9000})
 	coll := Load(t, Compile(t, "testdata/parse.bpf.c", TC))
 	attach(t, host, lab.Node(), coll.Programs["dump"], netlink.HANDLE_MIN_EGRESS)
-	send := packetSocket(t, lab, host)
+	send := packetSocket(t, lab.Node(), host.OuterIndex())
 	head := head{hook: TC, parsed: coll.Maps["parsed"]}
 	for _, s := range samples(t) {
 		frame := pad(s.frame, 5000-len(s.frame))
@@ -289,12 +290,57 @@ func TestPulledHeaders(t *testing.T) {
 	}
 }
 
-// packetSocket returns a function that sends a frame to the host with so many
-// bytes in the linear part, as the header of virtio tells the kernel to.
-func packetSocket(t *testing.T, lab *netlab.Lab, h *netlab.Host) func(linear int, frame []byte) {
+// TestTagTakenOff sends tagged frames out of a host. The kernel takes the outer
+// tag off before TC ingress; it counts all the same.
+func TestTagTakenOff(t *testing.T) {
+	lab := openLab(t)
+	host := addHost(t, lab, "source", netlab.HostOptions{})
+	coll := Load(t, Compile(t, "testdata/parse.bpf.c", TC))
+	attach(t, host, lab.Node(), coll.Programs["dump"], netlink.HANDLE_MIN_INGRESS)
+	head := head{hook: TC, parsed: coll.Maps["parsed"]}
+	var inner *net.Interface
+	err := host.Do(func() (err error) {
+		inner, err = net.InterfaceByName(host.Interface())
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	send := packetSocket(t, host.Namespace, inner.Index)
+	for n := range 4 {
+		frame := udp4(t, 0, 700+10*n, []uint16{1001, 1002, 1003}[:n]...)
+		want := Parse(frame)
+		if n > 0 { // the context speaks of the frame without the tag
+			want.L3, want.L4, want.Len = want.L3-4, want.L4-4, want.Len-4
+		}
+		want.DataEnd = uint64(want.Len)
+		send(0, frame)
+		if got := head.wait(t, want.Len); got != want {
+			t.Errorf("%d tags: model - kernel +\n%s", n, cmp.Diff(want, got))
+		}
+	}
+}
+
+// wait waits until a frame of so many bytes has been seen.
+func (h head) wait(t *testing.T, size uint32) abi.Packet {
+	t.Helper()
+	for end := time.Now().Add(5 * time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) {
+		if got := h.last(t); got.Len == size {
+			got.Ifindex = 0
+			return got
+		}
+	}
+	t.Fatalf("no frame of %d bytes came", size)
+	return abi.Packet{}
+}
+
+// packetSocket returns a function that sends a frame out of an interface with so
+// many bytes in the linear part, as the header of virtio tells the kernel to; 0
+// is all of it.
+func packetSocket(t *testing.T, ns *netlab.Namespace, ifindex int) func(linear int, frame []byte) {
 	t.Helper()
 	var fd int
-	err := lab.Node().Do(func() (err error) {
+	err := ns.Do(func() (err error) {
 		if fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0); err != nil {
 			return err
 		}
@@ -304,7 +350,7 @@ func packetSocket(t *testing.T, lab *netlab.Lab, h *netlab.Host) func(linear int
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { unix.Close(fd) })
-	to := &unix.SockaddrLinklayer{Ifindex: h.OuterIndex(), Protocol: bits.ReverseBytes16(unix.ETH_P_IP)}
+	to := &unix.SockaddrLinklayer{Ifindex: ifindex, Protocol: bits.ReverseBytes16(unix.ETH_P_IP)}
 	return func(linear int, frame []byte) {
 		t.Helper()
 		header := make([]byte, 10) // struct virtio_net_hdr: hdr_len at 2
