@@ -30,7 +30,7 @@ type ObjectMeta struct {
 
 // Module deploys a package on attach points of the node.
 type Module struct {
-	TypeMeta `json:",inline"`
+	TypeMeta
 	Metadata ObjectMeta    `json:"metadata"`
 	Spec     ModuleSpec    `json:"spec"`
 	Status   *ModuleStatus `json:"status,omitempty" readOnly:"true"`
@@ -72,9 +72,12 @@ type Attach struct {
 	Interfaces []string `json:"interfaces,omitempty" doc:"Interfaces of the node, by name"`
 }
 
+// DefaultPriority is the priority of a module whose resource states none.
+const DefaultPriority = 100
+
 // Order is the place of a module among the others on the same hook. Ties are broken by name.
 type Order struct {
-	Priority int      `json:"priority,omitempty" default:"100" doc:"Lower runs earlier, in both directions"`
+	Priority int      `json:"priority" required:"false" default:"100" doc:"Lower runs earlier, in both directions"`
 	Before   []string `json:"before,omitempty" doc:"Modules that this one precedes"`
 	After    []string `json:"after,omitempty" doc:"Modules that this one follows"`
 }
@@ -120,7 +123,7 @@ type Drop struct {
 
 // Service is a workload of the node with its own network namespace.
 type Service struct {
-	TypeMeta `json:",inline"`
+	TypeMeta
 	Metadata ObjectMeta     `json:"metadata"`
 	Spec     ServiceSpec    `json:"spec"`
 	Status   *ServiceStatus `json:"status,omitempty" readOnly:"true"`

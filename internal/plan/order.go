@@ -10,9 +10,6 @@ import (
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 )
 
-// DefaultPriority is the priority of a module that states none.
-const DefaultPriority = 100
-
 // CycleError names modules whose before and after contradict each other.
 type CycleError struct{ Modules []string }
 
@@ -25,7 +22,7 @@ func (e *CycleError) Error() string {
 func Order(modules []v1.Module) ([]v1.Module, error) {
 	waiting := slices.Clone(modules)
 	slices.SortFunc(waiting, func(a, b v1.Module) int {
-		return cmp.Or(cmp.Compare(priority(a), priority(b)), cmp.Compare(a.Metadata.Name, b.Metadata.Name))
+		return cmp.Or(cmp.Compare(a.Spec.Order.Priority, b.Spec.Order.Priority), cmp.Compare(a.Metadata.Name, b.Metadata.Name))
 	})
 	follows := predecessors(modules)
 	var sorted []v1.Module
@@ -64,13 +61,6 @@ func predecessors(modules []v1.Module) map[string]map[string]bool {
 		}
 	}
 	return out
-}
-
-func priority(m v1.Module) int {
-	if m.Spec.Order.Priority == 0 {
-		return DefaultPriority
-	}
-	return m.Spec.Order.Priority
 }
 
 func moduleNames(modules []v1.Module) []string {

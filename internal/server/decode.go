@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"maps"
 	"reflect"
 	"slices"
 	"strings"
@@ -226,12 +225,9 @@ func setModuleDefaults(m *v1alpha1.Module, object map[string]any) {
 	spec, _ := object["spec"].(map[string]any)
 	order, _ := spec["order"].(map[string]any)
 	if _, given := order["priority"]; !given {
-		m.Spec.Order.Priority = defaultPriority
+		m.Spec.Order.Priority = v1alpha1.DefaultPriority
 	}
 }
-
-// defaultPriority is the default of Order.Priority.
-const defaultPriority = 100
 
 func checkService(s v1alpha1.Service, name string) error {
 	given := 0
@@ -278,25 +274,9 @@ func newRegistry() huma.Registry {
 	huma.ValidateStrictCasing = true // huma's own default takes SPEC for spec
 	registry := huma.NewMapRegistry("#/components/schemas/", huma.DefaultSchemaNamer)
 	for _, t := range []reflect.Type{reflect.TypeFor[v1alpha1.Module](), reflect.TypeFor[v1alpha1.Service](), reflect.TypeFor[Ref]()} {
-		inlineTypeMeta(registry, resolve(registry, registry.Schema(t, true, "")))
+		registry.Schema(t, true, "")
 	}
-	delete(registry.Map(), "TypeMeta")
 	return registry
-}
-
-// inlineTypeMeta moves the fields of TypeMeta into schema, where encoding/json has them. huma takes a struct with a tag of
-// its own (json:",inline" is what Kubernetes writes) for a field.
-func inlineTypeMeta(registry huma.Registry, schema *huma.Schema) {
-	embedded := schema.Properties["TypeMeta"]
-	if embedded == nil {
-		return
-	}
-	delete(schema.Properties, "TypeMeta")
-	meta := resolve(registry, embedded)
-	maps.Copy(schema.Properties, meta.Properties)
-	schema.Required = slices.DeleteFunc(schema.Required, func(name string) bool { return name == "TypeMeta" })
-	schema.Required = append(slices.Clone(meta.Required), schema.Required...)
-	schema.PrecomputeMessages()
 }
 
 // validate checks value, as decoded from JSON, against the schema of t and returns the first mistake by place.
