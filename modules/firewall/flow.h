@@ -169,6 +169,7 @@ static __always_inline void fw_set_key(struct fw_flow *f, int v4, __be16 local_p
 		f->key4.remote_port = remote_port;
 		f->key4.proto = f->proto;
 		f->key4.kind = f->kind;
+		f->key4.zero = 0; /* shares memory with key6 */
 	} else {
 		f->key6.local_port = local_port;
 		f->key6.remote_port = remote_port;

@@ -171,3 +171,44 @@ func (k *kernel) drops(reason int) uint64 {
 	}
 	return d[reason]
 }
+
+// other is what was decided without a rule so far.
+func (k *kernel) other() map[string]Hits {
+	k.t.Helper()
+	hits, err := k.otherHits(k.maps)
+	if err != nil {
+		k.t.Fatal(err)
+	}
+	for name, h := range hits {
+		if h.Packets == 0 {
+			delete(hits, name)
+		}
+	}
+	return hits
+}
+
+// outdate makes all connections look as if another rule set had allowed them.
+func (k *kernel) outdate(m *Model) {
+	k.t.Helper()
+	for _, c := range m.conns {
+		c.generation--
+	}
+	outdateTable[key4](k, mapEstablished4)
+	outdateTable[key4](k, mapPending4)
+	outdateTable[key6](k, mapEstablished6)
+	outdateTable[key6](k, mapPending6)
+}
+
+func outdateTable[K interface{ id() connID }](k *kernel, name string) {
+	k.t.Helper()
+	all := map[any]conn{}
+	if err := eachConn(k.maps[name], func(key K, c conn) bool { all[key] = c; return true }); err != nil {
+		k.t.Fatal(err)
+	}
+	for key, c := range all {
+		c.Generation--
+		if err := k.maps[name].Put(key, c); err != nil {
+			k.t.Fatal(err)
+		}
+	}
+}

@@ -1,0 +1,251 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package firewall
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"os"
+	"strconv"
+	"testing"
+	"time"
+)
+
+// The data plane and the model in Go must decide alike, packet by packet, with and without state, and move the same
+// counters. FIREWALL_SEED repeats a failure, FIREWALL_SECONDS sets how long (20 unless said).
+func TestAgainstModel(t *testing.T) {
+	needRoot(t)
+	seed := uint64(time.Now().UnixNano())
+	if s, err := strconv.ParseUint(os.Getenv("FIREWALL_SEED"), 10, 64); err == nil {
+		seed = s
+	}
+	seconds := 20
+	if s, err := strconv.Atoi(os.Getenv("FIREWALL_SECONDS")); err == nil {
+		seconds = s
+	}
+	end := time.Now().Add(time.Duration(seconds) * time.Second)
+	sets, packets := 0, 0
+	for round := uint64(0); round == 0 || time.Now().Before(end); round++ {
+		name := fmt.Sprint(seed + round)
+		ok := t.Run(name, func(t *testing.T) {
+			packets += compare(t, rand.New(rand.NewPCG(seed+round, 1)))
+		})
+		if !ok {
+			t.Fatalf("repeat with FIREWALL_SEED=%s", name)
+		}
+		sets++
+	}
+	t.Logf("%d rule sets, %d packets", sets, packets)
+}
+
+// compare runs one random rule set. Now and then its connections become those of an earlier rule set, so that they are
+// checked again.
+func compare(t *testing.T, r *rand.Rand) int {
+	g := generator{r, 1 + r.IntN(3)}
+	config := g.config()
+	k := loadFirewall(t, config)
+	model := NewModel(k.Firewall)
+	const n = 3000
+	for i := range n {
+		if r.IntN(200) == 0 {
+			k.outdate(model)
+		}
+		p := g.packet(model)
+		p.Ifindex = 1 // loopback: where test runs pretend to come from
+		want := model.Decide(&p, time.Duration(i))
+		before := k.hits(want.Slot)
+		f := frame{Packet: p, vlans: r.IntN(3), payload: r.IntN(40)}
+		if p.Src.Is4() && r.IntN(4) == 0 {
+			f.options = 4 * r.IntN(10)
+		}
+		if p.Src.Is6() && r.IntN(4) == 0 {
+			f.ext = [][]int{{0}, {60}, {43, 60}, {0, 43, 60}}[r.IntN(4)]
+		}
+		got := k.pass(f.bytes(), p.Ingress)
+		if got != want.Allow || k.hits(want.Slot) != before+1 {
+			rule := "none"
+			if want.Rule >= 0 {
+				rule = k.rules[want.Rule].String()
+			}
+			t.Fatalf("packet %d %+v:\nkernel passes %t, model %t by rule %d (%s), slot %d hit %t\ndecided without rule: %v\nmodel's entry %+v",
+				i, p, got, want.Allow, want.Rule, rule, want.Slot, k.hits(want.Slot) == before+1, k.other(), model.conns[p.key()])
+		}
+	}
+	return n
+}
+
+// generator makes rules and packets from few values, so that they meet.
+type generator struct {
+	*rand.Rand
+	spread int
+}
+
+func pick[T any](g *generator, from ...T) T { return from[g.IntN(len(from))] }
+
+func (g *generator) config() map[string]any {
+	n := pick(g, 0, 1, 3, 10, 30, 100, 300)
+	rules := make([]any, n)
+	for i := range rules {
+		rules[i] = g.rule(i)
+	}
+	return map[string]any{
+		"rules":         rules,
+		"defaultPolicy": map[string]any{"ingress": pick(g, "allow", "deny"), "egress": pick(g, "allow", "deny")},
+		"state":         map[string]any{"enabled": g.IntN(4) > 0},
+		"linkControl":   pick(g, "allow", "rules"),
+	}
+}
+
+func (g *generator) rule(i int) map[string]any {
+	rule := map[string]any{"action": pick(g, "allow", "deny"), "direction": pick(g, "ingress", "egress", "both")}
+	if g.IntN(2) == 0 {
+		rule["name"] = fmt.Sprint("rule ", i)
+	}
+	proto := pick[any](g, "tcp", "tcp", "udp", "udp", "icmp", "icmpv6", "any", 47, 132)
+	rule["protocol"] = proto
+	v4 := proto == "icmp" || proto != "icmpv6" && g.IntN(2) == 0
+	if g.IntN(3) > 0 {
+		rule["src"] = g.prefix(v4)
+	}
+	if g.IntN(3) > 0 {
+		rule["dst"] = g.prefix(v4)
+	}
+	switch proto {
+	case "tcp", "udp":
+		if g.IntN(3) == 0 {
+			rule["srcPort"] = g.ports()
+		}
+		if g.IntN(3) > 0 {
+			rule["dstPort"] = g.ports()
+		}
+	case "icmp", "icmpv6":
+		if g.IntN(2) == 0 {
+			rule["icmpType"] = int(g.icmpType())
+		}
+	}
+	return rule
+}
+
+func (g *generator) ports() any {
+	a := g.port()
+	if g.IntN(2) == 0 {
+		return a
+	}
+	return fmt.Sprintf("%d-%d", a, min(65535, int(a)+g.IntN(1<<(4*g.spread))))
+}
+
+func (g *generator) port() uint16 {
+	return pick(g, 0, 80, 443, 65535, uint16(1000+g.IntN(1<<(3*g.spread))))
+}
+
+func (g *generator) icmpType() uint8 {
+	return pick[uint8](g, 0, 3, 8, 11, 1, 2, 128, 129, 133, 135, 143, uint8(g.IntN(256)))
+}
+
+// address is one of few; the bits that differ lie in different words.
+func (g *generator) address(v4 bool) netip.Addr {
+	x := g.IntN(1 << (2 * g.spread))
+	if v4 {
+		return netip.AddrFrom4([4]byte{10, byte(x >> 2), byte(g.IntN(2)), byte(x)})
+	}
+	a := [16]byte{0: 0x20, 1: 0x01}
+	if g.IntN(5) == 0 {
+		a[0], a[1] = 0xfe, 0x80
+	}
+	a[5], a[8], a[15] = byte(x>>1), byte(g.IntN(2)), byte(x)
+	return netip.AddrFrom16(a)
+}
+
+func (g *generator) prefix(v4 bool) string {
+	a := g.address(v4)
+	bits := pick(g, a.BitLen(), a.BitLen(), g.IntN(a.BitLen()+1), a.BitLen()-g.IntN(9))
+	p, _ := a.Prefix(bits)
+	return p.String()
+}
+
+// packet is a random one, or one that goes with a connection of the model.
+func (g *generator) packet(m *Model) Packet {
+	if len(m.conns) > 0 && g.IntN(2) == 0 {
+		return g.continued(m)
+	}
+	v4 := g.IntN(2) == 0
+	p := Packet{Ingress: g.IntN(2) == 0, Src: g.address(v4), Dst: g.address(v4), HopLimit: pick[uint8](g, 64, 255, 1)}
+	p.Proto = pick(g, protoTCP, protoTCP, protoUDP, protoUDP, protoICMP, protoICMPv6, 47, 132)
+	g.fill(&p)
+	return p
+}
+
+func (g *generator) fill(p *Packet) {
+	switch {
+	case p.Proto == protoTCP:
+		p.SrcPort, p.DstPort, p.TCPFlags = g.port(), g.port(), g.flags()
+	case p.Proto == protoUDP:
+		p.SrcPort, p.DstPort = g.port(), g.port()
+	case p.isICMP():
+		p.ICMPType, p.ICMPID, p.ICMPCode = g.icmpType(), uint16(g.IntN(4)), uint8(g.IntN(2))
+	}
+}
+
+func (g *generator) flags() uint8 {
+	return pick[uint8](g, tcpSYN, tcpSYN|tcpACK, tcpACK, tcpACK, tcpFIN|tcpACK, tcpRST, 0)
+}
+
+// continued is a packet of a connection, or an ICMP error about it.
+func (g *generator) continued(m *Model) Packet {
+	keys := make([]connKey, 0, len(m.conns))
+	for k := range m.conns {
+		keys = append(keys, k)
+	}
+	best := keys[0] // maps have no order: the smallest text makes a seed repeatable
+	want := g.Uint64()
+	for _, k := range keys {
+		if distance(k, want) < distance(best, want) {
+			best = k
+		}
+	}
+	p := Packet{Src: best.local, Dst: best.remote, Proto: best.proto, SrcPort: best.localPort, DstPort: best.remotePort, HopLimit: 64}
+	switch {
+	case best.kind != kindPlain:
+		p.SrcPort, p.ICMPID = 0, best.localPort
+		v4 := p.Src.Is4()
+		p.ICMPType = map[bool]uint8{true: 8, false: 128}[v4]
+		if best.kind == kindEchoRemote {
+			p.ICMPType = map[bool]uint8{true: 0, false: 129}[v4]
+		}
+	case p.Proto == protoTCP:
+		p.TCPFlags = g.flags()
+	}
+	if g.IntN(2) == 0 {
+		p.Ingress = true
+		p.Src, p.Dst, p.SrcPort, p.DstPort = p.Dst, p.Src, p.DstPort, p.SrcPort
+		if best.kind != kindPlain {
+			p.ICMPType = map[uint8]uint8{8: 0, 0: 8, 128: 129, 129: 128}[p.ICMPType]
+		}
+	}
+	if g.IntN(6) == 0 {
+		return g.errorAbout(p)
+	}
+	return p
+}
+
+func (g *generator) errorAbout(p Packet) Packet {
+	quoted := p
+	e := Packet{Ingress: !p.Ingress, Src: p.Dst, Dst: p.Src, Proto: protoICMP, ICMPType: pick[uint8](g, 3, 11, 12), HopLimit: 64, Quoted: &quoted}
+	if p.Src.Is6() {
+		e.Proto, e.ICMPType = protoICMPv6, pick[uint8](g, 1, 2, 3, 4)
+	}
+	if g.IntN(3) == 0 {
+		e.Dst = g.address(p.Src.Is4()) // a lie
+	}
+	return e
+}
+
+func distance(k connKey, want uint64) uint64 {
+	var h uint64 = 14695981039346656037
+	for _, b := range binary.BigEndian.AppendUint64([]byte(fmt.Sprint(k)), want) {
+		h = (h ^ uint64(b)) * 1099511628211
+	}
+	return h
+}
