@@ -35,6 +35,7 @@ var Hooks = []Hook{XDP, TC}
 
 // Objects for machines without a compiler, such as those of the kernel matrix.
 //go:generate clang-19 -g -O2 -target bpf -mcpu=v3 -I../include -idirafter /usr/include/x86_64-linux-gnu -DKERB_HOOK_XDP -c testdata/parse.bpf.c -o testdata/parse.XDP.o
+//go:generate clang-19 -g -O2 -target bpf -mcpu=v3 -I../include -idirafter /usr/include/x86_64-linux-gnu -DKERB_HOOK_XDP -c testdata/frags.bpf.c -o testdata/frags.XDP.o
 //go:generate clang-19 -g -O2 -target bpf -mcpu=v3 -I../include -idirafter /usr/include/x86_64-linux-gnu -DKERB_HOOK_TC -c testdata/parse.bpf.c -o testdata/parse.TC.o
 //go:generate clang-19 -g -O2 -target bpf -mcpu=v3 -I../include -idirafter /usr/include/x86_64-linux-gnu -DKERB_HOOK_XDP -c testdata/rewrite.bpf.c -o testdata/rewrite.XDP.o
 //go:generate clang-19 -g -O2 -target bpf -mcpu=v3 -I../include -idirafter /usr/include/x86_64-linux-gnu -DKERB_HOOK_TC -c testdata/rewrite.bpf.c -o testdata/rewrite.TC.o

@@ -3,6 +3,7 @@
 package bpftest
 
 import (
+	"errors"
 	"math/rand/v2"
 	"os"
 	"slices"
@@ -10,8 +11,11 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/features"
 	"github.com/google/go-cmp/cmp"
 	"github.com/gopacket/gopacket/layers"
+	"golang.org/x/sys/unix"
 
 	abi "github.com/kerb-edge/kerb/internal/kerbabi"
 )
@@ -309,6 +313,39 @@ func TestTruncated(t *testing.T) {
 		for n := min(len(s.frame), 300); n >= 14; n-- {
 			check(t, heads, s.frame[:n])
 		}
+	}
+}
+
+// XDP frames in several buffers: the length is that of all of them.
+func TestXDPFragments(t *testing.T) {
+	needXDPFragments(t)
+	spec := Compile(t, "testdata/frags.bpf.c", XDP)
+	for _, prog := range spec.Programs {
+		prog.Flags |= unix.BPF_F_XDP_HAS_FRAGS
+	}
+	coll := Load(t, spec)
+	h := head{XDP, coll.Programs["dump"], coll.Maps["parsed"]}
+	for _, size := range []int{10, 5000, 12000} {
+		for _, frame := range [][]byte{udp4(t, 8, size), tcp4(t, 0, 4, size, 7), pad(udp4(t, 0, 100), size)} {
+			got, want := h.parse(t, frame), Parse(frame)
+			if got.DataEnd > want.DataEnd || size > 4096 && got.DataEnd == want.DataEnd {
+				t.Errorf("%d bytes linear of %d", got.DataEnd, len(frame))
+			}
+			want.DataEnd = got.DataEnd
+			if got != want {
+				t.Errorf("%d bytes: model - kernel +\n%s", size, cmp.Diff(want, got))
+			}
+		}
+	}
+}
+
+func needXDPFragments(t *testing.T) {
+	t.Helper()
+	needRoot(t)
+	if err := features.HaveProgramHelper(ebpf.XDP, asm.FnXdpLoadBytes); errors.Is(err, ebpf.ErrNotSupported) {
+		t.Skip("XDP frames have one buffer before Linux 5.18")
+	} else if err != nil {
+		t.Fatal(err)
 	}
 }
 

@@ -417,6 +417,28 @@ func TestLoadAndStoreBytes(t *testing.T) {
 	}
 }
 
+// A frame in several buffers: bytes are reached in each, and across the seams.
+func TestLoadAndStoreBytesInFragments(t *testing.T) {
+	needXDPFragments(t)
+	spec := Compile(t, "testdata/rewrite.bpf.c", XDP)
+	spec.Programs["rewrite"].Flags |= unix.BPF_F_XDP_HAS_FRAGS
+	r := rewriter{XDP, Load(t, spec)}
+	frame := pad(base4(protoUDP).build(t), 12000)
+	copy(frame[200:], payload(len(frame)-200))
+	for at := 0; at <= len(frame)-16; at += 61 {
+		res, _ := r.run(t, request{Op: opLoad, Number: int32(at)}, frame)
+		if res.RC != 0 || !bytes.Equal(res.Bytes[:], frame[at:at+16]) {
+			t.Fatalf("load at %d: %d, %x", at, res.RC, res.Bytes)
+		}
+		req := request{Op: opStore, Number: int32(at)}
+		copy(req.Bytes[:], "0123456789abcdef")
+		res, got := r.run(t, req, frame)
+		if res.RC != 0 || !bytes.Equal(got, with(frame, at, req.Bytes[:16]...)) {
+			t.Fatalf("store at %d: %d", at, res.RC)
+		}
+	}
+}
+
 // An outer IPv4 header is put in front, and the context must tell of it; taken
 // out again, the frame is what it was.
 func TestAdjustRoom(t *testing.T) {
