@@ -1,0 +1,269 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package counter is the control plane of the counter: it reads what counter.bpf.c counts, sums it over the CPUs, and
+// forgets interfaces that are gone.
+package counter
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/kerb-edge/kerb/sdk"
+)
+
+// Control returns the control plane.
+func Control() sdk.Control { return control{} }
+
+type control struct{}
+
+// Compile implements sdk.Control. There is nothing to configure.
+func (control) Compile(raw json.RawMessage) (sdk.Compiled, error) {
+	if len(raw) == 0 {
+		return compiled{}, nil
+	}
+	dec := json.NewDecoder(bytes.NewReader(raw))
+	dec.DisallowUnknownFields()
+	if err := dec.Decode(&struct{}{}); err != nil && !errors.Is(err, io.EOF) {
+		return nil, &sdk.ConfigError{Field: "config", Reason: "the counter has no properties: " + err.Error()}
+	}
+	return compiled{}, nil
+}
+
+type compiled struct{}
+
+var (
+	_ sdk.Handler  = compiled{}
+	_ sdk.Runner   = compiled{}
+	_ sdk.Measurer = compiled{}
+)
+
+// Settings implements sdk.Compiled.
+func (compiled) Settings() sdk.Settings { return sdk.Settings{} }
+
+// Fill implements sdk.Compiled. Counts are carried over, there is nothing to fill.
+func (compiled) Fill(sdk.Maps) error { return nil }
+
+// Names of maps in the data plane.
+const (
+	mapCounts   = "counts"
+	mapOverflow = "overflow"
+)
+
+// key mirrors struct counter_key.
+type key struct {
+	Ifindex   uint32
+	Direction uint8
+	Family    uint8
+	Proto     uint8
+	_         uint8
+}
+
+// Count is packets and bytes. Bytes are those of whole frames, Ethernet header included.
+type Count struct {
+	Packets uint64 `json:"packets"`
+	Bytes   uint64 `json:"bytes"`
+}
+
+func (c *Count) add(o Count) {
+	c.Packets += o.Packets
+	c.Bytes += o.Bytes
+}
+
+// Entry is the count of one protocol at one attach point.
+type Entry struct {
+	Service   string `json:"service,omitempty"`
+	Interface string `json:"interface"`
+	Direction string `json:"direction"` // egress: from the service; ingress: to it
+	Family    string `json:"family"`    // ipv4, ipv6, other
+	Protocol  string `json:"protocol"`  // tcp, udp, icmp, icmpv6, a number; other: not IP or not readable
+	Count
+}
+
+// Report is the answer of GET counts.
+type Report struct {
+	Counts   []Entry          `json:"counts"`
+	Totals   map[string]Count `json:"totals"`   // by direction
+	Overflow map[string]Count `json:"overflow"` // by direction: counted, but not by protocol, as the table was full
+}
+
+var (
+	directions = [...]string{"egress", "ingress"}
+	families   = map[uint8]string{0: "other", 4: "ipv4", 6: "ipv6"}
+	protocols  = map[uint8]string{1: "icmp", 2: "igmp", 6: "tcp", 17: "udp", 47: "gre", 50: "esp", 58: "icmpv6", 132: "sctp"}
+)
+
+func (k key) entry(at sdk.Instance, c Count) Entry {
+	e := Entry{Service: at.Service, Interface: at.Interface, Direction: directions[k.Direction&1], Family: families[k.Family], Count: c}
+	if e.Interface == "" {
+		e.Interface = strconv.Itoa(int(k.Ifindex))
+	}
+	var known bool
+	if e.Protocol, known = protocols[k.Proto]; !known {
+		e.Protocol = strconv.Itoa(int(k.Proto))
+	}
+	if k.Family == 0 {
+		e.Protocol = "other"
+	}
+	return e
+}
+
+// read sums the counters over the CPUs and orders them by interface, direction, family and protocol.
+func read(live sdk.Live) (*Report, error) {
+	counts, err := live.Maps.Get(mapCounts)
+	if err != nil {
+		return nil, err
+	}
+	where := map[uint32]sdk.Instance{}
+	for _, i := range live.Interface() {
+		where[i.Ifindex] = i
+	}
+	out := &Report{Counts: []Entry{}, Totals: map[string]Count{}, Overflow: map[string]Count{}}
+	var k key
+	var perCPU []Count
+	all := counts.Iterate()
+	for all.Next(&k, &perCPU) {
+		out.Counts = append(out.Counts, k.entry(where[k.Ifindex], sum(perCPU)))
+	}
+	if err := all.Err(); err != nil {
+		return nil, fmt.Errorf("read map %s: %w", mapCounts, err)
+	}
+	slices.SortFunc(out.Counts, func(a, b Entry) int {
+		return cmp.Or(cmp.Compare(a.Service, b.Service), cmp.Compare(a.Interface, b.Interface), cmp.Compare(a.Direction, b.Direction),
+			cmp.Compare(a.Family, b.Family), cmp.Compare(a.Protocol, b.Protocol))
+	})
+	return out, out.total(live.Maps)
+}
+
+// total adds what concerns all interfaces.
+func (r *Report) total(maps sdk.Maps) error {
+	overflow, err := maps.Get(mapOverflow)
+	if err != nil {
+		return err
+	}
+	for i, direction := range directions {
+		var perCPU []Count
+		if err := overflow.Lookup(uint32(i), &perCPU); err != nil {
+			return fmt.Errorf("read map %s: %w", mapOverflow, err)
+		}
+		r.Overflow[direction] = sum(perCPU)
+		total := r.Overflow[direction]
+		for _, e := range r.Counts {
+			if e.Direction == direction {
+				total.add(e.Count)
+			}
+		}
+		r.Totals[direction] = total
+	}
+	return nil
+}
+
+func sum(perCPU []Count) (out Count) {
+	for _, c := range perCPU {
+		out.add(c)
+	}
+	return
+}
+
+// Handler serves GET counts.
+func (compiled) Handler(live sdk.Live) http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /counts", func(w http.ResponseWriter, _ *http.Request) {
+		report, err := read(live)
+		if err != nil {
+			w.Header().Set("Content-Type", "application/problem+json")
+			w.WriteHeader(http.StatusInternalServerError)
+			_ = json.NewEncoder(w).Encode(map[string]any{"title": "counts are not readable", "status": 500, "detail": err.Error()})
+			return
+		}
+		w.Header().Set("Content-Type", "application/json")
+		_ = json.NewEncoder(w).Encode(report) // the reader has gone: nobody to tell
+	})
+	return mux
+}
+
+// Measure implements sdk.Measurer.
+func (compiled) Measure(live sdk.Live) ([]sdk.Sample, error) {
+	report, err := read(live)
+	if err != nil {
+		return nil, err
+	}
+	var out []sdk.Sample
+	for _, e := range report.Counts {
+		labels := map[string]string{"service": e.Service, "interface": e.Interface, "direction": e.Direction, "family": e.Family, "protocol": e.Protocol}
+		out = append(out,
+			sdk.Sample{Name: "packets_total", Help: "Packets seen.", Counter: true, Labels: labels, Value: float64(e.Packets)},
+			sdk.Sample{Name: "bytes_total", Help: "Bytes of frames seen.", Counter: true, Labels: labels, Value: float64(e.Bytes)})
+	}
+	for direction, c := range report.Overflow {
+		out = append(out, sdk.Sample{Name: "overflow_packets_total", Help: "Packets that the full table could not tell by protocol.",
+			Counter: true, Labels: map[string]string{"direction": direction}, Value: float64(c.Packets)})
+	}
+	return out, nil
+}
+
+const sweepEvery = 30 * time.Second
+
+// Run removes the counters of interfaces that are gone.
+func (compiled) Run(ctx context.Context, live sdk.Live) {
+	tick := time.NewTicker(sweepEvery)
+	defer tick.Stop()
+	gone := map[uint32]bool{}
+	for {
+		var err error
+		if gone, err = sweep(live, gone); err != nil {
+			slog.Warn("counter: sweep failed", "module", live.Module, "error", err)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+	}
+}
+
+// sweep deletes the entries of interfaces that are missing now and were missing the last time: one that is only being
+// registered keeps its counters. It returns those that are missing.
+func sweep(live sdk.Live, before map[uint32]bool) (map[uint32]bool, error) {
+	counts, err := live.Maps.Get(mapCounts)
+	if err != nil {
+		return before, err
+	}
+	there, missing := map[uint32]bool{}, map[uint32]bool{}
+	for _, i := range live.Interface() {
+		there[i.Ifindex] = true
+	}
+	var k key
+	var perCPU []Count
+	var over []key
+	all := counts.Iterate()
+	for all.Next(&k, &perCPU) {
+		if there[k.Ifindex] {
+			continue
+		}
+		missing[k.Ifindex] = true
+		if before[k.Ifindex] {
+			over = append(over, k)
+		}
+	}
+	if err := all.Err(); err != nil {
+		return before, fmt.Errorf("read map %s: %w", mapCounts, err)
+	}
+	for _, k := range over {
+		if err := counts.Delete(k); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			return missing, fmt.Errorf("delete from map %s: %w", mapCounts, err)
+		}
+	}
+	return missing, nil
+}

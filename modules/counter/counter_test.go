@@ -1,0 +1,270 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package counter
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/rlimit"
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"github.com/kerb-edge/kerb/internal/dataplane"
+	"github.com/kerb-edge/kerb/internal/pkgs"
+	"github.com/kerb-edge/kerb/sdk"
+)
+
+// module compiles the package beside the source tree.
+func module(t testing.TB) dataplane.Module {
+	t.Helper()
+	dir := t.TempDir()
+	for _, file := range []string{"kerb.yaml", "counter.bpf.c"} {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, file), text, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var out strings.Builder
+	if err := pkgs.Build(context.Background(), dir, pkgs.Options{Out: &out}); err != nil {
+		t.Fatalf("%v\n%s", err, out.String())
+	}
+	p, err := pkgs.Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.CheckMemory("", nil); err != nil {
+		t.Fatal(err)
+	}
+	return dataplane.Module{Name: "counter", ID: "0123456789", Frags: p.Frags,
+		Spec: func(h dataplane.Hook) (*ebpf.CollectionSpec, error) { return p.Spec(string(h)) }}
+}
+
+// counter is a loaded chain of this module alone, for both directions.
+type counter struct {
+	egress, ingress *ebpf.Program
+	live            sdk.Live
+}
+
+func load(t testing.TB, side dataplane.Side, change func(*dataplane.Module)) *counter {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root for BPF")
+	}
+	if err := rlimit.RemoveMemlock(); err != nil {
+		t.Fatal(err)
+	}
+	mod := module(t)
+	if change != nil {
+		change(&mod)
+	}
+	l, err := dataplane.Load(side, dataplane.Egress, mod)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(l.Close)
+	ingress, err := l.Relink(dataplane.ChainSpec{Side: side, Direction: dataplane.Ingress, Members: []dataplane.Member{{Name: mod.Name, ID: mod.ID}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { ingress.Close() })
+	return &counter{l.Program, ingress, sdk.Live{Module: "counter", Maps: l.Maps["counter"], Interface: func() []sdk.Instance {
+		return []sdk.Instance{{Service: "web", Interface: "lo", Ifindex: 1}}
+	}}}
+}
+
+func run(t testing.TB, p *ebpf.Program, frame []byte, repeat uint32) {
+	t.Helper()
+	if _, err := p.Run(&ebpf.RunOptions{Data: frame, Repeat: repeat}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func ip4(proto byte, payload int) []byte {
+	f := make([]byte, 14+20+payload)
+	f[12] = 0x08
+	f[14], f[17], f[23] = 0x45, byte(20+payload), proto
+	f[14+20+12] = 5 << 4 // TCP: 20 bytes of header
+	return f
+}
+
+func ip6(proto byte, payload int) []byte {
+	f := make([]byte, 14+40+payload)
+	f[12], f[13] = 0x86, 0xdd
+	f[14], f[19], f[20] = 0x60, byte(payload), proto
+	f[14+40+12] = 5 << 4
+	return f
+}
+
+func TestCounts(t *testing.T) {
+	for _, side := range []dataplane.Side{dataplane.OnTCIngress, dataplane.OnXDP} {
+		t.Run(string(side), func(t *testing.T) {
+			c := load(t, side, nil)
+			run(t, c.egress, ip4(6, 20), 3)
+			run(t, c.egress, ip4(17, 26), 1) // UDP length 0 is allowed
+			run(t, c.egress, ip6(6, 20), 2)
+			run(t, c.egress, ip6(132, 20), 1)
+			run(t, c.ingress, ip4(6, 20), 5)
+			arp := make([]byte, 60)
+			arp[12], arp[13] = 0x08, 0x06
+			run(t, c.egress, arp, 4)
+			report, err := read(c.live)
+			if err != nil {
+				t.Fatal(err)
+			}
+			want := &Report{Counts: []Entry{
+				{"web", "lo", "egress", "ipv4", "tcp", Count{3, 3 * 54}},
+				{"web", "lo", "egress", "ipv4", "udp", Count{1, 60}},
+				{"web", "lo", "egress", "ipv6", "sctp", Count{1, 74}},
+				{"web", "lo", "egress", "ipv6", "tcp", Count{2, 2 * 74}},
+				{"web", "lo", "egress", "other", "other", Count{4, 4 * 60}},
+				{"web", "lo", "ingress", "ipv4", "tcp", Count{5, 5 * 54}},
+			}, Totals: map[string]Count{"egress": {11, 3*54 + 60 + 74 + 2*74 + 240}, "ingress": {5, 5 * 54}},
+				Overflow: map[string]Count{"egress": {}, "ingress": {}}}
+			if side == dataplane.OnXDP {
+				for i := range want.Counts {
+					want.Counts[i].Interface = report.Counts[i].Interface // test runs come from an interface of their own
+				}
+			}
+			if diff := cmp.Diff(want, report); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+}
+
+// Every packet is counted, also when all CPUs make the same new entry at once.
+func TestExactOnSeveralCPUs(t *testing.T) {
+	c := load(t, dataplane.OnTCIngress, nil)
+	const repeat, rounds = 20000, 20
+	var wg sync.WaitGroup
+	for cpu := range runtime.NumCPU() {
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			runtime.LockOSThread()
+			var set unix.CPUSet
+			set.Set(cpu)
+			if err := unix.SchedSetaffinity(0, &set); err != nil {
+				t.Error(err)
+				return
+			}
+			for round := range rounds {
+				if _, err := c.egress.Run(&ebpf.RunOptions{Data: ip4(byte(100+round), 20), Repeat: repeat}); err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		}()
+	}
+	wg.Wait()
+	report, err := read(c.live)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(report.Counts) != rounds {
+		t.Errorf("%d entries, want %d", len(report.Counts), rounds)
+	}
+	for _, e := range report.Counts {
+		if want := uint64(repeat * runtime.NumCPU()); e.Packets != want || e.Bytes != want*54 {
+			t.Errorf("protocol %s: %+v, want %d packets", e.Protocol, e.Count, want)
+		}
+	}
+}
+
+func TestFullTableCountsInOverflow(t *testing.T) {
+	c := load(t, dataplane.OnTCIngress, func(m *dataplane.Module) { m.Settings.MaxEntries = map[string]uint32{mapCounts: 2} })
+	for proto := range byte(5) {
+		run(t, c.egress, ip4(100+proto, 20), 2)
+	}
+	report, err := read(c.live)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(report.Counts) != 2 || report.Overflow["egress"] != (Count{6, 6 * 54}) || report.Totals["egress"].Packets != 10 {
+		t.Errorf("%+v", report)
+	}
+}
+
+func TestSweepForgetsVanishedInterfaces(t *testing.T) {
+	c := load(t, dataplane.OnTCIngress, nil)
+	run(t, c.egress, ip4(6, 20), 1)
+	run(t, c.egress, ip6(6, 20), 1)
+	gone := map[uint32]bool{}
+	entries := func() int {
+		t.Helper()
+		report, err := read(c.live)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(report.Counts)
+	}
+	for _, step := range []struct {
+		there bool
+		left  int
+	}{{true, 2}, {false, 2}, {true, 2}, {false, 2}, {false, 0}} {
+		live := c.live
+		if !step.there {
+			live.Interface = func() []sdk.Instance { return nil }
+		}
+		var err error
+		if gone, err = sweep(live, gone); err != nil {
+			t.Fatal(err)
+		}
+		if n := entries(); n != step.left {
+			t.Fatalf("interface there: %t, then %d entries, want %d", step.there, n, step.left)
+		}
+	}
+}
+
+func TestHandlerAndMeasure(t *testing.T) {
+	c := load(t, dataplane.OnTCIngress, nil)
+	run(t, c.ingress, ip4(6, 20), 7)
+	w := httptest.NewRecorder()
+	compiled{}.Handler(c.live).ServeHTTP(w, httptest.NewRequest("GET", "/counts", nil))
+	var report Report
+	if err := json.Unmarshal(w.Body.Bytes(), &report); err != nil || w.Code != 200 {
+		t.Fatalf("%d %v %s", w.Code, err, w.Body)
+	}
+	if len(report.Counts) != 1 || report.Counts[0].Packets != 7 {
+		t.Errorf("%s", w.Body)
+	}
+	samples, err := compiled{}.Measure(c.live)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := map[string]string{"service": "web", "interface": "lo", "direction": "ingress", "family": "ipv4", "protocol": "tcp"}
+	if s := samples[0]; s.Name != "packets_total" || s.Value != 7 || !cmp.Equal(s.Labels, want) {
+		t.Errorf("%+v", s)
+	}
+}
+
+func TestConfigIsEmpty(t *testing.T) {
+	if _, err := Control().Compile(json.RawMessage(`{}`)); err != nil {
+		t.Error(err)
+	}
+	var wrong *sdk.ConfigError
+	if _, err := Control().Compile(json.RawMessage(`{"size": 1}`)); !errors.As(err, &wrong) {
+		t.Errorf("%v is no ConfigError", err)
+	}
+}
+
+func BenchmarkCount(b *testing.B) {
+	c := load(b, dataplane.OnTCIngress, nil)
+	for range b.N {
+		run(b, c.egress, ip4(6, 20), 1_000_000)
+	}
+	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/1e6, "ns/packet")
+}
