@@ -20,10 +20,11 @@ import (
 const labPrefix = "kbswap"
 
 // A round makes 200 replacements, five rounds a thousand, with a pause after
-// each in which a few hundred packets pass. A tenth is enough to show what
-// detaching does, which takes a hundred times as long.
+// each in which a few hundred packets pass. Fewer are enough for a quick look,
+// and to show what detaching does.
 const (
 	replacements      = 200
+	replacementsQuick = 50
 	replacementsNaive = 20
 	pause             = 2 * time.Millisecond
 )
@@ -86,9 +87,13 @@ type subject struct {
 }
 
 func trials(r *bench.Run, lab *netlab.Lab, client, service *netlab.Host) []bench.Trial {
+	n := replacements
+	if r.Quick {
+		n = replacementsQuick
+	}
 	subjects := []subject{
-		{config: "kerb", open: Kerb, replacements: replacements},
-		{config: "link-update", open: openUpdating, replacements: replacements},
+		{config: "kerb", open: Kerb, replacements: n},
+		{config: "link-update", open: openUpdating, replacements: n},
 		{config: "reattach", open: openReattaching, replacements: replacementsNaive},
 	}
 	var all []bench.Trial
