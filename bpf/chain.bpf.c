@@ -137,4 +137,115 @@ SEC("kerb/verdict") int kerb_verdict(struct kerb_pkt *pkt, __u32 verdict, void *
 	return KERB_ACT_DROP;
 }
 
+/* What `kerb trace` looks for; a zero stands for anything. Written by the agent before the traced chain runs. */
+struct kerb_trace_filter {
+	__u8 addr[16]; /* source or destination; IPv4 in the first four bytes */
+	__u8 family;   /* of addr: 4, 6, or 0 */
+	__u8 proto;
+	__u16 port; /* source or destination, host byte order */
+	__u32 pad;
+	__u64 lost; /* events for which the ring buffer had no room */
+};
+
+/* One module's verdict on one packet. */
+struct kerb_trace_event {
+	__u64 time; /* ns, CLOCK_MONOTONIC */
+	__u32 ifindex;
+	__u32 len;
+	__u32 chain; /* number that the agent gave to the chain */
+	__u16 cpu;
+	__u8 position;
+	__u8 verdict;
+	__u8 reason;
+	__u8 outcome;
+	__u8 family;
+	__u8 proto;
+	__u16 sport, dport; /* host byte order; 0 without ports */
+	__u8 saddr[16], daddr[16];
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct kerb_trace_filter);
+} kerb_filter SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 1 << 20);
+} kerb_events SEC(".maps");
+
+static __always_inline void trace_addresses(const struct kerb_pkt *pkt, struct kerb_trace_event *e)
+{
+	struct iphdr *ip4;
+	struct ipv6hdr *ip6;
+
+	if (pkt->family == 4) {
+		ip4 = kerb_at(pkt, pkt->l3, sizeof(*ip4));
+		if (ip4) {
+			__builtin_memcpy(e->saddr, &ip4->saddr, 4);
+			__builtin_memcpy(e->daddr, &ip4->daddr, 4);
+		}
+	} else if (pkt->family == 6) {
+		ip6 = kerb_at(pkt, pkt->l3, sizeof(*ip6));
+		if (ip6) {
+			__builtin_memcpy(e->saddr, &ip6->saddr, 16);
+			__builtin_memcpy(e->daddr, &ip6->daddr, 16);
+		}
+	}
+	if (pkt->flags & KERB_F_L4 && (pkt->proto == IPPROTO_TCP || pkt->proto == IPPROTO_UDP)) {
+		struct udphdr *ports = kerb_at(pkt, pkt->l4, sizeof(*ports));
+
+		if (ports) {
+			e->sport = bpf_ntohs(ports->source);
+			e->dport = bpf_ntohs(ports->dest);
+		}
+	}
+}
+
+static __always_inline int same_address(const __u8 *a, const __u8 *b)
+{
+	const __u64 *x = (const void *)a, *y = (const void *)b;
+
+	return x[0] == y[0] && x[1] == y[1];
+}
+
+static __always_inline int trace_wanted(const struct kerb_trace_filter *f, const struct kerb_trace_event *e)
+{
+	if (f->proto && f->proto != e->proto)
+		return 0;
+	if (f->port && f->port != e->sport && f->port != e->dport)
+		return 0;
+	if (f->family && f->family != e->family)
+		return 0;
+	return !f->family || same_address(f->addr, e->saddr) || same_address(f->addr, e->daddr);
+}
+
+/* Called after each module, but only in the chains that the agent links while somebody traces: others do not pay for it. */
+SEC("kerb/trace") int kerb_trace(struct kerb_pkt *pkt, __u32 position, __u32 verdict, __u32 chain)
+{
+	struct kerb_trace_event e __attribute__((aligned(8))) = {};
+	__u32 zero = 0;
+	struct kerb_trace_filter *f = bpf_map_lookup_elem(&kerb_filter, &zero);
+
+	e.family = pkt->family;
+	e.proto = pkt->proto;
+	trace_addresses(pkt, &e);
+	if (!f || !trace_wanted(f, &e))
+		return 0;
+	e.time = bpf_ktime_get_ns();
+	e.ifindex = pkt->ifindex;
+	e.len = pkt->len;
+	e.chain = chain;
+	e.cpu = bpf_get_smp_processor_id();
+	e.position = position;
+	e.verdict = verdict > 0xff ? 0xff : verdict;
+	e.reason = pkt->reason;
+	e.outcome = pkt->outcome;
+	if (bpf_ringbuf_output(&kerb_events, &e, sizeof(e), 0))
+		__sync_fetch_and_add(&f->lost, 1);
+	return 0;
+}
+
 char _license[] SEC("license") = "Dual BSD/GPL";

@@ -38,30 +38,40 @@ func (c *chain) Close() {
 }
 
 // loadChain links and loads a chain. It is not pinned or attached.
-func loadChain(spec ChainSpec, members []*generation) (c *chain, err error) {
+func loadChain(spec ChainSpec, members []*generation) (*chain, error) {
 	l, err := newLinker(spec, members)
 	if err != nil {
 		return nil, err
 	}
-	c = &chain{spec: spec}
-	defer func() {
-		if err != nil {
-			c.Close()
-		}
-	}()
-	if c.outcomes, err = ebpf.NewMap(l.object.Maps["kerb_outcomes"]); err != nil {
-		return nil, fmt.Errorf("create parse counters: %w", err)
+	return l.chain()
+}
+
+func (l *linker) chain() (*chain, error) {
+	c := &chain{spec: l.spec}
+	err := c.create(l)
+	if err != nil {
+		c.Close()
+		return nil, err
 	}
-	l.outcomes = c.outcomes
-	for _, g := range members {
+	return c, nil
+}
+
+func (c *chain) create(l *linker) (err error) {
+	if c.outcomes, err = ebpf.NewMap(l.object.Maps[outcomesMap]); err != nil {
+		return fmt.Errorf("create parse counters: %w", err)
+	}
+	l.maps[outcomesMap] = c.outcomes
+	for _, g := range l.members {
 		m, err := g.maps[dropsMap].Clone()
 		if err != nil {
-			return nil, err
+			return err
 		}
 		c.drops = append(c.drops, m)
 	}
-	return c, c.load(l)
+	return c.load(l)
 }
+
+const outcomesMap = "kerb_outcomes"
 
 // load tries the chain as one program and, where the verifier gives up, in more and more parts.
 func (c *chain) load(l *linker) error {

@@ -18,6 +18,9 @@ import (
 // linkerVersion changes whenever the code generated here does, so that an upgraded agent replaces running chains.
 const linkerVersion = 1
 
+// linkerRevision is set by -ldflags -X to have a build that differs from another in the identity of its chains only.
+var linkerRevision string
+
 // Numbers shared with chain.bpf.c.
 const (
 	goOn           = 0x100
@@ -42,7 +45,7 @@ func chainObject(name string) ([]byte, error) {
 
 // linkerDigest identifies everything that goes into chains beside the modules.
 var linkerDigest = sync.OnceValue(func() string {
-	parts := [][]byte{{linkerVersion}}
+	parts := [][]byte{{linkerVersion}, []byte(linkerRevision)}
 	for _, name := range []string{"tc", "xdp", "xdp-frags"} {
 		obj, _ := chainObject(name)
 		parts = append(parts, obj)
@@ -59,17 +62,18 @@ type part struct {
 // linker joins the code of a chain. Every function becomes static: the verifier then checks it in the caller's context,
 // and packet pointers in the context, which is on the entry's stack, stay known from module to module.
 type linker struct {
-	spec     ChainSpec
-	object   *ebpf.CollectionSpec // chain.bpf.c
-	outcomes *ebpf.Map
-	members  []*generation
-	license  string
-	frags    bool
-	pktSize  int32 // of struct kerb_pkt on the entry's stack
+	spec    ChainSpec
+	object  *ebpf.CollectionSpec // chain.bpf.c
+	maps    map[string]*ebpf.Map // of chain.bpf.c
+	members []*generation
+	traced  int32 // number of the chain in a trace, 0 for none
+	license string
+	frags   bool
+	pktSize int32 // of struct kerb_pkt on the entry's stack
 }
 
 func newLinker(spec ChainSpec, members []*generation) (*linker, error) {
-	l := &linker{spec: spec, members: members, license: "Dual BSD/GPL", frags: len(members) > 0}
+	l := &linker{spec: spec, members: members, maps: map[string]*ebpf.Map{}, license: "Dual BSD/GPL", frags: len(members) > 0}
 	for _, g := range members {
 		l.frags = l.frags && g.Frags
 	}
@@ -116,6 +120,13 @@ func (l *linker) link(first, last int, parts *ebpf.Map, slot int) (asm.Instructi
 	code = append(code, head...)
 	if first < last { // a function that nobody calls is none to the kernel
 		code = append(code, verdict...)
+	}
+	if first < last && l.traced != 0 {
+		trace, err := l.function(l.object, "kerb_trace", "kerb_trace", nil)
+		if err != nil {
+			return nil, err
+		}
+		code = append(code, trace...)
 	}
 	return append(code, modules...), nil
 }
@@ -201,13 +212,14 @@ func (l *linker) function(spec *ebpf.CollectionSpec, entry, prefix string, g *ge
 }
 
 func (l *linker) mapOf(name string, g *generation) (*ebpf.Map, error) {
-	if g == nil {
-		return l.outcomes, nil // the only map of chain.bpf.c
+	m := l.maps[name]
+	if g != nil {
+		m = g.maps[mapPin(l.spec.Side.Hook(), name)]
 	}
-	if m := g.maps[mapPin(l.spec.Side.Hook(), name)]; m != nil {
-		return m, nil
+	if m == nil {
+		return nil, fmt.Errorf("map %s is missing", name)
 	}
-	return nil, fmt.Errorf("map %s is missing in the generation", name)
+	return m, nil
 }
 
 // entry generates the program that calls the others:
@@ -235,11 +247,27 @@ func (l *linker) entry(first, last int, parts *ebpf.Map, slot int, donor asm.Ins
 			call[0] = call[0].WithSymbol(fmt.Sprintf("next%d", i-1))
 		}
 		code = append(code, call...)
-		code = append(code, asm.Call.Label(l.symbol(i)), asm.JNE.Imm(asm.R0, 0, other))
+		code = append(code, asm.Call.Label(l.symbol(i)))
+		if l.traced != 0 {
+			code = append(code, l.trace(i, pkt)...)
+		}
+		code = append(code, asm.JNE.Imm(asm.R0, 0, other))
 		cold = append(cold, l.cold(i, other, next, pkt)...)
 	}
 	code = append(code, l.end(parts, slot, last, first == last)...)
 	return append(code, cold...)
+}
+
+// trace tells of the verdict in R0 and keeps it.
+func (l *linker) trace(i int, pkt func(asm.Register) asm.Instructions) asm.Instructions {
+	code := append(asm.Instructions{asm.Mov.Reg(asm.R7, asm.R0)}, pkt(asm.R1)...)
+	return append(code,
+		asm.Mov.Imm(asm.R2, int32(i)),
+		asm.Mov.Reg(asm.R3, asm.R7),
+		asm.Mov.Imm(asm.R4, l.traced),
+		asm.Call.Label("kerb_trace"),
+		asm.Mov.Reg(asm.R0, asm.R7),
+	)
 }
 
 // end is what follows the last module.
@@ -321,4 +349,3 @@ func (l *linker) programSpec(code asm.Instructions, name string) *ebpf.ProgramSp
 }
 
 const xdpHasFrags = 1 << 5 // BPF_F_XDP_HAS_FRAGS, Linux 5.18
-
