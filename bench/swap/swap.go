@@ -24,7 +24,7 @@ const labPrefix = "kbswap"
 // and to show what detaching does.
 const (
 	replacements      = 200
-	replacementsQuick = 50
+	replacementsQuick = 40
 	replacementsNaive = 20
 	pause             = 2 * time.Millisecond
 )
