@@ -35,17 +35,30 @@ var Hooks = []Hook{XDP, TC}
 
 // Objects for machines without a compiler, such as those of the kernel matrix.
 //go:generate clang-19 -g -O2 -target bpf -mcpu=v3 -I../include -idirafter /usr/include/x86_64-linux-gnu -DKERB_HOOK_XDP -c testdata/parse.bpf.c -o testdata/parse.XDP.o
-//go:generate clang-19 -g -O2 -target bpf -mcpu=v3 -I../include -idirafter /usr/include/x86_64-linux-gnu -DKERB_HOOK_XDP -c testdata/frags.bpf.c -o testdata/frags.XDP.o
 //go:generate clang-19 -g -O2 -target bpf -mcpu=v3 -I../include -idirafter /usr/include/x86_64-linux-gnu -DKERB_HOOK_TC -c testdata/parse.bpf.c -o testdata/parse.TC.o
+//go:generate clang-19 -g -O2 -target bpf -mcpu=v3 -I../include -idirafter /usr/include/x86_64-linux-gnu -DKERB_HOOK_XDP -c testdata/frags.bpf.c -o testdata/frags.XDP.o
 //go:generate clang-19 -g -O2 -target bpf -mcpu=v3 -I../include -idirafter /usr/include/x86_64-linux-gnu -DKERB_HOOK_XDP -c testdata/rewrite.bpf.c -o testdata/rewrite.XDP.o
 //go:generate clang-19 -g -O2 -target bpf -mcpu=v3 -I../include -idirafter /usr/include/x86_64-linux-gnu -DKERB_HOOK_TC -c testdata/rewrite.bpf.c -o testdata/rewrite.TC.o
+//go:generate clang-19 -g -O2 -target bpf -mcpu=v3 -I../include -idirafter /usr/include/x86_64-linux-gnu -DKERB_HOOK_XDP -c testdata/module.bpf.c -o testdata/module.XDP.o
+//go:generate clang-19 -g -O2 -target bpf -mcpu=v3 -I../include -idirafter /usr/include/x86_64-linux-gnu -DKERB_HOOK_TC -c testdata/module.bpf.c -o testdata/module.TC.o
+//go:generate clang-19 -g -O2 -target bpf -mcpu=v3 -I../include -idirafter /usr/include/x86_64-linux-gnu -DKERB_HOOK_XDP -c testdata/hop.bpf.c -o testdata/hop.XDP.o
+//go:generate clang-19 -g -O2 -target bpf -mcpu=v3 -I../include -idirafter /usr/include/x86_64-linux-gnu -DKERB_HOOK_TC -c testdata/hop.bpf.c -o testdata/hop.TC.o
 //go:generate clang-19 -g -O2 -target bpf -mcpu=v3 -I../include -idirafter /usr/include/x86_64-linux-gnu -DKERB_HOOK_TC -c testdata/live.bpf.c -o testdata/live.TC.o
 
 // Compile builds a C file against the headers, for one hook, and reads the
 // object. Functions outside of program sections become static, as the chain
-// linker makes them. Where there is no compiler, the object that go generate
-// left beside the source is taken.
+// linker makes them.
 func Compile(tb testing.TB, source string, hook Hook) *ebpf.CollectionSpec {
+	tb.Helper()
+	spec := Object(tb, source, hook)
+	makeStatic(spec)
+	return spec
+}
+
+// Object is Compile for a module: everything is left as the compiler made it.
+// Where there is no compiler, the object that go generate left beside the
+// source is taken.
+func Object(tb testing.TB, source string, hook Hook) *ebpf.CollectionSpec {
 	tb.Helper()
 	object := strings.TrimSuffix(source, ".bpf.c") + "." + string(hook) + ".o"
 	if compiler, err := exec.LookPath("clang-19"); err == nil {
@@ -56,7 +69,6 @@ func Compile(tb testing.TB, source string, hook Hook) *ebpf.CollectionSpec {
 	if err != nil {
 		tb.Fatalf("no clang-19 and no object from go generate, or a bad one: %v", err)
 	}
-	makeStatic(spec)
 	return spec
 }
 
