@@ -1,0 +1,265 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+
+	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/netlab"
+)
+
+// hooks describes what an operator sees on a service's interface: modules and program id by hook.
+func (n *node) hooks(name string) map[string]string {
+	n.t.Helper()
+	out := map[string]string{}
+	for _, l := range get[v1.Service](n, "service", name).Status.Links {
+		for _, h := range l.Hooks {
+			out[h.Hook] = fmt.Sprintf("%s %d", strings.Join(h.Modules, ","), h.Program)
+		}
+	}
+	return out
+}
+
+// programs are the ids of all running chains by attach point, with the modules.
+func (n *node) programs() string {
+	n.t.Helper()
+	var out []string
+	for _, c := range get[[]v1.Chain](n, "chain") {
+		for _, p := range c.Points {
+			out = append(out, fmt.Sprintf("%s/%s=%s:%d", p.Interface, p.Hook, strings.Join(c.Modules, ","), c.Program))
+		}
+	}
+	slices.Sort(out)
+	return strings.Join(out, " ")
+}
+
+// settled waits until the agent has looked at the node and all modules are where they belong.
+func (n *node) settled(instances map[string]int) {
+	n.t.Helper()
+	eventually(n.t, fmt.Sprintf("modules on as many attach points as expected, %v", instances), func() bool {
+		for name, want := range instances {
+			if len(get[v1.Module](n, "module", name).Status.Instances) != want {
+				return false
+			}
+		}
+		return true
+	})
+}
+
+// attached asks the kernel, not the agent: the TCX programs on the node's end of a host's veth.
+func (n *node) attached(h *netlab.Host, at ebpf.AttachType) (ids []ebpf.ProgramID) {
+	n.t.Helper()
+	err := n.lab.Node().Do(func() error {
+		r, err := link.QueryPrograms(link.QueryOptions{Target: h.OuterIndex(), Attach: at})
+		if err != nil {
+			return err
+		}
+		for _, p := range r.Programs {
+			ids = append(ids, p.ID)
+		}
+		return nil
+	})
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	return ids
+}
+
+// pinned lists the pins of the node.
+func (n *node) pinned() []string {
+	n.t.Helper()
+	var out []string
+	err := filepath.WalkDir(n.bpf, func(path string, d fs.DirEntry, err error) error {
+		if err == nil && !d.IsDir() {
+			out = append(out, path)
+		}
+		return err
+	})
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	return out
+}
+
+// tidy checks that no pins are left but those of the chains that run and the generations in them.
+func (n *node) tidy() {
+	n.t.Helper()
+	used := map[string]bool{}
+	for _, c := range get[[]v1.Chain](n, "chain") {
+		if len(c.Points) == 0 {
+			n.t.Errorf("chain %s (%v) is pinned and runs nowhere", c.ID, c.Modules)
+		}
+		dir := filepath.Join(n.bpf, "chains", fmt.Sprintf("%s_%s_%s", c.Hook, c.Direction, c.ID))
+		members, _ := filepath.Glob(filepath.Join(dir, "m[0-9][0-9]_*"))
+		for _, m := range members {
+			part := strings.SplitN(filepath.Base(m), "_", 3)
+			used[part[2]+"/"+part[1][:len(part[1])-1]] = true
+		}
+	}
+	for _, path := range n.pinned() {
+		if strings.Contains(path, "/tmp_") {
+			n.t.Errorf("a half-built pin is left: %s", path)
+		}
+	}
+	generations, _ := filepath.Glob(filepath.Join(n.bpf, "modules", "*", "*"))
+	for _, g := range generations {
+		if name := filepath.Join(filepath.Base(filepath.Dir(g)), filepath.Base(g)); !used[name] {
+			n.t.Errorf("generation %s is pinned and in no chain", name)
+		}
+	}
+}
+
+// mapID is the kernel's id of a map of a module; the module must have one generation.
+func (n *node) mapID(module, name string) ebpf.MapID {
+	n.t.Helper()
+	paths, _ := filepath.Glob(filepath.Join(n.bpf, "modules", module, "*", name))
+	if len(paths) != 1 {
+		n.t.Fatalf("pins of map %s: %v", name, paths)
+	}
+	m, err := ebpf.LoadPinnedMap(paths[0], nil)
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	defer m.Close()
+	info, err := m.Info()
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	id, _ := info.ID()
+	return id
+}
+
+// objects are kernel objects of one agent, by id.
+type objects struct {
+	programs map[ebpf.ProgramID]bool
+	maps     map[ebpf.MapID]bool
+	links    map[link.ID]bool
+	names    map[string]bool // of programs; chains are named by a hash over module names, which are the test's own
+}
+
+// objects finds everything that the pins of the node hold in the kernel.
+func (n *node) objects() objects {
+	n.t.Helper()
+	o := objects{map[ebpf.ProgramID]bool{}, map[ebpf.MapID]bool{}, map[link.ID]bool{}, map[string]bool{}}
+	for _, path := range n.pinned() {
+		switch {
+		case strings.Contains(path, "/links/"):
+			o.addLink(n.t, path)
+		case strings.HasPrefix(filepath.Base(path), "prog"):
+			o.addProgram(n.t, path)
+		default:
+			o.addMap(n.t, path)
+		}
+	}
+	return o
+}
+
+func (o objects) addLink(t *testing.T, path string) {
+	t.Helper()
+	l, err := link.LoadPinnedLink(path, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	info, err := l.Info()
+	if err != nil {
+		t.Fatal(err)
+	}
+	o.links[info.ID] = true
+}
+
+func (o objects) addProgram(t *testing.T, path string) {
+	t.Helper()
+	p, err := ebpf.LoadPinnedProgram(path, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	info, err := p.Info()
+	if err != nil {
+		t.Fatal(err)
+	}
+	id, _ := info.ID()
+	o.programs[id], o.names[info.Name] = true, true
+	used, _ := info.MapIDs()
+	for _, id := range used {
+		o.maps[id] = true
+	}
+}
+
+func (o objects) addMap(t *testing.T, path string) {
+	t.Helper()
+	m, err := ebpf.LoadPinnedMap(path, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	info, err := m.Info()
+	if err != nil {
+		t.Fatal(err)
+	}
+	id, _ := info.ID()
+	o.maps[id] = true
+}
+
+// alive lists which of the objects the kernel still has, and programs of the same names.
+func (o objects) alive() []string {
+	var out []string
+	for id := ebpf.ProgramID(0); ; {
+		next, err := ebpf.ProgramGetNextID(id)
+		if err != nil {
+			break
+		}
+		id = next
+		if p, err := ebpf.NewProgramFromID(id); err == nil {
+			info, err := p.Info()
+			if o.programs[id] || err == nil && o.names[info.Name] {
+				out = append(out, fmt.Sprintf("program %d", id))
+			}
+			p.Close()
+		}
+	}
+	for id := ebpf.MapID(0); ; {
+		next, err := ebpf.MapGetNextID(id)
+		if err != nil {
+			break
+		}
+		if id = next; o.maps[id] {
+			out = append(out, fmt.Sprintf("map %d", id))
+		}
+	}
+	for it := new(link.Iterator); it.Next(); {
+		if o.links[it.ID] {
+			out = append(out, fmt.Sprintf("link %d", it.ID))
+		}
+	}
+	return out
+}
+
+// copyPackage is a package of the tests in a directory of its own, its manifest changed.
+func copyPackage(t *testing.T, name string, edit func(manifest string) string) string {
+	t.Helper()
+	dir := filepath.Join(t.TempDir(), name)
+	if err := os.CopyFS(dir, os.DirFS(testPackage(t, name))); err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(dir, "kerb.yaml")
+	text, err := os.ReadFile(path)
+	if err == nil {
+		err = os.WriteFile(path, []byte(edit(string(text))), 0o600)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}

@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/kerb-edge/kerb/internal/netlab"
+)
+
+const prefix = "ke2e" // of namespaces, interfaces and pins
+
+const pins = "/sys/fs/bpf"
+
+var (
+	current string // kerb as it is in the tree
+	newer   string // the same with another linker revision
+)
+
+func TestMain(m *testing.M) { os.Exit(run(m)) }
+
+func run(m *testing.M) int {
+	if os.Geteuid() != 0 {
+		return m.Run() // the tests skip
+	}
+	dir, err := os.MkdirTemp("", prefix)
+	if err != nil {
+		return fail(err)
+	}
+	defer os.RemoveAll(dir)
+	if err := errors.Join(checkObjects(), build(dir), netlab.Sweep(prefix)); err != nil {
+		return fail(err)
+	}
+	code := m.Run()
+	if err := leftovers(); err != nil {
+		return fail(err)
+	}
+	return code
+}
+
+func fail(err error) int {
+	fmt.Fprintln(os.Stderr, err)
+	return 1
+}
+
+// checkObjects tells what to do before a hundred tests fail for the same reason.
+func checkObjects() error {
+	for _, path := range []string{"../../bpf/chain.tc.o", "../../internal/dataplane/testdata/pass/pass.tc.o", "../../internal/dataplane/testdata/stamp/stamp.tc.o"} {
+		if _, err := os.Stat(path); err != nil {
+			return fmt.Errorf("the data planes are not built, run make bpf: %w", err)
+		}
+	}
+	return nil
+}
+
+func build(dir string) error {
+	current, newer = filepath.Join(dir, "kerb"), filepath.Join(dir, "kerb-newer")
+	for path, flags := range map[string]string{
+		current: "",
+		newer:   "-X github.com/kerb-edge/kerb/internal/dataplane.linkerRevision=newer",
+	} {
+		cmd := exec.Command("go", "build", "-ldflags", flags, "-o", path, "github.com/kerb-edge/kerb/cmd/kerb")
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+		if out, err := cmd.CombinedOutput(); err != nil {
+			return fmt.Errorf("build kerb: %w\n%s", err, out)
+		}
+	}
+	return nil
+}
+
+// leftovers looks for anything that a test has not cleaned up.
+func leftovers() error {
+	var found []string
+	for dir, start := range map[string]string{"/run/netns": prefix + "-", pins: bpfPrefix()} {
+		entries, _ := os.ReadDir(dir)
+		for _, e := range entries {
+			if strings.HasPrefix(e.Name(), start) {
+				found = append(found, filepath.Join(dir, e.Name()))
+			}
+		}
+	}
+	links, err := net.Interfaces()
+	for _, l := range links {
+		if strings.HasPrefix(l.Name, prefix) {
+			found = append(found, "interface "+l.Name)
+		}
+	}
+	if len(found) > 0 {
+		err = errors.Join(err, fmt.Errorf("the tests have left behind: %s", strings.Join(found, ", ")))
+	}
+	return err
+}
+
+// bpfPrefix is what the names of this process's pin directories begin with.
+func bpfPrefix() string { return fmt.Sprintf("%s-%d-", prefix, os.Getpid()) }

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"fmt"
+	"os"
+	"testing"
+
+	"github.com/cilium/ebpf"
+)
+
+// uniqueNames gives modules names of this run, so that their chains have identities of their own among all that runs on
+// the machine.
+func (n *node) uniqueNames() any {
+	n.t.Helper()
+	return n.pass(fmt.Sprintf("count-%d", os.Getpid()), "*")
+}
+
+func (n *node) checkPurged(o objects) {
+	n.t.Helper()
+	if _, err := os.Lstat(n.bpf); err == nil {
+		n.t.Errorf("%s is still there", n.bpf)
+	}
+	for _, h := range []ebpf.AttachType{ebpf.AttachTCXIngress, ebpf.AttachTCXEgress} {
+		if ids := n.attached(n.web, h); len(ids) > 0 {
+			n.t.Errorf("%v of web still has programs %v", h, ids)
+		}
+	}
+	var alive []string
+	eventually(n.t, "the kernel has freed everything", func() bool { // it does so a grace period later
+		alive = o.alive()
+		return len(alive) == 0
+	})
+}
+
+func TestPurge(t *testing.T) {
+	for name, end := range map[string]func(*node){"after SIGTERM": (*node).stop, "after kill -9": (*node).kill} {
+		t.Run(name, func(t *testing.T) {
+			n := newRunningNode(t)
+			stamp := n.stamp(1)
+			stamp.Spec.Hook = "xdp"
+			stamp.Metadata.Name = fmt.Sprintf("stamp-%d", os.Getpid())
+			n.apply(n.uniqueNames(), stamp)
+			o := n.objects()
+			if len(o.programs) != 3 || len(o.links) != 5 || len(o.maps) < 3 {
+				t.Fatalf("before the purge: %+v", o)
+			}
+			n.refused(n.kerb("purge", n.flags()...), 5, "stop it first")
+			if len(o.alive()) < 11 {
+				t.Fatal("a refused purge has removed something")
+			}
+			end(n)
+			if out := n.must("purge", n.flags()...); out != "nothing of Kerb is left in the kernel\n" {
+				t.Errorf("purge says %q", out)
+			}
+			n.checkPurged(o)
+			n.start() // the desired state is still there
+			n.settled(map[string]int{stamp.Metadata.Name: 1})
+			o = n.objects()
+			end(n)
+			n.must("purge", append(n.flags(), "--all")...)
+			n.checkPurged(o)
+			for _, dir := range []string{n.state, n.run} {
+				if _, err := os.Lstat(dir); err == nil {
+					t.Errorf("%s is still there", dir)
+				}
+			}
+			n.must("purge", n.flags()...) // nothing there is no error
+		})
+	}
+}
