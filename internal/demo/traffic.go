@@ -153,6 +153,12 @@ func (d *demo) streamTo(h *netlab.Host) (*stream, error) {
 
 func (s *stream) read(out io.Reader) {
 	defer close(s.process.ended)
+	s.parse(out)
+	_ = s.process.Wait()
+}
+
+// parse takes the rate out of each line that has one.
+func (s *stream) parse(out io.Reader) {
 	for lines := bufio.NewScanner(out); lines.Scan(); {
 		if found := rateLine.FindStringSubmatch(lines.Text()); found != nil {
 			rate, err := strconv.ParseFloat(found[1], 64)
@@ -161,7 +167,6 @@ func (s *stream) read(out io.Reader) {
 			}
 		}
 	}
-	_ = s.process.Wait()
 }
 
 func (s *stream) add(rate float64) {

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package demo
+
+import (
+	"errors"
+	"io"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// What the demo shows as a whole is checked by make demo-check; here are the parts that a good run does not use.
+
+func TestAFailedCheckIsToldAndCounted(t *testing.T) {
+	var out strings.Builder
+	teller := newTeller(&out, false)
+	teller.check("two and two are four", true, "%d", 4)
+	teller.check("two and two are five", false, "%d", 4)
+	teller.progress("never shown")
+	teller.summary(nil)
+	want := "  ok  two and two are four\n  FAILED\n    expected: two and two are five\n    seen:     4\n\n1 passed, 1 failed in 0 s\n"
+	if diff := cmp.Diff(want, out.String()); diff != "" {
+		t.Errorf("output (-want +got):\n%s", diff)
+	}
+}
+
+func TestAnErrorCountsAsAFailure(t *testing.T) {
+	var out strings.Builder
+	newTeller(&out, true).summary(errors.New("no network"))
+	if !strings.Contains(out.String(), "0 passed, 1 failed") {
+		t.Errorf("summary: %q", out.String())
+	}
+}
+
+func TestRatesOfIperf(t *testing.T) {
+	s := &stream{process: &process{ended: make(chan struct{})}}
+	s.parse(strings.NewReader(`Connecting to host 10.99.1.3, port 5201
+[  5] local 10.99.1.2 port 57734 connected to 10.99.1.3 port 5201
+[ ID] Interval           Transfer     Bitrate         Retr  Cwnd
+[  5]   0.00-1.00   sec  35.9 MBytes   301 Mbits/sec    0    221 KBytes
+[  5]   1.00-2.00   sec  0.00 Bytes  0.00 Mbits/sec    3   1.41 KBytes
+[  5]  10.00-11.00  sec  35.8 MBytes  300.5 Mbits/sec    0    221 KBytes
+`))
+	if diff := cmp.Diff([]float64{301, 0, 300.5}, s.seconds()); diff != "" {
+		t.Errorf("rates (-want +got):\n%s", diff)
+	}
+}
+
+func TestExcerpt(t *testing.T) {
+	lines := []string{`a{x="1"} 1`, `a{x="2"} 0`, `a{x="3"} 3`, `a{x="4"} 4`, `a{x="5"} 5`, `b 1`, `c 1`}
+	want := []string{`a{x="1"} 1`, `a{x="3"} 3`, `a{x="4"} 4`, `b 1`}
+	if diff := cmp.Diff(want, excerpt(lines, 4)); diff != "" {
+		t.Errorf("excerpt (-want +got):\n%s", diff)
+	}
+}
+
+func TestWhatACommandSaid(t *testing.T) {
+	err := errors.New("kerb apply -f x: exit status 2: kerb: Module fw: spec.config.rules[1].dstPort: wrong")
+	if got, want := said(err), "kerb: Module fw: spec.config.rules[1].dstPort: wrong\n"; got != want {
+		t.Errorf("said %q, want %q", got, want)
+	}
+	if got := said(nil); got != "" {
+		t.Errorf("said %q without an error", got)
+	}
+}
+
+func TestTheWebServerRefusesBadPorts(t *testing.T) {
+	c := webCommand()
+	c.SetArgs([]string{"port"})
+	c.SetOut(io.Discard)
+	c.SetErr(io.Discard)
+	if err := c.ExecuteContext(t.Context()); err == nil {
+		t.Error("no error for a port that is none")
+	}
+}
