@@ -104,7 +104,9 @@ func leaf(kind int, value uint32) *node { return &node{kind: kind, value: value,
 
 // tree builds the trees of one family into chunks that all families share.
 type tree struct {
-	chunks [][]uint64 // each chunkSize long at most while it grows
+	chunks  [][]uint64 // each chunkSize long at most while it grows
+	packing int        // chunk for whole subtrees, 0: none yet
+	packed  int        // slots that they need in it
 }
 
 func newTree() *tree { return &tree{chunks: [][]uint64{{encode(nodeEnd, 0, 0)}}} }
@@ -118,6 +120,7 @@ func (t *tree) add(boxes []box, list []int32, dimensions []int) (uint32, error) 
 		b := builder{boxes: boxes, dims: dimensions}
 		root := b.build(list, everything(), budget)
 		mark := len(t.chunks)
+		t.packing = 0
 		at := t.lay(root)
 		if steps, forks := t.cost(at); steps <= maxSteps && forks <= maxForks {
 			return at, nil
@@ -299,25 +302,36 @@ type place struct {
 	chunk, slot int
 }
 
-// lay puts a tree into chunks, each level by level, so that a search stays within few pages, and returns where it begins.
+// lay puts a tree into chunks and returns where it begins. A chunk takes the upper levels of a large tree, or small
+// trees as a whole, so that a search touches few pages.
 func (t *tree) lay(root *node) uint32 {
 	first := t.open(root)
-	queue := []place{first}
-	for len(queue) > 0 {
-		p := queue[0]
-		queue = append(queue[1:], t.put(p)...)
+	roots := []place{first}
+	for len(roots) > 0 {
+		p := roots[0]
+		roots = roots[1:]
+		for _, n := range t.layChunk(p) {
+			q := t.open(n.node)
+			t.chunks[n.chunk][n.slot] = encode(nodeJump, uint32(q.chunk), q.slot)
+			roots = append(roots, q)
+		}
 	}
 	return uint32(first.chunk*chunkSize + first.slot)
 }
 
-// open reserves a slot for the root of a subtree: in the last chunk if there is room for it all, or for a good part.
+// open reserves the slot of a subtree's root: where it fits as a whole, else in a chunk of its own. Room for a whole one
+// is taken at once, by laying it, before the next is opened.
 func (t *tree) open(n *node) place {
-	last := len(t.chunks) - 1
-	if free := chunkSize - len(t.chunks[last]); last == 0 || free < min(n.size+2, chunkSize/4) {
+	if n.size > chunkSize {
 		t.chunks = append(t.chunks, nil)
-		last++
+		return place{n, len(t.chunks) - 1, t.reserve(len(t.chunks)-1, 1)}
 	}
-	return place{n, last, t.reserve(last, 1)}
+	if t.packing == 0 || t.packed+n.size > chunkSize {
+		t.chunks = append(t.chunks, nil)
+		t.packing, t.packed = len(t.chunks)-1, 0
+	}
+	t.packed += n.size
+	return place{n, t.packing, t.reserve(t.packing, 1)}
 }
 
 func (t *tree) reserve(chunk, slots int) int {
@@ -326,33 +340,50 @@ func (t *tree) reserve(chunk, slots int) int {
 	return at
 }
 
+// layChunk puts the tree at p into its chunk, level by level, and returns the subtrees that found no room.
+func (t *tree) layChunk(p place) (rest []place) {
+	queue := []place{p}
+	for len(queue) > 0 {
+		p, queue = queue[0], queue[1:]
+		if len(t.chunks[p.chunk])+p.node.slots() > chunkSize {
+			rest = append(rest, p)
+			continue
+		}
+		queue = append(queue, t.put(p)...)
+	}
+	return rest
+}
+
+// slots is how many a node needs for its children.
+func (n *node) slots() int {
+	switch n.kind {
+	case nodeMatch, nodeEnd:
+		return 0
+	case nodeRule:
+		return 1
+	case nodeFork:
+		return 3
+	}
+	return 2
+}
+
 // put writes a node and returns the places of its children.
 func (t *tree) put(p place) []place {
 	n := p.node
-	need := map[int]int{nodeRule: 1, nodeFork: 2, nodeMatch: 0, nodeEnd: 0}
-	slots, special := need[n.kind]
-	if !special {
-		slots = 2
-	}
-	if len(t.chunks[p.chunk])+slots > chunkSize {
-		q := t.open(n)
-		t.chunks[p.chunk][p.slot] = encode(nodeJump, uint32(q.chunk), q.slot)
-		return []place{q}
-	}
-	at := t.reserve(p.chunk, slots)
-	if n.kind == nodeFork {
-		q := t.open(n.right)
-		t.chunks[p.chunk][p.slot] = encode(nodeFork, uint32(q.chunk), at)
-		t.chunks[p.chunk][at+1] = encode(nodeEnd, n.value, q.slot)
-		return []place{{n.left, p.chunk, at}, q}
-	}
-	t.chunks[p.chunk][p.slot] = encode(n.kind, n.value, at)
-	switch slots {
+	at := t.reserve(p.chunk, n.slots())
+	switch n.slots() {
 	case 0:
+		t.chunks[p.chunk][p.slot] = encode(n.kind, n.value, 0)
 		return nil
 	case 1:
+		t.chunks[p.chunk][p.slot] = encode(n.kind, n.value, at)
 		return []place{{n.left, p.chunk, at}}
+	case 3:
+		t.chunks[p.chunk][p.slot] = encode(n.kind, uint32(p.chunk), at)
+		t.chunks[p.chunk][at+1] = encode(nodeEnd, n.value, at+2)
+		return []place{{n.left, p.chunk, at}, {n.right, p.chunk, at + 2}}
 	}
+	t.chunks[p.chunk][p.slot] = encode(n.kind, n.value, at)
 	return []place{{n.left, p.chunk, at}, {n.right, p.chunk, at + 1}}
 }
 

@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package firewall
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"testing"
+
+	"github.com/cilium/ebpf"
+)
+
+// family makes n rules of one kind, and packets that the last ones of them allow.
+type family struct {
+	name string
+	rule func(r *rand.Rand, v4 bool, i int) map[string]any
+}
+
+func randomAddr(r *rand.Rand, v4 bool) netip.Addr {
+	if v4 {
+		var a [4]byte
+		binary.BigEndian.PutUint32(a[:], 10<<24|r.Uint32()&0xffffff)
+		return netip.AddrFrom4(a)
+	}
+	var a [16]byte
+	binary.BigEndian.PutUint64(a[:], 0x20010db8_00000000|uint64(r.Uint32()))
+	binary.BigEndian.PutUint64(a[8:], r.Uint64())
+	return netip.AddrFrom16(a)
+}
+
+func randomPrefix(r *rand.Rand, v4 bool) string {
+	bits := 16 + r.IntN(13)
+	if !v4 {
+		bits = 40 + r.IntN(25)
+	}
+	p, _ := randomAddr(r, v4).Prefix(bits)
+	return p.String()
+}
+
+func randomRange(r *rand.Rand) string {
+	lo := r.IntN(60000)
+	return fmt.Sprintf("%d-%d", lo, lo+1+r.IntN(2000))
+}
+
+var ruleFamilies = []family{
+	{"exact", func(r *rand.Rand, v4 bool, i int) map[string]any {
+		return map[string]any{"action": "allow", "protocol": "tcp", "src": randomAddr(r, v4).String(), "dst": randomAddr(r, v4).String(),
+			"srcPort": 1024 + r.IntN(60000), "dstPort": 1 + r.IntN(60000)}
+	}},
+	{"prefix", func(r *rand.Rand, v4 bool, i int) map[string]any {
+		return map[string]any{"action": "allow", "protocol": "tcp", "src": randomPrefix(r, v4), "dst": randomPrefix(r, v4)}
+	}},
+	{"range", func(r *rand.Rand, v4 bool, i int) map[string]any {
+		return map[string]any{"action": "allow", "protocol": "tcp", "src": randomPrefix(r, v4), "srcPort": randomRange(r), "dstPort": randomRange(r)}
+	}},
+	{"portrange", func(r *rand.Rand, v4 bool, i int) map[string]any {
+		return map[string]any{"action": "allow", "protocol": "tcp", "dst": randomPrefix(r, v4), "dstPort": randomRange(r)}
+	}},
+}
+
+func (f family) config(n int, v4, state bool) map[string]any {
+	r := rand.New(rand.NewPCG(7, 7))
+	rules := make([]any, n)
+	for i := range rules {
+		rules[i] = f.rule(r, v4, i)
+	}
+	return map[string]any{"rules": rules, "state": map[string]any{"enabled": state},
+		"defaultPolicy": map[string]any{"ingress": "deny", "egress": "deny"}}
+}
+
+// inside is a packet that a rule matches.
+func inside(rule *Rule) Packet {
+	p := Packet{Proto: protoTCP, TCPFlags: tcpACK, SrcPort: rule.SrcPort.Lo, DstPort: rule.DstPort.Hi, HopLimit: 64}
+	p.Src, p.Dst = rule.Src.Addr(), rule.Dst.Addr()
+	if !p.Src.IsValid() {
+		p.Src = p.Dst
+	}
+	if !p.Dst.IsValid() {
+		p.Dst = p.Src
+	}
+	return p
+}
+
+const benchRepeat = 500_000
+
+func measure(b *testing.B, p *ebpf.Program, frame []byte) {
+	b.Helper()
+	for range b.N {
+		if _, err := p.Run(&ebpf.RunOptions{Data: frame, Repeat: benchRepeat}); err != nil {
+			b.Fatal(err)
+		}
+	}
+	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/benchRepeat, "ns/packet")
+	b.ReportMetric(0, "ns/op")
+}
+
+// BenchmarkRules is the cost of a hot flow without state: of the last rule, and of a packet that no rule matches.
+func BenchmarkRules(b *testing.B) {
+	for _, v4 := range []bool{true, false} {
+		for _, f := range ruleFamilies {
+			for _, n := range []int{1, 100, 10000} {
+				k := loadFirewall(b, f.config(n, v4, false))
+				name := fmt.Sprintf("%s/ip%d/%d", f.name, map[bool]int{true: 4, false: 6}[v4], n)
+				b.Run(name+"/hit", func(b *testing.B) { measure(b, k.egress, frame{Packet: inside(&k.rules[n-1])}.bytes()) })
+				p := inside(&k.rules[n-1])
+				p.DstPort, p.Proto = 65535, protoUDP
+				b.Run(name+"/miss", func(b *testing.B) { measure(b, k.egress, frame{Packet: p}.bytes()) })
+			}
+		}
+	}
+}
+
+// BenchmarkState is the cost of a packet of an established connection, and of a one-way flow.
+func BenchmarkState(b *testing.B) {
+	for _, v4 := range []bool{true, false} {
+		f := ruleFamilies[1]
+		k := loadFirewall(b, f.config(10000, v4, true))
+		out := inside(&k.rules[9999])
+		back := out
+		back.Src, back.Dst, back.SrcPort, back.DstPort, back.Ingress = out.Dst, out.Src, out.DstPort, out.SrcPort, true
+		name := fmt.Sprintf("ip%d", map[bool]int{true: 4, false: 6}[v4])
+		k.pass(frame{Packet: out}.bytes(), false)
+		b.Run(name+"/one-way", func(b *testing.B) {
+			p := out
+			p.TCPFlags = tcpSYN
+			measure(b, k.egress, frame{Packet: p}.bytes())
+		})
+		k.pass(frame{Packet: back}.bytes(), true)
+		k.pass(frame{Packet: out}.bytes(), false)
+		b.Run(name+"/established", func(b *testing.B) { measure(b, k.egress, frame{Packet: out}.bytes()) })
+	}
+}
+
+// BenchmarkCompile is the time from a config to maps' contents.
+func BenchmarkCompile(b *testing.B) {
+	for _, f := range ruleFamilies {
+		config := f.config(10000, true, true)
+		b.Run(f.name, func(b *testing.B) {
+			var last *Firewall
+			for range b.N {
+				last = compileConfig(b, config)
+			}
+			steps, forks := last.tree.cost(last.roots["root_egress4"])
+			b.ReportMetric(float64(len(last.tree.chunks)), "pages")
+			b.ReportMetric(float64(steps), "steps")
+			b.ReportMetric(float64(forks), "forks")
+		})
+	}
+}
