@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/rlimit"
 	"github.com/gopacket/gopacket"
 	"github.com/vishvananda/netlink"
 
@@ -26,6 +27,9 @@ func module(t *testing.T, name string) dataplane.Module {
 // chain links modules by the real linker.
 func chain(t *testing.T, side dataplane.Side, dir dataplane.Direction, names ...string) *dataplane.Loaded {
 	t.Helper()
+	if err := rlimit.RemoveMemlock(); err != nil {
+		t.Fatal(err)
+	}
 	var modules []dataplane.Module
 	for _, name := range names {
 		modules = append(modules, module(t, name))
