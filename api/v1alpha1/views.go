@@ -54,3 +54,34 @@ type ApplyResult struct {
 	Changes []Change `json:"changes"`
 	Steps   []string `json:"steps" doc:"What was (or would be) done in the kernel, in order"`
 }
+
+// TraceRequest says which packets to trace, where, and how long. Zero values stand for any.
+type TraceRequest struct {
+	Service  string `query:"service" doc:"Only this service; all attach points unless set"`
+	Host     string `query:"host" doc:"Source or destination address"`
+	Protocol string `query:"protocol" doc:"tcp, udp, icmp, icmpv6 or a number"`
+	Port     uint16 `query:"port" doc:"Source or destination port"`
+	Count    int    `query:"count" minimum:"0" maximum:"100000" default:"100" doc:"End after so many packets"`
+	Seconds  int    `query:"seconds" minimum:"1" maximum:"240" default:"30" doc:"End after so many seconds"`
+}
+
+// TracedPacket is what the modules of one chain did to one packet.
+type TracedPacket struct {
+	Service     string      `json:"service,omitempty"`
+	Interface   string      `json:"interface"`
+	Hook        string      `json:"hook"`
+	Direction   string      `json:"direction"`
+	Length      uint32      `json:"length" doc:"Bytes of the frame"`
+	Protocol    string      `json:"protocol"`
+	Source      string      `json:"source,omitempty"`
+	Destination string      `json:"destination,omitempty"`
+	Outcome     string      `json:"outcome" doc:"How parsing ended; ok for plain packets"`
+	Steps       []TraceStep `json:"steps"`
+}
+
+// TraceStep is one module's verdict.
+type TraceStep struct {
+	Module  string `json:"module"`
+	Verdict string `json:"verdict"`
+	Reason  string `json:"reason,omitempty" doc:"Of a drop"`
+}

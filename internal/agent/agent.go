@@ -45,7 +45,8 @@ type Agent struct {
 	states  map[string]service.State // services at the last reconciliation
 	points  map[dataplane.Point]placement
 	live    map[string]*liveModule
-	problem error // of the last reconciliation
+	problem error     // of the last reconciliation
+	tracing *traceRun // nil most of the time
 	metrics *metrics
 }
 

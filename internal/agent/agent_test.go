@@ -7,6 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -311,5 +313,75 @@ func TestCorruptStoreKeepsChains(t *testing.T) {
 	}
 	if n.store.Recovered() {
 		t.Error("the loss is still flagged")
+	}
+}
+
+// A trace tells which module dropped, and ends with the plain chains in place.
+func TestTrace(t *testing.T) {
+	n := newNode(t)
+	n.apply(t, n.both(), module("count", testPackage(t, "pass"), "*", nil), module("drop", testPackage(t, "drop"), "*", map[string]any{"port": float64(53)}))
+	before := n.chainsOn(t, n.web)
+	stop := make(chan struct{})
+	defer close(stop)
+	go sendUDP(n.web, n.db, 53, stop)
+	var got []v1.TracedPacket
+	err := n.Trace(t.Context(), v1.TraceRequest{Service: "web", Protocol: "udp", Port: 53, Count: 3, Seconds: 10}, func(p v1.TracedPacket) error {
+		got = append(got, p)
+		return nil
+	})
+	if err != nil || len(got) != 3 {
+		t.Fatalf("%d packets traced (%v)", len(got), err)
+	}
+	for _, p := range got {
+		if p.Service != "web" || p.Direction != "egress" || len(p.Steps) != 2 || p.Steps[1].Module != "drop" || p.Steps[1].Verdict != "drop" || p.Steps[1].Reason != "policy" {
+			t.Errorf("traced %+v", p)
+		}
+	}
+	if after := n.chainsOn(t, n.web); fmt.Sprint(after) != fmt.Sprint(before) {
+		t.Errorf("before the trace %v, after it %v", before, after)
+	}
+	for _, r := range []v1.TraceRequest{{Host: "x", Seconds: 1}, {Protocol: "x", Seconds: 1}, {Service: "nosuch", Seconds: 1}} {
+		if err := n.Trace(t.Context(), r, nil); err == nil {
+			t.Errorf("%+v was accepted", r)
+		}
+	}
+}
+
+// A change of the node ends a trace: its chains are replaced.
+func TestChangeEndsTrace(t *testing.T) {
+	n := newNode(t)
+	n.apply(t, n.both(), module("count", testPackage(t, "pass"), "*", nil))
+	done := make(chan error)
+	go func() {
+		done <- n.Trace(context.Background(), v1.TraceRequest{Port: 1, Seconds: 60}, func(v1.TracedPacket) error { return nil })
+	}()
+	eventually(t, "the trace runs", func() bool { n.mu.Lock(); defer n.mu.Unlock(); return n.tracing != nil })
+	n.apply(t, nil, module("drop", testPackage(t, "drop"), "*", nil))
+	if err := <-done; err == nil || !strings.Contains(err.Error(), "changed") {
+		t.Errorf("trace ended with %v", err)
+	}
+	if got := n.chainsOn(t, n.web)["tc-ingress"]; !strings.HasPrefix(got, "count,drop ") {
+		t.Errorf("web runs %q", got)
+	}
+}
+
+// sendUDP sends packets until stop.
+func sendUDP(from, to *netlab.Host, port int, stop chan struct{}) {
+	var c net.Conn
+	_ = from.Do(func() (err error) {
+		c, err = net.Dial("udp4", netip.AddrPortFrom(to.Addr4(), uint16(port)).String())
+		return err
+	})
+	if c == nil {
+		return
+	}
+	defer c.Close()
+	for {
+		select {
+		case <-stop:
+			return
+		case <-time.After(10 * time.Millisecond):
+			_, _ = c.Write([]byte("kerb"))
+		}
 	}
 }

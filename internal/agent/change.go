@@ -148,6 +148,9 @@ func (a *Agent) change(next store.Desired, dryRun, keep bool) ([]string, error) 
 	}
 	exec.finish()
 	a.metrics.changed(time.Since(begin))
+	if len(steps) > 0 {
+		a.interruptTrace()
+	}
 	a.adopt(w, points)
 	a.watcher.Set(specs(next))
 	return texts, nil
@@ -286,6 +289,7 @@ func (a *Agent) converge(w world) error {
 	}
 	exec.finish()
 	if len(steps) > 0 {
+		a.interruptTrace()
 		a.log.Info("reconciled", "steps", len(steps), "attachPoints", len(points))
 	}
 	a.adopt(w, points)

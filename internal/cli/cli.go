@@ -88,7 +88,7 @@ the kernel.`,
 	root.AddCommand(
 		a.agentCommand(), a.applyCommand(), a.diffCommand(), a.deleteCommand(),
 		a.moduleCommand(), a.serviceCommand(), a.chainCommand(), a.newPackageCommand(),
-		a.statusCommand(), a.topCommand(), a.doctorCommand(), a.purgeCommand(), a.versionCommand(), manCommand(),
+		a.statusCommand(), a.topCommand(), a.traceCommand(), a.doctorCommand(), a.purgeCommand(), a.versionCommand(), manCommand(),
 	)
 	root.AddCommand(a.build.Commands...)
 	finish(root)

@@ -33,6 +33,8 @@ type Backend interface {
 	// ModuleHandler serves what the module's control plane offers. It sees paths below /v1/modules/<name>, beginning
 	// with a slash. *fault.NotFound if there is no such module or it offers nothing.
 	ModuleHandler(name string) (http.Handler, error)
+	// Trace tells what modules do to packets, until ctx ends or the request's limits are reached.
+	Trace(ctx context.Context, r v1alpha1.TraceRequest, tell func(v1alpha1.TracedPacket) error) error
 	// Collector gives the agent's and the modules' metrics.
 	Collector() prometheus.Collector
 }

@@ -4,6 +4,7 @@ package server
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"io"
 	"mime"
@@ -91,7 +92,41 @@ func (s *Server) addRoutes() {
 	route(s, "GET", "/v1/packages/{name}", "getPackage", "One package", get(s.backend.Package))
 	route(s, "POST", "/v1/apply", "apply", "Create or update resources: all of them or none", s.apply)
 	route(s, "POST", "/v1/delete", "delete", "Delete resources: all of them or none", s.deleteMany)
+	huma.Register(s.api, huma.Operation{OperationID: "trace", Method: "GET", Path: "/v1/trace", Summary: "What modules do to packets, one JSON object a line"}, s.trace)
 	describeBodies(s.api.OpenAPI())
+}
+
+// trace streams. Errors before the first packet are problems; later ones are a line {"error": ...}.
+func (s *Server) trace(_ context.Context, r *v1alpha1.TraceRequest) (*huma.StreamResponse, error) {
+	return &huma.StreamResponse{Body: func(ctx huma.Context) {
+		started := false
+		out := json.NewEncoder(ctx.BodyWriter())
+		err := s.backend.Trace(ctx.Context(), *r, func(p v1alpha1.TracedPacket) error {
+			if !started {
+				ctx.SetHeader("Content-Type", "application/x-ndjson")
+				ctx.SetStatus(http.StatusOK)
+				started = true
+			}
+			if err := out.Encode(p); err != nil {
+				return err
+			}
+			if f, ok := ctx.BodyWriter().(http.Flusher); ok {
+				f.Flush()
+			}
+			return nil
+		})
+		if err == nil {
+			return
+		}
+		p := problemOf(err)
+		if !started {
+			ctx.SetHeader("Content-Type", "application/problem+json")
+			ctx.SetStatus(p.Status)
+			_ = out.Encode(p)
+			return
+		}
+		_ = out.Encode(map[string]string{"error": p.Detail})
+	}}, nil
 }
 
 // route registers one operation. Errors become problems.

@@ -253,3 +253,15 @@ func find[T any](all []T, err error, kind, name string, nameOf func(T) string) (
 	}
 	return zero, &fault.NotFound{Kind: kind, Name: name}
 }
+
+// Trace implements server.Backend: there is one packet, which the firewall drops.
+func (f *Fake) Trace(_ context.Context, r v1alpha1.TraceRequest, tell func(v1alpha1.TracedPacket) error) error {
+	if r.Host == "nonsense" {
+		return &fault.Invalid{Field: "host", Reason: "no IP address"}
+	}
+	return tell(v1alpha1.TracedPacket{
+		Service: "web", Interface: "veth0", Hook: "tc-egress", Direction: "ingress", Length: 60, Protocol: "tcp",
+		Source: "192.0.2.1:4000", Destination: "192.0.2.2:80", Outcome: "ok",
+		Steps: []v1alpha1.TraceStep{{Module: "count", Verdict: "next"}, {Module: "fw", Verdict: "drop", Reason: "policy"}},
+	})
+}

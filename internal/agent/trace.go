@@ -1,0 +1,233 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/dataplane"
+	"github.com/kerb-edge/kerb/internal/fault"
+	"github.com/kerb-edge/kerb/internal/kerbabi"
+)
+
+// protocols that a trace knows by name.
+var protocols = map[string]uint8{"": 0, "icmp": 1, "tcp": 6, "udp": 17, "icmpv6": 58}
+
+// errChanged ends a trace whose chains have been replaced by a change of the node.
+var errChanged = errors.New("the chains have changed; the trace has ended")
+
+// Trace tells of packets until ctx ends, the request's limits are reached, or the node changes. While it lasts, the
+// chains that it is about are slower by some hundred nanoseconds a module.
+func (a *Agent) Trace(ctx context.Context, r v1.TraceRequest, tell func(v1.TracedPacket) error) error {
+	filter, err := traceFilter(r)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, time.Duration(r.Seconds)*time.Second)
+	defer cancel()
+	run, err := a.startTrace(ctx, r, filter)
+	if err != nil {
+		return err
+	}
+	defer a.endTrace(run)
+	return run.follow(ctx, r.Count, tell)
+}
+
+func traceFilter(r v1.TraceRequest) (dataplane.TraceFilter, error) {
+	f := dataplane.TraceFilter{Port: r.Port}
+	proto, known := protocols[strings.ToLower(r.Protocol)]
+	if !known {
+		n, err := strconv.ParseUint(r.Protocol, 10, 8)
+		if err != nil {
+			return f, &fault.Invalid{Field: "protocol", Reason: fmt.Sprintf("%q is none of tcp, udp, icmp, icmpv6 and no number up to 255", r.Protocol)}
+		}
+		proto = uint8(n)
+	}
+	f.Proto = proto
+	if r.Host == "" {
+		return f, nil
+	}
+	addr, err := netip.ParseAddr(r.Host)
+	if err != nil {
+		return f, &fault.Invalid{Field: "host", Reason: fmt.Sprintf("%q is no IP address", r.Host)}
+	}
+	f.Addr = addr.Unmap()
+	return f, nil
+}
+
+// traceRun is a trace with what is needed to put its events into words.
+type traceRun struct {
+	trace  *dataplane.Trace
+	points map[dataplane.Point]placement
+	reason func(module string, reason int) string
+	cancel context.CancelCauseFunc
+	ctx    context.Context
+}
+
+func (a *Agent) startTrace(ctx context.Context, r v1.TraceRequest, f dataplane.TraceFilter) (*traceRun, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.tracing != nil {
+		return nil, &fault.Conflict{Reason: "somebody traces already; one trace runs at a time"}
+	}
+	run := &traceRun{points: map[dataplane.Point]placement{}, reason: a.reasonNames()}
+	specs := map[dataplane.Point]dataplane.ChainSpec{}
+	for p, place := range a.points {
+		if r.Service == "" || place.service == r.Service {
+			run.points[p], specs[p] = place, place.chain
+		}
+	}
+	if _, ok := a.desired.Services[r.Service]; r.Service != "" && !ok {
+		return nil, &fault.NotFound{Kind: v1.KindService, Name: r.Service}
+	}
+	if len(specs) == 0 {
+		return nil, &fault.Conflict{Reason: "no chain runs there: nothing to trace"}
+	}
+	modules := map[string]dataplane.Module{}
+	for name, d := range a.modules {
+		modules[name] = d.module
+	}
+	var err error
+	if run.trace, err = a.dp.Trace(f, specs, modules); err != nil {
+		return nil, errors.Join(err, a.reconcile())
+	}
+	run.ctx, run.cancel = context.WithCancelCause(ctx)
+	a.tracing = run
+	return run, nil
+}
+
+// reasonNames is a snapshot: events are read without the agent's lock.
+func (a *Agent) reasonNames() func(string, int) string {
+	known := map[string]*deployment{}
+	for name, d := range a.modules {
+		known[name] = d
+	}
+	return func(module string, reason int) string { return reasonName(known[module], reason) }
+}
+
+// endTrace puts the plain chains back: to the plan a traced one is a program that should not be there.
+func (a *Agent) endTrace(run *traceRun) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	defer run.trace.Close()
+	run.cancel(nil)
+	if a.tracing == run {
+		a.tracing = nil
+		if err := a.reconcile(); err != nil {
+			a.log.Error("cannot put the plain chains back; trying again", "error", err)
+			a.poke()
+		}
+	}
+}
+
+// interruptTrace is called when a change has replaced the traced chains.
+func (a *Agent) interruptTrace() {
+	if a.tracing != nil {
+		a.tracing.cancel(errChanged)
+		a.tracing = nil
+	}
+}
+
+// follow puts the events of each packet together. Those of one packet follow each other on a CPU.
+func (run *traceRun) follow(ctx context.Context, count int, tell func(v1.TracedPacket) error) error {
+	const look = 100 * time.Millisecond
+	open := map[uint16]*v1.TracedPacket{}
+	told := 0
+	finish := func(cpu uint16) error {
+		p := open[cpu]
+		delete(open, cpu)
+		if p == nil || count > 0 && told == count {
+			return nil
+		}
+		told++
+		return tell(*p)
+	}
+	for run.ctx.Err() == nil && ctx.Err() == nil && (count == 0 || told < count) {
+		e, err := run.trace.Read(time.Now().Add(look))
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			for cpu := range open { // nothing more comes for these
+				if err := finish(cpu); err != nil {
+					return err
+				}
+			}
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		if p := open[e.CPU]; p == nil || int(e.Position) != len(p.Steps) || p.Hook != run.hook(e) {
+			if err := finish(e.CPU); err != nil {
+				return err
+			}
+			open[e.CPU] = run.packet(e)
+		}
+		run.step(open[e.CPU], e)
+	}
+	for cpu := range open {
+		if err := finish(cpu); err != nil {
+			return err
+		}
+	}
+	if cause := context.Cause(run.ctx); errors.Is(cause, errChanged) {
+		return &fault.Conflict{Reason: cause.Error()}
+	}
+	return nil
+}
+
+func (run *traceRun) chain(e dataplane.TraceEvent) dataplane.ChainSpec {
+	return run.trace.Chains[e.Chain-1]
+}
+
+func (run *traceRun) hook(e dataplane.TraceEvent) string { return string(run.chain(e).Side) }
+
+func (run *traceRun) packet(e dataplane.TraceEvent) *v1.TracedPacket {
+	spec := run.chain(e)
+	place := run.points[dataplane.Point{Ifindex: int(e.Ifindex), Side: spec.Side}]
+	return &v1.TracedPacket{
+		Service: place.service, Interface: place.link.Name, Hook: string(spec.Side), Direction: string(spec.Direction),
+		Length: e.Len, Protocol: protocolName(e), Outcome: kerbabi.ParseOutcome(e.Outcome).String(),
+		Source: endpoint(e.Addr(e.SourceAddr), e.SourcePort), Destination: endpoint(e.Addr(e.DestAddr), e.DestPort),
+	}
+}
+
+func (run *traceRun) step(p *v1.TracedPacket, e dataplane.TraceEvent) {
+	members := run.chain(e).Members
+	s := v1.TraceStep{Module: members[e.Position].Name, Verdict: "invalid"}
+	if int(e.Verdict) < len(kerbabi.Verdicts) {
+		s.Verdict = kerbabi.Verdicts[e.Verdict]
+	}
+	if kerbabi.Verdict(e.Verdict) == kerbabi.Drop {
+		s.Reason = run.reason(s.Module, int(e.Reason))
+	}
+	p.Steps = append(p.Steps, s)
+}
+
+func protocolName(e dataplane.TraceEvent) string {
+	if e.Family == 0 {
+		return "not ip"
+	}
+	for name, n := range protocols {
+		if n == e.Proto && name != "" {
+			return name
+		}
+	}
+	return strconv.Itoa(int(e.Proto))
+}
+
+func endpoint(addr netip.Addr, port uint16) string {
+	switch {
+	case !addr.IsValid():
+		return ""
+	case port == 0:
+		return addr.String()
+	}
+	return netip.AddrPortFrom(addr, port).String()
+}

@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/kerb-edge/kerb/api/v1alpha1"
+)
+
+func (a *app) traceCommand() *cobra.Command {
+	var r v1alpha1.TraceRequest
+	var lasting time.Duration
+	c := &cobra.Command{
+		Use:   "trace",
+		Short: "Show which module does what to packets",
+		Long: "Shows the verdict of each module on each matching packet, drops with their reason, until the count or the time is\n" +
+			"reached or it is interrupted. For that time the chains are linked again with a call after each module; packets\n" +
+			"are neither lost nor let through by the change, and chains that nobody traces pay nothing.",
+		Example: "  kerb trace --service web --protocol tcp --port 80\n  kerb trace --host 192.0.2.7 --count 5 --for 10s",
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			r.Seconds = int(lasting.Seconds())
+			if r.Seconds < 1 {
+				return &usageError{fmt.Errorf("--for %v: must be at least 1s", lasting)}
+			}
+			return a.trace(cmd.Context(), cmd.OutOrStdout(), r)
+		},
+	}
+	flags := c.Flags()
+	flags.StringVar(&r.Service, "service", "", "only packets of this service")
+	flags.StringVar(&r.Host, "host", "", "source or destination address")
+	flags.StringVar(&r.Protocol, "protocol", "", "tcp, udp, icmp, icmpv6 or a number")
+	flags.Uint16Var(&r.Port, "port", 0, "source or destination port")
+	flags.IntVar(&r.Count, "count", 100, "end after so many packets (0: only by time)")
+	flags.DurationVar(&lasting, "for", 30*time.Second, "end after this time, at most 4m")
+	return c
+}
+
+// trace prints packets as they come: lines for people, or one JSON object a line.
+func (a *app) trace(ctx context.Context, w io.Writer, r v1alpha1.TraceRequest) error {
+	q := url.Values{"count": {strconv.Itoa(r.Count)}, "seconds": {strconv.Itoa(r.Seconds)}, "port": {strconv.Itoa(int(r.Port))}}
+	for key, value := range map[string]string{"service": r.Service, "host": r.Host, "protocol": r.Protocol} {
+		if value != "" {
+			q.Set(key, value)
+		}
+	}
+	body, err := a.stream(ctx, "/v1/trace?"+q.Encode())
+	if err != nil {
+		return ignoreInterrupt(ctx, err)
+	}
+	defer body.Close()
+	lines := bufio.NewScanner(body)
+	for lines.Scan() {
+		var p struct {
+			v1alpha1.TracedPacket
+			Error string `json:"error"`
+		}
+		if err := understand(lines.Bytes(), &p); err != nil {
+			return err
+		}
+		if p.Error != "" {
+			return errors.New(p.Error)
+		}
+		if a.output != "table" {
+			fmt.Fprintln(w, lines.Text())
+			continue
+		}
+		printTraced(w, p.TracedPacket)
+	}
+	return ignoreInterrupt(ctx, lines.Err())
+}
+
+// ignoreInterrupt: an interrupt is the way to end a trace.
+func ignoreInterrupt(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return nil
+	}
+	return err
+}
+
+func printTraced(w io.Writer, p v1alpha1.TracedPacket) {
+	where := p.Interface
+	if p.Service != "" {
+		where = p.Service + " " + p.Direction
+	}
+	ends := p.Protocol
+	if p.Source != "" {
+		ends += " " + p.Source + " > " + p.Destination
+	}
+	if p.Outcome != "ok" && p.Outcome != "not_ip" {
+		ends += " (" + p.Outcome + ")"
+	}
+	var steps []string
+	for _, s := range p.Steps {
+		text := s.Module + ":" + s.Verdict
+		if s.Reason != "" {
+			text += " (" + s.Reason + ")"
+		}
+		steps = append(steps, text)
+	}
+	fmt.Fprintf(w, "%-20s %s len %d  %s\n", where, ends, p.Length, strings.Join(steps, " "))
+}
+
+// stream starts a request whose answer comes bit by bit.
+func (a *app) stream(ctx context.Context, path string) (io.ReadCloser, error) {
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://kerb"+path, nil)
+	if err != nil {
+		return nil, err
+	}
+	response, err := a.httpClient().Do(r)
+	var dial *dialError
+	if errors.As(err, &dial) {
+		return nil, &unreachableError{a.socket, dial.error}
+	}
+	if err != nil {
+		return nil, err
+	}
+	if response.StatusCode < http.StatusBadRequest {
+		return response.Body, nil
+	}
+	defer response.Body.Close()
+	answer, err := io.ReadAll(response.Body)
+	return nil, errors.Join(err, problem(response, answer))
+}
