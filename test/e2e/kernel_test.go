@@ -144,13 +144,12 @@ type objects struct {
 	programs map[ebpf.ProgramID]bool
 	maps     map[ebpf.MapID]bool
 	links    map[link.ID]bool
-	names    map[string]bool // of programs; chains are named by a hash over module names, which are the test's own
 }
 
 // objects finds everything that the pins of the node hold in the kernel.
 func (n *node) objects() objects {
 	n.t.Helper()
-	o := objects{map[ebpf.ProgramID]bool{}, map[ebpf.MapID]bool{}, map[link.ID]bool{}, map[string]bool{}}
+	o := objects{map[ebpf.ProgramID]bool{}, map[ebpf.MapID]bool{}, map[link.ID]bool{}}
 	for _, path := range n.pinned() {
 		switch {
 		case strings.Contains(path, "/links/"):
@@ -190,7 +189,7 @@ func (o objects) addProgram(t *testing.T, path string) {
 		t.Fatal(err)
 	}
 	id, _ := info.ID()
-	o.programs[id], o.names[info.Name] = true, true
+	o.programs[id] = true
 	used, _ := info.MapIDs()
 	for _, id := range used {
 		o.maps[id] = true
@@ -212,7 +211,7 @@ func (o objects) addMap(t *testing.T, path string) {
 	o.maps[id] = true
 }
 
-// alive lists which of the objects the kernel still has, and programs of the same names.
+// alive lists which of the objects the kernel still has, and all programs that use one of the maps, pinned or not.
 func (o objects) alive() []string {
 	var out []string
 	for id := ebpf.ProgramID(0); ; {
@@ -223,7 +222,7 @@ func (o objects) alive() []string {
 		id = next
 		if p, err := ebpf.NewProgramFromID(id); err == nil {
 			info, err := p.Info()
-			if o.programs[id] || err == nil && o.names[info.Name] {
+			if o.programs[id] || err == nil && o.uses(info) {
 				out = append(out, fmt.Sprintf("program %d", id))
 			}
 			p.Close()
@@ -244,6 +243,11 @@ func (o objects) alive() []string {
 		}
 	}
 	return out
+}
+
+func (o objects) uses(info *ebpf.ProgramInfo) bool {
+	used, _ := info.MapIDs()
+	return slices.ContainsFunc(used, func(id ebpf.MapID) bool { return o.maps[id] })
 }
 
 // copyPackage is a package of the tests in a directory of its own, its manifest changed.

@@ -3,19 +3,12 @@
 package e2e
 
 import (
-	"fmt"
 	"os"
 	"testing"
+	"time"
 
 	"github.com/cilium/ebpf"
 )
-
-// uniqueNames gives modules names of this run, so that their chains have identities of their own among all that runs on
-// the machine.
-func (n *node) uniqueNames() any {
-	n.t.Helper()
-	return n.pass(fmt.Sprintf("count-%d", os.Getpid()), "*")
-}
 
 func (n *node) checkPurged(o objects) {
 	n.t.Helper()
@@ -27,11 +20,13 @@ func (n *node) checkPurged(o objects) {
 			n.t.Errorf("%v of web still has programs %v", h, ids)
 		}
 	}
-	var alive []string
-	eventually(n.t, "the kernel has freed everything", func() bool { // it does so a grace period later
-		alive = o.alive()
-		return len(alive) == 0
-	})
+	alive := o.alive()
+	for deadline := time.Now().Add(20 * time.Second); len(alive) > 0 && time.Now().Before(deadline); alive = o.alive() {
+		time.Sleep(50 * time.Millisecond) // the kernel frees after a grace period
+	}
+	if len(alive) > 0 {
+		n.t.Errorf("the kernel still has %v", alive)
+	}
 }
 
 func TestPurge(t *testing.T) {
@@ -40,8 +35,7 @@ func TestPurge(t *testing.T) {
 			n := newRunningNode(t)
 			stamp := n.stamp(1)
 			stamp.Spec.Hook = "xdp"
-			stamp.Metadata.Name = fmt.Sprintf("stamp-%d", os.Getpid())
-			n.apply(n.uniqueNames(), stamp)
+			n.apply(n.pass("count", "*"), stamp)
 			o := n.objects()
 			if len(o.programs) != 3 || len(o.links) != 5 || len(o.maps) < 3 {
 				t.Fatalf("before the purge: %+v", o)
@@ -56,7 +50,7 @@ func TestPurge(t *testing.T) {
 			}
 			n.checkPurged(o)
 			n.start() // the desired state is still there
-			n.settled(map[string]int{stamp.Metadata.Name: 1})
+			n.settled(map[string]int{"stamp": 1, "count": 4})
 			o = n.objects()
 			end(n)
 			n.must("purge", append(n.flags(), "--all")...)
