@@ -92,7 +92,7 @@ func open(ctx context.Context, cfg config.Config, log *slog.Logger) (*Agent, err
 	if r := st.Recovery(); r != nil {
 		log.Error("the store was damaged; running chains are left as they are until modules are applied again", "kept", r.Path, "cause", r.Cause)
 	}
-	dp, err := dataplane.Open(dataplane.Options{Root: cfg.Paths.BPF})
+	dp, err := dataplane.Open(dataplane.Options{Root: cfg.Paths.BPF, Run: cfg.Paths.Run})
 	if err != nil {
 		return nil, errors.Join(err, st.Close())
 	}

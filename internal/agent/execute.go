@@ -68,7 +68,11 @@ func (e *execution) createChains(steps []plan.Step) error {
 	return work.Wait()
 }
 
-func (e *execution) takeAll(steps []plan.Step) error {
+func (e *execution) takeAll(steps []plan.Step) (err error) {
+	if a := steps[0].Action; a == plan.Attach || a == plan.Detach {
+		restore := e.dp.Expedite(len(steps))
+		defer func() { err = errors.Join(err, restore()) }()
+	}
 	for _, s := range steps {
 		e.log.Debug("step", "step", s.String())
 		err := e.take(s)

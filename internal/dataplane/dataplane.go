@@ -18,6 +18,7 @@ import (
 // Options of a data plane.
 type Options struct {
 	Root string // directory on a BPF file system, for example /sys/fs/bpf/kerb
+	Run  string // directory for notes that a reboot may lose; may be empty
 	Last bool   // run after foreign programs on the same hook, not before them
 	// NoTCX uses clsact even where the kernel has TCX.
 	NoTCX bool
@@ -46,7 +47,10 @@ func Open(opts Options) (*Dataplane, error) {
 	}
 	dirs := []string{d.layout.chains()}
 	modules, _ := filepath.Glob(filepath.Join(d.layout.modules(), "*"))
-	return d, sweepTemp(append(dirs, modules...)...)
+	if err := sweepTemp(append(dirs, modules...)...); err != nil {
+		return nil, err
+	}
+	return d, d.unexpedite()
 }
 
 // checkBPFFS looks at the nearest directory that exists.
