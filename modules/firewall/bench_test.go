@@ -5,9 +5,11 @@ package firewall
 import (
 	"encoding/binary"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"net/netip"
 	"testing"
+	"time"
 
 	"github.com/cilium/ebpf"
 )
@@ -83,16 +85,21 @@ func inside(rule *Rule) Packet {
 	return p
 }
 
-const benchRepeat = 500_000
+const benchRepeat = 100_000
 
+// measure reports the fastest of b.N rounds: what others do on the machine only ever adds to a round.
 func measure(b *testing.B, p *ebpf.Program, frame []byte) {
 	b.Helper()
+	best := time.Duration(math.MaxInt64)
 	for range b.N {
-		if _, err := p.Run(&ebpf.RunOptions{Data: frame, Repeat: benchRepeat}); err != nil {
+		opts := &ebpf.RunOptions{Data: frame, Repeat: benchRepeat}
+		start := time.Now()
+		if _, err := p.Run(opts); err != nil {
 			b.Fatal(err)
 		}
+		best = min(best, time.Since(start))
 	}
-	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/benchRepeat, "ns/packet")
+	b.ReportMetric(float64(best.Nanoseconds())/benchRepeat, "ns/packet")
 	b.ReportMetric(0, "ns/op")
 }
 
@@ -106,6 +113,11 @@ func BenchmarkRules(b *testing.B) {
 				b.Run(name+"/hit", func(b *testing.B) { measure(b, k.egress, frame{Packet: inside(&k.rules[n-1])}.bytes()) })
 				p := inside(&k.rules[n-1])
 				p.DstPort, p.Proto = 65535, protoUDP
+				if n == 1 {
+					arp := make([]byte, 60)
+					arp[12], arp[13] = 8, 6
+					b.Run(name+"/arp", func(b *testing.B) { measure(b, k.egress, arp) })
+				}
 				b.Run(name+"/miss", func(b *testing.B) { measure(b, k.egress, frame{Packet: p}.bytes()) })
 			}
 		}

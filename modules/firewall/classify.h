@@ -11,14 +11,19 @@
 #define FW_STEPS 256 /* nodes visited per packet at most; mirrored in compile.go */
 #define FW_CHUNK 512  /* nodes per map value: one page */
 
-/* A node: value in bits 0-31, child in 32-47 (index in the chunk), kind in 48-55. Kinds below 16 are dimensions to cut. */
+/* A node: value in bits 0-31, child in 32-47 (offset in the chunk, in bytes), kind in 48-55, shift in 56-63. Kinds up to
+ * FW_NODE_CUT are offsets of words (in bytes) to compare with value: at most, then child, else the node after child. */
 enum fw_node {
-	FW_NODE_RULE = 16,  /* does rule value match? else go on at child */
-	FW_NODE_MATCH = 17, /* rule value matches everything that comes here */
-	FW_NODE_JUMP = 18,  /* go on in chunk value at child */
-	FW_NODE_FORK = 19,  /* go on at child, then in chunk value where the node after child says, if rules from its value on can still win */
-	FW_NODE_END = 20,   /* nothing (more) matches here */
+	FW_NODE_CUT = 60,
+	FW_NODE_RULE = 64,  /* does rule value match? else go on at child */
+	FW_NODE_MATCH = 65, /* rule value matches everything that comes here */
+	FW_NODE_JUMP = 66,  /* go on in chunk value at child */
+	FW_NODE_FORK = 67,  /* go on at child, then in chunk value where the node after child says, if rules from its value on can still win */
+	FW_NODE_END = 68,   /* nothing (more) matches here */
+	FW_NODE_TABLE = 128, /* plus offset of a word: go on at child plus (word - value) >> shift nodes, of FW_TABLE */
 };
+
+#define FW_TABLE 64
 
 #define FW_NO_RULE 0xffffffff
 #define FW_LOST	   0xfffffffe /* the tree is broken: no packet passes by accident */
@@ -128,23 +133,31 @@ static __always_inline void fw_search(struct fw_flow *s)
 	__u32 at = s->root;
 
 	s->chunk = at / FW_CHUNK;
+	at *= sizeof(chunk->node[0]);
 	s->best = FW_NO_RULE;
 	s->forks = 0;
 	chunk = bpf_map_lookup_elem(&tree, &s->chunk);
 	if (!chunk)
 		goto lost;
 	for (int i = 0; i < FW_STEPS; i++) {
-		__u64 node;
-		__u32 kind, value;
+		__u64 node, kind;
+		__u32 value;
 
-		asm volatile("%0 &= 511" : "+r"(at)); /* FW_CHUNK - 1 */
-		node = chunk->node[at];
+		asm volatile("%0 &= 0xff8" : "+r"(at)); /* FW_CHUNK nodes */
+		node = *(__u64 *)((void *)chunk + at);
 		kind = node >> 48;
+		asm volatile("" : "+r"(kind)); /* the comparison below must be with kind itself */
 		value = node;
 		at = node >> 32;
-		if (kind < FW_NODE_RULE) {
-			if (s->word[kind & 15] > value)
-				at++;
+		if (kind <= FW_NODE_CUT) {
+			if (*(__u32 *)((void *)s->word + kind) > value)
+				at += sizeof(node);
+			continue;
+		}
+		if (kind & FW_NODE_TABLE) {
+			__u32 word = *(__u32 *)((void *)s->word + (kind & FW_NODE_CUT)), shift = kind >> 8;
+
+			at += ((word - value) >> (shift & 31) & (FW_TABLE - 1)) * sizeof(node);
 			continue;
 		}
 		if (kind == FW_NODE_RULE && value < s->best) {
@@ -153,7 +166,7 @@ static __always_inline void fw_search(struct fw_flow *s)
 				continue;
 		}
 		if (kind == FW_NODE_FORK) {
-			fw_push(s, value, chunk->node[(at + 1) & (FW_CHUNK - 1)]);
+			fw_push(s, value, chunk->node[(at / sizeof(node) + 1) & (FW_CHUNK - 1)]);
 			continue;
 		}
 		if (kind == FW_NODE_JUMP) {

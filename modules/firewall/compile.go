@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"math"
+	"math/bits"
 	"net/netip"
 	"slices"
 )
@@ -21,11 +22,14 @@ const (
 	dimDport = 10
 	dims     = 11
 
-	nodeRule  = 16
-	nodeMatch = 17
-	nodeJump  = 18
-	nodeFork  = 19
-	nodeEnd   = 20
+	nodeRule  = 64
+	nodeMatch = 65
+	nodeJump  = 66
+	nodeFork  = 67
+	nodeEnd   = 68
+	nodeTable = 128 // plus 4 times the dimension
+	tableBits = 6
+	tableSize = 1 << tableBits
 )
 
 // Dimensions by family: IPv4 has its addresses in words 0 and 1, IPv6 in words 0-3 and 4-7.
@@ -83,21 +87,23 @@ func prefixWords(p netip.Prefix, lo, hi []uint32) {
 	if !p.IsValid() {
 		return
 	}
-	bytes := p.Addr().AsSlice()
+	text := p.Addr().AsSlice()
 	for i := range lo {
-		bits := min(max(p.Bits()-32*i, 0), 32)
-		mask := uint32(uint64(math.MaxUint32) << (32 - bits))
-		lo[i] = binary.BigEndian.Uint32(bytes[4*i:]) & mask
+		length := min(max(p.Bits()-32*i, 0), 32)
+		mask := uint32(uint64(math.MaxUint32) << (32 - length))
+		lo[i] = binary.BigEndian.Uint32(text[4*i:]) & mask
 		hi[i] = lo[i] | ^mask
 	}
 }
 
 // node of the tree before it is laid out in chunks.
 type node struct {
-	kind        int    // a dimension to cut, or node...
-	value       uint32 // last coordinate of the left side, or rule
-	left, right *node  // of a cut; first and second tree of a fork; left is what follows a rule that does not match
-	size        int    // nodes in it
+	kind        int     // 4 times a dimension to cut, or node...
+	value       uint32  // last coordinate of the left side, first of a table, or rule
+	shift       int     // of a table: binary logarithm of the width of its parts
+	left, right *node   // of a cut; first and second tree of a fork; left is what follows a rule that does not match
+	parts       []*node // of a table
+	size        int     // nodes in it
 }
 
 func leaf(kind int, value uint32) *node { return &node{kind: kind, value: value, size: 1} }
@@ -153,13 +159,24 @@ func (b *builder) build(list []int32, part box, budget int) *node {
 	if len(list) <= shortList || budget < 3*len(list) {
 		return b.chain(list, &part)
 	}
-	cut, ok := b.bestCut(list, &part)
-	if !ok {
+	table, useTable := b.bestTable(list, &part)
+	cut, useCut := b.bestCut(list, &part)
+	if useTable {
+		cut.dim = table.dim
+	} else if !useCut {
 		return b.chain(list, &part)
 	}
 	wide, narrow := b.split(list, &part, cut.dim)
-	if len(wide) >= manyWide && len(narrow) >= manyWide {
+	switch {
+	case len(wide) >= manyWide && len(narrow) >= manyWide:
 		return b.fork(narrow, wide, part, budget)
+	case useTable && table.edge != nil:
+		return b.cut(list, part, *table.edge, budget)
+	case useTable && budget > 4*tableSize:
+		return b.table(list, part, table, budget)
+	}
+	if !useCut {
+		return b.chain(list, &part)
 	}
 	return b.cut(list, part, cut, budget)
 }
@@ -223,8 +240,102 @@ func (b *builder) cut(list []int32, part box, c cut, budget int) *node {
 	share := budget * (len(left) + 1) / (len(left) + len(right) + 2)
 	below, above := part, part
 	below.hi[c.dim], above.lo[c.dim] = c.at, c.at+1
-	n := &node{kind: c.dim, value: c.at, left: b.build(left, below, share), right: b.build(right, above, budget-share)}
+	n := &node{kind: 4 * c.dim, value: c.at, left: b.build(left, below, share), right: b.build(right, above, budget-share)}
 	n.size = 1 + n.left.size + n.right.size
+	return n
+}
+
+// table divides a dimension into tableSize parts of equal width: as good as six cuts where rules are spread evenly.
+type table struct {
+	dim   int
+	base  uint32
+	shift int
+	edge  *cut // to be made first, so that the part is no wider than the table
+	cost  float64
+}
+
+const longList = 48 // rules that are worth a table
+
+// bestTable finds the table that leaves the least work. It must divide well and copy little.
+func (b *builder) bestTable(list []int32, part *box) (table, bool) {
+	best := table{cost: math.Inf(1)}
+	if len(list) < longList {
+		return best, false
+	}
+	for _, d := range b.dims {
+		if t, ok := b.tableFor(list, part, d); ok && t.cost < best.cost {
+			best = t
+		}
+	}
+	return best, !math.IsInf(best.cost, 1)
+}
+
+// tableFor lays a table over the smallest aligned block in which rules begin or end.
+func (b *builder) tableFor(list []int32, part *box, d int) (table, bool) {
+	first, last, ok := b.hull(list, part, d)
+	if !ok {
+		return table{}, false
+	}
+	width := max(tableBits, bits.Len32(first^last))
+	t := table{dim: d, base: uint32(uint64(first) >> width << width), shift: width - tableBits}
+	end := uint64(t.base) + 1<<width - 1
+	var counts [tableSize + 1]int
+	for _, id := range list {
+		r := &b.boxes[id]
+		counts[t.index(max(r.lo[d], t.base))]++
+		counts[t.index(uint32(min(uint64(r.hi[d]), end)))+1]--
+	}
+	running, total := 0, 0
+	for _, c := range counts[:tableSize] {
+		running += c
+		total += running
+		t.cost += weight(running)
+		if running > len(list)/4 {
+			return t, false
+		}
+	}
+	if t.base > part.lo[d] {
+		t.edge = &cut{dim: d, at: t.base - 1}
+	} else if end < uint64(part.hi[d]) {
+		t.edge = &cut{dim: d, at: uint32(end)}
+	}
+	return t, total <= len(list)+len(list)/2
+}
+
+func (t *table) index(x uint32) int { return int((x - t.base) >> t.shift) }
+
+// hull is where in the part rules begin or end.
+func (b *builder) hull(list []int32, part *box, d int) (first, last uint32, ok bool) {
+	first = math.MaxUint32
+	for _, id := range list {
+		if r := &b.boxes[id]; r.lo[d] > part.lo[d] {
+			first, last, ok = min(first, r.lo[d]), max(last, r.lo[d]), true
+		}
+		if r := &b.boxes[id]; r.hi[d] < part.hi[d] {
+			first, last, ok = min(first, r.hi[d]), max(last, r.hi[d]), true
+		}
+	}
+	return
+}
+
+func (b *builder) table(list []int32, part box, t table, budget int) *node {
+	var lists [tableSize][]int32
+	total := 0
+	for _, id := range list {
+		r := &b.boxes[id]
+		for i := t.index(max(r.lo[t.dim], part.lo[t.dim])); i <= t.index(min(r.hi[t.dim], part.hi[t.dim])); i++ {
+			lists[i] = append(lists[i], id)
+			total++
+		}
+	}
+	n := &node{kind: nodeTable + 4*t.dim, value: t.base, shift: t.shift, size: 1, parts: make([]*node, tableSize)}
+	for i := range lists {
+		piece := part
+		piece.lo[t.dim] = max(part.lo[t.dim], t.base+uint32(i)<<t.shift)
+		piece.hi[t.dim] = min(part.hi[t.dim], t.base+uint32(i)<<t.shift+1<<t.shift-1)
+		n.parts[i] = b.build(lists[i], piece, (budget-tableSize)*len(lists[i])/max(1, total))
+		n.size += n.parts[i].size
+	}
 	return n
 }
 
@@ -293,7 +404,7 @@ func upperBound(sorted []uint32, x uint32) int {
 }
 
 func encode(kind int, value uint32, child int) uint64 {
-	return uint64(kind)<<48 | uint64(child)<<32 | uint64(value)
+	return uint64(kind)<<48 | uint64(8*child)<<32 | uint64(value)
 }
 
 // place is where a node goes.
@@ -364,13 +475,21 @@ func (n *node) slots() int {
 	case nodeFork:
 		return 3
 	}
-	return 2
+	return max(2, len(n.parts))
 }
 
 // put writes a node and returns the places of its children.
 func (t *tree) put(p place) []place {
 	n := p.node
 	at := t.reserve(p.chunk, n.slots())
+	if n.parts != nil {
+		t.chunks[p.chunk][p.slot] = encode(n.kind|n.shift<<8, n.value, at)
+		out := make([]place, len(n.parts))
+		for i, part := range n.parts {
+			out[i] = place{part, p.chunk, at + i}
+		}
+		return out
+	}
 	switch n.slots() {
 	case 0:
 		t.chunks[p.chunk][p.slot] = encode(n.kind, n.value, 0)
@@ -391,9 +510,15 @@ func (t *tree) put(p place) []place {
 func (t *tree) cost(at uint32) (steps, forks int) {
 	chunk := int(at / chunkSize)
 	n := t.chunks[chunk][at%chunkSize]
-	kind, value, child := int(n>>48), uint32(n), uint32(n>>32)&0xffff
+	kind, value, child := int(n>>48)&0xff, uint32(n), uint32(n>>32)&0xffff/8
 	here := uint32(chunk*chunkSize) + child
 	switch {
+	case kind >= nodeTable:
+		for i := range uint32(tableSize) {
+			s, f := t.cost(here + i)
+			steps, forks = max(steps, s), max(forks, f)
+		}
+		return 1 + steps, forks
 	case kind < nodeRule:
 		s1, f1 := t.cost(here)
 		s2, f2 := t.cost(here + 1)
@@ -407,7 +532,7 @@ func (t *tree) cost(at uint32) (steps, forks int) {
 	case kind == nodeFork:
 		second := t.chunks[chunk][here%chunkSize+1]
 		s1, f1 := t.cost(here)
-		s2, f2 := t.cost(value*chunkSize + uint32(second>>32)&0xffff)
+		s2, f2 := t.cost(value*chunkSize + uint32(second>>32)&0xffff/8)
 		return 1 + s1 + s2, max(1+f1, f2)
 	}
 	return 1, 0
