@@ -60,6 +60,11 @@ func Run(ctx context.Context, cfg config.Config, log *slog.Logger) error {
 		return err
 	}
 	defer unlock()
+	release, err := dataplane.Lock(cfg.Paths.BPF)
+	if err != nil {
+		return err
+	}
+	defer release()
 	a, err := open(ctx, cfg, log)
 	if err != nil {
 		return err
@@ -86,6 +91,9 @@ func lock(path string) (func(), error) {
 
 func open(ctx context.Context, cfg config.Config, log *slog.Logger) (*Agent, error) {
 	st, err := store.Open(cfg.Paths.Store())
+	if errors.Is(err, store.ErrLocked) {
+		return nil, &fault.Conflict{Reason: "another kerb agent is running on this node (it holds " + cfg.Paths.Store() + "): stop it first"}
+	}
 	if err != nil {
 		return nil, err
 	}

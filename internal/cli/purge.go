@@ -35,7 +35,7 @@ func (a *app) purgeCommand() *cobra.Command {
 			if err := checkNoAgent(c.Paths.Socket()); err != nil {
 				return err
 			}
-			if err := purgeKernel(c.Paths.BPF); err != nil {
+			if err := purgeKernel(c.Paths.BPF, c.Paths.Run); err != nil {
 				return fmt.Errorf("purge: %w", err)
 			}
 			fmt.Fprintln(cmd.OutOrStdout(), "nothing of Kerb is left in the kernel")
@@ -59,8 +59,13 @@ func checkNoAgent(socket string) error {
 	return &fault.Conflict{Reason: "an agent answers on " + socket + ": stop it first (systemctl stop kerb)"}
 }
 
-func purgeKernel(root string) error {
-	d, err := dataplane.Open(dataplane.Options{Root: root})
+func purgeKernel(root, run string) error {
+	unlock, err := dataplane.Lock(root)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	d, err := dataplane.Open(dataplane.Options{Root: root, Run: run})
 	if err != nil {
 		return err
 	}

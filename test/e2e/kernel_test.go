@@ -18,6 +18,12 @@ import (
 	"github.com/kerb-edge/kerb/internal/netlab"
 )
 
+// On the node's end of a veth.
+const (
+	tcxIngress = ebpf.AttachTCXIngress // from the service
+	tcxEgress  = ebpf.AttachTCXEgress  // to the service
+)
+
 // hooks describes what an operator sees on a service's interface: modules and program id by hook.
 func (n *node) hooks(name string) map[string]string {
 	n.t.Helper()

@@ -15,7 +15,7 @@ func (n *node) checkPurged(o objects) {
 	if _, err := os.Lstat(n.bpf); err == nil {
 		n.t.Errorf("%s is still there", n.bpf)
 	}
-	for _, h := range []ebpf.AttachType{ebpf.AttachTCXIngress, ebpf.AttachTCXEgress} {
+	for _, h := range []ebpf.AttachType{tcxIngress, tcxEgress} {
 		if ids := n.attached(n.web, h); len(ids) > 0 {
 			n.t.Errorf("%v of web still has programs %v", h, ids)
 		}

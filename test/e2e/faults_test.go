@@ -1,0 +1,264 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+)
+
+// second runs another agent to its end, which has to be an error.
+func (n *node) second(flags ...string) result {
+	n.t.Helper()
+	return n.kerb("agent", flags...)
+}
+
+func (n *node) with(flag, value string) []string {
+	flags := n.flags()
+	for i := range flags {
+		if flags[i] == flag {
+			flags[i+1] = value
+		}
+	}
+	return flags
+}
+
+func TestOneAgentPerNode(t *testing.T) {
+	n := newRunningNode(t)
+	n.apply(n.pass("count", "*"))
+	before := n.programs()
+	elsewhere := t.TempDir()
+	n.refused(n.second(n.flags()...), 5, "another kerb agent is running")
+	n.refused(n.second("--state", elsewhere, "--run", elsewhere, "--bpf", n.bpf, "--config", os.DevNull), 5, "another kerb agent", n.bpf)
+	n.refused(n.second("--state", n.state, "--run", elsewhere, "--bpf", n.bpf+"-other", "--config", os.DevNull), 5, "another kerb agent", n.state)
+	if err := os.Remove(n.bpf + "-other"); err != nil { // made before the store was looked at
+		t.Error(err)
+	}
+	n.refused(n.kerb("purge", n.with("--run", elsewhere)...), 5, "another kerb agent", n.bpf)
+	if after := n.programs(); after != before {
+		t.Errorf("programs were %s and are %s", before, after)
+	}
+}
+
+func TestWhatIsAtTheSocketPath(t *testing.T) {
+	n := newRunningNode(t)
+	n.kill()
+	if _, err := os.Lstat(n.socket()); err != nil {
+		t.Fatalf("no stale socket after kill -9: %v", err)
+	}
+	n.refused(n.kerb("status"), 4, "no agent answers")
+	n.start() // in its place
+	n.stop()
+	if err := os.WriteFile(n.socket(), []byte("mine"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	n.refusedAgent(5, "is not a socket")
+	if text, _ := os.ReadFile(n.socket()); string(text) != "mine" {
+		t.Errorf("the file at the socket's path is now %q", text)
+	}
+	if err := os.Remove(n.socket()); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Mkdir(n.socket(), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	n.refusedAgent(5, "is not a socket")
+	if err := os.Remove(n.socket()); err != nil {
+		t.Fatal(err)
+	}
+	n.start()
+}
+
+// refusedAgent starts an agent that has to refuse; what it logs before its error is no matter.
+func (n *node) refusedAgent(code int, says ...string) {
+	n.t.Helper()
+	n.refused(n.second(n.flags()...), code, says...)
+}
+
+func TestBadDirectoriesAndConfiguration(t *testing.T) {
+	n := newNode(t)
+	n.refused(n.second(n.with("--bpf", filepath.Join(n.dir, "no", "bpffs"))...), 1, "no BPF file system", "mount -t bpf")
+	n.refused(n.second(n.with("--state", "relative")...), 2, "paths.state", "absolute")
+	n.refused(n.second(n.with("--config", filepath.Join(n.dir, "nowhere.yaml"))...), 1, "nowhere.yaml", "no such file")
+	for text, says := range map[string]string{
+		"log: {levl: debug}":  `unknown field "levl"`,
+		"log: [":              "yaml",
+		"paths: {state: [7]}": "state",
+		"tcp: {address: ':1', certificate: c, key: k}": "clientCA or tokenFile",
+	} {
+		path := filepath.Join(n.dir, "kerb.yaml")
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		n.refused(n.second(n.with("--config", path)...), 2, path, says)
+	}
+	deep := filepath.Join(n.bpf, "deep")
+	n.bpf, deep = deep, n.bpf
+	n.start() // makes directories of pins that are missing
+	n.stop()
+	n.must("purge", n.flags()...)
+	n.bpf = deep
+}
+
+// smallDisk puts the state on a file system of its own, of so many KiB.
+func (n *node) smallDisk(options string) {
+	n.t.Helper()
+	if err := os.MkdirAll(n.state, 0o700); err != nil {
+		n.t.Fatal(err)
+	}
+	if err := unix.Mount(prefix, n.state, "tmpfs", 0, options); err != nil {
+		n.t.Fatal(err)
+	}
+	n.t.Cleanup(func() {
+		if n.agent != nil {
+			n.kill()
+		}
+		if err := unix.Unmount(n.state, unix.MNT_DETACH); err != nil {
+			n.t.Error(err)
+		}
+	})
+}
+
+// fill leaves no room on the disk of the state.
+func (n *node) fill() string {
+	n.t.Helper()
+	path := filepath.Join(n.state, "ballast")
+	f, err := os.Create(path)
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	defer f.Close()
+	for block := make([]byte, 4096); err == nil; {
+		_, err = f.Write(block)
+	}
+	return path
+}
+
+// large is a service that takes room in the store.
+func (n *node) large() v1.Service {
+	s := service(n.db)
+	for i := range 500 {
+		s.Metadata.Labels["l"+strings.Repeat("x", 40)+string(rune('a'+i%26))+strings.Repeat("y", i/26+1)] = strings.Repeat("z", 60)
+	}
+	return s
+}
+
+// With a full disk a change is refused as a whole, also what the kernel had taken; with room it succeeds.
+func TestDiskFullWhileApplying(t *testing.T) {
+	n := newNode(t)
+	n.smallDisk("size=512k")
+	n.start()
+	n.apply(n.both(), n.pass("count", "*"), n.stamp(1))
+	before := n.programs()
+	udp := startStream(t, n.db, n.web)
+	ballast := n.fill()
+	n.refused(n.tryApply(n.large(), n.stamp(2)), 1, "no space is left")
+	if after := n.programs(); after != before {
+		t.Errorf("programs were %s and are %s", before, after)
+	}
+	if g := n.generation(); g != 1 {
+		t.Errorf("the agent wants generation %d", g)
+	}
+	n.tidy()
+	n.kill()
+	n.start()
+	n.settled(map[string]int{"count": 4, "stamp": 2})
+	if after := n.programs(); after != before {
+		t.Errorf("programs were %s and after a restart are %s", before, after)
+	}
+	if err := os.Remove(ballast); err != nil {
+		t.Fatal(err)
+	}
+	n.apply(n.large(), n.stamp(3))
+	eventually(t, "packets meet the new generation", func() bool { return udp.generation() == 3 })
+	udp.finish(1, 2, 3) // generation 2 ran until the store refused it
+	n.tidy()
+}
+
+// On a full disk without a store no agent starts, and nothing half is left that a later one stumbles over.
+func TestDiskFullAtFirstStart(t *testing.T) {
+	n := newNode(t)
+	n.smallDisk("size=64k")
+	ballast := n.fill()
+	n.refusedAgent(1, "no space is left", n.state)
+	if err := os.Remove(ballast); err != nil {
+		t.Fatal(err)
+	}
+	n.start()
+	n.apply(n.both())
+}
+
+// A state directory that can only be read: chains are adopted and services followed, changes refused.
+func TestReadOnlyState(t *testing.T) {
+	n := newNode(t)
+	n.smallDisk("size=1m")
+	n.start()
+	n.apply(n.both(), n.pass("count", "*"))
+	before := n.programs()
+	n.kill()
+	if err := unix.Mount("", n.state, "", unix.MS_REMOUNT|unix.MS_RDONLY, ""); err != nil {
+		t.Fatal(err)
+	}
+	n.start()
+	n.settled(map[string]int{"count": 4})
+	n.refused(n.tryApply(n.stamp(1)), 1, "can only be read")
+	n.refused(n.kerb("module", "delete", "count"), 1, "can only be read")
+	if after := n.programs(); after != before {
+		t.Errorf("programs were %s and are %s", before, after)
+	}
+	if text := n.must("status"); !strings.Contains(text, "ReadOnly") {
+		t.Errorf("the status does not tell:\n%s", text)
+	}
+	n.tidy()
+}
+
+func TestReadOnlyStateAtFirstStart(t *testing.T) {
+	n := newNode(t)
+	n.smallDisk("size=64k,ro")
+	n.refusedAgent(1, n.state, "can only be read")
+}
+
+// A damaged store is set aside and told; traffic goes on over the chains that ran until modules are applied again.
+func TestCorruptStore(t *testing.T) {
+	n := newRunningNode(t)
+	n.apply(n.stamp(1), n.pass("count", "*"))
+	before := n.programs()
+	udp := startStream(t, n.db, n.web)
+	n.kill()
+	store := filepath.Join(n.state, "state.db")
+	if err := os.WriteFile(store, []byte(strings.Repeat("no store ", 4096)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	n.start()
+	if aside, _ := filepath.Glob(store + ".damaged-*"); len(aside) != 1 {
+		t.Errorf("damaged stores kept: %v", aside)
+	}
+	if text := n.must("status"); !strings.Contains(text, "StoreLost") {
+		t.Errorf("the status does not tell:\n%s", text)
+	}
+	n.apply(n.both()) // services alone change nothing
+	time.Sleep(500 * time.Millisecond)
+	n.kill()
+	n.start() // nor does another restart
+	time.Sleep(500 * time.Millisecond)
+	if udp.generation() != 1 || len(n.attached(n.web, tcxEgress)) != 1 {
+		t.Error("the chains that ran are gone")
+	}
+	n.apply(n.both(), n.stamp(1), n.pass("count", "*"))
+	n.settled(map[string]int{"count": 4, "stamp": 2})
+	if after := n.programs(); after != before {
+		t.Errorf("programs were %s and are %s", before, after)
+	}
+	if text := n.must("status"); strings.Contains(text, "StoreLost") {
+		t.Errorf("the status still tells of the loss:\n%s", text)
+	}
+	udp.finish(1)
+	n.tidy()
+}
