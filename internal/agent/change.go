@@ -49,7 +49,7 @@ func (a *Agent) Apply(_ context.Context, r server.Request) (v1.ApplyResult, erro
 		next.Modules[m.Metadata.Name] = m
 		result.Changes = append(result.Changes, change)
 	}
-	if err := checkServices(a.desired, next); err != nil {
+	if err := a.checkServices(next); err != nil {
 		return result, err
 	}
 	keep := a.store.Recovered() && len(r.Modules) == 0
@@ -98,17 +98,28 @@ func changeOf(kind, name string, exists bool, before, after map[string]any) v1.C
 }
 
 // checkServices refuses services that cannot be found now: most often a mistake in the path. Later they may go and come.
-func checkServices(old, next store.Desired) error {
-	for _, name := range slices.Sorted(maps.Keys(next.Services)) {
-		s := next.Services[name]
-		if before, ok := old.Services[name]; ok && reflect.DeepEqual(before.Spec, s.Spec) {
-			continue
-		}
-		if _, err := service.Resolve(s.Spec); err != nil {
+func (a *Agent) checkServices(next store.Desired) error {
+	states, err := a.lookUpNew(next)
+	if err != nil {
+		return err
+	}
+	for _, name := range slices.Sorted(maps.Keys(states)) {
+		if err := states[name].Err; err != nil {
 			return &fault.Invalid{Resource: "Service " + name, Field: "spec", Reason: err.Error()}
 		}
 	}
 	return nil
+}
+
+// lookUpNew looks up the services that the watcher cannot know yet.
+func (a *Agent) lookUpNew(next store.Desired) (map[string]service.State, error) {
+	wanted := map[string]v1.ServiceSpec{}
+	for name, s := range next.Services {
+		if before, ok := a.desired.Services[name]; !ok || !reflect.DeepEqual(before.Spec, s.Spec) {
+			wanted[name] = s.Spec
+		}
+	}
+	return service.ResolveAll(wanted)
 }
 
 // change takes the node from the present to the next desired state: kernel first, then the store. If either fails, both
@@ -125,7 +136,7 @@ func (a *Agent) change(next store.Desired, dryRun, keep bool) ([]string, error) 
 	if err := a.verifyIdle(w, points); err != nil {
 		return nil, a.explain(err)
 	}
-	state, err := a.dp.Observe()
+	state, err := a.observe()
 	if err != nil {
 		return nil, err
 	}
@@ -192,13 +203,26 @@ func (a *Agent) worldOf(next store.Desired) (world, error) {
 // lookAround finds the services and interfaces. Services are looked up by the watcher; those it does not know yet at once.
 func (a *Agent) lookAround(w world) error {
 	known := a.watcher.States()
+	fresh, err := a.lookUpNew(w.desired)
+	if err != nil {
+		return err
+	}
+	missing := map[string]v1.ServiceSpec{} // accepted a moment ago; the watcher has not come to them
 	for name, s := range w.desired.Services {
-		state, ok := known[name]
-		if old, same := a.desired.Services[name]; !ok || !same || !reflect.DeepEqual(old.Spec, s.Spec) {
-			state, _ = service.Resolve(s.Spec) // one that is not there has no links
+		state, ok := fresh[name]
+		if !ok {
+			state, ok = known[name]
+		}
+		if !ok {
+			missing[name] = s.Spec
 		}
 		w.services[name] = state
 	}
+	late, err := service.ResolveAll(missing)
+	if err != nil {
+		return err
+	}
+	maps.Copy(w.services, late)
 	maps.Copy(w.interfaces, a.watcher.HostInterfaces())
 	for _, d := range w.modules {
 		for _, name := range d.resource.Spec.Attach.Interfaces {
@@ -277,7 +301,7 @@ func (a *Agent) converge(w world) error {
 	if err != nil {
 		return err
 	}
-	state, err := a.dp.Observe()
+	state, err := a.observe()
 	if err != nil {
 		return err
 	}

@@ -125,7 +125,7 @@ func (a *Agent) collectModule(name string, out chan<- prometheus.Metric) {
 }
 
 func (a *Agent) collectOutcomes(out chan<- prometheus.Metric) {
-	state, err := a.dp.Observe()
+	state, err := a.observe()
 	if err != nil {
 		a.log.Warn("cannot read the state of the kernel", "error", err)
 		return

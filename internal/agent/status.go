@@ -146,7 +146,7 @@ func (a *Agent) Service(_ context.Context, name string) (v1.Service, error) {
 // programs are the kernel's ids of running programs by attach point.
 func (a *Agent) programs() map[dataplane.Point]uint32 {
 	out := map[dataplane.Point]uint32{}
-	state, err := a.dp.Observe()
+	state, err := a.observe()
 	if err != nil {
 		a.log.Warn("cannot read the state of the kernel", "error", err)
 	}
@@ -202,7 +202,7 @@ func (a *Agent) serviceReady(state service.State) v1.Condition {
 func (a *Agent) Chains(context.Context) ([]v1.Chain, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	state, err := a.dp.Observe()
+	state, err := a.observe()
 	if err != nil {
 		return nil, err
 	}

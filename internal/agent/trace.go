@@ -12,6 +12,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/cilium/ebpf"
+
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/fault"
@@ -121,11 +123,30 @@ func (a *Agent) endTrace(run *traceRun) {
 	run.cancel(nil)
 	if a.tracing == run {
 		a.tracing = nil
-		if err := a.reconcile(); err != nil {
-			a.log.Error("cannot put the plain chains back; trying again", "error", err)
-			a.poke()
+	}
+	if err := a.reconcile(); err != nil {
+		a.log.Error("cannot put the plain chains back; trying again", "error", err)
+		a.poke()
+	}
+}
+
+// observe reads the state of the kernel. While a trace runs, its chains count as the plain ones that they stand for:
+// looking at the node must not end a trace.
+func (a *Agent) observe() (dataplane.State, error) {
+	state, err := a.dp.Observe()
+	if err != nil || a.tracing == nil {
+		return state, err
+	}
+	plain := map[string]ebpf.ProgramID{}
+	for _, c := range state.Chains {
+		plain[c.ID] = c.Program
+	}
+	for i, p := range state.Points {
+		if place, ok := a.tracing.points[p.Point]; ok && a.tracing.trace.Runs(p.Program) {
+			state.Points[i].Program = plain[place.chain.ID()]
 		}
 	}
+	return state, nil
 }
 
 // interruptTrace is called when a change has replaced the traced chains.

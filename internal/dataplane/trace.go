@@ -159,6 +159,18 @@ func (t *Trace) Read(deadline time.Time) (TraceEvent, error) {
 	return e, binary.Read(bytes.NewReader(record.RawSample), binary.NativeEndian, &e)
 }
 
+// Runs tells whether a program is one of the trace's.
+func (t *Trace) Runs(id ebpf.ProgramID) bool {
+	for _, c := range t.progs {
+		if info, err := c.entry().Info(); err == nil {
+			if own, ok := info.ID(); ok && own == id {
+				return true
+			}
+		}
+	}
+	return false
+}
+
 // Lost is how many events had no room.
 func (t *Trace) Lost() uint64 {
 	var f traceFilter

@@ -72,16 +72,36 @@ func Validate(spec v1alpha1.ServiceSpec) error {
 // Resolve looks a service up once, as seen from the network namespace of the
 // calling thread. Errors wrap one of this package's.
 func Resolve(spec v1alpha1.ServiceSpec) (State, error) {
-	if err := Validate(spec); err != nil {
+	states, err := ResolveAll(map[string]v1alpha1.ServiceSpec{"": spec})
+	if err != nil {
 		return State{}, err
+	}
+	return states[""], states[""].Err
+}
+
+// ResolveAll is Resolve for many services, with one look at the node. What is
+// wrong with one of them is its State's Err.
+func ResolveAll(specs map[string]v1alpha1.ServiceSpec) (map[string]State, error) {
+	states := make(map[string]State, len(specs))
+	if len(specs) == 0 {
+		return states, nil
 	}
 	s, err := openScanner()
 	if err != nil {
-		return State{}, fmt.Errorf("look up services: %w", err)
+		return nil, fmt.Errorf("look up services: %w", err)
 	}
 	defer s.close()
 	if err := s.refresh(); err != nil {
-		return State{}, err
+		return nil, err
 	}
-	return s.resolve(spec)
+	for name, spec := range specs {
+		var state State
+		err := Validate(spec)
+		if err == nil {
+			state, err = s.resolve(spec)
+		}
+		state.Err = err
+		states[name] = state
+	}
+	return states, nil
 }
