@@ -58,8 +58,13 @@ func (d *demo) stepBuild(context.Context) error {
 	return nil
 }
 
-// askWeb makes one request, and has not much patience.
+// askWeb makes one request, with much patience.
 func (d *demo) askWeb(port uint16) error {
+	return get(webClient(d.client.Namespace, requestLimit), "http://"+d.at(d.web, port)+"/")
+}
+
+// askClosed makes a request that is to get no answer, and waits a second for it.
+func (d *demo) askClosed(port uint16) error {
 	return get(webClient(d.client.Namespace, time.Second), "http://"+d.at(d.web, port)+"/")
 }
 
@@ -160,9 +165,11 @@ func (d *demo) stepFirewall(ctx context.Context) error {
 	if err := d.apply(ctx, "fw.yaml", firewallYAML(allowWeb, allowIperf), true); err != nil {
 		return err
 	}
-	err = d.askWeb(9090)
+	err = d.askClosed(9090)
 	d.check("a request to port 9090 gets no answer any more", isTimeout(err), "%v", err)
-	d.watch(ctx, 1500*time.Millisecond)
+	if err := d.trace(ctx, "web", 9090, "fw:drop (policy)"); err != nil {
+		return err
+	}
 	if err := d.kerb(ctx, "module", "drops", "fw"); err != nil {
 		return err
 	}
@@ -173,6 +180,29 @@ func (d *demo) stepFirewall(ctx context.Context) error {
 	d.checkTraffic(before, second)
 	_, err = d.hooks(ctx)
 	return err
+}
+
+// trace follows one packet through the chain of a service, while requests are made that are such packets.
+func (d *demo) trace(ctx context.Context, service string, port uint16, want string) error {
+	args := []string{"trace", "--service", service, "--port", fmt.Sprint(port), "--count", "1", "--for", "10s"}
+	d.command("kerb " + strings.Join(args, " "))
+	var out string
+	ended := make(chan error, 1)
+	go func() {
+		var err error
+		out, err = d.quietly(ctx, args...)
+		ended <- err
+	}()
+	for {
+		_ = d.askClosed(port) // for the packets; the answer is not what matters
+		select {
+		case err := <-ended:
+			d.show(out)
+			d.check("the trace shows what becomes of such a packet: "+want, strings.Contains(out, want), "%q", out)
+			return err
+		default:
+		}
+	}
 }
 
 func isTimeout(err error) bool {
@@ -202,23 +232,29 @@ const probes = 10
 
 // probeAndCount sends datagrams that no rule allows and returns how many more the counter and the firewall's drops show.
 func (d *demo) probeAndCount(ctx context.Context) (seen, denied uint64, err error) {
-	seenBefore, err := counted(ctx, "web", "ingress", "udp")
-	if err != nil {
-		return 0, 0, err
-	}
-	dropsBefore, err := dropped(ctx, "fw")
+	seenBefore, deniedBefore, err := seenAndDenied(ctx)
 	if err != nil {
 		return 0, 0, err
 	}
 	if err := d.probe(d.web, 9999, probes); err != nil {
 		return 0, 0, err
 	}
-	seenAfter, err := counted(ctx, "web", "ingress", "udp")
+	for range 30 { // a busy kernel may take a moment
+		if seen, denied, err = seenAndDenied(ctx); err != nil || denied-deniedBefore >= probes {
+			break
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+	return seen - seenBefore, denied - deniedBefore, err
+}
+
+func seenAndDenied(ctx context.Context) (seen, denied uint64, err error) {
+	drops, err := dropped(ctx, "fw")
 	if err != nil {
 		return 0, 0, err
 	}
-	dropsAfter, err := dropped(ctx, "fw")
-	return seenAfter - seenBefore, sum(dropsAfter) - sum(dropsBefore), err
+	seen, err = counted(ctx, "web", "ingress", "udp")
+	return seen, sum(drops), err
 }
 
 func (d *demo) stepOrder(ctx context.Context) error {
@@ -279,7 +315,7 @@ func (d *demo) stepKill(ctx context.Context) error {
 		return err
 	}
 	d.say("There is no agent now.")
-	err = d.askWeb(9090)
+	err = d.askClosed(9090)
 	d.check("the firewall still keeps requests from port 9090", isTimeout(err), "%v", err)
 	d.watch(ctx, 1500*time.Millisecond)
 	d.command("kerb agent --config kerb.yaml &")
@@ -352,7 +388,7 @@ func (d *demo) stepPurge(ctx context.Context) error {
 	if err := d.agent.stop(syscall.SIGTERM); err != nil {
 		return err
 	}
-	err := d.askWeb(9090)
+	err := d.askClosed(9090)
 	d.check("without the agent its modules go on: port 9090 stays closed", isTimeout(err), "%v", err)
 	if err := d.kerb(ctx, "purge", "--all", "--config", "kerb.yaml"); err != nil {
 		return err
