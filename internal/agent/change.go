@@ -152,7 +152,7 @@ func (a *Agent) change(next store.Desired, dryRun, keep bool) ([]string, error) 
 	begin := time.Now()
 	if err := exec.run(steps); err != nil {
 		a.metrics.failed()
-		return texts, a.explain(err)
+		return texts, a.explain(a.blame(w, err))
 	}
 	if err := a.commit(next, keep); err != nil {
 		return texts, errors.Join(err, exec.rollback())
@@ -335,6 +335,25 @@ func (a *Agent) takeOut(w world, names []string) bool {
 		}
 	}
 	return found
+}
+
+// blame finds the module for which the kernel refuses a chain: of those that are new, the one that it refuses alone. If
+// it takes each of them alone, the error stays that of the chain.
+func (a *Agent) blame(w world, err error) error {
+	var rejected *dataplane.RejectedError
+	if !errors.As(err, &rejected) || len(rejected.Modules) < 2 {
+		return err
+	}
+	for _, name := range rejected.Modules {
+		d := w.modules[name]
+		if d == nil || d.err != nil || a.modules[name] == d {
+			continue
+		}
+		if alone := d.verify(); errors.As(alone, &rejected) {
+			return alone
+		}
+	}
+	return err
 }
 
 // explain gives kernel errors the form that reaches the operator.

@@ -104,6 +104,10 @@ func (d *deployment) configError(err error) error {
 	if errors.As(err, &mistake) {
 		return d.invalid("spec.config."+mistake.Field, errors.New(mistake.Reason))
 	}
+	var object *pkgs.ObjectError
+	if errors.As(err, &object) { // the first look at the data plane is for its constants
+		return d.invalid("spec.package", err)
+	}
 	return d.invalid("spec.config", err)
 }
 
