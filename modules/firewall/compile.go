@@ -221,7 +221,8 @@ func (b *builder) split(list []int32, part *box, dim int) (wide, narrow []int32)
 
 func (b *builder) fork(first, second []int32, part box, budget int) *node {
 	share := budget * len(first) / (len(first) + len(second))
-	n := &node{kind: nodeFork, value: uint32(second[0]), left: b.build(first, part, share), right: b.build(second, part, budget-share)}
+	n := &node{kind: nodeFork, value: uint32(second[0]), left: b.build(first, part, share)}
+	n.right = b.build(second, part, budget-n.left.size)
 	n.size = 2 + n.left.size + n.right.size
 	return n
 }
@@ -240,7 +241,8 @@ func (b *builder) cut(list []int32, part box, c cut, budget int) *node {
 	share := budget * (len(left) + 1) / (len(left) + len(right) + 2)
 	below, above := part, part
 	below.hi[c.dim], above.lo[c.dim] = c.at, c.at+1
-	n := &node{kind: 4 * c.dim, value: c.at, left: b.build(left, below, share), right: b.build(right, above, budget-share)}
+	n := &node{kind: 4 * c.dim, value: c.at, left: b.build(left, below, share)}
+	n.right = b.build(right, above, budget-n.left.size)
 	n.size = 1 + n.left.size + n.right.size
 	return n
 }
@@ -329,12 +331,15 @@ func (b *builder) table(list []int32, part box, t table, budget int) *node {
 		}
 	}
 	n := &node{kind: nodeTable + 4*t.dim, value: t.base, shift: t.shift, size: 1, parts: make([]*node, tableSize)}
+	budget -= tableSize
 	for i := range lists {
 		piece := part
 		piece.lo[t.dim] = max(part.lo[t.dim], t.base+uint32(i)<<t.shift)
 		piece.hi[t.dim] = min(part.hi[t.dim], t.base+uint32(i)<<t.shift+1<<t.shift-1)
-		n.parts[i] = b.build(lists[i], piece, (budget-tableSize)*len(lists[i])/max(1, total))
+		n.parts[i] = b.build(lists[i], piece, budget*len(lists[i])/max(1, total))
 		n.size += n.parts[i].size
+		budget -= n.parts[i].size
+		total -= len(lists[i])
 	}
 	return n
 }
@@ -348,14 +353,17 @@ type cut struct {
 
 const maxCandidates = 32 // cuts tried per dimension
 
-// bestCut finds the cut that leaves the least work: an even one that copies few rules to both sides.
+// bestCut finds the cut that leaves the least work: an even one that copies few rules to both sides. Only the middle half
+// of a dimension's edges is looked at, so that each cut takes at least a quarter of them away: where all rules are nested,
+// nothing else leads to an end.
 func (b *builder) bestCut(list []int32, part *box) (cut, bool) {
 	best := cut{cost: math.Inf(1)}
 	for _, d := range b.dims {
 		b.collect(list, part, d)
-		step := max(1, len(b.candidates)/maxCandidates)
-		for i := step / 2; i < len(b.candidates); i += step {
-			at := b.candidates[i]
+		middle := b.candidates[len(b.candidates)/4 : (3*len(b.candidates)+3)/4]
+		step := max(1, len(middle)/maxCandidates)
+		for i := step / 2; i < len(middle); i += step {
+			at := middle[i]
 			left := upperBound(b.starts, at)
 			right := len(list) - upperBound(b.ends, at)
 			if cost := weight(left) + weight(right); cost < best.cost {
@@ -363,7 +371,7 @@ func (b *builder) bestCut(list []int32, part *box) (cut, bool) {
 			}
 		}
 	}
-	return best, !math.IsInf(best.cost, 1) && best.cost < 2*weight(len(list))
+	return best, !math.IsInf(best.cost, 1)
 }
 
 // weight of a number of rules: about the size of their tree.

@@ -176,31 +176,18 @@ static __always_inline __u32 judge_later_fragment(const struct kerb_pkt *pkt, __
 	return FW_DENY(FW_SLOT_FRAGMENT, KERB_DROP_FRAGMENT);
 }
 
-/* Passes what the parser found through memory that the verifier knows nothing of. Else it would follow the search, and all
+/* Mixes a zero that the verifier does not know into what the parser found. Else it would follow the search, and all
  * modules behind, once for each of the hundred or so ways through the parser. */
-static __always_inline void blur(struct kerb_pkt *pkt, struct fw_flow *f)
+static __always_inline void blur(struct kerb_pkt *pkt, const struct fw_flow *f)
 {
-	volatile struct fw_blur *b = &f->blur;
+	__u64 zero = *(const volatile __u64 *)&f->zero;
 
-	b->l3 = pkt->l3;
-	b->l4 = pkt->l4;
-	b->l4_len = pkt->l4_len;
-	b->eth_type = pkt->eth_type;
-	b->vlan = pkt->vlan;
-	b->family = pkt->family;
-	b->proto = pkt->proto;
-	b->flags = pkt->flags;
-	b->outcome = pkt->outcome;
-	pkt->l3 = b->l3;
-	pkt->l4 = b->l4;
-	pkt->l4_len = b->l4_len;
-	pkt->eth_type = b->eth_type;
-	pkt->vlan = b->vlan;
-	pkt->family = b->family;
-	pkt->proto = b->proto;
-	pkt->flags = b->flags;
-	pkt->outcome = b->outcome;
-	kerb_reload(pkt);
+	pkt->l3 ^= zero;
+	pkt->l4 ^= zero;
+	pkt->family ^= zero;
+	pkt->proto ^= zero;
+	pkt->flags ^= zero;
+	pkt->outcome ^= zero;
 }
 
 static __always_inline __u32 judge(struct kerb_pkt *pkt, struct fw_flow *f, __u32 dir)

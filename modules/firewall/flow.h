@@ -61,17 +61,8 @@ struct fw_fork {
 	__u32 chunk, node, first;
 };
 
-/* Members of struct kerb_pkt on their way past the verifier. */
-struct fw_blur {
-	__u64 l3, l4;
-	__u32 l4_len;
-	__u16 eth_type, vlan;
-	__u8 family, proto, flags, outcome;
-	__u32 zero;
-};
-
 struct fw_flow {
-	struct fw_blur blur;
+	__u64 zero; /* always: see blur */
 	union {
 		__u32 word[16];
 		__u64 pair[8];
@@ -89,7 +80,7 @@ struct fw_flow {
 	__u8 begins;  /* may begin a connection */
 	__u8 quoting; /* an ICMP error: key is of the packet it quotes */
 	__u8 stale;   /* enum fw_track while the rules are asked */
-	__u8 zero;
+	__u8 spare;
 	/* The search's: see classify.h. */
 	__u32 asked; /* direction of the rules */
 	__u32 root, chunk, rule, best, forks;

@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package firewall
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/btf"
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/kerb-edge/kerb/internal/dataplane"
+)
+
+// The Go structures that go into maps have the layout that the data plane was compiled with.
+func TestLayouts(t *testing.T) {
+	p, err := built()
+	if err != nil {
+		t.Fatal(err)
+	}
+	spec, err := p.Spec(string(dataplane.TC))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		name    string
+		size    int
+		offsets map[string]int
+	}{
+		{"fw_rule4", 32, map[string]int{"mask": 0, "value": 8, "l4": 16}},
+		{"fw_rule6", 80, map[string]int{"mask": 0, "value": 32, "l4": 64}},
+		{"fw_l4rule", 16, map[string]int{"sport": 0, "sports": 2, "dport": 4, "dports": 6, "proto": 8, "proto_mask": 9, "decision": 12}},
+		{"fw_conn", 16, map[string]int{"seen": 0, "generation": 8, "state": 12, "from": 13, "fins": 14}},
+		{"fw_key4", 20, map[string]int{"ifindex": 0, "local": 4, "remote": 8, "local_port": 12, "remote_port": 14, "proto": 16, "kind": 17}},
+		{"fw_key6", 44, map[string]int{"ifindex": 0, "local": 4, "remote": 20, "local_port": 36, "remote_port": 38, "proto": 40, "kind": 41}},
+		{"fw_hits", 16, map[string]int{"packets": 0, "bytes": 8}},
+		{"fw_owner", 16, map[string]int{"rule": 0, "fill": 8}},
+		{"fw_table", 16, map[string]int{"established": 0, "full": 8}},
+		{"fw_chunk", 8 * chunkSize, map[string]int{"node": 0}},
+	} {
+		var s *btf.Struct
+		if err := spec.Types.TypeByName(c.name, &s); err != nil {
+			t.Error(err)
+			continue
+		}
+		got := map[string]int{}
+		for _, m := range s.Members {
+			if _, asked := c.offsets[m.Name]; asked {
+				got[m.Name] = int(m.Offset.Bytes())
+			}
+		}
+		if diff := cmp.Diff(c.offsets, got); diff != "" || int(s.Size) != c.size {
+			t.Errorf("%s: %d bytes, want %d\n%s", c.name, s.Size, c.size, diff)
+		}
+	}
+}
+
+func TestSlotsOutliveChanges(t *testing.T) {
+	owners := make([]owner, slotRules+8)
+	must := func(rules ...uint64) []uint32 {
+		t.Helper()
+		slots, _, err := chooseSlots(owners, rules)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return slots
+	}
+	first := must(11, 12, 13)
+	second := must(13, 14, 11)
+	if second[0] != first[2] || second[2] != first[0] {
+		t.Errorf("rules 13 and 11 moved from %v to %v", first, second)
+	}
+	if second[1] == first[1] {
+		t.Error("the slot of the rule that just left was given away while its rule set may still run")
+	}
+	third := must(15, 16, 17, 18, 12)
+	if third[4] != first[1] {
+		t.Error("a rule that comes back has lost its counter")
+	}
+	for _, slot := range third[:4] {
+		for _, running := range second {
+			if slot == running {
+				t.Errorf("slot %d of the running rule set was given away", slot)
+			}
+		}
+	}
+	if _, _, err := chooseSlots(owners, make([]uint64, 9)); err == nil {
+		t.Error("nine rules fit eight slots")
+	}
+}
+
+func TestEqualRulesAreToldApart(t *testing.T) {
+	f := compileConfig(t, `{"rules": [{"action": "deny"}, {"action": "deny"}, {"action": "deny", "name": "x"}]}`)
+	ids := identities(f.rules)
+	if ids[0] == ids[1] || ids[1] == ids[2] {
+		t.Error(ids)
+	}
+	g := compileConfig(t, `{"rules": [{"action": "allow", "name": "x"}, {"action": "deny"}]}`)
+	if other := identities(g.rules); other[0] != ids[2] || other[1] != ids[0] {
+		t.Error("identities depend on place, or on what a named rule says")
+	}
+}
+
+// Hit counters are those of the rules, also after the next configuration has been filled into the same state maps.
+func TestHitsSurviveAChange(t *testing.T) {
+	k := loadFirewall(t, `{"state": {"enabled": false}, "rules": [
+		{"name": "web", "action": "allow", "protocol": "tcp", "dstPort": 80},
+		{"action": "deny", "protocol": "udp"}]}`)
+	for range 3 {
+		k.pass(frame{Packet: tcp(svc4, 1, far4, 80, tcpSYN)}.bytes(), false)
+	}
+	k.pass(frame{Packet: udp(svc4, 1, far4, 80)}.bytes(), false)
+	next := compileConfig(t, `{"rules": [{"action": "deny", "protocol": "tcp"}, {"action": "deny", "protocol": "udp"},
+		{"name": "web", "action": "allow", "protocol": "tcp", "dstPort": "80-81"}]}`)
+	maps := map[string]*ebpf.Map{}
+	for name, m := range k.maps {
+		maps[name] = m
+	}
+	slots, err := assignSlots(maps, next.rules)
+	if err != nil {
+		t.Fatal(err)
+	}
+	next.slots = slots
+	report, err := next.listRules(k.live(1))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, want := range []uint64{0, 1, 3} {
+		if report.Rules[i].Packets != want {
+			t.Errorf("%s: %d packets, want %d", report.Rules[i].Rule, report.Rules[i].Packets, want)
+		}
+	}
+}
+
+func TestHandler(t *testing.T) {
+	k := loadFirewall(t, `{"rules": [
+		{"name": "web", "action": "allow", "direction": "ingress", "protocol": "tcp", "dstPort": 80},
+		{"action": "deny", "direction": "egress", "protocol": "udp", "dst": "192.0.2.0/24"}]}`)
+	h := k.Handler(k.live(1))
+	ask := func(method, path, body string, status int, into any) {
+		t.Helper()
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, httptest.NewRequest(method, path, strings.NewReader(body)))
+		if w.Code != status {
+			t.Fatalf("%s %s: %d %s", method, path, w.Code, w.Body)
+		}
+		if err := json.Unmarshal(w.Body.Bytes(), into); err != nil {
+			t.Fatal(err)
+		}
+	}
+	k.pass(frame{Packet: tcp(far4, 999, svc4, 80, tcpSYN)}.bytes(), true)
+	k.pass(frame{Packet: udp(svc4, 999, far4, 80)}.bytes(), false)
+	var rules RulesReport
+	ask("GET", "/rules", "", 200, &rules)
+	if len(rules.Rules) != 2 || rules.Rules[0].Packets != 1 || rules.Rules[1].Packets != 1 || rules.Rules[0].Name != "web" {
+		t.Errorf("%+v", rules)
+	}
+	var conns ConnectionsReport
+	ask("GET", "/connections", "", 200, &conns)
+	want := []Connection{{"web", "veth1", "ingress", "tcp", svc4 + ":80", far4 + ":999", "new", "0s"}}
+	if diff := cmp.Diff(want, conns.Connections); diff != "" {
+		t.Error(diff)
+	}
+	var e Explanation
+	ask("POST", "/explain", `{"direction": "ingress", "protocol": "tcp", "src": "192.0.2.7", "dst": "10.0.0.2", "dstPort": 80}`, 200, &e)
+	if e.Action != "allow" || e.Index == nil || *e.Index != 0 || e.Name != "web" {
+		t.Errorf("%+v", e)
+	}
+	e = Explanation{}
+	ask("POST", "/explain", `{"direction": "ingress", "protocol": "tcp", "src": "192.0.2.7", "dst": "10.0.0.2", "dstPort": 81}`, 200, &e)
+	if e.Action != "deny" || e.Index != nil {
+		t.Errorf("%+v", e)
+	}
+	var problem map[string]any
+	ask("POST", "/explain", `{"direction": "in"}`, 400, &problem)
+	ask("POST", "/explain", `{"colour": "red"}`, 400, &problem)
+}
+
+func TestMeasure(t *testing.T) {
+	k := loadFirewall(t, `{"rules": [{"name": "web", "action": "allow", "direction": "ingress", "protocol": "tcp", "dstPort": 80}]}`)
+	k.pass(frame{Packet: tcp(far4, 999, svc4, 80, tcpSYN)}.bytes(), true)
+	samples, err := k.Measure(k.live(1))
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := map[string]float64{}
+	for _, s := range samples {
+		got[s.Name+fmt.Sprint(s.Labels)] = s.Value
+	}
+	for name, want := range map[string]float64{
+		"rule_packets_total" + fmt.Sprint(map[string]string{"rule": "web", "action": "allow"}): 1,
+		"packets_total" + fmt.Sprint(map[string]string{"decision": "rule_allow"}):              1,
+		"packets_total" + fmt.Sprint(map[string]string{"decision": "default_ingress"}):         0,
+		"connections_capacity" + fmt.Sprint(map[string]string(nil)):                            65536,
+	} {
+		if v, ok := got[name]; !ok || v != want {
+			t.Errorf("%s: %v (%t), want %v", name, v, ok, want)
+		}
+	}
+}
+
+// The maps keep within the package's budget, whatever is configured.
+func TestMemoryBudget(t *testing.T) {
+	p, err := built()
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := compileConfig(t, ruleFamilies[2].config(MaxRules, true, true))
+	if err := p.CheckMemory("", f.Settings().MaxEntries); err != nil {
+		t.Error(err)
+	}
+}

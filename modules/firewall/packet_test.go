@@ -1,0 +1,327 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package firewall
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/kerb-edge/kerb/sdk"
+)
+
+// Reasons of drops, from <kerb/types.h>.
+const (
+	dropPolicy    = 1
+	dropMalformed = 2
+	dropFragment  = 3
+	dropExtension = 4
+	dropState     = 5
+	dropTableFull = 6
+)
+
+type step struct {
+	what    string
+	frame   frame
+	ingress bool
+	pass    bool
+}
+
+func (k *kernel) steps(steps ...step) {
+	k.t.Helper()
+	for _, s := range steps {
+		if got := k.pass(s.frame.bytes(), s.ingress); got != s.pass {
+			k.t.Errorf("%s: passes %t, want %t", s.what, got, s.pass)
+		}
+	}
+}
+
+const (
+	svc4, far4 = "10.0.0.2", "192.0.2.7"
+	svc6, far6 = "2001:db8::2", "2001:db8:1::7"
+)
+
+func TestRepliesPassUnderDefaultDeny(t *testing.T) {
+	for _, a := range [][2]string{{svc4, far4}, {svc6, far6}} {
+		k := loadFirewall(t, `{}`)
+		out := func(sport, dport uint16, flags uint8) frame { return frame{Packet: tcp(a[0], sport, a[1], dport, flags)} }
+		in := func(sport, dport uint16, flags uint8) frame { return frame{Packet: tcp(a[1], sport, a[0], dport, flags)} }
+		k.steps(
+			step{"uninvited", in(80, 5000, tcpSYN|tcpACK), true, false},
+			step{"SYN", out(5000, 80, tcpSYN), false, true},
+			step{"SYN ACK", in(80, 5000, tcpSYN|tcpACK), true, true},
+			step{"SYN ACK to another port", in(80, 5001, tcpSYN|tcpACK), true, false},
+			step{"ACK", out(5000, 80, tcpACK), false, true},
+			step{"data", in(80, 5000, tcpACK), true, true},
+			step{"FIN", in(80, 5000, tcpFIN|tcpACK), true, true},
+			step{"FIN back", out(5000, 80, tcpFIN|tcpACK), false, true},
+			step{"last ACK", in(80, 5000, tcpACK), true, true},
+			step{"new SYN from outside on the closed connection", in(80, 5000, tcpSYN), true, false},
+			step{"echo reply uninvited", frame{Packet: icmp(a[1], a[0], echoReply(a[1]), 9)}, true, false},
+			step{"echo request out", frame{Packet: icmp(a[0], a[1], echoRequest(a[0]), 9)}, false, true},
+			step{"echo reply", frame{Packet: icmp(a[1], a[0], echoReply(a[1]), 9)}, true, true},
+			step{"echo request in under the same identifier", frame{Packet: icmp(a[1], a[0], echoRequest(a[1]), 9)}, true, false},
+		)
+	}
+}
+
+func echoRequest(a string) uint8 { return map[bool]uint8{true: 8, false: 128}[addr(a).Is4()] }
+func echoReply(a string) uint8   { return map[bool]uint8{true: 0, false: 129}[addr(a).Is4()] }
+
+func TestStateOfAnotherInterfaceDoesNotCount(t *testing.T) {
+	k := loadFirewall(t, `{}`)
+	f := frame{Packet: udp(svc4, 5000, far4, 53)}
+	k.pass(f.bytes(), false)
+	var key key4
+	var c conn
+	if err := k.maps[mapPending4].NextKey(nil, &key); err != nil {
+		t.Fatal(err)
+	}
+	if err := k.maps[mapPending4].Lookup(key, &c); err != nil {
+		t.Fatal(err)
+	}
+	if err := k.maps[mapPending4].Delete(key); err != nil {
+		t.Fatal(err)
+	}
+	key.Ifindex++
+	if err := k.maps[mapPending4].Put(key, c); err != nil {
+		t.Fatal(err)
+	}
+	k.steps(step{"answer at this interface", frame{Packet: udp(far4, 53, svc4, 5000)}, true, false})
+}
+
+func TestFragments(t *testing.T) {
+	const rules = `"rules": [{"action": "allow", "direction": "ingress", "protocol": "udp", "dstPort": 53}]`
+	first4 := frame{Packet: udp(far4, 9, svc4, 53), more: true, fragID: 7, payload: 32}
+	later4 := frame{Packet: udp(far4, 9, svc4, 53), fragOff: 40, fragID: 7, payload: 32}
+	first6 := frame{Packet: udp(far6, 9, svc6, 53), ext: []int{44, 60}, more: true, fragID: 7, payload: 32}
+	later6 := frame{Packet: udp(far6, 9, svc6, 53), ext: []int{0, 44}, fragOff: 48, fragID: 7, payload: 32}
+	for _, f := range []struct{ first, later frame }{{first4, later4}, {first6, later6}} {
+		other, overlap, refused := f.later, f.later, f.first
+		other.fragID = 8
+		overlap.fragOff = 16
+		refused.DstPort, refused.fragID = 54, 9
+		refusedLater := f.later
+		refusedLater.fragID = 9
+		track := loadFirewall(t, `{`+rules+`}`)
+		track.steps(
+			step{"track: later before first", f.later, true, false},
+			step{"track: first", f.first, true, true},
+			step{"track: later", f.later, true, true},
+			step{"track: later of another datagram", other, true, false},
+			step{"track: later from the other side", f.later, false, false},
+			step{"track: later over the header", overlap, true, false},
+			step{"track: first that no rule allows", refused, true, false},
+			step{"track: its later one", refusedLater, true, false},
+		)
+		if n := track.drops(dropFragment); n != 5 {
+			t.Errorf("%d drops as fragments, want 5", n)
+		}
+		loadFirewall(t, `{"fragments": "allow", `+rules+`}`).steps(
+			step{"allow: later alone", f.later, true, true}, step{"allow: first by rule", refused, true, false})
+		loadFirewall(t, `{"fragments": "deny", `+rules+`}`).steps(
+			step{"deny: first", f.first, true, false}, step{"deny: later", f.later, true, false})
+	}
+}
+
+func TestExtensionHeaders(t *testing.T) {
+	f := frame{Packet: tcp(svc6, 1, far6, 80, tcpSYN), ext: []int{0, 43, 60}}
+	plain := frame{Packet: tcp(svc6, 1, far6, 80, tcpSYN)}
+	const rules = `"rules": [{"action": "deny", "protocol": "tcp", "dstPort": 22}]`
+	ssh := f
+	ssh.DstPort = 22
+	loadFirewall(t, `{`+rules+`}`).steps(step{"allowed", f, false, true}, step{"rules see what follows", ssh, false, false})
+	k := loadFirewall(t, `{"extensionHeaders": "deny", `+rules+`}`)
+	k.steps(step{"denied", f, false, false}, step{"without", plain, false, true})
+	if k.drops(dropExtension) != 1 {
+		t.Error("drop was not counted as extension header")
+	}
+}
+
+func TestNeighbourDiscoveryPassesUnderDefaultDeny(t *testing.T) {
+	nd := func(t uint8, hops uint8) frame {
+		p := icmp("fe80::1", "ff02::1", t, 0)
+		p.HopLimit = hops
+		return frame{Packet: p, payload: 16}
+	}
+	for _, direction := range []bool{false, true} {
+		k := loadFirewall(t, `{"defaultPolicy": {"egress": "deny"}}`)
+		k.steps(
+			step{"solicitation", nd(135, 255), direction, true},
+			step{"advertisement", nd(136, 255), direction, true},
+			step{"router advertisement", nd(134, 255), direction, true},
+			step{"solicitation from beyond", nd(135, 254), direction, false},
+			step{"listener report", nd(143, 1), direction, true},
+			step{"listener report from beyond", nd(143, 64), direction, false},
+			step{"echo request", nd(128, 255), direction, false},
+		)
+		loadFirewall(t, `{"defaultPolicy": {"egress": "deny"}, "linkControl": "rules"}`).steps(
+			step{"solicitation, left to the rules", nd(135, 255), direction, false})
+	}
+}
+
+func TestNonIPAndMalformed(t *testing.T) {
+	arp := make([]byte, 60)
+	arp[12], arp[13] = 0x08, 0x06
+	short := frame{Packet: udp(svc4, 1, far4, 2)}.bytes()[:36]
+	k := loadFirewall(t, `{"defaultPolicy": {"egress": "allow"}}`)
+	if !k.pass(arp, false) || k.pass(short, false) {
+		t.Error("by default ARP passes and what does not parse is dropped")
+	}
+	if k.drops(dropMalformed) != 1 {
+		t.Error("drop was not counted as malformed")
+	}
+	k = loadFirewall(t, `{"nonIP": "deny", "malformed": "allow", "defaultPolicy": {"egress": "deny"}}`)
+	if k.pass(arp, false) || !k.pass(short, false) {
+		t.Error("nonIP deny or malformed allow is not obeyed")
+	}
+}
+
+// Whatever arrives, nothing passes an all-denying firewall but what it names, and nothing breaks.
+func TestHostileFrames(t *testing.T) {
+	k := loadFirewall(t, `{"defaultPolicy": {"egress": "deny", "ingress": "deny"}, "nonIP": "deny", "linkControl": "rules",
+		"rules": [{"action": "allow", "protocol": "tcp", "dstPort": 80}]}`)
+	r := rand.New(rand.NewPCG(1, 2))
+	whole := []frame{
+		{Packet: udp(svc4, 1, far4, 80), vlans: 1, options: 40, payload: 13},
+		{Packet: udp(svc6, 1, far6, 80), vlans: 2, ext: []int{0, 43, 44, 60}, payload: 1},
+		{Packet: Packet{Src: addr(far4), Dst: addr(svc4), Proto: protoICMP, ICMPType: 3, Quoted: ptr(udp(svc4, 1, far4, 80))}},
+		{Packet: Packet{Src: addr(far6), Dst: addr(svc6), Proto: protoICMPv6, ICMPType: 1, Quoted: ptr(udp(svc6, 1, far6, 80))}},
+	}
+	for _, f := range whole {
+		text := f.bytes()
+		for n := shortest; n <= len(text); n++ {
+			for _, ingress := range []bool{false, true} {
+				if k.pass(text[:n], ingress) {
+					t.Errorf("%+v cut to %d bytes passes", f, n)
+				}
+			}
+		}
+		for range 3000 {
+			bad := append([]byte(nil), text...)
+			for range 1 + r.IntN(3) {
+				at := 12 + r.IntN(len(bad)-12)
+				bad[at] = byte(r.IntN(256))
+			}
+			if k.pass(bad, r.IntN(2) == 0) && !mayPass(bad) {
+				t.Fatalf("passes: %x", bad)
+			}
+		}
+	}
+}
+
+// shortest is the smallest frame that a test run takes: Ethernet and an IPv4 header (since Linux 6.18). In between, the
+// parser's own tests look.
+const shortest = 14 + 20
+
+// mayPass tells whether a mutated frame may have become TCP.
+func mayPass(f []byte) bool {
+	for _, b := range f[14:] {
+		if b == protoTCP {
+			return true
+		}
+	}
+	return false
+}
+
+func ptr[T any](v T) *T { return &v }
+
+func TestFullTable(t *testing.T) {
+	establish := func(k *kernel, port uint16) bool {
+		out, in := tcp(svc4, port, far4, 80, tcpSYN), tcp(far4, 80, svc4, port, tcpSYN|tcpACK)
+		ack := tcp(svc4, port, far4, 80, tcpACK)
+		return k.pass(frame{Packet: out}.bytes(), false) && k.pass(frame{Packet: in}.bytes(), true) && k.pass(frame{Packet: ack}.bytes(), false)
+	}
+	k := loadFirewall(t, `{"state": {"maxConnections": 2, "whenFull": "drop"}}`)
+	if !establish(k, 1) || !establish(k, 2) || establish(k, 3) {
+		t.Error("drop: two connections should be established, a third one not")
+	}
+	if k.drops(dropTableFull) != 1 {
+		t.Error("drop was not counted as full table")
+	}
+	k = loadFirewall(t, `{"state": {"maxConnections": 2}}`)
+	if !establish(k, 1) || !establish(k, 2) || !establish(k, 3) {
+		t.Error("stateless: three connections should work")
+	}
+	if s, err := readStats(k.maps); err != nil || s.Established != 2 || s.Full != 1 {
+		t.Errorf("%+v %v, want 2 established, 1 time full", s, err)
+	}
+	data := frame{Packet: tcp(far4, 80, svc4, 3, tcpACK)}
+	k.steps(step{"stateless: the third one's answers pass", data, true, true})
+}
+
+// A flood of beginnings, answered or not, costs an established connection nothing.
+func TestFloodSparesEstablished(t *testing.T) {
+	k := loadFirewall(t, `{"rules": [{"action": "allow", "direction": "ingress", "protocol": "tcp", "dstPort": 80}], "defaultPolicy": {"egress": "deny"}}`)
+	good := tcp(far4, 999, svc4, 80, tcpSYN)
+	back := tcp(svc4, 80, far4, 999, tcpSYN|tcpACK)
+	k.pass(frame{Packet: good}.bytes(), true)
+	k.pass(frame{Packet: back}.bytes(), false)
+	good.TCPFlags, back.TCPFlags = tcpACK, tcpACK
+	k.pass(frame{Packet: good}.bytes(), true)
+	for i := range 40000 {
+		from := fmt.Sprintf("198.51.%d.%d", i>>8&0xff, i&0xff)
+		k.pass(frame{Packet: tcp(from, uint16(i), svc4, 80, tcpSYN)}.bytes(), true)
+		k.pass(frame{Packet: tcp(svc4, 80, from, uint16(i), tcpSYN|tcpACK)}.bytes(), false)
+	}
+	if s, err := readStats(k.maps); err != nil || s.Established != 1 {
+		t.Errorf("%+v %v, want 1 established", s, err)
+	}
+	k.steps(step{"answer of the established connection", frame{Packet: back}, false, true})
+}
+
+func TestAgeing(t *testing.T) {
+	k := loadFirewall(t, `{"state": {"timeouts": {"udp": "1ns", "udpStream": "1ns", "tcpSyn": "1h"}}}`)
+	k.pass(frame{Packet: udp(svc4, 1, far4, 53)}.bytes(), false)
+	time.Sleep(20 * time.Millisecond) // a tick of the coarse clock
+	k.steps(step{"answer to an expired UDP flow", frame{Packet: udp(far4, 53, svc4, 1)}, true, false})
+	k.pass(frame{Packet: tcp(svc4, 1, far4, 53, tcpSYN)}.bytes(), false)
+	time.Sleep(20 * time.Millisecond)
+	k.steps(step{"answer to a fresh TCP connection", frame{Packet: tcp(far4, 53, svc4, 1, tcpSYN|tcpACK)}, true, true})
+}
+
+func (k *kernel) live(ifindexes ...uint32) sdk.Live {
+	return sdk.Live{Module: "fw", Maps: k.maps, Interface: func() (out []sdk.Instance) {
+		for _, i := range ifindexes {
+			out = append(out, sdk.Instance{Service: "web", Interface: fmt.Sprint("veth", i), Ifindex: i})
+		}
+		return
+	}}
+}
+
+func TestSweep(t *testing.T) {
+	k := loadFirewall(t, `{}`)
+	for _, a := range [][2]string{{svc4, far4}, {svc6, far6}} {
+		k.pass(frame{Packet: udp(a[0], 1, a[1], 53)}.bytes(), false)
+		k.pass(frame{Packet: udp(a[1], 53, a[0], 1)}.bytes(), true)
+		k.pass(frame{Packet: udp(a[0], 1, a[1], 53)}.bytes(), false)
+	}
+	check := func(what string, want uint64, ifindexes ...uint32) {
+		t.Helper()
+		if err := k.sweep(k.live(ifindexes...)); err != nil {
+			t.Fatal(err)
+		}
+		if s, err := readStats(k.maps); err != nil || s.Established != want {
+			t.Errorf("%s: %+v %v, want %d established", what, s, err, want)
+		}
+	}
+	check("all alive", 2, 1)
+	if err := correctCount(k.maps, 77); err != nil {
+		t.Fatal(err)
+	}
+	check("count put right", 2, 1)
+	k.config.State.Timeouts.UDPStream = 1
+	time.Sleep(20 * time.Millisecond)
+	check("expired", 0, 1)
+	k.config.State.Timeouts.UDPStream = duration(time.Hour)
+	k.pass(frame{Packet: udp(svc4, 1, far4, 53)}.bytes(), false)
+	k.pass(frame{Packet: udp(far4, 53, svc4, 1)}.bytes(), true)
+	k.pass(frame{Packet: udp(svc4, 1, far4, 53)}.bytes(), false)
+	check("alive again", 1, 1)
+	check("interface gone", 0)
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	k.Run(ctx, k.live(1)) // returns, as its context has ended
+}
