@@ -249,3 +249,34 @@ func distance(k connKey, want uint64) uint64 {
 	}
 	return h
 }
+
+// The largest rule sets, of the kinds that people write, in both families at once.
+func TestTenThousandRules(t *testing.T) {
+	for _, f := range ruleFamilies {
+		t.Run(f.name, func(t *testing.T) {
+			config := f.config(MaxRules/2, true, false)
+			config["rules"] = append(config["rules"].([]any), f.config(MaxRules/2, false, false)["rules"].([]any)...)
+			for i, rule := range config["rules"].([]any) {
+				if i%3 == 0 {
+					rule.(map[string]any)["action"] = "deny"
+				}
+			}
+			k := loadFirewall(t, config)
+			r := rand.New(rand.NewPCG(5, 5))
+			for range 2000 {
+				p := inside(&k.rules[r.IntN(MaxRules)])
+				switch r.IntN(4) {
+				case 0:
+					p.DstPort += uint16(r.IntN(3)) - 1
+				case 1:
+					p.Src = randomAddr(r, p.Src.Is4())
+				}
+				want := k.byRules(&p)
+				before := k.hits(want.Slot)
+				if got := k.pass(frame{Packet: p}.bytes(), false); got != want.Allow || k.hits(want.Slot) != before+1 {
+					t.Fatalf("%+v: passes %t, want %+v", p, got, want)
+				}
+			}
+		})
+	}
+}
