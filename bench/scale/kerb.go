@@ -3,8 +3,10 @@
 package scale
 
 import (
+	"encoding/json"
 	"fmt"
 
+	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/bench/internal/node"
 	"github.com/kerb-edge/kerb/bench/kerbmods"
 	"github.com/kerb-edge/kerb/internal/netlab"
@@ -15,7 +17,8 @@ func init() { Kerb = openKerb }
 // kerb is the agent with four modules on every service.
 type kerb struct {
 	*node.Node
-	pkg string
+	pkg      string
+	services int
 }
 
 func openKerb(lab *netlab.Lab) (Node, error) {
@@ -44,7 +47,38 @@ func (k *kerb) Attach(services []*netlab.Host) error {
 	for _, s := range services {
 		resources = append(resources, node.Service(s))
 	}
+	k.services += len(services)
 	return k.Apply(resources...)
+}
+
+// check asks the kernel, by way of the agent, whether every service runs a chain that begins with a module.
+func (k *kerb) check(first string) error {
+	body, err := k.Get("/v1/chains")
+	if err != nil {
+		return err
+	}
+	var chains []v1.Chain
+	if err := json.Unmarshal(body, &chains); err != nil {
+		return err
+	}
+	points := 0
+	for _, c := range chains {
+		if len(c.Modules) == 4 && c.Modules[0] == first {
+			points += len(c.Points)
+		}
+	}
+	if points != 2*k.services {
+		return fmt.Errorf("%d attach points run a chain that begins with %s, not two for each of %d services", points, first, k.services)
+	}
+	return nil
+}
+
+// Check tells whether the changes are really in effect; it is not part of what is timed.
+func (k *kerb) Check(rechained bool) error {
+	if rechained {
+		return k.check("m3")
+	}
+	return k.check("m0")
 }
 
 // Rechain moves the last module to the front: every service gets another program.

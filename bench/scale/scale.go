@@ -125,11 +125,17 @@ func measure(open func(*netlab.Lab) (Node, error), lab *netlab.Lab, services []*
 	if err != nil {
 		return nil, err
 	}
+	if err := check(node, false); err != nil {
+		return nil, err
+	}
 	start := time.Now()
 	if err := node.Rechain(); err != nil {
 		return nil, fmt.Errorf("rechain: %w", err)
 	}
 	rechain := time.Since(start)
+	if err := check(node, true); err != nil {
+		return nil, err
+	}
 	resident, err := Resident(node.PID())
 	if err != nil {
 		return nil, err
@@ -142,6 +148,14 @@ func measure(open func(*netlab.Lab) (Node, error), lab *netlab.Lab, services []*
 		{Metric: "charged_per_service", Stat: "max", Unit: "KiB", Value: grown.charged / 1024},
 		{Metric: "agent_memory", Stat: "max", Unit: "MiB", Value: float64(resident) / (1 << 20)},
 	}, nil
+}
+
+// check asks a node that can tell whether what it was told to do is in effect.
+func check(node Node, rechained bool) error {
+	if c, ok := node.(interface{ Check(rechained bool) error }); ok {
+		return c.Check(rechained)
+	}
+	return nil
 }
 
 // growth is what attaching to all services took.
