@@ -47,8 +47,9 @@ type Firewall struct {
 	boxes6 []box
 	roots  map[string]uint32 // constant to root
 
-	mu    sync.Mutex
-	slots []uint32 // by rule, once filled
+	mu     sync.Mutex
+	slots  []uint32 // by rule
+	filled bool     // slots are known
 }
 
 var (
@@ -184,7 +185,7 @@ func (f *Firewall) Fill(maps sdk.Maps) error {
 		return err
 	}
 	f.mu.Lock()
-	f.slots = slots
+	f.slots, f.filled = slots, true
 	f.mu.Unlock()
 	if err := fillArray(maps, mapTree, len(f.tree.chunks), f.chunk); err != nil {
 		return err

@@ -93,14 +93,26 @@ var otherSlots = map[uint32]string{
 	slotFragment: "fragment_dropped", slotFragmentNext: "fragment_passed", slotFull: "table_full", slotRevoked: "revoked",
 }
 
-func (f *Firewall) currentSlots() []uint32 {
+// currentSlots are the rules' hit counters. After a restart of the agent, which fills nothing, the maps tell them.
+func (f *Firewall) currentSlots(maps sdk.Maps) ([]uint32, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.slots
+	if f.filled {
+		return f.slots, nil
+	}
+	slots, err := findSlots(maps, f.rules)
+	if err != nil {
+		return nil, err
+	}
+	f.slots, f.filled = slots, true
+	return slots, nil
 }
 
 func (f *Firewall) listRules(live sdk.Live) (*RulesReport, error) {
-	slots := f.currentSlots()
+	slots, err := f.currentSlots(live.Maps)
+	if err != nil {
+		return nil, err
+	}
 	hits, err := readHits(live.Maps, slots)
 	if err != nil {
 		return nil, err

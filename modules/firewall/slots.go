@@ -87,6 +87,20 @@ func assignSlots(maps sdk.Maps, rules []Rule) ([]uint32, error) {
 	return slots, writeOwners(ownersMap, owners, slots)
 }
 
+// findSlots reads which hit counters the rules of the running rule set have.
+func findSlots(maps sdk.Maps, rules []Rule) ([]uint32, error) {
+	m, err := maps.Get(mapOwners)
+	if err != nil {
+		return nil, err
+	}
+	owners, err := readArray[owner](m)
+	if err != nil {
+		return nil, fmt.Errorf("read map %s: %w", mapOwners, err)
+	}
+	slots, _, err := chooseSlots(owners, identities(rules))
+	return slots, err
+}
+
 // chooseSlots changes owners to what they will be. Fresh slots have counters of somebody else.
 func chooseSlots(owners []owner, rules []uint64) (slots []uint32, fresh map[uint32]bool, err error) {
 	known := map[uint64]uint32{}
