@@ -5,6 +5,7 @@ package dataplane
 import (
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 
@@ -43,10 +44,14 @@ func (d *Dataplane) attach(p Point, prog *ebpf.Program) error {
 		return err
 	}
 	defer old.Close()
-	if err := old.Update(prog); err != nil {
-		if errors.Is(err, unix.ENOLINK) || errors.Is(err, unix.ENODEV) {
-			return fmt.Errorf("interface %d: %w", p.Ifindex, ErrGone)
+	err = old.Update(prog)
+	if errors.Is(err, unix.ENOLINK) || errors.Is(err, unix.ENODEV) { // of an interface that is gone; its index may be another's
+		if err := os.Remove(d.layout.link(p)); err != nil {
+			return fmt.Errorf("unpin link of %s: %w", p, err)
 		}
+		return d.attachNew(p, prog)
+	}
+	if err != nil {
 		return fmt.Errorf("replace program on %s: %w", p, err)
 	}
 	return nil
@@ -78,9 +83,17 @@ func attachError(p Point, err error) error {
 	case errors.Is(err, unix.ENODEV):
 		return fmt.Errorf("interface %d: %w", p.Ifindex, ErrGone)
 	case errors.Is(err, unix.EBUSY), errors.Is(err, unix.EEXIST):
-		return fmt.Errorf("attach to %s: %w (%w); see its owner with: bpftool net show", p, ErrBusy, err)
+		return fmt.Errorf("%s of %s: %w (%w); see its owner with: bpftool net show", p.Side, interfaceName(p.Ifindex), ErrBusy, err)
 	}
-	return fmt.Errorf("attach to %s: %w", p, err)
+	return fmt.Errorf("%s of %s: %w", p.Side, interfaceName(p.Ifindex), err)
+}
+
+func interfaceName(ifindex int) string {
+	l, err := net.InterfaceByIndex(ifindex)
+	if err != nil {
+		return fmt.Sprintf("interface %d", ifindex)
+	}
+	return l.Name
 }
 
 // attachTCX joins the other TCX programs first or last, as configured. Foreign programs are never touched.

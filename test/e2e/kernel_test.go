@@ -97,7 +97,8 @@ func (n *node) pinned() []string {
 	return out
 }
 
-// tidy checks that no pins are left but those of the chains that run and the generations in them.
+// tidy checks that no pins are left but those of chains that run, the generations in them, and one generation of each
+// module that runs nowhere.
 func (n *node) tidy() {
 	n.t.Helper()
 	used := map[string]bool{}
@@ -115,6 +116,11 @@ func (n *node) tidy() {
 	for _, path := range n.pinned() {
 		if strings.Contains(path, "/tmp_") {
 			n.t.Errorf("a half-built pin is left: %s", path)
+		}
+	}
+	for _, m := range get[[]v1.Module](n, "module") {
+		if dirs, _ := filepath.Glob(filepath.Join(n.bpf, "modules", m.Metadata.Name, "*")); len(m.Status.Instances) == 0 && len(dirs) == 1 {
+			used[m.Metadata.Name+"/"+filepath.Base(dirs[0])] = true
 		}
 	}
 	generations, _ := filepath.Glob(filepath.Join(n.bpf, "modules", "*", "*"))
