@@ -24,10 +24,24 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// module compiles the package beside the source tree.
-func module(t testing.TB) dataplane.Module {
+// compile builds the package beside the source tree. On the kernels of the matrix there is no compiler, but the objects
+// that were built before.
+func compile(t testing.TB) *pkgs.Package {
 	t.Helper()
-	dir := t.TempDir()
+	dir := "."
+	if os.Getenv("KERB_MATRIX") == "" {
+		dir = t.TempDir()
+		build(t, dir)
+	}
+	p, err := pkgs.Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+func build(t testing.TB, dir string) {
+	t.Helper()
 	for _, file := range []string{"kerb.yaml", "counter.bpf.c"} {
 		text, err := os.ReadFile(file)
 		if err != nil {
@@ -41,10 +55,11 @@ func module(t testing.TB) dataplane.Module {
 	if err := pkgs.Build(context.Background(), dir, pkgs.Options{Out: &out}); err != nil {
 		t.Fatalf("%v\n%s", err, out.String())
 	}
-	p, err := pkgs.Open(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+}
+
+func module(t testing.TB) dataplane.Module {
+	t.Helper()
+	p := compile(t)
 	if err := p.CheckMemory("", nil); err != nil {
 		t.Fatal(err)
 	}

@@ -8,7 +8,7 @@
 
 #include "flow.h"
 
-#define FW_STEPS 256 /* nodes visited per packet at most; mirrored in compile.go */
+#define FW_STEPS 128 /* nodes visited per packet at most; mirrored in compile.go */
 #define FW_CHUNK 512  /* nodes per map value: one page */
 
 /* A node: value in bits 0-31, child in 32-47 (offset in the chunk, in bytes), kind in 48-55, shift in 56-63. Kinds up to

@@ -13,7 +13,7 @@ import (
 
 // Mirrored in classify.h.
 const (
-	maxSteps  = 256
+	maxSteps  = 128
 	chunkSize = 512
 	maxForks  = 32
 

@@ -9,7 +9,7 @@ import (
 )
 
 // The verifier's work bounds how many modules fit into one program with the firewall (1,000,000 in all).
-const maxVerified = 150000
+const maxVerified = 100000
 
 func TestVerifies(t *testing.T) {
 	needRoot(t)
