@@ -214,6 +214,9 @@ func readChains(l layout) ([]PinnedChain, error) {
 			continue
 		}
 		c := PinnedChain{ID: id, Spec: ChainSpec{Side: side, Direction: dir}, dir: filepath.Join(l.chains(), e.Name())}
+		if _, err := os.Stat(entryPin(c.dir)); errors.Is(err, os.ErrNotExist) {
+			continue // somebody has unpinned it by hand
+		}
 		if err := c.read(); err != nil {
 			return nil, fmt.Errorf("chain %s: %w", e.Name(), err)
 		}
@@ -251,5 +254,5 @@ func (c *PinnedChain) read() error {
 
 // open opens the entry program.
 func (c *PinnedChain) open() (*ebpf.Program, error) {
-	return ebpf.LoadPinnedProgram(filepath.Join(c.dir, "prog0"), nil)
+	return ebpf.LoadPinnedProgram(entryPin(c.dir), nil)
 }

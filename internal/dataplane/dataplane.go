@@ -45,7 +45,7 @@ func Open(opts Options) (*Dataplane, error) {
 	if err := os.MkdirAll(opts.Root, 0o700); err != nil {
 		return nil, err
 	}
-	dirs := []string{d.layout.chains()}
+	dirs := []string{opts.Root, d.layout.chains()}
 	modules, _ := filepath.Glob(filepath.Join(d.layout.modules(), "*"))
 	if err := sweepTemp(append(dirs, modules...)...); err != nil {
 		return nil, err
@@ -133,8 +133,11 @@ func (d *Dataplane) RemoveGeneration(name, id string) error {
 
 // CreateChain links, verifies and pins a chain of generations that exist. One that exists already is left as it is.
 func (d *Dataplane) CreateChain(spec ChainSpec, modules map[string]Module) error {
-	if _, err := os.Stat(d.layout.chain(spec)); err == nil {
+	if _, err := os.Stat(entryPin(d.layout.chain(spec))); err == nil {
 		return nil
+	}
+	if err := removePins(d.layout.chain(spec)); err != nil { // without an entry it is of no use
+		return err
 	}
 	var members []*generation
 	defer func() {
@@ -236,5 +239,8 @@ func (d *Dataplane) Purge() error {
 	for _, a := range filters {
 		errs = append(errs, detachClsact(a.Point))
 	}
-	return errors.Join(append(errs, removePins(d.layout.root))...)
+	for _, dir := range []string{d.layout.chains(), d.layout.modules()} { // neither is ever there in part
+		errs = append(errs, removePins(dir))
+	}
+	return errors.Join(append(errs, removeAll(d.layout.root))...)
 }

@@ -35,6 +35,9 @@ func (l layout) chain(c ChainSpec) string {
 	return filepath.Join(l.chains(), fmt.Sprintf("%s_%s_%s", c.Side, c.Direction, c.ID()))
 }
 
+// entryPin is the first program of a chain's directory.
+func entryPin(chain string) string { return filepath.Join(chain, "prog0") }
+
 func (l layout) link(p Point) string { return filepath.Join(l.links(), p.String()) }
 
 // temp is where a directory is built before it is renamed to its place.

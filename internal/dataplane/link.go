@@ -16,7 +16,7 @@ import (
 )
 
 // linkerVersion changes whenever the code generated here does, so that an upgraded agent replaces running chains.
-const linkerVersion = 1
+const linkerVersion = 2
 
 // linkerRevision is set by -ldflags -X to have a build that differs from another in the identity of its chains only.
 var linkerRevision string
@@ -69,7 +69,8 @@ type linker struct {
 	traced  int32 // number of the chain in a trace, 0 for none
 	license string
 	frags   bool
-	pktSize int32 // of struct kerb_pkt on the entry's stack
+	pktSize int32 // of struct kerb_pkt
+	frame   int32 // bytes from the frame pointer of the entry down to the packet context
 }
 
 func newLinker(spec ChainSpec, members []*generation) (*linker, error) {
@@ -99,36 +100,43 @@ func newLinker(spec ChainSpec, members []*generation) (*linker, error) {
 // link generates the program for some members of the chain. When they are not the last ones, it ends with a tail call
 // into the next slot of parts.
 func (l *linker) link(first, last int, parts *ebpf.Map, slot int) (asm.Instructions, error) {
-	var code asm.Instructions
-	head, err := l.function(l.object, "kerb_head", "kerb_head", nil)
+	code, err := l.function(l.object, "kerb_head", "kerb_head", nil)
 	if err != nil {
 		return nil, err
 	}
-	verdict, err := l.function(l.object, "kerb_verdict", "kerb_verdict", nil)
-	if err != nil {
-		return nil, err
-	}
-	var modules asm.Instructions
+	head := newBody("kerb_head", code, true)
+	var modules []body
 	for i := first; i < last; i++ {
-		body, err := l.module(i, head[0])
+		code, err := l.module(i, head.own[0])
 		if err != nil {
 			return nil, err
 		}
-		modules = append(modules, body...)
+		modules = append(modules, newBody(l.symbol(i), code, true))
 	}
-	code = append(code, l.entry(first, last, parts, slot, head[0])...)
-	code = append(code, head...)
-	if first < last { // a function that nobody calls is none to the kernel
-		code = append(code, verdict...)
+	out := append(l.entry(first, head, modules, parts, slot), head.rest()...)
+	for _, m := range modules {
+		out = append(out, m.rest()...)
 	}
-	if first < last && l.traced != 0 {
-		trace, err := l.function(l.object, "kerb_trace", "kerb_trace", nil)
+	return l.helpers(out, len(modules) > 0)
+}
+
+// helpers adds the functions that modules make necessary: one that nobody calls is none to the kernel.
+func (l *linker) helpers(code asm.Instructions, modules bool) (asm.Instructions, error) {
+	names := []string{"kerb_verdict"}
+	if l.traced != 0 {
+		names = append(names, "kerb_trace")
+	}
+	for _, name := range names {
+		if !modules {
+			break
+		}
+		f, err := l.function(l.object, name, name, nil)
 		if err != nil {
 			return nil, err
 		}
-		code = append(code, trace...)
+		code = append(code, f...)
 	}
-	return append(code, modules...), nil
+	return code, nil
 }
 
 // module returns the code of a member, with every name prefixed by its place in the chain.
@@ -222,45 +230,66 @@ func (l *linker) mapOf(name string, g *generation) (*ebpf.Map, error) {
 	return m, nil
 }
 
-// entry generates the program that calls the others:
+// entry generates the program that everything else is called from:
 //
 //	kerb_head(ctx, &pkt)
 //	for each module: if (module(&pkt)) -> cold code: kerb_verdict(...), exit or go on
 //	return the hook's "next", or tail call into the next part
 //
-// The context is at the bottom of the frame, R6 keeps ctx. Code for verdicts other than NEXT comes last, so that a
-// packet that passes runs straight through.
-func (l *linker) entry(first, last int, parts *ebpf.Map, slot int, donor asm.Instruction) asm.Instructions {
-	pkt := func(dst asm.Register) asm.Instructions {
-		return asm.Instructions{asm.Mov.Reg(dst, asm.RFP), asm.Add.Imm(dst, -l.pktSize)}
-	}
-	start := asm.Mov.Reg(asm.R6, asm.R1).WithSymbol("kerb_chain")
-	start = btf.WithFuncMetadata(start, l.entryType()).WithSource(donor.Source())
-	code := asm.Instructions{start}
-	code = append(code, pkt(asm.R2)...)
-	code = append(code, asm.Call.Label("kerb_head"))
+// Calls of small functions are replaced by their code. The context is at the bottom of the frame. Code for verdicts other
+// than NEXT comes last, so that a packet that passes runs straight through.
+func (l *linker) entry(first int, head body, modules []body, parts *ebpf.Map, slot int) asm.Instructions {
+	l.setFrame(append([]body{head}, modules...))
+	code := l.pkt(asm.R2)
+	code[0] = btf.WithFuncMetadata(code[0].WithSymbol("kerb_chain"), l.entryType()).WithSource(head.own[0].Source())
+	code = append(code, call(head, "next-")...)
 	var cold asm.Instructions
-	for i := first; i < last; i++ {
-		next, other := fmt.Sprintf("next%d", i), fmt.Sprintf("verdict%d", i)
-		call := pkt(asm.R1)
-		if i > first {
-			call[0] = call[0].WithSymbol(fmt.Sprintf("next%d", i-1))
-		}
-		code = append(code, call...)
-		code = append(code, asm.Call.Label(l.symbol(i)))
+	next := "next-"
+	for n, m := range modules {
+		i := first + n
+		start := l.pkt(asm.R1)
+		start[0] = start[0].WithSymbol(next)
+		next = fmt.Sprintf("next%d", i)
+		verdict, other := fmt.Sprintf("check%d", i), fmt.Sprintf("verdict%d", i)
+		check := asm.Instructions{asm.JNE.Imm(asm.R0, 0, other)}
 		if l.traced != 0 {
-			code = append(code, l.trace(i, pkt)...)
+			check = append(l.trace(i), check...)
 		}
-		code = append(code, asm.JNE.Imm(asm.R0, 0, other))
-		cold = append(cold, l.cold(i, other, next, pkt)...)
+		check[0] = check[0].WithSymbol(verdict)
+		code = append(append(append(code, start...), call(m, verdict)...), check...)
+		cold = append(cold, l.cold(i, other, next)...)
 	}
-	code = append(code, l.end(parts, slot, last, first == last)...)
-	return append(code, cold...)
+	end := l.end(parts, slot)
+	end[0] = end[0].WithSymbol(next)
+	return append(append(code, end...), cold...)
+}
+
+// call reaches a function and comes out at a label.
+func call(b body, end string) asm.Instructions {
+	if b.inline {
+		return b.inlined(end)
+	}
+	return asm.Instructions{asm.Call.Label(b.symbol)}
+}
+
+// setFrame puts the packet context below the frames of everything that is written into the entry.
+func (l *linker) setFrame(bodies []body) {
+	l.frame = l.pktSize
+	for _, b := range bodies {
+		if b.inline {
+			l.frame = max(l.frame, l.pktSize+b.stack)
+		}
+	}
+}
+
+// pkt puts the address of the context into a register.
+func (l *linker) pkt(dst asm.Register) asm.Instructions {
+	return asm.Instructions{asm.Mov.Reg(dst, asm.RFP), asm.Add.Imm(dst, -l.frame)}
 }
 
 // trace tells of the verdict in R0 and keeps it.
-func (l *linker) trace(i int, pkt func(asm.Register) asm.Instructions) asm.Instructions {
-	code := append(asm.Instructions{asm.Mov.Reg(asm.R7, asm.R0)}, pkt(asm.R1)...)
+func (l *linker) trace(i int) asm.Instructions {
+	code := append(asm.Instructions{asm.Mov.Reg(asm.R7, asm.R0)}, l.pkt(asm.R1)...)
 	return append(code,
 		asm.Mov.Imm(asm.R2, int32(i)),
 		asm.Mov.Reg(asm.R3, asm.R7),
@@ -271,28 +300,22 @@ func (l *linker) trace(i int, pkt func(asm.Register) asm.Instructions) asm.Instr
 }
 
 // end is what follows the last module.
-func (l *linker) end(parts *ebpf.Map, slot, last int, empty bool) asm.Instructions {
-	symbol := fmt.Sprintf("next%d", last-1)
-	done := asm.Instructions{asm.Mov.Imm(asm.R0, l.action(xdpPass, tcNext)), asm.Return().WithSymbol("out")}
-	if parts != nil {
-		done = asm.Instructions{
-			asm.Mov.Reg(asm.R1, asm.R6),
-			asm.LoadMapPtr(asm.R2, parts.FD()),
-			asm.Mov.Imm(asm.R3, int32(slot)),
-			asm.FnTailCall.Call(),
-			asm.Mov.Imm(asm.R0, l.missingPart()), // only if the table was emptied from outside
-			asm.Return().WithSymbol("out"),
-		}
+func (l *linker) end(parts *ebpf.Map, slot int) asm.Instructions {
+	if parts == nil {
+		return asm.Instructions{asm.Mov.Imm(asm.R0, l.action(xdpPass, tcNext)), asm.Return().WithSymbol("out")}
 	}
-	if !empty {
-		done[0] = done[0].WithSymbol(symbol)
+	return asm.Instructions{
+		asm.LoadMem(asm.R1, asm.RFP, int16(-l.frame), asm.DWord), // pkt.ctx
+		asm.LoadMapPtr(asm.R2, parts.FD()),
+		asm.Mov.Imm(asm.R3, int32(slot)),
+		asm.FnTailCall.Call(),
+		asm.Mov.Imm(asm.R0, l.missingPart()), // only if the table was emptied from outside
+		asm.Return().WithSymbol("out"),
 	}
-	return done
 }
 
 // cold turns a verdict of module i into an action.
-func (l *linker) cold(i int, symbol, next string, pkt func(asm.Register) asm.Instructions) asm.Instructions {
-	g := l.members[i]
+func (l *linker) cold(i int, symbol, next string) asm.Instructions {
 	var flags int32
 	if l.spec.Members[i].FailClosed {
 		flags |= callFailClosed
@@ -300,10 +323,9 @@ func (l *linker) cold(i int, symbol, next string, pkt func(asm.Register) asm.Ins
 	if l.spec.Side == OnTCEgress {
 		flags |= callTCEgress
 	}
-	code := asm.Instructions{asm.Mov.Reg(asm.R2, asm.R0).WithSymbol(symbol)}
-	code = append(code, pkt(asm.R1)...)
+	code := append(asm.Instructions{asm.Mov.Reg(asm.R2, asm.R0).WithSymbol(symbol)}, l.pkt(asm.R1)...)
 	return append(code,
-		asm.LoadMapPtr(asm.R3, g.maps[dropsMap].FD()),
+		asm.LoadMapPtr(asm.R3, l.members[i].maps[dropsMap].FD()),
 		asm.Mov.Imm(asm.R4, flags),
 		asm.Call.Label("kerb_verdict"),
 		asm.JEq.Imm(asm.R0, goOn, next),

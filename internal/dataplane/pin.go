@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"github.com/cilium/ebpf"
 )
@@ -30,8 +31,25 @@ func pinDir(dir string, fill func(tmp string) error) error {
 	return nil
 }
 
-// removePins unpins a directory with all it holds.
+// removePins unpins a directory with all it holds. It takes the name away first: whenever the agent is killed, what has
+// the name is whole.
 func removePins(dir string) error {
+	tmp := dir
+	if !strings.HasPrefix(filepath.Base(dir), tempPrefix) {
+		tmp = temp(dir)
+		if err := removeAll(tmp); err != nil {
+			return err
+		}
+		if err := os.Rename(dir, tmp); errors.Is(err, os.ErrNotExist) {
+			return nil
+		} else if err != nil {
+			return fmt.Errorf("unpin: %w", err)
+		}
+	}
+	return removeAll(tmp)
+}
+
+func removeAll(dir string) error {
 	if err := os.RemoveAll(dir); err != nil {
 		return fmt.Errorf("unpin: %w", err)
 	}
@@ -58,7 +76,7 @@ func pinOnce(m *ebpf.Map, path string) error {
 	return pinCopy(m, path)
 }
 
-// sweepTemp removes what a killed agent was building.
+// sweepTemp removes what a killed agent was building or removing.
 func sweepTemp(dirs ...string) error {
 	var errs []error
 	for _, dir := range dirs {
