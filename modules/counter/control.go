@@ -57,6 +57,7 @@ func (compiled) Fill(sdk.Maps) error { return nil }
 
 // Names of maps in the data plane.
 const (
+	mapPlaces   = "places"
 	mapCounts   = "counts"
 	mapOverflow = "overflow"
 )
@@ -70,16 +71,19 @@ type key struct {
 	_         uint8
 }
 
+// place mirrors struct counter_place.
+type place struct {
+	Key   key
+	Count Count
+}
+
 // Count is packets and bytes. Bytes are those of whole frames, Ethernet header included.
 type Count struct {
 	Packets uint64 `json:"packets"`
 	Bytes   uint64 `json:"bytes"`
 }
 
-func (c *Count) add(o Count) {
-	c.Packets += o.Packets
-	c.Bytes += o.Bytes
-}
+func (c Count) plus(o Count) Count { return Count{c.Packets + o.Packets, c.Bytes + o.Bytes} }
 
 // Entry is the count of one protocol at one attach point.
 type Entry struct {
@@ -106,9 +110,6 @@ var (
 
 func (k key) entry(at sdk.Instance, c Count) Entry {
 	e := Entry{Service: at.Service, Interface: at.Interface, Direction: directions[k.Direction&1], Family: families[k.Family], Count: c}
-	if e.Interface == "" {
-		e.Interface = strconv.Itoa(int(k.Ifindex))
-	}
 	var known bool
 	if e.Protocol, known = protocols[k.Proto]; !known {
 		e.Protocol = strconv.Itoa(int(k.Proto))
@@ -119,31 +120,77 @@ func (k key) entry(at sdk.Instance, c Count) Entry {
 	return e
 }
 
-// read sums the counters over the CPUs and orders them by interface, direction, family and protocol.
+// read sums the counters of the present interfaces over the CPUs, ordered by service, interface, direction, family and
+// protocol.
 func read(live sdk.Live) (*Report, error) {
-	counts, err := live.Maps.Get(mapCounts)
-	if err != nil {
-		return nil, err
-	}
 	where := map[uint32]sdk.Instance{}
 	for _, i := range live.Interface() {
 		where[i.Ifindex] = i
 	}
-	out := &Report{Counts: []Entry{}, Totals: map[string]Count{}, Overflow: map[string]Count{}}
-	var k key
-	var perCPU []Count
-	all := counts.Iterate()
-	for all.Next(&k, &perCPU) {
-		out.Counts = append(out.Counts, k.entry(where[k.Ifindex], sum(perCPU)))
+	sums := map[key]Count{}
+	err := eachPlace(live.Maps, func(_ uint32, perCPU []place) error {
+		for _, p := range perCPU {
+			if p.Key != (key{}) {
+				sums[p.Key] = sums[p.Key].plus(p.Count)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
 	}
-	if err := all.Err(); err != nil {
-		return nil, fmt.Errorf("read map %s: %w", mapCounts, err)
+	err = eachEntry(live.Maps, func(k key, perCPU []Count) {
+		sums[k] = sums[k].plus(sum(perCPU))
+	})
+	if err != nil {
+		return nil, err
+	}
+	out := &Report{Counts: []Entry{}, Totals: map[string]Count{}, Overflow: map[string]Count{}}
+	for k, c := range sums {
+		if at, there := where[k.Ifindex]; there {
+			out.Counts = append(out.Counts, k.entry(at, c))
+		}
 	}
 	slices.SortFunc(out.Counts, func(a, b Entry) int {
 		return cmp.Or(cmp.Compare(a.Service, b.Service), cmp.Compare(a.Interface, b.Interface), cmp.Compare(a.Direction, b.Direction),
 			cmp.Compare(a.Family, b.Family), cmp.Compare(a.Protocol, b.Protocol))
 	})
 	return out, out.total(live.Maps)
+}
+
+// eachPlace calls do for the places that some CPU has taken.
+func eachPlace(maps sdk.Maps, do func(at uint32, perCPU []place) error) error {
+	m, err := maps.Get(mapPlaces)
+	if err != nil {
+		return err
+	}
+	var perCPU []place
+	for at := range m.MaxEntries() {
+		if err := m.Lookup(at, &perCPU); err != nil {
+			return fmt.Errorf("read map %s: %w", mapPlaces, err)
+		}
+		if err := do(at, perCPU); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func eachEntry(maps sdk.Maps, do func(k key, perCPU []Count)) error {
+	m, err := maps.Get(mapCounts)
+	if err != nil {
+		return err
+	}
+	var k key
+	var perCPU []Count
+	all := m.Iterate()
+	for all.Next(&k, &perCPU) {
+		do(k, perCPU)
+	}
+	if err := all.Err(); err != nil {
+		return fmt.Errorf("read map %s: %w", mapCounts, err)
+	}
+	return nil
 }
 
 // total adds what concerns all interfaces.
@@ -161,7 +208,7 @@ func (r *Report) total(maps sdk.Maps) error {
 		total := r.Overflow[direction]
 		for _, e := range r.Counts {
 			if e.Direction == direction {
-				total.add(e.Count)
+				total = total.plus(e.Count)
 			}
 		}
 		r.Totals[direction] = total
@@ -171,7 +218,7 @@ func (r *Report) total(maps sdk.Maps) error {
 
 func sum(perCPU []Count) (out Count) {
 	for _, c := range perCPU {
-		out.add(c)
+		out = out.plus(c)
 	}
 	return
 }
@@ -236,34 +283,48 @@ func (compiled) Run(ctx context.Context, live sdk.Live) {
 // sweep deletes the entries of interfaces that are missing now and were missing the last time: one that is only being
 // registered keeps its counters. It returns those that are missing.
 func sweep(live sdk.Live, before map[uint32]bool) (map[uint32]bool, error) {
-	counts, err := live.Maps.Get(mapCounts)
-	if err != nil {
-		return before, err
-	}
 	there, missing := map[uint32]bool{}, map[uint32]bool{}
 	for _, i := range live.Interface() {
 		there[i.Ifindex] = true
 	}
-	var k key
-	var perCPU []Count
-	var over []key
-	all := counts.Iterate()
-	for all.Next(&k, &perCPU) {
-		if there[k.Ifindex] {
-			continue
+	gone := func(k key) bool {
+		if !there[k.Ifindex] {
+			missing[k.Ifindex] = true
 		}
-		missing[k.Ifindex] = true
-		if before[k.Ifindex] {
+		return !there[k.Ifindex] && before[k.Ifindex]
+	}
+	if err := sweepPlaces(live.Maps, gone); err != nil {
+		return before, err
+	}
+	var over []key
+	err := eachEntry(live.Maps, func(k key, _ []Count) {
+		if gone(k) {
 			over = append(over, k)
 		}
-	}
-	if err := all.Err(); err != nil {
-		return before, fmt.Errorf("read map %s: %w", mapCounts, err)
+	})
+	if err != nil {
+		return before, err
 	}
 	for _, k := range over {
-		if err := counts.Delete(k); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		if err := live.Maps[mapCounts].Delete(k); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 			return missing, fmt.Errorf("delete from map %s: %w", mapCounts, err)
 		}
 	}
 	return missing, nil
+}
+
+// sweepPlaces frees the places that vanished interfaces hold on all CPUs. Where one CPU's is free, that CPU may be taking it
+// right now, and a write from here would wipe out what it counts.
+func sweepPlaces(maps sdk.Maps, gone func(key) bool) error {
+	return eachPlace(maps, func(at uint32, perCPU []place) error {
+		for _, p := range perCPU {
+			if p.Key == (key{}) || !gone(p.Key) {
+				return nil
+			}
+		}
+		if err := maps[mapPlaces].Put(at, make([]place, len(perCPU))); err != nil {
+			return fmt.Errorf("free place %d: %w", at, err)
+		}
+		return nil
+	})
 }
