@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/kerb-edge/kerb/internal/netlab"
 )
@@ -38,8 +39,9 @@ func run(m *testing.M) int {
 	if err := errors.Join(checkObjects(), build(dir), netlab.Sweep(prefix)); err != nil {
 		return fail(err)
 	}
+	setting, _ := os.ReadFile(expedited)
 	code := m.Run()
-	if err := leftovers(); err != nil {
+	if err := errors.Join(leftovers(), unchanged(string(setting))); err != nil {
 		return fail(err)
 	}
 	return code
@@ -96,6 +98,19 @@ func leftovers() error {
 		err = errors.Join(err, fmt.Errorf("the tests have left behind: %s", strings.Join(found, ", ")))
 	}
 	return err
+}
+
+// expedited is the one setting of the kernel that the agent changes, for moments only.
+const expedited = "/sys/kernel/rcu_expedited"
+
+func unchanged(before string) error {
+	for range 100 { // other agents on the machine change it, too
+		if now, _ := os.ReadFile(expedited); string(now) == before {
+			return nil
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+	return fmt.Errorf("%s is no more what it was, %q", expedited, before)
 }
 
 // bpfPrefix is what the names of this process's pin directories begin with.

@@ -3,8 +3,11 @@
 package e2e
 
 import (
+	"context"
+	"errors"
 	"math/rand/v2"
 	"os"
+	"path/filepath"
 	"strconv"
 	"testing"
 	"time"
@@ -64,7 +67,7 @@ func TestKillUnderTraffic(t *testing.T) {
 func TestKillDuringApply(t *testing.T) {
 	const rounds = 20
 	n := newRunningNode(t)
-	n.apply(n.pass("count", "*"), n.stamp(1))
+	n.apply(n.flipped(1), n.stamp(1))
 	mapBefore := n.mapID("count", "totals")
 	udp, web := startStream(t, n.db, n.web), startRequests(t, n.db, n.web)
 	allowed := []uint32{1}
@@ -74,13 +77,16 @@ func TestKillDuringApply(t *testing.T) {
 		allowed = append(allowed, uint32(next))
 		before := n.programs()
 		answered := make(chan result, 1)
-		go func() { answered <- n.tryApply(n.stamp(next)) }()
+		go func() { answered <- n.tryApply(n.stamp(next), n.flipped(next)) }()
 		time.Sleep(time.Duration(rand.IntN(150)) * time.Millisecond)
 		n.kill()
 		r := <-answered
 		n.start()
 		n.settled(map[string]int{"count": 4, "stamp": 2})
 		now := n.generation()
+		if want := n.flipped(now).Spec.Order.Priority; get[v1.Module](n, "module", "count").Spec.Order.Priority != want {
+			t.Errorf("round %d: of two modules in one change only one has changed", i)
+		}
 		switch {
 		case now == next:
 			changed++
@@ -94,6 +100,9 @@ func TestKillDuringApply(t *testing.T) {
 		default:
 			t.Errorf("round %d: generation is %d, want %d or %d", i, now, old, next)
 		}
+		if want := []string{"count,stamp", "stamp,count"}[now%2]; !n.runs(n.web, want) {
+			t.Errorf("round %d: web runs %v, want %s", i, n.hooks("web"), want)
+		}
 		eventually(t, "packets are stamped by the desired generation", func() bool { return int(udp.generation()) == now })
 		n.tidy()
 	}
@@ -103,6 +112,14 @@ func TestKillDuringApply(t *testing.T) {
 	udp.finish(allowed...)
 	web.finish()
 	t.Logf("%d changes were done, %d were not", changed, kept)
+}
+
+// flipped is module count, before module stamp of even generations and after it of odd ones.
+func (n *node) flipped(generation int) v1.Module {
+	n.t.Helper()
+	m := n.pass("count", "*")
+	m.Spec.Order.Priority = 50 + 100*(generation%2)
+	return m
 }
 
 // generation is the one that the agent wants, by its own words.
@@ -170,4 +187,73 @@ func (n *node) programIDs() map[string]uint32 {
 		}
 	}
 	return out
+}
+
+// Whatever of the pins is lost while no agent runs, the next one brings the node to the desired state.
+func TestLostPins(t *testing.T) {
+	for name, lose := range map[string]string{
+		"all, as by a reboot":      "",
+		"links":                    "links/*",
+		"the entry of every chain": "chains/*/prog0",
+		"one chain":                "chains/tc-egress_*",
+		"half of a removal":        "chains",
+		"everything but the links": "[cm]*",
+		"generations":              "modules/*",
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newRunningNode(t)
+			n.apply(n.pass("count", "*"), n.stamp(1))
+			n.kill()
+			n.losePins(lose)
+			n.start()
+			n.settled(map[string]int{"count": 4, "stamp": 2})
+			eventually(t, "web and db run their chains", func() bool { return n.runs(n.web, "count,stamp") && n.runs(n.db, "count") })
+			udp := startStream(t, n.db, n.web)
+			eventually(t, "packets are stamped", func() bool { return udp.generation() == 1 })
+			udp.finish(1)
+			n.tidy()
+		})
+	}
+}
+
+func (n *node) losePins(pattern string) {
+	n.t.Helper()
+	paths, err := filepath.Glob(filepath.Join(n.bpf, pattern))
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	if pattern == "chains" { // a purge that was killed
+		err = os.Rename(paths[0], filepath.Join(n.bpf, "tmp_chains"))
+		paths = nil
+	}
+	for _, path := range paths {
+		err = errors.Join(err, os.RemoveAll(path))
+	}
+	if err != nil {
+		n.t.Fatal(err)
+	}
+}
+
+// A purge that is killed anywhere leaves nothing that a later purge or agent stumbles over.
+func TestKillDuringPurge(t *testing.T) {
+	n := newRunningNode(t)
+	n.apply(n.pass("count", "*"), n.stamp(1))
+	for i := range 8 {
+		n.kill()
+		ctx, cancel := context.WithCancel(context.Background())
+		purge := n.lab.Node().Command(ctx, n.binary, append([]string{"purge"}, n.flags()...)...)
+		if err := purge.Start(); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Duration(rand.IntN(60)) * time.Millisecond)
+		cancel() // kill -9
+		_ = purge.Wait()
+		if i%2 == 1 {
+			n.must("purge", n.flags()...)
+		}
+		n.start()
+		n.settled(map[string]int{"count": 4, "stamp": 2})
+		eventually(t, "web runs its chain", func() bool { return n.runs(n.web, "count,stamp") })
+		n.tidy()
+	}
 }
