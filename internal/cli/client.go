@@ -64,8 +64,11 @@ func (a *app) call(ctx context.Context, method, path string, body []byte) ([]byt
 	if errors.As(err, &dial) {
 		return nil, &unreachableError{a.socket, dial.error}
 	}
+	if err != nil && ctx.Err() != nil {
+		return nil, ctx.Err()
+	}
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("the agent ended before it answered: see what is there when it runs again (%w)", err)
 	}
 	defer response.Body.Close()
 	answer, err := io.ReadAll(response.Body)

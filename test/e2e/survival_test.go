@@ -5,10 +5,13 @@ package e2e
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -81,6 +84,9 @@ func TestKillDuringApply(t *testing.T) {
 		time.Sleep(time.Duration(rand.IntN(150)) * time.Millisecond)
 		n.kill()
 		r := <-answered
+		if r.code != 0 && !strings.Contains(r.stderr, "agent") {
+			t.Errorf("round %d: the operator is told %q", i, r.stderr)
+		}
 		n.start()
 		n.settled(map[string]int{"count": 4, "stamp": 2})
 		now := n.generation()
@@ -127,6 +133,38 @@ func (n *node) generation() int {
 	n.t.Helper()
 	g, _ := get[v1.Module](n, "module", "stamp").Spec.Config["generation"].(float64)
 	return int(g)
+}
+
+// Changes of several operators at once happen one after the other, each in full.
+func TestConcurrentChanges(t *testing.T) {
+	const operators = 6
+	n := newRunningNode(t)
+	n.apply(n.stamp(1))
+	udp := startStream(t, n.db, n.web)
+	var wait sync.WaitGroup
+	for i := range operators {
+		name := fmt.Sprintf("c%d", i)
+		module := n.pass(name, "*")
+		wait.Go(func() {
+			for range 3 {
+				if r := n.tryApply(module); r.code != 0 {
+					t.Errorf("apply %s: %s", name, r.stderr)
+				}
+				if r := n.kerb("module", "delete", name); r.code != 0 {
+					t.Errorf("delete %s: %s", name, r.stderr)
+				}
+			}
+			if r := n.tryApply(module); r.code != 0 {
+				t.Errorf("apply %s: %s", name, r.stderr)
+			}
+		})
+	}
+	wait.Wait()
+	if !n.runs(n.web, "c0,c1,c2,c3,c4,c5,stamp") || !n.runs(n.db, "c0,c1,c2,c3,c4,c5") {
+		t.Errorf("web runs %v, db %v", n.hooks("web"), n.hooks("db"))
+	}
+	udp.finish(1)
+	n.tidy()
 }
 
 // SIGTERM ends the agent; what it has put into the kernel goes on, and the next one finds it.
