@@ -68,8 +68,12 @@ func TestKillUnderTraffic(t *testing.T) {
 
 // The agent is killed anywhere in a change: after a restart the node is as before the change or as after it.
 func TestKillDuringApply(t *testing.T) {
-	const rounds = 20
+	const rounds, more = 20, 8 // services beside web, so that a kill meets a node half switched
 	n := newRunningNode(t)
+	for i := range more {
+		n.apply(service(n.host(fmt.Sprintf("more%d", i)), "app=web"))
+	}
+	instances := map[string]int{"count": 4 + 2*more, "stamp": 2 + 2*more}
 	n.apply(n.flipped(1), n.stamp(1))
 	mapBefore := n.mapID("count", "totals")
 	udp, web := startStream(t, n.db, n.web), startRequests(t, n.db, n.web)
@@ -88,7 +92,7 @@ func TestKillDuringApply(t *testing.T) {
 			t.Errorf("round %d: the operator is told %q", i, r.stderr)
 		}
 		n.start()
-		n.settled(map[string]int{"count": 4, "stamp": 2})
+		n.settled(instances)
 		now := n.generation()
 		if want := n.flipped(now).Spec.Order.Priority; get[v1.Module](n, "module", "count").Spec.Order.Priority != want {
 			t.Errorf("round %d: of two modules in one change only one has changed", i)
@@ -106,8 +110,8 @@ func TestKillDuringApply(t *testing.T) {
 		default:
 			t.Errorf("round %d: generation is %d, want %d or %d", i, now, old, next)
 		}
-		if want := []string{"count,stamp", "stamp,count"}[now%2]; !n.runs(n.web, want) {
-			t.Errorf("round %d: web runs %v, want %s", i, n.hooks("web"), want)
+		if want := []string{"count,stamp", "stamp,count"}[now%2]; !n.runs(n.web, want) || strings.Count(n.programs(), "="+want+":") != instances["stamp"] {
+			t.Errorf("round %d: the node runs %s, want %s on web and its like", i, n.programs(), want)
 		}
 		eventually(t, "packets are stamped by the desired generation", func() bool { return int(udp.generation()) == now })
 		n.tidy()
