@@ -74,12 +74,12 @@ type linker struct {
 }
 
 func newLinker(spec ChainSpec, members []*generation) (*linker, error) {
-	l := &linker{spec: spec, members: members, maps: map[string]*ebpf.Map{}, license: "Dual BSD/GPL", frags: len(members) > 0}
+	l := &linker{spec: spec, members: members, maps: map[string]*ebpf.Map{}, license: "Dual BSD/GPL", frags: spec.Side == OnXDP && len(members) > 0 && haveXDPFrags()}
 	for _, g := range members {
 		l.frags = l.frags && g.Frags
 	}
 	name := string(spec.Side.Hook())
-	if spec.Side == OnXDP && l.frags {
+	if l.frags {
 		name = "xdp-frags"
 	}
 	obj, err := chainObject(name)

@@ -8,8 +8,9 @@ import (
 	"github.com/kerb-edge/kerb/internal/dataplane"
 )
 
-// The verifier's work bounds how many modules fit into one program with the firewall (1,000,000 in all).
-const maxVerified = 100000
+// The verifier's work bounds how many modules fit into one program with the firewall (1,000,000 in all). Linux 6.18 needs
+// 85,000 instructions, 6.1 needs 200,000.
+const maxVerified = 250000
 
 func TestVerifies(t *testing.T) {
 	needRoot(t)
