@@ -133,7 +133,7 @@ func (c *chain) loadPart(l *linker, first, last int, table *ebpf.Map, slot int) 
 	if err != nil {
 		return nil, err
 	}
-	spec := l.programSpec(code, "kerb_"+c.spec.ID())
+	spec := l.programSpec(code, programName(c.spec))
 	prog, err := ebpf.NewProgram(spec)
 	if err == nil {
 		return prog, nil
@@ -256,3 +256,6 @@ func (c *PinnedChain) read() error {
 func (c *PinnedChain) open() (*ebpf.Program, error) {
 	return ebpf.LoadPinnedProgram(entryPin(c.dir), nil)
 }
+
+// programName is the owner tag of Kerb's programs.
+func programName(c ChainSpec) string { return "kerb_" + c.ID() }

@@ -37,7 +37,7 @@ func viewXDP(ifindex int) HookView {
 		return HookView{}
 	}
 	xdp := l.Attrs().Xdp
-	v := HookView{Programs: []string{programName(ebpf.ProgramID(xdp.ProgId))}}
+	v := HookView{Programs: []string{describeProgram(ebpf.ProgramID(xdp.ProgId))}}
 	switch xdp.AttachMode {
 	case 1: // XDP_ATTACHED_DRV
 		v.Mode = ModeXDPNative
@@ -58,7 +58,7 @@ func tcxPrograms(p Point) []string {
 	}
 	var out []string
 	for _, prog := range result.Programs {
-		out = append(out, programName(prog.ID))
+		out = append(out, describeProgram(prog.ID))
 	}
 	return out
 }
@@ -82,8 +82,8 @@ func clsactPrograms(p Point) []string {
 	return out
 }
 
-// programName describes a program; its name needs CAP_SYS_ADMIN.
-func programName(id ebpf.ProgramID) string {
+// describeProgram names a program; its name needs CAP_SYS_ADMIN.
+func describeProgram(id ebpf.ProgramID) string {
 	p, err := ebpf.NewProgramFromID(id)
 	if err != nil {
 		return fmt.Sprintf("(id %d)", id)

@@ -349,9 +349,9 @@ func (l *linker) missingPart() int32 {
 	return l.action(xdpPass, tcNext)
 }
 
-// entryType is the BTF of the generated entry: int kerb_chain(void *ctx).
+// entryType is the BTF of the generated entry, int kerb_<chain>(void *ctx): the name that bpftool and perf show.
 func (l *linker) entryType() *btf.Func {
-	return &btf.Func{Name: "kerb_chain", Linkage: btf.GlobalFunc, Type: &btf.FuncProto{
+	return &btf.Func{Name: programName(l.spec), Linkage: btf.GlobalFunc, Type: &btf.FuncProto{
 		Return: &btf.Int{Name: "int", Size: 4, Encoding: btf.Signed},
 		Params: []btf.FuncParam{{Name: "ctx", Type: &btf.Pointer{Target: &btf.Void{}}}},
 	}}
