@@ -16,6 +16,7 @@ import (
 // The data plane and the model in Go must decide alike, packet by packet, with and without state, and move the same
 // counters. FIREWALL_SEED repeats a failure, FIREWALL_SECONDS sets how long (20 unless said).
 func TestAgainstModel(t *testing.T) {
+	notEmulated(t)
 	needRoot(t)
 	seed := uint64(time.Now().UnixNano())
 	if s, err := strconv.ParseUint(os.Getenv("FIREWALL_SEED"), 10, 64); err == nil {
@@ -252,6 +253,7 @@ func distance(k connKey, want uint64) uint64 {
 
 // The largest rule sets, of the kinds that people write, in both families at once.
 func TestTenThousandRules(t *testing.T) {
+	notEmulated(t)
 	for _, f := range ruleFamilies {
 		t.Run(f.name, func(t *testing.T) {
 			config := f.config(MaxRules/2, true, false)

@@ -54,6 +54,15 @@ var built = sync.OnceValues(func() (*pkgs.Package, error) {
 	return pkgs.Open(dir)
 })
 
+// notEmulated leaves out tests that load the firewall often: each load takes seconds in the emulated machines of the
+// kernel matrix, and the others have loaded it there already.
+func notEmulated(t testing.TB) {
+	t.Helper()
+	if os.Getenv("KERB_MATRIX") != "" {
+		t.Skip("loads the firewall too often for an emulated machine")
+	}
+}
+
 func needRoot(t testing.TB) {
 	t.Helper()
 	if os.Geteuid() != 0 {

@@ -101,6 +101,7 @@ func TestStateOfAnotherInterfaceDoesNotCount(t *testing.T) {
 }
 
 func TestFragments(t *testing.T) {
+	notEmulated(t)
 	const rules = `"rules": [{"action": "allow", "direction": "ingress", "protocol": "udp", "dstPort": 53}]`
 	first4 := frame{Packet: udp(far4, 9, svc4, 53), more: true, fragID: 7, payload: 32}
 	later4 := frame{Packet: udp(far4, 9, svc4, 53), fragOff: 40, fragID: 7, payload: 32}
@@ -135,6 +136,7 @@ func TestFragments(t *testing.T) {
 }
 
 func TestExtensionHeaders(t *testing.T) {
+	notEmulated(t)
 	f := frame{Packet: tcp(svc6, 1, far6, 80, tcpSYN), ext: []int{0, 43, 60}}
 	plain := frame{Packet: tcp(svc6, 1, far6, 80, tcpSYN)}
 	const rules = `"rules": [{"action": "deny", "protocol": "tcp", "dstPort": 22}]`
@@ -149,6 +151,7 @@ func TestExtensionHeaders(t *testing.T) {
 }
 
 func TestNeighbourDiscoveryPassesUnderDefaultDeny(t *testing.T) {
+	notEmulated(t)
 	nd := func(t uint8, hops uint8) frame {
 		p := icmp("fe80::1", "ff02::1", t, 0)
 		p.HopLimit = hops
@@ -171,6 +174,7 @@ func TestNeighbourDiscoveryPassesUnderDefaultDeny(t *testing.T) {
 }
 
 func TestNonIPAndMalformed(t *testing.T) {
+	notEmulated(t)
 	arp := make([]byte, 60)
 	arp[12], arp[13] = 0x08, 0x06
 	short := frame{Packet: udp(svc4, 1, far4, 2)}.bytes()[:36]
@@ -254,6 +258,7 @@ func mayPass(f []byte) bool {
 func ptr[T any](v T) *T { return &v }
 
 func TestFullTable(t *testing.T) {
+	notEmulated(t)
 	establish := func(k *kernel, port uint16) bool {
 		out, in := tcp(svc4, port, far4, 80, tcpSYN), tcp(far4, 80, svc4, port, tcpSYN|tcpACK)
 		ack := tcp(svc4, port, far4, 80, tcpACK)
@@ -279,6 +284,7 @@ func TestFullTable(t *testing.T) {
 
 // A flood of beginnings, answered or not, costs an established connection nothing.
 func TestFloodSparesEstablished(t *testing.T) {
+	notEmulated(t)
 	k := loadFirewall(t, `{"rules": [{"action": "allow", "direction": "ingress", "protocol": "tcp", "dstPort": 80}], "defaultPolicy": {"egress": "deny"}}`)
 	good := tcp(far4, 999, svc4, 80, tcpSYN)
 	back := tcp(svc4, 80, far4, 999, tcpSYN|tcpACK)
