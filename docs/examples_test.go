@@ -39,7 +39,7 @@ func TestTourWorks(t *testing.T) {
 }
 
 var (
-	identity = regexp.MustCompile(`\b[0-9a-f]{10}\b`)
+	identity = regexp.MustCompile(`\b(kerb_)?[0-9a-f]{10}\b`)
 	number   = regexp.MustCompile(`[0-9]+(\.[0-9]+)*`)
 	version  = regexp.MustCompile(`(?m)^(Version|Kernel|Uptime|Memory):.*$`)
 	spaces   = regexp.MustCompile(` +`)
