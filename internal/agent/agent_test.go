@@ -4,6 +4,7 @@ package agent
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -14,6 +15,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/cilium/ebpf"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/config"
@@ -220,6 +223,37 @@ func TestRestartAdopts(t *testing.T) {
 	}
 }
 
+// A restarted agent leaves connections to whom they belong, though it has only begun to look for services.
+func TestRestartKeepsConnections(t *testing.T) {
+	n := newNode(t)
+	n.apply(t, n.both(), module("fw", "firewall", "*", map[string]any{}), module("later", testPackage(t, "pass"), "*", nil))
+	n.stop()
+	pins, err := filepath.Glob(filepath.Join(n.cfg.Paths.BPF, "modules/fw/*/established4"))
+	if err != nil || len(pins) != 1 {
+		t.Fatal(pins, err)
+	}
+	m, err := ebpf.LoadPinnedMap(pins[0], nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	key, value := make([]byte, m.KeySize()), make([]byte, m.ValueSize())
+	binary.NativeEndian.PutUint32(key, uint32(n.web.OuterIndex()))
+	binary.NativeEndian.PutUint64(value, 1<<62) // seen: not old
+	if err := m.Put(key, value); err != nil {
+		t.Fatal(err)
+	}
+	n.start(t)
+	eventually(t, "the firewall is live again", func() bool {
+		_, err := n.ModuleHandler("fw")
+		return err == nil
+	})
+	n.stop() // waits for the sweep that has begun
+	if err := m.Lookup(key, &value); err != nil {
+		t.Errorf("the connection is lost: %v", err)
+	}
+}
+
 // After a reboot every pin is gone: all is rebuilt from the store.
 func TestRebootRebuilds(t *testing.T) {
 	n := newNode(t)
@@ -243,8 +277,6 @@ func TestBadChangesLeaveAllAsItWas(t *testing.T) {
 	before := n.chainsOn(t, n.web)
 	cycle := module("x", testPackage(t, "pass"), "*", nil)
 	cycle.Spec.Order = v1.Order{Before: []string{"count"}, After: []string{"count"}}
-	xdp := module("x", "counter", "*", nil)
-	xdp.Spec.Hook = "xdp"
 	budget := module("x", testPackage(t, "pass"), "*", nil)
 	budget.Spec.Budget.Memory = "1"
 	gone := serviceOf("gone", n.web)

@@ -35,6 +35,7 @@ func (l *liveModule) stop() {
 // adopt makes w the present: control planes of new generations start, those of old ones end.
 func (a *Agent) adopt(w world, points map[dataplane.Point]placement) {
 	a.desired, a.modules, a.states, a.points = w.desired, w.modules, w.services, points
+	a.metrics.publish(a) // before control planes start: they forget what belongs to interfaces that are not listed
 	for name, l := range a.live {
 		if d := w.modules[name]; d == nil || d.module.ID != l.id {
 			l.stop()
@@ -53,7 +54,6 @@ func (a *Agent) adopt(w world, points map[dataplane.Point]placement) {
 		}
 		a.live[name] = l
 	}
-	a.metrics.publish(a)
 }
 
 // enliven opens the maps of a generation and starts its control plane.
