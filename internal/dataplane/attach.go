@@ -19,7 +19,6 @@ const (
 	ModeTCX        = "tcx"
 	ModeClsact     = "clsact"
 	ModeXDPNative  = "native"
-	ModeXDPFrags   = "native-frags"
 	ModeXDPGeneric = "generic"
 )
 

@@ -13,15 +13,13 @@ import (
 
 // Errors that callers tell apart.
 var (
-	ErrNoEntry      = errors.New("the object has neither kerb_egress nor kerb_ingress")
-	ErrNoConstant   = errors.New("the data plane has no such constant")
-	ErrGone         = errors.New("the interface is gone")
-	ErrBusy         = errors.New("another program holds the hook exclusively")
-	ErrUnsupported  = errors.New("the kernel does not support it")
-	ErrNotMounted   = errors.New("no BPF file system")
-	ErrLicense      = errors.New("licences cannot be mixed in one program")
-	errTooComplex   = errors.New("more than the verifier can follow")
-	errNotOurObject = errors.New("not an object of Kerb")
+	ErrNoEntry    = errors.New("the object has neither kerb_egress nor kerb_ingress")
+	ErrNoConstant = errors.New("the data plane has no such constant")
+	ErrGone       = errors.New("the interface is gone")
+	ErrBusy       = errors.New("another program holds the hook exclusively")
+	ErrNotMounted = errors.New("no BPF file system")
+	ErrLicense    = errors.New("licences cannot be mixed in one program")
+	errTooComplex = errors.New("more than the verifier can follow")
 )
 
 // RejectedError is the verifier's refusal of a chain.
