@@ -42,9 +42,6 @@ type Run struct {
 // Loads are the loads to measure, in order.
 func (r *Run) Loads() []string { return r.loads }
 
-// Has tells whether a load is to be measured.
-func (r *Run) Has(load string) bool { return slices.Contains(r.loads, load) }
-
 // Interleave measures the trials in turn, A B C A B C ..., so that a slow
 // stretch of the machine falls on all of them, and adds their cells.
 func (r *Run) Interleave(ctx context.Context, load string, trials ...Trial) error {

@@ -140,9 +140,6 @@ type Model struct {
 // NewModel returns a model without connections.
 func NewModel(f *Firewall) *Model { return &Model{f, map[connKey]*connState{}} }
 
-// Replace changes the rules and keeps the connections.
-func (m *Model) Replace(f *Firewall) { m.Firewall = f }
-
 // connKey is a connection as seen from the service.
 type connKey struct {
 	ifindex               uint32
