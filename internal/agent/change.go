@@ -168,15 +168,13 @@ func (a *Agent) change(next store.Desired, dryRun, keep bool) ([]string, error) 
 }
 
 func (a *Agent) commit(next store.Desired, keep bool) error {
-	if !reflect.DeepEqual(next, a.desired) {
-		if err := a.store.Commit(next); err != nil {
-			return err
-		}
-	}
 	if a.store.Recovered() && !keep {
-		return a.store.SetRecovered(false)
+		return a.store.Acknowledge(next)
 	}
-	return nil
+	if reflect.DeepEqual(next, a.desired) {
+		return nil
+	}
+	return a.store.Commit(next)
 }
 
 // worldOf prepares a desired state; modules that did not change are taken as they are.

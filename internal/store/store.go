@@ -168,16 +168,6 @@ func (s *Store) Recovered() bool {
 	return recovered && err == nil
 }
 
-// SetRecovered sets or clears the flag that Recovered tells.
-func (s *Store) SetRecovered(recovered bool) error {
-	return s.update(func(tx *bbolt.Tx) error {
-		if recovered {
-			return tx.Bucket(bucketMeta).Put(keyRecovered, []byte("1"))
-		}
-		return tx.Bucket(bucketMeta).Delete(keyRecovered)
-	})
-}
-
 // Snapshot returns the desired state. The caller owns it.
 func (s *Store) Snapshot() (Desired, error) {
 	d := Desired{Modules: map[string]v1alpha1.Module{}, Services: map[string]v1alpha1.Service{}}
@@ -193,15 +183,24 @@ func (s *Store) Snapshot() (Desired, error) {
 // Commit makes d the desired state: all of it or, with an error, none. When it returns nil, d is on the disk. Errors:
 // ErrReadOnly, ErrFull, ErrCorrupt.
 func (s *Store) Commit(d Desired) error {
+	return s.update(func(tx *bbolt.Tx) error { return commit(tx, d) })
+}
+
+// Acknowledge is Commit, and clears what Recovered tells: both or neither.
+func (s *Store) Acknowledge(d Desired) error {
 	return s.update(func(tx *bbolt.Tx) error {
-		if err := write(tx.Bucket(bucketModules), d.Modules, withoutModuleStatus); err != nil {
-			return err
-		}
-		if err := write(tx.Bucket(bucketServices), d.Services, withoutServiceStatus); err != nil {
-			return err
-		}
-		return tx.Bucket(bucketMeta).Put(keyDigest, digest(tx))
+		return errors.Join(commit(tx, d), tx.Bucket(bucketMeta).Delete(keyRecovered))
 	})
+}
+
+func commit(tx *bbolt.Tx, d Desired) error {
+	if err := write(tx.Bucket(bucketModules), d.Modules, withoutModuleStatus); err != nil {
+		return err
+	}
+	if err := write(tx.Bucket(bucketServices), d.Services, withoutServiceStatus); err != nil {
+		return err
+	}
+	return tx.Bucket(bucketMeta).Put(keyDigest, digest(tx))
 }
 
 func withoutModuleStatus(m v1alpha1.Module) any   { m.Status = nil; return m }

@@ -101,8 +101,11 @@ func checkFreshUntilAcknowledged(t *testing.T, s *Store, path string) {
 	if s.Recovery() != nil || !s.Recovered() {
 		t.Error("the flag must outlive the process, the recovery must not")
 	}
-	if err := s.SetRecovered(false); err != nil || s.Recovered() {
+	if err := s.Acknowledge(desired(3)); err != nil || s.Recovered() {
 		t.Errorf("acknowledged: %v, %v", s.Recovered(), err)
+	}
+	if got := mustSnapshot(t, s); len(got.Modules) != len(desired(3).Modules) {
+		t.Errorf("acknowledged %d modules, stored %d", len(desired(3).Modules), len(got.Modules))
 	}
 }
 
