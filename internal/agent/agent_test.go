@@ -308,6 +308,58 @@ func TestBadChangesLeaveAllAsItWas(t *testing.T) {
 	}
 }
 
+// A package directory that has vanished takes nothing out by a change of something else, and is told to who applies it.
+func TestPackageVanishes(t *testing.T) {
+	n := newNode(t)
+	dir := t.TempDir()
+	if err := os.CopyFS(dir, os.DirFS(testPackage(t, "pass"))); err != nil {
+		t.Fatal(err)
+	}
+	count := module("count", dir, "*", nil)
+	n.apply(t, n.both(), count)
+	if err := os.Remove(filepath.Join(dir, "kerb.yaml")); err != nil {
+		t.Fatal(err)
+	}
+	n.apply(t, nil, module("other", testPackage(t, "pass"), "app=web", nil))
+	if got := n.chainsOn(t, n.web)["tc-ingress"]; !strings.HasPrefix(got, "count,other ") {
+		t.Errorf("web runs %q", got)
+	}
+	if _, err := n.Apply(t.Context(), server.Request{Modules: []v1.Module{count}}); err == nil || !strings.Contains(err.Error(), "not a package") {
+		t.Errorf("applying it again: %v", err)
+	}
+}
+
+// A module that the kernel has come to refuse is left out, and changes of others go on.
+func TestRefusedModuleBlocksNothing(t *testing.T) {
+	n := newNode(t)
+	dir := t.TempDir()
+	if err := os.CopyFS(dir, os.DirFS(testPackage(t, "pass"))); err != nil {
+		t.Fatal(err)
+	}
+	open := module("was-good", dir, "*", nil)
+	open.Spec.FailurePolicy = v1.FailOpen
+	n.apply(t, n.both(), open)
+	n.stop()
+	for _, object := range []string{"tc", "xdp"} {
+		data, err := os.ReadFile(filepath.Join(testPackage(t, "bad"), "bad."+object+".o"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, "pass."+object+".o"), data, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	n.start(t)
+	eventually(t, "the refused module is told", func() bool {
+		m, err := n.Module(t.Context(), "was-good")
+		return err == nil && m.Status.Conditions[0].Reason == "CannotRun"
+	})
+	n.apply(t, nil, module("other", testPackage(t, "pass"), "*", nil))
+	if got := n.chainsOn(t, n.web)["tc-ingress"]; !strings.HasPrefix(got, "other ") {
+		t.Errorf("web runs %q", got)
+	}
+}
+
 func TestVerifierLogReachesOperator(t *testing.T) {
 	n := newNode(t)
 	_, err := n.Apply(t.Context(), server.Request{Services: n.both(), Modules: []v1.Module{module("x", testPackage(t, "bad"), "*", nil)}})

@@ -53,7 +53,7 @@ func (a *Agent) Apply(_ context.Context, r server.Request) (v1.ApplyResult, erro
 		return result, err
 	}
 	keep := a.store.Recovered() && len(r.Modules) == 0
-	steps, err := a.change(next, r.DryRun, keep)
+	steps, err := a.change(next, r.Modules, r.DryRun, keep)
 	result.Steps = steps
 	return result, err
 }
@@ -77,7 +77,7 @@ func (a *Agent) Delete(_ context.Context, refs []server.Ref, dryRun bool) (v1.Ap
 		}
 		result.Changes = append(result.Changes, change)
 	}
-	steps, err := a.change(next, dryRun, a.store.Recovered())
+	steps, err := a.change(next, nil, dryRun, a.store.Recovered())
 	result.Steps = steps
 	return result, err
 }
@@ -124,8 +124,8 @@ func (a *Agent) lookUpNew(next store.Desired) (map[string]service.State, error) 
 
 // change takes the node from the present to the next desired state: kernel first, then the store. If either fails, both
 // are as before.
-func (a *Agent) change(next store.Desired, dryRun, keep bool) ([]string, error) {
-	w, err := a.worldOf(next)
+func (a *Agent) change(next store.Desired, asked []v1.Module, dryRun, keep bool) ([]string, error) {
+	w, err := a.worldOf(next, asked)
 	if err != nil {
 		return nil, err
 	}
@@ -177,23 +177,23 @@ func (a *Agent) commit(next store.Desired, keep bool) error {
 	return a.store.Commit(next)
 }
 
-// worldOf prepares a desired state; modules that did not change are taken as they are.
-func (a *Agent) worldOf(next store.Desired) (world, error) {
+// worldOf prepares a desired state. Modules that nobody asked about are taken as they are, cannot run or not: what has
+// become of their package or of the kernel meanwhile must neither change them nor block a change of others.
+func (a *Agent) worldOf(next store.Desired, asked []v1.Module) (world, error) {
 	w := world{desired: next, modules: map[string]*deployment{}, services: map[string]service.State{}, interfaces: map[string]service.Link{}}
-	for name, m := range next.Modules {
-		if d := a.modules[name]; d != nil && d.err == nil && reflect.DeepEqual(d.resource, m) && d.pkg.Source == pkgsBuiltin {
-			w.modules[name] = d
-			continue
-		}
-		if old, ok := a.desired.Modules[name]; ok && reflect.DeepEqual(old, m) {
-			w.modules[name] = a.prepareOrFail(m) // an old resident must not block a change of others
+	for name := range next.Modules {
+		w.modules[name] = a.modules[name]
+	}
+	for _, m := range asked {
+		m = next.Modules[m.Metadata.Name]
+		if d := w.modules[m.Metadata.Name]; d != nil && d.err == nil && reflect.DeepEqual(d.resource, m) && d.pkg.Source == pkgsBuiltin {
 			continue
 		}
 		d, err := a.prepare(m)
 		if err != nil {
 			return w, err
 		}
-		w.modules[name] = d
+		w.modules[m.Metadata.Name] = d
 	}
 	return w, a.lookAround(w)
 }
