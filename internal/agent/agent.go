@@ -121,6 +121,10 @@ func open(ctx context.Context, cfg config.Config, log *slog.Logger) (*Agent, err
 	if err := a.catalog.Err(); err != nil {
 		log.Error("built-in packages that cannot be used", "error", err)
 	}
+	for name, m := range desired.Modules {
+		a.modules[name] = a.prepareOrFail(m)
+	}
+	a.watcher.Set(specs(desired))
 	return a, nil
 }
 
@@ -137,7 +141,6 @@ func (a *Agent) run(ctx context.Context, cfg config.Config) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	a.watcher.OnChange(a.poke)
-	a.watcher.Set(specs(a.desired))
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer cancel(nil)
@@ -146,18 +149,13 @@ func (a *Agent) run(ctx context.Context, cfg config.Config) error {
 			cancel(err)
 		}
 	})
-	a.mu.Lock()
-	for name, m := range a.desired.Modules {
-		a.modules[name] = a.prepareOrFail(m)
-	}
-	a.mu.Unlock()
 	wg.Go(func() { a.follow(ctx) })
 	endpoints, err := server.Listen(cfg)
 	if err != nil {
 		return err
 	}
 	_, _ = daemon.SdNotify(false, daemon.SdNotifyReady)
-	a.log.Info("ready", "socket", cfg.Paths.Socket(), "modules", len(a.desired.Modules), "services", len(a.desired.Services))
+	a.log.Info("ready", "socket", cfg.Paths.Socket())
 	err = server.New(a, a.log).Serve(ctx, endpoints...)
 	if cause := context.Cause(ctx); err == nil && cause != nil && !errors.Is(cause, context.Canceled) {
 		err = cause
