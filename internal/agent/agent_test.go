@@ -9,6 +9,8 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/http"
+	"net/http/httptest"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -245,8 +247,9 @@ func TestRestartKeepsConnections(t *testing.T) {
 	}
 	n.start(t)
 	eventually(t, "the firewall is live again", func() bool {
-		_, err := n.ModuleHandler("fw")
-		return err == nil
+		answer := httptest.NewRecorder()
+		err := n.ServeModule(answer, httptest.NewRequest("GET", "/rules", nil), "fw")
+		return err == nil && answer.Code == http.StatusOK
 	})
 	n.stop() // waits for the sweep that has begun
 	if err := m.Lookup(key, &value); err != nil {

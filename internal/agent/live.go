@@ -21,15 +21,21 @@ type liveModule struct {
 	handler http.Handler // nil if the module has no routes
 	measure func() ([]sdk.Sample, error)
 	cancel  context.CancelFunc
-	wait    sync.WaitGroup
+	wait    sync.WaitGroup // for the background work
+	users   sync.WaitGroup // requests that read the maps
 }
 
+// stop ends the background work. The maps are closed when the last request is done, which a slow client must not make
+// the agent wait for.
 func (l *liveModule) stop() {
 	l.cancel()
 	l.wait.Wait()
-	for _, m := range l.live.Maps {
-		m.Close()
-	}
+	go func() {
+		l.users.Wait()
+		for _, m := range l.live.Maps {
+			m.Close()
+		}
+	}()
 }
 
 // adopt makes w the present: control planes of new generations start, those of old ones end.
@@ -94,8 +100,19 @@ func (a *Agent) instances(name string) []sdk.Instance {
 	return out
 }
 
-// ModuleHandler serves the routes of a module's control plane.
-func (a *Agent) ModuleHandler(name string) (http.Handler, error) {
+// ServeModule serves the routes of a module's control plane.
+func (a *Agent) ServeModule(w http.ResponseWriter, r *http.Request, name string) error {
+	l, err := a.useModule(name)
+	if err != nil {
+		return err
+	}
+	defer l.users.Done()
+	l.handler.ServeHTTP(w, r)
+	return nil
+}
+
+// useModule keeps the module's maps open until users.Done.
+func (a *Agent) useModule(name string) (*liveModule, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	l := a.live[name]
@@ -105,5 +122,6 @@ func (a *Agent) ModuleHandler(name string) (http.Handler, error) {
 	if l.handler == nil {
 		return nil, &fault.NotFound{Kind: "Routes of module", Name: name}
 	}
-	return l.handler, nil
+	l.users.Add(1) // under the lock that stop is called with: never after its Wait has begun
+	return l, nil
 }

@@ -142,12 +142,11 @@ func (s *Server) recover(w http.ResponseWriter, r *http.Request) {
 // serveModule hands requests below a module on to what its control plane offers.
 func (s *Server) serveModule(w http.ResponseWriter, r *http.Request) {
 	name := r.PathValue("name")
-	h, err := s.backend.ModuleHandler(name)
-	if err != nil {
-		writeProblem(w, err)
-		return
-	}
-	http.StripPrefix("/v1/modules/"+name, h).ServeHTTP(w, r)
+	http.StripPrefix("/v1/modules/"+name, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if err := s.backend.ServeModule(w, r, name); err != nil {
+			writeProblem(w, err)
+		}
+	})).ServeHTTP(w, r)
 }
 
 func (s *Server) serveHealth(w http.ResponseWriter, r *http.Request) {

@@ -213,15 +213,14 @@ func (f *Fake) Status(context.Context) (v1alpha1.NodeStatus, error) {
 	}, err
 }
 
-// ModuleHandler implements server.Backend: a module tells the path that it was asked for.
-func (f *Fake) ModuleHandler(name string) (http.Handler, error) {
-	if _, err := f.Module(context.Background(), name); err != nil {
-		return nil, err
+// ServeModule implements server.Backend: a module tells the path that it was asked for.
+func (f *Fake) ServeModule(w http.ResponseWriter, r *http.Request, name string) error {
+	if _, err := f.Module(r.Context(), name); err != nil {
+		return err
 	}
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		w.Header().Set("Content-Type", "application/json")
-		fmt.Fprintf(w, `[{"module":%q,"path":%q}]`+"\n", name, r.URL.Path)
-	}), nil
+	w.Header().Set("Content-Type", "application/json")
+	fmt.Fprintf(w, `[{"module":%q,"path":%q}]`+"\n", name, r.URL.Path)
+	return nil
 }
 
 // Collector implements server.Backend.
