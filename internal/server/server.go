@@ -111,6 +111,7 @@ func (s *Server) httpServer(e Endpoint) *http.Server {
 		Handler:           e.guard(s),
 		ReadHeaderTimeout: readTimeout,
 		ReadTimeout:       readTimeout,
+		WriteTimeout:      workTimeout + readTimeout, // who reads no more must not keep a trace running
 		IdleTimeout:       idleTimeout,
 		MaxHeaderBytes:    64 << 10,
 		ErrorLog:          slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
