@@ -36,6 +36,7 @@ type Compiled interface {
 type Settings struct {
 	Constants  map[string]any    // KERB_CONFIG variables by name
 	MaxEntries map[string]uint32 // sizes of config maps by name; others have the size they are compiled with
+	Idle       []string          // directions (egress, ingress) in which this config decides nothing: packets do not meet the module there
 }
 
 // Maps of a module by the names in its source.

@@ -49,6 +49,7 @@ func firewallConfig(rules []Rule) map[string]any {
 	return map[string]any{
 		"defaultPolicy": map[string]any{"ingress": "deny", "egress": "allow"},
 		"state":         map[string]any{"enabled": false},
+		"malformed":     "allow", // nftables' rules have no word on them either
 		"rules":         list,
 	}
 }

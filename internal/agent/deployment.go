@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/cilium/ebpf"
@@ -195,7 +196,7 @@ func (d *deployment) covers(isService bool, side dataplane.Side, dir dataplane.D
 	if d.err != nil {
 		return d.module.FailClosed
 	}
-	return d.entries[side.Hook()][dir]
+	return d.entries[side.Hook()][dir] && !slices.Contains(d.module.Settings.Idle, string(dir))
 }
 
 func (d *deployment) member() dataplane.Member {

@@ -175,3 +175,23 @@ func TestEntangledRulesAreRefused(t *testing.T) {
 		t.Errorf("%v, want %v", err, errEntangled)
 	}
 }
+
+func TestIdleOnlyWhenNothingIsDecided(t *testing.T) {
+	idle := `"state": {"enabled": false}, "malformed": "allow"`
+	for config, want := range map[string]int{
+		`{` + idle + `}`: 1,
+		`{` + idle + `, "rules": [{"action": "allow", "direction": "ingress"}]}`: 1,
+		`{` + idle + `, "rules": [{"action": "deny", "direction": "both"}]}`:     0,
+		`{` + idle + `, "rules": [{"action": "allow", "direction": "egress"}]}`:  0,
+		`{` + idle + `, "defaultPolicy": {"egress": "deny"}}`:                    0,
+		`{` + idle + `, "fragments": "deny"}`:                                    0,
+		`{` + idle + `, "nonIP": "deny"}`:                                        0,
+		`{` + idle + `, "extensionHeaders": "deny"}`:                             0,
+		`{"state": {"enabled": true}, "malformed": "allow"}`:                     0,
+		`{"state": {"enabled": false}}`:                                          0,
+	} {
+		if got := compileConfig(t, config).Settings().Idle; len(got) != want {
+			t.Errorf("%s: idle in %v", config, got)
+		}
+	}
+}

@@ -150,13 +150,27 @@ func (f *Firewall) Settings() sdk.Settings {
 	if !c.State.Enabled {
 		established = 1
 	}
-	return sdk.Settings{Constants: constants, MaxEntries: map[string]uint32{
+	return sdk.Settings{Constants: constants, Idle: f.idle(), MaxEntries: map[string]uint32{
 		mapTree:         uint32(len(f.tree.chunks)),
 		mapRules4:       uint32(max(1, len(f.ids4))),
 		mapRules6:       uint32(max(1, len(f.ids6))),
 		mapEstablished4: established,
 		mapEstablished6: established,
 	}}
+}
+
+// idle names egress when every packet from the service passes whatever it is, and none has to be remembered.
+func (f *Firewall) idle() []string {
+	c := f.config
+	for _, r := range f.rules {
+		if r.Egress {
+			return nil
+		}
+	}
+	if c.State.Enabled || c.Fragments == "deny" || !bool(c.DefaultPolicy.Egress && c.ExtensionHeaders && c.Malformed && c.NonIP) {
+		return nil
+	}
+	return []string{"egress"}
 }
 
 // hasCoarseClock tells whether the data plane may use bpf_ktime_get_coarse_ns (Linux 5.11).
