@@ -45,8 +45,9 @@ type Agent struct {
 	states  map[string]service.State // services at the last reconciliation
 	points  map[dataplane.Point]placement
 	live    map[string]*liveModule
-	problem error     // of the last reconciliation
-	tracing *traceRun // nil most of the time
+	busy    map[dataplane.Point]error // points that a program of others keeps from their chain
+	problem error                     // of the last reconciliation
+	tracing *traceRun                 // nil most of the time
 	metrics *metrics
 }
 

@@ -19,6 +19,8 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/link"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/config"
@@ -361,6 +363,44 @@ func TestRefusedModuleBlocksNothing(t *testing.T) {
 	if got := n.chainsOn(t, n.web)["tc-ingress"]; !strings.HasPrefix(got, "other ") {
 		t.Errorf("web runs %q", got)
 	}
+}
+
+// An interface that somebody else has taken is told of; all others get their chains.
+func TestBusyInterfaceBlocksNothing(t *testing.T) {
+	n := newNode(t)
+	count := module("count", testPackage(t, "pass"), "*", nil)
+	count.Spec.Hook = v1.HookXDP
+	n.apply(t, n.both(), count)
+	n.stop()
+	dp, err := dataplane.Open(dataplane.Options{Root: n.cfg.Paths.BPF})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := dp.Purge(); err != nil {
+		t.Fatal(err)
+	}
+	foreign, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.XDP, License: "GPL", Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 2), asm.Return()}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer foreign.Close()
+	taken, err := link.AttachXDP(link.XDPOptions{Program: foreign, Interface: n.db.OuterIndex()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer taken.Close()
+	n.start(t)
+	eventually(t, "the free interface has its chain", func() bool { return n.chainsOn(t, n.web)["xdp"] != "" })
+	m, err := n.Module(t.Context(), "count")
+	if err != nil || len(m.Status.Instances) != 1 || !strings.Contains(m.Status.Conditions[0].Message, "another program holds") {
+		t.Errorf("status %+v, %v", m.Status, err)
+	}
+	n.apply(t, nil, module("other", testPackage(t, "pass"), "*", nil))
+	if got := n.chainsOn(t, n.db)["tc-ingress"]; !strings.HasPrefix(got, "other ") {
+		t.Errorf("db runs %q", got)
+	}
+	taken.Close()
+	eventually(t, "the interface that is free again has its chain", func() bool { return n.chainsOn(t, n.db)["xdp"] != "" })
 }
 
 func TestVerifierLogReachesOperator(t *testing.T) {

@@ -148,7 +148,7 @@ func (a *Agent) change(next store.Desired, asked []v1.Module, dryRun, keep bool)
 	if dryRun {
 		return texts, nil
 	}
-	exec := a.execution(w)
+	exec := a.execution(w, func(p dataplane.Point) bool { return a.busy[p] != nil })
 	begin := time.Now()
 	if err := exec.run(steps); err != nil {
 		a.metrics.failed()
@@ -162,7 +162,7 @@ func (a *Agent) change(next store.Desired, asked []v1.Module, dryRun, keep bool)
 	if len(steps) > 0 {
 		a.interruptTrace()
 	}
-	a.adopt(w, points)
+	a.adopt(w, exec.without(points))
 	a.watcher.Set(specs(next))
 	return texts, nil
 }
@@ -270,8 +270,8 @@ func (d *deployment) verify() error {
 	return nil
 }
 
-func (a *Agent) execution(w world) *execution {
-	e := &execution{dp: a.dp, log: a.log, modules: map[string]dataplane.Module{}}
+func (a *Agent) execution(w world, spare func(dataplane.Point) bool) *execution {
+	e := &execution{dp: a.dp, log: a.log, modules: map[string]dataplane.Module{}, spare: spare, busy: map[dataplane.Point]error{}}
 	for name, d := range w.modules {
 		e.modules[name] = d.module
 	}
@@ -279,13 +279,14 @@ func (a *Agent) execution(w world) *execution {
 }
 
 // reconcile makes the node what it should be, after services have changed or the agent has started. A module that the
-// kernel refuses now is taken out by its failure policy instead of keeping all others from running.
+// kernel refuses now is taken out by its failure policy, and a point that others hold is left to them, instead of keeping
+// all others from running.
 func (a *Agent) reconcile() error {
 	w := world{desired: a.desired, modules: a.modules, services: map[string]service.State{}, interfaces: map[string]service.Link{}}
-	if err := a.lookAround(w); err != nil {
-		return err
+	err := a.lookAround(w)
+	if err == nil {
+		err = a.converge(w)
 	}
-	err := a.converge(w)
 	var rejected *dataplane.RejectedError
 	if errors.As(err, &rejected) && a.takeOut(w, rejected.Modules) {
 		err = a.converge(w)
@@ -303,7 +304,7 @@ func (a *Agent) converge(w world) error {
 	if err != nil {
 		return err
 	}
-	exec := a.execution(w)
+	exec := a.execution(w, func(dataplane.Point) bool { return true })
 	steps := plan.Steps(w.want(points, a.store.Recovered()), state)
 	if err := exec.run(steps); err != nil {
 		a.metrics.failed()
@@ -314,8 +315,9 @@ func (a *Agent) converge(w world) error {
 		a.interruptTrace()
 		a.log.Info("reconciled", "steps", len(steps), "attachPoints", len(points))
 	}
-	a.adopt(w, points)
-	return nil
+	a.busy = exec.busy
+	a.adopt(w, exec.without(points))
+	return errors.Join(slices.Collect(maps.Values(exec.busy))...)
 }
 
 // takeOut finds the modules that the kernel refuses by themselves.

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"runtime"
 	"slices"
 
@@ -21,6 +22,8 @@ type execution struct {
 	dp      *dataplane.Dataplane
 	log     *slog.Logger
 	modules map[string]dataplane.Module
+	spare   func(dataplane.Point) bool // points whose conflicts with others must not stop the rest
+	busy    map[dataplane.Point]error  // and those that had one
 	undo    []func() error
 	cleanup []plan.Step
 }
@@ -80,6 +83,10 @@ func (e *execution) takeAll(steps []plan.Step) (err error) {
 			e.log.Info("interface vanished while it was being changed", "step", s.String())
 			continue
 		}
+		if errors.Is(err, dataplane.ErrBusy) && e.spare(s.Point) {
+			e.busy[s.Point] = err
+			continue
+		}
 		if err != nil {
 			return err
 		}
@@ -111,6 +118,12 @@ func (e *execution) take(s plan.Step) error {
 		}
 	}
 	return nil
+}
+
+// without drops the points that the chains could not be put on.
+func (e *execution) without(points map[dataplane.Point]placement) map[dataplane.Point]placement {
+	maps.DeleteFunc(points, func(p dataplane.Point, _ placement) bool { return e.busy[p] != nil })
+	return points
 }
 
 // rollback undoes what was done, the last first.
