@@ -32,6 +32,17 @@ var (
 	ErrInterfaceGone = errors.New("the node has no such interface")
 )
 
+// Known tells whether an error is one of the above: about the service, and not
+// about looking for it, which may succeed the next time.
+func Known(err error) bool {
+	for _, kind := range []error{ErrSpec, ErrNamespaceGone, ErrNotNamespace, ErrOwnNamespace, ErrProcessGone, ErrInterfaceGone} {
+		if errors.Is(err, kind) {
+			return true
+		}
+	}
+	return false
+}
+
 // Link is an interface of the node.
 type Link struct {
 	Name    string
