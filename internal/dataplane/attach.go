@@ -33,7 +33,7 @@ type Attached struct {
 // either the old or the new program.
 func (d *Dataplane) attach(p Point, prog *ebpf.Program) error {
 	if p.Side != OnXDP && !d.tcx {
-		return attachClsact(p, prog, d.opts.Last)
+		return d.attachClsact(p, prog)
 	}
 	old, err := openLink(d.layout.link(p))
 	if errors.Is(err, os.ErrNotExist) {
@@ -123,7 +123,7 @@ func attachXDP(ifindex int, prog *ebpf.Program) (link.Link, error) {
 // detach takes Kerb's program from a point. A point that has none, or an interface that is gone, is no error.
 func (d *Dataplane) detach(p Point) error {
 	if p.Side != OnXDP && !d.tcx {
-		return detachClsact(p)
+		return d.detachClsact(p)
 	}
 	path := d.layout.link(p)
 	l, err := openLink(path)
@@ -171,7 +171,7 @@ func (d *Dataplane) readLinks() ([]Attached, error) {
 		out = append(out, a)
 	}
 	if !d.tcx {
-		more, err := readClsact()
+		more, err := d.readClsact()
 		return append(out, more...), err
 	}
 	return out, nil

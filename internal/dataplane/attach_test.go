@@ -175,6 +175,26 @@ func TestAttachClsact(t *testing.T) {
 	t.Run("last", func(t *testing.T) { testAttach(t, Options{NoTCX: true, Last: true}, OnTCEgress, Ingress, hostB) })
 }
 
+// Without TCX there is no pinned link that tells whose a filter is.
+func TestAgentsShareClsact(t *testing.T) {
+	w := newWorld(t, Options{NoTCX: true})
+	p := Point{Ifindex: w.a.OuterIndex(), Side: OnTCIngress}
+	w.deploy(t, p, Egress, testModule(t, "pass", "mine", nil))
+	other, err := Open(Options{Root: w.root + "-other", NoTCX: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if state, err := other.Observe(); err != nil || len(state.Points) != 0 {
+		t.Errorf("the other agent takes for its own: %+v, %v", state.Points, err)
+	}
+	if err := other.Purge(); err != nil {
+		t.Error(err)
+	}
+	if state, err := w.Observe(); err != nil || len(state.Points) != 1 {
+		t.Errorf("after the other agent's purge: %+v, %v", state.Points, err)
+	}
+}
+
 // A second data plane on the same pins, as after a restart, finds what runs and leaves it alone.
 func TestReopenFindsAll(t *testing.T) {
 	w := newWorld(t, Options{})

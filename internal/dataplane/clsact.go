@@ -5,6 +5,8 @@ package dataplane
 import (
 	"errors"
 	"fmt"
+	"hash/fnv"
+	"path/filepath"
 	"strings"
 
 	"github.com/cilium/ebpf"
@@ -15,7 +17,6 @@ import (
 // Before Linux 6.6 there is no TCX: the chain is a cls_bpf filter in direct-action mode on the clsact qdisc, found again
 // by its handle and name. The qdisc is shared with others and therefore never deleted.
 const (
-	clsactHandle    = 0x6b657262 // "kerb"
 	clsactFirst     = 1
 	clsactLast      = 0xbffe
 	clsactNameStart = "kerb_"
@@ -28,7 +29,14 @@ func clsactParent(s Side) uint32 {
 	return netlink.HANDLE_MIN_INGRESS
 }
 
-func attachClsact(p Point, prog *ebpf.Program, last bool) error {
+// clsactHandle tells the filters of one agent from those of another one, which has its pins elsewhere.
+func (l layout) clsactHandle() uint32 {
+	h := fnv.New32a()
+	h.Write([]byte(filepath.Clean(l.root)))
+	return h.Sum32()&0x7fffffff | 1 // 0 lets the kernel choose
+}
+
+func (d *Dataplane) attachClsact(p Point, prog *ebpf.Program) error {
 	qdisc := &netlink.GenericQdisc{QdiscType: "clsact", QdiscAttrs: netlink.QdiscAttrs{
 		LinkIndex: p.Ifindex, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT}}
 	if err := netlink.QdiscAdd(qdisc); err != nil && !errors.Is(err, unix.EEXIST) {
@@ -38,25 +46,25 @@ func attachClsact(p Point, prog *ebpf.Program, last bool) error {
 	if err != nil {
 		return err
 	}
-	if err := netlink.FilterReplace(clsactFilter(p, prog.FD(), info.Name, last)); err != nil {
+	if err := netlink.FilterReplace(d.clsactFilter(p, prog.FD(), info.Name)); err != nil {
 		return attachError(p, err)
 	}
 	return nil
 }
 
-func clsactFilter(p Point, fd int, name string, last bool) *netlink.BpfFilter {
+func (d *Dataplane) clsactFilter(p Point, fd int, name string) *netlink.BpfFilter {
 	priority := uint16(clsactFirst)
-	if last {
+	if d.opts.Last {
 		priority = clsactLast
 	}
 	return &netlink.BpfFilter{
-		FilterAttrs: netlink.FilterAttrs{LinkIndex: p.Ifindex, Parent: clsactParent(p.Side), Handle: clsactHandle, Protocol: unix.ETH_P_ALL, Priority: priority},
+		FilterAttrs: netlink.FilterAttrs{LinkIndex: p.Ifindex, Parent: clsactParent(p.Side), Handle: d.layout.clsactHandle(), Protocol: unix.ETH_P_ALL, Priority: priority},
 		Fd:          fd, Name: name, DirectAction: true,
 	}
 }
 
-func detachClsact(p Point) error {
-	found, err := listClsact(p)
+func (d *Dataplane) detachClsact(p Point) error {
+	found, err := d.listClsact(p)
 	if err != nil || found == nil {
 		return err
 	}
@@ -67,7 +75,7 @@ func detachClsact(p Point) error {
 }
 
 // listClsact returns Kerb's own filter on a point, nil if there is none.
-func listClsact(p Point) (*netlink.BpfFilter, error) {
+func (d *Dataplane) listClsact(p Point) (*netlink.BpfFilter, error) {
 	l, err := netlink.LinkByIndex(p.Ifindex)
 	var missing netlink.LinkNotFoundError
 	if errors.As(err, &missing) {
@@ -77,20 +85,20 @@ func listClsact(p Point) (*netlink.BpfFilter, error) {
 		return nil, err
 	}
 	filters, err := netlink.FilterList(l, clsactParent(p.Side))
-	if err != nil {
+	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
 		return nil, nil // no clsact qdisc
 	}
 	for _, f := range filters {
 		b, ok := f.(*netlink.BpfFilter)
-		if ok && b.Handle == clsactHandle && strings.HasPrefix(b.Name, clsactNameStart) {
+		if ok && b.Handle == d.layout.clsactHandle() && strings.HasPrefix(b.Name, clsactNameStart) {
 			return b, nil
 		}
 	}
-	return nil, nil
+	return nil, err // nil, or the list may lack it
 }
 
 // readClsact looks at every interface of the node.
-func readClsact() ([]Attached, error) {
+func (d *Dataplane) readClsact() ([]Attached, error) {
 	links, err := netlink.LinkList()
 	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
 		return nil, err
@@ -99,7 +107,7 @@ func readClsact() ([]Attached, error) {
 	for _, l := range links {
 		for _, side := range []Side{OnTCIngress, OnTCEgress} {
 			p := Point{Ifindex: l.Attrs().Index, Side: side}
-			f, err := listClsact(p)
+			f, err := d.listClsact(p)
 			if err != nil {
 				return nil, err
 			}

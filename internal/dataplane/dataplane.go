@@ -234,10 +234,10 @@ func (d *Dataplane) Purge() error {
 		errs = append(errs, d.detach(a.Point))
 	}
 	// Filters outlive a change of the tcx option or of the kernel.
-	filters, err := readClsact()
+	filters, err := d.readClsact()
 	errs = append(errs, err)
 	for _, a := range filters {
-		errs = append(errs, detachClsact(a.Point))
+		errs = append(errs, d.detachClsact(a.Point))
 	}
 	for _, dir := range []string{d.layout.chains(), d.layout.modules()} { // neither is ever there in part
 		errs = append(errs, removePins(dir))
