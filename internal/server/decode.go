@@ -91,7 +91,7 @@ func splitYAML(data []byte) [][]byte {
 // decodeJSON reads one JSON value and refuses keys given twice, which encoding/json lets pass.
 func decodeJSON(data []byte) (any, error) {
 	d := json.NewDecoder(bytes.NewReader(data))
-	value, err := decodeValue(d, "")
+	value, err := decodeValue(d, "", 0)
 	if err != nil {
 		return nil, explain(err, d.InputOffset())
 	}
@@ -112,21 +112,27 @@ func explain(err error, offset int64) error {
 	return &fault.Invalid{Reason: fmt.Sprintf("not JSON: %v (at byte %d)", err, offset)}
 }
 
-func decodeValue(d *json.Decoder, path string) (any, error) {
+// maxDepth is far more than any resource needs: decoding recurses, and a stack that overflows ends the agent.
+const maxDepth = 64
+
+func decodeValue(d *json.Decoder, path string, depth int) (any, error) {
 	token, err := d.Token()
 	if err != nil {
 		return nil, err
 	}
+	if depth > maxDepth {
+		return nil, &fault.Invalid{Reason: fmt.Sprintf("nested more than %d deep", maxDepth)}
+	}
 	switch token {
 	case json.Delim('{'):
-		return decodeObject(d, path)
+		return decodeObject(d, path, depth+1)
 	case json.Delim('['):
-		return decodeList(d, path)
+		return decodeList(d, path, depth+1)
 	}
 	return token, nil
 }
 
-func decodeObject(d *json.Decoder, path string) (any, error) {
+func decodeObject(d *json.Decoder, path string, depth int) (any, error) {
 	object := map[string]any{}
 	for d.More() {
 		token, err := d.Token()
@@ -138,7 +144,7 @@ func decodeObject(d *json.Decoder, path string) (any, error) {
 		if _, ok := object[key]; ok {
 			return nil, &fault.Invalid{Field: field, Reason: "given twice"}
 		}
-		if object[key], err = decodeValue(d, field); err != nil {
+		if object[key], err = decodeValue(d, field, depth); err != nil {
 			return nil, err
 		}
 	}
@@ -146,10 +152,10 @@ func decodeObject(d *json.Decoder, path string) (any, error) {
 	return object, err
 }
 
-func decodeList(d *json.Decoder, path string) (any, error) {
+func decodeList(d *json.Decoder, path string, depth int) (any, error) {
 	list := []any{}
 	for d.More() {
-		value, err := decodeValue(d, fmt.Sprintf("%s[%d]", path, len(list)))
+		value, err := decodeValue(d, fmt.Sprintf("%s[%d]", path, len(list)), depth)
 		if err != nil {
 			return nil, err
 		}

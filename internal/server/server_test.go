@@ -143,6 +143,7 @@ func TestBadInput(t *testing.T) {
 		"wrong version":      {edit(`v1alpha1`, `v2`), "Module count", "apiVersion", "kerb.dev/v1alpha1"},
 		"wrong kind":         {edit(`"Module"`, `"Modul"`), "Modul count", "kind", "Module or Service"},
 		"key given twice":    {edit(`"package":"counter"`, `"package":"counter","package":"firewall"`), "", "spec.package", "given twice"},
+		"nested too deep":    {strings.Repeat("[", 1<<20), "", "", "nested more than"},
 		"name given twice":   {"[" + counter + "," + web + "," + counter + "]", "Module count", "metadata.name", "given twice"},
 		"truncated":          {counter[:len(counter)-3], "", "", "ends too early"},
 		"two values":         {counter + counter, "", "", "after the JSON value"},
