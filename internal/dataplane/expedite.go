@@ -43,6 +43,9 @@ func (d *Dataplane) expediteNote() string { return filepath.Join(d.opts.Run, "rc
 
 // unexpedite puts the setting back as the note tells.
 func (d *Dataplane) unexpedite() error {
+	if d.opts.Run == "" {
+		return nil
+	}
 	before, err := os.ReadFile(d.expediteNote())
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
