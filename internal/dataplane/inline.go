@@ -24,7 +24,7 @@ type body struct {
 }
 
 // newBody splits a function from those that follow it.
-func newBody(symbol string, code asm.Instructions, may bool) body {
+func newBody(symbol string, code asm.Instructions) body {
 	n := len(code)
 	for i := 1; i < len(code); i++ {
 		if btf.FuncMetadata(&code[i]) != nil {
@@ -33,7 +33,7 @@ func newBody(symbol string, code asm.Instructions, may bool) body {
 		}
 	}
 	b := body{symbol: symbol, own: code[:n], others: code[n:], stack: stackOf(code[:n])}
-	b.inline = may && n <= inlineMost && b.stack <= inlineStack
+	b.inline = n <= inlineMost && b.stack <= inlineStack
 	return b
 }
 

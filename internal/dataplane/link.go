@@ -67,14 +67,13 @@ type linker struct {
 	maps    map[string]*ebpf.Map // of chain.bpf.c
 	members []*generation
 	traced  int32 // number of the chain in a trace, 0 for none
-	license string
 	frags   bool
 	pktSize int32 // of struct kerb_pkt
 	frame   int32 // bytes from the frame pointer of the entry down to the packet context
 }
 
 func newLinker(spec ChainSpec, members []*generation) (*linker, error) {
-	l := &linker{spec: spec, members: members, maps: map[string]*ebpf.Map{}, license: "Dual BSD/GPL", frags: spec.Side == OnXDP && len(members) > 0 && haveXDPFrags()}
+	l := &linker{spec: spec, members: members, maps: map[string]*ebpf.Map{}, frags: spec.Side == OnXDP && len(members) > 0 && haveXDPFrags()}
 	for _, g := range members {
 		l.frags = l.frags && g.Frags
 	}
@@ -104,14 +103,14 @@ func (l *linker) link(first, last int, parts *ebpf.Map, slot int) (asm.Instructi
 	if err != nil {
 		return nil, err
 	}
-	head := newBody("kerb_head", code, true)
+	head := newBody("kerb_head", code)
 	var modules []body
 	for i := first; i < last; i++ {
 		code, err := l.module(i, head.own[0])
 		if err != nil {
 			return nil, err
 		}
-		modules = append(modules, newBody(l.symbol(i), code, true))
+		modules = append(modules, newBody(l.symbol(i), code))
 	}
 	out := append(l.entry(first, head, modules, parts, slot), head.rest()...)
 	for _, m := range modules {
@@ -153,7 +152,7 @@ func (l *linker) module(i int, donor asm.Instruction) (asm.Instructions, error) 
 	if spec == nil || spec.Programs[entry] == nil {
 		return nil, fmt.Errorf("module %s: %w on %s %s", g.Name, ErrNoEntry, l.spec.Side, l.spec.Direction)
 	}
-	if err := l.joinLicense(spec.Programs[entry].License); err != nil {
+	if err := checkLicense(spec.Programs[entry].License); err != nil {
 		return nil, fmt.Errorf("module %s: %w", g.Name, err)
 	}
 	body, err := l.function(spec, entry, l.symbol(i), g)
@@ -168,8 +167,8 @@ func (l *linker) symbol(i int) string {
 	return fmt.Sprintf("m%02d_%s", i, strings.ReplaceAll(l.members[i].Name, "-", "_"))
 }
 
-// joinLicense: one program has one licence. Helpers for GPL programs are there if all members allow them.
-func (l *linker) joinLicense(license string) error {
+// checkLicense: a chain is one program with one licence, which lets it call helpers that are for GPL programs only.
+func checkLicense(license string) error {
 	switch license {
 	case "GPL", "GPL v2", "Dual BSD/GPL", "Dual MIT/GPL", "Dual MPL/GPL", "GPL and additional rights":
 		return nil
@@ -359,7 +358,7 @@ func (l *linker) entryType() *btf.Func {
 
 // programSpec wraps linked code for loading.
 func (l *linker) programSpec(code asm.Instructions, name string) *ebpf.ProgramSpec {
-	spec := &ebpf.ProgramSpec{Name: name, Type: ebpf.SchedCLS, License: l.license, Instructions: code, ByteOrder: l.object.ByteOrder}
+	spec := &ebpf.ProgramSpec{Name: name, Type: ebpf.SchedCLS, License: "Dual BSD/GPL", Instructions: code, ByteOrder: l.object.ByteOrder}
 	if l.spec.Side == OnXDP {
 		// One attach type for good: the kernel refuses to replace programs of different ones.
 		spec.Type, spec.AttachType = ebpf.XDP, ebpf.AttachXDP
