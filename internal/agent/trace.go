@@ -121,6 +121,9 @@ func (a *Agent) endTrace(run *traceRun) {
 	defer a.mu.Unlock()
 	defer run.trace.Close()
 	run.cancel(nil)
+	if n := run.trace.Lost(); n > 0 {
+		a.log.Warn("the trace was too slow for its packets; a narrower filter loses none", "lost", n)
+	}
 	if a.tracing == run {
 		a.tracing = nil
 	}
