@@ -139,18 +139,10 @@ func (d *Dataplane) CreateChain(spec ChainSpec, modules map[string]Module) error
 	if err := removePins(d.layout.chain(spec)); err != nil { // without an entry it is of no use
 		return err
 	}
-	var members []*generation
-	defer func() {
-		for _, g := range members {
-			g.Close()
-		}
-	}()
-	for _, m := range spec.Members {
-		g, err := openGeneration(d.layout, modules[m.Name])
-		if err != nil {
-			return fmt.Errorf("module %s: %w", m.Name, err)
-		}
-		members = append(members, g)
+	members, err := d.openMembers(spec, modules)
+	defer closeMembers(members)
+	if err != nil {
+		return err
 	}
 	c, err := loadChain(spec, members)
 	if err != nil {
@@ -158,6 +150,25 @@ func (d *Dataplane) CreateChain(spec ChainSpec, modules map[string]Module) error
 	}
 	defer c.Close()
 	return c.pin(d.layout)
+}
+
+// openMembers opens the generations of a chain. The caller closes those that it gets, even with an error.
+func (d *Dataplane) openMembers(spec ChainSpec, modules map[string]Module) ([]*generation, error) {
+	var members []*generation
+	for _, m := range spec.Members {
+		g, err := openGeneration(d.layout, modules[m.Name])
+		if err != nil {
+			return members, fmt.Errorf("module %s: %w", m.Name, err)
+		}
+		members = append(members, g)
+	}
+	return members, nil
+}
+
+func closeMembers(members []*generation) {
+	for _, g := range members {
+		g.Close()
+	}
 }
 
 // RemoveChain drops a chain that runs nowhere any more.

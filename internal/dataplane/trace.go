@@ -121,18 +121,10 @@ func (t *Trace) prepare(f TraceFilter) error {
 }
 
 func (d *Dataplane) traced(t *Trace, spec ChainSpec, modules map[string]Module) (*chain, error) {
-	var members []*generation
-	defer func() {
-		for _, g := range members {
-			g.Close()
-		}
-	}()
-	for _, m := range spec.Members {
-		g, err := openGeneration(d.layout, modules[m.Name])
-		if err != nil {
-			return nil, fmt.Errorf("module %s: %w", m.Name, err)
-		}
-		members = append(members, g)
+	members, err := d.openMembers(spec, modules)
+	defer closeMembers(members)
+	if err != nil {
+		return nil, err
 	}
 	l, err := newLinker(spec, members)
 	if err != nil {
