@@ -339,7 +339,8 @@ func (a *Agent) takeOut(w world, names []string) bool {
 		if d == nil || d.err != nil {
 			continue
 		}
-		if err := d.verify(); err != nil {
+		var rejected *dataplane.RejectedError // not for want of memory or descriptors, which passes
+		if err := d.verify(); errors.As(err, &rejected) {
 			a.log.Error("module cannot run", "module", name, "error", err)
 			w.modules[name] = &deployment{resource: d.resource, err: err, module: dataplane.Unavailable(name, d.module.FailClosed)}
 			found = true
@@ -373,7 +374,7 @@ func (a *Agent) explain(err error) error {
 	if errors.As(err, &rejected) {
 		return &fault.Rejected{Plain: rejected.Error(), Log: rejected.Log}
 	}
-	if errors.Is(err, dataplane.ErrBusy) {
+	if errors.Is(err, dataplane.ErrBusy) || errors.Is(err, dataplane.ErrSplit) {
 		return &fault.Conflict{Reason: err.Error()}
 	}
 	for _, kind := range []error{dataplane.ErrNoEntry, dataplane.ErrNoConstant, dataplane.ErrLicense} {

@@ -16,6 +16,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/fault"
 	"github.com/kerb-edge/kerb/internal/pkgs"
 	"github.com/kerb-edge/kerb/internal/service"
+	"github.com/kerb-edge/kerb/internal/version"
 	"github.com/kerb-edge/kerb/sdk"
 )
 
@@ -144,9 +145,13 @@ func (d *deployment) findEntries() error {
 }
 
 func (d *deployment) dataplaneModule(settings sdk.Settings, canonical []byte) dataplane.Module {
+	builder := "" // what else decides on the contents of maps: control planes are part of this build
+	if d.compiled != nil {
+		builder = version.Version()
+	}
 	m := dataplane.Module{
 		Name:       d.resource.Metadata.Name,
-		ID:         dataplane.ShortHash([]byte(d.pkg.Digest), canonical),
+		ID:         dataplane.ShortHash([]byte(d.pkg.Digest), canonical, []byte(builder)),
 		ConfigMaps: d.pkg.Maps.Config,
 		SharedMaps: d.pkg.Maps.Shared,
 		Settings:   settings,

@@ -108,7 +108,12 @@ func (e *execution) take(s plan.Step) error {
 		if err := e.dp.Attach(s.Point, s.Chain); err != nil {
 			return err
 		}
-		e.undo = append(e.undo, func() error { return e.dp.AttachPinned(s.Point, s.Old) })
+		e.undo = append(e.undo, func() error {
+			if s.Old.ID == "" { // its pins are gone: there is nothing to go back to
+				return nil
+			}
+			return e.dp.AttachPinned(s.Point, s.Old)
+		})
 	case plan.Detach:
 		if err := e.dp.Detach(s.Point); err != nil {
 			return err

@@ -134,10 +134,14 @@ func (d *Dataplane) traced(t *Trace, spec ChainSpec, modules map[string]Module) 
 	l.traced = int32(len(t.Chains))
 	l.maps["kerb_filter"], l.maps["kerb_events"] = t.filter, t.events
 	c, err := l.chain()
-	if err == nil {
-		t.progs = append(t.progs, c)
+	if err != nil {
+		return nil, err
 	}
-	return c, err
+	t.progs = append(t.progs, c)
+	if c.parts != nil { // its table would end with this process, and the chain with it
+		return nil, fmt.Errorf("chain %s: %w", spec.ID(), ErrSplit)
+	}
+	return c, nil
 }
 
 // Read returns the next event. It waits until the deadline at most: os.ErrDeadlineExceeded then.

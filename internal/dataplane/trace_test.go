@@ -3,6 +3,8 @@
 package dataplane
 
 import (
+	"errors"
+	"os"
 	"testing"
 	"time"
 
@@ -46,5 +48,27 @@ func TestTraceTellsWhoDropped(t *testing.T) {
 				t.Fatal(err)
 			}
 		})
+	}
+}
+
+// A chain in several parts is not traced: its table would be lost with the agent.
+func TestTraceRefusesSplitChain(t *testing.T) {
+	if os.Getenv("KERB_MATRIX") != "" {
+		t.Skip("millions of verified instructions take minutes in an emulated machine")
+	}
+	w := newWorld(t, Options{})
+	p := Point{Ifindex: w.a.OuterIndex(), Side: OnTCIngress}
+	mods := map[string]Module{}
+	var list []Module
+	for _, name := range []string{"h1", "h2", "h3"} {
+		mods[name] = testModule(t, "huge", name, nil)
+		list = append(list, mods[name])
+	}
+	spec := w.deploy(t, p, Egress, list...)
+	if _, err := w.Trace(TraceFilter{}, map[Point]ChainSpec{p: spec}, mods); !errors.Is(err, ErrSplit) {
+		t.Errorf("trace of a split chain: %v, want ErrSplit", err)
+	}
+	if state, err := w.Observe(); err != nil || state.Points[0].Program != state.Chains[0].Program {
+		t.Errorf("the plain chain does not run any more: %+v (%v)", state, err)
 	}
 }

@@ -17,7 +17,7 @@ import (
 type Desired struct {
 	Generations map[string]string // identity of each module's generation by module name
 	Points      map[dataplane.Point]dataplane.ChainSpec
-	// Keep lists points whose present chain stays although nobody asks for it: after the loss of the store.
+	// Keep leaves the chains alone that nobody asks for: after the loss of the store.
 	Keep bool
 }
 
@@ -140,32 +140,34 @@ func chains(want Desired, have dataplane.State) []Step {
 
 func points(want Desired, have dataplane.State, running map[dataplane.Point]dataplane.PinnedChain) []Step {
 	var steps []Step
+	gone := gonePoints(have)
 	for _, p := range sortedPoints(want.Points) {
 		spec := want.Points[p]
 		old, attached := running[p]
 		switch {
-		case !attached || gone(p, have):
+		case !attached || gone[p]:
 			steps = append(steps, Step{Action: Attach, Point: p, Chain: spec})
 		case old.ID != spec.ID():
 			steps = append(steps, Step{Action: Replace, Point: p, Chain: spec, Old: old})
 		}
 	}
 	for _, p := range sortedPoints(running) {
-		if _, wanted := want.Points[p]; !wanted && (!want.Keep || gone(p, have)) {
+		if _, wanted := want.Points[p]; !wanted && (!want.Keep || gone[p]) {
 			steps = append(steps, Step{Action: Detach, Point: p, Old: running[p]})
 		}
 	}
 	return steps
 }
 
-// gone tells whether the interface of a point has vanished under its link.
-func gone(p dataplane.Point, have dataplane.State) bool {
+// gonePoints are those whose interface has vanished under its link.
+func gonePoints(have dataplane.State) map[dataplane.Point]bool {
+	out := map[dataplane.Point]bool{}
 	for _, a := range have.Points {
-		if a.Point == p {
-			return a.Program == 0
+		if a.Program == 0 {
+			out[a.Point] = true
 		}
 	}
-	return false
+	return out
 }
 
 // leftovers are chains and generations that nothing uses once the points are switched.
