@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"maps"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"slices"
 	"time"
 
@@ -121,6 +123,9 @@ func (t *Trace) prepare(f TraceFilter) error {
 }
 
 func (d *Dataplane) traced(t *Trace, spec ChainSpec, modules map[string]Module) (*chain, error) {
+	if _, err := os.Stat(filepath.Join(d.layout.chain(spec), "prog1")); err == nil {
+		return nil, fmt.Errorf("chain %s: %w", spec.ID(), ErrSplit)
+	}
 	members, err := d.openMembers(spec, modules)
 	defer closeMembers(members)
 	if err != nil {
