@@ -123,7 +123,7 @@ func TestConfigErrorsNameTheField(t *testing.T) {
 	}{
 		{"unknown", map[string]any{"rule": 1}, "rule", "unknown field"},
 		{"unknown in items", rules(map[string]any{"dstPort": 1, "dport": 1}), "rules[1].dport", "unknown field"},
-		{"range", rules(map[string]any{"dstPort": 70000}), "rules[1].dstPort", "65,535"},
+		{"range", rules(map[string]any{"dstPort": 70000}), "rules[1].dstPort", "65535"},
 		{"type", rules(map[string]any{"dstPort": "80"}), "rules[1].dstPort", "is of type string; want integer"},
 		{"missing", rules(map[string]any{}), "rules[1]", "missing dstPort"},
 		{"enum", rules(map[string]any{"dstPort": 1, "action": "maybe"}), "rules[1].action", "want one of allow, deny"},

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -189,6 +190,9 @@ func unknownFields(root any, e *jsonschema.ValidationError, names []string) []*s
 
 var english = message.NewPrinter(language.English)
 
+// grouped are numbers with the commas that the printer puts in, as in 65,535: here they would look like two.
+var grouped = regexp.MustCompile(`\d(,\d{3})+\b`)
+
 // reason is what is wrong and, as far as the schema tells, what would be right.
 func reason(e *jsonschema.ValidationError) string {
 	switch k := e.ErrorKind.(type) {
@@ -203,7 +207,7 @@ func reason(e *jsonschema.ValidationError) string {
 	case *kind.Pattern:
 		return fmt.Sprintf("%q does not match the pattern %s", k.Got, k.Want)
 	}
-	return e.ErrorKind.LocalizedString(english)
+	return grouped.ReplaceAllStringFunc(e.ErrorKind.LocalizedString(english), func(n string) string { return strings.ReplaceAll(n, ",", "") })
 }
 
 func list(values []any) string {
