@@ -155,13 +155,10 @@ func (a *Agent) run(ctx context.Context, cfg config.Config) error {
 		}
 	})
 	wg.Go(func() { a.follow(ctx) })
-	endpoints, err := server.Listen(cfg)
-	if err != nil {
-		return err
-	}
-	_, _ = daemon.SdNotify(false, daemon.SdNotifyReady)
-	a.log.Info("ready", "socket", cfg.Paths.Socket())
-	err = server.New(a, a.log).Serve(ctx, endpoints...)
+	err := server.Run(ctx, cfg, a, a.log, func() {
+		_, _ = daemon.SdNotify(false, daemon.SdNotifyReady)
+		a.log.Info("ready", "socket", cfg.Paths.Socket())
+	})
 	if cause := context.Cause(ctx); err == nil && cause != nil && !errors.Is(cause, context.Canceled) {
 		err = cause
 	}
