@@ -66,6 +66,9 @@ func TestSteps(t *testing.T) {
 		"all gone":           {Desired{}, running, []string{"detach 1_tc-ingress", "remove chain", "remove generation a1", "remove generation b1"}},
 		"all gone, but keep": {Desired{Keep: true}, running, nil},
 		"interface vanished": {Desired{Generations: map[string]string{"a": "a1", "b": "b1"}}, vanished, []string{"detach 1_tc-ingress", "remove chain"}},
+		"index used again": {Desired{Generations: map[string]string{"a": "a1", "b": "b1"}, Points: map[dataplane.Point]dataplane.ChainSpec{port1: old}}, vanished,
+			[]string{"attach 1_tc-ingress"}},
+		"vanished, but keep": {Desired{Generations: map[string]string{"a": "a1", "b": "b1"}, Keep: true}, vanished, []string{"detach 1_tc-ingress", "remove chain"}},
 	} {
 		if diff := cmp.Diff(c.is, actions(Steps(c.want, c.have))); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", name, diff)
