@@ -34,9 +34,10 @@ type Compiled interface {
 
 // Settings of a generation.
 type Settings struct {
-	Constants  map[string]any    // KERB_CONFIG variables by name
-	MaxEntries map[string]uint32 // sizes of config maps by name; others have the size they are compiled with
-	Idle       []string          // directions (egress, ingress) in which this config decides nothing: packets do not meet the module there
+	Constants  map[string]any    `json:"constants,omitempty"`  // KERB_CONFIG variables by name
+	MaxEntries map[string]uint32 `json:"maxEntries,omitempty"` // sizes of config maps by name; others have the size they are compiled with
+	// Idle are directions (egress, ingress) in which this config decides nothing: packets do not meet the module there.
+	Idle []string `json:"idle,omitempty"`
 }
 
 // Maps of a module by the names in its source.
@@ -70,9 +71,9 @@ type Live struct {
 
 // Instance is an attach point as control planes see it.
 type Instance struct {
-	Service   string // empty for an interface of the node
-	Interface string
-	Ifindex   uint32
+	Service   string `json:"service,omitempty"` // empty for an interface of the node
+	Interface string `json:"interface"`
+	Ifindex   uint32 `json:"ifindex"`
 }
 
 // Handler is a Compiled with routes of its own, served under /v1/modules/<name>/.
@@ -92,9 +93,9 @@ type Measurer interface {
 
 // Sample is one metric value.
 type Sample struct {
-	Name    string // without prefix, with unit: packets_total
-	Help    string
-	Counter bool // gauge otherwise
-	Labels  map[string]string
-	Value   float64
+	Name    string            `json:"name"` // without prefix, with unit: packets_total
+	Help    string            `json:"help"`
+	Counter bool              `json:"counter,omitempty"` // gauge otherwise
+	Labels  map[string]string `json:"labels,omitempty"`
+	Value   float64           `json:"value"`
 }

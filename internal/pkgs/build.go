@@ -50,7 +50,7 @@ func Build(ctx context.Context, dir string, opts Options) error {
 			return err
 		}
 	}
-	if _, err := newPackage(m, dir, objects).Specs(); err != nil {
+	if _, err := newPackage(m, dir, objects, nil).Specs(); err != nil {
 		return err
 	}
 	for _, hook := range m.Hooks {

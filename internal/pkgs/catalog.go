@@ -89,7 +89,7 @@ func (c *Catalog) open(dir string) (*Package, error) {
 
 // join gives a package that asks for one its control plane.
 func (c *Catalog) join(p *Package) error {
-	if p.Control != ControlBuiltin {
+	if p.Control == nil || !p.Control.Builtin {
 		return nil
 	}
 	control, ok := c.controls[p.Name]

@@ -26,9 +26,6 @@ const (
 	HookXDP = "xdp"
 )
 
-// ControlBuiltin is the only value of control: the control plane of the package's name that is part of the binary.
-const ControlBuiltin = "builtin"
-
 // Manifest is what kerb.yaml says. ManifestSchema describes it exactly.
 type Manifest struct {
 	Name          string         `json:"name"`
@@ -45,7 +42,7 @@ type Manifest struct {
 	Budget        Budget         `json:"budget,omitzero"`
 	Requires      []string       `json:"requires,omitempty"` // kernel features, see Features
 	ConfigSchema  map[string]any `json:"configSchema,omitempty"`
-	Control       string         `json:"control,omitempty"` // ControlBuiltin or empty
+	Control       *Control       `json:"control,omitempty"` // nil: config properties set constants
 }
 
 // MapRoles name maps that do not live as long as the module. All others are state: kept across configurations and
@@ -53,7 +50,16 @@ type Manifest struct {
 type MapRoles struct {
 	Config []string `json:"config,omitempty"` // new and empty for every configuration
 	Shared []string `json:"shared,omitempty"` // one for all modules of the node that name it
+	// Migrate says what becomes of the contents of state maps whose layout an upgrade changes: MigrateDiscard unless said.
+	Migrate map[string]string `json:"migrate,omitempty"`
 }
+
+// Rules of migration.
+const (
+	MigrateDiscard = "discard" // the map begins empty
+	MigrateExtend  = "extend"  // keys stay; values are cut or filled up with zeros at the end
+	MigrateControl = "control" // the new version's control plane fills it from previous.<map>
+)
 
 // Budget is what the package promises to stay within.
 type Budget struct {
@@ -73,9 +79,6 @@ func ParseManifest(file string, data []byte) (*Manifest, error) {
 	var tree map[string]any
 	if err := yaml.UnmarshalStrict(data, &tree); err != nil {
 		return nil, &ManifestError{File: file, Reason: fmt.Sprintf("not valid YAML: %v", err)}
-	}
-	if err := checkControl(file, tree); err != nil {
-		return nil, err
 	}
 	if err := manifestSchema.validate(tree); err != nil {
 		return nil, manifestErrors(file, err)
@@ -106,14 +109,6 @@ func decodeManifest(tree map[string]any) (*Manifest, error) {
 	return &m, nil
 }
 
-func checkControl(file string, tree map[string]any) error {
-	if control, ok := tree["control"]; ok && control != ControlBuiltin {
-		return &ManifestError{File: file, Field: "control", Reason: "this build runs built-in control planes only: leave control out, " +
-			"and config properties set constants of the data plane (a command arrives with control plane processes)"}
-	}
-	return nil
-}
-
 // manifestErrors turns the schema's complaints into the manifest's.
 func manifestErrors(file string, err error) error {
 	var out []error
@@ -135,6 +130,17 @@ func (m *Manifest) check(file string) error {
 		if slices.Contains(m.Maps.Shared, name) {
 			return wrong(fmt.Sprintf("maps.config[%d]", i), "%s is also in maps.shared; a map is either new for every configuration or shared", name)
 		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(m.Maps.Migrate)) {
+		if slices.Contains(m.Maps.Config, name) || slices.Contains(m.Maps.Shared, name) {
+			return wrong("maps.migrate."+name, "only state maps are migrated, and this one is in maps.config or maps.shared")
+		}
+		if m.Maps.Migrate[name] == MigrateControl && m.Control == nil {
+			return wrong("maps.migrate."+name, "is left to the control plane, but there is none")
+		}
+	}
+	if field, reason := m.Control.check(); field != "" {
+		return wrong(field, "%s", reason)
 	}
 	if a, b, n := sameReason(m.DropReasons); a != "" {
 		return wrong("dropReasons."+b, "%d is also %s; give each reason a number of its own", n, a)

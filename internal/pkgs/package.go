@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"slices"
 	"sync"
@@ -35,9 +36,10 @@ const (
 // Package is a manifest with its compiled data plane.
 type Package struct {
 	Manifest
-	Source       string      // SourceBuiltin or the directory
-	Digest       string      // sha256:<hex> over the manifest's meaning and the objects' bytes
-	ControlPlane sdk.Control // nil when config properties set constants; set by the Catalog
+	Source       string            // SourceBuiltin or the directory
+	Digest       string            // sha256:<hex> over the manifest's meaning and the bytes of objects and control files
+	ControlPlane sdk.Control       // of packages in the binary that have one; set by the Catalog
+	ControlFiles map[string][]byte // what a control plane process needs, by path in the package
 
 	objects map[string][]byte // by hook
 	parse   map[string]func() (*ebpf.CollectionSpec, error)
@@ -70,7 +72,11 @@ func OpenFS(fsys fs.FS, source string) (*Package, error) {
 		}
 		objects[hook] = object
 	}
-	return newPackage(m, source, objects), nil
+	files, err := readControlFiles(fsys, m)
+	if err != nil {
+		return nil, err
+	}
+	return newPackage(m, source, objects, files), nil
 }
 
 // ReadManifest reads only the manifest of the package in a directory, which need not be built.
@@ -118,8 +124,8 @@ func readFile(fsys fs.FS, name string, limit int64) ([]byte, error) {
 	return data, nil
 }
 
-func newPackage(m *Manifest, source string, objects map[string][]byte) *Package {
-	p := &Package{Manifest: *m, Source: source, objects: objects}
+func newPackage(m *Manifest, source string, objects, files map[string][]byte) *Package {
+	p := &Package{Manifest: *m, Source: source, ControlFiles: files, objects: objects}
 	p.Digest = p.digest()
 	p.parse = map[string]func() (*ebpf.CollectionSpec, error){}
 	for _, hook := range m.Hooks {
@@ -146,6 +152,9 @@ func (p *Package) digest() string {
 	for _, hook := range p.Hooks {
 		add(hook, p.objects[hook])
 	}
+	for _, name := range slices.Sorted(maps.Keys(p.ControlFiles)) {
+		add("control "+name, p.ControlFiles[name])
+	}
 	return "sha256:" + hex.EncodeToString(h.Sum(nil))
 }
 
@@ -164,6 +173,19 @@ func (p *Package) Spec(hook string) (*ebpf.CollectionSpec, error) {
 		return nil, fmt.Errorf("package %s: %w", p.Name, err)
 	}
 	return spec.Copy(), nil
+}
+
+// Files is everything that the package consists of when it is deployed, by path: the manifest's bytes are not kept, so
+// that it is not among them.
+func (p *Package) Files() map[string][]byte {
+	out := maps.Clone(p.ControlFiles)
+	if out == nil {
+		out = map[string][]byte{}
+	}
+	for hook, object := range p.objects {
+		out[p.Object(hook)] = object
+	}
+	return out
 }
 
 // Specs returns the checked data planes for all hooks of the package.

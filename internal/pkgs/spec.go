@@ -32,14 +32,11 @@ func (p *Package) checkSpec(file string, spec *ebpf.CollectionSpec) error {
 	if err := p.checkMaps(spec); err != nil {
 		return inObject(file, err)
 	}
-	if p.hasControl() {
+	if p.Control != nil { // it may compile the config into anything
 		return nil
 	}
 	return inObject(file, p.checkConstants(spec))
 }
-
-// hasControl: config is compiled by a control plane, so its properties need not be constants.
-func (p *Package) hasControl() bool { return p.ControlPlane != nil || p.Control == ControlBuiltin }
 
 func inObject(file string, err error) error {
 	var fault *ObjectError

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sdk
+
+import "encoding/json"
+
+// The contract between the agent and control plane processes, as docs/control-planes.md describes it.
+const (
+	// ContractVersion is what KERB_CONTRACT says.
+	ContractVersion = 1
+	// PathPrefix is where the agent's own requests go; all other paths are the module's.
+	PathPrefix = "/kerb/v1/"
+	// ListenFD is the listening socket, MapsFD the socket on which maps arrive.
+	ListenFD, MapsFD = 3, 4
+	// MaxBody is the size of the largest body in either direction, in bytes.
+	MaxBody = 8 << 20
+)
+
+// CompileRequest is the body of compile.
+type CompileRequest struct {
+	Config json.RawMessage `json:"config"`
+}
+
+// GenerationRequest is the body of fill, start and drop.
+type GenerationRequest struct {
+	Generation string          `json:"generation"`
+	Config     json.RawMessage `json:"config,omitempty"`
+	Instances  []Instance      `json:"instances,omitempty"` // start only
+}
+
+// MapsMessage comes with the descriptors of the maps that it names, in the same order.
+type MapsMessage struct {
+	Generation string   `json:"generation"`
+	Maps       []string `json:"maps"`
+}
+
+// Problem is the body of answers that are errors.
+type Problem struct {
+	Field  string `json:"field,omitempty"`
+	Reason string `json:"reason"`
+}
