@@ -16,7 +16,7 @@ import (
 )
 
 // Control is the control plane of a package. Compile is its only duty; what else it can do is told by the optional
-// interfaces Handler, Runner and Measurer on the Compiled it returns.
+// interfaces Handler, Runner, Measurer and HealthChecker on the Compiled it returns.
 type Control interface {
 	// Compile checks config (already valid by the manifest's schema) and works out what the data plane needs. It has no
 	// effect. Errors that the operator can mend are *ConfigError.
@@ -84,6 +84,11 @@ type Handler interface {
 // Runner is a Compiled with background work (ageing, garbage of vanished interfaces). Run returns when ctx ends.
 type Runner interface {
 	Run(ctx context.Context, live Live)
+}
+
+// HealthChecker is a Compiled that can tell whether it does its work. A new version that cannot is rolled back.
+type HealthChecker interface {
+	Health(live Live) error
 }
 
 // Measurer is a Compiled with metrics. Names get the prefix kerb_<package>_, and a label module is added.

@@ -1,0 +1,349 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sdk
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+)
+
+// plane serves the contract of docs/control-planes.md for one module.
+type plane struct {
+	module  string
+	control Control
+	inbox   *inbox
+
+	mu       sync.Mutex
+	compiled []compilation // newest last
+	current  *running
+}
+
+// compilation is a config with what became of it: compile is followed by fill and start with the same config.
+type compilation struct {
+	config [sha256.Size]byte
+	result Compiled
+}
+
+// running is the generation that packets meet.
+type running struct {
+	generation string
+	compiled   Compiled
+	live       Live
+	handler    http.Handler // nil if the module has no routes
+	cancel     context.CancelFunc
+	work       sync.WaitGroup // the background work
+	users      sync.WaitGroup // requests that use the maps
+
+	mu        sync.Mutex
+	instances []Instance
+}
+
+// servePlane serves until the agent closes the socket of the maps, or ctx ends.
+func servePlane(ctx context.Context, module string, control Control, listener net.Listener, maps *net.UnixConn) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	p := &plane{module: module, control: control, inbox: newInbox(maps)}
+	server := &http.Server{Handler: p.routes(), ReadHeaderTimeout: 10 * time.Second}
+	var reading sync.WaitGroup
+	reading.Go(func() {
+		p.inbox.run()
+		cancel()
+	})
+	stopped := context.AfterFunc(ctx, func() {
+		maps.Close()
+		server.Close()
+	})
+	err := server.Serve(listener)
+	cancel()
+	stopped()
+	maps.Close()
+	reading.Wait()
+	p.stop()
+	p.inbox.close()
+	if errors.Is(err, http.ErrServerClosed) {
+		return nil
+	}
+	return err
+}
+
+func (p *plane) routes() http.Handler {
+	mux := http.NewServeMux()
+	own := func(pattern string, do func(*http.Request) (any, error)) {
+		method, path, _ := strings.Cut(pattern, " ")
+		mux.HandleFunc(method+" "+PathPrefix+path, func(w http.ResponseWriter, r *http.Request) {
+			r.Body = http.MaxBytesReader(w, r.Body, MaxBody)
+			reply(w)(do(r))
+		})
+	}
+	own("POST compile", p.serveCompile)
+	own("POST fill", p.serveFill)
+	own("POST start", p.serveStart)
+	own("POST drop", p.serveDrop)
+	own("POST attached", func(r *http.Request) (any, error) { return nil, p.serveInstance(r, true) })
+	own("POST detached", func(r *http.Request) (any, error) { return nil, p.serveInstance(r, false) })
+	own("GET health", p.serveHealth)
+	own("GET metrics", p.serveMetrics)
+	mux.HandleFunc("/", p.serveModule)
+	return mux
+}
+
+// reply writes an answer: nothing is 204, a *ConfigError 422, health 503, all other errors 500.
+func reply(w http.ResponseWriter) func(any, error) {
+	return func(v any, err error) {
+		if v == nil && err == nil {
+			w.WriteHeader(http.StatusNoContent)
+			return
+		}
+		w.Header().Set("Content-Type", "application/json")
+		if err != nil {
+			var wrong *ConfigError
+			var sick *unhealthyError
+			status, problem := http.StatusInternalServerError, Problem{Reason: err.Error()}
+			if errors.As(err, &wrong) {
+				status, problem = http.StatusUnprocessableEntity, Problem{Field: wrong.Field, Reason: wrong.Reason}
+			} else if errors.As(err, &sick) {
+				status = http.StatusServiceUnavailable
+			}
+			w.WriteHeader(status)
+			v = problem
+		}
+		_ = json.NewEncoder(w).Encode(v) // the reader has gone: nobody to tell
+	}
+}
+
+type unhealthyError struct{ error }
+
+func decode[T any](r *http.Request) (T, error) {
+	var v T
+	err := json.NewDecoder(r.Body).Decode(&v)
+	return v, err
+}
+
+func (p *plane) serveCompile(r *http.Request) (any, error) {
+	req, err := decode[CompileRequest](r)
+	if err != nil {
+		return nil, err
+	}
+	c, err := p.compile(req.Config)
+	if err != nil {
+		return nil, err
+	}
+	return c.Settings(), nil
+}
+
+const compilationsKept = 2
+
+// compile remembers the last results: a large config is worked out once for compile, fill and start.
+func (p *plane) compile(config json.RawMessage) (Compiled, error) {
+	sum := sha256.Sum256(config)
+	p.mu.Lock()
+	for _, c := range p.compiled {
+		if c.config == sum {
+			p.mu.Unlock()
+			return c.result, nil
+		}
+	}
+	p.mu.Unlock()
+	result, err := p.control.Compile(config)
+	if err != nil {
+		return nil, err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if len(p.compiled) == compilationsKept {
+		p.compiled = slices.Delete(p.compiled, 0, 1)
+	}
+	p.compiled = append(p.compiled, compilation{sum, result})
+	return result, nil
+}
+
+func (p *plane) serveFill(r *http.Request) (any, error) {
+	req, err := decode[GenerationRequest](r)
+	if err != nil {
+		return nil, err
+	}
+	c, err := p.compile(req.Config)
+	if err != nil {
+		return nil, err
+	}
+	maps, err := p.inbox.get(r.Context(), req.Generation)
+	if err != nil {
+		return nil, err
+	}
+	return nil, c.Fill(maps)
+}
+
+// serveStart makes a generation the present one. Told again of the same, it only takes the instances over.
+func (p *plane) serveStart(r *http.Request) (any, error) {
+	req, err := decode[GenerationRequest](r)
+	if err != nil {
+		return nil, err
+	}
+	if now := p.running(); now != nil && now.generation == req.Generation {
+		now.setInstances(req.Instances)
+		return nil, nil
+	}
+	c, err := p.compile(req.Config)
+	if err != nil {
+		return nil, err
+	}
+	maps, err := p.inbox.get(r.Context(), req.Generation)
+	if err != nil {
+		return nil, err
+	}
+	next := p.enliven(req, c, maps)
+	p.mu.Lock()
+	before := p.current
+	p.current = next
+	p.mu.Unlock()
+	p.retire(before)
+	return nil, nil
+}
+
+func (p *plane) enliven(req GenerationRequest, c Compiled, maps Maps) *running {
+	ctx, cancel := context.WithCancel(context.Background())
+	n := &running{generation: req.Generation, compiled: c, cancel: cancel, instances: req.Instances}
+	n.live = Live{Module: p.module, Maps: maps, Interface: n.list}
+	if h, ok := c.(Handler); ok {
+		n.handler = h.Handler(n.live)
+	}
+	if b, ok := c.(Runner); ok {
+		n.work.Go(func() { b.Run(ctx, n.live) })
+	}
+	return n
+}
+
+// retire ends the work of a generation, and lets go of its maps when the last request is done with them.
+func (p *plane) retire(n *running) {
+	if n == nil {
+		return
+	}
+	n.cancel()
+	n.work.Wait()
+	go func() {
+		n.users.Wait()
+		p.inbox.drop(n.generation)
+	}()
+}
+
+func (p *plane) stop() {
+	p.mu.Lock()
+	now := p.current
+	p.current = nil
+	p.mu.Unlock()
+	if now != nil {
+		now.cancel()
+		now.work.Wait()
+		now.users.Wait()
+	}
+}
+
+func (p *plane) running() *running {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.current
+}
+
+// use keeps the maps of the present generation open until users.Done.
+func (p *plane) use() *running {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.current != nil {
+		p.current.users.Add(1) // under the lock that takes it away: never after its Wait has begun
+	}
+	return p.current
+}
+
+func (p *plane) serveDrop(r *http.Request) (any, error) {
+	req, err := decode[GenerationRequest](r)
+	if err != nil {
+		return nil, err
+	}
+	if now := p.running(); now != nil && now.generation == req.Generation {
+		return nil, fmt.Errorf("generation %s is running", req.Generation)
+	}
+	p.inbox.drop(req.Generation)
+	return nil, nil
+}
+
+func (p *plane) serveInstance(r *http.Request, there bool) error {
+	i, err := decode[Instance](r)
+	if err != nil {
+		return err
+	}
+	if now := p.running(); now != nil {
+		now.setInstance(i, there)
+	}
+	return nil
+}
+
+func (p *plane) serveHealth(*http.Request) (any, error) {
+	now := p.use()
+	if now == nil {
+		return nil, nil
+	}
+	defer now.users.Done()
+	if h, ok := now.compiled.(HealthChecker); ok {
+		if err := h.Health(now.live); err != nil {
+			return nil, &unhealthyError{err}
+		}
+	}
+	return nil, nil
+}
+
+func (p *plane) serveMetrics(*http.Request) (any, error) {
+	now := p.use()
+	if now == nil {
+		return []Sample{}, nil
+	}
+	defer now.users.Done()
+	m, ok := now.compiled.(Measurer)
+	if !ok {
+		return []Sample{}, nil
+	}
+	return m.Measure(now.live)
+}
+
+func (p *plane) serveModule(w http.ResponseWriter, r *http.Request) {
+	now := p.use()
+	if now == nil {
+		reply(w)(nil, &unhealthyError{errors.New("the module does not run yet")})
+		return
+	}
+	defer now.users.Done()
+	if now.handler == nil {
+		http.NotFound(w, r)
+		return
+	}
+	now.handler.ServeHTTP(w, r)
+}
+
+func (n *running) list() []Instance {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return slices.Clone(n.instances)
+}
+
+func (n *running) setInstances(all []Instance) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.instances = all
+}
+
+func (n *running) setInstance(i Instance, there bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.instances = slices.DeleteFunc(n.instances, func(old Instance) bool { return old.Ifindex == i.Ifindex })
+	if there {
+		n.instances = append(n.instances, i)
+	}
+}

@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sdk
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"os/signal"
+	"sync"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// Serve is the main function of a control plane process written in Go: it serves control until the agent ends or tells
+// it to. The default logger is set so that levels and attributes reach the agent's log.
+func Serve(control Control) error {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	defer stop()
+	logToAgent()
+	listener, maps, err := sockets(ListenFD, MapsFD)
+	if err != nil {
+		return fmt.Errorf("%w (a control plane is started by the agent, which hands over its sockets)", err)
+	}
+	return servePlane(ctx, os.Getenv("KERB_MODULE"), control, listener, maps)
+}
+
+// logToAgent writes what slog is told as JSON lines, which the agent takes apart. The agent adds the time.
+func logToAgent() {
+	slog.SetDefault(slog.New(slog.NewJSONHandler(os.Stderr, &slog.HandlerOptions{
+		Level: slog.LevelDebug,
+		ReplaceAttr: func(groups []string, a slog.Attr) slog.Attr {
+			if a.Key == slog.TimeKey && len(groups) == 0 {
+				return slog.Attr{}
+			}
+			return a
+		},
+	})))
+}
+
+// sockets takes over two inherited descriptors.
+func sockets(listen, maps int) (net.Listener, *net.UnixConn, error) {
+	listenFile, mapsFile := os.NewFile(uintptr(listen), "listen"), os.NewFile(uintptr(maps), "maps")
+	defer listenFile.Close() // both are duplicated
+	defer mapsFile.Close()
+	listener, err := net.FileListener(listenFile)
+	if err != nil {
+		return nil, nil, fmt.Errorf("descriptor %d: %w", listen, err)
+	}
+	conn, err := unixConn(mapsFile)
+	if err != nil {
+		listener.Close()
+		return nil, nil, fmt.Errorf("descriptor %d: %w", maps, err)
+	}
+	return listener, conn, nil
+}
+
+func unixConn(f *os.File) (*net.UnixConn, error) {
+	c, err := net.FileConn(f)
+	if err != nil {
+		return nil, err
+	}
+	u, ok := c.(*net.UnixConn)
+	if !ok {
+		c.Close()
+		return nil, errors.New("not a Unix socket")
+	}
+	return u, nil
+}
+
+// HostMessage asks a process that ServeMany runs for one more control plane. It comes with two descriptors: those that a
+// process of its own would have as ListenFD and MapsFD.
+type HostMessage struct {
+	Module  string `json:"module"`
+	Package string `json:"package"`
+}
+
+// ServeMany serves the control planes of several packages in one process, for those that share one to save memory. Which
+// modules there are arrives on descriptor ListenFD, a SOCK_SEQPACKET socket; for each of them the contract is the same as
+// for a process of its own.
+func ServeMany(controls map[string]Control) error {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	defer stop()
+	logToAgent()
+	file := os.NewFile(ListenFD, "modules")
+	conn, err := unixConn(file)
+	file.Close()
+	if err != nil {
+		return fmt.Errorf("descriptor %d: %w (this is started by the agent)", ListenFD, err)
+	}
+	context.AfterFunc(ctx, func() { conn.Close() })
+	var planes sync.WaitGroup
+	defer planes.Wait()
+	for {
+		message, listener, maps, err := receiveModule(conn)
+		if err != nil || ctx.Err() != nil {
+			stop()
+			return nil // the agent has gone, or tells us to go
+		}
+		control := controls[message.Package]
+		if control == nil {
+			slog.Error("no such control plane", "package", message.Package)
+			listener.Close()
+			maps.Close()
+			continue
+		}
+		planes.Go(func() {
+			if err := servePlane(ctx, message.Module, control, listener, maps); err != nil {
+				slog.Error("control plane ended", "module", message.Module, "error", err)
+			}
+		})
+	}
+}
+
+func receiveModule(conn *net.UnixConn) (HostMessage, net.Listener, *net.UnixConn, error) {
+	var message HostMessage
+	data, rights := make([]byte, maxMessage), make([]byte, unix.CmsgSpace(2*4))
+	n, rn, _, _, err := conn.ReadMsgUnix(data, rights)
+	if err != nil || n == 0 {
+		return message, nil, nil, errors.Join(err, net.ErrClosed)
+	}
+	fds, err := descriptors(rights[:rn])
+	if err != nil || len(fds) != 2 {
+		for _, fd := range fds {
+			unix.Close(fd)
+		}
+		return message, nil, nil, errors.Join(err, fmt.Errorf("%d descriptors, not 2", len(fds)))
+	}
+	listener, maps, err := sockets(fds[0], fds[1])
+	if err == nil {
+		err = json.Unmarshal(data[:n], &message)
+	}
+	return message, listener, maps, err
+}
