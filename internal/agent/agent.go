@@ -19,6 +19,7 @@ import (
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/config"
+	"github.com/kerb-edge/kerb/internal/control"
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/fault"
 	"github.com/kerb-edge/kerb/internal/pkgs"
@@ -34,13 +35,15 @@ type Agent struct {
 	store   *store.Store
 	dp      *dataplane.Dataplane
 	catalog *pkgs.Catalog
+	control *control.Manager
 	watcher *service.Watcher
 	started time.Time
 	base    context.Context // of control planes' background work
 
 	wake chan struct{} // asks for a reconciliation
 
-	mu      sync.Mutex // one change at a time; guards what follows
+	changes sync.Mutex // one change at a time, which may wait for control planes
+	mu      sync.Mutex // guards what follows, which only changes write; never held for long, so that the agent can always tell how it is
 	desired store.Desired
 	modules map[string]*deployment
 	states  map[string]service.State // services at the last reconciliation
@@ -49,6 +52,7 @@ type Agent struct {
 	busy    map[dataplane.Point]error // points that a program of others keeps from their chain
 	problem error                     // of the last reconciliation
 	tracing *traceRun                 // nil most of the time
+	seen    dataplane.State           // of the kernel, at the last look
 	metrics *metrics
 }
 
@@ -113,8 +117,12 @@ func open(ctx context.Context, cfg config.Config, log *slog.Logger) (*Agent, err
 	if err != nil {
 		return nil, errors.Join(err, st.Close())
 	}
+	planes, err := control.New(control.Options{Run: cfg.Paths.ControlSockets(), State: cfg.Paths.ControlState(), Log: log})
+	if err != nil {
+		return nil, errors.Join(err, st.Close())
+	}
 	a := &Agent{
-		log: log, store: st, dp: dp, base: ctx, started: time.Now(),
+		log: log, store: st, dp: dp, control: planes, base: context.WithoutCancel(ctx), started: time.Now(),
 		catalog: pkgs.NewCatalog(modules.Packages(), modules.Controls()),
 		watcher: service.NewWatcher(log),
 		wake:    make(chan struct{}, 1),
@@ -134,11 +142,19 @@ func open(ctx context.Context, cfg config.Config, log *slog.Logger) (*Agent, err
 }
 
 func (a *Agent) close() {
-	a.mu.Lock()
-	defer a.mu.Unlock()
+	a.changes.Lock()
+	defer a.changes.Unlock()
 	for _, l := range a.live {
-		l.stop()
+		l.close()
 	}
+	var ending sync.WaitGroup
+	for _, d := range a.modules {
+		if d.plane != nil {
+			ending.Go(d.plane.Close)
+		}
+	}
+	ending.Wait()
+	a.control.Close()
 	a.store.Close()
 }
 
@@ -185,12 +201,12 @@ func (a *Agent) follow(ctx context.Context) {
 		case <-a.wake:
 		case <-timer.C:
 		}
-		a.mu.Lock()
+		a.changes.Lock()
 		if err := a.reconcile(); err != nil {
 			a.log.Error("the node is not as desired; trying again", "error", err, "after", retry)
 			timer.Reset(retry)
 		}
-		a.mu.Unlock()
+		a.changes.Unlock()
 	}
 }
 

@@ -23,8 +23,8 @@ import (
 
 // Apply creates or updates resources: all of them or none.
 func (a *Agent) Apply(_ context.Context, r server.Request) (v1.ApplyResult, error) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
+	a.changes.Lock()
+	defer a.changes.Unlock()
 	next := a.desired.Clone()
 	result := v1.ApplyResult{DryRun: r.DryRun}
 	for _, s := range r.Services {
@@ -60,8 +60,8 @@ func (a *Agent) Apply(_ context.Context, r server.Request) (v1.ApplyResult, erro
 
 // Delete removes resources: all of them or none.
 func (a *Agent) Delete(_ context.Context, refs []server.Ref, dryRun bool) (v1.ApplyResult, error) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
+	a.changes.Lock()
+	defer a.changes.Unlock()
 	next := a.desired.Clone()
 	result := v1.ApplyResult{DryRun: dryRun}
 	for _, ref := range refs {
@@ -124,8 +124,13 @@ func (a *Agent) lookUpNew(next store.Desired) (map[string]service.State, error) 
 
 // change takes the node from the present to the next desired state: kernel first, then the store. If either fails, both
 // are as before.
-func (a *Agent) change(next store.Desired, asked []v1.Module, dryRun, keep bool) ([]string, error) {
+func (a *Agent) change(next store.Desired, asked []v1.Module, dryRun, keep bool) (texts []string, err error) {
 	w, err := a.worldOf(next, asked)
+	defer func() {
+		if err != nil || dryRun {
+			a.releaseAll(w)
+		}
+	}()
 	if err != nil {
 		return nil, err
 	}
@@ -141,7 +146,7 @@ func (a *Agent) change(next store.Desired, asked []v1.Module, dryRun, keep bool)
 		return nil, err
 	}
 	steps := plan.Steps(w.want(points, keep), state)
-	texts := make([]string, len(steps))
+	texts = make([]string, len(steps))
 	for i, s := range steps {
 		texts[i] = s.String()
 	}
@@ -153,6 +158,10 @@ func (a *Agent) change(next store.Desired, asked []v1.Module, dryRun, keep bool)
 	if err := exec.run(steps); err != nil {
 		a.metrics.failed()
 		return texts, a.explain(a.blame(w, err))
+	}
+	if err := a.awaitUpgrades(w); err != nil {
+		a.metrics.failed()
+		return texts, errors.Join(err, exec.rollback())
 	}
 	if err := a.commit(next, keep); err != nil {
 		return texts, errors.Join(err, exec.rollback())
@@ -302,7 +311,9 @@ func (a *Agent) reconcile() error {
 	if errors.As(err, &rejected) && a.takeOut(w, rejected.Modules) {
 		err = a.converge(w)
 	}
+	a.mu.Lock()
 	a.problem = err
+	a.mu.Unlock()
 	return err
 }
 
@@ -326,7 +337,9 @@ func (a *Agent) converge(w world) error {
 		a.interruptTrace()
 		a.log.Info("reconciled", "steps", len(steps), "attachPoints", len(points))
 	}
+	a.mu.Lock()
 	a.busy = exec.busy
+	a.mu.Unlock()
 	a.adopt(w, exec.without(points))
 	return errors.Join(slices.Collect(maps.Values(exec.busy))...)
 }
@@ -342,7 +355,12 @@ func (a *Agent) takeOut(w world, names []string) bool {
 		var rejected *dataplane.RejectedError // not for want of memory or descriptors, which passes
 		if err := d.verify(); errors.As(err, &rejected) {
 			a.log.Error("module cannot run", "module", name, "error", err)
+			if d.plane != nil {
+				go d.plane.Close()
+			}
+			a.mu.Lock() // they are the agent's own
 			w.modules[name] = &deployment{resource: d.resource, err: err, module: dataplane.Unavailable(name, d.module.FailClosed)}
+			a.mu.Unlock()
 			found = true
 		}
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/control"
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/fault"
 	"github.com/kerb-edge/kerb/internal/pkgs"
@@ -24,7 +25,9 @@ import (
 type deployment struct {
 	resource v1.Module
 	pkg      *pkgs.Package
-	compiled sdk.Compiled // nil without a control plane
+	plane    *control.Plane  // nil without a control plane
+	config   json.RawMessage // with its defaults
+	started  bool            // the plane works on this generation
 	module   dataplane.Module
 	selector service.Selector
 	entries  map[dataplane.Hook]map[dataplane.Direction]bool
@@ -32,9 +35,13 @@ type deployment struct {
 }
 
 // prepare checks a module as far as that is possible without the kernel. Its errors are those of package fault.
-func (a *Agent) prepare(m v1.Module) (*deployment, error) {
+func (a *Agent) prepare(m v1.Module) (_ *deployment, err error) {
 	d := &deployment{resource: m}
-	var err error
+	defer func() {
+		if err != nil {
+			a.release(d)
+		}
+	}()
 	if d.selector, err = service.ParseSelector(m.Spec.Attach.Services); err != nil {
 		return nil, d.invalid("spec.attach.services", err)
 	}
@@ -50,7 +57,10 @@ func (a *Agent) prepare(m v1.Module) (*deployment, error) {
 	if err := d.pkg.CheckFeatures(); err != nil {
 		return nil, d.invalid("spec.package", err)
 	}
-	settings, canonical, err := d.compile()
+	if d.config, err = d.canonical(); err != nil {
+		return nil, err
+	}
+	settings, err := a.settings(d)
 	if err != nil {
 		return nil, err
 	}
@@ -60,7 +70,8 @@ func (a *Agent) prepare(m v1.Module) (*deployment, error) {
 	if err := d.findEntries(); err != nil {
 		return nil, d.invalid("spec.package", err)
 	}
-	d.module = d.dataplaneModule(settings, canonical)
+	d.module = d.dataplaneModule(settings)
+	d.module.Fill = a.fill(d)
 	return d, nil
 }
 
@@ -78,27 +89,87 @@ func (d *deployment) invalid(field string, err error) error {
 	return &fault.Invalid{Resource: "Module " + d.resource.Metadata.Name, Field: field, Reason: err.Error()}
 }
 
-// compile turns the config into settings; canonical is the config with its defaults, as identity.
-func (d *deployment) compile() (settings sdk.Settings, canonical []byte, err error) {
+// canonical is the config with its defaults: what the generation's identity is made from.
+func (d *deployment) canonical() (json.RawMessage, error) {
 	config, err := d.pkg.Defaulted(d.resource.Spec.Config)
 	if err != nil {
-		return settings, nil, d.configError(err)
+		return nil, d.configError(err)
 	}
 	if err := d.pkg.ValidateConfig(config); err != nil {
-		return settings, nil, d.configError(err)
+		return nil, d.configError(err)
 	}
-	if canonical, err = json.Marshal(config); err != nil {
-		return settings, nil, d.invalid("spec.config", err)
-	}
-	if d.pkg.ControlPlane == nil {
-		settings.Constants, err = d.pkg.Constants(config)
-	} else if d.compiled, err = d.pkg.ControlPlane.Compile(canonical); err == nil {
-		settings = d.compiled.Settings()
-	}
+	text, err := json.Marshal(config)
 	if err != nil {
-		return settings, nil, d.configError(err)
+		return nil, d.invalid("spec.config", err)
 	}
-	return settings, canonical, nil
+	return text, nil
+}
+
+// settings has the config worked out. A generation that a control plane has worked out before does not need it again: what
+// runs must not depend on whether it answers.
+func (a *Agent) settings(d *deployment) (settings sdk.Settings, err error) {
+	if d.pkg.Control == nil {
+		return d.constants()
+	}
+	if d.plane, err = a.planeOf(d); err != nil {
+		return settings, d.invalid("spec.package", err)
+	}
+	name := d.resource.Metadata.Name
+	if settings, ok := a.control.Recall(name, d.identity()); ok {
+		return settings, nil
+	}
+	settings, known, err := d.plane.Compile(a.base, d.config)
+	var mistake *sdk.ConfigError
+	switch {
+	case errors.As(err, &mistake):
+		return settings, d.configError(err)
+	case err != nil:
+		return settings, &fault.Unavailable{Reason: "Module " + name + ": " + err.Error()}
+	case !known:
+		return d.constants()
+	}
+	return settings, nil
+}
+
+// constants is what becomes of a config that no control plane works out.
+func (d *deployment) constants() (settings sdk.Settings, err error) {
+	var config map[string]any
+	if err := json.Unmarshal(d.config, &config); err != nil {
+		return settings, d.configError(err)
+	}
+	if settings.Constants, err = d.pkg.Constants(config); err != nil {
+		return settings, d.configError(err)
+	}
+	return settings, nil
+}
+
+// planeOf is the module's control plane: the one that runs, as long as the package is the same.
+func (a *Agent) planeOf(d *deployment) (*control.Plane, error) {
+	name := d.resource.Metadata.Name
+	if now := a.modules[name]; now != nil && now.plane != nil && now.plane.Package().Digest == d.pkg.Digest {
+		return now.plane, nil
+	}
+	return a.control.Plane(name, d.pkg)
+}
+
+// release ends the control plane of a deployment that does not come to be, unless the present one uses it.
+func (a *Agent) release(d *deployment) {
+	if d == nil || d.plane == nil {
+		return
+	}
+	if now := a.modules[d.resource.Metadata.Name]; now == nil || now.plane != d.plane {
+		go d.plane.Close()
+	}
+}
+
+// start makes the deployment's generation the one that its control plane works on.
+func (d *deployment) start(m sdk.Maps, instances []sdk.Instance) error {
+	if d.started {
+		d.plane.Instances(instances)
+		return nil
+	}
+	d.started = true
+	return d.plane.Start(d.config, m, instances)
 }
 
 func (d *deployment) configError(err error) error {
@@ -144,14 +215,26 @@ func (d *deployment) findEntries() error {
 	return nil
 }
 
-func (d *deployment) dataplaneModule(settings sdk.Settings, canonical []byte) dataplane.Module {
-	builder := "" // what else decides on the contents of maps: control planes are part of this build
-	if d.compiled != nil {
+// identity of the generation: equal for equal code and config.
+func (d *deployment) identity() string {
+	builder := "" // what else decides on the contents of maps: built-in control planes are part of this build
+	if d.pkg.Control != nil && d.pkg.Control.Builtin {
 		builder = version.Version()
 	}
+	return dataplane.ShortHash([]byte(d.pkg.Digest), d.config, []byte(builder))
+}
+
+func (a *Agent) fill(d *deployment) func(sdk.Maps) error {
+	if d.plane == nil {
+		return nil
+	}
+	return func(m sdk.Maps) error { return d.plane.Fill(a.base, d.config, m) }
+}
+
+func (d *deployment) dataplaneModule(settings sdk.Settings) dataplane.Module {
 	m := dataplane.Module{
 		Name:       d.resource.Metadata.Name,
-		ID:         dataplane.ShortHash([]byte(d.pkg.Digest), canonical, []byte(builder)),
+		ID:         d.identity(),
 		ConfigMaps: d.pkg.Maps.Config,
 		SharedMaps: d.pkg.Maps.Shared,
 		Settings:   settings,
@@ -163,9 +246,6 @@ func (d *deployment) dataplaneModule(settings sdk.Settings, canonical []byte) da
 			}
 			return d.pkg.Spec(string(h))
 		},
-	}
-	if d.compiled != nil {
-		m.Fill = d.compiled.Fill
 	}
 	return m
 }

@@ -3,84 +3,84 @@
 package agent
 
 import (
-	"context"
 	"maps"
 	"net/http"
 	"slices"
-	"sync"
 
+	"github.com/kerb-edge/kerb/internal/control"
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/fault"
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// liveModule is a generation that sees packets, with what its control plane does for it.
+// liveModule is a generation that sees packets.
 type liveModule struct {
-	id      string
-	live    sdk.Live
-	handler http.Handler // nil if the module has no routes
-	measure func() ([]sdk.Sample, error)
-	cancel  context.CancelFunc
-	wait    sync.WaitGroup // for the background work
-	users   sync.WaitGroup // requests that read the maps
+	id    string
+	maps  sdk.Maps
+	plane *control.Plane // nil if the package has none
 }
 
-// stop ends the background work. The maps are closed when the last request is done, which a slow client must not make
-// the agent wait for.
-func (l *liveModule) stop() {
-	l.cancel()
-	l.wait.Wait()
-	go func() {
-		l.users.Wait()
-		for _, m := range l.live.Maps {
-			m.Close()
-		}
-	}()
+func (l *liveModule) close() {
+	for _, m := range l.maps {
+		m.Close()
+	}
 }
 
-// adopt makes w the present: control planes of new generations start, those of old ones end.
+// adopt makes w the present: control planes are told of new generations, and those that nothing needs any more are ended.
 func (a *Agent) adopt(w world, points map[dataplane.Point]placement) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	before := a.modules
 	a.desired, a.modules, a.states, a.points = w.desired, w.modules, w.services, points
 	a.metrics.publish(a) // before control planes start: they forget what belongs to interfaces that are not listed
 	for name, l := range a.live {
-		if d := w.modules[name]; d == nil || d.module.ID != l.id {
-			l.stop()
+		if d := w.modules[name]; d == nil || d.module.ID != l.id || d.plane != l.plane {
+			l.close()
 			delete(a.live, name)
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(w.modules)) {
-		d := w.modules[name]
-		if a.live[name] != nil || d.err != nil {
-			continue
+		if err := a.enliven(w.modules[name]); err != nil {
+			a.log.Error("module cannot be followed", "module", name, "error", err)
 		}
-		l, err := a.enliven(d)
-		if err != nil {
-			a.log.Error("control plane cannot start", "module", name, "error", err)
-			continue
+	}
+	for name, d := range before {
+		now := w.modules[name]
+		if d.plane != nil && (now == nil || now.plane != d.plane) {
+			go d.plane.Close() // it may take its time
 		}
-		a.live[name] = l
+		if now == nil {
+			if err := a.control.Forget(name); err != nil {
+				a.log.Warn("cannot remove what was kept of a module", "module", name, "error", err)
+			}
+		}
 	}
 }
 
-// enliven opens the maps of a generation and starts its control plane.
-func (a *Agent) enliven(d *deployment) (*liveModule, error) {
+// enliven opens the maps of a generation that is new, and tells its control plane where it runs.
+func (a *Agent) enliven(d *deployment) error {
+	if d.err != nil {
+		return nil
+	}
 	name := d.module.Name
+	if a.live[name] != nil {
+		if d.plane != nil {
+			d.plane.Instances(a.instances(name))
+		}
+		return nil
+	}
 	m, err := a.dp.Maps(name, d.module.ID)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	ctx, cancel := context.WithCancel(a.base)
-	l := &liveModule{id: d.module.ID, cancel: cancel, live: sdk.Live{Module: name, Maps: m, Interface: func() []sdk.Instance { return a.instances(name) }}}
-	if h, ok := d.compiled.(sdk.Handler); ok {
-		l.handler = h.Handler(l.live)
+	a.live[name] = &liveModule{id: d.module.ID, maps: m, plane: d.plane}
+	if d.plane == nil {
+		return nil
 	}
-	if s, ok := d.compiled.(sdk.Measurer); ok {
-		l.measure = func() ([]sdk.Sample, error) { return s.Measure(l.live) }
+	if err := a.control.Remember(name, d.module.ID, d.module.Settings); err != nil {
+		a.log.Warn("what the control plane made of the config is not kept; the next agent asks again", "module", name, "error", err)
 	}
-	if r, ok := d.compiled.(sdk.Runner); ok {
-		l.wait.Go(func() { r.Run(ctx, l.live) })
-	}
-	return l, nil
+	return d.start(m, a.instances(name))
 }
 
 // instances lists where a module runs. Control planes call it from goroutines of their own, so that it must not take
@@ -102,26 +102,14 @@ func (a *Agent) instances(name string) []sdk.Instance {
 
 // ServeModule serves the routes of a module's control plane.
 func (a *Agent) ServeModule(w http.ResponseWriter, r *http.Request, name string) error {
-	l, err := a.useModule(name)
-	if err != nil {
-		return err
-	}
-	defer l.users.Done()
-	l.handler.ServeHTTP(w, r)
-	return nil
-}
-
-// useModule keeps the module's maps open until users.Done.
-func (a *Agent) useModule(name string) (*liveModule, error) {
 	a.mu.Lock()
-	defer a.mu.Unlock()
 	l := a.live[name]
+	a.mu.Unlock()
 	if l == nil {
-		return nil, &fault.NotFound{Kind: "Module", Name: name}
+		return &fault.NotFound{Kind: "Module", Name: name}
 	}
-	if l.handler == nil {
-		return nil, &fault.NotFound{Kind: "Routes of module", Name: name}
+	if l.plane == nil {
+		return &fault.NotFound{Kind: "Routes of module", Name: name}
 	}
-	l.users.Add(1) // under the lock that stop is called with: never after its Wait has begun
-	return l, nil
+	return l.plane.ServeHTTP(w, r)
 }

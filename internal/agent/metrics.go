@@ -13,8 +13,10 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/kerb-edge/kerb/internal/control"
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/kerbabi"
+	"github.com/kerb-edge/kerb/sdk"
 )
 
 // metrics are what the agent counts of itself, and what can be read without its lock.
@@ -93,39 +95,59 @@ func (c collector) Collect(out chan<- prometheus.Metric) {
 func (a *Agent) collectModule(name string, out chan<- prometheus.Metric) {
 	l, d := a.live[name], a.modules[name]
 	memory := prometheus.NewDesc("kerb_module_memory_bytes", "Kernel memory of a module's maps.", []string{"module"}, nil)
-	out <- prometheus.MustNewConstMetric(memory, prometheus.GaugeValue, float64(dataplane.Memory(l.live.Maps)), name)
+	out <- prometheus.MustNewConstMetric(memory, prometheus.GaugeValue, float64(dataplane.Memory(l.maps)), name)
 	dropped := prometheus.NewDesc("kerb_dropped_packets_total", "Packets that a module dropped, by reason.", []string{"module", "reason"}, nil)
 	for _, drop := range drops(d, l) {
 		out <- prometheus.MustNewConstMetric(dropped, prometheus.CounterValue, float64(drop.Packets), name, drop.Reason)
 	}
-	if l.measure == nil {
-		return
+	if l.plane != nil {
+		a.collectPlane(name, l.plane, out)
 	}
-	samples, err := l.measure()
+}
+
+func (a *Agent) collectPlane(name string, plane *control.Plane, out chan<- prometheus.Metric) {
+	state := plane.State()
+	up := prometheus.NewDesc("kerb_control_plane_up", "1 while a module's control plane runs and says that all is well.", []string{"module"}, nil)
+	out <- prometheus.MustNewConstMetric(up, prometheus.GaugeValue, boolValue(controlCondition(state).Status == "True"), name)
+	restarts := prometheus.NewDesc("kerb_control_plane_restarts_total", "Times that a module's control plane was started again.", []string{"module"}, nil)
+	out <- prometheus.MustNewConstMetric(restarts, prometheus.CounterValue, float64(state.Restarts), name)
+	samples, err := plane.Metrics(a.base)
 	if err != nil {
 		a.log.Warn("cannot read metrics", "module", name, "error", err)
 	}
 	for _, s := range samples {
-		keys := slices.Sorted(maps.Keys(s.Labels))
-		values := []string{name}
-		for _, k := range keys {
-			values = append(values, s.Labels[k])
-		}
-		kind := prometheus.GaugeValue
-		if s.Counter {
-			kind = prometheus.CounterValue
-		}
-		desc := prometheus.NewDesc("kerb_"+strings.ReplaceAll(d.pkg.Name, "-", "_")+"_"+s.Name, s.Help, append([]string{"module"}, keys...), nil)
-		metric, err := prometheus.NewConstMetric(desc, kind, s.Value, values...)
-		if err != nil {
-			metric = prometheus.NewInvalidMetric(desc, err)
-		}
-		out <- metric
+		out <- sampleMetric(name, plane.Package().Name, s)
 	}
 }
 
+func boolValue(b bool) float64 {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// sampleMetric is what a control plane measured, under the name of its package.
+func sampleMetric(module, pkg string, s sdk.Sample) prometheus.Metric {
+	keys := slices.Sorted(maps.Keys(s.Labels))
+	values := []string{module}
+	for _, k := range keys {
+		values = append(values, s.Labels[k])
+	}
+	kind := prometheus.GaugeValue
+	if s.Counter {
+		kind = prometheus.CounterValue
+	}
+	desc := prometheus.NewDesc("kerb_"+strings.ReplaceAll(pkg, "-", "_")+"_"+s.Name, s.Help, append([]string{"module"}, keys...), nil)
+	metric, err := prometheus.NewConstMetric(desc, kind, s.Value, values...)
+	if err != nil {
+		return prometheus.NewInvalidMetric(desc, err)
+	}
+	return metric
+}
+
 func (a *Agent) collectOutcomes(out chan<- prometheus.Metric) {
-	state, err := a.observe()
+	state, err := a.look()
 	if err != nil {
 		a.log.Warn("cannot read the state of the kernel", "error", err)
 		return

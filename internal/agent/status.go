@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/control"
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/fault"
 	"github.com/kerb-edge/kerb/internal/kerbabi"
@@ -54,10 +55,13 @@ func (a *Agent) moduleWithStatus(name string) v1.Module {
 		st.Package = v1.PackageRef{Name: d.pkg.Name, Version: d.pkg.Version, Digest: d.pkg.Digest}
 	}
 	if l := a.live[name]; l != nil {
-		st.Memory = dataplane.Memory(l.live.Maps)
+		st.Memory = dataplane.Memory(l.maps)
 		st.Drops = drops(d, l)
 	}
 	st.Conditions = []v1.Condition{a.moduleReady(d, len(st.Instances))}
+	if d != nil && d.plane != nil {
+		st.Conditions = append(st.Conditions, controlCondition(d.plane.State()))
+	}
 	return m
 }
 
@@ -74,6 +78,23 @@ func (a *Agent) moduleReady(d *deployment, instances int) v1.Condition {
 		c.Reason, c.Message = "NoAttachPoint", "no service or interface that it selects is there"
 	default:
 		c.Status, c.Reason, c.Message = "True", "Running", fmt.Sprintf("on %d attach points", instances)
+	}
+	return c
+}
+
+// controlCondition tells how a control plane is. The data plane goes on in any case.
+func controlCondition(s control.State) v1.Condition {
+	c := v1.Condition{Type: "ControlPlane", Status: "True", Reason: "Running", Since: s.Since}
+	switch {
+	case !s.Running:
+		c.Status, c.Reason, c.Message = "False", "NotRunning", s.Reason
+	case !s.Started:
+		c.Status, c.Reason, c.Message = "False", "Starting", s.Reason
+	case !s.Healthy:
+		c.Status, c.Reason, c.Message = "False", "Unhealthy", s.Reason
+	}
+	if s.Restarts > 0 {
+		c.Message = strings.TrimPrefix(fmt.Sprintf("%s; started again %d times", c.Message, s.Restarts), "; ")
 	}
 	return c
 }
@@ -98,7 +119,7 @@ func instance(p dataplane.Point, place placement, position int) v1.Instance {
 
 // drops are the counters that are not zero, by name of the reason.
 func drops(d *deployment, l *liveModule) []v1.Drop {
-	counts, err := dataplane.Drops(l.live.Maps)
+	counts, err := dataplane.Drops(l.maps)
 	if err != nil {
 		return nil
 	}
@@ -146,7 +167,7 @@ func (a *Agent) Service(_ context.Context, name string) (v1.Service, error) {
 // programs are the kernel's ids of running programs by attach point.
 func (a *Agent) programs() map[dataplane.Point]uint32 {
 	out := map[dataplane.Point]uint32{}
-	state, err := a.observe()
+	state, err := a.look()
 	if err != nil {
 		a.log.Warn("cannot read the state of the kernel", "error", err)
 	}
@@ -202,7 +223,7 @@ func (a *Agent) serviceReady(state service.State) v1.Condition {
 func (a *Agent) Chains(context.Context) ([]v1.Chain, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	state, err := a.observe()
+	state, err := a.look()
 	if err != nil {
 		return nil, err
 	}
@@ -284,7 +305,7 @@ func (a *Agent) Status(context.Context) (v1.NodeStatus, error) {
 	}
 	st.Chains = len(chains)
 	for _, l := range a.live {
-		st.Memory += dataplane.Memory(l.live.Maps)
+		st.Memory += dataplane.Memory(l.maps)
 	}
 	st.Conditions = a.nodeConditions()
 	return st, nil
@@ -299,12 +320,28 @@ func (a *Agent) nodeConditions() []v1.Condition {
 	if a.store.ReadOnly() {
 		stored.Status, stored.Reason, stored.Message = "False", "ReadOnly", "the store can only be read: changes are refused"
 	}
-	out := []v1.Condition{reconciled, stored}
+	out := []v1.Condition{reconciled, stored, a.controlPlanes()}
 	if a.store.Recovered() {
 		out = append(out, v1.Condition{Type: "StoreLost", Status: "True", Reason: "SetAside", Since: a.started,
 			Message: "the store was damaged and set aside; chains that ran go on untouched until modules are applied again"})
 	}
 	return out
+}
+
+// controlPlanes sums the control planes up.
+func (a *Agent) controlPlanes() v1.Condition {
+	c := v1.Condition{Type: "ControlPlanes", Status: "True", Reason: "Running", Since: a.started}
+	for _, name := range slices.Sorted(maps.Keys(a.modules)) {
+		d := a.modules[name]
+		if d.plane == nil {
+			continue
+		}
+		if one := controlCondition(d.plane.State()); one.Status != "True" {
+			c.Status, c.Reason, c.Since = "False", one.Reason, one.Since
+			c.Message = strings.TrimPrefix(c.Message+"; "+name+": "+one.Message, "; ")
+		}
+	}
+	return c
 }
 
 func kernelRelease() string {

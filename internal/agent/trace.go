@@ -75,8 +75,8 @@ type traceRun struct {
 }
 
 func (a *Agent) startTrace(ctx context.Context, r v1.TraceRequest, f dataplane.TraceFilter) (*traceRun, error) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
+	a.changes.Lock()
+	defer a.changes.Unlock()
 	if a.tracing != nil {
 		return nil, &fault.Conflict{Reason: "somebody traces already; one trace runs at a time"}
 	}
@@ -117,8 +117,8 @@ func (a *Agent) reasonNames() func(string, int) string {
 
 // endTrace puts the plain chains back: to the plan a traced one is a program that should not be there.
 func (a *Agent) endTrace(run *traceRun) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
+	a.changes.Lock()
+	defer a.changes.Unlock()
 	defer run.trace.Close()
 	run.cancel(nil)
 	if n := run.trace.Lost(); n > 0 {
@@ -150,6 +150,20 @@ func (a *Agent) observe() (dataplane.State, error) {
 		}
 	}
 	return state, nil
+}
+
+// look is observe for those who only tell of the node, and hold the agent's lock. During a change, which may be waiting for
+// a control plane, it is what was seen before.
+func (a *Agent) look() (dataplane.State, error) {
+	if !a.changes.TryLock() {
+		return a.seen, nil
+	}
+	defer a.changes.Unlock()
+	state, err := a.observe()
+	if err == nil {
+		a.seen = state
+	}
+	return state, err
 }
 
 // interruptTrace is called when a change has replaced the traced chains.

@@ -31,3 +31,9 @@ func (p Paths) Socket() string { return filepath.Join(p.Run, "kerb.sock") }
 
 // Lock is the file whose lock makes an agent the only one on its node.
 func (p Paths) Lock() string { return filepath.Join(p.Run, "kerb.lock") }
+
+// ControlSockets is the directory of the sockets of control planes.
+func (p Paths) ControlSockets() string { return filepath.Join(p.Run, "control") }
+
+// ControlState is the directory of what control planes keep.
+func (p Paths) ControlState() string { return filepath.Join(p.State, "control") }

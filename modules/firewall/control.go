@@ -10,8 +10,6 @@ import (
 	"hash/fnv"
 	"sync"
 
-	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/features"
 
 	"github.com/kerb-edge/kerb/sdk"
@@ -173,9 +171,11 @@ func (f *Firewall) idle() []string {
 	return []string{"egress"}
 }
 
-// hasCoarseClock tells whether the data plane may use bpf_ktime_get_coarse_ns (Linux 5.11).
+// hasCoarseClock tells whether the data plane may use bpf_ktime_get_coarse_ns (Linux 5.11). A control plane may not load
+// programs, so that it cannot try.
 var hasCoarseClock = sync.OnceValue(func() bool {
-	return features.HaveProgramHelper(ebpf.SchedCLS, asm.FnKtimeGetCoarseNs) == nil
+	version, err := features.LinuxVersionCode()
+	return err == nil && version >= 5<<16|11<<8
 })
 
 // Names of maps in the data plane.
@@ -199,7 +199,7 @@ func (f *Firewall) Fill(maps sdk.Maps) error {
 		return err
 	}
 	f.mu.Lock()
-	f.slots, f.filled = slots, true
+	f.slots, f.filled = slots, false // maps may be filled for a trial: what is live is read from the live ones
 	f.mu.Unlock()
 	if err := fillArray(maps, mapTree, len(f.tree.chunks), f.chunk); err != nil {
 		return err

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"context"
+	"fmt"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/kerb-edge/kerb/internal/fault"
+)
+
+// releaseAll ends the control planes that a change has started, if it does not come to be.
+func (a *Agent) releaseAll(w world) {
+	for name, d := range w.modules {
+		if a.modules[name] != d {
+			a.release(d)
+		}
+	}
+}
+
+// awaitUpgrades gives the new version of each upgraded module its time to become healthy on live traffic. The old version
+// is still whole, maps and control plane: an error takes the change back.
+func (a *Agent) awaitUpgrades(w world) error {
+	var all errgroup.Group
+	for name, d := range w.modules {
+		before := a.modules[name]
+		if d == before || before == nil || before.plane == nil || d.plane == nil || d.plane == before.plane {
+			continue
+		}
+		all.Go(func() error { return a.awaitUpgrade(before, d) })
+	}
+	return all.Wait()
+}
+
+func (a *Agent) awaitUpgrade(before, d *deployment) error {
+	name := d.module.Name
+	m, err := a.dp.Maps(name, d.module.ID)
+	if err != nil {
+		return err
+	}
+	defer (&liveModule{maps: m}).close()
+	if err := d.start(m, a.instances(name)); err != nil {
+		return err
+	}
+	limit := d.pkg.Control.HealthTime()
+	ctx, cancel := context.WithTimeout(a.base, limit)
+	defer cancel()
+	if err := d.plane.AwaitHealthy(ctx); err != nil {
+		return &fault.Conflict{Reason: fmt.Sprintf("Module %s: version %s was rolled back to %s, as it was not healthy within %v: %v",
+			name, d.pkg.Version, before.pkg.Version, limit, err)}
+	}
+	return nil
+}

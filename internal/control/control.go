@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package control runs control planes: each in a process of its own with almost no rights, those inside the binary
+// together in one, to save memory. It keeps them running, hands them their maps, carries their logs, and is the only one
+// that speaks the contract of docs/control-planes.md with them. The data plane needs none of it to go on.
+package control
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"sync"
+
+	"github.com/kerb-edge/kerb/internal/control/sandbox"
+	"github.com/kerb-edge/kerb/internal/pkgs"
+	"github.com/kerb-edge/kerb/sdk"
+)
+
+// Words that make this binary something else than the command line.
+const (
+	hostCommand = "control-host" // serves the control planes inside the binary
+	runCommand  = "control-run"  // takes its rights away and becomes a program
+)
+
+// Intercept makes this process what the agent has started it as. It returns when that is none of this package's business;
+// to be called first in main, and in tests that run an agent.
+func Intercept(builtins map[string]sdk.Control) {
+	if len(os.Args) < 2 {
+		return
+	}
+	var err error
+	switch os.Args[1] {
+	case runCommand:
+		err = sandbox.Main(os.Args[2:])
+	case hostCommand:
+		err = host(builtins)
+	default:
+		return
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	os.Exit(0)
+}
+
+// Options of a Manager.
+type Options struct {
+	Run   string // directory of sockets
+	State string // directory of what is to survive a restart
+	Log   *slog.Logger
+}
+
+// Manager starts control planes and ends them.
+type Manager struct {
+	opts    Options
+	spawner *sandbox.Spawner
+	users   *users
+	shared  *shared
+	planes  sync.WaitGroup
+}
+
+// New prepares the directories. Close ends all planes.
+func New(opts Options) (*Manager, error) {
+	for _, dir := range []string{opts.Run, opts.State} {
+		if err := os.MkdirAll(dir, 0o711); err != nil && !errors.Is(err, fs.ErrExist) {
+			return nil, fmt.Errorf("control planes: %w", err)
+		}
+	}
+	if stale, err := filepath.Glob(filepath.Join(opts.Run, "*.sock")); err == nil {
+		for _, path := range stale {
+			_ = os.Remove(path) // of an agent that was killed
+		}
+	}
+	m := &Manager{opts: opts, spawner: sandbox.NewSpawner(), users: newUsers()}
+	m.shared = &shared{manager: m}
+	return m, nil
+}
+
+// Close ends the processes that are left. Planes are closed by their owners before.
+func (m *Manager) Close() {
+	m.planes.Wait()
+	m.shared.close()
+	m.spawner.Close()
+}
+
+// Forget removes what is kept of a module that is deleted.
+func (m *Manager) Forget(module string) error {
+	return errors.Join(os.RemoveAll(m.stateDir(module)), os.RemoveAll(m.settingsFile(module)))
+}
+
+func (m *Manager) stateDir(module string) string {
+	return filepath.Join(m.opts.State, "modules", module)
+}
+
+// users hands out user ids that nobody else on the machine has: the range that systemd keeps for such purposes.
+type users struct {
+	mu    sync.Mutex
+	taken map[int]bool
+}
+
+const firstUser, lastUser = 61184, 65519 // systemd.io/UIDS-GIDS: dynamic service users
+
+func newUsers() *users { return &users{taken: map[int]bool{}} }
+
+// take prefers the id that owns the module's state directory.
+func (u *users) take(preferred int) (int, error) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if preferred >= firstUser && preferred <= lastUser && !u.taken[preferred] {
+		u.taken[preferred] = true
+		return preferred, nil
+	}
+	for id := firstUser; id <= lastUser; id++ {
+		if !u.taken[id] {
+			u.taken[id] = true
+			return id, nil
+		}
+	}
+	return 0, errors.New("no user id is left for control planes")
+}
+
+func (u *users) release(id int) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	delete(u.taken, id)
+}
+
+// Plane starts the control plane of a module. It is ready for calls at once.
+func (m *Manager) Plane(module string, p *pkgs.Package) (*Plane, error) {
+	if p.Control == nil {
+		return nil, fmt.Errorf("package %s has no control plane", p.Name)
+	}
+	start := m.shared.starter(p.Name)
+	if !p.Control.Builtin {
+		prog, err := m.program(module, p)
+		if err != nil {
+			return nil, err
+		}
+		start = prog.start
+	}
+	plane := newPlane(module, p, m.opts, start)
+	m.planes.Go(plane.supervise)
+	return plane, nil
+}

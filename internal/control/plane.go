@@ -1,0 +1,607 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package control
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/kerb-edge/kerb/internal/pkgs"
+	"github.com/kerb-edge/kerb/sdk"
+)
+
+// Times that calls may take. docs/control-planes.md promises them.
+const (
+	compileTime = 10 * time.Second
+	fillTime    = 30 * time.Second
+	callTime    = 5 * time.Second
+)
+
+// Restarts and checks.
+const (
+	firstPause  = 500 * time.Millisecond
+	longestWait = 30 * time.Second
+	calmAfter   = time.Minute // a run that lasted so long is no crash loop
+	healthEvery = 5 * time.Second
+	maxMissed   = 3 // health checks without any answer
+)
+
+// Plane is the control plane of one module in one version of its package.
+type Plane struct {
+	module  string
+	pkg     *pkgs.Package
+	log     *slog.Logger
+	start   func() (*run, error)
+	closing chan struct{}
+	closed  chan struct{}
+	changed chan struct{} // wakes the supervisor: what is wanted has changed
+
+	sending sync.Mutex // while maps of want are sent or closed
+
+	mu       sync.Mutex
+	run      *run          // nil while there is none
+	arrived  chan struct{} // closed when a run begins, and replaced
+	want     *live         // nil before the first Start
+	state    State
+	serial   int           // makes names of generations unique
+	progress chan struct{} // closed and replaced whenever state changes
+}
+
+// live is the generation that the control plane is to work on.
+type live struct {
+	name      string
+	config    json.RawMessage
+	maps      sdk.Maps // own copies
+	instances []sdk.Instance
+}
+
+// State is what becomes of a control plane.
+type State struct {
+	Running  bool
+	Started  bool   // has taken the present generation over
+	Healthy  bool   // by its own word; true until it says otherwise
+	Reason   string // why not
+	Restarts int
+	PID      int
+	Since    time.Time
+}
+
+func newPlane(module string, p *pkgs.Package, opts Options, start starter) *Plane {
+	plane := &Plane{module: module, pkg: p, log: opts.Log.With("module", module),
+		closing: make(chan struct{}), closed: make(chan struct{}), changed: make(chan struct{}, 1),
+		arrived: make(chan struct{}), progress: make(chan struct{})}
+	plane.start = func() (*run, error) { return newRun(opts.Run, module, start) }
+	plane.state = State{Healthy: true, Reason: "starting", Since: time.Now()}
+	return plane
+}
+
+// Package is what the control plane belongs to.
+func (p *Plane) Package() *pkgs.Package { return p.pkg }
+
+// State tells how it is.
+func (p *Plane) State() State {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.state
+}
+
+func (p *Plane) setState(change func(*State)) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	before := p.state
+	change(&p.state)
+	if p.state.Running != before.Running || p.state.Healthy != before.Healthy || p.state.Started != before.Started {
+		p.state.Since = time.Now()
+	}
+	close(p.progress)
+	p.progress = make(chan struct{})
+}
+
+// Close ends the control plane and returns when it has ended.
+func (p *Plane) Close() {
+	p.mu.Lock()
+	select {
+	case <-p.closing:
+	default:
+		close(p.closing)
+	}
+	p.mu.Unlock()
+	<-p.closed
+}
+
+// supervise keeps the control plane running.
+func (p *Plane) supervise() {
+	defer close(p.closed)
+	defer p.setWant(nil)
+	pause := firstPause
+	for {
+		begin := time.Now()
+		err := p.live()
+		select {
+		case <-p.closing:
+			return
+		default:
+		}
+		if time.Since(begin) > calmAfter {
+			pause = firstPause
+		}
+		p.log.Error("control plane ended; the data plane goes on without it", "error", err, "nextTry", pause)
+		p.setState(func(s *State) {
+			s.Running, s.Started, s.PID, s.Reason = false, false, 0, fmt.Sprintf("%v; tried again after %v", err, pause)
+			s.Restarts++
+		})
+		select {
+		case <-p.closing:
+			return
+		case <-time.After(pause):
+		}
+		pause = min(2*pause, longestWait)
+	}
+}
+
+// live is one run, from its start to its end.
+func (p *Plane) live() error {
+	r, err := p.start()
+	if err != nil {
+		return err
+	}
+	p.mu.Lock()
+	p.run = r
+	close(p.arrived)
+	p.arrived = make(chan struct{})
+	p.mu.Unlock()
+	p.setState(func(s *State) { s.Running, s.Healthy, s.Reason, s.PID = true, true, "", r.process.pid })
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		p.attend(r)
+	}()
+	select {
+	case <-r.ended:
+	case <-p.closing:
+		r.process.end("the module was removed or replaced")
+		<-r.ended
+	}
+	<-done
+	p.mu.Lock()
+	p.run = nil
+	p.mu.Unlock()
+	return r.why
+}
+
+// attend tells a run what it is to work on, and asks for its health.
+func (p *Plane) attend(r *run) {
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	go func() {
+		<-r.ended
+		cancel()
+	}()
+	health := time.NewTicker(healthEvery)
+	defer health.Stop()
+	retry := time.NewTimer(0)
+	defer retry.Stop()
+	told, missed := &told{}, 0
+	for {
+		select {
+		case <-r.ended:
+			return
+		case <-p.closing:
+			return
+		case <-p.changed:
+			p.tell(ctx, r, told, retry)
+		case <-retry.C:
+			p.tell(ctx, r, told, retry)
+		case <-health.C:
+			if missed = p.checkHealth(ctx, r, missed); missed >= maxMissed {
+				r.process.kill(fmt.Sprintf("did not answer %d health checks", missed))
+				return
+			}
+		}
+	}
+}
+
+// told is what a run knows.
+type told struct {
+	generation string
+	instances  map[uint32]sdk.Instance
+}
+
+const retryTell = time.Second
+
+// tell brings a run up to date, and tries again later if that fails.
+func (p *Plane) tell(ctx context.Context, r *run, t *told, retry *time.Timer) {
+	p.mu.Lock()
+	want := p.want
+	p.mu.Unlock()
+	if want == nil {
+		return
+	}
+	if err := p.tellRun(ctx, r, t, want); err != nil && ctx.Err() == nil {
+		p.log.Warn("control plane does not take over its generation; trying again", "error", err)
+		p.setState(func(s *State) { s.Healthy, s.Reason = false, err.Error() })
+		retry.Reset(retryTell)
+	}
+}
+
+func (p *Plane) tellRun(ctx context.Context, r *run, t *told, want *live) error {
+	if t.generation != want.name {
+		if err := p.sendWanted(r, want); err != nil {
+			return err
+		}
+		req := sdk.GenerationRequest{Generation: want.name, Config: want.config, Instances: want.instances}
+		if err := p.call(ctx, r, callTime, "start", req, nil); err != nil {
+			return err
+		}
+		if t.generation != "" {
+			_ = p.call(ctx, r, callTime, "drop", sdk.GenerationRequest{Generation: t.generation}, nil) // it may have let go itself
+		}
+		t.generation, t.instances = want.name, byIndex(want.instances)
+		p.setState(func(s *State) { s.Started, s.Healthy, s.Reason = true, true, "" })
+		return nil
+	}
+	now := byIndex(want.instances)
+	for index, i := range t.instances {
+		if now[index] != i {
+			if err := p.call(ctx, r, callTime, "detached", i, nil); err != nil {
+				return err
+			}
+			delete(t.instances, index)
+		}
+	}
+	for index, i := range now {
+		if _, known := t.instances[index]; !known {
+			if err := p.call(ctx, r, callTime, "attached", i, nil); err != nil {
+				return err
+			}
+			t.instances[index] = i
+		}
+	}
+	return nil
+}
+
+// sendWanted sends the maps unless others have taken their place, which close them.
+func (p *Plane) sendWanted(r *run, want *live) error {
+	p.sending.Lock()
+	defer p.sending.Unlock()
+	p.mu.Lock()
+	superseded := p.want == nil || p.want.name != want.name
+	p.mu.Unlock()
+	if superseded {
+		return errors.New("superseded by a newer generation")
+	}
+	return r.sendMaps(want.name, want.maps)
+}
+
+func byIndex(list []sdk.Instance) map[uint32]sdk.Instance {
+	out := make(map[uint32]sdk.Instance, len(list))
+	for _, i := range list {
+		out[i.Ifindex] = i
+	}
+	return out
+}
+
+// checkHealth returns how many checks in a row had no answer at all.
+func (p *Plane) checkHealth(ctx context.Context, r *run, missed int) int {
+	err := p.call(ctx, r, callTime, "health", nil, nil)
+	var answer *AnswerError
+	if err != nil && !errors.As(err, &answer) {
+		p.setState(func(s *State) { s.Healthy, s.Reason = false, err.Error() })
+		return missed + 1
+	}
+	p.setState(func(s *State) {
+		s.Healthy, s.Reason = err == nil, ""
+		if err != nil {
+			s.Reason = err.Error()
+		}
+	})
+	return 0
+}
+
+// Compile has a config worked out. known is false when the control plane leaves that to the agent. A mistake in the config
+// is a *sdk.ConfigError.
+func (p *Plane) Compile(ctx context.Context, config json.RawMessage) (settings sdk.Settings, known bool, err error) {
+	ctx, cancel := context.WithTimeout(ctx, compileTime)
+	defer cancel()
+	r, err := p.present(ctx)
+	if err != nil {
+		return settings, false, err
+	}
+	err = p.call(ctx, r, compileTime, "compile", sdk.CompileRequest{Config: config}, &settings)
+	var answer *AnswerError
+	if errors.As(err, &answer) {
+		switch answer.Status {
+		case http.StatusNotFound:
+			return sdk.Settings{}, false, nil
+		case http.StatusUnprocessableEntity:
+			return settings, false, &sdk.ConfigError{Field: answer.Problem.Field, Reason: answer.Problem.Reason}
+		}
+	}
+	if err != nil {
+		return settings, false, err
+	}
+	return settings, true, checkSettings(settings)
+}
+
+// checkSettings refuses nonsense, and turns numbers into integers.
+func checkSettings(s sdk.Settings) error {
+	for name, value := range s.Constants {
+		number, isNumber := value.(json.Number)
+		if _, isBool := value.(bool); isBool {
+			continue
+		}
+		if !isNumber {
+			return fmt.Errorf("compile: constant %s is neither a number nor true or false", name)
+		}
+		if n, err := strconv.ParseInt(number.String(), 10, 64); err == nil {
+			s.Constants[name] = n
+		} else if n, err := strconv.ParseUint(number.String(), 10, 64); err == nil {
+			s.Constants[name] = n
+		} else {
+			return fmt.Errorf("compile: constant %s is %s, which is no integer of 64 bits", name, number)
+		}
+	}
+	for _, direction := range s.Idle {
+		if direction != "egress" && direction != "ingress" {
+			return fmt.Errorf("compile: idle has %q, which is neither egress nor ingress", direction)
+		}
+	}
+	return nil
+}
+
+// Fill has the maps of a new generation written. They stay the caller's.
+func (p *Plane) Fill(ctx context.Context, config json.RawMessage, m sdk.Maps) error {
+	ctx, cancel := context.WithTimeout(ctx, fillTime)
+	defer cancel()
+	r, err := p.present(ctx)
+	if err != nil {
+		return err
+	}
+	name := p.name("fill")
+	if err := r.sendMaps(name, m); err != nil {
+		return p.failed("fill", err)
+	}
+	err = p.call(ctx, r, fillTime, "fill", sdk.GenerationRequest{Generation: name, Config: config}, nil)
+	_ = p.call(ctx, r, callTime, "drop", sdk.GenerationRequest{Generation: name}, nil) // at worst it keeps the maps open
+	var answer *AnswerError
+	if errors.As(err, &answer) && answer.Status == http.StatusNotFound {
+		return nil // it has nothing to fill
+	}
+	return err
+}
+
+// name is one that no set of maps has had.
+func (p *Plane) name(kind string) string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.serial++
+	return fmt.Sprintf("%s-%d", kind, p.serial)
+}
+
+// Start makes a generation the one that the control plane works on, now and after each restart. It does not wait. The maps
+// stay the caller's.
+func (p *Plane) Start(config json.RawMessage, m sdk.Maps, instances []sdk.Instance) error {
+	own := sdk.Maps{}
+	for name, one := range m {
+		c, err := one.Clone()
+		if err != nil {
+			closeMaps(own)
+			return err
+		}
+		own[name] = c
+	}
+	p.setState(func(s *State) { s.Started = false })
+	p.setWant(&live{name: p.name("live"), config: config, maps: own, instances: instances})
+	return nil
+}
+
+// Instances tells where the module runs now.
+func (p *Plane) Instances(list []sdk.Instance) {
+	p.mu.Lock()
+	if p.want == nil || slices.Equal(p.want.instances, list) {
+		p.mu.Unlock()
+		return
+	}
+	next := *p.want
+	next.instances = list
+	p.want = &next
+	p.mu.Unlock()
+	p.wake()
+}
+
+func (p *Plane) setWant(next *live) {
+	p.mu.Lock()
+	before := p.want
+	p.want = next
+	p.mu.Unlock()
+	if before != nil {
+		p.sending.Lock() // they may just be being sent
+		closeMaps(before.maps)
+		p.sending.Unlock()
+	}
+	p.wake()
+}
+
+func (p *Plane) wake() {
+	select {
+	case p.changed <- struct{}{}:
+	default:
+	}
+}
+
+func closeMaps(m sdk.Maps) {
+	for _, one := range m {
+		one.Close()
+	}
+}
+
+// AwaitHealthy returns nil once the control plane has taken its generation over and says that all is well, and an error
+// when it ends or ctx ends before that.
+func (p *Plane) AwaitHealthy(ctx context.Context) error {
+	for {
+		p.mu.Lock()
+		s, progress, r := p.state, p.progress, p.run
+		p.mu.Unlock()
+		if s.Restarts > 0 {
+			return errors.New(s.Reason)
+		}
+		if s.Started && r != nil {
+			if err := p.call(ctx, r, callTime, "health", nil, nil); err == nil {
+				return nil
+			} else if ctx.Err() != nil {
+				return fmt.Errorf("not healthy in time: %w", err)
+			}
+		}
+		select {
+		case <-progress:
+		case <-time.After(50 * time.Millisecond):
+		case <-ctx.Done():
+			return fmt.Errorf("not healthy in time: %s", p.State().Reason)
+		}
+	}
+}
+
+// Metrics asks for the module's metrics.
+func (p *Plane) Metrics(ctx context.Context) ([]sdk.Sample, error) {
+	ctx, cancel := context.WithTimeout(ctx, callTime)
+	defer cancel()
+	r := p.now()
+	if r == nil {
+		return nil, nil
+	}
+	var out []sdk.Sample
+	err := p.call(ctx, r, callTime, "metrics", nil, &out)
+	var answer *AnswerError
+	if errors.As(err, &answer) && answer.Status == http.StatusNotFound {
+		return nil, nil
+	}
+	return out, err
+}
+
+func (p *Plane) now() *run {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.run
+}
+
+// present waits for a run: a control plane that is just starting again is worth a moment.
+func (p *Plane) present(ctx context.Context) (*run, error) {
+	for {
+		p.mu.Lock()
+		r, arrived, state := p.run, p.arrived, p.state
+		p.mu.Unlock()
+		if r != nil {
+			return r, nil
+		}
+		if state.Restarts > 2 {
+			return nil, fmt.Errorf("control plane of module %s does not run: %s", p.module, state.Reason)
+		}
+		select {
+		case <-arrived:
+		case <-p.closing:
+			return nil, fmt.Errorf("control plane of module %s is closed", p.module)
+		case <-ctx.Done():
+			return nil, fmt.Errorf("control plane of module %s does not run: %s", p.module, state.Reason)
+		}
+	}
+}
+
+// AnswerError is an answer that is not a success.
+type AnswerError struct {
+	Call    string
+	Status  int
+	Problem sdk.Problem
+}
+
+func (e *AnswerError) Error() string {
+	text := fmt.Sprintf("%s: the control plane answers %d", e.Call, e.Status)
+	if e.Problem.Reason != "" {
+		text += ": " + e.Problem.Reason
+	}
+	return text
+}
+
+func (p *Plane) failed(call string, err error) error {
+	return fmt.Errorf("control plane of module %s: %s: %w", p.module, call, err)
+}
+
+// call makes one request of the contract. answer may be nil.
+func (p *Plane) call(ctx context.Context, r *run, limit time.Duration, name string, body, answer any) error {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	method, content := http.MethodGet, io.Reader(http.NoBody)
+	if body != nil {
+		data, err := json.Marshal(body)
+		if err != nil {
+			return err
+		}
+		if len(data) > sdk.MaxBody {
+			return p.failed(name, fmt.Errorf("the request has %d bytes; at most %d are allowed", len(data), sdk.MaxBody))
+		}
+		method, content = http.MethodPost, bytes.NewReader(data)
+	}
+	req, err := http.NewRequestWithContext(ctx, method, "http://control"+sdk.PathPrefix+name, content)
+	if err != nil {
+		return err
+	}
+	req.Header.Set("Content-Type", "application/json")
+	res, err := r.transport.RoundTrip(req)
+	if err != nil {
+		return p.failed(name, r.explain(err))
+	}
+	defer res.Body.Close()
+	data, err := io.ReadAll(io.LimitReader(res.Body, sdk.MaxBody+1))
+	if err != nil {
+		return p.failed(name, r.explain(err))
+	}
+	return p.failedIf(name, understand(name, res.StatusCode, data, answer))
+}
+
+func (p *Plane) failedIf(call string, err error) error {
+	var answer *AnswerError
+	if err == nil || errors.As(err, &answer) {
+		return err
+	}
+	return p.failed(call, err)
+}
+
+// explain prefers the reason of a process's end to what is seen of it on the socket.
+func (r *run) explain(err error) error {
+	select {
+	case <-r.ended:
+		return r.why
+	case <-time.After(100 * time.Millisecond): // the end is noticed a moment later
+		return err
+	}
+}
+
+func understand(name string, status int, data []byte, answer any) error {
+	if len(data) > sdk.MaxBody {
+		return fmt.Errorf("the answer has more than %d bytes", sdk.MaxBody)
+	}
+	if status != http.StatusOK && status != http.StatusNoContent {
+		e := &AnswerError{Call: name, Status: status}
+		_ = json.Unmarshal(data, &e.Problem) // not every library answers JSON
+		return e
+	}
+	if answer == nil || status == http.StatusNoContent {
+		return nil
+	}
+	dec := json.NewDecoder(bytes.NewReader(data))
+	dec.UseNumber()
+	dec.DisallowUnknownFields()
+	if err := dec.Decode(answer); err != nil {
+		return fmt.Errorf("the answer cannot be understood: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,232 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package control
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/kerb-edge/kerb/internal/control/sandbox"
+	"github.com/kerb-edge/kerb/internal/pkgs"
+)
+
+// self starts this binary again, whatever has become of its file.
+const self = "/proc/self/exe"
+
+const killAfter = 2 * time.Second // of SIGTERM
+
+// Where commands without a slash are looked up.
+var programPath = []string{"/usr/local/bin", "/usr/bin", "/bin"}
+
+// program is the control plane of a package as a process of its own.
+type program struct {
+	manager *Manager
+	pkg     *pkgs.Package
+	module  string
+	command []string
+	files   string // directory of the package's files
+	state   string // directory that it may write
+}
+
+// program puts the package's files where the process may read them: what was checked is what runs, and a package
+// directory that changes or vanishes does not matter.
+func (m *Manager) program(module string, p *pkgs.Package) (*program, error) {
+	prog := &program{manager: m, pkg: p, module: module, state: m.stateDir(module),
+		files: filepath.Join(m.opts.State, "packages", strings.TrimPrefix(p.Digest, "sha256:")[:16])}
+	if err := writeFiles(prog.files, p.ControlFiles); err != nil {
+		return nil, err
+	}
+	command, err := resolve(p.Control.Command, prog.files)
+	if err != nil {
+		return nil, fmt.Errorf("package %s: %w", p.Name, err)
+	}
+	prog.command = command
+	return prog, nil
+}
+
+func writeFiles(dir string, files map[string][]byte) error {
+	for name, data := range files {
+		path := filepath.Join(dir, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			return err
+		}
+		if old, err := os.ReadFile(path); err == nil && string(old) == string(data) {
+			continue
+		}
+		if err := replaceFile(path, data, 0o755); err != nil {
+			return err
+		}
+	}
+	return os.MkdirAll(dir, 0o755)
+}
+
+// replaceFile writes a file in one step.
+func replaceFile(path string, data []byte, mode fs.FileMode) error {
+	f, err := os.CreateTemp(filepath.Dir(path), ".new-*")
+	if err != nil {
+		return err
+	}
+	defer os.Remove(f.Name())
+	_, err = f.Write(data)
+	if err = errors.Join(err, f.Chmod(mode), f.Close()); err != nil {
+		return err
+	}
+	return os.Rename(f.Name(), path)
+}
+
+func resolve(command []string, files string) ([]string, error) {
+	name := command[0]
+	if strings.Contains(name, "/") {
+		return append([]string{filepath.Join(files, name)}, command[1:]...), nil
+	}
+	for _, dir := range programPath {
+		path := filepath.Join(dir, name)
+		if info, err := os.Stat(path); err == nil && info.Mode().IsRegular() && info.Mode()&0o111 != 0 {
+			return append([]string{path}, command[1:]...), nil
+		}
+	}
+	return nil, fmt.Errorf("control.command: there is no program %s in %s; install it", name, strings.Join(programPath, ", "))
+}
+
+func (p *program) start(module string, listen, maps *os.File) (*process, error) {
+	uid, err := p.manager.users.take(owner(p.state))
+	if err != nil {
+		return nil, err
+	}
+	started, err := p.manager.launch(launch{
+		name: module,
+		spec: sandbox.Spec{
+			Command: p.command, Dir: p.files, UID: uid, Read: []string{p.files}, Write: []string{p.state},
+			Env: []string{"PATH=" + strings.Join(programPath, ":"), "LANG=C.UTF-8", "HOME=" + p.state, "TMPDIR=" + p.state, "STATE_DIRECTORY=" + p.state,
+				"KERB_MODULE=" + module, "KERB_PACKAGE=" + p.pkg.Name, "KERB_VERSION=" + p.pkg.Version, "KERB_CONTRACT=1", "PYTHONUNBUFFERED=1"},
+			Memory: p.pkg.Control.MemoryLimit(), Network: p.pkg.Control.Network, KeepBPF: mapsNeedCapability(),
+		},
+		state: p.state, files: []*os.File{listen, maps},
+	})
+	if err != nil {
+		p.manager.users.release(uid)
+		return nil, err
+	}
+	go func() {
+		<-started.ended
+		p.manager.users.release(uid)
+	}()
+	return started, nil
+}
+
+// owner is the user that a directory belongs to, -1 if it is not there.
+func owner(dir string) int {
+	info, err := os.Stat(dir)
+	if err != nil {
+		return -1
+	}
+	return int(info.Sys().(*syscall.Stat_t).Uid)
+}
+
+// launch is what a process is started with.
+type launch struct {
+	name  string
+	spec  sandbox.Spec
+	state string     // directory made for it
+	files []*os.File // descriptors from 3 on
+}
+
+// launch starts a process, and watches its log, its memory and its end.
+func (m *Manager) launch(l launch) (*process, error) {
+	if err := makeOwn(l.state, l.spec.UID); err != nil {
+		return nil, err
+	}
+	l.spec.Read = append(l.spec.Read, "/sys/devices/system/cpu") // the number of CPUs is the length of per-CPU values
+	cmd, err := sandbox.Command(self, l.spec)
+	if err != nil {
+		return nil, err
+	}
+	reader, writer, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
+	defer writer.Close()
+	cmd.Stdout, cmd.Stderr, cmd.ExtraFiles = writer, writer, l.files
+	if err := m.spawner.Start(cmd); err != nil {
+		reader.Close()
+		return nil, fmt.Errorf("start control plane: %w", err)
+	}
+	log := newLogReader(m.opts.Log.With("module", l.name), reader)
+	go log.run()
+	return watch(cmd, l.spec.Memory, log), nil
+}
+
+// makeOwn makes a directory that is the user's alone, with what is in it.
+func makeOwn(dir string, uid int) error {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return err
+	}
+	if owner(dir) == uid {
+		return nil
+	}
+	return filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		return os.Lchown(path, uid, uid)
+	})
+}
+
+// watch reaps the process.
+func watch(cmd *exec.Cmd, memory int64, log *logReader) *process {
+	var (
+		mu     sync.Mutex
+		asked  string
+		result error
+	)
+	p := &process{pid: cmd.Process.Pid, ended: make(chan struct{})}
+	p.end = func(why string) {
+		mu.Lock()
+		if asked == "" {
+			asked = why
+		}
+		mu.Unlock()
+		_ = cmd.Process.Signal(syscall.SIGTERM)
+		go func() {
+			select {
+			case <-p.ended:
+			case <-time.After(killAfter):
+				_ = cmd.Process.Kill()
+			}
+		}()
+	}
+	p.kill = p.end
+	p.why = func() error { return result }
+	go func() {
+		state := cmd.Wait()
+		mu.Lock()
+		defer mu.Unlock()
+		result = endOf(asked, state, log)
+		close(p.ended)
+	}()
+	go watchMemory(p, memory)
+	return p
+}
+
+// endOf says in one line why a process has ended.
+func endOf(asked string, err error, log *logReader) error {
+	if asked != "" {
+		return errors.New(asked)
+	}
+	text := "ended by itself"
+	if err != nil {
+		text = err.Error()
+	}
+	if last := log.lastLine(); last != "" {
+		text += "; it last said: " + last
+	}
+	return errors.New(text)
+}

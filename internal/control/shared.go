@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package control
+
+import (
+	"encoding/json"
+	"errors"
+	"net"
+	"os"
+	"path/filepath"
+	"runtime/debug"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kerb-edge/kerb/internal/control/sandbox"
+	"github.com/kerb-edge/kerb/sdk"
+)
+
+// sharedMemory is what the control planes inside the binary may use together, in bytes.
+const sharedMemory = 512 << 20
+
+// host is the life of the process that serves the control planes inside the binary.
+func host(builtins map[string]sdk.Control) error {
+	if os.Getenv("GOGC") == "" {
+		debug.SetGCPercent(50) // small nodes: changes are rare, and may cost a little more
+	}
+	return sdk.ServeMany(builtins)
+}
+
+// shared is that process, started when the first module needs it.
+type shared struct {
+	manager *Manager
+
+	mu      sync.Mutex
+	process *process
+	conn    *net.UnixConn
+	uid     int
+}
+
+// starter returns what starts the control plane of a package inside the process.
+func (s *shared) starter(pkg string) starter {
+	return func(module string, listen, maps *os.File) (*process, error) {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if err := s.ensure(); err != nil {
+			return nil, err
+		}
+		data, err := json.Marshal(sdk.HostMessage{Module: module, Package: pkg})
+		if err != nil {
+			return nil, err
+		}
+		_ = s.conn.SetWriteDeadline(time.Now().Add(sendTime))
+		if _, _, err := s.conn.WriteMsgUnix(data, unix.UnixRights(int(listen.Fd()), int(maps.Fd())), nil); err != nil {
+			s.process.end("does not take modules: " + err.Error())
+			return nil, err
+		}
+		return member(s.process), nil
+	}
+}
+
+// member is one module's part of the process. It can end alone: closing its maps' socket, which is done by the run, tells
+// the process to let go of it. To end it by force ends the process, and with it the others, which start again.
+func member(whole *process) *process {
+	leave := make(chan struct{})
+	var once sync.Once
+	var left string
+	p := &process{pid: whole.pid, ended: make(chan struct{}), kill: whole.end}
+	p.end = func(why string) {
+		once.Do(func() {
+			left = why
+			close(leave)
+		})
+	}
+	p.why = func() error {
+		if left != "" {
+			return errors.New(left)
+		}
+		return whole.why()
+	}
+	go func() {
+		defer close(p.ended)
+		select {
+		case <-leave:
+		case <-whole.ended:
+			once.Do(func() {}) // the process's own reason stands
+		}
+	}()
+	return p
+}
+
+// ensure starts the process if there is none.
+func (s *shared) ensure() error {
+	if s.process != nil {
+		select {
+		case <-s.process.ended:
+			s.forget()
+		default:
+			return nil
+		}
+	}
+	uid, err := s.manager.users.take(s.uid)
+	if err != nil {
+		return err
+	}
+	ours, theirs, err := mapsPair()
+	if err != nil {
+		return err
+	}
+	defer theirs.Close()
+	state := filepath.Join(s.manager.opts.State, "builtin")
+	binary, err := os.Readlink(self)
+	if err != nil {
+		return errors.Join(err, ours.Close())
+	}
+	p, err := s.manager.launch(launch{
+		name: "(built-in)",
+		spec: sandbox.Spec{Command: []string{binary, hostCommand}, Dir: "/", UID: uid, Read: []string{binary}, Write: []string{state},
+			Env:    []string{"HOME=" + state, "TMPDIR=" + state, "STATE_DIRECTORY=" + state, "KERB_CONTRACT=1", "GOGC=" + os.Getenv("GOGC")},
+			Memory: sharedMemory, Files: 4096, KeepBPF: mapsNeedCapability()},
+		state: state, files: []*os.File{theirs},
+	})
+	if err != nil {
+		s.manager.users.release(uid)
+		return errors.Join(err, ours.Close())
+	}
+	s.process, s.conn, s.uid = p, ours, uid
+	return nil
+}
+
+func (s *shared) forget() {
+	s.conn.Close()
+	s.manager.users.release(s.uid)
+	s.process, s.conn = nil, nil
+}
+
+// close ends the process, after its modules.
+func (s *shared) close() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.process == nil {
+		return
+	}
+	s.process.end("the agent ends")
+	<-s.process.ended
+	s.forget()
+}

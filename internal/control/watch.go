@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package control
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+const memoryEvery = 500 * time.Millisecond
+
+// watchMemory ends a process whose own memory is over the limit. A cgroup would do it sooner, but the agent may not make
+// one everywhere; the sandbox's limit on data bounds what can happen in between.
+func watchMemory(p *process, limit int64) {
+	tick := time.NewTicker(memoryEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-p.ended:
+			return
+		case <-tick.C:
+		}
+		if got := resident(p.pid); limit > 0 && got > limit {
+			p.end(fmt.Sprintf("used %d MiB of memory, and may use %d (control.memory in the package's manifest)", got>>20, limit>>20))
+			return
+		}
+	}
+}
+
+// resident is the memory that a process shares with nobody, in bytes; 0 if it is gone.
+func resident(pid int) int64 {
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/statm", pid))
+	if err != nil {
+		return 0
+	}
+	fields := strings.Fields(string(data))
+	if len(fields) < 3 {
+		return 0
+	}
+	all, _ := strconv.ParseInt(fields[1], 10, 64)
+	shared, _ := strconv.ParseInt(fields[2], 10, 64)
+	return (all - shared) * int64(os.Getpagesize())
+}
+
+// mapsNeedCapability tells whether map operations need CAP_BPF on this kernel: before Linux 5.19 with
+// kernel.unprivileged_bpf_disabled set.
+func mapsNeedCapability() bool {
+	var u unix.Utsname
+	var major, minor int
+	if unix.Uname(&u) != nil {
+		return false
+	}
+	if _, err := fmt.Sscanf(unix.ByteSliceToString(u.Release[:]), "%d.%d", &major, &minor); err != nil || major > 5 || major == 5 && minor >= 19 {
+		return false
+	}
+	data, err := os.ReadFile("/proc/sys/kernel/unprivileged_bpf_disabled")
+	return err == nil && strings.TrimSpace(string(data)) != "0"
+}
+
+// What a control plane may write to the log: this many lines at once, then this many a second.
+const (
+	logBurst   = 100
+	logRate    = 10
+	logLine    = 4096 // bytes; longer lines are cut
+	tellLosses = 10 * time.Second
+)
+
+// logReader carries the output of a control plane into the agent's log.
+type logReader struct {
+	log *slog.Logger
+	in  io.ReadCloser
+
+	mu   sync.Mutex
+	last string
+}
+
+func newLogReader(log *slog.Logger, in io.ReadCloser) *logReader { return &logReader{log: log, in: in} }
+
+func (l *logReader) lastLine() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.last
+}
+
+func (l *logReader) run() {
+	defer l.in.Close()
+	in := bufio.NewReaderSize(l.in, logLine)
+	tokens, since, lost, told := float64(logBurst), time.Now(), 0, time.Now()
+	for {
+		line, cut, err := in.ReadLine()
+		for more := cut; more && err == nil; {
+			_, more, err = in.ReadLine()
+		}
+		if text := strings.TrimSpace(string(line)); text != "" {
+			now := time.Now()
+			tokens = min(logBurst, tokens+now.Sub(since).Seconds()*logRate)
+			since = now
+			l.remember(text)
+			if tokens >= 1 {
+				tokens--
+				l.tell(text)
+			} else {
+				lost++
+			}
+		}
+		if lost > 0 && (err != nil || time.Since(told) > tellLosses) {
+			l.log.Warn("the control plane says more than the log takes", "linesLeftOut", lost)
+			lost, told = 0, time.Now()
+		}
+		if err != nil {
+			return
+		}
+	}
+}
+
+func (l *logReader) remember(text string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.last = text[:min(len(text), 200)]
+}
+
+// tell logs a line; one of slog's JSON keeps its level and attributes.
+func (l *logReader) tell(text string) {
+	var fields map[string]any
+	level := slog.LevelInfo
+	message, isText := "", false
+	if strings.HasPrefix(text, "{") && json.Unmarshal([]byte(text), &fields) == nil {
+		message, isText = fields[slog.MessageKey].(string)
+		if name, ok := fields[slog.LevelKey].(string); ok && level.UnmarshalText([]byte(name)) != nil {
+			level = slog.LevelInfo
+		}
+	}
+	if !isText {
+		l.log.Info("control plane says", "line", text)
+		return
+	}
+	var attrs []slog.Attr
+	for key, value := range fields {
+		if key != slog.MessageKey && key != slog.LevelKey && key != slog.TimeKey {
+			attrs = append(attrs, slog.Any(key, value))
+		}
+	}
+	l.log.LogAttrs(context.Background(), level, message, attrs...)
+}
