@@ -4,7 +4,6 @@
 package main
 
 import (
-	"fmt"
 	"os"
 
 	"github.com/spf13/cobra"
@@ -13,16 +12,14 @@ import (
 	_ "github.com/kerb-edge/kerb/bench/all"
 	"github.com/kerb-edge/kerb/internal/agent"
 	"github.com/kerb-edge/kerb/internal/cli"
-	"github.com/kerb-edge/kerb/internal/control/sandbox"
+	"github.com/kerb-edge/kerb/internal/control"
 	"github.com/kerb-edge/kerb/internal/demo"
 	"github.com/kerb-edge/kerb/internal/version"
+	"github.com/kerb-edge/kerb/modules"
 )
 
 func main() {
-	if len(os.Args) > 1 && os.Args[1] == sandbox.Argument {
-		fmt.Fprintln(os.Stderr, "kerb:", sandbox.Main(os.Args[2:]))
-		os.Exit(1)
-	}
+	control.Intercept(modules.Controls())
 	os.Exit(cli.Main(cli.Build{
 		Version:  version.Version(),
 		Agent:    agent.Run,

@@ -12,6 +12,7 @@ import (
 	"os"
 	"runtime/debug"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/coreos/go-systemd/v22/daemon"
@@ -42,8 +43,9 @@ type Agent struct {
 
 	wake chan struct{} // asks for a reconciliation
 
-	changes sync.Mutex // one change at a time, which may wait for control planes
-	mu      sync.Mutex // guards what follows, which only changes write; never held for long, so that the agent can always tell how it is
+	seen    atomic.Pointer[dataplane.State] // of the kernel, at the last look
+	changes sync.Mutex                      // one change at a time, which may wait for control planes
+	mu      sync.Mutex                      // guards what follows, which only changes write; never held for long, so that the agent can always tell how it is
 	desired store.Desired
 	modules map[string]*deployment
 	states  map[string]service.State // services at the last reconciliation
@@ -52,7 +54,6 @@ type Agent struct {
 	busy    map[dataplane.Point]error // points that a program of others keeps from their chain
 	problem error                     // of the last reconciliation
 	tracing *traceRun                 // nil most of the time
-	seen    dataplane.State           // of the kernel, at the last look
 	metrics *metrics
 }
 

@@ -49,7 +49,7 @@ func newNode(t *testing.T) *node {
 	}
 	t.Cleanup(func() { lab.Close() })
 	n := &node{cfg: config.Default()}
-	dir := t.TempDir()
+	dir := openDir(t)
 	n.cfg.Paths.State, n.cfg.Paths.Run = dir, dir
 	n.cfg.Paths.BPF = filepath.Join("/sys/fs/bpf", fmt.Sprintf("kag-%d", os.Getpid()))
 	if n.web, err = lab.Host("web", netlab.HostOptions{}); err != nil {

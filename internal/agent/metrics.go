@@ -76,6 +76,17 @@ func (collector) Describe(chan<- *prometheus.Desc) {}
 // Collect reads the counters of the data planes.
 func (c collector) Collect(out chan<- prometheus.Metric) {
 	a := c.agent
+	a.collectOutcomes(out)
+	planes := a.collectOwn(out)
+	var asking sync.WaitGroup // outside the lock: one that does not answer must not keep the agent from changes
+	for name, plane := range planes {
+		asking.Go(func() { a.collectPlane(name, plane, out) })
+	}
+	asking.Wait()
+}
+
+// collectOwn reads what needs no control plane, and returns those that there are.
+func (a *Agent) collectOwn(out chan<- prometheus.Metric) map[string]*control.Plane {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	out <- a.metrics.changes
@@ -86,10 +97,14 @@ func (c collector) Collect(out chan<- prometheus.Metric) {
 	gauge("kerb_modules", "Modules deployed.", float64(len(a.desired.Modules)))
 	gauge("kerb_services", "Services registered.", float64(len(a.desired.Services)))
 	gauge("kerb_attach_points", "Attach points that run a chain.", float64(len(a.points)))
+	planes := map[string]*control.Plane{}
 	for _, name := range slices.Sorted(maps.Keys(a.live)) {
 		a.collectModule(name, out)
+		if plane := a.live[name].plane; plane != nil {
+			planes[name] = plane
+		}
 	}
-	a.collectOutcomes(out)
+	return planes
 }
 
 func (a *Agent) collectModule(name string, out chan<- prometheus.Metric) {
@@ -99,9 +114,6 @@ func (a *Agent) collectModule(name string, out chan<- prometheus.Metric) {
 	dropped := prometheus.NewDesc("kerb_dropped_packets_total", "Packets that a module dropped, by reason.", []string{"module", "reason"}, nil)
 	for _, drop := range drops(d, l) {
 		out <- prometheus.MustNewConstMetric(dropped, prometheus.CounterValue, float64(drop.Packets), name, drop.Reason)
-	}
-	if l.plane != nil {
-		a.collectPlane(name, l.plane, out)
 	}
 }
 

@@ -144,9 +144,9 @@ func reasonName(d *deployment, reason int) string {
 
 // Services lists the services with what is known of them.
 func (a *Agent) Services(context.Context) ([]v1.Service, error) {
+	programs := a.programs()
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	programs := a.programs()
 	var out []v1.Service
 	for _, name := range slices.Sorted(maps.Keys(a.desired.Services)) {
 		out = append(out, a.serviceWithStatus(name, programs))
@@ -156,12 +156,13 @@ func (a *Agent) Services(context.Context) ([]v1.Service, error) {
 
 // Service returns one.
 func (a *Agent) Service(_ context.Context, name string) (v1.Service, error) {
+	programs := a.programs()
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if _, ok := a.desired.Services[name]; !ok {
 		return v1.Service{}, &fault.NotFound{Kind: v1.KindService, Name: name}
 	}
-	return a.serviceWithStatus(name, a.programs()), nil
+	return a.serviceWithStatus(name, programs), nil
 }
 
 // programs are the kernel's ids of running programs by attach point.
@@ -221,12 +222,12 @@ func (a *Agent) serviceReady(state service.State) v1.Condition {
 
 // Chains lists the chains that run, and those that are pinned without running.
 func (a *Agent) Chains(context.Context) ([]v1.Chain, error) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
 	state, err := a.look()
 	if err != nil {
 		return nil, err
 	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
 	var out []v1.Chain
 	for _, c := range state.Chains {
 		out = append(out, a.chainView(c, state.Points))

@@ -152,16 +152,20 @@ func (a *Agent) observe() (dataplane.State, error) {
 	return state, nil
 }
 
-// look is observe for those who only tell of the node, and hold the agent's lock. During a change, which may be waiting for
-// a control plane, it is what was seen before.
+// look is observe for those who only tell of the node; they must not hold the agent's lock. When a change takes long,
+// as it may when it waits for a control plane, it is what was seen before.
 func (a *Agent) look() (dataplane.State, error) {
-	if !a.changes.TryLock() {
-		return a.seen, nil
+	const patience, step = time.Second, 5 * time.Millisecond
+	for waited := time.Duration(0); !a.changes.TryLock(); waited += step {
+		if seen := a.seen.Load(); seen != nil && waited >= patience {
+			return *seen, nil
+		}
+		time.Sleep(step)
 	}
 	defer a.changes.Unlock()
 	state, err := a.observe()
 	if err == nil {
-		a.seen = state
+		a.seen.Store(&state)
 	}
 	return state, err
 }

@@ -3,6 +3,7 @@
 package cli
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -99,7 +100,8 @@ func override(value *string, flag string) {
 	}
 }
 
-// makeDirectories makes what systemd makes for the unit. The state is its owner's alone; the pins' directory is the agent's.
+// makeDirectories makes what systemd makes for the unit. In the state directory every file is its owner's alone; others may
+// pass through to the part that is a control plane's. The pins' directory is the agent's.
 func makeDirectories(p paths.Paths) error {
 	if err := os.MkdirAll(p.Run, 0o755); err != nil {
 		return fmt.Errorf("run directory: %w", err)
@@ -107,7 +109,7 @@ func makeDirectories(p paths.Paths) error {
 	if err := os.MkdirAll(filepath.Dir(p.State), 0o755); err != nil {
 		return fmt.Errorf("state directory: %w", err)
 	}
-	if err := os.MkdirAll(p.State, 0o700); err != nil {
+	if err := errors.Join(os.MkdirAll(p.State, 0o711), os.Chmod(p.State, 0o711)); err != nil {
 		return fmt.Errorf("state directory: %w", err)
 	}
 	return nil

@@ -94,6 +94,9 @@ func defaultModule(p *pkgs.Package) (dataplane.Module, error) {
 	if err != nil {
 		return module, nil // properties without default: the data plane is verified with its own constants
 	}
+	if p.Control != nil && !p.Control.Builtin {
+		return module, nil // its control plane is not run for this: constants and maps are as compiled
+	}
 	if p.ControlPlane == nil {
 		module.Settings.Constants, err = p.Constants(config)
 		return module, err

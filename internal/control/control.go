@@ -8,7 +8,6 @@ package control
 import (
 	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -19,11 +18,8 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// Words that make this binary something else than the command line.
-const (
-	hostCommand = "control-host" // serves the control planes inside the binary
-	runCommand  = "control-run"  // takes its rights away and becomes a program
-)
+// hostCommand makes this binary the process that serves the control planes inside it.
+const hostCommand = "control-host"
 
 // Intercept makes this process what the agent has started it as. It returns when that is none of this package's business;
 // to be called first in main, and in tests that run an agent.
@@ -33,7 +29,7 @@ func Intercept(builtins map[string]sdk.Control) {
 	}
 	var err error
 	switch os.Args[1] {
-	case runCommand:
+	case sandbox.Argument:
 		err = sandbox.Main(os.Args[2:])
 	case hostCommand:
 		err = host(builtins)
@@ -65,10 +61,8 @@ type Manager struct {
 
 // New prepares the directories. Close ends all planes.
 func New(opts Options) (*Manager, error) {
-	for _, dir := range []string{opts.Run, opts.State} {
-		if err := os.MkdirAll(dir, 0o711); err != nil && !errors.Is(err, fs.ErrExist) {
-			return nil, fmt.Errorf("control planes: %w", err)
-		}
+	if err := errors.Join(os.MkdirAll(opts.Run, 0o700), makeDir(opts.State, 0o711), makeDir(filepath.Join(opts.State, "modules"), 0o711)); err != nil {
+		return nil, fmt.Errorf("control planes: %w", err)
 	}
 	if stale, err := filepath.Glob(filepath.Join(opts.Run, "*.sock")); err == nil {
 		for _, path := range stale {
@@ -134,6 +128,9 @@ func (m *Manager) Plane(module string, p *pkgs.Package) (*Plane, error) {
 	if p.Control == nil {
 		return nil, fmt.Errorf("package %s has no control plane", p.Name)
 	}
+	if err := reachable(m.opts.State); err != nil {
+		return nil, err
+	}
 	start := m.shared.starter(p.Name)
 	if !p.Control.Builtin {
 		prog, err := m.program(module, p)
@@ -145,4 +142,23 @@ func (m *Manager) Plane(module string, p *pkgs.Package) (*Plane, error) {
 	plane := newPlane(module, p, m.opts, start)
 	m.planes.Go(plane.supervise)
 	return plane, nil
+}
+
+// reachable makes sure that users other than the agent's can come to a directory.
+func reachable(dir string) error {
+	for at := dir; at != "/"; at = filepath.Dir(at) {
+		info, err := os.Stat(at)
+		if err != nil {
+			return err
+		}
+		if info.Mode().Perm()&0o001 == 0 {
+			return fmt.Errorf("control planes run as users of their own, who cannot come to %s: chmod o+x %s", dir, at)
+		}
+	}
+	return nil
+}
+
+// makeDir makes a directory with exactly this mode, whatever the umask.
+func makeDir(dir string, mode os.FileMode) error {
+	return errors.Join(os.MkdirAll(dir, mode), os.Chmod(dir, mode))
 }

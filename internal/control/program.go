@@ -53,11 +53,18 @@ func (m *Manager) program(module string, p *pkgs.Package) (*program, error) {
 }
 
 func writeFiles(dir string, files map[string][]byte) error {
+	if err := errors.Join(makeDir(filepath.Dir(dir), 0o711), makeDir(dir, 0o755)); err != nil {
+		return err
+	}
 	for name, data := range files {
-		path := filepath.Join(dir, name)
-		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-			return err
+		path := dir
+		for part := range strings.SplitSeq(filepath.Dir(name), "/") {
+			path = filepath.Join(path, part)
+			if err := makeDir(path, 0o755); err != nil {
+				return err
+			}
 		}
+		path = filepath.Join(dir, name)
 		if old, err := os.ReadFile(path); err == nil && string(old) == string(data) {
 			continue
 		}
@@ -65,7 +72,7 @@ func writeFiles(dir string, files map[string][]byte) error {
 			return err
 		}
 	}
-	return os.MkdirAll(dir, 0o755)
+	return nil
 }
 
 // replaceFile writes a file in one step.
@@ -199,7 +206,7 @@ func watch(cmd *exec.Cmd, memory int64, log *logReader) *process {
 			select {
 			case <-p.ended:
 			case <-time.After(killAfter):
-				_ = cmd.Process.Kill()
+				killAll(cmd)
 			}
 		}()
 	}
@@ -207,6 +214,7 @@ func watch(cmd *exec.Cmd, memory int64, log *logReader) *process {
 	p.why = func() error { return result }
 	go func() {
 		state := cmd.Wait()
+		killAll(cmd) // what it has started itself
 		mu.Lock()
 		defer mu.Unlock()
 		result = endOf(asked, state, log)
@@ -215,6 +223,9 @@ func watch(cmd *exec.Cmd, memory int64, log *logReader) *process {
 	go watchMemory(p, memory)
 	return p
 }
+
+// killAll ends the process group, which the sandbox lets nobody leave.
+func killAll(cmd *exec.Cmd) { _ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 
 // endOf says in one line why a process has ended.
 func endOf(asked string, err error, log *logReader) error {

@@ -110,13 +110,9 @@ func (s *shared) ensure() error {
 	}
 	defer theirs.Close()
 	state := filepath.Join(s.manager.opts.State, "builtin")
-	binary, err := os.Readlink(self)
-	if err != nil {
-		return errors.Join(err, ours.Close())
-	}
 	p, err := s.manager.launch(launch{
 		name: "(built-in)",
-		spec: sandbox.Spec{Command: []string{binary, hostCommand}, Dir: "/", UID: uid, Read: []string{binary}, Write: []string{state},
+		spec: sandbox.Spec{Command: []string{self, hostCommand}, Dir: state, UID: uid, Read: []string{self}, Write: []string{state},
 			Env:    []string{"HOME=" + state, "TMPDIR=" + state, "STATE_DIRECTORY=" + state, "KERB_CONTRACT=1", "GOGC=" + os.Getenv("GOGC")},
 			Memory: sharedMemory, Files: 4096, KeepBPF: mapsNeedCapability()},
 		state: state, files: []*os.File{theirs},

@@ -53,7 +53,14 @@ func newNode(t *testing.T) *node {
 	if err != nil {
 		t.Fatal(err)
 	}
-	dir := t.TempDir()
+	dir, err := os.MkdirTemp("", prefix) // TempDir's is closed to other users, which control planes are
+	if err == nil {
+		err = os.Chmod(dir, 0o711)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
 	n := &node{t: t, lab: lab, dir: dir, binary: current, state: filepath.Join(dir, "state"), run: filepath.Join(dir, "run"),
 		bpf: filepath.Join(pins, fmt.Sprintf("%s%d", bpfPrefix(), nodes.Add(1)))}
 	t.Cleanup(n.close)

@@ -40,6 +40,9 @@ func Start(lab *netlab.Lab) (*Node, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := os.Chmod(dir, 0o711); err != nil { // control planes are other users
+		return nil, err
+	}
 	n := &Node{lab: lab, dir: dir, bpf: "/sys/fs/bpf/" + filepath.Base(dir), exit: make(chan error, 1)}
 	self, err := os.Executable()
 	if err != nil {

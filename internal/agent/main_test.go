@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"os"
+	"testing"
+
+	"github.com/kerb-edge/kerb/internal/control"
+	"github.com/kerb-edge/kerb/modules"
+)
+
+// TestMain lets agents of these tests start control planes as they do in kerb: from the binary that they run in.
+func TestMain(m *testing.M) {
+	control.Intercept(modules.Controls())
+	os.Exit(m.Run())
+}
+
+// openDir is a directory that control planes can come to.
+func openDir(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "kerb-agent-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	if err := os.Chmod(dir, 0o711); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
