@@ -3,7 +3,6 @@
 package cli
 
 import (
-	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -109,8 +108,11 @@ func makeDirectories(p paths.Paths) error {
 	if err := os.MkdirAll(filepath.Dir(p.State), 0o755); err != nil {
 		return fmt.Errorf("state directory: %w", err)
 	}
-	if err := errors.Join(os.MkdirAll(p.State, 0o711), os.Chmod(p.State, 0o711)); err != nil {
+	if err := os.MkdirAll(p.State, 0o711); err != nil {
 		return fmt.Errorf("state directory: %w", err)
+	}
+	if info, err := os.Stat(p.State); err == nil && info.Mode().Perm() != 0o711 {
+		_ = os.Chmod(p.State, 0o711) // of an older installation; on a read-only disk control planes will tell
 	}
 	return nil
 }

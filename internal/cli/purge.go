@@ -81,6 +81,7 @@ func purgeFiles(cmd *cobra.Command, p paths.Paths) error {
 			err = errors.Join(err, e)
 		}
 	}
+	err = errors.Join(err, os.RemoveAll(p.ControlState()), os.RemoveAll(p.ControlSockets()))
 	for _, dir := range []string{p.State, p.Run} {
 		_ = os.Remove(dir) // not if there is more in it
 	}

@@ -50,6 +50,13 @@ type Options struct {
 	Log   *slog.Logger
 }
 
+// sockets is the directory of sockets, which is closed to all others.
+func (o *Options) sockets() string { return filepath.Join(o.Run, "sockets") }
+
+func (o *Options) makeState() error {
+	return errors.Join(makeDir(o.State, 0o711), makeDir(filepath.Join(o.State, "modules"), 0o711))
+}
+
 // Manager starts control planes and ends them.
 type Manager struct {
 	opts    Options
@@ -59,14 +66,20 @@ type Manager struct {
 	planes  sync.WaitGroup
 }
 
-// New prepares the directories. Close ends all planes.
+// New prepares the directories. Where the state cannot be written, what control planes keep lasts until a reboot only.
+// Close ends all planes.
 func New(opts Options) (*Manager, error) {
-	if err := errors.Join(os.MkdirAll(opts.Run, 0o700), makeDir(opts.State, 0o711), makeDir(filepath.Join(opts.State, "modules"), 0o711)); err != nil {
+	if err := os.RemoveAll(opts.sockets()); err != nil { // of an agent that was killed
 		return nil, fmt.Errorf("control planes: %w", err)
 	}
-	if stale, err := filepath.Glob(filepath.Join(opts.Run, "*.sock")); err == nil {
-		for _, path := range stale {
-			_ = os.Remove(path) // of an agent that was killed
+	if err := errors.Join(makeDir(opts.Run, 0o711), makeDir(opts.sockets(), 0o700)); err != nil {
+		return nil, fmt.Errorf("control planes: %w", err)
+	}
+	if err := opts.makeState(); err != nil {
+		opts.Log.Warn("control planes keep what they know until a reboot only", "error", err)
+		opts.State = filepath.Join(opts.Run, "state")
+		if err := opts.makeState(); err != nil {
+			return nil, fmt.Errorf("control planes: %w", err)
 		}
 	}
 	m := &Manager{opts: opts, spawner: sandbox.NewSpawner(), users: newUsers()}
@@ -160,5 +173,8 @@ func reachable(dir string) error {
 
 // makeDir makes a directory with exactly this mode, whatever the umask.
 func makeDir(dir string, mode os.FileMode) error {
-	return errors.Join(os.MkdirAll(dir, mode), os.Chmod(dir, mode))
+	if err := os.MkdirAll(dir, mode); err != nil {
+		return err
+	}
+	return os.Chmod(dir, mode)
 }

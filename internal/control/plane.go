@@ -80,7 +80,7 @@ func newPlane(module string, p *pkgs.Package, opts Options, start starter) *Plan
 	plane := &Plane{module: module, pkg: p, log: opts.Log.With("module", module),
 		closing: make(chan struct{}), closed: make(chan struct{}), changed: make(chan struct{}, 1),
 		arrived: make(chan struct{}), progress: make(chan struct{})}
-	plane.start = func() (*run, error) { return newRun(opts.Run, module, start) }
+	plane.start = func() (*run, error) { return newRun(opts.sockets(), module, start) }
 	plane.state = State{Healthy: true, Reason: "starting", Since: time.Now()}
 	return plane
 }
