@@ -50,6 +50,7 @@ type Agent struct {
 	problem error                     // of the last reconciliation
 	tracing *traceRun                 // nil most of the time
 	metrics *metrics
+	costs   *costs // guards itself
 }
 
 var _ server.Backend = (*Agent)(nil)
@@ -122,6 +123,7 @@ func open(ctx context.Context, cfg config.Config, log *slog.Logger) (*Agent, err
 		modules: map[string]*deployment{},
 		live:    map[string]*liveModule{},
 		metrics: newMetrics(),
+		costs:   newCosts(),
 	}
 	if err := a.catalog.Err(); err != nil {
 		log.Error("built-in packages that cannot be used", "error", err)
@@ -139,6 +141,7 @@ func (a *Agent) close() {
 	for _, l := range a.live {
 		l.stop()
 	}
+	a.costs.meter.Close()
 	a.store.Close()
 }
 
@@ -155,6 +158,7 @@ func (a *Agent) run(ctx context.Context, cfg config.Config) error {
 		}
 	})
 	wg.Go(func() { a.follow(ctx) })
+	wg.Go(func() { a.measureRestored(ctx) })
 	err := server.Run(ctx, cfg, a, a.log, func() {
 		_, _ = daemon.SdNotify(false, daemon.SdNotifyReady)
 		a.log.Info("ready", "socket", cfg.Paths.Socket())
@@ -191,6 +195,7 @@ func (a *Agent) follow(ctx context.Context) {
 			timer.Reset(retry)
 		}
 		a.mu.Unlock()
+		a.costs.poke()
 	}
 }
 

@@ -58,6 +58,7 @@ func (a *Agent) moduleWithStatus(name string) v1.Module {
 		st.Drops = drops(d, l)
 	}
 	st.Conditions = []v1.Condition{a.moduleReady(d, len(st.Instances))}
+	a.addCost(st, d)
 	return m
 }
 

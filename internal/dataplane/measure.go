@@ -6,10 +6,13 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"runtime"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/cilium/ebpf"
+	"golang.org/x/sync/errgroup"
 )
 
 // Cost is what a module takes of the node.
@@ -58,28 +61,115 @@ var ErrNotMeasured = errors.New("cannot be measured")
 // than some times as long.
 const MeasureTime = 30 * time.Millisecond
 
+// Meter measures modules. It keeps the chains that it compares with: loading one is mostly verifying the parser, which
+// takes the kernel longer than the measurement. The zero value is ready; it may be used by several at once.
+type Meter struct {
+	mu         sync.Mutex
+	references map[reference]*chain
+}
+
+// reference names a chain without modules, whose parser is that of a chain with the module.
+type reference struct {
+	hook  Hook
+	frags bool
+}
+
+// Close frees the chains. None may be measured with any more.
+func (m *Meter) Close() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, c := range m.references {
+		c.Close()
+	}
+	m.references = nil
+}
+
 // Measure loads a module by itself into maps of its own, which it fills, and runs representative packets through it on
 // the hooks given, in every direction that the module has and that its settings do not call idle. The packets are real
 // to the module, but reach nobody. One that a module rewrites stays rewritten for the next run.
-func Measure(mod Module, hooks ...Hook) (Cost, error) {
+func (m *Meter) Measure(mod Module, hooks ...Hook) (Cost, error) {
 	targets, err := targetsOf(mod, hooks)
-	if err != nil || len(targets) == 0 {
-		return Cost{}, errors.Join(err, fmt.Errorf("module %s: %w: it has no function for %v", mod.Name, ErrNotMeasured, hooks))
-	}
-	l, err := Load(targets[0].side, targets[0].dir, mod)
 	if err != nil {
-		return Cost{}, fmt.Errorf("module %s: %w: %w", mod.Name, ErrNotMeasured, err)
+		return Cost{}, fmt.Errorf("%w: %w", ErrNotMeasured, err)
 	}
-	defer l.Close()
-	cost := Cost{Memory: Memory(l.Maps[mod.Name])}
-	for _, t := range targets {
-		latency, err := l.measure(mod, t, MeasureTime/time.Duration(len(targets)))
-		if err != nil {
-			return cost, fmt.Errorf("module %s on %s %s: %w: %w", mod.Name, t.side.Hook(), t.dir, ErrNotMeasured, err)
+	g, err := newGeneration(mod, nil, nil)
+	if err != nil {
+		return Cost{}, fmt.Errorf("%w: %w", ErrNotMeasured, err)
+	}
+	defer g.Close()
+	cost := Cost{Memory: Memory(g.sdkMaps())}
+	chains, err := loadAlone(g, targets)
+	defer closeChains(chains)
+	if err != nil {
+		return cost, fmt.Errorf("module %s: %w: %w", mod.Name, ErrNotMeasured, err)
+	}
+	for i, c := range chains {
+		l := Latency{Hook: targets[i].side.Hook(), Direction: targets[i].dir}
+		if l.Packets, err = m.measure(c, mod.Frags, MeasureTime/time.Duration(len(targets))); err != nil {
+			return cost, fmt.Errorf("module %s on %s %s: %w: %w", mod.Name, l.Hook, l.Direction, ErrNotMeasured, err)
 		}
-		cost.Latency = append(cost.Latency, latency)
+		cost.Latency = append(cost.Latency, l)
 	}
 	return cost, nil
+}
+
+// measure compares a chain of one module with one that only parses.
+func (m *Meter) measure(c *chain, frags bool, duration time.Duration) ([]PacketCost, error) {
+	hook := c.spec.Side.Hook()
+	only, err := m.reference(reference{hook, hook == XDP && frags && haveXDPFrags()})
+	if err != nil {
+		return nil, err
+	}
+	return compare(c.entry(), only.entry(), sampler(hook), duration)
+}
+
+func (m *Meter) reference(r reference) (*chain, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if c := m.references[r]; c != nil {
+		return c, nil
+	}
+	side := OnTCIngress
+	if r.hook == XDP {
+		side = OnXDP
+	}
+	l, err := newLinkerFor(ChainSpec{Side: side, Direction: Egress}, nil, r.frags)
+	if err != nil {
+		return nil, err
+	}
+	c, err := l.chain()
+	if err != nil {
+		return nil, err
+	}
+	if m.references == nil {
+		m.references = map[reference]*chain{}
+	}
+	m.references[r] = c
+	return c, nil
+}
+
+// loadAlone loads a chain of one module for each target, on all CPUs. The caller closes those that it gets, even with an
+// error.
+func loadAlone(g *generation, targets []target) ([]*chain, error) {
+	chains := make([]*chain, len(targets))
+	var work errgroup.Group
+	work.SetLimit(runtime.NumCPU())
+	for i, t := range targets {
+		work.Go(func() (err error) {
+			spec := ChainSpec{Side: t.side, Direction: t.dir, Members: []Member{{Name: g.Name, ID: g.ID, FailClosed: g.FailClosed}}}
+			chains[i], err = loadChain(spec, []*generation{g})
+			return err
+		})
+	}
+	return chains, work.Wait()
+}
+
+func closeChains(chains []*chain) {
+	for _, c := range chains {
+		if c != nil {
+			c.Close()
+		}
+	}
 }
 
 // target is a function of a module, on a side where it may run.
@@ -100,33 +190,6 @@ func targetsOf(mod Module, hooks []Hook) ([]target, error) {
 		return nil
 	})
 	return out, err
-}
-
-// measure compares the module with a chain that only parses.
-func (l *Loaded) measure(mod Module, t target, duration time.Duration) (Latency, error) {
-	out := Latency{Hook: t.side.Hook(), Direction: t.dir}
-	spec := ChainSpec{Side: t.side, Direction: t.dir, Members: []Member{{Name: mod.Name, ID: mod.ID, FailClosed: mod.FailClosed}}}
-	own, err := l.Relink(spec)
-	if err != nil {
-		return out, err
-	}
-	defer own.Close()
-	reference, err := loadReference(t, mod.Frags)
-	if err != nil {
-		return out, err
-	}
-	defer reference.Close()
-	out.Packets, err = compare(own, reference.entry(), sampler(t.side.Hook()), duration)
-	return out, err
-}
-
-// loadReference loads a chain of no modules, whose parser is that of a chain with the module.
-func loadReference(t target, frags bool) (*chain, error) {
-	l, err := newLinkerFor(ChainSpec{Side: t.side, Direction: t.dir}, nil, t.side == OnXDP && frags && haveXDPFrags())
-	if err != nil {
-		return nil, err
-	}
-	return l.chain()
 }
 
 // series are the times of one kind of packet.

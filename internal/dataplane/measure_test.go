@@ -13,13 +13,20 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
+func newMeter(t *testing.T) *Meter {
+	m := &Meter{}
+	t.Cleanup(m.Close)
+	return m
+}
+
 // Every step of spin takes a nanosecond at least, and pass two map accesses: between them is room for all noise.
 func TestMeasureTellsSlowFromFast(t *testing.T) {
-	slow, err := Measure(testModule(t, "spin", "slow", nil), TC, XDP)
+	meter := newMeter(t)
+	slow, err := meter.Measure(testModule(t, "spin", "slow", nil), TC, XDP)
 	if err != nil {
 		t.Fatal(err)
 	}
-	fast, err := Measure(testModule(t, "pass", "fast", nil), TC, XDP)
+	fast, err := meter.Measure(testModule(t, "pass", "fast", nil), TC, XDP)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -44,13 +51,17 @@ func TestMeasureTellsSlowFromFast(t *testing.T) {
 func TestMeasureOnlyWhatCanRun(t *testing.T) {
 	m := testModule(t, "pass", "half", nil)
 	m.Settings.Idle = []string{"ingress"}
-	cost, err := Measure(m, TC)
+	cost, err := newMeter(t).Measure(m, TC)
 	if err != nil || len(cost.Latency) != 1 || cost.Latency[0].Hook != TC || cost.Latency[0].Direction != Egress {
 		t.Errorf("%+v, %v; want TC egress only", cost, err)
 	}
-	m.Spec = func(Hook) (*ebpf.CollectionSpec, error) { return nil, nil }
-	if _, err := Measure(m, TC, XDP); !errors.Is(err, ErrNotMeasured) {
-		t.Errorf("without functions: %v", err)
+	m.Settings.Idle = []string{"ingress", "egress"}
+	if cost, err := newMeter(t).Measure(m, TC); err != nil || len(cost.Latency) != 0 || cost.Memory == 0 {
+		t.Errorf("without work: %+v, %v; want memory only", cost, err)
+	}
+	m.Spec = func(Hook) (*ebpf.CollectionSpec, error) { return nil, errors.New("unreadable") }
+	if _, err := newMeter(t).Measure(m, TC); !errors.Is(err, ErrNotMeasured) {
+		t.Errorf("unreadable: %v", err)
 	}
 }
 
@@ -58,11 +69,11 @@ func TestMeasureOnlyWhatCanRun(t *testing.T) {
 func TestMeasureFills(t *testing.T) {
 	m, filled := testModule(t, "pass", "filled", nil), 0
 	m.Fill = func(sdk.Maps) error { filled++; return nil }
-	if _, err := Measure(m, TC); err != nil || filled != 1 {
+	if _, err := newMeter(t).Measure(m, TC); err != nil || filled != 1 {
 		t.Errorf("filled %d times, %v", filled, err)
 	}
 	m.Fill = func(sdk.Maps) error { return errors.New("no") }
-	if _, err := Measure(m, TC); !errors.Is(err, ErrNotMeasured) {
+	if _, err := newMeter(t).Measure(m, TC); !errors.Is(err, ErrNotMeasured) {
 		t.Errorf("with maps that cannot be filled: %v", err)
 	}
 }
