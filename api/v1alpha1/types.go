@@ -94,7 +94,25 @@ type ModuleStatus struct {
 	Package    PackageRef  `json:"package" doc:"The package that is deployed"`
 	Instances  []Instance  `json:"instances,omitempty" doc:"One per attach point"`
 	Memory     int64       `json:"memoryBytes" doc:"Kernel memory of the module's maps, in bytes"`
+	Cost       *Cost       `json:"cost,omitempty" doc:"What the module was found to cost before it went live; absent until it has been measured"`
 	Drops      []Drop      `json:"drops,omitempty" doc:"Packets dropped, by reason"`
+}
+
+// Cost is what test runs of a module with packets of several kinds found.
+type Cost struct {
+	Latency    []Latency `json:"latency,omitempty" doc:"By hook and direction"`
+	Memory     int64     `json:"memoryBytes" doc:"Kernel memory of its maps when it was measured, in bytes"`
+	MeasuredAt time.Time `json:"measuredAt"`
+}
+
+// Latency is what a module adds to the time of a packet.
+type Latency struct {
+	Hook      string  `json:"hook" enum:"xdp,tc"`
+	Direction string  `json:"direction" enum:"egress,ingress" doc:"egress: from the service; ingress: to the service"`
+	Worst     float64 `json:"worstNanoseconds" doc:"Of the kind of packet that takes longest"`
+	Packet    string  `json:"worstPacket" doc:"That kind of packet"`
+	Median    float64 `json:"medianNanoseconds" doc:"Of all kinds of packets"`
+	Least     float64 `json:"leastNanoseconds" doc:"What the kind of packet that takes longest took in its best run; compared with the budget"`
 }
 
 // PackageRef identifies a package exactly.

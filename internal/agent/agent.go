@@ -55,6 +55,7 @@ type Agent struct {
 	problem error                     // of the last reconciliation
 	tracing *traceRun                 // nil most of the time
 	metrics *metrics
+	costs   *costs // guards itself
 }
 
 var _ server.Backend = (*Agent)(nil)
@@ -131,6 +132,7 @@ func open(ctx context.Context, cfg config.Config, log *slog.Logger) (*Agent, err
 		modules: map[string]*deployment{},
 		live:    map[string]*liveModule{},
 		metrics: newMetrics(),
+		costs:   newCosts(),
 	}
 	if err := a.catalog.Err(); err != nil {
 		log.Error("built-in packages that cannot be used", "error", err)
@@ -156,6 +158,7 @@ func (a *Agent) close() {
 	}
 	ending.Wait()
 	a.control.Close()
+	a.costs.meter.Close()
 	a.store.Close()
 }
 
@@ -172,6 +175,7 @@ func (a *Agent) run(ctx context.Context, cfg config.Config) error {
 		}
 	})
 	wg.Go(func() { a.follow(ctx) })
+	wg.Go(func() { a.measureRestored(ctx) })
 	err := server.Run(ctx, cfg, a, a.log, func() {
 		_, _ = daemon.SdNotify(false, daemon.SdNotifyReady)
 		a.log.Info("ready", "socket", cfg.Paths.Socket())
@@ -208,6 +212,7 @@ func (a *Agent) follow(ctx context.Context) {
 			timer.Reset(retry)
 		}
 		a.changes.Unlock()
+		a.costs.poke()
 	}
 }
 

@@ -141,6 +141,9 @@ func (a *Agent) change(next store.Desired, asked []v1.Module, dryRun, keep bool)
 	if err := a.verifyIdle(w, points); err != nil {
 		return nil, a.explain(err)
 	}
+	if err := a.checkBudgets(w); err != nil {
+		return nil, err
+	}
 	state, err := a.observe()
 	if err != nil {
 		return nil, err

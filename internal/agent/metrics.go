@@ -111,6 +111,7 @@ func (a *Agent) collectModule(name string, out chan<- prometheus.Metric) {
 	l, d := a.live[name], a.modules[name]
 	memory := prometheus.NewDesc("kerb_module_memory_bytes", "Kernel memory of a module's maps.", []string{"module"}, nil)
 	out <- prometheus.MustNewConstMetric(memory, prometheus.GaugeValue, float64(dataplane.Memory(l.maps)), name)
+	a.collectCost(d, out)
 	dropped := prometheus.NewDesc("kerb_dropped_packets_total", "Packets that a module dropped, by reason.", []string{"module", "reason"}, nil)
 	for _, drop := range drops(d, l) {
 		out <- prometheus.MustNewConstMetric(dropped, prometheus.CounterValue, float64(drop.Packets), name, drop.Reason)

@@ -62,6 +62,7 @@ func (a *Agent) moduleWithStatus(name string) v1.Module {
 	if d != nil && d.plane != nil {
 		st.Conditions = append(st.Conditions, controlCondition(d.plane.State()))
 	}
+	a.addCost(st, d)
 	return m
 }
 

@@ -8,7 +8,9 @@ import (
 	"io"
 	"net/http"
 	"net/url"
+	"strconv"
 	"strings"
+	"time"
 
 	"github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/pkgs"
@@ -65,6 +67,7 @@ func describeModule(w io.Writer, m v1alpha1.Module) {
 		field(w, "Config", string(config))
 	}
 	printInstances(w, s.Instances)
+	printCost(w, s.Cost)
 	if len(s.Drops) > 0 {
 		fmt.Fprintln(w)
 		printDrops(w, []v1alpha1.Module{m})
@@ -81,6 +84,21 @@ func printInstances(w io.Writer, instances []v1alpha1.Instance) {
 		line(w, i.Service, i.Interface, i.Hook, i.Direction, i.Chain, i.Position)
 	}
 }
+
+// printCost shows what test runs of the module found.
+func printCost(w io.Writer, c *v1alpha1.Cost) {
+	if c == nil {
+		return
+	}
+	fmt.Fprintln(w)
+	line(w, "COST ON", "DIRECTION", "MEDIAN", "WORST", "AT LEAST", "WORST PACKET")
+	for _, l := range c.Latency {
+		line(w, l.Hook, l.Direction, nanoseconds(l.Median), nanoseconds(l.Worst), nanoseconds(l.Least), l.Packet)
+	}
+	fmt.Fprintf(w, "measured %s, with %s of kernel memory\n", c.MeasuredAt.Local().Format(time.DateTime), pkgs.FormatBytes(c.Memory))
+}
+
+func nanoseconds(n float64) string { return strconv.FormatFloat(n, 'f', -1, 64) + " ns" }
 
 func (a *app) dropsCommand() *cobra.Command {
 	k := moduleKind()

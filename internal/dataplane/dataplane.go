@@ -98,7 +98,7 @@ func (d *Dataplane) Observe() (State, error) {
 // CreateGeneration makes the maps of a module, carrying over those of the generation called from ("" for none), fills
 // and pins them. One that exists already is left as it is.
 func (d *Dataplane) CreateGeneration(mod Module, from string) error {
-	if _, err := os.Stat(d.layout.generation(mod.Name, mod.ID)); err == nil {
+	if d.HasGeneration(mod.Name, mod.ID) {
 		return nil
 	}
 	var previous map[string]*ebpf.Map
@@ -120,6 +120,12 @@ func (d *Dataplane) CreateGeneration(mod Module, from string) error {
 	}
 	defer g.Close()
 	return g.pin(d.layout)
+}
+
+// HasGeneration tells whether the maps of a generation are there: CreateGeneration would not fill them.
+func (d *Dataplane) HasGeneration(name, id string) bool {
+	_, err := os.Stat(d.layout.generation(name, id))
+	return err == nil
 }
 
 // RemoveGeneration drops the maps of a generation, as far as no other uses them.

@@ -73,10 +73,15 @@ type linker struct {
 }
 
 func newLinker(spec ChainSpec, members []*generation) (*linker, error) {
-	l := &linker{spec: spec, members: members, maps: map[string]*ebpf.Map{}, frags: spec.Side == OnXDP && len(members) > 0 && haveXDPFrags()}
+	frags := spec.Side == OnXDP && len(members) > 0 && haveXDPFrags()
 	for _, g := range members {
-		l.frags = l.frags && g.Frags
+		frags = frags && g.Frags
 	}
+	return newLinkerFor(spec, members, frags)
+}
+
+func newLinkerFor(spec ChainSpec, members []*generation, frags bool) (*linker, error) {
+	l := &linker{spec: spec, members: members, maps: map[string]*ebpf.Map{}, frags: frags}
 	name := string(spec.Side.Hook())
 	if l.frags {
 		name = "xdp-frags"

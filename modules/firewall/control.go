@@ -45,6 +45,8 @@ type Firewall struct {
 	boxes6 []box
 	roots  map[string]uint32 // constant to root
 
+	filling sync.Mutex // one Fill at a time: on the way, slots are those of its maps
+
 	mu     sync.Mutex
 	slots  []uint32 // by rule
 	filled bool     // slots are known
@@ -194,6 +196,8 @@ const (
 
 // Fill implements sdk.Compiled.
 func (f *Firewall) Fill(maps sdk.Maps) error {
+	f.filling.Lock()
+	defer f.filling.Unlock()
 	slots, err := assignSlots(maps, f.rules)
 	if err != nil {
 		return err

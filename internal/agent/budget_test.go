@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/dataplane"
+	"github.com/kerb-edge/kerb/internal/fault"
+	"github.com/kerb-edge/kerb/internal/pkgs"
+	"github.com/kerb-edge/kerb/internal/server"
+)
+
+func (n *node) status(t *testing.T, name string) *v1.ModuleStatus {
+	t.Helper()
+	m, err := n.Module(t.Context(), name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m.Status
+}
+
+func condition(st *v1.ModuleStatus, kind string) v1.Condition {
+	for _, c := range st.Conditions {
+		if c.Type == kind {
+			return c
+		}
+	}
+	return v1.Condition{}
+}
+
+// What takes longer than the operator allows does not get in, and what ran goes on.
+func TestBudgetRefuses(t *testing.T) {
+	n := newNode(t)
+	quick := module("m", testPackage(t, "spin"), "*", map[string]any{"steps": 0})
+	quick.Spec.Budget.Latency = "1us"
+	n.apply(t, n.both(), quick)
+	before := n.chainsOn(t, n.web)
+	slow := quick
+	slow.Spec.Config = map[string]any{"steps": 4000}
+	for _, dryRun := range []bool{true, false} {
+		_, err := n.Apply(t.Context(), server.Request{Modules: []v1.Module{slow}, DryRun: dryRun})
+		var invalid *fault.Invalid
+		if !errors.As(err, &invalid) || invalid.Field != "spec.budget.latency" {
+			t.Fatalf("dry run %t: 4000 steps within 1us: %v", dryRun, err)
+		}
+	}
+	if after := n.chainsOn(t, n.web); after["tc-ingress"] != before["tc-ingress"] || after["tc-egress"] != before["tc-egress"] {
+		t.Errorf("before the refused change %v, after it %v", before, after)
+	}
+	if m, err := n.Module(t.Context(), "m"); err != nil || m.Metadata.Generation != 1 || condition(m.Status, "WithinBudget").Status != "True" {
+		t.Errorf("after the refused change: %+v, %v", m.Status, err)
+	}
+	slow.Spec.Budget.Latency = "1s"
+	n.apply(t, nil, slow)
+	if c := condition(n.status(t, "m"), "WithinBudget"); c.Status != "True" {
+		t.Errorf("4000 steps within 1s: %+v", c)
+	}
+}
+
+// What a package does not keep of its promises is told, in the status and the metrics, and again after a restart.
+func TestPackageBudgetWarns(t *testing.T) {
+	n := newNode(t)
+	n.apply(t, n.both(), module("slow", testPackage(t, "spin"), "*", nil), module("free", testPackage(t, "pass"), "*", nil))
+	broken := func() bool {
+		st := n.status(t, "slow")
+		return st.Cost != nil && condition(st, "WithinBudget").Reason == "LatencyExceeded"
+	}
+	if !broken() {
+		t.Fatalf("a module that takes longer than its package says: %+v", n.status(t, "slow"))
+	}
+	st := n.status(t, "slow")
+	if ready := condition(st, "Ready"); ready.Status != "True" || len(st.Cost.Latency) != 2 || st.Cost.Memory != st.Memory || time.Since(st.Cost.MeasuredAt) > time.Hour {
+		t.Errorf("it runs on both sides: %+v %+v", ready, st.Cost)
+	}
+	for _, l := range st.Cost.Latency {
+		if l.Hook != "tc" || l.Least < 1000 || l.Worst < l.Median || l.Packet == "" {
+			t.Errorf("4000 steps take %+v", l)
+		}
+	}
+	if c := condition(n.status(t, "free"), "WithinBudget"); c.Type != "" {
+		t.Errorf("a package without budget: %+v", c)
+	}
+	if got := n.costMetrics(t); len(got) != 4 || got["slow egress"] < 1e-6 || got["slow ingress"] < 1e-6 {
+		t.Errorf("metrics: %v", got)
+	}
+	n.stop()
+	n.start(t)
+	eventually(t, "a restored module is measured", broken)
+}
+
+// costMetrics are the values of kerb_module_cost_seconds by module and direction.
+func (n *node) costMetrics(t *testing.T) map[string]float64 {
+	t.Helper()
+	registry := prometheus.NewPedanticRegistry()
+	registry.MustRegister(n.Collector())
+	families, err := registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := map[string]float64{}
+	for _, f := range families {
+		if f.GetName() != "kerb_module_cost_seconds" {
+			continue
+		}
+		for _, m := range f.GetMetric() {
+			labels := map[string]string{}
+			for _, l := range m.GetLabel() {
+				labels[l.GetName()] = l.GetValue()
+			}
+			out[labels["module"]+" "+labels["direction"]] = m.GetGauge().GetValue()
+		}
+	}
+	return out
+}
+
+// An equal module is not measured again, nor one whose order alone changes.
+func TestCostsAreRemembered(t *testing.T) {
+	n := newNode(t)
+	m := module("m", testPackage(t, "pass"), "*", nil)
+	n.apply(t, n.both(), m)
+	first := n.status(t, "m").Cost
+	m.Spec.Order.Priority = 7
+	n.apply(t, nil, m)
+	if second := n.status(t, "m").Cost; first == nil || second == nil || !first.MeasuredAt.Equal(second.MeasuredAt) {
+		t.Errorf("measured %+v, then %+v", first, second)
+	}
+}
+
+func TestExceeded(t *testing.T) {
+	took := func(ns float64, memory int64) measured {
+		return measured{Cost: dataplane.Cost{Memory: memory, Latency: []dataplane.Latency{{Hook: dataplane.TC, Direction: dataplane.Egress,
+			Packets: []dataplane.PacketCost{{Kind: "quick", Median: 1}, {Kind: "slow", Median: 10 * ns, Least: ns}}}}}}
+	}
+	for _, c := range []struct {
+		name          string
+		own, promised string
+		m             measured
+		reason        string
+		refused       bool
+	}{
+		{"within", "100ns 2Ki", "", took(100, 2048), "Measured", false},
+		{"the operator's latency", "100ns 2Ki", "", took(101, 1), "LatencyExceeded", true},
+		{"the operator's memory", "100ns 2Ki", "", took(1, 2049), "MemoryExceeded", true},
+		{"the package's latency", "", "100ns 2Ki", took(101, 1), "LatencyExceeded", false},
+		{"the package's memory", "", "100ns 2Ki", took(1, 2049), "MemoryExceeded", false},
+		{"the operator allows more", "1us 4Ki", "100ns 2Ki", took(101, 2049), "Measured", false},
+		{"not measurable", "100ns 2Ki", "", measured{err: dataplane.ErrNotMeasured}, "NotMeasured", false},
+	} {
+		d := &deployment{pkg: &pkgs.Package{}}
+		d.resource.Spec.Budget = v1.Budget(budgetOf(c.own))
+		d.pkg.Budget = budgetOf(c.promised)
+		if e, _ := d.exceeded(c.m); e.refused != c.refused {
+			t.Errorf("%s: refused %t (%s), want %t", c.name, e.refused, e.text, c.refused)
+		}
+		if got := d.withinBudget(c.m, true); got.Reason != c.reason {
+			t.Errorf("%s: %+v, want %s", c.name, got, c.reason)
+		}
+	}
+}
+
+func budgetOf(text string) pkgs.Budget {
+	if text == "" {
+		return pkgs.Budget{}
+	}
+	latency, memory, _ := strings.Cut(text, " ")
+	return pkgs.Budget{Latency: latency, Memory: memory}
+}

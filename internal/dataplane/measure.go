@@ -1,0 +1,312 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dataplane
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"runtime"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sync/errgroup"
+)
+
+// Cost is what a module takes of the node.
+type Cost struct {
+	Latency []Latency // by hook and direction
+	Memory  int64     // of its maps, as the kernel accounts for them, in bytes
+}
+
+// Latency is what a module adds to the time of a packet on one hook in one direction.
+type Latency struct {
+	Hook      Hook
+	Direction Direction
+	Packets   []PacketCost
+}
+
+// PacketCost is the time for one kind of packet, in nanoseconds, above that of a chain without modules.
+type PacketCost struct {
+	Kind   string
+	Median float64 // of the differences to the chain without modules
+	Least  float64 // best run less the best run of the chain without modules: what noise cannot have added
+}
+
+// Worst is the kind of packet that takes longest.
+func (l Latency) Worst() PacketCost {
+	return slices.MaxFunc(l.Packets, func(a, b PacketCost) int { return cmp.Compare(a.Median, b.Median) })
+}
+
+// Median is that of the kinds of packets.
+func (l Latency) Median() float64 {
+	var all []float64
+	for _, p := range l.Packets {
+		all = append(all, p.Median)
+	}
+	return median(all)
+}
+
+// Least is the time that the most expensive kind of packet surely takes.
+func (l Latency) Least() PacketCost {
+	return slices.MaxFunc(l.Packets, func(a, b PacketCost) int { return cmp.Compare(a.Least, b.Least) })
+}
+
+// ErrNotMeasured is returned with the cost as far as it is known when a module cannot be test-run.
+var ErrNotMeasured = errors.New("cannot be measured")
+
+// MeasureTime is about how long a measurement lasts, beside loading. A module that is slow takes longer, but not more
+// than some times as long.
+const MeasureTime = 30 * time.Millisecond
+
+// Meter measures modules. It keeps the chains that it compares with: loading one is mostly verifying the parser, which
+// takes the kernel longer than the measurement. The zero value is ready; it may be used by several at once.
+type Meter struct {
+	mu         sync.Mutex
+	references map[reference]*chain
+}
+
+// reference names a chain without modules, whose parser is that of a chain with the module.
+type reference struct {
+	hook  Hook
+	frags bool
+}
+
+// Close frees the chains. None may be measured with any more.
+func (m *Meter) Close() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, c := range m.references {
+		c.Close()
+	}
+	m.references = nil
+}
+
+// Measure loads a module by itself into maps of its own, which it fills, and runs representative packets through it on
+// the hooks given, in every direction that the module has and that its settings do not call idle. The packets are real
+// to the module, but reach nobody. One that a module rewrites stays rewritten for the next run.
+func (m *Meter) Measure(mod Module, hooks ...Hook) (Cost, error) {
+	targets, err := targetsOf(mod, hooks)
+	if err != nil {
+		return Cost{}, fmt.Errorf("%w: %w", ErrNotMeasured, err)
+	}
+	g, err := newGeneration(mod, nil, nil)
+	if err != nil {
+		return Cost{}, fmt.Errorf("%w: %w", ErrNotMeasured, err)
+	}
+	defer g.Close()
+	cost := Cost{Memory: Memory(g.sdkMaps())}
+	chains, err := loadAlone(g, targets)
+	defer closeChains(chains)
+	if err != nil {
+		return cost, fmt.Errorf("module %s: %w: %w", mod.Name, ErrNotMeasured, err)
+	}
+	for i, c := range chains {
+		l := Latency{Hook: targets[i].side.Hook(), Direction: targets[i].dir}
+		if l.Packets, err = m.measure(c, mod.Frags, MeasureTime/time.Duration(len(targets))); err != nil {
+			return cost, fmt.Errorf("module %s on %s %s: %w: %w", mod.Name, l.Hook, l.Direction, ErrNotMeasured, err)
+		}
+		cost.Latency = append(cost.Latency, l)
+	}
+	return cost, nil
+}
+
+// measure compares a chain of one module with one that only parses.
+func (m *Meter) measure(c *chain, frags bool, duration time.Duration) ([]PacketCost, error) {
+	hook := c.spec.Side.Hook()
+	only, err := m.reference(reference{hook, hook == XDP && frags && haveXDPFrags()})
+	if err != nil {
+		return nil, err
+	}
+	return compare(c.entry(), only.entry(), sampler(hook), duration)
+}
+
+func (m *Meter) reference(r reference) (*chain, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if c := m.references[r]; c != nil {
+		return c, nil
+	}
+	side := OnTCIngress
+	if r.hook == XDP {
+		side = OnXDP
+	}
+	l, err := newLinkerFor(ChainSpec{Side: side, Direction: Egress}, nil, r.frags)
+	if err != nil {
+		return nil, err
+	}
+	c, err := l.chain()
+	if err != nil {
+		return nil, err
+	}
+	if m.references == nil {
+		m.references = map[reference]*chain{}
+	}
+	m.references[r] = c
+	return c, nil
+}
+
+// loadAlone loads a chain of one module for each target, on all CPUs. The caller closes those that it gets, even with an
+// error.
+func loadAlone(g *generation, targets []target) ([]*chain, error) {
+	chains := make([]*chain, len(targets))
+	var work errgroup.Group
+	work.SetLimit(runtime.NumCPU())
+	for i, t := range targets {
+		work.Go(func() (err error) {
+			spec := ChainSpec{Side: t.side, Direction: t.dir, Members: []Member{{Name: g.Name, ID: g.ID, FailClosed: g.FailClosed}}}
+			chains[i], err = loadChain(spec, []*generation{g})
+			return err
+		})
+	}
+	return chains, work.Wait()
+}
+
+func closeChains(chains []*chain) {
+	for _, c := range chains {
+		if c != nil {
+			c.Close()
+		}
+	}
+}
+
+// target is a function of a module, on a side where it may run.
+type target struct {
+	side Side
+	dir  Direction
+}
+
+func targetsOf(mod Module, hooks []Hook) ([]target, error) {
+	var out []target
+	err := hooksOf(mod, func(hook Hook, spec *ebpf.CollectionSpec) error {
+		for _, t := range []target{{OnTCIngress, Egress}, {OnTCEgress, Ingress}, {OnXDP, Egress}, {OnXDP, Ingress}} {
+			idle := slices.Contains(mod.Settings.Idle, string(t.dir))
+			if t.side.Hook() == hook && slices.Contains(hooks, hook) && spec.Programs["kerb_"+string(t.dir)] != nil && !idle {
+				out = append(out, t)
+			}
+		}
+		return nil
+	})
+	return out, err
+}
+
+// series are the times of one kind of packet.
+type series struct {
+	packet
+	repeat         int
+	own, reference []float64
+}
+
+// compare runs both programs in turn, so that both meet the same disturbances, in rounds over all packets: at least
+// leastRounds, more while the time lasts, and none any more when it has been exceeded by far.
+func compare(own, reference *ebpf.Program, sample sampleFunc, duration time.Duration) ([]PacketCost, error) {
+	const leastRounds, patience = 5, 4
+	begin := time.Now()
+	all, err := calibrate(own, begin.Add(patience*duration))
+	if err != nil {
+		return nil, err
+	}
+	for round := 0; round < leastRounds || time.Since(begin) < duration; round++ {
+		for _, s := range all {
+			if round > 0 && time.Since(begin) > patience*duration {
+				return costs(all), nil
+			}
+			if err := s.add(own, reference, sample); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return costs(all), nil
+}
+
+// calibrate finds how often each packet can be repeated in one run. It also warms up. It leaves out kinds of packets
+// when one takes so long that there is no time for the others.
+func calibrate(own *ebpf.Program, until time.Time) ([]*series, error) {
+	const run, most = 20 * time.Microsecond, 500
+	var all []*series
+	for _, p := range representative() {
+		if len(all) > 0 && time.Now().After(until) {
+			break
+		}
+		var took time.Duration
+		for range 3 { // the first is cold
+			_, d, err := own.Benchmark(p.frame, 1, func() {})
+			if err != nil {
+				return nil, err
+			}
+			took = max(d, 1)
+		}
+		all = append(all, &series{packet: p, repeat: int(min(max(run/took, 1), most))})
+	}
+	return all, nil
+}
+
+func (s *series) add(own, reference *ebpf.Program, sample sampleFunc) error {
+	b, err := sample(reference, s)
+	if err != nil {
+		return err
+	}
+	a, err := sample(own, s)
+	s.own, s.reference = append(s.own, a), append(s.reference, b)
+	return err
+}
+
+func costs(all []*series) []PacketCost {
+	var out []PacketCost
+	for _, s := range all {
+		var differences []float64
+		for i := range s.own {
+			differences = append(differences, s.own[i]-s.reference[i])
+		}
+		out = append(out, PacketCost{Kind: s.kind, Median: max(0, median(differences)), Least: max(0, slices.Min(s.own)-slices.Min(s.reference))})
+	}
+	return out
+}
+
+// sampleFunc gives the nanoseconds per packet of one round.
+type sampleFunc func(*ebpf.Program, *series) (float64, error)
+
+func sampler(hook Hook) sampleFunc {
+	if hook == XDP {
+		return sampleSingly
+	}
+	return sampleRepeated
+}
+
+func sampleRepeated(p *ebpf.Program, s *series) (float64, error) {
+	_, d, err := p.Benchmark(s.frame, s.repeat, func() {})
+	return float64(d.Nanoseconds()), err
+}
+
+// sampleSingly is for XDP, where the kernel rewrites its dispatcher and waits for all CPUs, some 20 ms, before and after
+// a run that repeats (bpf_prog_change_xdp). A single run includes reading the clock, as that of the reference does, and
+// finds the CPU's predictors colder. The clock ticks coarsely: the mean of the better half is finer than its tick.
+func sampleSingly(p *ebpf.Program, s *series) (float64, error) {
+	const most = 16
+	times := make([]float64, min(most, s.repeat))
+	for i := range times {
+		_, d, err := p.Benchmark(s.frame, 1, func() {})
+		if err != nil {
+			return 0, err
+		}
+		times[i] = float64(d.Nanoseconds())
+	}
+	slices.Sort(times)
+	better := times[:(len(times)+1)/2]
+	sum := 0.0
+	for _, t := range better {
+		sum += t
+	}
+	return sum / float64(len(better)), nil
+}
+
+func median(values []float64) float64 {
+	if len(values) == 0 {
+		return 0
+	}
+	sorted := slices.Sorted(slices.Values(values))
+	n := len(sorted)
+	return (sorted[(n-1)/2] + sorted[n/2]) / 2
+}

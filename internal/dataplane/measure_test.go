@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dataplane
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/kerb-edge/kerb/bpf/bpftest"
+	"github.com/kerb-edge/kerb/internal/kerbabi"
+	"github.com/kerb-edge/kerb/sdk"
+)
+
+func newMeter(t *testing.T) *Meter {
+	m := &Meter{}
+	t.Cleanup(m.Close)
+	return m
+}
+
+// Every step of spin takes a nanosecond at least, and pass two map accesses: between them is room for all noise.
+func TestMeasureTellsSlowFromFast(t *testing.T) {
+	meter := newMeter(t)
+	slow, err := meter.Measure(testModule(t, "spin", "slow", nil), TC, XDP)
+	if err != nil {
+		t.Fatal(err)
+	}
+	fast, err := meter.Measure(testModule(t, "pass", "fast", nil), TC, XDP)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(slow.Latency) != 4 || len(fast.Latency) != 4 {
+		t.Fatalf("%d and %d functions were measured, want both directions on both hooks", len(slow.Latency), len(fast.Latency))
+	}
+	for i, l := range slow.Latency {
+		other := fast.Latency[i]
+		t.Logf("%s %s: spin %.0f ns, pass %.1f ns at least, %.1f ns by the median", l.Hook, l.Direction, l.Least().Least, other.Least().Least, other.Median())
+		if l.Least().Least < 1000 || l.Median() < 1000 {
+			t.Errorf("%s %s: 4000 steps take %+v", l.Hook, l.Direction, l.Packets)
+		}
+		if other.Least().Least > 200 {
+			t.Errorf("%s %s: pass takes %+v", l.Hook, l.Direction, other.Packets)
+		}
+	}
+	if fast.Memory <= 0 {
+		t.Errorf("the maps of pass take %d bytes", fast.Memory)
+	}
+}
+
+func TestMeasureOnlyWhatCanRun(t *testing.T) {
+	m := testModule(t, "pass", "half", nil)
+	m.Settings.Idle = []string{"ingress"}
+	cost, err := newMeter(t).Measure(m, TC)
+	if err != nil || len(cost.Latency) != 1 || cost.Latency[0].Hook != TC || cost.Latency[0].Direction != Egress {
+		t.Errorf("%+v, %v; want TC egress only", cost, err)
+	}
+	m.Settings.Idle = []string{"ingress", "egress"}
+	if cost, err := newMeter(t).Measure(m, TC); err != nil || len(cost.Latency) != 0 || cost.Memory == 0 {
+		t.Errorf("without work: %+v, %v; want memory only", cost, err)
+	}
+	m.Spec = func(Hook) (*ebpf.CollectionSpec, error) { return nil, errors.New("unreadable") }
+	if _, err := newMeter(t).Measure(m, TC); !errors.Is(err, ErrNotMeasured) {
+		t.Errorf("unreadable: %v", err)
+	}
+}
+
+// A module is measured as it will run: with its maps filled, once for all its functions.
+func TestMeasureFills(t *testing.T) {
+	m, filled := testModule(t, "pass", "filled", nil), 0
+	m.Fill = func(sdk.Maps) error { filled++; return nil }
+	if _, err := newMeter(t).Measure(m, TC); err != nil || filled != 1 {
+		t.Errorf("filled %d times, %v", filled, err)
+	}
+	m.Fill = func(sdk.Maps) error { return errors.New("no") }
+	if _, err := newMeter(t).Measure(m, TC); !errors.Is(err, ErrNotMeasured) {
+		t.Errorf("with maps that cannot be filled: %v", err)
+	}
+}
+
+func TestRepresentativePacketsParse(t *testing.T) {
+	for _, p := range representative() {
+		got := bpftest.Parse(p.frame)
+		if got.Outcome != kerbabi.ParseOK || got.Flags&kerbabi.FlagL4 == 0 || got.Flags&^kerbabi.FlagL4 != 0 {
+			t.Errorf("%s: %+v", p.kind, got)
+		}
+		if l3 := p.frame[14:]; got.Family == 4 && checksum(l3[:20]) != 0 {
+			t.Errorf("%s: wrong header checksum", p.kind)
+		}
+		segment, ends := p.frame[got.L4:], ends4
+		if got.Family == 6 {
+			ends = ends6
+		}
+		pseudo := append(append([]byte{}, ends...), 0, got.Proto, byte(len(segment)>>8), byte(len(segment)))
+		if checksum(append(pseudo, segment...)) != 0 {
+			t.Errorf("%s: wrong checksum", p.kind)
+		}
+	}
+}
+
+func TestMedian(t *testing.T) {
+	for want, values := range map[float64][]float64{0: nil, 3: {9, 1, 3}, 2.5: {4, 1, 2, 3}} {
+		if got := median(values); got != want {
+			t.Errorf("median of %v: %v, want %v", values, got, want)
+		}
+	}
+}
