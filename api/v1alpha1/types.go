@@ -95,6 +95,13 @@ type ModuleStatus struct {
 	Instances  []Instance  `json:"instances,omitempty" doc:"One per attach point"`
 	Memory     int64       `json:"memoryBytes" doc:"Kernel memory of the module's maps, in bytes"`
 	Drops      []Drop      `json:"drops,omitempty" doc:"Packets dropped, by reason"`
+	Events     *Events     `json:"events,omitempty" doc:"Events sent to the control plane; absent if the module sends none"`
+}
+
+// Events counts what a module sends to its control plane through ring buffers.
+type Events struct {
+	Sent uint64 `json:"sent"`
+	Lost uint64 `json:"lost" doc:"Found no room, because the control plane was too slow or was not there"`
 }
 
 // PackageRef identifies a package exactly.

@@ -56,6 +56,7 @@ func (a *Agent) moduleWithStatus(name string) v1.Module {
 	if l := a.live[name]; l != nil {
 		st.Memory = dataplane.Memory(l.live.Maps)
 		st.Drops = drops(d, l)
+		st.Events = events(l)
 	}
 	st.Conditions = []v1.Condition{a.moduleReady(d, len(st.Instances))}
 	return m
@@ -109,6 +110,15 @@ func drops(d *deployment, l *liveModule) []v1.Drop {
 		}
 	}
 	return out
+}
+
+// events are the counters of a module that sends events.
+func events(l *liveModule) *v1.Events {
+	sent, lost, ok, err := dataplane.Events(l.live.Maps)
+	if err != nil || !ok {
+		return nil
+	}
+	return &v1.Events{Sent: sent, Lost: lost}
 }
 
 // reasonName prefers the names that the package's manifest gives to its own reasons.
