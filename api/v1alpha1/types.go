@@ -96,6 +96,13 @@ type ModuleStatus struct {
 	Memory     int64       `json:"memoryBytes" doc:"Kernel memory of the module's maps, in bytes"`
 	Cost       *Cost       `json:"cost,omitempty" doc:"What the module was found to cost before it went live; absent until it has been measured"`
 	Drops      []Drop      `json:"drops,omitempty" doc:"Packets dropped, by reason"`
+	Events     *Events     `json:"events,omitempty" doc:"Events sent to the control plane; absent if the module sends none"`
+}
+
+// Events counts what a module sends to its control plane through ring buffers.
+type Events struct {
+	Sent uint64 `json:"sent"`
+	Lost uint64 `json:"lost" doc:"Found no room, because the control plane was too slow or was not there"`
 }
 
 // Cost is what test runs of a module with packets of several kinds found.

@@ -44,6 +44,8 @@ var Hooks = []Hook{XDP, TC}
 //go:generate clang-19 -g -O2 -target bpf -mcpu=v3 -I../include -idirafter /usr/include/x86_64-linux-gnu -DKERB_HOOK_XDP -c testdata/hop.bpf.c -o testdata/hop.XDP.o
 //go:generate clang-19 -g -O2 -target bpf -mcpu=v3 -I../include -idirafter /usr/include/x86_64-linux-gnu -DKERB_HOOK_TC -c testdata/hop.bpf.c -o testdata/hop.TC.o
 //go:generate clang-19 -g -O2 -target bpf -mcpu=v3 -I../include -idirafter /usr/include/x86_64-linux-gnu -DKERB_HOOK_TC -c testdata/live.bpf.c -o testdata/live.TC.o
+//go:generate clang-19 -g -O2 -target bpf -mcpu=v3 -I../include -idirafter /usr/include/x86_64-linux-gnu -DKERB_HOOK_XDP -c testdata/events.bpf.c -o testdata/events.XDP.o
+//go:generate clang-19 -g -O2 -target bpf -mcpu=v3 -I../include -idirafter /usr/include/x86_64-linux-gnu -DKERB_HOOK_TC -c testdata/events.bpf.c -o testdata/events.TC.o
 
 // Compile builds a C file against the headers, for one hook, and reads the
 // object. Functions outside of program sections become static, as the chain

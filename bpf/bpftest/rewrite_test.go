@@ -13,8 +13,6 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/ringbuf"
-	"github.com/google/go-cmp/cmp"
 	"github.com/gopacket/gopacket"
 	"github.com/gopacket/gopacket/layers"
 	"golang.org/x/sys/unix"
@@ -38,7 +36,6 @@ const (
 	opRoom
 	opPayload
 	opHash
-	opEmit
 	opNow
 )
 
@@ -580,50 +577,6 @@ func TestHash(t *testing.T) {
 				t.Fatalf("%s: %#x, want %#x: %+v", r.hook, res.Value, want, f)
 			}
 		}
-	}
-}
-
-// Events arrive in order; those that do not fit are counted.
-func TestEmit(t *testing.T) {
-	for _, r := range loadRewriters(t) {
-		const sent = 4096/24 + 30 // each takes 16 bytes and a header of 8
-		for i := range sent {
-			r.run(t, request{Op: opEmit, Bytes: [40]byte{byte(i)}}, base4(protoUDP).build(t))
-		}
-		events := readAll(t, r.coll.Maps["events"])
-		var lost []uint64
-		if err := r.coll.Maps["events_lost"].Lookup(uint32(0), &lost); err != nil {
-			t.Fatal(err)
-		}
-		total := uint64(len(events))
-		for _, n := range lost {
-			total += n
-		}
-		if len(events) == 0 || len(events) == sent || total != sent {
-			t.Errorf("%s: %d events and %v lost of %d", r.hook, len(events), lost, sent)
-		}
-		for i, e := range events {
-			if want := append([]byte{byte(i)}, make([]byte, 15)...); !bytes.Equal(e, want) {
-				t.Fatalf("%s: event %d: %s", r.hook, i, cmp.Diff(want, e))
-			}
-		}
-	}
-}
-
-func readAll(t *testing.T, m *ebpf.Map) [][]byte {
-	rd, err := ringbuf.NewReader(m)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer rd.Close()
-	rd.SetDeadline(time.Now()) // what is there is read, then that is it
-	var out [][]byte
-	for {
-		rec, err := rd.Read()
-		if err != nil {
-			return out
-		}
-		out = append(out, rec.RawSample)
 	}
 }
 

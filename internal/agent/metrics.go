@@ -116,6 +116,7 @@ func (a *Agent) collectModule(name string, out chan<- prometheus.Metric) {
 	for _, drop := range drops(d, l) {
 		out <- prometheus.MustNewConstMetric(dropped, prometheus.CounterValue, float64(drop.Packets), name, drop.Reason)
 	}
+	collectEvents(name, l, out)
 }
 
 func (a *Agent) collectPlane(name string, plane *control.Plane, out chan<- prometheus.Metric) {
@@ -157,6 +158,17 @@ func sampleMetric(module, pkg string, s sdk.Sample) prometheus.Metric {
 		return prometheus.NewInvalidMetric(desc, err)
 	}
 	return metric
+}
+
+func collectEvents(name string, l *liveModule, out chan<- prometheus.Metric) {
+	e := events(l)
+	if e == nil {
+		return
+	}
+	sent := prometheus.NewDesc("kerb_events_total", "Events that a module sent to its control plane.", []string{"module"}, nil)
+	lost := prometheus.NewDesc("kerb_events_lost_total", "Events of a module that found no room in the ring buffer.", []string{"module"}, nil)
+	out <- prometheus.MustNewConstMetric(sent, prometheus.CounterValue, float64(e.Sent), name)
+	out <- prometheus.MustNewConstMetric(lost, prometheus.CounterValue, float64(e.Lost), name)
 }
 
 func (a *Agent) collectOutcomes(out chan<- prometheus.Metric) {

@@ -57,6 +57,7 @@ func (a *Agent) moduleWithStatus(name string) v1.Module {
 	if l := a.live[name]; l != nil {
 		st.Memory = dataplane.Memory(l.maps)
 		st.Drops = drops(d, l)
+		st.Events = events(l)
 	}
 	st.Conditions = []v1.Condition{a.moduleReady(d, len(st.Instances))}
 	if d != nil && d.plane != nil {
@@ -131,6 +132,15 @@ func drops(d *deployment, l *liveModule) []v1.Drop {
 		}
 	}
 	return out
+}
+
+// events are the counters of a module that sends events.
+func events(l *liveModule) *v1.Events {
+	sent, lost, ok, err := dataplane.Events(l.maps)
+	if err != nil || !ok {
+		return nil
+	}
+	return &v1.Events{Sent: sent, Lost: lost}
 }
 
 // reasonName prefers the names that the package's manifest gives to its own reasons.

@@ -62,6 +62,9 @@ func describeModule(w io.Writer, m v1alpha1.Module) {
 	field(w, "Priority", m.Spec.Order.Priority)
 	field(w, "Fails", m.Spec.FailurePolicy)
 	field(w, "Memory", pkgs.FormatBytes(s.Memory))
+	if s.Events != nil {
+		field(w, "Events", fmt.Sprintf("%d sent, %d lost", s.Events.Sent, s.Events.Lost))
+	}
 	printConditions(w, s.Conditions)
 	if config, err := json.Marshal(m.Spec.Config); err == nil && m.Spec.Config != nil {
 		field(w, "Config", string(config))

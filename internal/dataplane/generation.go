@@ -118,6 +118,11 @@ func applySettings(spec *ebpf.CollectionSpec, mod Module, known map[string]bool)
 			m.MaxEntries = size
 		}
 	}
+	for _, m := range spec.Maps {
+		if m.Type == ebpf.RingBuf {
+			m.MaxEntries = ringSize(m.MaxEntries)
+		}
+	}
 	return nil
 }
 

@@ -92,6 +92,17 @@ func name(names []string, n uint32) string {
 	return strconv.FormatUint(uint64(n), 10)
 }
 
+// EventCount is an index of the counters of events (enum kerb_event_count).
+type EventCount uint32
+
+// The counters, and how many there are.
+const (
+	EventsSent EventCount = iota
+	EventsLost
+	EventsLostBytes
+	EventCounts
+)
+
 // Flags of a parsed packet (KERB_F_*).
 const (
 	FlagFragFirst = 1 << iota

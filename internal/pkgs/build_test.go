@@ -209,6 +209,8 @@ func TestFaultyDataPlanesAreRefused(t *testing.T) {
 		{"two parameters", "", dataPlane("SEC(\"kerb/egress\") int kerb_egress(struct kerb_pkt *p, int n) { return n; }"), ErrSignature, "kerb_egress"},
 		{"result", "", dataPlane("SEC(\"kerb/egress\") void kerb_egress(struct kerb_pkt *p) { p->reason = 1; }"), ErrSignature, "kerb_egress"},
 		{"other contract", "", ownContext, ErrContract, "kerb_egress"},
+		{"ring of odd size", "", dataPlane("KERB_EVENTS(seen, 5000);\n" + fine), ErrRingSize, "map seen"},
+		{"ring below a page", "", dataPlane("KERB_EVENTS(seen, 2048);\n" + fine), ErrRingSize, "map seen"},
 		{"map not there", "maps: {config: [rules]}", dataPlane(fine), ErrNoMap, "map rules"},
 		{"constant not there", "configSchema: {properties: {size: {type: integer}}}", dataPlane(fine), ErrNoConstant, "config property size"},
 		{"no constant", "configSchema: {properties: {size: {type: integer}}}",

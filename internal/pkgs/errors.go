@@ -19,6 +19,7 @@ var (
 	ErrSignature    = errors.New("wrong signature; want int f(struct kerb_pkt *)")
 	ErrNoBTF        = errors.New("no BTF type information; compile with -g and do not strip it")
 	ErrNoMap        = errors.New("the data plane has no such map")
+	ErrRingSize     = errors.New("a ring buffer takes a power of two of bytes, at least 4096")
 	ErrNoConstant   = errors.New("the data plane has no such constant; declare it with KERB_CONFIG")
 	ErrContract     = errors.New("built against another contract")
 	ErrForeignEntry = errors.New("a program that is neither kerb_egress nor kerb_ingress; make it a static function")

@@ -24,6 +24,9 @@ const (
 	EntryIngress = "kerb_ingress"
 )
 
+// smallestRing is the size of a page where pages are smallest, in bytes.
+const smallestRing = 4096
+
 // checkSpec is what a data plane must keep to be linked into a chain.
 func (p *Package) checkSpec(file string, spec *ebpf.CollectionSpec) error {
 	if err := checkEntries(spec); err != nil {
@@ -94,6 +97,11 @@ func (p *Package) checkMaps(spec *ebpf.CollectionSpec) error {
 	for _, name := range slices.Concat(p.Maps.Config, p.Maps.Shared) {
 		if spec.Maps[name] == nil {
 			return &ObjectError{What: "map " + name + " of the manifest", Err: fmt.Errorf("%w; it has: %s", ErrNoMap, mapNames(spec))}
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(spec.Maps)) {
+		if m := spec.Maps[name]; m.Type == ebpf.RingBuf && (m.MaxEntries < smallestRing || m.MaxEntries&(m.MaxEntries-1) != 0) {
+			return &ObjectError{What: "map " + name, Err: fmt.Errorf("%w: %d", ErrRingSize, m.MaxEntries)}
 		}
 	}
 	return nil

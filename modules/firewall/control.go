@@ -30,7 +30,7 @@ func (control) Compile(raw json.RawMessage) (sdk.Compiled, error) {
 	if err != nil {
 		return nil, err
 	}
-	f := &Firewall{config: c, rules: rules, slots: make([]uint32, len(rules))}
+	f := &Firewall{config: c, rules: rules, fillSlots: make([]uint32, len(rules))}
 	return f, f.compile()
 }
 
@@ -45,7 +45,8 @@ type Firewall struct {
 	boxes6 []box
 	roots  map[string]uint32 // constant to root
 
-	filling sync.Mutex // one Fill at a time: on the way, slots are those of its maps
+	filling   sync.Mutex // one Fill at a time
+	fillSlots []uint32   // by rule, in the maps that are being filled
 
 	mu     sync.Mutex
 	slots  []uint32 // by rule
@@ -202,8 +203,9 @@ func (f *Firewall) Fill(maps sdk.Maps) error {
 	if err != nil {
 		return err
 	}
+	f.fillSlots = slots
 	f.mu.Lock()
-	f.slots, f.filled = slots, false // maps may be filled for a trial: what is live is read from the live ones
+	f.filled = false // maps may be filled for a trial: what is live is read from the live ones
 	f.mu.Unlock()
 	if err := fillArray(maps, mapTree, len(f.tree.chunks), f.chunk); err != nil {
 		return err
@@ -264,7 +266,7 @@ func (f *Firewall) l4rule(i int) l4rule {
 		sport = Ports{uint16(r.ICMPType), uint16(r.ICMPType)}
 	}
 	out := l4rule{Sport: sport.Lo, Sports: sport.Hi - sport.Lo, Dport: r.DstPort.Lo, Dports: r.DstPort.Hi - r.DstPort.Lo,
-		Decision: f.slots[i] << 1}
+		Decision: f.fillSlots[i] << 1}
 	if r.Proto >= 0 {
 		out.Proto, out.ProtoMask = uint8(r.Proto), 0xff
 	}

@@ -15,7 +15,7 @@ static __always_inline int tell(struct kerb_pkt *pkt)
 {
 	struct event e = {.time = kerb_now(), .hash = kerb_hash(pkt, seed), .outcome = pkt->outcome};
 
-	return kerb_emit(events, &e);
+	return kerb_event(&events, &e, sizeof(e));
 }
 
 KERB_EGRESS(pkt)

@@ -29,7 +29,6 @@ enum operation {
 	OP_ROOM,
 	OP_PAYLOAD,
 	OP_HASH,
-	OP_EMIT,
 	OP_NOW,
 };
 
@@ -61,8 +60,6 @@ struct {
 	__type(key, __u32);
 	__type(value, struct response);
 } responses SEC(".maps");
-
-KERB_EVENTS(events, 4096);
 
 static __always_inline int swap(struct kerb_pkt *pkt)
 {
@@ -122,8 +119,6 @@ static __always_inline int perform(struct kerb_pkt *pkt, const struct request *r
 	case OP_HASH:
 		res->value = kerb_hash(pkt, req->number);
 		return 0;
-	case OP_EMIT:
-		return kerb_emit(events, &addr);
 	case OP_NOW:
 		res->value = kerb_now();
 		res->value2 = bpf_ktime_get_ns();

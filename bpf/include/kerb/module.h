@@ -14,6 +14,7 @@
 #include <kerb/parse.h>
 #include <kerb/packet.h>
 #include <kerb/rewrite.h>
+#include <kerb/event.h>
 
 #if !defined(KERB_HOOK_XDP) && !defined(KERB_HOOK_TC)
 #error "build modules with 'kerb package build', which defines KERB_HOOK_XDP or KERB_HOOK_TC"

@@ -495,35 +495,4 @@ static __always_inline __u32 kerb_hash(const struct kerb_pkt *pkt, __u32 seed)
 	return c;
 }
 
-/* A ring buffer of so many bytes (a power of two, at least a page) for the module's control plane, and the number of events
- * that did not fit, in NAME_lost. */
-#define KERB_EVENTS(name, bytes)                                                                                               \
-	struct {                                                                                                               \
-		__uint(type, BPF_MAP_TYPE_RINGBUF);                                                                            \
-		__uint(max_entries, bytes);                                                                                    \
-	} name SEC(".maps");                                                                                                   \
-	struct {                                                                                                               \
-		__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);                                                                       \
-		__uint(max_entries, 1);                                                                                        \
-		__type(key, __u32);                                                                                            \
-		__type(value, __u64);                                                                                          \
-	} name##_lost SEC(".maps")
-
-/* Sends *event; -ENOSPC or -EAGAIN when the reader is behind, which has been counted. */
-#define kerb_emit(name, event) kerb_emit_to(&name, &name##_lost, event, sizeof(*(event)))
-
-static __always_inline int kerb_emit_to(void *events, void *lost, void *event, __u64 size)
-{
-	int rc = bpf_ringbuf_output(events, event, size, 0);
-	__u32 key = 0;
-	__u64 *n;
-
-	if (!rc)
-		return 0;
-	n = bpf_map_lookup_elem(lost, &key);
-	if (n)
-		*n += 1;
-	return rc;
-}
-
 #endif

@@ -2,6 +2,7 @@
 /* Carries the contract's types, and its macros as enumerators, into BTF. */
 #include <kerb/types.h>
 #include <kerb/parse.h>
+#include <kerb/event.h>
 
 enum macros {
 	flag_frag_first = KERB_F_FRAG_FIRST,
@@ -17,5 +18,6 @@ enum macros {
 enum kerb_verdict verdict;
 enum kerb_parse outcome;
 enum kerb_drop_reason reason;
+enum kerb_event_count event_count;
 enum macros macros;
 struct kerb_pkt packet;

@@ -1,0 +1,113 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* Events for the module's control plane, through a ring buffer that the module declares.
+ *
+ *	KERB_EVENTS(seen, 1 << 16);
+ *
+ *	struct seen e = {.port = port};			copied
+ *	kerb_event(&seen, &e, sizeof(e));
+ *
+ *	struct seen *e = kerb_event_reserve(&seen, sizeof(*e));	written in place
+ *	if (e) {
+ *		e->port = port;
+ *		kerb_event_submit(e, 0);
+ *	}
+ *
+ * An event that finds no room is lost, never waited for. Both are counted, and shown by the agent: a reader that is too slow
+ * is not mistaken for a quiet network. A module without events has no map of this. */
+#ifndef KERB_EVENT_H
+#define KERB_EVENT_H
+
+#include <kerb/packet.h>
+
+/* Indices of kerb_events. */
+enum kerb_event_count {
+	KERB_EVENTS_SENT = 0,
+	KERB_EVENTS_LOST = 1,
+	KERB_EVENTS_LOST_BYTES = 2,
+	KERB_EVENT_COUNTS = 3,
+};
+
+struct kerb_events_map {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, KERB_EVENT_COUNTS);
+	__type(key, __u32);
+	__type(value, __u64);
+};
+
+/* Defined by KERB_EVENTS: any number of equal definitions without a value are one in C. */
+extern struct kerb_events_map kerb_events SEC(".maps");
+
+/* A ring buffer of so many bytes: a power of two, at least 4096. Each event takes 8 bytes more than its size, which is
+ * rounded up to 8. Where pages are larger, the agent makes the buffer a page. */
+#define KERB_EVENTS(name, bytes)                                                                                               \
+	struct {                                                                                                               \
+		__uint(type, BPF_MAP_TYPE_RINGBUF);                                                                            \
+		__uint(max_entries, bytes);                                                                                    \
+	} name SEC(".maps");                                                                                                   \
+	struct kerb_events_map kerb_events SEC(".maps")
+
+/* Atomic although per CPU: what interrupts a program on a real-time kernel may send events too. */
+static __always_inline void kerb_event_count(__u32 what, __u64 n)
+{
+	__u64 *count = bpf_map_lookup_elem(&kerb_events, &what);
+
+	if (count)
+		__sync_fetch_and_add(count, n);
+}
+
+static __always_inline void kerb_event_lost(__u64 size)
+{
+	kerb_event_count(KERB_EVENTS_LOST, 1);
+	kerb_event_count(KERB_EVENTS_LOST_BYTES, size);
+}
+
+/* Sends size bytes. flags: 0 wakes a reader that has read everything before; BPF_RB_NO_WAKEUP leaves the event to the next
+ * wake-up, BPF_RB_FORCE_WAKEUP always wakes; kerb_event_batch() chooses. 0, or a negative errno: the event is lost. */
+static __always_inline int kerb_event_flags(void *ring, void *data, __u64 size, __u64 flags)
+{
+	int rc = bpf_ringbuf_output(ring, data, size, flags);
+
+	if (rc)
+		kerb_event_lost(size);
+	else
+		kerb_event_count(KERB_EVENTS_SENT, 1);
+	return rc;
+}
+
+static __always_inline int kerb_event(void *ring, void *data, __u64 size)
+{
+	return kerb_event_flags(ring, data, size, 0);
+}
+
+/* Room for an event of a size that the compiler knows, to be submitted or discarded on every path. NULL: the event is
+ * lost. */
+static __always_inline void *kerb_event_reserve(void *ring, __u64 size)
+{
+	void *event = bpf_ringbuf_reserve(ring, size, 0);
+
+	if (!event)
+		kerb_event_lost(size);
+	return event;
+}
+
+/* flags as those of kerb_event_flags(). */
+static __always_inline void kerb_event_submit(void *event, __u64 flags)
+{
+	bpf_ringbuf_submit(event, flags);
+	kerb_event_count(KERB_EVENTS_SENT, 1);
+}
+
+/* Gives the room back: neither sent nor lost. */
+static __always_inline void kerb_event_discard(void *event)
+{
+	bpf_ringbuf_discard(event, BPF_RB_NO_WAKEUP);
+}
+
+/* Flags that wake the reader only once that many bytes wait: fewer wake-ups at high rates. The reader must look by itself
+ * now and then for the rest, as sdk.Events does. */
+static __always_inline __u64 kerb_event_batch(void *ring, __u64 bytes)
+{
+	return bpf_ringbuf_query(ring, BPF_RB_AVAIL_DATA) >= bytes ? BPF_RB_FORCE_WAKEUP : BPF_RB_NO_WAKEUP;
+}
+
+#endif

@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dataplane
+
+import (
+	"os"
+
+	"github.com/kerb-edge/kerb/internal/kerbabi"
+	"github.com/kerb-edge/kerb/sdk"
+)
+
+// eventsMap counts the events of modules that have any: bpf/include/kerb/event.h.
+const eventsMap = "kerb_events"
+
+// Events returns how many events a generation's module sent and lost, summed over the CPUs. It is not ok for a module
+// that sends none.
+func Events(maps sdk.Maps) (sent, lost uint64, ok bool, err error) {
+	m := maps[eventsMap]
+	if m == nil {
+		return 0, 0, false, nil
+	}
+	counts, err := sumPerCPU(m)
+	if err != nil || len(counts) < int(kerbabi.EventCounts) {
+		return 0, 0, false, err
+	}
+	return counts[kerbabi.EventsSent], counts[kerbabi.EventsLost], true, nil
+}
+
+// ringSize is the size of a ring buffer on this machine: the kernel wants whole pages, which may be larger than those
+// that the module was written for. All sizes involved are powers of two.
+func ringSize(n uint32) uint32 { return max(n, uint32(os.Getpagesize())) }

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dataplane
+
+import (
+	"os"
+	"testing"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/rlimit"
+)
+
+// ringModule has a ring buffer of so many bytes and nothing else.
+func ringModule(size uint32) Module {
+	return Module{Name: "rings", ID: "0123456789", Spec: func(Hook) (*ebpf.CollectionSpec, error) {
+		return &ebpf.CollectionSpec{Maps: map[string]*ebpf.MapSpec{
+			"ring":    {Name: "ring", Type: ebpf.RingBuf, MaxEntries: size},
+			eventsMap: {Name: eventsMap, Type: ebpf.PerCPUArray, KeySize: 4, ValueSize: 8, MaxEntries: 3},
+		}}, nil
+	}}
+}
+
+func ringGeneration(t *testing.T, size uint32, previous map[string]*ebpf.Map) *generation {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root for BPF")
+	}
+	if err := rlimit.RemoveMemlock(); err != nil {
+		t.Fatal(err)
+	}
+	g, err := newGeneration(ringModule(size), previous, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(g.Close)
+	return g
+}
+
+func mapID(t *testing.T, m *ebpf.Map) ebpf.MapID {
+	t.Helper()
+	info, err := m.Info()
+	if err != nil {
+		t.Fatal(err)
+	}
+	id, _ := info.ID()
+	return id
+}
+
+// The next generation goes on with the ring and its counters; one of another size begins with an empty ring.
+func TestRingIsCarriedOver(t *testing.T) {
+	page := uint32(os.Getpagesize())
+	first := ringGeneration(t, page, nil)
+	second := ringGeneration(t, page, first.maps)
+	larger := ringGeneration(t, 2*page, second.maps)
+	for _, name := range []string{"ring", eventsMap} {
+		if mapID(t, first.maps[name]) != mapID(t, second.maps[name]) {
+			t.Errorf("the next generation has another %s", name)
+		}
+	}
+	if mapID(t, larger.maps["ring"]) == mapID(t, second.maps["ring"]) || larger.maps["ring"].MaxEntries() != 2*page {
+		t.Error("a larger ring is the old one")
+	}
+	if mapID(t, larger.maps[eventsMap]) != mapID(t, second.maps[eventsMap]) {
+		t.Error("a larger ring has new counters")
+	}
+}
+
+// A ring for smaller pages than the machine's becomes a page, and is carried over all the same.
+func TestRingHasWholePages(t *testing.T) {
+	first := ringGeneration(t, uint32(os.Getpagesize())/2, nil)
+	if n := first.maps["ring"].MaxEntries(); n != uint32(os.Getpagesize()) {
+		t.Errorf("%d bytes", n)
+	}
+	second := ringGeneration(t, uint32(os.Getpagesize())/2, first.maps)
+	if mapID(t, first.maps["ring"]) != mapID(t, second.maps["ring"]) {
+		t.Error("the next generation has another ring")
+	}
+}

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sdk
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"os"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/ringbuf"
+)
+
+// eventsDelay is how long an event may wait that the data plane sent without waking the reader.
+const eventsDelay = 200 * time.Millisecond
+
+// Events reads a ring buffer until ctx ends, then ends the sequence. A record is only valid until the next one. Only one
+// reader may be at a ring buffer at a time, which generations share: read in Run, and the agent sees to it. After an error
+// the sequence ends.
+func Events(ctx context.Context, ring *ebpf.Map) iter.Seq2[[]byte, error] {
+	return func(yield func([]byte, error) bool) {
+		rd, err := ringbuf.NewReader(ring)
+		if err != nil {
+			yield(nil, fmt.Errorf("read events: %w", err))
+			return
+		}
+		defer closeOn(ctx, rd)()
+		var record ringbuf.Record
+		for ctx.Err() == nil {
+			rd.SetDeadline(time.Now().Add(eventsDelay))
+			err := rd.ReadInto(&record)
+			switch {
+			case errors.Is(err, os.ErrDeadlineExceeded):
+			case errors.Is(err, os.ErrClosed):
+				return
+			case err != nil:
+				yield(nil, fmt.Errorf("read events: %w", err))
+				return
+			case !yield(record.RawSample, nil):
+				return
+			}
+		}
+	}
+}
+
+// closeOn closes the reader when ctx ends, which interrupts it. The function returned closes it at any rate, and returns
+// when nothing of this is left.
+func closeOn(ctx context.Context, rd *ringbuf.Reader) func() {
+	closed := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		rd.Close()
+		close(closed)
+	})
+	return func() {
+		if stop() {
+			rd.Close()
+			return
+		}
+		<-closed
+	}
+}
