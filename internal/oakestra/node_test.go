@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -268,9 +269,15 @@ func (n *node) undeploy(name string, instance int) {
 	n.must("POST", "/container/undeploy", fmt.Sprintf(`{"pid":-1,"serviceName":%q,"instanceNumber":%d,"portMappings":""}`, name, instance))
 }
 
-// do runs f in the container's namespace.
+// do runs f in the container's namespace. The thread comes back: processes that it has started would end with it.
 func (c *container) do(f func() error) error {
-	runtime.LockOSThread() // and never unlocked: the thread ends with its goroutine
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	home, err := netns.Get()
+	if err != nil {
+		return err
+	}
+	defer home.Close()
 	ns, err := netns.GetFromPath(fmt.Sprintf("/proc/%d/ns/net", c.pid()))
 	if err != nil {
 		return err
@@ -279,7 +286,7 @@ func (c *container) do(f func() error) error {
 	if err := netns.Set(ns); err != nil {
 		return err
 	}
-	return f()
+	return errors.Join(f(), netns.Set(home))
 }
 
 // listen opens a socket in the container.
@@ -287,11 +294,7 @@ func (c *container) listen(address string) *net.UDPConn {
 	c.n.t.Helper()
 	at := net.UDPAddrFromAddrPort(addrPort(address))
 	var conn *net.UDPConn
-	done := make(chan error)
-	go func() {
-		done <- c.do(func() (err error) { conn, err = net.ListenUDP("udp", at); return })
-	}()
-	if err := <-done; err != nil {
+	if err := c.do(func() (err error) { conn, err = net.ListenUDP("udp", at); return }); err != nil {
 		c.n.t.Fatal(err)
 	}
 	c.n.t.Cleanup(func() { conn.Close() })

@@ -15,6 +15,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"runtime/debug"
 	"sync"
 	"time"
 
@@ -89,6 +90,7 @@ func Run(ctx context.Context, c config.Config, agent Agent, log *slog.Logger) er
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	follow.Go(func() { l.follow(ctx) })
+	log.Info("serving Oakestra", "socket", o.Socket, "tcp", o.TCP)
 	return l.serve(ctx, endpoints)
 }
 
@@ -139,7 +141,6 @@ func (l *Listener) serve(ctx context.Context, endpoints []server.Endpoint) error
 		h := l.httpServer(e)
 		servers = append(servers, h)
 		serving.Go(func() { failed <- h.Serve(e) })
-		l.log.Info("serving Oakestra", "address", e.Addr())
 	}
 	defer serving.Wait()
 	var err error
@@ -180,9 +181,18 @@ func (l *Listener) handler() http.Handler {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), workTimeout)
 		defer cancel()
 		r.Body = http.MaxBytesReader(w, r.Body, maxBody)
+		defer l.recover(w, r)
 		mux.ServeHTTP(w, r.WithContext(ctx))
 	})
 	return http.NewCrossOriginProtection().Handler(limited)
+}
+
+// recover keeps the agent alive if a handler panics, and leaves word of it.
+func (l *Listener) recover(w http.ResponseWriter, r *http.Request) {
+	if reason := recover(); reason != nil {
+		l.log.Error("panic in a request of Oakestra", "method", r.Method, "path", r.URL.Path, "panic", reason, "stack", string(debug.Stack()))
+		http.Error(w, fmt.Sprintf("internal error; the agent's log has the details: %v", reason), http.StatusInternalServerError)
+	}
 }
 
 // follow clears away services whose namespace has ended without an undeploy.
