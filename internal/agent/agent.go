@@ -23,6 +23,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/control"
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/fault"
+	"github.com/kerb-edge/kerb/internal/oakestra"
 	"github.com/kerb-edge/kerb/internal/pkgs"
 	"github.com/kerb-edge/kerb/internal/server"
 	"github.com/kerb-edge/kerb/internal/service"
@@ -176,6 +177,11 @@ func (a *Agent) run(ctx context.Context, cfg config.Config) error {
 	})
 	wg.Go(func() { a.follow(ctx) })
 	wg.Go(func() { a.measureRestored(ctx) })
+	wg.Go(func() {
+		if err := oakestra.Run(ctx, cfg, a, a.log); err != nil {
+			cancel(err)
+		}
+	})
 	err := server.Run(ctx, cfg, a, a.log, func() {
 		_, _ = daemon.SdNotify(false, daemon.SdNotifyReady)
 		a.log.Info("ready", "socket", cfg.Paths.Socket())

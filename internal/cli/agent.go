@@ -39,7 +39,8 @@ The configuration file may hold:
     certificate: /etc/kerb/node.pem
     key: /etc/kerb/node.key
     clientCA: /etc/kerb/clients.pem
-    tokenFile: /etc/kerb/token`,
+    tokenFile: /etc/kerb/token
+  oakestra: {}                          # the routes of Oakestra's network manager; docs/oakestra.md`,
 		Example: `  kerb agent
   kerb agent --log-level debug --log-format json
   kerb agent --state /tmp/k/state --run /tmp/k/run --bpf /sys/fs/bpf/kerb-test`,

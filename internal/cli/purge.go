@@ -12,6 +12,7 @@ import (
 
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/fault"
+	"github.com/kerb-edge/kerb/internal/oakestra"
 	"github.com/kerb-edge/kerb/internal/paths"
 	"github.com/spf13/cobra"
 )
@@ -22,7 +23,8 @@ func (a *app) purgeCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "purge",
 		Short: "Remove everything that Kerb has in the kernel",
-		Long: "Detaches all chains of this node's agent and removes its programs, maps and pins. Other programs are left alone.\n" +
+		Long: "Detaches all chains of this node's agent and removes its programs, maps and pins, and the bridge and veths of its\n" +
+			"Oakestra listener. Other programs are left alone.\n" +
 			"The agent must not be running. The desired state stays, and an agent that is started again brings all back, unless\n" +
 			"--all removes it as well.",
 		Example: "  systemctl stop kerb && kerb purge\n  kerb purge --all",
@@ -36,6 +38,9 @@ func (a *app) purgeCommand() *cobra.Command {
 				return err
 			}
 			if err := purgeKernel(c.Paths.BPF, c.Paths.Run); err != nil {
+				return fmt.Errorf("purge: %w", err)
+			}
+			if err := oakestra.Purge(c.Paths); err != nil {
 				return fmt.Errorf("purge: %w", err)
 			}
 			fmt.Fprintln(cmd.OutOrStdout(), "nothing of Kerb is left in the kernel")
@@ -74,7 +79,7 @@ func purgeKernel(root, run string) error {
 
 // purgeFiles removes files that Kerb made, and their directories only if nothing else is in them.
 func purgeFiles(cmd *cobra.Command, p paths.Paths) error {
-	files := []string{p.Store(), p.Socket(), p.Lock()}
+	files := []string{p.Store(), p.Socket(), p.Lock(), p.Oakestra(), p.OakestraSocket()}
 	damaged, err := filepath.Glob(p.Store() + ".damaged-*")
 	for _, path := range append(files, damaged...) {
 		if e := os.Remove(path); !errors.Is(e, os.ErrNotExist) {

@@ -23,6 +23,7 @@ type Config struct {
 	Log         Log         `json:"log,omitempty"`
 	SocketGroup string      `json:"socketGroup,omitempty"` // group that may use the socket, if it exists
 	TCP         *TCP        `json:"tcp,omitempty"`         // nil: the socket only
+	Oakestra    *Oakestra   `json:"oakestra,omitempty"`    // nil: off
 }
 
 // Log says what is logged and how.
@@ -78,7 +79,12 @@ func (c Config) Check() error {
 		return c.invalid("log.format", fmt.Sprintf("%q is neither text nor json", c.Log.Format))
 	}
 	if c.TCP != nil {
-		return c.checkTCP(*c.TCP)
+		if err := c.checkTCP(*c.TCP); err != nil {
+			return err
+		}
+	}
+	if c.Oakestra != nil {
+		return c.checkOakestra(c.Oakestra.Complete(c.Paths))
 	}
 	return nil
 }

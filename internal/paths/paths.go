@@ -29,6 +29,12 @@ func (p Paths) Store() string { return filepath.Join(p.State, "state.db") }
 // Socket is where the agent serves its API.
 func (p Paths) Socket() string { return filepath.Join(p.Run, "kerb.sock") }
 
+// Oakestra is the file of what the Oakestra listener has deployed.
+func (p Paths) Oakestra() string { return filepath.Join(p.State, "oakestra.json") }
+
+// OakestraSocket is where the Oakestra listener is unless its configuration says otherwise.
+func (p Paths) OakestraSocket() string { return filepath.Join(p.Run, "oakestra.sock") }
+
 // Lock is the file whose lock makes an agent the only one on its node.
 func (p Paths) Lock() string { return filepath.Join(p.Run, "kerb.lock") }
 

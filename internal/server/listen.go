@@ -213,8 +213,8 @@ func readToken(path string) (string, error) {
 	return token, nil
 }
 
-// guard puts the endpoint's token in front of next.
-func (e Endpoint) guard(next http.Handler) http.Handler {
+// Guard puts the endpoint's token in front of next.
+func (e Endpoint) Guard(next http.Handler) http.Handler {
 	if e.token == "" {
 		return next
 	}

@@ -108,7 +108,7 @@ func (s *Server) Serve(ctx context.Context, endpoints ...Endpoint) error {
 
 func (s *Server) httpServer(e Endpoint) *http.Server {
 	return &http.Server{
-		Handler:           e.guard(s),
+		Handler:           e.Guard(s),
 		ReadHeaderTimeout: readTimeout,
 		ReadTimeout:       readTimeout,
 		WriteTimeout:      workTimeout + readTimeout, // who reads no more must not keep a trace running

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package config
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"path/filepath"
+	"regexp"
+
+	"github.com/kerb-edge/kerb/internal/paths"
+)
+
+// Oakestra is the listener that stands in for Oakestra's network manager. Its zero value listens on the default socket.
+type Oakestra struct {
+	Socket  string `json:"socket,omitempty"`  // absolute path
+	TCP     string `json:"tcp,omitempty"`     // host:port; open to everybody who reaches it, unless there is tls
+	TLS     *TCP   `json:"tls,omitempty"`     // as for the agent's own TCP listener, without address
+	Bridge  string `json:"bridge,omitempty"`  // interface that services are connected to; made when needed
+	Subnet  string `json:"subnet,omitempty"`  // IPv4 addresses of the node's services; the bridge has the first
+	Subnet6 string `json:"subnet6,omitempty"` // the same for IPv6
+}
+
+// Complete sets what is absent: Oakestra's first node subnet, and the socket unless there is TCP.
+func (o Oakestra) Complete(p paths.Paths) Oakestra {
+	if o.Socket == "" && o.TCP == "" {
+		o.Socket = p.OakestraSocket()
+	}
+	for _, f := range []struct {
+		value *string
+		other string
+	}{{&o.Bridge, "kerb-oakestra"}, {&o.Subnet, "10.18.0.0/26"}, {&o.Subnet6, "fc00::/120"}} {
+		if *f.value == "" {
+			*f.value = f.other
+		}
+	}
+	return o
+}
+
+// The kernel takes nearly anything as name of an interface; this is what goes through files and shells unharmed.
+var interfaceName = regexp.MustCompile(`^[A-Za-z][A-Za-z0-9_-]{0,14}$`)
+
+func (c Config) checkOakestra(o Oakestra) error {
+	if o.Socket != "" && !filepath.IsAbs(o.Socket) {
+		return c.invalid("oakestra.socket", fmt.Sprintf("%q is not an absolute path", o.Socket))
+	}
+	if !interfaceName.MatchString(o.Bridge) {
+		return c.invalid("oakestra.bridge", fmt.Sprintf("%q is no name for an interface: a letter, then up to 14 of a-z, A-Z, 0-9, - and _", o.Bridge))
+	}
+	if err := c.checkSubnet("oakestra.subnet", o.Subnet, true); err != nil {
+		return err
+	}
+	if err := c.checkSubnet("oakestra.subnet6", o.Subnet6, false); err != nil {
+		return err
+	}
+	return c.checkOakestraTCP(o)
+}
+
+// checkSubnet demands room for the bridge, a service and what cannot be given to either.
+func (c Config) checkSubnet(field, text string, four bool) error {
+	p, err := netip.ParsePrefix(text)
+	if err != nil || p.Addr().Is4() != four || p != p.Masked() {
+		version := map[bool]string{true: "IPv4, as 10.18.0.0/26", false: "IPv6, as fc00::/120"}[four]
+		return c.invalid(field, fmt.Sprintf("%q is not a network of %s", text, version))
+	}
+	if p.Addr().BitLen()-p.Bits() < 2 {
+		return c.invalid(field, text+" has no room for services: at least four addresses are needed")
+	}
+	return nil
+}
+
+func (c Config) checkOakestraTCP(o Oakestra) error {
+	if o.TCP == "" {
+		if o.TLS != nil {
+			return c.invalid("oakestra.tls", "there is no oakestra.tcp that it could protect")
+		}
+		return nil
+	}
+	if _, _, err := net.SplitHostPort(o.TCP); err != nil {
+		return c.invalid("oakestra.tcp", fmt.Sprintf("%q is not host:port", o.TCP))
+	}
+	if o.TLS == nil {
+		return nil
+	}
+	if o.TLS.Address != "" {
+		return c.invalid("oakestra.tls.address", "the address is that of oakestra.tcp")
+	}
+	t := *o.TLS
+	t.Address = o.TCP
+	return c.checkTCP(t)
+}

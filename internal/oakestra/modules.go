@@ -1,0 +1,379 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package oakestra
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net/http"
+	"reflect"
+	"slices"
+	"strconv"
+
+	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/fault"
+	"github.com/kerb-edge/kerb/internal/server"
+)
+
+// packages are Kerb's packages by Oakestra's names.
+var packages = map[string]string{
+	"packetCounter": "counter",
+	"firewall":      "firewall",
+	"proxy":         "proxy",
+}
+
+// entry is a module on the wire.
+type entry struct {
+	ID       int    `json:"id"`
+	Name     string `json:"name"`
+	Priority int    `json:"priority"`
+	Config   any    `json:"config"`
+}
+
+func (m module) entry() entry { return entry{m.ID, m.Name, m.Priority, m.Config} }
+
+func (l *Listener) addModuleRoutes(mux *http.ServeMux) {
+	mux.HandleFunc("GET /ebpf", l.listModules)
+	mux.HandleFunc("POST /ebpf", l.createModule)
+	mux.HandleFunc("DELETE /ebpf", l.deleteModules)
+	mux.HandleFunc("GET /ebpf/{id}", l.byID(l.getModule))
+	mux.HandleFunc("DELETE /ebpf/{id}", l.deleteModule)
+	mux.HandleFunc("GET /ebpf/{id}/alive", l.byID(func(http.ResponseWriter, *http.Request, module) {}))
+	mux.HandleFunc("GET /ebpf/{id}/counts", l.byID(l.getCounts))
+	mux.HandleFunc("POST /ebpf/{id}/rule", l.byID(l.addRule))
+	mux.HandleFunc("/ebpf/{id}/{path...}", l.byID(l.passOn))
+}
+
+// writeJSON answers as Oakestra does: 200, and no line break at the end.
+func writeJSON(w http.ResponseWriter, v any) {
+	data, err := json.Marshal(v)
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	_, _ = w.Write(data) // the client has gone if this fails
+}
+
+// readJSON decodes a body that has exactly one value. Unknown fields are let pass: newer clients send more.
+func readJSON(w http.ResponseWriter, r *http.Request, v any) bool {
+	d := json.NewDecoder(r.Body)
+	err := d.Decode(v)
+	if err == nil {
+		if _, err = d.Token(); errors.Is(err, io.EOF) {
+			return true
+		}
+		err = errors.New("there is something after the JSON value")
+	}
+	http.Error(w, "not the JSON of this request: "+err.Error(), http.StatusBadRequest)
+	return false
+}
+
+// fail maps errors to the statuses of Oakestra: 400 where the request is wrong, else 500.
+func fail(w http.ResponseWriter, what string, err error) {
+	status := http.StatusInternalServerError
+	var invalid *fault.Invalid
+	var missing *fault.NotFound
+	switch {
+	case errors.As(err, &invalid):
+		status = http.StatusBadRequest
+	case errors.As(err, &missing):
+		status = http.StatusNotFound
+	}
+	http.Error(w, what+": "+err.Error(), status)
+}
+
+// byID calls next with the module of the path, if there is one.
+func (l *Listener) byID(next func(http.ResponseWriter, *http.Request, module)) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		id, ok := pathID(w, r)
+		if !ok {
+			return
+		}
+		all, err := l.present(r.Context())
+		if err != nil {
+			fail(w, "modules", err)
+			return
+		}
+		for _, m := range all {
+			if m.ID == id {
+				next(w, r, m)
+				return
+			}
+		}
+		http.Error(w, fmt.Sprintf("no ebpf module with id %d exists", id), http.StatusNotFound)
+	}
+}
+
+func pathID(w http.ResponseWriter, r *http.Request) (int, bool) {
+	id, err := strconv.ParseUint(r.PathValue("id"), 10, 31)
+	if err != nil {
+		http.Error(w, fmt.Sprintf("%q is not the id of a module", r.PathValue("id")), http.StatusBadRequest)
+	}
+	return int(id), err == nil
+}
+
+// present are the modules that the agent has, too: `kerb module delete` may have removed some.
+func (l *Listener) present(ctx context.Context) ([]module, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.presentLocked(ctx)
+}
+
+func (l *Listener) presentLocked(ctx context.Context) ([]module, error) {
+	there, err := l.agent.Modules(ctx)
+	if err != nil {
+		return nil, err
+	}
+	names := map[string]bool{}
+	for _, m := range there {
+		names[m.Metadata.Name] = true
+	}
+	out := []module{}
+	for _, m := range l.state.Modules {
+		if names[resourceOf(m.ID)] {
+			out = append(out, m)
+		}
+	}
+	return out, nil
+}
+
+func (l *Listener) listModules(w http.ResponseWriter, r *http.Request) {
+	all, err := l.present(r.Context())
+	if err != nil {
+		fail(w, "modules", err)
+		return
+	}
+	entries := []entry{}
+	for _, m := range all {
+		entries = append(entries, m.entry())
+	}
+	writeJSON(w, entries)
+}
+
+func (l *Listener) getModule(w http.ResponseWriter, _ *http.Request, m module) {
+	writeJSON(w, m.entry())
+}
+
+// wanted is a module as POST /ebpf and ebpfModules ask for it.
+type wanted struct {
+	Name   string `json:"name"`
+	Config any    `json:"config"`
+}
+
+func (l *Listener) createModule(w http.ResponseWriter, r *http.Request) {
+	var want wanted
+	if !readJSON(w, r, &want) {
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	before := l.state.clone()
+	added, err := l.deploy(r.Context(), "", []wanted{want}, nil)
+	if err != nil {
+		l.undo(before)
+		http.Error(w, "Error creating Ebpf: "+err.Error(), http.StatusInternalServerError)
+		return
+	}
+	writeJSON(w, added[0].entry())
+}
+
+// undo goes back to a state before something that has failed.
+func (l *Listener) undo(before state) {
+	l.state = before
+	if err := l.save(); err != nil {
+		l.log.Error("oakestra: the file of deployments is not up to date", "path", l.file, "error", err)
+	}
+}
+
+// deploy makes modules for one service, or for all, and in the same step makes services known. The counters are saved
+// first: an id that may have been seen is never given again.
+func (l *Listener) deploy(ctx context.Context, only string, want []wanted, services []v1.Service) ([]module, error) {
+	request := server.Request{Services: services}
+	var all []module
+	for _, x := range want {
+		m := l.register(only, x, all)
+		resource, err := m.resource()
+		if err != nil {
+			return nil, err
+		}
+		all, request.Modules = append(all, m), append(request.Modules, resource)
+	}
+	if err := l.save(); err != nil {
+		return nil, err
+	}
+	_, err := l.agent.Apply(ctx, request)
+	return all, err
+}
+
+// register puts a module into the state. One of the same name that the service has keeps its id and its place; two of one
+// name in one request are two modules.
+func (l *Listener) register(only string, want wanted, taken []module) module {
+	for i, m := range l.state.Modules {
+		same := func(t module) bool { return t.ID == m.ID }
+		if only != "" && m.Service == only && m.Name == want.Name && !slices.ContainsFunc(taken, same) {
+			l.state.Modules[i].Config = want.Config
+			return l.state.Modules[i]
+		}
+	}
+	m := module{ID: l.state.NextID, Name: want.Name, Priority: l.state.Priority, Config: want.Config, Service: only}
+	l.state.NextID++
+	l.state.Priority++
+	l.state.Modules = append(l.state.Modules, m)
+	return m
+}
+
+// resourcePrefix is what the agent's names of the listener's modules begin with; their id follows.
+const resourcePrefix = "oakestra-"
+
+func resourceOf(id int) string { return resourcePrefix + strconv.Itoa(id) }
+
+// Labels of the agent's resources.
+const (
+	labelModule   = "oakestra.io/module"
+	labelService  = "oakestra.io/service"
+	labelApp      = "oakestra.io/app"
+	labelInstance = "oakestra.io/instance"
+)
+
+// resource is what the agent has of the module.
+func (m module) resource() (v1.Module, error) {
+	pkg, known := packages[m.Name]
+	if !known {
+		names := slices.Sorted(maps.Keys(packages))
+		return v1.Module{}, fmt.Errorf("there is no module %q; there are %v", m.Name, names)
+	}
+	config, err := m.translate()
+	if err != nil {
+		return v1.Module{}, err
+	}
+	return v1.Module{
+		TypeMeta: v1.TypeMeta{APIVersion: v1.APIVersion, Kind: v1.KindModule},
+		Metadata: v1.ObjectMeta{Name: resourceOf(m.ID), Labels: map[string]string{labelModule: m.Name}},
+		Spec: v1.ModuleSpec{
+			Package: pkg, Config: config, Attach: v1.Attach{Services: selector(m.Service)}, Hook: v1.HookAuto,
+			Order: v1.Order{Priority: m.Priority},
+		},
+	}, nil
+}
+
+// selector chooses the instances of a service, or all services.
+func selector(only string) string {
+	if only == "" {
+		return "*"
+	}
+	return labelService + "=" + labelValue(only)
+}
+
+// translate returns the config for Kerb's package.
+func (m module) translate() (map[string]any, error) {
+	given, ok := m.Config.(map[string]any)
+	if !ok && m.Config != nil {
+		return nil, errors.New("config is not an object")
+	}
+	switch m.Name {
+	case "packetCounter":
+		return nil, nil // Oakestra's has no settings and takes any
+	case "firewall":
+		config := allowList()
+		maps.Copy(config, given)
+		return config, nil
+	}
+	return given, nil
+}
+
+func (l *Listener) deleteModules(w http.ResponseWriter, r *http.Request) {
+	l.remove(w, r, func(module) bool { return true })
+}
+
+func (l *Listener) deleteModule(w http.ResponseWriter, r *http.Request) {
+	if id, ok := pathID(w, r); ok {
+		l.remove(w, r, func(m module) bool { return m.ID == id })
+	}
+}
+
+func (l *Listener) remove(w http.ResponseWriter, r *http.Request, which func(module) bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if err := l.removeModules(r.Context(), which); err != nil {
+		http.Error(w, "Error deleting Ebpf: "+err.Error(), http.StatusInternalServerError)
+	}
+}
+
+// removeModules removes modules from the agent, all in one step, and then from the state.
+func (l *Listener) removeModules(ctx context.Context, which func(module) bool) error {
+	there, err := l.presentLocked(ctx)
+	if err != nil {
+		return err
+	}
+	var refs []server.Ref
+	for _, m := range there {
+		if which(m) {
+			refs = append(refs, server.Ref{Kind: v1.KindModule, Name: resourceOf(m.ID)})
+		}
+	}
+	if len(refs) > 0 {
+		if _, err := l.agent.Delete(ctx, refs, false); err != nil {
+			return err
+		}
+	}
+	before := l.state.clone()
+	l.state.Modules = slices.DeleteFunc(l.state.Modules, which)
+	if reflect.DeepEqual(before, l.state) {
+		return nil
+	}
+	return l.save()
+}
+
+// passOn hands a request to what the module itself offers.
+func (l *Listener) passOn(w http.ResponseWriter, r *http.Request, m module) {
+	inner := r.Clone(r.Context())
+	inner.URL.Path, inner.URL.RawPath = "/"+r.PathValue("path"), ""
+	if err := l.agent.ServeModule(w, inner, resourceOf(m.ID)); err != nil {
+		fail(w, m.Name, err)
+	}
+}
+
+// adopt makes the state fit what the agent has: a module that was never applied is forgotten, and one that the file does not
+// know, because the file is lost, is taken over.
+func (l *Listener) adopt(ctx context.Context) error {
+	known, err := l.presentLocked(ctx)
+	if err != nil {
+		return err
+	}
+	there, err := l.agent.Modules(ctx)
+	if err != nil {
+		return err
+	}
+	for _, r := range there {
+		m, ours := fromResource(r)
+		if ours && !slices.ContainsFunc(known, func(k module) bool { return k.ID == m.ID }) {
+			known = append(known, m)
+		}
+	}
+	slices.SortFunc(known, func(a, b module) int { return cmp.Compare(a.ID, b.ID) })
+	for _, m := range known {
+		l.state.NextID = max(l.state.NextID, m.ID+1)
+		l.state.Priority = max(l.state.Priority, m.Priority+1)
+	}
+	l.state.Modules = known
+	return l.save()
+}
+
+func fromResource(r v1.Module) (module, bool) {
+	name, ours := r.Metadata.Labels[labelModule]
+	var id int
+	if n, err := fmt.Sscanf(r.Metadata.Name, resourcePrefix+"%d", &id); !ours || n != 1 || err != nil {
+		return module{}, false
+	}
+	var config any
+	if r.Spec.Config != nil {
+		config = r.Spec.Config
+	}
+	return module{ID: id, Name: name, Priority: r.Spec.Order.Priority, Config: config}, r.Spec.Attach.Services == "*"
+}

@@ -1,0 +1,290 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package oakestra
+
+import (
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"net"
+	"net/netip"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+
+	"github.com/kerb-edge/kerb/internal/config"
+	"github.com/kerb-edge/kerb/internal/fault"
+	"github.com/kerb-edge/kerb/internal/paths"
+)
+
+const (
+	// innerName is the interface inside a service. Runtimes call theirs eth0.
+	innerName = "oakestra0"
+	// mtu leaves room for the headers of a tunnel between nodes, as Oakestra does.
+	mtu = 1450
+	// firstNumber is the first address for a service: 0 is the network, 1 the bridge.
+	firstNumber = 2
+)
+
+// network is the bridge of the node and the veths on it.
+type network struct {
+	bridge           string
+	subnet4, subnet6 netip.Prefix
+	group            uint32
+	veth             string // what names of host ends begin with
+}
+
+func newNetwork(p paths.Paths, o config.Oakestra) *network {
+	return &network{
+		bridge:  o.Bridge,
+		subnet4: netip.MustParsePrefix(o.Subnet), // checked with the configuration
+		subnet6: netip.MustParsePrefix(o.Subnet6),
+		group:   linkGroup(p),
+		veth:    fmt.Sprintf("ko%04x-", uint16(linkGroup(p))),
+	}
+}
+
+// linkGroup marks the interfaces that the listener of one agent has made, from the moment they exist.
+func linkGroup(p paths.Paths) uint32 {
+	h := fnv.New32a()
+	h.Write([]byte("kerb/oakestra" + p.State))
+	return h.Sum32() | 1 // group 0 is everybody's
+}
+
+// host is the name of a service's interface on the node.
+func (n *network) host(number int) string { return fmt.Sprintf("%s%d", n.veth, number) }
+
+// addresses are those of a number, with the length of the subnets.
+func (n *network) addresses(number int) (four, six netip.Prefix) {
+	return nth(n.subnet4, number), nth(n.subnet6, number)
+}
+
+// nth is the address number n of a network.
+func nth(network netip.Prefix, n int) netip.Prefix {
+	raw := network.Addr().AsSlice()
+	for i := len(raw) - 1; n > 0 && i >= 0; i-- {
+		n += int(raw[i])
+		raw[i] = byte(n)
+		n >>= 8
+	}
+	addr, _ := netip.AddrFromSlice(raw)
+	return netip.PrefixFrom(addr, network.Bits())
+}
+
+// maxServices bounds what larger subnets would allow: a bridge has at most 1,023 ports.
+const maxServices = 1023
+
+// room is the number after the last that services may have. The last address of IPv4 is broadcast.
+func (n *network) room() int {
+	size := func(p netip.Prefix) int { return 1 << min(p.Addr().BitLen()-p.Bits(), 16) }
+	return min(size(n.subnet4)-1, size(n.subnet6), firstNumber+maxServices)
+}
+
+// take returns a free number, beginning after the last one: an address that has just become free may still be known to
+// others as its former owner's.
+func (n *network) take(s *state) (int, error) {
+	used := map[int]bool{}
+	for _, x := range s.Services {
+		used[x.Number] = true
+	}
+	count := n.room() - firstNumber
+	for i := 1; i <= count; i++ {
+		number := firstNumber + (max(s.Last, firstNumber-1)-firstNumber+i)%count
+		if !used[number] {
+			s.Last = number
+			return number, nil
+		}
+	}
+	return 0, &fault.Conflict{Reason: fmt.Sprintf("all %d addresses of %s and %s are in use", count, n.subnet4, n.subnet6)}
+}
+
+// ensureBridge returns the bridge, and makes it if it is not there.
+func (n *network) ensureBridge() (netlink.Link, error) {
+	link, err := netlink.LinkByName(n.bridge)
+	var missing netlink.LinkNotFoundError
+	if errors.As(err, &missing) {
+		return n.makeBridge()
+	}
+	if err != nil {
+		return nil, fmt.Errorf("bridge %s: %w", n.bridge, err)
+	}
+	if link.Type() != "bridge" || link.Attrs().Group != n.group {
+		return nil, &fault.Conflict{Reason: fmt.Sprintf("the interface %s is there and is not this agent's bridge; set oakestra.bridge to another name", n.bridge)}
+	}
+	return link, n.setUpBridge(link)
+}
+
+func (n *network) makeBridge() (netlink.Link, error) {
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.Group, attrs.MTU = n.bridge, n.group, mtu
+	attrs.HardwareAddr = randomMAC() // else it changes with the ports, and services lose their gateway
+	snooping := false                // nobody on the bridge would ask for the reports that it needs
+	bridge := &netlink.Bridge{LinkAttrs: attrs, MulticastSnooping: &snooping}
+	if err := netlink.LinkAdd(bridge); err != nil {
+		return nil, fmt.Errorf("add bridge %s: %w", n.bridge, err)
+	}
+	return bridge, n.setUpBridge(bridge)
+}
+
+// setUpBridge may be repeated: a killed agent may have left a bridge that is half made.
+func (n *network) setUpBridge(link netlink.Link) error {
+	four, six := n.addresses(1)
+	for _, p := range []netip.Prefix{four, six} {
+		if err := netlink.AddrReplace(link, address(p)); err != nil {
+			return fmt.Errorf("address %s of bridge %s: %w", p, n.bridge, err)
+		}
+	}
+	return netlink.LinkSetUp(link)
+}
+
+func randomMAC() net.HardwareAddr {
+	mac := make(net.HardwareAddr, 6)
+	_, _ = rand.Read(mac) // never fails
+	mac[0] = mac[0]&^1 | 2
+	return mac
+}
+
+// address is usable at once: nobody else gives addresses of the subnet, so there is nothing to detect.
+func address(p netip.Prefix) *netlink.Addr {
+	a := &netlink.Addr{IPNet: &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}}
+	if p.Addr().Is6() {
+		a.Flags = unix.IFA_F_NODAD
+	}
+	return a
+}
+
+// connect puts a veth between a namespace and the bridge. After an error nothing of it is left.
+func (n *network) connect(ns netns.NsHandle, number int) error {
+	bridge, err := n.ensureBridge()
+	if err != nil {
+		return err
+	}
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.Group, attrs.MTU, attrs.MasterIndex = n.host(number), n.group, mtu, bridge.Attrs().Index
+	veth := netlink.NewVeth(attrs)
+	veth.PeerName, veth.PeerNamespace, veth.PeerMTU = innerName, netlink.NsFd(ns), mtu
+	if err := netlink.LinkAdd(veth); err != nil {
+		return fmt.Errorf("add veth %s: %w", attrs.Name, err)
+	}
+	if err := n.setUp(veth, ns, number); err != nil {
+		return errors.Join(err, n.disconnect(number))
+	}
+	return nil
+}
+
+func (n *network) setUp(veth netlink.Link, ns netns.NsHandle, number int) error {
+	if err := netlink.LinkSetIP6AddrGenMode(veth, nl6None); err != nil {
+		return fmt.Errorf("veth %s: %w", veth.Attrs().Name, err)
+	}
+	if err := netlink.LinkSetUp(veth); err != nil {
+		return fmt.Errorf("veth %s: %w", veth.Attrs().Name, err)
+	}
+	return n.setUpInner(ns, number)
+}
+
+// nl6None is IN6_ADDR_GEN_MODE_NONE: a port of a bridge has no address, and sends nothing.
+const nl6None = 1
+
+func (n *network) setUpInner(ns netns.NsHandle, number int) error {
+	h, err := netlink.NewHandleAt(ns, unix.NETLINK_ROUTE)
+	if err != nil {
+		return fmt.Errorf("namespace of the service: %w", err)
+	}
+	defer h.Close()
+	link, err := h.LinkByName(innerName)
+	if err != nil {
+		return fmt.Errorf("%s in the service: %w", innerName, err)
+	}
+	four, six := n.addresses(number)
+	for _, p := range []netip.Prefix{four, six} {
+		if err := h.AddrAdd(link, address(p)); err != nil {
+			return fmt.Errorf("address %s in the service: %w", p, err)
+		}
+	}
+	if err := errors.Join(upIfThere(h, "lo"), h.LinkSetUp(link)); err != nil {
+		return fmt.Errorf("%s in the service: %w", innerName, err)
+	}
+	return n.addRoutes(h, link)
+}
+
+func upIfThere(h *netlink.Handle, name string) error {
+	link, err := h.LinkByName(name)
+	if err != nil {
+		return err
+	}
+	return h.LinkSetUp(link)
+}
+
+// addRoutes leads out by the bridge. A default route that a runtime has set is left: it knows why.
+func (n *network) addRoutes(h *netlink.Handle, link netlink.Link) error {
+	four, six := n.addresses(1)
+	for _, gw := range []netip.Prefix{four, six} {
+		route := &netlink.Route{LinkIndex: link.Attrs().Index, Gw: gw.Addr().AsSlice()}
+		if err := h.RouteAdd(route); err != nil && !errors.Is(err, unix.EEXIST) {
+			return fmt.Errorf("default route of the service by %s: %w", gw.Addr(), err)
+		}
+	}
+	return nil
+}
+
+// disconnect removes the veth of a number, if it is there and the listener's.
+func (n *network) disconnect(number int) error {
+	link, err := n.find(number)
+	if link == nil || err != nil {
+		return err
+	}
+	return removeLink(link)
+}
+
+// find returns the host end of a number, or nil if there is none.
+func (n *network) find(number int) (netlink.Link, error) {
+	link, err := netlink.LinkByName(n.host(number))
+	var missing netlink.LinkNotFoundError
+	if errors.As(err, &missing) || err == nil && link.Attrs().Group != n.group {
+		return nil, nil
+	}
+	return link, err
+}
+
+func removeLink(link netlink.Link) error {
+	err := netlink.LinkDel(link)
+	if errors.Is(err, unix.ENODEV) {
+		return nil // its namespace was quicker
+	}
+	return err
+}
+
+// strangers removes interfaces that the listener once made and that no service in s has.
+func (n *network) strangers(s *state) error {
+	keep := map[string]bool{n.bridge: true}
+	for _, x := range s.Services {
+		keep[n.host(x.Number)] = true
+	}
+	return removeLinks(n.group, keep)
+}
+
+func removeLinks(group uint32, keep map[string]bool) error {
+	links, err := listLinks()
+	for _, link := range links {
+		if link.Attrs().Group == group && !keep[link.Attrs().Name] && (link.Type() == "veth" || link.Type() == "bridge") {
+			err = errors.Join(err, removeLink(link))
+		}
+	}
+	return err
+}
+
+// listLinks repeats a dump that a concurrent change interrupted.
+func listLinks() ([]netlink.Link, error) {
+	for range 10 {
+		links, err := netlink.LinkList()
+		if !errors.Is(err, netlink.ErrDumpInterrupted) {
+			return links, err
+		}
+	}
+	return nil, netlink.ErrDumpInterrupted
+}
+
+// Purge removes the bridge and all veths of an agent's listener. Services lose what they were connected with.
+func Purge(p paths.Paths) error { return removeLinks(linkGroup(p), nil) }

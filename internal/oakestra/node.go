@@ -1,0 +1,334 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package oakestra
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"regexp"
+	"strconv"
+	"strings"
+
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+
+	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/fault"
+	"github.com/kerb-edge/kerb/internal/server"
+)
+
+func (l *Listener) addNodeRoutes(mux *http.ServeMux) {
+	mux.HandleFunc("POST /register", l.registerNode)
+	mux.HandleFunc("POST /container/deploy", l.deployContainer)
+	mux.HandleFunc("POST /container/undeploy", l.undeployContainer)
+	mux.HandleFunc("POST /docker/undeploy", l.undeployContainer)
+}
+
+// registration is what NodeEngine says of itself.
+type registration struct {
+	ClientID       string `json:"client_id"`
+	ClusterAddress string `json:"cluster_address"`
+	Mode           string `json:"mode"`
+}
+
+// registerNode takes the id of the worker. Another one is refused while there are services of the first.
+func (l *Listener) registerNode(w http.ResponseWriter, r *http.Request) {
+	var in registration
+	if !readJSON(w, r, &in) {
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	switch {
+	case in.ClientID == "":
+		http.Error(w, "client_id: missing", http.StatusBadRequest)
+	case in.Mode != "" && in.Mode != "cluster":
+		http.Error(w, fmt.Sprintf("mode: %q is not supported; there is only cluster", in.Mode), http.StatusBadRequest)
+	case in.ClientID == l.state.Worker:
+	case l.state.Worker != "" && len(l.state.Services) > 0:
+		http.Error(w, "services of the worker "+l.state.Worker+" are still deployed", http.StatusBadRequest)
+	default:
+		before := l.state.clone()
+		l.state.Worker = in.ClientID
+		if err := l.save(); err != nil {
+			l.state = before
+			fail(w, "register", err)
+			return
+		}
+		l.log.Info("registered", "worker", in.ClientID, "cluster", in.ClusterAddress)
+	}
+}
+
+// deployment is NodeEngine's request for a service. It sends the same to undeploy, with a process id of -1.
+type deployment struct {
+	PID      int      `json:"pid"`
+	Name     string   `json:"serviceName"`
+	Instance int      `json:"instanceNumber"`
+	Ports    string   `json:"portMappings"`
+	Modules  []wanted `json:"ebpfModules"` // of the SLA: for this service only
+}
+
+type deployed struct {
+	Name string `json:"serviceName"`
+	Four string `json:"nsAddress"`
+	Six  string `json:"nsAddressv6"`
+}
+
+// readDeployment decodes and checks what both requests have.
+func (l *Listener) readDeployment(w http.ResponseWriter, r *http.Request) (deployment, bool) {
+	var in deployment
+	if !readJSON(w, r, &in) {
+		return in, false
+	}
+	if err := in.check(); err != nil {
+		fail(w, "request", err)
+		return in, false
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.state.Worker == "" {
+		http.Error(w, "the node is not registered yet", http.StatusBadRequest)
+	}
+	return in, l.state.Worker != ""
+}
+
+// The names that Oakestra's services have: application, its namespace, service, its namespace.
+var serviceName = regexp.MustCompile(`^[A-Za-z0-9_-]{1,64}(\.[A-Za-z0-9_-]{1,64}){3}$`)
+
+func (d deployment) check() error {
+	if !serviceName.MatchString(d.Name) {
+		return &fault.Invalid{Field: "serviceName", Reason: fmt.Sprintf("%q is not app.namespace.service.namespace", d.Name)}
+	}
+	if d.Instance < 0 {
+		return &fault.Invalid{Field: "instanceNumber", Reason: "must not be negative"}
+	}
+	return nil
+}
+
+func (l *Listener) deployContainer(w http.ResponseWriter, r *http.Request) {
+	in, ok := l.readDeployment(w, r)
+	if !ok {
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	number, err := l.deployService(r.Context(), in)
+	if err != nil {
+		l.log.Error("oakestra: a service cannot be deployed", "service", in.Name, "instance", in.Instance, "error", err)
+		fail(w, "deploy", err)
+		return
+	}
+	if in.Ports != "" {
+		l.log.Warn("oakestra: port mappings are not made", "service", in.Name, "instance", in.Instance, "ports", in.Ports)
+	}
+	four, six := l.net.addresses(number)
+	w.Header().Set("Content-Type", "application/json")
+	_ = json.NewEncoder(w).Encode(deployed{in.Name, four.Addr().String(), six.Addr().String()})
+}
+
+// deployService connects the service and makes it known, or changes nothing. It returns the number of its addresses.
+func (l *Listener) deployService(ctx context.Context, in deployment) (int, error) {
+	ns, inode, err := openNamespace(in.PID)
+	if err != nil {
+		return 0, err
+	}
+	defer ns.Close()
+	if err := l.sweep(ctx, false); err != nil { // what is gone gives its address back
+		return 0, err
+	}
+	if old := l.state.service(in.Name, in.Instance); old != nil {
+		if old.PID == in.PID && old.Netns == inode && len(in.Modules) == 0 {
+			return old.Number, nil // NodeEngine did not hear the answer and asks again
+		}
+		if err := l.releaseService(ctx, *old); err != nil {
+			return 0, err
+		}
+	}
+	before := l.state.clone()
+	s, err := l.connect(ctx, in, ns, inode)
+	if err != nil {
+		err = errors.Join(err, l.net.disconnect(s.Number))
+		last := l.state.Last
+		l.undo(before)
+		l.state.Last = last
+	}
+	return s.Number, err
+}
+
+// connect writes down what it is about to do, does it, and writes down that it is done.
+func (l *Listener) connect(ctx context.Context, in deployment, ns netns.NsHandle, inode uint64) (service, error) {
+	s := service{Name: in.Name, Instance: in.Instance, PID: in.PID, Netns: inode}
+	var err error
+	if s.Number, err = l.net.take(&l.state); err != nil {
+		return s, err
+	}
+	l.state.Services = append(l.state.Services, s)
+	if err := l.save(); err != nil {
+		return s, err
+	}
+	if err := l.net.connect(ns, s.Number); err != nil {
+		return s, err
+	}
+	resource := s.resource(l.net.host(s.Number))
+	if _, err := l.deploy(ctx, in.Name, in.Modules, []v1.Service{resource}); err != nil {
+		return s, err
+	}
+	l.state.service(in.Name, in.Instance).Ready = true
+	return s, l.save()
+}
+
+// openNamespace returns the network namespace of a process and its inode. The node's own is refused: a service without one
+// has nothing that could be connected.
+func openNamespace(pid int) (netns.NsHandle, uint64, error) {
+	if pid <= 0 {
+		return netns.None(), 0, &fault.Invalid{Field: "pid", Reason: fmt.Sprintf("%d is not the id of a process", pid)}
+	}
+	ns, err := netns.GetFromPath(fmt.Sprintf("/proc/%d/ns/net", pid))
+	if err != nil {
+		return ns, 0, &fault.Invalid{Field: "pid", Reason: fmt.Sprintf("the namespace of process %d: %v", pid, err)}
+	}
+	var theirs, own unix.Stat_t
+	err = errors.Join(unix.Fstat(int(ns), &theirs), unix.Stat("/proc/self/ns/net", &own))
+	if err == nil && theirs.Ino == own.Ino {
+		err = &fault.Invalid{Field: "pid", Reason: fmt.Sprintf("process %d is in the node's own network namespace", pid)}
+	}
+	if err != nil {
+		ns.Close()
+	}
+	return ns, theirs.Ino, err
+}
+
+// resource is what the agent has of the service. It is found by its interface, which nobody else can get, unlike a pid.
+func (s service) resource(host string) v1.Service {
+	app, _, _ := strings.Cut(s.Name, ".")
+	return v1.Service{
+		TypeMeta: v1.TypeMeta{APIVersion: v1.APIVersion, Kind: v1.KindService},
+		Metadata: v1.ObjectMeta{Name: s.resourceName(), Labels: map[string]string{
+			labelService: labelValue(s.Name), labelApp: labelValue(app), labelInstance: strconv.Itoa(s.Instance),
+		}},
+		Spec: v1.ServiceSpec{Interface: host},
+	}
+}
+
+var notInNames = regexp.MustCompile(`[^a-z0-9]+`)
+
+// resourceName is readable, and different for different services: what names of resources cannot hold is in the hash.
+func (s service) resourceName() string {
+	readable := notInNames.ReplaceAllString(strings.ToLower(s.Name), "-")
+	if len(readable) > 36 {
+		readable = readable[:36]
+	}
+	return fmt.Sprintf("oak-%s-%d-%s", strings.Trim(readable, "-"), s.Instance, shortHash(s.Name))
+}
+
+func shortHash(text string) string { return fmt.Sprintf("%x", sha256.Sum256([]byte(text)))[:8] }
+
+// maxLabel is the longest value of a label, which also begins and ends with a letter or digit.
+const maxLabel = 63
+
+var plainLabel = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$`)
+
+func labelValue(name string) string {
+	if len(name) <= maxLabel && plainLabel.MatchString(name) {
+		return name
+	}
+	return strings.Trim(name[:min(len(name), maxLabel-9)], "._-") + "-" + shortHash(name)
+}
+
+func (l *Listener) undeployContainer(w http.ResponseWriter, r *http.Request) {
+	in, ok := l.readDeployment(w, r)
+	if !ok {
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	s := l.state.service(in.Name, in.Instance)
+	if s == nil {
+		return // done already
+	}
+	if err := l.releaseService(r.Context(), *s); err != nil {
+		fail(w, "undeploy", err)
+	}
+}
+
+// releaseService undoes a deployment, the entry in the state last: what fails or is cut short is done again by a sweep.
+func (l *Listener) releaseService(ctx context.Context, s service) error {
+	ref := server.Ref{Kind: v1.KindService, Name: s.resourceName()}
+	_, err := l.agent.Delete(ctx, []server.Ref{ref}, false)
+	var missing *fault.NotFound
+	if err != nil && !errors.As(err, &missing) {
+		return err
+	}
+	if err := l.net.disconnect(s.Number); err != nil {
+		return err
+	}
+	l.state.dropService(s.Name, s.Instance)
+	if !l.state.uses(s.Name) {
+		if err := l.removeModules(ctx, func(m module) bool { return m.Service == s.Name }); err != nil {
+			return err
+		}
+	}
+	return l.save()
+}
+
+// sweep releases services whose veth has gone with its namespace. At the start it also does so for those whose deployment
+// was cut short, about which NodeEngine has heard nothing, and removes what belongs to no service.
+func (l *Listener) sweep(ctx context.Context, start bool) error {
+	for _, s := range l.state.clone().Services {
+		link, err := l.net.find(s.Number)
+		if err != nil {
+			return err
+		}
+		if link != nil && (s.Ready || !start) {
+			continue
+		}
+		if err := l.releaseService(ctx, s); err != nil {
+			return err
+		}
+		l.log.Info("oakestra: a service is gone", "service", s.Name, "instance", s.Instance)
+	}
+	if !start {
+		return nil
+	}
+	if err := l.sweepResources(ctx); err != nil {
+		return err
+	}
+	return l.net.strangers(&l.state)
+}
+
+// sweepResources removes what the agent has for services that are not deployed: the file was lost, or a release cut short.
+func (l *Listener) sweepResources(ctx context.Context) error {
+	services, err := l.agent.Services(ctx)
+	if err != nil {
+		return err
+	}
+	modules, err := l.agent.Modules(ctx)
+	if err != nil {
+		return err
+	}
+	names, owners := map[string]bool{}, map[string]bool{"*": true}
+	for _, s := range l.state.Services {
+		names[s.resourceName()], owners[selector(s.Name)] = true, true
+	}
+	var refs []server.Ref
+	for _, s := range services {
+		if _, ours := s.Metadata.Labels[labelInstance]; ours && !names[s.Metadata.Name] {
+			refs = append(refs, server.Ref{Kind: v1.KindService, Name: s.Metadata.Name})
+		}
+	}
+	for _, m := range modules {
+		if _, ours := m.Metadata.Labels[labelModule]; ours && !owners[m.Spec.Attach.Services] {
+			refs = append(refs, server.Ref{Kind: v1.KindModule, Name: m.Metadata.Name})
+		}
+	}
+	if len(refs) > 0 {
+		if _, err := l.agent.Delete(ctx, refs, false); err != nil {
+			return err
+		}
+	}
+	return l.adopt(ctx)
+}

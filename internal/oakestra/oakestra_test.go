@@ -1,0 +1,360 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package oakestra_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+)
+
+func addrPort(text string) netip.AddrPort { return netip.MustParseAddrPort(text) }
+
+const (
+	isJSON = "application/json"
+	isText = "text/plain; charset=utf-8"
+)
+
+// TestDocumentedRequests replays requests with the answers that clients of Oakestra's eBPF manager know.
+func TestDocumentedRequests(t *testing.T) {
+	n := newNode(t)
+	for i, step := range []struct {
+		request, body string
+		status        int
+		kind, answer  string
+	}{
+		{"GET /ebpf", "", 200, isJSON, `[]`},
+		{"DELETE /ebpf", "", 200, "", ""},
+		{"DELETE /ebpf/0", "", 200, "", ""},
+		{"GET /ebpf/0", "", 404, isText, "no ebpf module with id 0 exists\n"},
+		{"GET /ebpf/zero", "", 400, isText, "\"zero\" is not the id of a module\n"},
+		{"DELETE /ebpf/zero", "", 400, isText, "\"zero\" is not the id of a module\n"},
+		{"POST /ebpf", `{"name":"packetCounter","config":{"b":[1,"x"],"a":{}}}`, 200, isJSON,
+			`{"id":0,"name":"packetCounter","priority":1,"config":{"a":{},"b":[1,"x"]}}`},
+		{"POST /ebpf", `{"name":"firewall"}`, 200, isJSON, `{"id":1,"name":"firewall","priority":2,"config":null}`},
+		{"POST /ebpf", `{"name":"packetCounter","config":{}}`, 200, isJSON, `{"id":2,"name":"packetCounter","priority":3,"config":{}}`},
+		{"GET /ebpf", "", 200, isJSON, `[{"id":0,"name":"packetCounter","priority":1,"config":{"a":{},"b":[1,"x"]}},` +
+			`{"id":1,"name":"firewall","priority":2,"config":null},{"id":2,"name":"packetCounter","priority":3,"config":{}}]`},
+		{"GET /ebpf/1", "", 200, isJSON, `{"id":1,"name":"firewall","priority":2,"config":null}`},
+		{"GET /ebpf/1/alive", "", 200, "", ""},
+		{"GET /ebpf/7/alive", "", 404, isText, "no ebpf module with id 7 exists\n"},
+		{"GET /ebpf/0/counts", "", 200, isJSON, `{}`},
+		{"POST /ebpf/1/rule", `{"srcIp":"10.18.0.2","dstIp":"10.18.0.3","proto":"UDP","scrPort":1000,"dstPort":2000}`, 200, "", ""},
+		{"POST /ebpf/1/rule", `{"srcIp":"10.18.0.2","dstIp":"10.18.0.3","proto":"TCP","srcPort":1000,"dstPort":2000}`, 200, "", ""},
+		{"POST /ebpf/1/rule", `{"srcIp":"10.18.0.2","dstIp":"10.18.0.3","proto":"ICMP","scrPort":0,"dstPort":0}`, 200, "", ""},
+		{"POST /ebpf/1/rule", `{"srcIp":`, 400, isText, "not the JSON of this request: unexpected EOF\n"},
+		{"POST /ebpf/0/rule", `{}`, 404, isText, ""},
+		{"DELETE /ebpf/1", "", 200, "", ""},
+		{"GET /ebpf/1", "", 404, isText, "no ebpf module with id 1 exists\n"},
+		{"POST /ebpf", `{"name":`, 400, isText, "not the JSON of this request: unexpected EOF\n"},
+		{"POST /ebpf", `{"name":"router","config":{}}`, 500, isText,
+			"Error creating Ebpf: there is no module \"router\"; there are [firewall packetCounter proxy]\n"},
+		{"POST /ebpf", `{"name":"firewall","config":{"colour":"red"}}`, 500, isText, ""},
+		{"POST /ebpf", `{"name":"firewall","config":7}`, 500, isText, "Error creating Ebpf: config is not an object\n"},
+		{"POST /ebpf", `{"name":"firewall","config":{}}`, 200, isJSON, `{"id":3,"name":"firewall","priority":4,"config":{}}`},
+		{"DELETE /ebpf", "", 200, "", ""},
+		{"GET /ebpf", "", 200, isJSON, `[]`},
+		{"POST /ebpf", `{"name":"packetCounter","config":null}`, 200, isJSON, `{"id":4,"name":"packetCounter","priority":5,"config":null}`},
+	} {
+		method, path, _ := strings.Cut(step.request, " ")
+		got := n.do(method, path, step.body)
+		if step.answer == "" && step.status > 400 {
+			got.body = "" // in words of the agent
+		}
+		if want := (response{step.status, step.kind, step.answer}); got != want {
+			t.Errorf("%d: %s %s\ngot  %+v\nwant %+v", i, step.request, step.body, got, want)
+		}
+	}
+}
+
+func TestProxyNeedsItsPackage(t *testing.T) {
+	n := newNode(t)
+	got := n.do("POST", "/ebpf", `{"name":"proxy","config":{}}`)
+	there := slices.ContainsFunc(list[v1.Package](n, "package"), func(p v1.Package) bool { return p.Name == "proxy" })
+	if there && got.status != 200 || !there && (got.status != 500 || !strings.Contains(got.body, "proxy")) {
+		t.Errorf("with a package %v: %+v", there, got)
+	}
+}
+
+const appName = "shop.test.web.test"
+
+func register(n *node) {
+	n.t.Helper()
+	n.must("POST", "/register", `{"client_id":"w1","cluster_address":"192.0.2.1"}`)
+}
+
+// TestNodeEngine plays NodeEngine for 50 services, with an agent that dies on the way.
+func TestNodeEngine(t *testing.T) {
+	const services = 50
+	n := newNode(t)
+	register(n)
+	n.must("POST", "/ebpf", `{"name":"packetCounter","config":{}}`)
+	containers := make([]*container, services)
+	addresses := map[string]bool{}
+	deploy := func(i int) {
+		containers[i] = n.container()
+		four, six := containers[i].deploy(appName, i, "")
+		if addresses[four] || addresses[six] || !netip.MustParsePrefix("10.18.0.0/26").Contains(netip.MustParseAddr(four)) {
+			t.Fatalf("service %d got %s and %s", i, four, six)
+		}
+		addresses[four], addresses[six] = true, true
+	}
+	for i := range services / 2 {
+		deploy(i)
+	}
+	n.kill()
+	n.start()
+	if got := n.must("GET", "/ebpf", ""); got != `[{"id":0,"name":"packetCounter","priority":1,"config":{}}]` {
+		t.Errorf("after a restart: %s", got)
+	}
+	for i := services / 2; i < services; i++ {
+		deploy(i)
+	}
+	if all := list[v1.Service](n, "service"); len(all) != services {
+		t.Fatalf("the agent has %d services, want %d", len(all), services)
+	}
+	n.checkTraffic(containers[0], containers[services-1])
+	if got := n.must("POST", "/ebpf", `{"name":"packetCounter","config":{}}`); !strings.HasPrefix(got, `{"id":1,`) {
+		t.Errorf("an id was given again: %s", got)
+	}
+	for i := range services {
+		n.undeploy(appName, i)
+		n.undeploy(appName, i) // again is no error
+	}
+	if all, links := list[v1.Service](n, "service"), n.links(); len(all) != 0 || !cmp.Equal(links, []string{"oakbr"}) {
+		t.Errorf("left after all undeploys: %v, %v", all, links)
+	}
+	if got := n.must("GET", "/ebpf/0/counts", ""); got != "{}" {
+		t.Errorf("counts without services: %s", got)
+	}
+}
+
+// checkTraffic sends between the two services and looks for it in what the counter says.
+func (n *node) checkTraffic(a, b *container) {
+	n.t.Helper()
+	from, to := a.listen("10.18.0.2:1000"), b.listen("10.18.0.51:2000")
+	if !arrives(from, to, 50) {
+		n.t.Fatal("the first service does not reach the last")
+	}
+	from6, to6 := a.listen("[fc00::2]:1000"), b.listen("[fc00::33]:2000")
+	if !arrives(from6, to6, 50) {
+		n.t.Error("not over IPv6")
+	}
+	var counts map[string]map[string]int
+	if err := json.Unmarshal([]byte(n.must("GET", "/ebpf/0/counts", "")), &counts); err != nil {
+		n.t.Fatal(err)
+	}
+	first, last := n.counted(counts, "-2"), n.counted(counts, "-51")
+	if len(counts) != 50 || first["egress"] == 0 || last["ingress"] == 0 {
+		n.t.Errorf("counts of %d interfaces, first %v, last %v", len(counts), first, last)
+	}
+}
+
+func (n *node) counted(counts map[string]map[string]int, suffix string) map[string]int {
+	for name, c := range counts {
+		if strings.HasSuffix(name, suffix) {
+			return c
+		}
+	}
+	return nil
+}
+
+func TestFirewallIsAnAllowList(t *testing.T) {
+	n := newNode(t)
+	register(n)
+	a, b := n.container(), n.container()
+	a4, _ := a.deploy(appName, 0, "")
+	b4, _ := b.deploy(appName, 1, "")
+	from, to := a.listen(a4+":1000"), b.listen(b4+":2000")
+	if !arrives(from, to, 50) {
+		t.Fatal("nothing arrives without a firewall")
+	}
+	n.must("POST", "/ebpf", `{"name":"firewall","config":{}}`)
+	if arrives(from, to, 5) {
+		t.Error("the firewall has no rule, and a packet passes")
+	}
+	rule := func(proto, src string, srcPort int, dst string, dstPort int) {
+		n.must("POST", "/ebpf/0/rule", fmt.Sprintf(`{"srcIp":%q,"dstIp":%q,"proto":%q,"scrPort":%d,"dstPort":%d}`, src, dst, proto, srcPort, dstPort))
+	}
+	rule("TCP", a4, 1000, b4, 2000)
+	if arrives(from, to, 5) {
+		t.Error("a rule for TCP lets UDP pass: proto is not honoured")
+	}
+	rule("UDP", a4, 1000, b4, 2000)
+	if !arrives(from, to, 50) {
+		t.Error("the rule does not let the packet pass")
+	}
+	if arrives(to, from, 5) {
+		t.Error("the answer passes without a rule of its own")
+	}
+	rule("UDP", b4, 2000, a4, 1000)
+	if !arrives(to, from, 50) {
+		t.Error("the rule for the answer does not let it pass")
+	}
+	rule("UDP", b4, 2000, a4, 1000) // once more
+	m := list[v1.Module](n, "module")
+	if rules, _ := m[0].Spec.Config["rules"].([]any); len(rules) != 3 {
+		t.Errorf("rules: %v", rules)
+	}
+}
+
+func TestModulesOfTheSLA(t *testing.T) {
+	n := newNode(t)
+	register(n)
+	n.must("POST", "/ebpf", `{"name":"packetCounter","config":{}}`)
+	const sla = `,"ebpfModules":[{"name":"firewall","config":{"rules":[]}},{"name":"packetCounter"}]`
+	a, b, other := n.container(), n.container(), n.container()
+	a.deploy(appName, 0, sla)
+	b.deploy(appName, 1, sla)
+	other.deploy("other.test.db.test", 0, "")
+	if got := moduleNames(list[v1.Module](n, "module")); !cmp.Equal(got, []string{"oakestra-0", "oakestra-1", "oakestra-2"}) {
+		t.Fatalf("modules: %v", got)
+	}
+	for _, m := range list[v1.Module](n, "module")[1:] {
+		for _, i := range m.Status.Instances {
+			if !strings.HasPrefix(i.Service, "oak-shop-") {
+				t.Errorf("%s runs for %s", m.Metadata.Name, i.Service)
+			}
+		}
+		if len(m.Status.Instances) == 0 {
+			t.Errorf("%s runs nowhere", m.Metadata.Name)
+		}
+	}
+	n.undeploy(appName, 0)
+	if got := moduleNames(list[v1.Module](n, "module")); len(got) != 3 {
+		t.Errorf("with one instance left: %v", got)
+	}
+	n.undeploy(appName, 1)
+	if got := moduleNames(list[v1.Module](n, "module")); !cmp.Equal(got, []string{"oakestra-0"}) {
+		t.Errorf("with none left: %v", got)
+	}
+	c := n.container()
+	bad := fmt.Sprintf(`{"pid":%d,"serviceName":%q,"instanceNumber":2,"ebpfModules":[{"name":"packetCounter"},{"name":"router"}]}`, c.pid(), appName)
+	if got := n.do("POST", "/container/deploy", bad); got.status != 500 {
+		t.Errorf("an unknown module: %+v", got)
+	}
+	if all, links := list[v1.Service](n, "service"), n.links(); len(all) != 1 || len(links) != 2 {
+		t.Errorf("left of a failed deployment: %d services, %v", len(all), links)
+	}
+	if got := n.must("GET", "/ebpf", ""); got != `[{"id":0,"name":"packetCounter","priority":1,"config":{}}]` {
+		t.Errorf("left of a failed deployment: %s", got)
+	}
+}
+
+func TestNamespacesThatVanish(t *testing.T) {
+	n := newNode(t)
+	register(n)
+	a, b := n.container(), n.container()
+	a.deploy(appName, 0, `,"ebpfModules":[{"name":"packetCounter"}]`)
+	b.deploy(appName+"2", 0, `,"ebpfModules":[{"name":"packetCounter"}]`)
+	a.end()
+	n.eventually("a service that has ended is cleared away", func() bool {
+		return len(list[v1.Service](n, "service")) == 1 && len(list[v1.Module](n, "module")) == 1
+	})
+	n.kill()
+	b.end()
+	n.eventually("the kernel has removed the veth", func() bool { return len(n.links()) == 1 })
+	n.start()
+	if s, m := list[v1.Service](n, "service"), list[v1.Module](n, "module"); len(s)+len(m) != 0 {
+		t.Errorf("after a restart: %v %v", s, m)
+	}
+}
+
+func TestRedeploy(t *testing.T) {
+	n := newNode(t)
+	register(n)
+	a, b := n.container(), n.container()
+	four, _ := a.deploy(appName, 0, "")
+	if again, _ := a.deploy(appName, 0, ""); again != four {
+		t.Errorf("the same request got %s, then %s", four, again)
+	}
+	if next, _ := b.deploy(appName, 0, ""); next == four {
+		t.Errorf("a new container has the address %s, which neighbours know as the old one's", next)
+	}
+	if s, links := list[v1.Service](n, "service"), n.links(); len(s) != 1 || len(links) != 2 {
+		t.Errorf("after a redeployment: %d services, %v", len(s), links)
+	}
+}
+
+func TestBadInput(t *testing.T) {
+	n := newNode(t)
+	pid := n.container().pid()
+	early := fmt.Sprintf(`{"pid":%d,"serviceName":%q,"instanceNumber":0}`, pid, appName)
+	if got := n.do("POST", "/container/deploy", early); got.status != 400 || !strings.Contains(got.body, "not registered") {
+		t.Errorf("before the registration: %+v", got)
+	}
+	register(n)
+	n.must("POST", "/ebpf", `{"name":"firewall"}`)
+	for _, c := range []struct{ path, body, says string }{
+		{"/register", `{`, "JSON"},
+		{"/register", `{"client_id":""}`, "client_id"},
+		{"/register", `{"client_id":"w1","mode":"p2p"}`, "mode"},
+		{"/container/deploy", `null x`, "JSON"},
+		{"/container/deploy", `{"pid":"1"}`, "JSON"},
+		{"/container/deploy", strings.Replace(early, appName, "web", 1), "serviceName"},
+		{"/container/deploy", strings.Replace(early, appName, "../../a.b.c.d", 1), "serviceName"},
+		{"/container/deploy", strings.Replace(early, `r":0`, `r":-1`, 1), "instanceNumber"},
+		{"/container/deploy", `{"pid":0,"serviceName":"a.b.c.d"}`, "pid"},
+		{"/container/deploy", `{"pid":-1,"serviceName":"a.b.c.d"}`, "pid"},
+		{"/container/deploy", `{"pid":2147483647,"serviceName":"a.b.c.d"}`, "pid"},
+		{"/container/deploy", fmt.Sprintf(`{"pid":%d,"serviceName":"a.b.c.d"}`, n.agent.Process.Pid), "node's own"},
+		{"/container/undeploy", `[]`, "JSON"},
+		{"/ebpf/0/rule", `{}`, "srcIp"},
+		{"/ebpf/0/rule", `{"srcIp":"10.0.0.1","dstIp":"10.0.0.300"}`, "dstIp"},
+		{"/ebpf/0/rule", `{"srcIp":"10.0.0.1","dstIp":"fc00::1","scrPort":1,"dstPort":1}`, "versions"},
+		{"/ebpf/0/rule", `{"srcIp":"10.0.0.1","dstIp":"10.0.0.2","proto":"SCTP","scrPort":1,"dstPort":1}`, "proto"},
+		{"/ebpf/0/rule", `{"srcIp":"10.0.0.1","dstIp":"10.0.0.2","proto":"UDP","dstPort":1}`, "srcPort"},
+		{"/ebpf/0/rule", `{"srcIp":"10.0.0.1","dstIp":"10.0.0.2","scrPort":1,"srcPort":2,"dstPort":1}`, "srcPort"},
+		{"/ebpf/0/rule", `{"srcIp":"10.0.0.1","dstIp":"10.0.0.2","scrPort":65536,"dstPort":1}`, "JSON"},
+		{"/ebpf/0/rule", `{"srcIp":"10.0.0.1","dstIp":"10.0.0.2","proto":"ICMP","scrPort":1}`, "ports"},
+	} {
+		if got := n.do("POST", c.path, c.body); got.status != 400 || !strings.Contains(got.body, c.says) {
+			t.Errorf("%s %s: %+v, want 400 and %q", c.path, c.body, got, c.says)
+		}
+	}
+	if s, links := list[v1.Service](n, "service"), n.links(); len(s) != 0 || len(links) != 0 {
+		t.Errorf("bad requests have made %v, %v", s, links)
+	}
+}
+
+func TestDamagedFileIsNotOverwritten(t *testing.T) {
+	n := newNode(t)
+	n.kill()
+	path := n.dir + "/oakestra.json"
+	if err := os.WriteFile(path, []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	out, err := n.kerb("agent", n.flags()...)
+	if err == nil || !strings.Contains(out, "damaged") {
+		t.Errorf("the agent said %q, %v", out, err)
+	}
+	if data, _ := os.ReadFile(path); string(data) != "{" {
+		t.Errorf("the file has become %q", data)
+	}
+}
+
+func TestLostFile(t *testing.T) {
+	n := newNode(t)
+	register(n)
+	n.container().deploy(appName, 0, `,"ebpfModules":[{"name":"packetCounter"}]`)
+	n.must("POST", "/ebpf", `{"name":"packetCounter"}`)
+	n.kill()
+	if err := os.Remove(n.dir + "/oakestra.json"); err != nil {
+		t.Fatal(err)
+	}
+	n.start()
+	if got := n.must("GET", "/ebpf", ""); got != `[{"id":1,"name":"packetCounter","priority":2,"config":null}]` {
+		t.Errorf("modules: %s", got)
+	}
+	if s := list[v1.Service](n, "service"); len(s) != 0 || !cmp.Equal(n.links(), []string{"oakbr"}) {
+		t.Errorf("services: %v, links %v", s, n.links())
+	}
+}

@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package oakestra
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"net/netip"
+	"reflect"
+	"slices"
+	"strings"
+
+	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/fault"
+	"github.com/kerb-edge/kerb/internal/server"
+)
+
+// allowList is the firewall of Oakestra: packets pass in either direction if a rule says so, each by itself, and no others.
+func allowList() map[string]any {
+	return map[string]any{
+		"defaultPolicy": map[string]any{"ingress": "deny", "egress": "deny"},
+		"state":         map[string]any{"enabled": false},
+		"rules":         []any{},
+	}
+}
+
+// rule is a rule as Oakestra's clients send it. The misspelt name is the documented one.
+type rule struct {
+	SrcIP   string  `json:"srcIp"`
+	DstIP   string  `json:"dstIp"`
+	Proto   string  `json:"proto"`
+	ScrPort *uint16 `json:"scrPort"`
+	SrcPort *uint16 `json:"srcPort"`
+	DstPort *uint16 `json:"dstPort"`
+}
+
+func (l *Listener) addRule(w http.ResponseWriter, r *http.Request, m module) {
+	if m.Name != "firewall" {
+		l.passOn(w, r, m)
+		return
+	}
+	var in rule
+	if !readJSON(w, r, &in) {
+		return
+	}
+	out, err := in.translate()
+	if err == nil {
+		err = l.appendRule(r.Context(), resourceOf(m.ID), out)
+	}
+	if err != nil {
+		fail(w, "rule", err)
+	}
+}
+
+// appendRule adds a rule unless it is there.
+func (l *Listener) appendRule(ctx context.Context, name string, rule map[string]any) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	resource, err := l.agent.Module(ctx, name)
+	if err != nil {
+		return err
+	}
+	rules, _ := resource.Spec.Config["rules"].([]any)
+	if slices.ContainsFunc(rules, func(have any) bool { return reflect.DeepEqual(have, any(rule)) }) {
+		return nil
+	}
+	config := map[string]any{} // the agent's own must not change under it
+	for key, value := range resource.Spec.Config {
+		config[key] = value
+	}
+	config["rules"] = append(slices.Clone(rules), rule)
+	resource.Spec.Config, resource.Status = config, nil
+	_, err = l.agent.Apply(ctx, server.Request{Modules: []v1.Module{resource}})
+	return err
+}
+
+// translate checks a rule and returns it in the words of Kerb's firewall. Numbers are float64, as JSON has them.
+func (r rule) translate() (map[string]any, error) {
+	src, err := ruleAddress("srcIp", r.SrcIP)
+	if err != nil {
+		return nil, err
+	}
+	dst, err := ruleAddress("dstIp", r.DstIP)
+	if err != nil {
+		return nil, err
+	}
+	if src.Is4() != dst.Is4() {
+		return nil, &fault.Invalid{Field: "dstIp", Reason: "srcIp and dstIp are of different IP versions"}
+	}
+	out := map[string]any{"action": "allow", "direction": "both", "src": src.String(), "dst": dst.String()}
+	switch proto := strings.ToLower(r.Proto); proto {
+	case "", "tcp": // Oakestra's default
+		out["protocol"] = "tcp"
+	case "udp":
+		out["protocol"] = proto
+	case "icmp":
+		out["protocol"] = map[bool]string{true: "icmp", false: "icmpv6"}[src.Is4()]
+		return out, r.checkNoPorts()
+	default:
+		return nil, &fault.Invalid{Field: "proto", Reason: fmt.Sprintf("%q is none of TCP, UDP and ICMP", r.Proto)}
+	}
+	return out, r.addPorts(out)
+}
+
+func ruleAddress(field, text string) (netip.Addr, error) {
+	a, err := netip.ParseAddr(text)
+	if err != nil || a.Zone() != "" || a.Is4In6() {
+		return a, &fault.Invalid{Field: field, Reason: fmt.Sprintf("%q is not an IP address", text)}
+	}
+	return a, nil
+}
+
+// source is the source port under either name.
+func (r rule) source() (*uint16, error) {
+	if r.ScrPort == nil {
+		return r.SrcPort, nil
+	}
+	if r.SrcPort != nil && *r.SrcPort != *r.ScrPort {
+		return nil, &fault.Invalid{Field: "srcPort", Reason: "it is not the same as scrPort"}
+	}
+	return r.ScrPort, nil
+}
+
+// addPorts wants both ports: one that is left out would open more than Oakestra's firewall did.
+func (r rule) addPorts(out map[string]any) error {
+	src, err := r.source()
+	if err != nil {
+		return err
+	}
+	for _, p := range []struct {
+		field string
+		value *uint16
+	}{{"srcPort", src}, {"dstPort", r.DstPort}} {
+		if p.value == nil {
+			return &fault.Invalid{Field: p.field, Reason: "missing; rules for TCP and UDP have both ports"}
+		}
+		out[p.field] = float64(*p.value)
+	}
+	return nil
+}
+
+// checkNoPorts lets 0 pass, which clients that always send ports have for ICMP.
+func (r rule) checkNoPorts() error {
+	for _, port := range []*uint16{r.ScrPort, r.SrcPort, r.DstPort} {
+		if port != nil && *port != 0 {
+			return &fault.Invalid{Field: "proto", Reason: "ICMP has no ports"}
+		}
+	}
+	return nil
+}

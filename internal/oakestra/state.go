@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package oakestra
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/kerb-edge/kerb/internal/fault"
+)
+
+// state is what the file holds.
+type state struct {
+	Worker   string    `json:"worker,omitempty"` // NodeEngine's id
+	NextID   int       `json:"nextID"`           // of a module
+	Priority int       `json:"nextPriority"`
+	Last     int       `json:"lastAddress"` // number of the address that was given last
+	Modules  []module  `json:"modules,omitempty"`
+	Services []service `json:"services,omitempty"`
+}
+
+// module is a module as Oakestra knows it.
+type module struct {
+	ID       int    `json:"id"`
+	Name     string `json:"name"`
+	Priority int    `json:"priority"`
+	Config   any    `json:"config"`            // as it was sent
+	Service  string `json:"service,omitempty"` // the only one that it is for; empty: all of them
+}
+
+// service is an instance that has been deployed, or is about to be.
+type service struct {
+	Name     string `json:"name"` // app.namespace.service.namespace
+	Instance int    `json:"instance"`
+	PID      int    `json:"pid"`
+	Netns    uint64 `json:"netns"`  // inode, to know the namespace again
+	Number   int    `json:"number"` // of its addresses in the subnets
+	Ready    bool   `json:"ready"`  // the deployment has been finished
+}
+
+func readState(path string) (state, error) {
+	fresh := state{Priority: 1, Last: firstNumber - 1}
+	data, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return fresh, nil
+	}
+	if err != nil {
+		return fresh, err
+	}
+	if err := json.Unmarshal(data, &fresh); err != nil {
+		return fresh, &fault.Invalid{Resource: path, Reason: fmt.Sprintf("damaged: %v; remove it to begin anew", err)}
+	}
+	return fresh, nil
+}
+
+// save replaces the file in one step: it is the old one or the new one whatever happens.
+func (l *Listener) save() error {
+	data, err := json.MarshalIndent(l.state, "", " ")
+	if err != nil {
+		return err
+	}
+	if err := replace(l.file, append(data, '\n')); err != nil {
+		return &fault.ReadOnly{Reason: err.Error()}
+	}
+	return nil
+}
+
+func replace(path string, data []byte) error {
+	f, err := os.CreateTemp(filepath.Dir(path), ".oakestra-")
+	if err != nil {
+		return err
+	}
+	defer os.Remove(f.Name()) // it has another name by then, if all went well
+	_, err = f.Write(data)
+	if err := errors.Join(err, f.Sync(), f.Close()); err != nil {
+		return err
+	}
+	if err := os.Rename(f.Name(), path); err != nil {
+		return err
+	}
+	dir, err := os.Open(filepath.Dir(path))
+	if err != nil {
+		return err
+	}
+	return errors.Join(dir.Sync(), dir.Close())
+}
+
+func (s *state) service(name string, instance int) *service {
+	i := slices.IndexFunc(s.Services, func(x service) bool { return x.Name == name && x.Instance == instance })
+	if i < 0 {
+		return nil
+	}
+	return &s.Services[i]
+}
+
+func (s *state) dropService(name string, instance int) {
+	s.Services = slices.DeleteFunc(s.Services, func(x service) bool { return x.Name == name && x.Instance == instance })
+}
+
+func (s *state) uses(name string) bool {
+	return slices.ContainsFunc(s.Services, func(x service) bool { return x.Name == name })
+}
+
+// clone is a copy to go back to.
+func (s *state) clone() state {
+	c := *s
+	c.Modules, c.Services = slices.Clone(s.Modules), slices.Clone(s.Services)
+	return c
+}
