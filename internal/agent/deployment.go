@@ -154,6 +154,7 @@ func (d *deployment) dataplaneModule(settings sdk.Settings, canonical []byte) da
 		ID:         dataplane.ShortHash([]byte(d.pkg.Digest), canonical, []byte(builder)),
 		ConfigMaps: d.pkg.Maps.Config,
 		SharedMaps: d.pkg.Maps.Shared,
+		Migrate:    d.pkg.Maps.Migrate,
 		Settings:   settings,
 		FailClosed: d.failClosed(),
 		Frags:      d.pkg.Frags,
