@@ -28,7 +28,9 @@ type Compiled interface {
 	// Settings are applied before the maps are created and the program is verified.
 	Settings() Settings
 	// Fill writes the maps of a new generation before it sees a packet. Config maps are new and empty, all others may
-	// be shared with the generation that is running. An error leaves the running generation as it is.
+	// be shared with the generation that is running. For maps whose manifest says migrate: control, an upgrade that changes
+	// them has the running generation's as previous.<map>, to read from while Fill runs; packets still change them. Fill is
+	// also called with maps of a trial, which no packet sees. An error leaves the running generation as it is.
 	Fill(maps Maps) error
 }
 

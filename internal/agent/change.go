@@ -398,6 +398,10 @@ func (a *Agent) explain(err error) error {
 	if errors.Is(err, dataplane.ErrBusy) || errors.Is(err, dataplane.ErrSplit) {
 		return &fault.Conflict{Reason: err.Error()}
 	}
+	var migration *dataplane.MigrationError
+	if errors.As(err, &migration) {
+		return &fault.Conflict{Reason: err.Error()}
+	}
 	for _, kind := range []error{dataplane.ErrNoEntry, dataplane.ErrNoConstant, dataplane.ErrLicense} {
 		if errors.Is(err, kind) {
 			return &fault.Invalid{Reason: err.Error()}

@@ -237,6 +237,7 @@ func (d *deployment) dataplaneModule(settings sdk.Settings) dataplane.Module {
 		ID:         d.identity(),
 		ConfigMaps: d.pkg.Maps.Config,
 		SharedMaps: d.pkg.Maps.Shared,
+		Migrate:    d.pkg.Maps.Migrate,
 		Settings:   settings,
 		FailClosed: d.failClosed(),
 		Frags:      d.pkg.Frags,

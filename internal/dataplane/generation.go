@@ -4,7 +4,6 @@ package dataplane
 
 import (
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -63,7 +62,7 @@ func hooksOf(mod Module, do func(Hook, *ebpf.CollectionSpec) error) error {
 }
 
 // newGeneration creates the maps of a module. Maps of previous that are no config maps and have the same layout are
-// used again; those that only differ in size are copied. Nothing is pinned yet and no packet sees it.
+// used again; what becomes of the contents of others is Migrate's to say. Nothing is pinned yet and no packet sees it.
 func newGeneration(mod Module, previous, shared map[string]*ebpf.Map) (*generation, error) {
 	g := &generation{Module: mod, maps: map[string]*ebpf.Map{}}
 	if err := g.create(previous, shared); err != nil {
@@ -94,7 +93,7 @@ func (g *generation) create(previous, shared map[string]*ebpf.Map) error {
 		return err
 	}
 	if mod.Fill != nil {
-		if err := mod.Fill(g.sdkMaps()); err != nil {
+		if err := mod.Fill(g.fillMaps(previous)); err != nil {
 			return fmt.Errorf("module %s: %w", mod.Name, err)
 		}
 	}
@@ -187,10 +186,14 @@ func (g *generation) addMaps(hook Hook, spec *ebpf.CollectionSpec, previous, sha
 		if from == nil || !g.carried(name) {
 			continue
 		}
-		switch compareLayout(ms, from) {
-		case sameLayout:
+		same, copied, err := g.takeOver(name, ms, from)
+		if err != nil {
+			return err
+		}
+		if same {
 			replace[name] = from
-		case otherSize:
+		}
+		if copied {
 			copies = append(copies, mapCopy{name, from})
 		}
 	}
@@ -206,16 +209,11 @@ func (g *generation) addMaps(hook Hook, spec *ebpf.CollectionSpec, previous, sha
 		}
 	}
 	for _, c := range copies {
-		if err := copyEntries(c.from, g.maps[mapPin(hook, c.name)]); err != nil {
-			return fmt.Errorf("carry over map %s: %w", c.name, err)
+		if err := copyEntries(c.name, c.from, g.maps[mapPin(hook, c.name)]); err != nil {
+			return err
 		}
 	}
 	return nil
-}
-
-type mapCopy struct {
-	name string
-	from *ebpf.Map
 }
 
 // carried tells whether a map outlives its generation.
@@ -244,24 +242,6 @@ func compareLayout(spec *ebpf.MapSpec, m *ebpf.Map) layoutDiff {
 		return otherSize
 	}
 	return sameLayout
-}
-
-// copyEntries copies what fits. Entries that change meanwhile may be copied as they were.
-func copyEntries(from, to *ebpf.Map) error {
-	var key, value []byte
-	switch from.Type() {
-	case ebpf.Hash, ebpf.LRUHash, ebpf.Array, ebpf.LPMTrie:
-		value = make([]byte, from.ValueSize())
-	default:
-		return nil // per-CPU maps and queues start anew: their contents belong to one size
-	}
-	entries := from.Iterate()
-	for entries.Next(&key, &value) {
-		if err := to.Put(key, value); err != nil && !errors.Is(err, ebpf.ErrKeyExist) {
-			return nil // a smaller map is full
-		}
-	}
-	return nil
 }
 
 func (g *generation) addDrops(previous map[string]*ebpf.Map) error {

@@ -65,6 +65,8 @@ type Module struct {
 	Spec       func(Hook) (*ebpf.CollectionSpec, error)
 	ConfigMaps []string // made anew for each generation; all others are carried over
 	SharedMaps []string // shared by name with other modules
+	// Migrate has the rules (MigrateExtend and others) for carried-over maps that differ from the running generation's.
+	Migrate    map[string]string
 	Settings   sdk.Settings
 	Fill       func(sdk.Maps) error // may be nil
 	FailClosed bool
