@@ -19,7 +19,7 @@ func TestMigrationRules(t *testing.T) {
 	rules := map[string]string{"a": pkgs.MigrateDiscard, "b": pkgs.MigrateExtend, "c": pkgs.MigrateControl}
 	d := &deployment{pkg: &pkgs.Package{Manifest: pkgs.Manifest{Maps: pkgs.MapRoles{Migrate: rules}}}}
 	want := map[string]string{"a": dataplane.MigrateDiscard, "b": dataplane.MigrateExtend, "c": dataplane.MigrateControl}
-	if got := d.dataplaneModule(sdk.Settings{}, nil).Migrate; !maps.Equal(got, want) {
+	if got := d.dataplaneModule(sdk.Settings{}).Migrate; !maps.Equal(got, want) {
 		t.Errorf("%v, want %v", got, want)
 	}
 }

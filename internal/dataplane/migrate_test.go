@@ -55,16 +55,6 @@ func mustUpgrade(t *testing.T, m Module, from *generation) *generation {
 	return g
 }
 
-func mapID(t *testing.T, m *ebpf.Map) ebpf.MapID {
-	t.Helper()
-	info, err := m.Info()
-	if err != nil {
-		t.Fatal(err)
-	}
-	id, _ := info.ID()
-	return id
-}
-
 // key is an entry's key: its number, after the prefix length where the map is a trie.
 func key(m *ebpf.Map, n uint32) []byte {
 	out := binary.NativeEndian.AppendUint32(nil, n)
