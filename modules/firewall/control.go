@@ -203,9 +203,8 @@ func (f *Firewall) Fill(maps sdk.Maps) error {
 	if err != nil {
 		return err
 	}
-	f.fillSlots = slots
 	f.mu.Lock()
-	f.filled = false // maps may be filled for a trial: what is live is read from the live ones
+	f.fillSlots, f.filled = slots, false // maps may be filled for a trial: what is live is read from the live ones
 	f.mu.Unlock()
 	if err := fillArray(maps, mapTree, len(f.tree.chunks), f.chunk); err != nil {
 		return err
@@ -266,7 +265,7 @@ func (f *Firewall) l4rule(i int) l4rule {
 		sport = Ports{uint16(r.ICMPType), uint16(r.ICMPType)}
 	}
 	out := l4rule{Sport: sport.Lo, Sports: sport.Hi - sport.Lo, Dport: r.DstPort.Lo, Dports: r.DstPort.Hi - r.DstPort.Lo,
-		Decision: f.fillSlots[i] << 1}
+		Decision: f.slotOf(i) << 1}
 	if r.Proto >= 0 {
 		out.Proto, out.ProtoMask = uint8(r.Proto), 0xff
 	}

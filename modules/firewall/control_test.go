@@ -124,7 +124,7 @@ func TestHitsSurviveAChange(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	next.slots = slots
+	next.fillSlots = slots
 	report, err := next.listRules(k.live(1))
 	if err != nil {
 		t.Fatal(err)

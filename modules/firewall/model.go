@@ -73,7 +73,7 @@ func (p Ports) contains(x uint16) bool { return x >= p.Lo && x <= p.Hi }
 // byRules is the decision without regard to connections.
 func (f *Firewall) byRules(p *Packet) Decision {
 	if i := f.Match(p); i >= 0 {
-		return Decision{f.rules[i].Allow, i, f.slots[i]}
+		return Decision{f.rules[i].Allow, i, f.slotOf(i)}
 	}
 	if p.Ingress {
 		return Decision{bool(f.config.DefaultPolicy.Ingress), -1, slotIngress}
@@ -315,4 +315,11 @@ func (m *Model) related(p *Packet, now time.Duration) bool {
 	}
 	c := m.conns[k]
 	return c != nil && c.generation == m.generation() && !m.expired(k, c, now)
+}
+
+// slotOf is the rule's hit counter in the maps that were filled last.
+func (f *Firewall) slotOf(i int) uint32 {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.fillSlots[i]
 }
