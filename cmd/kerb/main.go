@@ -4,6 +4,7 @@
 package main
 
 import (
+	"fmt"
 	"os"
 
 	"github.com/spf13/cobra"
@@ -12,11 +13,16 @@ import (
 	_ "github.com/kerb-edge/kerb/bench/all"
 	"github.com/kerb-edge/kerb/internal/agent"
 	"github.com/kerb-edge/kerb/internal/cli"
+	"github.com/kerb-edge/kerb/internal/control/sandbox"
 	"github.com/kerb-edge/kerb/internal/demo"
 	"github.com/kerb-edge/kerb/internal/version"
 )
 
 func main() {
+	if len(os.Args) > 1 && os.Args[1] == sandbox.Argument {
+		fmt.Fprintln(os.Stderr, "kerb:", sandbox.Main(os.Args[2:]))
+		os.Exit(1)
+	}
 	os.Exit(cli.Main(cli.Build{
 		Version:  version.Version(),
 		Agent:    agent.Run,

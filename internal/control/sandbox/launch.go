@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sandbox
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"runtime"
+	"strconv"
+	"syscall"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+const maxProcesses = 256 // threads count, and a Go program may have a few per processor
+
+// Main is the life of the launcher: it takes the rights from itself and becomes the program. It returns on errors only.
+//
+// Users, capabilities, no_new_privs and seccomp belong to threads. All are set on this one only, without the detour of
+// setting them on all threads: the thread which calls execve is the one that becomes the program, the others end there.
+func Main(args []string) error {
+	runtime.LockOSThread()
+	o, err := parse(args)
+	if err != nil {
+		return fmt.Errorf("%s: %w", Argument, err)
+	}
+	for _, step := range o.steps() {
+		if err := step.run(); err != nil {
+			return fmt.Errorf("%s: %s: %w", Argument, step.name, err)
+		}
+	}
+	return fmt.Errorf("%s: execute %s: %w", Argument, o.Command[0], syscall.Exec(o.Command[0], o.Command, o.Env))
+}
+
+type step struct {
+	name string
+	run  func() error
+}
+
+// steps are in an order that matters. Landlock comes before the change of user, which might not be able to open the paths;
+// the signal after it, as the change of user clears it; the filter last, as it denies some of the other steps.
+func (o *order) steps() []step {
+	return []step{
+		{"close descriptors", closeFiles},
+		{"set limits", o.setLimits},
+		{"drop capabilities", o.dropBounding},
+		{"set no_new_privs", func() error { return unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) }},
+		{"restrict file system", o.restrictPaths},
+		{"change user", o.changeUser},
+		{"clear capabilities", o.setCapabilities},
+		{"end with the agent", o.endWithParent},
+		{"restrict system calls", o.restrictCalls},
+	}
+}
+
+// closeFiles has all descriptors but those of the contract closed by execve, and not now, when Go's own are among them.
+func closeFiles() error {
+	unix.Umask(0o077)
+	err := unix.CloseRange(LastFile+1, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC)
+	if errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.EINVAL) { // before Linux 5.11
+		return closeEach()
+	}
+	return err
+}
+
+func closeEach() error {
+	entries, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		if fd, err := strconv.Atoi(e.Name()); err == nil && fd > LastFile {
+			unix.CloseOnExec(fd)
+		}
+	}
+	return nil
+}
+
+func (o *order) setLimits() error {
+	for resource, limit := range map[int]uint64{
+		unix.RLIMIT_NOFILE: o.files(),
+		unix.RLIMIT_DATA:   o.dataLimit(),
+		unix.RLIMIT_NPROC:  maxProcesses,
+		unix.RLIMIT_CORE:   0,
+	} {
+		// Not prlimit: syscall.Exec would undo that for NOFILE.
+		if err := syscall.Setrlimit(resource, &syscall.Rlimit{Cur: limit, Max: limit}); err != nil {
+			return fmt.Errorf("resource %d to %d: %w", resource, limit, err)
+		}
+	}
+	return nil
+}
+
+// dropBounding empties the set that limits what any program can ever get.
+func (o *order) dropBounding() error {
+	for c := uintptr(0); ; c++ {
+		if o.KeepBPF && c == unix.CAP_BPF {
+			continue
+		}
+		err := unix.Prctl(unix.PR_CAPBSET_DROP, c, 0, 0, 0)
+		if errors.Is(err, unix.EINVAL) && c > unix.CAP_BPF { // the kernel's last one is passed
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("%d: %w", c, err)
+		}
+	}
+}
+
+func (o *order) changeUser() error {
+	if o.KeepBPF {
+		if err := unix.Prctl(unix.PR_SET_KEEPCAPS, 1, 0, 0, 0); err != nil {
+			return err
+		}
+	}
+	id := uintptr(o.UID)
+	if _, _, err := unix.RawSyscall(unix.SYS_SETGROUPS, 0, 0, 0); err != 0 {
+		return fmt.Errorf("setgroups: %w", err)
+	}
+	if _, _, err := unix.RawSyscall(unix.SYS_SETRESGID, id, id, id); err != 0 {
+		return fmt.Errorf("setresgid: %w", err)
+	}
+	if _, _, err := unix.RawSyscall(unix.SYS_SETRESUID, id, id, id); err != 0 {
+		return fmt.Errorf("setresuid: %w", err)
+	}
+	return nil
+}
+
+// setCapabilities leaves none, or CAP_BPF in the sets that survive execve.
+func (o *order) setCapabilities() error {
+	if err := unix.Prctl(unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0); err != nil {
+		return err
+	}
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var sets [2]unix.CapUserData
+	if o.KeepBPF {
+		bit := uint32(1) << (unix.CAP_BPF % 32)
+		sets[unix.CAP_BPF/32] = unix.CapUserData{Effective: bit, Permitted: bit, Inheritable: bit}
+	}
+	if err := unix.Capset(&header, &sets[0]); err != nil {
+		return err
+	}
+	if !o.KeepBPF {
+		return nil
+	}
+	return unix.Prctl(unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_RAISE, unix.CAP_BPF, 0, 0)
+}
+
+// endWithParent asks for SIGKILL, and then looks whether it would have been sent before.
+func (o *order) endWithParent() error {
+	if err := unix.Prctl(unix.PR_SET_PDEATHSIG, uintptr(unix.SIGKILL), 0, 0, 0); err != nil {
+		return err
+	}
+	if parent := unix.Getppid(); parent != o.Parent {
+		return fmt.Errorf("parent is %d, not %d", parent, o.Parent)
+	}
+	return nil
+}
+
+func (o *order) restrictCalls() error {
+	filter, err := assemble(o.filter())
+	if err != nil {
+		return err
+	}
+	program := unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]}
+	_, _, errno := unix.RawSyscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, 0, uintptr(unsafe.Pointer(&program)))
+	runtime.KeepAlive(filter)
+	if errno != 0 {
+		return errno
+	}
+	return nil
+}

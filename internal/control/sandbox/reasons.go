@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sandbox
+
+import (
+	"errors"
+	"os"
+
+	ll "github.com/landlock-lsm/go-landlock/landlock/syscall"
+	"golang.org/x/sys/unix"
+)
+
+// Reasons says what of the protection this kernel lacks, for people. Programs start nevertheless, except without seccomp.
+func Reasons() []string {
+	abi, err := ll.LandlockGetABIVersion()
+	if err != nil {
+		abi = 0
+	}
+	out := landlockReasons(abi)
+	if err := unix.Prctl(unix.PR_GET_SECCOMP, 0, 0, 0, 0); errors.Is(err, unix.EINVAL) {
+		out = append(out, "no seccomp: control planes do not start (CONFIG_SECCOMP_FILTER)")
+	}
+	if _, err := os.Stat("/proc/self/ns/net"); err != nil {
+		out = append(out, "no network namespaces: control planes without network do not start (CONFIG_NET_NS)")
+	}
+	return out
+}
+
+// landlockReasons are by the version of Landlock; 0 is none.
+func landlockReasons(abi int) []string {
+	switch {
+	case abi == 0:
+		return []string{"no Landlock (Linux 5.13, and landlock in lsm= of the command line): control planes can read what all users can"}
+	case abi < 3:
+		return []string{"Landlock is older than Linux 6.2: control planes can truncate files that all users can write"}
+	case abi < 6:
+		return []string{"Landlock is older than Linux 6.12: control planes with network can connect to abstract Unix sockets"}
+	}
+	return nil
+}
