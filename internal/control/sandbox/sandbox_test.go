@@ -222,6 +222,9 @@ func TestSystemCalls(t *testing.T) {
 		"vsock":               {unix.SYS_SOCKET, unix.AF_VSOCK, unix.SOCK_STREAM, 0},
 		"unix":                {unix.SYS_SOCKET, unix.AF_UNIX, unix.SOCK_STREAM, 0},
 		"pair of datagrams":   {unix.SYS_SOCKETPAIR, unix.AF_UNIX, unix.SOCK_DGRAM | unix.SOCK_CLOEXEC, 0, 0},
+		"memory file":         {unix.SYS_MEMFD_CREATE},
+		"shared memory":       {unix.SYS_SHMGET, 0, 4096},
+		"outlive the agent":   {unix.SYS_PRCTL, unix.PR_SET_PDEATHSIG, 0},
 		"leave process group": {unix.SYS_SETPGID, 0, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -233,6 +236,7 @@ func TestSystemCalls(t *testing.T) {
 	b.expect("ENOSYS", "call", numbers([]int{unix.SYS_CLONE3})...)
 	b.expect("EFAULT", "call", numbers([]int{unix.SYS_SOCKETPAIR, unix.AF_UNIX, unix.SOCK_STREAM, 0, 0})...)
 	b.expect("ok", "call", numbers([]int{unix.SYS_SOCKET, unix.AF_NETLINK, unix.SOCK_RAW, unix.NETLINK_ROUTE})...)
+	b.expect("ok", "call", numbers([]int{unix.SYS_PRCTL, unix.PR_GET_DUMPABLE})...)
 	b.Network = true
 	b.expect("ok", "call", numbers([]int{unix.SYS_SOCKET, unix.AF_UNIX, unix.SOCK_STREAM, 0})...)
 }
@@ -471,5 +475,19 @@ func TestCheck(t *testing.T) {
 		if _, err := Command("/proc/self/exe", s); err == nil {
 			t.Errorf("%s: no error", name)
 		}
+	}
+}
+
+func TestCloseEach(t *testing.T) {
+	fd, err := unix.FcntlInt(0, unix.F_DUPFD, LastFile+1) // without CLOEXEC
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	if err := closeEach(); err != nil {
+		t.Fatal(err)
+	}
+	if flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0); err != nil || flags&unix.FD_CLOEXEC == 0 {
+		t.Errorf("flags %#x %v", flags, err)
 	}
 }
