@@ -114,7 +114,7 @@ func (p *program) start(module string, listen, maps *os.File) (*process, error) 
 			Command: p.command, Dir: p.files, UID: uid, Read: []string{p.files}, Write: []string{p.state},
 			Env: []string{"PATH=" + strings.Join(programPath, ":"), "LANG=C.UTF-8", "HOME=" + p.state, "TMPDIR=" + p.state, "STATE_DIRECTORY=" + p.state,
 				"KERB_MODULE=" + module, "KERB_PACKAGE=" + p.pkg.Name, "KERB_VERSION=" + p.pkg.Version, "KERB_CONTRACT=1", "PYTHONUNBUFFERED=1"},
-			Memory: p.pkg.Control.MemoryLimit(), Network: p.pkg.Control.Network, KeepBPF: mapsNeedCapability(),
+			Memory: p.pkg.Control.MemoryLimit(), Network: p.pkg.Control.Network, KeepBPF: sandbox.NeedsBPF(),
 		},
 		state: p.state, files: []*os.File{listen, maps},
 	})

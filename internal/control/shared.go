@@ -114,7 +114,7 @@ func (s *shared) ensure() error {
 		name: "(built-in)",
 		spec: sandbox.Spec{Command: []string{self, hostCommand}, Dir: state, UID: uid, Read: []string{self}, Write: []string{state},
 			Env:    []string{"HOME=" + state, "TMPDIR=" + state, "STATE_DIRECTORY=" + state, "KERB_CONTRACT=1", "GOGC=" + os.Getenv("GOGC")},
-			Memory: sharedMemory, Files: 4096, KeepBPF: mapsNeedCapability()},
+			Memory: sharedMemory, Files: 4096, KeepBPF: sandbox.NeedsBPF()},
 		state: state, files: []*os.File{theirs},
 	})
 	if err != nil {

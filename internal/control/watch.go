@@ -14,8 +14,6 @@ import (
 	"strings"
 	"sync"
 	"time"
-
-	"golang.org/x/sys/unix"
 )
 
 const memoryEvery = 500 * time.Millisecond
@@ -51,21 +49,6 @@ func resident(pid int) int64 {
 	all, _ := strconv.ParseInt(fields[1], 10, 64)
 	shared, _ := strconv.ParseInt(fields[2], 10, 64)
 	return (all - shared) * int64(os.Getpagesize())
-}
-
-// mapsNeedCapability tells whether map operations need CAP_BPF on this kernel: before Linux 5.19 with
-// kernel.unprivileged_bpf_disabled set.
-func mapsNeedCapability() bool {
-	var u unix.Utsname
-	var major, minor int
-	if unix.Uname(&u) != nil {
-		return false
-	}
-	if _, err := fmt.Sscanf(unix.ByteSliceToString(u.Release[:]), "%d.%d", &major, &minor); err != nil || major > 5 || major == 5 && minor >= 19 {
-		return false
-	}
-	data, err := os.ReadFile("/proc/sys/kernel/unprivileged_bpf_disabled")
-	return err == nil && strings.TrimSpace(string(data)) != "0"
 }
 
 // What a control plane may write to the log: this many lines at once, then this many a second.

@@ -5,7 +5,9 @@ package sandbox
 import (
 	"errors"
 	"os"
+	"strings"
 
+	"github.com/cilium/ebpf/features"
 	ll "github.com/landlock-lsm/go-landlock/landlock/syscall"
 	"golang.org/x/sys/unix"
 )
@@ -37,4 +39,18 @@ func landlockReasons(abi int) []string {
 		return []string{"Landlock is older than Linux 6.12: control planes with network can connect to abstract Unix sockets"}
 	}
 	return nil
+}
+
+// NeedsBPF says whether a Spec must KeepBPF on this node.
+func NeedsBPF() bool {
+	version, err := features.LinuxVersionCode()
+	if err != nil {
+		return false
+	}
+	disabled, err := os.ReadFile("/proc/sys/kernel/unprivileged_bpf_disabled")
+	return err == nil && needsBPF(version, string(disabled))
+}
+
+func needsBPF(version uint32, disabled string) bool {
+	return version < 5<<16|19<<8 && strings.TrimSpace(disabled) != "0"
 }

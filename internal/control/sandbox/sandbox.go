@@ -60,11 +60,7 @@ func Command(launcher string, s Spec) (*exec.Cmd, error) {
 	if err := s.check(); err != nil {
 		return nil, fmt.Errorf("sandbox: %w", err)
 	}
-	data, err := json.Marshal(order{Spec: s, Parent: os.Getpid()})
-	if err != nil {
-		return nil, fmt.Errorf("sandbox: %w", err)
-	}
-	cmd := exec.Command(launcher, Argument, base64.StdEncoding.EncodeToString(data))
+	cmd := exec.Command(launcher, Argument, encode(order{Spec: s, Parent: os.Getpid()}))
 	cmd.Dir = s.Dir
 	cmd.Env = []string{} // GODEBUG and the like are for the program, not for the launcher
 	cmd.SysProcAttr = &syscall.SysProcAttr{
@@ -112,6 +108,14 @@ func (s *Spec) files() uint64 {
 // the caller looks at its resident memory.
 func (s *Spec) dataLimit() uint64 {
 	return uint64(max(minData, 8*s.Memory))
+}
+
+func encode(o order) string {
+	data, err := json.Marshal(o)
+	if err != nil {
+		panic(err) // nothing in it that can fail
+	}
+	return base64.StdEncoding.EncodeToString(data)
 }
 
 func parse(args []string) (*order, error) {

@@ -41,6 +41,7 @@ var mapCommands = []uint32{
 
 // denied are system calls that a control plane has no use for, and that have been a way to more rights, or tell of others.
 // Most need a capability as well. setsid and setpgid would leave the process group by which the agent ends the program.
+// Memory in files without a directory counts in no process as resident, and could be executed after it was written.
 var denied = []uint32{
 	unix.SYS_SETSID, unix.SYS_SETPGID,
 	unix.SYS_PTRACE, unix.SYS_PROCESS_VM_READV, unix.SYS_PROCESS_VM_WRITEV, unix.SYS_PROCESS_MADVISE, unix.SYS_PROCESS_MRELEASE,
@@ -55,6 +56,7 @@ var denied = []uint32{
 	unix.SYS_IO_URING_SETUP, unix.SYS_IO_URING_ENTER, unix.SYS_IO_URING_REGISTER,
 	unix.SYS_REBOOT, unix.SYS_SWAPON, unix.SYS_SWAPOFF, unix.SYS_ACCT, unix.SYS_QUOTACTL, unix.SYS_QUOTACTL_FD, unix.SYS_SYSLOG,
 	unix.SYS_OPEN_BY_HANDLE_AT, unix.SYS_NAME_TO_HANDLE_AT,
+	unix.SYS_MEMFD_CREATE, unix.SYS_MEMFD_SECRET, unix.SYS_SHMGET,
 }
 
 const namespaceFlags = unix.CLONE_NEWNS | unix.CLONE_NEWCGROUP | unix.CLONE_NEWUTS | unix.CLONE_NEWIPC | unix.CLONE_NEWUSER |
@@ -71,6 +73,7 @@ func (s *Spec) filter() []bpf.Instruction {
 	out = append(out, on(unix.SYS_BPF, oneOf(0, mapCommands...))...)
 	out = append(out, on(unix.SYS_CLONE, noBits(0, namespaceFlags))...)
 	out = append(out, on(unix.SYS_CLONE3, []bpf.Instruction{absent})...)
+	out = append(out, on(unix.SYS_PRCTL, noneOf(0, unix.PR_SET_PDEATHSIG))...)
 	out = append(out, on(unix.SYS_SOCKET, s.sockets())...)
 	out = append(out, on(unix.SYS_SOCKETPAIR, s.socketPairs())...)
 	for _, number := range append(denied, deniedHere...) {
@@ -99,6 +102,14 @@ func oneOf(arg uint32, values ...uint32) []bpf.Instruction {
 		out = append(out, when(v, allow)...)
 	}
 	return append(out, deny)
+}
+
+func noneOf(arg uint32, values ...uint32) []bpf.Instruction {
+	out := []bpf.Instruction{loadArg(arg)}
+	for _, v := range values {
+		out = append(out, when(v, deny)...)
+	}
+	return append(out, allow)
 }
 
 func noBits(arg, bits uint32) []bpf.Instruction {
