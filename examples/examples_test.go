@@ -28,6 +28,11 @@ func build(t *testing.T, name string) (*pkgs.Package, string) {
 	if err := os.CopyFS(dir, os.DirFS(name)); err != nil {
 		t.Fatal(err)
 	}
+	return compile(t, dir), dir
+}
+
+func compile(t *testing.T, dir string) *pkgs.Package {
+	t.Helper()
 	if err := pkgs.Build(t.Context(), dir, pkgs.Options{Out: t.Output()}); err != nil {
 		t.Fatal(err)
 	}
@@ -38,7 +43,7 @@ func build(t *testing.T, name string) (*pkgs.Package, string) {
 	if err := p.CheckMemory("", nil); err != nil {
 		t.Error(err)
 	}
-	return p, dir
+	return p
 }
 
 // load links a package alone, for one direction.
@@ -283,5 +288,60 @@ func TestTopportsRefuses(t *testing.T) {
 	}
 	if status := pr.call("POST", sdk.PathPrefix+"attached", sdk.Instance{}, nil); status != 404 {
 		t.Errorf("attached: %d", status)
+	}
+}
+
+type packetsAnswer struct{ Packets []port }
+
+// What `kerb package new --control python` writes works as it is.
+func TestPythonSkeleton(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "sample")
+	if err := pkgs.New(dir, "sample", pkgs.NewWithPython); err != nil {
+		t.Fatal(err)
+	}
+	p := compile(t, dir)
+	pr := startProcess(t, p, dir)
+	const config = `{"ports": [53, 9999], "drop": true}`
+	var settings sdk.Settings
+	pr.must("compile", sdk.CompileRequest{Config: json.RawMessage(config)}, &settings)
+	l := load(t, p, dataplane.OnXDP, settings, pr.fill(generation, config))
+	pr.must("start", request(generation, config), nil)
+	run(t, l, udp4(53), 3)
+	run(t, l, udp4(54), 2)
+	var got packetsAnswer
+	pr.call("GET", "/packets", nil, &got)
+	if diff := cmp.Diff(packetsAnswer{[]port{{Port: 53, Packets: 3}}}, got); diff != "" {
+		t.Error(diff)
+	}
+	if drops, err := l.Drops("sample"); err != nil || drops[32] != 3 {
+		t.Errorf("drops %v, %v", drops, err)
+	}
+	var samples []sdk.Sample
+	pr.call("GET", sdk.PathPrefix+"metrics", nil, &samples)
+	if len(samples) != 1 || samples[0].Value != 3 || samples[0].Labels["port"] != "53" {
+		t.Errorf("%+v", samples)
+	}
+	var problem sdk.Problem
+	status := pr.call("POST", sdk.PathPrefix+"compile", sdk.CompileRequest{Config: json.RawMessage(`{"ports": [1, 1], "drop": false}`)}, &problem)
+	if status != 422 || problem.Field != "ports[1]" {
+		t.Errorf("%d %+v", status, problem)
+	}
+	if status := pr.call("GET", sdk.PathPrefix+"health", nil, nil); status != 404 {
+		t.Errorf("health, of which it says nothing: %d", status)
+	}
+}
+
+// The helper of control planes in Python is one file in two places.
+func TestHelpersAreTheSame(t *testing.T) {
+	here, err := os.ReadFile("topports/kerb.py")
+	if err != nil {
+		t.Fatal(err)
+	}
+	there, err := os.ReadFile("../internal/pkgs/templates/python/kerb.py")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(here), string(there)); diff != "" {
+		t.Error("examples/topports/kerb.py and internal/pkgs/templates/python/kerb.py differ\n", diff)
 	}
 }

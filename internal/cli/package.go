@@ -24,7 +24,7 @@ func packageAuthorCommands() []*cobra.Command {
 }
 
 func newPackageNewCommand() *cobra.Command {
-	name := ""
+	name, control := "", ""
 	cmd := &cobra.Command{
 		Use:   "new DIR",
 		Short: "Write a small package that works, to start from",
@@ -37,7 +37,7 @@ func newPackageNewCommand() *cobra.Command {
 			if name == "" {
 				name = filepath.Base(abs)
 			}
-			if err := pkgs.New(abs, name); err != nil {
+			if err := pkgs.New(abs, name, control); err != nil {
 				return err
 			}
 			fmt.Fprintf(cmd.OutOrStdout(), "package %s written to %s\nnext: kerb package build %s\n", name, args[0], args[0])
@@ -45,6 +45,7 @@ func newPackageNewCommand() *cobra.Command {
 		},
 	}
 	cmd.Flags().StringVar(&name, "name", "", "name of the package (default: last part of DIR)")
+	cmd.Flags().StringVar(&control, "control", "", "language of its control plane: python (default: none)")
 	return cmd
 }
 

@@ -94,8 +94,8 @@ func defaultModule(p *pkgs.Package) (dataplane.Module, error) {
 	if err != nil {
 		return module, nil // properties without default: the data plane is verified with its own constants
 	}
-	if p.Control != nil && !p.Control.Builtin {
-		return module, nil // its control plane is not run for this: constants and maps are as compiled
+	if p.ControlPlane == nil && p.Control != nil { // a process, which is not run for this: constants and sizes are the compiled ones
+		return module, nil
 	}
 	if p.ControlPlane == nil {
 		module.Settings.Constants, err = p.Constants(config)

@@ -19,7 +19,7 @@ import (
 func scaffold(t *testing.T) string {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "sample")
-	if err := New(dir, "sample"); err != nil {
+	if err := New(dir, "sample", NewWithoutControl); err != nil {
 		t.Fatal(err)
 	}
 	build(t, dir)
@@ -334,7 +334,7 @@ func TestOpenTellsWhatIsMissing(t *testing.T) {
 	if _, err := Open(dir); !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), "is not a package") {
 		t.Errorf("got %v", err)
 	}
-	if err := New(filepath.Join(dir, "x"), "x"); err != nil {
+	if err := New(filepath.Join(dir, "x"), "x", NewWithoutControl); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := Open(filepath.Join(dir, "x")); !errors.Is(err, ErrNotBuilt) {
@@ -345,10 +345,10 @@ func TestOpenTellsWhatIsMissing(t *testing.T) {
 func TestNewKeepsWhatIsThere(t *testing.T) {
 	dir := t.TempDir()
 	write(t, filepath.Join(dir, "mine"), "text")
-	if err := New(dir, "x"); !errors.Is(err, fs.ErrExist) {
+	if err := New(dir, "x", NewWithoutControl); !errors.Is(err, fs.ErrExist) {
 		t.Errorf("got %v", err)
 	}
-	if err := New(filepath.Join(dir, "y"), "No Name"); err == nil {
+	if err := New(filepath.Join(dir, "y"), "No Name", NewWithoutControl); err == nil {
 		t.Error("a name with a space was accepted")
 	}
 }
@@ -358,7 +358,7 @@ type control struct{ sdk.Control }
 func TestCatalog(t *testing.T) {
 	root := t.TempDir()
 	for _, name := range []string{"plain", "controlled", "lonely"} {
-		if err := New(filepath.Join(root, name), name); err != nil {
+		if err := New(filepath.Join(root, name), name, NewWithoutControl); err != nil {
 			t.Fatal(err)
 		}
 		if name != "plain" {
