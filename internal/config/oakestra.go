@@ -3,12 +3,15 @@
 package config
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
 	"path/filepath"
 	"regexp"
+	"strings"
 
+	"github.com/kerb-edge/kerb/internal/fault"
 	"github.com/kerb-edge/kerb/internal/paths"
 )
 
@@ -88,5 +91,10 @@ func (c Config) checkOakestraTCP(o Oakestra) error {
 	}
 	t := *o.TLS
 	t.Address = o.TCP
-	return c.checkTCP(t)
+	var invalid *fault.Invalid
+	err := c.checkTCP(t)
+	if errors.As(err, &invalid) {
+		invalid.Field = strings.Replace(invalid.Field, "tcp", "oakestra.tls", 1)
+	}
+	return err
 }

@@ -4,7 +4,11 @@ package oakestra_test
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
+	"net"
+	"net/http"
 	"net/netip"
 	"os"
 	"slices"
@@ -12,6 +16,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/vishvananda/netlink"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 )
@@ -356,5 +361,102 @@ func TestLostFile(t *testing.T) {
 	}
 	if s := list[v1.Service](n, "service"); len(s) != 0 || !cmp.Equal(n.links(), []string{"oakbr"}) {
 		t.Errorf("services: %v, links %v", s, n.links())
+	}
+}
+
+// TestCutShort is kill -9 in the middle of a deployment: NodeEngine has no answer, so nothing of it may stay.
+func TestCutShort(t *testing.T) {
+	n := newNode(t)
+	register(n)
+	a, b := n.container(), n.container()
+	a.deploy(appName, 0, "")
+	b.deploy(appName, 1, "")
+	n.kill()
+	path := n.dir + "/oakestra.json"
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	whole := string(data)
+	cut := strings.Replace(whole, `"ready": true`, `"ready": false`, 1)
+	if cut == whole {
+		t.Fatalf("no deployment is ready in %s", whole)
+	}
+	if err := os.WriteFile(path, []byte(cut), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	n.start()
+	if s, links := list[v1.Service](n, "service"), n.links(); len(s) != 1 || len(links) != 2 {
+		t.Errorf("after a restart: %d services, %v", len(s), links)
+	}
+	a.deploy(appName, 0, "") // and it can be asked for again
+}
+
+func TestBridgeOfSomebodyElse(t *testing.T) {
+	n := newNode(t)
+	register(n)
+	err := n.lab.Node().Do(func() error {
+		return netlink.LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "oakbr"}})
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	body := fmt.Sprintf(`{"pid":%d,"serviceName":%q,"instanceNumber":0}`, n.container().pid(), appName)
+	if got := n.do("POST", "/container/deploy", body); got.status != 500 || !strings.Contains(got.body, "oakestra.bridge") {
+		t.Errorf("got %+v", got)
+	}
+	n.kill()
+	if out, err := n.kerb("purge"); err != nil || !cmp.Equal(n.links(), []string{"oakbr"}) {
+		t.Errorf("purge: %v %s, links %v", err, out, n.links())
+	}
+	err = n.lab.Node().Do(func() error {
+		return netlink.LinkDel(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "oakbr"}})
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+func TestWebPagesAreRefused(t *testing.T) {
+	n := newNode(t)
+	r, err := http.NewRequest("POST", "http://node/ebpf", strings.NewReader(`{"name":"firewall"}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Header.Set("Origin", "https://example.org")
+	got, err := n.client.Do(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got.Body.Close()
+	if all := n.must("GET", "/ebpf", ""); got.StatusCode != 403 || all != "[]" {
+		t.Errorf("a page of another site got %d and made %s", got.StatusCode, all)
+	}
+}
+
+// TestTCP also sees who is warned: whoever listens where others reach it.
+func TestTCP(t *testing.T) {
+	n := newNode(t)
+	for address, warned := range map[string]bool{"127.0.0.1:6000": false, "0.0.0.0:6000": true} {
+		n.kill()
+		config := fmt.Sprintf("oakestra: {socket: %s/oakestra.sock, tcp: %q, bridge: oakbr}\n", n.dir, address)
+		if err := errors.Join(os.WriteFile(n.dir+"/kerb.yaml", []byte(config), 0o600), os.Truncate(n.dir+"/log", 0)); err != nil {
+			t.Fatal(err)
+		}
+		n.start()
+		var c net.Conn
+		err := n.lab.Node().Do(func() (err error) { c, err = net.Dial("tcp", "127.0.0.1:6000"); return })
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = io.WriteString(c, "GET /ebpf HTTP/1.0\r\n\r\n")
+		answer, readErr := io.ReadAll(c)
+		if c.Close(); err != nil || readErr != nil || !strings.HasSuffix(string(answer), "\r\n\r\n[]") {
+			t.Errorf("%s: %v %v %q", address, err, readErr, answer)
+		}
+		log, _ := os.ReadFile(n.dir + "/log")
+		if got := strings.Contains(string(log), "level=WARN"); got != warned {
+			t.Errorf("%s: warned %v, want %v:\n%s", address, got, warned, log)
+		}
 	}
 }

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package config_test
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/kerb-edge/kerb/internal/config"
+	"github.com/kerb-edge/kerb/internal/fault"
+)
+
+func load(t *testing.T, text string) (config.Config, error) {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "kerb.yaml")
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c, err := config.Load(path, true)
+	if err != nil {
+		return c, err
+	}
+	return c, c.Check()
+}
+
+func TestOakestraIsOffUnlessAskedFor(t *testing.T) {
+	if c, err := load(t, "log: {format: text}"); err != nil || c.Oakestra != nil {
+		t.Errorf("%+v %v", c.Oakestra, err)
+	}
+}
+
+func TestOakestraDefaults(t *testing.T) {
+	for text, want := range map[string]config.Oakestra{
+		"oakestra: {}": {Socket: "/run/kerb/oakestra.sock", Bridge: "kerb-oakestra", Subnet: "10.18.0.0/26", Subnet6: "fc00::/120"},
+		"oakestra: {tcp: '127.0.0.1:6000', bridge: oak, subnet: 10.18.0.64/26, subnet6: 'fc00::100/120'}": {
+			TCP: "127.0.0.1:6000", Bridge: "oak", Subnet: "10.18.0.64/26", Subnet6: "fc00::100/120"},
+	} {
+		c, err := load(t, text)
+		if err != nil {
+			t.Errorf("%s: %v", text, err)
+			continue
+		}
+		if got := c.Oakestra.Complete(c.Paths); got != want {
+			t.Errorf("%s:\ngot  %+v\nwant %+v", text, got, want)
+		}
+	}
+}
+
+func TestOakestraMistakes(t *testing.T) {
+	for text, field := range map[string]string{
+		"oakestra: {socket: oak.sock}":                                    "oakestra.socket",
+		"oakestra: {tcp: '6000'}":                                         "oakestra.tcp",
+		"oakestra: {bridge: much-too-long-name}":                          "oakestra.bridge",
+		"oakestra: {bridge: ../etc}":                                      "oakestra.bridge",
+		"oakestra: {subnet: 10.18.0.1/26}":                                "oakestra.subnet",
+		"oakestra: {subnet: 10.18.0.0/31}":                                "oakestra.subnet",
+		"oakestra: {subnet: 'fc00::/120'}":                                "oakestra.subnet",
+		"oakestra: {subnet6: 10.18.0.0/26}":                               "oakestra.subnet6",
+		"oakestra: {tls: {certificate: a, key: b}}":                       "oakestra.tls",
+		"oakestra: {tcp: ':1', tls: {address: ':2'}}":                     "oakestra.tls.address",
+		"oakestra: {tcp: ':1', tls: {certificate: a, key: b}}":            "oakestra.tls",
+		"oakestra: {tcp: ':1', tls: {certificate: a, tokenFile: t}}":      "oakestra.tls.certificate",
+		"oakestra: {sockets: /run/oak.sock}":                              "",
+		"{tcp: {address: ':1', certificate: a, key: b}, oakestra: {}}":    "tcp",
+		"{oakestra: {tcp: ':1', tls: {certificate: a, key: b, file: c}}}": "",
+	} {
+		var invalid *fault.Invalid
+		if _, err := load(t, text); !errors.As(err, &invalid) || invalid.Field != field {
+			t.Errorf("%s: %v, want a mistake in %q", text, err, field)
+		}
+	}
+}
