@@ -231,13 +231,20 @@ func (a *Agent) chainView(c dataplane.PinnedChain, points []dataplane.Attached) 
 	return view
 }
 
-// Packages lists the built-in packages and those that modules use.
+// Packages lists the built-in packages, those that were pulled and those that modules use.
 func (a *Agent) Packages(context.Context) ([]v1.Package, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	out := map[string]v1.Package{}
 	for _, p := range a.catalog.Builtin() {
 		out[p.Name] = packageView(p)
+	}
+	pulled, err := a.catalog.Pulled()
+	if err != nil {
+		return nil, err
+	}
+	for _, p := range pulled {
+		out[p.Source] = packageView(p)
 	}
 	for _, d := range a.modules {
 		if d.pkg != nil && d.pkg.Source != pkgsBuiltin {

@@ -46,7 +46,7 @@ func (a *app) purgeCommand() *cobra.Command {
 		},
 	}
 	f.addPaths(c)
-	c.Flags().BoolVar(&all, "all", false, "remove the desired state and the socket, too")
+	c.Flags().BoolVar(&all, "all", false, "remove the desired state with pulled packages and the socket, too")
 	return c
 }
 
@@ -81,6 +81,7 @@ func purgeFiles(cmd *cobra.Command, p paths.Paths) error {
 			err = errors.Join(err, e)
 		}
 	}
+	err = errors.Join(err, os.RemoveAll(p.Packages()))
 	for _, dir := range []string{p.State, p.Run} {
 		_ = os.Remove(dir) // not if there is more in it
 	}

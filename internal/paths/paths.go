@@ -31,3 +31,9 @@ func (p Paths) Socket() string { return filepath.Join(p.Run, "kerb.sock") }
 
 // Lock is the file whose lock makes an agent the only one on its node.
 func (p Paths) Lock() string { return filepath.Join(p.Run, "kerb.lock") }
+
+// Packages is the directory of packages that were pulled, an OCI image layout.
+func (p Paths) Packages() string { return filepath.Join(p.State, "packages") }
+
+// Keys is the directory of the public keys whose packages are trusted, next to the configuration file.
+func (p Paths) Keys() string { return filepath.Join(filepath.Dir(p.Config), "keys") }
