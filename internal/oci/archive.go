@@ -70,9 +70,12 @@ func unpack(layer []byte, isImage bool) (files, error) {
 	for n := 0; ; n++ {
 		header, err := r.Next()
 		if err == io.EOF {
-			return out, nil
+			_, err = io.Copy(io.Discard, bounded) // padding, and gzip's checksum behind it
+			if err == nil && bounded.N > 0 {
+				return out, nil
+			}
 		}
-		if err != nil && bounded.N <= 0 {
+		if bounded.N <= 0 {
 			return nil, fmt.Errorf("%w: larger than %d MiB when unpacked", ErrArchive, maxUnpacked>>20)
 		}
 		if err != nil {
