@@ -239,17 +239,17 @@ func (a *Agent) Packages(context.Context) ([]v1.Package, error) {
 	for _, p := range a.catalog.Builtin() {
 		out[p.Name] = packageView(p)
 	}
-	pulled, err := a.catalog.Pulled()
-	if err != nil {
-		return nil, err
-	}
-	for _, p := range pulled {
-		out[p.Source] = packageView(p)
-	}
 	for _, d := range a.modules {
 		if d.pkg != nil && d.pkg.Source != pkgsBuiltin {
 			out[d.pkg.Source] = packageView(d.pkg)
 		}
+	}
+	pulled, err := a.catalog.Pulled()
+	if err != nil {
+		return nil, err
+	}
+	for _, p := range pulled { // after those of modules: one that runs may not be trusted any more
+		out[p.Source] = packageView(p)
 	}
 	var list []v1.Package
 	for _, key := range slices.Sorted(maps.Keys(out)) {

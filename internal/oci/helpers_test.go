@@ -31,6 +31,9 @@ var limiterOnce = sync.OnceValues(func() (string, error) {
 })
 
 func TestMain(m *testing.M) {
+	if dir := os.Getenv("KERB_OCI_PULL"); dir != "" {
+		pullForever(dir)
+	}
 	code := m.Run()
 	if dir, err := limiterOnce(); err == nil {
 		os.RemoveAll(filepath.Dir(dir))
