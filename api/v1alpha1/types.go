@@ -38,7 +38,7 @@ type Module struct {
 
 // ModuleSpec is what the operator wants of a module.
 type ModuleSpec struct {
-	Package       string         `json:"package" minLength:"1" doc:"Name of a built-in package, or the absolute path of a package directory"`
+	Package       string         `json:"package" minLength:"1" doc:"Name of a built-in package, the absolute path of a package directory, or the reference of a pulled package"`
 	Config        map[string]any `json:"config,omitempty" doc:"Configuration, checked against the schema in the package's manifest"`
 	Attach        Attach         `json:"attach" doc:"Where instances of the module go"`
 	Hook          Hook           `json:"hook,omitempty" enum:"auto,xdp,tc" default:"auto" doc:"Kernel hook; auto takes TC for services and XDP for interfaces, as far as the package allows"`

@@ -18,7 +18,7 @@ type Package struct {
 	Name        string         `json:"name"`
 	Version     string         `json:"version"`
 	Digest      string         `json:"digest"`
-	Source      string         `json:"source" doc:"builtin, or the directory"`
+	Source      string         `json:"source" doc:"builtin, the directory, or the reference of a pulled package"`
 	Description string         `json:"description,omitempty"`
 	Hooks       []string       `json:"hooks"`
 	Memory      int64          `json:"memoryBytes" doc:"Kernel memory of its maps at their compiled sizes, in bytes"`

@@ -24,6 +24,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/fault"
 	"github.com/kerb-edge/kerb/internal/oakestra"
+	"github.com/kerb-edge/kerb/internal/oci"
 	"github.com/kerb-edge/kerb/internal/pkgs"
 	"github.com/kerb-edge/kerb/internal/server"
 	"github.com/kerb-edge/kerb/internal/service"
@@ -135,6 +136,7 @@ func open(ctx context.Context, cfg config.Config, log *slog.Logger) (*Agent, err
 		metrics: newMetrics(),
 		costs:   newCosts(),
 	}
+	a.catalog.SetPulled(oci.NewStore(cfg.Paths.Packages(), cfg.Paths.Keys()))
 	if err := a.catalog.Err(); err != nil {
 		log.Error("built-in packages that cannot be used", "error", err)
 	}

@@ -264,7 +264,7 @@ func (a *Agent) chainView(c dataplane.PinnedChain, points []dataplane.Attached) 
 	return view
 }
 
-// Packages lists the built-in packages and those that modules use.
+// Packages lists the built-in packages, those that were pulled and those that modules use.
 func (a *Agent) Packages(context.Context) ([]v1.Package, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -276,6 +276,13 @@ func (a *Agent) Packages(context.Context) ([]v1.Package, error) {
 		if d.pkg != nil && d.pkg.Source != pkgsBuiltin {
 			out[d.pkg.Source] = packageView(d.pkg)
 		}
+	}
+	pulled, err := a.catalog.Pulled()
+	if err != nil {
+		return nil, err
+	}
+	for _, p := range pulled { // after those of modules: one that runs may not be trusted any more
+		out[p.Source] = packageView(p)
 	}
 	var list []v1.Package
 	for _, key := range slices.Sorted(maps.Keys(out)) {

@@ -14,6 +14,7 @@ import (
 
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/fault"
+	"github.com/kerb-edge/kerb/internal/oci"
 	"github.com/kerb-edge/kerb/internal/pkgs"
 	"github.com/kerb-edge/kerb/modules"
 )
@@ -75,14 +76,15 @@ func newPackageBuildCommand() *cobra.Command {
 }
 
 func newPackageVerifyCommand() *cobra.Command {
-	return &cobra.Command{
-		Use:   "verify DIR|NAME",
+	var f storeFlags
+	c := &cobra.Command{
+		Use:   "verify DIR|NAME|REFERENCE",
 		Short: "Have the kernel check a package without attaching it",
 		Long: "Links each hook and direction of the package into a chain of one, loads it into the kernel and removes it again.\n" +
 			"Needs root, or CAP_BPF and CAP_NET_ADMIN. No packet meets the program.",
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			p, err := findPackage(args[0])
+			p, err := findPackage(cmd, &f, args[0])
 			if err != nil {
 				return packageFault(err)
 			}
@@ -93,15 +95,18 @@ func newPackageVerifyCommand() *cobra.Command {
 			return packageFault(err)
 		},
 	}
+	f.add(c)
+	return c
 }
 
 func newPackageInspectCommand() *cobra.Command {
-	return &cobra.Command{
-		Use:   "inspect DIR|NAME",
+	var f storeFlags
+	c := &cobra.Command{
+		Use:   "inspect DIR|NAME|REFERENCE",
 		Short: "Show what a package consists of and costs",
 		Args:  cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			p, err := findPackage(args[0])
+			p, err := findPackage(cmd, &f, args[0])
 			if err != nil {
 				return packageFault(err)
 			}
@@ -113,6 +118,8 @@ func newPackageInspectCommand() *cobra.Command {
 			return a.print(cmd.OutOrStdout(), in, func(w io.Writer) { printInspection(w, in) })
 		},
 	}
+	f.add(c)
+	return c
 }
 
 // packageFault gives errors of packages the kinds that exit codes know.
@@ -130,9 +137,18 @@ func packageFault(err error) error {
 	return err
 }
 
-// findPackage takes a directory or the name of a built-in. A directory in sight needs a slash to win over a built-in.
-func findPackage(ref string) (*pkgs.Package, error) {
+// findPackage takes a directory, the name of a built-in or the reference of a pulled package. A directory in sight needs a
+// slash to win over a built-in.
+func findPackage(cmd *cobra.Command, f *storeFlags, ref string) (*pkgs.Package, error) {
 	catalog := pkgs.NewCatalog(modules.Packages(), modules.Controls())
+	if oci.IsReference(ref) && !isPackageFile(ref) {
+		store, err := f.store(cmd)
+		if err != nil {
+			return nil, err
+		}
+		catalog.SetPulled(store)
+		return catalog.Get(ref)
+	}
 	if !strings.Contains(ref, "/") && ref != "." {
 		p, err := catalog.Get(ref)
 		if !errors.Is(err, pkgs.ErrUnknown) || !isDir(ref) {

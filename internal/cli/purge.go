@@ -51,7 +51,7 @@ func (a *app) purgeCommand() *cobra.Command {
 		},
 	}
 	f.addPaths(c)
-	c.Flags().BoolVar(&all, "all", false, "remove the desired state and the socket, too")
+	c.Flags().BoolVar(&all, "all", false, "remove the desired state with pulled packages and the socket, too")
 	return c
 }
 
@@ -87,6 +87,7 @@ func purgeFiles(cmd *cobra.Command, p paths.Paths) error {
 		}
 	}
 	err = errors.Join(err, os.RemoveAll(p.ControlState()), os.RemoveAll(p.ControlSockets()))
+	err = errors.Join(err, os.RemoveAll(p.Packages()))
 	for _, dir := range []string{p.State, p.Run} {
 		_ = os.Remove(dir) // not if there is more in it
 	}

@@ -52,6 +52,7 @@ func (a *app) newPackageCommand() *cobra.Command {
 	}
 	c := noun("package", "Packages that modules are made of", k.list(a), k.get(a))
 	c.AddCommand(packageAuthorCommands()...)
+	c.AddCommand(a.registryCommands()...)
 	return c
 }
 

@@ -43,3 +43,9 @@ func (p Paths) ControlSockets() string { return filepath.Join(p.Run, "control") 
 
 // ControlState is the directory of what control planes keep.
 func (p Paths) ControlState() string { return filepath.Join(p.State, "control") }
+
+// Packages is the directory of packages that were pulled, an OCI image layout.
+func (p Paths) Packages() string { return filepath.Join(p.State, "packages") }
+
+// Keys is the directory of the public keys whose packages are trusted, next to the configuration file.
+func (p Paths) Keys() string { return filepath.Join(filepath.Dir(p.Config), "keys") }

@@ -12,11 +12,20 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// Catalog finds packages by what operators call them: the name of a built-in, or an absolute directory. Built-ins are
-// read once; directories are read at every call, so that a rebuilt one is seen.
+// Catalog finds packages by what operators call them: the name of a built-in, an absolute directory, or the reference of
+// one that was pulled. Built-ins are read once; the others are read and checked at every call, so that what has changed on
+// disk is seen.
 type Catalog struct {
 	controls map[string]sdk.Control
 	builtins func() []builtin
+	pulled   Pulled
+}
+
+// Pulled are the packages from registries that are on this node.
+type Pulled interface {
+	Names(ref string) bool            // whether ref is meant as one of them, be it there or not
+	Get(ref string) (*Package, error) // checked; ErrUnknown if it was not pulled
+	List() ([]*Package, error)        // what cannot be used has a Description that says why
 }
 
 type builtin struct {
@@ -30,6 +39,17 @@ func NewCatalog(fsys fs.FS, controls map[string]sdk.Control) *Catalog {
 	c := &Catalog{controls: controls}
 	c.builtins = sync.OnceValue(func() []builtin { return c.readBuiltins(fsys) })
 	return c
+}
+
+// SetPulled adds the packages from registries. Call it before the catalog is used.
+func (c *Catalog) SetPulled(p Pulled) { c.pulled = p }
+
+// Pulled lists the packages from registries.
+func (c *Catalog) Pulled() ([]*Package, error) {
+	if c.pulled == nil {
+		return nil, nil
+	}
+	return c.pulled.List()
 }
 
 // Builtin lists the packages in the binary by name. Those that cannot be used are left out; Err tells of them.
@@ -55,14 +75,17 @@ func (c *Catalog) Err() error {
 // Get returns the package that ref names. ErrUnknown if there is none.
 func (c *Catalog) Get(ref string) (*Package, error) {
 	if filepath.IsAbs(ref) {
-		return c.open(filepath.Clean(ref))
+		return c.joined(Open(filepath.Clean(ref)))
+	}
+	if c.pulled != nil && c.pulled.Names(ref) {
+		return c.joined(c.pulled.Get(ref))
 	}
 	for _, b := range c.builtins() {
 		if b.name == ref {
 			return b.pkg, b.err
 		}
 	}
-	return nil, fmt.Errorf("package %q: %w; built-in are %s, and the absolute path of a package directory is a package too", ref, ErrUnknown, c.names())
+	return nil, fmt.Errorf("package %q: %w; built-in are %s, and the absolute path of a package directory or the reference of a pulled package is one too", ref, ErrUnknown, c.names())
 }
 
 func (c *Catalog) names() string {
@@ -76,8 +99,7 @@ func (c *Catalog) names() string {
 	return out
 }
 
-func (c *Catalog) open(dir string) (*Package, error) {
-	p, err := Open(dir)
+func (c *Catalog) joined(p *Package, err error) (*Package, error) {
 	if err == nil {
 		err = c.join(p)
 	}

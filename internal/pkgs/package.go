@@ -23,7 +23,7 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// SourceBuiltin is the Source of packages inside the binary.
+// SourceBuiltin is the Source of packages inside the binary. That of pulled ones is their reference.
 const SourceBuiltin = "builtin"
 
 // Files of a package may not be larger, in bytes.
@@ -36,12 +36,13 @@ const (
 // Package is a manifest with its compiled data plane.
 type Package struct {
 	Manifest
-	Source       string            // SourceBuiltin or the directory
+	Source       string            // SourceBuiltin, the directory or the reference
 	Digest       string            // sha256:<hex> over the manifest's meaning and the bytes of objects and control files
 	ControlPlane sdk.Control       // of packages in the binary that have one; set by the Catalog
 	ControlFiles map[string][]byte // what a control plane process needs, by path in the package
 
 	objects map[string][]byte // by hook
+	whole   map[string]string // by hook: programs that are no modules and need an adaptor; see OpenForeign
 	parse   map[string]func() (*ebpf.CollectionSpec, error)
 }
 
@@ -151,6 +152,9 @@ func (p *Package) digest() string {
 	add("kerb package 1", manifest)
 	for _, hook := range p.Hooks {
 		add(hook, p.objects[hook])
+		if p.whole[hook] != "" {
+			add("whole "+adaptorVersion, []byte(p.whole[hook]))
+		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(p.ControlFiles)) {
 		add("control "+name, p.ControlFiles[name])
@@ -206,6 +210,9 @@ func (p *Package) load(hook string) (*ebpf.CollectionSpec, error) {
 	spec, err := loadObject(file, p.objects[hook])
 	if err != nil {
 		return nil, err
+	}
+	if program := p.whole[hook]; program != "" {
+		return spec, adapt(file, spec, hook, program)
 	}
 	return spec, p.checkSpec(file, spec)
 }

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package oci
+
+import (
+	"errors"
+	"fmt"
+)
+
+// Errors that callers tell apart.
+var (
+	ErrUnsigned   = errors.New("not signed")
+	ErrUnknownKey = errors.New("signed, but by none of the keys on this node")
+	ErrIdentity   = errors.New("signed for another name")
+	ErrDigest     = errors.New("not what its digest says")
+	ErrPlatform   = errors.New("not for this platform")
+	ErrArchive    = errors.New("refused archive")
+	ErrForeign    = errors.New("neither a package of Kerb nor an image of eBPF programs")
+)
+
+// SignatureError says why a package is not trusted. Err is one of ErrUnsigned, ErrUnknownKey and ErrIdentity.
+type SignatureError struct {
+	Ref    string
+	Keys   string // directory of the keys
+	Detail string // more than Err says; may be empty
+	Err    error
+}
+
+func (e *SignatureError) Error() string {
+	text := fmt.Sprintf("%s is %v", e.Ref, e.Err)
+	if e.Detail != "" {
+		text += " (" + e.Detail + ")"
+	}
+	switch e.Err {
+	case ErrUnsigned:
+		return text + ": have it signed (kerb package sign), or pull it with --allow-unsigned if you trust it anyway"
+	case ErrUnknownKey:
+		return text + ": put the public key of its author into " + e.Keys + " as NAME.pub if you trust them"
+	}
+	return text + ": pull it with --identity if that is meant"
+}
+
+func (e *SignatureError) Unwrap() error { return e.Err }

@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package oci
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"path"
+	"strings"
+
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"oras.land/oras-go/v2/content"
+	"oras.land/oras-go/v2/errdef"
+
+	"github.com/kerb-edge/kerb/internal/pkgs"
+)
+
+const (
+	maxManifest = 1 << 20 // bytes; of configs, too
+)
+
+// loaded is an artifact that has been checked, with all that has to be kept to check it again.
+type loaded struct {
+	pkg        *pkgs.Package
+	root       ocispec.Descriptor
+	signatures *ocispec.Descriptor // manifest of the signatures; nil without
+	signer     string              // name of the key; empty if the signature was waived
+	blobs      []blob
+}
+
+// loader reads an artifact from wherever it is. Nothing is believed that its digest does not prove.
+type loader struct {
+	from  content.Fetcher
+	ref   Reference
+	trust Trust
+	out   loaded
+}
+
+// load checks and reads an artifact: signature first, so that little is fetched of what is refused.
+func load(ctx context.Context, from content.Fetcher, ref Reference, root ocispec.Descriptor, signatures *ocispec.Descriptor, trust Trust) (*loaded, error) {
+	l := &loader{from: from, ref: ref, trust: trust}
+	l.out.root = root
+	manifest, err := l.manifest(ctx, root)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", ref, err)
+	}
+	if err := l.signed(ctx, signatures); err != nil {
+		return nil, err
+	}
+	if err := l.content(ctx, manifest); err != nil {
+		return nil, fmt.Errorf("%s: %w", ref, err)
+	}
+	return &l.out, nil
+}
+
+// fetch reads a blob of at most limit bytes and compares it with its digest.
+func (l *loader) fetch(ctx context.Context, d ocispec.Descriptor, limit int64) ([]byte, error) {
+	if err := d.Digest.Validate(); err != nil || d.Digest.Algorithm() != digest.SHA256 {
+		return nil, fmt.Errorf("%w: %q is no sha256 digest", ErrDigest, d.Digest)
+	}
+	if d.Size < 0 || d.Size > limit {
+		return nil, fmt.Errorf("%w: %s has %d bytes, more than the %d allowed", ErrArchive, d.Digest, d.Size, limit)
+	}
+	r, err := l.from.Fetch(ctx, d)
+	if err != nil {
+		return nil, err
+	}
+	defer r.Close()
+	data, err := content.ReadAll(r, d)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %s: %w", ErrDigest, d.Digest, err)
+	}
+	l.out.blobs = append(l.out.blobs, blob{d, data})
+	return data, nil
+}
+
+// manifest reads the manifest for this node, which an index may lead to.
+func (l *loader) manifest(ctx context.Context, d ocispec.Descriptor) (*ocispec.Manifest, error) {
+	data, err := l.fetch(ctx, d, maxManifest)
+	if err != nil {
+		return nil, err
+	}
+	var both struct {
+		MediaType string               `json:"mediaType"`
+		Manifests []ocispec.Descriptor `json:"manifests"`
+	}
+	if err := json.Unmarshal(data, &both); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrForeign, err)
+	}
+	if d.MediaType == ocispec.MediaTypeImageIndex || d.MediaType == dockerList {
+		if d, err = choose(ocispec.Index{Manifests: both.Manifests}, Node()); err != nil {
+			return nil, err
+		}
+		if data, err = l.fetch(ctx, d, maxManifest); err != nil {
+			return nil, err
+		}
+	}
+	if d.MediaType != ocispec.MediaTypeImageManifest && d.MediaType != dockerManifest {
+		return nil, fmt.Errorf("%w: it is of type %s", ErrForeign, d.MediaType)
+	}
+	var m ocispec.Manifest
+	if err := json.Unmarshal(data, &m); err != nil || m.SchemaVersion != 2 {
+		return nil, fmt.Errorf("%w: its manifest cannot be read", ErrForeign)
+	}
+	return &m, nil
+}
+
+// signed checks the signatures of the root. Those that cannot be read are as good as none.
+func (l *loader) signed(ctx context.Context, manifest *ocispec.Descriptor) error {
+	var signatures []signature
+	if manifest != nil {
+		var err error
+		if signatures, err = l.signatures(ctx, *manifest); err != nil && !l.trust.AllowUnsigned {
+			return fmt.Errorf("signatures of %s: %w", l.ref, err)
+		}
+		l.out.signatures = manifest
+	}
+	key, err := l.trust.verify(l.ref, l.out.root.Digest, signatures)
+	if err != nil && !l.trust.AllowUnsigned {
+		return err
+	}
+	l.out.signer = key
+	return nil
+}
+
+func (l *loader) signatures(ctx context.Context, d ocispec.Descriptor) ([]signature, error) {
+	data, err := l.fetch(ctx, d, maxManifest)
+	if err != nil {
+		return nil, err
+	}
+	var m ocispec.Manifest
+	if err := json.Unmarshal(data, &m); err != nil {
+		return nil, err
+	}
+	if len(m.Layers) > maxSignatures {
+		return nil, fmt.Errorf("%w: more than %d signatures", ErrArchive, maxSignatures)
+	}
+	var out []signature
+	for _, layer := range m.Layers {
+		if layer.MediaType != payloadMediaType {
+			continue
+		}
+		data, err := l.fetch(ctx, layer, maxPayload)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, signature{data, layer.Annotations[annotationSignature]})
+	}
+	return out, nil
+}
+
+// content reads the layer: a package, or else the programs of others.
+func (l *loader) content(ctx context.Context, m *ocispec.Manifest) error {
+	if m.ArtifactType != ArtifactType && m.Config.MediaType != ocispec.MediaTypeImageConfig && m.Config.MediaType != dockerConfig {
+		return fmt.Errorf("%w: its manifest is for %s", ErrForeign, m.Config.MediaType)
+	}
+	if len(m.Layers) != 1 || m.Layers[0].MediaType != ocispec.MediaTypeImageLayerGzip && m.Layers[0].MediaType != dockerLayer {
+		return fmt.Errorf("%w: want exactly one layer of type %s", ErrForeign, ocispec.MediaTypeImageLayerGzip)
+	}
+	config, err := l.fetch(ctx, m.Config, maxManifest)
+	if err != nil {
+		return err
+	}
+	layer, err := l.fetch(ctx, m.Layers[0], maxLayer)
+	if err != nil {
+		return err
+	}
+	isPackage := m.ArtifactType == ArtifactType
+	content, err := unpack(layer, !isPackage)
+	if err != nil {
+		return err
+	}
+	if isPackage || content[pkgs.ManifestName] != nil {
+		l.out.pkg, err = openFiles(content, l.ref.String())
+		return err
+	}
+	l.out.pkg, err = openImage(l.ref, config, content)
+	return err
+}
+
+// openImage reads an image that bpfman's specification describes: one object, and labels that tell what is in it.
+func openImage(ref Reference, config []byte, content files) (*pkgs.Package, error) {
+	var image ocispec.Image
+	if err := json.Unmarshal(config, &image); err != nil {
+		return nil, fmt.Errorf("%w: its config cannot be read", ErrForeign)
+	}
+	programs, err := programsOf(image.Config.Labels)
+	if err != nil {
+		return nil, err
+	}
+	var objects []string
+	for name := range maps.Keys(content) {
+		if path.Ext(name) == ".o" {
+			objects = append(objects, name)
+		}
+	}
+	if len(objects) != 1 {
+		return nil, fmt.Errorf("%w: its layer has %d objects (*.o), not one", ErrForeign, len(objects))
+	}
+	return pkgs.OpenForeign(ref.Base(), ref.String(), content[objects[0]], programs)
+}
+
+// programsOf reads the labels, those of the first version of the specification included.
+func programsOf(labels map[string]string) (map[string]string, error) {
+	if name, kind := labels["io.ebpf.bpf_function_name"], labels["io.ebpf.program_type"]; labels[labelPrograms] == "" && name != "" {
+		return map[string]string{name: kind}, nil
+	}
+	if labels[labelPrograms] == "" {
+		return nil, fmt.Errorf("%w: it has neither %s nor the label %s", ErrForeign, pkgs.ManifestName, labelPrograms)
+	}
+	programs := map[string]string{}
+	if err := json.Unmarshal([]byte(labels[labelPrograms]), &programs); err != nil {
+		return nil, fmt.Errorf("%w: its label %s is not a JSON object of names and types", ErrForeign, labelPrograms)
+	}
+	return programs, nil
+}
+
+// notFound tells what is not there from what cannot be had.
+func notFound(err error) bool {
+	return errors.Is(err, errdef.ErrNotFound) || errors.Is(err, fs.ErrNotExist) || err != nil && strings.Contains(err.Error(), "NAME_UNKNOWN")
+}

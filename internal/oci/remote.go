@@ -1,0 +1,269 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package oci
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"oras.land/oras-go/v2"
+	"oras.land/oras-go/v2/content/oci"
+	"oras.land/oras-go/v2/errdef"
+	"oras.land/oras-go/v2/registry/remote"
+	"oras.land/oras-go/v2/registry/remote/auth"
+	"oras.land/oras-go/v2/registry/remote/credentials"
+	"oras.land/oras-go/v2/registry/remote/retry"
+
+	"github.com/kerb-edge/kerb/internal/fault"
+)
+
+// Transport says how registries are spoken to.
+type Transport struct {
+	PlainHTTP bool // without TLS; registries on this machine always are
+}
+
+// repository opens a registry. Credentials are those of docker login, if there are any.
+func (t Transport) repository(ref Reference) (*remote.Repository, error) {
+	r, err := remote.NewRepository(ref.Name())
+	if err != nil {
+		return nil, err
+	}
+	r.PlainHTTP = t.PlainHTTP || ref.loopback()
+	r.MaxMetadataBytes = maxManifest
+	client := &auth.Client{Client: retry.DefaultClient, Cache: auth.NewCache()}
+	client.SetUserAgent("kerb")
+	if store, err := credentials.NewStoreFromDocker(credentials.StoreOptions{}); err == nil {
+		client.Credential = credentials.Credential(store)
+	}
+	r.Client = client
+	return r, nil
+}
+
+// reader opens a place to read from. close it.
+func (t Transport) reader(ctx context.Context, ref Reference) (target oras.ReadOnlyTarget, closer func(), err error) {
+	if ref.Layout == "" {
+		target, err = t.repository(ref)
+		return target, func() {}, err
+	}
+	root, err := os.OpenRoot(ref.Layout)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil, &fault.NotFound{Kind: "image layout", Name: ref.Layout}
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	target, err = oci.NewFromFS(ctx, root.FS())
+	if err != nil {
+		root.Close()
+		return nil, nil, fmt.Errorf("%s is not an OCI image layout: %w", ref.Layout, err)
+	}
+	return target, func() { root.Close() }, nil
+}
+
+// writer opens a place to write to. A layout is made if there is nothing; a directory with other things in it is refused.
+func (t Transport) writer(ref Reference) (oras.Target, error) {
+	if ref.Layout == "" {
+		return t.repository(ref)
+	}
+	entries, err := os.ReadDir(ref.Layout)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, err
+	}
+	if _, err := os.Stat(filepath.Join(ref.Layout, ocispec.ImageLayoutFile)); err != nil && len(entries) > 0 {
+		return nil, &fault.Conflict{Reason: ref.Layout + " has files in it and is not an OCI image layout"}
+	}
+	return oci.New(ref.Layout)
+}
+
+// resolve finds what a reference leads to. A registry that answers another digest than the one asked for is caught.
+func resolve(ctx context.Context, target oras.ReadOnlyTarget, ref Reference) (ocispec.Descriptor, error) {
+	d, err := target.Resolve(ctx, ref.Target())
+	if notFound(err) {
+		return d, &fault.NotFound{Kind: "package", Name: ref.String()}
+	}
+	if err != nil {
+		return d, fmt.Errorf("%s: %w", ref, err)
+	}
+	if ref.Digest != "" && d.Digest != ref.Digest {
+		return d, fmt.Errorf("%s: %w: got %s", ref, ErrDigest, d.Digest)
+	}
+	if d.MediaType == "" || d.MediaType == "application/octet-stream" { // layouts do not know the type of what has no tag
+		return typed(ctx, target, d)
+	}
+	return ocispec.Descriptor{MediaType: d.MediaType, Digest: d.Digest, Size: d.Size}, nil
+}
+
+// typed learns the media type from the content.
+func typed(ctx context.Context, target oras.ReadOnlyTarget, d ocispec.Descriptor) (ocispec.Descriptor, error) {
+	l := &loader{from: target}
+	data, err := l.fetch(ctx, d, maxManifest)
+	if err != nil {
+		return d, err
+	}
+	d.MediaType = mediaTypeOf(data)
+	return d, nil
+}
+
+// findSignatures returns the manifest of the signatures; nil if there is none.
+func findSignatures(ctx context.Context, target oras.ReadOnlyTarget, root digest.Digest) (*ocispec.Descriptor, error) {
+	d, err := target.Resolve(ctx, signatureTag(root))
+	if notFound(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("signatures: %w", err)
+	}
+	return &ocispec.Descriptor{MediaType: d.MediaType, Digest: d.Digest, Size: d.Size}, nil
+}
+
+// Pushed tells what was pushed.
+type Pushed struct {
+	Reference string `json:"reference"`
+	Name      string `json:"name"`
+	Version   string `json:"version"`
+	Digest    string `json:"digest"` // of the index or manifest
+	Signed    bool   `json:"signed"`
+}
+
+// Source is what to push: one directory, or one for each platform.
+type Source struct {
+	Dir       string
+	Platforms map[string]string // linux/amd64 and so on to directory
+}
+
+func (s Source) build() (*artifact, error) {
+	if len(s.Platforms) > 0 {
+		return buildIndex(s.Platforms)
+	}
+	return build(s.Dir, nil)
+}
+
+// Push builds an artifact, signs it unless signer is nil, and puts it where ref says; the tag comes last.
+func Push(ctx context.Context, ref Reference, src Source, signer *Signer, identity string, t Transport) (*Pushed, error) {
+	if ref.Tag == "" {
+		return nil, &fault.Invalid{Resource: "reference " + ref.String(), Reason: "packages are pushed to a tag; their digest is what comes of it"}
+	}
+	a, err := src.build()
+	if err != nil {
+		return nil, err
+	}
+	target, err := t.writer(ref)
+	if err != nil {
+		return nil, err
+	}
+	for _, b := range append(a.blobs, a.root) {
+		if err := put(ctx, target, b); err != nil {
+			return nil, err
+		}
+	}
+	out := &Pushed{Reference: ref.String(), Name: a.pkg.Name, Version: a.pkg.Version, Digest: a.root.Digest.String()}
+	if signer != nil {
+		if err := addSignature(ctx, target, a.root.Digest, signer, orIdentity(identity, ref)); err != nil {
+			return nil, err
+		}
+		out.Signed = true
+	}
+	return out, target.Tag(ctx, a.root.Descriptor, ref.Tag)
+}
+
+func orIdentity(identity string, ref Reference) string {
+	if identity == "" {
+		return ref.identity()
+	}
+	return identity
+}
+
+func put(ctx context.Context, target oras.Target, b blob) error {
+	err := target.Push(ctx, b.Descriptor, bytes.NewReader(b.data))
+	if errors.Is(err, errdef.ErrAlreadyExists) {
+		return nil
+	}
+	return err
+}
+
+// Sign adds a signature to what ref leads to, and returns its digest.
+func Sign(ctx context.Context, ref Reference, signer *Signer, identity string, t Transport) (digest.Digest, error) {
+	target, err := t.writer(ref)
+	if err != nil {
+		return "", err
+	}
+	root, err := resolve(ctx, target, ref)
+	if err != nil {
+		return "", err
+	}
+	return root.Digest, addSignature(ctx, target, root.Digest, signer, orIdentity(identity, ref))
+}
+
+// addSignature keeps the signatures that are there.
+func addSignature(ctx context.Context, target oras.Target, root digest.Digest, signer *Signer, identity string) error {
+	var all []signature
+	old, err := findSignatures(ctx, target, root)
+	if err != nil {
+		return err
+	}
+	if old != nil {
+		l := &loader{from: target}
+		if all, err = l.signatures(ctx, *old); err != nil {
+			return err
+		}
+	}
+	s, err := signer.sign(root, identity)
+	if err != nil {
+		return err
+	}
+	manifest, blobs, err := signatureBlobs(append(all, s))
+	if err != nil {
+		return err
+	}
+	for _, b := range append(blobs, manifest) {
+		if err := put(ctx, target, b); err != nil {
+			return err
+		}
+	}
+	return target.Tag(ctx, manifest.Descriptor, signatureTag(root))
+}
+
+// Pulled tells what was pulled.
+type Pulled struct {
+	Reference string `json:"reference"`
+	Pinned    string `json:"pinned"` // the reference that always means this content
+	Name      string `json:"name"`
+	Version   string `json:"version"`
+	Digest    string `json:"digest"`
+	SignedBy  string `json:"signedBy,omitempty"` // name of the key; empty if unsigned was allowed
+	Moved     string `json:"moved,omitempty"`    // digest that the reference led to before
+}
+
+// Pull fetches what ref leads to, checks all of it, and only then puts it into the store.
+func (s *Store) Pull(ctx context.Context, ref Reference, trust Trust, t Transport) (*Pulled, error) {
+	target, closer, err := t.reader(ctx, ref)
+	if err != nil {
+		return nil, err
+	}
+	defer closer()
+	root, err := resolve(ctx, target, ref)
+	if err != nil {
+		return nil, err
+	}
+	signatures, err := findSignatures(ctx, target, root.Digest)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", ref, err)
+	}
+	trust.Keys = s.keys
+	got, err := load(ctx, target, ref, root, signatures, trust)
+	if err != nil {
+		return nil, err
+	}
+	moved, err := s.add(ref, got, trust)
+	if err != nil {
+		return nil, err
+	}
+	return &Pulled{Reference: ref.String(), Pinned: ref.At(root.Digest).String(), Name: got.pkg.Name, Version: got.pkg.Version,
+		Digest: root.Digest.String(), SignedBy: got.signer, Moved: moved.String()}, nil
+}

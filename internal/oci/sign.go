@@ -1,0 +1,271 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package oci
+
+import (
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/ed25519"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/sha256"
+	"crypto/x509"
+	"encoding/base64"
+	"encoding/json"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/opencontainers/go-digest"
+	"github.com/opencontainers/image-spec/specs-go"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+)
+
+// Signatures are kept as cosign keeps them: a manifest under the tag sha256-<digest>.sig, with a layer for each signature
+// that holds what is signed.
+const (
+	payloadMediaType    = "application/vnd.dev.cosign.simplesigning.v1+json"
+	annotationSignature = "dev.cosignproject.cosign/signature"
+	payloadType         = "cosign container image signature"
+
+	maxPayload    = 64 << 10 // bytes
+	maxSignatures = 32
+	maxKeyFile    = 16 << 10 // bytes
+)
+
+// signatureTag is where signatures of an artifact are.
+func signatureTag(d digest.Digest) string { return "sha256-" + d.Encoded() + ".sig" }
+
+// payload is what is signed: the "simple signing" format.
+type payload struct {
+	Critical struct {
+		Identity struct {
+			Reference string `json:"docker-reference"`
+		} `json:"identity"`
+		Image struct {
+			Digest digest.Digest `json:"docker-manifest-digest"`
+		} `json:"image"`
+		Type string `json:"type"`
+	} `json:"critical"`
+	Optional map[string]any `json:"optional"`
+}
+
+// signature is a payload and the signature over its bytes.
+type signature struct {
+	payload []byte
+	text    string // base64
+}
+
+// GenerateKey writes a new ed25519 key to name.key, for its owner only, and its public half to name.pub. Files that are
+// there are not overwritten.
+func GenerateKey(name string) (private, public string, err error) {
+	pub, key, err := ed25519.GenerateKey(rand.Reader)
+	if err != nil {
+		return "", "", err
+	}
+	secret, err := x509.MarshalPKCS8PrivateKey(key)
+	if err != nil {
+		return "", "", err
+	}
+	open, err := x509.MarshalPKIXPublicKey(pub)
+	if err != nil {
+		return "", "", err
+	}
+	private, public = name+".key", name+".pub"
+	if err := writeNew(public, 0o644, &pem.Block{Type: "PUBLIC KEY", Bytes: open}); err != nil {
+		return "", "", err
+	}
+	if err := writeNew(private, 0o600, &pem.Block{Type: "PRIVATE KEY", Bytes: secret}); err != nil {
+		return "", "", errors.Join(err, os.Remove(public))
+	}
+	return private, public, nil
+}
+
+func writeNew(path string, mode fs.FileMode, block *pem.Block) error {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, mode)
+	if err != nil {
+		return err
+	}
+	return errors.Join(pem.Encode(f, block), f.Close())
+}
+
+// Signer signs packages.
+type Signer struct{ key crypto.Signer }
+
+// LoadSigner reads a private key: PEM, PKCS #8, ed25519 or ECDSA P-256.
+func LoadSigner(path string) (*Signer, error) {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	block, _ := pem.Decode(data)
+	if block == nil || block.Type != "PRIVATE KEY" {
+		return nil, fmt.Errorf("%s is not a private key in PEM (PKCS #8), such as kerb package keygen makes", path)
+	}
+	key, err := x509.ParsePKCS8PrivateKey(block.Bytes)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	signer, ok := key.(crypto.Signer)
+	if !ok || !supported(signer.Public()) {
+		return nil, fmt.Errorf("%s: want a key of type ed25519 or ECDSA P-256", path)
+	}
+	return &Signer{signer}, nil
+}
+
+func supported(key crypto.PublicKey) bool {
+	switch k := key.(type) {
+	case ed25519.PublicKey:
+		return true
+	case *ecdsa.PublicKey:
+		return k.Curve == elliptic.P256()
+	}
+	return false
+}
+
+// sign makes the signature of an artifact.
+func (s *Signer) sign(d digest.Digest, identity string) (signature, error) {
+	var p payload
+	p.Critical.Identity.Reference, p.Critical.Image.Digest, p.Critical.Type = identity, d, payloadType
+	data, err := json.Marshal(p)
+	if err != nil {
+		return signature{}, err
+	}
+	message, opts := data, crypto.SignerOpts(crypto.Hash(0))
+	if _, ok := s.key.Public().(*ecdsa.PublicKey); ok {
+		sum := sha256.Sum256(data)
+		message, opts = sum[:], crypto.SHA256
+	}
+	sig, err := s.key.Sign(rand.Reader, message, opts)
+	return signature{data, base64.StdEncoding.EncodeToString(sig)}, err
+}
+
+// publicKey is a key of the node.
+type publicKey struct {
+	name string
+	key  crypto.PublicKey
+}
+
+func (k publicKey) verifies(s signature) bool {
+	sig, err := base64.StdEncoding.DecodeString(s.text)
+	if err != nil {
+		return false
+	}
+	switch key := k.key.(type) {
+	case ed25519.PublicKey:
+		return ed25519.Verify(key, s.payload, sig)
+	case *ecdsa.PublicKey:
+		sum := sha256.Sum256(s.payload)
+		return ecdsa.VerifyASN1(key, sum[:], sig)
+	}
+	return false
+}
+
+// loadKeys reads the keys in a directory. A file that is no key does not take the others away: its problem is told.
+func loadKeys(dir string) (keys []publicKey, problems []string) {
+	paths, _ := filepath.Glob(filepath.Join(dir, "*.pub")) // only the pattern can be wrong
+	slices.Sort(paths)
+	for _, path := range paths {
+		key, err := loadKey(path)
+		if err != nil {
+			problems = append(problems, err.Error())
+			continue
+		}
+		keys = append(keys, publicKey{strings.TrimSuffix(filepath.Base(path), ".pub"), key})
+	}
+	return keys, problems
+}
+
+func loadKey(path string) (crypto.PublicKey, error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return nil, err
+	}
+	if !info.Mode().IsRegular() || info.Size() > maxKeyFile {
+		return nil, fmt.Errorf("%s is not a key", path)
+	}
+	if info.Mode().Perm()&0o022 != 0 {
+		return nil, fmt.Errorf("%s can be written by others than its owner", path)
+	}
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	block, _ := pem.Decode(data)
+	if block == nil || block.Type != "PUBLIC KEY" {
+		return nil, fmt.Errorf("%s is not a public key in PEM", path)
+	}
+	key, err := x509.ParsePKIXPublicKey(block.Bytes)
+	if err != nil || !supported(key) {
+		return nil, fmt.Errorf("%s is not a key of type ed25519 or ECDSA P-256", path)
+	}
+	return key, nil
+}
+
+// Trust is what makes a package acceptable.
+type Trust struct {
+	Keys          string // directory of public keys
+	Identity      string // name that the signature must be for; empty: that of the reference
+	AllowUnsigned bool   // take it without a signature that holds
+}
+
+// verify looks for one signature that is for this artifact, under this name, and by a key of the node. It returns the
+// name of the key. Errors are *SignatureError.
+func (t Trust) verify(ref Reference, root digest.Digest, signatures []signature) (string, error) {
+	refuse := func(err error, detail string) (string, error) {
+		return "", &SignatureError{Ref: ref.String(), Keys: t.Keys, Err: err, Detail: detail}
+	}
+	if len(signatures) == 0 {
+		return refuse(ErrUnsigned, "")
+	}
+	identity := t.Identity
+	if identity == "" {
+		identity = ref.identity()
+	}
+	keys, problems := loadKeys(t.Keys)
+	other := ""
+	for _, s := range signatures {
+		key := slices.IndexFunc(keys, func(k publicKey) bool { return k.verifies(s) })
+		if key < 0 {
+			continue
+		}
+		var p payload
+		if err := json.Unmarshal(s.payload, &p); err != nil || p.Critical.Type != payloadType || p.Critical.Image.Digest != root {
+			problems = append(problems, "the signature of "+keys[key].name+" is for something else")
+			continue
+		}
+		if identity == "" || p.Critical.Identity.Reference == identity {
+			return keys[key].name, nil
+		}
+		other = fmt.Sprintf("%q by %s, not for %q", p.Critical.Identity.Reference, keys[key].name, identity)
+	}
+	if other != "" {
+		return refuse(ErrIdentity, other)
+	}
+	return refuse(ErrUnknownKey, strings.Join(problems, "; "))
+}
+
+// signatureBlobs makes the manifest that holds signatures, and what it refers to.
+func signatureBlobs(signatures []signature) (manifest blob, blobs []blob, err error) {
+	m := ocispec.Manifest{Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ocispec.MediaTypeImageManifest}
+	image := ocispec.Image{RootFS: ocispec.RootFS{Type: "layers"}}
+	for _, s := range signatures {
+		layer := newBlob(payloadMediaType, s.payload)
+		blobs = append(blobs, layer)
+		layer.Annotations = map[string]string{annotationSignature: s.text}
+		m.Layers = append(m.Layers, layer.Descriptor)
+		image.RootFS.DiffIDs = append(image.RootFS.DiffIDs, layer.Digest)
+	}
+	config, err := jsonBlob(ocispec.MediaTypeImageConfig, image)
+	if err != nil {
+		return blob{}, nil, err
+	}
+	m.Config = config.Descriptor
+	manifest, err = jsonBlob(ocispec.MediaTypeImageManifest, m)
+	return manifest, append(blobs, config), err
+}

@@ -1,0 +1,395 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package oci
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/opencontainers/go-digest"
+	"github.com/opencontainers/image-spec/specs-go"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"golang.org/x/sys/unix"
+
+	"github.com/kerb-edge/kerb/internal/fault"
+	"github.com/kerb-edge/kerb/internal/pkgs"
+)
+
+// Annotations of the store's index: what was decided when a package was pulled.
+const (
+	annotationUnsigned   = "dev.kerb.allow-unsigned"
+	annotationIdentity   = "dev.kerb.identity"
+	annotationSignatures = "dev.kerb.signatures" // digest of the manifest of the signatures
+)
+
+// tempPrefix begins the names of files that are not complete.
+const tempPrefix = ".tmp-"
+
+// Store holds pulled packages as an image layout that one process changes at a time, while others read. A change is
+// complete or has not happened, whenever the process dies: blobs are written first, under their digests, and the index,
+// which makes them count, is replaced in one step.
+type Store struct {
+	dir  string
+	keys string
+}
+
+var _ pkgs.Pulled = (*Store)(nil)
+
+// NewStore is the store in a directory, which need not be there yet, and the directory of keys that it trusts.
+func NewStore(dir, keys string) *Store { return &Store{dir: dir, keys: keys} }
+
+// Names tells whether ref is meant as a pulled package.
+func (s *Store) Names(ref string) bool { return IsReference(ref) }
+
+// Get opens the package that ref leads to, after the checks that pulling makes.
+func (s *Store) Get(ref string) (*pkgs.Package, error) {
+	r, err := ParseReference(ref)
+	if err != nil {
+		return nil, err
+	}
+	index, err := s.index()
+	if err != nil {
+		return nil, err
+	}
+	entry := find(index.Manifests, r)
+	if entry == nil {
+		return nil, fmt.Errorf("package %s: %w on this node; run: kerb package pull %s", r, pkgs.ErrUnknown, r)
+	}
+	return s.open(r, *entry)
+}
+
+// List opens all packages. One that cannot be used has the reason as its description.
+func (s *Store) List() ([]*pkgs.Package, error) {
+	index, err := s.index()
+	if err != nil {
+		return nil, err
+	}
+	var out []*pkgs.Package
+	for _, entry := range index.Manifests {
+		r, err := ParseReference(entry.Annotations[ocispec.AnnotationRefName])
+		if err != nil {
+			continue // not of this store's making
+		}
+		p, err := s.open(r, entry)
+		if err != nil {
+			p = &pkgs.Package{Manifest: pkgs.Manifest{Name: r.Base(), Description: "cannot be used: " + err.Error()}, Source: r.String(), Digest: entry.Digest.String()}
+		}
+		out = append(out, p)
+	}
+	return out, nil
+}
+
+// References lists what is in the store, sorted.
+func (s *Store) References() ([]string, error) {
+	index, err := s.index()
+	var out []string
+	for _, entry := range index.Manifests {
+		out = append(out, entry.Annotations[ocispec.AnnotationRefName])
+	}
+	slices.Sort(out)
+	return out, err
+}
+
+func (s *Store) open(ref Reference, entry ocispec.Descriptor) (*pkgs.Package, error) {
+	trust := Trust{Keys: s.keys, Identity: entry.Annotations[annotationIdentity], AllowUnsigned: entry.Annotations[annotationUnsigned] == "true"}
+	signatures, err := s.signaturesOf(entry)
+	if err != nil {
+		return nil, err
+	}
+	root := ocispec.Descriptor{MediaType: entry.MediaType, Digest: entry.Digest, Size: entry.Size}
+	got, err := load(context.Background(), s, ref, root, signatures, trust)
+	if err != nil {
+		return nil, err
+	}
+	return got.pkg, nil
+}
+
+func (s *Store) signaturesOf(entry ocispec.Descriptor) (*ocispec.Descriptor, error) {
+	d := digest.Digest(entry.Annotations[annotationSignatures])
+	if d == "" {
+		return nil, nil
+	}
+	if err := d.Validate(); err != nil {
+		return nil, fmt.Errorf("%s: %w", s.indexPath(), err)
+	}
+	info, err := os.Stat(s.blobPath(d))
+	if err != nil {
+		return nil, err
+	}
+	return &ocispec.Descriptor{MediaType: ocispec.MediaTypeImageManifest, Digest: d, Size: info.Size()}, nil
+}
+
+// Fetch opens a blob. Its digest has been validated.
+func (s *Store) Fetch(_ context.Context, d ocispec.Descriptor) (io.ReadCloser, error) {
+	return os.Open(s.blobPath(d.Digest))
+}
+
+// find is the entry that a reference leads to: the one of its name, or one that has the digest under the same name.
+func find(entries []ocispec.Descriptor, r Reference) *ocispec.Descriptor {
+	for i, e := range entries {
+		if e.Annotations[ocispec.AnnotationRefName] == r.String() {
+			return &entries[i]
+		}
+	}
+	for i, e := range entries {
+		other, err := ParseReference(e.Annotations[ocispec.AnnotationRefName])
+		if err == nil && r.Digest != "" && e.Digest == r.Digest && other.Name() == r.Name() {
+			return &entries[i]
+		}
+	}
+	return nil
+}
+
+// add puts a checked artifact in, and returns the digest that the reference led to before, if it was another. That one
+// stays under its digest: modules may be pinned to it.
+func (s *Store) add(ref Reference, got *loaded, trust Trust) (moved digest.Digest, err error) {
+	unlock, err := s.lock()
+	if err != nil {
+		return "", err
+	}
+	defer unlock()
+	index, err := s.index()
+	if err != nil {
+		return "", err
+	}
+	for _, b := range got.blobs {
+		if err := s.writeBlob(b); err != nil {
+			return "", err
+		}
+	}
+	index.Manifests, moved = replace(index.Manifests, ref, entryOf(ref, got, trust))
+	return moved, s.writeIndex(index)
+}
+
+// replace sets the entry of a reference.
+func replace(entries []ocispec.Descriptor, ref Reference, entry ocispec.Descriptor) (out []ocispec.Descriptor, moved digest.Digest) {
+	for _, old := range entries {
+		if old.Annotations[ocispec.AnnotationRefName] != ref.String() {
+			out = append(out, old)
+			continue
+		}
+		if pinned := ref.At(old.Digest); old.Digest != entry.Digest {
+			moved = old.Digest
+			old.Annotations[ocispec.AnnotationRefName] = pinned.String()
+			out = append(out, old)
+		}
+	}
+	out = append(out, entry)
+	seen := map[string]bool{}
+	return slices.DeleteFunc(out, func(d ocispec.Descriptor) bool {
+		name := d.Annotations[ocispec.AnnotationRefName]
+		twice := seen[name]
+		seen[name] = true
+		return twice
+	}), moved
+}
+
+func entryOf(ref Reference, got *loaded, trust Trust) ocispec.Descriptor {
+	entry := got.root
+	entry.Annotations = map[string]string{ocispec.AnnotationRefName: ref.String()}
+	if got.signer == "" { // waived, not missed: what is signed is held to it later, too
+		entry.Annotations[annotationUnsigned] = "true"
+	}
+	if trust.Identity != "" {
+		entry.Annotations[annotationIdentity] = trust.Identity
+	}
+	if got.signatures != nil {
+		entry.Annotations[annotationSignatures] = got.signatures.Digest.String()
+	}
+	return entry
+}
+
+// Remove takes a package out, unless one of the references in use would lead nowhere without it.
+func (s *Store) Remove(ref Reference, inUse map[string]string) error {
+	unlock, err := s.lock()
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	index, err := s.index()
+	if err != nil {
+		return err
+	}
+	entry := find(index.Manifests, ref)
+	if entry == nil {
+		return &fault.NotFound{Kind: "pulled package", Name: ref.String()}
+	}
+	name := entry.Annotations[ocispec.AnnotationRefName]
+	rest := slices.DeleteFunc(slices.Clone(index.Manifests), func(d ocispec.Descriptor) bool { return d.Annotations[ocispec.AnnotationRefName] == name })
+	for _, module := range sortedKeys(inUse) {
+		r, err := ParseReference(inUse[module])
+		if err == nil && find(index.Manifests, r) != nil && find(rest, r) == nil {
+			return &fault.Conflict{Reason: fmt.Sprintf("module %s is made of %s: delete the module first", module, inUse[module])}
+		}
+	}
+	index.Manifests = rest
+	if err := s.writeIndex(index); err != nil {
+		return err
+	}
+	return s.sweep(index)
+}
+
+func (s *Store) indexPath() string { return filepath.Join(s.dir, ocispec.ImageIndexFile) }
+func (s *Store) blobDir() string   { return filepath.Join(s.dir, ocispec.ImageBlobsDir, "sha256") }
+
+func (s *Store) blobPath(d digest.Digest) string { return filepath.Join(s.blobDir(), d.Encoded()) }
+
+// index reads what there is; nothing in a store that has never been written.
+func (s *Store) index() (ocispec.Index, error) {
+	empty := ocispec.Index{Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ocispec.MediaTypeImageIndex}
+	data, err := os.ReadFile(s.indexPath())
+	if errors.Is(err, fs.ErrNotExist) {
+		return empty, nil
+	}
+	if err != nil {
+		return empty, err
+	}
+	var index ocispec.Index
+	if err := json.Unmarshal(data, &index); err != nil {
+		return empty, fmt.Errorf("%s: %w", s.indexPath(), err)
+	}
+	return index, nil
+}
+
+// lock makes this process the only one that changes the store, makes its directories, and removes what one that died
+// has left behind.
+func (s *Store) lock() (unlock func(), err error) {
+	if err := os.MkdirAll(filepath.Dir(s.dir), 0o700); err != nil {
+		return nil, err
+	}
+	for _, dir := range []string{s.dir, filepath.Dir(s.blobDir()), s.blobDir()} {
+		if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+			return nil, fmt.Errorf("store of packages: %w", err)
+		}
+	}
+	f, err := os.OpenFile(filepath.Join(s.dir, ".lock"), os.O_CREATE|os.O_RDWR|unix.O_CLOEXEC, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX); err != nil {
+		f.Close()
+		return nil, err
+	}
+	layout, _ := json.Marshal(ocispec.ImageLayout{Version: ocispec.ImageLayoutVersion}) // cannot fail
+	index, err := s.index()
+	if err == nil {
+		err = errors.Join(writeFile(filepath.Join(s.dir, ocispec.ImageLayoutFile), layout), s.sweep(index))
+	}
+	if err != nil {
+		f.Close()
+		return nil, err
+	}
+	return func() { f.Close() }, nil
+}
+
+func (s *Store) writeIndex(index ocispec.Index) error {
+	data, err := json.MarshalIndent(index, "", "  ")
+	if err != nil {
+		return err
+	}
+	return writeFile(s.indexPath(), data)
+}
+
+// writeBlob writes a blob that its digest has proven. One that is there may be damaged, so that it is written again.
+func (s *Store) writeBlob(b blob) error { return writeFile(s.blobPath(b.Digest), b.data) }
+
+// writeFile replaces a file in one step that a crash does not undo or halve.
+func writeFile(path string, data []byte) error {
+	dir := filepath.Dir(path)
+	f, err := os.CreateTemp(dir, tempPrefix+"*")
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(data)
+	if err = errors.Join(err, f.Sync(), f.Close()); err == nil {
+		err = os.Rename(f.Name(), path)
+	}
+	if err != nil {
+		return errors.Join(err, os.Remove(f.Name()))
+	}
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	return d.Sync()
+}
+
+// sweep removes unfinished files and blobs that nothing refers to.
+func (s *Store) sweep(index ocispec.Index) error {
+	used := s.reachable(index)
+	var problems error
+	for _, dir := range []string{s.dir, s.blobDir()} {
+		entries, err := os.ReadDir(dir)
+		problems = errors.Join(problems, err)
+		for _, e := range entries {
+			unused := dir == s.blobDir() && !used[digest.NewDigestFromEncoded(digest.SHA256, e.Name())]
+			if unused || strings.HasPrefix(e.Name(), tempPrefix) {
+				problems = errors.Join(problems, os.Remove(filepath.Join(dir, e.Name())))
+			}
+		}
+	}
+	return problems
+}
+
+// reachable follows the index. Blobs that are not there, such as manifests of other platforms, lead nowhere.
+func (s *Store) reachable(index ocispec.Index) map[digest.Digest]bool {
+	used := map[digest.Digest]bool{}
+	for _, entry := range index.Manifests {
+		s.follow(entry.Digest, used)
+		s.follow(digest.Digest(entry.Annotations[annotationSignatures]), used)
+	}
+	return used
+}
+
+func (s *Store) follow(d digest.Digest, used map[digest.Digest]bool) {
+	if used[d] || d.Validate() != nil {
+		return
+	}
+	used[d] = true
+	info, err := os.Stat(s.blobPath(d))
+	if err != nil || info.Size() > maxManifest {
+		return
+	}
+	data, err := os.ReadFile(s.blobPath(d))
+	if err != nil {
+		return
+	}
+	var node struct {
+		Config    ocispec.Descriptor   `json:"config"`
+		Layers    []ocispec.Descriptor `json:"layers"`
+		Manifests []ocispec.Descriptor `json:"manifests"`
+	}
+	if json.Unmarshal(data, &node) != nil {
+		return
+	}
+	for _, child := range slices.Concat([]ocispec.Descriptor{node.Config}, node.Layers) {
+		used[child.Digest] = true
+	}
+	for _, child := range node.Manifests {
+		s.follow(child.Digest, used)
+	}
+}
+
+// mediaTypeOf tells indexes from manifests where no type is given.
+func mediaTypeOf(data []byte) string {
+	var node struct {
+		MediaType string            `json:"mediaType"`
+		Manifests []json.RawMessage `json:"manifests"`
+	}
+	if json.Unmarshal(data, &node) == nil && node.MediaType == "" && node.Manifests != nil {
+		return ocispec.MediaTypeImageIndex
+	}
+	if node.MediaType == "" {
+		return ocispec.MediaTypeImageManifest
+	}
+	return node.MediaType
+}
