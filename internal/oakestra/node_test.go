@@ -166,6 +166,9 @@ func list[T any](n *node, noun string) []T {
 func (n *node) links() (names []string) {
 	err := n.lab.Node().Do(func() error {
 		all, err := netlink.LinkList()
+		for errors.Is(err, netlink.ErrDumpInterrupted) { // something changed meanwhile
+			all, err = netlink.LinkList()
+		}
 		for _, l := range all {
 			if l.Attrs().Name == "oakbr" || strings.HasPrefix(l.Attrs().Name, "ko") && l.Attrs().Name != n.lab.Bridge() {
 				names = append(names, l.Attrs().Name)
