@@ -118,11 +118,14 @@ func call(args []string) string {
 	return "ok"
 }
 
+// interfaces returns those that are up: some kernels have tunnels in every network namespace.
 func interfaces([]string) string {
 	list, err := net.Interfaces()
 	var names []string
 	for _, i := range list {
-		names = append(names, i.Name)
+		if i.Flags&net.FlagUp != 0 {
+			names = append(names, i.Name)
+		}
 	}
 	return strings.Join(names, " ") + failure(err)
 }
