@@ -72,7 +72,7 @@ func newNode(t *testing.T) *node {
 	if err != nil {
 		t.Fatal(err)
 	}
-	n := &node{t: t, lab: lab, dir: t.TempDir(), bpf: fmt.Sprintf("/sys/fs/bpf/%s-%d", prefix, os.Getpid())}
+	n := &node{t: t, lab: lab, dir: openDir(t), bpf: fmt.Sprintf("/sys/fs/bpf/%s-%d", prefix, os.Getpid())}
 	n.client = &http.Client{Timeout: time.Minute, Transport: &http.Transport{
 		DisableKeepAlives: true,
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
@@ -322,4 +322,18 @@ func moduleNames(all []v1.Module) (names []string) {
 		names = append(names, m.Metadata.Name)
 	}
 	return names
+}
+
+// openDir is a directory that control planes, which are other users, can come to.
+func openDir(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", prefix)
+	if err == nil {
+		err = os.Chmod(dir, 0o711)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	return dir
 }
