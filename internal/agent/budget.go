@@ -154,12 +154,14 @@ func ofWhom(operator bool) string {
 
 func nanoseconds(n float64) time.Duration { return time.Duration(math.Round(n)) }
 
-// checkBudgets measures the modules that a change brings or changes. One that cannot be measured is let through: if the
-// kernel does not take it, the change fails by itself.
+// checkBudgets measures the modules that a change brings, those whose code it changes, and those that the operator has set
+// a budget for. With another config only, a module is measured afterwards, so that a changed rule is in the kernel at once.
+// One that cannot be measured is let through: if the kernel does not take it, the change fails by itself.
 func (a *Agent) checkBudgets(w world) error {
 	for _, name := range slices.Sorted(maps.Keys(w.modules)) {
 		d := w.modules[name]
-		if d == nil || d.err != nil || a.modules[name] == d {
+		before := a.modules[name]
+		if d == nil || d.err != nil || before == d || d.onlyConfigured(before) {
 			continue
 		}
 		if err := a.checkBudgetOf(d); err != nil {
@@ -167,6 +169,12 @@ func (a *Agent) checkBudgets(w world) error {
 		}
 	}
 	return nil
+}
+
+// onlyConfigured tells whether d is before with another config, and nobody asks for more than its package's promise.
+func (d *deployment) onlyConfigured(before *deployment) bool {
+	l := d.limits()
+	return before != nil && before.pkg != nil && before.pkg.Digest == d.pkg.Digest && !l.latencyOfSpec && !l.memoryOfSpec
 }
 
 func (a *Agent) checkBudgetOf(d *deployment) error {

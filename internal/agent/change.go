@@ -175,6 +175,7 @@ func (a *Agent) change(next store.Desired, asked []v1.Module, dryRun, keep bool)
 		a.interruptTrace()
 	}
 	a.adopt(w, exec.without(points))
+	a.costs.poke()
 	a.watcher.Set(specs(next))
 	return texts, nil
 }
