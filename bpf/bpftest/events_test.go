@@ -108,7 +108,7 @@ func TestLostEventsAreCounted(t *testing.T) {
 		}
 		checkCounts(t, l, fit, packets-fit)
 		var perCPU []uint64
-		if err := l.Maps["events"]["kerb_events"].Lookup(uint32(2), &perCPU); err != nil {
+		if err := l.Maps["events"]["kerb_event_counts"].Lookup(uint32(2), &perCPU); err != nil {
 			t.Fatal(err)
 		}
 		bytes := uint64(0)
@@ -188,7 +188,7 @@ func TestModulesWithoutEvents(t *testing.T) {
 	if _, _, ok, err := dataplane.Events(l.Maps["hop"]); ok || err != nil {
 		t.Errorf("%t, %v", ok, err)
 	}
-	if l.Maps["hop"]["kerb_events"] != nil {
+	if l.Maps["hop"]["kerb_event_counts"] != nil {
 		t.Error("a module without events has the map of their counters")
 	}
 }

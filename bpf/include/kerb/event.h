@@ -19,7 +19,7 @@
 
 #include <kerb/packet.h>
 
-/* Indices of kerb_events. */
+/* Indices of kerb_event_counts. */
 enum kerb_event_count {
 	KERB_EVENTS_SENT = 0,
 	KERB_EVENTS_LOST = 1,
@@ -27,7 +27,7 @@ enum kerb_event_count {
 	KERB_EVENT_COUNTS = 3,
 };
 
-struct kerb_events_map {
+struct kerb_event_counts_map {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, KERB_EVENT_COUNTS);
 	__type(key, __u32);
@@ -35,7 +35,7 @@ struct kerb_events_map {
 };
 
 /* Defined by KERB_EVENTS: any number of equal definitions without a value are one in C. */
-extern struct kerb_events_map kerb_events SEC(".maps");
+extern struct kerb_event_counts_map kerb_event_counts SEC(".maps");
 
 /* A ring buffer of so many bytes: a power of two, at least 4096. Each event takes 8 bytes more than its size, which is
  * rounded up to 8. Where pages are larger, the agent makes the buffer a page. */
@@ -44,12 +44,12 @@ extern struct kerb_events_map kerb_events SEC(".maps");
 		__uint(type, BPF_MAP_TYPE_RINGBUF);                                                                            \
 		__uint(max_entries, bytes);                                                                                    \
 	} name SEC(".maps");                                                                                                   \
-	struct kerb_events_map kerb_events SEC(".maps")
+	struct kerb_event_counts_map kerb_event_counts SEC(".maps")
 
 /* Atomic although per CPU: what interrupts a program on a real-time kernel may send events too. */
 static __always_inline void kerb_event_count(__u32 what, __u64 n)
 {
-	__u64 *count = bpf_map_lookup_elem(&kerb_events, &what);
+	__u64 *count = bpf_map_lookup_elem(&kerb_event_counts, &what);
 
 	if (count)
 		__sync_fetch_and_add(count, n);
