@@ -214,6 +214,7 @@ func (p *Plane) attend(r *run) {
 // told is what a run knows.
 type told struct {
 	generation string
+	sent       string // the generation whose maps it was sent last
 	instances  map[uint32]sdk.Instance
 }
 
@@ -236,7 +237,7 @@ func (p *Plane) tell(ctx context.Context, r *run, t *told, retry *time.Timer) {
 
 func (p *Plane) tellRun(ctx context.Context, r *run, t *told, want *live) error {
 	if t.generation != want.name {
-		if err := p.sendWanted(r, want); err != nil {
+		if err := p.sendOnce(ctx, r, t, want); err != nil {
 			return err
 		}
 		req := sdk.GenerationRequest{Generation: want.name, Config: want.config, Instances: want.instances}
@@ -278,6 +279,22 @@ func (p *Plane) inform(ctx context.Context, r *run, name string, body any) error
 		return nil
 	}
 	return err
+}
+
+// sendOnce sends the maps of a generation before its first start, and no more: a start that is tried again may be under way
+// still, with the maps that came before. A generation that never came to be is dropped.
+func (p *Plane) sendOnce(ctx context.Context, r *run, t *told, want *live) error {
+	if t.sent == want.name {
+		return nil
+	}
+	if t.sent != "" && t.sent != t.generation {
+		_ = p.call(ctx, r, callTime, "drop", sdk.GenerationRequest{Generation: t.sent}, nil) // at worst it keeps the maps open
+	}
+	if err := p.sendWanted(r, want); err != nil {
+		return err
+	}
+	t.sent = want.name
+	return nil
 }
 
 // sendWanted sends the maps unless others have taken their place, which close them.
