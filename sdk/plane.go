@@ -22,6 +22,9 @@ type plane struct {
 	control Control
 	inbox   *inbox
 
+	starting sync.Mutex // one start at a time: the agent tries again while a slow one is still under way
+	ended    bool       // no start any more; guarded by starting
+
 	mu       sync.Mutex
 	compiled []compilation // newest last
 	current  *running
@@ -188,6 +191,11 @@ func (p *plane) serveStart(r *http.Request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
+	p.starting.Lock()
+	defer p.starting.Unlock()
+	if p.ended {
+		return nil, errors.New("the control plane ends")
+	}
 	if now := p.running(); now != nil && now.generation == req.Generation {
 		now.setInstances(req.Instances)
 		return nil, nil
@@ -236,6 +244,9 @@ func (p *plane) retire(n *running) {
 }
 
 func (p *plane) stop() {
+	p.starting.Lock()
+	defer p.starting.Unlock()
+	p.ended = true
 	p.mu.Lock()
 	now := p.current
 	p.current = nil

@@ -28,9 +28,33 @@ func (l *liveModule) close() {
 
 // adopt makes w the present: control planes are told of new generations, and those that nothing needs any more are ended.
 func (a *Agent) adopt(w world, points map[dataplane.Point]placement) {
+	before := a.modules
+	a.replace(w, points)
+	for name, d := range before {
+		now := w.modules[name]
+		if now == nil {
+			a.forget(d)
+		} else if d.plane != nil && now.plane != d.plane {
+			go d.plane.Close() // it may take its time
+		}
+	}
+}
+
+// forget ends a module's control plane before what it has kept is removed: else it would write it again. Not under a.mu,
+// as it may take its time; changes wait, so that a new module of the same name finds nothing of the old.
+func (a *Agent) forget(d *deployment) {
+	if d.plane != nil {
+		d.plane.Close()
+	}
+	name := d.resource.Metadata.Name
+	if err := a.control.Forget(name); err != nil {
+		a.log.Warn("cannot remove what was kept of a module", "module", name, "error", err)
+	}
+}
+
+func (a *Agent) replace(w world, points map[dataplane.Point]placement) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	before := a.modules
 	a.desired, a.modules, a.states, a.points = w.desired, w.modules, w.services, points
 	a.metrics.publish(a) // before control planes start: they forget what belongs to interfaces that are not listed
 	for name, l := range a.live {
@@ -42,17 +66,6 @@ func (a *Agent) adopt(w world, points map[dataplane.Point]placement) {
 	for _, name := range slices.Sorted(maps.Keys(w.modules)) {
 		if err := a.enliven(w.modules[name]); err != nil {
 			a.log.Error("module cannot be followed", "module", name, "error", err)
-		}
-	}
-	for name, d := range before {
-		now := w.modules[name]
-		if d.plane != nil && (now == nil || now.plane != d.plane) {
-			go d.plane.Close() // it may take its time
-		}
-		if now == nil {
-			if err := a.control.Forget(name); err != nil {
-				a.log.Warn("cannot remove what was kept of a module", "module", name, "error", err)
-			}
 		}
 	}
 }

@@ -106,24 +106,36 @@ func (m *Manager) stateDir(module string) string {
 // users hands out user ids that nobody else on the machine has: the range that systemd keeps for such purposes.
 type users struct {
 	mu    sync.Mutex
-	taken map[int]bool
+	taken map[int]*user
+}
+
+// user is who runs the control planes of one module: in an upgrade two, which share the module's state directory.
+type user struct {
+	module    string
+	processes int
 }
 
 const firstUser, lastUser = 61184, 65519 // systemd.io/UIDS-GIDS: dynamic service users
 
-func newUsers() *users { return &users{taken: map[int]bool{}} }
+func newUsers() *users { return &users{taken: map[int]*user{}} }
 
 // take prefers the id that owns the module's state directory.
-func (u *users) take(preferred int) (int, error) {
+func (u *users) take(module string, preferred int) (int, error) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	if preferred >= firstUser && preferred <= lastUser && !u.taken[preferred] {
-		u.taken[preferred] = true
+	for id, who := range u.taken {
+		if who.module == module {
+			who.processes++
+			return id, nil
+		}
+	}
+	if preferred >= firstUser && preferred <= lastUser && u.taken[preferred] == nil {
+		u.taken[preferred] = &user{module, 1}
 		return preferred, nil
 	}
 	for id := firstUser; id <= lastUser; id++ {
-		if !u.taken[id] {
-			u.taken[id] = true
+		if u.taken[id] == nil {
+			u.taken[id] = &user{module, 1}
 			return id, nil
 		}
 	}
@@ -133,7 +145,9 @@ func (u *users) take(preferred int) (int, error) {
 func (u *users) release(id int) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	delete(u.taken, id)
+	if u.taken[id].processes--; u.taken[id].processes == 0 {
+		delete(u.taken, id)
+	}
 }
 
 // Plane starts the control plane of a module. It is ready for calls at once.

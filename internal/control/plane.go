@@ -214,6 +214,7 @@ func (p *Plane) attend(r *run) {
 // told is what a run knows.
 type told struct {
 	generation string
+	sent       string // the generation whose maps it was sent last
 	instances  map[uint32]sdk.Instance
 }
 
@@ -236,11 +237,11 @@ func (p *Plane) tell(ctx context.Context, r *run, t *told, retry *time.Timer) {
 
 func (p *Plane) tellRun(ctx context.Context, r *run, t *told, want *live) error {
 	if t.generation != want.name {
-		if err := p.sendWanted(r, want); err != nil {
+		if err := p.sendOnce(ctx, r, t, want); err != nil {
 			return err
 		}
 		req := sdk.GenerationRequest{Generation: want.name, Config: want.config, Instances: want.instances}
-		if err := p.call(ctx, r, callTime, "start", req, nil); err != nil {
+		if err := p.inform(ctx, r, "start", req); err != nil {
 			return err
 		}
 		if t.generation != "" {
@@ -253,7 +254,7 @@ func (p *Plane) tellRun(ctx context.Context, r *run, t *told, want *live) error 
 	now := byIndex(want.instances)
 	for index, i := range t.instances {
 		if now[index] != i {
-			if err := p.call(ctx, r, callTime, "detached", i, nil); err != nil {
+			if err := p.inform(ctx, r, "detached", i); err != nil {
 				return err
 			}
 			delete(t.instances, index)
@@ -261,12 +262,38 @@ func (p *Plane) tellRun(ctx context.Context, r *run, t *told, want *live) error 
 	}
 	for index, i := range now {
 		if _, known := t.instances[index]; !known {
-			if err := p.call(ctx, r, callTime, "attached", i, nil); err != nil {
+			if err := p.inform(ctx, r, "attached", i); err != nil {
 				return err
 			}
 			t.instances[index] = i
 		}
 	}
+	return nil
+}
+
+// inform makes a call that a control plane may leave out.
+func (p *Plane) inform(ctx context.Context, r *run, name string, body any) error {
+	err := p.call(ctx, r, callTime, name, body, nil)
+	var answer *AnswerError
+	if errors.As(err, &answer) && answer.Status == http.StatusNotFound {
+		return nil
+	}
+	return err
+}
+
+// sendOnce sends the maps of a generation before its first start, and no more: a start that is tried again may be under way
+// still, with the maps that came before. A generation that never came to be is dropped.
+func (p *Plane) sendOnce(ctx context.Context, r *run, t *told, want *live) error {
+	if t.sent == want.name {
+		return nil
+	}
+	if t.sent != "" && t.sent != t.generation {
+		_ = p.call(ctx, r, callTime, "drop", sdk.GenerationRequest{Generation: t.sent}, nil) // at worst it keeps the maps open
+	}
+	if err := p.sendWanted(r, want); err != nil {
+		return err
+	}
+	t.sent = want.name
 	return nil
 }
 
@@ -293,7 +320,7 @@ func byIndex(list []sdk.Instance) map[uint32]sdk.Instance {
 
 // checkHealth returns how many checks in a row had no answer at all.
 func (p *Plane) checkHealth(ctx context.Context, r *run, missed int) int {
-	err := p.call(ctx, r, callTime, "health", nil, nil)
+	err := p.inform(ctx, r, "health", nil)
 	var answer *AnswerError
 	if err != nil && !errors.As(err, &answer) {
 		p.setState(func(s *State) { s.Healthy, s.Reason = false, err.Error() })
@@ -456,7 +483,7 @@ func (p *Plane) AwaitHealthy(ctx context.Context) error {
 			return errors.New(s.Reason)
 		}
 		if s.Started && r != nil {
-			if err := p.call(ctx, r, callTime, "health", nil, nil); err == nil {
+			if err := p.inform(ctx, r, "health", nil); err == nil {
 				return nil
 			} else if ctx.Err() != nil {
 				return fmt.Errorf("not healthy in time: %w", err)

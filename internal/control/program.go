@@ -104,7 +104,7 @@ func resolve(command []string, files string) ([]string, error) {
 }
 
 func (p *program) start(module string, listen, maps *os.File) (*process, error) {
-	uid, err := p.manager.users.take(owner(p.state))
+	uid, err := p.manager.users.take(module, owner(p.state))
 	if err != nil {
 		return nil, err
 	}

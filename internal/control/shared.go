@@ -21,6 +21,9 @@ import (
 // sharedMemory is what the control planes inside the binary may use together, in bytes.
 const sharedMemory = 512 << 20
 
+// sharedName is what the log calls their process; no module can have this name.
+const sharedName = "(built-in)"
+
 // host is the life of the process that serves the control planes inside the binary.
 func host(builtins map[string]sdk.Control) error {
 	if os.Getenv("GOGC") == "" {
@@ -100,18 +103,19 @@ func (s *shared) ensure() error {
 			return nil
 		}
 	}
-	uid, err := s.manager.users.take(s.uid)
+	uid, err := s.manager.users.take(sharedName, s.uid)
 	if err != nil {
 		return err
 	}
 	ours, theirs, err := mapsPair()
 	if err != nil {
+		s.manager.users.release(uid)
 		return err
 	}
 	defer theirs.Close()
 	state := filepath.Join(s.manager.opts.State, "builtin")
 	p, err := s.manager.launch(launch{
-		name: "(built-in)",
+		name: sharedName,
 		spec: sandbox.Spec{Command: []string{self, hostCommand}, Dir: state, UID: uid, Read: []string{self}, Write: []string{state},
 			Env:    []string{"HOME=" + state, "TMPDIR=" + state, "STATE_DIRECTORY=" + state, "KERB_CONTRACT=1", "GOGC=" + os.Getenv("GOGC")},
 			Memory: sharedMemory, Files: 4096, KeepBPF: sandbox.NeedsBPF()},
