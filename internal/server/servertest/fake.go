@@ -147,7 +147,10 @@ func status(m v1alpha1.Module) *v1alpha1.ModuleStatus {
 			Service: "web", Interface: "veth0", Ifindex: 7, Hook: "tc-ingress", Direction: "egress", Chain: "c0ffee",
 		}},
 		Memory: 64 << 10,
-		Drops:  []v1alpha1.Drop{{Reason: "rule", Packets: 3}},
+		Cost: &v1alpha1.Cost{Memory: 64 << 10, Latency: []v1alpha1.Latency{
+			{Hook: "tc", Direction: "egress", Worst: 42.5, Packet: "IPv6 UDP 64 B", Median: 30, Least: 40},
+		}},
+		Drops: []v1alpha1.Drop{{Reason: "rule", Packets: 3}},
 	}
 }
 
