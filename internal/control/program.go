@@ -166,6 +166,8 @@ func (m *Manager) launch(l launch) (*process, error) {
 		reader.Close()
 		return nil, fmt.Errorf("start control plane: %w", err)
 	}
+	// What systemd spares the agent is not for modules: when memory runs out, they go first.
+	_ = os.WriteFile(fmt.Sprintf("/proc/%d/oom_score_adj", cmd.Process.Pid), []byte("500"), 0)
 	log := newLogReader(m.opts.Log.With("module", l.name), reader)
 	go log.run()
 	return watch(cmd, l.spec.Memory, log), nil

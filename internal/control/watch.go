@@ -10,6 +10,7 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
@@ -29,11 +30,26 @@ func watchMemory(p *process, limit int64) {
 			return
 		case <-tick.C:
 		}
-		if got := resident(p.pid); limit > 0 && got > limit {
+		if got := family(p.pid); limit > 0 && got > limit {
 			p.end(fmt.Sprintf("used %d MiB of memory, and may use %d (control.memory in the package's manifest)", got>>20, limit>>20))
 			return
 		}
 	}
+}
+
+// family is the memory of a process and of those that it has started.
+func family(pid int) int64 {
+	total := resident(pid)
+	lists, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
+	for _, list := range lists {
+		data, _ := os.ReadFile(list) // gone: nothing to count
+		for child := range strings.FieldsSeq(string(data)) {
+			if id, err := strconv.Atoi(child); err == nil {
+				total += family(id)
+			}
+		}
+	}
+	return total
 }
 
 // resident is the memory that a process shares with nobody, in bytes; 0 if it is gone.
