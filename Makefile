@@ -79,4 +79,4 @@ demo-setup:
 
 clean: ## remove everything that was built
 	rm -rf dist out kerb
-	find bpf bench internal modules test -name '*.o' -delete
+	find bpf bench examples internal modules test -name '*.o' -delete

@@ -26,6 +26,7 @@ import (
 // Node is a running agent.
 type Node struct {
 	lab  *netlab.Lab
+	self string // the binary
 	cmd  *exec.Cmd
 	dir  string // state, socket, packages
 	bpf  string
@@ -36,6 +37,15 @@ type Node struct {
 
 // Start runs an agent in the lab's node namespace and waits until it answers.
 func Start(lab *netlab.Lab) (*Node, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	return StartBinary(lab, self)
+}
+
+// StartBinary is Start with a binary other than this one, such as a copy that shares no memory with this process.
+func StartBinary(lab *netlab.Lab, binary string) (*Node, error) {
 	dir, err := os.MkdirTemp("", "kerb-bench-")
 	if err != nil {
 		return nil, err
@@ -43,12 +53,8 @@ func Start(lab *netlab.Lab) (*Node, error) {
 	if err := os.Chmod(dir, 0o711); err != nil { // control planes are other users
 		return nil, err
 	}
-	n := &Node{lab: lab, dir: dir, bpf: "/sys/fs/bpf/" + filepath.Base(dir), exit: make(chan error, 1)}
-	self, err := os.Executable()
-	if err != nil {
-		return nil, err
-	}
-	n.cmd = lab.Node().Command(context.Background(), self, append([]string{"agent"}, n.flags()...)...)
+	n := &Node{lab: lab, self: binary, dir: dir, bpf: "/sys/fs/bpf/" + filepath.Base(dir), exit: make(chan error, 1)}
+	n.cmd = lab.Node().Command(context.Background(), binary, append([]string{"agent"}, n.flags()...)...)
 	n.cmd.Stdout, n.cmd.Stderr = &n.log, &n.log
 	if err := n.cmd.Start(); err != nil {
 		return nil, err
@@ -90,6 +96,16 @@ func (n *Node) Apply(resources ...any) error {
 	return err
 }
 
+// Put gives the agent one resource at its own path and returns when it is in effect.
+func (n *Node) Put(path string, resource any) error {
+	body, err := json.Marshal(resource)
+	if err != nil {
+		return err
+	}
+	_, err = n.call(http.MethodPut, path, body)
+	return err
+}
+
 // Get returns what the agent answers on a path.
 func (n *Node) Get(path string) ([]byte, error) { return n.call(http.MethodGet, path, nil) }
 
@@ -116,11 +132,7 @@ func (n *Node) Close() error {
 	n.http.CloseIdleConnections()
 	_ = n.cmd.Process.Signal(syscall.SIGTERM)
 	<-n.exit
-	self, err := os.Executable()
-	if err != nil {
-		return err
-	}
-	out, err := n.lab.Node().Command(context.Background(), self, append([]string{"purge"}, n.flags()...)...).CombinedOutput()
+	out, err := n.lab.Node().Command(context.Background(), n.self, append([]string{"purge"}, n.flags()...)...).CombinedOutput()
 	if err != nil {
 		err = fmt.Errorf("purge: %w: %s", err, out)
 	}

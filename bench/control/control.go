@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package control is `kerb bench control`: what a control plane costs in memory, how long it takes from a new module to one
+// that has taken over, how long from a changed config to the kernel, and how many events a second it reads before one is
+// lost. Beside it runs a package without control plane, whose config is constants.
+package control
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+
+	"github.com/kerb-edge/kerb/bench"
+	"github.com/kerb-edge/kerb/internal/netlab"
+)
+
+const labPrefix = "kbctl"
+
+// Target is what the agent and all built-in control planes may use together: 60 MB, in MiB.
+const Target = 60e6 / (1 << 20)
+
+func init() {
+	bench.Register(bench.Experiment{
+		Name:       "control",
+		Short:      "memory, start, changes of config and events of control planes",
+		Loads:      []string{"counter", "firewall", "all-builtin", "python"},
+		QuickLoads: []string{"all-builtin", "python"},
+		Run:        run,
+	})
+}
+
+// ground is what all loads stand on.
+type ground struct {
+	lab     *netlab.Lab
+	service *netlab.Host
+	binary  string
+}
+
+func run(ctx context.Context, r *bench.Run) (err error) {
+	g, err := newGround(labPrefix)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, g.close()) }()
+	for _, load := range r.Loads() {
+		if why := missing(load); why != nil {
+			r.Note("%s is left out: %v", load, why)
+			continue
+		}
+		if err := r.Interleave(ctx, load, g.trials(r, load)...); err != nil {
+			return err
+		}
+		if load == "all-builtin" {
+			r.Record("target", load, bench.Sample{Metric: totalMemory, Stat: "p50", Unit: "MiB", Value: Target})
+		}
+	}
+	r.Note("constants is the package stamp of the benchmarks: no control plane, and a small data plane")
+	r.Note("start and configure hold the verification of the data plane, which differs between packages")
+	return nil
+}
+
+func (g *ground) trials(r *bench.Run, load string) []bench.Trial {
+	var all []bench.Trial
+	for _, c := range []struct{ config, load string }{{"kerb", load}, {"constants", "constants"}} {
+		all = append(all, bench.Trial{Config: c.config, Measure: func(ctx context.Context) ([]bench.Sample, error) {
+			return g.measure(ctx, r, c.load)
+		}})
+	}
+	return all
+}
+
+func newGround(prefix string) (*ground, error) {
+	if err := netlab.Sweep(prefix); err != nil {
+		return nil, err
+	}
+	binary, err := copySelf()
+	if err != nil {
+		return nil, err
+	}
+	g := &ground{binary: binary}
+	if g.lab, err = netlab.NewIn(prefix); err != nil {
+		return nil, errors.Join(err, g.close())
+	}
+	if g.service, err = g.lab.Host("service", netlab.HostOptions{}); err != nil {
+		return nil, errors.Join(err, g.close())
+	}
+	return g, nil
+}
+
+func (g *ground) close() error {
+	err := os.RemoveAll(filepath.Dir(g.binary))
+	if g.lab != nil {
+		err = errors.Join(err, g.lab.Close())
+	}
+	return err
+}
+
+// copySelf copies this program, in a directory of its own: of pages that this process has of the same file the agent would
+// be charged a part only, and look smaller than it is on a node.
+func copySelf() (string, error) {
+	dir, err := os.MkdirTemp("", "kerb-bench-control-")
+	if err != nil {
+		return "", err
+	}
+	path := filepath.Join(dir, "kerb")
+	if err := errors.Join(os.Chmod(dir, 0o755), copyProgram(path)); err != nil {
+		return "", errors.Join(fmt.Errorf("copy this program: %w", err), os.RemoveAll(dir))
+	}
+	return path, nil
+}
+
+func copyProgram(path string) error {
+	in, err := os.Open("/proc/self/exe")
+	if err != nil {
+		return err
+	}
+	defer in.Close()
+	out, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o755)
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(out, in)
+	return errors.Join(err, out.Close())
+}

@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package control
+
+import (
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"time"
+
+	"github.com/cilium/ebpf"
+
+	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/bench"
+	"github.com/kerb-edge/kerb/bench/internal/traffic"
+)
+
+// The sweep doubles the rate until events are lost, and then halves the gap (in the logarithm) a few times.
+const (
+	lowestRate   = 4_000
+	highestRate  = 1 << 22
+	bisections   = 4
+	offerTime    = time.Second
+	offerQuick   = 250 * time.Millisecond
+	bisectQuick  = 2
+	burstsSecond = 1000
+	drainLimit   = 10 * time.Second
+)
+
+// eventRate has the module send events, by test runs of its chain: packets on wires would take the CPU that reads. The rate
+// that counts is that of reading, to the last event: what just waits in the ring when sending ends does not flatter it.
+func (s *subject) eventRate(ctx context.Context, r *bench.Run) error {
+	if !s.load.events {
+		return nil
+	}
+	module := s.load.modules[len(s.load.modules)-1].Metadata.Name
+	p, err := s.chainProgram()
+	if err != nil {
+		return err
+	}
+	defer p.Close()
+	o := &offer{subject: s, module: module, program: p, duration: offerTime}
+	steps := bisections
+	if r.Quick {
+		o.duration, steps = offerQuick, bisectQuick
+	}
+	rate, err := sweep(steps, func(rate float64) (float64, bool, error) {
+		return o.twice(ctx, rate)
+	})
+	if o.unaccounted > 0 {
+		r.Unsound("%s: the control plane did not read %d events that were sent", module, o.unaccounted)
+	}
+	if err != nil {
+		return err
+	}
+	s.add("event_rate", "1/s", rate)
+	return nil
+}
+
+// sweep returns the best rate that try had without loss. try gets a rate to offer and returns the one that was read.
+func sweep(bisections int, try func(rate float64) (read float64, lost bool, err error)) (best float64, err error) {
+	good, bad := 0.0, 0.0
+	step := func(rate float64) error {
+		read, lost, err := try(rate)
+		if lost {
+			bad = rate
+		} else if err == nil {
+			good, best = rate, max(best, read)
+		}
+		return err
+	}
+	for rate := float64(lowestRate); bad == 0 && rate <= highestRate; rate *= 2 {
+		if err := step(rate); err != nil {
+			return 0, err
+		}
+	}
+	if good == 0 {
+		return 0, fmt.Errorf("events are lost at %d a second already", lowestRate)
+	}
+	for range bisections {
+		if bad == 0 {
+			break
+		}
+		if err := step(math.Sqrt(good * bad)); err != nil {
+			return 0, err
+		}
+	}
+	return best, nil
+}
+
+// offer sends events of a module at a rate.
+type offer struct {
+	*subject
+	module      string
+	program     *ebpf.Program
+	duration    time.Duration
+	unaccounted uint64
+}
+
+// twice gives a rate another chance: neighbours on the machine may have stopped the reader the first time.
+func (o *offer) twice(ctx context.Context, rate float64) (read float64, lost bool, err error) {
+	for range 2 {
+		if err := ctx.Err(); err != nil {
+			return 0, false, err
+		}
+		if read, lost, err = o.once(rate); err != nil || !lost {
+			break
+		}
+	}
+	return read, lost, err
+}
+
+func (o *offer) once(rate float64) (read float64, lost bool, err error) {
+	before, err := o.count()
+	if err != nil {
+		return 0, false, err
+	}
+	begin := time.Now()
+	if err := bench.Pinned(0, func() error { return o.send(rate) }); err != nil {
+		return 0, false, err
+	}
+	after, err := o.drain(before)
+	took := time.Since(begin)
+	if err != nil {
+		return 0, false, err
+	}
+	sent, got := after.sent-before.sent, after.read-before.read
+	o.unaccounted += sent - min(sent, got)
+	return float64(got) / took.Seconds(), after.lost > before.lost, nil
+}
+
+// send makes test runs in bursts, a thousand a second.
+func (o *offer) send(rate float64) error {
+	frame := eventFrame()
+	pacer := traffic.NewPacer(time.Second / burstsSecond)
+	for range int(o.duration.Seconds() * burstsSecond) {
+		if _, err := o.program.Run(&ebpf.RunOptions{Data: frame, Repeat: uint32(rate / burstsSecond)}); err != nil {
+			return fmt.Errorf("test run: %w", err)
+		}
+		pacer.Wait()
+	}
+	return nil
+}
+
+// counts are since the module was deployed: sent and lost by the data plane's word, read by the control plane's.
+type counts struct{ sent, lost, read uint64 }
+
+func (o *offer) count() (c counts, err error) {
+	m, err := o.subject.module(o.module)
+	if err != nil {
+		return c, err
+	}
+	if m.Status.Events == nil {
+		return c, fmt.Errorf("module %s has no count of events", o.module)
+	}
+	c.sent, c.lost = m.Status.Events.Sent, m.Status.Events.Lost
+	c.read, err = o.readCount()
+	return c, err
+}
+
+func (o *offer) readCount() (uint64, error) {
+	var answer struct{ Read uint64 }
+	body, err := o.Get("/v1/modules/" + o.module + "/events?n=1")
+	if err == nil {
+		err = json.Unmarshal(body, &answer)
+	}
+	return answer.Read, err
+}
+
+// drain waits until the control plane has read what was sent since before, or for a while.
+func (o *offer) drain(before counts) (counts, error) {
+	c, err := o.count()
+	for deadline := time.Now().Add(drainLimit); err == nil && c.read-before.read < c.sent-before.sent && time.Now().Before(deadline); {
+		time.Sleep(5 * time.Millisecond)
+		c.read, err = o.readCount()
+	}
+	return c, err
+}
+
+// chainProgram opens the program on the way into the service.
+func (s *subject) chainProgram() (*ebpf.Program, error) {
+	body, err := s.Get("/v1/chains")
+	if err != nil {
+		return nil, err
+	}
+	var chains []v1.Chain
+	if err := json.Unmarshal(body, &chains); err != nil {
+		return nil, err
+	}
+	for _, c := range chains {
+		if c.Direction == "ingress" && len(c.Points) > 0 {
+			return ebpf.NewProgramFromID(ebpf.ProgramID(c.Program))
+		}
+	}
+	return nil, errors.New("the agent runs no chain on the way into the service")
+}
+
+// eventFrame is an IPv4 UDP packet to the watched port.
+func eventFrame() []byte {
+	f := make([]byte, 60)
+	binary.BigEndian.PutUint16(f[12:], 0x0800)
+	ip, udp := f[14:], f[34:]
+	ip[0], ip[8], ip[9] = 0x45, 64, 17
+	binary.BigEndian.PutUint16(ip[2:], uint16(len(ip)))
+	copy(ip[12:], []byte{10, 0, 0, 1, 10, 0, 0, 2})
+	binary.BigEndian.PutUint16(udp, 40000)
+	binary.BigEndian.PutUint16(udp[2:], eventPort)
+	binary.BigEndian.PutUint16(udp[4:], uint16(len(udp)))
+	return f
+}

@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package control
+
+import (
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+
+	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/bench"
+	"github.com/kerb-edge/kerb/bench/internal/node"
+	"github.com/kerb-edge/kerb/bench/kerbmods"
+	"github.com/kerb-edge/kerb/examples"
+)
+
+// eventPort is the port of whose packets the Python module tells.
+const eventPort = 7412
+
+// load is the modules that are deployed.
+type load struct {
+	modules []v1.Module
+	// change is the module with its nth config; nil where there is nothing to configure.
+	change  func(n int) v1.Module
+	events  bool // the last module sends events
+	control bool
+}
+
+// newLoad writes what packages it needs into dir.
+func newLoad(name, dir string) (load, error) {
+	counter := node.Module("counter", "counter", "*", nil)
+	switch name {
+	case "counter":
+		return load{modules: []v1.Module{counter}, control: true}, nil
+	case "firewall":
+		return load{modules: []v1.Module{firewall(0)}, change: firewall, control: true}, nil
+	case "all-builtin":
+		return load{modules: []v1.Module{counter, firewall(0)}, change: firewall, control: true}, nil
+	case "python":
+		return pythonLoad(dir)
+	case "constants":
+		return constantsLoad(dir)
+	}
+	return load{}, fmt.Errorf("no load %q", name)
+}
+
+func firewall(n int) v1.Module {
+	return node.Module("firewall", "firewall", "*", map[string]any{"rules": []map[string]any{
+		{"action": "allow", "direction": "ingress", "protocol": "tcp", "dstPort": 8000 + n}}})
+}
+
+func pythonLoad(dir string) (load, error) {
+	files, err := fs.Sub(examples.Topports, "topports")
+	if err != nil {
+		return load{}, err
+	}
+	path := filepath.Join(dir, "topports")
+	if err := os.CopyFS(path, files); err != nil {
+		return load{}, err
+	}
+	change := func(n int) v1.Module {
+		return node.Module("topports", path, "*", map[string]any{"watch": []int{eventPort, 8000 + n}, "keep": 1})
+	}
+	return load{modules: []v1.Module{change(0)}, change: change, events: true, control: true}, nil
+}
+
+func constantsLoad(dir string) (load, error) {
+	path, err := kerbmods.Extract("stamp", dir)
+	change := func(n int) v1.Module {
+		return node.Module("stamp", path, "*", map[string]any{"port": eventPort, "generation": n})
+	}
+	return load{modules: []v1.Module{change(0)}, change: change}, err
+}
+
+// missing says what a load lacks on this machine or in this build.
+func missing(load string) error {
+	if load != "python" {
+		return nil
+	}
+	if _, err := fs.Stat(examples.Topports, "topports/topports.tc.o"); err != nil {
+		return fmt.Errorf("examples/topports: %w", bench.ErrNotBuilt)
+	}
+	return havePython("/usr/local/bin", "/usr/bin", "/bin")
+}
+
+// havePython looks where the agent does for control planes, whatever the PATH here.
+func havePython(dirs ...string) error {
+	for _, dir := range dirs {
+		if _, err := exec.LookPath(filepath.Join(dir, "python3")); err == nil {
+			return nil
+		}
+	}
+	return fmt.Errorf("there is no python3 in %s", strings.Join(dirs, ", "))
+}
