@@ -58,6 +58,7 @@ func run(ctx context.Context, r *bench.Run) (err error) {
 		}
 	}
 	r.Note("constants is the package stamp of the benchmarks: no control plane, and a small data plane")
+	r.Note("counter has nothing to configure, and of these modules only python sends events")
 	r.Note("start and configure hold the verification of the data plane, which differs between packages")
 	return nil
 }

@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package control
+
+import (
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"github.com/kerb-edge/kerb/bench"
+	"github.com/kerb-edge/kerb/internal/agent"
+	"github.com/kerb-edge/kerb/internal/cli"
+	"github.com/kerb-edge/kerb/internal/control"
+	"github.com/kerb-edge/kerb/modules"
+)
+
+// The agent of the tests is this very program.
+func TestMain(m *testing.M) {
+	control.Intercept(modules.Controls())
+	if len(os.Args) > 1 && (os.Args[1] == "agent" || os.Args[1] == "purge") {
+		os.Exit(cli.Main(cli.Build{Version: "test", Agent: agent.Run}))
+	}
+	os.Exit(m.Run())
+}
+
+func TestProportional(t *testing.T) {
+	if n, err := Proportional(os.Getpid()); err != nil || n < 1<<20 || n > 1<<32 {
+		t.Errorf("%d, %v", n, err)
+	}
+	if _, err := Proportional(0); err == nil {
+		t.Error("process 0 has memory")
+	}
+}
+
+func TestDescendants(t *testing.T) {
+	shell := exec.Command("sh", "-c", "sleep 60 & echo; wait")
+	out, err1 := shell.StdoutPipe()
+	if err := errors.Join(err1, shell.Start()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := out.Read(make([]byte, 1)); err != nil {
+		t.Fatal(err)
+	}
+	all, err := descendants(os.Getpid())
+	if err != nil || !slices.Contains(all, shell.Process.Pid) || len(all) != 2 {
+		t.Errorf("%v, %v; the shell is %d", all, err, shell.Process.Pid)
+	}
+	for _, pid := range all {
+		if p, err := os.FindProcess(pid); err == nil {
+			_ = p.Kill()
+		}
+	}
+	_ = shell.Wait()
+}
+
+func TestSweep(t *testing.T) {
+	for _, capacity := range []float64{5_000, 70_000, 600_000} {
+		got, err := sweep(6, func(rate float64) (float64, bool, error) { return rate, rate > capacity, nil })
+		if err != nil || got > capacity || got < capacity*0.97 {
+			t.Errorf("capacity %v: %v, %v", capacity, got, err)
+		}
+	}
+	if _, err := sweep(4, func(float64) (float64, bool, error) { return 0, true, nil }); err == nil {
+		t.Error("what always loses has a rate")
+	}
+	if got, err := sweep(4, func(rate float64) (float64, bool, error) { return rate, false, nil }); err != nil || got < highestRate/2 {
+		t.Errorf("what never loses: %v, %v", got, err)
+	}
+	broken := errors.New("broken")
+	if _, err := sweep(4, func(float64) (float64, bool, error) { return 0, false, broken }); !errors.Is(err, broken) {
+		t.Errorf("%v", err)
+	}
+}
+
+func TestHavePython(t *testing.T) {
+	dir := t.TempDir()
+	if havePython(dir) == nil {
+		t.Error("python3 in an empty directory")
+	}
+	if err := os.WriteFile(filepath.Join(dir, "python3"), nil, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := havePython("/nonexistent", dir); err != nil {
+		t.Error(err)
+	}
+}
+
+// Each load gives all figures that it promises, with a real agent.
+func TestLoads(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+	g, err := newGround("kbctt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := g.close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	for name, metrics := range map[string][]string{
+		"counter":     {"start", "memory", totalMemory},
+		"all-builtin": {"start", "configure", "memory", totalMemory},
+		"python":      {"start", "configure", "memory", totalMemory, "event_rate"},
+		"constants":   {"start", "configure", totalMemory},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if err := missing(name); err != nil {
+				t.Skip(err)
+			}
+			checkLoad(t, g, &bench.Run{Quick: true}, name, metrics)
+		})
+	}
+}
+
+func checkLoad(t *testing.T, g *ground, r *bench.Run, name string, metrics []string) {
+	t.Helper()
+	samples, err := g.measure(t.Context(), r, name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, s := range samples {
+		got = append(got, s.Metric)
+		if !(s.Value > 0) {
+			t.Errorf("%+v", s)
+		}
+	}
+	if !slices.Equal(got, metrics) {
+		t.Errorf("metrics %v, want %v", got, metrics)
+	}
+}
