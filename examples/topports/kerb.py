@@ -299,8 +299,7 @@ class _Server(http.server.ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(self, agent):
-        # Not TCPServer's, which makes a socket: that is forbidden here, and ours listens already.
-        socketserver.BaseServer.__init__(self, "", _Handler)
+        socketserver.BaseServer.__init__(self, "", _Handler)  # the others make a socket, which the process may not
         self.socket = socket.socket(fileno=LISTEN_FD)
         self.agent = agent
 

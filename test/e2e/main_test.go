@@ -36,7 +36,7 @@ func run(m *testing.M) int {
 		return fail(err)
 	}
 	defer os.RemoveAll(dir)
-	if err := errors.Join(checkObjects(), build(dir), netlab.Sweep(prefix)); err != nil {
+	if err := errors.Join(checkObjects(), build(dir), sweep()); err != nil {
 		return fail(err)
 	}
 	setting, _ := os.ReadFile(expedited)
@@ -45,6 +45,21 @@ func run(m *testing.M) int {
 		return fail(err)
 	}
 	return code
+}
+
+// parallel is how many nodes there may be at a time, beside the usual one.
+const parallel = 9
+
+// parallelPrefix is that of node i of those.
+func parallelPrefix(i int) string { return fmt.Sprintf("%s%c", prefix, 'a'+i) }
+
+// sweep removes what earlier runs have left.
+func sweep() error {
+	err := netlab.Sweep(prefix)
+	for i := range parallel {
+		err = errors.Join(err, netlab.Sweep(parallelPrefix(i)))
+	}
+	return err
 }
 
 func fail(err error) int {
@@ -80,7 +95,7 @@ func build(dir string) error {
 // leftovers looks for anything that a test has not cleaned up.
 func leftovers() error {
 	var found []string
-	for dir, start := range map[string]string{"/run/netns": prefix + "-", pins: bpfPrefix()} {
+	for dir, start := range map[string]string{"/run/netns": prefix, pins: bpfPrefix()} {
 		entries, _ := os.ReadDir(dir)
 		for _, e := range entries {
 			if strings.HasPrefix(e.Name(), start) {

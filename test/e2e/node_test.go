@@ -46,6 +46,12 @@ var nodes atomic.Int32
 // newNode makes a node; its agent is not started yet.
 func newNode(t *testing.T) *node {
 	t.Helper()
+	return newNodeIn(t, prefix)
+}
+
+// newNodeIn makes one beside others, under a prefix of its own.
+func newNodeIn(t *testing.T, prefix string) *node {
+	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")
 	}

@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sdk
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/rlimit"
+	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
+)
+
+// echo is a control plane whose route tells its config and where it runs.
+type echo struct{ config string }
+
+func (echo) Compile(config json.RawMessage) (Compiled, error) { return echo{string(config)}, nil }
+func (echo) Settings() Settings                               { return Settings{} }
+func (echo) Fill(m Maps) error                                { return m["one"].Put(uint32(0), uint32(7)) }
+func (echo) Run(ctx context.Context, _ Live)                  { <-ctx.Done() }
+func (e echo) Handler(l Live) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		var value uint32
+		err := l.Maps["one"].Lookup(uint32(0), &value)
+		_ = json.NewEncoder(w).Encode(map[string]any{"config": e.config, "on": l.Interface(), "value": value, "open": err == nil})
+	})
+}
+
+// served is a control plane at work.
+type served struct {
+	t      *testing.T
+	ours   *net.UnixConn
+	client *http.Client
+	done   chan error
+}
+
+func serveEcho(t *testing.T) *served {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root for BPF")
+	}
+	path := filepath.Join(t.TempDir(), "s")
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var ends []*net.UnixConn
+	for _, fd := range fds {
+		f := os.NewFile(uintptr(fd), "maps")
+		c, err := unixConn(f)
+		f.Close()
+		if err != nil {
+			t.Fatal(err)
+		}
+		ends = append(ends, c)
+	}
+	s := &served{t: t, ours: ends[0], done: make(chan error, 1)}
+	s.client = &http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{DialContext: func(context.Context, string, string) (net.Conn, error) {
+		return net.Dial("unix", path)
+	}}}
+	go func() { s.done <- servePlane(t.Context(), "m", echo{}, l, ends[1]) }()
+	return s
+}
+
+// end closes our side, which must be enough.
+func (s *served) end() {
+	s.t.Helper()
+	s.client.CloseIdleConnections()
+	s.ours.Close()
+	select {
+	case err := <-s.done:
+		if err != nil {
+			s.t.Error(err)
+		}
+	case <-time.After(5 * time.Second):
+		s.t.Fatal("it does not end with the agent")
+	}
+}
+
+func (s *served) call(name string, body any, status int) string {
+	s.t.Helper()
+	data, _ := json.Marshal(body)
+	res, err := s.client.Post("http://control"+name, "application/json", bytes.NewReader(data))
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	defer res.Body.Close()
+	text, _ := io.ReadAll(res.Body)
+	if res.StatusCode != status {
+		s.t.Errorf("%s: status %d, want %d: %s", name, res.StatusCode, status, text)
+	}
+	return string(bytes.TrimSpace(text))
+}
+
+func (s *served) send(generation string) {
+	s.t.Helper()
+	if err := rlimit.RemoveMemlock(); err != nil {
+		s.t.Fatal(err)
+	}
+	m, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	defer m.Close()
+	if err := SendMaps(s.ours, generation, Maps{"one": m}); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+func descriptorsOpen(t *testing.T) int {
+	t.Helper()
+	entries, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(entries)
+}
+
+func (s *served) life() {
+	s.t.Helper()
+	request := func(g, config string) GenerationRequest {
+		return GenerationRequest{Generation: g, Config: json.RawMessage(config), Instances: []Instance{{Service: "web", Ifindex: 7}}}
+	}
+	s.call("/x", nil, 503)
+	s.send("a")
+	s.call("/kerb/v1/fill", request("a", "1"), 204)
+	s.call("/kerb/v1/start", request("a", "1"), 204)
+	s.call("/kerb/v1/drop", request("a", "1"), 500) // packets meet it
+	s.call("/kerb/v1/attached", Instance{Service: "db", Ifindex: 8}, 204)
+	s.call("/kerb/v1/detached", Instance{Service: "web", Ifindex: 7}, 204)
+	if got, want := s.call("/x", nil, 200), `{"config":"1","on":[{"service":"db","interface":"","ifindex":8}],"open":true,"value":7}`; got != want {
+		s.t.Errorf("with one generation: %s, want %s", got, want)
+	}
+	s.send("b")
+	s.call("/kerb/v1/fill", request("b", "2"), 204)
+	s.call("/kerb/v1/start", request("b", "2"), 204)
+	s.call("/kerb/v1/start", request("b", "2"), 204) // told again
+	s.call("/kerb/v1/drop", request("a", "1"), 204)
+	if got, want := s.call("/x", nil, 200), `{"config":"2","on":[{"service":"web","interface":"","ifindex":7}],"open":true,"value":7}`; got != want {
+		s.t.Errorf("with another generation: %s, want %s", got, want)
+	}
+}
+
+// A control plane's life with two generations leaves neither goroutines nor descriptors.
+func TestServePlane(t *testing.T) {
+	serveEcho(t).end() // what the runtime opens once
+	before := goleak.IgnoreCurrent()
+	open := descriptorsOpen(t)
+	for range 3 {
+		s := serveEcho(t)
+		s.life()
+		s.end()
+	}
+	goleak.VerifyNone(t, before)
+	for range 100 { // sockets of the HTTP client close a moment later
+		if descriptorsOpen(t) <= open {
+			return
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	t.Errorf("%d descriptors were open, now %d", open, descriptorsOpen(t))
+}
+
+// Maps that never come are told of, in time.
+func TestServeUnknownGeneration(t *testing.T) {
+	s := serveEcho(t)
+	defer s.end()
+	begin := time.Now()
+	s.call("/kerb/v1/fill", GenerationRequest{Generation: "never", Config: json.RawMessage("1")}, 500)
+	if took := time.Since(begin); took > mapsWait+2*time.Second {
+		t.Errorf("took %v", took)
+	}
+}

@@ -1,0 +1,309 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+)
+
+// controlled makes a package: the data plane of stamp, so that every packet tells that it was processed, under the control
+// plane in testdata.
+func (n *node) controlled(version string) string {
+	n.t.Helper()
+	dir := copyPackage(n.t, "stamp", func(manifest string) string {
+		manifest = strings.Replace(manifest, "version: 0.1.0", "version: "+version, 1)
+		return manifest + `control: {command: [python3, control.py], files: [control.py, kerb.py]}
+configSchema: {type: object, properties: {mode: {type: string, default: ""}, generation: {type: integer}}}
+`
+	})
+	for name, from := range map[string]string{"control.py": "testdata/control.py", "kerb.py": "../../examples/topports/kerb.py"} {
+		text, err := os.ReadFile(from)
+		if err == nil {
+			err = os.WriteFile(filepath.Join(dir, name), []byte(strings.ReplaceAll(string(text), "@STATE@", n.state)), 0o600)
+		}
+		if err != nil {
+			n.t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+func mode(dir, mode string, generation int) v1.Module {
+	return module("bad", dir, "app=web", map[string]any{"mode": mode, "generation": generation})
+}
+
+// condition is one of a module's.
+func (n *node) condition(name string) v1.Condition {
+	n.t.Helper()
+	for _, c := range get[v1.Module](n, "module", name).Status.Conditions {
+		if c.Type == "ControlPlane" {
+			return c
+		}
+	}
+	return v1.Condition{}
+}
+
+// tells waits until the module and the node say that its control plane is not well, and why.
+func (n *node) tells(reason string) {
+	n.t.Helper()
+	eventually(n.t, "module bad tells: "+reason, func() bool {
+		c := n.condition("bad")
+		return strings.Contains(c.Message, reason) && (c.Status == "False" || strings.Contains(c.Message, "started again"))
+	})
+}
+
+// nodeTells waits for the sum of all control planes.
+func (n *node) nodeTells(reason string) {
+	n.t.Helper()
+	eventually(n.t, "kerb status tells: "+reason, func() bool {
+		var s v1.NodeStatus
+		if err := json.Unmarshal([]byte(n.must("status", "-o", "json")), &s); err != nil {
+			n.t.Fatal(err)
+		}
+		for _, c := range s.Conditions {
+			if c.Type == "ControlPlanes" && c.Status == "False" {
+				return strings.Contains(c.Message, "bad: ") && strings.Contains(c.Message, reason)
+			}
+		}
+		return false
+	})
+}
+
+func (n *node) well(name string) {
+	n.t.Helper()
+	eventually(n.t, "control plane of "+name+" runs", func() bool { return n.condition(name).Status == "True" })
+}
+
+func (n *node) query(route string) map[string]string {
+	n.t.Helper()
+	var out map[string]string
+	if err := json.Unmarshal([]byte(n.must("module", "query", "bad", route, "-o", "json")), &out); err != nil {
+		n.t.Fatal(err)
+	}
+	return out
+}
+
+// change applies a mode that is accepted.
+func change(to string) func(*node, string) {
+	return func(n *node, dir string) { n.apply(mode(dir, to, 2)) }
+}
+
+var misbehaviours = map[string]func(n *node, dir string){
+	"crash": func(n *node, dir string) {
+		change("crash")(n, dir)
+		n.tells("falls over")
+		n.nodeTells("falls over")
+		n.tells("started again 2 times")
+	},
+	"hang": func(n *node, dir string) {
+		change("hang")(n, dir)
+		n.nodeTells("health")
+		eventually(n.t, "the log tells why it was ended", func() bool {
+			log, _ := os.ReadFile(n.logFile())
+			return strings.Contains(string(log), "did not answer 3 health checks")
+		})
+		n.tells("started again")
+	},
+	"hang in compile": func(n *node, dir string) {
+		begin, answered := time.Now(), make(chan result)
+		go func() { answered <- n.tryApply(mode(dir, "hang-compile", 2)) }()
+		time.Sleep(time.Second)
+		asked := time.Now()
+		n.must("status")
+		if took := time.Since(asked); took > 3*time.Second {
+			n.t.Errorf("kerb status took %v while a control plane hung", took)
+		}
+		r := <-answered
+		if r.code == 0 || !strings.Contains(r.stderr, "compile") || time.Since(begin) > 15*time.Second {
+			n.t.Errorf("after %v: exit status %d: %s", time.Since(begin), r.code, r.stderr)
+		}
+	},
+	"leak": func(n *node, dir string) {
+		change("leak")(n, dir)
+		eventually(n.t, "the log tells of the memory", func() bool {
+			log, _ := os.ReadFile(n.logFile())
+			return strings.Contains(string(log), "MiB of memory, and may use 64")
+		})
+		n.tells("started again")
+	},
+	"flood": func(n *node, dir string) {
+		change("flood")(n, dir)
+		time.Sleep(3 * time.Second)
+		info, err := os.Stat(n.logFile())
+		if err != nil || info.Size() > 2<<20 || info.Size() < 100<<10 {
+			n.t.Errorf("log after a flood: %v, %v", info.Size(), err)
+		}
+	},
+	"sick": func(n *node, dir string) {
+		change("sick")(n, dir)
+		n.tells("feels bad")
+		n.nodeTells("feels bad")
+	},
+	"files": func(n *node, dir string) {
+		for path, got := range n.query("open") {
+			if got != "Permission denied" {
+				n.t.Errorf("open %s: %s", path, got)
+			}
+		}
+	},
+	"bpf": func(n *node, dir string) {
+		for what, got := range n.query("bpf") {
+			if got != "Operation not permitted" {
+				n.t.Errorf("create a %s: %s", what, got)
+			}
+		}
+	},
+	"nonsense": func(n *node, dir string) {
+		for _, m := range []string{"no-json", "large", "type", "text", "range", "unknown", "idle", "entries"} {
+			if r := n.tryApply(mode(dir, m, 2)); r.code == 0 || r.stderr == "" || r.stdout != "" {
+				n.t.Errorf("%s: exit status %d: %q %s", m, r.code, r.stdout, r.stderr)
+			}
+		}
+		n.well("bad")
+		if config := get[v1.Module](n, "module", "bad").Spec.Config; fmt.Sprint(config["generation"]) != "1" {
+			n.t.Errorf("after refused changes the config is %v", config)
+		}
+	},
+}
+
+// Whatever a control plane does, packets are processed, and the other modules and the agent are as before.
+func TestControlMisbehaves(t *testing.T) {
+	for i, name := range slices.Sorted(maps.Keys(misbehaviours)) {
+		do := misbehaviours[name]
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newNodeIn(t, parallelPrefix(i))
+			n.start()
+			n.apply(n.both())
+			other := n.pass("other", "*")
+			other.Spec.Package = "counter"
+			dir := n.controlled("0.1.0")
+			n.apply(mode(dir, "", 1), other)
+			n.well("bad")
+			n.well("other")
+			pid := n.agent.cmd.Process.Pid
+			udp := startStream(t, n.db, n.web)
+			do(n, dir)
+			udp.finish(1, 2)
+			n.well("other")
+			if err := syscall.Kill(pid, 0); err != nil || n.must("status") == "" {
+				t.Errorf("the agent is gone: %v", err)
+			}
+		})
+	}
+}
+
+// A control plane that ends as soon as it starts has no module.
+func TestControlEndsAtOnce(t *testing.T) {
+	n := newRunningNode(t)
+	dir := n.controlled("0.1.0")
+	if err := os.WriteFile(filepath.Join(dir, "control.py"), []byte("raise SystemExit('no way')\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r := n.tryApply(mode(dir, "", 1))
+	if r.code == 0 || !strings.Contains(r.stderr, "no way") {
+		t.Errorf("exit status %d: %s", r.code, r.stderr)
+	}
+	eventually(t, "its process is gone", func() bool { return len(n.children()) == 0 })
+}
+
+// children are the processes of the agent.
+func (n *node) children() (pids []int) {
+	n.t.Helper()
+	tasks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", n.agent.cmd.Process.Pid))
+	for _, path := range tasks {
+		text, _ := os.ReadFile(path)
+		for field := range strings.FieldsSeq(string(text)) {
+			pid, _ := strconv.Atoi(field)
+			pids = append(pids, pid)
+		}
+	}
+	return pids
+}
+
+func gone(pids []int) bool {
+	for _, pid := range pids {
+		if !errors.Is(syscall.Kill(pid, 0), syscall.ESRCH) {
+			return false
+		}
+	}
+	return true
+}
+
+// Control planes end with their agent, with their module, and with everything.
+func TestControlProcessesEnd(t *testing.T) {
+	n := newRunningNode(t)
+	n.apply(mode(n.controlled("0.1.0"), "", 1), counter(0))
+	n.well("bad")
+	n.well("traffic")
+	before := n.children()
+	if len(before) != 2 {
+		t.Fatalf("processes of the agent: %v", before)
+	}
+	n.kill()
+	eventually(t, "control planes end with the agent", func() bool { return gone(before) })
+	n.start()
+	n.well("bad")
+	n.well("traffic")
+	before = n.children()
+	if got := n.query("keep")["kept"]; got != "done" {
+		t.Errorf("write into the state directory: %s", got)
+	}
+	state := filepath.Join(n.state, "control", "modules", "bad")
+	if _, err := os.Stat(filepath.Join(state, "kept")); err != nil {
+		t.Error(err)
+	}
+	n.must("module", "delete", "bad")
+	if _, err := os.Stat(state); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("state of a deleted module: %v", err)
+	}
+	eventually(t, "the process of the deleted module ends", func() bool { return len(n.children()) == 1 })
+	n.stop()
+	n.must("purge", append(n.flags(), "--all")...)
+	if !gone(before) {
+		t.Errorf("processes %v are left", before)
+	}
+	for _, dir := range []string{n.state, n.run} {
+		if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("%s after the purge: %v", dir, err)
+		}
+	}
+}
+
+// The process of the built-in modules is killed: it comes back, and the counter has lost nothing.
+func TestControlSharedProcessKilled(t *testing.T) {
+	n := newRunningNode(t)
+	n.apply(counter(0), n.stamp(1))
+	n.well("traffic")
+	udp := startStream(t, n.db, n.web)
+	for _, pid := range n.children() {
+		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+	}
+	eventually(t, "it was started again", func() bool {
+		c := n.condition("traffic")
+		return c.Status == "True" && strings.Contains(c.Message, "started again 1 times")
+	})
+	udp.finish(1)
+	var arrived uint64
+	for _, times := range udp.got {
+		arrived += uint64(times)
+	}
+	if got := n.counted("db", "egress", "udp"); got != arrived {
+		t.Errorf("the counter has %d packets, %d were sent", got, arrived)
+	}
+}

@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/pkgs"
+)
+
+// example is a copy of one of the examples, built, in another version.
+func example(t *testing.T, name, version string) string {
+	t.Helper()
+	dir := filepath.Join(t.TempDir(), name)
+	if err := os.CopyFS(dir, os.DirFS("../../examples/"+name)); err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(dir, "kerb.yaml")
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte(strings.Replace(string(text), "version: 0.1.0", "version: "+version, 1)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := pkgs.Build(t.Context(), dir, pkgs.Options{Out: t.Output()}); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// packets is what topports has counted for the port of the stream.
+func (n *node) packets() (count uint64) {
+	n.t.Helper()
+	var top struct {
+		Ports []struct {
+			Port    int
+			Packets uint64
+		}
+	}
+	if err := json.Unmarshal([]byte(n.must("module", "query", "top", "top?n=100", "-o", "json")), &top); err != nil {
+		n.t.Fatal(err)
+	}
+	for _, p := range top.Ports {
+		if p.Port == streamPort {
+			count = p.Packets
+		}
+	}
+	return count
+}
+
+// The examples are deployed, changed, upgraded and removed while the agent runs.
+func TestExamplesAtRunTime(t *testing.T) {
+	n := newRunningNode(t)
+	pid := n.agent.cmd.Process.Pid
+	watch := func(port int) map[string]any { return map[string]any{"watch": []any{port}} }
+	fast, slow := map[string]any{"rate": 1000000, "burst": 100000}, map[string]any{"rate": 1, "burst": 1}
+	limit := example(t, "ratelimit", "0.2.0")
+	n.apply(module("top", example(t, "topports", "0.1.0"), "app=web", watch(9)), module("limit", example(t, "ratelimit", "0.1.0"), "app=web", fast), n.stamp(1))
+	n.well("top")
+	udp := startStream(t, n.db, n.web)
+	eventually(t, "the port of the stream is counted", func() bool { return n.packets() > 0 })
+	n.apply(module("top", get[v1.Module](n, "module", "top").Spec.Package, "app=web", watch(streamPort)))
+	eventually(t, "packets to a watched port are told", func() bool {
+		return strings.Contains(n.must("module", "query", "top", "events", "-o", "json"), "7007")
+	})
+	before := n.packets()
+	n.apply(module("top", example(t, "topports", "0.2.0"), "app=web", watch(9)), module("limit", limit, "app=web", fast))
+	for _, name := range []string{"top", "limit"} {
+		if got := get[v1.Module](n, "module", name).Status.Package.Version; got != "0.2.0" {
+			t.Errorf("%s has version %s after the upgrade", name, got)
+		}
+	}
+	if after := n.packets(); after < before {
+		t.Errorf("the upgrade took the counter from %d to %d", before, after)
+	}
+	udp.finish(1)
+	n.apply(module("limit", limit, "app=web", slow))
+	for range 100 {
+		_, _ = udp.out.Write(make([]byte, payloadSize)) // refused, where it arrives
+	}
+	if got := get[v1.Module](n, "module", "limit").Status.Drops; len(got) != 1 || got[0].Packets < 50 {
+		t.Errorf("with a lower rate the drops are %+v", got)
+	}
+	n.must("module", "delete", "top")
+	n.must("module", "delete", "limit")
+	eventually(t, "their processes end", func() bool { return len(n.children()) == 0 })
+	if n.agent.cmd.Process.Pid != pid {
+		t.Error("the agent was restarted")
+	}
+	n.tidy()
+}
