@@ -22,6 +22,7 @@ import os
 import platform
 import select
 import socket
+import socketserver
 import sys
 import threading
 import urllib.parse
@@ -298,8 +299,7 @@ class _Server(http.server.ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(self, agent):
-        super().__init__("", _Handler, bind_and_activate=False)
-        self.socket.close()  # the one that the constructor made; ours listens already
+        socketserver.BaseServer.__init__(self, "", _Handler)  # the others make a socket, which the process may not
         self.socket = socket.socket(fileno=LISTEN_FD)
         self.agent = agent
 
