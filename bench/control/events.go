@@ -24,8 +24,8 @@ const (
 	highestRate  = 1 << 22
 	bisections   = 4
 	offerTime    = time.Second
-	offerQuick   = 250 * time.Millisecond
-	bisectQuick  = 2
+	offerQuick   = 200 * time.Millisecond
+	bisectQuick  = 1
 	burstsSecond = 1000
 	drainLimit   = 10 * time.Second
 )

@@ -19,7 +19,7 @@ const totalMemory = "agent_and_control_memory"
 // Changes of config in a round, and how long a control plane may take to start.
 const (
 	changes      = 10
-	changesQuick = 4
+	changesQuick = 2
 	startLimit   = 20 * time.Second
 	pollEvery    = time.Millisecond
 )
