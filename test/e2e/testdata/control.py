@@ -46,6 +46,8 @@ class Control:
     def health(self):
         if self.mode == "hang":
             time.sleep(3600)
+        if self.mode == "crash":
+            crash()  # never healthy, even when asked before the thread runs
         return "feels bad" if self.mode == "sick" else None
 
     def open(self, query):
