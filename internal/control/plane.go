@@ -472,9 +472,13 @@ func closeMaps(m sdk.Maps) {
 	}
 }
 
-// AwaitHealthy returns nil once the control plane has taken its generation over and says that all is well, and an error
-// when it ends or ctx ends before that.
+// settle is how long a new version has to stay healthy: one that falls over does so soon after its start.
+const settle = 300 * time.Millisecond
+
+// AwaitHealthy returns nil once the control plane has taken its generation over, says that all is well, and says so again
+// after a moment; and an error when it ends or ctx ends before that.
 func (p *Plane) AwaitHealthy(ctx context.Context) error {
+	var well time.Time // since when
 	for {
 		p.mu.Lock()
 		s, progress, r := p.state, p.progress, p.run
@@ -483,10 +487,16 @@ func (p *Plane) AwaitHealthy(ctx context.Context) error {
 			return errors.New(s.Reason)
 		}
 		if s.Started && r != nil {
-			if err := p.inform(ctx, r, "health", nil); err == nil {
-				return nil
-			} else if ctx.Err() != nil {
+			err := p.inform(ctx, r, "health", nil)
+			switch {
+			case err != nil && ctx.Err() != nil:
 				return fmt.Errorf("not healthy in time: %w", err)
+			case err != nil:
+				well = time.Time{}
+			case well.IsZero():
+				well = time.Now()
+			case time.Since(well) >= min(settle, p.pkg.Control.HealthTime()/2):
+				return nil
 			}
 		}
 		select {
