@@ -3,11 +3,13 @@
 package control
 
 import (
+	"context"
 	"log/slog"
 	"net/http"
 	"net/http/httputil"
 	"path"
 	"strings"
+	"time"
 
 	"github.com/kerb-edge/kerb/internal/fault"
 	"github.com/kerb-edge/kerb/sdk"
@@ -19,7 +21,7 @@ func (p *Plane) ServeHTTP(w http.ResponseWriter, r *http.Request) error {
 	if isReserved(r.URL.Path) {
 		return &fault.NotFound{Kind: "path", Name: r.URL.Path}
 	}
-	now := p.now()
+	now := p.ready(r.Context())
 	if now == nil {
 		return &fault.Unavailable{Reason: "control plane of module " + p.module + " does not run: " + p.State().Reason}
 	}
@@ -38,6 +40,28 @@ func (p *Plane) ServeHTTP(w http.ResponseWriter, r *http.Request) error {
 		return &fault.Unavailable{Reason: "control plane of module " + p.module + ": " + failed.Error()}
 	}
 	return nil
+}
+
+// patience is how long a request waits for a control plane that is just starting, as after a start of the agent.
+const patience = 3 * time.Second
+
+// ready is the run once it works on its generation; after a while as it is, nil if there is none.
+func (p *Plane) ready(ctx context.Context) *run {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	for {
+		p.mu.Lock()
+		s, progress, r := p.state, p.progress, p.run
+		p.mu.Unlock()
+		if s.Started && r != nil || s.Restarts > 0 {
+			return r
+		}
+		select {
+		case <-progress:
+		case <-ctx.Done():
+			return r
+		}
+	}
 }
 
 // isReserved tells the paths that only the agent may ask for, however they are spelled.
