@@ -512,7 +512,7 @@ func (p *Plane) AwaitHealthy(ctx context.Context) error {
 func (p *Plane) Metrics(ctx context.Context) ([]sdk.Sample, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTime)
 	defer cancel()
-	r := p.now()
+	r := p.ready(ctx)
 	if r == nil {
 		return nil, nil
 	}

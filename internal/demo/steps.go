@@ -323,6 +323,9 @@ func (d *demo) stepKill(ctx context.Context) error {
 		return err
 	}
 	hits, hitsErr := ruleHits(ctx, "web")
+	for deadline := time.Now().Add(5 * time.Second); hits == 0 && time.Now().Before(deadline); time.Sleep(50 * time.Millisecond) {
+		hits, hitsErr = ruleHits(ctx, "web") // the agent is ready before it has found its modules again
+	}
 	d.watch(ctx, 1500*time.Millisecond)
 	is, err := d.hooks(ctx)
 	d.check("the new agent found the same programs on the same hooks, and left them as they are", len(is) > 0 && maps.Equal(was, is), "%s, before %s %v", is, was, err)
