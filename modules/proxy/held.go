@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package proxy
+
+import (
+	"container/list"
+	"net/netip"
+	"time"
+)
+
+// held are packets that wait until it is known what their destination stands for.
+type held struct {
+	perAddress, perAll, bytes int           // limits
+	wait                      time.Duration // how long an answer may take
+
+	all       *list.List // of *heldPacket, oldest first
+	addresses map[netip.Addr]*waiting
+	size      int // bytes held
+
+	Dropped uint64 // gave way to younger ones
+}
+
+type heldPacket struct {
+	to      netip.Addr
+	ifindex uint32
+	frame   []byte
+}
+
+// waiting is what waits for one address.
+type waiting struct {
+	since   time.Time
+	packets []*list.Element // oldest first
+}
+
+func newHeld(perAddress, perAll, bytes int, wait time.Duration) *held {
+	return &held{perAddress: perAddress, perAll: perAll, bytes: bytes, wait: wait, all: list.New(), addresses: map[netip.Addr]*waiting{}}
+}
+
+// add holds a packet, and tells whether it is the first for its address, which then is to be asked for. The oldest give way.
+func (h *held) add(p heldPacket, now time.Time) (first bool) {
+	w, known := h.addresses[p.to]
+	if !known {
+		w = &waiting{since: now}
+		h.addresses[p.to] = w
+	}
+	if len(w.packets) >= h.perAddress {
+		h.drop(w.packets[0])
+	}
+	for h.all.Len() >= h.perAll || h.size+len(p.frame) > h.bytes && h.all.Len() > 0 {
+		if of := h.drop(h.all.Front()); of != p.to && len(h.addresses[of].packets) == 0 {
+			delete(h.addresses, of)
+		}
+	}
+	w.packets = append(w.packets, h.all.PushBack(&p))
+	h.size += len(p.frame)
+	return !known
+}
+
+// drop lets go of the oldest packet of an address, and returns the address.
+func (h *held) drop(e *list.Element) netip.Addr {
+	p := h.all.Remove(e).(*heldPacket)
+	h.size -= len(p.frame)
+	w := h.addresses[p.to]
+	w.packets = w.packets[1:]
+	h.Dropped++
+	return p.to
+}
+
+// take returns the packets for an address, oldest first, and waits for it no longer.
+func (h *held) take(to netip.Addr) []*heldPacket {
+	w, ok := h.addresses[to]
+	if !ok {
+		return nil
+	}
+	delete(h.addresses, to)
+	out := make([]*heldPacket, len(w.packets))
+	for i, e := range w.packets {
+		out[i] = h.all.Remove(e).(*heldPacket)
+		h.size -= len(out[i].frame)
+	}
+	return out
+}
+
+// overdue returns the addresses that have been waited for too long.
+func (h *held) overdue(now time.Time) []netip.Addr {
+	var out []netip.Addr
+	for to, w := range h.addresses {
+		if now.Sub(w.since) >= h.wait {
+			out = append(out, to)
+		}
+	}
+	return out
+}
