@@ -158,14 +158,14 @@ func TestHeld(t *testing.T) {
 		t.Errorf("the oldest of all did not give way: %v", frames(got))
 	}
 	h.add(heldPacket{to: address(20), frame: make([]byte, 990)}, now)
-	if h.all.Len() != 2 || h.size != 994 {
+	if h.all.Len() != 3 || h.size != 998 {
 		t.Errorf("%d packets of %d bytes held, limit 1000", h.all.Len(), h.size)
 	}
 	now = now.Add(5*time.Second - 1)
 	add(21, 0)
 	for range 2 {
-		if over := h.overdue(now.Add(1)); len(over) != 8 {
-			t.Errorf("%d overdue, want 8: %v", len(over), over)
+		if over := h.overdue(now.Add(1)); len(over) != 2 {
+			t.Errorf("%d overdue, want 2: %v", len(over), over)
 		}
 	}
 	for _, a := range h.overdue(now.Add(time.Hour)) {
