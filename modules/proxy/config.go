@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package proxy
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"github.com/kerb-edge/kerb/sdk"
+)
+
+// config is the module's config as kerb.yaml describes it. Absent values have the defaults of parseConfig.
+type config struct {
+	Ranges      []netip.Prefix `json:"ranges"`
+	ShortPath   bool           `json:"shortPath"`
+	SourcePorts portRange      `json:"sourcePorts"`
+	Tables      tables         `json:"tables"`
+	Timeouts    timeouts       `json:"timeouts"`
+	Unknown     unknownConfig  `json:"unknown"`
+}
+
+// tables are sizes of maps.
+type tables struct {
+	Sessions  uint32 `json:"sessions"`
+	Addresses uint32 `json:"addresses"`
+	Ports     uint32 `json:"ports"`
+	Instances uint32 `json:"instances"`
+	Slots     uint32 `json:"slots"`
+}
+
+type timeouts struct {
+	TCPSyn         duration `json:"tcpSyn"`
+	TCPEstablished duration `json:"tcpEstablished"`
+	TCPClosing     duration `json:"tcpClosing"`
+	UDP            duration `json:"udp"`
+	UDPStream      duration `json:"udpStream"`
+	ICMP           duration `json:"icmp"`
+}
+
+// unknownConfig is what happens to packets to addresses in ranges that no virtual service has.
+type unknownConfig struct {
+	HoldPackets    int      `json:"holdPackets"`
+	HoldPerAddress int      `json:"holdPerAddress"`
+	HoldTime       duration `json:"holdTime"`
+	NegativeTTL    duration `json:"negativeTTL"`
+}
+
+type duration time.Duration
+
+func (d *duration) UnmarshalJSON(text []byte) error {
+	var s string
+	if err := json.Unmarshal(text, &s); err != nil {
+		return err
+	}
+	v, err := time.ParseDuration(s)
+	*d = duration(v)
+	return err
+}
+
+// portRange is inclusive, in host byte order.
+type portRange struct{ Lo, Hi uint16 }
+
+func (r *portRange) UnmarshalJSON(text []byte) error {
+	var s string
+	if err := json.Unmarshal(text, &s); err != nil {
+		return err
+	}
+	if _, err := fmt.Sscanf(s, "%d-%d", &r.Lo, &r.Hi); err != nil || r.Lo == 0 || r.Lo > r.Hi || s != r.String() {
+		return fmt.Errorf("%s is not a range of ports such as 32768-60999", text)
+	}
+	return nil
+}
+
+func (r portRange) String() string { return fmt.Sprintf("%d-%d", r.Lo, r.Hi) }
+
+func defaults() *config {
+	return &config{
+		ShortPath:   true,
+		SourcePorts: portRange{32768, 60999}, // Linux's own
+		Tables:      tables{Sessions: 65536, Addresses: 16384, Ports: 16384, Instances: 16384, Slots: 1 << 18},
+		Timeouts: timeouts{TCPSyn: duration(30 * time.Second), TCPEstablished: duration(24 * time.Hour), TCPClosing: duration(time.Minute),
+			UDP: duration(time.Minute), UDPStream: duration(3 * time.Minute), ICMP: duration(30 * time.Second)},
+		Unknown: unknownConfig{HoldPackets: 1024, HoldPerAddress: 16, HoldTime: duration(5 * time.Second), NegativeTTL: duration(10 * time.Second)},
+	}
+}
+
+// parseConfig reads a config over the defaults.
+func parseConfig(raw json.RawMessage) (*config, error) {
+	c := defaults()
+	if len(raw) == 0 {
+		return c, nil
+	}
+	dec := json.NewDecoder(bytes.NewReader(raw))
+	dec.DisallowUnknownFields()
+	if err := dec.Decode(c); err != nil {
+		return nil, &sdk.ConfigError{Field: "config", Reason: err.Error()}
+	}
+	return c, c.check()
+}
+
+func (c *config) check() error {
+	for i, p := range c.Ranges {
+		if err := checkRange(p); err != nil {
+			return &sdk.ConfigError{Field: fmt.Sprintf("ranges[%d]", i), Reason: err.Error()}
+		}
+		for j, other := range c.Ranges[:i] {
+			if p.Overlaps(other) {
+				return &sdk.ConfigError{Field: fmt.Sprintf("ranges[%d]", i), Reason: fmt.Sprintf("%s overlaps ranges[%d], %s; leave one out", p, j, other)}
+			}
+		}
+	}
+	t, u := c.Timeouts, c.Unknown
+	for _, d := range []struct {
+		field string
+		value duration
+	}{
+		{"timeouts.tcpSyn", t.TCPSyn}, {"timeouts.tcpEstablished", t.TCPEstablished}, {"timeouts.tcpClosing", t.TCPClosing},
+		{"timeouts.udp", t.UDP}, {"timeouts.udpStream", t.UDPStream}, {"timeouts.icmp", t.ICMP},
+		{"unknown.holdTime", u.HoldTime}, {"unknown.negativeTTL", u.NegativeTTL},
+	} {
+		if d.value <= 0 {
+			return &sdk.ConfigError{Field: d.field, Reason: "must be longer than 0"}
+		}
+	}
+	for _, n := range []struct {
+		field string
+		value uint32
+	}{
+		{"tables.sessions", c.Tables.Sessions}, {"tables.addresses", c.Tables.Addresses}, {"tables.ports", c.Tables.Ports},
+		{"tables.instances", c.Tables.Instances}, {"tables.slots", c.Tables.Slots},
+		{"unknown.holdPackets", uint32(max(0, u.HoldPackets))}, {"unknown.holdPerAddress", uint32(max(0, u.HoldPerAddress))},
+	} {
+		if n.value == 0 {
+			return &sdk.ConfigError{Field: n.field, Reason: "must be at least 1"}
+		}
+	}
+	return nil
+}
+
+func checkRange(p netip.Prefix) error {
+	switch {
+	case !p.IsValid():
+		return fmt.Errorf("is not a prefix; write for example 10.30.0.0/16")
+	case p != p.Masked():
+		return fmt.Errorf("%s has bits beyond its length; write %s", p, p.Masked())
+	case p.Addr().Is4In6():
+		return fmt.Errorf("%s is an IPv4 range written as IPv6; write it as IPv4", p)
+	case p.Addr().IsMulticast() || p.Addr().IsLoopback() || p.Addr().IsLinkLocalUnicast() || p.Bits() == 0:
+		return fmt.Errorf("%s can have no virtual addresses; write for example 10.30.0.0/16", p)
+	}
+	return nil
+}
