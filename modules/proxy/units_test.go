@@ -122,7 +122,7 @@ func TestNumbers(t *testing.T) {
 	}
 }
 
-func address(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 30, byte(i >> 8), byte(i)}) }
+func addressNo(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 30, byte(i >> 8), byte(i)}) }
 
 func frames(packets []*heldPacket) (out []string) {
 	for _, p := range packets {
@@ -134,7 +134,7 @@ func frames(packets []*heldPacket) (out []string) {
 func TestHeld(t *testing.T) {
 	h, now := newHeld(3, 6, 1000, 5*time.Second), time.Unix(0, 0)
 	add := func(to, n int) bool {
-		return h.add(heldPacket{to: address(to), ifindex: 7, frame: fmt.Appendf(nil, "%d.%d", to, n)}, now)
+		return h.add(heldPacket{to: addressNo(to), ifindex: 7, frame: fmt.Appendf(nil, "%d.%d", to, n)}, now)
 	}
 	for n := range 5 {
 		if first := add(1, n); first != (n == 0) {
@@ -142,7 +142,7 @@ func TestHeld(t *testing.T) {
 		}
 	}
 	add(2, 0)
-	if diff := cmp.Diff([]string{"1.2", "1.3", "1.4"}, frames(h.take(address(1)))); diff != "" {
+	if diff := cmp.Diff([]string{"1.2", "1.3", "1.4"}, frames(h.take(addressNo(1)))); diff != "" {
 		t.Errorf("not the youngest three, oldest first:\n%s", diff)
 	}
 	if h.Dropped != 2 {
@@ -154,10 +154,10 @@ func TestHeld(t *testing.T) {
 	if h.all.Len() != 6 || h.Dropped != 4 {
 		t.Errorf("%d held, %d dropped, want 6 and 4", h.all.Len(), h.Dropped)
 	}
-	if got := h.take(address(10)); len(got) != 0 {
+	if got := h.take(addressNo(10)); len(got) != 0 {
 		t.Errorf("the oldest of all did not give way: %v", frames(got))
 	}
-	h.add(heldPacket{to: address(20), frame: make([]byte, 990)}, now)
+	h.add(heldPacket{to: addressNo(20), frame: make([]byte, 990)}, now)
 	if h.all.Len() != 3 || h.size != 998 {
 		t.Errorf("%d packets of %d bytes held, limit 1000", h.all.Len(), h.size)
 	}
@@ -180,7 +180,7 @@ func TestHeld(t *testing.T) {
 func TestHeldBoundsAddresses(t *testing.T) {
 	h, now := newHeld(3, 6, 1000, 5*time.Second), time.Unix(0, 0)
 	for i := range 10_000 {
-		h.add(heldPacket{to: address(i), frame: []byte("x")}, now)
+		h.add(heldPacket{to: addressNo(i), frame: []byte("x")}, now)
 	}
 	if h.all.Len() > 6 || len(h.addresses) > 6 {
 		t.Errorf("%d packets, %d addresses", h.all.Len(), len(h.addresses))
@@ -190,20 +190,20 @@ func TestHeldBoundsAddresses(t *testing.T) {
 func TestNegative(t *testing.T) {
 	n, now := newNegative(10*time.Second, 3), time.Unix(0, 0)
 	for i := range 5 {
-		until, over := n.add(address(i), now.Add(time.Duration(i)*time.Second))
+		until, over := n.add(addressNo(i), now.Add(time.Duration(i)*time.Second))
 		if want := now.Add(time.Duration(10+i) * time.Second); until != want {
 			t.Errorf("%d until %v, want %v", i, until, want)
 		}
-		if i < 3 && over != nil || i >= 3 && !cmp.Equal(over, []netip.Addr{address(i - 3)}, cmp.Comparer(func(a, b netip.Addr) bool { return a == b })) {
+		if i < 3 && over != nil || i >= 3 && !cmp.Equal(over, []netip.Addr{addressNo(i - 3)}, cmp.Comparer(func(a, b netip.Addr) bool { return a == b })) {
 			t.Errorf("%v gives way for %d", over, i)
 		}
 	}
-	n.remove(address(3))
-	n.add(address(2), now.Add(5*time.Second)) // asked for again
+	n.remove(addressNo(3))
+	n.add(addressNo(2), now.Add(5*time.Second)) // asked for again
 	if over := n.expired(now.Add(14*time.Second - 1)); over != nil {
 		t.Errorf("%v too early", over)
 	}
-	if over := n.expired(now.Add(15 * time.Second)); len(over) != 2 || over[0] != address(4) || over[1] != address(2) {
+	if over := n.expired(now.Add(15 * time.Second)); len(over) != 2 || over[0] != addressNo(4) || over[1] != addressNo(2) {
 		t.Errorf("%v, want 4 and 2", over)
 	}
 	if n.order.Len() != 0 || len(n.entries) != 0 {

@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package proxy
+
+import (
+	"time"
+)
+
+// adopt takes over what is in the maps. After a restart packets go on by them, and ids, indices and runs keep their places:
+// what the agent then tells again is found to be there already.
+func (w *world) adopt(now time.Time) error {
+	if err := w.adoptLocals(now); err != nil {
+		return err
+	}
+	if err := w.adoptTargets(now); err != nil {
+		return err
+	}
+	return w.adoptVirtuals()
+}
+
+func (w *world) adoptLocals(now time.Time) error {
+	l := &locals{kernel: w.kernel, module: w.live.Module, byIfindex: map[uint32]*localService{}}
+	w.locals = l
+	taken := map[uint32]bool{}
+	index := uint32(0)
+	err := each(w.kernel.locals, mapLocals, func(_ []uint32, entries []local) {
+		for _, e := range entries {
+			if e.Ifindex != 0 {
+				l.byIfindex[e.Ifindex] = &localService{index: index, entry: e, gone: now}
+				taken[index] = true
+			}
+			index++
+		}
+	})
+	if err != nil {
+		return err
+	}
+	l.indices = newNumbers(1, w.kernel.locals.MaxEntries(), restFor, taken)
+	return l.putAll(w.live.Interface(), now)
+}
+
+func (w *world) adoptTargets(now time.Time) error {
+	entries, err := readArray[instance](w.kernel.instances, mapInstances)
+	if err != nil {
+		return err
+	}
+	owners, err := readArray[uint64](w.kernel.owners, mapOwners)
+	if err != nil {
+		return err
+	}
+	taken := map[uint32]bool{}
+	for i, identity := range owners {
+		if identity == 0 || i == 0 {
+			continue
+		}
+		t := &target{index: uint32(i), identity: identity, entry: entries[i]}
+		if t.entry.Flags&instanceGone != 0 {
+			t.gone = now
+		}
+		w.targets[identity], w.byIndex[i], taken[t.index] = t, t, true
+	}
+	w.indices = newNumbers(1, w.kernel.instances.MaxEntries(), restFor, taken)
+	return nil
+}
+
+func (w *world) adoptVirtuals() error {
+	slots, err := readArray[uint32](w.kernel.slots, mapSlots)
+	if err != nil {
+		return err
+	}
+	w.slots = newBlocks(w.kernel.slots.MaxEntries(), restFor)
+	taken := map[uint32]bool{}
+	byID := map[uint32]*virtual{}
+	var negative []address
+	err = each(w.kernel.vips, mapVIPs, func(keys []address, values []vip) {
+		for i, value := range values {
+			if value.Flags&vipNegative != 0 {
+				negative = append(negative, keys[i])
+				continue
+			}
+			v := &virtual{addr: keys[i].addr(), value: value}
+			if value.Count == 0 {
+				v.digest = digestOf(nil)
+			} else if w.slots.adopt(value.First, value.Count) {
+				v.digest = digestOf(slots[value.First : value.First+value.Count])
+			}
+			w.addresses[v.addr], taken[value.ID], byID[value.ID] = v, true, v
+		}
+	})
+	if err != nil {
+		return err
+	}
+	w.ids = newNumbers(1, w.kernel.turns, restFor, taken)
+	if err := removeAll(w.kernel.vips, mapVIPs, negative); err != nil { // asked for anew
+		return err
+	}
+	return each(w.kernel.ports, mapPorts, func(keys []portKey, targets []port) {
+		for i, k := range keys {
+			if v := byID[k.VIP]; v != nil {
+				v.ports = append(v.ports, portEntry{k.Port, targets[i], k.Proto})
+			}
+		}
+	})
+}
+
+// removeOrphans removes what the maps had before a restart and the agent has not told of.
+func (w *world) removeOrphans(now time.Time) error {
+	for _, v := range w.addresses {
+		if v.service == nil {
+			if err := w.dropVirtual(v, now); err != nil {
+				return err
+			}
+		}
+	}
+	for _, t := range w.targets {
+		if t.service == nil && t.gone.IsZero() {
+			if err := w.retire(t, now); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}

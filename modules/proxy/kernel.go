@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package proxy
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"sync/atomic"
+	"unsafe"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
+	"github.com/kerb-edge/kerb/sdk"
+)
+
+// kernel is access to the maps of a generation.
+type kernel struct {
+	vips, ports, slots, instances, owners, locals, interfaces, sessions, counts *ebpf.Map
+
+	turns  uint32          // ids of virtual addresses that there are counters for
+	stats  []instanceStats // shared with the data plane
+	memory []byte
+}
+
+func openKernel(maps sdk.Maps) (*kernel, error) {
+	k := &kernel{}
+	var stats, turns *ebpf.Map
+	for name, m := range map[string]**ebpf.Map{
+		mapVIPs: &k.vips, mapPorts: &k.ports, mapSlots: &k.slots, mapInstances: &k.instances, mapOwners: &k.owners, mapLocals: &k.locals,
+		mapInterfaces: &k.interfaces, mapSessions: &k.sessions, mapCounts: &k.counts, mapInstanceStats: &stats, mapTurns: &turns,
+	} {
+		var err error
+		if *m, err = maps.Get(name); err != nil {
+			return nil, err
+		}
+	}
+	k.turns = turns.MaxEntries()
+	return k, k.share(stats)
+}
+
+// share maps the statistics of instances into memory, to change single words atomically.
+func (k *kernel) share(m *ebpf.Map) (err error) {
+	size := int(m.MaxEntries()) * int(unsafe.Sizeof(instanceStats{}))
+	page := os.Getpagesize()
+	k.memory, err = unix.Mmap(m.FD(), 0, (size+page-1)/page*page, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		return fmt.Errorf("map %s: mmap: %w", mapInstanceStats, err)
+	}
+	k.stats = unsafe.Slice((*instanceStats)(unsafe.Pointer(&k.memory[0])), m.MaxEntries())
+	return nil
+}
+
+func (k *kernel) close() {
+	if k.memory != nil {
+		_ = unix.Munmap(k.memory) // cannot fail for what Mmap returned
+		k.memory, k.stats = nil, nil
+	}
+}
+
+func (s *instanceStats) sessions() int64      { return atomic.LoadInt64(&s.Sessions) }
+func (s *instanceStats) addSessions(by int64) { atomic.AddInt64(&s.Sessions, by) }
+func (s *instanceStats) opened() uint64       { return atomic.LoadUint64(&s.Opened) }
+func (s *instanceStats) rtt() uint64          { return atomic.LoadUint64(&s.RTT) }
+func (s *instanceStats) measureFromScratch()  { atomic.StoreUint64(&s.RTT, 0) }
+
+func write[K, V any](m *ebpf.Map, name string, k K, v V) error {
+	if err := m.Put(k, v); err != nil {
+		return fmt.Errorf("write map %s: %w", name, err)
+	}
+	return nil
+}
+
+// remove deletes a key that may be gone already.
+func remove[K any](m *ebpf.Map, name string, k K) error {
+	if err := m.Delete(k); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return fmt.Errorf("delete from map %s: %w", name, err)
+	}
+	return nil
+}
+
+const batch = 4096
+
+// writeRun writes consecutive elements of an array, in few system calls where the kernel can (Linux 5.6).
+func writeRun[V any](m *ebpf.Map, name string, first uint32, values []V) error {
+	for len(values) > 0 {
+		n := min(batch, len(values))
+		keys := make([]uint32, n)
+		for i := range keys {
+			keys[i] = first + uint32(i)
+		}
+		if _, err := m.BatchUpdate(keys, values[:n], nil); err != nil {
+			return fmt.Errorf("write map %s: %w", name, err)
+		}
+		first, values = first+uint32(n), values[n:]
+	}
+	return nil
+}
+
+// each calls do for the entries of a map, many at a time. Those that come and go meanwhile may be missed or met twice. The
+// slices are only valid until do returns.
+func each[K, V any](m *ebpf.Map, name string, do func([]K, []V)) error {
+	var cursor ebpf.MapBatchCursor
+	keys, values := make([]K, batch), make([]V, batch)
+	for {
+		n, err := m.BatchLookup(&cursor, keys, values, nil)
+		if n > 0 {
+			do(keys[:n], values[:n])
+		}
+		switch {
+		case errors.Is(err, ebpf.ErrKeyNotExist):
+			return nil
+		case errors.Is(err, unix.ENOSPC): // a hash bucket is fuller than the batch is long
+			keys, values = make([]K, 2*len(keys)), make([]V, 2*len(keys))
+		case errors.Is(err, ebpf.ErrNotSupported):
+			return eachSlowly(m, name, do)
+		case err != nil:
+			return fmt.Errorf("read map %s: %w", name, err)
+		}
+	}
+}
+
+// readArray reads all of an array.
+func readArray[V any](m *ebpf.Map, name string) ([]V, error) {
+	out := make([]V, 0, m.MaxEntries())
+	err := each(m, name, func(_ []uint32, values []V) { out = append(out, values...) })
+	if err == nil && len(out) != int(m.MaxEntries()) {
+		err = fmt.Errorf("read map %s: %d of %d entries", name, len(out), m.MaxEntries())
+	}
+	return out, err
+}
+
+func eachSlowly[K, V any](m *ebpf.Map, name string, do func([]K, []V)) error {
+	var k K
+	var v V
+	all := m.Iterate()
+	for all.Next(&k, &v) {
+		do([]K{k}, []V{v})
+	}
+	if err := all.Err(); err != nil {
+		return fmt.Errorf("read map %s: %w", name, err)
+	}
+	return nil
+}
+
+// removeAll deletes keys, many at a time. A batch ends at a key that is gone already, and goes on after it.
+func removeAll[K any](m *ebpf.Map, name string, keys []K) error {
+	for len(keys) > 0 {
+		n, err := m.BatchDelete(keys, nil)
+		switch {
+		case err == nil:
+			return nil
+		case errors.Is(err, ebpf.ErrKeyNotExist) && n < len(keys):
+			keys = keys[n+1:]
+		case errors.Is(err, ebpf.ErrNotSupported):
+			return removeSlowly(m, name, keys)
+		default:
+			return fmt.Errorf("delete from map %s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+func removeSlowly[K any](m *ebpf.Map, name string, keys []K) error {
+	for _, k := range keys {
+		if err := remove(m, name, k); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// monotonic is the clock of the data plane, ns.
+func monotonic() uint64 {
+	var ts unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts); err != nil {
+		return 0 // Linux has the clock
+	}
+	return uint64(ts.Nano())
+}

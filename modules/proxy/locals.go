@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package proxy
+
+import (
+	"errors"
+	"net"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/kerb-edge/kerb/sdk"
+)
+
+// locals are the services of this node that have the proxy on their interfaces.
+type locals struct {
+	kernel    *kernel
+	module    string
+	indices   *numbers
+	byIfindex map[uint32]*localService
+	byAddress map[netip.Addr]uint32 // index
+}
+
+type localService struct {
+	sdk.Instance
+	index uint32
+	entry local
+	gone  time.Time // when it was missed first
+}
+
+// entryOf is what the data plane is told of an interface. One of the node itself is only a client there: what is for it, the
+// stack has to deliver.
+func (l *locals) entryOf(i sdk.Instance) local {
+	e := local{Ifindex: i.Ifindex}
+	mac, err := net.ParseMAC(i.MAC)
+	if i.Service == "" || err != nil || len(mac) != len(e.MAC) {
+		return e
+	}
+	e.MAC = [6]byte(mac)
+	if slices.Equal(i.Ingress, []string{l.module}) {
+		e.Flags = localPeer
+	}
+	return e
+}
+
+// put makes an interface known: first what it is, then that it is there.
+func (l *locals) put(i sdk.Instance, now time.Time) error {
+	s := l.byIfindex[i.Ifindex]
+	if s == nil {
+		index, ok := l.indices.take(now)
+		if !ok {
+			return nil // packets to it take the ordinary way
+		}
+		s = &localService{index: index}
+		l.byIfindex[i.Ifindex] = s
+	}
+	known := s.entry.Ifindex != 0 && s.gone.IsZero()
+	s.Instance, s.gone = i, time.Time{}
+	if e := l.entryOf(i); e != s.entry {
+		if err := write(l.kernel.locals, mapLocals, s.index, e); err != nil {
+			return err
+		}
+		s.entry = e
+	}
+	l.index()
+	if known {
+		return nil
+	}
+	return write(l.kernel.interfaces, mapInterfaces, i.Ifindex, s.index)
+}
+
+// putAll makes the interfaces known that there are now; all others are gone.
+func (l *locals) putAll(all []sdk.Instance, now time.Time) error {
+	l.byAddress = map[netip.Addr]uint32{}
+	there := map[uint32]bool{}
+	for _, i := range all {
+		there[i.Ifindex] = true
+		if err := l.put(i, now); err != nil {
+			return err
+		}
+	}
+	for ifindex, s := range l.byIfindex {
+		if there[ifindex] {
+			continue
+		}
+		s.gone = time.Time{} // to go now
+		if err := l.remove(ifindex, now); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// index finds the addresses of services anew.
+func (l *locals) index() {
+	clear(l.byAddress)
+	for _, s := range l.byIfindex {
+		if s.Service == "" || !s.gone.IsZero() {
+			continue
+		}
+		for _, text := range s.Addresses {
+			if p, err := netip.ParsePrefix(text); err == nil {
+				l.byAddress[p.Addr().Unmap()] = s.index
+			}
+		}
+	}
+}
+
+// remove makes an interface unknown; packets to it take the ordinary way. Its index stays taken until no session refers to it.
+func (l *locals) remove(ifindex uint32, now time.Time) error {
+	s := l.byIfindex[ifindex]
+	if s == nil || !s.gone.IsZero() {
+		return nil
+	}
+	s.gone, s.entry = now, local{Ifindex: ifindex}
+	l.index()
+	if err := write(l.kernel.locals, mapLocals, s.index, s.entry); err != nil {
+		return err
+	}
+	return remove(l.kernel.interfaces, mapInterfaces, ifindex)
+}
+
+// free forgets an interface for good.
+func (l *locals) free(s *localService, now time.Time) error {
+	if err := write(l.kernel.locals, mapLocals, s.index, local{}); err != nil {
+		return err
+	}
+	delete(l.byIfindex, s.entry.Ifindex)
+	l.indices.release(s.index, now)
+	return nil
+}
+
+// at returns the index of the local service that has an address of a place, or 0.
+func (l *locals) at(p place) uint32 {
+	if p.Addr4 != [4]byte{} {
+		if index, ok := l.byAddress[netip.AddrFrom4(p.Addr4)]; ok {
+			return index
+		}
+	}
+	if p.Addr6 != (address{}) {
+		return l.byAddress[p.Addr6.addr()]
+	}
+	return 0
+}
+
+// instanceChanged takes over that a service of the node has come, changed or gone.
+func (w *world) instanceChanged(i sdk.Instance, there bool, now time.Time) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if there {
+		return errors.Join(w.locals.put(i, now), w.relocate())
+	}
+	return errors.Join(w.locals.remove(i.Ifindex, now), w.relocate())
+}
+
+// relocate tells the data plane which instances are on this node.
+func (w *world) relocate() error {
+	for _, t := range w.targets {
+		if t.service == nil {
+			continue
+		}
+		p := *t.place()
+		p.Local = w.locals.at(p)
+		if p == *t.place() {
+			continue
+		}
+		e := t.entry
+		e.Place[e.Generation&1] = p
+		if err := w.writeTarget(t, e); err != nil {
+			return err
+		}
+	}
+	return nil
+}
