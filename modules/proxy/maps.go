@@ -144,6 +144,7 @@ type flow struct {
 const (
 	sessionReverse = 1 << 0
 	sessionHairpin = 1 << 1
+	sessionFar     = 1 << 2
 
 	stateAnswered  = 1 << 0
 	stateClientFIN = 1 << 1
@@ -160,11 +161,13 @@ type session struct {
 	SPort, DPort port
 	Instance     uint32
 	Generation   uint32
-	Client       uint32
+	Other        uint32
 	Local        uint32
+	Tick         uint32
 	Flags        uint8
 	State        uint8
 	_            uint16
+	_            uint32
 }
 
 // fragment mirrors struct px_fragment.
@@ -195,15 +198,13 @@ type unknown struct {
 	Family  uint8
 	Proto   uint8
 	Flags   uint8
-	_       uint8
+	Partial uint8
 	Dst     address
 }
 
 // Indices of the counters (enum px_count).
 const (
-	countForward = iota
-	countReverse
-	countOpened
+	countOpened = iota
 	countChosenAnew
 	countMoved
 	countReset

@@ -76,7 +76,7 @@ struct px_ranges {
 struct px_place {
 	struct px_addr addr6; /* all zero: none */
 	__be32 addr4;	      /* 0: none */
-	__u32 local;	      /* index in locals; 0: not on this node, or without the proxy on its interface */
+	__u32 local;	      /* index in locals; 0: not on this node, or without the proxy on its interface. May change in place */
 };
 
 /* An instance keeps its index while it lives, and gets another place when it is redeployed: the control plane writes the
@@ -126,6 +126,7 @@ struct px_flow {
 
 #define PX_REVERSE (1 << 0) /* the entry for what the instance answers */
 #define PX_HAIRPIN (1 << 1) /* the client is the instance: it sees itself as the virtual address */
+#define PX_FAR	   (1 << 2) /* the instance is not local: its answers are met on their way to the client */
 
 /* What has been seen of a session. Both entries have all of it, only the forward one exactly. */
 #define PX_ANSWERED   (1 << 0) /* by the instance; TCP: with SYN and ACK */
@@ -134,25 +135,29 @@ struct px_flow {
 #define PX_RESET      (1 << 3) /* by either side */
 #define PX_CLOSED     (1 << 4) /* both FINs or a reset: no longer counted in px_instance_stats.sessions */
 
-/* How a packet changes.
- *	forward:	source port := sport, destination := the instance's place and dport; hairpin: source := the old destination
- *	reverse:	source := addr and sport, destination port := dport; hairpin: destination := addr, source := the old destination
- * So the packet that the other entry is for can be told from one entry and its key. */
+/* How a packet changes: its ports to sport and dport, and
+ *	forward:	destination := addr
+ *	reverse:	source := addr
+ *	hairpin:	source := the old destination, destination := addr, both ways
+ * The key of the other entry is the changed packet turned round, as met on interface other: on ingress if this entry is the
+ * forward one of a PX_FAR session, else on egress. */
 struct px_session {
-	__u64 seen;	     /* when last used, right to PX_TOUCH_NS */
+	__u64 seen;	     /* when last used, by either side; right to PX_TICK */
 	__u64 opened;	     /* forward: when the SYN passed, 0 as soon as its answer was timed */
-	struct px_addr addr; /* forward: the instance's address; reverse: the virtual one (hairpin: the client's) */
-	__be16 sport, dport; /* as they will be; ICMP echo: the identifier stands in the same field as in px_flow */
+	struct px_addr addr; /* forward: the instance's; reverse: the virtual one; hairpin, reverse: the client's */
+	__be16 sport, dport; /* as they will be; ICMP echo: as in px_flow */
 	__u32 instance;	     /* index */
 	__u32 generation;    /* of the instance when the session was made or came to its new place */
-	__u32 client;	     /* ifindex of the client's interface */
-	__u32 local;	     /* index in locals of the client; 0: none */
-	__u8 flags;	     /* PX_REVERSE, PX_HAIRPIN */
+	__u32 other;	     /* ifindex on which packets of the other direction are met */
+	__u32 local;	     /* index in locals of whom the changed packet is for; 0: the bridge or the stack takes it there */
+	__u32 tick;	     /* jiffies / PX_TICK when seen was written; the data plane's alone */
+	__u8 flags;	     /* PX_REVERSE, PX_HAIRPIN, PX_FAR */
 	__u8 state;	     /* PX_ANSWERED ... */
 	__u16 zero;
+	__u32 zero2;
 };
 
-#define PX_TOUCH_NS (1ULL << 30)
+#define PX_TICK 256 /* jiffies: 0.26 s at 1000 Hz, 1 s at 250 Hz, 2.6 s at 100 Hz */
 
 /* A datagram in fragments: later ones have no ports and follow the first. The value is what the first one was looked up by
  * in sessions. */
@@ -181,8 +186,7 @@ struct px_asked {
 #define PX_ASK_NS   (1ULL << 30)
 
 /* Event in the ring buffer unknown: a packet to an address that may be virtual and is not known. It was taken out of the
- * way, and is to be sent again once the address is known. The transport checksum in frame may be one that the sender left
- * to its device (CHECKSUM_PARTIAL): it must be computed anew before, unless the packet is a fragment or (UDP) it is 0. */
+ * way, and is to be sent again once the address is known. */
 struct px_unknown {
 	__u32 ifindex;	/* of the service that sent it */
 	__u32 len;	/* of frame, 0: it was too long to be held */
@@ -190,7 +194,7 @@ struct px_unknown {
 	__u8 family;	/* 4 or 6 */
 	__u8 proto;	/* transport protocol */
 	__u8 flags;	/* KERB_F_* */
-	__u8 zero;
+	__u8 partial;	/* 1: the sender left the transport checksum to its device: complete it before the frame is sent again */
 	struct px_addr dst;
 	__u8 frame[];
 };
@@ -199,21 +203,19 @@ struct px_unknown {
 
 /* Indices of counts. */
 enum px_count {
-	PX_COUNT_FORWARD = 0,	   /* packets translated towards instances */
-	PX_COUNT_REVERSE = 1,	   /* and towards clients */
-	PX_COUNT_OPENED = 2,	   /* sessions */
-	PX_COUNT_CHOSEN_ANEW = 3,  /* sessions that lost their instance and got another one */
-	PX_COUNT_MOVED = 4,	   /* sessions that followed an instance to its new place */
-	PX_COUNT_RESET = 5,	   /* TCP sessions that could not, and were reset */
-	PX_COUNT_UNKNOWN = 6,	   /* packets to unknown addresses, given to the control plane */
-	PX_COUNT_UNANSWERED = 7,   /* the same that were not: more than PX_ASK_MOST, or the ring buffer was full */
-	PX_COUNT_NEGATIVE = 8,	   /* packets to addresses known not to exist */
-	PX_COUNT_NO_INSTANCE = 9,  /* to virtual addresses without an instance that takes new sessions */
-	PX_COUNT_NO_PORT = 10,	   /* to ports that the virtual service does not have */
-	PX_COUNT_CLASH = 11,	   /* sessions that got another source port, as the instance has one like it from elsewhere */
-	PX_COUNT_NO_SESSION = 12,  /* TCP amid a connection that no session is known of */
-	PX_COUNT_FRAGMENT = 13,	   /* later fragments without a first one */
-	PX_COUNT_TABLE_FULL = 14,  /* sessions that found no room or no free source port */
+	PX_COUNT_OPENED = 0,	   /* sessions */
+	PX_COUNT_CHOSEN_ANEW = 1,  /* sessions that lost their instance and got another one */
+	PX_COUNT_MOVED = 2,	   /* sessions that followed an instance to its new place */
+	PX_COUNT_RESET = 3,	   /* TCP sessions that could not, and were reset */
+	PX_COUNT_UNKNOWN = 4,	   /* packets to unknown addresses, given to the control plane */
+	PX_COUNT_UNANSWERED = 5,   /* the same that were not: more than PX_ASK_MOST, too long, or the ring buffer was full */
+	PX_COUNT_NEGATIVE = 6,	   /* packets to addresses known not to exist */
+	PX_COUNT_NO_INSTANCE = 7,  /* to virtual addresses without an instance that takes new sessions */
+	PX_COUNT_NO_PORT = 8,	   /* to ports that the virtual service does not have */
+	PX_COUNT_CLASH = 9,	   /* sessions that got another source port, as the instance has one like it from elsewhere */
+	PX_COUNT_NO_SESSION = 10,  /* TCP amid a connection that no session is known of */
+	PX_COUNT_FRAGMENT = 11,	   /* later fragments to virtual addresses without a first one */
+	PX_COUNT_TABLE_FULL = 12,  /* sessions that found no room or no free source port */
 	PX_COUNTS = 16,
 };
 
