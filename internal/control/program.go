@@ -44,7 +44,7 @@ func (m *Manager) program(module string, p *pkgs.Package) (*program, error) {
 	if err := writeFiles(prog.files, p.ControlFiles); err != nil {
 		return nil, err
 	}
-	command, err := resolve(p.Control.Command, prog.files)
+	command, err := findCommand(p.Control.Command, prog.files)
 	if err != nil {
 		return nil, fmt.Errorf("package %s: %w", p.Name, err)
 	}
@@ -89,7 +89,7 @@ func replaceFile(path string, data []byte, mode fs.FileMode) error {
 	return os.Rename(f.Name(), path)
 }
 
-func resolve(command []string, files string) ([]string, error) {
+func findCommand(command []string, files string) ([]string, error) {
 	name := command[0]
 	if strings.Contains(name, "/") {
 		return append([]string{filepath.Join(files, name)}, command[1:]...), nil
