@@ -14,12 +14,11 @@ import (
 
 // config is the module's config as kerb.yaml describes it. Absent values have the defaults of parseConfig.
 type config struct {
-	Ranges      []netip.Prefix `json:"ranges"`
-	ShortPath   bool           `json:"shortPath"`
-	SourcePorts portRange      `json:"sourcePorts"`
-	Tables      tables         `json:"tables"`
-	Timeouts    timeouts       `json:"timeouts"`
-	Unknown     unknownConfig  `json:"unknown"`
+	Ranges    []netip.Prefix `json:"ranges"`
+	ShortPath bool           `json:"shortPath"`
+	Tables    tables         `json:"tables"`
+	Timeouts  timeouts       `json:"timeouts"`
+	Unknown   unknownConfig  `json:"unknown"`
 }
 
 // tables are sizes of maps.
@@ -60,27 +59,10 @@ func (d *duration) UnmarshalJSON(text []byte) error {
 	return err
 }
 
-// portRange is inclusive, in host byte order.
-type portRange struct{ Lo, Hi uint16 }
-
-func (r *portRange) UnmarshalJSON(text []byte) error {
-	var s string
-	if err := json.Unmarshal(text, &s); err != nil {
-		return err
-	}
-	if _, err := fmt.Sscanf(s, "%d-%d", &r.Lo, &r.Hi); err != nil || r.Lo == 0 || r.Lo > r.Hi || s != r.String() {
-		return fmt.Errorf("%s is not a range of ports such as 32768-60999", text)
-	}
-	return nil
-}
-
-func (r portRange) String() string { return fmt.Sprintf("%d-%d", r.Lo, r.Hi) }
-
 func defaults() *config {
 	return &config{
-		ShortPath:   true,
-		SourcePorts: portRange{32768, 60999}, // Linux's own
-		Tables:      tables{Sessions: 65536, Addresses: 16384, Ports: 16384, Instances: 16384, Slots: 1 << 18},
+		ShortPath: true,
+		Tables:    tables{Sessions: 65536, Addresses: 16384, Ports: 16384, Instances: 16384, Slots: 1 << 18},
 		Timeouts: timeouts{TCPSyn: duration(30 * time.Second), TCPEstablished: duration(24 * time.Hour), TCPClosing: duration(time.Minute),
 			UDP: duration(time.Minute), UDPStream: duration(3 * time.Minute), ICMP: duration(30 * time.Second)},
 		Unknown: unknownConfig{HoldPackets: 1024, HoldPerAddress: 16, HoldTime: duration(5 * time.Second), NegativeTTL: duration(10 * time.Second)},
@@ -102,6 +84,9 @@ func parseConfig(raw json.RawMessage) (*config, error) {
 }
 
 func (c *config) check() error {
+	if len(c.Ranges) > maxRanges {
+		return &sdk.ConfigError{Field: "ranges", Reason: fmt.Sprintf("%d prefixes; at most %d are possible", len(c.Ranges), maxRanges)}
+	}
 	for i, p := range c.Ranges {
 		if err := checkRange(p); err != nil {
 			return &sdk.ConfigError{Field: fmt.Sprintf("ranges[%d]", i), Reason: err.Error()}
@@ -148,7 +133,7 @@ func checkRange(p netip.Prefix) error {
 		return fmt.Errorf("%s has bits beyond its length; write %s", p, p.Masked())
 	case p.Addr().Is4In6():
 		return fmt.Errorf("%s is an IPv4 range written as IPv6; write it as IPv4", p)
-	case p.Addr().IsMulticast() || p.Addr().IsLoopback() || p.Addr().IsLinkLocalUnicast() || p.Bits() == 0:
+	case p.Addr().IsMulticast() || p.Addr().IsLoopback() || p.Addr().IsLinkLocalUnicast() || p.Bits() == 0 || p.Addr().IsUnspecified():
 		return fmt.Errorf("%s can have no virtual addresses; write for example 10.30.0.0/16", p)
 	}
 	return nil

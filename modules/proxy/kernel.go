@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"runtime"
 	"sync/atomic"
 	"unsafe"
 
@@ -19,9 +20,8 @@ import (
 type kernel struct {
 	vips, ports, slots, instances, owners, locals, interfaces, sessions, counts *ebpf.Map
 
-	turns  uint32          // ids of virtual addresses that there are counters for
-	stats  []instanceStats // shared with the data plane
-	memory []byte
+	turns uint32          // ids of virtual addresses that there are counters for
+	stats []instanceStats // shared with the data plane; only while the kernel is reachable
 }
 
 func openKernel(maps sdk.Maps) (*kernel, error) {
@@ -41,22 +41,16 @@ func openKernel(maps sdk.Maps) (*kernel, error) {
 }
 
 // share maps the statistics of instances into memory, to change single words atomically.
-func (k *kernel) share(m *ebpf.Map) (err error) {
+func (k *kernel) share(m *ebpf.Map) error {
 	size := int(m.MaxEntries()) * int(unsafe.Sizeof(instanceStats{}))
 	page := os.Getpagesize()
-	k.memory, err = unix.Mmap(m.FD(), 0, (size+page-1)/page*page, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	memory, err := unix.Mmap(m.FD(), 0, (size+page-1)/page*page, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
 		return fmt.Errorf("map %s: mmap: %w", mapInstanceStats, err)
 	}
-	k.stats = unsafe.Slice((*instanceStats)(unsafe.Pointer(&k.memory[0])), m.MaxEntries())
+	k.stats = unsafe.Slice((*instanceStats)(unsafe.Pointer(&memory[0])), m.MaxEntries())
+	runtime.AddCleanup(k, func(memory []byte) { _ = unix.Munmap(memory) }, memory) // cannot fail for what Mmap returned
 	return nil
-}
-
-func (k *kernel) close() {
-	if k.memory != nil {
-		_ = unix.Munmap(k.memory) // cannot fail for what Mmap returned
-		k.memory, k.stats = nil, nil
-	}
 }
 
 func (s *instanceStats) sessions() int64      { return atomic.LoadInt64(&s.Sessions) }
@@ -64,6 +58,13 @@ func (s *instanceStats) addSessions(by int64) { atomic.AddInt64(&s.Sessions, by)
 func (s *instanceStats) opened() uint64       { return atomic.LoadUint64(&s.Opened) }
 func (s *instanceStats) rtt() uint64          { return atomic.LoadUint64(&s.RTT) }
 func (s *instanceStats) measureFromScratch()  { atomic.StoreUint64(&s.RTT, 0) }
+
+// begin counts for another instance.
+func (s *instanceStats) begin() {
+	atomic.StoreInt64(&s.Sessions, 0)
+	atomic.StoreUint64(&s.Opened, 0)
+	s.measureFromScratch()
+}
 
 func write[K, V any](m *ebpf.Map, name string, k K, v V) error {
 	if err := m.Put(k, v); err != nil {

@@ -12,6 +12,7 @@ const (
 	mapSlots         = "slots"
 	mapTurns         = "turns"
 	mapInstances     = "instances"
+	mapOwners        = "owners"
 	mapInstanceStats = "instance_stats"
 	mapLocals        = "locals"
 	mapInterfaces    = "interfaces"

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /* The maps of the proxy, and who writes them. maps.go says the same in Go; a test compares both by BTF.
  *
- *	vips, ports, ranges, slots, instances, locals, interfaces	the control plane
+ *	vips, ports, ranges, slots, instances, owners, locals, interfaces	the control plane
  *	turns, instance_stats, sessions, fragments, asked, counts	the data plane; the control plane ages and corrects
  *	unknown								the data plane sends, the control plane reads
  *
@@ -264,6 +264,14 @@ struct {
 	__type(key, __u32);
 	__type(value, struct px_instance);
 } instances SEC(".maps");
+
+/* By index of the instance: hash of its identity, 0: free. For the control plane alone, which finds its instances again. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, PX_INSTANCES);
+	__type(key, __u32);
+	__type(value, __u64);
+} owners SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);

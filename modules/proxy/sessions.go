@@ -4,7 +4,6 @@ package proxy
 
 import (
 	"encoding/binary"
-	"fmt"
 	"time"
 )
 
@@ -79,9 +78,9 @@ type sweeper struct {
 	now        uint64
 	pairs      map[uint64]pair
 	candidates []candidateEntry
-	open       []int64  // sessions by instance
-	refs       []uint32 // entries by instance
-	localRefs  map[uint32]uint32
+	open       []int64        // sessions by instance
+	refs       []int          // entries by instance
+	localRefs  map[uint32]int // and by index in locals
 	tally      tally
 }
 
@@ -97,10 +96,11 @@ type candidateEntry struct {
 	hash     uint64
 	instance uint32
 	local    uint32
+	open     bool // counts as a session of the instance
 }
 
 func newSweeper(instances int) *sweeper {
-	return &sweeper{pairs: map[uint64]pair{}, open: make([]int64, instances), refs: make([]uint32, instances), localRefs: map[uint32]uint32{}}
+	return &sweeper{pairs: map[uint64]pair{}, open: make([]int64, instances), refs: make([]int, instances), localRefs: map[uint32]int{}}
 }
 
 // note takes one entry of the table.
@@ -110,19 +110,25 @@ func (s *sweeper) note(k *flow, e *session, t *timeouts, lost bool) {
 	p := s.pairs[hash]
 	p.seen, p.state, p.lost = max(p.seen, e.Seen), p.state|e.State, p.lost || lost
 	s.pairs[hash] = p
-	s.tally.Entries++
-	if int(e.Instance) < len(s.refs) {
-		s.refs[e.Instance]++
-		if e.Flags&sessionReverse == 0 && e.State&stateClosed == 0 {
-			s.open[e.Instance]++
-		}
-	}
-	s.localRefs[e.Local]++
+	open := e.Flags&sessionReverse == 0 && e.State&stateClosed == 0
+	s.count(e.Instance, e.Local, open, 1)
 	if e.Flags&sessionReverse == 0 {
-		s.tally.States[stateName(k.Proto, e.State)]++
+		s.tally.States[stateName(e.State)]++
 	}
 	if lost || s.now-min(s.now, e.Seen) > t.shortest(k.Proto) {
-		s.candidates = append(s.candidates, candidateEntry{*k, hash, e.Instance, e.Local})
+		s.candidates = append(s.candidates, candidateEntry{*k, hash, e.Instance, e.Local, open})
+	}
+}
+
+func (s *sweeper) count(instance, local uint32, open bool, by int) {
+	s.tally.Entries += by
+	s.localRefs[local] += by
+	if int(instance) >= len(s.refs) {
+		return
+	}
+	s.refs[instance] += by
+	if open {
+		s.open[instance] += int64(by)
 	}
 }
 
@@ -135,15 +141,12 @@ func (s *sweeper) over(t *timeouts) []flow {
 			continue
 		}
 		keys = append(keys, c.key)
-		if int(c.instance) < len(s.refs) {
-			s.refs[c.instance]--
-		}
-		s.localRefs[c.local]--
+		s.count(c.instance, c.local, c.open, -1)
 	}
 	return keys
 }
 
-func stateName(proto, state uint8) string {
+func stateName(state uint8) string {
 	switch {
 	case state&stateReset != 0:
 		return "reset"
@@ -298,5 +301,3 @@ func (w *world) idle(now time.Time) {
 		}
 	}
 }
-
-func (w *world) String() string { return fmt.Sprintf("%d virtual services", len(w.services)) }

@@ -34,8 +34,10 @@ type world struct {
 	held      *held
 	negative  *negative
 	seen      map[string]bool // put since the agent began to tell all; nil: it has told all
-	told      bool            // once, all
+	told      bool            // all, at least once
+	sweeper   *sweeper
 	tally     tally
+	unknowns  unknowns
 	troubles  map[string]error // of background work, by what it is
 }
 
@@ -83,14 +85,10 @@ func newWorld(c *config, live sdk.Live) (*world, error) {
 		return nil, err
 	}
 	w := &world{config: c, live: live, kernel: k, services: map[string]*service{}, addresses: map[netip.Addr]*virtual{},
-		targets: map[uint64]*target{}, byIndex: make([]*target, k.instances.MaxEntries()), troubles: map[string]error{},
+		targets: map[uint64]*target{}, byIndex: make([]*target, k.instances.MaxEntries()), sweeper: newSweeper(int(k.instances.MaxEntries())), troubles: map[string]error{},
 		held:     newHeld(c.Unknown.HoldPerAddress, c.Unknown.HoldPackets, maxHeldBytes, time.Duration(c.Unknown.HoldTime)),
 		negative: newNegative(time.Duration(c.Unknown.NegativeTTL), maxNegative)}
-	if err := w.adopt(time.Now()); err != nil {
-		k.close()
-		return nil, err
-	}
-	return w, nil
+	return w, w.adopt(time.Now())
 }
 
 const (
@@ -119,7 +117,10 @@ func (w *world) update(u *sdk.VirtualServiceUpdate, now time.Time) ([]*heldPacke
 			return free, err
 		}
 		for _, v := range s.virtuals {
-			free = append(free, w.held.take(v.addr)...)
+			if w.held.addresses[v.addr] != nil {
+				w.unknowns.Answered++
+				free = append(free, w.held.take(v.addr)...)
+			}
 		}
 	}
 	for _, name := range u.Remove {
@@ -248,6 +249,7 @@ func (w *world) newTarget(identity uint64, now time.Time) (*target, error) {
 	if err := write(w.kernel.owners, mapOwners, index, identity); err != nil {
 		return nil, err
 	}
+	w.kernel.stats[index].begin()
 	t.entry.Flags = instanceGone // until it has a place
 	w.targets[identity], w.byIndex[index] = t, t
 	return t, nil

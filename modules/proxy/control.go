@@ -1,0 +1,241 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package proxy is the control plane of the proxy: it turns virtual services into the tables that proxy.bpf.c chooses
+// instances by, follows instances that come, move and go, holds packets to addresses that are not known yet, and ages
+// sessions.
+package proxy
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"sync"
+	"time"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/kerb-edge/kerb/sdk"
+)
+
+// Control returns the control plane.
+func Control() sdk.Control { return control{} }
+
+type control struct{}
+
+// Compile implements sdk.Control.
+func (control) Compile(raw json.RawMessage) (sdk.Compiled, error) {
+	c, err := parseConfig(raw)
+	if err != nil {
+		return nil, err
+	}
+	return &Proxy{config: c, worlds: map[*ebpf.Map]*world{}}, nil
+}
+
+// Proxy is a compiled config.
+type Proxy struct {
+	config *config
+
+	mu     sync.Mutex
+	worlds map[*ebpf.Map]*world // by the map of virtual addresses, which stands for a generation
+}
+
+var (
+	_ sdk.Compiled           = (*Proxy)(nil)
+	_ sdk.Handler            = (*Proxy)(nil)
+	_ sdk.Runner             = (*Proxy)(nil)
+	_ sdk.Measurer           = (*Proxy)(nil)
+	_ sdk.HealthChecker      = (*Proxy)(nil)
+	_ sdk.VirtualServiceUser = (*Proxy)(nil)
+	_ sdk.InstanceFollower   = (*Proxy)(nil)
+)
+
+// Settings implements sdk.Compiled.
+func (p *Proxy) Settings() sdk.Settings {
+	t := p.config.Tables
+	return sdk.Settings{
+		Constants: map[string]any{"short_path": p.config.ShortPath},
+		MaxEntries: map[string]uint32{
+			mapSessions: 2 * t.Sessions, mapVIPs: t.Addresses, mapTurns: t.Addresses, mapPorts: t.Ports,
+			mapInstances: t.Instances + 1, mapOwners: t.Instances + 1, mapInstanceStats: t.Instances + 1, mapSlots: t.Slots, // index 0 is none
+		},
+	}
+}
+
+// Fill implements sdk.Compiled. All but the ranges is state, which the generations share.
+func (p *Proxy) Fill(maps sdk.Maps) error {
+	m, err := maps.Get(mapRanges)
+	if err != nil {
+		return err
+	}
+	return write(m, mapRanges, uint32(0), rangesOf(p.config.Ranges))
+}
+
+func rangesOf(all []netip.Prefix) (out addressRanges) {
+	out.Count = uint32(len(all))
+	for i, p := range all {
+		bits := p.Bits()
+		if p.Addr().Is4() {
+			bits += 96
+		}
+		out.Range[i].Prefix = addressOf(p.Addr())
+		for b := range bits {
+			out.Range[i].Mask[b/8] |= 0x80 >> (b % 8)
+		}
+	}
+	return out
+}
+
+// world returns what is known of a generation; at first that is what its maps tell.
+func (p *Proxy) world(live sdk.Live) (*world, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	key, err := live.Maps.Get(mapVIPs)
+	if err != nil {
+		return nil, err
+	}
+	if w := p.worlds[key]; w != nil {
+		return w, nil
+	}
+	w, err := newWorld(p.config, live)
+	if err != nil {
+		return nil, err
+	}
+	p.worlds[key] = w
+	return w, nil
+}
+
+// VirtualServices implements sdk.VirtualServiceUser.
+func (p *Proxy) VirtualServices(live sdk.Live, update sdk.VirtualServiceUpdate) error {
+	w, err := p.world(live)
+	if err != nil {
+		return err
+	}
+	free, err := w.update(&update, time.Now())
+	w.inject(free)
+	return err
+}
+
+// InstanceChanged implements sdk.InstanceFollower.
+func (p *Proxy) InstanceChanged(live sdk.Live, i sdk.Instance, there bool) {
+	w, err := p.world(live)
+	if err == nil {
+		err = w.instanceChanged(i, there, time.Now())
+	}
+	if err != nil {
+		slog.Warn("proxy: the data plane is not told of a service that came or went", "module", live.Module, "interface", i.Interface, "error", err)
+	}
+}
+
+const (
+	tickEvery  = time.Second
+	sweepEvery = 10 * time.Second
+)
+
+// Run implements sdk.Runner.
+func (p *Proxy) Run(ctx context.Context, live sdk.Live) {
+	w, err := p.world(live)
+	if err != nil {
+		slog.Error("proxy: the maps are not readable", "module", live.Module, "error", err)
+		return
+	}
+	defer p.forget(live)
+	var following sync.WaitGroup
+	defer following.Wait()
+	following.Go(func() { w.note("events", w.follow(ctx)) })
+	tick, sweep := time.NewTicker(tickEvery), time.NewTicker(sweepEvery)
+	defer tick.Stop()
+	defer sweep.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case now := <-tick.C:
+			w.tick(now)
+		case now := <-sweep.C:
+			w.note("ageing of sessions", w.sweep(now))
+			w.note("another try", w.again(now))
+		}
+	}
+}
+
+// forget lets go of a generation that is over.
+func (p *Proxy) forget(live sdk.Live) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.worlds, live.Maps[mapVIPs])
+}
+
+func (w *world) tick(now time.Time) {
+	free, err := w.overdue(now)
+	w.inject(free)
+	w.note("unknown addresses", err)
+	w.note("closest instances", w.rankAgain(now))
+}
+
+// note remembers how background work went, for the health.
+func (w *world) note(work string, err error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if err != nil && w.troubles[work] == nil {
+		slog.Warn("proxy: "+work+" failed", "module", w.live.Module, "error", err)
+	}
+	w.troubles[work] = err
+}
+
+// rankAgain looks which instances are closest now.
+func (w *world) rankAgain(now time.Time) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, v := range w.addresses {
+		if v.nearest == nil || v.service == nil {
+			continue
+		}
+		if err := w.writeVirtual(v, w.run(v, now), now); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// again tries to find room for what had none.
+func (w *world) again(now time.Time) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, s := range w.services {
+		if s.spec == nil {
+			continue
+		}
+		if _, err := w.put(s.spec, now); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Health implements sdk.HealthChecker.
+func (p *Proxy) Health(live sdk.Live) error {
+	w, err := p.world(live)
+	if err != nil {
+		return err
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for work, err := range w.troubles {
+		if err != nil {
+			return fmt.Errorf("%s: %w", work, err)
+		}
+	}
+	var errs []error
+	for _, s := range w.services {
+		if s.trouble != nil {
+			errs = append(errs, fmt.Errorf("virtual service %s: %w", s.name, s.trouble))
+		}
+	}
+	if len(errs) > 3 {
+		errs = append(errs[:3], fmt.Errorf("and %d more", len(errs)-3))
+	}
+	return errors.Join(errs...)
+}

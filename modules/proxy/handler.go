@@ -1,0 +1,398 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package proxy
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/kerb-edge/kerb/sdk"
+)
+
+// Handler serves:
+//
+//	GET services     virtual services with their addresses; ?name=
+//	GET instances    instances with their sessions and connect times; ?service=
+//	GET sessions     open sessions; ?service=, ?instance=, ?client= (address), ?protocol=, ?limit=n, 1000 unless said
+//	GET held         packets that wait for their destination to be known, and addresses that nobody knows
+//	GET stats        how full the tables are, and what happened so far
+func (p *Proxy) Handler(live sdk.Live) http.Handler {
+	mux := http.NewServeMux()
+	serve := func(path string, do func(*world, url.Values) (any, error)) {
+		mux.HandleFunc("GET /"+path, func(rw http.ResponseWriter, r *http.Request) {
+			w, err := p.world(live)
+			if err != nil {
+				answer(rw, nil, err)
+				return
+			}
+			v, err := do(w, r.URL.Query())
+			answer(rw, v, err)
+		})
+	}
+	serve("services", func(w *world, q url.Values) (any, error) { return w.listServices(q.Get("name")), nil })
+	serve("instances", func(w *world, q url.Values) (any, error) { return w.listInstances(q.Get("service")), nil })
+	serve("sessions", func(w *world, q url.Values) (any, error) { return w.listSessions(q) })
+	serve("held", func(w *world, _ url.Values) (any, error) { return w.listHeld(time.Now()), nil })
+	serve("stats", func(w *world, _ url.Values) (any, error) { return w.stats() })
+	return mux
+}
+
+// answer writes a value, or an error as problem+json (RFC 9457).
+func answer(w http.ResponseWriter, v any, err error) {
+	w.Header().Set("Content-Type", "application/json")
+	if err != nil {
+		status := http.StatusInternalServerError
+		var wrong *sdk.ConfigError
+		if errors.As(err, &wrong) {
+			status = http.StatusBadRequest
+		}
+		w.Header().Set("Content-Type", "application/problem+json")
+		w.WriteHeader(status)
+		v = map[string]any{"title": http.StatusText(status), "status": status, "detail": err.Error()}
+	}
+	_ = json.NewEncoder(w).Encode(v) // the reader has gone: nobody to tell
+}
+
+func compareText(a, b string) int { return cmp.Compare(a, b) }
+
+// ServiceReport is a virtual service.
+type ServiceReport struct {
+	Name      string          `json:"name"`
+	Dynamic   bool            `json:"dynamic,omitempty"`
+	Addresses []AddressReport `json:"addresses"`
+	Instances []string        `json:"instances"`
+	Problem   string          `json:"problem,omitempty"` // why not all of it works
+}
+
+// AddressReport is a virtual address.
+type AddressReport struct {
+	Address  string `json:"address"`
+	Policy   string `json:"policy,omitempty"`
+	Instance string `json:"instance,omitempty"` // the one that it stands for
+	Slots    uint32 `json:"slots"`              // length of the run that instances are chosen from; 0: none takes new sessions
+	ID       uint32 `json:"id"`
+}
+
+func (w *world) listServices(name string) []ServiceReport {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	out := []ServiceReport{}
+	for _, s := range w.services {
+		if name != "" && s.name != name {
+			continue
+		}
+		r := ServiceReport{Name: s.name, Dynamic: s.dynamic, Addresses: []AddressReport{}, Instances: []string{}}
+		if s.trouble != nil {
+			r.Problem = s.trouble.Error()
+		}
+		for _, v := range s.virtuals {
+			a := AddressReport{Address: v.addr.String(), Policy: string(v.policy), Instance: v.only, Slots: v.value.Count, ID: v.value.ID}
+			if v.only != "" {
+				a.Policy = ""
+			}
+			r.Addresses = append(r.Addresses, a)
+		}
+		for _, t := range s.targets {
+			r.Instances = append(r.Instances, t.name)
+		}
+		out = append(out, r)
+	}
+	slices.SortFunc(out, func(a, b ServiceReport) int { return compareText(a.Name, b.Name) })
+	return out
+}
+
+// InstanceReport is an instance.
+type InstanceReport struct {
+	Service    string   `json:"service,omitempty"` // absent: it is gone, and its last sessions with it soon
+	Name       string   `json:"name,omitempty"`
+	Index      uint32   `json:"index"`
+	Generation uint32   `json:"generation"` // one more with each redeployment
+	Addresses  []string `json:"addresses"`
+	State      string   `json:"state"` // ready, draining, gone
+	Interface  string   `json:"interface,omitempty"`
+	Path       string   `json:"path"` // peer: straight into its namespace; interface: through its chain; ordinary: by the bridge or the stack
+	Node       string   `json:"node,omitempty"`
+	Weight     uint32   `json:"weight,omitempty"`
+	Distance   uint32   `json:"distance,omitempty"`
+	Sessions   int64    `json:"sessions"`
+	Opened     uint64   `json:"opened"`            // ever
+	Connect    string   `json:"connect,omitempty"` // time from SYN to SYN/ACK, moving average
+}
+
+func (w *world) listInstances(service string) []InstanceReport {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	interfaces := map[uint32]*localService{}
+	for _, l := range w.locals.byIfindex {
+		interfaces[l.index] = l
+	}
+	out := []InstanceReport{}
+	for _, t := range w.targets {
+		if r := w.report(t, interfaces[t.place().Local]); service == "" || r.Service == service {
+			out = append(out, r)
+		}
+	}
+	slices.SortFunc(out, func(a, b InstanceReport) int {
+		return cmp.Or(compareText(a.Service, b.Service), compareText(a.Name, b.Name), cmp.Compare(a.Index, b.Index))
+	})
+	return out
+}
+
+func (w *world) report(t *target, at *localService) InstanceReport {
+	stats := &w.kernel.stats[t.index]
+	r := InstanceReport{Name: t.name, Index: t.index, Generation: t.entry.Generation, Addresses: t.place().addresses(), State: "ready", Path: "ordinary",
+		Node: t.node, Weight: t.weight, Distance: t.distance, Sessions: stats.sessions(), Opened: stats.opened()}
+	if t.service != nil {
+		r.Service = t.service.name
+	}
+	switch {
+	case t.entry.Flags&instanceGone != 0:
+		r.State = "gone"
+	case t.drains:
+		r.State = "draining"
+	}
+	if at != nil {
+		r.Interface = at.Interface
+		if w.config.ShortPath && at.entry.MAC != [6]byte{} {
+			r.Path = "interface"
+			if at.entry.Flags&localPeer != 0 {
+				r.Path = "peer"
+			}
+		}
+	}
+	if rtt := time.Duration(stats.rtt()); rtt != 0 {
+		r.Connect = rtt.String()
+	}
+	return r
+}
+
+func (p *place) addresses() []string {
+	out := []string{}
+	if p.Addr4 != [4]byte{} {
+		out = append(out, netip.AddrFrom4(p.Addr4).String())
+	}
+	if p.Addr6 != (address{}) {
+		out = append(out, p.Addr6.addr().String())
+	}
+	return out
+}
+
+// SessionReport is a session.
+type SessionReport struct {
+	Protocol string `json:"protocol"`
+	Client   string `json:"client"` // with port; for ICMP the port is the identifier
+	Virtual  string `json:"virtual"`
+	Target   string `json:"target"`
+	Service  string `json:"service,omitempty"`
+	Instance string `json:"instance,omitempty"`
+	Ifindex  uint32 `json:"ifindex"` // of the client's interface
+	State    string `json:"state"`   // new, established, closing, reset
+	Hairpin  bool   `json:"hairpin,omitempty"`
+	Idle     string `json:"idle"`
+}
+
+// SessionsReport is the answer of GET sessions.
+type SessionsReport struct {
+	Sessions  []SessionReport `json:"sessions"`
+	Truncated bool            `json:"truncated,omitempty"`
+}
+
+const (
+	defaultLimit = 1000
+	maxLimit     = 100_000
+)
+
+func (w *world) listSessions(q url.Values) (*SessionsReport, error) {
+	limit := defaultLimit
+	if text := q.Get("limit"); text != "" {
+		n, err := strconv.Atoi(text)
+		if err != nil || n < 1 {
+			return nil, &sdk.ConfigError{Field: "limit", Reason: "must be a number from 1 to " + strconv.Itoa(maxLimit)}
+		}
+		limit = min(n, maxLimit)
+	}
+	out := &SessionsReport{Sessions: []SessionReport{}}
+	now := monotonic()
+	err := each(w.kernel.sessions, mapSessions, func(keys []flow, values []session) {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		for i := range keys {
+			if values[i].Flags&sessionReverse != 0 {
+				continue
+			}
+			r := w.reportSession(&keys[i], &values[i], now)
+			if !matches(q, &r) {
+				continue
+			}
+			if len(out.Sessions) == limit {
+				out.Truncated = true
+				return
+			}
+			out.Sessions = append(out.Sessions, r)
+		}
+	})
+	return out, err
+}
+
+func (w *world) reportSession(k *flow, s *session, now uint64) SessionReport {
+	r := SessionReport{Protocol: protocolName(k.Proto), Client: endpoint(k.Src, k.SPort), Virtual: endpoint(k.Dst, k.DPort), Target: endpoint(s.Addr, s.DPort),
+		Ifindex: k.Ifindex, State: stateName(s.State), Hairpin: s.Flags&sessionHairpin != 0,
+		Idle: time.Duration(now - min(now, s.Seen)).Round(time.Second).String()}
+	if k.Proto == protoICMP || k.Proto == protoICMPv6 {
+		r.Virtual, r.Target = k.Dst.addr().String(), s.Addr.addr().String()
+	}
+	if int(s.Instance) < len(w.byIndex) && w.byIndex[s.Instance] != nil {
+		t := w.byIndex[s.Instance]
+		r.Instance = t.name
+		if t.service != nil {
+			r.Service = t.service.name
+		}
+	}
+	return r
+}
+
+func matches(q url.Values, r *SessionReport) bool {
+	client, _ := netip.ParseAddrPort(r.Client)
+	for name, value := range map[string]string{"service": r.Service, "instance": r.Instance, "protocol": r.Protocol, "client": client.Addr().String()} {
+		if want := q.Get(name); want != "" && want != value {
+			return false
+		}
+	}
+	return true
+}
+
+func endpoint(a address, p port) string { return netip.AddrPortFrom(a.addr(), p.number()).String() }
+
+func protocolName(n uint8) string {
+	switch n {
+	case protoICMP:
+		return "icmp"
+	case protoICMPv6:
+		return "icmpv6"
+	}
+	for name, number := range protocols {
+		if number == n {
+			return string(name)
+		}
+	}
+	return strconv.Itoa(int(n))
+}
+
+// Occupancy is how full a table is.
+type Occupancy struct {
+	Used     int `json:"used"`
+	Capacity int `json:"capacity"`
+}
+
+// StatsReport is the answer of GET stats.
+type StatsReport struct {
+	Tables    map[string]Occupancy `json:"tables"`
+	Sessions  tally                `json:"sessions"`        // as the last sweep found them
+	Sweep     string               `json:"sweep,omitempty"` // how long it took
+	Counters  map[string]uint64    `json:"counters"`
+	Unknown   unknowns             `json:"unknown"`
+	Instances map[string]int       `json:"instances"` // by state
+}
+
+// countNames are the counters of the data plane.
+var countNames = [...]string{countOpened: "opened", countChosenAnew: "chosen_anew", countMoved: "moved", countReset: "reset", countUnknown: "unknown",
+	countUnanswered: "unanswered", countNegative: "negative", countNoInstance: "no_instance", countNoPort: "no_port", countClash: "clash",
+	countNoSession: "no_session", countFragment: "fragment", countTableFull: "table_full"}
+
+func (w *world) stats() (*StatsReport, error) {
+	counters, err := w.counters()
+	if err != nil {
+		return nil, err
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	ports := 0
+	for _, v := range w.addresses {
+		ports += len(v.ports)
+	}
+	states := map[string]int{"ready": 0, "draining": 0, "gone": 0}
+	for _, t := range w.targets {
+		states[w.report(t, nil).State]++
+	}
+	k := w.kernel
+	out := &StatsReport{Counters: counters, Unknown: w.unknowns, Sessions: w.tally, Instances: states, Tables: map[string]Occupancy{
+		"sessions":   {(w.tally.Entries + 1) / 2, int(k.sessions.MaxEntries()) / 2},
+		"addresses":  {len(w.addresses) + len(w.negative.entries), int(k.vips.MaxEntries())},
+		"ports":      {ports, int(k.ports.MaxEntries())},
+		"instances":  {len(w.targets), int(k.instances.MaxEntries()) - 1},
+		"slots":      {int(w.slots.used), int(k.slots.MaxEntries())},
+		"interfaces": {len(w.locals.byIfindex), int(k.locals.MaxEntries()) - 1},
+	}}
+	if !w.tally.At.IsZero() {
+		out.Sweep = w.tally.Took.Round(time.Microsecond).String()
+	}
+	return out, nil
+}
+
+// counters sums those of the data plane over the CPUs.
+func (w *world) counters() (map[string]uint64, error) {
+	out := map[string]uint64{}
+	var perCPU []uint64
+	for i, name := range countNames {
+		if err := w.kernel.counts.Lookup(uint32(i), &perCPU); err != nil {
+			return nil, fmt.Errorf("read map %s: %w", mapCounts, err)
+		}
+		for _, n := range perCPU {
+			out[name] += n
+		}
+	}
+	return out, nil
+}
+
+// Measure implements sdk.Measurer.
+func (p *Proxy) Measure(live sdk.Live) ([]sdk.Sample, error) {
+	w, err := p.world(live)
+	if err != nil {
+		return nil, err
+	}
+	s, err := w.stats()
+	if err != nil {
+		return nil, err
+	}
+	var out []sdk.Sample
+	add := func(name, help string, counter bool, value float64, labels ...string) {
+		sample := sdk.Sample{Name: name, Help: help, Counter: counter, Value: value}
+		if len(labels) == 2 {
+			sample.Labels = map[string]string{labels[0]: labels[1]}
+		}
+		out = append(out, sample)
+	}
+	for name, o := range s.Tables {
+		add("table_used", "Entries in use.", false, float64(o.Used), "table", name)
+		add("table_capacity", "Entries that there is room for.", false, float64(o.Capacity), "table", name)
+	}
+	for state, n := range s.Sessions.States {
+		add("sessions", "Sessions, as the last sweep found them.", false, float64(n), "state", state)
+	}
+	for state, n := range s.Instances {
+		add("instances", "Instances of virtual services.", false, float64(n), "state", state)
+	}
+	for event, n := range s.Counters {
+		add("events_total", "What the data plane did beside translating packets.", true, float64(n), "event", event)
+	}
+	add("sessions_expired_total", "Entries of sessions that were removed because of their age.", true, float64(s.Sessions.Expired))
+	add("sweep_seconds", "How long the last sweep of sessions took.", false, s.Sessions.Took.Seconds())
+	held := w.listHeld(time.Now())
+	add("held_packets", "Packets that wait for their destination to be known.", false, float64(held.Packets))
+	add("held_dropped_total", "Held packets that gave way to younger ones.", true, float64(held.Dropped))
+	for outcome, n := range map[string]uint64{"asked": s.Unknown.Asked, "answered": s.Unknown.Answered, "denied": s.Unknown.Denied, "overdue": s.Unknown.Overdue} {
+		add("unknown_addresses_total", "Addresses that were not known, by what became of them.", true, float64(n), "outcome", outcome)
+	}
+	for outcome, n := range map[string]uint64{"injected": s.Unknown.Injected, "lost": s.Unknown.Lost} {
+		add("held_packets_total", "Packets that were held, by what became of them.", true, float64(n), "outcome", outcome)
+	}
+	return out, nil
+}
