@@ -219,7 +219,7 @@ func (w *world) putTarget(s *service, vi *v1alpha1.VirtualInstance, now time.Tim
 	if t == nil {
 		var err error
 		if t, err = w.newTarget(identity, now); err != nil || t == nil {
-			s.trouble = fmt.Errorf("no room for instance %s: raise tables.instances, which is %d", vi.Name, len(w.byIndex))
+			s.trouble = fmt.Errorf("no room for instance %s: raise tables.instances, which is %d", vi.Name, len(w.byIndex)-1)
 			return nil, err
 		}
 	}

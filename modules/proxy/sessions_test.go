@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package proxy
+
+import (
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/sdk"
+)
+
+func TestTimeouts(t *testing.T) {
+	d := defaults().Timeouts
+	for _, c := range []struct {
+		name         string
+		proto, state uint8
+		want         time.Duration
+	}{
+		{"SYN", protoTCP, 0, 30 * time.Second},
+		{"established", protoTCP, stateAnswered, 24 * time.Hour},
+		{"one FIN", protoTCP, stateAnswered | stateClientFIN, time.Minute},
+		{"other FIN", protoTCP, stateAnswered | stateServerFIN, time.Minute},
+		{"reset", protoTCP, stateReset | stateClosed, time.Minute},
+		{"UDP", protoUDP, 0, time.Minute},
+		{"UDP answered", protoUDP, stateAnswered, 3 * time.Minute},
+		{"SCTP", protoSCTP, 0, 24 * time.Hour},
+		{"ICMP", protoICMP, stateAnswered, 30 * time.Second},
+		{"ICMPv6", protoICMPv6, 0, 30 * time.Second},
+		{"other", 47, 0, time.Minute},
+	} {
+		if got := time.Duration(d.timeout(c.proto, c.state)); got != c.want {
+			t.Errorf("%s: %v, want %v", c.name, got, c.want)
+		}
+		if d.shortest(c.proto) > d.timeout(c.proto, c.state) {
+			t.Errorf("%s: shorter than the shortest", c.name)
+		}
+	}
+}
+
+// pairOf is both entries of a session as the data plane makes them. The client is behind interface 7, the instance behind 8.
+func pairOf(client, virtual, target string, proto uint8, sport uint16, instance uint32, hairpin bool) (k [2]flow, s [2]session) {
+	c, v, i := addressOf(netip.MustParseAddr(client)), addressOf(netip.MustParseAddr(virtual)), addressOf(netip.MustParseAddr(target))
+	k[0] = flow{Src: c, Dst: v, SPort: portOf(sport), DPort: portOf(80), Ifindex: 7, Proto: proto, Hook: hookEgress}
+	s[0] = session{Addr: i, SPort: portOf(sport + 1), DPort: portOf(8080), Instance: instance, Other: 8}
+	k[1] = flow{Src: i, Dst: c, SPort: portOf(8080), DPort: portOf(sport + 1), Ifindex: 8, Proto: proto, Hook: hookEgress}
+	s[1] = session{Addr: v, SPort: portOf(80), DPort: portOf(sport), Instance: instance, Other: 7, Flags: sessionReverse}
+	if hairpin {
+		s[0].Flags, s[1].Flags = sessionHairpin, sessionHairpin|sessionReverse
+		k[1].Dst, s[1].Addr = v, c
+	}
+	return
+}
+
+func TestForward(t *testing.T) {
+	for _, hairpin := range []bool{false, true} {
+		k, s := pairOf("10.18.0.9", "10.30.0.1", "10.18.0.1", protoTCP, 5000, 1, hairpin)
+		for i := range k {
+			if got := forward(&k[i], &s[i]); got != k[0] {
+				t.Errorf("hairpin %t, entry %d: %+v, want %+v", hairpin, i, got, k[0])
+			}
+		}
+	}
+}
+
+// A session lives as long as either of its entries says, and goes as a whole.
+func TestSweep(t *testing.T) {
+	p := newPlant(t, "")
+	for _, i := range []sdk.Instance{{Service: "client", Ifindex: 7}, {Service: "server", Ifindex: 8}} {
+		p.w.instanceChanged(i, true, p.now)
+	}
+	p.put(webService(2, v1alpha1.PolicyLeastConnections))
+	index, _ := p.entry("web-0")
+	now := monotonic()
+	ago := func(d time.Duration) uint64 { return now - uint64(d) }
+	put := func(sport uint16, proto uint8, edit func(forward, reverse *session)) [2]flow {
+		k, s := pairOf("10.18.0.9", "10.30.0.1", "10.18.0.1", proto, sport, index, false)
+		s[0].Seen, s[1].Seen = now, now
+		edit(&s[0], &s[1])
+		p.session(k[0], s[0])
+		p.session(k[1], s[1])
+		return k
+	}
+	type want struct {
+		keys [2]flow
+		left bool
+		name string
+	}
+	var all []want
+	check := func(name string, left bool, keys [2]flow) { all = append(all, want{keys, left, name}) }
+	check("fresh", true, put(1000, protoTCP, func(f, r *session) {}))
+	check("SYN without answer", false, put(1010, protoTCP, func(f, r *session) { f.Seen, r.Seen = ago(31*time.Second), ago(31*time.Second) }))
+	check("established", true, put(1020, protoTCP, func(f, r *session) {
+		f.State, r.State, f.Seen, r.Seen = stateAnswered, 0, ago(time.Hour), ago(time.Hour)
+	}))
+	check("closed", false, put(1030, protoTCP, func(f, r *session) {
+		f.State, r.State = stateAnswered|stateClientFIN|stateServerFIN|stateClosed, stateAnswered
+		f.Seen, r.Seen = ago(61*time.Second), ago(61*time.Second)
+	}))
+	check("UDP one way", true, put(1040, protoUDP, func(f, r *session) { r.Seen = ago(time.Hour) }))
+	check("UDP the other way", true, put(1050, protoUDP, func(f, r *session) { f.Seen, f.State = ago(time.Hour), stateAnswered }))
+	check("UDP", false, put(1060, protoUDP, func(f, r *session) { f.Seen, r.Seen = ago(61*time.Second), ago(2*time.Minute) }))
+	check("client gone", false, put(1070, protoTCP, func(f, r *session) {}))
+	last := &all[len(all)-1]
+	for i := range last.keys { // the same with another client
+		var s session
+		if err := p.live.Maps[mapSessions].LookupAndDelete(last.keys[i], &s); err != nil {
+			t.Fatal(err)
+		}
+		if i == 0 {
+			last.keys[i].Ifindex = 99
+		} else {
+			s.Other = 99
+		}
+		p.session(last.keys[i], s)
+	}
+	p.w.kernel.stats[index].addSessions(100)
+	p.sweep()
+	for _, w := range all {
+		for i, k := range w.keys {
+			if left := p.live.Maps[mapSessions].Lookup(k, &session{}) == nil; left != w.left {
+				t.Errorf("%s: entry %d left: %t, want %t", w.name, i, left, w.left)
+			}
+		}
+	}
+	if got := p.w.kernel.stats[index].sessions(); got != 4 {
+		t.Errorf("the instance has %d sessions, want 4", got)
+	}
+	if got := p.w.tally; got.Entries != 8 || got.Sessions != 4 || got.Expired != 8 {
+		t.Errorf("%+v", got)
+	}
+}
+
+// The number of an instance's sessions is left alone when it may have been right at some time of the sweep.
+func TestCorrectLeavesWhatMayBeRight(t *testing.T) {
+	p := newPlant(t, "")
+	p.put(webService(1, v1alpha1.PolicyLeastConnections))
+	index, _ := p.entry("web-0")
+	stats := &p.w.kernel.stats[index]
+	for _, c := range []struct{ before, found, after, want int64 }{
+		{5, 5, 5, 5}, {5, 6, 7, 7}, {7, 6, 5, 5}, // opened or closed while the table was read
+		{5, 3, 5, 3}, {5, 3, 6, 4}, {5, 9, 6, 9}, {-2, 0, -2, 0},
+	} {
+		stats.begin()
+		stats.addSessions(c.after)
+		before := make([]int64, len(p.w.kernel.stats))
+		before[index], p.w.sweeper.open[index] = c.before, c.found
+		p.w.correct(before)
+		if got := stats.sessions(); got != c.want {
+			t.Errorf("%d before, %d found, %d after: %d, want %d", c.before, c.found, c.after, got, c.want)
+		}
+	}
+}
+
+// Dynamic virtual services that nobody uses are told of, once in a while.
+func TestIdle(t *testing.T) {
+	p := newPlant(t, "")
+	vs := webService(1, v1alpha1.PolicyRoundRobin)
+	vs.Dynamic = true
+	p.put(vs)
+	p.sweep()
+	p.same("at once", p.idle, []string(nil))
+	p.now = p.now.Add(idleFor + time.Second)
+	p.sweep()
+	p.sweep()
+	p.same("later", p.idle, []string{"web"})
+}
+
+// BenchmarkSweep reads a full table of 65,536 sessions, of which few end.
+func BenchmarkSweep(b *testing.B) {
+	p := newPlant(b, "")
+	p.w.instanceChanged(sdk.Instance{Service: "client", Ifindex: 7}, true, p.now)
+	fillSessions(p, 65536)
+	p.sweep()
+	b.ReportMetric(float64(p.w.tally.Entries), "entries")
+	for b.Loop() {
+		p.sweep()
+	}
+}
+
+func fillSessions(p *plant, n int) {
+	now := monotonic()
+	var keys []flow
+	var values []session
+	for i := range n {
+		k, s := pairOf("10.18.0.9", "10.30.0.1", "10.18.0.1", protoTCP, 0, uint32(1+i%1000), false)
+		k[0].Src[12], k[1].Dst[12] = byte(i>>16), byte(i>>16)
+		k[0].SPort, s[1].DPort = portOf(uint16(i)), portOf(uint16(i))
+		k[1].DPort, s[0].SPort = portOf(uint16(i)), portOf(uint16(i))
+		for side := range s {
+			s[side].Seen, s[side].State = now-uint64(time.Minute), stateAnswered // idle ones cost most
+			keys, values = append(keys, k[side]), append(values, s[side])
+		}
+	}
+	if _, err := p.live.Maps[mapSessions].BatchUpdate(keys, values, nil); err != nil {
+		p.t.Fatal(err)
+	}
+}

@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package proxy
+
+import (
+	"bytes"
+	"encoding/binary"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/sdk"
+)
+
+// event is what the data plane sends for a packet.
+func event(to string, ifindex uint32, frame string) []byte {
+	var b bytes.Buffer
+	a := netip.MustParseAddr(to)
+	_ = binary.Write(&b, binary.NativeEndian, unknown{Ifindex: ifindex, Len: uint32(len(frame)), Dst: addressOf(a)})
+	b.WriteString(frame)
+	b.Write(make([]byte, -b.Len()&7)) // the ring buffer's own padding
+	return b.Bytes()
+}
+
+func (p *plant) arrive(to, frame string) {
+	p.t.Helper()
+	packet, ok := parseUnknown(event(to, 7, frame))
+	if !ok {
+		p.t.Fatal("event not understood")
+	}
+	p.w.inject(p.w.arrive(packet, p.now))
+}
+
+func (p *plant) frames() []string {
+	out := frames(p.sent)
+	p.sent = nil
+	return out
+}
+
+// Packets wait together for one answer, and go on in order when the maps are ready.
+func TestUnknownIsAnswered(t *testing.T) {
+	for _, to := range []string{"10.30.0.1", "fdff:2000::1"} {
+		p := newPlant(t, "")
+		p.arrive(to, "one")
+		p.arrive(to, "two")
+		p.arrive("10.30.0.99", "other")
+		p.same("wanted", len(p.wanted), 2)
+		p.same("sent too early", p.frames(), []string(nil))
+		p.put(webService(1, v1alpha1.PolicyRoundRobin))
+		p.same("sent", p.frames(), []string{"one", "two"})
+		p.arrive(to, "late")
+		p.same("sent although it came late", p.frames(), []string{"late"})
+		p.same("wanted in the end", len(p.wanted), 2)
+		p.same("counters", p.w.unknowns, unknowns{Asked: 2, Answered: 1, Injected: 3})
+	}
+}
+
+func (p *plant) negative(a string) bool {
+	p.t.Helper()
+	var v vip
+	err := p.live.Maps[mapVIPs].Lookup(addressOf(netip.MustParseAddr(a)), &v)
+	return err == nil && v.Flags&vipNegative != 0 && v.Expires > monotonic()
+}
+
+// What nobody knows is told to the data plane, which then answers the packets that waited; for a while.
+func TestUnknownIsDenied(t *testing.T) {
+	p := newPlant(t, "")
+	a := netip.MustParseAddr("10.30.0.1")
+	p.arrive(a.String(), "one")
+	p.tell(sdk.VirtualServiceUpdate{Unknown: []netip.Addr{a}})
+	if !p.negative(a.String()) {
+		t.Error("not told to the data plane")
+	}
+	p.same("sent, to be answered", p.frames(), []string{"one"})
+	p.now = p.now.Add(11 * time.Second)
+	p.overdue()
+	if p.negative(a.String()) {
+		t.Error("remembered for too long")
+	}
+	p.arrive(a.String(), "two")
+	p.same("asked again", len(p.wanted), 2)
+	p.tell(sdk.VirtualServiceUpdate{Unknown: []netip.Addr{a}})
+	p.frames()
+	p.put(webService(1, v1alpha1.PolicyRoundRobin))
+	p.same("known at last", p.served(a.String()), []string{"web-0"})
+	p.tell(sdk.VirtualServiceUpdate{Unknown: []netip.Addr{a}})
+	p.same("a late no", p.served(a.String()), []string{"web-0"})
+	p.now = p.now.Add(time.Hour)
+	p.overdue()
+	p.same("and its end", p.served(a.String()), []string{"web-0"})
+	p.tell(sdk.VirtualServiceUpdate{Remove: []string{"web"}})
+	p.arrive(a.String(), "three")
+	p.same("asked again after it was removed", len(p.wanted), 3)
+}
+
+func (p *plant) overdue() {
+	p.t.Helper()
+	free, err := p.w.overdue(p.now)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	p.w.inject(free)
+}
+
+// An answer that does not come is a no.
+func TestUnknownIsOverdue(t *testing.T) {
+	p := newPlant(t, `{"unknown": {"holdTime": "2s", "holdPerAddress": 2}}`)
+	for _, frame := range []string{"one", "two", "three"} {
+		p.arrive("10.30.0.1", frame)
+	}
+	p.now = p.now.Add(1900 * time.Millisecond)
+	p.overdue()
+	p.same("too early", p.frames(), []string(nil))
+	p.now = p.now.Add(100 * time.Millisecond)
+	p.overdue()
+	p.same("in time", p.frames(), []string{"two", "three"})
+	if !p.negative("10.30.0.1") {
+		t.Error("not told to the data plane")
+	}
+	report := p.w.listHeld(p.now)
+	if report.Dropped != 1 || report.Counters.Overdue != 1 || len(report.Unknown) != 1 || len(report.Held) != 0 {
+		t.Errorf("%+v", report)
+	}
+}
+
+// A scan of a range fills neither the memory nor the table of addresses.
+func TestUnknownScan(t *testing.T) {
+	p := newPlant(t, "")
+	for i := range 3 * maxNegative {
+		a := netip.AddrFrom4([4]byte{10, 31, byte(i >> 8), byte(i)})
+		p.arrive(a.String(), "x")
+		p.tell(sdk.VirtualServiceUpdate{Unknown: []netip.Addr{a}})
+	}
+	n := 0
+	if err := each(p.live.Maps[mapVIPs], mapVIPs, func(k []address, _ []vip) { n += len(k) }); err != nil {
+		t.Fatal(err)
+	}
+	if n != maxNegative {
+		t.Errorf("%d addresses in the table, want %d", n, maxNegative)
+	}
+	p.restart("")
+	if n := len(p.w.addresses); n != 0 {
+		t.Errorf("%d addresses after a restart", n)
+	}
+}
+
+func TestEventsThatAreNone(t *testing.T) {
+	good := event("10.30.0.1", 7, "frame")
+	for n := range unknownSize + 5 {
+		if _, ok := parseUnknown(good[:n]); ok {
+			t.Errorf("%d of %d bytes are taken", n, len(good))
+		}
+	}
+	if _, ok := parseUnknown(event("10.30.0.1", 7, "")); ok {
+		t.Error("an event without frame is taken")
+	}
+}
