@@ -132,6 +132,7 @@ func (p *Proxy) InstanceChanged(live sdk.Live, i sdk.Instance, there bool) {
 const (
 	tickEvery  = time.Second
 	sweepEvery = 10 * time.Second
+	sweepShare = 200 // a sweep that takes long is made less often: at most one part in so many of the time goes into it
 )
 
 // Run implements sdk.Runner.
@@ -145,7 +146,7 @@ func (p *Proxy) Run(ctx context.Context, live sdk.Live) {
 	var following sync.WaitGroup
 	defer following.Wait()
 	following.Go(func() { w.note("events", w.follow(ctx)) })
-	tick, sweep := time.NewTicker(tickEvery), time.NewTicker(sweepEvery)
+	tick, sweep := time.NewTicker(tickEvery), time.NewTimer(sweepEvery)
 	defer tick.Stop()
 	defer sweep.Stop()
 	for {
@@ -157,6 +158,7 @@ func (p *Proxy) Run(ctx context.Context, live sdk.Live) {
 		case now := <-sweep.C:
 			w.note("ageing of sessions", w.sweep(now))
 			w.note("another try", w.again(now))
+			sweep.Reset(max(sweepEvery, sweepShare*w.tally.Took))
 		}
 	}
 }

@@ -50,7 +50,9 @@ func maglev(members []member, size uint32) []uint32 {
 			}
 			t.due += turns[0].heaviest
 			for taken[t.at] {
-				t.at = (t.at + t.skip) % size
+				if t.at += t.skip; t.at >= size {
+					t.at -= size
+				}
 			}
 			table[t.at], taken[t.at] = t.index, true
 			if left--; left == 0 {
@@ -58,6 +60,19 @@ func maglev(members []member, size uint32) []uint32 {
 			}
 		}
 	}
+}
+
+// lastTable is the table made last: the addresses of a service mostly share one.
+type lastTable struct {
+	members []member
+	slots   []uint32
+}
+
+func (l *lastTable) of(members []member, size uint32) []uint32 {
+	if len(l.slots) != int(size) || !slices.Equal(members, l.members) {
+		l.members, l.slots = members, maglev(members, size)
+	}
+	return l.slots
 }
 
 // turn is where an instance is in its permutation.

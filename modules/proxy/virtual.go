@@ -98,7 +98,7 @@ func (w *world) run(v *virtual, now time.Time) []uint32 {
 	case v1alpha1.PolicyWeighted:
 		return sequence(membersOf(able))
 	case v1alpha1.PolicySourceAffinity, v1alpha1.PolicyConsistentHash:
-		return maglev(membersOf(able), maglevSize(len(able), w.share()))
+		return w.table.of(membersOf(able), maglevSize(len(able), w.share()))
 	case v1alpha1.PolicyClosest:
 		if v.nearest == nil {
 			v.nearest = &closest{}

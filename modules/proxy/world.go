@@ -31,6 +31,7 @@ type world struct {
 	ids       *numbers // of virtual addresses
 	indices   *numbers // of instances
 	locals    *locals
+	table     lastTable
 	held      *held
 	negative  *negative
 	seen      map[string]bool // put since the agent began to tell all; nil: it has told all
