@@ -64,15 +64,11 @@ func (w *world) adoptTargets(now time.Time) error {
 }
 
 func (w *world) adoptVirtuals() error {
-	slots, err := readArray[uint32](w.kernel.slots, mapSlots)
-	if err != nil {
-		return err
-	}
-	w.slots = newBlocks(w.kernel.slots.MaxEntries(), restFor)
+	w.slots = newBlocks(uint32(len(w.kernel.slots)), restFor)
 	taken := map[uint32]bool{}
 	byID := map[uint32]*virtual{}
 	var negative []address
-	err = each(w.kernel.vips, mapVIPs, func(keys []address, values []vip) {
+	err := each(w.kernel.vips, mapVIPs, func(keys []address, values []vip) {
 		for i, value := range values {
 			if value.Flags&vipNegative != 0 {
 				negative = append(negative, keys[i])
@@ -82,7 +78,7 @@ func (w *world) adoptVirtuals() error {
 			if value.Count == 0 {
 				v.digest = digestOf(nil)
 			} else if w.slots.adopt(value.First, value.Count) {
-				v.digest = digestOf(slots[value.First : value.First+value.Count])
+				v.digest = digestOf(w.kernel.run(value.First, value.Count))
 			}
 			w.addresses[v.addr], taken[value.ID], byID[value.ID] = v, true, v
 		}

@@ -328,7 +328,7 @@ func (w *world) stats() (*StatsReport, error) {
 		"addresses":  {len(w.addresses) + len(w.negative.entries), int(k.vips.MaxEntries())},
 		"ports":      {ports, int(k.ports.MaxEntries())},
 		"instances":  {len(w.targets), int(k.instances.MaxEntries()) - 1},
-		"slots":      {int(w.slots.used), int(k.slots.MaxEntries())},
+		"slots":      {int(w.slots.used), len(k.slots)},
 		"interfaces": {len(w.locals.byIfindex), int(k.locals.MaxEntries()) - 1},
 	}}
 	if !w.tally.At.IsZero() {

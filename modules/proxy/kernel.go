@@ -18,17 +18,22 @@ import (
 
 // kernel is access to the maps of a generation.
 type kernel struct {
-	vips, ports, slots, instances, owners, locals, interfaces, sessions, counts *ebpf.Map
+	vips, ports, instances, owners, locals, interfaces, sessions, counts *ebpf.Map
 
-	turns uint32          // ids of virtual addresses that there are counters for
-	stats []instanceStats // shared with the data plane; only while the kernel is reachable
+	turns uint32 // ids of virtual addresses that there are counters for
+	// Shared with the data plane. They end when the kernel is no longer reachable.
+	stats []instanceStats
+	slots []slot
 }
+
+// slot is how an element of slots lies in memory: arrays round their elements up to 8 bytes.
+type slot struct{ index, _ uint32 }
 
 func openKernel(maps sdk.Maps) (*kernel, error) {
 	k := &kernel{}
-	var stats, turns *ebpf.Map
+	var slots, stats, turns *ebpf.Map
 	for name, m := range map[string]**ebpf.Map{
-		mapVIPs: &k.vips, mapPorts: &k.ports, mapSlots: &k.slots, mapInstances: &k.instances, mapOwners: &k.owners, mapLocals: &k.locals,
+		mapVIPs: &k.vips, mapPorts: &k.ports, mapSlots: &slots, mapInstances: &k.instances, mapOwners: &k.owners, mapLocals: &k.locals,
 		mapInterfaces: &k.interfaces, mapSessions: &k.sessions, mapCounts: &k.counts, mapInstanceStats: &stats, mapTurns: &turns,
 	} {
 		var err error
@@ -37,20 +42,33 @@ func openKernel(maps sdk.Maps) (*kernel, error) {
 		}
 	}
 	k.turns = turns.MaxEntries()
-	return k, k.share(stats)
+	var err error
+	if k.stats, err = share[instanceStats](k, mapInstanceStats, stats); err != nil {
+		return nil, err
+	}
+	k.slots, err = share[slot](k, mapSlots, slots)
+	return k, err
 }
 
-// share maps the statistics of instances into memory, to change single words atomically.
-func (k *kernel) share(m *ebpf.Map) error {
-	size := int(m.MaxEntries()) * int(unsafe.Sizeof(instanceStats{}))
-	page := os.Getpagesize()
+// share maps an array into memory, for as long as the kernel is reachable. V is of a multiple of 8 bytes.
+func share[V any](k *kernel, name string, m *ebpf.Map) ([]V, error) {
+	var v V
+	size, page := int(m.MaxEntries())*int(unsafe.Sizeof(v)), os.Getpagesize()
 	memory, err := unix.Mmap(m.FD(), 0, (size+page-1)/page*page, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
-		return fmt.Errorf("map %s: mmap: %w", mapInstanceStats, err)
+		return nil, fmt.Errorf("map %s: mmap: %w", name, err)
 	}
-	k.stats = unsafe.Slice((*instanceStats)(unsafe.Pointer(&memory[0])), m.MaxEntries())
 	runtime.AddCleanup(k, func(memory []byte) { _ = unix.Munmap(memory) }, memory) // cannot fail for what Mmap returned
-	return nil
+	return unsafe.Slice((*V)(unsafe.Pointer(&memory[0])), m.MaxEntries()), nil
+}
+
+// run reads a run of slots.
+func (k *kernel) run(first, count uint32) []uint32 {
+	out := make([]uint32, count)
+	for i := range out {
+		out[i] = k.slots[first+uint32(i)].index
+	}
+	return out
 }
 
 func (s *instanceStats) sessions() int64      { return atomic.LoadInt64(&s.Sessions) }
@@ -82,22 +100,6 @@ func remove[K any](m *ebpf.Map, name string, k K) error {
 }
 
 const batch = 4096
-
-// writeRun writes consecutive elements of an array, in few system calls where the kernel can (Linux 5.6).
-func writeRun[V any](m *ebpf.Map, name string, first uint32, values []V) error {
-	for len(values) > 0 {
-		n := min(batch, len(values))
-		keys := make([]uint32, n)
-		for i := range keys {
-			keys[i] = first + uint32(i)
-		}
-		if _, err := m.BatchUpdate(keys, values[:n], nil); err != nil {
-			return fmt.Errorf("write map %s: %w", name, err)
-		}
-		first, values = first+uint32(n), values[n:]
-	}
-	return nil
-}
 
 // each calls do for the entries of a map, many at a time. Those that come and go meanwhile may be missed or met twice. The
 // slices are only valid until do returns.

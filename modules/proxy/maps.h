@@ -246,6 +246,7 @@ struct {
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, PX_SLOTS);
+	__uint(map_flags, BPF_F_MMAPABLE); /* the control plane writes runs as memory */
 	__type(key, __u32);
 	__type(value, __u32);
 } slots SEC(".maps");

@@ -110,7 +110,7 @@ func (w *world) run(v *virtual, now time.Time) []uint32 {
 
 // share is how many slots a Maglev table has per instance: fewer when slots become scarce.
 func (w *world) share() int {
-	if w.slots.used > w.kernel.slots.MaxEntries()/4*3 {
+	if int(w.slots.used) > len(w.kernel.slots)/4*3 {
 		return maglevScarce
 	}
 	return maglevShare
@@ -152,11 +152,12 @@ func (w *world) writeVirtual(v *virtual, run []uint32, now time.Time) error {
 	if digest != v.digest {
 		first, ok := w.slots.take(uint32(len(run)), now)
 		if !ok {
-			v.service.trouble = fmt.Errorf("no room for %d slots of address %s: raise tables.slots, which is %d", len(run), v.addr, w.kernel.slots.MaxEntries())
+			v.service.trouble = fmt.Errorf("no room for %d slots of address %s: raise tables.slots, which is %d", len(run), v.addr, len(w.kernel.slots))
 			digest = v.digest // the run that there is stays
-		} else if err := writeRun(w.kernel.slots, mapSlots, first, run); err != nil {
-			return err
 		} else {
+			for i, index := range run {
+				w.kernel.slots[first+uint32(i)].index = index // no packet reads there, until the address refers to it
+			}
 			next.First, next.Count = first, uint32(len(run))
 		}
 	}
