@@ -19,11 +19,11 @@ func (w *world) adopt(now time.Time) error {
 }
 
 func (w *world) adoptLocals(now time.Time) error {
-	l := &locals{kernel: w.kernel, module: w.live.Module, byIfindex: map[uint32]*localService{}}
+	l := &locals{maps: w.maps, module: w.live.Module, byIfindex: map[uint32]*localService{}}
 	w.locals = l
 	taken := map[uint32]bool{}
 	index := uint32(0)
-	err := each(w.kernel.locals, mapLocals, func(_ []uint32, entries []local) {
+	err := each(w.maps.locals, mapLocals, func(_ []uint32, entries []local) {
 		for _, e := range entries {
 			if e.Ifindex != 0 {
 				l.byIfindex[e.Ifindex] = &localService{index: index, entry: e, gone: now}
@@ -35,16 +35,16 @@ func (w *world) adoptLocals(now time.Time) error {
 	if err != nil {
 		return err
 	}
-	l.indices = newNumbers(1, w.kernel.locals.MaxEntries(), restFor, taken)
+	l.indices = newNumbers(1, w.maps.locals.MaxEntries(), restFor, taken)
 	return l.putAll(w.live.Interface(), now)
 }
 
 func (w *world) adoptTargets(now time.Time) error {
-	entries, err := readArray[instance](w.kernel.instances, mapInstances)
+	entries, err := readArray[instance](w.maps.instances, mapInstances)
 	if err != nil {
 		return err
 	}
-	owners, err := readArray[uint64](w.kernel.owners, mapOwners)
+	owners, err := readArray[uint64](w.maps.owners, mapOwners)
 	if err != nil {
 		return err
 	}
@@ -59,16 +59,16 @@ func (w *world) adoptTargets(now time.Time) error {
 		}
 		w.targets[identity], w.byIndex[i], taken[t.index] = t, t, true
 	}
-	w.indices = newNumbers(1, w.kernel.instances.MaxEntries(), restFor, taken)
+	w.indices = newNumbers(1, w.maps.instances.MaxEntries(), restFor, taken)
 	return nil
 }
 
 func (w *world) adoptVirtuals() error {
-	w.slots = newBlocks(uint32(len(w.kernel.slots)), restFor)
+	w.slots = newBlocks(uint32(len(w.maps.slots)), restFor)
 	taken := map[uint32]bool{}
 	byID := map[uint32]*virtual{}
 	var negative []address
-	err := each(w.kernel.vips, mapVIPs, func(keys []address, values []vip) {
+	err := each(w.maps.vips, mapVIPs, func(keys []address, values []vip) {
 		for i, value := range values {
 			if value.Flags&vipNegative != 0 {
 				negative = append(negative, keys[i])
@@ -78,7 +78,7 @@ func (w *world) adoptVirtuals() error {
 			if value.Count == 0 {
 				v.digest = digestOf(nil)
 			} else if w.slots.adopt(value.First, value.Count) {
-				v.digest = digestOf(w.kernel.run(value.First, value.Count))
+				v.digest = digestOf(w.maps.run(value.First, value.Count))
 			}
 			w.addresses[v.addr], taken[value.ID], byID[value.ID] = v, true, v
 		}
@@ -86,11 +86,11 @@ func (w *world) adoptVirtuals() error {
 	if err != nil {
 		return err
 	}
-	w.ids = newNumbers(1, w.kernel.turns, restFor, taken)
-	if err := removeAll(w.kernel.vips, mapVIPs, negative); err != nil { // asked for anew
+	w.ids = newNumbers(1, w.maps.turns, restFor, taken)
+	if err := removeAll(w.maps.vips, mapVIPs, negative); err != nil { // asked for anew
 		return err
 	}
-	return each(w.kernel.ports, mapPorts, func(keys []portKey, targets []port) {
+	return each(w.maps.ports, mapPorts, func(keys []portKey, targets []port) {
 		for i, k := range keys {
 			if v := byID[k.VIP]; v != nil {
 				v.ports = append(v.ports, portEntry{k.Port, targets[i], k.Proto})

@@ -113,7 +113,7 @@ func TestRoutes(t *testing.T) {
 	vs.Spec.Instances[1].Draining, vs.Spec.Instances[1].Node = true, "192.0.2.2"
 	p.put(vs, sdk.VirtualService{Name: "db"})
 	index, _ := p.entry("web-0")
-	p.w.kernel.stats[index] = instanceStats{Sessions: 3, Opened: 9, RTT: 123000}
+	p.w.maps.stats[index] = instanceStats{Sessions: 3, Opened: 9, RTT: 123000}
 	k, s := pairOf("10.18.0.9", "10.30.0.1", "10.18.0.1", protoTCP, 5000, index, false)
 	for i := range k {
 		s[i].Seen, s[i].State = monotonic(), stateAnswered
@@ -191,7 +191,7 @@ func TestClosestFollowsMeasurements(t *testing.T) {
 	p.same("not measured", p.served("10.30.0.1"), []string{"web-0", "web-1"})
 	for name, rtt := range map[string]time.Duration{"web-0": 900 * time.Microsecond, "web-1": 300 * time.Microsecond} {
 		index, _ := p.entry(name)
-		p.w.kernel.stats[index].RTT = uint64(rtt)
+		p.w.maps.stats[index].RTT = uint64(rtt)
 	}
 	p.now = p.now.Add(time.Second)
 	if err := p.w.rankAgain(p.now); err != nil {

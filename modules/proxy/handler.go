@@ -147,7 +147,7 @@ func (w *world) listInstances(service string) []InstanceReport {
 }
 
 func (w *world) report(t *target, at *localService) InstanceReport {
-	stats := &w.kernel.stats[t.index]
+	stats := &w.maps.stats[t.index]
 	r := InstanceReport{Name: t.name, Index: t.index, Generation: t.entry.Generation, Addresses: t.place().addresses(), State: "ready", Path: "ordinary",
 		Node: t.node, Weight: t.weight, Distance: t.distance, Sessions: stats.sessions(), Opened: stats.opened()}
 	if t.service != nil {
@@ -221,7 +221,7 @@ func (w *world) listSessions(q url.Values) (*SessionsReport, error) {
 	}
 	out := &SessionsReport{Sessions: []SessionReport{}}
 	now := monotonic()
-	err := each(w.kernel.sessions, mapSessions, func(keys []flow, values []session) {
+	err := each(w.maps.sessions, mapSessions, func(keys []flow, values []session) {
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		for i := range keys {
@@ -322,7 +322,7 @@ func (w *world) stats() (*StatsReport, error) {
 	for _, t := range w.targets {
 		states[w.report(t, nil).State]++
 	}
-	k := w.kernel
+	k := w.maps
 	out := &StatsReport{Counters: counters, Unknown: w.unknowns, Sessions: w.tally, Instances: states, Tables: map[string]Occupancy{
 		"sessions":   {(w.tally.Entries + 1) / 2, int(k.sessions.MaxEntries()) / 2},
 		"addresses":  {len(w.addresses) + len(w.negative.entries), int(k.vips.MaxEntries())},
@@ -342,7 +342,7 @@ func (w *world) counters() (map[string]uint64, error) {
 	out := map[string]uint64{}
 	var perCPU []uint64
 	for i, name := range countNames {
-		if err := w.kernel.counts.Lookup(uint32(i), &perCPU); err != nil {
+		if err := w.maps.counts.Lookup(uint32(i), &perCPU); err != nil {
 			return nil, fmt.Errorf("read map %s: %w", mapCounts, err)
 		}
 		for _, n := range perCPU {

@@ -14,7 +14,7 @@ import (
 
 // locals are the services of this node that have the proxy on their interfaces.
 type locals struct {
-	kernel    *kernel
+	maps      *mapSet
 	module    string
 	indices   *numbers
 	byIfindex map[uint32]*localService
@@ -57,7 +57,7 @@ func (l *locals) put(i sdk.Instance, now time.Time) error {
 	known := s.entry.Ifindex != 0 && s.gone.IsZero()
 	s.Instance, s.gone = i, time.Time{}
 	if e := l.entryOf(i); e != s.entry {
-		if err := write(l.kernel.locals, mapLocals, s.index, e); err != nil {
+		if err := write(l.maps.locals, mapLocals, s.index, e); err != nil {
 			return err
 		}
 		s.entry = e
@@ -66,7 +66,7 @@ func (l *locals) put(i sdk.Instance, now time.Time) error {
 	if known {
 		return nil
 	}
-	return write(l.kernel.interfaces, mapInterfaces, i.Ifindex, s.index)
+	return write(l.maps.interfaces, mapInterfaces, i.Ifindex, s.index)
 }
 
 // putAll makes the interfaces known that there are now; all others are gone.
@@ -114,15 +114,15 @@ func (l *locals) remove(ifindex uint32, now time.Time) error {
 	}
 	s.gone, s.entry = now, local{Ifindex: ifindex}
 	l.index()
-	if err := write(l.kernel.locals, mapLocals, s.index, s.entry); err != nil {
+	if err := write(l.maps.locals, mapLocals, s.index, s.entry); err != nil {
 		return err
 	}
-	return remove(l.kernel.interfaces, mapInterfaces, ifindex)
+	return remove(l.maps.interfaces, mapInterfaces, ifindex)
 }
 
 // free forgets an interface for good.
 func (l *locals) free(s *localService, now time.Time) error {
-	if err := write(l.kernel.locals, mapLocals, s.index, local{}); err != nil {
+	if err := write(l.maps.locals, mapLocals, s.index, local{}); err != nil {
 		return err
 	}
 	delete(l.byIfindex, s.entry.Ifindex)

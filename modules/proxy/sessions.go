@@ -169,7 +169,7 @@ func (w *world) sweep(now time.Time) error {
 	s.begin(monotonic())
 	before := w.sessionCounts()
 	gone := w.gone(now)
-	err := each(w.kernel.sessions, mapSessions, func(keys []flow, values []session) {
+	err := each(w.maps.sessions, mapSessions, func(keys []flow, values []session) {
 		for i := range keys {
 			s.note(&keys[i], &values[i], &w.config.Timeouts, gone.has(&keys[i], &values[i]))
 		}
@@ -178,7 +178,7 @@ func (w *world) sweep(now time.Time) error {
 		return err
 	}
 	over := s.over(&w.config.Timeouts)
-	if err := removeAll(w.kernel.sessions, mapSessions, over); err != nil {
+	if err := removeAll(w.maps.sessions, mapSessions, over); err != nil {
 		return err
 	}
 	w.mu.Lock()
@@ -239,9 +239,9 @@ func (g *goneThings) has(k *flow, e *session) bool {
 
 // sessionCounts are the data plane's numbers of sessions by instance.
 func (w *world) sessionCounts() []int64 {
-	out := make([]int64, len(w.kernel.stats))
+	out := make([]int64, len(w.maps.stats))
 	for i := range out {
-		out[i] = w.kernel.stats[i].sessions()
+		out[i] = w.maps.stats[i].sessions()
 	}
 	return out
 }
@@ -250,12 +250,12 @@ func (w *world) sessionCounts() []int64 {
 // counted. Between both readings of a number any value may have been true.
 func (w *world) correct(before []int64) {
 	for _, t := range w.targets {
-		found, after := w.sweeper.open[t.index], w.kernel.stats[t.index].sessions()
+		found, after := w.sweeper.open[t.index], w.maps.stats[t.index].sessions()
 		least, most := min(before[t.index], after), max(before[t.index], after)
 		if found < least {
-			w.kernel.stats[t.index].addSessions(found - least)
+			w.maps.stats[t.index].addSessions(found - least)
 		} else if found > most {
-			w.kernel.stats[t.index].addSessions(found - most)
+			w.maps.stats[t.index].addSessions(found - most)
 		}
 		w.tally.Sessions += int(found)
 	}
@@ -267,7 +267,7 @@ func (w *world) free(now time.Time) error {
 		if t.gone.IsZero() || now.Sub(t.gone) < restFor || w.sweeper.refs[t.index] != 0 {
 			continue
 		}
-		if err := write(w.kernel.owners, mapOwners, t.index, uint64(0)); err != nil {
+		if err := write(w.maps.owners, mapOwners, t.index, uint64(0)); err != nil {
 			return err
 		}
 		delete(w.targets, identity)

@@ -115,7 +115,7 @@ func TestSweep(t *testing.T) {
 		}
 		p.session(last.keys[i], s)
 	}
-	p.w.kernel.stats[index].addSessions(100)
+	p.w.maps.stats[index].addSessions(100)
 	p.sweep()
 	for _, w := range all {
 		for i, k := range w.keys {
@@ -124,7 +124,7 @@ func TestSweep(t *testing.T) {
 			}
 		}
 	}
-	if got := p.w.kernel.stats[index].sessions(); got != 4 {
+	if got := p.w.maps.stats[index].sessions(); got != 4 {
 		t.Errorf("the instance has %d sessions, want 4", got)
 	}
 	if got := p.w.tally; got.Entries != 8 || got.Sessions != 4 || got.Expired != 8 {
@@ -137,14 +137,14 @@ func TestCorrectLeavesWhatMayBeRight(t *testing.T) {
 	p := newPlant(t, "")
 	p.put(webService(1, v1alpha1.PolicyLeastConnections))
 	index, _ := p.entry("web-0")
-	stats := &p.w.kernel.stats[index]
+	stats := &p.w.maps.stats[index]
 	for _, c := range []struct{ before, found, after, want int64 }{
 		{5, 5, 5, 5}, {5, 6, 7, 7}, {7, 6, 5, 5}, // opened or closed while the table was read
 		{5, 3, 5, 3}, {5, 3, 6, 4}, {5, 9, 6, 9}, {-2, 0, -2, 0},
 	} {
 		stats.begin()
 		stats.addSessions(c.after)
-		before := make([]int64, len(p.w.kernel.stats))
+		before := make([]int64, len(p.w.maps.stats))
 		before[index], p.w.sweeper.open[index] = c.before, c.found
 		p.w.correct(before)
 		if got := stats.sessions(); got != c.want {

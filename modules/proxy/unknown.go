@@ -77,7 +77,7 @@ func (w *world) deny(a netip.Addr, now time.Time) ([]*heldPacket, error) {
 	until, over := w.negative.add(a, now)
 	w.unknowns.Denied++
 	expires := monotonic() + uint64(until.Sub(now))
-	if err := write(w.kernel.vips, mapVIPs, addressOf(a), vip{Expires: expires, Flags: vipNegative}); err != nil {
+	if err := write(w.maps.vips, mapVIPs, addressOf(a), vip{Expires: expires, Flags: vipNegative}); err != nil {
 		return nil, err
 	}
 	return w.held.take(a), w.forget(over)
@@ -86,7 +86,7 @@ func (w *world) deny(a netip.Addr, now time.Time) ([]*heldPacket, error) {
 // forget makes addresses unknown again that count as not existing.
 func (w *world) forget(all []netip.Addr) error {
 	for _, a := range all {
-		if err := remove(w.kernel.vips, mapVIPs, addressOf(a)); err != nil {
+		if err := remove(w.maps.vips, mapVIPs, addressOf(a)); err != nil {
 			return err
 		}
 	}

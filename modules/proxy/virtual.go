@@ -74,7 +74,7 @@ func (w *world) virtualAt(a netip.Addr, s *service, now time.Time) (*virtual, er
 		return v, nil
 	}
 	id, ok := w.ids.take(now)
-	if !ok || len(w.addresses) >= int(w.kernel.vips.MaxEntries()) {
+	if !ok || len(w.addresses) >= int(w.maps.vips.MaxEntries()) {
 		s.trouble = fmt.Errorf("no room for address %s: raise tables.addresses, which is %d", a, w.config.Tables.Addresses)
 		return nil, nil
 	}
@@ -110,7 +110,7 @@ func (w *world) run(v *virtual, now time.Time) []uint32 {
 
 // share is how many slots a Maglev table has per instance: fewer when slots become scarce.
 func (w *world) share() int {
-	if int(w.slots.used) > len(w.kernel.slots)/4*3 {
+	if int(w.slots.used) > len(w.maps.slots)/4*3 {
 		return maglevScarce
 	}
 	return maglevShare
@@ -135,7 +135,7 @@ func membersOf(all []*target) []member {
 func (w *world) candidates(all []*target) []candidate {
 	out := make([]candidate, len(all))
 	for i, t := range all {
-		out[i] = candidate{t.index, t.distance, time.Duration(w.kernel.stats[t.index].rtt())}
+		out[i] = candidate{t.index, t.distance, time.Duration(w.maps.stats[t.index].rtt())}
 	}
 	return out
 }
@@ -152,11 +152,11 @@ func (w *world) writeVirtual(v *virtual, run []uint32, now time.Time) error {
 	if digest != v.digest {
 		first, ok := w.slots.take(uint32(len(run)), now)
 		if !ok {
-			v.service.trouble = fmt.Errorf("no room for %d slots of address %s: raise tables.slots, which is %d", len(run), v.addr, len(w.kernel.slots))
+			v.service.trouble = fmt.Errorf("no room for %d slots of address %s: raise tables.slots, which is %d", len(run), v.addr, len(w.maps.slots))
 			digest = v.digest // the run that there is stays
 		} else {
 			for i, index := range run {
-				w.kernel.slots[first+uint32(i)].index = index // no packet reads there, until the address refers to it
+				w.maps.slots[first+uint32(i)].index = index // no packet reads there, until the address refers to it
 			}
 			next.First, next.Count = first, uint32(len(run))
 		}
@@ -166,7 +166,7 @@ func (w *world) writeVirtual(v *virtual, run []uint32, now time.Time) error {
 		return err
 	}
 	if next != v.value || v.digest == 0 {
-		if err := write(w.kernel.vips, mapVIPs, addressOf(v.addr), next); err != nil {
+		if err := write(w.maps.vips, mapVIPs, addressOf(v.addr), next); err != nil {
 			return err
 		}
 		w.negative.remove(v.addr)
@@ -201,8 +201,8 @@ func (w *world) writePorts(v *virtual) error {
 		if slices.Contains(v.ports, p) {
 			continue
 		}
-		if err := w.kernel.ports.Put(portKey{VIP: v.value.ID, Port: p.port, Proto: p.proto}, p.target); err != nil {
-			v.service.trouble = fmt.Errorf("port %d of address %s: %w: raise tables.ports, which is %d", p.port.number(), v.addr, err, w.kernel.ports.MaxEntries())
+		if err := w.maps.ports.Put(portKey{VIP: v.value.ID, Port: p.port, Proto: p.proto}, p.target); err != nil {
+			v.service.trouble = fmt.Errorf("port %d of address %s: %w: raise tables.ports, which is %d", p.port.number(), v.addr, err, w.maps.ports.MaxEntries())
 			all = slices.DeleteFunc(slices.Clone(all), func(o portEntry) bool { return o == p })
 		}
 	}
@@ -217,7 +217,7 @@ func (w *world) dropPorts(v *virtual, before []portEntry) error {
 		if slices.ContainsFunc(v.ports, same) {
 			continue
 		}
-		if err := remove(w.kernel.ports, mapPorts, portKey{VIP: v.value.ID, Port: p.port, Proto: p.proto}); err != nil {
+		if err := remove(w.maps.ports, mapPorts, portKey{VIP: v.value.ID, Port: p.port, Proto: p.proto}); err != nil {
 			return err
 		}
 	}
@@ -238,7 +238,7 @@ func (w *world) dropVirtuals(s *service, before []*virtual, now time.Time) error
 }
 
 func (w *world) dropVirtual(v *virtual, now time.Time) error {
-	if err := remove(w.kernel.vips, mapVIPs, addressOf(v.addr)); err != nil {
+	if err := remove(w.maps.vips, mapVIPs, addressOf(v.addr)); err != nil {
 		return err
 	}
 	ports := v.ports

@@ -20,7 +20,7 @@ import (
 type world struct {
 	config *config
 	live   sdk.Live
-	kernel *kernel
+	maps   *mapSet
 
 	mu        sync.Mutex
 	services  map[string]*service
@@ -81,11 +81,11 @@ func (t *target) has(v4 bool) bool {
 const restFor = time.Second
 
 func newWorld(c *config, live sdk.Live) (*world, error) {
-	k, err := openKernel(live.Maps)
+	k, err := openMaps(live.Maps)
 	if err != nil {
 		return nil, err
 	}
-	w := &world{config: c, live: live, kernel: k, services: map[string]*service{}, addresses: map[netip.Addr]*virtual{},
+	w := &world{config: c, live: live, maps: k, services: map[string]*service{}, addresses: map[netip.Addr]*virtual{},
 		targets: map[uint64]*target{}, byIndex: make([]*target, k.instances.MaxEntries()), sweeper: newSweeper(int(k.instances.MaxEntries())), troubles: map[string]error{},
 		held:     newHeld(c.Unknown.HoldPerAddress, c.Unknown.HoldPackets, maxHeldBytes, time.Duration(c.Unknown.HoldTime)),
 		negative: newNegative(time.Duration(c.Unknown.NegativeTTL), maxNegative)}
@@ -244,13 +244,13 @@ func (w *world) newTarget(identity uint64, now time.Time) (*target, error) {
 		return nil, nil
 	}
 	t := &target{index: index, identity: identity}
-	if err := w.kernel.instances.Lookup(index, &t.entry); err != nil { // the generation of the one before
+	if err := w.maps.instances.Lookup(index, &t.entry); err != nil { // the generation of the one before
 		return nil, fmt.Errorf("read map %s: %w", mapInstances, err)
 	}
-	if err := write(w.kernel.owners, mapOwners, index, identity); err != nil {
+	if err := write(w.maps.owners, mapOwners, index, identity); err != nil {
 		return nil, err
 	}
-	w.kernel.stats[index].begin()
+	w.maps.stats[index].begin()
 	t.entry.Flags = instanceGone // until it has a place
 	w.targets[identity], w.byIndex[index] = t, t
 	return t, nil
@@ -286,7 +286,7 @@ func (w *world) move(t *target, where place, flags uint32) error {
 	if err := w.writeTarget(t, e); err != nil {
 		return err
 	}
-	w.kernel.stats[t.index].measureFromScratch()
+	w.maps.stats[t.index].measureFromScratch()
 	e.Generation++
 	e.Flags = flags
 	return w.writeTarget(t, e)
@@ -302,7 +302,7 @@ func (w *world) writeTarget(t *target, e instance) error {
 	if e == t.entry {
 		return nil
 	}
-	if err := write(w.kernel.instances, mapInstances, t.index, e); err != nil {
+	if err := write(w.maps.instances, mapInstances, t.index, e); err != nil {
 		return err
 	}
 	t.entry = e

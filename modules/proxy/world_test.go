@@ -274,7 +274,7 @@ func TestRedeployed(t *testing.T) {
 	vs := webService(2, v1alpha1.PolicyRoundRobin)
 	p.put(vs)
 	index, before := p.entry("web-0")
-	p.w.kernel.stats[index].RTT = 99
+	p.w.maps.stats[index].RTT = 99
 	vs.Spec.Instances[0] = webInstance(0, 77)
 	p.put(vs)
 	again, after := p.entry("web-0")
@@ -284,7 +284,7 @@ func TestRedeployed(t *testing.T) {
 	if after.Place[before.Generation&1] != before.Place[before.Generation&1] {
 		t.Error("the old place was written over while packets may read it")
 	}
-	if p.w.kernel.stats[index].RTT != 0 {
+	if p.w.maps.stats[index].RTT != 0 {
 		t.Error("its measurement is that of the old place")
 	}
 	p.put(vs)

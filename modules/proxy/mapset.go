@@ -16,12 +16,12 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// kernel is access to the maps of a generation.
-type kernel struct {
+// mapSet is access to the maps of a generation.
+type mapSet struct {
 	vips, ports, instances, owners, locals, interfaces, sessions, counts *ebpf.Map
 
 	turns uint32 // ids of virtual addresses that there are counters for
-	// Shared with the data plane. They end when the kernel is no longer reachable.
+	// Shared with the data plane. They end when the set is no longer reachable.
 	stats []instanceStats
 	slots []slot
 }
@@ -29,8 +29,8 @@ type kernel struct {
 // slot is how an element of slots lies in memory: arrays round their elements up to 8 bytes.
 type slot struct{ index, _ uint32 }
 
-func openKernel(maps sdk.Maps) (*kernel, error) {
-	k := &kernel{}
+func openMaps(maps sdk.Maps) (*mapSet, error) {
+	k := &mapSet{}
 	var slots, stats, turns *ebpf.Map
 	for name, m := range map[string]**ebpf.Map{
 		mapVIPs: &k.vips, mapPorts: &k.ports, mapSlots: &slots, mapInstances: &k.instances, mapOwners: &k.owners, mapLocals: &k.locals,
@@ -50,8 +50,8 @@ func openKernel(maps sdk.Maps) (*kernel, error) {
 	return k, err
 }
 
-// share maps an array into memory, for as long as the kernel is reachable. V is of a multiple of 8 bytes.
-func share[V any](k *kernel, name string, m *ebpf.Map) ([]V, error) {
+// share maps an array into memory, for as long as the set is reachable. V is of a multiple of 8 bytes.
+func share[V any](k *mapSet, name string, m *ebpf.Map) ([]V, error) {
 	var v V
 	size, page := int(m.MaxEntries())*int(unsafe.Sizeof(v)), os.Getpagesize()
 	memory, err := unix.Mmap(m.FD(), 0, (size+page-1)/page*page, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
@@ -63,7 +63,7 @@ func share[V any](k *kernel, name string, m *ebpf.Map) ([]V, error) {
 }
 
 // run reads a run of slots.
-func (k *kernel) run(first, count uint32) []uint32 {
+func (k *mapSet) run(first, count uint32) []uint32 {
 	out := make([]uint32, count)
 	for i := range out {
 		out[i] = k.slots[first+uint32(i)].index
