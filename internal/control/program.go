@@ -114,7 +114,8 @@ func (p *program) start(module string, listen, maps *os.File) (*process, error) 
 			Command: p.command, Dir: p.files, UID: uid, Read: []string{p.files}, Write: []string{p.state},
 			Env: []string{"PATH=" + strings.Join(programPath, ":"), "LANG=C.UTF-8", "HOME=" + p.state, "TMPDIR=" + p.state, "STATE_DIRECTORY=" + p.state,
 				"KERB_MODULE=" + module, "KERB_PACKAGE=" + p.pkg.Name, "KERB_VERSION=" + p.pkg.Version, "KERB_CONTRACT=1", "PYTHONUNBUFFERED=1"},
-			Memory: p.pkg.Control.MemoryLimit(), Network: p.pkg.Control.Network, KeepBPF: sandbox.NeedsBPF(),
+			Memory: p.pkg.Control.MemoryLimit(), Network: p.pkg.Control.Network, Inject: p.pkg.Inject, KeepBPF: sandbox.NeedsBPF(),
+			Files: descriptors(p.pkg.Inject),
 		},
 		state: p.state, files: []*os.File{listen, maps},
 	})
@@ -127,6 +128,16 @@ func (p *program) start(module string, listen, maps *os.File) (*process, error) 
 		p.manager.users.release(uid)
 	}()
 	return started, nil
+}
+
+// descriptors is how many a process may have: packet sockets are one for each service. 0 is the default.
+func descriptors(inject bool) uint64 {
+	const many = 65536
+	var limit syscall.Rlimit
+	if !inject || syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit) != nil {
+		return 0
+	}
+	return min(many, limit.Max)
 }
 
 // owner is the user that a directory belongs to, -1 if it is not there.

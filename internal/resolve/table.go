@@ -111,6 +111,7 @@ func (t *Table) Restore() {
 func (t *Table) SetLocals(addresses map[string][]netip.Prefix) {
 	locals := make(map[string][]netip.Addr, len(addresses))
 	for name, prefixes := range addresses {
+		locals[name] = make([]netip.Addr, 0, len(prefixes))
 		for _, p := range prefixes {
 			locals[name] = append(locals[name], p.Addr())
 		}
