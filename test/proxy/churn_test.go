@@ -1,0 +1,277 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package proxy
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/netlab"
+)
+
+// hostState is what may become of connections to a host: ended counts how often it has ceased to be an instance, dead
+// is since when it is none, as the proxy knows.
+type hostState struct {
+	ended atomic.Int64
+	dead  atomic.Int64 // Unix time in ns; 0: it is one, or may still be taken for one
+}
+
+// churn changes a virtual service while clients use it.
+type churn struct {
+	t        *testing.T
+	n        *node
+	client   *netlab.Host
+	spec     v1.VirtualServiceSpec
+	hosts    map[string]*hostState
+	free     []string // hosts that are no instance
+	stop     chan struct{}
+	clients  sync.WaitGroup
+	opened   atomic.Int64 // connections
+	kept     atomic.Int64 // exchanges on them
+	legit    atomic.Int64 // broken, and rightly: their host is an instance no more
+	datagram atomic.Int64
+	silent   atomic.Int64 // datagrams without an answer
+	dying    atomic.Int64 // new connections that failed
+	mu       sync.Mutex
+	wrong    []string
+}
+
+const (
+	churnHosts     = 6
+	churnInstances = 4
+	churnClients   = 8 // of each kind
+	churnEvery     = 100 * time.Millisecond
+)
+
+func (c *churn) note(format string, args ...any) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.wrong = append(c.wrong, fmt.Sprintf(format, args...))
+}
+
+// TestChurn redeploys, drains, removes and adds instances under load; in between the agent dies. No connection to an instance
+// that lives breaks, and none that is new goes to one that is gone.
+func TestChurn(t *testing.T) {
+	lasts := 4 * time.Second
+	if text := os.Getenv("KERB_CHURN"); text != "" {
+		var err error
+		if lasts, err = time.ParseDuration(text); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c := newChurn(t)
+	for range churnClients {
+		c.clients.Go(c.keepOpen)
+		c.clients.Go(c.keepOpening)
+		c.clients.Go(c.keepAsking)
+	}
+	changes, begin := 0, time.Now()
+	killed := false
+	for tick := time.Tick(churnEvery); time.Since(begin) < lasts; <-tick {
+		c.change()
+		changes++
+		if !killed && time.Since(begin) > lasts/2 {
+			killed = true
+			c.n.kill()
+			c.n.start("")
+			c.n.told("web")
+		}
+	}
+	close(c.stop)
+	c.clients.Wait()
+	t.Logf("%d changes in %v; %d connections, %d exchanges, %d broken with their instances; %d datagrams, %d without answer", changes, time.Since(begin).Round(time.Second),
+		c.opened.Load(), c.kept.Load(), c.legit.Load(), c.datagram.Load(), c.silent.Load())
+	if c.opened.Load() == 0 || c.kept.Load() == 0 || c.datagram.Load() == 0 || changes < 3 {
+		t.Error("nothing was tested")
+	}
+	for i, text := range c.wrong {
+		if i == 20 {
+			t.Fatalf("and %d more", len(c.wrong)-i)
+		}
+		t.Error(text)
+	}
+}
+
+func newChurn(t *testing.T) *churn {
+	t.Helper()
+	n := newNode(t)
+	c := &churn{t: t, n: n, client: host(t, n, "client"), hosts: map[string]*hostState{}, stop: make(chan struct{})}
+	resources := []any{service(c.client)}
+	for i := range churnHosts {
+		h := host(t, n, fmt.Sprintf("h%d", i))
+		serve(t, h)
+		resources = append(resources, service(h))
+		c.hosts[h.Name()] = &hostState{}
+		c.free = append(c.free, h.Name())
+	}
+	c.spec = v1.VirtualServiceSpec{Ports: bothPorts, Addresses: []v1.VirtualAddress{
+		{Address: virtual4.String(), Policy: v1.PolicyRoundRobin}, {Address: virtual6.String(), Policy: v1.PolicyLeastConnections}}}
+	for i := range churnInstances {
+		c.spec.Instances = append(c.spec.Instances, v1.VirtualInstance{Name: fmt.Sprintf("i%d", i), Service: c.takeFree()})
+	}
+	n.start("")
+	n.kerbApply(append(resources, proxyModule(nil), virtualService("web", c.spec))...)
+	n.told("web")
+	return c
+}
+
+func (c *churn) takeFree() string {
+	name := c.free[0]
+	c.free = c.free[1:]
+	c.hosts[name].dead.Store(0)
+	return name
+}
+
+// change makes one change, and waits until the proxy has taken it over.
+func (c *churn) change() {
+	c.t.Helper()
+	c.spec.Instances = slices.Clone(c.spec.Instances)
+	var gone []string
+	i := rand.IntN(len(c.spec.Instances))
+	at := &c.spec.Instances[i]
+	switch rand.IntN(4) {
+	case 0: // redeployed
+		gone = append(gone, at.Service)
+		at.Service, at.Draining = c.takeFree(), false
+	case 1:
+		at.Draining = !at.Draining
+	case 2: // removed
+		if len(c.spec.Instances) > 2 {
+			gone = append(gone, at.Service)
+			c.spec.Instances = slices.Delete(c.spec.Instances, i, i+1)
+		}
+	case 3: // added
+		if len(c.spec.Instances) < churnInstances {
+			c.spec.Instances = append(c.spec.Instances, v1.VirtualInstance{Name: c.unusedName(), Service: c.takeFree()})
+		}
+	}
+	if !slices.ContainsFunc(c.spec.Instances, func(i v1.VirtualInstance) bool { return !i.Draining }) {
+		c.spec.Instances[0].Draining = false
+	}
+	for _, name := range gone {
+		c.hosts[name].ended.Add(1)
+	}
+	c.n.must(http.MethodPut, "/v1/virtualservices/web", virtualService("web", c.spec), nil)
+	c.n.told("web")
+	for _, name := range gone {
+		c.hosts[name].dead.Store(time.Now().UnixNano())
+		c.free = append(c.free, name)
+	}
+}
+
+func (c *churn) unusedName() string {
+	for i := 0; ; i++ {
+		name := fmt.Sprintf("i%d", i)
+		if !slices.ContainsFunc(c.spec.Instances, func(i v1.VirtualInstance) bool { return i.Name == name }) {
+			return name
+		}
+	}
+}
+
+func (c *churn) stopped() bool {
+	select {
+	case <-c.stop:
+		return true
+	default:
+		return false
+	}
+}
+
+func (c *churn) target() netip.AddrPort {
+	if rand.IntN(2) == 0 {
+		return netip.AddrPortFrom(virtual4, port)
+	}
+	return netip.AddrPortFrom(virtual6, port)
+}
+
+// connect opens a connection, and checks that its host is an instance. A connection that fails must not have met one that lives.
+func (c *churn) connect() (*connection, int64) {
+	ends := map[string]int64{}
+	for name, h := range c.hosts {
+		ends[name] = h.ended.Load()
+	}
+	began := time.Now().UnixNano()
+	conn, err := dialTCP(c.client, c.target())
+	if err != nil {
+		for name, h := range c.hosts {
+			if h.ended.Load() != ends[name] {
+				c.dying.Add(1) // it may have been that one's, just while it went
+				return nil, 0
+			}
+		}
+		c.note("a new connection: %v", err)
+		return nil, 0
+	}
+	c.opened.Add(1)
+	if dead := c.hosts[conn.server].dead.Load(); dead != 0 && dead < began {
+		c.note("a new connection went to %s, which is gone for %v", conn.server, time.Duration(began-dead))
+	}
+	return conn, ends[conn.server]
+}
+
+// use exchanges lines until told to stop, and checks that a connection breaks with its instance only.
+func (c *churn) use(conn *connection, ended int64, times int) bool {
+	for i := range times {
+		if c.stopped() {
+			return false
+		}
+		if err := conn.exchange(fmt.Sprint("line ", i)); err != nil {
+			if c.hosts[conn.server].ended.Load() == ended {
+				c.note("a connection to %s, which lives: %v", conn.server, err)
+			}
+			c.legit.Add(1)
+			return false
+		}
+		c.kept.Add(1)
+		time.Sleep(5 * time.Millisecond)
+	}
+	return true
+}
+
+// keepOpen has a connection for as long as its instance lives.
+func (c *churn) keepOpen() {
+	for !c.stopped() {
+		if conn, ended := c.connect(); conn != nil {
+			c.use(conn, ended, 1<<30)
+			conn.Close()
+		}
+	}
+}
+
+// keepOpening makes short connections.
+func (c *churn) keepOpening() {
+	for !c.stopped() {
+		if conn, ended := c.connect(); conn != nil {
+			c.use(conn, ended, 1)
+			conn.Close()
+		}
+	}
+}
+
+// keepAsking sends datagrams from one port.
+func (c *churn) keepAsking() {
+	conn, err := dialUDP(c.client, c.target())
+	if err != nil {
+		c.note("UDP: %v", err)
+		return
+	}
+	defer func(conn *net.UDPConn) { conn.Close() }(conn)
+	for i := 0; !c.stopped(); i++ {
+		text := fmt.Sprint(i)
+		if _, err := askUDP(conn, text, time.Second); err != nil {
+			c.silent.Add(1)
+		}
+		c.datagram.Add(1)
+		time.Sleep(2 * time.Millisecond)
+	}
+}

@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package proxy
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"syscall"
+	"testing"
+	"time"
+
+	mqtt "github.com/eclipse/paho.mqtt.golang"
+)
+
+const (
+	brokerPort = 10003
+	nodeID     = "6543af"
+	resolvers  = "resolvers: {oakestra: {broker: 'tcp://127.0.0.1:10003', node: " + nodeID + "}}\n"
+)
+
+// manager is a service manager behind a broker, both on the node, that knows addresses and takes its time to say so.
+type manager struct {
+	t       *testing.T
+	client  mqtt.Client
+	answer  func(addr netip.Addr) (instances []netip.Addr) // nil: no answer at all
+	latency time.Duration
+}
+
+func startManager(t *testing.T, n *node) *manager {
+	t.Helper()
+	program, err := exec.LookPath("/usr/sbin/mosquitto")
+	if err != nil {
+		t.Skip("needs mosquitto")
+	}
+	config := filepath.Join(n.dir, "mosquitto.conf")
+	text := fmt.Sprintf("listener %d 127.0.0.1\nallow_anonymous true\npersistence false\nlog_dest none\nuser root\n", brokerPort)
+	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	broker := n.lab.Node().Command(context.Background(), program, "-c", config)
+	if err := broker.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = broker.Process.Kill()
+		_ = broker.Wait()
+	})
+	m := &manager{t: t}
+	options := mqtt.NewClientOptions().AddBroker(fmt.Sprintf("tcp://127.0.0.1:%d", brokerPort)).SetClientID("manager")
+	options.SetCustomOpenConnectionFn(func(*url.URL, mqtt.ClientOptions) (c net.Conn, err error) {
+		err = n.lab.Node().Do(func() (err error) {
+			c, err = net.Dial("tcp4", fmt.Sprintf("127.0.0.1:%d", brokerPort))
+			return err
+		})
+		return c, err
+	})
+	options.SetOrderMatters(false)
+	m.client = mqtt.NewClient(options)
+	n.eventually("the broker listens", func() bool {
+		token := m.client.Connect()
+		return token.Wait() && token.Error() == nil
+	})
+	t.Cleanup(func() { m.client.Disconnect(100) })
+	if token := m.client.Subscribe("nodes/"+nodeID+"/net/tablequery/request", 1, m.serve); token.Wait() && token.Error() != nil {
+		t.Fatal(token.Error())
+	}
+	return m
+}
+
+// serve answers a table query in the documented messages.
+func (m *manager) serve(_ mqtt.Client, message mqtt.Message) {
+	var query struct{ Sname, Sip string }
+	if err := json.Unmarshal(message.Payload(), &query); err != nil {
+		m.t.Error(err)
+		return
+	}
+	key, addr := query.Sip, netip.Addr{}
+	if query.Sip == "" {
+		key, addr = query.Sname, appAddress(query.Sname)
+	} else {
+		addr = netip.MustParseAddr(query.Sip)
+	}
+	instances := m.answer(addr)
+	if instances == nil {
+		return
+	}
+	time.Sleep(m.latency)
+	var list []map[string]any
+	for i, a := range instances {
+		list = append(list, map[string]any{"instance_number": i, "namespace_ip": a.String(), "host_ip": "", "host_port": 0,
+			"service_ip": []map[string]any{{"IpType": "RR", "Address": addr.String()}}})
+	}
+	text, err := json.Marshal(map[string]any{"app_name": appOf(addr), "instance_list": list, "query_key": key})
+	if err != nil {
+		m.t.Error(err)
+		return
+	}
+	m.client.Publish("nodes/"+nodeID+"/net/tablequery/result", 1, false, text)
+}
+
+// appOf names the service that has an address, and appAddress finds the address of a name.
+func appOf(a netip.Addr) string { b := a.As4(); return fmt.Sprintf("app.%d.%d", b[2], b[3]) }
+
+func appAddress(name string) netip.Addr {
+	var c, d byte
+	_, _ = fmt.Sscanf(name, "app.%d.%d", &c, &d)
+	return netip.AddrFrom4([4]byte{10, 30, c, d})
+}
+
+// The first packet to an address that nobody has asked for arrives, without being sent again, however long the answer takes:
+// only the first connections of a kind are counted, of which the last must be as good as the first.
+func TestFirstPacket(t *testing.T) {
+	n, client, servers := newMesh(t, resolvers, map[string]any{"ranges": []string{"10.30.0.0/16"}})
+	m := startManager(t, n)
+	m.answer = func(a netip.Addr) []netip.Addr {
+		if a.As4()[2] == 99 {
+			return nil
+		}
+		return []netip.Addr{servers[0].Addr4()}
+	}
+	warm := netip.MustParseAddrPort("10.30.0.1:8080")
+	n.eventually("the resolver answers", func() bool {
+		c, err := dialTCP(client, warm)
+		if err == nil {
+			c.Close()
+		}
+		return err == nil
+	})
+	for _, latency := range []time.Duration{0, 5 * time.Millisecond, 300 * time.Millisecond} {
+		m.latency = latency
+		tries := 100
+		if latency > 100*time.Millisecond {
+			tries = 3
+		}
+		before := retransmissions(t, client)
+		var took []time.Duration
+		for i := range tries {
+			to := netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 30, byte(1 + latency/time.Millisecond%90), byte(1 + i)}), targetPort)
+			begin := time.Now()
+			c, err := dialTCP(client, to)
+			if err != nil {
+				t.Fatalf("%s: %v", to, err)
+			}
+			took = append(took, time.Since(begin))
+			c.Close()
+		}
+		slices.Sort(took)
+		t.Logf("an answer after %v: connected and answered in %v (median), %v (slowest of %d)", latency, took[len(took)/2], took[len(took)-1], len(took))
+		if after := retransmissions(t, client); after != before {
+			t.Errorf("an answer after %v: SYNs were sent again (%s, before %s)", latency, after, before)
+		}
+	}
+	before := time.Now()
+	if _, err := dialTCPWithin(client, 2*patience, netip.MustParseAddrPort("10.30.99.1:80")); !errors.Is(err, syscall.EHOSTUNREACH) {
+		t.Errorf("no answer: %v", err)
+	}
+	t.Logf("without an answer the client was told after %v", time.Since(before))
+}
