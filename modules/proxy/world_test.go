@@ -38,15 +38,17 @@ type plant struct {
 
 func newPlant(t testing.TB, config string) *plant {
 	t.Helper()
+	return newPlantOn(t, config, newMaps(t, compileConfig(t, config)))
+}
+
+func newPlantOn(t testing.TB, config string, maps sdk.Maps) *plant {
+	t.Helper()
 	p := &plant{t: t, now: time.Now()}
-	p.live = sdk.Live{Module: "px", Maps: newMaps(t, compileConfig(t, config)),
+	p.live = sdk.Live{Module: "px", Maps: maps,
 		Interface: func() []sdk.Instance { return p.locals },
 		Want:      func(a netip.Addr) { p.wanted = append(p.wanted, a) },
 		Idle:      func(name string) { p.idle = append(p.idle, name) },
 		Inject: func(ifindex uint32, frame []byte) error {
-			if ifindex == 0 {
-				return errors.New("no such interface")
-			}
 			p.sent = append(p.sent, &heldPacket{ifindex: ifindex, frame: frame})
 			return nil
 		}}
