@@ -60,27 +60,27 @@ func (c *chooser) shares(n int, client string) map[string]int {
 	return out
 }
 
-var families = []string{"10.18.9.9", "fd00:9::9"}
+var clientsOf = []string{"10.18.9.9", "fd00:9::9"}
 
 func TestRoundRobinIsChosen(t *testing.T) {
 	c, put := newChooser(t, 4, v1alpha1.PolicyRoundRobin)
-	for _, client := range families {
+	for _, client := range clientsOf {
 		c.same(client, c.shares(40, client), map[string]int{"web-0": 10, "web-1": 10, "web-2": 10, "web-3": 10})
 	}
 	put(func(all []v1alpha1.VirtualInstance) { all[1].Draining = true })
-	c.same("while one drains", c.shares(30, families[0]), map[string]int{"web-0": 10, "web-2": 10, "web-3": 10})
+	c.same("while one drains", c.shares(30, clientsOf[0]), map[string]int{"web-0": 10, "web-2": 10, "web-3": 10})
 	put(func(all []v1alpha1.VirtualInstance) {
 		for i := range all {
 			all[i].Draining = true
 		}
 	})
-	c.same("while all drain", c.shares(5, families[0]), map[string]int{"": 5})
+	c.same("while all drain", c.shares(5, clientsOf[0]), map[string]int{"": 5})
 }
 
 func TestWeightsAreChosenExactly(t *testing.T) {
 	c, put := newChooser(t, 3, v1alpha1.PolicyWeighted)
 	put(func(all []v1alpha1.VirtualInstance) { all[0].Weight, all[1].Weight, all[2].Weight = 7, 2, 1 })
-	for _, client := range families {
+	for _, client := range clientsOf {
 		c.same(client, c.shares(50, client), map[string]int{"web-0": 35, "web-1": 10, "web-2": 5})
 	}
 }
@@ -91,10 +91,10 @@ func TestLeastConnectionsAreChosen(t *testing.T) {
 		index, _ := c.entry(fmt.Sprintf("web-%d", i))
 		c.w.maps.stats[index].addSessions(sessions)
 	}
-	c.same("filling up", c.shares(5, families[0]), map[string]int{"web-2": 5})
-	c.same("filling up both", c.shares(30, families[1]), map[string]int{"web-1": 15, "web-2": 15})
-	c.same("in turn", c.shares(30, families[0]), map[string]int{"web-0": 10, "web-1": 10, "web-2": 10})
-	c.changed(localInstance("client", testIfindex, families[0]+"/24"), true)
+	c.same("filling up", c.shares(5, clientsOf[0]), map[string]int{"web-2": 5})
+	c.same("filling up both", c.shares(30, clientsOf[1]), map[string]int{"web-1": 15, "web-2": 15})
+	c.same("in turn", c.shares(30, clientsOf[0]), map[string]int{"web-0": 10, "web-1": 10, "web-2": 10})
+	c.changed(localInstance("client", testIfindex, clientsOf[0]+"/24"), true)
 	c.sweep()
 	for i := range 3 {
 		index, _ := c.entry(fmt.Sprintf("web-%d", i))
@@ -131,7 +131,7 @@ func TestConsistentHashIsChosen(t *testing.T) {
 	where := func() map[uint16]string {
 		out := map[uint16]string{}
 		for port := range uint16(n) {
-			out[port] = c.choose(families[port%2], 2000+port)
+			out[port] = c.choose(clientsOf[port%2], 2000+port)
 		}
 		return out
 	}
@@ -167,13 +167,13 @@ func TestConsistentHashIsChosen(t *testing.T) {
 func TestClosestIsChosen(t *testing.T) {
 	c, put := newChooser(t, 3, v1alpha1.PolicyClosest)
 	put(func(all []v1alpha1.VirtualInstance) { all[0].Distance, all[1].Distance, all[2].Distance = 3, 2, 9 })
-	c.same("stated", c.shares(9, families[0]), map[string]int{"web-1": 9})
+	c.same("stated", c.shares(9, clientsOf[0]), map[string]int{"web-1": 9})
 	put(func(all []v1alpha1.VirtualInstance) {
 		for i := range all {
 			all[i].Distance = 0
 		}
 	})
-	c.same("not measured", c.shares(9, families[0]), map[string]int{"web-0": 3, "web-1": 3, "web-2": 3})
+	c.same("not measured", c.shares(9, clientsOf[0]), map[string]int{"web-0": 3, "web-1": 3, "web-2": 3})
 	for i, rtt := range []time.Duration{900, 800, 300} {
 		index, _ := c.entry(fmt.Sprintf("web-%d", i))
 		c.w.maps.stats[index].RTT = uint64(rtt * time.Microsecond)
@@ -181,7 +181,7 @@ func TestClosestIsChosen(t *testing.T) {
 	if err := c.w.rankAgain(c.now); err != nil {
 		t.Fatal(err)
 	}
-	c.same("measured", c.shares(9, families[1]), map[string]int{"web-2": 9})
+	c.same("measured", c.shares(9, clientsOf[1]), map[string]int{"web-2": 9})
 }
 
 // A packet to an unknown address comes to the control plane whole, and goes on when the answer is in the maps.

@@ -31,7 +31,7 @@ func (control) Compile(raw json.RawMessage) (sdk.Compiled, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Proxy{config: c, worlds: map[*ebpf.Map]*world{}}, nil
+	return &Proxy{config: c, planes: map[*ebpf.Map]*plane{}}, nil
 }
 
 // Proxy is a compiled config.
@@ -39,7 +39,7 @@ type Proxy struct {
 	config *config
 
 	mu     sync.Mutex
-	worlds map[*ebpf.Map]*world // by the map of virtual addresses, which stands for a generation
+	planes map[*ebpf.Map]*plane // by the map of virtual addresses, which stands for a generation
 }
 
 var (
@@ -88,28 +88,28 @@ func rangesOf(all []netip.Prefix) (out addressRanges) {
 	return out
 }
 
-// world returns what is known of a generation; at first that is what its maps tell.
-func (p *Proxy) world(live sdk.Live) (*world, error) {
+// plane returns what is known of a generation; at first that is what its maps tell.
+func (p *Proxy) plane(live sdk.Live) (*plane, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	key, err := live.Maps.Get(mapVIPs)
 	if err != nil {
 		return nil, err
 	}
-	if w := p.worlds[key]; w != nil {
+	if w := p.planes[key]; w != nil {
 		return w, nil
 	}
-	w, err := newWorld(p.config, live)
+	w, err := newPlane(p.config, live)
 	if err != nil {
 		return nil, err
 	}
-	p.worlds[key] = w
+	p.planes[key] = w
 	return w, nil
 }
 
 // VirtualServices implements sdk.VirtualServiceUser.
 func (p *Proxy) VirtualServices(live sdk.Live, update sdk.VirtualServiceUpdate) error {
-	w, err := p.world(live)
+	w, err := p.plane(live)
 	if err != nil {
 		return err
 	}
@@ -120,7 +120,7 @@ func (p *Proxy) VirtualServices(live sdk.Live, update sdk.VirtualServiceUpdate) 
 
 // InstanceChanged implements sdk.InstanceFollower.
 func (p *Proxy) InstanceChanged(live sdk.Live, i sdk.Instance, there bool) {
-	w, err := p.world(live)
+	w, err := p.plane(live)
 	if err == nil {
 		err = w.instanceChanged(i, there, time.Now())
 	}
@@ -137,7 +137,7 @@ const (
 
 // Run implements sdk.Runner.
 func (p *Proxy) Run(ctx context.Context, live sdk.Live) {
-	w, err := p.world(live)
+	w, err := p.plane(live)
 	if err != nil {
 		slog.Error("proxy: the maps are not readable", "module", live.Module, "error", err)
 		return
@@ -167,10 +167,10 @@ func (p *Proxy) Run(ctx context.Context, live sdk.Live) {
 func (p *Proxy) forget(live sdk.Live) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	delete(p.worlds, live.Maps[mapVIPs])
+	delete(p.planes, live.Maps[mapVIPs])
 }
 
-func (w *world) tick(now time.Time) {
+func (w *plane) tick(now time.Time) {
 	free, err := w.overdue(now)
 	w.inject(free)
 	w.note("unknown addresses", err)
@@ -178,7 +178,7 @@ func (w *world) tick(now time.Time) {
 }
 
 // note remembers how background work went, for the health.
-func (w *world) note(work string, err error) {
+func (w *plane) note(work string, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if err != nil && w.troubles[work] == nil {
@@ -188,7 +188,7 @@ func (w *world) note(work string, err error) {
 }
 
 // rankAgain looks which instances are closest now.
-func (w *world) rankAgain(now time.Time) error {
+func (w *plane) rankAgain(now time.Time) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, v := range w.addresses {
@@ -203,7 +203,7 @@ func (w *world) rankAgain(now time.Time) error {
 }
 
 // again tries to find room for what had none.
-func (w *world) again(now time.Time) error {
+func (w *plane) again(now time.Time) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, s := range w.services {
@@ -219,7 +219,7 @@ func (w *world) again(now time.Time) error {
 
 // Health implements sdk.HealthChecker.
 func (p *Proxy) Health(live sdk.Live) error {
-	w, err := p.world(live)
+	w, err := p.plane(live)
 	if err != nil {
 		return err
 	}

@@ -26,9 +26,9 @@ import (
 //	GET stats        how full the tables are, and what happened so far
 func (p *Proxy) Handler(live sdk.Live) http.Handler {
 	mux := http.NewServeMux()
-	serve := func(path string, do func(*world, url.Values) (any, error)) {
+	serve := func(path string, do func(*plane, url.Values) (any, error)) {
 		mux.HandleFunc("GET /"+path, func(rw http.ResponseWriter, r *http.Request) {
-			w, err := p.world(live)
+			w, err := p.plane(live)
 			if err != nil {
 				answer(rw, nil, err)
 				return
@@ -37,11 +37,11 @@ func (p *Proxy) Handler(live sdk.Live) http.Handler {
 			answer(rw, v, err)
 		})
 	}
-	serve("services", func(w *world, q url.Values) (any, error) { return w.listServices(q.Get("name")), nil })
-	serve("instances", func(w *world, q url.Values) (any, error) { return w.listInstances(q.Get("service")), nil })
-	serve("sessions", func(w *world, q url.Values) (any, error) { return w.listSessions(q) })
-	serve("held", func(w *world, _ url.Values) (any, error) { return w.listHeld(time.Now()), nil })
-	serve("stats", func(w *world, _ url.Values) (any, error) { return w.stats() })
+	serve("services", func(w *plane, q url.Values) (any, error) { return w.listServices(q.Get("name")), nil })
+	serve("instances", func(w *plane, q url.Values) (any, error) { return w.listInstances(q.Get("service")), nil })
+	serve("sessions", func(w *plane, q url.Values) (any, error) { return w.listSessions(q) })
+	serve("held", func(w *plane, _ url.Values) (any, error) { return w.listHeld(time.Now()), nil })
+	serve("stats", func(w *plane, _ url.Values) (any, error) { return w.stats() })
 	return mux
 }
 
@@ -81,7 +81,7 @@ type AddressReport struct {
 	ID       uint32 `json:"id"`
 }
 
-func (w *world) listServices(name string) []ServiceReport {
+func (w *plane) listServices(name string) []ServiceReport {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	out := []ServiceReport{}
@@ -127,7 +127,7 @@ type InstanceReport struct {
 	Connect    string   `json:"connect,omitempty"` // time from SYN to SYN/ACK, moving average
 }
 
-func (w *world) listInstances(service string) []InstanceReport {
+func (w *plane) listInstances(service string) []InstanceReport {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	interfaces := map[uint32]*localService{}
@@ -146,7 +146,7 @@ func (w *world) listInstances(service string) []InstanceReport {
 	return out
 }
 
-func (w *world) report(t *target, at *localService) InstanceReport {
+func (w *plane) report(t *target, at *localService) InstanceReport {
 	stats := &w.maps.stats[t.index]
 	r := InstanceReport{Name: t.name, Index: t.index, Generation: t.entry.Generation, Addresses: t.place().addresses(), State: "ready", Path: "ordinary",
 		Node: t.node, Weight: t.weight, Distance: t.distance, Sessions: stats.sessions(), Opened: stats.opened()}
@@ -210,7 +210,7 @@ const (
 	maxLimit     = 100_000
 )
 
-func (w *world) listSessions(q url.Values) (*SessionsReport, error) {
+func (w *plane) listSessions(q url.Values) (*SessionsReport, error) {
 	limit := defaultLimit
 	if text := q.Get("limit"); text != "" {
 		n, err := strconv.Atoi(text)
@@ -242,7 +242,7 @@ func (w *world) listSessions(q url.Values) (*SessionsReport, error) {
 	return out, err
 }
 
-func (w *world) reportSession(k *flow, s *session, now uint64) SessionReport {
+func (w *plane) reportSession(k *flow, s *session, now uint64) SessionReport {
 	r := SessionReport{Protocol: protocolName(k.Proto), Client: endpoint(k.Src, k.SPort), Virtual: endpoint(k.Dst, k.DPort), Target: endpoint(s.Addr, s.DPort),
 		Ifindex: k.Ifindex, State: stateName(s.State), Hairpin: s.Flags&sessionHairpin != 0,
 		Idle: time.Duration(now - min(now, s.Seen)).Round(time.Second).String()}
@@ -307,7 +307,7 @@ var countNames = [...]string{countOpened: "opened", countChosenAnew: "chosen_ane
 	countUnanswered: "unanswered", countNegative: "negative", countNoInstance: "no_instance", countNoPort: "no_port", countClash: "clash",
 	countNoSession: "no_session", countFragment: "fragment", countTableFull: "table_full"}
 
-func (w *world) stats() (*StatsReport, error) {
+func (w *plane) stats() (*StatsReport, error) {
 	counters, err := w.counters()
 	if err != nil {
 		return nil, err
@@ -338,7 +338,7 @@ func (w *world) stats() (*StatsReport, error) {
 }
 
 // counters sums those of the data plane over the CPUs.
-func (w *world) counters() (map[string]uint64, error) {
+func (w *plane) counters() (map[string]uint64, error) {
 	out := map[string]uint64{}
 	var perCPU []uint64
 	for i, name := range countNames {
@@ -354,7 +354,7 @@ func (w *world) counters() (map[string]uint64, error) {
 
 // Measure implements sdk.Measurer.
 func (p *Proxy) Measure(live sdk.Live) ([]sdk.Sample, error) {
-	w, err := p.world(live)
+	w, err := p.plane(live)
 	if err != nil {
 		return nil, err
 	}

@@ -144,7 +144,7 @@ func (l *locals) at(p place) uint32 {
 }
 
 // instanceChanged takes over that a service of the node has come, changed or gone.
-func (w *world) instanceChanged(i sdk.Instance, there bool, now time.Time) error {
+func (w *plane) instanceChanged(i sdk.Instance, there bool, now time.Time) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if there {
@@ -154,7 +154,7 @@ func (w *world) instanceChanged(i sdk.Instance, there bool, now time.Time) error
 }
 
 // relocate tells the data plane which instances are on this node.
-func (w *world) relocate() error {
+func (w *plane) relocate() error {
 	for _, t := range w.targets {
 		if t.service == nil {
 			continue

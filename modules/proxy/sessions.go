@@ -163,7 +163,7 @@ const goneFor = 5 * time.Minute
 
 // sweep removes sessions that have ended, corrects how many each instance has, and frees instances and interfaces that are
 // gone when no session refers to them.
-func (w *world) sweep(now time.Time) error {
+func (w *plane) sweep(now time.Time) error {
 	begin := time.Now()
 	s := w.sweeper
 	s.begin(monotonic())
@@ -210,7 +210,7 @@ type goneThings struct {
 	before    time.Time
 }
 
-func (w *world) gone(now time.Time) goneThings {
+func (w *plane) gone(now time.Time) goneThings {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	g := goneThings{clients: map[uint32]bool{}, instances: make([]*target, len(w.byIndex)), before: now.Add(-goneFor)}
@@ -238,7 +238,7 @@ func (g *goneThings) has(k *flow, e *session) bool {
 }
 
 // sessionCounts are the data plane's numbers of sessions by instance.
-func (w *world) sessionCounts() []int64 {
+func (w *plane) sessionCounts() []int64 {
 	out := make([]int64, len(w.maps.stats))
 	for i := range out {
 		out[i] = w.maps.stats[i].sessions()
@@ -248,7 +248,7 @@ func (w *world) sessionCounts() []int64 {
 
 // correct sets right how many sessions instances have: entries that the full table dropped, and those just removed, are still
 // counted. Between both readings of a number any value may have been true.
-func (w *world) correct(before []int64) {
+func (w *plane) correct(before []int64) {
 	for _, t := range w.targets {
 		found, after := w.sweeper.open[t.index], w.maps.stats[t.index].sessions()
 		least, most := min(before[t.index], after), max(before[t.index], after)
@@ -262,7 +262,7 @@ func (w *world) correct(before []int64) {
 }
 
 // free gives back what is gone and no session refers to.
-func (w *world) free(now time.Time) error {
+func (w *plane) free(now time.Time) error {
 	for identity, t := range w.targets {
 		if t.gone.IsZero() || now.Sub(t.gone) < restFor || w.sweeper.refs[t.index] != 0 {
 			continue
@@ -288,7 +288,7 @@ func (w *world) free(now time.Time) error {
 const idleFor = 10 * time.Minute
 
 // idle tells the agent which dynamic virtual services nobody uses.
-func (w *world) idle(now time.Time) {
+func (w *plane) idle(now time.Time) {
 	for _, s := range w.services {
 		for _, t := range s.targets {
 			if w.sweeper.refs[t.index] != 0 {

@@ -53,7 +53,7 @@ func pairOf(client, virtual, target string, proto uint8, sport uint16, instance 
 	return
 }
 
-func TestForward(t *testing.T) {
+func TestForwardKey(t *testing.T) {
 	for _, hairpin := range []bool{false, true} {
 		k, s := pairOf("10.18.0.9", "10.30.0.1", "10.18.0.1", protoTCP, 5000, 1, hairpin)
 		for i := range k {

@@ -27,7 +27,7 @@ type unknowns struct {
 }
 
 // follow takes packets to unknown addresses from the data plane until ctx ends.
-func (w *world) follow(ctx context.Context) error {
+func (w *plane) follow(ctx context.Context) error {
 	ring, err := w.live.Maps.Get(mapUnknown)
 	if err != nil {
 		return err
@@ -55,7 +55,7 @@ func parseUnknown(raw []byte) (*heldPacket, bool) {
 
 // arrive holds a packet and asks for its destination, once. It returns the packets that can go on at once, as the answer has
 // come while the packet was on its way here.
-func (w *world) arrive(p *heldPacket, now time.Time) []*heldPacket {
+func (w *plane) arrive(p *heldPacket, now time.Time) []*heldPacket {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if v := w.addresses[p.to]; v != nil && v.service != nil {
@@ -70,7 +70,7 @@ func (w *world) arrive(p *heldPacket, now time.Time) []*heldPacket {
 }
 
 // deny makes the data plane answer that an address does not exist, for a while. It returns the packets that get this answer.
-func (w *world) deny(a netip.Addr, now time.Time) ([]*heldPacket, error) {
+func (w *plane) deny(a netip.Addr, now time.Time) ([]*heldPacket, error) {
 	if v := w.addresses[a]; v != nil && v.service != nil {
 		return nil, nil
 	}
@@ -84,7 +84,7 @@ func (w *world) deny(a netip.Addr, now time.Time) ([]*heldPacket, error) {
 }
 
 // forget makes addresses unknown again that count as not existing.
-func (w *world) forget(all []netip.Addr) error {
+func (w *plane) forget(all []netip.Addr) error {
 	for _, a := range all {
 		if err := remove(w.maps.vips, mapVIPs, addressOf(a)); err != nil {
 			return err
@@ -94,7 +94,7 @@ func (w *world) forget(all []netip.Addr) error {
 }
 
 // inject sends packets again, as if their services had sent them.
-func (w *world) inject(packets []*heldPacket) {
+func (w *plane) inject(packets []*heldPacket) {
 	sent := uint64(0)
 	for _, p := range packets {
 		if err := w.live.Inject(p.ifindex, p.frame); err != nil {
@@ -110,7 +110,7 @@ func (w *world) inject(packets []*heldPacket) {
 }
 
 // overdue denies addresses that nobody has answered for in time, and forgets what was denied long enough ago.
-func (w *world) overdue(now time.Time) ([]*heldPacket, error) {
+func (w *plane) overdue(now time.Time) ([]*heldPacket, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	var free []*heldPacket
@@ -142,7 +142,7 @@ type HeldReport struct {
 	Counters unknowns      `json:"counters"`
 }
 
-func (w *world) listHeld(now time.Time) *HeldReport {
+func (w *plane) listHeld(now time.Time) *HeldReport {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	out := &HeldReport{Held: []HeldAddress{}, Unknown: []string{}, Packets: w.held.all.Len(), Bytes: w.held.size, Dropped: w.held.Dropped, Counters: w.unknowns}

@@ -40,7 +40,7 @@ var (
 )
 
 // putVirtuals writes the addresses of a service.
-func (w *world) putVirtuals(s *service, all []v1alpha1.VirtualAddress, now time.Time) error {
+func (w *plane) putVirtuals(s *service, all []v1alpha1.VirtualAddress, now time.Time) error {
 	s.virtuals = make([]*virtual, 0, len(all))
 	for i := range all {
 		a, err := netip.ParseAddr(all[i].Address)
@@ -65,7 +65,7 @@ func (w *world) putVirtuals(s *service, all []v1alpha1.VirtualAddress, now time.
 }
 
 // virtualAt returns the virtual address of a service, which may have been another one's. It is nil if there is no room.
-func (w *world) virtualAt(a netip.Addr, s *service, now time.Time) (*virtual, error) {
+func (w *plane) virtualAt(a netip.Addr, s *service, now time.Time) (*virtual, error) {
 	if v := w.addresses[a]; v != nil {
 		if v.service != nil && v.service != s {
 			v.service.virtuals = slices.DeleteFunc(v.service.virtuals, func(o *virtual) bool { return o == v })
@@ -84,7 +84,7 @@ func (w *world) virtualAt(a netip.Addr, s *service, now time.Time) (*virtual, er
 }
 
 // run is the run of slots for a virtual address: what its policy makes of the instances that take new sessions.
-func (w *world) run(v *virtual, now time.Time) []uint32 {
+func (w *plane) run(v *virtual, now time.Time) []uint32 {
 	var able []*target
 	for _, t := range v.service.targets {
 		if !t.drains && t.has(v.addr.Is4()) && (v.only == "" || v.only == t.name) {
@@ -109,7 +109,7 @@ func (w *world) run(v *virtual, now time.Time) []uint32 {
 }
 
 // share is how many slots a Maglev table has per instance: fewer when slots become scarce.
-func (w *world) share() int {
+func (w *plane) share() int {
 	if int(w.slots.used) > len(w.maps.slots)/4*3 {
 		return maglevScarce
 	}
@@ -132,7 +132,7 @@ func membersOf(all []*target) []member {
 	return out
 }
 
-func (w *world) candidates(all []*target) []candidate {
+func (w *plane) candidates(all []*target) []candidate {
 	out := make([]candidate, len(all))
 	for i, t := range all {
 		out[i] = candidate{t.index, t.distance, time.Duration(w.maps.stats[t.index].rtt())}
@@ -142,7 +142,7 @@ func (w *world) candidates(all []*target) []candidate {
 
 // writeVirtual makes an address serve a run: the run first, into a place that no packet reads, then the ports that are new,
 // then the address itself. The old run rests before it is written over.
-func (w *world) writeVirtual(v *virtual, run []uint32, now time.Time) error {
+func (w *plane) writeVirtual(v *virtual, run []uint32, now time.Time) error {
 	next := v.value
 	next.Policy, next.Flags = policies[v.policy], 0
 	if len(v.service.ports) > 0 {
@@ -191,7 +191,7 @@ func digestOf(run []uint32) uint64 {
 }
 
 // writePorts adds the ports of the service to an address, or changes where they lead. Those that it has no more are left.
-func (w *world) writePorts(v *virtual) error {
+func (w *plane) writePorts(v *virtual) error {
 	var all []portEntry
 	for _, p := range v.service.ports {
 		to := cmp.Or(p.TargetPort, p.Port)
@@ -211,7 +211,7 @@ func (w *world) writePorts(v *virtual) error {
 }
 
 // dropPorts removes those of before that the address has no more.
-func (w *world) dropPorts(v *virtual, before []portEntry) error {
+func (w *plane) dropPorts(v *virtual, before []portEntry) error {
 	for _, p := range before {
 		same := func(o portEntry) bool { return o.port == p.port && o.proto == p.proto }
 		if slices.ContainsFunc(v.ports, same) {
@@ -225,7 +225,7 @@ func (w *world) dropPorts(v *virtual, before []portEntry) error {
 }
 
 // dropVirtuals removes the addresses of before that the service has no more, and nobody else has taken over.
-func (w *world) dropVirtuals(s *service, before []*virtual, now time.Time) error {
+func (w *plane) dropVirtuals(s *service, before []*virtual, now time.Time) error {
 	for _, v := range before {
 		if v.service != s || slices.Contains(s.virtuals, v) {
 			continue
@@ -237,7 +237,7 @@ func (w *world) dropVirtuals(s *service, before []*virtual, now time.Time) error
 	return nil
 }
 
-func (w *world) dropVirtual(v *virtual, now time.Time) error {
+func (w *plane) dropVirtual(v *virtual, now time.Time) error {
 	if err := remove(w.maps.vips, mapVIPs, addressOf(v.addr)); err != nil {
 		return err
 	}

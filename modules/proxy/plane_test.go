@@ -28,7 +28,7 @@ type plant struct {
 	t      testing.TB
 	proxy  *Proxy
 	live   sdk.Live
-	w      *world
+	w      *plane
 	now    time.Time
 	locals []sdk.Instance
 	wanted []netip.Addr
@@ -103,7 +103,7 @@ func newMaps(t testing.TB, p *Proxy) sdk.Maps {
 func (p *plant) restart(config string) {
 	p.t.Helper()
 	p.proxy = compileConfig(p.t, config)
-	w, err := p.proxy.world(p.live)
+	w, err := p.proxy.plane(p.live)
 	if err != nil {
 		p.t.Fatal(err)
 	}
@@ -240,7 +240,7 @@ func TestFamilies(t *testing.T) {
 	p.same("IPv6", p.served("fdff:2000::1"), []string{"web-1"})
 }
 
-func TestPorts(t *testing.T) {
+func TestPortsInMaps(t *testing.T) {
 	p := newPlant(t, "")
 	read := func() map[string]int {
 		t.Helper()

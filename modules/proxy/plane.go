@@ -14,10 +14,10 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// world is what the control plane knows of a generation: what it was told, and what of that is in the maps. A packet meets
+// plane is what the control plane knows of a generation: what it was told, and what of that is in the maps. A packet meets
 // the maps at any time, so they change in an order in which each state between is right: instances first, then runs of
 // slots, ports and at last the virtual addresses that refer to them; what is no longer referred to goes after that.
-type world struct {
+type plane struct {
 	config *config
 	live   sdk.Live
 	maps   *mapSet
@@ -80,12 +80,12 @@ func (t *target) has(v4 bool) bool {
 // restFor is how long what packets might still read is left alone. They read for microseconds.
 const restFor = time.Second
 
-func newWorld(c *config, live sdk.Live) (*world, error) {
+func newPlane(c *config, live sdk.Live) (*plane, error) {
 	k, err := openMaps(live.Maps)
 	if err != nil {
 		return nil, err
 	}
-	w := &world{config: c, live: live, maps: k, services: map[string]*service{}, addresses: map[netip.Addr]*virtual{},
+	w := &plane{config: c, live: live, maps: k, services: map[string]*service{}, addresses: map[netip.Addr]*virtual{},
 		targets: map[uint64]*target{}, byIndex: make([]*target, k.instances.MaxEntries()), sweeper: newSweeper(int(k.instances.MaxEntries())), troubles: map[string]error{},
 		held:     newHeld(c.Unknown.HoldPerAddress, c.Unknown.HoldPackets, maxHeldBytes, time.Duration(c.Unknown.HoldTime)),
 		negative: newNegative(time.Duration(c.Unknown.NegativeTTL), maxNegative)}
@@ -105,7 +105,7 @@ func identityOf(service, instance string) uint64 {
 }
 
 // update takes over what the agent tells. It returns the packets that can go on now.
-func (w *world) update(u *sdk.VirtualServiceUpdate, now time.Time) ([]*heldPacket, error) {
+func (w *plane) update(u *sdk.VirtualServiceUpdate, now time.Time) ([]*heldPacket, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if u.Reset {
@@ -143,7 +143,7 @@ func (w *world) update(u *sdk.VirtualServiceUpdate, now time.Time) ([]*heldPacke
 }
 
 // complete removes what the agent has not mentioned since it began to tell all.
-func (w *world) complete(now time.Time) error {
+func (w *plane) complete(now time.Time) error {
 	if w.seen == nil {
 		return nil
 	}
@@ -160,7 +160,7 @@ func (w *world) complete(now time.Time) error {
 
 // put makes a virtual service what the agent says. What finds no room is noted, and tried again by the sweep; the rest of the
 // service works. Errors are those of the kernel.
-func (w *world) put(vs *sdk.VirtualService, now time.Time) (*service, error) {
+func (w *plane) put(vs *sdk.VirtualService, now time.Time) (*service, error) {
 	s := w.services[vs.Name]
 	if s == nil {
 		s = &service{name: vs.Name, used: now}
@@ -187,7 +187,7 @@ func (w *world) put(vs *sdk.VirtualService, now time.Time) (*service, error) {
 }
 
 // putTargets writes the instances of a service.
-func (w *world) putTargets(s *service, all []v1alpha1.VirtualInstance, now time.Time) error {
+func (w *plane) putTargets(s *service, all []v1alpha1.VirtualInstance, now time.Time) error {
 	s.targets = make([]*target, 0, len(all))
 	for i := range all {
 		t, err := w.putTarget(s, &all[i], now)
@@ -202,7 +202,7 @@ func (w *world) putTargets(s *service, all []v1alpha1.VirtualInstance, now time.
 }
 
 // drain marks the instances that drain, which no run of slots has any more.
-func (w *world) drain(targets []*target) error {
+func (w *plane) drain(targets []*target) error {
 	for _, t := range targets {
 		if t.drains {
 			if err := w.setFlags(t, instanceDraining); err != nil {
@@ -214,7 +214,7 @@ func (w *world) drain(targets []*target) error {
 }
 
 // putTarget returns nil if there is no room.
-func (w *world) putTarget(s *service, vi *v1alpha1.VirtualInstance, now time.Time) (*target, error) {
+func (w *plane) putTarget(s *service, vi *v1alpha1.VirtualInstance, now time.Time) (*target, error) {
 	identity := identityOf(s.name, vi.Name)
 	t := w.targets[identity]
 	if t == nil {
@@ -238,7 +238,7 @@ func (w *world) putTarget(s *service, vi *v1alpha1.VirtualInstance, now time.Tim
 	return t, w.move(t, where, flags)
 }
 
-func (w *world) newTarget(identity uint64, now time.Time) (*target, error) {
+func (w *plane) newTarget(identity uint64, now time.Time) (*target, error) {
 	index, ok := w.indices.take(now)
 	if !ok {
 		return nil, nil
@@ -257,7 +257,7 @@ func (w *world) newTarget(identity uint64, now time.Time) (*target, error) {
 }
 
 // placeOf is where an instance is: on this node if one of its addresses is a service's here.
-func (w *world) placeOf(vi *v1alpha1.VirtualInstance) (p place, err error) {
+func (w *plane) placeOf(vi *v1alpha1.VirtualInstance) (p place, err error) {
 	for _, text := range vi.Addresses {
 		a, parseErr := netip.ParseAddr(text)
 		if parseErr != nil {
@@ -275,7 +275,7 @@ func (w *world) placeOf(vi *v1alpha1.VirtualInstance) (p place, err error) {
 
 // move writes where an instance is now. Another address makes a new generation: first the place that does not count, then
 // the generation, by which it counts. With the old address sessions just go on.
-func (w *world) move(t *target, where place, flags uint32) error {
+func (w *plane) move(t *target, where place, flags uint32) error {
 	before := *t.place()
 	e := t.entry
 	if e.Flags&instanceGone == 0 && before.Addr4 == where.Addr4 && before.Addr6 == where.Addr6 {
@@ -292,13 +292,13 @@ func (w *world) move(t *target, where place, flags uint32) error {
 	return w.writeTarget(t, e)
 }
 
-func (w *world) setFlags(t *target, flags uint32) error {
+func (w *plane) setFlags(t *target, flags uint32) error {
 	e := t.entry
 	e.Flags = flags
 	return w.writeTarget(t, e)
 }
 
-func (w *world) writeTarget(t *target, e instance) error {
+func (w *plane) writeTarget(t *target, e instance) error {
 	if e == t.entry {
 		return nil
 	}
@@ -311,7 +311,7 @@ func (w *world) writeTarget(t *target, e instance) error {
 
 // dropTargets marks the instances of before that the service has no more. Their sessions end, or find another instance; the
 // sweep frees their indices when no session refers to them.
-func (w *world) dropTargets(s *service, before []*target, now time.Time) error {
+func (w *plane) dropTargets(s *service, before []*target, now time.Time) error {
 	there := make(map[*target]bool, len(s.targets))
 	for _, t := range s.targets {
 		there[t] = true
@@ -326,12 +326,12 @@ func (w *world) dropTargets(s *service, before []*target, now time.Time) error {
 	return nil
 }
 
-func (w *world) retire(t *target, now time.Time) error {
+func (w *plane) retire(t *target, now time.Time) error {
 	t.service, t.gone = nil, now
 	return w.setFlags(t, instanceGone)
 }
 
-func (w *world) removeService(name string, now time.Time) error {
+func (w *plane) removeService(name string, now time.Time) error {
 	s := w.services[name]
 	if s == nil {
 		return nil
