@@ -48,6 +48,7 @@ type Oakestra struct {
 	apps     map[string]*app
 	own      map[netip.Addr]bool
 	outgoing []message
+	givenUp  []netip.Addr // is to be told
 }
 
 // query is a question that has no answer yet.
@@ -118,8 +119,8 @@ func (o *Oakestra) makeRoom() {
 		}
 	}
 	if oldest != nil {
-		oldest.expires = time.Now()
-		o.wake()
+		delete(o.queries, oldest.addr.String())
+		o.givenUp = append(o.givenUp, oldest.addr)
 	}
 }
 
@@ -210,6 +211,7 @@ func (o *Oakestra) due(now time.Time) (out []message, unknown []netip.Addr, next
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	out, o.outgoing = o.outgoing, nil
+	unknown, o.givenUp = o.givenUp, nil
 	next = now.Add(time.Minute)
 	for key, q := range o.queries {
 		if !q.expires.IsZero() && !now.Before(q.expires) {
@@ -397,7 +399,7 @@ func (o *Oakestra) take(r tableResult, tell Answers) {
 	if known != nil && len(found.Spec.Instances) == 0 {
 		found.Spec.Addresses = known.found.Spec.Addresses // nobody answers, but the addresses remain the service's
 	}
-	useful := len(found.Spec.Addresses) > 0
+	useful := r.App != "" && len(found.Spec.Addresses) > 0
 	if useful && known == nil {
 		o.apps[r.App] = &app{}
 		o.send(message{topic: updateTopic(r.App), subscribe: true})
