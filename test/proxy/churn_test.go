@@ -19,8 +19,8 @@ import (
 	"github.com/kerb-edge/kerb/internal/netlab"
 )
 
-// hostState is what may become of connections to a host: ended counts how often it has ceased to be an instance, dead
-// is since when it is none, as the proxy knows.
+// hostState is what may become of connections to a host: ended is odd while it is ceasing to be an instance, and even when the
+// proxy knows of it; dead is since when it is none, as the proxy knows.
 type hostState struct {
 	ended atomic.Int64
 	dead  atomic.Int64 // Unix time in ns; 0: it is one, or may still be taken for one
@@ -42,8 +42,11 @@ type churn struct {
 	datagram atomic.Int64
 	silent   atomic.Int64 // datagrams without an answer
 	dying    atomic.Int64 // new connections that failed
-	mu       sync.Mutex
-	wrong    []string
+
+	mu      sync.Mutex
+	wrong   []string
+	what    string // the change that was made last, or is being made
+	changed time.Time
 }
 
 const (
@@ -53,10 +56,16 @@ const (
 	churnEvery     = 100 * time.Millisecond
 )
 
+func (c *churn) begin(format string, args ...any) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.what, c.changed = fmt.Sprintf(format, args...), time.Now()
+}
+
 func (c *churn) note(format string, args ...any) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.wrong = append(c.wrong, fmt.Sprintf(format, args...))
+	c.wrong = append(c.wrong, fmt.Sprintf("%v after %s: ", time.Since(c.changed).Round(time.Millisecond), c.what)+fmt.Sprintf(format, args...))
 }
 
 // TestChurn redeploys, drains, removes and adds instances under load; in between the agent dies. No connection to an instance
@@ -82,6 +91,7 @@ func TestChurn(t *testing.T) {
 		changes++
 		if !killed && time.Since(begin) > lasts/2 {
 			killed = true
+			c.begin("the death of the agent")
 			c.n.kill()
 			c.n.start("")
 			c.n.told("web")
@@ -89,8 +99,8 @@ func TestChurn(t *testing.T) {
 	}
 	close(c.stop)
 	c.clients.Wait()
-	t.Logf("%d changes in %v; %d connections, %d exchanges, %d broken with their instances; %d datagrams, %d without answer", changes, time.Since(begin).Round(time.Second),
-		c.opened.Load(), c.kept.Load(), c.legit.Load(), c.datagram.Load(), c.silent.Load())
+	t.Logf("%d changes in %v; %d connections, %d exchanges, %d broken and %d not made as their instances went; %d datagrams, %d without answer", changes, time.Since(begin).Round(time.Second),
+		c.opened.Load(), c.kept.Load(), c.legit.Load(), c.dying.Load(), c.datagram.Load(), c.silent.Load())
 	if c.opened.Load() == 0 || c.kept.Load() == 0 || c.datagram.Load() == 0 || changes < 3 {
 		t.Error("nothing was tested")
 	}
@@ -140,19 +150,24 @@ func (c *churn) change() {
 	i := rand.IntN(len(c.spec.Instances))
 	at := &c.spec.Instances[i]
 	switch rand.IntN(4) {
-	case 0: // redeployed
+	case 0:
 		gone = append(gone, at.Service)
 		at.Service, at.Draining = c.takeFree(), false
+		c.begin("redeploying %s from %s to %s", at.Name, gone[0], at.Service)
 	case 1:
 		at.Draining = !at.Draining
-	case 2: // removed
+		c.begin("draining %s (%s): %t", at.Name, at.Service, at.Draining)
+	case 2:
 		if len(c.spec.Instances) > 2 {
+			c.begin("removing %s (%s)", at.Name, at.Service)
 			gone = append(gone, at.Service)
 			c.spec.Instances = slices.Delete(c.spec.Instances, i, i+1)
 		}
-	case 3: // added
+	case 3:
 		if len(c.spec.Instances) < churnInstances {
-			c.spec.Instances = append(c.spec.Instances, v1.VirtualInstance{Name: c.unusedName(), Service: c.takeFree()})
+			added := v1.VirtualInstance{Name: c.unusedName(), Service: c.takeFree()}
+			c.begin("adding %s (%s)", added.Name, added.Service)
+			c.spec.Instances = append(c.spec.Instances, added)
 		}
 	}
 	if !slices.ContainsFunc(c.spec.Instances, func(i v1.VirtualInstance) bool { return !i.Draining }) {
@@ -164,6 +179,7 @@ func (c *churn) change() {
 	c.n.must(http.MethodPut, "/v1/virtualservices/web", virtualService("web", c.spec), nil)
 	c.n.told("web")
 	for _, name := range gone {
+		c.hosts[name].ended.Add(1)
 		c.hosts[name].dead.Store(time.Now().UnixNano())
 		c.free = append(c.free, name)
 	}
@@ -204,7 +220,7 @@ func (c *churn) connect() (*connection, int64) {
 	conn, err := dialTCP(c.client, c.target())
 	if err != nil {
 		for name, h := range c.hosts {
-			if h.ended.Load() != ends[name] {
+			if h.ended.Load() != ends[name] || ends[name]%2 == 1 {
 				c.dying.Add(1) // it may have been that one's, just while it went
 				return nil, 0
 			}
@@ -226,7 +242,7 @@ func (c *churn) use(conn *connection, ended int64, times int) bool {
 			return false
 		}
 		if err := conn.exchange(fmt.Sprint("line ", i)); err != nil {
-			if c.hosts[conn.server].ended.Load() == ended {
+			if c.hosts[conn.server].ended.Load() == ended && ended%2 == 0 {
 				c.note("a connection to %s, which lives: %v", conn.server, err)
 			}
 			c.legit.Add(1)

@@ -42,7 +42,7 @@ func startManager(t *testing.T, n *node) *manager {
 		t.Skip("needs mosquitto")
 	}
 	config := filepath.Join(n.dir, "mosquitto.conf")
-	text := fmt.Sprintf("listener %d 127.0.0.1\nallow_anonymous true\npersistence false\nlog_dest none\nuser root\n", brokerPort)
+	text := fmt.Sprintf("listener %d 127.0.0.1\nallow_anonymous true\npersistence false\nset_tcp_nodelay true\nlog_dest none\nuser root\n", brokerPort)
 	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
