@@ -64,6 +64,11 @@ func TestServices(t *testing.T) {
 			n, client, servers := newMesh(t, "", config)
 			n.kerbApply(virtualService("web", meshSpec(servers, v1.PolicyRoundRobin)))
 			n.told("web")
+			for i, want := range []string{"ordinary", "peer", "peer"} { // by name: far, web0, web1
+				if got := n.indices()[i]; got.Path != want && config == nil {
+					t.Errorf("packets to %s take the path %s, want %s", got.Name, got.Path, want)
+				}
+			}
 			for _, a := range []netip.Addr{virtual4, virtual6} {
 				at := netip.AddrPortFrom(a, port)
 				checkTurns(t, "TCP "+a.String(), func() (string, error) {
