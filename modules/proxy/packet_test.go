@@ -416,7 +416,7 @@ func TestUnknown(t *testing.T) {
 			vip = "fdff:2000::99"
 		}
 		events := readEvents(t, w.maps[mapUnknown])
-		for _, size := range []int{10, 200, 1400, 9000} {
+		for _, size := range []int{10, 200, 1400, 3000} {
 			p := udp(w.client, 4000, vip, 53)
 			p.payload = bytes.Repeat([]byte{7}, size)
 			w.want(w.out(p.bytes()), tcShot, nil)
