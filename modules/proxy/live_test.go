@@ -250,7 +250,7 @@ func (s *site) ping(vip netip.Addr) error {
 		return err
 	}
 	got := make([]byte, 100)
-	n, err := conn.Read(got)
+	n, _, err := conn.(*net.IPConn).ReadFrom(got) // without the IPv4 header
 	if err == nil && (n != len(request) || got[0] != reply || !bytes.Equal(got[4:8], request[4:8])) {
 		return fmt.Errorf("answer %x", got[:n])
 	}
