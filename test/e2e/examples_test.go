@@ -27,13 +27,17 @@ func example(t *testing.T, name, version string) string {
 	return dir
 }
 
-// setVersion changes the version of a package.
 func setVersion(t *testing.T, dir, version string) {
+	t.Helper()
+	editManifest(t, dir, "version: 0.1.0", "version: "+version)
+}
+
+func editManifest(t *testing.T, dir, old, new string) {
 	t.Helper()
 	path := filepath.Join(dir, "kerb.yaml")
 	text, err := os.ReadFile(path)
 	if err == nil {
-		err = os.WriteFile(path, []byte(strings.Replace(string(text), "version: 0.1.0", "version: "+version, 1)), 0o600)
+		err = os.WriteFile(path, []byte(strings.Replace(string(text), old, new, 1)), 0o600)
 	}
 	if err != nil {
 		t.Fatal(err)
