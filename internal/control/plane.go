@@ -53,6 +53,8 @@ type Plane struct {
 	arrived  chan struct{} // closed when a run begins, and replaced
 	want     *live         // nil before the first Start
 	state    State
+	rest     chan struct{} // closed while the control plane is to be away
+	resume   chan struct{} // closed otherwise
 	serial   int           // makes names of generations unique
 	progress chan struct{} // closed and replaced whenever state changes
 }
@@ -79,7 +81,8 @@ type State struct {
 func newPlane(module string, p *pkgs.Package, opts Options, start starter) *Plane {
 	plane := &Plane{module: module, pkg: p, log: opts.Log.With("module", module),
 		closing: make(chan struct{}), closed: make(chan struct{}), changed: make(chan struct{}, 1),
-		arrived: make(chan struct{}), progress: make(chan struct{})}
+		arrived: make(chan struct{}), progress: make(chan struct{}), rest: make(chan struct{}), resume: make(chan struct{})}
+	close(plane.resume)
 	plane.start = func() (*run, error) { return newRun(opts.sockets(), module, start) }
 	plane.state = State{Healthy: true, Reason: "starting", Since: time.Now()}
 	return plane
@@ -119,18 +122,75 @@ func (p *Plane) Close() {
 	<-p.closed
 }
 
+// Rest ends the control plane until Resume, and returns when it has ended. What it worked on stays its.
+func (p *Plane) Rest() {
+	p.mu.Lock()
+	if !isClosed(p.rest) {
+		close(p.rest)
+		p.resume = make(chan struct{})
+	}
+	p.mu.Unlock()
+	for {
+		p.mu.Lock()
+		r, progress := p.run, p.progress
+		p.mu.Unlock()
+		if r == nil {
+			return
+		}
+		select {
+		case <-progress:
+		case <-p.closed:
+			return
+		}
+	}
+}
+
+// Resume is the end of a Rest, if there was one.
+func (p *Plane) Resume() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if isClosed(p.rest) {
+		close(p.resume)
+		p.rest = make(chan struct{})
+	}
+}
+
+// turns are closed when the control plane is to rest, and when it is to go on.
+func (p *Plane) turns() (rest, resume <-chan struct{}) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.rest, p.resume
+}
+
+func isClosed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}
+
 // supervise keeps the control plane running.
 func (p *Plane) supervise() {
 	defer close(p.closed)
 	defer p.setWant(nil)
 	pause := firstPause
 	for {
-		begin := time.Now()
-		err := p.live()
+		rest, resume := p.turns()
 		select {
 		case <-p.closing:
 			return
-		default:
+		case <-resume:
+		}
+		begin := time.Now()
+		err := p.live(rest)
+		switch {
+		case isClosed(p.closing):
+			return
+		case isClosed(rest):
+			p.setState(func(s *State) { s.Running, s.Started, s.PID, s.Reason = false, false, 0, resting })
+			continue
 		}
 		if time.Since(begin) > calmAfter {
 			pause = firstPause
@@ -149,13 +209,21 @@ func (p *Plane) supervise() {
 	}
 }
 
+const resting = "rests while a new version shows that it is healthy"
+
 // live is one run, from its start to its end.
-func (p *Plane) live() error {
+func (p *Plane) live(rest <-chan struct{}) error {
 	r, err := p.start()
 	if err != nil {
 		return err
 	}
 	p.mu.Lock()
+	if isClosed(rest) { // Rest has seen that there is none
+		p.mu.Unlock()
+		r.process.end(resting)
+		<-r.ended
+		return r.why
+	}
 	p.run = r
 	close(p.arrived)
 	p.arrived = make(chan struct{})
@@ -170,6 +238,9 @@ func (p *Plane) live() error {
 	case <-r.ended:
 	case <-p.closing:
 		r.process.end("the module was removed or replaced")
+		<-r.ended
+	case <-rest:
+		r.process.end(resting)
 		<-r.ended
 	}
 	<-done
