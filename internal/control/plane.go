@@ -4,6 +4,7 @@ package control
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -550,6 +551,7 @@ const settle = 300 * time.Millisecond
 // after a moment; and an error when it ends or ctx ends before that.
 func (p *Plane) AwaitHealthy(ctx context.Context) error {
 	var well time.Time // since when
+	var last error     // of its health
 	for {
 		p.mu.Lock()
 		s, progress, r := p.state, p.progress, p.run
@@ -561,9 +563,9 @@ func (p *Plane) AwaitHealthy(ctx context.Context) error {
 			err := p.inform(ctx, r, "health", nil)
 			switch {
 			case err != nil && ctx.Err() != nil:
-				return fmt.Errorf("not healthy in time: %w", err)
+				return fmt.Errorf("not healthy in time: %w", cmp.Or(last, err))
 			case err != nil:
-				well = time.Time{}
+				well, last = time.Time{}, err
 			case well.IsZero():
 				well = time.Now()
 			case time.Since(well) >= min(settle, p.pkg.Control.HealthTime()/2):
@@ -574,7 +576,7 @@ func (p *Plane) AwaitHealthy(ctx context.Context) error {
 		case <-progress:
 		case <-time.After(50 * time.Millisecond):
 		case <-ctx.Done():
-			return fmt.Errorf("not healthy in time: %s", p.State().Reason)
+			return fmt.Errorf("not healthy in time: %w", cmp.Or(last, errors.New(p.State().Reason)))
 		}
 	}
 }

@@ -90,7 +90,7 @@ func newUpgrading(n *node) *upgrading {
 		return map[string]string{"bad": n.controlled(version), "fw": builtinCopy(n.t, "firewall", version), "traffic": builtinCopy(n.t, "counter", version)}
 	}
 	u.dirs, u.failing = [2]map[string]string{packages("0.1.0"), packages("0.2.0")}, packages("0.3.0")
-	editManifest(n.t, u.failing["bad"], "control: {", "control: {healthWithin: 2s, ")
+	editFile(n.t, filepath.Join(u.failing["bad"], "kerb.yaml"), "control: {", "control: {healthWithin: 2s, ")
 	n.apply(u.modules(u.dirs[0], "", 1)...)
 	u.maps = u.mapIDs()
 	u.server, u.stranger = u.listen(7001), u.listen(7002)
