@@ -11,7 +11,6 @@ import (
 	"net/http"
 	"net/netip"
 	"os"
-	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -87,19 +86,6 @@ func TestProxyNeedsItsPackage(t *testing.T) {
 	there := slices.ContainsFunc(list[v1.Package](n, "package"), func(p v1.Package) bool { return p.Name == "proxy" })
 	if there && got.status != 200 || !there && (got.status != 500 || !strings.Contains(got.body, "proxy")) {
 		t.Errorf("with a package %v: %+v", there, got)
-	}
-}
-
-// Oakestra's proxy has no settings; Kerb's has to know which addresses are virtual.
-func TestProxyKnowsVirtualAddresses(t *testing.T) {
-	ranges := []string{"10.30.0.0/16"}
-	got, err := module{Name: "proxy", Config: map[string]any{"shortPath": false}}.resource(ranges)
-	if err != nil || got.Spec.Package != "proxy" || !reflect.DeepEqual(got.Spec.Config, map[string]any{"ranges": ranges, "shortPath": false}) {
-		t.Errorf("%+v, %v", got.Spec, err)
-	}
-	own := []any{"10.99.0.0/16"}
-	if got, err = (module{Name: "proxy", Config: map[string]any{"ranges": own}}).resource(ranges); err != nil || !reflect.DeepEqual(got.Spec.Config, map[string]any{"ranges": own}) {
-		t.Errorf("%+v, %v", got.Spec, err)
 	}
 }
 
