@@ -112,6 +112,8 @@ static __always_inline int redirect(kerb_ctx *ctx, const struct kerb_pkt *pkt)
 #else
 	if (pkt->to_flags & KERB_TO_PEER)
 		return bpf_redirect_peer(pkt->to_ifindex, 0);
+	if (pkt->to_flags & KERB_TO_NEIGH)
+		return bpf_redirect_neigh(pkt->to_ifindex, 0, 0, 0);
 	return bpf_redirect(pkt->to_ifindex, pkt->to_flags & KERB_TO_INGRESS ? BPF_F_INGRESS : 0);
 #endif
 }

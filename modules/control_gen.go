@@ -7,6 +7,7 @@ package modules
 import (
 	"github.com/kerb-edge/kerb/modules/counter"
 	"github.com/kerb-edge/kerb/modules/firewall"
+	"github.com/kerb-edge/kerb/modules/tunnel"
 	"github.com/kerb-edge/kerb/sdk"
 )
 
@@ -14,5 +15,6 @@ func controls() map[string]sdk.Control {
 	return map[string]sdk.Control{
 		"counter":  counter.Control(),
 		"firewall": firewall.Control(),
+		"tunnel":   tunnel.Control(),
 	}
 }

@@ -282,7 +282,7 @@ func (d *deployment) covers(isService bool, side dataplane.Side, dir dataplane.D
 	if d.err != nil {
 		return d.module.FailClosed
 	}
-	return d.entries[side.Hook()][dir] && !slices.Contains(d.module.Settings.Idle, string(dir))
+	return d.entries[side.Hook()][dir] && d.pkg.Directions.Has(isService, string(dir)) && !slices.Contains(d.module.Settings.Idle, string(dir))
 }
 
 func (d *deployment) member() dataplane.Member {
