@@ -176,10 +176,14 @@ static __always_inline int tun_from_underlay(struct kerb_pkt *pkt)
 {
 	struct tun_arrival a = {};
 	struct tun_flow f = {};
-	struct udphdr *udp = kerb_udp(pkt);
+	struct udphdr *udp;
 	struct ethhdr *eth;
-	int outer = pkt->family, why;
+	int outer, why;
 
+	if (!tun_blur(pkt))
+		return KERB_NEXT;
+	outer = pkt->family;
+	udp = kerb_udp(pkt);
 	if (!udp || udp->dest != bpf_htons(port) || pkt->vlan || pkt->l3 != ETH_HLEN)
 		return KERB_NEXT;
 	a.room = bpf_ntohs(udp->len);
@@ -199,7 +203,7 @@ static __always_inline int tun_from_underlay(struct kerb_pkt *pkt)
 	if (!eth || (a.version != 4 && a.version != 6))
 		return kerb_drop(pkt, TUN_DROP_BAD_INNER);
 	__builtin_memcpy(a.via, eth->h_dest, ETH_ALEN);
-	if (tun_pop(pkt, &a))
+	if (tun_pop(pkt, &a) || !tun_blur(pkt))
 		return kerb_drop(pkt, TUN_DROP_BAD_INNER);
 	if (tun_length(pkt) > a.room && !kerb_ctx_field(pkt->ctx, gso_size))
 		return kerb_drop(pkt, TUN_DROP_BAD_INNER);
@@ -213,7 +217,7 @@ static __always_inline int tun_from_device(struct kerb_pkt *pkt)
 	struct bpf_tunnel_key key = {};
 	struct ethhdr *eth = kerb_at(pkt, 0, sizeof(*eth));
 
-	if (!eth || !pkt->family)
+	if (!tun_blur(pkt) || !eth || !pkt->family)
 		return KERB_NEXT;
 	__builtin_memcpy(a.via, eth->h_dest, ETH_ALEN);
 	if (!bpf_skb_get_tunnel_key(pkt->ctx, &key, sizeof(key), 0))

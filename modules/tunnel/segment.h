@@ -6,7 +6,9 @@
 #include "header.h"
 
 #define TUN_TCP_LEN    20
+#define TUN_TCPOPT_NOP 1
 #define TUN_TCPOPT_MSS 2
+#define TUN_TCPOPTS    20 /* looked at: the one that is looked for comes early */
 
 /* Bytes of the IP packet, without what pads the frame. */
 static __always_inline __u32 tun_length(const struct kerb_pkt *pkt)
@@ -41,14 +43,15 @@ static __noinline int tun_clamp(struct kerb_pkt *pkt, __u32 mtu)
 		return 0;
 	end = tcp->doff * 4;
 #pragma clang loop unroll(disable)
-	for (int i = 0; i < 40; i++) {
-		__u8 *option = kerb_at(pkt, pkt->l4 + (off & 63), 4);
-		__u32 mss, odd = off & 1;
+	for (int i = 0; i < TUN_TCPOPTS; i++) {
+		__u8 *option = kerb_at(pkt, pkt->l4 + off, 4);
+		__u32 mss, odd = off & 1, step;
 		__be16 value;
 
 		if (off + 4 > end || !option || !option[0])
 			return 0;
-		if (option[0] == TUN_TCPOPT_MSS && option[1] == 4) {
+		step = option[0] == TUN_TCPOPT_NOP ? 1 : option[1];
+		if (option[0] == TUN_TCPOPT_MSS && step == 4) {
 			mss = option[2] << 8 | option[3];
 			if (mss <= most)
 				return 0;
@@ -58,12 +61,9 @@ static __noinline int tun_clamp(struct kerb_pkt *pkt, __u32 mtu)
 			value = odd ? __builtin_bswap16(bpf_htons(most)) : bpf_htons(most);
 			return kerb_fix_l4(pkt, kerb_diff16(odd ? __builtin_bswap16(bpf_htons(mss)) : bpf_htons(mss), value), 0);
 		}
-		if (option[0] == 1) /* no operation */
-			off++;
-		else if (option[1] < 2)
+		if (option[0] != TUN_TCPOPT_NOP && step < 2)
 			return 0;
-		else
-			off += option[1];
+		off = (off + step) & 63;
 	}
 	return 0;
 }
