@@ -22,21 +22,24 @@ type Package struct {
 	Description string         `json:"description,omitempty"`
 	Hooks       []string       `json:"hooks"`
 	Memory      int64          `json:"memoryBytes" doc:"Kernel memory of its maps at their compiled sizes, in bytes"`
+	Resources   []string       `json:"resources,omitempty" doc:"Kinds of resources that its control plane is told of"`
+	Inject      bool           `json:"inject,omitempty" doc:"Its control plane sends frames in the name of services"`
 	Config      map[string]any `json:"configSchema,omitempty" doc:"JSON Schema of its configuration"`
 }
 
 // NodeStatus is the agent's state at a glance.
 type NodeStatus struct {
-	Version    string      `json:"version"`
-	Kernel     string      `json:"kernel"`
-	PID        int         `json:"pid"`
-	Uptime     string      `json:"uptime"`
-	Modules    int         `json:"modules"`
-	Services   int         `json:"services"`
-	Chains     int         `json:"chains"`
-	Points     int         `json:"attachPoints"`
-	Memory     int64       `json:"memoryBytes" doc:"Kernel memory of all maps, in bytes"`
-	Conditions []Condition `json:"conditions"`
+	Version         string      `json:"version"`
+	Kernel          string      `json:"kernel"`
+	PID             int         `json:"pid"`
+	Uptime          string      `json:"uptime"`
+	Modules         int         `json:"modules"`
+	Services        int         `json:"services"`
+	VirtualServices int         `json:"virtualServices"`
+	Chains          int         `json:"chains"`
+	Points          int         `json:"attachPoints"`
+	Memory          int64       `json:"memoryBytes" doc:"Kernel memory of all maps, in bytes"`
+	Conditions      []Condition `json:"conditions"`
 }
 
 // Change is one difference between what is and what would be.

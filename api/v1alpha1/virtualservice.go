@@ -18,7 +18,7 @@ type VirtualService struct {
 type VirtualServiceSpec struct {
 	Addresses []VirtualAddress  `json:"addresses" minItems:"1" maxItems:"64" doc:"Virtual addresses, each used by one virtual service only"`
 	Ports     []VirtualPort     `json:"ports,omitempty" maxItems:"1024" doc:"Ports that are served; absent: every port and protocol, ports as they are"`
-	Instances []VirtualInstance `json:"instances,omitempty" doc:"Who answers"`
+	Instances []VirtualInstance `json:"instances,omitempty" maxItems:"10000" doc:"Who answers"`
 }
 
 // VirtualAddress is one address with the policy that chooses among the instances, or with the one instance it stands for.

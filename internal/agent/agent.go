@@ -9,8 +9,10 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"os"
 	"runtime/debug"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -26,6 +28,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/oakestra"
 	"github.com/kerb-edge/kerb/internal/oci"
 	"github.com/kerb-edge/kerb/internal/pkgs"
+	"github.com/kerb-edge/kerb/internal/resolve"
 	"github.com/kerb-edge/kerb/internal/server"
 	"github.com/kerb-edge/kerb/internal/service"
 	"github.com/kerb-edge/kerb/internal/store"
@@ -40,6 +43,7 @@ type Agent struct {
 	catalog *pkgs.Catalog
 	control *control.Manager
 	watcher *service.Watcher
+	virtual *resolve.Table
 	started time.Time
 	base    context.Context // of control planes' background work
 
@@ -121,12 +125,8 @@ func open(ctx context.Context, cfg config.Config, log *slog.Logger) (*Agent, err
 	if err != nil {
 		return nil, errors.Join(err, st.Close())
 	}
-	planes, err := control.New(control.Options{Run: cfg.Paths.ControlSockets(), State: cfg.Paths.ControlState(), Log: log})
-	if err != nil {
-		return nil, errors.Join(err, st.Close())
-	}
 	a := &Agent{
-		log: log, store: st, dp: dp, control: planes, base: context.WithoutCancel(ctx), started: time.Now(),
+		log: log, store: st, dp: dp, virtual: resolve.NewTable(log, cfg.Paths.Resolved(), resolvers(cfg, log)...), base: context.WithoutCancel(ctx), started: time.Now(),
 		catalog: pkgs.NewCatalog(modules.Packages(), modules.Controls()),
 		watcher: service.NewWatcher(log),
 		wake:    make(chan struct{}, 1),
@@ -136,6 +136,12 @@ func open(ctx context.Context, cfg config.Config, log *slog.Logger) (*Agent, err
 		metrics: newMetrics(),
 		costs:   newCosts(),
 	}
+	a.control, err = control.New(control.Options{Run: cfg.Paths.ControlSockets(), State: cfg.Paths.ControlState(), Log: log, Services: a.virtual, Packets: a})
+	if err != nil {
+		return nil, errors.Join(err, st.Close())
+	}
+	a.virtual.Apply(slices.Collect(maps.Values(desired.VirtualServices)), nil)
+	a.virtual.Restore()
 	a.catalog.SetPulled(oci.NewStore(cfg.Paths.Packages(), cfg.Paths.Keys()))
 	if err := a.catalog.Err(); err != nil {
 		log.Error("built-in packages that cannot be used", "error", err)
@@ -180,6 +186,11 @@ func (a *Agent) run(ctx context.Context, cfg config.Config) error {
 	wg.Go(func() { a.follow(ctx) })
 	wg.Go(func() { a.measureRestored(ctx) })
 	wg.Go(func() {
+		if err := a.virtual.Run(ctx); err != nil {
+			cancel(err)
+		}
+	})
+	wg.Go(func() {
 		if err := oakestra.Run(ctx, cfg, a, a.log); err != nil {
 			cancel(err)
 		}
@@ -222,6 +233,14 @@ func (a *Agent) follow(ctx context.Context) {
 		a.changes.Unlock()
 		a.costs.poke()
 	}
+}
+
+// resolvers are those of the configuration.
+func resolvers(cfg config.Config, log *slog.Logger) []resolve.Resolver {
+	if cfg.Resolvers.Oakestra == nil {
+		return nil
+	}
+	return []resolve.Resolver{resolve.NewOakestra(*cfg.Resolvers.Oakestra, log)}
 }
 
 // specs are the services that the watcher looks for.

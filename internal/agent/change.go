@@ -49,12 +49,22 @@ func (a *Agent) Apply(_ context.Context, r server.Request) (v1.ApplyResult, erro
 		next.Modules[m.Metadata.Name] = m
 		result.Changes = append(result.Changes, change)
 	}
+	virtual, err := applyVirtual(r, next, &result)
+	if err != nil {
+		return result, err
+	}
+	if len(r.Modules)+len(r.Services) == 0 {
+		return result, a.commitVirtual(next, virtual, r.DryRun)
+	}
 	if err := a.checkServices(next); err != nil {
 		return result, err
 	}
 	keep := a.store.Recovered() && len(r.Modules) == 0
 	steps, err := a.change(next, r.Modules, r.DryRun, keep)
 	result.Steps = steps
+	if err == nil && !r.DryRun {
+		a.virtual.Apply(virtual.put, virtual.remove)
+	}
 	return result, err
 }
 
@@ -64,6 +74,7 @@ func (a *Agent) Delete(_ context.Context, refs []server.Ref, dryRun bool) (v1.Ap
 	defer a.changes.Unlock()
 	next := a.desired.Clone()
 	result := v1.ApplyResult{DryRun: dryRun}
+	var virtual virtualChange
 	for _, ref := range refs {
 		change := v1.Change{Action: "delete", Kind: ref.Kind, Name: ref.Name}
 		if m, ok := next.Modules[ref.Name]; ok && ref.Kind == v1.KindModule {
@@ -72,13 +83,23 @@ func (a *Agent) Delete(_ context.Context, refs []server.Ref, dryRun bool) (v1.Ap
 		} else if s, ok := next.Services[ref.Name]; ok && ref.Kind == v1.KindService {
 			change.Before = sum(s.Metadata, s.Spec)
 			delete(next.Services, ref.Name)
+		} else if s, ok := next.VirtualServices[ref.Name]; ok && ref.Kind == v1.KindVirtualService {
+			change.Before = sum(s.Metadata, s.Spec)
+			delete(next.VirtualServices, ref.Name)
+			virtual.remove = append(virtual.remove, ref.Name)
 		} else {
 			return result, &fault.NotFound{Kind: ref.Kind, Name: ref.Name}
 		}
 		result.Changes = append(result.Changes, change)
 	}
+	if len(virtual.remove) == len(refs) {
+		return result, a.commitVirtual(next, virtual, dryRun)
+	}
 	steps, err := a.change(next, nil, dryRun, a.store.Recovered())
 	result.Steps = steps
+	if err == nil && !dryRun {
+		a.virtual.Apply(nil, virtual.remove)
+	}
 	return result, err
 }
 

@@ -56,6 +56,7 @@ func (a *Agent) replace(w world, points map[dataplane.Point]placement) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.desired, a.modules, a.states, a.points = w.desired, w.modules, w.services, points
+	a.virtual.SetLocals(addresses(w.services))
 	a.metrics.publish(a) // before control planes start: they forget what belongs to interfaces that are not listed
 	for name, l := range a.live {
 		if d := w.modules[name]; d == nil || d.module.ID != l.id || d.plane != l.plane {
@@ -101,15 +102,46 @@ func (a *Agent) enliven(d *deployment) error {
 func (a *Agent) instances(name string) []sdk.Instance {
 	seen := map[int]bool{}
 	var out []sdk.Instance
-	for point, place := range a.metrics.placements() {
+	placements := a.metrics.placements()
+	for point, place := range placements {
 		for _, m := range place.chain.Members {
 			if m.Name == name && !seen[point.Ifindex] {
 				seen[point.Ifindex] = true
-				out = append(out, sdk.Instance{Service: place.service, Interface: place.link.Name, Ifindex: uint32(point.Ifindex)})
+				out = append(out, sdkInstance(place, ingress(placements, point.Ifindex, place.service != "")))
 			}
 		}
 	}
 	slices.SortFunc(out, func(x, y sdk.Instance) int { return int(x.Ifindex) - int(y.Ifindex) })
+	return out
+}
+
+func sdkInstance(place placement, ingress []string) sdk.Instance {
+	l := place.link
+	i := sdk.Instance{Service: place.service, Interface: l.Name, Ifindex: uint32(l.Ifindex), MTU: l.MTU, Ingress: ingress}
+	if place.service == "" {
+		i.MAC = l.MAC.String()
+		return i
+	}
+	i.MAC = l.PeerMAC.String()
+	if l.PeerMTU > 0 {
+		i.MTU = min(l.MTU, l.PeerMTU)
+	}
+	for _, p := range l.PeerAddresses {
+		i.Addresses = append(i.Addresses, p.String())
+	}
+	return i
+}
+
+// ingress are the modules on TC that packets to a service, or into the node, meet at an interface.
+func ingress(placements map[dataplane.Point]placement, ifindex int, isService bool) []string {
+	side := dataplane.OnTCIngress
+	if isService {
+		side = dataplane.OnTCEgress
+	}
+	var out []string
+	for _, m := range placements[dataplane.Point{Ifindex: ifindex, Side: side}].chain.Members {
+		out = append(out, m.Name)
+	}
 	return out
 }
 

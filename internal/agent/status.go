@@ -62,6 +62,7 @@ func (a *Agent) moduleWithStatus(name string) v1.Module {
 	st.Conditions = []v1.Condition{a.moduleReady(d, len(st.Instances))}
 	if d != nil && d.plane != nil {
 		st.Conditions = append(st.Conditions, controlCondition(d.plane.State()))
+		st.Conditions = append(st.Conditions, a.extraConditions(d)...)
 	}
 	a.addCost(st, d)
 	return m
@@ -99,6 +100,25 @@ func controlCondition(s control.State) v1.Condition {
 		c.Message = strings.TrimPrefix(fmt.Sprintf("%s; started again %d times", c.Message, s.Restarts), "; ")
 	}
 	return c
+}
+
+// extraConditions tell of what only some control planes ask for.
+func (a *Agent) extraConditions(d *deployment) []v1.Condition {
+	var out []v1.Condition
+	add := func(kind, well, ill string, err error) {
+		c := v1.Condition{Type: kind, Status: "True", Reason: well, Since: a.metrics.since()}
+		if err != nil {
+			c.Status, c.Reason, c.Message = "False", ill, err.Error()
+		}
+		out = append(out, c)
+	}
+	if slices.Contains(d.pkg.Resources, pkgs.ResourceVirtualServices) {
+		add("VirtualServices", "Told", "NotTaken", d.plane.ServicesErr())
+	}
+	if d.pkg.Inject {
+		add("Inject", "Possible", "NotEverywhere", d.plane.InjectErr())
+	}
+	return out
 }
 
 func (a *Agent) moduleInstances(name string) []v1.Instance {
@@ -309,7 +329,7 @@ func (a *Agent) Package(_ context.Context, name string) (v1.Package, error) {
 
 func packageView(p *pkgs.Package) v1.Package {
 	return v1.Package{Name: p.Name, Version: p.Version, Digest: p.Digest, Source: p.Source, Description: p.Description, Hooks: p.Hooks,
-		Memory: p.Memory(nil), Config: p.ConfigSchema}
+		Memory: p.Memory(nil), Config: p.ConfigSchema, Resources: p.Resources, Inject: p.Inject}
 }
 
 // Status is the agent at a glance.
@@ -317,7 +337,7 @@ func (a *Agent) Status(context.Context) (v1.NodeStatus, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	st := v1.NodeStatus{Version: version.Version(), Kernel: kernelRelease(), PID: os.Getpid(), Uptime: time.Since(a.started).Round(time.Second).String(),
-		Modules: len(a.desired.Modules), Services: len(a.desired.Services), Points: len(a.points)}
+		Modules: len(a.desired.Modules), Services: len(a.desired.Services), VirtualServices: len(a.virtual.Names()), Points: len(a.points)}
 	chains := map[string]bool{}
 	for _, p := range a.points {
 		chains[p.chain.ID()] = true

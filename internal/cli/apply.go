@@ -138,7 +138,11 @@ func (a *app) dropMissing(ctx context.Context, in *input) error {
 		return err
 	}
 	services, err := fetch[[]v1alpha1.Service](ctx, a, "/v1/services")
-	for _, ref := range (server.Request{Modules: modules, Services: services}).Refs() {
+	if err != nil {
+		return err
+	}
+	virtual, err := fetch[[]v1alpha1.VirtualService](ctx, a, "/v1/virtualservices")
+	for _, ref := range (server.Request{Modules: modules, Services: services, VirtualServices: virtual}).Refs() {
 		exists[ref] = true
 	}
 	in.refs = slices.DeleteFunc(in.refs, func(r server.Ref) bool { return !exists[r] })

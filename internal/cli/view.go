@@ -64,6 +64,10 @@ func describePackage(w io.Writer, p v1alpha1.Package) {
 	field(w, "Source", p.Source)
 	field(w, "Hooks", strings.Join(p.Hooks, ", "))
 	field(w, "Memory", pkgs.FormatBytes(p.Memory))
+	field(w, "Resources", strings.Join(p.Resources, ", "))
+	if p.Inject {
+		field(w, "Inject", "its control plane sends frames in the name of the services it is on")
+	}
 	properties, _ := p.Config["properties"].(map[string]any)
 	if len(properties) == 0 {
 		return
@@ -129,6 +133,7 @@ func describeNode(w io.Writer, s v1alpha1.NodeStatus) {
 	field(w, "Uptime", s.Uptime)
 	field(w, "Modules", s.Modules)
 	field(w, "Services", s.Services)
+	field(w, "Virtual services", s.VirtualServices)
 	field(w, "Chains", s.Chains)
 	field(w, "Attach points", s.Points)
 	field(w, "Memory", pkgs.FormatBytes(s.Memory))

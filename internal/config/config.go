@@ -24,6 +24,7 @@ type Config struct {
 	SocketGroup string      `json:"socketGroup,omitempty"` // group that may use the socket, if it exists
 	TCP         *TCP        `json:"tcp,omitempty"`         // nil: the socket only
 	Oakestra    *Oakestra   `json:"oakestra,omitempty"`    // nil: off
+	Resolvers   Resolvers   `json:"resolvers,omitzero"`
 }
 
 // Log says what is logged and how.
@@ -80,6 +81,11 @@ func (c Config) Check() error {
 	}
 	if c.TCP != nil {
 		if err := c.checkTCP(*c.TCP); err != nil {
+			return err
+		}
+	}
+	if o := c.Resolvers.Oakestra; o != nil {
+		if err := c.checkOakestraResolver(*o); err != nil {
 			return err
 		}
 	}

@@ -11,10 +11,12 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 
 	"github.com/kerb-edge/kerb/internal/control/sandbox"
 	"github.com/kerb-edge/kerb/internal/pkgs"
+	"github.com/kerb-edge/kerb/internal/resolve"
 	"github.com/kerb-edge/kerb/sdk"
 )
 
@@ -48,6 +50,10 @@ type Options struct {
 	Run   string // directory of sockets
 	State string // directory of what is to survive a restart
 	Log   *slog.Logger
+	// Services are the virtual services that control planes may ask for; nil if there are none.
+	Services *resolve.Table
+	// Packets let control planes send in the name of services; nil if none may.
+	Packets Packets
 }
 
 // sockets is the directory of sockets, which is closed to all others.
@@ -167,6 +173,12 @@ func (m *Manager) Plane(module string, p *pkgs.Package) (*Plane, error) {
 		start = prog.start
 	}
 	plane := newPlane(module, p, m.opts, start)
+	if slices.Contains(p.Resources, pkgs.ResourceVirtualServices) && m.opts.Services != nil {
+		plane.services = m.opts.Services.Follow(module)
+	}
+	if p.Inject && m.opts.Packets != nil {
+		plane.packets = newPackets(m.opts.Packets)
+	}
 	m.planes.Go(plane.supervise)
 	return plane, nil
 }

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/kerb-edge/kerb/internal/pkgs"
+	"github.com/kerb-edge/kerb/internal/resolve"
 	"github.com/kerb-edge/kerb/sdk"
 )
 
@@ -46,15 +47,20 @@ type Plane struct {
 	closed  chan struct{}
 	changed chan struct{} // wakes the supervisor: what is wanted has changed
 
+	services *resolve.Follower // nil unless the package works with virtual services
+	packets  *packets          // nil unless it sends in the name of services
+
 	sending sync.Mutex // while maps of want are sent or closed
 
-	mu       sync.Mutex
-	run      *run          // nil while there is none
-	arrived  chan struct{} // closed when a run begins, and replaced
-	want     *live         // nil before the first Start
-	state    State
-	serial   int           // makes names of generations unique
-	progress chan struct{} // closed and replaced whenever state changes
+	mu      sync.Mutex
+	run     *run          // nil while there is none
+	arrived chan struct{} // closed when a run begins, and replaced
+	want    *live         // nil before the first Start
+	state   State
+	// startedWith is the generation that the present run has started with, empty before.
+	startedWith string
+	serial      int           // makes names of generations unique
+	progress    chan struct{} // closed and replaced whenever state changes
 }
 
 // live is the generation that the control plane is to work on.
@@ -123,6 +129,9 @@ func (p *Plane) Close() {
 func (p *Plane) supervise() {
 	defer close(p.closed)
 	defer p.setWant(nil)
+	if p.services != nil {
+		defer p.services.Close()
+	}
 	pause := firstPause
 	for {
 		begin := time.Now()
@@ -156,7 +165,7 @@ func (p *Plane) live() error {
 		return err
 	}
 	p.mu.Lock()
-	p.run = r
+	p.run, p.startedWith = r, ""
 	close(p.arrived)
 	p.arrived = make(chan struct{})
 	p.mu.Unlock()
@@ -187,11 +196,15 @@ func (p *Plane) attend(r *run) {
 		<-r.ended
 		cancel()
 	}()
+	var feeding sync.WaitGroup
+	defer feeding.Wait()
+	defer cancel() // runs before the wait
+	feeding.Go(func() { p.feed(ctx, r) })
 	health := time.NewTicker(healthEvery)
 	defer health.Stop()
 	retry := time.NewTimer(0)
 	defer retry.Stop()
-	told, missed := &told{}, 0
+	told, missed := &told{packets: map[uint32]sdk.Instance{}}, 0
 	for {
 		select {
 		case <-r.ended:
@@ -207,6 +220,7 @@ func (p *Plane) attend(r *run) {
 				r.process.kill(fmt.Sprintf("did not answer %d health checks", missed))
 				return
 			}
+			p.renewPackets(r, told)
 		}
 	}
 }
@@ -216,6 +230,7 @@ type told struct {
 	generation string
 	sent       string // the generation whose maps it was sent last
 	instances  map[uint32]sdk.Instance
+	packets    map[uint32]sdk.Instance // for which it has packet sockets
 }
 
 const retryTell = time.Second
@@ -236,6 +251,9 @@ func (p *Plane) tell(ctx context.Context, r *run, t *told, retry *time.Timer) {
 }
 
 func (p *Plane) tellRun(ctx context.Context, r *run, t *told, want *live) error {
+	if err := p.sendPackets(r, t, want.instances, false); err != nil {
+		return err
+	}
 	if t.generation != want.name {
 		if err := p.sendOnce(ctx, r, t, want); err != nil {
 			return err
@@ -248,12 +266,15 @@ func (p *Plane) tellRun(ctx context.Context, r *run, t *told, want *live) error 
 			_ = p.call(ctx, r, callTime, "drop", sdk.GenerationRequest{Generation: t.generation}, nil) // it may have let go itself
 		}
 		t.generation, t.instances = want.name, byIndex(want.instances)
+		p.mu.Lock()
+		p.startedWith = want.name
+		p.mu.Unlock()
 		p.setState(func(s *State) { s.Started, s.Healthy, s.Reason = true, true, "" })
 		return nil
 	}
 	now := byIndex(want.instances)
 	for index, i := range t.instances {
-		if !now[index].Equal(i) {
+		if _, stays := now[index]; !stays {
 			if err := p.inform(ctx, r, "detached", i); err != nil {
 				return err
 			}
@@ -261,7 +282,7 @@ func (p *Plane) tellRun(ctx context.Context, r *run, t *told, want *live) error 
 		}
 	}
 	for index, i := range now {
-		if _, known := t.instances[index]; !known {
+		if before, known := t.instances[index]; !known || !before.Equal(i) {
 			if err := p.inform(ctx, r, "attached", i); err != nil {
 				return err
 			}
@@ -269,6 +290,19 @@ func (p *Plane) tellRun(ctx context.Context, r *run, t *told, want *live) error 
 		}
 	}
 	return nil
+}
+
+// renewPackets tries again what could not be had, and lets go of namespaces that have ended.
+func (p *Plane) renewPackets(r *run, t *told) {
+	p.mu.Lock()
+	want := p.want
+	p.mu.Unlock()
+	if want == nil {
+		return
+	}
+	if err := p.sendPackets(r, t, want.instances, true); err != nil {
+		p.log.Warn("packet sockets are not up to date", "error", err)
+	}
 }
 
 // inform makes a call that a control plane may leave out.

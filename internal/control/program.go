@@ -44,7 +44,7 @@ func (m *Manager) program(module string, p *pkgs.Package) (*program, error) {
 	if err := writeFiles(prog.files, p.ControlFiles); err != nil {
 		return nil, err
 	}
-	command, err := resolve(p.Control.Command, prog.files)
+	command, err := findCommand(p.Control.Command, prog.files)
 	if err != nil {
 		return nil, fmt.Errorf("package %s: %w", p.Name, err)
 	}
@@ -89,7 +89,7 @@ func replaceFile(path string, data []byte, mode fs.FileMode) error {
 	return os.Rename(f.Name(), path)
 }
 
-func resolve(command []string, files string) ([]string, error) {
+func findCommand(command []string, files string) ([]string, error) {
 	name := command[0]
 	if strings.Contains(name, "/") {
 		return append([]string{filepath.Join(files, name)}, command[1:]...), nil
@@ -114,7 +114,8 @@ func (p *program) start(module string, listen, maps *os.File) (*process, error) 
 			Command: p.command, Dir: p.files, UID: uid, Read: []string{p.files}, Write: []string{p.state},
 			Env: []string{"PATH=" + strings.Join(programPath, ":"), "LANG=C.UTF-8", "HOME=" + p.state, "TMPDIR=" + p.state, "STATE_DIRECTORY=" + p.state,
 				"KERB_MODULE=" + module, "KERB_PACKAGE=" + p.pkg.Name, "KERB_VERSION=" + p.pkg.Version, "KERB_CONTRACT=1", "PYTHONUNBUFFERED=1"},
-			Memory: p.pkg.Control.MemoryLimit(), Network: p.pkg.Control.Network, KeepBPF: sandbox.NeedsBPF(),
+			Memory: p.pkg.Control.MemoryLimit(), Network: p.pkg.Control.Network, Inject: p.pkg.Inject, KeepBPF: sandbox.NeedsBPF(),
+			Files: descriptors(p.pkg.Inject),
 		},
 		state: p.state, files: []*os.File{listen, maps},
 	})
@@ -127,6 +128,16 @@ func (p *program) start(module string, listen, maps *os.File) (*process, error) 
 		p.manager.users.release(uid)
 	}()
 	return started, nil
+}
+
+// descriptors is how many a process may have: packet sockets are one for each service. 0 is the default.
+func descriptors(inject bool) uint64 {
+	const many = 65536
+	var limit syscall.Rlimit
+	if !inject || syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit) != nil {
+		return 0
+	}
+	return min(many, limit.Max)
 }
 
 // owner is the user that a directory belongs to, -1 if it is not there.

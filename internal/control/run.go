@@ -71,7 +71,7 @@ func newRun(dir, module string, start starter) (*run, error) {
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 			return (&net.Dialer{}).DialContext(ctx, "unix", socket)
 		},
-		MaxIdleConns: 4, IdleConnTimeout: 30 * time.Second, MaxResponseHeaderBytes: 64 << 10, DisableCompression: true,
+		MaxIdleConns: 6, IdleConnTimeout: 30 * time.Second, MaxResponseHeaderBytes: 64 << 10, DisableCompression: true,
 	}
 	go func() {
 		<-p.ended
@@ -109,4 +109,18 @@ func (r *run) sendMaps(generation string, maps sdk.Maps) error {
 		return err
 	}
 	return sdk.SendMaps(r.maps, generation, maps)
+}
+
+// sendPackets sends packet sockets, which stay the caller's.
+func (r *run) sendPackets(files map[uint32]*os.File, closed []uint32) error {
+	fds := make(map[uint32]int, len(files))
+	for ifindex, f := range files {
+		fds[ifindex] = int(f.Fd())
+	}
+	r.send.Lock()
+	defer r.send.Unlock()
+	if err := r.maps.SetWriteDeadline(time.Now().Add(sendTime)); err != nil {
+		return err
+	}
+	return sdk.SendPackets(r.maps, fds, closed)
 }

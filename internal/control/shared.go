@@ -118,7 +118,7 @@ func (s *shared) ensure() error {
 		name: sharedName,
 		spec: sandbox.Spec{Command: []string{self, hostCommand}, Dir: state, UID: uid, Read: []string{self}, Write: []string{state},
 			Env:    []string{"HOME=" + state, "TMPDIR=" + state, "STATE_DIRECTORY=" + state, "KERB_CONTRACT=1", "GOGC=" + os.Getenv("GOGC")},
-			Memory: sharedMemory, Files: 4096, KeepBPF: sandbox.NeedsBPF()},
+			Memory: sharedMemory, Files: max(4096, descriptors(true)), Inject: true, KeepBPF: sandbox.NeedsBPF()},
 		state: state, files: []*os.File{theirs},
 	})
 	if err != nil {

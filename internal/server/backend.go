@@ -25,6 +25,9 @@ type Backend interface {
 	Module(ctx context.Context, name string) (v1alpha1.Module, error)
 	Services(ctx context.Context) ([]v1alpha1.Service, error)
 	Service(ctx context.Context, name string) (v1alpha1.Service, error)
+	// VirtualServices are also those that resolvers found.
+	VirtualServices(ctx context.Context) ([]v1alpha1.VirtualService, error)
+	VirtualService(ctx context.Context, name string) (v1alpha1.VirtualService, error)
 	Chains(ctx context.Context) ([]v1alpha1.Chain, error)
 	Packages(ctx context.Context) ([]v1alpha1.Package, error)
 	Package(ctx context.Context, name string) (v1alpha1.Package, error)
@@ -41,13 +44,14 @@ type Backend interface {
 
 // Request is a set of resources to apply together. They are valid by schema, have their defaults, and no status.
 type Request struct {
-	Modules  []v1alpha1.Module
-	Services []v1alpha1.Service
-	DryRun   bool // work out and answer what would happen, without effect
+	Modules         []v1alpha1.Module
+	Services        []v1alpha1.Service
+	VirtualServices []v1alpha1.VirtualService
+	DryRun          bool // work out and answer what would happen, without effect
 }
 
 // Ref names a resource.
 type Ref struct {
-	Kind string `json:"kind" enum:"Module,Service" doc:"Kind of resource"`
+	Kind string `json:"kind" enum:"Module,Service,VirtualService" doc:"Kind of resource"`
 	Name string `json:"name" minLength:"1" doc:"Its name"`
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/danielgtaylor/huma/v2/validation"
 	"github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/fault"
+	resolver "github.com/kerb-edge/kerb/internal/resolve"
 	"sigs.k8s.io/yaml"
 )
 
@@ -192,8 +193,15 @@ func add(r *Request, value any, number int) error {
 		}
 		r.Services = append(r.Services, s)
 		return checkService(s, name)
+	case v1alpha1.KindVirtualService:
+		s, err := decodeAs[v1alpha1.VirtualService](object, name)
+		if err != nil {
+			return err
+		}
+		r.VirtualServices = append(r.VirtualServices, s)
+		return resolver.Check(s)
 	}
-	return &fault.Invalid{Resource: name, Field: "kind", Reason: "must be Module or Service"}
+	return &fault.Invalid{Resource: name, Field: "kind", Reason: "must be Module, Service or VirtualService"}
 }
 
 // label names a resource that may be wrong in any way.
@@ -262,12 +270,15 @@ func checkUnique(r Request) error {
 
 // Refs names all resources of the request.
 func (r Request) Refs() []Ref {
-	refs := make([]Ref, 0, len(r.Modules)+len(r.Services))
+	refs := make([]Ref, 0, len(r.Modules)+len(r.Services)+len(r.VirtualServices))
 	for _, m := range r.Modules {
 		refs = append(refs, Ref{v1alpha1.KindModule, m.Metadata.Name})
 	}
 	for _, s := range r.Services {
 		refs = append(refs, Ref{v1alpha1.KindService, s.Metadata.Name})
+	}
+	for _, s := range r.VirtualServices {
+		refs = append(refs, Ref{v1alpha1.KindVirtualService, s.Metadata.Name})
 	}
 	return refs
 }
@@ -279,7 +290,7 @@ var schemas = sync.OnceValue(newRegistry)
 func newRegistry() huma.Registry {
 	huma.ValidateStrictCasing = true // huma's own default takes SPEC for spec
 	registry := huma.NewMapRegistry("#/components/schemas/", huma.DefaultSchemaNamer)
-	for _, t := range []reflect.Type{reflect.TypeFor[v1alpha1.Module](), reflect.TypeFor[v1alpha1.Service](), reflect.TypeFor[Ref]()} {
+	for _, t := range []reflect.Type{reflect.TypeFor[v1alpha1.Module](), reflect.TypeFor[v1alpha1.Service](), reflect.TypeFor[v1alpha1.VirtualService](), reflect.TypeFor[Ref]()} {
 		registry.Schema(t, true, "")
 	}
 	return registry

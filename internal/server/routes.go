@@ -86,6 +86,10 @@ func (s *Server) addRoutes() {
 	route(s, "GET", "/v1/services/{name}", "getService", "One service", get(s.backend.Service))
 	route(s, "PUT", "/v1/services/{name}", "putService", "Create or update a service", s.put(v1alpha1.KindService))
 	route(s, "DELETE", "/v1/services/{name}", "deleteService", "Delete a service", s.delete(v1alpha1.KindService))
+	route(s, "GET", "/v1/virtualservices", "listVirtualServices", "All virtual services, also those that resolvers found", list(s.backend.VirtualServices))
+	route(s, "GET", "/v1/virtualservices/{name}", "getVirtualService", "One virtual service", get(s.backend.VirtualService))
+	route(s, "PUT", "/v1/virtualservices/{name}", "putVirtualService", "Create or update a virtual service", s.put(v1alpha1.KindVirtualService))
+	route(s, "DELETE", "/v1/virtualservices/{name}", "deleteVirtualService", "Delete a virtual service", s.delete(v1alpha1.KindVirtualService))
 	route(s, "GET", "/v1/chains", "listChains", "All chains that run", list(s.backend.Chains))
 	route(s, "GET", "/v1/chains/{id}", "getChain", "One chain", s.chain)
 	route(s, "GET", "/v1/packages", "listPackages", "All packages that the node knows", list(s.backend.Packages))
@@ -232,15 +236,17 @@ func (s *Server) deleteMany(ctx context.Context, in *manyInput) (v1alpha1.ApplyR
 func describeBodies(doc *huma.OpenAPI) {
 	schema := func(t reflect.Type) *huma.Schema { return doc.Components.Schemas.Schema(t, true, "") }
 	module, service := schema(reflect.TypeFor[v1alpha1.Module]()), schema(reflect.TypeFor[v1alpha1.Service]())
+	virtual := schema(reflect.TypeFor[v1alpha1.VirtualService]())
 	resource := &huma.Schema{
-		OneOf: []*huma.Schema{module, service},
+		OneOf: []*huma.Schema{module, service, virtual},
 		Discriminator: &huma.Discriminator{
 			PropertyName: "kind",
-			Mapping:      map[string]string{v1alpha1.KindModule: module.Ref, v1alpha1.KindService: service.Ref},
+			Mapping:      map[string]string{v1alpha1.KindModule: module.Ref, v1alpha1.KindService: service.Ref, v1alpha1.KindVirtualService: virtual.Ref},
 		},
 	}
 	doc.Paths["/v1/modules/{name}"].Put.RequestBody = required(module)
 	doc.Paths["/v1/services/{name}"].Put.RequestBody = required(service)
+	doc.Paths["/v1/virtualservices/{name}"].Put.RequestBody = required(virtual)
 	doc.Paths["/v1/apply"].Post.RequestBody = required(&huma.Schema{Type: huma.TypeArray, Items: resource})
 	doc.Paths["/v1/delete"].Post.RequestBody = required(schema(reflect.TypeFor[[]Ref]()))
 }

@@ -113,7 +113,7 @@ func (s *scanner) resolve(spec v1alpha1.ServiceSpec) (State, error) {
 	}
 	var state State
 	for _, l := range outer {
-		state.Links = append(state.Links, in.name(l))
+		state.Links = append(state.Links, in.complete(l))
 	}
 	state.Addresses = in.addresses(func(rawAddr) bool { return true })
 	return state, nil
@@ -143,7 +143,7 @@ func (s *scanner) resolveInterface(name string) (State, error) {
 		return State{}, err
 	}
 	return State{
-		Links:     []Link{in.name(l)},
+		Links:     []Link{in.complete(l)},
 		Addresses: in.addresses(func(a rawAddr) bool { return a.ifindex == l.peerIndex }),
 	}, nil
 }
@@ -195,11 +195,12 @@ func (s *scanner) forget() {
 	}
 }
 
-// name adds the name of a link's other end, if that end points back: between
-// the two dumps the pair may have been replaced.
-func (in inside) name(outer rawLink) Link {
+// complete adds what is known of a link's other end, if that end points back:
+// between the two dumps the pair may have been replaced.
+func (in inside) complete(outer rawLink) Link {
 	if peer := in.links[outer.peerIndex]; peer.peerIndex == outer.Ifindex {
-		outer.Peer = peer.Name
+		outer.Peer, outer.PeerIndex, outer.PeerMAC, outer.PeerMTU = peer.Name, peer.Ifindex, peer.MAC, peer.MTU
+		outer.PeerAddresses = in.addresses(func(a rawAddr) bool { return a.ifindex == peer.Ifindex })
 	}
 	return outer.Link
 }

@@ -51,6 +51,12 @@ type Link struct {
 	Peer    string           // name of the other end inside the service; empty if unknown
 	MTU     int              // bytes
 	MAC     net.HardwareAddr // of this end
+
+	// What follows is about the other end, and zero if that is unknown.
+	PeerIndex     int
+	PeerMAC       net.HardwareAddr
+	PeerMTU       int            // bytes
+	PeerAddresses []netip.Prefix // sorted, without loopback and link-local ones
 }
 
 // State is what is known of a service at one moment.

@@ -70,15 +70,21 @@ func resolveOn(node *netlab.Namespace, spec v1alpha1.ServiceSpec) (state State, 
 // wantOf is the state of a lab's host.
 func wantOf(t testing.TB, lab *netlab.Lab, h *netlab.Host) State {
 	t.Helper()
-	var outer netlink.Link
+	var outer, inner netlink.Link
 	within(t, lab.Node(), func() (err error) {
 		outer, err = netlink.LinkByName(h.Outer())
 		return err
 	})
+	within(t, h.Namespace, func() (err error) {
+		inner, err = netlink.LinkByName(h.Interface())
+		return err
+	})
+	addresses := []netip.Prefix{netip.PrefixFrom(h.Addr4(), 16), netip.PrefixFrom(h.Addr6(), 64)}
 	return State{
 		Links: []Link{{Name: h.Outer(), Ifindex: h.OuterIndex(), Kind: "veth", Peer: h.Interface(),
-			MTU: outer.Attrs().MTU, MAC: outer.Attrs().HardwareAddr}},
-		Addresses: []netip.Prefix{netip.PrefixFrom(h.Addr4(), 16), netip.PrefixFrom(h.Addr6(), 64)},
+			MTU: outer.Attrs().MTU, MAC: outer.Attrs().HardwareAddr,
+			PeerIndex: inner.Attrs().Index, PeerMAC: inner.Attrs().HardwareAddr, PeerMTU: inner.Attrs().MTU, PeerAddresses: addresses}},
+		Addresses: addresses,
 	}
 }
 

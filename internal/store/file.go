@@ -18,16 +18,20 @@ import (
 	"go.etcd.io/bbolt"
 )
 
-// Buckets and keys of schema version 1. Resources are JSON by name; the digest covers all of them, because bbolt itself
-// does not notice a changed byte in a data page.
+// Buckets and keys of schema version 2; version 1 had no virtual services. Resources are JSON by name; the digest covers
+// all of them, because bbolt itself does not notice a changed byte in a data page.
 var (
-	bucketMeta     = []byte("meta")
-	bucketModules  = []byte("modules")
-	bucketServices = []byte("services")
-	keySchema      = []byte("schema")
-	keyRecovered   = []byte("recovered")
-	keyDigest      = []byte("digest")
+	bucketMeta            = []byte("meta")
+	bucketModules         = []byte("modules")
+	bucketServices        = []byte("services")
+	bucketVirtualServices = []byte("virtualservices")
+	keySchema             = []byte("schema")
+	keyRecovered          = []byte("recovered")
+	keyDigest             = []byte("digest")
 )
+
+// resources are the buckets of them.
+var resources = [][]byte{bucketModules, bucketServices, bucketVirtualServices}
 
 // errPanic marks a panic of bbolt, which is how it meets pages that it does not understand.
 var errPanic = errors.New("unreadable page")
@@ -76,7 +80,7 @@ func initialize(path string, recovered bool) error {
 }
 
 func layOut(tx *bbolt.Tx, recovered bool) error {
-	for _, name := range [][]byte{bucketMeta, bucketModules, bucketServices} {
+	for _, name := range append([][]byte{bucketMeta}, resources...) {
 		if _, err := tx.CreateBucket(name); err != nil {
 			return err
 		}
@@ -104,7 +108,10 @@ func syncDir(path string) error {
 // digest is the SHA-256 of all resources.
 func digest(tx *bbolt.Tx) []byte {
 	h := sha256.New()
-	for _, name := range [][]byte{bucketModules, bucketServices} {
+	for _, name := range resources {
+		if tx.Bucket(name) == nil { // of version 1
+			continue
+		}
 		fmt.Fprintf(h, "%s\n", name)
 		_ = tx.Bucket(name).ForEach(func(k, v []byte) error { // only the function given returns errors
 			fmt.Fprintf(h, "%d %d\n%s%s", len(k), len(v), k, v)

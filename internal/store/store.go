@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"strconv"
 	"sync"
 	"syscall"
 	"time"
@@ -20,8 +21,8 @@ import (
 	bolterrors "go.etcd.io/bbolt/errors"
 )
 
-// SchemaVersion is the layout of the file that this build reads and writes.
-const SchemaVersion = 1
+// SchemaVersion is the layout of the file that this build writes. It reads older ones, too.
+const SchemaVersion = 2
 
 // lockWait is how long Open waits for another process to let go of the file.
 const lockWait = 2 * time.Second
@@ -59,13 +60,14 @@ func (r *Recovery) Error() string {
 
 // Desired is everything the operator wants. Status is never part of it.
 type Desired struct {
-	Modules  map[string]v1alpha1.Module
-	Services map[string]v1alpha1.Service
+	Modules         map[string]v1alpha1.Module
+	Services        map[string]v1alpha1.Service
+	VirtualServices map[string]v1alpha1.VirtualService
 }
 
 // Clone returns a copy with maps of its own; the resources in it are shared.
 func (d Desired) Clone() Desired {
-	return Desired{Modules: maps.Clone(d.Modules), Services: maps.Clone(d.Services)}
+	return Desired{Modules: maps.Clone(d.Modules), Services: maps.Clone(d.Services), VirtualServices: maps.Clone(d.VirtualServices)}
 }
 
 // Store is an open file. Its methods may be called from several goroutines.
@@ -170,12 +172,15 @@ func (s *Store) Recovered() bool {
 
 // Snapshot returns the desired state. The caller owns it.
 func (s *Store) Snapshot() (Desired, error) {
-	d := Desired{Modules: map[string]v1alpha1.Module{}, Services: map[string]v1alpha1.Service{}}
+	d := Desired{Modules: map[string]v1alpha1.Module{}, Services: map[string]v1alpha1.Service{}, VirtualServices: map[string]v1alpha1.VirtualService{}}
 	err := s.view(func(tx *bbolt.Tx) error {
 		if err := read(tx.Bucket(bucketModules), d.Modules); err != nil {
 			return err
 		}
-		return read(tx.Bucket(bucketServices), d.Services)
+		if err := read(tx.Bucket(bucketServices), d.Services); err != nil {
+			return err
+		}
+		return read(tx.Bucket(bucketVirtualServices), d.VirtualServices)
 	})
 	return d, err
 }
@@ -200,11 +205,20 @@ func commit(tx *bbolt.Tx, d Desired) error {
 	if err := write(tx.Bucket(bucketServices), d.Services, withoutServiceStatus); err != nil {
 		return err
 	}
-	return tx.Bucket(bucketMeta).Put(keyDigest, digest(tx))
+	later, err := tx.CreateBucketIfNotExists(bucketVirtualServices)
+	if err != nil {
+		return err
+	}
+	if err := write(later, d.VirtualServices, withoutVirtualServiceStatus); err != nil {
+		return err
+	}
+	meta := tx.Bucket(bucketMeta)
+	return errors.Join(meta.Put(keySchema, []byte(strconv.Itoa(SchemaVersion))), meta.Put(keyDigest, digest(tx)))
 }
 
-func withoutModuleStatus(m v1alpha1.Module) any   { m.Status = nil; return m }
-func withoutServiceStatus(s v1alpha1.Service) any { s.Status = nil; return s }
+func withoutVirtualServiceStatus(s v1alpha1.VirtualService) any { s.Status = nil; return s }
+func withoutModuleStatus(m v1alpha1.Module) any                 { m.Status = nil; return m }
+func withoutServiceStatus(s v1alpha1.Service) any               { s.Status = nil; return s }
 
 func (s *Store) view(do func(*bbolt.Tx) error) error {
 	s.mu.Lock()
@@ -262,7 +276,11 @@ func anyOf(err error, targets ...error) bool {
 	return false
 }
 
+// read reads a bucket, which a file of an older version may not have.
 func read[T any](b *bbolt.Bucket, into map[string]T) error {
+	if b == nil {
+		return nil
+	}
 	return b.ForEach(func(name, data []byte) error {
 		var v T
 		if err := json.Unmarshal(data, &v); err != nil {

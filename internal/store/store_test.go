@@ -22,7 +22,7 @@ func TestRoundTrip(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "state.db")
 	want := desired(3)
 	s := mustOpen(t, path)
-	if got := mustSnapshot(t, s); len(got.Modules)+len(got.Services) != 0 {
+	if got := mustSnapshot(t, s); len(got.Modules)+len(got.Services)+len(got.VirtualServices) != 0 {
 		t.Errorf("a new store holds %v", got)
 	}
 	mustCommit(t, s, want)
@@ -47,10 +47,12 @@ func TestStatusIsNotStored(t *testing.T) {
 	d := desired(1)
 	m, v := d.Modules["m0"], d.Services["s0"]
 	m.Status, v.Status = &v1alpha1.ModuleStatus{Memory: 1}, &v1alpha1.ServiceStatus{Addresses: []string{"10.0.0.1/24"}}
-	d.Modules["m0"], d.Services["s0"] = m, v
+	virtual := d.VirtualServices["v0"]
+	virtual.Status = &v1alpha1.VirtualServiceStatus{Source: v1alpha1.SourceStatic}
+	d.Modules["m0"], d.Services["s0"], d.VirtualServices["v0"] = m, v, virtual
 	mustCommit(t, s, d)
 	got := mustSnapshot(t, s)
-	if got.Modules["m0"].Status != nil || got.Services["s0"].Status != nil {
+	if got.Modules["m0"].Status != nil || got.Services["s0"].Status != nil || got.VirtualServices["v0"].Status != nil {
 		t.Error("status was stored")
 	}
 	if d.Modules["m0"].Status == nil {
@@ -148,20 +150,48 @@ func TestTwoOpeners(t *testing.T) {
 	mustCommit(t, s, desired(1))
 }
 
+// A file of version 1, which had no virtual services, is read, and becomes one of today with the first change.
+func TestOlderSchema(t *testing.T) {
+	path := filled(t)
+	db, err := bbolt.Open(path, 0o600, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := db.Update(func(tx *bbolt.Tx) error {
+		meta := tx.Bucket(bucketMeta)
+		return errors.Join(tx.DeleteBucket(bucketVirtualServices), meta.Put(keySchema, []byte("1")), meta.Put(keyDigest, digest(tx)))
+	}); err != nil {
+		t.Fatal(err)
+	}
+	db.Close()
+	s := mustOpen(t, path)
+	got := mustSnapshot(t, s)
+	if s.Recovered() || len(got.Modules) == 0 || len(got.VirtualServices) != 0 {
+		t.Fatalf("recovered %v, %d modules, %d virtual services", s.Recovered(), len(got.Modules), len(got.VirtualServices))
+	}
+	want := desired(3)
+	mustCommit(t, s, want)
+	s.Close()
+	s = mustOpen(t, path)
+	if diff := cmp.Diff(want, mustSnapshot(t, s)); diff != "" || s.Recovered() {
+		t.Error(diff)
+	}
+}
+
 func TestNewerSchema(t *testing.T) {
 	path := filled(t)
 	db, err := bbolt.Open(path, 0o600, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := db.Update(func(tx *bbolt.Tx) error { return tx.Bucket(bucketMeta).Put(keySchema, []byte("2")) }); err != nil {
+	if err := db.Update(func(tx *bbolt.Tx) error { return tx.Bucket(bucketMeta).Put(keySchema, []byte("3")) }); err != nil {
 		t.Fatal(err)
 	}
 	db.Close()
 	before := readFile(t, path)
 	_, err = Open(path)
 	var newer *NewerError
-	if !errors.As(err, &newer) || newer.Found != 2 {
+	if !errors.As(err, &newer) || newer.Found != 3 {
 		t.Errorf("got %v", err)
 	}
 	if string(readFile(t, path)) != string(before) {
@@ -277,7 +307,7 @@ func fillUp(t *testing.T, dir string) {
 }
 
 func desired(n int) Desired {
-	d := Desired{Modules: map[string]v1alpha1.Module{}, Services: map[string]v1alpha1.Service{}}
+	d := Desired{Modules: map[string]v1alpha1.Module{}, Services: map[string]v1alpha1.Service{}, VirtualServices: map[string]v1alpha1.VirtualService{}}
 	for i := range n {
 		m := v1alpha1.Module{
 			TypeMeta: v1alpha1.TypeMeta{APIVersion: v1alpha1.APIVersion, Kind: v1alpha1.KindModule},
@@ -289,7 +319,12 @@ func desired(n int) Desired {
 			Metadata: v1alpha1.ObjectMeta{Name: fmt.Sprintf("s%d", i), Labels: map[string]string{"app": "web"}},
 			Spec:     v1alpha1.ServiceSpec{Netns: "/run/netns/web"},
 		}
-		d.Modules[m.Metadata.Name], d.Services[s.Metadata.Name] = m, s
+		v := v1alpha1.VirtualService{
+			TypeMeta: v1alpha1.TypeMeta{APIVersion: v1alpha1.APIVersion, Kind: v1alpha1.KindVirtualService},
+			Metadata: v1alpha1.ObjectMeta{Name: fmt.Sprintf("v%d", i)},
+			Spec:     v1alpha1.VirtualServiceSpec{Addresses: []v1alpha1.VirtualAddress{{Address: fmt.Sprintf("10.30.0.%d", i), Policy: v1alpha1.PolicyClosest}}},
+		}
+		d.Modules[m.Metadata.Name], d.Services[s.Metadata.Name], d.VirtualServices[v.Metadata.Name] = m, s, v
 	}
 	return d
 }

@@ -42,6 +42,7 @@ type Spec struct {
 	Memory  int64    // resident, in bytes: the caller's to enforce; see dataLimit
 	Files   uint64   // limit on descriptors; 0 is 256
 	Network bool     // false: an empty network namespace, and no Unix sockets but those it is given
+	Inject  bool     // is given packet sockets, and may write to them; not with Network
 	KeepBPF bool     // keep CAP_BPF: before Linux 5.19, map operations need it if kernel.unprivileged_bpf_disabled is set
 }
 
@@ -77,6 +78,9 @@ func (s *Spec) check() error {
 	}
 	if s.UID <= 0 {
 		return fmt.Errorf("user %d: must be above 0", s.UID)
+	}
+	if s.Inject && s.Network {
+		return errors.New("packet sockets and a network of its own exclude each other")
 	}
 	if s.Files != 0 && s.Files < minFiles {
 		return fmt.Errorf("%d descriptors: must be at least %d", s.Files, minFiles)

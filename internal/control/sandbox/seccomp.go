@@ -76,6 +76,9 @@ func (s *Spec) filter() []bpf.Instruction {
 	out = append(out, on(unix.SYS_PRCTL, noneOf(0, unix.PR_SET_PDEATHSIG))...)
 	out = append(out, on(unix.SYS_SOCKET, s.sockets())...)
 	out = append(out, on(unix.SYS_SOCKETPAIR, s.socketPairs())...)
+	if s.Inject {
+		out = append(out, packetSockets()...)
+	}
 	for _, number := range append(denied, deniedHere...) {
 		out = append(out, on(number, []bpf.Instruction{deny})...)
 	}
@@ -143,6 +146,33 @@ func (s *Spec) socketPairs() []bpf.Instruction {
 		out = append(out, when(t, allow)...)
 	}
 	return append(out, deny)
+}
+
+// packetSockets leaves of packet sockets only that they are written to: not another interface of their namespace, not
+// rings, not questions about it. The price is that all other sockets lose the same, which without a network is none. That
+// nothing is received is the agent's part: a filter that is locked.
+func packetSockets() []bpf.Instruction {
+	var out []bpf.Instruction
+	for _, number := range []uint32{unix.SYS_BIND, unix.SYS_SENDMSG, unix.SYS_SENDMMSG} {
+		out = append(out, on(number, []bpf.Instruction{deny})...)
+	}
+	out = append(out, on(unix.SYS_SENDTO, isNull(4))...)
+	out = append(out, on(unix.SYS_SETSOCKOPT, noneOf(1, unix.SOL_PACKET))...)
+	return append(out, on(unix.SYS_IOCTL, noSocketIoctl())...)
+}
+
+// isNull allows a null pointer only, both halves of which are looked at.
+func isNull(arg uint32) []bpf.Instruction {
+	high := bpf.LoadAbsolute{Off: offsetArgs + 8*arg + 4, Size: 4}
+	out := append([]bpf.Instruction{loadArg(arg)}, bpf.JumpIf{Cond: bpf.JumpEqual, Val: 0, SkipTrue: 1}, deny, high)
+	return append(append(out, when(0, allow)...), deny)
+}
+
+// noSocketIoctl has no requests of SIOC*, which tell of the interfaces of a socket's namespace or change them.
+func noSocketIoctl() []bpf.Instruction {
+	const kind, socketKind = 0xff00, 0x8900
+	out := []bpf.Instruction{loadArg(1), bpf.ALUOpConstant{Op: bpf.ALUOpAnd, Val: kind}}
+	return append(append(out, when(socketKind, deny)...), allow)
 }
 
 // assemble makes of the instructions what the kernel takes.

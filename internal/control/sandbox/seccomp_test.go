@@ -81,6 +81,50 @@ func TestFilterOfSockets(t *testing.T) {
 	}
 }
 
+// Of packet sockets nothing is left but writing; all else goes on as without them.
+func TestFilterOfPacketSockets(t *testing.T) {
+	for name, c := range map[string]struct {
+		number uint32
+		args   []uint32
+		denied bool
+	}{
+		"write":                    {unix.SYS_WRITE, nil, false},
+		"send":                     {unix.SYS_SENDTO, []uint32{3, 1, 1, 0, 0, 0}, false},
+		"send to another":          {unix.SYS_SENDTO, []uint32{3, 1, 1, 0, 0x1000, 20}, true},
+		"bind":                     {unix.SYS_BIND, []uint32{3, 0x1000, 20}, true},
+		"message":                  {unix.SYS_SENDMSG, []uint32{3, 0x1000, 0}, true},
+		"messages":                 {unix.SYS_SENDMMSG, []uint32{3, 0x1000, 1, 0}, true},
+		"ring":                     {unix.SYS_SETSOCKOPT, []uint32{3, unix.SOL_PACKET, unix.PACKET_RX_RING}, true},
+		"other option":             {unix.SYS_SETSOCKOPT, []uint32{3, unix.SOL_TCP, unix.TCP_NODELAY}, false},
+		"interfaces":               {unix.SYS_IOCTL, []uint32{3, unix.SIOCGIFCONF}, true},
+		"change an interface":      {unix.SYS_IOCTL, []uint32{3, unix.SIOCSIFFLAGS}, true},
+		"namespace of a socket":    {unix.SYS_IOCTL, []uint32{3, unix.SIOCGSKNS}, true},
+		"request of another kind":  {unix.SYS_IOCTL, []uint32{3, unix.TIOCINQ}, false},
+		"still no other namespace": {unix.SYS_SETNS, []uint32{3, 0}, true},
+	} {
+		got := verdict(t, Spec{Inject: true}, ours(), c.number, c.args...)
+		if (got == deny.Val) != c.denied || got != deny.Val && got != allow.Val {
+			t.Errorf("%s: %#x", name, got)
+		}
+		if without := verdict(t, Spec{}, ours(), c.number, c.args...); without != allow.Val && c.number != unix.SYS_SETNS {
+			t.Errorf("%s without packet sockets: %#x", name, without)
+		}
+	}
+	vm, err := bpf.NewVM(Spec{Inject: true}.pointer().filter())
+	if err != nil {
+		t.Fatal(err)
+	}
+	data := make([]byte, 64)
+	binary.BigEndian.PutUint32(data[offsetNumber:], unix.SYS_SENDTO)
+	binary.BigEndian.PutUint32(data[offsetArch:], ours())
+	binary.BigEndian.PutUint32(data[offsetArgs+8*4+4:], 1) // the upper half of the address
+	if got, err := vm.Run(data); err != nil || uint32(got) != deny.Val {
+		t.Errorf("an address above 4 GiB: %#x, %v", got, err)
+	}
+}
+
+func (s Spec) pointer() *Spec { return &s }
+
 func TestFilterOfClone(t *testing.T) {
 	thread := uint32(unix.CLONE_VM | unix.CLONE_FS | unix.CLONE_FILES | unix.CLONE_SIGHAND | unix.CLONE_THREAD)
 	if got := verdict(t, Spec{}, ours(), unix.SYS_CLONE, thread); got != allow.Val {

@@ -51,6 +51,11 @@ func (f *Fake) Apply(_ context.Context, r server.Request) (v1alpha1.ApplyResult,
 			d.Services[s.Metadata.Name] = s
 			note(result, v1alpha1.KindService, s.Metadata.Name, exists, old.Spec, s.Spec)
 		}
+		for _, s := range r.VirtualServices {
+			old, exists := d.VirtualServices[s.Metadata.Name]
+			d.VirtualServices[s.Metadata.Name] = s
+			note(result, v1alpha1.KindVirtualService, s.Metadata.Name, exists, old.Spec, s.Spec)
+		}
 		return nil
 	})
 }
@@ -118,11 +123,14 @@ func sameJSON(a, b any) bool {
 func remove(d store.Desired, ref server.Ref) error {
 	_, module := d.Modules[ref.Name]
 	_, service := d.Services[ref.Name]
+	_, virtual := d.VirtualServices[ref.Name]
 	switch {
 	case ref.Kind == v1alpha1.KindModule && module:
 		delete(d.Modules, ref.Name)
 	case ref.Kind == v1alpha1.KindService && service:
 		delete(d.Services, ref.Name)
+	case ref.Kind == v1alpha1.KindVirtualService && virtual:
+		delete(d.VirtualServices, ref.Name)
 	default:
 		return &fault.NotFound{Kind: ref.Kind, Name: ref.Name}
 	}
@@ -177,6 +185,25 @@ func (f *Fake) Services(context.Context) ([]v1alpha1.Service, error) {
 func (f *Fake) Service(ctx context.Context, name string) (v1alpha1.Service, error) {
 	all, err := f.Services(ctx)
 	return find(all, err, v1alpha1.KindService, name, func(s v1alpha1.Service) string { return s.Metadata.Name })
+}
+
+// VirtualServices implements server.Backend.
+func (f *Fake) VirtualServices(context.Context) ([]v1alpha1.VirtualService, error) {
+	d, err := f.store.Snapshot()
+	all := sorted(d.VirtualServices)
+	for i := range all {
+		all[i].Status = &v1alpha1.VirtualServiceStatus{Source: v1alpha1.SourceStatic, Modules: []string{"proxy"}}
+		for _, in := range all[i].Spec.Instances {
+			all[i].Status.Instances = append(all[i].Status.Instances, v1alpha1.VirtualInstanceStatus{Name: in.Name, Addresses: in.Addresses, Node: in.Node})
+		}
+	}
+	return all, err
+}
+
+// VirtualService implements server.Backend.
+func (f *Fake) VirtualService(ctx context.Context, name string) (v1alpha1.VirtualService, error) {
+	all, err := f.VirtualServices(ctx)
+	return find(all, err, v1alpha1.KindVirtualService, name, func(s v1alpha1.VirtualService) string { return s.Metadata.Name })
 }
 
 // Chains implements server.Backend: one chain of all modules.

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package config
+
+import (
+	"fmt"
+	"net/netip"
+	"net/url"
+	"regexp"
+	"slices"
+	"strings"
+)
+
+// Resolvers are asked for virtual addresses that no VirtualService resource has.
+type Resolvers struct {
+	Oakestra *OakestraResolver `json:"oakestra,omitempty"` // nil: off
+}
+
+// OakestraResolver is Oakestra's table query over MQTT.
+type OakestraResolver struct {
+	Broker  string   `json:"broker"`            // tcp://host:port, or ssl://host:port
+	Node    string   `json:"node"`              // id that the cluster gave to this node
+	Address string   `json:"address,omitempty"` // of this node as the cluster knows it; those of its interfaces are known
+	Ranges  []string `json:"ranges,omitempty"`  // of virtual addresses; default Oakestra's
+
+	Username     string `json:"username,omitempty"`
+	PasswordFile string `json:"passwordFile,omitempty"`
+	CA           string `json:"ca,omitempty"`          // PEM file, for ssl; default the system's
+	Certificate  string `json:"certificate,omitempty"` // PEM file, for brokers that want one
+	Key          string `json:"key,omitempty"`         // PEM file
+}
+
+// defaultRanges are Oakestra's: service and instance addresses of IPv4, service and instance addresses of IPv6.
+var defaultRanges = []string{"10.30.0.0/16", "fdff:2000::/21", "fdff::/21"}
+
+// Complete sets what is absent.
+func (o OakestraResolver) Complete() OakestraResolver {
+	if len(o.Ranges) == 0 {
+		o.Ranges = slices.Clone(defaultRanges)
+	}
+	return o
+}
+
+// An id is a level of MQTT topics, which + # and / would make something else.
+var nodeID = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$`)
+
+func (c Config) checkOakestraResolver(o OakestraResolver) error {
+	const at = "resolvers.oakestra."
+	u, err := url.Parse(o.Broker)
+	if err != nil || u.Port() == "" || u.Scheme != "tcp" && u.Scheme != "ssl" {
+		return c.invalid(at+"broker", fmt.Sprintf("%q is not the address of a broker; write tcp://host:10003 or ssl://host:port", o.Broker))
+	}
+	if !nodeID.MatchString(o.Node) {
+		return c.invalid(at+"node", fmt.Sprintf("%q is not the id of a node: letters, digits, . _ and -", o.Node))
+	}
+	if _, err := netip.ParseAddr(o.Address); o.Address != "" && err != nil {
+		return c.invalid(at+"address", fmt.Sprintf("%q is not an address", o.Address))
+	}
+	for i, text := range o.Ranges {
+		if p, err := netip.ParsePrefix(text); err != nil || p != p.Masked() {
+			return c.invalid(fmt.Sprintf("%sranges[%d]", at, i), fmt.Sprintf("%q is not a network; write for example %s", text, strings.Join(defaultRanges, " or ")))
+		}
+	}
+	if (o.Certificate == "") != (o.Key == "") {
+		return c.invalid(at+"certificate", "certificate and key go together")
+	}
+	if u.Scheme == "tcp" && (o.CA != "" || o.Certificate != "") {
+		return c.invalid(at+"broker", "ca and certificate are for encrypted connections: write ssl:// instead of tcp://")
+	}
+	return nil
+}

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package resolve
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io/fs"
+	"log/slog"
+	"maps"
+	"os"
+	"sync"
+	"time"
+)
+
+// cache keeps what resolvers found in a file, written a moment after a change. To lose it is no harm beyond a question.
+type cache struct {
+	path string
+	log  *slog.Logger
+
+	mu    sync.Mutex
+	found map[string]map[string]Found // by source and name
+	dirty bool
+}
+
+const cacheEvery = time.Second
+
+func (c *cache) read() map[string]map[string]Found {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.found = map[string]map[string]Found{}
+	data, err := os.ReadFile(c.path)
+	if err == nil {
+		err = json.Unmarshal(data, &c.found)
+	}
+	if err != nil && c.path != "" && !errors.Is(err, fs.ErrNotExist) {
+		c.log.Warn("what resolvers found before is asked for again", "error", err)
+		c.found = map[string]map[string]Found{}
+	}
+	return c.found
+}
+
+func (c *cache) put(source string, s Found) { c.change(func() { into(c.found, source)[s.Name] = s }) }
+
+func (c *cache) remove(source, name string) { c.change(func() { delete(c.found[source], name) }) }
+
+func (c *cache) change(do func()) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.found == nil {
+		c.found = map[string]map[string]Found{}
+	}
+	do()
+	c.dirty = true
+}
+
+func (c *cache) run(ctx context.Context) {
+	tick := time.NewTicker(cacheEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+			c.write()
+		case <-ctx.Done():
+			c.write()
+			return
+		}
+	}
+}
+
+func (c *cache) write() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.dirty || c.path == "" {
+		return
+	}
+	c.dirty = false
+	maps.DeleteFunc(c.found, func(_ string, all map[string]Found) bool { return len(all) == 0 })
+	data, err := json.Marshal(c.found)
+	if err == nil {
+		err = os.WriteFile(c.path+".new", data, 0o600)
+	}
+	if err == nil {
+		err = os.Rename(c.path+".new", c.path)
+	}
+	if err != nil {
+		c.log.Warn("what resolvers found is not kept", "error", err)
+	}
+}

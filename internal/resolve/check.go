@@ -1,0 +1,222 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package resolve
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/fault"
+)
+
+// Check finds what is wrong with a virtual service by itself, beyond its schema. Errors are *fault.Invalid.
+func Check(s v1.VirtualService) error {
+	c := checker{resource: v1.KindVirtualService + " " + s.Metadata.Name, spec: s.Spec, instances: map[string]v1.VirtualInstance{}}
+	return cmpErr(c.checkInstances, c.checkAddresses, c.checkPorts)
+}
+
+// cmpErr is the first error.
+func cmpErr(checks ...func() error) error {
+	for _, check := range checks {
+		if err := check(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+type checker struct {
+	resource  string
+	spec      v1.VirtualServiceSpec
+	instances map[string]v1.VirtualInstance
+}
+
+func (c *checker) wrong(field, format string, args ...any) error {
+	return &fault.Invalid{Resource: c.resource, Field: "spec." + field, Reason: fmt.Sprintf(format, args...)}
+}
+
+func (c *checker) checkInstances() error {
+	for n, i := range c.spec.Instances {
+		field := fmt.Sprintf("instances[%d]", n)
+		if _, twice := c.instances[i.Name]; twice {
+			return c.wrong(field+".name", "%s is given twice", i.Name)
+		}
+		c.instances[i.Name] = i
+		switch {
+		case (i.Service == "") == (len(i.Addresses) == 0):
+			return c.wrong(field, "set either addresses, or service to take those of a Service of this node")
+		case i.Service != "" && i.Node != "":
+			return c.wrong(field+".node", "a Service is on this node: leave node away")
+		}
+		if i.Node != "" {
+			if _, err := parseUnicast(i.Node); err != nil {
+				return c.wrong(field+".node", "%v", err)
+			}
+		}
+		if _, err := parseFamilies(i.Addresses); err != nil {
+			return c.wrong(field+".addresses", "%v", err)
+		}
+	}
+	return nil
+}
+
+func (c *checker) checkAddresses() error {
+	seen := map[netip.Addr]bool{}
+	for n, a := range c.spec.Addresses {
+		field := fmt.Sprintf("addresses[%d]", n)
+		addr, err := parseUnicast(a.Address)
+		if err != nil {
+			return c.wrong(field+".address", "%v", err)
+		}
+		if seen[addr] {
+			return c.wrong(field+".address", "%v is given twice", addr)
+		}
+		seen[addr] = true
+		if a.Instance != "" {
+			if a.Policy != "" {
+				return c.wrong(field, "has instance and policy: an address stands for one instance, or a policy chooses")
+			}
+			if _, ok := c.instances[a.Instance]; !ok {
+				return c.wrong(field+".instance", "there is no instance %s in spec.instances", a.Instance)
+			}
+		}
+		if !c.reaches(addr, a.Instance) {
+			return c.wrong(field+".address", "%v is %s, and no instance has an address of this family", addr, family(addr))
+		}
+	}
+	for n, i := range c.spec.Instances {
+		for m, text := range i.Addresses {
+			if addr, _ := netip.ParseAddr(text); seen[addr] {
+				return c.wrong(fmt.Sprintf("instances[%d].addresses[%d]", n, m), "%s is one of the virtual addresses itself", text)
+			}
+		}
+	}
+	return nil
+}
+
+// reaches tells whether an instance has, or may have, an address of the family. Without instances there is none yet.
+func (c *checker) reaches(addr netip.Addr, only string) bool {
+	for name, i := range c.instances {
+		same := func(text string) bool { a, err := netip.ParseAddr(text); return err == nil && a.Is4() == addr.Is4() }
+		if (only == "" || only == name) && (i.Service != "" || slices.ContainsFunc(i.Addresses, same)) {
+			return true
+		}
+	}
+	return len(c.instances) == 0
+}
+
+func (c *checker) checkPorts() error {
+	type key struct {
+		protocol v1.Protocol
+		port     uint16
+	}
+	seen := map[key]bool{}
+	for n, p := range completed(c.spec).Ports {
+		if seen[key{p.Protocol, p.Port}] {
+			return c.wrong(fmt.Sprintf("ports[%d].port", n), "%s port %d is given twice", p.Protocol, p.Port)
+		}
+		seen[key{p.Protocol, p.Port}] = true
+	}
+	return nil
+}
+
+// CheckTogether finds addresses that several virtual services have. Errors are *fault.Conflict.
+func CheckTogether(all map[string]v1.VirtualService) error {
+	owners := map[netip.Addr]string{}
+	for name, s := range all {
+		for _, a := range s.Spec.Addresses {
+			addr, err := netip.ParseAddr(a.Address)
+			if err != nil {
+				continue
+			}
+			if other, taken := owners[addr]; taken {
+				one, two := min(name, other), max(name, other)
+				return &fault.Conflict{Reason: fmt.Sprintf("VirtualServices %s and %s both have the address %v: give one of them another", one, two, addr)}
+			}
+			owners[addr] = name
+		}
+	}
+	for name, s := range all {
+		for _, i := range s.Spec.Instances {
+			for _, text := range i.Addresses {
+				if addr, err := netip.ParseAddr(text); err == nil && owners[addr] != "" {
+					return &fault.Conflict{Reason: fmt.Sprintf("VirtualService %s: instance %s has the address %v, which is a virtual address of %s: "+
+						"an instance needs an address of its own", name, i.Name, addr, owners[addr])}
+				}
+			}
+		}
+	}
+	return nil
+}
+
+func family(a netip.Addr) string {
+	if a.Is4() {
+		return "IPv4"
+	}
+	return "IPv6"
+}
+
+// parseUnicast takes what packets can be sent to from elsewhere.
+func parseUnicast(text string) (netip.Addr, error) {
+	a, err := netip.ParseAddr(text)
+	switch {
+	case err != nil:
+		return a, fmt.Errorf("%q is not an address; write for example 10.30.0.2 or fdff:2000::2", text)
+	case a.Is4In6():
+		return a, fmt.Errorf("write %v instead of %s", a.Unmap(), text)
+	case a.Zone() != "":
+		return a, fmt.Errorf("%s has a zone, which no packet carries", text)
+	case a.IsUnspecified(), a.IsMulticast(), a.IsLoopback(), a.IsLinkLocalUnicast(), a == netip.AddrFrom4([4]byte{255, 255, 255, 255}):
+		return a, fmt.Errorf("%s is not an address that a packet from elsewhere can go to", text)
+	}
+	return a, nil
+}
+
+var errTwoOfFamily = errors.New("has two addresses of one family; an instance has one of IPv4, one of IPv6, or both")
+
+// parseFamilies takes at most one address of each family, and puts IPv4 first.
+func parseFamilies(texts []string) ([]netip.Addr, error) {
+	var out []netip.Addr
+	for _, text := range texts {
+		a, err := parseUnicast(text)
+		if err != nil {
+			return nil, err
+		}
+		if slices.ContainsFunc(out, func(o netip.Addr) bool { return o.Is4() == a.Is4() }) {
+			return nil, errTwoOfFamily
+		}
+		out = append(out, a)
+	}
+	slices.SortFunc(out, netip.Addr.Compare)
+	return out, nil
+}
+
+// completed is a spec with its defaults.
+func completed(s v1.VirtualServiceSpec) v1.VirtualServiceSpec {
+	s.Addresses, s.Ports, s.Instances = slices.Clone(s.Addresses), slices.Clone(s.Ports), slices.Clone(s.Instances)
+	for n := range s.Addresses {
+		a := &s.Addresses[n]
+		if a.Instance == "" && a.Policy == "" {
+			a.Policy = v1.PolicyRoundRobin
+		}
+		if addr, err := netip.ParseAddr(a.Address); err == nil {
+			a.Address = addr.String()
+		}
+	}
+	for n := range s.Ports {
+		p := &s.Ports[n]
+		if p.Protocol == "" {
+			p.Protocol = v1.ProtocolTCP
+		}
+		if p.TargetPort == 0 {
+			p.TargetPort = p.Port
+		}
+	}
+	for n := range s.Instances {
+		s.Instances[n].Weight = max(s.Instances[n].Weight, 1)
+	}
+	return s
+}

@@ -1,0 +1,488 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package resolve
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"math/rand/v2"
+	"net/netip"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/fault"
+	"github.com/kerb-edge/kerb/sdk"
+)
+
+var quiet = slog.New(slog.DiscardHandler)
+
+func virtual(name string, spec v1.VirtualServiceSpec) v1.VirtualService {
+	return v1.VirtualService{Metadata: v1.ObjectMeta{Name: name}, Spec: spec}
+}
+
+// plain has one virtual address, and an instance for each of the addresses given.
+func plain(address string, instances ...string) v1.VirtualServiceSpec {
+	s := v1.VirtualServiceSpec{Addresses: []v1.VirtualAddress{{Address: address}}}
+	for i, a := range instances {
+		s.Instances = append(s.Instances, v1.VirtualInstance{Name: fmt.Sprint("i", i), Addresses: []string{a}})
+	}
+	return s
+}
+
+// plane is a control plane as a follower meets it.
+type plane struct {
+	*testing.T
+	follower *Follower
+	has      map[string]sdk.VirtualService
+	fresh    map[string]bool // since reset
+	unknown  []netip.Addr
+	updates  int
+}
+
+func follow(t *testing.T, table *Table) *plane {
+	return &plane{T: t, follower: table.Follow("proxy"), has: map[string]sdk.VirtualService{}}
+}
+
+// sync takes all that there is to take.
+func (p *plane) sync() *plane {
+	p.Helper()
+	for {
+		u, more := p.follower.Next()
+		if !more {
+			return p
+		}
+		p.take(u)
+		p.follower.Taken(u, nil)
+	}
+}
+
+func (p *plane) take(u Update) {
+	p.Helper()
+	p.updates++
+	data, err := json.Marshal(u)
+	if err != nil {
+		p.Fatal(err)
+	}
+	if len(data) > maxBytes || len(u.Put)+len(u.Remove) > maxServices {
+		p.Errorf("an update of %d bytes, %d virtual services", len(data), len(u.Put)+len(u.Remove))
+	}
+	var got sdk.VirtualServiceUpdate
+	if err := json.Unmarshal(data, &got); err != nil {
+		p.Fatal(err)
+	}
+	if got.Reset {
+		p.fresh = map[string]bool{}
+	}
+	for _, s := range got.Put {
+		p.has[s.Name] = s
+		p.fresh[s.Name] = true
+	}
+	for _, name := range got.Remove {
+		delete(p.has, name)
+	}
+	if got.Complete {
+		maps.DeleteFunc(p.has, func(name string, _ sdk.VirtualService) bool { return !p.fresh[name] })
+	}
+	p.unknown = append(p.unknown, got.Unknown...)
+}
+
+func (p *plane) names() string { return strings.Join(slices.Sorted(maps.Keys(p.has)), " ") }
+
+// targets are the addresses of a virtual service's instances.
+func (p *plane) targets(name string) string {
+	var out []string
+	for _, i := range p.has[name].Spec.Instances {
+		out = append(out, i.Name+"="+strings.Join(i.Addresses, ",")+"@"+i.Service+i.Node)
+	}
+	return strings.Join(out, " ")
+}
+
+func (p *plane) expect(what, got, want string) {
+	p.Helper()
+	if got != want {
+		p.Errorf("%s: %q, want %q", what, got, want)
+	}
+}
+
+func condition(t *testing.T, table *Table, name, kind string) v1.Condition {
+	t.Helper()
+	s, ok := table.View(name)
+	if !ok {
+		t.Fatalf("no %s", name)
+	}
+	for _, c := range s.Status.Conditions {
+		if c.Type == kind {
+			return c
+		}
+	}
+	t.Fatalf("%s has no condition %s", name, kind)
+	return v1.Condition{}
+}
+
+func TestFollowerIsToldAllThenDifferences(t *testing.T) {
+	table := NewTable(quiet, "")
+	table.Apply([]v1.VirtualService{virtual("a", plain("10.30.0.1", "10.18.0.1")), virtual("b", plain("10.30.0.2"))}, nil)
+	if c := condition(t, table, "a", "Programmed"); c.Reason != "NoModule" {
+		t.Errorf("%+v", c)
+	}
+	p := follow(t, table)
+	if c := condition(t, table, "a", "Programmed"); c.Status != "False" || c.Reason != "Pending" {
+		t.Errorf("%+v", c)
+	}
+	p.sync().expect("at first", p.names(), "a b")
+	if c := condition(t, table, "a", "Programmed"); c.Status != "True" {
+		t.Errorf("%+v", c)
+	}
+	want := v1.VirtualServiceSpec{
+		Addresses: []v1.VirtualAddress{{Address: "10.30.0.1", Policy: v1.PolicyRoundRobin}},
+		Instances: []v1.VirtualInstance{{Name: "i0", Addresses: []string{"10.18.0.1"}, Weight: 1}},
+	}
+	if diff := cmp.Diff(want, p.has["a"].Spec); diff != "" {
+		t.Error(diff)
+	}
+	updates := p.updates
+	table.Apply([]v1.VirtualService{virtual("a", plain("10.30.0.1", "10.18.0.1"))}, nil)
+	if p.sync().updates != updates {
+		t.Error("told of what is the same")
+	}
+	table.Apply([]v1.VirtualService{virtual("a", plain("10.30.0.1", "10.18.0.9")), virtual("c", plain("10.30.0.3"))}, []string{"b"})
+	p.sync().expect("then", p.names()+" "+p.targets("a"), "a c i0=10.18.0.9@")
+	if p.updates != updates+1 {
+		t.Errorf("%d updates for one change", p.updates-updates)
+	}
+}
+
+// What is many comes in parts, also when a part is refused, or changes come in between.
+func TestPartsAndRefusals(t *testing.T) {
+	table := NewTable(quiet, "")
+	var all []v1.VirtualService
+	for i := range 3 * maxServices / 2 {
+		all = append(all, virtual(fmt.Sprintf("s%04d", i), plain(fmt.Sprintf("10.30.%d.%d", i/250, i%250))))
+	}
+	big := virtual("big", v1.VirtualServiceSpec{Addresses: []v1.VirtualAddress{{Address: "10.31.0.1"}}})
+	for i := range maxInstances {
+		big.Spec.Instances = append(big.Spec.Instances, v1.VirtualInstance{Name: strings.Repeat("n", 55) + fmt.Sprint(i), Node: "2001:db8:1111:2222:3333:4444:5555:6666",
+			Addresses: []string{netip.AddrFrom4([4]byte{10, 18, byte(i >> 8), byte(i)}).String(), fmt.Sprintf("2001:db8:1111:2222:3333:4444:5555:%x", i+1)}})
+	}
+	table.Apply(append(all, big), nil)
+	p := follow(t, table)
+	u, _ := p.follower.Next()
+	if !u.Reset || u.Complete {
+		t.Errorf("the first part: reset %v, complete %v", u.Reset, u.Complete)
+	}
+	p.take(u)
+	p.follower.Taken(u, nil)
+	table.Apply(nil, []string{"s0000", "s0749"}) // one that was told, one that was not
+	u, _ = p.follower.Next()
+	p.follower.Taken(u, errors.New("no room"))
+	if c := condition(t, table, "s0001", "Programmed"); c.Status != "False" || !strings.Contains(c.Message, "no room") {
+		t.Errorf("%+v", c)
+	}
+	u, _ = p.follower.Next()
+	if !u.Reset {
+		t.Error("it is not told all again after a refusal")
+	}
+	p.take(u)
+	p.follower.Taken(u, nil)
+	p.sync()
+	if len(p.has) != len(all)+1-2 || len(p.has["big"].Spec.Instances) != maxInstances {
+		t.Errorf("has %d virtual services, %d instances of the large one", len(p.has), len(p.has["big"].Spec.Instances))
+	}
+}
+
+func prefixes(texts ...string) (out []netip.Prefix) {
+	for _, text := range texts {
+		out = append(out, netip.MustParsePrefix(text))
+	}
+	return out
+}
+
+func TestInstancesFollowServices(t *testing.T) {
+	table := NewTable(quiet, "")
+	spec := v1.VirtualServiceSpec{Addresses: []v1.VirtualAddress{{Address: "10.30.0.1"}}, Instances: []v1.VirtualInstance{
+		{Name: "a", Service: "web"}, {Name: "b", Addresses: []string{"10.18.0.7"}, Node: "192.0.2.9"}}}
+	table.Apply([]v1.VirtualService{virtual("v", spec), virtual("other", plain("10.30.0.2", "10.19.0.1"))}, nil)
+	p := follow(t, table).sync()
+	p.expect("without the service", p.targets("v"), "b=10.18.0.7@192.0.2.9")
+	if c := condition(t, table, "v", "Resolved"); c.Status != "False" || !strings.Contains(c.Message, "there is no Service web") {
+		t.Errorf("%+v", c)
+	}
+	updates := p.updates
+	table.SetLocals(map[string][]netip.Prefix{"web": nil, "db": prefixes("10.18.0.3/26")})
+	if c := condition(t, table, "v", "Resolved"); !strings.Contains(c.Message, "has no address now") {
+		t.Errorf("%+v", c)
+	}
+	table.SetLocals(map[string][]netip.Prefix{"web": prefixes("10.18.0.5/26", "10.18.0.6/26", "fd00::5/64"), "db": prefixes("10.18.0.3/26")})
+	p.sync().expect("with it", p.targets("v"), "a=10.18.0.5,fd00::5@web b=10.18.0.7@192.0.2.9")
+	if c := condition(t, table, "v", "Resolved"); c.Status != "True" {
+		t.Errorf("%+v", c)
+	}
+	table.SetLocals(map[string][]netip.Prefix{"web": prefixes("10.18.0.8/26"), "db": prefixes("10.18.0.7/26")})
+	p.sync().expect("moved, and the other is here", p.targets("v"), "a=10.18.0.8@web b=10.18.0.7@db")
+	table.SetLocals(map[string][]netip.Prefix{"db": prefixes("10.18.0.7/26")})
+	p.sync().expect("gone", p.targets("v"), "b=10.18.0.7@db")
+	table.SetLocals(map[string][]netip.Prefix{"db": prefixes("10.18.0.7/26"), "new": prefixes("10.50.0.1/26")})
+	if p.sync().updates != updates+3 {
+		t.Errorf("%d updates for three changes", p.updates-updates)
+	}
+}
+
+// dynamic is a resolver that does what the test says.
+type dynamic struct {
+	table *Table
+	asked []netip.Addr
+	idle  []string
+}
+
+func (*dynamic) Source() string                     { return "test" }
+func (*dynamic) Run(context.Context, Answers) error { return nil }
+func (d *dynamic) Want(a netip.Addr) bool {
+	d.asked = append(d.asked, a)
+	return a.Is4()
+}
+func (d *dynamic) Idle(name string) { d.idle = append(d.idle, name) }
+
+func TestWantedIsFoundUnknownOrIdle(t *testing.T) {
+	r := &dynamic{}
+	table := NewTable(quiet, "", r)
+	p, other := follow(t, table).sync(), follow(t, table).sync()
+	v4, v6 := netip.MustParseAddr("10.30.0.1"), netip.MustParseAddr("fdff::1")
+	p.follower.Wants(sdk.Wanted{Addresses: []netip.Addr{v4, v6, v4, netip.MustParseAddr("::ffff:10.30.0.1")}})
+	other.follower.Wants(sdk.Wanted{Addresses: []netip.Addr{v4}})
+	if len(r.asked) != 2 {
+		t.Errorf("asked for %v", r.asked)
+	}
+	p.sync().expect("what no resolver has", fmt.Sprint(p.unknown), "[fdff::1]")
+	table.Unknown("test", v4)
+	table.Unknown("test", v4) // late
+	p.sync().expect("what it does not find", fmt.Sprint(p.unknown), "[fdff::1 10.30.0.1]")
+	other.sync().expect("the other one's", fmt.Sprint(other.unknown), "[10.30.0.1]")
+
+	p.follower.Wants(sdk.Wanted{Addresses: []netip.Addr{v4}})
+	table.Found("test", Found{"test.app", plain("10.30.0.1", "10.18.0.1")})
+	p.sync().expect("found", p.targets("test.app"), "i0=10.18.0.1@")
+	if !p.has["test.app"].Dynamic {
+		t.Error("not marked as found")
+	}
+	updates := other.sync().updates
+	other.follower.Wants(sdk.Wanted{Addresses: []netip.Addr{v4}}) // knows it, or has just forgotten it
+	if other.sync().updates != updates+1 || len(r.asked) != 3 {
+		t.Errorf("%d answers; asked for %v", other.updates-updates, r.asked)
+	}
+	p.follower.Wants(sdk.Wanted{Idle: []string{"test.app", "no-such"}})
+	p.sync().expect("while the other uses it", p.names(), "test.app")
+	other.follower.Wants(sdk.Wanted{Idle: []string{"test.app"}})
+	p.sync().expect("idle", p.names()+fmt.Sprint(r.idle), "[test.app]")
+}
+
+// What a control plane wanted goes over to its next version, and is idle with the last.
+func TestFollowersInherit(t *testing.T) {
+	r := &dynamic{}
+	table := NewTable(quiet, "", r)
+	old := follow(t, table).sync()
+	old.follower.Wants(sdk.Wanted{Addresses: []netip.Addr{netip.MustParseAddr("10.30.0.1")}})
+	table.Found("test", Found{"test.app", plain("10.30.0.1", "10.18.0.1")})
+	next := follow(t, table).sync()
+	old.follower.Close()
+	next.sync().expect("after an upgrade", next.names(), "test.app")
+	next.follower.Close()
+	if names := table.Names(); len(names) != 0 || len(r.idle) != 1 {
+		t.Errorf("left: %v, idle %v", names, r.idle)
+	}
+}
+
+func TestResourcesTakeAddresses(t *testing.T) {
+	table := NewTable(quiet, "", &dynamic{})
+	p := follow(t, table)
+	found := plain("10.30.0.1", "10.18.0.1")
+	found.Addresses = append(found.Addresses, v1.VirtualAddress{Address: "10.30.0.2"})
+	table.Found("test", Found{"test.app", found})
+	table.Apply([]v1.VirtualService{virtual("mine", plain("10.30.0.1"))}, nil)
+	p.sync()
+	p.expect("what is left", fmt.Sprint(p.has["test.app"].Spec.Addresses), "[{10.30.0.2 roundRobin }]")
+	table.Found("test", Found{"test.app", found})
+	table.Found("test", Found{"test.late", plain("10.30.0.2")})
+	p.sync()
+	p.expect("found again", fmt.Sprint(p.has["test.app"].Spec.Addresses, p.has["test.late"].Spec.Addresses), "[{10.30.0.2 roundRobin }] []")
+	if c := condition(t, table, "test.app", "Resolved"); c.Reason != "AddressTaken" {
+		t.Errorf("%+v", c)
+	}
+}
+
+// A restarted agent goes on with what was found, until its resolver knows better.
+func TestFoundSurvivesTheAgent(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "resolved.json")
+	ctx, cancel := context.WithCancel(t.Context())
+	table, done := NewTable(quiet, path, &dynamic{}), make(chan error, 1)
+	go func() { done <- table.Run(ctx) }()
+	table.Found("test", Found{"test.a", plain("10.30.0.1", "10.18.0.1")})
+	table.Found("test", Found{"test.b", plain("10.30.0.2")})
+	table.Gone("test", "test.b")
+	cancel()
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	next := NewTable(quiet, path, &dynamic{})
+	next.Restore()
+	p := follow(t, next).sync()
+	p.expect("after the restart", p.names()+" "+p.targets("test.a"), "test.a i0=10.18.0.1@")
+	without := NewTable(quiet, path)
+	without.Restore()
+	if names := without.Names(); len(names) != 0 {
+		t.Errorf("without the resolver: %v", names)
+	}
+}
+
+// Whatever happens in whatever order, a follower that has taken all has what the table has.
+func TestFollowersConverge(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 2))
+	table := NewTable(quiet, "", &dynamic{})
+	p := follow(t, table)
+	for range 3000 {
+		name, n := fmt.Sprint("s", rng.IntN(30)), rng.IntN(256)
+		switch rng.IntN(7) {
+		case 0, 1:
+			table.Apply([]v1.VirtualService{virtual(name, plain(fmt.Sprintf("10.30.0.%d", n), fmt.Sprintf("10.18.0.%d", rng.IntN(4))))}, nil)
+		case 2:
+			table.Apply(nil, []string{name})
+		case 3:
+			table.Found("test", Found{"test." + name, plain(fmt.Sprintf("10.30.0.%d", n))})
+		case 4:
+			table.SetLocals(map[string][]netip.Prefix{"web": prefixes(fmt.Sprintf("10.18.0.%d/26", rng.IntN(4)))})
+		case 5:
+			p.follower.Wants(sdk.Wanted{Idle: []string{"test." + name}})
+		case 6:
+			if u, more := p.follower.Next(); more {
+				var err error
+				if rng.IntN(3) == 0 {
+					err = errors.New("refused")
+				} else {
+					p.take(u)
+				}
+				p.follower.Taken(u, err)
+			}
+		}
+	}
+	p.sync().expect("in the end", p.names(), strings.Join(table.Names(), " "))
+	for _, name := range table.Names() {
+		if got, _ := json.Marshal(p.has[name]); string(got) != string(table.services[name].encoded) {
+			t.Errorf("%s: %s, want %s", name, got, table.services[name].encoded)
+		}
+	}
+	owners := map[string]string{}
+	for name, s := range p.has {
+		for _, a := range s.Spec.Addresses {
+			if other := owners[a.Address]; other != "" && !strings.Contains(name+other, "test.") {
+				continue // resources are checked together before they are applied
+			} else if other != "" {
+				t.Errorf("%s is the address of %s and %s", a.Address, name, other)
+			}
+			owners[a.Address] = name
+		}
+	}
+}
+
+func TestCheck(t *testing.T) {
+	good := v1.VirtualServiceSpec{
+		Addresses: []v1.VirtualAddress{{Address: "10.30.0.2", Policy: v1.PolicyClosest}, {Address: "fdff:2000::2"}, {Address: "10.30.1.1", Instance: "a"}},
+		Ports:     []v1.VirtualPort{{Port: 80}, {Port: 80, Protocol: v1.ProtocolUDP}},
+		Instances: []v1.VirtualInstance{{Name: "a", Addresses: []string{"10.18.0.5", "fd00::5"}, Node: "192.0.2.2"}, {Name: "b", Service: "web"}},
+	}
+	if err := Check(virtual("v", good)); err != nil {
+		t.Error(err)
+	}
+	if err := Check(virtual("v", v1.VirtualServiceSpec{Addresses: good.Addresses[:2]})); err != nil {
+		t.Errorf("without instances: %v", err)
+	}
+	for name, c := range map[string]struct {
+		change func(*v1.VirtualServiceSpec)
+		field  string
+		reason string
+	}{
+		"no address":         {func(s *v1.VirtualServiceSpec) { s.Addresses[0].Address = "web" }, "spec.addresses[0].address", "is not an address"},
+		"prefix":             {func(s *v1.VirtualServiceSpec) { s.Addresses[0].Address = "10.30.0.2/32" }, "spec.addresses[0].address", "is not an address"},
+		"mapped":             {func(s *v1.VirtualServiceSpec) { s.Addresses[0].Address = "::ffff:10.30.0.2" }, "spec.addresses[0].address", "write 10.30.0.2"},
+		"zone":               {func(s *v1.VirtualServiceSpec) { s.Addresses[0].Address = "fd00::1%eth0" }, "spec.addresses[0].address", "zone"},
+		"multicast":          {func(s *v1.VirtualServiceSpec) { s.Addresses[0].Address = "224.0.0.1" }, "spec.addresses[0].address", "not an address that"},
+		"broadcast":          {func(s *v1.VirtualServiceSpec) { s.Addresses[0].Address = "255.255.255.255" }, "spec.addresses[0].address", "not an address that"},
+		"twice":              {func(s *v1.VirtualServiceSpec) { s.Addresses[1].Address = "10.30.0.2" }, "spec.addresses[1].address", "twice"},
+		"twice, spelled out": {func(s *v1.VirtualServiceSpec) { s.Addresses[0].Address = "fdff:2000:0::0002" }, "spec.addresses[1].address", "twice"},
+		"policy and instance": {func(s *v1.VirtualServiceSpec) { s.Addresses[2].Policy = v1.PolicyClosest }, "spec.addresses[2]",
+			"instance and policy"},
+		"unknown instance": {func(s *v1.VirtualServiceSpec) { s.Addresses[2].Instance = "c" }, "spec.addresses[2].instance", "no instance c"},
+		"family": {func(s *v1.VirtualServiceSpec) {
+			s.Instances = s.Instances[:1]
+			s.Instances[0].Addresses = []string{"10.18.0.5"}
+		}, "spec.addresses[1].address", "is IPv6"},
+		"family of the one": {func(s *v1.VirtualServiceSpec) { s.Instances[0].Addresses = []string{"fd00::5"} }, "spec.addresses[2].address",
+			"is IPv4"},
+		"instance twice":    {func(s *v1.VirtualServiceSpec) { s.Instances[1].Name = "a" }, "spec.instances[1].name", "twice"},
+		"neither":           {func(s *v1.VirtualServiceSpec) { s.Instances[1].Service = "" }, "spec.instances[1]", "either addresses, or service"},
+		"both":              {func(s *v1.VirtualServiceSpec) { s.Instances[1].Addresses = []string{"10.18.0.6"} }, "spec.instances[1]", "either addresses, or service"},
+		"service elsewhere": {func(s *v1.VirtualServiceSpec) { s.Instances[1].Node = "192.0.2.2" }, "spec.instances[1].node", "on this node"},
+		"node":              {func(s *v1.VirtualServiceSpec) { s.Instances[0].Node = "node-2" }, "spec.instances[0].node", "is not an address"},
+		"two of a family":   {func(s *v1.VirtualServiceSpec) { s.Instances[0].Addresses[1] = "10.18.0.6" }, "spec.instances[0].addresses", "two addresses of one family"},
+		"virtual itself":    {func(s *v1.VirtualServiceSpec) { s.Instances[0].Addresses[0] = "10.30.0.2" }, "spec.instances[0].addresses[0]", "virtual addresses itself"},
+		"port twice":        {func(s *v1.VirtualServiceSpec) { s.Ports[1].Protocol = "" }, "spec.ports[1].port", "tcp port 80 is given twice"},
+	} {
+		spec := v1.VirtualServiceSpec{Addresses: slices.Clone(good.Addresses), Ports: slices.Clone(good.Ports), Instances: slices.Clone(good.Instances)}
+		spec.Instances[0].Addresses = slices.Clone(good.Instances[0].Addresses)
+		c.change(&spec)
+		var wrong *fault.Invalid
+		if err := Check(virtual("v", spec)); !errors.As(err, &wrong) || wrong.Field != c.field || !strings.Contains(wrong.Reason, c.reason) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+func TestCheckTogether(t *testing.T) {
+	all := map[string]v1.VirtualService{"a": virtual("a", plain("10.30.0.1", "10.18.0.1")), "b": virtual("b", plain("10.30.0.2", "10.18.0.1"))}
+	if err := CheckTogether(all); err != nil {
+		t.Error(err)
+	}
+	var conflict *fault.Conflict
+	all["c"] = virtual("c", plain("10.30.0.1"))
+	if err := CheckTogether(all); !errors.As(err, &conflict) || !strings.Contains(conflict.Reason, "a and c both have the address 10.30.0.1") {
+		t.Error(err)
+	}
+	all["c"] = virtual("c", plain("10.30.0.3", "10.30.0.2"))
+	if err := CheckTogether(all); !errors.As(err, &conflict) || !strings.Contains(conflict.Reason, "virtual address of b") {
+		t.Error(err)
+	}
+}
+
+// BenchmarkChange is one change of a table of 10,000 virtual services with 100,000 instances.
+func BenchmarkChange(b *testing.B) {
+	table := NewTable(quiet, "")
+	var all []v1.VirtualService
+	for i := range 10000 {
+		s := virtual(fmt.Sprint("s", i), plain(netip.AddrFrom4([4]byte{10, 30, byte(i >> 8), byte(i)}).String()))
+		for j := range 10 {
+			s.Spec.Instances = append(s.Spec.Instances, v1.VirtualInstance{Name: fmt.Sprint("i", j), Addresses: []string{netip.AddrFrom4([4]byte{10, byte(64 + j), byte(i >> 8), byte(i)}).String()}})
+		}
+		all = append(all, s)
+	}
+	table.Apply(all, nil)
+	f := table.Follow("proxy")
+	drain := func() {
+		for u, more := f.Next(); more; u, more = f.Next() {
+			f.Taken(u, nil)
+		}
+	}
+	drain()
+	n := 0
+	for b.Loop() {
+		n++
+		table.SetLocals(map[string][]netip.Prefix{"web": prefixes(fmt.Sprintf("10.64.0.%d/26", n%2))})
+		drain()
+	}
+}
