@@ -10,7 +10,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/kerb-edge/kerb/bench"
 	"github.com/kerb-edge/kerb/internal/netlab"
 )
 
@@ -95,9 +94,9 @@ func (p *Pair) Close() error { return errors.Join(unix.Close(p.client), unix.Clo
 func (p *Pair) Throughput(duration time.Duration) (float64, error) {
 	sender := make(chan error, 1)
 	end := time.Now().Add(streamWarm + duration)
-	go func() { sender <- bench.Pinned(0, func() error { return p.stream(end) }) }()
+	go func() { sender <- Pinned(0, func() error { return p.stream(end) }) }()
 	var rate float64
-	err := bench.Pinned(1, func() (err error) { rate, err = p.sink(); return err })
+	err := Pinned(1, func() (err error) { rate, err = p.sink(); return err })
 	return rate, errors.Join(err, <-sender)
 }
 
@@ -148,9 +147,9 @@ func (p *Pair) sink() (bitsPerSecond float64, err error) {
 // one virtual CPU wakes another.
 func (p *Pair) PingPong(duration time.Duration) ([]float64, error) {
 	server := make(chan error, 1)
-	go func() { server <- bench.Pinned(1, p.pong) }()
+	go func() { server <- Pinned(1, p.pong) }()
 	var times []float64
-	err := bench.Pinned(1, func() (err error) { times, err = p.ping(duration); return err })
+	err := Pinned(1, func() (err error) { times, err = p.ping(duration); return err })
 	err = errors.Join(err, unix.Shutdown(p.client, unix.SHUT_WR))
 	return times, errors.Join(err, <-server)
 }
