@@ -45,8 +45,8 @@ func raiseNFTables(g *ground) (closer, error) {
 	var chains, elements strings.Builder
 	for _, p := range ports {
 		chain := fmt.Sprintf("service-%s-%d", p.protocol, p.port)
-		fmt.Fprintf(&chains, "\tchain endpoint-%s { meta l4proto %s dnat to %s }\n", chain, p.protocol, endpoint(g.addr(g.server), p.port))
-		fmt.Fprintf(&chains, "\tchain %s { numgen random mod 1 vmap { 0 : goto endpoint-%s } }\n", chain, chain)
+		fmt.Fprintf(&chains, "\tchain endpoint-%s { meta l4proto %s dnat to %s; }\n", chain, p.protocol, endpoint(g.addr(g.server), p.port))
+		fmt.Fprintf(&chains, "\tchain %s { numgen random mod 1 vmap { 0 : goto endpoint-%s }; }\n", chain, chain)
 		fmt.Fprintf(&elements, "\t\t\t%s . %s . %d : goto %s,\n", g.virtual[1], p.protocol, p.port, chain)
 	}
 	other := g.virtual[1]
@@ -60,7 +60,7 @@ func raiseNFTables(g *ground) (closer, error) {
 		elements = {
 %s		}
 	}
-	chain services { %s daddr . meta l4proto . th dport vmap @service-ips }
+	chain services { %s daddr . meta l4proto . th dport vmap @service-ips; }
 	chain nat-prerouting {
 		type nat hook prerouting priority dstnat; policy accept;
 		jump services
@@ -69,7 +69,9 @@ func raiseNFTables(g *ground) (closer, error) {
 `, family, chains.String(), word, elements.String(), family), "nft", "-f", "-")
 }
 
-func endpoint(addr netip.Addr, port int) string { return netip.AddrPortFrom(addr, uint16(port)).String() }
+func endpoint(addr netip.Addr, port int) string {
+	return netip.AddrPortFrom(addr, uint16(port)).String()
+}
 
 // raiseIPTables makes kube-proxy's iptables mode: a list of services, a chain for each, and one for its endpoint.
 func raiseIPTables(g *ground) (closer, error) {

@@ -17,7 +17,7 @@ import (
 	"github.com/kerb-edge/kerb/bench"
 )
 
-//go:embed tun.c
+//go:embed tun/tun.c
 var tunSource []byte
 
 const (

@@ -16,11 +16,9 @@ import (
 	"strconv"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/kerb-edge/kerb/bench"
-	"github.com/kerb-edge/kerb/bench/internal/traffic"
 	"github.com/kerb-edge/kerb/internal/netlab"
+	"github.com/kerb-edge/kerb/internal/traffic"
 )
 
 // Ports that have to be reachable, TCP and UDP.
@@ -110,18 +108,19 @@ func parse(out []byte, err error) (r result, _ error) {
 	return r, err
 }
 
-// times are how long one round measures. iperf3 is told an amount where a second would be too long.
+// times are how long one round measures.
 type times struct {
-	stream, thin      []string // iperf3's word for how long
+	stream            time.Duration // 0: as long as iperf3 needs
+	thin              []string      // iperf3's word for how long
 	connects          int
 	trips, calm, cost time.Duration
 }
 
 func timesOf(quick bool) times {
 	if quick {
-		return times{stream: []string{"-t", "1"}, thin: []string{"-n", "50K"}, connects: 100, trips: 100 * time.Millisecond}
+		return times{stream: 200 * time.Millisecond, thin: []string{"-n", "25K"}, connects: 100, trips: 100 * time.Millisecond}
 	}
-	return times{stream: []string{"-t", "2", "-O", "1"}, thin: []string{"-t", "2"}, connects: 1000, trips: 500 * time.Millisecond,
+	return times{thin: []string{"-t", "2"}, connects: 1000, trips: 500 * time.Millisecond,
 		calm: 500 * time.Millisecond, cost: 2 * time.Second}
 }
 
@@ -132,7 +131,7 @@ func (p *Path) Measure(quick bool) ([]bench.Sample, error) {
 	if err != nil {
 		return nil, err
 	}
-	connects, err := p.connects(t.connects)
+	connects, err := traffic.Connects(p.Client, p.Server, netip.AddrPortFrom(p.Address, TripPort), t.connects)
 	if err != nil {
 		return nil, err
 	}
@@ -158,7 +157,7 @@ func percentiles(metric string, us []float64) []bench.Sample {
 
 // streams measures TCP at full speed and the jitter (RFC 3550) of UDP at 1 Mbit/s.
 func (p *Path) streams(t times) ([]bench.Sample, error) {
-	full, err := p.run(t.stream...)
+	full, err := p.throughput(t.stream)
 	if err != nil {
 		return nil, fmt.Errorf("throughput: %w", err)
 	}
@@ -167,10 +166,24 @@ func (p *Path) streams(t times) ([]bench.Sample, error) {
 		return nil, fmt.Errorf("jitter: %w", err)
 	}
 	return []bench.Sample{
-		{Metric: "throughput", Stat: "p50", Unit: "Gbit/s", Value: full.End.Received.Rate / 1e9},
+		{Metric: "throughput", Stat: "p50", Unit: "Gbit/s", Value: full / 1e9},
 		{Metric: "jitter", Stat: "p50", Unit: "us", Value: thin.End.Sum.Jitter * 1e3},
 		{Metric: "lost", Stat: "sum", Unit: "count", Value: float64(thin.End.Sum.Lost)},
 	}, nil
+}
+
+// throughput is that of one TCP stream in bit/s; for less than a second it is made here, as iperf3 knows none.
+func (p *Path) throughput(quick time.Duration) (float64, error) {
+	if quick == 0 {
+		full, err := p.run("-t", "2", "-O", "1")
+		return full.End.Received.Rate, err
+	}
+	pair, err := traffic.Connect(p.Client, p.Server, netip.AddrPortFrom(p.Address, TripPort))
+	if err != nil {
+		return 0, err
+	}
+	defer pair.Close()
+	return pair.Throughput(quick)
 }
 
 // cost is the CPU time of TCP at 100 Mbit/s, in cores. iperf3's start and end are left out.
@@ -201,47 +214,4 @@ func (p *Path) trips(duration time.Duration) ([]float64, error) {
 	}
 	defer pair.Close()
 	return pair.PingPong(duration)
-}
-
-// connects opens and ends connections one after the other and returns what each connect took in us. The server's end closes
-// first and the client's resets, so that neither keeps ports busy.
-func (p *Path) connects(n int) ([]float64, error) {
-	listener, err := traffic.Listen(p.Server, netip.AddrPortFrom(p.Address, TripPort))
-	if err != nil {
-		return nil, err
-	}
-	defer unix.Close(listener)
-	var times []float64
-	err = p.Client.Do(func() error {
-		return bench.Pinned(1, func() error {
-			for range n {
-				us, err := connectOnce(listener, netip.AddrPortFrom(p.Address, TripPort))
-				if err != nil {
-					return err
-				}
-				times = append(times, us)
-			}
-			return nil
-		})
-	})
-	return times, err
-}
-
-func connectOnce(listener int, to netip.AddrPort) (us float64, err error) {
-	client, err := traffic.TCPSocket(to.Addr())
-	if err != nil {
-		return 0, err
-	}
-	defer unix.Close(client)
-	start := time.Now()
-	if err := traffic.ConnectSocket(client, to); err != nil {
-		return 0, fmt.Errorf("connect to %s: %w", to, err)
-	}
-	us = float64(time.Since(start).Nanoseconds()) / 1e3
-	server, _, err := unix.Accept4(listener, unix.SOCK_CLOEXEC)
-	if err != nil {
-		return 0, fmt.Errorf("accept: %w", err)
-	}
-	abort := &unix.Linger{Onoff: 1}
-	return us, errors.Join(unix.SetsockoptLinger(client, unix.SOL_SOCKET, unix.SO_LINGER, abort), unix.Close(server))
 }

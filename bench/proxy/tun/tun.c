@@ -82,7 +82,7 @@ static int translate(uint8_t *p, ssize_t len, int partial)
 	uint8_t proto = addr_len == 4 ? p[9] : p[6], zero[2] = {};
 	int off = check_offset(proto);
 
-	if (len < (ssize_t)head + 20 || p[0] >> 4 != (addr_len == 4 ? 4 : 6))
+	if (len < (ssize_t)head + off + 2 || p[0] >> 4 != (addr_len == 4 ? 4 : 6))
 		return 0;
 	for (struct rule *r = rules; r < rules + 2; r++) {
 		if (memcmp(p + at, r->src, addr_len) || memcmp(p + at + addr_len, r->dst, addr_len))
