@@ -63,7 +63,7 @@ func virtualService(name string, virtual, instance netip.Addr) v1.VirtualService
 		TypeMeta: v1.TypeMeta{APIVersion: v1.APIVersion, Kind: v1.KindVirtualService},
 		Metadata: v1.ObjectMeta{Name: name},
 		Spec: v1.VirtualServiceSpec{
-			Addresses: []v1.VirtualAddress{{Address: virtual.String(), Policy: v1.RoundRobin}},
+			Addresses: []v1.VirtualAddress{{Address: virtual.String(), Policy: v1.PolicyRoundRobin}},
 			Instances: []v1.VirtualInstance{{Name: name + "-0", Addresses: []string{instance.String()}}},
 		},
 	}
