@@ -11,14 +11,11 @@ import (
 	"math"
 	"os"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
 	"testing"
 	"testing/fstest"
 	"time"
-
-	"golang.org/x/sys/unix"
 )
 
 func testRun(e Experiment, rounds int) *Run {
@@ -208,22 +205,6 @@ func TestRegisterTwicePanics(t *testing.T) {
 		}
 	}()
 	Register(Experiment{Name: "toy"})
-}
-
-func TestPinnedHoldsOneCPUAndLetsGo(t *testing.T) {
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	var before, inside, after unix.CPUSet
-	err := errors.Join(
-		unix.SchedGetaffinity(0, &before),
-		Pinned(before.Count(), func() error { return unix.SchedGetaffinity(0, &inside) }),
-		unix.SchedGetaffinity(0, &after))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if inside.Count() != 1 || !inside.IsSet(nthCPU(&before, 0)) || after != before {
-		t.Errorf("before %v, inside %v, after %v", before, inside, after)
-	}
 }
 
 func TestObject(t *testing.T) {

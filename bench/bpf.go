@@ -7,11 +7,9 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"runtime"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
-	"golang.org/x/sys/unix"
 )
 
 // ErrNotBuilt is wrapped when the tool was built without the compiled data
@@ -39,34 +37,4 @@ func HaveTCX() error {
 	const loopback = 1 // in every namespace; it is asked, not changed
 	_, err := link.QueryPrograms(link.QueryOptions{Target: loopback, Attach: ebpf.AttachTCXIngress})
 	return err
-}
-
-// Pinned runs f on one CPU, counted from 0 and wrapped at the number of CPUs
-// this process may use, so that measured code is not moved about.
-func Pinned(cpu int, f func() error) error {
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	var before unix.CPUSet
-	if err := unix.SchedGetaffinity(0, &before); err != nil {
-		return fmt.Errorf("cpu affinity: %w", err)
-	}
-	var one unix.CPUSet
-	one.Set(nthCPU(&before, cpu))
-	if err := unix.SchedSetaffinity(0, &one); err != nil {
-		return fmt.Errorf("pin to cpu: %w", err)
-	}
-	defer unix.SchedSetaffinity(0, &before)
-	return f()
-}
-
-func nthCPU(set *unix.CPUSet, n int) int {
-	n %= max(set.Count(), 1)
-	for cpu := 0; ; cpu++ {
-		if set.IsSet(cpu) {
-			if n == 0 {
-				return cpu
-			}
-			n--
-		}
-	}
 }

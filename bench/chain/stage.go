@@ -13,8 +13,8 @@ import (
 	"github.com/cilium/ebpf/link"
 
 	"github.com/kerb-edge/kerb/bench"
-	"github.com/kerb-edge/kerb/bench/internal/traffic"
 	"github.com/kerb-edge/kerb/internal/netlab"
+	"github.com/kerb-edge/kerb/internal/traffic"
 )
 
 // The figure of one round is the median of several runs, each right after one
@@ -251,7 +251,7 @@ func (s *stage) packet(kind string, ch Chain) (packetTime, error) {
 		count = liveFrames
 	}
 	var with, added []float64
-	err := bench.Pinned(1, func() error {
+	err := traffic.Pinned(1, func() error {
 		for range s.runs {
 			b, err := s.sendBase(kind, ch, count)
 			if err != nil {

@@ -15,7 +15,7 @@ import (
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/bench"
-	"github.com/kerb-edge/kerb/bench/internal/traffic"
+	"github.com/kerb-edge/kerb/internal/traffic"
 )
 
 // The sweep doubles the rate until events are lost, and then halves the gap (in the logarithm) a few times.
@@ -119,7 +119,7 @@ func (o *offer) once(rate float64) (read float64, lost bool, err error) {
 		return 0, false, err
 	}
 	begin := time.Now()
-	if err := bench.Pinned(0, func() error { return o.send(rate) }); err != nil {
+	if err := traffic.Pinned(0, func() error { return o.send(rate) }); err != nil {
 		return 0, false, err
 	}
 	after, err := o.drain(before)

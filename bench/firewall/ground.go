@@ -16,8 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kerb-edge/kerb/bench"
-	"github.com/kerb-edge/kerb/bench/internal/traffic"
 	"github.com/kerb-edge/kerb/internal/netlab"
+	"github.com/kerb-edge/kerb/internal/traffic"
 )
 
 //go:embed *.bpf.*
@@ -189,7 +189,7 @@ func (g *ground) withSink(f func() error) error {
 	if err != nil {
 		return fmt.Errorf("sink: %w", err)
 	}
-	err = bench.Pinned(1, f)
+	err = traffic.Pinned(1, f)
 	return errors.Join(err, g.service.Do(func() error { return netlink.QdiscDel(qdisc) }))
 }
 

@@ -8,6 +8,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/kerb-edge/kerb/bench"
+	"github.com/kerb-edge/kerb/internal/traffic"
 )
 
 // skBuff is the head of struct __sk_buff (linux/bpf.h); a test run takes the
@@ -35,7 +36,7 @@ func (g *ground) testRun(p *ebpf.Program) (float64, error) {
 		opts.Context = skBuff{Ifindex: index}
 	}
 	var times []float64
-	err := bench.Pinned(1, func() error {
+	err := traffic.Pinned(1, func() error {
 		for range testRuns {
 			ns, err := g.run(p, opts)
 			if err != nil {

@@ -35,5 +35,5 @@ func openKerb(lab *netlab.Lab, service *netlab.Host) (Replacer, error) {
 
 func (k *kerb) Replace(generation uint32) error {
 	return k.Apply(node.Service(k.service), node.Module("count", k.pass, "*", nil),
-		node.Module("stamp", k.stamp, "*", map[string]any{"port": StreamPort, "generation": generation}))
+		node.Module("stamp", k.stamp, "*", map[string]any{"port": streamPort, "generation": generation}))
 }

@@ -15,9 +15,12 @@ import (
 
 	"github.com/kerb-edge/kerb/bench"
 	"github.com/kerb-edge/kerb/internal/netlab"
+	"github.com/kerb-edge/kerb/internal/traffic"
 )
 
 const labPrefix = "kbswap"
+
+const streamPort = 7411 // also in stamp.bpf.c
 
 // A round makes 200 replacements, five rounds a thousand, with a pause after
 // each in which a few hundred packets pass. Fewer are enough for a quick look,
@@ -37,7 +40,7 @@ type Replacer interface {
 }
 
 // Kerb builds Kerb's side with generation 1 of the module in the ingress chain
-// of a service of the lab (see Stream for what the module does to a packet).
+// of a service of the lab (see traffic.Stream for what the module does to a packet).
 // The package that owns the data plane sets it before the command runs;
 // without it the report holds the references alone.
 var Kerb func(lab *netlab.Lab, service *netlab.Host) (Replacer, error)
@@ -121,7 +124,7 @@ func (s subject) measure(ctx context.Context, r *bench.Run) (_ []bench.Sample, e
 	}
 	defer func() { err = errors.Join(err, rep.Close()) }()
 	var times []float64
-	account, err := Stream(s.client, s.service, func() (err error) {
+	account, err := traffic.Stream(s.client, s.service, streamPort, func() (err error) {
 		times, err = replaceAll(ctx, rep, s.replacements)
 		return err
 	})
@@ -152,14 +155,14 @@ func replaceAll(ctx context.Context, rep Replacer, n int) ([]float64, error) {
 
 // judge voids a run whose instruments failed: what was lost in a buffer says
 // nothing of the hook, and replacements that no packet saw prove nothing.
-func (s subject) judge(r *bench.Run, a Account) {
+func (s subject) judge(r *bench.Run, a traffic.Account) {
 	if a.Explained.Socket > 0 {
 		r.Unsound("%s: the receiver's socket dropped %d packets", s.config, a.Explained.Socket)
 	}
 	if a.Explained.Backlog > 0 && a.Lost > 0 {
 		r.Unsound("%s: CPU backlogs dropped %d packets", s.config, a.Explained.Backlog)
 	}
-	if a.Rate < PacketRate {
+	if a.Rate < traffic.PacketRate {
 		r.Unsound("%s: the sender reached only %.0f packets/s", s.config, a.Rate)
 	}
 	if a.Generations < uint64(s.replacements*9/10) {
@@ -167,7 +170,7 @@ func (s subject) judge(r *bench.Run, a Account) {
 	}
 }
 
-func samples(a Account, times []float64) []bench.Sample {
+func samples(a traffic.Account, times []float64) []bench.Sample {
 	count := func(metric string, n uint64) bench.Sample {
 		return bench.Sample{Metric: metric, Stat: "sum", Unit: "count", Value: float64(n)}
 	}

@@ -3,46 +3,14 @@
 package swap
 
 import (
-	"encoding/binary"
 	"errors"
 	"os"
 	"testing"
-	"time"
 
 	"github.com/kerb-edge/kerb/bench"
-	"github.com/kerb-edge/kerb/bench/internal/traffic"
 	"github.com/kerb-edge/kerb/internal/netlab"
+	"github.com/kerb-edge/kerb/internal/traffic"
 )
-
-func payload(seq uint64, stamps, generation uint32) []byte {
-	p := make([]byte, PayloadSize)
-	binary.NativeEndian.PutUint64(p, seq)
-	binary.NativeEndian.PutUint32(p[OffsetStamps:], stamps)
-	binary.NativeEndian.PutUint32(p[OffsetGen:], generation)
-	return p
-}
-
-func TestAccount(t *testing.T) {
-	s := &stream{sent: 6, took: time.Second}
-	for _, p := range [][]byte{
-		payload(0, 1, 1), // a probe
-		payload(1, 1, 1),
-		payload(2, 1, 2),
-		payload(2, 1, 2), // again
-		payload(3, 0, 0), // missed by the module
-		payload(4, 2, 3), // seen twice
-		payload(6, 1, 2), // 5 is lost; generation 2 after 3
-		payload(6, 1, 2)[:8],
-	} {
-		s.tally.add(p)
-	}
-	got := s.account(traffic.Losses{})
-	want := Account{Sent: 6, Received: 6, Lost: 1, Duplicated: 1, Unprocessed: 1, Doubled: 1,
-		Generations: 3, Backward: 1, Rate: 6}
-	if got != want {
-		t.Errorf("got  %+v\nwant %+v", got, want)
-	}
-}
 
 // The stream sees every packet, and tells a hook that misses packets while it
 // is replaced from one that does not.
@@ -71,7 +39,7 @@ func TestStreamUnderReplacement(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		a, err := Stream(client, service, func() error { _, err := replaceAll(t.Context(), rep, replacementsNaive); return err })
+		a, err := traffic.Stream(client, service, streamPort, func() error { _, err := replaceAll(t.Context(), rep, replacementsNaive); return err })
 		if err := errors.Join(err, rep.Close()); err != nil {
 			t.Fatal(err)
 		}

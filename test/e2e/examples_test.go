@@ -20,18 +20,24 @@ func example(t *testing.T, name, version string) string {
 	if err := os.CopyFS(dir, os.DirFS("../../examples/"+name)); err != nil {
 		t.Fatal(err)
 	}
-	path := filepath.Join(dir, "kerb.yaml")
-	text, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(path, []byte(strings.Replace(string(text), "version: 0.1.0", "version: "+version, 1)), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	setVersion(t, dir, version)
 	if err := pkgs.Build(t.Context(), dir, pkgs.Options{Out: t.Output()}); err != nil {
 		t.Fatal(err)
 	}
 	return dir
+}
+
+// setVersion changes the version of a package.
+func setVersion(t *testing.T, dir, version string) {
+	t.Helper()
+	path := filepath.Join(dir, "kerb.yaml")
+	text, err := os.ReadFile(path)
+	if err == nil {
+		err = os.WriteFile(path, []byte(strings.Replace(string(text), "version: 0.1.0", "version: "+version, 1)), 0o600)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
 }
 
 // packets is what topports has counted for the port of the stream.

@@ -10,7 +10,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/kerb-edge/kerb/bench"
 	"github.com/kerb-edge/kerb/internal/netlab"
 )
 
@@ -25,7 +24,7 @@ type Pair struct {
 	client, server int
 }
 
-// Connect opens a connection from one host to an address of another.
+// Connect opens a connection from one host to an address under which it reaches another, be it a virtual one.
 func Connect(from, to *netlab.Host, at netip.AddrPort) (*Pair, error) {
 	listener, err := listen(to, at)
 	if err != nil {
@@ -52,9 +51,16 @@ func listen(h *netlab.Host, at netip.AddrPort) (fd int, err error) {
 		}
 		return errors.Join(
 			unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1),
-			unix.Bind(fd, sockaddr(at)), unix.Listen(fd, 1))
+			unix.Bind(fd, sockaddr(anyAddress(at))), unix.Listen(fd, 1))
 	})
 	return fd, err
+}
+
+func anyAddress(at netip.AddrPort) netip.AddrPort {
+	if at.Addr().Is4() {
+		return netip.AddrPortFrom(netip.IPv4Unspecified(), at.Port())
+	}
+	return netip.AddrPortFrom(netip.IPv6Unspecified(), at.Port())
 }
 
 func dial(h *netlab.Host, at netip.AddrPort) (fd int, err error) {
@@ -82,6 +88,48 @@ func tcpSocket(addr netip.Addr) (int, error) {
 		unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &limit))
 }
 
+// Connects opens and ends n connections one after the other, both ends on one CPU, and returns what each connect took in us.
+// The client resets them, so that no port stays busy.
+func Connects(from, to *netlab.Host, at netip.AddrPort, n int) (times []float64, err error) {
+	listener, err := listen(to, at)
+	if err != nil {
+		return nil, fmt.Errorf("listen on port %d: %w", at.Port(), err)
+	}
+	defer unix.Close(listener)
+	err = from.Do(func() error {
+		return Pinned(1, func() error {
+			for range n {
+				us, err := connectOnce(listener, at)
+				if err != nil {
+					return err
+				}
+				times = append(times, us)
+			}
+			return nil
+		})
+	})
+	return times, err
+}
+
+func connectOnce(listener int, to netip.AddrPort) (us float64, err error) {
+	client, err := tcpSocket(to.Addr())
+	if err != nil {
+		return 0, err
+	}
+	defer unix.Close(client)
+	start := time.Now()
+	if err := unix.Connect(client, sockaddr(to)); err != nil {
+		return 0, fmt.Errorf("connect to %s: %w", to, err)
+	}
+	us = float64(time.Since(start).Nanoseconds()) / 1e3
+	server, _, err := unix.Accept4(listener, unix.SOCK_CLOEXEC)
+	if err != nil {
+		return 0, fmt.Errorf("accept: %w", err)
+	}
+	reset := &unix.Linger{Onoff: 1}
+	return us, errors.Join(unix.SetsockoptLinger(client, unix.SOL_SOCKET, unix.SO_LINGER, reset), unix.Close(server))
+}
+
 func noDelay(fd int) error {
 	return unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1)
 }
@@ -95,9 +143,9 @@ func (p *Pair) Close() error { return errors.Join(unix.Close(p.client), unix.Clo
 func (p *Pair) Throughput(duration time.Duration) (float64, error) {
 	sender := make(chan error, 1)
 	end := time.Now().Add(streamWarm + duration)
-	go func() { sender <- bench.Pinned(0, func() error { return p.stream(end) }) }()
+	go func() { sender <- Pinned(0, func() error { return p.stream(end) }) }()
 	var rate float64
-	err := bench.Pinned(1, func() (err error) { rate, err = p.sink(); return err })
+	err := Pinned(1, func() (err error) { rate, err = p.sink(); return err })
 	return rate, errors.Join(err, <-sender)
 }
 
@@ -148,9 +196,9 @@ func (p *Pair) sink() (bitsPerSecond float64, err error) {
 // one virtual CPU wakes another.
 func (p *Pair) PingPong(duration time.Duration) ([]float64, error) {
 	server := make(chan error, 1)
-	go func() { server <- bench.Pinned(1, p.pong) }()
+	go func() { server <- Pinned(1, p.pong) }()
 	var times []float64
-	err := bench.Pinned(1, func() (err error) { times, err = p.ping(duration); return err })
+	err := Pinned(1, func() (err error) { times, err = p.ping(duration); return err })
 	err = errors.Join(err, unix.Shutdown(p.client, unix.SHUT_WR))
 	return times, errors.Join(err, <-server)
 }

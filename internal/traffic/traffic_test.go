@@ -7,6 +7,7 @@ import (
 	"errors"
 	"net/netip"
 	"os"
+	"runtime"
 	"testing"
 	"time"
 
@@ -152,6 +153,22 @@ func TestPacerKeepsTheRateOnAverage(t *testing.T) {
 	}
 	if took := time.Duration(monotonic() - start); took < 15*time.Millisecond {
 		t.Errorf("20 events a millisecond apart took %v", took)
+	}
+}
+
+func TestPinnedHoldsOneCPUAndLetsGo(t *testing.T) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	var before, inside, after unix.CPUSet
+	err := errors.Join(
+		unix.SchedGetaffinity(0, &before),
+		Pinned(before.Count(), func() error { return unix.SchedGetaffinity(0, &inside) }),
+		unix.SchedGetaffinity(0, &after))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if inside.Count() != 1 || !inside.IsSet(nthCPU(&before, 0)) || after != before {
+		t.Errorf("before %v, inside %v, after %v", before, inside, after)
 	}
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package traffic is the load generators of the benchmarks: batched UDP, TCP
+// Package traffic is the load generators of benchmarks and tests: batched UDP, TCP
 // streams and ping-pong, with the kernel's own loss counters beside them.
 // Sockets belong to the namespace of the thread that opens them.
 package traffic

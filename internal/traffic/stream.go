@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package swap
+package traffic
 
 import (
 	"encoding/binary"
@@ -10,8 +10,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/kerb-edge/kerb/bench"
-	"github.com/kerb-edge/kerb/bench/internal/traffic"
 	"github.com/kerb-edge/kerb/internal/netlab"
 )
 
@@ -22,7 +20,6 @@ import (
 //	8  u32 stamps      a module adds 1
 //	12 u32 generation  a module writes its own
 const (
-	StreamPort     = 7411
 	PayloadSize    = 32
 	OffsetStamps   = 8
 	OffsetGen      = 12
@@ -38,6 +35,8 @@ const paceRate = PacketRate * 120 / 100
 // Account is what became of the packets of one stream.
 type Account struct {
 	Sent, Received, Lost, Duplicated uint64
+	// Probes were sent, too, before all others, and appear in no other number.
+	Probes uint64
 	// Unprocessed packets carry no stamp, Doubled more than one.
 	Unprocessed, Doubled uint64
 	// Generations is how many different ones were seen, Backward how often an
@@ -45,14 +44,14 @@ type Account struct {
 	Generations, Backward uint64
 	// Explained is the part of Lost that never reached the hook's end: the
 	// kernel counted it as a full socket buffer or CPU backlog.
-	Explained traffic.Losses
+	Explained Losses
 	Rate      float64 // sent per second
 }
 
-// Stream sends numbered packets from one host to another while during runs,
-// and accounts for each.
-func Stream(from, to *netlab.Host, during func() error) (Account, error) {
-	s := &stream{from: from, to: to}
+// Stream sends numbered packets from one host to a port of another while
+// during runs, and accounts for each.
+func Stream(from, to *netlab.Host, port uint16, during func() error) (Account, error) {
+	s := &stream{from: from, at: netip.AddrPortFrom(to.Addr4(), port), to: to}
 	if err := s.open(); err != nil {
 		return Account{}, errors.Join(err, s.close())
 	}
@@ -74,10 +73,12 @@ func Stream(from, to *netlab.Host, during func() error) (Account, error) {
 
 type stream struct {
 	from, to *netlab.Host
-	out, in  *traffic.Batch
+	at       netip.AddrPort
+	out, in  *Batch
 
 	stop     atomic.Bool // the sender
 	finished atomic.Bool // the sender has
+	probes   uint64
 	sent     uint64
 	took     time.Duration
 	tally    tally
@@ -85,15 +86,14 @@ type stream struct {
 
 func (s *stream) open() error {
 	err := s.to.Do(func() (err error) {
-		at := netip.AddrPortFrom(s.to.Addr4(), StreamPort)
-		s.in, err = traffic.NewReceiver(at, PayloadSize, receiveBatch, receiveTimeout)
+		s.in, err = NewReceiver(s.at, PayloadSize, receiveBatch, receiveTimeout)
 		return err
 	})
 	if err != nil {
 		return fmt.Errorf("receiver: %w", err)
 	}
 	err = s.from.Do(func() (err error) {
-		s.out, err = traffic.NewSender(netip.AddrPortFrom(s.to.Addr4(), StreamPort), PayloadSize, sendBatch)
+		s.out, err = NewSender(s.at, PayloadSize, sendBatch)
 		return err
 	})
 	if err != nil {
@@ -104,7 +104,7 @@ func (s *stream) open() error {
 
 func (s *stream) close() error {
 	var errs []error
-	for _, b := range []*traffic.Batch{s.in, s.out} {
+	for _, b := range []*Batch{s.in, s.out} {
 		if b != nil {
 			errs = append(errs, b.Close())
 		}
@@ -121,6 +121,7 @@ func (s *stream) probe() error {
 		if _, err := s.out.Send(1); err != nil {
 			return err
 		}
+		s.probes++
 		if n, err := s.in.Receive(); n > 0 || err != nil {
 			return err
 		}
@@ -128,16 +129,16 @@ func (s *stream) probe() error {
 	return ErrNoPath
 }
 
-func (s *stream) losses() (l traffic.Losses, err error) {
-	err = s.to.Do(func() error { l, err = traffic.ReadLosses(); return err })
+func (s *stream) losses() (l Losses, err error) {
+	err = s.to.Do(func() error { l, err = ReadLosses(); return err })
 	return l, err
 }
 
 // run keeps the sender on the first CPU and the receiver on the second.
 func (s *stream) run(during func() error) error {
 	sender, receiver := make(chan error, 1), make(chan error, 1)
-	go func() { receiver <- bench.Pinned(1, func() error { return traffic.Urgent(s.receive) }) }()
-	go func() { sender <- bench.Pinned(0, func() error { return traffic.Urgent(s.send) }) }()
+	go func() { receiver <- Pinned(1, func() error { return Urgent(s.receive) }) }()
+	go func() { sender <- Pinned(0, func() error { return Urgent(s.send) }) }()
 	err := during()
 	s.stop.Store(true)
 	err = errors.Join(err, <-sender)
@@ -148,7 +149,7 @@ func (s *stream) run(during func() error) error {
 func (s *stream) send() error {
 	start := time.Now()
 	defer func() { s.took = time.Since(start) }()
-	pacer := traffic.NewPacer(time.Second * sendBatch / paceRate)
+	pacer := NewPacer(time.Second * sendBatch / paceRate)
 	for !s.stop.Load() {
 		for i := range sendBatch {
 			binary.NativeEndian.PutUint64(s.out.Datagram(i), s.sent+uint64(i)+1)
@@ -235,10 +236,10 @@ func (t *tally) note(generation uint32) {
 	t.last = generation
 }
 
-func (s *stream) account(explained traffic.Losses) Account {
+func (s *stream) account(explained Losses) Account {
 	t := &s.tally
 	return Account{
-		Sent: s.sent, Received: t.received, Duplicated: t.duplicated,
+		Sent: s.sent, Probes: s.probes, Received: t.received, Duplicated: t.duplicated,
 		Lost:        s.sent - (t.received - t.duplicated),
 		Unprocessed: t.unprocessed, Doubled: t.doubled,
 		Generations: uint64(len(t.generations)), Backward: t.backward,
