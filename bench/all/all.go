@@ -10,4 +10,5 @@ import (
 	_ "github.com/kerb-edge/kerb/bench/proxy"
 	_ "github.com/kerb-edge/kerb/bench/scale"
 	_ "github.com/kerb-edge/kerb/bench/swap"
+	_ "github.com/kerb-edge/kerb/bench/tunnel"
 )
