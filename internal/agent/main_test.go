@@ -3,16 +3,25 @@
 package agent
 
 import (
+	"fmt"
 	"os"
 	"testing"
 
 	"github.com/kerb-edge/kerb/internal/control"
 	"github.com/kerb-edge/kerb/modules"
+	"github.com/kerb-edge/kerb/sdk"
 )
 
 // TestMain lets agents of these tests start control planes as they do in kerb: from the binary that they run in.
 func TestMain(m *testing.M) {
 	control.Intercept(modules.Controls())
+	if len(os.Args) > 1 && os.Args[1] == probeCommand {
+		if err := sdk.Serve(&probe{}); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
 	os.Exit(m.Run())
 }
 

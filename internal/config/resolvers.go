@@ -30,13 +30,13 @@ type OakestraResolver struct {
 	Key          string `json:"key,omitempty"`         // PEM file
 }
 
-// defaultRanges are Oakestra's: service and instance addresses of IPv4, service and instance addresses of IPv6.
-var defaultRanges = []string{"10.30.0.0/16", "fdff:2000::/21", "fdff::/21"}
+// OakestraRanges are Oakestra's: service and instance addresses of IPv4, service and instance addresses of IPv6.
+var OakestraRanges = []string{"10.30.0.0/16", "fdff:2000::/21", "fdff::/21"}
 
 // Complete sets what is absent.
 func (o OakestraResolver) Complete() OakestraResolver {
 	if len(o.Ranges) == 0 {
-		o.Ranges = slices.Clone(defaultRanges)
+		o.Ranges = slices.Clone(OakestraRanges)
 	}
 	return o
 }
@@ -58,7 +58,7 @@ func (c Config) checkOakestraResolver(o OakestraResolver) error {
 	}
 	for i, text := range o.Ranges {
 		if p, err := netip.ParsePrefix(text); err != nil || p != p.Masked() {
-			return c.invalid(fmt.Sprintf("%sranges[%d]", at, i), fmt.Sprintf("%q is not a network; write for example %s", text, strings.Join(defaultRanges, " or ")))
+			return c.invalid(fmt.Sprintf("%sranges[%d]", at, i), fmt.Sprintf("%q is not a network; write for example %s", text, strings.Join(OakestraRanges, " or ")))
 		}
 	}
 	if (o.Certificate == "") != (o.Key == "") {

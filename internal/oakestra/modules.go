@@ -198,7 +198,7 @@ func (l *Listener) deploy(ctx context.Context, only string, want []wanted, servi
 	var all []module
 	for _, x := range want {
 		m := l.register(only, x, all)
-		resource, err := m.resource()
+		resource, err := m.resource(l.ranges)
 		if err != nil {
 			return nil, err
 		}
@@ -242,13 +242,13 @@ const (
 )
 
 // resource is what the agent has of the module.
-func (m module) resource() (v1.Module, error) {
+func (m module) resource(ranges []string) (v1.Module, error) {
 	pkg, known := packages[m.Name]
 	if !known {
 		names := slices.Sorted(maps.Keys(packages))
 		return v1.Module{}, fmt.Errorf("there is no module %q; there are %v", m.Name, names)
 	}
-	config, err := m.translate()
+	config, err := m.translate(ranges)
 	if err != nil {
 		return v1.Module{}, err
 	}
@@ -270,8 +270,8 @@ func selector(only string) string {
 	return labelService + "=" + labelValue(only)
 }
 
-// translate returns the config for Kerb's package.
-func (m module) translate() (map[string]any, error) {
+// translate returns the config for Kerb's package. Oakestra's proxy has no settings: which addresses are virtual is known.
+func (m module) translate(ranges []string) (map[string]any, error) {
 	given, ok := m.Config.(map[string]any)
 	if !ok && m.Config != nil {
 		return nil, errors.New("config is not an object")
@@ -281,6 +281,10 @@ func (m module) translate() (map[string]any, error) {
 		return nil, nil // Oakestra's has no settings and takes any
 	case "firewall":
 		config := allowList()
+		maps.Copy(config, given)
+		return config, nil
+	case "proxy":
+		config := map[string]any{"ranges": ranges}
 		maps.Copy(config, given)
 		return config, nil
 	}

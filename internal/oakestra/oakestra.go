@@ -50,6 +50,8 @@ type Listener struct {
 	agent Agent
 	log   *slog.Logger
 	file  string
+	// ranges are those of virtual addresses, for the proxy.
+	ranges []string
 
 	mu    sync.Mutex // one request that changes something at a time; guards what follows
 	net   *network
@@ -58,7 +60,7 @@ type Listener struct {
 
 // open reads what is left of the last run, and clears away what that run did not finish.
 func open(ctx context.Context, p paths.Paths, o config.Oakestra, agent Agent, log *slog.Logger) (*Listener, error) {
-	l := &Listener{agent: agent, log: log, file: p.Oakestra(), net: newNetwork(p, o)}
+	l := &Listener{agent: agent, log: log, file: p.Oakestra(), ranges: config.OakestraRanges, net: newNetwork(p, o)}
 	var err error
 	if l.state, err = readState(l.file); err != nil {
 		return nil, err
@@ -80,6 +82,9 @@ func Run(ctx context.Context, c config.Config, agent Agent, log *slog.Logger) er
 	l, err := open(ctx, c.Paths, o, agent, log)
 	if err != nil {
 		return fmt.Errorf("oakestra: %w", err)
+	}
+	if r := c.Resolvers.Oakestra; r != nil {
+		l.ranges = r.Complete().Ranges
 	}
 	endpoints, err := listen(o, c.SocketGroup, log)
 	if err != nil {

@@ -35,8 +35,8 @@ func (p Paths) Oakestra() string { return filepath.Join(p.State, "oakestra.json"
 // OakestraSocket is where the Oakestra listener is unless its configuration says otherwise.
 func (p Paths) OakestraSocket() string { return filepath.Join(p.Run, "oakestra.sock") }
 
-// Resolved is the file of what resolvers found.
-func (p Paths) Resolved() string { return filepath.Join(p.State, "resolved.json") }
+// Resolved is the file of what resolvers found: a restart of the agent goes on with it, a reboot asks again.
+func (p Paths) Resolved() string { return filepath.Join(p.Run, "resolved.json") }
 
 // Lock is the file whose lock makes an agent the only one on its node.
 func (p Paths) Lock() string { return filepath.Join(p.Run, "kerb.lock") }

@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"maps"
+	"net/http"
+	"net/netip"
+	"os"
+	"slices"
+	"strconv"
+	"sync"
+	"testing"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kerb-edge/kerb/sdk"
+)
+
+// probeCommand makes the test binary the control plane of the package that probePackage makes.
+const probeCommand = "probe-control"
+
+// probe is a control plane that tells what it is told, and does what it is asked to.
+type probe struct {
+	mu       sync.Mutex
+	services map[string]sdk.VirtualService
+	fresh    map[string]bool
+	unknown  []netip.Addr
+	resets   int
+	changes  []string // of instances
+	refuse   bool
+}
+
+func (*probe) Compile(json.RawMessage) (sdk.Compiled, error) {
+	return &probe{services: map[string]sdk.VirtualService{}}, nil
+}
+func (*probe) Settings() sdk.Settings { return sdk.Settings{} }
+func (*probe) Fill(sdk.Maps) error    { return nil }
+
+func (p *probe) VirtualServices(_ sdk.Live, u sdk.VirtualServiceUpdate) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.refuse {
+		return fmt.Errorf("the table of the probe is full")
+	}
+	if u.Reset {
+		p.fresh = map[string]bool{}
+		p.resets++
+	}
+	for _, s := range u.Put {
+		p.services[s.Name], p.fresh[s.Name] = s, true
+	}
+	for _, name := range u.Remove {
+		delete(p.services, name)
+	}
+	if u.Complete {
+		maps.DeleteFunc(p.services, func(name string, _ sdk.VirtualService) bool { return !p.fresh[name] })
+	}
+	p.unknown = append(p.unknown, u.Unknown...)
+	return nil
+}
+
+func (p *probe) InstanceChanged(_ sdk.Live, i sdk.Instance, there bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.changes = append(p.changes, fmt.Sprint(i.Service, " ", there, " ", i.Ingress))
+}
+
+// probeState is what the probe tells.
+type probeState struct {
+	PID       int
+	Services  map[string]sdk.VirtualService
+	Unknown   []netip.Addr
+	Resets    int
+	Changes   []string
+	Instances []sdk.Instance
+}
+
+func (p *probe) Handler(live sdk.Live) http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /state", func(w http.ResponseWriter, _ *http.Request) {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		_ = json.NewEncoder(w).Encode(probeState{os.Getpid(), p.services, p.unknown, p.resets, p.changes, live.Interface()})
+	})
+	mux.HandleFunc("POST /want/{addr}", func(_ http.ResponseWriter, r *http.Request) { live.Want(netip.MustParseAddr(r.PathValue("addr"))) })
+	mux.HandleFunc("POST /refuse/{whether}", func(_ http.ResponseWriter, r *http.Request) {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.refuse = r.PathValue("whether") == "true"
+	})
+	mux.HandleFunc("POST /inject/{ifindex}", func(w http.ResponseWriter, r *http.Request) {
+		ifindex, _ := strconv.Atoi(r.PathValue("ifindex"))
+		frame, _ := io.ReadAll(r.Body)
+		if err := live.Inject(uint32(ifindex), frame); err != nil {
+			http.Error(w, err.Error(), http.StatusInternalServerError)
+		}
+	})
+	mux.HandleFunc("GET /misuse", func(w http.ResponseWriter, _ *http.Request) { _ = json.NewEncoder(w).Encode(misuse()) })
+	return mux
+}
+
+// misuse tries with a packet socket what it is not for, and answers what became of it.
+func misuse() map[string]string {
+	fd := -1
+	for n := 3; n < 256; n++ {
+		if domain, err := unix.GetsockoptInt(n, unix.SOL_SOCKET, unix.SO_DOMAIN); err == nil && domain == unix.AF_PACKET {
+			fd = n
+		}
+	}
+	if fd < 0 {
+		return map[string]string{"socket": "none"}
+	}
+	all := &unix.SockaddrLinklayer{Protocol: 0x0300, Ifindex: 1} // ETH_P_ALL, the loopback interface
+	frame := make([]byte, 60)
+	var request [40]byte
+	copy(request[:], "lo")
+	_, _, ioctl := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), unix.SIOCGIFADDR, uintptr(unsafe.Pointer(&request)))
+	_, _, own := unix.Syscall(unix.SYS_SOCKET, unix.AF_PACKET, unix.SOCK_RAW, 0)
+	tries := map[string]error{
+		"bind to all":        unix.Bind(fd, all),
+		"send to another":    unix.Sendto(fd, frame, 0, all),
+		"message to another": unix.Sendmsg(fd, frame, nil, all, 0),
+		"ring":               unix.SetsockoptTpacketReq(fd, unix.SOL_PACKET, unix.PACKET_RX_RING, &unix.TpacketReq{Block_size: 4096, Block_nr: 1, Frame_size: 2048, Frame_nr: 2}),
+		"join":               unix.SetsockoptPacketMreq(fd, unix.SOL_PACKET, unix.PACKET_ADD_MEMBERSHIP, &unix.PacketMreq{Ifindex: 1, Type: unix.PACKET_MR_PROMISC}),
+		"take the filter":    unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_DETACH_FILTER, 0),
+		"unlock the filter":  unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_LOCK_FILTER, 0),
+		"one of its own":     own,
+		"address":            ioctl,
+	}
+	out := map[string]string{}
+	for name, err := range tries {
+		out[name] = "allowed"
+		if err != nil && err != unix.Errno(0) {
+			out[name] = "refused"
+		}
+	}
+	n, _, err := unix.Recvfrom(fd, make([]byte, 2048), unix.MSG_DONTWAIT)
+	out["receive"] = fmt.Sprint(n, " ", err)
+	return out
+}
+
+// probePackage makes a package of the module pass and the probe.
+func probePackage(t *testing.T) string {
+	t.Helper()
+	dir := openDir(t)
+	if err := os.CopyFS(dir, os.DirFS(testPackage(t, "pass"))); err != nil {
+		t.Fatal(err)
+	}
+	manifest, err := os.ReadFile(dir + "/kerb.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := string(manifest) + "resources: [virtualServices]\ninject: true\n" +
+		"control: {command: [./control, " + probeCommand + "], files: [control], memory: 256Mi}\n" +
+		"configSchema: {type: object, properties: {number: {type: integer}}}\n"
+	self, err := os.ReadFile("/proc/self/exe")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(dir+"/kerb.yaml", []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(dir+"/control", self, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+func sortedTargets(s sdk.VirtualService) (out []string) {
+	for _, i := range s.Spec.Instances {
+		out = append(out, fmt.Sprint(i.Name, i.Addresses, i.Service, i.Node))
+	}
+	slices.Sort(out)
+	return out
+}
