@@ -3,7 +3,6 @@
 package agent
 
 import (
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -37,9 +36,9 @@ func readSecret(path string) (string, error) {
 	if mode := info.Mode().Perm(); mode&0o077 != 0 {
 		return "", fmt.Errorf("%s can be read by others (mode %04o); chmod 600 %s", path, mode, path)
 	}
-	text, err := io.ReadAll(io.LimitReader(f, maxSecret+1))
-	if err == nil && len(text) > maxSecret {
-		err = errors.New("is too large")
+	if info.Size() > maxSecret {
+		return "", fmt.Errorf("%s is too large for a secret", path)
 	}
+	text, err := io.ReadAll(io.LimitReader(f, maxSecret))
 	return strings.TrimSpace(string(text)), err
 }
