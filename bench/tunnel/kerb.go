@@ -10,14 +10,19 @@ import (
 	"path/filepath"
 
 	"github.com/kerb-edge/kerb/bench/internal/node"
+	"github.com/kerb-edge/kerb/internal/netlab"
 )
 
 // kerb is an agent on each node, with the tunnel on the service and on the wire.
 type kerb struct{ agents []*node.Node }
 
 func raiseKerb(g *ground, authenticated bool) (closer, error) {
+	return startKerb(g, authenticated, func(int) map[string]any { return map[string]any{} }, g.wire.Interface)
+}
+
+// startKerb starts the agents with the configuration of each node, to which the nodes and perhaps a key are added.
+func startKerb(g *ground, authenticated bool, configOf func(node int) map[string]any, underlay func(*netlab.Lab) string) (closer, error) {
 	k := &kerb{}
-	config := map[string]any{"nodes": []any{nodeConfig(g, 0), nodeConfig(g, 1)}}
 	secret := make([]byte, 16)
 	if _, err := rand.Read(secret); err != nil {
 		return nil, err
@@ -28,6 +33,8 @@ func raiseKerb(g *ground, authenticated bool) (closer, error) {
 			return nil, errors.Join(err, k.Close())
 		}
 		k.agents = append(k.agents, n)
+		config := configOf(i)
+		config["nodes"] = []any{nodeConfig(g, 0), nodeConfig(g, 1)}
 		if authenticated {
 			file := filepath.Join(n.Dir(), "tunnel.key")
 			if err := os.WriteFile(file, []byte(hex.EncodeToString(secret)+"\n"), 0o600); err != nil {
@@ -36,7 +43,7 @@ func raiseKerb(g *ground, authenticated bool) (closer, error) {
 			config["keys"] = []any{map[string]any{"id": 1, "key": map[string]any{"fromFile": file}}}
 		}
 		tunnel := node.Module("tunnel", "tunnel", "*", config)
-		tunnel.Spec.Attach.Interfaces = []string{g.wire.Interface(lab)}
+		tunnel.Spec.Attach.Interfaces = []string{underlay(lab)}
 		host := g.client
 		if i == 1 {
 			host = g.server

@@ -12,6 +12,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"os/exec"
 	"testing"
 	"time"
 
@@ -56,6 +57,60 @@ func TestTunnelCarriesEverything(t *testing.T) {
 		})
 		number++
 	}
+}
+
+// The kernel's own tunnel devices do the wrapping, made as docs/tunnel.md says.
+func TestTunnelByDevice(t *testing.T) {
+	number := 10
+	for _, kind := range []string{"vxlan", "geneve"} {
+		for _, ip6 := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, IPv6 underlay %v", kind, ip6), func(t *testing.T) {
+				mtu := 1450
+				if ip6 {
+					mtu = 1430
+				}
+				way := config{name: "kerb", raise: func(g *ground) (closer, error) { return raiseDevice(g, kind, mtu) }}
+				if !haveDevice(kind) {
+					t.Skipf("this kernel has no %s", kind)
+				}
+				g := ready(t, way, load{ip6: ip6, underlay: 1500, service: 1500}, number)
+				before := read(t, g)
+				for _, to := range []netip.Addr{g.server.Addr4(), g.server.Addr6()} {
+					l := &live{t, g, to, mtu}
+					l.ping()
+					l.learnsMTU()
+					l.datagrams()
+					l.stream()
+				}
+				before.check(t, g)
+			})
+			number++
+		}
+	}
+}
+
+// haveDevice tries in a namespace that ends with the command.
+func haveDevice(kind string) bool {
+	return exec.Command("unshare", "--net", "ip", "link", "add", "overlay0", "type", kind, "external").Run() == nil
+}
+
+func raiseDevice(g *ground, kind string, mtu int) (closer, error) {
+	const device = "overlay0"
+	for _, lab := range g.labs {
+		args := []string{"link", "add", device, "type", kind, "external"}
+		if kind == "vxlan" {
+			args = append(args, "dstport", "4789", "nolearning")
+		}
+		for _, args := range [][]string{args, {"link", "set", device, "mtu", fmt.Sprint(mtu), "up"}} {
+			if out, err := lab.Node().Command(context.Background(), "ip", args...).CombinedOutput(); err != nil {
+				return nil, fmt.Errorf("ip %v: %w: %s", args, err, out)
+			}
+		}
+	}
+	configOf := func(i int) map[string]any {
+		return map[string]any{"mode": "device", "network": 7, "localAddresses": []any{g.node(i).String()}}
+	}
+	return startKerb(g, false, configOf, func(*netlab.Lab) string { return device })
 }
 
 // check tells that no packet of the other node was dropped since before, and none was sent that nobody got. The last ones may be

@@ -57,7 +57,12 @@ static __always_inline int tun_pop(struct kerb_pkt *pkt, const struct tun_arriva
 	__s32 len = pkt->l4 - pkt->l3 + sizeof(struct udphdr) + TUN_HEADER_LEN;
 	__u64 l3 = a->version == 4 ? TUN_DECAP_L3_IPV4 : TUN_DECAP_L3_IPV6;
 	__be16 type = a->version == 4 ? bpf_htons(ETH_P_IP) : bpf_htons(ETH_P_IPV6);
-	int rc = kerb_adjust_room(pkt, -len, BPF_F_ADJ_ROOM_FIXED_GSO | (decap_l3 ? l3 : 0));
+	int rc;
+
+	/* Such a kernel wants to see room for an IPv6 header, even if what is left is IPv4. What is padded is cut off again by IP. */
+	if (!decap_l3 && a->version == 4 && pkt->len - len < ETH_HLEN + sizeof(struct ipv6hdr))
+		bpf_skb_change_tail(pkt->ctx, pkt->len + sizeof(struct ipv6hdr) - sizeof(struct iphdr), 0);
+	rc = kerb_adjust_room(pkt, -len, BPF_F_ADJ_ROOM_FIXED_GSO | (decap_l3 ? l3 : 0));
 
 	if (rc || kerb_store_bytes(pkt, __builtin_offsetof(struct ethhdr, h_proto), &type, sizeof(type)))
 		return -EINVAL;

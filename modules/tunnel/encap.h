@@ -87,10 +87,11 @@ static __always_inline int tun_is4(const struct in6_addr *addr)
 static __always_inline int tun_by_device(struct kerb_pkt *pkt, const struct tun_node *n, const struct tun_flow *f)
 {
 	struct bpf_tunnel_key key = {.tunnel_id = network, .tunnel_tos = f->tos & ~3, .tunnel_ttl = TUN_TTL};
-	__u64 flags = BPF_F_ZERO_CSUM_TX | BPF_F_DONT_FRAGMENT;
+	__u64 flags = BPF_F_DONT_FRAGMENT;
 
 	if (tun_is4(&n->addr)) {
 		key.remote_ipv4 = bpf_ntohl(n->addr.in6_u.u6_addr32[3]);
+		flags |= BPF_F_ZERO_CSUM_TX; /* over IPv6 a device takes zero only if it was told to */
 	} else {
 		__builtin_memcpy(key.remote_ipv6, &n->addr, sizeof(n->addr));
 		flags |= BPF_F_TUNINFO_IPV6;

@@ -182,6 +182,7 @@ func TestUnwrapsWhatTheModelWraps(t *testing.T) {
 					ret, got := k.run(k.unwrap, w.arrival(k, inner), 0)
 					want := frame(inner)
 					copy(want, []byte{2, 0, 0, 0, 0, 5, 2, 0, 0, 0, 0, 1})
+					got = got[:min(len(got), len(want))] // older kernels pad the shortest ones
 					if ret != tcRedirect || !bytes.Equal(got, want) {
 						t.Errorf("%s from %s: action %d\n got %x\nwant %x", kind, from, ret, got, want)
 					}
