@@ -10,6 +10,7 @@
 #ifdef KERB_HOOK_XDP
 #define KERB_ACT_DROP XDP_DROP
 #else
+#include <linux/if_packet.h>
 #include <linux/pkt_cls.h>
 #define KERB_ACT_DROP TC_ACT_SHOT
 #endif
@@ -110,8 +111,11 @@ static __always_inline int redirect(kerb_ctx *ctx, const struct kerb_pkt *pkt)
 #ifdef KERB_HOOK_XDP
 	return bpf_redirect(pkt->to_ifindex, 0);
 #else
-	if (pkt->to_flags & KERB_TO_PEER)
+	if (pkt->to_flags & KERB_TO_PEER) {
+		if (ctx->pkt_type != PACKET_HOST) /* else the stack there takes it for somebody else's */
+			bpf_skb_change_type(ctx, PACKET_HOST);
 		return bpf_redirect_peer(pkt->to_ifindex, 0);
+	}
 	if (pkt->to_flags & KERB_TO_NEIGH)
 		return bpf_redirect_neigh(pkt->to_ifindex, 0, 0, 0);
 	return bpf_redirect(pkt->to_ifindex, pkt->to_flags & KERB_TO_INGRESS ? BPF_F_INGRESS : 0);

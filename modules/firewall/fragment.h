@@ -31,25 +31,6 @@ struct {
 	__type(value, __u64);
 } fragment_table SEC(".maps");
 
-/* The IPv6 fragment header: the parser passed it, and bounded the chain of headers on its way. */
-static __always_inline struct kerb_ext_hdr *fw_find_fragment(const struct kerb_pkt *pkt, const struct ipv6hdr *ip)
-{
-	__u64 off = pkt->l3 + sizeof(*ip);
-	__u8 next = ip->nexthdr;
-
-	for (int i = 0; i < KERB_MAX_EXT; i++) {
-		struct kerb_ext_hdr *ext = kerb_at(pkt, off, sizeof(*ext));
-
-		if (!ext || !kerb_is_ext(next))
-			return 0;
-		if (next == IPPROTO_FRAGMENT)
-			return ext;
-		off += kerb_ext_len(next, ext);
-		next = ext->next;
-	}
-	return 0;
-}
-
 /* Fills k; returns the fragment's offset in bytes, or a negative value when it cannot be read. */
 static __always_inline int fw_fragment_key(const struct kerb_pkt *pkt, __u32 dir, struct fw_fragment_key *k)
 {
@@ -75,7 +56,7 @@ static __always_inline int fw_fragment_key(const struct kerb_pkt *pkt, __u32 dir
 			return -1;
 		__builtin_memcpy(k->src, &ip->saddr, 16);
 		__builtin_memcpy(k->dst, &ip->daddr, 16);
-		ext = fw_find_fragment(pkt, ip);
+		ext = kerb_fragment(pkt);
 		if (!ext)
 			return -1;
 		k->id = ext->id;

@@ -235,7 +235,6 @@ static __always_inline int tun_from_device(struct kerb_pkt *pkt)
 		return kerb_drop(pkt, TUN_DROP_OTHER_NETWORK);
 	if (pkt->outcome)
 		return kerb_drop(pkt, TUN_DROP_BAD_INNER);
-	bpf_skb_change_type(pkt->ctx, 0); /* PACKET_HOST */
 	return tun_receive(pkt, &a, 1);
 }
 

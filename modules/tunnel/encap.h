@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* From a service to another node. */
+/* From a service to another node. What does not fit is answered; a sender without DF too: Linux then makes its packets smaller,
+ * which costs less than fragments of tunnelled packets would. */
 #ifndef TUN_ENCAP_H
 #define TUN_ENCAP_H
 
+#include <kerb/answer.h>
 #include "segment.h"
-#include "toobig.h"
 
 #define TUN_TTL	       64
 #define TUN_PORT_FIRST 49152 /* source ports: 16384 of them, one per flow, by which cards and routers spread load */
@@ -152,7 +153,7 @@ static __always_inline int tun_send(struct kerb_pkt *pkt)
 	mtu = tun_mtu(n);
 	if (tun_wire_length(pkt) > mtu) {
 		s->too_big++;
-		return tun_too_big(pkt, &f, mtu);
+		return kerb_icmp_too_big(pkt, mtu) == KERB_REPLY ? KERB_REPLY : kerb_drop(pkt, KERB_DROP_TOO_BIG);
 	}
 	if (tun_clamp(pkt, mtu))
 		return kerb_drop(pkt, KERB_DROP_NO_MEMORY);

@@ -26,6 +26,50 @@ static __always_inline struct udphdr *kerb_udp(const struct kerb_pkt *pkt)
 	return pkt->flags & KERB_F_L4 && pkt->proto == IPPROTO_UDP ? kerb_at(pkt, pkt->l4, sizeof(struct udphdr)) : 0;
 }
 
+#ifdef KERB_HOOK_XDP
+#define KERB_CTX_IFINDEX ingress_ifindex
+#else
+#define KERB_CTX_IFINDEX ifindex
+#endif
+
+/* Has the verifier forget what it knows of the packet: it follows what is behind once then, and not once for each of the
+ * hundred or so ways through the parser, and through branches before. Mixes in a zero that it does not see through. */
+static __always_inline void kerb_forget(struct kerb_pkt *pkt)
+{
+	__u64 zero = kerb_ctx_field(pkt->ctx, KERB_CTX_IFINDEX) - kerb_ctx_field(pkt->ctx, KERB_CTX_IFINDEX);
+
+	asm volatile("" : "+r"(zero));
+	pkt->l3 += zero;
+	pkt->l4 += zero;
+	pkt->l4_len += zero;
+	pkt->family += zero;
+	pkt->proto += zero;
+	pkt->flags += zero;
+	pkt->outcome += zero;
+	kerb_reload(pkt);
+}
+
+/* The IPv6 Fragment header of a fragment (KERB_F_FRAG). The parser has passed it and all headers before it. */
+static __always_inline struct kerb_ext_hdr *kerb_fragment(const struct kerb_pkt *pkt)
+{
+	struct ipv6hdr *ip = kerb_at(pkt, pkt->l3, sizeof(*ip));
+	__u64 off = pkt->l3 + sizeof(*ip);
+	__u8 next;
+
+	if (!ip)
+		return 0;
+	next = ip->nexthdr;
+	for (int i = 0; i < KERB_MAX_EXT; i++) {
+		struct kerb_ext_hdr *ext = kerb_at(pkt, off, sizeof(*ext));
+
+		if (!ext || next == IPPROTO_FRAGMENT)
+			return ext;
+		off += kerb_ext_len(next, ext);
+		next = ext->next;
+	}
+	return 0;
+}
+
 /* Drops the packet and says why: enum kerb_drop_reason, or one of the module's own reasons (KERB_DROP_MODULE_FIRST + n). */
 static __always_inline int kerb_drop(struct kerb_pkt *pkt, __u32 reason)
 {

@@ -83,6 +83,21 @@ static __always_inline int kerb_store_bytes(struct kerb_pkt *pkt, __u32 off, con
 	return rc;
 }
 
+/* Whether the sender has left the transport checksum to the device (CHECKSUM_PARTIAL): then the field holds the sum of the
+ * pseudo-header alone, not complemented. A program cannot read the state, but tell the four apart by what can be done to
+ * each of them; all is as before then. Not for every packet: five calls. */
+static __always_inline int kerb_is_partial(const struct kerb_pkt *pkt)
+{
+	if (bpf_csum_level(pkt->ctx, BPF_CSUM_LEVEL_QUERY) >= 0)
+		return 0; /* CHECKSUM_UNNECESSARY */
+	bpf_csum_level(pkt->ctx, BPF_CSUM_LEVEL_INC);
+	if (bpf_csum_level(pkt->ctx, BPF_CSUM_LEVEL_QUERY) >= 0) {
+		bpf_csum_level(pkt->ctx, BPF_CSUM_LEVEL_DEC);
+		return 0; /* CHECKSUM_NONE */
+	}
+	return bpf_csum_update(pkt->ctx, 0) < 0; /* else CHECKSUM_COMPLETE */
+}
+
 #endif
 
 /* Differences to be added to a checksum: ones' complement sums of 16-bit words, not folded yet. */

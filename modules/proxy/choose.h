@@ -1,0 +1,117 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* Which instance a new session gets. */
+#ifndef PX_CHOOSE_H
+#define PX_CHOOSE_H
+
+#include "flow.h"
+
+#define PX_TRIES 8 /* slots looked at when the one chosen takes no new sessions, as happens until the control plane has seen it */
+
+static __always_inline struct px_place *px_place(struct px_instance *in)
+{
+	return &in->place[in->generation & 1];
+}
+
+static __always_inline int px_reachable(const struct px_place *p, int v4)
+{
+	return v4 ? p->addr4 != 0 : (p->addr6.word[0] | p->addr6.word[1] | p->addr6.word[2] | p->addr6.word[3]) != 0;
+}
+
+/* The instance that a slot stands for, if it takes new sessions of this family; else 0. */
+static __always_inline __u32 px_usable(__u32 slot, int v4)
+{
+	__u32 *index = bpf_map_lookup_elem(&slots, &slot);
+	struct px_instance *in = index ? bpf_map_lookup_elem(&instances, index) : 0;
+
+	if (!in || !*index || in->flags & (PX_DRAINING | PX_GONE))
+		return 0;
+	return px_reachable(px_place(in), v4) ? *index : 0;
+}
+
+/* As the kernel's jhash2 over the words of the source, or of the whole flow but for the place where it is met. The same on
+ * every node: nodes with the same tables choose the same instance. */
+static __always_inline __u32 px_hash(const struct px_flow *f, int whole)
+{
+	const __u32 *w = (const void *)f;
+	__u32 a, b, c;
+
+	a = b = c = 0xdeadbeef + ((whole ? 10 : 4) << 2);
+	a += w[0];
+	b += w[1];
+	c += w[2];
+	KERB_JHASH_MIX(a, b, c);
+	a += w[3];
+	if (whole) {
+		b += w[4];
+		c += w[5];
+		KERB_JHASH_MIX(a, b, c);
+		a += w[6];
+		b += w[7];
+		c += w[8]; /* ports */
+		KERB_JHASH_MIX(a, b, c);
+		a += f->proto;
+	}
+	KERB_JHASH_FINAL(a, b, c);
+	return c;
+}
+
+/* Takes the next turn. Two CPUs may take the same one: no harm, and Linux 5.10 has no fetching atomics. */
+static __always_inline __u64 px_turn(__u32 id)
+{
+	__u64 *turn = bpf_map_lookup_elem(&turns, &id), now;
+
+	if (!turn)
+		return 0;
+	now = *(volatile __u64 *)turn;
+	__sync_fetch_and_add(turn, 1);
+	return now;
+}
+
+static __always_inline __u64 px_start(const struct px_vip *v, const struct px_flow *f)
+{
+	if (v->policy == PX_HASH_SOURCE)
+		return px_hash(f, 0);
+	return v->policy == PX_HASH_FLOW ? px_hash(f, 1) : px_turn(v->id);
+}
+
+/* The first usable instance of a run, from slot w->start of it on. */
+static __always_inline void px_first(struct px_work *w, const struct px_vip *v)
+{
+	for (__u32 i = 0; i < PX_TRIES; i++) {
+		w->instance = px_usable(v->first + (w->start + i) % v->count, w->v4);
+		if (px_unknown_to_verifier(w->instance))
+			return;
+	}
+}
+
+/* The one with the fewest sessions; of equals the first. */
+static __always_inline void px_least(struct px_work *w, const struct px_vip *v)
+{
+	for (__u32 i = 0; i < PX_SCAN; i++) {
+		__u32 index = px_usable(v->first + (w->start + i) % v->count, w->v4);
+		struct px_instance_stats *stats = bpf_map_lookup_elem(&instance_stats, &index);
+
+		if (i >= v->count)
+			return;
+		if (!index || !stats || (w->instance && stats->sessions >= w->fewest))
+			continue;
+		w->instance = index;
+		w->fewest = stats->sessions;
+	}
+}
+
+/* Sets w->instance, to 0 if none takes new sessions. */
+static __noinline int px_choose(struct px_work *w, const struct px_vip *v)
+{
+	w->instance = 0;
+	if (!v->count)
+		return 0;
+	w->start = px_start(v, &w->flow) % v->count;
+	if (v->policy == PX_LEAST)
+		px_least(w, v);
+	else
+		px_first(w, v);
+	return 0;
+}
+
+#endif

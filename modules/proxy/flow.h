@@ -1,0 +1,227 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* What a packet is looked up by. ICMP errors are looked up by the packet that they quote, turned round: so they find the
+ * same session as an answer to that packet would. */
+#ifndef PX_FLOW_H
+#define PX_FLOW_H
+
+#include "maps.h"
+
+#define TCP_FIN 0x01
+#define TCP_SYN 0x02
+#define TCP_RST 0x04
+#define TCP_ACK 0x10
+
+#define ICMP4_ECHO_REPLY   0
+#define ICMP4_UNREACHABLE  3
+#define ICMP4_ECHO_REQUEST 8
+#define ICMP4_TIME	   11
+#define ICMP4_PARAMETER	   12
+#define ICMP6_UNREACHABLE  1
+#define ICMP6_PARAMETER	   4
+#define ICMP6_ECHO_REQUEST 128
+#define ICMP6_ECHO_REPLY   129
+
+enum px_kind {
+	PX_NOTHING = 0, /* the proxy has nothing to do with it */
+	PX_PLAIN = 1,	/* TCP, UDP and SCTP */
+	PX_ECHO = 2,	/* ICMP echo request or reply */
+	PX_ERROR = 3,	/* ICMP error */
+	PX_LATER = 4,	/* fragment without ports */
+	PX_OTHER = 5,	/* a transport that is not translated */
+};
+
+/* Working memory of the uncommon packets, which would not fit the stack. What is read from a map is unknown to the
+ * verifier: it follows the code behind once, and not once for each way through the code before. */
+struct px_work {
+	struct px_flow flow; /* of the packet */
+	struct px_flow pair; /* of the session's other entry */
+	struct px_session made, mirror;
+	struct px_fragment datagram;
+	struct px_fragment_of first;
+	__u64 now;
+	__u32 instance; /* chosen */
+	__u32 start;	/* slot to begin with */
+	__s64 fewest;
+	__be16 target;	/* port at the instance */
+	__u8 kind;	/* enum px_kind */
+	__u8 tcp;	/* TCP flags */
+	__u8 v4;
+	__u8 state;  /* of a session to be made */
+	__u8 quoted; /* PX_ERROR: enum px_kind of the packet in it */
+	__u8 step;   /* enum px_step */
+	__u64 inner; /* PX_ERROR: offset of the quoted transport header */
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct px_work);
+} work SEC(".maps");
+
+/* Reads what the compiler thinks it knows: the verifier must not. */
+#define px_unknown_to_verifier(x) (*(volatile typeof(x) *)&(x))
+
+struct px_icmp {
+	__u8 type, code;
+	__be16 check, id, seq;
+};
+
+static __always_inline struct px_work *px_work(void)
+{
+	__u32 zero = 0;
+
+	return bpf_map_lookup_elem(&work, &zero);
+}
+
+static __always_inline void px_set4(struct px_addr *a, __be32 addr)
+{
+	a->word[0] = 0;
+	a->word[1] = 0;
+	a->word[2] = bpf_htonl(0xffff);
+	a->word[3] = addr;
+}
+
+static __always_inline void px_set6(struct px_addr *a, const struct in6_addr *addr)
+{
+#pragma unroll
+	for (int i = 0; i < 4; i++)
+		a->word[i] = addr->in6_u.u6_addr32[i];
+}
+
+static __always_inline int px_same(const struct px_addr *a, const struct px_addr *b)
+{
+	return !((a->word[0] ^ b->word[0]) | (a->word[1] ^ b->word[1]) | (a->word[2] ^ b->word[2]) | (a->word[3] ^ b->word[3]));
+}
+
+static __always_inline int px_is4(const struct px_addr *a)
+{
+	return !(a->word[0] | a->word[1] | (a->word[2] ^ bpf_htonl(0xffff)));
+}
+
+/* Both ports in one access. */
+static __always_inline __u32 *px_ports(void *port)
+{
+	return port;
+}
+
+/* Everything but the ports. */
+static __always_inline int px_read_addresses(const struct kerb_pkt *pkt, __u32 hook, struct px_flow *f)
+{
+	if (pkt->family == 4) {
+		struct iphdr *ip = kerb_at(pkt, pkt->l3, sizeof(*ip));
+
+		if (!ip)
+			return -1;
+		px_set4(&f->src, ip->saddr);
+		px_set4(&f->dst, ip->daddr);
+	} else {
+		struct ipv6hdr *ip = kerb_at(pkt, pkt->l3, sizeof(*ip));
+
+		if (!ip)
+			return -1;
+		px_set6(&f->src, &ip->saddr);
+		px_set6(&f->dst, &ip->daddr);
+	}
+	f->ifindex = pkt->ifindex;
+	f->proto = pkt->proto;
+	f->hook = hook;
+	f->zero = 0;
+	return 0;
+}
+
+/* TCP or UDP, whole. */
+static __always_inline int px_is_common(const struct kerb_pkt *pkt)
+{
+	return (pkt->flags & (KERB_F_L4 | KERB_F_FRAG)) == KERB_F_L4 && (pkt->proto == IPPROTO_TCP || pkt->proto == IPPROTO_UDP);
+}
+
+/* Returns the TCP flags (0 for UDP), or a negative value. */
+static __always_inline int px_read_common(const struct kerb_pkt *pkt, __u32 hook, struct px_flow *f)
+{
+	__u8 *l4 = kerb_at(pkt, pkt->l4, sizeof(struct udphdr));
+
+	if (!l4 || px_read_addresses(pkt, hook, f))
+		return -1;
+	*px_ports(&f->sport) = *px_ports(l4);
+	if (pkt->proto != IPPROTO_TCP)
+		return 0;
+	l4 = kerb_at(pkt, pkt->l4, sizeof(struct tcphdr));
+	return l4 ? l4[13] : -1;
+}
+
+/* Ports of an ICMP echo: see struct px_flow. */
+static __always_inline int px_read_echo(struct px_flow *f, const struct px_icmp *icmp, int v4)
+{
+	__u8 request = v4 ? ICMP4_ECHO_REQUEST : ICMP6_ECHO_REQUEST, reply = v4 ? ICMP4_ECHO_REPLY : ICMP6_ECHO_REPLY;
+
+	if (icmp->type == request) {
+		f->sport = icmp->id;
+		f->dport = bpf_htons(request);
+		return 1;
+	}
+	if (icmp->type == reply) {
+		f->sport = bpf_htons(request);
+		f->dport = icmp->id;
+		return 1;
+	}
+	return 0;
+}
+
+static __always_inline int px_is_error(__u8 type, int v4)
+{
+	if (v4)
+		return type == ICMP4_UNREACHABLE || type == ICMP4_TIME || type == ICMP4_PARAMETER;
+	return type >= ICMP6_UNREACHABLE && type <= ICMP6_PARAMETER;
+}
+
+/* Protocols whose ports are in the first four bytes. */
+static __always_inline int px_has_ports(__u8 proto)
+{
+	return proto == IPPROTO_TCP || proto == IPPROTO_UDP || proto == IPPROTO_SCTP;
+}
+
+static __always_inline __u8 px_icmp_of(int v4)
+{
+	return v4 ? IPPROTO_ICMP : IPPROTO_ICMPV6;
+}
+
+/* Ports, or an echo's identifier, at an offset of the frame. */
+static __always_inline __u8 px_read_ports(const struct kerb_pkt *pkt, __u64 off, struct px_work *w)
+{
+	struct px_flow *f = &w->flow;
+
+	f->sport = f->dport = 0;
+	if (px_has_ports(f->proto)) {
+		void *port = kerb_at(pkt, off, 4);
+
+		if (!port)
+			return PX_NOTHING;
+		*px_ports(&f->sport) = *px_ports(port);
+		return PX_PLAIN;
+	}
+	if (f->proto == px_icmp_of(w->v4)) {
+		struct px_icmp *icmp = kerb_at(pkt, off, sizeof(*icmp));
+
+		if (!icmp)
+			return PX_NOTHING;
+		if (px_is_error(icmp->type, w->v4))
+			return PX_ERROR;
+		return px_read_echo(f, icmp, w->v4) ? PX_ECHO : PX_NOTHING;
+	}
+	return PX_OTHER;
+}
+
+/* Swaps the ends of a flow. */
+static __always_inline void px_turn_round(struct px_flow *f)
+{
+	struct px_addr addr = f->src;
+	__be16 port = f->sport;
+
+	f->src = f->dst;
+	f->dst = addr;
+	f->sport = f->dport;
+	f->dport = port;
+}
+
+#endif

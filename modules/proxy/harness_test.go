@@ -1,0 +1,321 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package proxy
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/ringbuf"
+	"github.com/cilium/ebpf/rlimit"
+
+	"github.com/kerb-edge/kerb/internal/dataplane"
+	"github.com/kerb-edge/kerb/internal/kerbabi"
+	"github.com/kerb-edge/kerb/internal/pkgs"
+	"github.com/kerb-edge/kerb/sdk"
+)
+
+// built compiles the package once, beside the source tree. On the kernels of the matrix there is no compiler, but the objects
+// that were built before.
+var built = sync.OnceValues(func() (*pkgs.Package, error) {
+	if os.Getenv("KERB_MATRIX") != "" {
+		return pkgs.Open(".")
+	}
+	dir, err := os.MkdirTemp("", "proxy-test-")
+	if err != nil {
+		return nil, err
+	}
+	defer os.RemoveAll(dir)
+	for _, pattern := range []string{"kerb.yaml", "*.h", "*.bpf.c"} {
+		files, err := filepath.Glob(pattern)
+		if err != nil {
+			return nil, err
+		}
+		for _, file := range files {
+			text, err := os.ReadFile(file)
+			if err != nil {
+				return nil, err
+			}
+			if err := os.WriteFile(filepath.Join(dir, file), text, 0o644); err != nil {
+				return nil, err
+			}
+		}
+	}
+	var out strings.Builder
+	if err := pkgs.Build(context.Background(), dir, pkgs.Options{Out: &out}); err != nil {
+		return nil, fmt.Errorf("%w\n%s", err, out.String())
+	}
+	return pkgs.Open(dir)
+})
+
+func needRoot(t testing.TB) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root for BPF")
+	}
+	if err := rlimit.RemoveMemlock(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// module is the package as the agent would deploy it.
+func module(t testing.TB, constants map[string]any) dataplane.Module {
+	t.Helper()
+	p, err := built()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return dataplane.Module{
+		Name: "proxy",
+		ID:   dataplane.ShortHash(fmt.Append(nil, constants)),
+		Spec: func(h dataplane.Hook) (*ebpf.CollectionSpec, error) {
+			if h != dataplane.TC {
+				return nil, nil
+			}
+			return p.Spec(string(h))
+		},
+		Settings: sdk.Settings{Constants: constants},
+	}
+}
+
+// kernel is a proxy loaded for both directions, but not attached. Frames meet it on the interface of PROG_TEST_RUN.
+type kernel struct {
+	t               testing.TB
+	loaded          *dataplane.Loaded
+	egress, ingress *ebpf.Program
+	maps            sdk.Maps
+	vips, ports     uint32 // numbers given out
+	slots           uint32
+	instances       uint32
+	locals          uint32
+}
+
+// testIfindex is the interface that PROG_TEST_RUN says packets come from, if told nothing else: lo.
+const testIfindex = 1
+
+func loadProxy(t testing.TB, constants map[string]any) *kernel {
+	t.Helper()
+	needRoot(t)
+	mod := module(t, constants)
+	l, err := dataplane.Load(dataplane.OnTCIngress, dataplane.Egress, mod)
+	explain(t, err)
+	t.Cleanup(l.Close)
+	ingress, err := l.Relink(dataplane.ChainSpec{Side: dataplane.OnTCEgress, Direction: dataplane.Ingress,
+		Members: []dataplane.Member{{Name: mod.Name, ID: mod.ID}}})
+	explain(t, err)
+	t.Cleanup(func() { ingress.Close() })
+	return &kernel{t: t, loaded: l, egress: l.Program, ingress: ingress, maps: l.Maps[mod.Name]}
+}
+
+func explain(t testing.TB, err error) {
+	t.Helper()
+	var rejected *dataplane.RejectedError
+	if errors.As(err, &rejected) {
+		log := rejected.Log
+		t.Fatalf("%v\n%s", err, log[max(0, len(log)-4000):])
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (k *kernel) put(name string, key, value any) {
+	k.t.Helper()
+	if err := k.maps[name].Put(key, value); err != nil {
+		k.t.Fatalf("map %s: %v", name, err)
+	}
+}
+
+// addInstance places an instance; the addresses may be of both families.
+func (k *kernel) addInstance(localSlot uint32, addrs ...string) uint32 {
+	k.t.Helper()
+	k.instances++
+	k.place(k.instances, 2, localSlot, addrs...)
+	return k.instances
+}
+
+// place writes an instance's entry as a control plane would.
+func (k *kernel) place(index, generation, localSlot uint32, addrs ...string) {
+	k.t.Helper()
+	var in instance
+	if err := k.maps[mapInstances].Lookup(index, &in); err != nil {
+		k.t.Fatal(err)
+	}
+	p := place{Local: localSlot}
+	for _, s := range addrs {
+		if a := addr(s); a.Is4() {
+			p.Addr4 = a.As4()
+		} else {
+			p.Addr6 = addressOf(a)
+		}
+	}
+	in.Place[generation&1] = p
+	k.put(mapInstances, index, in)
+	in.Generation = generation
+	k.put(mapInstances, index, in)
+}
+
+func (k *kernel) setFlags(index, flags uint32) {
+	k.t.Helper()
+	var in instance
+	if err := k.maps[mapInstances].Lookup(index, &in); err != nil {
+		k.t.Fatal(err)
+	}
+	in.Flags = flags
+	k.put(mapInstances, index, in)
+}
+
+// addLocal makes an interface known.
+func (k *kernel) addLocal(ifindex uint32, mac [6]byte, flags uint8) uint32 {
+	k.t.Helper()
+	k.locals++
+	k.put(mapLocals, k.locals, local{Ifindex: ifindex, MAC: mac, Flags: flags})
+	k.put(mapInterfaces, ifindex, k.locals)
+	return k.locals
+}
+
+// addVIP makes a virtual address known.
+func (k *kernel) addVIP(a string, policy uint8, flags uint8, run ...uint32) uint32 {
+	k.t.Helper()
+	k.vips++
+	first := k.slots
+	for _, i := range run {
+		k.put(mapSlots, k.slots, i)
+		k.slots++
+	}
+	k.put(mapVIPs, addressOf(addr(a)), vip{ID: k.vips, First: first, Count: uint32(len(run)), Policy: policy, Flags: flags})
+	return k.vips
+}
+
+func (k *kernel) addPort(vipID uint32, proto uint8, from, to uint16) {
+	k.t.Helper()
+	k.put(mapPorts, portKey{VIP: vipID, Port: portOf(from), Proto: proto}, portOf(to))
+}
+
+func (k *kernel) addRange(prefixes ...string) {
+	k.t.Helper()
+	var r addressRanges
+	for _, s := range prefixes {
+		p := netip.MustParsePrefix(s)
+		bits := p.Bits()
+		if p.Addr().Is4() {
+			bits += 96
+		}
+		e := addressRange{Prefix: addressOf(p.Addr())}
+		for i := range bits {
+			e.Mask[i/8] |= 0x80 >> (i % 8)
+		}
+		r.Range[r.Count] = e
+		r.Count++
+	}
+	k.put(mapRanges, uint32(0), r)
+}
+
+// Actions of TC.
+const (
+	tcNext     = -1
+	tcShot     = 2
+	tcRedirect = 7
+)
+
+// result is what became of a frame.
+type result struct {
+	action int32
+	frame  []byte
+}
+
+// skb is the part of struct __sk_buff that PROG_TEST_RUN takes.
+type skb struct {
+	_       [9]uint32
+	Ingress uint32
+	Ifindex uint32
+	_       [180 - 44]byte
+	_       [12]byte
+}
+
+func (k *kernel) run(p *ebpf.Program, frame []byte) result {
+	k.t.Helper()
+	out := make([]byte, len(frame)+2048)
+	opts := &ebpf.RunOptions{Data: frame, DataOut: out}
+	ret, err := p.Run(opts)
+	if err != nil {
+		k.t.Fatal(err)
+	}
+	return result{int32(ret), opts.DataOut}
+}
+
+// out sends a frame from the service, in one to it.
+func (k *kernel) out(frame []byte) result { k.t.Helper(); return k.run(k.egress, frame) }
+func (k *kernel) in(frame []byte) result  { k.t.Helper(); return k.run(k.ingress, frame) }
+
+func (k *kernel) drops(reason kerbabi.DropReason) uint64 {
+	k.t.Helper()
+	d, err := k.loaded.Drops("proxy")
+	if err != nil {
+		k.t.Fatal(err)
+	}
+	return d[reason]
+}
+
+func (k *kernel) count(what uint32) uint64 {
+	k.t.Helper()
+	var perCPU []uint64
+	if err := k.maps[mapCounts].Lookup(what, &perCPU); err != nil {
+		k.t.Fatal(err)
+	}
+	var sum uint64
+	for _, n := range perCPU {
+		sum += n
+	}
+	return sum
+}
+
+// table is all sessions.
+func (k *kernel) table() map[flow]session {
+	k.t.Helper()
+	out := map[flow]session{}
+	var key flow
+	var value session
+	it := k.maps[mapSessions].Iterate()
+	for it.Next(&key, &value) {
+		out[key] = value
+	}
+	if err := it.Err(); err != nil {
+		k.t.Fatal(err)
+	}
+	return out
+}
+
+// readEvents returns a function that returns the next event.
+func readEvents(t testing.TB, ring *ebpf.Map) func() (unknown, []byte) {
+	t.Helper()
+	rd, err := ringbuf.NewReader(ring)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { rd.Close() })
+	return func() (unknown, []byte) {
+		t.Helper()
+		rd.SetDeadline(time.Now().Add(5 * time.Second))
+		record, err := rd.Read()
+		if err != nil {
+			t.Fatal(err)
+		}
+		var e unknown
+		n, err := binary.Decode(record.RawSample, binary.NativeEndian, &e)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return e, record.RawSample[n : n+int(e.Len)]
+	}
+}

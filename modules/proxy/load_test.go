@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package proxy
+
+import (
+	"testing"
+
+	"github.com/kerb-edge/kerb/internal/dataplane"
+)
+
+// The verifier's work bounds how many modules fit into one program with the proxy (1,000,000 in all).
+const maxVerified = 400000
+
+func TestVerifies(t *testing.T) {
+	needRoot(t)
+	for _, c := range []struct {
+		side dataplane.Side
+		dir  dataplane.Direction
+	}{{dataplane.OnTCIngress, dataplane.Egress}, {dataplane.OnTCEgress, dataplane.Ingress}} {
+		t.Run(string(c.dir), func(t *testing.T) {
+			l, err := dataplane.Load(c.side, c.dir, module(t, nil))
+			explain(t, err)
+			defer l.Close()
+			info, err := l.Program.Info()
+			if err != nil {
+				t.Fatal(err)
+			}
+			n, known := info.VerifiedInstructions()
+			size, _ := info.TranslatedSize()
+			t.Logf("%d instructions verified, %d bytes", n, size)
+			if known && n > maxVerified {
+				t.Errorf("%d instructions verified, more than %d", n, maxVerified)
+			}
+		})
+	}
+}

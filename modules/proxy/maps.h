@@ -1,0 +1,322 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* The maps of the proxy, and who writes them. maps.go says the same in Go; a test compares both by BTF.
+ *
+ *	vips, ports, ranges, slots, instances, locals, interfaces	the control plane
+ *	turns, instance_stats, sessions, fragments, asked, counts	the data plane; the control plane ages and corrects
+ *	unknown								the data plane sends, the control plane reads
+ *
+ * Addresses and ports are in network byte order, all else in the host's. Index 0 of instances and of locals stands for
+ * none. Times are of the monotonic clock, ns. */
+#ifndef PX_MAPS_H
+#define PX_MAPS_H
+
+#define PX_VIPS	      65536
+#define PX_PORTS      65536
+#define PX_RANGES     16
+#define PX_SLOTS      (1 << 20)
+#define PX_INSTANCES  (1 << 17)
+#define PX_LOCALS     4096
+#define PX_SESSIONS   (2 * 65536) /* two entries per session */
+#define PX_FRAGMENTS  4096
+#define PX_ASKED      4096
+#define PX_UNKNOWN    (1 << 20)
+
+/* An IPv6 address, or an IPv4 one as ::ffff:a.b.c.d (RFC 4291, 2.5.5.2). */
+struct px_addr {
+	__be32 word[4];
+};
+
+/* How a virtual address chooses among its slots. Weighted and closest are turns too: the control plane writes the run. */
+enum px_policy {
+	PX_TURNS = 0,	    /* one slot after the other */
+	PX_LEAST = 1,	    /* the instance with the fewest sessions, of at most PX_SCAN slots from the one whose turn it is */
+	PX_HASH_SOURCE = 2, /* by the client's address: slots are a Maglev table */
+	PX_HASH_FLOW = 3,   /* by addresses, protocol and ports: slots are a Maglev table */
+};
+
+#define PX_SCAN 32 /* slots that PX_LEAST compares; where there are more, others come with the next session */
+
+#define PX_VIP_PORTS	(1 << 0) /* only what is in ports is served; else every port and protocol, the port unchanged */
+#define PX_VIP_NEGATIVE (1 << 1) /* known not to exist, until expires: answered with an ICMP error */
+
+/* Value of vips, by px_addr. A changed run of slots is written first, then this, and the old run rests a while. */
+struct px_vip {
+	__u64 expires; /* of PX_VIP_NEGATIVE; then the address is unknown again */
+	__u32 id;      /* index in turns and key in ports; below PX_VIPS */
+	__u32 first;   /* run of slots */
+	__u32 count;   /* its length; 0: no instance, answered with an ICMP error */
+	__u8 policy;   /* enum px_policy */
+	__u8 flags;    /* PX_VIP_* */
+	__u16 zero;
+};
+
+/* Key of ports; the value is the port at the instances. ICMP echo needs none. SCTP ports cannot change: key = value. */
+struct px_port {
+	__u32 vip; /* id */
+	__be16 port;
+	__u8 proto; /* IANA number */
+	__u8 zero;
+};
+
+/* Addresses that may be virtual: what is in no vip is asked for. address & mask == prefix. IPv4 masks begin with 96 ones. */
+struct px_range {
+	struct px_addr prefix, mask;
+};
+
+struct px_ranges {
+	__u32 count;
+	__u32 zero;
+	struct px_range range[PX_RANGES];
+};
+
+#define PX_DRAINING (1 << 0) /* no new sessions */
+#define PX_GONE	    (1 << 1) /* no instance any more: TCP is reset, anything else chooses anew */
+
+/* Where an instance is. */
+struct px_place {
+	struct px_addr addr6; /* all zero: none */
+	__be32 addr4;	      /* 0: none */
+	__u32 local;	      /* index in locals; 0: not on this node, or without the proxy on its interface. May change in place */
+};
+
+/* An instance keeps its index while it lives, and gets another place when it is redeployed: the control plane writes the
+ * place that does not count, then, in a second update, the new generation. An index is given to another instance only
+ * after it has been PX_GONE for a while, and with another generation. */
+struct px_instance {
+	__u32 generation; /* place[generation & 1] counts */
+	__u32 flags;	  /* PX_DRAINING, PX_GONE */
+	struct px_place place[2];
+};
+
+/* By index of the instance. The control plane corrects sessions when it ages them, and sets rtt to 0 to have it measured
+ * from scratch. */
+struct px_instance_stats {
+	__s64 sessions; /* open now: for PX_LEAST */
+	__u64 opened;	/* sessions ever */
+	__u64 rtt;	/* ns from SYN to SYN/ACK, moving average (weight 1/8 for each new one), 0: not measured */
+};
+
+#define PX_LOCAL_PEER (1 << 0) /* no module but the proxy sees packets to it: hand them straight into its namespace */
+
+/* A service of this node that has the proxy on its interface. Only flags and mac may change while ifindex stays. */
+struct px_local {
+	__u32 ifindex; /* on the node's side; 0: free */
+	__u8 mac[6];   /* of the interface inside; all zero: not known, packets to it take the ordinary way */
+	__u8 flags;    /* PX_LOCAL_* */
+	__u8 zero;
+};
+
+enum px_hook {
+	PX_EGRESS = 0,	/* from the service */
+	PX_INGRESS = 1, /* to it */
+};
+
+/* Key of sessions: a packet as it looks where it is met. Each session has two entries: one for what its client sends, as
+ * it leaves the client; one for what the instance answers, as it leaves the instance if that is local, else as it reaches
+ * the client. ICMP echo has the identifier as source port and the type of the request as destination port; replies have
+ * them the other way round. */
+struct px_flow {
+	struct px_addr src, dst;
+	__be16 sport, dport; /* 0 without ports */
+	__u32 ifindex;	     /* on which it is met */
+	__u8 proto;
+	__u8 hook; /* enum px_hook */
+	__u16 zero;
+};
+
+#define PX_REVERSE (1 << 0) /* the entry for what the instance answers */
+#define PX_HAIRPIN (1 << 1) /* the client is the instance: it sees itself as the virtual address */
+#define PX_FAR	   (1 << 2) /* the instance is not local: its answers are met on their way to the client */
+
+/* What has been seen of a session. Both entries have all of it, only the forward one exactly. */
+#define PX_ANSWERED   (1 << 0) /* by the instance; TCP: with SYN and ACK */
+#define PX_CLIENT_FIN (1 << 1)
+#define PX_SERVER_FIN (1 << 2)
+#define PX_RESET      (1 << 3) /* by either side */
+#define PX_CLOSED     (1 << 4) /* both FINs or a reset: no longer counted in px_instance_stats.sessions */
+
+/* How a packet changes: its ports to sport and dport, and
+ *	forward:	destination := addr
+ *	reverse:	source := addr
+ *	hairpin:	source := the old destination, destination := addr, both ways
+ * The key of the other entry is the changed packet turned round, as met on interface other: on ingress if this entry is the
+ * forward one of a PX_FAR session, else on egress. */
+struct px_session {
+	__u64 seen;	     /* when last used, by either side; right to PX_TICK */
+	__u64 opened;	     /* forward: when the SYN passed, 0 as soon as its answer was timed */
+	struct px_addr addr; /* forward: the instance's; reverse: the virtual one; hairpin, reverse: the client's */
+	__be16 sport, dport; /* as they will be; ICMP echo: as in px_flow */
+	__u32 instance;	     /* index */
+	__u32 generation;    /* of the instance when the session was made or came to its new place */
+	__u32 other;	     /* ifindex on which packets of the other direction are met */
+	__u32 local;	     /* index in locals of whom the changed packet is for; 0: the bridge or the stack takes it there */
+	__u32 tick;	     /* jiffies / PX_TICK when seen was written; the data plane's alone */
+	__u8 flags;	     /* PX_REVERSE, PX_HAIRPIN, PX_FAR */
+	__u8 state;	     /* PX_ANSWERED ... */
+	__u16 zero;
+	__u32 zero2;
+};
+
+#define PX_TICK 256 /* jiffies: 0.26 s at 1000 Hz, 1 s at 250 Hz, 2.6 s at 100 Hz */
+
+/* A datagram in fragments: later ones have no ports and follow the first. The value is what the first one was looked up by
+ * in sessions. */
+struct px_fragment {
+	struct px_addr src, dst;
+	__be32 id;
+	__u32 ifindex;
+	__u8 proto; /* 0 for IPv6, which reassembles without it (RFC 8200, 4.5) */
+	__u8 hook;
+	__u16 zero;
+};
+
+struct px_fragment_of {
+	__u64 seen;
+	struct px_flow flow;
+	__u32 zero;
+};
+
+/* How often an unknown address was asked for lately: at most PX_ASK_MOST packets per PX_ASK_NS reach the control plane. */
+struct px_asked {
+	__u64 since;
+	__u64 packets;
+};
+
+#define PX_ASK_MOST 64
+#define PX_ASK_NS   (1ULL << 30)
+
+/* Event in the ring buffer unknown: a packet to an address that may be virtual and is not known. It was taken out of the
+ * way, and is to be sent again once the address is known. */
+struct px_unknown {
+	__u32 ifindex;	/* of the service that sent it */
+	__u32 len;	/* of frame, 0: it was too long to be held */
+	__u16 l3, l4;	/* offsets of the IP and the transport header in frame */
+	__u8 family;	/* 4 or 6 */
+	__u8 proto;	/* transport protocol */
+	__u8 flags;	/* KERB_F_* */
+	__u8 partial;	/* 1: the sender left the transport checksum to its device: complete it before the frame is sent again */
+	struct px_addr dst;
+	__u8 frame[];
+};
+
+#define PX_HELD_MAX 9216 /* bytes of the longest frame that is held */
+
+/* Indices of counts. */
+enum px_count {
+	PX_COUNT_OPENED = 0,	   /* sessions */
+	PX_COUNT_CHOSEN_ANEW = 1,  /* sessions that lost their instance and got another one */
+	PX_COUNT_MOVED = 2,	   /* sessions that followed an instance to its new place */
+	PX_COUNT_RESET = 3,	   /* TCP sessions that could not, and were reset */
+	PX_COUNT_UNKNOWN = 4,	   /* packets to unknown addresses, given to the control plane */
+	PX_COUNT_UNANSWERED = 5,   /* the same that were not: more than PX_ASK_MOST, too long, or the ring buffer was full */
+	PX_COUNT_NEGATIVE = 6,	   /* packets to addresses known not to exist */
+	PX_COUNT_NO_INSTANCE = 7,  /* to virtual addresses without an instance that takes new sessions */
+	PX_COUNT_NO_PORT = 8,	   /* to ports that the virtual service does not have */
+	PX_COUNT_CLASH = 9,	   /* sessions that got another source port, as the instance has one like it from elsewhere */
+	PX_COUNT_NO_SESSION = 10,  /* TCP amid a connection that no session is known of */
+	PX_COUNT_FRAGMENT = 11,	   /* later fragments to virtual addresses without a first one */
+	PX_COUNT_TABLE_FULL = 12,  /* sessions that found no room or no free source port */
+	PX_COUNTS = 16,
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, PX_VIPS);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct px_addr);
+	__type(value, struct px_vip);
+} vips SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, PX_PORTS);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct px_port);
+	__type(value, __be16);
+} ports SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct px_ranges);
+} ranges SEC(".maps");
+
+/* Runs of indices of instances. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, PX_SLOTS);
+	__type(key, __u32);
+	__type(value, __u32);
+} slots SEC(".maps");
+
+/* By id of the vip: whose turn is next. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, PX_VIPS);
+	__type(key, __u32);
+	__type(value, __u64);
+} turns SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, PX_INSTANCES);
+	__type(key, __u32);
+	__type(value, struct px_instance);
+} instances SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, PX_INSTANCES);
+	__uint(map_flags, BPF_F_MMAPABLE); /* the control plane changes sessions atomically */
+	__type(key, __u32);
+	__type(value, struct px_instance_stats);
+} instance_stats SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, PX_LOCALS);
+	__type(key, __u32);
+	__type(value, struct px_local);
+} locals SEC(".maps");
+
+/* Ifindex to index in locals. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, PX_LOCALS);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, __u32);
+	__type(value, __u32);
+} interfaces SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, PX_SESSIONS);
+	__type(key, struct px_flow);
+	__type(value, struct px_session);
+} sessions SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, PX_FRAGMENTS);
+	__type(key, struct px_fragment);
+	__type(value, struct px_fragment_of);
+} fragments SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, PX_ASKED);
+	__type(key, struct px_addr);
+	__type(value, struct px_asked);
+} asked SEC(".maps");
+
+KERB_EVENTS(unknown, PX_UNKNOWN);
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, PX_COUNTS);
+	__type(key, __u32);
+	__type(value, __u64);
+} counts SEC(".maps");
+
+#endif

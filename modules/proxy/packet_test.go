@@ -1,0 +1,515 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package proxy
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/kerb-edge/kerb/internal/kerbabi"
+)
+
+// world is a small node: a client on the interface of PROG_TEST_RUN, and instances elsewhere on the node and off it.
+type world struct {
+	*kernel
+	v4               bool
+	client, vip      string
+	near, far        string // instances
+	nearI, farI      uint32
+	nearVIP, farVIP  string
+	nearMAC, testMAC [6]byte
+}
+
+const nearIfindex = 77
+
+func families(t *testing.T, test func(t *testing.T, w *world)) {
+	t.Helper()
+	for _, v4 := range []bool{true, false} {
+		t.Run(map[bool]string{true: "ip4", false: "ip6"}[v4], func(t *testing.T) { test(t, newWorld(t, v4)) })
+	}
+}
+
+func newWorld(t testing.TB, v4 bool) *world {
+	w := &world{kernel: loadProxy(t, nil), v4: v4, nearMAC: [6]byte{2, 0, 0, 0, 0, 0x77}, testMAC: [6]byte{2, 0, 0, 0, 0, 2}}
+	if v4 {
+		w.client, w.near, w.far, w.nearVIP, w.farVIP = "10.18.0.2", "10.18.0.3", "10.19.0.3", "10.30.0.2", "10.30.0.3"
+	} else {
+		w.client, w.near, w.far, w.nearVIP, w.farVIP = "fd00::2", "fd00::3", "fd01::3", "fdff:2000::2", "fdff:2000::3"
+	}
+	w.addLocal(testIfindex, w.testMAC, localPeer)
+	w.nearI = w.addInstance(w.addLocal(nearIfindex, w.nearMAC, localPeer), w.near)
+	w.farI = w.addInstance(0, w.far)
+	w.addVIP(w.nearVIP, policyTurns, 0, w.nearI)
+	w.addVIP(w.farVIP, policyTurns, 0, w.farI)
+	w.addRange("10.30.0.0/16", "fdff:2000::/21")
+	return w
+}
+
+// onNear makes frames meet the proxy as if on the near instance's interface: PROG_TEST_RUN knows lo only, so the tables say
+// that lo is it.
+func (w *world) onNear(f func()) {
+	w.t.Helper()
+	swap := func() {
+		for key, s := range w.table() {
+			flip(&key.Ifindex)
+			flip(&s.Other)
+			w.put(mapSessions, key, s)
+		}
+		for key := range w.table() {
+			other := key
+			flip(&other.Ifindex)
+			_ = other
+		}
+	}
+	_ = swap
+	f()
+}
+
+func flip(ifindex *uint32) {
+	switch *ifindex {
+	case testIfindex:
+		*ifindex = nearIfindex
+	case nearIfindex:
+		*ifindex = testIfindex
+	}
+}
+
+func (w *world) want(got result, action int32, frame []byte) {
+	w.t.Helper()
+	if got.action != action {
+		w.t.Errorf("action %d, want %d", got.action, action)
+	}
+	if frame != nil {
+		if diff := cmp.Diff(frame, got.frame); diff != "" {
+			w.t.Errorf("frame (-want +got):\n%s", diff)
+		}
+	}
+}
+
+func (p packet) to(mac [6]byte) packet { p.dstMAC = mac[:]; return p }
+
+// A connection to an instance on the node is handed to its interface; one to another node goes on with the stack.
+func TestForward(t *testing.T) {
+	families(t, func(t *testing.T, w *world) {
+		for _, proto := range []int{protoTCP, protoUDP, protoSCTP} {
+			p := tcp(w.client, 40000, w.nearVIP, 80, tcpSYN)
+			p.proto = proto
+			want := p.to(w.nearMAC)
+			want.dst = addr(w.near)
+			w.want(w.out(p.bytes()), tcRedirect, want.bytes())
+			w.want(w.out(p.bytes()), tcRedirect, want.bytes()) // of a known session
+
+			p.dst = addr(w.farVIP)
+			want = p
+			want.dst = addr(w.far)
+			w.want(w.out(p.bytes()), tcNext, want.bytes())
+			w.want(w.out(p.bytes()), tcNext, want.bytes())
+		}
+		if n := len(w.table()); n != 12 {
+			t.Errorf("%d entries, want 12", n)
+		}
+		if n := w.count(countOpened); n != 6 {
+			t.Errorf("%d sessions opened, want 6", n)
+		}
+	})
+}
+
+// Answers from other nodes are met on their way to the client, and carry the virtual address then.
+func TestAnswerFromAfar(t *testing.T) {
+	families(t, func(t *testing.T, w *world) {
+		w.out(udp(w.client, 40000, w.farVIP, 80).bytes())
+		p := udp(w.far, 80, w.client, 40000)
+		want := p
+		want.src = addr(w.farVIP)
+		w.want(w.in(p.bytes()), tcNext, want.bytes())
+		w.want(w.in(p.bytes()), tcNext, want.bytes())
+		p.sport = 81
+		w.want(w.in(p.bytes()), tcNext, p.bytes()) // not of the session
+	})
+}
+
+// What is no business of the proxy passes unchanged, hostile frames too.
+func TestOthersPass(t *testing.T) {
+	w := newWorld(t, true)
+	arp := make([]byte, 60)
+	arp[12], arp[13] = 8, 6
+	for _, frame := range [][]byte{
+		udp("10.18.0.2", 1, "10.18.0.9", 2).bytes(),
+		udp("fd00::2", 1, "fd00::9", 2).bytes(),
+		icmp("10.18.0.2", "10.18.0.9", 8, 1).bytes(),
+		arp,
+	} {
+		w.want(w.out(frame), tcNext, frame)
+		w.want(w.in(frame), tcNext, frame)
+	}
+	if n := len(w.table()); n != 0 {
+		t.Errorf("%d entries", n)
+	}
+}
+
+// Target ports, source port 65535 and UDP without checksum.
+func TestPorts(t *testing.T) {
+	families(t, func(t *testing.T, w *world) {
+		id := w.addVIP(addr(w.nearVIP).Next().Next().String(), policyTurns, vipPorts, w.farI)
+		vip := addr(w.nearVIP).Next().Next().String()
+		w.addPort(id, protoTCP, 80, 8080)
+		w.addPort(id, protoUDP, 53, 53)
+		for _, p := range []packet{tcp(w.client, 65535, vip, 80, tcpSYN), udp(w.client, 65535, vip, 53)} {
+			want := p
+			want.dst = addr(w.far)
+			if p.proto == protoTCP {
+				want.dport = 8080
+			}
+			for range 2 {
+				w.want(w.out(p.bytes()), tcNext, want.bytes())
+			}
+			answer := want
+			answer.src, answer.dst, answer.sport, answer.dport, answer.flags = want.dst, want.src, want.dport, want.sport, tcpSYN|tcpACK
+			back := answer
+			back.src, back.sport = p.dst, p.dport
+			for range 2 {
+				w.want(w.in(answer.bytes()), tcNext, back.bytes())
+			}
+		}
+		p := udp(w.client, 1234, vip, 53)
+		p.noCheck = true
+		want := p
+		want.dst = addr(w.far)
+		for range 2 {
+			w.want(w.out(p.bytes()), tcNext, want.bytes())
+		}
+	})
+}
+
+// Ports that a virtual service does not have are refused: TCP with a reset, UDP with an ICMP error.
+func TestPortNotServed(t *testing.T) {
+	families(t, func(t *testing.T, w *world) {
+		vip := addr(w.nearVIP).Next().Next().String()
+		w.addPort(w.addVIP(vip, policyTurns, vipPorts, w.farI), protoTCP, 80, 8080)
+		p := tcp(w.client, 1000, vip, 81, tcpSYN)
+		p.payload = []byte("early data")
+		want := tcp(vip, 81, w.client, 1000, tcpRST|tcpACK)
+		want.srcMAC, want.dstMAC = gatewayMAC, clientMAC
+		want.seq, want.ack = 0, p.seq+1+uint32(len(p.payload))
+		got := w.out(p.bytes())
+		w.want(got, tcRedirect, nil)
+		compareReset(t, got.frame, want)
+
+		u := udp(w.client, 1000, vip, 80)
+		got = w.out(u.bytes())
+		w.want(got, tcRedirect, unreachable(u, 3, 4))
+		if n := w.count(countNoPort); n != 2 {
+			t.Errorf("counted %d", n)
+		}
+	})
+}
+
+// unreachable is the answer that quotes p; code4 and code6 are the codes of the families.
+func unreachable(p packet, code4, code6 uint16) []byte {
+	e := packet{src: p.dst, dst: p.src, srcMAC: gatewayMAC, dstMAC: clientMAC, proto: protoICMP, sport: 3<<8 | code4}
+	most := 548
+	if p.src.Is6() {
+		e.proto, e.sport, most = protoICMPv6, 1<<8|code6, 1232
+	}
+	quoted := p.ip()
+	e.quoted = quoted[:min(most, len(quoted)&^3)]
+	out := e.bytes()
+	if p.src.Is4() {
+		out[14+1], out[14+6] = 0xc0, 0x40
+		fixIP4(out)
+	}
+	return out
+}
+
+func fixIP4(frame []byte) {
+	frame[24], frame[25] = 0, 0
+	binary.BigEndian.PutUint16(frame[24:], ^fold(onesSum(frame[14:34])))
+}
+
+func compareReset(t *testing.T, got []byte, want packet) {
+	t.Helper()
+	frame := want.bytes()
+	off := 54
+	if want.src.Is4() {
+		frame[20] = 0x40
+		fixIP4(frame)
+		off = 34
+	}
+	frame[off+14], frame[off+15] = 0, 0 // window
+	frame[off+16], frame[off+17] = 0, 0
+	sum := pseudoSum(want.src, want.dst, protoTCP, 20) + onesSum(frame[off:off+20])
+	binary.BigEndian.PutUint16(frame[off+16:], ^fold(sum))
+	if diff := cmp.Diff(frame, got); diff != "" {
+		t.Errorf("reset (-want +got):\n%s", diff)
+	}
+}
+
+// ICMP echo goes through like anything else, the identifier in place of a port.
+func TestEcho(t *testing.T) {
+	families(t, func(t *testing.T, w *world) {
+		request, reply := uint8(8), uint8(0)
+		if !w.v4 {
+			request, reply = 128, 129
+		}
+		for _, id := range []uint16{0, 1, 8, 128, 65535} {
+			p := icmp(w.client, w.farVIP, request, id)
+			want := p
+			want.dst = addr(w.far)
+			for range 2 {
+				w.want(w.out(p.bytes()), tcNext, want.bytes())
+			}
+			p = icmp(w.far, w.client, reply, id)
+			want = p
+			want.src = addr(w.farVIP)
+			for range 2 {
+				w.want(w.in(p.bytes()), tcNext, want.bytes())
+			}
+		}
+	})
+}
+
+// Errors about packets of sessions, in both directions, from an end or from a router, quoting little or much.
+func TestICMPErrors(t *testing.T) {
+	families(t, func(t *testing.T, w *world) {
+		vip := addr(w.nearVIP).Next().Next().String()
+		w.addPort(w.addVIP(vip, policyTurns, vipPorts, w.farI), protoUDP, 53, 5353)
+		router := "192.0.2.1"
+		if !w.v4 {
+			router = "2001:db8::1"
+		}
+		sent, arrived := udp(w.client, 4000, vip, 53), udp(w.client, 4000, w.far, 5353)
+		w.want(w.out(sent.bytes()), tcNext, arrived.bytes())
+		for _, from := range []string{w.far, router} {
+			for _, quote := range []int{8, 18} {
+				p, want := icmpError(from, w.client, arrived, quote), icmpError(from, w.client, sent, quote)
+				if from == w.far {
+					want.src = addr(vip)
+				}
+				w.want(w.in(p.bytes()), tcNext, want.bytes())
+			}
+		}
+		answer, seen := udp(w.far, 5353, w.client, 4000), udp(vip, 53, w.client, 4000)
+		p, want := icmpError(w.client, vip, seen, 8), icmpError(w.client, w.far, answer, 8)
+		w.want(w.out(p.bytes()), tcNext, want.bytes())
+
+		stranger := icmpError(w.client, vip, udp(vip, 53, w.client, 4001), 8)
+		w.want(w.out(stranger.bytes()), tcShot, nil)
+		if n := w.drops(kerbabi.DropState); n != 1 {
+			t.Errorf("%d drops by state", n)
+		}
+	})
+}
+
+// icmpError says that a port cannot be reached, quoting so many bytes behind the IP header.
+func icmpError(from, to string, about packet, quote int) packet {
+	p := packet{src: addr(from), dst: addr(to), proto: protoICMP, sport: 3<<8 | 3}
+	head := 20
+	if p.src.Is6() {
+		p.proto, p.sport, head = protoICMPv6, 1<<8|4, 40
+	}
+	p.quoted = about.ip()[:head+quote]
+	return p
+}
+
+// Later fragments follow the first one, which alone has ports.
+func TestFragments(t *testing.T) {
+	families(t, func(t *testing.T, w *world) {
+		big := udp(w.client, 4000, w.farVIP, 53)
+		big.payload, big.fragID = bytes.Repeat([]byte("0123456789abcdef"), 200), 77
+		whole := big
+		whole.dst = addr(w.far)
+		in, out := big.fragments(1480), whole.fragments(1480)
+		w.want(w.out(in[1].frame()), tcShot, nil) // before the first
+		for i := range in {
+			w.want(w.out(in[i].frame()), tcNext, out[i].frame())
+		}
+		if n := w.count(countFragment); n != 1 {
+			t.Errorf("%d fragments counted", n)
+		}
+		other := in[1]
+		other.fragID++
+		w.want(w.out(other.frame()), tcShot, nil)
+
+		back := udp(w.far, 53, w.client, 4000)
+		back.payload, back.fragID = big.payload, 78
+		seen := back
+		seen.src = addr(w.farVIP)
+		in, out = back.fragments(1480), seen.fragments(1480)
+		for i := range in {
+			w.want(w.in(in[i].frame()), tcNext, out[i].frame())
+		}
+	})
+}
+
+// IPv4 options and IPv6 extension headers.
+func TestOptions(t *testing.T) {
+	families(t, func(t *testing.T, w *world) {
+		for _, p := range []packet{tcp(w.client, 40000, w.farVIP, 80, tcpSYN), udp(w.client, 40000, w.farVIP, 80)} {
+			p.options, p.ext = 12, []int{0, 60}
+			want := p
+			want.dst = addr(w.far)
+			for range 2 {
+				w.want(w.out(p.bytes()), tcNext, want.bytes())
+			}
+		}
+	})
+}
+
+// A service that calls itself through its virtual address sees the virtual address on both sides.
+func TestHairpin(t *testing.T) {
+	families(t, func(t *testing.T, w *world) {
+		vip := addr(w.nearVIP).Next().Next().String()
+		self := w.addInstance(1, w.client) // the local of testIfindex
+		w.addVIP(vip, policyTurns, 0, self)
+		for _, sport := range []uint16{40000, 80} {
+			there, back := udp(w.client, sport, vip, 80), udp(w.client, 80, vip, sport)
+			for range 2 {
+				got := w.out(there.bytes())
+				w.want(got, tcRedirect, nil)
+				at := 34
+				if !w.v4 {
+					at = 54
+				}
+				nport := binary.BigEndian.Uint16(got.frame[at:])
+				if (nport == sport) == (sport == 80) {
+					t.Errorf("source port %d became %d", sport, nport)
+				}
+				back.dport = nport
+				w.want(got, tcRedirect, udp(vip, nport, w.client, 80).to(w.testMAC).bytes())
+				w.want(w.out(back.bytes()), tcRedirect, udp(vip, 80, w.client, sport).to(w.testMAC).bytes())
+			}
+		}
+	})
+}
+
+// Two sessions that would look alike to the instance differ in the source port there.
+func TestClash(t *testing.T) {
+	families(t, func(t *testing.T, w *world) {
+		vip := addr(w.nearVIP).Next().Next().String()
+		w.addVIP(vip, policyTurns, 0, w.farI)
+		first, second := udp(w.client, 4000, w.farVIP, 53), udp(w.client, 4000, vip, 53)
+		w.want(w.out(first.bytes()), tcNext, udp(w.client, 4000, w.far, 53).bytes())
+		got := w.out(second.bytes())
+		at := 34
+		if !w.v4 {
+			at = 54
+		}
+		nport := binary.BigEndian.Uint16(got.frame[at:])
+		if nport == 4000 || w.count(countClash) != 1 {
+			t.Errorf("source port %d, %d clashes", nport, w.count(countClash))
+		}
+		w.want(w.in(udp(w.far, 53, w.client, nport).bytes()), tcNext, udp(vip, 53, w.client, 4000).bytes())
+		w.want(w.in(udp(w.far, 53, w.client, 4000).bytes()), tcNext, udp(w.farVIP, 53, w.client, 4000).bytes())
+	})
+}
+
+// Packets to unknown addresses go to the control plane whole, up to a number; those to addresses known not to exist are
+// answered.
+func TestUnknown(t *testing.T) {
+	families(t, func(t *testing.T, w *world) {
+		vip := "10.30.9.9"
+		if !w.v4 {
+			vip = "fdff:2000::99"
+		}
+		events := readEvents(t, w.maps[mapUnknown])
+		for _, size := range []int{10, 200, 1400, 9000} {
+			p := udp(w.client, 4000, vip, 53)
+			p.payload = bytes.Repeat([]byte{7}, size)
+			w.want(w.out(p.bytes()), tcShot, nil)
+			e, frame := events()
+			if e.Ifindex != testIfindex || e.Dst != addressOf(addr(vip)) || e.Proto != protoUDP || e.Partial != 0 {
+				t.Errorf("event %+v", e)
+			}
+			if !bytes.Equal(frame, p.bytes()) {
+				t.Errorf("%d bytes of frame, want %d", len(frame), len(p.bytes()))
+			}
+		}
+		for range 100 {
+			w.want(w.out(udp(w.client, 4000, vip, 53).bytes()), tcShot, nil)
+		}
+		if asked, not := w.count(countUnknown), w.count(countUnanswered); asked != 64 || not != 40 {
+			t.Errorf("%d asked, %d not", asked, not)
+		}
+		w.put(mapVIPs, addressOf(addr(vip)), vip2{Expires: 1 << 62, ID: 9, Flags: vipNegative})
+		p := tcp(w.client, 4000, vip, 53, tcpSYN)
+		w.want(w.out(p.bytes()), tcRedirect, unreachable(p, 1, 3))
+		w.put(mapVIPs, addressOf(addr(vip)), vip2{Expires: 1, ID: 9, Flags: vipNegative}) // over
+		w.want(w.out(p.bytes()), tcShot, nil)
+		if n := w.drops(32); n != 64 {
+			t.Errorf("%d drops as held", n)
+		}
+	})
+}
+
+type vip2 = vip
+
+// Instances that are gone, moved or draining.
+func TestInstancesComeAndGo(t *testing.T) {
+	families(t, func(t *testing.T, w *world) {
+		vip := addr(w.nearVIP).Next().Next().String()
+		elsewhere := addr(w.far).Next().String()
+		other := w.addInstance(0, elsewhere)
+		w.addVIP(vip, policyTurns, 0, w.farI, other)
+		var flows []packet
+		for port := range uint16(4) { // 0 and 2 at far, 1 and 3 at other
+			flows = append(flows, tcp(w.client, 5000+port, vip, 80, tcpSYN))
+			if port >= 2 {
+				flows[port] = udp(w.client, 5000+port, vip, 80)
+			}
+			w.want(w.out(flows[port].bytes()), tcNext, nil)
+		}
+		synack := tcp(w.far, 80, w.client, 5000, tcpSYN|tcpACK)
+		w.want(w.in(synack.bytes()), tcNext, tcp(vip, 80, w.client, 5000, tcpSYN|tcpACK).bytes())
+
+		w.setFlags(w.farI, instanceDraining) // goes on, but nothing new
+		flows[0].flags = tcpACK
+		w.want(w.out(flows[0].bytes()), tcNext, tcp(w.client, 5000, w.far, 80, tcpACK).bytes())
+		for port := range uint16(4) {
+			w.want(w.out(udp(w.client, 6000+port, vip, 80).bytes()), tcNext, udp(w.client, 6000+port, elsewhere, 80).bytes())
+		}
+
+		moved := addr(w.far).Next().Next().String()
+		w.place(w.farI, 3, 0, moved)
+		w.want(w.out(flows[2].bytes()), tcNext, udp(w.client, 5002, moved, 80).bytes())
+		w.want(w.in(udp(moved, 80, w.client, 5002).bytes()), tcNext, udp(vip, 80, w.client, 5002).bytes())
+		got := w.out(flows[0].bytes())
+		want := tcp(vip, 80, w.client, 5000, tcpRST)
+		want.srcMAC, want.dstMAC, want.seq, want.ack = gatewayMAC, clientMAC, flows[0].ack, 0
+		w.want(got, tcRedirect, nil)
+		compareReset(t, got.frame, want)
+
+		w.setFlags(w.farI, instanceGone)
+		w.want(w.out(flows[2].bytes()), tcNext, udp(w.client, 5002, elsewhere, 80).bytes())
+		w.setFlags(other, instanceGone)
+		w.want(w.out(flows[3].bytes()), tcRedirect, unreachable(flows[3], 1, 3))
+		if n := w.count(countMoved); n != 1 {
+			t.Errorf("%d moved", n)
+		}
+	})
+}
+
+// A burst of connections with all 65536 source ports, each found again: the published proxy has room for 128.
+func TestManySessions(t *testing.T) {
+	w := newWorld(t, true)
+	for port := range 20000 {
+		p := tcp(w.client, uint16(port*3), w.farVIP, 80, tcpSYN)
+		w.want(w.out(p.bytes()), tcNext, nil)
+	}
+	missing := 0
+	for port := range 20000 {
+		got := w.in(tcp(w.far, 80, w.client, uint16(port*3), tcpSYN|tcpACK).bytes())
+		if !bytes.Equal(got.frame, tcp(w.farVIP, 80, w.client, uint16(port*3), tcpSYN|tcpACK).bytes()) {
+			missing++
+		}
+	}
+	if missing > 0 {
+		t.Errorf("%d of 20000 sessions are lost", missing)
+	}
+	if testing.Verbose() {
+		fmt.Println(len(w.table()), "entries")
+	}
+}

@@ -1,0 +1,254 @@
+// SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
+
+//go:build ignore
+
+/* The proxy: packets to a virtual address go to an instance of the service that it stands for, and come back from there as
+ * if from the virtual address. */
+#include <kerb/module.h>
+#include <kerb/answer.h>
+#include "maps.h"
+#include "flow.h"
+#include "session.h"
+#include "translate.h"
+#include "icmp.h"
+#include "fragment.h"
+#include "handover.h"
+#include "unknown.h"
+
+#define PX_DROP_HELD KERB_DROP_MODULE_FIRST /* given to the control plane, which sends it again */
+
+/* A session that needs no attention: its instance is where it was, and nothing begins or ends. */
+static __always_inline int is_settled(const struct px_session *s, int tcp)
+{
+	struct px_instance *in;
+
+	if (tcp & (TCP_SYN | TCP_FIN | TCP_RST) || s->tick != (__u32)(bpf_jiffies64() / PX_TICK))
+		return 0;
+	if (s->flags & PX_REVERSE)
+		return s->state & PX_ANSWERED;
+	in = bpf_map_lookup_elem(&instances, &s->instance);
+	return in && in->generation == s->generation && !(in->flags & PX_GONE);
+}
+
+/* Fills w->flow and what else w says of the packet. Returns enum px_kind. */
+static __always_inline int read_packet(struct kerb_pkt *pkt, struct px_work *w, __u32 hook)
+{
+	__u8 *flags;
+	int kind;
+
+	w->now = bpf_ktime_get_ns();
+	w->v4 = pkt->family == 4;
+	w->tcp = 0;
+	w->state = 0;
+	w->instance = 0;
+	if (pkt->outcome || px_read_addresses(pkt, hook, &w->flow))
+		return PX_NOTHING;
+	if (pkt->flags & KERB_F_FRAG_LATER) {
+		w->flow.sport = w->flow.dport = 0;
+		px_follow_first(pkt, w);
+		return PX_LATER;
+	}
+	kind = px_read_ports(pkt, pkt->l4, w);
+	if (kind == PX_ERROR)
+		return px_read_quoted(pkt, w);
+	if (kind == PX_PLAIN && pkt->proto == IPPROTO_TCP) {
+		flags = kerb_at(pkt, pkt->l4 + 13, 1);
+		w->tcp = flags ? *flags : 0;
+	}
+	return kind;
+}
+
+/* Port at the instances; 0 where a port is wanted and is not served. */
+static __always_inline int is_served(struct px_work *w, const struct px_vip *v)
+{
+	struct px_port key = {.vip = v->id, .port = w->flow.dport, .proto = w->flow.proto};
+	__be16 *port;
+
+	w->target = w->flow.dport;
+	if (w->kind == PX_ECHO || !(v->flags & PX_VIP_PORTS))
+		return 1;
+	port = bpf_map_lookup_elem(&ports, &key);
+	if (port)
+		w->target = *port;
+	return port != 0;
+}
+
+static __always_inline int is_reply(const struct px_work *w)
+{
+	return w->kind == PX_ECHO && w->flow.dport != bpf_htons(w->v4 ? ICMP4_ECHO_REQUEST : ICMP6_ECHO_REQUEST);
+}
+
+/* A packet from the service that belongs to no session: one begins if it is for a virtual address. Other nodes choose as this
+ * one does from a hash, so that there a connection may go on whose session is not known. */
+static __always_inline int begin(struct px_work *w)
+{
+	struct px_vip *v = bpf_map_lookup_elem(&vips, &w->flow.dst);
+
+	if (w->kind == PX_ERROR)
+		return v ? PX_STRAY : PX_PASS;
+	if (!v || (v->flags & PX_VIP_NEGATIVE && v->expires <= w->now))
+		return px_is_virtual(&w->flow.dst) ? PX_UNKNOWN_ADDR : PX_PASS;
+	if (v->flags & PX_VIP_NEGATIVE)
+		return PX_NO_ADDR;
+	if (w->kind == PX_LATER)
+		return PX_NO_FIRST;
+	if (is_reply(w) || w->tcp & TCP_RST)
+		return PX_STRAY;
+	if (w->kind == PX_OTHER || !is_served(w, v))
+		return PX_NO_PORT;
+	if (w->flow.proto == IPPROTO_TCP && !(w->tcp & TCP_SYN) && v->policy != PX_HASH_SOURCE && v->policy != PX_HASH_FLOW)
+		return PX_NO_SESSION;
+	px_choose(w, v);
+	if (!px_unknown_to_verifier(w->instance))
+		return PX_NO_INSTANCE;
+	px_count(PX_COUNT_OPENED);
+	return PX_ENROL;
+}
+
+/* Later fragments and SCTP have addresses to be changed, no checksum over them. */
+static __always_inline void translate(struct kerb_pkt *pkt, struct px_work *w, const struct px_session *s)
+{
+	if (w->kind == PX_ERROR) {
+		px_pair_key(&w->flow, s, &w->pair);
+		px_translate_error(pkt, w);
+	} else if (w->kind == PX_ECHO) {
+		px_translate_echo(pkt, s, is_reply(w));
+	} else if (w->kind == PX_PLAIN && pkt->proto != IPPROTO_SCTP) {
+		px_translate_common(pkt, s);
+	} else {
+		px_change_addresses(pkt, s);
+	}
+}
+
+static __always_inline int go(struct kerb_pkt *pkt, struct px_work *w, __u32 hook)
+{
+	const struct px_session *s = &w->made;
+	int verdict;
+
+	if (pkt->flags & KERB_F_FRAG_FIRST)
+		px_remember_first(pkt, w);
+	verdict = hook == PX_EGRESS ? px_hand_over(pkt, px_target(s)) : KERB_NEXT;
+	translate(pkt, w, s);
+	return verdict;
+}
+
+/* A packet that its sender is to hear something about. */
+static __always_inline int refuse(struct kerb_pkt *pkt, const struct px_work *w, int step)
+{
+	if (step == PX_RESET_IT || (w->flow.proto == IPPROTO_TCP && (step == PX_NO_SESSION || step == PX_NO_PORT)))
+		return kerb_tcp_reset(pkt);
+	return kerb_icmp_unreachable(pkt, step == PX_NO_PORT ? KERB_UNREACHABLE_PORT : KERB_UNREACHABLE_HOST);
+}
+
+static __always_inline int count_and_drop(struct kerb_pkt *pkt, __u32 count, __u32 reason)
+{
+	px_count(count);
+	return kerb_drop(pkt, reason);
+}
+
+static __always_inline int conclude(struct kerb_pkt *pkt, struct px_work *w, __u32 step)
+{
+	switch (step) {
+	case PX_STRAY:
+		return kerb_drop(pkt, KERB_DROP_STATE);
+	case PX_FULL:
+		return count_and_drop(pkt, PX_COUNT_TABLE_FULL, KERB_DROP_TABLE_FULL);
+	case PX_NO_FIRST:
+		return count_and_drop(pkt, PX_COUNT_FRAGMENT, KERB_DROP_FRAGMENT);
+	case PX_UNKNOWN_ADDR:
+		if (!px_ask(pkt, w))
+			return count_and_drop(pkt, PX_COUNT_UNKNOWN, PX_DROP_HELD);
+		return count_and_drop(pkt, PX_COUNT_UNANSWERED, KERB_DROP_NO_ROUTE);
+	case PX_NO_ADDR:
+		px_count(PX_COUNT_NEGATIVE);
+		break;
+	case PX_NO_INSTANCE:
+		px_count(PX_COUNT_NO_INSTANCE);
+		break;
+	case PX_NO_PORT:
+		px_count(PX_COUNT_NO_PORT);
+		break;
+	case PX_NO_SESSION:
+		px_count(PX_COUNT_NO_SESSION);
+		break;
+	case PX_RESET_IT:
+		break;
+	default:
+		return KERB_NEXT;
+	}
+	return refuse(pkt, w, px_unknown_to_verifier(w->step));
+}
+
+/* All packets but those of settled sessions. */
+static __noinline int attend(struct kerb_pkt *pkt, __u32 hook)
+{
+	struct px_work *w = px_work();
+	struct px_session *s;
+
+	if (!w)
+		return KERB_NEXT;
+	kerb_forget(pkt);
+	w->kind = read_packet(pkt, w, hook);
+	kerb_forget(pkt);
+	if (px_unknown_to_verifier(w->kind) == PX_NOTHING)
+		return KERB_NEXT;
+	s = bpf_map_lookup_elem(&sessions, &w->flow);
+	w->step = PX_ANEW;
+	if (s)
+		px_attend(w, s);
+	if (px_unknown_to_verifier(w->step) == PX_ANEW)
+		w->step = hook == PX_EGRESS ? begin(w) : PX_PASS;
+	if (px_unknown_to_verifier(w->step) == PX_ENROL)
+		w->step = px_enrol(w);
+	if (px_unknown_to_verifier(w->step) == PX_GO)
+		return go(pkt, w, hook);
+	return conclude(pkt, w, px_unknown_to_verifier(w->step));
+}
+
+/* A packet of a settled session. Returns -1 if it is none. */
+static __always_inline int carry_on(struct kerb_pkt *pkt, __u32 hook)
+{
+	struct px_session *s;
+	struct px_flow flow;
+	int tcp, verdict;
+
+	if (!px_is_common(pkt))
+		return -1;
+	tcp = px_read_common(pkt, hook, &flow);
+	if (tcp < 0)
+		return -1;
+	s = bpf_map_lookup_elem(&sessions, &flow);
+	if (!s || !is_settled(s, tcp))
+		return -1;
+	verdict = hook == PX_EGRESS ? px_hand_over(pkt, px_target(s)) : KERB_NEXT;
+	px_translate_common(pkt, s);
+	return verdict;
+}
+
+KERB_EGRESS(pkt)
+{
+	int verdict;
+
+	kerb_forget(pkt);
+	verdict = carry_on(pkt, PX_EGRESS);
+	if (verdict < 0)
+		verdict = attend(pkt, PX_EGRESS);
+
+	kerb_reload(pkt);
+	return verdict;
+}
+
+KERB_INGRESS(pkt)
+{
+	int verdict;
+
+	kerb_forget(pkt);
+	verdict = carry_on(pkt, PX_INGRESS);
+	if (verdict < 0)
+		verdict = attend(pkt, PX_INGRESS);
+
+	kerb_reload(pkt);
+	return verdict;
+}
+
+KERB_LICENSE("Dual BSD/GPL");

@@ -1,0 +1,104 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* Packets to addresses that may be virtual and are not known: whole, to the control plane, which asks and sends them again. */
+#ifndef PX_UNKNOWN_H
+#define PX_UNKNOWN_H
+
+#include "flow.h"
+
+static __always_inline int px_in_range(const struct px_addr *a, const struct px_range *r)
+{
+	__u32 differs = 0;
+
+#pragma unroll
+	for (int i = 0; i < 4; i++)
+		differs |= (a->word[i] & r->mask.word[i]) ^ r->prefix.word[i];
+	asm volatile("" : "+r"(differs)); /* one branch, not four: it is in a loop */
+	return !differs;
+}
+
+static __always_inline int px_is_virtual(const struct px_addr *a)
+{
+	__u32 zero = 0;
+	struct px_ranges *all = bpf_map_lookup_elem(&ranges, &zero);
+
+	if (!all)
+		return 0;
+	for (__u32 i = 0; i < PX_RANGES && i < all->count; i++)
+		if (px_in_range(a, &all->range[i]))
+			return 1;
+	return 0;
+}
+
+/* Whether so many packets to an address were given to the control plane lately that more are of no use to it. */
+static __always_inline int px_asked_enough(const struct px_work *w)
+{
+	struct px_asked fresh = {.since = w->now, .packets = 1};
+	struct px_asked *asking = bpf_map_lookup_elem(&asked, &w->flow.dst);
+
+	if (asking && (__s64)(w->now - asking->since) <= (__s64)PX_ASK_NS) {
+		__sync_fetch_and_add(&asking->packets, 1);
+		return asking->packets > PX_ASK_MOST;
+	}
+	bpf_map_update_elem(&asked, &w->flow.dst, &fresh, BPF_ANY);
+	return 0;
+}
+
+static __always_inline void px_describe(const struct kerb_pkt *pkt, const struct px_work *w, struct px_unknown *e, __u32 len)
+{
+	e->ifindex = pkt->ifindex;
+	e->len = len;
+	e->l3 = pkt->l3;
+	e->l4 = pkt->l4;
+	e->family = pkt->family;
+	e->proto = pkt->proto;
+	e->flags = pkt->flags;
+	e->partial = kerb_is_partial(pkt);
+	e->dst = w->flow.dst;
+}
+
+/* Room in the ring buffer is of a size that the verifier knows: the smallest of three that holds the frame. */
+#define PX_SEND(size)                                                                                                          \
+	do {                                                                                                                   \
+		struct px_unknown *e = kerb_event_reserve(&unknown, sizeof(*e) + (size));                                      \
+		if (!e)                                                                                                        \
+			return -1;                                                                                             \
+		if (len < 1 || len > (size) || bpf_skb_load_bytes(pkt->ctx, 0, e->frame, len)) {                               \
+			kerb_event_discard(e);                                                                                 \
+			return -1;                                                                                             \
+		}                                                                                                              \
+		px_describe(pkt, w, e, len);                                                                                   \
+		kerb_event_submit(e, 0);                                                                                       \
+		return 0;                                                                                                      \
+	} while (0)
+
+/* Without the frame. */
+static __always_inline int px_send_address(const struct kerb_pkt *pkt, const struct px_work *w)
+{
+	struct px_unknown *e = kerb_event_reserve(&unknown, sizeof(*e));
+
+	if (!e)
+		return -1;
+	px_describe(pkt, w, e, 0);
+	kerb_event_submit(e, 0);
+	return 0;
+}
+
+/* 0 if the control plane has got the packet. */
+static __always_inline int px_ask(const struct kerb_pkt *pkt, const struct px_work *w)
+{
+	__u64 len = pkt->len;
+
+	if (px_asked_enough(w))
+		return -1;
+	asm volatile("" : "+r"(len));
+	if (len <= 256)
+		PX_SEND(256);
+	if (len <= 2048)
+		PX_SEND(2048);
+	if (len <= PX_HELD_MAX)
+		PX_SEND(PX_HELD_MAX);
+	px_send_address(pkt, w);
+	return -1;
+}
+
+#endif
