@@ -43,7 +43,9 @@ type served struct {
 	done   chan error
 }
 
-func serveEcho(t *testing.T) *served {
+func serveEcho(t *testing.T) *served { return serve(t, echo{}) }
+
+func serve(t *testing.T, control Control) *served {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("needs root for BPF")
@@ -71,7 +73,7 @@ func serveEcho(t *testing.T) *served {
 	s.client = &http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{DialContext: func(context.Context, string, string) (net.Conn, error) {
 		return net.Dial("unix", path)
 	}}}
-	go func() { s.done <- servePlane(t.Context(), "m", echo{}, l, ends[1]) }()
+	go func() { s.done <- servePlane(t.Context(), "m", control, l, ends[1]) }()
 	return s
 }
 

@@ -40,7 +40,7 @@ func applyVirtual(r server.Request, next store.Desired, result *v1.ApplyResult) 
 		c.put = append(c.put, s)
 	}
 	if len(c.put) > 0 {
-		err = resolve.CheckTogether(next.VirtualServices)
+		err = resolve.CheckTogether(next.VirtualServices, c.put)
 	}
 	return c, err
 }
@@ -50,7 +50,7 @@ func (a *Agent) commitVirtual(next store.Desired, c virtualChange, dryRun bool) 
 	if dryRun || c.empty() {
 		return nil
 	}
-	if err := a.commit(next, a.store.Recovered()); err != nil {
+	if err := a.store.CommitVirtualServices(c.put, c.remove); err != nil {
 		return err
 	}
 	a.mu.Lock()

@@ -5,6 +5,7 @@ package resolve
 import (
 	"errors"
 	"fmt"
+	"iter"
 	"net/netip"
 	"slices"
 
@@ -123,33 +124,68 @@ func (c *checker) checkPorts() error {
 	return nil
 }
 
-// CheckTogether finds addresses that several virtual services have. Errors are *fault.Conflict.
-func CheckTogether(all map[string]v1.VirtualService) error {
-	owners := map[netip.Addr]string{}
-	for name, s := range all {
-		for _, a := range s.Spec.Addresses {
-			addr, err := netip.ParseAddr(a.Address)
-			if err != nil {
-				continue
-			}
+// CheckTogether finds addresses that two virtual services have, or that are one's and an instance's of another. Only those
+// that change are looked at, beside all that there will be. Errors are *fault.Conflict.
+func CheckTogether(all map[string]v1.VirtualService, changed []v1.VirtualService) error {
+	owners, users := map[netip.Addr]string{}, map[netip.Addr]string{}
+	for _, s := range changed {
+		for addr := range virtualAddresses(s) {
 			if other, taken := owners[addr]; taken {
-				one, two := min(name, other), max(name, other)
-				return &fault.Conflict{Reason: fmt.Sprintf("VirtualServices %s and %s both have the address %v: give one of them another", one, two, addr)}
+				return addressTwice(addr, s.Metadata.Name, other)
 			}
-			owners[addr] = name
+			owners[addr] = s.Metadata.Name
+		}
+		for addr := range instanceAddresses(s) {
+			users[addr] = s.Metadata.Name
 		}
 	}
 	for name, s := range all {
-		for _, i := range s.Spec.Instances {
-			for _, text := range i.Addresses {
-				if addr, err := netip.ParseAddr(text); err == nil && owners[addr] != "" {
-					return &fault.Conflict{Reason: fmt.Sprintf("VirtualService %s: instance %s has the address %v, which is a virtual address of %s: "+
-						"an instance needs an address of its own", name, i.Name, addr, owners[addr])}
-				}
+		for addr := range virtualAddresses(s) {
+			if other, taken := owners[addr]; taken && other != name {
+				return addressTwice(addr, name, other)
+			}
+			if user, used := users[addr]; used {
+				return instanceIsVirtual(addr, user, name)
+			}
+		}
+		for addr := range instanceAddresses(s) {
+			if owner, taken := owners[addr]; taken {
+				return instanceIsVirtual(addr, name, owner)
 			}
 		}
 	}
 	return nil
+}
+
+func addressTwice(addr netip.Addr, a, b string) error {
+	return &fault.Conflict{Reason: fmt.Sprintf("VirtualServices %s and %s both have the address %v: give one of them another", min(a, b), max(a, b), addr)}
+}
+
+func instanceIsVirtual(addr netip.Addr, user, owner string) error {
+	return &fault.Conflict{Reason: fmt.Sprintf("VirtualService %s: an instance has the address %v, which is a virtual address of %s: "+
+		"an instance needs an address of its own", user, addr, owner)}
+}
+
+func virtualAddresses(s v1.VirtualService) iter.Seq[netip.Addr] {
+	return func(yield func(netip.Addr) bool) {
+		for _, a := range s.Spec.Addresses {
+			if addr, err := netip.ParseAddr(a.Address); err == nil && !yield(addr) {
+				return
+			}
+		}
+	}
+}
+
+func instanceAddresses(s v1.VirtualService) iter.Seq[netip.Addr] {
+	return func(yield func(netip.Addr) bool) {
+		for _, i := range s.Spec.Instances {
+			for _, text := range i.Addresses {
+				if addr, err := netip.ParseAddr(text); err == nil && !yield(addr) {
+					return
+				}
+			}
+		}
+	}
 }
 
 func family(a netip.Addr) string {

@@ -445,18 +445,31 @@ func TestCheck(t *testing.T) {
 }
 
 func TestCheckTogether(t *testing.T) {
-	all := map[string]v1.VirtualService{"a": virtual("a", plain("10.30.0.1", "10.18.0.1")), "b": virtual("b", plain("10.30.0.2", "10.18.0.1"))}
-	if err := CheckTogether(all); err != nil {
-		t.Error(err)
-	}
-	var conflict *fault.Conflict
-	all["c"] = virtual("c", plain("10.30.0.1"))
-	if err := CheckTogether(all); !errors.As(err, &conflict) || !strings.Contains(conflict.Reason, "a and c both have the address 10.30.0.1") {
-		t.Error(err)
-	}
-	all["c"] = virtual("c", plain("10.30.0.3", "10.30.0.2"))
-	if err := CheckTogether(all); !errors.As(err, &conflict) || !strings.Contains(conflict.Reason, "virtual address of b") {
-		t.Error(err)
+	a, b := virtual("a", plain("10.30.0.1", "10.18.0.1")), virtual("b", plain("fdff::2", "10.18.0.1"))
+	b.Spec.Addresses = append(b.Spec.Addresses, v1.VirtualAddress{Address: "10.30.0.2"})
+	for name, c := range map[string]struct {
+		changed []v1.VirtualService
+		want    string
+	}{
+		"nothing":                       {nil, ""},
+		"the same again":                {[]v1.VirtualService{a, b}, ""},
+		"both change places":            {[]v1.VirtualService{virtual("a", plain("10.30.0.2")), virtual("b", plain("10.30.0.1"))}, ""},
+		"one takes the other's":         {[]v1.VirtualService{virtual("c", plain("10.30.0.1"))}, "a and c both have the address 10.30.0.1"},
+		"however it is written":         {[]v1.VirtualService{virtual("c", plain("fdff:0::0:2"))}, "b and c both have the address fdff::2"},
+		"two new ones":                  {[]v1.VirtualService{virtual("c", plain("10.30.0.5")), virtual("d", plain("10.30.0.5"))}, "c and d both have the address 10.30.0.5"},
+		"a new instance is virtual":     {[]v1.VirtualService{virtual("c", plain("10.30.0.3", "10.30.0.2"))}, "VirtualService c: an instance has the address 10.30.0.2, which is a virtual address of b"},
+		"an old instance would be":      {[]v1.VirtualService{virtual("c", plain("10.18.0.1"))}, "which is a virtual address of c"},
+		"two new ones, one an instance": {[]v1.VirtualService{virtual("c", plain("10.30.0.5")), virtual("d", plain("10.30.0.6", "10.30.0.5"))}, "VirtualService d: an instance"},
+	} {
+		all := map[string]v1.VirtualService{"a": a, "b": b}
+		for _, s := range c.changed {
+			all[s.Metadata.Name] = s
+		}
+		err := CheckTogether(all, c.changed)
+		var conflict *fault.Conflict
+		if c.want == "" && err != nil || c.want != "" && (!errors.As(err, &conflict) || !strings.Contains(conflict.Reason, c.want)) {
+			t.Errorf("%s: %v", name, err)
+		}
 	}
 }
 

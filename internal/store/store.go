@@ -191,6 +191,27 @@ func (s *Store) Commit(d Desired) error {
 	return s.update(func(tx *bbolt.Tx) error { return commit(tx, d) })
 }
 
+// CommitVirtualServices is Commit of a change of virtual services alone: what it costs does not depend on how many there are.
+func (s *Store) CommitVirtualServices(put []v1alpha1.VirtualService, remove []string) error {
+	return s.update(func(tx *bbolt.Tx) error {
+		b, err := tx.CreateBucketIfNotExists(bucketVirtualServices)
+		if err != nil {
+			return err
+		}
+		for _, name := range remove {
+			if err := b.Delete([]byte(name)); err != nil {
+				return err
+			}
+		}
+		for _, v := range put {
+			if err := writeOne(b, v.Metadata.Name, withoutVirtualServiceStatus(v)); err != nil {
+				return err
+			}
+		}
+		return seal(tx)
+	})
+}
+
 // Acknowledge is Commit, and clears what Recovered tells: both or neither.
 func (s *Store) Acknowledge(d Desired) error {
 	return s.update(func(tx *bbolt.Tx) error {
@@ -212,6 +233,11 @@ func commit(tx *bbolt.Tx, d Desired) error {
 	if err := write(later, d.VirtualServices, withoutVirtualServiceStatus); err != nil {
 		return err
 	}
+	return seal(tx)
+}
+
+// seal writes what vouches for the resources.
+func seal(tx *bbolt.Tx) error {
 	meta := tx.Bucket(bucketMeta)
 	return errors.Join(meta.Put(keySchema, []byte(strconv.Itoa(SchemaVersion))), meta.Put(keyDigest, digest(tx)))
 }
@@ -297,16 +323,23 @@ func write[T any](b *bbolt.Bucket, want map[string]T, stored func(T) any) error 
 		return err
 	}
 	for name, v := range want {
-		data, err := json.Marshal(stored(v))
-		if err != nil {
-			return fmt.Errorf("%s: %w", name, err)
+		if err := writeOne(b, name, stored(v)); err != nil {
+			return err
 		}
-		if string(b.Get([]byte(name))) == string(data) {
-			continue
-		}
-		if err := b.Put([]byte(name), data); err != nil {
-			return fmt.Errorf("%s: %w", name, err)
-		}
+	}
+	return nil
+}
+
+func writeOne(b *bbolt.Bucket, name string, v any) error {
+	data, err := json.Marshal(v)
+	if err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	if string(b.Get([]byte(name))) == string(data) {
+		return nil
+	}
+	if err := b.Put([]byte(name), data); err != nil {
+		return fmt.Errorf("%s: %w", name, err)
 	}
 	return nil
 }

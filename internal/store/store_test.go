@@ -150,6 +150,27 @@ func TestTwoOpeners(t *testing.T) {
 	mustCommit(t, s, desired(1))
 }
 
+// A change of virtual services alone leaves the rest, and a file that vouches for all of it.
+func TestCommitVirtualServices(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "state.db")
+	s, want := mustOpen(t, path), desired(3)
+	mustCommit(t, s, want)
+	changed := want.VirtualServices["v1"]
+	changed.Metadata.Generation = 2
+	stored := changed
+	stored.Status = &v1alpha1.VirtualServiceStatus{Source: v1alpha1.SourceStatic}
+	if err := s.CommitVirtualServices([]v1alpha1.VirtualService{stored}, []string{"v0", "no-such"}); err != nil {
+		t.Fatal(err)
+	}
+	s.Close()
+	want.VirtualServices["v1"] = changed
+	delete(want.VirtualServices, "v0")
+	s = mustOpen(t, path)
+	if diff := cmp.Diff(want, mustSnapshot(t, s)); diff != "" || s.Recovered() {
+		t.Error(diff)
+	}
+}
+
 // A file of version 1, which had no virtual services, is read, and becomes one of today with the first change.
 func TestOlderSchema(t *testing.T) {
 	path := filled(t)

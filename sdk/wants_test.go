@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sdk
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/kerb-edge/kerb/api/v1alpha1"
+)
+
+func TestWants(t *testing.T) {
+	w := newWants()
+	a, b := netip.MustParseAddr("10.30.0.1"), netip.MustParseAddr("fdff::1")
+	for _, addr := range []netip.Addr{a, b, a, netip.MustParseAddr("::ffff:10.30.0.1"), {}} {
+		w.want(addr)
+	}
+	w.idle("x")
+	w.idle("x")
+	if got := w.take(t.Context()); !slices.Equal(got.Addresses, []netip.Addr{a, b}) || !slices.Equal(got.Idle, []string{"x"}) {
+		t.Errorf("%+v", got)
+	}
+	taken := make(chan Wanted)
+	go func() { taken <- w.take(t.Context()) }() // waits: all is taken
+	w.want(a)
+	if got := <-taken; !slices.Equal(got.Addresses, []netip.Addr{a}) {
+		t.Errorf("%+v", got)
+	}
+	gone, cancel := context.WithCancel(t.Context())
+	cancel()
+	w.want(b)
+	if got := w.take(gone); len(got.Addresses) != 0 {
+		t.Errorf("given to one who has gone: %+v", got)
+	}
+	if got := w.take(t.Context()); !slices.Equal(got.Addresses, []netip.Addr{b}) {
+		t.Errorf("%+v", got)
+	}
+	for i := range 2 * maxWants {
+		w.want(netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}))
+	}
+	if got := w.take(t.Context()); len(got.Addresses) != maxWants {
+		t.Errorf("%d addresses", len(got.Addresses))
+	}
+}
+
+// user is a Compiled that works with virtual services and follows instances.
+type user struct {
+	echo
+	mu      sync.Mutex
+	updates []VirtualServiceUpdate
+	changes []string
+	refuse  bool
+}
+
+func (u *user) VirtualServices(_ Live, update VirtualServiceUpdate) error {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if u.refuse {
+		return &ConfigError{Field: "x", Reason: "refused"}
+	}
+	u.updates = append(u.updates, update)
+	return nil
+}
+
+func (u *user) InstanceChanged(_ Live, i Instance, there bool) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.changes = append(u.changes, fmt.Sprint(i.Ifindex, there, i.Ingress))
+}
+
+func (u *user) Compile(json.RawMessage) (Compiled, error) { return u, nil }
+
+func TestServeVirtualServices(t *testing.T) {
+	u := &user{}
+	s := serve(t, u)
+	defer s.end()
+	update := VirtualServiceUpdate{Generation: "a", Reset: true, Complete: true, Put: []VirtualService{{Name: "web", Spec: v1alpha1.VirtualServiceSpec{
+		Addresses: []v1alpha1.VirtualAddress{{Address: "10.30.0.2", Policy: v1alpha1.PolicyClosest}}}}}, Unknown: []netip.Addr{netip.MustParseAddr("10.30.0.9")}}
+	s.call("/kerb/v1/virtualservices", update, 409)
+	s.send("a")
+	start := GenerationRequest{Generation: "a", Config: json.RawMessage("1"), Instances: []Instance{{Ifindex: 7}, {Ifindex: 8}}}
+	s.call("/kerb/v1/start", start, 204)
+	s.call("/kerb/v1/virtualservices", update, 204)
+	update.Generation = "b"
+	s.call("/kerb/v1/virtualservices", update, 409)
+	u.refuse = true
+	update.Generation = "a"
+	s.call("/kerb/v1/virtualservices", update, 422)
+	if len(u.updates) != 1 || u.updates[0].Put[0].Spec.Addresses[0].Policy != v1alpha1.PolicyClosest || !u.updates[0].Complete {
+		t.Errorf("%+v", u.updates)
+	}
+	s.call("/kerb/v1/attached", Instance{Ifindex: 7, Ingress: []string{"fw"}}, 204)
+	s.call("/kerb/v1/attached", Instance{Ifindex: 7, Ingress: []string{"fw"}}, 204)
+	s.call("/kerb/v1/attached", Instance{Ifindex: 9}, 204)
+	s.call("/kerb/v1/detached", Instance{Ifindex: 8}, 204)
+	s.call("/kerb/v1/detached", Instance{Ifindex: 8}, 204)
+	start.Instances = []Instance{{Ifindex: 7}, {Ifindex: 10}}
+	s.call("/kerb/v1/start", start, 204) // told again
+	want := []string{"7 true [fw]", "9 true []", "8 false []", "9 false []", "7 true []", "10 true []"}
+	if !slices.Equal(u.changes, want) {
+		t.Errorf("%q, want %q", u.changes, want)
+	}
+}
+
+func TestServeOthers(t *testing.T) {
+	s := serveEcho(t)
+	defer s.end()
+	s.send("a")
+	s.call("/kerb/v1/start", GenerationRequest{Generation: "a", Config: json.RawMessage("1")}, 204)
+	s.call("/kerb/v1/virtualservices", VirtualServiceUpdate{Generation: "a"}, 404)
+}
+
+// A question that is left open does not keep a control plane from ending.
+func TestWantedEnds(t *testing.T) {
+	s := serveEcho(t)
+	go func() { _, _ = s.client.Get("http://control/kerb/v1/wanted") }()
+	time.Sleep(50 * time.Millisecond) // most often the question has come by then
+	s.end()
+}
