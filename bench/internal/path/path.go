@@ -203,7 +203,8 @@ func (p *Path) cost(calm, duration time.Duration) (float64, error) {
 	time.Sleep(duration)
 	after, err2 := p.Group.CPU()
 	elapsed := time.Since(start)
-	_, err3 := parse(out.Bytes(), cmd.Wait())
+	err3 := cmd.Wait()
+	_, err3 = parse(out.Bytes(), err3)
 	return (after - before).Seconds() / elapsed.Seconds(), errors.Join(err, err2, err3)
 }
 
