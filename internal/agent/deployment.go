@@ -160,9 +160,16 @@ func (a *Agent) release(d *deployment) {
 	if d == nil || d.plane == nil {
 		return
 	}
-	if now := a.modules[d.resource.Metadata.Name]; now == nil || now.plane != d.plane {
-		go d.plane.Close()
+	now := a.modules[d.resource.Metadata.Name]
+	if now != nil && now.plane == d.plane {
+		return
 	}
+	go func() {
+		d.plane.Close()
+		if now != nil && now.plane != nil {
+			now.plane.Resume()
+		}
+	}()
 }
 
 // start makes the deployment's generation the one that its control plane works on.

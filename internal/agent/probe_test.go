@@ -72,7 +72,7 @@ func (p *probe) InstanceChanged(_ sdk.Live, i sdk.Instance, there bool) {
 
 // probeState is what the probe tells.
 type probeState struct {
-	PID       int
+	Running   bool
 	Services  map[string]sdk.VirtualService
 	Unknown   []netip.Addr
 	Resets    int
@@ -85,7 +85,7 @@ func (p *probe) Handler(live sdk.Live) http.Handler {
 	mux.HandleFunc("GET /state", func(w http.ResponseWriter, _ *http.Request) {
 		p.mu.Lock()
 		defer p.mu.Unlock()
-		_ = json.NewEncoder(w).Encode(probeState{os.Getpid(), p.services, p.unknown, p.resets, p.changes, live.Interface()})
+		_ = json.NewEncoder(w).Encode(probeState{true, p.services, p.unknown, p.resets, p.changes, live.Interface()})
 	})
 	mux.HandleFunc("POST /want/{addr}", func(_ http.ResponseWriter, r *http.Request) { live.Want(netip.MustParseAddr(r.PathValue("addr"))) })
 	mux.HandleFunc("POST /refuse/{whether}", func(_ http.ResponseWriter, r *http.Request) {

@@ -6,12 +6,14 @@ import (
 	"context"
 	"fmt"
 
+	"github.com/cilium/ebpf"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/kerb-edge/kerb/internal/fault"
+	"github.com/kerb-edge/kerb/sdk"
 )
 
-// releaseAll ends the control planes that a change has started, if it does not come to be.
+// releaseAll ends the control planes that a change has started, if it does not come to be. Those before them go on.
 func (a *Agent) releaseAll(w world) {
 	for name, d := range w.modules {
 		if a.modules[name] != d {
@@ -41,6 +43,9 @@ func (a *Agent) awaitUpgrade(before, d *deployment) error {
 		return err
 	}
 	defer (&liveModule{maps: m}).close()
+	if hasRing(m) {
+		before.plane.Rest()
+	}
 	if err := d.start(m, a.instances(name)); err != nil {
 		return err
 	}
@@ -52,4 +57,15 @@ func (a *Agent) awaitUpgrade(before, d *deployment) error {
 			name, d.pkg.Version, before.pkg.Version, limit, err)}
 	}
 	return nil
+}
+
+// hasRing tells whether there is a ring buffer among maps. Generations share it, and it can have one reader only: two would
+// move its one position to and fro, and lose events or read them twice.
+func hasRing(m sdk.Maps) bool {
+	for _, one := range m {
+		if one.Type() == ebpf.RingBuf {
+			return true
+		}
+	}
+	return false
 }

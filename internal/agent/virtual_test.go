@@ -24,6 +24,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/control"
 	"github.com/kerb-edge/kerb/internal/fault"
 	"github.com/kerb-edge/kerb/internal/netlab"
 	"github.com/kerb-edge/kerb/internal/server"
@@ -80,7 +81,7 @@ func (n *node) has(t *testing.T, name string, want ...string) {
 	eventually(t, fmt.Sprintf("%s has %v", name, want), func() bool {
 		last = n.probe(t)
 		s, ok := last.Services[name]
-		return last.PID > 0 && ok == (want != nil) && slices.Equal(sortedTargets(s), want)
+		return last.Running && ok == (want != nil) && slices.Equal(sortedTargets(s), want)
 	})
 }
 
@@ -151,11 +152,7 @@ func TestVirtualServices(t *testing.T) {
 	}
 
 	// A new beginning of every kind.
-	first := n.probe(t)
-	if err := syscall.Kill(first.PID, syscall.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
-	eventually(t, "another control plane", func() bool { s := n.probe(t); return s.PID != 0 && s.PID != first.PID })
+	n.killControl(t)
 	n.has(t, "v", far)
 	n.has(t, "early", far)
 	n.apply(t, nil, module("probe", dir, "*", map[string]any{"number": 2})) // another generation, the same process
@@ -174,6 +171,21 @@ func TestVirtualServices(t *testing.T) {
 	eventually(t, "what is wanted and unknown is answered", func() bool {
 		return slices.Equal(n.probe(t).Unknown, []netip.Addr{netip.MustParseAddr("10.230.9.9")})
 	})
+}
+
+// killControl ends the probe's control plane and waits for another.
+func (n *node) killControl(t *testing.T) {
+	t.Helper()
+	state := func() control.State {
+		n.Agent.mu.Lock()
+		defer n.Agent.mu.Unlock()
+		return n.modules["probe"].plane.State()
+	}
+	first := state()
+	if err := syscall.Kill(first.PID, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "another control plane", func() bool { s := state(); return s.Started && s.PID != first.PID })
 }
 
 // moduleID is the probe's generation in the kernel.
@@ -200,7 +212,7 @@ func addAddress(name string, p netip.Prefix) error {
 func TestVirtualServicesRefused(t *testing.T) {
 	n := newNode(t)
 	n.apply(t, n.both(), module("probe", probePackage(t), "*", nil))
-	eventually(t, "the probe runs", func() bool { return n.probe(t).PID != 0 })
+	eventually(t, "the probe runs", func() bool { return n.probe(t).Running })
 	n.ask(t, "probe", "POST", "/refuse/true", nil)
 	n.applyVirtual(t, virtualService("v", []string{"10.230.0.2"}))
 	eventually(t, "the refusal is told", func() bool {
@@ -312,7 +324,7 @@ func TestInject(t *testing.T) {
 	byInterface := serviceOf("web", n.web)
 	byInterface.Spec = v1.ServiceSpec{Interface: n.web.Outer()}
 	n.apply(t, []v1.Service{byInterface, serviceOf("db", n.db)}, module("count", "counter", "*", nil), probe)
-	eventually(t, "sockets are there", func() bool { return strings.HasPrefix(n.moduleCondition(t, "Inject"), "True") && n.probe(t).PID != 0 })
+	eventually(t, "sockets are there", func() bool { return strings.HasPrefix(n.moduleCondition(t, "Inject"), "True") && n.probe(t).Running })
 	var in net.PacketConn
 	if err := n.db.Do(func() (err error) {
 		in, err = net.ListenPacket("udp4", fmt.Sprintf("%v:7777", n.db.Addr4()))
@@ -339,13 +351,12 @@ func TestInject(t *testing.T) {
 		}
 	}
 	send("once")
-	first := n.probe(t)
-	if err := syscall.Kill(first.PID, syscall.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
-	eventually(t, "another control plane", func() bool { s := n.probe(t); return s.PID != 0 && s.PID != first.PID })
+	n.killControl(t)
 	send("after a restart")
 
+	if p, err := n.Package(t.Context(), probe.Spec.Package); err != nil || !p.Inject || !slices.Equal(p.Resources, []string{"virtualServices"}) {
+		t.Errorf("the package does not say what it asks for: %+v, %v", p, err)
+	}
 	_, text := n.ask(t, "probe", "GET", "/misuse", nil)
 	var tries map[string]string
 	if err := json.Unmarshal([]byte(text), &tries); err != nil {

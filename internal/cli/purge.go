@@ -23,8 +23,8 @@ func (a *app) purgeCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "purge",
 		Short: "Remove everything that Kerb has in the kernel",
-		Long: "Detaches all chains of this node's agent and removes its programs, maps and pins, and the bridge and veths of its\n" +
-			"Oakestra listener. Other programs are left alone.\n" +
+		Long: "Detaches all chains of this node's agent and removes its programs, maps and pins, and the ports, bridge and veths\n" +
+			"of its Oakestra listener. Other programs are left alone.\n" +
 			"The agent must not be running. The desired state stays, and an agent that is started again brings all back, unless\n" +
 			"--all removes it as well.",
 		Example: "  systemctl stop kerb && kerb purge\n  kerb purge --all",

@@ -68,6 +68,7 @@ type Manager struct {
 	opts    Options
 	spawner *sandbox.Spawner
 	users   *users
+	files   *packageFiles
 	shared  *shared
 	planes  sync.WaitGroup
 }
@@ -88,7 +89,15 @@ func New(opts Options) (*Manager, error) {
 			return nil, fmt.Errorf("control planes: %w", err)
 		}
 	}
-	m := &Manager{opts: opts, spawner: sandbox.NewSpawner(), users: newUsers()}
+	files, err := newPackageFiles(filepath.Join(opts.State, "packages"))
+	if err != nil {
+		return nil, fmt.Errorf("control planes: %w", err)
+	}
+	users, err := newUsers(usersFile)
+	if err != nil {
+		opts.Log.Warn("control planes may have the same users as those of another agent on this machine", "error", err)
+	}
+	m := &Manager{opts: opts, spawner: sandbox.NewSpawner(), users: users, files: files}
 	m.shared = &shared{manager: m}
 	return m, nil
 }
@@ -98,6 +107,7 @@ func (m *Manager) Close() {
 	m.planes.Wait()
 	m.shared.close()
 	m.spawner.Close()
+	m.users.close()
 }
 
 // Forget removes what is kept of a module that is deleted.
@@ -109,53 +119,6 @@ func (m *Manager) stateDir(module string) string {
 	return filepath.Join(m.opts.State, "modules", module)
 }
 
-// users hands out user ids that nobody else on the machine has: the range that systemd keeps for such purposes.
-type users struct {
-	mu    sync.Mutex
-	taken map[int]*user
-}
-
-// user is who runs the control planes of one module: in an upgrade two, which share the module's state directory.
-type user struct {
-	module    string
-	processes int
-}
-
-const firstUser, lastUser = 61184, 65519 // systemd.io/UIDS-GIDS: dynamic service users
-
-func newUsers() *users { return &users{taken: map[int]*user{}} }
-
-// take prefers the id that owns the module's state directory.
-func (u *users) take(module string, preferred int) (int, error) {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	for id, who := range u.taken {
-		if who.module == module {
-			who.processes++
-			return id, nil
-		}
-	}
-	if preferred >= firstUser && preferred <= lastUser && u.taken[preferred] == nil {
-		u.taken[preferred] = &user{module, 1}
-		return preferred, nil
-	}
-	for id := firstUser; id <= lastUser; id++ {
-		if u.taken[id] == nil {
-			u.taken[id] = &user{module, 1}
-			return id, nil
-		}
-	}
-	return 0, errors.New("no user id is left for control planes")
-}
-
-func (u *users) release(id int) {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	if u.taken[id].processes--; u.taken[id].processes == 0 {
-		delete(u.taken, id)
-	}
-}
-
 // Plane starts the control plane of a module. It is ready for calls at once.
 func (m *Manager) Plane(module string, p *pkgs.Package) (*Plane, error) {
 	if p.Control == nil {
@@ -164,13 +127,13 @@ func (m *Manager) Plane(module string, p *pkgs.Package) (*Plane, error) {
 	if err := reachable(m.opts.State); err != nil {
 		return nil, err
 	}
-	start := m.shared.starter(p.Name)
+	start, release := m.shared.starter(p.Name), func() {}
 	if !p.Control.Builtin {
 		prog, err := m.program(module, p)
 		if err != nil {
 			return nil, err
 		}
-		start = prog.start
+		start, release = prog.start, prog.release
 	}
 	plane := newPlane(module, p, m.opts, start)
 	if slices.Contains(p.Resources, pkgs.ResourceVirtualServices) && m.opts.Services != nil {
@@ -179,7 +142,10 @@ func (m *Manager) Plane(module string, p *pkgs.Package) (*Plane, error) {
 	if p.Inject && m.opts.Packets != nil {
 		plane.packets = newPackets(m.opts.Packets)
 	}
-	m.planes.Go(plane.supervise)
+	m.planes.Go(func() {
+		defer release()
+		plane.supervise()
+	})
 	return plane, nil
 }
 

@@ -4,6 +4,7 @@ package control
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -59,6 +60,8 @@ type Plane struct {
 	state   State
 	// startedWith is the generation that the present run has started with, empty before.
 	startedWith string
+	rest        chan struct{} // closed while the control plane is to be away
+	resume      chan struct{} // closed otherwise
 	serial      int           // makes names of generations unique
 	progress    chan struct{} // closed and replaced whenever state changes
 }
@@ -85,7 +88,8 @@ type State struct {
 func newPlane(module string, p *pkgs.Package, opts Options, start starter) *Plane {
 	plane := &Plane{module: module, pkg: p, log: opts.Log.With("module", module),
 		closing: make(chan struct{}), closed: make(chan struct{}), changed: make(chan struct{}, 1),
-		arrived: make(chan struct{}), progress: make(chan struct{})}
+		arrived: make(chan struct{}), progress: make(chan struct{}), rest: make(chan struct{}), resume: make(chan struct{})}
+	close(plane.resume)
 	plane.start = func() (*run, error) { return newRun(opts.sockets(), module, start) }
 	plane.state = State{Healthy: true, Reason: "starting", Since: time.Now()}
 	return plane
@@ -125,6 +129,55 @@ func (p *Plane) Close() {
 	<-p.closed
 }
 
+// Rest ends the control plane until Resume, and returns when it has ended. What it worked on stays its.
+func (p *Plane) Rest() {
+	p.mu.Lock()
+	if !isClosed(p.rest) {
+		close(p.rest)
+		p.resume = make(chan struct{})
+	}
+	p.mu.Unlock()
+	for {
+		p.mu.Lock()
+		r, progress := p.run, p.progress
+		p.mu.Unlock()
+		if r == nil {
+			return
+		}
+		select {
+		case <-progress:
+		case <-p.closed:
+			return
+		}
+	}
+}
+
+// Resume is the end of a Rest, if there was one.
+func (p *Plane) Resume() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if isClosed(p.rest) {
+		close(p.resume)
+		p.rest = make(chan struct{})
+	}
+}
+
+// turns are closed when the control plane is to rest, and when it is to go on.
+func (p *Plane) turns() (rest, resume <-chan struct{}) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.rest, p.resume
+}
+
+func isClosed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}
+
 // supervise keeps the control plane running.
 func (p *Plane) supervise() {
 	defer close(p.closed)
@@ -134,12 +187,20 @@ func (p *Plane) supervise() {
 	}
 	pause := firstPause
 	for {
-		begin := time.Now()
-		err := p.live()
+		rest, resume := p.turns()
 		select {
 		case <-p.closing:
 			return
-		default:
+		case <-resume:
+		}
+		begin := time.Now()
+		err := p.live(rest)
+		switch {
+		case isClosed(p.closing):
+			return
+		case isClosed(rest):
+			p.setState(func(s *State) { s.Running, s.Started, s.PID, s.Reason = false, false, 0, resting })
+			continue
 		}
 		if time.Since(begin) > calmAfter {
 			pause = firstPause
@@ -158,13 +219,21 @@ func (p *Plane) supervise() {
 	}
 }
 
+const resting = "rests while a new version shows that it is healthy"
+
 // live is one run, from its start to its end.
-func (p *Plane) live() error {
+func (p *Plane) live(rest <-chan struct{}) error {
 	r, err := p.start()
 	if err != nil {
 		return err
 	}
 	p.mu.Lock()
+	if isClosed(rest) { // Rest has seen that there is none
+		p.mu.Unlock()
+		r.process.end(resting)
+		<-r.ended
+		return r.why
+	}
 	p.run, p.startedWith = r, ""
 	close(p.arrived)
 	p.arrived = make(chan struct{})
@@ -179,6 +248,9 @@ func (p *Plane) live() error {
 	case <-r.ended:
 	case <-p.closing:
 		r.process.end("the module was removed or replaced")
+		<-r.ended
+	case <-rest:
+		r.process.end(resting)
 		<-r.ended
 	}
 	<-done
@@ -513,6 +585,7 @@ const settle = 300 * time.Millisecond
 // after a moment; and an error when it ends or ctx ends before that.
 func (p *Plane) AwaitHealthy(ctx context.Context) error {
 	var well time.Time // since when
+	var last error     // of its health
 	for {
 		p.mu.Lock()
 		s, progress, r := p.state, p.progress, p.run
@@ -524,9 +597,9 @@ func (p *Plane) AwaitHealthy(ctx context.Context) error {
 			err := p.inform(ctx, r, "health", nil)
 			switch {
 			case err != nil && ctx.Err() != nil:
-				return fmt.Errorf("not healthy in time: %w", err)
+				return fmt.Errorf("not healthy in time: %w", cmp.Or(last, err))
 			case err != nil:
-				well = time.Time{}
+				well, last = time.Time{}, err
 			case well.IsZero():
 				well = time.Now()
 			case time.Since(well) >= min(settle, p.pkg.Control.HealthTime()/2):
@@ -537,7 +610,7 @@ func (p *Plane) AwaitHealthy(ctx context.Context) error {
 		case <-progress:
 		case <-time.After(50 * time.Millisecond):
 		case <-ctx.Done():
-			return fmt.Errorf("not healthy in time: %s", p.State().Reason)
+			return fmt.Errorf("not healthy in time: %w", cmp.Or(last, errors.New(p.State().Reason)))
 		}
 	}
 }

@@ -36,57 +36,24 @@ type program struct {
 	state   string // directory that it may write
 }
 
-// program puts the package's files where the process may read them: what was checked is what runs, and a package
-// directory that changes or vanishes does not matter.
+// program holds on to the package's files until it is released.
 func (m *Manager) program(module string, p *pkgs.Package) (*program, error) {
-	prog := &program{manager: m, pkg: p, module: module, state: m.stateDir(module),
-		files: filepath.Join(m.opts.State, "packages", strings.TrimPrefix(p.Digest, "sha256:")[:16])}
-	if err := writeFiles(prog.files, p.ControlFiles); err != nil {
+	files, err := m.files.take(p)
+	if err != nil {
 		return nil, err
 	}
-	command, err := findCommand(p.Control.Command, prog.files)
-	if err != nil {
+	prog := &program{manager: m, pkg: p, module: module, state: m.stateDir(module), files: files}
+	if prog.command, err = findCommand(p.Control.Command, files); err != nil {
+		prog.release()
 		return nil, fmt.Errorf("package %s: %w", p.Name, err)
 	}
-	prog.command = command
 	return prog, nil
 }
 
-func writeFiles(dir string, files map[string][]byte) error {
-	if err := errors.Join(makeDir(filepath.Dir(dir), 0o711), makeDir(dir, 0o755)); err != nil {
-		return err
+func (p *program) release() {
+	if err := p.manager.files.release(p.files); err != nil {
+		p.manager.opts.Log.Warn("cannot remove the files of a package that is not used any more", "package", p.pkg.Name, "error", err)
 	}
-	for name, data := range files {
-		path := dir
-		for part := range strings.SplitSeq(filepath.Dir(name), "/") {
-			path = filepath.Join(path, part)
-			if err := makeDir(path, 0o755); err != nil {
-				return err
-			}
-		}
-		path = filepath.Join(dir, name)
-		if old, err := os.ReadFile(path); err == nil && string(old) == string(data) {
-			continue
-		}
-		if err := replaceFile(path, data, 0o755); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// replaceFile writes a file in one step.
-func replaceFile(path string, data []byte, mode fs.FileMode) error {
-	f, err := os.CreateTemp(filepath.Dir(path), ".new-*")
-	if err != nil {
-		return err
-	}
-	defer os.Remove(f.Name())
-	_, err = f.Write(data)
-	if err = errors.Join(err, f.Chmod(mode), f.Close()); err != nil {
-		return err
-	}
-	return os.Rename(f.Name(), path)
 }
 
 func findCommand(command []string, files string) ([]string, error) {
@@ -219,7 +186,7 @@ func watch(cmd *exec.Cmd, memory int64, log *logReader) *process {
 			select {
 			case <-p.ended:
 			case <-time.After(killAfter):
-				killAll(cmd)
+				_ = cmd.Process.Kill()
 			}
 		}()
 	}
@@ -227,7 +194,6 @@ func watch(cmd *exec.Cmd, memory int64, log *logReader) *process {
 	p.why = func() error { return result }
 	go func() {
 		state := cmd.Wait()
-		killAll(cmd) // what it has started itself
 		mu.Lock()
 		defer mu.Unlock()
 		result = endOf(asked, state, log)
@@ -236,9 +202,6 @@ func watch(cmd *exec.Cmd, memory int64, log *logReader) *process {
 	go watchMemory(p, memory)
 	return p
 }
-
-// killAll ends the process group, which the sandbox lets nobody leave.
-func killAll(cmd *exec.Cmd) { _ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 
 // endOf says in one line why a process has ended.
 func endOf(asked string, err error, log *logReader) error {

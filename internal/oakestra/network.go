@@ -286,5 +286,5 @@ func listLinks() ([]netlink.Link, error) {
 	return nil, netlink.ErrDumpInterrupted
 }
 
-// Purge removes the bridge and all veths of an agent's listener. Services lose what they were connected with.
-func Purge(p paths.Paths) error { return removeLinks(linkGroup(p), nil) }
+// Purge removes the ports, the bridge and all veths of an agent's listener. Services lose what they were connected with.
+func Purge(p paths.Paths) error { return errors.Join(purgeTable(p), removeLinks(linkGroup(p), nil)) }

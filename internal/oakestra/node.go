@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"net/http"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -122,16 +123,18 @@ func (l *Listener) deployContainer(w http.ResponseWriter, r *http.Request) {
 		fail(w, "deploy", err)
 		return
 	}
-	if in.Ports != "" {
-		l.log.Warn("oakestra: port mappings are not made", "service", in.Name, "instance", in.Instance, "ports", in.Ports)
-	}
 	four, six := l.net.addresses(number)
 	w.Header().Set("Content-Type", "application/json")
 	_ = json.NewEncoder(w).Encode(deployed{in.Name, four.Addr().String(), six.Addr().String()})
 }
 
-// deployService connects the service and makes it known, or changes nothing. It returns the number of its addresses.
+// deployService connects the service, makes it known and opens its ports, or changes nothing. It returns the number of its
+// addresses.
 func (l *Listener) deployService(ctx context.Context, in deployment) (int, error) {
+	ports, err := parsePorts(in.Ports)
+	if err != nil {
+		return 0, err
+	}
 	ns, inode, err := openNamespace(in.PID)
 	if err != nil {
 		return 0, err
@@ -141,44 +144,79 @@ func (l *Listener) deployService(ctx context.Context, in deployment) (int, error
 		return 0, err
 	}
 	if old := l.state.service(in.Name, in.Instance); old != nil {
-		if old.PID == in.PID && old.Netns == inode && len(in.Modules) == 0 {
+		if old.PID == in.PID && old.Netns == inode && len(in.Modules) == 0 && slices.Equal(old.Ports, ports) {
 			return old.Number, nil // NodeEngine did not hear the answer and asks again
 		}
 		if err := l.releaseService(ctx, *old); err != nil {
 			return 0, err
 		}
 	}
+	if err := l.state.checkPorts(in.Name, ports); err != nil {
+		return 0, err
+	}
 	before := l.state.clone()
-	s, err := l.connect(ctx, in, ns, inode)
-	if err != nil {
+	s := service{Name: in.Name, Instance: in.Instance, PID: in.PID, Netns: inode, Ports: ports}
+	if err := l.connect(ctx, &s, ns, in.Modules); err != nil {
 		err = errors.Join(err, l.net.disconnect(s.Number))
 		last := l.state.Last
 		l.undo(before)
 		l.state.Last = last
+		return 0, err
 	}
-	return s.Number, err
+	if err := l.openPorts(s); err != nil {
+		return 0, errors.Join(err, l.releaseService(ctx, s))
+	}
+	return s.Number, nil
 }
 
 // connect writes down what it is about to do, does it, and writes down that it is done.
-func (l *Listener) connect(ctx context.Context, in deployment, ns netns.NsHandle, inode uint64) (service, error) {
-	s := service{Name: in.Name, Instance: in.Instance, PID: in.PID, Netns: inode}
-	var err error
+func (l *Listener) connect(ctx context.Context, s *service, ns netns.NsHandle, modules []wanted) (err error) {
 	if s.Number, err = l.net.take(&l.state); err != nil {
-		return s, err
+		return err
 	}
-	l.state.Services = append(l.state.Services, s)
+	l.state.Services = append(l.state.Services, *s)
 	if err := l.save(); err != nil {
-		return s, err
+		return err
 	}
 	if err := l.net.connect(ns, s.Number); err != nil {
-		return s, err
+		return err
 	}
 	resource := s.resource(l.net.host(s.Number))
-	if _, err := l.deploy(ctx, in.Name, in.Modules, []v1.Service{resource}); err != nil {
-		return s, err
+	if _, err := l.deploy(ctx, s.Name, modules, []v1.Service{resource}); err != nil {
+		return err
 	}
-	l.state.service(in.Name, in.Instance).Ready = true
-	return s, l.save()
+	l.state.service(s.Name, s.Instance).Ready = true
+	return l.save()
+}
+
+// openPorts comes last, when the service's chains are in place. A service without ports does without.
+func (l *Listener) openPorts(s service) error {
+	err := l.net.translate(l.state.Services)
+	if err != nil && len(s.Ports) > 0 {
+		return err
+	}
+	if err := errors.Join(err, l.net.forward(l.log)); err != nil {
+		l.log.Warn("oakestra: services do not reach what is beyond the node", "error", err)
+	}
+	l.forgetFlows(s)
+	return nil
+}
+
+// closePorts comes first, while the service is still there to answer what is under way.
+func (l *Listener) closePorts(s service) error {
+	others := l.state.clone()
+	others.dropService(s.Name, s.Instance)
+	if err := l.net.translate(others.Services); err != nil && len(s.Ports) > 0 {
+		return err
+	}
+	l.forgetFlows(s)
+	return nil
+}
+
+func (l *Listener) forgetFlows(s service) {
+	if err := l.net.forgetFlows(s); err != nil {
+		l.log.Debug("oakestra: connections to a service are not forgotten", "service", s.Name, "instance", s.Instance, "error", err)
+	}
 }
 
 // openNamespace returns the network namespace of a process and its inode. The node's own is refused: a service without one
@@ -263,7 +301,7 @@ func (l *Listener) releaseService(ctx context.Context, s service) error {
 	if err != nil && !errors.As(err, &missing) {
 		return err
 	}
-	if err := l.net.disconnect(s.Number); err != nil {
+	if err := errors.Join(l.closePorts(s), l.net.disconnect(s.Number)); err != nil {
 		return err
 	}
 	l.state.dropService(s.Name, s.Instance)
@@ -290,6 +328,11 @@ func (l *Listener) sweep(ctx context.Context, start bool) error {
 			return err
 		}
 		l.log.Info("oakestra: a service is gone", "service", s.Name, "instance", s.Instance)
+	}
+	if start || len(l.state.Services) > 0 && l.net.lostTable() { // nft flush ruleset, as firewalls do when they start
+		if err := l.net.translate(l.state.Services); err != nil {
+			l.log.Warn("oakestra: ports of services are not open", "error", err)
+		}
 	}
 	if !start {
 		return nil

@@ -93,7 +93,7 @@ func (n *node) close() {
 	if out, err := n.kerb("purge"); err != nil {
 		n.t.Errorf("purge: %v: %s", err, out)
 	}
-	if left := n.links(); len(left) > 0 {
+	if left := append(n.links(), n.tables()...); len(left) > 0 {
 		n.t.Errorf("after a purge the node still has %v", left)
 	}
 	if n.t.Failed() {
@@ -170,7 +170,7 @@ func (n *node) links() (names []string) {
 			all, err = netlink.LinkList()
 		}
 		for _, l := range all {
-			if l.Attrs().Name == "oakbr" || strings.HasPrefix(l.Attrs().Name, "ko") && l.Attrs().Name != n.lab.Bridge() {
+			if l.Attrs().Name == "oakbr" || strings.HasPrefix(l.Attrs().Name, "ko") && !strings.HasPrefix(l.Attrs().Name, n.lab.Prefix()) {
 				names = append(names, l.Attrs().Name)
 			}
 		}
@@ -259,7 +259,7 @@ func (c *container) end() {
 // deploy does what NodeEngine does when the container has been started.
 func (c *container) deploy(name string, instance int, more string) (four, six string) {
 	c.n.t.Helper()
-	body := fmt.Sprintf(`{"pid":%d,"serviceName":%q,"instanceNumber":%d,"portMappings":""%s}`, c.pid(), name, instance, more)
+	body := fmt.Sprintf(`{"pid":%d,"serviceName":%q,"instanceNumber":%d%s}`, c.pid(), name, instance, more)
 	var got struct{ ServiceName, NsAddress, NsAddressv6 string }
 	if err := json.Unmarshal([]byte(c.n.must("POST", "/container/deploy", body)), &got); err != nil || got.ServiceName != name {
 		c.n.t.Fatalf("deploy %s: %+v %v", name, got, err)

@@ -40,7 +40,8 @@ type service struct {
 	PID      int    `json:"pid"`
 	Netns    uint64 `json:"netns"`  // inode, to know the namespace again
 	Number   int    `json:"number"` // of its addresses in the subnets
-	Ready    bool   `json:"ready"`  // the deployment has been finished
+	Ports    []port `json:"ports,omitempty"`
+	Ready    bool   `json:"ready"` // the deployment has been finished
 }
 
 func readState(path string) (state, error) {

@@ -77,6 +77,10 @@ func TestManifestErrors(t *testing.T) {
 		{"migration of a config map", goodManifest + "maps: {config: [a], migrate: {a: extend}}", "maps.migrate.a", "only state maps"},
 		{"migration by nobody", goodManifest + "maps: {migrate: {a: control}}", "maps.migrate.a", "there is none"},
 		{"migration rule", goodManifest + "maps: {migrate: {a: guess}}", "maps.migrate.a", "want one of discard"},
+		{"virtual services for nobody", goodManifest + "resources: [virtualServices]", "control", "are a control plane's"},
+		{"frames from nobody", goodManifest + "inject: true", "control", "are a control plane's"},
+		{"frames and network", goodManifest + "inject: true\ncontrol: {command: [sh], network: true}", "inject", "no network of its own"},
+		{"other resources", goodManifest + "resources: [modules]\ncontrol: {command: [sh]}", "resources[0]", "virtualServices"},
 		{"twice", goodManifest + "name: other", "", "already set"},
 		{"no mapping", "- a", "", "not valid YAML"},
 	} {

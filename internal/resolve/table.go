@@ -33,6 +33,7 @@ type Table struct {
 	locals    map[string][]netip.Addr       // addresses of the Services of this node
 	atHome    map[netip.Addr]string         // and whose they are
 	ofAddress map[netip.Addr]map[*entry]int // instances' stated addresses, for changes of atHome
+	shadowed  map[*entry]bool               // found ones that lack an address because another has it
 	wanted    map[netip.Addr]*question
 	followers []*Follower
 }
@@ -63,7 +64,7 @@ type question struct {
 func NewTable(log *slog.Logger, path string, resolvers ...Resolver) *Table {
 	return &Table{log: log, cache: cache{path: path, log: log}, resolvers: resolvers, services: map[string]*entry{}, owners: map[netip.Addr]*entry{},
 		users: map[string]map[*entry]bool{}, atHome: map[netip.Addr]string{}, ofAddress: map[netip.Addr]map[*entry]int{},
-		wanted: map[netip.Addr]*question{}}
+		shadowed: map[*entry]bool{}, wanted: map[netip.Addr]*question{}}
 }
 
 // Run has the resolvers work until ctx ends.
@@ -88,8 +89,23 @@ func (t *Table) Apply(put []v1.VirtualService, remove []string) {
 	for _, name := range remove {
 		t.remove(name, v1.SourceStatic)
 	}
+	for _, s := range put { // they may take each other's addresses
+		if e := t.services[s.Metadata.Name]; e != nil {
+			t.disown(e)
+		}
+	}
 	for _, s := range put {
 		t.put(s.Metadata.Name, v1.SourceStatic, s.Spec)
+	}
+	t.giveBack()
+}
+
+// giveBack lets those that were found have the addresses that no resource has any more.
+func (t *Table) giveBack() {
+	for e := range maps.Clone(t.shadowed) {
+		t.disown(e)
+		t.own(e)
+		t.encode(e)
 	}
 }
 
@@ -175,11 +191,12 @@ func (t *Table) own(e *entry) {
 		}
 		other := t.owners[addr]
 		if other != nil && (e.dynamic() || !other.dynamic()) {
-			t.log.Warn("a virtual address is taken already", "address", addr, "virtualService", e.name, "by", other.name)
+			t.shadowed[e] = true
 			continue
 		}
 		if other != nil {
 			other.owned = slices.DeleteFunc(other.owned, func(o netip.Addr) bool { return o == addr })
+			t.shadowed[other] = true
 			t.encode(other)
 		}
 		t.owners[addr] = e
@@ -208,6 +225,8 @@ func (t *Table) disown(e *entry) {
 	for _, addr := range e.owned {
 		delete(t.owners, addr)
 	}
+	e.owned = nil
+	delete(t.shadowed, e)
 	for _, i := range e.spec.Instances {
 		drop(t.users, i.Service, e)
 		for _, text := range i.Addresses {
@@ -324,6 +343,7 @@ func (t *Table) Gone(source, name string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.remove(name, source)
+	t.giveBack()
 	t.cache.remove(source, name)
 }
 
@@ -396,6 +416,7 @@ func (t *Table) idle(f *Follower, name string) {
 		return
 	}
 	t.remove(name, e.source)
+	t.giveBack()
 	t.cache.remove(e.source, name)
 	for _, r := range t.resolvers {
 		if r.Source() == e.source {

@@ -318,6 +318,36 @@ func TestResourcesTakeAddresses(t *testing.T) {
 	}
 }
 
+// Two resources may change places, and what was found gets back what no resource has any more.
+func TestAddressesChangeHands(t *testing.T) {
+	table := NewTable(quiet, "", &dynamic{})
+	p := follow(t, table)
+	has := func() string {
+		p.sync()
+		var out []string
+		for _, name := range slices.Sorted(maps.Keys(p.has)) {
+			for _, a := range p.has[name].Spec.Addresses {
+				out = append(out, name+"="+a.Address)
+			}
+		}
+		return strings.Join(out, " ")
+	}
+	table.Apply([]v1.VirtualService{virtual("a", plain("10.30.0.1")), virtual("b", plain("10.30.0.2"))}, nil)
+	table.Apply([]v1.VirtualService{virtual("a", plain("10.30.0.2")), virtual("b", plain("10.30.0.1"))}, nil)
+	p.expect("changed places", has(), "a=10.30.0.2 b=10.30.0.1")
+	table.Found("test", Found{"test.app", plain("10.30.0.1")})
+	p.expect("found, and taken", has(), "a=10.30.0.2 b=10.30.0.1")
+	table.Apply([]v1.VirtualService{virtual("b", plain("10.30.0.7"))}, nil)
+	p.expect("given back", has(), "a=10.30.0.2 b=10.30.0.7 test.app=10.30.0.1")
+	table.Apply([]v1.VirtualService{virtual("c", plain("10.30.0.1"))}, []string{"a"})
+	p.expect("taken again", has(), "b=10.30.0.7 c=10.30.0.1")
+	table.Apply(nil, []string{"c"})
+	p.expect("given back again", has(), "b=10.30.0.7 test.app=10.30.0.1")
+	if len(table.shadowed) != 0 {
+		t.Errorf("%d lack an address", len(table.shadowed))
+	}
+}
+
 // A restarted agent goes on with what was found, until its resolver knows better.
 func TestFoundSurvivesTheAgent(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "resolved.json")

@@ -271,6 +271,10 @@ func TestControlProcessesEnd(t *testing.T) {
 		t.Errorf("state of a deleted module: %v", err)
 	}
 	eventually(t, "the process of the deleted module ends", func() bool { return len(n.children()) == 1 })
+	eventually(t, "the files of its package are removed", func() bool {
+		left, _ := filepath.Glob(filepath.Join(n.state, "control", "packages", "*"))
+		return len(left) == 0
+	})
 	n.stop()
 	n.must("purge", append(n.flags(), "--all")...)
 	if !gone(before) {

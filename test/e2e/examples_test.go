@@ -27,13 +27,16 @@ func example(t *testing.T, name, version string) string {
 	return dir
 }
 
-// setVersion changes the version of a package.
 func setVersion(t *testing.T, dir, version string) {
 	t.Helper()
-	path := filepath.Join(dir, "kerb.yaml")
+	editFile(t, filepath.Join(dir, "kerb.yaml"), "version: 0.1.0", "version: "+version)
+}
+
+func editFile(t *testing.T, path, old, new string) {
+	t.Helper()
 	text, err := os.ReadFile(path)
 	if err == nil {
-		err = os.WriteFile(path, []byte(strings.Replace(string(text), "version: 0.1.0", "version: "+version, 1)), 0o600)
+		err = os.WriteFile(path, []byte(strings.Replace(string(text), old, new, 1)), 0o600)
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -60,6 +63,15 @@ func (n *node) packets() (count uint64) {
 	return count
 }
 
+// sickExample is version 0.3.0 of an example in Python, which is never healthy.
+func (n *node) sickExample(name string) string {
+	n.t.Helper()
+	dir := example(n.t, name, "0.3.0")
+	editFile(n.t, filepath.Join(dir, "control.py"), "return self.events.error", "return 'never well'")
+	editFile(n.t, filepath.Join(dir, "kerb.yaml"), "control:", "control:\n  healthWithin: 2s")
+	return dir
+}
+
 // The examples are deployed, changed, upgraded and removed while the agent runs.
 func TestExamplesAtRunTime(t *testing.T) {
 	n := newRunningNode(t)
@@ -72,11 +84,11 @@ func TestExamplesAtRunTime(t *testing.T) {
 	udp := startStream(t, n.db, n.web)
 	eventually(t, "the port of the stream is counted", func() bool { return n.packets() > 0 })
 	n.apply(module("top", get[v1.Module](n, "module", "top").Spec.Package, "app=web", watch(streamPort)))
-	eventually(t, "packets to a watched port are told", func() bool {
-		return strings.Contains(n.must("module", "query", "top", "events", "-o", "json"), "7007")
-	})
+	told := func() bool { return strings.Contains(n.must("module", "query", "top", "events", "-o", "json"), "7007") }
+	eventually(t, "packets to a watched port are told", told)
 	before := n.packets()
-	n.apply(module("top", example(t, "topports", "0.2.0"), "app=web", watch(9)), module("limit", limit, "app=web", fast))
+	n.apply(module("top", example(t, "topports", "0.2.0"), "app=web", watch(streamPort)), module("limit", limit, "app=web", fast))
+	eventually(t, "they are told to the new version", told)
 	for _, name := range []string{"top", "limit"} {
 		if got := get[v1.Module](n, "module", name).Status.Package.Version; got != "0.2.0" {
 			t.Errorf("%s has version %s after the upgrade", name, got)
@@ -85,6 +97,9 @@ func TestExamplesAtRunTime(t *testing.T) {
 	if after := n.packets(); after < before {
 		t.Errorf("the upgrade took the counter from %d to %d", before, after)
 	}
+	n.refused(n.tryApply(module("top", n.sickExample("topports"), "app=web", watch(streamPort))), 5, "rolled back to 0.2.0", "never well")
+	n.well("top")
+	eventually(t, "they are told to the old version again, which was away meanwhile", told)
 	udp.finish(1)
 	n.apply(module("limit", limit, "app=web", slow))
 	for range 100 {

@@ -9,14 +9,22 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
+	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/kerb-edge/kerb/internal/netlab"
 )
 
-const prefix = "ke2e" // of namespaces, interfaces and pins
+// prefix of namespaces, interfaces and pins: of this process, so that two runs do not meet. Between the letters is its id.
+var prefix = prefixOf(os.Getpid())
+
+func prefixOf(pid int) string { return "ke" + strconv.FormatInt(int64(pid), 36) + "e" }
+
+var ofTests = regexp.MustCompile(`^ke([0-9a-z]{1,5})e[a-z]?-`) // names of namespaces
 
 const pins = "/sys/fs/bpf"
 
@@ -53,11 +61,19 @@ const parallel = 9
 // parallelPrefix is that of node i of those.
 func parallelPrefix(i int) string { return fmt.Sprintf("%s%c", prefix, 'a'+i) }
 
-// sweep removes what earlier runs have left.
-func sweep() error {
-	err := netlab.Sweep(prefix)
-	for i := range parallel {
-		err = errors.Join(err, netlab.Sweep(parallelPrefix(i)))
+// sweep removes what runs have left whose process has gone.
+func sweep() (err error) {
+	entries, _ := os.ReadDir("/run/netns")
+	for _, e := range entries {
+		found := ofTests.FindStringSubmatch(e.Name())
+		if found == nil {
+			continue
+		}
+		pid, parseErr := strconv.ParseInt(found[1], 36, 32)
+		if parseErr == nil && errors.Is(syscall.Kill(int(pid), 0), syscall.ESRCH) {
+			lab, _, _ := strings.Cut(e.Name(), "-")
+			err = errors.Join(err, netlab.Sweep(lab))
+		}
 	}
 	return err
 }

@@ -9,6 +9,7 @@ import (
 	"os"
 	"runtime"
 	"strconv"
+	"strings"
 	"syscall"
 	"unsafe"
 
@@ -154,10 +155,24 @@ func (o *order) endWithParent() error {
 	if err := unix.Prctl(unix.PR_SET_PDEATHSIG, uintptr(unix.SIGKILL), 0, 0, 0); err != nil {
 		return err
 	}
-	if parent := unix.Getppid(); parent != o.Parent {
-		return fmt.Errorf("parent is %d, not %d", parent, o.Parent)
+	parent, err := parentPID()
+	if err == nil && parent != o.Parent {
+		err = fmt.Errorf("parent is %d, not %d", parent, o.Parent)
 	}
-	return nil
+	return err
+}
+
+// parentPID is the parent's id in the namespace of the agent, whose /proc this is. To getppid(2) it is 0, being outside of ours.
+func parentPID() (int, error) {
+	text, err := os.ReadFile("/proc/self/stat")
+	if err != nil {
+		return 0, err
+	}
+	_, rest, _ := strings.Cut(string(text), ") ") // pid (comm) state ppid: the launcher's comm is without brackets
+	var state string
+	var parent int
+	_, err = fmt.Sscan(rest, &state, &parent)
+	return parent, err
 }
 
 func (o *order) restrictCalls() error {

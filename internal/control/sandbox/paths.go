@@ -6,8 +6,8 @@ import (
 	"fmt"
 	"os"
 
-	"github.com/landlock-lsm/go-landlock/landlock"
 	ll "github.com/landlock-lsm/go-landlock/landlock/syscall"
+	"golang.org/x/sys/unix"
 )
 
 // systemPaths may be read and executed: programs, libraries, and what these read when they start.
@@ -26,32 +26,78 @@ var networkPaths = []string{
 }
 
 const (
-	readRights  = landlock.AccessFSSet(ll.AccessFSExecute | ll.AccessFSReadFile)
+	readRights  = ll.AccessFSExecute | ll.AccessFSReadFile
 	dirRights   = readRights | ll.AccessFSReadDir
-	writeRights = ll.AccessFSReadFile | ll.AccessFSReadDir | ll.AccessFSWriteFile | ll.AccessFSTruncate |
+	writeRights = ll.AccessFSReadFile | ll.AccessFSReadDir | ll.AccessFSWriteFile | ll.AccessFSTruncate | ll.AccessFSRefer |
 		ll.AccessFSMakeReg | ll.AccessFSMakeDir | ll.AccessFSMakeSym | ll.AccessFSMakeSock | ll.AccessFSMakeFifo |
 		ll.AccessFSRemoveFile | ll.AccessFSRemoveDir
 )
 
-// restrictPaths puts this process, with all its threads, inside Landlock, as far as the kernel has it. Nothing can be both
-// written and executed.
+// pathRule allows something with a file, or with all that is in a directory.
+type pathRule struct {
+	path   string
+	rights uint64
+}
+
+// restrictPaths puts this thread inside Landlock, as far as the kernel has it: everything is denied but for the rules. Nothing
+// can be both written and executed. All threads at once, which libraries offer, takes a /proc of our own PID namespace.
 func (o *order) restrictPaths() error {
+	abi, err := ll.LandlockGetABIVersion()
+	if err != nil || abi == 0 {
+		return nil // Reasons tells
+	}
 	rules, err := o.pathRules()
 	if err != nil {
 		return err
 	}
-	best := landlock.V11.BestEffort()
-	if !o.Network {
-		return best.Restrict(rules...)
-	}
-	if err := best.RestrictPaths(rules...); err != nil {
+	attr := o.ruleset(abi)
+	fd, err := ll.LandlockCreateRuleset(&attr, 0)
+	if err != nil {
 		return err
 	}
-	return best.RestrictScoped()
+	defer unix.Close(fd)
+	for _, r := range rules {
+		if err := r.add(fd, attr.HandledAccessFS); err != nil {
+			return fmt.Errorf("%s: %w", r.path, err)
+		}
+	}
+	return ll.LandlockRestrictSelf(fd, 0)
 }
 
-func (o *order) pathRules() ([]landlock.Rule, error) {
-	var rules []landlock.Rule
+// ruleset is all that a version of Landlock can deny (Linux 5.13 has version 1; see landlock(7)).
+func (o *order) ruleset(abi int) ll.RulesetAttr {
+	attr := ll.RulesetAttr{HandledAccessFS: ll.AccessFSRefer - 1} // the rights before it
+	for _, added := range []struct {
+		abi    int
+		rights uint64
+	}{{2, ll.AccessFSRefer}, {3, ll.AccessFSTruncate}, {5, ll.AccessFSIoctlDev}, {9, ll.AccessFSResolveUnix}} {
+		if abi >= added.abi {
+			attr.HandledAccessFS |= added.rights
+		}
+	}
+	if abi >= 4 && !o.Network {
+		attr.HandledAccessNet = ll.AccessNetBindTCP | ll.AccessNetConnectTCP
+	}
+	if abi >= 10 && !o.Network {
+		attr.HandledAccessNet |= ll.AccessNetBindUDP | ll.AccessNetConnectSendUDP
+	}
+	if abi >= 6 {
+		attr.Scoped = ll.ScopeAbstractUnixSocket | ll.ScopeSignal
+	}
+	return attr
+}
+
+func (r pathRule) add(ruleset int, handled uint64) error {
+	fd, err := unix.Open(r.path, unix.O_PATH|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	return ll.LandlockAddPathBeneathRule(ruleset, &ll.PathBeneathAttr{AllowedAccess: r.rights & handled, ParentFd: fd}, 0)
+}
+
+func (o *order) pathRules() ([]pathRule, error) {
+	var rules []pathRule
 	optional := systemPaths
 	if o.Network {
 		optional = append(optional[:len(optional):len(optional)], networkPaths...)
@@ -69,28 +115,18 @@ func (o *order) pathRules() ([]landlock.Rule, error) {
 		rules = append(rules, rule)
 	}
 	for _, path := range o.Write {
-		rules = append(rules, writeRule(path))
+		rules = append(rules, pathRule{path, writeRights})
 	}
-	return append(rules, landlock.PathAccess(ll.AccessFSReadFile|ll.AccessFSWriteFile, "/dev/null")), nil
+	return append(rules, pathRule{"/dev/null", ll.AccessFSReadFile | ll.AccessFSWriteFile}), nil
 }
 
-func readRule(path string) (landlock.Rule, error) {
+func readRule(path string) (pathRule, error) {
 	info, err := os.Stat(path)
 	if err != nil {
-		return nil, fmt.Errorf("may be read: %w", err)
+		return pathRule{}, fmt.Errorf("may be read: %w", err)
 	}
 	if info.IsDir() {
-		return landlock.PathAccess(dirRights, path), nil
+		return pathRule{path, dirRights}, nil
 	}
-	return landlock.PathAccess(readRights, path), nil
-}
-
-// writeRule has renaming between directories only where the kernel can restrict it: a rule with it makes best effort on
-// others (before Linux 5.19) mean no Landlock at all.
-func writeRule(path string) landlock.Rule {
-	rule := landlock.PathAccess(writeRights, path)
-	if abi, err := ll.LandlockGetABIVersion(); err == nil && abi >= 2 {
-		return rule.WithRefer()
-	}
-	return rule
+	return pathRule{path, readRights}, nil
 }

@@ -186,9 +186,10 @@ func allocate(args []string) string {
 	return result(err)
 }
 
-// forever forks a process that would outlive this one.
+// forever forks a process in a session of its own, which would outlive this one.
 func forever([]string) string {
-	_, err := os.StartProcess("/proc/self/exe", []string{"", probeArgument, "sleep"}, &os.ProcAttr{Files: []*os.File{nil, os.Stdout}})
+	_, err := os.StartProcess("/proc/self/exe", []string{"", probeArgument, "sleep"},
+		&os.ProcAttr{Files: []*os.File{nil, os.Stdout}, Sys: &syscall.SysProcAttr{Setsid: true}})
 	if err != nil {
 		return err.Error()
 	}

@@ -25,6 +25,9 @@ func Reasons() []string {
 	if _, err := os.Stat("/proc/self/ns/net"); err != nil {
 		out = append(out, "no network namespaces: control planes without network do not start (CONFIG_NET_NS)")
 	}
+	if _, err := os.Stat("/proc/self/ns/pid"); err != nil {
+		out = append(out, "no PID namespaces: control planes do not start (CONFIG_PID_NS)")
+	}
 	return out
 }
 

@@ -55,8 +55,8 @@ type order struct {
 // Command returns a command that is not started. The caller sets Stdout, Stderr and ExtraFiles: of these, the first two
 // (descriptors 3 and 4) reach the program. launcher is the path of a binary that calls Main, for example /proc/self/exe.
 //
-// The program is killed when the thread that starts it ends: start it by a Spawner. What it forks is not; but it stays in the
-// process group, which has the program's id, as the filter denies leaving it: kill(-pid) ends all.
+// The program is killed when the thread that starts it ends: start it by a Spawner. It is process 1 of a PID namespace: with its
+// end, however it comes, the kernel kills what it has forked. Of the signals that it does not handle only SIGKILL reaches it.
 func Command(launcher string, s Spec) (*exec.Cmd, error) {
 	if err := s.check(); err != nil {
 		return nil, fmt.Errorf("sandbox: %w", err)
@@ -94,7 +94,7 @@ func (s *Spec) check() error {
 }
 
 func (s *Spec) namespaces() uintptr {
-	flags := uintptr(syscall.CLONE_NEWIPC | syscall.CLONE_NEWUTS)
+	flags := uintptr(syscall.CLONE_NEWPID | syscall.CLONE_NEWIPC | syscall.CLONE_NEWUTS)
 	if !s.Network {
 		flags |= syscall.CLONE_NEWNET
 	}

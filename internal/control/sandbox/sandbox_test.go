@@ -12,7 +12,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -203,29 +202,28 @@ func TestRenamesInsideWrite(t *testing.T) {
 func TestSystemCalls(t *testing.T) {
 	b := newBox(t)
 	for name, args := range map[string][]int{
-		"bpf load":            {unix.SYS_BPF, 5},
-		"bpf create map":      {unix.SYS_BPF, 0},
-		"bpf get object":      {unix.SYS_BPF, 7},
-		"bpf map by id":       {unix.SYS_BPF, 14},
-		"bpf high half":       {unix.SYS_BPF, 1<<32 | 5},
-		"ptrace traceme":      {unix.SYS_PTRACE, 0},
-		"unshare nothing":     {unix.SYS_UNSHARE, 0},
-		"unshare user":        {unix.SYS_UNSHARE, unix.CLONE_NEWUSER},
-		"clone user":          {unix.SYS_CLONE, unix.CLONE_NEWUSER | int(unix.SIGCHLD)},
-		"setns":               {unix.SYS_SETNS, -1, 0},
-		"mount":               {unix.SYS_MOUNT, 0, 0, 0, 0, 0},
-		"add_key":             {unix.SYS_ADD_KEY},
-		"perf_event_open":     {unix.SYS_PERF_EVENT_OPEN},
-		"io_uring_setup":      {unix.SYS_IO_URING_SETUP},
-		"process_vm_readv":    {unix.SYS_PROCESS_VM_READV, 0, 0, 0, 0, 0, 0},
-		"netlink netfilter":   {unix.SYS_SOCKET, unix.AF_NETLINK, unix.SOCK_RAW, unix.NETLINK_NETFILTER},
-		"vsock":               {unix.SYS_SOCKET, unix.AF_VSOCK, unix.SOCK_STREAM, 0},
-		"unix":                {unix.SYS_SOCKET, unix.AF_UNIX, unix.SOCK_STREAM, 0},
-		"pair of datagrams":   {unix.SYS_SOCKETPAIR, unix.AF_UNIX, unix.SOCK_DGRAM | unix.SOCK_CLOEXEC, 0, 0},
-		"memory file":         {unix.SYS_MEMFD_CREATE},
-		"shared memory":       {unix.SYS_SHMGET, 0, 4096},
-		"outlive the agent":   {unix.SYS_PRCTL, unix.PR_SET_PDEATHSIG, 0},
-		"leave process group": {unix.SYS_SETPGID, 0, 0},
+		"bpf load":          {unix.SYS_BPF, 5},
+		"bpf create map":    {unix.SYS_BPF, 0},
+		"bpf get object":    {unix.SYS_BPF, 7},
+		"bpf map by id":     {unix.SYS_BPF, 14},
+		"bpf high half":     {unix.SYS_BPF, 1<<32 | 5},
+		"ptrace traceme":    {unix.SYS_PTRACE, 0},
+		"unshare nothing":   {unix.SYS_UNSHARE, 0},
+		"unshare user":      {unix.SYS_UNSHARE, unix.CLONE_NEWUSER},
+		"clone user":        {unix.SYS_CLONE, unix.CLONE_NEWUSER | int(unix.SIGCHLD)},
+		"setns":             {unix.SYS_SETNS, -1, 0},
+		"mount":             {unix.SYS_MOUNT, 0, 0, 0, 0, 0},
+		"add_key":           {unix.SYS_ADD_KEY},
+		"perf_event_open":   {unix.SYS_PERF_EVENT_OPEN},
+		"io_uring_setup":    {unix.SYS_IO_URING_SETUP},
+		"process_vm_readv":  {unix.SYS_PROCESS_VM_READV, 0, 0, 0, 0, 0, 0},
+		"netlink netfilter": {unix.SYS_SOCKET, unix.AF_NETLINK, unix.SOCK_RAW, unix.NETLINK_NETFILTER},
+		"vsock":             {unix.SYS_SOCKET, unix.AF_VSOCK, unix.SOCK_STREAM, 0},
+		"unix":              {unix.SYS_SOCKET, unix.AF_UNIX, unix.SOCK_STREAM, 0},
+		"pair of datagrams": {unix.SYS_SOCKETPAIR, unix.AF_UNIX, unix.SOCK_DGRAM | unix.SOCK_CLOEXEC, 0, 0},
+		"memory file":       {unix.SYS_MEMFD_CREATE},
+		"shared memory":     {unix.SYS_SHMGET, 0, 4096},
+		"outlive the agent": {unix.SYS_PRCTL, unix.PR_SET_PDEATHSIG, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := *b
@@ -368,9 +366,10 @@ func (b *box) ended(r io.Reader) {
 	}
 }
 
+// The program ends, and so does what it has forked.
 func TestEndsWithTheAgent(t *testing.T) {
 	b := newBox(t)
-	b.Spec.Command = []string{b.program, probeArgument, "sleep"}
+	b.Spec.Command = []string{b.program, probeArgument, "forever"}
 	data, err := json.Marshal(b.Spec)
 	b.must(err)
 	agent := exec.Command("/proc/self/exe", probeArgument, "parent", string(data))
@@ -413,13 +412,13 @@ func TestRefusesAnotherParent(t *testing.T) {
 	}
 }
 
-func TestGroupEndsWhatIsForked(t *testing.T) {
+func TestEndsWhatIsForked(t *testing.T) {
 	b := newBox(t)
 	spawner := NewSpawner()
 	defer spawner.Close()
 	cmd := b.probe("forever")
 	out := b.started(spawner.Start, cmd)
-	b.must(syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL))
+	b.must(cmd.Process.Kill())
 	b.ended(out)
 	cmd.Wait()
 }

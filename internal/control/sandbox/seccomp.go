@@ -40,10 +40,9 @@ var mapCommands = []uint32{
 }
 
 // denied are system calls that a control plane has no use for, and that have been a way to more rights, or tell of others.
-// Most need a capability as well. setsid and setpgid would leave the process group by which the agent ends the program.
-// Memory in files without a directory counts in no process as resident, and could be executed after it was written.
+// Most need a capability as well. Memory in files without a directory counts in no process as resident, and could be
+// executed after it was written.
 var denied = []uint32{
-	unix.SYS_SETSID, unix.SYS_SETPGID,
 	unix.SYS_PTRACE, unix.SYS_PROCESS_VM_READV, unix.SYS_PROCESS_VM_WRITEV, unix.SYS_PROCESS_MADVISE, unix.SYS_PROCESS_MRELEASE,
 	unix.SYS_KCMP, unix.SYS_PIDFD_GETFD,
 	unix.SYS_MOUNT, unix.SYS_UMOUNT2, unix.SYS_MOVE_MOUNT, unix.SYS_OPEN_TREE, unix.SYS_OPEN_TREE_ATTR, unix.SYS_FSOPEN,

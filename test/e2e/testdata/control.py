@@ -27,6 +27,8 @@ kerb.json = Raw
 
 
 class Control:
+    mode = ""  # until it starts
+
     def __init__(self):
         self.routes = {"/open": self.open, "/bpf": self.bpf, "/keep": self.keep}
 

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package control
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+
+	"github.com/kerb-edge/kerb/internal/pkgs"
+)
+
+// packageFiles keeps what control planes need of their packages where their processes may read it: what was checked is what
+// runs, and a package directory that changes or vanishes does not matter. A version's files are there as long as a control
+// plane has it.
+type packageFiles struct {
+	root string
+
+	mu    sync.Mutex
+	users map[string]int // control planes by directory
+}
+
+// newPackageFiles begins with none: those of the last agent belong to processes that have ended with it.
+func newPackageFiles(root string) (*packageFiles, error) {
+	return &packageFiles{root: root, users: map[string]int{}}, os.RemoveAll(root)
+}
+
+// take returns the directory with the package's files.
+func (f *packageFiles) take(p *pkgs.Package) (string, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	dir := filepath.Join(f.root, strings.TrimPrefix(p.Digest, "sha256:")[:16])
+	if f.users[dir] == 0 {
+		if err := writeFiles(dir, p.ControlFiles); err != nil {
+			return "", errors.Join(err, os.RemoveAll(dir))
+		}
+	}
+	f.users[dir]++
+	return dir, nil
+}
+
+func (f *packageFiles) release(dir string) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.users[dir]--; f.users[dir] > 0 {
+		return nil
+	}
+	delete(f.users, dir)
+	return os.RemoveAll(dir)
+}
+
+func writeFiles(dir string, files map[string][]byte) error {
+	if err := errors.Join(makeDir(filepath.Dir(dir), 0o711), makeDir(dir, 0o755)); err != nil {
+		return err
+	}
+	for name, data := range files {
+		path := dir
+		for part := range strings.SplitSeq(filepath.Dir(name), "/") {
+			path = filepath.Join(path, part)
+			if err := makeDir(path, 0o755); err != nil {
+				return err
+			}
+		}
+		if err := replaceFile(filepath.Join(dir, name), data, 0o755); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// replaceFile writes a file in one step.
+func replaceFile(path string, data []byte, mode fs.FileMode) error {
+	f, err := os.CreateTemp(filepath.Dir(path), ".new-*")
+	if err != nil {
+		return err
+	}
+	defer os.Remove(f.Name())
+	_, err = f.Write(data)
+	if err = errors.Join(err, f.Chmod(mode), f.Close()); err != nil {
+		return err
+	}
+	return os.Rename(f.Name(), path)
+}

@@ -1,0 +1,360 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package control
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/kerb-edge/kerb/internal/fault"
+	"github.com/kerb-edge/kerb/internal/pkgs"
+	"github.com/kerb-edge/kerb/sdk"
+)
+
+var quiet = slog.New(slog.DiscardHandler)
+
+// fake is a control plane in this process, over connections in memory.
+type fake struct {
+	net.Listener
+	accept chan net.Conn
+	run    *run
+	once   sync.Once
+}
+
+func (f *fake) Accept() (net.Conn, error) {
+	select {
+	case c := <-f.accept:
+		return c, nil
+	case <-f.run.ended:
+		return nil, net.ErrClosed
+	}
+}
+func (f *fake) Close() error   { return nil }
+func (f *fake) Addr() net.Addr { return &net.UnixAddr{} }
+
+func (f *fake) end(why string) {
+	f.once.Do(func() {
+		f.run.why = errors.New(why)
+		close(f.run.ended)
+	})
+}
+
+// newFake answers with handler.
+func newFake(handler http.Handler) *fake {
+	f := &fake{accept: make(chan net.Conn)}
+	f.run = &run{ended: make(chan struct{}), process: &process{pid: 7}}
+	f.run.process.end, f.run.process.kill = f.end, f.end
+	f.run.transport = &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		ours, theirs := net.Pipe()
+		select {
+		case f.accept <- theirs:
+			return ours, nil
+		case <-f.run.ended:
+			return nil, net.ErrClosed
+		}
+	}}
+	go func() { _ = http.Serve(f, handler) }()
+	return f
+}
+
+func testPlane(start func() (*run, error)) *Plane {
+	p := newPlane("m", &pkgs.Package{}, Options{Log: quiet}, nil)
+	p.start = start
+	return p
+}
+
+// handler answers calls by name with a status, others with 404, and takes them down.
+type handler struct {
+	mu      sync.Mutex
+	calls   []string
+	answers map[string]int
+}
+
+func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	name := strings.TrimPrefix(r.URL.Path, sdk.PathPrefix)
+	h.mu.Lock()
+	h.calls = append(h.calls, name)
+	status, known := h.answers[name]
+	h.mu.Unlock()
+	if !known {
+		status = http.StatusNotFound
+	}
+	w.WriteHeader(status)
+}
+
+func (h *handler) called() []string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return slices.DeleteFunc(slices.Clone(h.calls), func(s string) bool { return s == "health" })
+}
+
+// A control plane that does not start is tried again after twice as long each time, and Close does not wait for it.
+func TestBackOff(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var tries []time.Duration
+		begin := time.Now()
+		p := testPlane(func() (*run, error) {
+			tries = append(tries, time.Since(begin))
+			return nil, errors.New("no way")
+		})
+		go p.supervise()
+		time.Sleep(100 * time.Second)
+		synctest.Wait()
+		s := p.State()
+		p.Close()
+		want := []time.Duration{0, 500, 1500, 3500, 7500, 15500, 31500, 61500, 91500}
+		for i := range want {
+			want[i] *= time.Millisecond
+		}
+		if !slices.Equal(tries, want) || s.Restarts != len(want) || s.Running || !strings.Contains(s.Reason, "no way") {
+			t.Errorf("tries %v, state %+v", tries, s)
+		}
+	})
+}
+
+// One that has run for long has the first pause again when it ends.
+func TestBackOffAfterACalmRun(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		begin := time.Now()
+		var tries []time.Duration
+		p := testPlane(func() (*run, error) {
+			tries = append(tries, time.Since(begin).Round(time.Millisecond))
+			if len(tries) < 4 {
+				return nil, errors.New("not yet")
+			}
+			f := newFake(&handler{})
+			time.AfterFunc(2*time.Minute, func() { f.end("falls over") })
+			return f.run, nil
+		})
+		go p.supervise()
+		time.Sleep(3 * time.Minute)
+		p.Close()
+		if want := 3500*time.Millisecond + 2*time.Minute + firstPause; len(tries) != 5 || tries[4] != want {
+			t.Errorf("tries at %v, the last should be at %v", tries, want)
+		}
+	})
+}
+
+// One that answers no health check is ended; one that is not well is not.
+func TestHealth(t *testing.T) {
+	for name, c := range map[string]struct {
+		health   http.HandlerFunc
+		restarts int
+		healthy  bool
+		says     string
+	}{
+		"hangs":   {func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }, 1, false, "did not answer 3 health checks"},
+		"unwell":  {func(w http.ResponseWriter, _ *http.Request) { http.Error(w, `{"reason":"tired"}`, 503) }, 0, false, "tired"},
+		"well":    {func(http.ResponseWriter, *http.Request) {}, 0, true, ""},
+		"no idea": {http.NotFound, 0, true, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				starts := 0
+				p := testPlane(func() (*run, error) {
+					if starts++; starts > 1 {
+						return nil, errors.New("only once")
+					}
+					return newFake(c.health).run, nil
+				})
+				go p.supervise()
+				time.Sleep(30 * time.Second)
+				synctest.Wait()
+				s := p.State()
+				p.Close()
+				if got := min(s.Restarts, 1); got != c.restarts || c.restarts == 0 && (s.Healthy != c.healthy || !strings.Contains(s.Reason, c.says)) {
+					t.Errorf("%+v", s)
+				}
+			})
+		})
+	}
+}
+
+// Each run is told of the generation, and one that rests is not there until it goes on.
+func TestRest(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := &handler{answers: map[string]int{"start": 204}}
+		p := testPlane(func() (*run, error) {
+			f := newFake(h)
+			f.run.maps = unread(t)
+			return f.run, nil
+		})
+		p.want = &live{name: "live-1"}
+		p.wake()
+		go p.supervise()
+		time.Sleep(time.Second)
+		if s := p.State(); !s.Started || !s.Running || p.now() == nil {
+			t.Errorf("at first: %+v", s)
+		}
+		p.Rest()
+		p.Rest()
+		time.Sleep(time.Minute)
+		if s := p.State(); s.Running || s.Started || s.Restarts != 0 || s.Reason != resting || p.now() != nil {
+			t.Errorf("at rest: %+v", s)
+		}
+		p.Resume()
+		p.Resume()
+		time.Sleep(time.Second)
+		if s := p.State(); !s.Started || !s.Running || s.Restarts != 0 {
+			t.Errorf("afterwards: %+v", s)
+		}
+		p.Rest()
+		p.Close()
+		if got := h.called(); !slices.Equal(got, []string{"start", "start"}) {
+			t.Errorf("calls: %v", got)
+		}
+	})
+}
+
+// unread is a socket for maps on which nothing ever waits for a reader.
+func unread(t *testing.T) *net.UnixConn {
+	t.Helper()
+	ours, theirs, err := mapsPair()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { ours.Close(); theirs.Close() })
+	return ours
+}
+
+// A module's routes are passed on without the agent's secrets, and what belongs to the agent is not.
+func TestProxy(t *testing.T) {
+	var got *http.Request
+	f := newFake(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		got = r
+		w.Header().Set("X-Module", "m")
+		w.WriteHeader(http.StatusTeapot)
+		_, _ = io.Copy(w, r.Body)
+	}))
+	defer f.end("done")
+	p := testPlane(nil)
+	p.run, p.state.Started = f.run, true
+	r := httptest.NewRequest(http.MethodPut, "/a%2Fb/c?x=1", strings.NewReader("body"))
+	r.Header.Set("Authorization", "Bearer secret")
+	w := httptest.NewRecorder()
+	if err := p.ServeHTTP(w, r); err != nil || w.Code != http.StatusTeapot || w.Body.String() != "body" || w.Header().Get("X-Module") != "m" {
+		t.Errorf("%v %d %q", err, w.Code, w.Body)
+	}
+	if got.Method != http.MethodPut || got.URL.EscapedPath() != "/a%2Fb/c" || got.URL.RawQuery != "x=1" || got.Header.Get("Authorization") != "" {
+		t.Errorf("the module got %s %s %v", got.Method, got.URL, got.Header)
+	}
+	for _, path := range []string{"/kerb/v1/fill", "//kerb/v1/fill", "/x/../kerb/v1/drop", "/kerb/v1", "/kerb/./v1/"} {
+		w := httptest.NewRecorder()
+		var missing *fault.NotFound
+		if err := p.ServeHTTP(w, &http.Request{Method: http.MethodPost, URL: mustURL(path)}); !errors.As(err, &missing) {
+			t.Errorf("%s: %v", path, err)
+		}
+	}
+	p.run, p.state.Restarts = nil, 1
+	var away *fault.Unavailable
+	if err := p.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest(http.MethodGet, "/", nil)); !errors.As(err, &away) {
+		t.Errorf("without a process: %v", err)
+	}
+}
+
+func TestSettings(t *testing.T) {
+	m := &Manager{opts: Options{State: t.TempDir(), Log: quiet}}
+	want := sdk.Settings{Constants: map[string]any{"port": json.Number("80")}, MaxEntries: map[string]uint32{"flows": 9}, Idle: []string{"egress"}}
+	if _, known := m.Recall("m", "id1"); known {
+		t.Error("something is known before it was told")
+	}
+	if err := m.Remember("m", "id1", want); err != nil {
+		t.Fatal(err)
+	}
+	got, known := m.Recall("m", "id1")
+	if !known || fmt.Sprint(got.Constants["port"]) != "80" || got.MaxEntries["flows"] != 9 || !slices.Equal(got.Idle, want.Idle) {
+		t.Errorf("%+v %v", got, known)
+	}
+	if _, known := m.Recall("m", "id2"); known {
+		t.Error("settings of another generation are taken")
+	}
+	for _, text := range []string{"", "{", `{"id":"id1","settings":{"idle":["sideways"]}}`, `{"id":"id1","more":1}`} {
+		if err := os.WriteFile(m.settingsFile("m"), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, known := m.Recall("m", "id1"); known {
+			t.Errorf("%q is taken", text)
+		}
+	}
+	if err := errors.Join(m.Forget("m"), m.Forget("m")); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat(m.settingsFile("m")); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("after Forget: %v", err)
+	}
+}
+
+// Files of a package are there while a control plane has them, and not those of an agent before.
+func TestPackageFiles(t *testing.T) {
+	root := filepath.Join(t.TempDir(), "packages")
+	if err := os.MkdirAll(filepath.Join(root, "old"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	f, err := newPackageFiles(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &pkgs.Package{Digest: "sha256:0123456789abcdef0123", ControlFiles: map[string][]byte{"run.py": []byte("x"), "lib/a.py": []byte("y")}}
+	one, err1 := f.take(p)
+	two, err2 := f.take(p)
+	if err1 != nil || err2 != nil || one != two {
+		t.Fatal(one, two, err1, err2)
+	}
+	entries := func() (names []string) {
+		all, _ := filepath.Glob(filepath.Join(root, "*", "*"))
+		for _, path := range all {
+			names = append(names, filepath.Base(path))
+		}
+		return names
+	}
+	if text, err := os.ReadFile(filepath.Join(one, "lib", "a.py")); string(text) != "y" || err != nil {
+		t.Errorf("%q %v", text, err)
+	}
+	for _, want := range [][]string{{"lib", "run.py"}, nil} {
+		if err := f.release(one); err != nil || !slices.Equal(entries(), want) {
+			t.Errorf("after a release: %v %v, want %v", entries(), err, want)
+		}
+	}
+}
+
+// Two agents do not give the same user, a module keeps its own, and what is given back can be taken.
+func TestUsers(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "run", "users.lock")
+	a, err1 := newUsers(path)
+	b, err2 := newUsers(path)
+	if err := errors.Join(err1, err2); err != nil {
+		t.Fatal(err)
+	}
+	defer a.close()
+	take := func(u *users, module string, preferred, want int) {
+		t.Helper()
+		if id, err := u.take(module, preferred); id != want || err != nil {
+			t.Errorf("%s: %d %v, want %d", module, id, err, want)
+		}
+	}
+	take(a, "x", -1, firstUser)
+	take(b, "x", firstUser, firstUser+1) // it has owned the directory of this module before
+	take(a, "y", 0, firstUser+2)
+	take(a, "x", -1, firstUser) // the other version
+	a.release(firstUser)
+	take(b, "z", firstUser, firstUser+3)
+	a.release(firstUser)
+	take(b, "w", -1, firstUser)
+	b.close() // as the kernel does when an agent dies
+	take(a, "v", firstUser+3, firstUser+3)
+}

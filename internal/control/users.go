@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package control
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"sync"
+
+	"golang.org/x/sys/unix"
+)
+
+// users hands out user ids that nobody else on the machine has: the range that systemd keeps for such purposes. Agents on
+// one machine share a file, where a lock on the byte at an id's offset means that the id is taken. The kernel lets go of
+// it with the agent, as of its control planes.
+type users struct {
+	locks *os.File // nil: this agent is taken for the only one
+
+	mu    sync.Mutex
+	taken map[int]*user
+}
+
+// user is who runs the control planes of one module: in an upgrade two, which share the module's state directory.
+type user struct {
+	module    string
+	processes int
+}
+
+const firstUser, lastUser = 61184, 65519 // systemd.io/UIDS-GIDS: dynamic service users
+
+// usersFile is the same for all agents, wherever they have their other files.
+const usersFile = "/run/kerb/users.lock"
+
+func newUsers(path string) (*users, error) {
+	u := &users{taken: map[int]*user{}}
+	err := os.MkdirAll(filepath.Dir(path), 0o755)
+	if err == nil {
+		u.locks, err = os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
+	}
+	return u, err
+}
+
+func (u *users) close() {
+	if u.locks != nil {
+		u.locks.Close()
+	}
+}
+
+// take prefers the id that owns the module's state directory.
+func (u *users) take(module string, preferred int) (int, error) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	for id, who := range u.taken {
+		if who.module == module {
+			who.processes++
+			return id, nil
+		}
+	}
+	if preferred >= firstUser && preferred <= lastUser && u.claim(preferred, module) {
+		return preferred, nil
+	}
+	for id := firstUser; id <= lastUser; id++ {
+		if u.claim(id, module) {
+			return id, nil
+		}
+	}
+	return 0, errors.New("no user id is left for control planes")
+}
+
+func (u *users) claim(id int, module string) bool {
+	if u.taken[id] != nil || !u.lock(id, unix.F_WRLCK) {
+		return false
+	}
+	u.taken[id] = &user{module, 1}
+	return true
+}
+
+// lock sets or removes the lock on an id. Open file description locks (Linux 3.15) do not mind who else in this process
+// closes the file.
+func (u *users) lock(id int, kind int16) bool {
+	if u.locks == nil {
+		return true
+	}
+	err := unix.FcntlFlock(u.locks.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: kind, Start: int64(id), Len: 1})
+	return !errors.Is(err, unix.EAGAIN) && !errors.Is(err, unix.EACCES)
+}
+
+func (u *users) release(id int) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if u.taken[id].processes--; u.taken[id].processes == 0 {
+		u.lock(id, unix.F_UNLCK)
+		delete(u.taken, id)
+	}
+}

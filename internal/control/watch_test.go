@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package control
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/url"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+)
+
+func mustURL(path string) *url.URL { return &url.URL{Path: path} }
+
+// lines runs a log reader over text and returns what the agent's log has then.
+func lines(t *testing.T, text string) (out []map[string]any, last string) {
+	t.Helper()
+	var log bytes.Buffer
+	l := newLogReader(slog.New(slog.NewJSONHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug})), io.NopCloser(strings.NewReader(text)))
+	l.run()
+	for line := range strings.Lines(log.String()) {
+		var fields map[string]any
+		if err := json.Unmarshal([]byte(line), &fields); err != nil {
+			t.Fatal(err)
+		}
+		out = append(out, fields)
+	}
+	return out, l.lastLine()
+}
+
+// Lines come as lines; those of slog keep their level and attributes, and what only looks like them does no harm.
+func TestLog(t *testing.T) {
+	got, last := lines(t, "plain\n\n"+`{"level":"WARN","msg":"careful","port":7}`+"\n"+`{"level":"LOUD","msg":"x"}`+"\n"+`{"msg":7}`+"\n{broken\nno end of line")
+	want := []string{"INFO control plane says plain", "WARN careful 7", "INFO x <nil>", `INFO control plane says {"msg":7}`, "INFO control plane says {broken",
+		"INFO control plane says no end of line"}
+	if len(got) != len(want) || last != "no end of line" {
+		t.Fatalf("%d lines, the last %q: %v", len(got), last, got)
+	}
+	for i, f := range got {
+		rest := f["port"]
+		if line, ok := f["line"]; ok {
+			rest = line
+		}
+		if text := fmt.Sprint(f["level"], " ", f["msg"], " ", rest); text != want[i] {
+			t.Errorf("%q, want %q", text, want[i])
+		}
+	}
+}
+
+// A flood is cut, and the log says by how much.
+func TestLogFlood(t *testing.T) {
+	const flood = 5000
+	got, _ := lines(t, strings.Repeat("word\n", flood))
+	end := got[len(got)-1]
+	told := len(got) - 1
+	if lost, _ := end["linesLeftOut"].(float64); int(lost)+told != flood || told < logBurst {
+		t.Errorf("%d lines were told, and then %v", told, end)
+	}
+	got, last := lines(t, strings.Repeat("x", 3*logLine)+"\nnext\n")
+	if len(got) != 2 || len(got[0]["line"].(string)) > logLine || last != "next" {
+		t.Errorf("after a long line: %d lines, the last %q", len(got), last)
+	}
+}
+
+// What a process has started counts as its memory, and a process that uses too much is ended.
+func TestMemory(t *testing.T) {
+	own := family(os.Getpid())
+	child := exec.Command("/proc/self/exe", "-test.run", "TestHelperAllocates", "-test.v")
+	child.Env = append(os.Environ(), "CONTROL_ALLOCATES=64")
+	out, err := child.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := child.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer child.Wait()
+	defer child.Process.Kill()
+	for text := []byte{}; !bytes.Contains(text, []byte("allocated")); {
+		part := make([]byte, 256)
+		n, err := out.Read(part)
+		if text = append(text, part[:n]...); err != nil {
+			t.Fatalf("the process that allocates: %v: %s", err, text)
+		}
+	}
+	if got := family(os.Getpid()); got < own+64<<20 || resident(child.Process.Pid) < 64<<20 {
+		t.Errorf("%d bytes with a child that has 64 MiB, %d before", got, own)
+	}
+	ended := make(chan string, 1)
+	watchMemory(&process{pid: child.Process.Pid, ended: make(chan struct{}), end: func(why string) { ended <- why }}, 32<<20)
+	if why := <-ended; !strings.Contains(why, "may use 32 (control.memory") {
+		t.Errorf("it is told: %s", why)
+	}
+}
+
+// TestHelperAllocates is the process of TestMemory.
+func TestHelperAllocates(t *testing.T) {
+	n := 0
+	if _, err := fmt.Sscan(os.Getenv("CONTROL_ALLOCATES"), &n); err != nil {
+		t.Skip("is run by another test")
+	}
+	held := bytes.Repeat([]byte{1}, n<<20)
+	fmt.Println("allocated")
+	time.Sleep(time.Minute)
+	fmt.Println(held[0])
+}

@@ -1,0 +1,256 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package oakestra
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/kerb-edge/kerb/internal/paths"
+)
+
+// The nftables table of one agent's listener, of family inet (NAT there: Linux 5.2). It follows from the services alone, so
+// that it is always made anew as a whole, in one transaction of the kernel:
+//
+//	chain ports   hook prerouting   fib daddr type local tcp dport 80 dnat ip to 10.18.0.2:8080, for each port and family
+//	chain out     hook postrouting  from the subnet: masquerade what leaves the bridge, and what came back to it by a port
+//
+// Translated connections stay what they are while the table changes.
+func newTable(group uint32) *nftables.Table {
+	return &nftables.Table{Name: fmt.Sprintf("kerb-oakestra-%08x", group), Family: nftables.TableFamilyINet}
+}
+
+// translate sets the table to what the services need; without services there is none.
+func (n *network) translate(services []service) error {
+	c, err := nftables.New()
+	if err != nil {
+		return lacksNAT(err)
+	}
+	table := newTable(n.group)
+	c.AddTable(table) // so that it can be removed, there or not
+	c.DelTable(table)
+	if len(services) > 0 {
+		c.AddTable(table)
+		n.addPorts(c, table, services)
+		n.addMasquerading(c, table)
+	}
+	return lacksNAT(c.Flush())
+}
+
+// lacksNAT names what is missing when the kernel does not understand a request.
+func lacksNAT(err error) error {
+	for _, unknown := range []error{unix.EPROTONOSUPPORT, unix.EOPNOTSUPP, unix.EINVAL, unix.ENOENT, unix.EAFNOSUPPORT} {
+		if errors.Is(err, unknown) {
+			return fmt.Errorf("port mappings and masquerading need nf_tables in the kernel, with NAT: CONFIG_NF_TABLES_INET, NFT_NAT, NFT_MASQ, NFT_FIB_INET, NFT_CT, "+
+				"as modules nf_tables, nft_chain_nat, nft_masq, nft_fib_inet, nft_ct: %w", err)
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("nftables: %w", err)
+	}
+	return nil
+}
+
+func (n *network) addPorts(c *nftables.Conn, table *nftables.Table, services []service) {
+	chain := c.AddChain(&nftables.Chain{Name: "ports", Table: table, Type: nftables.ChainTypeNAT,
+		Hooknum: nftables.ChainHookPrerouting, Priority: nftables.ChainPriorityNATDest})
+	taken := map[string]bool{}
+	for _, s := range services {
+		four, six := n.addresses(s.Number)
+		for _, p := range s.Ports {
+			if taken[p.String()] {
+				continue // an earlier instance has it
+			}
+			taken[p.String()] = true
+			for _, to := range []netip.Addr{four.Addr(), six.Addr()} {
+				c.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: destinationNAT(p, to)})
+			}
+		}
+	}
+}
+
+// The kernel's numbers of the protocols.
+var protocolNumbers = map[string]byte{"tcp": unix.IPPROTO_TCP, "udp": unix.IPPROTO_UDP}
+
+func destinationNAT(p port, to netip.Addr) []expr.Any {
+	return joined(
+		isFamily(to),
+		[]expr.Any{ // to an address of the node, not through it
+			&expr.Fib{Register: 1, ResultADDRTYPE: true, FlagDADDR: true},
+			equal(binary.NativeEndian.AppendUint32(nil, unix.RTN_LOCAL)),
+			&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1}, equal([]byte{protocolNumbers[p.Protocol]}),
+			&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2}, equal(bigEndian(p.Node)),
+			&expr.Immediate{Register: 1, Data: to.AsSlice()},
+			&expr.Immediate{Register: 2, Data: bigEndian(p.Service)},
+			&expr.NAT{Type: expr.NATTypeDestNAT, Family: uint32(family(to)), RegAddrMin: 1, RegProtoMin: 2},
+		})
+}
+
+// addMasquerading lets services out under the node's address. What one service sends to a port of the node that is another's
+// has to come back through the node as well: on the bridge the answer would go straight to the asker, who does not know it.
+func (n *network) addMasquerading(c *nftables.Conn, table *nftables.Table) {
+	chain := c.AddChain(&nftables.Chain{Name: "out", Table: table, Type: nftables.ChainTypeNAT,
+		Hooknum: nftables.ChainHookPostrouting, Priority: nftables.ChainPriorityNATSource})
+	const statusDNAT = 1 << 5 // IPS_DST_NAT
+	for _, subnet := range []netip.Prefix{n.subnet4, n.subnet6} {
+		from := joined(isFamily(subnet.Addr()), isFrom(subnet))
+		leaves := []expr.Any{outInterface(), &expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: interfaceBytes(n.bridge)}, &expr.Masq{}}
+		returns := []expr.Any{outInterface(), equal(interfaceBytes(n.bridge)), &expr.Ct{Key: expr.CtKeySTATUS, Register: 1}}
+		returns = append(returns, masked(1, binary.NativeEndian.AppendUint32(nil, statusDNAT))...)
+		returns = append(returns, &expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: make([]byte, 4)}, &expr.Masq{})
+		for _, then := range [][]expr.Any{leaves, returns} {
+			c.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: joined(from, then)})
+		}
+	}
+}
+
+func family(a netip.Addr) byte {
+	if a.Is4() {
+		return unix.NFPROTO_IPV4
+	}
+	return unix.NFPROTO_IPV6
+}
+
+func isFamily(a netip.Addr) []expr.Any {
+	return []expr.Any{&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: 1}, equal([]byte{family(a)})}
+}
+
+// isFrom looks at the source address of the IP header.
+func isFrom(subnet netip.Prefix) []expr.Any {
+	offset, length := uint32(12), uint32(4)
+	if subnet.Addr().Is6() {
+		offset, length = 8, 16
+	}
+	mask := net.CIDRMask(subnet.Bits(), subnet.Addr().BitLen())
+	return joined([]expr.Any{&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: length}},
+		masked(1, mask), []expr.Any{equal(subnet.Addr().AsSlice())})
+}
+
+func masked(register uint32, mask []byte) []expr.Any {
+	return []expr.Any{&expr.Bitwise{SourceRegister: register, DestRegister: register, Len: uint32(len(mask)), Mask: mask, Xor: make([]byte, len(mask))}}
+}
+
+func equal(data []byte) expr.Any { return &expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: data} }
+
+func outInterface() expr.Any { return &expr.Meta{Key: expr.MetaKeyOIFNAME, Register: 1} }
+
+// interfaceBytes is a name as the kernel compares it (IFNAMSIZ).
+func interfaceBytes(name string) []byte {
+	return append([]byte(name), make([]byte, unix.IFNAMSIZ-len(name))...)
+}
+
+func bigEndian(n uint16) []byte { return binary.BigEndian.AppendUint16(nil, n) }
+
+func joined(parts ...[]expr.Any) (all []expr.Any) {
+	for _, p := range parts {
+		all = append(all, p...)
+	}
+	return all
+}
+
+// forgetFlows ends what the kernel remembers of packets to a service and to its ports: a sender that goes on and on would
+// else be translated for ever to what is gone, or never to what has come.
+func (n *network) forgetFlows(s service) error {
+	local, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
+	if err != nil {
+		return fmt.Errorf("addresses of the node: %w", err)
+	}
+	f := flows{ports: s.Ports, node: map[netip.Addr]bool{}}
+	for _, a := range local {
+		f.node[addr(a.IP)] = true
+	}
+	four, six := n.addresses(s.Number)
+	f.to = map[netip.Addr]bool{four.Addr(): true, six.Addr(): true}
+	for _, family := range []netlink.InetFamily{unix.AF_INET, unix.AF_INET6} {
+		_, e := netlink.ConntrackDeleteFilters(netlink.ConntrackTable, family, f)
+		err = errors.Join(err, e)
+	}
+	return err
+}
+
+func addr(ip net.IP) netip.Addr {
+	a, _ := netip.AddrFromSlice(ip)
+	return a.Unmap()
+}
+
+// flows are those to a service, and those to its ports of the node that are not translated.
+type flows struct {
+	to, node map[netip.Addr]bool
+	ports    []port
+}
+
+// MatchConntrackFlow implements netlink.CustomConntrackFilter.
+func (f flows) MatchConntrackFlow(flow *netlink.ConntrackFlow) bool {
+	asked, answers := addr(flow.Forward.DstIP), addr(flow.Reverse.SrcIP)
+	return f.to[answers] || f.node[asked] && asked == answers && slices.ContainsFunc(f.ports, func(p port) bool {
+		return p.Node == flow.Forward.DstPort && protocolNumbers[p.Protocol] == flow.Forward.Protocol
+	})
+}
+
+// forward makes the node a router, which its services need it to be: the settings are those of all its interfaces. As a router
+// it would ignore router advertisements that it has listened to so far (accept_ra 1), and with them perhaps its own way out.
+func (n *network) forward(log *slog.Logger) error {
+	const root = "/proc/sys/net/"
+	var errs []error
+	set := func(path, before, after string) bool {
+		text, err := os.ReadFile(path)
+		if err != nil || string(text) != before+"\n" {
+			return false // without IPv6 there is no such file
+		}
+		if err = os.WriteFile(path, []byte(after), 0); err != nil {
+			errs = append(errs, fmt.Errorf("packets of services are not forwarded: %w; set it to %s", err, after))
+			return false
+		}
+		log.Info("oakestra: the node forwards for its services", "setting", path[len(root):], "before", before, "now", after)
+		return true
+	}
+	set(root+"ipv4/ip_forward", "0", "1")
+	if text, err := os.ReadFile(root + "ipv6/conf/all/forwarding"); err == nil && string(text) == "0\n" {
+		all, _ := filepath.Glob(root + "ipv6/conf/*/accept_ra")
+		for _, path := range all {
+			set(path, "1", "2")
+		}
+		set(root+"ipv6/conf/all/forwarding", "0", "1")
+	}
+	return errors.Join(errs...)
+}
+
+func hasTable(c *nftables.Conn, name string) (bool, error) {
+	tables, err := c.ListTablesOfFamily(nftables.TableFamilyINet)
+	return slices.ContainsFunc(tables, func(t *nftables.Table) bool { return t.Name == name }), err
+}
+
+// lostTable tells whether somebody else has removed the table.
+func (n *network) lostTable() bool {
+	c, err := nftables.New()
+	if err != nil {
+		return false
+	}
+	there, err := hasTable(c, newTable(n.group).Name)
+	return err == nil && !there
+}
+
+func purgeTable(p paths.Paths) error {
+	c, err := nftables.New()
+	if err != nil {
+		return err
+	}
+	table := newTable(linkGroup(p))
+	if there, err := hasTable(c, table.Name); err != nil || !there {
+		return nil // a kernel without nf_tables has none
+	}
+	c.DelTable(table)
+	return c.Flush()
+}

@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package oakestra
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/kerb-edge/kerb/internal/fault"
+)
+
+// port leads from a port of the node to one of a service.
+type port struct {
+	Protocol string `json:"protocol"` // tcp or udp
+	Node     uint16 `json:"node"`
+	Service  uint16 `json:"service"`
+}
+
+func (p port) String() string { return fmt.Sprintf("%d/%s", p.Node, p.Protocol) }
+
+// maxPorts is far above what services ask for, and keeps one of them from taking all.
+const maxPorts = 256
+
+// parsePorts reads "80:8080/tcp;53/udp": the node's port, the service's unless it is the same, the protocol unless it is TCP.
+func parsePorts(text string) ([]port, error) {
+	var all []port
+	for part := range strings.SplitSeq(text, ";") {
+		if part = strings.TrimSpace(part); part == "" {
+			continue // as after a last semicolon
+		}
+		p, err := parsePort(part)
+		if err != nil {
+			return nil, &fault.Invalid{Field: "portMappings", Reason: fmt.Sprintf("%q: %v; write NODE:SERVICE/PROTOCOL, for example 80:8080/tcp", part, err)}
+		}
+		if i := slices.IndexFunc(all, func(q port) bool { return q.String() == p.String() }); i < 0 {
+			all = append(all, p)
+		} else if all[i] != p {
+			return nil, &fault.Invalid{Field: "portMappings", Reason: fmt.Sprintf("port %s of the node has two destinations", p)}
+		}
+	}
+	if len(all) > maxPorts {
+		return nil, &fault.Invalid{Field: "portMappings", Reason: fmt.Sprintf("%d ports; a service may have %d", len(all), maxPorts)}
+	}
+	return all, nil
+}
+
+func parsePort(text string) (p port, err error) {
+	ports, protocol, given := strings.Cut(text, "/")
+	if p.Protocol = protocol; !given {
+		p.Protocol = "tcp"
+	}
+	if p.Protocol != "tcp" && p.Protocol != "udp" {
+		return p, fmt.Errorf("%q is neither tcp nor udp", protocol)
+	}
+	node, service, both := strings.Cut(ports, ":")
+	if !both {
+		service = node
+	}
+	if p.Node, err = portNumber(node); err != nil {
+		return p, err
+	}
+	p.Service, err = portNumber(service)
+	return p, err
+}
+
+func portNumber(text string) (uint16, error) {
+	n, err := strconv.ParseUint(strings.TrimSpace(text), 10, 16)
+	if err != nil || n == 0 {
+		return 0, fmt.Errorf("%q is not a port from 1 to 65535", text)
+	}
+	return uint16(n), nil
+}
+
+// checkPorts refuses ports that another service has. Instances of one service share: the first has the port, and when it
+// goes, the next.
+func (s *state) checkPorts(name string, ports []port) error {
+	for _, other := range s.Services {
+		for _, p := range other.Ports {
+			taken := func(q port) bool { return q.String() == p.String() }
+			if other.Name != name && slices.ContainsFunc(ports, taken) {
+				return &fault.Conflict{Reason: fmt.Sprintf("portMappings: port %s of the node belongs to %s, instance %d", p, other.Name, other.Instance)}
+			}
+		}
+	}
+	return nil
+}

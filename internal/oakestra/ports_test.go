@@ -1,0 +1,279 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package oakestra_test
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/nftables"
+
+	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/netlab"
+)
+
+// tables are the nftables tables on the node.
+func (n *node) tables() (names []string) {
+	err := n.lab.Node().Do(func() error {
+		c, err := nftables.New()
+		if err != nil {
+			return err
+		}
+		all, err := c.ListTables()
+		for _, t := range all {
+			names = append(names, t.Name)
+		}
+		return err
+	})
+	if err != nil {
+		n.t.Error(err)
+	}
+	return names
+}
+
+// flush is what a firewall's service does when it starts: nft flush ruleset.
+func (n *node) flush() {
+	n.t.Helper()
+	err := n.lab.Node().Do(func() error {
+		c, err := nftables.New()
+		if err == nil {
+			c.FlushRuleset()
+			err = c.Flush()
+		}
+		return err
+	})
+	if err != nil {
+		n.t.Fatal(err)
+	}
+}
+
+// place is where sockets can be: a container or a host of the lab.
+type place interface{ Do(f func() error) error }
+
+// Do is do.
+func (c *container) Do(f func() error) error { return c.do(f) }
+
+// serve answers every TCP connection and every datagram to a port with the name and the address of who asked.
+func (c *container) serve(port int, name string) {
+	c.n.t.Helper()
+	at := fmt.Sprintf(":%d", port)
+	var l net.Listener
+	var u net.PacketConn
+	err := c.do(func() (err error) {
+		l, err = net.Listen("tcp", at)
+		if err == nil {
+			u, err = net.ListenPacket("udp", at)
+		}
+		return err
+	})
+	if err != nil {
+		c.n.t.Fatal(err)
+	}
+	c.n.t.Cleanup(func() { l.Close(); u.Close() })
+	go func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			fmt.Fprintf(conn, "%s %s", name, ipOf(conn.RemoteAddr()))
+			conn.Close()
+		}
+	}()
+	go func() {
+		buffer := make([]byte, 64)
+		for {
+			_, from, err := u.ReadFrom(buffer)
+			if err != nil {
+				return
+			}
+			_, _ = u.WriteTo(fmt.Appendf(nil, "%s %s", name, ipOf(from)), from)
+		}
+	}()
+}
+
+func ipOf(a net.Addr) netip.Addr { return netip.MustParseAddrPort(a.String()).Addr().Unmap() }
+
+func dial(from place, network string, to netip.AddrPort) (conn net.Conn, err error) {
+	err = from.Do(func() (err error) {
+		conn, err = (&net.Dialer{Timeout: time.Second}).Dial(network, to.String())
+		return err
+	})
+	return conn, err
+}
+
+// hear asks on a connection, and returns the answer or the reason why there is none.
+func hear(conn net.Conn) string {
+	_, _ = conn.Write([]byte("?"))
+	_ = conn.SetDeadline(time.Now().Add(time.Second))
+	answer := make([]byte, 128)
+	n, err := conn.Read(answer)
+	if err != nil {
+		return "error: " + err.Error()
+	}
+	return string(answer[:n])
+}
+
+func ask(from place, network string, to netip.AddrPort) string {
+	conn, err := dial(from, network, to)
+	if err != nil {
+		return "error: " + err.Error()
+	}
+	defer conn.Close()
+	return hear(conn)
+}
+
+// nodeAddresses are those of the node on the network of the lab's hosts.
+var nodeAddresses = []netip.Addr{netip.MustParseAddr("10.99.0.1"), netip.MustParseAddr("fd99::1")}
+
+// outside is a machine beyond the node.
+func (n *node) outside() *netlab.Host {
+	n.t.Helper()
+	h, err := n.lab.Host("client", netlab.HostOptions{})
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	return h
+}
+
+// answers checks who answers on ports of the node: by port and protocol, an empty name for nobody.
+func (n *node) answers(client *netlab.Host, want map[string]string) {
+	n.t.Helper()
+	for at, name := range want {
+		var port uint16
+		var network string
+		if _, err := fmt.Sscanf(strings.Replace(at, "/", " ", 1), "%d %s", &port, &network); err != nil {
+			n.t.Fatal(err)
+		}
+		for i, self := range []netip.Addr{client.Addr4(), client.Addr6()} {
+			got := ask(client, network, netip.AddrPortFrom(nodeAddresses[i], port))
+			if name == "" && !strings.HasPrefix(got, "error") || name != "" && got != name+" "+self.String() {
+				n.t.Errorf("%s on %s answers %q, want %q", at, nodeAddresses[i], got, name)
+			}
+		}
+	}
+}
+
+func withPorts(ports string) string { return fmt.Sprintf(`,"portMappings":%q`, ports) }
+
+func TestPortMappings(t *testing.T) {
+	n := newNode(t)
+	register(n)
+	client := n.outside()
+	first, second, other := n.container(), n.container(), n.container()
+	first.deploy(appName, 0, withPorts("8000:80/tcp; 5300:53/udp;9000;"))
+	first.serve(80, "first")
+	first.serve(53, "first")
+	first.serve(9000, "first")
+	open := map[string]string{"8000/tcp": "first", "5300/udp": "first", "9000/tcp": "first", "8000/udp": "", "5300/tcp": "", "80/tcp": ""}
+	n.answers(client, open)
+
+	other4, other6 := other.deploy("other.test.db.test", 0, "")
+	for i, to := range nodeAddresses { // by the node to a neighbour on the same bridge, which sees the bridge
+		bridge := []string{"10.18.0.1", "fc00::1"}[i]
+		if got := ask(other, "tcp", netip.AddrPortFrom(to, 8000)); got != "first "+bridge {
+			t.Errorf("from %s and %s to %s: %q", other4, other6, to, got)
+		}
+	}
+	taken := fmt.Sprintf(`{"pid":%d,"serviceName":"third.test.db.test","instanceNumber":0,"portMappings":"7000;8000:1/tcp"}`, n.container().pid())
+	if got := n.do("POST", "/container/deploy", taken); got.status != 500 || !strings.Contains(got.body, "8000/tcp of the node belongs to "+appName) {
+		t.Errorf("a port that another service has: %+v", got)
+	}
+	if all := list[v1.Service](n, "service"); len(all) != 2 {
+		t.Errorf("after a refused deployment there are %d services", len(all))
+	}
+
+	n.kill()
+	n.answers(client, open)
+	n.start()
+	n.answers(client, open)
+	n.flush()
+	n.eventually("a flushed table is made again", func() bool { return len(n.tables()) == 1 })
+	n.answers(client, open)
+
+	sender, err := dial(client, "udp", netip.AddrPortFrom(nodeAddresses[0], 5300))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer sender.Close()
+	second.deploy(appName, 1, withPorts("8000:80/tcp;5300:53/udp"))
+	second.serve(80, "second")
+	second.serve(53, "second")
+	n.answers(client, open)
+	if got := hear(sender); !strings.HasPrefix(got, "first ") {
+		t.Errorf("before the undeployment: %q", got)
+	}
+	n.undeploy(appName, 0)
+	n.answers(client, map[string]string{"8000/tcp": "second", "5300/udp": "second", "9000/tcp": ""})
+	n.eventually("a sender that goes on is answered", func() bool { return strings.HasPrefix(hear(sender), "second ") })
+	n.undeploy(appName, 1)
+	n.answers(client, map[string]string{"8000/tcp": "", "5300/udp": ""})
+	n.undeploy("other.test.db.test", 0)
+	if got := n.tables(); len(got) != 0 {
+		t.Errorf("without services there are tables %v", got)
+	}
+	if got := hear(sender); !strings.HasPrefix(got, "error") {
+		t.Errorf("without services somebody answers: %q", got)
+	}
+	again := n.container()
+	again.deploy(appName, 0, withPorts("5300:53/udp"))
+	again.serve(53, "again")
+	n.eventually("a sender that has sent in vain before is answered", func() bool { return strings.HasPrefix(hear(sender), "again ") })
+}
+
+// Services reach what is beyond the node under its address, and the node forwards for them.
+func TestMasquerading(t *testing.T) {
+	n := newNode(t)
+	settings := map[string]string{"ipv4/ip_forward": "1", "ipv6/conf/all/forwarding": "1"}
+	setting := func(name, value string) (text string) {
+		err := n.lab.Node().Do(func() (err error) {
+			if value != "" {
+				err = os.WriteFile("/proc/sys/net/"+name, []byte(value), 0)
+			}
+			data, err2 := os.ReadFile("/proc/sys/net/" + name)
+			text = strings.TrimSpace(string(data))
+			return errors.Join(err, err2)
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return text
+	}
+	for name := range settings {
+		setting(name, "0")
+	}
+	register(n)
+	client, c := n.outside(), n.container()
+	c.deploy(appName, 0, "")
+	for name, want := range settings {
+		if got := setting(name, ""); got != want {
+			t.Errorf("%s is %s", name, got)
+		}
+	}
+	for i, at := range []netip.Addr{client.Addr4(), client.Addr6()} {
+		var l net.Listener
+		if err := client.Do(func() (err error) { l, err = net.Listen("tcp", netip.AddrPortFrom(at, 700).String()); return err }); err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+		conn, err := dial(c, "tcp", netip.AddrPortFrom(at, 700))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		accepted, err := l.Accept()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer accepted.Close()
+		if got := ipOf(accepted.RemoteAddr()); got != nodeAddresses[i] {
+			t.Errorf("a service comes as %s, want the node's %s", got, nodeAddresses[i])
+		}
+	}
+}
