@@ -319,3 +319,11 @@ func readEvents(t testing.TB, ring *ebpf.Map) func() (unknown, []byte) {
 		return e, record.RawSample[n : n+int(e.Len)]
 	}
 }
+
+// notEmulated leaves out what takes too long in the emulated machines of the kernel matrix.
+func notEmulated(t testing.TB) {
+	t.Helper()
+	if os.Getenv("KERB_MATRIX") != "" {
+		t.Skip("takes too long in an emulated machine")
+	}
+}

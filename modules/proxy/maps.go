@@ -25,7 +25,7 @@ const (
 // Sizes in maps.h.
 const (
 	maxRanges = 16
-	scanSlots = 32
+	scanSlots = 16
 	heldMax   = 9216
 )
 

@@ -34,7 +34,7 @@ enum px_policy {
 	PX_HASH_FLOW = 3,   /* by addresses, protocol and ports: slots are a Maglev table */
 };
 
-#define PX_SCAN 32 /* slots that PX_LEAST compares; where there are more, others come with the next session */
+#define PX_SCAN 16 /* slots that PX_LEAST compares; where there are more, others come with the next session */
 
 #define PX_VIP_PORTS	(1 << 0) /* only what is in ports is served; else every port and protocol, the port unchanged */
 #define PX_VIP_NEGATIVE (1 << 1) /* known not to exist, until expires: answered with an ICMP error */

@@ -416,7 +416,7 @@ func TestUnknown(t *testing.T) {
 			vip = "fdff:2000::99"
 		}
 		events := readEvents(t, w.maps[mapUnknown])
-		for _, size := range []int{10, 200, 1400, 9000} {
+		for _, size := range []int{10, 200, 1400, 3000} {
 			p := udp(w.client, 4000, vip, 53)
 			p.payload = bytes.Repeat([]byte{7}, size)
 			w.want(w.out(p.bytes()), tcShot, nil)
@@ -434,10 +434,10 @@ func TestUnknown(t *testing.T) {
 		if asked, not := w.count(countUnknown), w.count(countUnanswered); asked != 64 || not != 40 {
 			t.Errorf("%d asked, %d not", asked, not)
 		}
-		w.put(mapVIPs, addressOf(addr(vip)), vip2{Expires: 1 << 62, ID: 9, Flags: vipNegative})
+		w.put(mapVIPs, addressOf(addr(vip)), vipEntry{Expires: 1 << 62, ID: 9, Flags: vipNegative})
 		p := tcp(w.client, 4000, vip, 53, tcpSYN)
 		w.want(w.out(p.bytes()), tcRedirect, unreachable(p, 1, 3))
-		w.put(mapVIPs, addressOf(addr(vip)), vip2{Expires: 1, ID: 9, Flags: vipNegative}) // over
+		w.put(mapVIPs, addressOf(addr(vip)), vipEntry{Expires: 1, ID: 9, Flags: vipNegative}) // over
 		w.want(w.out(p.bytes()), tcShot, nil)
 		if n := w.drops(32); n != 64 {
 			t.Errorf("%d drops as held", n)
@@ -445,7 +445,7 @@ func TestUnknown(t *testing.T) {
 	})
 }
 
-type vip2 = vip
+type vipEntry = vip
 
 // Instances that are gone, moved or draining.
 func TestInstancesComeAndGo(t *testing.T) {

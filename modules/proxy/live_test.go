@@ -1,0 +1,331 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package proxy
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"syscall"
+	"testing"
+	"time"
+	"unsafe"
+
+	"github.com/cilium/ebpf"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/kerb-edge/kerb/internal/netlab"
+)
+
+const (
+	servedPort, innerPort = 8080, 9090
+	otherPort             = 8081 // served, but nobody listens behind it
+)
+
+// site is a node with a client and an instance of a service, and the proxy on both interfaces.
+type site struct {
+	*kernel
+	lab            *netlab.Lab
+	client, server *netlab.Host
+	instance       uint32
+}
+
+func openSite(t *testing.T, opts netlab.HostOptions, flags uint8) *site {
+	t.Helper()
+	k := loadProxy(t, nil)
+	if err := netlab.Sweep("kpxd"); err != nil {
+		t.Fatal(err)
+	}
+	lab, err := netlab.Open("kpxd", netlab.Options{OwnNode: true, Gateway: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { lab.Close() })
+	s := &site{kernel: k, lab: lab}
+	for name, h := range map[string]**netlab.Host{"client": &s.client, "server": &s.server} {
+		if *h, err = lab.Host(name, opts); err != nil {
+			t.Fatal(err)
+		}
+		s.attach(*h, k.egress, netlink.HANDLE_MIN_INGRESS)
+		s.attach(*h, k.ingress, netlink.HANDLE_MIN_EGRESS)
+		k.addLocal(uint32((*h).OuterIndex()), [6]byte((*h).MAC()), flags)
+	}
+	var slot uint32
+	if err := k.maps[mapInterfaces].Lookup(uint32(s.server.OuterIndex()), &slot); err != nil {
+		t.Fatal(err)
+	}
+	s.instance = k.addInstance(slot, s.server.Addr4().String(), s.server.Addr6().String())
+	for _, vip := range []netip.Addr{virtual4, virtual6} {
+		id := k.addVIP(vip.String(), policyTurns, vipPorts, s.instance)
+		for _, proto := range []uint8{protoTCP, protoUDP} {
+			k.addPort(id, proto, servedPort, innerPort)
+			k.addPort(id, proto, otherPort, innerPort+1)
+		}
+	}
+	return s
+}
+
+var virtual4, virtual6 = addr("10.30.0.2"), addr("fdff:2000::2")
+
+// attach puts a program on one side of a host's outer interface.
+func (s *site) attach(h *netlab.Host, prog *ebpf.Program, parent uint32) {
+	s.t.Helper()
+	err := s.lab.Node().Do(func() error {
+		attrs := netlink.QdiscAttrs{LinkIndex: h.OuterIndex(), Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT}
+		if err := netlink.QdiscReplace(&netlink.GenericQdisc{QdiscAttrs: attrs, QdiscType: "clsact"}); err != nil {
+			return fmt.Errorf("clsact: %w", err)
+		}
+		return netlink.FilterReplace(&netlink.BpfFilter{
+			FilterAttrs: netlink.FilterAttrs{LinkIndex: h.OuterIndex(), Parent: parent, Handle: 1, Protocol: unix.ETH_P_ALL, Priority: 1},
+			Fd:          prog.FD(), Name: "kerb_test", DirectAction: true,
+		})
+	})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// completeChecksums takes checksum offload from the hosts' outer interfaces: they complete what is partial, so that the
+// stack behind checks it. By the ioctl of ethtool: struct ifreq pointing to struct ethtool_value.
+func (s *site) completeChecksums() {
+	s.t.Helper()
+	err := s.lab.Node().Do(func() error {
+		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(fd)
+		for _, h := range []*netlab.Host{s.client, s.server} {
+			value := struct{ cmd, data uint32 }{unix.ETHTOOL_STXCSUM, 0}
+			req := struct {
+				name [unix.IFNAMSIZ]byte
+				data unsafe.Pointer
+				_    [16]byte
+			}{data: unsafe.Pointer(&value)}
+			copy(req.name[:], h.Outer())
+			if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), unix.SIOCETHTOOL, uintptr(unsafe.Pointer(&req))); errno != 0 {
+				return errno
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// Connections through the virtual addresses between real stacks: into the namespace at once or through the interface's own
+// chain, with checksums left to the device, completed on the way, or complete from the start.
+func TestLive(t *testing.T) {
+	for _, c := range []struct {
+		name     string
+		opts     netlab.HostOptions
+		flags    uint8
+		complete bool
+	}{
+		{"peer", netlab.HostOptions{}, localPeer, false},
+		{"redirect", netlab.HostOptions{}, 0, false},
+		{"completed", netlab.HostOptions{}, 0, true},
+		{"complete", netlab.HostOptions{TxChecksumOff: true}, 0, true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := openSite(t, c.opts, c.flags)
+			if c.complete {
+				s.completeChecksums()
+			}
+			for _, f := range []struct{ vip, real netip.Addr }{{virtual4, s.server.Addr4()}, {virtual6, s.server.Addr6()}} {
+				s.serve(f.real)
+				s.exchange(f.vip)
+				s.refused(f.vip)
+			}
+			for key, e := range s.table() {
+				if key.Proto == protoTCP && key.DPort == portOf(servedPort) && e.State&stateClosed == 0 {
+					t.Errorf("open after the end: %+v", e)
+				}
+			}
+			var stats instanceStats
+			if err := s.maps[mapInstanceStats].Lookup(s.instance, &stats); err != nil {
+				t.Fatal(err)
+			}
+			if stats.RTT == 0 || stats.RTT > uint64(time.Second) {
+				t.Errorf("connect takes %d ns", stats.RTT)
+			}
+		})
+	}
+}
+
+func (s *site) serve(at netip.Addr) {
+	s.t.Helper()
+	err := s.server.Do(func() error {
+		where := netip.AddrPortFrom(at, innerPort).String()
+		listener, err := net.Listen("tcp", where)
+		if err != nil {
+			return err
+		}
+		s.t.Cleanup(func() { listener.Close() })
+		packets, err := net.ListenPacket("udp", where)
+		if err != nil {
+			return err
+		}
+		s.t.Cleanup(func() { packets.Close() })
+		go func() {
+			for {
+				c, err := listener.Accept()
+				if err != nil {
+					return
+				}
+				go func() { defer c.Close(); io.Copy(c, c) }()
+			}
+		}()
+		go func() {
+			buf := make([]byte, 1<<16)
+			for {
+				n, from, err := packets.ReadFrom(buf)
+				if err != nil {
+					return
+				}
+				packets.WriteTo(buf[:n], from)
+			}
+		}()
+		return nil
+	})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+func (s *site) dial(network string, to netip.Addr, port uint16) (conn net.Conn, err error) {
+	err = s.client.Do(func() (err error) {
+		conn, err = net.DialTimeout(network, netip.AddrPortFrom(to, port).String(), 5*time.Second)
+		return err
+	})
+	if err == nil {
+		conn.SetDeadline(time.Now().Add(5 * time.Second))
+	}
+	return conn, err
+}
+
+// exchange has the server echo what the client sends: a stream with segmentation offload at work, and datagrams, the largest
+// in fragments.
+func (s *site) exchange(vip netip.Addr) {
+	s.t.Helper()
+	stream := bytes.Repeat([]byte("kerb 0123456789\n"), 1<<16)
+	if err := s.echo("tcp", vip, stream); err != nil {
+		s.t.Fatalf("TCP to %s: %v", vip, err)
+	}
+	for _, size := range []int{1, 2, 333, 1400, 4000} {
+		if err := s.echo("udp", vip, stream[:size]); err != nil {
+			s.t.Fatalf("UDP to %s, %d bytes: %v", vip, size, err)
+		}
+	}
+	if err := s.ping(vip); err != nil {
+		s.t.Errorf("ping %s: %v", vip, err)
+	}
+}
+
+// ping waits for the answer to an echo request.
+func (s *site) ping(vip netip.Addr) error {
+	network, request, reply := "ip4:icmp", []byte{8, 0, 0, 0, 0x12, 0x34, 0, 1}, byte(0)
+	if vip.Is6() {
+		network, request, reply = "ip6:ipv6-icmp", []byte{128, 0, 0, 0, 0x12, 0x34, 0, 1}, 129 // the kernel adds the checksum
+	} else {
+		binary.BigEndian.PutUint16(request[2:], ^fold(onesSum(request)))
+	}
+	var conn net.Conn
+	err := s.client.Do(func() (err error) {
+		conn, err = net.Dial(network, vip.String())
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	conn.SetDeadline(time.Now().Add(5 * time.Second))
+	if _, err := conn.Write(request); err != nil {
+		return err
+	}
+	got := make([]byte, 100)
+	n, _, err := conn.(*net.IPConn).ReadFrom(got) // without the IPv4 header
+	if err == nil && (n != len(request) || got[0] != reply || !bytes.Equal(got[4:8], request[4:8])) {
+		return fmt.Errorf("answer %x", got[:n])
+	}
+	return err
+}
+
+func (s *site) echo(network string, to netip.Addr, data []byte) error {
+	conn, err := s.dial(network, to, servedPort)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	sent := make(chan error, 1)
+	go func() {
+		_, err := conn.Write(data)
+		sent <- err
+	}()
+	got := make([]byte, len(data))
+	if _, err := io.ReadFull(conn, got); err != nil {
+		return err
+	}
+	if !bytes.Equal(got, data) {
+		return errors.New("what came back differs")
+	}
+	if err := <-sent; err != nil || network != "tcp" {
+		return err
+	}
+	if err := conn.(*net.TCPConn).CloseWrite(); err != nil {
+		return err
+	}
+	if n, err := conn.Read(got); n != 0 || err != io.EOF {
+		return fmt.Errorf("%d bytes and %w instead of the end", n, err)
+	}
+	return nil
+}
+
+// refused meets answers: of the instance's stack, translated, and of the proxy itself.
+func (s *site) refused(vip netip.Addr) {
+	s.t.Helper()
+	t := s.t.(*testing.T)
+	if _, err := s.dial("tcp", vip, otherPort); !errors.Is(err, syscall.ECONNREFUSED) {
+		t.Errorf("TCP to a port where nobody listens: %v", err)
+	}
+	if _, err := s.dial("tcp", vip, 1); !errors.Is(err, syscall.ECONNREFUSED) {
+		t.Errorf("TCP to a port that is not served: %v", err)
+	}
+	for _, port := range []uint16{otherPort, 1} {
+		conn, err := s.dial("udp", vip, port)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		if _, err := conn.Write([]byte("anybody?")); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := conn.Read(make([]byte, 10)); !errors.Is(err, syscall.ECONNREFUSED) {
+			t.Errorf("UDP to port %d: %v", port, err)
+		}
+	}
+	nobody := vip.Next()
+	s.put(mapVIPs, addressOf(nobody), vipEntry{Expires: 1 << 62, ID: 99, Flags: vipNegative})
+	if _, err := s.dial("tcp", nobody, 80); !errors.Is(err, syscall.EHOSTUNREACH) {
+		t.Errorf("TCP to an address known not to exist: %v", err)
+	}
+	conn, err := s.dial("tcp", vip, servedPort)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	s.setFlags(s.instance, instanceGone)
+	defer s.setFlags(s.instance, 0)
+	if _, err := conn.Write([]byte("still there?")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := conn.Read(make([]byte, 10)); !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("connection to an instance that is gone: %v", err)
+	}
+}
