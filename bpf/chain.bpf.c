@@ -116,6 +116,8 @@ static __always_inline int redirect(kerb_ctx *ctx, const struct kerb_pkt *pkt)
 			bpf_skb_change_type(ctx, PACKET_HOST);
 		return bpf_redirect_peer(pkt->to_ifindex, 0);
 	}
+	if (pkt->to_flags & KERB_TO_NEIGH)
+		return bpf_redirect_neigh(pkt->to_ifindex, 0, 0, 0);
 	return bpf_redirect(pkt->to_ifindex, pkt->to_flags & KERB_TO_INGRESS ? BPF_F_INGRESS : 0);
 #endif
 }

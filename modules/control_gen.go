@@ -8,6 +8,7 @@ import (
 	"github.com/kerb-edge/kerb/modules/counter"
 	"github.com/kerb-edge/kerb/modules/firewall"
 	"github.com/kerb-edge/kerb/modules/proxy"
+	"github.com/kerb-edge/kerb/modules/tunnel"
 	"github.com/kerb-edge/kerb/sdk"
 )
 
@@ -16,5 +17,6 @@ func controls() map[string]sdk.Control {
 		"counter":  counter.Control(),
 		"firewall": firewall.Control(),
 		"proxy":    proxy.Control(),
+		"tunnel":   tunnel.Control(),
 	}
 }

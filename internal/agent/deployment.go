@@ -89,10 +89,13 @@ func (d *deployment) invalid(field string, err error) error {
 	return &fault.Invalid{Resource: "Module " + d.resource.Metadata.Name, Field: field, Reason: err.Error()}
 }
 
-// canonical is the config with its defaults: what the generation's identity is made from.
+// canonical is the config with its secrets and defaults, never shown or kept: what the generation's identity is made from.
 func (d *deployment) canonical() (json.RawMessage, error) {
-	config, err := d.pkg.Defaulted(d.resource.Spec.Config)
+	config, err := d.pkg.Reveal(d.resource.Spec.Config, readSecret)
 	if err != nil {
+		return nil, d.configError(err)
+	}
+	if config, err = d.pkg.Defaulted(config); err != nil {
 		return nil, d.configError(err)
 	}
 	if err := d.pkg.ValidateConfig(config); err != nil {
@@ -289,7 +292,7 @@ func (d *deployment) covers(isService bool, side dataplane.Side, dir dataplane.D
 	if d.err != nil {
 		return d.module.FailClosed
 	}
-	return d.entries[side.Hook()][dir] && !slices.Contains(d.module.Settings.Idle, string(dir))
+	return d.entries[side.Hook()][dir] && d.pkg.Directions.Has(isService, string(dir)) && !slices.Contains(d.module.Settings.Idle, string(dir))
 }
 
 func (d *deployment) member() dataplane.Member {

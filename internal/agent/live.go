@@ -4,6 +4,7 @@ package agent
 
 import (
 	"maps"
+	"net"
 	"net/http"
 	"slices"
 
@@ -119,7 +120,7 @@ func sdkInstance(place placement, ingress []string) sdk.Instance {
 	l := place.link
 	i := sdk.Instance{Service: place.service, Interface: l.Name, Ifindex: uint32(l.Ifindex), MTU: l.MTU, Ingress: ingress}
 	if place.service == "" {
-		i.MAC = l.MAC.String()
+		i.MAC, i.Addresses = l.MAC.String(), ownAddresses(l.Ifindex)
 		return i
 	}
 	i.MAC = l.PeerMAC.String()
@@ -130,6 +131,23 @@ func sdkInstance(place placement, ingress []string) sdk.Instance {
 		i.Addresses = append(i.Addresses, p.String())
 	}
 	return i
+}
+
+// ownAddresses are those of an interface of the node, with prefix length; none if it has just gone.
+func ownAddresses(ifindex int) (out []string) {
+	nic, err := net.InterfaceByIndex(ifindex)
+	if err != nil {
+		return nil
+	}
+	addrs, err := nic.Addrs()
+	if err != nil {
+		return nil
+	}
+	for _, a := range addrs {
+		out = append(out, a.String())
+	}
+	slices.Sort(out)
+	return out
 }
 
 // ingress are the modules on TC that packets to a service, or into the node, meet at an interface.

@@ -280,3 +280,30 @@ func TestManyHosts(t *testing.T) {
 	}
 	t.Logf("removed in %v", time.Since(start))
 }
+
+// Two labs with a wire between them: their nodes reach each other by it.
+func TestConnect(t *testing.T) {
+	a := openLab(t, Options{OwnNode: true})
+	if err := Sweep(testPrefix + "b"); err != nil {
+		t.Fatal(err)
+	}
+	b, err := Open(testPrefix+"b", Options{OwnNode: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { b.Close() })
+	w, err := Connect(a, b, 1400)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := linkIn(t, b.Node(), w.Interface(b)); got.MTU != 1400 || got.Index != w.Index(b) {
+		t.Errorf("%+v", got)
+	}
+	for _, to := range []netip.Addr{w.Addr4(b), w.Addr6(b)} {
+		server, client := &Host{Namespace: b.Node()}, &Host{Namespace: a.Node()}
+		echo(t, client, server, to)
+	}
+	if _, err := Connect(&Lab{}, b, 1400); err == nil {
+		t.Error("a lab in the namespace of the caller was connected")
+	}
+}

@@ -78,7 +78,7 @@ func newBuilder(ctx context.Context, dir string, m *Manifest, opts Options) (*bu
 	if _, err := os.Stat(filepath.Join(abs, m.DataPlane)); err != nil {
 		return nil, fmt.Errorf("data plane of package %s: %w", m.Name, err)
 	}
-	clang, err := findClang(ctx, opts.Clang)
+	clang, err := FindClang(ctx, opts.Clang)
 	if err != nil {
 		return nil, err
 	}
@@ -153,7 +153,8 @@ func multiarchInclude() string {
 	return "/usr/include/" + machine + "-linux-gnu"
 }
 
-func findClang(ctx context.Context, wanted string) (string, error) {
+// FindClang returns a clang that is new enough: the wanted one, or the newest that is installed.
+func FindClang(ctx context.Context, wanted string) (string, error) {
 	names := []string{wanted}
 	if wanted == "" {
 		names = []string{"clang"}

@@ -35,6 +35,7 @@ type Manifest struct {
 	Contract      int            `json:"contract"`
 	DataPlane     string         `json:"dataplane,omitempty"` // C source; <name>.bpf.c unless said
 	Hooks         []string       `json:"hooks"`
+	Directions    Directions     `json:"directions,omitzero"`
 	Frags         bool           `json:"frags,omitempty"`         // copes with XDP packets in several buffers
 	FailurePolicy string         `json:"failurePolicy,omitempty"` // open or closed
 	Maps          MapRoles       `json:"maps,omitzero"`
@@ -47,6 +48,21 @@ type Manifest struct {
 	Resources []string `json:"resources,omitempty"`
 	// Inject lets the control plane send frames as if the services had sent them.
 	Inject bool `json:"inject,omitempty"`
+}
+
+// Directions are those in which packets meet the module, by kind of attach point; all that it has code for, unless said.
+type Directions struct {
+	Services   []string `json:"services,omitempty"`
+	Interfaces []string `json:"interfaces,omitempty"` // of the node
+}
+
+// Has tells whether packets in a direction meet the module.
+func (d Directions) Has(isService bool, direction string) bool {
+	wanted := d.Interfaces
+	if isService {
+		wanted = d.Services
+	}
+	return len(wanted) == 0 || slices.Contains(wanted, direction)
 }
 
 // ResourceVirtualServices in Resources: the control plane is told of all virtual services.

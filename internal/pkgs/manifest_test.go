@@ -32,6 +32,17 @@ func TestManifestDefaults(t *testing.T) {
 	}
 }
 
+func TestDirections(t *testing.T) {
+	m, err := ParseManifest("kerb.yaml", []byte(goodManifest+"directions: {services: [egress]}"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := m.Directions
+	if !d.Has(true, "egress") || d.Has(true, "ingress") || !d.Has(false, "egress") || !d.Has(false, "ingress") {
+		t.Errorf("%+v", d)
+	}
+}
+
 func TestManifestErrors(t *testing.T) {
 	for _, c := range []struct{ name, text, field, reason string }{
 		{"unknown field", goodManifest + "colour: red", "colour", "unknown field"},
@@ -42,6 +53,8 @@ func TestManifestErrors(t *testing.T) {
 		{"version", strings.Replace(goodManifest, "1.2.3", "v1", 1), "version", "pattern"},
 		{"contract", strings.Replace(goodManifest, "contract: 1", "contract: 2", 1), "contract", "understands contract 1 only"},
 		{"hook", strings.Replace(goodManifest, "[xdp, tc]", "[tc, socket]", 1), "hooks[1]", "want one of tc, xdp"},
+		{"direction", goodManifest + "directions: {services: [out]}", "directions.services[0]", "want one of egress, ingress"},
+		{"no direction", goodManifest + "directions: {interfaces: []}", "directions.interfaces", "minItems"},
 		{"failure policy", goodManifest + "failurePolicy: shut", "failurePolicy", "want one of open, closed"},
 		{"source elsewhere", goodManifest + "dataplane: ../x.bpf.c", "dataplane", "pattern"},
 		{"reason of Kerb", goodManifest + "dropReasons: {mine: 3}", "dropReasons.mine", "32"},

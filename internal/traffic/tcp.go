@@ -24,7 +24,7 @@ type Pair struct {
 	client, server int
 }
 
-// Connect opens a connection from one host to an address of another.
+// Connect opens a connection from one host to an address under which it reaches another, be it a virtual one.
 func Connect(from, to *netlab.Host, at netip.AddrPort) (*Pair, error) {
 	listener, err := listen(to, at)
 	if err != nil {
@@ -51,9 +51,16 @@ func listen(h *netlab.Host, at netip.AddrPort) (fd int, err error) {
 		}
 		return errors.Join(
 			unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1),
-			unix.Bind(fd, sockaddr(at)), unix.Listen(fd, 1))
+			unix.Bind(fd, sockaddr(anyAddress(at))), unix.Listen(fd, 1))
 	})
 	return fd, err
+}
+
+func anyAddress(at netip.AddrPort) netip.AddrPort {
+	if at.Addr().Is4() {
+		return netip.AddrPortFrom(netip.IPv4Unspecified(), at.Port())
+	}
+	return netip.AddrPortFrom(netip.IPv6Unspecified(), at.Port())
 }
 
 func dial(h *netlab.Host, at netip.AddrPort) (fd int, err error) {
@@ -79,6 +86,48 @@ func tcpSocket(addr netip.Addr) (int, error) {
 	return fd, errors.Join(
 		unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &limit),
 		unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &limit))
+}
+
+// Connects opens and ends n connections one after the other, both ends on one CPU, and returns what each connect took in us.
+// The client resets them, so that no port stays busy.
+func Connects(from, to *netlab.Host, at netip.AddrPort, n int) (times []float64, err error) {
+	listener, err := listen(to, at)
+	if err != nil {
+		return nil, fmt.Errorf("listen on port %d: %w", at.Port(), err)
+	}
+	defer unix.Close(listener)
+	err = from.Do(func() error {
+		return Pinned(1, func() error {
+			for range n {
+				us, err := connectOnce(listener, at)
+				if err != nil {
+					return err
+				}
+				times = append(times, us)
+			}
+			return nil
+		})
+	})
+	return times, err
+}
+
+func connectOnce(listener int, to netip.AddrPort) (us float64, err error) {
+	client, err := tcpSocket(to.Addr())
+	if err != nil {
+		return 0, err
+	}
+	defer unix.Close(client)
+	start := time.Now()
+	if err := unix.Connect(client, sockaddr(to)); err != nil {
+		return 0, fmt.Errorf("connect to %s: %w", to, err)
+	}
+	us = float64(time.Since(start).Nanoseconds()) / 1e3
+	server, _, err := unix.Accept4(listener, unix.SOCK_CLOEXEC)
+	if err != nil {
+		return 0, fmt.Errorf("accept: %w", err)
+	}
+	reset := &unix.Linger{Onoff: 1}
+	return us, errors.Join(unix.SetsockoptLinger(client, unix.SOL_SOCKET, unix.SO_LINGER, reset), unix.Close(server))
 }
 
 func noDelay(fd int) error {

@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package path measures what lies between two hosts, whatever carries it: TCP throughput, the time to connect and for a round
+// trip, the jitter of a thin UDP stream, and what a hundred megabits a second cost. iperf3 makes the streams; connections and
+// round trips are made here, with both ends on one CPU, so that they show the path and not how fast a CPU wakes another.
+package path
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os/exec"
+	"strconv"
+	"time"
+
+	"github.com/kerb-edge/kerb/bench"
+	"github.com/kerb-edge/kerb/internal/netlab"
+	"github.com/kerb-edge/kerb/internal/traffic"
+)
+
+// Ports that have to be reachable, TCP and UDP.
+const (
+	StreamPort = 5201 // iperf3
+	TripPort   = 5202
+)
+
+// Path leads from a client to a server.
+type Path struct {
+	Client, Server *netlab.Host
+	Address        netip.Addr // where the client finds the server
+	Group          *Group     // counts CPU time; whoever forwards in user space belongs into it too
+	iperf          *exec.Cmd
+	said           bytes.Buffer
+}
+
+// Open starts the server's side.
+func (p *Path) Open() error {
+	if _, err := exec.LookPath("iperf3"); err != nil {
+		return fmt.Errorf("%w: install iperf3", err)
+	}
+	p.iperf = p.Group.Adopt(p.Server.Command(context.Background(), "iperf3", "-s", "-p", strconv.Itoa(StreamPort)))
+	p.iperf.Stdout, p.iperf.Stderr = &p.said, &p.said
+	if err := p.iperf.Start(); err != nil {
+		return err
+	}
+	return p.await()
+}
+
+// await returns when a stream goes through.
+func (p *Path) await() (err error) {
+	for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
+		if _, err = p.run("-n", "1K"); err == nil {
+			return nil
+		}
+	}
+	return fmt.Errorf("no stream gets through to %s: %w", p.Address, err)
+}
+
+// Close ends the server's side.
+func (p *Path) Close() error {
+	if p.iperf == nil || p.iperf.Process == nil {
+		return nil
+	}
+	_ = p.iperf.Process.Kill()
+	_ = p.iperf.Wait() // killed
+	return nil
+}
+
+// result is what the experiments read of iperf3's report.
+type result struct {
+	Error string `json:"error"`
+	End   struct {
+		Received struct {
+			Rate float64 `json:"bits_per_second"`
+		} `json:"sum_received"`
+		Sum struct {
+			Jitter  float64 `json:"jitter_ms"`
+			Lost    int     `json:"lost_packets"`
+			Packets int     `json:"packets"`
+		} `json:"sum"`
+	} `json:"end"`
+}
+
+const iperfTimeout = 30 * time.Second
+
+func (p *Path) command(ctx context.Context, args ...string) *exec.Cmd {
+	args = append([]string{"-c", p.Address.String(), "-p", strconv.Itoa(StreamPort), "-J"}, args...)
+	return p.Group.Adopt(p.Client.Command(ctx, "iperf3", args...))
+}
+
+func (p *Path) run(args ...string) (result, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), iperfTimeout)
+	defer cancel()
+	out, err := p.command(ctx, args...).Output()
+	return parse(out, err)
+}
+
+func parse(out []byte, err error) (r result, _ error) {
+	if wrong := json.Unmarshal(out, &r); wrong != nil {
+		return r, errors.Join(err, fmt.Errorf("iperf3 reports %q: %w", out, wrong))
+	}
+	if r.Error != "" {
+		return r, fmt.Errorf("iperf3: %s", r.Error)
+	}
+	return r, err
+}
+
+// times are how long one round measures.
+type times struct {
+	stream            time.Duration // 0: as long as iperf3 needs
+	thin              []string      // iperf3's word for how long
+	connects          int
+	trips, calm, cost time.Duration
+}
+
+func timesOf(quick bool) times {
+	if quick {
+		return times{stream: 200 * time.Millisecond, thin: []string{"-n", "25K"}, connects: 100, trips: 100 * time.Millisecond}
+	}
+	return times{thin: []string{"-t", "2"}, connects: 1000, trips: 500 * time.Millisecond,
+		calm: 500 * time.Millisecond, cost: 2 * time.Second}
+}
+
+// Measure is one round. The cost of a steady stream is left out of a quick one.
+func (p *Path) Measure(quick bool) ([]bench.Sample, error) {
+	t := timesOf(quick)
+	samples, err := p.streams(t)
+	if err != nil {
+		return nil, err
+	}
+	connects, err := traffic.Connects(p.Client, p.Server, netip.AddrPortFrom(p.Address, TripPort), t.connects)
+	if err != nil {
+		return nil, err
+	}
+	trips, err := p.trips(t.trips)
+	if err != nil {
+		return nil, err
+	}
+	samples = append(samples, percentiles("connect", connects)...)
+	samples = append(samples, percentiles("rr", trips)...)
+	if t.cost == 0 {
+		return samples, nil
+	}
+	cores, err := p.cost(t.calm, t.cost)
+	return append(samples, bench.Sample{Metric: "cpu", Stat: "p50", Unit: "cores", Value: cores}), err
+}
+
+func percentiles(metric string, us []float64) []bench.Sample {
+	return []bench.Sample{
+		{Metric: metric, Stat: "p50", Unit: "us", Value: bench.Median(us)},
+		{Metric: metric, Stat: "p99", Unit: "us", Value: bench.Percentile(us, 99)},
+	}
+}
+
+// streams measures TCP at full speed and the jitter (RFC 3550) of UDP at 1 Mbit/s.
+func (p *Path) streams(t times) ([]bench.Sample, error) {
+	full, err := p.throughput(t.stream)
+	if err != nil {
+		return nil, fmt.Errorf("throughput: %w", err)
+	}
+	thin, err := p.run(append([]string{"-u", "-b", "1M", "-l", "1000"}, t.thin...)...)
+	if err != nil {
+		return nil, fmt.Errorf("jitter: %w", err)
+	}
+	return []bench.Sample{
+		{Metric: "throughput", Stat: "p50", Unit: "Gbit/s", Value: full / 1e9},
+		{Metric: "jitter", Stat: "p50", Unit: "us", Value: thin.End.Sum.Jitter * 1e3},
+		{Metric: "lost", Stat: "sum", Unit: "count", Value: float64(thin.End.Sum.Lost)},
+	}, nil
+}
+
+// throughput is that of one TCP stream in bit/s; for less than a second it is made here, as iperf3 knows none.
+func (p *Path) throughput(quick time.Duration) (float64, error) {
+	if quick == 0 {
+		full, err := p.run("-t", "2", "-O", "1")
+		return full.End.Received.Rate, err
+	}
+	pair, err := traffic.Connect(p.Client, p.Server, netip.AddrPortFrom(p.Address, TripPort))
+	if err != nil {
+		return 0, err
+	}
+	defer pair.Close()
+	return pair.Throughput(quick)
+}
+
+// cost is the CPU time of TCP at 100 Mbit/s, in cores. iperf3's start and end are left out.
+func (p *Path) cost(calm, duration time.Duration) (float64, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), iperfTimeout)
+	defer cancel()
+	seconds := strconv.Itoa(int((2*calm + duration).Seconds() + 0.5))
+	var out bytes.Buffer
+	cmd := p.command(ctx, "-b", "100M", "-t", seconds)
+	cmd.Stdout = &out
+	if err := cmd.Start(); err != nil {
+		return 0, err
+	}
+	time.Sleep(calm)
+	start := time.Now()
+	before, err := p.Group.CPU()
+	time.Sleep(duration)
+	after, err2 := p.Group.CPU()
+	elapsed := time.Since(start)
+	err3 := cmd.Wait()
+	_, err3 = parse(out.Bytes(), err3)
+	return (after - before).Seconds() / elapsed.Seconds(), errors.Join(err, err2, err3)
+}
+
+func (p *Path) trips(duration time.Duration) ([]float64, error) {
+	pair, err := traffic.Connect(p.Client, p.Server, netip.AddrPortFrom(p.Address, TripPort))
+	if err != nil {
+		return nil, err
+	}
+	defer pair.Close()
+	return pair.PingPong(duration)
+}

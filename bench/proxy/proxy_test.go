@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package proxy
+
+import (
+	"errors"
+	"os"
+	"os/exec"
+	"testing"
+	"time"
+
+	"github.com/kerb-edge/kerb/bench/internal/path"
+	"github.com/kerb-edge/kerb/internal/agent"
+	"github.com/kerb-edge/kerb/internal/cli"
+	"github.com/kerb-edge/kerb/internal/control"
+	"github.com/kerb-edge/kerb/internal/traffic"
+	"github.com/kerb-edge/kerb/modules"
+)
+
+// The agent of the tests is this very program.
+func TestMain(m *testing.M) {
+	control.Intercept(modules.Controls())
+	if len(os.Args) > 1 && (os.Args[1] == "agent" || os.Args[1] == "purge") {
+		os.Exit(cli.Main(cli.Build{Version: "test", Agent: agent.Run}))
+	}
+	os.Exit(m.Run())
+}
+
+// Each way leads to the server by its address, in both families, and gives every figure.
+func TestEveryWayLeadsToTheServer(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+	for load, virtual := range virtual {
+		for _, c := range configs {
+			t.Run(load+"/"+c.name, func(t *testing.T) {
+				g, err := open(c, virtual)
+				if errors.Is(err, exec.ErrNotFound) {
+					t.Skip(err)
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer func() {
+					if err := g.close(); err != nil {
+						t.Error(err)
+					}
+				}()
+				samples, err := g.measure(true)
+				if err != nil {
+					t.Fatal(err)
+				}
+				for _, s := range samples {
+					if s.Metric != "lost" && s.Metric != "jitter" && s.Value <= 0 {
+						t.Errorf("%s: %v", s.Metric, s.Value)
+					}
+				}
+			})
+		}
+	}
+}
+
+// The CPU time of a group grows with the work done in it, and only with that.
+func TestGroupCountsItsProcesses(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+	g, err := path.NewGroup("kbpxtest")
+	if err != nil {
+		t.Fatal(err)
+	}
+	busy := g.Adopt(exec.Command("sh", "-c", "i=0; while [ $i -lt 100000 ]; do i=$((i+1)); done"))
+	if err := errors.Join(busy.Run(), traffic.Pinned(0, func() error { time.Sleep(time.Millisecond); return nil })); err != nil {
+		t.Fatal(err)
+	}
+	used, err := g.CPU()
+	if err != nil || used < time.Millisecond {
+		t.Errorf("%v, %v", used, err)
+	}
+	if err := g.Close(); err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package proxy
+
+import (
+	"bufio"
+	"context"
+	_ "embed"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/kerb-edge/kerb/bench"
+)
+
+//go:embed tun/tun.c
+var tunSource []byte
+
+const (
+	tunDevice = "tun0"
+	tunMTU    = 1450 // Oakestra's
+)
+
+// tun is a user-space proxy in the lab's node.
+type tun struct {
+	cmd *exec.Cmd
+	dir string
+}
+
+func raiseTUN(g *ground, mode string) (closer, error) {
+	dir, err := os.MkdirTemp("", "kerb-bench-")
+	if err != nil {
+		return nil, err
+	}
+	t := &tun{dir: dir}
+	if err := t.start(g, mode); err != nil {
+		return nil, errors.Join(err, t.Close())
+	}
+	return t, nil
+}
+
+func (t *tun) start(g *ground, mode string) error {
+	program := filepath.Join(t.dir, "tun")
+	if err := bench.CompileC(tunSource, program); err != nil {
+		return err
+	}
+	t.cmd = g.group.Adopt(g.lab.Node().Command(context.Background(), program, tunDevice, mode,
+		g.addr(g.client).String(), g.virtual[0].String(), g.addr(g.server).String(), g.virtual[1].String()))
+	t.cmd.Stderr = os.Stderr
+	out, err := t.cmd.StdoutPipe()
+	if err != nil {
+		return err
+	}
+	if err := t.cmd.Start(); err != nil {
+		return err
+	}
+	if _, err := bufio.NewReader(out).ReadString('\n'); err != nil {
+		return fmt.Errorf("the proxy does not start: %w", err)
+	}
+	return g.lab.Node().Do(func() error { return lead(g, mode) })
+}
+
+// lead routes both virtual addresses into the device.
+func lead(g *ground, mode string) error {
+	device, err := netlink.LinkByName(tunDevice)
+	if err != nil {
+		return err
+	}
+	if mode == "single" {
+		err = netlink.LinkSetMTU(device, tunMTU)
+	}
+	if err := errors.Join(err, netlink.LinkSetUp(device)); err != nil {
+		return err
+	}
+	for _, addr := range g.virtual {
+		if err := netlink.RouteAdd(&netlink.Route{LinkIndex: device.Attrs().Index, Dst: netlink.NewIPNet(addr.AsSlice())}); err != nil {
+			return fmt.Errorf("route to %s: %w", addr, err)
+		}
+	}
+	return nil
+}
+
+// Close ends the proxy, and with it the device.
+func (t *tun) Close() error {
+	if t.cmd != nil && t.cmd.Process != nil {
+		_ = t.cmd.Process.Kill()
+		_ = t.cmd.Wait() // killed
+	}
+	return os.RemoveAll(t.dir)
+}

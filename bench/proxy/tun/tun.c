@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Two user-space proxies on a TUN device, as references for `kerb bench proxy`. Both translate between one client and one
+ * server: what the client sends to the server's virtual address goes to the server with the client's virtual address as its
+ * source, so that the answers come back here.
+ *
+ *	tun DEVICE single|multi CLIENT CLIENT-VIRTUAL SERVER SERVER-VIRTUAL
+ *
+ * single: one thread, one packet of at most the MTU per system call, in the manner of the published proxy (without its table
+ * look-ups and locks, which would make it slower still). multi: a thread and a queue per CPU, segmentation and checksums left
+ * to the kernel by the virtio-net header, so that one system call carries up to 64 KiB. */
+#define _GNU_SOURCE
+#include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/if.h>
+#include <linux/if_tun.h>
+#include <linux/virtio_net.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#ifndef TUN_F_USO4
+#define TUN_F_USO4 0x20
+#define TUN_F_USO6 0x40
+#endif
+
+struct rule {
+	uint8_t src[16], dst[16], new_src[16], new_dst[16];
+	uint64_t delta; /* what the new addresses add to a sum */
+};
+
+static struct rule rules[2];
+static size_t addr_len; /* 4 or 16 */
+
+static void fail(const char *what)
+{
+	fprintf(stderr, "tun: %s: %s\n", what, strerror(errno));
+	exit(1);
+}
+
+static uint64_t sum16(const uint8_t *p, size_t len)
+{
+	uint64_t sum = 0;
+
+	for (size_t i = 0; i < len; i += 2)
+		sum += (uint16_t)(p[i] | p[i + 1] << 8);
+	return sum;
+}
+
+static uint16_t fold(uint64_t sum)
+{
+	while (sum >> 16)
+		sum = (sum & 0xffff) + (sum >> 16);
+	return sum;
+}
+
+/* RFC 1624. A sum that the kernel is still to complete is not complemented. */
+static void fix(uint8_t *check, uint64_t delta, int partial)
+{
+	uint16_t old, new;
+
+	memcpy(&old, check, 2);
+	new = partial ? fold(old + delta) : (uint16_t)~fold((uint16_t)~old + delta);
+	memcpy(check, &new, 2);
+}
+
+static int check_offset(uint8_t proto)
+{
+	return proto == IPPROTO_TCP ? 16 : proto == IPPROTO_UDP ? 6 : proto == IPPROTO_ICMPV6 ? 2 : -1;
+}
+
+/* Rewrites a packet in place; 0 if it is none of ours. */
+static int translate(uint8_t *p, ssize_t len, int partial)
+{
+	size_t at = addr_len == 4 ? 12 : 8, head = addr_len == 4 ? (p[0] & 15) * 4u : 40;
+	uint8_t proto = addr_len == 4 ? p[9] : p[6], zero[2] = {};
+	int off = check_offset(proto);
+
+	if (len < (ssize_t)head + off + 2 || p[0] >> 4 != (addr_len == 4 ? 4 : 6))
+		return 0;
+	for (struct rule *r = rules; r < rules + 2; r++) {
+		if (memcmp(p + at, r->src, addr_len) || memcmp(p + at + addr_len, r->dst, addr_len))
+			continue;
+		memcpy(p + at, r->new_src, addr_len);
+		memcpy(p + at + addr_len, r->new_dst, addr_len);
+		if (addr_len == 4)
+			fix(p + 10, r->delta, 0);
+		if (off >= 0 && (proto != IPPROTO_UDP || memcmp(p + head + off, zero, 2)))
+			fix(p + head + off, r->delta, partial);
+		return 1;
+	}
+	return 0;
+}
+
+static int open_queue(const char *name, int flags)
+{
+	struct ifreq ifr = {.ifr_flags = IFF_TUN | IFF_NO_PI | flags};
+	unsigned offloads = TUN_F_CSUM | TUN_F_TSO4 | TUN_F_TSO6;
+	int fd = open("/dev/net/tun", O_RDWR | O_CLOEXEC);
+
+	if (fd < 0)
+		fail("open /dev/net/tun");
+	strncpy(ifr.ifr_name, name, IFNAMSIZ - 1);
+	if (ioctl(fd, TUNSETIFF, &ifr))
+		fail("create the device");
+	if (flags & IFF_VNET_HDR && ioctl(fd, TUNSETOFFLOAD, offloads | TUN_F_USO4 | TUN_F_USO6) &&
+	    ioctl(fd, TUNSETOFFLOAD, offloads)) /* no UDP segmentation before Linux 6.2 */
+		fail("switch offloads on");
+	return fd;
+}
+
+static void single(int fd)
+{
+	static uint8_t packet[1 << 16];
+
+	for (;;) {
+		ssize_t len = read(fd, packet, sizeof(packet));
+
+		if (len < 0)
+			fail("read");
+		if (translate(packet, len, 0) && write(fd, packet, len) < 0 && errno != EINVAL && errno != ENOBUFS)
+			fail("write");
+	}
+}
+
+static void *queue(void *arg)
+{
+	int fd = (int)(intptr_t)arg;
+	struct {
+		struct virtio_net_hdr head;
+		uint8_t packet[1 << 16];
+	} __attribute__((packed)) *buffer = malloc(sizeof(*buffer));
+
+	for (;;) {
+		ssize_t len = read(fd, buffer, sizeof(*buffer));
+
+		if (len < (ssize_t)sizeof(buffer->head))
+			fail("read");
+		if (translate(buffer->packet, len - sizeof(buffer->head), buffer->head.flags & VIRTIO_NET_HDR_F_NEEDS_CSUM) &&
+		    write(fd, buffer, len) < 0 && errno != EINVAL && errno != ENOBUFS)
+			fail("write");
+	}
+	return 0;
+}
+
+static void parse(const char *text, uint8_t *to)
+{
+	if (inet_pton(strchr(text, ':') ? AF_INET6 : AF_INET, text, to) != 1) {
+		fprintf(stderr, "tun: %s is no address\n", text);
+		exit(1);
+	}
+}
+
+static void make_rules(char **addr)
+{
+	for (int i = 0; i < 2; i++) {
+		struct rule *r = &rules[i];
+
+		parse(addr[i ? 2 : 0], r->src);	    /* client, server */
+		parse(addr[i ? 1 : 3], r->dst);	    /* the other's virtual address */
+		parse(addr[i ? 3 : 1], r->new_src); /* its own */
+		parse(addr[i ? 0 : 2], r->new_dst); /* the other */
+		r->delta = sum16(r->new_src, addr_len) + sum16(r->new_dst, addr_len) + (uint16_t)~fold(sum16(r->src, addr_len)) +
+			   (uint16_t)~fold(sum16(r->dst, addr_len));
+	}
+}
+
+int main(int argc, char **argv)
+{
+	long queues = sysconf(_SC_NPROCESSORS_ONLN);
+	pthread_t thread;
+
+	if (argc != 7) {
+		fprintf(stderr, "usage: tun DEVICE single|multi CLIENT CLIENT-VIRTUAL SERVER SERVER-VIRTUAL\n");
+		return 2;
+	}
+	addr_len = strchr(argv[3], ':') ? 16 : 4;
+	make_rules(argv + 3);
+	if (!strcmp(argv[2], "single")) {
+		int fd = open_queue(argv[1], 0);
+
+		puts("ready");
+		fflush(stdout);
+		single(fd);
+	}
+	for (long i = 0; i < queues; i++) {
+		int fd = open_queue(argv[1], IFF_VNET_HDR | IFF_MULTI_QUEUE);
+
+		if (pthread_create(&thread, 0, queue, (void *)(intptr_t)fd))
+			fail("thread");
+	}
+	puts("ready");
+	fflush(stdout);
+	pthread_join(thread, 0);
+	return 0;
+}

@@ -1,0 +1,350 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tunnel
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os/exec"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kerb-edge/kerb/internal/netlab"
+	"github.com/kerb-edge/kerb/modules/tunnel"
+)
+
+// underlays are what lies between the nodes. Services have the MTU of the underlay, as those have that know of no tunnel.
+var underlays = map[string]struct {
+	load
+	mac bool
+	mtu int // of inner packets
+}{
+	"IPv4":          {load{underlay: 1500, service: 1500}, false, 1500 - 32},
+	"IPv4 with MAC": {load{underlay: 1500, service: 1500}, true, 1500 - 40},
+	"IPv6 with MAC": {load{ip6: true, underlay: 1500, service: 1500}, true, 1500 - 60},
+	"IPv6, jumbo":   {load{ip6: true, underlay: 9000, service: 9000}, false, 9000 - 52},
+}
+
+// Whatever two services say to each other arrives, in both families, over both underlays, at sizes up to what fits; and what
+// does not fit is answered, so that the sender knows.
+func TestTunnelCarriesEverything(t *testing.T) {
+	number := 5
+	for name, u := range underlays {
+		t.Run(name, func(t *testing.T) {
+			way := config{name: "kerb", raise: func(g *ground) (closer, error) { return raiseKerb(g, u.mac) }}
+			g := ready(t, way, u.load, number)
+			before := read(t, g) // the first packets meet a node that does not know its services yet
+			for _, to := range []netip.Addr{g.server.Addr4(), g.server.Addr6()} {
+				l := &live{t, g, to, u.mtu}
+				t.Run(fmt.Sprintf("IPv%d", to.BitLen()/96*2+4), func(t *testing.T) {
+					l.T = t
+					l.ping()
+					l.learnsMTU()
+					l.datagrams()
+					l.stream()
+				})
+			}
+			before.check(t, g)
+		})
+		number++
+	}
+}
+
+// The kernel's own tunnel devices do the wrapping, made as docs/tunnel.md says.
+func TestTunnelByDevice(t *testing.T) {
+	number := 10
+	for _, kind := range []string{"vxlan", "geneve"} {
+		for _, ip6 := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, IPv6 underlay %v", kind, ip6), func(t *testing.T) {
+				mtu := 1450
+				if ip6 {
+					mtu = 1430
+				}
+				way := config{name: "kerb", raise: func(g *ground) (closer, error) { return raiseDevice(g, kind, mtu) }}
+				if !haveDevice(kind) {
+					t.Skipf("this kernel has no %s", kind)
+				}
+				g := ready(t, way, load{ip6: ip6, underlay: 1500, service: 1500}, number)
+				before := read(t, g)
+				for _, to := range []netip.Addr{g.server.Addr4(), g.server.Addr6()} {
+					l := &live{t, g, to, mtu}
+					l.ping()
+					l.learnsMTU()
+					l.datagrams()
+					l.stream()
+				}
+				before.check(t, g)
+			})
+			number++
+		}
+	}
+}
+
+// haveDevice tries in a namespace that ends with the command.
+func haveDevice(kind string) bool {
+	return exec.Command("unshare", "--net", "ip", "link", "add", "overlay0", "type", kind, "external").Run() == nil
+}
+
+func raiseDevice(g *ground, kind string, mtu int) (closer, error) {
+	const device = "overlay0"
+	for _, lab := range g.labs {
+		args := []string{"link", "add", device, "type", kind, "external"}
+		if kind == "vxlan" {
+			args = append(args, "dstport", "4789", "nolearning")
+		}
+		for _, args := range [][]string{args, {"link", "set", device, "mtu", fmt.Sprint(mtu), "up"}} {
+			if out, err := lab.Node().Command(context.Background(), "ip", args...).CombinedOutput(); err != nil {
+				return nil, fmt.Errorf("ip %v: %w: %s", args, err, out)
+			}
+		}
+	}
+	configOf := func(i int) map[string]any {
+		return map[string]any{"mode": "device", "network": 7, "localAddresses": []any{g.node(i).String()}}
+	}
+	return startKerb(g, false, configOf, func(*netlab.Lab) string { return device })
+}
+
+// check tells that no packet of the other node was dropped since before, and none was sent that nobody got. The last ones may be
+// on their way.
+func (c counts) check(t *testing.T, g *ground) {
+	t.Helper()
+	var now counts
+	for range 100 {
+		now = read(t, g)
+		if now.lost(c) == 0 {
+			break
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	if now.lost(c) != 0 || now[0].Errors+now[1].Errors != c[0].Errors+c[1].Errors || now[0].SentPackets == c[0].SentPackets {
+		t.Errorf("before %+v\nnow %+v", c, now)
+	}
+}
+
+// counts are those of both nodes.
+type counts [2]tunnel.Node
+
+func read(t *testing.T, g *ground) counts {
+	t.Helper()
+	return counts{stats(t, g, 0), stats(t, g, 1)}
+}
+
+func (c counts) lost(before counts) uint64 {
+	sent := c[0].SentPackets + c[1].SentPackets - before[0].SentPackets - before[1].SentPackets
+	return sent - (c[0].ReceivedPackets + c[1].ReceivedPackets - before[0].ReceivedPackets - before[1].ReceivedPackets)
+}
+
+// stats are what a node knows of the other one.
+func stats(t *testing.T, g *ground, i int) tunnel.Node {
+	t.Helper()
+	var report tunnel.Report
+	body, err := g.way.(*kerb).agents[i].Get("/v1/modules/tunnel/nodes")
+	if err = errors.Join(err, json.Unmarshal(body, &report)); err != nil {
+		t.Fatal(err)
+	}
+	for _, n := range report.Nodes {
+		if !n.Local {
+			return n
+		}
+	}
+	t.Fatalf("%s", body)
+	return tunnel.Node{}
+}
+
+// live is a client and a server on two nodes.
+type live struct {
+	*testing.T
+	*ground
+	to  netip.Addr
+	mtu int
+}
+
+const livePort = 7000
+
+func within[T any](l *live, h *netlab.Host, open func() (T, error)) (out T) {
+	l.Helper()
+	if err := h.Do(func() (err error) { out, err = open(); return err }); err != nil {
+		l.Fatal(err)
+	}
+	return out
+}
+
+// headers are IP and UDP.
+func (l *live) headers() int {
+	if l.to.Is4() {
+		return 28
+	}
+	return 48
+}
+
+// ping sends an ICMP echo and gets its answer.
+func (l *live) ping() {
+	l.Helper()
+	family, proto, request, answer, head := unix.AF_INET, unix.IPPROTO_ICMP, byte(8), byte(0), 20
+	if l.to.Is6() {
+		family, proto, request, answer, head = unix.AF_INET6, unix.IPPROTO_ICMPV6, 128, 129, 0
+	}
+	fd := within(l, l.client, func() (int, error) { return unix.Socket(family, unix.SOCK_RAW, proto) })
+	defer unix.Close(fd)
+	limit := unix.NsecToTimeval((5 * time.Second).Nanoseconds())
+	echo := append([]byte{request, 0, 0, 0, 0x12, 0x34, 0, 1}, bytes.Repeat([]byte{'k'}, 1000)...)
+	if l.to.Is4() {
+		binary.BigEndian.PutUint16(echo[2:], sum(echo))
+	}
+	var at unix.Sockaddr = &unix.SockaddrInet4{Addr: [4]byte(l.to.AsSlice()[:4])}
+	if l.to.Is6() {
+		at = &unix.SockaddrInet6{Addr: l.to.As16()}
+	}
+	if err := errors.Join(unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &limit), unix.Sendto(fd, echo, 0, at)); err != nil {
+		l.Fatal(err)
+	}
+	for got := make([]byte, 2000); ; {
+		n, err := unix.Read(fd, got)
+		if err != nil {
+			l.Fatalf("no echo: %v", err)
+		}
+		if n == head+len(echo) && got[head] == answer && bytes.Equal(got[head+4:n], echo[4:]) {
+			return
+		}
+	}
+}
+
+func sum(data []byte) uint16 {
+	var n uint32
+	for i := 0; i < len(data); i += 2 {
+		n += uint32(binary.BigEndian.Uint16(data[i:]))
+	}
+	return ^uint16(n>>16 + n&0xffff)
+}
+
+// echo is a UDP server that sends everything back.
+func (l *live) echo() net.PacketConn {
+	l.Helper()
+	server := within(l, l.server, func() (net.PacketConn, error) {
+		return net.ListenPacket("udp", netip.AddrPortFrom(l.to, livePort).String())
+	})
+	go func() {
+		buffer := make([]byte, 1<<16)
+		for {
+			n, from, err := server.ReadFrom(buffer)
+			if err != nil {
+				return
+			}
+			_, _ = server.WriteTo(buffer[:n], from) // what it learns of the MTU may be an error
+		}
+	}()
+	return server
+}
+
+func (l *live) dial(network string) net.Conn {
+	l.Helper()
+	return within(l, l.client, func() (net.Conn, error) {
+		return (&net.Dialer{Timeout: 5 * time.Second}).DialContext(context.Background(), network, netip.AddrPortFrom(l.to, livePort).String())
+	})
+}
+
+// learnsMTU sends a datagram that is one byte too large, and asks the kernel of the client, and by an answer that of the
+// server, what it knows then.
+func (l *live) learnsMTU() {
+	l.Helper()
+	server := l.echo()
+	defer server.Close()
+	client := l.dial("udp")
+	defer client.Close()
+	level, option := unix.IPPROTO_IP, unix.IP_MTU
+	if l.to.Is6() {
+		level, option = unix.IPPROTO_IPV6, unix.IPV6_MTU
+	}
+	raw, err := client.(*net.UDPConn).SyscallConn()
+	if err != nil {
+		l.Fatal(err)
+	}
+	known := 0
+	for range 100 {
+		_, _ = client.Write(make([]byte, l.mtu+1-l.headers()))
+		time.Sleep(10 * time.Millisecond)
+		_ = raw.Control(func(fd uintptr) { known, err = unix.GetsockoptInt(int(fd), level, option) })
+		if known == l.mtu {
+			return
+		}
+	}
+	l.Errorf("the client's path MTU is %d, %v; want %d", known, err, l.mtu)
+}
+
+// datagrams of many sizes come back, those that have to be fragmented inside too.
+func (l *live) datagrams() {
+	l.Helper()
+	server := l.echo()
+	defer server.Close()
+	client := l.dial("udp")
+	defer client.Close()
+	most := l.mtu - l.headers()
+	sizes := []int{1, 2, 3, 17, 100, 101, 512, 1000, 1280, 1301, 1302, 1303, most - 1, most}
+	for i, size := range append(sizes, most+1, 3000, 20000) {
+		if !l.comesBack(client, bytes.Repeat([]byte{byte(i + 1)}, size), i < len(sizes)) {
+			l.Errorf("%d bytes do not come back", size)
+		}
+	}
+}
+
+// comesBack sends a datagram. One that has to be fragmented may be lost until its sender knows the MTU.
+func (l *live) comesBack(client net.Conn, data []byte, first bool) bool {
+	got := make([]byte, 1<<16)
+	for try := 0; try < 10 && (try == 0 || !first); try++ {
+		if _, err := client.Write(data); err != nil {
+			continue
+		}
+		_ = client.SetReadDeadline(time.Now().Add(time.Second))
+		if first {
+			_ = client.SetReadDeadline(time.Now().Add(5 * time.Second))
+		}
+		for {
+			n, err := client.Read(got)
+			if err != nil {
+				break
+			}
+			if bytes.Equal(got[:n], data) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// stream sends some megabytes over TCP and back.
+func (l *live) stream() {
+	l.Helper()
+	listener := within(l, l.server, func() (net.Listener, error) {
+		return net.Listen("tcp", netip.AddrPortFrom(l.to, livePort).String())
+	})
+	defer listener.Close()
+	go func() {
+		conn, err := listener.Accept()
+		if err != nil {
+			return
+		}
+		defer conn.Close()
+		_, _ = io.Copy(conn, conn) // the client counts
+	}()
+	client := l.dial("tcp")
+	defer client.Close()
+	_ = client.SetDeadline(time.Now().Add(30 * time.Second))
+	data := make([]byte, 8<<20)
+	for i := range data {
+		data[i] = byte(i * 7 >> 3)
+	}
+	go func() { _, _ = client.Write(data) }() // what is missing is seen below
+	got := make([]byte, len(data))
+	if n, err := io.ReadFull(client, got); err != nil || !bytes.Equal(got, data) {
+		l.Errorf("%d of %d bytes came back, %v", n, len(data), err)
+	}
+}

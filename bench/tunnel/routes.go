@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tunnel
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+
+	"github.com/vishvananda/netlink"
+)
+
+type nothing struct{}
+
+func (nothing) Close() error { return nil }
+
+// each calls do in the namespace of both nodes.
+func (g *ground) each(do func(node int) error) error {
+	for i, lab := range g.labs {
+		if err := lab.Node().Do(func() error { return do(i) }); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func ipNet(p netip.Prefix) *net.IPNet {
+	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
+}
+
+// routeTo leads to the services of the other node, by an interface and perhaps a gateway.
+func (g *ground) routeTo(node int, device string, gateway netip.Addr) error {
+	link, err := netlink.LinkByName(device)
+	if err != nil {
+		return err
+	}
+	for _, plan := range plans[1-node] {
+		if gateway.IsValid() && gateway.Is4() != plan.Addr().Is4() {
+			continue
+		}
+		route := &netlink.Route{LinkIndex: link.Attrs().Index, Dst: ipNet(plan)}
+		if gateway.IsValid() {
+			route.Gw = gateway.AsSlice()
+		}
+		if err := netlink.RouteAdd(route); err != nil {
+			return fmt.Errorf("route to %s: %w", plan, err)
+		}
+	}
+	return nil
+}
+
+// raiseRoutes has the underlay carry the services' packets as they are.
+func raiseRoutes(g *ground) (closer, error) {
+	return nothing{}, g.each(func(i int) error {
+		return g.routeTo(i, g.wire.Interface(g.labs[i]), g.node(1-i))
+	})
+}
+
+const (
+	vxlanDevice  = "vxlan0"
+	vxlanPort    = 4789
+	vxlanNetwork = 7
+)
+
+// raiseVXLAN has the kernel's VXLAN between the nodes, with one fixed peer: the form of it that costs least.
+func raiseVXLAN(g *ground) (closer, error) {
+	err := g.each(func(i int) error {
+		attrs := netlink.NewLinkAttrs()
+		attrs.Name, attrs.MTU = vxlanDevice, g.service
+		device := &netlink.Vxlan{LinkAttrs: attrs, VxlanId: vxlanNetwork, Port: vxlanPort, Group: g.node(1 - i).AsSlice(), SrcAddr: g.node(i).AsSlice(),
+			VtepDevIndex: g.wire.Index(g.labs[i]), UDP6ZeroCSumTx: true, UDP6ZeroCSumRx: true}
+		if err := netlink.LinkAdd(device); err != nil {
+			return fmt.Errorf("add %s: %w", vxlanDevice, err)
+		}
+		link, err := netlink.LinkByName(vxlanDevice)
+		if err != nil {
+			return err
+		}
+		for _, addr := range overlay[i] {
+			if err := netlink.AddrAdd(link, &netlink.Addr{IPNet: ipNet(addr)}); err != nil {
+				return fmt.Errorf("address %s: %w", addr, err)
+			}
+		}
+		return netlink.LinkSetUp(link)
+	})
+	if err != nil {
+		return nil, err
+	}
+	return nothing{}, g.each(func(i int) error {
+		peer := overlay[1-i][0]
+		if g.ip6 {
+			peer = overlay[1-i][1]
+		}
+		return g.routeTo(i, vxlanDevice, peer.Addr())
+	})
+}
+
+// overlay are the nodes' addresses inside the VXLAN.
+var overlay = [2][2]netip.Prefix{
+	{netip.MustParsePrefix("10.80.0.1/24"), netip.MustParsePrefix("fd80::1/64")},
+	{netip.MustParsePrefix("10.80.0.2/24"), netip.MustParsePrefix("fd80::2/64")},
+}

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tunnel
+
+import (
+	"bufio"
+	"context"
+	_ "embed"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/kerb-edge/kerb/bench"
+)
+
+//go:embed tun/tun.c
+var tunSource []byte
+
+const (
+	tunDevice = "tun0"
+	tunPort   = 50104
+	// What is left of a UDP datagram for a large packet.
+	tunLargest = 60000
+)
+
+// tun is a user-space tunnel on both nodes.
+type tun struct {
+	cmds []*exec.Cmd
+	dir  string
+}
+
+func raiseTUN(g *ground) (closer, error) {
+	dir, err := os.MkdirTemp("", "kerb-bench-")
+	if err != nil {
+		return nil, err
+	}
+	t := &tun{dir: dir}
+	if err := t.start(g); err != nil {
+		return nil, errors.Join(err, t.Close())
+	}
+	return t, nil
+}
+
+func (t *tun) start(g *ground) error {
+	program := filepath.Join(t.dir, "tun")
+	if err := bench.CompileC(tunSource, program); err != nil {
+		return err
+	}
+	for i, lab := range g.labs {
+		cmd := g.group.Adopt(lab.Node().Command(context.Background(), program, tunDevice, g.node(i).String(), g.node(1-i).String(),
+			strconv.Itoa(tunPort), strconv.Itoa(g.service)))
+		cmd.Stderr = os.Stderr
+		out, err := cmd.StdoutPipe()
+		if err != nil {
+			return err
+		}
+		if err := cmd.Start(); err != nil {
+			return err
+		}
+		t.cmds = append(t.cmds, cmd)
+		if _, err := bufio.NewReader(out).ReadString('\n'); err != nil {
+			return fmt.Errorf("the tunnel does not start: %w", err)
+		}
+	}
+	return g.each(func(i int) error {
+		device, err := netlink.LinkByName(tunDevice)
+		if err != nil {
+			return err
+		}
+		err = errors.Join(netlink.LinkSetMTU(device, g.service), netlink.LinkSetGSOMaxSize(device, tunLargest),
+			netlink.LinkSetGSOIPv4MaxSize(device, tunLargest), netlink.LinkSetUp(device))
+		if err != nil {
+			return err
+		}
+		return g.routeTo(i, tunDevice, netip.Addr{})
+	})
+}
+
+// Close ends the tunnel, and with it the devices.
+func (t *tun) Close() error {
+	for _, cmd := range t.cmds {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait() // killed
+	}
+	return os.RemoveAll(t.dir)
+}

@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package tunnel is `kerb bench tunnel`: two nodes with a service each, and what it costs to reach the one from the other: by
+// Kerb's tunnel, with and without authentication, by the kernel's VXLAN, by a user-space tunnel on a TUN device, beside plain
+// routing without a tunnel, which is the limit. Every config has nodes of its own for the whole load.
+package tunnel
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"github.com/kerb-edge/kerb/bench"
+	"github.com/kerb-edge/kerb/bench/internal/path"
+	"github.com/kerb-edge/kerb/internal/netlab"
+)
+
+// load is what the packets look like.
+type load struct {
+	ip6      bool // services and underlay
+	underlay int  // MTU in bytes
+	service  int  // the same for all configs: what fits with the largest headers, those of VXLAN
+}
+
+var loads = map[string]load{
+	"two-nodes/ipv4": {underlay: 1500, service: 1450},
+	"two-nodes/ipv6": {ip6: true, underlay: 1500, service: 1430},
+	"jumbo":          {underlay: 9000, service: 8950},
+}
+
+func init() {
+	bench.Register(bench.Experiment{
+		Name:       "tunnel",
+		Short:      "a service on another node, against VXLAN and a user-space tunnel",
+		Baseline:   "vxlan",
+		Loads:      []string{"two-nodes/ipv4", "two-nodes/ipv6", "jumbo"},
+		QuickLoads: []string{"two-nodes/ipv4"},
+		Run:        run,
+	})
+}
+
+// config is one way to the other node.
+type config struct {
+	name  string
+	quick bool // measured in a quick run, too
+	raise func(*ground) (closer, error)
+}
+
+type closer interface{ Close() error }
+
+var configs = []config{
+	{"direct", true, raiseRoutes},
+	{"kerb", true, func(g *ground) (closer, error) { return raiseKerb(g, false) }},
+	{"kerb-mac", false, func(g *ground) (closer, error) { return raiseKerb(g, true) }},
+	{"vxlan", true, raiseVXLAN},
+	{"tun", true, raiseTUN},
+}
+
+func run(ctx context.Context, r *bench.Run) error {
+	r.Note("underlay: a veth between two namespaces, which carries large packets whole for every config")
+	for _, name := range r.Loads() {
+		if err := runLoad(ctx, r, name); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func runLoad(ctx context.Context, r *bench.Run, name string) (err error) {
+	var trials []bench.Trial
+	for i, c := range configs {
+		if r.Quick && !c.quick {
+			continue
+		}
+		g, err := open(c, loads[name], i)
+		if err != nil {
+			return fmt.Errorf("%s: %w", c.name, err)
+		}
+		defer func() { err = errors.Join(err, g.close()) }()
+		trials = append(trials, bench.Trial{Config: c.name, Measure: func(context.Context) ([]bench.Sample, error) {
+			return g.path.Measure(r.Quick)
+		}})
+	}
+	return r.Interleave(ctx, name, trials...)
+}
+
+// ground is two nodes with a wire between them, and a service on each.
+type ground struct {
+	load
+	labs           [2]*netlab.Lab
+	wire           *netlab.Wire
+	client, server *netlab.Host
+	group          *path.Group
+	path           *path.Path
+	way            closer
+}
+
+// plans are the services' networks by node.
+var plans = [2][2]netip.Prefix{
+	{netip.MustParsePrefix("10.81.0.0/16"), netip.MustParsePrefix("fd81::/64")},
+	{netip.MustParsePrefix("10.82.0.0/16"), netip.MustParsePrefix("fd82::/64")},
+}
+
+func open(c config, l load, number int) (*ground, error) {
+	g := &ground{load: l}
+	if err := g.build(fmt.Sprintf("kbtn%d", number), c); err != nil {
+		return nil, errors.Join(err, g.close())
+	}
+	return g, nil
+}
+
+func (g *ground) build(prefix string, c config) (err error) {
+	for i, name := range []string{prefix + "a", prefix + "b"} {
+		if err := netlab.Sweep(name); err != nil {
+			return err
+		}
+		g.labs[i], err = netlab.Open(name, netlab.Options{OwnNode: true, Gateway: true, Plan4: plans[i][0], Plan6: plans[i][1]})
+		if err != nil {
+			return err
+		}
+	}
+	if g.wire, err = netlab.Connect(g.labs[0], g.labs[1], g.underlay); err != nil {
+		return err
+	}
+	for i, host := range []**netlab.Host{&g.client, &g.server} {
+		if *host, err = g.labs[i].Host([]string{"client", "server"}[i], netlab.HostOptions{MTU: g.service}); err != nil {
+			return err
+		}
+	}
+	if g.group, err = path.NewGroup(prefix); err != nil {
+		return err
+	}
+	if g.way, err = c.raise(g); err != nil {
+		return err
+	}
+	g.path = &path.Path{Client: g.client, Server: g.server, Address: g.addr(g.server), Group: g.group}
+	return g.path.Open()
+}
+
+// addr is a host's address in the family of the load.
+func (g *ground) addr(h *netlab.Host) netip.Addr {
+	if g.ip6 {
+		return h.Addr6()
+	}
+	return h.Addr4()
+}
+
+// node is a node's address on the underlay in the family of the load.
+func (g *ground) node(i int) netip.Addr {
+	if g.ip6 {
+		return g.wire.Addr6(g.labs[i])
+	}
+	return g.wire.Addr4(g.labs[i])
+}
+
+func (g *ground) close() error {
+	var errs []error
+	if g.path != nil {
+		errs = append(errs, g.path.Close())
+	}
+	if g.way != nil {
+		errs = append(errs, g.way.Close())
+	}
+	for _, lab := range g.labs {
+		if lab != nil {
+			errs = append(errs, lab.Close())
+		}
+	}
+	if g.group != nil {
+		errs = append(errs, g.group.Close())
+	}
+	return errors.Join(errs...)
+}

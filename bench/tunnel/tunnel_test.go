@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tunnel
+
+import (
+	"os"
+	"testing"
+
+	"github.com/kerb-edge/kerb/internal/agent"
+	"github.com/kerb-edge/kerb/internal/cli"
+	"github.com/kerb-edge/kerb/internal/control"
+	"github.com/kerb-edge/kerb/modules"
+)
+
+// The agent of the tests is this very program.
+func TestMain(m *testing.M) {
+	control.Intercept(modules.Controls())
+	if len(os.Args) > 1 && (os.Args[1] == "agent" || os.Args[1] == "purge") {
+		os.Exit(cli.Main(cli.Build{Version: "test", Agent: agent.Run}))
+	}
+	os.Exit(m.Run())
+}
+
+// ready opens the nodes of a config, and closes them after the test.
+func ready(t *testing.T, c config, l load, number int) *ground {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+	g, err := open(c, l, number)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := g.close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return g
+}
+
+// Each way leads to the other node, and gives every figure.
+func TestEveryWayLeadsToTheServer(t *testing.T) {
+	for name, load := range loads {
+		for i, c := range configs {
+			t.Run(name+"/"+c.name, func(t *testing.T) {
+				g := ready(t, c, load, i)
+				samples, err := g.path.Measure(true)
+				if err != nil {
+					t.Fatal(err)
+				}
+				for _, s := range samples {
+					t.Logf("%s %s %.3f %s", s.Metric, s.Stat, s.Value, s.Unit)
+					if s.Metric != "lost" && s.Metric != "jitter" && s.Value <= 0 {
+						t.Errorf("%s: %v", s.Metric, s.Value)
+					}
+					if s.Metric == "lost" && s.Value != 0 {
+						t.Errorf("%v datagrams were lost", s.Value)
+					}
+				}
+			})
+		}
+	}
+}

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pkgs
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+
+	"github.com/kerb-edge/kerb/sdk"
+)
+
+// Reveal returns a copy of config in which every property that the schema calls secret has what read returns for the file that
+// it names as {fromFile: PATH}. The config itself, which is kept and shown, has the path only: a secret in its place is
+// refused. Errors are *sdk.ConfigError.
+func (m *Manifest) Reveal(config map[string]any, read func(path string) (string, error)) (map[string]any, error) {
+	r := revealer{root: m.ConfigSchema, read: read}
+	out, err := r.reveal(m.ConfigSchema, config, nil)
+	if err != nil {
+		return nil, err
+	}
+	revealed, _ := out.(map[string]any)
+	return revealed, nil
+}
+
+type revealer struct {
+	root map[string]any
+	read func(string) (string, error)
+}
+
+func (r revealer) reveal(s map[string]any, v any, path []string) (any, error) {
+	s = resolve(r.root, s)
+	if secret, _ := s["secret"].(bool); secret {
+		return r.open(v, path)
+	}
+	var err error
+	switch v := v.(type) {
+	case map[string]any:
+		properties, _ := s["properties"].(map[string]any)
+		out := make(map[string]any, len(v))
+		for name, value := range v {
+			property, _ := properties[name].(map[string]any)
+			if out[name], err = r.reveal(property, value, append(slices.Clone(path), name)); err != nil {
+				return nil, err
+			}
+		}
+		return out, nil
+	case []any:
+		items, _ := s["items"].(map[string]any)
+		out := make([]any, len(v))
+		for i, value := range v {
+			if out[i], err = r.reveal(items, value, append(slices.Clone(path), strconv.Itoa(i))); err != nil {
+				return nil, err
+			}
+		}
+		return out, nil
+	}
+	return v, nil
+}
+
+// open reads a secret. What was given in its place is not repeated in the error.
+func (r revealer) open(v any, path []string) (any, error) {
+	object, _ := v.(map[string]any)
+	file, ok := object["fromFile"].(string)
+	field := ""
+	for _, token := range path {
+		if _, err := strconv.Atoi(token); err == nil {
+			field += "[" + token + "]"
+		} else if field == "" {
+			field = token
+		} else {
+			field += "." + token
+		}
+	}
+	if !ok || len(object) != 1 {
+		return nil, &sdk.ConfigError{Field: field, Reason: "is a secret, which is not kept in resources: write it to a file, and here {fromFile: PATH}"}
+	}
+	text, err := r.read(file)
+	if err != nil {
+		return nil, &sdk.ConfigError{Field: field, Reason: fmt.Sprintf("fromFile: %v", err)}
+	}
+	return text, nil
+}

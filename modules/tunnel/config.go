@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tunnel
+
+import (
+	"bytes"
+	"encoding/binary"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"net/netip"
+
+	"github.com/kerb-edge/kerb/sdk"
+)
+
+// Modes, with their numbers in the data plane.
+const (
+	modeKerb     = "kerb"
+	modeOakestra = "oakestra"
+	modeDevice   = "device"
+)
+
+var modes = map[string]int{modeKerb: 0, modeOakestra: 1, modeDevice: 2}
+
+// Ports by mode.
+const (
+	Port         = 7187
+	PortOakestra = 50103
+)
+
+// config is the module's config as kerb.yaml describes it.
+type config struct {
+	Mode           string       `json:"mode"`
+	Port           uint16       `json:"port"`
+	Network        uint16       `json:"network"`
+	LocalAddresses []string     `json:"localAddresses"`
+	MTU            int          `json:"mtu"`
+	Nodes          []nodeConfig `json:"nodes"`
+	Keys           []keyConfig  `json:"keys"`
+
+	local    []netip.Addr
+	peers    []peer
+	sendKey  int
+	material map[int]macKey // by id
+}
+
+type nodeConfig struct {
+	Address string   `json:"address"`
+	Subnets []string `json:"subnets"`
+}
+
+type keyConfig struct {
+	ID  int    `json:"id"`
+	Key secret `json:"key"`
+}
+
+// secret is never printed.
+type secret string
+
+func (secret) String() string   { return "(secret)" }
+func (secret) GoString() string { return "(secret)" }
+
+// peer is a node of the configuration, this one perhaps included.
+type peer struct {
+	addr    netip.Addr
+	subnets []netip.Prefix
+}
+
+func parseConfig(raw json.RawMessage) (*config, error) {
+	c := &config{Mode: modeKerb}
+	dec := json.NewDecoder(bytes.NewReader(raw))
+	dec.DisallowUnknownFields()
+	if err := dec.Decode(c); err != nil {
+		return nil, &sdk.ConfigError{Field: "config", Reason: err.Error()}
+	}
+	if c.Port == 0 {
+		c.Port = Port
+		if c.Mode == modeOakestra {
+			c.Port = PortOakestra
+		}
+	}
+	for _, step := range []func() error{c.checkMode, c.parseLocal, c.parseNodes, c.checkNodes, c.parseKeys} {
+		if err := step(); err != nil {
+			return nil, err
+		}
+	}
+	return c, nil
+}
+
+func wrong(field, format string, args ...any) error {
+	return &sdk.ConfigError{Field: field, Reason: fmt.Sprintf(format, args...)}
+}
+
+func (c *config) checkMode() error {
+	if _, ok := modes[c.Mode]; !ok {
+		return wrong("mode", "%q is none of kerb, oakestra and device", c.Mode)
+	}
+	if c.Mode != modeKerb && len(c.Keys) > 0 {
+		return wrong("keys", "only mode kerb has a header that a MAC fits into")
+	}
+	if c.Mode == modeOakestra && c.Network != 0 {
+		return wrong("network", "mode oakestra has no header that says it")
+	}
+	if c.MTU != 0 && (c.MTU < 1280 || c.MTU > 65535) {
+		return wrong("mtu", "%d is not between 1280 and 65535", c.MTU)
+	}
+	return nil
+}
+
+func parseAddress(field, text string) (netip.Addr, error) {
+	addr, err := netip.ParseAddr(text)
+	if err != nil || addr.Zone() != "" || addr.IsUnspecified() || addr.IsMulticast() || addr.Is4In6() {
+		return addr, wrong(field, "%q is not the address of a node", text)
+	}
+	return addr, nil
+}
+
+func (c *config) parseLocal() error {
+	for i, text := range c.LocalAddresses {
+		addr, err := parseAddress(fmt.Sprintf("localAddresses[%d]", i), text)
+		if err != nil {
+			return err
+		}
+		if i == 1 && addr.Is4() == c.local[0].Is4() {
+			return wrong("localAddresses[1]", "is of the same IP version as the first")
+		}
+		c.local = append(c.local, addr)
+	}
+	return nil
+}
+
+func (c *config) parseNodes() error {
+	seen := map[netip.Addr]bool{}
+	for i, n := range c.Nodes {
+		field := fmt.Sprintf("nodes[%d]", i)
+		addr, err := parseAddress(field+".address", n.Address)
+		if err != nil {
+			return err
+		}
+		if seen[addr] {
+			return wrong(field+".address", "%s is listed before", addr)
+		}
+		if c.Mode == modeOakestra && addr.Is6() {
+			return wrong(field+".address", "mode oakestra goes over IPv4: its other side drops IPv6 without a UDP checksum")
+		}
+		seen[addr] = true
+		p := peer{addr: addr}
+		for j, text := range n.Subnets {
+			subnet, err := parsePrefix(text)
+			if err != nil {
+				return wrong(fmt.Sprintf("%s.subnets[%d]", field, j), "%q is neither an address nor a prefix without further bits", text)
+			}
+			p.subnets = append(p.subnets, subnet)
+		}
+		c.peers = append(c.peers, p)
+	}
+	return nil
+}
+
+func parsePrefix(text string) (netip.Prefix, error) {
+	if addr, err := netip.ParseAddr(text); err == nil {
+		return addr.Prefix(addr.BitLen())
+	}
+	p, err := netip.ParsePrefix(text)
+	if err == nil && (p != p.Masked() || p.Addr().Is4In6()) {
+		err = fmt.Errorf("bits beyond the length")
+	}
+	return p, err
+}
+
+// checkNodes refuses what would send a packet to two nodes, or the tunnel's own packets into the tunnel.
+func (c *config) checkNodes() error {
+	owner := map[netip.Prefix]netip.Addr{}
+	for i, p := range c.peers {
+		for j, subnet := range p.subnets {
+			field := fmt.Sprintf("nodes[%d].subnets[%d]", i, j)
+			if other, taken := owner[subnet]; taken {
+				return wrong(field, "%s is also one of node %s", subnet, other)
+			}
+			owner[subnet] = p.addr
+			for _, q := range c.peers {
+				if subnet.Contains(q.addr) {
+					return wrong(field, "%s contains the address of node %s, which is on the underlay", subnet, q.addr)
+				}
+			}
+		}
+	}
+	return nil
+}
+
+func (c *config) parseKeys() error {
+	c.material = map[int]macKey{}
+	for i, k := range c.Keys {
+		field := fmt.Sprintf("keys[%d]", i)
+		if k.ID < 1 || k.ID > 255 {
+			return wrong(field+".id", "%d is not between 1 and 255", k.ID)
+		}
+		if _, taken := c.material[k.ID]; taken {
+			return wrong(field+".id", "%d is used before", k.ID)
+		}
+		key, err := hex.DecodeString(string(k.Key))
+		if err != nil || len(key) != 16 {
+			return wrong(field+".key", "is not 32 hexadecimal digits; make one: openssl rand -hex 16")
+		}
+		c.material[k.ID] = macKey{K: [2]uint64{binary.LittleEndian.Uint64(key), binary.LittleEndian.Uint64(key[8:])}, Active: 1}
+	}
+	if len(c.Keys) > 0 {
+		c.sendKey = c.Keys[0].ID
+	}
+	return nil
+}
+
+// overhead is what the tunnel adds to a packet to a node, in bytes.
+func (c *config) overhead(to netip.Addr) int {
+	const ip4, ip6, udp, header, mac = 20, 40, 8, 4, 8
+	n := ip4 + udp
+	if to.Is6() {
+		n = ip6 + udp
+	}
+	switch {
+	case c.Mode == modeDevice:
+		return 0 // the device's MTU knows
+	case c.Mode == modeOakestra:
+		return n
+	case len(c.Keys) > 0:
+		n += mac
+	}
+	return n + header
+}

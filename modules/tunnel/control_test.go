@@ -1,0 +1,258 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tunnel
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http/httptest"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/cilium/ebpf/btf"
+
+	"github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/dataplane"
+	"github.com/kerb-edge/kerb/sdk"
+)
+
+func TestConfigErrors(t *testing.T) {
+	key := `"key": "` + testKey + `"`
+	for text, field := range map[string]string{
+		`{"nodes": [], "mode": "ipip"}`:                                                                                        "mode",
+		`{"nodes": [], "unknown": 1}`:                                                                                          "config",
+		`{"nodes": [], "mode": "oakestra", "keys": [{"id": 1, ` + key + `}]}`:                                                  "keys",
+		`{"nodes": [], "mode": "oakestra", "network": 3}`:                                                                      "network",
+		`{"nodes": [], "mtu": 500}`:                                                                                            "mtu",
+		`{"nodes": [{"address": "node-1"}]}`:                                                                                   "nodes[0].address",
+		`{"nodes": [{"address": "224.0.0.1"}]}`:                                                                                "nodes[0].address",
+		`{"nodes": [{"address": "::ffff:192.0.2.1"}]}`:                                                                         "nodes[0].address",
+		`{"nodes": [{"address": "192.0.2.1"}, {"address": "192.0.2.1"}]}`:                                                      "nodes[1].address",
+		`{"nodes": [{"address": "2001:db8::1"}], "mode": "oakestra"}`:                                                          "nodes[0].address",
+		`{"nodes": [{"address": "192.0.2.1", "subnets": ["10.0.0.1/8"]}]}`:                                                     "nodes[0].subnets[0]",
+		`{"nodes": [{"address": "192.0.2.1", "subnets": ["10.0.0.0/8", "ten"]}]}`:                                              "nodes[0].subnets[1]",
+		`{"nodes": [{"address": "192.0.2.1"}, {"address": "192.0.2.2", "subnets": ["192.0.2.0/24"]}]}`:                         "nodes[1].subnets[0]",
+		`{"nodes": [{"address": "192.0.2.1", "subnets": ["10.0.0.1"]}, {"address": "192.0.2.2", "subnets": ["10.0.0.1/32"]}]}`: "nodes[1].subnets[0]",
+		`{"nodes": [], "localAddresses": ["192.0.2.1", "192.0.2.2"]}`:                                                          "localAddresses[1]",
+		`{"nodes": [], "keys": [{"id": 0, ` + key + `}]}`:                                                                      "keys[0].id",
+		`{"nodes": [], "keys": [{"id": 1, ` + key + `}, {"id": 1, ` + key + `}]}`:                                              "keys[1].id",
+		`{"nodes": [], "keys": [{"id": 1, "key": "0011"}]}`:                                                                    "keys[0].key",
+	} {
+		_, err := Control().Compile(json.RawMessage(text))
+		var wrong *sdk.ConfigError
+		if !errors.As(err, &wrong) || wrong.Field != field {
+			t.Errorf("%s: %v, want an error at %s", text, err, field)
+		}
+	}
+}
+
+// A key is in no error, setting, report or printed value.
+func TestKeysAreNotTold(t *testing.T) {
+	for _, text := range []string{keyed, strings.Replace(keyed, testKey, testKey+"00", 1)} {
+		c, err := Control().Compile(json.RawMessage(text))
+		all := fmt.Sprintf("%v %+v %#v", err, err, err)
+		if err == nil {
+			tun := c.(*Tunnel)
+			settings, err := json.Marshal(tun.Settings())
+			all += fmt.Sprintf("%s %v %+v %v %#v", settings, err, tun.config.Keys, tun.config.Keys, tun.config.Keys)
+		}
+		if strings.Contains(all, testKey[:8]) {
+			t.Errorf("%s", all)
+		}
+	}
+}
+
+// instance is one of a virtual service, on a node.
+func instance(name, node string, addrs ...string) v1alpha1.VirtualInstance {
+	return v1alpha1.VirtualInstance{Name: name, Node: node, Addresses: addrs}
+}
+
+func virtual(name string, instances ...v1alpha1.VirtualInstance) sdk.VirtualService {
+	return sdk.VirtualService{Name: name, Spec: v1alpha1.VirtualServiceSpec{Instances: instances}}
+}
+
+// goes tells to which node the data plane sends a packet; "" if it leaves it alone.
+func (k *kernel) goes(dst string) string {
+	k.t.Helper()
+	src := "10.1.0.5"
+	if strings.Contains(dst, ":") {
+		src = "fd01::5"
+	}
+	ret, got := k.run(k.wrap, frame(ip(src, dst, 17, udpBody(9))), 0)
+	if ret != tcRedirect {
+		return ""
+	}
+	_, to := packet(got[14:]).addrs()
+	return to.String()
+}
+
+func (k *kernel) wantGoes(want map[string]string) {
+	k.t.Helper()
+	for dst, to := range want {
+		if got := k.goes(dst); got != to {
+			k.t.Errorf("%s goes to %q, want %q", dst, got, to)
+		}
+	}
+}
+
+// Instances of virtual services come, move and go without a new generation.
+func TestVirtualServices(t *testing.T) {
+	k := loadTunnel(t, `{"nodes": []}`)
+	k.wantGoes(map[string]string{"10.18.0.5": "", "fd18::5": ""})
+	k.tell(sdk.VirtualServiceUpdate{Put: []sdk.VirtualService{
+		virtual("web", instance("web-0", "192.0.2.9", "10.18.0.5", "fd18::5"), instance("web-1", "2001:db8::9", "10.18.0.6"), instance("web-2", "", "10.18.0.7")),
+		virtual("db", instance("db-0", "192.0.2.1", "10.18.0.8"))}})
+	k.wantGoes(map[string]string{"10.18.0.5": "192.0.2.9", "fd18::5": "192.0.2.9", "10.18.0.6": "2001:db8::9", "10.18.0.7": "", "10.18.0.8": ""})
+	k.tell(sdk.VirtualServiceUpdate{Put: []sdk.VirtualService{virtual("web", instance("web-0", "2001:db8::9", "10.18.0.5"))}})
+	k.wantGoes(map[string]string{"10.18.0.5": "2001:db8::9", "fd18::5": "", "10.18.0.6": ""})
+	k.tell(sdk.VirtualServiceUpdate{Reset: true})
+	k.wantGoes(map[string]string{"10.18.0.5": "2001:db8::9"})
+	k.tell(sdk.VirtualServiceUpdate{Complete: true})
+	k.wantGoes(map[string]string{"10.18.0.5": ""})
+}
+
+// A control plane that starts anew leaves what is in the maps in use until it has been told everything.
+func TestAdoptsAfterRestart(t *testing.T) {
+	k := loadTunnel(t, unkeyed)
+	k.tell(sdk.VirtualServiceUpdate{Put: []sdk.VirtualService{virtual("web", instance("web-0", "192.0.2.9", "10.18.0.5"))}})
+	k.Tunnel = compileConfig(t, unkeyed)
+	k.refresh(k.live)
+	k.wantGoes(map[string]string{"10.18.0.5": "192.0.2.9", "10.2.0.5": "192.0.2.2"})
+	k.tell(sdk.VirtualServiceUpdate{Reset: true, Complete: true})
+	k.wantGoes(map[string]string{"10.18.0.5": "", "10.2.0.5": "192.0.2.2"})
+	if err := k.Health(k.live); err != nil {
+		t.Error(err)
+	}
+}
+
+// Nodes that nobody needs lose their place, but not at once: another generation may be about to use it.
+func TestSweepFreesNodes(t *testing.T) {
+	k := loadTunnel(t, unkeyed)
+	k.tell(sdk.VirtualServiceUpdate{Put: []sdk.VirtualService{virtual("web", instance("web-0", "192.0.2.9", "10.18.0.5"))}})
+	k.tell(sdk.VirtualServiceUpdate{Remove: []string{"web"}})
+	for _, want := range []int{4, 3, 3} {
+		k.sweep(k.live)
+		report, err := k.report(k.live)
+		if err != nil || len(report.Nodes) != want {
+			t.Fatalf("%d nodes, %v; want %d", len(report.Nodes), err, want)
+		}
+	}
+	k.wantGoes(map[string]string{"10.2.0.5": "192.0.2.2"})
+}
+
+// Services that go are not delivered to any more, those that come are; a chain on the way in is not passed by.
+func TestInstances(t *testing.T) {
+	k := loadTunnel(t, unkeyed)
+	w := fromTo(wires["unkeyed"], "192.0.2.2")
+	inner := ip("10.2.0.7", "10.1.0.6", 17, udpBody(9))
+	if _, why := k.reason(k.unwrap, w.arrival(k, inner)); why != "not_local" {
+		t.Errorf("before it is there: %q", why)
+	}
+	api := sdk.Instance{Service: "api", Interface: "veth1", Ifindex: 79, MAC: "02:00:00:00:00:06", Addresses: []string{"10.1.0.6/24"}, Ingress: []string{"fw"}}
+	k.instances = append(k.instances, api)
+	k.InstanceChanged(k.live, api, true)
+	ret, got := k.run(k.unwrap, w.arrival(k, inner), 0)
+	if ret != tcRedirect || !slices.Equal(got[:6], []byte{2, 0, 0, 0, 0, 6}) {
+		t.Errorf("action %d, %x", ret, got[:12])
+	}
+	hosts := map[address]end{}
+	for _, i := range k.instances {
+		addServices(hosts, i)
+	}
+	if hosts[inner.to()].Flags != 0 || hosts[ip("10.2.0.7", "10.1.0.5", 17, udpBody(9)).to()].Flags != straight {
+		t.Errorf("%+v", hosts)
+	}
+	k.instances = k.instances[:2]
+	k.InstanceChanged(k.live, api, false)
+	if _, why := k.reason(k.unwrap, w.arrival(k, inner)); why != "not_local" {
+		t.Errorf("after it has gone: %q", why)
+	}
+	k.instances = k.instances[:1]
+	k.refresh(k.live)
+	if err := k.Health(k.live); err == nil {
+		t.Error("healthy without an underlay")
+	}
+	if ret, why := k.reason(k.wrap, frame(ip("10.1.0.5", "10.2.0.7", 17, udpBody(9)))); ret != tcShot || why != "kerb_8" {
+		t.Errorf("without an underlay: action %d %q", ret, why)
+	}
+}
+
+func (p packet) to() address {
+	_, dst := p.addrs()
+	return dst.As16()
+}
+
+func TestReportAndMetrics(t *testing.T) {
+	k := loadTunnel(t, keyed)
+	for range 3 {
+		k.run(k.wrap, frame(ip("10.1.0.5", "10.2.0.7", 17, udpBody(72))), 0)
+	}
+	w := fromTo(wires["keyed"], "192.0.2.2")
+	k.run(k.unwrap, w.arrival(k, ip("10.2.0.7", "10.1.0.5", 17, udpBody(72))), 0)
+	k.run(k.unwrap, w.arrival(k, ip("10.2.0.7", "10.1.0.77", 17, udpBody(72))), 0)
+	record := httptest.NewRecorder()
+	k.Handler(k.live).ServeHTTP(record, httptest.NewRequest("GET", "/nodes", nil))
+	var report Report
+	if err := json.Unmarshal(record.Body.Bytes(), &report); err != nil {
+		t.Fatal(err)
+	}
+	n := report.Nodes[1]
+	if want := (Stats{SentPackets: 3, SentBytes: 300, ReceivedPackets: 1, ReceivedBytes: 100, Errors: 1}); n.Stats != want || !report.Nodes[0].Local {
+		t.Errorf("%s", record.Body)
+	}
+	if n.Interface != "eth0" || n.Source != "192.0.2.1" || n.MTU != 1460 || !slices.Equal(report.Keys, []int{3, 4}) {
+		t.Errorf("%+v", n)
+	}
+	samples, err := k.Measure(k.live)
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := 0.0
+	for _, s := range samples {
+		if s.Labels["node"] == "192.0.2.2" && s.Labels["direction"] == "sent" && s.Name == "bytes_total" {
+			found = s.Value
+		}
+	}
+	if found != 300 {
+		t.Errorf("%+v", samples)
+	}
+}
+
+// The structures of both sides have the same layout.
+func TestLayouts(t *testing.T) {
+	p, err := built()
+	if err != nil {
+		t.Fatal(err)
+	}
+	spec, err := p.Spec(string(dataplane.TC))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, mine := range map[string]any{"tun_end": end{}, "tun_node": node{}, "tun_stats": Stats{}, "tun_key": macKey{}, "tun_prefix": prefix{}} {
+		var theirs *btf.Struct
+		if err := spec.Types.TypeByName(name, &theirs); err != nil {
+			t.Fatal(err)
+		}
+		typ := reflect.TypeOf(mine)
+		offsets := map[uint32]string{}
+		for _, m := range theirs.Members {
+			offsets[m.Offset.Bytes()] = m.Name
+		}
+		for i := range typ.NumField() {
+			if f := typ.Field(i); offsets[uint32(f.Offset)] == "" {
+				t.Errorf("%s: nothing begins where %s does", name, f.Name)
+			}
+		}
+		if typ.NumField() != len(theirs.Members) || uint32(typ.Size()) != theirs.Size {
+			t.Errorf("%s: %d fields in %d bytes, in C %d in %d", name, typ.NumField(), typ.Size(), len(theirs.Members), theirs.Size)
+		}
+	}
+	for name, want := range map[string]uint32{mapHosts: maxHosts, mapNodes: maxNodes, mapStats: maxNodes} {
+		if got := spec.Maps[name].MaxEntries; got != want {
+			t.Errorf("map %s has %d entries, want %d", name, got, want)
+		}
+	}
+}

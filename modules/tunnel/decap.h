@@ -1,0 +1,241 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* From the underlay to a service of this node. */
+#ifndef TUN_DECAP_H
+#define TUN_DECAP_H
+
+#include "segment.h"
+
+KERB_CONFIG(_Bool, decap_l3, 1); /* BPF_F_ADJ_ROOM_DECAP_L3_* (Linux 6.3) */
+
+#define TUN_PULL (ETH_HLEN + 60 + 60) /* IPv4 and TCP with all options */
+
+#define TUN_DECAP_L3_IPV4 (1ULL << 7) /* younger than the headers of Debian 12 */
+#define TUN_DECAP_L3_IPV6 (1ULL << 8)
+
+#define TUN_ECN	   3
+#define TUN_ECT1   1
+#define TUN_ECT0   2
+#define TUN_ECN_CE 3
+
+/* What is known of the outer packet once it is taken off. */
+struct tun_arrival {
+	struct in6_addr from;
+	struct tun_header header;
+	__u32 room; /* bytes that the outer packet has for the inner one */
+	__u64 mac;
+	__u8 tos;
+	__u8 version; /* of the inner packet */
+	__u8 via[6];  /* hardware address of this node */
+};
+
+/* Reads the tunnel's header. Returns 0, or the reason to drop. */
+static __always_inline int tun_read_header(struct kerb_pkt *pkt, struct tun_arrival *a)
+{
+	__u32 off = pkt->l4 + sizeof(struct udphdr);
+
+	if (kerb_load_bytes(pkt, off + TUN_HEADER_LEN, &a->version, 1))
+		return TUN_DROP_BAD_HEADER;
+	a->version >>= 4;
+	if (mode == TUN_MODE_OAKESTRA)
+		return 0;
+	if (kerb_load_bytes(pkt, off, &a->header, sizeof(a->header)))
+		return TUN_DROP_BAD_HEADER;
+	if (a->header.version_flags >> 4 != TUN_VERSION || a->header.version_flags & 0xf & ~TUN_F_KNOWN)
+		return TUN_DROP_BAD_HEADER;
+	if (a->header.network != bpf_htons(network))
+		return TUN_DROP_OTHER_NETWORK;
+	if (!keyed)
+		return a->header.version_flags & TUN_F_MAC || a->header.key ? TUN_DROP_UNKNOWN_KEY : 0;
+	if (!(a->header.version_flags & TUN_F_MAC))
+		return TUN_DROP_NO_MAC;
+	return kerb_load_bytes(pkt, off + sizeof(a->header), &a->mac, sizeof(a->mac)) ? TUN_DROP_BAD_HEADER : 0;
+}
+
+/* Takes the outer headers off; what is left is a frame with the inner packet. */
+static __always_inline int tun_pop(struct kerb_pkt *pkt, const struct tun_arrival *a)
+{
+	__s32 len = pkt->l4 - pkt->l3 + sizeof(struct udphdr) + TUN_HEADER_LEN;
+	__u64 l3 = a->version == 4 ? TUN_DECAP_L3_IPV4 : TUN_DECAP_L3_IPV6;
+	__be16 type = a->version == 4 ? bpf_htons(ETH_P_IP) : bpf_htons(ETH_P_IPV6);
+	int rc;
+
+	/* Such a kernel wants to see room for an IPv6 header, even if what is left is IPv4. What is padded is cut off again by IP. */
+	if (!decap_l3 && a->version == 4 && pkt->len - len < ETH_HLEN + sizeof(struct ipv6hdr))
+		bpf_skb_change_tail(pkt->ctx, pkt->len + sizeof(struct ipv6hdr) - sizeof(struct iphdr), 0);
+	rc = kerb_adjust_room(pkt, -len, BPF_F_ADJ_ROOM_FIXED_GSO | (decap_l3 ? l3 : 0));
+
+	if (rc || kerb_store_bytes(pkt, __builtin_offsetof(struct ethhdr, h_proto), &type, sizeof(type)))
+		return -EINVAL;
+	if (pkt->data + TUN_PULL > pkt->data_end) {
+		bpf_skb_pull_data(pkt->ctx, pkt->len < TUN_PULL ? pkt->len : TUN_PULL);
+		kerb_reload(pkt);
+	}
+	return kerb_reparse(pkt);
+}
+
+static __always_inline int tun_same(const struct in6_addr *a, const struct in6_addr *b)
+{
+	const __u32 *x = a->in6_u.u6_addr32, *y = b->in6_u.u6_addr32;
+
+	return !((x[0] ^ y[0]) | (x[1] ^ y[1]) | (x[2] ^ y[2]) | (x[3] ^ y[3]));
+}
+
+static __always_inline int tun_mac_is_right(struct tun_flow *f, const struct tun_arrival *a)
+{
+	__u32 id = a->header.key;
+	struct tun_key *key = bpf_map_lookup_elem(&keys, &id);
+
+	if (!key || !key->active)
+		return -ENOENT;
+	f->header = a->header;
+	return tun_mac(f, key) == a->mac;
+}
+
+/* Writes the ECN field of the inner packet. */
+static __always_inline int tun_set_ecn(struct kerb_pkt *pkt, __u8 ecn)
+{
+	struct iphdr *ip4 = kerb_ip4(pkt);
+	struct ipv6hdr *ip6;
+	__be16 word;
+
+	if (ip4) {
+		word = bpf_htons(0x4500 | ip4->tos);
+		ip4->tos = (ip4->tos & ~TUN_ECN) | ecn;
+		ip4->check = kerb_csum(ip4->check, kerb_diff16(word, bpf_htons(0x4500 | ip4->tos)));
+		return 0;
+	}
+	ip6 = kerb_ip6(pkt);
+	if (!ip6)
+		return -EINVAL;
+	word = *(__be16 *)ip6;
+	word = (word & bpf_htons(0xffcf)) | bpf_htons(ecn << 4);
+	return kerb_store_bytes(pkt, pkt->l3, &word, sizeof(word));
+}
+
+/* RFC 6040, 4.2: congestion on the way is the inner packet's, which must be able to say so. */
+static __always_inline int tun_ecn(struct kerb_pkt *pkt, __u8 outer, __u8 inner)
+{
+	outer &= TUN_ECN;
+	inner &= TUN_ECN;
+	if (outer == TUN_ECN_CE && inner != TUN_ECN_CE)
+		return inner ? tun_set_ecn(pkt, TUN_ECN_CE) : -EINVAL;
+	if (outer == TUN_ECT1 && inner == TUN_ECT0)
+		return tun_set_ecn(pkt, TUN_ECT1);
+	return 0;
+}
+
+/* Hands the packet to the service. */
+static __always_inline int tun_deliver(struct kerb_pkt *pkt, const struct tun_end *to, const __u8 *via, int straight)
+{
+	struct ethhdr *eth = kerb_at(pkt, 0, sizeof(*eth));
+
+	if (!eth)
+		return kerb_drop(pkt, KERB_DROP_MALFORMED);
+	__builtin_memcpy(eth->h_dest, to->mac, ETH_ALEN);
+	__builtin_memcpy(eth->h_source, via, ETH_ALEN);
+	return kerb_redirect(pkt, to->ifindex, straight && to->flags & TUN_PEER ? KERB_TO_PEER : 0);
+}
+
+/* Decides on an inner packet: who sent it, by the outer packet, and for whom it is. straight: the kernel knows that the
+ * packet's protocol may have changed with the headers. */
+static __always_inline int tun_receive(struct kerb_pkt *pkt, const struct tun_arrival *a, int straight)
+{
+	struct tun_flow f = {};
+	struct tun_end *from, *to;
+	struct tun_node *n;
+	struct tun_stats *s;
+	__u32 at;
+	int right;
+
+	if (!tun_read(pkt, &f))
+		return kerb_drop(pkt, TUN_DROP_BAD_INNER);
+	from = tun_find(&f.src);
+	if (!from || !from->node)
+		return kerb_drop(pkt, TUN_DROP_UNKNOWN_SOURCE);
+	at = from->node;
+	n = bpf_map_lookup_elem(&nodes, &at);
+	s = bpf_map_lookup_elem(&stats, &at);
+	if (!n || !s || n->self || !tun_same(&n->addr, &a->from))
+		return kerb_drop(pkt, TUN_DROP_UNKNOWN_SOURCE);
+	s->errors++; /* until all is well */
+	if (keyed && mode == TUN_MODE_KERB) {
+		right = tun_mac_is_right(&f, a);
+		if (right <= 0)
+			return kerb_drop(pkt, right ? TUN_DROP_UNKNOWN_KEY : TUN_DROP_BAD_MAC);
+	}
+	to = bpf_map_lookup_elem(&hosts, &f.dst);
+	if (!to || to->node || !to->ifindex)
+		return kerb_drop(pkt, TUN_DROP_NOT_LOCAL);
+	if (tun_ecn(pkt, a->tos, f.tos))
+		return kerb_drop(pkt, TUN_DROP_BAD_ECN);
+	if (n->mtu && tun_clamp(pkt, tun_mtu(n)))
+		return kerb_drop(pkt, KERB_DROP_NO_MEMORY);
+	s->errors--;
+	s->received_packets++;
+	s->received_bytes += tun_length(pkt);
+	return tun_deliver(pkt, to, a->via, straight);
+}
+
+/* UDP to our port at one of our addresses is the tunnel's, everything else is not. */
+static __always_inline int tun_from_underlay(struct kerb_pkt *pkt)
+{
+	struct tun_arrival a = {};
+	struct tun_flow f = {};
+	struct udphdr *udp;
+	struct ethhdr *eth;
+	int outer, why;
+
+	if (!tun_blur(pkt))
+		return KERB_NEXT;
+	outer = pkt->family;
+	udp = kerb_udp(pkt);
+	if (!udp || udp->dest != bpf_htons(port) || pkt->vlan || pkt->l3 != ETH_HLEN)
+		return KERB_NEXT;
+	a.room = bpf_ntohs(udp->len);
+	if (!tun_read(pkt, &f) || !bpf_map_lookup_elem(&own, &f.dst))
+		return KERB_NEXT;
+	if (pkt->flags & KERB_F_FRAG)
+		return kerb_drop(pkt, KERB_DROP_FRAGMENT);
+	if (a.room < sizeof(*udp) + TUN_HEADER_LEN + sizeof(struct iphdr))
+		return kerb_drop(pkt, TUN_DROP_BAD_HEADER);
+	a.room -= sizeof(*udp) + TUN_HEADER_LEN;
+	a.from = f.src;
+	a.tos = f.tos;
+	why = tun_read_header(pkt, &a);
+	if (why)
+		return kerb_drop(pkt, why);
+	eth = kerb_at(pkt, 0, sizeof(*eth));
+	if (!eth || (a.version != 4 && a.version != 6))
+		return kerb_drop(pkt, TUN_DROP_BAD_INNER);
+	__builtin_memcpy(a.via, eth->h_dest, ETH_ALEN);
+	if (tun_pop(pkt, &a) || !tun_blur(pkt))
+		return kerb_drop(pkt, TUN_DROP_BAD_INNER);
+	if (tun_length(pkt) > a.room && !kerb_ctx_field(pkt->ctx, gso_size))
+		return kerb_drop(pkt, TUN_DROP_BAD_INNER);
+	return tun_receive(pkt, &a, decap_l3 || outer == a.version);
+}
+
+/* The tunnel device has taken the headers off and tells whose they were. */
+static __always_inline int tun_from_device(struct kerb_pkt *pkt)
+{
+	struct tun_arrival a = {};
+	struct bpf_tunnel_key key = {};
+	struct ethhdr *eth = kerb_at(pkt, 0, sizeof(*eth));
+
+	if (!tun_blur(pkt) || !eth || !pkt->family)
+		return KERB_NEXT;
+	__builtin_memcpy(a.via, eth->h_dest, ETH_ALEN);
+	if (!bpf_skb_get_tunnel_key(pkt->ctx, &key, sizeof(key), 0))
+		a.from = tun_mapped(bpf_htonl(key.remote_ipv4));
+	else if (!bpf_skb_get_tunnel_key(pkt->ctx, &key, sizeof(key), BPF_F_TUNINFO_IPV6))
+		__builtin_memcpy(&a.from, key.remote_ipv6, sizeof(a.from));
+	else
+		return KERB_NEXT;
+	if (key.tunnel_id != network)
+		return kerb_drop(pkt, TUN_DROP_OTHER_NETWORK);
+	if (pkt->outcome)
+		return kerb_drop(pkt, TUN_DROP_BAD_INNER);
+	return tun_receive(pkt, &a, 1);
+}
+
+#endif

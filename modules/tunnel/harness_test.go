@@ -1,0 +1,225 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tunnel
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/rlimit"
+
+	"github.com/kerb-edge/kerb/internal/dataplane"
+	"github.com/kerb-edge/kerb/internal/pkgs"
+	"github.com/kerb-edge/kerb/sdk"
+)
+
+// built compiles the package once, beside the source tree. On the kernels of the matrix there is no compiler, but the objects
+// that were built before.
+var built = sync.OnceValues(func() (*pkgs.Package, error) {
+	if os.Getenv("KERB_MATRIX") != "" {
+		return pkgs.Open(".")
+	}
+	dir, err := os.MkdirTemp("", "tunnel-test-")
+	if err != nil {
+		return nil, err
+	}
+	defer os.RemoveAll(dir)
+	for _, pattern := range []string{"kerb.yaml", "*.h", "*.bpf.c"} {
+		files, err := filepath.Glob(pattern)
+		if err != nil {
+			return nil, err
+		}
+		for _, file := range files {
+			text, err := os.ReadFile(file)
+			if err != nil {
+				return nil, err
+			}
+			if err := os.WriteFile(filepath.Join(dir, file), text, 0o644); err != nil {
+				return nil, err
+			}
+		}
+	}
+	var out strings.Builder
+	if err := pkgs.Build(context.Background(), dir, pkgs.Options{Out: &out}); err != nil {
+		return nil, fmt.Errorf("%w\n%s", err, out.String())
+	}
+	return pkgs.Open(dir)
+})
+
+func needRoot(t testing.TB) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root for BPF")
+	}
+	if err := rlimit.RemoveMemlock(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func compileConfig(t testing.TB, text string) *Tunnel {
+	t.Helper()
+	c, err := Control().Compile(json.RawMessage(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c.(*Tunnel)
+}
+
+func module(t testing.TB, tun *Tunnel) dataplane.Module {
+	t.Helper()
+	p, err := built()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return dataplane.Module{
+		Name: "tun",
+		ID:   "0123456789",
+		Spec: func(h dataplane.Hook) (*ebpf.CollectionSpec, error) {
+			if !p.RunsOn(string(h)) {
+				return nil, nil
+			}
+			return p.Spec(string(h))
+		},
+		ConfigMaps: p.Maps.Config,
+		Settings:   tun.Settings(),
+		Fill:       tun.Fill,
+	}
+}
+
+// kernel is a tunnel loaded for both directions, but not attached. The instances are what the agent would tell of.
+type kernel struct {
+	*Tunnel
+	t             testing.TB
+	loaded        *dataplane.Loaded
+	wrap, unwrap  *ebpf.Program
+	live          sdk.Live
+	instances     []sdk.Instance
+	dropped, seen []uint64
+}
+
+// loopback is the interface of test runs.
+const loopback = 1
+
+// Interfaces of the instances; nothing is sent in test runs.
+const (
+	underlayIndex = 77
+	serviceIndex  = 78
+)
+
+var (
+	serviceMAC = "02:00:00:00:00:05"
+	service    = sdk.Instance{Service: "web", Interface: "veth0", Ifindex: serviceIndex, MAC: serviceMAC, MTU: 1500,
+		Addresses: []string{"10.1.0.5/24", "fd01::5/64"}}
+	underlay = sdk.Instance{Interface: "eth0", Ifindex: underlayIndex, MTU: 1500,
+		Addresses: []string{"192.0.2.1/24", "2001:db8::1/64", "fe80::1/64"}}
+)
+
+func loadTunnel(t testing.TB, config string) *kernel {
+	t.Helper()
+	needRoot(t)
+	tun := compileConfig(t, config)
+	mod := module(t, tun)
+	l, err := dataplane.Load(dataplane.OnTCIngress, dataplane.Egress, mod)
+	explain(t, err)
+	t.Cleanup(l.Close)
+	unwrap, err := l.Relink(dataplane.ChainSpec{Side: dataplane.OnTCIngress, Direction: dataplane.Ingress,
+		Members: []dataplane.Member{{Name: mod.Name, ID: mod.ID}}})
+	explain(t, err)
+	t.Cleanup(func() { unwrap.Close() })
+	k := &kernel{Tunnel: tun, t: t, loaded: l, wrap: l.Program, unwrap: unwrap, instances: []sdk.Instance{service, underlay}}
+	k.live = sdk.Live{Module: "tun", Maps: l.Maps[mod.Name], Interface: func() []sdk.Instance { return k.instances }}
+	k.tell(sdk.VirtualServiceUpdate{Reset: true, Complete: true})
+	return k
+}
+
+func (k *kernel) tell(update sdk.VirtualServiceUpdate) {
+	k.t.Helper()
+	if err := k.VirtualServices(k.live, update); err != nil {
+		k.t.Fatal(err)
+	}
+}
+
+func explain(t testing.TB, err error) {
+	t.Helper()
+	var rejected *dataplane.RejectedError
+	if errors.As(err, &rejected) {
+		log := rejected.Log
+		t.Fatalf("%v\n%s", err, log[max(0, len(log)-4000):])
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Actions of TC.
+const (
+	tcNext     = -1
+	tcShot     = 2
+	tcRedirect = 7
+)
+
+// skBuff is the head of struct __sk_buff (linux/bpf.h) as far as test runs take it.
+type skBuff struct {
+	_       [41]uint32
+	GSOSegs uint32
+	_       [2]uint32
+	GSOSize uint32
+	_       [3]uint32
+}
+
+// run passes a frame through a program. On some kernels the buffer must be larger than the result.
+func (k *kernel) run(p *ebpf.Program, frame []byte, gso uint32) (int32, []byte) {
+	k.t.Helper()
+	opts := &ebpf.RunOptions{Data: frame, DataOut: make([]byte, len(frame)+256)}
+	if gso != 0 {
+		opts.Context = skBuff{GSOSize: gso}
+	}
+	ret, err := p.Run(opts)
+	if err != nil {
+		k.t.Fatal(err)
+	}
+	return int32(ret), opts.DataOut
+}
+
+// reason runs a frame through and tells why it was dropped: "" if it was not.
+func (k *kernel) reason(p *ebpf.Program, frame []byte) (int32, string) {
+	k.t.Helper()
+	before := k.drops()
+	ret, _ := k.run(p, frame, 0)
+	for i, n := range k.drops() {
+		if n != before[i] {
+			return ret, reasonName(k.t, i)
+		}
+	}
+	return ret, ""
+}
+
+func (k *kernel) drops() []uint64 {
+	k.t.Helper()
+	d, err := k.loaded.Drops("tun")
+	if err != nil {
+		k.t.Fatal(err)
+	}
+	return d
+}
+
+func reasonName(t testing.TB, n int) string {
+	p, err := built()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, number := range p.DropReasons {
+		if number == n {
+			return name
+		}
+	}
+	return fmt.Sprintf("kerb_%d", n)
+}

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tunnel
+
+import (
+	"net"
+	"net/netip"
+)
+
+// Names of the maps in maps.h.
+const (
+	mapHosts    = "hosts"
+	mapPrefixes = "prefixes"
+	mapNodes    = "nodes"
+	mapStats    = "stats"
+	mapKeys     = "keys"
+	mapOwn      = "own"
+)
+
+// Sizes in maps.h.
+const (
+	maxHosts = 65536
+	maxNodes = 1024
+)
+
+// address mirrors struct in6_addr: 16 bytes, IPv4 as ::ffff:a.b.c.d.
+type address [16]byte
+
+func (a address) addr() netip.Addr { return netip.AddrFrom16(a).Unmap() }
+
+// straight says that nothing decides on packets to a service (TUN_PEER).
+const straight = 1 << 0
+
+// end mirrors struct tun_end.
+type end struct {
+	Node    uint32
+	Ifindex uint32
+	MAC     [6]byte
+	Flags   uint16
+}
+
+// node mirrors struct tun_node.
+type node struct {
+	Addr, Local  address
+	Ifindex, MTU uint32
+	Self         uint32
+}
+
+// Stats mirrors struct tun_stats.
+type Stats struct {
+	SentPackets     uint64 `json:"sentPackets"`
+	SentBytes       uint64 `json:"sentBytes"` // of inner packets
+	ReceivedPackets uint64 `json:"receivedPackets"`
+	ReceivedBytes   uint64 `json:"receivedBytes"`
+	TooBig          uint64 `json:"tooBig"` // sent packets that did not fit
+	Errors          uint64 `json:"errors"` // packets from this node that were dropped
+}
+
+func (s Stats) plus(o Stats) Stats {
+	return Stats{s.SentPackets + o.SentPackets, s.SentBytes + o.SentBytes, s.ReceivedPackets + o.ReceivedPackets,
+		s.ReceivedBytes + o.ReceivedBytes, s.TooBig + o.TooBig, s.Errors + o.Errors}
+}
+
+// macKey mirrors struct tun_key.
+type macKey struct {
+	K      [2]uint64
+	Active uint64
+}
+
+// prefix mirrors struct tun_prefix.
+type prefix struct {
+	Bits uint32
+	Addr address
+}
+
+func prefixOf(p netip.Prefix) prefix {
+	bits := p.Bits()
+	if p.Addr().Is4() {
+		bits += 96
+	}
+	return prefix{uint32(bits), p.Addr().As16()}
+}
+
+func macOf(text string) (out [6]byte) {
+	if mac, err := net.ParseMAC(text); err == nil && len(mac) == len(out) {
+		copy(out[:], mac)
+	}
+	return
+}

@@ -1,0 +1,129 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* What the control plane tells the data plane (maps.go mirrors it). An address is 16 bytes, IPv4 as ::ffff:a.b.c.d. */
+#ifndef TUN_MAPS_H
+#define TUN_MAPS_H
+
+#include <linux/in6.h>
+#include <kerb/module.h>
+
+#define TUN_HOSTS    65536
+#define TUN_PREFIXES 16384
+#define TUN_NODES    1024 /* place 0 stands for this node */
+#define TUN_KEYS     256
+#define TUN_OWN	     256
+
+#define TUN_PEER (1 << 0) /* nothing decides on packets to this service: they go straight into it */
+
+/* Where an address is. */
+struct tun_end {
+	__u32 node;    /* place in nodes; 0: a service of this node */
+	__u32 ifindex; /* a service's interface on the node's side */
+	__u8 mac[6];   /* of its other end */
+	__u16 flags;   /* TUN_* */
+};
+
+struct tun_node {
+	struct in6_addr addr;  /* on the underlay; 0: a free place */
+	struct in6_addr local; /* this node's address towards it */
+	__u32 ifindex;	       /* underlay interface, in mode device the tunnel device; 0: none has a way there */
+	__u32 mtu;	       /* of that interface */
+	__u32 self;	       /* it is this node: packets to its addresses are not ours */
+};
+
+struct tun_stats {
+	__u64 sent_packets, sent_bytes; /* bytes of inner packets */
+	__u64 received_packets, received_bytes;
+	__u64 too_big; /* sent packets that were answered or dropped for their size */
+	__u64 errors;  /* received packets that came from this node, and were dropped */
+};
+
+struct tun_key {
+	__u64 k[2];
+	__u64 active; /* 1: accepted */
+};
+
+struct tun_prefix {
+	__u32 bits;
+	struct in6_addr addr;
+};
+
+/* Single addresses: the services of this node, and instances of virtual services on others. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, TUN_HOSTS);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct in6_addr);
+	__type(value, struct tun_end);
+} hosts SEC(".maps");
+
+/* Subnets of other nodes. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
+	__uint(max_entries, TUN_PREFIXES);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct tun_prefix);
+	__type(value, struct tun_end);
+} prefixes SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, TUN_NODES);
+	__type(key, __u32);
+	__type(value, struct tun_node);
+} nodes SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, TUN_NODES);
+	__type(key, __u32);
+	__type(value, struct tun_stats);
+} stats SEC(".maps");
+
+/* By key id. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, TUN_KEYS);
+	__type(key, __u32);
+	__type(value, struct tun_key);
+} keys SEC(".maps");
+
+/* This node's addresses on the underlay. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, TUN_OWN);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct in6_addr);
+	__type(value, __u32);
+} own SEC(".maps");
+
+/* Mixes a zero that the verifier does not know into what the parser found. Else it would follow everything behind once for each
+ * of the hundred or so ways through the parser. Place 0 counts nothing. */
+static __always_inline int tun_blur(struct kerb_pkt *pkt)
+{
+	__u32 none = 0;
+	struct tun_stats *s = bpf_map_lookup_elem(&stats, &none);
+	__u64 zero;
+
+	if (!s)
+		return 0;
+	zero = *(const volatile __u64 *)&s->errors;
+	pkt->l3 ^= zero;
+	pkt->l4 ^= zero;
+	pkt->l4_len ^= zero;
+	pkt->family ^= zero;
+	pkt->proto ^= zero;
+	pkt->flags ^= zero;
+	pkt->outcome ^= zero;
+	return 1;
+}
+
+/* The exact address, else the longest prefix; NULL if nobody is known to have it. */
+static __always_inline struct tun_end *tun_find(const struct in6_addr *addr)
+{
+	struct tun_end *end = bpf_map_lookup_elem(&hosts, addr);
+	struct tun_prefix key = {.bits = 128, .addr = *addr};
+
+	return end ?: bpf_map_lookup_elem(&prefixes, &key);
+}
+
+#endif

@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tunnel
+
+import (
+	"encoding/json"
+	"net/http"
+	"net/netip"
+	"slices"
+
+	"github.com/kerb-edge/kerb/sdk"
+)
+
+// Node is a node as GET nodes tells of it.
+type Node struct {
+	Address   string         `json:"address"`
+	Subnets   []netip.Prefix `json:"subnets,omitempty"`   // of the configuration
+	Instances []netip.Addr   `json:"instances,omitempty"` // of virtual services
+	Interface string         `json:"interface,omitempty"` // by which it is reached; absent if it is not
+	Source    string         `json:"source,omitempty"`    // this node's address towards it
+	MTU       int            `json:"mtu,omitempty"`       // of inner packets
+	Local     bool           `json:"local,omitempty"`     // it is this node
+	Stats
+}
+
+// Report is the answer of GET nodes.
+type Report struct {
+	Mode      string `json:"mode"`
+	Port      uint16 `json:"port"`
+	Network   uint16 `json:"network"`
+	Keys      []int  `json:"keys,omitempty"` // ids; the first is sent with
+	Addresses int    `json:"addresses"`      // of services of this node
+	Nodes     []Node `json:"nodes"`
+}
+
+func (t *Tunnel) report(live sdk.Live) (*Report, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	c := t.config
+	out := &Report{Mode: c.Mode, Port: c.Port, Network: c.Network, Nodes: []Node{}}
+	for _, k := range c.Keys {
+		out.Keys = append(out.Keys, k.ID)
+	}
+	hosts := map[address]end{}
+	for _, i := range live.Interface() {
+		addServices(hosts, i)
+	}
+	out.Addresses = len(hosts)
+	places, err := readPlaces(live.Maps)
+	if err != nil {
+		return nil, err
+	}
+	locals := c.locals(links(live))
+	for at, n := range places.nodes {
+		if n.Addr == (address{}) {
+			continue
+		}
+		described, err := t.describe(live, uint32(at), n, places)
+		if err != nil {
+			return nil, err
+		}
+		described.Local = locals[n.Addr.addr()]
+		out.Nodes = append(out.Nodes, described)
+	}
+	return out, nil
+}
+
+func (t *Tunnel) describe(live sdk.Live, at uint32, n node, places *places) (Node, error) {
+	addr := n.Addr.addr()
+	out := Node{Address: addr.String()}
+	for _, p := range t.config.peers {
+		if p.addr == addr {
+			out.Subnets = p.subnets
+		}
+	}
+	for _, list := range t.virtual {
+		for _, r := range list {
+			if r.node == addr {
+				out.Instances = append(out.Instances, r.addr)
+			}
+		}
+	}
+	slices.SortFunc(out.Instances, netip.Addr.Compare)
+	for _, i := range live.Interface() {
+		if i.Ifindex == n.Ifindex {
+			out.Interface, out.MTU = i.Interface, int(n.MTU)-t.config.overhead(addr)
+		}
+	}
+	if n.Local != (address{}) {
+		out.Source = n.Local.addr().String()
+	}
+	var perCPU []Stats
+	if err := places.stats.Lookup(at, &perCPU); err != nil {
+		return out, err
+	}
+	for _, s := range perCPU {
+		out.Stats = out.Stats.plus(s)
+	}
+	return out, nil
+}
+
+// Handler serves GET nodes.
+func (t *Tunnel) Handler(live sdk.Live) http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /nodes", func(w http.ResponseWriter, _ *http.Request) {
+		report, err := t.report(live)
+		if err != nil {
+			w.Header().Set("Content-Type", "application/problem+json")
+			w.WriteHeader(http.StatusInternalServerError)
+			_ = json.NewEncoder(w).Encode(map[string]any{"title": "nodes are not readable", "status": 500, "detail": err.Error()})
+			return
+		}
+		w.Header().Set("Content-Type", "application/json")
+		_ = json.NewEncoder(w).Encode(report) // the reader has gone: nobody to tell
+	})
+	return mux
+}
+
+// Measure implements sdk.Measurer.
+func (t *Tunnel) Measure(live sdk.Live) ([]sdk.Sample, error) {
+	report, err := t.report(live)
+	if err != nil {
+		return nil, err
+	}
+	out := []sdk.Sample{
+		{Name: "nodes", Help: "Nodes that are known.", Value: float64(len(report.Nodes))},
+		{Name: "local_addresses", Help: "Addresses of services of this node.", Value: float64(report.Addresses)},
+	}
+	for _, n := range report.Nodes {
+		for _, s := range []struct {
+			name, help, direction string
+			value                 uint64
+		}{
+			{"packets_total", "Packets to and from a node.", "sent", n.SentPackets},
+			{"packets_total", "Packets to and from a node.", "received", n.ReceivedPackets},
+			{"bytes_total", "Bytes of inner packets to and from a node.", "sent", n.SentBytes},
+			{"bytes_total", "Bytes of inner packets to and from a node.", "received", n.ReceivedBytes},
+			{"errors_total", "Packets that were not carried: too big to be sent, or not right when received.", "sent", n.TooBig},
+			{"errors_total", "Packets that were not carried: too big to be sent, or not right when received.", "received", n.Errors},
+		} {
+			out = append(out, sdk.Sample{Name: s.name, Help: s.help, Counter: true, Value: float64(s.value),
+				Labels: map[string]string{"node": n.Address, "direction": s.direction}})
+		}
+	}
+	return out, nil
+}

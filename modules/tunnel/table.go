@@ -1,0 +1,317 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tunnel
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/kerb-edge/kerb/sdk"
+)
+
+// remote is an address on another node.
+type remote struct{ addr, node netip.Addr }
+
+func remotes(service sdk.VirtualService) (out []remote) {
+	for _, i := range service.Spec.Instances {
+		node, err := netip.ParseAddr(i.Node)
+		if err != nil {
+			continue // on this node
+		}
+		for _, text := range i.Addresses {
+			if addr, err := netip.ParseAddr(text); err == nil {
+				out = append(out, remote{addr, node})
+			}
+		}
+	}
+	return
+}
+
+// link is an interface of the node that the tunnel is attached to.
+type link struct {
+	sdk.Instance
+	addrs []netip.Prefix
+}
+
+func links(live sdk.Live) (out []link) {
+	for _, i := range live.Interface() {
+		if i.Service == "" {
+			out = append(out, link{i, parsePrefixes(i.Addresses)})
+		}
+	}
+	return
+}
+
+func parsePrefixes(texts []string) (out []netip.Prefix) {
+	for _, text := range texts {
+		if p, err := netip.ParsePrefix(text); err == nil {
+			out = append(out, p)
+		}
+	}
+	return
+}
+
+// locals are this node's addresses on the underlay.
+func (c *config) locals(all []link) map[netip.Addr]bool {
+	out := map[netip.Addr]bool{}
+	for _, addr := range c.local {
+		out[addr] = true
+	}
+	for _, l := range all {
+		for _, p := range l.addrs {
+			out[p.Addr()] = true
+		}
+	}
+	return out
+}
+
+// way is how a node is reached: by the interface with an address in its network, else by the first one.
+func (c *config) way(to netip.Addr, all []link) node {
+	n := node{Addr: to.As16()}
+	if c.locals(all)[to] {
+		n.Self = 1
+		return n
+	}
+	if len(all) == 0 {
+		return n
+	}
+	at := max(0, slices.IndexFunc(all, func(l link) bool {
+		return slices.ContainsFunc(l.addrs, func(p netip.Prefix) bool { return p.Contains(to) })
+	}))
+	local := c.source(to, all[at].addrs)
+	if !local.IsValid() && c.Mode != modeDevice {
+		return n
+	}
+	n.Ifindex, n.MTU = all[at].Ifindex, uint32(max(all[at].MTU, 1280))
+	if c.MTU != 0 {
+		n.MTU = uint32(c.MTU)
+	}
+	if local.IsValid() {
+		n.Local = local.As16()
+	}
+	return n
+}
+
+// source is this node's address for packets to another: the one of the configuration, else one in the same network, else any
+// with the same scope.
+func (c *config) source(to netip.Addr, addrs []netip.Prefix) (out netip.Addr) {
+	for _, addr := range c.local {
+		if addr.Is4() == to.Is4() {
+			return addr
+		}
+	}
+	for _, p := range addrs {
+		switch {
+		case p.Addr().Is4() != to.Is4() || p.Addr().IsLinkLocalUnicast() != to.IsLinkLocalUnicast():
+		case p.Contains(to):
+			return p.Addr()
+		case !out.IsValid():
+			out = p.Addr()
+		}
+	}
+	return
+}
+
+// apply brings the tables up to date. What a node is comes before what points to it.
+func (t *Tunnel) apply(live sdk.Live) error {
+	all := links(live)
+	locals := t.config.locals(all)
+	places, err := readPlaces(live.Maps)
+	if err != nil {
+		return err
+	}
+	hosts := map[address]end{}
+	for _, list := range t.virtual {
+		for _, r := range list {
+			if locals[r.node] {
+				continue
+			}
+			at, err := places.take(r.node)
+			if err != nil {
+				return err
+			}
+			hosts[r.addr.As16()] = end{Node: at}
+		}
+	}
+	for _, i := range live.Interface() {
+		addServices(hosts, i)
+	}
+	for at, n := range places.nodes {
+		if n.Addr == (address{}) {
+			continue
+		}
+		if err := places.set(uint32(at), t.config.way(n.Addr.addr(), all)); err != nil {
+			return err
+		}
+	}
+	if err := syncOwn(live.Maps, locals); err != nil {
+		return err
+	}
+	return t.syncHosts(live.Maps, hosts)
+}
+
+// addServices adds the addresses of a service of this node.
+func addServices(hosts map[address]end, i sdk.Instance) {
+	if i.Service == "" {
+		return
+	}
+	e := end{Ifindex: i.Ifindex, MAC: macOf(i.MAC)}
+	if len(i.Ingress) == 0 {
+		e.Flags |= straight
+	}
+	for _, p := range parsePrefixes(i.Addresses) {
+		if !p.Addr().IsLinkLocalUnicast() {
+			hosts[p.Addr().As16()] = e
+		}
+	}
+}
+
+func syncOwn(maps sdk.Maps, locals map[netip.Addr]bool) error {
+	want := map[address]uint32{}
+	for addr := range locals {
+		want[addr.As16()] = 1
+	}
+	return align(maps, mapOwn, want, func(uint32) bool { return true })
+}
+
+// syncHosts writes the addresses. After a restart those of virtual services stay until all services have been told.
+func (t *Tunnel) syncHosts(maps sdk.Maps, want map[address]end) error {
+	if len(want) > maxHosts {
+		return fmt.Errorf("%d addresses, and there is room for %d", len(want), maxHosts)
+	}
+	return align(maps, mapHosts, want, func(e end) bool { return e.Node == 0 || t.complete })
+}
+
+// align makes a hash map hold what is wanted; remove tells which of the other entries go.
+func align[V comparable](maps sdk.Maps, name string, want map[address]V, remove func(V) bool) error {
+	m, err := maps.Get(name)
+	if err != nil {
+		return err
+	}
+	have := map[address]V{}
+	var key address
+	var value V
+	all := m.Iterate()
+	for all.Next(&key, &value) {
+		have[key] = value
+	}
+	if err := all.Err(); err != nil {
+		return fmt.Errorf("read map %s: %w", name, err)
+	}
+	for key, old := range have {
+		if _, stays := want[key]; stays || !remove(old) {
+			continue
+		}
+		if err := m.Delete(key); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			return fmt.Errorf("delete from map %s: %w", name, err)
+		}
+	}
+	for key, value := range want {
+		if old, there := have[key]; there && old == value {
+			continue
+		}
+		if err := m.Put(key, value); err != nil {
+			return fmt.Errorf("write map %s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+// places are the nodes with their places in the map.
+type places struct {
+	nodes *[maxNodes]node
+	m     *ebpf.Map
+	stats *ebpf.Map
+}
+
+func readPlaces(maps sdk.Maps) (*places, error) {
+	m, err := maps.Get(mapNodes)
+	if err != nil {
+		return nil, err
+	}
+	stats, err := maps.Get(mapStats)
+	if err != nil {
+		return nil, err
+	}
+	p := &places{&[maxNodes]node{}, m, stats}
+	for at := range p.nodes {
+		if err := m.Lookup(uint32(at), &p.nodes[at]); err != nil {
+			return nil, fmt.Errorf("read map %s: %w", mapNodes, err)
+		}
+	}
+	return p, nil
+}
+
+// take finds the place of a node, or gives it one.
+func (p *places) take(addr netip.Addr) (uint32, error) {
+	free := 0
+	for at := 1; at < maxNodes; at++ {
+		switch p.nodes[at].Addr {
+		case address(addr.As16()):
+			return uint32(at), nil
+		case address{}:
+			if free == 0 {
+				free = at
+			}
+		}
+	}
+	if free == 0 {
+		return 0, fmt.Errorf("no room for node %s: there are %d already", addr, maxNodes-1)
+	}
+	if err := p.stats.Put(uint32(free), make([]Stats, ebpf.MustPossibleCPU())); err != nil {
+		return 0, fmt.Errorf("reset counters: %w", err)
+	}
+	return uint32(free), p.set(uint32(free), node{Addr: addr.As16()})
+}
+
+// set writes a node that has changed.
+func (p *places) set(at uint32, n node) error {
+	if p.nodes[at] == n {
+		return nil
+	}
+	if err := p.m.Put(at, n); err != nil {
+		return fmt.Errorf("write map %s: %w", mapNodes, err)
+	}
+	p.nodes[at] = n
+	return nil
+}
+
+// sweep frees the places of nodes that nothing points to now nor did the last time: a generation that is only being filled
+// keeps its own.
+func (t *Tunnel) sweep(live sdk.Live) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if !t.complete {
+		return
+	}
+	needed := map[netip.Addr]bool{}
+	for _, p := range t.config.peers {
+		needed[p.addr] = true
+	}
+	for _, list := range t.virtual {
+		for _, r := range list {
+			needed[r.node] = true
+		}
+	}
+	places, err := readPlaces(live.Maps)
+	if err != nil {
+		t.problem = err
+		return
+	}
+	gone := map[uint32]bool{}
+	for i, n := range places.nodes {
+		at := uint32(i)
+		if n.Addr == (address{}) || needed[n.Addr.addr()] {
+			continue
+		}
+		gone[at] = true
+		if t.gone[at] {
+			t.problem = errors.Join(t.problem, places.set(at, node{}))
+		}
+	}
+	t.gone = gone
+}
