@@ -4,18 +4,23 @@
 #define RSP_APPS_GEN_H
 
 #include "apps/echo/echo.h"
+#include "apps/speedlimit/speedlimit.h"
 
 /* Applications that some listener uses; the code of others is removed before the program is loaded. */
 KERB_CONFIG(_Bool, use_echo, 1);
+KERB_CONFIG(_Bool, use_speedlimit, 1);
 
 enum rsp_app {
 	RSP_APP_ECHO = 0,
+	RSP_APP_SPEEDLIMIT = 1,
 };
 
 static __always_inline int rsp_app_check(struct rsp_request *r)
 {
 	if (use_echo && r->listener->app == RSP_APP_ECHO)
 		return echo_check(r);
+	if (use_speedlimit && r->listener->app == RSP_APP_SPEEDLIMIT)
+		return speedlimit_check(r);
 	return RSP_PASS;
 }
 
@@ -23,6 +28,8 @@ static __always_inline int rsp_app_answer(struct rsp_request *r)
 {
 	if (use_echo && r->listener->app == RSP_APP_ECHO)
 		return echo_answer(r);
+	if (use_speedlimit && r->listener->app == RSP_APP_SPEEDLIMIT)
+		return speedlimit_answer(r);
 	return -1;
 }
 

@@ -1,21 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package app is what an application of the responder is in user space. Its directory apps/<name> holds a Go package with
-// func App() app.App beside <name>.h; `go generate` lists both.
+// Package app is what an application of the responder is in user space. Its directory apps/<name> holds a Go package of that
+// name with func App() app.App beside <name>.h; `go generate` lists both.
 package app
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
-	"time"
+	"net/http"
 
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// App turns the config of a listener into what the data plane needs.
+// App turns the config of its listeners into what the data plane needs. What else it can do is told by the optional
+// interfaces below; all of them get the listeners of this application in the order of the config.
 type App interface {
-	// Compile checks a listener. It has no effect. Errors are *sdk.ConfigError, with fields such as mode.
+	// Compile checks one listener. It has no effect. Errors are *sdk.ConfigError, with fields such as mode.
 	Compile(l Listener) (Service, error)
 }
 
@@ -23,10 +25,10 @@ type App interface {
 type Listener struct {
 	Name   string
 	Port   uint16
-	Config json.RawMessage // the properties that are not every listener's
+	Config json.RawMessage // an object with the properties that are not every listener's
 }
 
-// Decode reads the config over defaults that are in to; unknown properties are refused.
+// Decode reads the config over the defaults in to; unknown properties are refused.
 func (l Listener) Decode(to any) error {
 	dec := json.NewDecoder(bytes.NewReader(l.Config))
 	dec.DisallowUnknownFields()
@@ -36,42 +38,58 @@ func (l Listener) Decode(to any) error {
 	return nil
 }
 
-// Words is how many words of config the data plane has for an application.
+// Words is how many words of config the data plane has for a listener's application.
 const Words = 8
 
 // Shape is what the data plane knows of a listener beside its address.
 type Shape struct {
 	MinRequest, MaxRequest uint16        // bytes of payload; others pass
 	Config                 [Words]uint32 // struct rsp_listener's config
-	Reasons                []string      // names of the application's reasons to pass, at most 8
 }
 
-// Service is a listener, compiled. Its state is the elements number slot of the application's maps.
+// Service is a listener, compiled.
 type Service interface {
 	Shape() Shape
-	// Fill prepares the maps of a new generation, as sdk.Compiled.Fill. fresh: the slot is new, its state has to be cleared;
-	// else it is that of the running generation and has to stay.
-	Fill(maps sdk.Maps, slot uint32, fresh bool) error
 }
 
-// Settler is a Service with settings. Of the same constant of two listeners the larger number, or true, counts, and of the
-// same map the sum of the sizes.
+// Placed is a listener with its place in maps: the elements number Slot of the application's maps are its state.
+type Placed struct {
+	Name    string
+	Port    uint16
+	Slot    uint32
+	Fresh   bool // in Fill: the slot was another's or nobody's, its state has to be cleared; else it has to stay
+	Service Service
+}
+
+// Settler is an App with settings beside its shapes.
 type Settler interface {
-	Settings() sdk.Settings
+	Settings(all []Service) sdk.Settings
 }
 
-// Stateful is a Service with a state to be read, in JSON, and told of by the events of the module.
+// Filler is an App with maps to be filled, as sdk.Compiled.Fill.
+type Filler interface {
+	Fill(maps sdk.Maps, all []Placed) error
+}
+
+// Live is what an App works with while packets meet its listeners.
+type Live struct {
+	Maps sdk.Maps
+	All  []Placed
+	// Watch sends the slots of listeners whose state has changed (rsp_changed), each once for as long as it is not received,
+	// until ctx ends. When something is received, what was counted up to then can be read.
+	Watch func(ctx context.Context) <-chan uint32
+}
+
+// Runner is an App with background work. Run returns when ctx ends.
+type Runner interface {
+	Run(ctx context.Context, live Live)
+}
+
+// Stateful is an App whose listeners have a state to be read, as JSON: by GET state, and by GET events when it changes.
 type Stateful interface {
-	State(maps sdk.Maps, slot uint32) (any, error)
+	State(maps sdk.Maps, p Placed) (any, error)
 	// SetState takes over what is given of a state. Errors in it are *sdk.ConfigError.
-	SetState(maps sdk.Maps, slot uint32, state json.RawMessage) error
-}
-
-// Updater is a Service with something to compute from its state: called first, at each interval, and where that is 0 when the
-// state has changed.
-type Updater interface {
-	Update(maps sdk.Maps, slot uint32) error
-	Interval() time.Duration
+	SetState(maps sdk.Maps, p Placed, state json.RawMessage) error
 }
 
 // Value is something that can be set while the module runs: kerb module set NAME LISTENER/KEY=VALUE.
@@ -84,14 +102,19 @@ type Value struct {
 // ErrNoValue is what a Valuer returns for a key that it does not have.
 var ErrNoValue = errors.New("no such value")
 
-// Valuer is a Service with values.
+// Valuer is an App with values.
 type Valuer interface {
-	Values(maps sdk.Maps, slot uint32) ([]Value, error)
+	Values(maps sdk.Maps, p Placed) ([]Value, error)
 	// SetValue sets one. body is what was sent: {"value": "..."} and whatever else the application knows.
-	SetValue(maps sdk.Maps, slot uint32, key string, body json.RawMessage) error
+	SetValue(maps sdk.Maps, p Placed, key string, body json.RawMessage) error
 }
 
-// Measurer is a Service with metrics of its own; a label listener is added.
-type Measurer interface {
-	Measure(maps sdk.Maps, slot uint32) ([]sdk.Sample, error)
+// Handler is an App with routes of its own, served under apps/<name>/ of the module's.
+type Handler interface {
+	Handler(live Live) http.Handler
+}
+
+// Namer is an App with names for its reasons to pass, from 0 on; at most 8.
+type Namer interface {
+	Reasons() []string
 }
