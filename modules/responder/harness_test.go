@@ -17,6 +17,7 @@ import (
 
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/pkgs"
+	"github.com/kerb-edge/kerb/modules/responder/app"
 	"github.com/kerb-edge/kerb/modules/responder/apps/speedlimit"
 	"github.com/kerb-edge/kerb/sdk"
 )
@@ -215,3 +216,8 @@ func (k *kernel) state(name string) any {
 
 // cars of a speed limit.
 func (k *kernel) cars(name string) int64 { return k.state(name).(speedlimit.State).Cars }
+
+type (
+	appPlaced  = app.Placed
+	rawMessage = json.RawMessage
+)
