@@ -27,7 +27,9 @@ type Module struct {
 
 // NewModule is the module of that name on the agent's socket, and a listener of it.
 func NewModule(socket, name, listener string) *Module {
-	dial := func(ctx context.Context, _, _ string) (net.Conn, error) { return (&net.Dialer{}).DialContext(ctx, "unix", socket) }
+	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, "unix", socket)
+	}
 	return &Module{base: "http://kerb/v1/modules/" + url.PathEscape(name) + "/", listener: listener,
 		http: &http.Client{Transport: &http.Transport{DialContext: dial}}}
 }
