@@ -262,10 +262,11 @@ func testLive(s *stage) {
 	}
 }
 
-// Requests with a VLAN tag, which on TC is not among the packet's bytes, get replies with it.
+// Requests with a VLAN tag, which here is not among the packet's bytes, get replies with it. Native XDP cannot: a veth hands the
+// tag over beside the frame.
 func TestVLAN(t *testing.T) {
 	const tag = 0x6005 // priority 3, VLAN 5
-	for _, kind := range []string{native, generic, tc} {
+	for _, kind := range []string{generic, tc} {
 		t.Run(kind, func(t *testing.T) {
 			s := build(t, kind, roadConfig)
 			socket := s.packetSocket()
