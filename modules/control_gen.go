@@ -8,15 +8,17 @@ import (
 	"github.com/kerb-edge/kerb/modules/counter"
 	"github.com/kerb-edge/kerb/modules/firewall"
 	"github.com/kerb-edge/kerb/modules/proxy"
+	"github.com/kerb-edge/kerb/modules/responder"
 	"github.com/kerb-edge/kerb/modules/tunnel"
 	"github.com/kerb-edge/kerb/sdk"
 )
 
 func controls() map[string]sdk.Control {
 	return map[string]sdk.Control{
-		"counter":  counter.Control(),
-		"firewall": firewall.Control(),
-		"proxy":    proxy.Control(),
-		"tunnel":   tunnel.Control(),
+		"counter":   counter.Control(),
+		"firewall":  firewall.Control(),
+		"proxy":     proxy.Control(),
+		"responder": responder.Control(),
+		"tunnel":    tunnel.Control(),
 	}
 }
