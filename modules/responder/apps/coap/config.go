@@ -87,11 +87,11 @@ func (d *duration) UnmarshalJSON(text []byte) error {
 
 // Resource of a listener.
 type resource struct {
-	path   []byte // as in a request
-	name   string // as people write it
-	format int    // -1: none
-	maxAge uint32
-	value  []byte // of the config; nil: none
+	path    []byte // as in a request
+	name    string // as people write it
+	format  int    // -1: none
+	maxAge  uint32
+	initial []byte // value of the config; nil: none
 }
 
 // Listener is a compiled Config.
@@ -148,8 +148,8 @@ func (l *Listener) addResource(c *ResourceConfig) error {
 		return fmt.Errorf("maxAge: %w", err)
 	}
 	if c.Value != nil {
-		if r.value = []byte(*c.Value); len(r.value) > MaxValue {
-			return errValueLength(len(r.value))
+		if r.initial = []byte(*c.Value); len(r.initial) > MaxValue {
+			return errValueLength(len(r.initial))
 		}
 	}
 	l.byPath[string(r.path)] = len(l.resources)

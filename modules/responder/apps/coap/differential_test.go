@@ -61,14 +61,10 @@ func compare(t *testing.T, d *device, r *rand.Rand, n int) {
 	verdicts := map[Verdict]int{}
 	for i := range n {
 		if r.IntN(30) == 0 {
-			d.setRandom(g)
+			d.setRandom(t, g)
 		}
-		from := pick(g, "192.0.2.1:1000", "192.0.2.1:1001", "192.0.2.2:1000", "[2001:db8::1]:1000", "[2001:db8::2]:1000")
-		to := "198.51.100.1:5683"
-		if from[0] == '[' {
-			to = "[2001:db8:1::1]:5683"
-		}
-		verdicts[d.check(t, i, netip.MustParseAddrPort(from), netip.MustParseAddrPort(to), g.datagram())]++
+		from := netip.MustParseAddrPort(pick(g, "192.0.2.1:1000", "192.0.2.1:1001", "192.0.2.2:1000", "[2001:db8::1]:1000", "[2001:db8::2]:1000"))
+		verdicts[d.check(t, i, from, serverOf(from), g.datagram())]++
 		if t.Failed() {
 			return
 		}
@@ -111,17 +107,17 @@ func (m *Model) clone() *Model {
 func (v Verdict) String() string { return [...]string{"pass", "reply", "ignore"}[v] }
 
 // setRandom changes or takes away a random value.
-func (d *device) setRandom(g *generator) {
-	path := string(encodePath(pick(g, g.paths...)))
+func (d *device) setRandom(t *testing.T, g *generator) {
+	path := formatPath(pick(g, g.paths...))
 	size := pick(g, 0, 1, 2, 5, 15, 16, 17, 63, 64, 65, 200, 1023, 1024)
 	switch g.IntN(6) {
 	case 0:
-		d.set(path, nil, 0)
+		d.set(t, path, nil, 0)
 	case 1:
-		d.set(path, g.bytes(size), time.Duration(1+g.IntN(3))*100*time.Millisecond)
+		d.set(t, path, g.bytes(size), time.Duration(1+g.IntN(3))*100*time.Millisecond)
 	case 2:
-		d.set(path, g.bytes(size), time.Duration(1+g.IntN(100000))*time.Second)
+		d.set(t, path, g.bytes(size), time.Duration(1+g.IntN(100000))*time.Second)
 	default:
-		d.set(path, []byte(fmt.Sprint(g.IntN(100))), 0)
+		d.set(t, path, fmt.Append(nil, g.IntN(100)), 0)
 	}
 }
