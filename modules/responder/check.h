@@ -50,6 +50,19 @@ static __always_inline int rsp_count(__u32 slot, __u32 outcome, int verdict)
 	return verdict;
 }
 
+/* Whose a slot is; the control plane's alone, kept here so that it survives with the counters. */
+struct rsp_owner {
+	__u64 name; /* hash of the listener's application and name, 0: free */
+	__u64 fill; /* number of the last configuration that had it */
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, RSP_SLOTS);
+	__type(key, __u32);
+	__type(value, struct rsp_owner);
+} owners SEC(".maps");
+
 /* Bits by port, host byte order. */
 struct rsp_ports {
 	__u64 zero;		/* always: see blur */

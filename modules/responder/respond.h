@@ -119,7 +119,6 @@ struct rsp_event {
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, RSP_SLOTS);
-	__uint(map_flags, BPF_F_MMAPABLE); /* armed from user space without a system call */
 	__type(key, __u32);
 	__type(value, struct rsp_feed);
 } feeds SEC(".maps");

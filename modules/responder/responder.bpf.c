@@ -52,7 +52,7 @@ static __always_inline int is_linear(struct kerb_pkt *pkt, __u32 end)
 static __always_inline int options_harmless(const struct kerb_pkt *pkt)
 {
 #ifndef KERB_HOOK_XDP
-	if (pkt->l3 != ETH_HLEN)
+	if (rsp_blurred(pkt->l3) != ETH_HLEN)
 		return 0;
 #endif
 	return pkt->family == 4 ? rsp_ip4_options_harmless(pkt) : rsp_ip6_extensions_harmless(pkt);

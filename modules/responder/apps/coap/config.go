@@ -3,12 +3,12 @@
 package coap
 
 import (
-	"bytes"
 	"encoding/json"
 	"fmt"
 	"strconv"
 	"time"
 
+	"github.com/kerb-edge/kerb/modules/responder/app"
 	"github.com/kerb-edge/kerb/sdk"
 )
 
@@ -28,7 +28,7 @@ type Config struct {
 	// Hosts that a request may name in Uri-Host; one that names another goes on to the server.
 	Hosts []string `json:"hosts"`
 	// Duplicates of a message get the answer of the first; false: they are answered like new requests.
-	Duplicates *bool `json:"duplicates"`
+	Duplicates bool `json:"duplicates"`
 }
 
 // ResourceConfig is a path that is answered.
@@ -96,21 +96,19 @@ type resource struct {
 
 // Listener is a compiled Config.
 type Listener struct {
-	resources  []resource
-	byPath     map[string]int
+	resources  []*resource
+	byPath     map[string]*resource
 	hosts      []string
 	duplicates bool
 }
 
-// Compile checks the config of a listener. Errors are *sdk.ConfigError, with fields relative to the listener.
-func Compile(raw json.RawMessage) (*Listener, error) {
-	var c Config
-	dec := json.NewDecoder(bytes.NewReader(raw))
-	dec.DisallowUnknownFields()
-	if err := dec.Decode(&c); err != nil {
-		return nil, &sdk.ConfigError{Field: "resources", Reason: err.Error()}
+// compile checks a listener's config. Errors are *sdk.ConfigError.
+func compile(in app.Listener) (*Listener, error) {
+	c := Config{Duplicates: true}
+	if err := in.Decode(&c); err != nil {
+		return nil, err
 	}
-	l := &Listener{byPath: map[string]int{}, duplicates: c.Duplicates == nil || *c.Duplicates}
+	l := &Listener{byPath: map[string]*resource{}, duplicates: c.Duplicates}
 	if len(c.Resources) == 0 || len(c.Resources) > MaxResources {
 		return nil, &sdk.ConfigError{Field: "resources", Reason: fmt.Sprintf("%d of them; must be 1 to %d", len(c.Resources), MaxResources)}
 	}
@@ -136,7 +134,7 @@ func (l *Listener) addResource(c *ResourceConfig) error {
 	if err != nil {
 		return fmt.Errorf("path %q: %w", c.Path, err)
 	}
-	r := resource{path: encodePath(segments), name: formatPath(segments), format: int(c.ContentFormat) - 1}
+	r := &resource{path: encodePath(segments), name: formatPath(segments), format: int(c.ContentFormat) - 1}
 	if _, twice := l.byPath[string(r.path)]; twice {
 		return fmt.Errorf("path %q is there twice", c.Path)
 	}
@@ -152,7 +150,7 @@ func (l *Listener) addResource(c *ResourceConfig) error {
 			return errValueLength(len(r.initial))
 		}
 	}
-	l.byPath[string(r.path)] = len(l.resources)
+	l.byPath[string(r.path)] = r
 	l.resources = append(l.resources, r)
 	return nil
 }

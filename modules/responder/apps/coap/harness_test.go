@@ -20,6 +20,7 @@ import (
 
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/pkgs"
+	"github.com/kerb-edge/kerb/modules/responder/app"
 	"github.com/kerb-edge/kerb/sdk"
 )
 
@@ -84,7 +85,6 @@ type device struct {
 	loaded   *dataplane.Loaded
 	maps     sdk.Maps
 	listener *Listener
-	values   *Values
 	model    *Model
 }
 
@@ -95,7 +95,7 @@ type listenerConfig struct {
 	MinRequest, MaxRequest, MaxReply uint16
 	TotalRate                        uint32
 	SourceCost, SourceBurst          uint64
-	Config                           [8]uint32
+	Config                           [app.Words]uint32
 }
 
 const maxReply = 1232
@@ -116,17 +116,19 @@ func load(t testing.TB, h hook, config any) *device {
 	if err != nil {
 		t.Fatal(err)
 	}
-	d := &device{hook: h, values: &Values{}}
-	if d.listener, err = Compile(raw); err != nil {
+	d := &device{hook: h}
+	if d.listener, err = compile(app.Listener{Name: "coap", Port: port, Config: raw}); err != nil {
 		t.Fatal(err)
 	}
-	listeners := []Placed{{d.listener, "coap", slot}}
-	settings := Settings(listeners)
-	settings.Constants["use_coap"], settings.Constants["use_echo"] = true, false
+	settings := coap{}.Settings([]app.Service{d.listener})
+	settings.Constants["limit_sources"], settings.Constants["limit_total"] = false, false
+	for _, other := range []string{"echo", "speedlimit"} {
+		settings.Constants["use_"+other] = false
+	}
 	d.loaded, err = dataplane.Load(h.side, dataplane.Ingress, dataplane.Module{
 		Name: "coap", ID: "c0a9c0a9", ConfigMaps: p.Maps.Config, Settings: settings,
 		Spec: func(h dataplane.Hook) (*ebpf.CollectionSpec, error) { return p.Spec(string(h)) },
-		Fill: func(maps sdk.Maps) error { return errors.Join(d.fill(maps), d.values.Fill(maps, listeners)) },
+		Fill: func(maps sdk.Maps) error { return errors.Join(d.fill(maps), coap{}.Fill(maps, d.placed())) },
 	})
 	var rejected *dataplane.RejectedError
 	if errors.As(err, &rejected) {
@@ -137,20 +139,17 @@ func load(t testing.TB, h hook, config any) *device {
 	}
 	t.Cleanup(d.loaded.Close)
 	d.maps = d.loaded.Maps["coap"]
-	if err := d.values.Start(d.maps, listeners); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(d.values.Stop)
 	d.model = &Model{Hosts: map[string]bool{}, Resources: map[string]*Resource{}, MaxReply: maxReply, Duplicates: d.listener.duplicates}
 	for _, host := range d.listener.hosts {
 		d.model.Hosts[host] = true
 	}
-	for i := range d.listener.resources {
-		r := &d.listener.resources[i]
+	for _, r := range d.listener.resources {
 		d.model.Resources[string(r.path)] = &Resource{now: r.value(nil)}
 	}
 	return d
 }
+
+func (d *device) placed() []app.Placed { return []app.Placed{{Name: "coap", Port: port, Slot: slot, Service: d.listener}} }
 
 var serverAddrs = []string{"198.51.100.1", "2001:db8:1::1"}
 
@@ -159,7 +158,7 @@ func (d *device) fill(maps sdk.Maps) error {
 	ports := make([]byte, 8+2*8192)
 	binary.NativeEndian.PutUint32(ports[8+port/32*4:], 1<<(port%32))
 	l := listenerConfig{Slot: slot, MinRequest: 1, MaxRequest: 1472, MaxReply: maxReply}
-	copy(l.Config[:], d.listener.Words())
+	l.Config = d.listener.Shape().Config
 	err := maps["ports"].Put(uint32(0), ports)
 	for _, text := range serverAddrs {
 		addr := netip.MustParseAddr(text)
@@ -217,15 +216,19 @@ func (d *device) set(t testing.TB, path string, data []byte, lease time.Duration
 	if err != nil {
 		t.Fatal(err)
 	}
-	if data == nil {
-		err = d.values.Unset("", path)
-	} else {
-		err = d.values.Set("", path, data, lease)
+	key := string(encodePath(segments))
+	r := d.listener.byPath[key]
+	var s *setting
+	if data != nil {
+		s = newSetting(data, lease)
 	}
+	table, err := openTable(d.maps)
 	if err != nil {
 		t.Fatal(err)
 	}
-	key := string(encodePath(segments))
-	i := d.listener.byPath[key]
-	d.model.Resources[key].Set(d.listener.resources[i].value(d.values.set[place{"coap", key}]))
+	defer table.close()
+	if err := table.set(newName(slot, 0, r.path), r, s); err != nil {
+		t.Fatal(err)
+	}
+	d.model.Resources[key].Set(r.value(s))
 }

@@ -36,6 +36,38 @@ func sinceBoot() time.Duration {
 	return time.Duration(ts.Nano())
 }
 
+// setting mirrors struct coap_setting: a value that was set at run time.
+type setting struct {
+	Expires uint64
+	Len     uint64
+	Data    [MaxValue]byte
+}
+
+// newSetting makes one of at most MaxValue bytes. lease is how long it is fresh; 0: for ever.
+func newSetting(data []byte, lease time.Duration) *setting {
+	s := &setting{}
+	s.Len = uint64(copy(s.Data[:], data))
+	if lease > 0 {
+		s.Expires = uint64(sinceBoot() + lease)
+	}
+	return s
+}
+
+// value of a resource: what was set, or else what its config says. nil: none.
+func (r *resource) value(s *setting) *Value {
+	if s != nil {
+		return newValue(s.Data[:s.Len], r.format, r.maxAge, time.Duration(s.Expires))
+	}
+	if r.initial != nil {
+		return newValue(r.initial, r.format, r.maxAge, 0)
+	}
+	return nil
+}
+
+func (v *Value) equals(o *Value) bool {
+	return v == o || v != nil && o != nil && v.ETag == o.ETag && v.MaxAge == o.MaxAge && v.Expires == o.Expires
+}
+
 // kernelValue mirrors struct coap_value.
 type kernelValue struct {
 	ETag      [8]byte

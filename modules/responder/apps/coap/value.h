@@ -27,7 +27,7 @@ struct coap_value {
 	__u8 data[COAP_MAX_VALUE];
 };
 
-/* All three are as large as the config needs. */
+/* These three are as large as the config needs. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 1);
@@ -49,6 +49,22 @@ struct {
 	__type(key, __u32); /* number of the resource * 2 + place */
 	__type(value, struct coap_value);
 } coap_values SEC(".maps");
+
+/* What was set while the module runs. User space's alone, kept here so that it outlives changes of the config and the control
+ * plane. */
+struct coap_setting {
+	__u64 expires; /* as above */
+	__u64 len;
+	__u8 data[COAP_MAX_VALUE];
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 2048);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct coap_name);
+	__type(value, struct coap_setting);
+} coap_set SEC(".maps");
 
 static __always_inline struct coap_value *coap_value(__u32 resource, __u32 version)
 {
