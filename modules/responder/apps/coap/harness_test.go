@@ -149,7 +149,9 @@ func load(t testing.TB, h hook, config any) *device {
 	return d
 }
 
-func (d *device) placed() []app.Placed { return []app.Placed{{Name: "coap", Port: port, Slot: slot, Service: d.listener}} }
+func (d *device) placed() []app.Placed {
+	return []app.Placed{{Name: "coap", Port: port, Slot: slot, Service: d.listener}}
+}
 
 var serverAddrs = []string{"198.51.100.1", "2001:db8:1::1"}
 
