@@ -20,15 +20,15 @@ type ifreqData struct {
 	_    [16]byte
 }
 
-// setOffload switches an offload (unix.ETHTOOL_S...) of an interface in the
-// namespace of the calling thread.
-func setOffload(name string, cmd uint32, on bool) error {
+// setTxChecksum switches checksum offload of an interface in the namespace of
+// the calling thread.
+func setTxChecksum(name string, on bool) error {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return err
 	}
 	defer unix.Close(fd)
-	value := ethtoolValue{cmd: cmd}
+	value := ethtoolValue{cmd: unix.ETHTOOL_STXCSUM}
 	if on {
 		value.data = 1
 	}
@@ -37,7 +37,7 @@ func setOffload(name string, cmd uint32, on bool) error {
 	_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), unix.SIOCETHTOOL, uintptr(unsafe.Pointer(&req)))
 	runtime.KeepAlive(&value)
 	if errno != 0 {
-		return fmt.Errorf("offload %#x of %s: %w", cmd, name, errno)
+		return fmt.Errorf("tx checksum of %s: %w", name, errno)
 	}
 	return nil
 }

@@ -12,7 +12,6 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sync/errgroup"
-	"golang.org/x/sys/unix"
 )
 
 // HostOptions shape a host. The zero value is a bridged host with automatic
@@ -30,9 +29,6 @@ type HostOptions struct {
 	// TxChecksumOff makes the host compute checksums itself, so that packets
 	// look the way they would leave a machine.
 	TxChecksumOff bool
-	// GRO makes the host's interface poll (NAPI), without which a veth takes
-	// nothing that an XDP program on the node's side sends back (XDP_TX).
-	GRO bool
 }
 
 // hostInterface is the inner end of every host's veth.
@@ -208,12 +204,7 @@ func (h *Host) configureInner() error {
 	}
 	h.mac = link.Attrs().HardwareAddr
 	if h.opts.TxChecksumOff {
-		if err := h.Do(func() error { return setOffload(hostInterface, unix.ETHTOOL_STXCSUM, false) }); err != nil {
-			return err
-		}
-	}
-	if h.opts.GRO {
-		if err := h.Do(func() error { return setOffload(hostInterface, unix.ETHTOOL_SGRO, true) }); err != nil {
+		if err := h.Do(func() error { return setTxChecksum(hostInterface, false) }); err != nil {
 			return err
 		}
 	}

