@@ -67,10 +67,13 @@ func (c *contender) raise() error {
 	case "user":
 		c.serveBy("server", "plain")
 		if c.protocol == "tcp" {
-			c.serveBy("stream", "epoll")
+			c.serveBy("stream", "sleep")
 		}
 	case "user-best":
 		c.serveBy("server", "sleep", "poll", "spin")
+		if c.protocol == "tcp" {
+			c.serveBy("stream", "sleep", "spin")
+		}
 	case "afxdp":
 		c.serveBy("afxdp", "sleep", "spin")
 		c.device = true
@@ -150,11 +153,10 @@ func (c *contender) attachStream() error {
 		return err
 	}
 	c.sockets = bpf.Maps["sockets"]
-	for name, at := range map[string]ebpf.AttachType{"length": ebpf.AttachSkSKBStreamParser, "verdict": ebpf.AttachSkSKBStreamVerdict} {
-		err := link.RawAttachProgram(link.RawAttachProgramOptions{Target: c.sockets.FD(), Program: bpf.Programs[name], Attach: at})
-		if err != nil {
-			return fmt.Errorf("%w: %s: %w", errLeftOut, name, err)
-		}
+	err = link.RawAttachProgram(link.RawAttachProgramOptions{
+		Target: c.sockets.FD(), Program: bpf.Programs["verdict"], Attach: ebpf.AttachSkSKBVerdict})
+	if err != nil {
+		return fmt.Errorf("%w: verdict on sockets: %w", errLeftOut, err)
 	}
 	return nil
 }

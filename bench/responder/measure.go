@@ -194,16 +194,13 @@ func (e *experiment) cost(c *contender, flows int) (us float64, err error) {
 }
 
 // measureTCP asks twice: for the times, and for the cost, since what looks for idle time keeps the CPUs awake.
-func (e *experiment) measureTCP(c *contender, connections int) (samples []bench.Sample, err error) {
-	err = c.serving(c.variant, func() error {
-		a, err := e.ask(c, "ask", connections, 0)
-		if err != nil {
-			return err
-		}
-		strained, err := e.ask(c, "strain", connections, 0)
-		samples = append(rtt(a), bench.Sample{Metric: "cpu", Stat: "p50", Unit: "us per request",
-			Value: strained.Taken * 1e6 / float64(strained.Answered)})
-		return err
-	})
-	return samples, err
+func (e *experiment) measureTCP(c *contender, connections int) ([]bench.Sample, error) {
+	samples, err := e.measureTimes(c, connections)
+	if err != nil {
+		return nil, err
+	}
+	var a answerTo
+	err = c.serving(c.sleeping(), func() (err error) { a, err = e.ask(c, "strain", connections, 0); return err })
+	return append(samples, bench.Sample{Metric: "cpu", Stat: "p50", Unit: "us per request",
+		Value: a.Taken * 1e6 / float64(a.Answered)}), err
 }

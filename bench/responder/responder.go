@@ -79,7 +79,7 @@ func (e *experiment) family(name string) family {
 	case "offered":
 		f.measure = e.measureOffered
 	case "tcp":
-		f.protocol, f.configs, f.measure = "tcp", []string{"user", "sockmap"}, e.measureTCP
+		f.protocol, f.configs, f.measure = "tcp", []string{"user", "user-best", "sockmap"}, e.measureTCP
 	}
 	return f
 }

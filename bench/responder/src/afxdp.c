@@ -214,6 +214,7 @@ int main(int argc, char **argv)
 {
 	if (argc != 5)
 		return 2;
+	hurry();
 	coap = !strcmp(argv[2], "coap");
 	pin(parse_cpus(argv[4]).list[0]);
 	open_socket(argv[3]);

@@ -125,7 +125,7 @@ static int ask_once(int fd, struct asker *a, bool timed)
 	size_t size = ask(coap, a->number++, out);
 	int64_t before = now();
 
-	if (send(fd, out, size, 0) < 0)
+	if (send(fd, out, size, MSG_NOSIGNAL) < 0)
 		return -1;
 	ssize_t n = recv(fd, in, tcp ? size : sizeof(in), tcp ? MSG_WAITALL : 0); /* over TCP all is of one size */
 	int64_t after = now();
@@ -351,6 +351,7 @@ int main(int argc, char **argv)
 {
 	if (argc != 10)
 		return 2;
+	hurry();
 	coap = !strcmp(argv[2], "coap");
 	tcp = !strcmp(argv[2], "tcp");
 	server.sin_port = htons(atoi(argv[4]));

@@ -128,6 +128,7 @@ int main(int argc, char **argv)
 {
 	if (argc != 5)
 		return 2;
+	hurry();
 	struct cpus cpus = parse_cpus(argv[4]);
 
 	coap = !strcmp(argv[2], "coap");

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The speed limit over TCP: a server with epoll, the best plain structure for many connections. As `sockmap` it also puts
- * every accepted connection into the map that its starter leaves as descriptor 3, whose programs answer before this
+/* The speed limit over TCP: a server with epoll that sleeps, or spins, until something comes. As `sockmap` it also puts every
+ * accepted connection into the map that its starter leaves as descriptor 3, whose programs answer before this
  * process is woken; it then only sees what they pass on. */
 #define _GNU_SOURCE
+#include <errno.h>
 #include <linux/bpf.h>
 #include <netinet/tcp.h>
 #include <sys/epoll.h>
@@ -57,6 +58,8 @@ static void answer_all(int fd)
 	size_t replies = 0, done = 0;
 	ssize_t n = recv(fd, in + pending[fd].n, BUFFER - pending[fd].n, 0);
 
+	if (n < 0 && errno == EAGAIN) /* woken for what was answered meanwhile */
+		return;
 	if (n <= 0) {
 		close(fd);
 		return;
@@ -70,7 +73,7 @@ static void answer_all(int fd)
 		close(fd);
 }
 
-/* stream epoll|sockmap PORT CPUS */
+/* stream sleep|spin|sockmap PORT CPUS */
 int main(int argc, char **argv)
 {
 	if (argc != 4)
@@ -79,6 +82,7 @@ int main(int argc, char **argv)
 	struct epoll_event ready[EVENTS];
 	int one = 1, listener = socket(AF_INET, SOCK_STREAM, 0), events = epoll_create1(0);
 
+	hurry();
 	pin(parse_cpus(argv[3]).list[0]);
 	if (setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one)) || bind(listener, (void *)&at, sizeof(at)) ||
 	    listen(listener, CONNECTIONS) ||
@@ -87,7 +91,7 @@ int main(int argc, char **argv)
 	puts("ready");
 	fflush(stdout);
 	for (;;) {
-		int n = epoll_wait(events, ready, EVENTS, -1);
+		int n = epoll_wait(events, ready, EVENTS, strcmp(argv[1], "spin") ? -1 : 0);
 
 		for (int i = 0; i < n; i++) {
 			if (ready[i].data.fd == listener)
