@@ -69,18 +69,22 @@ func (p *place) joinByRouter(client *netlab.Host, opts netlab.HostOptions, t *to
 
 // steer sets receive packet steering, which sysfs alone knows, and that of the namespace it was mounted in.
 func steer(ns *netlab.Namespace, nic string, cpus []int) error {
-	mask := 0
-	for _, cpu := range cpus {
-		if cpu < 32 { // one word of the mask is plenty
-			mask |= 1 << cpu
-		}
-	}
-	script := fmt.Sprintf("mount -t sysfs sysfs /sys && echo %x >/sys/class/net/%s/queues/rx-0/rps_cpus", mask, nic)
+	script := fmt.Sprintf("mount -t sysfs sysfs /sys && echo %x >/sys/class/net/%s/queues/rx-0/rps_cpus", mask(cpus), nic)
 	out, err := ns.Command(context.Background(), "unshare", "--mount", "sh", "-c", script).CombinedOutput()
 	if err != nil {
 		return fmt.Errorf("receive packet steering on %s: %w: %s", nic, err, out)
 	}
 	return nil
+}
+
+// mask is of the first 32 CPUs: one word, and more than one receive queue needs.
+func mask(cpus []int) (m uint32) {
+	for _, cpu := range cpus {
+		if cpu < 32 {
+			m |= 1 << cpu
+		}
+	}
+	return m
 }
 
 func (p *place) close() error { return p.lab.Close() }

@@ -3,8 +3,10 @@
 
 #include <pthread.h>
 #include <sched.h>
+#include <stdint.h>
 #include <stdlib.h>
-#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 /* A list of CPUs as text: "0,2". */
 struct cpus {
@@ -31,9 +33,21 @@ static inline void pin(int cpu)
 		die("pin");
 }
 
-/* hurry puts this process and what it starts before the machine's other work, which is not what is measured. */
+/* struct sched_attr (linux/sched/types.h), which glibc knows from 2.41 on. */
+struct attributes {
+	uint32_t size, policy;
+	uint64_t flags;
+	int32_t nice;
+	uint32_t priority;
+	uint64_t runtime, deadline, period;
+};
+
+/* hurry puts this process and what it starts before the machine's other work, which is not what is measured: by weight, and
+ * by the slice, shorter than others' (Linux 6.12), that has them give way the moment it wakes. */
 static inline void hurry(void)
 {
-	if (setpriority(PRIO_PROCESS, 0, -20))
+	struct attributes a = { .size = sizeof(a), .nice = -20, .runtime = 100000 };
+
+	if (syscall(SYS_sched_setattr, 0, &a, 0))
 		die("priority");
 }
