@@ -20,7 +20,7 @@
 #include "wire.h"
 #include "cpu.h"
 
-enum { MAP_FD = 3, FRAME = 2048, RING = 1024, FRAMES = 2 * RING, BATCH = 64, HEADERS = 14 + 20 + 8 };
+enum { MAP_FD = 3, FRAME = 2048, RING = 4096, FRAMES = RING, BATCH = 64, HEADERS = 14 + 20 + 8 };
 
 struct ring {
 	uint32_t *producer, *consumer, *flags;
@@ -113,7 +113,7 @@ static void open_socket(const char *device)
 			die("bind");
 		usleep(1000);
 	}
-	for (int i = 0; i < RING; i++)
+	for (int i = 0; i < FRAMES; i++)
 		give((uint64_t)i * FRAME);
 	join_map();
 }

@@ -14,7 +14,7 @@
 #include "histogram.h"
 
 enum { BATCH = 32, RECEIVE_BUFFER = 16 << 20, STACK = 64 << 10 };
-enum { TIMEOUT_MS = 2000, DRAIN_NS = 100000000, COST_BATCH = 8, GAP_NS = 250, WARM_NS = 5000000 };
+enum { TIMEOUT_MS = 2000, DRAIN_NS = 50000000, COST_BATCH = 8, GAP_NS = 250, WARM_NS = 5000000 };
 
 static bool coap, tcp;
 static struct sockaddr_in server = { .sin_family = AF_INET };

@@ -9,7 +9,7 @@
 #include "wire.h"
 #include "cpu.h"
 
-enum { BATCH = 64, RECEIVE_BUFFER = 64 << 20, BUSY_POLL_US = 50 };
+enum { BATCH = 64, BUFFER = 4 << 20, BUSY_POLL_US = 50 };
 
 static bool coap;
 static int port, wait_flag;
@@ -52,7 +52,7 @@ struct batch {
 
 static void tune(int fd)
 {
-	int buffer = RECEIVE_BUFFER, us = BUSY_POLL_US;
+	int buffer = BUFFER, us = BUSY_POLL_US;
 
 	if (setsockopt(fd, SOL_SOCKET, SO_RCVBUFFORCE, &buffer, sizeof(buffer)) ||
 	    setsockopt(fd, SOL_SOCKET, SO_SNDBUFFORCE, &buffer, sizeof(buffer)) ||
