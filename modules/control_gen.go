@@ -7,12 +7,14 @@ package modules
 import (
 	"github.com/kerb-edge/kerb/modules/counter"
 	"github.com/kerb-edge/kerb/modules/firewall"
+	"github.com/kerb-edge/kerb/modules/responder"
 	"github.com/kerb-edge/kerb/sdk"
 )
 
 func controls() map[string]sdk.Control {
 	return map[string]sdk.Control{
-		"counter":  counter.Control(),
-		"firewall": firewall.Control(),
+		"counter":   counter.Control(),
+		"firewall":  firewall.Control(),
+		"responder": responder.Control(),
 	}
 }

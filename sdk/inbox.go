@@ -16,14 +16,16 @@ import (
 )
 
 const (
-	maxDescriptors = 253 // SCM_MAX_FD
+	maxDescriptors = 253  // SCM_MAX_FD
+	maxClosed      = 1000 // ifindexes in a message
 	maxMessage     = 64 << 10
 	mapsWait       = 5 * time.Second
 )
 
-// inbox receives the maps of generations.
+// inbox receives the maps of generations, and packet sockets.
 type inbox struct {
-	conn *net.UnixConn
+	conn    *net.UnixConn
+	packets *injectors
 
 	mu      sync.Mutex
 	maps    map[string]Maps
@@ -32,17 +34,23 @@ type inbox struct {
 }
 
 func newInbox(conn *net.UnixConn) *inbox {
-	return &inbox{conn: conn, maps: map[string]Maps{}, arrived: make(chan struct{})}
+	return &inbox{conn: conn, packets: newInjectors(), maps: map[string]Maps{}, arrived: make(chan struct{})}
 }
 
 // run receives until the other side closes.
 func (b *inbox) run() {
 	for {
-		message, maps, err := receiveMaps(b.conn)
+		message, fds, err := receiveMessage(b.conn)
+		var maps Maps
+		if err == nil && message.Generation != "" {
+			maps, err = openMaps(message.Maps, fds)
+		} else if err == nil {
+			err = b.takePackets(message, fds)
+		}
 		b.mu.Lock()
 		if err != nil {
 			b.err = err
-		} else {
+		} else if message.Generation != "" {
 			closeMaps(b.maps[message.Generation])
 			b.maps[message.Generation] = maps
 		}
@@ -93,6 +101,7 @@ func (b *inbox) close() {
 		closeMaps(maps)
 	}
 	b.maps = map[string]Maps{}
+	b.packets.close()
 }
 
 func closeMaps(maps Maps) {
@@ -112,6 +121,44 @@ func SendMaps(conn *net.UnixConn, generation string, maps Maps) error {
 	if len(fds) > maxDescriptors {
 		return fmt.Errorf("%d maps; at most %d can be handed over", len(fds), maxDescriptors)
 	}
+	return sendMessage(conn, message, fds)
+}
+
+// takePackets takes packet sockets over, after those that go have gone: an ifindex may be used again.
+func (b *inbox) takePackets(message MapsMessage, fds []int) error {
+	for _, ifindex := range message.Closed {
+		b.packets.remove(ifindex)
+	}
+	if len(message.Inject) != len(fds) {
+		closeAll(fds)
+		return fmt.Errorf("%d interfaces for %d packet sockets", len(message.Inject), len(fds))
+	}
+	for i, ifindex := range message.Inject {
+		b.packets.put(ifindex, fds[i])
+	}
+	return nil
+}
+
+// SendPackets sends packet sockets, which stay the caller's, by ifindex, and tells which ones are to be closed before.
+func SendPackets(conn *net.UnixConn, sockets map[uint32]int, closed []uint32) error {
+	for {
+		message := MapsMessage{Closed: closed[:min(len(closed), maxClosed)]}
+		closed = closed[len(message.Closed):]
+		var fds []int
+		for ifindex, fd := range sockets {
+			if len(fds) == maxDescriptors || len(closed) > 0 {
+				break
+			}
+			message.Inject, fds = append(message.Inject, ifindex), append(fds, fd)
+			delete(sockets, ifindex)
+		}
+		if err := sendMessage(conn, message, fds); err != nil || len(sockets)+len(closed) == 0 {
+			return err
+		}
+	}
+}
+
+func sendMessage(conn *net.UnixConn, message MapsMessage, fds []int) error {
 	data, err := json.Marshal(message)
 	if err != nil {
 		return err
@@ -124,7 +171,7 @@ func SendMaps(conn *net.UnixConn, generation string, maps Maps) error {
 	return err
 }
 
-func receiveMaps(conn *net.UnixConn) (MapsMessage, Maps, error) {
+func receiveMessage(conn *net.UnixConn) (MapsMessage, []int, error) {
 	data, rights := make([]byte, maxMessage), make([]byte, unix.CmsgSpace(4*maxDescriptors))
 	var message MapsMessage
 	n, rn, _, _, err := conn.ReadMsgUnix(data, rights)
@@ -135,33 +182,43 @@ func receiveMaps(conn *net.UnixConn) (MapsMessage, Maps, error) {
 		return message, nil, errors.New("the agent has closed the connection")
 	}
 	fds, err := descriptors(rights[:rn])
+	if err == nil {
+		err = json.Unmarshal(data[:n], &message)
+	}
 	if err != nil {
+		closeAll(fds)
 		return message, nil, err
 	}
+	return message, fds, nil
+}
+
+func closeAll(fds []int) {
+	for _, fd := range fds {
+		unix.Close(fd)
+	}
+}
+
+// openMaps makes maps of descriptors, all of which are taken, so that none leaks.
+func openMaps(names []string, fds []int) (Maps, error) {
+	if len(names) != len(fds) {
+		closeAll(fds)
+		return nil, fmt.Errorf("%d names for %d maps", len(names), len(fds))
+	}
 	maps := Maps{}
-	for _, fd := range fds { // all are taken, so that none leaks
+	var err error
+	for i, fd := range fds {
 		m, mapErr := ebpf.NewMapFromFD(fd)
 		if mapErr != nil {
 			err = errors.Join(err, mapErr)
 			continue
 		}
-		maps[fmt.Sprint(len(maps))] = m
-	}
-	if err == nil {
-		err = json.Unmarshal(data[:n], &message)
-	}
-	if err == nil && len(message.Maps) != len(fds) {
-		err = fmt.Errorf("%d names for %d maps", len(message.Maps), len(fds))
+		maps[names[i]] = m
 	}
 	if err != nil {
 		closeMaps(maps)
-		return message, nil, err
+		return nil, err
 	}
-	named := Maps{}
-	for i, name := range message.Maps {
-		named[name] = maps[fmt.Sprint(i)]
-	}
-	return message, named, nil
+	return maps, nil
 }
 
 func descriptors(control []byte) ([]int, error) {

@@ -11,12 +11,14 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"net/netip"
+	"slices"
 
 	"github.com/cilium/ebpf"
 )
 
 // Control is the control plane of a package. Compile is its only duty; what else it can do is told by the optional
-// interfaces Handler, Runner, Measurer and HealthChecker on the Compiled it returns.
+// interfaces Handler, Runner, Measurer, HealthChecker, VirtualServiceUser and InstanceFollower on the Compiled it returns.
 type Control interface {
 	// Compile checks config (already valid by the manifest's schema) and works out what the data plane needs. It has no
 	// effect. Errors that the operator can mend are *ConfigError.
@@ -69,6 +71,16 @@ type Live struct {
 	Module    string            // name of the module
 	Maps      Maps              // borrowed: not to be closed
 	Interface func() []Instance // attach points now
+
+	// Want asks for the virtual service of an address. The answer comes by VirtualServiceUser: a virtual service with it, or
+	// the address in Unknown. It does not wait; an address that is wanted already is not asked for twice.
+	Want func(addr netip.Addr)
+	// Idle tells that nobody uses a dynamic virtual service any more.
+	Idle func(name string)
+	// Inject sends a frame, with its Ethernet header, as if the service behind an interface had sent it: it goes through the
+	// whole chain. Needs inject: true in the manifest. Checksums of TCP and UDP are completed, since a service may leave them
+	// to its interface. Errors: ErrNoInject; ErrTooLong for more than the interface's MTU.
+	Inject func(ifindex uint32, frame []byte) error
 }
 
 // Instance is an attach point as control planes see it.
@@ -76,6 +88,18 @@ type Instance struct {
 	Service   string `json:"service,omitempty"` // empty for an interface of the node
 	Interface string `json:"interface"`
 	Ifindex   uint32 `json:"ifindex"`
+	// Addresses are those of the interface inside the service, with prefix length; for one of the node its own.
+	Addresses []string `json:"addresses,omitempty"`
+	MAC       string   `json:"mac,omitempty"` // of the interface inside the service; for one of the node its own
+	MTU       int      `json:"mtu,omitempty"` // bytes; the smaller one of both ends
+	// Ingress are the modules that packets to the service meet on TC, in order.
+	Ingress []string `json:"ingress,omitempty"`
+}
+
+// Equal tells whether nothing has changed.
+func (i Instance) Equal(o Instance) bool {
+	return i.Service == o.Service && i.Interface == o.Interface && i.Ifindex == o.Ifindex && i.MAC == o.MAC && i.MTU == o.MTU &&
+		slices.Equal(i.Addresses, o.Addresses) && slices.Equal(i.Ingress, o.Ingress)
 }
 
 // Handler is a Compiled with routes of its own, served under /v1/modules/<name>/.

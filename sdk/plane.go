@@ -3,11 +3,13 @@
 package sdk
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/http"
 	"slices"
@@ -21,6 +23,7 @@ type plane struct {
 	module  string
 	control Control
 	inbox   *inbox
+	wants   *wants
 
 	starting sync.Mutex // one start at a time: the agent tries again while a slow one is still under way
 	ended    bool       // no start any more; guarded by starting
@@ -45,16 +48,18 @@ type running struct {
 	cancel     context.CancelFunc
 	work       sync.WaitGroup // the background work
 	users      sync.WaitGroup // requests that use the maps
+	updating   sync.Mutex     // one update of virtual services at a time
+	following  sync.Mutex     // one change of instances at a time
 
 	mu        sync.Mutex
-	instances []Instance
+	instances map[uint32]Instance // by ifindex
 }
 
 // servePlane serves until the agent closes the socket of the maps, or ctx ends.
 func servePlane(ctx context.Context, module string, control Control, listener net.Listener, maps *net.UnixConn) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	p := &plane{module: module, control: control, inbox: newInbox(maps)}
+	p := &plane{module: module, control: control, inbox: newInbox(maps), wants: newWants()}
 	server := &http.Server{Handler: p.routes(), ReadHeaderTimeout: 10 * time.Second}
 	var reading sync.WaitGroup
 	reading.Go(func() {
@@ -93,13 +98,16 @@ func (p *plane) routes() http.Handler {
 	own("POST drop", p.serveDrop)
 	own("POST attached", func(r *http.Request) (any, error) { return nil, p.serveInstance(r, true) })
 	own("POST detached", func(r *http.Request) (any, error) { return nil, p.serveInstance(r, false) })
+	own("POST virtualservices", p.serveVirtualServices)
+	own("GET wanted", func(r *http.Request) (any, error) { return p.wants.take(r.Context()), nil })
 	own("GET health", p.serveHealth)
 	own("GET metrics", p.serveMetrics)
 	mux.HandleFunc("/", p.serveModule)
 	return mux
 }
 
-// reply writes an answer: nothing is 204, a *ConfigError 422, health 503, all other errors 500.
+// reply writes an answer: nothing is 204, a *ConfigError 422, health 503, what is not asked of us 404, what comes at the
+// wrong time 409, all other errors 500.
 func reply(w http.ResponseWriter) func(any, error) {
 	return func(v any, err error) {
 		if v == nil && err == nil {
@@ -115,6 +123,10 @@ func reply(w http.ResponseWriter) func(any, error) {
 				status, problem = http.StatusUnprocessableEntity, Problem{Field: wrong.Field, Reason: wrong.Reason}
 			} else if errors.As(err, &sick) {
 				status = http.StatusServiceUnavailable
+			} else if errors.Is(err, errNotOurs) {
+				status = http.StatusNotFound
+			} else if errors.Is(err, errOtherGeneration) {
+				status = http.StatusConflict
 			}
 			w.WriteHeader(status)
 			v = problem
@@ -124,6 +136,11 @@ func reply(w http.ResponseWriter) func(any, error) {
 }
 
 type unhealthyError struct{ error }
+
+var (
+	errNotOurs         = errors.New("the control plane does not work with this")
+	errOtherGeneration = errors.New("another generation is running")
+)
 
 func decode[T any](r *http.Request) (T, error) {
 	var v T
@@ -196,7 +213,7 @@ func (p *plane) serveStart(r *http.Request) (any, error) {
 	if p.ended {
 		return nil, errors.New("the control plane ends")
 	}
-	if now := p.running(); now != nil && now.generation == req.Generation {
+	if now := p.running(); now != nil && now.generation == req.Generation { // nobody else starts or stops it meanwhile
 		now.setInstances(req.Instances)
 		return nil, nil
 	}
@@ -219,8 +236,8 @@ func (p *plane) serveStart(r *http.Request) (any, error) {
 
 func (p *plane) enliven(req GenerationRequest, c Compiled, maps Maps) *running {
 	ctx, cancel := context.WithCancel(context.Background())
-	n := &running{generation: req.Generation, compiled: c, cancel: cancel, instances: req.Instances}
-	n.live = Live{Module: p.module, Maps: maps, Interface: n.list}
+	n := &running{generation: req.Generation, compiled: c, cancel: cancel, instances: byIndex(req.Instances)}
+	n.live = Live{Module: p.module, Maps: maps, Interface: n.list, Want: p.wants.want, Idle: p.wants.idle, Inject: p.inbox.packets.inject}
 	if h, ok := c.(Handler); ok {
 		n.handler = h.Handler(n.live)
 	}
@@ -291,10 +308,33 @@ func (p *plane) serveInstance(r *http.Request, there bool) error {
 	if err != nil {
 		return err
 	}
-	if now := p.running(); now != nil {
+	if now := p.use(); now != nil {
+		defer now.users.Done()
 		now.setInstance(i, there)
 	}
 	return nil
+}
+
+func (p *plane) serveVirtualServices(r *http.Request) (any, error) {
+	update, err := decode[VirtualServiceUpdate](r)
+	if err != nil {
+		return nil, err
+	}
+	now := p.use()
+	if now == nil {
+		return nil, errOtherGeneration
+	}
+	defer now.users.Done()
+	user, ok := now.compiled.(VirtualServiceUser)
+	if !ok {
+		return nil, errNotOurs
+	}
+	if now.generation != update.Generation {
+		return nil, errOtherGeneration
+	}
+	now.updating.Lock()
+	defer now.updating.Unlock()
+	return nil, user.VirtualServices(now.live, update)
 }
 
 func (p *plane) serveHealth(*http.Request) (any, error) {
@@ -338,23 +378,47 @@ func (p *plane) serveModule(w http.ResponseWriter, r *http.Request) {
 	now.handler.ServeHTTP(w, r)
 }
 
+// list is ordered by ifindex.
 func (n *running) list() []Instance {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return slices.Clone(n.instances)
+	return slices.SortedFunc(maps.Values(n.instances), func(a, b Instance) int { return cmp.Compare(a.Ifindex, b.Ifindex) })
 }
 
+// setInstances takes over a whole list.
 func (n *running) setInstances(all []Instance) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.instances = all
+	next := byIndex(all)
+	for _, old := range n.list() {
+		if _, stays := next[old.Ifindex]; !stays {
+			n.setInstance(old, false)
+		}
+	}
+	for _, i := range all {
+		n.setInstance(i, true)
+	}
 }
 
 func (n *running) setInstance(i Instance, there bool) {
+	n.following.Lock()
+	defer n.following.Unlock()
 	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.instances = slices.DeleteFunc(n.instances, func(old Instance) bool { return old.Ifindex == i.Ifindex })
+	before, known := n.instances[i.Ifindex]
 	if there {
-		n.instances = append(n.instances, i)
+		n.instances[i.Ifindex] = i
+	} else {
+		delete(n.instances, i.Ifindex)
 	}
+	n.mu.Unlock()
+	follower, ok := n.compiled.(InstanceFollower)
+	if ok && (known != there || there && !before.Equal(i)) {
+		follower.InstanceChanged(n.live, i, there)
+	}
+}
+
+func byIndex(list []Instance) map[uint32]Instance {
+	out := make(map[uint32]Instance, len(list))
+	for _, i := range list {
+		out[i.Ifindex] = i
+	}
+	return out
 }

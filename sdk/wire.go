@@ -28,10 +28,12 @@ type GenerationRequest struct {
 	Instances  []Instance      `json:"instances,omitempty"` // start only
 }
 
-// MapsMessage comes with the descriptors of the maps that it names, in the same order.
+// MapsMessage comes with the descriptors of the maps that it names, in the same order; or with those of the packet sockets.
 type MapsMessage struct {
-	Generation string   `json:"generation"`
-	Maps       []string `json:"maps"`
+	Generation string   `json:"generation,omitempty"`
+	Maps       []string `json:"maps,omitzero"`
+	Inject     []uint32 `json:"inject,omitempty"` // ifindexes for which there are packet sockets, which replace older ones
+	Closed     []uint32 `json:"closed,omitempty"` // ifindexes whose packet socket is to be closed
 }
 
 // Problem is the body of answers that are errors.

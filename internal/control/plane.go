@@ -253,7 +253,7 @@ func (p *Plane) tellRun(ctx context.Context, r *run, t *told, want *live) error 
 	}
 	now := byIndex(want.instances)
 	for index, i := range t.instances {
-		if now[index] != i {
+		if !now[index].Equal(i) {
 			if err := p.inform(ctx, r, "detached", i); err != nil {
 				return err
 			}
@@ -435,7 +435,7 @@ func (p *Plane) Start(config json.RawMessage, m sdk.Maps, instances []sdk.Instan
 // Instances tells where the module runs now.
 func (p *Plane) Instances(list []sdk.Instance) {
 	p.mu.Lock()
-	if p.want == nil || slices.Equal(p.want.instances, list) {
+	if p.want == nil || slices.EqualFunc(p.want.instances, list, sdk.Instance.Equal) {
 		p.mu.Unlock()
 		return
 	}

@@ -43,7 +43,14 @@ type Manifest struct {
 	Requires      []string       `json:"requires,omitempty"` // kernel features, see Features
 	ConfigSchema  map[string]any `json:"configSchema,omitempty"`
 	Control       *Control       `json:"control,omitempty"` // nil: config properties set constants
+	// Resources are kinds of resources that the control plane works with besides its config: ResourceVirtualServices.
+	Resources []string `json:"resources,omitempty"`
+	// Inject lets the control plane send frames as if the services had sent them.
+	Inject bool `json:"inject,omitempty"`
 }
+
+// ResourceVirtualServices in Resources: the control plane is told of all virtual services.
+const ResourceVirtualServices = "virtualServices"
 
 // MapRoles name maps that do not live as long as the module. All others are state: kept across configurations and
 // upgrades while their layout stays the same.
@@ -138,6 +145,12 @@ func (m *Manifest) check(file string) error {
 		if m.Maps.Migrate[name] == MigrateControl && m.Control == nil {
 			return wrong("maps.migrate."+name, "is left to the control plane, but there is none")
 		}
+	}
+	if m.Control == nil && (len(m.Resources) > 0 || m.Inject) {
+		return wrong("control", "is absent, but resources and inject are a control plane's")
+	}
+	if m.Inject && m.Control.Network {
+		return wrong("inject", "cannot go with control.network: who sends in the name of services has no network of its own")
 	}
 	if field, reason := m.Control.check(); field != "" {
 		return wrong(field, "%s", reason)

@@ -431,6 +431,61 @@ static __always_inline int kerb_adjust_room(struct kerb_pkt *pkt, __s32 delta, _
 
 #endif
 
+/* Gives the frame another length, at its end: new bytes are zero on XDP, undefined on TC. Headers are the caller's to adapt.
+ * After an error nothing has changed. */
+static __always_inline int kerb_set_len(struct kerb_pkt *pkt, __u32 len)
+{
+#ifdef KERB_HOOK_XDP
+	int rc = bpf_xdp_adjust_tail(pkt->ctx, (int)(len - pkt->len));
+#else
+	int rc = bpf_skb_change_tail(pkt->ctx, len, 0);
+#endif
+
+	kerb_reload(pkt);
+	if (!rc)
+		pkt->len = len;
+	return rc;
+}
+
+/* Takes out what lies between the fixed IP header and l4: IPv4 options, IPv6 extension headers. The header is left as it is:
+ * its length, checksum and next header are the caller's. TC refuses frames that carry a VLAN tag in their bytes. */
+static __attribute__((noinline, unused)) int kerb_remove_options(struct kerb_pkt *pkt)
+{
+	__u64 head = pkt->l3 + (pkt->family == 4 ? sizeof(struct iphdr) : sizeof(struct ipv6hdr));
+	__u64 gap = pkt->l4 - head;
+	int rc;
+
+#ifdef KERB_HOOK_XDP
+	__u64 at = head; /* from the end on, as both overlap */
+
+	/* The verifier must not learn from the loop how long the header is, and follow what comes behind once for each length. */
+	asm volatile("%0 &= 0xff" : "+r"(at));
+#pragma clang loop unroll(disable)
+	for (int i = 0; i < (ETH_HLEN + KERB_VLAN_DEPTH * sizeof(struct kerb_vlan_hdr) + sizeof(struct ipv6hdr)) / 2; i++) {
+		__be16 *from, *to;
+
+		if (at < 2)
+			break;
+		at -= 2;
+		from = kerb_at(pkt, at, sizeof(*from));
+		to = kerb_at(pkt, at + gap, sizeof(*to));
+		if (!from || !to)
+			return -EFAULT;
+		*to = *from;
+	}
+	rc = bpf_xdp_adjust_head(pkt->ctx, gap);
+#else
+	rc = bpf_skb_adjust_room(pkt->ctx, -(__s32)gap, BPF_ADJ_ROOM_NET, 0);
+#endif
+	kerb_reload(pkt);
+	if (rc)
+		return rc;
+	pkt->l4 = head;
+	pkt->len -= gap;
+	pkt->flags &= ~(KERB_F_OPTIONS | KERB_F_EXT);
+	return 0;
+}
+
 static __always_inline __u32 kerb_rol(__u32 x, int n)
 {
 	return x << n | x >> (32 - n);

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package v1alpha1
+
+// KindVirtualService is the kind of a VirtualService.
+const KindVirtualService = "VirtualService"
+
+// VirtualService gives a group of instances addresses of their own. A module that uses virtual services (the proxy) takes
+// packets to these addresses to an instance.
+type VirtualService struct {
+	TypeMeta
+	Metadata ObjectMeta            `json:"metadata"`
+	Spec     VirtualServiceSpec    `json:"spec"`
+	Status   *VirtualServiceStatus `json:"status,omitempty" readOnly:"true"`
+}
+
+// VirtualServiceSpec says which addresses stand for which instances.
+type VirtualServiceSpec struct {
+	Addresses []VirtualAddress  `json:"addresses" minItems:"1" maxItems:"64" doc:"Virtual addresses, each used by one virtual service only"`
+	Ports     []VirtualPort     `json:"ports,omitempty" maxItems:"1024" doc:"Ports that are served; absent: every port and protocol, ports as they are"`
+	Instances []VirtualInstance `json:"instances,omitempty" doc:"Who answers"`
+}
+
+// VirtualAddress is one address with the policy that chooses among the instances, or with the one instance it stands for.
+type VirtualAddress struct {
+	Address  string `json:"address" minLength:"1" doc:"IPv4 or IPv6 address"`
+	Policy   Policy `json:"policy,omitempty" enum:"roundRobin,weighted,leastConnections,sourceAffinity,consistentHash,closest" doc:"How an instance is chosen for a new connection; default roundRobin"`
+	Instance string `json:"instance,omitempty" doc:"Name of the one instance that the address stands for, in place of a policy"`
+}
+
+// Policy chooses an instance for a new connection.
+type Policy string
+
+// Policies.
+const (
+	PolicyRoundRobin       Policy = "roundRobin"       // one after the other
+	PolicyWeighted         Policy = "weighted"         // as often as its weight says
+	PolicyLeastConnections Policy = "leastConnections" // the one with the fewest sessions
+	PolicySourceAffinity   Policy = "sourceAffinity"   // one client address, one instance
+	PolicyConsistentHash   Policy = "consistentHash"   // by addresses and ports; most connections keep their instance when others come and go
+	PolicyClosest          Policy = "closest"          // the shortest distance; where none is stated, by measured round trip time
+)
+
+// VirtualPort is a port that clients use, with the one that instances listen on.
+type VirtualPort struct {
+	Port       uint16   `json:"port" minimum:"1" maximum:"65535" doc:"Port of the virtual address"`
+	TargetPort uint16   `json:"targetPort,omitempty" minimum:"1" maximum:"65535" doc:"Port of the instances; default the same"`
+	Protocol   Protocol `json:"protocol,omitempty" enum:"tcp,udp,sctp" doc:"Default tcp"`
+}
+
+// Protocol is a transport protocol with ports.
+type Protocol string
+
+// Protocols.
+const (
+	ProtocolTCP  Protocol = "tcp"
+	ProtocolUDP  Protocol = "udp"
+	ProtocolSCTP Protocol = "sctp"
+)
+
+// VirtualInstance is one that answers. Its identity is the pair of names of virtual service and instance: a redeployed one
+// keeps it, and gets other addresses.
+type VirtualInstance struct {
+	Name      string   `json:"name" minLength:"1" maxLength:"63" pattern:"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$" doc:"Unique in the virtual service"`
+	Addresses []string `json:"addresses,omitempty" doc:"At most one of IPv4 and one of IPv6"`
+	Service   string   `json:"service,omitempty" doc:"A Service of this node, whose addresses these are, in place of addresses"`
+	Node      string   `json:"node,omitempty" doc:"Address of the node where it runs, for tunnels; absent: this node, or reached by ordinary routing"`
+	Weight    int      `json:"weight,omitempty" minimum:"1" maximum:"256" doc:"Share of new connections by policy weighted; default 1"`
+	Distance  int      `json:"distance,omitempty" minimum:"1" maximum:"1000000" doc:"For policy closest: less is closer, in any unit; absent: round trip time is measured"`
+	Draining  bool     `json:"draining,omitempty" doc:"Keeps its connections and gets no new ones"`
+}
+
+// VirtualServiceStatus is what has become of a virtual service.
+type VirtualServiceStatus struct {
+	Conditions []Condition             `json:"conditions,omitempty"`
+	Source     string                  `json:"source" doc:"Who says so: static for resources that were applied, or the name of a resolver"`
+	Instances  []VirtualInstanceStatus `json:"instances,omitempty"`
+	Modules    []string                `json:"modules,omitempty" doc:"Modules that have taken over its present state"`
+}
+
+// Sources of virtual services.
+const (
+	SourceStatic   = "static"   // applied resources
+	SourceOakestra = "oakestra" // Oakestra's table query
+)
+
+// VirtualInstanceStatus is what an instance was resolved to.
+type VirtualInstanceStatus struct {
+	Name      string   `json:"name"`
+	Addresses []string `json:"addresses,omitempty" doc:"Where packets to it go"`
+	Service   string   `json:"service,omitempty" doc:"The Service of this node that has one of these addresses"`
+	Node      string   `json:"node,omitempty" doc:"Address of the other node where it runs"`
+	Draining  bool     `json:"draining,omitempty"`
+	Reason    string   `json:"reason,omitempty" doc:"Why it has no address"`
+}

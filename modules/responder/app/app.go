@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package app is what an application of the responder is in user space. Its directory apps/<name> holds a Go package of that
+// name with func App() app.App beside <name>.h; `go generate` lists both.
+package app
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"net/http"
+
+	"github.com/kerb-edge/kerb/sdk"
+)
+
+// App turns the config of its listeners into what the data plane needs. What else it can do is told by the optional
+// interfaces below; all of them get the listeners of this application in the order of the config.
+type App interface {
+	// Compile checks one listener. It has no effect. Errors are *sdk.ConfigError, with fields such as mode.
+	Compile(l Listener) (Service, error)
+}
+
+// Listener is an entry of the config.
+type Listener struct {
+	Name   string
+	Port   uint16
+	Config json.RawMessage // an object with the properties that are not every listener's
+}
+
+// Decode reads the config over the defaults in to; unknown properties are refused.
+func (l Listener) Decode(to any) error {
+	dec := json.NewDecoder(bytes.NewReader(l.Config))
+	dec.DisallowUnknownFields()
+	if err := dec.Decode(to); err != nil {
+		return &sdk.ConfigError{Field: "config", Reason: err.Error()}
+	}
+	return nil
+}
+
+// Words is how many words of config the data plane has for a listener's application.
+const Words = 8
+
+// Shape is what the data plane knows of a listener beside its address.
+type Shape struct {
+	MinRequest, MaxRequest uint16        // bytes of payload; others pass
+	Config                 [Words]uint32 // struct rsp_listener's config
+}
+
+// Service is a listener, compiled.
+type Service interface {
+	Shape() Shape
+}
+
+// Placed is a listener with its place in maps: the elements number Slot of the application's maps are its state.
+type Placed struct {
+	Name    string
+	Port    uint16
+	Slot    uint32
+	Fresh   bool // in Fill: the slot was another's or nobody's, its state has to be cleared; else it has to stay
+	Service Service
+}
+
+// Settler is an App with settings beside its shapes.
+type Settler interface {
+	Settings(all []Service) sdk.Settings
+}
+
+// Filler is an App with maps to be filled, as sdk.Compiled.Fill.
+type Filler interface {
+	Fill(maps sdk.Maps, all []Placed) error
+}
+
+// Live is what an App works with while packets meet its listeners.
+type Live struct {
+	Maps sdk.Maps
+	All  []Placed
+	// Watch sends the slots of listeners whose state has changed (rsp_changed), each once for as long as it is not received,
+	// until ctx ends. When something is received, what was counted up to then can be read.
+	Watch func(ctx context.Context) <-chan uint32
+}
+
+// Runner is an App with background work. Run returns when ctx ends.
+type Runner interface {
+	Run(ctx context.Context, live Live)
+}
+
+// Stateful is an App whose listeners have a state to be read, as JSON: by GET state, and by GET events when it changes.
+type Stateful interface {
+	State(maps sdk.Maps, p Placed) (any, error)
+	// SetState takes over what is given of a state. Errors in it are *sdk.ConfigError.
+	SetState(maps sdk.Maps, p Placed, state json.RawMessage) error
+}
+
+// Value is something that can be set while the module runs: kerb module set NAME LISTENER/KEY=VALUE.
+type Value struct {
+	Key    string         `json:"key"`
+	Value  string         `json:"value"`
+	Detail map[string]any `json:"detail,omitempty"`
+}
+
+// ErrNoValue is what a Valuer returns for a key that it does not have.
+var ErrNoValue = errors.New("no such value")
+
+// Valuer is an App with values.
+type Valuer interface {
+	Values(maps sdk.Maps, p Placed) ([]Value, error)
+	// SetValue sets one. body is what was sent: {"value": "..."} and whatever else the application knows.
+	SetValue(maps sdk.Maps, p Placed, key string, body json.RawMessage) error
+}
+
+// Handler is an App with routes of its own, served under apps/<name>/ of the module's.
+type Handler interface {
+	Handler(live Live) http.Handler
+}
+
+// Namer is an App with names for its reasons to pass, from 0 on; at most 8.
+type Namer interface {
+	Reasons() []string
+}

@@ -1,0 +1,373 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* What a packet must be for the kernel to answer it. Whatever fails one check goes on to the ordinary server, untouched. */
+#ifndef RSP_CHECK_H
+#define RSP_CHECK_H
+
+#include "respond.h"
+
+/* What became of packets: counters of every listener, and in slot 0 of those that no listener was found for. */
+enum rsp_outcome {
+	RSP_ANSWERED = 0,
+	RSP_CONSUMED = 1,
+	RSP_MALFORMED = 2,	  /* did not parse (slot 0) */
+	RSP_LATER_FRAGMENT = 3,	  /* of UDP: its port is not known (slot 0) */
+	RSP_OTHER_ADDRESS = 4,	  /* an answered port, but of an address that no listener has (slot 0) */
+	RSP_FRAGMENT = 5,	  /* first fragment */
+	RSP_NOT_LINEAR = 6,	  /* in several buffers, or several requests in one packet (GRO) */
+	RSP_LINK_ADDRESS = 7,	  /* a MAC address is one of a group */
+	RSP_SOURCE_ADDRESS = 8,	  /* not unicast, loopback, the destination's, one's own, a broadcast address of the network */
+	RSP_SOURCE_PORT = 9,	  /* 0, an answered port, or that of another service that answers anything */
+	RSP_OPTIONS = 10,	  /* IP options or extension headers that may not be left out of an answer's way */
+	RSP_SIZE = 11,		  /* payload too short or too long */
+	RSP_HEADER_CHECKSUM = 12, /* IPv4 header */
+	RSP_CHECKSUM = 13,	  /* UDP */
+	RSP_REPLY_SIZE = 14,	  /* the reply would be longer than max_reply or the interface's MTU */
+	RSP_SOURCE_LIMIT = 15,	  /* over the rate of one source */
+	RSP_TOTAL_LIMIT = 16,	  /* over the rate of all */
+	RSP_NO_ROOM = 17,	  /* no memory for the reply */
+	RSP_LOST = 18,		  /* dropped: what was begun could not be finished */
+	RSP_APP = 24,		  /* the application's own reasons to pass */
+	RSP_OUTCOMES = RSP_APP + RSP_APP_REASONS,
+};
+
+struct rsp_counts {
+	__u64 n[RSP_OUTCOMES];
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, RSP_SLOTS);
+	__type(key, __u32);
+	__type(value, struct rsp_counts);
+} counts SEC(".maps");
+
+static __always_inline int rsp_count(__u32 slot, __u32 outcome, int verdict)
+{
+	struct rsp_counts *c = bpf_map_lookup_elem(&counts, &slot);
+
+	if (c && outcome < RSP_OUTCOMES)
+		c->n[outcome]++;
+	return verdict;
+}
+
+/* Whose a slot is; the control plane's alone, kept here so that it survives with the counters. */
+struct rsp_owner {
+	__u64 name; /* hash of the listener's application and name, 0: free */
+	__u64 fill; /* number of the last configuration that had it */
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, RSP_SLOTS);
+	__type(key, __u32);
+	__type(value, struct rsp_owner);
+} owners SEC(".maps");
+
+/* Bits by port, host byte order. */
+struct rsp_ports {
+	__u64 zero;		/* always: see blur */
+	__u32 answered[2048];
+	__u32 not_sources[2048]; /* source ports that get no answer */
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct rsp_ports);
+} ports SEC(".maps");
+
+/* Listeners by address and port, network byte order. Address 0: those of the interface, which the maps below have. */
+struct rsp_key4 {
+	__be32 addr;
+	__be16 port;
+	__u16 zero;
+};
+
+struct rsp_key6 {
+	__be32 addr[4];
+	__be16 port;
+	__u16 zero;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 256);
+	__type(key, struct rsp_key4);
+	__type(value, struct rsp_listener);
+} listeners4 SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 256);
+	__type(key, struct rsp_key6);
+	__type(value, struct rsp_listener);
+} listeners6 SEC(".maps");
+
+/* What an address is to an interface. */
+enum rsp_local {
+	RSP_OWN = 1,
+	RSP_BROADCAST = 2,
+};
+
+struct rsp_local4 {
+	__u32 ifindex;
+	__be32 addr;
+};
+
+struct rsp_local6 {
+	__u32 ifindex;
+	__be32 addr[4];
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 16384);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct rsp_local4);
+	__type(value, __u32);
+} local4 SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 16384);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct rsp_local6);
+	__type(value, __u32);
+} local6 SEC(".maps");
+
+KERB_CONFIG(_Bool, by_address, 1);   /* some listener has addresses of its own */
+KERB_CONFIG(_Bool, by_interface, 1); /* some listener has those of the interface */
+KERB_CONFIG(_Bool, accept_partial, 1); /* a checksum that the sender left to its network card is right */
+
+/* The addresses and what depends on them, of either family. */
+struct rsp_ends {
+	__u64 sum; /* of the addresses and the protocol: the pseudo-header without the length */
+	__u64 source; /* IPv4 address, or the /64 of an IPv6 one: whom the rate limit means */
+	__u32 same; /* source and destination are equal */
+	__u32 odd; /* no unicast source, or loopback */
+	__u32 kind; /* enum rsp_local of the source */
+};
+
+static __always_inline const struct rsp_listener *rsp_find4(const struct kerb_pkt *pkt, const struct iphdr *ip, __be16 port)
+{
+	struct rsp_key4 key = {.addr = ip->daddr, .port = port};
+	struct rsp_local4 local = {.ifindex = pkt->ifindex, .addr = ip->daddr};
+	const struct rsp_listener *l = 0;
+	__u32 *kind;
+
+	if (by_address)
+		l = bpf_map_lookup_elem(&listeners4, &key);
+	if (l || !by_interface)
+		return l;
+	kind = bpf_map_lookup_elem(&local4, &local);
+	if (!kind || *kind != RSP_OWN)
+		return 0;
+	key.addr = 0;
+	return bpf_map_lookup_elem(&listeners4, &key);
+}
+
+static __always_inline const struct rsp_listener *rsp_find6(const struct kerb_pkt *pkt, const struct ipv6hdr *ip, __be16 port)
+{
+	struct rsp_key6 key = {.port = port};
+	struct rsp_local6 local = {.ifindex = pkt->ifindex};
+	const struct rsp_listener *l = 0;
+	__u32 *kind;
+
+	__builtin_memcpy(key.addr, &ip->daddr, sizeof(key.addr));
+	if (by_address)
+		l = bpf_map_lookup_elem(&listeners6, &key);
+	if (l || !by_interface)
+		return l;
+	__builtin_memcpy(local.addr, &ip->daddr, sizeof(local.addr));
+	kind = bpf_map_lookup_elem(&local6, &local);
+	if (!kind || *kind != RSP_OWN)
+		return 0;
+	__builtin_memset(key.addr, 0, sizeof(key.addr));
+	return bpf_map_lookup_elem(&listeners6, &key);
+}
+
+static __always_inline void rsp_ends4(const struct kerb_pkt *pkt, const struct iphdr *ip, struct rsp_ends *e)
+{
+	struct rsp_local4 local = {.ifindex = pkt->ifindex, .addr = ip->saddr};
+	__u32 first = bpf_ntohl(ip->saddr) >> 24;
+	__u32 *kind = bpf_map_lookup_elem(&local4, &local);
+
+	e->sum = (__u64)ip->saddr + ip->daddr + bpf_htons(IPPROTO_UDP);
+	e->source = ip->saddr;
+	e->same = ip->saddr == ip->daddr;
+	e->odd = !first || first == 127 || first >= 224;
+	e->kind = kind ? *kind : 0;
+}
+
+/* Odd sources are multicast ones and all of ::/64, which has the unspecified, the loopback and IPv4's addresses. */
+static __always_inline void rsp_ends6(const struct kerb_pkt *pkt, const struct ipv6hdr *ip, struct rsp_ends *e)
+{
+	struct rsp_local6 local = {.ifindex = pkt->ifindex};
+	const __be32 *s = (const void *)&ip->saddr, *d = (const void *)&ip->daddr;
+	__u32 *kind;
+
+	__builtin_memcpy(local.addr, s, sizeof(local.addr));
+	kind = bpf_map_lookup_elem(&local6, &local);
+	e->sum = (__u64)s[0] + s[1] + s[2] + s[3] + d[0] + d[1] + d[2] + d[3] + bpf_htons(IPPROTO_UDP);
+	e->source = (__u64)s[0] << 32 | s[1];
+	e->same = s[0] == d[0] && s[1] == d[1] && s[2] == d[2] && s[3] == d[3];
+	e->odd = !e->source || (bpf_ntohl(s[0]) >> 24) == 0xff;
+	e->kind = kind ? *kind : 0;
+}
+
+/* A number below 2048 of which the verifier does not know where it came from. Else it would take each round of a loop that
+ * ends with it as knowledge about the request, and follow the rest of the program once for each. */
+static __always_inline __u64 rsp_blurred(__u64 n)
+{
+	asm volatile("%0 &= 0x7ff" : "+r"(n));
+	return n;
+}
+
+/* Options that an answer may do without: End, No-Operation, Record Route, Timestamp, Router Alert. Not source routes, nor
+ * what it does not know. */
+static __attribute__((noinline,unused)) int rsp_ip4_options_harmless(const struct kerb_pkt *pkt)
+{
+	__u64 off = pkt->l3 + sizeof(struct iphdr), end = rsp_blurred(pkt->l4);
+
+	for (int i = 0; i < 40; i++) {
+		__u8 *option;
+
+		off = rsp_blurred(off);
+		option = kerb_at(pkt, off, 2); /* a UDP header follows */
+		if (off >= end)
+			return 1;
+		if (!option)
+			return 0;
+		if (option[0] == 0)
+			return 1;
+		if (option[0] == 1) {
+			off++;
+			continue;
+		}
+		if (option[0] != 7 && option[0] != 68 && option[0] != 148)
+			return 0;
+		if (option[1] < 2 || off + option[1] > end)
+			return 0;
+		off += option[1];
+	}
+	return off >= end;
+}
+
+#define RSP_EXT_STEPS 48 /* headers and options that are looked at */
+
+/* Extension headers that an answer may do without: hop-by-hop and destination options that say themselves that who does not
+ * know them skips them (RFC 8200, 4.2), routing headers that are used up, fragment headers of whole packets (RFC 6946). */
+static __attribute__((noinline,unused)) int rsp_ip6_extensions_harmless(const struct kerb_pkt *pkt)
+{
+	__u64 off = pkt->l3 + sizeof(struct ipv6hdr), end = off; /* end of the header that off is in */
+	__u64 l4 = rsp_blurred(pkt->l4);
+	__u8 *first = kerb_at(pkt, pkt->l3, sizeof(struct ipv6hdr)), next;
+
+	if (!first)
+		return 0;
+	next = ((struct ipv6hdr *)first)->nexthdr;
+	for (int i = 0; i < RSP_EXT_STEPS; i++) {
+		__u8 *p;
+
+		off = rsp_blurred(off);
+		end = rsp_blurred(end);
+		p = kerb_at(pkt, off, 8);
+		if (off > end || !p)
+			return 0;
+		if (off < end) {
+			if (p[0] & 0xc0)
+				return 0;
+			off += p[0] ? 2 + p[1] : 1;
+			continue;
+		}
+		if (off >= l4)
+			return off == l4;
+		if (next == IPPROTO_FRAGMENT)
+			end = off + 8;
+		else
+			end = off + (p[1] + 1) * 8;
+		if (next == IPPROTO_HOPOPTS || next == IPPROTO_DSTOPTS)
+			off += 2;
+		else if (next == IPPROTO_FRAGMENT || (next == IPPROTO_ROUTING && !p[3]))
+			off = end;
+		else
+			return 0;
+		next = p[0];
+	}
+	return 0;
+}
+
+/* Sums the first len bytes of the payload, at most RSP_MAX_REPLY, into r->sum; -1 if the frame ends before. The last 0 to 7
+ * are found from len and not from the loop, and the sum is not returned: else the verifier would follow what comes behind
+ * the loop once for each of its rounds. */
+static __noinline int rsp_sum(struct rsp_request *r, __u32 len)
+{
+	__u64 sum = 0, whole = rsp_blurred(len & ~7), tail = rsp_blurred(len & ~7);
+	__u32 *p;
+
+	for (__u64 off = 0; off < RSP_MAX_REPLY; off += 8) {
+		if (off >= whole)
+			break;
+		p = rsp_at(r, off, 8);
+		if (!p)
+			return -1;
+		sum += (__u64)p[0] + p[1];
+	}
+	if (len & 4) {
+		p = rsp_at(r, tail, 4);
+		if (!p)
+			return -1;
+		sum += *p;
+		tail += 4;
+	}
+	if (len & 2) {
+		p = rsp_at(r, tail, 2);
+		if (!p)
+			return -1;
+		sum += *(__u16 *)p;
+		tail += 2;
+	}
+	if (len & 1) {
+		p = rsp_at(r, tail, 1);
+		if (!p)
+			return -1;
+		sum += bpf_htons(*(__u8 *)p << 8);
+	}
+	r->sum = sum;
+	return 0;
+}
+
+static __always_inline int rsp_ip4_checksum_right(const struct kerb_pkt *pkt, const struct iphdr *ip)
+{
+	const __u32 *w = (const void *)ip;
+	__u64 sum = (__u64)w[0] + w[1] + w[2] + w[3] + w[4], off = pkt->l3 + sizeof(*ip);
+
+	for (int i = 0; i < 10; i++) {
+		__u32 *p;
+
+		if (off >= pkt->l4)
+			break;
+		p = kerb_at(pkt, off, 4);
+		if (!p)
+			return 0;
+		sum += *p;
+		off += 4;
+	}
+	return kerb_fold(sum) == 0xffff;
+}
+
+/* None is allowed on IPv4 only. XDP cannot tell a checksum that the sender left to its network card, which holds the sum of
+ * the pseudo-header alone, as on every veth: such a one counts as right, if the configuration says so. */
+static __always_inline int rsp_checksum_right(const struct rsp_request *r, const struct rsp_ends *e, const struct udphdr *udp)
+{
+	__u64 sum = e->sum + udp->len;
+
+	if (!udp->check)
+		return r->pkt->family == 4;
+	if (kerb_fold(sum + udp->len + udp->source + udp->dest + udp->check + r->sum) == 0xffff)
+		return 1;
+	return accept_partial && udp->check == kerb_fold(sum);
+}
+
+#endif

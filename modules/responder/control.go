@@ -1,0 +1,222 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package responder is the control plane of the responder: it tells the data plane which addresses and ports are answered by
+// which application, hands its applications their maps, and offers their states, values and events.
+package responder
+
+import (
+	"encoding/json"
+	"maps"
+	"math"
+	"net/netip"
+	"slices"
+	"sync"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/kerb-edge/kerb/modules/responder/app"
+	"github.com/kerb-edge/kerb/sdk"
+)
+
+//go:generate go run ./gen
+
+// Control returns the control plane.
+func Control() sdk.Control { return control{} }
+
+type control struct{}
+
+// Compile implements sdk.Control.
+func (control) Compile(raw json.RawMessage) (sdk.Compiled, error) {
+	c, listeners, err := parseConfig(raw)
+	if err != nil {
+		return nil, err
+	}
+	return &Responder{config: c, listeners: listeners}, nil
+}
+
+// Responder is a compiled config.
+type Responder struct {
+	config    *config
+	listeners []*listener
+
+	mu      sync.Mutex
+	watches map[*ebpf.Map]*watch // by the generation's map of feeds
+}
+
+var (
+	_ sdk.Compiled      = (*Responder)(nil)
+	_ sdk.Handler       = (*Responder)(nil)
+	_ sdk.Runner        = (*Responder)(nil)
+	_ sdk.Measurer      = (*Responder)(nil)
+	_ sdk.HealthChecker = (*Responder)(nil)
+)
+
+// Names of maps in the data plane.
+const (
+	mapPorts      = "ports"
+	mapListeners4 = "listeners4"
+	mapListeners6 = "listeners6"
+	mapLocal4     = "local4"
+	mapLocal6     = "local6"
+	mapCounts     = "counts"
+	mapOwners     = "owners"
+	mapFeeds      = "feeds"
+	mapChanges    = "changes"
+	mapTotals     = "totals"
+)
+
+// Settings implements sdk.Compiled.
+func (f *Responder) Settings() sdk.Settings {
+	out := sdk.Settings{Constants: map[string]any{
+		"by_address":     slices.ContainsFunc(f.listeners, func(l *listener) bool { return len(l.addresses) > 0 }),
+		"by_interface":   slices.ContainsFunc(f.listeners, func(l *listener) bool { return len(l.addresses) == 0 }),
+		"limit_sources":  slices.ContainsFunc(f.listeners, func(l *listener) bool { return l.SourceRate > 0 }),
+		"limit_total":    slices.ContainsFunc(f.listeners, func(l *listener) bool { return l.TotalRate > 0 }),
+		"accept_partial": f.config.PartialChecksums == "accept",
+	}, MaxEntries: map[string]uint32{}}
+	for i, a := range apps {
+		services := f.services(uint8(i))
+		out.Constants["use_"+a.name] = len(services) > 0
+		if s, ok := a.App.(app.Settler); ok {
+			own := s.Settings(services)
+			maps.Copy(out.Constants, own.Constants)
+			maps.Copy(out.MaxEntries, own.MaxEntries)
+		}
+	}
+	if len(f.listeners) == 0 {
+		out.Idle = []string{"ingress"}
+	}
+	return out
+}
+
+func (f *Responder) services(number uint8) (out []app.Service) {
+	for _, l := range f.listeners {
+		if l.number == number {
+			out = append(out, l.service)
+		}
+	}
+	return
+}
+
+// entry mirrors struct rsp_listener.
+type entry struct {
+	Slot                 uint32
+	App, Drop            uint8
+	MinRequest           uint16
+	MaxRequest, MaxReply uint16
+	TotalRate            uint32
+	SourceCost           uint64
+	SourceBurst          uint64
+	Config               [app.Words]uint32
+}
+
+const (
+	windowShift = 27      // of struct rsp_total: requests are counted in windows of 2^27 ns
+	minBurst    = 1 << 27 // ns that a source may be ahead of its rate: the clock is right to 10 ms
+)
+
+func (l *listener) entry(slot uint32) entry {
+	shape := l.service.Shape()
+	e := entry{Slot: slot, App: l.number, MinRequest: shape.MinRequest, MaxRequest: shape.MaxRequest, MaxReply: l.MaxReply, Config: shape.Config}
+	if l.WhenOver == "drop" {
+		e.Drop = 1
+	}
+	if l.SourceRate > 0 {
+		e.SourceCost = max(1, 1e9/uint64(l.SourceRate))
+		e.SourceBurst = max(minBurst, e.SourceCost)
+	}
+	if l.TotalRate > 0 {
+		e.TotalRate = uint32(math.Ceil(float64(l.TotalRate) * (1 << windowShift) / 1e9))
+	}
+	return e
+}
+
+// key4 mirrors struct rsp_key4, key6 struct rsp_key6: network byte order.
+type key4 struct {
+	Addr [4]byte
+	Port [2]byte
+	_    uint16
+}
+
+type key6 struct {
+	Addr [16]byte
+	Port [2]byte
+	_    uint16
+}
+
+func portBytes(port uint16) [2]byte { return [2]byte{byte(port >> 8), byte(port)} }
+
+// Fill implements sdk.Compiled.
+func (f *Responder) Fill(m sdk.Maps) error {
+	placed, err := f.assign(m)
+	if err != nil {
+		return err
+	}
+	if err := f.fillPorts(m); err != nil {
+		return err
+	}
+	for i, l := range f.listeners {
+		if err := l.fill(m, placed[i].Slot); err != nil {
+			return err
+		}
+	}
+	for i, a := range apps {
+		if filler, ok := a.App.(app.Filler); ok {
+			if err := filler.Fill(m, f.ofApp(uint8(i), placed)); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func (f *Responder) ofApp(number uint8, placed []app.Placed) (out []app.Placed) {
+	for i, l := range f.listeners {
+		if l.number == number {
+			out = append(out, placed[i])
+		}
+	}
+	return
+}
+
+// fill enters a listener by its addresses; 0 of either family is the interface's.
+func (l *listener) fill(m sdk.Maps, slot uint32) error {
+	addresses := l.addresses
+	if len(addresses) == 0 {
+		addresses = []netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()}
+	}
+	for _, a := range addresses {
+		name, key := mapListeners6, any(key6{Addr: a.As16(), Port: portBytes(l.Port)})
+		if a.Is4() {
+			name, key = mapListeners4, any(key4{Addr: a.As4(), Port: portBytes(l.Port)})
+		}
+		if err := put(m, name, key, l.entry(slot)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// ports mirrors struct rsp_ports.
+type ports struct {
+	Zero       uint64
+	Answered   [2048]uint32
+	NotSources [2048]uint32
+}
+
+// talkative services answer anything that comes to their port (echo, daytime, quotd, chargen, time): answering them would
+// never end.
+var talkative = []uint16{0, 7, 13, 17, 19, 37}
+
+func (f *Responder) fillPorts(m sdk.Maps) error {
+	var p ports
+	set := func(bits *[2048]uint32, port uint16) { bits[port>>5] |= 1 << (port & 31) }
+	for _, port := range talkative {
+		set(&p.NotSources, port)
+	}
+	for _, l := range f.listeners {
+		set(&p.Answered, l.Port)
+		set(&p.NotSources, l.Port)
+	}
+	return put(m, mapPorts, uint32(0), &p)
+}

@@ -1,0 +1,91 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* Rate limits, so that nobody can be flooded with answers to requests in his name. */
+#ifndef RSP_LIMIT_H
+#define RSP_LIMIT_H
+
+#include "check.h"
+
+KERB_CONFIG(_Bool, limit_sources, 1); /* some listener has such a limit */
+KERB_CONFIG(_Bool, limit_total, 1);
+
+#define RSP_WINDOW_SHIFT 27 /* 2^27 ns: 0.134 s */
+
+struct rsp_source {
+	__u64 addr;
+	__u32 slot;
+	__u32 family;
+};
+
+/* Until when a source has used up what it may have: the generic cell rate algorithm. Two CPUs at the same time may count two
+ * requests as one. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 16384);
+	__type(key, struct rsp_source);
+	__type(value, __u64);
+} sources SEC(".maps");
+
+/* Requests of this window. A CPU that enters a new one while another counts may lose that one's. */
+struct rsp_total {
+	__u64 window, used;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, RSP_SLOTS);
+	__type(key, __u32);
+	__type(value, struct rsp_total);
+} totals SEC(".maps");
+
+static __always_inline int rsp_source_over(const struct rsp_request *r, const struct rsp_ends *e, __u64 now)
+{
+	struct rsp_source key = {.addr = e->source, .slot = r->slot, .family = r->pkt->family};
+	const struct rsp_listener *l = r->listener;
+	__u64 *until = bpf_map_lookup_elem(&sources, &key), next = now + l->source_cost;
+
+	if (!until) {
+		bpf_map_update_elem(&sources, &key, &next, BPF_ANY);
+		return 0;
+	}
+	if (*until > now)
+		next = *until + l->source_cost;
+	if (next > now + l->source_burst)
+		return 1;
+	*until = next;
+	return 0;
+}
+
+static __always_inline int rsp_total_over(const struct rsp_request *r, __u64 now)
+{
+	__u64 window = now >> RSP_WINDOW_SHIFT;
+	__u32 slot = r->slot;
+	struct rsp_total *t = bpf_map_lookup_elem(&totals, &slot);
+
+	if (!t)
+		return 0;
+	if (t->window != window) {
+		t->window = window;
+		t->used = 0;
+	}
+	if (t->used >= r->listener->total_rate)
+		return 1;
+	__sync_fetch_and_add(&t->used, 1);
+	return 0;
+}
+
+/* RSP_ANSWERED, or the limit that the request is over. */
+static __always_inline int rsp_limit(const struct rsp_request *r, const struct rsp_ends *e)
+{
+	const struct rsp_listener *l = r->listener;
+	int sources = limit_sources && l->source_cost, total = limit_total && l->total_rate;
+	__u64 now;
+
+	if (!sources && !total)
+		return RSP_ANSWERED;
+	now = kerb_now();
+	if (sources && rsp_source_over(r, e, now))
+		return RSP_SOURCE_LIMIT;
+	return total && rsp_total_over(r, now) ? RSP_TOTAL_LIMIT : RSP_ANSWERED;
+}
+
+#endif

@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package responder
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"sync"
+	"time"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/kerb-edge/kerb/modules/responder/app"
+	"github.com/kerb-edge/kerb/sdk"
+)
+
+// addressesEvery is how often the addresses of attach points are looked at.
+const addressesEvery = 200 * time.Millisecond
+
+// Run implements sdk.Runner: the addresses of attach points, the changes of states, and what applications do.
+func (f *Responder) Run(ctx context.Context, live sdk.Live) {
+	placed, err := f.place(live.Maps)
+	if err != nil {
+		slog.Error("responder: does not work", "module", live.Module, "error", err)
+		return
+	}
+	var work sync.WaitGroup
+	defer work.Wait()
+	defer f.endWatch(live)
+	work.Go(func() { f.watchOf(live).run(ctx) })
+	for i, a := range apps {
+		if runner, ok := a.App.(app.Runner); ok {
+			if all := f.ofApp(uint8(i), placed); len(all) > 0 {
+				work.Go(func() { runner.Run(ctx, f.appLive(live, all)) })
+			}
+		}
+	}
+	tick := time.NewTicker(addressesEvery)
+	defer tick.Stop()
+	var reported error
+	for {
+		err := writeLocals(live.Maps, live.Interface())
+		if err != nil && (reported == nil || err.Error() != reported.Error()) {
+			slog.Warn("responder: addresses of attach points", "module", live.Module, "error", err)
+		}
+		reported = err
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+	}
+}
+
+func (f *Responder) appLive(live sdk.Live, all []app.Placed) app.Live {
+	w := f.watchOf(live)
+	return app.Live{Maps: live.Maps, All: all, Watch: func(ctx context.Context) <-chan uint32 { return w.subscribe(ctx, all) }}
+}
+
+// local4 mirrors struct rsp_local4, local6 struct rsp_local6.
+type local4 struct {
+	Ifindex uint32
+	Addr    [4]byte
+}
+
+type local6 struct {
+	Ifindex uint32
+	Addr    [16]byte
+}
+
+// Values of both: enum rsp_local.
+const (
+	isOwn       = 1
+	isBroadcast = 2
+)
+
+// locals says what addresses are to attach points. Interfaces of the node share theirs: it takes a packet for any of its
+// addresses on each of them.
+func locals(instances []sdk.Instance) (map[local4]uint32, map[local6]uint32, error) {
+	v4, v6 := map[local4]uint32{}, map[local6]uint32{}
+	var wrong error
+	for _, at := range instances {
+		for _, from := range instances {
+			if from.Ifindex != at.Ifindex && (from.Service != "" || at.Service != "") {
+				continue
+			}
+			for _, text := range from.Addresses {
+				p, err := netip.ParsePrefix(text)
+				if err != nil {
+					wrong = errors.Join(wrong, fmt.Errorf("interface %s: %w", from.Interface, err))
+					continue
+				}
+				if p.Addr().Is6() {
+					v6[local6{at.Ifindex, p.Addr().As16()}] = isOwn
+					continue
+				}
+				for _, b := range broadcasts(p) {
+					if v4[local4{at.Ifindex, b}] != isOwn {
+						v4[local4{at.Ifindex, b}] = isBroadcast
+					}
+				}
+				v4[local4{at.Ifindex, p.Addr().As4()}] = isOwn
+			}
+		}
+	}
+	return v4, v6, wrong
+}
+
+// broadcasts are the directed broadcast addresses of a network: the highest, and the lowest, which old hosts take for it.
+func broadcasts(p netip.Prefix) [][4]byte {
+	if p.Bits() > 30 { // RFC 3021: point to point
+		return nil
+	}
+	low := p.Masked().Addr().As4()
+	high := binary.BigEndian.Uint32(low[:]) | ^uint32(0)>>p.Bits()
+	return [][4]byte{low, [4]byte(binary.BigEndian.AppendUint32(nil, high))}
+}
+
+func writeLocals(m sdk.Maps, instances []sdk.Instance) error {
+	v4, v6, wrong := locals(instances)
+	return errors.Join(wrong, adapt(m, mapLocal4, v4), adapt(m, mapLocal6, v6))
+}
+
+// adapt makes a hash map hold exactly what is wanted.
+func adapt[K comparable](m sdk.Maps, name string, want map[K]uint32) error {
+	table, err := m.Get(name)
+	if err != nil {
+		return err
+	}
+	var key K
+	var value uint32
+	have, gone := map[K]uint32{}, []K(nil)
+	all := table.Iterate()
+	for all.Next(&key, &value) {
+		if have[key] = value; want[key] == 0 {
+			gone = append(gone, key)
+		}
+	}
+	if err := all.Err(); err != nil {
+		return fmt.Errorf("read map %s: %w", name, err)
+	}
+	for key, value := range want {
+		if have[key] != value {
+			if err := put(m, name, key, value); err != nil {
+				return err
+			}
+		}
+	}
+	for _, key := range gone {
+		if err := table.Delete(key); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			return fmt.Errorf("delete from map %s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+// Health implements sdk.HealthChecker: a listener without addresses needs to be told those of the attach points.
+func (f *Responder) Health(live sdk.Live) error {
+	for _, l := range f.listeners {
+		if len(l.addresses) > 0 {
+			continue
+		}
+		for _, at := range live.Interface() {
+			if len(at.Addresses) == 0 {
+				return fmt.Errorf("interface %s has no address that listener %s could answer; give the listener addresses", at.Interface, l.Name)
+			}
+		}
+	}
+	return nil
+}
