@@ -12,12 +12,12 @@ import (
 
 // answerTo is what the client prints; times are in us.
 type answerTo struct {
-	Sent, Answered, Wrong  uint64
-	Seconds                float64
-	Taken                  float64 // s of all CPUs that were not idle
-	P1, P25, P50, P75, P99 float64
-	P999                   float64 `json:"p99.9"`
-	Stddev                 float64
+	Sent, Answered, Wrong, Curved uint64
+	Seconds                       float64
+	Taken                         float64 // s of all CPUs that were not idle
+	P1, P25, P50, P75, P99        float64
+	P999                          float64 `json:"p99.9"`
+	Stddev                        float64
 }
 
 func (a answerTo) lost() uint64 { return a.Sent - min(a.Sent, a.Answered) }

@@ -32,7 +32,7 @@ func (c *contender) startKerb() error {
 }
 
 func (c *contender) listener() map[string]any {
-	l := map[string]any{"port": c.port(), "sourceRate": sourceRate}
+	l := map[string]any{"port": c.port(), "addresses": []string{c.place.address.String()}, "sourceRate": sourceRate}
 	if c.protocol == "coap" {
 		l["app"] = "coap"
 		l["resources"] = []map[string]any{{"path": coapPath, "value": coapValue}}

@@ -66,6 +66,17 @@ func (e *experiment) measureTimes(c *contender, threads int) (samples []bench.Sa
 	return samples, err
 }
 
+// measureCurve has cars leave as they come, with so many in range that the limit has to be computed: of the other loads, whose
+// cars stay, the count is soon beyond the curve.
+func (e *experiment) measureCurve(c *contender, threads int) (samples []bench.Sample, err error) {
+	var a answerTo
+	err = c.serving(c.variant, func() (err error) { a, err = e.ask(c, "ask", threads, 0); return err })
+	if c.config != "mixed" && a.Curved != a.Answered { // whose limit may be a moment old
+		e.run.Unsound("%s: %d of %d limits are not of the curve", c.config, a.Answered-a.Curved, a.Answered)
+	}
+	return rtt(a), err
+}
+
 // times has threads ask as fast as they are answered.
 func (e *experiment) times(c *contender, threads int) ([]bench.Sample, error) {
 	a, err := e.ask(c, "ask", threads, 0)

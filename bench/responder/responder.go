@@ -37,6 +37,7 @@ func loads() []string {
 		{"direct", []int{1, 16, 64, 120}},
 		{"routed", []int{1, 16, 64, 120}},
 		{"coap", []int{1, 16, 64, 120}},
+		{"curve", []int{16}},
 		{"published", []int{120}},
 		{"until-loss", []int{mostThreads}},
 		{"threads", []int{1, 50, 100, 150, 200, 250, mostThreads}},
@@ -61,7 +62,7 @@ type family struct {
 	measure  func(c *contender, n int) ([]bench.Sample, error)
 }
 
-var udpConfigs = []string{"user", "user-best", "afxdp", "reflector"}
+var udpConfigs = []string{"user", "user-best", "afxdp", "mixed", "kernel", "reflector"}
 
 func (e *experiment) family(name string) family {
 	f := family{place: "direct", protocol: "speed", configs: udpConfigs, measure: e.measureAll}
@@ -70,6 +71,8 @@ func (e *experiment) family(name string) family {
 		f.place = "routed"
 	case "coap":
 		f.protocol, f.configs = "coap", []string{"user", "user-best", "afxdp", "mixed"}
+	case "curve":
+		f.protocol, f.configs, f.measure = "curve", []string{"user", "mixed", "kernel"}, e.measureCurve
 	case "published":
 		f.measure = e.measurePublished
 	case "until-loss":

@@ -14,9 +14,9 @@
 #include "histogram.h"
 
 enum { BATCH = 32, RECEIVE_BUFFER = 16 << 20, STACK = 64 << 10 };
-enum { TIMEOUT_MS = 2000, DRAIN_NS = 50000000, COST_BATCH = 8, GAP_NS = 250, WARM_NS = 5000000 };
+enum { TIMEOUT_MS = 2000, DRAIN_NS = 50000000, COST_BATCH = 8, CROWD = 60, MOST_LOSSES = 3, GAP_NS = 250, WARM_NS = 5000000 };
 
-static bool coap, tcp;
+static bool coap, tcp, curve;
 static struct sockaddr_in server = { .sin_family = AF_INET };
 static struct cpus own, all;
 
@@ -42,14 +42,14 @@ static void *allocate(size_t n, size_t size)
 }
 
 struct totals {
-	uint64_t sent, answered, wrong;
+	uint64_t sent, answered, wrong, curved; /* curved: limits between the highest and the lowest */
 	int64_t begin, end;
 };
 
 static void print_totals(const struct totals *t)
 {
-	printf("\"sent\":%lu,\"answered\":%lu,\"wrong\":%lu,\"seconds\":%.9f}\n", t->sent, t->answered, t->wrong,
-	       (t->end - t->begin) / 1e9);
+	printf("\"sent\":%lu,\"answered\":%lu,\"wrong\":%lu,\"curved\":%lu,\"seconds\":%.9f}\n", t->sent, t->answered, t->wrong,
+	       t->curved, (t->end - t->begin) / 1e9);
 }
 
 /* The idle time of the CPUs. */
@@ -118,6 +118,28 @@ static pthread_barrier_t start;
 static int64_t deadline_ns;
 static uint64_t requests; /* 0: until the deadline */
 
+static void say(int fd, uint32_t op)
+{
+	struct speed m = { op, 0 };
+
+	if (send(fd, &m, sizeof(m), 0) < 0)
+		die("send");
+}
+
+/* crowd has cars enter or leave, so that the limit is one of the curve. */
+static void crowd(uint32_t op)
+{
+	int fd = open_socket(0);
+	struct speed m;
+
+	for (int i = 0; i < CROWD; i++) {
+		say(fd, op);
+		if (op == GET_SPEED_LIMIT && recv(fd, &m, sizeof(m), 0) < 0)
+			die("crowd");
+	}
+	close(fd);
+}
+
 /* ask_once returns -1 after a time without an answer; the socket is then done with, since the answer may come late. */
 static int ask_once(int fd, struct asker *a, bool timed)
 {
@@ -136,21 +158,26 @@ static int ask_once(int fd, struct asker *a, bool timed)
 		record(&a->times, after - before);
 	a->totals.answered += timed;
 	a->totals.wrong += !right(coap, in, n);
+	if (curve) {
+		a->totals.curved += timed && curved(in, n);
+		say(fd, OUT_OF_RANGE);
+	}
 	return 0;
 }
 
 static void *run_asker(void *arg)
 {
 	struct asker *a = arg;
-	int fd = open_socket(0);
+	int fd = open_socket(0), losses = 0;
 
 	pin(a->cpu);
 	ask_once(fd, a, false); /* neighbour, route, caches */
 	pthread_barrier_wait(&start);
 	a->totals.begin = now();
-	while (requests ? a->totals.sent < requests : now() - a->totals.begin < deadline_ns) {
+	while (losses < MOST_LOSSES && (requests ? a->totals.sent < requests : now() - a->totals.begin < deadline_ns)) {
 		a->totals.sent++;
 		if (ask_once(fd, a, true)) {
+			losses++;
 			close(fd);
 			fd = open_socket(0);
 		}
@@ -166,6 +193,7 @@ static void add(struct totals *to, const struct totals *from)
 	to->sent += from->sent;
 	to->answered += from->answered;
 	to->wrong += from->wrong;
+	to->curved += from->curved;
 	if (!to->begin || from->begin < to->begin)
 		to->begin = from->begin;
 	if (from->end > to->end)
@@ -181,6 +209,8 @@ static void run_askers(int threads, bool strain)
 
 	struct soaker *soakers = strain ? start_soaking() : NULL;
 
+	if (curve)
+		crowd(GET_SPEED_LIMIT);
 	pthread_barrier_init(&start, NULL, threads + 1);
 	pthread_attr_init(&attr);
 	pthread_attr_setstacksize(&attr, STACK);
@@ -198,6 +228,8 @@ static void run_askers(int threads, bool strain)
 		add(&totals, &askers[i].totals);
 	}
 	atomic_store(&counting, false);
+	if (curve)
+		crowd(OUT_OF_RANGE);
 	strain ? stop_soaking(soakers) : (void)putchar('{');
 	print_times(sum);
 	print_totals(&totals);
@@ -346,7 +378,7 @@ static void run_cost(int flows, double rate)
 	print_totals(&o.totals);
 }
 
-/* client ask|strain|offer|cost speed|coap|tcp ADDRESS PORT CLIENT-CPUS ALL-CPUS THREADS-OR-FLOWS DURATION-MS REQUESTS-PER-THREAD|RATE */
+/* client ask|strain|offer|cost speed|curve|coap|tcp ADDRESS PORT CLIENT-CPUS ALL-CPUS THREADS-OR-FLOWS DURATION-MS REQUESTS-PER-THREAD|RATE */
 int main(int argc, char **argv)
 {
 	if (argc != 10)
@@ -354,6 +386,7 @@ int main(int argc, char **argv)
 	hurry();
 	coap = !strcmp(argv[2], "coap");
 	tcp = !strcmp(argv[2], "tcp");
+	curve = !strcmp(argv[2], "curve");
 	server.sin_port = htons(atoi(argv[4]));
 	if (inet_pton(AF_INET, argv[3], &server.sin_addr) != 1)
 		return 2;

@@ -134,6 +134,15 @@ static inline bool right_speed(const uint8_t *in, size_t n)
 	return m.op == REPLY && m.value >= 30 && m.value <= 120;
 }
 
+/* curved tells whether a right answer is neither the highest nor the lowest limit. */
+static inline bool curved(const uint8_t *in, size_t n)
+{
+	struct speed m;
+
+	memcpy(&m, in, sizeof(m));
+	return right_speed(in, n) && m.value > 30 && m.value < 120;
+}
+
 static inline bool right_coap(const uint8_t *in, size_t n)
 {
 	size_t value = sizeof(COAP_VALUE) - 1;
