@@ -6,6 +6,7 @@ package responder
 
 import (
 	"github.com/kerb-edge/kerb/modules/responder/app"
+	"github.com/kerb-edge/kerb/modules/responder/apps/coap"
 	"github.com/kerb-edge/kerb/modules/responder/apps/echo"
 	"github.com/kerb-edge/kerb/modules/responder/apps/speedlimit"
 )
@@ -17,6 +18,7 @@ type application struct {
 }
 
 var apps = []application{
+	{"coap", coap.App()},
 	{"echo", echo.App()},
 	{"speedlimit", speedlimit.App()},
 }

@@ -3,20 +3,25 @@
 #ifndef RSP_APPS_GEN_H
 #define RSP_APPS_GEN_H
 
+#include "apps/coap/coap.h"
 #include "apps/echo/echo.h"
 #include "apps/speedlimit/speedlimit.h"
 
 /* Applications that some listener uses; the code of others is removed before the program is loaded. */
+KERB_CONFIG(_Bool, use_coap, 1);
 KERB_CONFIG(_Bool, use_echo, 1);
 KERB_CONFIG(_Bool, use_speedlimit, 1);
 
 enum rsp_app {
-	RSP_APP_ECHO = 0,
-	RSP_APP_SPEEDLIMIT = 1,
+	RSP_APP_COAP = 0,
+	RSP_APP_ECHO = 1,
+	RSP_APP_SPEEDLIMIT = 2,
 };
 
 static __always_inline int rsp_app_check(struct rsp_request *r)
 {
+	if (use_coap && r->listener->app == RSP_APP_COAP)
+		return coap_check(r);
 	if (use_echo && r->listener->app == RSP_APP_ECHO)
 		return echo_check(r);
 	if (use_speedlimit && r->listener->app == RSP_APP_SPEEDLIMIT)
@@ -26,6 +31,8 @@ static __always_inline int rsp_app_check(struct rsp_request *r)
 
 static __always_inline int rsp_app_answer(struct rsp_request *r)
 {
+	if (use_coap && r->listener->app == RSP_APP_COAP)
+		return coap_answer(r);
 	if (use_echo && r->listener->app == RSP_APP_ECHO)
 		return echo_answer(r);
 	if (use_speedlimit && r->listener->app == RSP_APP_SPEEDLIMIT)

@@ -1,0 +1,325 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* Answers CoAP GET requests (RFC 7252) for resources whose values user space sets. Confirmable ones get a piggybacked
+ * response, non-confirmable ones a response with a message ID of its own: the complement of theirs, which is as unique as
+ * theirs is for as long as it has to be. Everything else is the server's. model.go says the same in Go. */
+#ifndef RSP_COAP_H
+#define RSP_COAP_H
+
+#include "message.h"
+#include "value.h"
+
+#define COAP_VALID   0x43
+#define COAP_CONTENT 0x45
+
+/* How long a message is a duplicate (RFC 7252, section 4.8.2), in ns. */
+#define COAP_EXCHANGE_LIFETIME 247000000000ULL
+#define COAP_NON_LIFETIME      145000000000ULL
+
+KERB_CONFIG(_Bool, coap_duplicates, 1); /* some listener looks for them */
+
+/* rsp_listener.config[0] */
+#define COAP_CONFIG_DUPLICATES 1
+
+/* What duplicates have in common. IPv4 addresses are in the first four bytes. */
+struct coap_exchange {
+	struct in6_addr from, to;
+	__be32 ports;
+	__u16 id; /* as it lies in memory */
+	__u16 family;
+};
+
+/* What was answered. A message with the same ID, but another type, token or resource is no duplicate: its client has used
+ * an ID twice, and would not know the earlier answer as its own. */
+struct coap_answered {
+	__u64 at; /* ns since boot */
+	__u64 token;
+	__u32 resource;
+	__u32 version;
+	__u64 head; /* the first byte */
+};
+
+/* The oldest give way: a duplicate that is not known as one is answered like a new request, which changes nothing (RFC 7252,
+ * section 4.5). */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 1);
+	__type(key, struct coap_exchange);
+	__type(value, struct coap_answered);
+} coap_exchanges SEC(".maps");
+
+struct coap_scratch {
+	struct coap_work work;
+	struct coap_exchange exchange;
+	struct coap_answered answer;
+	__u64 is_new; /* to be remembered */
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct coap_scratch);
+} coap_scratches SEC(".maps");
+
+static __always_inline struct coap_scratch *coap_scratch(void)
+{
+	__u32 zero = 0;
+
+	return bpf_map_lookup_elem(&coap_scratches, &zero);
+}
+
+/* 1 if a is above b, else 0, without a branch. Both are below 2^63. */
+static __always_inline __u64 coap_above(__u64 a, __u64 b)
+{
+	__u64 less = b - a;
+
+	asm volatile("" : "+r"(less));
+	return less >> 63;
+}
+
+/* A word of which only the first n bytes are kept: all if n is 8 or more, none if it is 0 or less. Without a branch too. */
+static __always_inline __u64 coap_first_bytes(__u64 word, __s64 n)
+{
+	__u64 some = bpf_cpu_to_be64(~(~0ULL >> ((n & 7) * 8))), all = -coap_above(n, 7), none = n >> 63;
+
+	return word & (some | all) & ~none;
+}
+
+static __always_inline __u32 coap_token_len(const struct coap_work *w)
+{
+	return w->in[0] & 15;
+}
+
+static __always_inline int coap_is_non(const struct coap_work *w)
+{
+	return w->in[0] & COAP_NON;
+}
+
+static __always_inline __u64 coap_token(const struct coap_work *w)
+{
+	return coap_first_bytes(COAP_LOAD(__u64, w, 4), coap_token_len(w));
+}
+
+/* The resource or host whose name lies at at of the message, or NULL. */
+static __always_inline __u32 *coap_find(struct rsp_request *r, struct coap_work *w, __u32 at, __u32 len, __u32 host)
+{
+	w->name.slot = r->slot;
+	w->name.len = len;
+	w->name.host = host;
+#pragma unroll
+	for (int i = 0; i < COAP_MAX_PATH / 8; i++)
+		w->name.bytes[i] = coap_first_bytes(COAP_LOAD(__u64, w, (at & COAP_AT) + i * 8), (__s64)len - i * 8);
+	if (!host) /* the first option's delta depends on what is before it */
+		*(__u8 *)w->name.bytes &= 15;
+	return bpf_map_lookup_elem(&coap_names, &w->name);
+}
+
+static __always_inline __u32 *coap_find_resource(struct rsp_request *r, struct coap_work *w)
+{
+	__u32 len = w->path_end - w->path;
+
+	if (len > COAP_MAX_PATH)
+		return 0;
+	return coap_find(r, w, w->path, len, 0);
+}
+
+static __always_inline void coap_begin(struct rsp_request *r, struct coap_work *w)
+{
+	struct udphdr *udp = kerb_udp(r->pkt);
+
+	w->len = r->len;
+	w->number = 0;
+	w->once = 0;
+	w->count = 0;
+	w->path = 0;
+	w->path_end = 0;
+	w->host_len = 0;
+	w->port = udp ? bpf_ntohs(udp->dest) : 0;
+	w->accept = COAP_ANY_FORMAT;
+	w->block = COAP_NO_BLOCK;
+}
+
+static __always_inline int coap_exchange(struct rsp_request *r, const struct coap_work *w, struct coap_exchange *e)
+{
+	struct udphdr *udp = kerb_udp(r->pkt);
+	struct ipv6hdr *ip6 = kerb_ip6(r->pkt);
+	struct iphdr *ip4 = kerb_ip4(r->pkt);
+
+	__builtin_memset(e, 0, sizeof(*e));
+	if (ip4) {
+		e->from.in6_u.u6_addr32[0] = ip4->saddr;
+		e->to.in6_u.u6_addr32[0] = ip4->daddr;
+	} else if (ip6) {
+		e->from = ip6->saddr;
+		e->to = ip6->daddr;
+	}
+	if (!udp)
+		return -1;
+	e->ports = (__u32)udp->source << 16 | udp->dest;
+	e->id = COAP_LOAD(__u16, w, 2);
+	e->family = r->pkt->family;
+	return 0;
+}
+
+/* Whether the request is a duplicate of one that was answered, as that is known. Else it is what will be remembered. */
+static __always_inline struct coap_answered *coap_duplicate(struct rsp_request *r, struct coap_scratch *s, __u32 resource,
+							    __u64 now)
+{
+	__u64 lifetime = coap_is_non(&s->work) ? COAP_NON_LIFETIME : COAP_EXCHANGE_LIFETIME;
+	struct coap_answered *earlier;
+
+	if (coap_exchange(r, &s->work, &s->exchange))
+		return 0;
+	s->is_new = 1;
+	s->answer.at = now;
+	s->answer.token = coap_token(&s->work);
+	s->answer.resource = resource;
+	s->answer.head = s->work.in[0];
+	earlier = bpf_map_lookup_elem(&coap_exchanges, &s->exchange);
+	if (!earlier || now >= earlier->at + lifetime || earlier->head != s->answer.head ||
+	    earlier->token != s->answer.token || earlier->resource != resource)
+		return 0;
+	return earlier;
+}
+
+static __always_inline int coap_knows_etag(const struct coap_work *w, __u64 etag)
+{
+#pragma clang loop unroll(disable)
+	for (__u32 i = 0; i < COAP_MAX_OPTIONS; i++) {
+		if (i >= w->count)
+			break;
+		if (w->etags[i] == etag)
+			return 1;
+	}
+	return 0;
+}
+
+#define COAP_OUT(type, off) (*(type *)(out + ((off) & 0x3f)))
+
+/* Writes Max-Age, as a number without leading zeros, behind an option whose number is delta less. Returns where it ends. */
+static __always_inline __u32 coap_put_max_age(__u8 *out, __u32 off, __u32 delta, __u64 age)
+{
+	__u32 len = coap_above(age, 0) + coap_above(age, 0xff) + coap_above(age, 0xffff) + coap_above(age, 0xffffff);
+
+	COAP_OUT(__u8, off) = delta << 4 | len;
+	COAP_OUT(__u32, off + 1) = bpf_htonl(age << (32 - 8 * len));
+	return off + 1 + len;
+}
+
+static __always_inline __u32 coap_put_block(__u8 *out, __u32 off, __u32 block)
+{
+	__u32 len = coap_above(block, 0);
+
+	COAP_OUT(__u8, off) = (23 - 14) << 4 | len;
+	COAP_OUT(__u8, off + 1) = block;
+	return off + 1 + len;
+}
+
+/* Writes header, token and ETag of the reply. Returns where they end. */
+static __always_inline __u32 coap_put_head(__u8 *out, const struct coap_work *w, __u32 code, __u64 etag)
+{
+	__u32 len = coap_token_len(w), off = 4 + len;
+	__u16 id = COAP_LOAD(__u16, w, 2);
+
+	COAP_OUT(__u8, 0) = (coap_is_non(w) ? 0x50 : 0x60) | len; /* NON, or ACK */
+	COAP_OUT(__u8, 1) = code;
+	COAP_OUT(__u16, 2) = coap_is_non(w) ? ~id : id;
+	COAP_OUT(__u64, 4) = COAP_LOAD(__u64, w, 4);
+	COAP_OUT(__u8, off) = 4 << 4 | COAP_ETAG_LEN;
+	COAP_OUT(__u64, off + 1) = etag;
+	return off + 1 + COAP_ETAG_LEN;
+}
+
+/* Writes the reply. after becomes something that depends on all that was read of the value. */
+static __always_inline int coap_reply(struct rsp_request *r, struct coap_work *w, const struct coap_value *v, __u64 now,
+				      __u64 *after)
+{
+	__u64 etag = v->etag, expires = v->expires, age = expires ? (expires - now) / 1000000000 : v->max_age;
+	__u8 *out = rsp_scratch()->data;
+	__u32 len = v->len, off;
+
+	*after = etag | expires | age | len;
+	if (coap_knows_etag(w, etag)) {
+		off = coap_put_head(out, w, COAP_VALID, etag);
+		r->reply_len = coap_forget(w, coap_put_max_age(out, off, 14 - 4, age));
+		return RSP_REPLY;
+	}
+	if (w->block != COAP_NO_BLOCK && len > 16 << (w->block & 7))
+		return coap_pass(r, COAP_TOO_LONG);
+	off = coap_put_head(out, w, COAP_CONTENT, etag);
+	COAP_OUT(__u32, off) = *(__u32 *)v->option;
+	off += v->option_len & 3;
+	off = coap_put_max_age(out, off, v->option_len ? 14 - 12 : 14 - 4, age);
+	if (w->block != COAP_NO_BLOCK)
+		off = coap_put_block(out, off, w->block);
+	COAP_OUT(__u8, off) = COAP_PAYLOAD; /* overwritten by nothing, if there is no payload */
+	off = coap_forget(w, off + coap_above(len, 0));
+	*after |= coap_copy_value(out, off, v);
+	r->reply_len = coap_forget(w, off + len);
+	return RSP_REPLY;
+}
+
+static __always_inline int coap_answer_with(struct rsp_request *r, struct coap_scratch *s, __u32 resource)
+{
+	struct coap_version *state = bpf_map_lookup_elem(&coap_versions, &resource);
+	struct coap_answered *earlier = 0;
+	struct coap_value *v;
+	__u64 now = kerb_now(), after;
+	__u32 version;
+	int decision;
+
+	if (!state)
+		return coap_pass(r, COAP_UNKNOWN);
+	version = *(volatile __u32 *)&state->active;
+	s->is_new = 0;
+	if (coap_duplicates && r->listener->config[0] & COAP_CONFIG_DUPLICATES)
+		earlier = coap_duplicate(r, s, resource, now);
+	if (earlier && coap_is_non(&s->work)) {
+		s->is_new = 0;
+		return RSP_CONSUME;
+	}
+	if (earlier && coap_is_whole(state, earlier->version, 0)) {
+		s->is_new = 0;
+		version = earlier->version;
+		now = earlier->at;
+	}
+	s->answer.version = version;
+	v = coap_value(resource, version);
+	if (!v || !v->set || (v->expires && now >= v->expires))
+		return coap_pass(r, COAP_NO_VALUE);
+	if (s->work.accept != COAP_ANY_FORMAT && s->work.accept != v->format)
+		return coap_pass(r, COAP_UNACCEPTABLE);
+	r->scratch = 1;
+	decision = coap_reply(r, &s->work, v, now, &after);
+	return coap_is_whole(state, version, after) ? decision : coap_pass(r, COAP_CHANGED);
+}
+
+static __always_inline int coap_check(struct rsp_request *r)
+{
+	struct coap_scratch *s = coap_scratch();
+	__u32 *resource;
+
+	if (!s || r->len > COAP_MAX_REQUEST)
+		return coap_pass(r, COAP_TOO_LONG);
+	coap_begin(r, &s->work);
+	if (coap_copy(r, &s->work))
+		return coap_pass(r, COAP_NO_GET);
+	if (coap_parse(r, &s->work))
+		return RSP_PASS;
+	if (s->work.host_len && !coap_find(r, &s->work, s->work.host, s->work.host_len, 1))
+		return coap_pass(r, COAP_UNKNOWN);
+	resource = coap_find_resource(r, &s->work);
+	return resource ? coap_answer_with(r, s, *resource) : coap_pass(r, COAP_UNKNOWN);
+}
+
+/* Remembers what was answered, for its duplicates. */
+static __always_inline int coap_answer(struct rsp_request *r)
+{
+	struct coap_scratch *s = coap_scratch();
+
+	if (coap_duplicates && s && s->is_new)
+		bpf_map_update_elem(&coap_exchanges, &s->exchange, &s->answer, BPF_ANY);
+	return 0;
+}
+
+#endif

@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package coap
+
+import (
+	"bytes"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"os"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+)
+
+// The data plane and the model must answer alike, byte by byte: random requests, and damaged ones. KERB_MUTATIONS is how many
+// (4,000 unless said), KERB_SEED repeats a failure.
+func TestAgainstModel(t *testing.T) {
+	n, seed := 4000, uint64(time.Now().UnixNano())
+	if v, err := strconv.Atoi(os.Getenv("KERB_MUTATIONS")); err == nil {
+		n = v
+	}
+	if v, err := strconv.ParseUint(os.Getenv("KERB_SEED"), 10, 64); err == nil {
+		seed = v
+	}
+	for _, hook := range hooks {
+		t.Run(hook.name, func(t *testing.T) {
+			d := load(t, hook, fuzzConfig())
+			defer func() {
+				if t.Failed() {
+					t.Logf("repeat with KERB_SEED=%d", seed)
+				}
+			}()
+			compare(t, d, rand.New(rand.NewPCG(seed, 1)), n)
+		})
+	}
+}
+
+// fuzzPaths are of all lengths that are encoded in different ways.
+var fuzzPaths = [][]string{nil, {"", ""}, {"a"}, {"a", ""}, {"sensors", "temp"}, {strings.Repeat("x", 12)}, {strings.Repeat("x", 13)},
+	{"a", strings.Repeat("b", 20), "c"}, {strings.Repeat("z", 62)}, {"a/b", "c"}, {"1", "2", "3", "4", "5", "6", "7", "8", "9"}}
+
+func fuzzConfig() map[string]any {
+	var resources []any
+	for i, p := range fuzzPaths {
+		r := map[string]any{"path": formatPath(p)}
+		if i%3 > 0 {
+			r["contentFormat"] = []any{"application/json", 0, 300}[i%3]
+		}
+		if i%4 > 0 {
+			r["maxAge"] = []string{"0s", "1s", "300s", "70000s", "20000000s"}[i%5]
+		}
+		resources = append(resources, r)
+	}
+	return map[string]any{"resources": resources, "hosts": []string{"sensor.example"}, "duplicates": true}
+}
+
+func compare(t *testing.T, d *device, r *rand.Rand, n int) {
+	g := &generator{Rand: r, model: d.model, paths: fuzzPaths, ids: 50}
+	verdicts := map[Verdict]int{}
+	for i := range n {
+		if r.IntN(30) == 0 {
+			d.setRandom(t, g)
+		}
+		from := netip.MustParseAddrPort(pick(g, "192.0.2.1:1000", "192.0.2.1:1001", "192.0.2.2:1000", "[2001:db8::1]:1000", "[2001:db8::2]:1000"))
+		verdicts[d.check(t, i, from, serverOf(from), g.datagram())]++
+		if t.Failed() {
+			return
+		}
+	}
+	t.Logf("%d requests: %d answered, %d passed, %d ignored", n, verdicts[Reply], verdicts[Pass], verdicts[Ignore])
+	if verdicts[Reply] < n/10 || verdicts[Pass] < n/10 {
+		t.Error("the generator misses what it should meet")
+	}
+}
+
+// check sends a request. As time goes by, the model is asked at the earliest time that the data plane may have seen; if it
+// would have answered otherwise, at the latest.
+func (d *device) check(t *testing.T, i int, from, to netip.AddrPort, datagram []byte) Verdict {
+	t.Helper()
+	at := sinceBoot() - coarse
+	got, verdict := d.send(t, from, to, datagram)
+	if early, v := d.model.clone().Decide(from, to, datagram, at); v != verdict || !bytes.Equal(got, early) {
+		at = sinceBoot()
+	}
+	want, wantVerdict := d.model.Decide(from, to, datagram, at)
+	if verdict != wantVerdict || !bytes.Equal(got, want) {
+		t.Errorf("request %d from %v: %x\ngot  %v %x\nwant %v %x", i, from, datagram, verdict, got, wantVerdict, want)
+	}
+	if len(got) > maxHead+MaxValue {
+		t.Errorf("a reply of %d bytes", len(got))
+	}
+	return verdict
+}
+
+// coarse is how far the data plane's clock may be behind.
+const coarse = 20 * time.Millisecond
+
+// clone is a model whose decisions change nothing here.
+func (m *Model) clone() *Model {
+	c := *m
+	c.Duplicates = false
+	return &c
+}
+
+func (v Verdict) String() string { return [...]string{"pass", "reply", "ignore"}[v] }
+
+// setRandom changes or takes away a random value.
+func (d *device) setRandom(t *testing.T, g *generator) {
+	path := formatPath(pick(g, g.paths...))
+	size := pick(g, 0, 1, 2, 5, 15, 16, 17, 63, 64, 65, 200, 1023, 1024)
+	switch g.IntN(6) {
+	case 0:
+		d.set(t, path, nil, 0)
+	case 1:
+		d.set(t, path, g.bytes(size), time.Duration(1+g.IntN(3))*100*time.Millisecond)
+	case 2:
+		d.set(t, path, g.bytes(size), time.Duration(1+g.IntN(100000))*time.Second)
+	default:
+		d.set(t, path, fmt.Append(nil, g.IntN(100)), 0)
+	}
+}

@@ -1,0 +1,236 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package coap
+
+import (
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/rlimit"
+
+	"github.com/kerb-edge/kerb/internal/dataplane"
+	"github.com/kerb-edge/kerb/internal/pkgs"
+	"github.com/kerb-edge/kerb/modules/responder/app"
+	"github.com/kerb-edge/kerb/sdk"
+)
+
+// responder is the package that this application is part of, compiled once. On the kernels of the matrix there is no compiler,
+// but the objects that were built before.
+var responder = sync.OnceValues(func() (*pkgs.Package, error) {
+	const source = "../.."
+	if os.Getenv("KERB_MATRIX") != "" {
+		return pkgs.Open(source)
+	}
+	dir, err := os.MkdirTemp("", "responder-coap-test-")
+	if err != nil {
+		return nil, err
+	}
+	defer os.RemoveAll(dir)
+	for _, pattern := range []string{"kerb.yaml", "*.h", "*.bpf.c", "apps/*/*.h"} {
+		files, err := filepath.Glob(filepath.Join(source, pattern))
+		if err != nil {
+			return nil, err
+		}
+		for _, file := range files {
+			if err := copyFile(filepath.Join(dir, strings.TrimPrefix(file, source)), file); err != nil {
+				return nil, err
+			}
+		}
+	}
+	var out strings.Builder
+	if err := pkgs.Build(context.Background(), dir, pkgs.Options{Out: &out}); err != nil {
+		return nil, errors.New(err.Error() + "\n" + out.String())
+	}
+	return pkgs.Open(dir)
+})
+
+func copyFile(to, from string) error {
+	text, err := os.ReadFile(from)
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
+		return err
+	}
+	return os.WriteFile(to, text, 0o644)
+}
+
+// hook is where the data plane runs, and what it returns there.
+type hook struct {
+	name              string
+	side              dataplane.Side
+	next, reply, drop int32
+}
+
+var hooks = []hook{{"xdp", dataplane.OnXDP, 2, 3, 1}, {"tc", dataplane.OnTCEgress, -1, 7, 2}}
+
+const (
+	slot = 5
+	port = 5683
+)
+
+// device is the responder with one listener, loaded but not attached.
+type device struct {
+	hook
+	loaded   *dataplane.Loaded
+	maps     sdk.Maps
+	listener *Listener
+	model    *Model
+}
+
+// listenerConfig mirrors struct rsp_listener.
+type listenerConfig struct {
+	Slot                             uint32
+	App, Drop                        uint8
+	MinRequest, MaxRequest, MaxReply uint16
+	TotalRate                        uint32
+	SourceCost, SourceBurst          uint64
+	Config                           [app.Words]uint32
+}
+
+const maxReply = 1232
+
+func load(t testing.TB, h hook, config any) *device {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root for BPF")
+	}
+	if err := rlimit.RemoveMemlock(); err != nil {
+		t.Fatal(err)
+	}
+	p, err := responder()
+	if err != nil {
+		t.Fatal(err)
+	}
+	raw, err := json.Marshal(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := &device{hook: h}
+	if d.listener, err = compile(app.Listener{Name: "coap", Port: port, Config: raw}); err != nil {
+		t.Fatal(err)
+	}
+	settings := coap{}.Settings([]app.Service{d.listener})
+	settings.Constants["limit_sources"], settings.Constants["limit_total"] = false, false
+	for _, other := range []string{"echo", "speedlimit"} {
+		settings.Constants["use_"+other] = false
+	}
+	d.loaded, err = dataplane.Load(h.side, dataplane.Ingress, dataplane.Module{
+		Name: "coap", ID: "c0a9c0a9", ConfigMaps: p.Maps.Config, Settings: settings,
+		Spec: func(h dataplane.Hook) (*ebpf.CollectionSpec, error) { return p.Spec(string(h)) },
+		Fill: func(maps sdk.Maps) error { return errors.Join(d.fill(maps), coap{}.Fill(maps, d.placed())) },
+	})
+	var rejected *dataplane.RejectedError
+	if errors.As(err, &rejected) {
+		t.Fatalf("%v\n%s", err, rejected.Log[max(0, len(rejected.Log)-4000):])
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(d.loaded.Close)
+	d.maps = d.loaded.Maps["coap"]
+	d.model = &Model{Hosts: map[string]bool{}, Resources: map[string]*Resource{}, MaxReply: maxReply, Duplicates: d.listener.duplicates}
+	for _, host := range d.listener.hosts {
+		d.model.Hosts[host] = true
+	}
+	for _, r := range d.listener.resources {
+		d.model.Resources[string(r.path)] = &Resource{now: r.value(nil)}
+	}
+	return d
+}
+
+func (d *device) placed() []app.Placed {
+	return []app.Placed{{Name: "coap", Port: port, Slot: slot, Service: d.listener}}
+}
+
+var serverAddrs = []string{"198.51.100.1", "2001:db8:1::1"}
+
+// fill writes the maps that are the responder's own: one listener, without limits of rate.
+func (d *device) fill(maps sdk.Maps) error {
+	ports := make([]byte, 8+2*8192)
+	binary.NativeEndian.PutUint32(ports[8+port/32*4:], 1<<(port%32))
+	l := listenerConfig{Slot: slot, MinRequest: 1, MaxRequest: 1472, MaxReply: maxReply}
+	l.Config = d.listener.Shape().Config
+	err := maps["ports"].Put(uint32(0), ports)
+	for _, text := range serverAddrs {
+		addr := netip.MustParseAddr(text)
+		key := binary.BigEndian.AppendUint16(addr.AsSlice(), port)
+		name := "listeners4"
+		if addr.Is6() {
+			name = "listeners6"
+		}
+		err = errors.Join(err, maps[name].Put(append(key, 0, 0), l))
+	}
+	return err
+}
+
+// serverOf is the server in the family of a client.
+func serverOf(from netip.AddrPort) netip.AddrPort {
+	text := serverAddrs[0]
+	if from.Addr().Is6() {
+		text = serverAddrs[1]
+	}
+	return netip.AddrPortFrom(netip.MustParseAddr(text), port)
+}
+
+// send runs a request through the data plane.
+func (d *device) send(t testing.TB, from, to netip.AddrPort, datagram []byte) ([]byte, Verdict) {
+	t.Helper()
+	in := frame(from, to, datagram)
+	opts := &ebpf.RunOptions{Data: in, DataOut: make([]byte, 2048)}
+	action, err := d.loaded.Program.Run(opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	switch int32(action) {
+	case d.next:
+		if string(opts.DataOut) != string(in) {
+			t.Error("a request that goes on to the server was changed")
+		}
+		return nil, Pass
+	case d.drop:
+		return nil, Ignore
+	case d.reply:
+		src, dst, payload, err := unframe(opts.DataOut)
+		if err != nil || src != to || dst != from {
+			t.Errorf("reply from %v to %v: %v", src, dst, err)
+		}
+		return payload, Reply
+	}
+	t.Fatalf("action %d", int32(action))
+	return nil, Pass
+}
+
+// set gives a resource a value, nil takes it away, here and in the model.
+func (d *device) set(t testing.TB, path string, data []byte, lease time.Duration) {
+	t.Helper()
+	segments, err := ParsePath(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	key := string(encodePath(segments))
+	r := d.listener.byPath[key]
+	var s *setting
+	if data != nil {
+		s = newSetting(data, lease)
+	}
+	table, err := openTable(d.maps)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer table.close()
+	if err := table.set(newName(slot, 0, r.path), r, s); err != nil {
+		t.Fatal(err)
+	}
+	d.model.Resources[key].Set(r.value(s))
+}

@@ -1,0 +1,222 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* Reading a CoAP message (RFC 7252): header, token and options of a GET. What the options say is kept in memory, not in
+ * registers: there the verifier forgets it, and walks the loop over options once, not once for every combination. */
+#ifndef RSP_COAP_MESSAGE_H
+#define RSP_COAP_MESSAGE_H
+
+#include "../../respond.h"
+
+#define COAP_MAX_REQUEST 256 /* model.go knows these too */
+#define COAP_MAX_OPTIONS 16
+#define COAP_MAX_PATH	 64
+#define COAP_AT		 0x1ff /* an offset, so that the verifier sees a bound */
+#define COAP_SLACK	 (COAP_MAX_PATH + 8)
+
+enum coap_option {
+	COAP_URI_HOST = 3,
+	COAP_ETAG = 4,
+	COAP_OBSERVE = 6, /* RFC 7641 */
+	COAP_URI_PORT = 7,
+	COAP_URI_PATH = 11,
+	COAP_ACCEPT = 17,
+	COAP_BLOCK2 = 23, /* RFC 7959 */
+	COAP_NO_RESPONSE = 258, /* RFC 7967 */
+};
+
+#define COAP_VERSION_TYPE 0xe0 /* bits of the first byte that say version 1, CON or NON */
+#define COAP_NON	  0x10
+#define COAP_GET	  1
+#define COAP_PAYLOAD	  0xff
+#define COAP_ETAG_LEN	  8
+#define COAP_ANY_FORMAT	  0xffffffff
+#define COAP_NO_BLOCK	  0xffffffff
+
+/* Why a request goes on to the server; control plane and docs name them. */
+enum coap_why {
+	COAP_NO_GET = 0,	/* no message, or none that asks: another method, empty, with a payload */
+	COAP_OPTION = 1,	/* an option that is the server's, or twice or malformed */
+	COAP_UNKNOWN = 2,	/* no such resource or host */
+	COAP_NO_VALUE = 3,	/* not set, or expired */
+	COAP_UNACCEPTABLE = 4,	/* wanted in another format */
+	COAP_TOO_LONG = 5,	/* more bytes or options than are read, or a block too small for the value */
+	COAP_CHANGED = 6,	/* the value was replaced twice while it was read */
+};
+
+/* What a path or host name is looked up by. */
+struct coap_name {
+	__u32 slot; /* of the listener */
+	__u16 len;
+	__u16 host; /* 1: a host name, 0: a path */
+	__u64 bytes[COAP_MAX_PATH / 8]; /* zeros behind len */
+};
+
+/* The message that is being answered. */
+struct coap_work {
+	__u8 in[COAP_AT + 1 + COAP_SLACK];
+	__u64 etags[COAP_MAX_OPTIONS]; /* of 8 bytes, as ours have; 0: none */
+	__u64 forgotten;   /* coap_forget */
+	__u32 len;	   /* of the message */
+	__u32 number;	   /* of the option */
+	__u32 once;	   /* bits of options seen that may be there once */
+	__u32 count;	   /* of etags */
+	__u32 path, path_end; /* where the Uri-Path options lie, with their headers */
+	__u32 host, host_len;
+	__u32 port;	   /* the request's destination */
+	__u32 accept;	   /* COAP_ANY_FORMAT: not asked for */
+	__u32 block;	   /* size asked for, as its exponent less 4; COAP_NO_BLOCK: not asked for */
+	struct coap_name name;
+};
+
+#define COAP_LOAD(type, w, off) (*(type *)((w)->in + ((off) & COAP_AT)))
+
+static __always_inline int coap_pass(struct rsp_request *r, __u32 why)
+{
+	r->why = why;
+	return RSP_PASS;
+}
+
+/* The same number, of which the verifier knows nothing any more: else it would follow what comes next for each value. */
+static __always_inline __u64 coap_forget(struct coap_work *w, __u64 number)
+{
+	*(volatile __u64 *)&w->forgotten = number;
+	return *(volatile __u64 *)&w->forgotten;
+}
+
+/* Copies the message out of the packet: in 16 bytes each, then what is left. 0, or -1. */
+static __noinline int coap_copy(struct rsp_request *r, struct coap_work *w)
+{
+	__u32 len = w->len, off = 0;
+
+#pragma clang loop unroll(disable)
+	for (int i = 0; i < COAP_MAX_REQUEST / 16; i++) {
+		__u64 *from;
+
+		if (off + 16 > len)
+			break;
+		from = rsp_at(r, off, 16);
+		if (!from)
+			return -1;
+		COAP_LOAD(__u64, w, off) = from[0];
+		COAP_LOAD(__u64, w, off + 8) = from[1];
+		off += 16;
+	}
+	off = coap_forget(w, off);
+#define COAP_COPY_REST(type)                                                                                                   \
+	if (coap_forget(w, len) & sizeof(type)) {                                                                              \
+		type *from = rsp_at(r, off, sizeof(type));                                                                     \
+		if (!from)                                                                                                     \
+			return -1;                                                                                             \
+		COAP_LOAD(type, w, off) = *from;                                                                               \
+		off += sizeof(type);                                                                                           \
+	}
+	COAP_COPY_REST(__u64)
+	COAP_COPY_REST(__u32)
+	COAP_COPY_REST(__u16)
+	COAP_COPY_REST(__u8)
+#undef COAP_COPY_REST
+	return 0;
+}
+
+/* The number in an option of up to 3 bytes. */
+static __always_inline __u32 coap_uint(const struct coap_work *w, __u32 at, __u32 len)
+{
+	__u64 word = bpf_ntohl(COAP_LOAD(__u32, w, at));
+
+	return word >> ((32 - 8 * len) & 63);
+}
+
+/* Options that may be there once; critical ones are refused the second time (RFC 7252, section 5.4.5). */
+static __always_inline int coap_once(struct coap_work *w, __u32 bit, __u32 len, __u32 most)
+{
+	if (len > most || w->once & bit)
+		return -1;
+	w->once |= bit;
+	return 0;
+}
+
+static __always_inline int coap_block(struct coap_work *w, __u32 at, __u32 len)
+{
+	__u32 value = coap_uint(w, at, len);
+
+	w->block = value & 7;
+	return value >> 4 || w->block == 7 ? -1 : 0;
+}
+
+/* Takes the option whose header is at head and whose value is at at. -1: not for us. */
+static __always_inline int coap_take(struct coap_work *w, __u32 head, __u32 at, __u32 len)
+{
+	__u32 number = w->number;
+
+	switch (number) {
+	case COAP_URI_PATH:
+		if (!w->path_end)
+			w->path = head;
+		w->path_end = at + len;
+		return 0;
+	case COAP_ETAG:
+		if (len == COAP_ETAG_LEN)
+			w->etags[w->count++ & (COAP_MAX_OPTIONS - 1)] = COAP_LOAD(__u64, w, at);
+		return 0;
+	case COAP_ACCEPT:
+		w->accept = coap_uint(w, at, len);
+		return coap_once(w, 1, len, 2);
+	case COAP_BLOCK2:
+		return coap_once(w, 2, len, 3) ?: coap_block(w, at, len);
+	case COAP_URI_HOST:
+		w->host = at;
+		w->host_len = len;
+		return coap_once(w, 4, len, COAP_MAX_PATH) ?: -!len;
+	case COAP_URI_PORT:
+		return coap_once(w, 8, len, 2) ?: -(coap_uint(w, at, len) != w->port);
+	case COAP_OBSERVE:
+	case COAP_NO_RESPONSE:
+		return -1;
+	}
+	return number & 1 ? -1 : 0; /* critical options have odd numbers */
+}
+
+/* Steps over the option at off (RFC 7252, section 3.1) without a branch. Returns where the next one is, or 0. A length of
+ * 269 bytes or more does not fit a request that is read. */
+static __always_inline __u32 coap_step(struct coap_work *w, __u32 off)
+{
+	__u32 first = COAP_LOAD(__u8, w, off), delta = first >> 4, len = first & 15;
+	__u32 delta8 = kerb_same(delta, 13), delta16 = kerb_same(delta, 14), len8 = kerb_same(len, 13), at = off + 1;
+	__u32 ext8 = COAP_LOAD(__u8, w, at), ext16 = ext8 << 8 | COAP_LOAD(__u8, w, at + 1);
+
+	if (delta == 15 || len > 13)
+		return 0;
+	w->number += delta + delta8 * ext8 + delta16 * (269 - 14 + ext16);
+	at += delta8 + 2 * delta16;
+	len += len8 * COAP_LOAD(__u8, w, at);
+	at += len8;
+	if (at + len > w->len || w->number > 0xffff)
+		return 0;
+	return coap_take(w, off, at, len) ? 0 : at + len;
+}
+
+/* Reads header, token and options. 0, or -1 and r->why. */
+static __always_inline int coap_parse(struct rsp_request *r, struct coap_work *w)
+{
+	__u32 head = COAP_LOAD(__u8, w, 0), off = 4 + (head & 15);
+
+	r->why = COAP_NO_GET;
+	if ((head & COAP_VERSION_TYPE) != 0x40 || (head & 15) > 8 || COAP_LOAD(__u8, w, 1) != COAP_GET || off > w->len)
+		return -1;
+	r->why = COAP_OPTION;
+#pragma clang loop unroll(disable)
+	for (int i = 0; i < COAP_MAX_OPTIONS; i++) {
+		if (off >= w->len)
+			return 0;
+		if (COAP_LOAD(__u8, w, off) == COAP_PAYLOAD) {
+			r->why = COAP_NO_GET;
+			return -1;
+		}
+		off = coap_step(w, off) & COAP_AT;
+		if (!off)
+			return -1;
+	}
+	r->why = COAP_TOO_LONG;
+	return off == w->len ? 0 : -1;
+}
+
+#endif

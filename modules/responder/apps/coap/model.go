@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package coap
+
+import (
+	"net/netip"
+	"time"
+)
+
+// Limits of what the data plane answers; what exceeds them goes on to the server.
+const (
+	MaxRequest = 256  // bytes of a message
+	MaxOptions = 16   // of a request
+	MaxValue   = 1024 // bytes of a value: the largest block of RFC 7959
+	maxHead    = 32   // bytes of a reply before the value
+)
+
+// How long a message is a duplicate of an earlier one (RFC 7252, section 4.8.2).
+const (
+	exchangeLifetime = 247 * time.Second // confirmable
+	nonLifetime      = 145 * time.Second
+)
+
+// Verdict on a message.
+type Verdict int
+
+// Verdicts.
+const (
+	Pass   Verdict = iota // on to the server
+	Reply                 // answered
+	Ignore                // a duplicate that gets no answer
+)
+
+// Model decides on messages as coap.h does.
+type Model struct {
+	Hosts      map[string]bool // accepted in Uri-Host
+	Resources  map[string]*Resource
+	MaxReply   int // bytes of a message
+	Duplicates bool
+
+	seen map[exchange]answered
+}
+
+// Resource of the model: the latest value and the one before it, which duplicates get.
+type Resource struct {
+	now, before *Value
+}
+
+// Set gives the resource a new value; nil takes it away.
+func (r *Resource) Set(v *Value) { r.before, r.now = r.now, v }
+
+// exchange is what duplicates have in common.
+type exchange struct {
+	from, to netip.AddrPort
+	id       uint16
+}
+
+// answered is a message that was answered. One with the same id, but another type, token or resource is no duplicate: its
+// client has used an id twice, and would not know the earlier answer as its own.
+type answered struct {
+	head     byte
+	token    string
+	resource *Resource
+	value    *Value
+	at       time.Duration
+}
+
+// request is a GET that the data plane may answer.
+type request struct {
+	*Message
+	path   string // as in a request
+	etags  [][8]byte
+	accept int // -1: anything
+	block  int // largest block, as its exponent less 4; -1: not asked for
+}
+
+// Decide is what becomes of a datagram that arrives at now, a time since boot.
+func (m *Model) Decide(from, to netip.AddrPort, datagram []byte, now time.Duration) ([]byte, Verdict) {
+	r := m.read(datagram, to.Port())
+	if r == nil {
+		return nil, Pass
+	}
+	res := m.Resources[r.path]
+	if res == nil {
+		return nil, Pass
+	}
+	value, at := res.now, now
+	key := exchange{from, to, r.ID}
+	earlier, known := m.seen[key]
+	lifetime := exchangeLifetime
+	if r.Type == NonConfirmable {
+		lifetime = nonLifetime
+	}
+	known = known && now < earlier.at+lifetime &&
+		earlier.head == datagram[0] && earlier.token == string(r.Token) && earlier.resource == res
+	switch {
+	case known && r.Type == NonConfirmable:
+		return nil, Ignore
+	case known && earlier.value != nil && (earlier.value == res.now || earlier.value == res.before):
+		value, at = earlier.value, earlier.at
+	default:
+		known = false
+	}
+	reply := r.reply(value, at)
+	if reply == nil || len(reply) > m.MaxReply {
+		return nil, Pass
+	}
+	if m.Duplicates && !known {
+		if m.seen == nil {
+			m.seen = map[exchange]answered{}
+		}
+		m.seen[key] = answered{datagram[0], string(r.Token), res, value, now}
+	}
+	return reply, Reply
+}
+
+// read returns nil for a message that is none of the data plane's.
+func (m *Model) read(datagram []byte, port uint16) *request {
+	msg, err := Read(datagram)
+	if err != nil || len(datagram) > MaxRequest || msg.Type > NonConfirmable || msg.Code != GET ||
+		len(msg.Payload) > 0 || len(msg.Options) > MaxOptions {
+		return nil
+	}
+	r := &request{Message: msg, accept: -1, block: -1}
+	var segments []string
+	seen := map[int]bool{}
+	for _, o := range msg.Options {
+		once := !seen[o.Number]
+		seen[o.Number] = true
+		switch o.Number {
+		case URIPath:
+			segments = append(segments, string(o.Value))
+		case ETag:
+			if len(o.Value) == 8 {
+				r.etags = append(r.etags, [8]byte(o.Value))
+			}
+		case Accept:
+			n, ok := o.Uint(2)
+			if r.accept = int(n); !ok || !once {
+				return nil
+			}
+		case Block2:
+			n, ok := o.Uint(3)
+			if r.block = int(n & 7); !ok || !once || n>>4 != 0 || r.block == 7 {
+				return nil
+			}
+		case URIHost:
+			if !once || !m.Hosts[string(o.Value)] {
+				return nil
+			}
+		case URIPort:
+			if n, ok := o.Uint(2); !ok || !once || n != uint32(port) {
+				return nil
+			}
+		case Observe, NoResponse:
+			return nil
+		default:
+			if o.Number%2 == 1 { // critical
+				return nil
+			}
+		}
+	}
+	path := encodePath(segments)
+	r.path = string(path)
+	return r
+}
+
+// reply returns nil when the value does not answer the request.
+func (r *request) reply(v *Value, at time.Duration) []byte {
+	if v == nil || v.Expires != 0 && at >= v.Expires || r.accept >= 0 && r.accept != v.Format {
+		return nil
+	}
+	out := &Message{Type: Acknowledgement, Code: Content, ID: r.ID, Token: r.Token}
+	if r.Type == NonConfirmable {
+		out.Type, out.ID = NonConfirmable, ^r.ID
+	}
+	age := uint32(v.MaxAge)
+	if v.Expires != 0 {
+		age = uint32((v.Expires - at) / time.Second)
+	}
+	out.Options = []Option{{ETag, v.ETag[:]}, Uint(MaxAge, age)}
+	for _, etag := range r.etags {
+		if etag == v.ETag {
+			out.Code = Valid
+			return out.Bytes()
+		}
+	}
+	if r.block >= 0 {
+		if len(v.Data) > 16<<r.block {
+			return nil
+		}
+		out.Options = append(out.Options, Uint(Block2, uint32(r.block)))
+	}
+	if v.Format >= 0 {
+		out.Options = append(out.Options, Uint(ContentFormat, uint32(v.Format)))
+	}
+	out.Payload = v.Data
+	return out.Bytes()
+}

@@ -1,0 +1,104 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* Values of resources, which user space replaces while they are read. A resource has two places: version n is in place n & 1.
+ * Who writes version n first says so in writing, then fills the place, then makes it the active one. So a reader of version n
+ * has read it whole if, afterwards, the writer has not come further than n + 1: that is in the other place. The version
+ * before the active one can be read too, until then: duplicates want it. */
+#ifndef RSP_COAP_VALUE_H
+#define RSP_COAP_VALUE_H
+
+#include "message.h"
+
+#define COAP_MAX_VALUE 1024 /* model.go knows it too */
+
+struct coap_version {
+	__u32 active;	/* 0: no value yet */
+	__u32 writing;	/* active, or active + 1 */
+};
+
+struct coap_value {
+	__u64 etag;	/* as it lies in memory */
+	__u64 expires;	/* ns since boot, from then on it is the server's again; 0: never */
+	__u32 max_age;	/* seconds, if it never expires */
+	__u32 format;	/* Content-Format; COAP_ANY_FORMAT: none */
+	__u8 option[4]; /* the Content-Format option on the wire, after an ETag */
+	__u16 len;
+	__u8 option_len;
+	__u8 set;
+	__u8 data[COAP_MAX_VALUE];
+};
+
+/* These three are as large as the config needs. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 1);
+	__type(key, struct coap_name);
+	__type(value, __u32); /* number of the resource; of a host: nothing */
+} coap_names SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__uint(map_flags, BPF_F_MMAPABLE); /* written by atomic stores */
+	__type(key, __u32);		   /* number of the resource */
+	__type(value, struct coap_version);
+} coap_versions SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 2);
+	__type(key, __u32); /* number of the resource * 2 + place */
+	__type(value, struct coap_value);
+} coap_values SEC(".maps");
+
+/* What was set while the module runs. User space's alone, kept here so that it outlives changes of the config and the control
+ * plane. */
+struct coap_setting {
+	__u64 expires; /* as above */
+	__u64 len;
+	__u8 data[COAP_MAX_VALUE];
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 2048);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct coap_name);
+	__type(value, struct coap_setting);
+} coap_set SEC(".maps");
+
+static __always_inline struct coap_value *coap_value(__u32 resource, __u32 version)
+{
+	__u32 place = resource * 2 + (version & 1);
+
+	return bpf_map_lookup_elem(&coap_values, &place);
+}
+
+/* Copies the value's bytes to off of the reply, in words: what follows a reply does not matter. The result depends on all
+ * that was read. */
+static __always_inline __u64 coap_copy_value(__u8 *reply, __u32 off, const struct coap_value *value)
+{
+	__u32 len = value->len;
+	__u64 all = 0;
+
+#pragma clang loop unroll(disable)
+	for (__u32 i = 0; i < COAP_MAX_VALUE; i += 8) {
+		__u64 word;
+
+		if (i >= len)
+			break;
+		word = *(__u64 *)(value->data + i);
+		*(__u64 *)(reply + (off & 0x3f) + i) = word;
+		all |= word;
+	}
+	return all;
+}
+
+/* Whether the value of a version, which was read before, was not written meanwhile. after is what was read: the look at
+ * writing depends on it, so that no processor looks earlier. */
+static __always_inline int coap_is_whole(struct coap_version *state, __u32 version, __u64 after)
+{
+	asm volatile("%0 &= 0" : "+r"(after));
+	return *(volatile __u32 *)((void *)&state->writing + after) - version < 2;
+}
+
+#endif
