@@ -31,7 +31,8 @@ func moduleKind() kind[v1alpha1.Module] {
 
 func (a *app) moduleCommand() *cobra.Command {
 	k := moduleKind()
-	return noun("module", "Packages deployed on the node, and what they do", k.list(a), k.get(a), k.delete(a), a.dropsCommand(), a.queryCommand())
+	return noun("module", "Packages deployed on the node, and what they do", k.list(a), k.get(a), k.delete(a), a.dropsCommand(), a.queryCommand(),
+		a.valuesCommand(), a.setCommand())
 }
 
 func moduleRow(m v1alpha1.Module) []any {

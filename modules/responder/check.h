@@ -357,9 +357,31 @@ static __always_inline int rsp_ip4_checksum_right(const struct kerb_pkt *pkt, co
 	return kerb_fold(sum) == 0xffff;
 }
 
-/* None is allowed on IPv4 only. XDP cannot tell a checksum that the sender left to its network card, which holds the sum of
- * the pseudo-header alone, as on every veth: such a one counts as right, if the configuration says so. */
-static __always_inline int rsp_checksum_right(const struct rsp_request *r, const struct rsp_ends *e, const struct udphdr *udp)
+/* Whether a checksum that holds the sum of the pseudo-header alone is one that the sender left to its network card. XDP cannot
+ * know: such a one counts as right, if the configuration says so. On TC the kernel does: it changes no partial one for
+ * payload. */
+static __always_inline int rsp_partial(const struct rsp_request *r, struct udphdr *udp)
+{
+#ifdef KERB_HOOK_TC
+	__u16 before = udp->check;
+
+	if (bpf_l4_csum_replace(r->pkt->ctx, r->pkt->l4 + __builtin_offsetof(struct udphdr, check), 0, 1, 0))
+		return 0;
+	kerb_reload(r->pkt);
+	udp = kerb_at(r->pkt, r->pkt->l4, sizeof(*udp));
+	if (!udp)
+		return 0;
+	if (udp->check == before)
+		return accept_partial;
+	udp->check = before;
+	return 0;
+#else
+	return accept_partial;
+#endif
+}
+
+/* None is allowed on IPv4 only. */
+static __always_inline int rsp_checksum_right(const struct rsp_request *r, const struct rsp_ends *e, struct udphdr *udp)
 {
 	__u64 sum = e->sum + udp->len;
 
@@ -367,7 +389,7 @@ static __always_inline int rsp_checksum_right(const struct rsp_request *r, const
 		return r->pkt->family == 4;
 	if (kerb_fold(sum + udp->len + udp->source + udp->dest + udp->check + r->sum) == 0xffff)
 		return 1;
-	return accept_partial && udp->check == kerb_fold(sum);
+	return udp->check == kerb_fold(sum) && rsp_partial(r, udp);
 }
 
 #endif

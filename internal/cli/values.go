@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"strings"
+
+	"github.com/spf13/cobra"
+)
+
+func (a *app) valuesCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:               "values NAME",
+		Short:             "Show what can be set in a module while it runs",
+		Example:           "  kerb module values sign",
+		Args:              cobra.ExactArgs(1),
+		ValidArgsFunction: moduleKind().complete(a),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			values, err := fetch[[]map[string]any](cmd.Context(), a, valuesPath(args[0]))
+			if err != nil {
+				return err
+			}
+			return a.print(cmd.OutOrStdout(), values, func(w io.Writer) { printValues(w, values) })
+		},
+	}
+}
+
+func printValues(w io.Writer, values []map[string]any) {
+	line(w, "PATH", "VALUE")
+	for _, v := range values {
+		line(w, plain(v["path"]), plain(v["value"]))
+	}
+}
+
+func (a *app) setCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:               "set NAME PATH=VALUE...",
+		Short:             "Set values of a module while it runs",
+		Long:              "Sets values that the module offers: `kerb module values NAME` lists them. The first one that is refused ends it.",
+		Example:           "  kerb module set sign sign/cars=12\n  kerb module set things things/sensors/temperature=21.5",
+		Args:              cobra.MinimumNArgs(2),
+		ValidArgsFunction: moduleKind().complete(a),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			for _, assignment := range args[1:] {
+				path, value, ok := strings.Cut(assignment, "=")
+				if !ok || path == "" {
+					return fmt.Errorf("%q is not PATH=VALUE", assignment)
+				}
+				body, err := json.Marshal(map[string]string{"value": value})
+				if err != nil {
+					return err
+				}
+				if _, err := a.call(cmd.Context(), http.MethodPut, valuesPath(args[0])+"/"+escapePath(path), body); err != nil {
+					return fmt.Errorf("%s: %w", path, err)
+				}
+				fmt.Fprintf(cmd.OutOrStdout(), "%s set\n", path)
+			}
+			return nil
+		},
+	}
+}
+
+func valuesPath(module string) string { return "/v1/modules/" + url.PathEscape(module) + "/values" }
+
+// escapePath escapes the parts of a path, not its slashes.
+func escapePath(path string) string {
+	parts := strings.Split(path, "/")
+	for i := range parts {
+		parts[i] = url.PathEscape(parts[i])
+	}
+	return strings.Join(parts, "/")
+}

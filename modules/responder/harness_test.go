@@ -1,0 +1,223 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package responder
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/rlimit"
+
+	"github.com/kerb-edge/kerb/internal/dataplane"
+	"github.com/kerb-edge/kerb/internal/pkgs"
+	"github.com/kerb-edge/kerb/modules/responder/app"
+	"github.com/kerb-edge/kerb/modules/responder/apps/speedlimit"
+	"github.com/kerb-edge/kerb/sdk"
+)
+
+// built compiles the package once, beside the source tree. On the kernels of the matrix there is no compiler, but the objects
+// that were built before.
+var built = sync.OnceValues(func() (*pkgs.Package, error) {
+	if os.Getenv("KERB_MATRIX") != "" {
+		return pkgs.Open(".")
+	}
+	dir, err := os.MkdirTemp("", "responder-test-")
+	if err != nil {
+		return nil, err
+	}
+	defer os.RemoveAll(dir)
+	if err := os.CopyFS(dir, os.DirFS(".")); err != nil {
+		return nil, err
+	}
+	var out strings.Builder
+	if err := pkgs.Build(context.Background(), dir, pkgs.Options{Out: &out}); err != nil {
+		return nil, fmt.Errorf("%w\n%s", err, out.String())
+	}
+	return pkgs.Open(dir)
+})
+
+func needRoot(t testing.TB) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root for BPF")
+	}
+	if err := rlimit.RemoveMemlock(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func compileConfig(t testing.TB, config string) *Responder {
+	t.Helper()
+	c, err := Control().Compile(json.RawMessage(config))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c.(*Responder)
+}
+
+// module is the package as the agent would deploy it.
+func module(t testing.TB, f *Responder) dataplane.Module {
+	t.Helper()
+	p, err := built()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return dataplane.Module{
+		Name:       "resp",
+		ID:         "0123456789",
+		Spec:       func(h dataplane.Hook) (*ebpf.CollectionSpec, error) { return p.Spec(string(h)) },
+		ConfigMaps: p.Maps.Config,
+		Settings:   f.Settings(),
+		Fill:       f.Fill,
+		Frags:      p.Frags,
+	}
+}
+
+// kernel is a responder loaded on one hook, but not attached.
+type kernel struct {
+	*Responder
+	t      testing.TB
+	hook   dataplane.Hook
+	loaded *dataplane.Loaded
+	prog   *ebpf.Program
+	maps   sdk.Maps
+}
+
+var hooks = []dataplane.Hook{dataplane.XDP, dataplane.TC}
+
+// onHooks runs a test on each hook.
+func onHooks(t *testing.T, config string, test func(t *testing.T, k *kernel)) {
+	for _, hook := range hooks {
+		t.Run(string(hook), func(t *testing.T) { test(t, load(t, hook, config)) })
+	}
+}
+
+func load(t testing.TB, hook dataplane.Hook, config string) *kernel {
+	t.Helper()
+	needRoot(t)
+	f := compileConfig(t, config)
+	side := dataplane.OnXDP
+	if hook == dataplane.TC {
+		side = dataplane.OnTCEgress
+	}
+	l, err := dataplane.Load(side, dataplane.Ingress, module(t, f))
+	explain(t, err)
+	t.Cleanup(l.Close)
+	return &kernel{f, t, hook, l, l.Program, l.Maps["resp"]}
+}
+
+func explain(t testing.TB, err error) {
+	t.Helper()
+	var rejected *dataplane.RejectedError
+	if errors.As(err, &rejected) {
+		log := rejected.Log
+		t.Fatalf("%v\n%s", err, log[max(0, len(log)-4000):])
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// testIndex is what test runs come from: on XDP and on TC the loopback interface unless said otherwise.
+const testIndex = 1
+
+// at tells the addresses of the interface.
+func (k *kernel) at(addresses ...string) *kernel {
+	k.t.Helper()
+	if err := writeLocals(k.maps, []sdk.Instance{{Interface: "lo", Ifindex: testIndex, Addresses: addresses}}); err != nil {
+		k.t.Fatal(err)
+	}
+	return k
+}
+
+// verdict of a packet.
+type verdict string
+
+const (
+	passed   verdict = "passed"
+	dropped  verdict = "dropped"
+	answered verdict = "answered"
+)
+
+var actions = map[dataplane.Hook]map[int32]verdict{
+	dataplane.XDP: {2: passed, 1: dropped, 3: answered},
+	dataplane.TC:  {-1: passed, 2: dropped, 7: answered},
+}
+
+// run gives a frame to the program, and returns what left it.
+func (k *kernel) run(frame []byte) (verdict, []byte) {
+	k.t.Helper()
+	opts := ebpf.RunOptions{Data: frame, DataOut: make([]byte, len(frame)+2048), Repeat: 1}
+	ret, err := k.prog.Run(&opts)
+	if err != nil {
+		k.t.Fatalf("test run with %d bytes: %v", len(frame), err)
+	}
+	v, ok := actions[k.hook][int32(ret)]
+	if !ok {
+		k.t.Fatalf("action %d", int32(ret))
+	}
+	return v, opts.DataOut
+}
+
+// packets of a listener by outcome; of none with "".
+func (k *kernel) packets(name string) map[string]uint64 {
+	k.t.Helper()
+	report, err := k.report(k.maps)
+	if err != nil {
+		k.t.Fatal(err)
+	}
+	for _, l := range report.Listeners {
+		if l.Name == name {
+			return l.Packets
+		}
+	}
+	return report.Other
+}
+
+// testRun keeps the buffers of many runs.
+type testRun struct{ opts ebpf.RunOptions }
+
+func newRun() *testRun { return &testRun{ebpf.RunOptions{DataOut: make([]byte, 4096), Repeat: 1}} }
+
+func (r *testRun) run(k *kernel, frame []byte) (verdict, []byte) {
+	r.opts.Data, r.opts.DataOut = frame, r.opts.DataOut[:cap(r.opts.DataOut)]
+	ret, err := k.prog.Run(&r.opts)
+	if err != nil {
+		k.t.Fatalf("test run with %d bytes: %v", len(frame), err)
+	}
+	v, ok := actions[k.hook][int32(ret)]
+	if !ok {
+		k.t.Fatalf("action %d", int32(ret))
+	}
+	return v, r.opts.DataOut
+}
+
+// state of a listener, as the routes tell it.
+func (k *kernel) state(name string) any {
+	k.t.Helper()
+	h := &handler{k.Responder, sdk.Live{Maps: k.maps}, nil}
+	l, p, err := h.one(name)
+	if err == nil {
+		var s *State
+		if s, err = h.state(l, p); err == nil {
+			return s.State
+		}
+	}
+	k.t.Fatal(err)
+	return nil
+}
+
+// cars of a speed limit.
+func (k *kernel) cars(name string) int64 { return k.state(name).(speedlimit.State).Cars }
+
+type (
+	appPlaced  = app.Placed
+	rawMessage = json.RawMessage
+)

@@ -1,0 +1,364 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package responder
+
+import (
+	"bufio"
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"fmt"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/link"
+
+	"github.com/kerb-edge/kerb/internal/dataplane"
+	"github.com/kerb-edge/kerb/internal/netlab"
+	"github.com/kerb-edge/kerb/modules/responder/apps/speedlimit/server"
+	"github.com/kerb-edge/kerb/sdk"
+)
+
+// stage is a client and a server beside each other on a bridge, with the responder between the bridge and the server: on XDP
+// and on the server's veth, as it meets packets of the client there.
+type stage struct {
+	*kernel
+	t              *testing.T
+	lab            *netlab.Lab
+	client, server *netlab.Host
+	socket         string // where the module's routes are served
+	sign           *server.Server
+}
+
+// kinds of attachment.
+const (
+	native  = "native XDP"
+	generic = "generic XDP"
+	tc      = "TC"
+)
+
+// build attaches the responder and serves its routes. On XDP it sits in the server's own namespace, at its eth0, where it
+// meets what comes to the node; on TC at the bridge's end, as for a service.
+func build(t *testing.T, kind, config string) *stage {
+	t.Helper()
+	needRoot(t)
+	if os.Getenv("KERB_MATRIX") != "" {
+		t.Skip("timing of an emulated machine")
+	}
+	lab, err := netlab.NewIn("rspt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { lab.Close() })
+	s := &stage{t: t, lab: lab}
+	for name, host := range map[string]**netlab.Host{"client": &s.client, "server": &s.server} {
+		if *host, err = lab.Host(name, netlab.HostOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	config = strings.ReplaceAll(config, "ADDRESSES", fmt.Sprintf(`"%s", "%s"`, s.server.Addr4(), s.server.Addr6()))
+	hook := dataplane.XDP
+	if kind == tc {
+		hook = dataplane.TC
+	}
+	s.kernel = load(t, hook, config)
+	s.attach(kind)
+	s.serveRoutes()
+	return s
+}
+
+func (s *stage) attach(kind string) {
+	s.t.Helper()
+	var l link.Link
+	err := s.place(kind).Do(func() (err error) {
+		switch kind {
+		case tc:
+			l, err = link.AttachTCX(link.TCXOptions{Interface: s.server.OuterIndex(), Program: s.prog, Attach: ebpf.AttachTCXEgress})
+		default:
+			at, lookup := net.InterfaceByName(s.server.Interface())
+			if lookup != nil {
+				return lookup
+			}
+			flags := link.XDPGenericMode
+			if kind == native {
+				flags = link.XDPDriverMode
+			}
+			l, err = link.AttachXDP(link.XDPOptions{Interface: at.Index, Program: s.prog, Flags: flags})
+		}
+		return err
+	})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.t.Cleanup(func() { l.Close() })
+	if kind == native {
+		s.receiveXDP()
+	}
+}
+
+func (s *stage) place(kind string) *netlab.Namespace {
+	if kind == tc {
+		return s.lab.Node()
+	}
+	return s.server.Namespace
+}
+
+// receiveXDP makes the other end of the server's veth take frames that XDP_TX sends: it must have NAPI, as with XDP of its own.
+func (s *stage) receiveXDP() {
+	s.t.Helper()
+	pass, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.XDP, Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 2), asm.Return()}})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.t.Cleanup(func() { pass.Close() })
+	err = s.lab.Node().Do(func() error {
+		l, err := link.AttachXDP(link.XDPOptions{Interface: s.server.OuterIndex(), Program: pass, Flags: link.XDPDriverMode})
+		if err == nil {
+			s.t.Cleanup(func() { l.Close() })
+		}
+		return err
+	})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// serveRoutes does what the agent does with a control plane: runs it, and mounts its routes.
+func (s *stage) serveRoutes() {
+	s.t.Helper()
+	s.socket = filepath.Join(s.t.TempDir(), "kerb.sock")
+	listener, err := net.Listen("unix", s.socket)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	live := sdk.Live{Module: "sign", Maps: s.maps, Interface: func() []sdk.Instance { return nil }}
+	mux := http.NewServeMux()
+	mux.Handle("/v1/modules/sign/", http.StripPrefix("/v1/modules/sign", s.Handler(live)))
+	routes := &http.Server{Handler: mux}
+	ctx, cancel := context.WithCancel(context.Background())
+	var work sync.WaitGroup
+	work.Go(func() { s.Run(ctx, live) })
+	work.Go(func() { _ = routes.Serve(listener) })
+	s.t.Cleanup(func() {
+		cancel()
+		routes.Close()
+		work.Wait()
+	})
+}
+
+// open runs the ordinary server.
+func (s *stage) open(port int, m *server.Module) {
+	s.t.Helper()
+	var conn *net.UDPConn
+	err := s.server.Do(func() (err error) {
+		conn, err = net.ListenUDP("udp", &net.UDPAddr{Port: port})
+		return err
+	})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.sign = server.New(m)
+	ctx, cancel := context.WithCancel(context.Background())
+	var work sync.WaitGroup
+	work.Go(func() {
+		if err := s.sign.Serve(ctx, conn); err != nil {
+			s.t.Error(err)
+		}
+	})
+	s.t.Cleanup(func() {
+		cancel()
+		work.Wait()
+	})
+}
+
+// car sends a message from a port of the client, 0 for any, and returns the reply's limit; 0 after a while without one.
+func (s *stage) car(to netip.Addr, from, port int, order binary.AppendByteOrder, op uint32) uint32 {
+	s.t.Helper()
+	var conn *net.UDPConn
+	err := s.client.Do(func() (err error) {
+		conn, err = net.DialUDP("udp", &net.UDPAddr{Port: from}, net.UDPAddrFromAddrPort(netip.AddrPortFrom(to, uint16(port))))
+		return err
+	})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	defer conn.Close()
+	if _, err := conn.Write(speed(order, op, 0xabcd)); err != nil {
+		s.t.Fatal(err)
+	}
+	if op != 4 {
+		return 0
+	}
+	_ = conn.SetReadDeadline(time.Now().Add(3 * time.Second))
+	reply := make([]byte, 100)
+	n, err := conn.Read(reply)
+	if err != nil || n != 8 {
+		s.t.Fatalf("to %v from port %d: %d bytes, %v", to, from, n, err)
+	}
+	if string(reply[:4]) != string(speed(order, 3, 0)[:4]) {
+		s.t.Fatalf("reply %x", reply[:n])
+	}
+	return order.(binary.ByteOrder).Uint32(reply[4:])
+}
+
+// A real client and the published server's protocol, on every hook: what the kernel does not answer reaches the server through
+// the same port, and both count the same cars.
+func TestLive(t *testing.T) {
+	for _, kind := range []string{native, generic, tc} {
+		t.Run(kind, func(t *testing.T) {
+			s := build(t, kind, `{"listeners": [{"app": "speedlimit", "name": "road", "port": 8080, "addresses": [ADDRESSES]}]}`)
+			s.open(8080, server.NewModule(s.socket, "sign", "road"))
+			const inKernel, above = 60, 5
+			for i := range inKernel / 4 {
+				for _, to := range []netip.Addr{s.server.Addr4(), s.server.Addr6()} {
+					for _, order := range []binary.AppendByteOrder{binary.LittleEndian, binary.BigEndian} {
+						if got := s.car(to, 0, 8080, order, 4); got < 30 || got > 120 {
+							t.Fatalf("car %d: %d km/h", i, got)
+						}
+					}
+				}
+			}
+			if got := s.cars("road"); got != inKernel {
+				t.Errorf("%d cars", got)
+			}
+			for range above { // the port of a responder is not answered in the kernel
+				s.car(s.server.Addr4(), 8080, 8080, binary.LittleEndian, 4)
+			}
+			s.await(func(n server.Totals) bool {
+				return n.KernelAnswered == inKernel && n.Answered == above && n.Cars == inKernel+above
+			})
+			if got := s.cars("road"); got != inKernel+above {
+				t.Errorf("%d cars after %d that the server answered", got, above)
+			}
+			s.car(s.server.Addr6(), 0, 8080, binary.BigEndian, 5)
+			s.await(func(n server.Totals) bool { return n.KernelLeft == 1 && n.Cars == inKernel+above-1 })
+			if n := s.packets("road"); n["answered"] != inKernel || n["source_port"] != above || n["consumed"] != 1 {
+				t.Errorf("packets %v", n)
+			}
+		})
+	}
+}
+
+func (s *stage) await(right func(server.Totals) bool) {
+	s.t.Helper()
+	for end := time.Now().Add(10 * time.Second); !right(s.sign.Totals()); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(end) {
+			s.t.Fatalf("the server knows %+v", s.sign.Totals())
+		}
+	}
+}
+
+// The same server without a module.
+func TestServerAlone(t *testing.T) {
+	s := build(t, tc, `{"listeners": [{"app": "speedlimit", "name": "road", "port": 8080, "mode": "user", "addresses": [ADDRESSES]}]}`)
+	s.open(8080, nil)
+	for range 3 {
+		if got := s.car(s.server.Addr4(), 0, 8080, binary.BigEndian, 4); got != 120 {
+			t.Errorf("%d km/h", got)
+		}
+	}
+	s.car(s.server.Addr6(), 0, 8080, binary.BigEndian, 5)
+	s.await(func(n server.Totals) bool { return n == server.Totals{Cars: 2, Answered: 3, Left: 1} })
+	if n := s.packets("road"); n["user_mode"] != 4 || n["answered"] != 0 {
+		t.Errorf("packets %v", n)
+	}
+}
+
+// In mixed mode the limit follows the count: at once, if told to. Values can be set from outside.
+func TestMixedFollowsTheCount(t *testing.T) {
+	s := build(t, native, `{"listeners": [
+		{"app": "speedlimit", "name": "now", "port": 8080, "mode": "mixed", "recompute": "change", "addresses": [ADDRESSES]},
+		{"app": "speedlimit", "name": "tick", "port": 8081, "mode": "mixed", "recompute": "20ms", "addresses": [ADDRESSES]}]}`)
+	for port, name := range map[int]string{8080: "now", 8081: "tick"} {
+		s.set(name+"/cars", "99")
+		s.eventually(func() bool { return s.car(s.server.Addr4(), 0, port, binary.LittleEndian, 4) == 30 })
+		s.set(name+"/cars", "0")
+		s.eventually(func() bool { return s.car(s.server.Addr4(), 0, port, binary.LittleEndian, 4) == 120 })
+	}
+	if status := s.put("now/speed", `{"value": "1"}`); status != http.StatusNotFound {
+		t.Errorf("a value that is not there: status %d", status)
+	}
+	if status := s.put("now/cars", `{"value": "-1"}`); status != http.StatusBadRequest {
+		t.Errorf("-1 cars: status %d", status)
+	}
+}
+
+func (s *stage) eventually(right func() bool) {
+	s.t.Helper()
+	for end := time.Now().Add(10 * time.Second); !right(); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(end) {
+			s.t.Fatal("it does not become right")
+		}
+	}
+}
+
+func (s *stage) request(method, path, body string) *http.Response {
+	s.t.Helper()
+	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, "unix", s.socket)
+	}}}
+	r, err := http.NewRequestWithContext(s.t.Context(), method, "http://kerb/v1/modules/sign/"+path, strings.NewReader(body))
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	response, err := client.Do(r)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return response
+}
+
+func (s *stage) put(path, body string) int {
+	s.t.Helper()
+	response := s.request(http.MethodPut, "values/"+path, body)
+	response.Body.Close()
+	return response.StatusCode
+}
+
+func (s *stage) set(path, value string) {
+	s.t.Helper()
+	if status := s.put(path, fmt.Sprintf(`{"value": %q}`, value)); status != http.StatusOK {
+		s.t.Fatalf("set %s: status %d", path, status)
+	}
+}
+
+// Events are states that grow, however fast requests come; the last has all of them, and there are fewer events than requests.
+func TestEvents(t *testing.T) {
+	s := build(t, native, `{"listeners": [{"app": "speedlimit", "name": "road", "port": 8080, "sourceRate": 0, "addresses": [ADDRESSES]}]}`)
+	response := s.request(http.MethodGet, "events?listener=road", "")
+	defer response.Body.Close()
+	lines := bufio.NewScanner(response.Body)
+	const requests = 20000
+	frame := ask(4).with(func(p *packet) { p.dst = s.server.Addr4().String() }).frame()
+	go func() {
+		for r, n := newRun(), 0; n < requests; n++ {
+			r.run(s.kernel, frame)
+		}
+	}()
+	events, last := 0, uint64(0)
+	for last < requests && lines.Scan() {
+		var line struct {
+			Listener string
+			State    struct{ Answered uint64 }
+		}
+		if err := json.Unmarshal(lines.Bytes(), &line); err != nil {
+			t.Fatal(err)
+		}
+		if line.Listener != "road" || line.State.Answered < last {
+			t.Fatalf("after %d answers: %s", last, lines.Text())
+		}
+		events, last = events+1, line.State.Answered
+	}
+	if last != requests || events > requests/2 {
+		t.Errorf("%d events end with %d answers", events, last)
+	}
+}

@@ -1,0 +1,423 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package responder
+
+import (
+	"encoding/binary"
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/kerb-edge/kerb/internal/dataplane"
+	"github.com/kerb-edge/kerb/modules/responder/apps/speedlimit"
+	"github.com/kerb-edge/kerb/sdk"
+)
+
+const echoConfig = `{"listeners": [{"app": "echo", "port": 7000, "sourceRate": 0}]}`
+
+// get is a usual request over IPv4, get6 over IPv6.
+func get() packet {
+	return packet{src: "192.0.2.50", dst: "192.0.2.1", sport: 40000, dport: 7000, payload: []byte("12345678")}
+}
+
+func get6() packet {
+	p := get()
+	p.src, p.dst = "2001:db8::50", "2001:db8::1"
+	return p
+}
+
+// with changes a request.
+func (p packet) with(change func(*packet)) packet {
+	change(&p)
+	return p
+}
+
+// Each check by itself: what fails it goes on untouched, and is counted under its name.
+func TestChecks(t *testing.T) {
+	edit := func(f func(f []byte, l3, l4 int)) func(*packet) { return func(p *packet) { p.edit = f } }
+	ip4 := func(f func(h []byte)) func(*packet) {
+		return edit(func(frame []byte, l3, _ int) { f(frame[l3:]); fixIP4(frame, l3) })
+	}
+	src := func(a string) func(*packet) { return func(p *packet) { p.src = a } }
+	options := func(o ...byte) func(*packet) { return func(p *packet) { p.options = o } }
+	extension := func(kind byte, body ...byte) func(*packet) {
+		return func(p *packet) { p.extensions = []ext{{kind, body}} }
+	}
+	pad := []byte{0, 1, 4, 0, 0, 0, 0}
+	for _, c := range []struct {
+		name    string
+		packet  packet
+		outcome string // "" is counted nowhere, other: of no listener
+		other   bool
+	}{
+		{name: "IPv4", packet: get(), outcome: "answered"},
+		{name: "IPv6", packet: get6(), outcome: "answered"},
+		{name: "VLAN", packet: get().with(func(p *packet) { p.vlan = []uint16{0x6005} }), outcome: "answered"},
+		{name: "two VLANs", packet: get6().with(func(p *packet) { p.vlan = []uint16{100, 5} }), outcome: "answered"},
+		{name: "no checksum", packet: get().with(func(p *packet) { p.checksum = none }), outcome: "answered"},
+		{name: "no checksum on IPv6", packet: get6().with(func(p *packet) { p.checksum = none }), outcome: "checksum"},
+		{name: "bad checksum", packet: get().with(func(p *packet) { p.checksum = bad }), outcome: "checksum"},
+		{name: "bad checksum on IPv6", packet: get6().with(func(p *packet) { p.checksum = bad }), outcome: "checksum"},
+		{name: "bad header checksum", packet: get().with(edit(func(f []byte, l3, _ int) { f[l3+10] ^= 1 })), outcome: "header_checksum"},
+		{name: "odd length", packet: get6().with(func(p *packet) { p.payload = []byte("1234567") }), outcome: "answered"},
+		{name: "empty", packet: get().with(func(p *packet) { p.payload = nil }), outcome: "answered"},
+		{name: "longest", packet: get().with(func(p *packet) { p.payload = make([]byte, 1232) }), outcome: "answered"},
+		{name: "reply too long", packet: get().with(func(p *packet) { p.payload = make([]byte, 1233) }), outcome: "reply_size"},
+		{name: "request too long", packet: get().with(func(p *packet) { p.payload = make([]byte, 1473) }), outcome: "size"},
+		{name: "jumbogram", packet: get6().with(edit(func(f []byte, _, l4 int) { f[l4+4], f[l4+5] = 0, 0 })), outcome: "size"},
+		{name: "Ethernet padding", packet: get().with(func(p *packet) { p.tail = make([]byte, 10) }), outcome: "answered"},
+		{name: "bytes behind the datagram", packet: get().with(func(p *packet) { p.extra = []byte("xyz") }), outcome: "answered"},
+		{name: "another port", packet: get().with(func(p *packet) { p.dport = 7001 })},
+		{name: "another address", packet: get().with(func(p *packet) { p.dst = "192.0.2.2" }), outcome: "other_address", other: true},
+		{name: "to the broadcast address", packet: get().with(func(p *packet) { p.dst = "192.0.2.255" }), outcome: "other_address", other: true},
+		{name: "TCP", packet: get().with(ip4(func(h []byte) { h[9] = 6; h[32] = 0x50 })), outcome: "malformed", other: true},
+		{name: "first fragment", packet: get().with(ip4(func(h []byte) { h[6] = 0x20 })), outcome: "fragment"},
+		{name: "later fragment", packet: get().with(ip4(func(h []byte) { h[7] = 1 })), outcome: "later_fragment", other: true},
+		{name: "cut off", packet: get().with(ip4(func(h []byte) { be.PutUint16(h[2:], 37) })), outcome: "malformed", other: true},
+		{name: "to a group of stations", packet: get().with(edit(func(f []byte, _, _ int) { f[0] |= 1 })), outcome: "link_address"},
+		{name: "from a group of stations", packet: get().with(edit(func(f []byte, _, _ int) { f[6] |= 1 })), outcome: "link_address"},
+		{name: "from nobody", packet: get().with(src("0.0.0.0")), outcome: "source_address"},
+		{name: "from loopback", packet: get().with(src("127.0.0.1")), outcome: "source_address"},
+		{name: "from multicast", packet: get().with(src("224.0.0.1")), outcome: "source_address"},
+		{name: "from broadcast", packet: get().with(src("255.255.255.255")), outcome: "source_address"},
+		{name: "from directed broadcast", packet: get().with(src("192.0.2.255")), outcome: "source_address"},
+		{name: "from the network itself", packet: get().with(src("192.0.2.0")), outcome: "source_address"},
+		{name: "from itself", packet: get().with(src("192.0.2.1")), outcome: "source_address"},
+		{name: "from nobody on IPv6", packet: get6().with(src("::")), outcome: "source_address"},
+		{name: "from loopback on IPv6", packet: get6().with(src("::1")), outcome: "source_address"},
+		{name: "from multicast on IPv6", packet: get6().with(src("ff02::1")), outcome: "source_address"},
+		{name: "from IPv4 on IPv6", packet: get6().with(src("::ffff:192.0.2.50")), outcome: "source_address"},
+		{name: "from another responder", packet: get().with(func(p *packet) { p.sport = 7000 }), outcome: "source_port"},
+		{name: "from port 0", packet: get().with(func(p *packet) { p.sport = 0 }), outcome: "source_port"},
+		{name: "from chargen", packet: get6().with(func(p *packet) { p.sport = 19 }), outcome: "source_port"},
+		{name: "No-Operation", packet: get().with(options(1, 1, 1, 0)), outcome: "answered"},
+		{name: "40 bytes of options", packet: get().with(options(slices.Repeat([]byte{148, 4, 0, 0}, 10)...)), outcome: "answered"},
+		{name: "record route", packet: get().with(options(7, 7, 4, 0, 0, 0, 0, 0)), outcome: "answered"},
+		{name: "source route", packet: get().with(options(131, 7, 4, 10, 0, 0, 1, 0)), outcome: "options"},
+		{name: "strict source route", packet: get().with(options(137, 7, 4, 10, 0, 0, 1, 0)), outcome: "options"},
+		{name: "option of no length", packet: get().with(options(7, 0, 0, 0)), outcome: "options"},
+		{name: "option beyond the header", packet: get().with(options(68, 9, 5, 0)), outcome: "options"},
+		{name: "hop-by-hop", packet: get6().with(extension(0, pad...)), outcome: "answered"},
+		{name: "destination options", packet: get6().with(extension(60, 0, 5, 2, 0, 0, 1, 0)), outcome: "answered"},
+		{name: "option to be known", packet: get6().with(extension(60, 0, 0xc9, 4, 0, 0, 0, 0)), outcome: "options"},
+		{name: "option beyond its header", packet: get6().with(extension(60, 0, 1, 5, 0, 0, 0, 0)), outcome: "options"},
+		{name: "used routing header", packet: get6().with(extension(43, 0, 4, 0, 0, 0, 0, 0)), outcome: "answered"},
+		{name: "routing header", packet: get6().with(extension(43, 0, 4, 1, 0, 0, 0, 0)), outcome: "options"},
+		{name: "whole packet with a fragment header", packet: get6().with(extension(44, 0, 0, 0, 1, 2, 3, 4)), outcome: "answered"},
+		{name: "authentication", packet: get6().with(extension(51, 1, 0, 0, 0, 0, 0, 1, 0, 0, 0, 1)), outcome: "options"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			for _, k := range loadedOnce(t) {
+				listener := "echo-7000"
+				if c.other {
+					listener = ""
+				}
+				before, frame := k.packets(listener), c.packet.frame()
+				want := fuzzLikeModel(k.hook)
+				wantVerdict, reply := want.run(slices.Clone(frame))
+				got, out := k.run(frame)
+				if got != wantVerdict || !slices.Equal(out, reply) {
+					t.Errorf("%s: %s\n%x, model %s\n%x", k.hook, got, out, wantVerdict, reply)
+				}
+				if (c.outcome == "answered") != (got == answered) {
+					t.Errorf("%s: %s", k.hook, got)
+				}
+				if c.outcome != "" && k.packets(listener)[c.outcome] != before[c.outcome]+1 {
+					t.Errorf("%s: not counted as %s: before %v, after %v", k.hook, c.outcome, before, k.packets(listener))
+				}
+				if c.outcome == "" && !maps.Equal(before, k.packets(listener)) {
+					t.Errorf("%s: counted: before %v, after %v", k.hook, before, k.packets(listener))
+				}
+			}
+		})
+	}
+}
+
+func fuzzLikeModel(hook dataplane.Hook) *model {
+	m := fuzzModel(hook)
+	m.listeners = []modelListener{{name: "echo-7000", app: "echo", port: 7000, maxReply: defaultReply}}
+	return m
+}
+
+// once holds the echo of TestChecks, which has no state.
+var once struct {
+	sync.Mutex
+	kernels []*kernel
+}
+
+func loadedOnce(t *testing.T) []*kernel {
+	once.Lock()
+	defer once.Unlock()
+	if once.kernels == nil {
+		for _, hook := range hooks {
+			k := load(parentless{t}, hook, echoConfig)
+			once.kernels = append(once.kernels, k.at(fuzzNetworks...))
+		}
+	}
+	for _, k := range once.kernels {
+		k.t = t
+	}
+	return once.kernels
+}
+
+// parentless keeps what is loaded for as long as the test process lives.
+type parentless struct{ testing.TB }
+
+func (parentless) Cleanup(func()) {}
+
+// A checksum that the sender left to its card counts as right on XDP, which cannot know better, unless told otherwise. On TC
+// the kernel knows that a test run has none.
+func TestPartialChecksums(t *testing.T) {
+	for setting, want := range map[string]verdict{"accept": answered, "pass": passed} {
+		config := strings.TrimSuffix(echoConfig, "}") + fmt.Sprintf(`, "partialChecksums": %q}`, setting)
+		onHooks(t, config, func(t *testing.T, k *kernel) {
+			k.at(fuzzNetworks...)
+			for _, p := range []packet{get(), get6()} {
+				p.checksum = partial
+				frame := p.frame()
+				got, out := k.run(frame)
+				if k.hook == dataplane.TC {
+					want = passed
+				}
+				if got != want || got == passed && !slices.Equal(out, frame) {
+					t.Errorf("%s: %s %x", setting, got, out)
+				}
+			}
+		})
+	}
+}
+
+// Of each source no more is answered than its rate and burst; of all no more than the total. What is over passes or is dropped.
+func TestLimits(t *testing.T) {
+	for over, want := range map[string]verdict{"pass": passed, "drop": dropped} {
+		config := fmt.Sprintf(`{"listeners": [
+			{"app": "echo", "name": "source", "port": 7000, "sourceRate": 1000, "whenOver": %q},
+			{"app": "echo", "name": "total", "port": 7001, "sourceRate": 0, "totalRate": 1000, "whenOver": %[1]q},
+			{"app": "echo", "name": "slow", "port": 7002, "sourceRate": 1, "whenOver": %[1]q}]}`, over)
+		onHooks(t, config, func(t *testing.T, k *kernel) {
+			k.at(fuzzNetworks...)
+			send := func(p packet, n int) (taken int) {
+				for range n {
+					switch got, _ := k.run(p.frame()); got {
+					case answered:
+						taken++
+					case want:
+					default:
+						t.Fatalf("over the limit: %s", got)
+					}
+				}
+				return
+			}
+			// A burst is 2^27 ns of the rate, 134 requests; a machine that is slow lets more of them be due.
+			const burst, sent = 134, 20000
+			for _, p := range []packet{get(), get6(), get().with(func(p *packet) { p.src = "192.0.2.51" })} {
+				if n := send(p, sent); n < burst || n > sent/2 {
+					t.Errorf("of one source %d of %d were answered", n, sent)
+				}
+			}
+			same := 0
+			for i := range 100 { // of one /64, at one a second
+				same += send(get6().with(func(p *packet) { p.dport, p.src = 7002, fmt.Sprintf("2001:db8::%x", 0x50+i) }), 1)
+			}
+			if same < 1 || same > 50 {
+				t.Errorf("%d of 100 from the same /64 were answered", same)
+			}
+			total := 0
+			for i := range sent {
+				total += send(get().with(func(p *packet) { p.dport, p.src = 7001, fmt.Sprintf("192.0.2.%d", 2+i%200) }), 1)
+			}
+			if total < burst || total > sent/2 {
+				t.Errorf("of all %d of %d were answered", total, sent)
+			}
+			if n := k.packets("source"); n["source_limit"] == 0 || n["total_limit"] != 0 {
+				t.Errorf("counted %v", n)
+			}
+			if n := k.packets("total"); n["total_limit"] != uint64(sent-total) || n["answered"] != uint64(total) {
+				t.Errorf("counted %v, %d answered", n, total)
+			}
+		})
+	}
+}
+
+func ask(op uint32) packet {
+	return get().with(func(p *packet) { p.dport, p.payload = 8080, speed(binary.LittleEndian, op, 0) })
+}
+
+// limitOf sends a request and returns what the sign says.
+func (k *kernel) limitOf(p packet) uint32 {
+	k.t.Helper()
+	got, out := k.run(p.frame())
+	if got != answered {
+		k.t.Fatalf("%s", got)
+	}
+	return binary.LittleEndian.Uint32(out[len(out)-4:])
+}
+
+// The kernel's cosine is the formula's, to the nearest km/h, for every number of cars. In user mode nothing is taken.
+func TestSpeedLimit(t *testing.T) {
+	onHooks(t, `{"listeners": [{"app": "speedlimit", "port": 8080, "mode": "kernel", "sourceRate": 0}]}`, func(t *testing.T, k *kernel) {
+		k.at(fuzzNetworks...)
+		for cars := int64(1); cars <= 200; cars++ {
+			if got, want := k.limitOf(ask(4)), speedlimit.Limit(cars); float64(got) != math.Round(want) {
+				t.Errorf("%d cars: %d km/h, want %.4f", cars, got, want)
+			}
+		}
+		for range 300 {
+			if got, _ := k.run(ask(5).frame()); got != dropped {
+				t.Fatalf("OUT_OF_RANGE %s", got)
+			}
+		}
+		if got := k.cars("speedlimit-8080"); got != 0 {
+			t.Errorf("%d cars in range", got)
+		}
+		if got := k.limitOf(ask(4)); got != 120 || k.cars("speedlimit-8080") != 1 {
+			t.Errorf("after all have left: %d km/h, %d cars", got, k.cars("speedlimit-8080"))
+		}
+		drops, err := k.loaded.Drops("resp")
+		if err != nil || drops[32] != 300 {
+			t.Errorf("%v, %v", drops, err)
+		}
+	})
+	onHooks(t, `{"listeners": [{"app": "speedlimit", "port": 8080, "mode": "user"}]}`, func(t *testing.T, k *kernel) {
+		k.at(fuzzNetworks...)
+		for _, op := range []uint32{4, 5} {
+			if got, _ := k.run(ask(op).frame()); got != passed {
+				t.Errorf("%s", got)
+			}
+		}
+		if n := k.packets("speedlimit-8080"); n["user_mode"] != 2 {
+			t.Errorf("counted %v", n)
+		}
+	})
+}
+
+// Cars come and go on several CPUs at the same time, and user space changes their number meanwhile: none is lost.
+func TestCountIsExact(t *testing.T) {
+	onHooks(t, `{"listeners": [{"app": "speedlimit", "name": "sign", "port": 8080, "sourceRate": 0}]}`, func(t *testing.T, k *kernel) {
+		k.at(fuzzNetworks...)
+		const senders, each, changes = 4, 10000, 500
+		var work sync.WaitGroup
+		for s := range senders {
+			work.Go(func() {
+				r, frame := newRun(), ask(4).frame()
+				if s == 0 {
+					frame = ask(5).frame()
+				}
+				for range each {
+					r.run(k, frame)
+				}
+			})
+		}
+		h := &handler{k.Responder, sdk.Live{Maps: k.maps}, nil}
+		_, sign, err := h.one("sign")
+		if err != nil {
+			t.Fatal(err)
+		}
+		set := apps[k.listeners[0].number].App.(interface {
+			SetState(sdk.Maps, appPlaced, rawMessage) error
+		})
+		for range changes {
+			if err := set.SetState(k.maps, sign, rawMessage(`{"add": 1}`)); err != nil {
+				t.Error(err)
+			}
+		}
+		work.Wait()
+		s := k.state("sign").(speedlimit.State)
+		if s.Answered != (senders-1)*each || s.Left != each {
+			t.Errorf("%d answered, %d left", s.Answered, s.Left)
+		}
+		// Those that left while nobody was there count for nothing.
+		if least := int64((senders-2)*each + changes); s.Cars < least || s.Cars > least+each {
+			t.Errorf("%d cars, want %d to %d", s.Cars, least, least+each)
+		}
+		if err := set.SetState(k.maps, sign, rawMessage(`{"cars": 0}`)); err != nil {
+			t.Fatal(err)
+		}
+		for range 5 {
+			k.run(ask(5).frame())
+		}
+		if k.run(ask(4).frame()); k.cars("sign") != 1 {
+			t.Errorf("%d cars, want 1", k.cars("sign"))
+		}
+	})
+}
+
+// Counters and states belong to a listener's name: they stay when others come and go, and when the control plane starts anew.
+func TestSlots(t *testing.T) {
+	k := load(t, dataplane.XDP, `{"listeners": [{"app": "speedlimit", "name": "sign", "port": 8080, "sourceRate": 0}]}`).at(fuzzNetworks...)
+	for range 3 {
+		k.run(ask(4).frame())
+	}
+	other := compileConfig(t, `{"listeners": [{"app": "echo", "port": 9}, {"app": "speedlimit", "name": "sign", "port": 8080, "mode": "mixed"}]}`)
+	if err := other.Fill(k.maps); err != nil {
+		t.Fatal(err)
+	}
+	k.Responder = compileConfig(t, `{"listeners": [{"app": "echo", "port": 9}, {"app": "speedlimit", "name": "sign", "port": 8080, "mode": "mixed"}]}`)
+	if k.cars("sign") != 3 || k.packets("sign")["answered"] != 3 {
+		t.Errorf("%d cars, packets %v", k.cars("sign"), k.packets("sign"))
+	}
+	// Many others, so that the slot of a sign that is gone is given away, and cleared.
+	for i := range 70 {
+		if err := compileConfig(t, fmt.Sprintf(`{"listeners": [{"app": "speedlimit", "name": "s%d", "port": 8080}]}`, i)).Fill(k.maps); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := compileConfig(t, `{"listeners": [{"app": "speedlimit", "name": "sign", "port": 8080}]}`).Fill(k.maps); err != nil {
+		t.Fatal(err)
+	}
+	k.Responder = compileConfig(t, `{"listeners": [{"app": "speedlimit", "name": "sign", "port": 8080}]}`)
+	if k.cars("sign") != 0 || len(k.packets("sign")) != 0 {
+		t.Errorf("a new sign begins with %d cars, packets %v", k.cars("sign"), k.packets("sign"))
+	}
+}
+
+func TestConfigErrors(t *testing.T) {
+	for config, field := range map[string]string{
+		`{"listeners": [{"app": "nothing", "port": 1}]}`:                                                    "listeners[0].app",
+		`{"listeners": [{"app": "echo", "port": 1}, {"app": "echo", "port": 1, "name": "b"}]}`:              "listeners[1].port",
+		`{"listeners": [{"app": "echo", "port": 1, "name": "a"}, {"app": "echo", "port": 2, "name": "a"}]}`: "listeners[1].name",
+		`{"listeners": [{"app": "echo", "port": 1, "addresses": ["224.0.0.1"]}]}`:                           "listeners[0].addresses",
+		`{"listeners": [{"app": "echo", "port": 1, "addresses": ["192.0.2.1", "192.0.2.1"]}]}`:              "listeners[0].addresses",
+		`{"listeners": [{"app": "echo", "port": 1, "mode": "kernel"}]}`:                                     "listeners[0].config",
+		`{"listeners": [{"app": "speedlimit", "port": 1, "mode": "fast"}]}`:                                 "listeners[0].mode",
+		`{"listeners": [{"app": "speedlimit", "port": 1, "recompute": "0s"}]}`:                              "listeners[0].recompute",
+		`{"listeners": [], "typo": 1}`:                                                                      "config",
+	} {
+		_, err := Control().Compile(rawMessage(config))
+		wrong, ok := err.(*sdk.ConfigError)
+		if !ok || wrong.Field != field {
+			t.Errorf("%s: %v, want an error at %s", config, err, field)
+		}
+	}
+}
+
+// Layouts that C and Go share.
+func TestLayouts(t *testing.T) {
+	p, err := built()
+	if err != nil {
+		t.Fatal(err)
+	}
+	spec, err := p.Spec("xdp")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := map[string][2]int{mapListeners4: {8, 64}, mapListeners6: {20, 64}, mapPorts: {4, binary.Size(ports{})}, mapLocal4: {binary.Size(local4{}), 4},
+		mapLocal6: {binary.Size(local6{}), 4}, mapCounts: {4, binary.Size(counts{})}, mapOwners: {4, binary.Size(owner{})}, mapFeeds: {4, binary.Size(feed{})}}
+	got := map[string][2]int{}
+	for name := range want {
+		m := spec.Maps[name]
+		got[name] = [2]int{int(m.KeySize), int(m.ValueSize)}
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("Go - C +\n%s", diff)
+	}
+	if binary.Size(entry{}) != 64 || binary.Size(key4{}) != 8 || binary.Size(key6{}) != 20 || spec.Maps[mapCounts].MaxEntries != slots {
+		t.Error("entries differ")
+	}
+}
