@@ -44,7 +44,7 @@ func (c *contender) listener() map[string]any {
 
 // The one CoAP resource, as in src/wire.h.
 const (
-	coapPath  = "/limit"
+	coapPath  = "/sensors/road-sign-7/speed-limit"
 	coapValue = "120"
 )
 
