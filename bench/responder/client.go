@@ -14,10 +14,11 @@ import (
 type answerTo struct {
 	Sent, Answered, Wrong, Curved uint64
 	Seconds                       float64
-	Taken                         float64 // s of all CPUs that were not idle
-	P1, P25, P50, P75, P99        float64
-	P999                          float64 `json:"p99.9"`
-	Stddev                        float64
+	// Time of all CPUs in s that somebody had, and of that what the client, the server and the kernel between them had.
+	Taken, Spent           float64
+	P1, P25, P50, P75, P99 float64
+	P999                   float64 `json:"p99.9"`
+	Stddev                 float64
 }
 
 func (a answerTo) lost() uint64 { return a.Sent - min(a.Sent, a.Answered) }
@@ -28,7 +29,7 @@ func (a answerTo) rate() float64 { return float64(a.Answered) / a.Seconds }
 func (c *contender) client(mode string, threads int, duration time.Duration, number float64) (answerTo, error) {
 	own, _ := c.tools.cpus()
 	cmd := command(c.place.client, c.tools.path("client"), mode, c.protocol, c.place.address.String(), strconv.Itoa(c.port()), own,
-		c.tools.allCPUs(), strconv.Itoa(threads), strconv.FormatInt(duration.Milliseconds(), 10), strconv.FormatFloat(number, 'f', -1, 64))
+		c.tools.allCPUs(), strconv.Itoa(threads), strconv.FormatInt(duration.Milliseconds(), 10), strconv.FormatFloat(number, 'f', -1, 64), strconv.Itoa(c.pid))
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	var a answerTo

@@ -37,6 +37,7 @@ type contender struct {
 	variant          string
 	device           bool // program is told the device in place of the port
 	sockets          *ebpf.Map
+	pid              int // of program while it serves
 	closers          []func() error
 }
 
@@ -187,6 +188,8 @@ func (c *contender) serving(variant string, f func() error) error {
 	if err != nil {
 		return err
 	}
+	c.pid = s.cmd.Process.Pid
+	defer func() { c.pid = 0 }()
 	return errors.Join(f(), s.stop())
 }
 

@@ -13,13 +13,14 @@ import (
 type lengths struct {
 	ask, offer, cost time.Duration
 	bisections       int
+	tries            int // of a rate at which something was lost
 }
 
 func lengthsOf(quick bool) lengths {
 	if quick {
-		return lengths{ask: 80 * time.Millisecond, offer: 40 * time.Millisecond, cost: 60 * time.Millisecond, bisections: 3}
+		return lengths{ask: 60 * time.Millisecond, offer: 30 * time.Millisecond, cost: 50 * time.Millisecond, bisections: 3, tries: 1}
 	}
-	return lengths{ask: 300 * time.Millisecond, offer: 150 * time.Millisecond, cost: 300 * time.Millisecond, bisections: 6}
+	return lengths{ask: 300 * time.Millisecond, offer: 150 * time.Millisecond, cost: 300 * time.Millisecond, bisections: 6, tries: 2}
 }
 
 // What a request costs is measured at a rate that the slowest config answers with ease.
@@ -166,7 +167,7 @@ func (e *experiment) lossfreeRate(c *contender, flows int) (best float64, err er
 	low, high := lowestRate, highestRate
 	for range e.lengths.bisections {
 		rate := math.Sqrt(low * high)
-		reached, lost, err := e.offerTwice(c, flows, rate)
+		reached, lost, err := e.offer(c, flows, rate)
 		if err != nil {
 			return 0, err
 		}
@@ -182,9 +183,9 @@ func (e *experiment) lossfreeRate(c *contender, flows int) (best float64, err er
 	return best, nil
 }
 
-// offerTwice gives a rate another chance: neighbours on the machine may have stopped the server the first time.
-func (e *experiment) offerTwice(c *contender, flows int, rate float64) (reached float64, lost bool, err error) {
-	for range 2 {
+// offer gives a rate another chance, as neighbours on the machine may have stopped the server the first time.
+func (e *experiment) offer(c *contender, flows int, rate float64) (reached float64, lost bool, err error) {
+	for range e.lengths.tries {
 		a, err := c.client("offer", flows, e.lengths.offer, rate)
 		if err != nil {
 			return 0, false, err
@@ -197,14 +198,15 @@ func (e *experiment) offerTwice(c *contender, flows int, rate float64) (reached 
 	return 0, true, nil
 }
 
-// cost is the time of all CPUs that a request takes, in us.
+// cost is what a request takes of all CPUs, in us.
 func (e *experiment) cost(c *contender, flows int) (us float64, err error) {
 	a, err := c.client("cost", flows, e.lengths.cost, costRate)
 	e.check(c, a)
-	return a.Taken * 1e6 / float64(a.Sent), err
+	return a.Spent * 1e6 / float64(a.Sent), err
 }
 
-// measureTCP asks twice: for the times, and for the cost, since what looks for idle time keeps the CPUs awake.
+// measureTCP asks twice: for the times, and for the cost, since what looks for idle time keeps the CPUs awake. The cost is all
+// that was taken of the CPUs, by others of the machine too: kernel threads do a part of the work.
 func (e *experiment) measureTCP(c *contender, connections int) ([]bench.Sample, error) {
 	samples, err := e.measureTimes(c, connections)
 	if err != nil {

@@ -202,6 +202,7 @@ func (e *experiment) notes() {
 	e.run.Note("the client is pinned to CPU %s, servers to CPU %s; what the kernel does for a packet it does on the CPU of its sender, "+
 		"but in the routed loads on the server's (RPS), where router and server share the time", clients, servers)
 	e.run.Note("threads share the client's CPU; each gives it up after an answer, so that turns change between requests")
-	e.run.Note("cpu is the time that all CPUs were not idle, at %d requests/s in batches of %d, less that of the same requests dropped at the "+
-		"server's interface: it holds the delivery of the answer to the client, and of servers that spin, the variant that sleeps", int(costRate), costBatch)
+	e.run.Note("cpu is the CPU time of the client, the server and the kernel between them, softirqs on idle CPUs included, at %d requests/s in "+
+		"batches of %d, less that of the same requests dropped at the server's interface: it holds the delivery of the answer to the client, and "+
+		"of servers that can spin it is the variant that sleeps; over TCP it is all that was taken of the CPUs", int(costRate), costBatch)
 }

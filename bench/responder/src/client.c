@@ -14,9 +14,10 @@
 #include "histogram.h"
 
 enum { BATCH = 32, RECEIVE_BUFFER = 16 << 20, STACK = 64 << 10 };
-enum { TIMEOUT_MS = 2000, DRAIN_NS = 50000000, COST_BATCH = 8, CROWD = 60, MOST_LOSSES = 3, GAP_NS = 250, WARM_NS = 5000000 };
+enum { TIMEOUT_MS = 2000, DRAIN_NS = 30000000, COST_BATCH = 8, CROWD = 60, MOST_LOSSES = 3, GAP_NS = 250, WARM_NS = 5000000 };
 
 static bool coap, tcp, curve;
+static int server_pid;
 static struct sockaddr_in server = { .sin_family = AF_INET };
 static struct cpus own, all;
 
@@ -57,26 +58,51 @@ static void print_totals(const struct totals *t)
 struct soaker {
 	pthread_t thread;
 	int cpu;
-	int64_t taken;
+	int64_t taken, interrupted;
 };
 
 static atomic_bool soaking = true, counting;
 
-/* soak reads the clock all the time that nobody else wants the CPU; a gap between two readings is somebody else's time. */
+static int64_t used(clockid_t clock)
+{
+	struct timespec t = { 0 };
+
+	clock_gettime(clock, &t);
+	return t.tv_sec * 1000000000LL + t.tv_nsec;
+}
+
+/* busy is the CPU time of this thread and of the server's process, if there is one. */
+static int64_t busy(void)
+{
+	clockid_t clock;
+
+	if (!server_pid || clock_getcpuclockid(server_pid, &clock))
+		return used(CLOCK_THREAD_CPUTIME_ID);
+	return used(CLOCK_THREAD_CPUTIME_ID) + used(clock);
+}
+
+/* soak reads the clock all the time that nobody else wants the CPU; a gap between two readings is somebody else's time. What
+ * of the gaps is on this thread's account, too, is interrupts and what the kernel did for packets after them. */
 static void *soak(void *arg)
 {
 	struct soaker *s = arg;
+	int64_t mine = 0, before = 0;
 
 	pin(s->cpu);
 	if (sched_setscheduler(0, SCHED_IDLE, &(struct sched_param){ 0 }))
 		die("idle priority");
-	for (int64_t last = now(); atomic_load_explicit(&soaking, memory_order_relaxed);) {
+	while (!atomic_load_explicit(&counting, memory_order_relaxed) && atomic_load_explicit(&soaking, memory_order_relaxed))
+		;
+	before = used(CLOCK_THREAD_CPUTIME_ID);
+	for (int64_t last = now(); atomic_load_explicit(&counting, memory_order_relaxed);) {
 		int64_t t = now();
 
-		if (t - last > GAP_NS && atomic_load_explicit(&counting, memory_order_relaxed))
-			s->taken += t - last;
+		*(t - last > GAP_NS ? &s->taken : &mine) += t - last;
 		last = t;
 	}
+	s->interrupted = used(CLOCK_THREAD_CPUTIME_ID) - before - mine;
+	while (atomic_load_explicit(&soaking, memory_order_relaxed))
+		;
 	return NULL;
 }
 
@@ -91,8 +117,9 @@ static struct soaker *start_soaking(void)
 	return soakers;
 }
 
-/* stop_soaking prints the time that others had while it counted, in s of one CPU. */
-static void stop_soaking(struct soaker *soakers)
+/* stop_soaking prints the time that others had while it counted, and of that what was interrupts or was spent by the server
+ * and the client, in s of one CPU. */
+static void stop_soaking(struct soaker *soakers, int64_t spent)
 {
 	int64_t taken = 0;
 
@@ -100,8 +127,9 @@ static void stop_soaking(struct soaker *soakers)
 	for (int i = 0; i < all.n; i++) {
 		pthread_join(soakers[i].thread, NULL);
 		taken += soakers[i].taken;
+		spent += soakers[i].interrupted;
 	}
-	printf("{\"taken\":%.9f,", taken / 1e9);
+	printf("{\"taken\":%.9f,\"spent\":%.9f,", taken / 1e9, spent / 1e9);
 }
 
 /* ask */
@@ -230,7 +258,7 @@ static void run_askers(int threads, bool strain)
 	atomic_store(&counting, false);
 	if (curve)
 		crowd(OUT_OF_RANGE);
-	strain ? stop_soaking(soakers) : (void)putchar('{');
+	strain ? stop_soaking(soakers, 0) : (void)putchar('{');
 	print_times(sum);
 	print_totals(&totals);
 }
@@ -371,17 +399,21 @@ static void run_cost(int flows, double rate)
 	prepare(&o);
 	sleep_until(now() + WARM_NS);
 	atomic_store(&counting, true);
+	int64_t spent = busy();
+
 	send_asleep(&o);
+	spent = busy() - spent;
 	atomic_store(&counting, false);
 	drain(&o);
-	stop_soaking(soakers);
+	stop_soaking(soakers, spent);
 	print_totals(&o.totals);
 }
 
-/* client ask|strain|offer|cost speed|curve|coap|tcp ADDRESS PORT CLIENT-CPUS ALL-CPUS THREADS-OR-FLOWS DURATION-MS REQUESTS-PER-THREAD|RATE */
+/* client ask|strain|offer|cost speed|curve|coap|tcp ADDRESS PORT CLIENT-CPUS ALL-CPUS THREADS-OR-FLOWS DURATION-MS REQUESTS-PER-THREAD|RATE
+ * PID-OF-SERVER */
 int main(int argc, char **argv)
 {
-	if (argc != 10)
+	if (argc != 11)
 		return 2;
 	hurry();
 	coap = !strcmp(argv[2], "coap");
@@ -394,6 +426,7 @@ int main(int argc, char **argv)
 	all = parse_cpus(argv[6]);
 	deadline_ns = atof(argv[8]) * 1e6;
 	requests = atoll(argv[9]);
+	server_pid = atoi(argv[10]);
 	if (!strcmp(argv[1], "ask") || !strcmp(argv[1], "strain"))
 		run_askers(atoi(argv[7]), !strcmp(argv[1], "strain"));
 	else if (!strcmp(argv[1], "offer"))
