@@ -212,8 +212,17 @@ func (e *experiment) measureTCP(c *contender, connections int) ([]bench.Sample, 
 	if err != nil {
 		return nil, err
 	}
-	var a answerTo
-	err = c.serving(c.sleeping(), func() (err error) { a, err = e.ask(c, "strain", connections, 0); return err })
-	return append(samples, bench.Sample{Metric: "cpu", Stat: "p50", Unit: "us per request",
-		Value: a.Taken * 1e6 / float64(a.Answered)}), err
+	var strained, parted answerTo
+	err = c.serving(c.sleeping(), func() (err error) {
+		if strained, err = e.ask(c, "strain", connections, 0); err == nil {
+			parted, err = c.client("part", partings, 0, 0)
+		}
+		return err
+	})
+	return append(samples,
+		bench.Sample{Metric: "cpu", Stat: "p50", Unit: "us per request", Value: strained.Taken * 1e6 / float64(strained.Answered)},
+		bench.Sample{Metric: "answered_at_parting", Stat: "p50", Unit: "%", Value: 100 * float64(parted.Answered) / partings}), err
 }
+
+// partings are connections whose only request is followed by shutdown: what a client may do, and a server has to answer.
+const partings = 20

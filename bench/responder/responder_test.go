@@ -184,7 +184,7 @@ func TestMeasures(t *testing.T) {
 		{"threads", 4, rtt},
 		{"until-loss", lossStep, []string{"lossfree_threads p50"}},
 		{"offered", 5000, []string{"lost p50", "answered p50"}},
-		{"tcp", 4, append(slices.Clone(rtt), "cpu p50")},
+		{"tcp", 4, append(slices.Clone(rtt), "cpu p50", "answered_at_parting p50")},
 	} {
 		t.Run(tc.load, func(t *testing.T) {
 			samples, err := e.family(tc.load).measure(contend(t, e, tc.load, "user"), tc.n)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The client: `ask` runs threads that each send a request, wait for the answer and take the time; `offer` sends at a rate,
  * whatever comes back, and counts; `cost` offers too, but asleep between batches, and has something idle on each CPU find
- * out how much of it was taken; `strain` does that while it asks. Prints one JSON object. */
+ * out how much of it was taken; `strain` does that while it asks; `part` ends each connection with its request. Prints one JSON object. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <netinet/tcp.h>
@@ -409,7 +409,30 @@ static void run_cost(int flows, double rate)
 	print_totals(&o.totals);
 }
 
-/* client ask|strain|offer|cost speed|curve|coap|tcp ADDRESS PORT CLIENT-CPUS ALL-CPUS THREADS-OR-FLOWS DURATION-MS REQUESTS-PER-THREAD|RATE
+/* part */
+
+/* run_parting has connections, open for a moment, each send one request and at once say that it was the last (shutdown). */
+static void run_parting(int connections)
+{
+	uint8_t out[MAX_MESSAGE], in[MAX_MESSAGE];
+	size_t size = ask(coap, 0, out);
+	struct totals totals = { .begin = now() };
+
+	for (; totals.sent < (uint64_t)connections; totals.sent++) {
+		int fd = open_socket(0);
+
+		sleep_until(now() + WARM_NS);
+		if (send(fd, out, size, MSG_NOSIGNAL) < 0 || shutdown(fd, SHUT_WR))
+			die("send");
+		totals.answered += recv(fd, in, size, MSG_WAITALL) == (ssize_t)size;
+		close(fd);
+	}
+	totals.end = now();
+	putchar('{');
+	print_totals(&totals);
+}
+
+/* client ask|strain|offer|cost|part speed|curve|coap|tcp ADDRESS PORT CLIENT-CPUS ALL-CPUS THREADS-OR-FLOWS DURATION-MS REQUESTS-PER-THREAD|RATE
  * PID-OF-SERVER */
 int main(int argc, char **argv)
 {
@@ -429,6 +452,8 @@ int main(int argc, char **argv)
 	server_pid = atoi(argv[10]);
 	if (!strcmp(argv[1], "ask") || !strcmp(argv[1], "strain"))
 		run_askers(atoi(argv[7]), !strcmp(argv[1], "strain"));
+	else if (!strcmp(argv[1], "part"))
+		run_parting(atoi(argv[7]));
 	else if (!strcmp(argv[1], "offer"))
 		run_offerers(atoi(argv[7]), atof(argv[9]));
 	else

@@ -32,8 +32,8 @@ static void enrol(int fd, const struct sockaddr_in *from)
 	uint64_t value = fd;
 	union bpf_attr attr = { .map_fd = MAP_FD, .key = (uintptr_t)&key, .value = (uintptr_t)&value };
 
-	if (syscall(SYS_bpf, BPF_MAP_UPDATE_ELEM, &attr, sizeof(attr)))
-		die("map of sockets");
+	if (syscall(SYS_bpf, BPF_MAP_UPDATE_ELEM, &attr, sizeof(attr)) && errno != EOPNOTSUPP)
+		die("map of sockets"); /* but of one that its peer has closed already, which remains this server's */
 }
 
 static void take(int listener, int events, bool sockmap)
