@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"os"
+	"slices"
 	"strconv"
 	"testing"
 
@@ -175,6 +176,15 @@ func TestAgreesWithTheModel(t *testing.T) {
 		for _, name := range []string{"", "echo", "kernel", "mixed"} {
 			if diff := cmp.Diff(m.counts[name], k.packets(name)); diff != "" {
 				t.Errorf("seed %d: packets of %q: model - kernel +\n%s", seed, name, diff)
+			}
+		}
+		// The generator reaches everything but what the tests of limits and of real traffic are for.
+		if rounds(t) >= 100000 {
+			for i, outcome := range outcomes {
+				n := m.counts[""][outcome] + m.counts["echo"][outcome] + m.counts["kernel"][outcome]
+				if n == 0 && !slices.Contains([]string{"not_linear", "source_limit", "total_limit", "no_room", "lost"}, outcome) {
+					t.Errorf("seed %d: outcome %d, %s, never came up", seed, i, outcome)
+				}
 			}
 		}
 		for _, l := range m.listeners[1:] {

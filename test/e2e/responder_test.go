@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"net"
+	"net/http"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kerb-edge/kerb/internal/netlab"
+)
+
+const signPort = 8080
+
+// signState is what the module tells of its sign.
+type signState struct {
+	State struct {
+		Cars     int64
+		Answered uint64
+	}
+}
+
+// askSign asks for the speed limit from a host, and returns it; nobody listens on the port, so that only the kernel answers.
+func (n *node) askSign(from *netlab.Host, to netip.Addr) uint32 {
+	n.t.Helper()
+	var conn *net.UDPConn
+	err := from.Do(func() (err error) {
+		conn, err = net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(netip.AddrPortFrom(to, signPort)))
+		return err
+	})
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	defer conn.Close()
+	request := make([]byte, 8)
+	binary.LittleEndian.PutUint32(request, 4)
+	_ = conn.SetDeadline(time.Now().Add(5 * time.Second))
+	if _, err := conn.Write(request); err != nil {
+		n.t.Fatal(err)
+	}
+	size, err := conn.Read(request)
+	if err != nil || size != 8 || binary.LittleEndian.Uint32(request) != 3 {
+		n.t.Fatalf("reply %x, %v", request[:size], err)
+	}
+	return binary.LittleEndian.Uint32(request[4:])
+}
+
+func (n *node) signState() (s signState) {
+	n.t.Helper()
+	if err := json.Unmarshal([]byte(n.must("module", "query", "sign", "state/road", "-o", "json")), &s); err != nil {
+		n.t.Fatal(err)
+	}
+	return s
+}
+
+// signEvents streams the states of the sign from the agent.
+func (n *node) signEvents(ctx context.Context) <-chan signState {
+	n.t.Helper()
+	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, "unix", n.socket())
+	}}}
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://kerb/v1/modules/sign/events?listener=road", nil)
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	response, err := client.Do(r)
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	out := make(chan signState)
+	go func() {
+		defer response.Body.Close()
+		defer close(out)
+		for lines := json.NewDecoder(response.Body); ; {
+			var s signState
+			if lines.Decode(&s) != nil {
+				return
+			}
+			select {
+			case out <- s:
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+	return out
+}
+
+// The kernel answers for a service, with and without the agent; the count goes on through a restart and a change of the
+// config, can be set, and is streamed.
+func TestResponder(t *testing.T) {
+	n := newRunningNode(t)
+	config := map[string]any{"listeners": []any{map[string]any{"app": "speedlimit", "name": "road", "port": signPort,
+		"addresses": []string{n.web.Addr4().String(), n.web.Addr6().String()}}}}
+	n.apply(module("sign", "responder", "app=web", config))
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	events := n.signEvents(ctx)
+	for _, to := range []netip.Addr{n.web.Addr4(), n.web.Addr6()} {
+		if got := n.askSign(n.db, to); got != 120 {
+			t.Errorf("%v: %d km/h", to, got)
+		}
+	}
+	for s := range events {
+		if s.State.Answered == 2 {
+			break
+		}
+	}
+	cancel()
+	n.kill()
+	n.askSign(n.db, n.web.Addr4())
+	n.start()
+	eventually(t, "the state is adopted", func() bool { return n.signState().State.Cars == 3 })
+	n.must("module", "set", "sign", "road/cars=98")
+	if got := n.askSign(n.db, n.web.Addr6()); got != 30 {
+		t.Errorf("with 99 cars: %d km/h", got)
+	}
+	if out := n.must("module", "values", "sign"); !strings.Contains(out, "road/cars") || !strings.Contains(out, "99") {
+		t.Errorf("values: %s", out)
+	}
+	n.refused(n.kerb("module", "set", "sign", "road/cars=many"), 1, "not a number")
+	config["partialChecksums"] = "accept"
+	config["listeners"] = append([]any{map[string]any{"app": "echo", "port": 7000, "addresses": []string{n.web.Addr4().String()}}}, config["listeners"].([]any)...)
+	n.apply(module("sign", "responder", "app=web", config))
+	n.askSign(n.db, n.web.Addr4())
+	if s := n.signState(); s.State.Cars != 100 || s.State.Answered != 5 {
+		t.Errorf("after a change: %+v", s)
+	}
+	n.tidy()
+}
