@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Asks the server given for resources by aiocoap, checks each answer, and prints how many the kernel should have given."""
+
+import asyncio
+import sys
+
+from aiocoap import CON, GET, NON, Context, Message
+from aiocoap.numbers.codes import CONTENT, NOT_FOUND, VALID
+from aiocoap.optiontypes import OpaqueOption
+
+HOST, PADDING = sys.argv[1:]
+
+
+async def ask(client, path, **more):
+    message = Message(code=GET, uri=f"coap://{HOST}/{path}", **more)
+    if PADDING:
+        message.opt.add_option(OpaqueOption(2048, PADDING.encode()))
+    return await client.request(message).response
+
+
+async def main():
+    client = await Context.create_client_context()
+    first = await ask(client, "sensors/temp", mtype=CON)
+    assert first.code == CONTENT and first.payload == b'{"v":21.5}', first
+    assert first.opt.content_format == 50 and first.opt.max_age == 30 and len(first.opt.etag) == 8, first.opt
+    answers = 1
+    for _ in range(50):
+        for mtype in CON, NON:
+            again = await ask(client, "sensors/temp", mtype=mtype)
+            assert again.payload == first.payload and again.opt.etag == first.opt.etag, again
+            answers += 1
+    valid = await ask(client, "sensors/temp", etags=[b"another", first.opt.etag])
+    assert valid.code == VALID and valid.payload == b"" and valid.opt.etag == first.opt.etag, valid
+    accepted = await ask(client, "sensors/temp", accept=50)
+    assert accepted.payload == first.payload, accepted
+    if not PADDING:
+        long = await ask(client, "long")
+        assert len(long.payload) == 1024, long
+        answers += 1
+    unknown = await ask(client, "nobody")
+    assert unknown.code == NOT_FOUND, unknown
+    print(answers + 2)
+    await client.shutdown()
+
+
+asyncio.run(main())
