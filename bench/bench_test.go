@@ -15,11 +15,12 @@ import (
 	"strings"
 	"testing"
 	"testing/fstest"
-	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 func testRun(e Experiment, rounds int) *Run {
-	return &Run{Rounds: rounds, loads: e.Loads, report: newReport(e, false), progress: io.Discard, start: time.Now()}
+	return NewRun(e, false, rounds, e.Loads, io.Discard)
 }
 
 func TestStatistics(t *testing.T) {
@@ -133,6 +134,29 @@ func TestCommandWritesTableJSONAndPlots(t *testing.T) {
 		t.Errorf("report %+v", report)
 	}
 	if png, err := os.ReadFile(filepath.Join(plots, "toy-time-p50-x.png")); err != nil || !bytes.HasPrefix(png, []byte("\x89PNG")) {
+		t.Errorf("plot: %v", err)
+	}
+}
+
+func TestBoxPlots(t *testing.T) {
+	report := &Report{Experiment: "toy"}
+	for _, config := range []string{"a", "b", "part"} {
+		for i, stat := range boxStats {
+			if config != "part" || i > 0 {
+				report.Cells = append(report.Cells, Cell{Config: config, Load: "x/1", Metric: "rtt", Stat: stat, Value: float64(i + 1), Unit: "us"})
+			}
+		}
+	}
+	for _, table := range report.tables() {
+		if boxes := report.boxes(table, "x/1"); len(boxes) != 2 || boxes[1].values != [5]float64{1, 2, 3, 4, 5} {
+			t.Errorf("%s: boxes %v", table.stat, boxes)
+		}
+	}
+	dir := t.TempDir()
+	if err := report.writePlots(dir); err != nil {
+		t.Fatal(err)
+	}
+	if png, err := os.ReadFile(filepath.Join(dir, "toy-rtt-boxes-x-1.png")); err != nil || !bytes.HasPrefix(png, []byte("\x89PNG")) {
 		t.Errorf("plot: %v", err)
 	}
 }

@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"time"
 
 	"github.com/spf13/cobra"
 )
@@ -66,8 +65,7 @@ func (e Experiment) execute(cmd *cobra.Command, f flags) error {
 	if ctx == nil {
 		ctx = context.Background()
 	}
-	run := &Run{Quick: f.quick, Rounds: f.rounds, loads: loads,
-		report: newReport(e, f.quick), progress: cmd.ErrOrStderr(), start: time.Now()}
+	run := NewRun(e, f.quick, f.rounds, loads, cmd.ErrOrStderr())
 	if err := e.Run(ctx, run); err != nil {
 		return fmt.Errorf("bench %s: %w", e.Name, err)
 	}

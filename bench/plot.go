@@ -25,7 +25,8 @@ const (
 
 // writePlots draws one PNG per metric and stat into dir: lines over the
 // number at the end of the loads' names (tc/1, tc/8), one file per word before
-// it, or bars where loads are not numbers.
+// it, or bars where loads are not numbers; and box plots where there are
+// quartiles.
 func (r *Report) writePlots(dir string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
@@ -38,7 +39,7 @@ func (r *Report) writePlots(dir string) error {
 			}
 		}
 	}
-	return nil
+	return r.writeBoxes(dir)
 }
 
 func fileName(s string) string {

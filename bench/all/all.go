@@ -8,6 +8,7 @@ import (
 	_ "github.com/kerb-edge/kerb/bench/control"
 	_ "github.com/kerb-edge/kerb/bench/firewall"
 	_ "github.com/kerb-edge/kerb/bench/proxy"
+	_ "github.com/kerb-edge/kerb/bench/responder"
 	_ "github.com/kerb-edge/kerb/bench/scale"
 	_ "github.com/kerb-edge/kerb/bench/swap"
 	_ "github.com/kerb-edge/kerb/bench/tunnel"

@@ -153,6 +153,9 @@ func (l *Lab) Prefix() string { return l.prefix }
 // Bridge is the interface name of the lab's bridge, in the node.
 func (l *Lab) Bridge() string { return l.bridge.Name }
 
+// Gateway4 is the node's IPv4 address that hosts reach.
+func (l *Lab) Gateway4() netip.Addr { return l.gateway4().Addr() }
+
 // Node is the namespace that holds the bridge and the outer veth ends.
 func (l *Lab) Node() *Namespace { return l.node }
 

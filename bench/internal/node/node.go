@@ -25,7 +25,7 @@ import (
 
 // Node is a running agent.
 type Node struct {
-	lab  *netlab.Lab
+	ns   *netlab.Namespace
 	self string // the binary
 	cmd  *exec.Cmd
 	dir  string // state, socket, packages
@@ -36,16 +36,21 @@ type Node struct {
 }
 
 // Start runs an agent in the lab's node namespace and waits until it answers.
-func Start(lab *netlab.Lab) (*Node, error) {
+func Start(lab *netlab.Lab) (*Node, error) { return StartIn(lab.Node()) }
+
+// StartIn is Start in another namespace than the lab's node.
+func StartIn(ns *netlab.Namespace) (*Node, error) {
 	self, err := os.Executable()
 	if err != nil {
 		return nil, err
 	}
-	return StartBinary(lab, self)
+	return start(ns, self)
 }
 
 // StartBinary is Start with a binary other than this one, such as a copy that shares no memory with this process.
-func StartBinary(lab *netlab.Lab, binary string) (*Node, error) {
+func StartBinary(lab *netlab.Lab, binary string) (*Node, error) { return start(lab.Node(), binary) }
+
+func start(ns *netlab.Namespace, binary string) (*Node, error) {
 	dir, err := os.MkdirTemp("", "kerb-bench-")
 	if err != nil {
 		return nil, err
@@ -53,8 +58,8 @@ func StartBinary(lab *netlab.Lab, binary string) (*Node, error) {
 	if err := os.Chmod(dir, 0o711); err != nil { // control planes are other users
 		return nil, err
 	}
-	n := &Node{lab: lab, self: binary, dir: dir, bpf: "/sys/fs/bpf/" + filepath.Base(dir), exit: make(chan error, 1)}
-	n.cmd = lab.Node().Command(context.Background(), binary, append([]string{"agent"}, n.flags()...)...)
+	n := &Node{ns: ns, self: binary, dir: dir, bpf: "/sys/fs/bpf/" + filepath.Base(dir), exit: make(chan error, 1)}
+	n.cmd = ns.Command(context.Background(), binary, append([]string{"agent"}, n.flags()...)...)
 	n.cmd.Stdout, n.cmd.Stderr = &n.log, &n.log
 	if err := n.cmd.Start(); err != nil {
 		return nil, err
@@ -132,7 +137,7 @@ func (n *Node) Close() error {
 	n.http.CloseIdleConnections()
 	_ = n.cmd.Process.Signal(syscall.SIGTERM)
 	<-n.exit
-	out, err := n.lab.Node().Command(context.Background(), n.self, append([]string{"purge"}, n.flags()...)...).CombinedOutput()
+	out, err := n.ns.Command(context.Background(), n.self, append([]string{"purge"}, n.flags()...)...).CombinedOutput()
 	if err != nil {
 		err = fmt.Errorf("purge: %w: %s", err, out)
 	}

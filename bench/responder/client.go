@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package responder
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"strconv"
+	"time"
+)
+
+// answerTo is what the client prints; times are in us.
+type answerTo struct {
+	Sent, Answered, Wrong, Curved uint64
+	Seconds                       float64
+	// Time of all CPUs in s that somebody had, and of that what the client, the server and the kernel between them had.
+	Taken, Spent           float64
+	P1, P25, P50, P75, P99 float64
+	P999                   float64 `json:"p99.9"`
+	Stddev                 float64
+}
+
+func (a answerTo) lost() uint64 { return a.Sent - min(a.Sent, a.Answered) }
+
+func (a answerTo) rate() float64 { return float64(a.Answered) / a.Seconds }
+
+// client runs one mode of the client: threads or flows, for a time, and requests per thread or a rate.
+func (c *contender) client(mode string, threads int, duration time.Duration, number float64) (answerTo, error) {
+	own, _ := c.tools.cpus()
+	cmd := command(c.place.client, c.tools.path("client"), mode, c.protocol, c.place.address.String(), strconv.Itoa(c.port()), own,
+		c.tools.allCPUs(), strconv.Itoa(threads), strconv.FormatInt(duration.Milliseconds(), 10), strconv.FormatFloat(number, 'f', -1, 64), strconv.Itoa(c.pid))
+	var stdout, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	var a answerTo
+	if err := cmd.Run(); err != nil {
+		return a, fmt.Errorf("client %s: %w: %s", mode, err, &stderr)
+	}
+	if err := json.Unmarshal(stdout.Bytes(), &a); err != nil {
+		return a, fmt.Errorf("client %s: %w: %s", mode, err, &stdout)
+	}
+	return a, nil
+}

@@ -1,0 +1,255 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package responder
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/kerb-edge/kerb/bench"
+	"github.com/kerb-edge/kerb/internal/netlab"
+)
+
+// Port is where all contenders answer; the published one of CoAP for that.
+const (
+	port     = 7007
+	coapPort = 5683
+)
+
+// contender is a config at its place: what stays there for all loads, and the server process while it is measured.
+type contender struct {
+	config, protocol string
+	place            *place
+	tools            *tools
+	program          string   // of tools, that serves; empty where the kernel alone answers
+	variants         []string // ways in which program can wait, the sleeping one first
+	variant          string
+	device           bool // program is told the device in place of the port
+	sockets          *ebpf.Map
+	pid              int // of program while it serves
+	closers          []func() error
+}
+
+// errLeftOut is wrapped when a config cannot be measured here.
+var errLeftOut = errors.New("cannot be measured")
+
+// prefixes are labs' names: a letter for the place, one for the protocol and one for the config.
+func labPrefix(f family, config string) string {
+	configs := map[string]string{"user": "u", "user-best": "b", "afxdp": "a", "mixed": "m", "kernel": "k", "reflector": "r", "nobody": "n", "sockmap": "s"}
+	return "kbr" + f.place[:1] + f.protocol[:1] + configs[config]
+}
+
+func (e *experiment) open(f family, config string) (*contender, error) {
+	p, err := openPlace(f.place, labPrefix(f, config), e.tools)
+	if err != nil {
+		return nil, err
+	}
+	c := &contender{config: config, protocol: f.protocol, place: p, tools: e.tools, closers: []func() error{p.close}}
+	if err := c.raise(); err != nil {
+		return nil, errors.Join(err, c.close())
+	}
+	return c, nil
+}
+
+// raise puts into the kernel what belongs there, and says which program serves.
+func (c *contender) raise() error {
+	switch c.config {
+	case "user":
+		c.serveBy("server", "plain")
+		if c.protocol == "tcp" {
+			c.serveBy("stream", "sleep")
+		}
+	case "user-best":
+		c.serveBy("server", "sleep", "poll", "spin")
+		if c.protocol == "tcp" {
+			c.serveBy("stream", "sleep", "spin")
+		}
+	case "afxdp":
+		c.serveBy("afxdp", "sleep", "spin")
+		c.device = true
+		return c.attach("to_socket", "")
+	case "reflector":
+		return c.attach("reflect", "pass")
+	case "nobody":
+		return c.attach("drop", "")
+	case "sockmap":
+		c.serveBy("stream", "sockmap")
+		return c.attachStream()
+	default:
+		return errors.Join(c.attach("", "pass"), c.startKerb())
+	}
+	return nil
+}
+
+func (c *contender) serveBy(program string, variants ...string) {
+	c.program, c.variants, c.variant = program, variants, variants[0]
+}
+
+func (c *contender) port() int {
+	if c.protocol == "coap" {
+		return coapPort
+	}
+	return port
+}
+
+// attach puts programs of the limits on the server's interface and on the other end of its veth, native. Of the second a
+// veth asks that it be there before it takes what the first sends back.
+func (c *contender) attach(program, peer string) error {
+	spec, err := bench.Object(files, "limits.bpf.o")
+	if err != nil {
+		return err
+	}
+	if err := spec.Variables["server_port"].Set(uint16(c.port())); err != nil {
+		return err
+	}
+	bpf, err := c.load(spec)
+	if err != nil {
+		return err
+	}
+	if program == "to_socket" {
+		c.sockets = bpf.Maps["sockets"]
+	}
+	return errors.Join(
+		c.attachTo(c.place.server, c.place.nic, bpf.Programs[program]),
+		c.attachTo(c.place.peer, c.place.peerNIC, bpf.Programs[peer]))
+}
+
+func (c *contender) attachTo(ns *netlab.Namespace, nic string, program *ebpf.Program) error {
+	if program == nil {
+		return nil
+	}
+	return ns.Do(func() error {
+		device, err := netlink.LinkByName(nic)
+		if err != nil {
+			return err
+		}
+		l, err := link.AttachXDP(link.XDPOptions{Program: program, Interface: device.Attrs().Index, Flags: link.XDPDriverMode})
+		if err != nil {
+			return fmt.Errorf("%w: native XDP: %w", errLeftOut, err)
+		}
+		c.closers = append(c.closers, l.Close)
+		return nil
+	})
+}
+
+// attachStream readies a map whose sockets have requests answered on their own way in.
+func (c *contender) attachStream() error {
+	spec, err := bench.Object(files, "stream.bpf.o")
+	if err != nil {
+		return err
+	}
+	bpf, err := c.load(spec)
+	if err != nil {
+		return err
+	}
+	c.sockets = bpf.Maps["sockets"]
+	err = link.RawAttachProgram(link.RawAttachProgramOptions{
+		Target: c.sockets.FD(), Program: bpf.Programs["verdict"], Attach: ebpf.AttachSkSKBVerdict})
+	if err != nil {
+		return fmt.Errorf("%w: verdict on sockets: %w", errLeftOut, err)
+	}
+	return nil
+}
+
+func (c *contender) load(spec *ebpf.CollectionSpec) (*ebpf.Collection, error) {
+	bpf, err := ebpf.NewCollection(spec)
+	if err != nil {
+		return nil, err
+	}
+	c.closers = append(c.closers, func() error { bpf.Close(); return nil })
+	return bpf, nil
+}
+
+// sleeping is the variant that waits at no cost.
+func (c *contender) sleeping() string {
+	if len(c.variants) == 0 {
+		return ""
+	}
+	return c.variants[0]
+}
+
+// serving runs f while the server, if the config has one, is up and waits in a way.
+func (c *contender) serving(variant string, f func() error) error {
+	if c.program == "" {
+		return f()
+	}
+	s, err := c.start(variant)
+	if err != nil {
+		return err
+	}
+	c.pid = s.cmd.Process.Pid
+	defer func() { c.pid = 0 }()
+	return errors.Join(f(), s.stop())
+}
+
+// server is a running process of src.
+type server struct {
+	cmd    *exec.Cmd
+	stderr bytes.Buffer
+}
+
+// start returns when the server answers.
+func (c *contender) start(variant string) (*server, error) {
+	_, cpus := c.tools.cpus()
+	where := strconv.Itoa(c.port())
+	if c.device {
+		where = c.place.nic
+	}
+	args := []string{variant, c.protocol, where, cpus}
+	if c.protocol == "tcp" {
+		args = []string{variant, where, cpus}
+	}
+	s := &server{cmd: command(c.place.server, c.tools.path(c.program), args...)}
+	s.cmd.Stderr = &s.stderr
+	if c.sockets != nil {
+		fd, err := unix.FcntlInt(uintptr(c.sockets.FD()), unix.F_DUPFD_CLOEXEC, 0)
+		if err != nil {
+			return nil, err
+		}
+		sockets := os.NewFile(uintptr(fd), "sockets")
+		defer sockets.Close()
+		s.cmd.ExtraFiles = append(s.cmd.ExtraFiles, sockets) // number 3
+	}
+	out, err := s.cmd.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
+	if err := s.cmd.Start(); err != nil {
+		return nil, err
+	}
+	if line, _ := bufio.NewReader(out).ReadString('\n'); strings.TrimSpace(line) != "ready" {
+		return nil, errors.Join(fmt.Errorf("%s %s does not serve: %s", c.program, variant, &s.stderr), s.stop())
+	}
+	return s, nil
+}
+
+// stop ends the process; that it had to be killed is how servers end.
+func (s *server) stop() error {
+	_ = s.cmd.Process.Kill()
+	err := s.cmd.Wait()
+	var exit *exec.ExitError
+	if errors.As(err, &exit) && !exit.Exited() {
+		return nil
+	}
+	return fmt.Errorf("the server ended by itself: %w: %s", err, &s.stderr)
+}
+
+// close undoes the newest first.
+func (c *contender) close() error {
+	var errs []error
+	for i := len(c.closers) - 1; i >= 0; i-- {
+		errs = append(errs, c.closers[i]())
+	}
+	return errors.Join(errs...)
+}

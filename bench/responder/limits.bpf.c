@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
+//go:build ignore
+
+/* What the responder is measured against in the kernel: `reflect` answers at the driver with nothing but the turn of the
+ * headers, the limit; `to_socket` hands requests to an AF_XDP server; `drop` ends them, which leaves the client's own cost.
+ * Those look for IPv4 without options and UDP to the server's port. `pass` is the other end's. */
+#include <linux/bpf.h>
+#include <linux/if_ether.h>
+#include <linux/in.h>
+#include <linux/ip.h>
+#include <linux/udp.h>
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_helpers.h>
+
+#define REPLY 3
+#define LIMIT 120
+
+const volatile __u16 server_port;
+
+struct {
+	__uint(type, BPF_MAP_TYPE_XSKMAP);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u32);
+} sockets SEC(".maps");
+
+struct frame {
+	struct ethhdr eth;
+	struct iphdr ip;
+	struct udphdr udp;
+	__u32 message[2]; /* the shorter one of both protocols */
+} __attribute__((packed));
+
+static __always_inline struct frame *request(struct xdp_md *ctx)
+{
+	struct frame *f = (void *)(long)ctx->data;
+
+	if ((void *)(f + 1) > (void *)(long)ctx->data_end || f->eth.h_proto != bpf_htons(ETH_P_IP) || f->ip.ihl != 5 ||
+	    f->ip.version != 4 || f->ip.protocol != IPPROTO_UDP || f->udp.dest != bpf_htons(server_port))
+		return 0;
+	return f;
+}
+
+SEC("xdp")
+int reflect(struct xdp_md *ctx)
+{
+	struct frame *f = request(ctx);
+
+	if (!f)
+		return XDP_PASS;
+	__u8 mac[ETH_ALEN];
+	__u32 address = f->ip.saddr;
+	__u16 port = f->udp.source;
+
+	__builtin_memcpy(mac, f->eth.h_dest, ETH_ALEN);
+	__builtin_memcpy(f->eth.h_dest, f->eth.h_source, ETH_ALEN);
+	__builtin_memcpy(f->eth.h_source, mac, ETH_ALEN);
+	f->ip.saddr = f->ip.daddr;
+	f->ip.daddr = address;
+	f->udp.source = f->udp.dest;
+	f->udp.dest = port;
+	f->udp.check = 0;
+	f->message[0] = REPLY;
+	f->message[1] = LIMIT;
+	return XDP_TX;
+}
+
+SEC("xdp")
+int to_socket(struct xdp_md *ctx)
+{
+	return request(ctx) ? bpf_redirect_map(&sockets, 0, XDP_PASS) : XDP_PASS;
+}
+
+SEC("xdp")
+int drop(struct xdp_md *ctx)
+{
+	return request(ctx) ? XDP_DROP : XDP_PASS;
+}
+
+SEC("xdp")
+int pass(struct xdp_md *ctx)
+{
+	return XDP_PASS;
+}
+
+char _license[] SEC("license") = "Dual BSD/GPL";

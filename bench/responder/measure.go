@@ -1,0 +1,228 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package responder
+
+import (
+	"math"
+	"time"
+
+	"github.com/kerb-edge/kerb/bench"
+)
+
+// lengths are how long one round measures.
+type lengths struct {
+	ask, offer, cost time.Duration
+	bisections       int
+	tries            int // of a rate at which something was lost
+}
+
+func lengthsOf(quick bool) lengths {
+	if quick {
+		return lengths{ask: 60 * time.Millisecond, offer: 30 * time.Millisecond, cost: 50 * time.Millisecond, bisections: 3, tries: 1}
+	}
+	return lengths{ask: 300 * time.Millisecond, offer: 150 * time.Millisecond, cost: 300 * time.Millisecond, bisections: 6, tries: 2}
+}
+
+// What a request costs is measured at a rate that the slowest config answers with ease.
+const (
+	costRate  = 40_000.0
+	costBatch = 8 // COST_BATCH of the client
+)
+
+// The rates between which the largest without loss is looked for.
+const (
+	lowestRate  = 20_000.0
+	highestRate = 2_000_000.0
+)
+
+// Requests on each thread of the published experiment, and of the one until the first loss.
+const (
+	publishedRequests = 10_000
+	lossRequests      = 200
+	lossStep          = 20 // threads
+)
+
+// measureAll gives the figures of one load: response times of n threads that wait for their answers, requests a second of
+// n flows, and the cost of one, which a server that spins when there is nothing to do would have no part in.
+func (e *experiment) measureAll(c *contender, n int) (samples []bench.Sample, err error) {
+	var lossfree, cpu float64
+	err = c.serving(c.variant, func() (err error) {
+		if samples, err = e.times(c, n); err == nil {
+			lossfree, err = e.lossfreeRate(c, n)
+		}
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	err = c.serving(c.sleeping(), func() (err error) { cpu, err = e.cost(c, n); return err })
+	return append(samples,
+		bench.Sample{Metric: "lossfree_rate", Stat: "p50", Unit: "1/s", Value: lossfree},
+		bench.Sample{Metric: "cpu", Stat: "p50", Unit: "us per request", Value: cpu - e.alone}), err
+}
+
+// measureTimes is the third published experiment: response times alone.
+func (e *experiment) measureTimes(c *contender, threads int) (samples []bench.Sample, err error) {
+	err = c.serving(c.variant, func() (err error) { samples, err = e.times(c, threads); return err })
+	return samples, err
+}
+
+// measureCurve has cars leave as they come, with so many in range that the limit has to be computed: of the other loads, whose
+// cars stay, the count is soon beyond the curve.
+func (e *experiment) measureCurve(c *contender, threads int) (samples []bench.Sample, err error) {
+	var a answerTo
+	err = c.serving(c.variant, func() (err error) { a, err = e.ask(c, "ask", threads, 0); return err })
+	if c.config != "mixed" && a.Curved != a.Answered { // whose limit may be a moment old
+		e.run.Unsound("%s: %d of %d limits are not of the curve", c.config, a.Answered-a.Curved, a.Answered)
+	}
+	return rtt(a), err
+}
+
+// times has threads ask as fast as they are answered.
+func (e *experiment) times(c *contender, threads int) ([]bench.Sample, error) {
+	a, err := e.ask(c, "ask", threads, 0)
+	return rtt(a), err
+}
+
+func rtt(a answerTo) []bench.Sample {
+	sample := func(stat string, value float64) bench.Sample {
+		return bench.Sample{Metric: "rtt", Stat: stat, Unit: "us", Value: value}
+	}
+	return []bench.Sample{sample("p50", a.P50), sample("p99", a.P99), sample("p99.9", a.P999), sample("stddev", a.Stddev),
+		{Metric: "rate", Stat: "p50", Unit: "1/s", Value: a.rate()}}
+}
+
+// measurePublished is the first published experiment, with the quartiles of its box plots.
+func (e *experiment) measurePublished(c *contender, threads int) ([]bench.Sample, error) {
+	var a answerTo
+	err := c.serving(c.variant, func() (err error) { a, err = e.ask(c, "ask", threads, publishedRequests); return err })
+	samples := rtt(a)
+	for _, q := range []struct {
+		stat  string
+		value float64
+	}{{"p1", a.P1}, {"p25", a.P25}, {"p75", a.P75}} {
+		samples = append(samples, bench.Sample{Metric: "rtt", Stat: q.stat, Unit: "us", Value: q.value})
+	}
+	return samples, err
+}
+
+// ask voids the run if an answer is wrong or missing: no more requests are under way than there are threads.
+func (e *experiment) ask(c *contender, mode string, threads, requests int) (answerTo, error) {
+	a, err := c.client(mode, threads, e.lengths.ask, float64(requests))
+	e.check(c, a)
+	if a.lost() > 0 {
+		e.run.Unsound("%s lost %d of %d requests of %d threads that wait for their answers", c.config, a.lost(), a.Sent, threads)
+	}
+	return a, err
+}
+
+func (e *experiment) check(c *contender, a answerTo) {
+	if a.Wrong > 0 {
+		e.run.Unsound("%s gave %d wrong answers of %d", c.config, a.Wrong, a.Answered)
+	}
+	if a.Answered > a.Sent {
+		e.run.Unsound("%s answered %d requests %d times", c.config, a.Sent, a.Answered)
+	}
+}
+
+// measureUntilLoss is the second: the largest number of threads at which each gets all its answers.
+func (e *experiment) measureUntilLoss(c *contender, most int) ([]bench.Sample, error) {
+	good := 0
+	err := c.serving(c.variant, func() error {
+		for threads := lossStep; threads <= most; threads += lossStep {
+			a, err := c.client("ask", threads, 0, lossRequests)
+			e.check(c, a)
+			if err != nil || a.lost() > 0 {
+				return err
+			}
+			good = threads
+		}
+		return nil
+	})
+	return []bench.Sample{{Metric: "lossfree_threads", Stat: "p50", Unit: "count", Value: float64(good)}}, err
+}
+
+// measureOffered sends at a rate, and tells how much of it is lost.
+func (e *experiment) measureOffered(c *contender, rate int) ([]bench.Sample, error) {
+	var a answerTo
+	err := c.serving(c.variant, func() (err error) {
+		a, err = c.client("offer", offeredFlows, e.lengths.offer, float64(rate))
+		return err
+	})
+	e.check(c, a)
+	if reached := float64(a.Sent) / a.Seconds; reached < 0.95*float64(rate) {
+		e.run.Note("offered/%d: the client could not send that many", rate)
+	}
+	return []bench.Sample{
+		{Metric: "lost", Stat: "p50", Unit: "%", Value: 100 * float64(a.lost()) / float64(a.Sent)},
+		{Metric: "answered", Stat: "p50", Unit: "1/s", Value: a.rate()},
+	}, err
+}
+
+const offeredFlows = 16
+
+// lossfreeRate halves the span between a rate that is answered whole and one that is not, in the logarithm. The rate that
+// counts is the one that the client reached.
+func (e *experiment) lossfreeRate(c *contender, flows int) (best float64, err error) {
+	low, high := lowestRate, highestRate
+	for range e.lengths.bisections {
+		rate := math.Sqrt(low * high)
+		reached, lost, err := e.offer(c, flows, rate)
+		if err != nil {
+			return 0, err
+		}
+		if lost {
+			high = rate
+			continue
+		}
+		low, best = rate, max(best, reached)
+		if reached < 0.9*rate { // more the client cannot do
+			break
+		}
+	}
+	return best, nil
+}
+
+// offer gives a rate another chance, as neighbours on the machine may have stopped the server the first time.
+func (e *experiment) offer(c *contender, flows int, rate float64) (reached float64, lost bool, err error) {
+	for range e.lengths.tries {
+		a, err := c.client("offer", flows, e.lengths.offer, rate)
+		if err != nil {
+			return 0, false, err
+		}
+		e.check(c, a)
+		if a.lost() == 0 {
+			return float64(a.Sent) / a.Seconds, false, nil
+		}
+	}
+	return 0, true, nil
+}
+
+// cost is what a request takes of all CPUs, in us.
+func (e *experiment) cost(c *contender, flows int) (us float64, err error) {
+	a, err := c.client("cost", flows, e.lengths.cost, costRate)
+	e.check(c, a)
+	return a.Spent * 1e6 / float64(a.Sent), err
+}
+
+// measureTCP asks twice: for the times, and for the cost, since what looks for idle time keeps the CPUs awake. The cost is all
+// that was taken of the CPUs, by others of the machine too: kernel threads do a part of the work.
+func (e *experiment) measureTCP(c *contender, connections int) ([]bench.Sample, error) {
+	samples, err := e.measureTimes(c, connections)
+	if err != nil {
+		return nil, err
+	}
+	var strained, parted answerTo
+	err = c.serving(c.sleeping(), func() (err error) {
+		if strained, err = e.ask(c, "strain", connections, 0); err == nil {
+			parted, err = c.client("part", partings, 0, 0)
+		}
+		return err
+	})
+	return append(samples,
+		bench.Sample{Metric: "cpu", Stat: "p50", Unit: "us per request", Value: strained.Taken * 1e6 / float64(strained.Answered)},
+		bench.Sample{Metric: "answered_at_parting", Stat: "p50", Unit: "%", Value: 100 * float64(parted.Answered) / partings}), err
+}
+
+// partings are connections whose only request is followed by shutdown: what a client may do, and a server has to answer.
+const partings = 20

@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package responder is `kerb bench responder`: how long a request to a UDP service takes, how many a second are answered
+// without loss and what one costs, with Kerb's responder in the kernel, against a plain server, the best that user space
+// has, AF_XDP, and a bare program that only reflects. The client and the servers are C, compiled when the experiment
+// begins; hosts are network namespaces, with a router between them in the routed loads.
+package responder
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/kerb-edge/kerb/bench"
+)
+
+func init() {
+	bench.Register(bench.Experiment{
+		Name:       "responder",
+		Short:      "requests answered in the kernel against servers in user space, AF_XDP and a bare reflector",
+		Baseline:   "user",
+		Loads:      loads(),
+		QuickLoads: []string{"direct/16", "routed/16"},
+		Run:        run,
+	})
+}
+
+// The loads: a family and its number, of client threads or of requests a second.
+func loads() []string {
+	var all []string
+	for _, f := range []struct {
+		family  string
+		numbers []int
+	}{
+		{"direct", []int{1, 16, 64, 120}},
+		{"routed", []int{1, 16, 64, 120}},
+		{"coap", []int{1, 16, 64, 120}},
+		{"curve", []int{16}},
+		{"published", []int{120}},
+		{"until-loss", []int{mostThreads}},
+		{"threads", []int{1, 50, 100, 150, 200, 250, mostThreads}},
+		{"offered", []int{50_000, 100_000, 200_000, 400_000, 800_000}},
+		{"tcp", []int{1, 16, 64}},
+	} {
+		for _, n := range f.numbers {
+			all = append(all, fmt.Sprintf("%s/%d", f.family, n))
+		}
+	}
+	return all
+}
+
+// mostThreads is how far the published experiments go.
+const mostThreads = 300
+
+// family is what loads of one name have in common: where they run, who answers, and what is measured of n.
+type family struct {
+	place    string
+	protocol string
+	configs  []string
+	measure  func(c *contender, n int) ([]bench.Sample, error)
+}
+
+var udpConfigs = []string{"user", "user-best", "afxdp", "mixed", "kernel", "reflector"}
+
+func (e *experiment) family(name string) family {
+	f := family{place: "direct", protocol: "speed", configs: udpConfigs, measure: e.measureAll}
+	switch name {
+	case "routed":
+		f.place = "routed"
+	case "coap":
+		f.protocol, f.configs = "coap", []string{"user", "user-best", "afxdp", "mixed"}
+	case "curve":
+		f.protocol, f.configs, f.measure = "curve", []string{"user", "mixed", "kernel"}, e.measureCurve
+	case "published":
+		f.measure = e.measurePublished
+	case "until-loss":
+		f.measure = e.measureUntilLoss
+	case "threads":
+		f.measure = e.measureTimes
+	case "offered":
+		f.measure = e.measureOffered
+	case "tcp":
+		f.protocol, f.configs, f.measure = "tcp", []string{"user", "user-best", "sockmap"}, e.measureTCP
+	}
+	return f
+}
+
+// experiment is one run: the compiled programs and the contenders that are up.
+type experiment struct {
+	run     *bench.Run
+	tools   *tools
+	lengths lengths
+	up      map[string]*contender // by place, protocol and config
+	alone   float64               // what a request costs that nobody answers, in us, in this round
+}
+
+func run(ctx context.Context, r *bench.Run) (err error) {
+	tools, err := compile(ctx)
+	if err != nil {
+		return err
+	}
+	e := &experiment{run: r, tools: tools, lengths: lengthsOf(r.Quick), up: map[string]*contender{}}
+	defer func() { err = errors.Join(err, e.close()) }()
+	for _, load := range r.Loads() {
+		if err := e.runLoad(ctx, load); err != nil {
+			return err
+		}
+	}
+	e.notes()
+	return nil
+}
+
+func (e *experiment) close() error {
+	errs := []error{e.tools.close()}
+	for _, c := range e.up {
+		errs = append(errs, c.close())
+	}
+	return errors.Join(errs...)
+}
+
+func (e *experiment) runLoad(ctx context.Context, load string) error {
+	name, number, _ := strings.Cut(load, "/")
+	n, err := strconv.Atoi(number)
+	if err != nil {
+		return err
+	}
+	f := e.family(name)
+	var trials []bench.Trial
+	if name == "direct" || name == "routed" || name == "coap" {
+		trials = append(trials, e.aloneTrial(f, n))
+	}
+	for _, config := range f.configs {
+		c, err := e.contender(f, config)
+		if errors.Is(err, errLeftOut) {
+			e.run.Note("%s is left out of %s: %v", config, name, err)
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("%s: %w", config, err)
+		}
+		if err := e.chooseVariant(c, load, n); err != nil {
+			return fmt.Errorf("%s: %w", config, err)
+		}
+		trials = append(trials, bench.Trial{Config: config, Measure: func(context.Context) ([]bench.Sample, error) {
+			return f.measure(c, n)
+		}})
+	}
+	return e.run.Interleave(ctx, load, trials...)
+}
+
+// aloneTrial gives no figure of its own; its cost is taken off that of the others.
+func (e *experiment) aloneTrial(f family, n int) bench.Trial {
+	return bench.Trial{Config: "nobody answers", Measure: func(context.Context) ([]bench.Sample, error) {
+		c, err := e.contender(f, "nobody")
+		if err != nil {
+			return nil, err
+		}
+		e.alone, err = e.cost(c, n)
+		return nil, err
+	}}
+}
+
+// contender opens a config's hosts once per place and protocol.
+func (e *experiment) contender(f family, config string) (*contender, error) {
+	key := strings.Join([]string{f.place, f.protocol, config}, "/")
+	if c := e.up[key]; c != nil {
+		return c, nil
+	}
+	c, err := e.open(f, config)
+	if err == nil {
+		e.up[key] = c
+	}
+	return c, err
+}
+
+// chooseVariant gives a config that can wait in several ways the one with the best median for this load.
+func (e *experiment) chooseVariant(c *contender, load string, n int) error {
+	if len(c.variants) < 2 {
+		return nil
+	}
+	best := 0.0
+	chosen := c.variants[0]
+	for _, v := range c.variants {
+		c.variant = v
+		samples, err := e.measureTimes(c, min(n, mostThreads))
+		if err != nil {
+			return err
+		}
+		if p50 := samples[0].Value; best == 0 || p50 < best {
+			best, chosen = p50, v
+		}
+	}
+	c.variant = chosen
+	e.run.Note("%s, %s: the server waits by %q, the variant with the best median of %s", load, c.config, chosen, strings.Join(c.variants, ", "))
+	return nil
+}
+
+func (e *experiment) notes() {
+	clients, servers := e.tools.cpus()
+	e.run.Note("the client is pinned to CPU %s, servers to CPU %s; what the kernel does for a packet it does on the CPU of its sender, "+
+		"but in the routed loads on the server's (RPS), where router and server share the time", clients, servers)
+	e.run.Note("threads share the client's CPU; each gives it up after an answer, so that turns change between requests")
+	e.run.Note("cpu is the CPU time of the client, the server and the kernel between them, softirqs on idle CPUs included, at %d requests/s in "+
+		"batches of %d, less that of the same requests dropped at the server's interface: it holds the delivery of the answer to the client, and "+
+		"of servers that can spin it is the variant that sleeps; over TCP it is all that was taken of the CPUs", int(costRate), costBatch)
+}

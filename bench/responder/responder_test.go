@@ -1,0 +1,240 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package responder
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kerb-edge/kerb/bench"
+	"github.com/kerb-edge/kerb/internal/agent"
+	"github.com/kerb-edge/kerb/internal/cli"
+	"github.com/kerb-edge/kerb/internal/control"
+	"github.com/kerb-edge/kerb/modules"
+)
+
+// The agent of the tests is this very program.
+func TestMain(m *testing.M) {
+	control.Intercept(modules.Controls())
+	if len(os.Args) > 1 && (os.Args[1] == "agent" || os.Args[1] == "purge") {
+		os.Exit(cli.Main(cli.Build{Version: "test", Agent: agent.Run}))
+	}
+	os.Exit(m.Run())
+}
+
+func newExperiment(t *testing.T) *experiment {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+	tools, err := compile(t.Context())
+	if errors.Is(err, errNoCompiler) {
+		t.Skip(err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	e := &experiment{run: bench.NewRun(bench.Experiment{}, true, bench.MinRounds, nil, io.Discard), tools: tools, up: map[string]*contender{},
+		lengths: lengths{ask: 10 * time.Millisecond, offer: 10 * time.Millisecond, cost: 10 * time.Millisecond, bisections: 1, tries: 1}}
+	t.Cleanup(func() {
+		if err := e.close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return e
+}
+
+// contend opens a config, or skips where it cannot be measured.
+func contend(t *testing.T, e *experiment, load, config string) *contender {
+	t.Helper()
+	c, err := e.contender(e.family(load), config)
+	if errors.Is(err, bench.ErrNotBuilt) || errors.Is(err, errLeftOut) {
+		t.Skip(err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// Every config, waiting in every way, gives every request its answer, and the right one.
+func TestAllAnswer(t *testing.T) {
+	e := newExperiment(t)
+	for _, load := range []string{"direct", "routed", "coap", "tcp"} {
+		for _, config := range e.family(load).configs {
+			t.Run(load+"/"+config, func(t *testing.T) {
+				c := contend(t, e, load, config)
+				for _, variant := range append([]string{c.sleeping()}, c.variants...) {
+					err := c.serving(variant, func() error {
+						a, err := c.client("ask", 4, 0, 100)
+						if a.Sent != 400 || a.Answered != 400 || a.Wrong != 0 || !(a.P50 > 0) || a.P999 < a.P50 {
+							t.Errorf("%s: %+v", variant, a)
+						}
+						return err
+					})
+					if err != nil {
+						t.Errorf("%s: %v", variant, err)
+					}
+				}
+			})
+		}
+	}
+}
+
+// answerBy is a server that answers as the function says.
+func answerBy(t *testing.T, c *contender, answer func(request []byte) [][]byte) {
+	t.Helper()
+	var socket *net.UDPConn
+	err := c.place.server.Do(func() (err error) {
+		socket, err = net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(c.place.address, uint16(c.port()))))
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { socket.Close() })
+	go func() {
+		for buf := make([]byte, 2048); ; {
+			n, from, err := socket.ReadFromUDPAddrPort(buf)
+			if err != nil {
+				return
+			}
+			for _, a := range answer(buf[:n]) {
+				_, _ = socket.WriteToUDPAddrPort(a, from)
+			}
+		}
+	}()
+}
+
+// The client tells wrong, missing and further answers from right ones.
+func TestClientSees(t *testing.T) {
+	e := newExperiment(t)
+	right := []byte{3, 0, 0, 0, 120, 0, 0, 0}
+	for name, tc := range map[string]struct {
+		answer func([]byte) [][]byte
+		bad    func(answerTo) bool
+	}{
+		"echo":     {func(r []byte) [][]byte { return [][]byte{r} }, func(a answerTo) bool { return a.Wrong != a.Answered || a.Wrong == 0 }},
+		"value":    {func([]byte) [][]byte { return [][]byte{{3, 0, 0, 0, 121, 0, 0, 0}} }, func(a answerTo) bool { return a.Wrong == 0 }},
+		"short":    {func([]byte) [][]byte { return [][]byte{right[:7]} }, func(a answerTo) bool { return a.Wrong == 0 }},
+		"silence":  {func([]byte) [][]byte { return nil }, func(a answerTo) bool { return a.lost() != a.Sent || a.Sent == 0 }},
+		"twice":    {func([]byte) [][]byte { return [][]byte{right, right} }, func(a answerTo) bool { return a.Answered <= a.Sent }},
+		"as it is": {func([]byte) [][]byte { return [][]byte{right} }, func(a answerTo) bool { return a.Wrong+a.lost() != 0 || a.Sent == 0 }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p, err := openPlace("direct", "kbrtest", e.tools)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer p.close()
+			c := &contender{config: "test", protocol: "speed", place: p, tools: e.tools}
+			answerBy(t, c, tc.answer)
+			a, err := c.client("offer", 2, 20*time.Millisecond, 2000)
+			if err != nil || tc.bad(a) {
+				t.Errorf("%+v, %v", a, err)
+			}
+		})
+	}
+}
+
+// A request that nobody answers costs something too, and none is answered.
+func TestNobodyAnswers(t *testing.T) {
+	e := newExperiment(t)
+	c := contend(t, e, "direct", "nobody")
+	a, err := c.client("cost", 2, 10*time.Millisecond, costRate)
+	if err != nil || a.Answered != 0 || a.Sent == 0 || !(a.Taken > 0 && a.Spent > 0) {
+		t.Errorf("%+v, %v", a, err)
+	}
+}
+
+// The router hands packets to the servers' CPUs.
+func TestRoutedIsSteered(t *testing.T) {
+	e := newExperiment(t)
+	c := contend(t, e, "routed", "user")
+	out, err := command(c.place.peer, "unshare", "--mount", "sh", "-c",
+		"mount -t sysfs sysfs /sys && cat /sys/class/net/kbrrsu0/queues/rx-0/rps_cpus").CombinedOutput()
+	want := fmt.Sprintf("%x\n", mask(e.tools.others))
+	if err != nil || strings.TrimLeft(string(out), "0,") != want {
+		t.Errorf("%q, want %q: %v", out, want, err)
+	}
+}
+
+// A load of each kind gives the figures that it promises.
+func TestMeasures(t *testing.T) {
+	e := newExperiment(t)
+	rtt := []string{"rtt p50", "rtt p99", "rtt p99.9", "rtt stddev", "rate p50"}
+	for _, tc := range []struct {
+		load string
+		n    int
+		want []string
+	}{
+		{"direct", 4, append(slices.Clone(rtt), "lossfree_rate p50", "cpu p50")},
+		{"published", 2, append(slices.Clone(rtt), "rtt p1", "rtt p25", "rtt p75")},
+		{"threads", 4, rtt},
+		{"until-loss", lossStep, []string{"lossfree_threads p50"}},
+		{"offered", 5000, []string{"lost p50", "answered p50"}},
+		{"tcp", 4, append(slices.Clone(rtt), "cpu p50", "answered_at_parting p50")},
+	} {
+		t.Run(tc.load, func(t *testing.T) {
+			samples, err := e.family(tc.load).measure(contend(t, e, tc.load, "user"), tc.n)
+			var got []string
+			for _, s := range samples {
+				got = append(got, s.Metric+" "+s.Stat)
+			}
+			if err != nil || !slices.Equal(got, tc.want) {
+				t.Errorf("%v, %v; want %v", got, err, tc.want)
+			}
+		})
+	}
+}
+
+// What no thread is answered voids a run, and so do wrong answers.
+func TestUnsound(t *testing.T) {
+	e := newExperiment(t)
+	if _, err := e.ask(contend(t, e, "direct", "nobody"), "ask", 1, 1); err != nil {
+		t.Fatal(err)
+	}
+	e.check(&contender{config: "x"}, answerTo{Sent: 2, Answered: 2, Wrong: 1})
+	e.check(&contender{config: "x"}, answerTo{Sent: 2, Answered: 3})
+	e.check(&contender{config: "x"}, answerTo{Sent: 2, Answered: 1})
+	if got := e.run.Report().Unsound; len(got) != 3 {
+		t.Errorf("%q", got)
+	}
+}
+
+// The command ends with a report whose run was sound.
+func TestCommand(t *testing.T) {
+	newExperiment(t)
+	path := filepath.Join(t.TempDir(), "responder.json")
+	cmd := bench.Command()
+	cmd.SetOut(io.Discard)
+	cmd.SetErr(io.Discard)
+	cmd.SetArgs([]string{"responder", "--quick", "--loads", "threads/1", "--out", path})
+	if err := cmd.Execute(); err != nil && !errors.Is(err, bench.ErrUnsound) {
+		t.Fatal(err)
+	}
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var report bench.Report
+	if err := json.NewDecoder(bytes.NewReader(data)).Decode(&report); err != nil || len(report.Unsound) > 0 {
+		t.Fatalf("%v, %v", err, report.Unsound)
+	}
+	for _, config := range udpConfigs {
+		if c, ok := report.Find(config, "threads/1", "rtt", "p50"); !ok || !(c.Value > 0) || len(c.Rounds) != bench.MinRounds {
+			t.Errorf("%s: %+v", config, c)
+		}
+	}
+}

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Times in ns, kept in memory: below 128 ns exact, above in steps of under 1%. */
+#pragma once
+
+#include <math.h>
+#include <stdint.h>
+#include <stdio.h>
+
+enum { STEP_BITS = 7, STEPS = 1 << STEP_BITS, OCTAVES = 32, SLOTS = STEPS * OCTAVES };
+
+struct histogram {
+	uint64_t n;
+	double sum, squares;
+	uint32_t slots[SLOTS];
+};
+
+static inline int slot_of(uint64_t ns)
+{
+	int shift = ns < STEPS ? 0 : 63 - __builtin_clzll(ns) - STEP_BITS;
+	int slot = ns < STEPS ? (int)ns : (shift + 1) * STEPS + (int)(ns >> shift) - STEPS;
+
+	return slot < SLOTS ? slot : SLOTS - 1;
+}
+
+static inline double slot_value(int slot)
+{
+	int shift = slot / STEPS - 1;
+
+	return shift < 0 ? slot : (slot % STEPS + STEPS + 0.5) * (1ull << shift);
+}
+
+static inline void record(struct histogram *h, uint64_t ns)
+{
+	h->n++;
+	h->sum += ns;
+	h->squares += (double)ns * ns;
+	h->slots[slot_of(ns)]++;
+}
+
+static inline void merge(struct histogram *to, const struct histogram *from)
+{
+	to->n += from->n;
+	to->sum += from->sum;
+	to->squares += from->squares;
+	for (int i = 0; i < SLOTS; i++)
+		to->slots[i] += from->slots[i];
+}
+
+static inline double percentile(const struct histogram *h, double p)
+{
+	uint64_t rank = ceil(p / 100 * h->n), seen = 0;
+
+	for (int i = 0; i < SLOTS; i++) {
+		seen += h->slots[i];
+		if (seen && seen >= rank)
+			return slot_value(i);
+	}
+	return 0;
+}
+
+/* print_times writes members of a JSON object, in us. */
+static inline void print_times(const struct histogram *h)
+{
+	static const double ps[] = { 1, 25, 50, 75, 99, 99.9 };
+	double variance = h->n > 1 ? (h->squares - h->sum * h->sum / h->n) / (h->n - 1) : 0;
+
+	for (unsigned int i = 0; i < sizeof(ps) / sizeof(*ps); i++)
+		printf("\"p%g\":%.3f,", ps[i], percentile(h, ps[i]) / 1e3);
+	printf("\"stddev\":%.3f,", sqrt(fmax(variance, 0)) / 1e3);
+}

@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+/* The user-space servers: `plain` is built as the published one, a socket, recvfrom and sendto; the others take and give
+ * batches with a socket and a thread per CPU, and sleep, ask the device or spin until something comes. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "wire.h"
+#include "cpu.h"
+
+enum { BATCH = 64, BUFFER = 4 << 20, BUSY_POLL_US = 50 };
+
+static bool coap;
+static int port, wait_flag;
+static bool busy_poll;
+
+static int open_socket(void)
+{
+	struct sockaddr_in at = { .sin_family = AF_INET, .sin_port = htons(port) };
+	int one = 1, fd = socket(AF_INET, SOCK_DGRAM, 0);
+
+	if (fd < 0 || setsockopt(fd, SOL_SOCKET, SO_REUSEPORT, &one, sizeof(one)) || bind(fd, (void *)&at, sizeof(at)))
+		die("listen");
+	return fd;
+}
+
+static void serve_plain(void)
+{
+	int fd = open_socket();
+	uint8_t in[MAX_MESSAGE], out[MAX_MESSAGE];
+	struct sockaddr_in from;
+
+	puts("ready");
+	fflush(stdout);
+	for (;;) {
+		socklen_t size = sizeof(from);
+		ssize_t n = recvfrom(fd, in, sizeof(in), 0, (void *)&from, &size);
+		size_t reply = n < 0 ? 0 : answer(coap, in, n, out);
+
+		if (reply)
+			sendto(fd, out, reply, 0, (void *)&from, size);
+	}
+}
+
+struct batch {
+	struct mmsghdr in[BATCH], out[BATCH];
+	struct iovec in_iov[BATCH], out_iov[BATCH];
+	struct sockaddr_in from[BATCH];
+	uint8_t in_data[BATCH][MAX_MESSAGE], out_data[BATCH][MAX_MESSAGE];
+};
+
+static void tune(int fd)
+{
+	int buffer = BUFFER, us = BUSY_POLL_US;
+
+	if (setsockopt(fd, SOL_SOCKET, SO_RCVBUFFORCE, &buffer, sizeof(buffer)) ||
+	    setsockopt(fd, SOL_SOCKET, SO_SNDBUFFORCE, &buffer, sizeof(buffer)) ||
+	    (busy_poll && setsockopt(fd, SOL_SOCKET, SO_BUSY_POLL, &us, sizeof(us))))
+		die("setsockopt");
+}
+
+static void prepare(struct batch *b)
+{
+	for (int i = 0; i < BATCH; i++) {
+		b->in_iov[i] = (struct iovec){ b->in_data[i], MAX_MESSAGE };
+		b->in[i].msg_hdr = (struct msghdr){ .msg_iov = &b->in_iov[i], .msg_iovlen = 1, .msg_name = &b->from[i] };
+	}
+}
+
+/* exchange answers what is there; a request without answer leaves no gap in the batch. */
+static void exchange(int fd, struct batch *b)
+{
+	int replies = 0;
+
+	for (int i = 0; i < BATCH; i++)
+		b->in[i].msg_hdr.msg_namelen = sizeof(b->from[i]);
+	int n = recvmmsg(fd, b->in, BATCH, wait_flag, NULL);
+
+	for (int i = 0; i < n; i++) {
+		size_t size = answer(coap, b->in_data[i], b->in[i].msg_len, b->out_data[replies]);
+
+		if (!size)
+			continue;
+		b->out_iov[replies] = (struct iovec){ b->out_data[replies], size };
+		b->out[replies].msg_hdr = (struct msghdr){ .msg_iov = &b->out_iov[replies], .msg_iovlen = 1,
+			.msg_name = &b->from[i], .msg_namelen = b->in[i].msg_hdr.msg_namelen };
+		replies++;
+	}
+	for (int sent = 0; sent < replies;) {
+		int done = sendmmsg(fd, b->out + sent, replies - sent, 0);
+
+		sent += done > 0 ? done : 1; /* what cannot be sent is lost, as with sendto */
+	}
+}
+
+static pthread_barrier_t listening;
+
+static void *serve_batches(void *cpu)
+{
+	struct batch *b = calloc(1, sizeof(*b));
+	int fd = open_socket();
+
+	pin((int)(intptr_t)cpu);
+	tune(fd);
+	prepare(b);
+	pthread_barrier_wait(&listening);
+	for (;;)
+		exchange(fd, b);
+	return NULL;
+}
+
+static void serve_all(struct cpus cpus)
+{
+	pthread_t t;
+
+	pthread_barrier_init(&listening, NULL, cpus.n + 1);
+	for (int i = 0; i < cpus.n; i++)
+		pthread_create(&t, NULL, serve_batches, (void *)(intptr_t)cpus.list[i]);
+	pthread_barrier_wait(&listening);
+	puts("ready");
+	fflush(stdout);
+	pause();
+}
+
+/* server plain|sleep|poll|spin speed|coap PORT CPUS */
+int main(int argc, char **argv)
+{
+	if (argc != 5)
+		return 2;
+	hurry();
+	struct cpus cpus = parse_cpus(argv[4]);
+
+	coap = !strcmp(argv[2], "coap");
+	port = atoi(argv[3]);
+	wait_flag = strcmp(argv[1], "spin") ? MSG_WAITFORONE : MSG_DONTWAIT;
+	busy_poll = !strcmp(argv[1], "poll");
+	pin(cpus.list[0]);
+	if (!strcmp(argv[1], "plain"))
+		serve_plain();
+	serve_all(cpus);
+}
