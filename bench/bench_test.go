@@ -15,8 +15,6 @@ import (
 	"strings"
 	"testing"
 	"testing/fstest"
-
-	"golang.org/x/sys/unix"
 )
 
 func testRun(e Experiment, rounds int) *Run {
