@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os/exec"
+	"time"
 
 	"github.com/kerb-edge/kerb/bench"
 	"github.com/kerb-edge/kerb/bench/internal/path"
@@ -144,7 +145,7 @@ func (g *ground) measure(quick bool) ([]bench.Sample, error) {
 		return nil, err
 	}
 	if k, ok := g.way.(*kerb); ok {
-		packet, err := k.packet()
+		packet, err := k.packet(100 * time.Millisecond)
 		return append(samples, packet...), err
 	}
 	return samples, nil

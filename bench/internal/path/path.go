@@ -135,7 +135,7 @@ func (p *Path) Measure(quick bool) ([]bench.Sample, error) {
 	if err != nil {
 		return nil, err
 	}
-	trips, err := p.trips(t.trips)
+	trips, err := p.Trips(t.trips)
 	if err != nil {
 		return nil, err
 	}
@@ -208,7 +208,8 @@ func (p *Path) cost(calm, duration time.Duration) (float64, error) {
 	return (after - before).Seconds() / elapsed.Seconds(), errors.Join(err, err2, err3)
 }
 
-func (p *Path) trips(duration time.Duration) ([]float64, error) {
+// Trips pings for a while and returns the time of each round trip in us.
+func (p *Path) Trips(duration time.Duration) ([]float64, error) {
 	pair, err := traffic.Connect(p.Client, p.Server, netip.AddrPortFrom(p.Address, TripPort))
 	if err != nil {
 		return nil, err
