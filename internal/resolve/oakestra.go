@@ -172,7 +172,7 @@ func (o *Oakestra) Run(ctx context.Context, tell Answers) error {
 	o.client = client
 	o.mu.Unlock()
 	client.Connect() // goes on in the background until there is a broker
-	defer client.Disconnect(uint(250))
+	defer client.Disconnect(250)
 	var working sync.WaitGroup
 	defer working.Wait()
 	messages := make(chan []message)
@@ -202,7 +202,7 @@ func (o *Oakestra) Run(ctx context.Context, tell Answers) error {
 		case <-ctx.Done():
 			return nil
 		case <-o.connected:
-			o.resume(tell)
+			o.resume()
 		case <-o.changed:
 		case <-timer.C:
 		}
@@ -336,7 +336,7 @@ func (o *Oakestra) tls() (*tls.Config, error) {
 
 // resume subscribes again after a connection was made, and asks for everything again: what has happened meanwhile was not
 // told. Subscriptions come first, so that nothing is missed in between.
-func (o *Oakestra) resume(Answers) {
+func (o *Oakestra) resume() {
 	own := ownAddresses(o.cfg.Address)
 	o.mu.Lock()
 	defer o.mu.Unlock()
