@@ -148,6 +148,22 @@ func TestClientSees(t *testing.T) {
 	}
 }
 
+// Labs of all contenders may be up at a time.
+func TestLabsAreApart(t *testing.T) {
+	e, of := &experiment{}, map[string]string{}
+	for _, load := range loads() {
+		name, _, _ := strings.Cut(load, "/")
+		f := e.family(name)
+		for _, config := range append([]string{"nobody"}, f.configs...) {
+			key, prefix := f.place+f.protocol+config, labPrefix(f, config)
+			if other, taken := of[prefix]; taken && other != key {
+				t.Errorf("%s and %s are both in %s", other, key, prefix)
+			}
+			of[prefix] = key
+		}
+	}
+}
+
 // A request that nobody answers costs something too, and none is answered.
 func TestNobodyAnswers(t *testing.T) {
 	e := newExperiment(t)
