@@ -3,25 +3,41 @@
 package bench
 
 import (
-	"bytes"
 	"context"
 	"fmt"
+	"io/fs"
+	"os"
 	"os/exec"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/kerb-edge/kerb/internal/pkgs"
 )
 
-// CompileC makes a program of one C source, as fast as the compiler can make it for this machine. References in user space are
-// in C, so that none is slow for its language.
-func CompileC(source []byte, program string) error {
-	clang, err := pkgs.FindClang(context.Background(), "")
+// CompileC copies files into a directory and makes a program of each C source there, as fast as the compiler can make it for
+// this machine: references in user space are in C, so that none is slow for its language. Program(dir, source) is the result.
+func CompileC(ctx context.Context, dir string, files fs.FS, sources ...string) error {
+	clang, err := pkgs.FindClang(ctx, "")
 	if err != nil {
 		return err
 	}
-	cmd := exec.Command(clang, "-O3", "-march=native", "-pthread", "-x", "c", "-o", program, "-")
-	cmd.Stdin = bytes.NewReader(source)
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("compile %s: %w: %s", program, err, out)
+	if err := os.CopyFS(dir, files); err != nil {
+		return err
 	}
-	return nil
+	var group errgroup.Group
+	for _, source := range sources {
+		group.Go(func() error {
+			cmd := exec.CommandContext(ctx, clang, "-O3", "-march=native", "-pthread", "-o", Program(dir, source), filepath.Join(dir, source), "-lm")
+			if out, err := cmd.CombinedOutput(); err != nil {
+				return fmt.Errorf("compile %s: %w: %s", source, err, out)
+			}
+			return nil
+		})
+	}
+	return group.Wait()
 }
+
+// Program is where CompileC puts what it makes of a source.
+func Program(dir, source string) string { return filepath.Join(dir, strings.TrimSuffix(source, ".c")) }

@@ -5,12 +5,11 @@ package proxy
 import (
 	"bufio"
 	"context"
-	_ "embed"
+	"embed"
 	"errors"
 	"fmt"
 	"os"
 	"os/exec"
-	"path/filepath"
 
 	"github.com/vishvananda/netlink"
 
@@ -18,7 +17,7 @@ import (
 )
 
 //go:embed tun/tun.c
-var tunSource []byte
+var tunFiles embed.FS
 
 const (
 	tunDevice = "tun0"
@@ -44,10 +43,10 @@ func raiseTUN(g *ground, mode string) (closer, error) {
 }
 
 func (t *tun) start(g *ground, mode string) error {
-	program := filepath.Join(t.dir, "tun")
-	if err := bench.CompileC(tunSource, program); err != nil {
+	if err := bench.CompileC(context.Background(), t.dir, tunFiles, "tun/tun.c"); err != nil {
 		return err
 	}
+	program := bench.Program(t.dir, "tun/tun.c")
 	t.cmd = g.group.Adopt(g.lab.Node().Command(context.Background(), program, tunDevice, mode,
 		g.addr(g.client).String(), g.virtual[0].String(), g.addr(g.server).String(), g.virtual[1].String()))
 	t.cmd.Stderr = os.Stderr

@@ -8,14 +8,13 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 
-	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
+
+	"github.com/kerb-edge/kerb/bench"
 )
 
 //go:embed src/*.c src/*.h *.bpf.*
@@ -27,48 +26,21 @@ type tools struct {
 	clients, others []int // CPUs of the client and of the servers
 }
 
-// errNoCompiler is wrapped when the client and the servers cannot be built.
-var errNoCompiler = errors.New("no C compiler; the client and the reference servers are C: apt-get install clang libc6-dev")
+var sources = []string{"src/client.c", "src/server.c", "src/afxdp.c", "src/stream.c"}
 
 func compile(ctx context.Context) (*tools, error) {
 	t := &tools{}
 	if err := t.divide(); err != nil {
 		return nil, err
 	}
-	compiler, err := findCompiler()
-	if err != nil {
-		return nil, err
-	}
+	var err error
 	if t.dir, err = os.MkdirTemp("", "kerb-bench-responder-"); err != nil {
 		return nil, err
 	}
-	if err := os.CopyFS(t.dir, files); err != nil {
-		return nil, errors.Join(err, t.close())
-	}
-	var group errgroup.Group
-	for _, name := range []string{"client", "server", "afxdp", "stream"} {
-		group.Go(func() error {
-			source := filepath.Join(t.dir, "src", name+".c")
-			out, err := exec.CommandContext(ctx, compiler, "-O2", "-pthread", "-o", t.path(name), source, "-lm").CombinedOutput()
-			if err != nil {
-				return fmt.Errorf("compile %s.c: %w: %s", name, err, out)
-			}
-			return nil
-		})
-	}
-	if err := group.Wait(); err != nil {
+	if err := bench.CompileC(ctx, t.dir, files, sources...); err != nil {
 		return nil, errors.Join(err, t.close())
 	}
 	return t, nil
-}
-
-func findCompiler() (string, error) {
-	for _, name := range []string{"clang", "clang-19", "cc"} {
-		if path, err := exec.LookPath(name); err == nil {
-			return path, nil
-		}
-	}
-	return "", errNoCompiler
 }
 
 // divide gives the client the lower half of the CPUs and servers the upper one.
@@ -91,7 +63,7 @@ func (t *tools) divide() error {
 	return nil
 }
 
-func (t *tools) path(name string) string { return filepath.Join(t.dir, name) }
+func (t *tools) path(name string) string { return bench.Program(t.dir, "src/"+name+".c") }
 
 // cpus are the client's and the servers' as lists, "0,1".
 func (t *tools) cpus() (client, server string) { return list(t.clients), list(t.others) }

@@ -44,10 +44,11 @@ type contender struct {
 // errLeftOut is wrapped when a config cannot be measured here.
 var errLeftOut = errors.New("cannot be measured")
 
-// prefixes are labs' names: a letter for the place, one for the protocol and one for the config.
+// labPrefix is a letter for the place, one for the protocol and one for the config: no two contenders share a lab.
 func labPrefix(f family, config string) string {
+	protocols := map[string]string{"speed": "s", "curve": "v", "coap": "c", "tcp": "t"}
 	configs := map[string]string{"user": "u", "user-best": "b", "afxdp": "a", "mixed": "m", "kernel": "k", "reflector": "r", "nobody": "n", "sockmap": "s"}
-	return "kbr" + f.place[:1] + f.protocol[:1] + configs[config]
+	return "kbr" + f.place[:1] + protocols[f.protocol] + configs[config]
 }
 
 func (e *experiment) open(f family, config string) (*contender, error) {

@@ -21,6 +21,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/agent"
 	"github.com/kerb-edge/kerb/internal/cli"
 	"github.com/kerb-edge/kerb/internal/control"
+	"github.com/kerb-edge/kerb/internal/pkgs"
 	"github.com/kerb-edge/kerb/modules"
 )
 
@@ -39,7 +40,7 @@ func newExperiment(t *testing.T) *experiment {
 		t.Skip("needs root")
 	}
 	tools, err := compile(t.Context())
-	if errors.Is(err, errNoCompiler) {
+	if errors.As(err, new(*pkgs.ToolError)) {
 		t.Skip(err)
 	}
 	if err != nil {
@@ -145,6 +146,22 @@ func TestClientSees(t *testing.T) {
 				t.Errorf("%+v, %v", a, err)
 			}
 		})
+	}
+}
+
+// Labs of all contenders may be up at a time.
+func TestLabsAreApart(t *testing.T) {
+	e, of := &experiment{}, map[string]string{}
+	for _, load := range loads() {
+		name, _, _ := strings.Cut(load, "/")
+		f := e.family(name)
+		for _, config := range append([]string{"nobody"}, f.configs...) {
+			key, prefix := f.place+f.protocol+config, labPrefix(f, config)
+			if other, taken := of[prefix]; taken && other != key {
+				t.Errorf("%s and %s are both in %s", other, key, prefix)
+			}
+			of[prefix] = key
+		}
 	}
 }
 

@@ -5,13 +5,12 @@ package tunnel
 import (
 	"bufio"
 	"context"
-	_ "embed"
+	"embed"
 	"errors"
 	"fmt"
 	"net/netip"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strconv"
 
 	"github.com/vishvananda/netlink"
@@ -20,7 +19,7 @@ import (
 )
 
 //go:embed tun/tun.c
-var tunSource []byte
+var tunFiles embed.FS
 
 const (
 	tunDevice = "tun0"
@@ -48,10 +47,10 @@ func raiseTUN(g *ground) (closer, error) {
 }
 
 func (t *tun) start(g *ground) error {
-	program := filepath.Join(t.dir, "tun")
-	if err := bench.CompileC(tunSource, program); err != nil {
+	if err := bench.CompileC(context.Background(), t.dir, tunFiles, "tun/tun.c"); err != nil {
 		return err
 	}
+	program := bench.Program(t.dir, "tun/tun.c")
 	for i, lab := range g.labs {
 		cmd := g.group.Adopt(lab.Node().Command(context.Background(), program, tunDevice, g.node(i).String(), g.node(1-i).String(),
 			strconv.Itoa(tunPort), strconv.Itoa(g.service)))
