@@ -37,6 +37,8 @@ const (
 	opPayload
 	opHash
 	opNow
+	opLen
+	opRemove
 )
 
 // request and response are the structures of the same names in C.
@@ -492,6 +494,54 @@ func TestAdjustRoomLimits(t *testing.T) {
 		tagged.tags = []uint16{7}
 		if res, _ := r.run(t, request{Op: opRoom, Number: 20}, tagged.build(t)); r.hook == TC && res.RC >= 0 {
 			t.Errorf("TC put room in front of a VLAN tag")
+		}
+	}
+}
+
+func TestSetLen(t *testing.T) {
+	for _, r := range loadRewriters(t) {
+		for _, build := range []flow{base4(protoUDP), base6(protoTCP)} {
+			frame := build.build(t)
+			for _, size := range []int{len(frame) - 90, len(frame) - 1, len(frame), len(frame) + 1, len(frame) + 64} {
+				res, got := r.run(t, request{Op: opLen, Number: int32(size)}, frame)
+				common := min(size, len(frame))
+				if res.RC != 0 || len(got) != size || int(res.Len) != size || !bytes.Equal(got[:common], frame[:common]) {
+					t.Errorf("%s: to %d bytes: %d, length %d, %x", r.hook, size, res.RC, res.Len, got)
+				}
+				if r.hook == XDP && !bytes.Equal(got[common:], make([]byte, size-common)) {
+					t.Errorf("to %d bytes: %x was added", size, got[common:])
+				}
+			}
+			for _, size := range []int32{-1, 0, 8, 1 << 20, -1 << 31} {
+				if res, got := r.run(t, request{Op: opLen, Number: size}, frame); res.RC >= 0 || !bytes.Equal(got, frame) || int(res.Len) != len(frame) {
+					t.Errorf("%s: to %d bytes: %d, %x", r.hook, size, res.RC, got)
+				}
+			}
+		}
+	}
+}
+
+// What is between the IP header and the transport header is gone, and nothing else.
+func TestRemoveOptions(t *testing.T) {
+	options, extensions := base4(protoUDP), base6(protoUDP)
+	options.options = 40
+	extensions.exts = []ext{{0, 8, 0}, {60, 64, 0}, {60, 16, 0}}
+	for _, r := range loadRewriters(t) {
+		for _, tags := range [][]uint16{nil, {7}, {7, 8}} {
+			if r.hook == TC && tags != nil {
+				continue // TC refuses, as with room
+			}
+			for _, f := range []flow{options, extensions, base4(protoUDP), base6(protoTCP)} {
+				f.tags = tags
+				frame := f.build(t)
+				at := Parse(frame)
+				head := int(at.L3) + map[uint8]int{4: 20, 6: 40}[at.Family]
+				want := slices.Concat(frame[:head], frame[at.L4:])
+				res, got := r.run(t, request{Op: opRemove}, frame)
+				if res.RC != 0 || !bytes.Equal(got, want) || int(res.Len) != len(want) || int(res.L4) != head || res.Flags != abi.FlagL4 {
+					t.Errorf("%s: %d, %+v\nwant %x\ngot  %x", r.hook, res.RC, res, want, got)
+				}
+			}
 		}
 	}
 }

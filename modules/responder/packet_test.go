@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"math"
+	"net/netip"
 	"slices"
 	"strings"
 	"sync"
@@ -276,6 +277,14 @@ func TestSpeedLimit(t *testing.T) {
 		if got := k.cars("speedlimit-8080"); got != 0 {
 			t.Errorf("%d cars in range", got)
 		}
+		samples, err := k.Measure(sdk.Live{Maps: k.maps})
+		values := map[string]float64{}
+		for _, s := range samples {
+			values[s.Labels["listener"]+" "+s.Labels["outcome"]] = s.Value
+		}
+		if diff := cmp.Diff(map[string]float64{"speedlimit-8080 answered": 200, "speedlimit-8080 consumed": 300}, values); diff != "" || err != nil {
+			t.Errorf("metrics: %v\n%s", err, diff)
+		}
 		if got := k.limitOf(ask(4)); got != 120 || k.cars("speedlimit-8080") != 1 {
 			t.Errorf("after all have left: %d km/h, %d cars", got, k.cars("speedlimit-8080"))
 		}
@@ -374,6 +383,32 @@ func TestSlots(t *testing.T) {
 	k.Responder = compileConfig(t, `{"listeners": [{"app": "speedlimit", "name": "sign", "port": 8080}]}`)
 	if k.cars("sign") != 0 || len(k.packets("sign")) != 0 {
 		t.Errorf("a new sign begins with %d cars, packets %v", k.cars("sign"), k.packets("sign"))
+	}
+}
+
+// Interfaces of the node answer for each other's addresses, as the node does; a service answers for its own only.
+func TestAddressesOfAttachPoints(t *testing.T) {
+	at := func(service string, index uint32, addresses ...string) sdk.Instance {
+		return sdk.Instance{Service: service, Interface: fmt.Sprint("i", index), Ifindex: index, Addresses: addresses}
+	}
+	v4, v6, err := locals([]sdk.Instance{at("", 1, "192.0.2.1/24", "192.0.2.255/32"), at("", 2, "198.51.100.4/31", "2001:db8::1/64"), at("web", 3, "203.0.113.9/30")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	node := map[[4]byte]uint32{{192, 0, 2, 1}: isOwn, {192, 0, 2, 0}: isBroadcast, {192, 0, 2, 255}: isOwn, {198, 51, 100, 4}: isOwn}
+	want4 := map[local4]uint32{{3, [4]byte{203, 0, 113, 9}}: isOwn, {3, [4]byte{203, 0, 113, 8}}: isBroadcast, {3, [4]byte{203, 0, 113, 11}}: isBroadcast}
+	for a, kind := range node {
+		want4[local4{1, a}], want4[local4{2, a}] = kind, kind
+	}
+	one := netip.MustParseAddr("2001:db8::1").As16()
+	if diff := cmp.Diff(want4, v4); diff != "" {
+		t.Error(diff)
+	}
+	if diff := cmp.Diff(map[local6]uint32{{1, one}: isOwn, {2, one}: isOwn}, v6); diff != "" {
+		t.Error(diff)
+	}
+	if _, _, err := locals([]sdk.Instance{at("web", 1, "nonsense")}); err == nil {
+		t.Error("took nonsense for an address")
 	}
 }
 

@@ -60,7 +60,7 @@ static __noinline int rsp_copy(struct rsp_request *r)
 	struct rsp_scratch *from = rsp_scratch();
 	__u64 sum = 0, len = r->reply_len, whole = rsp_blurred(len & ~7), tail = rsp_blurred(len & ~7);
 
-	if (!from || tail > RSP_MAX_REPLY)
+	if (!from)
 		return -1;
 	for (__u64 off = 0; off < RSP_MAX_REPLY; off += 8) {
 		__u32 *w = (__u32 *)(from->data + off);
@@ -71,22 +71,27 @@ static __noinline int rsp_copy(struct rsp_request *r)
 		RSP_COPY(r, off, w, 8);
 	}
 	if (len & 4) {
-		sum += *(__u32 *)(from->data + tail);
-		RSP_COPY(r, tail, from->data + tail, 4);
-		tail += 4;
+		__u32 *w = (__u32 *)(from->data + tail);
+
+		sum += *w;
+		RSP_COPY(r, tail, w, 4);
+		tail = rsp_blurred(tail + 4);
 	}
 	if (len & 2) {
-		sum += *(__u16 *)(from->data + tail);
-		RSP_COPY(r, tail, from->data + tail, 2);
-		tail += 2;
+		__u16 *w = (__u16 *)(from->data + tail);
+
+		sum += *w;
+		RSP_COPY(r, tail, w, 2);
+		tail = rsp_blurred(tail + 2);
 	}
 	if (len & 1) {
-		sum += bpf_htons(from->data[tail] << 8);
-		RSP_COPY(r, tail, from->data + tail, 1);
+		__u8 *w = from->data + tail;
+
+		sum += bpf_htons(*w << 8);
+		RSP_COPY(r, tail, w, 1);
 	}
 #ifdef KERB_HOOK_TC
-	len = rsp_blurred(len);
-	if (len > RSP_MAX_REPLY || (len && bpf_skb_store_bytes(r->pkt->ctx, r->payload, from->data, len, BPF_F_RECOMPUTE_CSUM)))
+	if (len && bpf_skb_store_bytes(r->pkt->ctx, r->payload, from->data, rsp_blurred(len - 1) + 1, BPF_F_RECOMPUTE_CSUM))
 		return -1;
 	kerb_reload(r->pkt);
 #endif

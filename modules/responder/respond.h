@@ -67,9 +67,10 @@ struct rsp_request {
 	__u8 same;    /* the reply's payload is the request's */
 };
 
-/* Room for a reply that is not written in place. */
+/* Room for a reply of up to RSP_MAX_REPLY bytes that is not written in place. It is longer, so that an offset that is masked with
+ * 0x7ff needs no further check; what follows a reply need not be cleared. */
 struct rsp_scratch {
-	__u8 data[RSP_MAX_REPLY + 8]; /* what follows a reply need not be cleared */
+	__u8 data[0x800 + 8];
 };
 
 struct {

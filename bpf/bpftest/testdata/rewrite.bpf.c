@@ -30,6 +30,8 @@ enum operation {
 	OP_PAYLOAD,
 	OP_HASH,
 	OP_NOW,
+	OP_LEN,
+	OP_REMOVE,
 };
 
 struct request {
@@ -123,6 +125,10 @@ static __always_inline int perform(struct kerb_pkt *pkt, const struct request *r
 		res->value = kerb_now();
 		res->value2 = bpf_ktime_get_ns();
 		return 0;
+	case OP_LEN:
+		return kerb_set_len(pkt, req->number);
+	case OP_REMOVE:
+		return kerb_remove_options(pkt);
 	}
 	return -EINVAL;
 }
