@@ -121,14 +121,32 @@ func (s *Server) httpServer(e Endpoint) *http.Server {
 // limit bounds what a request may take, and keeps the agent alive if a handler panics.
 func (s *Server) limit(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		ctx, cancel := context.WithTimeout(r.Context(), workTimeout)
-		defer cancel()
-		r.Body = http.MaxBytesReader(w, r.Body, maxBody)
+		ctx := r.Context()
+		if isFeed(r) {
+			unlimited(w)
+		} else {
+			var cancel context.CancelFunc
+			ctx, cancel = context.WithTimeout(ctx, workTimeout)
+			defer cancel()
+			r.Body = http.MaxBytesReader(w, r.Body, maxBody)
+		}
 		defer s.recover(w, r)
 		start := time.Now()
 		next.ServeHTTP(w, r.WithContext(ctx))
 		s.log.Debug("request", "method", r.Method, "path", r.URL.Path, "duration", time.Since(start))
 	})
+}
+
+// isFeed tells a request to a module whose body goes on for as long as its sender has something to say, a line at a time.
+func isFeed(r *http.Request) bool {
+	return strings.HasPrefix(r.URL.Path, "/v1/modules/") && r.Header.Get("Content-Type") == "application/x-ndjson"
+}
+
+// unlimited takes away the time limits of a request. Where they cannot be, they stay.
+func unlimited(w http.ResponseWriter) {
+	c := http.NewResponseController(w)
+	_ = c.SetReadDeadline(time.Time{})
+	_ = c.SetWriteDeadline(time.Time{})
 }
 
 func (s *Server) recover(w http.ResponseWriter, r *http.Request) {

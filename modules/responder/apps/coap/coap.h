@@ -235,10 +235,14 @@ static __always_inline int coap_reply(struct rsp_request *r, struct coap_work *w
 				      __u64 *after)
 {
 	__u64 etag = v->etag, expires = v->expires, age = expires ? (expires - now) / 1000000000 : v->max_age;
-	__u8 *out = rsp_scratch()->data;
+	struct rsp_scratch *scratch = rsp_scratch();
 	__u32 len = v->len, off;
+	__u8 *out;
 
 	*after = etag | expires | age | len;
+	if (!scratch)
+		return coap_pass(r, COAP_TOO_LONG);
+	out = scratch->data;
 	if (coap_knows_etag(w, etag)) {
 		off = coap_put_head(out, w, COAP_VALID, etag);
 		r->reply_len = coap_forget(w, coap_put_max_age(out, off, 14 - 4, age));

@@ -46,6 +46,7 @@ func (coap) Handler(live app.Live) http.Handler {
 		status := http.StatusOK
 		answer := map[string]any{"set": n}
 		if err != nil {
+			endReading(w) // else the server would wait for the rest before it answers
 			status = statusOf(err)
 			answer = map[string]any{"title": http.StatusText(status), "status": status, "detail": fmt.Sprintf("after %d values: %v", n, err)}
 			w.Header().Set("Content-Type", "application/problem+json")
@@ -112,10 +113,15 @@ func endWith(live app.Live, w http.ResponseWriter, r *http.Request) <-chan struc
 		}
 		if r.Context().Err() == nil {
 			close(ended)
-			_ = http.NewResponseController(w).SetReadDeadline(time.Unix(1, 0)) // the connection is at its end
+			endReading(w)
 		}
 	}()
 	return ended
+}
+
+// endReading makes reads of the request's body fail from now on.
+func endReading(w http.ResponseWriter) {
+	_ = http.NewResponseController(w).SetReadDeadline(time.Unix(1, 0)) // fails only if the connection has ended already
 }
 
 func (t *table) take(all []app.Placed, l *line) error {

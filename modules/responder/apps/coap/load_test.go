@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package coap
+
+import (
+	"math"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+)
+
+// The kernel follows at most 1,000,000 instructions; 6.1 follows about three times as many as later ones.
+const maxVerified = 400000
+
+func TestVerifies(t *testing.T) {
+	for _, h := range hooks {
+		d := load(t, h, casesConfig())
+		info, err := d.loaded.Program.Info()
+		if err != nil {
+			t.Fatal(err)
+		}
+		n, known := info.VerifiedInstructions()
+		size, _ := info.TranslatedSize()
+		t.Logf("%s: %d instructions verified, %d bytes", h.name, n, size)
+		if known && n > maxVerified {
+			t.Errorf("%s: %d instructions verified, more than %d", h.name, n, maxVerified)
+		}
+	}
+}
+
+// BenchmarkRequest is the time of a request that is answered, checksums included, by test runs of one packet each: the system
+// call's own time, that of a packet for another port, is taken off.
+func BenchmarkRequest(b *testing.B) {
+	for _, h := range hooks {
+		for _, duplicates := range []bool{false, true} {
+			name := h.name
+			if duplicates {
+				name += "/duplicates"
+			}
+			config := casesConfig()
+			config["duplicates"] = duplicates
+			d := load(b, h, config)
+			for kind, request := range map[string][]byte{"4 bytes": temp(), "2.03": temp(Option{ETag, tempETag[:]}),
+				"1024 bytes": get(path("long", strings.Repeat("s", 40))...), "passed on": temp(Option{URIQuery, []byte("a=b")})} {
+				b.Run(name+"/"+kind, func(b *testing.B) {
+					in := frame(client, serverOf(client), request)
+					other := frame(client, serverOf(client), request)
+					other[37]++ // the port
+					var times [2]time.Duration
+					for i, f := range [][]byte{other, in} {
+						times[i] = time.Duration(math.MaxInt64)
+						for range max(b.N, 20000) {
+							opts := &ebpf.RunOptions{Data: f}
+							start := time.Now()
+							if _, err := d.loaded.Program.Run(opts); err != nil {
+								b.Fatal(err)
+							}
+							times[i] = min(times[i], time.Since(start))
+						}
+					}
+					b.ReportMetric(float64(times[1]-times[0]), "ns/request")
+					b.ReportMetric(0, "ns/op")
+				})
+			}
+		}
+	}
+}
