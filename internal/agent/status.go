@@ -360,6 +360,13 @@ func (a *Agent) nodeConditions() []v1.Condition {
 		stored.Status, stored.Reason, stored.Message = "False", "ReadOnly", "the store can only be read: changes are refused"
 	}
 	out := []v1.Condition{reconciled, stored, a.controlPlanes()}
+	if n, err := a.virtual.Resolvers(); n > 0 {
+		c := v1.Condition{Type: "Resolvers", Status: "True", Reason: "Answering", Since: a.started}
+		if err != nil {
+			c.Status, c.Reason, c.Message = "False", "NotAnswering", err.Error()
+		}
+		out = append(out, c)
+	}
 	if a.store.Recovered() {
 		out = append(out, v1.Condition{Type: "StoreLost", Status: "True", Reason: "SetAside", Since: a.started,
 			Message: "the store was damaged and set aside; chains that ran go on untouched until modules are applied again"})

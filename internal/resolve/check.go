@@ -16,11 +16,11 @@ import (
 // Check finds what is wrong with a virtual service by itself, beyond its schema. Errors are *fault.Invalid.
 func Check(s v1.VirtualService) error {
 	c := checker{resource: v1.KindVirtualService + " " + s.Metadata.Name, spec: s.Spec, instances: map[string]v1.VirtualInstance{}}
-	return cmpErr(c.checkInstances, c.checkAddresses, c.checkPorts)
+	return firstError(c.checkInstances, c.checkAddresses, c.checkPorts)
 }
 
-// cmpErr is the first error.
-func cmpErr(checks ...func() error) error {
+// firstError runs checks until one fails.
+func firstError(checks ...func() error) error {
 	for _, check := range checks {
 		if err := check(); err != nil {
 			return err

@@ -42,8 +42,8 @@ type Oakestra struct {
 	changed   chan struct{} // queries or messages wait
 	connected chan struct{}
 
-	mu       sync.Mutex // never held while the table is told: the table asks under its own lock
-	client   mqtt.Client
+	mu       sync.Mutex        // never held while the table is told: the table asks under its own lock
+	client   mqtt.Client       // nil before Run
 	queries  map[string]*query // by key of the answer
 	apps     map[string]*app
 	own      map[netip.Addr]bool
@@ -137,6 +137,16 @@ func (o *Oakestra) Idle(name string) {
 	o.send(message{topic: updateTopic(name), unsubscribe: true}, message{topic: interestTopic(o.cfg.Node), body: interestRemove{name}})
 }
 
+// Err implements Resolver.
+func (o *Oakestra) Err() error {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.client == nil || !o.client.IsConnectionOpen() {
+		return fmt.Errorf("no connection to the broker %s; trying again and again", o.cfg.Broker)
+	}
+	return nil
+}
+
 // send notes messages; o.mu is held.
 func (o *Oakestra) send(m ...message) {
 	o.outgoing = append(o.outgoing, m...)
@@ -158,8 +168,11 @@ func (o *Oakestra) Run(ctx context.Context, tell Answers) error {
 	}
 	o.recall(tell)
 	client := mqtt.NewClient(options)
+	o.mu.Lock()
+	o.client = client
+	o.mu.Unlock()
 	client.Connect() // goes on in the background until there is a broker
-	defer client.Disconnect(uint(250))
+	defer client.Disconnect(250)
 	var working sync.WaitGroup
 	defer working.Wait()
 	messages := make(chan []message)
@@ -189,7 +202,7 @@ func (o *Oakestra) Run(ctx context.Context, tell Answers) error {
 		case <-ctx.Done():
 			return nil
 		case <-o.connected:
-			o.resume(tell)
+			o.resume()
 		case <-o.changed:
 		case <-timer.C:
 		}
@@ -323,7 +336,7 @@ func (o *Oakestra) tls() (*tls.Config, error) {
 
 // resume subscribes again after a connection was made, and asks for everything again: what has happened meanwhile was not
 // told. Subscriptions come first, so that nothing is missed in between.
-func (o *Oakestra) resume(Answers) {
+func (o *Oakestra) resume() {
 	own := ownAddresses(o.cfg.Address)
 	o.mu.Lock()
 	defer o.mu.Unlock()

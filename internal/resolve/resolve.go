@@ -23,6 +23,8 @@ type Resolver interface {
 	Want(addr netip.Addr) bool
 	// Idle tells that nobody uses a virtual service any more, which is Gone from then on.
 	Idle(name string)
+	// Err is why it cannot answer now, nil if it can.
+	Err() error
 }
 
 // Answers are what a resolver may tell.

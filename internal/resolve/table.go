@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -423,6 +424,16 @@ func (t *Table) idle(f *Follower, name string) {
 			r.Idle(name)
 		}
 	}
+}
+
+// Resolvers tells whether there are any, and why one cannot answer now.
+func (t *Table) Resolvers() (n int, err error) {
+	for _, r := range t.resolvers {
+		if e := r.Err(); e != nil {
+			err = errors.Join(err, fmt.Errorf("%s: %w", r.Source(), e))
+		}
+	}
+	return len(t.resolvers), err
 }
 
 // Names lists the virtual services in order.

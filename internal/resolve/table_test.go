@@ -250,6 +250,7 @@ func (d *dynamic) Want(a netip.Addr) bool {
 	return a.Is4()
 }
 func (d *dynamic) Idle(name string) { d.idle = append(d.idle, name) }
+func (*dynamic) Err() error         { return nil }
 
 func TestWantedIsFoundUnknownOrIdle(t *testing.T) {
 	r := &dynamic{}
