@@ -112,3 +112,15 @@ func BenchmarkPut(b *testing.B) {
 		}
 	}
 }
+
+// BenchmarkLookup finds a virtual address among few and among many; what follows does not depend on their number.
+func BenchmarkLookup(b *testing.B) {
+	for _, services := range []int{10, 10_000} {
+		b.Run(fmt.Sprintf("services=%d", services), func(b *testing.B) {
+			data := loadProxy(b, nil)
+			p := newPlantOn(b, bigTables, data.maps)
+			p.tellAll(bigServices(services, 10))
+			measure(b, data.egress, tcp("10.18.9.9", 1000, "10.30.0.7", 80, tcpRST).bytes()) // belongs to nothing: looked up, dropped
+		})
+	}
+}

@@ -43,7 +43,7 @@ static __always_inline int px_asked_enough(const struct px_work *w)
 	return 0;
 }
 
-static __always_inline void px_describe(const struct kerb_pkt *pkt, const struct px_work *w, struct px_unknown *e, __u32 len)
+static __noinline int px_describe(const struct kerb_pkt *pkt, const struct px_work *w, struct px_unknown *e, __u32 len)
 {
 	e->ifindex = pkt->ifindex;
 	e->len = len;
@@ -54,6 +54,7 @@ static __always_inline void px_describe(const struct kerb_pkt *pkt, const struct
 	e->flags = pkt->flags;
 	e->partial = kerb_is_partial(pkt);
 	e->dst = w->flow.dst;
+	return 0;
 }
 
 /* Room in the ring buffer is of a size that the verifier knows: the smallest of three that holds the frame. */

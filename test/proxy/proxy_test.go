@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"net/netip"
 	"slices"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -77,7 +78,7 @@ func TestServices(t *testing.T) {
 						return "", err
 					}
 					defer c.Close()
-					return c.server, c.exchange("hello")
+					return c.server, errors.Join(c.exchange("hello"), c.exchange(strings.Repeat(c.server, bulk/len(c.server))))
 				})
 				for _, size := range []int{1, 1900} {
 					checkTurns(t, "UDP "+a.String(), func() (string, error) {

@@ -23,7 +23,7 @@ func TestScale(t *testing.T) {
 		t.Skip("set KERB_SCALE to the number of virtual services")
 	}
 	n, client, servers := newMesh(t, "", map[string]any{"tables": map[string]any{
-		"addresses": 32768, "ports": 65536, "instances": 110000, "slots": 262144}})
+		"addresses": 32768, "ports": 65536, "instances": 110000, "slots": 524288}})
 	begin := time.Now()
 	const chunk = 250
 	for from := 0; from < count; from += chunk {

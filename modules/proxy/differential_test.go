@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package proxy
+
+import (
+	"bytes"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"testing"
+)
+
+// twin is the proxy in the kernel and its model, with the same services.
+type twin struct {
+	*kernel
+	model
+	r         *rand.Rand
+	clients   []netip.Addr
+	vips      []netip.Addr
+	instances []*modelInstance
+	fresh     netip.Addr // next address of a redeployed instance
+	said      map[*modelInstance]netip.Addr
+}
+
+func newTwin(t *testing.T, v4 bool, seed uint64) *twin {
+	w := &twin{kernel: loadProxy(t, nil), r: rand.New(rand.NewPCG(seed, 5)),
+		model: model{services: map[netip.Addr]*modelService{}, forward: map[modelFlow]*modelSession{}, reverse: map[modelFlow]*modelSession{}}}
+	client, vip, at := addr("10.18.0.2"), addr("10.30.0.2"), addr("10.19.0.2")
+	w.fresh = addr("10.20.0.2")
+	if !v4 {
+		client, vip, at, w.fresh = addr("fd00::2"), addr("fdff:2000::2"), addr("fd01::2"), addr("fd02::2")
+	}
+	w.clients = []netip.Addr{client, client.Next(), client.Next().Next()}
+	for range 12 {
+		w.instances = append(w.instances, &modelInstance{index: w.addInstance(0, at.String()), addr: at, generation: 2})
+		at = at.Next()
+	}
+	for i, policy := range []uint8{policyTurns, policyLeast, policyHashSource, policyHashFlow, policyTurns} {
+		s := &modelService{policy: policy, instances: w.instances[2*i : 2*i+3]} // neighbours share one
+		if policy >= policyHashSource {
+			for range 20 {
+				s.instances = append(slices.Clone(s.instances), s.instances[w.r.IntN(3)])
+			}
+		}
+		var run []uint32
+		for _, in := range s.instances {
+			run = append(run, in.index)
+		}
+		flags := uint8(0)
+		if i == 0 || i == 3 {
+			flags, s.ports = vipPorts, map[uint16]uint16{80: 8080 + uint16(i), 81: 81}
+		}
+		id := w.addVIP(vip.String(), policy, flags, run...)
+		for from, to := range s.ports {
+			w.addPort(id, protoTCP, from, to)
+			w.addPort(id, protoUDP, from, to)
+		}
+		w.services[vip] = s
+		w.vips = append(w.vips, vip)
+		vip = vip.Next()
+	}
+	return w
+}
+
+// request is a packet from a client; source ports belong to a virtual address each, so that no two sessions clash.
+func (w *twin) request() packet {
+	n := w.r.IntN(len(w.vips) + 1)
+	p := packet{src: w.clients[w.r.IntN(len(w.clients))], dst: w.clients[0].Prev(), proto: protoUDP, sport: 65535, dport: 80, payload: []byte("request")}
+	if n < len(w.vips) {
+		p.dst = w.vips[n]
+	}
+	p.sport -= uint16(n*40 + w.r.IntN(20))
+	p.dport += uint16(w.r.IntN(3))
+	p.sport -= (p.dport - 80) * 400 // and to a port
+	p.noCheck = w.r.IntN(4) == 0 && p.src.Is4()
+	if w.r.IntN(2) == 0 {
+		p.proto, p.noCheck, p.seq, p.ack = protoTCP, false, 7, 8
+		p.flags = []uint8{tcpSYN, tcpSYN, tcpACK, tcpACK, tcpACK | tcpFIN, tcpRST}[w.r.IntN(6)]
+	}
+	return p
+}
+
+// answer is a packet to a client, mostly of a known session.
+func (w *twin) answer() packet {
+	p := w.request().turned()
+	if len(w.reverse) > 0 && w.r.IntN(10) > 0 {
+		n := w.r.IntN(len(w.reverse))
+		keys := make([]modelFlow, 0, len(w.reverse))
+		for f := range w.reverse {
+			keys = append(keys, f)
+		}
+		slices.SortFunc(keys, func(a, b modelFlow) int { return bytes.Compare([]byte(fmt.Sprint(a)), []byte(fmt.Sprint(b))) })
+		f := keys[n]
+		p = packet{src: f.src, dst: f.dst, proto: f.proto, sport: f.sport, dport: f.dport, payload: []byte("answer")}
+	}
+	if p.proto == protoTCP {
+		p.flags = []uint8{tcpSYN | tcpACK, tcpACK, tcpACK, tcpACK | tcpFIN, tcpRST}[w.r.IntN(5)]
+	}
+	return p
+}
+
+func (p packet) turned() packet {
+	p.src, p.dst, p.sport, p.dport = p.dst, p.src, p.dport, p.sport
+	return p
+}
+
+// change does to an instance what a control plane may do.
+func (w *twin) change() {
+	in := w.instances[w.r.IntN(len(w.instances))]
+	switch w.r.IntN(4) {
+	case 0:
+		in.gone = !in.gone
+	case 1:
+		in.draining = !in.draining
+	default:
+		in.generation++
+		in.addr = w.fresh
+		w.fresh = w.fresh.Next()
+		w.place(in.index, uint32(in.generation), 0, in.addr.String())
+	}
+	flags := uint32(0)
+	if in.gone {
+		flags |= instanceGone
+	}
+	if in.draining {
+		flags |= instanceDraining
+	}
+	w.setFlags(in.index, flags)
+}
+
+// step sends one packet through both.
+func (w *twin) step(i int) {
+	w.t.Helper()
+	var p, want packet
+	var verdict modelVerdict
+	var got result
+	if w.r.IntN(3) > 0 {
+		p = w.request()
+		verdict, want = w.model.out(p)
+		got = w.kernel.out(p.bytes())
+	} else {
+		p = w.answer()
+		verdict, want = w.model.in(p)
+		got = w.kernel.in(p.bytes())
+	}
+	action := map[modelVerdict]int32{modelPass: tcNext, modelChange: tcNext, modelAnswer: tcRedirect, modelDrop: tcShot}[verdict]
+	if verdict == modelAnswer && got.action == tcShot {
+		return // beyond the rate of answers
+	}
+	if got.action != action {
+		w.t.Fatalf("packet %d %+v: action %d, want %d", i, p, got.action, action)
+	}
+	if action == tcNext && !bytes.Equal(got.frame, want.bytes()) {
+		w.t.Fatalf("packet %d %+v: got\n%x, want\n%x", i, p, got.frame, want.bytes())
+	}
+}
+
+// compareTables compares sessions, and the counts that policyLeast goes by.
+func (w *twin) compareTables() {
+	w.t.Helper()
+	forward := 0
+	for key, s := range w.table() {
+		f := modelFlow{int(key.Proto), key.Src.addr(), key.Dst.addr(), key.SPort.number(), key.DPort.number()}
+		m := w.forward[f]
+		if s.Flags&sessionReverse != 0 {
+			if m = w.reverse[f]; m != nil && (s.Addr.addr() != m.key.dst || s.DPort.number() != m.key.sport) {
+				w.t.Errorf("%v: %+v", f, s)
+			}
+		} else {
+			forward++
+			if m != nil && (s.Addr.addr() != m.addr || s.Instance != m.instance.index || (s.State&stateClosed != 0) != m.closed) {
+				w.t.Errorf("%v: %+v, want %+v", f, s, m)
+			}
+		}
+		if m == nil {
+			w.t.Errorf("%v is not in the model: %+v", f, s)
+		}
+	}
+	if forward != len(w.forward) {
+		w.t.Errorf("%d sessions, want %d", forward, len(w.forward))
+	}
+	for _, in := range w.instances {
+		var stats instanceStats
+		if err := w.maps[mapInstanceStats].Lookup(in.index, &stats); err != nil {
+			w.t.Fatal(err)
+		}
+		if int(stats.Sessions) != in.sessions {
+			w.t.Errorf("instance %d has %d sessions, want %d", in.index, stats.Sessions, in.sessions)
+		}
+	}
+}
+
+// Random traffic of both directions to services of all policies, while instances come, go and move.
+func TestAgainstModel(t *testing.T) {
+	notEmulated(t)
+	for _, v4 := range []bool{true, false} {
+		for seed := range uint64(3) {
+			t.Run(fmt.Sprintf("v4=%v/%d", v4, seed), func(t *testing.T) {
+				w := newTwin(t, v4, seed)
+				for i := range 5000 {
+					if w.r.IntN(100) == 0 {
+						w.change()
+					}
+					w.step(i)
+				}
+				w.compareTables()
+			})
+		}
+	}
+}
