@@ -84,14 +84,8 @@ func (w *twin) request() packet {
 // answer is a packet to a client, mostly of a known session.
 func (w *twin) answer() packet {
 	p := w.request().turned()
-	if len(w.reverse) > 0 && w.r.IntN(10) > 0 {
-		n := w.r.IntN(len(w.reverse))
-		keys := make([]modelFlow, 0, len(w.reverse))
-		for f := range w.reverse {
-			keys = append(keys, f)
-		}
-		slices.SortFunc(keys, func(a, b modelFlow) int { return bytes.Compare([]byte(fmt.Sprint(a)), []byte(fmt.Sprint(b))) })
-		f := keys[n]
+	if len(w.order) > 0 && w.r.IntN(10) > 0 {
+		f := w.order[w.r.IntN(len(w.order))]
 		p = packet{src: f.src, dst: f.dst, proto: f.proto, sport: f.sport, dport: f.dport, payload: []byte("answer")}
 	}
 	if p.proto == protoTCP {

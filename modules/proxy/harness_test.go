@@ -234,15 +234,6 @@ type result struct {
 	frame  []byte
 }
 
-// skb is the part of struct __sk_buff that PROG_TEST_RUN takes.
-type skb struct {
-	_       [9]uint32
-	Ingress uint32
-	Ifindex uint32
-	_       [180 - 44]byte
-	_       [12]byte
-}
-
 func (k *kernel) run(p *ebpf.Program, frame []byte) result {
 	k.t.Helper()
 	out := make([]byte, len(frame)+2048)

@@ -288,17 +288,17 @@ func (s *site) echo(network string, to netip.Addr, data []byte) error {
 }
 
 // refused meets answers: of the instance's stack, translated, and of the proxy itself.
-func (s *site) refused(vip netip.Addr) {
+func (s *site) refused(virtual netip.Addr) {
 	s.t.Helper()
 	t := s.t.(*testing.T)
-	if _, err := s.dial("tcp", vip, otherPort); !errors.Is(err, syscall.ECONNREFUSED) {
+	if _, err := s.dial("tcp", virtual, otherPort); !errors.Is(err, syscall.ECONNREFUSED) {
 		t.Errorf("TCP to a port where nobody listens: %v", err)
 	}
-	if _, err := s.dial("tcp", vip, 1); !errors.Is(err, syscall.ECONNREFUSED) {
+	if _, err := s.dial("tcp", virtual, 1); !errors.Is(err, syscall.ECONNREFUSED) {
 		t.Errorf("TCP to a port that is not served: %v", err)
 	}
 	for _, port := range []uint16{otherPort, 1} {
-		conn, err := s.dial("udp", vip, port)
+		conn, err := s.dial("udp", virtual, port)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -310,12 +310,12 @@ func (s *site) refused(vip netip.Addr) {
 			t.Errorf("UDP to port %d: %v", port, err)
 		}
 	}
-	nobody := vip.Next()
-	s.put(mapVIPs, addressOf(nobody), vipEntry{Expires: 1 << 62, ID: 99, Flags: vipNegative})
+	nobody := virtual.Next()
+	s.put(mapVIPs, addressOf(nobody), vip{Expires: 1 << 62, ID: 99, Flags: vipNegative})
 	if _, err := s.dial("tcp", nobody, 80); !errors.Is(err, syscall.EHOSTUNREACH) {
 		t.Errorf("TCP to an address known not to exist: %v", err)
 	}
-	conn, err := s.dial("tcp", vip, servedPort)
+	conn, err := s.dial("tcp", virtual, servedPort)
 	if err != nil {
 		t.Fatal(err)
 	}

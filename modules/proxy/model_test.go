@@ -13,6 +13,7 @@ type model struct {
 	services map[netip.Addr]*modelService
 	forward  map[modelFlow]*modelSession // as the client sends
 	reverse  map[modelFlow]*modelSession // as the instance answers
+	order    []modelFlow                 // keys that reverse has or had
 }
 
 type modelService struct {
@@ -149,6 +150,7 @@ func (m *model) enrol(f modelFlow, in *modelInstance, port uint16) *modelSession
 	s := &modelSession{key: f, instance: in, generation: in.generation, addr: in.addr, port: port}
 	m.forward[f] = s
 	m.reverse[s.back()] = s
+	m.order = append(m.order, s.back())
 	in.sessions++
 	return s
 }

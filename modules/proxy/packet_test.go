@@ -49,35 +49,6 @@ func newWorld(t testing.TB, v4 bool) *world {
 	return w
 }
 
-// onNear makes frames meet the proxy as if on the near instance's interface: PROG_TEST_RUN knows lo only, so the tables say
-// that lo is it.
-func (w *world) onNear(f func()) {
-	w.t.Helper()
-	swap := func() {
-		for key, s := range w.table() {
-			flip(&key.Ifindex)
-			flip(&s.Other)
-			w.put(mapSessions, key, s)
-		}
-		for key := range w.table() {
-			other := key
-			flip(&other.Ifindex)
-			_ = other
-		}
-	}
-	_ = swap
-	f()
-}
-
-func flip(ifindex *uint32) {
-	switch *ifindex {
-	case testIfindex:
-		*ifindex = nearIfindex
-	case nearIfindex:
-		*ifindex = testIfindex
-	}
-}
-
 func (w *world) want(got result, action int32, frame []byte) {
 	w.t.Helper()
 	if got.action != action {
@@ -411,17 +382,17 @@ func TestClash(t *testing.T) {
 // answered.
 func TestUnknown(t *testing.T) {
 	families(t, func(t *testing.T, w *world) {
-		vip := "10.30.9.9"
+		nobody := "10.30.9.9"
 		if !w.v4 {
-			vip = "fdff:2000::99"
+			nobody = "fdff:2000::99"
 		}
 		events := readEvents(t, w.maps[mapUnknown])
 		for _, size := range []int{10, 200, 1400, 3000} {
-			p := udp(w.client, 4000, vip, 53)
+			p := udp(w.client, 4000, nobody, 53)
 			p.payload = bytes.Repeat([]byte{7}, size)
 			w.want(w.out(p.bytes()), tcShot, nil)
 			e, frame := events()
-			if e.Ifindex != testIfindex || e.Dst != addressOf(addr(vip)) || e.Proto != protoUDP || e.Partial != 0 {
+			if e.Ifindex != testIfindex || e.Dst != addressOf(addr(nobody)) || e.Proto != protoUDP || e.Partial != 0 {
 				t.Errorf("event %+v", e)
 			}
 			if !bytes.Equal(frame, p.bytes()) {
@@ -429,23 +400,21 @@ func TestUnknown(t *testing.T) {
 			}
 		}
 		for range 100 {
-			w.want(w.out(udp(w.client, 4000, vip, 53).bytes()), tcShot, nil)
+			w.want(w.out(udp(w.client, 4000, nobody, 53).bytes()), tcShot, nil)
 		}
 		if asked, not := w.count(countUnknown), w.count(countUnanswered); asked != 64 || not != 40 {
 			t.Errorf("%d asked, %d not", asked, not)
 		}
-		w.put(mapVIPs, addressOf(addr(vip)), vipEntry{Expires: 1 << 62, ID: 9, Flags: vipNegative})
-		p := tcp(w.client, 4000, vip, 53, tcpSYN)
+		w.put(mapVIPs, addressOf(addr(nobody)), vip{Expires: 1 << 62, ID: 9, Flags: vipNegative})
+		p := tcp(w.client, 4000, nobody, 53, tcpSYN)
 		w.want(w.out(p.bytes()), tcRedirect, unreachable(p, 1, 3))
-		w.put(mapVIPs, addressOf(addr(vip)), vipEntry{Expires: 1, ID: 9, Flags: vipNegative}) // over
+		w.put(mapVIPs, addressOf(addr(nobody)), vip{Expires: 1, ID: 9, Flags: vipNegative}) // over
 		w.want(w.out(p.bytes()), tcShot, nil)
 		if n := w.drops(32); n != 64 {
 			t.Errorf("%d drops as held", n)
 		}
 	})
 }
-
-type vipEntry = vip
 
 // Instances that are gone, moved or draining.
 func TestInstancesComeAndGo(t *testing.T) {
@@ -511,5 +480,35 @@ func TestManySessions(t *testing.T) {
 	}
 	if testing.Verbose() {
 		fmt.Println(len(w.table()), "entries")
+	}
+}
+
+// Frames cut short or with any byte changed: whatever they are, they pass, are changed, answered or dropped.
+func TestHostileFrames(t *testing.T) {
+	notEmulated(t)
+	families(t, func(t *testing.T, w *world) {
+		big := udp(w.client, 4000, w.farVIP, 53)
+		big.payload, big.fragID = make([]byte, 64), 7
+		parts := big.fragments(32)
+		for _, frame := range [][]byte{tcp(w.client, 1, w.farVIP, 80, tcpSYN).bytes(), parts[0].frame(), parts[1].frame(),
+			icmpError(w.client, w.farVIP, udp(w.farVIP, 53, w.client, 4000), 8).bytes()} {
+			for n := 14; n < len(frame); n++ {
+				if n >= 54 || w.v4 && n >= 34 { // PROG_TEST_RUN refuses less
+					w.valid(w.out(frame[:n]))
+					w.valid(w.in(frame[:n]))
+				}
+				changed := bytes.Clone(frame)
+				changed[n] ^= 0xff
+				w.valid(w.out(changed))
+				w.valid(w.in(changed))
+			}
+		}
+	})
+}
+
+func (w *world) valid(got result) {
+	w.t.Helper()
+	if got.action != tcNext && got.action != tcShot && got.action != tcRedirect {
+		w.t.Errorf("action %d", got.action)
 	}
 }

@@ -63,7 +63,13 @@ static __noinline int px_describe(const struct kerb_pkt *pkt, const struct px_wo
 		struct px_unknown *e = kerb_event_reserve(&unknown, sizeof(*e) + (size));                                      \
 		if (!e)                                                                                                        \
 			return -1;                                                                                             \
-		if (len < 1 || len > (size) || bpf_skb_load_bytes(pkt->ctx, 0, e->frame, len)) {                               \
+		asm volatile("" : "+r"(len)); /* the checks are for the verifier of Linux 6.1: at this place, in this form */        \
+		if (len < ETH_HLEN) {                                                                                          \
+			kerb_event_discard(e);                                                                                 \
+			return -1;                                                                                             \
+		}                                                                                                              \
+		asm volatile("" : "+r"(len));                                                                                  \
+		if (len > (size) || bpf_skb_load_bytes(pkt->ctx, 0, e->frame, len)) {                               \
 			kerb_event_discard(e);                                                                                 \
 			return -1;                                                                                             \
 		}                                                                                                              \
