@@ -298,21 +298,35 @@ static __attribute__((noinline,unused)) int rsp_ip6_extensions_harmless(const st
 	return 0;
 }
 
-/* Sums the first len bytes of the payload, at most RSP_MAX_REPLY, into r->sum; -1 if the frame ends before. The last 0 to 7
+/* Sums the first len bytes of the payload, at most RSP_MAX_REPLY, into r->sum; -1 if the frame ends before. The last 0 to 31
  * are found from len and not from the loop, and the sum is not returned: else the verifier would follow what comes behind
  * the loop once for each of its rounds. */
 static __noinline int rsp_sum(struct rsp_request *r, __u32 len)
 {
-	__u64 sum = 0, whole = rsp_blurred(len & ~7), tail = rsp_blurred(len & ~7);
+	__u64 sum = 0, whole = rsp_blurred(len & ~31), tail = rsp_blurred(len & ~31);
 	__u32 *p;
 
-	for (__u64 off = 0; off < RSP_MAX_REPLY; off += 8) {
+	for (__u64 off = 0; off < RSP_MAX_REPLY; off += 32) {
 		if (off >= whole)
 			break;
-		p = rsp_at(r, off, 8);
+		p = rsp_at(r, off, 32);
+		if (!p)
+			return -1;
+		sum += (__u64)p[0] + p[1] + p[2] + p[3] + p[4] + p[5] + p[6] + p[7];
+	}
+	if (len & 16) {
+		p = rsp_at(r, tail, 16);
+		if (!p)
+			return -1;
+		sum += (__u64)p[0] + p[1] + p[2] + p[3];
+		tail += 16;
+	}
+	if (len & 8) {
+		p = rsp_at(r, tail, 8);
 		if (!p)
 			return -1;
 		sum += (__u64)p[0] + p[1];
+		tail += 8;
 	}
 	if (len & 4) {
 		p = rsp_at(r, tail, 4);

@@ -198,8 +198,8 @@ func TestPartialChecksums(t *testing.T) {
 func TestLimits(t *testing.T) {
 	for over, want := range map[string]verdict{"pass": passed, "drop": dropped} {
 		config := fmt.Sprintf(`{"listeners": [
-			{"app": "echo", "name": "source", "port": 7000, "sourceRate": 1000, "whenOver": %q},
-			{"app": "echo", "name": "total", "port": 7001, "sourceRate": 0, "totalRate": 1000, "whenOver": %[1]q},
+			{"app": "echo", "name": "source", "port": 7000, "sourceRate": 100, "whenOver": %q},
+			{"app": "echo", "name": "total", "port": 7001, "sourceRate": 0, "totalRate": 100, "whenOver": %[1]q},
 			{"app": "echo", "name": "slow", "port": 7002, "sourceRate": 1, "whenOver": %[1]q}]}`, over)
 		onHooks(t, config, func(t *testing.T, k *kernel) {
 			k.at(fuzzNetworks...)
@@ -215,8 +215,8 @@ func TestLimits(t *testing.T) {
 				}
 				return
 			}
-			// A burst is 2^27 ns of the rate, 134 requests; a machine that is slow lets more of them be due.
-			const burst, sent = 134, 20000
+			// A burst is 2^27 ns of the rate, 13 requests; on a machine that is slow more of them become due.
+			const burst, sent = 13, 5000
 			for _, p := range []packet{get(), get6(), get().with(func(p *packet) { p.src = "192.0.2.51" })} {
 				if n := send(p, sent); n < burst || n > sent/2 {
 					t.Errorf("of one source %d of %d were answered", n, sent)

@@ -58,17 +58,31 @@ static __always_inline __u32 rsp_frame_len(const struct rsp_request *r)
 static __noinline int rsp_copy(struct rsp_request *r)
 {
 	struct rsp_scratch *from = rsp_scratch();
-	__u64 sum = 0, len = r->reply_len, whole = rsp_blurred(len & ~7), tail = rsp_blurred(len & ~7);
+	__u64 sum = 0, len = r->reply_len, whole = rsp_blurred(len & ~31), tail = rsp_blurred(len & ~31);
 
 	if (!from)
 		return -1;
-	for (__u64 off = 0; off < RSP_MAX_REPLY; off += 8) {
+	for (__u64 off = 0; off < RSP_MAX_REPLY; off += 32) {
 		__u32 *w = (__u32 *)(from->data + off);
 
 		if (off >= whole)
 			break;
+		sum += (__u64)w[0] + w[1] + w[2] + w[3] + w[4] + w[5] + w[6] + w[7];
+		RSP_COPY(r, off, w, 32);
+	}
+	if (len & 16) {
+		__u32 *w = (__u32 *)(from->data + tail);
+
+		sum += (__u64)w[0] + w[1] + w[2] + w[3];
+		RSP_COPY(r, tail, w, 16);
+		tail = rsp_blurred(tail + 16);
+	}
+	if (len & 8) {
+		__u32 *w = (__u32 *)(from->data + tail);
+
 		sum += (__u64)w[0] + w[1];
-		RSP_COPY(r, off, w, 8);
+		RSP_COPY(r, tail, w, 8);
+		tail = rsp_blurred(tail + 8);
 	}
 	if (len & 4) {
 		__u32 *w = (__u32 *)(from->data + tail);

@@ -70,7 +70,7 @@ struct rsp_request {
 /* Room for a reply of up to RSP_MAX_REPLY bytes that is not written in place. It is longer, so that an offset that is masked with
  * 0x7ff needs no further check; what follows a reply need not be cleared. */
 struct rsp_scratch {
-	__u8 data[0x800 + 8];
+	__u8 data[0x800 + 32];
 };
 
 struct {
