@@ -179,19 +179,15 @@ static __always_inline int conclude(struct kerb_pkt *pkt, struct px_work *w, __u
 	return refuse(pkt, w, px_unknown_to_verifier(w->step));
 }
 
-/* All packets but those of settled sessions. */
-static __noinline int attend(struct kerb_pkt *pkt, __u32 hook)
+/* Everything that does not touch the packet, from what is in the work to a step. A global function: the verifier looks at it
+ * once and by itself. */
+__noinline int px_decide(__u32 hook)
 {
 	struct px_work *w = px_work();
 	struct px_session *s;
 
 	if (!w)
-		return KERB_NEXT;
-	kerb_forget(pkt);
-	w->kind = read_packet(pkt, w, hook);
-	kerb_forget(pkt);
-	if (px_unknown_to_verifier(w->kind) == PX_NOTHING)
-		return KERB_NEXT;
+		return 0;
 	s = bpf_map_lookup_elem(&sessions, &w->flow);
 	w->step = PX_ANEW;
 	if (s)
@@ -200,6 +196,22 @@ static __noinline int attend(struct kerb_pkt *pkt, __u32 hook)
 		w->step = hook == PX_EGRESS ? begin(w) : PX_PASS;
 	if (px_unknown_to_verifier(w->step) == PX_ENROL)
 		w->step = px_enrol(w);
+	return 0;
+}
+
+/* All packets but those of settled sessions. */
+static __noinline int attend(struct kerb_pkt *pkt, __u32 hook)
+{
+	struct px_work *w = px_work();
+
+	if (!w)
+		return KERB_NEXT;
+	kerb_forget(pkt);
+	w->kind = read_packet(pkt, w, hook);
+	kerb_forget(pkt);
+	if (px_unknown_to_verifier(w->kind) == PX_NOTHING)
+		return KERB_NEXT;
+	px_decide(hook);
 	if (px_unknown_to_verifier(w->step) == PX_GO)
 		return go(pkt, w, hook);
 	return conclude(pkt, w, px_unknown_to_verifier(w->step));
