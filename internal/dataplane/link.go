@@ -16,7 +16,7 @@ import (
 )
 
 // linkerVersion changes whenever the code generated here does, so that an upgraded agent replaces running chains.
-const linkerVersion = 2
+const linkerVersion = 3
 
 // linkerRevision is set by -ldflags -X to have a build that differs from another in the identity of its chains only.
 var linkerRevision string
@@ -202,9 +202,12 @@ func (l *linker) function(spec *ebpf.CollectionSpec, entry, prefix string, g *ge
 			*ins = ins.WithSymbol(rename(name))
 		}
 		if fn := btf.FuncMetadata(ins); fn != nil {
-			static := *fn
-			static.Name, static.Linkage = rename(fn.Name), btf.StaticFunc
-			*ins = btf.WithFuncMetadata(*ins, &static)
+			linked := *fn
+			linked.Name = rename(fn.Name)
+			if fn.Name == entry || hasPointers(fn) {
+				linked.Linkage = btf.StaticFunc
+			}
+			*ins = btf.WithFuncMetadata(*ins, &linked)
 		}
 		if ins.IsFunctionReference() {
 			*ins = ins.WithReference(rename(ins.Reference()))
@@ -221,6 +224,21 @@ func (l *linker) function(spec *ebpf.CollectionSpec, entry, prefix string, g *ge
 		}
 	}
 	return code, nil
+}
+
+// hasPointers says whether a function takes more than numbers. One that does not may stay global: the verifier then checks it
+// once and by itself, which keeps large modules within its limits.
+func hasPointers(fn *btf.Func) bool {
+	proto, ok := fn.Type.(*btf.FuncProto)
+	if !ok {
+		return true
+	}
+	for _, p := range proto.Params {
+		if _, isInt := btf.UnderlyingType(p.Type).(*btf.Int); !isInt {
+			return true
+		}
+	}
+	return false
 }
 
 func (l *linker) mapOf(name string, g *generation) (*ebpf.Map, error) {

@@ -179,19 +179,15 @@ static __always_inline int conclude(struct kerb_pkt *pkt, struct px_work *w, __u
 	return refuse(pkt, w, px_unknown_to_verifier(w->step));
 }
 
-/* All packets but those of settled sessions. */
-static __noinline int attend(struct kerb_pkt *pkt, __u32 hook)
+/* Everything that does not touch the packet, from what is in the work to a step. A global function: the verifier looks at it
+ * once and by itself. */
+__noinline int px_decide(__u32 hook)
 {
 	struct px_work *w = px_work();
 	struct px_session *s;
 
 	if (!w)
-		return KERB_NEXT;
-	kerb_forget(pkt);
-	w->kind = read_packet(pkt, w, hook);
-	kerb_forget(pkt);
-	if (px_unknown_to_verifier(w->kind) == PX_NOTHING)
-		return KERB_NEXT;
+		return 0;
 	s = bpf_map_lookup_elem(&sessions, &w->flow);
 	w->step = PX_ANEW;
 	if (s)
@@ -200,25 +196,51 @@ static __noinline int attend(struct kerb_pkt *pkt, __u32 hook)
 		w->step = hook == PX_EGRESS ? begin(w) : PX_PASS;
 	if (px_unknown_to_verifier(w->step) == PX_ENROL)
 		w->step = px_enrol(w);
+	return 0;
+}
+
+/* All packets but those of settled sessions. */
+static __noinline int attend(struct kerb_pkt *pkt, __u32 hook)
+{
+	struct px_work *w = px_work();
+
+	if (!w)
+		return KERB_NEXT;
+	kerb_forget(pkt);
+	w->kind = read_packet(pkt, w, hook);
+	kerb_forget(pkt);
+	if (px_unknown_to_verifier(w->kind) == PX_NOTHING)
+		return KERB_NEXT;
+	px_decide(hook);
 	if (px_unknown_to_verifier(w->step) == PX_GO)
 		return go(pkt, w, hook);
 	return conclude(pkt, w, px_unknown_to_verifier(w->step));
 }
 
-/* A packet of a settled session. Returns -1 if it is none. */
+/* Whether a packet from the service that has no session may begin one, or is to be asked about. */
+static __noinline int is_wanted(const struct px_flow *f)
+{
+	return bpf_map_lookup_elem(&vips, &f->dst) || px_is_virtual(&f->dst);
+}
+
+/* The packets that are common: of settled sessions, and those that the proxy has nothing to do with. Returns -1 for the rest. */
 static __always_inline int carry_on(struct kerb_pkt *pkt, __u32 hook)
 {
 	struct px_session *s;
 	struct px_flow flow;
 	int tcp, verdict;
 
+	if (pkt->outcome)
+		return KERB_NEXT;
 	if (!px_is_common(pkt))
 		return -1;
 	tcp = px_read_common(pkt, hook, &flow);
 	if (tcp < 0)
-		return -1;
+		return KERB_NEXT;
 	s = bpf_map_lookup_elem(&sessions, &flow);
-	if (!s || !is_settled(s, tcp))
+	if (!s)
+		return hook == PX_EGRESS && is_wanted(&flow) ? -1 : KERB_NEXT;
+	if (!is_settled(s, tcp))
 		return -1;
 	verdict = hook == PX_EGRESS ? px_hand_over(pkt, px_target(s)) : KERB_NEXT;
 	px_translate_common(pkt, s);
