@@ -204,7 +204,7 @@ func (l *linker) function(spec *ebpf.CollectionSpec, entry, prefix string, g *ge
 		if fn := btf.FuncMetadata(ins); fn != nil {
 			linked := *fn
 			linked.Name = rename(fn.Name)
-			if fn.Name == entry || hasPointers(fn) {
+			if fn.Name == entry || !standsAlone(fn) {
 				linked.Linkage = btf.StaticFunc
 			}
 			*ins = btf.WithFuncMetadata(*ins, &linked)
@@ -226,19 +226,25 @@ func (l *linker) function(spec *ebpf.CollectionSpec, entry, prefix string, g *ge
 	return code, nil
 }
 
-// hasPointers says whether a function takes more than numbers. One that does not may stay global: the verifier then checks it
-// once and by itself, which keeps large modules within its limits.
-func hasPointers(fn *btf.Func) bool {
+// standsAlone says whether a function takes only numbers and the hook's context. Such a one may stay global: the verifier
+// then checks it by itself and once, which keeps large modules within its limits.
+func standsAlone(fn *btf.Func) bool {
 	proto, ok := fn.Type.(*btf.FuncProto)
 	if !ok {
-		return true
+		return false
 	}
 	for _, p := range proto.Params {
-		if _, isInt := btf.UnderlyingType(p.Type).(*btf.Int); !isInt {
-			return true
+		switch t := btf.UnderlyingType(p.Type).(type) {
+		case *btf.Int:
+		case *btf.Pointer:
+			if s, ok := btf.UnderlyingType(t.Target).(*btf.Struct); !ok || s.Name != "__sk_buff" && s.Name != "xdp_md" {
+				return false
+			}
+		default:
+			return false
 		}
 	}
-	return false
+	return true
 }
 
 func (l *linker) mapOf(name string, g *generation) (*ebpf.Map, error) {
