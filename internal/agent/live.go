@@ -155,7 +155,11 @@ func ingress(placements map[dataplane.Point]placement, ifindex int, isService bo
 func (a *Agent) ServeModule(w http.ResponseWriter, r *http.Request, name string) error {
 	a.mu.Lock()
 	l := a.live[name]
+	_, exists := a.desired.Modules[name]
 	a.mu.Unlock()
+	if l == nil && exists {
+		return &fault.Unavailable{Reason: "module " + name + " does not run, or not yet: kerb module get " + name}
+	}
 	if l == nil {
 		return &fault.NotFound{Kind: "Module", Name: name}
 	}
