@@ -257,8 +257,6 @@ static __always_inline int carry_on(struct kerb_pkt *pkt, __u32 hook)
 	struct px_flow flow;
 	int tcp, verdict;
 
-	if (pkt->outcome)
-		return KERB_NEXT;
 	if (!px_is_common(pkt))
 		return -1;
 	tcp = px_read_common(pkt, hook, &flow);
@@ -274,30 +272,48 @@ static __always_inline int carry_on(struct kerb_pkt *pkt, __u32 hook)
 	return verdict;
 }
 
-KERB_EGRESS(pkt)
+/* What the fast path has to know of the packet, in arguments: a global function takes nothing but the context and numbers. The
+ * verifier looks at it by itself then, once, and not once for each of the hundred or so ways through the parser. */
+#define PX_WHERE(pkt) ((__u32)(pkt)->l3 | (__u32)(pkt)->l4 << 16)
+#define PX_WHAT(pkt)  ((pkt)->family | (__u32)(pkt)->proto << 8 | (__u32)(pkt)->flags << 16)
+
+/* Returns a verdict, or -1, in the lower half; of KERB_REDIRECT the flags in bits 8-15 and the target in the upper half. */
+__noinline __u64 px_common(kerb_ctx *ctx, __u32 where, __u32 what, __u32 vlan, __u32 hook)
 {
+	struct kerb_pkt pkt = {.ctx = ctx, .l3 = where & 0xffff, .l4 = where >> 16, .vlan = vlan, .family = what, .proto = what >> 8,
+			       .flags = what >> 16, .ifindex = kerb_ctx_field(ctx, ifindex)};
 	int verdict;
 
-	kerb_forget(pkt);
-	verdict = carry_on(pkt, PX_EGRESS);
-	if (verdict < 0)
-		verdict = uncommon(pkt, PX_EGRESS);
+	kerb_reload(&pkt);
+	verdict = carry_on(&pkt, hook);
+	return (__u64)pkt.to_ifindex << 32 | pkt.to_flags << 8 | (__u8)verdict;
+}
 
+static __always_inline int proxy(struct kerb_pkt *pkt, __u32 hook)
+{
+	__u64 result;
+	int verdict;
+
+	if (pkt->outcome)
+		return KERB_NEXT;
+	result = px_common(pkt->ctx, PX_WHERE(pkt), PX_WHAT(pkt), pkt->vlan, hook);
+	pkt->to_ifindex = result >> 32;
+	pkt->to_flags = result >> 8 & 0xff;
+	verdict = (__s8)result;
+	if (verdict < 0)
+		verdict = uncommon(pkt, hook);
 	kerb_reload(pkt);
 	return verdict;
 }
 
+KERB_EGRESS(pkt)
+{
+	return proxy(pkt, PX_EGRESS);
+}
+
 KERB_INGRESS(pkt)
 {
-	int verdict;
-
-	kerb_forget(pkt);
-	verdict = carry_on(pkt, PX_INGRESS);
-	if (verdict < 0)
-		verdict = uncommon(pkt, PX_INGRESS);
-
-	kerb_reload(pkt);
-	return verdict;
+	return proxy(pkt, PX_INGRESS);
 }
 
 KERB_LICENSE("Dual BSD/GPL");
