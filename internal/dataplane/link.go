@@ -59,8 +59,9 @@ type part struct {
 	instrs      asm.Instructions
 }
 
-// linker joins the code of a chain. Every function becomes static: the verifier then checks it in the caller's context,
-// and packet pointers in the context, which is on the entry's stack, stay known from module to module.
+// linker joins the code of a chain. Every module's entry becomes a static function: the verifier then checks it in the caller's
+// context, and packet pointers in the context, which is on the entry's stack, stay known from module to module. Other functions
+// stay what they are: those that are not static in C are checked once, by themselves.
 type linker struct {
 	spec    ChainSpec
 	object  *ebpf.CollectionSpec // chain.bpf.c
@@ -202,9 +203,12 @@ func (l *linker) function(spec *ebpf.CollectionSpec, entry, prefix string, g *ge
 			*ins = ins.WithSymbol(rename(name))
 		}
 		if fn := btf.FuncMetadata(ins); fn != nil {
-			static := *fn
-			static.Name, static.Linkage = rename(fn.Name), btf.StaticFunc
-			*ins = btf.WithFuncMetadata(*ins, &static)
+			renamed := *fn
+			renamed.Name = rename(fn.Name)
+			if fn.Name == entry {
+				renamed.Linkage = btf.StaticFunc
+			}
+			*ins = btf.WithFuncMetadata(*ins, &renamed)
 		}
 		if ins.IsFunctionReference() {
 			*ins = ins.WithReference(rename(ins.Reference()))
