@@ -210,7 +210,7 @@ func (u *Update) setting() (*setting, error) {
 // SetValue implements app.Valuer.
 func (coap) SetValue(maps sdk.Maps, p app.Placed, key string, body json.RawMessage) error {
 	var u Update
-	if err := decode(body, &u); err != nil {
+	if err := app.Decode(body, &u); err != nil {
 		return err
 	}
 	t, err := openTable(maps)
