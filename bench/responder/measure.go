@@ -13,14 +13,14 @@ import (
 type lengths struct {
 	ask, offer, cost time.Duration
 	bisections       int
-	tries            int // of a rate at which something was lost
+	tries            int // of a rate at which a little was lost
 }
 
 func lengthsOf(quick bool) lengths {
 	if quick {
 		return lengths{ask: 60 * time.Millisecond, offer: 30 * time.Millisecond, cost: 50 * time.Millisecond, bisections: 3, tries: 1}
 	}
-	return lengths{ask: 300 * time.Millisecond, offer: 150 * time.Millisecond, cost: 300 * time.Millisecond, bisections: 6, tries: 2}
+	return lengths{ask: 300 * time.Millisecond, offer: 100 * time.Millisecond, cost: 200 * time.Millisecond, bisections: 5, tries: 2}
 }
 
 // What a request costs is measured at a rate that the slowest config answers with ease.
@@ -38,7 +38,7 @@ const (
 // Requests on each thread of the published experiment, and of the one until the first loss.
 const (
 	publishedRequests = 10_000
-	lossRequests      = 200
+	lossRequests      = 100
 	lossStep          = 20 // threads
 )
 
@@ -165,6 +165,11 @@ const offeredFlows = 16
 // counts is the one that the client reached.
 func (e *experiment) lossfreeRate(c *contender, flows int) (best float64, err error) {
 	low, high := lowestRate, highestRate
+	defer func() {
+		if best == 0 && err == nil {
+			e.run.Note("%s: a loss-free rate of 0 stands for losses at %d requests/s, the lowest rate that was tried", c.config, int(high))
+		}
+	}()
 	for range e.lengths.bisections {
 		rate := math.Sqrt(low * high)
 		reached, lost, err := e.offer(c, flows, rate)
@@ -183,7 +188,7 @@ func (e *experiment) lossfreeRate(c *contender, flows int) (best float64, err er
 	return best, nil
 }
 
-// offer gives a rate another chance, as neighbours on the machine may have stopped the server the first time.
+// offer gives a rate another chance if less than a tenth was lost: neighbours on the machine may have stopped the server.
 func (e *experiment) offer(c *contender, flows int, rate float64) (reached float64, lost bool, err error) {
 	for range e.lengths.tries {
 		a, err := c.client("offer", flows, e.lengths.offer, rate)
@@ -193,6 +198,9 @@ func (e *experiment) offer(c *contender, flows int, rate float64) (reached float
 		e.check(c, a)
 		if a.lost() == 0 {
 			return float64(a.Sent) / a.Seconds, false, nil
+		}
+		if a.lost() > a.Sent/10 {
+			break
 		}
 	}
 	return 0, true, nil

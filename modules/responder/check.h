@@ -52,7 +52,7 @@ static __always_inline int rsp_count(__u32 slot, __u32 outcome, int verdict)
 
 /* Whose a slot is; the control plane's alone, kept here so that it survives with the counters. */
 struct rsp_owner {
-	__u64 name; /* hash of the listener's application and name, 0: free */
+	__u64 name; /* hash of the listener's application and name, 0: free; of slot 0, bits of the slots that are running */
 	__u64 fill; /* number of the last configuration that had it */
 };
 

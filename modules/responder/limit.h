@@ -4,6 +4,7 @@
 #define RSP_LIMIT_H
 
 #include "check.h"
+#include "reply.h"
 
 KERB_CONFIG(_Bool, limit_sources, 1); /* some listener has such a limit */
 KERB_CONFIG(_Bool, limit_total, 1);
@@ -37,19 +38,28 @@ struct {
 	__type(value, struct rsp_total);
 } totals SEC(".maps");
 
+/* As how many requests one counts: a reply that is n times as long as its request, headers too, as n. So what is sent in
+ * answer to forged requests is not much more than they. */
+static __always_inline __u64 rsp_weight(const struct rsp_request *r)
+{
+	__u32 headers = rsp_ip_len(r->pkt) + sizeof(struct udphdr), len = r->len & 0x7ff;
+
+	return r->reply_len <= len ? 1 : (headers + r->reply_len + headers + len - 1) / (headers + len);
+}
+
 static __always_inline int rsp_source_over(const struct rsp_request *r, const struct rsp_ends *e, __u64 now)
 {
 	struct rsp_source key = {.addr = e->source, .slot = r->slot, .family = r->pkt->family};
 	const struct rsp_listener *l = r->listener;
-	__u64 *until = bpf_map_lookup_elem(&sources, &key), next = now + l->source_cost;
+	__u64 *until = bpf_map_lookup_elem(&sources, &key), cost = l->source_cost * rsp_weight(r), next = now + cost;
 
 	if (!until) {
 		bpf_map_update_elem(&sources, &key, &next, BPF_ANY);
 		return 0;
 	}
 	if (*until > now)
-		next = *until + l->source_cost;
-	if (next > now + l->source_burst)
+		next = *until + cost;
+	if (next - cost + l->source_cost > now + l->source_burst)
 		return 1;
 	*until = next;
 	return 0;

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -246,6 +247,26 @@ func TestLimits(t *testing.T) {
 	}
 }
 
+// A long reply to a short request counts as many: forged requests gain little.
+func TestLimitsWeighReplies(t *testing.T) {
+	const rate, weight = 100, 31 // 34 bytes with headers, 1045 of the reply
+	config := fmt.Sprintf(`{"listeners": [{"app": "coap", "name": "things", "port": 5683, "sourceRate": %d, "resources": [{"path": "a", "value": %q}]}]}`,
+		rate, strings.Repeat("v", 1000))
+	onHooks(t, config, func(t *testing.T, k *kernel) {
+		k.at(fuzzNetworks...)
+		request := get().with(func(p *packet) { p.dport, p.payload = 5683, []byte{0x40, 1, 0, 1, 0xb1, 'a'} })
+		begin, got := time.Now(), 0
+		for range 500 {
+			if v, _ := k.run(request.frame()); v == answered {
+				got++
+			}
+		}
+		if most := 2 + time.Since(begin).Seconds()*rate/weight; got == 0 || float64(got) > most {
+			t.Errorf("%d replies, at most %.1f are due: %v", got, most, k.packets("things"))
+		}
+	})
+}
+
 func ask(op uint32) packet {
 	return get().with(func(p *packet) { p.dport, p.payload = 8080, speed(binary.LittleEndian, op, 0) })
 }
@@ -371,12 +392,29 @@ func TestSlots(t *testing.T) {
 	if k.cars("sign") != 3 || k.packets("sign")["answered"] != 3 {
 		t.Errorf("%d cars, packets %v", k.cars("sign"), k.packets("sign"))
 	}
-	// Many others, so that the slot of a sign that is gone is given away, and cleared.
-	for i := range 70 {
-		if err := compileConfig(t, fmt.Sprintf(`{"listeners": [{"app": "speedlimit", "name": "s%d", "port": 8080}]}`, i)).Fill(k.maps); err != nil {
-			t.Fatal(err)
+	// Many others: the slot of a sign that runs stays as it is, that of one that is gone is given away, and cleared.
+	others := func() {
+		for i := range 70 {
+			if err := compileConfig(t, fmt.Sprintf(`{"listeners": [{"app": "speedlimit", "name": "s%d", "port": 8080}]}`, i)).Fill(k.maps); err != nil {
+				t.Fatal(err)
+			}
 		}
 	}
+	placed, err := k.place(k.maps)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := claim(k.maps, placed); err != nil {
+		t.Fatal(err)
+	}
+	others()
+	if k.cars("sign") != 3 || k.packets("sign")["answered"] != 3 {
+		t.Errorf("configs that never ran took the slot of one that does: %d cars, packets %v", k.cars("sign"), k.packets("sign"))
+	}
+	if err := claim(k.maps, nil); err != nil {
+		t.Fatal(err)
+	}
+	others()
 	if err := compileConfig(t, `{"listeners": [{"app": "speedlimit", "name": "sign", "port": 8080}]}`).Fill(k.maps); err != nil {
 		t.Fatal(err)
 	}

@@ -24,6 +24,9 @@ const addressesEvery = 200 * time.Millisecond
 // Run implements sdk.Runner: the addresses of attach points, the changes of states, and what applications do.
 func (f *Responder) Run(ctx context.Context, live sdk.Live) {
 	placed, err := f.place(live.Maps)
+	if err == nil {
+		err = claim(live.Maps, placed)
+	}
 	if err != nil {
 		slog.Error("responder: does not work", "module", live.Module, "error", err)
 		return

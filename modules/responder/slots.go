@@ -40,8 +40,8 @@ func readOwners(m sdk.Maps) (out [slots]owner, err error) {
 	return out, nil
 }
 
-// assign gives each listener its slot: the one it has, else one that nobody has used for longest. Slots of the last
-// configuration are left alone: it may be the one that runs.
+// assign gives each listener its slot: the one it has, else one that nobody has used for longest. Slots of the running
+// configuration are left alone, however many others were tried since.
 func (f *Responder) assign(m sdk.Maps) ([]app.Placed, error) {
 	owners, err := readOwners(m)
 	if err != nil {
@@ -55,7 +55,7 @@ func (f *Responder) assign(m sdk.Maps) ([]app.Placed, error) {
 	for i, l := range f.listeners {
 		slot, found := slotOf(&owners, l)
 		if !found {
-			if slot = leastUsed(&owners, last); slot == 0 {
+			if slot = leastUsed(&owners, last+1); slot == 0 {
 				return nil, errors.New("no slot is left")
 			}
 			if err := clear(m, slot); err != nil {
@@ -85,13 +85,23 @@ func slotOf(owners *[slots]owner, l *listener) (uint32, bool) {
 	return 0, false
 }
 
-func leastUsed(owners *[slots]owner, last uint64) (best uint32) {
+func leastUsed(owners *[slots]owner, filling uint64) (best uint32) {
+	running := owners[0].Name
 	for slot := uint32(1); slot < slots; slot++ {
-		if o := owners[slot]; (o.Name == 0 || o.Fill < last) && (best == 0 || o.Fill < owners[best].Fill) {
+		if o := owners[slot]; running>>slot&1 == 0 && o.Fill < filling && (best == 0 || o.Fill < owners[best].Fill) {
 			best = slot
 		}
 	}
 	return
+}
+
+// claim notes which slots the running configuration has.
+func claim(m sdk.Maps, placed []app.Placed) error {
+	var running owner
+	for _, p := range placed {
+		running.Name |= 1 << p.Slot
+	}
+	return put(m, mapOwners, uint32(0), running)
 }
 
 // clear empties what the data plane counts in a slot.

@@ -32,8 +32,11 @@ type Listener struct {
 }
 
 // Decode reads the config over the defaults in to; unknown properties are refused.
-func (l Listener) Decode(to any) error {
-	dec := json.NewDecoder(bytes.NewReader(l.Config))
+func (l Listener) Decode(to any) error { return Decode(l.Config, to) }
+
+// Decode reads an object over the defaults in to. Errors are *sdk.ConfigError; a property that is not known is one.
+func Decode(text []byte, to any) error {
+	dec := json.NewDecoder(bytes.NewReader(text))
 	dec.DisallowUnknownFields()
 	return configError(dec.Decode(to))
 }
@@ -51,7 +54,7 @@ func configError(err error) error {
 	if name, ok := strings.CutPrefix(err.Error(), "json: unknown field "); ok {
 		return &sdk.ConfigError{Field: strings.Trim(name, `"`), Reason: "there is no such property"}
 	}
-	return &sdk.ConfigError{Field: "config", Reason: err.Error()}
+	return &sdk.ConfigError{Field: "object", Reason: err.Error()}
 }
 
 func nameOf(k reflect.Kind) string {

@@ -111,10 +111,21 @@ func (t *table) fill(l *Listener, slot, first uint32) (err error) {
 	return nil
 }
 
-// Run implements app.Runner: what was set while this generation was filled is set in it too.
+// settled is when the requests that a generation has begun to answer before the next one took over have ended.
+const settled = time.Second
+
+// Run implements app.Runner: what was set while this generation was filled is set in it too, and what requests to the one
+// before it still set.
 func (coap) Run(ctx context.Context, live app.Live) {
-	if err := refresh(live); err != nil {
-		slog.Error("responder: values that were set last", "error", err)
+	for _, wait := range []time.Duration{0, settled} {
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(wait):
+		}
+		if err := refresh(live); err != nil {
+			slog.Error("responder: values that were set last", "error", err)
+		}
 	}
 }
 
@@ -210,7 +221,7 @@ func (u *Update) setting() (*setting, error) {
 // SetValue implements app.Valuer.
 func (coap) SetValue(maps sdk.Maps, p app.Placed, key string, body json.RawMessage) error {
 	var u Update
-	if err := decode(body, &u); err != nil {
+	if err := app.Decode(body, &u); err != nil {
 		return err
 	}
 	t, err := openTable(maps)

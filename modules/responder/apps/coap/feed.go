@@ -24,15 +24,6 @@ type line struct {
 	Update
 }
 
-func decode(text []byte, to any) error {
-	dec := json.NewDecoder(bytes.NewReader(text))
-	dec.DisallowUnknownFields()
-	if err := dec.Decode(to); err != nil {
-		return &sdk.ConfigError{Field: "value", Reason: err.Error()}
-	}
-	return nil
-}
-
 // Handler implements app.Handler:
 //
 //	PUT feed   values as they come: a JSON object a line with path and what values/LISTENER/PATH takes
@@ -88,7 +79,7 @@ func takeFeed(live app.Live, w http.ResponseWriter, r *http.Request) (n int, err
 			continue
 		}
 		var l line
-		err := decode(lines.Bytes(), &l)
+		err := app.Decode(lines.Bytes(), &l)
 		if err == nil {
 			err = t.take(live.All, &l)
 		}

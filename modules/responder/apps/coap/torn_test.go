@@ -4,8 +4,12 @@ package coap
 
 import (
 	"bytes"
+	"context"
 	"sync"
 	"testing"
+	"time"
+
+	"github.com/kerb-edge/kerb/modules/responder/app"
 )
 
 // While a value is replaced as fast as possible, each reply has one of the values whole, with its own ETag.
@@ -70,4 +74,32 @@ func TestNoTornValue(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A request to the generation before, which ends when the next one runs already, sets its value there too.
+func TestLateValue(t *testing.T) {
+	d := load(t, hooks[0], map[string]any{"resources": []any{map[string]any{"path": "a", "value": "early"}}})
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		coap{}.Run(ctx, app.Live{Maps: d.maps, All: d.placed()})
+	}()
+	defer func() { cancel(); <-ended }()
+	time.Sleep(settled / 4)
+	table, err := openTable(d.maps)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer table.close()
+	name := newName(slot, 0, d.listener.resources[0].path)
+	if err := table.settings.Put(name, newSetting([]byte("late"), 0)); err != nil {
+		t.Fatal(err)
+	}
+	for begin := time.Now(); time.Since(begin) < 10*settled; time.Sleep(settled / 20) {
+		if v, err := table.get(0); err == nil && string(v.Data) == "late" {
+			return
+		}
+	}
+	t.Error("the value is not answered")
 }

@@ -5,7 +5,6 @@
 package speedlimit
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -254,10 +253,8 @@ const maxCars = 1 << 40
 // SetState implements app.Stateful.
 func (a speedlimit) SetState(m sdk.Maps, p app.Placed, body json.RawMessage) error {
 	var c change
-	dec := json.NewDecoder(bytes.NewReader(body))
-	dec.DisallowUnknownFields()
-	if err := dec.Decode(&c); err != nil {
-		return &sdk.ConfigError{Field: "body", Reason: err.Error()}
+	if err := app.Decode(body, &c); err != nil {
+		return err
 	}
 	if c.Cars != nil && (*c.Cars < 0 || *c.Cars > maxCars || c.Add != 0) || c.Add > maxCars || c.Add < -maxCars {
 		return &sdk.ConfigError{Field: "body", Reason: `want {"cars": n} with n >= 0, or {"add": n}`}
