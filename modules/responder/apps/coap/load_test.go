@@ -11,7 +11,7 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-// The kernel follows at most 1,000,000 instructions; 6.1 follows about three times as many as later ones.
+// The kernel follows at most 1,000,000 instructions; 6.1 follows half as many again as later ones.
 const maxVerified = 400000
 
 func TestVerifies(t *testing.T) {
