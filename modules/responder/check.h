@@ -224,17 +224,30 @@ static __always_inline __u64 rsp_blurred(__u64 n)
 	return n;
 }
 
+/* Functions that the verifier checks once, by themselves, and not in every state of their callers: they take numbers and the
+ * hook's context only, and are not static. */
+#define RSP_GLOBAL __attribute__((noinline))
+
+/* Pointer to len bytes (a constant) at an offset of the frame below 2048, or NULL when it ends before. */
+static __always_inline void *rsp_frame_at(kerb_ctx *ctx, __u64 off, __u64 len)
+{
+	void *p = (void *)kerb_ctx_field(ctx, data), *end = (void *)kerb_ctx_field(ctx, data_end);
+
+	p += rsp_blurred(off);
+	return p + len > end ? 0 : p;
+}
+
 /* Options that an answer may do without: End, No-Operation, Record Route, Timestamp, Router Alert. Not source routes, nor
  * what it does not know. */
-static __attribute__((noinline,unused)) int rsp_ip4_options_harmless(const struct kerb_pkt *pkt)
+RSP_GLOBAL int rsp_ip4_options_harmless(kerb_ctx *ctx, __u32 l3, __u32 end)
 {
-	__u64 off = pkt->l3 + sizeof(struct iphdr), end = rsp_blurred(pkt->l4);
+	__u64 off = l3 + sizeof(struct iphdr);
 
 	for (int i = 0; i < 40; i++) {
 		__u8 *option;
 
 		off = rsp_blurred(off);
-		option = kerb_at(pkt, off, 2); /* a UDP header follows */
+		option = rsp_frame_at(ctx, off, 2); /* a UDP header follows */
 		if (off >= end)
 			return 1;
 		if (!option)
@@ -258,21 +271,21 @@ static __attribute__((noinline,unused)) int rsp_ip4_options_harmless(const struc
 
 /* Extension headers that an answer may do without: hop-by-hop and destination options that say themselves that who does not
  * know them skips them (RFC 8200, 4.2), routing headers that are used up, fragment headers of whole packets (RFC 6946). */
-static __attribute__((noinline,unused)) int rsp_ip6_extensions_harmless(const struct kerb_pkt *pkt)
+RSP_GLOBAL int rsp_ip6_extensions_harmless(kerb_ctx *ctx, __u32 l3, __u32 l4)
 {
-	__u64 off = pkt->l3 + sizeof(struct ipv6hdr), end = off; /* end of the header that off is in */
-	__u64 l4 = rsp_blurred(pkt->l4);
-	__u8 *first = kerb_at(pkt, pkt->l3, sizeof(struct ipv6hdr)), next;
+	__u64 off = l3 + sizeof(struct ipv6hdr), end = off; /* end of the header that off is in */
+	struct ipv6hdr *ip = rsp_frame_at(ctx, l3, sizeof(*ip));
+	__u8 next;
 
-	if (!first)
+	if (!ip)
 		return 0;
-	next = ((struct ipv6hdr *)first)->nexthdr;
+	next = ip->nexthdr;
 	for (int i = 0; i < RSP_EXT_STEPS; i++) {
 		__u8 *p;
 
 		off = rsp_blurred(off);
 		end = rsp_blurred(end);
-		p = kerb_at(pkt, off, 8);
+		p = rsp_frame_at(ctx, off, 8);
 		if (off > end || !p)
 			return 0;
 		if (off < end) {
@@ -298,58 +311,46 @@ static __attribute__((noinline,unused)) int rsp_ip6_extensions_harmless(const st
 	return 0;
 }
 
-/* Sums the first len bytes of the payload, at most RSP_MAX_REPLY, into r->sum; -1 if the frame ends before. The last 0 to 31
- * are found from len and not from the loop, and the sum is not returned: else the verifier would follow what comes behind
- * the loop once for each of its rounds. */
-static __noinline int rsp_sum(struct rsp_request *r, __u32 len)
+/* The ones' complement sum of len bytes, at most RSP_MAX_REPLY, at an offset of the frame, in 16 bits, as they lie in memory;
+ * -1 if the frame ends before. */
+RSP_GLOBAL int rsp_sum_frame(kerb_ctx *ctx, __u32 at, __u32 len)
 {
-	__u64 sum = 0, whole = rsp_blurred(len & ~31), tail = rsp_blurred(len & ~31);
+	__u64 sum = 0, tail = rsp_blurred(len & ~31);
 	__u32 *p;
 
 	for (__u64 off = 0; off < RSP_MAX_REPLY; off += 32) {
-		if (off >= whole)
+		if (off >= tail)
 			break;
-		p = rsp_at(r, off, 32);
+		p = rsp_frame_at(ctx, at + off, 32);
 		if (!p)
 			return -1;
 		sum += (__u64)p[0] + p[1] + p[2] + p[3] + p[4] + p[5] + p[6] + p[7];
 	}
-	if (len & 16) {
-		p = rsp_at(r, tail, 16);
-		if (!p)
-			return -1;
-		sum += (__u64)p[0] + p[1] + p[2] + p[3];
-		tail += 16;
+	tail += at;
+#define RSP_SUM_REST(size, add)                                                                                                \
+	if (len & size) {                                                                                                      \
+		p = rsp_frame_at(ctx, tail, size);                                                                             \
+		if (!p)                                                                                                        \
+			return -1;                                                                                             \
+		sum += add;                                                                                                    \
+		tail = rsp_blurred(tail + size);                                                                               \
 	}
-	if (len & 8) {
-		p = rsp_at(r, tail, 8);
-		if (!p)
-			return -1;
-		sum += (__u64)p[0] + p[1];
-		tail += 8;
-	}
-	if (len & 4) {
-		p = rsp_at(r, tail, 4);
-		if (!p)
-			return -1;
-		sum += *p;
-		tail += 4;
-	}
-	if (len & 2) {
-		p = rsp_at(r, tail, 2);
-		if (!p)
-			return -1;
-		sum += *(__u16 *)p;
-		tail += 2;
-	}
-	if (len & 1) {
-		p = rsp_at(r, tail, 1);
-		if (!p)
-			return -1;
-		sum += bpf_htons(*(__u8 *)p << 8);
-	}
-	r->sum = sum;
-	return 0;
+	RSP_SUM_REST(16, (__u64)p[0] + p[1] + p[2] + p[3])
+	RSP_SUM_REST(8, (__u64)p[0] + p[1])
+	RSP_SUM_REST(4, *p)
+	RSP_SUM_REST(2, *(__u16 *)p)
+	RSP_SUM_REST(1, bpf_htons(*(__u8 *)p << 8))
+#undef RSP_SUM_REST
+	return kerb_fold(sum);
+}
+
+/* Sums the first len bytes of the payload into r->sum; -1 if the frame ends before. */
+static __always_inline int rsp_sum(struct rsp_request *r, __u32 len)
+{
+	int sum = rsp_sum_frame(r->pkt->ctx, r->payload, len);
+
+	r->sum = (__u32)sum;
+	return sum < 0 ? -1 : 0;
 }
 
 static __always_inline int rsp_ip4_checksum_right(const struct kerb_pkt *pkt, const struct iphdr *ip)

@@ -42,75 +42,62 @@ static __always_inline __u32 rsp_frame_len(const struct rsp_request *r)
 #ifdef KERB_HOOK_XDP
 
 /* Copies size bytes (a constant) from the scratch buffer into the packet. */
-#define RSP_COPY(r, at, from, size)                                                                                            \
+#define RSP_COPY(at, from, size)                                                                                               \
 	do {                                                                                                                   \
-		void *_to = rsp_at(r, at, size);                                                                               \
+		void *_to = rsp_frame_at(ctx, at, size);                                                                       \
 		if (!_to)                                                                                                      \
 			return -1;                                                                                             \
 		__builtin_memcpy(_to, from, size);                                                                             \
 	} while (0)
 
 #else
-#define RSP_COPY(r, at, from, size)
+#define RSP_COPY(at, from, size)
 #endif
 
-/* Copies a reply from the scratch buffer into the packet, and sums it: as rsp_sum() does. */
-static __noinline int rsp_copy(struct rsp_request *r)
+/* Copies a reply of len bytes from the scratch buffer to an offset of the frame, and sums it: as rsp_sum_frame() does. */
+RSP_GLOBAL int rsp_copy_frame(kerb_ctx *ctx, __u32 at, __u32 len)
 {
 	struct rsp_scratch *from = rsp_scratch();
-	__u64 sum = 0, len = r->reply_len, whole = rsp_blurred(len & ~31), tail = rsp_blurred(len & ~31);
+	__u64 sum = 0, tail = rsp_blurred(len & ~31);
 
 	if (!from)
 		return -1;
 	for (__u64 off = 0; off < RSP_MAX_REPLY; off += 32) {
 		__u32 *w = (__u32 *)(from->data + off);
 
-		if (off >= whole)
+		if (off >= tail)
 			break;
 		sum += (__u64)w[0] + w[1] + w[2] + w[3] + w[4] + w[5] + w[6] + w[7];
-		RSP_COPY(r, off, w, 32);
+		RSP_COPY(at + off, w, 32);
 	}
-	if (len & 16) {
-		__u32 *w = (__u32 *)(from->data + tail);
-
-		sum += (__u64)w[0] + w[1] + w[2] + w[3];
-		RSP_COPY(r, tail, w, 16);
-		tail = rsp_blurred(tail + 16);
+#define RSP_COPY_REST(size, add)                                                                                               \
+	if (len & size) {                                                                                                      \
+		__u32 *w = (__u32 *)(from->data + tail);                                                                       \
+		sum += add;                                                                                                    \
+		RSP_COPY(at + tail, w, size);                                                                                  \
+		tail = rsp_blurred(tail + size);                                                                               \
 	}
-	if (len & 8) {
-		__u32 *w = (__u32 *)(from->data + tail);
-
-		sum += (__u64)w[0] + w[1];
-		RSP_COPY(r, tail, w, 8);
-		tail = rsp_blurred(tail + 8);
-	}
-	if (len & 4) {
-		__u32 *w = (__u32 *)(from->data + tail);
-
-		sum += *w;
-		RSP_COPY(r, tail, w, 4);
-		tail = rsp_blurred(tail + 4);
-	}
-	if (len & 2) {
-		__u16 *w = (__u16 *)(from->data + tail);
-
-		sum += *w;
-		RSP_COPY(r, tail, w, 2);
-		tail = rsp_blurred(tail + 2);
-	}
-	if (len & 1) {
-		__u8 *w = from->data + tail;
-
-		sum += bpf_htons(*w << 8);
-		RSP_COPY(r, tail, w, 1);
-	}
+	RSP_COPY_REST(16, (__u64)w[0] + w[1] + w[2] + w[3])
+	RSP_COPY_REST(8, (__u64)w[0] + w[1])
+	RSP_COPY_REST(4, *w)
+	RSP_COPY_REST(2, *(__u16 *)w)
+	RSP_COPY_REST(1, bpf_htons(*(__u8 *)w << 8))
+#undef RSP_COPY_REST
 #ifdef KERB_HOOK_TC
-	if (len && bpf_skb_store_bytes(r->pkt->ctx, r->payload, from->data, rsp_blurred(len - 1) + 1, BPF_F_RECOMPUTE_CSUM))
+	if (len && bpf_skb_store_bytes(ctx, at, from->data, rsp_blurred(len - 1) + 1, BPF_F_RECOMPUTE_CSUM))
 		return -1;
-	kerb_reload(r->pkt);
 #endif
-	r->sum = sum;
-	return 0;
+	return kerb_fold(sum);
+}
+
+/* Copies the reply from the scratch buffer into the packet, and sums it into r->sum. */
+static __always_inline int rsp_copy(struct rsp_request *r)
+{
+	int sum = rsp_copy_frame(r->pkt->ctx, r->payload, r->reply_len);
+
+	kerb_reload(r->pkt);
+	r->sum = (__u32)sum;
+	return sum < 0 ? -1 : 0;
 }
 
 /* The IP header anew: no options, own TTL, nothing of the request's type of service, and nothing to be fragmented. Ends

@@ -21,6 +21,7 @@ static __always_inline void blur(struct kerb_pkt *pkt, __u64 zero)
 	pkt->family ^= zero;
 	pkt->proto ^= zero;
 	pkt->flags ^= zero;
+	pkt->l4_len ^= zero;
 	pkt->outcome ^= zero;
 	kerb_reload(pkt);
 }
@@ -55,7 +56,8 @@ static __always_inline int options_harmless(const struct kerb_pkt *pkt)
 	if (rsp_blurred(pkt->l3) != ETH_HLEN)
 		return 0;
 #endif
-	return pkt->family == 4 ? rsp_ip4_options_harmless(pkt) : rsp_ip6_extensions_harmless(pkt);
+	return pkt->family == 4 ? rsp_ip4_options_harmless(pkt->ctx, pkt->l3, pkt->l4)
+				: rsp_ip6_extensions_harmless(pkt->ctx, pkt->l3, pkt->l4);
 }
 
 static __always_inline int is_group(const struct ethhdr *eth)
