@@ -58,8 +58,8 @@ lint: ## formatting, go vet, shell syntax
 test: setup bpf lint ## set up, compile, lint, and run every test as root
 	$(ROOT_GO) test -p 1 -timeout 15m ./...
 
-test-kernels: setup bpf ## the kernel tests on 5.10, 6.1, 6.1-rt, 6.12 and the newest kernel, emulated; or KERNELS=6.1,6.12
-	go run ./test/kernels $(if $(KERNELS),-kernels $(KERNELS))
+test-kernels: setup bpf ## the kernel tests on 5.10, 6.1, 6.1-rt, 6.12 and the newest kernel, emulated; or KERNELS= PKGS= RUN=
+	go run ./test/kernels $(if $(KERNELS),-kernels $(KERNELS)) $(if $(PKGS),-pkgs '$(PKGS)') $(if $(RUN),-run '$(RUN)')
 
 demo: demo-build ## set up, build, and watch modules at work on three services; KEEP=1 stays up
 	@$(SUDO) ./kerb demo $(if $(filter-out 0,$(KEEP)),--keep)

@@ -38,6 +38,7 @@ const (
 // Requests on each thread of the published experiment, and of the one until the first loss.
 const (
 	publishedRequests = 10_000
+	publishedLongest  = 15 * time.Second // of one round: a machine that is busy takes minutes
 	lossRequests      = 100
 	lossStep          = 20 // threads
 )
@@ -96,6 +97,9 @@ func rtt(a answerTo) []bench.Sample {
 func (e *experiment) measurePublished(c *contender, threads int) ([]bench.Sample, error) {
 	var a answerTo
 	err := c.serving(c.variant, func() (err error) { a, err = e.ask(c, "ask", threads, publishedRequests); return err })
+	if want := uint64(threads) * publishedRequests; err == nil && a.Sent < want {
+		e.run.Note("published/%d, %s: fewer than %d requests, as there were no more in %v", threads, c.config, want, publishedLongest)
+	}
 	samples := rtt(a)
 	for _, q := range []struct {
 		stat  string
@@ -108,7 +112,11 @@ func (e *experiment) measurePublished(c *contender, threads int) ([]bench.Sample
 
 // ask voids the run if an answer is wrong or missing: no more requests are under way than there are threads.
 func (e *experiment) ask(c *contender, mode string, threads, requests int) (answerTo, error) {
-	a, err := c.client(mode, threads, e.lengths.ask, float64(requests))
+	length := e.lengths.ask
+	if requests > 0 {
+		length = publishedLongest
+	}
+	a, err := c.client(mode, threads, length, float64(requests))
 	e.check(c, a)
 	if a.lost() > 0 {
 		e.run.Unsound("%s lost %d of %d requests of %d threads that wait for their answers", c.config, a.lost(), a.Sent, threads)
@@ -130,7 +138,7 @@ func (e *experiment) measureUntilLoss(c *contender, most int) ([]bench.Sample, e
 	good := 0
 	err := c.serving(c.variant, func() error {
 		for threads := lossStep; threads <= most; threads += lossStep {
-			a, err := c.client("ask", threads, 0, lossRequests)
+			a, err := c.client("ask", threads, publishedLongest, lossRequests)
 			e.check(c, a)
 			if err != nil || a.lost() > 0 {
 				return err
@@ -176,13 +184,11 @@ func (e *experiment) lossfreeRate(c *contender, flows int) (best float64, err er
 		if err != nil {
 			return 0, err
 		}
-		if lost {
+		best = max(best, reached)
+		if lost || reached < 0.9*rate { // the client could not do more, for now or at all
 			high = rate
-			continue
-		}
-		low, best = rate, max(best, reached)
-		if reached < 0.9*rate { // more the client cannot do
-			break
+		} else {
+			low = rate
 		}
 	}
 	return best, nil

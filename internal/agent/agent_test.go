@@ -22,6 +22,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
@@ -237,6 +238,40 @@ func TestHookAuto(t *testing.T) {
 			t.Errorf("%v: %s for a service", hooks, got)
 		}
 	}
+}
+
+// A module is told of the addresses that an interface has, and of those that it gets later; the responder has them answered.
+func TestAddressesOfInterfaces(t *testing.T) {
+	n := newNode(t)
+	sign := module("sign", "responder", "", map[string]any{"listeners": []any{map[string]any{"app": "echo", "port": 7000}}})
+	sign.Spec.Attach.Interfaces = []string{n.web.Outer()}
+	n.apply(t, nil, sign)
+	if _, on := n.chainsOn(t, n.web)["xdp"]; !on {
+		t.Errorf("hook auto is not XDP: %v", n.chainsOn(t, n.web))
+	}
+	nic, err := netlink.LinkByName(n.web.Outer())
+	if err != nil {
+		t.Fatal(err)
+	}
+	address, err := netlink.ParseAddr("192.0.2.9/24")
+	if err != nil {
+		t.Fatal(err)
+	}
+	kind := func() (kind uint32) {
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		key := append(binary.NativeEndian.AppendUint32(nil, uint32(n.web.OuterIndex())), address.IP.To4()...)
+		_ = n.live["sign"].maps["local4"].Lookup(key, &kind) // 0: not known
+		return kind
+	}
+	if err := netlink.AddrAdd(nic, address); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the new address is answered", func() bool { return kind() == 1 })
+	if err := netlink.AddrDel(nic, address); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the old address is not answered", func() bool { return kind() == 0 })
 }
 
 // A restarted agent adopts the chains: the same programs, nothing done.

@@ -59,8 +59,9 @@ type part struct {
 	instrs      asm.Instructions
 }
 
-// linker joins the code of a chain. Every function becomes static: the verifier then checks it in the caller's context,
-// and packet pointers in the context, which is on the entry's stack, stay known from module to module.
+// linker joins the code of a chain. Functions become static: the verifier then checks them in the caller's context, and packet
+// pointers in the context, which is on the entry's stack, stay known from module to module. Only what stands alone stays
+// global.
 type linker struct {
 	spec    ChainSpec
 	object  *ebpf.CollectionSpec // chain.bpf.c

@@ -69,6 +69,24 @@ func call(s http.Handler, method, path, body string, header ...string) response 
 	return response{w}
 }
 
+// A module's stream that ends before its time ends the connection, and is nothing to log.
+func TestBrokenStream(t *testing.T) {
+	st, err := store.Open(filepath.Join(t.TempDir(), "state.db"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { st.Close() })
+	var log strings.Builder
+	s := server.New(servertest.New(st), slog.New(slog.NewTextHandler(&log, nil)))
+	call(s, "POST", "/v1/apply", counter)
+	defer func() {
+		if got := recover(); got != http.ErrAbortHandler || strings.Contains(log.String(), "panic") {
+			t.Errorf("%v, log %s", got, log.String())
+		}
+	}()
+	call(s, "GET", "/v1/modules/count/broken", "")
+}
+
 func TestResourceLifetime(t *testing.T) {
 	s := newServer(t)
 	for _, step := range []struct {

@@ -8,8 +8,9 @@ import (
 	"github.com/kerb-edge/kerb/internal/dataplane"
 )
 
-// The verifier's work bounds how many modules fit into one program with the proxy (1,000,000 in all).
-const maxVerified = 400000
+// The verifier's work bounds how many modules fit into one program with the proxy (1,000,000 in all). Linux 6.18
+// needs 60,000 instructions, 6.1 needs 100,000.
+const maxVerified = 150000
 
 func TestVerifies(t *testing.T) {
 	needRoot(t)

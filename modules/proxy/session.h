@@ -5,7 +5,7 @@
 
 #include "choose.h"
 
-#define PX_PORT_TRIES 2 /* the verifier pays for each; the next packet tries again */
+#define PX_PORT_TRIES 8
 #define PX_PORT_FIRST 49152 /* ports that are nobody's (RFC 6335, 6) */
 #define PX_PORT_MASK  16383
 
@@ -130,7 +130,7 @@ static __always_inline int px_put_reverse(struct px_work *w, __u32 local)
 {
 	for (int i = 0; i < PX_PORT_TRIES; i++) {
 		struct px_session *there;
-		long rc;
+		int rc; /* before Linux 6.4 the upper half of the register is not set */
 
 		px_pair_key(&w->flow, &w->made, &w->pair);
 		px_pair_entry(&w->flow, &w->made, &w->mirror, local);

@@ -144,7 +144,7 @@ struct asker {
 
 static pthread_barrier_t start;
 static int64_t deadline_ns;
-static uint64_t requests; /* 0: until the deadline */
+static uint64_t requests; /* of each thread; 0: until the deadline, which may be 0 otherwise */
 
 static void say(int fd, uint32_t op)
 {
@@ -202,7 +202,7 @@ static void *run_asker(void *arg)
 	ask_once(fd, a, false); /* neighbour, route, caches */
 	pthread_barrier_wait(&start);
 	a->totals.begin = now();
-	while (losses < MOST_LOSSES && (requests ? a->totals.sent < requests : now() - a->totals.begin < deadline_ns)) {
+	while (losses < MOST_LOSSES && (!requests || a->totals.sent < requests) && (!deadline_ns || now() - a->totals.begin < deadline_ns)) {
 		a->totals.sent++;
 		if (ask_once(fd, a, true)) {
 			losses++;

@@ -248,6 +248,9 @@ func (f *Fake) ServeModule(w http.ResponseWriter, r *http.Request, name string) 
 	if _, err := f.Module(r.Context(), name); err != nil {
 		return err
 	}
+	if r.URL.Path == "/broken" { // as of a stream that ends before its time
+		panic(http.ErrAbortHandler)
+	}
 	w.Header().Set("Content-Type", "application/json")
 	fmt.Fprintf(w, `[{"module":%q,"path":%q}]`+"\n", name, r.URL.Path)
 	return nil
