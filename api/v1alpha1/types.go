@@ -41,7 +41,7 @@ type ModuleSpec struct {
 	Package       string         `json:"package" minLength:"1" doc:"Name of a built-in package, the absolute path of a package directory, or the reference of a pulled package"`
 	Config        map[string]any `json:"config,omitempty" doc:"Configuration, checked against the schema in the package's manifest"`
 	Attach        Attach         `json:"attach" doc:"Where instances of the module go"`
-	Hook          Hook           `json:"hook,omitempty" enum:"auto,xdp,tc" default:"auto" doc:"Kernel hook; auto takes TC for services and XDP for interfaces, as far as the package allows"`
+	Hook          Hook           `json:"hook,omitempty" enum:"auto,xdp,tc" default:"auto" doc:"Kernel hook; auto takes TC for services, and for interfaces the one that the package names first"`
 	Order         Order          `json:"order,omitempty" doc:"Place in the chain"`
 	FailurePolicy FailurePolicy  `json:"failurePolicy,omitempty" enum:"open,closed" doc:"What happens to packets when the module cannot decide; default is the package's"`
 	Budget        Budget         `json:"budget,omitempty" doc:"Limits that the module must keep; default is the package's"`

@@ -14,6 +14,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -28,6 +29,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/fault"
 	"github.com/kerb-edge/kerb/internal/netlab"
+	"github.com/kerb-edge/kerb/internal/pkgs"
 	"github.com/kerb-edge/kerb/internal/server"
 	"github.com/kerb-edge/kerb/internal/service"
 )
@@ -221,6 +223,19 @@ func TestKeepUnknown(t *testing.T) {
 	a.keepUnknown(now)
 	if len(now["lost"].Links) != 1 || now["lost"].Err == nil || len(now["gone"].Links) != 0 || len(now["new"].Links) != 0 {
 		t.Errorf("%+v", now)
+	}
+}
+
+// auto means TC for services, and for interfaces what the package names first.
+func TestHookAuto(t *testing.T) {
+	for _, hooks := range [][]string{{"xdp", "tc"}, {"tc", "xdp"}, {"xdp"}, {"tc"}} {
+		d := &deployment{pkg: &pkgs.Package{Manifest: pkgs.Manifest{Hooks: hooks}}}
+		if got := d.hook(false); string(got) != hooks[0] {
+			t.Errorf("%v: %s on an interface", hooks, got)
+		}
+		if got := d.hook(true); slices.Contains(hooks, "tc") != (got == dataplane.TC) {
+			t.Errorf("%v: %s for a service", hooks, got)
+		}
 	}
 }
 

@@ -270,7 +270,7 @@ func (d *deployment) failClosed() bool {
 }
 
 // hook chooses where the module runs on an attach point. Services carry TCP, whose large packets native XDP on a veth
-// would take apart, so that auto means TC for them; on interfaces of the node the package's own preference counts.
+// would take apart, so that auto means TC for them; on interfaces of the node it is the hook that the package names first.
 func (d *deployment) hook(isService bool) dataplane.Hook {
 	if d.err != nil {
 		return dataplane.TC

@@ -4,8 +4,8 @@ package agent
 
 import (
 	"maps"
-	"net"
 	"net/http"
+	"net/netip"
 	"slices"
 
 	"github.com/kerb-edge/kerb/internal/control"
@@ -120,34 +120,22 @@ func sdkInstance(place placement, ingress []string) sdk.Instance {
 	l := place.link
 	i := sdk.Instance{Service: place.service, Interface: l.Name, Ifindex: uint32(l.Ifindex), MTU: l.MTU, Ingress: ingress}
 	if place.service == "" {
-		i.MAC, i.Addresses = l.MAC.String(), ownAddresses(l.Ifindex)
+		i.MAC, i.Addresses = l.MAC.String(), texts(l.Addresses)
 		return i
 	}
 	i.MAC = l.PeerMAC.String()
 	if l.PeerMTU > 0 {
 		i.MTU = min(l.MTU, l.PeerMTU)
 	}
-	for _, p := range l.PeerAddresses {
-		i.Addresses = append(i.Addresses, p.String())
-	}
+	i.Addresses = texts(l.PeerAddresses)
 	return i
 }
 
-// ownAddresses are those of an interface of the node, with prefix length; none if it has just gone.
-func ownAddresses(ifindex int) (out []string) {
-	nic, err := net.InterfaceByIndex(ifindex)
-	if err != nil {
-		return nil
+func texts(prefixes []netip.Prefix) (out []string) {
+	for _, p := range prefixes {
+		out = append(out, p.String())
 	}
-	addrs, err := nic.Addrs()
-	if err != nil {
-		return nil
-	}
-	for _, a := range addrs {
-		out = append(out, a.String())
-	}
-	slices.Sort(out)
-	return out
+	return
 }
 
 // ingress are the modules on TC that packets to a service, or into the node, meet at an interface.
@@ -167,7 +155,11 @@ func ingress(placements map[dataplane.Point]placement, ifindex int, isService bo
 func (a *Agent) ServeModule(w http.ResponseWriter, r *http.Request, name string) error {
 	a.mu.Lock()
 	l := a.live[name]
+	_, exists := a.desired.Modules[name]
 	a.mu.Unlock()
+	if l == nil && exists {
+		return &fault.Unavailable{Reason: "module " + name + " does not run, or not yet: kerb module get " + name}
+	}
 	if l == nil {
 		return &fault.NotFound{Kind: "Module", Name: name}
 	}

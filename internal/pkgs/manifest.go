@@ -129,7 +129,6 @@ func decodeManifest(tree map[string]any) (*Manifest, error) {
 	if m.DataPlane == "" {
 		m.DataPlane = m.Name + ".bpf.c"
 	}
-	slices.Sort(m.Hooks)
 	return &m, nil
 }
 

@@ -26,7 +26,7 @@ func TestManifestDefaults(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := &Manifest{Name: "sample", Version: "1.2.3", License: "GPL-2.0-only", Contract: 1, DataPlane: "sample.bpf.c",
-		Hooks: []string{"tc", "xdp"}, FailurePolicy: "open"}
+		Hooks: []string{"xdp", "tc"}, FailurePolicy: "open"}
 	if diff := cmp.Diff(want, m); diff != "" {
 		t.Errorf("want - have +\n%s", diff)
 	}

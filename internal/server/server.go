@@ -154,6 +154,9 @@ func (s *Server) recover(w http.ResponseWriter, r *http.Request) {
 	if reason == nil {
 		return
 	}
+	if reason == http.ErrAbortHandler { // a module's stream ended with its reader: nothing to tell of
+		panic(reason)
+	}
 	s.log.Error("panic in a request", "method", r.Method, "path", r.URL.Path, "panic", reason, "stack", string(debug.Stack()))
 	writeProblem(w, fmt.Errorf("internal error; the agent's log has the details: %v", reason))
 }

@@ -23,7 +23,7 @@ const receiveBuffer = 4 << 20
 
 // news is what happened since the last wait.
 type news struct {
-	node  bool           // links of the node, processes, services: rescan
+	node  bool           // links and addresses of the node, processes, services: rescan
 	mount bool           // file systems, and with them namespaces, came or went
 	lost  bool           // events were lost: nothing known is certain
 	peers map[int32]bool // ids of other namespaces whose links or addresses changed
@@ -182,16 +182,18 @@ func (e *events) readNetlink(all *news) {
 }
 
 // add sorts messages: what matters of our own namespace is its links (bridge
-// ports announce themselves a second time), of others all of it.
+// ports announce themselves a second time) and addresses, of others all of it.
 func (n *news) add(msgs []syscall.NetlinkMessage, nsid int32) {
 	if nsid != noNSID {
 		n.peers[nsid] = true
 		return
 	}
 	for _, m := range msgs {
-		link := m.Header.Type == unix.RTM_NEWLINK || m.Header.Type == unix.RTM_DELLINK
-		if link && len(m.Data) > 0 && m.Data[0] == unix.AF_UNSPEC {
+		switch m.Header.Type {
+		case unix.RTM_NEWADDR, unix.RTM_DELADDR:
 			n.node = true
+		case unix.RTM_NEWLINK, unix.RTM_DELLINK:
+			n.node = n.node || len(m.Data) > 0 && m.Data[0] == unix.AF_UNSPEC
 		}
 	}
 }

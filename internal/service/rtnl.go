@@ -146,11 +146,13 @@ func number(value []byte) uint32 {
 	return nl.NativeEndian().Uint32(value)
 }
 
-// addresses dumps the addresses of a peer namespace.
+// addresses dumps the addresses of a peer namespace, or of our own for noNSID.
 func (c *conn) addresses(nsid int32) ([]rawAddr, error) {
-	msgs, err := c.execute(unix.RTM_GETADDR, unix.NLM_F_DUMP, unix.RTM_NEWADDR,
-		&nl.IfAddrmsg{IfAddrmsg: unix.IfAddrmsg{Family: unix.AF_UNSPEC}},
-		nl.NewRtAttr(ifaTargetNetnsid, nl.Uint32Attr(uint32(nsid))))
+	data := []nl.NetlinkRequestData{&nl.IfAddrmsg{IfAddrmsg: unix.IfAddrmsg{Family: unix.AF_UNSPEC}}}
+	if nsid != noNSID {
+		data = append(data, nl.NewRtAttr(ifaTargetNetnsid, nl.Uint32Attr(uint32(nsid))))
+	}
+	msgs, err := c.execute(unix.RTM_GETADDR, unix.NLM_F_DUMP, unix.RTM_NEWADDR, data...)
 	if err != nil {
 		return nil, fmt.Errorf("list addresses: %w", err)
 	}

@@ -25,8 +25,9 @@ type scanner struct {
 
 	byName map[string]rawLink
 	byNSID map[int32][]rawLink // veths whose peer is in another namespace, by ifindex
-	inside map[int32]inside    // what is known of peer namespaces
-	paths  map[string]nsKey    // what was at the paths of services; zero if nothing
+	addrs  []rawAddr
+	inside map[int32]inside // what is known of peer namespaces
+	paths  map[string]nsKey // what was at the paths of services; zero if nothing
 }
 
 // inside is what a peer namespace holds. It is kept while the host-side links
@@ -52,10 +53,13 @@ func openScanner() (*scanner, error) {
 
 func (s *scanner) close() { s.conn.close() }
 
-// refresh takes a new dump of the node's links.
+// refresh takes a new dump of the node's links and addresses.
 func (s *scanner) refresh() error {
 	links, err := s.conn.links(noNSID)
 	if err != nil {
+		return err
+	}
+	if s.addrs, err = s.conn.addresses(noNSID); err != nil {
 		return err
 	}
 	slices.SortFunc(links, func(a, b rawLink) int { return cmp.Compare(a.Ifindex, b.Ifindex) })
@@ -69,6 +73,16 @@ func (s *scanner) refresh() error {
 		}
 	}
 	return nil
+}
+
+func addressesOf(all []rawAddr, ifindex int) (out []netip.Prefix) {
+	for _, a := range all {
+		if a.ifindex == ifindex {
+			out = append(out, a.prefix)
+		}
+	}
+	slices.SortFunc(out, netip.Prefix.Compare)
+	return
 }
 
 // moved tells whether something else is now at a service's path. An inode that
@@ -86,6 +100,7 @@ func (s *scanner) moved() bool {
 func (s *scanner) interfaces() map[string]Link {
 	all := make(map[string]Link, len(s.byName))
 	for name, l := range s.byName {
+		l.Addresses = addressesOf(s.addrs, l.Ifindex)
 		all[name] = l.Link
 	}
 	return all

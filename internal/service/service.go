@@ -51,6 +51,8 @@ type Link struct {
 	Peer    string           // name of the other end inside the service; empty if unknown
 	MTU     int              // bytes
 	MAC     net.HardwareAddr // of this end
+	// Addresses of this end, sorted; only HostInterfaces tells them.
+	Addresses []netip.Prefix
 
 	// What follows is about the other end, and zero if that is unknown.
 	PeerIndex     int

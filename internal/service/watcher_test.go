@@ -126,13 +126,21 @@ func TestWatchInside(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		addr, _ := netlink.ParseAddr(extra.String())
-		return errors.Join(netlink.AddrAdd(l, addr), netlink.LinkSetDown(l), netlink.LinkSetName(l, "wan"))
+		return errors.Join(addAddress(h.Interface(), extra), netlink.LinkSetDown(l), netlink.LinkSetName(l, "wan"))
 	})
 	eventually(t, func() bool {
 		s := w.States()["in"]
 		return slices.Contains(s.Addresses, extra) && s.Links[0].Peer == "wan"
 	})
+}
+
+func addAddress(nic string, p netip.Prefix) error {
+	l, err := netlink.LinkByName(nic)
+	if err != nil {
+		return err
+	}
+	addr, err := netlink.ParseAddr(p.String())
+	return errors.Join(err, netlink.AddrAdd(l, addr))
 }
 
 func TestWatchHostInterfaces(t *testing.T) {
@@ -150,6 +158,12 @@ func TestWatchHostInterfaces(t *testing.T) {
 	})
 	eventually(t, func() bool { return w.HostInterfaces()["ksvnic"].MTU == 1280 && calls.Load() > before })
 	eventually(t, found(w, "nic", 1))
+	own := netip.MustParsePrefix("192.0.2.9/24")
+	before = calls.Load()
+	within(t, lab.Node(), func() error { return addAddress("ksvnic", own) })
+	eventually(t, func() bool {
+		return slices.Contains(w.HostInterfaces()["ksvnic"].Addresses, own) && calls.Load() > before
+	})
 	within(t, lab.Node(), func() error { return linkDel("ksvnic") })
 	eventually(t, failed(w, "nic", ErrInterfaceGone))
 }

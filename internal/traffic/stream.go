@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -51,7 +52,7 @@ type Account struct {
 // Stream sends numbered packets from one host to a port of another while
 // during runs, and accounts for each.
 func Stream(from, to *netlab.Host, port uint16, during func() error) (Account, error) {
-	s := &stream{from: from, at: netip.AddrPortFrom(to.Addr4(), port), to: to}
+	s := &stream{from: from, at: netip.AddrPortFrom(to.Addr4(), port), to: to, flowing: make(chan struct{})}
 	if err := s.open(); err != nil {
 		return Account{}, errors.Join(err, s.close())
 	}
@@ -76,8 +77,9 @@ type stream struct {
 	at       netip.AddrPort
 	out, in  *Batch
 
-	stop     atomic.Bool // the sender
-	finished atomic.Bool // the sender has
+	flowing  chan struct{} // closed with the first packets sent
+	stop     atomic.Bool   // the sender
+	finished atomic.Bool   // the sender has
 	probes   uint64
 	sent     uint64
 	took     time.Duration
@@ -134,11 +136,12 @@ func (s *stream) losses() (l Losses, err error) {
 	return l, err
 }
 
-// run keeps the sender on the first CPU and the receiver on the second.
+// run keeps the sender on the first CPU and the receiver on the second. Nothing begins before packets flow.
 func (s *stream) run(during func() error) error {
 	sender, receiver := make(chan error, 1), make(chan error, 1)
 	go func() { receiver <- Pinned(1, func() error { return Urgent(s.receive) }) }()
 	go func() { sender <- Pinned(0, func() error { return Urgent(s.send) }) }()
+	<-s.flowing
 	err := during()
 	s.stop.Store(true)
 	err = errors.Join(err, <-sender)
@@ -149,6 +152,8 @@ func (s *stream) run(during func() error) error {
 func (s *stream) send() error {
 	start := time.Now()
 	defer func() { s.took = time.Since(start) }()
+	flow := sync.OnceFunc(func() { close(s.flowing) })
+	defer flow()
 	pacer := NewPacer(time.Second * sendBatch / paceRate)
 	for !s.stop.Load() {
 		for i := range sendBatch {
@@ -159,6 +164,7 @@ func (s *stream) send() error {
 			return fmt.Errorf("send: %w", err)
 		}
 		s.sent += uint64(n)
+		flow()
 		pacer.Wait()
 	}
 	return nil

@@ -149,7 +149,8 @@ func (p *Pair) Throughput(duration time.Duration) (float64, error) {
 	return rate, errors.Join(err, <-sender)
 }
 
-var errStarved = errors.New("the stream made no progress while it was measured")
+// ErrStarved is wrapped when the machine was too busy for a figure.
+var ErrStarved = errors.New("the stream made no progress while it was measured")
 
 // stream writes until end, then closes its direction.
 func (p *Pair) stream(end time.Time) error {
@@ -176,7 +177,7 @@ func (p *Pair) sink() (bitsPerSecond float64, err error) {
 			return 0, fmt.Errorf("sink: %w", err)
 		}
 		if n == 0 && sum == 0 {
-			return 0, fmt.Errorf("sink: %w", errStarved)
+			return 0, fmt.Errorf("sink: %w", ErrStarved)
 		}
 		if n == 0 {
 			return 8 * float64(sum) / last.Sub(start).Seconds(), nil

@@ -127,7 +127,7 @@ func TestTCP(t *testing.T) {
 			t.Fatal(err)
 		}
 		rate, err := pair.Throughput(time.Second)
-		if errors.Is(err, errStarved) { // another real-time thread had the CPU
+		if errors.Is(err, ErrStarved) { // another real-time thread had the CPU
 			continue
 		}
 		if err != nil || rate <= 0 {

@@ -102,10 +102,13 @@ func load(t testing.TB, side dataplane.Side, change func(*dataplane.Module)) *co
 	}}}
 }
 
-func run(t testing.TB, p *ebpf.Program, frame []byte, repeat uint32) {
+// run passes a frame through a program. One at a time: a run of several that a signal interrupts begins anew.
+func run(t *testing.T, p *ebpf.Program, frame []byte, times int) {
 	t.Helper()
-	if _, err := p.Run(&ebpf.RunOptions{Data: frame, Repeat: repeat}); err != nil {
-		t.Fatal(err)
+	for range times {
+		if _, err := p.Run(&ebpf.RunOptions{Data: frame, Repeat: 1}); err != nil {
+			t.Fatal(err)
+		}
 	}
 }
 
@@ -337,7 +340,9 @@ func BenchmarkCount(b *testing.B) {
 			best := time.Duration(math.MaxInt64)
 			for range b.N {
 				start := time.Now()
-				run(b, c.egress, ip4(6, 20), repeat)
+				if _, err := c.egress.Run(&ebpf.RunOptions{Data: ip4(6, 20), Repeat: repeat}); err != nil {
+					b.Fatal(err)
+				}
 				best = min(best, time.Since(start))
 			}
 			b.ReportMetric(float64(best.Nanoseconds())/repeat, "ns/packet")

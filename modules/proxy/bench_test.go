@@ -48,7 +48,7 @@ func swing(k *kernel, p packet, other string, flags uint8) {
 		} else if f == back {
 			to = there.Dst
 		}
-		s := session{Addr: to, SPort: f.SPort, DPort: f.DPort, Instance: in, Generation: 2, Other: testIfindex, Local: 1, Flags: flags, State: stateAnswered}
+		s := session{Addr: to, SPort: f.SPort, DPort: f.DPort, Instance: in, Generation: 2, Other: testIfindex, Local: 1, Flags: flags | sessionFar, State: stateAnswered}
 		k.put(mapSessions, f, s)
 	}
 }

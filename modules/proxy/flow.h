@@ -30,9 +30,20 @@ enum px_kind {
 	PX_OTHER = 5,	/* a transport that is not translated */
 };
 
+/* What the parser found, and what became of the packet: the numbers of struct kerb_pkt. */
+struct px_head {
+	__u64 l3, l4;
+	__u32 ifindex, len, l4_len;
+	__u32 reason, to_ifindex, to_flags;
+	__u16 vlan;
+	__u8 family, proto, flags, outcome;
+	__u16 zero;
+};
+
 /* Working memory of the uncommon packets, which would not fit the stack. What is read from a map is unknown to the
  * verifier: it follows the code behind once, and not once for each way through the code before. */
 struct px_work {
+	struct px_head head;
 	struct px_flow flow; /* of the packet */
 	struct px_flow pair; /* of the session's other entry */
 	struct px_session made, mirror;

@@ -179,20 +179,11 @@ static __always_inline int conclude(struct kerb_pkt *pkt, struct px_work *w, __u
 	return refuse(pkt, w, px_unknown_to_verifier(w->step));
 }
 
-/* All packets but those of settled sessions. */
-static __noinline int attend(struct kerb_pkt *pkt, __u32 hook)
+/* Everything that does not touch the packet, from what is in the work to a step. */
+static __always_inline void decide(struct px_work *w, __u32 hook)
 {
-	struct px_work *w = px_work();
-	struct px_session *s;
+	struct px_session *s = bpf_map_lookup_elem(&sessions, &w->flow);
 
-	if (!w)
-		return KERB_NEXT;
-	kerb_forget(pkt);
-	w->kind = read_packet(pkt, w, hook);
-	kerb_forget(pkt);
-	if (px_unknown_to_verifier(w->kind) == PX_NOTHING)
-		return KERB_NEXT;
-	s = bpf_map_lookup_elem(&sessions, &w->flow);
 	w->step = PX_ANEW;
 	if (s)
 		px_attend(w, s);
@@ -200,25 +191,83 @@ static __noinline int attend(struct kerb_pkt *pkt, __u32 hook)
 		w->step = hook == PX_EGRESS ? begin(w) : PX_PASS;
 	if (px_unknown_to_verifier(w->step) == PX_ENROL)
 		w->step = px_enrol(w);
+}
+
+static __always_inline int attend(struct kerb_pkt *pkt, struct px_work *w, __u32 hook)
+{
+	w->kind = read_packet(pkt, w, hook);
+	kerb_forget(pkt);
+	if (px_unknown_to_verifier(w->kind) == PX_NOTHING)
+		return KERB_NEXT;
+	decide(w, hook);
 	if (px_unknown_to_verifier(w->step) == PX_GO)
 		return go(pkt, w, hook);
 	return conclude(pkt, w, px_unknown_to_verifier(w->step));
 }
 
-/* A packet of a settled session. Returns -1 if it is none. */
+/* All packets but the common ones. A global function: the verifier looks at it by itself, and so once. It takes nothing but
+ * the context and numbers; what the parser found is in the work. */
+__noinline int px_uncommon(kerb_ctx *ctx, __u32 hook)
+{
+	struct px_work *w = px_work();
+	struct kerb_pkt pkt;
+	int verdict;
+
+	if (!w)
+		return KERB_NEXT;
+	pkt = (struct kerb_pkt){.ctx = ctx, .l3 = w->head.l3, .l4 = w->head.l4, .ifindex = w->head.ifindex, .len = w->head.len,
+				.vlan = w->head.vlan, .family = w->head.family, .proto = w->head.proto, .flags = w->head.flags,
+				.outcome = w->head.outcome, .l4_len = w->head.l4_len};
+	kerb_reload(&pkt);
+	verdict = attend(&pkt, w, hook);
+	w->head.reason = pkt.reason;
+	w->head.to_ifindex = pkt.to_ifindex;
+	w->head.to_flags = pkt.to_flags;
+	return verdict;
+}
+
+/* Takes the packet there, and what became of it back. */
+static __always_inline int uncommon(struct kerb_pkt *pkt, __u32 hook)
+{
+	struct px_work *w = px_work();
+	int verdict;
+
+	if (!w)
+		return KERB_NEXT;
+	w->head = (struct px_head){.l3 = pkt->l3, .l4 = pkt->l4, .ifindex = pkt->ifindex, .len = pkt->len, .l4_len = pkt->l4_len,
+				   .vlan = pkt->vlan, .family = pkt->family, .proto = pkt->proto, .flags = pkt->flags,
+				   .outcome = pkt->outcome};
+	verdict = px_uncommon(pkt->ctx, hook);
+	pkt->reason = w->head.reason;
+	pkt->to_ifindex = w->head.to_ifindex;
+	pkt->to_flags = w->head.to_flags;
+	return verdict;
+}
+
+/* Whether a packet from the service that has no session may begin one, or is to be asked about. */
+static __noinline int is_wanted(const struct px_flow *f)
+{
+	return bpf_map_lookup_elem(&vips, &f->dst) || px_is_virtual(&f->dst);
+}
+
+/* The packets that are common: of settled sessions, and those that the proxy has nothing to do with. Returns -1 for the rest. */
 static __always_inline int carry_on(struct kerb_pkt *pkt, __u32 hook)
 {
 	struct px_session *s;
 	struct px_flow flow;
 	int tcp, verdict;
 
+	if (pkt->outcome)
+		return KERB_NEXT;
 	if (!px_is_common(pkt))
 		return -1;
 	tcp = px_read_common(pkt, hook, &flow);
 	if (tcp < 0)
-		return -1;
+		return KERB_NEXT;
 	s = bpf_map_lookup_elem(&sessions, &flow);
-	if (!s || !is_settled(s, tcp))
+	if (!s)
+		return hook == PX_EGRESS && is_wanted(&flow) ? -1 : KERB_NEXT;
+	if (!is_settled(s, tcp))
 		return -1;
 	verdict = hook == PX_EGRESS ? px_hand_over(pkt, px_target(s)) : KERB_NEXT;
 	px_translate_common(pkt, s);
@@ -232,7 +281,7 @@ KERB_EGRESS(pkt)
 	kerb_forget(pkt);
 	verdict = carry_on(pkt, PX_EGRESS);
 	if (verdict < 0)
-		verdict = attend(pkt, PX_EGRESS);
+		verdict = uncommon(pkt, PX_EGRESS);
 
 	kerb_reload(pkt);
 	return verdict;
@@ -245,7 +294,7 @@ KERB_INGRESS(pkt)
 	kerb_forget(pkt);
 	verdict = carry_on(pkt, PX_INGRESS);
 	if (verdict < 0)
-		verdict = attend(pkt, PX_INGRESS);
+		verdict = uncommon(pkt, PX_INGRESS);
 
 	kerb_reload(pkt);
 	return verdict;

@@ -419,7 +419,7 @@ func TestConfigErrors(t *testing.T) {
 		`{"listeners": [{"app": "echo", "port": 1, "name": "a"}, {"app": "echo", "port": 2, "name": "a"}]}`: "listeners[1].name",
 		`{"listeners": [{"app": "echo", "port": 1, "addresses": ["224.0.0.1"]}]}`:                           "listeners[0].addresses",
 		`{"listeners": [{"app": "echo", "port": 1, "addresses": ["192.0.2.1", "192.0.2.1"]}]}`:              "listeners[0].addresses",
-		`{"listeners": [{"app": "echo", "port": 1, "mode": "kernel"}]}`:                                     "listeners[0].config",
+		`{"listeners": [{"app": "echo", "port": 1, "mode": "kernel"}]}`:                                     "listeners[0].mode",
 		`{"listeners": [{"app": "speedlimit", "port": 1, "mode": "fast"}]}`:                                 "listeners[0].mode",
 		`{"listeners": [{"app": "speedlimit", "port": 1, "recompute": "0s"}]}`:                              "listeners[0].recompute",
 		`{"listeners": [], "typo": 1}`:                                                                      "config",

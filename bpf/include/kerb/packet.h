@@ -42,6 +42,8 @@ static __always_inline void kerb_forget(struct kerb_pkt *pkt)
 	pkt->l3 += zero;
 	pkt->l4 += zero;
 	pkt->l4_len += zero;
+	pkt->eth_type += zero;
+	pkt->vlan += zero;
 	pkt->family += zero;
 	pkt->proto += zero;
 	pkt->flags += zero;

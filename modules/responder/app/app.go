@@ -9,7 +9,10 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"net/http"
+	"reflect"
+	"strings"
 
 	"github.com/kerb-edge/kerb/sdk"
 )
@@ -32,10 +35,35 @@ type Listener struct {
 func (l Listener) Decode(to any) error {
 	dec := json.NewDecoder(bytes.NewReader(l.Config))
 	dec.DisallowUnknownFields()
-	if err := dec.Decode(to); err != nil {
-		return &sdk.ConfigError{Field: "config", Reason: err.Error()}
+	return configError(dec.Decode(to))
+}
+
+// configError says what encoding/json found in terms of the config. An error of a property that reads itself stays as it is.
+func configError(err error) error {
+	var own *sdk.ConfigError
+	var wrong *json.UnmarshalTypeError
+	if err == nil || errors.As(err, &own) {
+		return err
 	}
-	return nil
+	if errors.As(err, &wrong) {
+		return &sdk.ConfigError{Field: wrong.Field, Reason: fmt.Sprintf("want %s, not %s", nameOf(wrong.Type.Kind()), wrong.Value)}
+	}
+	if name, ok := strings.CutPrefix(err.Error(), "json: unknown field "); ok {
+		return &sdk.ConfigError{Field: strings.Trim(name, `"`), Reason: "there is no such property"}
+	}
+	return &sdk.ConfigError{Field: "config", Reason: err.Error()}
+}
+
+func nameOf(k reflect.Kind) string {
+	switch k {
+	case reflect.Slice:
+		return "array"
+	case reflect.Struct, reflect.Map:
+		return "object"
+	case reflect.String, reflect.Bool:
+		return k.String()
+	}
+	return "number"
 }
 
 // Words is how many words of config the data plane has for a listener's application.

@@ -4,6 +4,7 @@ package coap
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"strconv"
 	"time"
@@ -33,7 +34,7 @@ type Config struct {
 
 // ResourceConfig is a path that is answered.
 type ResourceConfig struct {
-	Path          string    `json:"path"`
+	Path          *string   `json:"path"`
 	ContentFormat format    `json:"contentFormat"`
 	MaxAge        *duration `json:"maxAge"`
 	Value         *string   `json:"value"` // until another one is set
@@ -62,12 +63,15 @@ func (f *format) UnmarshalJSON(text []byte) error {
 	var name string
 	if json.Unmarshal(text, &name) != nil {
 		n, err := strconv.ParseUint(string(text), 10, 16)
+		if err != nil {
+			return &sdk.ConfigError{Field: "resources.contentFormat", Reason: fmt.Sprintf("%s is neither a name nor a number from 0 to 65535", text)}
+		}
 		*f = format(n) + 1
-		return err
+		return nil
 	}
 	n, known := formats[name]
 	if !known {
-		return fmt.Errorf("content format %q has no number here; give its number", name)
+		return &sdk.ConfigError{Field: "resources.contentFormat", Reason: fmt.Sprintf("%q has no number here; give its number", name)}
 	}
 	*f = format(n) + 1
 	return nil
@@ -77,12 +81,14 @@ type duration time.Duration
 
 func (d *duration) UnmarshalJSON(text []byte) error {
 	var s string
-	if err := json.Unmarshal(text, &s); err != nil {
-		return err
+	err := json.Unmarshal(text, &s)
+	if err == nil {
+		*(*time.Duration)(d), err = time.ParseDuration(s)
 	}
-	v, err := time.ParseDuration(s)
-	*d = duration(v)
-	return err
+	if err != nil {
+		return &sdk.ConfigError{Field: "resources.maxAge", Reason: fmt.Sprintf("%s is no interval such as 30s or 1h", text)}
+	}
+	return nil
 }
 
 // Resource of a listener.
@@ -130,13 +136,16 @@ func compile(in app.Listener) (*Listener, error) {
 }
 
 func (l *Listener) addResource(c *ResourceConfig) error {
-	segments, err := ParsePath(c.Path)
+	if c.Path == nil {
+		return errors.New("missing path")
+	}
+	segments, err := ParsePath(*c.Path)
 	if err != nil {
-		return fmt.Errorf("path %q: %w", c.Path, err)
+		return fmt.Errorf("path %q: %w", *c.Path, err)
 	}
 	r := &resource{path: encodePath(segments), name: formatPath(segments), format: int(c.ContentFormat) - 1}
 	if _, twice := l.byPath[string(r.path)]; twice {
-		return fmt.Errorf("path %q is there twice", c.Path)
+		return fmt.Errorf("path %q is there twice", *c.Path)
 	}
 	age := defaultMaxAge
 	if c.MaxAge != nil {

@@ -28,10 +28,14 @@ func TestConfigMistakes(t *testing.T) {
 		`{"resources": [{"path": "a", "maxAge": "1500ms"}]}`:                           "resources[0]",
 		`{"resources": [{"path": "a", "maxAge": "-1s"}]}`:                              "resources[0]",
 		`{"resources": [{"path": "a", "value": "` + strings.Repeat("x", 1025) + `"}]}`: "resources[0]",
-		`{"resources": [{"path": "a", "contentFormat": "application/none"}]}`:          "config",
-		`{"resources": [{"path": "a", "contentFormat": 65536}]}`:                       "config",
+		`{"resources": [{"path": "a", "contentFormat": "application/none"}]}`:          "resources.contentFormat",
+		`{"resources": [{"path": "a", "contentFormat": 65536}]}`:                       "resources.contentFormat",
 		`{"resources": [{"path": "a"}], "hosts": [""]}`:                                "hosts[0]",
-		`{"resources": [{"path": "a"}], "other": 1}`:                                   "config",
+		`{"resources": [{"path": "a"}], "other": 1}`:                                   "other",
+		`{"resources": [{}]}`:                                                          "resources[0]",
+		`{"resources": [{"path": 5}]}`:                                                 "resources.path",
+		`{"resources": [{"path": "a", "maxAge": 30}]}`:                                 "resources.maxAge",
+		`{"resources": {}}`:                                                            "resources",
 	} {
 		_, err := coap{}.Compile(app.Listener{Name: "coap", Port: port, Config: json.RawMessage(config)})
 		var wrong *sdk.ConfigError
