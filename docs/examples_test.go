@@ -84,7 +84,7 @@ func exampleFiles(t *testing.T, dir string) []string {
 			t.Fatal(err)
 		}
 	}
-	for _, document := range []string{"resources.md", "firewall.md"} {
+	for _, document := range []string{"resources.md", "firewall.md", "proxy.md"} {
 		for i, b := range blocks(t, document) {
 			if b.language != "yaml" {
 				continue

@@ -6,14 +6,12 @@ import (
 	"context"
 	"encoding/binary"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"math"
 	"time"
 
 	"github.com/cilium/ebpf"
 
-	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/bench"
 	"github.com/kerb-edge/kerb/internal/traffic"
 )
@@ -37,7 +35,7 @@ func (s *subject) eventRate(ctx context.Context, r *bench.Run) error {
 		return nil
 	}
 	module := s.load.modules[len(s.load.modules)-1].Metadata.Name
-	p, err := s.chainProgram()
+	p, err := s.Chain("ingress", 0)
 	if err != nil {
 		return err
 	}
@@ -178,24 +176,6 @@ func (o *offer) drain(before counts) (counts, error) {
 		c.read, err = o.readCount()
 	}
 	return c, err
-}
-
-// chainProgram opens the program on the way into the service.
-func (s *subject) chainProgram() (*ebpf.Program, error) {
-	body, err := s.Get("/v1/chains")
-	if err != nil {
-		return nil, err
-	}
-	var chains []v1.Chain
-	if err := json.Unmarshal(body, &chains); err != nil {
-		return nil, err
-	}
-	for _, c := range chains {
-		if c.Direction == "ingress" && len(c.Points) > 0 {
-			return ebpf.NewProgramFromID(ebpf.ProgramID(c.Program))
-		}
-	}
-	return nil, errors.New("the agent runs no chain on the way into the service")
 }
 
 // eventFrame is an IPv4 UDP packet to the watched port.

@@ -3,13 +3,11 @@
 package firewall
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 
 	"github.com/cilium/ebpf"
 
-	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/bench/internal/node"
 	"github.com/kerb-edge/kerb/internal/netlab"
 )
@@ -31,7 +29,7 @@ func openKerb(lab *netlab.Lab, service *netlab.Host, rules []Rule) (Firewall, er
 	if err := n.Apply(node.Service(service), node.Module("firewall", "firewall", "*", firewallConfig(rules))); err != nil {
 		return nil, errors.Join(err, k.Close())
 	}
-	if k.program, err = k.find(); err != nil {
+	if k.program, err = k.Chain("ingress", 0); err != nil {
 		return nil, errors.Join(err, k.Close())
 	}
 	return k, nil
@@ -52,24 +50,6 @@ func firewallConfig(rules []Rule) map[string]any {
 		"malformed":     "allow", // nftables' rules have no word on them either
 		"rules":         list,
 	}
-}
-
-// find opens the program on the way into the service.
-func (k *kerb) find() (*ebpf.Program, error) {
-	body, err := k.Get("/v1/chains")
-	if err != nil {
-		return nil, err
-	}
-	var chains []v1.Chain
-	if err := json.Unmarshal(body, &chains); err != nil {
-		return nil, err
-	}
-	for _, c := range chains {
-		if c.Direction == "ingress" && len(c.Points) > 0 {
-			return ebpf.NewProgramFromID(ebpf.ProgramID(c.Program))
-		}
-	}
-	return nil, errors.New("the agent runs no chain on the way into the service")
 }
 
 func (k *kerb) Program() *ebpf.Program { return k.program }

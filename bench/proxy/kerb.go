@@ -3,7 +3,6 @@
 package proxy
 
 import (
-	"encoding/json"
 	"errors"
 	"net/netip"
 	"time"
@@ -42,7 +41,7 @@ func (k *kerb) apply() (err error) {
 	if err != nil {
 		return err
 	}
-	k.program, err = k.find(g.client.OuterIndex())
+	k.program, err = k.Chain("egress", g.client.OuterIndex())
 	return err
 }
 
@@ -55,26 +54,6 @@ func virtualService(name string, virtual, instance netip.Addr) v1.VirtualService
 			Instances: []v1.VirtualInstance{{Name: name + "-0", Addresses: []string{instance.String()}}},
 		},
 	}
-}
-
-// find opens the program on the way from a service.
-func (k *kerb) find(ifindex int) (*ebpf.Program, error) {
-	body, err := k.Get("/v1/chains")
-	if err != nil {
-		return nil, err
-	}
-	var chains []v1.Chain
-	if err := json.Unmarshal(body, &chains); err != nil {
-		return nil, err
-	}
-	for _, c := range chains {
-		for _, p := range c.Points {
-			if c.Direction == "egress" && p.Ifindex == ifindex {
-				return ebpf.NewProgramFromID(ebpf.ProgramID(c.Program))
-			}
-		}
-	}
-	return nil, errors.New("the agent runs no chain on the way from the client")
 }
 
 func (k *kerb) Close() error {

@@ -295,6 +295,14 @@ func (d *deployment) covers(isService bool, side dataplane.Side, dir dataplane.D
 	return d.entries[side.Hook()][dir] && d.pkg.Directions.Has(isService, string(dir)) && !slices.Contains(d.module.Settings.Idle, string(dir))
 }
 
+// rank is that of its package; one that cannot be read has none.
+func (d *deployment) rank() int {
+	if d.pkg == nil {
+		return 0
+	}
+	return d.pkg.Rank
+}
+
 func (d *deployment) member() dataplane.Member {
 	return dataplane.Member{Name: d.module.Name, ID: d.module.ID, FailClosed: d.module.FailClosed}
 }

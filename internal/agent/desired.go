@@ -77,7 +77,7 @@ func (w world) order() ([]*deployment, error) {
 	for _, d := range w.modules {
 		resources = append(resources, d.resource)
 	}
-	sorted, err := plan.Order(resources)
+	sorted, err := plan.Order(resources, func(name string) int { return w.modules[name].rank() })
 	if err != nil {
 		return nil, err
 	}

@@ -36,6 +36,7 @@ type Manifest struct {
 	DataPlane     string         `json:"dataplane,omitempty"` // C source; <name>.bpf.c unless said
 	Hooks         []string       `json:"hooks"`
 	Directions    Directions     `json:"directions,omitzero"`
+	Rank          int            `json:"rank,omitempty"`          // place in chains among modules of the same priority: lower first
 	Frags         bool           `json:"frags,omitempty"`         // copes with XDP packets in several buffers
 	FailurePolicy string         `json:"failurePolicy,omitempty"` // open or closed
 	Maps          MapRoles       `json:"maps,omitzero"`

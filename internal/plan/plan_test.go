@@ -94,23 +94,26 @@ func TestOrder(t *testing.T) {
 	m := func(name string, priority int, before, after []string) v1.Module {
 		return v1.Module{Metadata: v1.ObjectMeta{Name: name}, Spec: v1.ModuleSpec{Order: v1.Order{Priority: priority, Before: before, After: after}}}
 	}
+	rank := func(name string) int { return map[string]int{"handsOver": 50}[name] }
 	for name, c := range map[string]struct {
 		in  []v1.Module
 		out []string
 	}{
-		"by name":        {[]v1.Module{m("b", 1, nil, nil), m("a", 1, nil, nil)}, []string{"a", "b"}},
-		"by priority":    {[]v1.Module{m("a", 2, nil, nil), m("b", 1, nil, nil)}, []string{"b", "a"}},
-		"before":         {[]v1.Module{m("a", 1, nil, nil), m("b", 9, []string{"a"}, nil)}, []string{"b", "a"}},
-		"after":          {[]v1.Module{m("a", 1, nil, []string{"b"}), m("b", 9, nil, nil), m("c", 5, nil, nil)}, []string{"c", "b", "a"}},
-		"unknown others": {[]v1.Module{m("a", 1, []string{"x"}, []string{"y"})}, []string{"a"}},
+		"by rank":                  {[]v1.Module{m("handsOver", 1, nil, nil), m("z", 1, nil, nil)}, []string{"z", "handsOver"}},
+		"by priority and not rank": {[]v1.Module{m("handsOver", 1, nil, nil), m("z", 2, nil, nil)}, []string{"handsOver", "z"}},
+		"by name":                  {[]v1.Module{m("b", 1, nil, nil), m("a", 1, nil, nil)}, []string{"a", "b"}},
+		"by priority":              {[]v1.Module{m("a", 2, nil, nil), m("b", 1, nil, nil)}, []string{"b", "a"}},
+		"before":                   {[]v1.Module{m("a", 1, nil, nil), m("b", 9, []string{"a"}, nil)}, []string{"b", "a"}},
+		"after":                    {[]v1.Module{m("a", 1, nil, []string{"b"}), m("b", 9, nil, nil), m("c", 5, nil, nil)}, []string{"c", "b", "a"}},
+		"unknown others":           {[]v1.Module{m("a", 1, []string{"x"}, []string{"y"})}, []string{"a"}},
 	} {
-		got, err := Order(c.in)
+		got, err := Order(c.in, rank)
 		if err != nil || !slices.Equal(moduleNames(got), c.out) {
 			t.Errorf("%s: %v (%v), want %v", name, moduleNames(got), err, c.out)
 		}
 	}
 	var cycle *CycleError
-	if _, err := Order([]v1.Module{m("a", 1, []string{"b"}, nil), m("b", 1, []string{"a"}, nil), m("c", 1, nil, nil)}); !errors.As(err, &cycle) || len(cycle.Modules) != 2 {
+	if _, err := Order([]v1.Module{m("a", 1, []string{"b"}, nil), m("b", 1, []string{"a"}, nil), m("c", 1, nil, nil)}, rank); !errors.As(err, &cycle) || len(cycle.Modules) != 2 {
 		t.Errorf("cycle: %v", err)
 	}
 }

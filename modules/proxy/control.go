@@ -58,8 +58,8 @@ func (p *Proxy) Settings() sdk.Settings {
 	return sdk.Settings{
 		Constants: map[string]any{"short_path": p.config.ShortPath},
 		MaxEntries: map[string]uint32{
-			mapSessions: 2 * t.Sessions, mapVIPs: t.Addresses, mapTurns: t.Addresses, mapPorts: t.Ports,
-			mapInstances: t.Instances + 1, mapOwners: t.Instances + 1, mapInstanceStats: t.Instances + 1, mapSlots: t.Slots, // index 0 is none
+			mapSessions: 2 * t.Sessions, mapVIPs: t.Addresses + maxNegative, mapPorts: t.Ports, mapSlots: t.Slots,
+			mapTurns: t.Addresses + 1, mapInstances: t.Instances + 1, mapOwners: t.Instances + 1, mapInstanceStats: t.Instances + 1, // index 0 is none
 		},
 	}
 }

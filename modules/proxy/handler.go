@@ -325,7 +325,7 @@ func (w *plane) stats() (*StatsReport, error) {
 	k := w.maps
 	out := &StatsReport{Counters: counters, Unknown: w.unknowns, Sessions: w.tally, Instances: states, Tables: map[string]Occupancy{
 		"sessions":   {(w.tally.Entries + 1) / 2, int(k.sessions.MaxEntries()) / 2},
-		"addresses":  {len(w.addresses) + len(w.negative.entries), int(k.vips.MaxEntries())},
+		"addresses":  {len(w.addresses), int(w.config.Tables.Addresses)},
 		"ports":      {ports, int(k.ports.MaxEntries())},
 		"instances":  {len(w.targets), int(k.instances.MaxEntries()) - 1},
 		"slots":      {int(w.slots.used), len(k.slots)},

@@ -61,7 +61,6 @@ func (w *plane) arrive(p *heldPacket, now time.Time) []*heldPacket {
 	if v := w.addresses[p.to]; v != nil && v.service != nil {
 		return append(w.held.take(p.to), p)
 	}
-	w.negative.remove(p.to) // the data plane has forgotten it
 	if w.held.add(*p, now) {
 		w.unknowns.Asked++
 		w.live.Want(p.to)

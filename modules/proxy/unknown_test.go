@@ -5,7 +5,9 @@ package proxy
 import (
 	"bytes"
 	"encoding/binary"
+	"fmt"
 	"net/netip"
+	"strings"
 	"testing"
 	"time"
 
@@ -142,6 +144,49 @@ func TestUnknownScan(t *testing.T) {
 	p.restart("")
 	if n := len(p.w.addresses); n != 0 {
 		t.Errorf("%d addresses after a restart", n)
+	}
+}
+
+// Addresses that nobody knows have room of their own: a full table of services denies them, and they keep no service out.
+func TestUnknownBesideFullTable(t *testing.T) {
+	p := newPlant(t, `{"tables": {"addresses": 2}}`)
+	service := func(i int) sdk.VirtualService {
+		vs := webService(1)
+		vs.Name, vs.Spec.Addresses = fmt.Sprintf("s%d", i), []v1alpha1.VirtualAddress{{Address: fmt.Sprintf("10.30.1.%d", i)}}
+		return vs
+	}
+	for i := range 5 {
+		a := netip.AddrFrom4([4]byte{10, 31, 0, byte(i)})
+		p.arrive(a.String(), "x")
+		p.tell(sdk.VirtualServiceUpdate{Unknown: []netip.Addr{a}})
+	}
+	p.put(service(0), service(1))
+	p.arrive("10.31.1.1", "held")
+	p.tell(sdk.VirtualServiceUpdate{Unknown: []netip.Addr{netip.MustParseAddr("10.31.1.1")}})
+	if !p.negative("10.31.1.1") || !p.negative("10.31.0.0") {
+		t.Error("denials are missing in the table")
+	}
+	if err := p.proxy.Health(p.live); err != nil {
+		t.Error(err)
+	}
+	p.put(service(2))
+	if err := p.proxy.Health(p.live); err == nil || !strings.Contains(err.Error(), "raise tables.addresses, which is 2") {
+		t.Errorf("health: %v", err)
+	}
+}
+
+// A denial that has expired leaves the table, even if the address was asked for once more and gave way to others.
+func TestDenialsLeaveNothing(t *testing.T) {
+	p := newPlant(t, `{"unknown": {"negativeTTL": "1s", "holdPackets": 1}}`)
+	a := netip.MustParseAddr("10.31.0.1")
+	p.arrive(a.String(), "x")
+	p.tell(sdk.VirtualServiceUpdate{Unknown: []netip.Addr{a}})
+	p.now = p.now.Add(1500 * time.Millisecond)
+	p.arrive(a.String(), "again")
+	p.arrive("10.31.0.2", "the room for one packet is taken")
+	p.overdue()
+	if p.negative(a.String()) {
+		t.Error("the denial is still in the table")
 	}
 }
 

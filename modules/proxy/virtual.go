@@ -74,7 +74,7 @@ func (w *plane) virtualAt(a netip.Addr, s *service, now time.Time) (*virtual, er
 		return v, nil
 	}
 	id, ok := w.ids.take(now)
-	if !ok || len(w.addresses) >= int(w.maps.vips.MaxEntries()) {
+	if !ok {
 		s.trouble = fmt.Errorf("no room for address %s: raise tables.addresses, which is %d", a, w.config.Tables.Addresses)
 		return nil, nil
 	}

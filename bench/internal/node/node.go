@@ -16,8 +16,11 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"syscall"
 	"time"
+
+	"github.com/cilium/ebpf"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/netlab"
@@ -113,6 +116,25 @@ func (n *Node) Put(path string, resource any) error {
 
 // Get returns what the agent answers on a path.
 func (n *Node) Get(path string) ([]byte, error) { return n.call(http.MethodGet, path, nil) }
+
+// Chain opens the program that services run in a direction, "ingress" or "egress"; ifindex says on which interface, 0 any.
+func (n *Node) Chain(direction string, ifindex int) (*ebpf.Program, error) {
+	body, err := n.Get("/v1/chains")
+	if err != nil {
+		return nil, err
+	}
+	var chains []v1.Chain
+	if err := json.Unmarshal(body, &chains); err != nil {
+		return nil, err
+	}
+	for _, c := range chains {
+		here := func(p v1.Instance) bool { return ifindex == 0 || p.Ifindex == ifindex }
+		if c.Direction == direction && slices.ContainsFunc(c.Points, here) {
+			return ebpf.NewProgramFromID(ebpf.ProgramID(c.Program))
+		}
+	}
+	return nil, fmt.Errorf("the agent runs no chain on %s of a service", direction)
+}
 
 func (n *Node) call(method, path string, body []byte) ([]byte, error) {
 	r, err := http.NewRequest(method, "http://kerb"+path, bytes.NewReader(body))

@@ -124,7 +124,7 @@ func timesOf(quick bool) times {
 		calm: 500 * time.Millisecond, cost: 2 * time.Second}
 }
 
-// Measure is one round. The cost of a steady stream is left out of a quick one.
+// Measure is one round. Parallel streams and the cost of a steady one are left out of a quick one.
 func (p *Path) Measure(quick bool) ([]bench.Sample, error) {
 	t := timesOf(quick)
 	samples, err := p.streams(t)
@@ -144,8 +144,33 @@ func (p *Path) Measure(quick bool) ([]bench.Sample, error) {
 	if t.cost == 0 {
 		return samples, nil
 	}
+	most, err := p.most(samples[0].Value)
+	if err != nil {
+		return nil, fmt.Errorf("parallel streams: %w", err)
+	}
 	cores, err := p.cost(t.calm, t.cost)
-	return append(samples, bench.Sample{Metric: "cpu", Stat: "p50", Unit: "cores", Value: cores}), err
+	return append(samples, bench.Sample{Metric: "throughput_max", Stat: "p50", Unit: "Gbit/s", Value: most},
+		bench.Sample{Metric: "cpu", Stat: "p50", Unit: "cores", Value: cores}), err
+}
+
+const mostStreams = 8
+
+// most looks for the bottleneck: streams are doubled until they carry no more together. one is what a single one carries, in
+// Gbit/s.
+func (p *Path) most(one float64) (float64, error) {
+	best := one
+	for streams := 2; streams <= mostStreams; streams *= 2 {
+		all, err := p.run("-t", "1", "-O", "1", "-P", strconv.Itoa(streams))
+		if err != nil {
+			return 0, err
+		}
+		rate := all.End.Received.Rate / 1e9
+		if rate <= best {
+			break
+		}
+		best = rate
+	}
+	return best, nil
 }
 
 func percentiles(metric string, us []float64) []bench.Sample {
