@@ -133,7 +133,7 @@ static __always_inline int fw_promote(void *established, void *pending, const vo
 {
 	struct fw_conn copy = {.seen = c->seen, .generation = c->generation, .state = FW_ESTABLISHED_, .from = c->from, .fins = c->fins};
 	struct fw_table *t = fw_get_table();
-	long err;
+	int err; /* before Linux 6.4 only the lower half of what the helper returns is right */
 
 	if (!t)
 		return FW_TRACKED;

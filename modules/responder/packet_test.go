@@ -8,6 +8,7 @@ import (
 	"maps"
 	"math"
 	"net/netip"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -216,10 +217,16 @@ func TestLimits(t *testing.T) {
 				}
 				return
 			}
-			// A burst is 2^27 ns of the rate, 13 requests; on a machine that is slow more of them become due.
-			const burst, sent = 13, 5000
+			// A burst is 2^27 ns of the rate, 13 requests; as time goes by more of them become due. The data plane's clock is coarse.
+			const rate, burst = 100, 13
+			sent := 5000
+			if os.Getenv("KERB_MATRIX") != "" {
+				sent = 1000 // on Linux 5.10 an emulated test run takes 6 ms
+			}
+			due := func(begin time.Time) int { return burst + int(rate*(time.Since(begin)+time.Second)/time.Second) }
 			for _, p := range []packet{get(), get6(), get().with(func(p *packet) { p.src = "192.0.2.51" })} {
-				if n := send(p, sent); n < burst || n > sent/2 {
+				begin := time.Now()
+				if n := send(p, sent); n < burst || n > due(begin) {
 					t.Errorf("of one source %d of %d were answered", n, sent)
 				}
 			}
@@ -230,11 +237,11 @@ func TestLimits(t *testing.T) {
 			if same < 1 || same > 50 {
 				t.Errorf("%d of 100 from the same /64 were answered", same)
 			}
-			total := 0
+			total, begin := 0, time.Now()
 			for i := range sent {
 				total += send(get().with(func(p *packet) { p.dport, p.src = 7001, fmt.Sprintf("192.0.2.%d", 2+i%200) }), 1)
 			}
-			if total < burst || total > sent/2 {
+			if total < burst || total > due(begin) {
 				t.Errorf("of all %d of %d were answered", total, sent)
 			}
 			if n := k.packets("source"); n["source_limit"] == 0 || n["total_limit"] != 0 {
