@@ -74,6 +74,7 @@ const maxInstances, maxAddresses = 10000, 64
 // spec translates an answer. What is not usable is left out: half an answer is better than none.
 func (t translation) spec(r tableResult) v1.VirtualServiceSpec {
 	var s v1.VirtualServiceSpec
+	seen := map[netip.Addr]bool{}
 	slices.SortStableFunc(r.Instances, func(a, b tableInstance) int { return a.Number - b.Number })
 	for _, i := range r.Instances {
 		name := strconv.Itoa(i.Number)
@@ -84,7 +85,7 @@ func (t translation) spec(r tableResult) v1.VirtualServiceSpec {
 		s.Instances = append(s.Instances, v1.VirtualInstance{Name: name, Addresses: t.instanceAddresses(i), Node: t.node(i.Host), Weight: 1})
 		for _, ip := range i.ServiceIPs {
 			for _, text := range []string{ip.Address, ip.AddressV6} {
-				t.addAddress(&s, text, ip.Type, name)
+				t.addAddress(&s, seen, text, ip.Type, name)
 			}
 		}
 	}
@@ -104,20 +105,24 @@ func (t translation) instanceAddresses(i tableInstance) []string {
 // node is where an instance runs, empty for this node.
 func (t translation) node(host string) string {
 	a, err := netip.ParseAddr(strings.Trim(host, "[]"))
-	if err != nil || t.own[a.Unmap()] {
+	a = a.Unmap()
+	if err != nil || t.own[a] {
 		return ""
 	}
-	return a.Unmap().String()
+	if _, err := parseUnicast(a.String()); err != nil { // no tunnel may send to a group, or to nobody
+		return ""
+	}
+	return a.String()
 }
 
-func (t translation) addAddress(s *v1.VirtualServiceSpec, text, kind, instance string) {
+// addAddress takes as many addresses as a service may have, and one of each family for each instance: more would not fit an
+// update of control planes.
+func (t translation) addAddress(s *v1.VirtualServiceSpec, seen map[netip.Addr]bool, text, kind, instance string) {
 	a, err := parseUnicast(text)
-	if err != nil || !t.virtual(a) || len(s.Addresses) == maxAddresses && kind != "instance_ip" {
+	if err != nil || !t.virtual(a) || seen[a] || len(s.Addresses) >= maxAddresses+2*len(s.Instances) {
 		return
 	}
-	if slices.ContainsFunc(s.Addresses, func(o v1.VirtualAddress) bool { return o.Address == a.String() }) {
-		return
-	}
+	seen[a] = true
 	v := v1.VirtualAddress{Address: a.String()}
 	switch strings.ToLower(kind) {
 	case "instance_ip":
