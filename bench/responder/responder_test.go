@@ -126,7 +126,7 @@ func TestClientSees(t *testing.T) {
 		answer func([]byte) [][]byte
 		bad    func(answerTo) bool
 	}{
-		"echo":     {func(r []byte) [][]byte { return [][]byte{r} }, func(a answerTo) bool { return a.Wrong != a.Answered || a.Wrong == 0 }},
+		"echo":     {func(r []byte) [][]byte { return [][]byte{r} }, func(a answerTo) bool { return a.Wrong == 0 || a.Wrong != a.Answered }},
 		"value":    {func([]byte) [][]byte { return [][]byte{{3, 0, 0, 0, 121, 0, 0, 0}} }, func(a answerTo) bool { return a.Wrong == 0 }},
 		"short":    {func([]byte) [][]byte { return [][]byte{right[:7]} }, func(a answerTo) bool { return a.Wrong == 0 }},
 		"silence":  {func([]byte) [][]byte { return nil }, func(a answerTo) bool { return a.lost() != a.Sent || a.Sent == 0 }},
@@ -141,9 +141,14 @@ func TestClientSees(t *testing.T) {
 			defer p.close()
 			c := &contender{config: "test", protocol: "speed", place: p, tools: e.tools}
 			answerBy(t, c, tc.answer)
-			a, err := c.client("offer", 2, 20*time.Millisecond, 2000)
-			if err != nil || tc.bad(a) {
-				t.Errorf("%+v, %v", a, err)
+			for tries := 1; ; tries++ { // on a busy machine answers come too late
+				a, err := c.client("offer", 2, 20*time.Millisecond, 2000)
+				if err == nil && !tc.bad(a) {
+					return
+				}
+				if err != nil || a.Wrong > 0 || tries == 10 {
+					t.Fatalf("%+v, %v", a, err)
+				}
 			}
 		})
 	}
