@@ -38,13 +38,22 @@ func newLoad(name, dir string) (load, error) {
 	case "firewall":
 		return load{modules: []v1.Module{firewall(0)}, change: firewall, control: true}, nil
 	case "all-builtin":
-		return load{modules: []v1.Module{counter, firewall(0)}, change: firewall, control: true}, nil
+		return load{modules: append([]v1.Module{counter, firewall(0)}, others()...), change: firewall, control: true}, nil
 	case "python":
 		return pythonLoad(dir)
 	case "constants":
 		return constantsLoad(dir)
 	}
 	return load{}, fmt.Errorf("no load %q", name)
+}
+
+// others are the built-in modules beside counter and firewall, each with something to do.
+func others() []v1.Module {
+	return []v1.Module{
+		node.Module("proxy", "proxy", "*", nil),
+		node.Module("tunnel", "tunnel", "*", map[string]any{"nodes": []map[string]any{{"address": "192.0.2.2", "subnets": []string{"10.18.0.64/26"}}}}),
+		node.Module("responder", "responder", "*", map[string]any{"listeners": []map[string]any{{"app": "echo", "port": 7}}}),
+	}
 }
 
 func firewall(n int) v1.Module {

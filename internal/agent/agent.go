@@ -70,7 +70,7 @@ var _ server.Backend = (*Agent)(nil)
 // kernel goes on either way.
 func Run(ctx context.Context, cfg config.Config, log *slog.Logger) error {
 	if os.Getenv("GOGC") == "" {
-		debug.SetGCPercent(50) // small nodes: changes are rare, and may cost a little more
+		debug.SetGCPercent(25) // small nodes: changes are rare, and may cost a little more
 	}
 	unlock, err := lock(cfg.Paths.Lock())
 	if err != nil {

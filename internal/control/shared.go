@@ -27,7 +27,7 @@ const sharedName = "(built-in)"
 // host is the life of the process that serves the control planes inside the binary.
 func host(builtins map[string]sdk.Control) error {
 	if os.Getenv("GOGC") == "" {
-		debug.SetGCPercent(50) // small nodes: changes are rare, and may cost a little more
+		debug.SetGCPercent(25) // small nodes: changes are rare, and may cost a little more
 	}
 	return sdk.ServeMany(builtins)
 }
