@@ -3,13 +3,10 @@
 package firewall
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
-	"strings"
 	"sync"
 	"testing"
 
@@ -17,42 +14,11 @@ import (
 	"github.com/cilium/ebpf/rlimit"
 
 	"github.com/kerb-edge/kerb/internal/dataplane"
-	"github.com/kerb-edge/kerb/internal/pkgs"
+	"github.com/kerb-edge/kerb/internal/pkgs/pkgstest"
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// built compiles the package once, beside the source tree. On the kernels of the matrix there is no compiler, but the objects
-// that were built before.
-var built = sync.OnceValues(func() (*pkgs.Package, error) {
-	if os.Getenv("KERB_MATRIX") != "" {
-		return pkgs.Open(".")
-	}
-	dir, err := os.MkdirTemp("", "firewall-test-")
-	if err != nil {
-		return nil, err
-	}
-	defer os.RemoveAll(dir)
-	for _, pattern := range []string{"kerb.yaml", "*.h", "*.bpf.c"} {
-		files, err := filepath.Glob(pattern)
-		if err != nil {
-			return nil, err
-		}
-		for _, file := range files {
-			text, err := os.ReadFile(file)
-			if err != nil {
-				return nil, err
-			}
-			if err := os.WriteFile(filepath.Join(dir, file), text, 0o644); err != nil {
-				return nil, err
-			}
-		}
-	}
-	var out strings.Builder
-	if err := pkgs.Build(context.Background(), dir, pkgs.Options{Out: &out}); err != nil {
-		return nil, fmt.Errorf("%w\n%s", err, out.String())
-	}
-	return pkgs.Open(dir)
-})
+var built = sync.OnceValues(pkgstest.Build)
 
 // notEmulated leaves out tests that load the firewall often: each load takes seconds in the emulated machines of the
 // kernel matrix, and the others have loaded it there already.

@@ -3,14 +3,11 @@
 package proxy
 
 import (
-	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"net/netip"
 	"os"
-	"path/filepath"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -21,42 +18,11 @@ import (
 
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/kerbabi"
-	"github.com/kerb-edge/kerb/internal/pkgs"
+	"github.com/kerb-edge/kerb/internal/pkgs/pkgstest"
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// built compiles the package once, beside the source tree. On the kernels of the matrix there is no compiler, but the objects
-// that were built before.
-var built = sync.OnceValues(func() (*pkgs.Package, error) {
-	if os.Getenv("KERB_MATRIX") != "" {
-		return pkgs.Open(".")
-	}
-	dir, err := os.MkdirTemp("", "proxy-test-")
-	if err != nil {
-		return nil, err
-	}
-	defer os.RemoveAll(dir)
-	for _, pattern := range []string{"kerb.yaml", "*.h", "*.bpf.c"} {
-		files, err := filepath.Glob(pattern)
-		if err != nil {
-			return nil, err
-		}
-		for _, file := range files {
-			text, err := os.ReadFile(file)
-			if err != nil {
-				return nil, err
-			}
-			if err := os.WriteFile(filepath.Join(dir, file), text, 0o644); err != nil {
-				return nil, err
-			}
-		}
-	}
-	var out strings.Builder
-	if err := pkgs.Build(context.Background(), dir, pkgs.Options{Out: &out}); err != nil {
-		return nil, fmt.Errorf("%w\n%s", err, out.String())
-	}
-	return pkgs.Open(dir)
-})
+var built = sync.OnceValues(pkgstest.Build)
 
 func needRoot(t testing.TB) {
 	t.Helper()

@@ -3,12 +3,9 @@
 package responder
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"os"
-	"strings"
 	"sync"
 	"testing"
 
@@ -16,32 +13,13 @@ import (
 	"github.com/cilium/ebpf/rlimit"
 
 	"github.com/kerb-edge/kerb/internal/dataplane"
-	"github.com/kerb-edge/kerb/internal/pkgs"
+	"github.com/kerb-edge/kerb/internal/pkgs/pkgstest"
 	"github.com/kerb-edge/kerb/modules/responder/app"
 	"github.com/kerb-edge/kerb/modules/responder/apps/speedlimit"
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// built compiles the package once, beside the source tree. On the kernels of the matrix there is no compiler, but the objects
-// that were built before.
-var built = sync.OnceValues(func() (*pkgs.Package, error) {
-	if os.Getenv("KERB_MATRIX") != "" {
-		return pkgs.Open(".")
-	}
-	dir, err := os.MkdirTemp("", "responder-test-")
-	if err != nil {
-		return nil, err
-	}
-	defer os.RemoveAll(dir)
-	if err := os.CopyFS(dir, os.DirFS(".")); err != nil {
-		return nil, err
-	}
-	var out strings.Builder
-	if err := pkgs.Build(context.Background(), dir, pkgs.Options{Out: &out}); err != nil {
-		return nil, fmt.Errorf("%w\n%s", err, out.String())
-	}
-	return pkgs.Open(dir)
-})
+var built = sync.OnceValues(pkgstest.Build)
 
 func needRoot(t testing.TB) {
 	t.Helper()
