@@ -110,6 +110,10 @@ func values(t *testing.T, m *ebpf.Map, n int) [][]byte {
 }
 
 // state describes maps of every type whose entries can be copied.
+// room is how many entries a map needs that is not to lose any of a few dozen. Up to Linux 6.15 a CPU takes the free
+// entries of an LRU map 128 at a time, so that a small map evicts as soon as a second CPU writes to it.
+const room = 1024
+
 func state(kind ebpf.MapType, valueSize, entries uint32) ebpf.MapSpec {
 	s := ebpf.MapSpec{Type: kind, KeySize: 4, ValueSize: valueSize, MaxEntries: entries}
 	if kind == ebpf.LPMTrie {
@@ -124,11 +128,11 @@ func TestMigrateExtend(t *testing.T) {
 	for _, kind := range copyable {
 		for _, sizes := range [][2]uint32{{8, 16}, {16, 8}, {12, 20}, {20, 12}, {4, 9}} {
 			t.Run(fmt.Sprintf("%s/%d-%d", kind, sizes[0], sizes[1]), func(t *testing.T) {
-				old := mustUpgrade(t, withState(t, "", state(kind, sizes[0], 64)), nil)
+				old := mustUpgrade(t, withState(t, "", state(kind, sizes[0], room)), nil)
 				for n := range entries {
 					put(t, old.maps["state"], n)
 				}
-				next := mustUpgrade(t, withState(t, MigrateExtend, state(kind, sizes[1], 64)), old).maps["state"]
+				next := mustUpgrade(t, withState(t, MigrateExtend, state(kind, sizes[1], room)), old).maps["state"]
 				for n := range entries {
 					got := values(t, next, n)
 					if len(got) == 0 {
@@ -149,10 +153,10 @@ func TestMigrateExtend(t *testing.T) {
 
 // What cannot be copied one to one is refused: the package asked for its contents to be kept.
 func TestMigrateExtendRefuses(t *testing.T) {
-	old := mustUpgrade(t, withState(t, "", state(ebpf.Hash, 8, 64)), nil)
-	longKey := state(ebpf.Hash, 8, 64)
+	old := mustUpgrade(t, withState(t, "", state(ebpf.Hash, 8, room)), nil)
+	longKey := state(ebpf.Hash, 8, room)
 	longKey.KeySize = 8
-	for name, spec := range map[string]ebpf.MapSpec{"type": state(ebpf.LRUHash, 8, 64), "keys": longKey} {
+	for name, spec := range map[string]ebpf.MapSpec{"type": state(ebpf.LRUHash, 8, room), "keys": longKey} {
 		var migration *MigrationError
 		if _, err := upgrade(t, withState(t, MigrateExtend, spec), old); !errors.As(err, &migration) || migration.Map != "state" {
 			t.Errorf("other %s: %v", name, err)
@@ -166,9 +170,9 @@ func TestMigrateExtendRefuses(t *testing.T) {
 func TestMigrateDiscard(t *testing.T) {
 	for _, rule := range []string{"", MigrateDiscard} {
 		for _, sizes := range [][2]uint32{{8, 16}, {16, 8}} {
-			old := mustUpgrade(t, withState(t, "", state(ebpf.Hash, sizes[0], 64)), nil)
+			old := mustUpgrade(t, withState(t, "", state(ebpf.Hash, sizes[0], room)), nil)
 			put(t, old.maps["state"], 1)
-			next := mustUpgrade(t, withState(t, rule, state(ebpf.Hash, sizes[1], 64)), old)
+			next := mustUpgrade(t, withState(t, rule, state(ebpf.Hash, sizes[1], room)), old)
 			if got := values(t, next.maps["state"], 1); got != nil {
 				t.Errorf("rule %q, %v: %v", rule, sizes, got)
 			}
@@ -178,9 +182,9 @@ func TestMigrateDiscard(t *testing.T) {
 
 func TestMigrateControl(t *testing.T) {
 	for _, sizes := range [][2]uint32{{8, 16}, {16, 8}} {
-		old := mustUpgrade(t, withState(t, "", state(ebpf.Hash, sizes[0], 64)), nil)
+		old := mustUpgrade(t, withState(t, "", state(ebpf.Hash, sizes[0], room)), nil)
 		put(t, old.maps["state"], 1)
-		m := withState(t, MigrateControl, state(ebpf.Hash, sizes[1], 64))
+		m := withState(t, MigrateControl, state(ebpf.Hash, sizes[1], room))
 		var offered []byte
 		m.Fill = func(maps sdk.Maps) error {
 			if values(t, maps["state"], 1) != nil {
@@ -210,7 +214,7 @@ func TestMigrateControl(t *testing.T) {
 func TestUnchangedMapsStay(t *testing.T) {
 	for _, rule := range []string{"", MigrateDiscard, MigrateExtend, MigrateControl} {
 		for _, kind := range append([]ebpf.MapType{ebpf.Queue}, copyable...) {
-			spec := state(kind, 8, 64)
+			spec := state(kind, 8, room)
 			if kind == ebpf.Queue {
 				spec.KeySize = 0
 			}
@@ -233,7 +237,7 @@ func TestUnchangedMapsStay(t *testing.T) {
 // A map that only becomes larger or smaller keeps its entries, unless the package says otherwise.
 func TestResizedMapsKeepEntries(t *testing.T) {
 	for _, kind := range copyable {
-		for _, sizes := range [][2]uint32{{64, 128}, {128, 64}} {
+		for _, sizes := range [][2]uint32{{room, 2 * room}, {2 * room, room}} {
 			old := mustUpgrade(t, withState(t, "", state(kind, 12, sizes[0])), nil)
 			for n := range 20 {
 				put(t, old.maps["state"], n)
