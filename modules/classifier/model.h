@@ -1,0 +1,117 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* A packed model, as it lies in a map. modules/classifier/model writes it and has the same structures in Go; the arithmetic is
+ * engine.h's. Whatever the words hold, the engine stays within them. */
+#ifndef CLS_MODEL_H
+#define CLS_MODEL_H
+
+#include "features.h"
+
+#define CLS_SLOTS      4     /* live, shadow, and two that can be written meanwhile (see model/slots.go) */
+#define CLS_WORDS      32768 /* of weights or nodes; a power of two */
+#define CLS_LAYERS_MAX 8
+#define CLS_NARROW_LAYERS 4
+#define CLS_NARROW_ROWS 3
+#define CLS_TREES_MAX  320
+#define CLS_DEPTH_MAX  20
+
+enum cls_kind {
+	CLS_NONE = 0,	/* an empty slot */
+	CLS_EXACT = 1,	/* layers in Q15: layers.h */
+	CLS_PACKED = 2, /* layers in 8 bits, three neurons to a word */
+	CLS_NARROW = 3, /* the same, within CLS_NARROW_..., at most 8 inputs each, and without activations other than CLS_CLAMP */
+	CLS_TREES = 4,	/* trees.h */
+};
+
+enum cls_activation {
+	CLS_CLAMP = 0, /* nothing, or ReLU: layer.low says which */
+	CLS_LEAKY = 1,
+	CLS_SIGMOID = 2,
+	CLS_TANH = 3,
+};
+
+/* How outputs become a decision. */
+enum cls_output {
+	CLS_THRESHOLD = 0, /* one output: class 1 if it is above the threshold; score 0 or 1 */
+	CLS_LOGISTIC = 1,  /* the same, and the output is the logit of the score */
+	CLS_SHARE = 2,	   /* the same, and the output is the score */
+	CLS_ARGMAX = 3,	   /* the first of the largest outputs */
+	CLS_SOFTMAX = 4,   /* the same, and outputs are logits */
+	CLS_SHARES = 5,	   /* the same, and outputs are probabilities */
+};
+
+/* An input of layered models: (feature * mul + add) >> shift, at least 0 and at most input_limit, and input_offset added. */
+struct cls_input {
+	__s64 add, mul;
+	__u16 feature; /* its offset in bytes */
+	__u8 shift;
+	__u8 zero[5];
+};
+
+/* A layer. Its rows follow each other in words: for each neuron of the row { __s64 add, mul }, then two words for each input, one
+ * in narrow models, filled up to 4 or a multiple of 8 inputs with zeros. A word is a weight of one neuron, or of three. */
+struct cls_layer {
+	__u32 at;     /* the first row */
+	__u16 inputs; /* 4 or a multiple of 8 */
+	__u16 stride; /* words of a row */
+	__u16 rows;
+	__u16 neurons;
+	__u8 activation; /* enum cls_activation */
+	__u8 shift;	 /* of sums; of packed ones it is CLS_PACKED_SHIFT */
+	__u8 post_shift; /* y = (activation * post_mul + post_add) >> post_shift, if there is one */
+	__u8 zero;
+	__s64 offset; /* z = at least 0 and at most limit (2^n - 1), and offset added */
+	__u64 limit;
+	__s64 slope; /* leaky: Q15 */
+	__s64 post_mul, post_add, post_offset;
+	__u64 post_limit;
+};
+
+struct cls_model {
+	__u32 version;
+	__u8 kind;	 /* enum cls_kind */
+	__u8 output;	 /* enum cls_output */
+	__u8 outputs;	 /* 1, or the number of classes */
+	__u8 layers;
+	__u16 inputs;	 /* of layered models */
+	__u16 trees;
+	__u16 depth;	 /* of the deepest tree */
+	__u8 vectors;	 /* leaves are offsets of one word per class */
+	__u8 score_shift;
+	__u32 words_used;
+	__u32 zero;
+	__s64 threshold;
+	__s64 score_mul; /* (output * mul) >> shift is Q15 */
+	__s64 input_offset;
+	__u64 input_limit;
+	__s64 base[CLS_CLASSES_MAX]; /* trees: outputs begin with it */
+	struct cls_input input[CLS_WIDTH_MAX];
+	struct cls_layer layer[CLS_LAYERS_MAX];
+	__u64 words[CLS_WORDS + 192]; /* what follows the last may be read, and is zero */
+};
+
+/* Nodes of trees are words, children side by side, and the first ones are the roots.
+ *
+ *	63          32 31               22 21             0
+ *	[ threshold   | offset of feature | offset of left ]	both in bytes
+ *
+ * Right is taken when the feature is greater than the threshold. A leaf is its own left child, its feature is `never`, and
+ * its threshold is the value. */
+#define CLS_NODE_LEFT	 0x3fff8
+#define CLS_NODE_FEATURE 22
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, CLS_SLOTS);
+	__type(key, __u32);
+	__type(value, struct cls_model);
+} models SEC(".maps");
+
+/* By role: the slot of its model plus 1, 0 for none. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, CLS_ROLES);
+	__type(key, __u32);
+	__type(value, __u32);
+} active SEC(".maps");
+
+#endif
