@@ -26,6 +26,7 @@ const (
 	goOn           = 0x100
 	callFailClosed = 1 << 0
 	callTCEgress   = 1 << 1
+	callVeth       = 1 << 2
 )
 
 // Actions of the hooks when every module said NEXT, and when a packet must not pass.
@@ -351,6 +352,9 @@ func (l *linker) cold(i int, symbol, next string) asm.Instructions {
 	}
 	if l.spec.Side == OnTCEgress {
 		flags |= callTCEgress
+	}
+	if l.spec.Veth {
+		flags |= callVeth
 	}
 	code := append(asm.Instructions{asm.Mov.Reg(asm.R2, asm.R0).WithSymbol(symbol)}, l.pkt(asm.R1)...)
 	return append(code,
