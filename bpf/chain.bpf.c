@@ -96,13 +96,19 @@ SEC("kerb/head") int kerb_head(kerb_ctx *ctx, struct kerb_pkt *pkt)
 	return 0;
 }
 
-/* Sends the packet out of the interface it came from. */
-static __always_inline int reply(kerb_ctx *ctx, const struct kerb_pkt *pkt, __u32 egress_hook)
+/* Flags that the generated entry passes for a module and hook. */
+#define KERB_CALL_FAIL_CLOSED (1 << 0)
+#define KERB_CALL_TC_EGRESS   (1 << 1)
+#define KERB_CALL_VETH	      (1 << 2) /* on XDP */
+
+/* Sends the packet out of the interface it came from. On a veth XDP_TX wakes the other end only if that has XDP too, a
+ * redirect also if it has GRO (veth_xdp_flush, veth_xdp_xmit). */
+static __always_inline int reply(const struct kerb_pkt *pkt, __u32 call)
 {
 #ifdef KERB_HOOK_XDP
-	return XDP_TX;
+	return call & KERB_CALL_VETH ? bpf_redirect(pkt->ifindex, 0) : XDP_TX;
 #else
-	return bpf_redirect(pkt->ifindex, egress_hook ? BPF_F_INGRESS : 0);
+	return bpf_redirect(pkt->ifindex, call & KERB_CALL_TC_EGRESS ? BPF_F_INGRESS : 0);
 #endif
 }
 
@@ -122,17 +128,13 @@ static __always_inline int redirect(kerb_ctx *ctx, const struct kerb_pkt *pkt)
 #endif
 }
 
-/* Flags that the generated entry passes for a module and hook. */
-#define KERB_CALL_FAIL_CLOSED (1 << 0)
-#define KERB_CALL_TC_EGRESS   (1 << 1)
-
 /* Turns a module's verdict into the hook's action, and counts drops by reason in the module's own map. */
 SEC("kerb/verdict") int kerb_verdict(struct kerb_pkt *pkt, __u32 verdict, void *drops, __u32 call)
 {
 	kerb_ctx *ctx = pkt->ctx;
 
 	if (verdict == KERB_REPLY)
-		return reply(ctx, pkt, call & KERB_CALL_TC_EGRESS);
+		return reply(pkt, call);
 	if (verdict == KERB_REDIRECT)
 		return redirect(ctx, pkt);
 	if (verdict != KERB_DROP) {

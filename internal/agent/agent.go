@@ -58,6 +58,7 @@ type Agent struct {
 	points  map[dataplane.Point]placement
 	live    map[string]*liveModule
 	busy    map[dataplane.Point]error // points that a program of others keeps from their chain
+	deaf    map[int]error             // interfaces whose other end does not take replies of native XDP
 	problem error                     // of the last reconciliation
 	tracing *traceRun                 // nil most of the time
 	metrics *metrics

@@ -64,6 +64,7 @@ func (w world) place() (map[dataplane.Point]placement, error) {
 					chain.Members = append(chain.Members, d.member())
 				}
 			}
+			chain.Veth = side == dataplane.OnXDP && p.link.Kind == "veth" && w.replies(chain)
 			if len(chain.Members) > 0 {
 				out[dataplane.Point{Ifindex: p.link.Ifindex, Side: side}] = placement{p.service, p.link, chain}
 			}

@@ -29,8 +29,8 @@ func (l *liveModule) close() {
 
 // adopt makes w the present: control planes are told of new generations, and those that nothing needs any more are ended.
 func (a *Agent) adopt(w world, points map[dataplane.Point]placement) {
-	before := a.modules
-	a.replace(w, points)
+	before, deaf := a.modules, a.letRepliesIn(w, points)
+	a.replace(w, points, deaf)
 	for name, d := range before {
 		now := w.modules[name]
 		if now == nil {
@@ -53,10 +53,10 @@ func (a *Agent) forget(d *deployment) {
 	}
 }
 
-func (a *Agent) replace(w world, points map[dataplane.Point]placement) {
+func (a *Agent) replace(w world, points map[dataplane.Point]placement, deaf map[int]error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.desired, a.modules, a.states, a.points = w.desired, w.modules, w.services, points
+	a.desired, a.modules, a.states, a.points, a.deaf = w.desired, w.modules, w.services, points, deaf
 	a.virtual.SetLocals(addresses(w.services))
 	a.metrics.publish(a) // before control planes start: they forget what belongs to interfaces that are not listed
 	for name, l := range a.live {

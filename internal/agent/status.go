@@ -64,6 +64,9 @@ func (a *Agent) moduleWithStatus(name string) v1.Module {
 		st.Conditions = append(st.Conditions, controlCondition(d.plane.State()))
 		st.Conditions = append(st.Conditions, a.extraConditions(d)...)
 	}
+	if d != nil && d.pkg != nil && d.pkg.Replies {
+		st.Conditions = append(st.Conditions, a.repliesCondition(name))
+	}
 	a.addCost(st, d)
 	return m
 }

@@ -195,7 +195,7 @@ func (a *app) report(w io.Writer, cmd *cobra.Command, err error) int {
 		fmt.Fprintf(w, "Run %q for what is possible.\n", cmd.CommandPath()+" --help")
 	case isRejected && !a.verbose && rejected.Log != "":
 		saveLog(w, rejected.Log)
-	case errors.As(err, &notFound) && cmd.HasParent() && cmd.Parent().HasParent():
+	case errors.As(err, &notFound) && notFound.Name != "" && cmd.HasParent() && cmd.Parent().HasParent():
 		fmt.Fprintf(w, "Run %q for what there is.\n", cmd.Parent().CommandPath()+" list")
 	}
 	return code

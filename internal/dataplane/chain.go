@@ -209,11 +209,11 @@ func readChains(l layout) ([]PinnedChain, error) {
 	}
 	var out []PinnedChain
 	for _, e := range entries {
-		side, dir, id, ok := parseChainPin(e.Name())
+		spec, id, ok := parseChainPin(e.Name())
 		if !ok {
 			continue
 		}
-		c := PinnedChain{ID: id, Spec: ChainSpec{Side: side, Direction: dir}, dir: filepath.Join(l.chains(), e.Name())}
+		c := PinnedChain{ID: id, Spec: spec, dir: filepath.Join(l.chains(), e.Name())}
 		if _, err := os.Stat(entryPin(c.dir)); errors.Is(err, os.ErrNotExist) {
 			continue // somebody has unpinned it by hand
 		}

@@ -32,8 +32,14 @@ func (l layout) generation(name, id string) string {
 }
 
 func (l layout) chain(c ChainSpec) string {
-	return filepath.Join(l.chains(), fmt.Sprintf("%s_%s_%s", c.Side, c.Direction, c.ID()))
+	direction := string(c.Direction)
+	if c.Veth {
+		direction += vethSuffix
+	}
+	return filepath.Join(l.chains(), fmt.Sprintf("%s_%s_%s", c.Side, direction, c.ID()))
 }
+
+const vethSuffix = "-veth"
 
 // entryPin is the first program of a chain's directory.
 func entryPin(chain string) string { return filepath.Join(chain, "prog0") }
@@ -70,12 +76,13 @@ func parseMemberPin(name string) (Member, bool) {
 	return Member{Name: parts[2], ID: id, FailClosed: policy == "c"}, true
 }
 
-func parseChainPin(name string) (side Side, dir Direction, id string, ok bool) {
+func parseChainPin(name string) (spec ChainSpec, id string, ok bool) {
 	parts := strings.Split(name, "_")
 	if len(parts) != 3 {
-		return "", "", "", false
+		return ChainSpec{}, "", false
 	}
-	return Side(parts[0]), Direction(parts[1]), parts[2], true
+	direction, veth := strings.CutSuffix(parts[1], vethSuffix)
+	return ChainSpec{Side: Side(parts[0]), Direction: Direction(direction), Veth: veth}, parts[2], true
 }
 
 func parsePoint(name string) (Point, bool) {

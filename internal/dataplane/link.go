@@ -26,6 +26,7 @@ const (
 	goOn           = 0x100
 	callFailClosed = 1 << 0
 	callTCEgress   = 1 << 1
+	callVeth       = 1 << 2
 )
 
 // Actions of the hooks when every module said NEXT, and when a packet must not pass.
@@ -118,30 +119,23 @@ func (l *linker) link(first, last int, parts *ebpf.Map, slot int) (asm.Instructi
 		}
 		modules = append(modules, newBody(l.symbol(i), code))
 	}
-	out := append(l.entry(first, head, modules, parts, slot), head.rest()...)
+	if code, err = l.function(l.object, "kerb_verdict", "kerb_verdict", nil); err != nil {
+		return nil, err
+	}
+	verdict := newBody("kerb_verdict", code)
+	out := append(l.entry(first, head, modules, verdict, parts, slot), head.rest()...)
 	for _, m := range modules {
 		out = append(out, m.rest()...)
 	}
-	return l.helpers(out, len(modules) > 0)
-}
-
-// helpers adds the functions that modules make necessary: one that nobody calls is none to the kernel.
-func (l *linker) helpers(code asm.Instructions, modules bool) (asm.Instructions, error) {
-	names := []string{"kerb_verdict"}
-	if l.traced != 0 {
-		names = append(names, "kerb_trace")
+	if len(modules) == 0 { // a function that nobody calls is none to the kernel
+		return out, nil
 	}
-	for _, name := range names {
-		if !modules {
-			break
-		}
-		f, err := l.function(l.object, name, name, nil)
-		if err != nil {
-			return nil, err
-		}
-		code = append(code, f...)
+	out = append(out, verdict.rest()...)
+	if l.traced == 0 {
+		return out, nil
 	}
-	return code, nil
+	code, err = l.function(l.object, "kerb_trace", "kerb_trace", nil)
+	return append(out, code...), err
 }
 
 // module returns the code of a member, with every name prefixed by its place in the chain.
@@ -267,8 +261,8 @@ func (l *linker) mapOf(name string, g *generation) (*ebpf.Map, error) {
 //
 // Calls of small functions are replaced by their code. The context is at the bottom of the frame. Code for verdicts other
 // than NEXT comes last, so that a packet that passes runs straight through.
-func (l *linker) entry(first int, head body, modules []body, parts *ebpf.Map, slot int) asm.Instructions {
-	l.setFrame(append([]body{head}, modules...))
+func (l *linker) entry(first int, head body, modules []body, verdict body, parts *ebpf.Map, slot int) asm.Instructions {
+	l.setFrame(append([]body{head, verdict}, modules...))
 	code := l.pkt(asm.R2)
 	code[0] = btf.WithFuncMetadata(code[0].WithSymbol("kerb_chain"), l.entryType()).WithSource(head.own[0].Source())
 	code = append(code, call(head, "next-")...)
@@ -279,14 +273,14 @@ func (l *linker) entry(first int, head body, modules []body, parts *ebpf.Map, sl
 		start := l.pkt(asm.R1)
 		start[0] = start[0].WithSymbol(next)
 		next = fmt.Sprintf("next%d", i)
-		verdict, other := fmt.Sprintf("check%d", i), fmt.Sprintf("verdict%d", i)
+		said, other := fmt.Sprintf("check%d", i), fmt.Sprintf("verdict%d", i)
 		check := asm.Instructions{asm.JNE.Imm(asm.R0, 0, other)}
 		if l.traced != 0 {
 			check = append(l.trace(i), check...)
 		}
-		check[0] = check[0].WithSymbol(verdict)
-		code = append(append(append(code, start...), call(m, verdict)...), check...)
-		cold = append(cold, l.cold(i, other, next)...)
+		check[0] = check[0].WithSymbol(said)
+		code = append(append(append(code, start...), call(m, said)...), check...)
+		cold = append(cold, l.cold(i, verdict, other, next)...)
 	}
 	end := l.end(parts, slot)
 	end[0] = end[0].WithSymbol(next)
@@ -344,7 +338,7 @@ func (l *linker) end(parts *ebpf.Map, slot int) asm.Instructions {
 }
 
 // cold turns a verdict of module i into an action.
-func (l *linker) cold(i int, symbol, next string) asm.Instructions {
+func (l *linker) cold(i int, verdict body, symbol, next string) asm.Instructions {
 	var flags int32
 	if l.spec.Members[i].FailClosed {
 		flags |= callFailClosed
@@ -352,12 +346,17 @@ func (l *linker) cold(i int, symbol, next string) asm.Instructions {
 	if l.spec.Side == OnTCEgress {
 		flags |= callTCEgress
 	}
+	if l.spec.Veth {
+		flags |= callVeth
+	}
 	code := append(asm.Instructions{asm.Mov.Reg(asm.R2, asm.R0).WithSymbol(symbol)}, l.pkt(asm.R1)...)
-	return append(code,
+	code = append(code,
 		asm.LoadMapPtr(asm.R3, l.members[i].maps[dropsMap].FD()),
 		asm.Mov.Imm(asm.R4, flags),
-		asm.Call.Label("kerb_verdict"),
-		asm.JEq.Imm(asm.R0, goOn, next),
+	)
+	acted := fmt.Sprintf("acted%d", i)
+	return append(append(code, call(verdict, acted)...),
+		asm.JEq.Imm(asm.R0, goOn, next).WithSymbol(acted),
 		asm.Ja.Label("out"),
 	)
 }

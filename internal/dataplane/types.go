@@ -85,13 +85,14 @@ type ChainSpec struct {
 	Side      Side
 	Direction Direction
 	Members   []Member
+	Veth      bool // XDP: replies go by redirect, since a veth forgets to wake a receiver of XDP_TX that has no XDP itself
 }
 
 // ID is the identity of the chain: equal for equal members, side and linker. A newer build of the linker has other
 // identities, so that it replaces the chains of an older one.
 func (c ChainSpec) ID() string {
 	var text strings.Builder
-	fmt.Fprintf(&text, "%s %s %s\n", linkerDigest(), c.Side, c.Direction)
+	fmt.Fprintf(&text, "%s %s %s %t\n", linkerDigest(), c.Side, c.Direction, c.Veth)
 	for _, m := range c.Members {
 		fmt.Fprintf(&text, "%s %s %t\n", m.Name, m.ID, m.FailClosed)
 	}

@@ -49,6 +49,8 @@ type Manifest struct {
 	Resources []string `json:"resources,omitempty"`
 	// Inject lets the control plane send frames as if the services had sent them.
 	Inject bool `json:"inject,omitempty"`
+	// Replies: the data plane answers packets, by KERB_REPLY.
+	Replies bool `json:"replies,omitempty"`
 }
 
 // Directions are those in which packets meet the module, by kind of attach point; all that it has code for, unless said.

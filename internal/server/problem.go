@@ -97,6 +97,21 @@ func (p *Problem) Unwrap() error {
 		return &fault.Rejected{Plain: p.Detail, Log: p.Log}
 	case typeReadOnly:
 		return &fault.ReadOnly{Reason: p.Detail}
+	case "":
+		return p.byStatus()
+	}
+	return nil
+}
+
+// byStatus is for problems of modules, which need not name a type: the status says it all then (RFC 9457, 4.2.1).
+func (p *Problem) byStatus() error {
+	switch p.Status {
+	case http.StatusBadRequest:
+		return &fault.Invalid{Reason: p.Detail}
+	case http.StatusNotFound:
+		return &fault.NotFound{}
+	case http.StatusConflict:
+		return &fault.Conflict{Reason: p.Detail}
 	}
 	return nil
 }

@@ -13,7 +13,6 @@ import (
 	"strings"
 	"unsafe"
 
-	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"github.com/kerb-edge/kerb/api/v1alpha1"
@@ -102,13 +101,7 @@ func Ended(ifindexes []uint32) []uint32 {
 
 // peerOf is the id of the namespace that the other end of a link is in.
 func (c *conn) peerOf(ifindex int) (int32, error) {
-	head := nl.NewIfInfomsg(unix.AF_UNSPEC)
-	head.Index = int32(ifindex)
-	msgs, err := c.execute(unix.RTM_GETLINK, 0, unix.RTM_NEWLINK, head)
-	if err != nil || len(msgs) == 0 {
-		return noNSID, err
-	}
-	l, err := parseLink(msgs[0])
+	l, err := c.link(ifindex)
 	return l.peerNSID, err
 }
 

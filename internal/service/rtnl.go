@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
+	"syscall"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
@@ -21,6 +23,7 @@ const noNSID int32 = -1
 // Numbers that golang.org/x/sys does not name.
 const (
 	ifaTargetNetnsid = 10     // IFA_TARGET_NETNSID, Linux 4.20
+	iflaXDPDrvProgID = 5      // IFLA_XDP_DRV_PROG_ID, Linux 4.18
 	skipStats        = 1 << 3 // RTEXT_FILTER_SKIP_STATS
 )
 
@@ -29,6 +32,7 @@ type rawLink struct {
 	Link
 	peerIndex int
 	peerNSID  int32 // noNSID if the peer is in the same namespace
+	xdp       bool  // it has an XDP program in its driver
 }
 
 // rawAddr is an address and the link that has it.
@@ -120,9 +124,19 @@ func parseLink(msg []byte) (rawLink, error) {
 			l.peerNSID = int32(number(a.Value))
 		case unix.IFLA_LINKINFO:
 			l.Kind = linkKind(a.Value)
+		case unix.IFLA_XDP:
+			l.xdp = hasXDP(a.Value)
 		}
 	}
 	return l, err
+}
+
+func hasXDP(info []byte) bool {
+	attrs, err := nl.ParseRouteAttr(info)
+	if err != nil {
+		return false
+	}
+	return slices.ContainsFunc(attrs, func(a syscall.NetlinkRouteAttr) bool { return a.Attr.Type == iflaXDPDrvProgID })
 }
 
 func linkKind(info []byte) string {

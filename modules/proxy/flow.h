@@ -110,7 +110,7 @@ static __always_inline int px_is4(const struct px_addr *a)
 	return !(a->word[0] | a->word[1] | (a->word[2] ^ bpf_htonl(0xffff)));
 }
 
-/* Both ports in one access. */
+/* Both ports in one access, or any other four bytes. */
 static __always_inline __u32 *px_ports(void *port)
 {
 	return port;
@@ -135,9 +135,8 @@ static __always_inline int px_read_addresses(const struct kerb_pkt *pkt, __u32 h
 		px_set6(&f->dst, &ip->daddr);
 	}
 	f->ifindex = pkt->ifindex;
-	f->proto = pkt->proto;
-	f->hook = hook;
-	f->zero = 0;
+	/* proto, hook and zero in one go, because the hash reads them so, and at once */
+	*px_ports(&f->proto) = bpf_htonl((__u32)pkt->proto << 24 | hook << 16);
 	return 0;
 }
 

@@ -19,12 +19,13 @@ static __always_inline struct px_local *px_target(const struct px_session *s)
 static __always_inline int px_hand_over(struct kerb_pkt *pkt, const struct px_local *l)
 {
 	struct ethhdr *eth = kerb_at(pkt, 0, sizeof(*eth));
-	__u32 *head = (void *)l->mac;
-	__u16 *tail = (void *)l->mac + 4;
+	__u16 *mac = (void *)l->mac, *dest = (void *)eth->h_dest;
 
-	if (!short_path || !l || !eth || pkt->l3 != sizeof(*eth) || pkt->vlan || !(*head | *tail))
+	if (!short_path || !l || !eth || pkt->l3 != sizeof(*eth) || pkt->vlan || !(mac[0] | mac[1] | mac[2]))
 		return KERB_NEXT;
-	__builtin_memcpy(eth->h_dest, l->mac, sizeof(l->mac));
+	dest[0] = mac[0];
+	dest[1] = mac[1];
+	dest[2] = mac[2];
 	return kerb_redirect(pkt, l->ifindex, l->flags & PX_LOCAL_PEER ? KERB_TO_PEER : 0);
 }
 

@@ -8,6 +8,7 @@
 #include <kerb/answer.h>
 #include "maps.h"
 #include "flow.h"
+#include "hot.h"
 #include "session.h"
 #include "translate.h"
 #include "icmp.h"
@@ -245,7 +246,7 @@ static __always_inline int uncommon(struct kerb_pkt *pkt, __u32 hook)
 }
 
 /* Whether a packet from the service that has no session may begin one, or is to be asked about. */
-static __noinline int is_wanted(const struct px_flow *f)
+static __always_inline int is_wanted(const struct px_flow *f)
 {
 	return bpf_map_lookup_elem(&vips, &f->dst) || px_is_virtual(&f->dst);
 }
@@ -253,20 +254,26 @@ static __noinline int is_wanted(const struct px_flow *f)
 /* The packets that are common: of settled sessions, and those that the proxy has nothing to do with. Returns -1 for the rest. */
 static __always_inline int carry_on(struct kerb_pkt *pkt, __u32 hook)
 {
-	struct px_session *s;
+	const struct px_session *s;
+	struct px_warm warm;
 	struct px_flow flow;
-	int tcp, verdict;
+	int tcp, verdict, is_hot;
 
 	if (!px_is_common(pkt))
 		return -1;
 	tcp = px_read_common(pkt, hook, &flow);
 	if (tcp < 0)
 		return KERB_NEXT;
-	s = bpf_map_lookup_elem(&sessions, &flow);
+	s = px_find_hot(&flow, &warm);
+	is_hot = !!s;
+	if (!s)
+		s = bpf_map_lookup_elem(&sessions, &flow);
 	if (!s)
 		return hook == PX_EGRESS && is_wanted(&flow) ? -1 : KERB_NEXT;
 	if (!is_settled(s, tcp))
 		return -1;
+	if (!is_hot && px_keep_hot(&flow, &warm, s) && !px_has_pair(&flow, s))
+		return -1; /* makes it again, before the answer comes */
 	verdict = hook == PX_EGRESS ? px_hand_over(pkt, px_target(s)) : KERB_NEXT;
 	px_translate_common(pkt, s);
 	return verdict;
@@ -275,7 +282,11 @@ static __always_inline int carry_on(struct kerb_pkt *pkt, __u32 hook)
 /* What the fast path has to know of the packet, in arguments: a global function takes nothing but the context and numbers. The
  * verifier looks at it by itself then, once, and not once for each of the hundred or so ways through the parser. */
 #define PX_WHERE(pkt) ((__u32)(pkt)->l3 | (__u32)(pkt)->l4 << 16)
-#define PX_WHAT(pkt)  ((pkt)->family | (__u32)(pkt)->proto << 8 | (__u32)(pkt)->flags << 16)
+/* One byte at a time: the compiler would read two at once that the parser has just written one by one, and such a read waits
+ * until they have reached the cache. */
+#define PX_WHAT(pkt)                                                                                                           \
+	(px_unknown_to_verifier((pkt)->family) | (__u32)px_unknown_to_verifier((pkt)->proto) << 8 |                            \
+	 (__u32)px_unknown_to_verifier((pkt)->flags) << 16)
 
 /* Returns a verdict, or -1, in the lower half; of KERB_REDIRECT the flags in bits 8-15 and the target in the upper half. */
 __noinline __u64 px_common(kerb_ctx *ctx, __u32 where, __u32 what, __u32 vlan, __u32 hook)

@@ -4,6 +4,7 @@
 #define PX_SESSION_H
 
 #include "choose.h"
+#include "hot.h"
 
 #define PX_PORT_TRIES 8
 #define PX_PORT_FIRST 49152 /* ports that are nobody's (RFC 6335, 6) */
@@ -63,6 +64,15 @@ static __noinline int px_pair_key(const struct px_flow *f, const struct px_sessi
 	return 0;
 }
 
+/* Whether the other entry is there, which the LRU may have put out. It sees that it is in use, at any rate. */
+static __noinline int px_has_pair(const struct px_flow *f, const struct px_session *s)
+{
+	struct px_flow pair;
+
+	px_pair_key(f, s, &pair);
+	return !!bpf_map_lookup_elem(&sessions, &pair);
+}
+
 /* The other entry itself. local: see struct px_session. */
 static __noinline int px_pair_entry(const struct px_flow *f, const struct px_session *s, struct px_session *pair, __u32 local)
 {
@@ -112,6 +122,8 @@ static __always_inline void px_forget(struct px_work *w, const struct px_session
 	bpf_map_delete_elem(&sessions, &w->pair);
 	if (!bpf_map_delete_elem(&sessions, &w->flow) && counted)
 		px_count_sessions(instance, -1);
+	px_changed(&w->pair);
+	px_changed(&w->flow);
 }
 
 /* Whether an entry in the way, under the key w->pair, is of the session that is being made, or of none any more. */
@@ -183,6 +195,8 @@ static __noinline int px_enrol(struct px_work *w)
 	s->flags = !ifindex ? PX_FAR : ifindex == w->flow.ifindex ? PX_HAIRPIN : 0;
 	if (px_put_reverse(w, px_pair_local(&w->flow, s)) || bpf_map_update_elem(&sessions, &w->flow, s, BPF_ANY))
 		return PX_FULL;
+	px_changed(&w->pair);
+	px_changed(&w->flow);
 	px_count_sessions(w->instance, 1);
 	return PX_GO;
 }
@@ -245,6 +259,7 @@ static __always_inline void px_note(struct px_work *w, struct px_session *s)
 	}
 	px_pair_entry(&w->flow, s, &w->mirror, px_pair_local(&w->flow, s));
 	bpf_map_update_elem(&sessions, &w->pair, &w->mirror, BPF_NOEXIST);
+	px_changed(&w->pair);
 }
 
 /* Whether packets are met where they were when the session was made: the proxy may have come to or gone from the

@@ -337,7 +337,7 @@ func TestRandomDamage(t *testing.T) {
 				if !bytes.Equal(p.covered(f[outer:outer+4]), inner.covered(good[outer:outer+4])) || at < outer+12 {
 					t.Fatalf("%s: byte %d is covered by the MAC, and passes", kind, at)
 				}
-				if !bytes.Equal(got[14:], p) {
+				if got = got[:min(len(got), 14+len(p))]; !bytes.Equal(got[14:], p) { // older kernels pad the shortest ones
 					t.Fatalf("%s: byte %d: another packet arrives", kind, at)
 				}
 			}

@@ -106,8 +106,7 @@ func (n *node) tidy() {
 		if len(c.Points) == 0 {
 			n.t.Errorf("chain %s (%v) is pinned and runs nowhere", c.ID, c.Modules)
 		}
-		dir := filepath.Join(n.bpf, "chains", fmt.Sprintf("%s_%s_%s", c.Hook, c.Direction, c.ID))
-		members, _ := filepath.Glob(filepath.Join(dir, "m[0-9][0-9]_*"))
+		members, _ := filepath.Glob(filepath.Join(n.bpf, "chains", fmt.Sprintf("%s_%s*_%s", c.Hook, c.Direction, c.ID), "m[0-9][0-9]_*"))
 		for _, m := range members {
 			part := strings.SplitN(filepath.Base(m), "_", 3)
 			used[part[2]+"/"+part[1][:len(part[1])-1]] = true

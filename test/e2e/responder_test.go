@@ -92,6 +92,31 @@ func (n *node) signEvents(ctx context.Context) <-chan signState {
 	return out
 }
 
+// On native XDP of a veth replies get to a client that has not been prepared for them: the agent sees to that.
+func TestResponderOnXDP(t *testing.T) {
+	n := newNode(t)
+	n.start()
+	m := module("sign", "responder", "", map[string]any{"listeners": []any{map[string]any{"app": "speedlimit", "name": "road",
+		"port": signPort, "addresses": []string{n.db.Addr4().String(), n.db.Addr6().String()}}}})
+	m.Spec.Attach.Interfaces = []string{n.web.Outer()}
+	n.apply(m)
+	for _, to := range []netip.Addr{n.db.Addr4(), n.db.Addr6()} {
+		if got := n.askSign(n.web, to); got != 120 {
+			t.Errorf("%v: %d km/h", to, got)
+		}
+	}
+	if out := n.must("module", "get", "sign"); !strings.Contains(out, "Arrive") {
+		t.Errorf("the module does not say that replies arrive: %s", out)
+	}
+	n.kill()
+	n.start()
+	eventually(t, "the chain is adopted", func() bool { return strings.Contains(n.must("module", "get", "sign"), "Arrive") })
+	if got := n.askSign(n.web, n.db.Addr4()); got != 120 {
+		t.Errorf("after a restart: %d km/h", got)
+	}
+	n.tidy()
+}
+
 // The kernel answers for a service, with and without the agent; the count goes on through a restart and a change of the
 // config, can be set, and is streamed.
 func TestResponder(t *testing.T) {
@@ -124,7 +149,8 @@ func TestResponder(t *testing.T) {
 	if out := n.must("module", "values", "sign"); !strings.Contains(out, "road/cars") || !strings.Contains(out, "99") {
 		t.Errorf("values: %s", out)
 	}
-	n.refused(n.kerb("module", "set", "sign", "road/cars=many"), 1, "not a number")
+	n.refused(n.kerb("module", "set", "sign", "road/cars=many"), 2, "not a number")
+	n.refused(n.kerb("module", "set", "sign", "track/cars=1"), 3, `no listener "track"`)
 	config["partialChecksums"] = "accept"
 	config["listeners"] = append([]any{map[string]any{"app": "echo", "port": 7000, "addresses": []string{n.web.Addr4().String()}}}, config["listeners"].([]any)...)
 	n.apply(module("sign", "responder", "app=web", config))

@@ -31,6 +31,7 @@ type churn struct {
 	t        *testing.T
 	n        *node
 	client   *netlab.Host
+	witness  witness
 	spec     v1.VirtualServiceSpec
 	hosts    map[string]*hostState
 	free     []string // hosts that are no instance
@@ -41,7 +42,7 @@ type churn struct {
 	legit    atomic.Int64 // broken, and rightly: their host is an instance no more
 	datagram atomic.Int64
 	silent   atomic.Int64 // datagrams without an answer
-	dying    atomic.Int64 // new connections that failed
+	dying    atomic.Int64 // new connections that failed, each to a host that was going
 
 	mu      sync.Mutex
 	wrong   []string
@@ -99,7 +100,7 @@ func TestChurn(t *testing.T) {
 	}
 	close(c.stop)
 	c.clients.Wait()
-	t.Logf("%d changes in %v; %d connections, %d exchanges, %d broken and %d not made as their instances went; %d datagrams, %d without answer", changes, time.Since(begin).Round(time.Second),
+	t.Logf("%d changes in %v; %d connections, %d exchanges, %d broken and %d not made, each as the instance that it met went; %d datagrams, %d without answer", changes, time.Since(begin).Round(time.Second),
 		c.opened.Load(), c.kept.Load(), c.legit.Load(), c.dying.Load(), c.datagram.Load(), c.silent.Load())
 	if c.opened.Load() == 0 || c.kept.Load() == 0 || c.datagram.Load() == 0 || changes < 3 {
 		t.Error("nothing was tested")
@@ -120,6 +121,7 @@ func newChurn(t *testing.T) *churn {
 	for i := range churnHosts {
 		h := host(t, n, fmt.Sprintf("h%d", i))
 		serve(t, h)
+		c.witness.watch(t, h)
 		resources = append(resources, service(h))
 		c.hosts[h.Name()] = &hostState{}
 		c.free = append(c.free, h.Name())
@@ -210,29 +212,37 @@ func (c *churn) target() netip.AddrPort {
 	return netip.AddrPortFrom(virtual6, port)
 }
 
-// connect opens a connection, and checks that its host is an instance. A connection that fails must not have met one that lives.
+// connect opens a connection, and checks that its host is an instance. One that fails must have met a host that just ceased to
+// be one.
 func (c *churn) connect() (*connection, int64) {
 	ends := map[string]int64{}
 	for name, h := range c.hosts {
 		ends[name] = h.ended.Load()
 	}
 	began := time.Now().UnixNano()
-	conn, err := dialTCP(c.client, c.target())
+	to := c.target()
+	conn, own, err := c.witness.dial(c.client, to)
+	met := ""
 	if err != nil {
-		for name, h := range c.hosts {
-			if h.ended.Load() != ends[name] || ends[name]%2 == 1 {
-				c.dying.Add(1) // it may have been that one's, just while it went
-				return nil, 0
-			}
-		}
-		c.note("a new connection: %v", err)
+		met = c.witness.met(own, to)
+	} else {
+		met = conn.server
+		c.opened.Add(1)
+	}
+	h := c.hosts[met]
+	if h == nil {
+		c.note("a new connection came to no host: %v", err)
 		return nil, 0
 	}
-	c.opened.Add(1)
-	if dead := c.hosts[conn.server].dead.Load(); dead != 0 && dead < began {
-		c.note("a new connection went to %s, which is gone for %v", conn.server, time.Duration(began-dead))
+	if dead := h.dead.Load(); dead != 0 && dead < began {
+		c.note("a new connection went to %s, which is gone for %v (%v)", met, time.Duration(began-dead), err)
 	}
-	return conn, ends[conn.server]
+	if err != nil && h.ended.Load() == ends[met] && ends[met]%2 == 0 {
+		c.note("a new connection to %s, which lives: %v", met, err)
+	} else if err != nil {
+		c.dying.Add(1)
+	}
+	return conn, ends[met]
 }
 
 // use exchanges lines until told to stop, and checks that a connection breaks with its instance only.

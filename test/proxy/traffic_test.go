@@ -96,9 +96,13 @@ func dialTCP(from *netlab.Host, to netip.AddrPort) (*connection, error) {
 }
 
 func dialTCPWithin(from *netlab.Host, wait time.Duration, to netip.AddrPort) (*connection, error) {
+	return dialTCPBy(from, &net.Dialer{Timeout: wait}, to)
+}
+
+func dialTCPBy(from *netlab.Host, dialer *net.Dialer, to netip.AddrPort) (*connection, error) {
 	var conn net.Conn
 	err := from.Do(func() (err error) {
-		conn, err = net.DialTimeout("tcp", to.String(), wait)
+		conn, err = dialer.Dial("tcp", to.String())
 		return err
 	})
 	if err != nil {

@@ -114,10 +114,11 @@ static __always_inline __u64 kerb_diff32(__be32 from, __be32 to)
 /* Folds a sum to 16 bits; never 0 unless the sum is. */
 static __always_inline __u16 kerb_fold(__u64 sum)
 {
+	__u32 halves;
+
 	sum = (sum & 0xffffffff) + (sum >> 32);
-	sum = (sum & 0xffff) + (sum >> 16);
-	sum = (sum & 0xffff) + (sum >> 16);
-	return (sum & 0xffff) + (sum >> 16);
+	halves = sum + (sum >> 32);
+	return (halves + (halves >> 16 | halves << 16)) >> 16; /* the carry of the lower half goes to the upper one */
 }
 
 /* RFC 1624, equation 3. */

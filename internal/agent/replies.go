@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"errors"
+	"maps"
+	"slices"
+
+	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/dataplane"
+	"github.com/kerb-edge/kerb/internal/service"
+)
+
+// letRepliesIn makes interfaces ready for what modules send back by native XDP, which the other end of a veth does not take
+// by itself: such packets count as sent, and vanish. What it cannot make ready it returns, by ifindex. Generic XDP goes the
+// way of ordinary packets.
+func (a *Agent) letRepliesIn(w world, points map[dataplane.Point]placement) map[int]error {
+	failed := map[int]error{}
+	for p, place := range points {
+		if p.Side != dataplane.OnXDP || !w.replies(place.chain) || a.dp.View(p).Mode != dataplane.ModeXDPNative {
+			continue
+		}
+		if err := service.LetRepliesIn(place.link); err != nil {
+			a.log.Warn("replies may not arrive", "interface", place.link.Name, "error", err)
+			failed[p.Ifindex] = err
+		}
+	}
+	return failed
+}
+
+// replies tells whether a module of the chain answers packets.
+func (w world) replies(chain dataplane.ChainSpec) bool {
+	return slices.ContainsFunc(chain.Members, func(m dataplane.Member) bool {
+		d := w.modules[m.Name]
+		return d != nil && d.pkg != nil && d.pkg.Replies
+	})
+}
+
+// repliesCondition tells whether a module's replies arrive.
+func (a *Agent) repliesCondition(name string) v1.Condition {
+	c := v1.Condition{Type: "Replies", Status: "True", Reason: "Arrive", Since: a.metrics.since()}
+	var errs []error
+	for _, ifindex := range slices.Sorted(maps.Keys(a.deaf)) {
+		chain := a.points[dataplane.Point{Ifindex: ifindex, Side: dataplane.OnXDP}].chain
+		if slices.ContainsFunc(chain.Members, func(m dataplane.Member) bool { return m.Name == name }) {
+			errs = append(errs, a.deaf[ifindex])
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		c.Status, c.Reason, c.Message = "False", "Vanish", err.Error()+"; or choose hook: tc"
+	}
+	return c
+}

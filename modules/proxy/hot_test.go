@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package proxy
+
+import (
+	"runtime"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// cold is longer than copies of sessions are used, at the 100 jiffies per second of the slowest kernels.
+const cold = 400 * time.Millisecond
+
+// onCPU has test run on one CPU, where PROG_TEST_RUN then runs programs.
+func onCPU(t *testing.T, cpu int, test func()) {
+	t.Helper()
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	var before, one unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &before); err != nil {
+		t.Fatal(err)
+	}
+	one.Set(cpu)
+	if err := unix.SchedSetaffinity(0, &one); err != nil {
+		t.Skipf("CPU %d: %v", cpu, err)
+	}
+	defer unix.SchedSetaffinity(0, &before)
+	test()
+}
+
+// entry is one of the two entries of the only session.
+func (w *world) entry(reverse bool) flow {
+	w.t.Helper()
+	for k, s := range w.table() {
+		if (s.Flags&sessionReverse != 0) == reverse {
+			return k
+		}
+	}
+	w.t.Fatal("no such entry")
+	return flow{}
+}
+
+// connect opens a connection to the far instance, and returns what the client sends in it and how it looks afterwards.
+func (w *world) connect() (sent, changed packet) {
+	w.t.Helper()
+	w.out(tcp(w.client, 40000, w.farVIP, 80, tcpSYN).bytes())
+	w.in(tcp(w.far, 80, w.client, 40000, tcpSYN|tcpACK).bytes())
+	sent = tcp(w.client, 40000, w.farVIP, 80, tcpACK)
+	changed = sent
+	changed.dst = addr(w.far)
+	w.want(w.out(sent.bytes()), tcNext, changed.bytes())
+	return sent, changed
+}
+
+// A session that was just used is found in this CPU's copies, for a moment.
+func TestCopiesOfSessions(t *testing.T) {
+	families(t, func(t *testing.T, w *world) {
+		sent, changed := w.connect()
+		key := w.entry(false)
+		var s session
+		if err := w.maps[mapSessions].Lookup(key, &s); err != nil {
+			t.Fatal(err)
+		}
+		served := false
+		onCPU(t, 0, func() {
+			for try := 0; try < 20 && !served; try++ { // the moment may end between the two packets
+				w.put(mapSessions, key, s)
+				w.want(w.out(sent.bytes()), tcNext, changed.bytes())
+				if err := w.maps[mapSessions].Delete(key); err != nil {
+					t.Fatal(err)
+				}
+				served = w.out(sent.bytes()).action == tcNext
+			}
+			if !served {
+				t.Error("the copy is not used")
+			}
+			time.Sleep(cold)
+			if got := w.out(sent.bytes()); got.action == tcNext {
+				t.Error("the copy is used for too long")
+			}
+		})
+	})
+}
+
+// When a session ends or begins, no CPU goes on with a copy.
+func TestCopiesAreDroppedOnAllCPUs(t *testing.T) {
+	if runtime.NumCPU() < 2 {
+		t.Skip("needs two CPUs")
+	}
+	families(t, func(t *testing.T, w *world) {
+		sent, changed := w.connect()
+		otherAddr := addr(w.far).Next()
+		other := w.addInstance(0, otherAddr.String())
+		for range 5 {
+			onCPU(t, 1, func() { w.want(w.out(sent.bytes()), tcNext, changed.bytes()) })
+			onCPU(t, 0, func() {
+				key := w.entry(false)
+				var s session
+				if err := w.maps[mapSessions].Lookup(key, &s); err != nil {
+					t.Fatal(err)
+				}
+				run, to := w.farI, addr(w.far)
+				if s.Instance == w.farI {
+					run, to = other, otherAddr
+				}
+				w.out(tcp(w.client, 40000, w.farVIP, 80, tcpRST).bytes())
+				w.addVIP(w.farVIP, policyTurns, 0, run)
+				syn := w.out(tcp(w.client, 40000, w.farVIP, 80, tcpSYN).bytes())
+				changed.dst = to
+				want := changed
+				want.flags = tcpSYN
+				w.want(syn, tcNext, want.bytes())
+			})
+			onCPU(t, 1, func() { w.want(w.out(sent.bytes()), tcNext, changed.bytes()) })
+		}
+	})
+}
+
+// The LRU may put out one entry of a session and not the other. It is there again before it is needed.
+func TestOneEntryIsMissing(t *testing.T) {
+	families(t, func(t *testing.T, w *world) {
+		sent, changed := w.connect()
+		for _, reverse := range []bool{true, false} {
+			if err := w.maps[mapSessions].Delete(w.entry(reverse)); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(cold)
+			answer := tcp(w.far, 80, w.client, 40000, tcpACK)
+			back := answer
+			back.src = addr(w.farVIP)
+			if reverse {
+				w.want(w.out(sent.bytes()), tcNext, changed.bytes())
+			}
+			w.want(w.in(answer.bytes()), tcNext, back.bytes())
+			w.want(w.out(sent.bytes()), tcNext, changed.bytes())
+			if n := len(w.table()); n != 2 {
+				t.Errorf("reverse %v: %d entries, want 2", reverse, n)
+			}
+		}
+	})
+}
