@@ -19,11 +19,11 @@ class Malformed(ValueError):
 
 @dataclass(frozen=True)
 class Message:
-    """What the extractor sees of a frame. source is the MAC address, most significant byte first."""
+    """What the extractor sees of a frame. node is the interface identifier of its IPv6 source: routers pass messages on."""
 
-    source: bytes
-    destination: bytes
-    sequence: int
+    node: bytes
+    link: bytes  # source of the MAC header, most significant byte first
+    sequence: int | None
     kind: str
 
 
@@ -42,7 +42,7 @@ class _Cursor:
 
 
 def parse(frame):
-    """The message in a frame; None for frames that are no data or have no source."""
+    """The message in a frame; None for frames that are no data, have no source or are later fragments."""
     c = _Cursor(frame)
     (control,) = struct.unpack("<H", c.take(2))
     if control & 7 != DATA_FRAME:
@@ -51,14 +51,15 @@ def parse(frame):
     sequence = None if version == 2 and control & 1 << 8 else c.byte()
     pans = _pans(version, to, source, control >> 6 & 1)
     c.take(2 * pans[0])
-    destination = _address(c, to)
+    _address(c, to)
     c.take(2 * pans[1])
-    origin = _address(c, source)
-    if not origin:
+    link = _address(c, source)
+    if not link:
         return None
     if control & 1 << 3 or control & 1 << 9:  # encrypted, or information elements, which nobody sends 6LoWPAN behind
-        return Message(origin, destination, sequence, "other")
-    return Message(origin, destination, sequence, _kind(c))
+        return Message(interface_id(link), link, sequence, "other")
+    read = _payload(c, interface_id(link))
+    return read and Message(read[0], link, sequence, read[1])
 
 
 def _pans(version, to, source, compressed):
@@ -80,39 +81,39 @@ def _address(c, mode):
     return c.take({0: 0, 2: 2, 3: 8}[mode])[::-1]
 
 
-def _kind(c):
+def _payload(c, link):
+    """(node, kind) of what 6LoWPAN carries; None for later fragments."""
     dispatch = c.byte()
-    if dispatch >> 3 == 0b11000:  # FRAG1, RFC 4944, 5.3
+    if dispatch >> 3 == 0b11100:  # FRAGN, RFC 4944, 5.3
+        return None
+    if dispatch >> 3 == 0b11000:  # FRAG1
         c.take(3)
         dispatch = c.byte()
     if dispatch == 0x41:  # IPv6 as it is
-        return _kind_ipv6(c)
+        header = c.take(40)
+        return header[16:24], _kind(c, header[6])
     if dispatch >> 5 == 0b011:
-        return _kind_iphc(c, dispatch)
-    return "other"
+        return _compressed(c, dispatch, link)
+    return link, "other"
 
 
-def _kind_ipv6(c):
-    header = c.take(40)
-    return _kind_headers(c, header[6])
-
-
-def _kind_iphc(c, first):
-    """RFC 6282, 3.1: skip what is inline."""
+def _compressed(c, first, link):
+    """RFC 6282, 3.1."""
     second = c.byte()
     c.take(second >> 7)  # context identifiers
     c.take({0: 4, 1: 3, 2: 1, 3: 0}[first >> 3 & 3])
     following = None if first & 4 else c.byte()
     c.take(0 if first & 3 else 1)
-    c.take(_source_length(second))
+    inline = c.take(_source_length(second))
+    node = interface_id(inline) if len(inline) == 2 else inline[-8:] or link
     c.take(_destination_length(second))
     while following is None:  # RFC 6282, 4.2: compressed extension headers
         nhc = c.byte()
         if nhc >> 4 != 0b1110:
-            return "other"  # UDP
+            return node, "other"  # UDP
         following = None if nhc & 1 else c.byte()
         c.take(c.byte())
-    return _kind_headers(c, following)
+    return node, _kind(c, following)
 
 
 def _source_length(second):
@@ -127,7 +128,8 @@ def _destination_length(second):
     return (16, 8, 2, 0)[mode]
 
 
-def _kind_headers(c, following):
+def _kind(c, following):
+    """By the IPv6 header that follows."""
     while following in (HOP_BY_HOP, ROUTING, DESTINATION):
         following = c.byte()
         c.take(6 + 8 * c.byte())
@@ -167,6 +169,11 @@ def interface_id(address):
     if len(address) == 2:
         return b"\0\0\0\xff\xfe\0" + address
     return bytes([address[0] ^ 2]) + address[1:]
+
+
+def link_address(node):
+    """The address that interface_id makes this of."""
+    return node[6:] if node.startswith(b"\0\0\0\xff\xfe\0") else bytes([node[0] ^ 2]) + node[1:]
 
 
 def checksum(source, destination, icmp):

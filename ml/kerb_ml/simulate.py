@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from . import frames
 from .windows import Event
 
-FLOODS = {"dis": (0.8, 300), "dio": (5, 300), "dao": (3, 300), "daoAck": (3, 300)}  # messages per second, least and most
+FLOODS = {"dis": (0.8, 300), "dio": (5, 300), "dao": (3, 300)}  # messages per second, least and most
 
 
 @dataclass
@@ -39,10 +39,10 @@ def draw(rng, attackers=None):
     nodes = int(_log(rng, 3, 60))
     return Network(
         nodes=nodes,
-        formation=_log(rng, 5, 120),
+        formation=_log(rng, 10, 120),
         solicit=_log(rng, 5, 60),
-        trickle_min=2.0 ** rng.integers(-3, 4),  # RFC 6550 has 8 ms, Contiki 4 s
-        trickle_doublings=int(rng.integers(6, 12)),
+        trickle_min=2.0 ** rng.integers(-7, 4),  # RFC 6550 and RIOT have 8 ms, Contiki 4 s
+        trickle_doublings=int(rng.integers(8, 20)),
         resets=_log(rng, 1e-4, 0.05),
         probe=_log(rng, 20, 300),
         refresh=_log(rng, 30, 1800),
@@ -105,7 +105,7 @@ def _trickle(rng, network, time, end):
 
 
 def _dao(rng, network, joined, seconds):
-    behind = int(rng.integers(0, max(1, network.nodes // 3))) if network.storing else 0
+    behind = int(rng.integers(0, max(1, network.nodes // 4))) if network.storing else 0
     for _ in range(1 + behind):
         first = joined + (rng.uniform(0, network.formation) if network.storing else rng.uniform(0, 5))
         for t in _regular(rng, network.refresh, first, seconds):
@@ -142,7 +142,7 @@ def _attack(rng, seconds):
     kinds = list(FLOODS)
     while time < seconds:
         length = rng.uniform(10, 60)
-        for kind in rng.choice(kinds, size=1 + (rng.random() < 0.2), replace=False, p=[0.35, 0.3, 0.3, 0.05]):
+        for kind in rng.choice(kinds, size=1 + (rng.random() < 0.2), replace=False):
             rate = _log(rng, *FLOODS[kind])
             jitter = rng.choice([0.02, 0.5])
             yield from ((time + t, str(kind)) for t in _paced(rng, rate, min(length, seconds - time), jitter))
@@ -161,4 +161,4 @@ def to_frames(found):
     sequences = {}
     for e in found:
         sequence = sequences[e.source] = sequences.get(e.source, -1) + 1
-        yield e.time, frames.build(e.kind, e.source, sequence)
+        yield e.time, frames.build(e.kind, frames.link_address(e.source), sequence)

@@ -3,7 +3,7 @@
 
 import csv
 from collections import Counter, defaultdict, deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -30,11 +30,11 @@ def capture(path):
             message = frames.parse(frame)
         except frames.Malformed:
             continue
-        if message is None or message.sequence in seen[message.source]:
+        if message is None or message.sequence in seen[message.link]:
             continue
         if message.sequence is not None:
-            seen[message.source].append(message.sequence)
-        yield Event(time, message.source, message.kind)
+            seen[message.link].append(message.sequence)
+        yield Event(time, message.node, message.kind)
 
 
 def attacks(path):
@@ -46,10 +46,13 @@ def attacks(path):
 
 @dataclass
 class Row:
+    """A source in a window; before is the window before it."""
+
     window: int
     source: bytes
-    counts: Counter
-    attacks: int  # messages of an attack among them
+    counts: Counter = field(default_factory=Counter)
+    attacks: Counter = field(default_factory=Counter)  # messages of an attack among them, by kind
+    before: "Row | None" = None
 
 
 def rows(events, seconds, offset=0.0):
@@ -57,15 +60,23 @@ def rows(events, seconds, offset=0.0):
     found = {}
     for e in events:
         key = int((e.time - offset) // seconds), e.source
-        row = found.setdefault(key, Row(key[0], e.source, Counter(), 0))
+        row = found.setdefault(key, Row(*key))
         row.counts[e.kind] += 1
-        row.attacks += e.attack
+        row.attacks[e.kind] += e.attack
+    for (window, source), row in found.items():
+        row.before = found.get((window - 1, source))
     return sorted(found.values(), key=lambda r: (r.window, r.source))
 
 
 def matrix(found, features):
-    """Rows as numbers, a column per feature."""
-    return np.array([[r.counts[f] for f in features] for r in found], dtype=np.int64).reshape(len(found), len(features))
+    """Rows as numbers, a column per feature: kinds of messages, and those of the window before."""
+    return np.array([[_value(r, f) for f in features] for r in found], dtype=np.int64).reshape(len(found), len(features))
+
+
+def _value(row, feature):
+    if feature.endswith("Before"):
+        return row.before.counts[feature.removesuffix("Before")] if row.before else 0
+    return row.counts[feature]
 
 
 PUBLISHED = ("dis", "dio", "dao", "other")
