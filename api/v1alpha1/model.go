@@ -2,7 +2,12 @@
 
 package v1alpha1
 
-import "time"
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"time"
+)
 
 // KindModel is the kind of a Model.
 const KindModel = "Model"
@@ -52,4 +57,19 @@ type ModelVersion struct {
 	Version    string    `json:"version" doc:"As its document says"`
 	Digest     string    `json:"digest" doc:"SHA-256 of its document"`
 	Replaced   time.Time `json:"replaced" doc:"When another took its place"`
+}
+
+// Digest is the SHA-256 of the document.
+func (s ModelSpec) Digest() string {
+	sum := sha256.Sum256([]byte(s.Document))
+	return "sha256:" + hex.EncodeToString(sum[:])
+}
+
+// DocumentVersion is the version that the document states, empty if it states none.
+func (s ModelSpec) DocumentVersion() string {
+	var head struct {
+		Version string `json:"version"`
+	}
+	_ = json.Unmarshal([]byte(s.Document), &head) // documents are checked elsewhere
+	return head.Version
 }

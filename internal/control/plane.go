@@ -17,6 +17,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/kerb-edge/kerb/internal/models"
 	"github.com/kerb-edge/kerb/internal/pkgs"
 	"github.com/kerb-edge/kerb/internal/resolve"
 	"github.com/kerb-edge/kerb/sdk"
@@ -49,6 +50,7 @@ type Plane struct {
 	changed chan struct{} // wakes the supervisor: what is wanted has changed
 
 	services *resolve.Follower // nil unless the package works with virtual services
+	models   *models.Follower  // nil unless it works with models
 	packets  *packets          // nil unless it sends in the name of services
 
 	sending sync.Mutex // while maps of want are sent or closed
@@ -184,6 +186,9 @@ func (p *Plane) supervise() {
 	defer p.setWant(nil)
 	if p.services != nil {
 		defer p.services.Close()
+	}
+	if p.models != nil {
+		defer p.models.Close()
 	}
 	pause := firstPause
 	for {
