@@ -81,9 +81,9 @@ KERB_CONFIG(__u8, hits_of, 3);		    /* at most 32 */
 KERB_CONFIG(__u8, events, CLS_EVENTS_CHANGES);
 KERB_CONFIG(__u32, capacity, 4096);	 /* max_entries of records */
 KERB_CONFIG(__u32, probation_packets, 8); /* see struct cls_newcomer */
-KERB_CONFIG(__u32, fuse_sources, 16);	  /* blocked at once; one more blows the fuse. max_entries of blocks is at least this */
+KERB_CONFIG(__u32, fuse_sources, 64);	  /* blocked at once; one more blows the fuse. max_entries of blocks is more than this */
 KERB_CONFIG(__u8, fuse_share, 50);	  /* percent of the sources that are judged in a window, from fuse_least on; 100: no limit */
-KERB_CONFIG(__u32, fuse_least, 3);	  /* blocked sources below which no share blows the fuse */
+KERB_CONFIG(__u32, fuse_least, 2);	  /* so many blocked sources never are too large a share */
 KERB_CONFIG(__u8, fuse_packets, 100);	  /* percent of a window's packets that may be dropped; 100: no limit */
 
 /* Key of records, newcomers, blocks, windows. Addresses as IPv6: IPv4 is ::ffff:a.b.c.d, a node of an RPL network
@@ -115,6 +115,7 @@ enum cls_rpl_sum {
 	CLS_RPL_SECURED = 11,
 	CLS_RPL_FRAGMENTS = 12, /* later fragments; the first one is the message */
 	CLS_RPL_GAPS = 13,	/* ms between messages */
+	CLS_RPL_GAP_COUNT = 14,
 };
 
 enum cls_flow_sum {
@@ -123,39 +124,42 @@ enum cls_flow_sum {
 	CLS_FLOW_SQUARES = 4, /* of lengths */
 	CLS_FLOW_GAPS = 5,    /* us between packets, either direction */
 	CLS_FLOW_GAP_SQUARES = 6,
-	CLS_FLOW_FIN = 7, /* packets with each flag, in the order of the TCP header: FIN SYN RST PSH ACK URG */
-	CLS_FLOW_FRAGMENTS = 13,
-	CLS_FLOW_PAYLOADS = 14, /* packets with a payload */
+	CLS_FLOW_GAP_COUNT = 7,
+	CLS_FLOW_FIN = 8, /* packets with each flag, in the order of the TCP header: FIN SYN RST PSH ACK URG */
+	CLS_FLOW_FRAGMENTS = 14,
+	CLS_FLOW_PAYLOADS = 15, /* packets with a payload */
 };
 
 #define CLS_SUMS   16
 #define CLS_SLICES 4 /* of a sliding window; a tumbling one is one slice. A power of two */
 
-/* Smallest and largest of a slice. low is 0 if there was none: values are counted from 1. */
+/* Smallest and largest of a slice; low is above high if there was none. */
 struct cls_range {
 	__u32 low, high;
 };
 
 struct cls_slice {
-	__u64 sum[CLS_SUMS];	   /* as it was when the slice began */
-	struct cls_range length;   /* flow: of packets; rpl: of ranks that DIOs told */
-	struct cls_range gap;	   /* us (rpl: ms) between packets (messages) */
+	__u64 sum[CLS_SUMS];	 /* as it was when the slice began */
+	struct cls_range length; /* flow: of packets; rpl: ranks that DIOs told */
+	struct cls_range gap;	 /* us (rpl: ms) between packets (messages) */
 };
 
 /* A frame that was seen: its sender and sequence number, and when. */
 struct cls_seen {
-	__u32 tag; /* hash of link source address, with the sequence number in the low byte; 0: none */
+	__u32 tag; /* hash of the link source address, with the sequence number in the low byte; 0: none */
 	__u32 ms;
 };
 
-#define CLS_SEEN    4 /* frames of which repeats are known */
-#define CLS_BEFORE  6 /* sums of which the window before is a feature */
+#define CLS_SEEN    4	     /* frames of which repeats are known */
+#define CLS_BEFORE  6	     /* sums of which the window before is a feature */
+#define CLS_ROLLING (1ULL << 63) /* in cls_record.slice: a CPU closes the slice */
 
 /* What is known of a source. */
 struct cls_record {
-	__u64 first, last;	/* when it was met */
-	__u64 slice;		/* number of the slice that it is in: time / (length of slices) */
-	__u64 sum[CLS_SUMS];	/* since first */
+	__u64 first, last;		   /* when packets (messages) were counted */
+	__u64 slice;			   /* number of the slice that it is in: time / (length of slices) */
+	__u64 judged;			   /* number of the window in which it was evaluated last */
+	__u64 sum[CLS_SUMS];		   /* since first */
 	struct cls_slice past[CLS_SLICES]; /* by number modulo CLS_SLICES */
 	__u32 before[CLS_BEFORE];	   /* the first sums, over the last whole window */
 	__u32 pending;			   /* packets since the last evaluation */
@@ -164,13 +168,13 @@ struct cls_record {
 	__u32 version; /* of the model of the last evaluation; 0: never evaluated */
 	__u32 class;
 	__s32 score;
-	__u8 suspicious; /* hits_needed of the last hits_of were against it */
-	__u8 opener;	 /* flow: 1: the service's side opened it */
-	__u8 dodag_version;
-	__u8 has_dio; /* dodag_version and rank are set */
-	__u16 rank;   /* host byte order */
-	__be16 service_port; /* flow: port that the opening packet went to */
-	struct cls_seen seen[CLS_SEEN];
+	__u8 suspicious;      /* hits_needed of the last hits_of were against it, and not all since then for it */
+	__u8 opener;	      /* flow: 1: the service's side opened it */
+	__u8 dodag_version;   /* of its last DIO, if has_dio */
+	__u8 has_dio;
+	__u16 rank;	      /* the same, host byte order */
+	__be16 service_port;  /* flow: port that the opening packet went to */
+	struct cls_seen seen[CLS_SEEN]; /* newest first */
 };
 
 /* Policy against forged sources. Up to an eighth of the table's capacity a window, sources get a record at once. Beyond, they
@@ -180,6 +184,13 @@ struct cls_record {
 struct cls_newcomer {
 	__u64 first;
 	__u64 packets;
+};
+
+/* Whose a 6LoWPAN datagram in fragments is: only the first fragment names its source. Value: struct cls_source. */
+struct cls_datagram {
+	__u64 link; /* source address of the MAC header, as on the air */
+	__u32 ifindex;
+	__u16 tag, size;
 };
 
 /* Value of blocks: what is done to a source, until it expires. */
@@ -218,23 +229,75 @@ struct cls_fuse {
 
 /* Written by the control plane whenever a model changes. */
 struct cls_policy {
-	__u64 harmless; /* bit per class: no reason to act */
-	__s32 raise;	/* an evaluation is against a source if its class is not harmless and its score is at least this; */
-	__s32 clear;	/* against one that is suspicious already also if its score is at least this */
+	__u64 harmless; /* bit per class that is no reason to act */
+	__s32 raise;	/* Q15: an evaluation is against a source if its class is not harmless and its score at least this; */
+	__s32 clear;	/* Q15: against one that is suspicious already also if its score is at least this. Above 32768: never */
 };
 
-/* What is to be evaluated later: entries of due (CLS_NEXT_PACKET, CLS_TIMER). */
+/* Features, in the order of the names in features.go. */
+enum cls_rpl_feature {
+	CLS_F_DIS = 0, /* the first 6 are sums */
+	CLS_F_MESSAGES = 6,
+	CLS_F_REPEATS = 7,
+	CLS_F_BYTES = 8,
+	CLS_F_MULTICAST = 9,
+	CLS_F_VERSIONS = 10,
+	CLS_F_RANKS = 11,
+	CLS_F_SECURED = 12,
+	CLS_F_FRAGMENTS = 13,
+	CLS_F_DIS_SHARE = 14,
+	CLS_F_DIO_SHARE = 15,
+	CLS_F_DAO_SHARE = 16,
+	CLS_F_DIS_BEFORE = 17,
+	CLS_F_DIO_BEFORE = 18,
+	CLS_F_DAO_BEFORE = 19,
+	CLS_F_GAP_MIN = 20,
+	CLS_F_GAP_MAX = 21,
+	CLS_F_GAP_MEAN = 22,
+	CLS_F_RANK_MIN = 23,
+	CLS_F_RANK_MAX = 24,
+};
+
+enum cls_flow_feature {
+	CLS_F_PACKETS_FORWARD = 0,
+	CLS_F_PACKETS_BACKWARD = 1,
+	CLS_F_BYTES_FORWARD = 2,
+	CLS_F_BYTES_BACKWARD = 3,
+	CLS_F_LENGTH_MIN = 4,
+	CLS_F_LENGTH_MAX = 5,
+	CLS_F_LENGTH_MEAN = 6,
+	CLS_F_LENGTH_DEVIATION = 7,
+	CLS_F_FLOW_GAP_MIN = 8,
+	CLS_F_FLOW_GAP_MAX = 9,
+	CLS_F_FLOW_GAP_MEAN = 10,
+	CLS_F_FLOW_GAP_DEVIATION = 11,
+	CLS_F_FIN = 12, /* and the other flags in the order of the TCP header */
+	CLS_F_FLOW_FRAGMENTS = 18,
+	CLS_F_PAYLOADS = 19,
+	CLS_F_DURATION = 20,
+	CLS_F_PROTOCOL = 21,
+	CLS_F_PORT = 22,
+	CLS_F_LENGTH_FORWARD_MEAN = 23,
+	CLS_F_LENGTH_BACKWARD_MEAN = 24,
+	CLS_F_PACKETS = 25,
+	CLS_F_BACKWARD_SHARE = 26,
+};
+
+#define CLS_VALUES 32 /* features of an extractor */
+
+/* What is to be judged: entries of due (CLS_NEXT_PACKET, CLS_TIMER). */
 struct cls_due {
+	__u64 time;   /* end of the window */
+	__u64 window; /* its number */
 	struct cls_source source;
 	__u32 zero;
-	__u64 time; /* end of the window */
-	struct cls_features features;
+	__s32 values[CLS_VALUES]; /* features, in the order of the extractor's names */
 };
 
 /* Value of windows, for the control plane (CLS_USER), which deletes what it has read and writes blocks. */
 struct cls_window {
 	__u64 time; /* end of the window */
-	struct cls_features features;
+	__s32 values[CLS_VALUES];
 };
 
 enum cls_event_kind {
@@ -256,8 +319,7 @@ struct cls_event {
 	__u32 class;
 	__s32 score;
 	__u32 hits;
-	__u32 zero;
-	struct cls_features features;
+	__s32 values[CLS_VALUES];
 };
 
 /* Indices of counts. */
@@ -315,6 +377,13 @@ struct {
 } newcomers SEC(".maps");
 
 struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 1024);
+	__type(key, struct cls_datagram);
+	__type(value, struct cls_source);
+} datagrams SEC(".maps");
+
+struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 1024);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
@@ -364,6 +433,19 @@ struct {
 	__type(key, struct cls_source);
 	__type(value, struct cls_window);
 } windows SEC(".maps");
+
+/* Started by the first packet of a program; a config map, so that each program has its own. */
+struct cls_timer {
+	struct bpf_timer timer;
+	__u64 started;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct cls_timer);
+} timers SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
