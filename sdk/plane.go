@@ -364,7 +364,15 @@ func (p *plane) serveHealth(*http.Request) (any, error) {
 			return nil, &unhealthyError{err}
 		}
 	}
-	return nil, nil
+	c, ok := now.compiled.(Conditioner)
+	if !ok {
+		return nil, nil
+	}
+	conditions, err := c.Conditions(now.live)
+	if err != nil {
+		return nil, &unhealthyError{err}
+	}
+	return HealthAnswer{Conditions: conditions}, nil
 }
 
 func (p *plane) serveMetrics(*http.Request) (any, error) {

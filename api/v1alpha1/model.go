@@ -41,7 +41,7 @@ type ModelStatus struct {
 // ModelSummary is what a document holds, without its numbers.
 type ModelSummary struct {
 	Name      string   `json:"name" doc:"As the document says"`
-	Version   string   `json:"version" doc:"As the document says"`
+	Version   uint32   `json:"version" doc:"As the document says; part of every verdict"`
 	Model     string   `json:"model" doc:"Kind of model, for example mlp or forest"`
 	Shape     string   `json:"shape" doc:"For example 4-3-2-1 for a perceptron"`
 	Extractor string   `json:"extractor" doc:"What computes its features"`
@@ -54,7 +54,7 @@ type ModelSummary struct {
 // ModelVersion is an earlier state of a model.
 type ModelVersion struct {
 	Generation int64     `json:"generation" doc:"metadata.generation that it had"`
-	Version    string    `json:"version" doc:"As its document says"`
+	Version    uint32    `json:"version" doc:"As its document says"`
 	Digest     string    `json:"digest" doc:"SHA-256 of its document"`
 	Replaced   time.Time `json:"replaced" doc:"When another took its place"`
 }
@@ -65,10 +65,10 @@ func (s ModelSpec) Digest() string {
 	return "sha256:" + hex.EncodeToString(sum[:])
 }
 
-// DocumentVersion is the version that the document states, empty if it states none.
-func (s ModelSpec) DocumentVersion() string {
+// DocumentVersion is the version that the document states, 0 if it states none.
+func (s ModelSpec) DocumentVersion() uint32 {
 	var head struct {
-		Version string `json:"version"`
+		Version uint32 `json:"version"`
 	}
 	_ = json.Unmarshal([]byte(s.Document), &head) // documents are checked elsewhere
 	return head.Version

@@ -33,7 +33,7 @@ var (
 
 // modelContent stands for a document that may have megabytes.
 func modelContent(m *v1.Model) any {
-	return map[string]string{"version": m.Spec.DocumentVersion(), "document": m.Spec.Digest()}
+	return map[string]any{"version": m.Spec.DocumentVersion(), "document": m.Spec.Digest()}
 }
 
 // apply puts resources into the next desired state, and returns those that change.

@@ -118,6 +118,9 @@ func (a *Agent) extraConditions(d *deployment) []v1.Condition {
 	if slices.Contains(d.pkg.Resources, pkgs.ResourceModels) {
 		add("Models", "Told", "NotTaken", d.plane.ModelsErr())
 	}
+	for _, c := range d.plane.State().Conditions {
+		out = append(out, v1.Condition{Type: c.Type, Status: c.Status, Reason: c.Reason, Message: c.Message, Since: c.Since})
+	}
 	if d.pkg.Inject {
 		add("Inject", "Possible", "NotEverywhere", d.plane.InjectErr())
 	}

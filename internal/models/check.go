@@ -3,36 +3,31 @@
 package models
 
 import (
-	"bytes"
-	"crypto/sha256"
-	"encoding/hex"
-	"encoding/json"
-	"fmt"
-
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/fault"
+	"github.com/kerb-edge/kerb/internal/store"
+	"github.com/kerb-edge/kerb/modules/classifier/model"
 )
+
+// VersionsKept is how many earlier versions of a model are kept.
+const VersionsKept = store.VersionsKept
 
 // Check finds what is wrong with a model, beyond its schema. Errors are *fault.Invalid.
 func Check(m v1.Model) error {
-	if _, err := Summarize(m.Spec); err != nil {
+	if _, err := model.Parse([]byte(m.Spec.Document)); err != nil {
 		return &fault.Invalid{Resource: v1.KindModel + " " + m.Metadata.Name, Field: "spec.document", Reason: err.Error()}
 	}
 	return nil
 }
 
-// Summarize reads a document.
+// Summarize reads what a document holds.
 func Summarize(spec v1.ModelSpec) (v1.ModelSummary, error) {
-	sum := sha256.Sum256([]byte(spec.Document))
-	out := v1.ModelSummary{Digest: "sha256:" + hex.EncodeToString(sum[:]), Size: len(spec.Document)}
-	var head struct {
-		Format, Name, Version, Kind, Extractor string
-		Features, Classes                      []string
+	out := v1.ModelSummary{Digest: spec.Digest(), Size: len(spec.Document)}
+	doc, err := model.Parse([]byte(spec.Document))
+	if err != nil {
+		return out, err
 	}
-	if err := json.NewDecoder(bytes.NewReader([]byte(spec.Document))).Decode(&head); err != nil {
-		return out, fmt.Errorf("not JSON: %w", err)
-	}
-	out.Name, out.Version, out.Model, out.Extractor = head.Name, head.Version, head.Kind, head.Extractor
-	out.Features, out.Classes = head.Features, head.Classes
+	out.Name, out.Version, out.Model, out.Extractor = doc.Name, doc.Version, doc.Kind, doc.Extractor
+	out.Features, out.Classes, out.Shape = doc.Features, doc.Classes, shape(doc)
 	return out, nil
 }

@@ -18,6 +18,14 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
+// Reasons of a model's condition Ready.
+const (
+	ReasonNotUsed = "NotUsed" // and nobody has to be told
+	ReasonInUse   = "InUse"
+	ReasonPending = "Pending" // modules are being told
+	ReasonRefused = "Refused" // a module's config names it, and the module cannot use it
+)
+
 // Table is the models of the node.
 type Table struct {
 	log *slog.Logger
@@ -78,20 +86,20 @@ func (t *Table) Status(name string) *v1.ModelStatus {
 		return nil
 	}
 	status := &v1.ModelStatus{Summary: e.summary}
-	ready := v1.Condition{Type: "Ready", Status: "True", Reason: "NotUsed", Message: "no module uses it", Since: e.since}
+	ready := v1.Condition{Type: "Ready", Status: "True", Reason: ReasonNotUsed, Message: "no module uses it", Since: e.since}
 	for _, f := range t.followers {
 		switch lacks := f.Lacks(name); {
 		case f.refused[name] != "":
-			ready.Status, ready.Reason, ready.Message = "False", "Refused", fmt.Sprintf("module %s: %s", f.Module, f.refused[name])
+			ready.Status, ready.Reason, ready.Message = "False", ReasonRefused, fmt.Sprintf("module %s: %s", f.Module, f.refused[name])
 		case lacks != "" && ready.Status == "True":
-			ready.Status, ready.Reason, ready.Message = "False", "Pending", fmt.Sprintf("module %s: %s", f.Module, lacks)
+			ready.Status, ready.Reason, ready.Message = "False", ReasonPending, fmt.Sprintf("module %s: %s", f.Module, lacks)
 		case lacks == "" && f.using[name] && !slices.Contains(status.Modules, f.Module):
 			status.Modules = append(status.Modules, f.Module)
 		}
 	}
 	slices.Sort(status.Modules)
 	if ready.Status == "True" && len(status.Modules) > 0 {
-		ready.Reason, ready.Message = "InUse", ""
+		ready.Reason, ready.Message = ReasonInUse, ""
 	}
 	status.Conditions = []v1.Condition{ready}
 	return status

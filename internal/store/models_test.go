@@ -18,7 +18,7 @@ func modelOf(name string, generation int64) v1alpha1.Model {
 	return v1alpha1.Model{
 		TypeMeta: v1alpha1.TypeMeta{APIVersion: v1alpha1.APIVersion, Kind: v1alpha1.KindModel},
 		Metadata: v1alpha1.ObjectMeta{Name: name, Generation: generation},
-		Spec:     v1alpha1.ModelSpec{Document: fmt.Sprintf(`{"format":"kerb-model/1","version":"1.%d"}`, generation)},
+		Spec:     v1alpha1.ModelSpec{Document: fmt.Sprintf(`{"format":"kerb-model/1","version":%d}`, generation)},
 	}
 }
 
@@ -29,7 +29,7 @@ func generations(t *testing.T, s *Store, name string) (out []int64) {
 		t.Fatal(err)
 	}
 	for _, v := range all {
-		if want := fmt.Sprintf("1.%d", v.Generation); v.Version != want || v.Replaced.IsZero() || v.Digest != modelOf(name, v.Generation).Spec.Digest() {
+		if v.Version != uint32(v.Generation) || v.Replaced.IsZero() || v.Digest != modelOf(name, v.Generation).Spec.Digest() {
 			t.Errorf("%+v", v)
 		}
 		out = append(out, v.Generation)
