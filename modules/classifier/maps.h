@@ -405,6 +405,7 @@ struct {
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE); /* the control plane corrects blocked, atomically */
 	__uint(max_entries, 1);
 	__type(key, __u32);
 	__type(value, struct cls_fuse);
