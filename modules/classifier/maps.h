@@ -158,12 +158,11 @@ struct cls_seen {
 struct cls_record {
 	__u64 first, last;		   /* when packets (messages) were counted */
 	__u64 slice;			   /* number of the slice that it is in: time / (length of slices) */
-	__u64 judged;			   /* number of the window in which it was evaluated last */
+	__u64 judged;			   /* cls_fuse.window in which it was evaluated last */
 	__u64 sum[CLS_SUMS];		   /* since first */
 	struct cls_slice past[CLS_SLICES]; /* by number modulo CLS_SLICES */
 	__u32 before[CLS_BEFORE];	   /* the first sums, over the last whole window */
 	__u32 pending;			   /* packets since the last evaluation */
-	__u32 evaluations;
 	__u32 hits;    /* bit 0: the last evaluation was against it, bit 1: the one before, ... */
 	__u32 version; /* of the model of the last evaluation; 0: never evaluated */
 	__u32 class;
@@ -227,7 +226,7 @@ struct cls_fuse {
 	__u32 admitted, promoted; /* sources that got a record at once, or as newcomers */
 };
 
-/* Written by the control plane whenever a model changes. */
+/* By role of the model. Written by the control plane before a model is used. */
 struct cls_policy {
 	__u64 harmless; /* bit per class that is no reason to act */
 	__s32 raise;	/* Q15: an evaluation is against a source if its class is not harmless and its score at least this; */
@@ -287,10 +286,8 @@ enum cls_flow_feature {
 
 /* What is to be judged: entries of due (CLS_NEXT_PACKET, CLS_TIMER). */
 struct cls_due {
-	__u64 time;   /* end of the window */
-	__u64 window; /* its number */
+	__u64 time; /* end of the window */
 	struct cls_source source;
-	__u32 zero;
 	__s32 values[CLS_VALUES]; /* features, in the order of the extractor's names */
 };
 
@@ -335,7 +332,7 @@ enum cls_count {
 	CLS_COUNT_PROBATION = 8, /* of newcomers, not counted for them */
 	CLS_COUNT_ADMITTED = 9,	 /* sources that got a record */
 	CLS_COUNT_EVALUATED = 10,
-	CLS_COUNT_EMPTY = 11,	/* windows without a packet: not evaluated */
+	CLS_COUNT_EMPTY = 11,	/* pauses of a source of a window (sliding: a quarter) or more: nothing to evaluate */
 	CLS_COUNT_NO_MODEL = 12, /* evaluations without a model */
 	CLS_COUNT_POSITIVE = 13, /* evaluations against a source */
 	CLS_COUNT_NO_ROOM = 14,	 /* evaluations that found due or windows full */
@@ -416,7 +413,7 @@ struct {
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 1);
+	__uint(max_entries, CLS_ROLES);
 	__type(key, __u32);
 	__type(value, struct cls_policy);
 } policy SEC(".maps");
@@ -434,6 +431,20 @@ struct {
 	__type(key, struct cls_source);
 	__type(value, struct cls_window);
 } windows SEC(".maps");
+
+/* Taken for a moment by who changes what only one may; fetching atomic operations need Linux 5.12. Index 0 is the fuse's. */
+struct cls_lock {
+	struct bpf_spin_lock lock;
+};
+
+#define CLS_LOCKS 64 /* a power of two */
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, CLS_LOCKS);
+	__type(key, __u32);
+	__type(value, struct cls_lock);
+} locks SEC(".maps");
 
 /* Started by the first packet of a program; a config map, so that each program has its own. */
 struct cls_timer {
