@@ -49,6 +49,7 @@ type machine struct {
 	initrd  string
 	nonce   string
 	kernel  kernel
+	built   []string // .ko files of this repository's
 	memory  string
 	timeout time.Duration
 }
