@@ -17,7 +17,7 @@ struct ring {
 	spinlock_t lock; /* of producers: packets come in on all CPUs */
 	wait_queue_head_t wait;
 	struct page **pages;
-	unsigned long n_pages; /* with the two in front and the one behind */
+	unsigned long n_data; /* pages of data, without consumer, producer and state */
 	u64 mask;
 	/* Mapped into the program: consumer and state for writing, so that nothing there may be trusted. */
 	u64 *consumer;
@@ -27,50 +27,57 @@ struct ring {
 	u64 written; /* what *producer says */
 };
 
-/* ring_map joins the pages, the data's twice: a record never wraps. The last page is the state's. */
-static int ring_map(struct ring *r, unsigned long n_data)
+/* is_repeat tells the pages that are the data's for the second time: a record never wraps. */
+static bool is_repeat(const struct ring *r, unsigned long page)
 {
-	r->pages[2 + 2 * n_data] = r->pages[2 + n_data];
-	memcpy(r->pages + 2 + n_data, r->pages + 2, n_data * sizeof(*r->pages));
-	r->consumer = vmap(r->pages, 3 + 2 * n_data, VM_MAP | VM_USERMAP, PAGE_KERNEL);
-	if (!r->consumer)
-		return -ENOMEM;
-	r->producer = (void *)r->consumer + PAGE_SIZE;
-	r->data = (void *)r->consumer + 2 * PAGE_SIZE;
-	r->state = (void *)r->data + 2 * n_data * PAGE_SIZE;
-	return 0;
+	return page >= 2 + r->n_data && page < 2 + 2 * r->n_data;
 }
+
+static unsigned long ring_pages(const struct ring *r) { return 3 + 2 * r->n_data; }
 
 static void ring_free(struct ring *r)
 {
 	vunmap(r->consumer);
-	for (unsigned long i = 0; i < r->n_pages; i++)
-		__free_page(r->pages[i]);
+	for (unsigned long i = 0; i < ring_pages(r); i++)
+		if (r->pages[i] && !is_repeat(r, i))
+			__free_page(r->pages[i]);
 	kvfree(r->pages);
+	r->consumer = NULL;
+}
+
+static int ring_map(struct ring *r)
+{
+	for (unsigned long i = 0; i < ring_pages(r); i++) {
+		r->pages[i] = is_repeat(r, i) ? r->pages[i - r->n_data] : alloc_page(GFP_KERNEL_ACCOUNT | __GFP_ZERO);
+		if (!r->pages[i])
+			return -ENOMEM;
+	}
+	r->consumer = vmap(r->pages, ring_pages(r), VM_MAP | VM_USERMAP, PAGE_KERNEL);
+	if (!r->consumer)
+		return -ENOMEM;
+	r->producer = (void *)r->consumer + PAGE_SIZE;
+	r->data = (void *)r->consumer + 2 * PAGE_SIZE;
+	r->state = (void *)r->data + 2 * r->n_data * PAGE_SIZE;
+	return 0;
 }
 
 static int ring_init(struct ring *r, u32 size)
 {
-	unsigned long n_data = size / PAGE_SIZE, n_pages = 3 + n_data;
+	int err;
 
 	if (size < PAGE_SIZE || !is_power_of_2(size) || size > SZ_64M)
 		return -EINVAL;
 	spin_lock_init(&r->lock);
 	init_waitqueue_head(&r->wait);
 	r->mask = size - 1;
-	r->pages = kvcalloc(n_pages + n_data, sizeof(*r->pages), GFP_KERNEL_ACCOUNT);
+	r->n_data = size / PAGE_SIZE;
+	r->pages = kvcalloc(ring_pages(r), sizeof(*r->pages), GFP_KERNEL_ACCOUNT);
 	if (!r->pages)
 		return -ENOMEM;
-	for (r->n_pages = 0; r->n_pages < n_pages; r->n_pages++) {
-		r->pages[r->n_pages] = alloc_page(GFP_KERNEL_ACCOUNT | __GFP_ZERO);
-		if (!r->pages[r->n_pages])
-			break;
-	}
-	if (r->n_pages < n_pages || ring_map(r, n_data)) {
+	err = ring_map(r);
+	if (err)
 		ring_free(r);
-		return -ENOMEM;
-	}
-	return 0;
+	return err;
 }
 
 static u64 ring_position(const struct ring *r) { return smp_load_acquire(r->consumer); }

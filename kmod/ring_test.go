@@ -7,6 +7,7 @@ import (
 	"os"
 	"sync/atomic"
 	"testing"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -64,6 +65,17 @@ func (r *ring) wait() bool {
 	const waiting = 64 // offset in struct icpt_state
 	atomic.StoreUint32((*uint32)(unsafe.Pointer(&r.state[waiting])), 1)
 	return atomic.LoadUint64(word(r.consumer)) == atomic.LoadUint64(word(r.rest))
+}
+
+// await is next for a record that has to come; what a softirq does may take its time.
+func (r *ring) await() (rec record, frame []byte, ok bool) {
+	for range 2000 {
+		if rec, frame, ok = r.next(); ok {
+			break
+		}
+		time.Sleep(time.Millisecond)
+	}
+	return rec, frame, ok
 }
 
 // next takes one record out, or reports that there is none.

@@ -109,7 +109,7 @@ func tool(name string) (string, error) {
 func checkTools(opts options) error {
 	tools := []string{"qemu-system-x86_64", "busybox", "ip", "tc", "ldd", "cpio", "xz", "zstd", "apt-get", "apt-cache", "dpkg", "dpkg-deb"}
 	if opts.kmod != "" {
-		tools = append(tools, "make", "gcc-12")
+		tools = append(tools, "make", "gcc-12", "pahole")
 	}
 	for _, name := range tools {
 		if _, err := tool(name); err != nil {
