@@ -5,6 +5,7 @@ package intercept
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 )
 
@@ -20,30 +21,37 @@ type config struct {
 	class   string // of scheduling
 }
 
-// Ours first. Each that sleeps, spins or is SCHED_FIFO has a socket that does the same to be compared with.
-var configs = []config{
-	{"ringbuf", "kerb", "kerb", "sleep", "other"},
-	{"ringbuf-adaptive", "kerb", "kerb", "adaptive", "other"},
-	{"ringbuf-spin", "kerb", "kerb", "spin", "other"},
-	{"ringbuf-fifo", "kerb", "kerb", "sleep", "fifo"},
-	{"ringbuf-adaptive-fifo", "kerb", "kerb", "adaptive", "fifo"},
-	{"ringbuf-spin-fifo", "kerb", "kerb", "spin", "fifo"},
-	{"kmod", "kmod", "kerb", "adaptive", "other"},
-	{"afxdp", "socket", "afxdp", "spin", "other"},
-	{"afxdp-sleep", "socket", "afxdp", "sleep", "other"},
-	{"array", "array", "array", "spin", "other"},
-	{"socket", "stamp", "socket", "block", "other"},
-	{"socket-busy", "stamp", "socket", "busy", "other"},
-	{"socket-mmsg", "stamp", "socket", "mmsg", "other"},
-	{"socket-adaptive", "stamp", "socket", "adaptive", "other"},
-	{"socket-spin", "stamp", "socket", "spin", "other"},
-	{"socket-fifo", "stamp", "socket", "block", "fifo"},
-	{"socket-adaptive-fifo", "stamp", "socket", "adaptive", "fifo"},
-	{"socket-spin-fifo", "stamp", "socket", "spin", "fifo"},
+// Ours first. Whatever waits and is scheduled in some way has a socket that does the same to be compared with.
+var configs = slices.Concat(
+	classes("ringbuf", "kerb", "kerb", "sleep"),
+	classes("ringbuf-adaptive", "kerb", "kerb", "adaptive"),
+	classes("ringbuf-spin", "kerb", "kerb", "spin"),
+	[]config{
+		{"kmod", "kmod", "kerb", "adaptive", "eager"},
+		{"afxdp", "xsk", "afxdp", "spin", "other"},
+		{"afxdp-sleep", "xsk", "afxdp", "sleep", "other"},
+		{"array", "array", "array", "spin", "other"},
+	},
+	classes("socket", "stamp", "socket", "block"),
+	classes("socket-adaptive", "stamp", "socket", "adaptive"),
+	classes("socket-spin", "stamp", "socket", "spin"),
+	[]config{
+		{"socket-busy", "stamp", "socket", "busy", "other"},
+		{"socket-mmsg", "stamp", "socket", "mmsg", "other"},
+	},
+)
+
+// classes are a config as any program runs, before these (the library's default), and of SCHED_FIFO.
+func classes(name, hook, program, wait string) []config {
+	return []config{
+		{name, hook, program, wait, "other"},
+		{name + "-eager", hook, program, wait, "eager"},
+		{name + "-fifo", hook, program, wait, "fifo"},
+	}
 }
 
 // enduring are the configs of the long loads.
-var enduring = []string{"ringbuf-adaptive", "socket"}
+var enduring = []string{"ringbuf-adaptive-eager", "socket"}
 
 // errLeftOut is wrapped when something cannot be measured here.
 var errLeftOut = errors.New("cannot be measured")

@@ -140,11 +140,11 @@ func (e *experiment) runLoad(ctx context.Context, l load) (err error) {
 }
 
 func (e *experiment) notes() {
-	e.run.Note("delay is T2-T1, for sockets T3-T1: from when a program of the driver's hook has the packet until the receiving program has it; "+
+	e.run.Note("delay is T2-T1, for sockets T3-T1: from when a program of the driver's hook has the packet until the receiving program has it; " +
 		"all receivers map or take T1 the same way and read the same clock")
 	e.run.Note("the sender, SCHED_FIFO, is pinned to CPU %d and receivers to CPU %d; what the kernel does for a packet before it wakes somebody "+
 		"it does on the sender's", e.tools.sender, e.tools.receiver)
-	e.run.Note("-spin never sleeps, -adaptive spins a little and then sleeps, others sleep; -fifo is SCHED_FIFO with priority 50, others run as " +
-		"any program, as the stress does; cpu is the receiver's time of one CPU")
+	e.run.Note("-spin never sleeps, -adaptive spins a little and then sleeps, others sleep; -eager has nice -20 and slices of 100 us (Linux 6.12), " +
+		"as the library does by default, -fifo is SCHED_FIFO with priority 50, others run as any program, as the stress does; cpu is the receiver's time of one CPU")
 	e.run.Note("above 10,000 packets/s the sender sends what is due ten thousand times a second, so that packets come in bursts of five and more")
 }

@@ -53,7 +53,7 @@ func (p *place) raise() error {
 		return p.startKerb()
 	case "kmod":
 		return p.openKmod()
-	case "socket":
+	case "xsk":
 		return p.attach("to_socket", "sockets")
 	case "array":
 		return p.attach("to_array", "slots")
@@ -70,6 +70,7 @@ func (p *place) attach(program, inherited string) error {
 	if err := spec.Variables["server_port"].Set(uint16(port)); err != nil {
 		return err
 	}
+	spec.Programs = map[string]*ebpf.ProgramSpec{program: spec.Programs[program]}
 	bpf, err := ebpf.NewCollection(spec)
 	if err != nil {
 		return fmt.Errorf("%w: %w", errLeftOut, err)

@@ -24,7 +24,7 @@ static void receive(void)
 	}
 }
 
-/* afxdp sleep|spin other|fifo CPU DEVICE */
+/* afxdp sleep|spin other|eager|fifo CPU DEVICE */
 int main(int argc, char **argv)
 {
 	if (argc != 5)

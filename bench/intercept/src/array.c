@@ -41,7 +41,7 @@ static void receive(void)
 	}
 }
 
-/* array spin other|fifo CPU - */
+/* array spin other|eager|fifo CPU - */
 int main(int argc, char **argv)
 {
 	if (argc != 5)

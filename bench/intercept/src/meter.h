@@ -64,7 +64,8 @@ static inline void account(const struct message *m, int64_t t1, int64_t t2)
 	}
 }
 
-/* settle gives the receiver its CPU and class: `other`, as any program has it, or `fifo`. */
+/* settle gives the receiver its CPU and class: `other`, as any program has it, `eager`, which goes before these but shares with
+ * them, or `fifo`. */
 static inline void settle(const char *class, const char *cpu)
 {
 	struct sched_param first = { .sched_priority = FIFO_PRIORITY };
@@ -72,6 +73,8 @@ static inline void settle(const char *class, const char *cpu)
 	pin(atoi(cpu));
 	if (mlockall(MCL_CURRENT | MCL_FUTURE))
 		die("lock memory");
+	if (!strcmp(class, "eager"))
+		hurry();
 	if (!strcmp(class, "fifo") && sched_setscheduler(0, SCHED_FIFO, &first))
 		die("SCHED_FIFO");
 }

@@ -65,22 +65,16 @@ static void send_batch(uint64_t first, int n)
 	}
 }
 
-/* send_all returns how late the latest batch was. */
-static int64_t send_all(uint64_t packets, double gap)
+static void send_all(uint64_t packets, double gap)
 {
 	int batch = gap >= STEP_NS ? 1 : (int)(STEP_NS / gap);
-	int64_t begin = now(), latest = 0;
+	int64_t begin = now();
 
 	batch = batch > BATCH ? BATCH : batch;
 	for (uint64_t sent = 0; sent < packets; sent += batch) {
-		int64_t due = begin + (int64_t)(sent * gap);
-
-		sleep_until(due);
-		if (now() - due > latest)
-			latest = now() - due;
+		sleep_until(begin + (int64_t)(sent * gap));
 		send_batch(sent, packets - sent < (uint64_t)batch ? (int)(packets - sent) : batch);
 	}
-	return latest;
 }
 
 /* sender ADDRESS PORT SIZE PACKETS-PER-SECOND MILLISECONDS CPU; a rate of 0 is nothing but the beginning and the end. */
@@ -103,11 +97,12 @@ int main(int argc, char **argv)
 	say(MESSAGE_BEGIN);
 	sleep_until(now() + PAUSE_NS / 4);
 
-	int64_t begin = now(), latest = packets ? send_all(packets, 1e9 / rate) : 0;
+	int64_t begin = now();
 
-	if (!packets)
-		sleep_until(begin + (int64_t)(seconds * 1e9));
-	printf("{\"sent\":%lu,\"seconds\":%.6f,\"latest\":%.3f}\n", packets, (now() - begin) / 1e9, latest / 1e3);
+	if (packets)
+		send_all(packets, 1e9 / rate);
+	sleep_until(begin + (int64_t)(seconds * 1e9));
+	printf("{\"sent\":%lu,\"seconds\":%.6f}\n", packets, (now() - begin) / 1e9);
 	fflush(stdout);
 	for (;; sleep_until(now() + PAUSE_NS))
 		send(fd, &(struct message){ .type = MESSAGE_END }, sizeof(struct message), 0);

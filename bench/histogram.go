@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bench
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"path/filepath"
+	"slices"
+
+	"gonum.org/v1/plot"
+	"gonum.org/v1/plot/plotter"
+	"gonum.org/v1/plot/plotutil"
+	"gonum.org/v1/plot/vg"
+)
+
+// Bin is how many values were up to one, and above that of the bin before. In JSON it is a pair.
+type Bin struct {
+	UpTo  float64
+	Count uint64
+}
+
+// MarshalJSON writes the pair.
+func (b Bin) MarshalJSON() ([]byte, error) { return json.Marshal([2]any{b.UpTo, b.Count}) }
+
+// UnmarshalJSON reads it.
+func (b *Bin) UnmarshalJSON(data []byte) error {
+	return json.Unmarshal(data, &[2]any{&b.UpTo, &b.Count})
+}
+
+// Histogram is how the values of a metric are spread over all rounds.
+type Histogram struct {
+	Config string `json:"config"`
+	Load   string `json:"load"`
+	Metric string `json:"metric"`
+	Unit   string `json:"unit"`
+	Bins   []Bin  `json:"bins"` // in ascending order
+}
+
+// Spread adds the values of one further round to a histogram.
+func (r *Run) Spread(config, load, metric, unit string, bins []Bin) {
+	all := &r.report.Histograms
+	i := slices.IndexFunc(*all, func(h Histogram) bool { return h.Config == config && h.Load == load && h.Metric == metric })
+	if i < 0 {
+		i = len(*all)
+		*all = append(*all, Histogram{Config: config, Load: load, Metric: metric, Unit: unit})
+	}
+	h := &(*all)[i]
+	for _, b := range bins {
+		at, found := slices.BinarySearchFunc(h.Bins, b, func(x, y Bin) int { return cmp.Compare(x.UpTo, y.UpTo) })
+		if !found {
+			h.Bins = slices.Insert(h.Bins, at, Bin{UpTo: b.UpTo})
+		}
+		h.Bins[at].Count += b.Count
+	}
+}
+
+// writeHistograms draws a PNG for each load and metric: a line for each config, both axes logarithmic, so that the few that
+// came late are seen beside the many that did not.
+func (r *Report) writeHistograms(dir string) error {
+	drawn := map[string]bool{}
+	for _, h := range r.Histograms {
+		name := fileName(fmt.Sprintf("%s-%s-histogram-%s", r.Experiment, h.Metric, h.Load))
+		if drawn[name] {
+			continue
+		}
+		drawn[name] = true
+		if err := r.saveHistogram(h.Load, h.Metric, h.Unit, filepath.Join(dir, name+".png")); err != nil {
+			return fmt.Errorf("plot %s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+func (r *Report) saveHistogram(load, metric, unit, path string) error {
+	p := plot.New()
+	p.Title.Text = fmt.Sprintf("%s: %s, %s", r.Experiment, metric, load)
+	p.X.Label.Text, p.Y.Label.Text = unit, "count"
+	p.X.Scale, p.X.Tick.Marker = plot.LogScale{}, plot.LogTicks{Prec: -1}
+	p.Y.Scale, p.Y.Tick.Marker = plot.LogScale{}, plot.LogTicks{Prec: -1}
+	p.Add(plotter.NewGrid())
+	p.Legend.Top = true
+	i := 0
+	for _, h := range r.Histograms {
+		if h.Load != load || h.Metric != metric || len(h.Bins) == 0 {
+			continue
+		}
+		line, err := plotter.NewLine(h.points())
+		if err != nil {
+			return err
+		}
+		line.StepStyle, line.Width = plotter.PostStep, vg.Points(1.2)
+		line.Color, line.Dashes = plotutil.Color(i), plotutil.Dashes(i/7)
+		p.Add(line)
+		p.Legend.Add(h.Config, line)
+		i++
+	}
+	return savePNG(p, path)
+}
+
+// points leaves out what a logarithm has no place for.
+func (h Histogram) points() (xy plotter.XYs) {
+	for _, b := range h.Bins {
+		if b.UpTo > 0 && b.Count > 0 {
+			xy = append(xy, plotter.XY{X: b.UpTo, Y: float64(b.Count)})
+		}
+	}
+	return xy
+}

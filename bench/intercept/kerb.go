@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package intercept
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"time"
+
+	"github.com/vishvananda/netlink"
+
+	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/bench/internal/node"
+	"github.com/kerb-edge/kerb/kmod"
+)
+
+// ringSize is more than what comes in while a receiver is kept from its CPU, as the sockets' buffers are.
+const ringSize = 32 << 20
+
+// class is the one that the receivers open.
+const class = "data"
+
+// startKerb runs the agent on the receiver's node, with the intercept module on the interface at which packets come in.
+func (p *place) startKerb() error {
+	n, err := node.StartIn(p.lab.Node())
+	if err != nil {
+		return err
+	}
+	p.closers = append(p.closers, n.Close)
+	p.socket = filepath.Join(n.Dir(), "modules", "intercept.sock")
+	m := node.Module("intercept", "intercept", "", map[string]any{"classes": []map[string]any{{
+		"name": class, "match": map[string]any{"protocol": "udp", "ports": []any{port}}, "action": "steal", "ring": ringSize,
+	}}})
+	m.Spec.Attach = v1.Attach{Interfaces: []string{p.nic}}
+	m.Spec.Hook = "xdp"
+	return n.Apply(m)
+}
+
+// openKmod leaves the kernel module out where it is not loaded.
+func (p *place) openKmod() error {
+	if _, err := os.Stat(kmod.Device); err != nil {
+		return fmt.Errorf("%w: %w", errLeftOut, kmod.ErrNotLoaded)
+	}
+	p.socket = strconv.Itoa(ringSize)
+	p.files = func() (files []*os.File, err error) {
+		err = p.lab.Node().Do(func() error {
+			device, err := netlink.LinkByName(p.nic)
+			if err != nil {
+				return err
+			}
+			f, err := kmod.Attach(kmod.Rule{Ifindex: uint32(device.Attrs().Index), Ring: ringSize, Action: kmod.Steal,
+				Watchdog: uint64(time.Minute), Protocol: 17, FirstPort: port, LastPort: port})
+			files = []*os.File{f}
+			return err
+		})
+		return files, err
+	}
+	return nil
+}
