@@ -31,7 +31,7 @@ func (p *place) startKerb() error {
 	p.closers = append(p.closers, n.Close)
 	p.socket = filepath.Join(n.Dir(), "modules", "intercept.sock")
 	m := node.Module("intercept", "intercept", "", map[string]any{"classes": []map[string]any{{
-		"name": class, "match": map[string]any{"protocol": "udp", "ports": []any{port}}, "action": "steal", "ring": ringSize,
+		"name": class, "match": map[string]any{"protocol": "udp", "ports": []any{port}}, "action": "steal", "ring": fmt.Sprint(ringSize), "watchdog": "10s",
 	}}})
 	m.Spec.Attach = v1.Attach{Interfaces: []string{p.nic}}
 	m.Spec.Hook = "xdp"
