@@ -65,7 +65,7 @@ test-kernels: setup bpf ## the kernel tests on 5.10, 6.1, 6.1-rt, 6.12 and the n
 	go run ./test/kernels $(if $(KERNELS),-kernels $(KERNELS)) $(if $(PKGS),-pkgs '$(PKGS)') $(if $(RUN),-run '$(RUN)')
 
 test-kmod: setup bpf ## the kernel module, built for and run on 6.1, 6.1-rt, 6.12 and 6.12-rt, emulated; or KERNELS=
-	go run ./test/kernels -kernels $(or $(KERNELS),$(KMOD_KERNELS)) -kmod kmod -pkgs ./kmod
+	go run ./test/kernels -kernels $(or $(KERNELS),$(KMOD_KERNELS)) -kmod kmod -pkgs ./kmod,./bench/intercept
 
 demo: demo-build ## set up, build, and watch modules at work on three services; KEEP=1 stays up
 	@$(SUDO) ./kerb demo $(if $(filter-out 0,$(KEEP)),--keep)

@@ -21,8 +21,9 @@ import (
 var headers embed.FS
 
 // CompileC copies files into a directory and makes a program of each C source there, as fast as the compiler can make it for
-// this machine: references in user space are in C, so that none is slow for its language. Headers of include/ are found by all.
-// Program(dir, source) is the result.
+// this machine: references in user space are in C, so that none is slow for its language. Headers of include/ are found by all, and
+// those of directories of dir that are named after a source, with whose sources it is linked: "src/a.c lib". Program(dir, source)
+// is the result.
 func CompileC(ctx context.Context, dir string, files fs.FS, sources ...string) error {
 	clang, err := pkgs.FindClang(ctx, "")
 	if err != nil {
@@ -35,15 +36,24 @@ func CompileC(ctx context.Context, dir string, files fs.FS, sources ...string) e
 	}
 	var group errgroup.Group
 	for _, source := range sources {
-		group.Go(func() error {
-			cmd := exec.CommandContext(ctx, clang, "-O3", "-march=native", "-pthread", "-I", filepath.Join(dir, "include"), "-o", Program(dir, source), filepath.Join(dir, source), "-lm")
-			if out, err := cmd.CombinedOutput(); err != nil {
-				return fmt.Errorf("compile %s: %w: %s", source, err, out)
-			}
-			return nil
-		})
+		group.Go(func() error { return compileC(ctx, clang, dir, strings.Fields(source)) })
 	}
 	return group.Wait()
+}
+
+func compileC(ctx context.Context, clang, dir string, words []string) error {
+	args := []string{"-O3", "-march=native", "-pthread", "-I", filepath.Join(dir, "include"), "-o", Program(dir, words[0]), filepath.Join(dir, words[0])}
+	for _, library := range words[1:] {
+		parts, err := filepath.Glob(filepath.Join(dir, library, "*.c"))
+		if err != nil {
+			return err
+		}
+		args = append(append(args, "-I", filepath.Join(dir, library)), parts...)
+	}
+	if out, err := exec.CommandContext(ctx, clang, append(args, "-lm")...).CombinedOutput(); err != nil {
+		return fmt.Errorf("compile %s: %w: %s", words[0], err, out)
+	}
+	return nil
 }
 
 // Program is where CompileC puts what it makes of a source.

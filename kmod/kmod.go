@@ -42,6 +42,19 @@ type Stats struct{ Packets, Bytes, Delivered, Lost, Passed uint64 }
 // ErrNotLoaded is wrapped when the kernel does not have the module.
 var ErrNotLoaded = errors.New("the kernel module kerb_intercept is not loaded: make -C kmod, insmod kmod/kerb_intercept.ko")
 
+// Load puts a .ko file into the kernel.
+func Load(object string) error {
+	f, err := os.Open(object)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	return unix.FinitModule(int(f.Fd()), "", 0)
+}
+
+// Unload takes the module out, unless a class is open.
+func Unload() error { return unix.DeleteModule("kerb_intercept", unix.O_NONBLOCK) }
+
 // Requests, as kerb_intercept.h makes them with _IOW and _IOR.
 const (
 	attachRequest = 1<<30 | unsafe.Sizeof(Rule{})<<16 | 'K'<<8 | 0x60

@@ -25,7 +25,6 @@ import (
 
 const (
 	object   = "kerb_intercept.ko"
-	name     = "kerb_intercept"
 	port     = 7000
 	ringSize = 1 << 20
 )
@@ -36,13 +35,13 @@ func load(t *testing.T) {
 	if os.Getenv("KERB_MATRIX") == "" {
 		t.Skip("loads a kernel module: make test-kmod runs it in emulated machines")
 	}
-	if err := insert(); errors.Is(err, os.ErrNotExist) {
+	if err := Load(object); errors.Is(err, os.ErrNotExist) {
 		t.Skip("no module was built for this kernel: make test-kmod")
 	} else if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := remove(); err != nil {
+		if err := Unload(); err != nil {
 			t.Error("the module stays:", err)
 		}
 	})
@@ -68,17 +67,6 @@ func tainted() int {
 	n, _ := strconv.Atoi(strings.TrimSpace(string(text)))
 	return n & taints
 }
-
-func insert() error {
-	f, err := os.Open(object)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	return unix.FinitModule(int(f.Fd()), "", 0)
-}
-
-func remove() error { return unix.DeleteModule(name, unix.O_NONBLOCK) }
 
 // bed is a host that sends and a node that receives.
 type bed struct {
@@ -126,14 +114,54 @@ func (b *bed) rule() Rule {
 	return Rule{Ifindex: uint32(b.host.OuterIndex()), Ring: ringSize, Action: Copy, Slot: 3, Watchdog: uint64(time.Hour), Protocol: unix.IPPROTO_UDP, FirstPort: port, LastPort: port}
 }
 
-func (b *bed) attach(t *testing.T, rule Rule) (*os.File, *ring) {
+func (b *bed) attach(t *testing.T, rule Rule) (*os.File, *reader) {
 	t.Helper()
 	f := b.try(rule)
 	if f.err != nil {
 		t.Fatal(f.err)
 	}
 	t.Cleanup(func() { f.file.Close() })
-	return f.file, openRing(t, int(f.file.Fd()), int(rule.Ring))
+	return f.file, read(t, f.file, int(rule.Ring))
+}
+
+// reader is a ring with its state page.
+type reader struct {
+	*Ring
+	state []byte
+}
+
+func read(t *testing.T, f *os.File, size int) *reader {
+	t.Helper()
+	ring, err := OpenRing(int(f.Fd()), size)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { ring.Close() })
+	page := os.Getpagesize()
+	state, err := unix.Mmap(int(f.Fd()), int64(2*page+2*size), page, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		t.Fatal("state:", err)
+	}
+	t.Cleanup(func() { unix.Munmap(state) })
+	return &reader{ring, state}
+}
+
+// wait says that the program waits, and reports whether it has to: nothing came in between.
+func (r *reader) wait() bool {
+	const waiting = 64 // offset in struct icpt_state
+	atomic.StoreUint32((*uint32)(unsafe.Pointer(&r.state[waiting])), 1)
+	return r.Empty()
+}
+
+// await is Next for a record that has to come; what a softirq does may take its time.
+func (r *reader) await() (rec Record, frame []byte, ok bool) {
+	for range 2000 {
+		if rec, frame, ok = r.Next(); ok {
+			break
+		}
+		time.Sleep(time.Millisecond)
+	}
+	return rec, frame, ok
 }
 
 type attached struct {
@@ -298,7 +326,7 @@ func TestPattern(t *testing.T) {
 			t.Fatalf("packet %d: %+v, %v", want, rec, ok)
 		}
 	}
-	if rec, _, ok := r.next(); ok {
+	if rec, _, ok := r.Next(); ok {
 		t.Fatalf("matched too: %+v", rec)
 	}
 }
@@ -321,7 +349,7 @@ func TestMalformed(t *testing.T) {
 		"version": change(0, 0x65), "total length": change(2, 0x40), "nothing": nil,
 	} {
 		b.raw(t, packet)
-		if rec, frame, ok := r.next(); ok {
+		if rec, frame, ok := r.Next(); ok {
 			t.Errorf("%s: matched: %+v % x", what, rec, frame)
 		}
 	}
@@ -514,15 +542,15 @@ func (b *bed) oneLife(t *testing.T) {
 	}
 	a.file.Close()
 	time.Sleep(20 * time.Millisecond)
-	if err := remove(); !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EBUSY) {
+	if err := Unload(); !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EBUSY) {
 		t.Fatalf("removed under a program: %v", err)
 	}
 	program.Process.Kill()
 	program.Wait()
-	if err := remove(); err != nil {
+	if err := Unload(); err != nil {
 		t.Fatal("remove:", err)
 	}
-	if err := insert(); err != nil {
+	if err := Load(object); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -8,16 +8,19 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/kerb-edge/kerb/bench"
+	"github.com/kerb-edge/kerb/lib"
+	"github.com/kerb-edge/kerb/modules/intercept"
 )
 
 //go:embed src/*.c src/*.h *.bpf.*
 var files embed.FS
 
-var sources = []string{"src/sender.c", "src/socket.c", "src/afxdp.c", "src/array.c"}
+var sources = []string{"src/sender.c", "src/socket.c", "src/afxdp.c", "src/array.c", "src/kerb.c intercept"}
 
 // tools are the compiled programs, in a directory of their own, and the CPUs they run on.
 type tools struct {
@@ -34,7 +37,11 @@ func compile(ctx context.Context) (*tools, error) {
 	if t.dir, err = os.MkdirTemp("", "kerb-bench-intercept-"); err != nil {
 		return nil, err
 	}
-	if err := bench.CompileC(ctx, t.dir, files, sources...); err != nil {
+	err = errors.Join(os.CopyFS(t.dir, lib.Files), os.WriteFile(filepath.Join(t.dir, "intercept", "record.h"), intercept.Header, 0o644))
+	if err == nil {
+		err = bench.CompileC(ctx, t.dir, files, sources...)
+	}
+	if err != nil {
 		return nil, errors.Join(err, t.close())
 	}
 	return t, nil
