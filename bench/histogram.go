@@ -29,9 +29,11 @@ func (b *Bin) UnmarshalJSON(data []byte) error {
 	return json.Unmarshal(data, &[2]any{&b.UpTo, &b.Count})
 }
 
-// Histogram is how the values of a metric are spread over all rounds.
+// Histogram is how the values of a metric are spread over all rounds. Those of one group are drawn together, with the
+// baseline's.
 type Histogram struct {
 	Config string `json:"config"`
+	Group  string `json:"group"`
 	Load   string `json:"load"`
 	Metric string `json:"metric"`
 	Unit   string `json:"unit"`
@@ -39,15 +41,18 @@ type Histogram struct {
 }
 
 // Spread adds the values of one further round to a histogram.
-func (r *Run) Spread(config, load, metric, unit string, bins []Bin) {
+func (r *Run) Spread(round Histogram) {
 	all := &r.report.Histograms
-	i := slices.IndexFunc(*all, func(h Histogram) bool { return h.Config == config && h.Load == load && h.Metric == metric })
+	i := slices.IndexFunc(*all, func(h Histogram) bool {
+		return h.Config == round.Config && h.Load == round.Load && h.Metric == round.Metric
+	})
 	if i < 0 {
 		i = len(*all)
-		*all = append(*all, Histogram{Config: config, Load: load, Metric: metric, Unit: unit})
+		*all = append(*all, round)
+		(*all)[i].Bins = nil
 	}
 	h := &(*all)[i]
-	for _, b := range bins {
+	for _, b := range round.Bins {
 		at, found := slices.BinarySearchFunc(h.Bins, b, func(x, y Bin) int { return cmp.Compare(x.UpTo, y.UpTo) })
 		if !found {
 			h.Bins = slices.Insert(h.Bins, at, Bin{UpTo: b.UpTo})
@@ -56,34 +61,36 @@ func (r *Run) Spread(config, load, metric, unit string, bins []Bin) {
 	}
 }
 
-// writeHistograms draws a PNG for each load and metric: a line for each config, both axes logarithmic, so that the few that
+// writeHistograms draws a PNG for each load, metric and group: a line for each config, both axes logarithmic, so that the few that
 // came late are seen beside the many that did not.
 func (r *Report) writeHistograms(dir string) error {
 	drawn := map[string]bool{}
 	for _, h := range r.Histograms {
-		name := fileName(fmt.Sprintf("%s-%s-histogram-%s", r.Experiment, h.Metric, h.Load))
+		name := fileName(fmt.Sprintf("%s-%s-histogram-%s-%s", r.Experiment, h.Metric, h.Load, h.Group))
 		if drawn[name] {
 			continue
 		}
 		drawn[name] = true
-		if err := r.saveHistogram(h.Load, h.Metric, h.Unit, filepath.Join(dir, name+".png")); err != nil {
+		if err := r.saveHistogram(h, filepath.Join(dir, name+".png")); err != nil {
 			return fmt.Errorf("plot %s: %w", name, err)
 		}
 	}
 	return nil
 }
 
-func (r *Report) saveHistogram(load, metric, unit, path string) error {
+// saveHistogram draws one and its group.
+func (r *Report) saveHistogram(first Histogram, path string) error {
 	p := plot.New()
-	p.Title.Text = fmt.Sprintf("%s: %s, %s", r.Experiment, metric, load)
-	p.X.Label.Text, p.Y.Label.Text = unit, "count"
+	p.Title.Text = fmt.Sprintf("%s: %s, %s, %s", r.Experiment, first.Metric, first.Load, first.Group)
+	p.X.Label.Text, p.Y.Label.Text = first.Unit, "count"
 	p.X.Scale, p.X.Tick.Marker = plot.LogScale{}, plot.LogTicks{Prec: -1}
 	p.Y.Scale, p.Y.Tick.Marker = plot.LogScale{}, plot.LogTicks{Prec: -1}
 	p.Add(plotter.NewGrid())
 	p.Legend.Top = true
 	i := 0
 	for _, h := range r.Histograms {
-		if h.Load != load || h.Metric != metric || len(h.Bins) == 0 {
+		with := h.Group == first.Group || h.Config == r.Baseline
+		if h.Load != first.Load || h.Metric != first.Metric || !with || len(h.Bins) == 0 {
 			continue
 		}
 		line, err := plotter.NewLine(h.points())

@@ -73,19 +73,19 @@ static inline void print_times(const struct histogram *h)
 }
 
 /* print_bins writes the member "bins" of a JSON object: how many times (second) were up to so many us (first) and above the bin
- * before, eight bins for each doubling. */
+ * before, four bins for each doubling. */
 static inline void print_bins(const struct histogram *h)
 {
 	const char *comma = "";
 
 	printf("\"bins\":[");
-	for (int i = 0; i < SLOTS; i += STEPS / 8) {
+	for (int i = 0; i < SLOTS; i += STEPS / 4) {
 		uint64_t n = 0;
 
-		for (int j = i; j < i + STEPS / 8; j++)
+		for (int j = i; j < i + STEPS / 4; j++)
 			n += h->slots[j];
 		if (n)
-			printf("%s[%.3f,%lu]", comma, slot_value(i + STEPS / 8 - 1) / 1e3, n);
+			printf("%s[%.3f,%lu]", comma, slot_value(i + STEPS / 4 - 1) / 1e3, n);
 		if (n)
 			comma = ",";
 	}

@@ -21,12 +21,16 @@ type config struct {
 	class   string // of scheduling
 }
 
+// beside receives the same packets as the config of the hook "both": T1, T2 and T3 of each are taken.
+var beside = config{"same-t3", "both", "socket", "block", "other"}
+
 // Ours first. Whatever waits and is scheduled in some way has a socket that does the same to be compared with.
 var configs = slices.Concat(
 	classes("ringbuf", "kerb", "kerb", "sleep"),
 	classes("ringbuf-adaptive", "kerb", "kerb", "adaptive"),
 	classes("ringbuf-spin", "kerb", "kerb", "spin"),
 	[]config{
+		{"same-t2", "both", "kerb", "adaptive", "eager"},
 		{"kmod", "kmod", "kerb", "adaptive", "eager"},
 		{"afxdp", "xsk", "afxdp", "spin", "other"},
 		{"afxdp-sleep", "xsk", "afxdp", "sleep", "other"},

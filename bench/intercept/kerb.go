@@ -13,6 +13,7 @@ import (
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/bench/internal/node"
+	"github.com/kerb-edge/kerb/bench/kerbmods"
 	"github.com/kerb-edge/kerb/kmod"
 )
 
@@ -22,20 +23,34 @@ const ringSize = 32 << 20
 // class is the one that the receivers open.
 const class = "data"
 
-// startKerb runs the agent on the receiver's node, with the intercept module on the interface at which packets come in.
-func (p *place) startKerb() error {
+// startKerb runs the agent on the receiver's node, with the intercept module on the interface at which packets come in. Of a copy,
+// the stack has the packet too, with T1 in it.
+func (p *place) startKerb(action string) error {
 	n, err := node.StartIn(p.lab.Node())
 	if err != nil {
 		return err
 	}
 	p.closers = append(p.closers, n.Close)
 	p.socket = filepath.Join(n.Dir(), "modules", "intercept.sock")
-	m := node.Module("intercept", "intercept", "", map[string]any{"classes": []map[string]any{{
-		"name": class, "match": map[string]any{"protocol": "udp", "ports": []any{port}}, "action": "steal", "ring": fmt.Sprint(ringSize), "watchdog": "10s",
-	}}})
+	modules := []any{p.module("intercept", map[string]any{"classes": []map[string]any{{
+		"name": class, "match": map[string]any{"protocol": "udp", "ports": []any{port}}, "action": action,
+		"ring": strconv.Itoa(ringSize), "watchdog": "10s",
+	}}})}
+	if action == "copy" {
+		path, err := kerbmods.Extract("arrival", n.Dir())
+		if err != nil {
+			return err
+		}
+		modules = append(modules, p.module(path, map[string]any{"port": port}))
+	}
+	return n.Apply(modules...)
+}
+
+func (p *place) module(pkg string, config map[string]any) v1.Module {
+	m := node.Module(filepath.Base(pkg), pkg, "", config)
 	m.Spec.Attach = v1.Attach{Interfaces: []string{p.nic}}
 	m.Spec.Hook = "xdp"
-	return n.Apply(m)
+	return m
 }
 
 // openKmod leaves the kernel module out where it is not loaded.

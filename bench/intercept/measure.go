@@ -36,18 +36,42 @@ type receivedBy struct {
 	Bins                              []bench.Bin
 }
 
-// measure is one round of a config.
+// measure is one round of a config. What receives the same packets beside it is recorded under its own name.
 func (e *experiment) measure(ctx context.Context, c config, p *place, l load) ([]bench.Sample, error) {
 	length := l.length(e.run.Quick)
 	ctx, cancel := context.WithTimeout(ctx, length+grace)
 	defer cancel()
-	r, err := e.startReceiver(ctx, c, p)
-	if err != nil {
-		return nil, err
+	running := []config{c}
+	if c.hook == beside.hook {
+		running = append(running, beside)
 	}
-	sent, err := e.send(ctx, p, l, length, r)
-	received, err2 := r.result()
-	if err := errors.Join(err, err2); err != nil {
+	var receivers []*receiver
+	for _, c := range running {
+		r, err := e.startReceiver(ctx, c, p)
+		if err != nil {
+			cancel() // ends those before
+			return nil, err
+		}
+		receivers = append(receivers, r)
+	}
+	sent, err := e.send(ctx, p, l, length, receivers)
+	if err != nil {
+		return nil, err // and the context's end is the receivers'
+	}
+	for i, r := range receivers[1:] {
+		other, err := e.samples(running[1+i], l, sent, r)
+		if err != nil {
+			return nil, err
+		}
+		e.run.Record(running[1+i].name, l.name, other...)
+	}
+	return e.samples(c, l, sent, receivers[0])
+}
+
+// samples are what a receiver has found.
+func (e *experiment) samples(c config, l load, sent sentBy, r *receiver) ([]bench.Sample, error) {
+	received, err := r.result()
+	if err != nil {
 		return nil, err
 	}
 	e.check(c, l, sent, received)
@@ -55,7 +79,7 @@ func (e *experiment) measure(ctx context.Context, c config, p *place, l load) ([
 	if l.rate == 0 {
 		return []bench.Sample{cpu}, nil
 	}
-	e.run.Spread(c.name, l.name, "delay", "us", received.Bins)
+	e.run.Spread(bench.Histogram{Config: c.name, Group: c.class, Load: l.name, Metric: "delay", Unit: "us", Bins: received.Bins})
 	delay := func(stat string, value float64) bench.Sample {
 		return bench.Sample{Metric: "delay", Stat: stat, Unit: "us", Value: value}
 	}
@@ -74,7 +98,7 @@ func (e *experiment) check(c config, l load, sent sentBy, received receivedBy) {
 	if received.Disorder > 0 || received.Received > sent.Sent {
 		e.run.Unsound("%s, %s: %d of %d packets out of order, of %d sent", c.name, l.name, received.Disorder, received.Received, sent.Sent)
 	}
-	if lost := sent.Sent - min(sent.Sent, received.Received); c.hook == "kerb" && lost != received.Told {
+	if lost := sent.Sent - min(sent.Sent, received.Received); c.program == "kerb" && lost != received.Told {
 		e.run.Unsound("%s, %s: %d packets lost, the receiver was told of %d", c.name, l.name, lost, received.Told)
 	}
 	if reached := float64(sent.Sent) / sent.Seconds; reached < 0.98*float64(l.rate) {
@@ -86,15 +110,15 @@ func (e *experiment) check(c config, l load, sent sentBy, received receivedBy) {
 type receiver struct {
 	name   string
 	cmd    *exec.Cmd
-	out    *bufio.Reader
 	stderr bytes.Buffer
-	exit   chan error
-	said   []byte
+	ended  chan struct{}
+	said   []byte // with err, when it has ended
+	err    error
 }
 
 // startReceiver returns when the program waits for packets.
 func (e *experiment) startReceiver(ctx context.Context, c config, p *place) (*receiver, error) {
-	r := &receiver{name: c.name, cmd: p.lab.Node().Command(ctx, e.tools.path(c.program), c.arguments(p, e.tools.receiver)...), exit: make(chan error, 1)}
+	r := &receiver{name: c.name, cmd: p.lab.Node().Command(ctx, e.tools.path(c.program), c.arguments(p, e.tools.receiver)...), ended: make(chan struct{})}
 	files, err := p.files()
 	if err != nil {
 		return nil, err
@@ -105,32 +129,31 @@ func (e *experiment) startReceiver(ctx context.Context, c config, p *place) (*re
 		}
 	}()
 	r.cmd.ExtraFiles, r.cmd.Stderr = files, &r.stderr
-	out, err := r.cmd.StdoutPipe()
+	pipe, err := r.cmd.StdoutPipe()
 	if err != nil {
 		return nil, err
 	}
 	if err := r.cmd.Start(); err != nil {
 		return nil, err
 	}
-	r.out = bufio.NewReader(out)
-	if line, _ := r.out.ReadString('\n'); strings.TrimSpace(line) != "ready" {
+	out := bufio.NewReader(pipe)
+	if line, _ := out.ReadString('\n'); strings.TrimSpace(line) != "ready" {
 		_ = r.cmd.Process.Kill()
 		return nil, fmt.Errorf("%s does not receive: %w: %s", c.name, r.cmd.Wait(), &r.stderr)
 	}
-	go r.wait()
+	go func() {
+		defer close(r.ended)
+		said, err := io.ReadAll(out)
+		r.said, r.err = said, errors.Join(err, r.cmd.Wait())
+	}()
 	return r, nil
-}
-
-func (r *receiver) wait() {
-	said, err := io.ReadAll(r.out)
-	r.said = said
-	r.exit <- errors.Join(err, r.cmd.Wait())
 }
 
 // result is there when the program has had the last message.
 func (r *receiver) result() (received receivedBy, err error) {
-	if err := <-r.exit; err != nil {
-		return received, fmt.Errorf("%s: %w: %s", r.name, err, &r.stderr)
+	<-r.ended
+	if r.err != nil {
+		return received, fmt.Errorf("%s: %w: %s", r.name, r.err, &r.stderr)
 	}
 	if err := json.Unmarshal(r.said, &received); err != nil {
 		return received, fmt.Errorf("%s said %q: %w", r.name, r.said, err)
@@ -138,8 +161,8 @@ func (r *receiver) result() (received receivedBy, err error) {
 	return received, nil
 }
 
-// send returns when the receiver has ended, who repeats the last message until then.
-func (e *experiment) send(ctx context.Context, p *place, l load, length time.Duration, r *receiver) (sent sentBy, err error) {
+// send returns when the receivers have ended; the sender repeats the last message until then.
+func (e *experiment) send(ctx context.Context, p *place, l load, length time.Duration, receivers []*receiver) (sent sentBy, err error) {
 	cmd := p.sender.Command(ctx, e.tools.path("sender"), p.lab.Gateway4().String(), strconv.Itoa(port), strconv.Itoa(l.size), strconv.Itoa(l.rate),
 		strconv.Itoa(int(length.Milliseconds())), strconv.Itoa(e.tools.sender))
 	var stderr bytes.Buffer
@@ -149,16 +172,15 @@ func (e *experiment) send(ctx context.Context, p *place, l load, length time.Dur
 		return sent, err
 	}
 	if err := cmd.Start(); err != nil {
-		_ = r.cmd.Process.Kill()
 		return sent, err
 	}
 	line, _ := bufio.NewReader(out).ReadBytes('\n')
 	if err := json.Unmarshal(line, &sent); err != nil {
-		_ = r.cmd.Process.Kill()
 		return sent, fmt.Errorf("sender: %w: %w: %s", err, cmd.Wait(), &stderr)
 	}
-	ended := <-r.exit
-	r.exit <- ended // result reads it again
+	for _, r := range receivers {
+		<-r.ended
+	}
 	_ = cmd.Process.Kill()
 	_ = cmd.Wait() // it was killed
 	return sent, nil

@@ -50,7 +50,9 @@ func openPlace(hook string) (*place, error) {
 func (p *place) raise() error {
 	switch p.hook {
 	case "kerb":
-		return p.startKerb()
+		return p.startKerb("steal")
+	case "both":
+		return p.startKerb("copy")
 	case "kmod":
 		return p.openKmod()
 	case "xsk":
