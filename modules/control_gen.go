@@ -7,6 +7,7 @@ package modules
 import (
 	"github.com/kerb-edge/kerb/modules/counter"
 	"github.com/kerb-edge/kerb/modules/firewall"
+	"github.com/kerb-edge/kerb/modules/intercept"
 	"github.com/kerb-edge/kerb/modules/proxy"
 	"github.com/kerb-edge/kerb/modules/responder"
 	"github.com/kerb-edge/kerb/modules/tunnel"
@@ -17,6 +18,7 @@ func controls() map[string]sdk.Control {
 	return map[string]sdk.Control{
 		"counter":   counter.Control(),
 		"firewall":  firewall.Control(),
+		"intercept": intercept.Control(),
 		"proxy":     proxy.Control(),
 		"responder": responder.Control(),
 		"tunnel":    tunnel.Control(),

@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"net/http"
-	"sync"
 	"time"
 
 	"github.com/kerb-edge/kerb/sdk"
@@ -23,9 +22,6 @@ func (p *Plane) feed(ctx context.Context, r *run) {
 	if p.services == nil {
 		return
 	}
-	var polling sync.WaitGroup
-	defer polling.Wait()
-	polling.Go(func() { p.pollWants(ctx, r) })
 	told := ""
 	for {
 		generation, progress := p.startedOn()
@@ -86,6 +82,9 @@ func (p *Plane) update(ctx context.Context, r *run, generation string) {
 
 // pollWants asks what the control plane wants, again and again.
 func (p *Plane) pollWants(ctx context.Context, r *run) {
+	if p.services == nil && p.door == nil {
+		return
+	}
 	for ctx.Err() == nil {
 		var wants sdk.Wanted
 		err := p.call(ctx, r, wantedTime, "wanted", nil, &wants)
@@ -99,7 +98,12 @@ func (p *Plane) pollWants(ctx context.Context, r *run) {
 			}
 			continue
 		}
-		p.services.Wants(wants)
+		if p.services != nil {
+			p.services.Wants(wants)
+		}
+		for _, g := range wants.Give {
+			p.give(g)
+		}
 	}
 }
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /* What the kernel part of intercept and the programs that receive packets share: records in a class's ring, the page of
  * memory that both write, control messages, and how a program comes by them. The same for the data plane, the kernel module,
- * the C library and Go (intercept/layout; a test compares them by BTF). Numbers are in host byte order, times in ns of
+ * the C library and Go (layout.go; a test compares them by BTF). Numbers are in host byte order, times in ns of
  * CLOCK_MONOTONIC.
  *
  * OPENING A CLASS
@@ -25,8 +25,8 @@
  * DESCRIPTORS
  * ring: BPF_MAP_TYPE_RINGBUF of "ring" bytes. Map page 0 (consumer position, u64, read and write), then page 1 (producer position,
  * u64, read only) followed by the data pages twice (see libbpf, ringbuf.c: two u32 before each record; of the first, bit 31 is
- * BUSY, bit 30 DISCARD, the rest the length, which is that of struct icpt_record and a step of icpt_steps). Descriptors can be
- * polled: EPOLLIN when something was delivered to one that waits.
+ * BUSY, bit 30 DISCARD (skip it: it was only to wake you), the rest the length: struct icpt_record and a step of icpt_steps).
+ * The descriptor can be polled: EPOLLIN when there is a record; it is woken only for one that waits, see icpt_state.
  * states: BPF_MAP_TYPE_ARRAY, mappable. Bytes 0 to 4095 are struct icpt_shared; (1 + slot) * 4096 is the struct icpt_state of the
  * class. Offsets in mmap(2) are multiples of the page size, which may be larger.
  * controls: BPF_MAP_TYPE_USER_RINGBUF of ICPT_CONTROLS bytes (Linux 6.1): map page 0 (consumer position, read only), page 1
@@ -42,7 +42,7 @@
 #include <linux/types.h>
 
 #define ICPT_CLASSES  32   /* of a configuration */
-#define ICPT_RINGS    16   /* of these, classes that are delivered to programs; slots 0 to ICPT_RINGS - 1 */
+#define ICPT_RINGS    16   /* of these, classes that programs can open; slots 0 to ICPT_RINGS - 1 */
 #define ICPT_PAGE     4096 /* bytes of struct icpt_state and struct icpt_shared */
 #define ICPT_CONTROLS 4096 /* bytes of the ring of control messages; a page where pages are larger */
 #define ICPT_MAX_BYTES 16384 /* of a frame are delivered at most */
