@@ -57,7 +57,7 @@ void wait_arrived(struct wait *w, uint64_t time)
 }
 
 /* A rest is longer the more is owed: each one may end while somebody else's slice does, which holds it up to the next tick. */
-static uint64_t rest_length(const struct wait *w) { return 20 * US + 200 * US * w->rest / 1000 * w->rest / 1000; }
+static uint64_t rest_length(const struct wait *w) { return 40 * US + 150 * US * w->rest / 1000 * w->rest / 1000; }
 static uint64_t run_length(const struct wait *w) { return rest_length(w) * (1000 - w->rest) / w->rest; }
 
 /* ease takes the rest back by a quarter from time to time. To find out that others are still there costs a tick, so the steps
