@@ -64,7 +64,8 @@ test: setup bpf lint ## set up, compile, lint, and run every test as root
 test-kernels: setup bpf ## the kernel tests on 5.10, 6.1, 6.1-rt, 6.12 and the newest kernel, emulated; or KERNELS= PKGS= RUN=
 	go run ./test/kernels $(if $(KERNELS),-kernels $(KERNELS)) $(if $(PKGS),-pkgs '$(PKGS)') $(if $(RUN),-run '$(RUN)')
 
-test-kmod: setup bpf ## the kernel module, built for and run on 6.1, 6.1-rt, 6.12 and 6.12-rt, emulated; or KERNELS=
+test-kmod: setup bpf ## the kernel module and bench intercept on 6.1, 6.1-rt, 6.12 and 6.12-rt, emulated; or KERNELS=
+	KERB_BENCH_PROGRAMS=$(CURDIR)/bench/intercept/testdata go test -count=1 -run TestCompile ./bench/intercept
 	go run ./test/kernels -kernels $(or $(KERNELS),$(KMOD_KERNELS)) -kmod kmod -pkgs ./kmod,./bench/intercept
 
 demo: demo-build ## set up, build, and watch modules at work on three services; KEEP=1 stays up

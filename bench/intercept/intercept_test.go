@@ -25,8 +25,27 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
+// kept holds the programs for machines without a compiler; make test-kmod fills it.
+const kept = "testdata"
+
+func TestCompile(t *testing.T) {
+	tools, err := compile(t.Context())
+	if errors.As(err, new(*pkgs.ToolError)) {
+		t.Skip(err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := tools.close(); err != nil {
+		t.Error(err)
+	}
+}
+
 func newExperiment(t *testing.T) *experiment {
 	t.Helper()
+	if os.Getenv("KERB_MATRIX") != "" {
+		t.Setenv(bench.KeptPrograms, kept)
+	}
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")
 	}
@@ -48,6 +67,7 @@ func newExperiment(t *testing.T) *experiment {
 
 // Every config has every packet of every size, in order, and says so.
 func TestAllReceive(t *testing.T) {
+	loadKmod(t)
 	e := newExperiment(t)
 	for _, c := range configs {
 		t.Run(c.name, func(t *testing.T) {
