@@ -43,7 +43,20 @@ func (p *place) startKerb(action string) error {
 		}
 		modules = append(modules, p.module(path, map[string]any{"port": port}))
 	}
-	return n.Apply(modules...)
+	if err := n.Apply(modules...); err != nil {
+		return err
+	}
+	return p.awaitSocket()
+}
+
+// awaitSocket returns when programs can open classes, which is a moment after the data plane is in place.
+func (p *place) awaitSocket() (err error) {
+	for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
+		if _, err = os.Stat(p.socket); err == nil {
+			return nil
+		}
+	}
+	return fmt.Errorf("the intercept module lets nobody in: %w", err)
 }
 
 func (p *place) module(pkg string, config map[string]any) v1.Module {

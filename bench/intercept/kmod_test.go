@@ -149,7 +149,11 @@ func openEBPF(t *testing.T, lab *netlab.Lab, host *netlab.Host) *kmod.Ring {
 	if err := n.Apply(m); err != nil {
 		t.Fatal(err)
 	}
-	conn, err := net.Dial("unixpacket", filepath.Join(n.Dir(), "modules", "intercept.sock"))
+	door := &place{socket: filepath.Join(n.Dir(), "modules", "intercept.sock")}
+	if err := door.awaitSocket(); err != nil {
+		t.Fatal(err)
+	}
+	conn, err := net.Dial("unixpacket", door.socket)
 	if err != nil {
 		t.Fatal(err)
 	}
