@@ -113,6 +113,9 @@ func (m *module) answer(conn *net.UnixConn) {
 func (m *module) say(message string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if m.conn == nil {
+		return // nobody has the class
+	}
 	if message != "" {
 		_, _ = m.conn.Write([]byte(message))
 	}

@@ -42,9 +42,11 @@ struct {
 	__type(value, struct numbers);
 } numbers SEC(".maps");
 
-static long take(struct bpf_dynptr *message, struct numbers *n)
+static long take(struct bpf_dynptr *message, __u32 *zero)
 {
-	if (!bpf_dynptr_read(&n->last, sizeof(n->last), message, 0, 0))
+	struct numbers *n = bpf_map_lookup_elem(&numbers, zero);
+
+	if (n && !bpf_dynptr_read(&n->last, sizeof(n->last), message, 0, 0))
 		n->controls++;
 	return 0;
 }
@@ -52,7 +54,7 @@ static long take(struct bpf_dynptr *message, struct numbers *n)
 /* A packet of 14 bytes is none: it has control messages looked at. */
 SEC("xdp") int emit(struct xdp_md *ctx)
 {
-	__u32 zero = 0, page = 1 + SLOT, len = ctx->data_end - ctx->data, wait;
+	__u32 zero = 0, page = 1 + SLOT, len = (__u32)bpf_xdp_get_buff_len(ctx), wait;
 	struct numbers *n = bpf_map_lookup_elem(&numbers, &zero);
 	struct icpt_shared *shared = bpf_map_lookup_elem(&states, &zero);
 	struct icpt_state *s = bpf_map_lookup_elem(&states, &page);
@@ -63,7 +65,7 @@ SEC("xdp") int emit(struct xdp_md *ctx)
 	if (!n || !s || !shared)
 		return XDP_ABORTED;
 	if (__sync_fetch_and_and(&shared->doorbell, ~(1u << SLOT)) & 1u << SLOT)
-		bpf_user_ringbuf_drain(&controls, take, n, 0);
+		bpf_user_ringbuf_drain(&controls, take, &zero, 0);
 	if (len <= 14 || len > ROOM)
 		return XDP_PASS;
 	r = bpf_ringbuf_reserve(&ring, sizeof(*r) + ROOM, 0);
