@@ -42,7 +42,7 @@ const (
 const (
 	firstRest    = 120 // of 1000
 	littleRest   = 30
-	beforeOthers = 450
+	beforeOthers = 250
 	oneOfMany    = 600
 	maxStrays    = 4
 

@@ -7,7 +7,7 @@ enum {
 	FIRST_REST = 120, /* threads of nice -20 owe others 1 to 3%, real-time ones 5% (sched_rt_runtime_us; since 6.12 the fair
 			   * server), net of the switches */
 	LITTLE = 30,	  /* not worth resting */
-	BEFORE_OTHERS = 450, /* at most, of those: less than half, so that the median stays that of spinning */
+	BEFORE_OTHERS = 250, /* at most, of those: the median stays that of spinning */
 	ONE_OF_MANY = 600,   /* at most, of ordinary threads: a CPU shared by three */
 	STRAYS = 4,	 /* after so many long gaps it is another stream */
 };
