@@ -80,11 +80,13 @@ int to_array(struct xdp_md *ctx)
 		return XDP_PASS;
 	__u64 now = bpf_ktime_get_ns(), number = last + 1;
 	__u32 key = number % ARRAY_SLOTS;
-	__u64 len = ctx->data_end - ctx->data;
+	__u32 len = ctx->data_end - ctx->data;
 	struct array_slot *s = bpf_map_lookup_elem(&slots, &key);
 
-	asm volatile("" : "+r"(len)); /* else one comparison does for both bounds, and the verifier knows neither */
-	if (!s || len < sizeof(*f) || len > ARRAY_DATA || bpf_xdp_load_bytes(ctx, 0, s->data, len))
+	if (!s || len > ARRAY_DATA)
+		return XDP_DROP;
+	len = ((len - 1) & (ARRAY_DATA - 1)) + 1; /* what the verifier knows of it: 1 to ARRAY_DATA */
+	if (bpf_xdp_load_bytes(ctx, 0, s->data, len))
 		return XDP_DROP;
 	s->arrived = now;
 	s->len = len;

@@ -13,7 +13,10 @@ static __always_inline int may_match(const struct icpt_table *t, const struct ic
 {
 	if (!(t->directions & k->direction))
 		return 0;
-	return t->any_port || !k->has_ports || t->ports[k->to_port >> 5] >> (k->to_port & 31) & 1;
+	__u32 port = k->to_port;
+
+	asm volatile("" : "+r"(port)); /* verifiers up to that of 6.12 forget how large a short from the stack can be */
+	return t->any_port || !k->has_ports || t->ports[port >> 5 & 2047] >> (port & 31) & 1;
 }
 
 static __always_inline int fill_addresses(struct icpt_key *k, const struct kerb_pkt *pkt)

@@ -14,7 +14,7 @@ struct message {
 };
 
 /* What a program of the kernel leaves for one that polls an array: the original's way. number is written last. */
-enum { ARRAY_SLOTS = 8192, ARRAY_DATA = 1088 };
+enum { ARRAY_SLOTS = 8192, ARRAY_DATA = 2048 };
 struct array_slot {
 	__u64 number; /* from 1 on */
 	__u64 arrived;

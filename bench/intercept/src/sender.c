@@ -33,12 +33,19 @@ static void open_socket(const char *address, int port, int size)
 	}
 }
 
+/* refused lets pass that a packet before this one met no receiver: the error is of that one. */
+static void refused(void)
+{
+	if (errno != ECONNREFUSED)
+		die("send");
+}
+
 static void say(uint32_t type)
 {
 	struct message m = { .type = type, .created = now() };
 
-	if (send(fd, &m, sizeof(m), 0) < 0)
-		die("send");
+	while (send(fd, &m, sizeof(m), 0) < 0)
+		refused();
 }
 
 static void sleep_until(int64_t t)
@@ -60,8 +67,9 @@ static void send_batch(uint64_t first, int n)
 		int sent = sendmmsg(fd, out + done, n - done, 0);
 
 		if (sent < 0)
-			die("send");
-		done += sent;
+			refused();
+		else
+			done += sent;
 	}
 }
 
