@@ -16,7 +16,10 @@ CHAIN := bpf/chain.tc.o bpf/chain.xdp.o bpf/chain.xdp-frags.o
 # Programs of the benches that are no modules (those have a kerb.yaml): plain C to plain object.
 BENCH := $(patsubst %.c,%.o,$(shell find bench -name '*.bpf.c' | while read f; do [ -e $$(dirname $$f)/kerb.yaml ] || echo $$f; done))
 
-.PHONY: help setup bpf packages generate build test test-kernels demo demo-check demo-build demo-setup lint clean
+# Kernels that the kernel module is for.
+KMOD_KERNELS := 6.1,6.1-rt,6.12,6.12-rt
+
+.PHONY: help setup bpf packages generate build test test-kernels test-kmod demo demo-check demo-build demo-setup lint clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -60,6 +63,10 @@ test: setup bpf lint ## set up, compile, lint, and run every test as root
 
 test-kernels: setup bpf ## the kernel tests on 5.10, 6.1, 6.1-rt, 6.12 and the newest kernel, emulated; or KERNELS= PKGS= RUN=
 	go run ./test/kernels $(if $(KERNELS),-kernels $(KERNELS)) $(if $(PKGS),-pkgs '$(PKGS)') $(if $(RUN),-run '$(RUN)')
+
+test-kmod: setup bpf ## the kernel module and bench intercept on 6.1, 6.1-rt, 6.12 and 6.12-rt, emulated; or KERNELS=
+	KERB_BENCH_PROGRAMS=$(CURDIR)/bench/intercept/testdata go test -count=1 -run TestCompile ./bench/intercept
+	go run ./test/kernels -kernels $(or $(KERNELS),$(KMOD_KERNELS)) -kmod kmod -pkgs ./kmod,./bench/intercept
 
 demo: demo-build ## set up, build, and watch modules at work on three services; KEEP=1 stays up
 	@$(SUDO) ./kerb demo $(if $(filter-out 0,$(KEEP)),--keep)

@@ -49,7 +49,7 @@ func (e Experiment) command() *cobra.Command {
 	cmd.Flags().IntVar(&f.rounds, "rounds", MinRounds, "how often every measurement is repeated")
 	cmd.Flags().StringVar(&f.out, "out", "", "write the figures to this file as JSON")
 	cmd.Flags().StringVar(&f.plots, "plots", "", "write plots (PNG) into this directory")
-	cmd.RegisterFlagCompletionFunc("loads", cobra.FixedCompletions(e.Loads, cobra.ShellCompDirectiveNoFileComp))
+	cmd.RegisterFlagCompletionFunc("loads", cobra.FixedCompletions(e.allLoads(), cobra.ShellCompDirectiveNoFileComp))
 	return cmd
 }
 

@@ -4,6 +4,10 @@ package bench
 
 import (
 	"context"
+	"crypto/sha256"
+	"embed"
+	"encoding/hex"
+	"errors"
 	"fmt"
 	"io/fs"
 	"os"
@@ -16,27 +20,83 @@ import (
 	"github.com/kerb-edge/kerb/internal/pkgs"
 )
 
+//go:embed include/*.h
+var headers embed.FS
+
+// KeptPrograms is the environment's name for a directory that keeps what CompileC makes, for machines without a compiler, such as
+// a small board: static, and for any processor of the kind. What lies there already is taken.
+const KeptPrograms = "KERB_BENCH_PROGRAMS"
+
 // CompileC copies files into a directory and makes a program of each C source there, as fast as the compiler can make it for
-// this machine: references in user space are in C, so that none is slow for its language. Program(dir, source) is the result.
+// this machine: references in user space are in C, so that none is slow for its language. Headers of include/ are found by all, and
+// those of directories of dir that are named after a source, with whose sources it is linked: "src/a.c lib". Program(dir, source)
+// is the result.
 func CompileC(ctx context.Context, dir string, files fs.FS, sources ...string) error {
-	clang, err := pkgs.FindClang(ctx, "")
-	if err != nil {
-		return err
+	for _, all := range []fs.FS{files, headers} {
+		if err := os.CopyFS(dir, all); err != nil {
+			return err
+		}
 	}
-	if err := os.CopyFS(dir, files); err != nil {
+	hash, err := hashOf(os.DirFS(dir))
+	if err != nil {
 		return err
 	}
 	var group errgroup.Group
 	for _, source := range sources {
-		group.Go(func() error {
-			cmd := exec.CommandContext(ctx, clang, "-O3", "-march=native", "-pthread", "-o", Program(dir, source), filepath.Join(dir, source), "-lm")
-			if out, err := cmd.CombinedOutput(); err != nil {
-				return fmt.Errorf("compile %s: %w: %s", source, err, out)
-			}
-			return nil
-		})
+		group.Go(func() error { return makeProgram(ctx, dir, hash, strings.Fields(source)) })
 	}
 	return group.Wait()
+}
+
+// makeProgram takes the program from where it is kept, if there is such a place.
+func makeProgram(ctx context.Context, dir, hash string, words []string) error {
+	program := Program(dir, words[0])
+	if os.Getenv(KeptPrograms) == "" {
+		return compileC(ctx, dir, program, words, "-march=native")
+	}
+	kept, err := filepath.Abs(filepath.Join(os.Getenv(KeptPrograms), filepath.Base(program)+"-"+hash))
+	if err != nil {
+		return err
+	}
+	if _, err := os.Stat(kept); err != nil {
+		if err := errors.Join(os.MkdirAll(filepath.Dir(kept), 0o755), compileC(ctx, dir, kept, words, "-static")); err != nil {
+			return err
+		}
+	}
+	return os.Symlink(kept, program)
+}
+
+// hashOf is of the names and contents of all files.
+func hashOf(files fs.FS) (string, error) {
+	sum := sha256.New()
+	err := fs.WalkDir(files, ".", func(name string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.IsDir() {
+			return err
+		}
+		data, err := fs.ReadFile(files, name)
+		fmt.Fprintf(sum, "%s %d\n%s", name, len(data), data)
+		return err
+	})
+	return hex.EncodeToString(sum.Sum(nil)[:8]), err
+}
+
+func compileC(ctx context.Context, dir, program string, words []string, flags ...string) error {
+	clang, err := pkgs.FindClang(ctx, "")
+	if err != nil {
+		return err
+	}
+	args := append(flags, "-O3", "-pthread", "-I", filepath.Join(dir, "include"), "-o", program, filepath.Join(dir, words[0]))
+	for _, library := range words[1:] {
+		parts, err := filepath.Glob(filepath.Join(dir, library, "*.c"))
+		if err != nil {
+			return err
+		}
+		args = append(append(args, "-I", filepath.Join(dir, library)), parts...)
+	}
+	if out, err := exec.CommandContext(ctx, clang, append(args, "-lm")...).CombinedOutput(); err != nil {
+		return fmt.Errorf("compile %s: %w: %s", words[0], err, out)
+	}
+	return nil
 }
 
 // Program is where CompileC puts what it makes of a source.

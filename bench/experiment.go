@@ -21,8 +21,9 @@ type Experiment struct {
 	// Baseline is the config that ratios in the table are against. A table
 	// without cells of it shows no ratios.
 	Baseline string
-	// Loads are all loads in order, QuickLoads those of --quick.
-	Loads, QuickLoads []string
+	// Loads are all loads in order, QuickLoads those of --quick. LongLoads are
+	// measured only when --loads names them.
+	Loads, QuickLoads, LongLoads []string
 	// Run measures the loads of the run. An error means that the run is void.
 	Run func(ctx context.Context, run *Run) error
 }
@@ -56,9 +57,11 @@ func (e Experiment) pick(quick bool, wanted []string) ([]string, error) {
 		return e.Loads, nil
 	}
 	for _, load := range wanted {
-		if !slices.Contains(e.Loads, load) {
-			return nil, fmt.Errorf("%s has no load %q; it has %s", e.Name, load, strings.Join(e.Loads, ", "))
+		if all := e.allLoads(); !slices.Contains(all, load) {
+			return nil, fmt.Errorf("%s has no load %q; it has %s", e.Name, load, strings.Join(all, ", "))
 		}
 	}
 	return wanted, nil
 }
+
+func (e Experiment) allLoads() []string { return slices.Concat(e.Loads, e.LongLoads) }

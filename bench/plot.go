@@ -3,6 +3,7 @@
 package bench
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"os"
@@ -39,7 +40,7 @@ func (r *Report) writePlots(dir string) error {
 			}
 		}
 	}
-	return r.writeBoxes(dir)
+	return errors.Join(r.writeBoxes(dir), r.writeHistograms(dir))
 }
 
 func fileName(s string) string {

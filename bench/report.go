@@ -33,6 +33,8 @@ type Report struct {
 	Quick      bool   `json:"quick"`
 	Baseline   string `json:"baseline,omitempty"`
 	Cells      []Cell `json:"cells"`
+	// Histograms show how single values are spread, where an experiment looks at tails.
+	Histograms []Histogram `json:"histograms,omitempty"`
 	// Notes say what was left out or measured otherwise, and why.
 	Notes []string `json:"notes,omitempty"`
 	// Unsound says what makes the run void; a sound run has none.

@@ -115,7 +115,7 @@ static __always_inline int reply(const struct kerb_pkt *pkt, __u32 call)
 static __always_inline int redirect(kerb_ctx *ctx, const struct kerb_pkt *pkt)
 {
 #ifdef KERB_HOOK_XDP
-	return bpf_redirect(pkt->to_ifindex, 0);
+	return pkt->to_flags & KERB_TO_MAP ? XDP_REDIRECT : bpf_redirect(pkt->to_ifindex, 0);
 #else
 	if (pkt->to_flags & KERB_TO_PEER) {
 		if (ctx->pkt_type != PACKET_HOST) /* else the stack there takes it for somebody else's */

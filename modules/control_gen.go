@@ -8,6 +8,7 @@ import (
 	"github.com/kerb-edge/kerb/modules/classifier"
 	"github.com/kerb-edge/kerb/modules/counter"
 	"github.com/kerb-edge/kerb/modules/firewall"
+	"github.com/kerb-edge/kerb/modules/intercept"
 	"github.com/kerb-edge/kerb/modules/proxy"
 	"github.com/kerb-edge/kerb/modules/responder"
 	"github.com/kerb-edge/kerb/modules/tunnel"
@@ -19,6 +20,7 @@ func controls() map[string]sdk.Control {
 		"classifier": classifier.Control(),
 		"counter":    counter.Control(),
 		"firewall":   firewall.Control(),
+		"intercept":  intercept.Control(),
 		"proxy":      proxy.Control(),
 		"responder":  responder.Control(),
 		"tunnel":     tunnel.Control(),

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
 	"sync"
 	"time"
 
@@ -26,6 +27,7 @@ const (
 type inbox struct {
 	conn    *net.UnixConn
 	packets *injectors
+	clients func(id uint64, conn *net.UnixConn) // takes over a connection
 
 	mu      sync.Mutex
 	maps    map[string]Maps
@@ -33,8 +35,8 @@ type inbox struct {
 	err     error
 }
 
-func newInbox(conn *net.UnixConn) *inbox {
-	return &inbox{conn: conn, packets: newInjectors(), maps: map[string]Maps{}, arrived: make(chan struct{})}
+func newInbox(conn *net.UnixConn, clients func(uint64, *net.UnixConn)) *inbox {
+	return &inbox{conn: conn, packets: newInjectors(), clients: clients, maps: map[string]Maps{}, arrived: make(chan struct{})}
 }
 
 // run receives until the other side closes.
@@ -44,6 +46,8 @@ func (b *inbox) run() {
 		var maps Maps
 		if err == nil && message.Generation != "" {
 			maps, err = openMaps(message.Maps, fds)
+		} else if err == nil && message.Client != 0 {
+			err = b.takeClient(message.Client, fds)
 		} else if err == nil {
 			err = b.takePackets(message, fds)
 		}
@@ -156,6 +160,27 @@ func SendPackets(conn *net.UnixConn, sockets map[uint32]int, closed []uint32) er
 			return err
 		}
 	}
+}
+
+// takeClient takes the connection of a program over.
+func (b *inbox) takeClient(id uint64, fds []int) error {
+	if len(fds) != 1 {
+		closeAll(fds)
+		return fmt.Errorf("%d descriptors for a client, not 1", len(fds))
+	}
+	file := os.NewFile(uintptr(fds[0]), "client")
+	defer file.Close()
+	conn, err := unixConn(file)
+	if err != nil {
+		return err
+	}
+	b.clients(id, conn)
+	return nil
+}
+
+// SendClient hands a connection on, which stays the caller's.
+func SendClient(conn *net.UnixConn, id uint64, fd int) error {
+	return sendMessage(conn, MapsMessage{Client: id}, []int{fd})
 }
 
 func sendMessage(conn *net.UnixConn, message MapsMessage, fds []int) error {

@@ -44,7 +44,8 @@ type running struct {
 	generation string
 	compiled   Compiled
 	live       Live
-	handler    http.Handler // nil if the module has no routes
+	handler    http.Handler    // nil if the module has no routes
+	ctx        context.Context // ends with the generation
 	cancel     context.CancelFunc
 	work       sync.WaitGroup // the background work
 	users      sync.WaitGroup // requests that use the maps
@@ -59,7 +60,8 @@ type running struct {
 func servePlane(ctx context.Context, module string, control Control, listener net.Listener, maps *net.UnixConn) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	p := &plane{module: module, control: control, inbox: newInbox(maps), wants: newWants()}
+	p := &plane{module: module, control: control, wants: newWants()}
+	p.inbox = newInbox(maps, p.serveClient)
 	server := &http.Server{Handler: p.routes(), ReadHeaderTimeout: 10 * time.Second}
 	var reading sync.WaitGroup
 	reading.Go(func() {
@@ -237,7 +239,7 @@ func (p *plane) serveStart(r *http.Request) (any, error) {
 
 func (p *plane) enliven(req GenerationRequest, c Compiled, maps Maps) *running {
 	ctx, cancel := context.WithCancel(context.Background())
-	n := &running{generation: req.Generation, compiled: c, cancel: cancel, instances: byIndex(req.Instances)}
+	n := &running{generation: req.Generation, compiled: c, ctx: ctx, cancel: cancel, instances: byIndex(req.Instances)}
 	n.live = Live{Module: p.module, Maps: maps, Interface: n.list, Want: p.wants.want, Idle: p.wants.idle, Inject: p.inbox.packets.inject}
 	if h, ok := c.(Handler); ok {
 		n.handler = h.Handler(n.live)

@@ -39,10 +39,11 @@ type VirtualService struct {
 	Dynamic bool `json:"dynamic,omitempty"`
 }
 
-// Wanted is the answer to the agent's question what virtual services the control plane wants resolved.
+// Wanted is the answer to the agent's question what the control plane wants of it.
 type Wanted struct {
 	Addresses []netip.Addr `json:"addresses,omitempty"` // somebody sends to them, and no virtual service has them
 	Idle      []string     `json:"idle,omitempty"`      // dynamic virtual services that nobody uses any more
+	Give      []Give       `json:"give,omitempty"`      // what clients are to be sent
 }
 
 // InstanceFollower is a Compiled that is told at once when an instance comes, changes or goes. Those that are there from the

@@ -4,6 +4,7 @@ package sdk
 
 import (
 	"context"
+	"errors"
 	"net/netip"
 	"slices"
 	"sync"
@@ -46,6 +47,20 @@ func (w *wants) idle(name string) {
 	}
 }
 
+// maxGives is how many clients may wait for the agent to fetch what they are to be given.
+const maxGives = 256
+
+func (w *wants) give(g Give) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if len(w.now.Give) == maxGives {
+		return errors.New("too many clients wait already")
+	}
+	w.now.Give = append(w.now.Give, g)
+	w.wake()
+	return nil
+}
+
 func (w *wants) wake() {
 	select {
 	case w.arrived <- struct{}{}:
@@ -60,7 +75,7 @@ func (w *wants) take(ctx context.Context) Wanted {
 	for {
 		w.mu.Lock()
 		got := w.now
-		if len(got.Addresses)+len(got.Idle) > 0 && ctx.Err() == nil {
+		if len(got.Addresses)+len(got.Idle)+len(got.Give) > 0 && ctx.Err() == nil {
 			w.now = Wanted{}
 			clear(w.queued)
 			w.mu.Unlock()

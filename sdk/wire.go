@@ -34,6 +34,16 @@ type MapsMessage struct {
 	Maps       []string `json:"maps,omitzero"`
 	Inject     []uint32 `json:"inject,omitempty"` // ifindexes for which there are packet sockets, which replace older ones
 	Closed     []uint32 `json:"closed,omitempty"` // ifindexes whose packet socket is to be closed
+	Client     uint64   `json:"client,omitempty"` // a program has connected to the module's socket: its connection
+}
+
+// Give asks the agent to send a message to a client, with descriptors of maps of a generation, in this order: a control plane has
+// no right to send descriptors. The agent can do so once for each client, until 10 s after it has connected.
+type Give struct {
+	Client     uint64          `json:"client"`
+	Generation string          `json:"generation"`
+	Maps       []string        `json:"maps"`
+	Message    json.RawMessage `json:"message"`
 }
 
 // Problem is the body of answers that are errors.

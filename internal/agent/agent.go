@@ -139,7 +139,8 @@ func open(ctx context.Context, cfg config.Config, log *slog.Logger) (*Agent, err
 		metrics: newMetrics(),
 		costs:   newCosts(),
 	}
-	a.control, err = control.New(control.Options{Run: cfg.Paths.ControlSockets(), State: cfg.Paths.ControlState(), Log: log, Services: a.virtual, Models: a.models, Packets: a})
+	a.control, err = control.New(control.Options{Run: cfg.Paths.ControlSockets(), State: cfg.Paths.ControlState(), Log: log, Services: a.virtual, Models: a.models, Packets: a,
+		ModuleSocket: cfg.Paths.ModuleSocket, SocketGroup: cfg.SocketGroup})
 	if err != nil {
 		return nil, errors.Join(err, st.Close())
 	}

@@ -57,6 +57,9 @@ type Options struct {
 	Models *models.Table
 	// Packets let control planes send in the name of services; nil if none may.
 	Packets Packets
+	// ModuleSocket is the path of the socket that programs find a module by; nil if there are none. SocketGroup may use it.
+	ModuleSocket func(module string) string
+	SocketGroup  string
 }
 
 // sockets is the directory of sockets, which is closed to all others.
@@ -147,6 +150,9 @@ func (m *Manager) Plane(module string, p *pkgs.Package) (*Plane, error) {
 	}
 	if p.Inject && m.opts.Packets != nil {
 		plane.packets = newPackets(m.opts.Packets)
+	}
+	if p.Socket && m.opts.ModuleSocket != nil {
+		plane.door = newDoor(m.opts.ModuleSocket(module), m.opts.SocketGroup)
 	}
 	m.planes.Go(func() {
 		defer release()

@@ -40,7 +40,6 @@ func (p *Plane) feed(ctx context.Context, r *run) {
 	var feeding sync.WaitGroup
 	defer feeding.Wait()
 	if p.services != nil {
-		feeding.Go(func() { p.pollWants(ctx, r) })
 		feeding.Go(func() { follow(ctx, p, r, "virtualservices", p.services) })
 	}
 	if p.models != nil {
@@ -110,6 +109,9 @@ func tellAll[U any, P update[U]](ctx context.Context, p *Plane, r *run, call str
 
 // pollWants asks what the control plane wants, again and again.
 func (p *Plane) pollWants(ctx context.Context, r *run) {
+	if p.services == nil && p.door == nil {
+		return
+	}
 	for ctx.Err() == nil {
 		var wants sdk.Wanted
 		err := p.call(ctx, r, wantedTime, "wanted", nil, &wants)
@@ -123,7 +125,12 @@ func (p *Plane) pollWants(ctx context.Context, r *run) {
 			}
 			continue
 		}
-		p.services.Wants(wants)
+		if p.services != nil {
+			p.services.Wants(wants)
+		}
+		for _, g := range wants.Give {
+			p.give(g)
+		}
 	}
 }
 

@@ -52,6 +52,7 @@ type Plane struct {
 	services *resolve.Follower // nil unless the package works with virtual services
 	models   *models.Follower  // nil unless it works with models
 	packets  *packets          // nil unless it sends in the name of services
+	door     *door             // nil unless programs may connect
 
 	sending sync.Mutex // while maps of want are sent or closed
 
@@ -285,6 +286,8 @@ func (p *Plane) attend(r *run) {
 	defer feeding.Wait()
 	defer cancel() // runs before the wait
 	feeding.Go(func() { p.feed(ctx, r) })
+	feeding.Go(func() { p.pollWants(ctx, r) })
+	defer p.closeDoor()
 	health := time.NewTicker(healthEvery)
 	defer health.Stop()
 	retry := time.NewTimer(0)
@@ -306,6 +309,7 @@ func (p *Plane) attend(r *run) {
 				return
 			}
 			p.renewPackets(r, told)
+			p.openDoor(r, told)
 		}
 	}
 }
@@ -355,6 +359,7 @@ func (p *Plane) tellRun(ctx context.Context, r *run, t *told, want *live) error 
 		p.startedWith = want.name
 		p.mu.Unlock()
 		p.setState(func(s *State) { s.Started, s.Healthy, s.Reason = true, true, "" })
+		p.openDoor(r, t)
 		return nil
 	}
 	now := byIndex(want.instances)

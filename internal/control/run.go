@@ -111,6 +111,16 @@ func (r *run) sendMaps(generation string, maps sdk.Maps) error {
 	return sdk.SendMaps(r.maps, generation, maps)
 }
 
+// sendClient hands a program's connection on, which stays the caller's.
+func (r *run) sendClient(id uint64, fd int) error {
+	r.send.Lock()
+	defer r.send.Unlock()
+	if err := r.maps.SetWriteDeadline(time.Now().Add(sendTime)); err != nil {
+		return err
+	}
+	return sdk.SendClient(r.maps, id, fd)
+}
+
 // sendPackets sends packet sockets, which stay the caller's.
 func (r *run) sendPackets(files map[uint32]*os.File, closed []uint32) error {
 	fds := make(map[uint32]int, len(files))

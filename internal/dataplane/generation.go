@@ -118,7 +118,7 @@ func applySettings(spec *ebpf.CollectionSpec, mod Module, known map[string]bool)
 		}
 	}
 	for _, m := range spec.Maps {
-		if m.Type == ebpf.RingBuf {
+		if m.Type == ebpf.RingBuf || m.Type == ebpf.UserRingbuf {
 			m.MaxEntries = ringSize(m.MaxEntries)
 		}
 	}

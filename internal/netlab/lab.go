@@ -156,6 +156,9 @@ func (l *Lab) Bridge() string { return l.bridge.Name }
 // Gateway4 is the node's IPv4 address that hosts reach.
 func (l *Lab) Gateway4() netip.Addr { return l.gateway4().Addr() }
 
+// Gateway6 is the node's IPv6 address that hosts reach.
+func (l *Lab) Gateway6() netip.Addr { return l.gateway6().Addr() }
+
 // Node is the namespace that holds the bridge and the outer veth ends.
 func (l *Lab) Node() *Namespace { return l.node }
 

@@ -47,6 +47,11 @@ func (p Paths) ControlSockets() string { return filepath.Join(p.Run, "control") 
 // ControlState is the directory of what control planes keep.
 func (p Paths) ControlState() string { return filepath.Join(p.State, "control") }
 
+// ModuleSocket is where programs find the module of that name, if its package offers a socket.
+func (p Paths) ModuleSocket(module string) string {
+	return filepath.Join(p.Run, "modules", module+".sock")
+}
+
 // Packages is the directory of packages that were pulled, an OCI image layout.
 func (p Paths) Packages() string { return filepath.Join(p.State, "packages") }
 

@@ -52,6 +52,8 @@ type Manifest struct {
 	Inject bool `json:"inject,omitempty"`
 	// Replies: the data plane answers packets, by KERB_REPLY.
 	Replies bool `json:"replies,omitempty"`
+	// Socket has the agent listen for programs on a socket of the module's, for the control plane to serve.
+	Socket bool `json:"socket,omitempty"`
 }
 
 // Directions are those in which packets meet the module, by kind of attach point; all that it has code for, unless said.
@@ -168,8 +170,8 @@ func (m *Manifest) check(file string) error {
 			return wrong("maps.migrate."+name, "is left to the control plane, but there is none")
 		}
 	}
-	if m.Control == nil && (len(m.Resources) > 0 || m.Inject) {
-		return wrong("control", "is absent, but resources and inject are a control plane's")
+	if m.Control == nil && (len(m.Resources) > 0 || m.Inject || m.Socket) {
+		return wrong("control", "is absent, but resources, inject and socket are a control plane's")
 	}
 	if m.Inject && m.Control.Network {
 		return wrong("inject", "cannot go with control.network: who sends in the name of services has no network of its own")

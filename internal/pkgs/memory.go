@@ -98,7 +98,7 @@ func MapMemory(m *ebpf.MapSpec) int64 {
 	case ebpf.LPMTrie:
 		// The kernel's account leaves out the nodes that only fork, as many as entries at most. They are memory too.
 		return structMap + 2*n*(structTrieNode+int64(m.KeySize)-prefixLen+int64(m.ValueSize))
-	case ebpf.RingBuf:
+	case ebpf.RingBuf, ebpf.UserRingbuf:
 		pages := n / pageSize
 		return structMap + (ringMetaPages+pages)*pageSize + (ringMetaPages+2*pages)*ringPagePointer
 	case ebpf.ArrayOfMaps:

@@ -9,20 +9,15 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
 	"net"
 	"net/http"
 	"os"
-	"os/user"
-	"path/filepath"
-	"strconv"
 	"strings"
-	"syscall"
-	"time"
 
 	"github.com/kerb-edge/kerb/internal/config"
 	"github.com/kerb-edge/kerb/internal/fault"
+	"github.com/kerb-edge/kerb/internal/unixlisten"
 )
 
 // Endpoint is a listener and what it asks of clients.
@@ -44,108 +39,13 @@ func Listen(c config.Config) ([]Endpoint, error) {
 	return []Endpoint{{Listener: socket}, tcp}, nil
 }
 
-// maxSocketPath is what fits into sun_path, with its terminating zero.
-const maxSocketPath = 107
-
-// ListenUnix listens on a socket at path: mode 0660, owned by root and by group if there is such a group. The directory is
-// made if it is missing. The socket is made in a private directory and renamed into place, so that nobody ever meets one
-// with other permissions, or none where one was. The socket of a dead agent is replaced; if one is alive, or path is
-// something else than a socket, the error is *fault.Conflict and nothing has changed.
+// ListenUnix listens on a socket at path: mode 0660, owned by root and by group if there is such a group.
 func ListenUnix(path, group string) (net.Listener, error) {
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		return nil, fmt.Errorf("socket: %w", err)
-	}
-	if err := checkFree(path); err != nil {
-		return nil, err
-	}
-	private, err := os.MkdirTemp(filepath.Dir(path), ".kerb-")
+	l, err := unixlisten.Listen("unix", path, group)
 	if err != nil {
-		return nil, fmt.Errorf("socket: %w", err)
-	}
-	defer os.RemoveAll(private)
-	l, err := listenPrivate(filepath.Join(private, "s"), group)
-	if err != nil {
-		return nil, fmt.Errorf("socket %s: %w", path, err)
-	}
-	if err := os.Rename(filepath.Join(private, "s"), path); err != nil {
-		return nil, errors.Join(fmt.Errorf("socket: %w", err), l.Close())
-	}
-	return newUnixListener(l, path)
-}
-
-// checkFree tells whether a socket may be put at path.
-func checkFree(path string) error {
-	if len(path) > maxSocketPath {
-		return &fault.Invalid{Field: "paths.run", Reason: fmt.Sprintf("%s is too long for a socket: at most %d bytes", path, maxSocketPath)}
-	}
-	info, err := os.Lstat(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("socket: %w", err)
-	}
-	if info.Mode().Type() != fs.ModeSocket {
-		return &fault.Conflict{Reason: fmt.Sprintf("%s is there and is not a socket; move it away", path)}
-	}
-	c, err := net.DialTimeout("unix", path, time.Second)
-	switch {
-	case err == nil:
-		c.Close()
-		return &fault.Conflict{Reason: fmt.Sprintf("another agent answers on %s; there is one per node", path)}
-	case errors.Is(err, syscall.ECONNREFUSED):
-		return nil // nobody listens any more
-	}
-	return &fault.Conflict{Reason: fmt.Sprintf("%s may be in use: %v", path, err)}
-}
-
-func listenPrivate(path, group string) (*net.UnixListener, error) {
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
-	if err != nil {
-		return nil, err
-	}
-	l.SetUnlinkOnClose(false) // it is about to be renamed
-	if err := permit(path, group); err != nil {
-		return nil, errors.Join(err, l.Close())
+		return nil, err // a nil *Listener would be no nil net.Listener
 	}
 	return l, nil
-}
-
-func permit(path, group string) error {
-	if err := os.Chmod(path, 0o660); err != nil {
-		return err
-	}
-	g, err := user.LookupGroup(group)
-	if err != nil {
-		return nil // the group is optional; without it only root may connect
-	}
-	gid, err := strconv.Atoi(g.Gid)
-	if err != nil {
-		return fmt.Errorf("group %s: %w", group, err)
-	}
-	return os.Chown(path, -1, gid)
-}
-
-// unixListener removes its socket when it is closed, unless another one is there by then.
-type unixListener struct {
-	*net.UnixListener
-	path string
-	made os.FileInfo
-}
-
-func newUnixListener(l *net.UnixListener, path string) (net.Listener, error) {
-	made, err := os.Lstat(path)
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("socket: %w", err), l.Close())
-	}
-	return &unixListener{l, path, made}, nil
-}
-
-func (l *unixListener) Close() error {
-	if now, err := os.Lstat(l.path); err == nil && os.SameFile(now, l.made) {
-		os.Remove(l.path) // a stale socket is replaced anyway
-	}
-	return l.UnixListener.Close()
 }
 
 // ListenTCP listens as c says, always with TLS 1.3. It refuses to listen without client certificates or a token.

@@ -172,7 +172,7 @@ func (a *archive) unpack(ctx context.Context, dir string, pkgs []pkgVersion) err
 	get := a.command(ctx, "apt-get", "-q", "download")
 	get.Dir = debs
 	for _, p := range pkgs {
-		get.Args = append(get.Args, p.name+"="+p.version)
+		get.Args = append(get.Args, p.String())
 	}
 	if _, err := output(ctx, get); err != nil {
 		os.Remove(a.stamp()) // the lists may name what the mirror has dropped: the next run fetches them anew

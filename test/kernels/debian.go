@@ -145,8 +145,16 @@ func versionNewer(a, b string) bool {
 	return exec.Command("dpkg", "--compare-versions", a, "gt", b).Run() == nil
 }
 
-// pkgVersion is an exact package.
+// pkgVersion is an exact package, or without a version the newest of the name.
 type pkgVersion struct{ name, version string }
+
+// String is the package as apt-get wants it.
+func (p pkgVersion) String() string {
+	if p.version == "" {
+		return p.name
+	}
+	return p.name + "=" + p.version
+}
 
 // kernelPart matches the packages that hold kernel files; since 7.0 the image is a shell around binary and modules.
 var kernelPart = regexp.MustCompile(`(linux-(?:image|binary|modules)-\d[^\s,]*) \(= ([^)\s]+)\)`)

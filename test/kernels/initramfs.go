@@ -12,6 +12,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"time"
 )
@@ -105,8 +106,12 @@ func tool(name string) (string, error) {
 }
 
 // checkTools finds out before the work begins whether this machine has all programs that it will need.
-func checkTools() error {
-	for _, name := range []string{"qemu-system-x86_64", "busybox", "ip", "tc", "ldd", "cpio", "xz", "zstd", "apt-get", "apt-cache", "dpkg", "dpkg-deb"} {
+func checkTools(opts options) error {
+	tools := []string{"qemu-system-x86_64", "busybox", "ip", "tc", "ldd", "cpio", "xz", "zstd", "apt-get", "apt-cache", "dpkg", "dpkg-deb"}
+	if opts.kmod != "" {
+		tools = append(tools, "make", "gcc-12", "pahole")
+	}
+	for _, name := range tools {
 		if _, err := tool(name); err != nil {
 			return err
 		}
@@ -169,11 +174,16 @@ func addFiles(dir, source string) error {
 
 // buildInitrd writes the machine's initramfs: the shared archive followed by one with the kernel's modules (the kernel unpacks
 // archives one after the other).
-func buildInitrd(ctx context.Context, m machine, extra []string) (string, error) {
+func buildInitrd(ctx context.Context, m machine, opts options) (string, error) {
 	root := filepath.Join(m.dir, "modules.d")
 	defer os.RemoveAll(root)
-	if err := addModules(ctx, root, m.kernel.modules, append(guestModules[:len(guestModules):len(guestModules)], extra...)); err != nil {
+	if err := addModules(ctx, root, m.kernel.modules, slices.Concat(guestModules, opts.modules)); err != nil {
 		return "", err
+	}
+	for _, file := range m.built {
+		if err := copyFile(filepath.Join(root, "src", opts.kmod, filepath.Base(file)), file, 0o644); err != nil {
+			return "", err
+		}
 	}
 	modules := filepath.Join(m.dir, "modules.cpio")
 	if err := pack(ctx, modules, root); err != nil {

@@ -49,6 +49,7 @@ type machine struct {
 	initrd  string
 	nonce   string
 	kernel  kernel
+	built   []string // .ko files of this repository's
 	memory  string
 	timeout time.Duration
 }
@@ -146,10 +147,11 @@ func (m machine) verdict(ctx, deadline context.Context, log *transcript, late bo
 
 // arguments are QEMU's: emulation, for a test of behaviour must not need KVM; q35, for microvm hangs now and then; panic=-1 with -no-reboot ends
 // the machine at once when the kernel dies. The kernel's mitigations stay on, they change what the verifier accepts. The second attempt
-// emulates both processors in one thread, where the emulator's races cannot happen.
+// emulates both processors in one thread, where the emulator's races cannot happen; so does a machine for a kernel module, whose hooks
+// have the kernel patch its code (static keys): a processor in a thread of its own may meet the breakpoint after the patch is done.
 func (m machine) arguments(console string, attempt int) []string {
 	threads := "multi"
-	if attempt > 1 {
+	if attempt > 1 || len(m.built) > 0 {
 		threads = "single"
 	}
 	return []string{

@@ -35,6 +35,7 @@ type options struct {
 	kernels, tests, modules []string
 	timeout, testTimeout    time.Duration // of one machine; of one test binary in it
 	run, skip               string        // -test.run and -test.skip of every binary
+	kmod                    string        // directory of a kernel module to build for each kernel
 	cache                   string
 	memory                  string // in QEMU's notation
 	mirrors                 mirrors
@@ -59,6 +60,7 @@ func parseFlags() options {
 	kernels := flag.String("kernels", defaultKernels, "kernels, comma-separated: SERIES or newest, with -rt or -generic for another flavour than cloud")
 	tests := flag.String("pkgs", defaultTests, "Go package patterns, comma-separated; packages without tests, and commands that only a ... matches, are left out")
 	modules := flag.String("modules", "", "further kernel modules to load, comma-separated")
+	flag.StringVar(&o.kmod, "kmod", "", "directory with a kernel module of this repository, built for each kernel; its tests find the .ko in their directory")
 	flag.DurationVar(&o.timeout, "timeout", 1800*time.Second, "limit for one boot of one kernel, all packages together")
 	flag.DurationVar(&o.testTimeout, "pkg-timeout", 900*time.Second, "limit for one test binary in the machine")
 	flag.StringVar(&o.run, "run", "", "run only tests that match this expression")
@@ -97,7 +99,7 @@ func run(ctx context.Context, opts options) ([]kernelResult, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := checkTools(); err != nil {
+	if err := checkTools(opts); err != nil {
 		return nil, err
 	}
 	unlock, err := lockDir(opts.cache)
@@ -147,7 +149,13 @@ func runKernel(ctx context.Context, opts options, debian *archive, s spec, m mac
 	}
 	result.release = k.release
 	m.kernel, m.memory, m.timeout = k, opts.memory, opts.timeout
-	if m.initrd, err = buildInitrd(ctx, m, opts.modules); err != nil {
+	if opts.kmod != "" {
+		if m.built, err = buildFor(ctx, opts, debian, s, m); err != nil {
+			result.err = fmt.Errorf("build %s: %w", opts.kmod, err)
+			return result
+		}
+	}
+	if m.initrd, err = buildInitrd(ctx, m, opts); err != nil {
 		result.err = fmt.Errorf("build the initramfs: %w", err)
 		return result
 	}
@@ -166,6 +174,16 @@ func runKernel(ctx context.Context, opts options, debian *archive, s spec, m mac
 	result.expect(tests)
 	progress("%s: %s in %.0f s", s.name, result.verdict(), result.seconds)
 	return result
+}
+
+// buildFor builds the module that was asked for.
+func buildFor(ctx context.Context, opts options, debian *archive, s spec, m machine) ([]string, error) {
+	headers, err := fetchHeaders(ctx, debian, filepath.Join(opts.cache, "headers"), s, m.kernel)
+	if err != nil {
+		return nil, err
+	}
+	progress("%s: build %s", s.name, opts.kmod)
+	return buildKmod(ctx, m.dir, opts.kmod, headers)
 }
 
 // lockDir makes dir and keeps other runs out of it, for they would boot a second machine beside this one.

@@ -7,10 +7,9 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <time.h>
+
+#include "base.h"
 
 enum { MAX_MESSAGE = 64 };
 
@@ -28,20 +27,6 @@ enum {
 	COAP_CONTENT_FORMAT = 0xc0, COAP_MARKER = 0xff, COAP_TOKEN = 4
 };
 static const uint8_t coap_path[] = "\xb7sensors\x0broad-sign-7\x0bspeed-limit"; /* Uri-Path options */
-
-static inline void die(const char *what)
-{
-	perror(what);
-	exit(1);
-}
-
-static inline int64_t now(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return t.tv_sec * 1000000000LL + t.tv_nsec;
-}
 
 /* limit is the published curve over the number of cars in range, in km/h. */
 static inline uint32_t limit(uint32_t cars)

@@ -86,5 +86,6 @@ struct kerb_pkt {
 #define KERB_TO_PEER	(1 << 0) /* into the namespace of the veth's peer (TC ingress of the node only) */
 #define KERB_TO_INGRESS (1 << 1) /* as if it had been received there (TC only) */
 #define KERB_TO_NEIGH	(1 << 2) /* the kernel looks up route and neighbour on that interface, and writes the L2 header (TC only) */
+#define KERB_TO_MAP	(1 << 3) /* where the module's bpf_redirect_map() said (XDP only) */
 
 #endif

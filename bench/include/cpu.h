@@ -8,6 +8,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "base.h"
+
 /* A list of CPUs as text: "0,2". */
 struct cpus {
 	int n, list[CPU_SETSIZE];

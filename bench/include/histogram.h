@@ -10,6 +10,7 @@ enum { STEP_BITS = 7, STEPS = 1 << STEP_BITS, OCTAVES = 32, SLOTS = STEPS * OCTA
 
 struct histogram {
 	uint64_t n;
+	uint64_t longest;
 	double sum, squares;
 	uint32_t slots[SLOTS];
 };
@@ -32,6 +33,7 @@ static inline double slot_value(int slot)
 static inline void record(struct histogram *h, uint64_t ns)
 {
 	h->n++;
+	h->longest = ns > h->longest ? ns : h->longest;
 	h->sum += ns;
 	h->squares += (double)ns * ns;
 	h->slots[slot_of(ns)]++;
@@ -40,6 +42,7 @@ static inline void record(struct histogram *h, uint64_t ns)
 static inline void merge(struct histogram *to, const struct histogram *from)
 {
 	to->n += from->n;
+	to->longest = from->longest > to->longest ? from->longest : to->longest;
 	to->sum += from->sum;
 	to->squares += from->squares;
 	for (int i = 0; i < SLOTS; i++)
@@ -66,5 +69,25 @@ static inline void print_times(const struct histogram *h)
 
 	for (unsigned int i = 0; i < sizeof(ps) / sizeof(*ps); i++)
 		printf("\"p%g\":%.3f,", ps[i], percentile(h, ps[i]) / 1e3);
-	printf("\"stddev\":%.3f,", sqrt(fmax(variance, 0)) / 1e3);
+	printf("\"max\":%.3f,\"stddev\":%.3f,", h->longest / 1e3, sqrt(fmax(variance, 0)) / 1e3);
+}
+
+/* print_bins writes the member "bins" of a JSON object: how many times (second) were up to so many us (first) and above the bin
+ * before, four bins for each doubling. */
+static inline void print_bins(const struct histogram *h)
+{
+	const char *comma = "";
+
+	printf("\"bins\":[");
+	for (int i = 0; i < SLOTS; i += STEPS / 4) {
+		uint64_t n = 0;
+
+		for (int j = i; j < i + STEPS / 4; j++)
+			n += h->slots[j];
+		if (n)
+			printf("%s[%.3f,%lu]", comma, slot_value(i + STEPS / 4 - 1) / 1e3, n);
+		if (n)
+			comma = ",";
+	}
+	printf("]");
 }

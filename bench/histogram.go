@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bench
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"path/filepath"
+	"slices"
+
+	"gonum.org/v1/plot"
+	"gonum.org/v1/plot/plotter"
+	"gonum.org/v1/plot/plotutil"
+	"gonum.org/v1/plot/vg"
+)
+
+// Bin is how many values were up to one, and above that of the bin before. In JSON it is a pair.
+type Bin struct {
+	UpTo  float64
+	Count uint64
+}
+
+// MarshalJSON writes the pair.
+func (b Bin) MarshalJSON() ([]byte, error) { return json.Marshal([2]any{b.UpTo, b.Count}) }
+
+// UnmarshalJSON reads it.
+func (b *Bin) UnmarshalJSON(data []byte) error {
+	return json.Unmarshal(data, &[2]any{&b.UpTo, &b.Count})
+}
+
+// Histogram is how the values of a metric are spread over all rounds. Those of one group are drawn together, with the
+// baseline's.
+type Histogram struct {
+	Config string `json:"config"`
+	Group  string `json:"group"`
+	Load   string `json:"load"`
+	Metric string `json:"metric"`
+	Unit   string `json:"unit"`
+	Bins   []Bin  `json:"bins"` // in ascending order
+}
+
+// Spread adds the values of one further round to a histogram.
+func (r *Run) Spread(round Histogram) {
+	all := &r.report.Histograms
+	i := slices.IndexFunc(*all, func(h Histogram) bool {
+		return h.Config == round.Config && h.Load == round.Load && h.Metric == round.Metric
+	})
+	if i < 0 {
+		i = len(*all)
+		*all = append(*all, round)
+		(*all)[i].Bins = nil
+	}
+	h := &(*all)[i]
+	for _, b := range round.Bins {
+		at, found := slices.BinarySearchFunc(h.Bins, b, func(x, y Bin) int { return cmp.Compare(x.UpTo, y.UpTo) })
+		if !found {
+			h.Bins = slices.Insert(h.Bins, at, Bin{UpTo: b.UpTo})
+		}
+		h.Bins[at].Count += b.Count
+	}
+}
+
+// writeHistograms draws a PNG for each load, metric and group: a line for each config, both axes logarithmic, so that the few that
+// came late are seen beside the many that did not.
+func (r *Report) writeHistograms(dir string) error {
+	drawn := map[string]bool{}
+	for _, h := range r.Histograms {
+		name := fileName(fmt.Sprintf("%s-%s-histogram-%s-%s", r.Experiment, h.Metric, h.Load, h.Group))
+		if drawn[name] {
+			continue
+		}
+		drawn[name] = true
+		if err := r.saveHistogram(h, filepath.Join(dir, name+".png")); err != nil {
+			return fmt.Errorf("plot %s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+// saveHistogram draws one and its group.
+func (r *Report) saveHistogram(first Histogram, path string) error {
+	p := plot.New()
+	p.Title.Text = fmt.Sprintf("%s: %s, %s, %s", r.Experiment, first.Metric, first.Load, first.Group)
+	p.X.Label.Text, p.Y.Label.Text = first.Unit, "count"
+	p.X.Scale, p.X.Tick.Marker = plot.LogScale{}, plot.LogTicks{Prec: -1}
+	p.Y.Scale, p.Y.Tick.Marker = plot.LogScale{}, plot.LogTicks{Prec: -1}
+	p.Add(plotter.NewGrid())
+	p.Legend.Top = true
+	i := 0
+	for _, h := range r.Histograms {
+		with := h.Group == first.Group || h.Config == r.Baseline
+		if h.Load != first.Load || h.Metric != first.Metric || !with || len(h.Bins) == 0 {
+			continue
+		}
+		line, err := plotter.NewLine(h.points())
+		if err != nil {
+			return err
+		}
+		line.StepStyle, line.Width = plotter.PostStep, vg.Points(1.2)
+		line.Color, line.Dashes = plotutil.Color(i), plotutil.Dashes(i/7)
+		p.Add(line)
+		p.Legend.Add(h.Config, line)
+		i++
+	}
+	return savePNG(p, path)
+}
+
+// points leaves out what a logarithm has no place for.
+func (h Histogram) points() (xy plotter.XYs) {
+	for _, b := range h.Bins {
+		if b.UpTo > 0 && b.Count > 0 {
+			xy = append(xy, plotter.XY{X: b.UpTo, Y: float64(b.Count)})
+		}
+	}
+	return xy
+}

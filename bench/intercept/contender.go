@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package intercept
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+)
+
+// port is where all packets go: the published one.
+const port = 8080
+
+// config is a way to receive.
+type config struct {
+	name    string
+	hook    string // what takes T1: names the place
+	program string // of src
+	wait    string // how the program waits
+	class   string // of scheduling
+}
+
+// beside receives the same packets as the config of the hook "both": T1, T2 and T3 of each are taken.
+var beside = config{"same-t3", "both", "socket", "block", "other"}
+
+// Ours first. Whatever waits and is scheduled in some way has a socket that does the same to be compared with.
+var configs = slices.Concat(
+	classes("ringbuf", "kerb", "kerb", "sleep"),
+	classes("ringbuf-adaptive", "kerb", "kerb", "adaptive"),
+	classes("ringbuf-spin", "kerb", "kerb", "spin"),
+	[]config{
+		{"same-t2", "both", "kerb", "adaptive", "eager"},
+		{"kmod", "kmod", "kerb", "adaptive", "eager"},
+		{"afxdp", "xsk", "afxdp", "spin", "other"},
+		{"afxdp-sleep", "xsk", "afxdp", "sleep", "other"},
+		{"array", "array", "array", "spin", "other"},
+	},
+	classes("socket", "stamp", "socket", "block"),
+	classes("socket-adaptive", "stamp", "socket", "adaptive"),
+	classes("socket-spin", "stamp", "socket", "spin"),
+	[]config{
+		{"socket-busy", "stamp", "socket", "busy", "other"},
+		{"socket-mmsg", "stamp", "socket", "mmsg", "other"},
+	},
+)
+
+// classes are a config as any program runs, before these (the library's default), and of SCHED_FIFO.
+func classes(name, hook, program, wait string) []config {
+	return []config{
+		{name, hook, program, wait, "other"},
+		{name + "-eager", hook, program, wait, "eager"},
+		{name + "-fifo", hook, program, wait, "fifo"},
+	}
+}
+
+// enduring are the configs of the long loads.
+var enduring = []string{"ringbuf-adaptive-eager", "socket"}
+
+// errLeftOut is wrapped when something cannot be measured here.
+var errLeftOut = errors.New("cannot be measured")
+
+// arguments are the receiver's.
+func (c config) arguments(p *place, cpu int) []string {
+	where := strconv.Itoa(port)
+	switch c.program {
+	case "afxdp":
+		where = p.nic
+	case "array":
+		where = "-"
+	case "kerb":
+		where = p.socket
+	}
+	return []string{c.wait, c.class, strconv.Itoa(cpu), where}
+}
+
+// place opens a hook's hosts once.
+func (e *experiment) place(hook string) (*place, error) {
+	if p := e.places[hook]; p != nil {
+		return p, nil
+	}
+	p, err := openPlace(hook)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", hook, err)
+	}
+	e.places[hook] = p
+	return p, nil
+}

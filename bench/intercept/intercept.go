@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package intercept is `kerb bench intercept`: how long a packet takes from the kernel into the hands of a program, by the
+// intercept module's ways and by sockets, AF_XDP and the polling of an array, at the published sizes and rates, on an idle
+// machine and under stress; how many are lost, and what it costs. Sender and receivers are C, compiled when the experiment
+// begins, each on a CPU of its own.
+package intercept
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/kerb-edge/kerb/bench"
+)
+
+func init() {
+	bench.Register(bench.Experiment{
+		Name:       "intercept",
+		Short:      "packets delivered to a program by the kernel's shortest ways, against sockets, AF_XDP and polling",
+		Baseline:   "socket",
+		Loads:      loads(),
+		LongLoads:  []string{"64/50k/endurance", "64/50k/endurance-stress"},
+		QuickLoads: []string{"512/6k/idle", "64/50k/stress"},
+		Run:        run,
+	})
+}
+
+// The loads: bytes of a packet, packets a second, and what else the machine does.
+func loads() []string {
+	var all []string
+	for _, cell := range []string{"1024/3k", "512/6k", "64/50k", "64/200k"} {
+		all = append(all, cell+"/idle", cell+"/stress")
+	}
+	return append(all, "64/50k/io", "64/50k/memory", "64/0k/idle")
+}
+
+// load is one of these, taken apart.
+type load struct {
+	name       string
+	size, rate int
+	besides    string // idle, stress, io, memory
+	endurance  bool
+}
+
+func parseLoad(name string) (load, error) {
+	part := strings.Split(name, "/")
+	l := load{name: name, besides: part[2]}
+	var err, err2 error
+	l.size, err = strconv.Atoi(part[0])
+	l.rate, err2 = strconv.Atoi(strings.TrimSuffix(part[1], "k"))
+	l.rate *= 1000
+	if strings.HasPrefix(l.besides, "endurance") {
+		l.endurance = true
+		l.besides = strings.TrimPrefix(strings.TrimPrefix(l.besides, "endurance"), "-")
+	}
+	return l, errors.Join(err, err2)
+}
+
+// length is how long one round of a config takes. The published experiment took 11 s once; five rounds of the full length are 7.5 s.
+func (l load) length(quick bool) time.Duration {
+	switch {
+	case l.endurance:
+		return 2 * time.Minute // five rounds: ten minutes of each config
+	case quick:
+		return 120 * time.Millisecond
+	case l.rate == 0:
+		return time.Second
+	}
+	return 1500 * time.Millisecond
+}
+
+// experiment is one run: the compiled programs and the places that are up.
+type experiment struct {
+	run    *bench.Run
+	tools  *tools
+	places map[string]*place // by hook
+}
+
+func run(ctx context.Context, r *bench.Run) (err error) {
+	tools, err := compile(ctx)
+	if err != nil {
+		return err
+	}
+	e := &experiment{run: r, tools: tools, places: map[string]*place{}}
+	defer func() { err = errors.Join(err, e.close()) }()
+	for _, name := range r.Loads() {
+		l, err := parseLoad(name)
+		if err != nil {
+			return err
+		}
+		if err := e.runLoad(ctx, l); err != nil {
+			return err
+		}
+	}
+	e.notes()
+	return nil
+}
+
+func (e *experiment) close() error {
+	errs := []error{e.tools.close()}
+	for _, p := range e.places {
+		errs = append(errs, p.close())
+	}
+	return errors.Join(errs...)
+}
+
+func (e *experiment) runLoad(ctx context.Context, l load) (err error) {
+	var trials []bench.Trial
+	for _, c := range configs {
+		if l.endurance && !slices.Contains(enduring, c.name) {
+			continue
+		}
+		p, err := e.place(c.hook)
+		if errors.Is(err, errLeftOut) {
+			e.run.Note("%s is left out: %v", c.name, err)
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("%s: %w", c.name, err)
+		}
+		trials = append(trials, bench.Trial{Config: c.name, Measure: func(ctx context.Context) ([]bench.Sample, error) {
+			return e.measure(ctx, c, p, l)
+		}})
+	}
+	s, err := startStress(l.besides)
+	if errors.Is(err, errLeftOut) {
+		e.run.Note("%s is left out: %v", l.name, err)
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, s.stop()) }()
+	return e.run.Interleave(ctx, l.name, trials...)
+}
+
+func (e *experiment) notes() {
+	e.run.Note("delay is T2-T1, for sockets T3-T1: from when a program of the driver's hook has the packet until the receiving program has it; " +
+		"all receivers map or take T1 the same way and read the same clock")
+	e.run.Note("the sender, SCHED_FIFO, is pinned to CPU %d and receivers to CPU %d; what the kernel does for a packet before it wakes somebody "+
+		"it does on the sender's", e.tools.sender, e.tools.receiver)
+	e.run.Note("-spin never sleeps, -adaptive spins a little and then sleeps, others sleep; -eager has nice -20 and slices of 100 us (Linux 6.12), " +
+		"as the library does by default, -fifo is SCHED_FIFO with priority 50, others run as any program, as the stress does; cpu is the receiver's time of one CPU")
+	e.run.Note("above 10,000 packets/s the sender sends what is due ten thousand times a second, so that packets come in bursts of five and more")
+}

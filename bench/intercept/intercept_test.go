@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package intercept
+
+import (
+	"errors"
+	"io"
+	"os"
+	"testing"
+
+	"github.com/kerb-edge/kerb/bench"
+	"github.com/kerb-edge/kerb/internal/agent"
+	"github.com/kerb-edge/kerb/internal/cli"
+	"github.com/kerb-edge/kerb/internal/control"
+	"github.com/kerb-edge/kerb/internal/pkgs"
+	"github.com/kerb-edge/kerb/modules"
+)
+
+// The agent of the tests is this very program.
+func TestMain(m *testing.M) {
+	control.Intercept(modules.Controls())
+	if len(os.Args) > 1 && (os.Args[1] == "agent" || os.Args[1] == "purge") {
+		os.Exit(cli.Main(cli.Build{Version: "test", Agent: agent.Run}))
+	}
+	os.Exit(m.Run())
+}
+
+// kept holds the programs for machines without a compiler; make test-kmod fills it.
+const kept = "testdata"
+
+func TestCompile(t *testing.T) {
+	tools, err := compile(t.Context())
+	if errors.As(err, new(*pkgs.ToolError)) {
+		t.Skip(err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := tools.close(); err != nil {
+		t.Error(err)
+	}
+}
+
+func newExperiment(t *testing.T) *experiment {
+	t.Helper()
+	if os.Getenv("KERB_MATRIX") != "" {
+		t.Setenv(bench.KeptPrograms, kept)
+	}
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+	tools, err := compile(t.Context())
+	if errors.As(err, new(*pkgs.ToolError)) {
+		t.Skip(err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	e := &experiment{run: bench.NewRun(bench.Experiment{}, true, bench.MinRounds, nil, io.Discard), tools: tools, places: map[string]*place{}}
+	t.Cleanup(func() {
+		if err := e.close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return e
+}
+
+// Every config has every packet of every size, in order, and says so.
+func TestAllReceive(t *testing.T) {
+	loadKmod(t)
+	e := newExperiment(t)
+	for _, c := range configs {
+		t.Run(c.name, func(t *testing.T) {
+			p, err := e.place(c.hook)
+			if errors.Is(err, bench.ErrNotBuilt) || errors.Is(err, errLeftOut) {
+				t.Skip(err)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, size := range []int{64, 512, 1024} {
+				samples, err := e.measure(t.Context(), c, p, load{name: "test", size: size, rate: 3000, besides: "idle"})
+				if err != nil {
+					t.Fatal(err)
+				}
+				for _, s := range samples {
+					if s.Metric == "lost" && s.Value > 0 {
+						t.Errorf("%d bytes: lost %v packets", size, s.Value)
+					}
+					if s.Metric == "delay" && s.Stat == "p50" && s.Value <= 0 {
+						t.Errorf("%d bytes: no delay at all: %v", size, s.Value)
+					}
+				}
+			}
+		})
+	}
+	if unsound := e.run.Report().Unsound; len(unsound) > 0 {
+		t.Error(unsound)
+	}
+}
+
+// An idle receiver is told from a busy one.
+func TestCPU(t *testing.T) {
+	e := newExperiment(t)
+	p, err := e.place("stamp")
+	if errors.Is(err, bench.ErrNotBuilt) || errors.Is(err, errLeftOut) {
+		t.Skip(err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	use := map[string]float64{}
+	for _, c := range configs {
+		if c.name != "socket" && c.name != "socket-spin" {
+			continue
+		}
+		samples, err := e.measure(t.Context(), c, p, load{name: "test", size: 64, besides: "idle"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		use[c.name] = samples[0].Value
+	}
+	if use["socket"] >= use["socket-spin"] {
+		t.Errorf("a receiver that sleeps uses %v of a CPU, one that spins %v", use["socket"], use["socket-spin"])
+	}
+}
+
+func TestLoads(t *testing.T) {
+	for _, name := range append(loads(), "64/50k/endurance", "64/50k/endurance-stress") {
+		l, err := parseLoad(name)
+		if err != nil || l.size < 64 {
+			t.Errorf("%s: %+v, %v", name, l, err)
+		}
+		if _, known := stressors[l.besides]; !known && l.besides != "idle" && l.besides != "" {
+			t.Errorf("%s: nothing is called %q", name, l.besides)
+		}
+	}
+}

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package intercept
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"time"
+
+	"github.com/vishvananda/netlink"
+
+	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/bench/internal/node"
+	"github.com/kerb-edge/kerb/bench/kerbmods"
+	"github.com/kerb-edge/kerb/kmod"
+)
+
+// ringSize is more than what comes in while a receiver is kept from its CPU, as the sockets' buffers are.
+const ringSize = 32 << 20
+
+// class is the one that the receivers open.
+const class = "data"
+
+// startKerb runs the agent on the receiver's node, with the intercept module on the interface at which packets come in. Of a copy,
+// the stack has the packet too, with T1 in it.
+func (p *place) startKerb(action string) error {
+	n, err := node.StartIn(p.lab.Node())
+	if err != nil {
+		return err
+	}
+	p.closers = append(p.closers, n.Close)
+	p.socket = filepath.Join(n.Dir(), "modules", "intercept.sock")
+	modules := []any{p.module("intercept", map[string]any{"classes": []map[string]any{{
+		"name": class, "match": map[string]any{"protocol": "udp", "ports": []any{port}}, "action": action,
+		"ring": strconv.Itoa(ringSize), "watchdog": "10s",
+	}}})}
+	if action == "copy" {
+		path, err := kerbmods.Extract("arrival", n.Dir())
+		if err != nil {
+			return err
+		}
+		modules = append(modules, p.module(path, map[string]any{"port": port}))
+	}
+	if err := n.Apply(modules...); err != nil {
+		return err
+	}
+	return p.awaitSocket()
+}
+
+// awaitSocket returns when programs can open classes, which is a moment after the data plane is in place.
+func (p *place) awaitSocket() (err error) {
+	for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
+		if _, err = os.Stat(p.socket); err == nil {
+			return nil
+		}
+	}
+	return fmt.Errorf("the intercept module lets nobody in: %w", err)
+}
+
+func (p *place) module(pkg string, config map[string]any) v1.Module {
+	m := node.Module(filepath.Base(pkg), pkg, "", config)
+	m.Spec.Attach = v1.Attach{Interfaces: []string{p.nic}}
+	m.Spec.Hook = "xdp"
+	return m
+}
+
+// openKmod leaves the kernel module out where it is not loaded.
+func (p *place) openKmod() error {
+	if _, err := os.Stat(kmod.Device); err != nil {
+		return fmt.Errorf("%w: %w", errLeftOut, kmod.ErrNotLoaded)
+	}
+	p.socket = strconv.Itoa(ringSize)
+	p.files = func() (files []*os.File, err error) {
+		err = p.lab.Node().Do(func() error {
+			device, err := netlink.LinkByName(p.nic)
+			if err != nil {
+				return err
+			}
+			f, err := kmod.Attach(kmod.Rule{Ifindex: uint32(device.Attrs().Index), Ring: ringSize, Action: kmod.Steal,
+				Watchdog: uint64(time.Minute), Protocol: 17, FirstPort: port, LastPort: port})
+			files = []*os.File{f}
+			return err
+		})
+		return files, err
+	}
+	return nil
+}

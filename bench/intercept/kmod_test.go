@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package intercept
+
+import (
+	"bytes"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"net"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/bench/internal/node"
+	"github.com/kerb-edge/kerb/internal/netlab"
+	"github.com/kerb-edge/kerb/kmod"
+)
+
+// loadKmod puts the kernel module into the kernel of an emulated machine, for one test.
+func loadKmod(t *testing.T) (loaded bool) {
+	t.Helper()
+	if os.Getenv("KERB_MATRIX") == "" {
+		return false
+	}
+	if err := kmod.Load("../../kmod/kerb_intercept.ko"); errors.Is(err, os.ErrNotExist) {
+		return false
+	} else if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := kmod.Unload(); err != nil {
+			t.Error(err)
+		}
+	})
+	return true
+}
+
+// The same packets come through eBPF and through the kernel module, in the same order, and none is lost.
+func TestKmodAsEBPF(t *testing.T) {
+	const packets = 5000
+	if !loadKmod(t) {
+		t.Skip("needs the kernel module in an emulated machine: make test-kmod")
+	}
+	lab, err := netlab.NewIn("kbks")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { lab.Close() })
+	host, err := lab.Host("sender", netlab.HostOptions{Routed: true, TxChecksumOff: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	rings := map[string]*kmod.Ring{"eBPF": openEBPF(t, lab, host), "kernel module": openModule(t, lab, host)}
+	sent := sendVaried(t, lab, host, packets)
+	for way, ring := range rings {
+		for i, want := range sent {
+			rec, frame, ok := await(ring)
+			if !ok || rec.Seq != uint64(i) || rec.Lost != 0 {
+				t.Fatalf("%s, packet %d: %+v, %v", way, i, rec, ok)
+			}
+			if int(rec.Len) != len(frame) || !bytes.Equal(frame[rec.Payload:], want) {
+				t.Fatalf("%s, packet %d: %+v holds % x", way, i, rec, frame)
+			}
+		}
+		if rec, _, ok := ring.Next(); ok {
+			t.Errorf("%s: one packet more: %+v", way, rec)
+		}
+	}
+}
+
+func await(r *kmod.Ring) (rec kmod.Record, frame []byte, ok bool) {
+	for range 5000 {
+		if rec, frame, ok = r.Next(); ok {
+			break
+		}
+		time.Sleep(time.Millisecond)
+	}
+	return rec, frame, ok
+}
+
+// sendVaried sends UDP payloads of all sizes up to the MTU and returns them.
+func sendVaried(t *testing.T, lab *netlab.Lab, host *netlab.Host, n int) (all [][]byte) {
+	t.Helper()
+	err := host.Do(func() error {
+		conn, err := net.Dial("udp", net.JoinHostPort(lab.Gateway4().String(), "8080"))
+		if err != nil {
+			return err
+		}
+		defer conn.Close()
+		for i := range n {
+			p := binary.BigEndian.AppendUint64(make([]byte, i*131%1464), uint64(i))
+			if _, err := conn.Write(p); err != nil && !errors.Is(err, unix.ECONNREFUSED) {
+				return err
+			}
+			all = append(all, p)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+const testRing = 16 << 20
+
+// openModule attaches the kernel module to where packets come in.
+func openModule(t *testing.T, lab *netlab.Lab, host *netlab.Host) *kmod.Ring {
+	t.Helper()
+	var f *os.File
+	err := lab.Node().Do(func() (err error) {
+		f, err = kmod.Attach(kmod.Rule{Ifindex: uint32(host.OuterIndex()), Ring: testRing, Action: kmod.Copy, Protocol: 17, FirstPort: port, LastPort: port})
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close() // the mapping keeps it
+	return mapped(t, int(f.Fd()))
+}
+
+func mapped(t *testing.T, fd int) *kmod.Ring {
+	t.Helper()
+	ring, err := kmod.OpenRing(fd, testRing)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { ring.Close() })
+	return ring
+}
+
+// openEBPF has the agent run the intercept module there, and opens its class as any program does.
+func openEBPF(t *testing.T, lab *netlab.Lab, host *netlab.Host) *kmod.Ring {
+	t.Helper()
+	n, err := node.StartIn(lab.Node())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { n.Close() })
+	m := node.Module("intercept", "intercept", "", map[string]any{"classes": []map[string]any{{
+		"name": class, "match": map[string]any{"protocol": "udp", "ports": []any{port}}, "action": "copy", "ring": "16Mi",
+	}}})
+	m.Spec.Attach, m.Spec.Hook = v1.Attach{Interfaces: []string{host.Outer()}}, "xdp"
+	if err := n.Apply(m); err != nil {
+		t.Fatal(err)
+	}
+	door := &place{socket: filepath.Join(n.Dir(), "modules", "intercept.sock")}
+	if err := door.awaitSocket(); err != nil {
+		t.Fatal(err)
+	}
+	conn, err := net.Dial("unixpacket", door.socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	conn.SetDeadline(time.Now().Add(10 * time.Second))
+	if _, err := conn.Write([]byte(`{"open": "` + class + `"}`)); err != nil {
+		t.Fatal(err)
+	}
+	return mapped(t, firstDescriptor(t, conn.(*net.UnixConn)))
+}
+
+// firstDescriptor reads the answer, and gives the ring of those that come along.
+func firstDescriptor(t *testing.T, conn *net.UnixConn) int {
+	t.Helper()
+	answer, control := make([]byte, 4096), make([]byte, 1024)
+	n, nc, _, _, err := conn.ReadMsgUnix(answer, control)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !json.Valid(answer[:n]) || nc == 0 {
+		t.Fatalf("the module answers %s", answer[:n])
+	}
+	messages, err := unix.ParseSocketControlMessage(control[:nc])
+	if err != nil {
+		t.Fatal(err)
+	}
+	fds, err := unix.ParseUnixRights(&messages[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		for _, fd := range fds {
+			unix.Close(fd)
+		}
+	})
+	return fds[0]
+}

@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package intercept
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kerb-edge/kerb/bench"
+)
+
+// sentBy is what the sender prints.
+type sentBy struct {
+	Sent    uint64
+	Seconds float64
+}
+
+// receivedBy is what a receiver prints; times are in us.
+type receivedBy struct {
+	Received, Disorder, Told, Over100 uint64
+	Seconds, CPU                      float64
+	P50, P99, Max                     float64
+	P999                              float64 `json:"p99.9"`
+	Bins                              []bench.Bin
+}
+
+// measure is one round of a config. What receives the same packets beside it is recorded under its own name.
+func (e *experiment) measure(ctx context.Context, c config, p *place, l load) ([]bench.Sample, error) {
+	length := l.length(e.run.Quick)
+	ctx, cancel := context.WithTimeout(ctx, length+grace)
+	defer cancel()
+	running := []config{c}
+	if c.hook == beside.hook {
+		running = append(running, beside)
+	}
+	var receivers []*receiver
+	for _, c := range running {
+		r, err := e.startReceiver(ctx, c, p)
+		if err != nil {
+			cancel() // ends those before
+			return nil, err
+		}
+		receivers = append(receivers, r)
+	}
+	sent, err := e.send(ctx, p, l, length, receivers)
+	if err != nil {
+		return nil, err // and the context's end is the receivers'
+	}
+	for i, r := range receivers[1:] {
+		other, err := e.samples(running[1+i], l, sent, r)
+		if err != nil {
+			return nil, err
+		}
+		e.run.Record(running[1+i].name, l.name, other...)
+	}
+	return e.samples(c, l, sent, receivers[0])
+}
+
+// samples are what a receiver has found.
+func (e *experiment) samples(c config, l load, sent sentBy, r *receiver) ([]bench.Sample, error) {
+	received, err := r.result()
+	if err != nil {
+		return nil, err
+	}
+	e.check(c, l, sent, received)
+	cpu := bench.Sample{Metric: "cpu", Stat: "p50", Unit: "cores", Value: received.CPU}
+	if l.rate == 0 {
+		return []bench.Sample{cpu}, nil
+	}
+	e.run.Spread(bench.Histogram{Config: c.name, Group: c.class, Load: l.name, Metric: "delay", Unit: "us", Bins: received.Bins})
+	delay := func(stat string, value float64) bench.Sample {
+		return bench.Sample{Metric: "delay", Stat: stat, Unit: "us", Value: value}
+	}
+	count := func(metric string, n uint64) bench.Sample {
+		return bench.Sample{Metric: metric, Stat: "sum", Unit: "count", Value: float64(n)}
+	}
+	return []bench.Sample{delay("p50", received.P50), delay("p99", received.P99), delay("p99.9", received.P999), delay("max", received.Max),
+		count("over100", received.Over100), count("lost", sent.Sent-min(sent.Sent, received.Received)), cpu}, nil
+}
+
+// grace is for a receiver that others keep from its CPU.
+const grace = 20 * time.Second
+
+// check voids the run if packets came twice or out of order, or got lost without the receiver having been told.
+func (e *experiment) check(c config, l load, sent sentBy, received receivedBy) {
+	if received.Disorder > 0 || received.Received > sent.Sent {
+		e.run.Unsound("%s, %s: %d of %d packets out of order, of %d sent", c.name, l.name, received.Disorder, received.Received, sent.Sent)
+	}
+	if lost := sent.Sent - min(sent.Sent, received.Received); c.program == "kerb" && lost != received.Told {
+		e.run.Unsound("%s, %s: %d packets lost, the receiver was told of %d", c.name, l.name, lost, received.Told)
+	}
+	if reached := float64(sent.Sent) / sent.Seconds; reached < 0.98*float64(l.rate) {
+		e.run.Note("%s: the sender reached only %.0f packets/s at least once", l.name, reached)
+	}
+}
+
+// receiver is a running program of src.
+type receiver struct {
+	name   string
+	cmd    *exec.Cmd
+	stderr bytes.Buffer
+	ended  chan struct{}
+	said   []byte // with err, when it has ended
+	err    error
+}
+
+// startReceiver returns when the program waits for packets.
+func (e *experiment) startReceiver(ctx context.Context, c config, p *place) (*receiver, error) {
+	r := &receiver{name: c.name, cmd: p.lab.Node().Command(ctx, e.tools.path(c.program), c.arguments(p, e.tools.receiver)...), ended: make(chan struct{})}
+	files, err := p.files()
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		for _, f := range files {
+			f.Close()
+		}
+	}()
+	r.cmd.ExtraFiles, r.cmd.Stderr = files, &r.stderr
+	pipe, err := r.cmd.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
+	if err := r.cmd.Start(); err != nil {
+		return nil, err
+	}
+	out := bufio.NewReader(pipe)
+	if line, _ := out.ReadString('\n'); strings.TrimSpace(line) != "ready" {
+		_ = r.cmd.Process.Kill()
+		return nil, fmt.Errorf("%s does not receive: %w: %s", c.name, r.cmd.Wait(), &r.stderr)
+	}
+	go func() {
+		defer close(r.ended)
+		said, err := io.ReadAll(out)
+		r.said, r.err = said, errors.Join(err, r.cmd.Wait())
+	}()
+	return r, nil
+}
+
+// result is there when the program has had the last message.
+func (r *receiver) result() (received receivedBy, err error) {
+	<-r.ended
+	if r.err != nil {
+		return received, fmt.Errorf("%s: %w: %s", r.name, r.err, &r.stderr)
+	}
+	if err := json.Unmarshal(r.said, &received); err != nil {
+		return received, fmt.Errorf("%s said %q: %w", r.name, r.said, err)
+	}
+	return received, nil
+}
+
+// send returns when the receivers have ended; the sender repeats the last message until then.
+func (e *experiment) send(ctx context.Context, p *place, l load, length time.Duration, receivers []*receiver) (sent sentBy, err error) {
+	cmd := p.sender.Command(ctx, e.tools.path("sender"), p.lab.Gateway4().String(), strconv.Itoa(port), strconv.Itoa(l.size), strconv.Itoa(l.rate),
+		strconv.Itoa(int(length.Milliseconds())), strconv.Itoa(e.tools.sender))
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		return sent, err
+	}
+	if err := cmd.Start(); err != nil {
+		return sent, err
+	}
+	line, _ := bufio.NewReader(out).ReadBytes('\n')
+	if err := json.Unmarshal(line, &sent); err != nil {
+		return sent, fmt.Errorf("sender: %w: %w: %s", err, cmd.Wait(), &stderr)
+	}
+	for _, r := range receivers {
+		<-r.ended
+	}
+	_ = cmd.Process.Kill()
+	_ = cmd.Wait() // it was killed
+	return sent, nil
+}
+
+// dup gives a child its own descriptor of something that stays open here.
+func dup(fd int, name string) ([]*os.File, error) {
+	n, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	return []*os.File{os.NewFile(uintptr(n), name)}, nil
+}

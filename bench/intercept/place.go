@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package intercept
+
+import (
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
+
+	"github.com/kerb-edge/kerb/bench"
+	"github.com/kerb-edge/kerb/internal/netlab"
+)
+
+// place is a sender's host and the receiver's node with an interface, at which a hook takes T1.
+type place struct {
+	hook    string
+	lab     *netlab.Lab
+	sender  *netlab.Host
+	nic     string
+	socket  string                     // where the intercept module hands out its classes
+	files   func() ([]*os.File, error) // that a receiver inherits, from descriptor 3 on
+	closers []func() error
+}
+
+func openPlace(hook string) (*place, error) {
+	prefix := "kbi" + hook[:2]
+	if err := netlab.Sweep(prefix); err != nil {
+		return nil, err
+	}
+	lab, err := netlab.NewIn(prefix)
+	if err != nil {
+		return nil, err
+	}
+	p := &place{hook: hook, lab: lab, closers: []func() error{lab.Close}, files: func() ([]*os.File, error) { return nil, nil }}
+	if p.sender, err = lab.Host("sender", netlab.HostOptions{Routed: true, TxChecksumOff: true}); err == nil {
+		p.nic = p.sender.Outer()
+		err = p.raise()
+	}
+	if err != nil {
+		return nil, errors.Join(err, p.close())
+	}
+	return p, nil
+}
+
+// raise puts the hook into place.
+func (p *place) raise() error {
+	switch p.hook {
+	case "kerb":
+		return p.startKerb("steal")
+	case "both":
+		return p.startKerb("copy")
+	case "kmod":
+		return p.openKmod()
+	case "xsk":
+		return p.attach("to_socket", "sockets")
+	case "array":
+		return p.attach("to_array", "slots")
+	}
+	return p.attach("stamp", "")
+}
+
+// attach puts a program of stamp.bpf.c on the node's interface, native; a receiver inherits the map.
+func (p *place) attach(program, inherited string) error {
+	spec, err := bench.Object(files, "stamp.bpf.o")
+	if err != nil {
+		return err
+	}
+	if err := spec.Variables["server_port"].Set(uint16(port)); err != nil {
+		return err
+	}
+	spec.Programs = map[string]*ebpf.ProgramSpec{program: spec.Programs[program]}
+	bpf, err := ebpf.NewCollection(spec)
+	if err != nil {
+		return fmt.Errorf("%w: %w", errLeftOut, err)
+	}
+	p.closers = append(p.closers, func() error { bpf.Close(); return nil })
+	if m := bpf.Maps[inherited]; m != nil {
+		p.files = func() ([]*os.File, error) { return dup(m.FD(), inherited) }
+	}
+	return p.lab.Node().Do(func() error {
+		device, err := netlink.LinkByName(p.nic)
+		if err != nil {
+			return err
+		}
+		l, err := link.AttachXDP(link.XDPOptions{Program: bpf.Programs[program], Interface: device.Attrs().Index, Flags: link.XDPDriverMode})
+		if err != nil {
+			return fmt.Errorf("%w: native XDP: %w", errLeftOut, err)
+		}
+		p.closers = append(p.closers, l.Close)
+		return nil
+	})
+}
+
+// close undoes the newest first.
+func (p *place) close() error {
+	var errs []error
+	for i := len(p.closers) - 1; i >= 0; i-- {
+		errs = append(errs, p.closers[i]())
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+/* The receiver with an AF_XDP socket. The program that redirects to it has written T1 into the message; its map of sockets is
+ * descriptor 3. */
+#define _GNU_SOURCE
+#include <poll.h>
+
+#include "meter.h"
+#include "xsk.h"
+
+enum { MAP_FD = 3 };
+
+static void receive(void)
+{
+	uint32_t at = *rx.consumer, end = load(rx.producer);
+
+	for (; at != end; at++) {
+		struct xdp_desc d = ((struct xdp_desc *)rx.entries)[at % RING];
+		const struct message *m = (void *)(umem + d.addr + HEADERS);
+
+		if (d.len >= HEADERS + sizeof(*m))
+			account(m, m->arrived, now());
+		give(d.addr);
+		store(rx.consumer, at + 1);
+	}
+}
+
+/* afxdp sleep|spin other|eager|fifo CPU DEVICE */
+int main(int argc, char **argv)
+{
+	if (argc != 5)
+		return 2;
+	settle(argv[2], argv[3]);
+	xsk_open(argv[4], MAP_FD);
+	ready();
+
+	struct pollfd wait = { .fd = fd, .events = POLLIN };
+
+	for (bool sleeps = !strcmp(argv[1], "sleep");; receive())
+		if (sleeps)
+			poll(&wait, 1, -1);
+}

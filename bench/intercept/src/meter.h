@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+/* What a receiver is, however it receives: its CPU and class of scheduling, and what it counts between the messages that begin
+ * and end a measurement. */
+#pragma once
+
+#include <sched.h>
+#include <stdbool.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "base.h"
+#include "cpu.h"
+#include "histogram.h"
+#include "message.h"
+
+enum { HEADERS = 14 + 20 + 8, FIFO_PRIORITY = 50, SLOW_NS = 100000 };
+
+struct meter {
+	uint64_t received, disorder, next, told, slow;
+	int64_t begin, cpu;
+	struct histogram delays;
+};
+
+static struct meter meter;
+
+static inline int64_t cpu_time(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+	return t.tv_sec * 1000000000LL + t.tv_nsec;
+}
+
+static inline void print_meter(void)
+{
+	double seconds = (now() - meter.begin) / 1e9;
+
+	printf("{\"received\":%lu,\"disorder\":%lu,\"told\":%lu,\"over100\":%lu,\"seconds\":%.6f,\"cpu\":%.9f,", meter.received,
+	       meter.disorder, meter.told, meter.slow, seconds, (cpu_time() - meter.cpu) / 1e9 / seconds);
+	print_times(&meter.delays);
+	print_bins(&meter.delays);
+	printf("}\n");
+	fflush(stdout);
+}
+
+/* account takes a message that the kernel had at t1 and this program has at t2. It does not return from the last. */
+static inline void account(const struct message *m, int64_t t1, int64_t t2)
+{
+	if (m->type == MESSAGE_DATA) {
+		int64_t delay = t2 > t1 ? t2 - t1 : 0; /* clocks of two CPUs */
+
+		record(&meter.delays, delay);
+		meter.slow += delay > SLOW_NS;
+		meter.received++;
+		meter.disorder += m->number < meter.next;
+		meter.next = m->number + 1;
+	} else if (m->type == MESSAGE_BEGIN) {
+		memset(&meter, 0, sizeof(meter));
+		meter.begin = now();
+		meter.cpu = cpu_time();
+	} else if (meter.begin) { /* one from a measurement before may have been on its way still */
+		print_meter();
+		exit(0);
+	}
+}
+
+/* settle gives the receiver its CPU and class: `other`, as any program has it, `eager`, which goes before these but shares with
+ * them, or `fifo`. */
+static inline void settle(const char *class, const char *cpu)
+{
+	struct sched_param first = { .sched_priority = FIFO_PRIORITY };
+
+	pin(atoi(cpu));
+	if (mlockall(MCL_CURRENT | MCL_FUTURE))
+		die("lock memory");
+	if (!strcmp(class, "eager"))
+		hurry();
+	if (!strcmp(class, "fifo") && sched_setscheduler(0, SCHED_FIFO, &first))
+		die("SCHED_FIFO");
+}
+
+static inline void ready(void)
+{
+	puts("ready");
+	fflush(stdout);
+}

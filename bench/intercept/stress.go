@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package intercept
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strconv"
+	"syscall"
+	"time"
+)
+
+// stress is what keeps the machine busy beside the measurement.
+type stress struct {
+	cmd    *exec.Cmd
+	dir    string
+	stderr bytes.Buffer
+}
+
+// stressors are stress-ng's words; 0 workers are one for each CPU.
+var stressors = map[string][]string{
+	"stress": {"--cpu", "0"},
+	"io":     {"--hdd", "0", "--hdd-bytes", "64m", "--io", "0"},
+	"memory": {"--vm", "0", "--vm-bytes", "256m"},
+}
+
+// settling is what stress needs to be at full strength.
+const settling = 500 * time.Millisecond
+
+// startStress starts what a load asks for; of an idle machine there is nothing to start.
+func startStress(kind string) (*stress, error) {
+	words, ok := stressors[kind]
+	if !ok {
+		return nil, nil
+	}
+	program, err := exec.LookPath("stress-ng")
+	if err != nil {
+		return nil, fmt.Errorf("%w: install stress-ng", errLeftOut)
+	}
+	s := &stress{}
+	if s.dir, err = os.MkdirTemp("", "kerb-bench-stress-"); err != nil {
+		return nil, err
+	}
+	s.cmd = exec.Command(program, append([]string{"--quiet", "--temp-path", s.dir, "--timeout", strconv.Itoa(24 * 3600)}, words...)...)
+	s.cmd.Stderr = &s.stderr
+	s.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	if err := s.cmd.Start(); err != nil {
+		return nil, errors.Join(err, os.RemoveAll(s.dir))
+	}
+	time.Sleep(settling)
+	return s, nil
+}
+
+func (s *stress) stop() error {
+	if s == nil {
+		return nil
+	}
+	err := syscall.Kill(-s.cmd.Process.Pid, syscall.SIGTERM)
+	if err != nil {
+		err = fmt.Errorf("stress-ng did not last: %w: %s", err, &s.stderr)
+	}
+	_ = s.cmd.Wait() // it was ended
+	return errors.Join(err, os.RemoveAll(s.dir))
+}

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+/* An inverted pendulum: angle'' = pole^2 sin(angle) - push cos(angle), with gusts. Every millisecond it tells its state to the
+ * controller, and is pushed as the last answer says. It stands while answers come in time: with this controller, up to a delay of
+ * about 0.6/pole, 6 ms. Its clock stops while this process does not run, so that only the controller's delay counts.
+ *
+ *	plant [-p POLE] [-t SECONDS] [-d MS] [CONTROLLER]
+ *
+ * -d: answers take effect so much later, to see how it falls. Exits with 0 if it stood all the time, 1 if it fell. */
+#include <arpa/inet.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "pendulum.h"
+
+#define STEP 0.001   /* s */
+#define FALLEN 0.5   /* rad */
+#define GUST 0.02    /* rad/s at most, every step */
+#define ANSWERS 1024 /* remembered, a power of two */
+
+static double uniform(void) { return (double)random() / (double)RAND_MAX * 2 - 1; }
+
+/* listen_to takes the answers that have come. */
+static void listen_to(int socket, struct force *answers)
+{
+	struct force f;
+
+	while (recv(socket, &f, sizeof(f), MSG_DONTWAIT) == sizeof(f))
+		answers[f.step % ANSWERS] = f;
+}
+
+/* newest is the last answer up to a step, or none. */
+static struct force newest(const struct force *answers, uint32_t step)
+{
+	for (uint32_t i = 0; i < ANSWERS && i < step; i++)
+		if (answers[(step - i) % ANSWERS].step == step - i)
+			return answers[(step - i) % ANSWERS];
+	return (struct force){ 0 };
+}
+
+static void move(struct state *s, double push, double pole)
+{
+	for (int i = 0; i < 10; i++) { /* semi-implicit Euler, 0.1 ms */
+		s->speed += (pole * pole * sin(s->angle) - push * cos(s->angle)) * STEP / 10;
+		s->angle += s->speed * STEP / 10;
+	}
+	s->speed += GUST * uniform();
+	s->step++;
+}
+
+static void next_step(struct timespec *t)
+{
+	struct timespec now;
+
+	t->tv_nsec += (long)(STEP * 1e9);
+	if (t->tv_nsec >= 1000000000) {
+		t->tv_nsec -= 1000000000;
+		t->tv_sec++;
+	}
+	clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, t, NULL);
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	if (now.tv_sec > t->tv_sec || now.tv_nsec > t->tv_nsec)
+		*t = now;
+}
+
+int main(int argc, char **argv)
+{
+	struct sockaddr_in to = { .sin_family = AF_INET, .sin_port = htons(PORT), .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+	struct state s = { .kind = { 'C', 'T', 'R', 'L' } };
+	static struct force answers[ANSWERS];
+	struct timespec t;
+	double pole = 100, seconds = 10, worst = 0;
+	uint32_t lag = 0, delay = 0;
+	int option, fd = socket(AF_INET, SOCK_DGRAM, 0);
+
+	while ((option = getopt(argc, argv, "p:t:d:")) != -1) {
+		switch (option) {
+		case 'p': pole = atof(optarg); break;
+		case 't': seconds = atof(optarg); break;
+		case 'd': delay = (uint32_t)atoi(optarg); break;
+		default: return 2;
+		}
+	}
+	if (argv[optind] && inet_pton(AF_INET, argv[optind], &to.sin_addr) != 1) {
+		fprintf(stderr, "plant: %s is no IPv4 address\n", argv[optind]);
+		return 2;
+	}
+	if (connect(fd, (void *)&to, sizeof(to))) {
+		perror("plant");
+		return 2;
+	}
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	while (s.step < seconds / STEP && fabs(s.angle) < FALLEN) {
+		send(fd, &s, sizeof(s), 0);
+		next_step(&t);
+		listen_to(fd, answers);
+		struct force f = newest(answers, s.step > delay ? s.step - delay : 0);
+
+		if (f.step && s.step - f.step > lag)
+			lag = s.step - f.step;
+		worst = fmax(worst, fabs(s.angle));
+		move(&s, f.push, pole);
+	}
+	printf("%s %.2f s, largest angle %.4f rad, oldest answer %u ms\n", fabs(s.angle) < FALLEN ? "stood" : "fell after", s.step * STEP, worst, lag);
+	return fabs(s.angle) >= FALLEN;
+}

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package intercept
+
+// Numbers and layouts of modules/intercept/record.h; a test compares them.
+const (
+	rings       = 16
+	pageBytes   = 4096
+	buckets     = 160
+	lates       = 16
+	tciShift    = 16
+	ringHeader  = 8
+	busyBit     = 1 << 31
+	discardBit  = 1 << 30
+	opStart     = 1
+	opStop      = 2
+	opAction    = 3
+	opPriority  = 4
+	opMaxBytes  = 5
+	opDeadline  = 6
+	opPorts     = 7
+	opPayload   = 8
+	wordBytes   = 8
+	controlRing = 4096
+)
+
+type record struct {
+	Seq, Time, Lost       uint64
+	Len, CapLen           uint32
+	L3, L4, Payload, Slot uint16
+	Ifindex, Flags        uint32
+	CPU, PID              uint32
+}
+
+type lateEntry struct {
+	Seq, T1, T2, Waited      uint64
+	CPU1, CPU2, PID1, Queued uint32
+	Voluntary, Involuntary   uint32
+	Comm1                    [16]byte
+}
+
+// log is what a receiver takes along into a new configuration.
+type log struct {
+	Received, Late, Missed, Longest uint64
+	Zero2                           [2]uint64
+	Delay                           [buckets]uint64
+	Lates                           uint64
+	Last                            [lates]lateEntry
+}
+
+type state struct {
+	Generation, Deadline, Watchdog uint64
+	Consumer, Stopped              uint32
+	Zero1                          [4]uint64
+	Waiting, PID                   uint32
+	Heartbeat                      uint64
+	Log                            log
+}
+
+type controlEntry struct {
+	Op, Index   uint32
+	Value       uint64
+	Bytes, Mask [wordBytes]byte
+}

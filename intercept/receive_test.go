@@ -1,0 +1,350 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package intercept
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"os/exec"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// consumer is a receiver of either language: it has opened a class, and begins when it is told. It writes lines as
+// testdata/receive.c does.
+type consumer struct {
+	begin io.WriteCloser
+	lines *bufio.Scanner
+}
+
+func (c *consumer) start() { _, _ = c.begin.Write([]byte("\n")) }
+
+func (c *consumer) next(t *testing.T) string {
+	t.Helper()
+	if !c.lines.Scan() {
+		t.Fatalf("the receiver has ended: %v", c.lines.Err())
+	}
+	return c.lines.Text()
+}
+
+func (c *consumer) expect(t *testing.T, lines ...string) {
+	t.Helper()
+	for _, want := range lines {
+		if got := c.next(t); got != want {
+			t.Fatalf("the receiver writes %q, want %q", got, want)
+		}
+	}
+}
+
+type opener func(t *testing.T, m *module, class string, w Wait, count int, controls bool) *consumer
+
+// both runs a test with the C library and with this package.
+func both(t *testing.T, test func(t *testing.T, open opener)) {
+	t.Run("C", func(t *testing.T) {
+		program := compileC(t, "receive.c")
+		test(t, func(t *testing.T, m *module, class string, w Wait, count int, controls bool) *consumer {
+			return openC(t, program, m, class, w, count, controls)
+		})
+	})
+	t.Run("Go", func(t *testing.T) { test(t, openGo) })
+}
+
+func openC(t *testing.T, program string, m *module, class string, w Wait, count int, controls bool) *consumer {
+	t.Helper()
+	args := []string{m.path, class, strconv.Itoa(int(w)), strconv.Itoa(count)}
+	if controls {
+		args = append(args, "control")
+	}
+	cmd := exec.Command(program, args...)
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd.Stderr = t.Output()
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	})
+	return &consumer{in, bufio.NewScanner(out)}
+}
+
+func openGo(t *testing.T, m *module, class string, w Wait, count int, controls bool) *consumer {
+	begin, told := io.Pipe()
+	lines, out := io.Pipe()
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		if err := receive(m.path, class, w, count, controls, begin, out); err != nil {
+			fmt.Fprintf(out, "error %v\n", err)
+		}
+		_ = out.Close()
+	}()
+	t.Cleanup(func() {
+		_ = begin.Close()
+		_ = lines.Close()
+		m.say(`{"event": "taken"}`)
+		<-ended
+	})
+	return &consumer{told, bufio.NewScanner(lines)}
+}
+
+// receive is testdata/receive.c.
+func receive(path, class string, w Wait, count int, controls bool, begin io.Reader, out io.Writer) error {
+	r, err := Open("test", class, Options{Wait: w, Socket: path, KeepPriority: true})
+	if err != nil {
+		return err
+	}
+	defer r.Close()
+	if controls {
+		err = errors.Join(r.Stop(), r.Start(), r.SetAction(Copy), r.SetPriority(6), r.SetMaxBytes(99), r.SetDeadline(123456789),
+			r.SetPorts(1, 8000, 8010), r.SetPayload(2, 9, []byte{1, 2, 3}, []byte{0xff, 0xf0, 0x0f}))
+	}
+	if err != nil {
+		return err
+	}
+	fmt.Fprintln(out, "ready")
+	if _, err := begin.Read(make([]byte, 1)); err != nil {
+		return err
+	}
+	packets := make([]Packet, 7)
+	for n := 0; n < count; {
+		got, err := r.Receive(packets, -1)
+		if err != nil {
+			return err
+		}
+		for _, p := range packets[:got] {
+			ordered := 0
+			if p.Sent <= p.Received {
+				ordered = 1
+			}
+			if _, err := fmt.Fprintf(out, "packet %d %d %d %d %d %d %d %d %x %d %d %d\n", p.Seq, p.Lost, p.Len, len(p.Frame), p.L3, p.L4, p.Payload,
+				p.VLAN, uint32(p.Flags), p.Ifindex, sum(p.Frame), ordered); err != nil {
+				return err
+			}
+		}
+		n += got
+	}
+	s := r.Stats()
+	fmt.Fprintln(out, "stats", s.Received, s.Lost, s.Late)
+	return nil
+}
+
+func sum(frame []byte) (s uint32) {
+	for _, b := range frame {
+		s = s*31 + uint32(b)
+	}
+	return s
+}
+
+// packet is the line of the i-th frame with a sequence number.
+func packet(i, seq, lost int) string {
+	f := frame(i)
+	return fmt.Sprintf("packet %d %d %d %d 14 34 42 %d %x 7 %d 1", seq, lost, len(f), len(f), 0x123, uint32(Stolen|IP4|HasL4), sum(f))
+}
+
+func TestReceivesInOrder(t *testing.T) {
+	both(t, func(t *testing.T, open opener) {
+		for _, w := range []Wait{Adaptive, Spin, Sleep} {
+			m := newModule(t)
+			c := open(t, m, "ctrl", w, 300, false)
+			c.expect(t, "ready")
+			c.start()
+			for i := range 300 {
+				m.emit(i, i+1)
+				if i%10 == 9 { // by tens, through the end of the ring several times
+					for j := i - 9; j <= i; j++ {
+						c.expect(t, packet(j, j, 0))
+					}
+				}
+			}
+			c.expect(t, "stats 300 0 0")
+		}
+	})
+}
+
+func TestTellsLosses(t *testing.T) {
+	both(t, func(t *testing.T, open opener) {
+		m := newModule(t)
+		c := open(t, m, "ctrl", Adaptive, fits+2, false)
+		c.expect(t, "ready")
+		m.emit(0, fits+9)
+		if n := m.numbers(); n.Lost != 9 {
+			t.Fatalf("%d packets of %d were lost, want 9", n.Lost, n.Seq)
+		}
+		c.start()
+		for i := range fits {
+			c.expect(t, packet(i, i, 0))
+		}
+		for !m.taken() {
+			time.Sleep(time.Millisecond)
+		}
+		m.emit(50, 52)
+		c.expect(t, packet(50, fits+9, 9), packet(51, fits+10, 0), fmt.Sprintf("stats %d 9 0", fits+2))
+	})
+}
+
+// TestNeverMissesAWakeUp has each packet come as soon as the one before is given back, when the receiver is on its way to sleep.
+func TestNeverMissesAWakeUp(t *testing.T) {
+	both(t, func(t *testing.T, open opener) {
+		const count = 3000
+		for _, w := range []Wait{Sleep, Adaptive} {
+			m := newModule(t)
+			c := open(t, m, "ctrl", w, count, false)
+			c.expect(t, "ready")
+			c.start()
+			for i := range count {
+				m.emit(i, i+1)
+				c.expect(t, packet(i, i, 0))
+			}
+			c.expect(t, fmt.Sprintf("stats %d 0 0", count))
+		}
+	})
+}
+
+// A new configuration has a new ring: what is in the old one comes first, and the numbers go on.
+func TestGoesAlongWithANewConfiguration(t *testing.T) {
+	both(t, func(t *testing.T, open opener) {
+		m := newModule(t)
+		c := open(t, m, "ctrl", Adaptive, 6, false)
+		c.expect(t, "ready")
+		<-m.opened
+		m.emit(0, 4)
+		m.configure(2)
+		m.say(`{"event": "moved"}`)
+		c.start()
+		c.expect(t, packet(0, 0, 0), packet(1, 1, 0), packet(2, 2, 0), packet(3, 3, 0))
+		<-m.opened
+		m.emit(4, 6)
+		c.expect(t, packet(4, 0, 0), packet(5, 1, 0), "stats 6 0 0")
+	})
+}
+
+// A control plane that was restarted knows the same ring.
+func TestGoesAlongWithARestart(t *testing.T) {
+	both(t, func(t *testing.T, open opener) {
+		m := newModule(t)
+		c := open(t, m, "ctrl", Sleep, 4, false)
+		c.expect(t, "ready")
+		<-m.opened
+		c.start()
+		m.emit(0, 2)
+		c.expect(t, packet(0, 0, 0), packet(1, 1, 0))
+		m.say("")
+		<-m.opened
+		m.emit(2, 4)
+		c.expect(t, packet(2, 2, 0), packet(3, 3, 0), "stats 4 0 0")
+	})
+}
+
+func TestTellsThatTheClassWasTaken(t *testing.T) {
+	both(t, func(t *testing.T, open opener) {
+		m := newModule(t)
+		c := open(t, m, "ctrl", Adaptive, 2, false)
+		c.expect(t, "ready")
+		<-m.opened
+		m.emit(0, 1)
+		m.say(`{"event": "taken"}`)
+		c.start()
+		c.expect(t, packet(0, 0, 0))
+		if line := c.next(t); !strings.HasPrefix(line, "error another program has taken") {
+			t.Errorf("the receiver writes %q", line)
+		}
+	})
+}
+
+func TestTellsWhyItWasRefused(t *testing.T) {
+	both(t, func(t *testing.T, open opener) {
+		m := newModule(t)
+		open(t, m, "log", Adaptive, 1, false).expect(t, `error there is no class "log" that programs can open; there are: ctrl`)
+	})
+	if _, err := Open("test", "ctrl", Options{Socket: t.TempDir() + "/none", KeepPriority: true}); err == nil || !strings.Contains(err.Error(), "is the module applied") {
+		t.Errorf("without a module: %v", err)
+	}
+}
+
+func TestControlMessages(t *testing.T) {
+	both(t, func(t *testing.T, open opener) {
+		m := newModule(t)
+		open(t, m, "ctrl", Adaptive, 1, true).expect(t, "ready")
+		m.send(make([]byte, 14))
+		want := controlEntry{Op: opPayload, Index: 2, Value: 9<<16 | 3, Bytes: [8]byte{1, 2, 3}, Mask: [8]byte{0xff, 0xf0, 0x0f}}
+		n := m.numbers()
+		if n.Controls != 8 {
+			t.Errorf("%d control messages came, want 8", n.Controls)
+		}
+		if diff := cmp.Diff(want, n.Last); diff != "" {
+			t.Error(diff)
+		}
+	})
+}
+
+func TestLatePacketsAreNoted(t *testing.T) {
+	both(t, func(t *testing.T, open opener) {
+		m := newModule(t)
+		m.state.Deadline = 1
+		c := open(t, m, "ctrl", Adaptive, 20, false)
+		c.expect(t, "ready")
+		m.emit(0, 20)
+		c.start()
+		for i := range 20 {
+			c.expect(t, packet(i, i, 0))
+		}
+		c.expect(t, "stats 20 0 20")
+		log := &m.state.Log
+		if log.Lates != 3 { // batches of 7
+			t.Fatalf("%d were noted, want 3", log.Lates)
+		}
+		for i, want := range []struct{ seq, queued int }{{0, 6}, {7, 6}, {14, 5}} {
+			if l := log.Last[i]; l.Seq != uint64(want.seq) || l.Queued != uint32(want.queued) || l.T1 == 0 || l.T2 <= l.T1 {
+				t.Errorf("entry %d is %+v", i, l)
+			}
+		}
+		var packets uint64
+		for _, n := range log.Delay {
+			packets += n
+		}
+		if packets != 20 || log.Longest == 0 {
+			t.Errorf("the histogram has %d packets, the longest delay is %d ns", packets, log.Longest)
+		}
+	})
+}
+
+// When no more packets come, a receiver does not look for any.
+func TestIdleReceiverSleeps(t *testing.T) {
+	m := newModule(t)
+	r, err := Open("test", "ctrl", Options{Socket: m.path, KeepPriority: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	packets := make([]Packet, 4)
+	for i := range 100 {
+		m.emit(i, i+1)
+		if n, err := r.Receive(packets, time.Second); n != 1 || err != nil {
+			t.Fatalf("%d packets, %v", n, err)
+		}
+	}
+	if n, err := r.Receive(packets, 50*time.Millisecond); n != 0 || err != nil {
+		t.Fatalf("%d packets, %v", n, err)
+	}
+	before := r.Stats()
+	if n, err := r.Receive(packets, 100*time.Millisecond); n != 0 || err != nil {
+		t.Fatalf("%d packets, %v", n, err)
+	}
+	if s := r.Stats(); s.Spun != before.Spun || s.Rested != before.Rested || s.Slept > before.Slept+2 {
+		t.Errorf("without packets the receiver did %+v, before it %+v", s, before)
+	}
+}

@@ -1,0 +1,457 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package intercept receives packets that Kerb's module intercept copies or steals, within microseconds of their arrival. It is
+// lib/intercept in Go.
+//
+//	r, err := intercept.Open("intercept", "ctrl", intercept.Options{})
+//	...
+//	packets := make([]intercept.Packet, 16)
+//	for {
+//		n, err := r.Receive(packets, -1)
+//		for _, p := range packets[:n] {
+//			handle(p.Frame[p.Payload:])
+//		}
+//	}
+package intercept
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"math/bits"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync/atomic"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// Options of a receiver. The zero value is a good choice.
+type Options struct {
+	Wait Wait
+	// Reach: packets that come more seldom than this on the average, and not regularly, are slept for. 0 is 1 ms.
+	Reach time.Duration
+	// Patience: packets may wait so long to be taken together, which takes the least CPU of all.
+	Patience time.Duration
+
+	CPUs         []int // that the thread may run on
+	FIFO         int   // SCHED_FIFO priority, 1 to 99; 0: nice -20 if the process may, and short slices
+	KeepPriority bool
+	LockMemory   bool
+
+	Takeover bool   // take the class from the program that has it
+	Socket   string // path; empty: /run/kerb/modules/<module>.sock
+}
+
+// Flags of a packet.
+type Flags uint32
+
+const (
+	Egress    Flags = 1 << iota // the service has sent it; else it is for the service
+	Stolen                      // nobody else gets it
+	Truncated                   // there is less of it here than Len
+	Segments                    // it stands for several packets (GRO, GSO)
+	Fragment
+	IP4
+	IP6
+	HasL4 // L4 is a complete TCP, UDP, ICMP or ICMPv6 header
+)
+
+// Packet is valid until the next Receive or Release.
+type Packet struct {
+	Frame           []byte // from the Ethernet header on
+	Len             int    // of the frame
+	L3, L4, Payload int    // offsets; Payload is behind the transport header
+	VLAN            uint16 // TCI of a tag that the kernel has taken out of the frame
+	Flags           Flags
+	Ifindex         uint32
+	Seq             uint64 // in the class, from 0 on; lost packets have one, too
+	Sent, Received  int64  // T1: when the kernel saw it, T2: when the receiver did; ns of CLOCK_MONOTONIC
+	Lost            uint64 // packets that found no room since the packet before
+
+	cpu, pid uint32
+}
+
+// Stats of a receiver.
+type Stats struct {
+	Received, Lost    uint64
+	Late              uint64 // received after the deadline
+	Longest, Deadline time.Duration
+	Slept, Rested     uint64 // times, for packets and as a rest
+	Spun              uint64 // looks at an empty ring
+	HeldUp            uint64 // times that others had the CPU for long
+}
+
+// ErrTaken is returned when another program has taken the class over.
+var ErrTaken = errors.New("another program has taken the class over")
+
+// ErrClosed is returned after Close.
+var ErrClosed = errors.New("the receiver is closed")
+
+// Receiver is the consumer of one class. One goroutine at a time uses it, that which opened it.
+type Receiver struct {
+	options Options
+	class   string
+
+	conn             int // -1: none at the moment
+	taken, restarted bool
+	attendAt         int64
+	generation       uint64
+
+	ring     *ring
+	pages    []byte
+	state    *state
+	slot     int
+	controls *controls
+
+	wait      *waiter
+	seen      int64
+	before    look
+	schedstat *os.File
+	base      int64     // CLOCK_MONOTONIC
+	origin    time.Time // at base
+	stats     Stats
+}
+
+// Open opens a class of a module. The goroutine stays on its thread from now on, and should be the one that receives.
+func Open(module, class string, o Options) (*Receiver, error) {
+	if o.Socket == "" {
+		o.Socket = filepath.Join("/run/kerb/modules", module+".sock")
+	}
+	if o.Reach == 0 {
+		o.Reach = time.Millisecond
+	}
+	runtime.LockOSThread()
+	if err := prepareThread(&o); err != nil {
+		return nil, err
+	}
+	r := &Receiver{options: o, class: class, conn: -1, wait: newWaiter(o.Wait, o.Reach, o.Patience, threadStanding())}
+	r.schedstat, _ = os.Open("/proc/thread-self/schedstat")
+	r.setClock()
+	r.before = lookAt(r.schedstat)
+	r.seen = r.now()
+	if err := r.join(o.Takeover); err != nil {
+		_ = r.Close()
+		return nil, err
+	}
+	return r, nil
+}
+
+// Close gives the class back.
+func (r *Receiver) Close() error {
+	if r.ring != nil {
+		r.ring.release()
+		r.leave()
+	}
+	r.ring = nil
+	if r.conn >= 0 {
+		_ = unix.Close(r.conn)
+		r.conn = -1
+	}
+	if r.schedstat != nil {
+		_ = r.schedstat.Close()
+		r.schedstat = nil
+	}
+	return nil
+}
+
+func (r *Receiver) leave() {
+	r.ring.close()
+	_ = unix.Munmap(r.pages)
+	r.controls.close()
+}
+
+// setClock finds out how the runtime's clock, which needs no system call, goes with CLOCK_MONOTONIC.
+func (r *Receiver) setClock() {
+	best := time.Hour
+	for range 16 {
+		var t unix.Timespec
+		before := time.Now()
+		_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &t)
+		if took := time.Since(before); took < best {
+			best, r.base, r.origin = took, t.Nano(), before.Add(took/2)
+		}
+	}
+}
+
+func (r *Receiver) now() int64 { return r.base + int64(time.Since(r.origin)) }
+
+// join connects and opens the class; a receiver that has it already goes on with what is there now.
+func (r *Receiver) join(takeover bool) error {
+	conn, err := dial(r.options.Socket)
+	if err != nil {
+		return err
+	}
+	answer, fds, err := ask(conn, r.class, takeover)
+	if err == nil {
+		if r.restarted && answer.Generation == r.generation {
+			closeAll(fds) // what we have still is what there is
+		} else {
+			err = r.enter(answer, fds)
+		}
+	}
+	if err != nil {
+		_ = unix.Close(conn)
+		return err
+	}
+	r.conn, r.restarted = conn, false
+	return nil
+}
+
+// enter maps what the module has handed over and leaves what was before.
+func (r *Receiver) enter(answer opened, fds []int) error {
+	ring, err := mapRing(fds[ofRing], answer.Ring)
+	if err != nil {
+		closeAll(fds)
+		return err
+	}
+	page := os.Getpagesize()
+	size := ((1+rings)*pageBytes + page - 1) / page * page
+	pages, err := unix.Mmap(fds[ofStates], 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		ring.close()
+		closeAll(fds[ofStates:])
+		return fmt.Errorf("map the state of class %s: %w", r.class, err)
+	}
+	controls := mapControls(fds[ofControls])
+	closeAll(fds[ofStates:])
+	s := (*state)(unsafe.Pointer(unsafe.SliceData(pages[(1+answer.Slot)*pageBytes:])))
+	atomic.StoreUint32(&s.Waiting, 0)
+	s.PID = uint32(unix.Gettid())
+	if r.ring != nil {
+		s.Log = r.state.Log
+		ring.lost = 0
+		r.leave()
+	}
+	r.ring, r.pages, r.state, r.slot, r.controls, r.generation = ring, pages, s, answer.Slot, controls, s.Generation
+	return nil
+}
+
+// Receive gives back the packets of the last call and waits for new ones: at least one, or until the timeout; 0 is not at all,
+// negative for ever. A new configuration of the module, or a restart of Kerb, is gone along with.
+func (r *Receiver) Receive(packets []Packet, timeout time.Duration) (int, error) {
+	if r.ring == nil {
+		return 0, ErrClosed
+	}
+	r.ring.release()
+	n := r.fetch(packets)
+	if n > 0 || timeout == 0 || len(packets) == 0 {
+		return n, nil
+	}
+	until := never
+	if timeout > 0 {
+		until = r.now() + int64(timeout)
+	}
+	for {
+		if ready, err := r.await(until); err != nil || !ready {
+			return 0, err
+		}
+		if n := r.fetch(packets); n > 0 {
+			return n, nil
+		}
+	}
+}
+
+// Release gives packets back early, so that their room is free while the last ones are being worked on.
+func (r *Receiver) Release() {
+	if r.ring != nil {
+		r.ring.release()
+	}
+}
+
+func (r *Receiver) fetch(packets []Packet) int {
+	n := r.ring.fetch(packets)
+	if n == 0 {
+		r.ring.release() // of records that are none
+		return 0
+	}
+	now := r.now()
+	for i := range packets[:n] {
+		packets[i].Received = now
+	}
+	r.log(packets[:n])
+	return n
+}
+
+// await tells whether there is something in the ring before it is time.
+func (r *Receiver) await(until int64) (bool, error) {
+	for !r.ring.pending() {
+		now := r.now()
+		r.notice(now)
+		if now >= until {
+			return false, nil
+		}
+		if now >= r.attendAt {
+			if err := r.attend(now); err != nil {
+				return false, err
+			}
+		}
+		if now > int64(r.state.Heartbeat)+int64(time.Millisecond) {
+			r.state.Heartbeat = uint64(now)
+		}
+		s := r.wait.next(now)
+		if s.kind == stepSpin {
+			r.stats.Spun++
+			continue
+		}
+		if err := r.sleep(s, now, until); err != nil {
+			return false, err
+		}
+	}
+	return true, nil
+}
+
+// notice finds out whether others had the CPU: we were away for long, and not by ourselves.
+func (r *Receiver) notice(now int64) {
+	away := now - r.seen
+	r.seen = now
+	if away < int64(time.Millisecond/2) {
+		return
+	}
+	l := lookAt(r.schedstat)
+	if l.involuntary != r.before.involuntary {
+		r.stats.HeldUp++
+		r.wait.preempted(now)
+	}
+	r.before = l
+}
+
+// sleep carries out a step other than spinning.
+func (r *Receiver) sleep(s step, now, until int64) error {
+	to := until
+	if s.kind != stepSleep {
+		to = min(s.until, until)
+	}
+	asked := to
+	if s.kind == stepSleep || to != s.until {
+		asked = 0
+	}
+	r.before = lookAt(r.schedstat)
+	if s.kind == stepRest {
+		t := unix.NsecToTimespec(to)
+		_ = unix.ClockNanosleep(unix.CLOCK_MONOTONIC, unix.TIMER_ABSTIME, &t, nil)
+		r.stats.Rested++
+	} else {
+		if r.conn < 0 {
+			to = min(to, r.attendAt)
+		}
+		woken, err := r.doze(now, to)
+		if err != nil {
+			return err
+		}
+		if woken || r.conn < 0 {
+			asked = 0
+		}
+		r.stats.Slept++
+	}
+	r.seen = r.now()
+	r.wait.woke(asked, r.seen)
+	return nil
+}
+
+// doze sleeps until a packet comes, which it tells, or a time.
+func (r *Receiver) doze(now, until int64) (bool, error) {
+	atomic.StoreUint32(&r.state.Waiting, 1) // a full barrier: the kernel delivers, then looks; we say, then look
+	defer atomic.StoreUint32(&r.state.Waiting, 0)
+	if r.ring.pending() {
+		return true, nil
+	}
+	fds := []unix.PollFd{{Fd: int32(r.ring.fd), Events: unix.POLLIN}, {Fd: int32(r.conn), Events: unix.POLLIN}}
+	var timeout *unix.Timespec
+	if until != never {
+		t := unix.NsecToTimespec(max(until-now, 0))
+		timeout = &t
+	}
+	n, err := unix.Ppoll(fds, timeout, nil)
+	if errors.Is(err, unix.EINTR) { // the runtime's own signals
+		return true, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("poll: %w", err)
+	}
+	if fds[1].Revents != 0 {
+		r.attendAt = 0
+	}
+	return n > 0, nil
+}
+
+// attend looks after the connection: a new configuration, a restarted or removed module, a class taken over.
+func (r *Receiver) attend(now int64) error {
+	if r.taken {
+		return ErrTaken
+	}
+	if r.conn < 0 {
+		err := r.join(false)
+		r.taken = err != nil && strings.Contains(err.Error(), "has a consumer")
+		r.attendAt = now + int64(100*time.Millisecond)
+		return nil
+	}
+	r.attendAt = now + int64(10*time.Millisecond)
+	message, fds, err := hear(r.conn, unix.MSG_DONTWAIT)
+	if errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EINTR) {
+		return nil
+	}
+	closeAll(fds)
+	r.taken = message.Event == "taken"
+	r.restarted = errors.Is(err, io.EOF)
+	_ = unix.Close(r.conn)
+	r.conn = -1
+	r.attendAt = now // first what is in the ring still
+	return nil
+}
+
+func bucket(ns uint64) int {
+	if ns < 4 {
+		return int(ns)
+	}
+	e := bits.Len64(ns) - 1
+	return min((e-1)*4+int(ns>>(e-2)&3), buckets-1)
+}
+
+func (r *Receiver) log(packets []Packet) {
+	l, deadline, noted := &r.state.Log, r.state.Deadline, false
+	for i := range packets {
+		p := &packets[i]
+		delay := uint64(max(p.Received-p.Sent, 0))
+		r.wait.arrived(p.Sent)
+		l.Delay[bucket(delay)]++
+		l.Longest = max(l.Longest, delay)
+		l.Missed += p.Lost
+		if deadline == 0 || delay <= deadline {
+			continue
+		}
+		l.Late++
+		if !noted {
+			r.recordLate(p, len(packets)-i-1)
+		}
+		noted = true
+	}
+	l.Received += uint64(len(packets))
+}
+
+// recordLate notes what was going on, once for the packets that were found together: it takes microseconds.
+func (r *Receiver) recordLate(p *Packet, queued int) {
+	l, now := &r.state.Log, lookAt(r.schedstat)
+	cpu := currentCPU()
+	l.Last[l.Lates%lates] = lateEntry{Seq: p.Seq, T1: uint64(p.Sent), T2: uint64(p.Received), Waited: now.waited - r.before.waited,
+		CPU1: p.cpu, CPU2: cpu, PID1: p.pid, Queued: uint32(queued), Voluntary: uint32(now.voluntary - r.before.voluntary),
+		Involuntary: uint32(now.involuntary - r.before.involuntary), Comm1: nameOf(p.pid)}
+	r.before = now
+	atomic.AddUint64(&l.Lates, 1)
+}
+
+// Stats are this receiver's numbers so far.
+func (r *Receiver) Stats() Stats {
+	s := r.stats
+	if r.ring == nil {
+		return s
+	}
+	l := &r.state.Log
+	s.Received, s.Lost, s.Late = l.Received, l.Missed, l.Late
+	s.Longest, s.Deadline = time.Duration(l.Longest), time.Duration(r.state.Deadline)
+	return s
+}

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package intercept
+
+import (
+	"fmt"
+	"os"
+	"sync/atomic"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+const unknown = ^uint64(0)
+
+// ring is a BPF ring buffer, mapped as record.h tells.
+type ring struct {
+	fd                 int
+	consumed, produced []byte // the mappings
+	consumer, producer *uint64
+	data               []byte // twice in a row, so that no record is broken
+	next               uint64 // behind what was given out
+	lost               uint64 // as of the last record
+}
+
+func mapRing(fd, size int) (*ring, error) {
+	page := os.Getpagesize()
+	if size < page || size&(size-1) != 0 {
+		return nil, fmt.Errorf("a ring of %d bytes: Kerb's and this package's versions differ", size)
+	}
+	consumed, err := unix.Mmap(fd, 0, page, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		return nil, fmt.Errorf("map a ring: %w", err)
+	}
+	produced, err := unix.Mmap(fd, int64(page), page+2*size, unix.PROT_READ, unix.MAP_SHARED|unix.MAP_POPULATE)
+	if err != nil {
+		_ = unix.Munmap(consumed)
+		return nil, fmt.Errorf("map a ring of %d bytes: %w", size, err)
+	}
+	r := &ring{fd: fd, consumed: consumed, produced: produced, consumer: word(consumed), producer: word(produced),
+		data: produced[page:], lost: unknown}
+	r.next = atomic.LoadUint64(r.consumer)
+	return r, nil
+}
+
+func word(b []byte) *uint64 { return (*uint64)(unsafe.Pointer(unsafe.SliceData(b))) }
+
+func (r *ring) close() {
+	_ = unix.Munmap(r.consumed)
+	_ = unix.Munmap(r.produced)
+	_ = unix.Close(r.fd)
+}
+
+func (r *ring) pending() bool { return atomic.LoadUint64(r.producer) != r.next }
+
+// release lets the kernel write where the packets are that were given out.
+func (r *ring) release() { atomic.StoreUint64(r.consumer, r.next) }
+
+// fetch gives out what there is, at most as many as fit.
+func (r *ring) fetch(packets []Packet) (n int) {
+	end, mask := atomic.LoadUint64(r.producer), uint64(len(r.data)/2-1)
+	for r.next != end && n < len(packets) {
+		at := r.data[r.next&mask:]
+		head := atomic.LoadUint32((*uint32)(unsafe.Pointer(unsafe.SliceData(at))))
+		if head&busyBit != 0 {
+			break
+		}
+		size := uint64(head &^ (busyBit | discardBit))
+		if head&discardBit == 0 && size >= uint64(unsafe.Sizeof(record{})) {
+			packets[n] = r.packet(at[ringHeader : ringHeader+size])
+			n++
+		}
+		r.next += (ringHeader + size + 7) &^ 7
+	}
+	return n
+}
+
+func (r *ring) packet(b []byte) Packet {
+	e := (*record)(unsafe.Pointer(unsafe.SliceData(b)))
+	p := Packet{Frame: b[unsafe.Sizeof(*e):][:e.CapLen:e.CapLen], Len: int(e.Len), L3: int(e.L3), L4: int(e.L4), Payload: int(e.Payload),
+		VLAN: uint16(e.Flags >> tciShift), Flags: Flags(e.Flags & 0xffff), Ifindex: e.Ifindex, Seq: e.Seq, Sent: int64(e.Time),
+		cpu: e.CPU, pid: e.PID}
+	if r.lost != unknown && e.Lost > r.lost {
+		p.Lost = e.Lost - r.lost
+	}
+	if r.lost == unknown || e.Lost > r.lost { // records of several CPUs overtake each other
+		r.lost = e.Lost
+	}
+	return p
+}

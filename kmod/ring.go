@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kmod
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"sync/atomic"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// Record is struct icpt_record of record.h.
+type Record struct {
+	Seq, Time, Lost uint64
+	Len, Caplen     uint32
+	L3, L4, Payload uint16
+	Slot            uint16
+	Ifindex, Flags  uint32
+	CPU, PID        uint32
+}
+
+// Ring is what a class's packets come through, the kernel module's or, laid out alike, a BPF ring buffer.
+type Ring struct {
+	consumer, rest []byte // rest: the producer's page and the data twice
+	size           uint64
+}
+
+// OpenRing maps the ring of a class.
+func OpenRing(fd, size int) (*Ring, error) {
+	page := os.Getpagesize()
+	consumer, err := unix.Mmap(fd, 0, page, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		return nil, fmt.Errorf("map the consumer's page: %w", err)
+	}
+	rest, err := unix.Mmap(fd, int64(page), page+2*size, unix.PROT_READ, unix.MAP_SHARED)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("map a ring of %d bytes: %w", size, err), unix.Munmap(consumer))
+	}
+	return &Ring{consumer, rest, uint64(size)}, nil
+}
+
+// Close takes the mappings away.
+func (r *Ring) Close() error { return errors.Join(unix.Munmap(r.consumer), unix.Munmap(r.rest)) }
+
+func word(page []byte) *uint64 { return (*uint64)(unsafe.Pointer(&page[0])) }
+
+// Empty tells that everything has been read.
+func (r *Ring) Empty() bool {
+	return atomic.LoadUint64(word(r.consumer)) == atomic.LoadUint64(word(r.rest))
+}
+
+// In the first word of a record's header, beside its length (linux/bpf.h).
+const (
+	busy    = 1 << 31 // being written
+	discard = 1 << 30
+)
+
+// Next takes a record and its frame out, or reports that there is none.
+func (r *Ring) Next() (rec Record, frame []byte, ok bool) {
+	for !r.Empty() {
+		at := atomic.LoadUint64(word(r.consumer))
+		data := r.rest[uint64(os.Getpagesize())+at%r.size:]
+		head := atomic.LoadUint32((*uint32)(unsafe.Pointer(&data[0])))
+		if head&busy != 0 {
+			break
+		}
+		n := uint64(head &^ discard)
+		if head&discard == 0 {
+			if _, err := binary.Decode(data[8:8+n], binary.NativeEndian, &rec); err != nil {
+				panic(err) // the kernel's records are long enough
+			}
+			frame, ok = append(frame, data[8+binary.Size(rec):][:rec.Caplen]...), true
+		}
+		atomic.StoreUint64(word(r.consumer), at+(n+8+7)/8*8)
+		if ok {
+			break
+		}
+	}
+	return rec, frame, ok
+}

@@ -1,0 +1,821 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#define _GNU_SOURCE
+#include "kerb_intercept.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <sched.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/un.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "record.h"
+#include "source.h"
+#include "wait.h"
+
+#define MS 1000000ULL
+
+enum { LINE = 512, NAME = 64, DESCRIPTORS = 3 };
+
+_Static_assert(sizeof(struct icpt_state) <= ICPT_PAGE, "the consumer's state fits its page");
+
+/* What the scheduler has done to this thread so far. */
+struct look {
+	uint64_t waited; /* runnable and not running, ns */
+	long voluntary, involuntary;
+};
+
+struct controls { /* the ring of control messages; none: producer is NULL */
+	const unsigned long *consumer;
+	unsigned long *producer;
+	uint8_t *data;
+	size_t size;
+};
+
+struct kerb_intercept {
+	struct kerb_intercept_options options;
+	char path[sizeof(((struct sockaddr_un *)0)->sun_path)], class_name[NAME];
+
+	int conn; /* to the control plane, -1: none at the moment, or the kernel module's */
+	bool taken, restarted;
+	uint64_t attend, generation; /* attend: when to look after the connection again */
+	struct ring ring;
+	struct xsk xsk;
+	struct controls controls;
+	uint8_t *pages; /* struct icpt_shared, then the classes' struct icpt_state */
+	size_t pages_size;
+	struct icpt_state *state;
+	unsigned slot;
+
+	struct wait wait;
+	uint64_t seen; /* when we knew last that we were running */
+	struct look before; /* when the record before was looked for */
+	int schedstat;
+	struct kerb_intercept_stats stats;
+};
+
+static _Thread_local char message[LINE];
+
+int fail(int code, const char *format, ...)
+{
+	va_list list;
+
+	va_start(list, format);
+	vsnprintf(message, sizeof(message), format, list);
+	va_end(list);
+	return -code;
+}
+
+const char *kerb_intercept_error(void) { return message; }
+
+uint64_t kerb_intercept_now(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return (uint64_t)t.tv_sec * 1000000000 + (uint64_t)t.tv_nsec;
+}
+
+static struct timespec timespec_of(uint64_t ns) { return (struct timespec){ (time_t)(ns / 1000000000), (long)(ns % 1000000000) }; }
+
+static struct look look(const struct kerb_intercept *k)
+{
+	struct look l = { 0 };
+	struct rusage usage;
+	char line[96];
+	ssize_t n = k->schedstat < 0 ? 0 : pread(k->schedstat, line, sizeof(line) - 1, 0);
+
+	if (n > 0) {
+		line[n] = 0;
+		sscanf(line, "%*u %lu", &l.waited);
+	}
+	getrusage(RUSAGE_THREAD, &usage);
+	l.voluntary = usage.ru_nvcsw;
+	l.involuntary = usage.ru_nivcsw;
+	return l;
+}
+
+/* The thread. */
+
+/* struct sched_attr (linux/sched/types.h), which glibc knows from 2.41 on. */
+struct attributes {
+	uint32_t size, policy;
+	uint64_t flags;
+	int32_t nice;
+	uint32_t priority;
+	uint64_t runtime, deadline, period;
+};
+
+/* hurry asks for the shortest slices, 100 us: others give way to such a thread the moment it wakes (Linux 6.12). */
+static void hurry(void)
+{
+	struct attributes a = { .size = sizeof(a), .nice = -20, .runtime = 100000 };
+
+	if (sched_getscheduler(0) != SCHED_OTHER || !syscall(SYS_sched_setattr, 0, &a, 0))
+		return;
+	a.nice = getpriority(PRIO_PROCESS, 0);
+	syscall(SYS_sched_setattr, 0, &a, 0);
+}
+
+static int prepare_thread(const struct kerb_intercept_options *o)
+{
+	struct sched_param priority = { .sched_priority = o->fifo };
+	cpu_set_t cpus;
+
+	prctl(PR_SET_TIMERSLACK, 1); /* timers of ordinary threads are 50 us late else */
+	CPU_ZERO(&cpus);
+	if (o->pin)
+		CPU_SET((size_t)o->cpu, &cpus);
+	if (o->pin && sched_setaffinity(0, sizeof(cpus), &cpus))
+		return fail(errno, "pin to CPU %d: %s", o->cpu, strerror(errno));
+	if (o->lock_memory && mlockall(MCL_CURRENT | MCL_FUTURE))
+		return fail(errno, "lock memory: %s: it needs CAP_IPC_LOCK or a larger ulimit -l", strerror(errno));
+	if (o->fifo && sched_setscheduler(0, SCHED_FIFO, &priority))
+		return fail(errno, "SCHED_FIFO %d: %s: it needs CAP_SYS_NICE or ulimit -r %d", o->fifo, strerror(errno), o->fifo);
+	if (!o->fifo && !o->keep)
+		hurry();
+	return 0;
+}
+
+static enum wait_standing standing(void)
+{
+	int policy = sched_getscheduler(0);
+
+	if (policy == SCHED_FIFO || policy == SCHED_RR)
+		return WAIT_REALTIME;
+	return getpriority(PRIO_PROCESS, 0) <= -10 ? WAIT_PREFERRED : WAIT_ORDINARY;
+}
+
+/* The control plane's messages are flat objects, and names in them need no escapes. */
+
+static const char *field(const char *json, const char *name)
+{
+	char quoted[NAME];
+	const char *at;
+
+	snprintf(quoted, sizeof(quoted), "\"%s\":", name);
+	at = strstr(json, quoted);
+	return at ? at + strlen(quoted) + strspn(at + strlen(quoted), " ") : NULL;
+}
+
+static uint64_t number(const char *json, const char *name)
+{
+	const char *at = field(json, name);
+
+	return at ? strtoull(at, NULL, 10) : 0;
+}
+
+/* text copies a string without its escapes; empty if there is none. */
+static void text(const char *json, const char *name, char *to, size_t size)
+{
+	const char *at = field(json, name);
+	size_t n = 0;
+
+	for (at = at && *at == '"' ? at + 1 : ""; *at && *at != '"' && n + 1 < size; at++) {
+		if (*at == '\\' && at[1])
+			at++;
+		to[n++] = *at;
+	}
+	to[n] = 0;
+}
+
+/* hear receives a message and its descriptors; 0: the connection has ended. */
+static ssize_t hear(int conn, char *line, int flags, int *fds, int *n)
+{
+	union {
+		struct cmsghdr head;
+		char bytes[CMSG_SPACE(DESCRIPTORS * sizeof(int))];
+	} control;
+	struct iovec part = { line, LINE - 1 };
+	struct msghdr m = { .msg_iov = &part, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof(control) };
+	ssize_t size = recvmsg(conn, &m, flags | MSG_CMSG_CLOEXEC);
+
+	*n = 0;
+	line[size > 0 ? size : 0] = 0;
+	if (size <= 0)
+		return size;
+	for (struct cmsghdr *c = CMSG_FIRSTHDR(&m); c; c = CMSG_NXTHDR(&m, c)) {
+		if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS)
+			continue;
+		*n = (int)((c->cmsg_len - CMSG_LEN(0)) / sizeof(int));
+		memcpy(fds, CMSG_DATA(c), (size_t)*n * sizeof(int));
+	}
+	return size;
+}
+
+static int say(int conn, const char *line, int fd)
+{
+	union {
+		struct cmsghdr head;
+		char bytes[CMSG_SPACE(sizeof(int))];
+	} control;
+	struct iovec part = { (void *)line, strlen(line) };
+	struct msghdr m = { .msg_iov = &part, .msg_iovlen = 1 };
+
+	if (fd >= 0) {
+		m.msg_control = &control;
+		m.msg_controllen = sizeof(control);
+		control.head = (struct cmsghdr){ .cmsg_len = CMSG_LEN(sizeof(int)), .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS };
+		memcpy(CMSG_DATA(&control.head), &fd, sizeof(int));
+	}
+	return sendmsg(conn, &m, MSG_NOSIGNAL) < 0 ? -errno : 0;
+}
+
+static int dial(const char *path)
+{
+	struct sockaddr_un at = { .sun_family = AF_UNIX };
+	struct timeval patience = { .tv_sec = 10 };
+	int conn = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+
+	if (conn < 0)
+		return fail(errno, "socket: %s", strerror(errno));
+	snprintf(at.sun_path, sizeof(at.sun_path), "%s", path);
+	setsockopt(conn, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
+	if (!connect(conn, (void *)&at, sizeof(at)))
+		return conn;
+	int code = errno;
+
+	close(conn);
+	return fail(code, "connect to %s: %s (is the module applied, and may this user open it?)", path, strerror(code));
+}
+
+static void close_all(const int *fds, int n)
+{
+	for (int i = 0; i < n; i++)
+		close(fds[i]);
+}
+
+/* ask opens the class on a connection and leaves the answer in line. */
+static int ask(const struct kerb_intercept *k, int conn, bool takeover, char *line, int *fds)
+{
+	char why[LINE];
+	int n, code;
+	ssize_t size;
+
+	snprintf(line, LINE, "{\"open\": \"%s\", \"takeover\": %s, \"pid\": %d}", k->class_name, takeover ? "true" : "false", (int)getpid());
+	code = say(conn, line, -1);
+	if (code)
+		return fail(-code, "open class %s: %s", k->class_name, strerror(-code));
+	size = hear(conn, line, 0, fds, &n);
+	if (size <= 0)
+		return fail(size ? errno : EPIPE, "open class %s: %s", k->class_name, size ? strerror(errno) : "the module went away");
+	if (n == DESCRIPTORS)
+		return 0;
+	close_all(fds, n);
+	text(line, "error", why, sizeof(why));
+	return fail(strstr(why, "has a consumer") ? EBUSY : EPROTO, "%s",
+		    *why ? why : "the module's answer is none: Kerb's and this library's versions differ");
+}
+
+/* The shared pages and the ring of control messages. */
+
+static void unmap_controls(struct controls *c)
+{
+	size_t page = (size_t)sysconf(_SC_PAGESIZE);
+
+	if (!c->producer)
+		return;
+	munmap((void *)c->consumer, page);
+	munmap(c->producer, page + 2 * c->size);
+	c->producer = NULL;
+}
+
+/* A kernel before 6.1 has no such ring, and hands over something else: there are no control messages then. */
+static void map_controls(struct controls *c, int fd)
+{
+	size_t page = (size_t)sysconf(_SC_PAGESIZE);
+	void *consumer = mmap(NULL, page, PROT_READ, MAP_SHARED, fd, 0), *producer;
+
+	*c = (struct controls){ .size = ICPT_CONTROLS > page ? ICPT_CONTROLS : page };
+	if (consumer == MAP_FAILED)
+		return;
+	producer = mmap(NULL, page + 2 * c->size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, (off_t)page);
+	if (producer == MAP_FAILED) {
+		munmap(consumer, page);
+		return;
+	}
+	c->consumer = consumer;
+	c->producer = producer;
+	c->data = (uint8_t *)producer + page;
+}
+
+static int map_pages(struct kerb_intercept *k, int fd, off_t at, size_t size)
+{
+	size_t page = (size_t)sysconf(_SC_PAGESIZE);
+
+	k->pages_size = (size + page - 1) / page * page;
+	k->pages = mmap(NULL, k->pages_size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, at);
+	if (k->pages == MAP_FAILED)
+		return fail(errno, "map the state of class %s: %s", k->class_name, strerror(errno));
+	return 0;
+}
+
+/* go_on takes this receiver's numbers along into a new page. */
+static void go_on(struct icpt_state *to, const struct icpt_state *from)
+{
+	size_t at = offsetof(struct icpt_state, received);
+
+	memcpy((uint8_t *)to + at, (const uint8_t *)from + at, sizeof(*to) - at);
+}
+
+/* enter maps what the control plane has handed over and leaves what was before. */
+static int enter(struct kerb_intercept *k, const char *answer, const int *fds)
+{
+	struct kerb_intercept old = *k;
+	bool again = k->state != NULL;
+	int code = ring_map(&k->ring, fds[0], number(answer, "ring"));
+
+	if (code) {
+		k->ring = old.ring;
+		close_all(fds, DESCRIPTORS);
+		return code;
+	}
+	k->slot = (unsigned)number(answer, "slot") % ICPT_RINGS;
+	code = map_pages(k, fds[1], 0, (1 + ICPT_RINGS) * ICPT_PAGE);
+	if (!code)
+		map_controls(&k->controls, fds[2]);
+	close_all(fds + 1, 2);
+	if (code) {
+		ring_unmap(&k->ring);
+		k->ring = old.ring;
+		k->pages = old.pages;
+		return code;
+	}
+	k->state = (void *)(k->pages + (1 + k->slot) * ICPT_PAGE);
+	k->generation = k->state->generation;
+	k->state->waiting = 0;
+	k->state->pid = (uint32_t)syscall(SYS_gettid);
+	if (again) {
+		go_on(k->state, old.state);
+		ring_unmap(&old.ring);
+		munmap(old.pages, old.pages_size);
+		unmap_controls(&old.controls);
+		k->ring.lost = 0;
+	}
+	return 0;
+}
+
+/* give_socket has the class's packets go to the AF_XDP socket. */
+static int give_socket(const struct kerb_intercept *k, int conn)
+{
+	char line[LINE], why[LINE];
+	int fds[DESCRIPTORS], n, code;
+
+	snprintf(line, sizeof(line), "{\"xsk\": {\"ifindex\": %u, \"queue\": %u}}", k->xsk.ifindex, k->xsk.queue);
+	code = say(conn, line, k->xsk.fd);
+	if (code)
+		return fail(-code, "AF_XDP: hand over the socket: %s", strerror(-code));
+	if (hear(conn, line, 0, fds, &n) <= 0)
+		return fail(EPIPE, "AF_XDP: the module went away");
+	close_all(fds, n);
+	text(line, "error", why, sizeof(why));
+	return *why ? fail(EPROTO, "AF_XDP: %s", why) : 0;
+}
+
+/* join connects and opens the class; a receiver that has it already goes on with what is there now. */
+static int join(struct kerb_intercept *k, bool takeover)
+{
+	int conn = dial(k->path), fds[DESCRIPTORS], code;
+	char answer[LINE];
+
+	if (conn < 0)
+		return conn;
+	code = ask(k, conn, takeover, answer, fds);
+	if (!code && k->restarted && k->generation == number(answer, "generation"))
+		close_all(fds, DESCRIPTORS); /* what we have still is what there is */
+	else if (!code)
+		code = enter(k, answer, fds);
+	if (!code && k->xsk.fd >= 0)
+		code = give_socket(k, conn);
+	if (code) {
+		close(conn);
+		return code;
+	}
+	k->conn = conn;
+	k->restarted = false;
+	return 0;
+}
+
+static int fresh(struct kerb_intercept **out, const char *class_name, const struct kerb_intercept_options *o)
+{
+	struct kerb_intercept *k = calloc(1, sizeof(*k));
+	int code;
+
+	if (!k)
+		return fail(ENOMEM, "out of memory");
+	k->options = o ? *o : (struct kerb_intercept_options){ 0 };
+	k->conn = k->xsk.fd = -1;
+	snprintf(k->class_name, sizeof(k->class_name), "%s", class_name);
+	code = prepare_thread(&k->options);
+	if (code) {
+		free(k);
+		return code;
+	}
+	k->schedstat = open("/proc/thread-self/schedstat", O_RDONLY | O_CLOEXEC);
+	k->before = look(k);
+	k->seen = kerb_intercept_now();
+	wait_init(&k->wait, (enum wait_mode)k->options.wait, k->options.reach ? k->options.reach : MS, k->options.patience, standing());
+	*out = k;
+	return 0;
+}
+
+int kerb_intercept_open(struct kerb_intercept **out, const char *module, const char *class_name,
+			const struct kerb_intercept_options *o)
+{
+	struct kerb_intercept *k;
+	int code = fresh(&k, class_name, o);
+
+	if (code)
+		return code;
+	if (strlen(class_name) >= sizeof(k->class_name) || strpbrk(class_name, "\"\\"))
+		code = fail(EINVAL, "%s is no name of a class", class_name);
+	if (k->options.socket)
+		snprintf(k->path, sizeof(k->path), "%s", k->options.socket);
+	else
+		snprintf(k->path, sizeof(k->path), "/run/kerb/modules/%s.sock", module);
+	if (!code && k->options.device)
+		code = xsk_open(&k->xsk, k->options.device, k->options.queue, k->options.copy);
+	if (!code)
+		code = join(k, k->options.takeover);
+	if (code) {
+		kerb_intercept_close(k);
+		return code;
+	}
+	*out = k;
+	return 0;
+}
+
+int kerb_intercept_open_device(struct kerb_intercept **out, int fd, size_t ring, const struct kerb_intercept_options *o)
+{
+	size_t page = (size_t)sysconf(_SC_PAGESIZE);
+	struct kerb_intercept *k;
+	int code = fresh(&k, "of the kernel module", o);
+
+	if (code)
+		return code;
+	code = ring_map(&k->ring, fd, ring);
+	if (!code && (code = map_pages(k, fd, (off_t)(2 * page + 2 * ring), page)))
+		ring_unmap(&k->ring);
+	if (code) {
+		k->pages = NULL;
+		kerb_intercept_close(k);
+		return code;
+	}
+	k->state = (void *)k->pages;
+	k->state->waiting = 0;
+	*out = k;
+	return 0;
+}
+
+void kerb_intercept_close(struct kerb_intercept *k)
+{
+	if (k->state) {
+		kerb_intercept_release(k);
+		munmap(k->pages, k->pages_size);
+		ring_unmap(&k->ring);
+		unmap_controls(&k->controls);
+	}
+	xsk_close(&k->xsk);
+	if (k->conn >= 0)
+		close(k->conn);
+	if (k->schedstat >= 0)
+		close(k->schedstat);
+	free(k);
+}
+
+/* The log. */
+
+static unsigned bucket(uint64_t ns)
+{
+	unsigned e, b;
+
+	if (ns < 4)
+		return (unsigned)ns;
+	e = 63 - (unsigned)__builtin_clzll(ns);
+	b = (e - 1) * 4 + (unsigned)(ns >> (e - 2) & 3);
+	return b < ICPT_BUCKETS ? b : ICPT_BUCKETS - 1;
+}
+
+/* name_of is the name of a thread that this process may see, else empty. */
+static void name_of(uint32_t pid, char *name, size_t size)
+{
+	char path[32];
+	ssize_t n;
+	int fd;
+
+	memset(name, 0, size);
+	snprintf(path, sizeof(path), "/proc/%u/comm", pid);
+	fd = pid ? open(path, O_RDONLY | O_CLOEXEC) : -1;
+	if (fd < 0)
+		return;
+	n = read(fd, name, size - 1);
+	if (n > 0)
+		name[n - 1] = 0;
+	close(fd);
+}
+
+/* record_late notes what was going on, once for the packets that were found together: it takes microseconds. */
+static void record_late(struct kerb_intercept *k, const struct kerb_packet *p, int queued)
+{
+	const struct icpt_record *r = k->xsk.fd >= 0 && p->frame >= k->xsk.frames ? NULL : (const struct icpt_record *)p->frame - 1;
+	struct icpt_late *l = &k->state->last[k->state->lates % ICPT_LATES];
+	struct look now = look(k);
+	unsigned cpu = 0;
+
+	getcpu(&cpu, NULL);
+	*l = (struct icpt_late){ .seq = p->seq, .t1 = p->sent, .t2 = p->received, .waited = now.waited - k->before.waited,
+		.cpu2 = cpu, .queued = (uint32_t)queued, .voluntary = (uint32_t)(now.voluntary - k->before.voluntary),
+		.involuntary = (uint32_t)(now.involuntary - k->before.involuntary) };
+	if (r) {
+		l->cpu1 = r->cpu;
+		l->pid1 = r->pid;
+		name_of(r->pid, l->comm1, sizeof(l->comm1));
+	}
+	k->before = now;
+	__atomic_store_n(&k->state->lates, k->state->lates + 1, __ATOMIC_RELEASE);
+}
+
+static void log_packets(struct kerb_intercept *k, const struct kerb_packet *packets, int n)
+{
+	struct icpt_state *s = k->state;
+	uint64_t deadline = s->deadline;
+	bool noted = false;
+
+	for (int i = 0; i < n; i++) {
+		const struct kerb_packet *p = &packets[i];
+		uint64_t delay = p->received > p->sent ? p->received - p->sent : 0;
+
+		wait_arrived(&k->wait, p->sent);
+		s->delay[bucket(delay)]++;
+		if (delay > s->longest)
+			s->longest = delay;
+		s->missed += p->lost;
+		if (!deadline || delay <= deadline)
+			continue;
+		s->late++;
+		if (!noted)
+			record_late(k, p, n - i - 1);
+		noted = true;
+	}
+	s->received += (uint64_t)n;
+}
+
+/* Receiving. */
+
+static bool pending(struct kerb_intercept *k)
+{
+	return ring_pending(&k->ring) || (k->xsk.fd >= 0 && xsk_pending(&k->xsk));
+}
+
+static int fetch(struct kerb_intercept *k, struct kerb_packet *packets, int max)
+{
+	int n = k->xsk.fd >= 0 ? xsk_fetch(&k->xsk, packets, max) : 0;
+	uint64_t now;
+
+	n += ring_fetch(&k->ring, packets + n, max - n);
+	if (!n) {
+		ring_release(&k->ring); /* of records that are none */
+		return 0;
+	}
+	now = kerb_intercept_now();
+	for (int i = 0; i < n; i++)
+		packets[i].received = now;
+	log_packets(k, packets, n);
+	return n;
+}
+
+/* attend looks after the connection: a new configuration, a restarted or removed module, a class taken over. */
+static int attend(struct kerb_intercept *k, uint64_t now)
+{
+	char line[LINE], event[NAME];
+	int fds[DESCRIPTORS], n;
+	ssize_t size;
+
+	k->attend = now + 10 * MS;
+	if (k->taken)
+		return fail(EPIPE, "another program has taken class %s over", k->class_name);
+	if (k->conn < 0) {
+		int code = *k->path ? join(k, false) : 0;
+
+		k->taken = code == -EBUSY;
+		k->attend = now + 100 * MS;
+		return 0;
+	}
+	size = hear(k->conn, line, MSG_DONTWAIT, fds, &n);
+	if (size < 0 && (errno == EAGAIN || errno == EINTR))
+		return 0;
+	close_all(fds, n);
+	text(line, "event", event, sizeof(event));
+	k->taken = !strcmp(event, "taken");
+	k->restarted = size <= 0;
+	close(k->conn);
+	k->conn = -1;
+	k->attend = now; /* first what is in the ring still */
+	return 0;
+}
+
+static void settle(struct kerb_intercept *k) { __atomic_store_n(&k->state->waiting, 0, __ATOMIC_RELAXED); }
+
+int kerb_intercept_arm(struct kerb_intercept *k)
+{
+	kerb_intercept_release(k);
+	__atomic_store_n(&k->state->waiting, 1, __ATOMIC_SEQ_CST);
+	__atomic_thread_fence(__ATOMIC_SEQ_CST); /* the kernel delivers, then looks; we say, then look */
+	if (!pending(k))
+		return 0;
+	settle(k);
+	return 1;
+}
+
+/* doze sleeps until a packet comes, or a time. Whether a packet came is 1. */
+static int doze(struct kerb_intercept *k, uint64_t now, uint64_t until)
+{
+	struct pollfd fds[] = { { .fd = k->ring.fd, .events = POLLIN }, { .fd = k->xsk.fd, .events = POLLIN },
+		{ .fd = k->conn, .events = POLLIN } };
+	struct timespec t = timespec_of(until > now ? until - now : 0);
+	int n, code;
+
+	k->before = look(k);
+	if (kerb_intercept_arm(k))
+		return 1;
+	n = ppoll(fds, 3, until == UINT64_MAX ? NULL : &t, NULL);
+	code = errno;
+	settle(k);
+	if (n < 0)
+		return fail(code, "poll: %s", strerror(code));
+	if (fds[2].revents)
+		k->attend = 0;
+	return n > 0;
+}
+
+/* notice finds out whether others had the CPU: we were away for long, and not by ourselves. */
+static void notice(struct kerb_intercept *k, uint64_t now)
+{
+	struct look l;
+	uint64_t away = now - k->seen;
+
+	k->seen = now;
+	if (away < MS / 2)
+		return;
+	l = look(k);
+	if (l.involuntary != k->before.involuntary) {
+		k->stats.held_up++;
+		wait_preempted(&k->wait, now);
+	}
+	k->before = l;
+}
+
+static uint64_t earlier(uint64_t a, uint64_t b) { return a < b ? a : b; }
+
+/* sleep_for carries out a step other than spinning. */
+static int sleep_for(struct kerb_intercept *k, struct wait_step step, uint64_t now, uint64_t until)
+{
+	uint64_t to = step.kind == STEP_SLEEP ? until : earlier(step.until, until), attend = k->conn < 0 && *k->path ? k->attend : UINT64_MAX;
+	struct timespec t = timespec_of(to);
+	int code = 0;
+
+	if (step.kind == STEP_REST) {
+		k->before = look(k);
+		code = -clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &t, NULL);
+		if (code)
+			fail(-code, "sleep: %s", strerror(-code));
+		k->stats.rested++;
+	} else {
+		code = doze(k, now, earlier(to, attend));
+		k->stats.slept++;
+	}
+	k->seen = kerb_intercept_now();
+	wait_woke(&k->wait, code || step.kind == STEP_SLEEP || to != step.until ? 0 : to, k->seen);
+	return code < 0 ? code : 0;
+}
+
+/* await returns 1 when there is something in a ring, 0 when it is time. */
+static int await(struct kerb_intercept *k, uint64_t until)
+{
+	while (!pending(k)) {
+		uint64_t now = kerb_intercept_now();
+		struct wait_step step;
+		int code;
+
+		notice(k, now);
+		if (now >= until)
+			return 0;
+		code = now >= k->attend ? attend(k, now) : 0;
+		if (code)
+			return code;
+		if (now > k->state->heartbeat + MS)
+			k->state->heartbeat = now;
+		step = wait_next(&k->wait, now);
+		if (step.kind != STEP_SPIN) {
+			code = sleep_for(k, step, now, until);
+			if (code)
+				return code;
+			continue;
+		}
+		k->stats.spun++;
+#if defined(__x86_64__) || defined(__i386__)
+		__builtin_ia32_pause();
+#elif defined(__aarch64__)
+		__asm__ volatile("yield");
+#endif
+	}
+	return 1;
+}
+
+void kerb_intercept_release(struct kerb_intercept *k)
+{
+	if (k->xsk.fd >= 0)
+		xsk_release(&k->xsk);
+	ring_release(&k->ring);
+}
+
+int kerb_intercept_receive(struct kerb_intercept *k, struct kerb_packet *packets, int max, int64_t timeout)
+{
+	uint64_t until = timeout < 0 ? UINT64_MAX : 0;
+
+	if (max < 1)
+		return fail(EINVAL, "room for %d packets", max);
+	kerb_intercept_release(k);
+	for (;;) {
+		int n = fetch(k, packets, max);
+
+		if (n || !timeout)
+			return n;
+		if (!until)
+			until = kerb_intercept_now() + (uint64_t)timeout;
+		n = await(k, until);
+		if (n <= 0)
+			return n;
+	}
+}
+
+int kerb_intercept_fd(const struct kerb_intercept *k) { return k->xsk.fd >= 0 ? k->xsk.fd : k->ring.fd; }
+
+void kerb_intercept_stats(const struct kerb_intercept *k, struct kerb_intercept_stats *s)
+{
+	*s = k->stats;
+	s->received = k->state->received;
+	s->lost = k->state->missed;
+	s->late = k->state->late;
+	s->longest = k->state->longest;
+	s->deadline = k->state->deadline;
+}
+
+/* Control messages. */
+
+static int control(struct kerb_intercept *k, const struct icpt_control *message_)
+{
+	struct controls *c = &k->controls;
+	uint32_t head[2] = { sizeof(*message_), 0 }, bit = 1u << k->slot;
+	unsigned long at, room;
+
+	if (!c->producer)
+		return fail(ENOTSUP, "control messages need Linux 6.1, and a class of the module");
+	at = *c->producer;
+	room = c->size - (at - __atomic_load_n(c->consumer, __ATOMIC_ACQUIRE));
+	if (room < sizeof(head) + sizeof(*message_))
+		return fail(EAGAIN, "no room for a control message: they are taken when packets come");
+	memcpy(c->data + (at & (c->size - 1)), head, sizeof(head));
+	memcpy(c->data + (at & (c->size - 1)) + sizeof(head), message_, sizeof(*message_));
+	__atomic_store_n(c->producer, at + sizeof(head) + sizeof(*message_), __ATOMIC_RELEASE);
+	__atomic_fetch_or(&((struct icpt_shared *)k->pages)->doorbell, bit, __ATOMIC_SEQ_CST);
+	return 0;
+}
+
+static int set(struct kerb_intercept *k, enum icpt_op op, uint32_t index, uint64_t value)
+{
+	return control(k, &(struct icpt_control){ .op = op, .index = index, .value = value });
+}
+
+int kerb_intercept_start(struct kerb_intercept *k) { return set(k, ICPT_OP_START, 0, 0); }
+int kerb_intercept_stop(struct kerb_intercept *k) { return set(k, ICPT_OP_STOP, 0, 0); }
+int kerb_intercept_action(struct kerb_intercept *k, enum kerb_action action) { return set(k, ICPT_OP_ACTION, 0, action); }
+int kerb_intercept_priority(struct kerb_intercept *k, uint32_t priority) { return set(k, ICPT_OP_PRIORITY, 0, priority); }
+int kerb_intercept_max_bytes(struct kerb_intercept *k, uint32_t bytes) { return set(k, ICPT_OP_MAX_BYTES, 0, bytes); }
+int kerb_intercept_deadline(struct kerb_intercept *k, uint64_t ns) { return set(k, ICPT_OP_DEADLINE, 0, ns); }
+
+int kerb_intercept_ports(struct kerb_intercept *k, uint32_t index, uint16_t first, uint16_t last)
+{
+	return set(k, ICPT_OP_PORTS, index, (uint64_t)first << 16 | last);
+}
+
+int kerb_intercept_payload(struct kerb_intercept *k, uint32_t index, uint16_t offset, const uint8_t *bytes, const uint8_t *mask, size_t n)
+{
+	struct icpt_control c = { .op = ICPT_OP_PAYLOAD, .index = index, .value = (uint64_t)offset << 16 | n };
+
+	if (n > sizeof(c.bytes))
+		return fail(EINVAL, "%zu bytes of payload: a condition has at most %zu", n, sizeof(c.bytes));
+	memcpy(c.bytes, bytes, n);
+	memcpy(c.mask, mask, n);
+	return control(k, &c);
+}

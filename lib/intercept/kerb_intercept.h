@@ -1,0 +1,134 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Programs that get packets from Kerb's module `intercept` within microseconds. C11 and C++, Linux 5.10 and later, libc only.
+ *
+ *	struct kerb_intercept *k;
+ *	struct kerb_packet p[16];
+ *
+ *	if (kerb_intercept_open(&k, "intercept", "ctrl", NULL))
+ *		errx(1, "%s", kerb_intercept_error());
+ *	for (;;) {
+ *		int n = kerb_intercept_receive(k, p, 16, -1);
+ *		for (int i = 0; i < n; i++)
+ *			handle(p[i].frame + p[i].payload, p[i].caplen - p[i].payload);
+ *	}
+ *
+ * Functions return 0 or more, or -errno; kerb_intercept_error then has a sentence for people, of the thread's last error. One thread
+ * at a time uses a receiver. Times are ns of CLOCK_MONOTONIC, numbers in host byte order. */
+#ifndef KERB_INTERCEPT_H
+#define KERB_INTERCEPT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct kerb_intercept;
+
+/* What the receiver does while there is no packet. */
+enum kerb_wait {
+	KERB_WAIT_ADAPTIVE, /* as quick as spinning, and as little in the way of others as sleeping: wait.h */
+	KERB_WAIT_SPIN,	    /* takes the whole CPU */
+	KERB_WAIT_SLEEP,    /* each packet waits for a wake-up */
+};
+
+struct kerb_intercept_options {
+	enum kerb_wait wait;
+	/* Adaptive: packets that come more seldom than this on the average, and not regularly, are slept for. 0: 1 ms. */
+	uint64_t reach;
+	/* Adaptive: if not 0, packets may wait this long to be taken together, which takes the least CPU of all: what a receiver
+	 * has to spare between its packets' arrival and their deadline. */
+	uint64_t patience;
+
+	/* The calling thread, which has to be the one that receives: */
+	bool pin;	  /* to cpu */
+	int cpu;
+	int fifo;	  /* SCHED_FIFO priority, 1 to 99; 0: nice -20 if the process may, and short slices */
+	bool keep;	  /* leave priority and slices as they are */
+	bool lock_memory; /* no page of this process is ever fetched from a disk */
+
+	bool takeover;	     /* take the class from the program that has it */
+	const char *socket;  /* path of the module's socket; NULL: /run/kerb/modules/<module>.sock */
+	const char *device;  /* AF_XDP, for stolen packets of this interface and queue. It needs CAP_NET_RAW; NULL: ring buffer */
+	uint32_t queue;
+	bool copy;	     /* AF_XDP: copy even if the driver could do without */
+};
+
+/* One packet. frame is valid until the next kerb_intercept_receive or _release. */
+struct kerb_packet {
+	const uint8_t *frame; /* from the Ethernet header on */
+	uint32_t len;	      /* of the frame */
+	uint32_t caplen;      /* bytes of it that are here */
+	uint16_t l3, l4, payload; /* offsets; payload is behind the transport header */
+	uint16_t vlan;	      /* TCI of a tag that the kernel has taken out of the frame; 0: none */
+	uint32_t flags;	      /* KERB_PACKET_* */
+	uint32_t ifindex;
+	uint64_t seq;	      /* in the class, from 0 on; lost packets have one, too */
+	uint64_t sent, received; /* T1: when the kernel saw it. T2: when this receiver did */
+	uint64_t lost;	      /* packets that found no room since the packet before */
+};
+
+#define KERB_PACKET_EGRESS    (1u << 0) /* the service has sent it; else it is for the service */
+#define KERB_PACKET_STOLEN    (1u << 1) /* nobody else gets it */
+#define KERB_PACKET_TRUNCATED (1u << 2) /* caplen < len */
+#define KERB_PACKET_SEGMENTS  (1u << 3) /* stands for several packets (GRO, GSO) */
+#define KERB_PACKET_FRAGMENT  (1u << 4)
+#define KERB_PACKET_IP4	      (1u << 5)
+#define KERB_PACKET_IP6	      (1u << 6)
+#define KERB_PACKET_L4	      (1u << 7) /* l4 is a complete TCP, UDP, ICMP or ICMPv6 header */
+
+struct kerb_intercept_stats {
+	uint64_t received, lost;
+	uint64_t late;	   /* received after the deadline */
+	uint64_t longest;  /* T2 - T1 */
+	uint64_t deadline; /* 0: none */
+	uint64_t slept, rested, spun; /* how the receiver waited: times that it slept, for packets and as a rest; looks at an empty ring */
+	uint64_t held_up;  /* times that others had the CPU for long */
+};
+
+/* kerb_intercept_open opens a class of a module. options: NULL for the defaults. */
+int kerb_intercept_open(struct kerb_intercept **k, const char *module, const char *class_name,
+			const struct kerb_intercept_options *options);
+
+/* kerb_intercept_open_device is for a descriptor of Kerb's kernel module that is attached to a class (kmod/): ring is the size of
+ * its ring. The descriptor becomes the receiver's. */
+int kerb_intercept_open_device(struct kerb_intercept **k, int fd, size_t ring, const struct kerb_intercept_options *options);
+
+void kerb_intercept_close(struct kerb_intercept *k);
+
+/* kerb_intercept_receive gives back the packets of the last call and waits for new ones: at most max, at most timeout ns (0: not
+ * at all, negative: for ever). The number of packets; 0 after the timeout; -EINTR after a signal; -EPIPE if another program has taken
+ * the class over. A new configuration of the module, or a restart of Kerb, is gone along with. */
+int kerb_intercept_receive(struct kerb_intercept *k, struct kerb_packet *packets, int max, int64_t timeout);
+
+/* kerb_intercept_release gives packets back early, so that their room is free while the last ones are being worked on. */
+void kerb_intercept_release(struct kerb_intercept *k);
+
+/* kerb_intercept_fd can be polled for packets in a loop of one's own; call kerb_intercept_arm before, and if it returns 0, receive
+ * with a timeout of 0 when it is readable. 1: there are packets already. */
+int kerb_intercept_fd(const struct kerb_intercept *k);
+int kerb_intercept_arm(struct kerb_intercept *k);
+
+/* Changes of the class, effective with its next packet, until the next configuration. Linux 6.1. */
+int kerb_intercept_start(struct kerb_intercept *k);
+int kerb_intercept_stop(struct kerb_intercept *k); /* its packets pass, as if it were not there */
+enum kerb_action { KERB_PASS = 0, KERB_DROP = 1, KERB_COPY = 3, KERB_STEAL = 4, KERB_MARK = 5 };
+int kerb_intercept_action(struct kerb_intercept *k, enum kerb_action action);
+int kerb_intercept_priority(struct kerb_intercept *k, uint32_t priority); /* of KERB_MARK */
+int kerb_intercept_max_bytes(struct kerb_intercept *k, uint32_t bytes);
+int kerb_intercept_deadline(struct kerb_intercept *k, uint64_t ns);
+/* index: which of the class's port ranges; first > last: none. */
+int kerb_intercept_ports(struct kerb_intercept *k, uint32_t index, uint16_t first, uint16_t last);
+/* index: which condition on the payload; up to 8 bytes at an offset, of which mask counts; n 0: none. */
+int kerb_intercept_payload(struct kerb_intercept *k, uint32_t index, uint16_t offset, const uint8_t *bytes, const uint8_t *mask, size_t n);
+
+void kerb_intercept_stats(const struct kerb_intercept *k, struct kerb_intercept_stats *s);
+const char *kerb_intercept_error(void);
+uint64_t kerb_intercept_now(void); /* CLOCK_MONOTONIC, ns */
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,57 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The adaptive wait: what a receiver does while there is no packet, so that it has the median of spinning and the tail of
+ * sleeping. This is the decision alone, without clock, system call or memory but its own; kerb_intercept.c carries it out.
+ *
+ * A thread that sleeps is late by its wake-up: 5 us, or 40 on a virtual machine. One that spins is not, until others want its
+ * CPU: then the scheduler takes it away for whole ticks, 4 ms and more. So this wait
+ *  - learns when packets come (gap and spread of T1) and how late the machine's timers are (slip), and sleeps until shortly
+ *    before the next packet is due, or until it comes if it is early, and spins for it only then;
+ *  - spins through where packets come too fast or too irregularly for that, but no more seldom than `reach`; and sleeps for
+ *    good when they stop;
+ *  - when it has lost its CPU to others, rests by itself, shortly and often, as much as makes them leave it alone. */
+#pragma once
+
+#include <stdbool.h>
+#include <stdint.h>
+
+enum wait_mode { WAIT_ADAPTIVE, WAIT_SPIN, WAIT_SLEEP };
+
+/* How the scheduler sees the thread. */
+enum wait_standing { WAIT_ORDINARY, WAIT_PREFERRED, WAIT_REALTIME };
+
+enum wait_kind {
+	STEP_SPIN,  /* look again at once */
+	STEP_REST,  /* sleep until a time; packets do not wake */
+	STEP_DOZE,  /* sleep until a time or a packet */
+	STEP_SLEEP, /* sleep until a packet */
+};
+
+struct wait_step {
+	enum wait_kind kind;
+	uint64_t until;
+};
+
+/* All times in ns. */
+struct wait {
+	enum wait_mode mode;
+	uint64_t reach;	   /* a longer gap is not spun through */
+	uint64_t patience; /* packets may wait so long to be taken together */
+	uint32_t least, most; /* rest that is taken, of 1000. Real-time threads always take some: the kernel stops those that do not */
+
+	uint64_t last, gap, spread; /* T1 of the last packet; mean time between two, and its mean deviation */
+	uint32_t strays;	    /* gaps in a row that are none of this stream's */
+	uint64_t slip, slip_spread; /* how late timers are, and its mean deviation */
+	uint32_t rest;		    /* part of the time to rest, of 1000; 0: nobody wants this CPU */
+	uint64_t eased, step;	    /* when rest changed last; how long until some of it is taken back */
+	uint64_t running;	    /* since when this thread runs */
+};
+
+void wait_init(struct wait *w, enum wait_mode mode, uint64_t reach, uint64_t patience, enum wait_standing standing);
+/* wait_arrived learns from a packet's T1. */
+void wait_arrived(struct wait *w, uint64_t time);
+/* wait_next is what to do now that there is no packet. */
+struct wait_step wait_next(struct wait *w, uint64_t now);
+/* wait_woke learns from a sleep's end; asked: the time that it was to end at, 0 if it was a packet that ended it. */
+void wait_woke(struct wait *w, uint64_t asked, uint64_t now);
+/* wait_preempted learns that others have had the CPU meanwhile. */
+void wait_preempted(struct wait *w, uint64_t now);

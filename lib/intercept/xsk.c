@@ -1,0 +1,188 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* AF_XDP: the driver, or the kernel in its place, puts frames into memory of this process (Documentation/networking/af_xdp.rst). */
+#define _GNU_SOURCE
+#include "source.h"
+
+#include <errno.h>
+#include <linux/if_xdp.h>
+#include <net/if.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "record.h"
+
+#ifndef SO_PREFER_BUSY_POLL /* Linux 5.11 */
+#define SO_PREFER_BUSY_POLL 69
+#define SO_BUSY_POLL_BUDGET 70
+#endif
+
+enum { FRAME = 4096, FRAMES = 4096, BUSY_US = 20, BUSY_BUDGET = 64 };
+
+static uint32_t load(const uint32_t *p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
+static void store(uint32_t *p, uint32_t v) { __atomic_store_n(p, v, __ATOMIC_RELEASE); }
+
+static int map_queue(int fd, struct xsk_queue *q, const struct xdp_ring_offset *o, off_t at, size_t entry)
+{
+	q->length = o->desc + FRAMES * entry;
+	q->memory = mmap(NULL, q->length, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, at);
+	if (q->memory == MAP_FAILED) {
+		q->memory = NULL;
+		return fail(errno, "AF_XDP: map a ring: %s", strerror(errno));
+	}
+	q->producer = (void *)((uint8_t *)q->memory + o->producer);
+	q->consumer = (void *)((uint8_t *)q->memory + o->consumer);
+	q->flags = (void *)((uint8_t *)q->memory + o->flags);
+	q->entries = (uint8_t *)q->memory + o->desc;
+	return 0;
+}
+
+static int register_frames(struct xsk *x)
+{
+	struct xdp_umem_reg reg = { .len = (uint64_t)FRAMES * FRAME, .chunk_size = FRAME };
+
+	x->frames = mmap(NULL, reg.len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+	if (x->frames == MAP_FAILED) {
+		x->frames = NULL;
+		return fail(errno, "AF_XDP: memory for frames: %s", strerror(errno));
+	}
+	reg.addr = (uintptr_t)x->frames;
+	if (setsockopt(x->fd, SOL_XDP, XDP_UMEM_REG, &reg, sizeof(reg)))
+		return fail(errno, "AF_XDP: register %d MiB for frames: %s (ulimit -l?)", FRAMES * FRAME >> 20, strerror(errno));
+	return 0;
+}
+
+static int make_rings(struct xsk *x)
+{
+	int options[] = { XDP_UMEM_FILL_RING, XDP_UMEM_COMPLETION_RING, XDP_RX_RING }, size = FRAMES, code;
+	struct xdp_mmap_offsets o;
+	socklen_t length = sizeof(o);
+
+	for (int i = 0; i < 3; i++)
+		if (setsockopt(x->fd, SOL_XDP, options[i], &size, sizeof(size)))
+			return fail(errno, "AF_XDP: make a ring: %s", strerror(errno));
+	if (getsockopt(x->fd, SOL_XDP, XDP_MMAP_OFFSETS, &o, &length))
+		return fail(errno, "AF_XDP: %s", strerror(errno));
+	code = map_queue(x->fd, &x->fill, &o.fr, XDP_UMEM_PGOFF_FILL_RING, sizeof(uint64_t));
+	return code ? code : map_queue(x->fd, &x->rx, &o.rx, XDP_PGOFF_RX_RING, sizeof(struct xdp_desc));
+}
+
+static void give(struct xsk *x, uint32_t at, uint64_t frame)
+{
+	((uint64_t *)x->fill.entries)[at % FRAMES] = frame & ~(uint64_t)(FRAME - 1);
+}
+
+/* prefer_busy_poll lets the receiver run the driver, where it can (Linux 5.11). */
+static void prefer_busy_poll(struct xsk *x)
+{
+	int on = 1, us = BUSY_US, budget = BUSY_BUDGET;
+
+	x->busy = !setsockopt(x->fd, SOL_SOCKET, SO_PREFER_BUSY_POLL, &on, sizeof(on)) &&
+		  !setsockopt(x->fd, SOL_SOCKET, SO_BUSY_POLL, &us, sizeof(us)) &&
+		  !setsockopt(x->fd, SOL_SOCKET, SO_BUSY_POLL_BUDGET, &budget, sizeof(budget));
+}
+
+static int bind_queue(struct xsk *x, const char *device, bool copy)
+{
+	struct sockaddr_xdp at = { .sxdp_family = AF_XDP, .sxdp_ifindex = x->ifindex, .sxdp_queue_id = x->queue,
+		.sxdp_flags = (uint16_t)(XDP_USE_NEED_WAKEUP | (copy ? XDP_COPY : 0)) };
+	struct xdp_options zero = { 0 };
+	socklen_t length = sizeof(zero);
+
+	for (int tries = 0; bind(x->fd, (void *)&at, sizeof(at)); tries++) {
+		if (errno != EBUSY || tries == 1000) /* the kernel takes its time to let go of a socket before */
+			return fail(errno, "AF_XDP: bind to queue %u of %s: %s", x->queue, device, strerror(errno));
+		usleep(1000);
+	}
+	if (!getsockopt(x->fd, SOL_XDP, XDP_OPTIONS, &zero, &length) && zero.flags & XDP_OPTIONS_ZEROCOPY)
+		prefer_busy_poll(x);
+	return 0;
+}
+
+int xsk_open(struct xsk *x, const char *device, uint32_t queue, bool copy)
+{
+	struct rlimit all = { RLIM_INFINITY, RLIM_INFINITY };
+	int code;
+
+	*x = (struct xsk){ .ifindex = if_nametoindex(device), .queue = queue, .lost = UINT64_MAX };
+	x->fd = socket(AF_XDP, SOCK_RAW | SOCK_CLOEXEC, 0);
+	if (x->fd < 0)
+		return fail(errno, "AF_XDP: %s (it needs CAP_NET_RAW)", strerror(errno));
+	setrlimit(RLIMIT_MEMLOCK, &all); /* counts frames before Linux 5.11; if it may not, registering tells */
+	code = x->ifindex ? register_frames(x) : fail(ENODEV, "AF_XDP: there is no interface %s", device);
+	if (!code)
+		code = make_rings(x);
+	if (code)
+		goto close;
+	for (uint32_t i = 0; i < FRAMES; i++)
+		give(x, i, (uint64_t)i * FRAME);
+	store(x->fill.producer, FRAMES);
+	code = bind_queue(x, device, copy);
+	if (!code)
+		return 0;
+close:
+	xsk_close(x);
+	return code;
+}
+
+void xsk_close(struct xsk *x)
+{
+	if (x->fd < 0)
+		return;
+	if (x->rx.memory)
+		munmap(x->rx.memory, x->rx.length);
+	if (x->fill.memory)
+		munmap(x->fill.memory, x->fill.length);
+	close(x->fd);
+	if (x->frames)
+		munmap(x->frames, (size_t)FRAMES * FRAME);
+	x->fd = -1;
+}
+
+static struct kerb_packet packet_of(struct xsk *x, const struct xdp_desc *d)
+{
+	const uint8_t *frame = x->frames + d->addr;
+	struct icpt_meta m;
+
+	memcpy(&m, frame - sizeof(m), sizeof(m));
+	uint64_t lost = x->lost != UINT64_MAX && m.lost > x->lost ? m.lost - x->lost : 0;
+
+	x->lost = m.lost;
+	return (struct kerb_packet){ .frame = frame, .len = d->len, .caplen = d->len, .l3 = m.l3, .l4 = m.l4, .payload = m.payload,
+		.flags = KERB_PACKET_STOLEN, .ifindex = x->ifindex, .seq = m.seq, .sent = m.time, .lost = lost };
+}
+
+int xsk_fetch(struct xsk *x, struct kerb_packet *packets, int max)
+{
+	uint32_t at = *x->rx.consumer + x->held, end = load(x->rx.producer);
+	int n = 0;
+
+	for (; at != end && n < max; at++)
+		packets[n++] = packet_of(x, &((const struct xdp_desc *)x->rx.entries)[at % FRAMES]);
+	x->held += (uint32_t)n;
+	return n;
+}
+
+void xsk_release(struct xsk *x)
+{
+	uint32_t at = *x->rx.consumer, to = *x->fill.producer;
+
+	if (!x->held)
+		return;
+	for (uint32_t i = 0; i < x->held; i++)
+		give(x, to + i, ((const struct xdp_desc *)x->rx.entries)[(at + i) % FRAMES].addr);
+	store(x->fill.producer, to + x->held);
+	store(x->rx.consumer, at + x->held);
+	x->held = 0;
+}
+
+bool xsk_pending(struct xsk *x)
+{
+	if (load(x->rx.producer) != *x->rx.consumer + x->held)
+		return true;
+	if (x->busy || load(x->fill.flags) & XDP_RING_NEED_WAKEUP)
+		recvfrom(x->fd, NULL, 0, MSG_DONTWAIT, NULL, NULL);
+	return load(x->rx.producer) != *x->rx.consumer + x->held;
+}

@@ -1,0 +1,211 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* Classes, and finding the one that a packet belongs to: the first that matches. */
+#ifndef ICPT_CLASS_H
+#define ICPT_CLASS_H
+
+#include <kerb/module.h>
+#include "record.h"
+
+#define ICPT_LIST  8 /* ranges of ports, and prefixes, in each list of a class */
+#define ICPT_BYTES 4 /* conditions on the payload, of up to 8 bytes each */
+
+enum icpt_direction {
+	ICPT_INGRESS = 1,
+	ICPT_OUTGOING = 2,
+};
+
+struct icpt_range {
+	__u16 first, last; /* host byte order; first > last: none */
+};
+
+/* An IPv4 address is in the first word. */
+struct icpt_prefix {
+	__be32 addr[4], mask[4];
+};
+
+struct icpt_bytes {
+	__u16 offset, len; /* of the payload; len 0 to 8, 0: no condition */
+	__u32 zero;
+	__u64 bytes, mask; /* in memory order; bytes & ~mask is 0 */
+};
+
+#define ICPT_NO_RING 0xff
+
+/* Lists that are empty match everything. */
+struct icpt_class {
+	__u64 identity;	 /* key of its counters */
+	__u8 directions; /* enum icpt_direction, bits */
+	__u8 family;	 /* 4, 6, or 0 for both */
+	__u8 proto;	 /* if has_proto */
+	__u8 has_proto;
+	__u8 action; /* enum icpt_action */
+	__u8 stopped;
+	__u8 xdp_sockets; /* may go to AF_XDP sockets */
+	__u8 ring;	  /* the slot that consumers know, or ICPT_NO_RING */
+	__u8 to_ports, from_ports, to, from; /* lengths of the lists */
+	__u32 priority;
+	__u32 max_bytes; /* of a frame are delivered */
+	__u32 zero;
+	struct icpt_range to_port[ICPT_LIST], from_port[ICPT_LIST];
+	struct icpt_bytes payload[ICPT_BYTES];
+	struct icpt_prefix to_addr[ICPT_LIST], from_addr[ICPT_LIST];
+};
+
+/* All classes of a configuration. Control messages change them: version is odd meanwhile, and another one afterwards. */
+struct icpt_table {
+	__u64 zero;
+	__u32 version;
+	__u32 n;
+	__u32 any_port;	   /* the bits below say nothing */
+	__u32 directions;  /* enum icpt_direction: some class has it */
+	__u32 ports[2048]; /* bits by destination port: some class may match it */
+	__u8 of_ring[ICPT_RINGS]; /* index of the class with a ring */
+	struct icpt_class classes[ICPT_CLASSES];
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct icpt_table);
+} table SEC(".maps");
+
+static __always_inline struct icpt_table *icpt_table(void)
+{
+	__u32 zero = 0;
+
+	return bpf_map_lookup_elem(&table, &zero);
+}
+
+/* What is compared of a packet, and what was decided. */
+struct icpt_key {
+	kerb_ctx *ctx;
+	__be32 from[4], to[4];
+	__u32 payload;	   /* offset in the frame */
+	__u32 payload_len; /* 0 where it is not known */
+	__u16 from_port, to_port;
+	__u8 direction, family, proto, has_ports;
+	__u32 class;
+	__u64 identity, time;
+	__u32 priority, max_bytes;
+	__u8 action, xdp_sockets, ring, found;
+};
+
+static __always_inline int icpt_in_ranges(const struct icpt_range *list, __u32 n, __u32 port)
+{
+	for (__u32 i = 0; i < ICPT_LIST; i++) {
+		if (i >= n)
+			return 0;
+		if (port >= list[i].first && port <= list[i].last)
+			return 1;
+	}
+	return 0;
+}
+
+static __always_inline int icpt_in_prefixes(const struct icpt_prefix *list, __u32 n, const __be32 *addr)
+{
+	for (__u32 i = 0; i < ICPT_LIST; i++) {
+		const __be32 *a = list[i].addr, *m = list[i].mask;
+
+		if (i >= n)
+			return 0;
+		if (!(((addr[0] & m[0]) ^ a[0]) | ((addr[1] & m[1]) ^ a[1]) | ((addr[2] & m[2]) ^ a[2]) | ((addr[3] & m[3]) ^ a[3])))
+			return 1;
+	}
+	return 0;
+}
+
+static __always_inline int icpt_load(kerb_ctx *ctx, __u32 off, void *to, __u32 len)
+{
+#ifdef KERB_HOOK_XDP
+	return bpf_xdp_load_bytes(ctx, off, to, len);
+#else
+	return bpf_skb_load_bytes(ctx, off, to, len);
+#endif
+}
+
+static __noinline int icpt_payload_matches(const struct icpt_class *c, const struct icpt_key *k)
+{
+	for (__u32 i = 0; i < ICPT_BYTES; i++) {
+		const struct icpt_bytes *want = &c->payload[i];
+		__u32 len = want->len, off = want->offset;
+		__u64 have = 0;
+
+		if (!len)
+			continue;
+		if (off + len > k->payload_len)
+			return 0;
+		asm volatile("" : "+r"(len)); /* keeps the bound next to its use, for the verifier */
+		if (len > sizeof(have) || icpt_load(k->ctx, k->payload + off, &have, len) || (have & want->mask) != want->bytes)
+			return 0;
+	}
+	return 1;
+}
+
+static __noinline int icpt_lists_match(const struct icpt_class *c, const struct icpt_key *k)
+{
+	if (c->to_ports && (!k->has_ports || !icpt_in_ranges(c->to_port, c->to_ports, k->to_port)))
+		return 0;
+	if (c->from_ports && (!k->has_ports || !icpt_in_ranges(c->from_port, c->from_ports, k->from_port)))
+		return 0;
+	if (c->to && !icpt_in_prefixes(c->to_addr, c->to, k->to))
+		return 0;
+	return !c->from || icpt_in_prefixes(c->from_addr, c->from, k->from);
+}
+
+static __always_inline int icpt_matches(const struct icpt_class *c, const struct icpt_key *k)
+{
+	if (!(c->directions & k->direction) || c->stopped || (c->family && c->family != k->family) ||
+	    (c->has_proto && c->proto != k->proto))
+		return 0;
+	return icpt_lists_match(c, k) && icpt_payload_matches(c, k);
+}
+
+static long icpt_try_class(__u32 i, struct icpt_key *k)
+{
+	struct icpt_table *t = icpt_table();
+	const struct icpt_class *c;
+
+	if (!t || i >= t->n || i >= ICPT_CLASSES)
+		return 1;
+	c = &t->classes[i];
+	if (!icpt_matches(c, k))
+		return 0;
+	k->found = 1;
+	k->class = i;
+	k->action = c->action;
+	k->identity = c->identity;
+	k->priority = c->priority;
+	k->max_bytes = c->max_bytes;
+	k->xdp_sockets = c->xdp_sockets;
+	k->ring = c->ring;
+	return 1;
+}
+
+/* One attempt: ends with 1 unless the table was changed meanwhile. Reading the clock is a read barrier too (the clock is under a
+ * sequence counter itself): the second look at the version is not before the classes were read. */
+static long icpt_attempt(__u32 i, struct icpt_key *k)
+{
+	struct icpt_table *t = icpt_table();
+	__u32 version;
+
+	if (!t)
+		return 1;
+	version = *(volatile __u32 *)&t->version;
+	k->found = 0;
+	if (version & 1)
+		return 0;
+	bpf_loop(ICPT_CLASSES, icpt_try_class, k, 0);
+	k->time = bpf_ktime_get_ns();
+	return *(volatile __u32 *)&t->version == version;
+}
+
+#define ICPT_ATTEMPTS 256 /* of some tens of ns: far longer than a change takes */
+
+static __always_inline int icpt_find(struct icpt_key *k)
+{
+	bpf_loop(ICPT_ATTEMPTS, icpt_attempt, k, 0);
+	return k->found;
+}
+
+#endif

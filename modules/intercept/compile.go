@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package intercept
+
+import (
+	"hash/fnv"
+	"net/netip"
+	"slices"
+)
+
+// identity is what the counters of a class are kept by, in this configuration and the next.
+func (c *class) identity() uint64 {
+	h := fnv.New64a()
+	h.Write([]byte(c.Name))
+	return h.Sum64() | 1
+}
+
+func (c *class) directions() uint8 {
+	switch c.Direction {
+	case "ingress":
+		return isIngress
+	case "egress":
+		return isEgress
+	}
+	return isIngress | isEgress
+}
+
+func (c *class) entry() classEntry {
+	m := &c.Match
+	e := classEntry{Identity: c.identity(), Directions: c.directions(), Family: uint8(m.Family), Proto: m.Protocol.number,
+		Action: uint8(slices.Index(actions[:], c.Action)), Ring: uint8(c.slot), Priority: c.Priority, MaxBytes: c.MaxBytes,
+		ToPorts: uint8(len(m.Ports)), FromPorts: uint8(len(m.SourcePorts)), To: uint8(len(m.Destinations)), From: uint8(len(m.Sources))}
+	if m.Protocol.set {
+		e.HasProto = 1
+	}
+	if c.Delivery != "ringbuf" {
+		e.Socket = 1
+	}
+	for i, r := range m.Ports {
+		e.ToPort[i] = rangeEntry(r)
+	}
+	for i, r := range m.SourcePorts {
+		e.FromPort[i] = rangeEntry(r)
+	}
+	for i, p := range m.Destinations {
+		e.ToAddr[i] = p.entry()
+	}
+	for i, p := range m.Sources {
+		e.FromAddr[i] = p.entry()
+	}
+	n := 0
+	for _, one := range m.Payload {
+		n += copy(e.Payload[n:], one.entries())
+	}
+	return e
+}
+
+func (p prefix) entry() (e prefixEntry) {
+	copy(e.Addr[:], p.Addr().AsSlice())
+	ones := netip.AddrFrom16([16]byte(slices.Repeat([]byte{0xff}, 16))) // the first bits of an IPv4 mask are those of an IPv6 one
+	mask, _ := ones.Prefix(p.Bits())
+	copy(e.Mask[:], mask.Addr().AsSlice())
+	return e
+}
+
+// entries are the pieces of a condition that the data plane compares at once.
+func (c condition) entries() (out []bytesEntry) {
+	for at := 0; at < len(c.Bytes); at += wordBytes {
+		end := min(at+wordBytes, len(c.Bytes))
+		e := bytesEntry{Offset: c.Offset + uint16(at), Len: uint16(end - at)}
+		for i := range end - at {
+			e.Mask[i] = 0xff
+			if c.Mask != nil {
+				e.Mask[i] = c.Mask[at+i]
+			}
+			e.Bytes[i] = c.Bytes[at+i] & e.Mask[i]
+		}
+		out = append(out, e)
+	}
+	return out
+}
+
+func (c *config) table() *tableEntry {
+	t := &tableEntry{N: uint32(len(c.Classes))}
+	for i := range t.OfRing {
+		t.OfRing[i] = noRing
+	}
+	for i, one := range c.Classes {
+		t.Classes[i] = one.entry()
+		t.Directions |= uint32(one.directions())
+		if one.slot != noRing {
+			t.OfRing[one.slot] = uint8(i)
+		}
+		t.mayMatch(one.Match.Ports)
+	}
+	return t
+}
+
+// mayMatch notes the destination ports of a class.
+func (t *tableEntry) mayMatch(ports []portRange) {
+	if len(ports) == 0 {
+		t.AnyPort = 1
+	}
+	for _, r := range ports {
+		for port := int(r.First); port <= int(r.Last); port++ {
+			t.Ports[port>>5] |= 1 << (port & 31)
+		}
+	}
+}

@@ -1,0 +1,220 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package intercept
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kerb-edge/kerb/sdk"
+)
+
+// consumers are the programs that have classes open, by class. They outlive configurations.
+type consumers struct {
+	mu   sync.Mutex
+	open map[string]*consumer
+}
+
+type consumer struct {
+	client *sdk.Client
+	pid    int // as it says itself
+	since  time.Time
+}
+
+func newConsumers() *consumers { return &consumers{open: map[string]*consumer{}} }
+
+func (cs *consumers) of(class string) *consumer {
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	return cs.open[class]
+}
+
+func (cs *consumers) has(class string) bool { return cs.of(class) != nil }
+
+// take makes c the consumer of a class. Another one is told, if c takes over.
+func (cs *consumers) take(class string, c *consumer, takeover bool) error {
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	other := cs.open[class]
+	if other != nil && !takeover {
+		return fmt.Errorf("class %s has a consumer (pid %d): end it, or open it with takeover", class, other.pid)
+	}
+	if other != nil {
+		_ = other.client.Send(event{"taken"})
+		_ = other.client.Close()
+	}
+	cs.open[class] = c
+	return nil
+}
+
+// leave tells whether the class has no consumer now.
+func (cs *consumers) leave(class string, c *consumer) bool {
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	if cs.open[class] != c {
+		return false
+	}
+	delete(cs.open, class)
+	return true
+}
+
+// request is a message of a program, record.h.
+type request struct {
+	Open     string  `json:"open"`
+	Takeover bool    `json:"takeover"`
+	PID      int     `json:"pid"`
+	XSK      *socket `json:"xsk"`
+}
+
+type socket struct {
+	Ifindex uint32 `json:"ifindex"`
+	Queue   uint32 `json:"queue"`
+}
+
+type event struct {
+	Event string `json:"event"`
+}
+
+type refusal struct {
+	Error string `json:"error"`
+}
+
+// opened is the answer to open.
+type opened struct {
+	Class      string `json:"class"`
+	Slot       int    `json:"slot"`
+	Action     string `json:"action"`
+	Delivery   string `json:"delivery"`
+	Ring       uint32 `json:"ring"`
+	MaxBytes   uint32 `json:"maxBytes"`
+	Deadline   int64  `json:"deadline"` // ns
+	Watchdog   int64  `json:"watchdog"` // ns
+	Generation uint64 `json:"generation"`
+}
+
+const openWithin = 10 * time.Second
+
+// Client implements sdk.ClientServer.
+func (f *Intercept) Client(ctx context.Context, live sdk.Live, client *sdk.Client) {
+	late := time.AfterFunc(openWithin, func() { _ = client.Close() })
+	var r request
+	fd, err := client.Receive(&r)
+	late.Stop()
+	closeDescriptor(fd)
+	if err != nil {
+		_ = client.Send(refusal{fmt.Sprintf("the first message has to be such as {\"open\": \"CLASS\"}: %v", err)})
+		return
+	}
+	c := f.class(r.Open)
+	if c == nil {
+		_ = client.Send(refusal{fmt.Sprintf("there is no class %q that programs can open; there are: %s", r.Open, strings.Join(f.offered(), ", "))})
+		return
+	}
+	pages, err := mapPages(live.Maps)
+	if err != nil {
+		_ = client.Send(refusal{err.Error()})
+		return
+	}
+	defer pages.close()
+	me := &consumer{client: client, pid: r.PID, since: time.Now()}
+	if err := f.consumers.take(c.Name, me, r.Takeover); err != nil {
+		_ = client.Send(refusal{err.Error()})
+		return
+	}
+	err = f.serve(live, c, me, pages)
+	if !f.consumers.leave(c.Name, me) {
+		return // somebody else has it
+	}
+	removeSockets(live.Maps, c.slot)
+	if ctx.Err() != nil {
+		_ = client.Send(event{"moved"})
+		return
+	}
+	pages.state(c.slot).setConsumer(0)
+	if err != nil {
+		_ = client.Send(refusal{err.Error()})
+	}
+}
+
+// serve gives a program its class, and does what it asks for until it goes.
+func (f *Intercept) serve(live sdk.Live, c *class, me *consumer, pages *pages) error {
+	s := pages.state(c.slot)
+	answer := opened{Class: c.Name, Slot: c.slot, Action: c.Action, Delivery: c.Delivery, Ring: c.ringSize, MaxBytes: c.MaxBytes,
+		Deadline: int64(c.Deadline), Watchdog: int64(c.Watchdog), Generation: s.Generation}
+	if err := me.client.Give(answer, ringName(c.slot), mapStates, controlName(c.slot)); err != nil {
+		return err
+	}
+	s.setConsumer(1)
+	for {
+		var r request
+		fd, err := me.client.Receive(&r)
+		var syntax *json.SyntaxError
+		if err != nil && !errors.As(err, &syntax) {
+			return nil // it has gone
+		}
+		if err == nil {
+			err = placeSocket(live, c.slot, r.XSK, fd)
+		}
+		closeDescriptor(fd)
+		if err != nil {
+			_ = me.client.Send(refusal{err.Error()})
+			continue
+		}
+		_ = me.client.Send(map[string]bool{"xsk": true})
+	}
+}
+
+func closeDescriptor(fd int) {
+	if fd >= 0 {
+		unix.Close(fd)
+	}
+}
+
+func (f *Intercept) class(name string) *class {
+	for _, c := range f.Classes {
+		if c.Name == name && c.slot != noRing {
+			return c
+		}
+	}
+	return nil
+}
+
+// offered are the classes that can be opened.
+func (f *Intercept) offered() (names []string) {
+	for _, c := range f.Classes {
+		if c.slot != noRing {
+			names = append(names, c.Name)
+		}
+	}
+	return names
+}
+
+// placeSocket has the packets of an interface and queue go to an AF_XDP socket.
+func placeSocket(live sdk.Live, slot int, s *socket, fd int) error {
+	if s == nil || fd < 0 {
+		return errors.New("a message without meaning: want {\"xsk\": {\"ifindex\": N, \"queue\": N}} with a socket")
+	}
+	if s.Queue >= queues {
+		return fmt.Errorf("queue %d: only the first %d can have sockets", s.Queue, queues)
+	}
+	if !slices.ContainsFunc(live.Interface(), func(i sdk.Instance) bool { return i.Ifindex == s.Ifindex }) {
+		return fmt.Errorf("the module is not on interface %d", s.Ifindex)
+	}
+	if err := put(live.Maps, mapXSKs, uint32(slot)*queues+s.Queue, uint32(fd)); err != nil {
+		return err
+	}
+	return put(live.Maps, mapInterfaces, uint32(slot), s.Ifindex)
+}
+
+// removeSockets takes back what placeSocket did. The sockets themselves leave their map when they are closed.
+func removeSockets(m sdk.Maps, slot int) {
+	_ = put(m, mapInterfaces, uint32(slot), uint32(0))
+}

@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package intercept is the control plane of intercept: it tells the data plane the classes, lets programs open them, and tells
+// what became of packets.
+package intercept
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/kerb-edge/kerb/sdk"
+)
+
+// Control returns the control plane.
+func Control() sdk.Control { return &control{consumers: newConsumers()} }
+
+type control struct{ consumers *consumers }
+
+// Compile implements sdk.Control.
+func (c *control) Compile(raw json.RawMessage) (sdk.Compiled, error) {
+	conf, err := parseConfig(raw)
+	if err != nil {
+		return nil, err
+	}
+	return &Intercept{config: conf, consumers: c.consumers}, nil
+}
+
+// Intercept is a compiled config.
+type Intercept struct {
+	*config
+	consumers *consumers
+	running   atomic.Pointer[ebpf.Map] // the map of pages of the generation that packets meet
+}
+
+var (
+	_ sdk.Compiled     = (*Intercept)(nil)
+	_ sdk.Handler      = (*Intercept)(nil)
+	_ sdk.Runner       = (*Intercept)(nil)
+	_ sdk.Measurer     = (*Intercept)(nil)
+	_ sdk.ClientServer = (*Intercept)(nil)
+)
+
+// Names of maps in the data plane.
+const (
+	mapTable      = "table"
+	mapStates     = "states"
+	mapFlows      = "flows"
+	mapCounts     = "counts"
+	mapXSKs       = "xsks"
+	mapInterfaces = "xsk_interfaces"
+)
+
+func ringName(slot int) string    { return fmt.Sprintf("ring_%d", slot) }
+func controlName(slot int) string { return fmt.Sprintf("control_%d", slot) }
+
+// Settings implements sdk.Compiled.
+func (f *Intercept) Settings() sdk.Settings {
+	out := sdk.Settings{MaxEntries: map[string]uint32{}}
+	var directions uint8
+	for _, c := range f.Classes {
+		directions |= c.directions()
+		if c.slot != noRing {
+			out.MaxEntries[ringName(c.slot)] = c.ringSize
+		}
+	}
+	if directions&isIngress == 0 {
+		out.Idle = append(out.Idle, "ingress")
+	}
+	if directions&isEgress == 0 {
+		out.Idle = append(out.Idle, "egress")
+	}
+	return out
+}
+
+// Fill implements sdk.Compiled.
+func (f *Intercept) Fill(m sdk.Maps) error {
+	if err := put(m, mapTable, uint32(0), f.table()); err != nil {
+		return err
+	}
+	generation := uint64(time.Now().UnixNano()) // another one for each
+	for _, c := range f.Classes {
+		if err := c.count(m); err != nil {
+			return err
+		}
+		if c.slot == noRing {
+			continue
+		}
+		page := make([]byte, pageBytes)
+		s := pageOf(page)
+		s.Generation, s.Deadline, s.Watchdog = generation, uint64(c.Deadline), uint64(c.Watchdog)
+		if f.consumers.has(c.Name) { // it opens the class again, and packets are kept for it meanwhile
+			s.Consumer = 1
+		}
+		if err := put(m, mapStates, uint32(1+c.slot), page); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// count makes the counters of a class, unless it had some in the configuration before.
+func (c *class) count(m sdk.Maps) error {
+	table, err := m.Get(mapCounts)
+	if err != nil {
+		return err
+	}
+	cpus, err := ebpf.PossibleCPU()
+	if err != nil {
+		return err
+	}
+	err = table.Update(c.identity(), make([]countsEntry, cpus), ebpf.UpdateNoExist)
+	if err != nil && !errors.Is(err, ebpf.ErrKeyExist) {
+		return fmt.Errorf("write map %s: %w", mapCounts, err)
+	}
+	return nil
+}
+
+// forget removes the counters of classes that are no more.
+func (f *Intercept) forget(m sdk.Maps) error {
+	table, err := m.Get(mapCounts)
+	if err != nil {
+		return err
+	}
+	var gone []uint64
+	var id uint64
+	var each []countsEntry
+	all := table.Iterate()
+	for all.Next(&id, &each) {
+		if !slices.ContainsFunc(f.Classes, func(c *class) bool { return c.identity() == id }) {
+			gone = append(gone, id)
+		}
+	}
+	if err := all.Err(); err != nil {
+		return fmt.Errorf("read map %s: %w", mapCounts, err)
+	}
+	for _, id := range gone {
+		if err := table.Delete(id); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			return fmt.Errorf("delete from map %s: %w", mapCounts, err)
+		}
+	}
+	return nil
+}
+
+// put writes an element and names the map in an error.
+func put(m sdk.Maps, name string, key, value any) error {
+	to, err := m.Get(name)
+	if err != nil {
+		return err
+	}
+	if err := to.Put(key, value); err != nil {
+		return fmt.Errorf("write map %s: %w", name, err)
+	}
+	return nil
+}

@@ -1,0 +1,144 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* Control messages: consumers change their classes while packets flow. */
+#ifndef ICPT_CONTROL_H
+#define ICPT_CONTROL_H
+
+#include "deliver.h"
+
+struct icpt_control_ring {
+	__uint(type, BPF_MAP_TYPE_USER_RINGBUF);
+	__uint(max_entries, ICPT_CONTROLS);
+};
+
+#define ICPT_DECLARE_CONTROL(n) struct icpt_control_ring control_##n SEC(".maps");
+#define ICPT_PLACE_CONTROL(n) [n] = &control_##n,
+
+ICPT_EACH_RING(ICPT_DECLARE_CONTROL)
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
+	__uint(max_entries, ICPT_RINGS);
+	__type(key, __u32);
+	__array(values, struct icpt_control_ring);
+} controls SEC(".maps") = {.values = {ICPT_EACH_RING(ICPT_PLACE_CONTROL)}};
+
+#define ICPT_AT_ONCE 16 /* messages of a class that one packet waits for */
+
+struct icpt_draining {
+	__u32 slot, done;
+	struct icpt_shared *shared;
+};
+
+static __always_inline void icpt_set_payload(struct icpt_class *c, const struct icpt_control *m)
+{
+	struct icpt_bytes *b;
+	__u64 mask = *(const __u64 *)m->mask;
+
+	if (m->index >= ICPT_BYTES || (m->value & 0xffff) > 8 || m->value >> 32)
+		return;
+	b = &c->payload[m->index];
+	b->offset = m->value >> 16;
+	b->len = m->value;
+	b->mask = mask;
+	b->bytes = *(const __u64 *)m->bytes & mask;
+}
+
+static __always_inline void icpt_set_ports(struct icpt_table *t, struct icpt_class *c, const struct icpt_control *m)
+{
+	if (m->index >= ICPT_LIST || m->value >> 32)
+		return;
+	c->to_port[m->index].first = m->value >> 16;
+	c->to_port[m->index].last = m->value;
+	for (__u32 i = c->to_ports; i < ICPT_LIST; i++) { /* those between match nothing */
+		if (i >= m->index)
+			break;
+		c->to_port[i].first = 1;
+		c->to_port[i].last = 0;
+	}
+	if (c->to_ports <= m->index)
+		c->to_ports = m->index + 1;
+	t->any_port = 1;
+}
+
+static __noinline void icpt_set(struct icpt_table *t, struct icpt_class *c, struct icpt_state *s, const struct icpt_control *m)
+{
+	switch (m->op) {
+	case ICPT_OP_START:
+	case ICPT_OP_STOP:
+		c->stopped = s->stopped = m->op == ICPT_OP_STOP;
+		break;
+	case ICPT_OP_ACTION:
+		if (m->value <= ICPT_MARK && m->value != ICPT_ANSWER)
+			c->action = m->value;
+		break;
+	case ICPT_OP_PRIORITY:
+		c->priority = m->value;
+		break;
+	case ICPT_OP_MAX_BYTES:
+		if (m->value && m->value <= ICPT_MAX_BYTES)
+			c->max_bytes = m->value;
+		break;
+	case ICPT_OP_DEADLINE:
+		s->deadline = m->value;
+		break;
+	case ICPT_OP_PORTS:
+		icpt_set_ports(t, c, m);
+		break;
+	case ICPT_OP_PAYLOAD:
+		icpt_set_payload(c, m);
+		break;
+	}
+}
+
+static long icpt_message(struct bpf_dynptr *from, struct icpt_draining *d)
+{
+	struct icpt_table *t = icpt_table();
+	struct icpt_control m = {};
+	struct icpt_state *s;
+	__u32 slot = d->slot, page = slot + 1, class;
+
+	s = bpf_map_lookup_elem(&states, &page);
+	if (!t || !s || slot >= ICPT_RINGS)
+		return 1;
+	class = t->of_ring[slot];
+	if (class < ICPT_CLASSES && !bpf_dynptr_read(&m, sizeof(m), from, 0, 0))
+		icpt_set(t, &t->classes[class], s, &m);
+	return ++d->done >= ICPT_AT_ONCE;
+}
+
+static long icpt_drain(__u32 slot, struct icpt_draining *d)
+{
+	__u32 bit = 1U << (slot & 31);
+	void *ring;
+
+	if (!(d->shared->doorbell & bit))
+		return 0;
+	__sync_fetch_and_and(&d->shared->doorbell, ~bit);
+	ring = bpf_map_lookup_elem(&controls, &slot);
+	if (!ring)
+		return 0;
+	d->slot = slot;
+	d->done = 0;
+	bpf_user_ringbuf_drain(ring, icpt_message, d, BPF_RB_NO_WAKEUP);
+	if (d->done >= ICPT_AT_ONCE) /* the next packet goes on */
+		__sync_fetch_and_or(&d->shared->doorbell, bit);
+	return 0;
+}
+
+/* Takes what consumers want to have changed. One CPU at a time: another one leaves it to the next packet. */
+static __noinline void icpt_take_controls(struct icpt_shared *shared)
+{
+	struct icpt_table *t = icpt_table();
+	struct icpt_draining d = {.shared = shared};
+	__u32 version;
+
+	if (!t)
+		return;
+	version = t->version;
+	if (version & 1 || __sync_val_compare_and_swap(&t->version, version, version + 1) != version)
+		return;
+	bpf_loop(ICPT_RINGS, icpt_drain, &d, 0);
+	__sync_fetch_and_add(&t->version, 1);
+}
+
+#endif

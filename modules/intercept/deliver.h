@@ -1,0 +1,320 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* Handing packets to programs: each class has a ring of its own, and is out of the others' way. */
+#ifndef ICPT_DELIVER_H
+#define ICPT_DELIVER_H
+
+#include "class.h"
+
+#define ICPT_MIN_RING    4096
+#define ICPT_DROP_STOLEN KERB_DROP_MODULE_FIRST /* a program has it */
+
+struct icpt_ring {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, ICPT_MIN_RING);
+};
+
+#define ICPT_EACH_RING(do)                                                                                                     \
+	do(0) do(1) do(2) do(3) do(4) do(5) do(6) do(7) do(8) do(9) do(10) do(11) do(12) do(13) do(14) do(15)
+#define ICPT_DECLARE_RING(n) struct icpt_ring ring_##n SEC(".maps");
+#define ICPT_PLACE_RING(n) [n] = &ring_##n,
+
+ICPT_EACH_RING(ICPT_DECLARE_RING)
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
+	__uint(max_entries, ICPT_RINGS);
+	__type(key, __u32);
+	__array(values, struct icpt_ring);
+} rings SEC(".maps") = {.values = {ICPT_EACH_RING(ICPT_PLACE_RING)}};
+
+/* Page 0 is struct icpt_shared, page 1 + slot a struct icpt_state. */
+struct icpt_page {
+	__u8 bytes[ICPT_PAGE];
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 1 + ICPT_RINGS);
+	__type(key, __u32);
+	__type(value, struct icpt_page);
+} states SEC(".maps");
+
+/* What the data plane remembers of a ring, out of the consumer's reach. */
+struct icpt_flow {
+	__u64 seq, lost;
+	__u64 position, since; /* of the consumer, when that was seen last, and first; ns */
+	__u64 last;	       /* time of the last packet */
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, ICPT_CLASSES);
+	__type(key, __u32);
+	__type(value, struct icpt_flow);
+} flows SEC(".maps");
+
+struct icpt_counts {
+	__u64 packets, bytes; /* that belong to the class */
+	__u64 delivered;      /* to a program */
+	__u64 lost;	      /* no room in the ring: they passed */
+	__u64 unread;	      /* were to be stolen, but passed: no consumer, or it does not read (watchdog) */
+	__u64 unmarked;	      /* XDP has no priorities: they passed without */
+	__u64 answered;
+	__u64 zero;
+	__u64 gaps[ICPT_BUCKETS]; /* time since the class's last packet, ns */
+};
+
+/* By struct icpt_class.identity: they go on when the configuration changes. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_HASH);
+	__uint(max_entries, 2 * ICPT_CLASSES);
+	__type(key, __u64);
+	__type(value, struct icpt_counts);
+} counts SEC(".maps");
+
+/* AF_XDP sockets by class and queue of the one interface that the class's consumer has sockets on. */
+#define ICPT_QUEUES 64
+
+struct {
+	__uint(type, BPF_MAP_TYPE_XSKMAP);
+	__uint(max_entries, ICPT_RINGS * ICPT_QUEUES);
+	__type(key, __u32);
+	__type(value, __u32);
+} xsks SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, ICPT_RINGS);
+	__type(key, __u32);
+	__type(value, __u32);
+} xsk_interfaces SEC(".maps");
+
+/* floor(log2(n)), n > 0. */
+static __always_inline __u32 icpt_log2(__u64 n)
+{
+	__u32 r = (n > 0xffffffff) << 5, s;
+
+	n >>= r;
+	s = (n > 0xffff) << 4;
+	n >>= s;
+	r |= s;
+	s = (n > 0xff) << 3;
+	n >>= s;
+	r |= s;
+	s = (n > 0xf) << 2;
+	n >>= s;
+	r |= s;
+	s = (n > 0x3) << 1;
+	n >>= s;
+	r |= s;
+	return r | (n >> 1);
+}
+
+static __always_inline __u32 icpt_bucket(__u64 ns)
+{
+	__u32 e, b;
+
+	if (ns < 4)
+		return ns;
+	e = icpt_log2(ns);
+	b = (e - 1) * 4 + (ns >> (e - 2) & 3);
+	return b < ICPT_BUCKETS ? b : ICPT_BUCKETS - 1;
+}
+
+static __always_inline void icpt_count_gap(struct icpt_counts *n, struct icpt_flow *f, __u64 now)
+{
+	__u64 last = f->last;
+	__u32 b;
+
+	f->last = now;
+	if (!last || now < last)
+		return;
+	b = icpt_bucket(now - last);
+	asm volatile("" : "+r"(b)); /* for the verifier, which has lost the bound */
+	if (b < ICPT_BUCKETS)
+		n->gaps[b]++;
+}
+
+/* Whether what is stolen would not be read: then packets pass, as if the class were not there. It steals again as soon as the
+ * consumer has read something. */
+static __always_inline int icpt_unread(void *ring, const struct icpt_state *s, struct icpt_flow *f, __u64 now)
+{
+	__u64 position;
+
+	if (!*(volatile __u32 *)&s->consumer)
+		return 1;
+	position = bpf_ringbuf_query(ring, BPF_RB_CONS_POS);
+	if (position == f->position && bpf_ringbuf_query(ring, BPF_RB_AVAIL_DATA))
+		return now - f->since > s->watchdog;
+	f->position = position;
+	f->since = now;
+	return 0;
+}
+
+/* Wakes a consumer that sleeps, and only that: waking costs as much as delivering. It says that it is about to sleep, and looks once
+ * more; we deliver, and look once more. Submitting is a full barrier, and so one of both sees the other. */
+static __always_inline void icpt_submit(void *ring, struct icpt_record *r, struct icpt_state *s)
+{
+	volatile __u32 *waiting = &s->waiting;
+	__u32 awake = !*waiting;
+	void *none;
+
+	if (!awake)
+		*waiting = 0;
+	bpf_ringbuf_submit(r, awake ? BPF_RB_NO_WAKEUP : BPF_RB_FORCE_WAKEUP);
+	if (!awake || !*waiting)
+		return;
+	*waiting = 0;
+	none = bpf_ringbuf_reserve(ring, sizeof(__u64), 0);
+	if (none)
+		bpf_ringbuf_discard(none, BPF_RB_FORCE_WAKEUP);
+}
+
+/* Records have a few sizes: the verifier wants constants, and this way a frame is copied once, into its place. */
+#define ICPT_EMIT(step)                                                                                                        \
+	static __noinline int icpt_emit_##step(kerb_ctx *ctx, void *ring, const struct icpt_record *head, struct icpt_state *s)\
+	{                                                                                                                      \
+		struct icpt_record *r = bpf_ringbuf_reserve(ring, sizeof(*r) + step, 0);                                       \
+		__u32 len = head->caplen;                                                                                      \
+                                                                                                                               \
+		if (!r)                                                                                                        \
+			return -1;                                                                                             \
+		*r = *head;                                                                                                    \
+		asm volatile("" : "+r"(len));                                                                                  \
+		if (!len || len > step || icpt_load(ctx, 0, r + 1, len)) {                                                     \
+			bpf_ringbuf_discard(r, BPF_RB_NO_WAKEUP);                                                              \
+			return -1;                                                                                             \
+		}                                                                                                              \
+		icpt_submit(ring, r, s);                                                                                       \
+		return 0;                                                                                                      \
+	}
+
+#define ICPT_EACH_STEP(do) do(64) do(128) do(256) do(512) do(1024) do(1536) do(2048) do(4096) do(9216) do(16384)
+#define ICPT_EMIT_STEP(step)                                                                                                   \
+	if (head->caplen <= step)                                                                                              \
+		return icpt_emit_##step(ctx, ring, head, s);
+
+ICPT_EACH_STEP(ICPT_EMIT)
+
+static __always_inline int icpt_emit(kerb_ctx *ctx, void *ring, const struct icpt_record *head, struct icpt_state *s)
+{
+	ICPT_EACH_STEP(ICPT_EMIT_STEP)
+	return -1;
+}
+
+static __always_inline __u32 icpt_flags(const struct kerb_pkt *pkt, const struct icpt_key *k)
+{
+	__u32 flags = k->direction == ICPT_OUTGOING ? ICPT_EGRESS : 0;
+
+	flags |= pkt->family == 4 ? ICPT_IP4 : ICPT_IP6;
+	if (pkt->flags & KERB_F_L4)
+		flags |= ICPT_L4;
+	if (pkt->flags & KERB_F_FRAG)
+		flags |= ICPT_FRAGMENT;
+	if (k->action == ICPT_STEAL)
+		flags |= ICPT_STOLEN;
+#ifdef KERB_HOOK_TC
+	if (kerb_ctx_field(pkt->ctx, gso_size))
+		flags |= ICPT_SEGMENTS;
+	if (kerb_ctx_field(pkt->ctx, vlan_present))
+		flags |= kerb_ctx_field(pkt->ctx, vlan_tci) << ICPT_TCI_SHIFT;
+#endif
+	return flags;
+}
+
+/* The thread that this CPU was running. Allowed to all kinds of programs since Linux 6.17, which is told by a type that came with
+ * it. */
+struct bpf_stream___icpt {
+	int unused;
+} __attribute__((preserve_access_index));
+
+static __always_inline __u32 icpt_current(void)
+{
+	return bpf_core_type_exists(struct bpf_stream___icpt) ? (__u32)bpf_get_current_pid_tgid() : 0;
+}
+
+static __always_inline void icpt_head(struct icpt_record *r, const struct kerb_pkt *pkt, const struct icpt_key *k)
+{
+	r->time = k->time;
+	r->len = pkt->len;
+	r->caplen = pkt->len < k->max_bytes ? pkt->len : k->max_bytes;
+	r->l3 = pkt->l3;
+	r->l4 = pkt->l4;
+	r->payload = k->payload;
+	r->slot = k->ring;
+	r->ifindex = pkt->ifindex;
+	r->flags = icpt_flags(pkt, k) | (r->caplen < r->len ? ICPT_TRUNCATED : 0);
+	r->cpu = bpf_get_smp_processor_id();
+	r->pid = icpt_current();
+}
+
+#ifdef KERB_HOOK_XDP
+
+/* Whether the packet has gone to a socket: one of this queue and interface, and a driver that has room before the frame. */
+static __always_inline int icpt_to_socket(struct kerb_pkt *pkt, const struct icpt_key *k, struct icpt_flow *f)
+{
+	__u32 slot = k->ring, queue = kerb_ctx_field(pkt->ctx, rx_queue_index), at;
+	__u32 *ifindex = bpf_map_lookup_elem(&xsk_interfaces, &slot);
+	struct icpt_meta *m;
+
+	if (!ifindex || *ifindex != pkt->ifindex || queue >= ICPT_QUEUES)
+		return 0;
+	at = slot * ICPT_QUEUES + queue;
+	if (!bpf_map_lookup_elem(&xsks, &at) || bpf_xdp_adjust_meta(pkt->ctx, -(int)sizeof(*m)))
+		return 0;
+	kerb_reload(pkt);
+	m = (void *)kerb_ctx_field(pkt->ctx, data_meta);
+	if ((void *)(m + 1) > pkt->data)
+		return 0;
+	m->seq = __sync_fetch_and_add(&f->seq, 1);
+	m->time = k->time;
+	m->lost = f->lost;
+	m->l3 = pkt->l3;
+	m->l4 = pkt->l4;
+	m->payload = k->payload;
+	m->slot = slot;
+	pkt->to_flags = KERB_TO_MAP;
+	return bpf_redirect_map(&xsks, at, 0) == XDP_REDIRECT;
+}
+
+#else
+
+static __always_inline int icpt_to_socket(struct kerb_pkt *pkt, const struct icpt_key *k, struct icpt_flow *f)
+{
+	return 0;
+}
+
+#endif
+
+/* Delivers a packet, and says what becomes of it here. What cannot be delivered passes. */
+static __always_inline int icpt_deliver(struct kerb_pkt *pkt, const struct icpt_key *k, struct icpt_flow *f, struct icpt_counts *n)
+{
+	__u32 slot = k->ring, page = slot + 1, steal = k->action == ICPT_STEAL;
+	struct icpt_state *s = bpf_map_lookup_elem(&states, &page);
+	void *ring = bpf_map_lookup_elem(&rings, &slot);
+	struct icpt_record head;
+
+	if (!s || !ring) /* a class without a ring */
+		return KERB_NEXT;
+	if (steal && k->xdp_sockets && *(volatile __u32 *)&s->consumer && icpt_to_socket(pkt, k, f)) {
+		n->delivered++;
+		return KERB_REDIRECT;
+	}
+	if (steal && icpt_unread(ring, s, f, k->time)) {
+		n->unread++;
+		return KERB_NEXT;
+	}
+	icpt_head(&head, pkt, k);
+	head.seq = __sync_fetch_and_add(&f->seq, 1);
+	head.lost = f->lost;
+	if (icpt_emit(pkt->ctx, ring, &head, s)) {
+		__sync_fetch_and_add(&f->lost, 1);
+		n->lost++;
+		return KERB_NEXT;
+	}
+	n->delivered++;
+	return steal ? kerb_drop(pkt, ICPT_DROP_STOLEN) : KERB_NEXT;
+}
+
+#endif

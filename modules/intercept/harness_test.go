@@ -1,0 +1,228 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package intercept
+
+import (
+	"encoding/json"
+	"errors"
+	"os"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"unsafe"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/rlimit"
+	"golang.org/x/sys/unix"
+
+	"github.com/kerb-edge/kerb/internal/dataplane"
+	"github.com/kerb-edge/kerb/internal/pkgs/pkgstest"
+	"github.com/kerb-edge/kerb/sdk"
+)
+
+var built = sync.OnceValues(pkgstest.Build)
+
+func needRoot(t testing.TB) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root for BPF")
+	}
+	if err := rlimit.RemoveMemlock(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func compileConfig(t testing.TB, config string) *Intercept {
+	t.Helper()
+	c, err := Control().Compile(json.RawMessage(config))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c.(*Intercept)
+}
+
+// module is the package as the agent would deploy it.
+func module(t testing.TB, f *Intercept) dataplane.Module {
+	t.Helper()
+	p, err := built()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return dataplane.Module{
+		Name:       "icpt",
+		ID:         "0123456789",
+		Spec:       func(h dataplane.Hook) (*ebpf.CollectionSpec, error) { return p.Spec(string(h)) },
+		ConfigMaps: p.Maps.Config,
+		Settings:   f.Settings(),
+		Fill:       f.Fill,
+		Frags:      p.Frags,
+	}
+}
+
+// kernel is an intercept loaded on one hook, but not attached.
+type kernel struct {
+	*Intercept
+	t     testing.TB
+	hook  dataplane.Hook
+	prog  *ebpf.Program
+	maps  sdk.Maps
+	pages *pages
+}
+
+// onHooks runs a test on each hook, for packets to the service.
+func onHooks(t *testing.T, config string, test func(t *testing.T, k *kernel)) {
+	for _, hook := range []dataplane.Hook{dataplane.XDP, dataplane.TC} {
+		t.Run(string(hook), func(t *testing.T) { test(t, load(t, hook, dataplane.Ingress, config)) })
+	}
+}
+
+func load(t testing.TB, hook dataplane.Hook, direction dataplane.Direction, config string) *kernel {
+	t.Helper()
+	needRoot(t)
+	f := compileConfig(t, config)
+	side := dataplane.OnXDP
+	if hook == dataplane.TC {
+		side = dataplane.OnTCEgress
+	}
+	l, err := dataplane.Load(side, direction, module(t, f))
+	explain(t, err)
+	t.Cleanup(l.Close)
+	pages, err := mapPages(l.Maps["icpt"])
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pages.close)
+	return &kernel{f, t, hook, l.Program, l.Maps["icpt"], pages}
+}
+
+func explain(t testing.TB, err error) {
+	t.Helper()
+	var rejected *dataplane.RejectedError
+	if errors.As(err, &rejected) {
+		log := rejected.Log
+		t.Fatalf("%v\n%s", err, log[max(0, len(log)-4000):])
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+type verdict string
+
+const (
+	passed   verdict = "passed"
+	dropped  verdict = "dropped"
+	answered verdict = "answered"
+)
+
+var verdicts = map[dataplane.Hook]map[int32]verdict{
+	dataplane.XDP: {2: passed, 1: dropped, 3: answered},
+	dataplane.TC:  {-1: passed, 2: dropped, 7: answered},
+}
+
+// run gives a frame to the program.
+func (k *kernel) run(frame []byte) verdict {
+	k.t.Helper()
+	v, _ := k.runOut(frame)
+	return v
+}
+
+func (k *kernel) runOut(frame []byte) (verdict, []byte) {
+	k.t.Helper()
+	opts := ebpf.RunOptions{Data: frame, DataOut: make([]byte, len(frame)+256), Repeat: 1}
+	ret, err := k.prog.Run(&opts)
+	if err != nil {
+		k.t.Fatalf("test run with %d bytes: %v", len(frame), err)
+	}
+	v, ok := verdicts[k.hook][int32(ret)]
+	if !ok {
+		k.t.Fatalf("action %d", int32(ret))
+	}
+	return v, opts.DataOut
+}
+
+// report of a class.
+func (k *kernel) report(name string) ClassReport {
+	k.t.Helper()
+	all, err := k.Intercept.report(k.maps)
+	if err != nil {
+		k.t.Fatal(err)
+	}
+	for _, c := range all {
+		if c.Name == name {
+			return c
+		}
+	}
+	k.t.Fatalf("no class %s", name)
+	return ClassReport{}
+}
+
+// reader is the least that a program does with a class's ring.
+type reader struct {
+	t        testing.TB
+	state    *state
+	ring     *ebpf.Map
+	consumer []byte // page 0
+	producer []byte // page 1 and the data, twice
+	size     uint64
+}
+
+// open takes a class as its consumer.
+func (k *kernel) open(name string) *reader {
+	k.t.Helper()
+	c := k.class(name)
+	ring := k.maps[ringName(c.slot)]
+	page, size := os.Getpagesize(), int(ring.MaxEntries())
+	consumer, err1 := unix.Mmap(ring.FD(), 0, page, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	producer, err2 := unix.Mmap(ring.FD(), int64(page), page+2*size, unix.PROT_READ, unix.MAP_SHARED)
+	if err := errors.Join(err1, err2); err != nil {
+		k.t.Fatal(err)
+	}
+	k.t.Cleanup(func() { _, _ = unix.Munmap(consumer), unix.Munmap(producer) })
+	s := k.pages.state(c.slot)
+	s.setConsumer(1)
+	return &reader{k.t, s, ring, consumer, producer, uint64(size)}
+}
+
+func word(page []byte) *uint64 { return (*uint64)(unsafe.Pointer(unsafe.SliceData(page))) }
+
+const discarded = 1 << 30
+
+// next is the next record with its frame, nil if there is none. It is not read until done is called.
+func (r *reader) next() (rec *Record, frame []byte, done func()) {
+	at := atomic.LoadUint64(word(r.consumer))
+	for at < atomic.LoadUint64(word(r.producer)) {
+		data := r.producer[os.Getpagesize()+int(at&(r.size-1)):]
+		length := atomic.LoadUint32((*uint32)(unsafe.Pointer(unsafe.SliceData(data))))
+		end := at + uint64((length&^discarded+8+7)&^7)
+		if length&discarded != 0 {
+			at = end
+			atomic.StoreUint64(word(r.consumer), at)
+			continue
+		}
+		rec := (*Record)(unsafe.Pointer(unsafe.SliceData(data[8:])))
+		start := 8 + int(unsafe.Sizeof(*rec))
+		return rec, data[start : start+int(rec.CapLen)], func() { atomic.StoreUint64(word(r.consumer), end) }
+	}
+	return nil, nil, nil
+}
+
+// take reads a record.
+func (r *reader) take() (*Record, []byte) {
+	r.t.Helper()
+	rec, frame, done := r.next()
+	if rec == nil {
+		return nil, nil
+	}
+	defer done()
+	copied := *rec
+	return &copied, append([]byte(nil), frame...)
+}
+
+// drain reads all there is.
+func (r *reader) drain() (n int) {
+	for rec, _ := r.take(); rec != nil; rec, _ = r.take() {
+		n++
+	}
+	return n
+}

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package intercept
+
+import (
+	"reflect"
+	"testing"
+
+	"github.com/cilium/ebpf/btf"
+
+	"github.com/kerb-edge/kerb/internal/dataplane"
+)
+
+const everything = `{"classes": [{"name": "all", "direction": "both"}]}`
+
+// The verifier's work bounds how many modules fit into one program with this one (1,000,000 in all).
+const maxVerified = 300000
+
+func TestVerifies(t *testing.T) {
+	for _, hook := range []dataplane.Hook{dataplane.XDP, dataplane.TC} {
+		for _, direction := range []dataplane.Direction{dataplane.Ingress, dataplane.Egress} {
+			t.Run(string(hook)+" "+string(direction), func(t *testing.T) {
+				info, err := load(t, hook, direction, everything).prog.Info()
+				if err != nil {
+					t.Fatal(err)
+				}
+				n, known := info.VerifiedInstructions()
+				size, _ := info.TranslatedSize()
+				t.Logf("%d instructions verified, %d bytes", n, size)
+				if known && n > maxVerified {
+					t.Errorf("%d instructions verified, more than %d", n, maxVerified)
+				}
+			})
+		}
+	}
+}
+
+// The Go structures have the layout that the data plane was compiled with.
+func TestLayouts(t *testing.T) {
+	p, err := built()
+	if err != nil {
+		t.Fatal(err)
+	}
+	spec, err := p.Spec(string(dataplane.TC))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, mirror := range map[string]any{
+		"icpt_range": rangeEntry{}, "icpt_prefix": prefixEntry{}, "icpt_bytes": bytesEntry{}, "icpt_class": classEntry{}, "icpt_table": tableEntry{},
+		"icpt_flow": flowEntry{}, "icpt_counts": countsEntry{}, "icpt_record": Record{}, "icpt_late": late{}, "icpt_state": state{},
+		"icpt_control": control64{},
+	} {
+		var s *btf.Struct
+		if err := spec.Types.TypeByName(name, &s); err != nil {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		compareLayout(t, s, reflect.TypeOf(mirror))
+	}
+}
+
+// compareLayout goes by the order of the fields.
+func compareLayout(t *testing.T, s *btf.Struct, mirror reflect.Type) {
+	t.Helper()
+	if int(s.Size) != int(mirror.Size()) || len(s.Members) != mirror.NumField() {
+		t.Errorf("%s: %d bytes in %d fields, %s has %d in %d", s.Name, s.Size, len(s.Members), mirror, mirror.Size(), mirror.NumField())
+		return
+	}
+	for i, m := range s.Members {
+		f := mirror.Field(i)
+		if int(m.Offset.Bytes()) != int(f.Offset) {
+			t.Errorf("%s: %s lies at %d, %s.%s at %d", s.Name, m.Name, m.Offset.Bytes(), mirror, f.Name, f.Offset)
+		}
+	}
+}

@@ -1,0 +1,251 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package intercept
+
+import (
+	"fmt"
+	"math"
+	"math/bits"
+	"strings"
+	"time"
+
+	"github.com/kerb-edge/kerb/sdk"
+)
+
+// histogram has four buckets for each power of two, ns: record.h.
+type histogram [buckets]uint64
+
+// bucketOf is the bucket of a value.
+func bucketOf(ns uint64) int {
+	if ns < 4 {
+		return int(ns)
+	}
+	e := bits.Len64(ns) - 1
+	return min((e-1)*4+int(ns>>(e-2)&3), buckets-1)
+}
+
+// bucketFloor is the least value of a bucket.
+func bucketFloor(b int) uint64 {
+	if b < 4 {
+		return uint64(b)
+	}
+	e := b/4 + 1
+	return (4 + uint64(b%4)) << (e - 2)
+}
+
+// Quantiles of a histogram, ns: the upper ends of their buckets, which are right to a fourth.
+type Quantiles struct {
+	Count uint64 `json:"count"`
+	P50   uint64 `json:"p50"`
+	P99   uint64 `json:"p99"`
+	P999  uint64 `json:"p999"`
+	Max   uint64 `json:"max"`
+}
+
+func (h *histogram) quantiles() Quantiles {
+	var q Quantiles
+	for _, n := range h {
+		q.Count += n
+	}
+	q.P50, q.P99, q.P999, q.Max = h.quantile(q.Count, 0.5), h.quantile(q.Count, 0.99), h.quantile(q.Count, 0.999), h.quantile(q.Count, 1)
+	return q
+}
+
+func (h *histogram) quantile(count uint64, share float64) uint64 {
+	want, seen := uint64(math.Ceil(float64(count)*share)), uint64(0)
+	for b, n := range h {
+		if seen += n; n > 0 && seen >= want {
+			return bucketFloor(b+1) - 1
+		}
+	}
+	return 0
+}
+
+// ClassReport is a class with what became of its packets.
+type ClassReport struct {
+	Name      string    `json:"name"`
+	Direction string    `json:"direction"`
+	Action    string    `json:"action"`
+	Stopped   bool      `json:"stopped,omitempty"` // by its consumer
+	Packets   uint64    `json:"packets"`
+	Bytes     uint64    `json:"bytes"`
+	Delivered uint64    `json:"delivered"`
+	Lost      uint64    `json:"lost"`   // no room in the ring
+	Unread    uint64    `json:"unread"` // were to be stolen, but passed: no consumer, or one that does not read
+	Unmarked  uint64    `json:"unmarked,omitempty"`
+	Answered  uint64    `json:"answered,omitempty"`
+	Gap       Quantiles `json:"gap"` // between packets, ns
+	Opens     bool      `json:"opens"`
+	Program   *Program  `json:"program,omitempty"` // that has it open
+}
+
+// Program is a consumer, by what it says in its page.
+type Program struct {
+	PID       int       `json:"pid"`
+	Since     time.Time `json:"since"`
+	Received  uint64    `json:"received"`
+	Missed    uint64    `json:"missed"` // packets that it was told were lost
+	Late      uint64    `json:"late"`
+	Deadline  uint64    `json:"deadline,omitempty"` // ns
+	Delay     Quantiles `json:"delay"`              // T2 - T1, ns
+	Longest   uint64    `json:"longest"`            // ns
+	Heartbeat uint64    `json:"heartbeat"`          // ns of CLOCK_MONOTONIC
+}
+
+func readCounts(m sdk.Maps, c *class) (sum countsEntry, err error) {
+	table, err := m.Get(mapCounts)
+	if err != nil {
+		return sum, err
+	}
+	var perCPU []countsEntry
+	if err := table.Lookup(c.identity(), &perCPU); err != nil {
+		return sum, fmt.Errorf("read map %s: %w", mapCounts, err)
+	}
+	for i := range perCPU {
+		sum.add(&perCPU[i])
+	}
+	return sum, nil
+}
+
+func (n *countsEntry) add(o *countsEntry) {
+	n.Packets += o.Packets
+	n.Bytes += o.Bytes
+	n.Delivered += o.Delivered
+	n.Lost += o.Lost
+	n.Unread += o.Unread
+	n.Unmarked += o.Unmarked
+	n.Answered += o.Answered
+	for b := range n.Gaps {
+		n.Gaps[b] += o.Gaps[b]
+	}
+}
+
+func (f *Intercept) report(m sdk.Maps) ([]ClassReport, error) {
+	pages, err := mapPages(m)
+	if err != nil {
+		return nil, err
+	}
+	defer pages.close()
+	out := []ClassReport{}
+	for _, c := range f.Classes {
+		n, err := readCounts(m, c)
+		if err != nil {
+			return nil, err
+		}
+		gaps := histogram(n.Gaps)
+		r := ClassReport{Name: c.Name, Direction: c.Direction, Action: c.Action, Packets: n.Packets, Bytes: n.Bytes, Delivered: n.Delivered,
+			Lost: n.Lost, Unread: n.Unread, Unmarked: n.Unmarked, Answered: n.Answered, Gap: gaps.quantiles(), Opens: c.slot != noRing}
+		if c.slot != noRing {
+			s := pages.state(c.slot).copy()
+			r.Stopped, r.Program = s.Stopped != 0, f.program(c, s)
+		}
+		out = append(out, r)
+	}
+	return out, nil
+}
+
+func (f *Intercept) program(c *class, s *state) *Program {
+	who := f.consumers.of(c.Name)
+	if who == nil {
+		return nil
+	}
+	delay := histogram(s.Delay)
+	return &Program{PID: who.pid, Since: who.since, Received: s.Received, Missed: s.Missed, Late: s.Late, Deadline: s.Deadline,
+		Delay: delay.quantiles(), Longest: s.Longest, Heartbeat: s.Heartbeat}
+}
+
+// LatePacket is an entry of the flight recorder: a packet that its program had after the deadline, and what was going on.
+type LatePacket struct {
+	Class       string `json:"class"`
+	Seq         uint64 `json:"seq"`
+	T1          uint64 `json:"t1"`     // ns of CLOCK_MONOTONIC: the kernel part saw it
+	Delay       uint64 `json:"delay"`  // T2 - T1, ns
+	Waited      uint64 `json:"waited"` // ns that the program could have run and did not
+	KernelCPU   uint32 `json:"kernelCPU"`
+	ProgramCPU  uint32 `json:"programCPU"`
+	Running     uint32 `json:"running"` // thread that the kernel part interrupted, 0: idle, or not known
+	Command     string `json:"command,omitempty"`
+	Queued      uint32 `json:"queued"` // records that waited behind it
+	Voluntary   uint32 `json:"voluntary"`
+	Involuntary uint32 `json:"involuntary"`
+}
+
+// late are the late packets of all classes, the last first in each.
+func (f *Intercept) late(m sdk.Maps) ([]LatePacket, error) {
+	pages, err := mapPages(m)
+	if err != nil {
+		return nil, err
+	}
+	defer pages.close()
+	out := []LatePacket{}
+	for _, c := range f.Classes {
+		if c.slot == noRing {
+			continue
+		}
+		s := pages.state(c.slot).copy()
+		for i := range min(s.Lates, lates) {
+			out = append(out, s.Last[(s.Lates-1-i)%lates].report(c.Name))
+		}
+	}
+	return out, nil
+}
+
+func (l *late) report(class string) LatePacket {
+	return LatePacket{Class: class, Seq: l.Seq, T1: l.T1, Delay: l.T2 - l.T1, Waited: l.Waited, KernelCPU: l.CPU1, ProgramCPU: l.CPU2,
+		Running: l.PID1, Command: printable(l.Comm1[:]), Queued: l.Queued, Voluntary: l.Voluntary, Involuntary: l.Involuntary}
+}
+
+// printable is text up to its zero: a program may write into its page what it likes.
+func printable(text []byte) string {
+	s, _, _ := strings.Cut(string(text), "\x00")
+	return strings.Map(func(r rune) rune {
+		if r < ' ' || r > '~' {
+			return '?'
+		}
+		return r
+	}, s)
+}
+
+// Measure implements sdk.Measurer.
+func (f *Intercept) Measure(live sdk.Live) ([]sdk.Sample, error) {
+	classes, err := f.report(live.Maps)
+	if err != nil {
+		return nil, err
+	}
+	var out []sdk.Sample
+	for _, c := range classes {
+		out = append(out, c.samples()...)
+	}
+	return out, nil
+}
+
+func (c *ClassReport) samples() (out []sdk.Sample) {
+	labels := map[string]string{"class": c.Name}
+	count := func(name, help string, n uint64) {
+		out = append(out, sdk.Sample{Name: name, Help: help, Counter: true, Labels: labels, Value: float64(n)})
+	}
+	gauge := func(name, help string, labels map[string]string, v float64) {
+		out = append(out, sdk.Sample{Name: name, Help: help, Labels: labels, Value: v})
+	}
+	count("packets_total", "Packets of the class.", c.Packets)
+	count("bytes_total", "Bytes of these, with their link header.", c.Bytes)
+	count("delivered_total", "Packets delivered to a program.", c.Delivered)
+	count("lost_total", "Packets that found no room in the class's ring.", c.Lost)
+	count("unread_total", "Packets that were to be stolen, but passed, as no program reads.", c.Unread)
+	count("answered_total", "Packets answered in the kernel.", c.Answered)
+	p := c.Program
+	if !c.Opens {
+		return out
+	}
+	if p == nil {
+		gauge("programs", "Programs that have the class open.", labels, 0)
+		return out
+	}
+	gauge("programs", "Programs that have the class open.", labels, 1)
+	count("late_total", "Packets that the program had after the class's deadline.", p.Late)
+	for name, ns := range map[string]uint64{"0.5": p.Delay.P50, "0.99": p.Delay.P99, "0.999": p.Delay.P999, "1": p.Longest} {
+		gauge("delay_seconds", "Time from the kernel part to the program, by quantile, since the program has begun.",
+			map[string]string{"class": c.Name, "quantile": name}, float64(ns)/1e9)
+	}
+	return out
+}

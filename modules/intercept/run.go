@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package intercept
+
+import (
+	"context"
+	"encoding/json"
+	"log/slog"
+	"net/http"
+	"time"
+
+	"github.com/kerb-edge/kerb/sdk"
+)
+
+const (
+	graceTime  = 2 * time.Second        // in which programs come back after a change or a restart of the control plane
+	eventsTick = 250 * time.Millisecond // how often deadlines are looked at
+	tellEvery  = 10 * time.Second       // a class's misses go into the log no more often
+)
+
+// Run implements sdk.Runner: programs that do not come back, and deadlines that were missed.
+func (f *Intercept) Run(ctx context.Context, live sdk.Live) {
+	if err := f.forget(live.Maps); err != nil {
+		slog.Warn("intercept: counters of former classes stay", "module", live.Module, "error", err)
+	}
+	pages, err := mapPages(live.Maps)
+	if err != nil {
+		slog.Error("intercept: does not watch over deadlines", "module", live.Module, "error", err)
+		return
+	}
+	defer pages.close()
+	grace := time.NewTimer(graceTime)
+	defer grace.Stop()
+	tick := time.NewTicker(eventsTick)
+	defer tick.Stop()
+	watch, log := newWatch(f, pages), &teller{live.Module, map[string]time.Time{}, map[string]uint64{}}
+	f.running.Store(live.Maps[mapStates])
+	defer f.running.Store(nil)
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-grace.C:
+			f.dismiss(pages)
+		case <-tick.C:
+			log.tell(watch.misses())
+		}
+	}
+}
+
+// dismiss gives up on programs that had classes open before and did not come back.
+func (f *Intercept) dismiss(pages *pages) {
+	for _, c := range f.Classes {
+		if c.slot != noRing && !f.consumers.has(c.Name) {
+			pages.state(c.slot).setConsumer(0)
+		}
+	}
+}
+
+// watch sees deadlines that were missed.
+type watch struct {
+	of    *Intercept
+	pages *pages
+	seen  [maxRings]uint64
+}
+
+func newWatch(f *Intercept, pages *pages) *watch {
+	w := &watch{of: f, pages: pages}
+	for slot := range w.seen {
+		w.seen[slot] = pages.state(slot).Late
+	}
+	return w
+}
+
+// Miss is an event: packets of a class came after their deadline.
+type Miss struct {
+	Class    string     `json:"class"`
+	Deadline uint64     `json:"deadline"` // ns
+	Packets  uint64     `json:"packets"`  // since the last event
+	Last     LatePacket `json:"last"`
+}
+
+// misses are those since the last call.
+func (w *watch) misses() (out []Miss) {
+	for _, c := range w.of.Classes {
+		if c.slot == noRing {
+			continue
+		}
+		n, before := w.pages.state(c.slot).Late, w.seen[c.slot]
+		if w.seen[c.slot] = n; n <= before { // less: another program has begun
+			continue
+		}
+		s := w.pages.state(c.slot).copy()
+		out = append(out, Miss{c.Name, s.Deadline, n - before, s.Last[(s.Lates-1)%lates].report(c.Name)})
+	}
+	return out
+}
+
+// teller puts misses into the log, each class's at most every tellEvery.
+type teller struct {
+	module string
+	told   map[string]time.Time
+	held   map[string]uint64 // packets that were not told of yet
+}
+
+func (t *teller) tell(misses []Miss) {
+	for _, m := range misses {
+		t.held[m.Class] += m.Packets
+		if time.Since(t.told[m.Class]) < tellEvery {
+			continue
+		}
+		slog.Warn("intercept: packets were late", "module", t.module, "class", m.Class, "packets", t.held[m.Class],
+			"deadline", time.Duration(m.Deadline).String(), "last", time.Duration(m.Last.Delay).String(),
+			"waited", time.Duration(m.Last.Waited).String(), "running", m.Last.Running)
+		t.told[m.Class], t.held[m.Class] = time.Now(), 0
+	}
+}
+
+// Handler serves:
+//
+//	GET classes	what there is, what became of packets, who has it open, how long delivery takes
+//	GET late	the last late packets of each class
+//	GET events	misses of deadlines as they are seen, a JSON object a line, until the reader goes
+func (f *Intercept) Handler(live sdk.Live) http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /classes", func(w http.ResponseWriter, _ *http.Request) { answer(w)(f.report(live.Maps)) })
+	mux.HandleFunc("GET /late", func(w http.ResponseWriter, _ *http.Request) { answer(w)(f.late(live.Maps)) })
+	mux.HandleFunc("GET /events", func(w http.ResponseWriter, r *http.Request) { f.events(w, r, live) })
+	return mux
+}
+
+// answer writes a value, or an error as problem+json (RFC 9457).
+func answer(w http.ResponseWriter) func(any, error) {
+	return func(v any, err error) {
+		w.Header().Set("Content-Type", "application/json")
+		if err != nil {
+			w.Header().Set("Content-Type", "application/problem+json")
+			w.WriteHeader(http.StatusInternalServerError)
+			v = map[string]any{"title": http.StatusText(http.StatusInternalServerError), "status": http.StatusInternalServerError, "detail": err.Error()}
+		}
+		_ = json.NewEncoder(w).Encode(v) // the reader has gone: nobody to tell
+	}
+}
+
+// events ends with the reader, or with the configuration.
+func (f *Intercept) events(w http.ResponseWriter, r *http.Request, live sdk.Live) {
+	pages, err := mapPages(live.Maps)
+	if err != nil {
+		answer(w)(nil, err)
+		return
+	}
+	defer pages.close()
+	w.Header().Set("Content-Type", "application/x-ndjson")
+	w.WriteHeader(http.StatusOK)
+	flush, out := http.NewResponseController(w), json.NewEncoder(w)
+	_ = flush.Flush()
+	watch := newWatch(f, pages)
+	tick := time.NewTicker(eventsTick)
+	defer tick.Stop()
+	for {
+		select {
+		case <-r.Context().Done():
+			return
+		case <-tick.C:
+		}
+		if f.running.Load() != live.Maps[mapStates] {
+			return
+		}
+		for _, miss := range watch.misses() {
+			if out.Encode(miss) != nil || flush.Flush() != nil {
+				return
+			}
+		}
+	}
+}

@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sdk
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"net"
+	"time"
+)
+
+// ClientServer is a Compiled of a package whose manifest says socket: true. Client serves one program that has connected to the
+// module's socket, and returns when it is done with it or when ctx ends, with the generation that the program has met. The
+// connection is closed then.
+type ClientServer interface {
+	Client(ctx context.Context, live Live, c *Client)
+}
+
+// Client is a program that has connected.
+type Client struct {
+	ID   uint64
+	conn *net.UnixConn
+	give func(message json.RawMessage, maps []string) error
+}
+
+const (
+	maxRequest = 4 << 10         // bytes of a message of a program
+	clientTime = 5 * time.Second // for one to be taken
+)
+
+// Receive waits for the next message, one JSON object, with at most one descriptor, which is the caller's; -1 if there is
+// none. io.EOF: the program has gone.
+func (c *Client) Receive(to any) (fd int, err error) {
+	data, rights := make([]byte, maxRequest), make([]byte, 64)
+	n, rn, _, _, err := c.conn.ReadMsgUnix(data, rights)
+	if err == nil && n == 0 {
+		err = io.EOF
+	}
+	if err != nil {
+		return -1, err
+	}
+	fds, err := descriptors(rights[:rn])
+	if err == nil && len(fds) > 1 {
+		err = errors.New("more than one descriptor in a message")
+	}
+	if err == nil {
+		err = json.Unmarshal(data[:n], to)
+	}
+	if err != nil {
+		closeAll(fds)
+		return -1, err
+	}
+	return append(fds, -1)[0], nil
+}
+
+// Send sends a message to the program.
+func (c *Client) Send(message any) error {
+	data, err := json.Marshal(message)
+	if err != nil {
+		return err
+	}
+	_ = c.conn.SetWriteDeadline(time.Now().Add(clientTime))
+	_, err = c.conn.Write(data)
+	return err
+}
+
+// Give sends a message with the descriptors of maps of the generation: once, and within 10 s after the program has connected.
+// The agent sends it, a moment later.
+func (c *Client) Give(message any, maps ...string) error {
+	data, err := json.Marshal(message)
+	if err != nil {
+		return err
+	}
+	return c.give(data, maps)
+}
+
+// Close ends the connection.
+func (c *Client) Close() error {
+	_ = c.conn.SetDeadline(time.Now()) // the agent has a copy for a while: closing ours may not be seen
+	return errors.Join(shutdown(c.conn), c.conn.Close())
+}
+
+func shutdown(conn *net.UnixConn) error {
+	return errors.Join(conn.CloseRead(), conn.CloseWrite())
+}
+
+// serveClient serves a connection by the present generation. Without one the program comes again.
+func (p *plane) serveClient(id uint64, conn *net.UnixConn) {
+	c := &Client{ID: id, conn: conn}
+	now := p.use()
+	if now == nil {
+		_ = c.Close()
+		return
+	}
+	server, ok := now.compiled.(ClientServer)
+	if !ok {
+		now.users.Done()
+		_ = c.Close()
+		return
+	}
+	c.give = func(message json.RawMessage, maps []string) error {
+		return p.wants.give(Give{Client: id, Generation: now.generation, Maps: maps, Message: message})
+	}
+	go func() {
+		defer now.users.Done()
+		defer c.Close()
+		defer context.AfterFunc(now.ctx, func() { _ = conn.SetReadDeadline(time.Now()) })()
+		server.Client(now.ctx, now.live, c)
+	}()
+}
