@@ -293,6 +293,7 @@ func printDescription(w io.Writer, d models.Description) {
 	for _, r := range d.Rules {
 		field(w, "Beside it", fmt.Sprintf("the rule %s has %v", r.Rule, r.Accuracy))
 	}
+	field(w, "Too large for the data plane", d.TooLarge)
 	fmt.Fprintln(w)
 	line(w, "SIZE", "USED", "LIMIT")
 	for _, u := range d.Usage {

@@ -460,7 +460,7 @@ func (p *Plane) checkHealth(ctx context.Context, r *run, missed int) int {
 func (p *Plane) askHealth(ctx context.Context, r *run) ([]sdk.Condition, error) {
 	var health sdk.HealthAnswer
 	err := p.call(ctx, r, callTime, "health", nil, &health)
-	if answered(err, http.StatusNotFound) {
+	if answered(err, http.StatusNotFound) || errors.Is(err, errNotUnderstood) { // any 200 is good health
 		return nil, nil
 	}
 	return health.Conditions, err
@@ -768,6 +768,8 @@ func (r *run) explain(err error) error {
 	}
 }
 
+var errNotUnderstood = errors.New("the answer cannot be understood")
+
 func understand(name string, status int, data []byte, answer any) error {
 	if len(data) > sdk.MaxBody {
 		return fmt.Errorf("the answer has more than %d bytes", sdk.MaxBody)
@@ -784,7 +786,7 @@ func understand(name string, status int, data []byte, answer any) error {
 	dec.UseNumber()
 	dec.DisallowUnknownFields()
 	if err := dec.Decode(answer); err != nil {
-		return fmt.Errorf("the answer cannot be understood: %w", err)
+		return fmt.Errorf("%w: %w", errNotUnderstood, err)
 	}
 	return nil
 }

@@ -22,6 +22,7 @@ type Description struct {
 	Accuracy   *float64     `json:"accuracy,omitempty"`
 	Rules      []model.Rule `json:"rules,omitempty"`
 	Usage      []Usage      `json:"usage"`
+	TooLarge   string       `json:"tooLarge,omitempty"` // why only a control plane can run it
 }
 
 // Usage is how much of a limit a model takes.
@@ -37,55 +38,55 @@ func Describe(spec v1.ModelSpec) (Description, error) {
 	if err != nil {
 		return Description{}, err
 	}
-	doc, err := model.Parse([]byte(spec.Document))
+	doc, err := parse(spec)
 	if err != nil {
 		return Description{}, err
 	}
-	return Description{ModelSummary: summary, Text: doc.Description, Arithmetic: doc.Arithmetic, Window: doc.Window, Threshold: doc.Threshold,
-		TrainedOn: doc.TrainedOn, Accuracy: doc.Accuracy, Rules: doc.Rules, Usage: usage(doc)}, nil
+	d := Description{ModelSummary: summary, Text: doc.Description, Arithmetic: doc.Arithmetic, Window: doc.Window, Threshold: doc.Threshold,
+		TrainedOn: doc.TrainedOn, Accuracy: doc.Accuracy, Rules: doc.Rules}
+	d.Usage, d.TooLarge = usage(doc)
+	return d, nil
 }
 
-func usage(doc *model.Document) []Usage {
-	out := []Usage{{"features", len(doc.Features), model.MaxFeatures}, {"classes", len(doc.Classes), model.MaxClasses}}
+// usage tells how much of the data plane's room a document takes, or why it takes too much.
+func usage(doc *model.Document) (out []Usage, tooLarge string) {
+	out = []Usage{{"features", len(doc.Features), model.MaxFeatures}, {"classes", len(doc.Classes), model.MaxClasses}}
+	packed, err := doc.Pack(doc.Features)
+	if err != nil {
+		return out, err.Error()
+	}
+	cost := packed.Cost()
 	if len(doc.Trees) > 0 {
-		nodes, depth, steps := forestSize(doc)
-		return append(out, Usage{"trees", len(doc.Trees), model.MaxTrees}, Usage{"depth", depth, model.MaxDepth},
-			Usage{"nodes", nodes, model.MaxWords}, Usage{"comparisons per evaluation, at most", steps, 0})
+		out = append(out, Usage{"trees", len(doc.Trees), model.MaxTrees}, Usage{"depth", int(packed.Depth), model.MaxDepth})
+	} else {
+		out = append(out, Usage{"layers", len(doc.Layers), model.MaxLayers})
 	}
-	weights, width := 0, len(doc.Features)
-	for _, l := range doc.Layers {
-		width = max(width, len(l.Weights))
-		for _, row := range l.Weights {
-			weights += len(row) + 1
-		}
+	out = append(out, Usage{"words", cost.Words, model.MaxWords})
+	if cost.Steps > 0 {
+		out = append(out, Usage{"steps of an evaluation", cost.Steps, 0})
 	}
-	return append(out, Usage{"layers", len(doc.Layers), model.MaxLayers}, Usage{"neurons of a layer", width, model.MaxWidth},
-		Usage{"weights", weights, model.MaxWords})
+	if cost.Multiplications > 0 {
+		out = append(out, Usage{"multiplications of an evaluation", cost.Multiplications, 0})
+	}
+	return out, ""
 }
 
-// forestSize counts nodes, the levels of the deepest tree, and the comparisons of an evaluation.
-func forestSize(doc *model.Document) (nodes, deepest, steps int) {
-	for _, tree := range doc.Trees {
-		nodes += len(tree)
-		d := depth(tree, 0, 0)
-		deepest, steps = max(deepest, d), steps+d
-	}
-	return nodes, deepest, steps
-}
-
-// depth is that of the part of a checked tree below a node; level is a guard against what is none.
-func depth(tree model.Nodes, at, level int) int {
+// depth of a checked tree below a node.
+func depth(tree model.Nodes, at int) int {
 	n := tree[at]
-	if level > len(tree) || n.Left == 0 || n.Right == 0 {
+	if len(n.Value) > 0 {
 		return 0
 	}
-	return 1 + max(depth(tree, n.Left, level+1), depth(tree, n.Right, level+1))
+	return 1 + max(depth(tree, n.Left), depth(tree, n.Right))
 }
 
 // shape tells the size of a model in a few characters.
 func shape(doc *model.Document) string {
 	if len(doc.Trees) > 0 {
-		_, deepest, _ := forestSize(doc)
+		deepest := 0
+		for _, tree := range doc.Trees {
+			deepest = max(deepest, depth(tree, 0))
+		}
 		if len(doc.Trees) == 1 {
 			return fmt.Sprintf("depth %d", deepest)
 		}

@@ -107,7 +107,7 @@ func (w *plane) models() map[string]*loaded {
 	out := map[string]*loaded{}
 	for i, role := range roles {
 		if w.loaded[i] != nil {
-			out[role.String()] = w.loaded[i]
+			out[roleNames[role]] = w.loaded[i]
 		}
 	}
 	return out

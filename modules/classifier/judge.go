@@ -29,10 +29,10 @@ type judge struct {
 
 // verdict is what the last evaluations said of a source.
 type verdict struct {
-	hits, evaluations uint32
-	suspicious        bool
-	decision          model.Decision
-	window            uint64 // in which it was judged last
+	hits       uint32
+	suspicious bool
+	decision   model.Decision
+	window     uint64 // in which it was judged last, plus 1
 }
 
 func newJudge() judge { return judge{sources: map[source]*verdict{}} }
@@ -152,8 +152,8 @@ func (j *judge) enter(v *verdict, number uint64) {
 		}
 		j.number = number
 	}
-	if v.evaluations == 0 || v.window != j.number {
-		v.window = j.number
+	if v.window != j.number+1 {
+		v.window = j.number + 1
 		j.judged++
 	}
 }
@@ -189,7 +189,7 @@ func (w *plane) conclude(s source, v *verdict, win *window, d model.Decision, ag
 	}
 	recent := v.hits & (math.MaxUint32 >> (32 - uint(c.Hysteresis.Of)))
 	v.suspicious = against && bits.OnesCount32(recent) >= int(c.Hysteresis.Hits) || was && recent != 0
-	v.evaluations, v.decision = v.evaluations+1, d
+	v.decision = d
 	e := event{Time: win.Time, Source: s, Version: d.Version, Class: d.Class, Score: d.Score, Hits: v.hits, Values: win.Values}
 	isNew := false
 	if v.suspicious && against {

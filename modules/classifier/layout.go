@@ -60,7 +60,7 @@ type record struct {
 	Sum                        [sums]uint64
 	Past                       [slices4]slice
 	Before                     [before]uint32
-	Pending, Evaluations, Hits uint32
+	Pending, Hits              uint32
 	Version, Class             uint32
 	Score                      int32
 	Suspicious, Opener         uint8

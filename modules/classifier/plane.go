@@ -18,6 +18,8 @@ import (
 // roles of models: model.Live decides, model.Shadow is only compared.
 var roles = [...]model.Role{model.Live, model.Shadow}
 
+var roleNames = [...]string{"live", "shadow"}
+
 // plane is what is known of one generation.
 type plane struct {
 	config *config
@@ -138,7 +140,7 @@ func (w *plane) put(m sdk.Model, answer *sdk.ModelAnswer) error {
 		w.loaded[i] = next
 		w.words.learn(next)
 		answer.Using = append(answer.Using, m.Name)
-		slog.Info("classifier: model loaded", "module", w.live.Module, "role", role.String(), "model", m.Name, "version", next.Version)
+		slog.Info("classifier: model loaded", "module", w.live.Module, "role", roleNames[role], "model", m.Name, "version", next.Version)
 	}
 	if len(m.Document) > bulky {
 		debug.FreeOSMemory() // it has been there several times on the way
@@ -157,9 +159,9 @@ func (w *plane) load(role model.Role, m sdk.Model) (next *loaded, refusal, err e
 	if doc.Extractor != w.config.Extractor {
 		return nil, fmt.Errorf("it is made for the extractor %s, and this module's is %s", doc.Extractor, w.config.Extractor), nil
 	}
-	names := Features[doc.Extractor]
 	next = &loaded{Name: m.Name, Generation: m.Generation, Version: doc.Version, Kind: doc.Kind, Features: doc.Features, Classes: doc.Classes,
 		Since: time.Now().UTC().Truncate(time.Millisecond), Note: w.config.mismatch(doc)}
+	names := Features[doc.Extractor]
 	if next.columns, refusal = columns(doc, names); refusal != nil {
 		return nil, refusal, nil
 	}
@@ -172,10 +174,10 @@ func (w *plane) load(role model.Role, m sdk.Model) (next *loaded, refusal, err e
 		if next.rule, next.packed = rule, packed; refusal != nil {
 			next.packed, next.doc = nil, doc
 		}
-		return next, nil, w.slots.Clear(role)
+		return next, nil, w.slots.Unload(role)
 	}
 	if refusal != nil {
-		return nil, fmt.Errorf("%w (evaluate.on: user runs it in the control plane)", refusal), nil
+		return nil, fmt.Errorf("%w (evaluate.where: user runs it in the control plane)", refusal), nil
 	}
 	if err := put(w.live.Maps, mapPolicy, uint32(role), rule); err != nil {
 		return nil, nil, err
@@ -194,6 +196,16 @@ func columns(doc *model.Document, names []string) ([]int, error) {
 	return out, nil
 }
 
+// CheckFeatures finds features that the document's extractor does not have. Other modules may have other extractors.
+func CheckFeatures(doc *model.Document) error {
+	names, known := Features[doc.Extractor]
+	if !known {
+		return nil
+	}
+	_, err := columns(doc, names)
+	return err
+}
+
 // mismatch tells what makes a model's results doubtful though it runs.
 func (c *config) mismatch(doc *model.Document) string {
 	trained, err := time.ParseDuration(doc.Window)
@@ -210,7 +222,7 @@ func (w *plane) drop(meant func(wanted string) bool) error {
 		if wanted != "" && !meant(wanted) {
 			continue
 		}
-		if err := w.slots.Clear(role); err != nil {
+		if err := w.slots.Unload(role); err != nil {
 			return err
 		}
 		w.loaded[i], w.refused[i] = nil, nil

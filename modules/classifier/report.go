@@ -47,15 +47,14 @@ func (w *plane) stats() (map[string]uint64, error) {
 // SourceReport is what is known of a source.
 type SourceReport struct {
 	Place
-	Known       string            `json:"known"` // for how long
-	Idle        string            `json:"idle"`
-	Evaluations uint32            `json:"evaluations"`
-	Version     uint32            `json:"version,omitempty"` // of the model of the last one
-	Class       string            `json:"class,omitempty"`
-	Score       float64           `json:"score"`
-	Hits        uint32            `json:"hits"`
-	Suspicious  bool              `json:"suspicious"`
-	Counts      map[string]uint64 `json:"counts"` // since it is known
+	Known      string            `json:"known"` // for how long
+	Idle       string            `json:"idle"`
+	Version    uint32            `json:"version,omitempty"` // of the model of the last one
+	Class      string            `json:"class,omitempty"`
+	Score      float64           `json:"score"`
+	Hits       uint32            `json:"hits"`
+	Suspicious bool              `json:"suspicious"`
+	Counts     map[string]uint64 `json:"counts"` // since it is known
 }
 
 func (w *plane) sources(limit int) ([]SourceReport, error) {
@@ -68,7 +67,7 @@ func (w *plane) sources(limit int) ([]SourceReport, error) {
 		if int(s.Kind) != index(extractors, w.config.Extractor) { // of the config before
 			return true
 		}
-		one := SourceReport{Place: at.of(s), Known: age(now, r.First), Idle: age(now, r.Last), Evaluations: r.Evaluations, Version: r.Version,
+		one := SourceReport{Place: at.of(s), Known: age(now, r.First), Idle: age(now, r.Last), Version: r.Version,
 			Score: share(r.Score), Hits: r.Hits, Suspicious: r.Suspicious != 0, Counts: map[string]uint64{}}
 		if one.Version != 0 {
 			one.Class = w.words.class(r.Version, r.Class)
@@ -91,7 +90,7 @@ func (w *plane) inUserMode(s source, to *SourceReport) {
 	if v == nil {
 		return
 	}
-	to.Evaluations, to.Hits, to.Suspicious = v.evaluations, v.hits, v.suspicious
+	to.Hits, to.Suspicious = v.hits, v.suspicious
 	to.Version, to.Class, to.Score = v.decision.Version, w.words.class(v.decision.Version, v.decision.Class), share(v.decision.Score)
 }
 
