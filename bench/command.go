@@ -7,6 +7,8 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/kerb-edge/kerb/internal/netlab"
+	"github.com/kerb-edge/kerb/internal/scratch"
 	"github.com/spf13/cobra"
 )
 
@@ -64,6 +66,9 @@ func (e Experiment) execute(cmd *cobra.Command, f flags) error {
 	ctx := cmd.Context()
 	if ctx == nil {
 		ctx = context.Background()
+	}
+	if err := errors.Join(scratch.Sweep(), netlab.SweepDead()); err != nil {
+		return fmt.Errorf("remove what a killed bench has left: %w", err)
 	}
 	run := NewRun(e, f.quick, f.rounds, loads, cmd.ErrOrStderr())
 	if err := e.Run(ctx, run); err != nil {

@@ -15,6 +15,7 @@ import (
 
 	"github.com/kerb-edge/kerb/bench"
 	"github.com/kerb-edge/kerb/internal/netlab"
+	"github.com/kerb-edge/kerb/internal/scratch"
 )
 
 const labPrefix = "kbctl"
@@ -102,7 +103,7 @@ func (g *ground) close() error {
 // copySelf copies this program, in a directory of its own: of pages that this process has of the same file the agent would
 // be charged a part only, and look smaller than it is on a node.
 func copySelf() (string, error) {
-	dir, err := os.MkdirTemp("", "kerb-bench-control-")
+	dir, err := scratch.Dir()
 	if err != nil {
 		return "", err
 	}

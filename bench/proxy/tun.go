@@ -14,6 +14,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/kerb-edge/kerb/bench"
+	"github.com/kerb-edge/kerb/internal/scratch"
 )
 
 //go:embed tun/tun.c
@@ -31,7 +32,7 @@ type tun struct {
 }
 
 func raiseTUN(g *ground, mode string) (closer, error) {
-	dir, err := os.MkdirTemp("", "kerb-bench-")
+	dir, err := scratch.Dir()
 	if err != nil {
 		return nil, err
 	}

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kerb-edge/kerb/bench"
+	"github.com/kerb-edge/kerb/internal/scratch"
 )
 
 //go:embed src/*.c src/*.h *.bpf.*
@@ -34,7 +35,7 @@ func compile(ctx context.Context) (*tools, error) {
 		return nil, err
 	}
 	var err error
-	if t.dir, err = os.MkdirTemp("", "kerb-bench-responder-"); err != nil {
+	if t.dir, err = scratch.Dir(); err != nil {
 		return nil, err
 	}
 	if err := bench.CompileC(ctx, t.dir, files, sources...); err != nil {

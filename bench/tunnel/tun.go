@@ -16,6 +16,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/kerb-edge/kerb/bench"
+	"github.com/kerb-edge/kerb/internal/scratch"
 )
 
 //go:embed tun/tun.c
@@ -35,7 +36,7 @@ type tun struct {
 }
 
 func raiseTUN(g *ground) (closer, error) {
-	dir, err := os.MkdirTemp("", "kerb-bench-")
+	dir, err := scratch.Dir()
 	if err != nil {
 		return nil, err
 	}

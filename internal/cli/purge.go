@@ -12,8 +12,10 @@ import (
 
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/fault"
+	"github.com/kerb-edge/kerb/internal/netlab"
 	"github.com/kerb-edge/kerb/internal/oakestra"
 	"github.com/kerb-edge/kerb/internal/paths"
+	"github.com/kerb-edge/kerb/internal/scratch"
 	"github.com/spf13/cobra"
 )
 
@@ -24,7 +26,7 @@ func (a *app) purgeCommand() *cobra.Command {
 		Use:   "purge",
 		Short: "Remove everything that Kerb has in the kernel",
 		Long: "Detaches all chains of this node's agent and removes its programs, maps and pins, and the ports, bridge and veths\n" +
-			"of its Oakestra listener. Other programs are left alone.\n" +
+			"of its Oakestra listener; and what benches that were killed have left. Other programs are left alone.\n" +
 			"The agent must not be running. The desired state stays, and an agent that is started again brings all back, unless\n" +
 			"--all removes it as well.",
 		Example: "  systemctl stop kerb && kerb purge\n  kerb purge --all",
@@ -42,6 +44,9 @@ func (a *app) purgeCommand() *cobra.Command {
 			}
 			if err := oakestra.Purge(c.Paths); err != nil {
 				return fmt.Errorf("purge: %w", err)
+			}
+			if err := errors.Join(scratch.Sweep(), netlab.SweepDead()); err != nil {
+				return fmt.Errorf("purge: what a killed bench has left: %w", err)
 			}
 			fmt.Fprintln(cmd.OutOrStdout(), "nothing of Kerb is left in the kernel")
 			if !all {

@@ -13,6 +13,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"os"
 	"regexp"
 	"sync"
 
@@ -51,6 +52,7 @@ type Lab struct {
 	bridge *netlink.Bridge
 	ctx    context.Context
 	cancel context.CancelFunc
+	owner  *os.File // see claim
 
 	mu    sync.Mutex
 	next  int
@@ -73,8 +75,12 @@ func Open(prefix string, opts Options) (*Lab, error) {
 	if err := checkFree(prefix); err != nil {
 		return nil, err
 	}
+	owner, err := claim(prefix)
+	if err != nil {
+		return nil, err
+	}
 	ctx, cancel := context.WithCancel(context.Background())
-	l := &Lab{prefix: prefix, opts: opts.withDefaults(), ctx: ctx, cancel: cancel}
+	l := &Lab{prefix: prefix, opts: opts.withDefaults(), ctx: ctx, cancel: cancel, owner: owner}
 	if err := l.build(); err != nil {
 		return nil, errors.Join(fmt.Errorf("open lab %s: %w", prefix, err), l.Close())
 	}
@@ -178,6 +184,7 @@ func (l *Lab) Close() error {
 		if l.node != nil {
 			l.node.close()
 		}
+		err = errors.Join(err, release(l.owner))
 	})
 	return err
 }

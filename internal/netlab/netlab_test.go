@@ -307,3 +307,29 @@ func TestConnect(t *testing.T) {
 		t.Error("a lab in the namespace of the caller was connected")
 	}
 }
+
+// A lab that lives stays; that of a process that ended without a word goes.
+func TestSweepDead(t *testing.T) {
+	needRoot(t)
+	lab, err := NewIn(testPrefix)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := SweepDead(); err != nil {
+		t.Fatal(err)
+	}
+	if names, err := labNamespaces(testPrefix); err != nil || len(names) != 1 {
+		t.Fatalf("namespaces %v, %v", names, err)
+	}
+	claims.Delete(testPrefix)
+	lab.owner.Close() // as the kernel does for a process that was killed
+	if err := SweepDead(); err != nil {
+		t.Fatal(err)
+	}
+	if names, err := labNamespaces(testPrefix); err != nil || len(names) != 0 {
+		t.Errorf("namespaces %v, %v", names, err)
+	}
+	if err := lab.Close(); err != nil {
+		t.Error(err)
+	}
+}

@@ -24,6 +24,7 @@ import (
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/netlab"
+	"github.com/kerb-edge/kerb/internal/scratch"
 )
 
 // Node is a running agent.
@@ -54,14 +55,14 @@ func StartIn(ns *netlab.Namespace) (*Node, error) {
 func StartBinary(lab *netlab.Lab, binary string) (*Node, error) { return start(lab.Node(), binary) }
 
 func start(ns *netlab.Namespace, binary string) (*Node, error) {
-	dir, err := os.MkdirTemp("", "kerb-bench-")
+	dir, err := scratch.Dir()
 	if err != nil {
 		return nil, err
 	}
 	if err := os.Chmod(dir, 0o711); err != nil { // control planes are other users
 		return nil, err
 	}
-	n := &Node{ns: ns, self: binary, dir: dir, bpf: "/sys/fs/bpf/" + filepath.Base(dir), exit: make(chan error, 1)}
+	n := &Node{ns: ns, self: binary, dir: dir, bpf: scratch.Pins(dir), exit: make(chan error, 1)}
 	n.cmd = ns.Command(context.Background(), binary, append([]string{"agent"}, n.flags()...)...)
 	n.cmd.Stdout, n.cmd.Stderr = &n.log, &n.log
 	if err := n.cmd.Start(); err != nil {
