@@ -68,6 +68,7 @@ type record struct {
 	Rank                       uint16
 	ServicePort                [2]byte
 	Seen                       [seenMax]seen
+	_                          uint32
 }
 
 // block mirrors struct cls_block.
