@@ -137,7 +137,7 @@ func (k *kernel) flood(n uint64, seq *byte, messages int) (v verdict) {
 	return v
 }
 
-var dropping = settings{"action": uint8(doDrop), "window_ns": second, "repeat_ns": uint64(0), "fuse_share": uint8(100)}
+var dropping = settings{"action": uint8(doDrop), "window_ns": second, "repeat_ns": uint64(0), "fuse_share": uint8(100), "hits_needed": uint8(2)}
 
 func TestHysteresis(t *testing.T) {
 	onHooks(t, with(dropping, settings{"hits_needed": uint8(2), "hits_of": uint8(3), "action_ns": 5 * second}), func(t *testing.T, k *kernel) {

@@ -19,7 +19,7 @@ const maxVerified = 400000
 func TestVerifies(t *testing.T) {
 	for name, config := range map[string]settings{
 		"rpl": {}, "zep": {"frames": uint8(2), "sliding": true, "when": perPacket, "action": uint8(doDrop)},
-		"flow": {"extractor": uint8(1), "sliding": true, "when": everyN, "action": uint8(doRateLimit), "fuse_packets": uint8(50)},
+		"flow":  {"extractor": uint8(1), "sliding": true, "when": everyN, "action": uint8(doRateLimit), "fuse_packets": uint8(50)},
 		"timer": {"deferred": uint8(2)}, "user": {"deferred": inUser},
 	} {
 		t.Run(name, func(t *testing.T) {
