@@ -244,7 +244,7 @@ func TestNames(t *testing.T) {
 }
 
 // A model comes, changes, is followed by one that cannot be used, and goes; a shadow comes beside it.
-func TestModels(t *testing.T) {
+func TestModelsAreLoaded(t *testing.T) {
 	p := newPlant(t, `{"model": "m", "shadow": "s"}`)
 	if c := p.condition("Model"); c.Status != "Unknown" {
 		t.Errorf("before anything is told: %+v", c)
@@ -342,7 +342,7 @@ func (p *plant) block(s source, b block) {
 }
 
 // Blocked sources are listed, and freed one by one, by the operator, by time, and with their interface.
-func TestBlocked(t *testing.T) {
+func TestBlockedAreFreed(t *testing.T) {
 	p := newPlant(t, `{"model": "m"}`)
 	p.all(modelOf("m", document(1, "dis", 0)))
 	now := monotonic()
@@ -385,7 +385,7 @@ func TestBlocked(t *testing.T) {
 }
 
 // The fuse is a condition, and can be mended, which frees all.
-func TestFuse(t *testing.T) {
+func TestFuseIsMended(t *testing.T) {
 	p := newPlant(t, `{"model": "m", "allow": ["fe80::2"]}`)
 	if c := p.condition("Fuse"); c.Status != "True" {
 		t.Errorf("%+v", c)
