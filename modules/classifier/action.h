@@ -25,17 +25,17 @@ static __always_inline void cls_unblock(struct cls_fuse *z, struct cls_source *s
 		cls_add(z->blocked, (__u32)-1);
 }
 
-/* Why one more block is more than a model may do, or CLS_FUSE_INTACT. Dropped sources are not judged, but sources. */
+/* Why one more block is more than a model may do, or CLS_FUSE_INTACT. */
 static __always_inline __u32 cls_too_much(const struct cls_fuse *z)
 {
-	__u64 n = z->blocked + 1, sources = z->judged > z->judged_before ? z->judged : z->judged_before;
+	__u64 n = z->blocked + 1, sources = cls_sources(z);
 
 	if (n > fuse_sources)
 		return CLS_FUSE_SOURCES;
 	if (fuse_share >= 100 || n <= fuse_least)
 		return CLS_FUSE_INTACT;
-	if (action == CLS_DROP)
-		sources += z->blocked;
+	if (sources < z->sources_before)
+		sources = z->sources_before;
 	return n * 100 > sources * fuse_share ? CLS_FUSE_SHARE : CLS_FUSE_INTACT;
 }
 

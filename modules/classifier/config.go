@@ -39,7 +39,7 @@ type config struct {
 	Evaluate struct {
 		When  string `json:"when"`
 		Every uint32 `json:"every"`
-		On    string `json:"on"`
+		Where string `json:"where"`
 	} `json:"evaluate"`
 	Hysteresis struct {
 		Hits  uint8    `json:"hits"`
@@ -71,7 +71,7 @@ func defaults() *config {
 	c := &config{Extractor: "rpl", Direction: "both", Window: duration(5 * time.Second), Mode: "enforce", Events: "changes", Sources: 4096, Probation: 8}
 	c.RPL.Frames, c.RPL.EtherType, c.RPL.Port, c.RPL.Secured, c.RPL.Repeats = "raw", 0x809a, 17754, "pass", duration(250*time.Millisecond)
 	c.Flow.Source = "flow"
-	c.Evaluate.When, c.Evaluate.Every, c.Evaluate.On = "window", 16, "packet"
+	c.Evaluate.When, c.Evaluate.Every, c.Evaluate.Where = "window", 16, "packet"
 	c.Hysteresis.Hits, c.Hysteresis.Of = 2, 3
 	c.Action.Do, c.Action.For, c.Action.Mark, c.Action.Rate, c.Action.Burst = "event", duration(time.Minute), 1, 10, 10
 	c.Fuse.Sources, c.Fuse.SourceShare, c.Fuse.Least, c.Fuse.PacketShare = 64, 50, 2, 100
@@ -142,7 +142,7 @@ func (c *config) check() error {
 }
 
 // inUser tells whether models run in the control plane.
-func (c *config) inUser() bool { return c.Evaluate.On == "user" }
+func (c *config) inUser() bool { return c.Evaluate.Where == "user" }
 
 // index is the place of a word in a list of an enum's names, by value.
 func index(names []string, word string) int { return max(0, slices.Index(names, word)) }
@@ -162,7 +162,7 @@ func (c *config) constants() map[string]any {
 		"sliding":           c.Sliding,
 		"when":              index([]string{"window", "packet", "packets"}, c.Evaluate.When),
 		"every":             c.Evaluate.Every,
-		"deferred":          index([]string{"packet", "laterPacket", "timer", "user"}, c.Evaluate.On),
+		"deferred":          index([]string{"packet", "laterPacket", "timer", "user"}, c.Evaluate.Where),
 		"action":            index(actions, c.Action.Do),
 		"action_ns":         int64(c.Action.For),
 		"mark":              c.Action.Mark,

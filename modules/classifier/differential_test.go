@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package classifier
+package classifier_test
 
 import (
 	"fmt"
@@ -103,7 +103,7 @@ func compare(t *testing.T, k *kernel, x *extract.RPL, wrap func([]byte) []byte, 
 }
 
 func TestDifferentialRPL(t *testing.T) {
-	const frames = 12000
+	const frames = 4000
 	configs := map[string]extract.Config{
 		"tumbling": {Window: time.Second, Repeat: 250 * time.Millisecond},
 		"sliding":  {Window: 2 * time.Second, Sliding: true, Repeat: 100 * time.Millisecond, CountSecured: true},
@@ -111,12 +111,15 @@ func TestDifferentialRPL(t *testing.T) {
 	}
 	for i, w := range wrappings {
 		for name, c := range configs {
+			if i > 0 && name != "sliding" {
+				continue
+			}
 			t.Run(w.name+"/"+name, func(t *testing.T) {
 				k := load(t, hooks[i%len(hooks)], with(w.config, constants(c)))
 				r := &randomFrames{Rand: rand.New(rand.NewPCG(uint64(i), 1))}
 				now, n := 100*second, 0
 				windows := compare(t, k, extract.NewRPL(c), w.wrap, func() (uint64, []byte) {
-					if n++; n > frames/len(configs) {
+					if n++; n > frames {
 						return 0, nil
 					}
 					now += pick[uint64](r, 0, 1e6, 5e6, 10e6, 60e6)

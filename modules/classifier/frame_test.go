@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package classifier
+package classifier_test
 
 import (
 	"encoding/binary"
@@ -92,7 +92,7 @@ func (m macFrame) bytes() []byte {
 }
 
 // node is a sender with an EUI-64 that ends with a number.
-func node(n uint64) uint64 { return 0x0200_0000_0000_0000 | n }
+func node(n uint64) uint64 { return 0x0012_4b00_0000_0000 | n }
 
 const pan = 0xabcd
 

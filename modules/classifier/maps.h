@@ -221,9 +221,11 @@ struct cls_fuse {
 	__u32 blocked; /* entries in blocks; who adds or deletes one changes this by an atomic addition */
 	__u64 window; /* number of the window that what follows is of */
 	__u32 judged; /* sources */
-	__u32 judged_before; /* in the window before */
+	__u32 sources_before; /* in the window before, those included that were blocked and not judged */
 	__u64 packets, dropped; /* counted if fuse_packets is below 100 */
 	__u32 admitted, promoted; /* sources that got a record at once, or as newcomers */
+	__u32 held; /* blocked when the window began */
+	__u32 zero;
 };
 
 /* By role of the model. Written by the control plane before a model is used. */

@@ -9,13 +9,17 @@
 #define CLS_SLOTS      4     /* live, shadow, and two that can be written meanwhile (see model/slots.go) */
 #define CLS_WORDS      32768 /* of weights or nodes; a power of two */
 #define CLS_LAYERS_MAX 8
+#define CLS_NARROW_LAYERS 4
+#define CLS_NARROW_ROWS 3
 #define CLS_TREES_MAX  320
 #define CLS_DEPTH_MAX  20
 
 enum cls_kind {
-	CLS_NONE = 0, /* an empty slot */
-	CLS_LAYERED = 1,
-	CLS_TREES = 2,
+	CLS_NONE = 0,	/* an empty slot */
+	CLS_EXACT = 1,	/* layers in Q15: layers.h */
+	CLS_PACKED = 2, /* layers in 8 bits, three neurons to a word */
+	CLS_NARROW = 3, /* the same, within CLS_NARROW_..., at most 8 inputs each, and without activations other than CLS_CLAMP */
+	CLS_TREES = 4,	/* trees.h */
 };
 
 enum cls_activation {
@@ -35,28 +39,31 @@ enum cls_output {
 	CLS_SHARES = 5,	   /* the same, and outputs are probabilities */
 };
 
-/* Input j of layered models: ((feature * mul) + add) >> shift, at least 0 and at most limit (2^n - 1), and offset added. */
+/* An input of layered models: (feature * mul + add) >> shift, at least 0 and at most input_limit, and input_offset added. */
 struct cls_input {
-	__s64 add;
-	__s32 mul;
+	__s64 add, mul;
+	__u16 feature; /* its offset in bytes */
 	__u8 shift;
-	__u8 feature;
-	__u16 zero;
+	__u8 zero[5];
 };
 
-/* A layer. Its rows follow each other in words: for each neuron of the row { __s64 add, mul }, then one word for each of the
- * inputs, rounded up to a multiple of 4 with zeros. With lanes of 3 a word holds the weights of three neurons (mlp.h). */
+/* A layer. Its rows follow each other in words: for each neuron of the row { __s64 add, mul }, then two words for each input, one
+ * in narrow models, filled up to 4 or a multiple of 8 inputs with zeros. A word is a weight of one neuron, or of three. */
 struct cls_layer {
-	__u16 inputs; /* words of a row behind its constants, a multiple of 4 */
+	__u32 at;     /* the first row */
+	__u16 inputs; /* 4 or a multiple of 8 */
+	__u16 stride; /* words of a row */
 	__u16 rows;
-	__u16 lanes;	  /* neurons of a row: 1 or 3 */
-	__u8 activation;  /* enum cls_activation */
-	__u8 shift;	  /* of sums */
-	__s32 slope;	  /* leaky: Q15 */
-	__u32 post_shift; /* of what an activation other than CLS_CLAMP gives, Q15 */
-	__s64 post_mul, post_add;
-	__s64 offset; /* added after clamping */
-	__u64 limit;  /* 2^n - 1 */
+	__u16 neurons;
+	__u8 activation; /* enum cls_activation */
+	__u8 shift;	 /* of sums; of packed ones it is CLS_PACKED_SHIFT */
+	__u8 post_shift; /* y = (activation * post_mul + post_add) >> post_shift, if there is one */
+	__u8 zero;
+	__s64 offset; /* z = at least 0 and at most limit (2^n - 1), and offset added */
+	__u64 limit;
+	__s64 slope; /* leaky: Q15 */
+	__s64 post_mul, post_add, post_offset;
+	__u64 post_limit;
 };
 
 struct cls_model {
@@ -79,7 +86,7 @@ struct cls_model {
 	__s64 base[CLS_CLASSES_MAX]; /* trees: outputs begin with it */
 	struct cls_input input[CLS_WIDTH_MAX];
 	struct cls_layer layer[CLS_LAYERS_MAX];
-	__u64 words[CLS_WORDS + 128]; /* what follows the last may be read, and is zero */
+	__u64 words[CLS_WORDS + 192]; /* what follows the last may be read, and is zero */
 };
 
 /* Nodes of trees are words, children side by side, and the first ones are the roots.
@@ -89,7 +96,7 @@ struct cls_model {
  *
  * Right is taken when the feature is greater than the threshold. A leaf is its own left child, its feature is `never`, and
  * its threshold is the value. */
-#define CLS_NODE_LEFT	 0x3ffff8
+#define CLS_NODE_LEFT	 0x3fff8
 #define CLS_NODE_FEATURE 22
 
 struct {

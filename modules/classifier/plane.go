@@ -177,7 +177,7 @@ func (w *plane) load(role model.Role, m sdk.Model) (next *loaded, refusal, err e
 		return next, nil, w.slots.Unload(role)
 	}
 	if refusal != nil {
-		return nil, fmt.Errorf("%w (evaluate.on: user runs it in the control plane)", refusal), nil
+		return nil, fmt.Errorf("%w (evaluate.where: user runs it in the control plane)", refusal), nil
 	}
 	if err := put(w.live.Maps, mapPolicy, uint32(role), rule); err != nil {
 		return nil, nil, err

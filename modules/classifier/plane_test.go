@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package classifier
+package classifier_test
 
 import (
 	"bytes"
+	"encoding/binary"
 	"errors"
 	"maps"
 	"os"
+	"slices"
 	"sync"
 	"testing"
 
@@ -16,6 +18,7 @@ import (
 
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/pkgs/pkgstest"
+	"github.com/kerb-edge/kerb/modules/classifier"
 	"github.com/kerb-edge/kerb/modules/classifier/extract"
 	"github.com/kerb-edge/kerb/sdk"
 )
@@ -258,4 +261,29 @@ func onHooks(t *testing.T, config settings, test func(t *testing.T, k *kernel)) 
 	for _, hook := range hooks {
 		t.Run(string(hook), func(t *testing.T) { test(t, load(t, hook, config)) })
 	}
+}
+
+// use puts a model to work, version 1, that is against sources with more than so much of a feature. role: enum cls_role.
+func (k *kernel) use(role uint32, extractor, feature string, above int) {
+	k.t.Helper()
+	m := make([]byte, k.maps["models"].ValueSize())
+	binary.NativeEndian.PutUint32(m, 1)
+	m[4] = 1
+	binary.NativeEndian.PutUint64(m[56:], uint64(slices.Index(classifier.Features[extractor], feature)))
+	binary.NativeEndian.PutUint64(m[64:], uint64(above))
+	if err := k.maps["models"].Put(role, m); err != nil {
+		k.t.Fatal(err)
+	}
+	if err := k.maps["active"].Put(role, role+1); err != nil {
+		k.t.Fatal(err)
+	}
+	if err := k.maps["policy"].Put(role, policy{Harmless: 1, Clear: 1 << 30}); err != nil {
+		k.t.Fatal(err)
+	}
+}
+
+// policy mirrors struct cls_policy.
+type policy struct {
+	Harmless     uint64
+	Raise, Clear int32
 }

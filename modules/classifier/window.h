@@ -83,6 +83,12 @@ static __always_inline int cls_claim(__u64 *place, __u64 from, __u64 to, __u32 w
 	return won;
 }
 
+/* Sources of the window so far: dropped ones are not judged. */
+static __always_inline __u64 cls_sources(const struct cls_fuse *z)
+{
+	return z->judged + (action == CLS_DROP ? (__u64)z->held : 0);
+}
+
 /* Begins a new window of what is counted of all sources. */
 static __always_inline void cls_epoch(struct cls_fuse *z, __u64 now)
 {
@@ -90,8 +96,9 @@ static __always_inline void cls_epoch(struct cls_fuse *z, __u64 now)
 
 	if (window >= n || !cls_claim(&z->window, window, n, 0))
 		return;
-	z->judged_before = window + 1 == n ? z->judged : 0;
+	z->sources_before = window + 1 == n ? cls_sources(z) : 0;
 	z->judged = 0;
+	z->held = z->blocked;
 	z->packets = 0;
 	z->dropped = 0;
 	z->admitted = 0;

@@ -74,8 +74,8 @@ type Document struct {
 	Base []float64 `json:"base,omitempty"`
 
 	Classes []string `json:"classes"` // the first is what is normal
-	// Threshold is the probability above which a model with two classes decides for the second; of linear models the
-	// output. 0.5, and 0 for linear ones, if absent.
+	// Threshold is the probability above which a model with one output decides for the second class, 0.5 if absent; of an
+	// output that is no probability it is the output, 0 if absent.
 	Threshold *float64 `json:"threshold,omitempty"`
 	Ranges    *Ranges  `json:"ranges,omitempty"` // needed by int8; Calibrate finds them
 	TrainedOn string   `json:"trainedOn,omitempty"`

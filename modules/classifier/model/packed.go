@@ -2,6 +2,8 @@
 
 package model
 
+import "encoding/binary"
+
 // Decision mirrors struct cls_decision.
 type Decision struct {
 	Version uint32
@@ -13,39 +15,139 @@ type Decision struct {
 // ScoreOne is a score of 1.
 const ScoreOne = 1 << 15
 
+// kind mirrors enum cls_kind.
+type kind uint8
+
+const (
+	exact kind = 1 + iota
+	packed
+	narrow
+	trees
+)
+
+// activation mirrors enum cls_activation.
+type activation uint8
+
+const (
+	clamped activation = iota
+	leaky
+	sigmoid
+	tanh
+)
+
 // input mirrors struct cls_input.
 type input struct {
-	Add     int64
-	Mul     int32
-	Shift   uint8
-	Feature uint8
-	_       uint16
+	Add, Mul int64
+	Feature  uint16
+	Shift    uint8
+	_        [5]uint8
 }
 
 // layer mirrors struct cls_layer.
 type layer struct {
-	Inputs, Rows, Lanes uint16
-	Activation, Shift   uint8
-	Slope               int32
-	PostShift           uint32
-	PostMul, PostAdd    int64
-	Offset              int64
-	Limit               uint64
+	At                           uint32
+	Inputs, Stride               uint16
+	Rows, Neurons                uint16
+	Activation                   activation
+	Shift, PostShift             uint8
+	_                            uint8
+	Offset                       int64
+	Limit                        uint64
+	Slope                        int64
+	PostMul, PostAdd, PostOffset int64
+	PostLimit                    uint64
 }
 
 // header mirrors struct cls_model up to its words.
 type header struct {
-	Version                       uint32
-	Kind, Output, Outputs, Layers uint8
-	Inputs, Trees, Depth          uint16
-	Vectors, ScoreShift           uint8
-	WordsUsed                     uint32
-	_                             uint32
-	Threshold                     int64
-	ScoreMul                      int64
-	InputOffset                   int64
-	InputLimit                    uint64
-	Base                          [MaxClasses]int64
-	Input                         [MaxWidth]input
-	Layer                         [MaxLayers]layer
+	Version              uint32
+	Kind                 kind
+	Output               output
+	Outputs, Layers      uint8
+	Inputs, Trees, Depth uint16
+	Vectors, ScoreShift  uint8
+	WordsUsed            uint32
+	_                    uint32
+	Threshold, ScoreMul  int64
+	InputOffset          int64
+	InputLimit           uint64
+	Base                 [MaxClasses]int64
+	Input                [MaxWidth]input
+	Layer                [MaxLayers]layer
 }
+
+// Limits and constants of the C headers.
+const (
+	wordsBehind = 192 // CLS_WORDS + wordsBehind words are in a value
+	packedShift = 24
+	lane        = 21
+	laneMask    = 1<<lane - 1
+	lanesZero   = 1<<20 | 1<<41 | 1<<62
+	abreast     = 5
+
+	narrowLayers, narrowInputs, narrowRows = 4, 8, 3
+
+	nodeFeature = 22
+	nodeLeft    = 0x3fff8
+	never       = MaxFeatures * 8 // offset of the feature that leaves have
+)
+
+// Packed is a model as it goes to the data plane.
+type Packed struct {
+	header
+	words []uint64
+}
+
+// Version of the model.
+func (p *Packed) Version() uint32 { return p.header.Version }
+
+// ValueSize is the size of a value of map models.
+var ValueSize = binary.Size(header{}) + 8*(MaxWords+wordsBehind)
+
+// Bytes is the value of map models.
+func (p *Packed) Bytes() []byte {
+	out := make([]byte, 0, ValueSize)
+	out, err := binary.Append(out, binary.NativeEndian, &p.header)
+	if err != nil { // the type is constant
+		panic(err)
+	}
+	for _, w := range p.words {
+		out = binary.NativeEndian.AppendUint64(out, w)
+	}
+	return out[:ValueSize]
+}
+
+// Cost is what one inference takes, and how much of the data plane's room.
+type Cost struct {
+	Words           int // of MaxWords
+	Multiplications int // of weights; packed ones count three at a time
+	Steps           int // from node to node
+}
+
+// Cost of the model.
+func (p *Packed) Cost() Cost {
+	c := Cost{Words: len(p.words), Steps: (int(p.Trees) + abreast - 1) / abreast * abreast * int(p.Depth)}
+	for _, l := range p.Layer[:p.Layers] {
+		c.Multiplications += int(l.Inputs) * int(l.Rows) * p.wordsPerInput()
+	}
+	return c
+}
+
+// perWord is how many neurons have their weights in one word.
+func (p *Packed) perWord() int {
+	if p.Kind == exact {
+		return 1
+	}
+	return 3
+}
+
+// wordsPerInput is how many words a row has for each input.
+func (p *Packed) wordsPerInput() int {
+	if p.Kind == narrow {
+		return 1
+	}
+	return 2
+}
+
+// versionOf a value of map models.
+func versionOf(value []byte) uint32 { return binary.NativeEndian.Uint32(value) }

@@ -1,0 +1,118 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* Inference: features to outputs (layers.h, trees.h), outputs to a decision. All arithmetic is of integers and has its double in
+ * modules/classifier/model/infer.go, to the last bit. */
+#ifndef CLS_ENGINE_H
+#define CLS_ENGINE_H
+
+#include "layers.h"
+#include "trees.h"
+
+/* Output i in Q15. */
+static __always_inline __s64 cls_q15(const struct cls_model *m, const __s64 *out, __u32 i)
+{
+	return out[i] * m->score_mul >> (m->score_shift & 63);
+}
+
+static __always_inline const __s64 *cls_outputs(const struct cls_model *m, const struct cls_scratch *s)
+{
+	return m->kind == CLS_TREES ? s->out : s->a[cls_fresh(m->layers) & 1];
+}
+
+/* The first of the largest outputs. */
+__noinline __u32 cls_largest(__u32 slot)
+{
+	const struct cls_model *m = cls_model(slot);
+	struct cls_scratch *s = cls_scratch();
+	const __s64 *out;
+	__u32 class = 0;
+	__s64 most;
+
+	if (!m || !s)
+		return 0;
+	out = cls_outputs(m, s);
+	most = out[0];
+	for (__u32 i = 1; i < CLS_CLASSES_MAX; i++) {
+		if (i >= cls_fresh(m->outputs))
+			break;
+		if (out[i] > most) {
+			most = out[i];
+			class = i;
+		}
+	}
+	return class;
+}
+
+/* Probability that the class is not 0, from logits: 1 - exp(out[0]) / sum of exp(out[i]). */
+__noinline __u32 cls_softmax(__u32 slot, __u32 largest)
+{
+	const struct cls_model *m = cls_model(slot);
+	struct cls_scratch *s = cls_scratch();
+	__u64 normal, sum = 0;
+	const __s64 *out;
+	__s64 most;
+
+	if (!m || !s)
+		return 0;
+	out = cls_outputs(m, s);
+	most = cls_q15(m, out, largest & (CLS_CLASSES_MAX - 1));
+	normal = cls_exp_minus(most - cls_q15(m, out, 0));
+	for (__u32 i = 0; i < CLS_CLASSES_MAX; i++) {
+		if (i >= cls_fresh(m->outputs))
+			break;
+		sum += cls_exp_minus(most - cls_q15(m, out, i));
+	}
+	return ((sum - normal) << 15) / sum;
+}
+
+static __always_inline __s32 cls_share(__s64 score)
+{
+	return score < 0 ? 0 : score > CLS_ONE ? CLS_ONE : score;
+}
+
+static __always_inline __s32 cls_score(const struct cls_model *m, const __s64 *out, __u32 class, __u32 slot)
+{
+	switch (m->output) {
+	case CLS_LOGISTIC:
+		return cls_round(cls_sigmoid(cls_q15(m, out, 0)), 15);
+	case CLS_SHARE:
+		return cls_share(cls_q15(m, out, 0));
+	case CLS_SOFTMAX:
+		return cls_softmax(slot, class);
+	case CLS_SHARES:
+		return cls_share(CLS_ONE - cls_q15(m, out, 0));
+	default:
+		return class ? CLS_ONE : 0;
+	}
+}
+
+static __always_inline void cls_decide(const struct cls_model *m, const __s64 *out, struct cls_decision *d)
+{
+	d->version = m->version;
+	d->class = m->outputs > 1 ? cls_largest(d->slot) : out[0] > m->threshold;
+	d->score = cls_score(m, out, d->class, d->slot);
+}
+
+__noinline int cls_infer(__u32 role)
+{
+	__u32 key = role, *at = bpf_map_lookup_elem(&active, &key), slot;
+	struct cls_scratch *s = cls_scratch();
+	const struct cls_model *m;
+	struct cls_decision *d;
+
+	if (!at || !s || role >= CLS_ROLES)
+		return -1;
+	slot = *(volatile __u32 *)at - 1; /* read once: it may change any time */
+	m = cls_model(slot);
+	if (!m || m->kind == CLS_NONE)
+		return -1;
+	d = &s->decision[role];
+	d->slot = slot;
+	if (m->kind == CLS_TREES)
+		cls_trees(m, s, slot);
+	else
+		cls_layers(m, s, slot);
+	cls_decide(m, cls_outputs(m, s), d);
+	return 0;
+}
+
+#endif

@@ -1,0 +1,224 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* Layers of neurons. Every sum is exact in 64 bits, whatever the inputs: the loader refuses weights for which it would not be.
+ * What leaves a neuron saturates.
+ *
+ * Packed layers have weights of 8 bits and inputs of 7 bits without a sign. A word is w0 + w1 * 2^21 + w2 * 2^42, the weights of
+ * three neurons, so that one multiplication makes three products. A sum of 64 products of 127 * 127 is below 2^20 and stays
+ * in its lane of 21 bits; the sums begin with 2^20 in each lane, which makes them positive, and add takes it off again.
+ *
+ * There is no branch that depends on the values: a processor would mispredict it, and the verifier follow both ways. */
+#ifndef CLS_LAYERS_H
+#define CLS_LAYERS_H
+
+#include "model.h"
+#include "activation.h"
+
+#define CLS_LANE	 21
+#define CLS_LANE_MASK	 ((1 << CLS_LANE) - 1)
+#define CLS_LANES_ZERO	 (1ULL << 20 | 1ULL << 41 | 1ULL << 62)
+#define CLS_PACKED_SHIFT 24
+
+/* At least 0, at most limit = 2^n - 1. */
+static __always_inline __s64 cls_clamp(__s64 v, __u64 limit)
+{
+	__s64 outside = v >> 63;
+
+	asm volatile("" : "+r"(outside));
+	v &= ~outside;
+	outside = (__s64)(limit - v) >> 63;
+	asm volatile("" : "+r"(outside));
+	return (v | outside) & limit;
+}
+
+/* The products of one input with the words for it: two, so that it is fetched once. */
+#define CLS_TERM(i)                        \
+	{                                  \
+		__u64 v = x[i];            \
+		sum.a += w[2 * (i)] * v;   \
+		sum.b += w[2 * (i) + 1] * v; \
+	}
+#define CLS_TERMS_4(i) CLS_TERM(i) CLS_TERM((i) + 1) CLS_TERM((i) + 2) CLS_TERM((i) + 3)
+#define CLS_TERMS_8(i)      \
+	if (n <= (i))       \
+		return sum; \
+	CLS_TERMS_4(i) CLS_TERMS_4((i) + 4)
+
+struct cls_sums {
+	__u64 a, b;
+};
+
+/* Adds to both sums the products of their words with n inputs; n is 4 or a multiple of 8. Written out, with constant offsets, it
+ * costs no more than its terms. */
+static __always_inline struct cls_sums cls_dot(const __u64 *w, const __s64 *x, __u32 n, __u64 from)
+{
+	struct cls_sums sum = {from, from};
+
+	CLS_TERMS_4(0)
+	if (n <= 4)
+		return sum;
+	CLS_TERMS_4(4)
+	CLS_TERMS_8(8)
+	CLS_TERMS_8(16)
+	CLS_TERMS_8(24)
+	CLS_TERMS_8(32)
+	CLS_TERMS_8(40)
+	CLS_TERMS_8(48)
+	CLS_TERMS_8(56)
+	return sum;
+}
+
+static __always_inline __u64 cls_narrow_dot(const __u64 *w, const __s64 *x, __u32 n, __u64 sum)
+{
+	sum += w[0] * x[0] + w[1] * x[1] + w[2] * x[2] + w[3] * x[3];
+	if (n > 4)
+		sum += w[4] * x[4] + w[5] * x[5] + w[6] * x[6] + w[7] * x[7];
+	return sum;
+}
+
+/* Neuron's output from its sum; c are its constants. */
+static __always_inline __s64 cls_neuron(const struct cls_layer *l, const __u64 *c, __u64 sum, __u32 shift)
+{
+	return cls_clamp((__s64)(sum * c[1] + c[0]) >> shift, l->limit) + l->offset;
+}
+
+static __always_inline const __u64 *cls_words(const struct cls_model *m, __u64 at)
+{
+	return m->words + (at & (CLS_WORDS - 1));
+}
+
+/* The numbers that the verifier learns in one loop must not bind it in the next: it would follow that once for each way out of
+ * the first. So bounds are read where they are used. */
+#define cls_fresh(member) (*(const volatile typeof(member) *)&(member))
+
+static __always_inline void cls_activate_all(const struct cls_layer *l, __s64 *y)
+{
+	for (__u32 i = 0; i < CLS_WIDTH_MAX; i++) {
+		if (i >= cls_fresh(l->neurons))
+			break;
+		y[i] = cls_clamp((cls_activate(y[i], l->activation, l->slope) * l->post_mul + l->post_add) >> (l->post_shift & 63),
+				 l->post_limit) + l->post_offset;
+	}
+}
+
+/* Three neurons from the sum of their words. */
+static __always_inline void cls_three(const struct cls_layer *l, const __u64 *c, __u64 sum, __s64 *y)
+{
+	y[0] = cls_neuron(l, c, sum & CLS_LANE_MASK, CLS_PACKED_SHIFT);
+	y[1] = cls_neuron(l, c + 2, sum >> CLS_LANE & CLS_LANE_MASK, CLS_PACKED_SHIFT);
+	y[2] = cls_neuron(l, c + 4, sum >> 2 * CLS_LANE, CLS_PACKED_SHIFT);
+}
+
+static __always_inline void cls_packed_rows(const struct cls_model *m, const struct cls_layer *l, const __s64 *x, __s64 *y)
+{
+	__u64 at = l->at;
+
+	for (__u32 row = 0; row < (CLS_WIDTH_MAX + 5) / 6; row++) {
+		const __u64 *c = cls_words(m, at);
+		struct cls_sums sum;
+
+		if (row >= cls_fresh(l->rows))
+			break;
+		sum = cls_dot(c + 12, x, cls_fresh(l->inputs), CLS_LANES_ZERO);
+		cls_three(l, c, sum.a, y);
+		cls_three(l, c + 6, sum.b, y + 3);
+		y += 6;
+		at = (at + l->stride) & (CLS_WORDS - 1);
+	}
+}
+
+static __always_inline void cls_exact_rows(const struct cls_model *m, const struct cls_layer *l, const __s64 *x, __s64 *y)
+{
+	__u64 at = l->at;
+
+	for (__u32 row = 0; row < CLS_WIDTH_MAX / 2; row++) {
+		const __u64 *c = cls_words(m, at);
+		struct cls_sums sum;
+
+		if (row >= cls_fresh(l->rows))
+			break;
+		sum = cls_dot(c + 4, x, cls_fresh(l->inputs), 0);
+		y[0] = cls_neuron(l, c, sum.a, l->shift & 63);
+		y[1] = cls_neuron(l, c + 2, sum.b, l->shift & 63);
+		y += 2;
+		at = (at + l->stride) & (CLS_WORDS - 1);
+	}
+}
+
+static __always_inline const struct cls_model *cls_model(__u32 slot)
+{
+	return bpf_map_lookup_elem(&models, &slot);
+}
+
+/* One layer of a model. It is global: the verifier follows it once, and not for each layer and each way through the one before. */
+__noinline int cls_layer(__u32 slot, __u32 layer)
+{
+	const struct cls_model *m = cls_model(slot);
+	struct cls_scratch *s = cls_scratch();
+	const struct cls_layer *l;
+
+	if (!m || !s || layer >= CLS_LAYERS_MAX)
+		return 0;
+	l = &m->layer[layer];
+	if (m->kind == CLS_EXACT)
+		cls_exact_rows(m, l, s->a[layer & 1], s->a[~layer & 1]);
+	else if (m->kind == CLS_PACKED)
+		cls_packed_rows(m, l, s->a[layer & 1], s->a[~layer & 1]);
+	if (l->activation)
+		cls_activate_all(l, s->a[~layer & 1]);
+	return 0;
+}
+
+static __always_inline void cls_inputs(const struct cls_model *m, struct cls_scratch *s)
+{
+	for (__u32 i = 0; i < CLS_WIDTH_MAX; i++) {
+		const struct cls_input *in = &m->input[i];
+		__s64 feature;
+
+		if (i >= cls_fresh(m->inputs))
+			break;
+		feature = *(__s64 *)((void *)s + (in->feature & 0x1f8));
+		s->a[0][i] = cls_clamp((feature * in->mul + in->add) >> (in->shift & 63), m->input_limit) + m->input_offset;
+	}
+}
+
+static __always_inline void cls_narrow_rows(const struct cls_model *m, const struct cls_layer *l, const __s64 *x, __s64 *y)
+{
+	__u64 at = l->at;
+
+	for (__u32 row = 0; row < CLS_NARROW_ROWS; row++) {
+		const __u64 *c = cls_words(m, at);
+
+		if (row >= cls_fresh(l->rows))
+			break;
+		cls_three(l, c, cls_narrow_dot(c + 6, x, cls_fresh(l->inputs), CLS_LANES_ZERO), y);
+		y += 3;
+		at = (at + l->stride) & (CLS_WORDS - 1);
+	}
+}
+
+/* A small network takes less time than the calls: its layers are in place. */
+static __always_inline void cls_narrow_layers(const struct cls_model *m, struct cls_scratch *s)
+{
+	for (__u32 i = 0; i < CLS_NARROW_LAYERS; i++) {
+		if (i >= cls_fresh(m->layers))
+			break;
+		cls_narrow_rows(m, &m->layer[i], s->a[i & 1], s->a[~i & 1]);
+	}
+}
+
+/* Leaves the outputs in s->a[layers & 1]. */
+static __always_inline void cls_layers(const struct cls_model *m, struct cls_scratch *s, __u32 slot)
+{
+	cls_inputs(m, s);
+	if (m->kind == CLS_NARROW) {
+		cls_narrow_layers(m, s);
+	} else {
+		for (__u32 i = 0; i < CLS_LAYERS_MAX; i++) {
+			if (i >= cls_fresh(m->layers))
+				break;
+			cls_layer(slot, i);
+		}
+	}
+}
+
+#endif

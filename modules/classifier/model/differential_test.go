@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package model
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+)
+
+func newRand(t testing.TB) *rand.Rand {
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	return rand.New(rand.NewPCG(seed, 0))
+}
+
+// documents of every kind and activation, of random sizes.
+func documents(r *rand.Rand) map[string]*Document {
+	out := map[string]*Document{}
+	for _, arithmetic := range []string{Q15, Int8} {
+		for _, hidden := range []string{Identity, ReLU, LeakyReLU, Sigmoid, Tanh} {
+			for _, last := range []string{Identity, Sigmoid, Softmax, Argmax} {
+				widths := []int{1 + r.IntN(MaxWidth)}
+				for range r.IntN(MaxLayers) {
+					widths = append(widths, 1+r.IntN(MaxWidth))
+				}
+				outputs := 1
+				if last == Softmax || last == Argmax {
+					outputs = 2 + r.IntN(MaxClasses-1)
+				}
+				d := network(r, hidden, last, append(widths, outputs)...)
+				if arithmetic == Int8 {
+					calibrate(r, d)
+				}
+				out[fmt.Sprintf("mlp/%s/%s/%s", arithmetic, hidden, last)] = d
+			}
+		}
+		widest := network(r, ReLU, Softmax, 64, 64, 64, 64, 64, 64, 64, 64, 16)
+		if arithmetic == Int8 {
+			calibrate(r, widest)
+		}
+		out["widest/"+arithmetic] = widest
+	}
+	for _, kind := range []string{Tree, Forest, Boosting} {
+		for _, classes := range []int{2, 3, 16} {
+			n := 1
+			if kind != Tree {
+				n = classes * (1 + r.IntN(6))
+			}
+			out[fmt.Sprintf("%s/%d", kind, classes)] = forest(r, kind, 1+r.IntN(MaxFeatures), classes, n, 1+r.IntN(6), false)
+		}
+	}
+	out["forest/10x10"] = forest(r, Forest, MaxFeatures, 2, 10, 10, true)
+	out["boosting/320"] = forest(r, Boosting, MaxFeatures, 2, MaxTrees, 3, true)
+	return out
+}
+
+// The kernel computes what Infer computes, to the last bit, of features in the extractor's order.
+func TestKernelIsEqualToGo(t *testing.T) {
+	r, k := newRand(t), newKernel(t)
+	for name, d := range documents(r) {
+		t.Run(name, func(t *testing.T) {
+			extractor := names(MaxFeatures)
+			r.Shuffle(len(extractor), func(i, j int) { extractor[i], extractor[j] = extractor[j], extractor[i] })
+			p := pack(t, d, extractor)
+			k.load(p)
+			for range 300 {
+				features := sample(r, MaxFeatures)
+				want, got := p.Infer(features), k.infer(features)
+				if want.Slot = got.Slot; got != want {
+					t.Fatalf("kernel %+v, Go %+v\nfeatures %v", got, want, features)
+				}
+			}
+		})
+	}
+}
+
+func pack(t testing.TB, d *Document, extractor []string) *Packed {
+	t.Helper()
+	if err := d.Check(); err != nil {
+		t.Fatal(err)
+	}
+	p, err := d.Pack(extractor)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+// The integers decide as floating point does, but for what their precision says: the share of decisions that may differ. Random
+// models decide much closer to the edge than trained ones.
+func TestIntegersAgreeWithFloat(t *testing.T) {
+	r := newRand(t)
+	for name, d := range documents(r) {
+		t.Run(name, func(t *testing.T) {
+			p, n, differ := pack(t, d, d.Features), 5000, 0
+			if d.layered() {
+				n = 1000
+			}
+			for range n {
+				features := ordinary(r, d)
+				if class, _ := d.Infer(floats(features)); class != int(p.Infer(features).Class) {
+					differ++
+				}
+			}
+			if share := float64(differ) / float64(n); share > tolerance(d) {
+				t.Errorf("%.2f%% of decisions differ", 100*share)
+			} else {
+				t.Logf("%d of %d decisions differ", differ, n)
+			}
+		})
+	}
+}
+
+func tolerance(d *Document) float64 {
+	switch {
+	case !d.layered():
+		return 0.001 // ties of averages
+	case d.Arithmetic == Int8:
+		return 0.2
+	case slices.ContainsFunc(d.Layers, func(l Layer) bool { return l.Activation == Sigmoid || l.Activation == Tanh }):
+		return 0.01
+	}
+	return 0.005
+}

@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package model
+
+// Infer is what the data plane computes, to the last bit. Features are the extractor's, in its order.
+func (p *Packed) Infer(features []int64) Decision {
+	out := p.outputs(features)
+	d := Decision{Version: p.header.Version}
+	if len(out) > 1 {
+		d.Class = uint32(largest(out))
+	} else if out[0] > p.Threshold {
+		d.Class = 1
+	}
+	d.Score = int32(p.scoreOf(out, int(d.Class)))
+	return d
+}
+
+func (p *Packed) outputs(features []int64) []int64 {
+	if p.Kind == trees {
+		return p.walk(features)
+	}
+	x := make([]int64, p.Inputs, MaxWidth+4)
+	for i := range x {
+		in := &p.Input[i]
+		x[i] = clamp((features[in.Feature/8]*in.Mul+in.Add)>>in.Shift, p.InputLimit) + p.InputOffset
+	}
+	for i := range p.Layer[:p.Layers] {
+		x = p.apply(&p.Layer[i], x)
+	}
+	return x[:p.Outputs]
+}
+
+// clamp makes at least 0 and at most limit of v.
+func clamp(v int64, limit uint64) int64 { return max(0, min(v, int64(limit))) }
+
+// apply returns what leaves a layer. Neurons that fill up a row are behind the others; they meet weights of 0, or none.
+func (p *Packed) apply(l *layer, x []int64) (y []int64) {
+	x = x[:min(len(x), int(l.Inputs))]
+	per, perRow := p.wordsPerInput(), p.wordsPerInput()*p.perWord()
+	for row := range int(l.Rows) {
+		at := int(l.At) + row*int(l.Stride)
+		for i := range perRow {
+			sum := uint64(0)
+			if p.Kind != exact {
+				sum = lanesZero
+			}
+			for j, v := range x {
+				sum += p.words[at+2*perRow+j*per+i/p.perWord()] * uint64(v)
+			}
+			if p.Kind != exact {
+				sum = sum >> (lane * (i % 3))
+				if i%3 < 2 {
+					sum &= laneMask
+				}
+			}
+			y = append(y, p.neuron(l, at+2*i, sum))
+		}
+	}
+	for i := range y {
+		if l.Activation != clamped {
+			y[i] = clamp((l.activate(y[i])*l.PostMul+l.PostAdd)>>l.PostShift, l.PostLimit) + l.PostOffset
+		}
+	}
+	return y
+}
+
+func (p *Packed) neuron(l *layer, at int, sum uint64) int64 {
+	return clamp(int64(sum*p.words[at+1]+p.words[at])>>l.Shift, l.Limit) + l.Offset
+}
+
+func (l *layer) activate(z int64) int64 {
+	switch {
+	case l.Activation == leaky && z < 0:
+		return round(z*l.Slope, 15)
+	case l.Activation == sigmoid:
+		return round(sigmoidOf(z), 15)
+	case l.Activation == tanh:
+		return round(2*sigmoidOf(2*z)-tableOne, 15)
+	}
+	return z
+}
+
+func round(v int64, shift uint8) int64 { return (v + 1<<(shift-1)) >> shift }
+
+// at is the value at z >= 0 in Q15.
+func (t *table) at(z int64) int64 {
+	z = min(z, tableSteps<<tableStep-1)
+	low, high := int64(t[z>>tableStep]), int64(t[z>>tableStep+1])
+	return low + (high-low)*(z&(1<<tableStep-1))>>tableStep
+}
+
+// sigmoidOf z in Q15 is Q30.
+func sigmoidOf(z int64) int64 {
+	if z < 0 {
+		return tableOne - tables().sigmoid.at(-z)
+	}
+	return tables().sigmoid.at(z)
+}
+
+func (p *Packed) walk(features []int64) []int64 {
+	out := make([]int64, p.Outputs)
+	copy(out, p.Base[:])
+	for t := range int(p.Trees) {
+		at := t
+		for range p.Depth {
+			node := p.words[at]
+			next := int(node&nodeLeft) / 8
+			if f := uint32(node) >> nodeFeature; f != never && features[f/8] > int64(node)>>32 {
+				next++
+			}
+			at = next
+		}
+		value := int64(p.words[at]) >> 32
+		switch {
+		case p.Vectors != 0:
+			for i := range out {
+				out[i] += int64(p.words[int(value)+i])
+			}
+		default:
+			out[t%len(out)] += value
+		}
+	}
+	return out
+}
+
+func (p *Packed) scoreOf(out []int64, class int) int64 {
+	q15 := func(i int) int64 { return out[i] * p.ScoreMul >> p.ScoreShift }
+	switch p.Output {
+	case logistic:
+		return round(sigmoidOf(q15(0)), 15)
+	case share:
+		return max(0, min(q15(0), ScoreOne))
+	case softmax:
+		sum, most := int64(0), q15(class)
+		for i := range out {
+			sum += tables().exp.at(most - q15(i))
+		}
+		return ((sum - tables().exp.at(most-q15(0))) << 15) / sum
+	case shares:
+		return max(0, min(ScoreOne-q15(0), ScoreOne))
+	}
+	return int64(min(class, 1)) * ScoreOne
+}

@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package model
+
+import (
+	"fmt"
+	"math"
+	"slices"
+)
+
+// Pack makes the integers of the data plane. names are all features of the extractor, in its order; the model may use some of
+// them, in any order. Errors are *Error.
+func (d *Document) Pack(names []string) (*Packed, error) {
+	p := &Packed{header: header{Version: d.Version, Output: d.meaning(), Outputs: 1}}
+	index, err := d.index(names)
+	if err != nil {
+		return nil, err
+	}
+	switch {
+	case !d.layered():
+		err = p.packTrees(d, index)
+	case d.Arithmetic == Int8:
+		err = p.packInt8(d, index)
+	default:
+		err = p.packQ15(d, index)
+	}
+	if err == nil && len(p.words) > MaxWords {
+		err = wrong("", "takes %d of %d words; train a smaller model, or run it in user space", len(p.words), MaxWords)
+	}
+	if err != nil {
+		return nil, err
+	}
+	p.WordsUsed = uint32(len(p.words))
+	return p, nil
+}
+
+// index is the place of each of the model's features among the extractor's.
+func (d *Document) index(names []string) ([]int, error) {
+	index := make([]int, len(d.Features))
+	for i, name := range d.Features {
+		if index[i] = slices.Index(names, name); index[i] < 0 || index[i] >= MaxFeatures {
+			return nil, wrong(fmt.Sprintf("features[%d]", i), "%q is no feature of extractor %s, which has %v", name, d.Extractor, names)
+		}
+	}
+	return index, nil
+}
+
+// affine is v = (feature - from) * factor.
+type affine struct{ from, factor float64 }
+
+// pack makes (feature * mul + add) >> shift of it, rounded, with -offset. Features have 31 bits; neither product nor sum may have
+// more than 63.
+func (a affine) pack(field string, offset int64, feature int) (input, error) {
+	for shift := 56; shift >= 0; shift-- {
+		mul := math.Round(math.Ldexp(a.factor, shift))
+		add := math.Round(math.Ldexp(-a.from*a.factor-float64(offset), shift))
+		if math.Abs(mul) < 1<<31 && math.Abs(add) < 1<<61 {
+			return input{Add: int64(add) + half(shift), Mul: int64(mul), Shift: uint8(shift), Feature: uint16(feature * 8)}, nil
+		}
+	}
+	return input{}, wrong(field, "cannot be scaled: from %g, times %g; widen its scale", a.from, a.factor)
+}
+
+// half of 2^shift rounds what is shifted.
+func half(shift int) int64 {
+	if shift == 0 {
+		return 0
+	}
+	return 1 << (shift - 1)
+}
+
+// inputs packs the scaling of all features.
+func (p *Packed) inputs(d *Document, index []int, limit uint64, offset int64, scaling func(i int) affine) error {
+	p.InputLimit, p.InputOffset, p.Inputs = limit, offset, uint16(len(index))
+	for i, feature := range index {
+		var err error
+		if p.Input[i], err = scaling(i).pack("feature "+d.Features[i], offset, feature); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// rowInputs is the words of a row for so many inputs.
+func rowInputs(n int) int {
+	if n <= 4 {
+		return 4
+	}
+	return (n + 7) &^ 7
+}
+
+// cell is a neuron: what is added to its sum, what the sum is multiplied by before, and its weights.
+type cell struct {
+	add, mul int64
+	weights  []int64
+}
+
+// appendLayer lays out the rows of a layer.
+func (p *Packed) appendLayer(l layer, inputs int, cells []cell) {
+	perRow := p.perWord() * p.wordsPerInput()
+	l.At, l.Inputs, l.Neurons = uint32(len(p.words)), uint16(rowInputs(inputs)), uint16(len(cells))
+	l.Rows = uint16((len(cells) + perRow - 1) / perRow)
+	l.Stride = uint16(2*perRow + rowInputs(inputs)*p.wordsPerInput())
+	for row := range slices.Chunk(cells, perRow) {
+		words := make([]uint64, l.Stride)
+		for i, c := range row {
+			words[2*i], words[2*i+1] = uint64(c.add), uint64(c.mul)
+			for j, w := range c.weights {
+				words[2*perRow+j*p.wordsPerInput()+i/p.perWord()] += uint64(w) << (lane * (i % p.perWord()))
+			}
+		}
+		p.words = append(p.words, words...)
+	}
+	p.Layer[p.Layers] = l
+	p.Layers++
+}
+
+// score says what an output is in Q15 if one in real terms is 2^bits.
+func (p *Packed) score(d *Document, bits int, outputs int) {
+	p.Outputs = uint8(outputs)
+	if p.ScoreMul = 1; bits >= 15 {
+		p.ScoreShift = uint8(bits - 15)
+	} else {
+		p.ScoreMul = 1 << (15 - bits)
+	}
+	if outputs == 1 {
+		p.Threshold = int64(math.Floor(math.Ldexp(d.cut(), bits)))
+	}
+}
+
+// activationOf a hidden layer.
+func activationOf(l *Layer) activation {
+	return map[string]activation{LeakyReLU: leaky, Sigmoid: sigmoid, Tanh: tanh}[l.Activation]
+}

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package model
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+)
+
+// MaxDocument is the size of the largest document in bytes: the largest model with numbers of 17 digits, and room.
+const MaxDocument = 8 << 20
+
+// Error is a document that cannot be a model. Reason says what to do.
+type Error struct {
+	Field  string // such as layers[1].weights[2][3]; empty when it is the document as such
+	Reason string
+}
+
+func (e *Error) Error() string {
+	if e.Field == "" {
+		return "model: " + e.Reason
+	}
+	return "model: " + e.Field + ": " + e.Reason
+}
+
+func wrong(field, reason string, args ...any) error {
+	return &Error{field, fmt.Sprintf(reason, args...)}
+}
+
+// Parse reads a document and checks it. Errors are *Error.
+func Parse(text []byte) (*Document, error) {
+	if len(text) > MaxDocument {
+		return nil, wrong("", "%d bytes; a model has at most %d", len(text), MaxDocument)
+	}
+	var d Document
+	dec := json.NewDecoder(bytes.NewReader(text))
+	dec.DisallowUnknownFields()
+	if err := dec.Decode(&d); err != nil {
+		return nil, explain(err)
+	}
+	if _, err := dec.Token(); err != io.EOF {
+		return nil, wrong("", "there is something behind the document; one file is one model")
+	}
+	return &d, d.Check()
+}
+
+// explain says what errors of encoding/json mean here.
+func explain(err error) error {
+	var syntax *json.SyntaxError
+	var kind *json.UnmarshalTypeError
+	switch {
+	case errors.As(err, &syntax):
+		return wrong("", "not JSON at byte %d (%v); NaN and Infinity are no numbers of a model: train it again, or clip its weights", syntax.Offset, syntax)
+	case errors.As(err, &kind):
+		return wrong(kind.Field, "%s is no %s, or out of range", kind.Value, kind.Type)
+	case errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, io.EOF):
+		return wrong("", "the document ends too early; copy it again")
+	}
+	return wrong("", "%v", err)
+}
