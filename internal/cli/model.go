@@ -33,8 +33,10 @@ func modelKind() kind[v1alpha1.Model] {
 
 func (a *app) modelCommand() *cobra.Command {
 	k := modelKind()
-	return noun("model", "Trained models that modules run on packets", a.modelLoadCommand(), k.list(a), k.get(a), a.modelDescribeCommand(),
+	c := noun("model", "Trained models that modules run on packets", a.modelLoadCommand(), k.list(a), k.get(a), a.modelDescribeCommand(),
 		a.modelRollbackCommand(), k.delete(a))
+	c.AddCommand(a.modelAuthorCommands()...)
+	return c
 }
 
 func modelStatus(m v1alpha1.Model) v1alpha1.ModelStatus {

@@ -23,8 +23,8 @@ RPL_FEATURES = ("dis", "dio", "dao", "disBefore", "dioBefore", "daoBefore")
 RPL_CLASSES = ("normal", "disFlood", "dioFlood", "daoFlood")
 NETWORKS, SECONDS = 100, 400
 
-# Messages of an attack, in a window and the one before, from which it must be found, by length of the window in seconds.
-# Rows with fewer are not trained on: what a joining node sends looks the same.
+# Messages of an attack, in a window and the one before, from which it must be found, by length of the window in seconds. With
+# much fewer it must not: nodes that join or routers that repair send as many.
 _TOLD = {1: {"dis": 2, "dio": 18, "dao": 6}, 5: {"dis": 4, "dio": 40, "dao": 18}, 10: {"dis": 6, "dio": 60, "dao": 26}}
 
 
@@ -32,13 +32,23 @@ def hello(table, seconds, seed=1):
     """The published perceptron 4-3-2-1, of the published windows: 80 % to train, 20 % to test, stratified."""
     x, y = windows.published(table)
     train_x, test_x, train_y, test_y = train_test_split(x, y, test_size=0.2, stratify=y, random_state=seed)
-    estimator = make_pipeline(StandardScaler(), MLPClassifier((3, 2), activation="relu", solver="lbfgs", alpha=1e-3, max_iter=2000, random_state=seed))
     return _finish(
-        estimator, (train_x, train_y), (test_x, test_y), name=f"rpl-hello-{seconds}s", features=windows.PUBLISHED, extractor="rpl", window=f"{seconds}s",
+        _Luckiest(seed), (train_x, train_y), (test_x, test_y), name=f"rpl-hello-{seconds}s", features=windows.PUBLISHED, extractor="rpl", window=f"{seconds}s",
         classes=["normal", "helloFlood"], extra=[("dis > 0", lambda rows: rows[:, 0] > 0)],
         description="The published perceptron against DIS floods. Counts are of frames, repetitions included, as those that it was trained on.",
         trainedOn=f"{len(train_x)} of {len(x)} published windows of {seconds} s, tested on the others",
     )
+
+
+class _Luckiest:
+    """Neurons as few as these die now and then: the start with the least loss on what is trained with, of eight."""
+
+    def __init__(self, seed):
+        self.starts = range(seed, seed + 8)
+
+    def fit(self, x, y):
+        tries = [make_pipeline(StandardScaler(), MLPClassifier((3, 2), learning_rate_init=0.01, max_iter=3000, random_state=s)).fit(x, y) for s in self.starts]
+        self.best = min(tries, key=lambda t: t[-1].loss_)
 
 
 def rpl(seconds, networks=NETWORKS, seed=1):
@@ -67,14 +77,14 @@ def _rpl_rows(seed, seconds, networks):
 
 
 def rpl_class(row, seconds):
-    """The index of the row's class; -1 if too little of the attack is in it, or it is over."""
+    """The index of the row's class; -1 if it could be either, or the attack is over."""
     total = row.attacks + (row.before.attacks if row.before else type(row.attacks)())
     if not total:
         return 0
     kind, n = total.most_common(1)[0]
-    if n < _TOLD[seconds][kind] or not +row.attacks:
-        return -1
-    return RPL_CLASSES.index(kind + "Flood")
+    if n < _TOLD[seconds][kind]:
+        return 0 if n < 0.7 * _TOLD[seconds][kind] else -1
+    return RPL_CLASSES.index(kind + "Flood") if +row.attacks else -1
 
 
 def flow(number=6000, seed=1):
@@ -135,7 +145,7 @@ def _finish(estimator, train, test, *, classes, features, extra=(), **about):
     """Trains, tests, and writes what came out into the document, with the rules that do the same in one line."""
     estimator.fit(*train)
     x, y = test
-    model = importer.convert(estimator)
+    model = importer.convert(getattr(estimator, "best", estimator))
     model.classes = list(classes)
     accuracy = accuracy_score(y, model.decide(x))
     compared = [*extra, *(r for r in rules.best(train[0], train[1] > 0, features) if r[0] not in dict(extra))]
