@@ -5,6 +5,7 @@
 package modules
 
 import (
+	"github.com/kerb-edge/kerb/modules/classifier"
 	"github.com/kerb-edge/kerb/modules/counter"
 	"github.com/kerb-edge/kerb/modules/firewall"
 	"github.com/kerb-edge/kerb/modules/proxy"
@@ -15,10 +16,11 @@ import (
 
 func controls() map[string]sdk.Control {
 	return map[string]sdk.Control{
-		"counter":   counter.Control(),
-		"firewall":  firewall.Control(),
-		"proxy":     proxy.Control(),
-		"responder": responder.Control(),
-		"tunnel":    tunnel.Control(),
+		"classifier": classifier.Control(),
+		"counter":    counter.Control(),
+		"firewall":   firewall.Control(),
+		"proxy":      proxy.Control(),
+		"responder":  responder.Control(),
+		"tunnel":     tunnel.Control(),
 	}
 }

@@ -18,7 +18,7 @@ import (
 )
 
 // Control is the control plane of a package. Compile is its only duty; what else it can do is told by the optional
-// interfaces Handler, Runner, Measurer, HealthChecker, VirtualServiceUser and InstanceFollower on the Compiled it returns.
+// interfaces Handler, Runner, Measurer, HealthChecker, VirtualServiceUser, ModelUser, Conditioner and InstanceFollower on the Compiled it returns.
 type Control interface {
 	// Compile checks config (already valid by the manifest's schema) and works out what the data plane needs. It has no
 	// effect. Errors that the operator can mend are *ConfigError.

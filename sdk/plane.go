@@ -48,7 +48,7 @@ type running struct {
 	cancel     context.CancelFunc
 	work       sync.WaitGroup // the background work
 	users      sync.WaitGroup // requests that use the maps
-	updating   sync.Mutex     // one update of virtual services at a time
+	updating   sync.Mutex     // one update of resources at a time
 	following  sync.Mutex     // one change of instances at a time
 
 	mu        sync.Mutex
@@ -99,6 +99,7 @@ func (p *plane) routes() http.Handler {
 	own("POST attached", func(r *http.Request) (any, error) { return nil, p.serveInstance(r, true) })
 	own("POST detached", func(r *http.Request) (any, error) { return nil, p.serveInstance(r, false) })
 	own("POST virtualservices", p.serveVirtualServices)
+	own("POST models", p.serveModels)
 	own("GET wanted", func(r *http.Request) (any, error) { return p.wants.take(r.Context()), nil })
 	own("GET health", p.serveHealth)
 	own("GET metrics", p.serveMetrics)
@@ -320,21 +321,36 @@ func (p *plane) serveVirtualServices(r *http.Request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
+	return updateUser(p, update.Generation, func(user VirtualServiceUser, live Live) (any, error) {
+		return nil, user.VirtualServices(live, update)
+	})
+}
+
+func (p *plane) serveModels(r *http.Request) (any, error) {
+	update, err := decode[ModelUpdate](r)
+	if err != nil {
+		return nil, err
+	}
+	return updateUser(p, update.Generation, func(user ModelUser, live Live) (any, error) { return user.Models(live, update) })
+}
+
+// updateUser tells the present generation of resources, if it is the one meant and works with them.
+func updateUser[U any](p *plane, generation string, tell func(U, Live) (any, error)) (any, error) {
 	now := p.use()
 	if now == nil {
 		return nil, errOtherGeneration
 	}
 	defer now.users.Done()
-	user, ok := now.compiled.(VirtualServiceUser)
+	user, ok := now.compiled.(U)
 	if !ok {
 		return nil, errNotOurs
 	}
-	if now.generation != update.Generation {
+	if now.generation != generation {
 		return nil, errOtherGeneration
 	}
 	now.updating.Lock()
 	defer now.updating.Unlock()
-	return nil, user.VirtualServices(now.live, update)
+	return tell(user, now.live)
 }
 
 func (p *plane) serveHealth(*http.Request) (any, error) {
@@ -348,7 +364,15 @@ func (p *plane) serveHealth(*http.Request) (any, error) {
 			return nil, &unhealthyError{err}
 		}
 	}
-	return nil, nil
+	c, ok := now.compiled.(Conditioner)
+	if !ok {
+		return nil, nil
+	}
+	conditions, err := c.Conditions(now.live)
+	if err != nil {
+		return nil, &unhealthyError{err}
+	}
+	return HealthAnswer{Conditions: conditions}, nil
 }
 
 func (p *plane) serveMetrics(*http.Request) (any, error) {

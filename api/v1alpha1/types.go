@@ -18,7 +18,7 @@ const (
 // TypeMeta names the schema of a resource.
 type TypeMeta struct {
 	APIVersion string `json:"apiVersion" enum:"kerb.dev/v1alpha1" doc:"Schema version"`
-	Kind       string `json:"kind" enum:"Module,Service,VirtualService" doc:"Kind of resource"`
+	Kind       string `json:"kind" enum:"Module,Service,VirtualService,Model" doc:"Kind of resource"`
 }
 
 // ObjectMeta identifies a resource on its node.

@@ -36,6 +36,7 @@ type NodeStatus struct {
 	Modules         int         `json:"modules"`
 	Services        int         `json:"services"`
 	VirtualServices int         `json:"virtualServices"`
+	Models          int         `json:"models"`
 	Chains          int         `json:"chains"`
 	Points          int         `json:"attachPoints"`
 	Memory          int64       `json:"memoryBytes" doc:"Kernel memory of all maps, in bytes"`

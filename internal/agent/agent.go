@@ -25,6 +25,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/control"
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/fault"
+	"github.com/kerb-edge/kerb/internal/models"
 	"github.com/kerb-edge/kerb/internal/oakestra"
 	"github.com/kerb-edge/kerb/internal/oci"
 	"github.com/kerb-edge/kerb/internal/pkgs"
@@ -44,6 +45,7 @@ type Agent struct {
 	control *control.Manager
 	watcher *service.Watcher
 	virtual *resolve.Table
+	models  *models.Table
 	started time.Time
 	base    context.Context // of control planes' background work
 
@@ -126,7 +128,9 @@ func open(ctx context.Context, cfg config.Config, log *slog.Logger) (*Agent, err
 		return nil, errors.Join(err, st.Close())
 	}
 	a := &Agent{
-		log: log, store: st, dp: dp, virtual: resolve.NewTable(log, cfg.Paths.Resolved(), resolvers(cfg, log)...), base: context.WithoutCancel(ctx), started: time.Now(),
+		log: log, store: st, dp: dp, base: context.WithoutCancel(ctx), started: time.Now(),
+		virtual: resolve.NewTable(log, cfg.Paths.Resolved(), resolvers(cfg, log)...),
+		models:  models.NewTable(log),
 		catalog: pkgs.NewCatalog(modules.Packages(), modules.Controls()),
 		watcher: service.NewWatcher(log),
 		wake:    make(chan struct{}, 1),
@@ -136,12 +140,13 @@ func open(ctx context.Context, cfg config.Config, log *slog.Logger) (*Agent, err
 		metrics: newMetrics(),
 		costs:   newCosts(),
 	}
-	a.control, err = control.New(control.Options{Run: cfg.Paths.ControlSockets(), State: cfg.Paths.ControlState(), Log: log, Services: a.virtual, Packets: a})
+	a.control, err = control.New(control.Options{Run: cfg.Paths.ControlSockets(), State: cfg.Paths.ControlState(), Log: log, Services: a.virtual, Models: a.models, Packets: a})
 	if err != nil {
 		return nil, errors.Join(err, st.Close())
 	}
 	a.virtual.Apply(slices.Collect(maps.Values(desired.VirtualServices)), nil)
 	a.virtual.Restore()
+	a.models.Apply(slices.Collect(maps.Values(desired.Models)), nil)
 	a.catalog.SetPulled(oci.NewStore(cfg.Paths.Packages(), cfg.Paths.Keys()))
 	if err := a.catalog.Err(); err != nil {
 		log.Error("built-in packages that cannot be used", "error", err)

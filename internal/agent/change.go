@@ -27,34 +27,14 @@ func (a *Agent) Apply(_ context.Context, r server.Request) (v1.ApplyResult, erro
 	defer a.changes.Unlock()
 	next := a.desired.Clone()
 	result := v1.ApplyResult{DryRun: r.DryRun}
-	for _, s := range r.Services {
-		old, exists := next.Services[s.Metadata.Name]
-		change := changeOf(v1.KindService, s.Metadata.Name, exists, sum(old.Metadata, old.Spec), sum(s.Metadata, s.Spec))
-		s.Metadata.Generation = old.Metadata.Generation
-		if change.Action != "unchanged" {
-			s.Metadata.Generation++
-		}
-		s.Status = nil
-		next.Services[s.Metadata.Name] = s
-		result.Changes = append(result.Changes, change)
-	}
-	for _, m := range r.Modules {
-		old, exists := next.Modules[m.Metadata.Name]
-		change := changeOf(v1.KindModule, m.Metadata.Name, exists, sum(old.Metadata, old.Spec), sum(m.Metadata, m.Spec))
-		m.Metadata.Generation = old.Metadata.Generation
-		if change.Action != "unchanged" {
-			m.Metadata.Generation++
-		}
-		m.Status = nil
-		next.Modules[m.Metadata.Name] = m
-		result.Changes = append(result.Changes, change)
-	}
-	virtual, err := applyVirtual(r, next, &result)
+	serviceKind.apply(r.Services, next.Services, &result)
+	moduleKind.apply(r.Modules, next.Modules, &result)
+	part, err := applyPart(r, next, &result)
 	if err != nil {
 		return result, err
 	}
 	if len(r.Modules)+len(r.Services) == 0 {
-		return result, a.commitVirtual(next, virtual, r.DryRun)
+		return result, a.commitPart(next, part, r.DryRun)
 	}
 	if err := a.checkServices(next); err != nil {
 		return result, err
@@ -63,7 +43,7 @@ func (a *Agent) Apply(_ context.Context, r server.Request) (v1.ApplyResult, erro
 	steps, err := a.change(next, r.Modules, r.DryRun, keep)
 	result.Steps = steps
 	if err == nil && !r.DryRun {
-		a.virtual.Apply(virtual.put, virtual.remove)
+		a.tell(part)
 	}
 	return result, err
 }
@@ -74,38 +54,27 @@ func (a *Agent) Delete(_ context.Context, refs []server.Ref, dryRun bool) (v1.Ap
 	defer a.changes.Unlock()
 	next := a.desired.Clone()
 	result := v1.ApplyResult{DryRun: dryRun}
-	var virtual virtualChange
+	var part store.Part
 	for _, ref := range refs {
-		change := v1.Change{Action: "delete", Kind: ref.Kind, Name: ref.Name}
-		if m, ok := next.Modules[ref.Name]; ok && ref.Kind == v1.KindModule {
-			change.Before = sum(m.Metadata, m.Spec)
-			delete(next.Modules, ref.Name)
-		} else if s, ok := next.Services[ref.Name]; ok && ref.Kind == v1.KindService {
-			change.Before = sum(s.Metadata, s.Spec)
-			delete(next.Services, ref.Name)
-		} else if s, ok := next.VirtualServices[ref.Name]; ok && ref.Kind == v1.KindVirtualService {
-			change.Before = sum(s.Metadata, s.Spec)
-			delete(next.VirtualServices, ref.Name)
-			virtual.remove = append(virtual.remove, ref.Name)
-		} else {
+		switch {
+		case moduleKind.delete(ref, next.Modules, &result), serviceKind.delete(ref, next.Services, &result):
+		case virtualKind.delete(ref, next.VirtualServices, &result):
+			part.VirtualServices.Remove = append(part.VirtualServices.Remove, ref.Name)
+		case modelKind.delete(ref, next.Models, &result):
+			part.Models.Remove = append(part.Models.Remove, ref.Name)
+		default:
 			return result, &fault.NotFound{Kind: ref.Kind, Name: ref.Name}
 		}
-		result.Changes = append(result.Changes, change)
 	}
-	if len(virtual.remove) == len(refs) {
-		return result, a.commitVirtual(next, virtual, dryRun)
+	if part.Len() == len(refs) {
+		return result, a.commitPart(next, part, dryRun)
 	}
 	steps, err := a.change(next, nil, dryRun, a.store.Recovered())
 	result.Steps = steps
 	if err == nil && !dryRun {
-		a.virtual.Apply(nil, virtual.remove)
+		a.tell(part)
 	}
 	return result, err
-}
-
-// sum is what of a resource counts as its content.
-func sum(meta v1.ObjectMeta, spec any) map[string]any {
-	return map[string]any{"labels": meta.Labels, "spec": spec}
 }
 
 func changeOf(kind, name string, exists bool, before, after map[string]any) v1.Change {

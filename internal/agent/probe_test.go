@@ -33,10 +33,12 @@ type probe struct {
 	resets   int
 	changes  []string // of instances
 	refuse   bool
+	models   map[string]int64 // generation by name
+	freshM   map[string]bool
 }
 
 func (*probe) Compile(json.RawMessage) (sdk.Compiled, error) {
-	return &probe{services: map[string]sdk.VirtualService{}}, nil
+	return &probe{services: map[string]sdk.VirtualService{}, models: map[string]int64{}}, nil
 }
 func (*probe) Settings() sdk.Settings { return sdk.Settings{} }
 func (*probe) Fill(sdk.Maps) error    { return nil }
@@ -64,6 +66,43 @@ func (p *probe) VirtualServices(_ sdk.Live, u sdk.VirtualServiceUpdate) error {
 	return nil
 }
 
+// Models uses those whose name begins with m, and refuses documents of version 13.
+func (p *probe) Models(_ sdk.Live, u sdk.ModelUpdate) (answer sdk.ModelAnswer, err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if u.Reset {
+		p.freshM = map[string]bool{}
+	}
+	for _, m := range u.Put {
+		var doc struct{ Version int }
+		if err := json.Unmarshal(m.Document, &doc); err != nil {
+			return answer, err
+		}
+		switch p.freshM[m.Name] = true; {
+		case doc.Version == 13:
+			answer.Refused = map[string]string{m.Name: "13 is no good version"}
+			continue
+		case m.Name[0] == 'm':
+			answer.Using = append(answer.Using, m.Name)
+		}
+		p.models[m.Name] = m.Generation
+	}
+	for _, name := range u.Remove {
+		delete(p.models, name)
+	}
+	if u.Complete {
+		maps.DeleteFunc(p.models, func(name string, _ int64) bool { return !p.freshM[name] })
+	}
+	return answer, nil
+}
+
+// Conditions has one that tells how many models there are.
+func (p *probe) Conditions(sdk.Live) ([]sdk.Condition, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return []sdk.Condition{{Type: "Probe", Status: "True", Reason: "Well", Message: fmt.Sprint(len(p.models), " models")}}, nil
+}
+
 func (p *probe) InstanceChanged(_ sdk.Live, i sdk.Instance, there bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -78,6 +117,7 @@ type probeState struct {
 	Resets    int
 	Changes   []string
 	Instances []sdk.Instance
+	Models    map[string]int64
 }
 
 func (p *probe) Handler(live sdk.Live) http.Handler {
@@ -85,7 +125,7 @@ func (p *probe) Handler(live sdk.Live) http.Handler {
 	mux.HandleFunc("GET /state", func(w http.ResponseWriter, _ *http.Request) {
 		p.mu.Lock()
 		defer p.mu.Unlock()
-		_ = json.NewEncoder(w).Encode(probeState{true, p.services, p.unknown, p.resets, p.changes, live.Interface()})
+		_ = json.NewEncoder(w).Encode(probeState{true, p.services, p.unknown, p.resets, p.changes, live.Interface(), p.models})
 	})
 	mux.HandleFunc("POST /want/{addr}", func(_ http.ResponseWriter, r *http.Request) { live.Want(netip.MustParseAddr(r.PathValue("addr"))) })
 	mux.HandleFunc("POST /refuse/{whether}", func(_ http.ResponseWriter, r *http.Request) {
@@ -155,7 +195,7 @@ func probePackage(t *testing.T) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	text := string(manifest) + "resources: [virtualServices]\ninject: true\n" +
+	text := string(manifest) + "resources: [virtualServices, models]\ninject: true\n" +
 		"control: {command: [./control, " + probeCommand + "], files: [control], memory: 256Mi}\n" +
 		"configSchema: {type: object, properties: {number: {type: integer}}}\n"
 	self, err := os.ReadFile("/proc/self/exe")

@@ -115,6 +115,12 @@ func (a *Agent) extraConditions(d *deployment) []v1.Condition {
 	if slices.Contains(d.pkg.Resources, pkgs.ResourceVirtualServices) {
 		add("VirtualServices", "Told", "NotTaken", d.plane.ServicesErr())
 	}
+	if slices.Contains(d.pkg.Resources, pkgs.ResourceModels) {
+		add("Models", "Told", "NotTaken", d.plane.ModelsErr())
+	}
+	for _, c := range d.plane.State().Conditions {
+		out = append(out, v1.Condition{Type: c.Type, Status: c.Status, Reason: c.Reason, Message: c.Message, Since: c.Since})
+	}
 	if d.pkg.Inject {
 		add("Inject", "Possible", "NotEverywhere", d.plane.InjectErr())
 	}
@@ -337,7 +343,7 @@ func (a *Agent) Status(context.Context) (v1.NodeStatus, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	st := v1.NodeStatus{Version: version.Version(), Kernel: kernelRelease(), PID: os.Getpid(), Uptime: time.Since(a.started).Round(time.Second).String(),
-		Modules: len(a.desired.Modules), Services: len(a.desired.Services), VirtualServices: len(a.virtual.Names()), Points: len(a.points)}
+		Modules: len(a.desired.Modules), Services: len(a.desired.Services), VirtualServices: len(a.virtual.Names()), Models: len(a.desired.Models), Points: len(a.points)}
 	chains := map[string]bool{}
 	for _, p := range a.points {
 		chains[p.chain.ID()] = true

@@ -10,55 +10,9 @@ import (
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/fault"
-	"github.com/kerb-edge/kerb/internal/resolve"
-	"github.com/kerb-edge/kerb/internal/server"
 	"github.com/kerb-edge/kerb/internal/service"
-	"github.com/kerb-edge/kerb/internal/store"
 	"github.com/kerb-edge/kerb/sdk"
 )
-
-// virtualChange is what becomes of the table when a change is committed.
-type virtualChange struct {
-	put    []v1.VirtualService
-	remove []string
-}
-
-func (c *virtualChange) empty() bool { return len(c.put)+len(c.remove) == 0 }
-
-// applyVirtual puts the virtual services of a request into the next desired state.
-func applyVirtual(r server.Request, next store.Desired, result *v1.ApplyResult) (c virtualChange, err error) {
-	for _, s := range r.VirtualServices {
-		name := s.Metadata.Name
-		old, exists := next.VirtualServices[name]
-		change := changeOf(v1.KindVirtualService, name, exists, sum(old.Metadata, old.Spec), sum(s.Metadata, s.Spec))
-		result.Changes = append(result.Changes, change)
-		if change.Action == "unchanged" {
-			continue
-		}
-		s.Metadata.Generation, s.Status = old.Metadata.Generation+1, nil
-		next.VirtualServices[name] = s
-		c.put = append(c.put, s)
-	}
-	if len(c.put) > 0 {
-		err = resolve.CheckTogether(next.VirtualServices, c.put)
-	}
-	return c, err
-}
-
-// commitVirtual is a change of virtual services alone: nothing in the kernel is planned or loaded, control planes are told.
-func (a *Agent) commitVirtual(next store.Desired, c virtualChange, dryRun bool) error {
-	if dryRun || c.empty() {
-		return nil
-	}
-	if err := a.store.CommitVirtualServices(c.put, c.remove); err != nil {
-		return err
-	}
-	a.mu.Lock()
-	a.desired = next
-	a.mu.Unlock()
-	a.virtual.Apply(c.put, c.remove)
-	return nil
-}
 
 // VirtualServices lists the virtual services, those that resolvers found included.
 func (a *Agent) VirtualServices(context.Context) ([]v1.VirtualService, error) {

@@ -142,7 +142,11 @@ func (a *app) dropMissing(ctx context.Context, in *input) error {
 		return err
 	}
 	virtual, err := fetch[[]v1alpha1.VirtualService](ctx, a, "/v1/virtualservices")
-	for _, ref := range (server.Request{Modules: modules, Services: services, VirtualServices: virtual}).Refs() {
+	if err != nil {
+		return err
+	}
+	models, err := fetch[[]v1alpha1.Model](ctx, a, "/v1/models")
+	for _, ref := range (server.Request{Modules: modules, Services: services, VirtualServices: virtual, Models: models}).Refs() {
 		exists[ref] = true
 	}
 	in.refs = slices.DeleteFunc(in.refs, func(r server.Ref) bool { return !exists[r] })

@@ -134,6 +134,7 @@ func describeNode(w io.Writer, s v1alpha1.NodeStatus) {
 	field(w, "Modules", s.Modules)
 	field(w, "Services", s.Services)
 	field(w, "Virtual services", s.VirtualServices)
+	field(w, "Models", s.Models)
 	field(w, "Chains", s.Chains)
 	field(w, "Attach points", s.Points)
 	field(w, "Memory", pkgs.FormatBytes(s.Memory))

@@ -15,6 +15,7 @@ import (
 	"sync"
 
 	"github.com/kerb-edge/kerb/internal/control/sandbox"
+	"github.com/kerb-edge/kerb/internal/models"
 	"github.com/kerb-edge/kerb/internal/pkgs"
 	"github.com/kerb-edge/kerb/internal/resolve"
 	"github.com/kerb-edge/kerb/sdk"
@@ -52,6 +53,8 @@ type Options struct {
 	Log   *slog.Logger
 	// Services are the virtual services that control planes may ask for; nil if there are none.
 	Services *resolve.Table
+	// Models are the models that control planes may ask for; nil if there are none.
+	Models *models.Table
 	// Packets let control planes send in the name of services; nil if none may.
 	Packets Packets
 }
@@ -138,6 +141,9 @@ func (m *Manager) Plane(module string, p *pkgs.Package) (*Plane, error) {
 	plane := newPlane(module, p, m.opts, start)
 	if slices.Contains(p.Resources, pkgs.ResourceVirtualServices) && m.opts.Services != nil {
 		plane.services = m.opts.Services.Follow(module)
+	}
+	if slices.Contains(p.Resources, pkgs.ResourceModels) && m.opts.Models != nil {
+		plane.models = m.opts.Models.Follow(module)
 	}
 	if p.Inject && m.opts.Packets != nil {
 		plane.packets = newPackets(m.opts.Packets)

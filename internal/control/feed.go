@@ -17,29 +17,53 @@ const (
 	updateTime = 30 * time.Second
 )
 
-// feed keeps a run's virtual services as the table has them, and takes what it wants. It is apart from all else that the
-// run is told: a packet may be waiting for it.
+// follower knows what a control plane has been told of one kind of resources, in updates U.
+type follower[U any] interface {
+	Restart()
+	Ready() <-chan struct{}
+	Next() (U, bool)
+	Taken(U, error)
+	Err() error
+	Close()
+}
+
+// update is what follower's updates can do.
+type update[U any] interface {
+	*U
+	For(generation string)
+	Answer() any
+}
+
+// feed keeps a run's resources as the tables have them, and takes what it wants. It is apart from all else that the run is
+// told: a packet may be waiting for it.
 func (p *Plane) feed(ctx context.Context, r *run) {
-	if p.services == nil {
-		return
+	var feeding sync.WaitGroup
+	defer feeding.Wait()
+	if p.services != nil {
+		feeding.Go(func() { p.pollWants(ctx, r) })
+		feeding.Go(func() { follow(ctx, p, r, "virtualservices", p.services) })
 	}
-	var polling sync.WaitGroup
-	defer polling.Wait()
-	polling.Go(func() { p.pollWants(ctx, r) })
+	if p.models != nil {
+		feeding.Go(func() { follow(ctx, p, r, "models", p.models) })
+	}
+}
+
+// follow tells a run of one kind of resources by a call.
+func follow[U any, P update[U]](ctx context.Context, p *Plane, r *run, call string, f follower[U]) {
 	told := ""
 	for {
 		generation, progress := p.startedOn()
 		if generation != "" && generation != told {
-			p.services.Restart() // it knows nothing of what an earlier one was told
+			f.Restart() // it knows nothing of what an earlier one was told
 			told = generation
 		}
 		if told != "" {
-			p.update(ctx, r, told)
+			tellAll[U, P](ctx, p, r, call, f, told)
 		}
 		select {
 		case <-ctx.Done():
 			return
-		case <-p.services.Ready():
+		case <-f.Ready():
 		case <-progress:
 		}
 	}
@@ -52,19 +76,19 @@ func (p *Plane) startedOn() (string, <-chan struct{}) {
 	return p.startedWith, p.progress
 }
 
-// update tells all that there is to tell.
-func (p *Plane) update(ctx context.Context, r *run, generation string) {
+// tellAll tells all that there is to tell.
+func tellAll[U any, P update[U]](ctx context.Context, p *Plane, r *run, call string, f follower[U], generation string) {
 	for {
-		u, more := p.services.Next()
+		u, more := f.Next()
 		if !more || ctx.Err() != nil {
 			return
 		}
-		u.Generation = generation
-		err := p.call(ctx, r, updateTime, "virtualservices", u, nil)
+		P(&u).For(generation)
+		err := p.call(ctx, r, updateTime, call, u, P(&u).Answer())
 		if answered(err, http.StatusNotFound) {
 			err = nil // it does not care
 		}
-		p.services.Taken(u, err)
+		f.Taken(u, err)
 		if err == nil {
 			continue
 		}
@@ -75,7 +99,7 @@ func (p *Plane) update(ctx context.Context, r *run, generation string) {
 		if answered(err, http.StatusConflict) {
 			pause = 10 * time.Millisecond // it has just started with a newer generation, of which we hear in a moment
 		} else {
-			p.log.Warn("control plane does not take virtual services; trying again", "error", err)
+			p.log.Warn("control plane does not take "+call+"; trying again", "error", err)
 		}
 		select {
 		case <-ctx.Done():
@@ -115,4 +139,12 @@ func (p *Plane) ServicesErr() error {
 		return nil
 	}
 	return p.services.Err()
+}
+
+// ModelsErr is why the control plane does not run the models that it should; nil if it does, or has no use for them.
+func (p *Plane) ModelsErr() error {
+	if p.models == nil {
+		return nil
+	}
+	return p.models.Err()
 }

@@ -17,6 +17,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/kerb-edge/kerb/internal/models"
 	"github.com/kerb-edge/kerb/internal/pkgs"
 	"github.com/kerb-edge/kerb/internal/resolve"
 	"github.com/kerb-edge/kerb/sdk"
@@ -49,6 +50,7 @@ type Plane struct {
 	changed chan struct{} // wakes the supervisor: what is wanted has changed
 
 	services *resolve.Follower // nil unless the package works with virtual services
+	models   *models.Follower  // nil unless it works with models
 	packets  *packets          // nil unless it sends in the name of services
 
 	sending sync.Mutex // while maps of want are sent or closed
@@ -83,6 +85,14 @@ type State struct {
 	Restarts int
 	PID      int
 	Since    time.Time
+	// Conditions are what it tells besides, at its last sign of health.
+	Conditions []Condition
+}
+
+// Condition is one that the control plane tells, with the time since when it is so.
+type Condition struct {
+	sdk.Condition
+	Since time.Time
 }
 
 func newPlane(module string, p *pkgs.Package, opts Options, start starter) *Plane {
@@ -184,6 +194,9 @@ func (p *Plane) supervise() {
 	defer p.setWant(nil)
 	if p.services != nil {
 		defer p.services.Close()
+	}
+	if p.models != nil {
+		defer p.models.Close()
 	}
 	pause := firstPause
 	for {
@@ -426,7 +439,7 @@ func byIndex(list []sdk.Instance) map[uint32]sdk.Instance {
 
 // checkHealth returns how many checks in a row had no answer at all.
 func (p *Plane) checkHealth(ctx context.Context, r *run, missed int) int {
-	err := p.inform(ctx, r, "health", nil)
+	conditions, err := p.askHealth(ctx, r)
 	var answer *AnswerError
 	if err != nil && !errors.As(err, &answer) {
 		p.setState(func(s *State) { s.Healthy, s.Reason = false, err.Error() })
@@ -436,9 +449,35 @@ func (p *Plane) checkHealth(ctx context.Context, r *run, missed int) int {
 		s.Healthy, s.Reason = err == nil, ""
 		if err != nil {
 			s.Reason = err.Error()
+			return
 		}
+		s.Conditions = since(conditions, s.Conditions)
 	})
 	return 0
+}
+
+// askHealth returns what the control plane tells besides. An unhealthy one answers with an error.
+func (p *Plane) askHealth(ctx context.Context, r *run) ([]sdk.Condition, error) {
+	var health sdk.HealthAnswer
+	err := p.call(ctx, r, callTime, "health", nil, &health)
+	if answered(err, http.StatusNotFound) || errors.Is(err, errNotUnderstood) { // any 200 is good health
+		return nil, nil
+	}
+	return health.Conditions, err
+}
+
+// since gives conditions the time of their last change.
+func since(now []sdk.Condition, before []Condition) []Condition {
+	out := make([]Condition, len(now))
+	for i, c := range now {
+		out[i] = Condition{c, time.Now()}
+		for _, b := range before {
+			if b.Type == c.Type && b.Status == c.Status && b.Reason == c.Reason {
+				out[i].Since = b.Since
+			}
+		}
+	}
+	return out
 }
 
 // Compile has a config worked out. known is false when the control plane leaves that to the agent. A mistake in the config
@@ -594,7 +633,7 @@ func (p *Plane) AwaitHealthy(ctx context.Context) error {
 			return errors.New(s.Reason)
 		}
 		if s.Started && r != nil {
-			err := p.inform(ctx, r, "health", nil)
+			_, err := p.askHealth(ctx, r)
 			switch {
 			case err != nil && ctx.Err() != nil:
 				return fmt.Errorf("not healthy in time: %w", cmp.Or(last, err))
@@ -729,6 +768,8 @@ func (r *run) explain(err error) error {
 	}
 }
 
+var errNotUnderstood = errors.New("the answer cannot be understood")
+
 func understand(name string, status int, data []byte, answer any) error {
 	if len(data) > sdk.MaxBody {
 		return fmt.Errorf("the answer has more than %d bytes", sdk.MaxBody)
@@ -745,7 +786,7 @@ func understand(name string, status int, data []byte, answer any) error {
 	dec.UseNumber()
 	dec.DisallowUnknownFields()
 	if err := dec.Decode(answer); err != nil {
-		return fmt.Errorf("the answer cannot be understood: %w", err)
+		return fmt.Errorf("%w: %w", errNotUnderstood, err)
 	}
 	return nil
 }

@@ -185,6 +185,34 @@ func TestHealth(t *testing.T) {
 	}
 }
 
+// What a control plane tells besides is kept with the time of its last change.
+func TestConditions(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		begin := time.Now()
+		answers := func(w http.ResponseWriter, _ *http.Request) {
+			status := "True"
+			if time.Since(begin) > 30*time.Second {
+				status = "False"
+			}
+			fmt.Fprintf(w, `{"conditions": [{"type": "Fuse", "status": %q, "reason": "R", "message": "at %v"}]}`, status, time.Since(begin))
+		}
+		p := testPlane(func() (*run, error) { return newFake(http.HandlerFunc(answers)).run, nil })
+		go p.supervise()
+		for _, want := range []struct {
+			at     time.Duration
+			status string
+			since  time.Duration
+		}{{healthEvery, "True", healthEvery}, {6 * healthEvery, "True", healthEvery}, {8 * healthEvery, "False", 7 * healthEvery}} {
+			time.Sleep(want.at - time.Since(begin) + time.Second)
+			all := p.State().Conditions
+			if len(all) != 1 || all[0].Type != "Fuse" || all[0].Status != want.status || all[0].Since.Sub(begin) != want.since {
+				t.Errorf("after %v: %+v, want %+v", want.at, all, want)
+			}
+		}
+		p.Close()
+	})
+}
+
 // Each run is told of the generation, and one that rests is not there until it goes on.
 func TestRest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

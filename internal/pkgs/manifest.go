@@ -45,7 +45,8 @@ type Manifest struct {
 	Requires      []string       `json:"requires,omitempty"` // kernel features, see Features
 	ConfigSchema  map[string]any `json:"configSchema,omitempty"`
 	Control       *Control       `json:"control,omitempty"` // nil: config properties set constants
-	// Resources are kinds of resources that the control plane works with besides its config: ResourceVirtualServices.
+	// Resources are kinds of resources that the control plane works with besides its config: ResourceVirtualServices,
+	// ResourceModels.
 	Resources []string `json:"resources,omitempty"`
 	// Inject lets the control plane send frames as if the services had sent them.
 	Inject bool `json:"inject,omitempty"`
@@ -66,8 +67,11 @@ func (d Directions) Has(isService bool, direction string) bool {
 	return len(wanted) == 0 || slices.Contains(wanted, direction)
 }
 
-// ResourceVirtualServices in Resources: the control plane is told of all virtual services.
-const ResourceVirtualServices = "virtualServices"
+// Resources that a control plane may be told of: all of the kind.
+const (
+	ResourceVirtualServices = "virtualServices"
+	ResourceModels          = "models"
+)
 
 // MapRoles name maps that do not live as long as the module. All others are state: kept across configurations and
 // upgrades while their layout stays the same.

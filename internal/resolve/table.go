@@ -312,8 +312,7 @@ func (t *Table) locate(i v1.VirtualInstance) v1.VirtualInstanceStatus {
 
 func (t *Table) tell(name string) {
 	for _, f := range t.followers {
-		f.dirty[name] = true
-		f.wake()
+		f.Tell(name)
 	}
 }
 
@@ -361,8 +360,7 @@ func (t *Table) Unknown(source string, addr netip.Addr) {
 	}
 	delete(t.wanted, addr)
 	for f := range q.waiting {
-		f.unknown[addr] = true
-		f.wake()
+		f.answerUnknown(addr)
 	}
 }
 
@@ -385,8 +383,7 @@ func (t *Table) want(f *Follower, addr netip.Addr) {
 		if e.dynamic() {
 			e.users[f] = true
 		}
-		f.dirty[e.name] = true
-		f.wake()
+		f.Tell(e.name)
 		return
 	}
 	if q := t.wanted[addr]; q != nil {
@@ -402,8 +399,7 @@ func (t *Table) want(f *Follower, addr netip.Addr) {
 	}
 	if len(q.open) == 0 {
 		delete(t.wanted, addr)
-		f.unknown[addr] = true
-		f.wake()
+		f.answerUnknown(addr)
 	}
 }
 
@@ -456,13 +452,13 @@ func (t *Table) View(name string) (s v1.VirtualService, ok bool) {
 	programmed := v1.Condition{Type: "Programmed", Status: "False", Reason: "NoModule", Since: e.since,
 		Message: "no module works with virtual services; apply one that does, such as the package proxy"}
 	for _, f := range t.followers {
-		reason := f.lacks(name)
-		if reason == "" && !slices.Contains(s.Status.Modules, f.module) {
-			s.Status.Modules = append(s.Status.Modules, f.module)
+		reason := f.Lacks(name)
+		if reason == "" && !slices.Contains(s.Status.Modules, f.Module) {
+			s.Status.Modules = append(s.Status.Modules, f.Module)
 		}
 		switch {
 		case reason != "":
-			programmed.Status, programmed.Reason, programmed.Message = "False", "Pending", "module "+f.module+": "+reason
+			programmed.Status, programmed.Reason, programmed.Message = "False", "Pending", "module "+f.Module+": "+reason
 		case programmed.Reason == "NoModule":
 			programmed.Status, programmed.Reason, programmed.Message = "True", "Taken", ""
 		}

@@ -20,6 +20,7 @@ import (
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/fault"
+	"github.com/kerb-edge/kerb/internal/feed"
 	"github.com/kerb-edge/kerb/sdk"
 )
 
@@ -72,7 +73,7 @@ func (p *plane) take(u Update) {
 	if err != nil {
 		p.Fatal(err)
 	}
-	if len(data) > maxBytes || len(u.Put)+len(u.Remove) > maxServices {
+	if len(data) > feed.MaxBytes || len(u.Put)+len(u.Remove) > feed.MaxResources {
 		p.Errorf("an update of %d bytes, %d virtual services", len(data), len(u.Put)+len(u.Remove))
 	}
 	var got sdk.VirtualServiceUpdate
@@ -165,7 +166,7 @@ func TestFollowerIsToldAllThenDifferences(t *testing.T) {
 func TestPartsAndRefusals(t *testing.T) {
 	table := NewTable(quiet, "")
 	var all []v1.VirtualService
-	for i := range 3 * maxServices / 2 {
+	for i := range 3 * feed.MaxResources / 2 {
 		all = append(all, virtual(fmt.Sprintf("s%04d", i), plain(fmt.Sprintf("10.30.%d.%d", i/250, i%250))))
 	}
 	big := virtual("big", v1.VirtualServiceSpec{Addresses: []v1.VirtualAddress{{Address: "10.31.0.1"}}})

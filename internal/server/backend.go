@@ -28,6 +28,11 @@ type Backend interface {
 	// VirtualServices are also those that resolvers found.
 	VirtualServices(ctx context.Context) ([]v1alpha1.VirtualService, error)
 	VirtualService(ctx context.Context, name string) (v1alpha1.VirtualService, error)
+	// Models in a list are without their documents.
+	Models(ctx context.Context) ([]v1alpha1.Model, error)
+	Model(ctx context.Context, name string) (v1alpha1.Model, error)
+	// ModelVersion is a model as it was in an earlier generation that is kept.
+	ModelVersion(ctx context.Context, name string, generation int64) (v1alpha1.Model, error)
 	Chains(ctx context.Context) ([]v1alpha1.Chain, error)
 	Packages(ctx context.Context) ([]v1alpha1.Package, error)
 	Package(ctx context.Context, name string) (v1alpha1.Package, error)
@@ -47,11 +52,12 @@ type Request struct {
 	Modules         []v1alpha1.Module
 	Services        []v1alpha1.Service
 	VirtualServices []v1alpha1.VirtualService
+	Models          []v1alpha1.Model
 	DryRun          bool // work out and answer what would happen, without effect
 }
 
 // Ref names a resource.
 type Ref struct {
-	Kind string `json:"kind" enum:"Module,Service,VirtualService" doc:"Kind of resource"`
+	Kind string `json:"kind" enum:"Module,Service,VirtualService,Model" doc:"Kind of resource"`
 	Name string `json:"name" minLength:"1" doc:"Its name"`
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/danielgtaylor/huma/v2/validation"
 	"github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/fault"
+	"github.com/kerb-edge/kerb/internal/models"
 	resolver "github.com/kerb-edge/kerb/internal/resolve"
 	"sigs.k8s.io/yaml"
 )
@@ -200,8 +201,15 @@ func add(r *Request, value any, number int) error {
 		}
 		r.VirtualServices = append(r.VirtualServices, s)
 		return resolver.Check(s)
+	case v1alpha1.KindModel:
+		m, err := decodeAs[v1alpha1.Model](object, name)
+		if err != nil {
+			return err
+		}
+		r.Models = append(r.Models, m)
+		return models.Check(m)
 	}
-	return &fault.Invalid{Resource: name, Field: "kind", Reason: "must be Module, Service or VirtualService"}
+	return &fault.Invalid{Resource: name, Field: "kind", Reason: "must be Module, Service, VirtualService or Model"}
 }
 
 // label names a resource that may be wrong in any way.
@@ -270,7 +278,7 @@ func checkUnique(r Request) error {
 
 // Refs names all resources of the request.
 func (r Request) Refs() []Ref {
-	refs := make([]Ref, 0, len(r.Modules)+len(r.Services)+len(r.VirtualServices))
+	refs := make([]Ref, 0, len(r.Modules)+len(r.Services)+len(r.VirtualServices)+len(r.Models))
 	for _, m := range r.Modules {
 		refs = append(refs, Ref{v1alpha1.KindModule, m.Metadata.Name})
 	}
@@ -279,6 +287,9 @@ func (r Request) Refs() []Ref {
 	}
 	for _, s := range r.VirtualServices {
 		refs = append(refs, Ref{v1alpha1.KindVirtualService, s.Metadata.Name})
+	}
+	for _, m := range r.Models {
+		refs = append(refs, Ref{v1alpha1.KindModel, m.Metadata.Name})
 	}
 	return refs
 }
@@ -290,7 +301,8 @@ var schemas = sync.OnceValue(newRegistry)
 func newRegistry() huma.Registry {
 	huma.ValidateStrictCasing = true // huma's own default takes SPEC for spec
 	registry := huma.NewMapRegistry("#/components/schemas/", huma.DefaultSchemaNamer)
-	for _, t := range []reflect.Type{reflect.TypeFor[v1alpha1.Module](), reflect.TypeFor[v1alpha1.Service](), reflect.TypeFor[v1alpha1.VirtualService](), reflect.TypeFor[Ref]()} {
+	for _, t := range []reflect.Type{reflect.TypeFor[v1alpha1.Module](), reflect.TypeFor[v1alpha1.Service](), reflect.TypeFor[v1alpha1.VirtualService](),
+		reflect.TypeFor[v1alpha1.Model](), reflect.TypeFor[Ref]()} {
 		registry.Schema(t, true, "")
 	}
 	return registry

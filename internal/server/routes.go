@@ -24,6 +24,10 @@ type (
 	byID struct {
 		ID string `path:"id" doc:"Identity of the chain"`
 	}
+	byGeneration struct {
+		Name       string `path:"name" doc:"Name of the resource"`
+		Generation int64  `path:"generation" minimum:"1" doc:"metadata.generation that it had"`
+	}
 	deleteInput struct {
 		Name   string `path:"name" doc:"Name of the resource"`
 		DryRun bool   `query:"dryRun" doc:"Only answer what would happen"`
@@ -90,6 +94,11 @@ func (s *Server) addRoutes() {
 	route(s, "GET", "/v1/virtualservices/{name}", "getVirtualService", "One virtual service", get(s.backend.VirtualService))
 	route(s, "PUT", "/v1/virtualservices/{name}", "putVirtualService", "Create or update a virtual service", s.put(v1alpha1.KindVirtualService))
 	route(s, "DELETE", "/v1/virtualservices/{name}", "deleteVirtualService", "Delete a virtual service", s.delete(v1alpha1.KindVirtualService))
+	route(s, "GET", "/v1/models", "listModels", "All models, without their documents", list(s.backend.Models))
+	route(s, "GET", "/v1/models/{name}", "getModel", "One model", get(s.backend.Model))
+	route(s, "GET", "/v1/models/{name}/versions/{generation}", "getModelVersion", "A model as it was, to put it again", s.modelVersion)
+	route(s, "PUT", "/v1/models/{name}", "putModel", "Create or update a model", s.put(v1alpha1.KindModel))
+	route(s, "DELETE", "/v1/models/{name}", "deleteModel", "Delete a model", s.delete(v1alpha1.KindModel))
 	route(s, "GET", "/v1/chains", "listChains", "All chains that run", list(s.backend.Chains))
 	route(s, "GET", "/v1/chains/{id}", "getChain", "One chain", s.chain)
 	route(s, "GET", "/v1/packages", "listPackages", "All packages that the node knows", list(s.backend.Packages))
@@ -180,6 +189,10 @@ func (s *Server) chain(ctx context.Context, in *byID) (v1alpha1.Chain, error) {
 	return v1alpha1.Chain{}, &fault.NotFound{Kind: "Chain", Name: in.ID}
 }
 
+func (s *Server) modelVersion(ctx context.Context, in *byGeneration) (v1alpha1.Model, error) {
+	return s.backend.ModelVersion(ctx, in.Name, in.Generation)
+}
+
 func (s *Server) put(kind string) func(context.Context, *putInput) (v1alpha1.ApplyResult, error) {
 	return func(ctx context.Context, in *putInput) (v1alpha1.ApplyResult, error) {
 		r, err := in.request(in.DryRun)
@@ -236,17 +249,19 @@ func (s *Server) deleteMany(ctx context.Context, in *manyInput) (v1alpha1.ApplyR
 func describeBodies(doc *huma.OpenAPI) {
 	schema := func(t reflect.Type) *huma.Schema { return doc.Components.Schemas.Schema(t, true, "") }
 	module, service := schema(reflect.TypeFor[v1alpha1.Module]()), schema(reflect.TypeFor[v1alpha1.Service]())
-	virtual := schema(reflect.TypeFor[v1alpha1.VirtualService]())
+	virtual, model := schema(reflect.TypeFor[v1alpha1.VirtualService]()), schema(reflect.TypeFor[v1alpha1.Model]())
 	resource := &huma.Schema{
-		OneOf: []*huma.Schema{module, service, virtual},
+		OneOf: []*huma.Schema{module, service, virtual, model},
 		Discriminator: &huma.Discriminator{
 			PropertyName: "kind",
-			Mapping:      map[string]string{v1alpha1.KindModule: module.Ref, v1alpha1.KindService: service.Ref, v1alpha1.KindVirtualService: virtual.Ref},
+			Mapping: map[string]string{v1alpha1.KindModule: module.Ref, v1alpha1.KindService: service.Ref,
+				v1alpha1.KindVirtualService: virtual.Ref, v1alpha1.KindModel: model.Ref},
 		},
 	}
 	doc.Paths["/v1/modules/{name}"].Put.RequestBody = required(module)
 	doc.Paths["/v1/services/{name}"].Put.RequestBody = required(service)
 	doc.Paths["/v1/virtualservices/{name}"].Put.RequestBody = required(virtual)
+	doc.Paths["/v1/models/{name}"].Put.RequestBody = required(model)
 	doc.Paths["/v1/apply"].Post.RequestBody = required(&huma.Schema{Type: huma.TypeArray, Items: resource})
 	doc.Paths["/v1/delete"].Post.RequestBody = required(schema(reflect.TypeFor[[]Ref]()))
 }

@@ -159,7 +159,7 @@ func TestBadInput(t *testing.T) {
 		"no name":            {edit(`"name":"count"`, ``), "resource 1", "metadata", "name"},
 		"name with slash":    {edit(`"count"`, `"../x"`), "Module ../x", "metadata.name", "pattern"},
 		"wrong version":      {edit(`v1alpha1`, `v2`), "Module count", "apiVersion", "kerb.dev/v1alpha1"},
-		"wrong kind":         {edit(`"Module"`, `"Modul"`), "Modul count", "kind", "Module, Service or VirtualService"},
+		"wrong kind":         {edit(`"Module"`, `"Modul"`), "Modul count", "kind", "Module, Service, VirtualService or Model"},
 		"key given twice":    {edit(`"package":"counter"`, `"package":"counter","package":"firewall"`), "", "spec.package", "given twice"},
 		"nested too deep":    {strings.Repeat("[", 1<<20), "", "", "nested more than"},
 		"name given twice":   {"[" + counter + "," + web + "," + counter + "]", "Module count", "metadata.name", "given twice"},

@@ -18,20 +18,22 @@ import (
 	"go.etcd.io/bbolt"
 )
 
-// Buckets and keys of schema version 2; version 1 had no virtual services. Resources are JSON by name; the digest covers
+// Buckets and keys of schema version 3; version 1 had no virtual services, version 2 no models. Resources are JSON by name; the digest covers
 // all of them, because bbolt itself does not notice a changed byte in a data page.
 var (
 	bucketMeta            = []byte("meta")
 	bucketModules         = []byte("modules")
 	bucketServices        = []byte("services")
 	bucketVirtualServices = []byte("virtualservices")
+	bucketModels          = []byte("models")
+	bucketModelVersions   = []byte("modelversions")
 	keySchema             = []byte("schema")
 	keyRecovered          = []byte("recovered")
 	keyDigest             = []byte("digest")
 )
 
 // resources are the buckets of them.
-var resources = [][]byte{bucketModules, bucketServices, bucketVirtualServices}
+var resources = [][]byte{bucketModules, bucketServices, bucketVirtualServices, bucketModels, bucketModelVersions}
 
 // errPanic marks a panic of bbolt, which is how it meets pages that it does not understand.
 var errPanic = errors.New("unreadable page")
@@ -109,7 +111,7 @@ func syncDir(path string) error {
 func digest(tx *bbolt.Tx) []byte {
 	h := sha256.New()
 	for _, name := range resources {
-		if tx.Bucket(name) == nil { // of version 1
+		if tx.Bucket(name) == nil { // of an older version
 			continue
 		}
 		fmt.Fprintf(h, "%s\n", name)

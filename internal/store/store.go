@@ -5,6 +5,7 @@
 package store
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -22,7 +23,7 @@ import (
 )
 
 // SchemaVersion is the layout of the file that this build writes. It reads older ones, too.
-const SchemaVersion = 2
+const SchemaVersion = 3
 
 // lockWait is how long Open waits for another process to let go of the file.
 const lockWait = 2 * time.Second
@@ -63,11 +64,12 @@ type Desired struct {
 	Modules         map[string]v1alpha1.Module
 	Services        map[string]v1alpha1.Service
 	VirtualServices map[string]v1alpha1.VirtualService
+	Models          map[string]v1alpha1.Model
 }
 
 // Clone returns a copy with maps of its own; the resources in it are shared.
 func (d Desired) Clone() Desired {
-	return Desired{Modules: maps.Clone(d.Modules), Services: maps.Clone(d.Services), VirtualServices: maps.Clone(d.VirtualServices)}
+	return Desired{Modules: maps.Clone(d.Modules), Services: maps.Clone(d.Services), VirtualServices: maps.Clone(d.VirtualServices), Models: maps.Clone(d.Models)}
 }
 
 // Store is an open file. Its methods may be called from several goroutines.
@@ -172,7 +174,8 @@ func (s *Store) Recovered() bool {
 
 // Snapshot returns the desired state. The caller owns it.
 func (s *Store) Snapshot() (Desired, error) {
-	d := Desired{Modules: map[string]v1alpha1.Module{}, Services: map[string]v1alpha1.Service{}, VirtualServices: map[string]v1alpha1.VirtualService{}}
+	d := Desired{Modules: map[string]v1alpha1.Module{}, Services: map[string]v1alpha1.Service{},
+		VirtualServices: map[string]v1alpha1.VirtualService{}, Models: map[string]v1alpha1.Model{}}
 	err := s.view(func(tx *bbolt.Tx) error {
 		if err := read(tx.Bucket(bucketModules), d.Modules); err != nil {
 			return err
@@ -180,7 +183,10 @@ func (s *Store) Snapshot() (Desired, error) {
 		if err := read(tx.Bucket(bucketServices), d.Services); err != nil {
 			return err
 		}
-		return read(tx.Bucket(bucketVirtualServices), d.VirtualServices)
+		if err := read(tx.Bucket(bucketVirtualServices), d.VirtualServices); err != nil {
+			return err
+		}
+		return read(tx.Bucket(bucketModels), d.Models)
 	})
 	return d, err
 }
@@ -191,22 +197,43 @@ func (s *Store) Commit(d Desired) error {
 	return s.update(func(tx *bbolt.Tx) error { return commit(tx, d) })
 }
 
-// CommitVirtualServices is Commit of a change of virtual services alone: what it costs does not depend on how many there are.
-func (s *Store) CommitVirtualServices(put []v1alpha1.VirtualService, remove []string) error {
+// Part is a change of resources that only control planes are told of.
+type Part struct {
+	VirtualServices Some[v1alpha1.VirtualService]
+	Models          Some[v1alpha1.Model]
+}
+
+// Some are changes of one kind of resources.
+type Some[T any] struct {
+	Put    []T
+	Remove []string // by name
+}
+
+// Len is how many there are.
+func (s Some[T]) Len() int { return len(s.Put) + len(s.Remove) }
+
+// Len is how many resources change.
+func (p Part) Len() int { return p.VirtualServices.Len() + p.Models.Len() }
+
+// CommitPart is Commit of a part alone: what it costs does not depend on how many other resources there are.
+func (s *Store) CommitPart(p Part) error {
 	return s.update(func(tx *bbolt.Tx) error {
-		b, err := tx.CreateBucketIfNotExists(bucketVirtualServices)
+		virtual, err := tx.CreateBucketIfNotExists(bucketVirtualServices)
 		if err != nil {
 			return err
 		}
-		for _, name := range remove {
-			if err := b.Delete([]byte(name)); err != nil {
+		for _, name := range p.VirtualServices.Remove {
+			if err := virtual.Delete([]byte(name)); err != nil {
 				return err
 			}
 		}
-		for _, v := range put {
-			if err := writeOne(b, v.Metadata.Name, withoutVirtualServiceStatus(v)); err != nil {
+		for _, v := range p.VirtualServices.Put {
+			if _, err := writeOne(virtual, v.Metadata.Name, withoutVirtualServiceStatus(v)); err != nil {
 				return err
 			}
+		}
+		if err := writeModels(tx, p.Models); err != nil {
+			return err
 		}
 		return seal(tx)
 	})
@@ -233,6 +260,9 @@ func commit(tx *bbolt.Tx, d Desired) error {
 	if err := write(later, d.VirtualServices, withoutVirtualServiceStatus); err != nil {
 		return err
 	}
+	if err := writeAllModels(tx, d.Models); err != nil {
+		return err
+	}
 	return seal(tx)
 }
 
@@ -243,6 +273,7 @@ func seal(tx *bbolt.Tx) error {
 }
 
 func withoutVirtualServiceStatus(s v1alpha1.VirtualService) any { s.Status = nil; return s }
+func withoutModelStatus(m v1alpha1.Model) any                   { m.Status = nil; return m }
 func withoutModuleStatus(m v1alpha1.Module) any                 { m.Status = nil; return m }
 func withoutServiceStatus(s v1alpha1.Service) any               { s.Status = nil; return s }
 
@@ -323,25 +354,28 @@ func write[T any](b *bbolt.Bucket, want map[string]T, stored func(T) any) error 
 		return err
 	}
 	for name, v := range want {
-		if err := writeOne(b, name, stored(v)); err != nil {
+		if _, err := writeOne(b, name, stored(v)); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func writeOne(b *bbolt.Bucket, name string, v any) error {
+// writeOne returns what v takes the place of, nil if nothing.
+func writeOne(b *bbolt.Bucket, name string, v any) (before []byte, err error) {
 	data, err := json.Marshal(v)
 	if err != nil {
-		return fmt.Errorf("%s: %w", name, err)
+		return nil, fmt.Errorf("%s: %w", name, err)
 	}
-	if string(b.Get([]byte(name))) == string(data) {
-		return nil
+	stored := b.Get([]byte(name))
+	if bytes.Equal(stored, data) {
+		return nil, nil
 	}
+	before = bytes.Clone(stored)
 	if err := b.Put([]byte(name), data); err != nil {
-		return fmt.Errorf("%s: %w", name, err)
+		return nil, fmt.Errorf("%s: %w", name, err)
 	}
-	return nil
+	return before, nil
 }
 
 func deleteOthers[T any](b *bbolt.Bucket, want map[string]T) error {

@@ -49,10 +49,12 @@ func TestStatusIsNotStored(t *testing.T) {
 	m.Status, v.Status = &v1alpha1.ModuleStatus{Memory: 1}, &v1alpha1.ServiceStatus{Addresses: []string{"10.0.0.1/24"}}
 	virtual := d.VirtualServices["v0"]
 	virtual.Status = &v1alpha1.VirtualServiceStatus{Source: v1alpha1.SourceStatic}
-	d.Modules["m0"], d.Services["s0"], d.VirtualServices["v0"] = m, v, virtual
+	model := d.Models["n0"]
+	model.Status = &v1alpha1.ModelStatus{}
+	d.Modules["m0"], d.Services["s0"], d.VirtualServices["v0"], d.Models["n0"] = m, v, virtual, model
 	mustCommit(t, s, d)
 	got := mustSnapshot(t, s)
-	if got.Modules["m0"].Status != nil || got.Services["s0"].Status != nil || got.VirtualServices["v0"].Status != nil {
+	if got.Modules["m0"].Status != nil || got.Services["s0"].Status != nil || got.VirtualServices["v0"].Status != nil || got.Models["n0"].Status != nil {
 		t.Error("status was stored")
 	}
 	if d.Modules["m0"].Status == nil {
@@ -159,7 +161,7 @@ func TestCommitVirtualServices(t *testing.T) {
 	changed.Metadata.Generation = 2
 	stored := changed
 	stored.Status = &v1alpha1.VirtualServiceStatus{Source: v1alpha1.SourceStatic}
-	if err := s.CommitVirtualServices([]v1alpha1.VirtualService{stored}, []string{"v0", "no-such"}); err != nil {
+	if err := s.CommitPart(Part{VirtualServices: Some[v1alpha1.VirtualService]{Put: []v1alpha1.VirtualService{stored}, Remove: []string{"v0", "no-such"}}}); err != nil {
 		t.Fatal(err)
 	}
 	s.Close()
@@ -171,7 +173,7 @@ func TestCommitVirtualServices(t *testing.T) {
 	}
 }
 
-// A file of version 1, which had no virtual services, is read, and becomes one of today with the first change.
+// A file of version 1, which had neither virtual services nor models, is read, and becomes one of today with the first change.
 func TestOlderSchema(t *testing.T) {
 	path := filled(t)
 	db, err := bbolt.Open(path, 0o600, nil)
@@ -180,14 +182,14 @@ func TestOlderSchema(t *testing.T) {
 	}
 	if err := db.Update(func(tx *bbolt.Tx) error {
 		meta := tx.Bucket(bucketMeta)
-		return errors.Join(tx.DeleteBucket(bucketVirtualServices), meta.Put(keySchema, []byte("1")), meta.Put(keyDigest, digest(tx)))
+		return errors.Join(tx.DeleteBucket(bucketVirtualServices), tx.DeleteBucket(bucketModels), tx.DeleteBucket(bucketModelVersions), meta.Put(keySchema, []byte("1")), meta.Put(keyDigest, digest(tx)))
 	}); err != nil {
 		t.Fatal(err)
 	}
 	db.Close()
 	s := mustOpen(t, path)
 	got := mustSnapshot(t, s)
-	if s.Recovered() || len(got.Modules) == 0 || len(got.VirtualServices) != 0 {
+	if s.Recovered() || len(got.Modules) == 0 || len(got.VirtualServices)+len(got.Models) != 0 {
 		t.Fatalf("recovered %v, %d modules, %d virtual services", s.Recovered(), len(got.Modules), len(got.VirtualServices))
 	}
 	want := desired(3)
@@ -205,14 +207,14 @@ func TestNewerSchema(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := db.Update(func(tx *bbolt.Tx) error { return tx.Bucket(bucketMeta).Put(keySchema, []byte("3")) }); err != nil {
+	if err := db.Update(func(tx *bbolt.Tx) error { return tx.Bucket(bucketMeta).Put(keySchema, []byte("4")) }); err != nil {
 		t.Fatal(err)
 	}
 	db.Close()
 	before := readFile(t, path)
 	_, err = Open(path)
 	var newer *NewerError
-	if !errors.As(err, &newer) || newer.Found != 3 {
+	if !errors.As(err, &newer) || newer.Found != 4 {
 		t.Errorf("got %v", err)
 	}
 	if string(readFile(t, path)) != string(before) {
@@ -328,7 +330,8 @@ func fillUp(t *testing.T, dir string) {
 }
 
 func desired(n int) Desired {
-	d := Desired{Modules: map[string]v1alpha1.Module{}, Services: map[string]v1alpha1.Service{}, VirtualServices: map[string]v1alpha1.VirtualService{}}
+	d := Desired{Modules: map[string]v1alpha1.Module{}, Services: map[string]v1alpha1.Service{},
+		VirtualServices: map[string]v1alpha1.VirtualService{}, Models: map[string]v1alpha1.Model{}}
 	for i := range n {
 		m := v1alpha1.Module{
 			TypeMeta: v1alpha1.TypeMeta{APIVersion: v1alpha1.APIVersion, Kind: v1alpha1.KindModule},
@@ -346,6 +349,8 @@ func desired(n int) Desired {
 			Spec:     v1alpha1.VirtualServiceSpec{Addresses: []v1alpha1.VirtualAddress{{Address: fmt.Sprintf("10.30.0.%d", i), Policy: v1alpha1.PolicyClosest}}},
 		}
 		d.Modules[m.Metadata.Name], d.Services[s.Metadata.Name], d.VirtualServices[v.Metadata.Name] = m, s, v
+		model := modelOf(fmt.Sprintf("n%d", i), 1)
+		d.Models[model.Metadata.Name] = model
 	}
 	return d
 }

@@ -7,7 +7,9 @@ package servertest
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"net/http"
 	"reflect"
@@ -16,6 +18,7 @@ import (
 
 	"github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/fault"
+	"github.com/kerb-edge/kerb/internal/models"
 	"github.com/kerb-edge/kerb/internal/server"
 	"github.com/kerb-edge/kerb/internal/store"
 	"github.com/prometheus/client_golang/prometheus"
@@ -55,6 +58,15 @@ func (f *Fake) Apply(_ context.Context, r server.Request) (v1alpha1.ApplyResult,
 			old, exists := d.VirtualServices[s.Metadata.Name]
 			d.VirtualServices[s.Metadata.Name] = s
 			note(result, v1alpha1.KindVirtualService, s.Metadata.Name, exists, old.Spec, s.Spec)
+		}
+		for _, m := range r.Models {
+			old, exists := d.Models[m.Metadata.Name]
+			m.Metadata.Generation = old.Metadata.Generation
+			if old.Spec != m.Spec {
+				m.Metadata.Generation++
+			}
+			d.Models[m.Metadata.Name] = m
+			note(result, v1alpha1.KindModel, m.Metadata.Name, exists, old.Spec, m.Spec)
 		}
 		return nil
 	})
@@ -124,6 +136,7 @@ func remove(d store.Desired, ref server.Ref) error {
 	_, module := d.Modules[ref.Name]
 	_, service := d.Services[ref.Name]
 	_, virtual := d.VirtualServices[ref.Name]
+	_, model := d.Models[ref.Name]
 	switch {
 	case ref.Kind == v1alpha1.KindModule && module:
 		delete(d.Modules, ref.Name)
@@ -131,6 +144,8 @@ func remove(d store.Desired, ref server.Ref) error {
 		delete(d.Services, ref.Name)
 	case ref.Kind == v1alpha1.KindVirtualService && virtual:
 		delete(d.VirtualServices, ref.Name)
+	case ref.Kind == v1alpha1.KindModel && model:
+		delete(d.Models, ref.Name)
 	default:
 		return &fault.NotFound{Kind: ref.Kind, Name: ref.Name}
 	}
@@ -204,6 +219,43 @@ func (f *Fake) VirtualServices(context.Context) ([]v1alpha1.VirtualService, erro
 func (f *Fake) VirtualService(ctx context.Context, name string) (v1alpha1.VirtualService, error) {
 	all, err := f.VirtualServices(ctx)
 	return find(all, err, v1alpha1.KindVirtualService, name, func(s v1alpha1.VirtualService) string { return s.Metadata.Name })
+}
+
+// Models implements server.Backend: no module uses them.
+func (f *Fake) Models(context.Context) ([]v1alpha1.Model, error) {
+	d, err := f.store.Snapshot()
+	table := models.NewTable(slog.New(slog.DiscardHandler))
+	table.Apply(slices.Collect(maps.Values(d.Models)), nil)
+	all := sorted(d.Models)
+	for i := range all {
+		all[i].Spec.Document = ""
+		all[i].Status = table.Status(all[i].Metadata.Name)
+	}
+	return all, err
+}
+
+// Model implements server.Backend.
+func (f *Fake) Model(ctx context.Context, name string) (v1alpha1.Model, error) {
+	all, err := f.Models(ctx)
+	m, err := find(all, err, v1alpha1.KindModel, name, func(m v1alpha1.Model) string { return m.Metadata.Name })
+	if err != nil {
+		return m, err
+	}
+	d, err := f.store.Snapshot()
+	m.Spec = d.Models[name].Spec
+	versions, versionsErr := f.store.ModelVersions(name)
+	m.Status.Versions = versions
+	return m, errors.Join(err, versionsErr)
+}
+
+// ModelVersion implements server.Backend.
+func (f *Fake) ModelVersion(ctx context.Context, name string, generation int64) (v1alpha1.Model, error) {
+	m, err := f.Model(ctx, name)
+	if err != nil || m.Metadata.Generation == generation {
+		return m, err
+	}
+	m.Spec, err = f.store.ModelVersion(name, generation)
+	return m, err
 }
 
 // Chains implements server.Backend: one chain of all modules.

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package v1alpha1
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"time"
+)
+
+// KindModel is the kind of a Model.
+const KindModel = "Model"
+
+// Model is a trained model that modules run on packets. It is a resource of its own, because a change of it is no change of
+// the module: control planes are told, and write it into maps while packets flow.
+type Model struct {
+	TypeMeta
+	Metadata ObjectMeta   `json:"metadata"`
+	Spec     ModelSpec    `json:"spec"`
+	Status   *ModelStatus `json:"status,omitempty" readOnly:"true"`
+}
+
+// MaxModelDocument is the size of the largest document, in bytes.
+const MaxModelDocument = 4 << 20
+
+// ModelSpec is the model itself.
+type ModelSpec struct {
+	// Document is text, not an object: agents keep it as it is, and one with 100,000 weights takes no more room than its file.
+	Document string `json:"document" minLength:"2" maxLength:"4194304" doc:"JSON text of the format kerb-model/1; empty in lists"`
+}
+
+// ModelStatus is what has become of a model.
+type ModelStatus struct {
+	Conditions []Condition    `json:"conditions,omitempty"`
+	Summary    ModelSummary   `json:"summary" doc:"What the document holds"`
+	Modules    []string       `json:"modules,omitempty" doc:"Modules that have taken over its present state and use it"`
+	Versions   []ModelVersion `json:"versions,omitempty" doc:"Earlier ones that are kept for a roll back, newest first; absent in lists"`
+}
+
+// ModelSummary is what a document holds, without its numbers.
+type ModelSummary struct {
+	Name      string   `json:"name" doc:"As the document says"`
+	Version   uint32   `json:"version" doc:"As the document says; part of every verdict"`
+	Model     string   `json:"model" doc:"Kind of model, for example mlp or forest"`
+	Shape     string   `json:"shape" doc:"For example 4-3-2-1 for a perceptron"`
+	Extractor string   `json:"extractor" doc:"What computes its features"`
+	Features  []string `json:"features"`
+	Classes   []string `json:"classes,omitempty"`
+	Digest    string   `json:"digest" doc:"SHA-256 of the document"`
+	Size      int      `json:"bytes" doc:"Of the document"`
+}
+
+// ModelVersion is an earlier state of a model.
+type ModelVersion struct {
+	Generation int64     `json:"generation" doc:"metadata.generation that it had"`
+	Version    uint32    `json:"version" doc:"As its document says"`
+	Digest     string    `json:"digest" doc:"SHA-256 of its document"`
+	Replaced   time.Time `json:"replaced" doc:"When another took its place"`
+}
+
+// Digest is the SHA-256 of the document.
+func (s ModelSpec) Digest() string {
+	sum := sha256.Sum256([]byte(s.Document))
+	return "sha256:" + hex.EncodeToString(sum[:])
+}
+
+// DocumentVersion is the version that the document states, 0 if it states none.
+func (s ModelSpec) DocumentVersion() uint32 {
+	var head struct {
+		Version uint32 `json:"version"`
+	}
+	_ = json.Unmarshal([]byte(s.Document), &head) // documents are checked elsewhere
+	return head.Version
+}

@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+
+	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/fault"
+	"github.com/kerb-edge/kerb/internal/server"
+)
+
+func modelOf(name string, version int) v1.Model {
+	return v1.Model{TypeMeta: v1.TypeMeta{APIVersion: v1.APIVersion, Kind: v1.KindModel}, Metadata: v1.ObjectMeta{Name: name},
+		Spec: v1.ModelSpec{Document: fmt.Sprintf(`{"format": "kerb-model/1", "name": "x", "version": %d, "extractor": "own", "kind": "logistic", "features": ["f"],
+			"classes": ["a", "b"], "layers": [{"weights": [[1]], "bias": [0], "activation": "sigmoid"}]}`, version)}}
+}
+
+func (n *node) applyModels(t *testing.T, all ...v1.Model) v1.ApplyResult {
+	t.Helper()
+	r, err := n.Apply(t.Context(), server.Request{Models: all})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// hasModels waits until the probe has models in these generations.
+func (n *node) hasModels(t *testing.T, want map[string]int64) {
+	t.Helper()
+	eventually(t, fmt.Sprintf("the probe has %v", want), func() bool {
+		p := n.probe(t)
+		return p.Running && maps.Equal(p.Models, want)
+	})
+}
+
+func (n *node) modelReady(t *testing.T, name, want string) {
+	t.Helper()
+	var last string
+	defer func() {
+		if t.Failed() {
+			t.Logf("model %s is %s", name, last)
+		}
+	}()
+	eventually(t, name+" is "+want, func() bool {
+		m, err := n.Model(t.Context(), name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c := m.Status.Conditions[0]
+		last = c.Type + " " + c.Status + " " + c.Reason + " " + c.Message
+		return strings.HasPrefix(last, "Ready "+want)
+	})
+}
+
+// Models reach control planes as they come, change and go, after every kind of new beginning, and without a change of what
+// runs in the kernel. One that is refused is told of, earlier ones are kept.
+func TestModels(t *testing.T) {
+	n := newNode(t)
+	dir := probePackage(t)
+	n.applyModels(t, modelOf("early", 1))
+	n.modelReady(t, "early", "True NotUsed")
+	n.apply(t, n.both(), module("probe", dir, "*", nil))
+	n.hasModels(t, map[string]int64{"early": 1})
+	before := n.moduleID(t)
+
+	if r := n.applyModels(t, modelOf("m", 1)); len(r.Steps) != 0 || r.Changes[0].Action != "create" {
+		t.Errorf("%+v", r)
+	}
+	n.hasModels(t, map[string]int64{"early": 1, "m": 1})
+	n.modelReady(t, "m", "True InUse")
+	n.modelReady(t, "early", "True NotUsed")
+	if r := n.applyModels(t, modelOf("m", 1)); r.Changes[0].Action != "unchanged" {
+		t.Errorf("%+v", r)
+	}
+	n.applyModels(t, modelOf("m", 13))
+	n.modelReady(t, "m", "False Refused module probe: 13 is no good version")
+	if got := n.moduleCondition(t, "Models"); got != "False NotTaken model m: 13 is no good version" {
+		t.Error(got)
+	}
+	n.hasModels(t, map[string]int64{"early": 1, "m": 1})
+	n.applyModels(t, modelOf("m", 2))
+	n.modelReady(t, "m", "True InUse")
+	n.hasModels(t, map[string]int64{"early": 1, "m": 3})
+	eventually(t, "the module's own condition", func() bool { return n.moduleCondition(t, "Probe") == "True Well 2 models" })
+	if after := n.moduleID(t); after != before {
+		t.Errorf("the module has another generation: %s, then %s", before, after)
+	}
+
+	n.killControl(t)
+	n.hasModels(t, map[string]int64{"early": 1, "m": 3})
+	n.apply(t, nil, module("probe", dir, "*", map[string]any{"number": 2})) // another generation, the same process
+	n.hasModels(t, map[string]int64{"early": 1, "m": 3})
+	n.stop()
+	n.start(t)
+	n.hasModels(t, map[string]int64{"early": 1, "m": 3})
+	n.modelReady(t, "m", "True InUse")
+	n.keptVersions(t)
+	if _, err := n.Delete(t.Context(), []server.Ref{{Kind: v1.KindModel, Name: "early"}}, false); err != nil {
+		t.Fatal(err)
+	}
+	n.hasModels(t, map[string]int64{"m": 3})
+}
+
+// keptVersions looks at those before the third generation of m, in the store of another agent than the one that made them.
+func (n *node) keptVersions(t *testing.T) {
+	t.Helper()
+	m, err := n.Model(t.Context(), "m")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var kept []uint32
+	for _, v := range m.Status.Versions {
+		kept = append(kept, v.Version)
+	}
+	if !slices.Equal(kept, []uint32{13, 1}) || m.Spec != modelOf("m", 2).Spec {
+		t.Errorf("kept %v beside %s", kept, m.Spec.Document)
+	}
+	if old, err := n.ModelVersion(t.Context(), "m", 1); err != nil || old.Spec != modelOf("m", 1).Spec {
+		t.Errorf("%+v, %v", old, err)
+	}
+	var missing *fault.NotFound
+	for name, generation := range map[string]int64{"m": 9, "nobody": 1} {
+		if _, err := n.ModelVersion(t.Context(), name, generation); !errors.As(err, &missing) {
+			t.Errorf("%s %d: %v", name, generation, err)
+		}
+	}
+	all, err := n.Models(t.Context())
+	if err != nil || len(all) != 2 || all[1].Spec.Document != "" || all[1].Status.Summary.Version != 2 {
+		t.Errorf("%+v, %v", all, err)
+	}
+}
+
+// A change of modules and models is one: with a mistake in either, nothing happens.
+func TestModelsWithModules(t *testing.T) {
+	n := newNode(t)
+	dir := probePackage(t)
+	bad := module("probe", "no-such-package", "*", nil)
+	if _, err := n.Apply(t.Context(), server.Request{Models: []v1.Model{modelOf("m", 1)}, Modules: []v1.Module{bad}}); err == nil {
+		t.Error("applied")
+	}
+	if all, err := n.Models(t.Context()); err != nil || len(all) != 0 {
+		t.Errorf("%+v, %v", all, err)
+	}
+	request := server.Request{Models: []v1.Model{modelOf("m", 1)}, Modules: []v1.Module{module("probe", dir, "*", nil)}, Services: n.both()}
+	if _, err := n.Apply(t.Context(), request); err != nil {
+		t.Fatal(err)
+	}
+	n.hasModels(t, map[string]int64{"m": 1})
+	refs := []server.Ref{{Kind: v1.KindModel, Name: "m"}, {Kind: v1.KindModule, Name: "probe"}}
+	if _, err := n.Delete(t.Context(), refs, false); err != nil {
+		t.Fatal(err)
+	}
+	if all, err := n.Models(t.Context()); err != nil || len(all) != 0 {
+		t.Errorf("%+v, %v", all, err)
+	}
+}

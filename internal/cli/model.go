@@ -1,0 +1,308 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/fault"
+	"github.com/kerb-edge/kerb/internal/models"
+	"github.com/spf13/cobra"
+)
+
+func modelKind() kind[v1alpha1.Model] {
+	return kind[v1alpha1.Model]{
+		name:     v1alpha1.KindModel,
+		noun:     "model",
+		path:     "/v1/models",
+		header:   []any{"NAME", "VERSION", "KIND", "SHAPE", "EXTRACTOR", "READY", "MODULES"},
+		row:      modelRow,
+		describe: describeModel,
+		id:       func(m v1alpha1.Model) string { return m.Metadata.Name },
+	}
+}
+
+func (a *app) modelCommand() *cobra.Command {
+	k := modelKind()
+	c := noun("model", "Trained models that modules run on packets", a.modelLoadCommand(), k.list(a), k.get(a), a.modelDescribeCommand(),
+		a.modelRollbackCommand(), k.delete(a))
+	c.AddCommand(a.modelAuthorCommands()...)
+	return c
+}
+
+func modelStatus(m v1alpha1.Model) v1alpha1.ModelStatus {
+	if m.Status == nil {
+		return v1alpha1.ModelStatus{}
+	}
+	return *m.Status
+}
+
+func modelRow(m v1alpha1.Model) []any {
+	s := modelStatus(m)
+	return []any{m.Metadata.Name, s.Summary.Version, s.Summary.Model, s.Summary.Shape, s.Summary.Extractor, ready(s.Conditions), strings.Join(s.Modules, ",")}
+}
+
+func describeModel(w io.Writer, m v1alpha1.Model) {
+	s := modelStatus(m)
+	field(w, "Name", m.Metadata.Name)
+	field(w, "Labels", printLabels(m.Metadata.Labels))
+	field(w, "Generation", m.Metadata.Generation)
+	printSummary(w, s.Summary)
+	field(w, "Modules", strings.Join(s.Modules, ", "))
+	printConditions(w, s.Conditions)
+	if len(s.Versions) == 0 {
+		return
+	}
+	fmt.Fprintln(w)
+	line(w, "KEPT GENERATION", "VERSION", "REPLACED", "DIGEST")
+	for _, v := range s.Versions {
+		line(w, v.Generation, v.Version, v.Replaced.Local().Format(time.DateTime), v.Digest[:min(len(v.Digest), 19)])
+	}
+}
+
+func printSummary(w io.Writer, s v1alpha1.ModelSummary) {
+	field(w, "Model", strings.TrimSpace(s.Model+" "+s.Shape))
+	field(w, "Version", s.Version)
+	field(w, "Extractor", s.Extractor)
+	field(w, "Features", strings.Join(s.Features, ", "))
+	field(w, "Classes", strings.Join(s.Classes, ", "))
+	field(w, "Document", fmt.Sprintf("%d bytes, %s", s.Size, s.Digest))
+}
+
+// loading is what load and rollback have in common.
+type loading struct {
+	dryRun bool
+	wait   time.Duration
+}
+
+func (l *loading) addFlags(c *cobra.Command) {
+	addDryRun(c, &l.dryRun)
+	c.Flags().DurationVar(&l.wait, "wait", 10*time.Second, "how long to wait for the modules that use it; 0s does not wait")
+}
+
+func (a *app) modelLoadCommand() *cobra.Command {
+	var l loading
+	m := v1alpha1.Model{TypeMeta: v1alpha1.TypeMeta{APIVersion: v1alpha1.APIVersion, Kind: v1alpha1.KindModel}}
+	c := &cobra.Command{
+		Use:   "load FILE",
+		Short: "Load a model, or replace one while packets flow",
+		Long: "Loads a document of the format kerb-model/1; - is standard input. Modules whose config names the model take it over at once:\n" +
+			"no packet meets half of it, and none is lost. If one cannot use it, what it ran before runs on, and load says why and exits\n" +
+			"with 5. The versions before are kept; see kerb model rollback.",
+		Example: `  kerb model load dis.json
+  kerb model load dis.json --name guard --label site=lab
+  kerb-ml import mlp.onnx | kerb model load - --name guard`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			data, err := readFile(args[0], cmd.InOrStdin())
+			if err != nil {
+				return err
+			}
+			m.Spec.Document = string(data)
+			if m.Metadata.Name, err = modelName(m, args[0]); err != nil {
+				return err
+			}
+			return a.loadModel(cmd, m, l)
+		},
+	}
+	c.Flags().StringVar(&m.Metadata.Name, "name", "", "name of the resource; the one in the document unless said")
+	c.Flags().StringToStringVarP(&m.Metadata.Labels, "label", "l", nil, "a label, as key=value; may be given several times")
+	l.addFlags(c)
+	return c
+}
+
+// modelName checks the document, and finds the name of its resource.
+func modelName(m v1alpha1.Model, file string) (string, error) {
+	summary, err := models.Summarize(m.Spec)
+	if err != nil {
+		return "", &fault.Invalid{Resource: file, Reason: err.Error()}
+	}
+	if m.Metadata.Name != "" {
+		return m.Metadata.Name, nil
+	}
+	return summary.Name, nil
+}
+
+// loadModel puts a model and waits for those that use it.
+func (a *app) loadModel(cmd *cobra.Command, m v1alpha1.Model, l loading) error {
+	result, err := a.change(cmd.Context(), http.MethodPut, modelPath(m.Metadata.Name), l.dryRun, m)
+	if err != nil {
+		return err
+	}
+	if err := a.printResult(cmd, result); err != nil || l.dryRun || l.wait == 0 {
+		return err
+	}
+	return a.awaitModel(cmd.Context(), m.Metadata.Name, l.wait)
+}
+
+func modelPath(name string) string { return "/v1/models/" + url.PathEscape(name) }
+
+// awaitModel waits until no module is still being told.
+func (a *app) awaitModel(ctx context.Context, name string, limit time.Duration) error {
+	const every = 50 * time.Millisecond
+	for end := time.Now().Add(limit); ; {
+		all, err := fetch[[]v1alpha1.Model](ctx, a, "/v1/models") // without the document
+		if err != nil {
+			return err
+		}
+		i := slices.IndexFunc(all, func(m v1alpha1.Model) bool { return m.Metadata.Name == name })
+		if i < 0 {
+			return &fault.Conflict{Reason: "model " + name + " was deleted meanwhile"}
+		}
+		switch ready := readyCondition(modelStatus(all[i]).Conditions); {
+		case ready.Status != "False":
+			return nil
+		case ready.Reason == models.ReasonRefused:
+			return &fault.Conflict{Reason: fmt.Sprintf("model %s is kept but not used, what ran before runs on: %s", name, ready.Message)}
+		case time.Now().After(end):
+			return fmt.Errorf("model %s is kept but not used yet: %s", name, ready.Message)
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(every):
+		}
+	}
+}
+
+func readyCondition(all []v1alpha1.Condition) v1alpha1.Condition {
+	for _, c := range all {
+		if c.Type == "Ready" {
+			return c
+		}
+	}
+	return v1alpha1.Condition{}
+}
+
+func (a *app) modelDescribeCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "describe NAME|FILE",
+		Short: "Show what a model holds, what it costs, and how far it is from the limits",
+		Long: "Describes a model of the node, or a document in a file (a path with a dot or a slash; - is standard input), for which no\n" +
+			"agent is needed.",
+		Example:           "  kerb model describe guard\n  kerb model describe dis.json",
+		Args:              cobra.ExactArgs(1),
+		ValidArgsFunction: completeWithFiles(modelKind().complete(a)),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			var spec v1alpha1.ModelSpec
+			if strings.ContainsAny(args[0], "./") || args[0] == "-" {
+				data, err := readFile(args[0], cmd.InOrStdin())
+				if err != nil {
+					return err
+				}
+				spec.Document = string(data)
+			} else {
+				m, err := fetch[v1alpha1.Model](cmd.Context(), a, modelPath(args[0]))
+				if err != nil {
+					return err
+				}
+				spec = m.Spec
+			}
+			d, err := models.Describe(spec)
+			if err != nil {
+				return &fault.Invalid{Resource: args[0], Reason: err.Error()}
+			}
+			return a.print(cmd.OutOrStdout(), d, func(w io.Writer) { printDescription(w, d) })
+		},
+	}
+}
+
+// completeWithFiles offers files beside names.
+func completeWithFiles(names cobra.CompletionFunc) cobra.CompletionFunc {
+	return func(cmd *cobra.Command, args []string, text string) ([]string, cobra.ShellCompDirective) {
+		if len(args) > 0 {
+			return nil, cobra.ShellCompDirectiveNoFileComp
+		}
+		all, _ := names(cmd, args, text)
+		return all, cobra.ShellCompDirectiveDefault
+	}
+}
+
+func (a *app) modelRollbackCommand() *cobra.Command {
+	var l loading
+	var to int64
+	c := &cobra.Command{
+		Use:   "rollback NAME",
+		Short: "Go back to an earlier version of a model",
+		Long: "Puts an earlier version in the place of the present one, which is kept in turn. The last " + strconv.Itoa(models.VersionsKept) + " are kept;\n" +
+			"kerb model get NAME lists them.",
+		Example:           "  kerb model rollback guard\n  kerb model rollback guard --to 3",
+		Args:              cobra.ExactArgs(1),
+		ValidArgsFunction: modelKind().complete(a),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			now, err := fetch[v1alpha1.Model](cmd.Context(), a, modelPath(args[0]))
+			if err != nil {
+				return err
+			}
+			kept := modelStatus(now).Versions
+			if to == 0 && len(kept) == 0 {
+				return &fault.Conflict{Reason: "no earlier version of model " + args[0] + " is kept"}
+			}
+			if to == 0 {
+				to = kept[0].Generation
+			}
+			old, err := fetch[v1alpha1.Model](cmd.Context(), a, modelPath(args[0])+"/versions/"+strconv.FormatInt(to, 10))
+			if err != nil {
+				return err
+			}
+			now.Spec, now.Metadata.Generation, now.Status = old.Spec, 0, nil
+			return a.loadModel(cmd, now, l)
+		},
+	}
+	c.Flags().Int64Var(&to, "to", 0, "generation to go back to; the one before unless said")
+	_ = c.RegisterFlagCompletionFunc("to", a.completeGenerations)
+	l.addFlags(c)
+	return c
+}
+
+// completeGenerations offers the generations that are kept.
+func (a *app) completeGenerations(cmd *cobra.Command, args []string, _ string) (out []string, _ cobra.ShellCompDirective) {
+	if len(args) == 0 {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	m, err := fetch[v1alpha1.Model](cmd.Context(), a, modelPath(args[0]))
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	for _, v := range modelStatus(m).Versions {
+		out = append(out, fmt.Sprintf("%d\tversion %d", v.Generation, v.Version))
+	}
+	return out, cobra.ShellCompDirectiveNoFileComp
+}
+
+func printDescription(w io.Writer, d models.Description) {
+	field(w, "Name", d.Name)
+	field(w, "Description", d.Text)
+	printSummary(w, d.ModelSummary)
+	field(w, "Arithmetic", d.Arithmetic)
+	field(w, "Window", d.Window)
+	if d.Threshold != nil {
+		field(w, "Threshold", *d.Threshold)
+	}
+	field(w, "Trained on", d.TrainedOn)
+	if d.Accuracy != nil {
+		field(w, "Accuracy", *d.Accuracy)
+	}
+	for _, r := range d.Rules {
+		field(w, "Beside it", fmt.Sprintf("the rule %s has %v", r.Rule, r.Accuracy))
+	}
+	field(w, "Too large for the data plane", d.TooLarge)
+	fmt.Fprintln(w)
+	line(w, "SIZE", "USED", "LIMIT")
+	for _, u := range d.Usage {
+		limit := any("")
+		if u.Limit > 0 {
+			limit = u.Limit
+		}
+		line(w, strings.ToUpper(u.What[:1])+u.What[1:], u.Used, limit)
+	}
+}

@@ -1,0 +1,335 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* From features to what is done: the models' decisions, hysteresis, allow-list, fuse, blocks, events. */
+#ifndef CLS_ACTION_H
+#define CLS_ACTION_H
+
+#include "engine.h"
+#include "window.h"
+
+static __always_inline void cls_tell(struct cls_work *w, __u32 kind, __u32 done)
+{
+	struct cls_event *e = &w->event;
+
+	if (events == CLS_EVENTS_CHANGES && kind == CLS_EVENT_EVALUATED)
+		return;
+	if (events == CLS_EVENTS_POSITIVES && kind == CLS_EVENT_EVALUATED && !(e->hits & 1))
+		return;
+	e->kind = kind;
+	e->action = done;
+	kerb_event(&verdicts, e, sizeof(*e));
+}
+
+static __always_inline void cls_unblock(struct cls_fuse *z, struct cls_source *source)
+{
+	if (!bpf_map_delete_elem(&blocks, source))
+		cls_add(z->blocked, (__u32)-1);
+}
+
+/* Why one more block is more than a model may do, or CLS_FUSE_INTACT. */
+static __always_inline __u32 cls_too_much(const struct cls_fuse *z)
+{
+	__u64 n = z->blocked + 1, sources = cls_sources(z);
+
+	if (n > fuse_sources)
+		return CLS_FUSE_SOURCES;
+	if (fuse_share >= 100 || n <= fuse_least)
+		return CLS_FUSE_INTACT;
+	if (sources < z->sources_before)
+		sources = z->sources_before;
+	return n * 100 > sources * fuse_share ? CLS_FUSE_SHARE : CLS_FUSE_INTACT;
+}
+
+static __always_inline void cls_blow(struct cls_work *w, struct cls_fuse *z, __u32 cause)
+{
+	if (!cls_claim(&z->blown, 0, w->now ?: 1, 0))
+		return;
+	z->cause = cause;
+	w->event.cause = cause;
+	cls_tell(w, CLS_EVENT_FUSE, CLS_EVENT);
+	w->event.cause = CLS_FUSE_INTACT;
+}
+
+static __always_inline int cls_allowed(struct cls_work *w, const __u8 *addr)
+{
+	w->prefix.len = 128;
+	__builtin_memcpy(w->prefix.addr, addr, sizeof(w->prefix.addr));
+	return !!bpf_map_lookup_elem(&allowed, &w->prefix);
+}
+
+static __always_inline int cls_block(struct cls_work *w, const struct cls_decision *d)
+{
+	struct cls_block *b = &w->block;
+
+	b->since = w->now;
+	b->until = action_ns ? w->now + action_ns : 0;
+	b->version = d->version;
+	b->class = d->class;
+	b->score = d->score;
+	b->action = action;
+	return bpf_map_update_elem(&blocks, &w->job.source, b, BPF_NOEXIST);
+}
+
+/* Puts the source under the action, or keeps it there. What is done: an enum cls_action. *new: it was not before. */
+static __always_inline __u32 cls_act(struct cls_work *w, struct cls_fuse *z, const struct cls_decision *d, __u32 *new)
+{
+	struct cls_source *source = &w->job.source;
+	struct cls_block *b;
+	__u32 cause;
+
+	if (action == CLS_EVENT)
+		return CLS_EVENT;
+	if (cls_allowed(w, source->addr) || (extractor == CLS_FLOW && !by_peer && cls_allowed(w, source->local))) {
+		w->event.allowed = 1;
+		cls_count(CLS_COUNT_ALLOWED);
+		return CLS_EVENT;
+	}
+	if (z->blown)
+		return CLS_EVENT;
+	b = bpf_map_lookup_elem(&blocks, source);
+	if (b) {
+		if (b->until && action_ns)
+			b->until = w->now + action_ns;
+		return watch ? CLS_EVENT : b->action;
+	}
+	cause = cls_too_much(z);
+	if (!cause && cls_block(w, d))
+		cause = CLS_FUSE_SOURCES;
+	if (cause) {
+		cls_blow(w, z, cause);
+		return CLS_EVENT;
+	}
+	cls_add(z->blocked, 1);
+	*new = 1;
+	return watch ? CLS_EVENT : action;
+}
+
+/* Ends what a model has done to a source that is not suspicious any more, unless that is the operator's to do. */
+static __always_inline void cls_let_go(struct cls_work *w, struct cls_fuse *z)
+{
+	struct cls_block *b = bpf_map_lookup_elem(&blocks, &w->job.source);
+
+	if (b && b->until && b->version)
+		cls_unblock(z, &w->job.source);
+}
+
+static __always_inline int cls_against(__u32 role, const struct cls_decision *d, __u32 suspicious)
+{
+	struct cls_policy *p = bpf_map_lookup_elem(&policy, &role);
+
+	if (!p)
+		return 0;
+	if (suspicious && d->score >= p->clear)
+		return 1;
+	return !(p->harmless >> (d->class & 63) & 1) && d->score >= p->raise;
+}
+
+/* The shadow model's opinion, beside the live one's. */
+static __always_inline void cls_compare(struct cls_scratch *s, __u32 against)
+{
+	__u32 other;
+
+	if (cls_infer(CLS_SHADOW))
+		return;
+	other = cls_against(CLS_SHADOW, &s->decision[CLS_SHADOW], 0);
+	cls_count(against ? other ? CLS_COUNT_BOTH_POSITIVE : CLS_COUNT_ONLY_LIVE
+			  : other ? CLS_COUNT_ONLY_SHADOW : CLS_COUNT_BOTH_HARMLESS);
+	if (s->decision[CLS_LIVE].class == s->decision[CLS_SHADOW].class)
+		cls_count(CLS_COUNT_SAME_CLASS);
+}
+
+/* Hysteresis, then what follows from it. */
+static __always_inline void cls_conclude(struct cls_work *w, struct cls_fuse *z, struct cls_record *r, const struct cls_decision *d,
+					 __u32 against)
+{
+	__u32 was = r->suspicious, is, hits = r->hits << 1 | against, recent = hits & (0xffffffffU >> (32 - hits_of));
+	__u32 kind, new = 0, done = CLS_EVENT;
+
+	is = (against && __builtin_popcount(recent) >= hits_needed) || (was && recent);
+	r->hits = hits;
+	r->suspicious = is;
+	r->version = d->version;
+	r->class = d->class;
+	r->score = d->score;
+	w->event.hits = hits;
+	if (is && against)
+		done = cls_act(w, z, d, &new);
+	if (was && !is)
+		cls_let_go(w, z);
+	kind = is && (!was || new) ? CLS_EVENT_SUSPICIOUS : was && !is ? CLS_EVENT_CLEARED : CLS_EVENT_EVALUATED;
+	cls_tell(w, kind, done);
+}
+
+static __always_inline void cls_prepare_event(struct cls_work *w, const struct cls_decision *d)
+{
+	struct cls_event *e = &w->event;
+
+	e->time = w->job.time;
+	e->source = w->job.source;
+	e->allowed = 0;
+	e->cause = CLS_FUSE_INTACT;
+	e->version = d->version;
+	e->class = d->class;
+	e->score = d->score;
+	__builtin_memcpy(e->values, w->job.values, sizeof(e->values));
+}
+
+/* Judges the job of this CPU. Global, so that the verifier looks at it once: packets, timers and queues come here. */
+__noinline int cls_judge(void)
+{
+	struct cls_work *w = cls_work();
+	struct cls_scratch *s = cls_scratch();
+	struct cls_fuse *z = cls_fuse();
+	struct cls_record *r;
+	__u32 against;
+
+	if (!w || !s || !z)
+		return 0;
+	for (int i = 0; i < CLS_VALUES; i++)
+		s->features.v[i] = w->job.values[i];
+	if (cls_infer(CLS_LIVE)) {
+		cls_count(CLS_COUNT_NO_MODEL);
+		return 0;
+	}
+	cls_count(CLS_COUNT_EVALUATED);
+	w->now = cls_clock();
+	cls_epoch(z, w->now);
+	r = bpf_map_lookup_elem(&records, &w->job.source);
+	if (r && r->judged != z->window) {
+		r->judged = z->window;
+		cls_add(z->judged, 1);
+	}
+	against = cls_against(CLS_LIVE, &s->decision[CLS_LIVE], r && r->suspicious);
+	if (against)
+		cls_count(CLS_COUNT_POSITIVE);
+	cls_compare(s, against);
+	cls_prepare_event(w, &s->decision[CLS_LIVE]);
+	if (r)
+		cls_conclude(w, z, r, &s->decision[CLS_LIVE], against);
+	return 0;
+}
+
+#define CLS_DRAIN    32		/* evaluations of one run of the timer */
+#define CLS_TIMER_NS 10000000	/* between two */
+
+/* Judges what waits, up to so many. */
+__noinline int cls_drain(__u32 most)
+{
+	struct cls_work *w = cls_work();
+
+	if (!w)
+		return 0;
+#pragma clang loop unroll(disable)
+	for (__u32 i = 0; i < CLS_DRAIN; i++) {
+		if (i >= most || bpf_map_pop_elem(&due, &w->job))
+			break;
+		cls_judge();
+	}
+	return 0;
+}
+
+static int cls_tick(void *map, __u32 *key, struct cls_timer *t)
+{
+	cls_drain(CLS_DRAIN);
+	bpf_timer_start(&t->timer, CLS_TIMER_NS, 0);
+	return 0;
+}
+
+#define CLS_CLOCK_MONOTONIC 1
+
+static __always_inline void cls_start_timer(void)
+{
+	__u32 zero = 0;
+	struct cls_timer *t = bpf_map_lookup_elem(&timers, &zero);
+
+	if (!t || t->started)
+		return;
+	if (bpf_timer_init(&t->timer, &timers, CLS_CLOCK_MONOTONIC))
+		return;
+	bpf_timer_set_callback(&t->timer, cls_tick);
+	bpf_timer_start(&t->timer, CLS_TIMER_NS, 0);
+	t->started = 1;
+}
+
+/* w->job is complete: judge it, or leave it to who does. */
+static __always_inline void cls_dispatch(struct cls_work *w)
+{
+	if (deferred == CLS_AT_ONCE) {
+		cls_judge();
+	} else if (deferred == CLS_USER) {
+		w->window.time = w->job.time;
+		__builtin_memcpy(w->window.values, w->job.values, sizeof(w->window.values));
+		if (bpf_map_update_elem(&windows, &w->job.source, &w->window, BPF_ANY))
+			cls_count(CLS_COUNT_NO_ROOM);
+	} else if (bpf_map_push_elem(&due, &w->job, 0)) {
+		cls_count(CLS_COUNT_NO_ROOM);
+	}
+}
+
+/* Drops a packet of a source that is blocked, and sees how much that is in all. */
+static __always_inline int cls_drop(struct kerb_pkt *pkt, struct cls_work *w, struct cls_fuse *z, struct cls_block *b, __u32 reason)
+{
+	cls_add(b->dropped, 1);
+	cls_count(reason == KERB_DROP_RATE ? CLS_COUNT_LIMITED : CLS_COUNT_DROPPED);
+	if (fuse_packets < 100) {
+		cls_add(z->dropped, 1);
+		if (z->packets >= 100 && z->dropped * 100 > z->packets * fuse_packets) {
+			w->event.hits = 0;
+			w->event.source = w->job.source;
+			cls_blow(w, z, CLS_FUSE_PACKETS);
+		}
+	}
+	return kerb_drop(pkt, reason);
+}
+
+static __always_inline int cls_over_rate(struct cls_block *b, __u64 now)
+{
+	__u64 due = b->due > now ? b->due : now;
+
+	if (due > now + rate_burst)
+		return 1;
+	b->due = due + rate_cost;
+	return 0;
+}
+
+static __always_inline int cls_carry_out(struct kerb_pkt *pkt, struct cls_work *w, struct cls_fuse *z, struct cls_block *b)
+{
+	if (b->action == CLS_DROP)
+		return cls_drop(pkt, w, z, b, CLS_DROP_CLASSIFIED);
+	if (b->action == CLS_RATE_LIMIT && cls_over_rate(b, w->now))
+		return cls_drop(pkt, w, z, b, KERB_DROP_RATE);
+#ifdef KERB_HOOK_TC
+	if (b->action == CLS_MARK) {
+		((struct __sk_buff *)pkt->ctx)->mark = mark;
+		cls_count(CLS_COUNT_MARKED);
+	}
+#endif
+	return KERB_NEXT;
+}
+
+/* What the blocks say of a packet of w->job.source. */
+static __always_inline int cls_enforce(struct kerb_pkt *pkt, struct cls_work *w, struct cls_fuse *z)
+{
+	struct cls_block *b;
+
+	if (fuse_packets < 100) {
+		cls_epoch(z, w->now);
+		cls_add(z->packets, 1);
+	}
+	if (!z->blocked)
+		return KERB_NEXT;
+	b = bpf_map_lookup_elem(&blocks, &w->job.source);
+	if (!b)
+		return KERB_NEXT;
+	if (b->until && w->now >= b->until) {
+		cls_unblock(z, &w->job.source);
+		return KERB_NEXT;
+	}
+	cls_add(b->packets, 1);
+	if (watch || z->blown) {
+		cls_count(CLS_COUNT_WATCHED);
+		return KERB_NEXT;
+	}
+	return cls_carry_out(pkt, w, z, b);
+}
+
+#endif

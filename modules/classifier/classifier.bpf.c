@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
+
+//go:build ignore
+
+/* The classifier counts what nodes of an RPL network, or flows, do (rpl.h, flow.h), in windows (window.h), has models judge
+ * that (engine.h), and acts on what they say (action.h). Packets are never changed. control.go fills the maps. */
+#include <kerb/module.h>
+#include "rpl.h"
+#include "flow.h"
+
+/* Counts the packet. A function of its own, so that its stack is free again when models are asked. */
+static __noinline int extract(struct kerb_pkt *pkt, __u32 local)
+{
+	struct cls_work *w = cls_work();
+	struct cls_fuse *z = cls_fuse();
+
+	if (!w || !z)
+		return KERB_NEXT;
+	kerb_reload(pkt);
+	w->before = w->now;
+	w->now = cls_clock();
+	return extractor == CLS_RPL ? cls_rpl(pkt, w, z) : cls_flow(pkt, w, z, local);
+}
+
+/* A later packet judges what waits if it comes after a pause of a tick of the clock. */
+static __always_inline int judges_later(const struct cls_work *w)
+{
+	return (deferred == CLS_NEXT_PACKET || (deferred == CLS_TIMER && !KERB_HAS(timer_init))) && w->now != w->before;
+}
+
+static __always_inline int classify(struct kerb_pkt *pkt, __u32 local)
+{
+	struct cls_work *w = cls_work();
+	int verdict;
+
+	if (!w)
+		return KERB_NEXT;
+	kerb_forget(pkt);
+	cls_count(CLS_COUNT_PACKETS);
+	if (deferred == CLS_TIMER && KERB_HAS(timer_init))
+		cls_start_timer();
+	w->due = 0;
+	verdict = extract(pkt, local);
+	if (w->due)
+		cls_dispatch(w);
+	if (judges_later(w))
+		cls_drain(1);
+	return verdict;
+}
+
+KERB_EGRESS(pkt)
+{
+	return classify(pkt, 1);
+}
+
+KERB_INGRESS(pkt)
+{
+	return classify(pkt, 0);
+}
+
+KERB_LICENSE("Dual BSD/GPL");

@@ -1,0 +1,306 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package classifier
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"math/bits"
+	"sync/atomic"
+	"time"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/kerb-edge/kerb/modules/classifier/model"
+)
+
+// judge is what user mode knows beside the data plane: the same as action.h keeps in records.
+type judge struct {
+	sources map[source]*verdict
+	counts  [counts]uint64
+
+	number               uint64 // number of the window that judged is of
+	judged, judgedBefore uint32
+
+	keys   []source // buffers
+	values []window
+}
+
+// verdict is what the last evaluations said of a source.
+type verdict struct {
+	hits       uint32
+	suspicious bool
+	decision   model.Decision
+	window     uint64 // in which it was judged last, plus 1
+}
+
+func newJudge() judge { return judge{sources: map[source]*verdict{}} }
+
+// free forgets what was said of a source, so that it is judged anew.
+func (j *judge) free(s source) { delete(j.sources, s) }
+
+// infer runs a model on the values of a window. Of one that is too large for the data plane's integers that is in floating
+// point.
+func (l *loaded) infer(values *[valuesMax]int32) model.Decision {
+	if l.doc == nil {
+		features := make([]int64, valuesMax)
+		for i, v := range values {
+			features[i] = int64(v)
+		}
+		return l.packed.Infer(features)
+	}
+	row := make([]float64, len(l.columns))
+	for i, column := range l.columns {
+		row[i] = float64(values[column])
+	}
+	class, score := l.doc.Infer(row)
+	return model.Decision{Version: l.Version, Class: uint32(class), Score: int32(math.Round(score * model.ScoreOne))}
+}
+
+// against tells whether a decision is, as cls_against does.
+func (p *policy) against(d model.Decision, suspicious bool) bool {
+	if suspicious && d.Score >= p.Clear {
+		return true
+	}
+	return p.Harmless>>(d.Class&63)&1 == 0 && d.Score >= p.Raise
+}
+
+// judgeAll judges the windows that wait.
+func (w *plane) judgeAll() error {
+	m, err := w.live.Maps.Get(mapWindows)
+	if err != nil {
+		return err
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	j := &w.judge
+	if j.keys == nil {
+		j.keys, j.values = make([]source, windowBatch), make([]window, windowBatch)
+	}
+	var cursor ebpf.MapBatchCursor
+	for {
+		n, err := m.BatchLookupAndDelete(&cursor, j.keys, j.values, nil)
+		for i := range n {
+			if err := w.judgeOne(j.keys[i], &j.values[i]); err != nil {
+				return err
+			}
+		}
+		if errors.Is(err, ebpf.ErrKeyNotExist) {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("read map %s: %w", mapWindows, err)
+		}
+	}
+}
+
+const windowBatch = 256
+
+// judgeOne judges a source by its window.
+func (w *plane) judgeOne(s source, win *window) error {
+	j, l := &w.judge, w.loaded[model.Live]
+	if l == nil {
+		j.counts[countNoModel]++
+		return nil
+	}
+	j.counts[countEvaluated]++
+	d := l.infer(&win.Values)
+	v := w.verdictOf(s)
+	j.enter(v, win.Time/w.config.epoch())
+	against := l.rule.against(d, v.suspicious)
+	if against {
+		j.counts[countPositive]++
+	}
+	w.compare(&win.Values, d, against)
+	return w.conclude(s, v, win, d, against)
+}
+
+// epoch is the length of windows in ns; where they have no end, of the fuse's.
+func (c *config) epoch() uint64 {
+	if c.Window == 0 {
+		return uint64(time.Second)
+	}
+	return uint64(c.Window)
+}
+
+// verdictOf makes room for a source that is new: at most as many are known as in the data plane.
+func (w *plane) verdictOf(s source) *verdict {
+	v := w.judge.sources[s]
+	if v != nil {
+		return v
+	}
+	if len(w.judge.sources) >= int(w.config.Sources) {
+		for other, of := range w.judge.sources { // any that nothing is held against
+			if !of.suspicious {
+				delete(w.judge.sources, other)
+				break
+			}
+		}
+	}
+	v = &verdict{}
+	w.judge.sources[s] = v
+	return v
+}
+
+// enter counts the sources of a window.
+func (j *judge) enter(v *verdict, number uint64) {
+	if number > j.number {
+		j.judgedBefore, j.judged = j.judged, 0
+		if number > j.number+1 {
+			j.judgedBefore = 0
+		}
+		j.number = number
+	}
+	if v.window != j.number+1 {
+		v.window = j.number + 1
+		j.judged++
+	}
+}
+
+// compare asks the shadow model.
+func (w *plane) compare(values *[valuesMax]int32, live model.Decision, against bool) {
+	l, j := w.loaded[model.Shadow], &w.judge
+	if l == nil {
+		return
+	}
+	d := l.infer(values)
+	switch other := l.rule.against(d, false); {
+	case !against && !other:
+		j.counts[countBothHarmless]++
+	case against && other:
+		j.counts[countBothPositive]++
+	case against:
+		j.counts[countOnlyLive]++
+	default:
+		j.counts[countOnlyShadow]++
+	}
+	if d.Class == live.Class {
+		j.counts[countSameClass]++
+	}
+}
+
+// conclude is cls_conclude: hysteresis, then what follows from it.
+func (w *plane) conclude(s source, v *verdict, win *window, d model.Decision, against bool) error {
+	c, was := w.config, v.suspicious
+	v.hits <<= 1
+	if against {
+		v.hits |= 1
+	}
+	recent := v.hits & (math.MaxUint32 >> (32 - uint(c.Hysteresis.Of)))
+	v.suspicious = against && bits.OnesCount32(recent) >= int(c.Hysteresis.Hits) || was && recent != 0
+	v.decision = d
+	e := event{Time: win.Time, Source: s, Version: d.Version, Class: d.Class, Score: d.Score, Hits: v.hits, Values: win.Values}
+	isNew := false
+	if v.suspicious && against {
+		var err error
+		if e.Action, isNew, err = w.act(&e); err != nil {
+			return err
+		}
+	}
+	switch {
+	case v.suspicious && (!was || isNew):
+		e.Kind = kindSuspicious
+	case was && !v.suspicious:
+		e.Kind = kindCleared
+		if err := w.letGo(s); err != nil {
+			return err
+		}
+	}
+	w.tell(&e)
+	return nil
+}
+
+// act is cls_act: it puts a source under the action, or keeps it there.
+func (w *plane) act(e *event) (done uint8, isNew bool, err error) {
+	c, none := w.config, uint8(index(actions, "event"))
+	action := uint8(index(actions, c.Action.Do))
+	if action == none {
+		return none, false, nil
+	}
+	if c.allows(e.Source) {
+		e.Allowed = 1
+		return none, false, nil
+	}
+	if w.fuse.blown() {
+		return none, false, nil
+	}
+	if c.Mode != "watch" {
+		done = action
+	}
+	now := monotonic()
+	m, err := w.live.Maps.Get(mapBlocks)
+	if err != nil {
+		return none, false, err
+	}
+	b := block{Since: now, Version: e.Version, Class: e.Class, Score: e.Score, Action: action}
+	if c.Action.For > 0 {
+		b.Until = now + uint64(c.Action.For)
+	}
+	var old block
+	if err := m.Lookup(e.Source, &old); err == nil {
+		if old.Until == 0 {
+			return done, false, nil
+		}
+		b.Since, b.Packets, b.Dropped, b.Due = old.Since, old.Packets, old.Dropped, old.Due
+		return done, false, m.Update(e.Source, b, ebpf.UpdateExist)
+	}
+	if cause := w.tooMuch(action); cause != 0 {
+		if w.fuse.blow(cause) {
+			blown := *e
+			blown.Kind, blown.Cause = kindFuse, uint8(cause)
+			w.tell(&blown)
+		}
+		return none, false, nil
+	}
+	if err := m.Update(e.Source, b, ebpf.UpdateNoExist); err != nil {
+		return none, false, err
+	}
+	atomic.AddUint32(&w.fuse.Blocked, 1)
+	return done, true, nil
+}
+
+// tooMuch is cls_too_much: why one more source is more than a model may block, 0 if it is not.
+func (w *plane) tooMuch(action uint8) uint32 {
+	f, j := &w.config.Fuse, &w.judge
+	blocked := atomic.LoadUint32(&w.fuse.Blocked)
+	n, sources := blocked+1, max(j.judged, j.judgedBefore)
+	if n > f.Sources {
+		return causeSources
+	}
+	if f.SourceShare >= 100 || n <= f.Least {
+		return 0
+	}
+	if int(action) == index(actions, "drop") {
+		sources += blocked
+	}
+	if n*100 > sources*uint32(f.SourceShare) {
+		return causeShare
+	}
+	return 0
+}
+
+// letGo ends what a model has done to a source that is not suspicious any more, unless that is the operator's to do.
+func (w *plane) letGo(s source) error {
+	m, err := w.live.Maps.Get(mapBlocks)
+	if err != nil {
+		return err
+	}
+	var b block
+	if m.Lookup(s, &b) != nil || b.Until == 0 || b.Version == 0 {
+		return nil
+	}
+	was, err := remove(w.live.Maps, mapBlocks, s)
+	if was {
+		atomic.AddUint32(&w.fuse.Blocked, ^uint32(0))
+	}
+	return err
+}
+
+// tell passes an event on if the config wants such ones.
+func (w *plane) tell(e *event) {
+	if e.Kind == kindEvaluated && (w.config.Events == "changes" || w.config.Events == "positives" && e.Hits&1 == 0) {
+		return
+	}
+	w.stream.send(w.describe(e))
+}

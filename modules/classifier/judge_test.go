@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package classifier
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kerb-edge/kerb/modules/classifier/model"
+)
+
+const inUser = `{"model": "m", "shadow": "s", "evaluate": {"where": "user"}, "action": {"do": "drop"}, "events": "all",
+	"fuse": {"sources": 4, "sourceShare": 60}, "allow": ["fe80::a"]}`
+
+// see has the data plane hand a window over, with so many DIS and DIO messages.
+func (p *plant) see(s source, number uint64, dis, dio int32) {
+	p.Helper()
+	win := window{Time: number * uint64(5*time.Second)}
+	names := Features["rpl"]
+	win.Values[slices.Index(names, "dis")], win.Values[slices.Index(names, "dio")] = dis, dio
+	if err := put(p.live.Maps, mapWindows, s, win); err != nil {
+		p.Fatal(err)
+	}
+	if err := p.judgeAll(); err != nil {
+		p.Fatal(err)
+	}
+}
+
+func (p *plant) blockedNames() string {
+	p.Helper()
+	var names []string
+	for _, b := range get[[]Blocked](p, "/blocked") {
+		names = append(names, b.Source)
+	}
+	slices.Sort(names)
+	return strings.Join(names, " ")
+}
+
+func newJudged(t *testing.T, changes ...string) *plant {
+	t.Helper()
+	p := newPlant(t, strings.NewReplacer(changes...).Replace(inUser))
+	if a := p.all(modelOf("m", document(1, "dis", 2)), modelOf("s", document(2, "dio", 2))); len(a.Using) != 2 {
+		t.Fatalf("%+v", a)
+	}
+	p.expect(0, 0) // the data plane has none
+	return p
+}
+
+// In user mode a source is blocked after two windows of three, stays so while it goes on, and is let go when it has been quiet
+// for three.
+func TestJudge(t *testing.T) {
+	p := newJudged(t)
+	l := p.stream.listen()
+	for n, step := range []struct {
+		dis     int32
+		blocked string
+		kind    string
+	}{{5, "", "evaluated"}, {0, "", "evaluated"}, {5, "fe80::1", "suspicious"}, {0, "fe80::1", "evaluated"}, {0, "fe80::1", "evaluated"},
+		{0, "", "cleared"}, {5, "", "evaluated"}} {
+		for quiet := byte(10); quiet < 20; quiet++ {
+			p.see(nodeSource(quiet), uint64(n+1), 0, 0)
+			<-l.events
+		}
+		p.see(nodeSource(1), uint64(n+1), step.dis, 9)
+		v := <-l.events
+		if got := p.blockedNames(); got != step.blocked || v.Kind != step.kind || v.Source != "fe80::1" || v.Version != 1 || v.Features["dis"] != step.dis {
+			t.Errorf("window %d: blocked %q, want %q; %+v, want %s", n+1, got, step.blocked, v, step.kind)
+		}
+	}
+	a := get[Agreement](p, "/agreement")
+	if want := (Agreement{BothHarmless: 70, BothPositive: 3, OnlyShadow: 4, SameClass: 73, Share: 73.0 / 77}); a != want {
+		t.Errorf("%+v, want %+v", a, want)
+	}
+	if got := get[map[string]uint64](p, "/stats"); got["evaluated"] != 77 || got["positive"] != 3 {
+		t.Errorf("%v", got)
+	}
+}
+
+// A source on the allow-list is judged and told of, and left alone.
+func TestJudgeAllows(t *testing.T) {
+	p := newJudged(t)
+	l := p.stream.listen()
+	for n := range uint64(3) {
+		p.see(nodeSource(10), n, 50, 0)
+	}
+	<-l.events
+	if v := <-l.events; v.Kind != "suspicious" || !v.Allowed || v.Action != "event" || p.blockedNames() != "" {
+		t.Errorf("%+v, blocked %q", v, p.blockedNames())
+	}
+}
+
+// A model that is against most sources, or against too many, blows the fuse, and nothing more is blocked until it is mended.
+func TestJudgeBlowsTheFuse(t *testing.T) {
+	for cause, limits := range map[string]string{"sourceShare": `"sources": 64, "sourceShare": 30`, "sources": `"sources": 4, "sourceShare": 60`} {
+		t.Run(cause, func(t *testing.T) {
+			const benign = 4
+			p := newJudged(t, `"sources": 4, "sourceShare": 60`, limits)
+			for number := range uint64(4) {
+				for n := range benign {
+					p.see(nodeSource(byte(100+n)), number+1, 0, 0)
+				}
+				for n := range byte(8) {
+					p.see(nodeSource(n+1), number+1, 9, 0)
+				}
+			}
+			r := get[FuseReport](p, "/fuse")
+			if r.State != "blown" || r.Cause != cause || r.Blocked > 4 {
+				t.Errorf("%+v", r)
+			}
+			if err := p.mend(); err != nil || p.blockedNames() != "" {
+				t.Errorf("%v, blocked %q", err, p.blockedNames())
+			}
+			for n := range benign {
+				p.see(nodeSource(byte(100+n)), 6, 0, 0)
+			}
+			p.see(nodeSource(1), 6, 9, 0)
+			p.see(nodeSource(1), 7, 9, 0)
+			if p.blockedNames() != "fe80::1" {
+				t.Errorf("blocked %q after it was mended", p.blockedNames())
+			}
+		})
+	}
+}
+
+// Verdicts are kept of as many sources as the data plane knows, however many come.
+func TestJudgeForgets(t *testing.T) {
+	p := newPlant(t, strings.Replace(inUser, "{", `{"sources": 64, `, 1))
+	p.all(modelOf("m", document(1, "dis", 2)))
+	for n := range 200 {
+		s := nodeSource(byte(n))
+		s.Pan = uint16(n)
+		p.see(s, 1, 0, 0)
+	}
+	if n := len(p.judge.sources); n != 64 {
+		t.Errorf("%d are known", n)
+	}
+}
+
+// A model that is too large for the data plane runs in the control plane.
+func TestJudgeLargeModel(t *testing.T) {
+	row := "[1" + strings.Repeat(", 0", len(Features["rpl"])-1) + "]"
+	first := row + strings.Repeat(", "+row, model.MaxWidth)
+	large := fmt.Sprintf(`{"format": "kerb-model/1", "name": "m", "version": 1, "extractor": "rpl", "kind": "mlp", "features": ["%s"], "classes": ["a", "b"],
+		"layers": [{"weights": [%s], "bias": [0%s], "activation": "relu"}, {"weights": [[1%s]], "bias": [-5], "activation": "sigmoid"}]}`,
+		strings.Join(Features["rpl"], `", "`), first, strings.Repeat(", 0", model.MaxWidth), strings.Repeat(", 0", model.MaxWidth))
+	if _, err := model.Parse([]byte(large)); err != nil {
+		t.Skipf("no document can be larger than the data plane allows: %v", err)
+	}
+	p := newPlant(t, inUser)
+	if a := p.all(modelOf("m", large)); len(a.Using) != 1 {
+		t.Fatalf("%+v", a)
+	}
+	for n := range uint64(2) {
+		p.see(nodeSource(1), n+1, 9, 0)
+	}
+	if p.blockedNames() != "fe80::1" {
+		t.Errorf("blocked %q", p.blockedNames())
+	}
+}
+
+// A listener that is slow loses events, and is told how many.
+func TestSlowListener(t *testing.T) {
+	s := newStream()
+	l := s.listen()
+	for range listenerQueue + 7 {
+		s.send(&Verdict{})
+	}
+	if len(l.events) != listenerQueue || l.lost.Load() != 7 {
+		t.Errorf("%d wait, %d are lost", len(l.events), l.lost.Load())
+	}
+	s.leave(l)
+	if s.heard() {
+		t.Error("somebody listens still")
+	}
+}

@@ -1,0 +1,473 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* What the classifier's data plane and its control plane share, models excepted (model.h): config constants, sources and
+ * what is counted of them, what is blocked, the fuse, verdicts.
+ *
+ * A source is what a model judges: a node of an RPL network, a flow, or the peer of flows. Time is in ns of kerb_now(),
+ * CLOCK_MONOTONIC right to a timer tick. Sums only grow, by atomic additions: a window is the difference of two moments, so that
+ * nothing is lost or counted twice when a window ends while another CPU counts. */
+#ifndef CLS_MAPS_H
+#define CLS_MAPS_H
+
+#include <kerb/module.h>
+#include "features.h"
+
+enum cls_extractor {
+	CLS_RPL = 0,
+	CLS_FLOW = 1,
+};
+
+/* How 802.15.4 frames come. */
+enum cls_frames {
+	CLS_FRAMES_RAW = 0,	 /* the packet is the frame, MAC header first: interfaces without Ethernet */
+	CLS_FRAMES_ETHERNET = 1, /* behind an Ethernet header with frames_eth_type */
+	CLS_FRAMES_ZEP = 2,	 /* in UDP datagrams to or from zep_port, ZEP version 1 or 2 */
+};
+
+/* Frames whose security bit is set: their payload cannot be read. */
+enum cls_secured {
+	CLS_SECURED_PASS = 0,  /* counted, passed */
+	CLS_SECURED_COUNT = 1, /* the same, and a message of kind other of the node that the link source address names */
+	CLS_SECURED_DROP = 2,
+};
+
+enum cls_when {
+	CLS_PER_WINDOW = 0, /* when a window (sliding: a quarter of it) has passed */
+	CLS_PER_PACKET = 1, /* with each packet, over the window so far */
+	CLS_EVERY_N = 2,    /* with each every-th packet of the source, over the window so far */
+};
+
+/* Where models run. */
+enum cls_deferred {
+	CLS_AT_ONCE = 0,     /* on the packet that makes an evaluation due */
+	CLS_NEXT_PACKET = 1, /* on a later packet that comes after a pause of a tick of the clock */
+	CLS_TIMER = 2,	     /* on a timer, off the packets' path (Linux 5.15) */
+	CLS_USER = 3,	     /* in the control plane, which reads windows */
+};
+
+enum cls_action {
+	CLS_EVENT = 0,
+	CLS_MARK = 1, /* skb->mark on TC; nothing on XDP, which has none */
+	CLS_RATE_LIMIT = 2,
+	CLS_DROP = 3,
+};
+
+enum cls_events {
+	CLS_EVENTS_CHANGES = 0,	  /* when a source becomes suspicious or stops being so, and when the fuse blows */
+	CLS_EVENTS_POSITIVES = 1, /* and for each evaluation that is against the source */
+	CLS_EVENTS_ALL = 2,	  /* each evaluation */
+};
+
+KERB_CONFIG(__u8, extractor, CLS_RPL);
+KERB_CONFIG(__u8, frames, CLS_FRAMES_RAW);
+KERB_CONFIG(__u16, frames_eth_type, 0x809a); /* IEEE 802.15.4 in Ethernet */
+KERB_CONFIG(__u16, zep_port, 17754);
+KERB_CONFIG(__u8, fcs_len, 0); /* bytes of checksum at the end of raw and Ethernet frames: 0 or 2. ZEP's always have 2 */
+KERB_CONFIG(__u8, secured, CLS_SECURED_PASS);
+KERB_CONFIG(__u64, repeat_ns, 250000000); /* frames of a sender with the same sequence number are one message for so long; 0: never */
+KERB_CONFIG(_Bool, by_peer, 0);		  /* flow: a source is a remote address, not a 5-tuple */
+KERB_CONFIG(__u64, window_ns, 5000000000); /* 0: from the first packet of the source on (flow, not per window) */
+KERB_CONFIG(_Bool, sliding, 0);
+KERB_CONFIG(__u8, when, CLS_PER_WINDOW);
+KERB_CONFIG(__u32, every, 16); /* of CLS_EVERY_N */
+KERB_CONFIG(__u8, deferred, CLS_AT_ONCE);
+KERB_CONFIG(__u8, action, CLS_EVENT);
+KERB_CONFIG(__u64, action_ns, 60000000000); /* how long the action lasts; 0: until told */
+KERB_CONFIG(__u32, mark, 1);		    /* of CLS_MARK */
+KERB_CONFIG(__u64, rate_cost, 100000000);   /* of CLS_RATE_LIMIT: ns per packet */
+KERB_CONFIG(__u64, rate_burst, 1000000000); /* ns that a source may be ahead of it */
+KERB_CONFIG(_Bool, watch, 0);		    /* all is judged and told, nothing is done */
+KERB_CONFIG(__u8, hits_needed, 1);	    /* hysteresis: so many of the last hits_of evaluations must be against a source */
+KERB_CONFIG(__u8, hits_of, 3);		    /* at most 32 */
+KERB_CONFIG(__u8, events, CLS_EVENTS_CHANGES);
+KERB_CONFIG(__u32, capacity, 4096);	 /* max_entries of records */
+KERB_CONFIG(__u32, probation_packets, 8); /* see struct cls_newcomer */
+KERB_CONFIG(__u32, fuse_sources, 64);	  /* blocked at once; one more blows the fuse. max_entries of blocks is more than this */
+KERB_CONFIG(__u8, fuse_share, 50);	  /* percent of the sources that are judged in a window, from fuse_least on; 100: no limit */
+KERB_CONFIG(__u32, fuse_least, 2);	  /* so many blocked sources never are too large a share */
+KERB_CONFIG(__u8, fuse_packets, 100);	  /* percent of a window's packets that may be dropped; 100: no limit */
+
+/* Key of records, newcomers, blocks, windows. Addresses as IPv6: IPv4 is ::ffff:a.b.c.d, a node of an RPL network
+ * fe80::(its interface identifier), whichever prefix it uses. All bytes count: zero what does not apply. */
+struct cls_source {
+	__u8 addr[16];	     /* rpl: the node; flow: the remote end; by_peer: the remote address */
+	__u8 local[16];	     /* flow: the service's end */
+	__be16 port;	     /* flow: of addr; ICMP: 0 */
+	__be16 local_port;   /* flow; ICMP: 0 */
+	__u32 ifindex;
+	__u16 pan; /* rpl: PAN identifier of the source, host byte order */
+	__u8 proto; /* flow: IANA number, after extension headers */
+	__u8 kind;  /* enum cls_extractor */
+};
+
+/* Sums of a record. */
+enum cls_rpl_sum {
+	CLS_RPL_DIS = 0,
+	CLS_RPL_DIO = 1,
+	CLS_RPL_DAO = 2,
+	CLS_RPL_DAO_ACK = 3,
+	CLS_RPL_CONTROL = 4,   /* RPL messages of other kinds */
+	CLS_RPL_OTHER = 5,     /* messages that are no RPL, data for example */
+	CLS_RPL_REPEATS = 6,   /* frames that repeat a message */
+	CLS_RPL_BYTES = 7,     /* of messages, MAC header and FCS included */
+	CLS_RPL_MULTICAST = 8, /* RPL messages to the link's broadcast address */
+	CLS_RPL_VERSIONS = 9,  /* DIOs whose DODAG version is not that of the node's DIO before */
+	CLS_RPL_RANKS = 10,    /* DIOs whose rank is below that of the node's DIO before */
+	CLS_RPL_SECURED = 11,
+	CLS_RPL_FRAGMENTS = 12, /* later fragments; the first one is the message */
+	CLS_RPL_GAPS = 13,	/* ms between messages */
+	CLS_RPL_GAP_COUNT = 14,
+};
+
+enum cls_flow_sum {
+	CLS_FLOW_PACKETS = 0, /* from the side that opened the flow; + 1: from the other */
+	CLS_FLOW_BYTES = 2,   /* the same; IP datagram, without padding */
+	CLS_FLOW_SQUARES = 4, /* of lengths */
+	CLS_FLOW_GAPS = 5,    /* us between packets, either direction */
+	CLS_FLOW_GAP_SQUARES = 6,
+	CLS_FLOW_GAP_COUNT = 7,
+	CLS_FLOW_FIN = 8, /* packets with each flag, in the order of the TCP header: FIN SYN RST PSH ACK URG */
+	CLS_FLOW_FRAGMENTS = 14,
+	CLS_FLOW_PAYLOADS = 15, /* packets with a payload */
+};
+
+#define CLS_SUMS   16
+#define CLS_SLICES 4 /* of a sliding window; a tumbling one is one slice. A power of two */
+
+/* Smallest and largest of a slice; low is above high if there was none. */
+struct cls_range {
+	__u32 low, high;
+};
+
+struct cls_slice {
+	__u64 sum[CLS_SUMS];	 /* as it was when the slice began */
+	struct cls_range length; /* flow: of packets; rpl: ranks that DIOs told */
+	struct cls_range gap;	 /* us (rpl: ms) between packets (messages) */
+};
+
+/* A frame that was seen: its sender and sequence number, and when. */
+struct cls_seen {
+	__u32 tag; /* hash of the link source address, with the sequence number in the low byte; 0: none */
+	__u32 ms;
+};
+
+#define CLS_SEEN    4	     /* frames of which repeats are known */
+#define CLS_BEFORE  6	     /* sums of which the window before is a feature */
+#define CLS_ROLLING (1ULL << 63) /* in cls_record.slice: a CPU closes the slice */
+
+/* What is known of a source. */
+struct cls_record {
+	__u64 first, last;		   /* when packets (messages) were counted */
+	__u64 slice;			   /* number of the slice that it is in: time / (length of slices) */
+	__u64 judged;			   /* cls_fuse.window in which it was evaluated last */
+	__u64 sum[CLS_SUMS];		   /* since first */
+	struct cls_slice past[CLS_SLICES]; /* by number modulo CLS_SLICES */
+	__u32 before[CLS_BEFORE];	   /* the first sums, over the last whole window */
+	__u32 pending;			   /* packets since the last evaluation */
+	__u32 hits;    /* bit 0: the last evaluation was against it, bit 1: the one before, ... */
+	__u32 version; /* of the model of the last evaluation; 0: never evaluated */
+	__u32 class;
+	__s32 score;
+	__u8 suspicious;      /* hits_needed of the last hits_of were against it, and not all since then for it */
+	__u8 opener;	      /* flow: 1: the service's side opened it */
+	__u8 dodag_version;   /* of its last DIO, if has_dio */
+	__u8 has_dio;
+	__u16 rank;	      /* the same, host byte order */
+	__be16 service_port;  /* flow: port that the opening packet went to */
+	struct cls_seen seen[CLS_SEEN]; /* newest first */
+};
+
+/* Policy against forged sources. Up to an eighth of the table's capacity a window, sources get a record at once. Beyond, they
+ * are newcomers: they get one after probation_packets packets, or when they are met again after a whole window, up to another
+ * eighth a window. So a known source that is heard once in three windows is always among the used half of the table, whoever
+ * sends what. */
+struct cls_newcomer {
+	__u64 first;
+	__u64 packets;
+};
+
+/* Whose a 6LoWPAN datagram in fragments is: only the first fragment names its source. Value: struct cls_source. */
+struct cls_datagram {
+	__u64 link; /* source address of the MAC header, as on the air */
+	__u32 ifindex;
+	__u16 tag, size;
+};
+
+/* Value of blocks: what is done to a source, until it expires. */
+struct cls_block {
+	__u64 since;
+	__u64 until;   /* 0: until told */
+	__u64 packets; /* that met it */
+	__u64 dropped; /* of them */
+	__u64 due;     /* CLS_RATE_LIMIT: when the next packet is within the rate */
+	__u32 version; /* of the model, 0: the operator */
+	__u32 class;
+	__s32 score;
+	__u8 action; /* enum cls_action */
+	__u8 zero[3];
+};
+
+enum cls_fuse_cause {
+	CLS_FUSE_INTACT = 0,
+	CLS_FUSE_SOURCES = 1, /* more than fuse_sources */
+	CLS_FUSE_SHARE = 2,   /* more than fuse_share percent of the sources */
+	CLS_FUSE_PACKETS = 3, /* more than fuse_packets percent of the packets */
+};
+
+/* Once the fuse has blown nothing is done to packets any more, blocks are left as they are. The control plane mends it: it
+ * empties blocks, then sets all of this to 0. */
+struct cls_fuse {
+	__u64 blown;  /* when */
+	__u32 cause;  /* enum cls_fuse_cause */
+	__u32 blocked; /* entries in blocks; who adds or deletes one changes this by an atomic addition */
+	__u64 window; /* number of the window that what follows is of */
+	__u32 judged; /* sources */
+	__u32 sources_before; /* in the window before, those included that were blocked and not judged */
+	__u64 packets, dropped; /* counted if fuse_packets is below 100 */
+	__u32 admitted, promoted; /* sources that got a record at once, or as newcomers */
+	__u32 held; /* blocked when the window began */
+	__u32 zero;
+};
+
+/* By role of the model. Written by the control plane before a model is used. */
+struct cls_policy {
+	__u64 harmless; /* bit per class that is no reason to act */
+	__s32 raise;	/* Q15: an evaluation is against a source if its class is not harmless and its score at least this; */
+	__s32 clear;	/* Q15: against one that is suspicious already also if its score is at least this. Above 32768: never */
+};
+
+/* Features, in the order of the names in features.go. */
+enum cls_rpl_feature {
+	CLS_F_DIS = 0, /* the first 6 are sums */
+	CLS_F_MESSAGES = 6,
+	CLS_F_REPEATS = 7,
+	CLS_F_BYTES = 8,
+	CLS_F_MULTICAST = 9,
+	CLS_F_VERSIONS = 10,
+	CLS_F_RANKS = 11,
+	CLS_F_SECURED = 12,
+	CLS_F_FRAGMENTS = 13,
+	CLS_F_DIS_SHARE = 14,
+	CLS_F_DIO_SHARE = 15,
+	CLS_F_DAO_SHARE = 16,
+	CLS_F_DIS_BEFORE = 17,
+	CLS_F_DIO_BEFORE = 18,
+	CLS_F_DAO_BEFORE = 19,
+	CLS_F_GAP_MIN = 20,
+	CLS_F_GAP_MAX = 21,
+	CLS_F_GAP_MEAN = 22,
+	CLS_F_RANK_MIN = 23,
+	CLS_F_RANK_MAX = 24,
+};
+
+enum cls_flow_feature {
+	CLS_F_PACKETS_FORWARD = 0,
+	CLS_F_PACKETS_BACKWARD = 1,
+	CLS_F_BYTES_FORWARD = 2,
+	CLS_F_BYTES_BACKWARD = 3,
+	CLS_F_LENGTH_MIN = 4,
+	CLS_F_LENGTH_MAX = 5,
+	CLS_F_LENGTH_MEAN = 6,
+	CLS_F_LENGTH_DEVIATION = 7,
+	CLS_F_FLOW_GAP_MIN = 8,
+	CLS_F_FLOW_GAP_MAX = 9,
+	CLS_F_FLOW_GAP_MEAN = 10,
+	CLS_F_FLOW_GAP_DEVIATION = 11,
+	CLS_F_FIN = 12, /* and the other flags in the order of the TCP header */
+	CLS_F_FLOW_FRAGMENTS = 18,
+	CLS_F_PAYLOADS = 19,
+	CLS_F_DURATION = 20,
+	CLS_F_PROTOCOL = 21,
+	CLS_F_PORT = 22,
+	CLS_F_LENGTH_FORWARD_MEAN = 23,
+	CLS_F_LENGTH_BACKWARD_MEAN = 24,
+	CLS_F_PACKETS = 25,
+	CLS_F_BACKWARD_SHARE = 26,
+};
+
+#define CLS_VALUES 32 /* features of an extractor */
+
+/* What is to be judged: entries of due (CLS_NEXT_PACKET, CLS_TIMER). */
+struct cls_due {
+	__u64 time; /* end of the window */
+	struct cls_source source;
+	__s32 values[CLS_VALUES]; /* features, in the order of the extractor's names */
+};
+
+/* Value of windows, for the control plane (CLS_USER), which deletes what it has read and writes blocks. */
+struct cls_window {
+	__u64 time; /* end of the window */
+	__s32 values[CLS_VALUES];
+};
+
+enum cls_event_kind {
+	CLS_EVENT_EVALUATED = 0,  /* nothing has changed */
+	CLS_EVENT_SUSPICIOUS = 1, /* the source has become so; action is what is done */
+	CLS_EVENT_CLEARED = 2,	  /* it is so no more */
+	CLS_EVENT_FUSE = 3,	  /* the fuse has blown, on this source */
+};
+
+/* Event in verdicts. */
+struct cls_event {
+	__u64 time; /* end of the window */
+	struct cls_source source;
+	__u8 kind;    /* enum cls_event_kind */
+	__u8 action;  /* enum cls_action that is carried out; CLS_EVENT: none, as in watch mode, for allowed sources, with the fuse blown */
+	__u8 allowed; /* the source is on the allow-list */
+	__u8 cause;   /* enum cls_fuse_cause, of CLS_EVENT_FUSE */
+	__u32 version; /* of the model */
+	__u32 class;
+	__s32 score;
+	__u32 hits;
+	__s32 values[CLS_VALUES];
+};
+
+/* Indices of counts. */
+enum cls_count {
+	CLS_COUNT_PACKETS = 0,	 /* that the extractor looked at */
+	CLS_COUNT_NOT_OURS = 1,	 /* no frames of the configured kind, passed */
+	CLS_COUNT_TRUNCATED = 2, /* ended within a header, passed */
+	CLS_COUNT_MALFORMED = 3, /* reserved modes, impossible lengths, passed */
+	CLS_COUNT_NO_SOURCE = 4, /* nobody to count it for: acknowledgements, beacons, commands, no source address */
+	CLS_COUNT_SECURED = 5,
+	CLS_COUNT_REPEATS = 6,
+	CLS_COUNT_MESSAGES = 7, /* counted for a source */
+	CLS_COUNT_PROBATION = 8, /* of newcomers, not counted for them */
+	CLS_COUNT_ADMITTED = 9,	 /* sources that got a record */
+	CLS_COUNT_EVALUATED = 10,
+	CLS_COUNT_EMPTY = 11,	/* pauses of a source of a window (sliding: a quarter) or more: nothing to evaluate */
+	CLS_COUNT_NO_MODEL = 12, /* evaluations without a model */
+	CLS_COUNT_POSITIVE = 13, /* evaluations against a source */
+	CLS_COUNT_NO_ROOM = 14,	 /* evaluations that found due or windows full */
+	CLS_COUNT_ALLOWED = 15,	 /* actions not carried out: the source is on the allow-list */
+	CLS_COUNT_WATCHED = 16,	 /* packets that would have been dropped, limited or marked but for watch mode or the fuse */
+	CLS_COUNT_MARKED = 17,
+	CLS_COUNT_LIMITED = 18, /* dropped over the rate */
+	CLS_COUNT_DROPPED = 19,
+	CLS_COUNT_DROPPED_SECURED = 20,
+	/* Shadow model beside the live one, by what they say of a source: */
+	CLS_COUNT_BOTH_HARMLESS = 21,
+	CLS_COUNT_BOTH_POSITIVE = 22,
+	CLS_COUNT_ONLY_LIVE = 23,
+	CLS_COUNT_ONLY_SHADOW = 24,
+	CLS_COUNT_SAME_CLASS = 25,
+	CLS_COUNTS = 32,
+};
+
+/* Drop reasons, named in kerb.yaml. */
+#define CLS_DROP_CLASSIFIED (KERB_DROP_MODULE_FIRST + 0)
+#define CLS_DROP_SECURED    (KERB_DROP_MODULE_FIRST + 1)
+
+#define CLS_ALLOWED    1024
+#define CLS_DUE	       256
+#define CLS_EVENT_RING (1 << 18)
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 4096);
+	__type(key, struct cls_source);
+	__type(value, struct cls_record);
+} records SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 4096);
+	__type(key, struct cls_source);
+	__type(value, struct cls_newcomer);
+} newcomers SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 1024);
+	__type(key, struct cls_datagram);
+	__type(value, struct cls_source);
+} datagrams SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 1024);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct cls_source);
+	__type(value, struct cls_block);
+} blocks SEC(".maps");
+
+/* Key of allowed: prefixes of addr or local of sources. */
+struct cls_prefix {
+	__u32 len;
+	__u8 addr[16];
+};
+
+/* Asked only before something is done to a source. The control plane deletes blocks of sources that become allowed. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
+	__uint(max_entries, CLS_ALLOWED);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct cls_prefix);
+	__type(value, __u32);
+} allowed SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE); /* the control plane corrects blocked, atomically */
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct cls_fuse);
+} fuse SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, CLS_ROLES);
+	__type(key, __u32);
+	__type(value, struct cls_policy);
+} policy SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_QUEUE);
+	__uint(max_entries, CLS_DUE);
+	__type(value, struct cls_due);
+} due SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 4096);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct cls_source);
+	__type(value, struct cls_window);
+} windows SEC(".maps");
+
+/* Taken for a moment by who changes what only one may; fetching atomic operations need Linux 5.12. Index 0 is the fuse's. */
+struct cls_lock {
+	struct bpf_spin_lock lock;
+};
+
+#define CLS_LOCKS 64 /* a power of two */
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, CLS_LOCKS);
+	__type(key, __u32);
+	__type(value, struct cls_lock);
+} locks SEC(".maps");
+
+/* Started by the first packet of a program; a config map, so that each program has its own. */
+struct cls_timer {
+	struct bpf_timer timer;
+	__u64 started;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct cls_timer);
+} timers SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, CLS_COUNTS);
+	__type(key, __u32);
+	__type(value, __u64);
+} counts SEC(".maps");
+
+KERB_EVENTS(verdicts, CLS_EVENT_RING);
+
+#endif

@@ -1,0 +1,259 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package classifier
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"runtime/debug"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/kerb-edge/kerb/modules/classifier/model"
+	"github.com/kerb-edge/kerb/sdk"
+)
+
+// roles of models: model.Live decides, model.Shadow is only compared.
+var roles = [...]model.Role{model.Live, model.Shadow}
+
+var roleNames = [...]string{"live", "shadow"}
+
+// plane is what is known of one generation.
+type plane struct {
+	config *config
+	live   sdk.Live
+	slots  *model.Slots
+	fuse   *sharedFuse
+	stream *stream
+	words  vocabulary
+
+	mu       sync.Mutex
+	loaded   [len(roles)]*loaded
+	refused  [len(roles)]error // why the model that the config names does not run
+	fresh    map[string]bool   // names that came since all are being told; nil otherwise
+	told     bool              // all have been told once
+	judge    judge
+	troubles map[string]error // of background work
+}
+
+// loaded is a model that runs. Of one that the data plane runs the numbers are not kept.
+type loaded struct {
+	Name       string    `json:"name"`
+	Generation int64     `json:"generation"`
+	Version    uint32    `json:"version"`
+	Kind       string    `json:"kind"`
+	Features   []string  `json:"features"`
+	Classes    []string  `json:"classes"`
+	Since      time.Time `json:"since"`
+	Note       string    `json:"note,omitempty"`
+
+	rule    policy          // in user mode
+	packed  *model.Packed   // the same
+	doc     *model.Document // the same, of a model that is too large to be packed
+	columns []int           // of doc's features among those of the extractor
+}
+
+func newPlane(c *config, live sdk.Live) (*plane, error) {
+	models, err := live.Maps.Get(mapModels)
+	if err != nil {
+		return nil, err
+	}
+	active, err := live.Maps.Get(mapActive)
+	if err != nil {
+		return nil, err
+	}
+	shared, err := shareFuse(live.Maps)
+	if err != nil {
+		return nil, err
+	}
+	return &plane{config: c, live: live, slots: model.NewSlots(models, active), fuse: shared, stream: newStream(),
+		troubles: map[string]error{}, judge: newJudge()}, nil
+}
+
+// end lets go of the generation.
+func (w *plane) end() {
+	w.stream.end()
+}
+
+// wants is the name of the model that the config gives a role, empty for none.
+func (c *config) wants(role model.Role) string {
+	if role == model.Shadow {
+		return c.Shadow
+	}
+	return c.Model
+}
+
+// Models implements sdk.ModelUser.
+func (f *Classifier) Models(live sdk.Live, update sdk.ModelUpdate) (sdk.ModelAnswer, error) {
+	w, err := f.plane(live)
+	if err != nil {
+		return sdk.ModelAnswer{}, err
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.update(&update)
+}
+
+func (w *plane) update(u *sdk.ModelUpdate) (answer sdk.ModelAnswer, err error) {
+	if u.Reset {
+		w.fresh = map[string]bool{}
+	}
+	for _, m := range u.Put {
+		if w.fresh != nil {
+			w.fresh[m.Name] = true
+		}
+		if err := w.put(m, &answer); err != nil {
+			return answer, err
+		}
+	}
+	for _, name := range u.Remove {
+		if err := w.drop(func(wanted string) bool { return wanted == name }); err != nil {
+			return answer, err
+		}
+	}
+	if !u.Complete {
+		return answer, nil
+	}
+	fresh := w.fresh
+	w.fresh, w.told = nil, true
+	return answer, w.drop(func(wanted string) bool { return !fresh[wanted] })
+}
+
+// put loads a model in the roles that the config gives it. What cannot be used is told in the answer.
+func (w *plane) put(m sdk.Model, answer *sdk.ModelAnswer) error {
+	for i, role := range roles {
+		if w.config.wants(role) != m.Name {
+			continue
+		}
+		next, refusal, err := w.load(role, m)
+		if err != nil {
+			return fmt.Errorf("model %s: %w", m.Name, err)
+		}
+		w.refused[i] = refusal
+		if refusal != nil {
+			slog.Warn("classifier: model refused", "module", w.live.Module, "model", m.Name, "error", refusal)
+			answer.Refused = map[string]string{m.Name: refusal.Error()}
+			continue
+		}
+		w.loaded[i] = next
+		w.words.learn(next)
+		answer.Using = append(answer.Using, m.Name)
+		slog.Info("classifier: model loaded", "module", w.live.Module, "role", roleNames[role], "model", m.Name, "version", next.Version)
+	}
+	if len(m.Document) > bulky {
+		debug.FreeOSMemory() // it has been there several times on the way
+	}
+	return nil
+}
+
+const bulky = 256 << 10
+
+// load makes a model run. refusal is why that one cannot; what ran before runs on then.
+func (w *plane) load(role model.Role, m sdk.Model) (next *loaded, refusal, err error) {
+	doc, refusal := model.Parse(m.Document)
+	if refusal != nil {
+		return nil, refusal, nil
+	}
+	if doc.Extractor != w.config.Extractor {
+		return nil, fmt.Errorf("it is made for the extractor %s, and this module's is %s", doc.Extractor, w.config.Extractor), nil
+	}
+	next = &loaded{Name: m.Name, Generation: m.Generation, Version: doc.Version, Kind: doc.Kind, Features: doc.Features, Classes: doc.Classes,
+		Since: time.Now().UTC().Truncate(time.Millisecond), Note: w.config.mismatch(doc)}
+	names := Features[doc.Extractor]
+	if next.columns, refusal = columns(doc, names); refusal != nil {
+		return nil, refusal, nil
+	}
+	rule, refusal := w.config.policyFor(doc.Classes)
+	if refusal != nil {
+		return nil, refusal, nil
+	}
+	packed, refusal := doc.Pack(names)
+	if w.config.inUser() {
+		if next.rule, next.packed = rule, packed; refusal != nil {
+			next.packed, next.doc = nil, doc
+		}
+		return next, nil, w.slots.Unload(role)
+	}
+	if refusal != nil {
+		return nil, fmt.Errorf("%w (evaluate.where: user runs it in the control plane)", refusal), nil
+	}
+	if err := put(w.live.Maps, mapPolicy, uint32(role), rule); err != nil {
+		return nil, nil, err
+	}
+	return next, nil, w.slots.Load(role, packed)
+}
+
+// columns finds a model's features among those of the extractor.
+func columns(doc *model.Document, names []string) ([]int, error) {
+	out := make([]int, len(doc.Features))
+	for i, name := range doc.Features {
+		if out[i] = slices.Index(names, name); out[i] < 0 {
+			return nil, fmt.Errorf("features[%d]: the extractor %s has no feature %q; it has %q", i, doc.Extractor, name, names)
+		}
+	}
+	return out, nil
+}
+
+// CheckFeatures finds features that the document's extractor does not have. Other modules may have other extractors.
+func CheckFeatures(doc *model.Document) error {
+	names, known := Features[doc.Extractor]
+	if !known {
+		return nil
+	}
+	_, err := columns(doc, names)
+	return err
+}
+
+// mismatch tells what makes a model's results doubtful though it runs.
+func (c *config) mismatch(doc *model.Document) string {
+	trained, err := time.ParseDuration(doc.Window)
+	if err != nil || trained == time.Duration(c.Window) {
+		return ""
+	}
+	return fmt.Sprintf("trained with windows of %s, and this module's have %s", doc.Window, time.Duration(c.Window))
+}
+
+// drop takes the models away whose names are meant, and those of roles that the config does not give.
+func (w *plane) drop(meant func(wanted string) bool) error {
+	for i, role := range roles {
+		wanted := w.config.wants(role)
+		if wanted != "" && !meant(wanted) {
+			continue
+		}
+		if err := w.slots.Unload(role); err != nil {
+			return err
+		}
+		w.loaded[i], w.refused[i] = nil, nil
+		if wanted != "" {
+			w.refused[i] = fmt.Errorf("there is no model %s: load it with kerb model load", wanted)
+		}
+	}
+	return nil
+}
+
+// modelCondition tells whether the models run that the config names.
+func (w *plane) modelCondition() sdk.Condition {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	c := sdk.Condition{Type: "Model", Status: "True", Reason: "Running"}
+	switch err := errors.Join(w.refused[:]...); {
+	case err != nil:
+		c.Status, c.Reason, c.Message = "False", "NotRunning", err.Error()
+		if w.loaded[model.Live] != nil {
+			c.Reason = "EarlierOneRuns"
+		}
+	case w.config.Model == "":
+		c.Status, c.Reason, c.Message = "False", "NoneNamed", "the config names no model: sources are only counted"
+	case !w.told:
+		c.Status, c.Reason = "Unknown", "Starting"
+	case w.loaded[model.Live] != nil:
+		l := w.loaded[model.Live]
+		c.Message = fmt.Sprintf("%s, version %d", l.Name, l.Version)
+		if l.Note != "" {
+			c.Reason, c.Message = "Doubtful", c.Message+": "+l.Note
+		}
+	}
+	return c
+}

@@ -1,0 +1,297 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package classifier_test
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"sync"
+	"testing"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/rlimit"
+
+	"github.com/kerb-edge/kerb/internal/dataplane"
+	"github.com/kerb-edge/kerb/internal/pkgs/pkgstest"
+	"github.com/kerb-edge/kerb/modules/classifier"
+	"github.com/kerb-edge/kerb/modules/classifier/extract"
+	"github.com/kerb-edge/kerb/modules/classifier/model"
+	"github.com/kerb-edge/kerb/sdk"
+)
+
+var built = sync.OnceValues(pkgstest.Build)
+
+func needRoot(t testing.TB) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root for BPF")
+	}
+	if err := rlimit.RemoveMemlock(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// kernel is a classifier loaded on one hook, but not attached, with a clock that stands unless it is set.
+type kernel struct {
+	t      testing.TB
+	hook   dataplane.Hook
+	loaded *dataplane.Loaded
+	prog   *ebpf.Program
+	maps   sdk.Maps
+}
+
+var hooks = []dataplane.Hook{dataplane.XDP, dataplane.TC}
+
+// settings are the data plane's constants and sizes, by name.
+type settings = map[string]any
+
+// clockMap is where the test's clock stands, in place of cls_clock().
+const clockMap = "test_clock"
+
+// withClock replaces the body of cls_clock() by one that reads the test's clock.
+func withClock(spec *ebpf.CollectionSpec) (*ebpf.CollectionSpec, error) {
+	spec.Maps[clockMap] = &ebpf.MapSpec{Name: clockMap, Type: ebpf.Array, KeySize: 4, ValueSize: 8, MaxEntries: 1}
+	for _, p := range spec.Programs {
+		first := -1
+		for i := range p.Instructions {
+			if p.Instructions[i].Symbol() == "cls_clock" {
+				first = i
+			}
+		}
+		if first < 0 {
+			return nil, errors.New("no function cls_clock")
+		}
+		end := first + 1
+		for end < len(p.Instructions) && p.Instructions[end].Symbol() == "" {
+			end++
+		}
+		body := asm.Instructions{
+			asm.LoadMapValue(asm.R1, 0, 0).WithReference(clockMap).WithMetadata(p.Instructions[first].Metadata),
+			asm.LoadMem(asm.R0, asm.R1, 0, asm.DWord),
+			asm.Return(),
+		}
+		body[0] = body[0].WithReference(clockMap)
+		p.Instructions = append(append(append(asm.Instructions{}, p.Instructions[:first]...), body...), p.Instructions[end:]...)
+	}
+	return spec, nil
+}
+
+func load(t testing.TB, hook dataplane.Hook, config settings) *kernel {
+	t.Helper()
+	needRoot(t)
+	p, err := built()
+	if err != nil {
+		t.Fatal(err)
+	}
+	side := dataplane.OnXDP
+	if hook == dataplane.TC {
+		side = dataplane.OnTCEgress
+	}
+	l, err := dataplane.Load(side, dataplane.Ingress, dataplane.Module{
+		Name:       "cls",
+		ID:         "0123456789",
+		ConfigMaps: p.Maps.Config,
+		Settings:   sdk.Settings{Constants: config},
+		Spec: func(h dataplane.Hook) (*ebpf.CollectionSpec, error) {
+			spec, err := p.Spec(string(h))
+			if err != nil {
+				return nil, err
+			}
+			return withClock(spec)
+		},
+	})
+	explain(t, err)
+	t.Cleanup(l.Close)
+	return &kernel{t, hook, l, l.Program, l.Maps["cls"]}
+}
+
+// otherWay is the same for packets from the service, on the same maps.
+func (k *kernel) otherWay() *kernel {
+	k.t.Helper()
+	side := dataplane.OnXDP
+	if k.hook == dataplane.TC {
+		side = dataplane.OnTCIngress
+	}
+	prog, err := k.loaded.Relink(dataplane.ChainSpec{Side: side, Direction: dataplane.Egress, Members: []dataplane.Member{{Name: "cls", ID: "0123456789"}}})
+	explain(k.t, err)
+	k.t.Cleanup(func() { prog.Close() })
+	return &kernel{k.t, k.hook, k.loaded, prog, k.maps}
+}
+
+func explain(t testing.TB, err error) {
+	t.Helper()
+	var rejected *dataplane.RejectedError
+	if errors.As(err, &rejected) {
+		log := rejected.Log
+		t.Fatalf("%v\n%s", err, log[max(0, len(log)-6000):])
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// verdict of a packet.
+type verdict string
+
+const (
+	passed  verdict = "passed"
+	dropped verdict = "dropped"
+)
+
+var actions = map[dataplane.Hook]map[int32]verdict{dataplane.XDP: {2: passed, 1: dropped}, dataplane.TC: {-1: passed, 2: dropped}}
+
+const second = uint64(1e9)
+
+// at sets the clock.
+func (k *kernel) at(ns uint64) {
+	k.t.Helper()
+	if err := k.maps[clockMap].Put(uint32(0), ns); err != nil {
+		k.t.Fatal(err)
+	}
+}
+
+// run gives a packet to the program, so many times, and sees that it is not changed.
+func (k *kernel) runs(packet []byte, times uint32) verdict {
+	k.t.Helper()
+	opts := ebpf.RunOptions{Data: packet, DataOut: make([]byte, len(packet)+64), Repeat: times}
+	ret, err := k.prog.Run(&opts)
+	if err != nil {
+		k.t.Fatalf("test run with %d bytes: %v", len(packet), err)
+	}
+	if !bytes.Equal(opts.DataOut, packet) {
+		k.t.Fatalf("the packet has changed from %x to %x", packet, opts.DataOut)
+	}
+	v, ok := actions[k.hook][int32(ret)]
+	if !ok {
+		k.t.Fatalf("action %d", int32(ret))
+	}
+	return v
+}
+
+func (k *kernel) run(packet []byte) verdict {
+	k.t.Helper()
+	return k.runs(packet, 1)
+}
+
+// testIndex is the interface that test runs come from.
+const testIndex = 1
+
+// key mirrors struct cls_source.
+type key struct {
+	Addr, Local     [16]byte
+	Port, LocalPort [2]byte
+	Ifindex         uint32
+	PAN             uint16
+	Proto, Kind     uint8
+}
+
+func nodeKey(n extract.Node) (k key) {
+	k.Addr[0], k.Addr[1] = 0xfe, 0x80
+	be.PutUint64(k.Addr[8:], n.ID)
+	k.Ifindex, k.PAN = testIndex, n.PAN
+	return
+}
+
+// euiKey is the key of node(n).
+func euiKey(n uint64) key { return nodeKey(extract.Node{ID: node(n) ^ 2<<56}) }
+
+// window mirrors struct cls_window.
+type window struct {
+	Time   uint64
+	Values [32]int32
+}
+
+// taken is the window of a source that waits for the control plane, and waits no more.
+func (k *kernel) taken(of key) (window, bool) {
+	k.t.Helper()
+	var w window
+	if err := k.maps["windows"].Lookup(of, &w); errors.Is(err, ebpf.ErrKeyNotExist) {
+		return w, false
+	} else if err != nil {
+		k.t.Fatal(err)
+	}
+	if err := k.maps["windows"].Delete(of); err != nil {
+		k.t.Fatal(err)
+	}
+	return w, true
+}
+
+// count is one of enum cls_count, over all CPUs.
+func (k *kernel) count(what uint32) (n uint64) {
+	k.t.Helper()
+	var each []uint64
+	if err := k.maps["counts"].Lookup(what, &each); err != nil {
+		k.t.Fatal(err)
+	}
+	for _, v := range each {
+		n += v
+	}
+	return
+}
+
+// len counts the entries of a map.
+func (k *kernel) len(name string) (n int) {
+	k.t.Helper()
+	m := k.maps[name]
+	it, key, value := m.Iterate(), make([]byte, m.KeySize()), make([]byte, m.ValueSize())
+	for it.Next(key, value) {
+		n++
+	}
+	if err := it.Err(); err != nil {
+		k.t.Fatal(err)
+	}
+	return
+}
+
+// with is a config and what differs from it.
+func with(configs ...settings) settings {
+	out := settings{}
+	for _, c := range configs {
+		maps.Copy(out, c)
+	}
+	return out
+}
+
+// onHooks runs a test on each hook.
+func onHooks(t *testing.T, config settings, test func(t *testing.T, k *kernel)) {
+	for _, hook := range hooks {
+		t.Run(string(hook), func(t *testing.T) { test(t, load(t, hook, config)) })
+	}
+}
+
+// use puts a model to work that is against sources with more than so much of a feature.
+func (k *kernel) use(role model.Role, extractor, feature string, above int) {
+	k.t.Helper()
+	k.load(role, fmt.Appendf(nil, `{"format": "kerb-model/1", "name": "rule", "version": 1, "extractor": %q, "features": [%q], "kind": "tree",
+		"classes": ["normal", "attack"], "trees": [[{"feature": 0, "threshold": %d, "left": 1, "right": 2}, {"value": [1, 0]}, {"value": [0, 1]}]]}`,
+		extractor, feature, above))
+}
+
+// load puts the model of a document to work.
+func (k *kernel) load(role model.Role, document []byte) {
+	k.t.Helper()
+	doc, err := model.Parse(document)
+	if err != nil {
+		k.t.Fatal(err)
+	}
+	packed, err := doc.Pack(classifier.Features[doc.Extractor])
+	if err != nil {
+		k.t.Fatal(err)
+	}
+	if err := model.NewSlots(k.maps["models"], k.maps["active"]).Load(role, packed); err != nil {
+		k.t.Fatal(err)
+	}
+	if err := k.maps["policy"].Put(uint32(role), policy{Harmless: 1, Clear: 1 << 16}); err != nil {
+		k.t.Fatal(err)
+	}
+}
+
+// policy mirrors struct cls_policy.
+type policy struct {
+	Harmless     uint64
+	Raise, Clear int32
+}

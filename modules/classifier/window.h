@@ -1,0 +1,312 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* Sources and their windows: who gets a record, how a slice of time ends, what a window held. */
+#ifndef CLS_WINDOW_H
+#define CLS_WINDOW_H
+
+#include "ieee802154.h"
+
+/* Work space of one CPU. */
+struct cls_work {
+	struct cls_frame frame;
+	struct cls_due job;	   /* the source of this packet, and what is to be judged of it */
+	struct cls_event event;
+	struct cls_window window;
+	struct cls_block block;
+	struct cls_prefix prefix;
+	__u32 due;		   /* the job is complete */
+	__u64 total[CLS_SUMS];	   /* sums of the record at one moment */
+	__u64 sum[CLS_SUMS];	   /* of the window */
+	struct cls_range length, gap;
+	__u64 now, before;	   /* time of this packet and of the one before */
+	struct cls_record fresh; /* what records begin as */
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct cls_work);
+} work SEC(".maps");
+
+static __always_inline struct cls_work *cls_work(void)
+{
+	__u32 zero = 0;
+
+	return bpf_map_lookup_elem(&work, &zero);
+}
+
+static __always_inline struct cls_fuse *cls_fuse(void)
+{
+	__u32 zero = 0;
+
+	return bpf_map_lookup_elem(&fuse, &zero);
+}
+
+static __always_inline void cls_count(__u32 what)
+{
+	__u64 *n = bpf_map_lookup_elem(&counts, &what);
+
+	if (n)
+		*n += 1;
+}
+
+/* The time. Flows are measured in microseconds, all else is content with ticks. A function of its own, so that tests can put
+ * a clock of theirs in its place. */
+static __noinline __u64 cls_clock(void)
+{
+	return extractor == CLS_FLOW ? bpf_ktime_get_ns() : kerb_now();
+}
+
+#define cls_add(counter, n) __sync_fetch_and_add(&(counter), n)
+
+static __always_inline __u64 cls_epoch_ns(void)
+{
+	return window_ns ?: 1000000000;
+}
+
+static __always_inline __u64 cls_slice_ns(void)
+{
+	return sliding ? window_ns / CLS_SLICES : window_ns;
+}
+
+/* Changes *place from one value to another: 1 for the one CPU that does. */
+static __always_inline int cls_claim(__u64 *place, __u64 from, __u64 to, __u32 which)
+{
+	__u32 index = which & (CLS_LOCKS - 1);
+	struct cls_lock *l = bpf_map_lookup_elem(&locks, &index);
+	int won;
+
+	if (!l)
+		return 0;
+	bpf_spin_lock(&l->lock);
+	won = *(volatile __u64 *)place == from;
+	if (won)
+		*(volatile __u64 *)place = to;
+	bpf_spin_unlock(&l->lock);
+	return won;
+}
+
+/* Sources of the window so far: dropped ones are not judged. */
+static __always_inline __u64 cls_sources(const struct cls_fuse *z)
+{
+	return z->judged + (action == CLS_DROP ? (__u64)z->held : 0);
+}
+
+/* Begins a new window of what is counted of all sources. */
+static __always_inline void cls_epoch(struct cls_fuse *z, __u64 now)
+{
+	__u64 window = z->window, n = now / cls_epoch_ns();
+
+	if (window >= n || !cls_claim(&z->window, window, n, 0))
+		return;
+	z->sources_before = window + 1 == n ? cls_sources(z) : 0;
+	z->judged = 0;
+	z->held = z->blocked;
+	z->packets = 0;
+	z->dropped = 0;
+	z->admitted = 0;
+	z->promoted = 0;
+}
+
+/* Whether a source without a record gets one: see struct cls_newcomer. */
+static __always_inline int cls_admit(struct cls_work *w, struct cls_fuse *z)
+{
+	struct cls_newcomer *n, new = {.first = w->now, .packets = 1};
+
+	cls_epoch(z, w->now);
+	if (z->admitted < capacity / 8) {
+		cls_add(z->admitted, 1);
+		return 1;
+	}
+	n = bpf_map_lookup_elem(&newcomers, &w->job.source);
+	if (!n) {
+		bpf_map_update_elem(&newcomers, &w->job.source, &new, BPF_NOEXIST);
+		return 0;
+	}
+	cls_add(n->packets, 1);
+	if (z->promoted >= capacity / 8 || (n->packets < probation_packets && w->now - n->first < cls_epoch_ns()))
+		return 0;
+	cls_add(z->promoted, 1);
+	bpf_map_delete_elem(&newcomers, &w->job.source);
+	return 1;
+}
+
+static __always_inline void cls_no_range(struct cls_range *r)
+{
+	r->low = ~0U;
+	r->high = 0;
+}
+
+/* The record of the source, or NULL while it is a newcomer. */
+static __always_inline struct cls_record *cls_meet(struct cls_work *w, struct cls_fuse *z)
+{
+	struct cls_record *r = bpf_map_lookup_elem(&records, &w->job.source);
+
+	if (r)
+		return r;
+	if (!cls_admit(w, z)) {
+		cls_count(CLS_COUNT_PROBATION);
+		return 0;
+	}
+	w->fresh.first = w->now;
+	w->fresh.slice = window_ns ? w->now / cls_slice_ns() : 0;
+	for (int i = 0; i < CLS_SLICES; i++) {
+		cls_no_range(&w->fresh.past[i].length);
+		cls_no_range(&w->fresh.past[i].gap);
+	}
+	if (!bpf_map_update_elem(&records, &w->job.source, &w->fresh, BPF_NOEXIST))
+		cls_count(CLS_COUNT_ADMITTED);
+	return bpf_map_lookup_elem(&records, &w->job.source);
+}
+
+/* The slice that the record is in. */
+static __always_inline struct cls_slice *cls_slice(struct cls_record *r, __u64 number)
+{
+	return &r->past[number & (CLS_SLICES - 1)];
+}
+
+/* Widens a range by a value. Two CPUs at the same time may miss one. */
+static __always_inline void cls_widen(struct cls_range *r, __u64 value)
+{
+	__u32 v = value > CLS_FEATURE_LIMIT ? CLS_FEATURE_LIMIT : value;
+
+	if (v < r->low)
+		r->low = v;
+	if (v > r->high)
+		r->high = v;
+}
+
+static __always_inline void cls_join(struct cls_range *r, const struct cls_range *other)
+{
+	if (other->low < r->low)
+		r->low = other->low;
+	if (other->high > r->high)
+		r->high = other->high;
+}
+
+/* What the window that ends with a slice has held: w->sum, length and gap. */
+static __always_inline void cls_window_of(struct cls_work *w, struct cls_record *r, __u64 slice)
+{
+	struct cls_slice *base = cls_slice(r, sliding ? slice + 1 : slice);
+
+	for (int i = 0; i < CLS_SUMS; i++) {
+		w->total[i] = *(volatile __u64 *)&r->sum[i];
+		w->sum[i] = w->total[i] - base->sum[i];
+	}
+	cls_no_range(&w->length);
+	cls_no_range(&w->gap);
+	for (int i = 0; i < (sliding ? CLS_SLICES : 1); i++) {
+		cls_join(&w->length, &cls_slice(r, slice - i)->length);
+		cls_join(&w->gap, &cls_slice(r, slice - i)->gap);
+	}
+}
+
+/* Begins slice n, and those between that had no packets. */
+static __always_inline void cls_begin(struct cls_work *w, struct cls_record *r, __u64 slice, __u64 n)
+{
+	for (int i = 1; i <= CLS_SLICES; i++) {
+		struct cls_slice *s = cls_slice(r, slice + i);
+
+		if (slice + i > n)
+			break;
+		__builtin_memcpy(s->sum, w->total, sizeof(s->sum));
+		cls_no_range(&s->length);
+		cls_no_range(&s->gap);
+	}
+}
+
+/* The last whole window before n, for the features of the next ones. */
+static __always_inline void cls_keep_before(struct cls_work *w, struct cls_record *r, __u64 slice, __u64 n)
+{
+	__u64 was = sliding ? slice / CLS_SLICES : slice, is = sliding ? n / CLS_SLICES : n;
+	const struct cls_slice *base = cls_slice(r, sliding ? 0 : slice);
+
+	if (was == is)
+		return;
+	for (int i = 0; i < CLS_BEFORE; i++) {
+		__u64 n = w->total[i] - base->sum[i];
+
+		r->before[i] = was + 1 != is ? 0 : n > CLS_FEATURE_LIMIT ? CLS_FEATURE_LIMIT : n;
+	}
+}
+
+/* Ends the slice that the record is in if time has left it: 1 on the one CPU that does, which is to take the features from
+ * w->sum, length and gap, and to call cls_closed(). Others that count meanwhile do so for one of the two slices. */
+static __always_inline int cls_close(struct cls_work *w, struct cls_record *r, __u64 *slice)
+{
+	__u64 n;
+
+	if (!window_ns)
+		return 0;
+	n = w->now / cls_slice_ns();
+	*slice = *(volatile __u64 *)&r->slice;
+	if (*slice >= n || !cls_claim(&r->slice, *slice, n | CLS_ROLLING, w->job.source.addr[15]))
+		return 0;
+	cls_window_of(w, r, *slice);
+	w->job.time = (*slice + 1) * cls_slice_ns();
+	return 1;
+}
+
+static __always_inline void cls_closed(struct cls_work *w, struct cls_record *r, __u64 slice)
+{
+	__u64 n = w->now / cls_slice_ns();
+
+	if (n - slice > 1)
+		cls_count(CLS_COUNT_EMPTY);
+	cls_keep_before(w, r, slice, n);
+	cls_begin(w, r, slice, n);
+	*(volatile __u64 *)&r->slice = n;
+}
+
+/* Whether this packet makes an evaluation due, over the window so far. */
+static __always_inline int cls_due_now(struct cls_work *w, struct cls_record *r)
+{
+	__u64 slice = *(volatile __u64 *)&r->slice;
+
+	if (when == CLS_PER_WINDOW || slice & CLS_ROLLING)
+		return 0;
+	cls_add(r->pending, 1);
+	if (when == CLS_EVERY_N && r->pending < every)
+		return 0;
+	r->pending = 0;
+	cls_window_of(w, r, slice);
+	w->job.time = w->now;
+	return 1;
+}
+
+/* Feature i of what is to be judged. */
+static __always_inline void cls_value(struct cls_work *w, __u32 i, __u64 value)
+{
+	w->job.values[i] = value > CLS_FEATURE_LIMIT ? CLS_FEATURE_LIMIT : value;
+}
+
+static __always_inline __u64 cls_mean(__u64 sum, __u64 n)
+{
+	return n ? sum / n : 0;
+}
+
+/* Square root, rounded down, without branches: the verifier would follow each way. */
+static __always_inline __u64 cls_root(__u64 square)
+{
+	__u64 root = 0;
+
+	if (square >> 62)
+		square = (1ULL << 62) - 1;
+#pragma clang loop unroll(disable)
+	for (int bit = 30; bit >= 0; bit--) {
+		__u64 try = root | 1ULL << bit, over = (square - try * try) >> 63;
+
+		root |= (1 - over) << bit;
+	}
+	return root;
+}
+
+/* Standard deviation. */
+static __always_inline __u64 cls_deviation(__u64 sum, __u64 squares, __u64 n)
+{
+	__u64 mean = cls_mean(sum, n);
+
+	return n ? cls_root(squares / n - mean * mean) : 0;
+}
+
+#endif

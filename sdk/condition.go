@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sdk
+
+// Conditioner is a Compiled that tells more of itself than whether it is well: what an operator should see among the
+// module's conditions, and what is no reason to start it again or to roll it back.
+type Conditioner interface {
+	Conditions(live Live) ([]Condition, error)
+}
+
+// Condition is one aspect of the module's state, in the manner of Kubernetes.
+type Condition struct {
+	Type    string `json:"type"`   // for example Fuse
+	Status  string `json:"status"` // True, False or Unknown
+	Reason  string `json:"reason"` // one CamelCase word
+	Message string `json:"message,omitempty"`
+}
+
+// HealthAnswer is the body of the answer to health.
+type HealthAnswer struct {
+	Conditions []Condition `json:"conditions,omitempty"`
+}
