@@ -31,7 +31,8 @@
  * class. Offsets in mmap(2) are multiples of the page size, which may be larger.
  * controls: BPF_MAP_TYPE_USER_RINGBUF of ICPT_CONTROLS bytes (Linux 6.1): map page 0 (consumer position, read only), page 1
  * (producer position) and data pages twice, both read and write (see libbpf, user_ring_buffer). Messages are struct icpt_control;
- * after one is submitted, set bit slot of icpt_shared.doorbell, atomically. The next packet on that hook finds it changed.
+ * after one is submitted, set bit slot of icpt_shared.doorbell, atomically. The next packet that the
+ * module sees finds it changed: all that a message says or nothing, while of several messages it may meet the first ones only.
  *
  * AF_XDP: a socket that is bound to an interface and queue of the class is handed over on the same connection,
  *	-> {"xsk": {"ifindex": 7, "queue": 0}} with the socket		<- {"xsk": true} or {"error": "..."}

@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package intercept
+
+import (
+	"errors"
+	"os"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// Operations of control messages, enum icpt_op.
+const (
+	opStart = iota + 1
+	opStop
+	opAction
+	opPriority
+	opMaxBytes
+	opDeadline
+	opPorts
+	opPayload
+)
+
+// commander is the least that a program does to send control messages.
+type commander struct {
+	t        testing.TB
+	slot     int
+	bell     *uint32
+	consumer []byte
+	producer []byte // page 1 and the data, twice
+	size     uint64
+}
+
+func (k *kernel) commander(name string) *commander {
+	k.t.Helper()
+	slot := k.class(name).slot
+	ring := k.maps[controlName(slot)]
+	page, size := os.Getpagesize(), int(ring.MaxEntries())
+	consumer, err1 := unix.Mmap(ring.FD(), 0, page, unix.PROT_READ, unix.MAP_SHARED)
+	producer, err2 := unix.Mmap(ring.FD(), int64(page), page+2*size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err := errors.Join(err1, err2); err != nil {
+		k.t.Fatal(err)
+	}
+	k.t.Cleanup(func() { _, _ = unix.Munmap(consumer), unix.Munmap(producer) })
+	return &commander{k.t, slot, (*uint32)(unsafe.Pointer(unsafe.SliceData(k.pages.memory))), consumer, producer, uint64(size)}
+}
+
+// put submits a message; false if there is no room.
+func (c *commander) put(m control64) bool {
+	const length = uint64(unsafe.Sizeof(m))
+	at := *word(c.producer)
+	if at+8+length-atomic.LoadUint64(word(c.consumer)) > c.size {
+		return false
+	}
+	data := c.producer[os.Getpagesize()+int(at&(c.size-1)):]
+	*(*control64)(unsafe.Pointer(unsafe.SliceData(data[8:]))) = m
+	atomic.StoreUint32((*uint32)(unsafe.Pointer(unsafe.SliceData(data))), uint32(length))
+	atomic.StoreUint64(word(c.producer), at+8+length)
+	return true
+}
+
+func (c *commander) ring() { atomic.OrUint32(c.bell, 1<<c.slot) }
+
+// send submits messages that take effect together.
+func (c *commander) send(messages ...control64) {
+	c.t.Helper()
+	for _, m := range messages {
+		if !c.put(m) {
+			c.t.Fatal("no room for a control message")
+		}
+	}
+	c.ring()
+}
+
+// A program changes its class while packets flow; the next packet finds it changed.
+func TestControls(t *testing.T) {
+	onHooks(t, threeClasses, func(t *testing.T, k *kernel) {
+		r, c := k.open("ctrl"), k.commander("ctrl")
+		f := datagram(8080, "1234CTRL").bytes()
+		for _, step := range []struct {
+			name     string
+			messages []control64
+			frame    []byte
+			verdict
+			records, caplen int
+		}{
+			{"as configured", nil, f, dropped, 1, len(f)},
+			{"stop", []control64{{Op: opStop}}, f, dropped, 0, 0}, // by the class behind
+			{"start", []control64{{Op: opStart}}, f, dropped, 1, len(f)},
+			{"copy", []control64{{Op: opAction, Value: 3}}, f, passed, 1, len(f)},
+			{"pass", []control64{{Op: opAction, Value: 0}}, f, passed, 0, 0},
+			{"steal at most 70 bytes", []control64{{Op: opAction, Value: 4}, {Op: opMaxBytes, Value: 70}}, f, dropped, 1, min(70, len(f))},
+			{"deadline", []control64{{Op: opDeadline, Value: 5}}, f, dropped, 1, len(f)},
+			{"other ports", []control64{{Op: opPorts, Index: 2, Value: 9000<<16 | 9010}}, datagram(9005, "1234CTRL").bytes(), dropped, 1, len(f)},
+			{"the first one too", nil, f, dropped, 1, len(f)},
+			{"no first one", []control64{{Op: opPorts, Value: 1 << 16}}, f, dropped, 0, 0},
+			{"other payload", []control64{{Op: opPayload, Value: 0<<16 | 2, Bytes: [8]byte{'X', 'Y'}, Mask: [8]byte{0xff, 0xff}}}, datagram(9005, "XY34CTRL").bytes(), dropped, 1, len(f)},
+			{"but not that", nil, datagram(9005, "YX34CTRL").bytes(), passed, 0, 0},
+			{"any payload", []control64{{Op: opPayload}}, datagram(9005, "").bytes(), dropped, 1, 42},
+		} {
+			c.send(step.messages...)
+			if v := k.run(step.frame); v != step.verdict {
+				t.Errorf("%s: %s, want %s", step.name, v, step.verdict)
+			}
+			rec, frame := r.take()
+			if n := r.drain(); (rec != nil) != (step.records == 1) || n != 0 || len(frame) != step.caplen {
+				t.Errorf("%s: %+v, %d bytes, and %d more", step.name, rec, len(frame), n)
+			}
+		}
+		if r.state.Deadline != 5 {
+			t.Errorf("deadline %d", r.state.Deadline)
+		}
+	})
+}
+
+// Messages that make no sense change nothing, a flood is taken in pieces, and a ring that is broken harms nobody.
+func TestHostileControls(t *testing.T) {
+	onHooks(t, threeClasses, func(t *testing.T, k *kernel) {
+		k.open("data")
+		r, c := k.open("ctrl"), k.commander("ctrl")
+		table := func() (e tableEntry) {
+			if err := k.maps[mapTable].Lookup(uint32(0), &e); err != nil {
+				t.Fatal(err)
+			}
+			e.Version = 0
+			return e
+		}
+		before := table()
+		f := datagram(8080, "1234CTRL").bytes()
+		for _, m := range []control64{{}, {Op: 99}, {Op: opAction, Value: 2}, {Op: opAction, Value: 1 << 40}, {Op: opMaxBytes}, {Op: opMaxBytes, Value: 1 << 20},
+			{Op: opPorts, Index: 8, Value: 1}, {Op: opPorts, Value: 1 << 33}, {Op: opPayload, Index: 4}, {Op: opPayload, Value: 9}, {Op: opPayload, Value: 1 << 33}} {
+			c.send(m)
+			k.run(f)
+			if table() != before {
+				t.Errorf("%+v changed the classes", m)
+			}
+		}
+		flood := 0
+		for c.put(control64{Op: opMaxBytes, Value: uint64(100 + flood)}) {
+			flood++
+		}
+		c.ring()
+		packets := 0
+		for ; *c.bell != 0; packets++ {
+			k.run(f)
+		}
+		if want := flood/16 + 1; packets != want || table().Classes[0].MaxBytes != uint32(99+flood) {
+			t.Errorf("%d messages took %d packets, want %d; the last set %d", flood, packets, want, table().Classes[0].MaxBytes)
+		}
+		r.drain()
+		for i := range 100 {
+			for at := range c.producer[os.Getpagesize():] {
+				c.producer[os.Getpagesize()+at] = byte(i + at*i)
+			}
+			*word(c.producer) = uint64(i) * 0x123456789
+			atomic.StoreUint32(c.bell, ^uint32(0))
+			k.run(datagram(8080, "1234DATA").bytes())
+		}
+		if n := k.report("data").Packets; n != 100 {
+			t.Errorf("%d packets of the other class, want 100", n)
+		}
+		if e := table(); e.Classes[1] != before.Classes[1] || e.Classes[2] != before.Classes[2] {
+			t.Error("another class was changed")
+		}
+	})
+}
+
+// A packet meets all of a message or nothing of it, though another CPU makes the change at that time: the class wants A first or
+// B second in turn, so that A then B always belongs to it, and B then A never.
+func TestNoTornClass(t *testing.T) {
+	onHooks(t, `{"classes": [{"name": "a", "match": {"payload": [{"bytes": "4141414141414141"}]}}, {"name": "b"}]}`, func(t *testing.T, k *kernel) {
+		const packets = 3000
+		c := k.commander("a")
+		first := control64{Op: opPayload, Value: 0<<16 | 8, Bytes: [8]byte([]byte("AAAAAAAA")), Mask: [8]byte([]byte("\xff\xff\xff\xff\xff\xff\xff\xff"))}
+		second := control64{Op: opPayload, Value: 8<<16 | 8, Bytes: [8]byte([]byte("BBBBBBBB")), Mask: first.Mask}
+		var senders sync.WaitGroup
+		for _, payload := range []string{"AAAAAAAABBBBBBBB", "BBBBBBBBAAAAAAAA"} {
+			senders.Go(func() {
+				for range packets {
+					k.run(datagram(1000, payload).bytes())
+				}
+			})
+		}
+		done := make(chan struct{})
+		go func() {
+			senders.Wait()
+			close(done)
+		}()
+		changes := 0
+		for running := true; running; {
+			if c.put([]control64{second, first}[changes%2]) {
+				changes++
+			}
+			c.ring()
+			select {
+			case <-done:
+				running = false
+			default:
+			}
+		}
+		if a, b := k.report("a").Packets, k.report("b").Packets; a != packets || b != packets {
+			t.Errorf("%d and %d packets, want %d of each, with %d changes", a, b, packets, changes)
+		}
+		if changes < packets/10 {
+			t.Errorf("only %d changes", changes)
+		}
+	})
+}

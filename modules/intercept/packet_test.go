@@ -1,0 +1,412 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package intercept
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
+	"github.com/kerb-edge/kerb/internal/dataplane"
+)
+
+const threeClasses = `{"classes": [
+	{"name": "ctrl", "match": {"protocol": "udp", "ports": [8080], "payload": [{"offset": 4, "bytes": "4354524c"}]}, "action": "steal", "deadline": "100us"},
+	{"name": "data", "match": {"protocol": "udp", "ports": [8080], "payload": [{"offset": 4, "bytes": "44415441"}]}, "maxBytes": 64},
+	{"name": "log", "match": {"protocol": "udp", "ports": ["8000-8079", 8080]}, "action": "drop"}]}`
+
+// Packets go to the first class that matches, and it does with them what it says.
+func TestClasses(t *testing.T) {
+	onHooks(t, threeClasses, func(t *testing.T, k *kernel) {
+		ctrl, data := k.open("ctrl"), k.open("data")
+		for _, c := range []struct {
+			name string
+			frame
+			verdict
+			ctrl, data int
+		}{
+			{"ctrl", datagram(8080, "1234CTRL"), dropped, 1, 0},
+			{"data", datagram(8080, "1234DATA"), passed, 0, 1},
+			{"log", datagram(8080, "1234LOGS"), dropped, 0, 0},
+			{"range", datagram(8000, ""), dropped, 0, 0},
+			{"none", datagram(8081, "1234CTRL"), passed, 0, 0},
+			{"payload too short", datagram(8080, "1234CTR"), dropped, 0, 0},
+			{"other protocol", packet("10.0.0.1", "10.0.0.2", tcp, 1, 8080, "1234CTRL"), passed, 0, 0},
+			{"IPv6", packet("fd00::1", "fd00::2", udp, 1, 8080, "1234CTRL"), dropped, 1, 0},
+		} {
+			if v := k.run(c.bytes()); v != c.verdict {
+				t.Errorf("%s: %s, want %s", c.name, v, c.verdict)
+			}
+			if n, m := ctrl.drain(), data.drain(); n != c.ctrl || m != c.data {
+				t.Errorf("%s: %d to ctrl, %d to data, want %d and %d", c.name, n, m, c.ctrl, c.data)
+			}
+		}
+		if r := k.report("ctrl"); r.Packets != 2 || r.Delivered != 2 || r.Lost != 0 || r.Gap.Count != 1 {
+			t.Errorf("%+v", r)
+		}
+		if r := k.report("log"); r.Packets != 3 || r.Delivered != 0 {
+			t.Errorf("%+v", r)
+		}
+	})
+}
+
+// A record has the frame as it came, and says where things are, whatever the size.
+func TestRecords(t *testing.T) {
+	for _, hook := range []dataplane.Hook{dataplane.XDP, dataplane.TC} {
+		for _, direction := range []dataplane.Direction{dataplane.Ingress, dataplane.Egress} {
+			t.Run(string(hook)+" "+string(direction), func(t *testing.T) { testRecords(t, hook, direction) })
+		}
+	}
+}
+
+func testRecords(t *testing.T, hook dataplane.Hook, direction dataplane.Direction) {
+	k := load(t, hook, direction, everything)
+	r := k.open("all")
+	largest := 3500 // test runs on TC take less than a page
+	if hook == dataplane.XDP {
+		largest = 9000
+	}
+	before := now()
+	seq := uint64(0)
+	for size := 0; size < largest; size += 1 + size/7 {
+		f := datagram(8080, string(bytes.Repeat([]byte{byte(size)}, size)))
+		f.vlans, f.options = size%3, size%4*4
+		raw := f.bytes()
+		if v := k.run(raw); v != passed {
+			t.Fatalf("%d bytes: %s", len(raw), v)
+		}
+		rec, frame := r.take()
+		if rec == nil || !bytes.Equal(frame, raw) {
+			t.Fatalf("%d bytes: %+v %x", len(raw), rec, frame)
+		}
+		want := *rec
+		want.Seq, want.Lost, want.Len, want.CapLen, want.Slot = seq, 0, uint32(len(raw)), uint32(len(raw)), 0
+		want.L3, want.L4, want.Payload = uint16(f.linkLen()), uint16(f.linkLen()+f.ipLen()), uint16(f.payloadAt())
+		if want.Flags = flagIP4 | flagL4; direction == dataplane.Egress {
+			want.Flags |= flagEgress
+		}
+		if *rec != want {
+			t.Errorf("%d bytes: %+v, want %+v", len(raw), rec, want)
+		}
+		if rec.Time < before || rec.Time > now() {
+			t.Errorf("T1 %d is not between %d and %d", rec.Time, before, now())
+		}
+		if rec.PID == 0 && kernelAtLeast(t, 6, 17) {
+			t.Error("not known who was running")
+		}
+		before = rec.Time
+		seq++
+	}
+}
+
+func kernelAtLeast(t *testing.T, major, minor int) bool {
+	t.Helper()
+	var name unix.Utsname
+	var a, b int
+	if err := unix.Uname(&name); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := fmt.Sscanf(unix.ByteSliceToString(name.Release[:]), "%d.%d", &a, &b); err != nil {
+		t.Fatal(err)
+	}
+	return a > major || a == major && b >= minor
+}
+
+func now() uint64 {
+	var ts unix.Timespec
+	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts)
+	return uint64(ts.Nano())
+}
+
+const (
+	flagEgress    = 1 << 0
+	flagStolen    = 1 << 1
+	flagTruncated = 1 << 2
+	flagFragment  = 1 << 4
+	flagIP4       = 1 << 5
+	flagIP6       = 1 << 6
+	flagL4        = 1 << 7
+)
+
+// maxBytes cuts, and the record says so; the step of a record holds it.
+func TestTruncated(t *testing.T) {
+	onHooks(t, threeClasses, func(t *testing.T, k *kernel) {
+		r := k.open("data")
+		f := datagram(8080, "1234DATA"+strings.Repeat("x", 500)).bytes()
+		k.run(f)
+		rec, frame := r.take()
+		if rec == nil || !bytes.Equal(frame, f[:64]) || rec.Len != uint32(len(f)) || rec.Flags != flagIP4|flagL4|flagTruncated {
+			t.Errorf("%+v %x", rec, frame)
+		}
+	})
+}
+
+// Fragments and packets without transport header are told apart.
+func TestFragments(t *testing.T) {
+	onHooks(t, everything, func(t *testing.T, k *kernel) {
+		r := k.open("all")
+		first, later := datagram(8080, "12345678"), datagram(8080, "12345678")
+		first.more, later.fragOff = true, 1480
+		six := packet("fd00::1", "fd00::2", udp, 1, 2, "x")
+		six.ext, six.fragOff = []uint8{0, 44}, 1480
+		for _, c := range []struct {
+			frame
+			flags uint32
+		}{
+			{first, flagIP4 | flagL4 | flagFragment}, {later, flagIP4 | flagFragment}, {six, flagIP6 | flagFragment},
+			{packet("fd00::1", "fd00::2", icmpv6, 0, 0, "x"), flagIP6 | flagL4}, {packet("10.0.0.1", "10.0.0.2", 47, 0, 0, "x"), flagIP4},
+		} {
+			k.run(c.bytes())
+			if rec, _ := r.take(); rec == nil || rec.Flags != c.flags {
+				t.Errorf("%+v, want flags %x", rec, c.flags)
+			}
+		}
+	})
+}
+
+// What is not IP passes, though a class matches everything; and so does what is cut off, wherever that is.
+func TestNotIP(t *testing.T) {
+	onHooks(t, `{"classes": [{"name": "all", "action": "steal"}, {"name": "never"}]}`, func(t *testing.T, k *kernel) {
+		r := k.open("all")
+		arp := append([]byte{2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2, 0x08, 0x06}, make([]byte, 46)...)
+		if v := k.run(arp); v != passed || r.drain() != 0 {
+			t.Errorf("ARP: %s", v)
+		}
+		for _, f := range []frame{datagram(8080, "1234"), packet("fd00::1", "fd00::2", tcp, 1, 2, "x")} {
+			whole := f.bytes()
+			first := 15
+			if k.hook == dataplane.TC { // test runs take nothing shorter
+				first = f.linkLen() + f.ipLen()
+			}
+			for n := first; n < len(whole); n++ {
+				v := k.run(whole[:n])
+				stolen := r.drain()
+				if (v == dropped) != (stolen == 1) {
+					t.Errorf("%d bytes: %s, %d records", n, v, stolen)
+				}
+				if n < f.linkLen()+20 && v != passed {
+					t.Errorf("%d bytes, no IP header: %s", n, v)
+				}
+			}
+		}
+		if n := k.report("never").Packets; n != 0 {
+			t.Errorf("%d packets of the class behind the one that matches everything", n)
+		}
+	})
+}
+
+// Without a consumer nothing is stolen; copies are kept for who comes.
+func TestNoConsumer(t *testing.T) {
+	onHooks(t, threeClasses, func(t *testing.T, k *kernel) {
+		f := datagram(8080, "1234CTRL").bytes()
+		if v := k.run(f); v != passed {
+			t.Errorf("stolen for nobody: %s", v)
+		}
+		if r := k.report("ctrl"); r.Unread != 1 || r.Delivered != 0 {
+			t.Errorf("%+v", r)
+		}
+		k.run(datagram(8080, "1234DATA").bytes())
+		if n := k.open("data").drain(); n != 1 {
+			t.Errorf("%d copies", n)
+		}
+	})
+}
+
+// A consumer that stops reading has packets stolen for the time of the watchdog and no longer; as soon as it reads again, they are
+// stolen again. Other classes do not notice.
+func TestWatchdog(t *testing.T) {
+	onHooks(t, strings.Replace(threeClasses, `"deadline": "100us"`, `"watchdog": "20ms"`, 1), func(t *testing.T, k *kernel) {
+		ctrl, data := k.open("ctrl"), k.open("data")
+		f := datagram(8080, "1234CTRL").bytes()
+		for round := range 3 {
+			if v := k.run(f); v != dropped {
+				t.Fatalf("round %d: the first one %s", round, v)
+			}
+			time.Sleep(40 * time.Millisecond)
+			for range 10 {
+				if v := k.run(f); v != passed {
+					t.Fatalf("round %d: %s, though the consumer does not read", round, v)
+				}
+			}
+			k.run(datagram(8080, "1234DATA").bytes())
+			if n := data.drain(); n != 1 {
+				t.Errorf("round %d: %d records of the other class", round, n)
+			}
+			if n := ctrl.drain(); n != 1 {
+				t.Errorf("round %d: %d records", round, n)
+			}
+		}
+		if r := k.report("ctrl"); r.Unread != 30 || r.Delivered != 3 || r.Lost != 0 {
+			t.Errorf("%+v", r)
+		}
+	})
+}
+
+// A ring that is full loses, says how many, and takes no packet from the stack; others have their own.
+func TestFull(t *testing.T) {
+	for _, action := range []string{"copy", "steal"} {
+		config := fmt.Sprintf(`{"classes": [{"name": "a", "match": {"protocol": "udp", "ports": [1]}, "ring": "64Ki", "action": %q, "watchdog": "10s"}, {"name": "b"}]}`, action)
+		onHooks(t, config, func(t *testing.T, k *kernel) {
+			a, b := k.open("a"), k.open("b")
+			f := datagram(1, strings.Repeat("x", 100)).bytes()
+			const each, sent = 64 + 256, 300 // bytes of a record, packets
+			fit := (64<<10 - 1) / each       // the kernel leaves a byte free
+			for i := range sent {
+				v := k.run(f)
+				if want := verdict(map[bool]verdict{true: dropped, false: passed}[action == "steal" && i < fit]); v != want {
+					t.Fatalf("packet %d: %s, want %s", i, v, want)
+				}
+			}
+			k.run(datagram(2, "").bytes())
+			if n := b.drain(); n != 1 {
+				t.Errorf("%d records of the other class", n)
+			}
+			if n := a.drain(); n != fit {
+				t.Errorf("%d records, want %d", n, fit)
+			}
+			k.run(f)
+			if rec, _ := a.take(); rec == nil || rec.Seq != sent || rec.Lost != uint64(sent-fit) {
+				t.Errorf("after the loss: %+v, want seq %d and %d lost", rec, sent, sent-fit)
+			}
+			if r := k.report("a"); r.Lost != uint64(sent-fit) || r.Delivered != uint64(fit)+1 {
+				t.Errorf("%+v", r)
+			}
+		})
+	}
+}
+
+// A consumer that sleeps is woken once, one that spins never.
+func TestWakes(t *testing.T) {
+	onHooks(t, everything, func(t *testing.T, k *kernel) {
+		r := k.open("all")
+		if k.wakes(r, false) {
+			t.Error("woken though it does not wait")
+		}
+		r.drain()
+		if !k.wakes(r, true) {
+			t.Error("not woken")
+		}
+		if r.state.Waiting != 0 {
+			t.Error("still waiting")
+		}
+	})
+}
+
+// wakes tells whether a packet ends a sleep that has begun before it.
+func (k *kernel) wakes(r *reader, waiting bool) bool {
+	k.t.Helper()
+	fd, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
+	if err != nil {
+		k.t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	if err := unix.EpollCtl(fd, unix.EPOLL_CTL_ADD, r.ring.FD(), &unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLET}); err != nil {
+		k.t.Fatal(err)
+	}
+	if waiting {
+		r.state.Waiting = 1
+	}
+	woken := make(chan bool)
+	go func() {
+		n, _ := unix.EpollWait(fd, make([]unix.EpollEvent, 1), 300)
+		woken <- n == 1
+	}()
+	time.Sleep(50 * time.Millisecond) // by then it sleeps
+	k.run(datagram(1, "").bytes())
+	return <-woken
+}
+
+// Marking sets the priority of a packet on TC, and cannot on XDP.
+func TestMark(t *testing.T) {
+	const config = `{"classes": [{"name": "m", "direction": "both", "action": "mark", "priority": 6}]}`
+	const priorityAt = 32 // of struct __sk_buff
+	k := load(t, dataplane.TC, dataplane.Egress, config)
+	out := make([]byte, 192)
+	opts := ebpf.RunOptions{Data: datagram(1, "").bytes(), DataOut: make([]byte, 300), Context: make([]byte, 192), ContextOut: out}
+	if _, err := k.prog.Run(&opts); err != nil {
+		t.Fatal(err)
+	}
+	if p := binary.NativeEndian.Uint32(out[priorityAt:]); p != 6 {
+		t.Errorf("priority %d", p)
+	}
+	k = load(t, dataplane.XDP, dataplane.Ingress, config)
+	if v := k.run(datagram(1, "").bytes()); v != passed || k.report("m").Unmarked != 1 {
+		t.Errorf("XDP: %s %+v", v, k.report("m"))
+	}
+}
+
+// Whatever a consumer writes into its page and its ring's position, packets of others and the stack are safe.
+func TestHostilePage(t *testing.T) {
+	onHooks(t, threeClasses, func(t *testing.T, k *kernel) {
+		ctrl, data := k.open("ctrl"), k.open("data")
+		slot := k.class("ctrl").slot
+		page := k.pages.memory[(1+slot)*pageBytes : (2+slot)*pageBytes]
+		for i := range 200 {
+			for at := range page {
+				page[at] = byte(i*7 + at*i)
+			}
+			*word(ctrl.consumer) = uint64(i) * 0x123456789abcdef
+			k.run(datagram(8080, "1234CTRL").bytes())
+			k.run(datagram(8080, "1234DATA").bytes())
+			if n := data.drain(); n != 1 {
+				t.Fatalf("round %d: %d records of the other class", i, n)
+			}
+		}
+		if _, err := k.late(k.maps); err != nil {
+			t.Error(err)
+		}
+		k.report("ctrl")
+	})
+}
+
+// Counters go on when the configuration changes, and are forgotten with their class.
+func TestCountersGoOn(t *testing.T) {
+	k := load(t, dataplane.TC, dataplane.Ingress, threeClasses)
+	k.run(datagram(8080, "1234LOGS").bytes())
+	next := compileConfig(t, `{"classes": [{"name": "new"}, {"name": "log"}]}`)
+	if err := next.Fill(k.maps); err != nil { // the state maps of the next configuration are the same
+		t.Fatal(err)
+	}
+	if n, err := readCounts(k.maps, next.Classes[1]); err != nil || n.Packets != 1 {
+		t.Errorf("%d packets, %v", n.Packets, err)
+	}
+	if err := next.forget(k.maps); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := readCounts(k.maps, k.Classes[0]); err == nil {
+		t.Error("counters of a class that is no more")
+	}
+}
+
+const echoClasses = `{"classes": [{"name": "echo", "match": {"protocol": "udp", "ports": [7000], "payload": [{"bytes": "3f"}]}, "action": "answer",
+	"answer": {"app": "echo", "totalRate": 1000}}, {"name": "rest"}]}`
+
+// A class is answered by an application of the responder, with all of its checks.
+func TestAnswers(t *testing.T) {
+	onHooks(t, echoClasses, func(t *testing.T, k *kernel) {
+		rest := k.open("rest")
+		request := packet("10.0.0.1", "10.0.0.2", udp, 40000, 7000, "?hello").bytes()
+		binary.BigEndian.PutUint16(request[24:], 0x66c9) // header checksum
+		v, reply := k.runOut(request)
+		if v != answered || !bytes.Equal(reply[26:30], request[30:34]) || string(reply[42:48]) != "?hello" || binary.BigEndian.Uint16(reply[36:]) != 40000 {
+			t.Errorf("%s %x", v, reply)
+		}
+		if v := k.run(datagram(7000, "!hello").bytes()); v != passed || rest.drain() != 1 {
+			t.Errorf("a request of another class: %s", v)
+		}
+		bad := bytes.Clone(request)
+		bad[24]++
+		if v := k.run(bad); v != passed {
+			t.Errorf("a wrong header checksum: %s", v)
+		}
+		if r := k.report("echo"); r.Packets != 2 || r.Answered != 1 {
+			t.Errorf("%+v", r)
+		}
+	})
+}
