@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package examples holds packages of the kind that others write, built and driven by its tests: ratelimit, without control
-// plane, and topports, with one in Python.
+// Package examples holds what others write, built and driven by its tests. Packages: ratelimit, without control
+// plane, and topports, with one in Python. Programs: speedlimit-server, and with lib/intercept or its like in Go intercept-log,
+// intercept-watch, and intercept-pendulum.
 package examples
 
 import "embed"

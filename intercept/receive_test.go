@@ -103,7 +103,7 @@ func openGo(t *testing.T, m *module, class string, w Wait, count int, controls b
 
 // receive is testdata/receive.c.
 func receive(path, class string, w Wait, count int, controls bool, begin io.Reader, out io.Writer) error {
-	r, err := Open("test", class, Options{Wait: w, Socket: path, KeepPriority: true})
+	r, err := Open(path, class, Options{Wait: w, KeepPriority: true})
 	if err != nil {
 		return err
 	}
@@ -270,7 +270,7 @@ func TestTellsWhyItWasRefused(t *testing.T) {
 		m := newModule(t)
 		open(t, m, "log", Adaptive, 1, false).expect(t, `error there is no class "log" that programs can open; there are: ctrl`)
 	})
-	if _, err := Open("test", "ctrl", Options{Socket: t.TempDir() + "/none", KeepPriority: true}); err == nil || !strings.Contains(err.Error(), "is the module applied") {
+	if _, err := Open(t.TempDir()+"/none", "ctrl", Options{KeepPriority: true}); err == nil || !strings.Contains(err.Error(), "is the module applied") {
 		t.Errorf("without a module: %v", err)
 	}
 }
@@ -325,7 +325,7 @@ func TestLatePacketsAreNoted(t *testing.T) {
 // When no more packets come, a receiver does not look for any.
 func TestIdleReceiverSleeps(t *testing.T) {
 	m := newModule(t)
-	r, err := Open("test", "ctrl", Options{Socket: m.path, KeepPriority: true})
+	r, err := Open(m.path, "ctrl", Options{KeepPriority: true})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -43,8 +43,7 @@ type Options struct {
 	KeepPriority bool
 	LockMemory   bool
 
-	Takeover bool   // take the class from the program that has it
-	Socket   string // path; empty: /run/kerb/modules/<module>.sock
+	Takeover bool // take the class from the program that has it
 }
 
 // Flags of a packet.
@@ -94,8 +93,7 @@ var ErrClosed = errors.New("the receiver is closed")
 
 // Receiver is the consumer of one class. One goroutine at a time uses it, that which opened it.
 type Receiver struct {
-	options Options
-	class   string
+	path, class string
 
 	conn             int // -1: none at the moment
 	taken, restarted bool
@@ -117,11 +115,9 @@ type Receiver struct {
 	stats     Stats
 }
 
-// Open opens a class of a module. The goroutine stays on its thread from now on, and should be the one that receives.
+// Open opens a class of a module: its name, or the path of its socket, which is /run/kerb/modules/NAME.sock unless the agent has
+// been told otherwise. The goroutine stays on its thread from now on, and should be the one that receives.
 func Open(module, class string, o Options) (*Receiver, error) {
-	if o.Socket == "" {
-		o.Socket = filepath.Join("/run/kerb/modules", module+".sock")
-	}
 	if o.Reach == 0 {
 		o.Reach = time.Millisecond
 	}
@@ -129,7 +125,10 @@ func Open(module, class string, o Options) (*Receiver, error) {
 	if err := prepareThread(&o); err != nil {
 		return nil, err
 	}
-	r := &Receiver{options: o, class: class, conn: -1, wait: newWaiter(o.Wait, o.Reach, o.Patience, threadStanding())}
+	if !strings.Contains(module, "/") {
+		module = filepath.Join("/run/kerb/modules", module+".sock")
+	}
+	r := &Receiver{path: module, class: class, conn: -1, wait: newWaiter(o.Wait, o.Reach, o.Patience, threadStanding())}
 	r.schedstat, _ = os.Open("/proc/thread-self/schedstat")
 	r.setClock()
 	r.before = lookAt(r.schedstat)
@@ -182,7 +181,7 @@ func (r *Receiver) now() int64 { return r.base + int64(time.Since(r.origin)) }
 
 // join connects and opens the class; a receiver that has it already goes on with what is there now.
 func (r *Receiver) join(takeover bool) error {
-	conn, err := dial(r.options.Socket)
+	conn, err := dial(r.path)
 	if err != nil {
 		return err
 	}

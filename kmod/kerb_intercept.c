@@ -51,11 +51,11 @@ static u32 flags_of(const struct icpt_class *c, const struct sk_buff *skb, const
 	return flags | (skb_vlan_tag_present(skb) ? (u32)skb_vlan_tag_get(skb) << ICPT_TCI_SHIFT : 0);
 }
 
-static void fill(const struct icpt_class *c, struct icpt_record *r, const struct sk_buff *skb, const struct headers *h)
+static void fill(const struct icpt_class *c, struct icpt_record *r, const struct sk_buff *skb, const struct headers *h, u64 now)
 {
 	*r = (struct icpt_record){
 		.seq = c->seq,
-		.time = ktime_get_mono_fast_ns(), /* the clock of bpf_ktime_get_ns */
+		.time = now,
 		.lost = c->stats.lost,
 		.len = skb->mac_len + skb->len,
 		.l3 = skb->mac_len,
@@ -72,11 +72,11 @@ static void fill(const struct icpt_class *c, struct icpt_record *r, const struct
 }
 
 /* deliver puts a packet into the ring if there is room. Under the ring's lock. */
-static bool deliver(struct icpt_class *c, const struct sk_buff *skb, const struct headers *h)
+static bool deliver(struct icpt_class *c, const struct sk_buff *skb, const struct headers *h, u64 now)
 {
 	struct icpt_record header, *r;
 
-	fill(c, &header, skb, h);
+	fill(c, &header, skb, h, now);
 	c->seq++;
 	r = ring_reserve(&c->ring, sizeof(*r) + header.caplen);
 	if (!r || skb_copy_bits(skb, -skb->mac_len, r + 1, header.caplen)) {
@@ -90,20 +90,21 @@ static bool deliver(struct icpt_class *c, const struct sk_buff *skb, const struc
 }
 
 /* stalled tells that a program lets records wait for longer than it may: then nothing is stolen from the stack. */
-static bool stalled(struct icpt_class *c)
+static bool stalled(struct icpt_class *c, u64 now)
 {
-	u64 position = ring_position(&c->ring), now = ktime_get_mono_fast_ns();
+	u64 position = ring_position(&c->ring);
 
 	if (position != c->seen || position == c->ring.written) {
 		c->seen = position;
 		c->moved = now;
 	}
-	return steals(c) && now - c->moved > c->rule.watchdog;
+	return steals(c) && now > c->moved && now - c->moved > c->rule.watchdog; /* another CPU may have set moved since now */
 }
 
 /* What finds no room goes on to the stack even if it was to be stolen: a program that does not read starves nobody. */
 static unsigned int receive(void *priv, struct sk_buff *skb, const struct nf_hook_state *state)
 {
+	u64 now = ktime_get_mono_fast_ns(); /* the clock of bpf_ktime_get_ns */
 	struct icpt_class *c = priv;
 	struct headers h = { 0 };
 	bool delivered = false;
@@ -113,10 +114,10 @@ static unsigned int receive(void *priv, struct sk_buff *skb, const struct nf_hoo
 	spin_lock(&c->ring.lock);
 	c->stats.packets++;
 	c->stats.bytes += skb->mac_len + skb->len;
-	if (stalled(c))
+	if (stalled(c, now))
 		c->stats.passed++;
 	else
-		delivered = deliver(c, skb, &h);
+		delivered = deliver(c, skb, &h, now);
 	spin_unlock(&c->ring.lock);
 	return delivered && steals(c) ? NF_DROP : NF_ACCEPT;
 }

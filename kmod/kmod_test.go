@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kerb-edge/kerb/internal/netlab"
+	"github.com/kerb-edge/kerb/internal/traffic"
 )
 
 const (
@@ -198,12 +199,19 @@ func payload(n int) []byte {
 	return p
 }
 
+// send sends from one CPU, so that no packet overtakes another.
 func send(t *testing.T, conn net.Conn, n int) {
 	t.Helper()
-	for i := range n {
-		if _, err := conn.Write(payload(i)); err != nil {
-			t.Fatal(err)
+	err := traffic.Pinned(0, func() error {
+		for i := range n {
+			if _, err := conn.Write(payload(i)); err != nil {
+				return err
+			}
 		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
 	}
 }
 

@@ -30,6 +30,7 @@ var configs = slices.Concat(
 	classes("ringbuf-adaptive", "kerb", "kerb", "adaptive"),
 	classes("ringbuf-spin", "kerb", "kerb", "spin"),
 	[]config{
+		{"ringbuf-patient", "kerb", "kerb", "patient", "eager"},
 		{"same-t2", "both", "kerb", "adaptive", "eager"},
 		{"kmod", "kmod", "kerb", "adaptive", "eager"},
 		{"afxdp", "xsk", "afxdp", "spin", "other"},

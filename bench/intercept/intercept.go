@@ -67,7 +67,7 @@ func (l load) length(quick bool) time.Duration {
 	case l.endurance:
 		return 2 * time.Minute // five rounds: ten minutes of each config
 	case quick:
-		return 120 * time.Millisecond
+		return 100 * time.Millisecond
 	case l.rate == 0:
 		return time.Second
 	}

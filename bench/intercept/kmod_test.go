@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"net"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"testing"
@@ -18,6 +19,7 @@ import (
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/bench/internal/node"
 	"github.com/kerb-edge/kerb/internal/netlab"
+	"github.com/kerb-edge/kerb/internal/traffic"
 	"github.com/kerb-edge/kerb/kmod"
 )
 
@@ -83,21 +85,21 @@ func await(r *kmod.Ring) (rec kmod.Record, frame []byte, ok bool) {
 	return rec, frame, ok
 }
 
-// sendVaried sends UDP payloads of all sizes up to the MTU and returns them.
+// sendVaried sends UDP payloads of all sizes up to the MTU, from one CPU, and returns them.
 func sendVaried(t *testing.T, lab *netlab.Lab, host *netlab.Host, n int) (all [][]byte) {
 	t.Helper()
-	err := host.Do(func() error {
-		conn, err := net.Dial("udp", net.JoinHostPort(lab.Gateway4().String(), "8080"))
-		if err != nil {
-			return err
-		}
-		defer conn.Close()
+	var socket net.PacketConn
+	if err := host.Do(func() (err error) { socket, err = net.ListenPacket("udp4", ":0"); return err }); err != nil {
+		t.Fatal(err)
+	}
+	defer socket.Close()
+	to := net.UDPAddrFromAddrPort(netip.AddrPortFrom(lab.Gateway4(), port))
+	err := traffic.Pinned(0, func() error {
 		for i := range n {
-			p := binary.BigEndian.AppendUint64(make([]byte, i*131%1464), uint64(i))
-			if _, err := conn.Write(p); err != nil && !errors.Is(err, unix.ECONNREFUSED) {
+			all = append(all, binary.BigEndian.AppendUint64(make([]byte, i*131%1464), uint64(i)))
+			if _, err := socket.WriteTo(all[i], to); err != nil {
 				return err
 			}
-			all = append(all, p)
 		}
 		return nil
 	})

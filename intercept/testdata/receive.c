@@ -26,14 +26,14 @@ static int send_controls(struct kerb_intercept *k)
 
 int main(int argc, char **argv)
 {
-	struct kerb_intercept_options options = { .wait = atoi(argv[3]), .socket = argv[1], .keep = true };
+	struct kerb_intercept_options options = { .wait = atoi(argv[3]), .keep = true };
 	long n = 0, count = atol(argv[4]);
 	struct kerb_intercept_stats stats;
 	struct kerb_packet p[BATCH];
 	struct kerb_intercept *k;
 
 	setvbuf(stdout, NULL, _IOLBF, 0);
-	if (kerb_intercept_open(&k, "test", argv[2], &options))
+	if (kerb_intercept_open(&k, argv[1], argv[2], &options))
 		return refuse();
 	if (argc > 5 && send_controls(k))
 		return refuse();

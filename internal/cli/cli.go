@@ -87,7 +87,7 @@ the kernel.`,
 	root.PersistentPreRunE = func(*cobra.Command, []string) error { return a.checkOutput() }
 	root.AddCommand(
 		a.agentCommand(), a.applyCommand(), a.diffCommand(), a.deleteCommand(),
-		a.moduleCommand(), a.serviceCommand(), a.virtualServiceCommand(), a.modelCommand(), a.chainCommand(), a.newPackageCommand(),
+		a.moduleCommand(), a.serviceCommand(), a.virtualServiceCommand(), a.modelCommand(), a.chainCommand(), a.newPackageCommand(), a.interceptCommand(),
 		a.statusCommand(), a.topCommand(), a.traceCommand(), a.doctorCommand(), a.purgeCommand(), a.versionCommand(), manCommand(),
 	)
 	root.AddCommand(a.build.Commands...)

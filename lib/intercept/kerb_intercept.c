@@ -439,10 +439,7 @@ int kerb_intercept_open(struct kerb_intercept **out, const char *module, const c
 		return code;
 	if (strlen(class_name) >= sizeof(k->class_name) || strpbrk(class_name, "\"\\"))
 		code = fail(EINVAL, "%s is no name of a class", class_name);
-	if (k->options.socket)
-		snprintf(k->path, sizeof(k->path), "%s", k->options.socket);
-	else
-		snprintf(k->path, sizeof(k->path), "/run/kerb/modules/%s.sock", module);
+	snprintf(k->path, sizeof(k->path), strchr(module, '/') ? "%s" : "/run/kerb/modules/%s.sock", module);
 	if (!code && k->options.device)
 		code = xsk_open(&k->xsk, k->options.device, k->options.queue, k->options.copy);
 	if (!code)

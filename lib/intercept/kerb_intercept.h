@@ -50,7 +50,6 @@ struct kerb_intercept_options {
 	bool lock_memory; /* no page of this process is ever fetched from a disk */
 
 	bool takeover;	     /* take the class from the program that has it */
-	const char *socket;  /* path of the module's socket; NULL: /run/kerb/modules/<module>.sock */
 	const char *device;  /* AF_XDP, for stolen packets of this interface and queue. It needs CAP_NET_RAW; NULL: ring buffer */
 	uint32_t queue;
 	bool copy;	     /* AF_XDP: copy even if the driver could do without */
@@ -88,7 +87,8 @@ struct kerb_intercept_stats {
 	uint64_t held_up;  /* times that others had the CPU for long */
 };
 
-/* kerb_intercept_open opens a class of a module. options: NULL for the defaults. */
+/* kerb_intercept_open opens a class of a module: its name, or the path of its socket, which is /run/kerb/modules/<name>.sock unless
+ * the agent has been told otherwise. options: NULL for the defaults. */
 int kerb_intercept_open(struct kerb_intercept **k, const char *module, const char *class_name,
 			const struct kerb_intercept_options *options);
 

@@ -14,6 +14,7 @@ import (
 
 	"github.com/cilium/ebpf"
 
+	"github.com/kerb-edge/kerb/modules/responder"
 	"github.com/kerb-edge/kerb/sdk"
 )
 
@@ -28,12 +29,17 @@ func (c *control) Compile(raw json.RawMessage) (sdk.Compiled, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Intercept{config: conf, consumers: c.consumers}, nil
+	answers, err := conf.answering()
+	if err != nil {
+		return nil, err
+	}
+	return &Intercept{config: conf, answers: answers, consumers: c.consumers}, nil
 }
 
 // Intercept is a compiled config.
 type Intercept struct {
 	*config
+	answers   *responder.Responder // of the classes that are answered
 	consumers *consumers
 	running   atomic.Pointer[ebpf.Map] // the map of pages of the generation that packets meet
 }
@@ -51,7 +57,8 @@ const (
 	mapTable      = "table"
 	mapStates     = "states"
 	mapFlows      = "flows"
-	mapCounts     = "counts"
+	mapCounts     = "class_counts"
+	mapAnswers    = "answers"
 	mapXSKs       = "xsks"
 	mapInterfaces = "xsk_interfaces"
 )
@@ -62,6 +69,7 @@ func controlName(slot int) string { return fmt.Sprintf("control_%d", slot) }
 // Settings implements sdk.Compiled.
 func (f *Intercept) Settings() sdk.Settings {
 	out := sdk.Settings{MaxEntries: map[string]uint32{}}
+	f.settleAnswers(&out)
 	var directions uint8
 	for _, c := range f.Classes {
 		directions |= c.directions()
@@ -81,6 +89,9 @@ func (f *Intercept) Settings() sdk.Settings {
 // Fill implements sdk.Compiled.
 func (f *Intercept) Fill(m sdk.Maps) error {
 	if err := put(m, mapTable, uint32(0), f.table()); err != nil {
+		return err
+	}
+	if err := f.fillAnswers(m); err != nil {
 		return err
 	}
 	generation := uint64(time.Now().UnixNano()) // another one for each

@@ -6,7 +6,7 @@
 #include "class.h"
 
 #define ICPT_MIN_RING    4096
-#define ICPT_DROP_STOLEN KERB_DROP_MODULE_FIRST /* a program has it */
+#define ICPT_DROP_STOLEN (KERB_DROP_MODULE_FIRST + 1) /* a program has it; the first reason is the responder's */
 
 struct icpt_ring {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
@@ -71,7 +71,7 @@ struct {
 	__uint(max_entries, 2 * ICPT_CLASSES);
 	__type(key, __u64);
 	__type(value, struct icpt_counts);
-} counts SEC(".maps");
+} class_counts SEC(".maps");
 
 /* AF_XDP sockets by class and queue of the one interface that the class's consumer has sockets on. */
 #define ICPT_QUEUES 64

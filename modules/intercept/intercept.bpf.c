@@ -8,6 +8,7 @@
 #include "class.h"
 #include "deliver.h"
 #include "control.h"
+#include "answer.h"
 
 static __always_inline int may_match(const struct icpt_table *t, const struct icpt_key *k)
 {
@@ -71,9 +72,9 @@ static __always_inline int mark(struct kerb_pkt *pkt, const struct icpt_key *k, 
 	return KERB_NEXT;
 }
 
-static __noinline int act(struct kerb_pkt *pkt, struct icpt_key *k)
+static __always_inline int act(struct kerb_pkt *pkt, struct icpt_key *k, __u32 direction)
 {
-	struct icpt_counts *n = bpf_map_lookup_elem(&counts, &k->identity);
+	struct icpt_counts *n = bpf_map_lookup_elem(&class_counts, &k->identity);
 	struct icpt_flow *f = bpf_map_lookup_elem(&flows, &k->class);
 
 	if (!n || !f)
@@ -81,6 +82,8 @@ static __noinline int act(struct kerb_pkt *pkt, struct icpt_key *k)
 	n->packets++;
 	n->bytes += pkt->len;
 	icpt_count_gap(n, f, k->time);
+	if (use_answers && direction == ICPT_INGRESS && k->action == ICPT_ANSWER)
+		return icpt_answer(pkt, k, n);
 	switch (k->action) {
 	case ICPT_DROP:
 		return kerb_drop(pkt, KERB_DROP_POLICY);
@@ -112,7 +115,7 @@ static __always_inline int intercept(struct kerb_pkt *pkt, __u32 direction)
 	if (!pkt->family || !may_match(t, &k) || !fill_addresses(&k, pkt))
 		return KERB_NEXT;
 	fill_payload(&k, pkt);
-	return icpt_find(&k) ? act(pkt, &k) : KERB_NEXT;
+	return icpt_find(&k) ? act(pkt, &k, direction) : KERB_NEXT;
 }
 
 KERB_INGRESS(pkt)

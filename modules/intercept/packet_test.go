@@ -383,3 +383,30 @@ func TestCountersGoOn(t *testing.T) {
 		t.Error("counters of a class that is no more")
 	}
 }
+
+const echoClasses = `{"classes": [{"name": "echo", "match": {"protocol": "udp", "ports": [7000], "payload": [{"bytes": "3f"}]}, "action": "answer",
+	"answer": {"app": "echo", "totalRate": 1000}}, {"name": "rest"}]}`
+
+// A class is answered by an application of the responder, with all of its checks.
+func TestAnswers(t *testing.T) {
+	onHooks(t, echoClasses, func(t *testing.T, k *kernel) {
+		rest := k.open("rest")
+		request := packet("10.0.0.1", "10.0.0.2", udp, 40000, 7000, "?hello").bytes()
+		binary.BigEndian.PutUint16(request[24:], 0x66c9) // header checksum
+		v, reply := k.runOut(request)
+		if v != answered || !bytes.Equal(reply[26:30], request[30:34]) || string(reply[42:48]) != "?hello" || binary.BigEndian.Uint16(reply[36:]) != 40000 {
+			t.Errorf("%s %x", v, reply)
+		}
+		if v := k.run(datagram(7000, "!hello").bytes()); v != passed || rest.drain() != 1 {
+			t.Errorf("a request of another class: %s", v)
+		}
+		bad := bytes.Clone(request)
+		bad[24]++
+		if v := k.run(bad); v != passed {
+			t.Errorf("a wrong header checksum: %s", v)
+		}
+		if r := k.report("echo"); r.Packets != 2 || r.Answered != 1 {
+			t.Errorf("%+v", r)
+		}
+	})
+}

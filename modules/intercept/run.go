@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"log/slog"
 	"net/http"
+	"sync"
 	"time"
 
 	"github.com/kerb-edge/kerb/sdk"
@@ -29,6 +30,11 @@ func (f *Intercept) Run(ctx context.Context, live sdk.Live) {
 		return
 	}
 	defer pages.close()
+	var answers sync.WaitGroup
+	defer answers.Wait()
+	if len(f.answered()) > 0 {
+		answers.Go(func() { f.answers.Run(ctx, live) })
+	}
 	grace := time.NewTimer(graceTime)
 	defer grace.Stop()
 	tick := time.NewTicker(eventsTick)
@@ -120,9 +126,13 @@ func (t *teller) tell(misses []Miss) {
 //
 //	GET classes	what there is, what became of packets, who has it open, how long delivery takes
 //	GET late	the last late packets of each class
+//	    answers/	what the responder offers, for classes that are answered
 //	GET events	misses of deadlines as they are seen, a JSON object a line, until the reader goes
 func (f *Intercept) Handler(live sdk.Live) http.Handler {
 	mux := http.NewServeMux()
+	if len(f.answered()) > 0 {
+		mux.Handle("/answers/", http.StripPrefix("/answers", f.answers.Handler(live)))
+	}
 	mux.HandleFunc("GET /classes", func(w http.ResponseWriter, _ *http.Request) { answer(w)(f.report(live.Maps)) })
 	mux.HandleFunc("GET /late", func(w http.ResponseWriter, _ *http.Request) { answer(w)(f.late(live.Maps)) })
 	mux.HandleFunc("GET /events", func(w http.ResponseWriter, r *http.Request) { f.events(w, r, live) })

@@ -98,8 +98,8 @@ func (f *Responder) services(number uint8) (out []app.Service) {
 	return
 }
 
-// entry mirrors struct rsp_listener.
-type entry struct {
+// Entry mirrors struct rsp_listener.
+type Entry struct {
 	Slot                 uint32
 	App, Drop            uint8
 	MinRequest           uint16
@@ -115,9 +115,9 @@ const (
 	minBurst    = 1 << 27 // ns that a source may be ahead of its rate: the clock is right to 10 ms
 )
 
-func (l *listener) entry(slot uint32) entry {
+func (l *listener) entry(slot uint32) Entry {
 	shape := l.service.Shape()
-	e := entry{Slot: slot, App: l.number, MinRequest: shape.MinRequest, MaxRequest: shape.MaxRequest, MaxReply: l.MaxReply, Config: shape.Config}
+	e := Entry{Slot: slot, App: l.number, MinRequest: shape.MinRequest, MaxRequest: shape.MaxRequest, MaxReply: l.MaxReply, Config: shape.Config}
 	if l.WhenOver == "drop" {
 		e.Drop = 1
 	}
@@ -142,6 +142,20 @@ type key6 struct {
 	Addr [16]byte
 	Port [2]byte
 	_    uint16
+}
+
+// Entries are the listeners as the data plane has them, in the order of the config, for a module that decides itself which packets
+// are theirs. The maps are filled.
+func (f *Responder) Entries(m sdk.Maps) ([]Entry, error) {
+	placed, err := f.place(m)
+	if err != nil {
+		return nil, err
+	}
+	out := make([]Entry, len(placed))
+	for i, p := range placed {
+		out[i] = f.listeners[i].entry(p.Slot)
+	}
+	return out, nil
 }
 
 func portBytes(port uint16) [2]byte { return [2]byte{byte(port >> 8), byte(port)} }

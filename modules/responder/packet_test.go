@@ -497,7 +497,7 @@ func TestLayouts(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("Go - C +\n%s", diff)
 	}
-	if binary.Size(entry{}) != 64 || binary.Size(key4{}) != 8 || binary.Size(key6{}) != 20 || spec.Maps[mapCounts].MaxEntries != slots {
+	if binary.Size(Entry{}) != 64 || binary.Size(key4{}) != 8 || binary.Size(key6{}) != 20 || spec.Maps[mapCounts].MaxEntries != slots {
 		t.Error("entries differ")
 	}
 }

@@ -5,7 +5,7 @@
 
 #include "meter.h"
 
-enum { CLASS_FD = 3, MOST = 64 };
+enum { CLASS_FD = 3, MOST = 64, PATIENCE_NS = 1000000 };
 
 static struct kerb_intercept *open_class(char **argv)
 {
@@ -14,6 +14,7 @@ static struct kerb_intercept *open_class(char **argv)
 	struct kerb_intercept_options options = {
 		.wait = !strcmp(argv[1], "spin") ? KERB_WAIT_SPIN : !strcmp(argv[1], "sleep") ? KERB_WAIT_SLEEP : KERB_WAIT_ADAPTIVE,
 		.fifo = fifo ? FIFO_PRIORITY : 0, .keep = !strcmp(argv[2], "other"), .socket = where,
+		.patience = strcmp(argv[1], "patient") ? 0 : PATIENCE_NS,
 	};
 	struct kerb_intercept *k;
 	int err;
@@ -29,7 +30,7 @@ static struct kerb_intercept *open_class(char **argv)
 	return k;
 }
 
-/* kerb sleep|spin|adaptive other|eager|fifo CPU SOCKET|BYTES-OF-THE-RING */
+/* kerb sleep|spin|adaptive|patient other|eager|fifo CPU SOCKET|BYTES-OF-THE-RING */
 int main(int argc, char **argv)
 {
 	if (argc != 5)

@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strings"
 
 	"github.com/kerb-edge/kerb/internal/pkgs"
@@ -23,12 +24,35 @@ func Build() (*pkgs.Package, error) {
 		return nil, err
 	}
 	defer os.RemoveAll(dir)
-	if err := os.CopyFS(dir, os.DirFS(".")); err != nil {
+	own, err := copyBeside(dir)
+	if err != nil {
 		return nil, err
 	}
 	var out strings.Builder
-	if err := pkgs.Build(context.Background(), dir, pkgs.Options{Out: &out}); err != nil {
+	if err := pkgs.Build(context.Background(), own, pkgs.Options{Out: &out}); err != nil {
 		return nil, fmt.Errorf("%w\n%s", err, out.String())
 	}
-	return pkgs.Open(dir)
+	return pkgs.Open(own)
+}
+
+// copyBeside copies the working directory into dir, with links to its neighbours: one package may include headers of another.
+func copyBeside(dir string) (string, error) {
+	here, err := os.Getwd()
+	if err != nil {
+		return "", err
+	}
+	parent, name := filepath.Split(here)
+	neighbours, err := os.ReadDir(parent)
+	if err != nil {
+		return "", err
+	}
+	for _, n := range neighbours {
+		if n.IsDir() && n.Name() != name {
+			if err := os.Symlink(filepath.Join(parent, n.Name()), filepath.Join(dir, n.Name())); err != nil {
+				return "", err
+			}
+		}
+	}
+	own := filepath.Join(dir, name)
+	return own, os.CopyFS(own, os.DirFS("."))
 }

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package examples
+
+import (
+	"bufio"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/kerb-edge/kerb/internal/pkgs"
+)
+
+// compileLibrary makes a program of a C source and lib/intercept.
+func compileLibrary(t *testing.T, source string) string {
+	t.Helper()
+	clang, err := pkgs.FindClang(t.Context(), "")
+	if err != nil {
+		t.Skip(err)
+	}
+	const library = "../lib/intercept"
+	sources, err := filepath.Glob(library + "/*.c")
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := filepath.Join(t.TempDir(), "program")
+	args := append([]string{"-O2", "-Wall", "-Wextra", "-Werror", "-I" + library, "-I../modules/intercept", "-o", out, source}, append(sources, "-lm")...)
+	for _, file := range append(sources, source) {
+		if _, err := os.Stat(file); err != nil { // tells the go command what the test depends on
+			t.Fatal(err)
+		}
+	}
+	if text, err := exec.Command(clang, args...).CombinedOutput(); err != nil {
+		t.Fatalf("compile %s: %v\n%s", source, err, text)
+	}
+	return out
+}
+
+func TestLoggerCompiles(t *testing.T) {
+	text, err := exec.Command(compileLibrary(t, "intercept-log/log.c"), "/nowhere/socket", "log").CombinedOutput()
+	if err == nil || !strings.Contains(string(text), "is the module applied") {
+		t.Errorf("without a module: %v, %s", err, text)
+	}
+}
+
+// The pendulum stands while answers come in time, and falls when they are late.
+func TestPendulumFallsWithLateAnswers(t *testing.T) {
+	plant, controller := compileLibrary(t, "intercept-pendulum/plant.c"), exec.Command(compileLibrary(t, "intercept-pendulum/controller.c"))
+	out, err := controller.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := controller.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = controller.Process.Kill()
+		_ = controller.Wait()
+	})
+	if line, err := bufio.NewReader(out).ReadString('\n'); line != "ready\n" {
+		t.Fatalf("the controller says %q, %v", line, err)
+	}
+	for _, c := range []struct {
+		delay string
+		code  int
+	}{{"0", 0}, {"12", 1}} {
+		text, err := exec.Command(plant, "-t", "1", "-d", c.delay).CombinedOutput()
+		var exit *exec.ExitError
+		code := 0
+		if errors.As(err, &exit) {
+			code = exit.ExitCode()
+		}
+		if code != c.code {
+			t.Errorf("with a delay of %s ms: exit status %d, %s", c.delay, code, text)
+		}
+	}
+}

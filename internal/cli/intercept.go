@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+)
+
+// interceptClass is what `classes` of the module intercept tells, as far as tables show it.
+type interceptClass struct {
+	Name, Direction, Action                 string
+	Stopped, Opens                          bool
+	Packets, Bytes, Delivered, Lost, Unread uint64
+	Gap                                     quantiles
+	Program                                 *interceptProgram
+}
+
+type interceptProgram struct {
+	PID                                       int
+	Since                                     time.Time
+	Received, Missed, Late, Deadline, Longest uint64
+	Delay                                     quantiles
+}
+
+type quantiles struct{ Count, P50, P99, P999, Max uint64 }
+
+type latePacket struct {
+	Class                                                          string
+	Seq, Delay, Waited                                             uint64
+	KernelCPU, ProgramCPU, Running, Queued, Voluntary, Involuntary uint32
+	Command                                                        string
+}
+
+func (a *app) interceptCommand() *cobra.Command {
+	return noun("intercept", "Packets delivered to programs: classes, delays, what was late",
+		interceptQuery(a, "classes", "Show classes, what became of their packets, and who has them open", "classes", printClasses),
+		interceptQuery(a, "stats", "Show how long delivery takes, from the kernel part to the program", "classes", printDelays),
+		interceptQuery(a, "late", "Show the last packets that came after their deadline, and what the CPUs were doing", "late", printLate))
+}
+
+// interceptQuery reads a route of the module, which is called intercept unless said otherwise.
+func interceptQuery[T any](a *app, verb, short, route string, table func(io.Writer, T)) *cobra.Command {
+	return &cobra.Command{
+		Use:               verb + " [MODULE]",
+		Short:             short,
+		Example:           "  kerb intercept " + verb + "\n  kerb intercept " + verb + " controller -o json",
+		Args:              cobra.MaximumNArgs(1),
+		ValidArgsFunction: moduleKind().complete(a),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			name := append(args, "intercept")[0]
+			data, err := a.call(cmd.Context(), http.MethodGet, "/v1/modules/"+url.PathEscape(name)+"/"+route, nil)
+			if err != nil {
+				return err
+			}
+			var all any
+			var rows T
+			if err := json.Unmarshal(data, &all); err != nil {
+				return fmt.Errorf("module %s does not answer as intercept does: %w", name, err)
+			}
+			if err := json.Unmarshal(data, &rows); err != nil {
+				return fmt.Errorf("module %s does not answer as intercept does: %w", name, err)
+			}
+			return a.print(cmd.OutOrStdout(), all, func(w io.Writer) { table(w, rows) })
+		},
+	}
+}
+
+func printClasses(w io.Writer, all []interceptClass) {
+	line(w, "CLASS", "DIRECTION", "ACTION", "PACKETS", "BYTES", "DELIVERED", "LOST", "UNREAD", "GAP P50", "PROGRAM")
+	for _, c := range all {
+		line(w, c.Name, c.Direction, c.action(), c.Packets, c.Bytes, c.Delivered, c.Lost, c.Unread, since(c.Gap.P50), c.openBy())
+	}
+}
+
+func (c interceptClass) action() string {
+	if c.Stopped {
+		return c.Action + " (stopped)"
+	}
+	return c.Action
+}
+
+func (c interceptClass) openBy() string {
+	switch {
+	case !c.Opens:
+		return ""
+	case c.Program == nil:
+		return "none"
+	}
+	return fmt.Sprintf("pid %d", c.Program.PID)
+}
+
+func printDelays(w io.Writer, all []interceptClass) {
+	line(w, "CLASS", "RECEIVED", "MISSED", "P50", "P99", "P99.9", "MAX", "DEADLINE", "LATE")
+	for _, c := range all {
+		if p := c.Program; p != nil {
+			line(w, c.Name, p.Received, p.Missed, since(p.Delay.P50), since(p.Delay.P99), since(p.Delay.P999), since(p.Longest), since(p.Deadline), p.Late)
+		}
+	}
+}
+
+func printLate(w io.Writer, all []latePacket) {
+	line(w, "CLASS", "SEQ", "DELAY", "WAITED TO RUN", "QUEUED", "CPUS", "SWITCHES", "RAN THERE")
+	for _, l := range all {
+		ran := "idle, or not known"
+		if l.Running != 0 {
+			ran = strings.TrimSpace(fmt.Sprintf("%d %s", l.Running, l.Command))
+		}
+		line(w, l.Class, l.Seq, since(l.Delay), since(l.Waited), l.Queued, fmt.Sprintf("%d to %d", l.KernelCPU, l.ProgramCPU),
+			fmt.Sprintf("%d, %d forced", l.Voluntary+l.Involuntary, l.Involuntary), ran)
+	}
+}
+
+// since prints ns as a duration; nothing where there is none.
+func since(ns uint64) string {
+	if ns == 0 {
+		return ""
+	}
+	return time.Duration(ns).String()
+}

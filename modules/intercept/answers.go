@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package intercept
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/kerb-edge/kerb/modules/responder"
+	"github.com/kerb-edge/kerb/sdk"
+)
+
+// answering makes listeners of the responder of the classes that are answered: each has its class's name and port.
+func (c *config) answering() (*responder.Responder, error) {
+	listeners := []map[string]json.RawMessage{}
+	var of []int
+	for i, one := range c.Classes {
+		if one.Action != "answer" {
+			continue
+		}
+		l, err := one.listener()
+		if err != nil {
+			return nil, within(i, err)
+		}
+		listeners, of = append(listeners, l), append(of, i)
+	}
+	raw, err := json.Marshal(map[string]any{"listeners": listeners})
+	if err != nil {
+		return nil, err
+	}
+	compiled, err := responder.Control().Compile(raw)
+	if err != nil {
+		return nil, inClass(of, err)
+	}
+	return compiled.(*responder.Responder), nil
+}
+
+// inClass turns the place of a listener in an error into that of its class.
+func inClass(of []int, err error) error {
+	var wrong *sdk.ConfigError
+	var i int
+	if !errors.As(err, &wrong) {
+		return err
+	}
+	if n, _ := fmt.Sscanf(wrong.Field, "listeners[%d]", &i); n == 0 || i >= len(of) {
+		return err
+	}
+	_, field, _ := strings.Cut(wrong.Field, "].")
+	return within(of[i], &sdk.ConfigError{Field: "answer." + field, Reason: wrong.Reason})
+}
+
+func (c *class) listener() (map[string]json.RawMessage, error) {
+	m := &c.Match
+	if c.Direction != "ingress" || !m.Protocol.set || m.Protocol.number != 17 || len(m.Ports) != 1 || m.Ports[0].First != m.Ports[0].Last {
+		return nil, &sdk.ConfigError{Field: "match", Reason: "a class that is answered has direction ingress, protocol udp and one port"}
+	}
+	var l map[string]json.RawMessage
+	if err := json.Unmarshal(c.Answer, &l); err != nil {
+		return nil, &sdk.ConfigError{Field: "answer", Reason: err.Error()}
+	}
+	for _, name := range []string{"name", "port", "addresses"} {
+		if _, there := l[name]; there {
+			return nil, &sdk.ConfigError{Field: "answer." + name, Reason: "is the class's: say it there"}
+		}
+	}
+	l["name"] = json.RawMessage(fmt.Sprintf("%q", c.Name))
+	l["port"] = json.RawMessage(fmt.Sprint(m.Ports[0].First))
+	return l, nil
+}
+
+// answered are the indices of classes that are answered.
+func (c *config) answered() (out []int) {
+	for i, one := range c.Classes {
+		if one.Action == "answer" {
+			out = append(out, i)
+		}
+	}
+	return out
+}
+
+// settleAnswers adds what the responder's part of the data plane needs; where nothing is answered, that is next to nothing.
+func (f *Intercept) settleAnswers(s *sdk.Settings) {
+	own := f.answers.Settings()
+	s.Constants = own.Constants
+	s.Constants["use_answers"] = len(f.answered()) > 0
+	for name, n := range own.MaxEntries {
+		s.MaxEntries[name] = n
+	}
+}
+
+func (f *Intercept) fillAnswers(m sdk.Maps) error {
+	of := f.answered()
+	if len(of) == 0 {
+		return nil
+	}
+	if err := f.answers.Fill(m); err != nil {
+		return err
+	}
+	entries, err := f.answers.Entries(m)
+	if err != nil {
+		return err
+	}
+	for i, e := range entries {
+		if err := put(m, mapAnswers, uint32(of[i]), e); err != nil {
+			return err
+		}
+	}
+	return nil
+}
