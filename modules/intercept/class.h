@@ -77,18 +77,25 @@ static __always_inline struct icpt_table *icpt_table(void)
 	return bpf_map_lookup_elem(&table, &zero);
 }
 
-/* What is compared of a packet, and what was decided. */
+/* The class of a packet, as it was when the packet met it. */
+struct icpt_found {
+	__u64 identity;
+	__u64 time; /* T1 */
+	__u32 class;
+	__u32 priority, max_bytes;
+	__u32 payload; /* offset in the frame */
+	__u8 direction, action, xdp_sockets, ring;
+	__u32 any; /* 0: the packet is of no class */
+};
+
+/* What is compared of a packet. */
 struct icpt_key {
 	kerb_ctx *ctx;
 	__be32 from[4], to[4];
-	__u32 payload;	   /* offset in the frame */
 	__u32 payload_len; /* 0 where it is not known */
 	__u16 from_port, to_port;
 	__u8 direction, family, proto, has_ports;
-	__u32 class;
-	__u64 identity, time;
-	__u32 priority, max_bytes;
-	__u8 action, xdp_sockets, ring, found;
+	struct icpt_found found;
 };
 
 static __always_inline int icpt_in_ranges(const struct icpt_range *list, __u32 n, __u32 port)
@@ -106,10 +113,15 @@ static __always_inline int icpt_in_prefixes(const struct icpt_prefix *list, __u3
 {
 	for (__u32 i = 0; i < ICPT_LIST; i++) {
 		const __be32 *a = list[i].addr, *m = list[i].mask;
+		__u32 differs = 0;
 
 		if (i >= n)
 			return 0;
-		if (!(((addr[0] & m[0]) ^ a[0]) | ((addr[1] & m[1]) ^ a[1]) | ((addr[2] & m[2]) ^ a[2]) | ((addr[3] & m[3]) ^ a[3])))
+		for (int w = 0; w < 4; w++) {
+			differs |= (addr[w] & m[w]) ^ a[w];
+			asm volatile("" : "+r"(differs)); /* no branches, each of which doubles what the verifier follows */
+		}
+		if (!differs)
 			return 1;
 	}
 	return 0;
@@ -136,7 +148,7 @@ static __noinline int icpt_payload_matches(const struct icpt_class *c, const str
 		if (off + len > k->payload_len)
 			return 0;
 		asm volatile("" : "+r"(len)); /* keeps the bound next to its use, for the verifier */
-		if (len > sizeof(have) || icpt_load(k->ctx, k->payload + off, &have, len) || (have & want->mask) != want->bytes)
+		if (len > sizeof(have) || icpt_load(k->ctx, k->found.payload + off, &have, len) || (have & want->mask) != want->bytes)
 			return 0;
 	}
 	return 1;
@@ -171,14 +183,14 @@ static long icpt_try_class(__u32 i, struct icpt_key *k)
 	c = &t->classes[i];
 	if (!icpt_matches(c, k))
 		return 0;
-	k->found = 1;
-	k->class = i;
-	k->action = c->action;
-	k->identity = c->identity;
-	k->priority = c->priority;
-	k->max_bytes = c->max_bytes;
-	k->xdp_sockets = c->xdp_sockets;
-	k->ring = c->ring;
+	k->found.any = 1;
+	k->found.class = i;
+	k->found.action = c->action;
+	k->found.identity = c->identity;
+	k->found.priority = c->priority;
+	k->found.max_bytes = c->max_bytes;
+	k->found.xdp_sockets = c->xdp_sockets;
+	k->found.ring = c->ring;
 	return 1;
 }
 
@@ -192,20 +204,19 @@ static long icpt_attempt(__u32 i, struct icpt_key *k)
 	if (!t)
 		return 1;
 	version = *(volatile __u32 *)&t->version;
-	k->found = 0;
+	k->found.any = 0;
 	if (version & 1)
 		return 0;
 	bpf_loop(ICPT_CLASSES, icpt_try_class, k, 0);
-	k->time = bpf_ktime_get_ns();
+	k->found.time = bpf_ktime_get_ns();
 	return *(volatile __u32 *)&t->version == version;
 }
 
 #define ICPT_ATTEMPTS 256 /* of some tens of ns: far longer than a change takes */
 
-static __always_inline int icpt_find(struct icpt_key *k)
+static __always_inline void icpt_find(struct icpt_key *k)
 {
 	bpf_loop(ICPT_ATTEMPTS, icpt_attempt, k, 0);
-	return k->found;
 }
 
 #endif

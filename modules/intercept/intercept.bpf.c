@@ -46,7 +46,7 @@ static __always_inline void fill_payload(struct icpt_key *k, const struct kerb_p
 		header = tcp->doff * 4;
 	else if (pkt->flags & KERB_F_L4)
 		header = 8; /* UDP, ICMP, ICMPv6 */
-	k->payload = pkt->l4 + header;
+	k->found.payload = pkt->l4 + header;
 	if (!(pkt->flags & KERB_F_FRAG_LATER) && pkt->l4_len >= header)
 		k->payload_len = pkt->l4_len - header;
 }
@@ -62,7 +62,7 @@ static __always_inline void fill_ports(struct icpt_key *k, const struct kerb_pkt
 	k->to_port = bpf_ntohs(ports[1]);
 }
 
-static __always_inline int mark(struct kerb_pkt *pkt, const struct icpt_key *k, struct icpt_counts *n)
+static __always_inline int mark(struct kerb_pkt *pkt, const struct icpt_found *k, struct icpt_counts *n)
 {
 #ifdef KERB_HOOK_TC
 	((struct __sk_buff *)pkt->ctx)->priority = k->priority;
@@ -72,7 +72,7 @@ static __always_inline int mark(struct kerb_pkt *pkt, const struct icpt_key *k, 
 	return KERB_NEXT;
 }
 
-static __always_inline int act(struct kerb_pkt *pkt, struct icpt_key *k, __u32 direction)
+static __always_inline int act(struct kerb_pkt *pkt, const struct icpt_found *k, __u32 direction)
 {
 	struct icpt_counts *n = bpf_map_lookup_elem(&class_counts, &k->identity);
 	struct icpt_flow *f = bpf_map_lookup_elem(&flows, &k->class);
@@ -96,26 +96,39 @@ static __always_inline int act(struct kerb_pkt *pkt, struct icpt_key *k, __u32 d
 	return KERB_NEXT;
 }
 
-/* Only IP is sorted: ARP and the like always pass. */
-static __always_inline int intercept(struct kerb_pkt *pkt, __u32 direction)
+/* Only IP is sorted: ARP and the like always pass. A function of its own, whose stack is free again afterwards. */
+static __noinline int find(struct kerb_pkt *pkt, struct icpt_found *found)
 {
-	struct icpt_key k = {.ctx = pkt->ctx, .direction = direction};
-	__u32 zero = 0;
-	struct icpt_shared *shared = bpf_map_lookup_elem(&states, &zero);
+	struct icpt_key k = {.ctx = pkt->ctx, .direction = found->direction, .found.direction = found->direction};
 	struct icpt_table *t = icpt_table();
 
-	if (!t || !shared)
+	if (!t || !pkt->family)
+		return 0;
+	k.family = pkt->family;
+	k.proto = pkt->proto;
+	fill_ports(&k, pkt);
+	if (!may_match(t, &k) || !fill_addresses(&k, pkt))
+		return 0;
+	fill_payload(&k, pkt);
+	icpt_find(&k);
+	*found = k.found;
+	return 0;
+}
+
+static __always_inline int intercept(struct kerb_pkt *pkt, __u32 direction)
+{
+	struct icpt_found found = {.direction = direction};
+	__u32 zero = 0;
+	struct icpt_shared *shared = bpf_map_lookup_elem(&states, &zero);
+
+	if (!shared)
 		return KERB_NEXT;
 	kerb_forget(pkt);
 	if (*(volatile __u32 *)&shared->doorbell)
 		icpt_take_controls(shared);
-	k.family = pkt->family;
-	k.proto = pkt->proto;
-	fill_ports(&k, pkt);
-	if (!pkt->family || !may_match(t, &k) || !fill_addresses(&k, pkt))
-		return KERB_NEXT;
-	fill_payload(&k, pkt);
-	return icpt_find(&k) ? act(pkt, &k, direction) : KERB_NEXT;
+	find(pkt, &found);
+	kerb_forget(pkt);
+	return found.any ? act(pkt, &found, direction) : KERB_NEXT;
 }
 
 KERB_INGRESS(pkt)
