@@ -57,6 +57,8 @@ type ApplyResult struct {
 	DryRun  bool     `json:"dryRun"`
 	Changes []Change `json:"changes"`
 	Steps   []string `json:"steps" doc:"What was (or would be) done in the kernel, in order"`
+
+	Warnings []string `json:"warnings,omitempty" doc:"What is allowed and hardly meant"`
 }
 
 // TraceRequest says which packets to trace, where, and how long. Zero values stand for any.

@@ -40,8 +40,7 @@ func (a *Agent) Apply(_ context.Context, r server.Request) (v1.ApplyResult, erro
 		return result, err
 	}
 	keep := a.store.Recovered() && len(r.Modules) == 0
-	steps, err := a.change(next, r.Modules, r.DryRun, keep)
-	result.Steps = steps
+	result.Steps, result.Warnings, err = a.change(next, r.Modules, r.DryRun, keep)
 	if err == nil && !r.DryRun {
 		a.tell(part)
 	}
@@ -69,8 +68,8 @@ func (a *Agent) Delete(_ context.Context, refs []server.Ref, dryRun bool) (v1.Ap
 	if part.Len() == len(refs) {
 		return result, a.commitPart(next, part, dryRun)
 	}
-	steps, err := a.change(next, nil, dryRun, a.store.Recovered())
-	result.Steps = steps
+	var err error
+	result.Steps, result.Warnings, err = a.change(next, nil, dryRun, a.store.Recovered())
 	if err == nil && !dryRun {
 		a.tell(part)
 	}
@@ -114,7 +113,7 @@ func (a *Agent) lookUpNew(next store.Desired) (map[string]service.State, error) 
 
 // change takes the node from the present to the next desired state: kernel first, then the store. If either fails, both
 // are as before.
-func (a *Agent) change(next store.Desired, asked []v1.Module, dryRun, keep bool) (texts []string, err error) {
+func (a *Agent) change(next store.Desired, asked []v1.Module, dryRun, keep bool) (texts, warnings []string, err error) {
 	w, err := a.worldOf(next, asked)
 	defer func() {
 		if err != nil || dryRun {
@@ -122,42 +121,43 @@ func (a *Agent) change(next store.Desired, asked []v1.Module, dryRun, keep bool)
 		}
 	}()
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	points, err := w.place()
 	if err != nil {
-		return nil, orderError(err)
+		return nil, nil, orderError(err)
 	}
 	if err := a.verifyIdle(w, points); err != nil {
-		return nil, a.explain(err)
+		return nil, nil, a.explain(err)
 	}
 	if err := a.checkBudgets(w); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	state, err := a.observe()
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
+	warnings = w.warnings(points)
 	steps := plan.Steps(w.want(points, keep), state)
 	texts = make([]string, len(steps))
 	for i, s := range steps {
 		texts[i] = s.String()
 	}
 	if dryRun {
-		return texts, nil
+		return texts, warnings, nil
 	}
 	exec := a.execution(w, func(p dataplane.Point) bool { return a.busy[p] != nil })
 	begin := time.Now()
 	if err := exec.run(steps); err != nil {
 		a.metrics.failed()
-		return texts, a.explain(a.blame(w, err))
+		return texts, nil, a.explain(a.blame(w, err))
 	}
 	if err := a.awaitUpgrades(w); err != nil {
 		a.metrics.failed()
-		return texts, errors.Join(err, exec.rollback())
+		return texts, nil, errors.Join(err, exec.rollback())
 	}
 	if err := a.commit(next, keep); err != nil {
-		return texts, errors.Join(err, exec.rollback())
+		return texts, nil, errors.Join(err, exec.rollback())
 	}
 	exec.finish()
 	a.metrics.changed(time.Since(begin))
@@ -167,7 +167,7 @@ func (a *Agent) change(next store.Desired, asked []v1.Module, dryRun, keep bool)
 	a.adopt(w, exec.without(points))
 	a.costs.poke()
 	a.watcher.Set(specs(next))
-	return texts, nil
+	return texts, warnings, nil
 }
 
 func (a *Agent) commit(next store.Desired, keep bool) error {

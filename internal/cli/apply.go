@@ -165,6 +165,9 @@ func (a *app) printResult(cmd *cobra.Command, result v1alpha1.ApplyResult) error
 			fmt.Fprintln(cmd.ErrOrStderr(), step)
 		}
 	}
+	for _, text := range result.Warnings {
+		fmt.Fprintln(cmd.ErrOrStderr(), "warning:", text)
+	}
 	return a.print(cmd.OutOrStdout(), result, func(w io.Writer) {
 		for _, c := range result.Changes {
 			fmt.Fprintf(w, "%s/%s %s%s\n", strings.ToLower(c.Kind), c.Name, past[c.Action], dryMark(result.DryRun))
