@@ -142,16 +142,14 @@ func (w *waiter) next(now int64) step {
 	margin := min(w.slip+3*w.slipSpread, mostSlip)
 	due, early, late := w.last+w.gap, margin+2*w.spread, margin+4*w.spread
 	often, regular := w.gap < w.reach, early+late < w.gap && early+late < w.reach
-	linger := late
-	if often {
-		linger = max(late, w.gap)
-	}
 	switch {
 	case w.patience > 0 && now < w.last+max(w.patience, w.reach):
 		return step{stepRest, now + w.patience}
 	case regular && now+early+worth < due:
 		return step{stepDoze, due - early}
-	case (often || regular) && now < due+linger:
+	case regular && now < due+late:
+		return step{kind: stepSpin} // dozing leaves others enough
+	case often && now < due+w.gap:
 		return w.spin(now)
 	}
 	return step{kind: stepSleep}

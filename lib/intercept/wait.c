@@ -93,7 +93,9 @@ static struct wait_step adapt(struct wait *w, uint64_t now)
 		return (struct wait_step){ STEP_REST, now + w->patience };
 	if (regular && now + early + WORTH < due)
 		return (struct wait_step){ STEP_DOZE, due - early };
-	if ((often || regular) && now < due + (often ? max(late, w->gap) : late))
+	if (regular && now < due + late)
+		return (struct wait_step){ STEP_SPIN, 0 }; /* dozing leaves others enough */
+	if (often && now < due + w->gap)
 		return spin(w, now);
 	return (struct wait_step){ STEP_SLEEP, 0 };
 }

@@ -141,6 +141,16 @@ void xsk_close(struct xsk *x)
 	x->fd = -1;
 }
 
+/* There is no room for flags before the frame: they are what can be told from it. */
+static uint32_t flags_of(const uint8_t *frame, uint32_t len, const struct icpt_meta *m)
+{
+	uint32_t flags = KERB_PACKET_STOLEN | (m->payload > m->l4 ? KERB_PACKET_L4 : 0);
+
+	if (m->l3 >= len)
+		return flags;
+	return flags | (frame[m->l3] >> 4 == 6 ? KERB_PACKET_IP6 : KERB_PACKET_IP4);
+}
+
 static struct kerb_packet packet_of(struct xsk *x, const struct xdp_desc *d)
 {
 	const uint8_t *frame = x->frames + d->addr;
@@ -151,7 +161,7 @@ static struct kerb_packet packet_of(struct xsk *x, const struct xdp_desc *d)
 
 	x->lost = m.lost;
 	return (struct kerb_packet){ .frame = frame, .len = d->len, .caplen = d->len, .l3 = m.l3, .l4 = m.l4, .payload = m.payload,
-		.flags = KERB_PACKET_STOLEN, .ifindex = x->ifindex, .seq = m.seq, .sent = m.time, .lost = lost };
+		.flags = flags_of(frame, d->len, &m), .ifindex = x->ifindex, .seq = m.seq, .sent = m.time, .lost = lost };
 }
 
 int xsk_fetch(struct xsk *x, struct kerb_packet *packets, int max)
