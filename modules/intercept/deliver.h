@@ -241,7 +241,7 @@ static __always_inline void icpt_head(struct icpt_record *r, const struct kerb_p
 	r->caplen = pkt->len < k->max_bytes ? pkt->len : k->max_bytes;
 	r->l3 = pkt->l3;
 	r->l4 = pkt->l4;
-	r->payload = k->payload;
+	r->payload = kerb_payload(pkt);
 	r->slot = k->ring;
 	r->ifindex = pkt->ifindex;
 	r->flags = icpt_flags(pkt, k) | (r->caplen < r->len ? ICPT_TRUNCATED : 0);
@@ -272,7 +272,7 @@ static __always_inline int icpt_to_socket(struct kerb_pkt *pkt, const struct icp
 	m->lost = f->lost;
 	m->l3 = pkt->l3;
 	m->l4 = pkt->l4;
-	m->payload = k->payload;
+	m->payload = kerb_payload(pkt);
 	m->slot = slot;
 	return bpf_redirect_map(&xsks, at, 0) == XDP_REDIRECT;
 }
