@@ -16,7 +16,7 @@ struct {
 	__type(value, struct rsp_listener);
 } answers SEC(".maps");
 
-static __always_inline int icpt_answer(struct kerb_pkt *pkt, const struct icpt_key *k, struct icpt_counts *n)
+static __always_inline int icpt_answer(struct kerb_pkt *pkt, const struct icpt_found *k, struct icpt_counts *n)
 {
 	__u32 zero = 0, class = k->class;
 	struct rsp_ports *p = bpf_map_lookup_elem(&ports, &zero);

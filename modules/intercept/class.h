@@ -77,6 +77,15 @@ static __always_inline struct icpt_table *icpt_table(void)
 	return bpf_map_lookup_elem(&table, &zero);
 }
 
+/* The class of a packet, as it was when the packet met it. */
+struct icpt_found {
+	__u64 time; /* T1 */
+	__u64 identity;
+	__u32 class;
+	__u32 priority, max_bytes;
+	__u8 direction, action, xdp_sockets, ring;
+};
+
 /* What is compared of a packet, and what was decided. */
 struct icpt_key {
 	kerb_ctx *ctx;
@@ -85,11 +94,12 @@ struct icpt_key {
 	__u32 payload_len; /* 0 where it is not known */
 	__u16 from_port, to_port;
 	__u8 direction, family, proto, has_ports;
-	__u32 class;
-	__u64 identity, time;
-	__u32 priority, max_bytes;
-	__u8 action, xdp_sockets, ring, found;
+	__u64 found; /* ICPT_FOUND, or ICPT_NONE */
 };
+
+/* Class, action, bytes and priority in one number: what control messages change is taken from a class at one time. */
+#define ICPT_FOUND(class, action, bytes, priority) ((__u64)(class) | (__u64)(action) << 8 | (__u64)(bytes) << 16 | (__u64)(priority) << 32)
+#define ICPT_NONE 0xff
 
 static __always_inline int icpt_in_ranges(const struct icpt_range *list, __u32 n, __u32 port)
 {
@@ -106,10 +116,15 @@ static __always_inline int icpt_in_prefixes(const struct icpt_prefix *list, __u3
 {
 	for (__u32 i = 0; i < ICPT_LIST; i++) {
 		const __be32 *a = list[i].addr, *m = list[i].mask;
+		__u32 differs = 0;
 
 		if (i >= n)
 			return 0;
-		if (!(((addr[0] & m[0]) ^ a[0]) | ((addr[1] & m[1]) ^ a[1]) | ((addr[2] & m[2]) ^ a[2]) | ((addr[3] & m[3]) ^ a[3])))
+		for (int w = 0; w < 4; w++) {
+			differs |= (addr[w] & m[w]) ^ a[w];
+			asm volatile("" : "+r"(differs)); /* no branches, each of which doubles what the verifier follows */
+		}
+		if (!differs)
 			return 1;
 	}
 	return 0;
@@ -171,14 +186,7 @@ static long icpt_try_class(__u32 i, struct icpt_key *k)
 	c = &t->classes[i];
 	if (!icpt_matches(c, k))
 		return 0;
-	k->found = 1;
-	k->class = i;
-	k->action = c->action;
-	k->identity = c->identity;
-	k->priority = c->priority;
-	k->max_bytes = c->max_bytes;
-	k->xdp_sockets = c->xdp_sockets;
-	k->ring = c->ring;
+	k->found = ICPT_FOUND(i, c->action, c->max_bytes & 0xffff, c->priority);
 	return 1;
 }
 
@@ -192,20 +200,94 @@ static long icpt_attempt(__u32 i, struct icpt_key *k)
 	if (!t)
 		return 1;
 	version = *(volatile __u32 *)&t->version;
-	k->found = 0;
+	k->found = ICPT_NONE;
 	if (version & 1)
 		return 0;
 	bpf_loop(ICPT_CLASSES, icpt_try_class, k, 0);
-	k->time = bpf_ktime_get_ns();
+	bpf_ktime_get_ns();
 	return *(volatile __u32 *)&t->version == version;
 }
 
 #define ICPT_ATTEMPTS 256 /* of some tens of ns: far longer than a change takes */
 
-static __always_inline int icpt_find(struct icpt_key *k)
+static __always_inline int icpt_may_match(const struct icpt_table *t, const struct icpt_key *k)
 {
-	bpf_loop(ICPT_ATTEMPTS, icpt_attempt, k, 0);
-	return k->found;
+	__u32 port = k->to_port;
+
+	if (!(t->directions & k->direction))
+		return 0;
+	asm volatile("" : "+r"(port)); /* verifiers up to that of 6.12 forget how large a short from the stack can be */
+	return t->any_port || !k->has_ports || t->ports[port >> 5 & 2047] >> (port & 31) & 1;
+}
+
+/* Pointer to len bytes (a constant) of headers, or NULL when the linear part ends before. */
+static __always_inline void *icpt_at(kerb_ctx *ctx, __u64 off, __u64 len)
+{
+	void *p = (void *)kerb_ctx_field(ctx, data), *end = (void *)kerb_ctx_field(ctx, data_end);
+
+	asm volatile("" : "+r"(off));
+	p += off & KERB_MAX_HDRS;
+	return p + len > end ? 0 : p;
+}
+
+static __always_inline int icpt_fill_addresses(struct icpt_key *k, __u32 l3)
+{
+	struct iphdr *ip4;
+	struct ipv6hdr *ip6;
+
+	if (k->family == 4) {
+		ip4 = icpt_at(k->ctx, l3, sizeof(*ip4));
+		if (!ip4)
+			return 0;
+		k->from[0] = ip4->saddr;
+		k->to[0] = ip4->daddr;
+		return 1;
+	}
+	ip6 = icpt_at(k->ctx, l3, sizeof(*ip6));
+	if (!ip6)
+		return 0;
+	__builtin_memcpy(k->from, &ip6->saddr, sizeof(k->from));
+	__builtin_memcpy(k->to, &ip6->daddr, sizeof(k->to));
+	return 1;
+}
+
+static __always_inline void icpt_fill_transport(struct icpt_key *k, __u32 l4, __u32 len, __u8 flags)
+{
+	__u32 header = flags & KERB_F_L4 ? 8 : 0; /* UDP, ICMP, ICMPv6 */
+	struct tcphdr *tcp;
+	struct udphdr *udp;
+
+	if (flags & KERB_F_L4 && (k->proto == IPPROTO_TCP || k->proto == IPPROTO_UDP)) {
+		udp = icpt_at(k->ctx, l4, sizeof(*udp));
+		if (udp) {
+			k->has_ports = 1;
+			k->from_port = bpf_ntohs(udp->source);
+			k->to_port = bpf_ntohs(udp->dest);
+		}
+	}
+	if (flags & KERB_F_L4 && k->proto == IPPROTO_TCP) {
+		tcp = icpt_at(k->ctx, l4, sizeof(*tcp));
+		header = tcp ? tcp->doff * 4 : 0;
+	}
+	k->payload = l4 + header;
+	if (!(flags & KERB_F_FRAG_LATER) && len >= header)
+		k->payload_len = len - header;
+}
+
+/* The class of an IP packet, by what the parser has found of it. Takes numbers and the context only, and is global: the verifier
+ * follows it once, by itself. offsets: l3 and, above 16 bits, l4. kind: direction, family, protocol and flags, a byte each. */
+__attribute__((noinline)) __u64 icpt_classify(kerb_ctx *ctx, __u32 offsets, __u32 kind, __u32 l4_len)
+{
+	struct icpt_key k = {.ctx = ctx, .direction = kind, .family = kind >> 8, .proto = kind >> 16, .found = ICPT_NONE};
+	struct icpt_table *t = icpt_table();
+
+	if (!t)
+		return ICPT_NONE;
+	icpt_fill_transport(&k, offsets >> 16, l4_len, kind >> 24);
+	if (!icpt_may_match(t, &k) || !icpt_fill_addresses(&k, offsets & 0xffff))
+		return ICPT_NONE;
+	bpf_loop(ICPT_ATTEMPTS, icpt_attempt, &k, 0);
+	return k.found;
 }
 
 #endif

@@ -19,8 +19,9 @@ import (
 
 // consumers are the programs that have classes open, by class. They outlive configurations.
 type consumers struct {
-	mu   sync.Mutex
-	open map[string]*consumer
+	mu      sync.Mutex
+	open    map[string]*consumer
+	classes []*class // of the configuration that runs
 }
 
 type consumer struct {
@@ -30,6 +31,18 @@ type consumer struct {
 }
 
 func newConsumers() *consumers { return &consumers{open: map[string]*consumer{}} }
+
+func (cs *consumers) run(classes []*class) {
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	cs.classes = classes
+}
+
+func (cs *consumers) running() []*class {
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	return cs.classes
+}
 
 func (cs *consumers) of(class string) *consumer {
 	cs.mu.Lock()

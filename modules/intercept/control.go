@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
 
 	"github.com/kerb-edge/kerb/modules/responder"
 	"github.com/kerb-edge/kerb/sdk"
@@ -95,10 +96,10 @@ func (f *Intercept) Fill(m sdk.Maps) error {
 		return err
 	}
 	generation := uint64(time.Now().UnixNano()) // another one for each
+	if err := f.count(m); err != nil {
+		return err
+	}
 	for _, c := range f.Classes {
-		if err := c.count(m); err != nil {
-			return err
-		}
 		if c.slot == noRing {
 			continue
 		}
@@ -115,8 +116,9 @@ func (f *Intercept) Fill(m sdk.Maps) error {
 	return nil
 }
 
-// count makes the counters of a class, unless it had some in the configuration before.
-func (c *class) count(m sdk.Maps) error {
+// count makes the counters of classes that had none in the configuration before. There is room for two configurations: those of
+// trials that came to nothing make way.
+func (f *Intercept) count(m sdk.Maps) error {
 	table, err := m.Get(mapCounts)
 	if err != nil {
 		return err
@@ -125,15 +127,24 @@ func (c *class) count(m sdk.Maps) error {
 	if err != nil {
 		return err
 	}
-	err = table.Update(c.identity(), make([]countsEntry, cpus), ebpf.UpdateNoExist)
-	if err != nil && !errors.Is(err, ebpf.ErrKeyExist) {
-		return fmt.Errorf("write map %s: %w", mapCounts, err)
+	zero := make([]countsEntry, cpus)
+	for _, c := range f.Classes {
+		err := table.Update(c.identity(), zero, ebpf.UpdateNoExist)
+		if errors.Is(err, unix.E2BIG) {
+			if err = f.forget(m, f.consumers.running()); err == nil {
+				err = table.Update(c.identity(), zero, ebpf.UpdateNoExist)
+			}
+		}
+		if err != nil && !errors.Is(err, ebpf.ErrKeyExist) {
+			return fmt.Errorf("write map %s: %w", mapCounts, err)
+		}
 	}
 	return nil
 }
 
-// forget removes the counters of classes that are no more.
-func (f *Intercept) forget(m sdk.Maps) error {
+// forget removes the counters of classes that are neither of this configuration nor of the other.
+func (f *Intercept) forget(m sdk.Maps, other []*class) error {
+	kept := slices.Concat(f.Classes, other)
 	table, err := m.Get(mapCounts)
 	if err != nil {
 		return err
@@ -143,7 +154,7 @@ func (f *Intercept) forget(m sdk.Maps) error {
 	var each []countsEntry
 	all := table.Iterate()
 	for all.Next(&id, &each) {
-		if !slices.ContainsFunc(f.Classes, func(c *class) bool { return c.identity() == id }) {
+		if !slices.ContainsFunc(kept, func(c *class) bool { return c.identity() == id }) {
 			gone = append(gone, id)
 		}
 	}

@@ -203,7 +203,7 @@ static __always_inline int icpt_emit(kerb_ctx *ctx, void *ring, const struct icp
 	return -1;
 }
 
-static __always_inline __u32 icpt_flags(const struct kerb_pkt *pkt, const struct icpt_key *k)
+static __always_inline __u32 icpt_flags(const struct kerb_pkt *pkt, const struct icpt_found *k)
 {
 	__u32 flags = k->direction == ICPT_OUTGOING ? ICPT_EGRESS : 0;
 
@@ -234,14 +234,14 @@ static __always_inline __u32 icpt_current(void)
 	return bpf_core_type_exists(struct bpf_stream___icpt) ? (__u32)bpf_get_current_pid_tgid() : 0;
 }
 
-static __always_inline void icpt_head(struct icpt_record *r, const struct kerb_pkt *pkt, const struct icpt_key *k)
+static __always_inline void icpt_head(struct icpt_record *r, const struct kerb_pkt *pkt, const struct icpt_found *k)
 {
 	r->time = k->time;
 	r->len = pkt->len;
 	r->caplen = pkt->len < k->max_bytes ? pkt->len : k->max_bytes;
 	r->l3 = pkt->l3;
 	r->l4 = pkt->l4;
-	r->payload = k->payload;
+	r->payload = kerb_payload(pkt);
 	r->slot = k->ring;
 	r->ifindex = pkt->ifindex;
 	r->flags = icpt_flags(pkt, k) | (r->caplen < r->len ? ICPT_TRUNCATED : 0);
@@ -252,7 +252,7 @@ static __always_inline void icpt_head(struct icpt_record *r, const struct kerb_p
 #ifdef KERB_HOOK_XDP
 
 /* Whether the packet has gone to a socket: one of this queue and interface, and a driver that has room before the frame. */
-static __always_inline int icpt_to_socket(struct kerb_pkt *pkt, const struct icpt_key *k, struct icpt_flow *f)
+static __always_inline int icpt_to_socket(struct kerb_pkt *pkt, const struct icpt_found *k, struct icpt_flow *f)
 {
 	__u32 slot = k->ring, queue = kerb_ctx_field(pkt->ctx, rx_queue_index), at;
 	__u32 *ifindex = bpf_map_lookup_elem(&xsk_interfaces, &slot);
@@ -272,15 +272,14 @@ static __always_inline int icpt_to_socket(struct kerb_pkt *pkt, const struct icp
 	m->lost = f->lost;
 	m->l3 = pkt->l3;
 	m->l4 = pkt->l4;
-	m->payload = k->payload;
+	m->payload = kerb_payload(pkt);
 	m->slot = slot;
-	pkt->to_flags = KERB_TO_MAP;
 	return bpf_redirect_map(&xsks, at, 0) == XDP_REDIRECT;
 }
 
 #else
 
-static __always_inline int icpt_to_socket(struct kerb_pkt *pkt, const struct icpt_key *k, struct icpt_flow *f)
+static __always_inline int icpt_to_socket(struct kerb_pkt *pkt, const struct icpt_found *k, struct icpt_flow *f)
 {
 	return 0;
 }
@@ -288,7 +287,7 @@ static __always_inline int icpt_to_socket(struct kerb_pkt *pkt, const struct icp
 #endif
 
 /* Delivers a packet, and says what becomes of it here. What cannot be delivered passes. */
-static __always_inline int icpt_deliver(struct kerb_pkt *pkt, const struct icpt_key *k, struct icpt_flow *f, struct icpt_counts *n)
+static __always_inline int icpt_deliver(struct kerb_pkt *pkt, const struct icpt_found *k, struct icpt_flow *f, struct icpt_counts *n)
 {
 	__u32 slot = k->ring, page = slot + 1, steal = k->action == ICPT_STEAL;
 	struct icpt_state *s = bpf_map_lookup_elem(&states, &page);
@@ -299,7 +298,7 @@ static __always_inline int icpt_deliver(struct kerb_pkt *pkt, const struct icpt_
 		return KERB_NEXT;
 	if (steal && k->xdp_sockets && *(volatile __u32 *)&s->consumer && icpt_to_socket(pkt, k, f)) {
 		n->delivered++;
-		return KERB_REDIRECT;
+		return kerb_redirect(pkt, 0, KERB_TO_MAP);
 	}
 	if (steal && icpt_unread(ring, s, f, k->time)) {
 		n->unread++;

@@ -53,7 +53,7 @@ func TestAgainstModel(t *testing.T) {
 
 // become puts other classes into the maps.
 func (k *kernel) become(c *config) error {
-	if err := (&Intercept{config: c}).forget(k.maps); err != nil {
+	if err := (&Intercept{config: c}).forget(k.maps, nil); err != nil {
 		return err
 	}
 	return (&Intercept{config: c, consumers: newConsumers()}).Fill(k.maps)

@@ -10,59 +10,7 @@
 #include "control.h"
 #include "answer.h"
 
-static __always_inline int may_match(const struct icpt_table *t, const struct icpt_key *k)
-{
-	if (!(t->directions & k->direction))
-		return 0;
-	__u32 port = k->to_port;
-
-	asm volatile("" : "+r"(port)); /* verifiers up to that of 6.12 forget how large a short from the stack can be */
-	return t->any_port || !k->has_ports || t->ports[port >> 5 & 2047] >> (port & 31) & 1;
-}
-
-static __always_inline int fill_addresses(struct icpt_key *k, const struct kerb_pkt *pkt)
-{
-	struct iphdr *ip4 = kerb_ip4(pkt);
-	struct ipv6hdr *ip6 = kerb_ip6(pkt);
-
-	if (ip4) {
-		k->from[0] = ip4->saddr;
-		k->to[0] = ip4->daddr;
-		return 1;
-	}
-	if (!ip6)
-		return 0;
-	__builtin_memcpy(k->from, &ip6->saddr, sizeof(k->from));
-	__builtin_memcpy(k->to, &ip6->daddr, sizeof(k->to));
-	return 1;
-}
-
-static __always_inline void fill_payload(struct icpt_key *k, const struct kerb_pkt *pkt)
-{
-	__u32 header = 0;
-	struct tcphdr *tcp = kerb_tcp(pkt);
-
-	if (tcp)
-		header = tcp->doff * 4;
-	else if (pkt->flags & KERB_F_L4)
-		header = 8; /* UDP, ICMP, ICMPv6 */
-	k->payload = pkt->l4 + header;
-	if (!(pkt->flags & KERB_F_FRAG_LATER) && pkt->l4_len >= header)
-		k->payload_len = pkt->l4_len - header;
-}
-
-static __always_inline void fill_ports(struct icpt_key *k, const struct kerb_pkt *pkt)
-{
-	__be16 *ports = kerb_ports(pkt);
-
-	if (!ports)
-		return;
-	k->has_ports = 1;
-	k->from_port = bpf_ntohs(ports[0]);
-	k->to_port = bpf_ntohs(ports[1]);
-}
-
-static __always_inline int mark(struct kerb_pkt *pkt, const struct icpt_key *k, struct icpt_counts *n)
+static __always_inline int mark(struct kerb_pkt *pkt, const struct icpt_found *k, struct icpt_counts *n)
 {
 #ifdef KERB_HOOK_TC
 	((struct __sk_buff *)pkt->ctx)->priority = k->priority;
@@ -72,7 +20,7 @@ static __always_inline int mark(struct kerb_pkt *pkt, const struct icpt_key *k, 
 	return KERB_NEXT;
 }
 
-static __always_inline int act(struct kerb_pkt *pkt, struct icpt_key *k, __u32 direction)
+static __always_inline int act(struct kerb_pkt *pkt, const struct icpt_found *k, __u32 direction)
 {
 	struct icpt_counts *n = bpf_map_lookup_elem(&class_counts, &k->identity);
 	struct icpt_flow *f = bpf_map_lookup_elem(&flows, &k->class);
@@ -96,26 +44,43 @@ static __always_inline int act(struct kerb_pkt *pkt, struct icpt_key *k, __u32 d
 	return KERB_NEXT;
 }
 
+static __always_inline int is_found(struct icpt_found *f, const struct icpt_table *t, __u64 found)
+{
+	const struct icpt_class *c;
+
+	f->class = found & 0xff;
+	if (f->class >= ICPT_CLASSES)
+		return 0;
+	c = &t->classes[f->class];
+	f->action = found >> 8;
+	f->max_bytes = found >> 16 & 0xffff;
+	f->priority = found >> 32;
+	f->identity = c->identity; /* these never change */
+	f->xdp_sockets = c->xdp_sockets;
+	f->ring = c->ring;
+	f->time = bpf_ktime_get_ns();
+	return 1;
+}
+
 /* Only IP is sorted: ARP and the like always pass. */
 static __always_inline int intercept(struct kerb_pkt *pkt, __u32 direction)
 {
-	struct icpt_key k = {.ctx = pkt->ctx, .direction = direction};
+	struct icpt_found f = {.direction = direction};
 	__u32 zero = 0;
 	struct icpt_shared *shared = bpf_map_lookup_elem(&states, &zero);
 	struct icpt_table *t = icpt_table();
 
-	if (!t || !shared)
+	if (!shared || !t)
 		return KERB_NEXT;
 	kerb_forget(pkt);
 	if (*(volatile __u32 *)&shared->doorbell)
 		icpt_take_controls(shared);
-	k.family = pkt->family;
-	k.proto = pkt->proto;
-	fill_ports(&k, pkt);
-	if (!pkt->family || !may_match(t, &k) || !fill_addresses(&k, pkt))
+	if (!pkt->family)
 		return KERB_NEXT;
-	fill_payload(&k, pkt);
-	return icpt_find(&k) ? act(pkt, &k, direction) : KERB_NEXT;
+	if (!is_found(&f, t, icpt_classify(pkt->ctx, pkt->l3 | pkt->l4 << 16,
+					   direction | pkt->family << 8 | pkt->proto << 16 | (__u32)pkt->flags << 24, pkt->l4_len)))
+		return KERB_NEXT;
+	return act(pkt, &f, direction);
 }
 
 KERB_INGRESS(pkt)

@@ -376,11 +376,22 @@ func TestCountersGoOn(t *testing.T) {
 	if n, err := readCounts(k.maps, next.Classes[1]); err != nil || n.Packets != 1 {
 		t.Errorf("%d packets, %v", n.Packets, err)
 	}
-	if err := next.forget(k.maps); err != nil {
+	if err := next.forget(k.maps, nil); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := readCounts(k.maps, k.Classes[0]); err == nil {
 		t.Error("counters of a class that is no more")
+	}
+	next.consumers.run(next.Classes)
+	for i := range 5 { // trials that come to nothing
+		trial := compileConfig(t, classes(maxClasses, fmt.Sprintf(`{"name": "t%d-%%d", "action": "pass"}`, i)))
+		trial.consumers = next.consumers
+		if err := trial.Fill(k.maps); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n, err := readCounts(k.maps, next.Classes[1]); err != nil || n.Packets != 1 {
+		t.Errorf("after trials: %d packets, %v", n.Packets, err)
 	}
 }
 

@@ -21,7 +21,8 @@ const (
 
 // Run implements sdk.Runner: programs that do not come back, and deadlines that were missed.
 func (f *Intercept) Run(ctx context.Context, live sdk.Live) {
-	if err := f.forget(live.Maps); err != nil {
+	f.consumers.run(f.Classes)
+	if err := f.forget(live.Maps, nil); err != nil {
 		slog.Warn("intercept: counters of former classes stay", "module", live.Module, "error", err)
 	}
 	pages, err := mapPages(live.Maps)

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package intercept
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/kerb-edge/kerb/sdk"
+)
+
+func classes(n int, format string) string {
+	var all []string
+	for i := range n {
+		all = append(all, fmt.Sprintf(format, i))
+	}
+	return `{"classes": [` + strings.Join(all, ",") + `]}`
+}
+
+// Mistakes are told with their place, and what would be right.
+func TestConfigErrors(t *testing.T) {
+	for _, c := range []struct{ config, field, reason string }{
+		{classes(33, `{"name": "c%d", "action": "pass"}`), "classes", "at most 32"},
+		{classes(17, `{"name": "c%d"}`), "classes[16].action", "more than 16 classes"},
+		{`{"classes": [{"name": "a"}, {"name": "a"}]}`, "classes[1].name", "another class's too"},
+		{`{"classes": [{"name": "a", "action": "keep"}]}`, "classes[0].action", "none of pass, drop"},
+		{`{"classes": [{"name": "a", "maxBytes": 63}]}`, "classes[0].maxBytes", "64 to 16384"},
+		{`{"classes": [{"name": "a", "ring": "96Ki"}]}`, "classes[0].ring", "power of two"},
+		{`{"classes": [{"name": "a", "ring": "128Mi"}]}`, "classes[0].ring", "power of two"},
+		{`{"classes": [{"name": "a", "ring": "4294967297Mi"}]}`, "classes[0].ring", "power of two"},
+		{`{"classes": [{"name": "a", "watchdog": "1us"}]}`, "classes[0].watchdog", "1ms or more"},
+		{`{"classes": [{"name": "a", "deadline": "soon"}]}`, "config", "100us"},
+		{`{"classes": [{"name": "a", "match": {"ports": [1]}}]}`, "classes[0].match.protocol", "udp or tcp"},
+		{`{"classes": [{"name": "a", "match": {"protocol": "udp", "ports": ["9-1"]}}]}`, "config", "range such as"},
+		{`{"classes": [{"name": "a", "match": {"protocol": "udp", "ports": [1,2,3,4,5,6,7,8,9]}}]}`, "classes[0].match.ports", "at most 8"},
+		{`{"classes": [{"name": "a", "match": {"protocol": "ip"}}]}`, "config", "neither a number"},
+		{`{"classes": [{"name": "a", "match": {"protocol": 256}}]}`, "config", "neither a number"},
+		{`{"classes": [{"name": "a", "match": {"sources": ["10.0.0.0/33"]}}]}`, "config", "neither an address"},
+		{`{"classes": [{"name": "a", "match": {"sources": ["10.0.0.1"], "destinations": ["fd00::1"]}}]}`, "classes[0].match", "a class for each"},
+		{`{"classes": [{"name": "a", "match": {"payload": [{"bytes": "0g"}]}}]}`, "config", "hexadecimal"},
+		{`{"classes": [{"name": "a", "match": {"payload": [{"bytes": "0102", "mask": "ff"}]}}]}`, "classes[0].match.payload[0]", "as many"},
+		{`{"classes": [{"name": "a", "match": {"payload": [{"bytes": "01", "offset": 16384}]}}]}`, "classes[0].match.payload[0].offset", "beyond"},
+		{`{"classes": [{"name": "a", "match": {"payload": [{"bytes": "` + strings.Repeat("00", 33) + `"}]}}]}`, "classes[0].match.payload", "at most 4"},
+		{`{"classes": [{"name": "a", "answer": {"app": "echo"}}]}`, "classes[0].answer", "action is answer"},
+		{`{"classes": [{"name": "a", "action": "answer"}]}`, "classes[0].answer", "names the application"},
+		{`{"classes": [{"name": "a", "action": "answer", "answer": {"app": "echo"}}]}`, "classes[0].match", "one port"},
+		{`{"classes": [{"name": "b"}, {"name": "a", "action": "answer", "match": {"protocol": "udp", "ports": [7]}, "answer": {"app": "ech"}}]}`, "classes[1].answer.app", "none of"},
+		{`{"classes": [{"name": "a", "action": "answer", "match": {"protocol": "udp", "ports": [7]}, "answer": {"app": "echo", "port": 8}}]}`, "classes[0].answer.port", "say it there"},
+		{`{"classes": [{"name": "a", "colour": "red"}]}`, "config", "unknown field"},
+	} {
+		_, err := Control().Compile(json.RawMessage(c.config))
+		var wrong *sdk.ConfigError
+		if !errors.As(err, &wrong) || wrong.Field != c.field || !strings.Contains(wrong.Reason, c.reason) {
+			t.Errorf("%.120s: %v", c.config, err)
+		}
+	}
+}
+
+// A full table is one: 32 classes, 16 of which programs can open.
+func TestFullTable(t *testing.T) {
+	for _, n := range []int{1, 16} {
+		if _, err := Control().Compile(json.RawMessage(classes(n, `{"name": "c%d"}`))); err != nil {
+			t.Error(err)
+		}
+	}
+	f := compileConfig(t, classes(32, `{"name": "c%d", "action": "drop"}`))
+	if got := f.table(); got.N != 32 || got.Classes[31].Ring != noRing || got.OfRing[0] != noRing {
+		t.Errorf("%d classes, rings %v", got.N, got.OfRing)
+	}
+}
+
+// What a histogram says of a value is right to a fourth of it.
+func TestHistogram(t *testing.T) {
+	for _, ns := range []uint64{0, 1, 3, 4, 5, 7, 8, 100, 1000, 12345, 1 << 20, 1<<40 + 5} {
+		b := bucketOf(ns)
+		if low, next := bucketFloor(b), bucketFloor(b+1); ns < low || ns >= next || float64(next-low) > max(1, 0.25*float64(low)) {
+			t.Errorf("%d is in bucket %d, from %d to %d", ns, b, low, next)
+		}
+	}
+	if b := bucketOf(1 << 63); b != buckets-1 {
+		t.Errorf("the longest is in bucket %d", b)
+	}
+	var h histogram
+	for i := range uint64(1000) {
+		h[bucketOf(i*1000)]++
+	}
+	q := h.quantiles()
+	for _, c := range []struct{ got, want uint64 }{{q.P50, 500_000}, {q.P99, 990_000}, {q.P999, 999_000}, {q.Max, 999_000}} {
+		if c.got < c.want || float64(c.got) > 1.25*float64(c.want) {
+			t.Errorf("%+v: %d, want %d to a fourth", q, c.got, c.want)
+		}
+	}
+	if (&histogram{}).quantiles() != (Quantiles{}) {
+		t.Error("quantiles of nothing")
+	}
+}

@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package intercept
+
+import (
+	"bytes"
+	"net"
+	"os"
+	"testing"
+	"time"
+	"unsafe"
+
+	"github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
+
+	"github.com/kerb-edge/kerb/internal/dataplane"
+	"github.com/kerb-edge/kerb/internal/netlab"
+	"github.com/kerb-edge/kerb/sdk"
+)
+
+// meta mirrors struct icpt_meta.
+type meta struct {
+	Seq, Time, Lost       uint64
+	L3, L4, Payload, Slot uint16
+}
+
+// xsk is the least of an AF_XDP socket that receives: 16 chunks of 4096 bytes, in copy mode.
+type xsk struct {
+	fd           int
+	memory       []byte
+	rx           []byte
+	producer     *uint32
+	consumer     *uint32
+	descriptions unsafe.Pointer
+}
+
+const chunks, chunkSize = 16, 4096
+
+func openXSK(t *testing.T, ifindex int) *xsk {
+	t.Helper()
+	fd, err := unix.Socket(unix.AF_XDP, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Skipf("no AF_XDP: %v", err)
+	}
+	t.Cleanup(func() { unix.Close(fd) })
+	memory, err := unix.Mmap(-1, 0, chunks*chunkSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Munmap(memory) })
+	set := func(name int, value unsafe.Pointer, size uintptr) {
+		t.Helper()
+		if _, _, errno := unix.Syscall6(unix.SYS_SETSOCKOPT, uintptr(fd), unix.SOL_XDP, uintptr(name), uintptr(value), size, 0); errno != 0 {
+			t.Fatal(errno)
+		}
+	}
+	reg := unix.XDPUmemReg{Addr: uint64(uintptr(unsafe.Pointer(unsafe.SliceData(memory)))), Len: uint64(len(memory)), Size: chunkSize}
+	set(unix.XDP_UMEM_REG, unsafe.Pointer(&reg), unsafe.Sizeof(reg))
+	entries := int32(chunks)
+	for _, ring := range []int{unix.XDP_UMEM_FILL_RING, unix.XDP_UMEM_COMPLETION_RING, unix.XDP_RX_RING} {
+		set(ring, unsafe.Pointer(&entries), 4)
+	}
+	var off unix.XDPMmapOffsets
+	size := uint32(unsafe.Sizeof(off))
+	if _, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(fd), unix.SOL_XDP, unix.XDP_MMAP_OFFSETS, uintptr(unsafe.Pointer(&off)), uintptr(unsafe.Pointer(&size)), 0); errno != 0 {
+		t.Fatal(errno)
+	}
+	ring := func(at int64, o unix.XDPRingOffset, each int) []byte {
+		t.Helper()
+		m, err := unix.Mmap(fd, at, int(o.Desc)+chunks*each, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_POPULATE)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = unix.Munmap(m) })
+		return m
+	}
+	fill := ring(unix.XDP_UMEM_PGOFF_FILL_RING, off.Fr, 8)
+	for i := range uint64(chunks) {
+		*(*uint64)(unsafe.Pointer(&fill[off.Fr.Desc+8*i])) = i * chunkSize
+	}
+	*(*uint32)(unsafe.Pointer(&fill[off.Fr.Producer])) = chunks
+	rx := ring(unix.XDP_PGOFF_RX_RING, off.Rx, int(unsafe.Sizeof(unix.XDPDesc{})))
+	if err := unix.Bind(fd, &unix.SockaddrXDP{Flags: unix.XDP_COPY, Ifindex: uint32(ifindex)}); err != nil {
+		t.Fatal(err)
+	}
+	return &xsk{fd, memory, rx, (*uint32)(unsafe.Pointer(&rx[off.Rx.Producer])), (*uint32)(unsafe.Pointer(&rx[off.Rx.Consumer])), unsafe.Pointer(&rx[off.Rx.Desc])}
+}
+
+// receive waits for a frame, and returns what is before it too.
+func (x *xsk) receive(t *testing.T) (*meta, []byte) {
+	t.Helper()
+	poll := []unix.PollFd{{Fd: int32(x.fd), Events: unix.POLLIN}}
+	if n, _ := unix.Poll(poll, 3000); n != 1 || *x.producer == *x.consumer {
+		return nil, nil
+	}
+	d := unsafe.Slice((*unix.XDPDesc)(x.descriptions), chunks)[*x.consumer%chunks]
+	*x.consumer++
+	return (*meta)(unsafe.Pointer(&x.memory[d.Addr-uint64(unsafe.Sizeof(meta{}))])), x.memory[d.Addr : d.Addr+uint64(d.Len)]
+}
+
+// What is stolen goes to the AF_XDP socket of its interface and queue, with sequence number and T1 before the frame; to the ring
+// where there is none.
+func TestXSK(t *testing.T) {
+	if os.Getenv("KERB_MATRIX") != "" {
+		t.Skip("the emulated kernels have no AF_XDP")
+	}
+	k := load(t, dataplane.XDP, dataplane.Ingress, `{"classes": [{"name": "a", "match": {"protocol": "udp", "ports": [7000]}, "action": "steal"}]}`)
+	r := k.open("a")
+	lab, err := netlab.NewIn("icpt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { lab.Close() })
+	from, err := lab.Host("from", netlab.HostOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	to, err := lab.Host("to", netlab.HostOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var x *xsk
+	var ifindex int
+	if err := to.Do(func() error {
+		nic, err := net.InterfaceByName(to.Interface())
+		if err != nil {
+			return err
+		}
+		ifindex = nic.Index
+		l, err := link.AttachXDP(link.XDPOptions{Interface: ifindex, Program: k.prog})
+		if err != nil {
+			return err
+		}
+		t.Cleanup(func() { l.Close() })
+		x = openXSK(t, ifindex)
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	send := func(text string) {
+		t.Helper()
+		if err := from.Do(func() error {
+			conn, err := net.Dial("udp", net.JoinHostPort(to.Addr4().String(), "7000"))
+			if err != nil {
+				return err
+			}
+			defer conn.Close()
+			_, err = conn.Write([]byte(text))
+			return err
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	send("to the ring")
+	for end := time.Now().Add(3 * time.Second); ; time.Sleep(time.Millisecond) {
+		if rec, frame := r.take(); rec != nil {
+			if rec.Seq != 0 || !bytes.HasSuffix(frame, []byte("to the ring")) {
+				t.Errorf("%+v %q", rec, frame)
+			}
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatal("nothing came to the ring")
+		}
+	}
+	live := sdk.Live{Maps: k.maps, Interface: func() []sdk.Instance { return []sdk.Instance{{Ifindex: uint32(ifindex)}} }}
+	for _, wrong := range []*socket{nil, {uint32(ifindex) + 1, 0}, {uint32(ifindex), queues}} {
+		if placeSocket(live, 0, wrong, x.fd) == nil {
+			t.Errorf("%+v was taken", wrong)
+		}
+	}
+	if placeSocket(live, 0, &socket{uint32(ifindex), 0}, int(os.Stdin.Fd())) == nil {
+		t.Error("standard input was taken for a socket")
+	}
+	if err := placeSocket(live, 0, &socket{uint32(ifindex), 0}, x.fd); err != nil {
+		t.Fatal(err)
+	}
+	before := now()
+	send("to the socket")
+	m, frame := x.receive(t)
+	if m == nil || m.Seq != 1 || m.L3 != 14 || m.L4 != 34 || m.Payload != 42 || m.Time < before || m.Time > now() || !bytes.HasSuffix(frame, []byte("to the socket")) {
+		t.Errorf("%+v %q", m, frame)
+	}
+	removeSockets(k.maps, 0)
+	send("to the ring again")
+	if m, frame := x.receive(t); m != nil {
+		t.Errorf("still to the socket: %q", frame)
+	}
+	if rec, _ := r.take(); rec == nil || rec.Seq != 2 {
+		t.Errorf("%+v", rec)
+	}
+}
