@@ -524,7 +524,7 @@ static void name_of(uint32_t pid, char *name, size_t size)
 /* record_late notes what was going on, once for the packets that were found together: it takes microseconds. */
 static void record_late(struct kerb_intercept *k, const struct kerb_packet *p, int queued)
 {
-	const struct icpt_record *r = k->xsk.fd >= 0 && p->frame >= k->xsk.frames ? NULL : (const struct icpt_record *)p->frame - 1;
+	const struct icpt_record *r = xsk_owns(&k->xsk, p->frame) ? NULL : (const struct icpt_record *)p->frame - 1;
 	struct icpt_late *l = &k->state->last[k->state->lates % ICPT_LATES];
 	struct look now = look(k);
 	unsigned cpu = 0;
@@ -650,6 +650,8 @@ static int doze(struct kerb_intercept *k, uint64_t now, uint64_t until)
 	settle(k);
 	if (n < 0)
 		return fail(code, "poll: %s", strerror(code));
+	if (fds[0].revents & (POLLERR | POLLHUP | POLLNVAL)) /* of the kernel module */
+		return fail(ENODEV, "the interface of the class has gone");
 	if (fds[2].revents)
 		k->attend = 0;
 	return n > 0;
@@ -770,21 +772,21 @@ void kerb_intercept_stats(const struct kerb_intercept *k, struct kerb_intercept_
 
 /* Control messages. */
 
-static int control(struct kerb_intercept *k, const struct icpt_control *message_)
+static int control(struct kerb_intercept *k, const struct icpt_control *m)
 {
 	struct controls *c = &k->controls;
-	uint32_t head[2] = { sizeof(*message_), 0 }, bit = 1u << k->slot;
+	uint32_t head[2] = { sizeof(*m), 0 }, bit = 1u << k->slot;
 	unsigned long at, room;
 
 	if (!c->producer)
 		return fail(ENOTSUP, "control messages need Linux 6.1, and a class of the module");
 	at = *c->producer;
 	room = c->size - (at - __atomic_load_n(c->consumer, __ATOMIC_ACQUIRE));
-	if (room < sizeof(head) + sizeof(*message_))
+	if (room < sizeof(head) + sizeof(*m))
 		return fail(EAGAIN, "no room for a control message: they are taken when packets come");
 	memcpy(c->data + (at & (c->size - 1)), head, sizeof(head));
-	memcpy(c->data + (at & (c->size - 1)) + sizeof(head), message_, sizeof(*message_));
-	__atomic_store_n(c->producer, at + sizeof(head) + sizeof(*message_), __ATOMIC_RELEASE);
+	memcpy(c->data + (at & (c->size - 1)) + sizeof(head), m, sizeof(*m));
+	__atomic_store_n(c->producer, at + sizeof(head) + sizeof(*m), __ATOMIC_RELEASE);
 	__atomic_fetch_or(&((struct icpt_shared *)k->pages)->doorbell, bit, __ATOMIC_SEQ_CST);
 	return 0;
 }

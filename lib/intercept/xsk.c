@@ -188,6 +188,11 @@ void xsk_release(struct xsk *x)
 	x->held = 0;
 }
 
+bool xsk_owns(const struct xsk *x, const uint8_t *frame)
+{
+	return x->fd >= 0 && frame >= x->frames && frame < x->frames + (size_t)FRAMES * FRAME;
+}
+
 bool xsk_pending(struct xsk *x)
 {
 	if (load(x->rx.producer) != *x->rx.consumer + x->held)
