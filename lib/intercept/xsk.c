@@ -12,6 +12,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "connection.h"
 #include "record.h"
 
 #ifndef SO_PREFER_BUSY_POLL /* Linux 5.11 */
