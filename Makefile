@@ -19,7 +19,7 @@ BENCH := $(patsubst %.c,%.o,$(shell find bench -name '*.bpf.c' | while read f; d
 # Kernels that the kernel module is for.
 KMOD_KERNELS := 6.1,6.1-rt,6.12,6.12-rt
 
-.PHONY: help setup bpf packages generate build test ml models test-kernels test-kmod demo demo-check demo-build demo-setup lint clean
+.PHONY: help setup bpf lib packages generate build test ml models test-kernels test-kmod demo demo-check demo-build demo-setup lint clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -29,6 +29,9 @@ setup: ## install what building and testing need (apt), mount bpffs
 	@scripts/setup
 
 bpf: $(CHAIN) $(BENCH) packages ## compile the data planes that are older than their sources
+
+lib: ## the C library for programs that receive packets, lib/intercept/libkerb-intercept.a
+	@$(MAKE) --no-print-directory -s -C lib/intercept CC=$(CLANG)
 
 packages: $(CHAIN)
 	@scripts/packages
@@ -97,4 +100,5 @@ demo-setup:
 
 clean: ## remove everything that was built
 	rm -rf dist out kerb
-	find bpf bench examples internal modules test -name '*.o' -delete
+	find bpf bench examples internal lib modules test -name '*.o' -delete
+	rm -f lib/intercept/*.a
