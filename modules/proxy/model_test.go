@@ -93,10 +93,17 @@ func (m *model) out(p packet) (modelVerdict, packet) {
 
 // attend says whether the packet goes on, with or without the session.
 func (m *model) attend(s *modelSession, p packet) (modelVerdict, bool) {
-	in := s.instance
+	in, begins := s.instance, p.flags&(tcpSYN|tcpACK) == tcpSYN
+	if begins && s.closed {
+		m.forget(s)
+		return 0, true
+	}
 	if in.gone || in.generation != s.generation {
 		m.forget(s)
 		if p.proto == protoTCP && (s.answered || s.clientFIN || s.serverFIN || s.reset) {
+			if begins {
+				return 0, true
+			}
 			if p.flags&tcpRST != 0 {
 				return modelDrop, false
 			}
@@ -105,10 +112,6 @@ func (m *model) attend(s *modelSession, p packet) (modelVerdict, bool) {
 		if !in.gone {
 			m.enrol(s.key, in, s.port).answered = s.answered
 		}
-		return 0, true
-	}
-	if p.flags&(tcpSYN|tcpACK) == tcpSYN && s.closed {
-		m.forget(s)
 		return 0, true
 	}
 	s.clientFIN = s.clientFIN || p.flags&tcpFIN != 0

@@ -461,6 +461,30 @@ func TestInstancesComeAndGo(t *testing.T) {
 	})
 }
 
+// A client that takes its ports again for a new connection gets one, also if the instance of the old one is gone: closed or not.
+func TestPortsAreUsedAgain(t *testing.T) {
+	families(t, func(t *testing.T, w *world) {
+		elsewhere := addr(w.far).Next()
+		w.addInstance(0, elsewhere.String())
+		for port, closed := range map[uint16]bool{5000: true, 5001: false} {
+			w.setFlags(w.farI, 0)
+			w.addVIP(w.farVIP, policyTurns, 0, w.farI)
+			p := tcp(w.client, port, w.farVIP, 80, tcpSYN)
+			w.out(p.bytes())
+			w.in(tcp(w.far, 80, w.client, port, tcpSYN|tcpACK).bytes())
+			if closed {
+				w.out(tcp(w.client, port, w.farVIP, 80, tcpACK|tcpFIN).bytes())
+				w.in(tcp(w.far, 80, w.client, port, tcpACK|tcpFIN).bytes())
+			}
+			w.addVIP(w.farVIP, policyTurns, 0, w.instances)
+			w.setFlags(w.farI, instanceGone)
+			want := p
+			want.dst = elsewhere
+			w.want(w.out(p.bytes()), tcNext, want.bytes())
+		}
+	})
+}
+
 // A burst of connections with all 65536 source ports, each found again: the published proxy has room for 128.
 func TestManySessions(t *testing.T) {
 	w := newWorld(t, true)

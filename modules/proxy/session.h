@@ -281,14 +281,22 @@ static __always_inline int px_move(struct px_work *w, const struct px_session *s
 	return PX_ENROL;
 }
 
+/* The client makes a connection: if there was one with its ports, it knows nothing of it any more. */
+static __always_inline int px_begins(const struct px_work *w)
+{
+	return (w->tcp & (TCP_SYN | TCP_ACK)) == TCP_SYN;
+}
+
 /* A packet from the client, whose instance is not as it was. */
 static __always_inline int px_lost(struct px_work *w, const struct px_session *s, int gone)
 {
-	if (w->flow.proto == IPPROTO_TCP && s->state) {
+	int connected = w->flow.proto == IPPROTO_TCP && s->state;
+
+	if (connected && !px_begins(w)) {
 		px_count(PX_COUNT_RESET);
 		return w->tcp & TCP_RST ? PX_STRAY : PX_RESET_IT;
 	}
-	if (!gone)
+	if (!gone && !connected)
 		return px_move(w, s);
 	px_count(PX_COUNT_CHOSEN_ANEW);
 	return PX_ANEW;
@@ -302,13 +310,13 @@ static __always_inline int px_judge(struct px_work *w, const struct px_session *
 
 	if (s->flags & PX_REVERSE || w->kind == PX_ERROR || w->kind == PX_LATER)
 		return PX_GO;
+	if (px_begins(w) && s->state & PX_CLOSED)
+		return PX_ANEW;
 	in = bpf_map_lookup_elem(&instances, &s->instance);
 	if (!in)
 		return px_lost(w, s, 1);
 	if (in->flags & PX_GONE || in->generation != s->generation)
 		return px_lost(w, s, in->flags & PX_GONE);
-	if ((w->tcp & (TCP_SYN | TCP_ACK)) == TCP_SYN && s->state & PX_CLOSED)
-		return PX_ANEW;
 	return px_is_met(w, s, in) ? PX_GO : px_move(w, s);
 }
 
