@@ -16,7 +16,7 @@ CHAIN := bpf/chain.tc.o bpf/chain.xdp.o bpf/chain.xdp-frags.o
 # Programs of the benches that are no modules (those have a kerb.yaml): plain C to plain object.
 BENCH := $(patsubst %.c,%.o,$(shell find bench -name '*.bpf.c' | while read f; do [ -e $$(dirname $$f)/kerb.yaml ] || echo $$f; done))
 
-.PHONY: help setup bpf packages generate build test test-kernels demo demo-check demo-build demo-setup lint clean
+.PHONY: help setup bpf packages generate build test ml models test-kernels demo demo-check demo-build demo-setup lint clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -36,6 +36,9 @@ bpf/chain.xdp.o: bpf/chain.bpf.c $(HEADERS)
 	$(CLANG) $(BPF_FLAGS) -DKERB_HOOK_XDP -c $< -o $@
 bpf/chain.xdp-frags.o: bpf/chain.bpf.c $(HEADERS)
 	$(CLANG) $(BPF_FLAGS) -DKERB_HOOK_XDP -DKERB_XDP_FRAGS -c $< -o $@
+
+# The classifier's engine by itself.
+bench/inference/engine.bpf.o: $(wildcard modules/classifier/*.h modules/classifier/model/testdata/*.c)
 
 .SECONDEXPANSION:
 %.bpf.o: %.bpf.c $$(wildcard $$(dir $$@)*.h) $(HEADERS)
@@ -57,6 +60,14 @@ lint: ## formatting, go vet, shell syntax
 
 test: setup bpf lint ## set up, compile, lint, and run every test as root
 	$(ROOT_GO) test -p 1 -timeout 15m ./...
+	out/kerb-ml/bin/python -m pytest -q ml
+
+ml: ## install kerb-ml, which trains and imports models, in out/kerb-ml
+	@scripts/setup
+	@echo "out/kerb-ml/bin/kerb-ml is there; PATH or KERB_ML tells \`kerb model import\` of it"
+
+models: ml ## train the shipped models anew
+	out/kerb-ml/bin/kerb-ml train shipped --data bench/classifier/data -o modules/classifier/models
 
 test-kernels: setup bpf ## the kernel tests on 5.10, 6.1, 6.1-rt, 6.12 and the newest kernel, emulated; or KERNELS= PKGS= RUN=
 	go run ./test/kernels $(if $(KERNELS),-kernels $(KERNELS)) $(if $(PKGS),-pkgs '$(PKGS)') $(if $(RUN),-run '$(RUN)')

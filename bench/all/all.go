@@ -5,6 +5,7 @@ package all
 
 import (
 	_ "github.com/kerb-edge/kerb/bench/chain"
+	_ "github.com/kerb-edge/kerb/bench/classifier"
 	_ "github.com/kerb-edge/kerb/bench/control"
 	_ "github.com/kerb-edge/kerb/bench/firewall"
 	_ "github.com/kerb-edge/kerb/bench/proxy"

@@ -4,6 +4,7 @@ package classifier
 
 import (
 	"cmp"
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -207,7 +208,7 @@ func TestDataPlaneLayouts(t *testing.T) {
 
 func compareLayout(t *testing.T, s *btf.Struct, mirror reflect.Type) {
 	t.Helper()
-	if int(s.Size) != int(mirror.Size()) {
+	if int(s.Size) != int(mirror.Size()) || int(s.Size) != binary.Size(reflect.New(mirror).Interface()) {
 		t.Errorf("%s: %d bytes, %s has %d", s.Name, s.Size, mirror, mirror.Size())
 	}
 	offsets := map[string]int{}
@@ -216,6 +217,9 @@ func compareLayout(t *testing.T, s *btf.Struct, mirror reflect.Type) {
 	}
 	for i := range mirror.NumField() {
 		f := mirror.Field(i)
+		if f.Name == "_" {
+			continue
+		}
 		name := strings.ToLower(f.Name)
 		if at, ok := offsets[name]; !ok || at != int(f.Offset) {
 			t.Errorf("%s: %s lies at %d, %s.%s at %d (found %v)", s.Name, name, at, mirror, f.Name, f.Offset, ok)

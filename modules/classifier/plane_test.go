@@ -256,6 +256,11 @@ func with(configs ...settings) settings {
 	return out
 }
 
+// onAHook runs a test on one of the hooks: where they do not differ, another one for each test.
+func onAHook(t *testing.T, config settings, test func(t *testing.T, k *kernel)) {
+	test(t, load(t, hooks[len(t.Name())%len(hooks)], config))
+}
+
 // onHooks runs a test on each hook.
 func onHooks(t *testing.T, config settings, test func(t *testing.T, k *kernel)) {
 	for _, hook := range hooks {

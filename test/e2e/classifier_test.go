@@ -58,18 +58,19 @@ type radio struct {
 	t          *testing.T
 	sent       [256]atomic.Uint32
 	heard      [256]atomic.Uint32
-	attacking  atomic.Bool
-	quit, over chan struct{}
+	quit       chan struct{}
+	sending    sync.WaitGroup
 	hearing    sync.WaitGroup
 	send, hear int // sockets
+	ended      sync.Once
 }
 
 func startRadio(t *testing.T, from, to *netlab.Host) *radio {
 	t.Helper()
-	r := &radio{t: t, quit: make(chan struct{}), over: make(chan struct{}), send: packetSocket(t, from), hear: packetSocket(t, to)}
-	r.attacking.Store(true)
+	r := &radio{t: t, quit: make(chan struct{}), send: packetSocket(t, from), hear: packetSocket(t, to)}
 	r.hearing.Go(r.listen)
-	go r.run()
+	r.sending.Go(r.run)
+	t.Cleanup(r.end)
 	return r
 }
 
@@ -94,14 +95,11 @@ func packetSocket(t *testing.T, h *netlab.Host) (fd int) {
 }
 
 func (r *radio) run() {
-	defer close(r.over)
 	for sequence := byte(0); ; sequence++ {
 		for node := byte(1); node <= benign; node++ {
 			r.emit(node, sequence, 1)
 		}
-		if r.attacking.Load() {
-			r.emit(attacker, sequence, 0)
-		}
+		r.emit(attacker, sequence, 0)
 		select {
 		case <-r.quit:
 			return
@@ -138,16 +136,22 @@ func (r *radio) listen() {
 // finish ends it, and sees that all frames of benign nodes have arrived.
 func (r *radio) finish() {
 	r.t.Helper()
-	close(r.quit)
-	<-r.over
-	r.hearing.Wait()
+	r.end()
 	for node := 1; node <= benign; node++ {
 		if sent, heard := r.sent[node].Load(), r.heard[node].Load(); sent != heard {
 			r.t.Errorf("of %d frames of node %d %d have arrived", sent, node, heard)
 		}
 	}
-	unix.Close(r.send)
-	unix.Close(r.hear)
+}
+
+func (r *radio) end() {
+	r.ended.Do(func() {
+		close(r.quit)
+		r.sending.Wait()
+		r.hearing.Wait()
+		unix.Close(r.send)
+		unix.Close(r.hear)
+	})
 }
 
 // muted waits until nothing of the attacker gets through for a while.
@@ -243,7 +247,7 @@ func (n *node) verdicts(ctx context.Context) <-chan verdict {
 
 func guard(where string) v1.Module {
 	return module("guard", "classifier", "app=web", map[string]any{"model": "hello", "shadow": "other", "window": "500ms", "rpl": map[string]any{"frames": "ethernet"},
-		"evaluate": map[string]any{"where": where}, "action": map[string]any{"do": "drop", "for": "1h"}, "events": "positives"})
+		"evaluate": map[string]any{"where": where}, "action": map[string]any{"do": "drop", "for": "1h"}, "hysteresis": map[string]any{"hits": 2, "of": 3}, "events": "positives"})
 }
 
 // An attacker in an RPL network behind a service is dropped, by models that are replaced, refused and rolled back under
@@ -307,8 +311,8 @@ func (n *node) replaceModels(air *radio) {
 			n.t.Errorf("version %d runs after %d was loaded", got, version)
 		}
 	}
-	n.must("model", "load", n.writeModel(20, 1e6), "--name", "other")
-	eventually(n.t, "the shadow model disagrees", func() bool { return query[map[string]float64](n, "agreement")["onlyLive"] > 0 })
+	n.must("model", "load", n.writeModel(20, 3, `"dis"`, `"dio"`), "--name", "other") // to which all others are attackers
+	eventually(n.t, "the shadow model disagrees", func() bool { return query[map[string]float64](n, "agreement")["onlyShadow"] > 0 })
 	n.must("model", "rollback", "hello")
 	if got := n.runningVersion(); got != 11 {
 		n.t.Errorf("version %d runs after going back from 12", got)

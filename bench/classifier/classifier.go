@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package classifier is `kerb bench classifier`: inference in the kernel against user space. mlp-* and forest-* are one
+// inference, against the same arithmetic in C, scalar (user) and in vectors (user-best). rpl/* are the published windows: their
+// accuracy, agreement with floating point, and the evaluation of the 12 sources of a window, against three system calls per
+// source (user, as published) and one for all (user-best).
+package classifier
+
+import (
+	"context"
+	"embed"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+
+	"github.com/kerb-edge/kerb/bench"
+	"github.com/kerb-edge/kerb/bench/inference"
+	"github.com/kerb-edge/kerb/internal/traffic"
+	"github.com/kerb-edge/kerb/modules/classifier/model"
+)
+
+//go:embed src/*.c data/*.csv
+var files embed.FS
+
+func init() {
+	bench.Register(bench.Experiment{
+		Name:     "classifier",
+		Short:    "models in the kernel against the same in user space, and what they cost a chain",
+		Baseline: "user",
+		Loads: []string{
+			"mlp-4-3-2-1/int8", "mlp-16-32-16-2/int8", "mlp-64-64-32-4/int8", "mlp-4-3-2-1/q15", "mlp-16-32-16-2/q15", "mlp-64-64-32-4/q15",
+			"forest-10x10", "rpl/1s", "rpl/5s", "rpl/10s",
+		},
+		QuickLoads: []string{"mlp-4-3-2-1/int8", "mlp-64-64-32-4/int8", "forest-10x10", "rpl/10s"},
+		Run:        run,
+	})
+}
+
+// experiment is one run: the engine in the kernel and the program in user space.
+type experiment struct {
+	run    *bench.Run
+	kernel *inference.Kernel
+	dir    string
+}
+
+func run(ctx context.Context, r *bench.Run) (err error) {
+	e := &experiment{run: r}
+	if e.dir, err = os.MkdirTemp("", "kerb-bench-classifier-"); err != nil {
+		return err
+	}
+	defer os.RemoveAll(e.dir)
+	if err := bench.CompileC(ctx, e.dir, files, "src/user.c"); err != nil {
+		return err
+	}
+	if e.kernel, err = inference.Open(); err != nil {
+		return err
+	}
+	defer e.kernel.Close()
+	for _, load := range r.Loads() {
+		if err := e.load(ctx, load); err != nil {
+			return fmt.Errorf("%s: %w", load, err)
+		}
+	}
+	r.Note("user is scalar C of the same arithmetic, user-best the same in vectors, both by clang -O3 -march=native; the quickest of several runs counts, " +
+		"in the kernel too, less the call of an empty program")
+	return nil
+}
+
+func (e *experiment) load(ctx context.Context, load string) error {
+	kind, rest, _ := strings.Cut(load, "/")
+	if kind == "rpl" {
+		return e.rpl(ctx, rest)
+	}
+	shape, arguments, err := e.prepare(kind, rest)
+	if err != nil {
+		return err
+	}
+	if err := e.put(shape); err != nil {
+		return err
+	}
+	return e.run.Interleave(ctx, load, e.trials(arguments, e.kernel.Nanoseconds)...)
+}
+
+// prepare returns the model of a load, and the arguments of the program for the same; "scalar" stands where vectors can.
+func (e *experiment) prepare(kind, arithmetic string) (*model.Document, []string, error) {
+	name, shape, _ := strings.Cut(kind, "-")
+	if name == "forest" {
+		trees, depth, _ := strings.Cut(shape, "x")
+		t, err1 := strconv.Atoi(trees)
+		d, err2 := strconv.Atoi(depth)
+		return forest(t, d), []string{"forest", "scalar", trees, depth}, errors.Join(err1, err2)
+	}
+	var widths []int
+	arguments := []string{"mlp", arithmetic, "scalar"}
+	for _, w := range strings.Split(shape, "-") {
+		n, err := strconv.Atoi(w)
+		if err != nil {
+			return nil, nil, err
+		}
+		widths, arguments = append(widths, n), append(arguments, w)
+	}
+	d, err := network(arithmetic, widths)
+	return d, arguments, err
+}
+
+// put loads a model, and gives it features to work on.
+func (e *experiment) put(d *model.Document) error {
+	p, err := d.Pack(d.Features)
+	if err != nil {
+		return err
+	}
+	if err := e.kernel.Load(p); err != nil {
+		return err
+	}
+	_, err = e.kernel.Decide(features(rand.New(rand.NewPCG(3, 4)), len(d.Features)))
+	return err
+}
+
+// trials measure one thing in the kernel and in user space.
+func (e *experiment) trials(arguments []string, kernel func() (float64, error)) []bench.Trial {
+	sample := func(ns float64, err error) ([]bench.Sample, error) {
+		return []bench.Sample{{Metric: "inference", Stat: "p50", Unit: "ns", Value: ns}}, err
+	}
+	user := func(ctx context.Context, how string) ([]bench.Sample, error) {
+		own := strings.Split(strings.Replace(strings.Join(arguments, " "), "scalar", how, 1), " ")
+		return sample(e.user(ctx, own))
+	}
+	return []bench.Trial{
+		{Config: "kernel", Measure: func(context.Context) (samples []bench.Sample, err error) {
+			err = traffic.Pinned(1, func() error { samples, err = sample(kernel()); return err })
+			return samples, err
+		}},
+		{Config: "user", Measure: func(ctx context.Context) ([]bench.Sample, error) { return user(ctx, "scalar") }},
+		{Config: "user-best", Measure: func(ctx context.Context) ([]bench.Sample, error) { return user(ctx, "vector") }},
+	}
+}
+
+func (e *experiment) user(ctx context.Context, arguments []string) (float64, error) {
+	out, err := exec.CommandContext(ctx, bench.Program(e.dir, "src/user.c"), arguments...).Output()
+	if err != nil {
+		return 0, fmt.Errorf("user %s: %w", strings.Join(arguments, " "), err)
+	}
+	return strconv.ParseFloat(strings.TrimSpace(string(out)), 64)
+}
