@@ -36,6 +36,24 @@ func documents(r *rand.Rand) map[string]*Document {
 				out[fmt.Sprintf("mlp/%s/%s/%s", arithmetic, hidden, last)] = d
 			}
 		}
+		for kind, last := range map[string]string{Logistic: Sigmoid, Linear: Identity} {
+			d := network(r, Identity, last, 1+r.IntN(MaxWidth), 1)
+			d.Kind = kind
+			if arithmetic == Int8 {
+				calibrate(r, d)
+			}
+			out[kind+"/"+arithmetic] = d
+		}
+		conv := convolution(r, 12, Conv{Channels: 2, Kernel: 3, Padding: 1})
+		if arithmetic == Int8 {
+			calibrate(r, conv)
+		}
+		out["conv1d/"+arithmetic] = conv
+		narrow := network(r, ReLU, Sigmoid, 1+r.IntN(8), 1+r.IntN(8), 1+r.IntN(8), 1)
+		if arithmetic == Int8 {
+			calibrate(r, narrow)
+		}
+		out["narrow/"+arithmetic] = narrow
 		widest := network(r, ReLU, Softmax, 64, 64, 64, 64, 64, 64, 64, 64, 16)
 		if arithmetic == Int8 {
 			calibrate(r, widest)
