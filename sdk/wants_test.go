@@ -123,3 +123,46 @@ func TestWantedEnds(t *testing.T) {
 	time.Sleep(50 * time.Millisecond) // most often the question has come by then
 	s.end()
 }
+
+// modeller is a Compiled that works with models.
+type modeller struct {
+	echo
+	updates []ModelUpdate
+}
+
+func (m *modeller) Compile(json.RawMessage) (Compiled, error) { return m, nil }
+
+func (m *modeller) Models(_ Live, u ModelUpdate) (ModelAnswer, error) {
+	m.updates = append(m.updates, u)
+	return ModelAnswer{Using: []string{u.Put[0].Name}, Refused: map[string]string{"other": "odd"}}, nil
+}
+
+func (m *modeller) Conditions(Live) ([]Condition, error) {
+	return []Condition{{Type: "Fuse", Status: "True", Reason: "Intact"}}, nil
+}
+
+func TestServeModels(t *testing.T) {
+	m := &modeller{}
+	s := serve(t, m)
+	defer s.end()
+	update := ModelUpdate{Generation: "a", Reset: true, Put: []Model{{Name: "m", Generation: 3, Document: json.RawMessage(`{"a": 1}`)}}, Remove: []string{"b"}}
+	s.call("/kerb/v1/models", update, 409)
+	s.send("a")
+	s.call("/kerb/v1/start", GenerationRequest{Generation: "a", Config: json.RawMessage("1")}, 204)
+	if got, want := s.call("/kerb/v1/models", update, 200), `{"using":["m"],"refused":{"other":"odd"}}`; got != want {
+		t.Errorf("%s, want %s", got, want)
+	}
+	if len(m.updates) != 1 || string(m.updates[0].Put[0].Document) != `{"a":1}` || m.updates[0].Put[0].Generation != 3 {
+		t.Errorf("%+v", m.updates)
+	}
+	s.call("/kerb/v1/virtualservices", VirtualServiceUpdate{Generation: "a"}, 404)
+	res, err := s.client.Get("http://control/kerb/v1/health")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer res.Body.Close()
+	var health HealthAnswer
+	if err := json.NewDecoder(res.Body).Decode(&health); err != nil || len(health.Conditions) != 1 || health.Conditions[0].Reason != "Intact" {
+		t.Errorf("%+v, %v", health, err)
+	}
+}

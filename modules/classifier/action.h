@@ -49,25 +49,36 @@ static __always_inline void cls_blow(struct cls_work *w, struct cls_fuse *z, __u
 	w->event.cause = CLS_FUSE_INTACT;
 }
 
-static __always_inline int cls_allowed(const __u8 *addr)
+static __always_inline int cls_allowed(struct cls_work *w, const __u8 *addr)
 {
-	struct cls_prefix p = {.len = 128};
+	w->prefix.len = 128;
+	__builtin_memcpy(w->prefix.addr, addr, sizeof(w->prefix.addr));
+	return !!bpf_map_lookup_elem(&allowed, &w->prefix);
+}
 
-	__builtin_memcpy(p.addr, addr, sizeof(p.addr));
-	return !!bpf_map_lookup_elem(&allowed, &p);
+static __always_inline int cls_block(struct cls_work *w, const struct cls_decision *d)
+{
+	struct cls_block *b = &w->block;
+
+	b->since = w->now;
+	b->until = action_ns ? w->now + action_ns : 0;
+	b->version = d->version;
+	b->class = d->class;
+	b->score = d->score;
+	b->action = action;
+	return bpf_map_update_elem(&blocks, &w->job.source, b, BPF_NOEXIST);
 }
 
 /* Puts the source under the action, or keeps it there. What is done: an enum cls_action. *new: it was not before. */
 static __always_inline __u32 cls_act(struct cls_work *w, struct cls_fuse *z, const struct cls_decision *d, __u32 *new)
 {
 	struct cls_source *source = &w->job.source;
-	struct cls_block *b, block = {.since = w->now, .until = action_ns ? w->now + action_ns : 0, .version = d->version,
-				      .class = d->class, .score = d->score, .action = action};
+	struct cls_block *b;
 	__u32 cause;
 
 	if (action == CLS_EVENT)
 		return CLS_EVENT;
-	if (cls_allowed(source->addr) || (extractor == CLS_FLOW && !by_peer && cls_allowed(source->local))) {
+	if (cls_allowed(w, source->addr) || (extractor == CLS_FLOW && !by_peer && cls_allowed(w, source->local))) {
 		w->event.allowed = 1;
 		cls_count(CLS_COUNT_ALLOWED);
 		return CLS_EVENT;
@@ -81,7 +92,7 @@ static __always_inline __u32 cls_act(struct cls_work *w, struct cls_fuse *z, con
 		return watch ? CLS_EVENT : b->action;
 	}
 	cause = cls_too_much(z);
-	if (!cause && bpf_map_update_elem(&blocks, source, &block, BPF_NOEXIST))
+	if (!cause && cls_block(w, d))
 		cause = CLS_FUSE_SOURCES;
 	if (cause) {
 		cls_blow(w, z, cause);
@@ -240,7 +251,7 @@ static __always_inline void cls_start_timer(void)
 }
 
 /* w->job is complete: judge it, or leave it to who does. */
-static __always_inline void cls_due(struct cls_work *w)
+static __always_inline void cls_dispatch(struct cls_work *w)
 {
 	if (deferred == CLS_AT_ONCE) {
 		cls_judge();

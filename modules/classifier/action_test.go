@@ -137,7 +137,7 @@ func (k *kernel) flood(n uint64, seq *byte, messages int) (v verdict) {
 	return v
 }
 
-var dropping = settings{"action": uint8(doDrop), "window_ns": second, "repeat_ns": uint64(0), "fuse_share": uint8(100)}
+var dropping = settings{"action": uint8(doDrop), "window_ns": second, "repeat_ns": uint64(0), "fuse_share": uint8(100), "hits_needed": uint8(2)}
 
 func TestHysteresis(t *testing.T) {
 	onHooks(t, with(dropping, settings{"hits_needed": uint8(2), "hits_of": uint8(3), "action_ns": 5 * second}), func(t *testing.T, k *kernel) {
@@ -202,7 +202,7 @@ func (k *kernel) suspect(n uint64, until uint64) {
 }
 
 func TestUntilTold(t *testing.T) {
-	onHooks(t, with(dropping, settings{"action_ns": uint64(0)}), func(t *testing.T, k *kernel) {
+	onAHook(t, with(dropping, settings{"action_ns": uint64(0)}), func(t *testing.T, k *kernel) {
 		k.use(0, "rpl", "dis", 10)
 		k.suspect(7, 100)
 		k.at(1e6 * second)
@@ -266,7 +266,7 @@ type skb struct {
 }
 
 func TestAllowed(t *testing.T) {
-	onHooks(t, dropping, func(t *testing.T, k *kernel) {
+	onAHook(t, dropping, func(t *testing.T, k *kernel) {
 		k.use(0, "rpl", "dis", 10)
 		type prefix struct {
 			Len  uint32
@@ -288,7 +288,7 @@ func TestAllowed(t *testing.T) {
 }
 
 func TestWatch(t *testing.T) {
-	onHooks(t, with(dropping, settings{"watch": true}), func(t *testing.T, k *kernel) {
+	onAHook(t, with(dropping, settings{"watch": true}), func(t *testing.T, k *kernel) {
 		k.use(0, "rpl", "dis", 10)
 		k.suspect(7, 100)
 		if k.run(disFrame(7, 0)) != passed || k.count(countWatched) == 0 {
@@ -321,7 +321,7 @@ func TestFuse(t *testing.T) {
 		"share":   {settings{"fuse_share": uint8(50), "fuse_least": uint32(2)}, 2, 6},
 	} {
 		t.Run(name, func(t *testing.T) {
-			onHooks(t, with(dropping, c.config), func(t *testing.T, k *kernel) {
+			onAHook(t, with(dropping, c.config), func(t *testing.T, k *kernel) {
 				everybody(k)
 				f := k.fuse()
 				if f.Blown == 0 || f.Cause != c.cause || f.Blocked > c.most {
@@ -345,7 +345,7 @@ func TestFuse(t *testing.T) {
 		})
 	}
 	t.Run("packets", func(t *testing.T) {
-		onHooks(t, with(dropping, settings{"fuse_packets": uint8(60)}), func(t *testing.T, k *kernel) {
+		onAHook(t, with(dropping, settings{"fuse_packets": uint8(60)}), func(t *testing.T, k *kernel) {
 			k.use(0, "rpl", "dis", 10)
 			k.suspect(7, 100)
 			drops := 0
@@ -367,7 +367,7 @@ func TestFuse(t *testing.T) {
 		})
 	})
 	t.Run("honest network", func(t *testing.T) {
-		onHooks(t, with(dropping, settings{"fuse_share": uint8(50), "fuse_least": uint32(2)}), func(t *testing.T, k *kernel) {
+		onAHook(t, with(dropping, settings{"fuse_share": uint8(50), "fuse_least": uint32(2)}), func(t *testing.T, k *kernel) {
 			k.use(0, "rpl", "dis", 10)
 			var seq byte
 			for w := uint64(100); w < 106; w++ {
@@ -384,7 +384,7 @@ func TestFuse(t *testing.T) {
 }
 
 func TestShadow(t *testing.T) {
-	onHooks(t, with(dropping, settings{"events": uint8(2)}), func(t *testing.T, k *kernel) {
+	onAHook(t, with(dropping, settings{"events": uint8(2)}), func(t *testing.T, k *kernel) {
 		k.use(0, "rpl", "dis", 10)
 		k.use(1, "rpl", "messages", 5)
 		var seq byte
@@ -411,7 +411,7 @@ func TestShadow(t *testing.T) {
 }
 
 func TestNoModel(t *testing.T) {
-	onHooks(t, dropping, func(t *testing.T, k *kernel) {
+	onAHook(t, dropping, func(t *testing.T, k *kernel) {
 		k.suspect(7, 100)
 		if k.run(disFrame(7, 0)) != passed || k.count(countNoModel) != 2 || k.count(countEvaluated) != 0 || len(k.events()) != 0 {
 			t.Error("something is judged without a model")
@@ -430,7 +430,7 @@ func TestWhen(t *testing.T) {
 		"flow":    {settings{"when": everyN, "every": uint32(5), "window_ns": uint64(0)}, []int32{5, 10}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			onHooks(t, with(dropping, settings{"events": uint8(2)}, c.config), func(t *testing.T, k *kernel) {
+			onAHook(t, with(dropping, settings{"events": uint8(2)}, c.config), func(t *testing.T, k *kernel) {
 				k.use(0, "rpl", "dis", 1000)
 				var seq byte
 				for w := range uint64(2) {
@@ -450,7 +450,7 @@ func TestWhen(t *testing.T) {
 }
 
 func TestLaterPacket(t *testing.T) {
-	onHooks(t, with(dropping, settings{"deferred": uint8(1), "events": uint8(2)}), func(t *testing.T, k *kernel) {
+	onAHook(t, with(dropping, settings{"deferred": uint8(1), "events": uint8(2)}), func(t *testing.T, k *kernel) {
 		k.use(0, "rpl", "dis", 10)
 		var seq byte
 		k.at(100 * second)
@@ -471,7 +471,7 @@ func TestLaterPacket(t *testing.T) {
 }
 
 func TestTimer(t *testing.T) {
-	onHooks(t, with(dropping, settings{"deferred": uint8(2), "events": uint8(2)}), func(t *testing.T, k *kernel) {
+	onAHook(t, with(dropping, settings{"deferred": uint8(2), "events": uint8(2)}), func(t *testing.T, k *kernel) {
 		k.use(0, "rpl", "dis", 10)
 		var seq byte
 		for w := range uint64(2) {
@@ -497,7 +497,7 @@ func TestSecured(t *testing.T) {
 	frame := macFrame{version: 1, flags: 1 << 3, compress: true, dstPAN: pan, dst: uint16(1), src: node(7), payload: make([]byte, 20)}
 	for policy, want := range []verdict{passed, passed, dropped} {
 		t.Run(fmt.Sprint(policy), func(t *testing.T) {
-			onHooks(t, with(dropping, settings{"secured": uint8(policy), "deferred": inUser}), func(t *testing.T, k *kernel) {
+			onAHook(t, with(dropping, settings{"secured": uint8(policy), "deferred": inUser}), func(t *testing.T, k *kernel) {
 				for w := range uint64(2) {
 					k.at((100 + w) * second)
 					for range 3 {
@@ -521,7 +521,7 @@ func TestFragments(t *testing.T) {
 	mac, payload := whole[:len(whole)-10], whole[len(whole)-10:]
 	first := append(append(append([]byte{}, mac...), 0xc0, 100, 0, 9), payload...)
 	later := append(append(append([]byte{}, mac...), 0xe0, 100, 0, 9, 8), make([]byte, 30)...)
-	onHooks(t, dropping, func(t *testing.T, k *kernel) {
+	onAHook(t, dropping, func(t *testing.T, k *kernel) {
 		k.use(0, "rpl", "dis", 10)
 		if k.run(later) != passed || k.count(countNoSource) != 1 {
 			t.Fatal("a fragment without a first one is somebody's")

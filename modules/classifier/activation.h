@@ -23,10 +23,14 @@ static __always_inline __s64 cls_table(const __u32 *table, __u64 z)
 	return low + ((high - low) * (__s64)(z & ((1 << CLS_TABLE_STEP) - 1)) >> CLS_TABLE_STEP);
 }
 
-/* 1 / (1 + exp(-z)) in Q30. */
+/* 1 / (1 + exp(-z)) in Q30; of -z it is 1 - that of z. Nobody can guess the sign, so nothing branches on it. */
 static __always_inline __s64 cls_sigmoid(__s64 z)
 {
-	return z < 0 ? CLS_TABLE_ONE - cls_table(cls_sigmoid_table, -z) : cls_table(cls_sigmoid_table, z);
+	__s64 negative = z >> 63, v;
+
+	asm volatile("" : "+r"(negative));
+	v = cls_table(cls_sigmoid_table, (z ^ negative) - negative);
+	return (v ^ negative) - negative + (negative & CLS_TABLE_ONE);
 }
 
 static __always_inline __s64 cls_exp_minus(__u64 z)

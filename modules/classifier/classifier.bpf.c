@@ -8,29 +8,42 @@
 #include "rpl.h"
 #include "flow.h"
 
-/* A later packet judges what waits if it is none to count itself, or comes after a pause of a tick of the clock. */
-static __always_inline int is_pause(struct cls_work *w, __u64 before)
+/* Counts the packet. A function of its own, so that its stack is free again when models are asked. */
+static __noinline int extract(struct kerb_pkt *pkt, __u32 local)
 {
-	return w->now != before;
+	struct cls_work *w = cls_work();
+	struct cls_fuse *z = cls_fuse();
+
+	if (!w || !z)
+		return KERB_NEXT;
+	kerb_reload(pkt);
+	w->before = w->now;
+	w->now = cls_clock();
+	return extractor == CLS_RPL ? cls_rpl(pkt, w, z) : cls_flow(pkt, w, z, local);
+}
+
+/* A later packet judges what waits if it comes after a pause of a tick of the clock. */
+static __always_inline int judges_later(const struct cls_work *w)
+{
+	return (deferred == CLS_NEXT_PACKET || (deferred == CLS_TIMER && !KERB_HAS(timer_init))) && w->now != w->before;
 }
 
 static __always_inline int classify(struct kerb_pkt *pkt, __u32 local)
 {
 	struct cls_work *w = cls_work();
-	struct cls_fuse *z = cls_fuse();
-	__u64 before;
 	int verdict;
 
-	if (!w || !z)
+	if (!w)
 		return KERB_NEXT;
 	kerb_forget(pkt);
 	cls_count(CLS_COUNT_PACKETS);
 	if (deferred == CLS_TIMER && KERB_HAS(timer_init))
 		cls_start_timer();
-	before = w->now;
-	w->now = cls_clock();
-	verdict = extractor == CLS_RPL ? cls_rpl(pkt, w, z) : cls_flow(pkt, w, z, local);
-	if ((deferred == CLS_NEXT_PACKET || (deferred == CLS_TIMER && !KERB_HAS(timer_init))) && is_pause(w, before))
+	w->due = 0;
+	verdict = extract(pkt, local);
+	if (w->due)
+		cls_dispatch(w);
+	if (judges_later(w))
 		cls_drain(1);
 	return verdict;
 }

@@ -72,7 +72,7 @@ func defaults() *config {
 	c.RPL.Frames, c.RPL.EtherType, c.RPL.Port, c.RPL.Secured, c.RPL.Repeats = "raw", 0x809a, 17754, "pass", duration(250*time.Millisecond)
 	c.Flow.Source = "flow"
 	c.Evaluate.When, c.Evaluate.Every, c.Evaluate.Where = "window", 16, "packet"
-	c.Hysteresis.Hits, c.Hysteresis.Of = 2, 3
+	c.Hysteresis.Hits, c.Hysteresis.Of = 1, 3
 	c.Action.Do, c.Action.For, c.Action.Mark, c.Action.Rate, c.Action.Burst = "event", duration(time.Minute), 1, 10, 10
 	c.Fuse.Sources, c.Fuse.SourceShare, c.Fuse.Least, c.Fuse.PacketShare = 64, 50, 2, 100
 	return c

@@ -4,6 +4,7 @@ package classifier
 
 import (
 	"cmp"
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -207,7 +208,7 @@ func TestDataPlaneLayouts(t *testing.T) {
 
 func compareLayout(t *testing.T, s *btf.Struct, mirror reflect.Type) {
 	t.Helper()
-	if int(s.Size) != int(mirror.Size()) {
+	if int(s.Size) != int(mirror.Size()) || int(s.Size) != binary.Size(reflect.New(mirror).Interface()) {
 		t.Errorf("%s: %d bytes, %s has %d", s.Name, s.Size, mirror, mirror.Size())
 	}
 	offsets := map[string]int{}
@@ -216,6 +217,9 @@ func compareLayout(t *testing.T, s *btf.Struct, mirror reflect.Type) {
 	}
 	for i := range mirror.NumField() {
 		f := mirror.Field(i)
+		if f.Name == "_" {
+			continue
+		}
 		name := strings.ToLower(f.Name)
 		if at, ok := offsets[name]; !ok || at != int(f.Offset) {
 			t.Errorf("%s: %s lies at %d, %s.%s at %d (found %v)", s.Name, name, at, mirror, f.Name, f.Offset, ok)
@@ -244,7 +248,7 @@ func TestNames(t *testing.T) {
 }
 
 // A model comes, changes, is followed by one that cannot be used, and goes; a shadow comes beside it.
-func TestModels(t *testing.T) {
+func TestModelsAreLoaded(t *testing.T) {
 	p := newPlant(t, `{"model": "m", "shadow": "s"}`)
 	if c := p.condition("Model"); c.Status != "Unknown" {
 		t.Errorf("before anything is told: %+v", c)
@@ -342,7 +346,7 @@ func (p *plant) block(s source, b block) {
 }
 
 // Blocked sources are listed, and freed one by one, by the operator, by time, and with their interface.
-func TestBlocked(t *testing.T) {
+func TestBlockedAreFreed(t *testing.T) {
 	p := newPlant(t, `{"model": "m"}`)
 	p.all(modelOf("m", document(1, "dis", 0)))
 	now := monotonic()
@@ -385,7 +389,7 @@ func TestBlocked(t *testing.T) {
 }
 
 // The fuse is a condition, and can be mended, which frees all.
-func TestFuse(t *testing.T) {
+func TestFuseIsMended(t *testing.T) {
 	p := newPlant(t, `{"model": "m", "allow": ["fe80::2"]}`)
 	if c := p.condition("Fuse"); c.Status != "True" {
 		t.Errorf("%+v", c)

@@ -145,12 +145,12 @@ static __always_inline void cls_flow_counted(struct kerb_pkt *pkt, struct cls_wo
 		cls_flow_values(w, r);
 		cls_closed(w, r, slice);
 		if (when == CLS_PER_WINDOW)
-			cls_due(w);
+			w->due = 1;
 	}
 	cls_flow_packet(pkt, w, r, by_peer ? local : local != r->opener);
 	if (cls_due_now(w, r)) {
 		cls_flow_values(w, r);
-		cls_due(w);
+		w->due = 1;
 	}
 }
 

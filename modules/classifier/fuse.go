@@ -75,7 +75,8 @@ func (w *plane) mend() error {
 	atomic.StoreUint32(&w.fuse.Blocked, 0)
 	atomic.StoreUint32(&w.fuse.Cause, 0)
 	atomic.StoreUint32(&w.fuse.Judged, 0)
-	atomic.StoreUint32(&w.fuse.JudgedBefore, 0)
+	atomic.StoreUint32(&w.fuse.SourcesBefore, 0)
+	atomic.StoreUint32(&w.fuse.Held, 0)
 	atomic.StoreUint64(&w.fuse.Packets, 0)
 	atomic.StoreUint64(&w.fuse.Dropped, 0)
 	atomic.StoreUint64(&w.fuse.Blown, 0) // last: from now on it counts

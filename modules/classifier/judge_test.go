@@ -12,7 +12,7 @@ import (
 	"github.com/kerb-edge/kerb/modules/classifier/model"
 )
 
-const inUser = `{"model": "m", "shadow": "s", "evaluate": {"where": "user"}, "action": {"do": "drop"}, "events": "all",
+const inUser = `{"model": "m", "shadow": "s", "evaluate": {"where": "user"}, "action": {"do": "drop"}, "events": "all", "hysteresis": {"hits": 2, "of": 3},
 	"fuse": {"sources": 4, "sourceShare": 60}, "allow": ["fe80::a"]}`
 
 // see has the data plane hand a window over, with so many DIS and DIO messages.

@@ -18,16 +18,13 @@
 #define CLS_LANES_ZERO	 (1ULL << 20 | 1ULL << 41 | 1ULL << 62)
 #define CLS_PACKED_SHIFT 24
 
-/* At least 0, at most limit = 2^n - 1. */
+/* At least 0, at most limit = 2^n - 1. Both sides are compared at the same time: small networks wait for each step. */
 static __always_inline __s64 cls_clamp(__s64 v, __u64 limit)
 {
-	__s64 outside = v >> 63;
+	__s64 below = v >> 63, above = (__s64)(limit - v) >> 63;
 
-	asm volatile("" : "+r"(outside));
-	v &= ~outside;
-	outside = (__s64)(limit - v) >> 63;
-	asm volatile("" : "+r"(outside));
-	return (v | outside) & limit;
+	asm volatile("" : "+r"(below), "+r"(above));
+	return (v | above) & (limit & ~below);
 }
 
 /* The products of one input with the words for it: two, so that it is fetched once. */
@@ -186,11 +183,18 @@ static __always_inline void cls_narrow_rows(const struct cls_model *m, const str
 	__u64 at = l->at;
 
 	for (__u32 row = 0; row < CLS_NARROW_ROWS; row++) {
+		__u32 left = cls_fresh(l->neurons) - 3 * row;
 		const __u64 *c = cls_words(m, at);
+		__u64 sum;
 
 		if (row >= cls_fresh(l->rows))
 			break;
-		cls_three(l, c, cls_narrow_dot(c + 6, x, cls_fresh(l->inputs), CLS_LANES_ZERO), y);
+		sum = cls_narrow_dot(c + 6, x, cls_fresh(l->inputs), CLS_LANES_ZERO);
+		y[0] = cls_neuron(l, c, sum & CLS_LANE_MASK, CLS_PACKED_SHIFT);
+		if (left > 1)
+			y[1] = cls_neuron(l, c + 2, sum >> CLS_LANE & CLS_LANE_MASK, CLS_PACKED_SHIFT);
+		if (left > 2)
+			y[2] = cls_neuron(l, c + 4, sum >> 2 * CLS_LANE, CLS_PACKED_SHIFT);
 		y += 3;
 		at = (at + l->stride) & (CLS_WORDS - 1);
 	}

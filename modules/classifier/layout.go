@@ -68,6 +68,7 @@ type record struct {
 	Rank                       uint16
 	ServicePort                [2]byte
 	Seen                       [seenMax]seen
+	_                          uint32
 }
 
 // block mirrors struct cls_block.
@@ -81,12 +82,13 @@ type block struct {
 
 // fuse mirrors struct cls_fuse.
 type fuse struct {
-	Blown                uint64
-	Cause, Blocked       uint32
-	Window               uint64
-	Judged, JudgedBefore uint32
-	Packets, Dropped     uint64
-	Admitted, Promoted   uint32
+	Blown                 uint64
+	Cause, Blocked        uint32
+	Window                uint64
+	Judged, SourcesBefore uint32
+	Packets, Dropped      uint64
+	Admitted, Promoted    uint32
+	Held, Zero            uint32
 }
 
 // policy mirrors struct cls_policy.

@@ -19,7 +19,7 @@ const maxVerified = 400000
 func TestVerifies(t *testing.T) {
 	for name, config := range map[string]settings{
 		"rpl": {}, "zep": {"frames": uint8(2), "sliding": true, "when": perPacket, "action": uint8(doDrop)},
-		"flow": {"extractor": uint8(1), "sliding": true, "when": everyN, "action": uint8(doRateLimit), "fuse_packets": uint8(50)},
+		"flow":  {"extractor": uint8(1), "sliding": true, "when": everyN, "action": uint8(doRateLimit), "fuse_packets": uint8(50)},
 		"timer": {"deferred": uint8(2)}, "user": {"deferred": inUser},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -44,7 +44,7 @@ func TestFlood(t *testing.T) {
 	const million = 1000000
 	for repeat, want := range map[uint64][3]int32{0: {million, 0, million}, 250e6: {1, million - 1, 1}} {
 		t.Run(fmt.Sprint(repeat), func(t *testing.T) {
-			onHooks(t, settings{"deferred": inUser, "repeat_ns": repeat}, func(t *testing.T, k *kernel) {
+			onAHook(t, settings{"deferred": inUser, "repeat_ns": repeat}, func(t *testing.T, k *kernel) {
 				k.at(100 * second)
 				k.runs(disFrame(7, 1), million)
 				k.at(106 * second)
@@ -100,7 +100,7 @@ func TestTwoCPUs(t *testing.T) {
 // TestForgedSources has 100,000 of them in one window beside honest nodes, which are heard once in each third of the flood.
 func TestForgedSources(t *testing.T) {
 	const forged, honest, capacity = 100000, 100, 4096
-	onHooks(t, settings{"deferred": inUser, "capacity": uint32(capacity)}, func(t *testing.T, k *kernel) {
+	onAHook(t, settings{"deferred": inUser, "capacity": uint32(capacity)}, func(t *testing.T, k *kernel) {
 		hear := func(seq byte) {
 			for n := range uint64(honest) {
 				k.run(disFrame(n, seq))

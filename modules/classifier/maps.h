@@ -39,7 +39,7 @@ enum cls_when {
 /* Where models run. */
 enum cls_deferred {
 	CLS_AT_ONCE = 0,     /* on the packet that makes an evaluation due */
-	CLS_NEXT_PACKET = 1, /* on a later packet: the next one that is not a message, or comes after a pause */
+	CLS_NEXT_PACKET = 1, /* on a later packet that comes after a pause of a tick of the clock */
 	CLS_TIMER = 2,	     /* on a timer, off the packets' path (Linux 5.15) */
 	CLS_USER = 3,	     /* in the control plane, which reads windows */
 };
@@ -76,7 +76,7 @@ KERB_CONFIG(__u32, mark, 1);		    /* of CLS_MARK */
 KERB_CONFIG(__u64, rate_cost, 100000000);   /* of CLS_RATE_LIMIT: ns per packet */
 KERB_CONFIG(__u64, rate_burst, 1000000000); /* ns that a source may be ahead of it */
 KERB_CONFIG(_Bool, watch, 0);		    /* all is judged and told, nothing is done */
-KERB_CONFIG(__u8, hits_needed, 2);	    /* hysteresis: so many of the last hits_of evaluations must be against a source */
+KERB_CONFIG(__u8, hits_needed, 1);	    /* hysteresis: so many of the last hits_of evaluations must be against a source */
 KERB_CONFIG(__u8, hits_of, 3);		    /* at most 32 */
 KERB_CONFIG(__u8, events, CLS_EVENTS_CHANGES);
 KERB_CONFIG(__u32, capacity, 4096);	 /* max_entries of records */

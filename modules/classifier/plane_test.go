@@ -4,11 +4,10 @@ package classifier_test
 
 import (
 	"bytes"
-	"encoding/binary"
 	"errors"
+	"fmt"
 	"maps"
 	"os"
-	"slices"
 	"sync"
 	"testing"
 
@@ -20,6 +19,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/pkgs/pkgstest"
 	"github.com/kerb-edge/kerb/modules/classifier"
 	"github.com/kerb-edge/kerb/modules/classifier/extract"
+	"github.com/kerb-edge/kerb/modules/classifier/model"
 	"github.com/kerb-edge/kerb/sdk"
 )
 
@@ -256,6 +256,11 @@ func with(configs ...settings) settings {
 	return out
 }
 
+// onAHook runs a test on one of the hooks: where they do not differ, another one for each test.
+func onAHook(t *testing.T, config settings, test func(t *testing.T, k *kernel)) {
+	test(t, load(t, hooks[len(t.Name())%len(hooks)], config))
+}
+
 // onHooks runs a test on each hook.
 func onHooks(t *testing.T, config settings, test func(t *testing.T, k *kernel)) {
 	for _, hook := range hooks {
@@ -263,21 +268,29 @@ func onHooks(t *testing.T, config settings, test func(t *testing.T, k *kernel)) 
 	}
 }
 
-// use puts a model to work, version 1, that is against sources with more than so much of a feature. role: enum cls_role.
-func (k *kernel) use(role uint32, extractor, feature string, above int) {
+// use puts a model to work that is against sources with more than so much of a feature.
+func (k *kernel) use(role model.Role, extractor, feature string, above int) {
 	k.t.Helper()
-	m := make([]byte, k.maps["models"].ValueSize())
-	binary.NativeEndian.PutUint32(m, 1)
-	m[4] = 1
-	binary.NativeEndian.PutUint64(m[56:], uint64(slices.Index(classifier.Features[extractor], feature)))
-	binary.NativeEndian.PutUint64(m[64:], uint64(above))
-	if err := k.maps["models"].Put(role, m); err != nil {
+	k.load(role, fmt.Appendf(nil, `{"format": "kerb-model/1", "name": "rule", "version": 1, "extractor": %q, "features": [%q], "kind": "tree",
+		"classes": ["normal", "attack"], "trees": [[{"feature": 0, "threshold": %d, "left": 1, "right": 2}, {"value": [1, 0]}, {"value": [0, 1]}]]}`,
+		extractor, feature, above))
+}
+
+// load puts the model of a document to work.
+func (k *kernel) load(role model.Role, document []byte) {
+	k.t.Helper()
+	doc, err := model.Parse(document)
+	if err != nil {
 		k.t.Fatal(err)
 	}
-	if err := k.maps["active"].Put(role, role+1); err != nil {
+	packed, err := doc.Pack(classifier.Features[doc.Extractor])
+	if err != nil {
 		k.t.Fatal(err)
 	}
-	if err := k.maps["policy"].Put(role, policy{Harmless: 1, Clear: 1 << 30}); err != nil {
+	if err := model.NewSlots(k.maps["models"], k.maps["active"]).Load(role, packed); err != nil {
+		k.t.Fatal(err)
+	}
+	if err := k.maps["policy"].Put(uint32(role), policy{Harmless: 1, Clear: 1 << 16}); err != nil {
 		k.t.Fatal(err)
 	}
 }

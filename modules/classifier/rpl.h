@@ -231,7 +231,7 @@ static __always_inline void cls_rpl_counted(struct cls_work *w, struct cls_recor
 		cls_rpl_values(w, r);
 		cls_closed(w, r, slice);
 		if (when == CLS_PER_WINDOW)
-			cls_due(w);
+			w->due = 1;
 	}
 	if (outcome == CLS_FRAGMENT) {
 		cls_add(r->sum[CLS_RPL_FRAGMENTS], 1);
@@ -247,7 +247,7 @@ static __always_inline void cls_rpl_counted(struct cls_work *w, struct cls_recor
 	cls_rpl_message(w, r, len);
 	if (cls_due_now(w, r)) {
 		cls_rpl_values(w, r);
-		cls_due(w);
+		w->due = 1;
 	}
 }
 

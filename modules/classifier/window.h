@@ -11,10 +11,13 @@ struct cls_work {
 	struct cls_due job;	   /* the source of this packet, and what is to be judged of it */
 	struct cls_event event;
 	struct cls_window window;
+	struct cls_block block;
+	struct cls_prefix prefix;
+	__u32 due;		   /* the job is complete */
 	__u64 total[CLS_SUMS];	   /* sums of the record at one moment */
 	__u64 sum[CLS_SUMS];	   /* of the window */
 	struct cls_range length, gap;
-	__u64 now;
+	__u64 now, before;	   /* time of this packet and of the one before */
 	struct cls_record fresh; /* what records begin as */
 };
 

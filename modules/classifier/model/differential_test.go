@@ -117,8 +117,10 @@ func tolerance(d *Document) float64 {
 	switch {
 	case !d.layered():
 		return 0.001 // ties of averages
+	case d.Arithmetic == Int8 && len(d.Layers) > 3: // noise adds up
+		return 0.6
 	case d.Arithmetic == Int8:
-		return 0.2
+		return 0.25
 	case slices.ContainsFunc(d.Layers, func(l Layer) bool { return l.Activation == Sigmoid || l.Activation == Tanh }):
 		return 0.01
 	}

@@ -2,7 +2,9 @@
 /* The engine alone, for tests and benchmarks. */
 #include "../../engine.h"
 
-/* A frame is features, which the decision takes the place of; at least 14 bytes. The action is cls_infer's result plus 2. */
+#define ROWS 256
+
+/* A frame is features, which the decision takes the place of. The action is cls_infer's result plus 2. */
 struct frame {
 	__s64 features[CLS_FEATURES_MAX];
 };
@@ -22,17 +24,55 @@ int judge(struct xdp_md *ctx)
 	return 2 + err;
 }
 
-/* Inference and nothing else, of the features that judge left. */
-SEC("xdp")
-int infer(struct xdp_md *ctx)
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, ROWS);
+	__type(key, __u32);
+	__type(value, struct frame);
+} rows SEC(".maps");
+
+struct turn {
+	__u32 row, features;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct turn);
+} turns SEC(".maps");
+
+/* Takes the features of the next row. */
+static __always_inline void turn_over(void)
 {
-	return 2 + cls_infer(CLS_LIVE);
+	__u32 zero = 0, next;
+	struct turn *t = bpf_map_lookup_elem(&turns, &zero);
+	struct cls_scratch *s = cls_scratch();
+	struct frame *f;
+
+	if (!t || !s)
+		return;
+	next = t->row++ % ROWS;
+	f = bpf_map_lookup_elem(&rows, &next);
+	for (__u32 i = 0; i < CLS_FEATURES_MAX; i++) {
+		if (!f || i >= t->features)
+			break;
+		s->features.v[i] = f->features[i];
+	}
 }
 
 SEC("xdp")
-int nothing(struct xdp_md *ctx)
+int take(struct xdp_md *ctx)
 {
+	turn_over();
 	return XDP_PASS;
+}
+
+SEC("xdp")
+int infer(struct xdp_md *ctx)
+{
+	turn_over();
+	return 2 + cls_infer(CLS_LIVE);
 }
 
 char _license[] SEC("license") = "Dual BSD/GPL";

@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package models
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"testing"
+
+	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/fault"
+	"github.com/kerb-edge/kerb/internal/feed"
+	"github.com/kerb-edge/kerb/sdk"
+)
+
+func document(version int) string {
+	return fmt.Sprintf(`{"format": "kerb-model/1", "name": "x", "version": %d, "extractor": "own", "kind": "logistic", "features": ["f", "g"],
+		"classes": ["a", "b"], "layers": [{"weights": [[1, 2]], "bias": [0], "activation": "sigmoid"}]}`, version)
+}
+
+func modelOf(name string, generation int64, document string) v1.Model {
+	return v1.Model{Metadata: v1.ObjectMeta{Name: name, Generation: generation}, Spec: v1.ModelSpec{Document: document}}
+}
+
+func newTable(t *testing.T) *Table {
+	t.Helper()
+	return NewTable(slog.New(slog.DiscardHandler))
+}
+
+// take has a follower's next update answered, and returns it as a control plane gets it.
+func take(t *testing.T, f *Follower, answer sdk.ModelAnswer, err error) (got sdk.ModelUpdate) {
+	t.Helper()
+	u, more := f.Next()
+	if !more {
+		t.Fatal("there is nothing to tell")
+	}
+	u.For("g")
+	data, marshalErr := json.Marshal(u)
+	if marshalErr != nil || len(data) > sdk.MaxBody {
+		t.Fatalf("%v, %d bytes", marshalErr, len(data))
+	}
+	if err := json.Unmarshal(data, &got); err != nil || got.Generation != "g" {
+		t.Fatalf("%v: %s", err, data[:min(len(data), 200)])
+	}
+	*u.Answer().(*sdk.ModelAnswer) = answer
+	f.Taken(u, err)
+	return got
+}
+
+func expectReady(t *testing.T, table *Table, name, want string) {
+	t.Helper()
+	c := table.Status(name).Conditions[0]
+	if got := fmt.Sprint(c.Status, " ", c.Reason, " ", c.Message); !strings.HasPrefix(got, want) {
+		t.Errorf("%s is %q, want %q", name, got, want)
+	}
+}
+
+func TestTable(t *testing.T) {
+	table := newTable(t)
+	table.Apply([]v1.Model{modelOf("a", 1, document(1)), modelOf("b", 1, document(2))}, nil)
+	expectReady(t, table, "a", "True NotUsed")
+	f := table.Follow("guard")
+	expectReady(t, table, "a", "False Pending module guard")
+	if u := take(t, f, sdk.ModelAnswer{Using: []string{"a"}}, nil); !u.Reset || !u.Complete || len(u.Put) != 2 || string(u.Put[0].Document) == "" {
+		t.Errorf("%+v", u)
+	}
+	expectReady(t, table, "a", "True InUse")
+	expectReady(t, table, "b", "True NotUsed")
+	if s := table.Status("a"); len(s.Modules) != 1 || s.Modules[0] != "guard" || s.Summary.Version != 1 || s.Summary.Shape != "2-1" {
+		t.Errorf("%+v", s)
+	}
+	table.Apply([]v1.Model{modelOf("a", 2, document(3))}, []string{"b"})
+	expectReady(t, table, "a", "False Pending")
+	u := take(t, f, sdk.ModelAnswer{Refused: map[string]string{"a": "too odd"}}, nil)
+	if u.Reset || len(u.Put) != 1 || u.Put[0].Generation != 2 || len(u.Remove) != 1 || u.Remove[0] != "b" {
+		t.Errorf("%+v", u)
+	}
+	expectReady(t, table, "a", "False Refused module guard: too odd")
+	if err := f.Err(); err == nil || err.Error() != "model a: too odd" {
+		t.Error(err)
+	}
+	table.Apply([]v1.Model{modelOf("a", 3, document(4))}, nil)
+	take(t, f, sdk.ModelAnswer{}, errors.New("no room"))
+	expectReady(t, table, "a", "False Pending module guard: no room")
+	take(t, f, sdk.ModelAnswer{Using: []string{"a"}}, nil)
+	expectReady(t, table, "a", "True InUse")
+	f.Close()
+	expectReady(t, table, "a", "True NotUsed")
+	if table.Status("b") != nil {
+		t.Error("b is still there")
+	}
+}
+
+// Updates with the largest documents fit the contract.
+func TestLargeDocuments(t *testing.T) {
+	table := newTable(t)
+	text := document(1)
+	large := text[:len(text)-1] + `, "description": "` + strings.Repeat("x", v1.MaxModelDocument-len(text)-30) + `"}`
+	var all []v1.Model
+	for i := range 4 {
+		all = append(all, modelOf(fmt.Sprint("m", i), 1, large))
+	}
+	table.Apply(all, nil)
+	f := table.Follow("guard")
+	n := 0
+	for u := (sdk.ModelUpdate{}); !u.Complete; {
+		u = take(t, f, sdk.ModelAnswer{}, nil)
+		n += len(u.Put)
+		if len(u.Put) > feed.MaxResources {
+			t.Errorf("%d at once", len(u.Put))
+		}
+	}
+	if n != 4 {
+		t.Errorf("%d were told", n)
+	}
+}
+
+func TestCheck(t *testing.T) {
+	if err := Check(modelOf("m", 1, document(1))); err != nil {
+		t.Error(err)
+	}
+	for _, bad := range []string{"", "{}", "[]", document(0), strings.Replace(document(1), `"own"`, `"rpl"`, 1), strings.Replace(document(1), "[1, 2]", "[1]", 1)} {
+		var invalid *fault.Invalid
+		if err := Check(modelOf("m", 1, bad)); !errors.As(err, &invalid) || invalid.Field != "spec.document" || invalid.Resource != "Model m" {
+			t.Errorf("%.50s: %v", bad, err)
+		}
+	}
+}
+
+func TestDescribe(t *testing.T) {
+	d, err := Describe(modelOf("m", 1, document(5)).Spec)
+	if err != nil || d.Version != 5 || d.Shape != "2-1" || d.TooLarge != "" || len(d.Usage) < 4 {
+		t.Errorf("%+v, %v", d, err)
+	}
+	forest := `{"format": "kerb-model/1", "name": "x", "version": 1, "extractor": "own", "kind": "forest", "features": ["f"], "classes": ["a", "b"],
+		"trees": [[{"feature": 0, "threshold": 3, "left": 1, "right": 2}, {"value": [1, 0]}, {"value": [0, 1]}], [{"value": [1, 0]}]]}`
+	if d, err := Describe(v1.ModelSpec{Document: forest}); err != nil || d.Shape != "2 x depth 1" {
+		t.Errorf("%+v, %v", d, err)
+	}
+}
