@@ -53,6 +53,7 @@ func others() []v1.Module {
 		node.Module("proxy", "proxy", "*", nil),
 		node.Module("tunnel", "tunnel", "*", map[string]any{"nodes": []map[string]any{{"address": "192.0.2.2", "subnets": []string{"10.18.0.64/26"}}}}),
 		node.Module("responder", "responder", "*", map[string]any{"listeners": []map[string]any{{"app": "echo", "port": 7}}}),
+		node.Module("classifier", "classifier", "*", map[string]any{"extractor": "flow"}),
 	}
 }
 

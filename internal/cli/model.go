@@ -111,11 +111,16 @@ func (a *app) modelLoadCommand() *cobra.Command {
 			if m.Metadata.Name, err = modelName(m, args[0]); err != nil {
 				return err
 			}
+			if !cmd.Flags().Changed("label") {
+				if err := a.keepLabels(cmd.Context(), &m.Metadata); err != nil {
+					return err
+				}
+			}
 			return a.loadModel(cmd, m, l)
 		},
 	}
 	c.Flags().StringVar(&m.Metadata.Name, "name", "", "name of the resource; the one in the document unless said")
-	c.Flags().StringToStringVarP(&m.Metadata.Labels, "label", "l", nil, "a label, as key=value; may be given several times")
+	c.Flags().StringToStringVarP(&m.Metadata.Labels, "label", "l", nil, "a label, as key=value, in place of those that it has; may be given several times")
 	l.addFlags(c)
 	return c
 }
@@ -130,6 +135,17 @@ func modelName(m v1alpha1.Model, file string) (string, error) {
 		return m.Metadata.Name, nil
 	}
 	return summary.Name, nil
+}
+
+// keepLabels takes over the labels of the model whose place is taken.
+func (a *app) keepLabels(ctx context.Context, meta *v1alpha1.ObjectMeta) error {
+	all, err := fetch[[]v1alpha1.Model](ctx, a, "/v1/models")
+	for _, m := range all {
+		if m.Metadata.Name == meta.Name {
+			meta.Labels = m.Metadata.Labels
+		}
+	}
+	return err
 }
 
 // loadModel puts a model and waits for those that use it.

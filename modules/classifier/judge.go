@@ -20,8 +20,9 @@ type judge struct {
 	sources map[source]*verdict
 	counts  [counts]uint64
 
-	number               uint64 // number of the window that judged is of
-	judged, judgedBefore uint32
+	number                uint64 // of the window that what follows is of; as struct cls_fuse has it
+	judged, sourcesBefore uint32
+	held                  uint32 // blocked when it began
 
 	keys   []source // buffers
 	values []window
@@ -107,7 +108,7 @@ func (w *plane) judgeOne(s source, win *window) error {
 	j.counts[countEvaluated]++
 	d := l.infer(&win.Values)
 	v := w.verdictOf(s)
-	j.enter(v, win.Time/w.config.epoch())
+	w.enter(v, win.Time/w.config.epoch())
 	against := l.rule.against(d, v.suspicious)
 	if against {
 		j.counts[countPositive]++
@@ -144,18 +145,27 @@ func (w *plane) verdictOf(s source) *verdict {
 }
 
 // enter counts the sources of a window.
-func (j *judge) enter(v *verdict, number uint64) {
+func (w *plane) enter(v *verdict, number uint64) {
+	j := &w.judge
 	if number > j.number {
-		j.judgedBefore, j.judged = j.judged, 0
-		if number > j.number+1 {
-			j.judgedBefore = 0
+		j.sourcesBefore = 0
+		if number == j.number+1 {
+			j.sourcesBefore = w.sourcesOfWindow()
 		}
-		j.number = number
+		j.number, j.judged, j.held = number, 0, atomic.LoadUint32(&w.fuse.Blocked)
 	}
 	if v.window != j.number+1 {
 		v.window = j.number + 1
 		j.judged++
 	}
+}
+
+// sourcesOfWindow is cls_sources: dropped ones are not judged.
+func (w *plane) sourcesOfWindow() uint32 {
+	if w.config.Action.Do == "drop" {
+		return w.judge.judged + w.judge.held
+	}
+	return w.judge.judged
 }
 
 // compare asks the shadow model.
@@ -245,7 +255,7 @@ func (w *plane) act(e *event) (done uint8, isNew bool, err error) {
 		b.Since, b.Packets, b.Dropped, b.Due = old.Since, old.Packets, old.Dropped, old.Due
 		return done, false, m.Update(e.Source, b, ebpf.UpdateExist)
 	}
-	if cause := w.tooMuch(action); cause != 0 {
+	if cause := w.tooMuch(); cause != 0 {
 		if w.fuse.blow(cause) {
 			blown := *e
 			blown.Kind, blown.Cause = kindFuse, uint8(cause)
@@ -261,20 +271,15 @@ func (w *plane) act(e *event) (done uint8, isNew bool, err error) {
 }
 
 // tooMuch is cls_too_much: why one more source is more than a model may block, 0 if it is not.
-func (w *plane) tooMuch(action uint8) uint32 {
-	f, j := &w.config.Fuse, &w.judge
-	blocked := atomic.LoadUint32(&w.fuse.Blocked)
-	n, sources := blocked+1, max(j.judged, j.judgedBefore)
+func (w *plane) tooMuch() uint32 {
+	f, n := &w.config.Fuse, atomic.LoadUint32(&w.fuse.Blocked)+1
 	if n > f.Sources {
 		return causeSources
 	}
 	if f.SourceShare >= 100 || n <= f.Least {
 		return 0
 	}
-	if int(action) == index(actions, "drop") {
-		sources += blocked
-	}
-	if n*100 > sources*uint32(f.SourceShare) {
+	if n*100 > max(w.sourcesOfWindow(), w.judge.sourcesBefore)*uint32(f.SourceShare) {
 		return causeShare
 	}
 	return 0

@@ -8,8 +8,6 @@ import (
 	"strings"
 	"testing"
 	"time"
-
-	"github.com/kerb-edge/kerb/modules/classifier/model"
 )
 
 const inUser = `{"model": "m", "shadow": "s", "evaluate": {"where": "user"}, "action": {"do": "drop"}, "events": "all", "hysteresis": {"hits": 2, "of": 3},
@@ -139,22 +137,52 @@ func TestJudgeForgets(t *testing.T) {
 	}
 }
 
+// largeForest has more leaves with vectors than the data plane has room for. All trees are against a source with more than
+// two DIS.
+func largeForest() string {
+	const trees, leaves, classes = 60, 64, 16
+	var forest []string
+	for t := range trees {
+		nodes := make([]string, 0, 2*leaves-1)
+		for at := range leaves - 1 {
+			threshold := 2
+			if at > 0 {
+				threshold = 1000 + at
+			}
+			nodes = append(nodes, fmt.Sprintf(`{"feature": 0, "threshold": %d, "left": %d, "right": %d}`, threshold, 2*at+1, 2*at+2))
+		}
+		for leaf := range leaves {
+			odd := float64(t*leaves+leaf) / (1 << 20)
+			benign, flood := 0.75, 0.25-odd
+			if leaf >= leaves/2 {
+				benign, flood = 0.25, 0.75-odd
+			}
+			nodes = append(nodes, fmt.Sprintf(`{"value": [%v, %v, %v%s]}`, benign, flood, odd, strings.Repeat(", 0", classes-3)))
+		}
+		forest = append(forest, "["+strings.Join(nodes, ", ")+"]")
+	}
+	names := `"benign", "flood"`
+	for c := range classes - 2 {
+		names += fmt.Sprintf(`, "other%d"`, c)
+	}
+	return fmt.Sprintf(`{"format": "kerb-model/1", "name": "m", "version": 1, "extractor": "rpl", "kind": "forest", "features": ["dis"], "classes": [%s],
+		"trees": [%s]}`, names, strings.Join(forest, ", "))
+}
+
 // A model that is too large for the data plane runs in the control plane.
 func TestJudgeLargeModel(t *testing.T) {
-	row := "[1" + strings.Repeat(", 0", len(Features["rpl"])-1) + "]"
-	first := row + strings.Repeat(", "+row, model.MaxWidth)
-	large := fmt.Sprintf(`{"format": "kerb-model/1", "name": "m", "version": 1, "extractor": "rpl", "kind": "mlp", "features": ["%s"], "classes": ["a", "b"],
-		"layers": [{"weights": [%s], "bias": [0%s], "activation": "relu"}, {"weights": [[1%s]], "bias": [-5], "activation": "sigmoid"}]}`,
-		strings.Join(Features["rpl"], `", "`), first, strings.Repeat(", 0", model.MaxWidth), strings.Repeat(", 0", model.MaxWidth))
-	if _, err := model.Parse([]byte(large)); err != nil {
-		t.Skipf("no document can be larger than the data plane allows: %v", err)
+	large := largeForest()
+	p := newPlant(t, `{"model": "m"}`)
+	if a := p.all(modelOf("m", large)); !strings.Contains(a.Refused["m"], "evaluate.where: user") {
+		t.Fatalf("%+v", a)
 	}
-	p := newPlant(t, inUser)
+	p = newPlant(t, inUser)
 	if a := p.all(modelOf("m", large)); len(a.Using) != 1 {
 		t.Fatalf("%+v", a)
 	}
 	for n := range uint64(2) {
 		p.see(nodeSource(1), n+1, 9, 0)
+		p.see(nodeSource(2), n+1, 1, 0)
 	}
 	if p.blockedNames() != "fe80::1" {
 		t.Errorf("blocked %q", p.blockedNames())
