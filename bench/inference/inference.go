@@ -89,7 +89,11 @@ func (k *Kernel) measure(what string) (float64, error) {
 	var least [2]float64
 	for range timedRuns {
 		for i, program := range []string{what, "nothing"} {
-			ns, err := k.time(program, 1+uint32(float64(budget)/max(least[i], 1)))
+			repeat := uint32(1000) // the first time nothing is known of how long it takes
+			if least[i] > 0 {
+				repeat += uint32(float64(budget) / least[i])
+			}
+			ns, err := k.time(program, repeat)
 			if err != nil {
 				return 0, err
 			}
@@ -102,7 +106,6 @@ func (k *Kernel) measure(what string) (float64, error) {
 }
 
 func (k *Kernel) time(program string, repeat uint32) (float64, error) {
-	repeat = min(repeat, 1_000_000) // the first time nothing is known of how long it takes
 	start := time.Now()
 	action, err := k.coll.Programs[program].Run(&ebpf.RunOptions{Data: make([]byte, 64), Repeat: repeat})
 	if err != nil || action != 2 {

@@ -174,7 +174,8 @@ static void fill(void)
 	}
 }
 
-/* As published: the next key, its counters, and zeros in their place. */
+/* As published: the next key, its counters, and zeros in their place. Each update puts the key at the head of its bucket, so that
+ * without a count keys of one bucket would follow each other for ever. */
 static int64_t window_scalar(void)
 {
 	uint64_t key, next;
@@ -182,7 +183,7 @@ static int64_t window_scalar(void)
 	int64_t found = 0;
 	union bpf_attr step = { .map_fd = map_fd, .next_key = (uint64_t)&next };
 
-	while (!bpf(BPF_MAP_GET_NEXT_KEY, &step)) {
+	for (int n = 0; n < SOURCES && !bpf(BPF_MAP_GET_NEXT_KEY, &step); n++) {
 		union bpf_attr get = { .map_fd = map_fd, .key = (uint64_t)&next, .value = (uint64_t)value };
 		union bpf_attr put = { .map_fd = map_fd, .key = (uint64_t)&next, .value = (uint64_t)zero };
 
