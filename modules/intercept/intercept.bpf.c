@@ -47,11 +47,13 @@ static __always_inline int act(struct kerb_pkt *pkt, const struct icpt_found *k,
 static __always_inline int is_found(struct icpt_found *f, const struct icpt_table *t, __u64 found)
 {
 	const struct icpt_class *c;
+	__u32 class = found & 0xff;
 
-	f->class = found & 0xff;
-	if (f->class >= ICPT_CLASSES)
+	if (class == ICPT_NONE)
 		return 0;
-	c = &t->classes[f->class];
+	asm volatile("" : "+r"(class)); /* keeps the bound next to its use, for the verifier */
+	c = &t->classes[class & (ICPT_CLASSES - 1)];
+	f->class = class;
 	f->action = found >> 8;
 	f->max_bytes = found >> 16 & 0xffff;
 	f->priority = found >> 32;
