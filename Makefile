@@ -16,10 +16,14 @@ CHAIN := bpf/chain.tc.o bpf/chain.xdp.o bpf/chain.xdp-frags.o
 # Programs of the benches that are no modules (those have a kerb.yaml): plain C to plain object.
 BENCH := $(patsubst %.c,%.o,$(shell find bench -name '*.bpf.c' | while read f; do [ -e $$(dirname $$f)/kerb.yaml ] || echo $$f; done))
 
+<<<<<<< HEAD
 # Kernels that the kernel module is for.
 KMOD_KERNELS := 6.1,6.1-rt,6.12,6.12-rt
 
 .PHONY: help setup bpf packages generate build test test-kernels test-kmod demo demo-check demo-build demo-setup lint clean
+=======
+.PHONY: help setup bpf lib packages generate build test test-kernels demo demo-check demo-build demo-setup lint clean
+>>>>>>> icpt-lib
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -29,6 +33,9 @@ setup: ## install what building and testing need (apt), mount bpffs
 	@scripts/setup
 
 bpf: $(CHAIN) $(BENCH) packages ## compile the data planes that are older than their sources
+
+lib: ## the C library for programs that receive packets, lib/intercept/libkerb-intercept.a
+	@$(MAKE) --no-print-directory -s -C lib/intercept CC=$(CLANG)
 
 packages: $(CHAIN)
 	@scripts/packages
@@ -86,4 +93,5 @@ demo-setup:
 
 clean: ## remove everything that was built
 	rm -rf dist out kerb
-	find bpf bench examples internal modules test -name '*.o' -delete
+	find bpf bench examples internal lib modules test -name '*.o' -delete
+	rm -f lib/intercept/*.a

@@ -75,7 +75,7 @@ type Packet struct {
 	cpu, pid uint32
 }
 
-// Stats of a receiver.
+// Stats: packets are counted by class, whoever receives them; the rest is the receiver's.
 type Stats struct {
 	Received, Lost    uint64
 	Late              uint64 // received after the deadline

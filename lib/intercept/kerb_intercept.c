@@ -6,34 +6,26 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <sched.h>
-#include <stdarg.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/prctl.h>
-#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
 
+#include "connection.h"
 #include "record.h"
 #include "source.h"
+#include "thread.h"
 #include "wait.h"
 
 #define MS 1000000ULL
 
-enum { LINE = 512, NAME = 64, DESCRIPTORS = 3 };
-
 _Static_assert(sizeof(struct icpt_state) <= ICPT_PAGE, "the consumer's state fits its page");
-
-/* What the scheduler has done to this thread so far. */
-struct look {
-	uint64_t waited; /* runnable and not running, ns */
-	long voluntary, involuntary;
-};
 
 struct controls { /* the ring of control messages; none: producer is NULL */
 	const unsigned long *consumer;
@@ -64,20 +56,6 @@ struct kerb_intercept {
 	struct kerb_intercept_stats stats;
 };
 
-static _Thread_local char message[LINE];
-
-int fail(int code, const char *format, ...)
-{
-	va_list list;
-
-	va_start(list, format);
-	vsnprintf(message, sizeof(message), format, list);
-	va_end(list);
-	return -code;
-}
-
-const char *kerb_intercept_error(void) { return message; }
-
 uint64_t kerb_intercept_now(void)
 {
 	struct timespec t;
@@ -87,173 +65,6 @@ uint64_t kerb_intercept_now(void)
 }
 
 static struct timespec timespec_of(uint64_t ns) { return (struct timespec){ (time_t)(ns / 1000000000), (long)(ns % 1000000000) }; }
-
-static struct look look(const struct kerb_intercept *k)
-{
-	struct look l = { 0 };
-	struct rusage usage;
-	char line[96];
-	ssize_t n = k->schedstat < 0 ? 0 : pread(k->schedstat, line, sizeof(line) - 1, 0);
-
-	if (n > 0) {
-		line[n] = 0;
-		sscanf(line, "%*u %lu", &l.waited);
-	}
-	getrusage(RUSAGE_THREAD, &usage);
-	l.voluntary = usage.ru_nvcsw;
-	l.involuntary = usage.ru_nivcsw;
-	return l;
-}
-
-/* The thread. */
-
-/* struct sched_attr (linux/sched/types.h), which glibc knows from 2.41 on. */
-struct attributes {
-	uint32_t size, policy;
-	uint64_t flags;
-	int32_t nice;
-	uint32_t priority;
-	uint64_t runtime, deadline, period;
-};
-
-/* hurry asks for the shortest slices, 100 us: others give way to such a thread the moment it wakes (Linux 6.12). */
-static void hurry(void)
-{
-	struct attributes a = { .size = sizeof(a), .nice = -20, .runtime = 100000 };
-
-	if (sched_getscheduler(0) != SCHED_OTHER || !syscall(SYS_sched_setattr, 0, &a, 0))
-		return;
-	a.nice = getpriority(PRIO_PROCESS, 0);
-	syscall(SYS_sched_setattr, 0, &a, 0);
-}
-
-static int prepare_thread(const struct kerb_intercept_options *o)
-{
-	struct sched_param priority = { .sched_priority = o->fifo };
-	cpu_set_t cpus;
-
-	prctl(PR_SET_TIMERSLACK, 1); /* timers of ordinary threads are 50 us late else */
-	CPU_ZERO(&cpus);
-	if (o->pin)
-		CPU_SET((size_t)o->cpu, &cpus);
-	if (o->pin && sched_setaffinity(0, sizeof(cpus), &cpus))
-		return fail(errno, "pin to CPU %d: %s", o->cpu, strerror(errno));
-	if (o->lock_memory && mlockall(MCL_CURRENT | MCL_FUTURE))
-		return fail(errno, "lock memory: %s: it needs CAP_IPC_LOCK or a larger ulimit -l", strerror(errno));
-	if (o->fifo && sched_setscheduler(0, SCHED_FIFO, &priority))
-		return fail(errno, "SCHED_FIFO %d: %s: it needs CAP_SYS_NICE or ulimit -r %d", o->fifo, strerror(errno), o->fifo);
-	if (!o->fifo && !o->keep)
-		hurry();
-	return 0;
-}
-
-static enum wait_standing standing(void)
-{
-	int policy = sched_getscheduler(0);
-
-	if (policy == SCHED_FIFO || policy == SCHED_RR)
-		return WAIT_REALTIME;
-	return getpriority(PRIO_PROCESS, 0) <= -10 ? WAIT_PREFERRED : WAIT_ORDINARY;
-}
-
-/* The control plane's messages are flat objects, and names in them need no escapes. */
-
-static const char *field(const char *json, const char *name)
-{
-	char quoted[NAME];
-	const char *at;
-
-	snprintf(quoted, sizeof(quoted), "\"%s\":", name);
-	at = strstr(json, quoted);
-	return at ? at + strlen(quoted) + strspn(at + strlen(quoted), " ") : NULL;
-}
-
-static uint64_t number(const char *json, const char *name)
-{
-	const char *at = field(json, name);
-
-	return at ? strtoull(at, NULL, 10) : 0;
-}
-
-/* text copies a string without its escapes; empty if there is none. */
-static void text(const char *json, const char *name, char *to, size_t size)
-{
-	const char *at = field(json, name);
-	size_t n = 0;
-
-	for (at = at && *at == '"' ? at + 1 : ""; *at && *at != '"' && n + 1 < size; at++) {
-		if (*at == '\\' && at[1])
-			at++;
-		to[n++] = *at;
-	}
-	to[n] = 0;
-}
-
-/* hear receives a message and its descriptors; 0: the connection has ended. */
-static ssize_t hear(int conn, char *line, int flags, int *fds, int *n)
-{
-	union {
-		struct cmsghdr head;
-		char bytes[CMSG_SPACE(DESCRIPTORS * sizeof(int))];
-	} control;
-	struct iovec part = { line, LINE - 1 };
-	struct msghdr m = { .msg_iov = &part, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof(control) };
-	ssize_t size = recvmsg(conn, &m, flags | MSG_CMSG_CLOEXEC);
-
-	*n = 0;
-	line[size > 0 ? size : 0] = 0;
-	if (size <= 0)
-		return size;
-	for (struct cmsghdr *c = CMSG_FIRSTHDR(&m); c; c = CMSG_NXTHDR(&m, c)) {
-		if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS)
-			continue;
-		*n = (int)((c->cmsg_len - CMSG_LEN(0)) / sizeof(int));
-		memcpy(fds, CMSG_DATA(c), (size_t)*n * sizeof(int));
-	}
-	return size;
-}
-
-static int say(int conn, const char *line, int fd)
-{
-	union {
-		struct cmsghdr head;
-		char bytes[CMSG_SPACE(sizeof(int))];
-	} control;
-	struct iovec part = { (void *)line, strlen(line) };
-	struct msghdr m = { .msg_iov = &part, .msg_iovlen = 1 };
-
-	if (fd >= 0) {
-		m.msg_control = &control;
-		m.msg_controllen = sizeof(control);
-		control.head = (struct cmsghdr){ .cmsg_len = CMSG_LEN(sizeof(int)), .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS };
-		memcpy(CMSG_DATA(&control.head), &fd, sizeof(int));
-	}
-	return sendmsg(conn, &m, MSG_NOSIGNAL) < 0 ? -errno : 0;
-}
-
-static int dial(const char *path)
-{
-	struct sockaddr_un at = { .sun_family = AF_UNIX };
-	struct timeval patience = { .tv_sec = 10 };
-	int conn = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
-
-	if (conn < 0)
-		return fail(errno, "socket: %s", strerror(errno));
-	snprintf(at.sun_path, sizeof(at.sun_path), "%s", path);
-	setsockopt(conn, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
-	if (!connect(conn, (void *)&at, sizeof(at)))
-		return conn;
-	int code = errno;
-
-	close(conn);
-	return fail(code, "connect to %s: %s (is the module applied, and may this user open it?)", path, strerror(code));
-}
-
-static void close_all(const int *fds, int n)
-{
-	for (int i = 0; i < n; i++)
-		close(fds[i]);
-}
 
 /* ask opens the class on a connection and leaves the answer in line. */
 static int ask(const struct kerb_intercept *k, int conn, bool takeover, char *line, int *fds)
@@ -422,9 +233,9 @@ static int fresh(struct kerb_intercept **out, const char *class_name, const stru
 		return code;
 	}
 	k->schedstat = open("/proc/thread-self/schedstat", O_RDONLY | O_CLOEXEC);
-	k->before = look(k);
+	k->before = look_at_thread(k->schedstat);
 	k->seen = kerb_intercept_now();
-	wait_init(&k->wait, (enum wait_mode)k->options.wait, k->options.reach ? k->options.reach : MS, k->options.patience, standing());
+	wait_init(&k->wait, (enum wait_mode)k->options.wait, k->options.reach ? k->options.reach : MS, k->options.patience, thread_standing());
 	*out = k;
 	return 0;
 }
@@ -503,30 +314,12 @@ static unsigned bucket(uint64_t ns)
 	return b < ICPT_BUCKETS ? b : ICPT_BUCKETS - 1;
 }
 
-/* name_of is the name of a thread that this process may see, else empty. */
-static void name_of(uint32_t pid, char *name, size_t size)
-{
-	char path[32];
-	ssize_t n;
-	int fd;
-
-	memset(name, 0, size);
-	snprintf(path, sizeof(path), "/proc/%u/comm", pid);
-	fd = pid ? open(path, O_RDONLY | O_CLOEXEC) : -1;
-	if (fd < 0)
-		return;
-	n = read(fd, name, size - 1);
-	if (n > 0)
-		name[n - 1] = 0;
-	close(fd);
-}
-
 /* record_late notes what was going on, once for the packets that were found together: it takes microseconds. */
 static void record_late(struct kerb_intercept *k, const struct kerb_packet *p, int queued)
 {
-	const struct icpt_record *r = k->xsk.fd >= 0 && p->frame >= k->xsk.frames ? NULL : (const struct icpt_record *)p->frame - 1;
+	const struct icpt_record *r = xsk_owns(&k->xsk, p->frame) ? NULL : (const struct icpt_record *)p->frame - 1;
 	struct icpt_late *l = &k->state->last[k->state->lates % ICPT_LATES];
-	struct look now = look(k);
+	struct look now = look_at_thread(k->schedstat);
 	unsigned cpu = 0;
 
 	getcpu(&cpu, NULL);
@@ -536,7 +329,7 @@ static void record_late(struct kerb_intercept *k, const struct kerb_packet *p, i
 	if (r) {
 		l->cpu1 = r->cpu;
 		l->pid1 = r->pid;
-		name_of(r->pid, l->comm1, sizeof(l->comm1));
+		name_of_thread(r->pid, l->comm1, sizeof(l->comm1));
 	}
 	k->before = now;
 	__atomic_store_n(&k->state->lates, k->state->lates + 1, __ATOMIC_RELEASE);
@@ -642,7 +435,7 @@ static int doze(struct kerb_intercept *k, uint64_t now, uint64_t until)
 	struct timespec t = timespec_of(until > now ? until - now : 0);
 	int n, code;
 
-	k->before = look(k);
+	k->before = look_at_thread(k->schedstat);
 	if (kerb_intercept_arm(k))
 		return 1;
 	n = ppoll(fds, 3, until == UINT64_MAX ? NULL : &t, NULL);
@@ -650,6 +443,8 @@ static int doze(struct kerb_intercept *k, uint64_t now, uint64_t until)
 	settle(k);
 	if (n < 0)
 		return fail(code, "poll: %s", strerror(code));
+	if (fds[0].revents & (POLLERR | POLLHUP | POLLNVAL)) /* of the kernel module */
+		return fail(ENODEV, "the interface of the class has gone");
 	if (fds[2].revents)
 		k->attend = 0;
 	return n > 0;
@@ -664,7 +459,7 @@ static void notice(struct kerb_intercept *k, uint64_t now)
 	k->seen = now;
 	if (away < MS / 2)
 		return;
-	l = look(k);
+	l = look_at_thread(k->schedstat);
 	if (l.involuntary != k->before.involuntary) {
 		k->stats.held_up++;
 		wait_preempted(&k->wait, now);
@@ -682,7 +477,7 @@ static int sleep_for(struct kerb_intercept *k, struct wait_step step, uint64_t n
 	int code = 0;
 
 	if (step.kind == STEP_REST) {
-		k->before = look(k);
+		k->before = look_at_thread(k->schedstat);
 		code = -clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &t, NULL);
 		if (code)
 			fail(-code, "sleep: %s", strerror(-code));
@@ -770,21 +565,21 @@ void kerb_intercept_stats(const struct kerb_intercept *k, struct kerb_intercept_
 
 /* Control messages. */
 
-static int control(struct kerb_intercept *k, const struct icpt_control *message_)
+static int control(struct kerb_intercept *k, const struct icpt_control *m)
 {
 	struct controls *c = &k->controls;
-	uint32_t head[2] = { sizeof(*message_), 0 }, bit = 1u << k->slot;
+	uint32_t head[2] = { sizeof(*m), 0 }, bit = 1u << k->slot;
 	unsigned long at, room;
 
 	if (!c->producer)
 		return fail(ENOTSUP, "control messages need Linux 6.1, and a class of the module");
 	at = *c->producer;
 	room = c->size - (at - __atomic_load_n(c->consumer, __ATOMIC_ACQUIRE));
-	if (room < sizeof(head) + sizeof(*message_))
+	if (room < sizeof(head) + sizeof(*m))
 		return fail(EAGAIN, "no room for a control message: they are taken when packets come");
 	memcpy(c->data + (at & (c->size - 1)), head, sizeof(head));
-	memcpy(c->data + (at & (c->size - 1)) + sizeof(head), message_, sizeof(*message_));
-	__atomic_store_n(c->producer, at + sizeof(head) + sizeof(*message_), __ATOMIC_RELEASE);
+	memcpy(c->data + (at & (c->size - 1)) + sizeof(head), m, sizeof(*m));
+	__atomic_store_n(c->producer, at + sizeof(head) + sizeof(*m), __ATOMIC_RELEASE);
 	__atomic_fetch_or(&((struct icpt_shared *)k->pages)->doorbell, bit, __ATOMIC_SEQ_CST);
 	return 0;
 }

@@ -78,6 +78,7 @@ struct kerb_packet {
 #define KERB_PACKET_IP6	      (1u << 6)
 #define KERB_PACKET_L4	      (1u << 7) /* l4 is a complete TCP, UDP, ICMP or ICMPv6 header */
 
+/* Packets are counted by class, whoever receives them; how one waits is the receiver's. */
 struct kerb_intercept_stats {
 	uint64_t received, lost;
 	uint64_t late;	   /* received after the deadline */

@@ -8,6 +8,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "connection.h"
 #include "record.h"
 
 int ring_map(struct ring *r, int fd, size_t size)

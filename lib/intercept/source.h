@@ -55,8 +55,6 @@ int xsk_open(struct xsk *x, const char *device, uint32_t queue, bool copy);
 void xsk_close(struct xsk *x);
 int xsk_fetch(struct xsk *x, struct kerb_packet *packets, int max);
 void xsk_release(struct xsk *x);
+bool xsk_owns(const struct xsk *x, const uint8_t *frame);
 /* xsk_pending looks, and has the driver look if that is ours to do. */
 bool xsk_pending(struct xsk *x);
-
-/* fail keeps a sentence for kerb_intercept_error and returns -code. */
-__attribute__((format(printf, 2, 3))) int fail(int code, const char *format, ...);

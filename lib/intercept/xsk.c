@@ -12,6 +12,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "connection.h"
 #include "record.h"
 
 #ifndef SO_PREFER_BUSY_POLL /* Linux 5.11 */
@@ -186,6 +187,11 @@ void xsk_release(struct xsk *x)
 	store(x->fill.producer, to + x->held);
 	store(x->rx.consumer, at + x->held);
 	x->held = 0;
+}
+
+bool xsk_owns(const struct xsk *x, const uint8_t *frame)
+{
+	return x->fd >= 0 && frame >= x->frames && frame < x->frames + (size_t)FRAMES * FRAME;
 }
 
 bool xsk_pending(struct xsk *x)

@@ -1,0 +1,99 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#define _GNU_SOURCE
+#include "thread.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <sched.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "connection.h"
+
+/* struct sched_attr (linux/sched/types.h), which glibc knows from 2.41 on. */
+struct attributes {
+	uint32_t size, policy;
+	uint64_t flags;
+	int32_t nice;
+	uint32_t priority;
+	uint64_t runtime, deadline, period;
+};
+
+/* hurry asks for the shortest slices, 100 us: others give way to such a thread the moment it wakes (Linux 6.12). */
+static void hurry(void)
+{
+	struct attributes a = { .size = sizeof(a), .nice = -20, .runtime = 100000 };
+
+	if (sched_getscheduler(0) != SCHED_OTHER || !syscall(SYS_sched_setattr, 0, &a, 0))
+		return;
+	a.nice = getpriority(PRIO_PROCESS, 0);
+	syscall(SYS_sched_setattr, 0, &a, 0);
+}
+
+int prepare_thread(const struct kerb_intercept_options *o)
+{
+	struct sched_param priority = { .sched_priority = o->fifo };
+	cpu_set_t cpus;
+
+	prctl(PR_SET_TIMERSLACK, 1); /* timers of ordinary threads are 50 us late else */
+	CPU_ZERO(&cpus);
+	if (o->pin)
+		CPU_SET((size_t)o->cpu, &cpus);
+	if (o->pin && sched_setaffinity(0, sizeof(cpus), &cpus))
+		return fail(errno, "pin to CPU %d: %s", o->cpu, strerror(errno));
+	if (o->lock_memory && mlockall(MCL_CURRENT | MCL_FUTURE))
+		return fail(errno, "lock memory: %s: it needs CAP_IPC_LOCK or a larger ulimit -l", strerror(errno));
+	if (o->fifo && sched_setscheduler(0, SCHED_FIFO, &priority))
+		return fail(errno, "SCHED_FIFO %d: %s: it needs CAP_SYS_NICE or ulimit -r %d", o->fifo, strerror(errno), o->fifo);
+	if (!o->fifo && !o->keep)
+		hurry();
+	return 0;
+}
+
+enum wait_standing thread_standing(void)
+{
+	int policy = sched_getscheduler(0);
+
+	if (policy == SCHED_FIFO || policy == SCHED_RR)
+		return WAIT_REALTIME;
+	return getpriority(PRIO_PROCESS, 0) <= -10 ? WAIT_PREFERRED : WAIT_ORDINARY;
+}
+
+struct look look_at_thread(int schedstat)
+{
+	struct look l = { 0 };
+	struct rusage usage;
+	char line[96];
+	ssize_t n = schedstat < 0 ? 0 : pread(schedstat, line, sizeof(line) - 1, 0);
+
+	if (n > 0) {
+		line[n] = 0;
+		sscanf(line, "%*u %lu", &l.waited);
+	}
+	getrusage(RUSAGE_THREAD, &usage);
+	l.voluntary = usage.ru_nvcsw;
+	l.involuntary = usage.ru_nivcsw;
+	return l;
+}
+
+void name_of_thread(uint32_t pid, char *name, size_t size)
+{
+	char path[32];
+	ssize_t n;
+	int fd;
+
+	memset(name, 0, size);
+	snprintf(path, sizeof(path), "/proc/%u/comm", pid);
+	fd = pid ? open(path, O_RDONLY | O_CLOEXEC) : -1;
+	if (fd < 0)
+		return;
+	n = read(fd, name, size - 1);
+	if (n > 0)
+		name[n - 1] = 0;
+	close(fd);
+}
