@@ -16,14 +16,10 @@ CHAIN := bpf/chain.tc.o bpf/chain.xdp.o bpf/chain.xdp-frags.o
 # Programs of the benches that are no modules (those have a kerb.yaml): plain C to plain object.
 BENCH := $(patsubst %.c,%.o,$(shell find bench -name '*.bpf.c' | while read f; do [ -e $$(dirname $$f)/kerb.yaml ] || echo $$f; done))
 
-<<<<<<< HEAD
 # Kernels that the kernel module is for.
 KMOD_KERNELS := 6.1,6.1-rt,6.12,6.12-rt
 
-.PHONY: help setup bpf packages generate build test test-kernels test-kmod demo demo-check demo-build demo-setup lint clean
-=======
-.PHONY: help setup bpf lib packages generate build test test-kernels demo demo-check demo-build demo-setup lint clean
->>>>>>> icpt-lib
+.PHONY: help setup bpf lib packages generate build test test-kernels test-kmod demo demo-check demo-build demo-setup lint clean
 .DEFAULT_GOAL := help
 
 help: ## this list
