@@ -13,14 +13,14 @@ static struct kerb_intercept *open_class(char **argv)
 	const char *where = argv[4];
 	struct kerb_intercept_options options = {
 		.wait = !strcmp(argv[1], "spin") ? KERB_WAIT_SPIN : !strcmp(argv[1], "sleep") ? KERB_WAIT_SLEEP : KERB_WAIT_ADAPTIVE,
-		.fifo = fifo ? FIFO_PRIORITY : 0, .keep = !strcmp(argv[2], "other"), .socket = where,
+		.fifo = fifo ? FIFO_PRIORITY : 0, .keep = !strcmp(argv[2], "other"),
 		.patience = strcmp(argv[1], "patient") ? 0 : PATIENCE_NS,
 	};
 	struct kerb_intercept *k;
 	int err;
 
 	if (where[0] == '/')
-		err = kerb_intercept_open(&k, "intercept", "data", &options);
+		err = kerb_intercept_open(&k, where, "data", &options);
 	else
 		err = kerb_intercept_open_device(&k, CLASS_FD, atoi(where), &options);
 	if (err) {
