@@ -11,7 +11,6 @@ import (
 	"log/slog"
 	"maps"
 	"os"
-	"runtime/debug"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -25,6 +24,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/control"
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/fault"
+	"github.com/kerb-edge/kerb/internal/lean"
 	"github.com/kerb-edge/kerb/internal/models"
 	"github.com/kerb-edge/kerb/internal/oakestra"
 	"github.com/kerb-edge/kerb/internal/oci"
@@ -71,9 +71,7 @@ var _ server.Backend = (*Agent)(nil)
 // Run is the agent's life: it returns when ctx ends, or with the error that keeps it from starting. What runs in the
 // kernel goes on either way.
 func Run(ctx context.Context, cfg config.Config, log *slog.Logger) error {
-	if os.Getenv("GOGC") == "" {
-		debug.SetGCPercent(25) // small nodes: changes are rare, and may cost a little more
-	}
+	lean.Keep()
 	unlock, err := lock(cfg.Paths.Lock())
 	if err != nil {
 		return err

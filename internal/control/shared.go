@@ -8,13 +8,13 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"runtime/debug"
 	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/kerb-edge/kerb/internal/control/sandbox"
+	"github.com/kerb-edge/kerb/internal/lean"
 	"github.com/kerb-edge/kerb/sdk"
 )
 
@@ -26,9 +26,7 @@ const sharedName = "(built-in)"
 
 // host is the life of the process that serves the control planes inside the binary.
 func host(builtins map[string]sdk.Control) error {
-	if os.Getenv("GOGC") == "" {
-		debug.SetGCPercent(25) // small nodes: changes are rare, and may cost a little more
-	}
+	lean.Keep()
 	return sdk.ServeMany(builtins)
 }
 

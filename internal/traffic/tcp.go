@@ -35,7 +35,7 @@ func Connect(from, to *netlab.Host, at netip.AddrPort) (*Pair, error) {
 	if err != nil {
 		return nil, fmt.Errorf("connect to %s: %w", at, err)
 	}
-	server, _, err := unix.Accept4(listener, unix.SOCK_CLOEXEC)
+	server, err := accept(listener)
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("accept on %s: %w", at, err), unix.Close(client))
 	}
@@ -68,8 +68,24 @@ func dial(h *netlab.Host, at netip.AddrPort) (fd int, err error) {
 		if fd, err = tcpSocket(at.Addr()); err != nil {
 			return err
 		}
-		return unix.Connect(fd, sockaddr(at))
+		return connect(fd, at)
 	})
+	return fd, err
+}
+
+// connect and accept go on after a signal: with a time limit on the socket the kernel does not do so by itself. A second
+// connect(2) waits for what the first one began.
+func connect(fd int, at netip.AddrPort) (err error) {
+	for err = unix.EINTR; err == unix.EINTR; {
+		err = unix.Connect(fd, sockaddr(at))
+	}
+	return err
+}
+
+func accept(listener int) (fd int, err error) {
+	for err = unix.EINTR; err == unix.EINTR; {
+		fd, _, err = unix.Accept4(listener, unix.SOCK_CLOEXEC)
+	}
 	return fd, err
 }
 
@@ -118,11 +134,11 @@ func connectOnce(listener int, to netip.AddrPort) (us float64, err error) {
 	}
 	defer unix.Close(client)
 	start := time.Now()
-	if err := unix.Connect(client, sockaddr(to)); err != nil {
+	if err := connect(client, to); err != nil {
 		return 0, fmt.Errorf("connect to %s: %w", to, err)
 	}
 	us = float64(time.Since(start).Nanoseconds()) / 1e3
-	server, _, err := unix.Accept4(listener, unix.SOCK_CLOEXEC)
+	server, err := accept(listener)
 	if err != nil {
 		return 0, fmt.Errorf("accept: %w", err)
 	}
