@@ -83,6 +83,7 @@ struct icpt_found {
 	__u64 identity;
 	__u32 class;
 	__u32 priority, max_bytes;
+	__u32 payload; /* offset in the frame */
 	__u8 direction, action, xdp_sockets, ring;
 };
 

@@ -241,7 +241,7 @@ static __always_inline void icpt_head(struct icpt_record *r, const struct kerb_p
 	r->caplen = pkt->len < k->max_bytes ? pkt->len : k->max_bytes;
 	r->l3 = pkt->l3;
 	r->l4 = pkt->l4;
-	r->payload = kerb_payload(pkt);
+	r->payload = k->payload;
 	r->slot = k->ring;
 	r->ifindex = pkt->ifindex;
 	r->flags = icpt_flags(pkt, k) | (r->caplen < r->len ? ICPT_TRUNCATED : 0);
@@ -257,13 +257,17 @@ static __always_inline int icpt_to_socket(struct kerb_pkt *pkt, const struct icp
 	__u32 slot = k->ring, queue = kerb_ctx_field(pkt->ctx, rx_queue_index), at;
 	__u32 *ifindex = bpf_map_lookup_elem(&xsk_interfaces, &slot);
 	struct icpt_meta *m;
+	int rc;
 
 	if (!ifindex || *ifindex != pkt->ifindex || queue >= ICPT_QUEUES)
 		return 0;
 	at = slot * ICPT_QUEUES + queue;
-	if (!bpf_map_lookup_elem(&xsks, &at) || bpf_xdp_adjust_meta(pkt->ctx, -(int)sizeof(*m)))
+	if (!bpf_map_lookup_elem(&xsks, &at))
 		return 0;
+	rc = bpf_xdp_adjust_meta(pkt->ctx, -(int)sizeof(*m));
 	kerb_reload(pkt);
+	if (rc)
+		return 0;
 	m = (void *)kerb_ctx_field(pkt->ctx, data_meta);
 	if ((void *)(m + 1) > pkt->data)
 		return 0;
@@ -272,7 +276,7 @@ static __always_inline int icpt_to_socket(struct kerb_pkt *pkt, const struct icp
 	m->lost = f->lost;
 	m->l3 = pkt->l3;
 	m->l4 = pkt->l4;
-	m->payload = kerb_payload(pkt);
+	m->payload = k->payload;
 	m->slot = slot;
 	return bpf_redirect_map(&xsks, at, 0) == XDP_REDIRECT;
 }
@@ -286,8 +290,8 @@ static __always_inline int icpt_to_socket(struct kerb_pkt *pkt, const struct icp
 
 #endif
 
-/* Delivers a packet, and says what becomes of it here. What cannot be delivered passes. */
-static __always_inline int icpt_deliver(struct kerb_pkt *pkt, const struct icpt_found *k, struct icpt_flow *f, struct icpt_counts *n)
+/* Delivers a packet, and says what becomes of it here. What cannot be delivered passes. Not inlined: the stack is short. */
+static __noinline int icpt_deliver(struct kerb_pkt *pkt, const struct icpt_found *k, struct icpt_flow *f, struct icpt_counts *n)
 {
 	__u32 slot = k->ring, page = slot + 1, steal = k->action == ICPT_STEAL;
 	struct icpt_state *s = bpf_map_lookup_elem(&states, &page);

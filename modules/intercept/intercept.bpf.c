@@ -31,7 +31,7 @@ static __always_inline int act(struct kerb_pkt *pkt, const struct icpt_found *k,
 	n->bytes += pkt->len;
 	icpt_count_gap(n, f, k->time);
 	if (use_answers && direction == ICPT_INGRESS && k->action == ICPT_ANSWER)
-		return icpt_answer(pkt, k, n);
+		return icpt_answer(pkt, k->class, n);
 	switch (k->action) {
 	case ICPT_DROP:
 		return kerb_drop(pkt, KERB_DROP_POLICY);
@@ -44,20 +44,23 @@ static __always_inline int act(struct kerb_pkt *pkt, const struct icpt_found *k,
 	return KERB_NEXT;
 }
 
-static __always_inline int is_found(struct icpt_found *f, const struct icpt_table *t, __u64 found)
+static __always_inline int is_found(struct icpt_found *f, const struct kerb_pkt *pkt, const struct icpt_table *t, __u64 found)
 {
 	const struct icpt_class *c;
+	__u32 class = found & 0xff;
 
-	f->class = found & 0xff;
-	if (f->class >= ICPT_CLASSES)
+	if (class == ICPT_NONE)
 		return 0;
-	c = &t->classes[f->class];
+	asm volatile("" : "+r"(class)); /* keeps the bound next to its use, for the verifier */
+	c = &t->classes[class & (ICPT_CLASSES - 1)];
+	f->class = class;
 	f->action = found >> 8;
 	f->max_bytes = found >> 16 & 0xffff;
 	f->priority = found >> 32;
 	f->identity = c->identity; /* these never change */
 	f->xdp_sockets = c->xdp_sockets;
 	f->ring = c->ring;
+	f->payload = kerb_payload(pkt);
 	f->time = bpf_ktime_get_ns();
 	return 1;
 }
@@ -69,6 +72,7 @@ static __always_inline int intercept(struct kerb_pkt *pkt, __u32 direction)
 	__u32 zero = 0;
 	struct icpt_shared *shared = bpf_map_lookup_elem(&states, &zero);
 	struct icpt_table *t = icpt_table();
+	__u64 found;
 
 	if (!shared || !t)
 		return KERB_NEXT;
@@ -77,10 +81,9 @@ static __always_inline int intercept(struct kerb_pkt *pkt, __u32 direction)
 		icpt_take_controls(shared);
 	if (!pkt->family)
 		return KERB_NEXT;
-	if (!is_found(&f, t, icpt_classify(pkt->ctx, pkt->l3 | pkt->l4 << 16,
-					   direction | pkt->family << 8 | pkt->proto << 16 | (__u32)pkt->flags << 24, pkt->l4_len)))
-		return KERB_NEXT;
-	return act(pkt, &f, direction);
+	found = icpt_classify(pkt->ctx, pkt->l3 | pkt->l4 << 16, direction | pkt->family << 8 | pkt->proto << 16 | (__u32)pkt->flags << 24,
+			      pkt->l4_len);
+	return is_found(&f, pkt, t, found) ? act(pkt, &f, direction) : KERB_NEXT;
 }
 
 KERB_INGRESS(pkt)
