@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"net/http"
 	"net/url"
 	"strconv"
 	"strings"
@@ -145,26 +144,42 @@ func printDrops(w io.Writer, modules []v1alpha1.Module) {
 
 func (a *app) queryCommand() *cobra.Command {
 	return &cobra.Command{
-		Use:               "query NAME PATH",
-		Short:             "Read what a module itself offers",
-		Long:              "Reads a route that the module's control plane serves below /v1/modules/NAME/. The README of its package lists them.",
-		Example:           "  kerb module query count counts\n  kerb module query fw rules -o json",
+		Use:   "query NAME PATH",
+		Short: "Read what a module itself offers",
+		Long: "Reads a route that the module's control plane serves below /v1/modules/NAME/. The README of its package lists them.\n" +
+			"A stream of events is printed as it comes, until it is interrupted.",
+		Example:           "  kerb module query count counts\n  kerb module query fw rules -o json\n  kerb module query guard events",
 		Args:              cobra.ExactArgs(2),
 		ValidArgsFunction: moduleKind().complete(a),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			path := "/v1/modules/" + url.PathEscape(args[0]) + "/" + strings.TrimPrefix(args[1], "/")
-			data, err := a.call(cmd.Context(), http.MethodGet, path, nil)
+			body, err := a.stream(cmd.Context(), path)
 			if err != nil {
 				return err
 			}
-			var v any
-			if err := json.Unmarshal(data, &v); err != nil {
-				_, err := cmd.OutOrStdout().Write(data) // a module may answer in its own format
-				return err
-			}
-			return a.print(cmd.OutOrStdout(), v, func(w io.Writer) { printAny(w, v) })
+			defer body.Close()
+			return ignoreInterrupt(cmd.Context(), a.printAnswer(cmd.OutOrStdout(), body))
 		},
 	}
+}
+
+// printAnswer prints what a module answers, in its own format if that is no JSON. Of a stream, one JSON value a line, each line is
+// passed on when it comes.
+func (a *app) printAnswer(w io.Writer, body *answer) error {
+	if body.stream {
+		_, err := io.Copy(w, body)
+		return err
+	}
+	data, err := io.ReadAll(body)
+	if err != nil {
+		return fmt.Errorf("the agent's answer broke off: %w", err)
+	}
+	var v any
+	if err := json.Unmarshal(data, &v); err != nil {
+		_, err := w.Write(data)
+		return err
+	}
+	return a.print(w, v, func(w io.Writer) { printAny(w, v) })
 }
 
 // printAny makes a table of a list of flat objects, and lines of anything else.

@@ -113,8 +113,14 @@ func printTraced(w io.Writer, p v1alpha1.TracedPacket) {
 	fmt.Fprintf(w, "%-20s %s len %d  %s\n", where, ends, p.Length, strings.Join(steps, " "))
 }
 
+// answer of an agent, as it comes.
+type answer struct {
+	io.ReadCloser
+	stream bool // of JSON values, one a line
+}
+
 // stream starts a request whose answer comes bit by bit.
-func (a *app) stream(ctx context.Context, path string) (io.ReadCloser, error) {
+func (a *app) stream(ctx context.Context, path string) (*answer, error) {
 	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://kerb"+path, nil)
 	if err != nil {
 		return nil, err
@@ -128,9 +134,9 @@ func (a *app) stream(ctx context.Context, path string) (io.ReadCloser, error) {
 		return nil, err
 	}
 	if response.StatusCode < http.StatusBadRequest {
-		return response.Body, nil
+		return &answer{response.Body, response.Header.Get("Content-Type") == "application/x-ndjson"}, nil
 	}
 	defer response.Body.Close()
-	answer, err := io.ReadAll(response.Body)
-	return nil, errors.Join(err, problem(response, answer))
+	text, err := io.ReadAll(response.Body)
+	return nil, errors.Join(err, problem(response, text))
 }

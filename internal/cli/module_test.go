@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"bytes"
+	"io"
+	"strings"
+	"testing"
+)
+
+// Lines of a stream are printed when they come: the writer waits for the first before it sends the second.
+func TestQueryOfAStream(t *testing.T) {
+	fromModule, module := io.Pipe()
+	seen, out := io.Pipe()
+	done := make(chan error)
+	go func() {
+		a := &app{output: "table"}
+		done <- a.printAnswer(out, &answer{fromModule, true})
+	}()
+	for _, line := range []string{"{\"n\":1}\n", "{\"n\":2}\n"} {
+		go func() { _, _ = io.WriteString(module, line) }()
+		got := make([]byte, len(line))
+		if _, err := io.ReadFull(seen, got); err != nil || string(got) != line {
+			t.Fatalf("%q, %v", got, err)
+		}
+	}
+	module.Close()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
+
+func TestQueryOfValues(t *testing.T) {
+	for text, want := range map[string]string{
+		`[{"a":1,"b":"x"}]`: "A  B\n1  x\n",
+		"no JSON\n":         "no JSON\n",
+	} {
+		var out bytes.Buffer
+		a := &app{output: "table"}
+		if err := a.printAnswer(&out, &answer{io.NopCloser(strings.NewReader(text)), false}); err != nil || out.String() != want {
+			t.Errorf("%q: %q, %v", text, out.String(), err)
+		}
+	}
+}
