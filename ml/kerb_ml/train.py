@@ -144,6 +144,8 @@ def read_table(path, label, normal=None):
     except (TypeError, ValueError) as e:
         raise Unsupported(f"{path}: {e}; all columns but {label!r} must be numbers") from e
     names = [row[label] for row in table]
+    if normal and normal not in names:
+        raise Unsupported(f"{path}: no row is {normal!r}; the column {label!r} has {', '.join(sorted(set(names)))}")
     classes = sorted(set(names), key=lambda c: (c != (normal or names[0]), c))
     if len(classes) < 2:
         raise Unsupported(f"{path}: only one class, {classes[0]}")

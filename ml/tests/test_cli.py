@@ -42,6 +42,8 @@ def test_own_table(tmp_path, capsys):
     assert doc["rules"][0]["rule"].startswith("dis > ")
     run("evaluate", tmp_path / "m.json", "--data", table)
     assert "of 400 rows" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="no row is 'benign'; the column 'label' has fine, flood"):
+        run("train", "own", "--data", table, "--normal", "benign")
 
 
 def test_hello_of_a_small_table(tmp_path):

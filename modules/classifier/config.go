@@ -78,8 +78,10 @@ func defaults() *config {
 	return c
 }
 
-// duration is one such as 500ms; untilTold is 0.
+// duration is one such as 500ms, or untilTold.
 type duration time.Duration
+
+const untilTold duration = -1
 
 // UnmarshalJSON implements json.Unmarshaler.
 func (d *duration) UnmarshalJSON(data []byte) error {
@@ -88,7 +90,7 @@ func (d *duration) UnmarshalJSON(data []byte) error {
 		return err
 	}
 	if text == "untilTold" {
-		*d = 0
+		*d = untilTold
 		return nil
 	}
 	parsed, err := time.ParseDuration(text)
@@ -125,8 +127,8 @@ func (c *config) check() error {
 		return wrong("rpl.repeats", "has to be at most 1m")
 	case c.Hysteresis.Hits > c.Hysteresis.Of:
 		return wrong("hysteresis.hits", "%d of the last %d evaluations are not possible", c.Hysteresis.Hits, c.Hysteresis.Of)
-	case c.Action.Do != "event" && c.Action.For < 0:
-		return wrong("action.for", "has to be positive, or untilTold")
+	case c.Action.For <= 0 && c.Action.For != untilTold:
+		return wrong("action.for", "has to be longer, or untilTold")
 	case c.Shadow != "" && c.Shadow == c.Model:
 		return wrong("shadow", "is the model itself: name another one to compare it with")
 	}
@@ -164,7 +166,7 @@ func (c *config) constants() map[string]any {
 		"every":             c.Evaluate.Every,
 		"deferred":          index([]string{"packet", "laterPacket", "timer", "user"}, c.Evaluate.Where),
 		"action":            index(actions, c.Action.Do),
-		"action_ns":         int64(c.Action.For),
+		"action_ns":         max(0, int64(c.Action.For)), // 0: until told
 		"mark":              c.Action.Mark,
 		"rate_cost":         uint64(time.Second) / uint64(c.Action.Rate),
 		"rate_burst":        uint64(time.Second) / uint64(c.Action.Rate) * uint64(c.Action.Burst),

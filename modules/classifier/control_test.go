@@ -284,6 +284,9 @@ func TestModelsAreLoaded(t *testing.T) {
 			t.Errorf("%s: %+v", name, c)
 		}
 	}
+	if a := p.tellModels(sdk.ModelUpdate{Put: []sdk.Model{modelOf("m", `{}`), modelOf("s", `{}`)}}); a.Refused["m"] == "" || a.Refused["s"] == "" {
+		t.Errorf("both at once: %+v", a)
+	}
 	p.tellModels(sdk.ModelUpdate{Remove: []string{"s"}})
 	p.expect(3, 0)
 	p.all()
@@ -373,6 +376,9 @@ func TestBlockedAreFreed(t *testing.T) {
 		} else if b.Source != "fe80::2" || b.Action != "rateLimit" || b.Until != "" {
 			t.Errorf("%+v", b)
 		}
+	}
+	if status, text := p.ask("GET", "/nosuch", ""); status != 404 || !strings.Contains(text, "there are sources, blocked") {
+		t.Errorf("a route that is not there: %d %s", status, text)
 	}
 	if status, text := p.ask("DELETE", "/blocked/fe80::9", ""); status != 404 || !strings.Contains(text, "fe80::9") {
 		t.Errorf("%d %s", status, text)
@@ -474,6 +480,7 @@ func TestConfigErrors(t *testing.T) {
 		`{"hysteresis": {"hits": 4, "of": 3}}`:                                                   "hysteresis.hits",
 		`{"hysteresis": {"raise": 0.5, "clear": 0.6}}`:                                           "hysteresis.clear",
 		`{"rpl": {"repeats": "2m"}}`:                                                             "rpl.repeats",
+		`{"action": {"for": "0s"}}`:                                                              "action.for",
 		`{"action": {"do": "drop", "for": "-1s"}}`:                                               "action.for",
 		`{"model": "m", "shadow": "m"}`:                                                          "shadow",
 		`{"allow": ["192.0.2.1", "node-7"]}`:                                                     "allow[1]",

@@ -50,6 +50,9 @@ func (f *Classifier) Handler(live sdk.Live) http.Handler {
 	serve("GET /values", func(*http.Request) (any, error) { return w.values() })
 	serve("PUT /values/{path...}", w.putValue)
 	mux.HandleFunc("GET /events", w.stream.serve)
+	serve("/", func(r *http.Request) (any, error) {
+		return nil, notFound(fmt.Sprintf("no %s %s; there are sources, blocked, models, agreement, stats, fuse, events, values", r.Method, r.URL.Path))
+	})
 	return mux
 }
 

@@ -133,7 +133,10 @@ func (w *plane) put(m sdk.Model, answer *sdk.ModelAnswer) error {
 		w.refused[i] = refusal
 		if refusal != nil {
 			slog.Warn("classifier: model refused", "module", w.live.Module, "model", m.Name, "error", refusal)
-			answer.Refused = map[string]string{m.Name: refusal.Error()}
+			if answer.Refused == nil {
+				answer.Refused = map[string]string{}
+			}
+			answer.Refused[m.Name] = refusal.Error()
 			continue
 		}
 		w.loaded[i] = next

@@ -5,8 +5,10 @@ package model
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"math"
 	"math/rand/v2"
+	"runtime"
 	"strings"
 	"testing"
 )
@@ -182,4 +184,35 @@ func FuzzParse(f *testing.F) {
 			p.Infer(make([]int64, MaxFeatures))
 		}
 	})
+}
+
+// Short text that would be large in memory is refused before it is read.
+func TestBombsAreRefused(t *testing.T) {
+	for _, field := range []string{`"trees":[[%s]]`, `"layers":[%s]`, `"rules":[%s]`, `"ranges":{"inputs":[%s]}`} {
+		for _, part := range []string{"{},", "[],", `{"conv":{}},`} {
+			text := "{" + fmt.Sprintf(field, strings.Repeat(part, 4<<20/len(part))+"{}") + "}"
+			var before, after runtime.MemStats
+			runtime.ReadMemStats(&before)
+			_, err := Parse([]byte(text))
+			runtime.ReadMemStats(&after)
+			if err == nil || !strings.Contains(err.Error(), "objects and lists") {
+				t.Errorf("%s of %s: %v", field, part, err)
+			}
+			if n := after.TotalAlloc - before.TotalAlloc; n > 2*uint64(len(text)) {
+				t.Errorf("%s of %s: %d bytes of text took %d bytes", field, part, len(text), n)
+			}
+		}
+	}
+}
+
+// The largest forest that can be loaded is no bomb.
+func TestTheLargestForestIsRead(t *testing.T) {
+	d := forest(newRand(t), Forest, 8, MaxClasses, 31, 9, true)
+	text, err := json.Marshal(d)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Parse(text); err != nil {
+		t.Errorf("%d trees of %d nodes: %v", len(d.Trees), len(d.Trees[0]), err)
+	}
 }

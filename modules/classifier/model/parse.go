@@ -13,6 +13,10 @@ import (
 // MaxDocument is the size of the largest document in bytes: the largest model with numbers of 17 digits, and room.
 const MaxDocument = 8 << 20
 
+// maxParts is how many objects and lists a document may have: the largest forest has 50,000. In memory each takes up to 40 times
+// of what it takes as text, before anybody can count what it is.
+const maxParts = 2 * MaxWords
+
 // Error is a document that cannot be a model. Reason says what to do.
 type Error struct {
 	Field  string // such as layers[1].weights[2][3]; empty when it is the document as such
@@ -34,6 +38,9 @@ func wrong(field, reason string, args ...any) error {
 func Parse(text []byte) (*Document, error) {
 	if len(text) > MaxDocument {
 		return nil, wrong("", "%d bytes; a model has at most %d", len(text), MaxDocument)
+	}
+	if n := bytes.Count(text, []byte("{")) + bytes.Count(text, []byte("[")); n > maxParts {
+		return nil, wrong("", "%d objects and lists; a model has at most %d: train fewer or lower trees", n, maxParts)
 	}
 	var d Document
 	dec := json.NewDecoder(bytes.NewReader(text))
