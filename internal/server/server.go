@@ -26,6 +26,8 @@ import (
 // Limits of a request.
 const (
 	maxBody      = 32 << 20         // 10,000 firewall rules are about 2 MiB
+	largeBody    = 1 << 20          // decoded it takes many times of that,
+	largeAtOnce  = 2                // so that others wait
 	readTimeout  = 30 * time.Second // for the whole request
 	workTimeout  = 5 * time.Minute  // an apply on hundreds of services, on a slow node
 	idleTimeout  = 2 * time.Minute
@@ -39,12 +41,13 @@ type Server struct {
 	mux     *http.ServeMux
 	api     huma.API
 	handler http.Handler
+	large   chan struct{} // requests with large bodies
 }
 
 // New makes the API over backend.
 func New(backend Backend, log *slog.Logger) *Server {
 	setUpHuma()
-	s := &Server{backend: backend, log: log, mux: http.NewServeMux()}
+	s := &Server{backend: backend, log: log, mux: http.NewServeMux(), large: make(chan struct{}, largeAtOnce)}
 	s.api = humago.New(s.mux, apiConfig())
 	s.addRoutes()
 	s.mux.Handle("/v1/modules/{name}/{path...}", http.HandlerFunc(s.serveModule))
@@ -129,12 +132,28 @@ func (s *Server) limit(next http.Handler) http.Handler {
 			ctx, cancel = context.WithTimeout(ctx, workTimeout)
 			defer cancel()
 			r.Body = http.MaxBytesReader(w, r.Body, maxBody)
+			defer s.await(ctx, r)()
 		}
 		defer s.recover(w, r)
 		start := time.Now()
 		next.ServeHTTP(w, r.WithContext(ctx))
 		s.log.Debug("request", "method", r.Method, "path", r.URL.Path, "duration", time.Since(start))
 	})
+}
+
+// await waits for the turn of a request with a large body, or one of unknown length, or until nobody waits for it any more. end is
+// to be called when it is done.
+func (s *Server) await(ctx context.Context, r *http.Request) (end func()) {
+	if 0 <= r.ContentLength && r.ContentLength < largeBody {
+		return func() {}
+	}
+	select {
+	case s.large <- struct{}{}:
+		return func() { <-s.large }
+	case <-ctx.Done():
+		r.Body = http.NoBody
+		return func() {}
+	}
 }
 
 // isFeed tells a request to a module whose body goes on for as long as its sender has something to say, a line at a time.

@@ -13,7 +13,10 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/kerb-edge/kerb/api/v1alpha1"
@@ -239,6 +242,48 @@ func TestBodyThatEndsEarly(t *testing.T) {
 	newServer(t).ServeHTTP(w, r)
 	if p := (response{w}).problem(t); w.Code != 400 || !strings.Contains(p.Detail, "ended early") {
 		t.Errorf("%d %+v", w.Code, p)
+	}
+}
+
+// slowBody counts how many of its kind are read at the same time.
+type slowBody struct{ now, most *atomic.Int32 }
+
+func (b slowBody) Read([]byte) (int, error) {
+	n := b.now.Add(1)
+	for most := b.most.Load(); n > most && !b.most.CompareAndSwap(most, n); most = b.most.Load() {
+	}
+	time.Sleep(time.Millisecond)
+	b.now.Add(-1)
+	return 0, io.EOF
+}
+
+// Decoding takes many times of a body in memory, so that large ones are read by turns; small ones do not wait for them.
+func TestLargeBodiesTakeTurns(t *testing.T) {
+	s := newServer(t)
+	most := func(length int64) int32 {
+		var now, most atomic.Int32
+		var all sync.WaitGroup
+		for range 30 {
+			all.Go(func() {
+				r := httptest.NewRequest("POST", "/v1/apply", slowBody{&now, &most})
+				r.ContentLength = length
+				r.Header.Set("Content-Type", "application/json")
+				s.ServeHTTP(httptest.NewRecorder(), r)
+			})
+		}
+		all.Wait()
+		return most.Load()
+	}
+	for _, length := range []int64{-1, 4 << 20} {
+		if n := most(length); n != 2 {
+			t.Errorf("%d bodies of length %d at once", n, length)
+		}
+	}
+	if n := most(1000); n <= 2 {
+		t.Errorf("%d small bodies at once", n)
+	}
+	if w := call(s, "PUT", "/v1/modules/count", counter); w.Code != http.StatusOK {
+		t.Errorf("afterwards: %d %s", w.Code, w.Body)
 	}
 }
 
