@@ -300,6 +300,46 @@ func TestWatch(t *testing.T) {
 	})
 }
 
+// Records and the fuse outlive a change of the config. What they hold of windows of another length is no evaluation, and sources
+// are judged on from there: numbers of windows may be higher than those that come.
+func TestWindowsOfAnotherLength(t *testing.T) {
+	for _, before := range []uint64{1, 200, 1e6} { // the number of the window
+		onHooks(t, dropping, func(t *testing.T, k *kernel) {
+			k.use(0, "rpl", "dis", 10)
+			var seq byte
+			k.at(100 * second)
+			k.flood(7, &seq, 20)
+			r, err := k.maps["records"].LookupBytes(euiKey(7))
+			if err != nil {
+				t.Fatal(err)
+			}
+			binary.NativeEndian.PutUint64(r[16:], before) // slice
+			r[len(r)-4] ^= 2                              // span, the last member
+			f := k.fuse()
+			f.Window, f.Admitted = before, 4096
+			if err := errors.Join(k.maps["records"].Put(euiKey(7), r), k.maps["fuse"].Put(uint32(0), f)); err != nil {
+				t.Fatal(err)
+			}
+			k.at(101 * second)
+			k.flood(7, &seq, 1)
+			k.flood(8, &seq, 1)
+			if n := k.count(countEvaluated); n != 0 {
+				t.Errorf("after window %d: %d evaluations of a window that was another one", before, n)
+			}
+			if r, err = k.maps["records"].LookupBytes(euiKey(8)); err != nil || r == nil || k.fuse().Window != 101 {
+				t.Errorf("after window %d: a new source: %v %v, the fuse is in window %d", before, r, err, k.fuse().Window)
+			}
+			k.at(102 * second)
+			k.flood(7, &seq, 20)
+			k.at(103 * second)
+			k.flood(7, &seq, 1)
+			if n, bad := k.count(countEvaluated), k.count(countPositive); n != 2 || bad != 1 {
+				t.Errorf("after window %d: %d evaluations, %d against it", before, n, bad)
+			}
+		})
+	}
+}
+
 // TestFuse has a model that is against everybody.
 func TestFuse(t *testing.T) {
 	everybody := func(k *kernel) {

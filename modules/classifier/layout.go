@@ -68,7 +68,7 @@ type record struct {
 	Rank                       uint16
 	ServicePort                [2]byte
 	Seen                       [seenMax]seen
-	_                          uint32
+	Span                       uint32
 }
 
 // block mirrors struct cls_block.

@@ -69,6 +69,12 @@ static __always_inline __u64 cls_slice_ns(void)
 	return sliding ? window_ns / CLS_SLICES : window_ns;
 }
 
+/* Tells windows of one config from those of another. */
+static __always_inline __u32 cls_span(void)
+{
+	return window_ns / 1000 << 1 | sliding;
+}
+
 /* Changes *place from one value to another: 1 for the one CPU that does. */
 static __always_inline int cls_claim(__u64 *place, __u64 from, __u64 to, __u32 which)
 {
@@ -97,7 +103,9 @@ static __always_inline void cls_epoch(struct cls_fuse *z, __u64 now)
 {
 	__u64 window = z->window, n = now / cls_epoch_ns();
 
-	if (window >= n || !cls_claim(&z->window, window, n, 0))
+	if (window == n || window == n + 1) /* by a CPU that is ahead; more is of a config with shorter windows */
+		return;
+	if (!cls_claim(&z->window, window, n, 0))
 		return;
 	z->sources_before = window + 1 == n ? cls_sources(z) : 0;
 	z->judged = 0;
@@ -150,6 +158,7 @@ static __always_inline struct cls_record *cls_meet(struct cls_work *w, struct cl
 	}
 	w->fresh.first = w->now;
 	w->fresh.slice = window_ns ? w->now / cls_slice_ns() : 0;
+	w->fresh.span = cls_span();
 	for (int i = 0; i < CLS_SLICES; i++) {
 		cls_no_range(&w->fresh.past[i].length);
 		cls_no_range(&w->fresh.past[i].gap);
@@ -230,19 +239,34 @@ static __always_inline void cls_keep_before(struct cls_work *w, struct cls_recor
 	}
 }
 
+/* Begins to count anew, in slice n: what was counted before was in windows of another length. */
+static __always_inline void cls_restart(struct cls_work *w, struct cls_record *r, __u64 n)
+{
+	cls_begin(w, r, n - CLS_SLICES, n);
+	__builtin_memset(r->before, 0, sizeof(r->before));
+	r->span = cls_span();
+	*(volatile __u64 *)&r->slice = n;
+}
+
 /* Ends the slice that the record is in if time has left it: 1 on the one CPU that does, which is to take the features from
  * w->sum, length and gap, and to call cls_closed(). Others that count meanwhile do so for one of the two slices. */
 static __always_inline int cls_close(struct cls_work *w, struct cls_record *r, __u64 *slice)
 {
 	__u64 n;
+	int stale;
 
 	if (!window_ns)
 		return 0;
 	n = w->now / cls_slice_ns();
 	*slice = *(volatile __u64 *)&r->slice;
-	if (*slice >= n || !cls_claim(&r->slice, *slice, n | CLS_ROLLING, w->job.source.addr[15]))
+	stale = r->span != cls_span();
+	if (*slice & CLS_ROLLING || (*slice >= n && !stale) || !cls_claim(&r->slice, *slice, n | CLS_ROLLING, w->job.source.addr[15]))
 		return 0;
 	cls_window_of(w, r, *slice);
+	if (stale) {
+		cls_restart(w, r, n);
+		return 0;
+	}
 	w->job.time = (*slice + 1) * cls_slice_ns();
 	return 1;
 }
