@@ -210,7 +210,9 @@ static long icpt_attempt(__u32 i, struct icpt_key *k)
 	return *(volatile __u32 *)&t->version == version;
 }
 
-#define ICPT_ATTEMPTS 256 /* of some tens of ns: far longer than a change takes */
+/* Of about 10 ns each: far longer than a change takes. Should the CPU that makes it be taken away meanwhile (by a hypervisor), the
+ * packet is of no class. */
+#define ICPT_ATTEMPTS 16384
 
 static __always_inline int icpt_may_match(const struct icpt_table *t, const struct icpt_key *k)
 {
