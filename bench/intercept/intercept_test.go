@@ -76,7 +76,7 @@ func TestAllReceive(t *testing.T) {
 				t.Skip(err)
 			}
 			if err != nil {
-				t.Fatal(err)
+				t.Fatalf("%.600v", err) // a refusal has the verifier's whole log
 			}
 			for _, size := range []int{64, 512, 1024} {
 				samples, err := e.measure(t.Context(), c, p, load{name: "test", size: size, rate: 3000, besides: "idle"})

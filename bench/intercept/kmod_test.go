@@ -149,7 +149,7 @@ func openEBPF(t *testing.T, lab *netlab.Lab, host *netlab.Host) *kmod.Ring {
 	}}})
 	m.Spec.Attach, m.Spec.Hook = v1.Attach{Interfaces: []string{host.Outer()}}, "xdp"
 	if err := n.Apply(m); err != nil {
-		t.Fatal(err)
+		t.Fatalf("%.600v", err) // a refusal has the verifier's whole log
 	}
 	door := &place{socket: filepath.Join(n.Dir(), "modules", "intercept.sock")}
 	if err := door.awaitSocket(); err != nil {

@@ -354,7 +354,7 @@ func TestInject(t *testing.T) {
 	n.killControl(t)
 	send("after a restart")
 
-	if p, err := n.Package(t.Context(), probe.Spec.Package); err != nil || !p.Inject || !slices.Equal(p.Resources, []string{"virtualServices"}) {
+	if p, err := n.Package(t.Context(), probe.Spec.Package); err != nil || !p.Inject || !slices.Equal(p.Resources, []string{"virtualServices", "models"}) {
 		t.Errorf("the package does not say what it asks for: %+v, %v", p, err)
 	}
 	_, text := n.ask(t, "probe", "GET", "/misuse", nil)

@@ -151,8 +151,9 @@ static __noinline int icpt_payload_matches(const struct icpt_class *c, const str
 			continue;
 		if (off + len > k->payload_len)
 			return 0;
-		asm volatile("" : "+r"(len)); /* keeps the bound next to its use, for the verifier */
-		if (len > sizeof(have) || icpt_load(k->ctx, k->payload + off, &have, len) || (have & want->mask) != want->bytes)
+		len--; /* the verifier of 6.1 does not learn from != 0 that a length is 1 or more */
+		asm volatile("" : "+r"(len));
+		if (len >= sizeof(have) || icpt_load(k->ctx, k->payload + off, &have, len + 1) || (have & want->mask) != want->bytes)
 			return 0;
 	}
 	return 1;
@@ -209,7 +210,9 @@ static long icpt_attempt(__u32 i, struct icpt_key *k)
 	return *(volatile __u32 *)&t->version == version;
 }
 
-#define ICPT_ATTEMPTS 256 /* of some tens of ns: far longer than a change takes */
+/* Of about 10 ns each: far longer than a change takes. Should the CPU that makes it be taken away meanwhile (by a hypervisor), the
+ * packet is of no class. */
+#define ICPT_ATTEMPTS 16384
 
 static __always_inline int icpt_may_match(const struct icpt_table *t, const struct icpt_key *k)
 {

@@ -45,17 +45,21 @@ static __always_inline void icpt_set_payload(struct icpt_class *c, const struct 
 
 static __always_inline void icpt_set_ports(struct icpt_table *t, struct icpt_class *c, const struct icpt_control *m)
 {
+	__u32 n = c->to_ports;
+
 	if (m->index >= ICPT_LIST || m->value >> 32)
 		return;
-	c->to_port[m->index].first = m->value >> 16;
-	c->to_port[m->index].last = m->value;
-	for (__u32 i = c->to_ports; i < ICPT_LIST; i++) { /* those between match nothing */
-		if (i >= m->index)
-			break;
-		c->to_port[i].first = 1;
-		c->to_port[i].last = 0;
+#pragma unroll
+	for (__u32 i = 0; i < ICPT_LIST; i++) {
+		if (i == m->index) {
+			c->to_port[i].first = m->value >> 16;
+			c->to_port[i].last = m->value;
+		} else if (i >= n && i < m->index) { /* those between match nothing */
+			c->to_port[i].first = 1;
+			c->to_port[i].last = 0;
+		}
 	}
-	if (c->to_ports <= m->index)
+	if (n <= m->index)
 		c->to_ports = m->index + 1;
 	t->any_port = 1;
 }

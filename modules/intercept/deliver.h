@@ -176,13 +176,13 @@ static __always_inline void icpt_submit(void *ring, struct icpt_record *r, struc
 	static __noinline int icpt_emit_##step(kerb_ctx *ctx, void *ring, const struct icpt_record *head, struct icpt_state *s)\
 	{                                                                                                                      \
 		struct icpt_record *r = bpf_ringbuf_reserve(ring, sizeof(*r) + step, 0);                                       \
-		__u32 len = head->caplen;                                                                                      \
+		__u32 rest = head->caplen - 1; /* for the verifier: see icpt_payload_matches */                                 \
                                                                                                                                \
 		if (!r)                                                                                                        \
 			return -1;                                                                                             \
 		*r = *head;                                                                                                    \
-		asm volatile("" : "+r"(len));                                                                                  \
-		if (!len || len > step || icpt_load(ctx, 0, r + 1, len)) {                                                     \
+		asm volatile("" : "+r"(rest));                                                                                 \
+		if (rest >= step || icpt_load(ctx, 0, r + 1, rest + 1)) {                                                      \
 			bpf_ringbuf_discard(r, BPF_RB_NO_WAKEUP);                                                              \
 			return -1;                                                                                             \
 		}                                                                                                              \

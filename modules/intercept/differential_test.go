@@ -17,7 +17,7 @@ import (
 
 // The data plane and the model decide alike. INTERCEPT_SEED repeats a failure, INTERCEPT_SECONDS sets how long.
 func TestAgainstModel(t *testing.T) {
-	seed, seconds := uint64(time.Now().UnixNano()), 3
+	seed, seconds := uint64(time.Now().UnixNano()), 1
 	if n, err := strconv.ParseUint(os.Getenv("INTERCEPT_SEED"), 10, 64); err == nil {
 		seed = n
 	}

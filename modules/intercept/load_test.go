@@ -20,7 +20,10 @@ const answering = `{"classes": [{"name": "all", "direction": "both"},
 	{"name": "coap", "action": "answer", "match": {"protocol": "udp", "ports": [5683]}, "answer": {"app": "coap", "resources": [{"path": "/a"}]}}]}`
 
 // The verifier's work bounds how many modules fit into one program with this one (1,000,000 in all).
-const maxVerified = 800000 // with all applications of the responder
+const (
+	maxVerified  = 300000
+	maxAnswering = 950000 // with all applications of the responder; Linux 6.1 follows most
+)
 
 func TestVerifies(t *testing.T) {
 	for _, hook := range []dataplane.Hook{dataplane.XDP, dataplane.TC} {
@@ -28,15 +31,17 @@ func TestVerifies(t *testing.T) {
 			name      string
 			direction dataplane.Direction
 			config    string
+			most      uint32
 		}{
-			{"ingress", dataplane.Ingress, everything}, {"egress", dataplane.Egress, everything}, {"answers", dataplane.Ingress, answering},
+			{"ingress", dataplane.Ingress, everything, maxVerified}, {"egress", dataplane.Egress, everything, maxVerified},
+			{"answers", dataplane.Ingress, answering, maxAnswering},
 		} {
-			t.Run(string(hook)+" "+c.name, func(t *testing.T) { verifies(t, load(t, hook, c.direction, c.config)) })
+			t.Run(string(hook)+" "+c.name, func(t *testing.T) { verifies(t, load(t, hook, c.direction, c.config), c.most) })
 		}
 	}
 }
 
-func verifies(t *testing.T, k *kernel) {
+func verifies(t *testing.T, k *kernel, most uint32) {
 	info, err := k.prog.Info()
 	if err != nil {
 		t.Fatal(err)
@@ -44,8 +49,8 @@ func verifies(t *testing.T, k *kernel) {
 	n, known := info.VerifiedInstructions()
 	size, _ := info.TranslatedSize()
 	t.Logf("%d instructions verified, %d bytes", n, size)
-	if known && n > maxVerified {
-		t.Errorf("%d instructions verified, more than %d", n, maxVerified)
+	if known && n > most {
+		t.Errorf("%d instructions verified, more than %d", n, most)
 	}
 }
 

@@ -92,10 +92,9 @@ func TestInterceptPrograms(t *testing.T) {
 	n.apply(module("icpt", "intercept", "app=web", stealing(ctrlPort)))
 	socket := filepath.Join(n.run, "modules", "icpt.sock")
 	options := intercept.Options{KeepPriority: true}
-	r, err := intercept.Open(socket, "ctrl", options)
-	if err != nil {
-		t.Fatal(err)
-	}
+	var r *intercept.Receiver
+	var err error
+	eventually(t, "the module serves programs", func() bool { r, err = intercept.Open(socket, "ctrl", options); return err == nil })
 	defer func() { r.Close() }()
 	s := n.numbered(n.db, n.web.Addr4())
 	s.send(100)

@@ -13,9 +13,9 @@ import (
 // rplFeatures are in an order of our own: a model finds its features by name.
 var rplFeatures = []string{"other", "dao", "dis", "dio"}
 
-// published are the windows of the published study (testdata/rpl, MIT): counts in the order of rplFeatures, and labels.
+// published are the windows of the published study (bench/classifier/data, MIT): counts in the order of rplFeatures, and labels.
 func published(t *testing.T, window string) (rows [][]int64, labels []int) {
-	file, err := os.Open("testdata/rpl/helloFlood" + window + "Frame.csv")
+	file, err := os.Open("../../../bench/classifier/data/helloFlood" + window + "Frame.csv")
 	if err != nil {
 		t.Fatal(err)
 	}
