@@ -44,7 +44,7 @@ bpf/chain.xdp-frags.o: bpf/chain.bpf.c $(HEADERS)
 	$(CLANG) $(BPF_FLAGS) -DKERB_HOOK_XDP -DKERB_XDP_FRAGS -c $< -o $@
 
 # The classifier's engine by itself.
-bench/inference/engine.bpf.o: $(wildcard modules/classifier/*.h modules/classifier/model/testdata/*.c)
+bench/inference/engine.bpf.o: $(wildcard modules/classifier/*.h)
 
 .SECONDEXPANSION:
 %.bpf.o: %.bpf.c $$(wildcard $$(dir $$@)*.h) $(HEADERS)

@@ -75,15 +75,15 @@ func (c config) arguments(p *place, cpu int) []string {
 	return []string{c.wait, c.class, strconv.Itoa(cpu), where}
 }
 
-// place opens a hook's hosts once.
+// place opens a hook's hosts once; what cannot be opened is not tried again.
 func (e *experiment) place(hook string) (*place, error) {
 	if p := e.places[hook]; p != nil {
-		return p, nil
+		return p, p.err
 	}
 	p, err := openPlace(hook)
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", hook, err)
+		p = &place{err: fmt.Errorf("%s: %w", hook, err)}
 	}
 	e.places[hook] = p
-	return p, nil
+	return p, p.err
 }

@@ -24,6 +24,7 @@ type place struct {
 	socket  string                     // where the intercept module hands out its classes
 	files   func() ([]*os.File, error) // that a receiver inherits, from descriptor 3 on
 	closers []func() error
+	err     error // why there is none
 }
 
 func openPlace(hook string) (*place, error) {

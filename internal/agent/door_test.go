@@ -211,7 +211,7 @@ func TestProgramsComeAgain(t *testing.T) {
 	}
 	eventually(t, "the class can be opened again, with the same ring", func() bool {
 		p = n.connect(t) // at first perhaps by the door of the one that is gone
-		p.send(`{"open": "a"}`)
+		_, _ = p.conn.Write([]byte(`{"open": "a"}`))
 		text, again := p.receive()
 		return text != "" && p.records(again[0]) > 0
 	})

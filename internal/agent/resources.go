@@ -3,8 +3,6 @@
 package agent
 
 import (
-	"runtime/debug"
-
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/resolve"
 	"github.com/kerb-edge/kerb/internal/server"
@@ -99,15 +97,4 @@ func (a *Agent) commitPart(next store.Desired, p store.Part, dryRun bool) error 
 func (a *Agent) tell(p store.Part) {
 	a.virtual.Apply(p.VirtualServices.Put, p.VirtualServices.Remove)
 	a.models.Apply(p.Models.Put, p.Models.Remove)
-	if bulky(p.Models.Put) {
-		debug.FreeOSMemory() // several copies of the document have been made on its way
-	}
-}
-
-func bulky(models []v1.Model) bool {
-	size := 0
-	for _, m := range models {
-		size += len(m.Spec.Document)
-	}
-	return size > 256<<10
 }

@@ -126,11 +126,8 @@ static __always_inline int cls_against(__u32 role, const struct cls_decision *d,
 /* The shadow model's opinion, beside the live one's. */
 static __always_inline void cls_compare(struct cls_scratch *s, __u32 against)
 {
-	__u32 other;
+	__u32 other = cls_against(CLS_SHADOW, &s->decision[CLS_SHADOW], 0);
 
-	if (cls_infer(CLS_SHADOW))
-		return;
-	other = cls_against(CLS_SHADOW, &s->decision[CLS_SHADOW], 0);
 	cls_count(against ? other ? CLS_COUNT_BOTH_POSITIVE : CLS_COUNT_ONLY_LIVE
 			  : other ? CLS_COUNT_ONLY_SHADOW : CLS_COUNT_BOTH_HARMLESS);
 	if (s->decision[CLS_LIVE].class == s->decision[CLS_SHADOW].class)
@@ -173,8 +170,8 @@ static __always_inline void cls_prepare_event(struct cls_work *w, const struct c
 	__builtin_memcpy(e->values, w->job.values, sizeof(e->values));
 }
 
-/* Judges the job of this CPU. Global, so that the verifier looks at it once: packets, timers and queues come here. */
-__noinline int cls_judge(void)
+/* What follows from the decisions on this CPU's job. compared: the shadow model has decided, too. */
+__noinline int cls_sentence(__u32 compared)
 {
 	struct cls_work *w = cls_work();
 	struct cls_scratch *s = cls_scratch();
@@ -184,12 +181,6 @@ __noinline int cls_judge(void)
 
 	if (!w || !s || !z)
 		return 0;
-	for (int i = 0; i < CLS_VALUES; i++)
-		s->features.v[i] = w->job.values[i];
-	if (cls_infer(CLS_LIVE)) {
-		cls_count(CLS_COUNT_NO_MODEL);
-		return 0;
-	}
 	cls_count(CLS_COUNT_EVALUATED);
 	w->now = cls_clock();
 	cls_epoch(z, w->now);
@@ -201,10 +192,30 @@ __noinline int cls_judge(void)
 	against = cls_against(CLS_LIVE, &s->decision[CLS_LIVE], r && r->suspicious);
 	if (against)
 		cls_count(CLS_COUNT_POSITIVE);
-	cls_compare(s, against);
+	if (compared)
+		cls_compare(s, against);
 	cls_prepare_event(w, &s->decision[CLS_LIVE]);
 	if (r)
 		cls_conclude(w, z, r, &s->decision[CLS_LIVE], against);
+	return 0;
+}
+
+/* Judges the job of this CPU. Packets, timers and queues come here. Global functions, so that the verifier looks at them once; two,
+ * so that models have the stack that the sentence takes. */
+__noinline int cls_judge(void)
+{
+	struct cls_work *w = cls_work();
+	struct cls_scratch *s = cls_scratch();
+
+	if (!w || !s)
+		return 0;
+	for (int i = 0; i < CLS_VALUES; i++)
+		s->features.v[i] = w->job.values[i];
+	if (cls_infer(CLS_LIVE)) {
+		cls_count(CLS_COUNT_NO_MODEL);
+		return 0;
+	}
+	cls_sentence(!cls_infer(CLS_SHADOW));
 	return 0;
 }
 

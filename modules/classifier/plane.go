@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"runtime/debug"
 	"slices"
 	"sync"
 	"time"
@@ -142,13 +141,8 @@ func (w *plane) put(m sdk.Model, answer *sdk.ModelAnswer) error {
 		answer.Using = append(answer.Using, m.Name)
 		slog.Info("classifier: model loaded", "module", w.live.Module, "role", roleNames[role], "model", m.Name, "version", next.Version)
 	}
-	if len(m.Document) > bulky {
-		debug.FreeOSMemory() // it has been there several times on the way
-	}
 	return nil
 }
-
-const bulky = 256 << 10
 
 // load makes a model run. refusal is why that one cannot; what ran before runs on then.
 func (w *plane) load(role model.Role, m sdk.Model) (next *loaded, refusal, err error) {

@@ -95,6 +95,7 @@ func load(t testing.TB, hook dataplane.Hook, config settings) *kernel {
 		Name:       "cls",
 		ID:         "0123456789",
 		ConfigMaps: p.Maps.Config,
+		Frags:      p.Frags,
 		Settings:   sdk.Settings{Constants: config},
 		Spec: func(h dataplane.Hook) (*ebpf.CollectionSpec, error) {
 			spec, err := p.Spec(string(h))

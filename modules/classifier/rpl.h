@@ -58,7 +58,7 @@ static __always_inline struct cls_place cls_find_frame(struct kerb_pkt *pkt)
 
 #ifdef KERB_HOOK_XDP
 /* Byte by byte, for kernels without bpf_xdp_load_bytes(). */
-static __always_inline void cls_copy(kerb_ctx *ctx, struct cls_frame *f, __u32 off, __u32 len)
+static __always_inline void cls_copy(kerb_ctx *ctx, struct cls_frame *f, __u32 off, __u64 len)
 {
 	void *data = (void *)kerb_ctx_field(ctx, data) + (off & KERB_MAX_OFFSET), *end = (void *)kerb_ctx_field(ctx, data_end);
 
@@ -70,7 +70,7 @@ static __always_inline void cls_copy(kerb_ctx *ctx, struct cls_frame *f, __u32 o
 	}
 }
 
-static __always_inline int cls_load_frame(kerb_ctx *ctx, struct cls_frame *f, __u32 off, __u32 len)
+static __always_inline int cls_load_frame(kerb_ctx *ctx, struct cls_frame *f, __u32 off, __u64 len)
 {
 	if (KERB_HAS(xdp_load_bytes))
 		return bpf_xdp_load_bytes(ctx, off, f->b, len);
@@ -78,7 +78,7 @@ static __always_inline int cls_load_frame(kerb_ctx *ctx, struct cls_frame *f, __
 	return 0;
 }
 #else
-static __always_inline int cls_load_frame(kerb_ctx *ctx, struct cls_frame *f, __u32 off, __u32 len)
+static __always_inline int cls_load_frame(kerb_ctx *ctx, struct cls_frame *f, __u32 off, __u64 len)
 {
 	return bpf_skb_load_bytes(ctx, off, f->b, len);
 }
@@ -89,6 +89,7 @@ __noinline int cls_parse_frame(kerb_ctx *ctx, __u32 off, __u32 len)
 {
 	struct cls_work *w = cls_work();
 	struct cls_frame *f;
+	__u64 some;
 	int rc;
 
 	if (!w)
@@ -100,7 +101,9 @@ __noinline int cls_parse_frame(kerb_ctx *ctx, __u32 off, __u32 len)
 		len = CLS_FRAME_MAX;
 	if (!len)
 		return CLS_TRUNCATED;
-	if (cls_load_frame(ctx, f, off, len))
+	some = len - 1;
+	asm volatile("" : "+r"(some)); /* Linux 6.1 sees no bounds but in the register that is masked */
+	if (cls_load_frame(ctx, f, off, (some & CLS_FRAME_MAX) + 1))
 		return CLS_TRUNCATED;
 	f->end = len;
 	rc = cls_mac(f) ?: cls_lowpan(f);

@@ -16,17 +16,19 @@ struct {
 	__type(value, struct rsp_listener);
 } answers SEC(".maps");
 
-static __always_inline int icpt_answer(struct kerb_pkt *pkt, const struct icpt_found *k, struct icpt_counts *n)
+static __noinline int icpt_answer(struct kerb_pkt *pkt, __u32 class, struct icpt_counts *n)
 {
-	__u32 zero = 0, class = k->class;
+	__u32 zero = 0;
 	struct rsp_ports *p = bpf_map_lookup_elem(&ports, &zero);
-	struct rsp_request r = {.pkt = pkt, .payload = pkt->l4 + sizeof(struct udphdr)};
+	struct rsp_request r = {.pkt = pkt};
 	int verdict;
 
 	r.listener = bpf_map_lookup_elem(&answers, &class);
 	if (!p || !r.listener || !kerb_udp(pkt))
 		return KERB_NEXT;
+	kerb_forget(pkt);
 	r.slot = r.listener->slot;
+	r.payload = pkt->l4 + sizeof(struct udphdr);
 	verdict = rsp_respond(&r, p);
 	if (verdict == KERB_REPLY)
 		n->answered++;

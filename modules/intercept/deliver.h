@@ -290,8 +290,8 @@ static __always_inline int icpt_to_socket(struct kerb_pkt *pkt, const struct icp
 
 #endif
 
-/* Delivers a packet, and says what becomes of it here. What cannot be delivered passes. */
-static __always_inline int icpt_deliver(struct kerb_pkt *pkt, const struct icpt_found *k, struct icpt_flow *f, struct icpt_counts *n)
+/* Delivers a packet, and says what becomes of it here. What cannot be delivered passes. Not inlined: the stack is short. */
+static __noinline int icpt_deliver(struct kerb_pkt *pkt, const struct icpt_found *k, struct icpt_flow *f, struct icpt_counts *n)
 {
 	__u32 slot = k->ring, page = slot + 1, steal = k->action == ICPT_STEAL;
 	struct icpt_state *s = bpf_map_lookup_elem(&states, &page);

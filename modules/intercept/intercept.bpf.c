@@ -31,7 +31,7 @@ static __always_inline int act(struct kerb_pkt *pkt, const struct icpt_found *k,
 	n->bytes += pkt->len;
 	icpt_count_gap(n, f, k->time);
 	if (use_answers && direction == ICPT_INGRESS && k->action == ICPT_ANSWER)
-		return icpt_answer(pkt, k, n);
+		return icpt_answer(pkt, k->class, n);
 	switch (k->action) {
 	case ICPT_DROP:
 		return kerb_drop(pkt, KERB_DROP_POLICY);
