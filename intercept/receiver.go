@@ -218,6 +218,9 @@ func (r *Receiver) enter(answer opened, fds []int) error {
 	}
 	controls := mapControls(fds[ofControls])
 	closeAll(fds[ofStates:])
+	own := (1 + answer.Slot) * pageBytes / page * page
+	_ = unix.Mprotect(pages[page:max(own, page)], unix.PROT_NONE) // keeps stray writes of this process off the pages of other classes
+	_ = unix.Mprotect(pages[own+page:], unix.PROT_NONE)
 	s := (*state)(unsafe.Pointer(unsafe.SliceData(pages[(1+answer.Slot)*pageBytes:])))
 	atomic.StoreUint32(&s.Waiting, 0)
 	s.PID = uint32(unix.Gettid())
