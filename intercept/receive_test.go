@@ -269,6 +269,28 @@ func TestTellsThatTheClassWasTaken(t *testing.T) {
 	})
 }
 
+// A program that had stopped does not move the position of the one that has taken its class over.
+func TestLeavesTheRingToTheNext(t *testing.T) {
+	both(t, func(t *testing.T, open opener) {
+		m := newModule(t)
+		c := open(t, m, "ctrl", Adaptive, 2, false)
+		c.expect(t, "ready")
+		<-m.opened
+		m.emit(0, 2)
+		fd := m.kernel.Maps["ring"].FD()
+		end := *word(mapPage(t, fd, os.Getpagesize(), unix.PROT_READ))
+		scribble(t, fd, 0, end-8)
+		m.say(`{"event": "taken"}`)
+		c.start()
+		c.expect(t, packet(0, 0, 0), packet(1, 1, 0))
+		c.next(t) // the statistics, then it closes
+		c.lines.Scan()
+		if now := *word(mapPage(t, fd, 0, unix.PROT_READ)); now != end-8 {
+			t.Errorf("the position is %d, want %d", now, end-8)
+		}
+	})
+}
+
 func TestTellsWhyItWasRefused(t *testing.T) {
 	both(t, func(t *testing.T, open opener) {
 		m := newModule(t)
@@ -378,12 +400,17 @@ func TestBeginsAnewAfterNonsense(t *testing.T) {
 
 func scribble(t *testing.T, fd, at int, value uint64) {
 	t.Helper()
-	page, err := unix.Mmap(fd, int64(at), os.Getpagesize(), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	atomic.StoreUint64(word(mapPage(t, fd, at, unix.PROT_READ|unix.PROT_WRITE)), value)
+}
+
+func mapPage(t *testing.T, fd, at, rights int) []byte {
+	t.Helper()
+	page, err := unix.Mmap(fd, int64(at), os.Getpagesize(), rights, unix.MAP_SHARED)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer unix.Munmap(page)
-	atomic.StoreUint64(word(page), value)
+	t.Cleanup(func() { _ = unix.Munmap(page) })
+	return page
 }
 
 // A program can write the doorbell, its class's page, a position of the ring, and the ring of control messages with its own.

@@ -20,6 +20,7 @@ type ring struct {
 	consumer, producer *uint64
 	data               []byte // twice in a row, so that no record is broken
 	next               uint64 // behind what was given out
+	released           uint64 // what we have written to consumer last
 	lost               uint64 // as of the last record
 }
 
@@ -79,7 +80,15 @@ func (r *ring) close() {
 func (r *ring) pending() bool { return atomic.LoadUint64(r.producer) != r.next }
 
 // release lets the kernel write where the packets are that were given out.
-func (r *ring) release() { atomic.StoreUint64(r.consumer, r.next) }
+func (r *ring) release() {
+	if r.released != r.next || r.moved() {
+		atomic.StoreUint64(r.consumer, r.next)
+		r.released = r.next
+	}
+}
+
+// moved tells whether somebody else has written the consumer's position.
+func (r *ring) moved() bool { return atomic.LoadUint64(r.consumer) != r.released }
 
 // fetch gives out what there is, at most as many as fit.
 func (r *ring) fetch(packets []Packet) (n int) {

@@ -402,7 +402,7 @@ static int fetch(struct kerb_intercept *k, struct kerb_packet *packets, int max)
 
 	n += ring_fetch(&k->ring, packets + n, max - n);
 	if (!n) {
-		ring_release(&k->ring); /* of records that are none */
+		kerb_intercept_release(k); /* records that are none */
 		return 0;
 	}
 	now = kerb_intercept_now();
@@ -552,11 +552,23 @@ static int await(struct kerb_intercept *k, uint64_t until)
 	return 1;
 }
 
+/* is_taken tells whether the ring has become another program's, without taking the word off the connection. */
+static bool is_taken(const struct kerb_intercept *k)
+{
+	char line[LINE], event[NAME] = "";
+	ssize_t size = k->conn < 0 ? 0 : recv(k->conn, line, LINE - 1, MSG_DONTWAIT | MSG_PEEK);
+
+	line[size > 0 ? size : 0] = 0;
+	text(line, "event", event, sizeof(event));
+	return k->taken || !strcmp(event, "taken");
+}
+
 void kerb_intercept_release(struct kerb_intercept *k)
 {
 	if (k->xsk.fd >= 0)
 		xsk_release(&k->xsk);
-	ring_release(&k->ring);
+	if (!ring_moved(&k->ring) || !is_taken(k))
+		ring_release(&k->ring);
 }
 
 int kerb_intercept_receive(struct kerb_intercept *k, struct kerb_packet *packets, int max, int64_t timeout)
