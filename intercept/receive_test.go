@@ -7,13 +7,16 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"os/exec"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 )
 
 // consumer is a receiver of either language: it has opened a class, and begins when it is told. It writes lines as
@@ -21,6 +24,7 @@ import (
 type consumer struct {
 	begin io.WriteCloser
 	lines *bufio.Scanner
+	pid   int
 }
 
 func (c *consumer) start() { _, _ = c.begin.Write([]byte("\n")) }
@@ -78,7 +82,7 @@ func openC(t *testing.T, program string, m *module, class string, w Wait, count 
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
 	})
-	return &consumer{in, bufio.NewScanner(out)}
+	return &consumer{in, bufio.NewScanner(out), cmd.Process.Pid}
 }
 
 func openGo(t *testing.T, m *module, class string, w Wait, count int, controls bool) *consumer {
@@ -98,7 +102,7 @@ func openGo(t *testing.T, m *module, class string, w Wait, count int, controls b
 		m.say(`{"event": "taken"}`)
 		<-ended
 	})
-	return &consumer{told, bufio.NewScanner(lines)}
+	return &consumer{told, bufio.NewScanner(lines), os.Getpid()}
 }
 
 // receive is testdata/receive.c.
@@ -265,6 +269,28 @@ func TestTellsThatTheClassWasTaken(t *testing.T) {
 	})
 }
 
+// A program that had stopped does not move the position of the one that has taken its class over.
+func TestLeavesTheRingToTheNext(t *testing.T) {
+	both(t, func(t *testing.T, open opener) {
+		m := newModule(t)
+		c := open(t, m, "ctrl", Adaptive, 2, false)
+		c.expect(t, "ready")
+		<-m.opened
+		m.emit(0, 2)
+		fd := m.kernel.Maps["ring"].FD()
+		end := *word(mapPage(t, fd, os.Getpagesize(), unix.PROT_READ))
+		scribble(t, fd, 0, end-8)
+		m.say(`{"event": "taken"}`)
+		c.start()
+		c.expect(t, packet(0, 0, 0), packet(1, 1, 0))
+		c.next(t) // the statistics, then it closes
+		c.lines.Scan()
+		if now := *word(mapPage(t, fd, 0, unix.PROT_READ)); now != end-8 {
+			t.Errorf("the position is %d, want %d", now, end-8)
+		}
+	})
+}
+
 func TestTellsWhyItWasRefused(t *testing.T) {
 	both(t, func(t *testing.T, open opener) {
 		m := newModule(t)
@@ -346,5 +372,71 @@ func TestIdleReceiverSleeps(t *testing.T) {
 	}
 	if s := r.Stats(); s.Spun != before.Spun || s.Rested != before.Rested || s.Slept > before.Slept+2 {
 		t.Errorf("without packets the receiver did %+v, before it %+v", s, before)
+	}
+}
+
+// What a program has written that had the class before, harms the next one for as long as it takes to open the class.
+func TestBeginsAnewAfterNonsense(t *testing.T) {
+	for name, position := range map[string]uint64{"odd": 12345, "within a record": 24, "ahead": 1 << 40, "all bits": ^uint64(0)} {
+		t.Run(name, func(t *testing.T) {
+			both(t, func(t *testing.T, open opener) {
+				m := newModule(t)
+				m.emit(0, 3)
+				scribble(t, m.kernel.Maps["ring"].FD(), 0, position)
+				scribble(t, m.kernel.Maps["controls"].FD(), os.Getpagesize(), position)
+				c := open(t, m, "ctrl", Adaptive, 2, true)
+				c.expect(t, "ready")
+				lost := m.numbers().Lost
+				c.start()
+				m.emit(3, 5)
+				c.expect(t, packet(3, 3, 0), packet(4, 4, 0))
+				if n := m.numbers(); n.Lost != lost || n.Controls != 8 {
+					t.Errorf("%d packets were lost, %d control messages came, want 8", n.Lost-lost, n.Controls)
+				}
+			})
+		})
+	}
+}
+
+func scribble(t *testing.T, fd, at int, value uint64) {
+	t.Helper()
+	atomic.StoreUint64(word(mapPage(t, fd, at, unix.PROT_READ|unix.PROT_WRITE)), value)
+}
+
+func mapPage(t *testing.T, fd, at, rights int) []byte {
+	t.Helper()
+	page, err := unix.Mmap(fd, int64(at), os.Getpagesize(), rights, unix.MAP_SHARED)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Munmap(page) })
+	return page
+}
+
+// A program can write the doorbell, its class's page, a position of the ring, and the ring of control messages with its own.
+func TestOthersPagesAreHidden(t *testing.T) {
+	if os.Getpagesize() != pageBytes {
+		t.Skip("classes share pages of this size")
+	}
+	m := newModule(t)
+	c := openC(t, compileC(t, "receive.c"), m, "ctrl", Adaptive, 1, false)
+	c.expect(t, "ready")
+	maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", c.pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	writable := uint64(0)
+	for line := range strings.Lines(string(maps)) {
+		var from, to uint64
+		if !strings.Contains(line, "rw-s") || !strings.Contains(line, "bpf-map") {
+			continue
+		}
+		if _, err := fmt.Sscanf(line, "%x-%x", &from, &to); err != nil {
+			t.Fatal(err)
+		}
+		writable += (to - from) / pageBytes
+	}
+	if want := uint64(2 + 1 + 3); writable != want {
+		t.Errorf("%d pages, want %d:\n%s", writable, want, maps)
 	}
 }

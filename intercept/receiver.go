@@ -143,7 +143,7 @@ func Open(module, class string, o Options) (*Receiver, error) {
 // Close gives the class back.
 func (r *Receiver) Close() error {
 	if r.ring != nil {
-		r.ring.release()
+		r.release()
 		r.leave()
 	}
 	r.ring = nil
@@ -218,6 +218,9 @@ func (r *Receiver) enter(answer opened, fds []int) error {
 	}
 	controls := mapControls(fds[ofControls])
 	closeAll(fds[ofStates:])
+	own := (1 + answer.Slot) * pageBytes / page * page
+	_ = unix.Mprotect(pages[page:max(own, page)], unix.PROT_NONE) // keeps stray writes of this process off the pages of other classes
+	_ = unix.Mprotect(pages[own+page:], unix.PROT_NONE)
 	s := (*state)(unsafe.Pointer(unsafe.SliceData(pages[(1+answer.Slot)*pageBytes:])))
 	atomic.StoreUint32(&s.Waiting, 0)
 	s.PID = uint32(unix.Gettid())
@@ -236,7 +239,7 @@ func (r *Receiver) Receive(packets []Packet, timeout time.Duration) (int, error)
 	if r.ring == nil {
 		return 0, ErrClosed
 	}
-	r.ring.release()
+	r.release()
 	n := r.fetch(packets)
 	if n > 0 || timeout == 0 || len(packets) == 0 {
 		return n, nil
@@ -258,14 +261,30 @@ func (r *Receiver) Receive(packets []Packet, timeout time.Duration) (int, error)
 // Release gives packets back early, so that their room is free while the last ones are being worked on.
 func (r *Receiver) Release() {
 	if r.ring != nil {
+		r.release()
+	}
+}
+
+func (r *Receiver) release() {
+	if !r.ring.moved() || !r.isTaken() {
 		r.ring.release()
 	}
+}
+
+// isTaken tells whether the ring has become another program's, without taking the word off the connection.
+func (r *Receiver) isTaken() bool {
+	if r.taken || r.conn < 0 {
+		return r.taken
+	}
+	message, fds, _ := hear(r.conn, unix.MSG_DONTWAIT|unix.MSG_PEEK)
+	closeAll(fds)
+	return message.Event == "taken"
 }
 
 func (r *Receiver) fetch(packets []Packet) int {
 	n := r.ring.fetch(packets)
 	if n == 0 {
-		r.ring.release() // of records that are none
+		r.release() // records that are none
 		return 0
 	}
 	now := r.now()

@@ -20,6 +20,7 @@ type ring struct {
 	consumer, producer *uint64
 	data               []byte // twice in a row, so that no record is broken
 	next               uint64 // behind what was given out
+	released           uint64 // what we have written to consumer last
 	lost               uint64 // as of the last record
 }
 
@@ -39,9 +40,34 @@ func mapRing(fd, size int) (*ring, error) {
 	}
 	r := &ring{fd: fd, consumed: consumed, produced: produced, consumer: word(consumed), producer: word(produced),
 		data: produced[page:], lost: unknown}
-	r.next = atomic.LoadUint64(r.consumer)
+	r.next = r.begin()
+	r.release()
 	return r, nil
 }
+
+// begin is the position of the first record. A program that had the ring before may have left any, from which none would be found
+// again: then it is behind those that wait.
+func (r *ring) begin() uint64 {
+	from, end, size := atomic.LoadUint64(r.consumer), atomic.LoadUint64(r.producer), uint64(len(r.data)/2)
+	if from%8 != 0 {
+		return end
+	}
+	at := from
+	for end-at-1 < size {
+		length := lengthOf(atomic.LoadUint32((*uint32)(unsafe.Pointer(unsafe.SliceData(r.data[at&(size-1):])))))
+		if length < 16 { // the least is what only wakes
+			return end
+		}
+		at += length
+	}
+	if at != end {
+		return end
+	}
+	return from
+}
+
+// lengthOf is how far the next record is, by the first word of one.
+func lengthOf(head uint32) uint64 { return (ringHeader + uint64(head&^(busyBit|discardBit)) + 7) &^ 7 }
 
 func word(b []byte) *uint64 { return (*uint64)(unsafe.Pointer(unsafe.SliceData(b))) }
 
@@ -54,7 +80,15 @@ func (r *ring) close() {
 func (r *ring) pending() bool { return atomic.LoadUint64(r.producer) != r.next }
 
 // release lets the kernel write where the packets are that were given out.
-func (r *ring) release() { atomic.StoreUint64(r.consumer, r.next) }
+func (r *ring) release() {
+	if r.released != r.next || r.moved() {
+		atomic.StoreUint64(r.consumer, r.next)
+		r.released = r.next
+	}
+}
+
+// moved tells whether somebody else has written the consumer's position.
+func (r *ring) moved() bool { return atomic.LoadUint64(r.consumer) != r.released }
 
 // fetch gives out what there is, at most as many as fit.
 func (r *ring) fetch(packets []Packet) (n int) {
@@ -70,7 +104,7 @@ func (r *ring) fetch(packets []Packet) (n int) {
 			packets[n] = r.packet(at[ringHeader : ringHeader+size])
 			n++
 		}
-		r.next += (ringHeader + size + 7) &^ 7
+		r.next += lengthOf(head)
 	}
 	return n
 }

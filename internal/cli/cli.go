@@ -196,7 +196,11 @@ func (a *app) report(w io.Writer, cmd *cobra.Command, err error) int {
 	case isRejected && !a.verbose && rejected.Log != "":
 		saveLog(w, rejected.Log)
 	case errors.As(err, &notFound) && notFound.Name != "" && cmd.HasParent() && cmd.Parent().HasParent():
-		fmt.Fprintf(w, "Run %q for what there is.\n", cmd.Parent().CommandPath()+" list")
+		list, _, err := cmd.Parent().Find([]string{"list"})
+		if err != nil || list == cmd.Parent() { // commands of a package are about modules
+			list, _, _ = cmd.Root().Find([]string{"module", "list"})
+		}
+		fmt.Fprintf(w, "Run %q for what there is.\n", list.CommandPath())
 	}
 	return code
 }

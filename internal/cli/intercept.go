@@ -3,7 +3,9 @@
 package cli
 
 import (
+	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -11,6 +13,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/spf13/cobra"
 )
 
@@ -46,7 +49,7 @@ func (a *app) interceptCommand() *cobra.Command {
 		interceptQuery(a, "late", "Show the last packets that came after their deadline, and what the CPUs were doing", "late", printLate))
 }
 
-// interceptQuery reads a route of the module, which is called intercept unless said otherwise.
+// interceptQuery reads a route of a module, which need not be named where there is one of the package only.
 func interceptQuery[T any](a *app, verb, short, route string, table func(io.Writer, T)) *cobra.Command {
 	return &cobra.Command{
 		Use:               verb + " [MODULE]",
@@ -55,7 +58,10 @@ func interceptQuery[T any](a *app, verb, short, route string, table func(io.Writ
 		Args:              cobra.MaximumNArgs(1),
 		ValidArgsFunction: moduleKind().complete(a),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			name := append(args, "intercept")[0]
+			name, err := a.interceptModule(cmd.Context(), args)
+			if err != nil {
+				return err
+			}
 			data, err := a.call(cmd.Context(), http.MethodGet, "/v1/modules/"+url.PathEscape(name)+"/"+route, nil)
 			if err != nil {
 				return err
@@ -71,6 +77,29 @@ func interceptQuery[T any](a *app, verb, short, route string, table func(io.Writ
 			return a.print(cmd.OutOrStdout(), all, func(w io.Writer) { table(w, rows) })
 		},
 	}
+}
+
+func (a *app) interceptModule(ctx context.Context, args []string) (string, error) {
+	if len(args) > 0 {
+		return args[0], nil
+	}
+	all, err := fetch[[]v1alpha1.Module](ctx, a, "/v1/modules")
+	if err != nil {
+		return "", err
+	}
+	var names []string
+	for _, m := range all {
+		if m.Spec.Package == "intercept" {
+			names = append(names, m.Metadata.Name)
+		}
+	}
+	switch len(names) {
+	case 0:
+		return "", errors.New("there is no module of the package intercept: docs/intercept.md has one to apply")
+	case 1:
+		return names[0], nil
+	}
+	return "", fmt.Errorf("name one of the modules %s", strings.Join(names, ", "))
 }
 
 func printClasses(w io.Writer, all []interceptClass) {

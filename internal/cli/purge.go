@@ -91,7 +91,7 @@ func purgeFiles(cmd *cobra.Command, p paths.Paths) error {
 			err = errors.Join(err, e)
 		}
 	}
-	err = errors.Join(err, os.RemoveAll(p.ControlState()), os.RemoveAll(p.ControlSockets()))
+	err = errors.Join(err, os.RemoveAll(p.ControlState()), os.RemoveAll(p.ControlSockets()), os.RemoveAll(p.ModuleSockets()))
 	err = errors.Join(err, os.RemoveAll(p.Packages()))
 	for _, dir := range []string{p.State, p.Run} {
 		_ = os.Remove(dir) // not if there is more in it

@@ -5,7 +5,9 @@ package control
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"net"
+	"slices"
 	"sync"
 	"time"
 
@@ -99,12 +101,23 @@ func (d *door) accept(l *unixlisten.Listener, admit func(id uint64, fd int) erro
 // maxWaiting bounds the copies of connections.
 const maxWaiting = 64
 
+// evict ends the oldest connection: one that was refused, has gone or says nothing, as others are given maps within milliseconds.
+func (d *door) evict() {
+	id := slices.Min(slices.Collect(maps.Keys(d.waiting)))
+	conn := d.waiting[id]
+	delete(d.waiting, id)
+	_ = errors.Join(conn.CloseRead(), conn.CloseWrite(), conn.Close()) // the control plane's copy ends too
+}
+
 // admit hands a connection to the control plane, and keeps a copy for a while.
 func (d *door) admit(conn *net.UnixConn, admit func(id uint64, fd int) error) error {
 	d.mu.Lock()
-	if len(d.waiting) == maxWaiting || d.listener == nil {
+	if d.listener == nil {
 		d.mu.Unlock()
-		return errors.New("too many programs connect at once")
+		return net.ErrClosed
+	}
+	if len(d.waiting) == maxWaiting {
+		d.evict()
 	}
 	d.last++
 	id := d.last

@@ -47,9 +47,12 @@ func (p Paths) ControlSockets() string { return filepath.Join(p.Run, "control") 
 // ControlState is the directory of what control planes keep.
 func (p Paths) ControlState() string { return filepath.Join(p.State, "control") }
 
+// ModuleSockets is the directory of the sockets that programs find modules by.
+func (p Paths) ModuleSockets() string { return filepath.Join(p.Run, "modules") }
+
 // ModuleSocket is where programs find the module of that name, if its package offers a socket.
 func (p Paths) ModuleSocket(module string) string {
-	return filepath.Join(p.Run, "modules", module+".sock")
+	return filepath.Join(p.ModuleSockets(), module+".sock")
 }
 
 // Packages is the directory of packages that were pulled, an OCI image layout.

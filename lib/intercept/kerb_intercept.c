@@ -101,6 +101,20 @@ static void unmap_controls(struct controls *c)
 	c->producer = NULL;
 }
 
+/* sound tells whether what waits are messages: a program that had the class before may have left anything. */
+static bool sound(const struct controls *c)
+{
+	const uint32_t want[2] = { sizeof(struct icpt_control), 0 };
+	unsigned long at = __atomic_load_n(c->consumer, __ATOMIC_ACQUIRE), end = *c->producer;
+
+	if (at % 8 || end - at > c->size)
+		return false;
+	for (; at != end && end - at <= c->size; at += sizeof(want) + sizeof(struct icpt_control))
+		if (memcmp(c->data + (at & (c->size - 1)), want, sizeof(want)))
+			return false;
+	return at == end;
+}
+
 /* A kernel before 6.1 has no such ring, and hands over something else: there are no control messages then. */
 static void map_controls(struct controls *c, int fd)
 {
@@ -118,6 +132,8 @@ static void map_controls(struct controls *c, int fd)
 	c->consumer = consumer;
 	c->producer = producer;
 	c->data = (uint8_t *)producer + page;
+	if (!sound(c))
+		__atomic_store_n(c->producer, __atomic_load_n(c->consumer, __ATOMIC_ACQUIRE), __ATOMIC_RELEASE);
 }
 
 static int map_pages(struct kerb_intercept *k, int fd, off_t at, size_t size)
@@ -129,6 +145,17 @@ static int map_pages(struct kerb_intercept *k, int fd, off_t at, size_t size)
 	if (k->pages == MAP_FAILED)
 		return fail(errno, "map the state of class %s: %s", k->class_name, strerror(errno));
 	return 0;
+}
+
+/* hide_others keeps stray writes of this process off the pages of other classes. */
+static void hide_others(const struct kerb_intercept *k)
+{
+	size_t page = (size_t)sysconf(_SC_PAGESIZE), own = (1 + k->slot) * ICPT_PAGE / page * page;
+
+	if (own > page)
+		mprotect(k->pages + page, own - page, PROT_NONE);
+	if (own + page < k->pages_size)
+		mprotect(k->pages + own + page, k->pages_size - own - page, PROT_NONE);
 }
 
 /* go_on takes this receiver's numbers along into a new page. */
@@ -162,6 +189,7 @@ static int enter(struct kerb_intercept *k, const char *answer, const int *fds)
 		k->pages = old.pages;
 		return code;
 	}
+	hide_others(k);
 	k->state = (void *)(k->pages + (1 + k->slot) * ICPT_PAGE);
 	k->generation = k->state->generation;
 	k->state->waiting = 0;
@@ -374,7 +402,7 @@ static int fetch(struct kerb_intercept *k, struct kerb_packet *packets, int max)
 
 	n += ring_fetch(&k->ring, packets + n, max - n);
 	if (!n) {
-		ring_release(&k->ring); /* of records that are none */
+		kerb_intercept_release(k); /* records that are none */
 		return 0;
 	}
 	now = kerb_intercept_now();
@@ -524,11 +552,23 @@ static int await(struct kerb_intercept *k, uint64_t until)
 	return 1;
 }
 
+/* is_taken tells whether the ring has become another program's, without taking the word off the connection. */
+static bool is_taken(const struct kerb_intercept *k)
+{
+	char line[LINE], event[NAME] = "";
+	ssize_t size = k->conn < 0 ? 0 : recv(k->conn, line, LINE - 1, MSG_DONTWAIT | MSG_PEEK);
+
+	line[size > 0 ? size : 0] = 0;
+	text(line, "event", event, sizeof(event));
+	return k->taken || !strcmp(event, "taken");
+}
+
 void kerb_intercept_release(struct kerb_intercept *k)
 {
 	if (k->xsk.fd >= 0)
 		xsk_release(&k->xsk);
-	ring_release(&k->ring);
+	if (!ring_moved(&k->ring) || !is_taken(k))
+		ring_release(&k->ring);
 }
 
 int kerb_intercept_receive(struct kerb_intercept *k, struct kerb_packet *packets, int max, int64_t timeout)

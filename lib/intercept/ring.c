@@ -11,6 +11,32 @@
 #include "connection.h"
 #include "record.h"
 
+/* ring_step is how far the next record is, by the first word of one. */
+static unsigned long ring_step(uint32_t head)
+{
+	uint32_t size = head & ~(BPF_RINGBUF_BUSY_BIT | BPF_RINGBUF_DISCARD_BIT);
+
+	return (BPF_RINGBUF_HDR_SZ + size + 7) & ~7UL;
+}
+
+/* ring_begin is the position of the first record. A program that had the ring before may have left any, from which none would be
+ * found again: then it is behind those that wait. */
+static unsigned long ring_begin(const struct ring *r)
+{
+	unsigned long from = __atomic_load_n(r->consumer, __ATOMIC_ACQUIRE), end = __atomic_load_n(r->producer, __ATOMIC_ACQUIRE), at = from;
+
+	if (at % 8)
+		return end;
+	while (end - at - 1 < r->mask + 1) {
+		unsigned long step = ring_step(*(const volatile uint32_t *)(r->data + (at & r->mask)));
+
+		if (step < 16) /* the least is what only wakes */
+			return end;
+		at += step;
+	}
+	return at == end ? from : end;
+}
+
 int ring_map(struct ring *r, int fd, size_t size)
 {
 	size_t page = (size_t)sysconf(_SC_PAGESIZE);
@@ -29,7 +55,8 @@ int ring_map(struct ring *r, int fd, size_t size)
 		return fail(code, "map a ring of %zu bytes: %s", size, strerror(code));
 	}
 	r->data = (const uint8_t *)r->producer + page;
-	r->next = __atomic_load_n(r->consumer, __ATOMIC_ACQUIRE);
+	r->next = ring_begin(r);
+	ring_release(r);
 	return 0;
 }
 
@@ -69,7 +96,7 @@ int ring_fetch(struct ring *r, struct kerb_packet *packets, int max)
 			break;
 		if (!(head & BPF_RINGBUF_DISCARD_BIT) && size >= sizeof(struct icpt_record))
 			packets[n++] = packet_of(r, (const void *)(at + BPF_RINGBUF_HDR_SZ));
-		r->next += (BPF_RINGBUF_HDR_SZ + size + 7) & ~7UL;
+		r->next += ring_step(head);
 	}
 	return n;
 }

@@ -16,6 +16,7 @@ struct ring {
 	const unsigned long *producer;
 	const uint8_t *data;		/* twice in a row, so that no record is broken */
 	unsigned long mask, next;	/* next: behind what was given out */
+	unsigned long released;		/* what we have written to consumer last */
 	uint64_t lost;			/* as of the last record; UINT64_MAX: there was none yet */
 	size_t length;			/* mapped behind the consumer's page */
 };
@@ -30,10 +31,18 @@ static inline bool ring_pending(const struct ring *r)
 	return __atomic_load_n(r->producer, __ATOMIC_ACQUIRE) != r->next;
 }
 
+/* ring_moved tells whether somebody else has written the consumer's position. */
+static inline bool ring_moved(const struct ring *r)
+{
+	return __atomic_load_n(r->consumer, __ATOMIC_RELAXED) != r->released;
+}
+
 static inline void ring_release(struct ring *r)
 {
-	if (*r->consumer != r->next)
-		__atomic_store_n(r->consumer, r->next, __ATOMIC_RELEASE);
+	if (r->released == r->next && !ring_moved(r))
+		return;
+	__atomic_store_n(r->consumer, r->next, __ATOMIC_RELEASE);
+	r->released = r->next;
 }
 
 struct xsk_queue {

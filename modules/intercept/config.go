@@ -89,7 +89,7 @@ func parseConfig(raw json.RawMessage) (*config, error) {
 			rings++
 		}
 		if rings > maxRings {
-			return nil, within(i, &sdk.ConfigError{Field: "action", Reason: fmt.Sprintf("more than %d classes are delivered to programs; take a ring from another class", maxRings)})
+			return nil, within(i, &sdk.ConfigError{Field: "action", Reason: fmt.Sprintf("more than %d classes can be opened by programs: let one of them pass, drop, mark or answer, without a ring", maxRings)})
 		}
 	}
 	return c, nil

@@ -97,3 +97,22 @@ func TestHistogram(t *testing.T) {
 		t.Error("quantiles of nothing")
 	}
 }
+
+// Deadlines that were missed are told once, also when a program brings its numbers along into a new configuration.
+func TestMissesAreToldOnce(t *testing.T) {
+	f := compileConfig(t, threeClasses)
+	p := &pages{make([]byte, (1+maxRings)*pageBytes)}
+	s := p.state(f.class("ctrl").slot)
+	w := newWatch(f, p)
+	s.Late, s.Lates, s.Last[0].T2 = 7, 1, w.begun-1
+	if got := w.misses(); len(got) != 0 {
+		t.Errorf("numbers that were brought along: %+v", got)
+	}
+	s.Late, s.Lates, s.Last[1].T2 = 9, 2, w.begun+1
+	if got := w.misses(); len(got) != 1 || got[0].Packets != 2 || got[0].Class != "ctrl" {
+		t.Errorf("two packets were late: %+v", got)
+	}
+	if got := w.misses(); len(got) != 0 {
+		t.Errorf("again: %+v", got)
+	}
+}

@@ -54,18 +54,23 @@ func (cs *consumers) has(class string) bool { return cs.of(class) != nil }
 
 // take makes c the consumer of a class. Another one is told, if c takes over.
 func (cs *consumers) take(class string, c *consumer, takeover bool) error {
+	other, err := cs.replace(class, c, takeover)
+	if err == nil && other != nil { // it may not read: other classes do not wait for it
+		_ = other.client.Send(event{"taken"})
+		_ = other.client.Close()
+	}
+	return err
+}
+
+func (cs *consumers) replace(class string, c *consumer, takeover bool) (*consumer, error) {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
 	other := cs.open[class]
 	if other != nil && !takeover {
-		return fmt.Errorf("class %s has a consumer (pid %d): end it, or open it with takeover", class, other.pid)
-	}
-	if other != nil {
-		_ = other.client.Send(event{"taken"})
-		_ = other.client.Close()
+		return nil, fmt.Errorf("class %s has a consumer (pid %d): end it, or open it with takeover", class, other.pid)
 	}
 	cs.open[class] = c
-	return nil
+	return other, nil
 }
 
 // leave tells whether the class has no consumer now.

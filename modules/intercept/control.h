@@ -24,6 +24,19 @@ struct {
 
 #define ICPT_AT_ONCE 16 /* messages of a class that one packet waits for */
 
+/* What is no message, the kernel skips by itself: up to 131,072 in milliseconds. Where that takes longer than messages do, the class
+ * has a rest of a thousand times as long. */
+#define ICPT_DRAIN_NS 200000
+#define ICPT_REST     1000
+
+/* By slot: no control messages are taken before, ns. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, ICPT_RINGS);
+	__type(key, __u32);
+	__type(value, __u64);
+} rests SEC(".maps");
+
 struct icpt_draining {
 	__u32 slot, done;
 	struct icpt_shared *shared;
@@ -105,17 +118,22 @@ static long icpt_message(struct bpf_dynptr *from, struct icpt_draining *d)
 	if (!t || !s || slot >= ICPT_RINGS)
 		return 1;
 	class = t->of_ring[slot];
-	if (class < ICPT_CLASSES && !bpf_dynptr_read(&m, sizeof(m), from, 0, 0))
+	if (class < ICPT_CLASSES && !bpf_dynptr_read(&m, sizeof(m), from, 0, 0)) {
+		__sync_fetch_and_add(&t->version, 1);
 		icpt_set(t, &t->classes[class], s, &m);
+		__sync_fetch_and_add(&t->version, 1);
+	}
 	return ++d->done >= ICPT_AT_ONCE;
 }
 
 static long icpt_drain(__u32 slot, struct icpt_draining *d)
 {
 	__u32 bit = 1U << (slot & 31);
+	__u64 start = bpf_ktime_get_ns(), took;
+	__u64 *until = bpf_map_lookup_elem(&rests, &slot);
 	void *ring;
 
-	if (!(d->shared->doorbell & bit))
+	if (!(d->shared->doorbell & bit) || !until || start < *until)
 		return 0;
 	__sync_fetch_and_and(&d->shared->doorbell, ~bit);
 	ring = bpf_map_lookup_elem(&controls, &slot);
@@ -124,6 +142,9 @@ static long icpt_drain(__u32 slot, struct icpt_draining *d)
 	d->slot = slot;
 	d->done = 0;
 	bpf_user_ringbuf_drain(ring, icpt_message, d, BPF_RB_NO_WAKEUP);
+	took = bpf_ktime_get_ns() - start;
+	if (took > ICPT_DRAIN_NS)
+		*until = start + took * ICPT_REST;
 	if (d->done >= ICPT_AT_ONCE) /* the next packet goes on */
 		__sync_fetch_and_or(&d->shared->doorbell, bit);
 	return 0;
@@ -134,15 +155,11 @@ static __noinline void icpt_take_controls(struct icpt_shared *shared)
 {
 	struct icpt_table *t = icpt_table();
 	struct icpt_draining d = {.shared = shared};
-	__u32 version;
 
-	if (!t)
-		return;
-	version = t->version;
-	if (version & 1 || __sync_val_compare_and_swap(&t->version, version, version + 1) != version)
+	if (!t || __sync_val_compare_and_swap(&t->draining, 0, 1))
 		return;
 	bpf_loop(ICPT_RINGS, icpt_drain, &d, 0);
-	__sync_fetch_and_add(&t->version, 1);
+	__sync_lock_test_and_set(&t->draining, 0);
 }
 
 #endif

@@ -169,6 +169,37 @@ func TestHostileControls(t *testing.T) {
 	})
 }
 
+// A ring full of what is no message is skipped by the kernel, as far as its producer says, and then not looked at for a while: packets
+// do not wait for it each time. Messages of other classes are taken.
+func TestSkippedControls(t *testing.T) {
+	onHooks(t, threeClasses, func(t *testing.T, k *kernel) {
+		r, c, other := k.open("data"), k.commander("ctrl"), k.commander("data")
+		data := c.producer[os.Getpagesize():]
+		for at := 0; at < len(data); at += 8 {
+			*(*uint32)(unsafe.Pointer(&data[at])) = 1 << 30 // discarded, without a length
+		}
+		atomic.StoreUint64(word(c.producer), 1<<40)
+		f := datagram(8080, "1234DATA").bytes()
+		c.ring()
+		k.run(f)
+		skipped := atomic.LoadUint64(word(c.consumer))
+		for range 10 {
+			c.ring()
+			k.run(f)
+		}
+		if now := atomic.LoadUint64(word(c.consumer)); skipped == 0 || now != skipped {
+			t.Errorf("the kernel skipped %d bytes with the first packet, %d with those behind it", skipped, now-skipped)
+		}
+		if n := r.drain(); n != 11 {
+			t.Errorf("%d records of the other class, want 11", n)
+		}
+		other.send(control64{Op: opStop})
+		if k.run(f); r.drain() != 0 {
+			t.Error("the other class does not take messages")
+		}
+	})
+}
+
 // A packet meets all of a message or nothing of it, though another CPU makes the change at that time: the class wants A first or
 // B second in turn, so that A then B always belongs to it, and B then A never.
 func TestNoTornClass(t *testing.T) {

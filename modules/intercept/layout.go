@@ -45,7 +45,7 @@ type classEntry struct {
 }
 
 type tableEntry struct {
-	Zero                            uint64
+	Draining                        uint64
 	Version, N, AnyPort, Directions uint32
 	Ports                           [2048]uint32
 	OfRing                          [maxRings]uint8

@@ -28,7 +28,7 @@
  * BUSY, bit 30 DISCARD (skip it: it was only to wake you), the rest the length: struct icpt_record and a step of icpt_steps).
  * The descriptor can be polled: EPOLLIN when there is a record; it is woken only for one that waits, see icpt_state.
  * states: BPF_MAP_TYPE_ARRAY, mappable. Bytes 0 to 4095 are struct icpt_shared; (1 + slot) * 4096 is the struct icpt_state of the
- * class. Offsets in mmap(2) are multiples of the page size, which may be larger.
+ * class; leave the others alone. Offsets in mmap(2) are multiples of the page size, which may be larger.
  * controls: BPF_MAP_TYPE_USER_RINGBUF of ICPT_CONTROLS bytes (Linux 6.1): map page 0 (consumer position, read only), page 1
  * (producer position) and data pages twice, both read and write (see libbpf, user_ring_buffer). Messages are struct icpt_control;
  * after one is submitted, set bit slot of icpt_shared.doorbell, atomically. The next packet that the

@@ -10,6 +10,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/kerb-edge/kerb/sdk"
 )
 
@@ -68,11 +70,14 @@ func (f *Intercept) dismiss(pages *pages) {
 type watch struct {
 	of    *Intercept
 	pages *pages
+	begun uint64 // ns of CLOCK_MONOTONIC
 	seen  [maxRings]uint64
 }
 
 func newWatch(f *Intercept, pages *pages) *watch {
-	w := &watch{of: f, pages: pages}
+	var now unix.Timespec
+	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &now)
+	w := &watch{of: f, pages: pages, begun: uint64(now.Nano())}
 	for slot := range w.seen {
 		w.seen[slot] = pages.state(slot).Late
 	}
@@ -98,7 +103,11 @@ func (w *watch) misses() (out []Miss) {
 			continue
 		}
 		s := w.pages.state(c.slot).copy()
-		out = append(out, Miss{c.Name, s.Deadline, n - before, s.Last[(s.Lates-1)%lates].report(c.Name)})
+		last := &s.Last[(s.Lates-1)%lates]
+		if last.T2 < w.begun { // a program has brought its numbers along into a new configuration
+			continue
+		}
+		out = append(out, Miss{c.Name, s.Deadline, n - before, last.report(c.Name)})
 	}
 	return out
 }

@@ -51,6 +51,7 @@ func TestPurge(t *testing.T) {
 			n.checkPurged(o)
 			n.start() // the desired state is still there
 			n.settled(map[string]int{"stamp": 1, "count": 4})
+			n.apply(module("icpt", "intercept", "app=web", stealing(ctrlPort))) // has a socket
 			o = n.objects()
 			end(n)
 			n.must("purge", append(n.flags(), "--all")...)
