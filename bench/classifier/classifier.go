@@ -34,17 +34,19 @@ func init() {
 		Loads: []string{
 			"mlp-4-3-2-1/int8", "mlp-16-32-16-2/int8", "mlp-64-64-32-4/int8", "mlp-4-3-2-1/q15", "mlp-16-32-16-2/q15", "mlp-64-64-32-4/q15",
 			"forest-10x10", "rpl/1s", "rpl/5s", "rpl/10s",
+			"per-packet/rpl-hello-10s", "per-packet/mlp-16-32-16-2", "per-packet/rpl-floods-10s", "change/rpl-floods-10s",
 		},
-		QuickLoads: []string{"mlp-4-3-2-1/int8", "mlp-64-64-32-4/int8", "forest-10x10", "rpl/10s"},
+		QuickLoads: []string{"mlp-4-3-2-1/int8", "forest-10x10", "rpl/1s"},
 		Run:        run,
 	})
 }
 
 // experiment is one run: the engine in the kernel and the program in user space.
 type experiment struct {
-	run    *bench.Run
-	kernel *inference.Kernel
-	dir    string
+	run     *bench.Run
+	kernel  *inference.Kernel
+	dir     string
+	wasLive bool // frames were sent
 }
 
 func run(ctx context.Context, r *bench.Run) (err error) {
@@ -67,13 +69,24 @@ func run(ctx context.Context, r *bench.Run) (err error) {
 	}
 	r.Note("user is scalar C of the same arithmetic, user-best the same in vectors, both by clang -O3 -march=native; the quickest of several runs counts, " +
 		"in the kernel too, less the call of an empty program")
+	if e.wasLive {
+		r.Note("frames: kernel and user are chains with the classifier, its model in the data plane and in the control plane, none has the classifier "+
+			"without a model, bare is without it. Sender, chain and receiver share a CPU, and a batch of %d waits for the one before. lossfree_rate is "+
+			"that of the best turn of a round; few turns have the end of a window in them, while cpu is of all turns, and control_cpu what the agent and "+
+			"the control planes took beside", batchLen)
+	}
 	return nil
 }
 
 func (e *experiment) load(ctx context.Context, load string) error {
 	kind, rest, _ := strings.Cut(load, "/")
-	if kind == "rpl" {
+	switch kind {
+	case "rpl":
 		return e.rpl(ctx, rest)
+	case "per-packet":
+		return e.perPacket(ctx, load, rest)
+	case "change":
+		return e.change(ctx, load, rest)
 	}
 	shape, arguments, err := e.prepare(kind, rest)
 	if err != nil {
@@ -94,17 +107,24 @@ func (e *experiment) prepare(kind, arithmetic string) (*model.Document, []string
 		d, err2 := strconv.Atoi(depth)
 		return forest(t, d), []string{"forest", "scalar", trees, depth}, errors.Join(err1, err2)
 	}
-	var widths []int
-	arguments := []string{"mlp", arithmetic, "scalar"}
+	widths, err := parseWidths(shape)
+	if err != nil {
+		return nil, nil, err
+	}
+	d, err := network(arithmetic, widths)
+	return d, append([]string{"mlp", arithmetic, "scalar"}, strings.Split(shape, "-")...), err
+}
+
+// parseWidths reads "4-3-2-1".
+func parseWidths(shape string) (widths []int, err error) {
 	for _, w := range strings.Split(shape, "-") {
 		n, err := strconv.Atoi(w)
 		if err != nil {
-			return nil, nil, err
+			return nil, err
 		}
-		widths, arguments = append(widths, n), append(arguments, w)
+		widths = append(widths, n)
 	}
-	d, err := network(arithmetic, widths)
-	return d, arguments, err
+	return widths, nil
 }
 
 // put loads a model, and gives it features to work on.

@@ -47,7 +47,10 @@ func (e *experiment) rpl(ctx context.Context, window string) error {
 	if err := e.put(d); err != nil {
 		return err
 	}
-	return e.run.Interleave(ctx, "rpl/"+window, e.trials([]string{"window", "scalar"}, e.kernel.Window)...)
+	if err := e.run.Interleave(ctx, "rpl/"+window, e.trials([]string{"window", "scalar"}, e.kernel.Window)...); err != nil {
+		return err
+	}
+	return e.live(ctx, "rpl/"+window, window, "window", d)
 }
 
 // decide runs the model on all rows, in the kernel.
