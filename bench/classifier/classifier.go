@@ -19,6 +19,7 @@ import (
 
 	"github.com/kerb-edge/kerb/bench"
 	"github.com/kerb-edge/kerb/bench/inference"
+	"github.com/kerb-edge/kerb/internal/scratch"
 	"github.com/kerb-edge/kerb/internal/traffic"
 	"github.com/kerb-edge/kerb/modules/classifier/model"
 )
@@ -51,7 +52,7 @@ type experiment struct {
 
 func run(ctx context.Context, r *bench.Run) (err error) {
 	e := &experiment{run: r}
-	if e.dir, err = os.MkdirTemp("", "kerb-bench-classifier-"); err != nil {
+	if e.dir, err = scratch.Dir(); err != nil {
 		return err
 	}
 	defer os.RemoveAll(e.dir)
