@@ -14,10 +14,10 @@ import (
 	"github.com/kerb-edge/kerb/internal/traffic"
 )
 
-// Changes of the model in a round: 10,000 in all.
+// Changes of the model in a round.
 const (
-	changes      = 2000
-	changesQuick = 100
+	changes      = 100
+	changesQuick = 20
 )
 
 // change replaces a model, which judges each packet, through the agent as fast as it can while frames flow.
@@ -26,7 +26,7 @@ func (e *experiment) change(ctx context.Context, load, name string) error {
 	if err != nil {
 		return err
 	}
-	b, err := openBorder("kernel", "10s", "packet", d)
+	b, err := openBorder("kernel", "1s", "packet", d)
 	if err != nil {
 		return err
 	}
@@ -61,7 +61,7 @@ func (e *experiment) changes(ctx context.Context, b *border, load string) ([]ben
 		{Metric: "replacements", Stat: "sum", Unit: "count", Value: float64(wanted)},
 		{Metric: "swap_time", Stat: "p50", Unit: "ms", Value: bench.Median(took)},
 		{Metric: "sent", Stat: "sum", Unit: "count", Value: float64(f.sent)},
-		{Metric: "lossfree_rate", Stat: "p50", Unit: "1/s", Value: f.largest()},
+		{Metric: "lossfree_rate", Stat: "p50", Unit: "1/s", Value: f.rate()},
 		{Metric: "lost", Stat: "sum", Unit: "count", Value: float64(f.lost)},
 	}, e.account(b, &f, load)
 }

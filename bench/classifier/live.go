@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 
@@ -25,7 +24,7 @@ type lengths struct{ turn, round time.Duration }
 
 func (e *experiment) lengths(window time.Duration) lengths {
 	if e.run.Quick {
-		return lengths{5 * time.Millisecond, 800 * time.Millisecond}
+		return lengths{5 * time.Millisecond, 1100 * time.Millisecond}
 	}
 	return lengths{20 * time.Millisecond, max(2*time.Second, window+window/10)}
 }
@@ -158,29 +157,40 @@ func (e *experiment) round(ctx context.Context, load string, borders []*border, 
 	return nil
 }
 
+// takeTurns begins each time with another config, and once before it counts.
 func takeTurns(ctx context.Context, borders []*border, flows []flow, l lengths) error {
-	for start := time.Now(); time.Since(start) < l.round; {
-		for i, b := range borders {
-			if err := errors.Join(ctx.Err(), b.turn(l.turn, &flows[i])); err != nil {
-				return fmt.Errorf("%s: %w", b.config, err)
+	n, warm := len(borders), make([]flow, len(borders))
+	start := time.Now()
+	for cycle := 0; cycle == 0 || time.Since(start) < l.round; cycle++ {
+		for i := range n {
+			at := (cycle + i) % n
+			f := &flows[at]
+			if cycle == 0 {
+				f = &warm[at]
+			}
+			if err := errors.Join(ctx.Err(), borders[at].turn(l.turn, f)); err != nil {
+				return fmt.Errorf("%s: %w", borders[at].config, err)
 			}
 		}
+	}
+	for i := range n {
+		flows[i].lost += warm[i].lost
 	}
 	return nil
 }
 
-// largest is the best rate at which nothing was lost, 0 if there was none.
-func (f *flow) largest() float64 {
+// rate is what a quarter of the turns that lost nothing surpass, 0 if there was none: in others somebody else had the CPU.
+func (f *flow) rate() float64 {
 	if len(f.rates) == 0 {
 		return 0
 	}
-	return slices.Max(f.rates)
+	return bench.Percentile(f.rates, 75)
 }
 
 // samples of a round; control is in CPUs.
 func (f *flow) samples(control float64) []bench.Sample {
 	return []bench.Sample{
-		{Metric: "lossfree_rate", Stat: "p50", Unit: "1/s", Value: f.largest()},
+		{Metric: "lossfree_rate", Stat: "p50", Unit: "1/s", Value: f.rate()},
 		{Metric: "cpu", Stat: "p50", Unit: "us per frame", Value: f.cpu.Seconds() * 1e6 / float64(f.sent)},
 		{Metric: "control_cpu", Stat: "p50", Unit: "ms per s", Value: control * 1e3},
 		{Metric: "lost", Stat: "sum", Unit: "count", Value: float64(f.lost)},
@@ -196,25 +206,34 @@ func (e *experiment) account(b *border, f *flow, load string) error {
 		return nil
 	}
 	n, err := b.counters()
+	for tries := 0; err == nil && n["evaluated"] == 0 && b.config == "user" && tries < 20; tries++ { // it reads windows now and then
+		time.Sleep(50 * time.Millisecond)
+		n, err = b.counters()
+	}
 	if err != nil {
 		return err
 	}
 	if n["messages"] != b.sent {
 		e.run.Unsound("%s, %s: the classifier counted %d messages, %d were sent", load, b.config, n["messages"], b.sent)
 	}
-	if judged := n["evaluated"] > 0; judged != (b.config != "none") {
+	if judged := n["evaluated"] > 0; judged != (b.config != "none") && !e.tooShort(load) {
 		e.run.Unsound("%s, %s: the model was asked %d times", load, b.config, n["evaluated"])
 	}
 	return nil
 }
 
-// perPacket has the model asked for each packet, over windows of 10 s.
+// tooShort tells that no window need have ended: rounds of a quick run are shorter than those of 5 and 10 s.
+func (e *experiment) tooShort(load string) bool {
+	return e.run.Quick && (load == "rpl/5s" || load == "rpl/10s")
+}
+
+// perPacket has the model asked for each packet, over windows of 1 s.
 func (e *experiment) perPacket(ctx context.Context, load, name string) error {
 	d, err := liveModel(name)
 	if err != nil {
 		return err
 	}
-	return e.live(ctx, load, "10s", "packet", d)
+	return e.live(ctx, load, "1s", "packet", d)
 }
 
 // liveModel is a shipped model, or a perceptron of random weights of a shape on as many features of the extractor.
