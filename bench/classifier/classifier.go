@@ -3,7 +3,9 @@
 // Package classifier is `kerb bench classifier`: inference in the kernel against user space. mlp-* and forest-* are one
 // inference, against the same arithmetic in C, scalar (user) and in vectors (user-best). rpl/* are the published windows: their
 // accuracy, agreement with floating point, and the evaluation of the 12 sources of a window, against three system calls per
-// source (user, as published) and one for all (user-best).
+// source (user, as published) and one for all (user-best), and what frames find that go through a chain with the model in the kernel,
+// in the control plane (user), with the classifier but no model (none), and without it (bare). per-packet/* have the model asked for
+// each frame, change/* replace it while frames flow.
 package classifier
 
 import (
@@ -19,6 +21,7 @@ import (
 
 	"github.com/kerb-edge/kerb/bench"
 	"github.com/kerb-edge/kerb/bench/inference"
+	"github.com/kerb-edge/kerb/internal/scratch"
 	"github.com/kerb-edge/kerb/internal/traffic"
 	"github.com/kerb-edge/kerb/modules/classifier/model"
 )
@@ -34,22 +37,24 @@ func init() {
 		Loads: []string{
 			"mlp-4-3-2-1/int8", "mlp-16-32-16-2/int8", "mlp-64-64-32-4/int8", "mlp-4-3-2-1/q15", "mlp-16-32-16-2/q15", "mlp-64-64-32-4/q15",
 			"forest-10x10", "rpl/1s", "rpl/5s", "rpl/10s",
+			"per-packet/rpl-hello-1s", "per-packet/mlp-16-32-16-2", "per-packet/rpl-floods-1s", "change/rpl-floods-1s",
 		},
-		QuickLoads: []string{"mlp-4-3-2-1/int8", "mlp-64-64-32-4/int8", "forest-10x10", "rpl/10s"},
+		QuickLoads: []string{"mlp-4-3-2-1/int8", "forest-10x10", "rpl/1s"},
 		Run:        run,
 	})
 }
 
 // experiment is one run: the engine in the kernel and the program in user space.
 type experiment struct {
-	run    *bench.Run
-	kernel *inference.Kernel
-	dir    string
+	run     *bench.Run
+	kernel  *inference.Kernel
+	dir     string
+	wasLive bool // frames were sent
 }
 
 func run(ctx context.Context, r *bench.Run) (err error) {
 	e := &experiment{run: r}
-	if e.dir, err = os.MkdirTemp("", "kerb-bench-classifier-"); err != nil {
+	if e.dir, err = scratch.Dir(); err != nil {
 		return err
 	}
 	defer os.RemoveAll(e.dir)
@@ -67,13 +72,24 @@ func run(ctx context.Context, r *bench.Run) (err error) {
 	}
 	r.Note("user is scalar C of the same arithmetic, user-best the same in vectors, both by clang -O3 -march=native; the quickest of several runs counts, " +
 		"in the kernel too, less the call of an empty program")
+	if e.wasLive {
+		r.Note("frames: kernel and user are chains with the classifier, its model in the data plane and in the control plane, none has the classifier "+
+			"without a model, bare is without it. Sender, chain and receiver share a CPU, and a batch of %d waits for the one before. lossfree_rate is "+
+			"what a quarter of the turns of a round surpass; few turns have the end of a window in them, while cpu is of all turns, and control_cpu what the agent and "+
+			"the control planes took beside", batchLen)
+	}
 	return nil
 }
 
 func (e *experiment) load(ctx context.Context, load string) error {
 	kind, rest, _ := strings.Cut(load, "/")
-	if kind == "rpl" {
+	switch kind {
+	case "rpl":
 		return e.rpl(ctx, rest)
+	case "per-packet":
+		return e.perPacket(ctx, load, rest)
+	case "change":
+		return e.change(ctx, load, rest)
 	}
 	shape, arguments, err := e.prepare(kind, rest)
 	if err != nil {
@@ -82,7 +98,7 @@ func (e *experiment) load(ctx context.Context, load string) error {
 	if err := e.put(shape); err != nil {
 		return err
 	}
-	return e.run.Interleave(ctx, load, e.trials(arguments, e.kernel.Nanoseconds)...)
+	return e.run.Interleave(ctx, load, e.trials("inference", arguments, e.kernel.Nanoseconds)...)
 }
 
 // prepare returns the model of a load, and the arguments of the program for the same; "scalar" stands where vectors can.
@@ -94,17 +110,24 @@ func (e *experiment) prepare(kind, arithmetic string) (*model.Document, []string
 		d, err2 := strconv.Atoi(depth)
 		return forest(t, d), []string{"forest", "scalar", trees, depth}, errors.Join(err1, err2)
 	}
-	var widths []int
-	arguments := []string{"mlp", arithmetic, "scalar"}
+	widths, err := parseWidths(shape)
+	if err != nil {
+		return nil, nil, err
+	}
+	d, err := network(arithmetic, widths)
+	return d, append([]string{"mlp", arithmetic, "scalar"}, strings.Split(shape, "-")...), err
+}
+
+// parseWidths reads "4-3-2-1".
+func parseWidths(shape string) (widths []int, err error) {
 	for _, w := range strings.Split(shape, "-") {
 		n, err := strconv.Atoi(w)
 		if err != nil {
-			return nil, nil, err
+			return nil, err
 		}
-		widths, arguments = append(widths, n), append(arguments, w)
+		widths = append(widths, n)
 	}
-	d, err := network(arithmetic, widths)
-	return d, arguments, err
+	return widths, nil
 }
 
 // put loads a model, and gives it features to work on.
@@ -121,9 +144,9 @@ func (e *experiment) put(d *model.Document) error {
 }
 
 // trials measure one thing in the kernel and in user space.
-func (e *experiment) trials(arguments []string, kernel func() (float64, error)) []bench.Trial {
+func (e *experiment) trials(metric string, arguments []string, kernel func() (float64, error)) []bench.Trial {
 	sample := func(ns float64, err error) ([]bench.Sample, error) {
-		return []bench.Sample{{Metric: "inference", Stat: "p50", Unit: "ns", Value: ns}}, err
+		return []bench.Sample{{Metric: metric, Stat: "p50", Unit: "ns", Value: ns}}, err
 	}
 	user := func(ctx context.Context, how string) ([]bench.Sample, error) {
 		own := strings.Split(strings.Replace(strings.Join(arguments, " "), "scalar", how, 1), " ")

@@ -4,6 +4,7 @@ package classifier
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/csv"
 	"fmt"
@@ -30,8 +31,7 @@ func (e *experiment) rpl(ctx context.Context, window string) error {
 	if err != nil {
 		return err
 	}
-	exact := bench.Trial{Config: "kernel", Measure: func(context.Context) ([]bench.Sample, error) { return e.decide(d, "", rows, labels) }}
-	if err := e.run.Interleave(ctx, "rpl/"+window, exact); err != nil {
+	if err := e.judge(ctx, window, "", d, rows, labels); err != nil {
 		return err
 	}
 	small := *d
@@ -39,15 +39,23 @@ func (e *experiment) rpl(ctx context.Context, window string) error {
 		return err
 	}
 	small.Arithmetic = model.Int8
-	quantised := bench.Trial{Config: "kernel", Measure: func(context.Context) ([]bench.Sample, error) { return e.decide(&small, "-int8", rows, labels) }}
-	if err := e.run.Interleave(ctx, "rpl/"+window, quantised); err != nil {
+	if err := e.judge(ctx, window, "-int8", &small, rows, labels); err != nil {
 		return err
 	}
 	e.rule(window, d, rows, labels)
+	return e.live(ctx, "rpl/"+window, window, "window", d)
+}
+
+// judge measures a model in one arithmetic: on all rows what it says, then how long it takes for a window.
+func (e *experiment) judge(ctx context.Context, window, suffix string, d *model.Document, rows [][]float64, labels []int) error {
+	rightly := bench.Trial{Config: "kernel", Measure: func(context.Context) ([]bench.Sample, error) { return e.decide(d, suffix, rows, labels) }}
+	if err := e.run.Interleave(ctx, "rpl/"+window, rightly); err != nil {
+		return err
+	}
 	if err := e.put(d); err != nil {
 		return err
 	}
-	return e.run.Interleave(ctx, "rpl/"+window, e.trials([]string{"window", "scalar"}, e.kernel.Window)...)
+	return e.run.Interleave(ctx, "rpl/"+window, e.trials("inference"+suffix, []string{"window", cmp.Or(d.Arithmetic, model.Q15), "scalar"}, e.kernel.Window)...)
 }
 
 // decide runs the model on all rows, in the kernel.

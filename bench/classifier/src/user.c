@@ -3,7 +3,7 @@
  *
  *	user mlp q15|int8 scalar|vector WIDTH...	ns per inference
  *	user forest scalar|vector TREES DEPTH		ns per inference
- *	user window scalar|vector			ns for the 12 sources of a window, their counters in a BPF map
+ *	user window q15|int8 scalar|vector		ns for the 12 sources of a window, their counters in a BPF map
  *
  * Weights are random: time does not depend on them. */
 #define _GNU_SOURCE
@@ -148,6 +148,7 @@ static void grow(void)
 /* The counters of a window, in a map. */
 #define SOURCES 12
 static int map_fd;
+static int64_t (*judge)(void);
 
 static int bpf(int command, union bpf_attr *attr)
 {
@@ -189,7 +190,7 @@ static int64_t window_scalar(void)
 
 		bpf(BPF_MAP_LOOKUP_ELEM, &get);
 		memcpy(input, value, sizeof(value));
-		found += q15_scalar();
+		found += judge();
 		bpf(BPF_MAP_UPDATE_ELEM, &put);
 		key = next;
 		step.key = (uint64_t)&key;
@@ -211,7 +212,7 @@ static int64_t window_vector(void)
 		for (int k = 0; k < 4; k++)
 			input[k] = values[i][k] - before[i][k];
 		memcpy(before[i], values[i], sizeof(before[i]));
-		found += q15_vector();
+		found += judge();
 	}
 	return found;
 }
@@ -271,10 +272,15 @@ int main(int argc, char **argv)
 		depth = atoi(argv[4]);
 		grow();
 		printf("%f\n", measure(strcmp(argv[2], "vector") ? forest_scalar : forest_vector));
-	} else if (argc == 3 && !strcmp(argv[1], "window")) {
+	} else if (argc == 4 && !strcmp(argv[1], "window")) {
+		vector = !strcmp(argv[3], "vector");
+		if (!strcmp(argv[2], "int8"))
+			judge = vector ? int8_vector : int8_scalar;
+		else
+			judge = vector ? q15_vector : q15_scalar;
 		random_layers(4, published);
 		fill();
-		printf("%f\n", measure(strcmp(argv[2], "vector") ? window_scalar : window_vector));
+		printf("%f\n", measure(vector ? window_vector : window_scalar));
 	} else {
 		fprintf(stderr, "usage: see the head of user.c\n");
 		return 2;

@@ -118,6 +118,12 @@ func (n *Node) Put(path string, resource any) error {
 // Get returns what the agent answers on a path.
 func (n *Node) Get(path string) ([]byte, error) { return n.call(http.MethodGet, path, nil) }
 
+// Delete removes the resource at a path and returns when that is in effect.
+func (n *Node) Delete(path string) error {
+	_, err := n.call(http.MethodDelete, path, nil)
+	return err
+}
+
 // Chain opens the program that services run in a direction, "ingress" or "egress"; ifindex says on which interface, 0 any.
 func (n *Node) Chain(direction string, ifindex int) (*ebpf.Program, error) {
 	body, err := n.Get("/v1/chains")

@@ -1,0 +1,256 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package classifier
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/bench/inference"
+	"github.com/kerb-edge/kerb/bench/internal/node"
+	"github.com/kerb-edge/kerb/bench/kerbmods"
+	"github.com/kerb-edge/kerb/internal/netlab"
+	"github.com/kerb-edge/kerb/internal/traffic"
+	"github.com/kerb-edge/kerb/modules/classifier/model"
+)
+
+// border is a border router that runs the agent, in a chain on native XDP at the interface at which a radio network's frames come
+// in, and a socket for them behind it.
+type border struct {
+	config  string
+	lab     *netlab.Lab
+	network *netlab.Host
+	node    *node.Node
+	pass    v1.Module // of every chain, so that there is one without the classifier too
+	guard   v1.Module
+	model   v1.Model
+	out, in *traffic.Batch
+
+	version  uint32 // of the model
+	sequence byte
+	sent     uint64 // since the classifier was loaded
+	closers  []func() error
+}
+
+// The configs, and the letter of their labs: one agent each, all of which run at the same time.
+var (
+	configs = []string{"kernel", "user", "none", "bare"}
+	letters = map[string]string{"kernel": "k", "user": "u", "none": "n", "bare": "b"}
+)
+
+// openBorder starts a router whose classifier has windows of a length, and an agent that knows the model.
+func openBorder(config, window, when string, d *model.Document) (*border, error) {
+	b := &border{config: config}
+	err := b.join("kbcl" + letters[config])
+	if err == nil {
+		err = b.start(window, when, d)
+	}
+	if err == nil {
+		err = b.connect()
+	}
+	if err != nil {
+		return nil, errors.Join(err, b.close())
+	}
+	return b, nil
+}
+
+// join makes the router and the network, joined by a veth.
+func (b *border) join(prefix string) (err error) {
+	if err := netlab.Sweep(prefix); err != nil {
+		return err
+	}
+	if b.lab, err = netlab.NewIn(prefix); err != nil {
+		return err
+	}
+	b.closers = append(b.closers, b.lab.Close)
+	b.network, err = b.lab.Host("network", netlab.HostOptions{Routed: true, TxChecksumOff: true})
+	return err
+}
+
+func (b *border) start(window, when string, d *model.Document) (err error) {
+	if b.node, err = node.Start(b.lab); err != nil {
+		return err
+	}
+	b.closers = append(b.closers, b.node.Close)
+	pass, err := kerbmods.Extract("pass", b.node.Dir())
+	if err != nil {
+		return err
+	}
+	text, err := json.Marshal(d)
+	if err != nil {
+		return err
+	}
+	b.model = v1.Model{TypeMeta: v1.TypeMeta{APIVersion: v1.APIVersion, Kind: v1.KindModel}, Metadata: v1.ObjectMeta{Name: modelName},
+		Spec: v1.ModelSpec{Document: string(text)}}
+	b.version = d.Version
+	b.pass = node.Module("pass", pass, "", nil)
+	b.guard = node.Module("guard", "classifier", "", b.settings(window, when))
+	for _, m := range []*v1.Module{&b.pass, &b.guard} {
+		m.Spec.Attach, m.Spec.Hook = v1.Attach{Interfaces: []string{b.network.Outer()}}, "xdp"
+	}
+	if err := b.node.Apply(b.pass, b.model); err != nil {
+		return err
+	}
+	_, err = b.load()
+	return err
+}
+
+const modelName = "bench"
+
+// settings have nothing done to sources: every frame has to come through.
+func (b *border) settings(window, when string) map[string]any {
+	evaluate := map[string]any{"when": when}
+	c := map[string]any{"window": window, "rpl": map[string]any{"frames": "zep"}, "action": map[string]any{"do": "event"}, "evaluate": evaluate}
+	if b.config == "user" {
+		evaluate["where"] = "user"
+	}
+	if b.config != "none" {
+		c["model"] = modelName
+	}
+	return c
+}
+
+// load puts the classifier into the chain, and returns how long it took until it judged.
+func (b *border) load() (took time.Duration, err error) {
+	if b.config == "bare" {
+		return 0, nil
+	}
+	start := time.Now()
+	if err := b.node.Apply(b.guard); err != nil {
+		return 0, err
+	}
+	if b.config != "none" {
+		err = b.awaitModel(start)
+	}
+	return time.Since(start), err
+}
+
+// awaitModel returns when the version of the model judges that the agent was given at start.
+func (b *border) awaitModel(start time.Time) error {
+	for time.Since(start) < 10*time.Second {
+		if running, err := b.modelVersion(); err != nil || running == b.version {
+			return err
+		}
+		time.Sleep(200 * time.Microsecond)
+	}
+	return fmt.Errorf("the classifier does not begin to use version %d of its model", b.version)
+}
+
+// reload takes the classifier out of the chain first.
+func (b *border) reload() (time.Duration, error) {
+	if err := b.node.Delete("/v1/modules/guard"); err != nil {
+		return 0, err
+	}
+	b.sent = 0
+	return b.load()
+}
+
+// modelVersion is of the model that judges, 0 if none does.
+func (b *border) modelVersion() (uint32, error) {
+	var running struct{ Live struct{ Version uint32 } }
+	err := b.get("models", &running)
+	return running.Live.Version, err
+}
+
+// counters are the classifier's own, by name.
+func (b *border) counters() (n map[string]uint64, err error) {
+	err = b.get("stats", &n)
+	return n, err
+}
+
+func (b *border) get(route string, out any) error {
+	text, err := b.node.Get("/v1/modules/guard/" + route)
+	if err != nil {
+		return err
+	}
+	return json.Unmarshal(text, out)
+}
+
+// connect opens the sockets: the network's and the router's.
+func (b *border) connect() error {
+	at := netip.AddrPortFrom(b.lab.Gateway4(), zepPort)
+	err := b.lab.Node().Do(func() (err error) {
+		b.in, err = traffic.NewReceiver(at, datagram, batchLen, 100*time.Millisecond)
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("router: %w", err)
+	}
+	b.closers = append(b.closers, b.in.Close)
+	err = b.network.Do(func() (err error) {
+		b.out, err = traffic.NewSender(at, datagram, batchLen)
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("network: %w", err)
+	}
+	b.closers = append(b.closers, b.out.Close)
+	for i := range batchLen {
+		put(b.out.Datagram(i), i%inference.Sources, i/inference.Sources, 0)
+	}
+	return nil
+}
+
+// pids are the agent and its control planes.
+func (b *border) pids() ([]int, error) {
+	stats, err := filepath.Glob("/proc/[0-9]*/stat")
+	own := []int{b.node.PID()}
+	for _, path := range stats {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			continue // it has ended
+		}
+		_, rest, _ := strings.Cut(string(text), ") ")
+		fields := strings.Fields(rest) // state, parent, ...
+		if len(fields) > 1 && fields[1] == strconv.Itoa(own[0]) {
+			pid, err := strconv.Atoi(filepath.Base(filepath.Dir(path)))
+			if err != nil {
+				return nil, err
+			}
+			own = append(own, pid)
+		}
+	}
+	return own, err
+}
+
+// controlCPU is the time that the agent and the control planes have had of all CPUs so far.
+func (b *border) controlCPU() (sum time.Duration, err error) {
+	pids, err := b.pids()
+	if err != nil {
+		return 0, err
+	}
+	for _, pid := range pids {
+		const schedClock = 2 // CPUCLOCK_SCHED of the whole process (include/linux/posix-timers.h)
+		used, err := cpuTime(int32(^pid)<<3 | schedClock)
+		if err != nil {
+			return 0, fmt.Errorf("CPU time of process %d: %w", pid, err)
+		}
+		sum += used
+	}
+	return sum, nil
+}
+
+func cpuTime(clock int32) (time.Duration, error) {
+	var t unix.Timespec
+	err := unix.ClockGettime(clock, &t)
+	return time.Duration(t.Nano()), err
+}
+
+// close undoes the newest first.
+func (b *border) close() error {
+	var errs []error
+	for i := len(b.closers) - 1; i >= 0; i-- {
+		errs = append(errs, b.closers[i]())
+	}
+	return errors.Join(errs...)
+}

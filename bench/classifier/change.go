@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package classifier
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"github.com/kerb-edge/kerb/bench"
+	"github.com/kerb-edge/kerb/internal/traffic"
+)
+
+// Changes of the model in a round.
+const (
+	changes      = 100
+	changesQuick = 20
+)
+
+// change replaces a model, which judges each packet, through the agent as fast as it can while frames flow.
+func (e *experiment) change(ctx context.Context, load, name string) error {
+	d, err := liveModel(name)
+	if err != nil {
+		return err
+	}
+	b, err := openBorder("kernel", "1s", "packet", d)
+	if err != nil {
+		return err
+	}
+	err = e.run.Interleave(ctx, load, bench.Trial{Config: "kernel", Measure: func(ctx context.Context) ([]bench.Sample, error) {
+		return e.changes(ctx, b, load)
+	}})
+	return errors.Join(err, b.close())
+}
+
+func (e *experiment) changes(ctx context.Context, b *border, load string) ([]bench.Sample, error) {
+	wanted := changes
+	if e.run.Quick {
+		wanted = changesQuick
+	}
+	var f flow
+	var stop atomic.Bool
+	flowing := make(chan error, 1)
+	go func() {
+		flowing <- traffic.Pinned(0, func() (err error) {
+			for err == nil && !stop.Load() {
+				err = b.turn(time.Millisecond, &f)
+			}
+			return err
+		})
+	}()
+	took, err := b.changeModel(ctx, wanted)
+	stop.Store(true)
+	if err := errors.Join(err, <-flowing); err != nil {
+		return nil, err
+	}
+	return []bench.Sample{
+		{Metric: "replacements", Stat: "sum", Unit: "count", Value: float64(wanted)},
+		{Metric: "swap_time", Stat: "p50", Unit: "ms", Value: bench.Median(took)},
+		{Metric: "sent", Stat: "sum", Unit: "count", Value: float64(f.sent)},
+		{Metric: "lossfree_rate", Stat: "p50", Unit: "1/s", Value: f.rate()},
+		{Metric: "lost", Stat: "sum", Unit: "count", Value: float64(f.lost)},
+	}, e.account(b, &f, load)
+}
+
+// changeModel gives the agent one version after the other, and returns how long each took in ms until it judged.
+func (b *border) changeModel(ctx context.Context, n int) (took []float64, err error) {
+	document := map[string]any{}
+	if err := json.Unmarshal([]byte(b.model.Spec.Document), &document); err != nil {
+		return nil, err
+	}
+	for range n {
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
+		b.version++
+		document["version"] = b.version
+		text, err := json.Marshal(document)
+		if err != nil {
+			return nil, err
+		}
+		b.model.Spec.Document = string(text)
+		start := time.Now()
+		if err := b.node.Put("/v1/models/"+modelName, b.model); err != nil {
+			return nil, fmt.Errorf("version %d: %w", b.version, err)
+		}
+		if err := b.awaitModel(start); err != nil {
+			return nil, err
+		}
+		took = append(took, time.Since(start).Seconds()*1e3)
+	}
+	return took, nil
+}

@@ -1,0 +1,258 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package classifier
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kerb-edge/kerb/bench"
+	"github.com/kerb-edge/kerb/bench/inference"
+	"github.com/kerb-edge/kerb/internal/traffic"
+	"github.com/kerb-edge/kerb/modules/classifier"
+	"github.com/kerb-edge/kerb/modules/classifier/model"
+	"github.com/kerb-edge/kerb/modules/classifier/models"
+)
+
+// lengths of a round: of the turn that a config gets before the next one does, and of all turns, in which every window ends.
+type lengths struct{ turn, round time.Duration }
+
+func (e *experiment) lengths(window time.Duration) lengths {
+	if e.run.Quick {
+		return lengths{5 * time.Millisecond, 1100 * time.Millisecond}
+	}
+	return lengths{20 * time.Millisecond, max(2*time.Second, window+window/10)}
+}
+
+// flow is what went through a chain in the turns of a round.
+type flow struct {
+	rates []float64 // of each turn that lost nothing, in 1/s
+	sent  uint64
+	lost  uint64
+	cpu   time.Duration // of the thread that sends and receives, the chain included
+}
+
+// turn sends batches, each when the one before has come through, so that there is never more under way than buffers hold: the
+// sender, the chain and the receiver share a CPU, and the rate is the highest that it carries.
+func (b *border) turn(length time.Duration, f *flow) error {
+	start, sent := time.Now(), uint64(0)
+	before, err := cpuTime(unix.CLOCK_THREAD_CPUTIME_ID)
+	if err != nil {
+		return err
+	}
+	lost := uint64(0)
+	for time.Since(start) < length {
+		n, came, err := b.batch()
+		if err != nil {
+			return err
+		}
+		sent += n
+		lost += n - min(n, came)
+	}
+	took := time.Since(start)
+	after, err := cpuTime(unix.CLOCK_THREAD_CPUTIME_ID)
+	if lost == 0 {
+		f.rates = append(f.rates, float64(sent)/took.Seconds())
+	}
+	f.sent += sent
+	f.lost += lost
+	f.cpu += after - before
+	return err
+}
+
+// batch sends one message of each kind of each source, and waits for them.
+func (b *border) batch() (sent, came uint64, err error) {
+	b.sequence++
+	for i := range batchLen {
+		b.out.Datagram(i)[sequenceAt] = b.sequence*kinds + byte(i/inference.Sources)
+	}
+	taken, err := b.out.Send(batchLen)
+	if err != nil {
+		return 0, 0, fmt.Errorf("send: %w", err)
+	}
+	b.sent += uint64(taken)
+	for came < uint64(taken) {
+		n, err := b.in.Receive()
+		if err != nil {
+			return 0, 0, fmt.Errorf("receive: %w", err)
+		}
+		if n == 0 {
+			break
+		}
+		came += uint64(n)
+	}
+	return uint64(taken), came, nil
+}
+
+// live measures a model on frames that come in: what windows of it, or an evaluation of each packet, costs a chain.
+func (e *experiment) live(ctx context.Context, load, window, when string, d *model.Document) (err error) {
+	length, err := time.ParseDuration(window)
+	if err != nil {
+		return err
+	}
+	e.wasLive = true
+	var borders []*border
+	defer func() {
+		for _, b := range borders {
+			err = errors.Join(err, b.close())
+		}
+	}()
+	for _, config := range configs {
+		b, err := openBorder(config, window, when, d)
+		if err != nil {
+			return fmt.Errorf("%s: %w", config, err)
+		}
+		borders = append(borders, b)
+	}
+	for round := range e.run.Rounds {
+		e.run.Progress("%s round %d/%d %s in turn", load, round+1, e.run.Rounds, strings.Join(configs, ", "))
+		if err := e.round(ctx, load, borders, e.lengths(length)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// round gives configs short turns, so that what else the machine does falls on all of them.
+func (e *experiment) round(ctx context.Context, load string, borders []*border, l lengths) error {
+	flows, control := make([]flow, len(borders)), make([]time.Duration, len(borders))
+	for _, b := range borders {
+		if b.config != "kernel" && b.config != "user" {
+			continue
+		}
+		took, err := b.reload()
+		if err != nil {
+			return fmt.Errorf("%s: %w", b.config, err)
+		}
+		e.run.Record(b.config, load, bench.Sample{Metric: "load_time", Stat: "p50", Unit: "ms", Value: took.Seconds() * 1e3})
+	}
+	for i, b := range borders {
+		used, err := b.controlCPU()
+		if err != nil {
+			return err
+		}
+		control[i] = -used
+	}
+	start := time.Now()
+	err := traffic.Pinned(0, func() error { return takeTurns(ctx, borders, flows, l) })
+	if err != nil {
+		return err
+	}
+	took := time.Since(start)
+	for i, b := range borders {
+		used, err := b.controlCPU()
+		if err != nil {
+			return err
+		}
+		e.run.Record(b.config, load, flows[i].samples((control[i]+used).Seconds()/took.Seconds())...)
+		if err := e.account(b, &flows[i], load); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// takeTurns begins each time with another config, and once before it counts.
+func takeTurns(ctx context.Context, borders []*border, flows []flow, l lengths) error {
+	n, warm := len(borders), make([]flow, len(borders))
+	start := time.Now()
+	for cycle := 0; cycle == 0 || time.Since(start) < l.round; cycle++ {
+		for i := range n {
+			at := (cycle + i) % n
+			f := &flows[at]
+			if cycle == 0 {
+				f = &warm[at]
+			}
+			if err := errors.Join(ctx.Err(), borders[at].turn(l.turn, f)); err != nil {
+				return fmt.Errorf("%s: %w", borders[at].config, err)
+			}
+		}
+	}
+	for i := range n {
+		flows[i].lost += warm[i].lost
+	}
+	return nil
+}
+
+// rate is what a quarter of the turns that lost nothing surpass, 0 if there was none: in others somebody else had the CPU.
+func (f *flow) rate() float64 {
+	if len(f.rates) == 0 {
+		return 0
+	}
+	return bench.Percentile(f.rates, 75)
+}
+
+// samples of a round; control is in CPUs.
+func (f *flow) samples(control float64) []bench.Sample {
+	return []bench.Sample{
+		{Metric: "lossfree_rate", Stat: "p50", Unit: "1/s", Value: f.rate()},
+		{Metric: "cpu", Stat: "p50", Unit: "us per frame", Value: f.cpu.Seconds() * 1e6 / float64(f.sent)},
+		{Metric: "control_cpu", Stat: "p50", Unit: "ms per s", Value: control * 1e3},
+		{Metric: "lost", Stat: "sum", Unit: "count", Value: float64(f.lost)},
+	}
+}
+
+// account voids the run if a frame was lost, or the classifier did not do what the config says.
+func (e *experiment) account(b *border, f *flow, load string) error {
+	if f.lost > 0 {
+		e.run.Unsound("%s, %s: %d of %d frames did not come through", load, b.config, f.lost, f.sent)
+	}
+	if b.config == "bare" {
+		return nil
+	}
+	n, err := b.counters()
+	for tries := 0; err == nil && n["evaluated"] == 0 && b.config == "user" && tries < 20; tries++ { // it reads windows now and then
+		time.Sleep(50 * time.Millisecond)
+		n, err = b.counters()
+	}
+	if err != nil {
+		return err
+	}
+	if n["messages"] != b.sent {
+		e.run.Unsound("%s, %s: the classifier counted %d messages, %d were sent", load, b.config, n["messages"], b.sent)
+	}
+	if judged := n["evaluated"] > 0; judged != (b.config != "none") && !e.tooShort(load) {
+		e.run.Unsound("%s, %s: the model was asked %d times", load, b.config, n["evaluated"])
+	}
+	return nil
+}
+
+// tooShort tells that no window need have ended: rounds of a quick run are shorter than those of 5 and 10 s.
+func (e *experiment) tooShort(load string) bool {
+	return e.run.Quick && (load == "rpl/5s" || load == "rpl/10s")
+}
+
+// perPacket has the model asked for each packet, over windows of 1 s.
+func (e *experiment) perPacket(ctx context.Context, load, name string) error {
+	d, err := liveModel(name)
+	if err != nil {
+		return err
+	}
+	return e.live(ctx, load, "1s", "packet", d)
+}
+
+// liveModel is a shipped model, or a perceptron of random weights of a shape on as many features of the extractor.
+func liveModel(name string) (*model.Document, error) {
+	shape, isShape := strings.CutPrefix(name, "mlp-")
+	if !isShape {
+		text, err := models.Files.ReadFile(name + ".json")
+		if err != nil {
+			return nil, err
+		}
+		return model.Parse(text)
+	}
+	widths, err := parseWidths(shape)
+	if err != nil {
+		return nil, err
+	}
+	d, err := network(model.Int8, widths)
+	if err == nil {
+		d.Features = classifier.Features["rpl"][:widths[0]]
+	}
+	return d, err
+}
