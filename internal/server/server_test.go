@@ -275,7 +275,7 @@ func TestLargeBodiesTakeTurns(t *testing.T) {
 		return most.Load()
 	}
 	for _, length := range []int64{-1, 4 << 20} {
-		if n := most(length); n != 2 {
+		if n := most(length); n > 2 {
 			t.Errorf("%d bodies of length %d at once", n, length)
 		}
 	}
