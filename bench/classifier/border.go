@@ -13,6 +13,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
@@ -101,8 +103,22 @@ func (b *border) start(window, when string, d *model.Document) (err error) {
 	if err := b.node.Apply(b.pass, b.model); err != nil {
 		return err
 	}
-	_, err = b.load()
-	return err
+	if _, err = b.load(); err != nil {
+		return err
+	}
+	return b.lab.Node().Do(b.isNative)
+}
+
+// isNative sees that the chain runs at the driver.
+func (b *border) isNative() error {
+	nic, err := netlink.LinkByName(b.network.Outer())
+	if err != nil {
+		return err
+	}
+	if xdp := nic.Attrs().Xdp; xdp == nil || xdp.AttachMode != nl.XDP_ATTACHED_DRV {
+		return fmt.Errorf("the chain does not run on native XDP: %+v", xdp)
+	}
+	return nil
 }
 
 const modelName = "bench"

@@ -18,7 +18,7 @@ func TestExperiment(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root for BPF")
 	}
-	loads := []string{"mlp-4-3-2-1/int8", "mlp-16-32-16-2/q15", "forest-10x10", "rpl/10s"}
+	loads := []string{"mlp-4-3-2-1/int8", "mlp-16-32-16-2/q15", "forest-10x10", "rpl/1s"}
 	r := bench.NewRun(bench.Experiment{Name: "classifier", Baseline: "user"}, true, 1, loads, io.Discard)
 	if err := run(t.Context(), r); errors.Is(err, bench.ErrNotBuilt) {
 		t.Skip(err)
@@ -33,11 +33,26 @@ func TestExperiment(t *testing.T) {
 		}
 	}
 	for metric, least := range map[string]float64{"accuracy": 0.99, "agreement": 1 - 1.0/20_000, "accuracy-int8": 0.98} {
-		if c, ok := r.Report().Find("kernel", "rpl/10s", metric, "p50"); !ok || c.Value < least {
+		if c, ok := r.Report().Find("kernel", "rpl/1s", metric, "p50"); !ok || c.Value < least {
 			t.Errorf("%s: %+v, at least %v", metric, c, least)
 		}
 	}
-	if c, ok := r.Report().Find("rule: dis > 0", "rpl/10s", "accuracy", "p50"); !ok || c.Value < 0.99 {
+	for _, config := range configs {
+		for _, metric := range []string{"lossfree_rate", "lossfree_ratio", "cpu"} {
+			if c, ok := r.Report().Find(config, "rpl/1s", metric, "p50"); !ok || !(c.Value > 0) {
+				t.Errorf("%s of %s: %+v", metric, config, c)
+			}
+		}
+	}
+	for _, config := range []string{"kernel", "user"} {
+		if c, ok := r.Report().Find(config, "rpl/1s", "load_time", "p50"); !ok || !(c.Value > 0) {
+			t.Errorf("load time of %s: %+v", config, c)
+		}
+	}
+	if why := r.Report().Unsound; len(why) > 0 {
+		t.Errorf("%q", why)
+	}
+	if c, ok := r.Report().Find("rule: dis > 0", "rpl/1s", "accuracy", "p50"); !ok || c.Value < 0.99 {
 		t.Errorf("rule: %+v", c)
 	}
 }

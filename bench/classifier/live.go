@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -154,7 +155,18 @@ func (e *experiment) round(ctx context.Context, load string, borders []*border, 
 			return err
 		}
 	}
+	e.compare(load, borders, flows)
 	return nil
+}
+
+// compare holds rates of a round against the same chain without a model: rounds differ by more than configs.
+func (e *experiment) compare(load string, borders []*border, flows []flow) {
+	none := flows[slices.Index(configs, "none")].rate()
+	for i, b := range borders {
+		if none > 0 {
+			e.run.Record(b.config, load, bench.Sample{Metric: "lossfree_ratio", Stat: "p50", Unit: "of none", Value: flows[i].rate() / none})
+		}
+	}
 }
 
 // takeTurns begins each time with another config, and once before it counts.

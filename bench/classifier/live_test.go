@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package classifier
+
+import (
+	"errors"
+	"io"
+	"net/netip"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kerb-edge/kerb/bench"
+	"github.com/kerb-edge/kerb/bench/inference"
+	"github.com/kerb-edge/kerb/internal/agent"
+	"github.com/kerb-edge/kerb/internal/cli"
+	"github.com/kerb-edge/kerb/internal/control"
+	"github.com/kerb-edge/kerb/internal/traffic"
+	"github.com/kerb-edge/kerb/modules"
+	"github.com/kerb-edge/kerb/modules/classifier/extract"
+)
+
+// The agent of the tests is this very program.
+func TestMain(m *testing.M) {
+	control.Intercept(modules.Controls())
+	if len(os.Args) > 1 && (os.Args[1] == "agent" || os.Args[1] == "purge") {
+		os.Exit(cli.Main(cli.Build{Version: "test", Agent: agent.Run}))
+	}
+	os.Exit(m.Run())
+}
+
+// The frames that are sent are of all kinds and sources, as the extractor's model in Go reads them.
+func TestFrames(t *testing.T) {
+	buf := make([]byte, datagram)
+	for kind, want := range []int{extract.DIS, extract.DIO, extract.DAO, extract.Other} {
+		ids := map[uint64]bool{}
+		for source := range inference.Sources {
+			clear(buf)
+			put(buf, source, kind, 77)
+			frame := buf[zepHeader : zepHeader+int(buf[zepHeader-1])-fcsLen]
+			if len(frame) > frameMax {
+				t.Errorf("kind %d is %d bytes long", kind, len(frame))
+			}
+			f, outcome := extract.ParseFrame(frame)
+			if outcome != extract.Message || f.Kind != want || f.Seq != 77 {
+				t.Errorf("kind %d of source %d: %+v, %d", kind, source, f, outcome)
+			}
+			ids[f.ID] = true
+		}
+		if len(ids) != inference.Sources {
+			t.Errorf("kind %d has %d sources", kind, len(ids))
+		}
+	}
+}
+
+func open(t *testing.T, config, when string) (*experiment, *border) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root for BPF and network namespaces")
+	}
+	d, err := liveModel("rpl-hello-1s")
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := openBorder(config, "1s", when, d)
+	if errors.Is(err, bench.ErrNotBuilt) {
+		t.Skip(err)
+	} else if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := b.close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return &experiment{run: bench.NewRun(bench.Experiment{}, true, 1, nil, io.Discard)}, b
+}
+
+// A classifier that saw all and asked its model is fine; frames that are lost, not counted, or not judged void a run.
+func TestAccount(t *testing.T) {
+	e, b := open(t, "kernel", "packet")
+	var f flow
+	if err := b.turn(20*time.Millisecond, &f); err != nil {
+		t.Fatal(err)
+	}
+	if f.sent == 0 || f.sent%batchLen != 0 || f.lost != 0 || len(f.rates) != 1 || !(f.rate() > 0) || f.cpu <= 0 {
+		t.Errorf("%+v", f)
+	}
+	for _, step := range []struct {
+		change func()
+		want   string // of what is unsound; empty: nothing is
+	}{
+		{func() {}, ""},
+		{func() { b.sent++ }, "the classifier counted"},
+		{func() { b.sent-- }, ""},
+		{func() { b.config = "none" }, "the model was asked"},
+		{func() { b.config = "kernel"; f.lost = 3 }, "3 of"},
+	} {
+		step.change()
+		before := len(e.run.Report().Unsound)
+		if err := e.account(b, &f, "load"); err != nil {
+			t.Fatal(err)
+		}
+		found := strings.Join(e.run.Report().Unsound[before:], "; ")
+		if (found == "") != (step.want == "") || !strings.Contains(found, step.want) {
+			t.Errorf("%q, want %q", found, step.want)
+		}
+	}
+}
+
+// Frames that do not arrive are lost, and their turn has no rate.
+func TestLost(t *testing.T) {
+	_, b := open(t, "bare", "window")
+	err := b.network.Do(func() (err error) {
+		b.out, err = traffic.NewSender(netip.MustParseAddrPort("198.51.100.1:17754"), datagram, batchLen) // which nobody has
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer b.out.Close()
+	var f flow
+	if err := b.turn(time.Millisecond, &f); err != nil || f.sent == 0 || f.lost != f.sent || f.rate() != 0 {
+		t.Errorf("%+v, %v", f, err)
+	}
+}
+
+// Each new version judges once the agent has it.
+func TestChangeModel(t *testing.T) {
+	_, b := open(t, "user", "packet")
+	before := b.version
+	took, err := b.changeModel(t.Context(), 3)
+	version, err2 := b.modelVersion()
+	if err != nil || err2 != nil || len(took) != 3 || version != before+3 {
+		t.Errorf("version %d after %d, %v: %v, %v", version, before, took, err, err2)
+	}
+}
