@@ -66,7 +66,11 @@ func documents(r *rand.Rand) map[string]*Document {
 			if kind != Tree {
 				n = classes * (1 + r.IntN(6))
 			}
-			out[fmt.Sprintf("%s/%d", kind, classes)] = forest(r, kind, 1+r.IntN(MaxFeatures), classes, n, 1+r.IntN(6), false)
+			depth := 1 + r.IntN(6)
+			for n<<depth*(classes+2) > MaxWords { // each leaf may be a node and a word per class
+				depth--
+			}
+			out[fmt.Sprintf("%s/%d", kind, classes)] = forest(r, kind, 1+r.IntN(MaxFeatures), classes, n, depth, false)
 		}
 	}
 	out["forest/10x10"] = forest(r, Forest, MaxFeatures, 2, 10, 10, true)
