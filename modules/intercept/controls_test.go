@@ -148,7 +148,11 @@ func TestHostileControls(t *testing.T) {
 		for ; *c.bell != 0; packets++ {
 			k.run(f)
 		}
-		if want := flood/16 + 1; packets != want || table().Classes[0].MaxBytes != uint32(99+flood) {
+		var rested uint64 // emulated machines take so long for messages that the class is left alone for a while
+		if err := k.maps["rests"].Lookup(uint32(c.slot), &rested); err != nil {
+			t.Fatal(err)
+		}
+		if want := flood/16 + 1; packets < want || packets > want && rested == 0 || table().Classes[0].MaxBytes != uint32(99+flood) {
 			t.Errorf("%d messages took %d packets, want %d; the last set %d", flood, packets, want, table().Classes[0].MaxBytes)
 		}
 		r.drain()
