@@ -22,6 +22,7 @@ const (
 	changesQuick = 2
 	startLimit   = 20 * time.Second
 	pollEvery    = time.Millisecond
+	settle       = 1500 * time.Millisecond // after a change, until what only it needed is given back (package lean)
 )
 
 // measure is one round of one load, with an agent of its own: its control planes start cold.
@@ -144,6 +145,7 @@ func (s *subject) configure(_ context.Context, r *bench.Run) error {
 
 // memory comes after the changes, which leave garbage behind as they do on a node.
 func (s *subject) memory(context.Context, *bench.Run) error {
+	time.Sleep(settle)
 	agent, err := Proportional(s.PID())
 	if err != nil {
 		return err

@@ -17,9 +17,9 @@ import (
 )
 
 const (
-	look  = 2 * time.Second
-	quiet = 256 << 10 // bytes allocated between two looks: nothing is going on
-	worth = 2 << 20   // bytes allocated since the last time: there may be something to give back
+	look  = 500 * time.Millisecond
+	quiet = 64 << 10 // bytes allocated between two looks: nothing is going on
+	worth = 2 << 20  // bytes allocated since the last time: there may be something to give back
 )
 
 // Keep has the collector run soon rather than late, unless the environment says otherwise, and watches the process until it
