@@ -83,6 +83,9 @@ func (a *Agent) moduleReady(d *deployment, instances int) v1.Condition {
 		c.Reason, c.Message = "NotReconciled", a.problem.Error()
 	case instances == 0:
 		c.Reason, c.Message = "NoAttachPoint", "no service or interface that it selects is there"
+		if d.resource.Spec.Hook == v1.HookXDP {
+			c.Message += ", or none where XDP sees packets of its directions: on a service's veth it sees only what the service sends (hook: tc sees both)"
+		}
 	default:
 		c.Status, c.Reason, c.Message = "True", "Running", fmt.Sprintf("on %d attach points", instances)
 	}
