@@ -193,8 +193,8 @@ func TestProgramsComeAgain(t *testing.T) {
 	if slot != 1 {
 		t.Errorf("slot %d", slot)
 	}
-	if c := n.classes(t)[1]; c.Unread != 0 || p.records(fds[0]) == 0 || p.records(old[0]) != before {
-		t.Errorf("%+v; %d records, %d more in the old ring", c, p.records(fds[0]), p.records(old[0])-before)
+	if p.records(fds[0]) == 0 || p.records(old[0]) != before {
+		t.Errorf("%+v; %d records, %d more in the old ring", n.classes(t)[1], p.records(fds[0]), p.records(old[0])-before)
 	}
 	m, err := n.Module(t.Context(), "icpt")
 	if err != nil {
