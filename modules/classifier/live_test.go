@@ -15,6 +15,7 @@ import (
 
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/netlab"
+	"github.com/kerb-edge/kerb/internal/pkgs/pkgstest"
 )
 
 // wire is a way for raw frames into an interface, one end of which is in a namespace of its own.
@@ -28,7 +29,7 @@ type wire struct {
 // TestRawInterfaces has frames without an Ethernet header on interfaces: over a veth, which takes them for Ethernet, and on one
 // that has no link header at all, as IEEE 802.15.4 interfaces look to XDP and TC.
 func TestRawInterfaces(t *testing.T) {
-	needRoot(t)
+	pkgstest.NeedRoot(t)
 	for _, w := range []wire{
 		{"veth, native XDP", dataplane.XDP, link.XDPDriverMode, overVeth},
 		{"veth, TC", dataplane.TC, 0, overVeth},

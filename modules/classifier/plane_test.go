@@ -7,13 +7,10 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"os"
-	"sync"
 	"testing"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
-	"github.com/cilium/ebpf/rlimit"
 
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/pkgs/pkgstest"
@@ -22,18 +19,6 @@ import (
 	"github.com/kerb-edge/kerb/modules/classifier/model"
 	"github.com/kerb-edge/kerb/sdk"
 )
-
-var built = sync.OnceValues(pkgstest.Build)
-
-func needRoot(t testing.TB) {
-	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("needs root for BPF")
-	}
-	if err := rlimit.RemoveMemlock(); err != nil {
-		t.Fatal(err)
-	}
-}
 
 // kernel is a classifier loaded on one hook, but not attached, with a clock that stands unless it is set.
 type kernel struct {
@@ -82,11 +67,8 @@ func withClock(spec *ebpf.CollectionSpec) (*ebpf.CollectionSpec, error) {
 
 func load(t testing.TB, hook dataplane.Hook, config settings) *kernel {
 	t.Helper()
-	needRoot(t)
-	p, err := built()
-	if err != nil {
-		t.Fatal(err)
-	}
+	pkgstest.NeedRoot(t)
+	p := pkgstest.Package(t)
 	side := dataplane.OnXDP
 	if hook == dataplane.TC {
 		side = dataplane.OnTCEgress
@@ -105,7 +87,7 @@ func load(t testing.TB, hook dataplane.Hook, config settings) *kernel {
 			return withClock(spec)
 		},
 	})
-	explain(t, err)
+	pkgstest.Explain(t, err)
 	t.Cleanup(l.Close)
 	return &kernel{t, hook, l, l.Program, l.Maps["cls"]}
 }
@@ -118,21 +100,9 @@ func (k *kernel) otherWay() *kernel {
 		side = dataplane.OnTCIngress
 	}
 	prog, err := k.loaded.Relink(dataplane.ChainSpec{Side: side, Direction: dataplane.Egress, Members: []dataplane.Member{{Name: "cls", ID: "0123456789"}}})
-	explain(k.t, err)
+	pkgstest.Explain(k.t, err)
 	k.t.Cleanup(func() { prog.Close() })
 	return &kernel{k.t, k.hook, k.loaded, prog, k.maps}
-}
-
-func explain(t testing.TB, err error) {
-	t.Helper()
-	var rejected *dataplane.RejectedError
-	if errors.As(err, &rejected) {
-		log := rejected.Log
-		t.Fatalf("%v\n%s", err, log[max(0, len(log)-6000):])
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
 }
 
 // verdict of a packet.

@@ -14,14 +14,12 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/kerb-edge/kerb/internal/dataplane"
+	"github.com/kerb-edge/kerb/internal/pkgs/pkgstest"
 )
 
 // The Go structures that go into maps have the layout that the data plane was compiled with.
 func TestLayouts(t *testing.T) {
-	p, err := built()
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := pkgstest.Package(t)
 	spec, err := p.Spec(string(dataplane.TC))
 	if err != nil {
 		t.Fatal(err)
@@ -205,10 +203,7 @@ func TestMeasure(t *testing.T) {
 
 // The maps keep within the package's budget, whatever is configured.
 func TestMemoryBudget(t *testing.T) {
-	p, err := built()
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := pkgstest.Package(t)
 	f := compileConfig(t, ruleFamilies[2].config(MaxRules, true, true))
 	if err := p.CheckMemory("", f.Settings().MaxEntries); err != nil {
 		t.Error(err)

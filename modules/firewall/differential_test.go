@@ -11,13 +11,15 @@ import (
 	"strconv"
 	"testing"
 	"time"
+
+	"github.com/kerb-edge/kerb/internal/pkgs/pkgstest"
 )
 
 // The data plane and the model in Go must decide alike, packet by packet, with and without state, and move the same
 // counters. FIREWALL_SEED repeats a failure, FIREWALL_SECONDS sets how long (20 unless said).
 func TestAgainstModel(t *testing.T) {
 	notEmulated(t)
-	needRoot(t)
+	pkgstest.NeedRoot(t)
 	seed := uint64(time.Now().UnixNano())
 	if s, err := strconv.ParseUint(os.Getenv("FIREWALL_SEED"), 10, 64); err == nil {
 		seed = s

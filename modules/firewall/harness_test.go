@@ -4,21 +4,16 @@ package firewall
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"os"
-	"sync"
 	"testing"
 
 	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/rlimit"
 
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/pkgs/pkgstest"
 	"github.com/kerb-edge/kerb/sdk"
 )
-
-var built = sync.OnceValues(pkgstest.Build)
 
 // notEmulated leaves out tests that load the firewall often: each load takes seconds in the emulated machines of the
 // kernel matrix, and the others have loaded it there already.
@@ -29,23 +24,10 @@ func notEmulated(t testing.TB) {
 	}
 }
 
-func needRoot(t testing.TB) {
-	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("needs root for BPF")
-	}
-	if err := rlimit.RemoveMemlock(); err != nil {
-		t.Fatal(err)
-	}
-}
-
 // module is the package as the agent would deploy it.
 func module(t testing.TB, f *Firewall) dataplane.Module {
 	t.Helper()
-	p, err := built()
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := pkgstest.Package(t)
 	return dataplane.Module{
 		Name:       "fw",
 		ID:         dataplane.ShortHash(fmt.Append(nil, f.generation())),
@@ -86,29 +68,17 @@ type kernel struct {
 
 func loadFirewall(t testing.TB, config any) *kernel {
 	t.Helper()
-	needRoot(t)
+	pkgstest.NeedRoot(t)
 	f := compileConfig(t, config)
 	mod := module(t, f)
 	l, err := dataplane.Load(dataplane.OnTCIngress, dataplane.Egress, mod)
-	explain(t, err)
+	pkgstest.Explain(t, err)
 	t.Cleanup(l.Close)
 	ingress, err := l.Relink(dataplane.ChainSpec{Side: dataplane.OnTCEgress, Direction: dataplane.Ingress,
 		Members: []dataplane.Member{{Name: mod.Name, ID: mod.ID, FailClosed: true}}})
-	explain(t, err)
+	pkgstest.Explain(t, err)
 	t.Cleanup(func() { ingress.Close() })
 	return &kernel{f, t, l, l.Program, ingress, l.Maps[mod.Name]}
-}
-
-func explain(t testing.TB, err error) {
-	t.Helper()
-	var rejected *dataplane.RejectedError
-	if errors.As(err, &rejected) {
-		log := rejected.Log
-		t.Fatalf("%v\n%s", err, log[max(0, len(log)-4000):])
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
 }
 
 const (

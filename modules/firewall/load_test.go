@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/kerb-edge/kerb/internal/dataplane"
+	"github.com/kerb-edge/kerb/internal/pkgs/pkgstest"
 )
 
 // The verifier's work bounds how many modules fit into one program with the firewall (1,000,000 in all). Linux 6.18 needs
@@ -13,14 +14,14 @@ import (
 const maxVerified = 400000
 
 func TestVerifies(t *testing.T) {
-	needRoot(t)
+	pkgstest.NeedRoot(t)
 	for _, c := range []struct {
 		side dataplane.Side
 		dir  dataplane.Direction
 	}{{dataplane.OnXDP, dataplane.Egress}, {dataplane.OnTCIngress, dataplane.Egress}, {dataplane.OnTCEgress, dataplane.Ingress}} {
 		t.Run(string(c.side), func(t *testing.T) {
 			l, err := dataplane.Load(c.side, c.dir, module(t, compileConfig(t, `{"extensionHeaders": "deny"}`)))
-			explain(t, err)
+			pkgstest.Explain(t, err)
 			defer l.Close()
 			info, err := l.Program.Info()
 			if err != nil {

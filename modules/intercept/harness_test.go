@@ -6,31 +6,17 @@ import (
 	"encoding/json"
 	"errors"
 	"os"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"unsafe"
 
 	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/rlimit"
 	"golang.org/x/sys/unix"
 
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/pkgs/pkgstest"
 	"github.com/kerb-edge/kerb/sdk"
 )
-
-var built = sync.OnceValues(pkgstest.Build)
-
-func needRoot(t testing.TB) {
-	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("needs root for BPF")
-	}
-	if err := rlimit.RemoveMemlock(); err != nil {
-		t.Fatal(err)
-	}
-}
 
 func compileConfig(t testing.TB, config string) *Intercept {
 	t.Helper()
@@ -44,10 +30,7 @@ func compileConfig(t testing.TB, config string) *Intercept {
 // module is the package as the agent would deploy it.
 func module(t testing.TB, f *Intercept) dataplane.Module {
 	t.Helper()
-	p, err := built()
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := pkgstest.Package(t)
 	return dataplane.Module{
 		Name:       "icpt",
 		ID:         "0123456789",
@@ -78,14 +61,14 @@ func onHooks(t *testing.T, config string, test func(t *testing.T, k *kernel)) {
 
 func load(t testing.TB, hook dataplane.Hook, direction dataplane.Direction, config string) *kernel {
 	t.Helper()
-	needRoot(t)
+	pkgstest.NeedRoot(t)
 	f := compileConfig(t, config)
 	side := dataplane.OnXDP
 	if hook == dataplane.TC {
 		side = dataplane.OnTCEgress
 	}
 	l, err := dataplane.Load(side, direction, module(t, f))
-	explain(t, err)
+	pkgstest.Explain(t, err)
 	t.Cleanup(l.Close)
 	pages, err := mapPages(l.Maps["icpt"])
 	if err != nil {
@@ -93,18 +76,6 @@ func load(t testing.TB, hook dataplane.Hook, direction dataplane.Direction, conf
 	}
 	t.Cleanup(pages.close)
 	return &kernel{f, t, hook, l.Program, l.Maps["icpt"], pages}
-}
-
-func explain(t testing.TB, err error) {
-	t.Helper()
-	var rejected *dataplane.RejectedError
-	if errors.As(err, &rejected) {
-		log := rejected.Log
-		t.Fatalf("%v\n%s", err, log[max(0, len(log)-4000):])
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
 }
 
 type verdict string

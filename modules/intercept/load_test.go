@@ -9,6 +9,7 @@ import (
 	"github.com/cilium/ebpf/btf"
 
 	"github.com/kerb-edge/kerb/internal/dataplane"
+	"github.com/kerb-edge/kerb/internal/pkgs/pkgstest"
 )
 
 const everything = `{"classes": [{"name": "all", "direction": "both"}]}`
@@ -56,10 +57,7 @@ func verifies(t *testing.T, k *kernel, most uint32) {
 
 // The Go structures have the layout that the data plane was compiled with.
 func TestLayouts(t *testing.T) {
-	p, err := built()
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := pkgstest.Package(t)
 	spec, err := p.Spec(string(dataplane.TC))
 	if err != nil {
 		t.Fatal(err)

@@ -4,17 +4,14 @@ package proxy
 
 import (
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"net/netip"
 	"os"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/ringbuf"
-	"github.com/cilium/ebpf/rlimit"
 
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/kerbabi"
@@ -22,25 +19,10 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-var built = sync.OnceValues(pkgstest.Build)
-
-func needRoot(t testing.TB) {
-	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("needs root for BPF")
-	}
-	if err := rlimit.RemoveMemlock(); err != nil {
-		t.Fatal(err)
-	}
-}
-
 // module is the package as the agent would deploy it.
 func module(t testing.TB, constants map[string]any) dataplane.Module {
 	t.Helper()
-	p, err := built()
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := pkgstest.Package(t)
 	return dataplane.Module{
 		Name: "proxy",
 		ID:   dataplane.ShortHash(fmt.Append(nil, constants)),
@@ -71,28 +53,16 @@ const testIfindex = 1
 
 func loadProxy(t testing.TB, constants map[string]any) *kernel {
 	t.Helper()
-	needRoot(t)
+	pkgstest.NeedRoot(t)
 	mod := module(t, constants)
 	l, err := dataplane.Load(dataplane.OnTCIngress, dataplane.Egress, mod)
-	explain(t, err)
+	pkgstest.Explain(t, err)
 	t.Cleanup(l.Close)
 	ingress, err := l.Relink(dataplane.ChainSpec{Side: dataplane.OnTCEgress, Direction: dataplane.Ingress,
 		Members: []dataplane.Member{{Name: mod.Name, ID: mod.ID}}})
-	explain(t, err)
+	pkgstest.Explain(t, err)
 	t.Cleanup(func() { ingress.Close() })
 	return &kernel{t: t, loaded: l, egress: l.Program, ingress: ingress, maps: l.Maps[mod.Name]}
-}
-
-func explain(t testing.TB, err error) {
-	t.Helper()
-	var rejected *dataplane.RejectedError
-	if errors.As(err, &rejected) {
-		log := rejected.Log
-		t.Fatalf("%v\n%s", err, log[max(0, len(log)-4000):])
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
 }
 
 func (k *kernel) put(name string, key, value any) {

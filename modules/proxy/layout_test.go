@@ -10,14 +10,12 @@ import (
 	"github.com/cilium/ebpf/btf"
 
 	"github.com/kerb-edge/kerb/internal/dataplane"
+	"github.com/kerb-edge/kerb/internal/pkgs/pkgstest"
 )
 
 // The Go structures that go into maps have the layout that the data plane was compiled with: fields are matched by name.
 func TestDataPlaneLayouts(t *testing.T) {
-	p, err := built()
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := pkgstest.Package(t)
 	spec, err := p.Spec(string(dataplane.TC))
 	if err != nil {
 		t.Fatal(err)

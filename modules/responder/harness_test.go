@@ -4,13 +4,9 @@ package responder
 
 import (
 	"encoding/json"
-	"errors"
-	"os"
-	"sync"
 	"testing"
 
 	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/rlimit"
 
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/pkgs/pkgstest"
@@ -18,18 +14,6 @@ import (
 	"github.com/kerb-edge/kerb/modules/responder/apps/speedlimit"
 	"github.com/kerb-edge/kerb/sdk"
 )
-
-var built = sync.OnceValues(pkgstest.Build)
-
-func needRoot(t testing.TB) {
-	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("needs root for BPF")
-	}
-	if err := rlimit.RemoveMemlock(); err != nil {
-		t.Fatal(err)
-	}
-}
 
 func compileConfig(t testing.TB, config string) *Responder {
 	t.Helper()
@@ -43,10 +27,7 @@ func compileConfig(t testing.TB, config string) *Responder {
 // module is the package as the agent would deploy it.
 func module(t testing.TB, f *Responder) dataplane.Module {
 	t.Helper()
-	p, err := built()
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := pkgstest.Package(t)
 	return dataplane.Module{
 		Name:       "resp",
 		ID:         "0123456789",
@@ -79,28 +60,16 @@ func onHooks(t *testing.T, config string, test func(t *testing.T, k *kernel)) {
 
 func load(t testing.TB, hook dataplane.Hook, config string) *kernel {
 	t.Helper()
-	needRoot(t)
+	pkgstest.NeedRoot(t)
 	f := compileConfig(t, config)
 	side := dataplane.OnXDP
 	if hook == dataplane.TC {
 		side = dataplane.OnTCEgress
 	}
 	l, err := dataplane.Load(side, dataplane.Ingress, module(t, f))
-	explain(t, err)
+	pkgstest.Explain(t, err)
 	t.Cleanup(l.Close)
 	return &kernel{f, t, hook, l, l.Program, l.Maps["resp"]}
-}
-
-func explain(t testing.TB, err error) {
-	t.Helper()
-	var rejected *dataplane.RejectedError
-	if errors.As(err, &rejected) {
-		log := rejected.Log
-		t.Fatalf("%v\n%s", err, log[max(0, len(log)-4000):])
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
 }
 
 // testIndex is what test runs come from: on XDP and on TC the loopback interface unless said otherwise.

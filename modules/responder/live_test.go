@@ -28,6 +28,7 @@ import (
 
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/netlab"
+	"github.com/kerb-edge/kerb/internal/pkgs/pkgstest"
 	"github.com/kerb-edge/kerb/modules/responder/apps/speedlimit/server"
 	"github.com/kerb-edge/kerb/sdk"
 )
@@ -58,7 +59,7 @@ func build(t *testing.T, kind, config string) *stage {
 
 func buildWith(t *testing.T, kind, config string, opts netlab.HostOptions) *stage {
 	t.Helper()
-	needRoot(t)
+	pkgstest.NeedRoot(t)
 	if os.Getenv("KERB_MATRIX") != "" {
 		t.Skip("timing of an emulated machine")
 	}

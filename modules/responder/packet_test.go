@@ -18,6 +18,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/kerb-edge/kerb/internal/dataplane"
+	"github.com/kerb-edge/kerb/internal/pkgs/pkgstest"
 	"github.com/kerb-edge/kerb/modules/responder/apps/speedlimit"
 	"github.com/kerb-edge/kerb/sdk"
 )
@@ -479,10 +480,7 @@ func TestConfigErrors(t *testing.T) {
 
 // Layouts that C and Go share.
 func TestLayouts(t *testing.T) {
-	p, err := built()
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := pkgstest.Package(t)
 	spec, err := p.Spec("xdp")
 	if err != nil {
 		t.Fatal(err)

@@ -16,6 +16,7 @@ import (
 
 	"github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/dataplane"
+	"github.com/kerb-edge/kerb/internal/pkgs/pkgstest"
 	"github.com/kerb-edge/kerb/sdk"
 )
 
@@ -223,10 +224,7 @@ func TestReportAndMetrics(t *testing.T) {
 
 // The structures of both sides have the same layout.
 func TestLayouts(t *testing.T) {
-	p, err := built()
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := pkgstest.Package(t)
 	spec, err := p.Spec(string(dataplane.TC))
 	if err != nil {
 		t.Fatal(err)

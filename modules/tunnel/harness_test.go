@@ -4,31 +4,15 @@ package tunnel
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
-	"os"
-	"sync"
 	"testing"
 
 	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/rlimit"
 
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/pkgs/pkgstest"
 	"github.com/kerb-edge/kerb/sdk"
 )
-
-var built = sync.OnceValues(pkgstest.Build)
-
-func needRoot(t testing.TB) {
-	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("needs root for BPF")
-	}
-	if err := rlimit.RemoveMemlock(); err != nil {
-		t.Fatal(err)
-	}
-}
 
 func compileConfig(t testing.TB, text string) *Tunnel {
 	t.Helper()
@@ -41,10 +25,7 @@ func compileConfig(t testing.TB, text string) *Tunnel {
 
 func module(t testing.TB, tun *Tunnel) dataplane.Module {
 	t.Helper()
-	p, err := built()
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := pkgstest.Package(t)
 	return dataplane.Module{
 		Name: "tun",
 		ID:   "0123456789",
@@ -90,15 +71,15 @@ var (
 
 func loadTunnel(t testing.TB, config string) *kernel {
 	t.Helper()
-	needRoot(t)
+	pkgstest.NeedRoot(t)
 	tun := compileConfig(t, config)
 	mod := module(t, tun)
 	l, err := dataplane.Load(dataplane.OnTCIngress, dataplane.Egress, mod)
-	explain(t, err)
+	pkgstest.Explain(t, err)
 	t.Cleanup(l.Close)
 	unwrap, err := l.Relink(dataplane.ChainSpec{Side: dataplane.OnTCIngress, Direction: dataplane.Ingress,
 		Members: []dataplane.Member{{Name: mod.Name, ID: mod.ID}}})
-	explain(t, err)
+	pkgstest.Explain(t, err)
 	t.Cleanup(func() { unwrap.Close() })
 	k := &kernel{Tunnel: tun, t: t, loaded: l, wrap: l.Program, unwrap: unwrap, instances: []sdk.Instance{service, underlay}}
 	k.live = sdk.Live{Module: "tun", Maps: l.Maps[mod.Name], Interface: func() []sdk.Instance { return k.instances }}
@@ -110,18 +91,6 @@ func (k *kernel) tell(update sdk.VirtualServiceUpdate) {
 	k.t.Helper()
 	if err := k.VirtualServices(k.live, update); err != nil {
 		k.t.Fatal(err)
-	}
-}
-
-func explain(t testing.TB, err error) {
-	t.Helper()
-	var rejected *dataplane.RejectedError
-	if errors.As(err, &rejected) {
-		log := rejected.Log
-		t.Fatalf("%v\n%s", err, log[max(0, len(log)-4000):])
-	}
-	if err != nil {
-		t.Fatal(err)
 	}
 }
 
@@ -178,10 +147,7 @@ func (k *kernel) drops() []uint64 {
 }
 
 func reasonName(t testing.TB, n int) string {
-	p, err := built()
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := pkgstest.Package(t)
 	for name, number := range p.DropReasons {
 		if number == n {
 			return name

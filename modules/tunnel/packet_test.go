@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/kerb-edge/kerb/internal/dataplane"
+	"github.com/kerb-edge/kerb/internal/pkgs/pkgstest"
 )
 
 const testKey = "000102030405060708090a0b0c0d0e0f"
@@ -488,12 +489,12 @@ func TestCongestion(t *testing.T) {
 const maxVerified = 300000
 
 func TestVerifies(t *testing.T) {
-	needRoot(t)
+	pkgstest.NeedRoot(t)
 	for name, config := range map[string]string{"keyed": keyed, "unkeyed": unkeyed, "oakestra": configs["oakestra"], "device": `{"mode": "device", ` + testNodes + `}`} {
 		for _, dir := range []dataplane.Direction{dataplane.Egress, dataplane.Ingress} {
 			t.Run(name+" "+string(dir), func(t *testing.T) {
 				l, err := dataplane.Load(dataplane.OnTCIngress, dir, module(t, compileConfig(t, config)))
-				explain(t, err)
+				pkgstest.Explain(t, err)
 				defer l.Close()
 				info, err := l.Program.Info()
 				if err != nil {
