@@ -77,8 +77,13 @@ func (g generator) packet() packet {
 		for g.IntN(4) == 0 && len(p.extensions) < 7 {
 			p.extensions = append(p.extensions, g.extension())
 		}
-	} else if g.IntN(4) == 0 {
-		p.options = g.options()
+	} else {
+		if g.IntN(4) == 0 {
+			p.options = g.options()
+		}
+		if g.IntN(16) == 0 {
+			p.edit = fragment(g.Uint32())
+		}
 	}
 	if p.payload = g.message(); p.dport == 7000 {
 		p.payload = g.bytes(often(g, g.IntN(64), 0, 1, 700, 701, 1000, 1400))
@@ -94,6 +99,15 @@ func (g generator) packet() packet {
 		p.extra = g.bytes(g.IntN(20))
 	}
 	return p
+}
+
+// fragment sets an IPv4 header's flags and offset: a first fragment, a later one, or whatever bits holds.
+func fragment(bits uint32) func(f []byte, l3, l4 int) {
+	field := [...]uint16{0x2000, 0x2001, 0x0001, uint16(bits >> 2)}[bits%4]
+	return func(f []byte, l3, _ int) {
+		be.PutUint16(f[l3+6:], field)
+		fixIP4(f, l3)
+	}
 }
 
 func (g generator) message() []byte {
