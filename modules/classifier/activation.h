@@ -14,10 +14,12 @@
 /* Value of a table at z >= 0; what is beyond its end is taken for the end. */
 static __always_inline __s64 cls_table(const __u32 *table, __u64 z)
 {
-	__s64 low, high;
+	__s64 low, high, beyond = (__s64)(CLS_TABLE_LIMIT - z) >> 63;
 
-	if (z > CLS_TABLE_LIMIT)
-		z = CLS_TABLE_LIMIT;
+	asm volatile("" : "+r"(beyond));
+	z = (z & ~beyond) + (beyond & CLS_TABLE_LIMIT);
+	if (z > CLS_TABLE_LIMIT) /* never; the verifier does not know */
+		return 0;
 	low = table[z >> CLS_TABLE_STEP];
 	high = table[(z >> CLS_TABLE_STEP) + 1];
 	return low + ((high - low) * (__s64)(z & ((1 << CLS_TABLE_STEP) - 1)) >> CLS_TABLE_STEP);

@@ -15,29 +15,24 @@ static __always_inline __s64 cls_q15(const struct cls_model *m, const __s64 *out
 
 static __always_inline const __s64 *cls_outputs(const struct cls_model *m, const struct cls_scratch *s)
 {
-	return m->kind == CLS_TREES ? s->out : s->a[cls_fresh(m->layers) & 1];
+	return m->kind >= CLS_SMALL ? s->out : s->a[cls_fresh(m->layers) & 1];
 }
 
-/* The first of the largest outputs. */
-__noinline __u32 cls_largest(__u32 slot)
+/* The first of the largest outputs. Nobody can guess which, so nothing branches on it. */
+static __always_inline __u32 cls_largest(const struct cls_model *m, const __s64 *out)
 {
-	const struct cls_model *m = cls_model(slot);
-	struct cls_scratch *s = cls_scratch();
-	const __s64 *out;
-	__u32 class = 0;
-	__s64 most;
+	__s64 most = out[0];
+	__u64 class = 0;
 
-	if (!m || !s)
-		return 0;
-	out = cls_outputs(m, s);
-	most = out[0];
 	for (__u32 i = 1; i < CLS_CLASSES_MAX; i++) {
+		__s64 more;
+
 		if (i >= cls_fresh(m->outputs))
 			break;
-		if (out[i] > most) {
-			most = out[i];
-			class = i;
-		}
+		more = (most - out[i]) >> 63;
+		asm volatile("" : "+r"(more));
+		most += (out[i] - most) & more;
+		class += (i - class) & more;
 	}
 	return class;
 }
@@ -88,16 +83,28 @@ static __always_inline __s32 cls_score(const struct cls_model *m, const __s64 *o
 static __always_inline void cls_decide(const struct cls_model *m, const __s64 *out, struct cls_decision *d)
 {
 	d->version = m->version;
-	d->class = m->outputs > 1 ? cls_largest(d->slot) : out[0] > m->threshold;
-	d->score = cls_score(m, out, d->class, d->slot);
+	d->class = m->outputs > 1 ? cls_largest(m, out) : out[0] > m->threshold;
+	d->score = cls_score(m, out, cls_fresh(d->class), d->slot);
 }
 
-__noinline int cls_infer(__u32 role)
+/* Layers that take longer than a call; the verifier looks at them once. */
+__noinline int cls_large(__u32 slot, __u32 role)
+{
+	const struct cls_model *m = cls_model(slot);
+	struct cls_scratch *s = cls_scratch();
+
+	if (!m || !s || role >= CLS_ROLES)
+		return 0;
+	cls_layers(m, s, slot);
+	cls_decide(m, cls_outputs(m, s), &s->decision[role]);
+	return 0;
+}
+
+static __always_inline int cls_infer(__u32 role)
 {
 	__u32 key = role, *at = bpf_map_lookup_elem(&active, &key), slot;
 	struct cls_scratch *s = cls_scratch();
 	const struct cls_model *m;
-	struct cls_decision *d;
 
 	if (!at || !s || role >= CLS_ROLES)
 		return -1;
@@ -105,13 +112,14 @@ __noinline int cls_infer(__u32 role)
 	m = cls_model(slot);
 	if (!m || m->kind == CLS_NONE)
 		return -1;
-	d = &s->decision[role];
-	d->slot = slot;
-	if (m->kind == CLS_TREES)
+	s->decision[role].slot = slot;
+	if (m->kind == CLS_SMALL)
+		cls_small(m, s);
+	else if (m->kind == CLS_TREES)
 		cls_trees(m, s, slot);
 	else
-		cls_layers(m, s, slot);
-	cls_decide(m, cls_outputs(m, s), d);
+		return cls_large(slot, role);
+	cls_decide(m, s->out, &s->decision[role]);
 	return 0;
 }
 

@@ -69,8 +69,8 @@ static __always_inline void cls_feature(struct cls_scratch *s, __u32 i, __u64 va
 	s->features.v[i] = value > CLS_FEATURE_LIMIT ? CLS_FEATURE_LIMIT : value;
 }
 
-/* Lets the model of a role (enum cls_role) judge the features. 0, or -1 when the role has no model. It takes a number only and
- * is global: the verifier looks at it once, however often it is called (engine.h). */
-int cls_infer(__u32 role);
+/* Lets the model of a role (enum cls_role) judge the features. 0, or -1 when the role has no model (engine.h). It is inline: a return
+ * takes 10 ns where kernels defend themselves against SRSO, a third of a small model's time. */
+static int cls_infer(__u32 role);
 
 #endif

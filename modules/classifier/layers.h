@@ -64,14 +64,6 @@ static __always_inline struct cls_sums cls_dot(const __u64 *w, const __s64 *x, _
 	return sum;
 }
 
-static __always_inline __u64 cls_narrow_dot(const __u64 *w, const __s64 *x, __u32 n, __u64 sum)
-{
-	sum += w[0] * x[0] + w[1] * x[1] + w[2] * x[2] + w[3] * x[3];
-	if (n > 4)
-		sum += w[4] * x[4] + w[5] * x[5] + w[6] * x[6] + w[7] * x[7];
-	return sum;
-}
-
 /* Neuron's output from its sum; c are its constants. */
 static __always_inline __s64 cls_neuron(const struct cls_layer *l, const __u64 *c, __u64 sum, __u32 shift)
 {
@@ -165,63 +157,71 @@ __noinline int cls_layer(__u32 slot, __u32 layer)
 	return 0;
 }
 
-static __always_inline void cls_inputs(const struct cls_model *m, struct cls_scratch *s)
+static __always_inline __s64 cls_input(const struct cls_model *m, const struct cls_scratch *s, __u32 i)
 {
-	for (__u32 i = 0; i < CLS_WIDTH_MAX; i++) {
-		const struct cls_input *in = &m->input[i];
-		__s64 feature;
+	const struct cls_input *in = &m->input[i];
+	__s64 feature = *(__s64 *)((void *)s + (in->feature & 0x1f8));
 
-		if (i >= cls_fresh(m->inputs))
-			break;
-		feature = *(__s64 *)((void *)s + (in->feature & 0x1f8));
-		s->a[0][i] = cls_clamp((feature * in->mul + in->add) >> (in->shift & 63), m->input_limit) + m->input_offset;
-	}
+	return cls_clamp((feature * in->mul + in->add) >> (in->shift & 63), m->input_limit);
 }
 
-static __always_inline void cls_narrow_rows(const struct cls_model *m, const struct cls_layer *l, const __s64 *x, __s64 *y)
+struct cls_four {
+	__s64 a, b, c, d;
+};
+
+static __always_inline __s64 cls_small_neuron(const struct cls_layer *l, const __u64 *w, struct cls_four x)
 {
-	__u64 at = l->at;
-
-	for (__u32 row = 0; row < CLS_NARROW_ROWS; row++) {
-		__u32 left = cls_fresh(l->neurons) - 3 * row;
-		const __u64 *c = cls_words(m, at);
-		__u64 sum;
-
-		if (row >= cls_fresh(l->rows))
-			break;
-		sum = cls_narrow_dot(c + 6, x, cls_fresh(l->inputs), CLS_LANES_ZERO);
-		y[0] = cls_neuron(l, c, sum & CLS_LANE_MASK, CLS_PACKED_SHIFT);
-		if (left > 1)
-			y[1] = cls_neuron(l, c + 2, sum >> CLS_LANE & CLS_LANE_MASK, CLS_PACKED_SHIFT);
-		if (left > 2)
-			y[2] = cls_neuron(l, c + 4, sum >> 2 * CLS_LANE, CLS_PACKED_SHIFT);
-		y += 3;
-		at = (at + l->stride) & (CLS_WORDS - 1);
-	}
+	return cls_clamp((__s64)((w[0] + w[1] * x.a) + (w[2] * x.b + w[3] * x.c) + w[4] * x.d) >> (l->shift & 63), l->limit);
 }
 
-/* A small network takes less time than the calls: its layers are in place. */
-static __always_inline void cls_narrow_layers(const struct cls_model *m, struct cls_scratch *s)
+static __always_inline struct cls_four cls_small_layer(const struct cls_model *m, __u32 i, struct cls_four x)
 {
-	for (__u32 i = 0; i < CLS_NARROW_LAYERS; i++) {
-		if (i >= cls_fresh(m->layers))
-			break;
-		cls_narrow_rows(m, &m->layer[i], s->a[i & 1], s->a[~i & 1]);
-	}
+	const __u64 *w = m->words + i * CLS_SMALL_STRIDE;
+	const struct cls_layer *l = &m->layer[i];
+	struct cls_four y = {cls_small_neuron(l, w, x)};
+	__u32 n = cls_fresh(l->neurons);
+
+	if (n > 1)
+		y.b = cls_small_neuron(l, w + 5, x);
+	if (n > 2)
+		y.c = cls_small_neuron(l, w + 10, x);
+	if (n > 3)
+		y.d = cls_small_neuron(l, w + 15, x);
+	return y;
+}
+
+/* A small network takes less time than calls, loops and memory: it is in place, its values in registers. The offset of what leaves
+ * a layer is in what the next one adds. */
+static __always_inline void cls_small(const struct cls_model *m, struct cls_scratch *s)
+{
+	__s64 offset = m->layer[(m->layers - 1) & (CLS_LAYERS_MAX - 1)].offset;
+	struct cls_four x = {cls_input(m, s, 0), cls_input(m, s, 1), cls_input(m, s, 2), cls_input(m, s, 3)};
+
+	x = cls_small_layer(m, 0, x);
+	if (cls_fresh(m->layers) > 1)
+		x = cls_small_layer(m, 1, x);
+	if (cls_fresh(m->layers) > 2)
+		x = cls_small_layer(m, 2, x);
+	if (cls_fresh(m->layers) > 3)
+		x = cls_small_layer(m, 3, x);
+	s->out[0] = x.a + offset;
+	s->out[1] = x.b + offset;
+	s->out[2] = x.c + offset;
+	s->out[3] = x.d + offset;
 }
 
 /* Leaves the outputs in s->a[layers & 1]. */
 static __always_inline void cls_layers(const struct cls_model *m, struct cls_scratch *s, __u32 slot)
 {
-	cls_inputs(m, s);
-	if (m->kind == CLS_NARROW) {
-		cls_narrow_layers(m, s);
-	} else {
-		for (__u32 i = 0; i < CLS_LAYERS_MAX; i++) {
-			if (i >= cls_fresh(m->layers))
-				break;
-			cls_layer(slot, i);
-		}
+	for (__u32 i = 0; i < CLS_WIDTH_MAX; i++) {
+		if (i >= cls_fresh(m->inputs))
+			break;
+		s->a[0][i] = cls_input(m, s, i) + m->input_offset;
+	}
+	for (__u32 i = 0; i < CLS_LAYERS_MAX; i++) {
+		if (i >= cls_fresh(m->layers))
+			break;
+		cls_layer(slot, i);
 	}
 }
 

@@ -9,8 +9,8 @@
 #define CLS_SLOTS      4     /* live, shadow, and two that can be written meanwhile (see model/slots.go) */
 #define CLS_WORDS      32768 /* of weights or nodes; a power of two */
 #define CLS_LAYERS_MAX 8
-#define CLS_NARROW_LAYERS 4
-#define CLS_NARROW_ROWS 3
+#define CLS_SMALL_LAYERS 4
+#define CLS_SMALL_STRIDE 20
 #define CLS_TREES_MAX  320
 #define CLS_DEPTH_MAX  20
 
@@ -18,7 +18,7 @@ enum cls_kind {
 	CLS_NONE = 0,	/* an empty slot */
 	CLS_EXACT = 1,	/* layers in Q15: layers.h */
 	CLS_PACKED = 2, /* layers in 8 bits, three neurons to a word */
-	CLS_NARROW = 3, /* the same, within CLS_NARROW_..., at most 8 inputs each, and without activations other than CLS_CLAMP */
+	CLS_SMALL = 3,	/* layers in either, at most 4 of them, 4 inputs, 4 neurons each, no activation but CLS_CLAMP */
 	CLS_TREES = 4,	/* trees.h */
 };
 
@@ -47,8 +47,9 @@ struct cls_input {
 	__u8 zero[5];
 };
 
-/* A layer. Its rows follow each other in words: for each neuron of the row { __s64 add, mul }, then two words for each input, one
- * in narrow models, filled up to 4 or a multiple of 8 inputs with zeros. A word is a weight of one neuron, or of three. */
+/* A layer. Its rows follow each other in words: for each neuron of the row { __s64 add, mul }, then two words for each input, filled
+ * up to 4 or a multiple of 8 inputs with zeros. A word is a weight of one neuron, or of three. Small models have
+ * { __s64 add, weight[4] } for each of 4 neurons, and all begin at word 0. */
 struct cls_layer {
 	__u32 at;     /* the first row */
 	__u16 inputs; /* 4 or a multiple of 8 */

@@ -49,11 +49,17 @@ func documents(r *rand.Rand) map[string]*Document {
 			calibrate(r, conv)
 		}
 		out["conv1d/"+arithmetic] = conv
-		narrow := network(r, ReLU, Sigmoid, 1+r.IntN(8), 1+r.IntN(8), 1+r.IntN(8), 1)
-		if arithmetic == Int8 {
-			calibrate(r, narrow)
+		for last, outputs := range map[string]int{Sigmoid: 1, Identity: 1, Softmax: 2 + r.IntN(3), Argmax: 2 + r.IntN(3)} {
+			widths := []int{1 + r.IntN(smallWidth)}
+			for range r.IntN(smallLayers) {
+				widths = append(widths, 1+r.IntN(smallWidth))
+			}
+			small := network(r, ReLU, last, append(widths, outputs)...)
+			if arithmetic == Int8 {
+				calibrate(r, small)
+			}
+			out["small/"+arithmetic+"/"+last] = small
 		}
-		out["narrow/"+arithmetic] = narrow
 		widest := network(r, ReLU, Softmax, 64, 64, 64, 64, 64, 64, 64, 64, 16)
 		if arithmetic == Int8 {
 			calibrate(r, widest)

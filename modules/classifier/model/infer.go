@@ -24,8 +24,15 @@ func (p *Packed) outputs(features []int64) []int64 {
 		in := &p.Input[i]
 		x[i] = clamp((features[in.Feature/8]*in.Mul+in.Add)>>in.Shift, p.InputLimit) + p.InputOffset
 	}
+	offset := p.InputOffset
 	for i := range p.Layer[:p.Layers] {
-		x = p.apply(&p.Layer[i], x)
+		l := &p.Layer[i]
+		if p.Kind == small {
+			x = p.applySmall(l, x, offset)
+		} else {
+			x = p.apply(l, x)
+		}
+		offset = l.Offset
 	}
 	return x[:p.Outputs]
 }
@@ -36,18 +43,18 @@ func clamp(v int64, limit uint64) int64 { return max(0, min(v, int64(limit))) }
 // apply returns what leaves a layer. Neurons that fill up a row are behind the others; they meet weights of 0, or none.
 func (p *Packed) apply(l *layer, x []int64) (y []int64) {
 	x = x[:min(len(x), int(l.Inputs))]
-	per, perRow := p.wordsPerInput(), p.wordsPerInput()*p.perWord()
+	perRow := wordsPerInput * p.perWord()
 	for row := range int(l.Rows) {
 		at := int(l.At) + row*int(l.Stride)
 		for i := range perRow {
 			sum := uint64(0)
-			if p.Kind != exact {
+			if p.Kind == packed {
 				sum = lanesZero
 			}
 			for j, v := range x {
-				sum += p.words[at+2*perRow+j*per+i/p.perWord()] * uint64(v)
+				sum += p.words[at+2*perRow+j*wordsPerInput+i/p.perWord()] * uint64(v)
 			}
-			if p.Kind != exact {
+			if p.Kind == packed {
 				sum = sum >> (lane * (i % 3))
 				if i%3 < 2 {
 					sum &= laneMask
@@ -60,6 +67,19 @@ func (p *Packed) apply(l *layer, x []int64) (y []int64) {
 		if l.Activation != clamped {
 			y[i] = clamp((l.activate(y[i])*l.PostMul+l.PostAdd)>>l.PostShift, l.PostLimit) + l.PostOffset
 		}
+	}
+	return y
+}
+
+// applySmall takes inputs with their offset, as apply does, and takes it off: it is in what the layer adds.
+func (p *Packed) applySmall(l *layer, x []int64, offset int64) (y []int64) {
+	for i := range int(l.Neurons) {
+		words := p.words[int(l.At)+i*(1+smallWidth):]
+		sum := int64(words[0])
+		for j, v := range x {
+			sum += int64(words[1+j]) * (v - offset)
+		}
+		y = append(y, clamp(sum>>l.Shift, l.Limit)+l.Offset)
 	}
 	return y
 }

@@ -95,24 +95,68 @@ type cell struct {
 	weights  []int64
 }
 
-// appendLayer lays out the rows of a layer.
+// appendLayer lays out the cells of a layer.
 func (p *Packed) appendLayer(l layer, inputs int, cells []cell) {
-	perRow := p.perWord() * p.wordsPerInput()
 	l.At, l.Inputs, l.Neurons = uint32(len(p.words)), uint16(rowInputs(inputs)), uint16(len(cells))
+	if p.Kind == small {
+		p.appendSmall(cells, p.offsetBefore())
+	} else {
+		p.appendRows(&l, cells)
+	}
+	p.Layer[p.Layers] = l
+	p.Layers++
+}
+
+func (p *Packed) appendRows(l *layer, cells []cell) {
+	perRow := p.perWord() * wordsPerInput
 	l.Rows = uint16((len(cells) + perRow - 1) / perRow)
-	l.Stride = uint16(2*perRow + rowInputs(inputs)*p.wordsPerInput())
+	l.Stride = uint16(wordsPerInput * (2*p.perWord() + int(l.Inputs)))
 	for row := range slices.Chunk(cells, perRow) {
 		words := make([]uint64, l.Stride)
 		for i, c := range row {
 			words[2*i], words[2*i+1] = uint64(c.add), uint64(c.mul)
+			if p.Kind == packed { // the sum in its lane is 2^20 too high
+				words[2*i] -= uint64(c.mul << 20)
+			}
 			for j, w := range c.weights {
-				words[2*perRow+j*p.wordsPerInput()+i/p.perWord()] += uint64(w) << (lane * (i % p.perWord()))
+				words[2*perRow+j*wordsPerInput+i/p.perWord()] += uint64(w) << (lane * (i % p.perWord()))
 			}
 		}
 		p.words = append(p.words, words...)
 	}
-	p.Layer[p.Layers] = l
-	p.Layers++
+}
+
+// offsetBefore is the offset of what leaves the layer before, or of the inputs.
+func (p *Packed) offsetBefore() int64 {
+	if p.Layers == 0 {
+		return p.InputOffset
+	}
+	return p.Layer[p.Layers-1].Offset
+}
+
+// appendSmall has each weight multiplied already, and the offset of inputs added.
+func (p *Packed) appendSmall(cells []cell, offset int64) {
+	for i := range smallWidth {
+		words := make([]uint64, 1+smallWidth)
+		if i < len(cells) {
+			words[0] = uint64(cells[i].add)
+			for j, w := range cells[i].weights {
+				words[1+j] = uint64(w * cells[i].mul)
+				words[0] += words[1+j] * uint64(offset)
+			}
+		}
+		p.words = append(p.words, words...)
+	}
+}
+
+// isSmall tells of a network whose values fit the registers.
+func isSmall(layers []Layer) bool {
+	for i, l := range layers {
+		if i >= smallLayers || len(l.Weights) > smallWidth || len(l.Weights[0]) > smallWidth || activationOf(&l) != clamped {
+			return false
+		}
+	}
+	return true
 }
 
 // score says what an output is in Q15 if one in real terms is 2^bits.

@@ -21,7 +21,7 @@ type kind uint8
 const (
 	exact kind = 1 + iota
 	packed
-	narrow
+	small
 	trees
 )
 
@@ -85,7 +85,9 @@ const (
 	lanesZero   = 1<<20 | 1<<41 | 1<<62
 	abreast     = 5
 
-	narrowLayers, narrowInputs, narrowRows = 4, 8, 3
+	wordsPerInput = 2 // of a row
+
+	smallLayers, smallWidth = 4, 4
 
 	nodeFeature = 22
 	nodeLeft    = 0x3fff8
@@ -128,25 +130,17 @@ type Cost struct {
 func (p *Packed) Cost() Cost {
 	c := Cost{Words: len(p.words), Steps: (int(p.Trees) + abreast - 1) / abreast * abreast * int(p.Depth)}
 	for _, l := range p.Layer[:p.Layers] {
-		c.Multiplications += int(l.Inputs) * int(l.Rows) * p.wordsPerInput()
+		c.Multiplications += int(l.Inputs) * int(l.Rows) * wordsPerInput
 	}
 	return c
 }
 
 // perWord is how many neurons have their weights in one word.
 func (p *Packed) perWord() int {
-	if p.Kind == exact {
-		return 1
+	if p.Kind == packed {
+		return 3
 	}
-	return 3
-}
-
-// wordsPerInput is how many words a row has for each input.
-func (p *Packed) wordsPerInput() int {
-	if p.Kind == narrow {
-		return 1
-	}
-	return 2
+	return 1
 }
 
 // versionOf a value of map models.

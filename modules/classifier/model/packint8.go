@@ -24,8 +24,8 @@ func (p *Packed) packInt8(d *Document, index []int) error {
 		return wrong("ranges", "int8 needs the ranges of inputs and layers; find them with: kerb model quantise MODEL --data CSV")
 	}
 	layers := d.dense()
-	if p.Kind = packed; isNarrow(layers) {
-		p.Kind = narrow
+	if p.Kind = packed; isSmall(layers) {
+		p.Kind = small
 	}
 	levels := make([]level, len(index))
 	scaling := func(i int) affine {
@@ -90,11 +90,11 @@ func (n *neuron) reach() float64 {
 	return sum + math.Abs(n.bias)
 }
 
-// pack makes a cell whose output is (value - from) * factor. The sum in its lane is 2^20 too high.
+// pack makes a cell whose output is (value - from) * factor.
 func (n *neuron) pack(field string, from, factor float64) (cell, error) {
 	mul := math.Round(math.Ldexp(n.scale*factor, packedShift))
-	add := math.Ldexp((n.bias-from)*factor, packedShift) - mul*(1<<20)
-	if mul >= 1<<40 || math.Abs(add) >= 1<<62 {
+	add := math.Ldexp((n.bias-from)*factor, packedShift)
+	if mul >= 1<<40 || math.Abs(add)+mul*(1<<20) >= 1<<62 {
 		return cell{}, wrong(field, "is out of the range of int8 (scale %.3g, bias %.3g); scale the features before training, or use q15", n.scale*factor, n.bias*factor)
 	}
 	return cell{int64(add) + half(packedShift), int64(mul), n.weights}, nil
@@ -144,14 +144,4 @@ func (q *layer) post(l *Layer, bits int, out level) {
 	q.Slope, q.PostShift, q.PostLimit = slopeOf(l), uint8(shift), int8Limit
 	q.PostMul = int64(math.Round(math.Ldexp(1/out.step, shift-bits)))
 	q.PostAdd = int64(math.Round(math.Ldexp(-out.from/out.step, shift))) + half(shift)
-}
-
-// isNarrow tells of a network that is faster without calls.
-func isNarrow(layers []Layer) bool {
-	for i, l := range layers {
-		if i >= narrowLayers || len(l.Weights) > narrowRows*3 || len(l.Weights[0]) > narrowInputs || activationOf(&l) != clamped {
-			return false
-		}
-	}
-	return true
 }

@@ -14,7 +14,10 @@ const (
 )
 
 func (p *Packed) packQ15(d *Document, index []int) error {
-	p.Kind = exact
+	layers := d.dense()
+	if p.Kind = exact; isSmall(layers) {
+		p.Kind = small
+	}
 	scaling := func(i int) affine {
 		from, width := d.Scale.of(i)
 		return affine{from, (1 << 15) / width}
@@ -22,7 +25,6 @@ func (p *Packed) packQ15(d *Document, index []int) error {
 	if err := p.inputs(d, index, q15Limit, q15Low, scaling); err != nil {
 		return err
 	}
-	layers := d.dense()
 	for i := range layers {
 		if err := p.layerQ15(fmt.Sprintf("layers[%d]", i), &layers[i]); err != nil {
 			return err

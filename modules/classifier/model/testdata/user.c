@@ -17,19 +17,19 @@ static __s64 neuron(const struct cls_layer *l, const __u64 *c, __u64 sum)
 	return clamp((__s64)(sum * c[1] + c[0]) >> l->shift, l->limit) + l->offset;
 }
 
-/* per_input and lanes are constants where it is called. */
-static __always_inline void layer(const struct cls_layer *l, const __s64 *x, __s64 *y, int per_input, int lanes)
+/* lanes is a constant where it is called. */
+static __always_inline void layer(const struct cls_layer *l, const __s64 *x, __s64 *y, int lanes)
 {
 	const __u64 *c = model.words + l->at, lane_mask = (1 << 21) - 1;
 
 	for (int row = 0; row < l->rows; row++, c += l->stride) {
-		for (int word = 0; word < per_input; word++) {
-			const __u64 *w = c + 2 * lanes * per_input + word, *k = c + 2 * lanes * word;
+		for (int word = 0; word < 2; word++) {
+			const __u64 *w = c + 4 * lanes + word, *k = c + 2 * lanes * word;
 			__u64 sum = lanes == 3 ? 1ULL << 20 | 1ULL << 41 | 1ULL << 62 : 0;
 
 			for (int i = 0; i < l->inputs; i += 4)
 				for (int j = i; j < i + 4; j++)
-					sum += w[j * per_input] * x[j];
+					sum += w[j * 2] * x[j];
 			if (lanes == 1) {
 				*y++ = neuron(l, k, sum);
 				continue;
@@ -41,23 +41,35 @@ static __always_inline void layer(const struct cls_layer *l, const __s64 *x, __s
 	}
 }
 
+static void small(const struct cls_layer *l, const __s64 *x, __s64 *y)
+{
+	for (int n = 0; n < l->neurons; n++) {
+		const __u64 *w = model.words + l->at + 5 * n;
+
+		y[n] = clamp((__s64)(w[0] + w[1] * x[0] + w[2] * x[1] + w[3] * x[2] + w[4] * x[3]) >> l->shift, l->limit);
+	}
+}
+
 static const __s64 *layers(const __s64 *features)
 {
+	__s64 offset = model.kind == CLS_SMALL ? 0 : model.input_offset;
 	int i;
 
 	for (i = 0; i < model.inputs; i++) {
 		const struct cls_input *in = &model.input[i];
 
-		a[0][i] = clamp((features[in->feature / 8] * in->mul + in->add) >> in->shift, model.input_limit) + model.input_offset;
+		a[0][i] = clamp((features[in->feature / 8] * in->mul + in->add) >> in->shift, model.input_limit) + offset;
 	}
 	for (i = 0; i < model.layers; i++) {
-		if (model.kind == CLS_NARROW)
-			layer(&model.layer[i], a[i & 1], a[~i & 1], 1, 3);
+		if (model.kind == CLS_SMALL)
+			small(&model.layer[i], a[i & 1], a[~i & 1]);
 		else if (model.kind == CLS_PACKED)
-			layer(&model.layer[i], a[i & 1], a[~i & 1], 2, 3);
+			layer(&model.layer[i], a[i & 1], a[~i & 1], 3);
 		else
-			layer(&model.layer[i], a[i & 1], a[~i & 1], 2, 1);
+			layer(&model.layer[i], a[i & 1], a[~i & 1], 1);
 	}
+	for (int n = 0; model.kind == CLS_SMALL && n < model.outputs; n++)
+		a[i & 1][n] += model.layer[i - 1].offset;
 	return a[i & 1];
 }
 
