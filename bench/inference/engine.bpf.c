@@ -1,27 +1,7 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
 /* The classifier's engine with nothing around it, and the evaluation of a window of the published study: the counters of each
  * source from a map, then the model. */
-#include "../../modules/classifier/engine.h"
-
-/* A frame is features, which the decision takes the place of. The action is cls_infer's result plus 2. */
-struct frame {
-	__s64 features[CLS_FEATURES_MAX];
-};
-
-SEC("xdp")
-int judge(struct xdp_md *ctx)
-{
-	struct frame *f = (void *)(long)ctx->data;
-	struct cls_scratch *s = cls_scratch();
-	int err;
-
-	if (!s || (void *)(f + 1) > (void *)(long)ctx->data_end)
-		return XDP_ABORTED;
-	__builtin_memcpy(&s->features, f->features, sizeof(s->features));
-	err = cls_infer(CLS_LIVE);
-	__builtin_memcpy(f->features, &s->decision[CLS_LIVE], sizeof(struct cls_decision));
-	return 2 + err;
-}
+#include "../../modules/classifier/alone.h"
 
 /* Inference and nothing else, of the features that judge left. */
 SEC("xdp")
@@ -68,5 +48,3 @@ int window(struct xdp_md *ctx)
 	}
 	return XDP_PASS + (found > SOURCES);
 }
-
-char _license[] SEC("license") = "Dual BSD/GPL";

@@ -17,6 +17,7 @@
 #define CLS_LANE_MASK	 ((1 << CLS_LANE) - 1)
 #define CLS_LANES_ZERO	 (1ULL << 20 | 1ULL << 41 | 1ULL << 62)
 #define CLS_PACKED_SHIFT 24
+#define CLS_LEVEL_MAX	 127
 
 /* At least 0, at most limit = 2^n - 1. Both sides are compared at the same time: small networks wait for each step. */
 static __always_inline __s64 cls_clamp(__s64 v, __u64 limit)
@@ -70,6 +71,12 @@ static __always_inline __s64 cls_neuron(const struct cls_layer *l, const __u64 *
 	return cls_clamp((__s64)(sum * c[1] + c[0]) >> shift, l->limit) + l->offset;
 }
 
+/* The same where the next layer is packed. */
+static __always_inline __s64 cls_level(const __u64 *c, __u64 sum)
+{
+	return cls_clamp((__s64)(sum * c[1] + c[0]) >> CLS_PACKED_SHIFT, CLS_LEVEL_MAX);
+}
+
 static __always_inline const __u64 *cls_words(const struct cls_model *m, __u64 at)
 {
 	return m->words + (at & (CLS_WORDS - 1));
@@ -92,9 +99,17 @@ static __always_inline void cls_activate_all(const struct cls_layer *l, __s64 *y
 /* Three neurons from the sum of their words. */
 static __always_inline void cls_three(const struct cls_layer *l, const __u64 *c, __u64 sum, __s64 *y)
 {
-	y[0] = cls_neuron(l, c, sum & CLS_LANE_MASK, CLS_PACKED_SHIFT);
-	y[1] = cls_neuron(l, c + 2, sum >> CLS_LANE & CLS_LANE_MASK, CLS_PACKED_SHIFT);
-	y[2] = cls_neuron(l, c + 4, sum >> 2 * CLS_LANE, CLS_PACKED_SHIFT);
+	__u64 a = sum & CLS_LANE_MASK, b = sum >> CLS_LANE & CLS_LANE_MASK, d = sum >> 2 * CLS_LANE;
+
+	if (l->limit == CLS_LEVEL_MAX) {
+		y[0] = cls_level(c, a);
+		y[1] = cls_level(c + 2, b);
+		y[2] = cls_level(c + 4, d);
+	} else {
+		y[0] = cls_neuron(l, c, a, CLS_PACKED_SHIFT);
+		y[1] = cls_neuron(l, c + 2, b, CLS_PACKED_SHIFT);
+		y[2] = cls_neuron(l, c + 4, d, CLS_PACKED_SHIFT);
+	}
 }
 
 static __always_inline void cls_packed_rows(const struct cls_model *m, const struct cls_layer *l, const __s64 *x, __s64 *y)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Inference in user space, as good as it gets: the arithmetic of the engine, scalar or in vectors.
+/* Inference in user space, as good as it gets: the work of the engine, from features to a class and its score, scalar or in vectors.
  *
  *	user mlp q15|int8 scalar|vector WIDTH...	ns per inference
  *	user forest scalar|vector TREES DEPTH		ns per inference
@@ -25,8 +25,11 @@
 static int layers, width[MAX_LAYERS + 1];
 static int32_t weight32[MAX_LAYERS][MAX_WIDTH][MAX_WIDTH] __attribute__((aligned(64)));
 static int8_t weight8[MAX_LAYERS][MAX_WIDTH][MAX_WIDTH] __attribute__((aligned(64)));
-static int64_t bias[MAX_LAYERS][MAX_WIDTH];
+static int64_t bias[MAX_LAYERS][MAX_WIDTH] __attribute__((aligned(64)));
+static int32_t bias32[MAX_LAYERS][MAX_WIDTH] __attribute__((aligned(64)));
 static int32_t input[MAX_WIDTH];
+static int64_t input_mul[MAX_WIDTH], input_add[MAX_WIDTH]; /* scaling */
+static uint32_t table[64 * 12 + 1];			   /* of the sigmoid: steps of 1/64, in Q30 */
 static int64_t sink; /* keeps the compiler from leaving work out */
 
 static double now(void)
@@ -37,58 +40,122 @@ static double now(void)
 	return t.tv_sec * 1e9 + t.tv_nsec;
 }
 
-static int64_t saturated(int64_t v)
+/* The score of one output in Q15, from the table with straight lines between; of several the class. */
+static inline int64_t decide(const int64_t *out, int n)
 {
-	return v > INT32_MAX ? INT32_MAX : v < INT32_MIN ? INT32_MIN : v;
+	int64_t z = out[0] < 0 ? -out[0] : out[0], low, v;
+	int class = 0;
+
+	if (n > 1) {
+		for (int i = 1; i < n; i++)
+			class = out[i] > out[class] ? i : class;
+		return class;
+	}
+	if (z > 12 * 32768 - 1)
+		z = 12 * 32768 - 1;
+	low = table[z >> 9];
+	v = low + (((int64_t)table[(z >> 9) + 1] - low) * (z & 511) >> 9);
+	return ((out[0] < 0 ? (1 << 30) - v : v) + (1 << 14)) >> 15;
 }
 
-/* One layer in each arithmetic; SCALAR is a pragma that keeps the inner loop as it is written. */
-#define LAYERS(NAME, PRAGMA)											\
-static int64_t q15_##NAME(void)											\
-{														\
-	int32_t a[2][MAX_WIDTH] __attribute__((aligned(64)));							\
-														\
-	memcpy(a[0], input, sizeof(input));									\
-	for (int l = 0; l < layers; l++) {									\
-		const int32_t *x = a[l & 1];									\
-		int32_t *y = a[~l & 1];										\
-														\
-		for (int o = 0; o < width[l + 1]; o++) {							\
-			int64_t sum = bias[l][o];								\
-			_Pragma(PRAGMA)										\
-			for (int i = 0; i < width[l]; i++)							\
-				sum += (int64_t)weight32[l][o][i] * x[i];					\
-			sum = saturated(sum >> 15);								\
-			y[o] = sum < 0 ? 0 : sum;								\
-		}												\
-	}													\
-	return a[layers & 1][0];										\
-}														\
-static int64_t int8_##NAME(void)										\
-{														\
-	uint8_t a[2][MAX_WIDTH] __attribute__((aligned(64)));							\
-														\
-	for (int i = 0; i < width[0]; i++) {									\
-		int64_t v = ((int64_t)input[i] * 127) >> 10;							\
-		a[0][i] = v > 127 ? 127 : v;									\
-	}													\
-	for (int l = 0; l < layers; l++) {									\
-		const uint8_t *x = a[l & 1];									\
-		uint8_t *y = a[~l & 1];										\
-														\
-		for (int o = 0; o < width[l + 1]; o++) {							\
-			int32_t sum = 0;									\
-			_Pragma(PRAGMA)										\
-			for (int i = 0; i < width[l]; i++)							\
-				sum += weight8[l][o][i] * x[i];							\
-			int64_t v = ((int64_t)sum * 77 + bias[l][o]) >> 12;					\
-			y[o] = v < 0 ? 0 : v > 127 ? 127 : v;							\
-		}												\
-	}													\
-	return a[layers & 1][0];										\
+static int64_t clamp(int64_t v, int64_t least, int64_t most)
+{
+	return v < least ? least : v > most ? most : v;
 }
-LAYERS(scalar, "clang loop vectorize(disable) interleave(disable)")
-LAYERS(vector, "clang loop vectorize(enable)")
+
+/* weight[layer][neuron][input], one multiplication for each. */
+#define SCALAR _Pragma("clang loop vectorize(disable) interleave(disable)")
+
+static int64_t q15_scalar(void)
+{
+	int64_t a[2][MAX_WIDTH];
+
+	SCALAR for (int i = 0; i < width[0]; i++)
+		a[0][i] = clamp((input[i] * input_mul[i] + input_add[i]) >> 20, INT32_MIN, INT32_MAX);
+	for (int l = 0; l < layers; l++) {
+		const int64_t *x = a[l & 1], least = l + 1 < layers ? 0 : INT32_MIN;
+
+		for (int o = 0; o < width[l + 1]; o++) {
+			int64_t sum = bias[l][o];
+
+			SCALAR for (int i = 0; i < width[l]; i++)
+				sum += weight32[l][o][i] * x[i];
+			a[~l & 1][o] = clamp(sum >> 15, least, INT32_MAX);
+		}
+	}
+	return decide(a[layers & 1], width[layers]);
+}
+
+static int64_t int8_scalar(void)
+{
+	int64_t a[2][MAX_WIDTH];
+
+	SCALAR for (int i = 0; i < width[0]; i++)
+		a[0][i] = clamp((input[i] * input_mul[i] + input_add[i]) >> 20, 0, 127);
+	for (int l = 0; l < layers; l++) {
+		const int64_t *x = a[l & 1], limit = l + 1 < layers ? 127 : 1 << 26;
+
+		for (int o = 0; o < width[l + 1]; o++) {
+			int64_t sum = 0;
+
+			SCALAR for (int i = 0; i < width[l]; i++)
+				sum += weight8[l][o][i] * x[i];
+			a[~l & 1][o] = clamp((sum * 77 + bias[l][o]) >> 12, 0, limit);
+		}
+	}
+	return decide(a[layers & 1], width[layers]);
+}
+
+/* weight[layer][input][neuron]: as many neurons at a time as a vector has, so that nothing is added across it. */
+typedef int64_t v8 __attribute__((vector_size(64)));
+typedef int32_t v8i __attribute__((vector_size(32)));
+typedef int32_t v16 __attribute__((vector_size(64)));
+typedef int8_t v16c __attribute__((vector_size(16)));
+
+#define CLAMP(type, v, least, most) __builtin_elementwise_min(__builtin_elementwise_max(v, (type){} + (least)), (type){} + (most))
+
+static int64_t q15_vector(void)
+{
+	int64_t a[2][MAX_WIDTH] __attribute__((aligned(64)));
+
+	for (int i = 0; i < width[0]; i++)
+		a[0][i] = clamp((input[i] * input_mul[i] + input_add[i]) >> 20, INT32_MIN, INT32_MAX);
+	for (int l = 0; l < layers; l++) {
+		int64_t least = l + 1 < layers ? 0 : INT32_MIN;
+
+		for (int o = 0; o < width[l + 1]; o += 8) {
+			v8 sum = *(v8 *)&bias[l][o];
+
+			for (int i = 0; i < width[l]; i++)
+				sum += __builtin_convertvector(*(v8i *)&weight32[l][i][o], v8) * a[l & 1][i];
+			*(v8 *)&a[~l & 1][o] = CLAMP(v8, sum >> 15, least, INT32_MAX);
+		}
+	}
+	return decide(a[layers & 1], width[layers]);
+}
+
+static int64_t int8_vector(void)
+{
+	int32_t a[2][MAX_WIDTH] __attribute__((aligned(64)));
+	int64_t out[MAX_WIDTH];
+
+	for (int i = 0; i < width[0]; i++)
+		a[0][i] = clamp((input[i] * input_mul[i] + input_add[i]) >> 20, 0, 127);
+	for (int l = 0; l < layers; l++) {
+		int32_t limit = l + 1 < layers ? 127 : 1 << 26;
+
+		for (int o = 0; o < width[l + 1]; o += 16) {
+			v16 sum = {};
+
+			for (int i = 0; i < width[l]; i++)
+				sum += __builtin_convertvector(*(v16c *)&weight8[l][i][o], v16) * a[l & 1][i];
+			*(v16 *)&a[~l & 1][o] = CLAMP(v16, (sum * 77 + *(v16 *)&bias32[l][o]) >> 12, 0, limit);
+		}
+	}
+	for (int i = 0; i < width[layers]; i++)
+		out[i] = a[layers & 1][i];
+	return decide(out, width[layers]);
+}
 
 #define MAX_TREES 64
 #define MAX_NODES 4096
@@ -244,9 +311,9 @@ static void random_layers(int n, char **widths)
 	for (int l = 0; l < n; l++)
 		width[l] = atoi(widths[l]);
 	for (int l = 0; l < layers; l++)
-		for (int o = 0; o < width[l + 1]; o++) {
-			bias[l][o] = rand() % 65536 - 32768;
-			for (int i = 0; i < width[l]; i++) {
+		for (int o = 0; o < MAX_WIDTH; o++) {
+			bias32[l][o] = bias[l][o] = rand() % 65536 - 32768;
+			for (int i = 0; i < MAX_WIDTH; i++) {
 				weight32[l][o][i] = rand() % 65536 - 32768;
 				weight8[l][o][i] = rand() % 255 - 127;
 			}
@@ -258,8 +325,12 @@ int main(int argc, char **argv)
 	static char *published[] = { "4", "3", "2", "1" };
 	int vector;
 
-	for (int i = 0; i < MAX_WIDTH; i++)
+	for (int i = 0; i < MAX_WIDTH; i++) {
 		input[i] = rand() % 1024;
+		input_mul[i] = rand() % (1 << 18);
+	}
+	for (unsigned int i = 0; i < sizeof(table) / sizeof(*table); i++)
+		table[i] = rand() >> 1;
 	if (argc > 5 && argc - 4 <= MAX_LAYERS + 1 && !strcmp(argv[1], "mlp")) {
 		vector = !strcmp(argv[3], "vector");
 		random_layers(argc - 4, argv + 4);
