@@ -40,7 +40,9 @@ func (a *Agent) Apply(_ context.Context, r server.Request) (v1.ApplyResult, erro
 		return result, err
 	}
 	keep := a.store.Recovered() && len(r.Modules) == 0
+	doubts := result.Warnings
 	result.Steps, result.Warnings, err = a.change(next, r.Modules, r.DryRun, keep)
+	result.Warnings = append(doubts, result.Warnings...)
 	if err == nil && !r.DryRun {
 		a.tell(part)
 	}

@@ -4,6 +4,7 @@ package agent
 
 import (
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/models"
 	"github.com/kerb-edge/kerb/internal/resolve"
 	"github.com/kerb-edge/kerb/internal/server"
 	"github.com/kerb-edge/kerb/internal/store"
@@ -73,9 +74,14 @@ func applyPart(r server.Request, next store.Desired, result *v1.ApplyResult) (p 
 	p.VirtualServices.Put = virtualKind.apply(r.VirtualServices, next.VirtualServices, result)
 	p.Models.Put = modelKind.apply(r.Models, next.Models, result)
 	if len(p.VirtualServices.Put) > 0 {
-		err = resolve.CheckTogether(next.VirtualServices, p.VirtualServices.Put)
+		if err = resolve.CheckTogether(next.VirtualServices, p.VirtualServices.Put); err != nil {
+			return p, err
+		}
 	}
-	return p, err
+	for _, m := range r.Models {
+		result.Warnings = append(result.Warnings, models.Doubts(m, next.Modules)...)
+	}
+	return p, models.CheckTogether(next.Models, p.Models.Put)
 }
 
 // commitPart is a change of such resources alone: nothing in the kernel is planned or loaded, control planes are told.

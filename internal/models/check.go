@@ -3,6 +3,10 @@
 package models
 
 import (
+	"fmt"
+	"maps"
+	"slices"
+
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/fault"
 	"github.com/kerb-edge/kerb/internal/store"
@@ -13,12 +17,71 @@ import (
 // VersionsKept is how many earlier versions of a model are kept.
 const VersionsKept = store.VersionsKept
 
+// Limits of a node: documents stay in memory.
+const (
+	MaxModels = 64
+	MaxBytes  = 64 << 20 // of all documents
+)
+
 // Check finds what is wrong with a model, beyond its schema. Errors are *fault.Invalid.
 func Check(m v1.Model) error {
 	if _, err := parse(m.Spec); err != nil {
 		return &fault.Invalid{Resource: v1.KindModel + " " + m.Metadata.Name, Field: "spec.document", Reason: err.Error()}
 	}
 	return nil
+}
+
+// CheckTogether finds out whether models are too many beside the others, which are among all. Errors are *fault.Invalid.
+func CheckTogether(all map[string]v1.Model, put []v1.Model) error {
+	size := 0
+	for _, m := range all {
+		size += len(m.Spec.Document)
+	}
+	for _, m := range put {
+		wrong := &fault.Invalid{Resource: v1.KindModel + " " + m.Metadata.Name}
+		switch {
+		case m.Metadata.Generation == 1 && len(all) > MaxModels:
+			wrong.Reason = fmt.Sprintf("a node has at most %d models, this would be one of %d; delete others with kerb model delete", MaxModels, len(all))
+		case size > MaxBytes:
+			wrong.Reason = fmt.Sprintf("the documents of all models would be %d MiB, more than %d; delete others with kerb model delete", size>>20, MaxBytes>>20)
+		default:
+			continue
+		}
+		return wrong
+	}
+	return nil
+}
+
+// builtin is the package whose modules' configs can be read here.
+const builtin = "classifier"
+
+// Doubts are why a model, which was checked, does not run where it is meant to, or could nowhere.
+func Doubts(m v1.Model, modules map[string]v1.Module) (out []string) {
+	doc, err := parse(m.Spec)
+	if err != nil {
+		return nil
+	}
+	used := false
+	for _, name := range slices.Sorted(maps.Keys(modules)) {
+		if modules[name].Spec.Package != builtin {
+			continue
+		}
+		named, err := classifier.Fits(modules[name].Spec.Config, m.Metadata.Name, doc)
+		if used = used || named; err != nil {
+			out = append(out, fmt.Sprintf("model %s: module %s names it and cannot use it, what ran before runs on: %v", m.Metadata.Name, name, err))
+		}
+	}
+	features, known := classifier.Features[doc.Extractor]
+	if used {
+		return out
+	}
+	if !known {
+		return []string{fmt.Sprintf("model %s: no module that Kerb ships has the extractor %s; there are %q", m.Metadata.Name, doc.Extractor, slices.Sorted(maps.Keys(classifier.Features)))}
+	}
+	if _, err := doc.Pack(features); err != nil {
+		out = append(out, fmt.Sprintf("model %s: only a module with evaluate.where: user can use it: %v", m.Metadata.Name, err))
+	}
+	return out
 }
 
 // parse reads a document. Features of an extractor that is known have to exist.

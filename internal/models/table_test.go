@@ -141,3 +141,49 @@ func TestDescribe(t *testing.T) {
 		t.Errorf("%+v, %v", d, err)
 	}
 }
+
+func TestTooMany(t *testing.T) {
+	all, large := map[string]v1.Model{}, strings.Repeat(" ", v1.MaxModelDocument)
+	for i := range MaxModels + 1 {
+		all[fmt.Sprint(i)] = modelOf(fmt.Sprint(i), 1, document(1))
+	}
+	var invalid *fault.Invalid
+	if err := CheckTogether(all, []v1.Model{all["3"]}); !errors.As(err, &invalid) || !strings.Contains(invalid.Reason, "at most 64 models") {
+		t.Errorf("%d models: %v", len(all), err)
+	}
+	if err := CheckTogether(all, []v1.Model{modelOf("3", 2, document(2))}); err != nil {
+		t.Errorf("a change of one of too many: %v", err)
+	}
+	for i := range 17 {
+		all[fmt.Sprint(i)] = modelOf(fmt.Sprint(i), 2, large)
+	}
+	if err := CheckTogether(all, []v1.Model{all["3"]}); !errors.As(err, &invalid) || !strings.Contains(invalid.Reason, "MiB") {
+		t.Errorf("too large together: %v", err)
+	}
+}
+
+// What keeps a model from running is told when it is loaded, not found out later.
+func TestDoubts(t *testing.T) {
+	rpl := strings.NewReplacer(`"own"`, `"rpl"`, `"f", "g"`, `"dis", "dio"`).Replace(document(1))
+	modules := func(config map[string]any) map[string]v1.Module {
+		return map[string]v1.Module{"guard": {Spec: v1.ModuleSpec{Package: "classifier", Config: config}}, "other": {Spec: v1.ModuleSpec{Package: "firewall"}}}
+	}
+	for name, c := range map[string]struct {
+		document string
+		config   map[string]any
+		want     string
+	}{
+		"fits":              {rpl, map[string]any{"model": "m"}, ""},
+		"nobody names it":   {rpl, map[string]any{"model": "n"}, ""},
+		"unknown extractor": {document(1), nil, `no module that Kerb ships has the extractor own; there are ["flow" "rpl"]`},
+		"other extractor":   {rpl, map[string]any{"extractor": "flow", "model": "m"}, "module guard names it and cannot use it, what ran before runs on: it is made for the extractor rpl"},
+		"other classes":     {rpl, map[string]any{"shadow": "m", "harmless": []any{"calm"}}, "harmless names the class"},
+		"too large":         {strings.Replace(rpl, "[0]", "[70000]", 1), nil, "only a module with evaluate.where: user can use it: "},
+		"too large, used":   {strings.Replace(rpl, "[0]", "[70000]", 1), map[string]any{"model": "m"}, "evaluate.where: user runs it in the control plane"},
+		"too large, user":   {strings.Replace(rpl, "[0]", "[70000]", 1), map[string]any{"model": "m", "evaluate": map[string]any{"where": "user"}}, ""},
+	} {
+		if got := strings.Join(Doubts(modelOf("m", 1, c.document), modules(c.config)), "\n"); (c.want == "") != (got == "") || !strings.Contains(got, c.want) {
+			t.Errorf("%s: %q, want %q", name, got, c.want)
+		}
+	}
+}

@@ -3,6 +3,7 @@
 package classifier
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -153,33 +154,61 @@ func (w *plane) load(role model.Role, m sdk.Model) (next *loaded, refusal, err e
 	if refusal != nil {
 		return nil, refusal, nil
 	}
-	if doc.Extractor != w.config.Extractor {
-		return nil, fmt.Errorf("it is made for the extractor %s, and this module's is %s", doc.Extractor, w.config.Extractor), nil
-	}
-	next = &loaded{Name: m.Name, Generation: m.Generation, Version: doc.Version, Kind: doc.Kind, Features: doc.Features, Classes: doc.Classes,
-		Since: time.Now().UTC().Truncate(time.Millisecond), Note: w.config.mismatch(doc)}
-	names := Features[doc.Extractor]
-	if next.columns, refusal = columns(doc, names); refusal != nil {
-		return nil, refusal, nil
-	}
-	rule, refusal := w.config.policyFor(doc.Classes)
+	fits, refusal := w.config.fit(doc)
 	if refusal != nil {
 		return nil, refusal, nil
 	}
-	packed, refusal := doc.Pack(names)
+	next = &loaded{Name: m.Name, Generation: m.Generation, Version: doc.Version, Kind: doc.Kind, Features: doc.Features, Classes: doc.Classes,
+		Since: time.Now().UTC().Truncate(time.Millisecond), Note: w.config.mismatch(doc), columns: fits.columns}
 	if w.config.inUser() {
-		if next.rule, next.packed = rule, packed; refusal != nil {
-			next.packed, next.doc = nil, doc
+		if next.rule, next.packed = fits.rule, fits.packed; fits.packed == nil {
+			next.doc = doc
 		}
 		return next, nil, w.slots.Unload(role)
 	}
-	if refusal != nil {
-		return nil, fmt.Errorf("%w (evaluate.where: user runs it in the control plane)", refusal), nil
-	}
-	if err := put(w.live.Maps, mapPolicy, uint32(role), rule); err != nil {
+	if err := put(w.live.Maps, mapPolicy, uint32(role), fits.rule); err != nil {
 		return nil, nil, err
 	}
-	return next, nil, w.slots.Load(role, packed)
+	return next, nil, w.slots.Load(role, fits.packed)
+}
+
+// fitting is how a config has a model run.
+type fitting struct {
+	columns []int // of the model's features among those of the extractor
+	rule    policy
+	packed  *model.Packed // nil: it is too large, and runs in floating point in the control plane
+}
+
+// fit finds why a config cannot have a model run.
+func (c *config) fit(doc *model.Document) (f fitting, err error) {
+	if doc.Extractor != c.Extractor {
+		return f, fmt.Errorf("it is made for the extractor %s, and this module's is %s", doc.Extractor, c.Extractor)
+	}
+	names := Features[doc.Extractor]
+	if f.columns, err = columns(doc, names); err != nil {
+		return f, err
+	}
+	if f.rule, err = c.policyFor(doc.Classes); err != nil {
+		return f, err
+	}
+	if f.packed, err = doc.Pack(names); err != nil && !c.inUser() {
+		return f, fmt.Errorf("%w (evaluate.where: user runs it in the control plane)", err)
+	}
+	return f, nil
+}
+
+// Fits tells whether a module's config names a model, and if it does, why it cannot have that run.
+func Fits(settings map[string]any, name string, doc *model.Document) (named bool, err error) {
+	raw, err := json.Marshal(settings)
+	if err != nil {
+		return false, err
+	}
+	c, err := parseConfig(raw)
+	if err != nil || c.Model != name && c.Shadow != name { // a config that is wrong is not the model's fault
+		return false, nil
+	}
+	_, err = c.fit(doc)
+	return true, err
 }
 
 // columns finds a model's features among those of the extractor.
