@@ -43,6 +43,9 @@ type Settings struct {
 	MaxEntries map[string]uint32 `json:"maxEntries,omitempty"` // sizes of config maps by name; others have the size they are compiled with
 	// Idle are directions (egress, ingress) in which this config decides nothing: packets do not meet the module there.
 	Idle []string `json:"idle,omitempty"`
+	// Hooks and LinkTypes are those of the manifest's with which this config works; all, unless said.
+	Hooks     []string `json:"hooks,omitempty"`
+	LinkTypes []string `json:"linkTypes,omitempty"`
 }
 
 // Maps of a module by the names in its source.

@@ -129,6 +129,9 @@ func (a *Agent) change(next store.Desired, asked []v1.Module, dryRun, keep bool)
 	if err != nil {
 		return nil, nil, orderError(err)
 	}
+	if err := w.checkLinkTypes(asked); err != nil {
+		return nil, nil, err
+	}
 	if err := a.verifyIdle(w, points); err != nil {
 		return nil, nil, a.explain(err)
 	}

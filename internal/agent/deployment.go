@@ -67,6 +67,9 @@ func (a *Agent) prepare(m v1.Module) (_ *deployment, err error) {
 	if err := d.checkBudget(settings); err != nil {
 		return nil, err
 	}
+	if err := d.checkHooks(settings.Hooks); err != nil {
+		return nil, err
+	}
 	if err := d.findEntries(); err != nil {
 		return nil, d.invalid("spec.package", err)
 	}
@@ -278,10 +281,28 @@ func (d *deployment) hook(isService bool) dataplane.Hook {
 	if h := d.resource.Spec.Hook; h == v1.HookXDP || h == v1.HookTC {
 		return dataplane.Hook(h)
 	}
-	if isService && d.pkg.RunsOn(string(dataplane.TC)) {
+	hooks := d.pkg.Hooks
+	if only := d.module.Settings.Hooks; len(only) > 0 {
+		hooks = only
+	}
+	if isService && slices.Contains(hooks, string(dataplane.TC)) {
 		return dataplane.TC
 	}
-	return dataplane.Hook(d.pkg.Hooks[0])
+	return dataplane.Hook(hooks[0])
+}
+
+// checkHooks refuses a hook on which the config does not work, as its control plane says.
+func (d *deployment) checkHooks(only []string) error {
+	for _, hook := range only {
+		if !d.pkg.RunsOn(hook) {
+			return d.invalid("spec.package", fmt.Errorf("its control plane wants the hook %s, for which the package has no data plane", hook))
+		}
+	}
+	hook := d.resource.Spec.Hook
+	if len(only) > 0 && hook != "" && hook != v1.HookAuto && !slices.Contains(only, string(hook)) {
+		return d.invalid("spec.hook", fmt.Errorf("this config works on %v only: set hook to that, or to auto", only))
+	}
+	return nil
 }
 
 // covers tells whether the module has something to do on a side of an attach point.

@@ -43,6 +43,11 @@ func (w world) warnings(points map[dataplane.Point]placement) (out []string) {
 	for _, name := range slices.Sorted(maps.Keys(shadows)) {
 		out = append(out, "Module "+name+": "+shadows[name])
 	}
+	for _, name := range slices.Sorted(maps.Keys(w.modules)) {
+		if text := w.unread(w.modules[name]); text != "" {
+			out = append(out, "Module "+name+": "+text)
+		}
+	}
 	return out
 }
 

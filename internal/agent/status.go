@@ -65,6 +65,7 @@ func (a *Agent) moduleWithStatus(name string) v1.Module {
 		st.Conditions = append(st.Conditions, a.extraConditions(d)...)
 	}
 	st.Conditions = append(st.Conditions, a.shadowConditions(name)...)
+	st.Conditions = append(st.Conditions, a.linkConditions(name)...)
 	if d != nil && d.pkg != nil && d.pkg.Replies {
 		st.Conditions = append(st.Conditions, a.repliesCondition(name))
 	}

@@ -36,6 +36,7 @@ type Manifest struct {
 	DataPlane     string         `json:"dataplane,omitempty"` // C source; <name>.bpf.c unless said
 	Hooks         []string       `json:"hooks"`
 	Directions    Directions     `json:"directions,omitzero"`
+	LinkTypes     []string       `json:"linkTypes,omitempty"`     // of interfaces whose frames it reads; ethernet unless said
 	Rank          int            `json:"rank,omitempty"`          // place in chains among modules of the same priority: lower first
 	Frags         bool           `json:"frags,omitempty"`         // copes with XDP packets in several buffers
 	FailurePolicy string         `json:"failurePolicy,omitempty"` // open or closed
@@ -69,6 +70,17 @@ func (d Directions) Has(isService bool, direction string) bool {
 		wanted = d.Services
 	}
 	return len(wanted) == 0 || slices.Contains(wanted, direction)
+}
+
+// LinkTypes that a package may read: what service.Link tells.
+var LinkTypes = []string{"ethernet", "ieee802154", "none"}
+
+// Reads are the link types of interfaces whose frames the data plane reads.
+func (m *Manifest) Reads() []string {
+	if len(m.LinkTypes) == 0 {
+		return LinkTypes[:1]
+	}
+	return m.LinkTypes
 }
 
 // Resources that a control plane may be told of: all of the kind.

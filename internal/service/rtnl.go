@@ -108,7 +108,7 @@ func (c *conn) links(nsid int32) ([]rawLink, error) {
 func parseLink(msg []byte) (rawLink, error) {
 	head := nl.DeserializeIfInfomsg(msg)
 	l := rawLink{peerNSID: noNSID}
-	l.Ifindex = int(head.Index)
+	l.Ifindex, l.Type = int(head.Index), head.Type
 	attrs, err := nl.ParseRouteAttr(msg[head.Len():])
 	for _, a := range attrs {
 		switch a.Attr.Type &^ unix.NLA_F_NESTED {

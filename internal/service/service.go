@@ -48,6 +48,7 @@ type Link struct {
 	Name    string
 	Ifindex int
 	Kind    string           // rtnetlink's kind, such as veth or bridge; empty for hardware
+	Type    uint16           // ARPHRD_ number: see LinkType; 0 is unknown
 	Peer    string           // name of the other end inside the service; empty if unknown
 	MTU     int              // bytes
 	MAC     net.HardwareAddr // of this end

@@ -81,7 +81,7 @@ func wantOf(t testing.TB, lab *netlab.Lab, h *netlab.Host) State {
 	})
 	addresses := []netip.Prefix{netip.PrefixFrom(h.Addr4(), 16), netip.PrefixFrom(h.Addr6(), 64)}
 	return State{
-		Links: []Link{{Name: h.Outer(), Ifindex: h.OuterIndex(), Kind: "veth", Peer: h.Interface(),
+		Links: []Link{{Name: h.Outer(), Ifindex: h.OuterIndex(), Kind: "veth", Type: 1, Peer: h.Interface(),
 			MTU: outer.Attrs().MTU, MAC: outer.Attrs().HardwareAddr,
 			PeerIndex: inner.Attrs().Index, PeerMAC: inner.Attrs().HardwareAddr, PeerMTU: inner.Attrs().MTU, PeerAddresses: addresses}},
 		Addresses: addresses,

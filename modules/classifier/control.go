@@ -57,6 +57,12 @@ func (f *Classifier) Settings() sdk.Settings {
 	c := f.config
 	out := sdk.Settings{Constants: c.constants(), MaxEntries: map[string]uint32{
 		mapRecords: c.Sources, "newcomers": c.Sources, mapWindows: c.Sources, mapBlocks: max(leastBlocks, 2*c.Fuse.Sources)}}
+	if c.Action.Do == "mark" {
+		out.Hooks = []string{"tc"} // packets on XDP have no mark
+	}
+	if c.Extractor != "rpl" || c.RPL.Frames != "raw" {
+		out.LinkTypes = []string{"ethernet"}
+	}
 	switch c.Direction {
 	case "ingress":
 		out.Idle = []string{"egress"}

@@ -46,7 +46,7 @@ enum cls_deferred {
 
 enum cls_action {
 	CLS_EVENT = 0,
-	CLS_MARK = 1, /* skb->mark on TC; nothing on XDP, which has none */
+	CLS_MARK = 1, /* skb->mark, on TC: control.go has such configs run there */
 	CLS_RATE_LIMIT = 2,
 	CLS_DROP = 3,
 };
