@@ -219,8 +219,7 @@ __noinline int cls_judge(void)
 	return 0;
 }
 
-#define CLS_DRAIN    32		/* evaluations of one run of the timer */
-#define CLS_TIMER_NS 10000000	/* between two */
+#define CLS_DRAIN 32 /* evaluations of one run of the timer */
 
 /* Judges what waits, up to so many. */
 __noinline int cls_drain(__u32 most)
@@ -236,29 +235,6 @@ __noinline int cls_drain(__u32 most)
 		cls_judge();
 	}
 	return 0;
-}
-
-static int cls_tick(void *map, __u32 *key, struct cls_timer *t)
-{
-	cls_drain(CLS_DRAIN);
-	bpf_timer_start(&t->timer, CLS_TIMER_NS, 0);
-	return 0;
-}
-
-#define CLS_CLOCK_MONOTONIC 1
-
-static __always_inline void cls_start_timer(void)
-{
-	__u32 zero = 0;
-	struct cls_timer *t = bpf_map_lookup_elem(&timers, &zero);
-
-	if (!t || t->started)
-		return;
-	if (bpf_timer_init(&t->timer, &timers, CLS_CLOCK_MONOTONIC))
-		return;
-	bpf_timer_set_callback(&t->timer, cls_tick);
-	bpf_timer_start(&t->timer, CLS_TIMER_NS, 0);
-	t->started = 1;
 }
 
 /* w->job is complete: judge it, or leave it to who does. */

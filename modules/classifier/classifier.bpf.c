@@ -5,8 +5,7 @@
 /* The classifier counts what nodes of an RPL network, or flows, do (rpl.h, flow.h), in windows (window.h), has models judge
  * that (engine.h), and acts on what they say (action.h). Packets are never changed. control.go fills the maps. */
 #include <kerb/module.h>
-#include "rpl.h"
-#include "flow.h"
+#include "timer.h"
 
 /* Counts the packet. A function of its own, so that its stack is free again when models are asked. */
 static __noinline int extract(struct kerb_pkt *pkt, __u32 local)
@@ -37,7 +36,7 @@ static __always_inline int classify(struct kerb_pkt *pkt, __u32 local)
 		return KERB_NEXT;
 	kerb_forget(pkt);
 	cls_count(CLS_COUNT_PACKETS);
-	if (deferred == CLS_TIMER && KERB_HAS(timer_init))
+	if ((deferred == CLS_TIMER || lapse_ns) && KERB_HAS(timer_init))
 		cls_start_timer();
 	w->due = 0;
 	verdict = extract(pkt, local);

@@ -162,6 +162,7 @@ func (c *config) constants() map[string]any {
 		"by_peer":           c.Flow.Source == "peer",
 		"window_ns":         int64(c.Window),
 		"sliding":           c.Sliding,
+		"lapse_ns":          c.lapse(),
 		"when":              index([]string{"window", "packet", "packets"}, c.Evaluate.When),
 		"every":             c.Evaluate.Every,
 		"deferred":          index([]string{"packet", "laterPacket", "timer", "user"}, c.Evaluate.Where),
@@ -181,6 +182,14 @@ func (c *config) constants() map[string]any {
 		"fuse_least":        c.Fuse.Least,
 		"fuse_packets":      c.Fuse.PacketShare,
 	}
+}
+
+// lapse is how often windows are looked for whose sources send no more: how late they may be judged.
+func (c *config) lapse() int64 {
+	if c.Evaluate.When != "window" {
+		return 0
+	}
+	return int64(max(100*time.Millisecond, min(time.Duration(c.Window)/10, time.Second)))
 }
 
 // raise and clear are scores in Q15; what nobody said rules nothing out.

@@ -144,7 +144,7 @@ static __always_inline void cls_flow_counted(struct kerb_pkt *pkt, struct cls_wo
 	if (cls_close(w, r, &slice)) {
 		cls_flow_values(w, r);
 		cls_closed(w, r, slice);
-		if (when == CLS_PER_WINDOW)
+		if (when == CLS_PER_WINDOW && w->held)
 			w->due = 1;
 	}
 	cls_flow_packet(pkt, w, r, by_peer ? local : local != r->opener);

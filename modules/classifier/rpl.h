@@ -233,7 +233,7 @@ static __always_inline void cls_rpl_counted(struct cls_work *w, struct cls_recor
 	if (cls_close(w, r, &slice)) {
 		cls_rpl_values(w, r);
 		cls_closed(w, r, slice);
-		if (when == CLS_PER_WINDOW)
+		if (when == CLS_PER_WINDOW && w->held)
 			w->due = 1;
 	}
 	if (outcome == CLS_FRAGMENT) {

@@ -14,6 +14,8 @@ struct cls_work {
 	struct cls_block block;
 	struct cls_prefix prefix;
 	__u32 due;		   /* the job is complete */
+	__u64 held;		   /* 0: the window had nothing in it */
+	__u32 lapses;		   /* windows that a run of the timer has ended */
 	__u64 total[CLS_SUMS];	   /* sums of the record at one moment */
 	__u64 sum[CLS_SUMS];	   /* of the window */
 	struct cls_range length, gap;
@@ -197,11 +199,14 @@ static __always_inline void cls_join(struct cls_range *r, const struct cls_range
 static __always_inline void cls_window_of(struct cls_work *w, struct cls_record *r, __u64 slice)
 {
 	struct cls_slice *base = cls_slice(r, sliding ? slice + 1 : slice);
+	__u64 any = 0;
 
 	for (int i = 0; i < CLS_SUMS; i++) {
 		w->total[i] = *(volatile __u64 *)&r->sum[i];
 		w->sum[i] = w->total[i] - base->sum[i];
+		any |= w->sum[i];
 	}
+	w->held = any;
 	cls_no_range(&w->length);
 	cls_no_range(&w->gap);
 	for (int i = 0; i < (sliding ? CLS_SLICES : 1); i++) {
@@ -275,7 +280,7 @@ static __always_inline void cls_closed(struct cls_work *w, struct cls_record *r,
 {
 	__u64 n = w->now / cls_slice_ns();
 
-	if (n - slice > 1)
+	if (n - slice > 1 || !w->held)
 		cls_count(CLS_COUNT_EMPTY);
 	cls_keep_before(w, r, slice, n);
 	cls_begin(w, r, slice, n);

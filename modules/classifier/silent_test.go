@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package classifier_test
+
+import (
+	"fmt"
+	"testing"
+	"time"
+)
+
+// A window ends by time, too: who floods and falls silent is judged, once. Silence is not judged.
+func TestSilentSources(t *testing.T) {
+	const often = second / 50
+	onHooks(t, with(dropping, settings{"hits_needed": uint8(1), "lapse_ns": often}), func(t *testing.T, k *kernel) {
+		k.use(0, "rpl", "dis", 10)
+		var seq byte
+		k.at(100*second + second/2)
+		k.flood(7, &seq, 20)
+		k.flood(8, &seq, 3)
+		k.stays(countEvaluated, 0)
+		k.at(101*second + 1)
+		k.becomes(countEvaluated, 2)
+		if k.block(euiKey(7)) == nil || k.block(euiKey(8)) != nil {
+			t.Errorf("blocked: %+v, the calm one: %+v", k.block(euiKey(7)), k.block(euiKey(8)))
+		}
+		got := k.events()
+		if fmt.Sprint(kinds(got)) != "[suspicious 3]" || got[0].Source != euiKey(7) || got[0].Time != 101*second || got[0].Values[0] != 20 {
+			t.Fatalf("%+v", got)
+		}
+		k.at(104 * second)
+		k.stays(countEvaluated, 2)
+		if k.run(disFrame(7, seq+1)) != dropped || k.run(disFrame(8, seq+1)) != passed {
+			t.Error("the silent one is not blocked, or the calm one is")
+		}
+		k.stays(countEvaluated, 2) // the first packet after a pause ends a window with nothing in it
+		k.at(105 * second)
+		k.becomes(countEvaluated, 3)
+	})
+}
+
+// The same where the control plane judges, and with windows that slide: each that has the flood in it is judged.
+func TestSilentSourcesElsewhere(t *testing.T) {
+	config := with(dropping, settings{"deferred": inUser, "lapse_ns": second / 50})
+	onAHook(t, config, func(t *testing.T, k *kernel) {
+		var seq byte
+		k.at(100 * second)
+		k.flood(7, &seq, 20)
+		k.at(101 * second)
+		for until := time.Now().Add(10 * time.Second); k.len("windows") == 0 && time.Now().Before(until); {
+			time.Sleep(time.Millisecond)
+		}
+		if w, ok := k.taken(euiKey(7)); !ok || w.Time != 101*second || w.Values[0] != 20 {
+			t.Errorf("%v %+v", ok, w)
+		}
+	})
+	onAHook(t, with(config, settings{"deferred": uint8(0), "sliding": true, "action": uint8(doEvent), "events": uint8(2)}), func(t *testing.T, k *kernel) {
+		k.use(0, "rpl", "dis", 10)
+		var seq byte
+		k.at(100 * second)
+		k.flood(7, &seq, 20)
+		for i := range uint64(6) {
+			k.at(100*second + (i+1)*second/4)
+			k.becomes(countEvaluated, min(i+1, 4))
+		}
+		k.stays(countEvaluated, 4)
+		for _, e := range k.events() {
+			if e.Values[0] != 20 {
+				t.Errorf("%+v", e)
+			}
+		}
+	})
+}
+
+// becomes waits until a count is what it should be.
+func (k *kernel) becomes(what uint32, want uint64) {
+	k.t.Helper()
+	for until := time.Now().Add(10 * time.Second); k.count(what) < want && time.Now().Before(until); {
+		time.Sleep(time.Millisecond)
+	}
+	if got := k.count(what); got != want {
+		k.t.Fatalf("count %d is %d, want %d", what, got, want)
+	}
+}
+
+// stays looks whether a count is still the same after some runs of the timer.
+func (k *kernel) stays(what uint32, want uint64) {
+	k.t.Helper()
+	time.Sleep(100 * time.Millisecond)
+	if got := k.count(what); got != want {
+		k.t.Fatalf("count %d is %d, want %d", what, got, want)
+	}
+}
