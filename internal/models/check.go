@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"sync"
+	"weak"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/fault"
@@ -84,13 +86,30 @@ func Doubts(m v1.Model, modules map[string]v1.Module) (out []string) {
 	return out
 }
 
-// parse reads a document. Features of an extractor that is known have to exist.
+// last is the document that was read last, as long as there is memory: to load a model it is needed several times, and takes
+// milliseconds each.
+var last struct {
+	sync.Mutex
+	text string
+	doc  weak.Pointer[model.Document]
+}
+
+// parse reads a document, which is not to be changed. Features of an extractor that is known have to exist.
 func parse(spec v1.ModelSpec) (*model.Document, error) {
+	last.Lock()
+	defer last.Unlock()
+	if doc := last.doc.Value(); doc != nil && last.text == spec.Document {
+		return doc, nil
+	}
 	doc, err := model.Parse([]byte(spec.Document))
 	if err != nil {
 		return nil, err
 	}
-	return doc, classifier.CheckFeatures(doc)
+	if err := classifier.CheckFeatures(doc); err != nil {
+		return nil, err
+	}
+	last.text, last.doc = spec.Document, weak.Make(doc)
+	return doc, nil
 }
 
 // Summarize reads what a document holds.

@@ -86,7 +86,10 @@ func keepVersion(versions *bbolt.Bucket, stored []byte, next v1alpha1.Model) err
 		return err
 	}
 	record := bytes.NewBuffer(append(head, '\n'))
-	packed := gzip.NewWriter(record)
+	packed, err := gzip.NewWriterLevel(record, gzip.BestSpeed) // somebody waits for the new one
+	if err != nil {
+		return err
+	}
 	if _, err := io.WriteString(packed, old.Spec.Document); err != nil {
 		return err
 	}

@@ -67,7 +67,7 @@ KERB_CONFIG(__u64, repeat_ns, 250000000); /* frames of a sender with the same se
 KERB_CONFIG(_Bool, by_peer, 0);		  /* flow: a source is a remote address, not a 5-tuple */
 KERB_CONFIG(__u64, window_ns, 5000000000); /* 0: from the first packet of the source on (flow, not per window) */
 KERB_CONFIG(_Bool, sliding, 0);
-KERB_CONFIG(__u64, lapse_ns, 0); /* how often windows are looked for whose source sends no more; 0: the next packet ends them */
+KERB_CONFIG(__u64, lapse_ns, 500000000); /* how often windows are looked for whose source sends no more; 0: its next packet ends them */
 KERB_CONFIG(__u8, when, CLS_PER_WINDOW);
 KERB_CONFIG(__u32, every, 16); /* of CLS_EVERY_N */
 KERB_CONFIG(__u8, deferred, CLS_AT_ONCE);

@@ -78,7 +78,7 @@ func load(t testing.TB, hook dataplane.Hook, config settings) *kernel {
 		ID:         "0123456789",
 		ConfigMaps: p.Maps.Config,
 		Frags:      p.Frags,
-		Settings:   sdk.Settings{Constants: config},
+		Settings:   sdk.Settings{Constants: with(settings{"lapse_ns": uint64(0)}, config)}, // the test's clock ends windows
 		Spec: func(h dataplane.Hook) (*ebpf.CollectionSpec, error) {
 			spec, err := p.Spec(string(h))
 			if err != nil {
