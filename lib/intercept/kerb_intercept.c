@@ -25,6 +25,8 @@
 
 #define MS 1000000ULL
 
+enum { AWAKE = 950 }; /* the tail is that of sleeping, for less than half of the CPU time that 999 takes */
+
 _Static_assert(sizeof(struct icpt_state) <= ICPT_PAGE, "the consumer's state fits its page");
 
 struct controls { /* the ring of control messages; none: producer is NULL */
@@ -253,6 +255,10 @@ static int fresh(struct kerb_intercept **out, const char *class_name, const stru
 	if (!k)
 		return fail(ENOMEM, "out of memory");
 	k->options = o ? *o : (struct kerb_intercept_options){ 0 };
+	if (k->options.awake > 999) {
+		free(k);
+		return fail(EINVAL, "awake %u: at most 999 of 1000", o->awake);
+	}
 	k->conn = k->xsk.fd = -1;
 	snprintf(k->class_name, sizeof(k->class_name), "%s", class_name);
 	code = prepare_thread(&k->options);
@@ -263,7 +269,8 @@ static int fresh(struct kerb_intercept **out, const char *class_name, const stru
 	k->schedstat = open("/proc/thread-self/schedstat", O_RDONLY | O_CLOEXEC);
 	k->before = look_at_thread(k->schedstat);
 	k->seen = kerb_intercept_now();
-	wait_init(&k->wait, (enum wait_mode)k->options.wait, k->options.reach ? k->options.reach : MS, k->options.patience, thread_standing());
+	wait_init(&k->wait, &(struct wait_goals){ .mode = (enum wait_mode)k->options.wait, .reach = k->options.reach ? k->options.reach : MS,
+		.patience = k->options.patience, .awake = k->options.awake ? k->options.awake : AWAKE }, thread_standing());
 	*out = k;
 	return 0;
 }
@@ -351,7 +358,7 @@ static void record_late(struct kerb_intercept *k, const struct kerb_packet *p, i
 	unsigned cpu = 0;
 
 	getcpu(&cpu, NULL);
-	*l = (struct icpt_late){ .seq = p->seq, .t1 = p->sent, .t2 = p->received, .waited = now.waited - k->before.waited,
+	*l = (struct icpt_late){ .seq = p->seq, .t1 = p->sent, .t2 = p->received, .waited = k->before.waited ? now.waited - k->before.waited : 0,
 		.cpu2 = cpu, .queued = (uint32_t)queued, .voluntary = (uint32_t)(now.voluntary - k->before.voluntary),
 		.involuntary = (uint32_t)(now.involuntary - k->before.involuntary) };
 	if (r) {
@@ -455,6 +462,9 @@ int kerb_intercept_arm(struct kerb_intercept *k)
 	return 1;
 }
 
+/* look at this thread; how long it waited only where late packets are told of: that is as expensive as a packet. */
+static struct look look(const struct kerb_intercept *k) { return look_at_thread(k->state->deadline ? k->schedstat : -1); }
+
 /* doze sleeps until a packet comes, or a time. Whether a packet came is 1. */
 static int doze(struct kerb_intercept *k, uint64_t now, uint64_t until)
 {
@@ -463,7 +473,7 @@ static int doze(struct kerb_intercept *k, uint64_t now, uint64_t until)
 	struct timespec t = timespec_of(until > now ? until - now : 0);
 	int n, code;
 
-	k->before = look_at_thread(k->schedstat);
+	k->before = look(k);
 	if (kerb_intercept_arm(k))
 		return 1;
 	n = ppoll(fds, 3, until == UINT64_MAX ? NULL : &t, NULL);
@@ -487,7 +497,7 @@ static void notice(struct kerb_intercept *k, uint64_t now)
 	k->seen = now;
 	if (away < MS / 2)
 		return;
-	l = look_at_thread(k->schedstat);
+	l = look(k);
 	if (l.involuntary != k->before.involuntary) {
 		k->stats.held_up++;
 		wait_preempted(&k->wait, now);
@@ -505,7 +515,7 @@ static int sleep_for(struct kerb_intercept *k, struct wait_step step, uint64_t n
 	int code = 0;
 
 	if (step.kind == STEP_REST) {
-		k->before = look_at_thread(k->schedstat);
+		k->before = look(k);
 		code = -clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &t, NULL);
 		if (code)
 			fail(-code, "sleep: %s", strerror(-code));
