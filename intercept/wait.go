@@ -40,13 +40,11 @@ const (
 )
 
 const (
-	firstRest    = 120 // of 1000
-	littleRest   = 30
-	beforeOthers = 250
-	oneOfMany    = 600
-	tooCrowded   = 300
-	maxStrays    = 4
-	mostlyAwake  = 950 // of 1000
+	firstRest   = 120 // of 1000
+	littleRest  = 30
+	mostRest    = 250
+	maxStrays   = 4
+	mostlyAwake = 950 // of 1000
 
 	never = int64(1) << 60
 	us    = int64(time.Microsecond)
@@ -64,7 +62,8 @@ const (
 // waiter is struct wait of lib/intercept/wait.c, where the reasons are told. A test compares them step by step.
 type waiter struct {
 	goals
-	least, most int64
+	ordinary bool
+	least    int64
 
 	last, first int64
 	length      int64
@@ -85,12 +84,9 @@ type goals struct {
 }
 
 func newWaiter(g goals, s standing) *waiter {
-	w := &waiter{goals: g, gap: never, lead: 40 * us, slip: 50 * us, most: beforeOthers, step: fastStep}
-	switch s {
-	case realtime:
+	w := &waiter{goals: g, gap: never, lead: 40 * us, slip: 50 * us, ordinary: s == ordinary, step: fastStep}
+	if s == realtime {
 		w.least = firstRest
-	case ordinary:
-		w.most = oneOfMany
 	}
 	w.rest = w.least
 	return w
@@ -190,7 +186,7 @@ func (w *waiter) next(now int64) step {
 	}
 	due, late := w.first+w.gap, w.lead+4*w.spread
 	regular, often := w.length+w.lead+worth < w.gap && w.lead+late < w.reach, w.gap < w.reach
-	crowded := w.most == oneOfMany && w.rest > tooCrowded
+	crowded := w.ordinary && w.rest > 0
 	w.ease(now)
 	switch {
 	case regular:
@@ -230,6 +226,6 @@ func (w *waiter) preempted(now int64) {
 	if now < w.eased+4*w.step {
 		w.step = min(2*w.step, slowStep)
 	}
-	w.rest = min(w.rest+max(firstRest, w.rest/2), w.most)
+	w.rest = min(w.rest+max(firstRest, w.rest/2), mostRest)
 	w.eased, w.running = now, now
 }

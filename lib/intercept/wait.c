@@ -7,9 +7,7 @@ enum {
 	FIRST_REST = 120, /* threads of nice -20 owe others 1 to 3%, real-time ones 5% (sched_rt_runtime_us; since 6.12 the fair
 			   * server), net of the switches */
 	LITTLE = 30,	  /* not worth resting */
-	BEFORE_OTHERS = 250, /* at most, of those: the median stays that of spinning */
-	ONE_OF_MANY = 600,   /* at most, of ordinary threads: a CPU shared by three */
-	CROWDED = 300,	     /* above, they sleep for each packet: what they spin they are short of when one comes */
+	MOST_REST = 250,  /* the median stays that of spinning */
 	STRAYS = 4,	 /* after so many long gaps it is another stream */
 };
 
@@ -38,7 +36,7 @@ static void track(uint64_t *mean, uint64_t *spread, uint64_t sample)
 void wait_init(struct wait *w, const struct wait_goals *goals, enum wait_standing standing)
 {
 	*w = (struct wait){ .goals = *goals, .gap = NEVER, .lead = 40 * US, .slip = 50 * US,
-		.least = standing == WAIT_REALTIME ? FIRST_REST : 0, .most = standing == WAIT_ORDINARY ? ONE_OF_MANY : BEFORE_OTHERS, .step = FAST };
+		.ordinary = standing == WAIT_ORDINARY, .least = standing == WAIT_REALTIME ? FIRST_REST : 0, .step = FAST };
 	w->rest = w->least;
 }
 
@@ -130,7 +128,7 @@ static struct wait_step adapt(struct wait *w, uint64_t now)
 {
 	uint64_t due = w->first + w->gap, late = w->lead + 4 * w->spread, reach = w->goals.reach, patience = w->goals.patience;
 	bool regular = w->length + w->lead + WORTH < w->gap && w->lead + late < reach, often = w->gap < reach;
-	bool crowded = w->most == ONE_OF_MANY && w->rest > CROWDED;
+	bool crowded = w->ordinary && w->rest; /* what it spins it is short of when a packet comes */
 
 	ease(w, now);
 	if (patience && now < w->last + max(patience, reach))
@@ -174,6 +172,6 @@ void wait_preempted(struct wait *w, uint64_t now)
 {
 	if (now < w->eased + 4 * w->step)
 		w->step = min(2 * w->step, SLOW);
-	w->rest = (uint32_t)min(w->rest + max(FIRST_REST, w->rest / 2), w->most);
+	w->rest = (uint32_t)min(w->rest + max(FIRST_REST, w->rest / 2), MOST_REST);
 	w->eased = w->running = now;
 }

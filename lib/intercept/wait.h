@@ -9,7 +9,7 @@
  *  - spins through where packets come too fast or too irregularly for that, but no more seldom than `reach`; and sleeps for
  *    good when they stop;
  *  - when it has lost its CPU to others, rests by itself, shortly and often, as much as makes them leave it alone; behind a burst
- *    if it can, where nothing comes. */
+ *    if it can, where nothing comes. A thread that goes before nobody sleeps for each packet then. */
 #pragma once
 
 #include <stdbool.h>
@@ -42,7 +42,8 @@ struct wait_goals {
 
 struct wait {
 	struct wait_goals goals;
-	uint32_t least, most; /* rest that is taken, of 1000. Real-time threads always take some: the kernel stops those that do not */
+	bool ordinary;	      /* shares its CPU evenly, and spins only where nobody else wants it */
+	uint32_t least;	      /* rest that is always taken, of 1000: the kernel stops real-time threads that take none */
 
 	uint64_t last, first;  /* T1 of the last packet, and of the first one of its burst */
 	uint64_t length;       /* of a burst, the mean */
