@@ -92,7 +92,7 @@ func TestLayoutIsThatOfC(t *testing.T) {
 		fmt.Sprintln("state", unsafe.Sizeof(s), unsafe.Offsetof(s.Waiting), unsafe.Offsetof(s.Heartbeat), log,
 			log+unsafe.Offsetof(s.Log.Delay), log+unsafe.Offsetof(s.Log.Lates), log+unsafe.Offsetof(s.Log.Last)) +
 		fmt.Sprintln("control", unsafe.Sizeof(c), unsafe.Offsetof(c.Value), unsafe.Offsetof(c.Mask)) +
-		fmt.Sprintln("numbers", rings, pageBytes, buckets, lates, controlRing)
+		fmt.Sprintln("numbers", pageBytes, buckets, lates, controlRing)
 	if string(text) != want {
 		t.Errorf("C has\n%sGo has\n%s", text, want)
 	}

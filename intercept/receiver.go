@@ -104,9 +104,8 @@ type Receiver struct {
 	generation       uint64
 
 	ring     *ring
-	pages    []byte
+	page     []byte
 	state    *state
-	slot     int
 	controls *controls
 
 	wait      *waiter
@@ -170,7 +169,7 @@ func (r *Receiver) Close() error {
 
 func (r *Receiver) leave() {
 	r.ring.close()
-	_ = unix.Munmap(r.pages)
+	_ = unix.Munmap(r.page)
 	r.controls.close()
 }
 
@@ -218,20 +217,15 @@ func (r *Receiver) enter(answer opened, fds []int) error {
 		closeAll(fds)
 		return err
 	}
-	page := os.Getpagesize()
-	size := ((1+rings)*pageBytes + page - 1) / page * page
-	pages, err := unix.Mmap(fds[ofStates], 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	page, err := unix.Mmap(fds[ofState], 0, pageBytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
 		ring.close()
-		closeAll(fds[ofStates:])
+		closeAll(fds[ofState:])
 		return fmt.Errorf("map the state of class %s: %w", r.class, err)
 	}
 	controls := mapControls(fds[ofControls])
-	closeAll(fds[ofStates:])
-	own := (1 + answer.Slot) * pageBytes / page * page
-	_ = unix.Mprotect(pages[page:max(own, page)], unix.PROT_NONE) // keeps stray writes of this process off the pages of other classes
-	_ = unix.Mprotect(pages[own+page:], unix.PROT_NONE)
-	s := (*state)(unsafe.Pointer(unsafe.SliceData(pages[(1+answer.Slot)*pageBytes:])))
+	closeAll(fds[ofState:])
+	s := (*state)(unsafe.Pointer(unsafe.SliceData(page)))
 	atomic.StoreUint32(&s.Waiting, 0)
 	s.PID = uint32(unix.Gettid())
 	if r.ring != nil {
@@ -239,7 +233,7 @@ func (r *Receiver) enter(answer opened, fds []int) error {
 		ring.lost = 0
 		r.leave()
 	}
-	r.ring, r.pages, r.state, r.slot, r.controls, r.generation = ring, pages, s, answer.Slot, controls, s.Generation
+	r.ring, r.page, r.state, r.controls, r.generation = ring, page, s, controls, s.Generation
 	return nil
 }
 
