@@ -102,8 +102,10 @@ func TestHistogram(t *testing.T) {
 func TestMissesAreToldOnce(t *testing.T) {
 	f := compileConfig(t, threeClasses)
 	p := &pages{}
-	for slot := range p {
-		p[slot] = make([]byte, pageBytes)
+	for _, c := range f.Classes {
+		if c.slot != noRing { // others have no page
+			p[c.slot] = make([]byte, pageBytes)
+		}
 	}
 	s := p.state(f.class("ctrl").slot)
 	w := newWatch(f, p)

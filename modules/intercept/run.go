@@ -78,8 +78,10 @@ func newWatch(f *Intercept, pages *pages) *watch {
 	var now unix.Timespec
 	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &now)
 	w := &watch{of: f, pages: pages, begun: uint64(now.Nano())}
-	for slot := range w.seen {
-		w.seen[slot] = pages.state(slot).Late
+	for _, c := range f.Classes {
+		if c.slot != noRing {
+			w.seen[c.slot] = pages.state(c.slot).Late
+		}
 	}
 	return w
 }
