@@ -15,6 +15,7 @@ static struct kerb_intercept *open_class(char **argv)
 		.wait = !strcmp(argv[1], "spin") ? KERB_WAIT_SPIN : !strcmp(argv[1], "sleep") ? KERB_WAIT_SLEEP : KERB_WAIT_ADAPTIVE,
 		.fifo = fifo ? FIFO_PRIORITY : 0, .keep = !strcmp(argv[2], "other"),
 		.patience = strcmp(argv[1], "patient") ? 0 : PATIENCE_NS, .device = argv[5],
+		.takeover = true, /* that a receiver has gone is known a moment later where others have the CPU */
 	};
 	struct kerb_intercept *k;
 	int err;
