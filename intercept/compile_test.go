@@ -10,7 +10,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 	"unsafe"
 )
 
@@ -93,7 +92,7 @@ func TestLayoutIsThatOfC(t *testing.T) {
 		fmt.Sprintln("state", unsafe.Sizeof(s), unsafe.Offsetof(s.Waiting), unsafe.Offsetof(s.Heartbeat), log,
 			log+unsafe.Offsetof(s.Log.Delay), log+unsafe.Offsetof(s.Log.Lates), log+unsafe.Offsetof(s.Log.Last)) +
 		fmt.Sprintln("control", unsafe.Sizeof(c), unsafe.Offsetof(c.Value), unsafe.Offsetof(c.Mask)) +
-		fmt.Sprintln("numbers", rings, pageBytes, buckets, lates, controlRing)
+		fmt.Sprintln("numbers", pageBytes, buckets, lates, controlRing)
 	if string(text) != want {
 		t.Errorf("C has\n%sGo has\n%s", text, want)
 	}
@@ -129,15 +128,18 @@ func TestWaitIsThatOfC(t *testing.T) {
 
 func simulate(random *rand.Rand, mode Wait, patience int64, s standing, script, want *strings.Builder) {
 	const reach = 1000 * us
-	w := newWaiter(mode, time.Duration(reach), 0, s)
-	w.patience = patience
-	fmt.Fprintln(script, "i", int64(reach), patience, int(mode), int(s))
+	awake := random.Int64N(1000)
+	w := newWaiter(goals{mode, reach, patience, awake}, s)
+	fmt.Fprintln(script, "i", int64(reach), patience, awake, int(mode), int(s))
 	now, arrival := int64(1_000_000_000), int64(1_000_000_000)
 	for i := range 4000 {
 		gap := []int64{5 * us, 167 * us, 10_000 * us, 20 * us}[i/1000]
 		arrival += gap + random.Int64N(gap/8)
 		if random.IntN(100) == 0 {
 			arrival += 20 * gap
+		}
+		if i%1000 >= 500 && i%5 > 0 { // later ones come in bursts
+			arrival -= gap - gap/64
 		}
 		for now < arrival {
 			next := w.next(now)

@@ -15,7 +15,6 @@ import (
 
 // opened is the module's answer, or what it says later.
 type opened struct {
-	Slot       int    `json:"slot"`
 	Ring       int    `json:"ring"`
 	Generation uint64 `json:"generation"`
 	Error      string `json:"error"`
@@ -25,7 +24,7 @@ type opened struct {
 // descriptors that come with the answer.
 const (
 	ofRing = iota
-	ofStates
+	ofState
 	ofControls
 	descriptors
 )
@@ -83,7 +82,7 @@ func ask(conn int, class string, takeover bool) (opened, []int, error) {
 		err = fmt.Errorf("open class %s: %w", class, err)
 	case answer.Error != "":
 		err = errors.New(answer.Error)
-	case len(fds) != descriptors || answer.Slot < 0 || answer.Slot >= rings:
+	case len(fds) != descriptors:
 		err = errors.New("the module's answer is none: Kerb's and this package's versions differ")
 	}
 	if err != nil {

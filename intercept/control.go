@@ -91,7 +91,7 @@ func (r *Receiver) control(message controlEntry) error {
 	*(*[2]uint32)(unsafe.Pointer(unsafe.SliceData(slot))) = [2]uint32{uint32(unsafe.Sizeof(message)), 0}
 	*(*controlEntry)(unsafe.Pointer(unsafe.SliceData(slot[ringHeader:]))) = message
 	atomic.StoreUint64(word(c.produced), at+need)
-	atomic.OrUint32((*uint32)(unsafe.Pointer(unsafe.SliceData(r.pages))), 1<<r.slot) // struct icpt_shared
+	atomic.StoreUint32(&r.state.Doorbell, 1)
 	return nil
 }
 

@@ -4,7 +4,6 @@ package intercept
 
 // Numbers and layouts of modules/intercept/record.h; a test compares them.
 const (
-	rings       = 16
 	pageBytes   = 4096
 	buckets     = 160
 	lates       = 16
@@ -50,8 +49,8 @@ type log struct {
 
 type state struct {
 	Generation, Deadline, Watchdog uint64
-	Consumer, Stopped              uint32
-	Zero1                          [4]uint64
+	Consumer, Stopped, Doorbell    uint32
+	Zero1                          [7]uint32
 	Waiting, PID                   uint32
 	Heartbeat                      uint64
 	Log                            log

@@ -66,15 +66,15 @@ func (m *module) configure(generation uint64) {
 		emitter = bpftest.Object(m.t, "testdata/emit.bpf.c", bpftest.XDP)
 	}
 	kernel := bpftest.Load(m.t, emitter.Copy())
-	pages, err := unix.Mmap(kernel.Maps["states"].FD(), 0, (1+rings)*pageBytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	page, err := unix.Mmap(kernel.Maps["state"].FD(), 0, pageBytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
 		m.t.Fatal(err)
 	}
-	m.t.Cleanup(func() { _ = unix.Munmap(pages) })
+	m.t.Cleanup(func() { _ = unix.Munmap(page) })
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.kernel = kernel
-	m.state = (*state)(unsafe.Pointer(unsafe.SliceData(pages[(1+slot)*pageBytes:])))
+	m.state = (*state)(unsafe.Pointer(unsafe.SliceData(page)))
 	m.state.Generation = generation
 }
 
@@ -101,7 +101,7 @@ func (m *module) answer(conn *net.UnixConn) {
 		return
 	}
 	answer := fmt.Sprintf(`{"class": "ctrl", "slot": %d, "ring": %d, "generation": %d}`, slot, ringSize, m.state.Generation)
-	rights := unix.UnixRights(m.kernel.Maps["ring"].FD(), m.kernel.Maps["states"].FD(), m.kernel.Maps["controls"].FD())
+	rights := unix.UnixRights(m.kernel.Maps["ring"].FD(), m.kernel.Maps["state"].FD(), m.kernel.Maps["controls"].FD())
 	if _, _, err := conn.WriteMsgUnix([]byte(answer), rights, nil); err != nil {
 		return
 	}

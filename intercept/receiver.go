@@ -37,6 +37,9 @@ type Options struct {
 	Reach time.Duration
 	// Patience: packets may wait so long to be taken together, which takes the least CPU of all.
 	Patience time.Duration
+	// Awake: of 1000 packets that come regularly, how many are to find the receiver running; the others wake it. Fewer take less
+	// CPU and have the longer tail. 0 is 950; at most 999.
+	Awake int
 
 	CPUs         []int // that the thread may run on
 	FIFO         int   // SCHED_FIFO priority, 1 to 99; 0: nice -20 if the process may, and short slices
@@ -101,9 +104,8 @@ type Receiver struct {
 	generation       uint64
 
 	ring     *ring
-	pages    []byte
+	page     []byte
 	state    *state
-	slot     int
 	controls *controls
 
 	wait      *waiter
@@ -121,6 +123,12 @@ func Open(module, class string, o Options) (*Receiver, error) {
 	if o.Reach == 0 {
 		o.Reach = time.Millisecond
 	}
+	if o.Awake == 0 {
+		o.Awake = mostlyAwake
+	}
+	if o.Awake < 0 || o.Awake > 999 {
+		return nil, fmt.Errorf("awake %d: at most 999 of 1000", o.Awake)
+	}
 	runtime.LockOSThread()
 	if err := prepareThread(&o); err != nil {
 		return nil, err
@@ -128,7 +136,8 @@ func Open(module, class string, o Options) (*Receiver, error) {
 	if !strings.Contains(module, "/") {
 		module = filepath.Join("/run/kerb/modules", module+".sock")
 	}
-	r := &Receiver{path: module, class: class, conn: -1, wait: newWaiter(o.Wait, o.Reach, o.Patience, threadStanding())}
+	r := &Receiver{path: module, class: class, conn: -1, wait: newWaiter(
+		goals{mode: o.Wait, reach: int64(o.Reach), patience: int64(o.Patience), awake: int64(o.Awake)}, threadStanding())}
 	r.schedstat, _ = os.Open("/proc/thread-self/schedstat")
 	r.setClock()
 	r.before = lookAt(r.schedstat)
@@ -160,7 +169,7 @@ func (r *Receiver) Close() error {
 
 func (r *Receiver) leave() {
 	r.ring.close()
-	_ = unix.Munmap(r.pages)
+	_ = unix.Munmap(r.page)
 	r.controls.close()
 }
 
@@ -208,20 +217,15 @@ func (r *Receiver) enter(answer opened, fds []int) error {
 		closeAll(fds)
 		return err
 	}
-	page := os.Getpagesize()
-	size := ((1+rings)*pageBytes + page - 1) / page * page
-	pages, err := unix.Mmap(fds[ofStates], 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	page, err := unix.Mmap(fds[ofState], 0, pageBytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
 		ring.close()
-		closeAll(fds[ofStates:])
+		closeAll(fds[ofState:])
 		return fmt.Errorf("map the state of class %s: %w", r.class, err)
 	}
 	controls := mapControls(fds[ofControls])
-	closeAll(fds[ofStates:])
-	own := (1 + answer.Slot) * pageBytes / page * page
-	_ = unix.Mprotect(pages[page:max(own, page)], unix.PROT_NONE) // keeps stray writes of this process off the pages of other classes
-	_ = unix.Mprotect(pages[own+page:], unix.PROT_NONE)
-	s := (*state)(unsafe.Pointer(unsafe.SliceData(pages[(1+answer.Slot)*pageBytes:])))
+	closeAll(fds[ofState:])
+	s := (*state)(unsafe.Pointer(unsafe.SliceData(page)))
 	atomic.StoreUint32(&s.Waiting, 0)
 	s.PID = uint32(unix.Gettid())
 	if r.ring != nil {
@@ -229,7 +233,7 @@ func (r *Receiver) enter(answer opened, fds []int) error {
 		ring.lost = 0
 		r.leave()
 	}
-	r.ring, r.pages, r.state, r.slot, r.controls, r.generation = ring, pages, s, answer.Slot, controls, s.Generation
+	r.ring, r.page, r.state, r.controls, r.generation = ring, page, s, controls, s.Generation
 	return nil
 }
 
@@ -323,6 +327,14 @@ func (r *Receiver) await(until int64) (bool, error) {
 	return true, nil
 }
 
+// look at this thread; how long it waited only where late packets are told of: that is as expensive as a packet.
+func (r *Receiver) look() look {
+	if r.state.Deadline == 0 {
+		return lookAt(nil)
+	}
+	return lookAt(r.schedstat)
+}
+
 // notice finds out whether others had the CPU: we were away for long, and not by ourselves.
 func (r *Receiver) notice(now int64) {
 	away := now - r.seen
@@ -330,7 +342,7 @@ func (r *Receiver) notice(now int64) {
 	if away < int64(time.Millisecond/2) {
 		return
 	}
-	l := lookAt(r.schedstat)
+	l := r.look()
 	if l.involuntary != r.before.involuntary {
 		r.stats.HeldUp++
 		r.wait.preempted(now)
@@ -348,7 +360,7 @@ func (r *Receiver) sleep(s step, now, until int64) error {
 	if s.kind == stepSleep || to != s.until {
 		asked = 0
 	}
-	r.before = lookAt(r.schedstat)
+	r.before = r.look()
 	if s.kind == stepRest {
 		t := unix.NsecToTimespec(to)
 		_ = unix.ClockNanosleep(unix.CLOCK_MONOTONIC, unix.TIMER_ABSTIME, &t, nil)
@@ -455,7 +467,11 @@ func (r *Receiver) log(packets []Packet) {
 func (r *Receiver) recordLate(p *Packet, queued int) {
 	l, now := &r.state.Log, lookAt(r.schedstat)
 	cpu := currentCPU()
-	l.Last[l.Lates%lates] = lateEntry{Seq: p.Seq, T1: uint64(p.Sent), T2: uint64(p.Received), Waited: now.waited - r.before.waited,
+	waited := now.waited - r.before.waited
+	if r.before.waited == 0 { // not looked at
+		waited = 0
+	}
+	l.Last[l.Lates%lates] = lateEntry{Seq: p.Seq, T1: uint64(p.Sent), T2: uint64(p.Received), Waited: waited,
 		CPU1: p.cpu, CPU2: cpu, PID1: p.pid, Queued: uint32(queued), Voluntary: uint32(now.voluntary - r.before.voluntary),
 		Involuntary: uint32(now.involuntary - r.before.involuntary), Comm1: nameOf(p.pid)}
 	r.before = now

@@ -40,44 +40,53 @@ const (
 )
 
 const (
-	firstRest    = 120 // of 1000
-	littleRest   = 30
-	beforeOthers = 250
-	oneOfMany    = 600
-	maxStrays    = 4
+	firstRest   = 120 // of 1000
+	littleRest  = 30
+	mostRest    = 250
+	maxStrays   = 4
+	mostlyAwake = 950 // of 1000
 
 	never = int64(1) << 60
 	us    = int64(time.Microsecond)
 
-	worth    = 30 * us
-	mostSlip = 200 * us
-	lostCPU  = 500 * us
-	fastStep = 100_000 * us
-	slowStep = 10_000_000 * us
+	worth        = 30 * us
+	together     = 15 * us
+	longestBurst = 200 * us
+	behindBurst  = 5 * us
+	leastLead    = 2 * us
+	lostCPU      = 500 * us
+	fastStep     = 100_000 * us
+	slowStep     = 10_000_000 * us
 )
 
 // waiter is struct wait of lib/intercept/wait.c, where the reasons are told. A test compares them step by step.
 type waiter struct {
-	mode            Wait
-	reach, patience int64
-	least, most     int64
+	goals
+	ordinary bool
+	least    int64
 
-	last, gap, spread int64
-	strays            int
-	slip, slipSpread  int64
-	rest              int64
-	eased, step       int64
-	running           int64
+	last, first int64
+	length      int64
+	gap, spread int64
+	strays      int
+	lead        int64
+	dozed       bool
+	slip        int64
+	rest        int64
+	eased, step int64
+	running     int64
 }
 
-func newWaiter(mode Wait, reach, patience time.Duration, s standing) *waiter {
-	w := &waiter{mode: mode, reach: int64(reach), patience: int64(patience), gap: never, slip: 50 * us, slipSpread: 10 * us,
-		most: beforeOthers, step: fastStep}
-	switch s {
-	case realtime:
+type goals struct {
+	mode            Wait
+	reach, patience int64
+	awake           int64 // of 1000
+}
+
+func newWaiter(g goals, s standing) *waiter {
+	w := &waiter{goals: g, gap: never, lead: 40 * us, slip: 50 * us, ordinary: s == ordinary, step: fastStep}
+	if s == realtime {
 		w.least = firstRest
-	case ordinary:
-		w.most = oneOfMany
 	}
 	w.rest = w.least
 	return w
@@ -90,12 +99,21 @@ func track(mean, spread *int64, sample int64) {
 	*spread += (max(d, -d) - *spread) / 4
 }
 
-func (w *waiter) arrived(at int64) {
-	gap, first := max(at-w.last, 0), w.last == 0
-	w.last = max(at, w.last)
-	if first {
-		return
+func (w *waiter) aim(at int64) {
+	step := w.lead / 256
+	switch {
+	case !w.dozed:
+		w.lead -= step / 4
+	case at < w.running:
+		w.lead += step * w.awake / (1000 - w.awake)
+	default:
+		w.lead -= step
 	}
+	w.lead = max(min(w.lead, w.reach/2), leastLead)
+	w.dozed = false
+}
+
+func (w *waiter) beat(gap int64) {
 	long := gap > 8*w.gap
 	if long {
 		w.strays++
@@ -107,6 +125,22 @@ func (w *waiter) arrived(at int64) {
 		track(&w.gap, &w.spread, gap)
 		w.strays = 0
 	}
+}
+
+func (w *waiter) arrived(at int64) {
+	first, last := w.first, w.last
+	at = max(at, last)
+	w.last = at
+	if last > 0 && at < last+together && at < first+longestBurst {
+		return
+	}
+	w.first = at
+	if last == 0 {
+		return
+	}
+	w.length += (last - first - w.length) / 8
+	w.aim(at)
+	w.beat(at - first)
 }
 
 func (w *waiter) restLength() int64 { return 40*us + 150*us*w.rest/1000*w.rest/1000 }
@@ -124,9 +158,20 @@ func (w *waiter) ease(now int64) {
 	}
 }
 
+func (w *waiter) over() int64 {
+	if w.length == 0 {
+		return w.first
+	}
+	return w.first + w.length + w.length/4 + 3*us
+}
+
+func (w *waiter) behind(now int64) bool {
+	begin := w.over() + behindBurst
+	return w.gap < w.reach && begin+w.restLength() < w.first+w.gap && now > begin && now < w.running+2*w.runLength()
+}
+
 func (w *waiter) spin(now int64) step {
-	w.ease(now)
-	if w.rest == 0 || now-w.running < w.runLength() {
+	if w.rest == 0 || now-w.running < w.runLength() || w.behind(now) {
 		return step{kind: stepSpin}
 	}
 	return step{stepRest, now + w.restLength() - min(w.slip, w.restLength()-us)}
@@ -139,19 +184,29 @@ func (w *waiter) next(now int64) step {
 	case w.mode == Sleep || w.last == 0:
 		return step{kind: stepSleep}
 	}
-	margin := min(w.slip+3*w.slipSpread, mostSlip)
-	due, early, late := w.last+w.gap, margin+2*w.spread, margin+4*w.spread
-	often, regular := w.gap < w.reach, early+late < w.gap && early+late < w.reach
+	due, late := w.first+w.gap, w.lead+4*w.spread
+	regular, often := w.length+w.lead+worth < w.gap && w.lead+late < w.reach, w.gap < w.reach
+	crowded := w.ordinary && w.rest > 0
+	w.ease(now)
+	switch {
+	case regular:
+	case often:
+		late = w.gap
+	default:
+		late = 0
+	}
 	switch {
 	case w.patience > 0 && now < w.last+max(w.patience, w.reach):
 		return step{stepRest, now + w.patience}
-	case regular && now+early+worth < due:
-		return step{stepDoze, due - early}
-	case regular && now < due+late:
-		return step{kind: stepSpin} // dozing leaves others enough
-	case often && now < due+w.gap:
+	case regular && now < w.over() && now < w.last+together:
+		return step{kind: stepSpin}
+	case regular && !crowded && now+w.lead+worth < due:
+		w.dozed = true
+		return step{stepDoze, due - w.lead}
+	case !crowded && now < due+late:
 		return w.spin(now)
 	}
+	w.dozed = false
 	return step{kind: stepSleep}
 }
 
@@ -163,7 +218,7 @@ func (w *waiter) woke(asked, now int64) {
 	case now-asked > lostCPU:
 		w.preempted(now)
 	default:
-		track(&w.slip, &w.slipSpread, now-asked)
+		w.slip += (now - asked - w.slip) / 8
 	}
 }
 
@@ -171,6 +226,6 @@ func (w *waiter) preempted(now int64) {
 	if now < w.eased+4*w.step {
 		w.step = min(2*w.step, slowStep)
 	}
-	w.rest = min(w.rest+max(firstRest, w.rest/2), w.most)
+	w.rest = min(w.rest+max(firstRest, w.rest/2), mostRest)
 	w.eased, w.running = now, now
 }

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kerb-edge/kerb/bench"
+	"github.com/kerb-edge/kerb/internal/scratch"
 	"github.com/kerb-edge/kerb/lib"
 	"github.com/kerb-edge/kerb/modules/intercept"
 )
@@ -34,7 +35,7 @@ func compile(ctx context.Context) (*tools, error) {
 		return nil, err
 	}
 	var err error
-	if t.dir, err = os.MkdirTemp("", "kerb-bench-intercept-"); err != nil {
+	if t.dir, err = scratch.Dir(); err != nil {
 		return nil, err
 	}
 	err = errors.Join(os.CopyFS(t.dir, lib.Files), os.WriteFile(filepath.Join(t.dir, "intercept", "record.h"), intercept.Header, 0o644))

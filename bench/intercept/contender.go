@@ -19,40 +19,50 @@ type config struct {
 	program string // of src
 	wait    string // how the program waits
 	class   string // of scheduling
+	device  bool   // the program brings an AF_XDP socket
 }
 
 // beside receives the same packets as the config of the hook "both": T1, T2 and T3 of each are taken.
-var beside = config{"same-t3", "both", "socket", "block", "other"}
+var beside = config{"same-t3", "both", "socket", "block", "other", false}
 
 // Ours first. Whatever waits and is scheduled in some way has a socket that does the same to be compared with.
 var configs = slices.Concat(
 	classes("ringbuf", "kerb", "kerb", "sleep"),
+	withSocket(classes("xsk", "kerb", "kerb", "sleep")),
 	classes("ringbuf-adaptive", "kerb", "kerb", "adaptive"),
 	classes("ringbuf-spin", "kerb", "kerb", "spin"),
 	[]config{
-		{"ringbuf-patient", "kerb", "kerb", "patient", "eager"},
-		{"same-t2", "both", "kerb", "adaptive", "eager"},
-		{"kmod", "kmod", "kerb", "adaptive", "eager"},
-		{"afxdp", "xsk", "afxdp", "spin", "other"},
-		{"afxdp-sleep", "xsk", "afxdp", "sleep", "other"},
-		{"array", "array", "array", "spin", "other"},
+		{"ringbuf-patient", "kerb", "kerb", "patient", "eager", false},
+		{"same-t2", "both", "kerb", "adaptive", "eager", false},
+		{"kmod", "kmod", "kerb", "adaptive", "eager", false},
+		{"afxdp", "xsk", "afxdp", "spin", "other", false},
+		{"afxdp-sleep", "xsk", "afxdp", "sleep", "other", false},
+		{"array", "array", "array", "spin", "other", false},
 	},
 	classes("socket", "stamp", "socket", "block"),
 	classes("socket-adaptive", "stamp", "socket", "adaptive"),
 	classes("socket-spin", "stamp", "socket", "spin"),
 	[]config{
-		{"socket-busy", "stamp", "socket", "busy", "other"},
-		{"socket-mmsg", "stamp", "socket", "mmsg", "other"},
+		{"socket-busy", "stamp", "socket", "busy", "other", false},
+		{"socket-mmsg", "stamp", "socket", "mmsg", "other", false},
 	},
 )
 
 // classes are a config as any program runs, before these (the library's default), and of SCHED_FIFO.
 func classes(name, hook, program, wait string) []config {
 	return []config{
-		{name, hook, program, wait, "other"},
-		{name + "-eager", hook, program, wait, "eager"},
-		{name + "-fifo", hook, program, wait, "fifo"},
+		{name, hook, program, wait, "other", false},
+		{name + "-eager", hook, program, wait, "eager", false},
+		{name + "-fifo", hook, program, wait, "fifo", false},
 	}
+}
+
+// withSocket has the programs bring AF_XDP sockets to the module.
+func withSocket(all []config) []config {
+	for i := range all {
+		all[i].device = true
+	}
+	return all
 }
 
 // enduring are the configs of the long loads.
@@ -72,7 +82,11 @@ func (c config) arguments(p *place, cpu int) []string {
 	case "kerb":
 		where = p.socket
 	}
-	return []string{c.wait, c.class, strconv.Itoa(cpu), where}
+	out := []string{c.wait, c.class, strconv.Itoa(cpu), where}
+	if c.device {
+		out = append(out, p.nic)
+	}
+	return out
 }
 
 // place opens a hook's hosts once; what cannot be opened is not tried again.

@@ -128,6 +128,7 @@ func (e *experiment) startReceiver(ctx context.Context, c config, p *place) (*re
 			f.Close()
 		}
 	}()
+	r.cmd.SysProcAttr.Setsid = true // as services are: nice counts within a session, where the kernel groups by these
 	r.cmd.ExtraFiles, r.cmd.Stderr = files, &r.stderr
 	pipe, err := r.cmd.StdoutPipe()
 	if err != nil {

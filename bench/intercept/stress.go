@@ -11,6 +11,8 @@ import (
 	"strconv"
 	"syscall"
 	"time"
+
+	"github.com/kerb-edge/kerb/internal/scratch"
 )
 
 // stress is what keeps the machine busy beside the measurement.
@@ -41,7 +43,7 @@ func startStress(kind string) (*stress, error) {
 		return nil, fmt.Errorf("%w: install stress-ng", errLeftOut)
 	}
 	s := &stress{}
-	if s.dir, err = os.MkdirTemp("", "kerb-bench-stress-"); err != nil {
+	if s.dir, err = scratch.Dir(); err != nil {
 		return nil, err
 	}
 	s.cmd = exec.Command(program, append([]string{"--quiet", "--temp-path", s.dir, "--timeout", strconv.Itoa(24 * 3600)}, words...)...)

@@ -20,10 +20,10 @@ struct page {
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);
-	__uint(max_entries, 1 + ICPT_RINGS);
+	__uint(max_entries, 1);
 	__type(key, __u32);
 	__type(value, struct page);
-} states SEC(".maps");
+} state SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_USER_RINGBUF);
@@ -54,17 +54,16 @@ static long take(struct bpf_dynptr *message, __u32 *zero)
 /* A packet of 14 bytes is none: it has control messages looked at. */
 SEC("xdp") int emit(struct xdp_md *ctx)
 {
-	__u32 zero = 0, page = 1 + SLOT, len = (__u32)bpf_xdp_get_buff_len(ctx), wait;
+	__u32 zero = 0, len = (__u32)bpf_xdp_get_buff_len(ctx), wait;
 	struct numbers *n = bpf_map_lookup_elem(&numbers, &zero);
-	struct icpt_shared *shared = bpf_map_lookup_elem(&states, &zero);
-	struct icpt_state *s = bpf_map_lookup_elem(&states, &page);
+	struct icpt_state *s = bpf_map_lookup_elem(&state, &zero);
 	struct icpt_record *r;
 	void *none;
 	__u64 seq;
 
-	if (!n || !s || !shared)
+	if (!n || !s)
 		return XDP_ABORTED;
-	if (__sync_fetch_and_and(&shared->doorbell, ~(1u << SLOT)) & 1u << SLOT)
+	if (__sync_lock_test_and_set(&s->doorbell, 0))
 		bpf_user_ringbuf_drain(&controls, take, &zero, 0);
 	if (len <= 14 || len > ROOM)
 		return XDP_PASS;

@@ -15,6 +15,6 @@ int main(void)
 	       offsetof(struct icpt_state, heartbeat), offsetof(struct icpt_state, received), offsetof(struct icpt_state, delay),
 	       offsetof(struct icpt_state, lates), offsetof(struct icpt_state, last));
 	printf("control %zu %zu %zu\n", sizeof(struct icpt_control), offsetof(struct icpt_control, value), offsetof(struct icpt_control, mask));
-	printf("numbers %d %d %d %d %d\n", ICPT_RINGS, ICPT_PAGE, ICPT_BUCKETS, ICPT_LATES, ICPT_CONTROLS);
+	printf("numbers %d %d %d %d\n", ICPT_PAGE, ICPT_BUCKETS, ICPT_LATES, ICPT_CONTROLS);
 	return 0;
 }

@@ -9,6 +9,7 @@
 int main(void)
 {
 	uint64_t a, b, mode, standing;
+	uint32_t awake;
 	struct wait w;
 	char what;
 
@@ -17,9 +18,9 @@ int main(void)
 
 		switch (what) {
 		case 'i':
-			if (scanf("%" SCNu64 " %" SCNu64, &mode, &standing) != 2)
+			if (scanf("%" SCNu32 " %" SCNu64 " %" SCNu64, &awake, &mode, &standing) != 3)
 				return 1;
-			wait_init(&w, (enum wait_mode)mode, a, b, (enum wait_standing)standing);
+			wait_init(&w, &(struct wait_goals){ (enum wait_mode)mode, a, b, awake }, (enum wait_standing)standing);
 			break;
 		case 'a':
 			wait_arrived(&w, a);

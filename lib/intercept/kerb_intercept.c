@@ -25,6 +25,8 @@
 
 #define MS 1000000ULL
 
+enum { AWAKE = 950 }; /* the tail is that of sleeping, for less than half of the CPU time that 999 takes */
+
 _Static_assert(sizeof(struct icpt_state) <= ICPT_PAGE, "the consumer's state fits its page");
 
 struct controls { /* the ring of control messages; none: producer is NULL */
@@ -44,10 +46,7 @@ struct kerb_intercept {
 	struct ring ring;
 	struct xsk xsk;
 	struct controls controls;
-	uint8_t *pages; /* struct icpt_shared, then the classes' struct icpt_state */
-	size_t pages_size;
 	struct icpt_state *state;
-	unsigned slot;
 
 	struct wait wait;
 	uint64_t seen; /* when we knew last that we were running */
@@ -88,7 +87,7 @@ static int ask(const struct kerb_intercept *k, int conn, bool takeover, char *li
 		    *why ? why : "the module's answer is none: Kerb's and this library's versions differ");
 }
 
-/* The shared pages and the ring of control messages. */
+/* The class's page and the ring of control messages. */
 
 static void unmap_controls(struct controls *c)
 {
@@ -136,26 +135,14 @@ static void map_controls(struct controls *c, int fd)
 		__atomic_store_n(c->producer, __atomic_load_n(c->consumer, __ATOMIC_ACQUIRE), __ATOMIC_RELEASE);
 }
 
-static int map_pages(struct kerb_intercept *k, int fd, off_t at, size_t size)
+static int map_state(struct kerb_intercept *k, int fd, off_t at)
 {
-	size_t page = (size_t)sysconf(_SC_PAGESIZE);
+	void *page = mmap(NULL, ICPT_PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, fd, at);
 
-	k->pages_size = (size + page - 1) / page * page;
-	k->pages = mmap(NULL, k->pages_size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, at);
-	if (k->pages == MAP_FAILED)
+	if (page == MAP_FAILED)
 		return fail(errno, "map the state of class %s: %s", k->class_name, strerror(errno));
+	k->state = page;
 	return 0;
-}
-
-/* hide_others keeps stray writes of this process off the pages of other classes. */
-static void hide_others(const struct kerb_intercept *k)
-{
-	size_t page = (size_t)sysconf(_SC_PAGESIZE), own = (1 + k->slot) * ICPT_PAGE / page * page;
-
-	if (own > page)
-		mprotect(k->pages + page, own - page, PROT_NONE);
-	if (own + page < k->pages_size)
-		mprotect(k->pages + own + page, k->pages_size - own - page, PROT_NONE);
 }
 
 /* go_on takes this receiver's numbers along into a new page. */
@@ -178,26 +165,22 @@ static int enter(struct kerb_intercept *k, const char *answer, const int *fds)
 		close_all(fds, DESCRIPTORS);
 		return code;
 	}
-	k->slot = (unsigned)number(answer, "slot") % ICPT_RINGS;
-	code = map_pages(k, fds[1], 0, (1 + ICPT_RINGS) * ICPT_PAGE);
+	code = map_state(k, fds[1], 0);
 	if (!code)
 		map_controls(&k->controls, fds[2]);
 	close_all(fds + 1, 2);
 	if (code) {
 		ring_unmap(&k->ring);
 		k->ring = old.ring;
-		k->pages = old.pages;
 		return code;
 	}
-	hide_others(k);
-	k->state = (void *)(k->pages + (1 + k->slot) * ICPT_PAGE);
 	k->generation = k->state->generation;
 	k->state->waiting = 0;
 	k->state->pid = (uint32_t)syscall(SYS_gettid);
 	if (again) {
 		go_on(k->state, old.state);
 		ring_unmap(&old.ring);
-		munmap(old.pages, old.pages_size);
+		munmap(old.state, ICPT_PAGE);
 		unmap_controls(&old.controls);
 		k->ring.lost = 0;
 	}
@@ -253,6 +236,10 @@ static int fresh(struct kerb_intercept **out, const char *class_name, const stru
 	if (!k)
 		return fail(ENOMEM, "out of memory");
 	k->options = o ? *o : (struct kerb_intercept_options){ 0 };
+	if (k->options.awake > 999) {
+		free(k);
+		return fail(EINVAL, "awake %u: at most 999 of 1000", o->awake);
+	}
 	k->conn = k->xsk.fd = -1;
 	snprintf(k->class_name, sizeof(k->class_name), "%s", class_name);
 	code = prepare_thread(&k->options);
@@ -263,7 +250,8 @@ static int fresh(struct kerb_intercept **out, const char *class_name, const stru
 	k->schedstat = open("/proc/thread-self/schedstat", O_RDONLY | O_CLOEXEC);
 	k->before = look_at_thread(k->schedstat);
 	k->seen = kerb_intercept_now();
-	wait_init(&k->wait, (enum wait_mode)k->options.wait, k->options.reach ? k->options.reach : MS, k->options.patience, thread_standing());
+	wait_init(&k->wait, &(struct wait_goals){ .mode = (enum wait_mode)k->options.wait, .reach = k->options.reach ? k->options.reach : MS,
+		.patience = k->options.patience, .awake = k->options.awake ? k->options.awake : AWAKE }, thread_standing());
 	*out = k;
 	return 0;
 }
@@ -300,14 +288,12 @@ int kerb_intercept_open_device(struct kerb_intercept **out, int fd, size_t ring,
 	if (code)
 		return code;
 	code = ring_map(&k->ring, fd, ring);
-	if (!code && (code = map_pages(k, fd, (off_t)(2 * page + 2 * ring), page)))
+	if (!code && (code = map_state(k, fd, (off_t)(2 * page + 2 * ring))))
 		ring_unmap(&k->ring);
 	if (code) {
-		k->pages = NULL;
 		kerb_intercept_close(k);
 		return code;
 	}
-	k->state = (void *)k->pages;
 	k->state->waiting = 0;
 	*out = k;
 	return 0;
@@ -317,7 +303,7 @@ void kerb_intercept_close(struct kerb_intercept *k)
 {
 	if (k->state) {
 		kerb_intercept_release(k);
-		munmap(k->pages, k->pages_size);
+		munmap(k->state, ICPT_PAGE);
 		ring_unmap(&k->ring);
 		unmap_controls(&k->controls);
 	}
@@ -351,7 +337,7 @@ static void record_late(struct kerb_intercept *k, const struct kerb_packet *p, i
 	unsigned cpu = 0;
 
 	getcpu(&cpu, NULL);
-	*l = (struct icpt_late){ .seq = p->seq, .t1 = p->sent, .t2 = p->received, .waited = now.waited - k->before.waited,
+	*l = (struct icpt_late){ .seq = p->seq, .t1 = p->sent, .t2 = p->received, .waited = k->before.waited ? now.waited - k->before.waited : 0,
 		.cpu2 = cpu, .queued = (uint32_t)queued, .voluntary = (uint32_t)(now.voluntary - k->before.voluntary),
 		.involuntary = (uint32_t)(now.involuntary - k->before.involuntary) };
 	if (r) {
@@ -455,6 +441,9 @@ int kerb_intercept_arm(struct kerb_intercept *k)
 	return 1;
 }
 
+/* look at this thread; how long it waited only where late packets are told of: that is as expensive as a packet. */
+static struct look look(const struct kerb_intercept *k) { return look_at_thread(k->state->deadline ? k->schedstat : -1); }
+
 /* doze sleeps until a packet comes, or a time. Whether a packet came is 1. */
 static int doze(struct kerb_intercept *k, uint64_t now, uint64_t until)
 {
@@ -463,7 +452,7 @@ static int doze(struct kerb_intercept *k, uint64_t now, uint64_t until)
 	struct timespec t = timespec_of(until > now ? until - now : 0);
 	int n, code;
 
-	k->before = look_at_thread(k->schedstat);
+	k->before = look(k);
 	if (kerb_intercept_arm(k))
 		return 1;
 	n = ppoll(fds, 3, until == UINT64_MAX ? NULL : &t, NULL);
@@ -487,7 +476,7 @@ static void notice(struct kerb_intercept *k, uint64_t now)
 	k->seen = now;
 	if (away < MS / 2)
 		return;
-	l = look_at_thread(k->schedstat);
+	l = look(k);
 	if (l.involuntary != k->before.involuntary) {
 		k->stats.held_up++;
 		wait_preempted(&k->wait, now);
@@ -505,7 +494,7 @@ static int sleep_for(struct kerb_intercept *k, struct wait_step step, uint64_t n
 	int code = 0;
 
 	if (step.kind == STEP_REST) {
-		k->before = look_at_thread(k->schedstat);
+		k->before = look(k);
 		code = -clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &t, NULL);
 		if (code)
 			fail(-code, "sleep: %s", strerror(-code));
@@ -608,7 +597,7 @@ void kerb_intercept_stats(const struct kerb_intercept *k, struct kerb_intercept_
 static int control(struct kerb_intercept *k, const struct icpt_control *m)
 {
 	struct controls *c = &k->controls;
-	uint32_t head[2] = { sizeof(*m), 0 }, bit = 1u << k->slot;
+	uint32_t head[2] = { sizeof(*m), 0 };
 	unsigned long at, room;
 
 	if (!c->producer)
@@ -620,7 +609,7 @@ static int control(struct kerb_intercept *k, const struct icpt_control *m)
 	memcpy(c->data + (at & (c->size - 1)), head, sizeof(head));
 	memcpy(c->data + (at & (c->size - 1)) + sizeof(head), m, sizeof(*m));
 	__atomic_store_n(c->producer, at + sizeof(head) + sizeof(*m), __ATOMIC_RELEASE);
-	__atomic_fetch_or(&((struct icpt_shared *)k->pages)->doorbell, bit, __ATOMIC_SEQ_CST);
+	__atomic_store_n(&k->state->doorbell, 1, __ATOMIC_SEQ_CST);
 	return 0;
 }
 

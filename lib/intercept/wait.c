@@ -7,16 +7,19 @@ enum {
 	FIRST_REST = 120, /* threads of nice -20 owe others 1 to 3%, real-time ones 5% (sched_rt_runtime_us; since 6.12 the fair
 			   * server), net of the switches */
 	LITTLE = 30,	  /* not worth resting */
-	BEFORE_OTHERS = 250, /* at most, of those: the median stays that of spinning */
-	ONE_OF_MANY = 600,   /* at most, of ordinary threads: a CPU shared by three */
+	MOST_REST = 250,  /* the median stays that of spinning */
 	STRAYS = 4,	 /* after so many long gaps it is another stream */
 };
 
-#define WORTH	  (30 * US)   /* shorter sleeps cost more than they save */
-#define MOST_SLIP (200 * US)
-#define LOST	  (500 * US)  /* a sleep that ends so late was held up by others */
-#define FAST	  (100000 * US) /* the least and the longest time between two steps of taking rest back */
-#define SLOW	  (10000000 * US)
+#define WORTH	   (30 * US)  /* shorter sleeps cost more than they save */
+#define TOGETHER   (15 * US)  /* packets that come so soon behind another one are of its burst, */
+#define LONGEST	   (200 * US) /* up to here: what goes on for longer is none */
+#define BEHIND	   (5 * US)   /* a burst: when a rest may begin */
+#define LEAST_LEAD (2 * US)
+#define LOST	   (500 * US) /* a sleep that ends so late was held up by others */
+#define FAST	   (100000 * US) /* the least and the longest time between two steps of taking rest back */
+#define SLOW	   (10000000 * US)
+#define NEVER	   (1ULL << 60)
 
 static uint64_t min(uint64_t a, uint64_t b) { return a < b ? a : b; }
 static uint64_t max(uint64_t a, uint64_t b) { return a > b ? a : b; }
@@ -30,23 +33,34 @@ static void track(uint64_t *mean, uint64_t *spread, uint64_t sample)
 	*spread += (away - (int64_t)*spread) / 4;
 }
 
-void wait_init(struct wait *w, enum wait_mode mode, uint64_t reach, uint64_t patience, enum wait_standing standing)
+void wait_init(struct wait *w, const struct wait_goals *goals, enum wait_standing standing)
 {
-	*w = (struct wait){ .mode = mode, .reach = reach, .patience = patience, .gap = UINT64_MAX / 16, .slip = 50 * US,
-		.slip_spread = 10 * US, .least = standing == WAIT_REALTIME ? FIRST_REST : 0,
-		.most = standing == WAIT_ORDINARY ? ONE_OF_MANY : BEFORE_OTHERS, .step = FAST };
+	*w = (struct wait){ .goals = *goals, .gap = NEVER, .lead = 40 * US, .slip = 50 * US,
+		.ordinary = standing == WAIT_ORDINARY, .least = standing == WAIT_REALTIME ? FIRST_REST : 0, .step = FAST };
 	w->rest = w->least;
 }
 
-void wait_arrived(struct wait *w, uint64_t time)
+/* aim learns the lead from what came of the last one: a quantile of how early packets and how late timers are, by steps up and
+ * down that cancel out when as many packets find this thread awake as are to. Where a lead is too long for a sleep, it is tried
+ * again from time to time. */
+static void aim(struct wait *w, uint64_t time)
 {
-	uint64_t gap = time > w->last ? time - w->last : 0; /* packets of several CPUs may overtake each other */
-	bool first = !w->last;
+	uint64_t step = w->lead / 256;
 
-	w->last = max(time, w->last);
-	if (first)
-		return;
-	if (w->gap >= UINT64_MAX / 16 || (gap > 8 * w->gap && ++w->strays >= STRAYS)) {
+	if (!w->dozed)
+		w->lead -= step / 4;
+	else if (time < w->running)
+		w->lead += step * w->goals.awake / (1000 - w->goals.awake);
+	else
+		w->lead -= step;
+	w->lead = max(min(w->lead, w->goals.reach / 2), LEAST_LEAD);
+	w->dozed = false;
+}
+
+/* beat learns from a burst's first packet. */
+static void beat(struct wait *w, uint64_t gap)
+{
+	if (w->gap >= NEVER || (gap > 8 * w->gap && ++w->strays >= STRAYS)) {
 		w->gap = gap;
 		w->spread = gap / 2;
 		w->strays = 0;
@@ -54,6 +68,22 @@ void wait_arrived(struct wait *w, uint64_t time)
 		track(&w->gap, &w->spread, gap);
 		w->strays = 0;
 	}
+}
+
+void wait_arrived(struct wait *w, uint64_t time)
+{
+	uint64_t first = w->first, last = w->last;
+
+	time = max(time, last); /* packets of several CPUs may overtake each other */
+	w->last = time;
+	if (last && time < last + TOGETHER && time < first + LONGEST)
+		return;
+	w->first = time;
+	if (!last)
+		return;
+	w->length += ((int64_t)(last - first) - (int64_t)w->length) / 8;
+	aim(w, time);
+	beat(w, time - first);
 }
 
 /* A rest is longer the more is owed: each one may end while somebody else's slice does, which holds it up to the next tick. */
@@ -74,35 +104,50 @@ static void ease(struct wait *w, uint64_t now)
 	}
 }
 
+/* over is when the last burst is. */
+static uint64_t over(const struct wait *w) { return w->first + (w->length ? w->length + w->length / 4 + 3 * US : 0); }
+
+/* behind tells whether a rest can wait for the end of the next burst: one that begins there, and is over before the next,
+ * delays nothing. */
+static bool behind(const struct wait *w, uint64_t now)
+{
+	uint64_t begin = over(w) + BEHIND;
+
+	return w->gap < w->goals.reach && begin + rest_length(w) < w->first + w->gap && now > begin && now < w->running + 2 * run_length(w);
+}
+
 /* spin is a spin, or a rest if it is time for one. */
 static struct wait_step spin(struct wait *w, uint64_t now)
 {
-	ease(w, now);
-	if (!w->rest || now - w->running < run_length(w))
+	if (!w->rest || now - w->running < run_length(w) || behind(w, now))
 		return (struct wait_step){ STEP_SPIN, 0 };
 	return (struct wait_step){ STEP_REST, now + rest_length(w) - min(w->slip, rest_length(w) - US) };
 }
 
 static struct wait_step adapt(struct wait *w, uint64_t now)
 {
-	uint64_t margin = min(w->slip + 3 * w->slip_spread, MOST_SLIP);
-	uint64_t due = w->last + w->gap, early = margin + 2 * w->spread, late = margin + 4 * w->spread;
-	bool often = w->gap < w->reach, regular = early + late < w->gap && early + late < w->reach;
+	uint64_t due = w->first + w->gap, late = w->lead + 4 * w->spread, reach = w->goals.reach, patience = w->goals.patience;
+	bool regular = w->length + w->lead + WORTH < w->gap && w->lead + late < reach, often = w->gap < reach;
+	bool crowded = w->ordinary && w->rest; /* what it spins it is short of when a packet comes */
 
-	if (w->patience && now < w->last + max(w->patience, w->reach))
-		return (struct wait_step){ STEP_REST, now + w->patience };
-	if (regular && now + early + WORTH < due)
-		return (struct wait_step){ STEP_DOZE, due - early };
-	if (regular && now < due + late)
-		return (struct wait_step){ STEP_SPIN, 0 }; /* dozing leaves others enough */
-	if (often && now < due + w->gap)
+	ease(w, now);
+	if (patience && now < w->last + max(patience, reach))
+		return (struct wait_step){ STEP_REST, now + patience };
+	if (regular && now < over(w) && now < w->last + TOGETHER)
+		return (struct wait_step){ STEP_SPIN, 0 };
+	if (regular && !crowded && now + w->lead + WORTH < due) {
+		w->dozed = true;
+		return (struct wait_step){ STEP_DOZE, due - w->lead };
+	}
+	if (!crowded && now < due + (regular ? late : often ? w->gap : 0))
 		return spin(w, now);
+	w->dozed = false;
 	return (struct wait_step){ STEP_SLEEP, 0 };
 }
 
 struct wait_step wait_next(struct wait *w, uint64_t now)
 {
-	switch (w->mode) {
+	switch (w->goals.mode) {
 	case WAIT_SPIN:
 		return (struct wait_step){ STEP_SPIN, 0 };
 	case WAIT_SLEEP:
@@ -120,13 +165,13 @@ void wait_woke(struct wait *w, uint64_t asked, uint64_t now)
 	if (now - asked > LOST)
 		wait_preempted(w, now);
 	else
-		track(&w->slip, &w->slip_spread, now - asked);
+		w->slip += ((int64_t)(now - asked) - (int64_t)w->slip) / 8;
 }
 
 void wait_preempted(struct wait *w, uint64_t now)
 {
 	if (now < w->eased + 4 * w->step)
 		w->step = min(2 * w->step, SLOW);
-	w->rest = (uint32_t)min(w->rest + max(FIRST_REST, w->rest / 2), w->most);
+	w->rest = (uint32_t)min(w->rest + max(FIRST_REST, w->rest / 2), MOST_REST);
 	w->eased = w->running = now;
 }

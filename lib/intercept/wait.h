@@ -4,11 +4,12 @@
  *
  * A thread that sleeps is late by its wake-up: 5 us, or 40 on a virtual machine. One that spins is not, until others want its
  * CPU: then the scheduler takes it away for whole ticks, 4 ms and more. So this wait
- *  - learns when packets come (gap and spread of T1) and how late the machine's timers are (slip), and sleeps until shortly
- *    before the next packet is due, or until it comes if it is early, and spins for it only then;
+ *  - learns when packets come, one by one or in bursts (T1), and how long before that it has to be woken so that it runs by then,
+ *    as timers are late and packets early; it sleeps until that time, or until the packet comes, and spins for it only then;
  *  - spins through where packets come too fast or too irregularly for that, but no more seldom than `reach`; and sleeps for
  *    good when they stop;
- *  - when it has lost its CPU to others, rests by itself, shortly and often, as much as makes them leave it alone. */
+ *  - when it has lost its CPU to others, rests by itself, shortly and often, as much as makes them leave it alone; behind a burst
+ *    if it can, where nothing comes. A thread that goes before nobody sleeps for each packet then. */
 #pragma once
 
 #include <stdbool.h>
@@ -32,21 +33,31 @@ struct wait_step {
 };
 
 /* All times in ns. */
-struct wait {
+struct wait_goals {
 	enum wait_mode mode;
 	uint64_t reach;	   /* a longer gap is not spun through */
 	uint64_t patience; /* packets may wait so long to be taken together */
-	uint32_t least, most; /* rest that is taken, of 1000. Real-time threads always take some: the kernel stops those that do not */
-
-	uint64_t last, gap, spread; /* T1 of the last packet; mean time between two, and its mean deviation */
-	uint32_t strays;	    /* gaps in a row that are none of this stream's */
-	uint64_t slip, slip_spread; /* how late timers are, and its mean deviation */
-	uint32_t rest;		    /* part of the time to rest, of 1000; 0: nobody wants this CPU */
-	uint64_t eased, step;	    /* when rest changed last; how long until some of it is taken back */
-	uint64_t running;	    /* since when this thread runs */
+	uint32_t awake;	   /* of 1000 packets that come regularly, how many are to be spun for; below 1000 */
 };
 
-void wait_init(struct wait *w, enum wait_mode mode, uint64_t reach, uint64_t patience, enum wait_standing standing);
+struct wait {
+	struct wait_goals goals;
+	bool ordinary;	      /* shares its CPU evenly, and spins only where nobody else wants it */
+	uint32_t least;	      /* rest that is always taken, of 1000: the kernel stops real-time threads that take none */
+
+	uint64_t last, first;  /* T1 of the last packet, and of the first one of its burst */
+	uint64_t length;       /* of a burst, the mean */
+	uint64_t gap, spread;  /* mean time from burst to burst, and its mean deviation */
+	uint32_t strays;       /* gaps in a row that are none of this stream's */
+	uint64_t lead;	       /* how long before a packet is due a sleep has to end */
+	bool dozed;	       /* the last sleep was for the next packet */
+	uint64_t slip;	       /* how late timers are, the mean */
+	uint32_t rest;	       /* part of the time to rest, of 1000; 0: nobody wants this CPU */
+	uint64_t eased, step;  /* when rest changed last; how long until some of it is taken back */
+	uint64_t running;      /* since when this thread runs */
+};
+
+void wait_init(struct wait *w, const struct wait_goals *goals, enum wait_standing standing);
 /* wait_arrived learns from a packet's T1. */
 void wait_arrived(struct wait *w, uint64_t time);
 /* wait_next is what to do now that there is no packet. */

@@ -53,7 +53,8 @@ struct icpt_class {
 
 /* All classes of a configuration. Control messages change them: version is odd meanwhile, and another one afterwards. */
 struct icpt_table {
-	__u64 draining;	   /* 1: some CPU takes control messages */
+	__u32 draining;	   /* 1: some CPU takes control messages */
+	__u32 rings;	   /* slots in use, from 0 on */
 	__u32 version;
 	__u32 n;
 	__u32 any_port;	   /* the bits below say nothing */

@@ -90,6 +90,7 @@ func (c *config) table() *tableEntry {
 		t.Directions |= uint32(one.directions())
 		if one.slot != noRing {
 			t.OfRing[one.slot] = uint8(i)
+			t.Rings++
 		}
 		t.mayMatch(one.Match.Ports)
 	}

@@ -101,7 +101,12 @@ func TestHistogram(t *testing.T) {
 // Deadlines that were missed are told once, also when a program brings its numbers along into a new configuration.
 func TestMissesAreToldOnce(t *testing.T) {
 	f := compileConfig(t, threeClasses)
-	p := &pages{make([]byte, (1+maxRings)*pageBytes)}
+	p := &pages{}
+	for _, c := range f.Classes {
+		if c.slot != noRing { // others have no page
+			p[c.slot] = make([]byte, pageBytes)
+		}
+	}
 	s := p.state(f.class("ctrl").slot)
 	w := newWatch(f, p)
 	s.Late, s.Lates, s.Last[0].T2 = 7, 1, w.begun-1

@@ -136,7 +136,7 @@ func (f *Intercept) Client(ctx context.Context, live sdk.Live, client *sdk.Clien
 		_ = client.Send(refusal{fmt.Sprintf("there is no class %q that programs can open; there are: %s", r.Open, strings.Join(f.offered(), ", "))})
 		return
 	}
-	pages, err := mapPages(live.Maps)
+	pages, err := f.mapPages(live.Maps)
 	if err != nil {
 		_ = client.Send(refusal{err.Error()})
 		return
@@ -167,7 +167,7 @@ func (f *Intercept) serve(live sdk.Live, c *class, me *consumer, pages *pages) e
 	s := pages.state(c.slot)
 	answer := opened{Class: c.Name, Slot: c.slot, Action: c.Action, Delivery: c.Delivery, Ring: c.ringSize, MaxBytes: c.MaxBytes,
 		Deadline: int64(c.Deadline), Watchdog: int64(c.Watchdog), Generation: s.Generation}
-	if err := me.client.Give(answer, ringName(c.slot), mapStates, controlName(c.slot)); err != nil {
+	if err := me.client.Give(answer, ringName(c.slot), stateName(c.slot), controlName(c.slot)); err != nil {
 		return err
 	}
 	s.setConsumer(1)

@@ -42,7 +42,7 @@ type Intercept struct {
 	*config
 	answers   *responder.Responder // of the classes that are answered
 	consumers *consumers
-	running   atomic.Pointer[ebpf.Map] // the map of pages of the generation that packets meet
+	running   atomic.Pointer[ebpf.Map] // the table of the generation that packets meet
 }
 
 var (
@@ -56,7 +56,6 @@ var (
 // Names of maps in the data plane.
 const (
 	mapTable      = "table"
-	mapStates     = "states"
 	mapFlows      = "flows"
 	mapCounts     = "class_counts"
 	mapAnswers    = "answers"
@@ -65,6 +64,7 @@ const (
 )
 
 func ringName(slot int) string    { return fmt.Sprintf("ring_%d", slot) }
+func stateName(slot int) string   { return fmt.Sprintf("state_%d", slot) }
 func controlName(slot int) string { return fmt.Sprintf("control_%d", slot) }
 
 // Settings implements sdk.Compiled.
@@ -109,7 +109,7 @@ func (f *Intercept) Fill(m sdk.Maps) error {
 		if f.consumers.has(c.Name) { // it opens the class again, and packets are kept for it meanwhile
 			s.Consumer = 1
 		}
-		if err := put(m, mapStates, uint32(1+c.slot), page); err != nil {
+		if err := put(m, stateName(c.slot), uint32(0), page); err != nil {
 			return err
 		}
 	}

@@ -39,7 +39,8 @@ struct {
 
 struct icpt_draining {
 	__u32 slot, done;
-	struct icpt_shared *shared;
+	__u32 rung; /* bit slot */
+	struct icpt_state *state;
 };
 
 static __always_inline void icpt_set_payload(struct icpt_class *c, const struct icpt_control *m)
@@ -111,16 +112,14 @@ static long icpt_message(struct bpf_dynptr *from, struct icpt_draining *d)
 {
 	struct icpt_table *t = icpt_table();
 	struct icpt_control m = {};
-	struct icpt_state *s;
-	__u32 slot = d->slot, page = slot + 1, class;
+	__u32 slot = d->slot, class;
 
-	s = bpf_map_lookup_elem(&states, &page);
-	if (!t || !s || slot >= ICPT_RINGS)
+	if (!t || !d->state || slot >= ICPT_RINGS)
 		return 1;
 	class = t->of_ring[slot];
 	if (class < ICPT_CLASSES && !bpf_dynptr_read(&m, sizeof(m), from, 0, 0)) {
 		__sync_fetch_and_add(&t->version, 1);
-		icpt_set(t, &t->classes[class], s, &m);
+		icpt_set(t, &t->classes[class], d->state, &m);
 		__sync_fetch_and_add(&t->version, 1);
 	}
 	return ++d->done >= ICPT_AT_ONCE;
@@ -128,33 +127,53 @@ static long icpt_message(struct bpf_dynptr *from, struct icpt_draining *d)
 
 static long icpt_drain(__u32 slot, struct icpt_draining *d)
 {
-	__u32 bit = 1U << (slot & 31);
+	struct icpt_state *s = icpt_state(slot);
 	__u64 start = bpf_ktime_get_ns(), took;
 	__u64 *until = bpf_map_lookup_elem(&rests, &slot);
 	void *ring;
 
-	if (!(d->shared->doorbell & bit) || !until || start < *until)
+	if (!(d->rung >> (slot & 31) & 1) || !s || !until || start < *until)
 		return 0;
-	__sync_fetch_and_and(&d->shared->doorbell, ~bit);
+	__sync_lock_test_and_set(&s->doorbell, 0);
 	ring = bpf_map_lookup_elem(&controls, &slot);
 	if (!ring)
 		return 0;
 	d->slot = slot;
+	d->state = s;
 	d->done = 0;
 	bpf_user_ringbuf_drain(ring, icpt_message, d, BPF_RB_NO_WAKEUP);
 	took = bpf_ktime_get_ns() - start;
 	if (took > ICPT_DRAIN_NS)
 		*until = *until ? start + took * ICPT_REST : 1; /* once is forgiven: it may be an interrupt */
 	if (d->done >= ICPT_AT_ONCE) /* the next packet goes on */
-		__sync_fetch_and_or(&d->shared->doorbell, bit);
+		__sync_lock_test_and_set(&s->doorbell, 1);
 	return 0;
 }
 
-/* Takes what consumers want to have changed. One CPU at a time: another one leaves it to the next packet. */
-static __noinline void icpt_take_controls(struct icpt_shared *shared)
+/* Which classes have control messages, bit slot. Global, as icpt_classify is. */
+__attribute__((noinline)) __u32 icpt_rung(void)
 {
 	struct icpt_table *t = icpt_table();
-	struct icpt_draining d = {.shared = shared};
+	__u32 rung = 0, zero = 0;
+	struct icpt_state *s;
+
+	if (!t)
+		return 0;
+#define ICPT_LISTEN(n)                                                                                                         \
+	if (n >= t->rings)                                                                                                     \
+		return rung;                                                                                                   \
+	s = bpf_map_lookup_elem(&state_##n, &zero);                                                                            \
+	if (s)                                                                                                                 \
+		rung |= (*(volatile __u32 *)&s->doorbell & 1) << n;
+	ICPT_EACH_RING(ICPT_LISTEN)
+	return rung;
+}
+
+/* Takes what consumers want to have changed. One CPU at a time: another one leaves it to the next packet. */
+static __noinline void icpt_take_controls(__u32 rung)
+{
+	struct icpt_table *t = icpt_table();
+	struct icpt_draining d = {.rung = rung};
 
 	if (!t || __sync_val_compare_and_swap(&t->draining, 0, 1))
 		return;

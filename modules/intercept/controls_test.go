@@ -46,7 +46,7 @@ func (k *kernel) commander(name string) *commander {
 		k.t.Fatal(err)
 	}
 	k.t.Cleanup(func() { _, _ = unix.Munmap(consumer), unix.Munmap(producer) })
-	return &commander{k.t, slot, (*uint32)(unsafe.Pointer(unsafe.SliceData(k.pages.memory))), consumer, producer, uint64(size)}
+	return &commander{k.t, slot, &k.pages.state(slot).Doorbell, consumer, producer, uint64(size)}
 }
 
 // put submits a message; false if there is no room.
@@ -63,7 +63,7 @@ func (c *commander) put(m control64) bool {
 	return true
 }
 
-func (c *commander) ring() { atomic.OrUint32(c.bell, 1<<c.slot) }
+func (c *commander) ring() { atomic.StoreUint32(c.bell, 1) }
 
 // send submits messages that take effect together.
 func (c *commander) send(messages ...control64) {

@@ -27,18 +27,38 @@ struct {
 	__array(values, struct icpt_ring);
 } rings SEC(".maps") = {.values = {ICPT_EACH_RING(ICPT_PLACE_RING)}};
 
-/* Page 0 is struct icpt_shared, page 1 + slot a struct icpt_state. */
+/* A struct icpt_state. Each class has a map of its own, as a program is given the map. */
 struct icpt_page {
 	__u8 bytes[ICPT_PAGE];
 };
 
-struct {
+struct icpt_page_map {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);
-	__uint(max_entries, 1 + ICPT_RINGS);
+	__uint(max_entries, 1);
 	__type(key, __u32);
 	__type(value, struct icpt_page);
-} states SEC(".maps");
+};
+
+#define ICPT_DECLARE_STATE(n) struct icpt_page_map state_##n SEC(".maps");
+#define ICPT_PLACE_STATE(n) [n] = &state_##n,
+
+ICPT_EACH_RING(ICPT_DECLARE_STATE)
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
+	__uint(max_entries, ICPT_RINGS);
+	__type(key, __u32);
+	__array(values, struct icpt_page_map);
+} states SEC(".maps") = {.values = {ICPT_EACH_RING(ICPT_PLACE_STATE)}};
+
+static __always_inline struct icpt_state *icpt_state(__u32 slot)
+{
+	void *page = bpf_map_lookup_elem(&states, &slot);
+	__u32 zero = 0;
+
+	return page ? bpf_map_lookup_elem(page, &zero) : 0;
+}
 
 /* What the data plane remembers of a ring, out of the consumer's reach. */
 struct icpt_flow {
@@ -293,8 +313,8 @@ static __always_inline int icpt_to_socket(struct kerb_pkt *pkt, const struct icp
 /* Delivers a packet, and says what becomes of it here. What cannot be delivered passes. Not inlined: the stack is short. */
 static __noinline int icpt_deliver(struct kerb_pkt *pkt, const struct icpt_found *k, struct icpt_flow *f, struct icpt_counts *n)
 {
-	__u32 slot = k->ring, page = slot + 1, steal = k->action == ICPT_STEAL;
-	struct icpt_state *s = bpf_map_lookup_elem(&states, &page);
+	__u32 slot = k->ring, steal = k->action == ICPT_STEAL;
+	struct icpt_state *s = icpt_state(slot);
 	void *ring = bpf_map_lookup_elem(&rings, &slot);
 	struct icpt_record head;
 

@@ -61,20 +61,28 @@ func onHooks(t *testing.T, config string, test func(t *testing.T, k *kernel)) {
 
 func load(t testing.TB, hook dataplane.Hook, direction dataplane.Direction, config string) *kernel {
 	t.Helper()
+	if hook == dataplane.TC {
+		return loadOn(t, dataplane.OnTCEgress, direction, config)
+	}
+	return loadOn(t, dataplane.OnXDP, direction, config)
+}
+
+func loadOn(t testing.TB, side dataplane.Side, direction dataplane.Direction, config string) *kernel {
+	t.Helper()
 	pkgstest.NeedRoot(t)
 	f := compileConfig(t, config)
-	side := dataplane.OnXDP
-	if hook == dataplane.TC {
-		side = dataplane.OnTCEgress
-	}
 	l, err := dataplane.Load(side, direction, module(t, f))
 	pkgstest.Explain(t, err)
 	t.Cleanup(l.Close)
-	pages, err := mapPages(l.Maps["icpt"])
+	pages, err := f.mapPages(l.Maps["icpt"])
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(pages.close)
+	hook := dataplane.TC
+	if side == dataplane.OnXDP {
+		hook = dataplane.XDP
+	}
 	return &kernel{f, t, hook, l.Program, l.Maps["icpt"], pages}
 }
 

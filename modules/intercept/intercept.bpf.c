@@ -69,16 +69,16 @@ static __always_inline int is_found(struct icpt_found *f, const struct kerb_pkt 
 static __always_inline int intercept(struct kerb_pkt *pkt, __u32 direction)
 {
 	struct icpt_found f = {.direction = direction};
-	__u32 zero = 0;
-	struct icpt_shared *shared = bpf_map_lookup_elem(&states, &zero);
 	struct icpt_table *t = icpt_table();
+	__u32 rung;
 	__u64 found;
 
-	if (!shared || !t)
+	if (!t)
 		return KERB_NEXT;
 	kerb_forget(pkt);
-	if (*(volatile __u32 *)&shared->doorbell)
-		icpt_take_controls(shared);
+	rung = icpt_rung();
+	if (rung)
+		icpt_take_controls(rung);
 	if (!pkt->family)
 		return KERB_NEXT;
 	found = icpt_classify(pkt->ctx, pkt->l3 | pkt->l4 << 16, direction | pkt->family << 8 | pkt->proto << 16 | (__u32)pkt->flags << 24,

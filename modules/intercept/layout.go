@@ -45,7 +45,7 @@ type classEntry struct {
 }
 
 type tableEntry struct {
-	Draining                        uint64
+	Draining, Rings                 uint32
 	Version, N, AnyPort, Directions uint32
 	Ports                           [2048]uint32
 	OfRing                          [maxRings]uint8
@@ -79,8 +79,8 @@ type late struct {
 // state is a class's page.
 type state struct {
 	Generation, Deadline, Watchdog uint64
-	Consumer, Stopped              uint32
-	Zero1                          [4]uint64
+	Consumer, Stopped, Doorbell    uint32
+	Zero1                          [7]uint32
 	Waiting, PID                   uint32
 	Heartbeat, Received, Late      uint64
 	Missed, Longest                uint64

@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"fmt"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -346,7 +347,7 @@ func TestHostilePage(t *testing.T) {
 	onHooks(t, threeClasses, func(t *testing.T, k *kernel) {
 		ctrl, data := k.open("ctrl"), k.open("data")
 		slot := k.class("ctrl").slot
-		page := k.pages.memory[(1+slot)*pageBytes : (2+slot)*pageBytes]
+		page := k.pages[slot]
 		for i := range 200 {
 			for at := range page {
 				page[at] = byte(i*7 + at*i)
@@ -363,6 +364,25 @@ func TestHostilePage(t *testing.T) {
 		}
 		k.report("ctrl")
 	})
+}
+
+// What a program is given to map ends with its own class.
+func TestOwnPageOnly(t *testing.T) {
+	k := load(t, dataplane.TC, dataplane.Ingress, threeClasses)
+	page := os.Getpagesize()
+	for _, name := range []string{"ctrl", "data"} {
+		c := k.class(name)
+		own := k.maps[stateName(c.slot)]
+		if more, err := unix.Mmap(own.FD(), 0, 2*page, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED); err == nil {
+			_ = unix.Munmap(more)
+			t.Errorf("%s: there is more than a page to map", name)
+		}
+		k.pages.state(c.slot).Deadline = uint64(100 + c.slot)
+		got := make([]byte, pageBytes)
+		if err := own.Lookup(uint32(0), &got); err != nil || pageOf(got).Deadline != uint64(100+c.slot) {
+			t.Errorf("%s: the map has not the page of its class: %v", name, err)
+		}
+	}
 }
 
 // Counters go on when the configuration changes, and are forgotten with their class.

@@ -12,24 +12,34 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// pages are the pages of classes, mapped into memory: the data plane and the consumers write them at the same time.
-type pages struct{ memory []byte }
+// pages are the pages of classes by slot, mapped into memory: the data plane and the consumers write them at the same time.
+type pages [maxRings][]byte
 
-func mapPages(m sdk.Maps) (*pages, error) {
-	states, err := m.Get(mapStates)
-	if err != nil {
-		return nil, err
+func (f *Intercept) mapPages(m sdk.Maps) (*pages, error) {
+	p := &pages{}
+	for _, c := range f.Classes {
+		if c.slot == noRing {
+			continue
+		}
+		page, err := m.Get(stateName(c.slot))
+		if err == nil {
+			p[c.slot], err = unix.Mmap(page.FD(), 0, pageBytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+		}
+		if err != nil {
+			p.close()
+			return nil, fmt.Errorf("map the page of class %s: %w", c.Name, err)
+		}
 	}
-	memory, err := unix.Mmap(states.FD(), 0, (1+maxRings)*pageBytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
-	if err != nil {
-		return nil, fmt.Errorf("map the pages of classes: %w", err)
-	}
-	return &pages{memory}, nil
+	return p, nil
 }
 
-func (p *pages) close() { _ = unix.Munmap(p.memory) }
+func (p *pages) close() {
+	for _, page := range p {
+		_ = unix.Munmap(page) // of a slot that is not in use: refused
+	}
+}
 
-func (p *pages) state(slot int) *state { return pageOf(p.memory[(1+slot)*pageBytes:]) }
+func (p *pages) state(slot int) *state { return pageOf(p[slot]) }
 
 func pageOf(page []byte) *state { return (*state)(unsafe.Pointer(unsafe.SliceData(page))) }
 

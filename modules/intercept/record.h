@@ -9,7 +9,7 @@
  *
  *	-> {"open": "ctrl", "takeover": false, "pid": 4711}	within 10 s of connecting; pid is for people
  *	<- {"class": "ctrl", "slot": 2, "action": "steal", "delivery": "ringbuf", "ring": 1048576, "maxBytes": 16384,
- *	    "deadline": 100000, "watchdog": 100000000}		ns; with descriptors (SCM_RIGHTS): ring, states, controls
+ *	    "deadline": 100000, "watchdog": 100000000}		ns; with descriptors (SCM_RIGHTS): ring, state, controls
  *	<- {"error": "class ctrl has a consumer (pid 4711): end it, or open it with takeover"}	and the connection ends
  *
  * A class has one consumer: who has the connection. When it ends, the class has none. Without having been asked the module says
@@ -27,11 +27,10 @@
  * u64, read only) followed by the data pages twice (see libbpf, ringbuf.c: two u32 before each record; of the first, bit 31 is
  * BUSY, bit 30 DISCARD (skip it: it was only to wake you), the rest the length: struct icpt_record and a step of icpt_steps).
  * The descriptor can be polled: EPOLLIN when there is a record; it is woken only for one that waits, see icpt_state.
- * states: BPF_MAP_TYPE_ARRAY, mappable. Bytes 0 to 4095 are struct icpt_shared; (1 + slot) * 4096 is the struct icpt_state of the
- * class; leave the others alone. Offsets in mmap(2) are multiples of the page size, which may be larger.
+ * state: BPF_MAP_TYPE_ARRAY, mappable. Bytes 0 to 4095 are the struct icpt_state of the class.
  * controls: BPF_MAP_TYPE_USER_RINGBUF of ICPT_CONTROLS bytes (Linux 6.1): map page 0 (consumer position, read only), page 1
  * (producer position) and data pages twice, both read and write (see libbpf, user_ring_buffer). Messages are struct icpt_control;
- * after one is submitted, set bit slot of icpt_shared.doorbell, atomically. The next packet that the
+ * after one is submitted, set icpt_state.doorbell to 1. The next packet that the
  * module sees finds it changed: all that a message says or nothing, while of several messages it may meet the first ones only.
  *
  * AF_XDP: a socket that is bound to an interface and queue of the class is handed over on the same connection,
@@ -44,7 +43,7 @@
 
 #define ICPT_CLASSES  32   /* of a configuration */
 #define ICPT_RINGS    16   /* of these, classes that programs can open; slots 0 to ICPT_RINGS - 1 */
-#define ICPT_PAGE     4096 /* bytes of struct icpt_state and struct icpt_shared */
+#define ICPT_PAGE     4096 /* bytes of struct icpt_state */
 #define ICPT_CONTROLS 4096 /* bytes of the ring of control messages; a page where pages are larger */
 #define ICPT_MAX_BYTES 16384 /* of a frame are delivered at most */
 
@@ -102,14 +101,16 @@ struct icpt_late {
 
 #define ICPT_LATES 16
 
-/* One class's page. The first line is the module's, the rest the consumer's; the data plane believes none of it. */
+/* One class's page. The first line is the module's, but for the doorbell, the rest the consumer's; the data plane believes none of
+ * it. */
 struct icpt_state {
 	__u64 generation; /* of the configuration */
 	__u64 deadline;	  /* ns, 0: none. T2 - T1 above it is late */
 	__u64 watchdog;	  /* ns that records may wait before the class's packets pass */
 	__u32 consumer;	  /* 1: somebody has the class open */
 	__u32 stopped;	  /* 1: by a control message */
-	__u64 zero1[4];
+	__u32 doorbell;	  /* 1: there is a control message */
+	__u32 zero1[7];
 	__u32 waiting; /* set to 1, look at the ring once more, then sleep: the next record wakes, and sets it to 0. While it is
 			* 0 nothing wakes: spinning costs the sender nothing */
 	__u32 pid;     /* thread that receives */
@@ -122,10 +123,6 @@ struct icpt_state {
 	__u64 delay[ICPT_BUCKETS]; /* T2 - T1 */
 	__u64 lates;		   /* so far; the last is in last[(lates - 1) % ICPT_LATES] */
 	struct icpt_late last[ICPT_LATES];
-};
-
-struct icpt_shared {
-	__u32 doorbell; /* bit slot: there is a control message */
 };
 
 /* Control messages change the class whose ring they come through, until the next configuration. */

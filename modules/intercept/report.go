@@ -121,7 +121,7 @@ func (n *countsEntry) add(o *countsEntry) {
 }
 
 func (f *Intercept) report(m sdk.Maps) ([]ClassReport, error) {
-	pages, err := mapPages(m)
+	pages, err := f.mapPages(m)
 	if err != nil {
 		return nil, err
 	}
@@ -172,7 +172,7 @@ type LatePacket struct {
 
 // late are the late packets of all classes, the last first in each.
 func (f *Intercept) late(m sdk.Maps) ([]LatePacket, error) {
-	pages, err := mapPages(m)
+	pages, err := f.mapPages(m)
 	if err != nil {
 		return nil, err
 	}

@@ -27,7 +27,7 @@ func (f *Intercept) Run(ctx context.Context, live sdk.Live) {
 	if err := f.forget(live.Maps, nil); err != nil {
 		slog.Warn("intercept: counters of former classes stay", "module", live.Module, "error", err)
 	}
-	pages, err := mapPages(live.Maps)
+	pages, err := f.mapPages(live.Maps)
 	if err != nil {
 		slog.Error("intercept: does not watch over deadlines", "module", live.Module, "error", err)
 		return
@@ -43,7 +43,7 @@ func (f *Intercept) Run(ctx context.Context, live sdk.Live) {
 	tick := time.NewTicker(eventsTick)
 	defer tick.Stop()
 	watch, log := newWatch(f, pages), &teller{live.Module, map[string]time.Time{}, map[string]uint64{}}
-	f.running.Store(live.Maps[mapStates])
+	f.running.Store(live.Maps[mapTable])
 	defer f.running.Store(nil)
 	for {
 		select {
@@ -78,8 +78,10 @@ func newWatch(f *Intercept, pages *pages) *watch {
 	var now unix.Timespec
 	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &now)
 	w := &watch{of: f, pages: pages, begun: uint64(now.Nano())}
-	for slot := range w.seen {
-		w.seen[slot] = pages.state(slot).Late
+	for _, c := range f.Classes {
+		if c.slot != noRing {
+			w.seen[c.slot] = pages.state(c.slot).Late
+		}
 	}
 	return w
 }
@@ -164,7 +166,7 @@ func answer(w http.ResponseWriter) func(any, error) {
 
 // events ends with the reader, or with the configuration.
 func (f *Intercept) events(w http.ResponseWriter, r *http.Request, live sdk.Live) {
-	pages, err := mapPages(live.Maps)
+	pages, err := f.mapPages(live.Maps)
 	if err != nil {
 		answer(w)(nil, err)
 		return
@@ -183,7 +185,7 @@ func (f *Intercept) events(w http.ResponseWriter, r *http.Request, live sdk.Live
 			return
 		case <-tick.C:
 		}
-		if f.running.Load() != live.Maps[mapStates] {
+		if f.running.Load() != live.Maps[mapTable] {
 			return
 		}
 		for _, miss := range watch.misses() {

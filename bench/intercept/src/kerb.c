@@ -14,7 +14,8 @@ static struct kerb_intercept *open_class(char **argv)
 	struct kerb_intercept_options options = {
 		.wait = !strcmp(argv[1], "spin") ? KERB_WAIT_SPIN : !strcmp(argv[1], "sleep") ? KERB_WAIT_SLEEP : KERB_WAIT_ADAPTIVE,
 		.fifo = fifo ? FIFO_PRIORITY : 0, .keep = !strcmp(argv[2], "other"),
-		.patience = strcmp(argv[1], "patient") ? 0 : PATIENCE_NS,
+		.patience = strcmp(argv[1], "patient") ? 0 : PATIENCE_NS, .device = argv[5],
+		.takeover = true, /* that a receiver has gone is known a moment later where others have the CPU */
 	};
 	struct kerb_intercept *k;
 	int err;
@@ -30,10 +31,10 @@ static struct kerb_intercept *open_class(char **argv)
 	return k;
 }
 
-/* kerb sleep|spin|adaptive|patient other|eager|fifo CPU SOCKET|BYTES-OF-THE-RING */
+/* kerb sleep|spin|adaptive|patient other|eager|fifo CPU SOCKET|BYTES-OF-THE-RING [DEVICE, for AF_XDP] */
 int main(int argc, char **argv)
 {
-	if (argc != 5)
+	if (argc != 5 && argc != 6)
 		return 2;
 	settle("other", argv[3]); /* the rest is the library's to do */
 

@@ -80,7 +80,7 @@ func (n *Node) flags() []string {
 }
 
 func (n *Node) await() error {
-	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(20 * time.Millisecond) {
 		if _, err := n.call(http.MethodGet, "/v1/status", nil); err == nil {
 			return nil
 		} else if time.Now().After(deadline) {
