@@ -92,7 +92,7 @@ static __always_inline int px_go_plain(struct kerb_pkt *pkt, __u32 family, __u32
 	h = px_find_hot(pkt, &p);
 	if (!h || !px_still_holds(&h->session))
 		return -1;
-	verdict = hook == PX_EGRESS ? px_hand_over(pkt, px_target(&h->session)) : KERB_NEXT;
+	verdict = hook == PX_EGRESS ? px_hand_over(pkt, data, px_target(&h->session)) : KERB_NEXT;
 	px_change_plain(&p, h);
 	if (px_anew(pkt->proto) == IPPROTO_TCP)
 		px_fix_check(pkt, off + 16, family, IPPROTO_TCP, h->addresses, h->sum);

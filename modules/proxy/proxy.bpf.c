@@ -129,7 +129,7 @@ static __always_inline int go(struct kerb_pkt *pkt, struct px_work *w, __u32 hoo
 
 	if (pkt->flags & KERB_F_FRAG_FIRST)
 		px_remember_first(pkt, w);
-	verdict = hook == PX_EGRESS ? px_hand_over(pkt, px_target(s)) : KERB_NEXT;
+	verdict = hook == PX_EGRESS ? px_hand_over(pkt, px_ether(pkt), px_target(s)) : KERB_NEXT;
 	translate(pkt, w, s);
 	return verdict;
 }
@@ -273,7 +273,7 @@ static __always_inline int carry_on(struct kerb_pkt *pkt, __u32 hook)
 		return -1;
 	if (px_keep_hot(&flow, pkt->family, &warm, s) && !px_has_pair(&flow, s))
 		return -1; /* makes it again, before the answer comes */
-	verdict = hook == PX_EGRESS ? px_hand_over(pkt, px_target(s)) : KERB_NEXT;
+	verdict = hook == PX_EGRESS ? px_hand_over(pkt, px_ether(pkt), px_target(s)) : KERB_NEXT;
 	px_translate_common(pkt, s);
 	return verdict;
 }
