@@ -181,11 +181,28 @@ static __always_inline int conclude(struct kerb_pkt *pkt, struct px_work *w, __u
 	return refuse(pkt, w, px_unknown_to_verifier(w->step));
 }
 
+/* The session that an ICMP error of the node's own stack is about: the stack had a packet for an instance of this node, whose
+ * answers are met on its interface, and tells the client, who is met here. */
+static __always_inline struct px_session *find_at_home(struct px_work *w)
+{
+	__u32 *home = bpf_map_lookup_elem(&homes, &w->flow.src), client = w->flow.ifindex;
+	struct px_session *s;
+
+	if (!home)
+		return 0;
+	w->flow.ifindex = *home;
+	w->flow.hook = PX_EGRESS;
+	s = bpf_map_lookup_elem(&sessions, &w->flow);
+	return s && s->flags & PX_REVERSE && s->other == client ? s : 0;
+}
+
 /* Everything that does not touch the packet, from what is in the work to a step. */
 static __always_inline void decide(struct px_work *w, __u32 hook)
 {
 	struct px_session *s = bpf_map_lookup_elem(&sessions, &w->flow);
 
+	if (!s && hook == PX_INGRESS && px_unknown_to_verifier(w->kind) == PX_ERROR)
+		s = find_at_home(w);
 	w->step = PX_ANEW;
 	if (s)
 		px_attend(w, s);
