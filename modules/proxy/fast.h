@@ -52,62 +52,71 @@ static __always_inline int px_still_holds(const struct px_session *s)
 	return in && in->generation == s->generation && !(in->flags & PX_GONE);
 }
 
-static __always_inline void px_change_plain(const struct px_plain *p, const struct px_hot *h)
-{
-	const struct px_addr *addr = &h->session.addr;
-	int reverse = h->session.flags & PX_REVERSE;
-
-	*px_ports(p->l4) = *px_ports((void *)&h->session.sport);
-	if (p->family == 4) {
-		struct iphdr *ip = p->ip;
-
-		ip->check = kerb_csum(ip->check, h->addresses);
-		*(reverse ? &ip->saddr : &ip->daddr) = addr->word[3];
-	} else {
-		struct ipv6hdr *ip = p->ip;
-		px_wide *to = (void *)(reverse ? &ip->saddr : &ip->daddr);
-
-		to[0] = ((const px_wide *)addr)[0];
-		to[1] = ((const px_wide *)addr)[1];
-	}
-}
-
-/* Returns a verdict, or -1 for packets that have to go the long way. */
-static __always_inline int px_go_plain(struct kerb_pkt *pkt, __u32 family, __u32 hook)
+/* The copy for a packet without options, tags and fragments, or NULL. family and hook are constants. */
+static __always_inline const struct px_hot *px_find_plain(const struct kerb_pkt *pkt, __u32 family, __u32 hook)
 {
 	__u32 off = ETH_HLEN + (family == 4 ? sizeof(struct iphdr) : sizeof(struct ipv6hdr));
 	__u8 *data = kerb_at(pkt, 0, off + sizeof(struct udphdr)), *tcp = kerb_at(pkt, 0, off + sizeof(struct tcphdr));
 	struct px_plain p = {.ip = data + ETH_HLEN, .l4 = data + off, .family = family, .hook = hook};
-	const struct px_hot *h;
-	int verdict;
 
 	if (!data)
-		return -1;
+		return 0;
 	if (px_anew(pkt->proto) == IPPROTO_TCP) {
 		if (!tcp || tcp[off + 13] & (TCP_SYN | TCP_FIN | TCP_RST))
-			return -1;
+			return 0;
 	} else if (px_anew(pkt->proto) != IPPROTO_UDP) {
-		return -1;
+		return 0;
 	}
-	h = px_find_hot(pkt, &p);
-	if (!h || !px_still_holds(&h->session))
-		return -1;
-	verdict = hook == PX_EGRESS ? px_hand_over(pkt, data, px_target(&h->session)) : KERB_NEXT;
-	px_change_plain(&p, h);
-	if (px_anew(pkt->proto) == IPPROTO_TCP)
-		px_fix_check(pkt, off + 16, family, IPPROTO_TCP, h->addresses, h->sum);
-	else
-		px_fix_check(pkt, off + 6, family, IPPROTO_UDP, h->addresses, h->sum);
-	return verdict;
+	return px_find_hot(pkt, &p);
 }
 
+static __always_inline void px_change_plain4(const struct kerb_pkt *pkt, const struct px_hot *h)
+{
+	__u8 *data = kerb_at(pkt, 0, ETH_HLEN + sizeof(struct iphdr) + sizeof(__u32));
+	struct iphdr *ip = (void *)(data + ETH_HLEN);
+
+	if (!data)
+		return;
+	*px_ports(ip + 1) = *px_ports((void *)&h->session.sport);
+	ip->check = kerb_csum(ip->check, h->addresses);
+	*(h->session.flags & PX_REVERSE ? &ip->saddr : &ip->daddr) = h->session.addr.word[3];
+}
+
+static __always_inline void px_change_plain6(const struct kerb_pkt *pkt, const struct px_hot *h)
+{
+	__u8 *data = kerb_at(pkt, 0, ETH_HLEN + sizeof(struct ipv6hdr) + sizeof(__u32));
+	const px_wide *addr = (const void *)&h->session.addr;
+	struct ipv6hdr *ip = (void *)(data + ETH_HLEN);
+	px_wide *to;
+
+	if (!data)
+		return;
+	*px_ports(ip + 1) = *px_ports((void *)&h->session.sport);
+	to = (void *)(h->session.flags & PX_REVERSE ? &ip->saddr : &ip->daddr);
+	to[0] = addr[0];
+	to[1] = addr[1];
+}
+
+/* Returns a verdict, or -1 for packets that have to go the long way. It has to stay so short that the linker writes it straight
+ * into the chain (internal/dataplane/inline.go). */
 static __always_inline int px_go_fast(struct kerb_pkt *pkt, __u32 hook)
 {
+	int v4 = px_anew(pkt->family) == 4, verdict;
+	const struct px_hot *h;
+
 	if (px_anew(pkt->flags) != KERB_F_L4 || pkt->l3 != ETH_HLEN || pkt->vlan)
 		return -1;
+	h = v4 ? px_find_plain(pkt, 4, hook) : px_find_plain(pkt, 6, hook);
+	if (!h || !px_still_holds(&h->session))
+		return -1;
+	verdict = hook == PX_EGRESS ? px_hand_over(pkt, kerb_at(pkt, 0, ETH_HLEN), px_target(&h->session)) : KERB_NEXT;
 	if (px_anew(pkt->family) == 4)
-		return px_go_plain(pkt, 4, hook);
-	return px_go_plain(pkt, 6, hook);
+		px_change_plain4(pkt, h);
+	else
+		px_change_plain6(pkt, h);
+	px_fix_check(pkt, pkt->l4 + (px_anew(pkt->proto) == IPPROTO_TCP ? 16 : 6), px_anew(pkt->family), px_anew(pkt->proto),
+		     h->addresses, h->sum);
+	return verdict;
 }
 
 #endif
