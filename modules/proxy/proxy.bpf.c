@@ -246,7 +246,7 @@ __noinline int px_uncommon(kerb_ctx *ctx, __u32 hook)
 }
 
 /* Takes the packet there, and what became of it back. */
-static __always_inline int uncommon(struct kerb_pkt *pkt, __u32 hook)
+static __noinline int uncommon(struct kerb_pkt *pkt, __u32 hook)
 {
 	struct px_work *w = px_work();
 	int verdict;
