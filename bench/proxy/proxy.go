@@ -54,6 +54,7 @@ var configs = []config{
 	{"kerb", false, raiseKerb},
 	{"nftables", true, raiseNFTables},
 	{"iptables", true, raiseIPTables},
+	{"tun-go", false, func(g *ground) (closer, error) { return raiseTUN(g, "goroutines") }},
 	{"tun", false, func(g *ground) (closer, error) { return raiseTUN(g, "single") }},
 	{"tun-best", false, func(g *ground) (closer, error) { return raiseTUN(g, "multi") }},
 }

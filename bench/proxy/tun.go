@@ -44,12 +44,12 @@ func raiseTUN(g *ground, mode string) (closer, error) {
 }
 
 func (t *tun) start(g *ground, mode string) error {
-	if err := bench.CompileC(context.Background(), t.dir, tunFiles, "tun/tun.c"); err != nil {
+	program, err := t.program(mode)
+	if err != nil {
 		return err
 	}
-	program := bench.Program(t.dir, "tun/tun.c")
-	t.cmd = g.group.Adopt(g.lab.Node().Command(context.Background(), program, tunDevice, mode,
-		g.addr(g.client).String(), g.virtual[0].String(), g.addr(g.server).String(), g.virtual[1].String()))
+	args := append(program[1:], g.addr(g.client).String(), g.virtual[0].String(), g.addr(g.server).String(), g.virtual[1].String())
+	t.cmd = g.group.Adopt(g.lab.Node().Command(context.Background(), program[0], args...))
 	t.cmd.Stderr = os.Stderr
 	out, err := t.cmd.StdoutPipe()
 	if err != nil {
@@ -64,13 +64,23 @@ func (t *tun) start(g *ground, mode string) error {
 	return g.lab.Node().Do(func() error { return lead(g, mode) })
 }
 
+// program is the command and its first arguments.
+func (t *tun) program(mode string) ([]string, error) {
+	if mode == "goroutines" {
+		self, err := os.Executable()
+		return []string{self, goProxy, tunDevice}, err
+	}
+	err := bench.CompileC(context.Background(), t.dir, tunFiles, "tun/tun.c")
+	return []string{bench.Program(t.dir, "tun/tun.c"), tunDevice, mode}, err
+}
+
 // lead routes both virtual addresses into the device.
 func lead(g *ground, mode string) error {
 	device, err := netlink.LinkByName(tunDevice)
 	if err != nil {
 		return err
 	}
-	if mode == "single" {
+	if mode != "multi" {
 		err = netlink.LinkSetMTU(device, tunMTU)
 	}
 	if err := errors.Join(err, netlink.LinkSetUp(device)); err != nil {

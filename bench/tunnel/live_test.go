@@ -41,8 +41,9 @@ func TestTunnelCarriesEverything(t *testing.T) {
 	for name, u := range underlays {
 		t.Run(name, func(t *testing.T) {
 			way := config{name: "kerb", raise: func(g *ground) (closer, error) { return raiseKerb(g, u.mac) }}
-			g := ready(t, way, u.load, number)
-			before := read(t, g) // the first packets meet a node that does not know its services yet
+			g := ready(t, prepare, way, u.load, number)
+			meet(t, g)
+			before := read(t, g)
 			for _, to := range []netip.Addr{g.server.Addr4(), g.server.Addr6()} {
 				l := &live{t, g, to, u.mtu}
 				t.Run(fmt.Sprintf("IPv%d", to.BitLen()/96*2+4), func(t *testing.T) {
@@ -73,7 +74,8 @@ func TestTunnelByDevice(t *testing.T) {
 				if !haveDevice(kind) {
 					t.Skipf("this kernel has no %s", kind)
 				}
-				g := ready(t, way, load{ip6: ip6, underlay: 1500, service: 1500}, number)
+				g := ready(t, prepare, way, load{ip6: ip6, underlay: 1500, service: 1500}, number)
+				meet(t, g)
 				before := read(t, g)
 				for _, to := range []netip.Addr{g.server.Addr4(), g.server.Addr6()} {
 					l := &live{t, g, to, mtu}
@@ -86,6 +88,15 @@ func TestTunnelByDevice(t *testing.T) {
 			})
 			number++
 		}
+	}
+}
+
+// meet waits until the services reach each other: the first packets meet a node that does not know its services yet.
+func meet(t *testing.T, g *ground) {
+	t.Helper()
+	for _, to := range []netip.Addr{g.server.Addr4(), g.server.Addr6()} {
+		l := &live{t, g, to, 0}
+		l.ping()
 	}
 }
 
@@ -186,7 +197,7 @@ func (l *live) headers() int {
 	return 48
 }
 
-// ping sends an ICMP echo and gets its answer.
+// ping sends ICMP echoes, one a second, and gets an answer.
 func (l *live) ping() {
 	l.Helper()
 	family, proto, request, answer, head := unix.AF_INET, unix.IPPROTO_ICMP, byte(8), byte(0), 20
@@ -195,7 +206,7 @@ func (l *live) ping() {
 	}
 	fd := within(l, l.client, func() (int, error) { return unix.Socket(family, unix.SOCK_RAW, proto) })
 	defer unix.Close(fd)
-	limit := unix.NsecToTimeval((5 * time.Second).Nanoseconds())
+	limit := unix.NsecToTimeval(time.Second.Nanoseconds())
 	echo := append([]byte{request, 0, 0, 0, 0x12, 0x34, 0, 1}, bytes.Repeat([]byte{'k'}, 1000)...)
 	if l.to.Is4() {
 		binary.BigEndian.PutUint16(echo[2:], sum(echo))
@@ -204,18 +215,21 @@ func (l *live) ping() {
 	if l.to.Is6() {
 		at = &unix.SockaddrInet6{Addr: l.to.As16()}
 	}
-	if err := errors.Join(unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &limit), unix.Sendto(fd, echo, 0, at)); err != nil {
+	if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &limit); err != nil {
 		l.Fatal(err)
 	}
-	for got := make([]byte, 2000); ; {
-		n, err := unix.Read(fd, got)
-		if err != nil {
-			l.Fatalf("no echo: %v", err)
+	got := make([]byte, 2000)
+	for range 30 {
+		if err := unix.Sendto(fd, echo, 0, at); err != nil {
+			l.Fatal(err)
 		}
-		if n == head+len(echo) && got[head] == answer && bytes.Equal(got[head+4:n], echo[4:]) {
-			return
+		for n, err := unix.Read(fd, got); err == nil; n, err = unix.Read(fd, got) {
+			if n == head+len(echo) && got[head] == answer && bytes.Equal(got[head+4:n], echo[4:]) {
+				return
+			}
 		}
 	}
+	l.Fatal("no echo")
 }
 
 func sum(data []byte) uint16 {

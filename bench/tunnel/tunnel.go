@@ -102,7 +102,19 @@ var plans = [2][2]netip.Prefix{
 	{netip.MustParsePrefix("10.82.0.0/16"), netip.MustParsePrefix("fd82::/64")},
 }
 
+// open is prepare with the server's side of the measurements running.
 func open(c config, l load, number int) (*ground, error) {
+	g, err := prepare(c, l, number)
+	if err != nil {
+		return nil, err
+	}
+	if err := g.path.Open(); err != nil {
+		return nil, errors.Join(err, g.close())
+	}
+	return g, nil
+}
+
+func prepare(c config, l load, number int) (*ground, error) {
 	g := &ground{load: l}
 	if err := g.build(fmt.Sprintf("kbtn%d", number), c); err != nil {
 		return nil, errors.Join(err, g.close())
@@ -135,7 +147,7 @@ func (g *ground) build(prefix string, c config) (err error) {
 		return err
 	}
 	g.path = &path.Path{Client: g.client, Server: g.server, Address: g.addr(g.server), Group: g.group}
-	return g.path.Open()
+	return nil
 }
 
 // addr is a host's address in the family of the load.

@@ -21,13 +21,13 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// ready opens the nodes of a config, and closes them after the test.
-func ready(t *testing.T, c config, l load, number int) *ground {
+// ready makes the nodes of a config, by open or prepare, and closes them after the test.
+func ready(t *testing.T, by func(config, load, int) (*ground, error), c config, l load, number int) *ground {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")
 	}
-	g, err := open(c, l, number)
+	g, err := by(c, l, number)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -44,7 +44,7 @@ func TestEveryWayLeadsToTheServer(t *testing.T) {
 	for name, load := range loads {
 		for i, c := range configs {
 			t.Run(name+"/"+c.name, func(t *testing.T) {
-				g := ready(t, c, load, i)
+				g := ready(t, open, c, load, i)
 				samples, err := g.path.Measure(true)
 				if err != nil {
 					t.Fatal(err)

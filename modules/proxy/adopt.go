@@ -19,7 +19,7 @@ func (w *plane) adopt(now time.Time) error {
 }
 
 func (w *plane) adoptLocals(now time.Time) error {
-	l := &locals{maps: w.maps, module: w.live.Module, byIfindex: map[uint32]*localService{}}
+	l := &locals{maps: w.maps, module: w.live.Module, byIfindex: map[uint32]*localService{}, homes: map[address]uint32{}}
 	w.locals = l
 	taken := map[uint32]bool{}
 	index := uint32(0)
@@ -36,6 +36,14 @@ func (w *plane) adoptLocals(now time.Time) error {
 		return err
 	}
 	l.indices = newNumbers(1, w.maps.locals.MaxEntries(), restFor, taken)
+	err = each(w.maps.homes, mapHomes, func(addrs []address, ifindices []uint32) {
+		for i, a := range addrs {
+			l.homes[a] = ifindices[i]
+		}
+	})
+	if err != nil {
+		return err
+	}
 	return l.putAll(w.live.Interface(), now)
 }
 

@@ -3,7 +3,7 @@
 #ifndef PX_HANDOVER_H
 #define PX_HANDOVER_H
 
-#include "maps.h"
+#include "flow.h"
 
 KERB_CONFIG(_Bool, short_path, 1); /* else the bridge or the stack carries packets on */
 
@@ -15,17 +15,26 @@ static __always_inline struct px_local *px_target(const struct px_session *s)
 	return l && l->ifindex == s->other ? l : 0;
 }
 
-/* Writes into the packet: to be called before its pointers end. */
-static __always_inline int px_hand_over(struct kerb_pkt *pkt, const struct px_local *l)
+/* Where a packet's destination address is written, or NULL if it has a VLAN tag. */
+static __always_inline void *px_ether(const struct kerb_pkt *pkt)
 {
-	struct ethhdr *eth = kerb_at(pkt, 0, sizeof(*eth));
-	__u16 *mac = (void *)l->mac, *dest = (void *)eth->h_dest;
+	return pkt->l3 == ETH_HLEN && !pkt->vlan ? kerb_at(pkt, 0, ETH_HLEN) : 0;
+}
 
-	if (!short_path || !l || !eth || pkt->l3 != sizeof(*eth) || pkt->vlan || !(mac[0] | mac[1] | mac[2]))
+/* Writes into the packet: to be called before its pointers end. */
+static __always_inline int px_hand_over(struct kerb_pkt *pkt, void *ether, const struct px_local *l)
+{
+	__u32 mac;
+	__u16 tail;
+
+	if (!short_path || !l || !ether)
 		return KERB_NEXT;
-	dest[0] = mac[0];
-	dest[1] = mac[1];
-	dest[2] = mac[2];
+	mac = *px_ports((void *)l->mac);
+	tail = *(__u16 *)(l->mac + 4);
+	if (!(mac | tail))
+		return KERB_NEXT;
+	*px_ports(ether) = mac;
+	*(__u16 *)(ether + 4) = tail;
 	return kerb_redirect(pkt, l->ifindex, l->flags & PX_LOCAL_PEER ? KERB_TO_PEER : 0);
 }
 

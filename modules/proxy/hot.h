@@ -10,15 +10,24 @@
 #define PX_HOT	     512 /* a power of two */
 #define PX_HOT_TICK  32	 /* jiffies: 32 ms at 1000 Hz, 0.3 s at 100 Hz */
 
+/* Eight bytes of a packet or an address, whatever their type. */
+typedef __u64 __attribute__((__may_alias__)) px_wide;
+
+/* What a packet is found by is as it stands in the packet, so that nothing needs to be copied: of IPv4 both addresses are in
+ * the first two words. */
 struct px_hot {
-	struct px_flow flow;
+	__be32 word[8];
+	__u32 ports, ifindex;
+	__u32 kind;  /* PX_HOT_KIND */
 	__u32 epoch; /* of the hash when the session was looked up */
 	__u32 tick;  /* jiffies / PX_HOT_TICK then */
-	__u32 zero;
+	__u16 addresses, sum; /* differences that the changed addresses, and ports too, make to a checksum */
 	struct px_session session;
 };
 
-/* By px_hot_hash. */
+#define PX_HOT_KIND(family, proto, hook) ((family) << 16 | (proto) << 8 | (hook))
+
+/* By px_hot_slot. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, PX_HOT);
@@ -26,7 +35,7 @@ struct {
 	__type(value, struct px_hot);
 } hot SEC(".maps");
 
-/* By px_hot_hash: how often a session was made or forgotten. */
+/* By px_hot_slot: how often a session was made or forgotten. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, PX_HOT);
@@ -34,25 +43,21 @@ struct {
 	__type(value, __u32);
 } epochs SEC(".maps");
 
-/* Fibonacci hashing (Knuth, TAOCP 6.4) of the words that differ most. */
-static __always_inline __u32 px_hot_hash(const struct px_flow *f)
+/* Fibonacci hashing (Knuth, TAOCP 6.4) of the words that differ most: the last ones of the addresses. */
+static __always_inline __u32 px_hot_slot(__be32 src, __be32 dst, __u32 ports, __u32 ifindex)
 {
-	__u32 mix = (f->src.word[3] ^ f->dst.word[3]) + *px_ports((void *)&f->sport) * 31 + f->ifindex;
-
-	return mix * 2654435769U >> 23 & (PX_HOT - 1);
+	return ((src ^ dst) + ports * 31 + ifindex) * 2654435769U >> 23 & (PX_HOT - 1);
 }
 
-static __always_inline int px_same_flow(const struct px_flow *a, const struct px_flow *b)
+static __always_inline __u32 px_hot_slot_of(const struct px_flow *f)
 {
-	return px_same(&a->src, &b->src) && px_same(&a->dst, &b->dst) && a->ifindex == b->ifindex &&
-	       *px_ports((void *)&a->sport) == *px_ports((void *)&b->sport) &&
-	       *px_ports((void *)&a->proto) == *px_ports((void *)&b->proto);
+	return px_hot_slot(f->src.word[3], f->dst.word[3], *px_ports((void *)&f->sport), f->ifindex);
 }
 
 /* To be called after the map has changed. */
 static __always_inline void px_changed(const struct px_flow *f)
 {
-	__u32 slot = px_hot_hash(f), *epoch = bpf_map_lookup_elem(&epochs, &slot);
+	__u32 slot = px_hot_slot_of(f), *epoch = bpf_map_lookup_elem(&epochs, &slot);
 
 	if (epoch)
 		__sync_fetch_and_add(epoch, 1);
@@ -71,33 +76,54 @@ struct px_warm {
 	__u32 epoch, tick;
 };
 
-/* The copy of a flow's session, or NULL. */
-static __always_inline const struct px_session *px_find_hot(const struct px_flow *f, struct px_warm *w)
+static __always_inline void px_warm_up(const struct px_flow *f, struct px_warm *w)
 {
-	__u32 slot = px_hot_hash(f), *epoch = bpf_map_lookup_elem(&epochs, &slot);
+	__u32 slot = px_hot_slot_of(f), *epoch = bpf_map_lookup_elem(&epochs, &slot);
 
-	w->at = bpf_map_lookup_elem(&hot, &slot);
-	if (!w->at || !epoch)
-		return 0;
-	w->epoch = *(volatile __u32 *)epoch;
+	w->at = epoch ? bpf_map_lookup_elem(&hot, &slot) : 0;
+	w->epoch = epoch ? *(volatile __u32 *)epoch : 0;
 	w->tick = bpf_jiffies64() / PX_HOT_TICK;
-	if (w->at->tick == w->tick && w->at->epoch == w->epoch && px_same_flow(&w->at->flow, f))
-		return &w->at->session;
-	return 0;
+}
+
+static __always_inline void px_keep_flow(struct px_hot *h, const struct px_flow *f, __u32 family)
+{
+	if (family == 4) {
+		h->word[0] = f->src.word[3];
+		h->word[1] = f->dst.word[3];
+	} else {
+		__builtin_memcpy(h->word, f, 2 * sizeof(struct px_addr));
+	}
+	h->ports = *px_ports((void *)&f->sport);
+	h->ifindex = f->ifindex;
+	h->kind = PX_HOT_KIND(family, f->proto, f->hook);
+}
+
+/* Not of a hairpin, which changes both addresses. */
+static __always_inline void px_keep_session(struct px_hot *h, const struct px_flow *f, const struct px_session *s)
+{
+	const struct px_addr *before = s->flags & PX_REVERSE ? &f->src : &f->dst;
+	__u64 diff = 0;
+
+#pragma unroll
+	for (int i = 0; i < 4; i++)
+		diff += kerb_diff32(before->word[i], s->addr.word[i]);
+	h->addresses = kerb_fold(diff);
+	h->sum = kerb_fold(diff + kerb_diff32(h->ports, *px_ports((void *)&s->sport)));
+	h->session = *s;
 }
 
 /* Keeps a copy, unless another flow has the place; returns whether it did. The map may give an entry to another key while it is
  * being copied: then it is not found again, or not the same. */
-static __noinline int px_keep_hot(const struct px_flow *f, const struct px_warm *w, const struct px_session *s)
+static __noinline int px_keep_hot(const struct px_flow *f, __u32 family, const struct px_warm *w, const struct px_session *s)
 {
 	struct px_hot *h = w->at;
 
 	if (!h || (h->tick == w->tick && h->epoch == w->epoch))
 		return 0;
 	h->tick = w->tick - 1;
-	h->flow = *f;
 	h->epoch = w->epoch;
-	h->session = *s;
+	px_keep_flow(h, f, family);
+	px_keep_session(h, f, s);
 	s = bpf_map_lookup_elem(&sessions, f);
 	if (!s || !px_same_session(s, &h->session))
 		return 0;

@@ -3,6 +3,7 @@
 package proxy
 
 import (
+	"bytes"
 	"runtime"
 	"testing"
 	"time"
@@ -14,7 +15,7 @@ import (
 const cold = 400 * time.Millisecond
 
 // onCPU has test run on one CPU, where PROG_TEST_RUN then runs programs.
-func onCPU(t *testing.T, cpu int, test func()) {
+func onCPU(t testing.TB, cpu int, test func()) {
 	t.Helper()
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -139,5 +140,66 @@ func TestOneEntryIsMissing(t *testing.T) {
 				t.Errorf("reverse %v: %d entries, want 2", reverse, n)
 			}
 		}
+	})
+}
+
+// What a copy does to a packet is what the session does: TCP and UDP, with and without checksum, to another port and back, by the
+// interface of an instance and on the ordinary way. That the copy was used shows in that the session may be missing.
+func TestCopiesChangePackets(t *testing.T) {
+	families(t, func(t *testing.T, w *world) {
+		for i, near := range []bool{true, false} {
+			vip, instance, target, action := addr(w.farVIP).Next().String(), w.farI, w.far, int32(tcNext)
+			if near {
+				vip, instance, target, action = addr(w.farVIP).Next().Next().String(), w.nearI, w.near, tcRedirect
+			}
+			id := w.addVIP(vip, policyTurns, vipPorts, instance)
+			w.addPort(id, protoTCP, 80, 8080)
+			w.addPort(id, protoUDP, 80, 8080)
+			tcp, udp := tcp(w.client, uint16(50000+i), vip, 80, tcpACK), udp(w.client, uint16(50000+i), vip, 80)
+			none := udp
+			none.noCheck = true
+			w.out(syn(tcp).bytes())
+			for _, p := range []packet{tcp, udp, none} {
+				p.payload = []byte("an odd number of bytes!")
+				want := p
+				want.dst, want.dport = addr(target), 8080
+				if near {
+					want = want.to(w.nearMAC)
+				}
+				w.byCopy(w.out, p.bytes(), action, want.bytes())
+				if near {
+					continue // its answers are met elsewhere
+				}
+				answer, back := want.turned(), p.turned()
+				w.byCopy(w.in, answer.bytes(), tcNext, back.bytes())
+			}
+		}
+	})
+}
+
+func syn(p packet) packet { p.flags = tcpSYN; return p }
+
+// byCopy sends a frame until a copy must have served it.
+func (w *world) byCopy(send func([]byte) result, frame []byte, action int32, want []byte) {
+	w.t.Helper()
+	onCPU(w.t, 0, func() {
+		for range 20 { // the moment may end between two packets
+			w.want(send(frame), action, want)
+			w.want(send(frame), action, want)
+			entries, opened := w.table(), w.count(countOpened)
+			for k := range entries {
+				if err := w.maps[mapSessions].Delete(k); err != nil {
+					w.t.Fatal(err)
+				}
+			}
+			got := send(frame)
+			for k, s := range entries {
+				w.put(mapSessions, k, s)
+			}
+			if got.action == action && bytes.Equal(got.frame, want) && w.count(countOpened) == opened {
+				return
+			}
+		}
+		w.t.Error("the copy is not used")
 	})
 }

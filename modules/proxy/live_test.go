@@ -159,6 +159,69 @@ func TestLive(t *testing.T) {
 	}
 }
 
+// A node that forwards packets to an instance itself, and finds them too large for its interface, tells the client of the
+// virtual address.
+func TestNodeSaysTooBig(t *testing.T) {
+	const mtu = 1400
+	s := openSite(t, netlab.HostOptions{Routed: true}, 0)
+	server := uint32(s.server.OuterIndex())
+	var slot uint32
+	if err := s.maps[mapInterfaces].Lookup(server, &slot); err != nil {
+		t.Fatal(err)
+	}
+	s.put(mapLocals, slot, local{Ifindex: server}) // without a MAC address: the ordinary way
+	err := s.lab.Node().Do(func() error {
+		link, err := netlink.LinkByIndex(int(server))
+		return errors.Join(err, netlink.LinkSetMTU(link, mtu))
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for own, vip := range map[netip.Addr]netip.Addr{s.server.Addr4(): virtual4, s.server.Addr6(): virtual6} {
+		s.put(mapHomes, addressOf(own), server)
+		if got := s.pathMTU(vip, mtu); got != mtu {
+			t.Errorf("%s: the client knows of %d bytes, want %d", vip, got, mtu)
+		}
+	}
+}
+
+// pathMTU is what the client's kernel knows after too large packets: want, if that comes about.
+func (s *site) pathMTU(vip netip.Addr, want int) (known int) {
+	s.t.Helper()
+	conn, err := s.dial("udp", vip, servedPort)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	defer conn.Close()
+	raw, err := conn.(syscall.Conn).SyscallConn()
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	level, mtu, discover := unix.IPPROTO_IP, unix.IP_MTU, unix.IP_MTU_DISCOVER
+	if vip.Is6() {
+		level, mtu, discover = unix.IPPROTO_IPV6, unix.IPV6_MTU, unix.IPV6_MTU_DISCOVER
+	}
+	for range 100 {
+		err := raw.Control(func(fd uintptr) {
+			err := unix.SetsockoptInt(int(fd), level, discover, unix.IP_PMTUDISC_DO)
+			_, _ = unix.Write(int(fd), make([]byte, 1430)) // fails once the size is known
+			time.Sleep(10 * time.Millisecond)
+			var err2 error
+			known, err2 = unix.GetsockoptInt(int(fd), level, mtu)
+			if err := errors.Join(err, err2); err != nil {
+				s.t.Error(err)
+			}
+		})
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		if known == want {
+			break
+		}
+	}
+	return known
+}
+
 func (s *site) serve(at netip.Addr) {
 	s.t.Helper()
 	err := s.server.Do(func() error {

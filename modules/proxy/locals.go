@@ -19,6 +19,7 @@ type locals struct {
 	indices   *numbers
 	byIfindex map[uint32]*localService
 	byAddress map[netip.Addr]uint32 // index
+	homes     map[address]uint32    // what the map of that name has
 }
 
 type localService struct {
@@ -62,9 +63,8 @@ func (l *locals) put(i sdk.Instance, now time.Time) error {
 		}
 		s.entry = e
 	}
-	l.index()
-	if known {
-		return nil
+	if err := l.index(); err != nil || known {
+		return err
 	}
 	return write(l.maps.interfaces, mapInterfaces, i.Ifindex, s.index)
 }
@@ -92,8 +92,9 @@ func (l *locals) putAll(all []sdk.Instance, now time.Time) error {
 }
 
 // index finds the addresses of services anew.
-func (l *locals) index() {
+func (l *locals) index() error {
 	clear(l.byAddress)
+	homes := map[address]uint32{}
 	for _, s := range l.byIfindex {
 		if s.Service == "" || !s.gone.IsZero() {
 			continue
@@ -101,9 +102,34 @@ func (l *locals) index() {
 		for _, text := range s.Addresses {
 			if p, err := netip.ParsePrefix(text); err == nil {
 				l.byAddress[p.Addr().Unmap()] = s.index
+				homes[addressOf(p.Addr())] = s.Ifindex
 			}
 		}
 	}
+	return l.putHomes(homes)
+}
+
+// putHomes tells the data plane which address is where. What there is no room for keeps its address in ICMP errors of the node.
+func (l *locals) putHomes(want map[address]uint32) error {
+	for a := range l.homes {
+		if _, still := want[a]; still {
+			continue
+		}
+		if err := remove(l.maps.homes, mapHomes, a); err != nil {
+			return err
+		}
+		delete(l.homes, a)
+	}
+	for a, ifindex := range want {
+		if known, there := l.homes[a]; known == ifindex || (!there && len(l.homes) == int(l.maps.homes.MaxEntries())) {
+			continue
+		}
+		if err := write(l.maps.homes, mapHomes, a, ifindex); err != nil {
+			return err
+		}
+		l.homes[a] = ifindex
+	}
+	return nil
 }
 
 // remove makes an interface unknown; packets to it take the ordinary way. Its index stays taken until no session refers to it.
@@ -113,7 +139,9 @@ func (l *locals) remove(ifindex uint32, now time.Time) error {
 		return nil
 	}
 	s.gone, s.entry = now, local{Ifindex: ifindex}
-	l.index()
+	if err := l.index(); err != nil {
+		return err
+	}
 	if err := write(l.maps.locals, mapLocals, s.index, s.entry); err != nil {
 		return err
 	}

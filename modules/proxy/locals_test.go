@@ -3,6 +3,8 @@
 package proxy
 
 import (
+	"maps"
+	"net/netip"
 	"testing"
 	"time"
 
@@ -44,6 +46,51 @@ func (p *plant) interfaces() map[uint32]uint32 {
 		p.t.Fatal(err)
 	}
 	return out
+}
+
+// homes are the addresses that the data plane knows to be of this node.
+func (p *plant) homes() map[netip.Addr]uint32 {
+	p.t.Helper()
+	out := map[netip.Addr]uint32{}
+	if err := each(p.live.Maps[mapHomes], mapHomes, func(addrs []address, ifindices []uint32) {
+		for i, a := range addrs {
+			out[a.addr()] = ifindices[i]
+		}
+	}); err != nil {
+		p.t.Fatal(err)
+	}
+	return out
+}
+
+// Addresses of services are known as they come, move and go, also after a restart.
+func TestHomes(t *testing.T) {
+	p := newPlant(t, "")
+	a, b := localInstance("a", 7, "10.18.0.1/24", "fd00::1/64"), localInstance("b", 8, "10.18.0.2/24")
+	p.changed(a, true)
+	p.changed(b, true)
+	p.changed(localInstance("", 9, "10.18.0.9/24"), true) // of the node itself
+	want := map[netip.Addr]uint32{addr("10.18.0.1"): 7, addr("fd00::1"): 7, addr("10.18.0.2"): 8}
+	if got := p.homes(); !maps.Equal(got, want) {
+		t.Errorf("%v, want %v", got, want)
+	}
+	b.Addresses = []string{"10.18.0.1/24"}
+	a.Addresses = []string{"10.18.0.3/24"}
+	p.changed(a, true)
+	p.changed(b, true)
+	want = map[netip.Addr]uint32{addr("10.18.0.3"): 7, addr("10.18.0.1"): 8}
+	if got := p.homes(); !maps.Equal(got, want) {
+		t.Errorf("%v, want %v", got, want)
+	}
+	p.locals = []sdk.Instance{b}
+	p.restart("")
+	delete(want, addr("10.18.0.3"))
+	if got := p.homes(); !maps.Equal(got, want) {
+		t.Errorf("after a restart: %v, want %v", got, want)
+	}
+	p.changed(b, false)
+	if got := p.homes(); len(got) != 0 {
+		t.Errorf("%v is left", got)
+	}
 }
 
 // Instances are found to be on this node by either address, whichever is known first.

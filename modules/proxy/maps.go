@@ -16,6 +16,7 @@ const (
 	mapInstanceStats = "instance_stats"
 	mapLocals        = "locals"
 	mapInterfaces    = "interfaces"
+	mapHomes         = "homes"
 	mapSessions      = "sessions"
 	mapFragments     = "fragments"
 	mapAsked         = "asked"

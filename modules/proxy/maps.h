@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /* The maps of the proxy, and who writes them. maps.go says the same in Go; a test compares both by BTF.
  *
- *	vips, ports, ranges, slots, instances, owners, locals, interfaces	the control plane
+ *	vips, ports, ranges, slots, instances, owners, locals, interfaces, homes	the control plane
  *	turns, instance_stats, sessions, fragments, asked, counts	the data plane; the control plane ages and corrects
  *	unknown								the data plane sends, the control plane reads
  *
@@ -16,6 +16,7 @@
 #define PX_SLOTS      (1 << 20)
 #define PX_INSTANCES  (1 << 17)
 #define PX_LOCALS     4096
+#define PX_HOMES      (2 * PX_LOCALS)
 #define PX_SESSIONS   (2 * 65536) /* two entries per session */
 #define PX_FRAGMENTS  4096
 #define PX_ASKED      4096
@@ -297,6 +298,16 @@ struct {
 	__type(key, __u32);
 	__type(value, __u32);
 } interfaces SEC(".maps");
+
+/* Address of a service of this node to the ifindex of its interface: what the node's own stack says of packets to it, in ICMP
+ * errors, belongs to sessions that are met there. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, PX_HOMES);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct px_addr);
+	__type(value, __u32);
+} homes SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);

@@ -18,7 +18,7 @@ import (
 
 // mapSet is access to the maps of a generation.
 type mapSet struct {
-	vips, ports, instances, owners, locals, interfaces, sessions, counts *ebpf.Map
+	vips, ports, instances, owners, locals, interfaces, homes, sessions, counts *ebpf.Map
 
 	turns uint32 // ids of virtual addresses that there are counters for
 	// Shared with the data plane. They end when the set is no longer reachable.
@@ -34,7 +34,7 @@ func openMaps(maps sdk.Maps) (*mapSet, error) {
 	var slots, stats, turns *ebpf.Map
 	for name, m := range map[string]**ebpf.Map{
 		mapVIPs: &k.vips, mapPorts: &k.ports, mapSlots: &slots, mapInstances: &k.instances, mapOwners: &k.owners, mapLocals: &k.locals,
-		mapInterfaces: &k.interfaces, mapSessions: &k.sessions, mapCounts: &k.counts, mapInstanceStats: &stats, mapTurns: &turns,
+		mapInterfaces: &k.interfaces, mapHomes: &k.homes, mapSessions: &k.sessions, mapCounts: &k.counts, mapInstanceStats: &stats, mapTurns: &turns,
 	} {
 		var err error
 		if *m, err = maps.Get(name); err != nil {

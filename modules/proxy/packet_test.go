@@ -275,6 +275,29 @@ func TestICMPErrors(t *testing.T) {
 	})
 }
 
+// What the node's own stack says of a packet to an instance of this node names the virtual address, to the client who sent it.
+func TestICMPErrorsOfTheNode(t *testing.T) {
+	families(t, func(t *testing.T, w *world) {
+		vip := addr(w.nearVIP).Next().Next().String()
+		w.addPort(w.addVIP(vip, policyTurns, vipPorts, w.nearI), protoUDP, 53, 5353)
+		node := "10.18.0.1"
+		if !w.v4 {
+			node = "fd00::1"
+		}
+		sent, forwarded := udp(w.client, 4000, vip, 53), udp(w.client, 4000, w.near, 5353)
+		w.want(w.out(sent.bytes()), tcRedirect, forwarded.to(w.nearMAC).bytes())
+		p, want := icmpError(node, w.client, forwarded, 8), icmpError(node, w.client, sent, 8)
+		w.want(w.in(p.bytes()), tcNext, p.bytes()) // the address is not known to be of this node
+		w.put(mapHomes, addressOf(addr(w.near)), uint32(nearIfindex))
+		w.want(w.in(p.bytes()), tcNext, want.bytes())
+		other := icmpError(node, w.client, udp(w.client, 4001, w.near, 5353), 8)
+		w.want(w.in(other.bytes()), tcNext, other.bytes()) // of no session
+		if n := len(w.table()); n != 2 {
+			t.Errorf("%d entries, want 2", n)
+		}
+	})
+}
+
 // icmpError says that a port cannot be reached, quoting so many bytes behind the IP header.
 func icmpError(from, to string, about packet, quote int) packet {
 	p := packet{src: addr(from), dst: addr(to), proto: protoICMP, sport: 3<<8 | 3}

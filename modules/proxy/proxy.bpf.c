@@ -14,6 +14,7 @@
 #include "icmp.h"
 #include "fragment.h"
 #include "handover.h"
+#include "fast.h"
 #include "unknown.h"
 
 #define PX_DROP_HELD KERB_DROP_MODULE_FIRST /* given to the control plane, which sends it again */
@@ -128,7 +129,7 @@ static __always_inline int go(struct kerb_pkt *pkt, struct px_work *w, __u32 hoo
 
 	if (pkt->flags & KERB_F_FRAG_FIRST)
 		px_remember_first(pkt, w);
-	verdict = hook == PX_EGRESS ? px_hand_over(pkt, px_target(s)) : KERB_NEXT;
+	verdict = hook == PX_EGRESS ? px_hand_over(pkt, px_ether(pkt), px_target(s)) : KERB_NEXT;
 	translate(pkt, w, s);
 	return verdict;
 }
@@ -180,11 +181,28 @@ static __always_inline int conclude(struct kerb_pkt *pkt, struct px_work *w, __u
 	return refuse(pkt, w, px_unknown_to_verifier(w->step));
 }
 
+/* The session that an ICMP error of the node's own stack is about: the stack had a packet for an instance of this node, whose
+ * answers are met on its interface, and tells the client, who is met here. */
+static __always_inline struct px_session *find_at_home(struct px_work *w)
+{
+	__u32 *home = bpf_map_lookup_elem(&homes, &w->flow.src), client = w->flow.ifindex;
+	struct px_session *s;
+
+	if (!home)
+		return 0;
+	w->flow.ifindex = *home;
+	w->flow.hook = PX_EGRESS;
+	s = bpf_map_lookup_elem(&sessions, &w->flow);
+	return s && s->flags & PX_REVERSE && s->other == client ? s : 0;
+}
+
 /* Everything that does not touch the packet, from what is in the work to a step. */
 static __always_inline void decide(struct px_work *w, __u32 hook)
 {
 	struct px_session *s = bpf_map_lookup_elem(&sessions, &w->flow);
 
+	if (!s && hook == PX_INGRESS && px_unknown_to_verifier(w->kind) == PX_ERROR)
+		s = find_at_home(w);
 	w->step = PX_ANEW;
 	if (s)
 		px_attend(w, s);
@@ -228,7 +246,7 @@ __noinline int px_uncommon(kerb_ctx *ctx, __u32 hook)
 }
 
 /* Takes the packet there, and what became of it back. */
-static __always_inline int uncommon(struct kerb_pkt *pkt, __u32 hook)
+static __noinline int uncommon(struct kerb_pkt *pkt, __u32 hook)
 {
 	struct px_work *w = px_work();
 	int verdict;
@@ -257,29 +275,27 @@ static __always_inline int carry_on(struct kerb_pkt *pkt, __u32 hook)
 	const struct px_session *s;
 	struct px_warm warm;
 	struct px_flow flow;
-	int tcp, verdict, is_hot;
+	int tcp, verdict;
 
 	if (!px_is_common(pkt))
 		return -1;
 	tcp = px_read_common(pkt, hook, &flow);
 	if (tcp < 0)
 		return KERB_NEXT;
-	s = px_find_hot(&flow, &warm);
-	is_hot = !!s;
-	if (!s)
-		s = bpf_map_lookup_elem(&sessions, &flow);
+	px_warm_up(&flow, &warm);
+	s = bpf_map_lookup_elem(&sessions, &flow);
 	if (!s)
 		return hook == PX_EGRESS && is_wanted(&flow) ? -1 : KERB_NEXT;
 	if (!is_settled(s, tcp))
 		return -1;
-	if (!is_hot && px_keep_hot(&flow, &warm, s) && !px_has_pair(&flow, s))
+	if (px_keep_hot(&flow, pkt->family, &warm, s) && !px_has_pair(&flow, s))
 		return -1; /* makes it again, before the answer comes */
-	verdict = hook == PX_EGRESS ? px_hand_over(pkt, px_target(s)) : KERB_NEXT;
+	verdict = hook == PX_EGRESS ? px_hand_over(pkt, px_ether(pkt), px_target(s)) : KERB_NEXT;
 	px_translate_common(pkt, s);
 	return verdict;
 }
 
-/* What the fast path has to know of the packet, in arguments: a global function takes nothing but the context and numbers. The
+/* What that has to know of the packet, in arguments: a global function takes nothing but the context and numbers. The
  * verifier looks at it by itself then, once, and not once for each of the hundred or so ways through the parser. */
 #define PX_WHERE(pkt) ((__u32)(pkt)->l3 | (__u32)(pkt)->l4 << 16)
 /* One byte at a time: the compiler would read two at once that the parser has just written one by one, and such a read waits
@@ -307,6 +323,11 @@ static __always_inline int proxy(struct kerb_pkt *pkt, __u32 hook)
 
 	if (pkt->outcome)
 		return KERB_NEXT;
+	verdict = px_go_fast(pkt, hook);
+	if (verdict >= 0) {
+		kerb_reload(pkt);
+		return verdict;
+	}
 	result = px_common(pkt->ctx, PX_WHERE(pkt), PX_WHAT(pkt), pkt->vlan, hook);
 	pkt->to_ifindex = result >> 32;
 	pkt->to_flags = result >> 8 & 0xff;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Changing a packet as its session says. Bytes are written in place. The transport checksum is left to the kernel's
- * helper, which knows whether it is complete or still to be computed (CHECKSUM_PARTIAL), and which keeps the sum of the
- * whole packet (CHECKSUM_COMPLETE) if that has not changed but for the checksum itself. So it is in IPv4, whose header has
- * a checksum that balances the addresses; in IPv6 the addresses have to be added to the sum. */
+/* Changing a packet as its session says. Bytes are written in place, and so is the transport checksum where the kernel says
+ * whether it is complete or still to be computed (CHECKSUM_PARTIAL). Elsewhere, and for the sum of the whole packet
+ * (CHECKSUM_COMPLETE), it is left to the kernel's helper, which keeps that sum if it has not changed but for the checksum itself.
+ * So it is in IPv4, whose header has a checksum that balances the addresses; in IPv6 they have to be added to the sum. */
 #ifndef PX_TRANSLATE_H
 #define PX_TRANSLATE_H
 
@@ -54,7 +54,7 @@ static __always_inline __u64 px_change6(struct ipv6hdr *ip, const struct px_sess
 }
 
 /* Returns the difference to checksums over the addresses. */
-static __always_inline __u64 px_change_addresses(struct kerb_pkt *pkt, const struct px_session *s)
+static __always_inline __u64 px_put_addresses(struct kerb_pkt *pkt, const struct px_session *s)
 {
 	if (pkt->family == 4) {
 		struct iphdr *ip = kerb_at(pkt, pkt->l3, sizeof(*ip));
@@ -62,22 +62,48 @@ static __always_inline __u64 px_change_addresses(struct kerb_pkt *pkt, const str
 		return ip ? px_change4(ip, s) : 0;
 	} else {
 		struct ipv6hdr *ip = kerb_at(pkt, pkt->l3, sizeof(*ip));
-		__u64 diff = ip ? px_change6(ip, s) : 0;
 
-		bpf_csum_update(pkt->ctx, kerb_fold(diff));
-		return diff;
+		return ip ? px_change6(ip, s) : 0;
 	}
 }
 
-/* The transport checksum of TCP and UDP, after addresses and ports have changed. Pointers into the packet end here. */
-static __always_inline void px_fix_check(struct kerb_pkt *pkt, __u64 addresses, __u32 from, __u32 to)
+static __always_inline __u64 px_change_addresses(struct kerb_pkt *pkt, const struct px_session *s)
 {
-	__u32 off = pkt->l4 + (pkt->proto == IPPROTO_TCP ? 16 : 6);
-	__u64 udp = pkt->proto == IPPROTO_UDP ? BPF_F_MARK_MANGLED_0 : 0; /* none (0) stays none */
+	__u64 diff = px_put_addresses(pkt, s);
 
-	bpf_l4_csum_replace(pkt->ctx, off, 0, kerb_fold(addresses), BPF_F_PSEUDO_HDR | udp);
-	if (from != to)
-		bpf_l4_csum_replace(pkt->ctx, off, 0, kerb_fold(kerb_diff32(from, to)), udp);
+	if (pkt->family == 6)
+		bpf_csum_update(pkt->ctx, kerb_fold(diff));
+	return diff;
+}
+
+/* By the kernel, which knows what state the checksum is in. */
+static __always_inline void px_fix_by_helper(kerb_ctx *ctx, __u32 off, __u32 family, __u64 udp, __u16 addresses, __u16 sum)
+{
+	__u16 ports = kerb_fold((__u64)sum + (__u16)~addresses);
+
+	if (family == 6)
+		bpf_csum_update(ctx, addresses);
+	bpf_l4_csum_replace(ctx, off, 0, addresses, BPF_F_PSEUDO_HDR | udp);
+	if (ports != 0xffff) /* zero */
+		bpf_l4_csum_replace(ctx, off, 0, ports, udp);
+}
+
+/* The checksum of TCP and UDP at offset off, after addresses and ports have changed: what the addresses alone add to it, and what
+ * both do. Pointers into the packet end here. */
+static __always_inline void px_fix_check(struct kerb_pkt *pkt, __u32 off, __u32 family, __u32 proto, __u16 addresses, __u16 sum)
+{
+	__u16 *check = kerb_at(pkt, off, sizeof(*check));
+	int summed = kerb_summed(pkt->ctx), udp = proto == IPPROTO_UDP;
+
+	if (summed < 0 || summed == KERB_SUM_COMPLETE) {
+		px_fix_by_helper(pkt->ctx, off, family, udp ? BPF_F_MARK_MANGLED_0 : 0, addresses, sum);
+		return;
+	}
+	if (!check || (udp && !*check)) /* none stays none */
+		return;
+	*check = summed == KERB_SUM_PARTIAL ? kerb_fold((__u64)*check + addresses) : kerb_csum(*check, sum);
+	if (udp && !*check)
+		*check = 0xffff;
 }
 
 /* TCP and UDP, whole or a first fragment. */
@@ -91,8 +117,9 @@ static __always_inline void px_translate_common(struct kerb_pkt *pkt, const stru
 		return;
 	from = *port;
 	*port = to;
-	diff = px_change_addresses(pkt, s);
-	px_fix_check(pkt, diff, from, to);
+	diff = px_put_addresses(pkt, s);
+	px_fix_check(pkt, pkt->l4 + (pkt->proto == IPPROTO_TCP ? 16 : 6), pkt->family, pkt->proto, kerb_fold(diff),
+		     kerb_fold(diff + kerb_diff32(from, to)));
 }
 
 /* ICMP echo: only ICMPv6 sums up the addresses. */

@@ -5,8 +5,7 @@
  *
  *	tun DEVICE single|multi CLIENT CLIENT-VIRTUAL SERVER SERVER-VIRTUAL
  *
- * single: one thread, one packet of at most the MTU per system call, in the manner of the published proxy (without its table
- * look-ups and locks, which would make it slower still). multi: a thread and a queue per CPU, segmentation and checksums left
+ * single: one thread, one packet of at most the MTU per system call, and nothing else: the best that can be made of that. multi: a thread and a queue per CPU, segmentation and checksums left
  * to the kernel by the virtio-net header, so that one system call carries up to 64 KiB. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>

@@ -83,6 +83,31 @@ static __always_inline int kerb_store_bytes(struct kerb_pkt *pkt, __u32 off, con
 	return rc;
 }
 
+/* What the kernel thinks of the transport checksum (linux/skbuff.h). */
+enum kerb_sum {
+	KERB_SUM_NONE = 0,	  /* complete */
+	KERB_SUM_UNNECESSARY = 1, /* complete, and right */
+	KERB_SUM_COMPLETE = 2,	  /* complete, and the kernel has the sum of the whole packet, which has to follow changes */
+	KERB_SUM_PARTIAL = 3,	  /* left to the device: the field holds the sum of the pseudo-header alone, not complemented */
+};
+
+struct sk_buff___kerb {
+	__u8 ip_summed : 2;
+} __attribute__((preserve_access_index));
+
+extern void *bpf_cast_to_kern_ctx(void *ctx) __ksym __weak;
+
+/* enum kerb_sum, or -1 where a program cannot read it, before Linux 6.2. A few instructions, no call. */
+static __always_inline int kerb_summed(kerb_ctx *ctx)
+{
+	struct sk_buff___kerb *skb;
+
+	if (!bpf_cast_to_kern_ctx)
+		return -1;
+	skb = bpf_cast_to_kern_ctx(ctx);
+	return BPF_CORE_READ_BITFIELD(skb, ip_summed);
+}
+
 /* Whether the sender has left the transport checksum to the device (CHECKSUM_PARTIAL): then the field holds the sum of the
  * pseudo-header alone, not complemented. A program cannot read the state, but tell the four apart by what can be done to
  * each of them; all is as before then. Not for every packet: five calls. */
