@@ -6,6 +6,7 @@
 package executable
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -28,11 +29,11 @@ const (
 
 // Facts of a process's program.
 type Facts struct {
-	Path string   `json:"path"`         // of the executable, as the process sees it
-	Dev  uint64   `json:"dev"`          // st_dev and st_ino of the executable
-	Ino  uint64   `json:"ino"`          //
-	Uses []string `json:"uses"`         // sorted
-	Go   string   `json:"go,omitempty"` // version of Go that it is made with
+	Path   string   // of the executable, as the process sees it
+	Device uint64   // st_dev of the executable in the kernel's form, as inode->i_sb->s_dev
+	Inode  uint64   // st_ino
+	Uses   []string // sorted
+	Go     string   // version of Go that it is made with; empty for others
 }
 
 // ErrGone: the process has ended, or another one has its number, or it runs another program by now.
@@ -54,15 +55,16 @@ type identity struct {
 const maxFiles = 4096
 
 // Process examines the process pid (in the PID namespace of the caller) that has started so many ns after boot, at the
-// resolution of /proc, which is 10 ms.
+// resolution of /proc, which is 10 ms; 0: whichever has the number now.
 func (e *Examiner) Process(pid int, start uint64) (Facts, error) {
 	dir := "/proc/" + strconv.Itoa(pid)
-	if err := startedAt(dir, start); err != nil {
-		return Facts{}, err
+	begun, err := startOf(dir)
+	if err != nil || start != 0 && begun != start/tick {
+		return Facts{}, ErrGone
 	}
 	facts, err := e.program(dir)
-	if gone := startedAt(dir, start); gone != nil {
-		return Facts{}, gone
+	if now, goneErr := startOf(dir); goneErr != nil || now != begun {
+		return Facts{}, ErrGone
 	}
 	if err != nil {
 		return Facts{}, fmt.Errorf("examine process %d: %w", pid, err)
@@ -73,21 +75,18 @@ func (e *Examiner) Process(pid int, start uint64) (Facts, error) {
 // tick is the unit of times in /proc/PID/stat: USER_HZ is 100 on all architectures that Kerb runs on.
 const tick = 10_000_000 // ns
 
-func startedAt(dir string, start uint64) error {
+// startOf is in ticks since boot.
+func startOf(dir string) (uint64, error) {
 	stat, err := os.ReadFile(dir + "/stat")
 	if err != nil {
-		return ErrGone
+		return 0, err
 	}
-	_, rest, _ := strings.Cut(string(stat[strings.LastIndexByte(string(stat), ')')+1:]), " ") // the name may hold spaces and parentheses
-	fields := strings.Fields(rest)
-	const starttime = 22 - 3 // proc_pid_stat(5); the first field here is the third there
+	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:])) // the name may hold spaces and parentheses
+	const starttime = 22 - 3                                                  // proc_pid_stat(5); the first field here is the third there
 	if len(fields) <= starttime {
-		return ErrGone
+		return 0, ErrGone
 	}
-	if ticks, err := strconv.ParseUint(fields[starttime], 10, 64); err != nil || ticks != start/tick {
-		return ErrGone
-	}
-	return nil
+	return strconv.ParseUint(fields[starttime], 10, 64)
 }
 
 func (e *Examiner) program(dir string) (Facts, error) {
@@ -99,7 +98,7 @@ func (e *Examiner) program(dir string) (Facts, error) {
 	if err != nil {
 		return Facts{}, err
 	}
-	facts := Facts{Path: strings.TrimSuffix(path, " (deleted)"), Dev: id.dev, Ino: id.ino, Go: main.goVersion, Uses: slices.Clone(main.uses)}
+	facts := Facts{Path: strings.TrimSuffix(path, " (deleted)"), Device: kernelDevice(id.dev), Inode: id.ino, Go: main.goVersion, Uses: slices.Clone(main.uses)}
 	libraries, err := mapped(dir)
 	if err != nil {
 		return Facts{}, err
@@ -121,6 +120,9 @@ func (e *Examiner) program(dir string) (Facts, error) {
 	}
 	return facts, nil
 }
+
+// kernelDevice is a dev_t as the kernel keeps it: 12 bits of the major number before 20 bits of the minor one.
+func kernelDevice(dev uint64) uint64 { return uint64(unix.Major(dev))<<20 | uint64(unix.Minor(dev)) }
 
 // mapped are names under which files can be opened that the process has mapped to execute, each file once.
 func mapped(dir string) (names []string, err error) {

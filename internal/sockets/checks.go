@@ -244,14 +244,11 @@ func urgent(p *pair) error {
 	if err := errors.Join(send(p.a, hello), receive(p.b, hello)); err != nil {
 		return err
 	}
-	if err := receive(p.b, hello); err != nil {
-		return fmt.Errorf("urgent data comes among the other: %w", err)
-	}
 	got := make([]byte, 1)
 	if _, _, err := unix.Recvfrom(p.b, got, unix.MSG_OOB); err != nil || got[0] != '!' {
-		return errors.Join(err, errors.New("urgent data does not come"))
+		return errors.Join(err, errors.New("urgent data comes among the other"))
 	}
-	return nil
+	return receive(p.b, hello)
 }
 
 // halfClose: what was sent before shutdown(WR) arrives, then the end, and the other direction goes on.
