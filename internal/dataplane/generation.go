@@ -46,7 +46,7 @@ func (g *generation) sdkMaps() sdk.Maps {
 
 // hooksOf calls do with the object for each hook that the module can run on.
 func hooksOf(mod Module, do func(Hook, *ebpf.CollectionSpec) error) error {
-	for _, hook := range []Hook{TC, XDP} {
+	for _, hook := range []Hook{TC, XDP, Sockets} {
 		spec, err := mod.Spec(hook)
 		if err != nil {
 			return fmt.Errorf("module %s: %w", mod.Name, err)

@@ -5,7 +5,6 @@
 package plan
 
 import (
-	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -209,7 +208,5 @@ func leftovers(want Desired, have dataplane.State, running map[dataplane.Point]d
 }
 
 func sortedPoints[V any](m map[dataplane.Point]V) []dataplane.Point {
-	return slices.SortedFunc(maps.Keys(m), func(a, b dataplane.Point) int {
-		return cmp.Or(cmp.Compare(a.Ifindex, b.Ifindex), cmp.Compare(a.Side, b.Side))
-	})
+	return slices.SortedFunc(maps.Keys(m), dataplane.Point.Compare)
 }
