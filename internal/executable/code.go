@@ -20,6 +20,10 @@ const (
 type code interface {
 	// mark notes what the code uses; static: the program makes its system calls itself.
 	mark(uses map[string]bool, text []byte, static bool)
+	// stubs finds those of the slots in a procedure linkage table.
+	stubs(r *receivers, plt []byte, address uint64)
+	// receives notes the flags with which text calls what receives.
+	receives(uses map[string]bool, r *receivers, text []byte, address uint64)
 }
 
 func codeOf(machine elf.Machine) code {

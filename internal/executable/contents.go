@@ -114,6 +114,10 @@ func (c *contents) search(uses map[string]bool, object *elf.File, static bool) e
 	if code == nil {
 		return fmt.Errorf("machine code of %s is not known", object.Machine)
 	}
+	ways, err := receiversOf(object, code)
+	if err != nil {
+		return err
+	}
 	for _, segment := range object.Progs {
 		if segment.Type != elf.PT_LOAD {
 			continue
@@ -121,11 +125,12 @@ func (c *contents) search(uses map[string]bool, object *elf.File, static bool) e
 		if segment.Filesz > maxSegment {
 			return fmt.Errorf("%d bytes in a segment are too many to examine", segment.Filesz)
 		}
-		look := func(data []byte) { markNames(uses, data) }
+		look := func(data []byte, _ uint64) { markNames(uses, data) }
 		if segment.Flags&elf.PF_X != 0 {
-			look = func(data []byte) {
+			look = func(data []byte, at uint64) {
 				markNames(uses, data) // linkers may put constants there too
 				code.mark(uses, data, static)
+				code.receives(uses, ways, data, segment.Vaddr+at)
 			}
 		}
 		if err := eachChunk(io.NewSectionReader(segment, 0, int64(segment.Filesz)), look); err != nil {
@@ -144,19 +149,20 @@ func markNames(uses map[string]bool, data []byte) {
 }
 
 // eachChunk reads piece by piece: the program may be large, and its file may change under our hands.
-func eachChunk(r io.Reader, look func([]byte)) error {
+func eachChunk(r io.Reader, look func(data []byte, at uint64)) error {
 	buffer := make([]byte, overlap+chunk)
-	kept := 0
+	kept, at := 0, uint64(0)
 	for {
 		n, err := io.ReadFull(r, buffer[kept:])
 		data := buffer[:kept+n]
-		look(data)
+		look(data, at)
 		if err == io.EOF || err == io.ErrUnexpectedEOF {
 			return nil
 		}
 		if err != nil {
 			return err
 		}
+		at += uint64(len(data) - overlap)
 		kept = copy(buffer, data[len(data)-overlap:])
 	}
 }

@@ -138,7 +138,8 @@ func mapped(dir string) (names []string, err error) {
 			continue
 		}
 		seen[f[3]+f[4]] = true
-		names = append(names, dir+"/map_files/"+f[0])
+		start, end, _ := strings.Cut(f[0], "-") // without leading zeros in map_files
+		names = append(names, dir+"/map_files/"+strings.TrimLeft(start, "0")+"-"+strings.TrimLeft(end, "0"))
 	}
 	return names, nil
 }
