@@ -36,7 +36,7 @@ func examine(f *os.File) *contents {
 	if err != nil {
 		return &contents{err: fmt.Errorf("%w: %w", errNoELF, err)}
 	}
-	if isRuntime(object) {
+	if isInnocent(object) {
 		return &contents{}
 	}
 	c := &contents{}
@@ -59,13 +59,16 @@ func examine(f *os.File) *contents {
 	return c
 }
 
-// isRuntime: the C library has every call, and what C++'s asks of a file is not asked of sockets. Programs that use them import.
-func isRuntime(object *elf.File) bool {
+// innocent are libraries whose calls are no sign of what a program does with its sockets: those of C and C++, which have every
+// call, for programs to import, and those that only ask terminals, or sockets of their own that are not TCP.
+var innocent = []string{"libc", "libc.musl-x86_64", "libc.musl-aarch64", "ld-linux-x86-64", "ld-linux-aarch64", "ld-musl-x86_64", "ld-musl-aarch64",
+	"libpthread", "libstdc++", "libc++", "libreadline", "libedit", "libsystemd", "libudev"}
+
+func isInnocent(object *elf.File) bool {
 	names, err := object.DynString(elf.DT_SONAME)
 	return err == nil && slices.ContainsFunc(names, func(name string) bool {
 		stem, _, _ := strings.Cut(name, ".so")
-		return slices.Contains([]string{"libc", "libc.musl-x86_64", "libc.musl-aarch64", "ld-linux-x86-64", "ld-linux-aarch64", "ld-musl-x86_64",
-			"ld-musl-aarch64", "libpthread", "libstdc++", "libc++"}, stem)
+		return slices.Contains(innocent, stem)
 	})
 }
 

@@ -65,16 +65,13 @@ func TestProcesses(t *testing.T) {
 		golang     bool
 		command    []string
 	}{
-		{"redis", "redis", nil, false, []string{"redis-server", "--port", "0", "--save", ""}},
+		{"redis", "redis", nil, false, []string{"redis-server", "--port", "0", "--unixsocket", "socket", "--save", ""}},
 		{"node", "node", nil, false, []string{"node", "-e", "require('net').createServer().listen('" + t.TempDir() + "/socket')"}},
-		{"java", "java", []string{Queued}, false, []string{"java", "-version:wait"}},
+		{"java", "rmiregistry", []string{Queued}, false, []string{rmiRegistry(), "0"}},
 		{"go", "proxy", []string{Splice}, true, []string{goProxy(t), "127.0.0.1:0", "127.0.0.1:1"}},
 		{"c", "sleep", nil, false, []string{"sleep", "60"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			if c.name == "java" {
-				c.command = []string{rmiRegistry(t), "0"}
-			}
 			pid := started(t, c.command)
 			var e Examiner
 			facts := eventually(t, &e, pid, c.path)
@@ -112,10 +109,11 @@ func started(t *testing.T, command []string) int {
 func eventually(t *testing.T, e *Examiner, pid int, program string) Facts {
 	t.Helper()
 	var last Facts
+	var problem error
 	same := 0
 	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
 		facts, err := e.Process(pid, 0)
-		if err != nil || !strings.Contains(filepath.Base(facts.Path), program) {
+		if problem = err; err != nil || !strings.Contains(filepath.Base(facts.Path), program) {
 			continue
 		}
 		if same++; !slices.Equal(facts.Uses, last.Uses) {
@@ -125,7 +123,7 @@ func eventually(t *testing.T, e *Examiner, pid int, program string) Facts {
 			return last
 		}
 	}
-	t.Fatalf("process %d does not become %s: %+v", pid, program, last)
+	t.Fatalf("process %d does not become %s: %+v, %v", pid, program, last, problem)
 	return last
 }
 
@@ -141,13 +139,9 @@ func goProxy(t *testing.T) string {
 }
 
 // rmiRegistry is a Java program that listens, and that comes with the run-time environment.
-func rmiRegistry(t *testing.T) string {
-	t.Helper()
+func rmiRegistry() string {
 	found, _ := filepath.Glob("/usr/lib/jvm/java-*/bin/rmiregistry")
-	if len(found) == 0 {
-		t.Skip("not installed")
-	}
-	return found[0]
+	return append(found, "rmiregistry")[0]
 }
 
 // Another process that has the number later is not taken for the one that was meant.
