@@ -63,7 +63,7 @@ func (e *Examiner) Process(pid int, start uint64) (Facts, error) {
 		return Facts{}, ErrGone
 	}
 	facts, err := e.program(dir)
-	if now, goneErr := startOf(dir); goneErr != nil || now != begun {
+	if now, goneErr := startOf(dir); goneErr != nil || now != begun || errors.Is(err, fs.ErrNotExist) {
 		return Facts{}, ErrGone
 	}
 	if err != nil {
