@@ -25,7 +25,9 @@ type wants struct {
 	arrived chan struct{}
 }
 
-func newWants() *wants { return &wants{queued: map[netip.Addr]bool{}, asked: map[Process]bool{}, arrived: make(chan struct{}, 1)} }
+func newWants() *wants {
+	return &wants{queued: map[netip.Addr]bool{}, asked: map[Process]bool{}, arrived: make(chan struct{}, 1)}
+}
 
 func (w *wants) want(addr netip.Addr) {
 	addr = addr.Unmap()

@@ -5,6 +5,8 @@ package dataplane
 import (
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"time"
 
 	"github.com/cilium/ebpf"
@@ -84,6 +86,97 @@ func (s *sockets) letGo() (gone int, err error) {
 			return gone, fmt.Errorf("let go of a socket: %w", err)
 		}
 	}
+}
+
+// leaveTime is how long a module that leaves waits for its sockets. Those that still hold bytes then stay with the kernel's parts of
+// the module, plain TCP otherwise, until they are closed.
+const leaveTime = 10 * time.Second
+
+// DrainingError tells that sockets hold redirected bytes that nobody has read.
+type DrainingError struct {
+	Modules []Member
+	Left    int
+}
+
+func (e *DrainingError) Error() string {
+	return fmt.Sprintf("%d connections have to read what was redirected before the module can leave", e.Left)
+}
+
+// drainPinned lets go of a chain's sockets, unless another chain has the same. It fails with a *DrainingError for leaveTime.
+func (d *Dataplane) drainPinned(c PinnedChain) error {
+	s, err := openSockets(c.dir)
+	if err != nil {
+		return fmt.Errorf("open programs: %w", err)
+	}
+	defer s.Close()
+	shared, err := d.sharesSockets(c, s)
+	if err != nil || shared {
+		return err
+	}
+	left, err := s.drain()
+	if err != nil {
+		return err
+	}
+	since, known := d.leaves[c.dir]
+	if !known {
+		since = time.Now()
+		d.leaves[c.dir] = since
+	}
+	if left > 0 && s.progs[drainPin] != nil && time.Since(since) < leaveTime {
+		return &DrainingError{Modules: c.Spec.Members, Left: left}
+	}
+	delete(d.leaves, c.dir)
+	return nil
+}
+
+// sharesSockets tells whether another version of the module works on the same sockets.
+func (d *Dataplane) sharesSockets(c PinnedChain, s *sockets) (bool, error) {
+	chains, err := readChains(d.layout)
+	if err != nil || s.maps[socketsPin] == nil {
+		return false, err
+	}
+	for _, other := range chains {
+		if other.Spec.Side != OnSockets || other.dir == c.dir {
+			continue
+		}
+		m, err := ebpf.LoadPinnedMap(filepath.Join(other.dir, socketsPin), nil)
+		if errors.Is(err, os.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return false, err
+		}
+		same := sameObject(m, s.maps[socketsPin])
+		m.Close()
+		if same {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+// drainAll lets go of all sockets, for as long as that takes, but not longer than leaveTime.
+func (d *Dataplane) drainAll() error {
+	chains, err := readChains(d.layout)
+	errs := []error{err}
+	for _, c := range chains {
+		if c.Spec.Side != OnSockets {
+			continue
+		}
+		var draining *DrainingError
+		err := d.RemoveChain(c)
+		for errors.As(err, &draining) {
+			time.Sleep(settleTime)
+			err = d.RemoveChain(c)
+		}
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+// leaving tells whether the maps of a generation are those of a module that lets go of its sockets.
+func leaving(maps map[string]*ebpf.Map) bool {
+	return (&sockets{maps: maps}).isOff()
 }
 
 // count is how many sockets a map holds; about, while they come and go.

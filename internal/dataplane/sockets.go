@@ -5,6 +5,8 @@ package dataplane
 import (
 	"errors"
 	"fmt"
+	"maps"
+	"os"
 	"path/filepath"
 
 	"github.com/cilium/ebpf"
@@ -113,17 +115,97 @@ func (s *sockets) attachMessages() error {
 }
 
 // attachCgroup runs an entry for all that happens to sockets of a cgroup from now on.
-func attachCgroup(dir string, prog *ebpf.Program) (link.Link, error) {
-	l, err := link.AttachCgroup(link.CgroupOptions{Path: dir, Attach: ebpf.AttachCGroupSockOps, Program: prog})
-	switch {
-	case errors.Is(err, unix.EPERM):
-		return nil, fmt.Errorf("cgroup %s: %w: a program on it or above it allows no others (%w); see it with: bpftool cgroup tree", dir, ErrBusy, err)
-	case errors.Is(err, unix.E2BIG):
-		return nil, fmt.Errorf("cgroup %s: %w: 64 programs are there already, which is all that the kernel runs (%w)", dir, ErrBusy, err)
-	case err != nil:
-		return nil, fmt.Errorf("cgroup %s: %w", dir, err)
+func attachCgroup(p Point, prog *ebpf.Program) (link.Link, error) {
+	dir, err := dirOf(p)
+	if err != nil {
+		return nil, err
 	}
-	return l, nil
+	l, err := link.AttachCgroup(link.CgroupOptions{Path: dir, Attach: ebpf.AttachCGroupSockOps, Program: prog})
+	return l, cgroupError(dir, err)
+}
+
+// dirOf is where the cgroup of a point is.
+func dirOf(p Point) (string, error) {
+	dir, err := cgroup.Dir(p.Cgroup)
+	if errors.Is(err, cgroup.ErrGone) {
+		return "", fmt.Errorf("cgroup %d: %w", p.Cgroup, ErrGone)
+	}
+	return dir, err
+}
+
+func cgroupError(dir string, err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, os.ErrNotExist), errors.Is(err, unix.ENODEV):
+		return fmt.Errorf("cgroup %s: %w", dir, ErrGone)
+	case errors.Is(err, unix.EPERM):
+		return fmt.Errorf("cgroup %s: %w: a program on it or above it allows no others (%w); see it with: bpftool cgroup tree", dir, ErrBusy, err)
+	case errors.Is(err, unix.E2BIG):
+		return fmt.Errorf("cgroup %s: %w: 64 programs are there already, which is all that the kernel runs (%w)", dir, ErrBusy, err)
+	}
+	return fmt.Errorf("cgroup %s: %w", dir, err)
+}
+
+// createSockets loads and pins the programs of a module.
+func createSockets(g *generation, dir string, m Member) error {
+	s, err := loadSockets(g)
+	if err != nil {
+		return err
+	}
+	defer s.Close()
+	return pinDir(dir, func(tmp string) error { return s.pin(tmp, m) })
+}
+
+// pin pins everything that is needed to attach and to drain. One of the entries stands for the whole, as prog0 and for the member.
+func (s *sockets) pin(dir string, m Member) error {
+	pins := maps.Clone(s.progs)
+	for _, e := range []Entry{All, Services} {
+		if p := s.progs[string(e)]; p != nil {
+			pins[filepath.Base(entryPin(dir))], pins[memberPin(0, m)] = p, p
+		}
+	}
+	for name, p := range pins {
+		own, err := p.Clone() // the library remembers one path for each handle
+		if err != nil {
+			return err
+		}
+		err = own.Pin(filepath.Join(dir, name))
+		own.Close()
+		if err != nil {
+			return fmt.Errorf("pin program %s: %w", name, err)
+		}
+	}
+	for name, m := range s.maps {
+		if err := pinCopy(m, filepath.Join(dir, name)); err != nil {
+			return fmt.Errorf("pin map %s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+// attachSockets puts the sk_msg program of a pinned chain on its map, and the entry on the cgroup.
+func (d *Dataplane) attachSockets(p Point, chain string) error {
+	s, err := openSockets(chain)
+	if err != nil {
+		return fmt.Errorf("open programs: %w", err)
+	}
+	defer s.Close()
+	prog := s.progs[string(p.Entry)]
+	if prog == nil {
+		return fmt.Errorf("module %s: program %s: %w", p.Module, p.Entry, ErrNoProgram)
+	}
+	if _, err := dirOf(p); err != nil { // the kernel keeps a cgroup, and its link, while it has sockets
+		return err
+	}
+	if err := s.attachMessages(); err != nil {
+		return err
+	}
+	delete(d.leaves, chain) // it may have been about to leave
+	if err := s.setOff(false); err != nil {
+		return err
+	}
+	return d.attach(p, prog)
 }
 
 // LoadedSockets is a module on sockets that is in the kernel, but not pinned: for tests and checks of the kernel.
@@ -159,11 +241,11 @@ func (l *LoadedSockets) Attach(dir string, entry Entry) error {
 	if prog == nil {
 		return fmt.Errorf("module %s: program %s: %w", l.gen.Name, entry, ErrNoProgram)
 	}
-	one, err := attachCgroup(dir, prog)
+	one, err := link.AttachCgroup(link.CgroupOptions{Path: dir, Attach: ebpf.AttachCGroupSockOps, Program: prog})
 	if err == nil {
 		l.links = append(l.links, one)
 	}
-	return err
+	return cgroupError(dir, err)
 }
 
 // Drain has no byte redirected any more, and takes the sockets that hold none out of the map. It returns how many are left.
@@ -178,15 +260,6 @@ func (l *LoadedSockets) Close() {
 	l.gen.Close()
 }
 
-// dirOf is where the cgroup of a point is.
-func dirOf(p Point) (string, error) {
-	dir, err := cgroup.Dir(p.Cgroup)
-	if errors.Is(err, cgroup.ErrGone) {
-		return "", fmt.Errorf("%s: %w", p, ErrGone)
-	}
-	return dir, err
-}
-
 // openSockets opens what of a pinned chain is needed to attach and to drain it.
 func openSockets(chain string) (*sockets, error) {
 	s := &sockets{progs: map[string]*ebpf.Program{}, maps: map[string]*ebpf.Map{}}
@@ -194,7 +267,7 @@ func openSockets(chain string) (*sockets, error) {
 		p, err := ebpf.LoadPinnedProgram(filepath.Join(chain, name), nil)
 		if err == nil {
 			s.progs[name] = p
-		} else if !errors.Is(err, unix.ENOENT) {
+		} else if !errors.Is(err, os.ErrNotExist) {
 			s.Close()
 			return nil, fmt.Errorf("open program %s: %w", name, err)
 		}
@@ -203,10 +276,34 @@ func openSockets(chain string) (*sockets, error) {
 		m, err := ebpf.LoadPinnedMap(filepath.Join(chain, name), nil)
 		if err == nil {
 			s.maps[name] = m
-		} else if !errors.Is(err, unix.ENOENT) {
+		} else if !errors.Is(err, os.ErrNotExist) {
 			s.Close()
 			return nil, fmt.Errorf("open map %s: %w", name, err)
 		}
 	}
 	return s, nil
+}
+
+// newSockets tells whether a generation has to begin with empty maps: connections cannot move from one SOCKHASH to another, and
+// what is known of them goes with them.
+func (g *generation) newSockets(previous map[string]*ebpf.Map) (bool, error) {
+	spec, err := g.Spec(Sockets)
+	if err != nil || spec == nil || previous == nil {
+		return false, err
+	}
+	if err := applySettings(spec, g.Module, map[string]bool{}); err != nil {
+		return false, err
+	}
+	for name, m := range spec.Maps {
+		if m.Type == ebpf.SockHash && (previous[name] == nil || compareLayout(m, previous[name]) != sameLayout) {
+			return true, nil
+		}
+	}
+	return leaving(previous), nil
+}
+
+// onSockets tells whether no packet meets the module.
+func (m Module) onSockets() bool {
+	spec, err := m.Spec(Sockets)
+	return err == nil && spec != nil
 }

@@ -85,7 +85,9 @@ func Steps(want Desired, have dataplane.State) []Step {
 func runningChains(have dataplane.State) map[dataplane.Point]dataplane.PinnedChain {
 	byProgram := map[uint32]dataplane.PinnedChain{}
 	for _, c := range have.Chains {
-		byProgram[uint32(c.Program)] = c
+		for _, program := range c.Programs() {
+			byProgram[uint32(program)] = c
+		}
 	}
 	out := map[dataplane.Point]dataplane.PinnedChain{}
 	for _, a := range have.Points {
