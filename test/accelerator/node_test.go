@@ -146,6 +146,9 @@ func (n *node) close() {
 	if n.agent != nil {
 		n.kill()
 	}
+	if err := os.WriteFile(filepath.Join(n.cgroup.Name(), "cgroup.kill"), []byte("1"), 0); err != nil { // workers outlive who started them
+		n.t.Error(err)
+	}
 	if n.t.Failed() {
 		log, _ := os.ReadFile(filepath.Join(n.dir, "agent.log"))
 		n.t.Logf("the agents said:\n%s", log)

@@ -65,7 +65,7 @@ static struct {
 	uint64_t seed, limit; /* ns */
 	bool cuts, server;
 	enum fault fault;
-	_Atomic uint64_t talks, cut, bytes, again, shorts, live;
+	_Atomic uint64_t talks, cut, bytes, again, live;
 	_Atomic(struct talk *) talking[LIVE];
 	int count;
 	struct sockaddr_in6 to[8];
@@ -247,11 +247,6 @@ static ssize_t receive_once(struct talk *t, size_t n)
 		return got;
 	case 2:
 		return recv(t->fd, t->bytes, n, MSG_DONTWAIT);
-	case 3:
-		got = recv(t->fd, t->bytes, n, t->both ? 0 : MSG_WAITALL);
-		if (got > 0 && got < (ssize_t)n && !t->both)
-			all.shorts++; /* also when a signal came, or the end */
-		break;
 	default:
 		got = read(t->fd, t->bytes, n);
 	}
@@ -724,6 +719,6 @@ int main(int argc, char **argv)
 		keep(job.left, atoi(argv[2]));
 	while (all.server && all.live)
 		usleep(1000);
-	printf("done %lu conversations, %lu cut, %lu bytes, %lu EAGAIN, %lu short\n", all.talks, all.cut, all.bytes, all.again, all.shorts);
+	printf("done %lu conversations, %lu cut, %lu bytes, %lu EAGAIN\n", all.talks, all.cut, all.bytes, all.again);
 	return 0;
 }
