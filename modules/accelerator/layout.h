@@ -3,7 +3,7 @@
  * stays with TCP. Host byte order but where said; times in ns of CLOCK_MONOTONIC. layout.go mirrors it, a test compares both.
  *
  *	config		ARRAY, 1	accel_config	written by the control plane; mode ACCEL_OFF switches all off, losing nothing
- *	services	HASH		accel_service	by netns cookie: who may
+ *	members		HASH		accel_service	by netns cookie: who may
  *	ports		ARRAY, 1024	u64		bit port % 64 of element port / 64: the server's port may be accelerated
  *	visibles	ARRAY		accel_visible	connections that somebody must see stay with TCP; config.visibles of them
  *	executables	HASH		accel_executable	by accel_file: what the control plane thinks of a program
@@ -11,7 +11,7 @@
  *							were there before
  *	destinations	LRU_HASH	accel_destination	by accel_address: whether offers there are answered, and how long
  *							connections last
- *	offers		LRU_HASH	accel_offer	by accel_pair: clients that a server may answer
+ *	offers		HASH		accel_offer	by accel_pair: clients that a server may answer
  *	ends		HASH		accel_end	by socket cookie: the sockets that take part
  *	sockets		SOCKHASH	u64		by socket cookie; the sk_msg program is on it
  *	counts		HASH		accel_counts	by accel_route
@@ -91,7 +91,8 @@ struct accel_port {
 
 struct accel_listener {
 	struct accel_file file;
-	__u32 sockets; /* that listen; 0 where the control plane, or an accepted connection, told of it */
+	__u32 sockets; /* that began to listen since we see it; 0: file is known by the control plane, or by an accepted connection, or
+			* (inode 0) not yet */
 	__u32 mixed;   /* different programs listen on it, on different addresses: plain */
 };
 
@@ -123,6 +124,7 @@ struct accel_offer {
 struct accel_end {
 	__u64 sk, peer_sk; /* addresses of struct sock, for reading; valid as long as its cookie is what we think */
 	__u64 peer;	   /* cookie, 0: not found yet */
+	__u64 netns;	   /* cookie */
 	struct accel_pair pair;
 	__u32 client, server; /* service ids */
 	__u32 is_client;
@@ -137,8 +139,8 @@ struct accel_end {
 	__u64 redirects, redirected; /* messages (any), bytes (own) */
 	__u64 counted_messages, counted_bytes; /* own: of these, already in counts */
 	__u64 last;	  /* own: time of the last redirect */
-	__u32 process;	  /* own: that was looked at last, and its namespace-free pid */
-	__u32 zero;
+	__u32 process;	  /* own: that was looked at last */
+	__u32 written;	  /* own: write_seq at the last redirect: no byte went by TCP since, if it is still the same */
 };
 
 /* Why a connection is plain. The control plane has a word for each. */

@@ -1,0 +1,58 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* Programs: which executable a process runs, and whether it may. */
+#ifndef ACCEL_JUDGE_H
+#define ACCEL_JUDGE_H
+
+#include "maps.h"
+
+/* Of the process that this code runs in, which has to be the socket's. Kernel threads have none. */
+static __always_inline struct accel_file accel_current_file(void)
+{
+	struct task_struct *task = bpf_get_current_task_btf();
+	struct accel_file f = {};
+	struct inode *inode;
+
+	if (!task->mm || !task->mm->exe_file)
+		return f;
+	inode = task->mm->exe_file->f_inode;
+	f.inode = inode->i_ino;
+	f.generation = inode->i_generation;
+	f.device = inode->i_sb->s_dev;
+	return f;
+}
+
+/* Asks the control plane about the process that this code runs in; it is told once, or again after 10 s without an answer. */
+static __always_inline void accel_ask(const struct accel_file *f, __u64 netns, __u32 port, __u32 listens)
+{
+	struct accel_executable asked = {.verdict = ACCEL_ASKED, .since = bpf_ktime_get_ns()}, *known;
+	struct task_struct *task = bpf_get_current_task_btf();
+	struct accel_event *e;
+
+	known = bpf_map_lookup_elem(&executables, f);
+	if (!f->inode || (known && (known->verdict != ACCEL_ASKED || asked.since - known->since < 10000000000ull)))
+		return;
+	e = bpf_ringbuf_reserve(&events, sizeof(*e), 0);
+	if (!e)
+		return;
+	bpf_map_update_elem(&executables, f, &asked, BPF_ANY);
+	e->file = *f;
+	e->netns = netns;
+	e->start = task->group_leader->start_boottime;
+	e->pid = task->tgid;
+	e->port = port;
+	e->listens = listens;
+	e->zero = 0;
+	bpf_probe_read_kernel(e->comm, sizeof(e->comm), task->comm);
+	bpf_ringbuf_submit(e, 0);
+}
+
+static __always_inline enum accel_reason accel_judge(const struct accel_file *f)
+{
+	const struct accel_executable *x = bpf_map_lookup_elem(&executables, f);
+
+	if (!x || x->verdict == ACCEL_ASKED)
+		return ACCEL_UNJUDGED;
+	return x->verdict == ACCEL_SAFE ? ACCEL_FINE : x->verdict == ACCEL_CAUGHT ? x->reason : ACCEL_EXECUTABLE;
+}
+
+#endif
