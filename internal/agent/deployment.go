@@ -60,6 +60,9 @@ func (a *Agent) prepare(m v1.Module) (_ *deployment, err error) {
 	if err := d.pkg.CheckFeatures(); err != nil {
 		return nil, d.invalid("spec.package", err)
 	}
+	if d.onSockets() {
+		go a.kernel() // its control plane will ask
+	}
 	if d.config, err = d.canonical(); err != nil {
 		return nil, err
 	}

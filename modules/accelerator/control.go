@@ -180,7 +180,7 @@ func (a *Accelerator) setMembers(live sdk.Live) error {
 		}
 		wanted[i.NetnsCookie] = entry
 	}
-	have, err := entries[uint64, serviceEntry](table)
+	have, err := tableOf[uint64, serviceEntry](table)
 	if err != nil {
 		return fmt.Errorf("read map %s: %w", mapMembers, err)
 	}
@@ -236,8 +236,8 @@ func put(m sdk.Maps, name string, key, value any) error {
 	return nil
 }
 
-// entries of a small table. What changes meanwhile may be missing.
-func entries[K comparable, V any](m *ebpf.Map) (map[K]V, error) {
+// tableOf reads a small table. What changes meanwhile may be missing.
+func tableOf[K comparable, V any](m *ebpf.Map) (map[K]V, error) {
 	out := map[K]V{}
 	var key K
 	var value V

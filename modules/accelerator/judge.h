@@ -21,11 +21,23 @@ static __always_inline struct accel_file accel_current_file(void)
 	return f;
 }
 
-/* Asks the control plane about the process that this code runs in; it is told once, or again after 10 s without an answer. */
+static __noinline int accel_describe(struct accel_event *e, __u64 netns, __u32 port, __u32 listens)
+{
+	struct task_struct *task = bpf_get_current_task_btf();
+
+	e->netns = netns;
+	e->start = task->group_leader->start_boottime;
+	e->pid = task->tgid;
+	e->port = port;
+	e->listens = listens;
+	e->zero = 0;
+	return bpf_probe_read_kernel(e->comm, sizeof(e->comm), task->comm);
+}
+
+/* Asks the control plane about the process that this code runs in: once, and again after 10 s without an answer. */
 static __always_inline void accel_ask(const struct accel_file *f, __u64 netns, __u32 port, __u32 listens)
 {
 	struct accel_executable asked = {.verdict = ACCEL_ASKED, .since = bpf_ktime_get_ns()}, *known;
-	struct task_struct *task = bpf_get_current_task_btf();
 	struct accel_event *e;
 
 	known = bpf_map_lookup_elem(&executables, f);
@@ -36,13 +48,7 @@ static __always_inline void accel_ask(const struct accel_file *f, __u64 netns, _
 		return;
 	bpf_map_update_elem(&executables, f, &asked, BPF_ANY);
 	e->file = *f;
-	e->netns = netns;
-	e->start = task->group_leader->start_boottime;
-	e->pid = task->tgid;
-	e->port = port;
-	e->listens = listens;
-	e->zero = 0;
-	bpf_probe_read_kernel(e->comm, sizeof(e->comm), task->comm);
+	accel_describe(e, netns, port, listens);
 	bpf_ringbuf_submit(e, 0);
 }
 

@@ -16,11 +16,13 @@
  *	sockets		SOCKHASH	u64		by socket cookie; the sk_msg program is on it
  *	counts		HASH		accel_counts	by accel_route
  *	events		RINGBUF		accel_event	programs that nobody has judged yet
- *	drained		HASH		u8		by socket cookie: see below
+ *	off		ARRAY, 1	u32		1: about to leave. Nobody enrols any more, and nothing is redirected
+ *	drained		HASH		u8		by socket cookie: what `drain` has found
  *
- * Switching off for good: set config.mode to ACCEL_OFF, then run the syscall program `drain` (no context) until it returns 0. It puts
- * into `drained` the cookies of sockets that can go, without a byte in any queue: user space deletes these from `sockets` and
- * `drained`. What it returns is the number of sockets that cannot go yet. */
+ * Leaving: set off, then run the syscall program `drain` (no context) until it returns 0. It puts into `drained` the sockets that
+ * can go, without a byte in any queue: user space deletes these from `sockets`. What it returns is the number of those that cannot
+ * go yet.
+ */
 #ifndef ACCEL_LAYOUT_H
 #define ACCEL_LAYOUT_H
 

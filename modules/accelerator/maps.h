@@ -25,6 +25,7 @@ ACCEL_MAP(offers, BPF_MAP_TYPE_HASH, ACCEL_CONNECTIONS, struct accel_pair, struc
 ACCEL_MAP(ends, BPF_MAP_TYPE_HASH, 2 * ACCEL_CONNECTIONS, __u64, struct accel_end, BPF_F_NO_PREALLOC);
 ACCEL_MAP(sockets, BPF_MAP_TYPE_SOCKHASH, 2 * ACCEL_CONNECTIONS, __u64, __u64, 0);
 ACCEL_MAP(counts, BPF_MAP_TYPE_HASH, 4096, struct accel_route, struct accel_counts, BPF_F_NO_PREALLOC);
+ACCEL_MAP(off, BPF_MAP_TYPE_ARRAY, 1, __u32, __u32, 0);
 ACCEL_MAP(drained, BPF_MAP_TYPE_HASH, 2 * ACCEL_CONNECTIONS, __u64, __u8, BPF_F_NO_PREALLOC);
 
 struct {
@@ -37,6 +38,14 @@ static __always_inline const struct accel_config *accel_config(void)
 	__u32 zero = 0;
 
 	return bpf_map_lookup_elem(&config, &zero);
+}
+
+/* Whether nobody enrols and nothing is redirected any more: by configuration, or since the module is about to leave. */
+static __always_inline int accel_is_off(const struct accel_config *cfg)
+{
+	__u32 zero = 0, *leaving = bpf_map_lookup_elem(&off, &zero);
+
+	return !cfg || cfg->mode == ACCEL_OFF || (leaving && *leaving);
 }
 
 static __always_inline struct accel_end *accel_end(__u64 cookie)

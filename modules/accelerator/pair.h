@@ -41,7 +41,7 @@ static __noinline int accel_permitted(struct bpf_sock_ops *ops, __u32 port)
 	struct accel_visible *v;
 	__u32 local[4], remote[4], i;
 
-	if (!cfg || cfg->mode == ACCEL_OFF)
+	if (accel_is_off(cfg))
 		return ACCEL_SWITCHED;
 	if (!accel_port_open(port))
 		return ACCEL_PORT;
@@ -107,7 +107,7 @@ static __always_inline void accel_connecting(struct bpf_sock_ops *ops, int all)
 	struct accel_file f;
 	enum accel_reason why;
 
-	if (!cfg || cfg->mode == ACCEL_OFF || !accel_service(ops, all, &s))
+	if (!cfg || accel_is_off(cfg) || !accel_service(ops, all, &s))
 		return;
 	why = accel_permitted(ops, port);
 	if (why == ACCEL_FINE)
@@ -163,7 +163,7 @@ static __always_inline void accel_offer(struct bpf_sock_ops *ops)
 	struct accel_offer o = {.client = cookie}, *other;
 	enum accel_reason why;
 
-	if (!e || e->pair.client || e->pair.server)
+	if (!e || e->pair.client || e->pair.server || accel_is_off(accel_config()))
 		return;
 	e->pair.client = ops->snd_nxt;
 	e->pair.server = ops->rcv_nxt;

@@ -161,7 +161,7 @@ func (a *Accelerator) judgeAll(live sdk.Live) error {
 	if err != nil {
 		return err
 	}
-	told, err := entries[fileKey, executableEntry](table)
+	told, err := tableOf[fileKey, executableEntry](table)
 	if err != nil {
 		return fmt.Errorf("read map %s: %w", mapExecutables, err)
 	}
@@ -310,7 +310,7 @@ func told(m sdk.Maps) (map[fileKey]executableEntry, error) {
 	if err != nil {
 		return nil, err
 	}
-	out, err := entries[fileKey, executableEntry](table)
+	out, err := tableOf[fileKey, executableEntry](table)
 	if err != nil {
 		err = fmt.Errorf("read map %s: %w", mapExecutables, err)
 	}

@@ -97,7 +97,7 @@ func readCounts(m sdk.Maps) (map[routeKey]countsEntry, error) {
 	if err != nil {
 		return nil, err
 	}
-	out, err := entries[routeKey, countsEntry](table)
+	out, err := tableOf[routeKey, countsEntry](table)
 	if err != nil {
 		err = fmt.Errorf("read map %s: %w", mapCounts, err)
 	}
@@ -239,7 +239,7 @@ func (a *Accelerator) destinations(live sdk.Live) ([]DestinationReport, error) {
 	if err != nil {
 		return nil, err
 	}
-	all, err := entries[addressKey, destinationEntry](table)
+	all, err := tableOf[addressKey, destinationEntry](table)
 	if err != nil {
 		return nil, fmt.Errorf("read map %s: %w", mapDestinations, err)
 	}

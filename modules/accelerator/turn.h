@@ -134,7 +134,7 @@ static __always_inline int accel_message(struct sk_msg_md *msg)
 	why = accel_turn(e, cfg, peer ? peer->messages : 0, v.size);
 	if (why != ACCEL_FINE)
 		accel_stop_both(e, peer, why);
-	if (!peer || cfg->mode == ACCEL_OFF)
+	if (!peer || accel_is_off(cfg))
 		return SK_PASS;
 	accel_check_process(e);
 	if (e->stop || !accel_look(e, &v) || !accel_redirects(e, cfg, &v))
