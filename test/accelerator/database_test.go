@@ -32,7 +32,7 @@ func TestRedis(t *testing.T) {
 		n.output(n.a, "sh", "-c", fmt.Sprintf("redis-cli -h %s -p %s --raw get %s | head -c %d >%s", host, port, name, webFiles[name], n.fetched(name, 0)))
 		n.same("redis value "+name, n.fetched(name, 0), n.published(name))
 	}
-	n.judged("redis-server")
+	n.judged("redis-check-rdb", "redis-benchmark", "redis-cli")
 }
 
 const postgresPort = 5432
@@ -89,5 +89,5 @@ func TestPostgres(t *testing.T) {
 	if rows := sql("SELECT count(*) FROM numbers NATURAL JOIN again"); rows != "250000" {
 		t.Errorf("%s of 250000 rows are there again", rows)
 	}
-	n.judged("postgres")
+	n.judged("postgres", "psql", "pgbench")
 }

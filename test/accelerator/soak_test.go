@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
@@ -71,6 +72,7 @@ func (s *soak) finish() {
 		total += p.bytes.Load()
 	}
 	s.n.t.Logf("%.1f GB", float64(total)/1e9)
+	s.n.judged(filepath.Base(talker))
 }
 
 // Conversations in all manners arrive byte for byte, and end as they should.

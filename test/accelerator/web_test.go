@@ -116,7 +116,7 @@ func TestNginx(t *testing.T) {
 	n.browse(n.b, url(n.b, proxyPort), false)
 	n.browse(n.a, url(n.a, proxyPort), false)
 	n.load(n.a, url(n.a, proxyPort))
-	n.judged("nginx")
+	n.judged("nginx", "curl", "wrk")
 }
 
 func TestNode(t *testing.T) {
@@ -126,7 +126,7 @@ func TestNode(t *testing.T) {
 	n.browse(n.a, url(n.b, webPort), true)
 	n.browse(n.b, fmt.Sprintf("http://127.0.0.1:%d", webPort), true)
 	n.load(n.a, url(n.b, webPort))
-	n.judged("node")
+	n.judged("node", "curl", "wrk")
 }
 
 func TestJava(t *testing.T) {
@@ -136,7 +136,7 @@ func TestJava(t *testing.T) {
 	n.browse(n.a, url(n.b, webPort), true)
 	n.browse(n.b, fmt.Sprintf("http://127.0.0.1:%d", webPort), true)
 	n.load(n.a, url(n.b, webPort))
-	n.judged("java")
+	n.judged("java", "curl", "wrk")
 }
 
 // HAProxy with all that it can splice, for HTTP and for bytes.
@@ -167,7 +167,7 @@ listen bytes
 	n.browse(n.a, url(n.a, proxyPort), false)
 	n.browse(n.b, url(n.a, proxyPort+1), false)
 	n.load(n.a, url(n.a, proxyPort))
-	n.judged("haproxy")
+	n.judged("haproxy", "nginx", "curl", "wrk")
 }
 
 func TestEnvoy(t *testing.T) {
@@ -200,7 +200,7 @@ static_resources:
 	n.browse(n.a, url(n.a, proxyPort), false)
 	n.browse(n.b, url(n.a, proxyPort+1), false)
 	n.load(n.a, url(n.a, proxyPort))
-	n.judged("envoy")
+	n.judged("envoy", "nginx", "curl", "wrk")
 }
 
 // A Go proxy splices from socket to socket, in front of an echo that sends and receives at the same time.
@@ -212,5 +212,5 @@ func TestGoProxy(t *testing.T) {
 	n.browse(n.a, url(n.a, proxyPort), true)
 	n.browse(n.b, url(n.a, proxyPort), true)
 	n.load(n.a, url(n.a, proxyPort))
-	n.judged("copier")
+	n.judged("copier", "node", "curl", "wrk")
 }

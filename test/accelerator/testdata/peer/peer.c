@@ -285,8 +285,8 @@ static enum state move(struct talk *t, uint64_t up, uint64_t down)
 {
 	uint64_t out = t->client ? up : down, in = t->client ? down : up;
 	enum state state = FINE;
-	bool poll = t->both || below(&t->own, 4) == 0;
 	t->both = out && in;
+	bool poll = t->both || below(&t->own, 4) == 0;
 	doing(t, t->both ? "both" : out ? "sending" : "receiving");
 	while ((out || in) && state == FINE) {
 		int can = poll ? ready(t, (out ? POLLOUT : 0) | (in ? POLLIN : 0)) : POLLIN | POLLOUT;
