@@ -248,6 +248,9 @@ func (l *LoadedSockets) Attach(dir string, entry Entry) error {
 	return cgroupError(dir, err)
 }
 
+// Programs are those of the module, by name; the sk_msg program is called messages.
+func (l *LoadedSockets) Programs() map[string]*ebpf.Program { return maps.Clone(l.sockets.progs) }
+
 // Drain has no byte redirected any more, and takes the sockets that hold none out of the map. It returns how many are left.
 func (l *LoadedSockets) Drain() (left int, err error) { return l.sockets.drain() }
 
