@@ -218,6 +218,7 @@ type LoadedSockets struct {
 
 // LoadSockets creates the maps of a module, fills them and loads its programs.
 func LoadSockets(mod Module) (*LoadedSockets, error) {
+	mod.Sockets = true
 	g, err := newGeneration(mod, nil, nil)
 	if err != nil {
 		return nil, err
@@ -290,8 +291,11 @@ func openSockets(chain string) (*sockets, error) {
 // newSockets tells whether a generation has to begin with empty maps: connections cannot move from one SOCKHASH to another, and
 // what is known of them goes with them.
 func (g *generation) newSockets(previous map[string]*ebpf.Map) (bool, error) {
+	if !g.Sockets || previous == nil {
+		return false, nil
+	}
 	spec, err := g.Spec(Sockets)
-	if err != nil || spec == nil || previous == nil {
+	if err != nil {
 		return false, err
 	}
 	if err := applySettings(spec, g.Module, map[string]bool{}); err != nil {
@@ -303,10 +307,4 @@ func (g *generation) newSockets(previous map[string]*ebpf.Map) (bool, error) {
 		}
 	}
 	return leaving(previous), nil
-}
-
-// onSockets tells whether no packet meets the module.
-func (m Module) onSockets() bool {
-	spec, err := m.Spec(Sockets)
-	return err == nil && spec != nil
 }

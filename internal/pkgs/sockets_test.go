@@ -63,14 +63,14 @@ func TestDataPlanesOnSockets(t *testing.T) {
 		{"only watching", "", socketsEntry, nil, ""},
 		{"nothing on cgroups", "", socketsTable + socketsPass, ErrSocketsEntry, "neither all nor services"},
 		{"another name", "", socketsEntry + "SEC(\"sockops\") int some(struct bpf_sock_ops *ops) { return 1; }", ErrSocketsEntry, "some"},
-		{"packets", "", socketsEntry + "SEC(\"tc\") int tc(struct __sk_buff *skb) { return 0; }", ErrSocketsEntry, "tc"},
+		{"packets", "", socketsEntry + "SEC(\"tc\") int see(struct __sk_buff *skb) { return 0; }", ErrSocketsEntry, "see"},
 		{"two programs for messages", "", whole + "SEC(\"sk_msg\") int redirect(struct sk_msg_md *msg) { return SK_PASS; }", ErrSocketsEntry, "redirect"},
 		{"no table", "", socketsEntry + socketsPass, ErrNoSocketMap, "pass"},
 		{"two tables", "", whole + "MAP(more, BPF_MAP_TYPE_SOCKHASH, 8, 8);", ErrNoSocketMap, "pass"},
 		{"drain without maps", "", socketsEntry + socketsTable + socketsPass + socketsDrain, ErrNoDrain, "drain"},
 		{"drained by other keys", "", socketsEntry + socketsTable + socketsPass + socketsDrain +
 			"MAP(off, BPF_MAP_TYPE_ARRAY, 4, 4);\nMAP(drained, BPF_MAP_TYPE_HASH, 4, 1);", ErrNoDrain, "drain"},
-		{"off forgotten with each config", "maps: {config: [off]}", whole, ErrNoDrain, "drain"},
+		{"off forgotten with each config", "maps: {config: ['off']}", whole, ErrNoDrain, "drain"},
 		{"connections forgotten with each config", "maps: {config: [peers]}", whole, nil, "map peers"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
