@@ -146,7 +146,7 @@ func (s *programs) learn(x *sdk.Executable) (out []program) {
 
 // tell writes the verdict on a program.
 func (a *Accelerator) tell(live sdk.Live, p *program) error {
-	verdict, _ := a.judge(live.Kernel, p.Facts)
+	verdict, _ := a.judge(live.Kernel, p)
 	err := put(live.Maps, mapExecutables, p.File, executableEntry{Verdict: verdict, Since: monotonic()})
 	if err != nil {
 		return fmt.Errorf("verdict on %s: %w", p.Facts.Path, err)
@@ -166,10 +166,10 @@ func (a *Accelerator) judgeAll(live sdk.Live) error {
 		return fmt.Errorf("read map %s: %w", mapExecutables, err)
 	}
 	for _, p := range a.programs.all() {
-		if p.Facts == nil || told[p.File].Verdict == caught && !a.allows(p.Facts.Path) {
+		if p.Facts == nil || told[p.File].Verdict == caught && !a.allows(p.Facts.Path, p.Comm) {
 			continue
 		}
-		if verdict, _ := a.judge(live.Kernel, p.Facts); verdict == told[p.File].Verdict {
+		if verdict, _ := a.judge(live.Kernel, &p); verdict == told[p.File].Verdict {
 			continue
 		}
 		if err := a.tell(live, &p); err != nil {
@@ -191,18 +191,18 @@ var hazards = []struct {
 }
 
 // judge says why a program may not take part.
-func (a *Accelerator) judge(k sdk.Kernel, x *sdk.Executable) (verdict uint32, why string) {
+func (a *Accelerator) judge(k sdk.Kernel, p *program) (verdict uint32, why string) {
 	switch {
-	case a.denies(x.Path):
+	case a.denies(p.Facts.Path, p.Comm):
 		return unsafe, "the config denies it"
-	case a.allows(x.Path):
+	case a.allows(p.Facts.Path, p.Comm):
 		return safe, "the config allows it"
 	}
 	var uses []string
 	for _, h := range hazards {
 		good := func(behaviour string) bool { return k.Sockets[behaviour] }
 		needs := strings.Fields(h.behaviours)
-		if slices.Contains(x.Uses, h.use) && slices.ContainsFunc(needs, func(b string) bool { return !good(b) }) {
+		if slices.Contains(p.Facts.Uses, h.use) && slices.ContainsFunc(needs, func(b string) bool { return !good(b) }) {
 			uses = append(uses, h.says)
 		}
 	}

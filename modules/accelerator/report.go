@@ -56,8 +56,11 @@ func answer(w http.ResponseWriter) func(any, error) {
 	}
 }
 
-// Places of reasons.
-var reasonFull = slices.Index(reasons[:], "full")
+// Places of reasons. What is closed was not refused.
+var (
+	reasonFull   = slices.Index(reasons[:], "full")
+	reasonClosed = slices.Index(reasons[:], "closed")
+)
 
 // explanations of reasons.
 var explanations = map[string]string{
@@ -75,7 +78,6 @@ var explanations = map[string]string{
 	"urgent":     "urgent data",
 	"threads":    "one thread receives while another sends",
 	"stream":     "one side sends on without waiting, which is faster by TCP",
-	"closed":     "one side has ended the connection, or a direction of it",
 	"switched":   "the mode is off",
 }
 
@@ -157,7 +159,7 @@ func (r *PairReport) add(c *countsEntry) {
 	r.Messages += c.Messages
 	r.Bytes += c.Bytes
 	for i, n := range c.Refused {
-		if n > 0 {
+		if n > 0 && i != reasonClosed {
 			r.Refused[reasons[i]] += n
 		}
 	}
@@ -207,7 +209,7 @@ func (a *Accelerator) executables(live sdk.Live) ([]ExecutableReport, error) {
 		r := ExecutableReport{Command: p.Comm, PID: p.Process.PID, Verdict: verdicts[asked], Why: p.Problem}
 		entry := told[p.File]
 		if p.Facts != nil {
-			verdict, why := a.judge(live.Kernel, p.Facts)
+			verdict, why := a.judge(live.Kernel, &p)
 			r.Path, r.Uses, r.Go, r.Verdict, r.Why = p.Facts.Path, p.Facts.Uses, p.Facts.Go, verdicts[verdict], why
 		}
 		if entry.Verdict == caught {
