@@ -114,31 +114,14 @@ func total(counts map[routeKey]countsEntry, reason int) (n uint64) {
 	return n
 }
 
-// names of services by number.
-func names(live sdk.Live) func(uint32) string {
-	known := map[uint32]string{theNode: "(node)", nobody: "(unknown)"}
-	for _, i := range live.Interface() {
-		if i.Service != "" {
-			known[idOf(i.Service)] = i.Service
-		}
-	}
-	return func(id uint32) string {
-		if name, ok := known[id]; ok {
-			return name
-		}
-		return "(gone)"
-	}
-}
-
 func (a *Accelerator) pairs(live sdk.Live) ([]PairReport, error) {
 	counts, err := readCounts(live.Maps)
 	if err != nil {
 		return nil, err
 	}
-	name := names(live)
 	sums := map[[2]string]*PairReport{} // several may have gone
 	for route, c := range counts {
-		key := [2]string{name(route.Client), name(route.Server)}
+		key := [2]string{a.memory.name(route.Client), a.memory.name(route.Server)}
 		if sums[key] == nil {
 			sums[key] = &PairReport{Client: key[0], Server: key[1], Refused: map[string]uint64{}}
 		}
@@ -205,7 +188,7 @@ func (a *Accelerator) executables(live sdk.Live) ([]ExecutableReport, error) {
 		return nil, err
 	}
 	out := []ExecutableReport{}
-	for _, p := range a.programs.all() {
+	for _, p := range a.memory.all() {
 		r := ExecutableReport{Command: p.Comm, PID: p.Process.PID, Verdict: verdicts[asked], Why: p.Problem}
 		entry := told[p.File]
 		if p.Facts != nil {

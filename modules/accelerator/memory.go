@@ -4,11 +4,13 @@ package accelerator
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -19,13 +21,14 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// programs are the executables that the data plane has asked about. They outlive a config, and by a file the control plane:
-// the data plane asks about a program that listens once, when it begins to.
-type programs struct {
-	mu      sync.Mutex
-	known   map[fileKey]*program
-	loaded  bool
-	changed bool // since they were saved
+// memory is what outlives a config, and by a file the control plane: the executables that the data plane has asked about, which
+// for a program that listens it does once, when it begins to; and what services are called that connections were counted for.
+type memory struct {
+	mu       sync.Mutex
+	known    map[fileKey]*program
+	services map[uint32]string // by number
+	loaded   bool
+	changed  bool // since it was saved
 }
 
 // program is one executable.
@@ -41,11 +44,14 @@ type program struct {
 
 const (
 	maxPrograms = 4096             // as the data plane's table has room for
+	maxServices = 4096             // likewise
 	againAfter  = 10 * time.Second // an examination that brought nothing is tried again,
 	maxTries    = 3                // so often
 )
 
-func newPrograms() *programs { return &programs{known: map[fileKey]*program{}} }
+func newMemory() *memory {
+	return &memory{known: map[fileKey]*program{}, services: map[uint32]string{}}
+}
 
 func parseEvent(raw []byte) (e event, ok bool) {
 	_, err := binary.Decode(raw, binary.NativeEndian, &e)
@@ -54,7 +60,7 @@ func parseEvent(raw []byte) (e event, ok bool) {
 
 // ask has the agent look at a program, unless it is known.
 func (a *Accelerator) ask(live sdk.Live, e *event) error {
-	p := a.programs.note(e)
+	p := a.memory.note(e)
 	if p.Facts != nil {
 		return a.tell(live, &p)
 	}
@@ -63,7 +69,7 @@ func (a *Accelerator) ask(live sdk.Live, e *event) error {
 }
 
 // note returns a copy of what is known.
-func (s *programs) note(e *event) program {
+func (s *memory) note(e *event) program {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	p := s.known[e.File]
@@ -82,7 +88,7 @@ func (s *programs) note(e *event) program {
 	return *p
 }
 
-func (s *programs) forgetOldest() {
+func (s *memory) forgetOldest() {
 	var oldest *program
 	for _, p := range s.known {
 		if oldest == nil || p.Asked.Before(oldest.Asked) {
@@ -94,12 +100,12 @@ func (s *programs) forgetOldest() {
 
 // askAgain has the agent look again at those that it did not answer about.
 func (a *Accelerator) askAgain(live sdk.Live) {
-	for _, p := range a.programs.overdue(time.Now()) {
+	for _, p := range a.memory.overdue(time.Now()) {
 		live.Examine(p)
 	}
 }
 
-func (s *programs) overdue(now time.Time) (out []sdk.Process) {
+func (s *memory) overdue(now time.Time) (out []sdk.Process) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, p := range s.known {
@@ -115,7 +121,7 @@ func (s *programs) overdue(now time.Time) (out []sdk.Process) {
 func (a *Accelerator) Executables(live sdk.Live, found []sdk.Executable) error {
 	var errs []error
 	for i := range found {
-		for _, p := range a.programs.learn(&found[i]) {
+		for _, p := range a.memory.learn(&found[i]) {
 			errs = append(errs, a.tell(live, &p))
 		}
 	}
@@ -123,7 +129,7 @@ func (a *Accelerator) Executables(live sdk.Live, found []sdk.Executable) error {
 }
 
 // learn returns the programs that are known now, and were not.
-func (s *programs) learn(x *sdk.Executable) (out []program) {
+func (s *memory) learn(x *sdk.Executable) (out []program) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, p := range s.known {
@@ -165,7 +171,7 @@ func (a *Accelerator) judgeAll(live sdk.Live) error {
 	if err != nil {
 		return fmt.Errorf("read map %s: %w", mapExecutables, err)
 	}
-	for _, p := range a.programs.all() {
+	for _, p := range a.memory.all() {
 		if p.Facts == nil || told[p.File].Verdict == caught && !a.allows(p.Facts.Path, p.Comm) {
 			continue
 		}
@@ -212,8 +218,32 @@ func (a *Accelerator) judge(k sdk.Kernel, p *program) (verdict uint32, why strin
 	return safe, ""
 }
 
+// serve notes what a service is called, and returns its number.
+func (s *memory) serve(service string) uint32 {
+	id := idOf(service)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.services[id] != service && len(s.services) < maxServices {
+		s.services[id], s.changed = service, true
+	}
+	return id
+}
+
+// name is what the service of a number is or was called.
+func (s *memory) name(id uint32) string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case id == theNode:
+		return "(node)"
+	case id == nobody:
+		return "(unknown)"
+	}
+	return cmp.Or(s.services[id], "(gone)")
+}
+
 // all are copies, in the order of their paths.
-func (s *programs) all() (out []program) {
+func (s *memory) all() (out []program) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, p := range s.known {
@@ -240,10 +270,11 @@ func (f fileKey) bytes() []byte {
 	return out
 }
 
-// saved is the file of a module's programs. Numbers of files and processes mean something until the node starts anew.
+// saved is the file of a module's memory. Numbers of files and processes mean something until the node starts anew.
 type saved struct {
 	Boot     string
 	Programs []program
+	Services map[uint32]string
 }
 
 func file(module string) string {
@@ -255,8 +286,8 @@ func boot() string {
 	return strings.TrimSpace(string(id))
 }
 
-// load reads them, once.
-func (s *programs) load(module string) {
+// load reads it, once.
+func (s *memory) load(module string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.loaded || os.Getenv("STATE_DIRECTORY") == "" {
@@ -276,20 +307,21 @@ func (s *programs) load(module string) {
 		p.Tries = 0
 		s.known[p.File] = p
 	}
+	maps.Copy(s.services, was.Services)
 }
 
-func (s *programs) save(module string) {
+func (s *memory) save(module string) {
 	if os.Getenv("STATE_DIRECTORY") == "" {
 		return
 	}
 	s.mu.Lock()
-	changed := s.changed
+	changed, services := s.changed, maps.Clone(s.services)
 	s.changed = false
 	s.mu.Unlock()
 	if !changed {
 		return
 	}
-	data, err := json.Marshal(saved{boot(), s.all()})
+	data, err := json.Marshal(saved{boot(), s.all(), services})
 	if err == nil {
 		err = os.WriteFile(file(module)+".new", data, 0o600)
 	}
