@@ -18,6 +18,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/cilium/ebpf"
+
 	"github.com/kerb-edge/kerb/sdk"
 )
 
@@ -43,8 +45,8 @@ type program struct {
 }
 
 const (
-	maxPrograms = 4096             // as the data plane's table has room for
-	maxServices = 4096             // likewise
+	maxPrograms = 3072 // the data plane's table has room for 4096, some of which nobody has told us of
+	maxServices = 4096
 	againAfter  = 10 * time.Second // an examination that brought nothing is tried again,
 	maxTries    = 3                // so often
 )
@@ -60,7 +62,16 @@ func parseEvent(raw []byte) (e event, ok bool) {
 
 // ask has the agent look at a program, unless it is known.
 func (a *Accelerator) ask(live sdk.Live, e *event) error {
-	p := a.memory.note(e)
+	p, forgotten := a.memory.note(e)
+	if forgotten != nil {
+		table, err := live.Maps.Get(mapExecutables)
+		if err != nil {
+			return err
+		}
+		if err := table.Delete(*forgotten); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			return fmt.Errorf("delete from map %s: %w", mapExecutables, err)
+		}
+	}
 	if p.Facts != nil {
 		return a.tell(live, &p)
 	}
@@ -68,14 +79,14 @@ func (a *Accelerator) ask(live sdk.Live, e *event) error {
 	return nil
 }
 
-// note returns a copy of what is known.
-func (s *memory) note(e *event) program {
+// note returns a copy of what is known, and what had to be forgotten for it.
+func (s *memory) note(e *event) (known program, forgotten *fileKey) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	p := s.known[e.File]
 	if p == nil {
 		if len(s.known) >= maxPrograms {
-			s.forgetOldest()
+			forgotten = s.forgetOldest()
 		}
 		p = &program{File: e.File}
 		s.known[e.File] = p
@@ -85,10 +96,10 @@ func (s *memory) note(e *event) program {
 		p.Asked, p.Tries = time.Now(), 1
 		s.changed = true
 	}
-	return *p
+	return *p, forgotten
 }
 
-func (s *memory) forgetOldest() {
+func (s *memory) forgetOldest() *fileKey {
 	var oldest *program
 	for _, p := range s.known {
 		if oldest == nil || p.Asked.Before(oldest.Asked) {
@@ -96,6 +107,7 @@ func (s *memory) forgetOldest() {
 		}
 	}
 	delete(s.known, oldest.File)
+	return &oldest.File
 }
 
 // askAgain has the agent look again at those that it did not answer about.
@@ -277,11 +289,11 @@ type saved struct {
 	Services map[uint32]string
 }
 
-func file(module string) string {
+func stateFile(module string) string {
 	return filepath.Join(os.Getenv("STATE_DIRECTORY"), "accelerator-"+module+".json")
 }
 
-func boot() string {
+func bootID() string {
 	id, _ := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	return strings.TrimSpace(string(id))
 }
@@ -294,12 +306,12 @@ func (s *memory) load(module string) {
 		return
 	}
 	s.loaded = true
-	data, err := os.ReadFile(file(module))
+	data, err := os.ReadFile(stateFile(module))
 	var was saved
 	if err == nil {
 		err = json.Unmarshal(data, &was)
 	}
-	if err != nil || was.Boot == "" || was.Boot != boot() {
+	if err != nil || was.Boot == "" || was.Boot != bootID() {
 		return // they are asked about again
 	}
 	for i := range was.Programs {
@@ -321,12 +333,12 @@ func (s *memory) save(module string) {
 	if !changed {
 		return
 	}
-	data, err := json.Marshal(saved{boot(), s.all(), services})
+	data, err := json.Marshal(saved{bootID(), s.all(), services})
 	if err == nil {
-		err = os.WriteFile(file(module)+".new", data, 0o600)
+		err = os.WriteFile(stateFile(module)+".new", data, 0o600)
 	}
 	if err == nil {
-		err = os.Rename(file(module)+".new", file(module))
+		err = os.Rename(stateFile(module)+".new", stateFile(module))
 	}
 	if err != nil {
 		slog.Warn("accelerator: programs have to be examined again after a restart", "module", module, "error", err)
