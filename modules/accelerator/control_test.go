@@ -424,3 +424,16 @@ func (c *controlled) run(config string) (end func()) {
 		<-done
 	}
 }
+
+// A file that was written anew where it lies, as compilers do, is another program.
+func TestRewrittenProgramsAreJudgedAgain(t *testing.T) {
+	p := accelerate(t, usual)
+	p.warm(p.connect(t))
+	path, err := os.Executable()
+	check(t, err)
+	check(t, os.Chtimes(path, time.Time{}, time.Now()))
+	p.plain(p.connect(t))
+	if p.refused("unjudged") == 0 || len(entries[fileKey, executableEntry](p, mapExecutables)) != 2 {
+		t.Errorf("%+v", p.counts())
+	}
+}
