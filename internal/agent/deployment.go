@@ -257,6 +257,7 @@ func (d *deployment) dataplaneModule(settings sdk.Settings) dataplane.Module {
 		Settings:   settings,
 		FailClosed: d.failClosed(),
 		Frags:      d.pkg.Frags,
+		Sockets:    d.onSockets(),
 		Spec: func(h dataplane.Hook) (*ebpf.CollectionSpec, error) {
 			if !d.pkg.RunsOn(string(h)) {
 				return nil, nil

@@ -22,9 +22,9 @@ import (
 )
 
 // Control returns the control plane.
-func Control() sdk.Control { return &control{programs: newPrograms()} }
+func Control() sdk.Control { return &control{memory: newMemory()} }
 
-type control struct{ programs *programs }
+type control struct{ memory *memory }
 
 // Compile implements sdk.Control.
 func (c *control) Compile(raw json.RawMessage) (sdk.Compiled, error) {
@@ -32,16 +32,16 @@ func (c *control) Compile(raw json.RawMessage) (sdk.Compiled, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Accelerator{config: conf, programs: c.programs, changed: make(chan struct{}, 1)}, nil
+	return &Accelerator{config: conf, memory: c.memory, changed: make(chan struct{}, 1)}, nil
 }
 
 // Accelerator is a compiled config.
 type Accelerator struct {
 	*config
-	programs *programs
-	changed  chan struct{}         // instances have
-	problem  atomic.Pointer[error] // with which the data plane could not be told what it is to do
-	full     atomic.Uint64         // connections that found no room, before this config
+	memory  *memory
+	changed chan struct{}         // instances have
+	problem atomic.Pointer[error] // with which the data plane could not be told what it is to do
+	full    atomic.Uint64         // connections that found no room, before this config
 }
 
 var (
@@ -77,14 +77,14 @@ func (a *Accelerator) Run(ctx context.Context, live sdk.Live) {
 		var err error
 		select {
 		case <-ctx.Done():
-			a.programs.save(live.Module)
+			a.memory.save(live.Module)
 			return
 		case e := <-events:
 			err = a.ask(live, &e)
 		case <-a.changed:
 			err = a.setMembers(live)
 		case <-tick.C:
-			a.programs.save(live.Module)
+			a.memory.save(live.Module)
 			a.askAgain(live)
 		}
 		if err != nil {
@@ -116,7 +116,7 @@ func (a *Accelerator) read(ctx context.Context, live sdk.Live, to chan<- event) 
 
 // apply writes the config. The mode comes last when it switches on, and first when it switches off.
 func (a *Accelerator) apply(live sdk.Live) error {
-	a.programs.load(live.Module)
+	a.memory.load(live.Module)
 	entry := a.entry()
 	if !a.trusts(live.Kernel) {
 		entry.Mode = modeOff
@@ -174,7 +174,7 @@ func (a *Accelerator) setMembers(live sdk.Live) error {
 		if i.NetnsCookie == 0 || i.Service == "" {
 			continue
 		}
-		entry := serviceEntry{ID: idOf(i.Service)}
+		entry := serviceEntry{ID: a.memory.serve(i.Service)}
 		if len(a.mustSee(i)) > 0 {
 			entry.Flags |= within
 		}

@@ -56,8 +56,11 @@ func answer(w http.ResponseWriter) func(any, error) {
 	}
 }
 
-// Places of reasons.
-var reasonFull = slices.Index(reasons[:], "full")
+// Places of reasons. What is closed was not refused.
+var (
+	reasonFull   = slices.Index(reasons[:], "full")
+	reasonClosed = slices.Index(reasons[:], "closed")
+)
 
 // explanations of reasons.
 var explanations = map[string]string{
@@ -75,7 +78,6 @@ var explanations = map[string]string{
 	"urgent":     "urgent data",
 	"threads":    "one thread receives while another sends",
 	"stream":     "one side sends on without waiting, which is faster by TCP",
-	"closed":     "one side has ended the connection, or a direction of it",
 	"switched":   "the mode is off",
 }
 
@@ -112,31 +114,14 @@ func total(counts map[routeKey]countsEntry, reason int) (n uint64) {
 	return n
 }
 
-// names of services by number.
-func names(live sdk.Live) func(uint32) string {
-	known := map[uint32]string{theNode: "(node)", nobody: "(unknown)"}
-	for _, i := range live.Interface() {
-		if i.Service != "" {
-			known[idOf(i.Service)] = i.Service
-		}
-	}
-	return func(id uint32) string {
-		if name, ok := known[id]; ok {
-			return name
-		}
-		return "(gone)"
-	}
-}
-
 func (a *Accelerator) pairs(live sdk.Live) ([]PairReport, error) {
 	counts, err := readCounts(live.Maps)
 	if err != nil {
 		return nil, err
 	}
-	name := names(live)
 	sums := map[[2]string]*PairReport{} // several may have gone
 	for route, c := range counts {
-		key := [2]string{name(route.Client), name(route.Server)}
+		key := [2]string{a.memory.name(route.Client), a.memory.name(route.Server)}
 		if sums[key] == nil {
 			sums[key] = &PairReport{Client: key[0], Server: key[1], Refused: map[string]uint64{}}
 		}
@@ -157,7 +142,7 @@ func (r *PairReport) add(c *countsEntry) {
 	r.Messages += c.Messages
 	r.Bytes += c.Bytes
 	for i, n := range c.Refused {
-		if n > 0 {
+		if n > 0 && i != reasonClosed {
 			r.Refused[reasons[i]] += n
 		}
 	}
@@ -203,11 +188,11 @@ func (a *Accelerator) executables(live sdk.Live) ([]ExecutableReport, error) {
 		return nil, err
 	}
 	out := []ExecutableReport{}
-	for _, p := range a.programs.all() {
+	for _, p := range a.memory.all() {
 		r := ExecutableReport{Command: p.Comm, PID: p.Process.PID, Verdict: verdicts[asked], Why: p.Problem}
 		entry := told[p.File]
 		if p.Facts != nil {
-			verdict, why := a.judge(live.Kernel, p.Facts)
+			verdict, why := a.judge(live.Kernel, &p)
 			r.Path, r.Uses, r.Go, r.Verdict, r.Why = p.Facts.Path, p.Facts.Uses, p.Facts.Go, verdicts[verdict], why
 		}
 		if entry.Verdict == caught {

@@ -4,11 +4,13 @@ package accelerator
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -16,16 +18,19 @@ import (
 	"sync"
 	"time"
 
+	"github.com/cilium/ebpf"
+
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// programs are the executables that the data plane has asked about. They outlive a config, and by a file the control plane:
-// the data plane asks about a program that listens once, when it begins to.
-type programs struct {
-	mu      sync.Mutex
-	known   map[fileKey]*program
-	loaded  bool
-	changed bool // since they were saved
+// memory is what outlives a config, and by a file the control plane: the executables that the data plane has asked about, which
+// for a program that listens it does once, when it begins to; and what services are called that connections were counted for.
+type memory struct {
+	mu       sync.Mutex
+	known    map[fileKey]*program
+	services map[uint32]string // by number
+	loaded   bool
+	changed  bool // since it was saved
 }
 
 // program is one executable.
@@ -40,12 +45,15 @@ type program struct {
 }
 
 const (
-	maxPrograms = 4096             // as the data plane's table has room for
+	maxPrograms = 3072 // the data plane's table has room for 4096, some of which nobody has told us of
+	maxServices = 4096
 	againAfter  = 10 * time.Second // an examination that brought nothing is tried again,
 	maxTries    = 3                // so often
 )
 
-func newPrograms() *programs { return &programs{known: map[fileKey]*program{}} }
+func newMemory() *memory {
+	return &memory{known: map[fileKey]*program{}, services: map[uint32]string{}}
+}
 
 func parseEvent(raw []byte) (e event, ok bool) {
 	_, err := binary.Decode(raw, binary.NativeEndian, &e)
@@ -54,7 +62,16 @@ func parseEvent(raw []byte) (e event, ok bool) {
 
 // ask has the agent look at a program, unless it is known.
 func (a *Accelerator) ask(live sdk.Live, e *event) error {
-	p := a.programs.note(e)
+	p, forgotten := a.memory.note(e)
+	if forgotten != nil {
+		table, err := live.Maps.Get(mapExecutables)
+		if err != nil {
+			return err
+		}
+		if err := table.Delete(*forgotten); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			return fmt.Errorf("delete from map %s: %w", mapExecutables, err)
+		}
+	}
 	if p.Facts != nil {
 		return a.tell(live, &p)
 	}
@@ -62,14 +79,14 @@ func (a *Accelerator) ask(live sdk.Live, e *event) error {
 	return nil
 }
 
-// note returns a copy of what is known.
-func (s *programs) note(e *event) program {
+// note returns a copy of what is known, and what had to be forgotten for it.
+func (s *memory) note(e *event) (known program, forgotten *fileKey) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	p := s.known[e.File]
 	if p == nil {
 		if len(s.known) >= maxPrograms {
-			s.forgetOldest()
+			forgotten = s.forgetOldest()
 		}
 		p = &program{File: e.File}
 		s.known[e.File] = p
@@ -79,10 +96,10 @@ func (s *programs) note(e *event) program {
 		p.Asked, p.Tries = time.Now(), 1
 		s.changed = true
 	}
-	return *p
+	return *p, forgotten
 }
 
-func (s *programs) forgetOldest() {
+func (s *memory) forgetOldest() *fileKey {
 	var oldest *program
 	for _, p := range s.known {
 		if oldest == nil || p.Asked.Before(oldest.Asked) {
@@ -90,16 +107,17 @@ func (s *programs) forgetOldest() {
 		}
 	}
 	delete(s.known, oldest.File)
+	return &oldest.File
 }
 
 // askAgain has the agent look again at those that it did not answer about.
 func (a *Accelerator) askAgain(live sdk.Live) {
-	for _, p := range a.programs.overdue(time.Now()) {
+	for _, p := range a.memory.overdue(time.Now()) {
 		live.Examine(p)
 	}
 }
 
-func (s *programs) overdue(now time.Time) (out []sdk.Process) {
+func (s *memory) overdue(now time.Time) (out []sdk.Process) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, p := range s.known {
@@ -115,7 +133,7 @@ func (s *programs) overdue(now time.Time) (out []sdk.Process) {
 func (a *Accelerator) Executables(live sdk.Live, found []sdk.Executable) error {
 	var errs []error
 	for i := range found {
-		for _, p := range a.programs.learn(&found[i]) {
+		for _, p := range a.memory.learn(&found[i]) {
 			errs = append(errs, a.tell(live, &p))
 		}
 	}
@@ -123,7 +141,7 @@ func (a *Accelerator) Executables(live sdk.Live, found []sdk.Executable) error {
 }
 
 // learn returns the programs that are known now, and were not.
-func (s *programs) learn(x *sdk.Executable) (out []program) {
+func (s *memory) learn(x *sdk.Executable) (out []program) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, p := range s.known {
@@ -146,7 +164,7 @@ func (s *programs) learn(x *sdk.Executable) (out []program) {
 
 // tell writes the verdict on a program.
 func (a *Accelerator) tell(live sdk.Live, p *program) error {
-	verdict, _ := a.judge(live.Kernel, p.Facts)
+	verdict, _ := a.judge(live.Kernel, p)
 	err := put(live.Maps, mapExecutables, p.File, executableEntry{Verdict: verdict, Since: monotonic()})
 	if err != nil {
 		return fmt.Errorf("verdict on %s: %w", p.Facts.Path, err)
@@ -165,11 +183,11 @@ func (a *Accelerator) judgeAll(live sdk.Live) error {
 	if err != nil {
 		return fmt.Errorf("read map %s: %w", mapExecutables, err)
 	}
-	for _, p := range a.programs.all() {
-		if p.Facts == nil || told[p.File].Verdict == caught && !a.allows(p.Facts.Path) {
+	for _, p := range a.memory.all() {
+		if p.Facts == nil || told[p.File].Verdict == caught && !a.allows(p.Facts.Path, p.Comm) {
 			continue
 		}
-		if verdict, _ := a.judge(live.Kernel, p.Facts); verdict == told[p.File].Verdict {
+		if verdict, _ := a.judge(live.Kernel, &p); verdict == told[p.File].Verdict {
 			continue
 		}
 		if err := a.tell(live, &p); err != nil {
@@ -191,18 +209,18 @@ var hazards = []struct {
 }
 
 // judge says why a program may not take part.
-func (a *Accelerator) judge(k sdk.Kernel, x *sdk.Executable) (verdict uint32, why string) {
+func (a *Accelerator) judge(k sdk.Kernel, p *program) (verdict uint32, why string) {
 	switch {
-	case a.denies(x.Path):
+	case a.denies(p.Facts.Path, p.Comm):
 		return unsafe, "the config denies it"
-	case a.allows(x.Path):
+	case a.allows(p.Facts.Path, p.Comm):
 		return safe, "the config allows it"
 	}
 	var uses []string
 	for _, h := range hazards {
 		good := func(behaviour string) bool { return k.Sockets[behaviour] }
 		needs := strings.Fields(h.behaviours)
-		if slices.Contains(x.Uses, h.use) && slices.ContainsFunc(needs, func(b string) bool { return !good(b) }) {
+		if slices.Contains(p.Facts.Uses, h.use) && slices.ContainsFunc(needs, func(b string) bool { return !good(b) }) {
 			uses = append(uses, h.says)
 		}
 	}
@@ -212,8 +230,32 @@ func (a *Accelerator) judge(k sdk.Kernel, x *sdk.Executable) (verdict uint32, wh
 	return safe, ""
 }
 
+// serve notes what a service is called, and returns its number.
+func (s *memory) serve(service string) uint32 {
+	id := idOf(service)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.services[id] != service && len(s.services) < maxServices {
+		s.services[id], s.changed = service, true
+	}
+	return id
+}
+
+// name is what the service of a number is or was called.
+func (s *memory) name(id uint32) string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case id == theNode:
+		return "(node)"
+	case id == nobody:
+		return "(unknown)"
+	}
+	return cmp.Or(s.services[id], "(gone)")
+}
+
 // all are copies, in the order of their paths.
-func (s *programs) all() (out []program) {
+func (s *memory) all() (out []program) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, p := range s.known {
@@ -240,35 +282,36 @@ func (f fileKey) bytes() []byte {
 	return out
 }
 
-// saved is the file of a module's programs. Numbers of files and processes mean something until the node starts anew.
+// saved is the file of a module's memory. Numbers of files and processes mean something until the node starts anew.
 type saved struct {
 	Boot     string
 	Programs []program
+	Services map[uint32]string
 }
 
-func file(module string) string {
+func stateFile(module string) string {
 	return filepath.Join(os.Getenv("STATE_DIRECTORY"), "accelerator-"+module+".json")
 }
 
-func boot() string {
+func bootID() string {
 	id, _ := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	return strings.TrimSpace(string(id))
 }
 
-// load reads them, once.
-func (s *programs) load(module string) {
+// load reads it, once.
+func (s *memory) load(module string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.loaded || os.Getenv("STATE_DIRECTORY") == "" {
 		return
 	}
 	s.loaded = true
-	data, err := os.ReadFile(file(module))
+	data, err := os.ReadFile(stateFile(module))
 	var was saved
 	if err == nil {
 		err = json.Unmarshal(data, &was)
 	}
-	if err != nil || was.Boot == "" || was.Boot != boot() {
+	if err != nil || was.Boot == "" || was.Boot != bootID() {
 		return // they are asked about again
 	}
 	for i := range was.Programs {
@@ -276,25 +319,26 @@ func (s *programs) load(module string) {
 		p.Tries = 0
 		s.known[p.File] = p
 	}
+	maps.Copy(s.services, was.Services)
 }
 
-func (s *programs) save(module string) {
+func (s *memory) save(module string) {
 	if os.Getenv("STATE_DIRECTORY") == "" {
 		return
 	}
 	s.mu.Lock()
-	changed := s.changed
+	changed, services := s.changed, maps.Clone(s.services)
 	s.changed = false
 	s.mu.Unlock()
 	if !changed {
 		return
 	}
-	data, err := json.Marshal(saved{boot(), s.all()})
+	data, err := json.Marshal(saved{bootID(), s.all(), services})
 	if err == nil {
-		err = os.WriteFile(file(module)+".new", data, 0o600)
+		err = os.WriteFile(stateFile(module)+".new", data, 0o600)
 	}
 	if err == nil {
-		err = os.Rename(file(module)+".new", file(module))
+		err = os.Rename(stateFile(module)+".new", stateFile(module))
 	}
 	if err != nil {
 		slog.Warn("accelerator: programs have to be examined again after a restart", "module", module, "error", err)
