@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -15,6 +16,8 @@ import (
 	"path/filepath"
 	"testing"
 	"time"
+
+	"github.com/cilium/ebpf"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/netlab"
@@ -213,13 +216,32 @@ func (n *node) apply(resources ...any) {
 	}
 }
 
-// settled waits until the module knows both services.
+// settled waits until the data plane knows both services.
 func (n *node) settled() {
 	n.t.Helper()
-	n.eventually("the module runs on both services", func() bool {
-		var m v1.Module
-		return n.ask(http.MethodGet, "/v1/modules/fast", nil, &m) == nil && m.Status != nil && len(m.Status.Instances) == 2
-	})
+	n.eventually("the module accelerates both services", func() bool { return n.entries("members") == 2 })
+}
+
+// entries is how many a map of the module has, -1 without a module.
+func (n *node) entries(name string) (count int) {
+	n.t.Helper()
+	found, _ := filepath.Glob(filepath.Join(pins, filepath.Base(n.dir), "modules", "fast", "*", name))
+	if len(found) == 0 {
+		return -1
+	}
+	m, err := ebpf.LoadPinnedMap(found[len(found)-1], &ebpf.LoadPinOptions{ReadOnly: true})
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	defer m.Close()
+	key := make([]byte, m.KeySize())
+	for err = m.NextKey(nil, key); err == nil && count <= int(m.MaxEntries()); err = m.NextKey(bytes.Clone(key), key) {
+		count++
+	}
+	if !errors.Is(err, ebpf.ErrKeyNotExist) {
+		n.t.Fatalf("map %s: %v", name, err)
+	}
+	return count
 }
 
 func (n *node) eventually(what string, ok func() bool) {

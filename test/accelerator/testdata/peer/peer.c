@@ -453,6 +453,17 @@ static void forget(struct talk *t)
 	all.live--;
 }
 
+/* shed gives back what only a conversation needs. */
+static void shed(struct talk *t)
+{
+	if (t->file > 0)
+		close(t->file);
+	free(t->bytes);
+	free(t->wanted);
+	t->file = 0;
+	t->bytes = t->wanted = NULL;
+}
+
 static void end(struct talk *t, enum state state)
 {
 	if (state == CUT && !all.cuts)
@@ -460,10 +471,7 @@ static void end(struct talk *t, enum state state)
 	all.cut += state == CUT;
 	all.talks += state == FINE;
 	close(t->fd);
-	if (t->file > 0)
-		close(t->file);
-	free(t->bytes);
-	free(t->wanted);
+	shed(t);
 	forget(t);
 	free(t);
 }
@@ -474,9 +482,10 @@ static enum state hold(struct talk *t)
 	if (turns(t, t->seed & 0xffff, 24, 24) == CUT)
 		return CUT;
 	t->rests = true;
+	doing(t, NULL);
+	shed(t);
 	if (t->client)
 		return FINE;
-	doing(t, NULL);
 	for (char byte; recv(t->fd, &byte, 1, 0) < 0 && (errno == EINTR || errno == EAGAIN);)
 		;
 	return FINE;
@@ -612,13 +621,8 @@ static void keep(int count, int turns)
 	struct random r = { mix(all.seed) };
 	while (count--) {
 		struct talk *t = dial(&r, false);
-		if (!t)
-			continue;
-		run(t, true, (next(&r) >> 2 & ~0xffffull) | HOLD | turns);
-		doing(t, NULL);
-		free(t->bytes);
-		free(t->wanted);
-		close(t->file);
+		if (t)
+			run(t, true, (next(&r) >> 2 & ~0xffffull) | HOLD | turns);
 	}
 	puts("held");
 	while (read(0, &count, sizeof(count)) != 0)
