@@ -5,10 +5,12 @@ package agent
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"os"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -187,6 +189,16 @@ func TestSocketsOfServices(t *testing.T) {
 	if got := n.socketsState(t, "fast").Redirected; got != 2 {
 		t.Errorf("%d messages were redirected, though the other end is no service of the module's", got)
 	}
+	if k := n.socketsState(t, "fast").Kernel; len(k.Sockets) < 2 {
+		t.Errorf("how the kernel behaves: %+v", k)
+	}
+	if status, text := n.ask(t, "fast", "POST", fmt.Sprint("/examine/", os.Getpid()), nil); status != http.StatusOK {
+		t.Fatal(status, text)
+	}
+	eventually(t, "a process is examined", func() bool {
+		found := n.socketsState(t, "fast").Found
+		return len(found) == 1 && found[0].PID == os.Getpid() && found[0].Go == runtime.Version()
+	})
 	n.apply(t, n.both(), module("fast", pkg, "*", nil))
 	eventually(t, "the second service is known", func() bool { return len(n.socketsState(t, "fast").Instances) == 2 })
 	talk(t, n.web, n.db, "between both")

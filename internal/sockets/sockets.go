@@ -52,12 +52,27 @@ func Test(ctx context.Context) (Result, error) {
 	}
 	done := make(chan outcome, 1)
 	go func() {
-		runtime.LockOSThread() // for ever: the thread ends with this goroutine, and the namespace with the last socket
-		result, err := testHere(ctx)
+		runtime.LockOSThread()
+		result, err := testAside(ctx)
 		done <- outcome{result, err}
 	}()
 	out := <-done
 	return out.result, out.err
+}
+
+// testAside runs testHere and brings the thread back: one that is locked would end with its goroutine, but not the process's first,
+// which would keep the namespace.
+func testAside(ctx context.Context) (Result, error) {
+	home, err := unix.Open("/proc/thread-self/ns/net", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return Result{}, err
+	}
+	defer unix.Close(home)
+	result, err := testHere(ctx)
+	if unix.Setns(home, unix.CLONE_NEWNET) == nil {
+		runtime.UnlockOSThread()
+	}
+	return result, err
 }
 
 // testHere moves the calling thread into a namespace that nobody else is in.

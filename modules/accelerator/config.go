@@ -46,8 +46,8 @@ type thresholds struct {
 
 // parseConfig reads a config over the defaults.
 func parseConfig(raw json.RawMessage) (*config, error) {
-	c := &config{Mode: "adaptive", Past: []string{"proxy", "tunnel"}, Thresholds: thresholds{Turns: 1, PassMessages: 4, PassBytes: 1 << 20,
-		LeaveMessages: 64, LeaveBytes: 4 << 20, Backlog: 1 << 20, MinTurns: 4, Retry: 64}}
+	c := &config{Mode: "adaptive", Past: []string{"proxy", "tunnel"}, Thresholds: thresholds{Turns: 1, PassMessages: 8, PassBytes: 1 << 20,
+		LeaveMessages: 64, LeaveBytes: 8 << 20, Backlog: 256 << 10, MinTurns: 4, Retry: 64}}
 	if len(raw) > 0 {
 		dec := json.NewDecoder(bytes.NewReader(raw))
 		dec.DisallowUnknownFields()
@@ -132,13 +132,19 @@ func (c *config) visibles() (out []visibleEntry) {
 }
 
 // allows tells whether a program may take part by what the config says of it.
-func (c *config) allows(path string) bool { return listed(c.Programs.Allow, path) }
+func (c *config) allows(path, command string) bool { return listed(c.Programs.Allow, path, command) }
 
-func (c *config) denies(path string) bool { return listed(c.Programs.Deny, path) }
+func (c *config) denies(path, command string) bool { return listed(c.Programs.Deny, path, command) }
 
-func listed(names []string, path string) bool {
-	return path != "" && (slices.Contains(names, path) || slices.Contains(names, path[strings.LastIndexByte(path, '/')+1:]))
+// listed: a program is meant by its path, by its file's name, or by the name of its processes: some have several names for a file.
+func listed(names []string, path, command string) bool {
+	return slices.ContainsFunc(names, func(name string) bool {
+		return name == path || name == path[strings.LastIndexByte(path, '/')+1:] || name[:min(len(name), commandLength)] == command
+	})
 }
+
+// commandLength is what the kernel keeps of the name of a process.
+const commandLength = 15
 
 // portRange includes its ends.
 type portRange struct{ first, last uint16 }

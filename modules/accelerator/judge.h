@@ -5,6 +5,27 @@
 
 #include "maps.h"
 
+/* A number for the contents of a file: one that was written anew where it lies keeps its inode. */
+static __always_inline __u32 accel_contents(struct inode *inode)
+{
+	struct inode___before_6_7 *old = (void *)inode;
+	struct inode___before_6_11 *newer = (void *)inode;
+	struct inode___6_11 *now = (void *)inode;
+	__u64 sec, nsec;
+
+	if (bpf_core_field_exists(now->i_mtime_sec)) {
+		sec = BPF_CORE_READ(now, i_mtime_sec);
+		nsec = BPF_CORE_READ(now, i_mtime_nsec);
+	} else if (bpf_core_field_exists(newer->__i_mtime)) {
+		sec = BPF_CORE_READ(newer, __i_mtime.tv_sec);
+		nsec = BPF_CORE_READ(newer, __i_mtime.tv_nsec);
+	} else {
+		sec = BPF_CORE_READ(old, i_mtime.tv_sec);
+		nsec = BPF_CORE_READ(old, i_mtime.tv_nsec);
+	}
+	return sec * 1000000000 + nsec;
+}
+
 /* Of the process that this code runs in, which has to be the socket's. Kernel threads have none. */
 static __always_inline struct accel_file accel_current_file(void)
 {
@@ -16,7 +37,7 @@ static __always_inline struct accel_file accel_current_file(void)
 		return f;
 	inode = task->mm->exe_file->f_inode;
 	f.inode = inode->i_ino;
-	f.generation = inode->i_generation;
+	f.generation = inode->i_generation ^ accel_contents(inode);
 	f.device = inode->i_sb->s_dev;
 	return f;
 }

@@ -103,6 +103,25 @@ struct inode {
 	__u32 i_generation;
 };
 
+/* When the contents changed: before Linux 6.7, from 6.7, and from 6.11. */
+struct timespec64 {
+	__s64 tv_sec;
+	long tv_nsec;
+};
+
+struct inode___before_6_7 {
+	struct timespec64 i_mtime;
+};
+
+struct inode___before_6_11 {
+	struct timespec64 __i_mtime;
+};
+
+struct inode___6_11 {
+	__s64 i_mtime_sec;
+	__u32 i_mtime_nsec;
+};
+
 struct file {
 	struct inode *f_inode;
 };

@@ -65,7 +65,7 @@ struct accel_visible {
 	__u32 zero;
 };
 
-/* An executable file. Kept together with its generation, since inode numbers come again. */
+/* An executable file. Kept together with its generation, since inode numbers come again, and with a number for its contents. */
 struct accel_file {
 	__u64 inode;
 	__u32 device;	  /* as the kernel has it: major << 20 | minor */
