@@ -216,6 +216,9 @@ func TestSocketsOfServices(t *testing.T) {
 	if one := m.Status.Instances[0]; len(m.Status.Instances) != 2 || one.Cgroup != found.Path || one.Hook != "sockets" || one.Service != "db" {
 		t.Errorf("instances %+v", m.Status.Instances)
 	}
+	if s, err := n.Service(t.Context(), "db"); err != nil || !slices.Equal(s.Status.Sockets, []string{"fast"}) {
+		t.Errorf("the service says %+v, %v", s.Status, err)
+	}
 	if c := condition(m.Status, "Ready"); c.Status != "True" {
 		t.Errorf("%+v", c)
 	}
