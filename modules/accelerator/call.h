@@ -56,9 +56,9 @@ struct accel_waiting {
 };
 
 /* Who waits for this socket by a blocking call. Entries of epoll have no task, those of poll no stack where we look for it. */
-static __always_inline struct accel_waiting accel_waiting(struct sock *sk)
+static __always_inline struct accel_waiting accel_waiting(__u64 sk)
 {
-	struct socket_wq *wq = BPF_CORE_READ(sk, sk_wq);
+	struct socket_wq *wq = accel_get(accel_sock(sk), sk_wq);
 	__u64 head = (__u64)wq + bpf_core_field_offset(struct socket_wq, wait.head), at = (__u64)BPF_CORE_READ(wq, wait.head.next);
 	struct accel_waiting w = {};
 	struct wait_queue_entry *entry;

@@ -140,7 +140,7 @@ struct accel_end {
 	__u64 queued;	  /* own: bytes redirected since the receiver's queue was last seen empty */
 	__u64 redirects, redirected; /* messages (any), bytes (own) */
 	__u64 counted_messages, counted_bytes; /* own: of these, already in counts */
-	__u64 last;	  /* own: time of the last redirect */
+	__u64 last;	  /* own: jiffies at the last redirect */
 	__u32 process;	  /* own: that was looked at last */
 	__u32 written;	  /* own: write_seq at the last redirect: no byte went by TCP since, if it is still the same */
 };

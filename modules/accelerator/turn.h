@@ -67,7 +67,7 @@ static __always_inline void accel_check_process(struct accel_end *e)
 }
 
 /* Whether threads wait in a way that redirected messages would disappoint. */
-static __always_inline enum accel_reason accel_disappointed(struct sock *sk, struct sock *peer)
+static __always_inline enum accel_reason accel_disappointed(__u64 sk, __u64 peer)
 {
 	if (accel_waiting(peer).flags & ACCEL_MSG_WAITALL)
 		return ACCEL_WAITALL;
@@ -77,21 +77,21 @@ static __always_inline enum accel_reason accel_disappointed(struct sock *sk, str
 /* Whether redirecting this message keeps all promises now; sets what the decision needs to know. */
 static __always_inline int accel_look(struct accel_end *e, struct accel_view *v)
 {
-	struct sock *sk = (struct sock *)e->sk, *peer = (struct sock *)e->peer_sk;
-	__u32 written = BPF_CORE_READ((struct tcp_sock *)sk, write_seq);
-	enum accel_reason why = ACCEL_FINE;
+	__u32 written = accel_get(accel_cast(struct tcp_sock, e->sk), write_seq);
 	int again = e->redirects && e->written == written;
+	enum accel_reason why = ACCEL_FINE;
+	__u64 sk = e->sk, peer = e->peer_sk;
 
 	if (accel_cookie(peer) != e->peer)
 		return 0;
-	v->ordered = again || BPF_CORE_READ((struct tcp_sock *)peer, copied_seq) == written;
+	v->ordered = again || accel_get(accel_cast(struct tcp_sock, peer), copied_seq) == written;
 	accel_barrier();
-	v->ordered &= again || !BPF_CORE_READ(peer, sk_lock.owned);
+	v->ordered &= again || !accel_get(accel_sock(peer), sk_lock.owned);
 	accel_barrier();
 	v->empty = accel_queue_empty(peer);
 	if (!accel_open(sk) || !accel_open(peer))
 		why = ACCEL_CLOSED;
-	else if (accel_special(sk) || accel_special(peer))
+	else if (accel_sends_specially(sk) || accel_receives_specially(peer))
 		why = ACCEL_OPTION;
 	else if (accel_send_flags() & ACCEL_MSG_OOB)
 		why = ACCEL_URGENT;
@@ -109,7 +109,7 @@ static __always_inline void accel_account(struct accel_end *e, const struct acce
 {
 	e->queued += size;
 	e->redirected += size;
-	e->last = bpf_ktime_get_ns();
+	e->last = bpf_jiffies64();
 	if (e->redirects == 1 && !peer->redirects)
 		accel_count(e->client, e->server, accelerated, 1);
 	if (e->redirects - e->counted_messages >= 64)
