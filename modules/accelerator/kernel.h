@@ -103,6 +103,25 @@ struct inode {
 	__u32 i_generation;
 };
 
+/* When the contents changed: before Linux 6.7, from 6.7, and from 6.11. */
+struct timespec64 {
+	__s64 tv_sec;
+	long tv_nsec;
+};
+
+struct inode___before_6_7 {
+	struct timespec64 i_mtime;
+};
+
+struct inode___before_6_11 {
+	struct timespec64 __i_mtime;
+};
+
+struct inode___6_11 {
+	__s64 i_mtime_sec;
+	__u32 i_mtime_nsec;
+};
+
 struct file {
 	struct inode *f_inode;
 };
@@ -129,16 +148,26 @@ struct task_struct {
 
 #pragma clang attribute pop
 
-/* One member by value, whatever its size is on this kernel. */
-#define accel_read(from, member) BPF_CORE_READ(from, member)
+/* Since Linux 6.2 the verifier can be told what an address points to. Loads are then loads, a tenth of a probe_read call. */
+void *bpf_rdonly_cast(const void *address, __u32 type) __ksym __weak;
+#define ACCEL_TYPED (bpf_rdonly_cast != 0)
+
+#define accel_cast(type, address) \
+	(ACCEL_TYPED ? (type *)bpf_rdonly_cast((void *)(address), bpf_core_type_id_kernel(type)) : (type *)(address))
+#define accel_get(from, member) \
+	(ACCEL_TYPED ? (from)->member : BPF_CORE_READ(from, member))
+#define accel_get_bits(from, member) /* whose size differs between kernels */ \
+	(ACCEL_TYPED ? BPF_CORE_READ_BITFIELD(from, member) : BPF_CORE_READ_BITFIELD_PROBED(from, member))
+
+#define accel_sock(address) accel_cast(struct sock, address)
 
 /* Compiler only: loads are not reordered by x86, and on arm64 the window is far shorter than what lies between. */
 #define accel_barrier() asm volatile("" ::: "memory")
 
 /* The socket that a program runs for: the context is the kernel's structure in truth. */
-static __always_inline struct sock *accel_sk_of(void *ctx, __u32 offset)
+static __always_inline __u64 accel_sk_of(void *ctx, __u32 offset)
 {
-	struct sock *sk = 0;
+	__u64 sk = 0;
 
 	bpf_probe_read_kernel(&sk, sizeof(sk), ctx + offset);
 	return sk;
@@ -147,41 +176,48 @@ static __always_inline struct sock *accel_sk_of(void *ctx, __u32 offset)
 #define accel_msg_sk(msg) accel_sk_of(msg, bpf_core_field_offset(struct sk_msg, sk))
 #define accel_ops_sk(ops) accel_sk_of(ops, bpf_core_field_offset(struct bpf_sock_ops_kern, sk))
 
-static __always_inline __u64 accel_cookie(struct sock *sk)
+static __always_inline __u64 accel_cookie(__u64 sk)
 {
-	return BPF_CORE_READ(sk, __sk_common.skc_cookie.counter);
+	return accel_get(accel_sock(sk), __sk_common.skc_cookie.counter);
 }
 
-static __always_inline struct sk_psock *accel_psock(struct sock *sk)
+static __always_inline __u64 accel_psock(__u64 sk)
 {
-	return (struct sk_psock *)((__u64)BPF_CORE_READ(sk, sk_user_data) & ~7ull); /* SK_USER_DATA_PTRMASK */
+	return (__u64)accel_get(accel_sock(sk), sk_user_data) & ~7ull; /* SK_USER_DATA_PTRMASK */
 }
 
 /* Whether all that was ever redirected to it has been read. */
-static __always_inline int accel_queue_empty(struct sock *sk)
+static __always_inline int accel_queue_empty(__u64 sk)
 {
-	struct sk_psock *psock = accel_psock(sk);
-	__u64 head = (__u64)psock + bpf_core_field_offset(struct sk_psock, ingress_msg);
+	__u64 psock = accel_psock(sk), head = psock + bpf_core_field_offset(struct sk_psock, ingress_msg);
 
-	return (__u64)BPF_CORE_READ(psock, ingress_msg.next) == head;
+	return (__u64)accel_get(accel_cast(struct sk_psock, psock), ingress_msg.next) == head;
 }
 
-/* Something that changes what recv or send promise, and that redirected messages do not keep. */
-static __always_inline int accel_special(struct sock *sk)
+static __always_inline __u32 accel_references(__u64 sk)
 {
-	struct tcp_sock *tp = (struct tcp_sock *)sk;
+	return accel_get(accel_cast(struct sk_psock, accel_psock(sk)), refcnt.refs.counter);
+}
+
+/* Options that promise something about bytes which redirected messages do not keep, on either side. Busy polling would not find
+ * them. */
+static __always_inline int accel_special(__u64 address)
+{
+	struct tcp_sock *tp = accel_cast(struct tcp_sock, address);
+	struct sock *sk = accel_sock(address);
 	__u64 flags = 1ull << bpf_core_enum_value(enum sock_flags, SOCK_RCVTSTAMP) |
 		      1ull << bpf_core_enum_value(enum sock_flags, SOCK_ZEROCOPY);
 
-	return (BPF_CORE_READ(sk, __sk_common.skc_flags) & flags) || BPF_CORE_READ_BITFIELD_PROBED(sk, sk_tsflags) ||
-	       BPF_CORE_READ(sk, sk_rcvlowat) > 1 || BPF_CORE_READ(tp, inet_conn.icsk_ulp_ops) ||
-	       BPF_CORE_READ_BITFIELD_PROBED(tp, recvmsg_inq) ||
-	       (bpf_core_field_exists(sk->sk_ll_usec) && BPF_CORE_READ(sk, sk_ll_usec));
+	return (accel_get(sk, __sk_common.skc_flags) & flags) || accel_get_bits(sk, sk_tsflags) || accel_get(sk, sk_rcvlowat) > 1 ||
+	       accel_get(tp, inet_conn.icsk_ulp_ops) || accel_get_bits(tp, recvmsg_inq) ||
+	       (bpf_core_field_exists(sk->sk_ll_usec) && accel_get(sk, sk_ll_usec));
 }
 
-static __always_inline int accel_open(struct sock *sk)
+static __always_inline int accel_open(__u64 address)
 {
-	return BPF_CORE_READ(sk, __sk_common.skc_state) == BPF_TCP_ESTABLISHED && !BPF_CORE_READ_BITFIELD_PROBED(sk, sk_shutdown);
+	struct sock *sk = accel_sock(address);
+
+	return accel_get(sk, __sk_common.skc_state) == BPF_TCP_ESTABLISHED && !accel_get_bits(sk, sk_shutdown);
 }
 
 #endif

@@ -65,7 +65,7 @@ struct accel_visible {
 	__u32 zero;
 };
 
-/* An executable file. Kept together with its generation, since inode numbers come again. */
+/* An executable file. Kept together with its generation, since inode numbers come again, and with a number for its contents. */
 struct accel_file {
 	__u64 inode;
 	__u32 device;	  /* as the kernel has it: major << 20 | minor */
@@ -77,6 +77,7 @@ enum accel_verdict {
 	ACCEL_SAFE = 2,
 	ACCEL_UNSAFE = 3, /* by examination or configuration */
 	ACCEL_CAUGHT = 4, /* seen doing what redirected sockets cannot: accel_executable.reason */
+	ACCEL_ALLOWED = 5, /* safe, and may block in recv. It then sees EAGAIN when a signal, SIGSTOP, the freezer or a reset comes */
 };
 
 struct accel_executable {
@@ -140,7 +141,7 @@ struct accel_end {
 	__u64 queued;	  /* own: bytes redirected since the receiver's queue was last seen empty */
 	__u64 redirects, redirected; /* messages (any), bytes (own) */
 	__u64 counted_messages, counted_bytes; /* own: of these, already in counts */
-	__u64 last;	  /* own: time of the last redirect */
+	__u64 last;	  /* own: jiffies at the last redirect */
 	__u32 process;	  /* own: that was looked at last */
 	__u32 written;	  /* own: write_seq at the last redirect: no byte went by TCP since, if it is still the same */
 };
@@ -164,6 +165,7 @@ enum accel_reason {
 	ACCEL_STREAM,	   /* sent on without waiting */
 	ACCEL_CLOSED,	   /* shutdown, close or reset of either side */
 	ACCEL_SWITCHED,	   /* mode off */
+	ACCEL_BLOCKING,	   /* blocks in recv, rather than in poll or epoll */
 	ACCEL_REASONS,
 };
 
@@ -186,7 +188,7 @@ struct accel_event {
 	__u64 start; /* of the process, ns since boot, as in /proc/PID/stat */
 	__u32 pid;   /* in the first pid namespace */
 	__u32 port;
-	__u32 listens; /* 1: it listens on it; 0: it connects to it */
+	__u32 listens; /* 1: it listens on it; 0: it connects to it, or without a port sends on a socket that it has from another process */
 	__u32 zero;
 	char comm[16];
 };

@@ -8,7 +8,7 @@
 #include "call.h"
 #include "maps.h"
 
-#define ACCEL_SETTLED 10000000 /* ns */
+#define ACCEL_SETTLED 5 /* jiffies; 5 to 50 ms */
 
 static __always_inline void accel_flush(struct accel_end *e)
 {
@@ -28,15 +28,14 @@ static __always_inline void accel_flush(struct accel_end *e)
  * threads that wait in recv; these are believed only a while after the last redirect, since they come and go while we count. */
 static __always_inline int accel_quiet(const struct accel_end *e, int calls)
 {
-	struct sock *sk = (struct sock *)e->sk;
 	int refs;
 
 	if (!e->redirects || e->quiet)
 		return 1;
-	refs = BPF_CORE_READ(accel_psock(sk), refcnt.refs.counter);
+	refs = accel_references(e->sk);
 	if (refs <= 1 + calls)
 		return 1;
-	return bpf_ktime_get_ns() - e->last > ACCEL_SETTLED && refs <= 1 + calls + accel_waiting(sk).threads;
+	return bpf_jiffies64() - e->last > ACCEL_SETTLED && refs <= 1 + calls + accel_waiting(e->sk).threads;
 }
 
 /* Both ends stop for the same reason. */
@@ -49,9 +48,9 @@ static __always_inline void accel_stop_both(struct accel_end *e, struct accel_en
 
 static __always_inline int accel_may_leave(const struct accel_end *e, const struct accel_end *peer, int calls)
 {
-	if (!e->stop || !accel_quiet(e, calls) || !accel_queue_empty((struct sock *)e->sk))
+	if (!e->stop || !accel_quiet(e, calls) || !accel_queue_empty(e->sk))
 		return 0;
-	return !peer || (peer->stop && accel_quiet(peer, 0) && accel_queue_empty((struct sock *)peer->sk));
+	return !peer || (peer->stop && accel_quiet(peer, 0) && accel_queue_empty(peer->sk));
 }
 
 /* Takes both ends of a connection out of the map if they have stopped and nothing is under way. Only sock_ops programs may delete
@@ -94,7 +93,7 @@ static long accel_drain_one(void *map, __u64 *cookie, struct accel_end *e, struc
 	if (e->left)
 		return 0;
 	accel_stop_both(e, peer, ACCEL_SWITCHED);
-	if (accel_cookie((struct sock *)e->sk) == key && !accel_may_leave(e, peer, 0)) {
+	if (accel_cookie(e->sk) == key && !accel_may_leave(e, peer, 0)) {
 		d->waiting++;
 		return 0;
 	}

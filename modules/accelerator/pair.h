@@ -121,7 +121,7 @@ static __always_inline void accel_connecting(struct bpf_sock_ops *ops, int all)
 	e.client = s.id;
 	e.netns = bpf_get_netns_cookie(ops);
 	if (why == ACCEL_FINE) {
-		e.sk = (__u64)accel_ops_sk(ops);
+		e.sk = accel_ops_sk(ops);
 		if (!bpf_map_update_elem(&ends, &cookie, &e, BPF_NOEXIST))
 			bpf_sock_ops_cb_flags_set(ops, ops->bpf_sock_ops_cb_flags | BPF_SOCK_OPS_STATE_CB_FLAG);
 		else if (!accel_end(cookie)) /* else the other program of this module was there first */
@@ -134,9 +134,7 @@ static __always_inline void accel_connecting(struct bpf_sock_ops *ops, int all)
 /* Takes the socket into the map where messages are seen. */
 static __always_inline enum accel_reason accel_enrol(struct bpf_sock_ops *ops, struct accel_end *e, __u64 cookie)
 {
-	struct sock *sk = (struct sock *)e->sk;
-
-	if (accel_special(sk))
+	if (accel_special(e->sk))
 		return ACCEL_OPTION;
 	if (bpf_sock_hash_update(ops, &sockets, &cookie, BPF_NOEXIST))
 		return ACCEL_FULL;
@@ -233,7 +231,7 @@ static __always_inline void accel_answer(struct bpf_sock_ops *ops, int all)
 		return;
 	}
 	client->server = s.id;
-	e.sk = (__u64)accel_ops_sk(ops);
+	e.sk = accel_ops_sk(ops);
 	e.netns = bpf_get_netns_cookie(ops);
 	e.peer = o->client;
 	e.peer_sk = client->sk;

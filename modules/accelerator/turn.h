@@ -60,31 +60,38 @@ static __always_inline void accel_check_process(struct accel_end *e)
 	e->process = process;
 	f = accel_current_file();
 	why = f.inode ? accel_judge(&f) : ACCEL_FINE; /* the kernel's own threads send for those that they work for */
+	if (why == ACCEL_UNJUDGED)
+		accel_ask(&f, e->netns, 0, 0);
 	if (why != ACCEL_FINE)
 		accel_stop(e, why);
 }
 
-/* Whether threads wait in a way that redirected messages would disappoint. */
-static __always_inline enum accel_reason accel_disappointed(struct sock *sk, struct sock *peer)
+/* Whether threads wait in a way that redirected messages would disappoint. One that blocks in recv sees EAGAIN whenever it is
+ * woken without a message: by signals, SIGSTOP and SIGCONT, the freezer, a reset, another thread's shutdown. */
+static __always_inline enum accel_reason accel_disappointed(const struct accel_config *cfg, __u64 sk, __u64 peer)
 {
-	if (accel_waiting(peer).flags & ACCEL_MSG_WAITALL)
-		return ACCEL_WAITALL;
-	return accel_waiting(sk).threads ? ACCEL_THREADS : ACCEL_FINE;
+	struct accel_waiting theirs = accel_waiting(peer);
+
+	if (theirs.flags & ACCEL_MSG_WAITALL)
+		return accel_catch(theirs.task, ACCEL_WAITALL) ?: ACCEL_WAITALL;
+	if (accel_waiting(sk).threads)
+		return ACCEL_THREADS;
+	return theirs.threads && cfg->mode != ACCEL_ALL ? accel_catch(theirs.task, ACCEL_BLOCKING) : ACCEL_FINE;
 }
 
 /* Whether redirecting this message keeps all promises now; sets what the decision needs to know. */
-static __always_inline int accel_look(struct accel_end *e, struct accel_view *v)
+static __always_inline int accel_look(struct accel_end *e, const struct accel_config *cfg, struct accel_view *v)
 {
-	struct sock *sk = (struct sock *)e->sk, *peer = (struct sock *)e->peer_sk;
-	__u32 written = BPF_CORE_READ((struct tcp_sock *)sk, write_seq);
-	enum accel_reason why = ACCEL_FINE;
+	__u32 written = accel_get(accel_cast(struct tcp_sock, e->sk), write_seq);
 	int again = e->redirects && e->written == written;
+	enum accel_reason why = ACCEL_FINE;
+	__u64 sk = e->sk, peer = e->peer_sk;
 
 	if (accel_cookie(peer) != e->peer)
 		return 0;
-	v->ordered = again || BPF_CORE_READ((struct tcp_sock *)peer, copied_seq) == written;
+	v->ordered = again || accel_get(accel_cast(struct tcp_sock, peer), copied_seq) == written;
 	accel_barrier();
-	v->ordered &= again || !BPF_CORE_READ(peer, sk_lock.owned);
+	v->ordered &= again || !accel_get(accel_sock(peer), sk_lock.owned);
 	accel_barrier();
 	v->empty = accel_queue_empty(peer);
 	if (!accel_open(sk) || !accel_open(peer))
@@ -94,7 +101,7 @@ static __always_inline int accel_look(struct accel_end *e, struct accel_view *v)
 	else if (accel_send_flags() & ACCEL_MSG_OOB)
 		why = ACCEL_URGENT;
 	else if (!again || e->messages < 16 || e->messages % 16 == 0)
-		why = accel_disappointed(sk, peer);
+		why = accel_disappointed(cfg, sk, peer);
 	if (accel_cookie(peer) != e->peer)
 		return 0;
 	if (why != ACCEL_FINE)
@@ -107,7 +114,7 @@ static __always_inline void accel_account(struct accel_end *e, const struct acce
 {
 	e->queued += size;
 	e->redirected += size;
-	e->last = bpf_ktime_get_ns();
+	e->last = bpf_jiffies64();
 	if (e->redirects == 1 && !peer->redirects)
 		accel_count(e->client, e->server, accelerated, 1);
 	if (e->redirects - e->counted_messages >= 64)
@@ -126,6 +133,8 @@ static __always_inline int accel_message(struct sk_msg_md *msg)
 		return SK_PASS;
 	cookie = e->peer;
 	peer = cookie ? accel_end(cookie) : 0;
+	if (accel_send_flags() & ACCEL_MSG_ZEROCOPY) /* being in the map is enough for its completion not to come */
+		accel_catch(bpf_get_current_task(), ACCEL_OPTION);
 	if (e->stop || (peer && peer->stop)) {
 		accel_stop_both(e, peer, e->stop ? e->stop : peer->stop);
 		e->quiet |= accel_quiet(e, 1);
@@ -137,7 +146,7 @@ static __always_inline int accel_message(struct sk_msg_md *msg)
 	if (!peer || accel_is_off(cfg))
 		return SK_PASS;
 	accel_check_process(e);
-	if (e->stop || !accel_look(e, &v) || !accel_redirects(e, cfg, &v))
+	if (e->stop || !accel_look(e, cfg, &v) || !accel_redirects(e, cfg, &v))
 		return SK_PASS;
 	__sync_fetch_and_add(&e->redirects, 1); /* before the last look at stop: see accel_quiet */
 	if (e->stop || peer->stop || bpf_msg_redirect_hash(msg, &sockets, &cookie, BPF_F_INGRESS) != SK_PASS)
