@@ -434,3 +434,20 @@ func TestRewrittenProgramsAreJudgedAgain(t *testing.T) {
 		t.Errorf("%+v", p.counts())
 	}
 }
+
+// A connection that was stopped because of its program does not say that connections there are short.
+func TestStoppedConnectionsTeachNothing(t *testing.T) {
+	config := usual
+	config.MinTurns = 16 * 4
+	p := accelerate(t, config)
+	l := p.listen(t)
+	first := p.connectTo(t, l)
+	p.judge(asked, safe)
+	first.turn(100)
+	first.close()
+	p.judge(safe, asked)
+	p.warm(p.connectTo(t, l))
+	if p.refused("short") != 0 || p.refused("unjudged") != 1 {
+		t.Errorf("%+v", p.counts())
+	}
+}
