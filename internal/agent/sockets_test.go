@@ -18,6 +18,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/link"
+
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/cgroup"
 	"github.com/kerb-edge/kerb/internal/cgroup/cgrouptest"
@@ -96,7 +100,8 @@ func socketsPackage(t *testing.T) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	text := string(manifest) + "resources: [executables]\ncontrol: {command: [./control, " + socketsCommand + "], files: [control], memory: 256Mi}\n"
+	text := string(manifest) + "resources: [executables]\n" +
+		"control: {command: [./control, " + socketsCommand + "], files: [control], memory: 256Mi}\n"
 	self, err := os.ReadFile("/proc/self/exe")
 	if err != nil {
 		t.Fatal(err)
@@ -177,7 +182,8 @@ func TestSocketsOfServices(t *testing.T) {
 	n.apply(t, n.both(), module("fast", pkg, "app=web", nil), module("count", testPackage(t, "pass"), "app=web", nil))
 	eventually(t, "the control plane knows the service", func() bool { return len(n.socketsState(t, "fast").Instances) == 1 })
 	i := n.socketsState(t, "fast").Instances[0]
-	if i.Service != "web" || i.NetnsCookie == 0 || i.Ifindex != uint32(n.web.OuterIndex()) || !slices.Equal(i.Chain, []sdk.ChainMember{{Module: "count", Package: "pass"}}) {
+	others := []sdk.ChainMember{{Module: "count", Package: "pass"}}
+	if i.Service != "web" || i.NetnsCookie == 0 || i.Ifindex != uint32(n.web.OuterIndex()) || !slices.Equal(i.Chain, others) {
 		t.Errorf("instance %+v", i)
 	}
 	talk(t, n.web, n.web, "within the service")
@@ -353,6 +359,31 @@ func TestSocketsRefuseOtherAttachPoints(t *testing.T) {
 		if !errors.As(err, &invalid) || invalid.Field != field {
 			t.Errorf("%s: %v", field, err)
 		}
+	}
+}
+
+func TestSocketsBesideOthers(t *testing.T) {
+	n, dir := newSocketsNode(t)
+	prog, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: "foreign", Type: ebpf.SockOps, AttachType: ebpf.AttachCGroupSockOps, License: "GPL",
+		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 1), asm.Return()}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer prog.Close()
+	l, err := link.AttachCgroup(link.CgroupOptions{Path: dir, Attach: ebpf.AttachCGroupSockOps, Program: prog})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	m := module("fast", testPackage(t, "sockets"), "", nil)
+	m.Spec.Attach.Cgroups = []string{dir}
+	n.apply(t, nil, m)
+	got, err := n.Module(t.Context(), "fast")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c := condition(got.Status, "Placed"); c.Status != "True" || !strings.Contains(c.Message, "foreign (id ") || strings.Contains(c.Message, "kerb_") {
+		t.Errorf("%+v", c)
 	}
 }
 

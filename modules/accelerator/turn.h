@@ -14,6 +14,7 @@
 struct accel_view {
 	__u32 answered; /* messages that the other end has sent */
 	__u32 size;	/* of this one, bytes */
+	__u32 flags;	/* of the call */
 	__u32 ordered;	/* TCP has nothing that the receiver has not read */
 	__u32 empty;	/* nor has its queue */
 };
@@ -98,7 +99,7 @@ static __always_inline int accel_look(struct accel_end *e, const struct accel_co
 		why = ACCEL_CLOSED;
 	else if (accel_special(sk) || accel_special(peer))
 		why = ACCEL_OPTION;
-	else if (accel_send_flags() & ACCEL_MSG_OOB)
+	else if (v->flags & ACCEL_MSG_OOB)
 		why = ACCEL_URGENT;
 	else if (!again || e->messages < 16 || e->messages % 16 == 0)
 		why = accel_disappointed(cfg, sk, peer);
@@ -133,7 +134,8 @@ static __always_inline int accel_message(struct sk_msg_md *msg)
 		return SK_PASS;
 	cookie = e->peer;
 	peer = cookie ? accel_end(cookie) : 0;
-	if (accel_send_flags() & ACCEL_MSG_ZEROCOPY) /* being in the map is enough for its completion not to come */
+	v.flags = accel_send_flags();
+	if (v.flags & ACCEL_MSG_ZEROCOPY) /* being in the map is enough for its completion not to come */
 		accel_catch(bpf_get_current_task(), ACCEL_OPTION);
 	if (e->stop || (peer && peer->stop)) {
 		accel_stop_both(e, peer, e->stop ? e->stop : peer->stop);
