@@ -251,7 +251,7 @@ func TestSocketsSurviveTheAgent(t *testing.T) {
 	})
 	exchange(t, client, srv, "after")
 	chains, err := n.Chains(t.Context())
-	if err != nil || len(chains) != 1 || len(chains[0].Points) != 1 || chains[0].Points[0].Cgroup == "" {
+	if err != nil || len(chains) != 1 || len(chains[0].Points) != 2 || chains[0].Points[0].Cgroup == "" {
 		t.Errorf("chains %+v, %v", chains, err)
 	}
 }
