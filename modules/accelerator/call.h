@@ -52,13 +52,29 @@ static __always_inline __u32 accel_send_flags(void)
 	return accel_flags((__u64)bpf_task_pt_regs(bpf_get_current_task_btf()), 46, 44, 211, 206);
 }
 
+/* write, writev, sendfile, sendto, sendmsg, sendmmsg and splice wait for room. */
+static __always_inline int accel_sends(__u64 address)
+{
+	struct pt_regs *regs = accel_cast(struct pt_regs, address);
+	__u64 call;
+
+	if (bpf_core_field_exists(regs->orig_ax)) {
+		call = accel_get(regs, orig_ax);
+		return call == 1 || call == 20 || call == 40 || call == 44 || call == 46 || call == 307 || call == 275;
+	}
+	if (!bpf_core_field_exists(regs->syscallno))
+		return 0;
+	call = accel_get(regs, syscallno);
+	return call == 64 || call == 66 || call == 71 || call == 206 || call == 211 || call == 269 || call == 76;
+}
+
 struct accel_waiting {
 	__u32 threads; /* blocked in recv, or about to be */
 	__u32 flags;   /* of their calls */
 	__u64 task;    /* one of them */
 };
 
-/* Who waits for this socket by a blocking call. Entries of epoll have no task, those of poll no stack where we look for it. */
+/* Who waits for something to receive by a blocking call. Entries of epoll have no task, those of poll no stack where we look for it. */
 static __always_inline struct accel_waiting accel_waiting(__u64 sk)
 {
 	__u64 wq = (__u64)accel_get(accel_sock(sk), sk_wq), head = wq + bpf_core_field_offset(struct socket_wq, wait.head);
@@ -76,6 +92,8 @@ static __always_inline struct accel_waiting accel_waiting(__u64 sk)
 		stack = address ? (__u64)accel_get(task, stack) : 0;
 		leader = (__u64)accel_get(task, group_leader);
 		if (!stack || stack & 4095 || (__u64)accel_get(accel_cast(struct task_struct, leader), group_leader) != leader)
+			continue;
+		if (accel_sends(stack + accel_regs_offset()))
 			continue;
 		w.threads++;
 		w.task = address;
