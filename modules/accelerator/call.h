@@ -52,7 +52,7 @@ static __always_inline __u32 accel_send_flags(void)
 	return accel_flags((__u64)bpf_task_pt_regs(bpf_get_current_task_btf()), 46, 44, 211, 206);
 }
 
-/* write, writev, sendfile, sendto, sendmsg, sendmmsg and splice wait for room. */
+/* write, writev, sendfile, sendto, sendmsg, sendmmsg and splice wait for room; connect may be about to return. */
 static __always_inline int accel_sends(__u64 address)
 {
 	struct pt_regs *regs = accel_cast(struct pt_regs, address);
@@ -60,12 +60,14 @@ static __always_inline int accel_sends(__u64 address)
 
 	if (bpf_core_field_exists(regs->orig_ax)) {
 		call = accel_get(regs, orig_ax);
-		return call == 1 || call == 20 || call == 40 || call == 44 || call == 46 || call == 307 || call == 275;
+		return call == 1 || call == 20 || call == 40 || call == 44 || call == 46 || call == 307 || call == 275 ||
+		       call == 42;
 	}
 	if (!bpf_core_field_exists(regs->syscallno))
 		return 0;
 	call = accel_get(regs, syscallno);
-	return call == 64 || call == 66 || call == 71 || call == 206 || call == 211 || call == 269 || call == 76;
+	return call == 64 || call == 66 || call == 71 || call == 206 || call == 211 || call == 269 || call == 76 ||
+	       call == 203;
 }
 
 struct accel_waiting {
