@@ -70,6 +70,7 @@ const (
 type Attach struct {
 	Services   string   `json:"services,omitempty" doc:"Label selector, for example app=web,tier in (edge,core); * selects every service"`
 	Interfaces []string `json:"interfaces,omitempty" doc:"Interfaces of the node, by name"`
+	Cgroups    []string `json:"cgroups,omitempty" doc:"Cgroups of version 2, by path, for packages on sockets: all sockets made in them from then on"`
 }
 
 // DefaultPriority is the priority of a module whose resource states none.
@@ -134,8 +135,9 @@ type Instance struct {
 	Service   string `json:"service,omitempty"`
 	Interface string `json:"interface"`
 	Ifindex   int    `json:"ifindex"`
-	Hook      string `json:"hook" doc:"xdp, tc-ingress or tc-egress, as the kernel names it on this interface"`
-	Direction string `json:"direction" doc:"egress: from the service; ingress: to the service"`
+	Cgroup    string `json:"cgroup,omitempty" doc:"On sockets: the cgroup that the programs run on"`
+	Hook      string `json:"hook" doc:"xdp, tc-ingress or tc-egress, as the kernel names it on this interface; or sockets"`
+	Direction string `json:"direction" doc:"egress: from the service; ingress: to the service; both on sockets"`
 	Chain     string `json:"chain" doc:"Identity of the chain that runs there"`
 	Position  int    `json:"position" doc:"Place in the chain, from 0"`
 }
@@ -166,6 +168,7 @@ type ServiceStatus struct {
 	Conditions []Condition   `json:"conditions,omitempty"`
 	Links      []ServiceLink `json:"links,omitempty" doc:"Host-side interfaces; empty while the service is not there"`
 	Addresses  []string      `json:"addresses,omitempty" doc:"Addresses inside the service, with prefix length"`
+	Sockets    []string      `json:"sockets,omitempty" doc:"Modules on its sockets"`
 }
 
 // ServiceLink is one host-side interface of a service and what runs on it.

@@ -5,6 +5,7 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -23,6 +24,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/config"
 	"github.com/kerb-edge/kerb/internal/control"
 	"github.com/kerb-edge/kerb/internal/dataplane"
+	"github.com/kerb-edge/kerb/internal/executable"
 	"github.com/kerb-edge/kerb/internal/fault"
 	"github.com/kerb-edge/kerb/internal/lean"
 	"github.com/kerb-edge/kerb/internal/models"
@@ -38,16 +40,20 @@ import (
 
 // Agent is the daemon of one node.
 type Agent struct {
-	log     *slog.Logger
-	store   *store.Store
-	dp      *dataplane.Dataplane
-	catalog *pkgs.Catalog
-	control *control.Manager
-	watcher *service.Watcher
-	virtual *resolve.Table
-	models  *models.Table
-	started time.Time
-	base    context.Context // of control planes' background work
+	log      *slog.Logger
+	store    *store.Store
+	dp       *dataplane.Dataplane
+	catalog  *pkgs.Catalog
+	control  *control.Manager
+	cgroup   string          // in which the sockets of services are looked for
+	cookies  service.Cookies // of services' network namespaces
+	examiner executable.Examiner
+	kernel   *kernelFacts
+	watcher  *service.Watcher
+	virtual  *resolve.Table
+	models   *models.Table
+	started  time.Time
+	base     context.Context // of control planes' background work
 
 	wake chan struct{} // asks for a reconciliation
 
@@ -58,6 +64,7 @@ type Agent struct {
 	modules map[string]*deployment
 	states  map[string]service.State // services at the last reconciliation
 	points  map[dataplane.Point]placement
+	sockets *socketsView // nil before the first reconciliation
 	live    map[string]*liveModule
 	busy    map[dataplane.Point]error // points that a program of others keeps from their chain
 	deaf    map[int]error             // interfaces whose other end does not take replies of native XDP
@@ -132,6 +139,8 @@ func open(ctx context.Context, cfg config.Config, log *slog.Logger) (*Agent, err
 		models:  models.NewTable(log),
 		catalog: pkgs.NewCatalog(modules.Packages(), modules.Controls()),
 		watcher: service.NewWatcher(log),
+		cgroup:  cmp.Or(cfg.Cgroup, "/"),
+		kernel:  newKernelFacts(cfg.Paths.SocketFacts(), log),
 		wake:    make(chan struct{}, 1),
 		desired: desired,
 		modules: map[string]*deployment{},
@@ -140,6 +149,7 @@ func open(ctx context.Context, cfg config.Config, log *slog.Logger) (*Agent, err
 		costs:   newCosts(),
 	}
 	a.control, err = control.New(control.Options{Run: cfg.Paths.ControlSockets(), State: cfg.Paths.ControlState(), Log: log, Services: a.virtual, Models: a.models, Packets: a,
+		Examine: a.examine, Kernel: a.kernel.get,
 		ModuleSocket: cfg.Paths.ModuleSocket, SocketGroup: cfg.SocketGroup})
 	if err != nil {
 		return nil, errors.Join(err, st.Close())
@@ -190,6 +200,7 @@ func (a *Agent) run(ctx context.Context, cfg config.Config) error {
 	})
 	wg.Go(func() { a.follow(ctx) })
 	wg.Go(func() { a.measureRestored(ctx) })
+	wg.Go(func() { a.watchCgroups(ctx) })
 	wg.Go(func() {
 		if err := a.virtual.Run(ctx); err != nil {
 			cancel(err)

@@ -57,6 +57,7 @@ func describeModule(w io.Writer, m v1alpha1.Module) {
 	field(w, "Package", strings.TrimSpace(m.Spec.Package+" "+s.Package.Version))
 	field(w, "Digest", s.Package.Digest)
 	field(w, "Services", m.Spec.Attach.Services)
+	field(w, "Cgroups", strings.Join(m.Spec.Attach.Cgroups, ", "))
 	field(w, "Interfaces", strings.Join(m.Spec.Attach.Interfaces, ", "))
 	field(w, "Hook", m.Spec.Hook)
 	field(w, "Priority", m.Spec.Order.Priority)
@@ -84,7 +85,11 @@ func printInstances(w io.Writer, instances []v1alpha1.Instance) {
 	fmt.Fprintln(w)
 	line(w, "SERVICE", "INTERFACE", "HOOK", "DIRECTION", "CHAIN", "POSITION")
 	for _, i := range instances {
-		line(w, i.Service, i.Interface, i.Hook, i.Direction, i.Chain, i.Position)
+		where := i.Interface
+		if i.Cgroup != "" {
+			where = "cgroup " + i.Cgroup
+		}
+		line(w, i.Service, where, i.Hook, i.Direction, i.Chain, i.Position)
 	}
 }
 
@@ -94,7 +99,9 @@ func printCost(w io.Writer, c *v1alpha1.Cost) {
 		return
 	}
 	fmt.Fprintln(w)
-	line(w, "COST ON", "DIRECTION", "MEDIAN", "WORST", "AT LEAST", "WORST PACKET")
+	if len(c.Latency) > 0 {
+		line(w, "COST ON", "DIRECTION", "MEDIAN", "WORST", "AT LEAST", "WORST PACKET")
+	}
 	for _, l := range c.Latency {
 		line(w, l.Hook, l.Direction, nanoseconds(l.Median), nanoseconds(l.Worst), nanoseconds(l.Least), l.Packet)
 	}

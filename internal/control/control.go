@@ -6,6 +6,7 @@
 package control
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -55,6 +56,10 @@ type Options struct {
 	Services *resolve.Table
 	// Models are the models that control planes may ask for; nil if there are none.
 	Models *models.Table
+	// Examine finds out what programs processes run; nil if it cannot.
+	Examine func(sdk.Process) sdk.Executable
+	// Kernel tells packages on the hook sockets how this kernel behaves, for which they may have to wait; nil if that is not known.
+	Kernel func(context.Context) sdk.Kernel
 	// Packets let control planes send in the name of services; nil if none may.
 	Packets Packets
 	// ModuleSocket is the path of the socket that programs find a module by; nil if there are none. SocketGroup may use it.
@@ -147,6 +152,12 @@ func (m *Manager) Plane(module string, p *pkgs.Package) (*Plane, error) {
 	}
 	if slices.Contains(p.Resources, pkgs.ResourceModels) && m.opts.Models != nil {
 		plane.models = m.opts.Models.Follow(module)
+	}
+	if slices.Contains(p.Resources, pkgs.ResourceExecutables) {
+		plane.examine = m.opts.Examine
+	}
+	if p.RunsOn(pkgs.HookSockets) && m.opts.Kernel != nil {
+		plane.kernel = m.opts.Kernel
 	}
 	if p.Inject && m.opts.Packets != nil {
 		plane.packets = newPackets(m.opts.Packets)

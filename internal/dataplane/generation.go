@@ -46,7 +46,11 @@ func (g *generation) sdkMaps() sdk.Maps {
 
 // hooksOf calls do with the object for each hook that the module can run on.
 func hooksOf(mod Module, do func(Hook, *ebpf.CollectionSpec) error) error {
-	for _, hook := range []Hook{TC, XDP} {
+	hooks := []Hook{TC, XDP}
+	if mod.Sockets {
+		hooks = []Hook{Sockets}
+	}
+	for _, hook := range hooks {
 		spec, err := mod.Spec(hook)
 		if err != nil {
 			return fmt.Errorf("module %s: %w", mod.Name, err)
@@ -74,6 +78,11 @@ func newGeneration(mod Module, previous, shared map[string]*ebpf.Map) (*generati
 
 func (g *generation) create(previous, shared map[string]*ebpf.Map) error {
 	mod := g.Module
+	if fresh, err := g.newSockets(previous); err != nil {
+		return err
+	} else if fresh {
+		previous = nil
+	}
 	known := map[string]bool{}
 	err := hooksOf(mod, func(hook Hook, spec *ebpf.CollectionSpec) error {
 		if err := applySettings(spec, mod, known); err != nil {
@@ -89,8 +98,10 @@ func (g *generation) create(previous, shared map[string]*ebpf.Map) error {
 			return fmt.Errorf("module %s: constant %s: %w", mod.Name, name, ErrNoConstant)
 		}
 	}
-	if err := g.addDrops(previous); err != nil {
-		return err
+	if !g.Sockets {
+		if err := g.addDrops(previous); err != nil {
+			return err
+		}
 	}
 	if mod.Fill != nil {
 		if err := mod.Fill(g.fillMaps(previous)); err != nil {

@@ -3,9 +3,8 @@
 package doctor
 
 import (
-	"bufio"
+	"context"
 	"fmt"
-	"io"
 	"math"
 	"os"
 	"path/filepath"
@@ -13,7 +12,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/kerb-edge/kerb/internal/cgroup"
 	"github.com/kerb-edge/kerb/internal/dataplane/probe"
+	"github.com/kerb-edge/kerb/internal/sockets"
 )
 
 // What the state directory should have free, in bytes: the store is rewritten
@@ -27,7 +28,30 @@ const (
 const lowFiles = 2048
 
 func mounts(opts Options) []Check {
-	return []Check{bpffs(opts.Paths.BPF), cgroup2("/proc/self/mountinfo")}
+	return []Check{bpffs(opts.Paths.BPF), cgroup2()}
+}
+
+// redirected tells in what sockets whose bytes are redirected differ from TCP on this kernel: what the agent has found out, or else
+// a test of its own.
+func redirected(opts Options) []Check {
+	const name = "redirected sockets"
+	result, known := sockets.Known(opts.Paths.SocketFacts())
+	if !known {
+		var err error
+		if result, err = sockets.Test(context.Background()); err != nil {
+			return []Check{bad(Warn, name, "sudo kerb doctor", "cannot be tried: modules that redirect bytes between sockets keep programs out that they need not: %v", err)}
+		}
+	}
+	var others []string
+	for _, c := range result.Checks {
+		if !c.OK {
+			others = append(others, c.Name)
+		}
+	}
+	if len(others) == 0 {
+		return []Check{ok(name, "behave as TCP does")}
+	}
+	return []Check{ok(name, "behave as TCP does but for %s; programs that need these are kept out", strings.Join(others, ", "))}
 }
 
 // bpffs wants the directory of pins, or the nearest one above that exists, to
@@ -81,34 +105,13 @@ func existing(path string) string {
 	return path
 }
 
-// cgroup2 finds the mount wherever it is: with version 1 beside it, it is not
-// at /sys/fs/cgroup.
-func cgroup2(mountinfo string) Check {
-	const name, remedy = "cgroup v2", "mkdir -p /run/kerb/cgroup2 && mount -t cgroup2 none /run/kerb/cgroup2"
-	f, err := os.Open(mountinfo)
+func cgroup2() Check {
+	const name = "cgroup v2"
+	mount, err := cgroup.Mount()
 	if err != nil {
-		return bad(Warn, name, remedy, "cannot read the mounts: %v", err)
-	}
-	defer f.Close()
-	mount := findMount(f, "cgroup2")
-	if mount == "" {
-		return bad(Warn, name, remedy, "not mounted: modules that attach to cgroups cannot run")
+		return bad(Warn, name, "mkdir -p /run/kerb/cgroup2 && mount -t cgroup2 none /run/kerb/cgroup2", "%v: modules on sockets cannot run", err)
 	}
 	return ok(name, "%s", mount)
-}
-
-// findMount reads proc(5)'s mountinfo: the mount point is the fifth field, the
-// type the first after a lone hyphen.
-func findMount(mountinfo io.Reader, kind string) string {
-	lines := bufio.NewScanner(mountinfo)
-	for lines.Scan() {
-		before, after, found := strings.Cut(lines.Text(), " - ")
-		fields, kinds := strings.Fields(before), strings.Fields(after)
-		if found && len(fields) >= 5 && len(kinds) > 0 && kinds[0] == kind {
-			return strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`).Replace(fields[4])
-		}
-	}
-	return ""
 }
 
 func limits(opts Options) []Check {

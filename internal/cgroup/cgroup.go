@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package cgroup finds cgroups of version 2, wherever they are mounted.
+package cgroup
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// Errors that callers tell apart.
+var (
+	ErrNotMounted = errors.New("cgroup v2 is not mounted")
+	ErrGone       = errors.New("there is no such cgroup")
+)
+
+// Cgroup is one that exists.
+type Cgroup struct {
+	Path string // below the mount, / for the root
+	ID   uint64 // the inode, which bpf_get_current_cgroup_id tells too; not used again until a reboot
+}
+
+// Mount is where cgroup v2 is mounted. With version 1 beside it, that is not /sys/fs/cgroup.
+func Mount() (string, error) {
+	f, err := os.Open("/proc/thread-self/mountinfo")
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	return mountIn(f)
+}
+
+// mountIn reads proc(5)'s mountinfo: the mount point is the fifth field, the type the first after a lone hyphen.
+func mountIn(mountinfo io.Reader) (string, error) {
+	lines := bufio.NewScanner(mountinfo)
+	for lines.Scan() {
+		mount, kind, found := strings.Cut(lines.Text(), " - ")
+		fields := strings.Fields(mount)
+		if found && len(fields) >= 5 && strings.HasPrefix(kind, "cgroup2 ") {
+			return unescape.Replace(fields[4]), nil
+		}
+	}
+	return "", ErrNotMounted
+}
+
+// unescape undoes what /proc does to white space and backslashes in paths.
+var unescape = strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`)
+
+// found are directories by the ids that Find has told: looking for an id otherwise takes a walk through all cgroups.
+var found sync.Map
+
+// Find looks a cgroup up, by its path below the mount or by that in the file system.
+func Find(path string) (Cgroup, error) {
+	mount, err := Mount()
+	if err != nil {
+		return Cgroup{}, err
+	}
+	below := Below(mount, path)
+	dir := filepath.Join(mount, below)
+	id, err := idOf(dir)
+	if err != nil {
+		return Cgroup{}, fmt.Errorf("cgroup %s: %w", path, err)
+	}
+	found.Store(id, dir)
+	return Cgroup{Path: below, ID: id}, nil
+}
+
+// Below is the path of a cgroup below the mount, however it was written.
+func Below(mount, path string) string {
+	path = filepath.Clean("/" + path)
+	if rest, ok := strings.CutPrefix(path+"/", strings.TrimSuffix(mount, "/")+"/"); ok {
+		return filepath.Clean("/" + rest)
+	}
+	return path
+}
+
+// Contains tells whether a cgroup is another one or above it.
+func Contains(above, path string) bool {
+	return above == path || strings.HasPrefix(path, strings.TrimSuffix(above, "/")+"/")
+}
+
+func idOf(dir string) (uint64, error) {
+	info, err := os.Stat(dir)
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) || err == nil && !info.IsDir() {
+		return 0, ErrGone
+	}
+	if err != nil {
+		return 0, err
+	}
+	return inode(info), nil
+}
+
+// Dir is the directory of a cgroup by its id.
+func Dir(id uint64) (string, error) {
+	if dir, ok := found.Load(id); ok {
+		if now, err := idOf(dir.(string)); err == nil && now == id {
+			return dir.(string), nil
+		}
+		found.Delete(id)
+	}
+	return walkTo(id)
+}
+
+func walkTo(id uint64) (string, error) {
+	mount, err := Mount()
+	if err != nil {
+		return "", err
+	}
+	at := ""
+	err = filepath.WalkDir(mount, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || !d.IsDir() {
+			return nil // it has just gone, or is a file
+		}
+		info, err := d.Info()
+		if err == nil && inode(info) == id {
+			at = path
+			return fs.SkipAll
+		}
+		return nil
+	})
+	if err == nil && at == "" {
+		err = fmt.Errorf("cgroup with id %d: %w", id, ErrGone)
+	}
+	return at, err
+}
+
+func inode(info fs.FileInfo) uint64 {
+	st, ok := info.Sys().(*syscall.Stat_t)
+	if !ok {
+		return 0
+	}
+	return st.Ino
+}

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sockets
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"reflect"
+	"testing"
+)
+
+func TestKnownUntilTheNextBoot(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "sockets.json")
+	if _, ok := Known(file); ok {
+		t.Error("known without a test")
+	}
+	boot, err := bootID()
+	if err != nil {
+		t.Fatal(err)
+	}
+	whole := Result{Checks: make([]Check, len(checks)+len(waiting))}
+	whole.Checks[0] = Check{Name: "splice", Detail: "never returns"}
+	for _, of := range []struct {
+		boot   string
+		result Result
+		known  bool
+	}{{boot, whole, true}, {"another", whole, false}, {boot, Result{whole.Checks[1:]}, false}} {
+		data, err := json.Marshal(known{of.boot, of.result})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(file, data, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		got, ok := Known(file)
+		if ok != of.known || ok && !reflect.DeepEqual(got, whole) {
+			t.Errorf("%+v: %v %+v", of, ok, got)
+		}
+	}
+	if got, err := TestOnce(t.Context(), file); err != nil || len(got.Checks) != len(whole.Checks) {
+		t.Errorf("a result of other checks was used: %+v, %v", got, err)
+	}
+	if got, ok := Known(file); !ok || len(got.Checks) < 2 {
+		t.Errorf("not kept: %+v", got)
+	}
+}

@@ -1,0 +1,162 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* Each message that an enrolled socket sends: by TCP, or into the other end's queue. Runs under the sender's socket lock.
+ *
+ * ORDER. A receiver reads its queue of redirected messages before what TCP has for it. So from the queue to TCP one may change at
+ * any time; from TCP to the queue only when the receiver has read all that was ever sent by TCP: its copied_seq is our write_seq,
+ * and it has left that recv call (it does not own its socket's lock; a recv that still waits for more, MSG_WAITALL, shows in the
+ * wait queue). */
+#ifndef ACCEL_TURN_H
+#define ACCEL_TURN_H
+
+#include "leave.h"
+
+/* A message and what there is at this moment. */
+struct accel_view {
+	__u32 size;	/* of this one, bytes */
+	__u32 flags;	/* of the call */
+	__u32 written;	/* by TCP so far: write_seq */
+	__u32 ordered;	/* TCP has nothing that the receiver has not read */
+	__u32 empty;	/* nor has its queue */
+};
+
+/* This and accel_redirects decide; model_test.go has the same in Go. Tells when the connection has to leave. */
+static __always_inline int accel_turn(struct accel_end *e, const struct accel_config *cfg, __u32 answered, __u32 size)
+{
+	e->messages++;
+	if (e->seen != answered) {
+		e->seen = answered;
+		e->turns++;
+		e->run_messages = 0;
+		e->run_bytes = 0;
+	}
+	e->run_messages++;
+	e->run_bytes += size;
+	if (cfg->mode == ACCEL_ALL)
+		return ACCEL_FINE;
+	if (e->run_messages > cfg->leave_messages || e->run_bytes > cfg->leave_bytes)
+		return ACCEL_STREAM;
+	return ACCEL_FINE;
+}
+
+static __always_inline int accel_redirects(struct accel_end *e, const struct accel_config *cfg, const struct accel_view *v)
+{
+	if (!v->ordered)
+		return 0;
+	if (v->empty)
+		e->queued = 0;
+	if (cfg->mode == ACCEL_ALL)
+		return 1;
+	return e->turns >= cfg->warm && e->run_messages <= cfg->pass_messages && e->run_bytes <= cfg->pass_bytes &&
+	       (!e->queued || e->queued + v->size <= cfg->backlog);
+}
+
+/* The process that sends may be another one than that which connected or listened. */
+static __always_inline void accel_check_process(struct accel_end *e)
+{
+	__u32 process = bpf_get_current_pid_tgid() >> 32;
+	struct accel_file f;
+	enum accel_reason why;
+
+	if (e->process == process)
+		return;
+	e->process = process;
+	f = accel_current_file();
+	why = f.inode ? accel_judge(&f) : ACCEL_FINE; /* the kernel's own threads send for those that they work for */
+	if (why == ACCEL_UNJUDGED)
+		accel_ask(&f, e->netns, 0, 0);
+	if (why != ACCEL_FINE)
+		accel_stop(e, why);
+}
+
+/* Whether threads wait in a way that redirected messages would disappoint. One that blocks in recv sees EAGAIN whenever it is
+ * woken without a message: by signals, SIGSTOP and SIGCONT, the freezer, a reset, another thread's shutdown. */
+static __always_inline enum accel_reason accel_disappointed(const struct accel_config *cfg, __u64 sk, __u64 peer)
+{
+	struct accel_waiting theirs = accel_waiting(peer);
+
+	if (theirs.flags & ACCEL_MSG_WAITALL)
+		return accel_catch(theirs.receiver, ACCEL_WAITALL) ?: ACCEL_WAITALL;
+	if (accel_waiting(sk).receivers)
+		return ACCEL_THREADS;
+	return theirs.receivers && cfg->mode != ACCEL_ALL ? accel_catch(theirs.receiver, ACCEL_BLOCKING) : ACCEL_FINE;
+}
+
+/* Whether redirecting this message keeps all promises now; sets what the decision needs to know. */
+static __always_inline int accel_look(struct accel_end *e, const struct accel_config *cfg, struct accel_view *v)
+{
+	__u32 written = accel_get(accel_cast(struct tcp_sock, e->sk), write_seq);
+	int again = e->redirects && e->written == written; /* nothing went by TCP since the last redirect */
+	enum accel_reason why = ACCEL_FINE;
+	__u64 sk = e->sk, peer = e->peer_sk;
+
+	if (accel_cookie(peer) != e->peer)
+		return 0;
+	v->ordered = again || accel_get(accel_cast(struct tcp_sock, peer), copied_seq) == written;
+	accel_barrier();
+	v->ordered &= again || !accel_get(accel_sock(peer), sk_lock.owned);
+	accel_barrier();
+	v->empty = accel_queue_empty(peer);
+	if (!accel_open(sk) || !accel_open(peer))
+		why = ACCEL_CLOSED;
+	else if (accel_special(sk) || accel_special(peer))
+		why = ACCEL_OPTION;
+	else if (v->flags & ACCEL_MSG_OOB)
+		why = ACCEL_URGENT;
+	else if (!again || e->messages < 16 || e->messages % 16 == 0)
+		why = accel_disappointed(cfg, sk, peer);
+	if (accel_cookie(peer) != e->peer)
+		return 0;
+	if (why != ACCEL_FINE)
+		accel_stop(e, why);
+	v->written = written;
+	return why == ACCEL_FINE;
+}
+
+static __always_inline void accel_account(struct accel_end *e, const struct accel_end *peer, const struct accel_view *v)
+{
+	e->written = v->written;
+	e->queued += v->size;
+	e->redirected += v->size;
+	e->last = bpf_jiffies64();
+	if (e->redirects == 1 && !peer->redirects)
+		accel_count(e->client, e->server, accelerated, 1);
+	if (e->redirects - e->counted_messages >= 64)
+		accel_flush(e);
+}
+
+static __always_inline int accel_message(struct sk_msg_md *msg)
+{
+	const struct accel_config *cfg = accel_config();
+	struct accel_end *e = accel_end(accel_cookie(accel_msg_sk(msg))), *peer;
+	struct accel_view v = {.size = msg->size};
+	enum accel_reason why;
+	__u64 cookie;
+
+	if (!cfg || !e)
+		return SK_PASS;
+	cookie = e->peer;
+	peer = cookie ? accel_end(cookie) : 0;
+	v.flags = accel_send_flags();
+	if (v.flags & ACCEL_MSG_ZEROCOPY) /* being in the map is enough for its completion not to come */
+		accel_catch(bpf_get_current_task(), ACCEL_OPTION);
+	if (e->stop || (peer && peer->stop)) {
+		accel_stop_both(e, peer, e->stop ? e->stop : peer->stop);
+		e->quiet |= accel_quiet(e, 1);
+		return SK_PASS;
+	}
+	why = accel_turn(e, cfg, peer ? peer->messages : 0, v.size);
+	if (why != ACCEL_FINE)
+		accel_stop_both(e, peer, why);
+	if (!peer || accel_is_off(cfg))
+		return SK_PASS;
+	accel_check_process(e);
+	if (e->stop || !accel_look(e, cfg, &v) || !accel_redirects(e, cfg, &v))
+		return SK_PASS;
+	__sync_fetch_and_add(&e->redirects, 1); /* before the last look at stop: see accel_quiet */
+	if (e->stop || peer->stop || bpf_msg_redirect_hash(msg, &sockets, &cookie, BPF_F_INGRESS) != SK_PASS)
+		return SK_PASS;
+	accel_account(e, peer, &v);
+	return SK_PASS;
+}
+
+#endif
