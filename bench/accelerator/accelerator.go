@@ -89,7 +89,7 @@ func (e *experiment) execute(ctx context.Context, r *bench.Run) (err error) {
 
 func (e *experiment) runLoad(ctx context.Context, load string) (err error) {
 	place, name, _ := strings.Cut(load, "/")
-	w := workloads[name]
+	w := workloadNamed(name)
 	if err := e.move(place); err != nil {
 		return err
 	}

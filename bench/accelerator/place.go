@@ -113,7 +113,7 @@ func (p *place) host(name string) (*netlab.Host, error) {
 
 func sysctl(name, value string) error { return os.WriteFile("/proc/sys/"+name, []byte(value), 0o644) }
 
-// Servers' ports are a workload's own: what is learned of one says nothing about the next.
+// firstPort is that of the first workload's server.
 const firstPort = 7100
 
 func portText(port int) string { return strconv.Itoa(port) }

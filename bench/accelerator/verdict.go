@@ -21,10 +21,10 @@ var judged = []struct {
 // tolerated is how much worse a figure may be.
 const tolerated = 0.03
 
-// gain is a config against plain: above 1 it is better. Rounds are compared with those that they took turns with.
+// gain is a config against plain: above 1 it is better.
 type gain struct {
 	load, metric, stat string
-	value, noise       float64 // median of the rounds' ratios, and its standard error
+	value, noise       float64 // ratio of the medians, and the standard error of one of ratios round by round
 }
 
 func (g gain) String() string {
@@ -49,17 +49,19 @@ func gains(r *bench.Report, config string) []gain {
 }
 
 func gainOf(plain, cell bench.Cell, more bool) gain {
+	better := func(plain, value float64) float64 {
+		if more {
+			return value / plain
+		}
+		return plain / value
+	}
 	var ratios []float64
 	for i := range min(len(plain.Rounds), len(cell.Rounds)) {
-		ratio := plain.Rounds[i] / cell.Rounds[i]
-		if more {
-			ratio = 1 / ratio
-		}
-		ratios = append(ratios, ratio)
+		ratios = append(ratios, better(plain.Rounds[i], cell.Rounds[i]))
 	}
 	// The standard error of a median is that of the mean times sqrt(pi/2).
 	noise := bench.Stddev(ratios) * math.Sqrt(math.Pi/2/float64(len(ratios)))
-	return gain{cell.Load, cell.Metric, cell.Stat, bench.Median(ratios), noise}
+	return gain{cell.Load, cell.Metric, cell.Stat, better(plain.Value, cell.Value), noise}
 }
 
 // notes tell which figures are worse than plain TCP's, and how many of plain TCP's own are, when it is measured again.

@@ -34,12 +34,14 @@ const fileSize = 1000 << 20
 // held is how many connections are open at a time when their memory is measured.
 const held = 10_000
 
-var (
-	workloads = map[string]workload{}
-	names     []string // of workloads, in order
-)
+// workloads are in order, each on a port of its own: what is learned of one server says nothing about the next.
+var workloads = allWorkloads()
 
-func init() {
+func allWorkloads() []workload {
+	var all []workload
+	add := func(name string, unix bool, server func(*serving) ([]string, error), measure func(context.Context, *serving) ([]bench.Sample, error)) {
+		all = append(all, workload{name, firstPort + len(all), unix, server, measure})
+	}
 	add("echo-24", true, echoServer("echo", 24), echo(24))
 	for _, size := range sizes {
 		add("echo-"+sizeText(size), true, echoServer("echo", size), echo(size))
@@ -48,19 +50,19 @@ func init() {
 		add("stream-"+sizeText(size), true, streamServer, stream(size))
 	}
 	add("file", true, streamServer, file)
-	for _, connections := range []int{1, 16, 50} {
-		for _, pipeline := range []int{1, 16} {
+	for _, pipeline := range []int{1, 16} {
+		for _, connections := range []int{1, 16, 50} {
 			add(redisName(connections, pipeline), true, redisServer, redis(connections, pipeline))
 		}
 	}
 	add("http", false, httpServer, http("keep-alive"))
 	add("http-close", false, httpServer, http("close"))
 	add("held", false, echoServer("many", 24), hold)
+	return all
 }
 
-func add(name string, unix bool, server func(*serving) ([]string, error), measure func(context.Context, *serving) ([]bench.Sample, error)) {
-	workloads[name] = workload{name: name, port: firstPort + len(names), unix: unix, server: server, measure: measure}
-	names = append(names, name)
+func workloadNamed(name string) workload {
+	return workloads[slices.IndexFunc(workloads, func(w workload) bool { return w.name == name })]
 }
 
 // sizeText is 64, 4K or 1M.
@@ -78,9 +80,9 @@ func sizeText(bytes int) string {
 func loads() []string {
 	var all []string
 	for _, place := range places {
-		for _, name := range names {
-			if name != "held" || place == "loopback" || place == "veth" {
-				all = append(all, place+"/"+name)
+		for _, w := range workloads {
+			if w.name != "held" || place == "loopback" || place == "veth" {
+				all = append(all, place+"/"+w.name)
 			}
 		}
 	}
@@ -89,8 +91,8 @@ func loads() []string {
 
 func ports() []int {
 	var all []int
-	for _, name := range names {
-		all = append(all, workloads[name].port)
+	for _, w := range workloads {
+		all = append(all, w.port)
 	}
 	return all
 }
