@@ -13,10 +13,10 @@ import (
 
 //go:generate go run ./gen
 
-// By the first letter of their ends: kerb.yaml, <name>.bpf.c, <name>.tc.o and <name>.xdp.o. As one pattern it matches in
+// By the first letter of their ends: kerb.yaml, <name>.bpf.c, <name>.sockets.o, <name>.tc.o and <name>.xdp.o. As one pattern it matches in
 // a fresh checkout too, where no objects are yet.
 //
-//go:embed */*.[bytx]*
+//go:embed */*.[bstxy]*
 var files embed.FS
 
 // Packages holds one directory per built-in package.

@@ -18,7 +18,7 @@ import (
 )
 
 // Control is the control plane of a package. Compile is its only duty; what else it can do is told by the optional
-// interfaces Handler, Runner, Measurer, HealthChecker, VirtualServiceUser, ModelUser, Conditioner, InstanceFollower and ClientServer
+// interfaces Handler, Runner, Measurer, HealthChecker, VirtualServiceUser, ModelUser, ExecutableUser, Conditioner, InstanceFollower and ClientServer
 // on the Compiled it returns.
 type Control interface {
 	// Compile checks config (already valid by the manifest's schema) and works out what the data plane needs. It has no
@@ -82,6 +82,12 @@ type Live struct {
 	// whole chain. Needs inject: true in the manifest. Checksums of TCP and UDP are completed, since a service may leave them
 	// to its interface. Errors: ErrNoInject; ErrTooLong for more than the interface's MTU.
 	Inject func(ifindex uint32, frame []byte) error
+
+	// Examine asks what is known of the program that a process runs. The answer comes by ExecutableUser. It does not wait; a
+	// process that is wanted already is not asked for twice. Needs executables among the manifest's resources.
+	Examine func(p Process)
+	// Kernel is how this kernel behaves where that is not the same everywhere.
+	Kernel Kernel
 }
 
 // Instance is an attach point as control planes see it.
@@ -95,12 +101,45 @@ type Instance struct {
 	MTU       int      `json:"mtu,omitempty"` // bytes; the smaller one of both ends
 	// Ingress are the modules that packets to the service meet on TC, in order.
 	Ingress []string `json:"ingress,omitempty"`
+
+	// What follows is told to modules on the hook sockets, which have one instance for each service (Interface is its first
+	// one, if it has any) and one for each cgroup of attach.cgroups.
+
+	// NetnsCookie is what bpf_get_netns_cookie tells of the service's sockets.
+	NetnsCookie uint64 `json:"netnsCookie,omitempty"`
+	// Chain are the other modules that the service's packets meet, in either direction.
+	Chain []ChainMember `json:"chain,omitempty"`
+	// Cgroup is one whose sockets all are meant, with its path below the mount of cgroup v2.
+	Cgroup   string `json:"cgroup,omitempty"`
+	CgroupID uint64 `json:"cgroupID,omitempty"` // as bpf_get_current_cgroup_id tells it
+}
+
+// ChainMember is another module on a service.
+type ChainMember struct {
+	Module  string `json:"module"`
+	Package string `json:"package,omitempty"` // empty if it cannot be read
 }
 
 // Equal tells whether nothing has changed.
 func (i Instance) Equal(o Instance) bool {
 	return i.Service == o.Service && i.Interface == o.Interface && i.Ifindex == o.Ifindex && i.MAC == o.MAC && i.MTU == o.MTU &&
-		slices.Equal(i.Addresses, o.Addresses) && slices.Equal(i.Ingress, o.Ingress)
+		i.NetnsCookie == o.NetnsCookie && i.Cgroup == o.Cgroup && i.CgroupID == o.CgroupID &&
+		slices.Equal(i.Addresses, o.Addresses) && slices.Equal(i.Ingress, o.Ingress) && slices.Equal(i.Chain, o.Chain)
+}
+
+// InstanceKey tells the instances of a module apart: interfaces by their index, and on the hook sockets services and cgroups.
+type InstanceKey struct {
+	Ifindex  uint32
+	Service  string
+	CgroupID uint64
+}
+
+// Key of the instance.
+func (i Instance) Key() InstanceKey {
+	if i.NetnsCookie != 0 || i.CgroupID != 0 {
+		return InstanceKey{Service: i.Service, CgroupID: i.CgroupID}
+	}
+	return InstanceKey{Ifindex: i.Ifindex}
 }
 
 // Handler is a Compiled with routes of its own, served under /v1/modules/<name>/.

@@ -53,7 +53,7 @@ type running struct {
 	following  sync.Mutex     // one change of instances at a time
 
 	mu        sync.Mutex
-	instances map[uint32]Instance // by ifindex
+	instances map[InstanceKey]Instance
 }
 
 // servePlane serves until the agent closes the socket of the maps, or ctx ends.
@@ -102,6 +102,7 @@ func (p *plane) routes() http.Handler {
 	own("POST detached", func(r *http.Request) (any, error) { return nil, p.serveInstance(r, false) })
 	own("POST virtualservices", p.serveVirtualServices)
 	own("POST models", p.serveModels)
+	own("POST executables", p.serveExecutables)
 	own("GET wanted", func(r *http.Request) (any, error) { return p.wants.take(r.Context()), nil })
 	own("GET health", p.serveHealth)
 	own("GET metrics", p.serveMetrics)
@@ -239,8 +240,9 @@ func (p *plane) serveStart(r *http.Request) (any, error) {
 
 func (p *plane) enliven(req GenerationRequest, c Compiled, maps Maps) *running {
 	ctx, cancel := context.WithCancel(context.Background())
-	n := &running{generation: req.Generation, compiled: c, ctx: ctx, cancel: cancel, instances: byIndex(req.Instances)}
-	n.live = Live{Module: p.module, Maps: maps, Interface: n.list, Want: p.wants.want, Idle: p.wants.idle, Inject: p.inbox.packets.inject}
+	n := &running{generation: req.Generation, compiled: c, ctx: ctx, cancel: cancel, instances: byKey(req.Instances)}
+	n.live = Live{Module: p.module, Maps: maps, Interface: n.list, Want: p.wants.want, Idle: p.wants.idle, Inject: p.inbox.packets.inject,
+		Examine: p.wants.examine, Kernel: req.Kernel}
 	if h, ok := c.(Handler); ok {
 		n.handler = h.Handler(n.live)
 	}
@@ -336,6 +338,16 @@ func (p *plane) serveModels(r *http.Request) (any, error) {
 	return updateUser(p, update.Generation, func(user ModelUser, live Live) (any, error) { return user.Models(live, update) })
 }
 
+func (p *plane) serveExecutables(r *http.Request) (any, error) {
+	update, err := decode[ExecutablesUpdate](r)
+	if err != nil {
+		return nil, err
+	}
+	return updateUser(p, update.Generation, func(user ExecutableUser, live Live) (any, error) {
+		return nil, user.Executables(live, update.Executables)
+	})
+}
+
 // updateUser tells the present generation of resources, if it is the one meant and works with them.
 func updateUser[U any](p *plane, generation string, tell func(U, Live) (any, error)) (any, error) {
 	now := p.use()
@@ -404,18 +416,20 @@ func (p *plane) serveModule(w http.ResponseWriter, r *http.Request) {
 	now.handler.ServeHTTP(w, r)
 }
 
-// list is ordered by ifindex.
+// list is ordered by ifindex, then by service and cgroup.
 func (n *running) list() []Instance {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return slices.SortedFunc(maps.Values(n.instances), func(a, b Instance) int { return cmp.Compare(a.Ifindex, b.Ifindex) })
+	return slices.SortedFunc(maps.Values(n.instances), func(a, b Instance) int {
+		return cmp.Or(cmp.Compare(a.Ifindex, b.Ifindex), cmp.Compare(a.Service, b.Service), cmp.Compare(a.CgroupID, b.CgroupID))
+	})
 }
 
 // setInstances takes over a whole list.
 func (n *running) setInstances(all []Instance) {
-	next := byIndex(all)
+	next := byKey(all)
 	for _, old := range n.list() {
-		if _, stays := next[old.Ifindex]; !stays {
+		if _, stays := next[old.Key()]; !stays {
 			n.setInstance(old, false)
 		}
 	}
@@ -428,11 +442,11 @@ func (n *running) setInstance(i Instance, there bool) {
 	n.following.Lock()
 	defer n.following.Unlock()
 	n.mu.Lock()
-	before, known := n.instances[i.Ifindex]
+	before, known := n.instances[i.Key()]
 	if there {
-		n.instances[i.Ifindex] = i
+		n.instances[i.Key()] = i
 	} else {
-		delete(n.instances, i.Ifindex)
+		delete(n.instances, i.Key())
 	}
 	n.mu.Unlock()
 	follower, ok := n.compiled.(InstanceFollower)
@@ -441,10 +455,10 @@ func (n *running) setInstance(i Instance, there bool) {
 	}
 }
 
-func byIndex(list []Instance) map[uint32]Instance {
-	out := make(map[uint32]Instance, len(list))
+func byKey(list []Instance) map[InstanceKey]Instance {
+	out := make(map[InstanceKey]Instance, len(list))
 	for _, i := range list {
-		out[i.Ifindex] = i
+		out[i.Key()] = i
 	}
 	return out
 }

@@ -44,6 +44,8 @@ type Wanted struct {
 	Addresses []netip.Addr `json:"addresses,omitempty"` // somebody sends to them, and no virtual service has them
 	Idle      []string     `json:"idle,omitempty"`      // dynamic virtual services that nobody uses any more
 	Give      []Give       `json:"give,omitempty"`      // what clients are to be sent
+	// Executables are processes whose programs are to be examined.
+	Executables []Process `json:"executables,omitempty"`
 }
 
 // InstanceFollower is a Compiled that is told at once when an instance comes, changes or goes. Those that are there from the

@@ -13,7 +13,7 @@ import (
 
 const (
 	wantedWait = 30 * time.Second // how long the agent's question is left open
-	maxWants   = 4096             // addresses that the agent has not fetched; more are not noted
+	maxWants   = 4096             // addresses, and processes, that the agent has not fetched; more are not noted
 )
 
 // wants is what the control plane wants of the agent, until it fetches it.
@@ -21,10 +21,13 @@ type wants struct {
 	mu      sync.Mutex
 	now     Wanted
 	queued  map[netip.Addr]bool
+	asked   map[Process]bool
 	arrived chan struct{}
 }
 
-func newWants() *wants { return &wants{queued: map[netip.Addr]bool{}, arrived: make(chan struct{}, 1)} }
+func newWants() *wants {
+	return &wants{queued: map[netip.Addr]bool{}, asked: map[Process]bool{}, arrived: make(chan struct{}, 1)}
+}
 
 func (w *wants) want(addr netip.Addr) {
 	addr = addr.Unmap()
@@ -45,6 +48,17 @@ func (w *wants) idle(name string) {
 		w.now.Idle = append(w.now.Idle, name)
 		w.wake()
 	}
+}
+
+func (w *wants) examine(p Process) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.asked[p] || len(w.asked) == maxWants {
+		return
+	}
+	w.asked[p] = true
+	w.now.Executables = append(w.now.Executables, p)
+	w.wake()
 }
 
 // maxGives is how many clients may wait for the agent to fetch what they are to be given.
@@ -75,9 +89,10 @@ func (w *wants) take(ctx context.Context) Wanted {
 	for {
 		w.mu.Lock()
 		got := w.now
-		if len(got.Addresses)+len(got.Idle)+len(got.Give) > 0 && ctx.Err() == nil {
+		if len(got.Addresses)+len(got.Idle)+len(got.Give)+len(got.Executables) > 0 && ctx.Err() == nil {
 			w.now = Wanted{}
 			clear(w.queued)
+			clear(w.asked)
 			w.mu.Unlock()
 			return got
 		}

@@ -26,6 +26,7 @@ type GenerationRequest struct {
 	Generation string          `json:"generation"`
 	Config     json.RawMessage `json:"config,omitempty"`
 	Instances  []Instance      `json:"instances,omitempty"` // start only
+	Kernel     Kernel          `json:"kernel,omitzero"`     // start only
 }
 
 // MapsMessage comes with the descriptors of the maps that it names, in the same order; or with those of the packet sockets.

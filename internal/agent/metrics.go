@@ -3,7 +3,6 @@
 package agent
 
 import (
-	"cmp"
 	"maps"
 	"slices"
 	"strings"
@@ -193,7 +192,5 @@ func (a *Agent) collectOutcomes(out chan<- prometheus.Metric) {
 }
 
 func sortedPoints[V any](m map[dataplane.Point]V) []dataplane.Point {
-	return slices.SortedFunc(maps.Keys(m), func(a, b dataplane.Point) int {
-		return cmp.Or(cmp.Compare(a.Ifindex, b.Ifindex), cmp.Compare(a.Side, b.Side))
-	})
+	return slices.SortedFunc(maps.Keys(m), dataplane.Point.Compare)
 }

@@ -55,6 +55,10 @@ type Options struct {
 	Services *resolve.Table
 	// Models are the models that control planes may ask for; nil if there are none.
 	Models *models.Table
+	// Examine finds out what programs processes run; nil if it cannot.
+	Examine func(sdk.Process) sdk.Executable
+	// Kernel tells how this kernel behaves, to packages on the hook sockets; nil if that is not known.
+	Kernel func() sdk.Kernel
 	// Packets let control planes send in the name of services; nil if none may.
 	Packets Packets
 	// ModuleSocket is the path of the socket that programs find a module by; nil if there are none. SocketGroup may use it.
@@ -147,6 +151,12 @@ func (m *Manager) Plane(module string, p *pkgs.Package) (*Plane, error) {
 	}
 	if slices.Contains(p.Resources, pkgs.ResourceModels) && m.opts.Models != nil {
 		plane.models = m.opts.Models.Follow(module)
+	}
+	if slices.Contains(p.Resources, pkgs.ResourceExecutables) {
+		plane.examine = m.opts.Examine
+	}
+	if p.RunsOn(pkgs.HookSockets) && m.opts.Kernel != nil {
+		plane.kernel = m.opts.Kernel
 	}
 	if p.Inject && m.opts.Packets != nil {
 		plane.packets = newPackets(m.opts.Packets)

@@ -109,7 +109,7 @@ func tellAll[U any, P update[U]](ctx context.Context, p *Plane, r *run, call str
 
 // pollWants asks what the control plane wants, again and again.
 func (p *Plane) pollWants(ctx context.Context, r *run) {
-	if p.services == nil && p.door == nil {
+	if p.services == nil && p.door == nil && p.examine == nil {
 		return
 	}
 	for ctx.Err() == nil {
@@ -131,6 +131,7 @@ func (p *Plane) pollWants(ctx context.Context, r *run) {
 		for _, g := range wants.Give {
 			p.give(g)
 		}
+		p.examineAll(ctx, r, wants.Executables)
 	}
 }
 

@@ -54,6 +54,9 @@ type Plane struct {
 	packets  *packets          // nil unless it sends in the name of services
 	door     *door             // nil unless programs may connect
 
+	examine func(sdk.Process) sdk.Executable // nil unless it asks for programs of processes
+	kernel  func() sdk.Kernel                // never nil
+
 	sending sync.Mutex // while maps of want are sent or closed
 
 	mu      sync.Mutex
@@ -100,6 +103,7 @@ func newPlane(module string, p *pkgs.Package, opts Options, start starter) *Plan
 	plane := &Plane{module: module, pkg: p, log: opts.Log.With("module", module),
 		closing: make(chan struct{}), closed: make(chan struct{}), changed: make(chan struct{}, 1),
 		arrived: make(chan struct{}), progress: make(chan struct{}), rest: make(chan struct{}), resume: make(chan struct{})}
+	plane.kernel = func() sdk.Kernel { return sdk.Kernel{} }
 	close(plane.resume)
 	plane.start = func() (*run, error) { return newRun(opts.sockets(), module, start) }
 	plane.state = State{Healthy: true, Reason: "starting", Since: time.Now()}
@@ -318,7 +322,7 @@ func (p *Plane) attend(r *run) {
 type told struct {
 	generation string
 	sent       string // the generation whose maps it was sent last
-	instances  map[uint32]sdk.Instance
+	instances  map[sdk.InstanceKey]sdk.Instance
 	packets    map[uint32]sdk.Instance // for which it has packet sockets
 }
 
@@ -347,14 +351,14 @@ func (p *Plane) tellRun(ctx context.Context, r *run, t *told, want *live) error 
 		if err := p.sendOnce(ctx, r, t, want); err != nil {
 			return err
 		}
-		req := sdk.GenerationRequest{Generation: want.name, Config: want.config, Instances: want.instances}
+		req := sdk.GenerationRequest{Generation: want.name, Config: want.config, Instances: want.instances, Kernel: p.kernel()}
 		if err := p.inform(ctx, r, "start", req); err != nil {
 			return err
 		}
 		if t.generation != "" {
 			_ = p.call(ctx, r, callTime, "drop", sdk.GenerationRequest{Generation: t.generation}, nil) // it may have let go itself
 		}
-		t.generation, t.instances = want.name, byIndex(want.instances)
+		t.generation, t.instances = want.name, byKey(want.instances)
 		p.mu.Lock()
 		p.startedWith = want.name
 		p.mu.Unlock()
@@ -362,21 +366,21 @@ func (p *Plane) tellRun(ctx context.Context, r *run, t *told, want *live) error 
 		p.openDoor(r, t)
 		return nil
 	}
-	now := byIndex(want.instances)
-	for index, i := range t.instances {
-		if _, stays := now[index]; !stays {
+	now := byKey(want.instances)
+	for key, i := range t.instances {
+		if _, stays := now[key]; !stays {
 			if err := p.inform(ctx, r, "detached", i); err != nil {
 				return err
 			}
-			delete(t.instances, index)
+			delete(t.instances, key)
 		}
 	}
-	for index, i := range now {
-		if before, known := t.instances[index]; !known || !before.Equal(i) {
+	for key, i := range now {
+		if before, known := t.instances[key]; !known || !before.Equal(i) {
 			if err := p.inform(ctx, r, "attached", i); err != nil {
 				return err
 			}
-			t.instances[index] = i
+			t.instances[key] = i
 		}
 	}
 	return nil
@@ -432,6 +436,14 @@ func (p *Plane) sendWanted(r *run, want *live) error {
 		return errors.New("superseded by a newer generation")
 	}
 	return r.sendMaps(want.name, want.maps)
+}
+
+func byKey(list []sdk.Instance) map[sdk.InstanceKey]sdk.Instance {
+	out := make(map[sdk.InstanceKey]sdk.Instance, len(list))
+	for _, i := range list {
+		out[i.Key()] = i
+	}
+	return out
 }
 
 func byIndex(list []sdk.Instance) map[uint32]sdk.Instance {

@@ -20,6 +20,7 @@ const (
 	ModeClsact     = "clsact"
 	ModeXDPNative  = "native"
 	ModeXDPGeneric = "generic"
+	ModeCgroup     = "cgroup"
 )
 
 // Attached is what runs on a point.
@@ -32,7 +33,7 @@ type Attached struct {
 // attach puts a program on a free point or in place of the one that Kerb has there, in one step: every packet meets
 // either the old or the new program.
 func (d *Dataplane) attach(p Point, prog *ebpf.Program) error {
-	if p.Side != OnXDP && !d.tcx {
+	if p.Side.Hook() == TC && !d.tcx {
 		return d.attachClsact(p, prog)
 	}
 	old, err := openLink(d.layout.link(p))
@@ -44,7 +45,7 @@ func (d *Dataplane) attach(p Point, prog *ebpf.Program) error {
 	}
 	defer old.Close()
 	err = old.Update(prog)
-	if errors.Is(err, unix.ENOLINK) || errors.Is(err, unix.ENODEV) { // of an interface that is gone; its index may be another's
+	if errors.Is(err, unix.ENOLINK) || errors.Is(err, unix.ENODEV) { // of an interface or cgroup that is gone; the index may be another's
 		if err := os.Remove(d.layout.link(p)); err != nil {
 			return fmt.Errorf("unpin link of %s: %w", p, err)
 		}
@@ -59,15 +60,22 @@ func (d *Dataplane) attach(p Point, prog *ebpf.Program) error {
 func (d *Dataplane) attachNew(p Point, prog *ebpf.Program) error {
 	var l link.Link
 	var err error
-	if p.Side == OnXDP {
+	switch p.Side {
+	case OnSockets:
+		l, err = attachCgroup(p, prog)
+	case OnXDP:
 		l, err = attachXDP(p.Ifindex, prog)
-	} else {
+	default:
 		l, err = d.attachTCX(p, prog)
 	}
 	if err != nil {
 		return attachError(p, err)
 	}
 	defer l.Close()
+	return d.pinLink(p, l)
+}
+
+func (d *Dataplane) pinLink(p Point, l link.Link) error {
 	if err := os.MkdirAll(d.layout.links(), 0o700); err != nil {
 		return err
 	}
@@ -79,6 +87,8 @@ func (d *Dataplane) attachNew(p Point, prog *ebpf.Program) error {
 
 func attachError(p Point, err error) error {
 	switch {
+	case p.Side == OnSockets:
+		return err
 	case errors.Is(err, unix.ENODEV):
 		return fmt.Errorf("interface %d: %w", p.Ifindex, ErrGone)
 	case errors.Is(err, unix.EBUSY), errors.Is(err, unix.EEXIST):
@@ -122,7 +132,7 @@ func attachXDP(ifindex int, prog *ebpf.Program) (link.Link, error) {
 
 // detach takes Kerb's program from a point. A point that has none, or an interface that is gone, is no error.
 func (d *Dataplane) detach(p Point) error {
-	if p.Side != OnXDP && !d.tcx {
+	if p.Side.Hook() == TC && !d.tcx {
 		return d.detachClsact(p)
 	}
 	path := d.layout.link(p)
@@ -189,6 +199,13 @@ func (d *Dataplane) readLink(p Point) (Attached, error) {
 	}
 	a := Attached{Point: p, Program: info.Program, Mode: ModeTCX}
 	ifindex := uint32(0)
+	if c := info.Cgroup(); c != nil {
+		a.Mode = ModeCgroup
+		if c.CgroupId != p.Cgroup { // 0 when the cgroup has gone
+			a.Program = 0
+		}
+		return a, nil
+	}
 	if x := info.XDP(); x != nil {
 		ifindex, a.Mode = x.Ifindex, ""
 	} else if t := info.TCX(); t != nil {

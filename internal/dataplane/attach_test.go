@@ -268,7 +268,7 @@ func TestForeignXDPIsLeftAlone(t *testing.T) {
 	if err := w.CreateChain(spec, map[string]Module{m.Name: m}); err != nil {
 		t.Fatal(err)
 	}
-	if err := w.Attach(Point{w.a.OuterIndex(), OnXDP}, spec); !errors.Is(err, ErrBusy) {
+	if err := w.Attach(Point{Ifindex: w.a.OuterIndex(), Side: OnXDP}, spec); !errors.Is(err, ErrBusy) {
 		t.Errorf("attach where a foreign program is: %v, want ErrBusy", err)
 	}
 }

@@ -5,8 +5,10 @@ package dataplane
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"sort"
 	"strings"
 
@@ -195,7 +197,16 @@ type PinnedChain struct {
 	Spec    ChainSpec
 	Program ebpf.ProgramID
 	Parts   int
+	Entries map[Entry]ebpf.ProgramID // of sockets; Program is one of them
 	dir     string
+}
+
+// Programs are those that attach points may have.
+func (c PinnedChain) Programs() []ebpf.ProgramID {
+	if c.Spec.Side == OnSockets {
+		return slices.Collect(maps.Values(c.Entries))
+	}
+	return []ebpf.ProgramID{c.Program}
 }
 
 // readChains lists the chains that are pinned.
@@ -239,17 +250,34 @@ func (c *PinnedChain) read() error {
 			c.Parts++
 		}
 	}
-	prog, err := c.open()
-	if err != nil {
+	if c.Program, err = pinnedID(entryPin(c.dir)); err != nil || c.Spec.Side != OnSockets {
 		return err
+	}
+	c.Parts, c.Entries = 1, map[Entry]ebpf.ProgramID{}
+	for _, e := range []Entry{All, Services} {
+		id, err := pinnedID(filepath.Join(c.dir, string(e)))
+		if err == nil {
+			c.Entries[e] = id
+		} else if !errors.Is(err, os.ErrNotExist) {
+			return err
+		}
+	}
+	return nil
+}
+
+// pinnedID is the kernel's id of a pinned program.
+func pinnedID(path string) (ebpf.ProgramID, error) {
+	prog, err := ebpf.LoadPinnedProgram(path, nil)
+	if err != nil {
+		return 0, err
 	}
 	defer prog.Close()
 	info, err := prog.Info()
 	if err != nil {
-		return err
+		return 0, err
 	}
-	c.Program, _ = info.ID()
-	return nil
+	id, _ := info.ID()
+	return id, nil
 }
 
 // open opens the entry program.

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/rlimit"
@@ -30,11 +31,12 @@ type Dataplane struct {
 	opts   Options
 	layout layout
 	tcx    bool
+	leaves map[string]time.Time // chains on sockets that let go of their sockets, by directory: since when
 }
 
 // Open prepares the directory of pins and removes what a killed agent had half built.
 func Open(opts Options) (*Dataplane, error) {
-	d := &Dataplane{opts: opts, layout: layout{opts.Root}}
+	d := &Dataplane{opts: opts, layout: layout{opts.Root}, leaves: map[string]time.Time{}}
 	if err := checkBPFFS(opts.Root); err != nil {
 		return nil, err
 	}
@@ -150,6 +152,9 @@ func (d *Dataplane) CreateChain(spec ChainSpec, modules map[string]Module) error
 	if err != nil {
 		return err
 	}
+	if spec.Side == OnSockets {
+		return createSockets(members[0], d.layout.chain(spec), spec.Members[0])
+	}
 	c, err := loadChain(spec, members)
 	if err != nil {
 		return err
@@ -177,8 +182,16 @@ func closeMembers(members []*generation) {
 	}
 }
 
-// RemoveChain drops a chain that runs nowhere any more.
-func (d *Dataplane) RemoveChain(c PinnedChain) error { return removePins(c.dir) }
+// RemoveChain drops a chain that runs nowhere any more. Programs on sockets first let go of their sockets; while some hold bytes
+// the error is a *DrainingError, and RemoveChain is to be called again a moment later.
+func (d *Dataplane) RemoveChain(c PinnedChain) error {
+	if c.Spec.Side == OnSockets {
+		if err := d.drainPinned(c); err != nil {
+			return err
+		}
+	}
+	return removePins(c.dir)
+}
 
 // RemoveChainSpec is RemoveChain for a chain known by what it was made from.
 func (d *Dataplane) RemoveChainSpec(spec ChainSpec) error { return removePins(d.layout.chain(spec)) }
@@ -190,6 +203,9 @@ func (d *Dataplane) Attach(p Point, spec ChainSpec) error {
 
 // AttachPinned is Attach for a chain known by its pins only: what an undo needs.
 func (d *Dataplane) AttachPinned(p Point, c PinnedChain) error {
+	if p.Side == OnSockets {
+		return d.attachSockets(p, c.dir)
+	}
 	prog, err := c.open()
 	if err != nil {
 		return fmt.Errorf("open chain: %w", err)
@@ -256,6 +272,7 @@ func (d *Dataplane) Purge() error {
 	for _, a := range filters {
 		errs = append(errs, d.detachClsact(a.Point))
 	}
+	errs = append(errs, d.drainAll())
 	for _, dir := range []string{d.layout.chains(), d.layout.modules()} { // neither is ever there in part
 		errs = append(errs, removePins(dir))
 	}

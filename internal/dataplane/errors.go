@@ -14,8 +14,9 @@ import (
 // Errors that callers tell apart.
 var (
 	ErrNoEntry    = errors.New("the object has neither kerb_egress nor kerb_ingress")
+	ErrNoProgram  = errors.New("the data plane has no such program")
 	ErrNoConstant = errors.New("the data plane has no such constant")
-	ErrGone       = errors.New("the interface is gone")
+	ErrGone       = errors.New("the attach point is gone")
 	ErrBusy       = errors.New("another program holds the hook exclusively")
 	ErrNotMounted = errors.New("no BPF file system")
 	ErrLicense    = errors.New("licences cannot be mixed in one program")

@@ -46,7 +46,7 @@ func (g *generation) sdkMaps() sdk.Maps {
 
 // hooksOf calls do with the object for each hook that the module can run on.
 func hooksOf(mod Module, do func(Hook, *ebpf.CollectionSpec) error) error {
-	for _, hook := range []Hook{TC, XDP} {
+	for _, hook := range []Hook{TC, XDP, Sockets} {
 		spec, err := mod.Spec(hook)
 		if err != nil {
 			return fmt.Errorf("module %s: %w", mod.Name, err)
@@ -74,6 +74,11 @@ func newGeneration(mod Module, previous, shared map[string]*ebpf.Map) (*generati
 
 func (g *generation) create(previous, shared map[string]*ebpf.Map) error {
 	mod := g.Module
+	if fresh, err := g.newSockets(previous); err != nil {
+		return err
+	} else if fresh {
+		previous = nil
+	}
 	known := map[string]bool{}
 	err := hooksOf(mod, func(hook Hook, spec *ebpf.CollectionSpec) error {
 		if err := applySettings(spec, mod, known); err != nil {
@@ -89,8 +94,10 @@ func (g *generation) create(previous, shared map[string]*ebpf.Map) error {
 			return fmt.Errorf("module %s: constant %s: %w", mod.Name, name, ErrNoConstant)
 		}
 	}
-	if err := g.addDrops(previous); err != nil {
-		return err
+	if !g.onSockets() {
+		if err := g.addDrops(previous); err != nil {
+			return err
+		}
 	}
 	if mod.Fill != nil {
 		if err := mod.Fill(g.fillMaps(previous)); err != nil {

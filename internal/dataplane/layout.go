@@ -15,7 +15,9 @@ import (
 //	<root>/chains/<side>_<direction>_<id>/prog0... the linked programs; prog0 is the entry
 //	                                     /m00_<generation>_<module>   members in order, each the module's drop counters
 //	                                     /outcomes, /parts            parse counters; the tail-call table of a split chain
+//	                                     of sockets: /all, /services, /messages, /drain, and the maps /sockets, /off, /drained
 //	<root>/links/<ifindex>_<side>                  attach points (XDP and TCX)
+//	            /cgroup<id>_<entry>_<module>       attach points (sockets)
 //	<root>/shared/<map>                            maps shared by name between modules
 type layout struct{ root string }
 
@@ -86,10 +88,22 @@ func parseChainPin(name string) (spec ChainSpec, id string, ok bool) {
 }
 
 func parsePoint(name string) (Point, bool) {
+	if rest, ok := strings.CutPrefix(name, "cgroup"); ok {
+		return parseCgroupPoint(rest)
+	}
 	index, side, found := strings.Cut(name, "_")
 	n, err := strconv.Atoi(index)
 	if !found || err != nil {
 		return Point{}, false
 	}
 	return Point{Ifindex: n, Side: Side(side)}, true
+}
+
+func parseCgroupPoint(name string) (Point, bool) {
+	parts := strings.SplitN(name, "_", 3)
+	if len(parts) != 3 {
+		return Point{}, false
+	}
+	id, err := strconv.ParseUint(parts[0], 10, 64)
+	return Point{Side: OnSockets, Cgroup: id, Entry: Entry(parts[1]), Module: parts[2]}, err == nil
 }

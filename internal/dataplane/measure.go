@@ -57,6 +57,9 @@ func (l Latency) Least() PacketCost {
 // ErrNotMeasured is returned with the cost as far as it is known when a module cannot be test-run.
 var ErrNotMeasured = errors.New("cannot be measured")
 
+// ErrNotPackets is returned with the memory of a module on sockets.
+var ErrNotPackets = fmt.Errorf("%w: what it costs is part of send() and of connections, which the kernel offers no test run for; its memory is known", ErrNotMeasured)
+
 // MeasureTime is about how long a measurement lasts, beside loading. A module that is slow takes longer, but not more
 // than some times as long.
 const MeasureTime = 30 * time.Millisecond
@@ -98,6 +101,9 @@ func (m *Meter) Measure(mod Module, hooks ...Hook) (Cost, error) {
 	}
 	defer g.Close()
 	cost := Cost{Memory: Memory(g.sdkMaps())}
+	if g.onSockets() {
+		return cost, ErrNotPackets
+	}
 	chains, err := loadAlone(g, targets)
 	defer closeChains(chains)
 	if err != nil {

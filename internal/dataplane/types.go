@@ -3,6 +3,7 @@
 package dataplane
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
@@ -18,8 +19,9 @@ type Hook string
 
 // Hooks.
 const (
-	XDP Hook = "xdp"
-	TC  Hook = "tc"
+	XDP     Hook = "xdp"
+	TC      Hook = "tc"
+	Sockets Hook = "sockets" // no chain of modules: each module has programs of its own
 )
 
 // Direction is seen from the service.
@@ -29,9 +31,10 @@ type Direction string
 const (
 	Egress  Direction = "egress"  // from the service
 	Ingress Direction = "ingress" // to the service
+	Both    Direction = "both"    // sockets send and receive
 )
 
-// Side is a hook of an interface, in the kernel's words.
+// Side is a hook of an interface or of a cgroup, in the kernel's words.
 type Side string
 
 // Sides.
@@ -39,23 +42,52 @@ const (
 	OnXDP       Side = "xdp"
 	OnTCIngress Side = "tc-ingress"
 	OnTCEgress  Side = "tc-egress"
+	OnSockets   Side = "sockets"
 )
 
 // Hook returns the kind of program that runs on the side.
 func (s Side) Hook() Hook {
-	if s == OnXDP {
+	switch s {
+	case OnXDP:
 		return XDP
+	case OnSockets:
+		return Sockets
 	}
 	return TC
 }
 
-// Point is an attach point.
+// Point is an attach point: a side of an interface, or a module's place on a cgroup.
 type Point struct {
 	Ifindex int
 	Side    Side
+
+	// OnSockets
+	Cgroup uint64 // its id
+	Entry  Entry
+	Module string
 }
 
-func (p Point) String() string { return fmt.Sprintf("%d_%s", p.Ifindex, p.Side) }
+// Entry is the program of a module on sockets that runs on a cgroup.
+type Entry string
+
+// Entries.
+const (
+	All      Entry = "all"      // for all sockets of the cgroup
+	Services Entry = "services" // for those that are services'
+)
+
+func (p Point) String() string {
+	if p.Side == OnSockets {
+		return fmt.Sprintf("cgroup%d_%s_%s", p.Cgroup, p.Entry, p.Module)
+	}
+	return fmt.Sprintf("%d_%s", p.Ifindex, p.Side)
+}
+
+// Compare orders points.
+func (p Point) Compare(o Point) int {
+	return cmp.Or(cmp.Compare(p.Ifindex, o.Ifindex), cmp.Compare(p.Side, o.Side), cmp.Compare(p.Cgroup, o.Cgroup),
+		cmp.Compare(p.Entry, o.Entry), cmp.Compare(p.Module, o.Module))
+}
 
 // Module is what a generation is made from.
 type Module struct {

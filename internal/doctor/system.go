@@ -3,9 +3,7 @@
 package doctor
 
 import (
-	"bufio"
 	"fmt"
-	"io"
 	"math"
 	"os"
 	"path/filepath"
@@ -13,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/kerb-edge/kerb/internal/cgroup"
 	"github.com/kerb-edge/kerb/internal/dataplane/probe"
 )
 
@@ -90,25 +89,11 @@ func cgroup2(mountinfo string) Check {
 		return bad(Warn, name, remedy, "cannot read the mounts: %v", err)
 	}
 	defer f.Close()
-	mount := findMount(f, "cgroup2")
+	mount := cgroup.FindMount(f, "cgroup2")
 	if mount == "" {
 		return bad(Warn, name, remedy, "not mounted: modules that attach to cgroups cannot run")
 	}
 	return ok(name, "%s", mount)
-}
-
-// findMount reads proc(5)'s mountinfo: the mount point is the fifth field, the
-// type the first after a lone hyphen.
-func findMount(mountinfo io.Reader, kind string) string {
-	lines := bufio.NewScanner(mountinfo)
-	for lines.Scan() {
-		before, after, found := strings.Cut(lines.Text(), " - ")
-		fields, kinds := strings.Fields(before), strings.Fields(after)
-		if found && len(fields) >= 5 && len(kinds) > 0 && kinds[0] == kind {
-			return strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`).Replace(fields[4])
-		}
-	}
-	return ""
 }
 
 func limits(opts Options) []Check {

@@ -132,8 +132,11 @@ func probeVersion(want uint32) error {
 
 // ProgramType is the kernel's program type for a hook.
 func ProgramType(hook string) ebpf.ProgramType {
-	if hook == HookXDP {
+	switch hook {
+	case HookXDP:
 		return ebpf.XDP
+	case HookSockets:
+		return ebpf.SockOps
 	}
 	return ebpf.SchedCLS
 }

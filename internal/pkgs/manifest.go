@@ -22,8 +22,9 @@ const Contract = 1
 
 // Hooks that a package can be built for.
 const (
-	HookTC  = "tc"
-	HookXDP = "xdp"
+	HookTC      = "tc"
+	HookXDP     = "xdp"
+	HookSockets = "sockets" // TCP sockets of cgroups, instead of packets; a package has no other hook beside it
 )
 
 // Manifest is what kerb.yaml says. ManifestSchema describes it exactly.
@@ -46,7 +47,7 @@ type Manifest struct {
 	ConfigSchema  map[string]any `json:"configSchema,omitempty"`
 	Control       *Control       `json:"control,omitempty"` // nil: config properties set constants
 	// Resources are kinds of resources that the control plane works with besides its config: ResourceVirtualServices,
-	// ResourceModels.
+	// ResourceModels, ResourceExecutables.
 	Resources []string `json:"resources,omitempty"`
 	// Inject lets the control plane send frames as if the services had sent them.
 	Inject bool `json:"inject,omitempty"`
@@ -71,10 +72,11 @@ func (d Directions) Has(isService bool, direction string) bool {
 	return len(wanted) == 0 || slices.Contains(wanted, direction)
 }
 
-// Resources that a control plane may be told of: all of the kind.
+// Resources that a control plane may be told of: all of the kind, or what it asks for.
 const (
 	ResourceVirtualServices = "virtualServices"
 	ResourceModels          = "models"
+	ResourceExecutables     = "executables"
 )
 
 // MapRoles name maps that do not live as long as the module. All others are state: kept across configurations and
@@ -169,6 +171,9 @@ func (m *Manifest) check(file string) error {
 		if m.Maps.Migrate[name] == MigrateControl && m.Control == nil {
 			return wrong("maps.migrate."+name, "is left to the control plane, but there is none")
 		}
+	}
+	if field, reason := m.checkSockets(); field != "" {
+		return wrong(field, "%s", reason)
 	}
 	if m.Control == nil && (len(m.Resources) > 0 || m.Inject || m.Socket) {
 		return wrong("control", "is absent, but resources, inject and socket are a control plane's")

@@ -29,7 +29,11 @@ const smallestRing = 4096
 
 // checkSpec is what a data plane must keep to be linked into a chain.
 func (p *Package) checkSpec(file string, spec *ebpf.CollectionSpec) error {
-	if err := checkEntries(spec); err != nil {
+	entries := checkEntries
+	if p.RunsOn(HookSockets) {
+		entries = p.checkSocketsSpec
+	}
+	if err := entries(spec); err != nil {
 		return inObject(file, err)
 	}
 	if err := p.checkMaps(spec); err != nil {

@@ -5,7 +5,6 @@
 package plan
 
 import (
-	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -86,7 +85,9 @@ func Steps(want Desired, have dataplane.State) []Step {
 func runningChains(have dataplane.State) map[dataplane.Point]dataplane.PinnedChain {
 	byProgram := map[uint32]dataplane.PinnedChain{}
 	for _, c := range have.Chains {
-		byProgram[uint32(c.Program)] = c
+		for _, program := range c.Programs() {
+			byProgram[uint32(program)] = c
+		}
 	}
 	out := map[dataplane.Point]dataplane.PinnedChain{}
 	for _, a := range have.Points {
@@ -209,7 +210,5 @@ func leftovers(want Desired, have dataplane.State, running map[dataplane.Point]d
 }
 
 func sortedPoints[V any](m map[dataplane.Point]V) []dataplane.Point {
-	return slices.SortedFunc(maps.Keys(m), func(a, b dataplane.Point) int {
-		return cmp.Or(cmp.Compare(a.Ifindex, b.Ifindex), cmp.Compare(a.Side, b.Side))
-	})
+	return slices.SortedFunc(maps.Keys(m), dataplane.Point.Compare)
 }

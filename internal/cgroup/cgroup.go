@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package cgroup finds cgroups of version 2, wherever they are mounted.
+package cgroup
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// Errors that callers tell apart.
+var (
+	ErrNotMounted = errors.New("cgroup v2 is not mounted: mkdir -p /run/kerb/cgroup2 && mount -t cgroup2 none /run/kerb/cgroup2")
+	ErrGone       = errors.New("there is no such cgroup")
+	ErrNotCgroup  = errors.New("not a cgroup of version 2")
+)
+
+// Cgroup is one that exists.
+type Cgroup struct {
+	Path string // below the mount, / for the root
+	ID   uint64 // the inode, which bpf_get_current_cgroup_id tells too; not used again until a reboot
+}
+
+// Mount is where cgroup v2 is mounted. With version 1 beside it, that is not /sys/fs/cgroup.
+func Mount() (string, error) {
+	f, err := os.Open("/proc/thread-self/mountinfo")
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	if dir := FindMount(f, "cgroup2"); dir != "" {
+		return dir, nil
+	}
+	return "", ErrNotMounted
+}
+
+// FindMount is the first mount of a kind of file system in a mountinfo file; empty if there is none.
+func FindMount(mountinfo io.Reader, kind string) string {
+	lines := bufio.NewScanner(mountinfo)
+	for lines.Scan() {
+		mount, fs, ok := strings.Cut(lines.Text(), " - ")
+		fields := strings.Fields(mount)
+		if ok && len(fields) >= 5 && strings.HasPrefix(fs, kind+" ") {
+			return unescape.Replace(fields[4])
+		}
+	}
+	return ""
+}
+
+// unescape undoes what /proc does to white space and backslashes in paths.
+var unescape = strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`)
+
+// Find looks a cgroup up, by its path below the mount or by that in the file system.
+func Find(path string) (Cgroup, error) {
+	mount, err := Mount()
+	if err != nil {
+		return Cgroup{}, err
+	}
+	below := Below(mount, path)
+	id, err := idOf(filepath.Join(mount, below))
+	if err != nil {
+		return Cgroup{}, fmt.Errorf("cgroup %s: %w", path, err)
+	}
+	return Cgroup{Path: below, ID: id}, nil
+}
+
+// Below is the path of a cgroup below the mount, however it was written.
+func Below(mount, path string) string {
+	path = filepath.Clean("/" + path)
+	if rest, ok := strings.CutPrefix(path+"/", strings.TrimSuffix(mount, "/")+"/"); ok {
+		return filepath.Clean("/" + rest)
+	}
+	return path
+}
+
+// Contains tells whether a cgroup is another one or above it.
+func Contains(above, path string) bool {
+	return above == path || strings.HasPrefix(path, strings.TrimSuffix(above, "/")+"/")
+}
+
+func idOf(dir string) (uint64, error) {
+	var vfs unix.Statfs_t
+	err := unix.Statfs(dir, &vfs)
+	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) {
+		return 0, ErrGone
+	}
+	if err != nil {
+		return 0, err
+	}
+	if vfs.Type != unix.CGROUP2_SUPER_MAGIC {
+		return 0, ErrNotCgroup
+	}
+	var st unix.Stat_t
+	if err := unix.Stat(dir, &st); err != nil {
+		return 0, err
+	}
+	return st.Ino, nil
+}
+
+// Dir is the directory of a cgroup by its id.
+func Dir(id uint64) (string, error) {
+	mount, err := Mount()
+	if err != nil {
+		return "", err
+	}
+	found := ""
+	err = filepath.WalkDir(mount, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || !d.IsDir() {
+			return nil // it has just gone, or is a file
+		}
+		info, err := d.Info()
+		if err == nil && inode(info) == id {
+			found = path
+			return fs.SkipAll
+		}
+		return nil
+	})
+	if err == nil && found == "" {
+		err = fmt.Errorf("cgroup with id %d: %w", id, ErrGone)
+	}
+	return found, err
+}
+
+func inode(info fs.FileInfo) uint64 {
+	st, ok := info.Sys().(*syscall.Stat_t)
+	if !ok {
+		return 0
+	}
+	return st.Ino
+}

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package cgrouptest gives tests cgroups of their own.
+package cgrouptest
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kerb-edge/kerb/internal/cgroup"
+)
+
+// New makes a cgroup below another one (empty for the root), for as long as the test lasts, and returns its directory.
+func New(t testing.TB, below, name string) string {
+	t.Helper()
+	if os.Getuid() != 0 {
+		t.Skip("needs root: cgroups")
+	}
+	mount, err := cgroup.Mount()
+	if err != nil {
+		t.Skip(err)
+	}
+	if below == "" {
+		below = mount
+	}
+	dir := filepath.Join(below, fmt.Sprintf("%s-%d", name, os.Getpid()))
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { remove(t, dir) })
+	return dir
+}
+
+// remove waits for processes that have just ended.
+func remove(t testing.TB, dir string) {
+	for range 100 {
+		err := unix.Rmdir(dir)
+		if err == nil || errors.Is(err, unix.ENOENT) {
+			return
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	t.Errorf("cgroup %s is still in use", dir)
+}
+
+// Enter moves the test's process into a cgroup until the test ends: sockets belong to the cgroup in which they are made.
+func Enter(t testing.TB, dir string) {
+	t.Helper()
+	before, err := own()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := move(dir); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := move(before); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func move(dir string) error {
+	return os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte(strconv.Itoa(os.Getpid())), 0)
+}
+
+// own is the directory of the cgroup that this process is in: the line of /proc/self/cgroup that begins with 0::.
+func own() (string, error) {
+	mount, err := cgroup.Mount()
+	if err != nil {
+		return "", err
+	}
+	data, err := os.ReadFile("/proc/self/cgroup")
+	if err != nil {
+		return "", err
+	}
+	for line := range strings.Lines(string(data)) {
+		if path, ok := strings.CutPrefix(strings.TrimSpace(line), "0::"); ok {
+			return filepath.Join(mount, path), nil
+		}
+	}
+	return "", errors.New("this process is in no cgroup of version 2")
+}

@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dataplane
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/cilium/ebpf"
+)
+
+// Redirected bytes that nobody has read are lost when their socket leaves the SOCKHASH. So a module that leaves is first told
+// to redirect no more (its map off), and then sockets are taken out as they are found to hold none. A message may be under way
+// from the program's verdict to the receiver's queue when off is set: it gets there within settleTime, a few microseconds
+// unless its sender is kept from running.
+const settleTime = 50 * time.Millisecond
+
+// setOff tells the module's programs whether to redirect no more.
+func (s *sockets) setOff(off bool) error {
+	m := s.maps[offMap]
+	if m == nil {
+		return nil
+	}
+	value := uint32(0)
+	if off {
+		value = 1
+	}
+	return m.Put(uint32(0), value)
+}
+
+// isOff tells whether the module was told so.
+func (s *sockets) isOff() bool {
+	value := uint32(0)
+	m := s.maps[offMap]
+	return m != nil && m.Lookup(uint32(0), &value) == nil && value != 0
+}
+
+// drain lets go of the sockets that hold no redirected byte, and returns how many are left. Those without a program drain keep
+// the kernel's parts of the module until they are closed.
+func (s *sockets) drain() (left int, err error) {
+	prog, m := s.progs[drainPin], s.maps[socketsPin]
+	if m == nil {
+		return 0, nil
+	}
+	if prog == nil {
+		return count(m), nil
+	}
+	if !s.isOff() {
+		if err := s.setOff(true); err != nil {
+			return 0, fmt.Errorf("tell the module to redirect no more: %w", err)
+		}
+		time.Sleep(settleTime)
+	}
+	for {
+		if _, err := prog.Run(&ebpf.RunOptions{}); err != nil {
+			return 0, fmt.Errorf("find sockets that can be let go of: %w", err)
+		}
+		gone, err := s.letGo()
+		if err != nil {
+			return 0, err
+		}
+		if left := count(m); left == 0 || gone == 0 {
+			return left, nil
+		}
+	}
+}
+
+// letGo takes out the sockets that the program drain has found.
+func (s *sockets) letGo() (gone int, err error) {
+	var key []byte
+	for {
+		err := s.maps[drainedMap].LookupAndDelete(nil, &key)
+		if errors.Is(err, ebpf.ErrKeyNotExist) {
+			return gone, nil
+		}
+		if err != nil {
+			return gone, fmt.Errorf("read which sockets can be let go of: %w", err)
+		}
+		err = s.maps[socketsPin].Delete(key)
+		if err == nil {
+			gone++
+		} else if !errors.Is(err, ebpf.ErrKeyNotExist) { // closed meanwhile
+			return gone, fmt.Errorf("let go of a socket: %w", err)
+		}
+	}
+}
+
+// leaveTime is how long a module that leaves waits for its sockets. Those that still hold bytes then stay with the kernel's parts of
+// the module, plain TCP otherwise, until they are closed.
+const leaveTime = 10 * time.Second
+
+// DrainingError tells that sockets hold redirected bytes that nobody has read.
+type DrainingError struct {
+	Modules []Member
+	Left    int
+}
+
+func (e *DrainingError) Error() string {
+	return fmt.Sprintf("%d connections have to read what was redirected before the module can leave", e.Left)
+}
+
+// drainPinned lets go of a chain's sockets, unless another chain has the same. It fails with a *DrainingError for leaveTime.
+func (d *Dataplane) drainPinned(c PinnedChain) error {
+	s, err := openSockets(c.dir)
+	if err != nil {
+		return fmt.Errorf("open programs: %w", err)
+	}
+	defer s.Close()
+	shared, err := d.sharesSockets(c, s)
+	if err != nil || shared {
+		return err
+	}
+	left, err := s.drain()
+	if err != nil {
+		return err
+	}
+	since, known := d.leaves[c.dir]
+	if !known {
+		since = time.Now()
+		d.leaves[c.dir] = since
+	}
+	if left > 0 && s.progs[drainPin] != nil && time.Since(since) < leaveTime {
+		return &DrainingError{Modules: c.Spec.Members, Left: left}
+	}
+	delete(d.leaves, c.dir)
+	return nil
+}
+
+// sharesSockets tells whether another version of the module works on the same sockets.
+func (d *Dataplane) sharesSockets(c PinnedChain, s *sockets) (bool, error) {
+	chains, err := readChains(d.layout)
+	if err != nil || s.maps[socketsPin] == nil {
+		return false, err
+	}
+	for _, other := range chains {
+		if other.Spec.Side != OnSockets || other.dir == c.dir {
+			continue
+		}
+		m, err := ebpf.LoadPinnedMap(filepath.Join(other.dir, socketsPin), nil)
+		if errors.Is(err, os.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return false, err
+		}
+		same := sameObject(m, s.maps[socketsPin])
+		m.Close()
+		if same {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+// drainAll lets go of all sockets, for as long as that takes, but not longer than leaveTime.
+func (d *Dataplane) drainAll() error {
+	chains, err := readChains(d.layout)
+	errs := []error{err}
+	for _, c := range chains {
+		if c.Spec.Side != OnSockets {
+			continue
+		}
+		var draining *DrainingError
+		err := d.RemoveChain(c)
+		for errors.As(err, &draining) {
+			time.Sleep(settleTime)
+			err = d.RemoveChain(c)
+		}
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+// leaving tells whether the maps of a generation are those of a module that lets go of its sockets.
+func leaving(maps map[string]*ebpf.Map) bool {
+	return (&sockets{maps: maps}).isOff()
+}
+
+// count is how many sockets a map holds; about, while they come and go.
+func count(m *ebpf.Map) int {
+	key, next := []byte(nil), []byte(nil)
+	for n := 0; ; n++ {
+		var from any
+		if n > 0 {
+			from = key
+		}
+		if n > int(m.MaxEntries()) || m.NextKey(from, &next) != nil {
+			return n
+		}
+		key, next = next, nil
+	}
+}

@@ -1,0 +1,309 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dataplane
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
+
+	"github.com/kerb-edge/kerb/internal/cgroup"
+	"github.com/kerb-edge/kerb/sdk"
+)
+
+// Names of what a module on sockets has, in its object (but for messages and sockets) and among the pins.
+const (
+	messagesPin = "messages" // the sk_msg program
+	drainPin    = "drain"
+	socketsPin  = "sockets" // the SOCKHASH
+	offMap      = "off"
+	drainedMap  = "drained"
+)
+
+// sockets are the programs of one module for sockets, in the kernel.
+type sockets struct {
+	progs map[string]*ebpf.Program // all, services, messages, drain; what the module has of them
+	maps  map[string]*ebpf.Map     // sockets, off, drained; clones
+}
+
+// Close frees what is neither pinned nor attached.
+func (s *sockets) Close() {
+	for _, p := range s.progs {
+		p.Close()
+	}
+	closeAll(s.maps)
+}
+
+// loadSockets loads the programs on the maps of a generation.
+func loadSockets(g *generation) (*sockets, error) {
+	spec, err := g.Spec(Sockets)
+	if err != nil {
+		return nil, fmt.Errorf("module %s: %w", g.Name, err)
+	}
+	s := &sockets{progs: map[string]*ebpf.Program{}, maps: map[string]*ebpf.Map{}}
+	if err := s.load(g, spec); err != nil {
+		s.Close()
+		return nil, fmt.Errorf("module %s: %w", g.Name, err)
+	}
+	return s, nil
+}
+
+func (s *sockets) load(g *generation, spec *ebpf.CollectionSpec) error {
+	for name, prog := range spec.Programs {
+		if prog.Type == ebpf.SkMsg {
+			name = messagesPin
+		}
+		prog.Name = "kerb_" + name
+		loaded, err := loadOn(g, prog)
+		if err != nil {
+			return rejected(err, []string{g.Name})
+		}
+		s.progs[name] = loaded
+	}
+	for name, m := range spec.Maps {
+		pin := name
+		if m.Type == ebpf.SockHash {
+			pin = socketsPin
+		} else if name != offMap && name != drainedMap {
+			continue
+		}
+		own, err := g.maps[mapPin(Sockets, name)].Clone()
+		if err != nil {
+			return err
+		}
+		s.maps[pin] = own
+	}
+	return nil
+}
+
+// loadOn loads a program on the maps of a generation.
+func loadOn(g *generation, prog *ebpf.ProgramSpec) (*ebpf.Program, error) {
+	for i := range prog.Instructions {
+		ins := &prog.Instructions[i]
+		if !ins.IsLoadFromMap() || ins.Reference() == "" {
+			continue
+		}
+		m := g.maps[mapPin(Sockets, ins.Reference())]
+		if m == nil {
+			return nil, fmt.Errorf("map %s is missing", ins.Reference())
+		}
+		if err := ins.AssociateMap(m); err != nil {
+			return nil, fmt.Errorf("map %s: %w", ins.Reference(), err)
+		}
+	}
+	return ebpf.NewProgram(prog)
+}
+
+// attachMessages puts the sk_msg program on the SOCKHASH, in place of the one that is there. Sockets that are in the map keep the
+// program that they came in with. The program goes when the map does.
+func (s *sockets) attachMessages() error {
+	prog, m := s.progs[messagesPin], s.maps[socketsPin]
+	if prog == nil || m == nil {
+		return nil
+	}
+	err := link.RawAttachProgram(link.RawAttachProgramOptions{Target: m.FD(), Program: prog, Attach: ebpf.AttachSkMsgVerdict})
+	if err != nil {
+		return fmt.Errorf("put the sk_msg program on its map: %w", err)
+	}
+	return nil
+}
+
+// attachCgroup runs an entry for all that happens to sockets of a cgroup from now on.
+func attachCgroup(p Point, prog *ebpf.Program) (link.Link, error) {
+	dir, err := dirOf(p)
+	if err != nil {
+		return nil, err
+	}
+	l, err := link.AttachCgroup(link.CgroupOptions{Path: dir, Attach: ebpf.AttachCGroupSockOps, Program: prog})
+	return l, cgroupError(dir, err)
+}
+
+// dirOf is where the cgroup of a point is.
+func dirOf(p Point) (string, error) {
+	dir, err := cgroup.Dir(p.Cgroup)
+	if errors.Is(err, cgroup.ErrGone) {
+		return "", fmt.Errorf("cgroup %d: %w", p.Cgroup, ErrGone)
+	}
+	return dir, err
+}
+
+func cgroupError(dir string, err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, os.ErrNotExist), errors.Is(err, unix.ENODEV):
+		return fmt.Errorf("cgroup %s: %w", dir, ErrGone)
+	case errors.Is(err, unix.EPERM):
+		return fmt.Errorf("cgroup %s: %w: a program on it or above it allows no others (%w); see it with: bpftool cgroup tree", dir, ErrBusy, err)
+	case errors.Is(err, unix.E2BIG):
+		return fmt.Errorf("cgroup %s: %w: 64 programs are there already, which is all that the kernel runs (%w)", dir, ErrBusy, err)
+	}
+	return fmt.Errorf("cgroup %s: %w", dir, err)
+}
+
+// createSockets loads and pins the programs of a module.
+func createSockets(g *generation, dir string, m Member) error {
+	s, err := loadSockets(g)
+	if err != nil {
+		return err
+	}
+	defer s.Close()
+	return pinDir(dir, func(tmp string) error { return s.pin(tmp, m) })
+}
+
+// pin pins everything that is needed to attach and to drain. One of the entries stands for the whole, as prog0 and for the member.
+func (s *sockets) pin(dir string, m Member) error {
+	pins := maps.Clone(s.progs)
+	for _, e := range []Entry{All, Services} {
+		if p := s.progs[string(e)]; p != nil {
+			pins[filepath.Base(entryPin(dir))], pins[memberPin(0, m)] = p, p
+		}
+	}
+	for name, p := range pins {
+		own, err := p.Clone() // the library remembers one path for each handle
+		if err != nil {
+			return err
+		}
+		err = own.Pin(filepath.Join(dir, name))
+		own.Close()
+		if err != nil {
+			return fmt.Errorf("pin program %s: %w", name, err)
+		}
+	}
+	for name, m := range s.maps {
+		if err := pinCopy(m, filepath.Join(dir, name)); err != nil {
+			return fmt.Errorf("pin map %s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+// attachSockets puts the sk_msg program of a pinned chain on its map, and the entry on the cgroup.
+func (d *Dataplane) attachSockets(p Point, chain string) error {
+	s, err := openSockets(chain)
+	if err != nil {
+		return fmt.Errorf("open programs: %w", err)
+	}
+	defer s.Close()
+	prog := s.progs[string(p.Entry)]
+	if prog == nil {
+		return fmt.Errorf("module %s: program %s: %w", p.Module, p.Entry, ErrNoProgram)
+	}
+	if _, err := dirOf(p); err != nil { // the kernel keeps a cgroup, and its link, while it has sockets
+		return err
+	}
+	if err := s.attachMessages(); err != nil {
+		return err
+	}
+	delete(d.leaves, chain) // it may have been about to leave
+	if err := s.setOff(false); err != nil {
+		return err
+	}
+	return d.attach(p, prog)
+}
+
+// LoadedSockets is a module on sockets that is in the kernel, but not pinned: for tests and checks of the kernel.
+type LoadedSockets struct {
+	Maps    sdk.Maps
+	gen     *generation
+	sockets *sockets
+	links   []link.Link
+}
+
+// LoadSockets creates the maps of a module, fills them and loads its programs.
+func LoadSockets(mod Module) (*LoadedSockets, error) {
+	g, err := newGeneration(mod, nil, nil)
+	if err != nil {
+		return nil, err
+	}
+	s, err := loadSockets(g)
+	if err == nil {
+		if err = s.attachMessages(); err != nil {
+			s.Close()
+		}
+	}
+	if err != nil {
+		g.Close()
+		return nil, err
+	}
+	return &LoadedSockets{Maps: g.sdkMaps(), gen: g, sockets: s}, nil
+}
+
+// Attach runs an entry on the cgroup in a directory, until Close.
+func (l *LoadedSockets) Attach(dir string, entry Entry) error {
+	prog := l.sockets.progs[string(entry)]
+	if prog == nil {
+		return fmt.Errorf("module %s: program %s: %w", l.gen.Name, entry, ErrNoProgram)
+	}
+	one, err := link.AttachCgroup(link.CgroupOptions{Path: dir, Attach: ebpf.AttachCGroupSockOps, Program: prog})
+	if err == nil {
+		l.links = append(l.links, one)
+	}
+	return cgroupError(dir, err)
+}
+
+// Drain has no byte redirected any more, and takes the sockets that hold none out of the map. It returns how many are left.
+func (l *LoadedSockets) Drain() (left int, err error) { return l.sockets.drain() }
+
+// Close takes the module off and frees it. Sockets that are still in the map keep it, and their redirected bytes.
+func (l *LoadedSockets) Close() {
+	for _, one := range l.links {
+		one.Close()
+	}
+	l.sockets.Close()
+	l.gen.Close()
+}
+
+// openSockets opens what of a pinned chain is needed to attach and to drain it.
+func openSockets(chain string) (*sockets, error) {
+	s := &sockets{progs: map[string]*ebpf.Program{}, maps: map[string]*ebpf.Map{}}
+	for _, name := range []string{string(All), string(Services), messagesPin, drainPin} {
+		p, err := ebpf.LoadPinnedProgram(filepath.Join(chain, name), nil)
+		if err == nil {
+			s.progs[name] = p
+		} else if !errors.Is(err, os.ErrNotExist) {
+			s.Close()
+			return nil, fmt.Errorf("open program %s: %w", name, err)
+		}
+	}
+	for _, name := range []string{socketsPin, offMap, drainedMap} {
+		m, err := ebpf.LoadPinnedMap(filepath.Join(chain, name), nil)
+		if err == nil {
+			s.maps[name] = m
+		} else if !errors.Is(err, os.ErrNotExist) {
+			s.Close()
+			return nil, fmt.Errorf("open map %s: %w", name, err)
+		}
+	}
+	return s, nil
+}
+
+// newSockets tells whether a generation has to begin with empty maps: connections cannot move from one SOCKHASH to another, and
+// what is known of them goes with them.
+func (g *generation) newSockets(previous map[string]*ebpf.Map) (bool, error) {
+	spec, err := g.Spec(Sockets)
+	if err != nil || spec == nil || previous == nil {
+		return false, err
+	}
+	if err := applySettings(spec, g.Module, map[string]bool{}); err != nil {
+		return false, err
+	}
+	for name, m := range spec.Maps {
+		if m.Type == ebpf.SockHash && (previous[name] == nil || compareLayout(m, previous[name]) != sameLayout) {
+			return true, nil
+		}
+	}
+	return leaving(previous), nil
+}
+
+// onSockets tells whether no packet meets the module.
+func (m Module) onSockets() bool {
+	spec, err := m.Spec(Sockets)
+	return err == nil && spec != nil
+}

@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pkgs
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/cilium/ebpf"
+)
+
+// Programs of a data plane on the hook sockets. All are in one object.
+const (
+	EntryAll      = "all"      // SEC("sockops"), on the cgroups of attach.cgroups
+	EntryServices = "services" // SEC("sockops"), on the agent's cgroup, for the services of attach.services
+	EntryDrain    = "drain"    // SEC("syscall"), finds sockets that can be let go of
+)
+
+// Maps that a data plane with EntryDrain has.
+const (
+	MapOff     = "off"     // ARRAY of one u32: not 0 when no byte is to be redirected any more
+	MapDrained = "drained" // QUEUE of keys of the SOCKHASH, whose sockets EntryDrain has found to hold no redirected byte
+)
+
+// What can be wrong with a data plane on sockets.
+var (
+	ErrSocketsEntry = errors.New("not what a data plane on sockets has: sockops programs named all or services or both, one sk_msg program, and a syscall program named drain")
+	ErrNoSocketMap  = errors.New("a sk_msg program needs exactly one map of type SOCKHASH, which it is attached to")
+	ErrNoDrain      = errors.New("needs a map off (ARRAY of u32) and a map drained (QUEUE of keys of the SOCKHASH), neither in maps.config")
+)
+
+// checkSockets is what a manifest of the hook sockets must not say.
+func (m *Manifest) checkSockets() (field, reason string) {
+	switch {
+	case !slices.Contains(m.Hooks, HookSockets):
+		return "", ""
+	case len(m.Hooks) > 1:
+		return "hooks", "sockets goes with no other hook: split the package"
+	case m.Frags || m.Replies || m.Inject || len(m.DropReasons) > 0 || len(m.Directions.Services)+len(m.Directions.Interfaces) > 0:
+		return "hooks", "sockets are no packets: frags, replies, inject, dropReasons and directions have no meaning there"
+	case m.FailurePolicy == "closed":
+		return "failurePolicy", "sockets cannot fail closed: without the module they are plain TCP"
+	}
+	return "", ""
+}
+
+// checkSocketsSpec is what a data plane on sockets must keep to.
+func (p *Package) checkSocketsSpec(spec *ebpf.CollectionSpec) error {
+	messages, entries := "", 0
+	for _, name := range slices.Sorted(maps.Keys(spec.Programs)) {
+		switch prog := spec.Programs[name]; {
+		case prog.Type == ebpf.SockOps && (name == EntryAll || name == EntryServices):
+			entries++
+		case prog.Type == ebpf.SkMsg && messages == "":
+			messages = name
+		case prog.Type == ebpf.Syscall && name == EntryDrain:
+		default:
+			return &ObjectError{What: name, Err: ErrSocketsEntry}
+		}
+	}
+	if entries == 0 {
+		return &ObjectError{Err: fmt.Errorf("neither %s nor %s is there: %w", EntryAll, EntryServices, ErrSocketsEntry)}
+	}
+	if _, ok := SocketMap(spec); messages != "" && !ok {
+		return &ObjectError{What: messages, Err: ErrNoSocketMap}
+	}
+	return p.checkDrain(spec)
+}
+
+// SocketMap is the name of the SOCKHASH that the sk_msg program is attached to; false if there is not exactly one.
+func SocketMap(spec *ebpf.CollectionSpec) (string, bool) {
+	found := ""
+	for name, m := range spec.Maps {
+		if m.Type == ebpf.SockHash && found != "" {
+			return "", false
+		}
+		if m.Type == ebpf.SockHash {
+			found = name
+		}
+	}
+	return found, found != ""
+}
+
+func (p *Package) checkDrain(spec *ebpf.CollectionSpec) error {
+	sockets, ok := SocketMap(spec)
+	if ok && slices.Contains(p.Maps.Config, sockets) {
+		return &ObjectError{What: "map " + sockets, Err: errors.New("holds connections and cannot be in maps.config")}
+	}
+	if spec.Programs[EntryDrain] == nil {
+		return nil
+	}
+	off, drained := spec.Maps[MapOff], spec.Maps[MapDrained]
+	if !ok || off == nil || off.Type != ebpf.Array || off.ValueSize != 4 || drained == nil || drained.Type != ebpf.Queue ||
+		drained.ValueSize != spec.Maps[sockets].KeySize || slices.Contains(p.Maps.Config, MapOff) || slices.Contains(p.Maps.Config, MapDrained) {
+		return &ObjectError{What: EntryDrain, Err: ErrNoDrain}
+	}
+	return nil
+}

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sdk
+
+// ExecutableUser is a Compiled of a package whose manifest says resources: [executables]. It is told what the agent found out
+// about the programs of processes that Live.Examine named. Calls come one at a time.
+type ExecutableUser interface {
+	Executables(live Live, found []Executable) error
+}
+
+// Process names one that runs or ran: process ids are used again.
+type Process struct {
+	PID   int    `json:"pid"`
+	Start uint64 `json:"start"` // task->start_boottime: nanoseconds since boot; 0 for whichever has the id now
+}
+
+// Executable is what is known of the program that a process runs.
+type Executable struct {
+	Process
+	Path   string `json:"path,omitempty"`   // as the process sees it
+	Device uint64 `json:"device,omitempty"` // of the file: st_dev in the kernel's form, as inode->i_sb->s_dev
+	Inode  uint64 `json:"inode,omitempty"`
+	// Uses are calls that its code can make, by itself or in a library that it has mapped, and that matter to modules.
+	Uses []string `json:"uses,omitempty"`
+	Go   string   `json:"go,omitempty"` // version of Go that it was built with
+	// Problem is why it could not be examined, for example because the process has ended.
+	Problem string `json:"problem,omitempty"`
+}
+
+// ExecutablesUpdate is the body of executables.
+type ExecutablesUpdate struct {
+	Generation  string       `json:"generation"`
+	Executables []Executable `json:"executables"`
+}
+
+// Kernel is how the running kernel behaves where that differs between versions. What is not named is not known.
+type Kernel struct {
+	// Sockets whose bytes are redirected by programs on the hook sockets: whether they still behave as a program expects of TCP,
+	// by the name of the behaviour. Only packages on the hook sockets are told.
+	Sockets map[string]bool `json:"sockets,omitempty"`
+}
