@@ -59,8 +59,8 @@ func (c *contender) build(ctx context.Context) (err error) {
 		return err
 	}
 	c.later(func() error { return os.RemoveAll(c.dir) })
-	if mode := map[string]string{"kerb": "adaptive", "redirect-all": "redirect-all"}[c.config]; mode != "" {
-		if err := c.startKerb(mode); err != nil {
+	if modes[c.config] != "" {
+		if err := c.startKerb(); err != nil {
 			return err
 		}
 	}

@@ -14,7 +14,7 @@ var judged = []struct {
 	metric, stat string
 	more         bool
 }{
-	{"latency", "p50", false}, {"latency", "p99", false}, {"rate", "p50", true},
+	{"latency", "p50", false}, {"latency", "mean", false}, {"latency", "p99", false}, {"rate", "p50", true},
 	{"throughput", "p50", true}, {"cpu_op", "p50", false}, {"cpu_byte", "p50", false},
 }
 

@@ -179,7 +179,7 @@ type result struct {
 	Seconds                float64
 	P1, P25, P50, P75, P99 float64
 	P999                   float64 `json:"p99.9"`
-	Stddev                 float64
+	Mean, Stddev           float64
 }
 
 func (r result) rate() float64 { return float64(r.N) / r.Seconds }
@@ -214,7 +214,7 @@ func echo(size int) func(context.Context, *serving) ([]bench.Sample, error) {
 
 // latency are the wanted percentiles, and jitter, which is the standard deviation.
 func (r result) latency(stats ...string) []bench.Sample {
-	values := map[string]float64{"p1": r.P1, "p25": r.P25, "p50": r.P50, "p75": r.P75, "p99": r.P99, "p99.9": r.P999}
+	values := map[string]float64{"p1": r.P1, "p25": r.P25, "p50": r.P50, "p75": r.P75, "p99": r.P99, "p99.9": r.P999, "mean": r.Mean}
 	var samples []bench.Sample
 	for _, stat := range stats {
 		samples = append(samples, bench.Sample{Metric: "latency", Stat: stat, Unit: "us", Value: values[stat]})
