@@ -19,7 +19,7 @@ import (
 )
 
 func init() {
-	e := &experiment{up: map[string]*contender{}, bytes: map[string]uint64{}}
+	e := newRun()
 	bench.Register(bench.Experiment{
 		Name:       "accelerator",
 		Short:      "connections within a node, against plain TCP, redirection of everything and AF_UNIX",
@@ -41,6 +41,10 @@ type experiment struct {
 	where       string // the place of those that are up
 	up          map[string]*contender
 	bytes       map[string]uint64 // of a stream, by load: the same for all
+}
+
+func newRun() *experiment {
+	return &experiment{up: map[string]*contender{}, bytes: map[string]uint64{}}
 }
 
 // The contenders. Plain is measured twice, so that a report says what a difference of nothing looks like.
