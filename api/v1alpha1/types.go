@@ -70,6 +70,7 @@ const (
 type Attach struct {
 	Services   string   `json:"services,omitempty" doc:"Label selector, for example app=web,tier in (edge,core); * selects every service"`
 	Interfaces []string `json:"interfaces,omitempty" doc:"Interfaces of the node, by name"`
+	Cgroups    []string `json:"cgroups,omitempty" doc:"Cgroups of version 2, by path, for packages on sockets: all sockets made in them from then on"`
 }
 
 // DefaultPriority is the priority of a module whose resource states none.
@@ -134,8 +135,9 @@ type Instance struct {
 	Service   string `json:"service,omitempty"`
 	Interface string `json:"interface"`
 	Ifindex   int    `json:"ifindex"`
-	Hook      string `json:"hook" doc:"xdp, tc-ingress or tc-egress, as the kernel names it on this interface"`
-	Direction string `json:"direction" doc:"egress: from the service; ingress: to the service"`
+	Cgroup    string `json:"cgroup,omitempty" doc:"On sockets: the cgroup that the programs run on"`
+	Hook      string `json:"hook" doc:"xdp, tc-ingress or tc-egress, as the kernel names it on this interface; or sockets"`
+	Direction string `json:"direction" doc:"egress: from the service; ingress: to the service; both on sockets"`
 	Chain     string `json:"chain" doc:"Identity of the chain that runs there"`
 	Position  int    `json:"position" doc:"Place in the chain, from 0"`
 }

@@ -5,8 +5,8 @@ package v1alpha1
 // Chain is the ordered modules on one hook, running on one or more attach points as one linked program.
 type Chain struct {
 	ID        string     `json:"id" doc:"Hash of everything that went into the program: equal chains have equal identities"`
-	Hook      string     `json:"hook" doc:"xdp, tc-ingress or tc-egress"`
-	Direction string     `json:"direction" doc:"egress: from the service; ingress: to the service"`
+	Hook      string     `json:"hook" doc:"xdp, tc-ingress or tc-egress; or sockets"`
+	Direction string     `json:"direction" doc:"egress: from the service; ingress: to the service; both on sockets"`
 	Modules   []string   `json:"modules" doc:"In the order in which packets meet them"`
 	Program   uint32     `json:"program" doc:"Kernel id of the entry program"`
 	Parts     int        `json:"parts" doc:"Programs that the chain was split into; 1 unless the verifier's limits demanded more"`

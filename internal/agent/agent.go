@@ -43,6 +43,8 @@ type Agent struct {
 	dp      *dataplane.Dataplane
 	catalog *pkgs.Catalog
 	control *control.Manager
+	cgroup  string          // whose sockets services are looked for in; empty for the root
+	cookies service.Cookies // of services' network namespaces
 	watcher *service.Watcher
 	virtual *resolve.Table
 	models  *models.Table
@@ -58,6 +60,7 @@ type Agent struct {
 	modules map[string]*deployment
 	states  map[string]service.State // services at the last reconciliation
 	points  map[dataplane.Point]placement
+	sockets *socketsView // nil before the first reconciliation
 	live    map[string]*liveModule
 	busy    map[dataplane.Point]error // points that a program of others keeps from their chain
 	deaf    map[int]error             // interfaces whose other end does not take replies of native XDP
@@ -108,6 +111,9 @@ func lock(path string) (func(), error) {
 }
 
 func open(ctx context.Context, cfg config.Config, log *slog.Logger) (*Agent, error) {
+	if err := checkOwnCgroup(cfg.Cgroup); err != nil {
+		return nil, err
+	}
 	st, err := store.Open(cfg.Paths.Store())
 	if errors.Is(err, store.ErrLocked) {
 		return nil, &fault.Conflict{Reason: "another kerb agent is running on this node (it holds " + cfg.Paths.Store() + "): stop it first"}
@@ -132,6 +138,7 @@ func open(ctx context.Context, cfg config.Config, log *slog.Logger) (*Agent, err
 		models:  models.NewTable(log),
 		catalog: pkgs.NewCatalog(modules.Packages(), modules.Controls()),
 		watcher: service.NewWatcher(log),
+		cgroup:  cfg.Cgroup,
 		wake:    make(chan struct{}, 1),
 		desired: desired,
 		modules: map[string]*deployment{},
@@ -190,6 +197,7 @@ func (a *Agent) run(ctx context.Context, cfg config.Config) error {
 	})
 	wg.Go(func() { a.follow(ctx) })
 	wg.Go(func() { a.measureRestored(ctx) })
+	wg.Go(func() { a.watchCgroups(ctx) })
 	wg.Go(func() {
 		if err := a.virtual.Run(ctx); err != nil {
 			cancel(err)

@@ -159,7 +159,7 @@ func (a *Agent) change(next store.Desired, asked []v1.Module, dryRun, keep bool)
 	if err := a.commit(next, keep); err != nil {
 		return texts, nil, errors.Join(err, exec.rollback())
 	}
-	exec.finish()
+	a.finish(exec)
 	a.metrics.changed(time.Since(begin))
 	if len(steps) > 0 {
 		a.interruptTrace()
@@ -168,6 +168,17 @@ func (a *Agent) change(next store.Desired, asked []v1.Module, dryRun, keep bool)
 	a.costs.poke()
 	a.watcher.Set(specs(next))
 	return texts, warnings, nil
+}
+
+// drainPeriod is how soon connections are looked at again that keep a module from leaving.
+const drainPeriod = 200 * time.Millisecond
+
+// finish returns how many removals have to wait.
+func (a *Agent) finish(exec *execution) (waits int) {
+	if waits = exec.finish(); waits > 0 {
+		time.AfterFunc(drainPeriod, a.poke)
+	}
+	return waits
 }
 
 func (a *Agent) commit(next store.Desired, keep bool) error {
@@ -183,7 +194,7 @@ func (a *Agent) commit(next store.Desired, keep bool) error {
 // worldOf prepares a desired state. Modules that nobody asked about are taken as they are, cannot run or not: what has
 // become of their package or of the kernel meanwhile must neither change them nor block a change of others.
 func (a *Agent) worldOf(next store.Desired, asked []v1.Module) (world, error) {
-	w := world{desired: next, modules: map[string]*deployment{}, services: map[string]service.State{}, interfaces: map[string]service.Link{}}
+	w := newWorld(next, map[string]*deployment{})
 	for name := range next.Modules {
 		w.modules[name] = a.modules[name]
 	}
@@ -197,12 +208,15 @@ func (a *Agent) worldOf(next store.Desired, asked []v1.Module) (world, error) {
 			return w, err
 		}
 		w.modules[m.Metadata.Name] = d
+		if err := d.checkCgroups(); err != nil {
+			return w, err
+		}
 	}
-	return w, a.lookAround(w)
+	return w, a.lookAround(&w)
 }
 
 // lookAround finds the services and interfaces. Services are looked up by the watcher; those it does not know yet at once.
-func (a *Agent) lookAround(w world) error {
+func (a *Agent) lookAround(w *world) error {
 	known := a.watcher.States()
 	fresh, err := a.lookUpNew(w.desired)
 	if err != nil {
@@ -236,6 +250,7 @@ func (a *Agent) lookAround(w world) error {
 			}
 		}
 	}
+	w.sockets = a.lookAtSockets(*w)
 	return nil
 }
 
@@ -271,6 +286,13 @@ func (a *Agent) verifyIdle(w world, points map[dataplane.Point]placement) error 
 
 // verify loads the module alone on each of its hooks, and lets go of it again.
 func (d *deployment) verify() error {
+	if d.onSockets() {
+		l, err := dataplane.LoadSockets(d.module)
+		if err == nil {
+			l.Close()
+		}
+		return err
+	}
 	for side, dir := range serviceSides {
 		if !d.entries[side.Hook()][dir] {
 			continue
@@ -296,8 +318,8 @@ func (a *Agent) execution(w world, spare func(dataplane.Point) bool) *execution 
 // kernel refuses now is taken out by its failure policy, and a point that others hold is left to them, instead of keeping
 // all others from running.
 func (a *Agent) reconcile() error {
-	w := world{desired: a.desired, modules: a.modules, services: map[string]service.State{}, interfaces: map[string]service.Link{}}
-	err := a.lookAround(w)
+	w := newWorld(a.desired, a.modules)
+	err := a.lookAround(&w)
 	if err == nil {
 		err = a.converge(w)
 	}
@@ -326,8 +348,7 @@ func (a *Agent) converge(w world) error {
 		a.metrics.failed()
 		return err
 	}
-	exec.finish()
-	if len(steps) > 0 {
+	if waits := a.finish(exec); len(steps) > waits {
 		a.interruptTrace()
 		a.log.Info("reconciled", "steps", len(steps), "attachPoints", len(points))
 	}

@@ -45,14 +45,17 @@ func (a *Agent) prepare(m v1.Module) (_ *deployment, err error) {
 	if d.selector, err = service.ParseSelector(m.Spec.Attach.Services); err != nil {
 		return nil, d.invalid("spec.attach.services", err)
 	}
-	if m.Spec.Attach.Services == "" && len(m.Spec.Attach.Interfaces) == 0 {
-		return nil, d.invalid("spec.attach", errors.New("selects nothing; set services to a label selector (* for every service) or list interfaces"))
+	if m.Spec.Attach.Services == "" && len(m.Spec.Attach.Interfaces)+len(m.Spec.Attach.Cgroups) == 0 {
+		return nil, d.invalid("spec.attach", errors.New("selects nothing; set services to a label selector (* for every service) or list interfaces or cgroups"))
 	}
 	if d.pkg, err = a.catalog.Get(m.Spec.Package); err != nil {
 		return nil, d.invalid("spec.package", err)
 	}
 	if hook := m.Spec.Hook; hook != "" && hook != v1.HookAuto && !d.pkg.RunsOn(string(hook)) {
 		return nil, d.invalid("spec.hook", fmt.Errorf("package %s does not run on %s, only on %v", d.pkg.Name, hook, d.pkg.Hooks))
+	}
+	if err := d.checkAttach(); err != nil {
+		return nil, err
 	}
 	if err := d.pkg.CheckFeatures(); err != nil {
 		return nil, d.invalid("spec.package", err)
@@ -80,7 +83,7 @@ func (a *Agent) prepareOrFail(m v1.Module) *deployment {
 	d, err := a.prepare(m)
 	if err != nil {
 		a.log.Error("module cannot run", "module", m.Metadata.Name, "error", err)
-		return &deployment{resource: m, err: err, module: dataplane.Unavailable(m.Metadata.Name, m.Spec.FailurePolicy != v1.FailOpen)}
+		return &deployment{resource: m, err: err, module: dataplane.Unavailable(m.Metadata.Name, a.failsClosed(m))}
 	}
 	return d
 }

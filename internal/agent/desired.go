@@ -11,6 +11,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/plan"
 	"github.com/kerb-edge/kerb/internal/service"
 	"github.com/kerb-edge/kerb/internal/store"
+	"github.com/kerb-edge/kerb/sdk"
 )
 
 // world is everything that the plan is made from.
@@ -19,6 +20,11 @@ type world struct {
 	modules    map[string]*deployment
 	services   map[string]service.State
 	interfaces map[string]service.Link // of the node, by name
+	sockets    *socketsView
+}
+
+func newWorld(desired store.Desired, modules map[string]*deployment) world {
+	return world{desired: desired, modules: modules, services: map[string]service.State{}, interfaces: map[string]service.Link{}}
 }
 
 // placement is what an attach point belongs to.
@@ -26,6 +32,9 @@ type placement struct {
 	service string // empty for an interface of the node
 	link    service.Link
 	chain   dataplane.ChainSpec
+
+	cgroup    string // OnSockets: its path
+	instances []sdk.Instance
 }
 
 // port is an interface with its owner and the modules that select it, in order.
@@ -66,10 +75,11 @@ func (w world) place() (map[dataplane.Point]placement, error) {
 			}
 			chain.Veth = side == dataplane.OnXDP && p.link.Kind == "veth" && w.replies(chain)
 			if len(chain.Members) > 0 {
-				out[dataplane.Point{Ifindex: p.link.Ifindex, Side: side}] = placement{p.service, p.link, chain}
+				out[dataplane.Point{Ifindex: p.link.Ifindex, Side: side}] = placement{service: p.service, link: p.link, chain: chain}
 			}
 		}
 	}
+	w.placeSockets(order, out)
 	return out, nil
 }
 

@@ -143,17 +143,29 @@ func (e *execution) rollback() error {
 	return errors.Join(errs...)
 }
 
-// finish removes what nothing uses any more. What fails is found again by the next plan.
-func (e *execution) finish() {
+// finish removes what nothing uses any more. What fails is found again by the next plan; how many steps have to wait for
+// connections is returned.
+func (e *execution) finish() (waits int) {
+	kept := map[dataplane.Member]bool{}
 	for _, s := range e.cleanup {
 		var err error
 		if s.Action == plan.RemoveChain {
 			err = e.dp.RemoveChain(s.Old)
+		} else if kept[dataplane.Member{Name: s.Module, ID: s.Generation}] {
+			waits++
+			continue
 		} else {
 			err = e.dp.RemoveGeneration(s.Module, s.Generation)
 		}
-		if err != nil {
+		if draining, ok := isDraining(err); ok {
+			e.log.Debug("step waits", "step", s.String(), "reason", err)
+			waits++
+			for _, m := range draining.Modules {
+				kept[dataplane.Member{Name: m.Name, ID: m.ID}] = true
+			}
+		} else if err != nil {
 			e.log.Warn("could not remove", "step", s.String(), "error", err)
 		}
 	}
+	return waits
 }

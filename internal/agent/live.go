@@ -3,6 +3,7 @@
 package agent
 
 import (
+	"cmp"
 	"maps"
 	"net/http"
 	"net/netip"
@@ -56,7 +57,7 @@ func (a *Agent) forget(d *deployment) {
 func (a *Agent) replace(w world, points map[dataplane.Point]placement, deaf map[int]error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.desired, a.modules, a.states, a.points, a.deaf = w.desired, w.modules, w.services, points, deaf
+	a.desired, a.modules, a.states, a.points, a.deaf, a.sockets = w.desired, w.modules, w.services, points, deaf, w.sockets
 	a.virtual.SetLocals(addresses(w.services))
 	a.metrics.publish(a) // before control planes start: they forget what belongs to interfaces that are not listed
 	for name, l := range a.live {
@@ -105,6 +106,10 @@ func (a *Agent) instances(name string) []sdk.Instance {
 	var out []sdk.Instance
 	placements := a.metrics.placements()
 	for point, place := range placements {
+		if point.Module == name {
+			out = append(out, place.instances...)
+			continue
+		}
 		for _, m := range place.chain.Members {
 			if m.Name == name && !seen[point.Ifindex] {
 				seen[point.Ifindex] = true
@@ -112,7 +117,9 @@ func (a *Agent) instances(name string) []sdk.Instance {
 			}
 		}
 	}
-	slices.SortFunc(out, func(x, y sdk.Instance) int { return int(x.Ifindex) - int(y.Ifindex) })
+	slices.SortFunc(out, func(x, y sdk.Instance) int {
+		return cmp.Or(cmp.Compare(x.Ifindex, y.Ifindex), cmp.Compare(x.Service, y.Service), cmp.Compare(x.CgroupID, y.CgroupID))
+	})
 	return out
 }
 

@@ -64,6 +64,9 @@ func (a *Agent) moduleWithStatus(name string) v1.Module {
 		st.Conditions = append(st.Conditions, controlCondition(d.plane.State()))
 		st.Conditions = append(st.Conditions, a.extraConditions(d)...)
 	}
+	if d != nil && d.onSockets() {
+		st.Conditions = append(st.Conditions, a.placedCondition(d))
+	}
 	st.Conditions = append(st.Conditions, a.shadowConditions(name)...)
 	if d != nil && d.pkg != nil && d.pkg.Replies {
 		st.Conditions = append(st.Conditions, a.repliesCondition(name))
@@ -82,7 +85,7 @@ func (a *Agent) moduleReady(d *deployment, instances int) v1.Condition {
 	case a.problem != nil:
 		c.Reason, c.Message = "NotReconciled", a.problem.Error()
 	case instances == 0:
-		c.Reason, c.Message = "NoAttachPoint", "no service or interface that it selects is there"
+		c.Reason, c.Message = "NoAttachPoint", "nothing that it selects is there"
 		if d.resource.Spec.Hook == v1.HookXDP {
 			c.Message += ", or none where XDP sees packets of its directions: on a service's veth it sees only what the service sends (hook: tc sees both)"
 		}
@@ -138,11 +141,24 @@ func (a *Agent) moduleInstances(name string) []v1.Instance {
 	var out []v1.Instance
 	for _, p := range sortedPoints(a.points) {
 		place := a.points[p]
+		if p.Module == name {
+			out = append(out, socketInstances(place)...)
+			continue
+		}
 		for i, m := range place.chain.Members {
 			if m.Name == name {
 				out = append(out, instance(p, place, i))
 			}
 		}
+	}
+	return out
+}
+
+// socketInstances are those of a module on sockets: one for each service or cgroup.
+func socketInstances(place placement) (out []v1.Instance) {
+	for _, i := range place.instances {
+		out = append(out, v1.Instance{Service: i.Service, Interface: i.Interface, Ifindex: int(i.Ifindex), Cgroup: place.cgroup,
+			Hook: string(dataplane.OnSockets), Direction: string(dataplane.Both), Chain: place.chain.ID()})
 	}
 	return out
 }
@@ -286,10 +302,14 @@ func (a *Agent) chainView(c dataplane.PinnedChain, points []dataplane.Attached) 
 		view.Modules = append(view.Modules, m.Name)
 	}
 	for _, p := range points {
-		if p.Program != c.Program {
+		if !slices.Contains(c.Programs(), p.Program) {
 			continue
 		}
 		place := a.points[p.Point]
+		if p.Point.Side == dataplane.OnSockets {
+			view.Points = append(view.Points, v1.Instance{Cgroup: place.cgroup, Hook: view.Hook, Direction: view.Direction, Chain: c.ID})
+			continue
+		}
 		i := instance(p.Point, place, 0)
 		i.Chain, i.Direction = c.ID, view.Direction
 		view.Points = append(view.Points, i)

@@ -83,7 +83,7 @@ func (a *Agent) startTrace(ctx context.Context, r v1.TraceRequest, f dataplane.T
 	run := &traceRun{points: map[dataplane.Point]placement{}, reason: a.reasonNames()}
 	specs := map[dataplane.Point]dataplane.ChainSpec{}
 	for p, place := range a.points {
-		if r.Service == "" || place.service == r.Service {
+		if p.Side != dataplane.OnSockets && (r.Service == "" || place.service == r.Service) {
 			run.points[p], specs[p] = place, place.chain
 		}
 	}

@@ -19,6 +19,7 @@ import (
 type agentFlags struct {
 	config, state, run, bpf string
 	level, format, group    string
+	cgroup                  string
 }
 
 func (a *app) agentCommand() *cobra.Command {
@@ -34,6 +35,7 @@ The configuration file may hold:
   paths: {state: /var/lib/kerb, run: /run/kerb, bpf: /sys/fs/bpf/kerb}
   log: {level: info, format: text}      # debug, info, warn, error; text, json
   socketGroup: kerb                     # may use the socket, if there is such a group
+  cgroup: /                             # of version 2: modules on sockets find the services' sockets below it
   tcp:                                  # only with TLS, and clientCA or tokenFile
     address: 192.0.2.1:4600
     certificate: /etc/kerb/node.pem
@@ -62,6 +64,7 @@ The configuration file may hold:
 	flags := c.Flags()
 	flags.StringVar(&f.level, "log-level", "", "debug, info, warn or error")
 	flags.StringVar(&f.format, "log-format", "", "text or json")
+	flags.StringVar(&f.cgroup, "cgroup", "", "cgroup below which the services' sockets are")
 	flags.StringVar(&f.group, "socket-group", "", "group that may use the socket")
 	return c
 }
@@ -86,6 +89,7 @@ func (f agentFlags) resolve(required bool) (config.Config, error) {
 	override(&c.Paths.BPF, f.bpf)
 	override(&c.Log.Format, f.format)
 	override(&c.SocketGroup, f.group)
+	override(&c.Cgroup, f.cgroup)
 	if f.level != "" {
 		if err := c.Log.Level.UnmarshalText([]byte(f.level)); err != nil {
 			return c, &fault.Invalid{Field: "log.level", Reason: fmt.Sprintf("%q is none of debug, info, warn and error", f.level)}

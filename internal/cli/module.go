@@ -57,6 +57,7 @@ func describeModule(w io.Writer, m v1alpha1.Module) {
 	field(w, "Package", strings.TrimSpace(m.Spec.Package+" "+s.Package.Version))
 	field(w, "Digest", s.Package.Digest)
 	field(w, "Services", m.Spec.Attach.Services)
+	field(w, "Cgroups", strings.Join(m.Spec.Attach.Cgroups, ", "))
 	field(w, "Interfaces", strings.Join(m.Spec.Attach.Interfaces, ", "))
 	field(w, "Hook", m.Spec.Hook)
 	field(w, "Priority", m.Spec.Order.Priority)

@@ -22,6 +22,7 @@ type Config struct {
 	Paths       paths.Paths `json:"paths,omitempty"`
 	Log         Log         `json:"log,omitempty"`
 	SocketGroup string      `json:"socketGroup,omitempty"` // group that may use the socket, if it exists
+	Cgroup      string      `json:"cgroup,omitempty"`      // of version 2, in which services' sockets are; empty for the root
 	TCP         *TCP        `json:"tcp,omitempty"`         // nil: the socket only
 	Oakestra    *Oakestra   `json:"oakestra,omitempty"`    // nil: off
 	Resolvers   Resolvers   `json:"resolvers,omitzero"`

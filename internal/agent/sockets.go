@@ -1,0 +1,285 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/cgroup"
+	"github.com/kerb-edge/kerb/internal/dataplane"
+	"github.com/kerb-edge/kerb/internal/fault"
+	"github.com/kerb-edge/kerb/internal/pkgs"
+	"github.com/kerb-edge/kerb/sdk"
+)
+
+// socketsView is what modules on sockets are placed by.
+type socketsView struct {
+	own     cgroup.Cgroup            // where programs for services run
+	cgroups map[string]cgroup.Cgroup // by the path in the resource; those that are there
+	cookies map[string]uint64        // of network namespaces, by service; those that are known
+	errs    map[string]error         // by path or service: why not; "" for own
+}
+
+// onSockets tells whether the module runs on sockets and not on packets.
+func (d *deployment) onSockets() bool { return d.pkg != nil && d.pkg.RunsOn(pkgs.HookSockets) }
+
+// checkAttach compares the attach points that a module is wanted on with what its package runs on.
+func (d *deployment) checkAttach() error {
+	attach := d.resource.Spec.Attach
+	switch {
+	case !d.onSockets() && len(attach.Cgroups) > 0:
+		return d.invalid("spec.attach.cgroups", fmt.Errorf("package %s runs on packets, which cgroups do not have; select services or interfaces", d.pkg.Name))
+	case !d.onSockets():
+		return nil
+	case len(attach.Interfaces) > 0:
+		return d.invalid("spec.attach.interfaces", fmt.Errorf("package %s runs on sockets, which interfaces do not have; select services or cgroups", d.pkg.Name))
+	}
+	spec, err := d.pkg.Spec(pkgs.HookSockets)
+	if err != nil {
+		return d.invalid("spec.package", err)
+	}
+	if attach.Services != "" && spec.Programs[pkgs.EntryServices] == nil {
+		return d.invalid("spec.attach.services", fmt.Errorf("package %s has no program for services; give cgroups", d.pkg.Name))
+	}
+	if len(attach.Cgroups) > 0 && spec.Programs[pkgs.EntryAll] == nil {
+		return d.invalid("spec.attach.cgroups", fmt.Errorf("package %s has no program for whole cgroups; select services", d.pkg.Name))
+	}
+	return nil
+}
+
+// checkCgroups refuses cgroups that are not there now: most often a mistake in the path. Later they may go and come.
+func (d *deployment) checkCgroups() error {
+	for i, path := range d.resource.Spec.Attach.Cgroups {
+		if _, err := cgroup.Find(path); err != nil {
+			return d.invalid(fmt.Sprintf("spec.attach.cgroups[%d]", i), err)
+		}
+	}
+	return nil
+}
+
+// lookAtSockets finds cgroups and the cookies of network namespaces, if a module needs them.
+func (a *Agent) lookAtSockets(w world) *socketsView {
+	v := &socketsView{cgroups: map[string]cgroup.Cgroup{}, cookies: map[string]uint64{}, errs: map[string]error{}}
+	for _, d := range w.modules {
+		if !d.onSockets() {
+			continue
+		}
+		for _, path := range d.resource.Spec.Attach.Cgroups {
+			v.find(path)
+		}
+		for name, s := range w.desired.Services {
+			if d.selector.Matches(s.Metadata.Labels) && w.services[name].Err == nil {
+				v.own, v.errs[""] = v.ownOr(a.cgroup)
+				v.cookies[name], v.errs[name] = a.cookies.Of(s.Spec, w.services[name].Links)
+			}
+		}
+	}
+	return v
+}
+
+func (v *socketsView) find(path string) {
+	if found, err := cgroup.Find(path); err != nil {
+		v.errs[path] = err
+	} else {
+		v.cgroups[path] = found
+	}
+}
+
+// ownOr looks the agent's cgroup up once.
+func (v *socketsView) ownOr(path string) (cgroup.Cgroup, error) {
+	if v.own.ID != 0 {
+		return v.own, nil
+	}
+	return cgroup.Find(path)
+}
+
+// placeSockets adds the cgroups on which modules on sockets run.
+func (w world) placeSockets(order []*deployment, out map[dataplane.Point]placement) {
+	if w.sockets == nil {
+		return
+	}
+	chains := w.serviceChains(out)
+	for _, d := range order {
+		if d.err != nil || !d.onSockets() {
+			continue
+		}
+		place := placement{chain: dataplane.ChainSpec{Side: dataplane.OnSockets, Direction: dataplane.Both, Members: []dataplane.Member{d.member()}}}
+		for _, found := range w.cgroupsOf(d) {
+			place.cgroup, place.instances = found.Path, []sdk.Instance{{Cgroup: found.Path, CgroupID: found.ID}}
+			out[d.socketPoint(found, dataplane.All)] = place
+		}
+		place.cgroup, place.instances = w.sockets.own.Path, w.serviceInstances(d, chains)
+		if len(place.instances) > 0 && w.sockets.own.ID != 0 {
+			out[d.socketPoint(w.sockets.own, dataplane.Services)] = place
+		}
+	}
+}
+
+func (d *deployment) socketPoint(c cgroup.Cgroup, entry dataplane.Entry) dataplane.Point {
+	return dataplane.Point{Side: dataplane.OnSockets, Cgroup: c.ID, Entry: entry, Module: d.module.Name}
+}
+
+// cgroupsOf are those that a module selects and that are there. One below another is left out: the kernel runs the programs of
+// those above, too.
+func (w world) cgroupsOf(d *deployment) []cgroup.Cgroup {
+	byPath := map[string]cgroup.Cgroup{}
+	for _, path := range d.resource.Spec.Attach.Cgroups {
+		if found, ok := w.sockets.cgroups[path]; ok {
+			byPath[found.Path] = found
+		}
+	}
+	var out []cgroup.Cgroup
+	for _, path := range slices.Sorted(maps.Keys(byPath)) { // those above come first
+		if !slices.ContainsFunc(out, func(above cgroup.Cgroup) bool { return cgroup.Contains(above.Path, path) }) {
+			out = append(out, byPath[path])
+		}
+	}
+	return out
+}
+
+// serviceInstances are the services that a module selects and whose sockets can be told apart.
+func (w world) serviceInstances(d *deployment, chains map[string][]sdk.ChainMember) (out []sdk.Instance) {
+	for _, name := range slices.Sorted(maps.Keys(w.services)) {
+		cookie := w.sockets.cookies[name]
+		if cookie == 0 || !d.selector.Matches(w.desired.Services[name].Metadata.Labels) {
+			continue
+		}
+		i := sdk.Instance{Service: name, NetnsCookie: cookie, Addresses: texts(w.services[name].Addresses), Chain: chains[name]}
+		if links := w.services[name].Links; len(links) > 0 {
+			i.Interface, i.Ifindex = links[0].Name, uint32(links[0].Ifindex)
+		}
+		out = append(out, i)
+	}
+	return out
+}
+
+// serviceChains are the modules that the packets of services meet, in either direction and on any of their interfaces.
+func (w world) serviceChains(points map[dataplane.Point]placement) map[string][]sdk.ChainMember {
+	out := map[string][]sdk.ChainMember{}
+	for _, p := range sortedPoints(points) {
+		service := points[p].service
+		for _, m := range points[p].chain.Members {
+			one := sdk.ChainMember{Module: m.Name}
+			if d := w.modules[m.Name]; d.pkg != nil {
+				one.Package = d.pkg.Name
+			}
+			if service != "" && !slices.Contains(out[service], one) {
+				out[service] = append(out[service], one)
+			}
+		}
+	}
+	return out
+}
+
+// placedCondition tells whether a module on sockets is wherever it is wanted.
+func (a *Agent) placedCondition(d *deployment) v1.Condition {
+	c := v1.Condition{Type: "Placed", Status: "True", Reason: "Everywhere", Since: a.metrics.since()}
+	if texts := a.unplaced(d); len(texts) > 0 {
+		c.Status, c.Reason, c.Message = "False", "NotEverywhere", strings.Join(texts, "; ")
+	}
+	return c
+}
+
+func (a *Agent) unplaced(d *deployment) (out []string) {
+	if a.sockets == nil {
+		return nil
+	}
+	add := func(key, format string, args ...any) {
+		if err := a.sockets.errs[key]; err != nil {
+			out = append(out, fmt.Sprintf(format, args...)+err.Error())
+		}
+	}
+	for _, path := range d.resource.Spec.Attach.Cgroups {
+		add(path, "")
+	}
+	if d.resource.Spec.Attach.Services == "" {
+		return out
+	}
+	add("", "")
+	for _, name := range slices.Sorted(maps.Keys(a.desired.Services)) {
+		if d.selector.Matches(a.desired.Services[name].Metadata.Labels) {
+			add(name, "service %s: ", name)
+		}
+	}
+	return out
+}
+
+// cgroupPeriod is how soon it is seen that a cgroup comes, goes or is another one.
+const cgroupPeriod = time.Second
+
+// watchCgroups asks for a reconciliation when a cgroup that modules select has come or gone.
+func (a *Agent) watchCgroups(ctx context.Context) {
+	tick := time.NewTicker(cgroupPeriod)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		if a.cgroupsMoved() {
+			a.poke()
+		}
+	}
+}
+
+func (a *Agent) cgroupsMoved() bool {
+	a.mu.Lock()
+	v := a.sockets
+	wanted := map[string]bool{}
+	for _, d := range a.modules {
+		if d.onSockets() {
+			for _, path := range d.resource.Spec.Attach.Cgroups {
+				wanted[path] = true
+			}
+		}
+	}
+	a.mu.Unlock()
+	for path := range wanted {
+		found, _ := cgroup.Find(path)
+		if v != nil && v.cgroups[path] != found {
+			return true
+		}
+	}
+	return false
+}
+
+// checkOwnCgroup refuses a configuration that cannot be meant.
+func checkOwnCgroup(path string) error {
+	if path == "" {
+		return nil
+	}
+	if _, err := cgroup.Find(path); err != nil {
+		return &fault.Invalid{Field: "cgroup", Reason: err.Error()}
+	}
+	return nil
+}
+
+// failsClosed tells whether a module that cannot run keeps packets from passing. One on sockets does not: what it did not touch is
+// plain TCP. Where its package cannot be read, what it left in the kernel tells.
+func (a *Agent) failsClosed(m v1.Module) bool {
+	if m.Spec.FailurePolicy == v1.FailOpen {
+		return false
+	}
+	if p, err := a.catalog.Get(m.Spec.Package); err == nil {
+		return !p.RunsOn(pkgs.HookSockets)
+	}
+	state, err := a.dp.Observe()
+	return err != nil || !slices.ContainsFunc(state.Chains, func(c dataplane.PinnedChain) bool {
+		return c.Spec.Side == dataplane.OnSockets && len(c.Spec.Members) > 0 && c.Spec.Members[0].Name == m.Metadata.Name
+	})
+}
+
+// isDraining tells of a module that waits for its connections.
+func isDraining(err error) (*dataplane.DrainingError, bool) {
+	var draining *dataplane.DrainingError
+	ok := errors.As(err, &draining)
+	return draining, ok
+}
