@@ -46,7 +46,7 @@ static void echo(size_t size, double seconds)
 	int fd = join();
 
 	no_delay(fd);
-	for (; back < end; number++) {
+	for (; back < end || !h.n; number++) {
 		sent = back; /* the moment an answer is there the next request leaves */
 		ping(fd, out, in, size, number);
 		back = now();
