@@ -5,6 +5,7 @@
 package modules
 
 import (
+	"github.com/kerb-edge/kerb/modules/accelerator"
 	"github.com/kerb-edge/kerb/modules/classifier"
 	"github.com/kerb-edge/kerb/modules/counter"
 	"github.com/kerb-edge/kerb/modules/firewall"
@@ -17,12 +18,13 @@ import (
 
 func controls() map[string]sdk.Control {
 	return map[string]sdk.Control{
-		"classifier": classifier.Control(),
-		"counter":    counter.Control(),
-		"firewall":   firewall.Control(),
-		"intercept":  intercept.Control(),
-		"proxy":      proxy.Control(),
-		"responder":  responder.Control(),
-		"tunnel":     tunnel.Control(),
+		"accelerator": accelerator.Control(),
+		"classifier":  classifier.Control(),
+		"counter":     counter.Control(),
+		"firewall":    firewall.Control(),
+		"intercept":   intercept.Control(),
+		"proxy":       proxy.Control(),
+		"responder":   responder.Control(),
+		"tunnel":      tunnel.Control(),
 	}
 }

@@ -23,6 +23,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/config"
 	"github.com/kerb-edge/kerb/internal/control"
 	"github.com/kerb-edge/kerb/internal/dataplane"
+	"github.com/kerb-edge/kerb/internal/executable"
 	"github.com/kerb-edge/kerb/internal/fault"
 	"github.com/kerb-edge/kerb/internal/lean"
 	"github.com/kerb-edge/kerb/internal/models"
@@ -34,22 +35,25 @@ import (
 	"github.com/kerb-edge/kerb/internal/service"
 	"github.com/kerb-edge/kerb/internal/store"
 	"github.com/kerb-edge/kerb/modules"
+	"github.com/kerb-edge/kerb/sdk"
 )
 
 // Agent is the daemon of one node.
 type Agent struct {
-	log     *slog.Logger
-	store   *store.Store
-	dp      *dataplane.Dataplane
-	catalog *pkgs.Catalog
-	control *control.Manager
-	cgroup  string          // whose sockets services are looked for in; empty for the root
-	cookies service.Cookies // of services' network namespaces
-	watcher *service.Watcher
-	virtual *resolve.Table
-	models  *models.Table
-	started time.Time
-	base    context.Context // of control planes' background work
+	log      *slog.Logger
+	store    *store.Store
+	dp       *dataplane.Dataplane
+	catalog  *pkgs.Catalog
+	control  *control.Manager
+	cgroup   string          // whose sockets services are looked for in; empty for the root
+	cookies  service.Cookies // of services' network namespaces
+	examiner executable.Examiner
+	kernel   func() sdk.Kernel // may take seconds
+	watcher  *service.Watcher
+	virtual  *resolve.Table
+	models   *models.Table
+	started  time.Time
+	base     context.Context // of control planes' background work
 
 	wake chan struct{} // asks for a reconciliation
 
@@ -139,6 +143,7 @@ func open(ctx context.Context, cfg config.Config, log *slog.Logger) (*Agent, err
 		catalog: pkgs.NewCatalog(modules.Packages(), modules.Controls()),
 		watcher: service.NewWatcher(log),
 		cgroup:  cfg.Cgroup,
+		kernel:  kernelFacts(cfg.Paths.SocketFacts(), log),
 		wake:    make(chan struct{}, 1),
 		desired: desired,
 		modules: map[string]*deployment{},
@@ -147,6 +152,7 @@ func open(ctx context.Context, cfg config.Config, log *slog.Logger) (*Agent, err
 		costs:   newCosts(),
 	}
 	a.control, err = control.New(control.Options{Run: cfg.Paths.ControlSockets(), State: cfg.Paths.ControlState(), Log: log, Services: a.virtual, Models: a.models, Packets: a,
+		Examine: a.examine, Kernel: a.kernel,
 		ModuleSocket: cfg.Paths.ModuleSocket, SocketGroup: cfg.SocketGroup})
 	if err != nil {
 		return nil, errors.Join(err, st.Close())

@@ -44,7 +44,10 @@ type node struct {
 	stop func()
 }
 
-func newNode(t *testing.T) *node {
+func newNode(t *testing.T) *node { return newNodeIn(t, "") }
+
+// newNodeIn is newNode with an agent that looks for sockets in a cgroup.
+func newNodeIn(t *testing.T, cgroup string) *node {
 	t.Helper()
 	lab, err := netlab.New("kag")
 	if err != nil {
@@ -53,7 +56,7 @@ func newNode(t *testing.T) *node {
 	t.Cleanup(func() { lab.Close() })
 	n := &node{cfg: config.Default()}
 	dir := openDir(t)
-	n.cfg.Paths.State, n.cfg.Paths.Run = dir, dir
+	n.cfg.Paths.State, n.cfg.Paths.Run, n.cfg.Cgroup = dir, dir, cgroup
 	n.cfg.Paths.BPF = filepath.Join("/sys/fs/bpf", fmt.Sprintf("kag-%d", os.Getpid()))
 	if n.web, err = lab.Host("web", netlab.HostOptions{}); err != nil {
 		t.Fatal(err)

@@ -60,6 +60,9 @@ func (a *Agent) prepare(m v1.Module) (_ *deployment, err error) {
 	if err := d.pkg.CheckFeatures(); err != nil {
 		return nil, d.invalid("spec.package", err)
 	}
+	if d.onSockets() {
+		go a.kernel() // its control plane will ask
+	}
 	if d.config, err = d.canonical(); err != nil {
 		return nil, err
 	}
@@ -254,6 +257,7 @@ func (d *deployment) dataplaneModule(settings sdk.Settings) dataplane.Module {
 		Settings:   settings,
 		FailClosed: d.failClosed(),
 		Frags:      d.pkg.Frags,
+		Sockets:    d.onSockets(),
 		Spec: func(h dataplane.Hook) (*ebpf.CollectionSpec, error) {
 			if !d.pkg.RunsOn(string(h)) {
 				return nil, nil

@@ -24,7 +24,7 @@ type socketsView struct {
 	own     cgroup.Cgroup            // where programs for services run
 	cgroups map[string]cgroup.Cgroup // by the path in the resource; those that are there
 	cookies map[string]uint64        // of network namespaces, by service; those that are known
-	errs    map[string]error         // by path or service: why not; "" for own
+	errs    map[string]error         // by path or serviceKey: why not; "" for own
 }
 
 // onSockets tells whether the module runs on sockets and not on packets.
@@ -77,7 +77,7 @@ func (a *Agent) lookAtSockets(w world) *socketsView {
 		for name, s := range w.desired.Services {
 			if d.selector.Matches(s.Metadata.Labels) && w.services[name].Err == nil {
 				v.own, v.errs[""] = v.ownOr(a.cgroup)
-				v.cookies[name], v.errs[name] = a.cookies.Of(s.Spec, w.services[name].Links)
+				v.cookies[name], v.errs[serviceKey(name)] = a.cookies.Of(s.Spec, w.services[name].Links)
 			}
 		}
 	}
@@ -205,7 +205,7 @@ func (a *Agent) unplaced(d *deployment) (out []string) {
 	add("", "")
 	for _, name := range slices.Sorted(maps.Keys(a.desired.Services)) {
 		if d.selector.Matches(a.desired.Services[name].Metadata.Labels) {
-			add(name, "service %s: ", name)
+			add(serviceKey(name), "service %s: ", name)
 		}
 	}
 	return out
@@ -283,3 +283,5 @@ func isDraining(err error) (*dataplane.DrainingError, bool) {
 	ok := errors.As(err, &draining)
 	return draining, ok
 }
+
+func serviceKey(name string) string { return "service " + name }

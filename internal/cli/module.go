@@ -85,7 +85,11 @@ func printInstances(w io.Writer, instances []v1alpha1.Instance) {
 	fmt.Fprintln(w)
 	line(w, "SERVICE", "INTERFACE", "HOOK", "DIRECTION", "CHAIN", "POSITION")
 	for _, i := range instances {
-		line(w, i.Service, i.Interface, i.Hook, i.Direction, i.Chain, i.Position)
+		where := i.Interface
+		if i.Cgroup != "" {
+			where = "cgroup " + i.Cgroup
+		}
+		line(w, i.Service, where, i.Hook, i.Direction, i.Chain, i.Position)
 	}
 }
 

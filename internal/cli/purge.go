@@ -84,7 +84,7 @@ func purgeKernel(root, run string) error {
 
 // purgeFiles removes files that Kerb made, and their directories only if nothing else is in them.
 func purgeFiles(cmd *cobra.Command, p paths.Paths) error {
-	files := []string{p.Store(), p.Socket(), p.Lock(), p.Oakestra(), p.OakestraSocket(), p.Resolved()}
+	files := []string{p.Store(), p.Socket(), p.Lock(), p.Oakestra(), p.OakestraSocket(), p.Resolved(), p.SocketFacts()}
 	damaged, err := filepath.Glob(p.Store() + ".damaged-*")
 	for _, path := range append(files, damaged...) {
 		if e := os.Remove(path); !errors.Is(e, os.ErrNotExist) {

@@ -5,6 +5,8 @@ package cli
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
+	"slices"
 
 	"github.com/cilium/ebpf"
 
@@ -27,6 +29,9 @@ func verifyPackage(p *pkgs.Package) ([]string, error) {
 		return nil, err
 	}
 	var verdicts []string
+	if p.RunsOn(pkgs.HookSockets) {
+		return verifySockets(module)
+	}
 	for _, hook := range p.Hooks {
 		lines, err := verifyHook(p, hook, module)
 		verdicts = append(verdicts, lines...)
@@ -68,14 +73,36 @@ func verifyOne(hook string, dir dataplane.Direction, module dataplane.Module) (s
 		return "", err
 	}
 	defer loaded.Close()
-	info, err := loaded.Program.Info()
+	return verdictOn(hook+" "+string(dir), loaded.Program)
+}
+
+func verifySockets(module dataplane.Module) (lines []string, err error) {
+	loaded, err := dataplane.LoadSockets(module)
+	if err != nil {
+		return nil, err
+	}
+	defer loaded.Close()
+	programs := loaded.Programs()
+	for _, name := range slices.Sorted(maps.Keys(programs)) {
+		line, err := verdictOn(pkgs.HookSockets+" "+name, programs[name])
+		if err != nil {
+			return lines, err
+		}
+		lines = append(lines, line)
+	}
+	return lines, nil
+}
+
+// verdictOn tells what the verifier made of a program that it has taken.
+func verdictOn(what string, p *ebpf.Program) (string, error) {
+	info, err := p.Info()
 	if err != nil {
 		return "", err
 	}
 	if n, ok := info.VerifiedInstructions(); ok {
-		return fmt.Sprintf("%s %s: ok, %d instructions verified of 1000000 that the kernel allows", hook, dir, n), nil
+		return fmt.Sprintf("%s: ok, %d instructions verified of 1000000 that the kernel allows", what, n), nil
 	}
-	return fmt.Sprintf("%s %s: ok", hook, dir), nil // kernels before 5.16 do not tell
+	return what + ": ok", nil // kernels before 5.16 do not tell
 }
 
 // defaultModule is the package as a module with the default config.

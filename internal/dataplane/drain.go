@@ -71,21 +71,17 @@ func (s *sockets) drain() (left int, err error) {
 // letGo takes out the sockets that the program drain has found.
 func (s *sockets) letGo() (gone int, err error) {
 	var key []byte
-	for {
-		err := s.maps[drainedMap].LookupAndDelete(nil, &key)
-		if errors.Is(err, ebpf.ErrKeyNotExist) {
-			return gone, nil
+	for s.maps[drainedMap].NextKey(nil, &key) == nil {
+		for _, m := range []*ebpf.Map{s.maps[drainedMap], s.maps[socketsPin]} {
+			err := m.Delete(key)
+			if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) { // closed meanwhile
+				return gone, fmt.Errorf("let go of a socket: %w", err)
+			}
 		}
-		if err != nil {
-			return gone, fmt.Errorf("read which sockets can be let go of: %w", err)
-		}
-		err = s.maps[socketsPin].Delete(key)
-		if err == nil {
-			gone++
-		} else if !errors.Is(err, ebpf.ErrKeyNotExist) { // closed meanwhile
-			return gone, fmt.Errorf("let go of a socket: %w", err)
-		}
+		gone++
+		key = nil
 	}
+	return gone, nil
 }
 
 // leaveTime is how long a module that leaves waits for its sockets. Those that still hold bytes then stay with the kernel's parts of

@@ -46,7 +46,11 @@ func (g *generation) sdkMaps() sdk.Maps {
 
 // hooksOf calls do with the object for each hook that the module can run on.
 func hooksOf(mod Module, do func(Hook, *ebpf.CollectionSpec) error) error {
-	for _, hook := range []Hook{TC, XDP, Sockets} {
+	hooks := []Hook{TC, XDP}
+	if mod.Sockets {
+		hooks = []Hook{Sockets}
+	}
+	for _, hook := range hooks {
 		spec, err := mod.Spec(hook)
 		if err != nil {
 			return fmt.Errorf("module %s: %w", mod.Name, err)
@@ -94,7 +98,7 @@ func (g *generation) create(previous, shared map[string]*ebpf.Map) error {
 			return fmt.Errorf("module %s: constant %s: %w", mod.Name, name, ErrNoConstant)
 		}
 	}
-	if !g.onSockets() {
+	if !g.Sockets {
 		if err := g.addDrops(previous); err != nil {
 			return err
 		}

@@ -101,7 +101,7 @@ func (m *Meter) Measure(mod Module, hooks ...Hook) (Cost, error) {
 	}
 	defer g.Close()
 	cost := Cost{Memory: Memory(g.sdkMaps())}
-	if g.onSockets() {
+	if g.Sockets {
 		return cost, ErrNotPackets
 	}
 	chains, err := loadAlone(g, targets)

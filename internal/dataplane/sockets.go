@@ -218,6 +218,7 @@ type LoadedSockets struct {
 
 // LoadSockets creates the maps of a module, fills them and loads its programs.
 func LoadSockets(mod Module) (*LoadedSockets, error) {
+	mod.Sockets = true
 	g, err := newGeneration(mod, nil, nil)
 	if err != nil {
 		return nil, err
@@ -247,6 +248,9 @@ func (l *LoadedSockets) Attach(dir string, entry Entry) error {
 	}
 	return cgroupError(dir, err)
 }
+
+// Programs are those of the module, by name; the sk_msg program is called messages.
+func (l *LoadedSockets) Programs() map[string]*ebpf.Program { return maps.Clone(l.sockets.progs) }
 
 // Drain has no byte redirected any more, and takes the sockets that hold none out of the map. It returns how many are left.
 func (l *LoadedSockets) Drain() (left int, err error) { return l.sockets.drain() }
@@ -287,8 +291,11 @@ func openSockets(chain string) (*sockets, error) {
 // newSockets tells whether a generation has to begin with empty maps: connections cannot move from one SOCKHASH to another, and
 // what is known of them goes with them.
 func (g *generation) newSockets(previous map[string]*ebpf.Map) (bool, error) {
+	if !g.Sockets || previous == nil {
+		return false, nil
+	}
 	spec, err := g.Spec(Sockets)
-	if err != nil || spec == nil || previous == nil {
+	if err != nil {
 		return false, err
 	}
 	if err := applySettings(spec, g.Module, map[string]bool{}); err != nil {
@@ -300,10 +307,4 @@ func (g *generation) newSockets(previous map[string]*ebpf.Map) (bool, error) {
 		}
 	}
 	return leaving(previous), nil
-}
-
-// onSockets tells whether no packet meets the module.
-func (m Module) onSockets() bool {
-	spec, err := m.Spec(Sockets)
-	return err == nil && spec != nil
 }

@@ -13,8 +13,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cilium/ebpf"
-
 	"github.com/kerb-edge/kerb/internal/cgroup"
 	"github.com/kerb-edge/kerb/internal/cgroup/cgrouptest"
 	"github.com/kerb-edge/kerb/sdk"
@@ -23,13 +21,7 @@ import (
 // socketsModule is testdata/sockets, which redirects every byte between sockets of its cgroups.
 func socketsModule(t testing.TB, name string, constants map[string]any) Module {
 	m := testModule(t, "sockets", name, constants)
-	spec := m.Spec
-	m.Spec = func(h Hook) (*ebpf.CollectionSpec, error) {
-		if h != Sockets {
-			return nil, nil
-		}
-		return spec(h)
-	}
+	m.Sockets = true
 	return m
 }
 

@@ -103,6 +103,7 @@ type Module struct {
 	Fill       func(sdk.Maps) error // may be nil
 	FailClosed bool
 	Frags      bool // copes with XDP packets in several buffers
+	Sockets    bool // runs on sockets, and on no packets
 }
 
 // Member is a generation's place in a chain.

@@ -38,7 +38,7 @@ type Options struct {
 	Paths paths.Paths
 }
 
-// Run examines the node. It takes about a second, or stops early with what it
+// Run examines the node. It takes some seconds, or stops early with what it
 // has when ctx ends.
 func Run(ctx context.Context, opts Options) []Check {
 	if opts.Paths == (paths.Paths{}) {
@@ -51,6 +51,7 @@ func Run(ctx context.Context, opts Options) []Check {
 		kernel,
 		features,
 		mounts,
+		redirected,
 		interfaces,
 		limits,
 	} {

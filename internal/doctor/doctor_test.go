@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
@@ -337,10 +338,22 @@ fail  bpffs   not mounted
 func TestLeavesNothing(t *testing.T) {
 	needRoot(t)
 	Run(t.Context(), Options{}) // libraries keep some files from the first time
-	before := traces(t)
+	before := settled(t)
 	Run(t.Context(), Options{Paths: paths.Default()})
-	if after := traces(t); after != before {
+	if after := settled(t); after != before {
 		t.Errorf("before:\n%s\nafter:\n%s", before, after)
+	}
+}
+
+// settled waits for threads that are ending.
+func settled(t *testing.T) string {
+	t.Helper()
+	for now := traces(t); ; {
+		time.Sleep(100 * time.Millisecond)
+		before := now
+		if now = traces(t); now == before {
+			return now
+		}
 	}
 }
 

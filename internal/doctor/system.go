@@ -3,6 +3,7 @@
 package doctor
 
 import (
+	"context"
 	"fmt"
 	"math"
 	"os"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/kerb-edge/kerb/internal/cgroup"
 	"github.com/kerb-edge/kerb/internal/dataplane/probe"
+	"github.com/kerb-edge/kerb/internal/sockets"
 )
 
 // What the state directory should have free, in bytes: the store is rewritten
@@ -27,6 +29,29 @@ const lowFiles = 2048
 
 func mounts(opts Options) []Check {
 	return []Check{bpffs(opts.Paths.BPF), cgroup2("/proc/self/mountinfo")}
+}
+
+// redirected tells in what sockets whose bytes are redirected differ from TCP on this kernel: what the agent has found out, or else
+// a test of its own.
+func redirected(opts Options) []Check {
+	const name = "redirected sockets"
+	result, known := sockets.Known(opts.Paths.SocketFacts())
+	if !known {
+		var err error
+		if result, err = sockets.Test(context.Background()); err != nil {
+			return []Check{bad(Warn, name, "sudo kerb doctor", "cannot be tried: modules that redirect bytes between sockets keep programs out that they need not: %v", err)}
+		}
+	}
+	var others []string
+	for _, c := range result.Checks {
+		if !c.OK {
+			others = append(others, c.Name)
+		}
+	}
+	if len(others) == 0 {
+		return []Check{ok(name, "behave as TCP does")}
+	}
+	return []Check{ok(name, "behave as TCP does but for %s; programs that need these are kept out", strings.Join(others, ", "))}
 }
 
 // bpffs wants the directory of pins, or the nearest one above that exists, to

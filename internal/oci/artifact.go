@@ -174,8 +174,11 @@ func labelsOf(p *pkgs.Package) (map[string]string, error) {
 	}
 	programs, maps := map[string]string{}, map[string]string{}
 	for _, hook := range slices.Backward(p.Hooks) {
-		for name := range specs[hook].Programs {
+		for name, prog := range specs[hook].Programs {
 			programs[name] = hook
+			if hook == pkgs.HookSockets {
+				programs[name] = snake(prog.Type.String())
+			}
 		}
 		for name, m := range specs[hook].Maps {
 			if !strings.HasPrefix(name, ".") {
@@ -196,7 +199,11 @@ func labelsOf(p *pkgs.Package) (map[string]string, error) {
 
 // mapType is the kernel's name in lower case: PerCPUHash is per_cpu_hash.
 func mapType(t ebpf.MapType) string {
-	text := strings.NewReplacer("PerCPU", "PerCpu", "LRUCPU", "LruPerCpu", "LRU", "Lru", "LPM", "Lpm", "CPU", "Cpu", "XSK", "Xsk", "SK", "Sk", "FD", "Fd").Replace(t.String())
+	return snake(strings.NewReplacer("PerCPU", "PerCpu", "LRUCPU", "LruPerCpu", "LRU", "Lru", "LPM", "Lpm", "CPU", "Cpu", "XSK", "Xsk", "SK", "Sk", "FD", "Fd").Replace(t.String()))
+}
+
+// snake is a name of capital words in lower case: SockOps is sock_ops.
+func snake(text string) string {
 	var out strings.Builder
 	for i, r := range text {
 		if i > 0 && r >= 'A' && r <= 'Z' {

@@ -38,6 +38,9 @@ func (p Paths) OakestraSocket() string { return filepath.Join(p.Run, "oakestra.s
 // Resolved is the file of what resolvers found: a restart of the agent goes on with it, a reboot asks again.
 func (p Paths) Resolved() string { return filepath.Join(p.Run, "resolved.json") }
 
+// SocketFacts is the file of how redirected sockets behave on this kernel.
+func (p Paths) SocketFacts() string { return filepath.Join(p.Run, "sockets.json") }
+
 // Lock is the file whose lock makes an agent the only one on its node.
 func (p Paths) Lock() string { return filepath.Join(p.Run, "kerb.lock") }
 

@@ -17,6 +17,7 @@ const (
 	structHash      = 896 // struct bpf_htab
 	structElem      = 48  // struct htab_elem
 	structBucket    = 16  // struct bucket
+	structSockElem  = 64  // struct bpf_shtab_elem with its link from the socket (struct sk_psock_link)
 	structTrieNode  = 40  // struct lpm_trie_node without prefix and value; 24 since Linux 6.14
 	prefixLen       = 4   // struct bpf_lpm_trie_key counts as key, but is no part of the node's data
 	pointer         = 8
@@ -95,6 +96,11 @@ func MapMemory(m *ebpf.MapSpec) int64 {
 		return hashMemory(m, structElem+key+value, cpus)
 	case ebpf.PerCPUHash, ebpf.LRUCPUHash:
 		return hashMemory(m, structElem+key+pointer+value*cpus, cpus)
+	case ebpf.SockHash:
+		// What a socket in a map costs besides, struct sk_psock of about 700 bytes, is charged to nobody's map.
+		return structHash + int64(1)<<bits.Len64(uint64(max(n, 1)-1))*structBucket + n*(structSockElem+key)
+	case ebpf.SkStorage: // one for each socket that has it, as they come: no size is known
+		return structMap
 	case ebpf.LPMTrie:
 		// The kernel's account leaves out the nodes that only fork, as many as entries at most. They are memory too.
 		return structMap + 2*n*(structTrieNode+int64(m.KeySize)-prefixLen+int64(m.ValueSize))

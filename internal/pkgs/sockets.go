@@ -21,14 +21,14 @@ const (
 // Maps that a data plane with EntryDrain has.
 const (
 	MapOff     = "off"     // ARRAY of one u32: not 0 when no byte is to be redirected any more
-	MapDrained = "drained" // QUEUE of keys of the SOCKHASH, whose sockets EntryDrain has found to hold no redirected byte
+	MapDrained = "drained" // HASH with keys of the SOCKHASH, whose sockets EntryDrain has found to hold no redirected byte
 )
 
 // What can be wrong with a data plane on sockets.
 var (
 	ErrSocketsEntry = errors.New("not what a data plane on sockets has: sockops programs named all or services or both, one sk_msg program, and a syscall program named drain")
 	ErrNoSocketMap  = errors.New("a sk_msg program needs exactly one map of type SOCKHASH, which it is attached to")
-	ErrNoDrain      = errors.New("needs a map off (ARRAY of u32) and a map drained (QUEUE of keys of the SOCKHASH), neither in maps.config")
+	ErrNoDrain      = errors.New("needs a map off (ARRAY of u32) and a map drained (HASH with the keys of the SOCKHASH), neither in maps.config")
 )
 
 // checkSockets is what a manifest of the hook sockets must not say.
@@ -92,8 +92,8 @@ func (p *Package) checkDrain(spec *ebpf.CollectionSpec) error {
 		return nil
 	}
 	off, drained := spec.Maps[MapOff], spec.Maps[MapDrained]
-	if !ok || off == nil || off.Type != ebpf.Array || off.ValueSize != 4 || drained == nil || drained.Type != ebpf.Queue ||
-		drained.ValueSize != spec.Maps[sockets].KeySize || slices.Contains(p.Maps.Config, MapOff) || slices.Contains(p.Maps.Config, MapDrained) {
+	if !ok || off == nil || off.Type != ebpf.Array || off.ValueSize != 4 || drained == nil || drained.Type != ebpf.Hash ||
+		drained.KeySize != spec.Maps[sockets].KeySize || slices.Contains(p.Maps.Config, MapOff) || slices.Contains(p.Maps.Config, MapDrained) {
 		return &ObjectError{What: EntryDrain, Err: ErrNoDrain}
 	}
 	return nil

@@ -25,9 +25,10 @@ struct {
 } off SEC(".maps");
 
 struct {
-	__uint(type, BPF_MAP_TYPE_QUEUE);
-	__uint(max_entries, 64);
-	__type(value, struct key);
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 64); /* fewer than may be found: drain is run again */
+	__type(key, struct key);
+	__type(value, __u8);
 } drained SEC(".maps");
 
 enum { ENROLLED, REDIRECTED, COUNTS };
@@ -134,9 +135,10 @@ static long look(void *map, const struct key *key, __u64 *sk, void *ctx)
 {
 	struct sk_psock *psock = (void *)((__u64)BPF_CORE_READ((struct sock *)*sk, sk_user_data) & ~7ULL);
 	struct list_head *queue = &psock->ingress_msg;
+	__u8 one = 1;
 
 	if (psock && BPF_CORE_READ(psock, ingress_msg.next) == queue)
-		bpf_map_push_elem(&drained, key, 0);
+		bpf_map_update_elem(&drained, key, &one, BPF_ANY);
 	return 0;
 }
 

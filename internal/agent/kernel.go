@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+
+	"github.com/kerb-edge/kerb/internal/sockets"
+	"github.com/kerb-edge/kerb/sdk"
+)
+
+// kernelFacts are how redirected sockets behave on this kernel: tried when the first module on sockets comes, which takes some
+// seconds, and kept in the run directory, which ends with a reboot.
+func kernelFacts(file string, log *slog.Logger) func() sdk.Kernel {
+	return sync.OnceValue(func() sdk.Kernel {
+		result, err := sockets.TestOnce(context.Background(), file)
+		if err != nil {
+			log.Warn("how redirected sockets behave on this kernel is not known, or will be found out again", "error", err)
+		}
+		return sdk.Kernel{Sockets: result.Good()}
+	})
+}
+
+// examine tells a control plane what program a process runs.
+func (a *Agent) examine(p sdk.Process) sdk.Executable {
+	out := sdk.Executable{Process: p}
+	facts, err := a.examiner.Process(p.PID, p.Start)
+	if err != nil {
+		out.Problem = err.Error()
+		return out
+	}
+	out.Path, out.Device, out.Inode, out.Uses, out.Go = facts.Path, facts.Device, facts.Inode, facts.Uses, facts.Go
+	return out
+}

@@ -1,0 +1,369 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/cgroup"
+	"github.com/kerb-edge/kerb/internal/cgroup/cgrouptest"
+	"github.com/kerb-edge/kerb/internal/fault"
+	"github.com/kerb-edge/kerb/internal/netlab"
+	"github.com/kerb-edge/kerb/internal/server"
+	"github.com/kerb-edge/kerb/sdk"
+)
+
+// socketsCommand makes the test binary the control plane of the package that socketsPackage makes.
+const socketsCommand = "sockets-control"
+
+// socketsControl tells the data plane which namespaces are services', and its tests what it is told.
+type socketsControl struct {
+	mu    sync.Mutex
+	found []sdk.Executable
+}
+
+func (*socketsControl) Compile(json.RawMessage) (sdk.Compiled, error) { return &socketsControl{}, nil }
+func (*socketsControl) Settings() sdk.Settings                        { return sdk.Settings{} }
+func (*socketsControl) Fill(sdk.Maps) error                           { return nil }
+
+func (c *socketsControl) InstanceChanged(live sdk.Live, i sdk.Instance, there bool) {
+	if i.NetnsCookie == 0 {
+		return
+	}
+	if there {
+		_ = live.Maps["netns"].Put(i.NetnsCookie, uint32(1))
+	} else {
+		_ = live.Maps["netns"].Delete(i.NetnsCookie)
+	}
+}
+
+func (c *socketsControl) Executables(_ sdk.Live, found []sdk.Executable) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.found = append(c.found, found...)
+	return nil
+}
+
+// socketsState is what the control plane tells.
+type socketsState struct {
+	Instances  []sdk.Instance
+	Found      []sdk.Executable
+	Kernel     sdk.Kernel
+	Redirected uint64
+}
+
+func (c *socketsControl) Handler(live sdk.Live) http.Handler {
+	for _, i := range live.Interface() {
+		c.InstanceChanged(live, i, true)
+	}
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /state", func(w http.ResponseWriter, _ *http.Request) {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		s := socketsState{Instances: live.Interface(), Found: c.found, Kernel: live.Kernel}
+		_ = live.Maps["counts"].Lookup(uint32(1), &s.Redirected)
+		_ = json.NewEncoder(w).Encode(s)
+	})
+	mux.HandleFunc("POST /examine/{pid}", func(_ http.ResponseWriter, r *http.Request) {
+		pid, _ := strconv.Atoi(r.PathValue("pid"))
+		live.Examine(sdk.Process{PID: pid})
+	})
+	return mux
+}
+
+// socketsPackage makes a package of the data plane's test module and the control plane above.
+func socketsPackage(t *testing.T) string {
+	t.Helper()
+	dir := openDir(t)
+	if err := os.CopyFS(dir, os.DirFS(testPackage(t, "sockets"))); err != nil {
+		t.Fatal(err)
+	}
+	manifest, err := os.ReadFile(dir + "/kerb.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := string(manifest) + "resources: [executables]\ncontrol: {command: [./control, " + socketsCommand + "], files: [control], memory: 256Mi}\n"
+	self, err := os.ReadFile("/proc/self/exe")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(os.WriteFile(dir+"/kerb.yaml", []byte(text), 0o600), os.WriteFile(dir+"/control", self, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// newSocketsNode is a node whose agent looks for sockets in a cgroup that the test's process is in.
+func newSocketsNode(t *testing.T) (*node, string) {
+	t.Helper()
+	dir := cgrouptest.New(t, "", "kag")
+	cgrouptest.Enter(t, dir)
+	return newNodeIn(t, dir), dir
+}
+
+func (n *node) socketsState(t *testing.T, module string) (s socketsState) {
+	t.Helper()
+	if status, text := n.ask(t, module, "GET", "/state", nil); status == http.StatusOK {
+		if err := json.Unmarshal([]byte(text), &s); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return s
+}
+
+// talk connects from one host to another (or to itself) and sends text both ways.
+func talk(t *testing.T, from, to *netlab.Host, text string) {
+	t.Helper()
+	client, server := dial(t, from, to)
+	defer client.Close()
+	defer server.Close()
+	exchange(t, client, server, text)
+	exchange(t, server, client, text)
+}
+
+func exchange(t *testing.T, from, to net.Conn, text string) {
+	t.Helper()
+	if _, err := io.WriteString(from, text); err != nil {
+		t.Fatal(err)
+	}
+	got := make([]byte, len(text))
+	_ = to.SetReadDeadline(time.Now().Add(5 * time.Second))
+	if _, err := io.ReadFull(to, got); err != nil || string(got) != text {
+		t.Fatalf("%q, %v, want %q", got, err, text)
+	}
+}
+
+func dial(t *testing.T, from, to *netlab.Host) (client, server net.Conn) {
+	t.Helper()
+	var l net.Listener
+	err := to.Do(func() (err error) {
+		l, err = net.Listen("tcp", net.JoinHostPort(to.Addr4().String(), "0"))
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	err = from.Do(func() (err error) {
+		client, err = net.Dial("tcp", l.Addr().String())
+		return err
+	})
+	if err == nil {
+		server, err = l.Accept()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return client, server
+}
+
+func TestSocketsOfServices(t *testing.T) {
+	n, dir := newSocketsNode(t)
+	pkg := socketsPackage(t)
+	n.apply(t, n.both(), module("fast", pkg, "app=web", nil), module("count", testPackage(t, "pass"), "app=web", nil))
+	eventually(t, "the control plane knows the service", func() bool { return len(n.socketsState(t, "fast").Instances) == 1 })
+	i := n.socketsState(t, "fast").Instances[0]
+	if i.Service != "web" || i.NetnsCookie == 0 || i.Ifindex != uint32(n.web.OuterIndex()) || !slices.Equal(i.Chain, []sdk.ChainMember{{Module: "count", Package: "pass"}}) {
+		t.Errorf("instance %+v", i)
+	}
+	talk(t, n.web, n.web, "within the service")
+	if got := n.socketsState(t, "fast").Redirected; got != 2 {
+		t.Errorf("%d messages were redirected within the service, want 2", got)
+	}
+	talk(t, n.web, n.db, "to another")
+	talk(t, n.db, n.db, "within another")
+	if got := n.socketsState(t, "fast").Redirected; got != 2 {
+		t.Errorf("%d messages were redirected, though the other end is no service of the module's", got)
+	}
+	if k := n.socketsState(t, "fast").Kernel; len(k.Sockets) < 2 {
+		t.Errorf("how the kernel behaves: %+v", k)
+	}
+	if status, text := n.ask(t, "fast", "POST", fmt.Sprint("/examine/", os.Getpid()), nil); status != http.StatusOK {
+		t.Fatal(status, text)
+	}
+	eventually(t, "a process is examined", func() bool {
+		found := n.socketsState(t, "fast").Found
+		return len(found) == 1 && found[0].PID == os.Getpid() && found[0].Go == runtime.Version()
+	})
+	n.apply(t, n.both(), module("fast", pkg, "*", nil))
+	eventually(t, "the second service is known", func() bool { return len(n.socketsState(t, "fast").Instances) == 2 })
+	talk(t, n.web, n.db, "between both")
+	if got := n.socketsState(t, "fast").Redirected; got != 4 {
+		t.Errorf("%d messages were redirected, want 4", got)
+	}
+	m, err := n.Module(t.Context(), "fast")
+	if err != nil {
+		t.Fatal(err)
+	}
+	found, err := cgroup.Find(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if one := m.Status.Instances[0]; len(m.Status.Instances) != 2 || one.Cgroup != found.Path || one.Hook != "sockets" || one.Service != "db" {
+		t.Errorf("instances %+v", m.Status.Instances)
+	}
+	if c := condition(m.Status, "Ready"); c.Status != "True" {
+		t.Errorf("%+v", c)
+	}
+	if c := condition(m.Status, "Placed"); c.Status != "True" {
+		t.Errorf("%+v", c)
+	}
+}
+
+func TestSocketsSurviveTheAgent(t *testing.T) {
+	n, _ := newSocketsNode(t)
+	n.apply(t, n.both(), module("fast", socketsPackage(t), "*", nil))
+	eventually(t, "both services are known", func() bool { return len(n.socketsState(t, "fast").Instances) == 2 })
+	client, srv := dial(t, n.web, n.db)
+	defer client.Close()
+	defer srv.Close()
+	exchange(t, client, srv, "before")
+	n.stop()
+	exchange(t, client, srv, "without")
+	talk(t, n.web, n.db, "new without")
+	n.start(t)
+	eventually(t, "the control plane is back", func() bool {
+		s := n.socketsState(t, "fast")
+		return len(s.Instances) == 2 && s.Redirected == 4
+	})
+	exchange(t, client, srv, "after")
+	chains, err := n.Chains(t.Context())
+	if err != nil || len(chains) != 1 || len(chains[0].Points) != 1 || chains[0].Points[0].Cgroup == "" {
+		t.Errorf("chains %+v, %v", chains, err)
+	}
+}
+
+// A module that is removed while bytes wait loses none, and nothing is left of it when they have been read.
+func TestSocketsLeave(t *testing.T) {
+	n, _ := newSocketsNode(t)
+	n.apply(t, n.both(), module("fast", socketsPackage(t), "*", nil))
+	eventually(t, "both services are known", func() bool { return len(n.socketsState(t, "fast").Instances) == 2 })
+	client, srv := dial(t, n.web, n.db)
+	defer client.Close()
+	defer srv.Close()
+	payload := strings.Repeat("0123456789abcdef", 1<<12)
+	if _, err := io.WriteString(client, payload); err != nil {
+		t.Fatal(err)
+	}
+	if n.socketsState(t, "fast").Redirected == 0 {
+		t.Error("nothing was redirected")
+	}
+	if _, err := n.Delete(t.Context(), []server.Ref{{Kind: v1.KindModule, Name: "fast"}}, false); err != nil {
+		t.Fatal(err)
+	}
+	state, err := n.dp.Observe()
+	if err != nil || len(state.Points) != 0 || len(state.Generations["fast"]) != 1 {
+		t.Fatalf("after the removal: %+v, %v", state, err)
+	}
+	if _, err := io.WriteString(client, "more"); err != nil {
+		t.Fatal(err)
+	}
+	got := make([]byte, len(payload)+4)
+	_ = srv.SetReadDeadline(time.Now().Add(5 * time.Second))
+	if _, err := io.ReadFull(srv, got); err != nil || string(got) != payload+"more" {
+		t.Fatalf("%d bytes, %v, or others than were sent", len(got), err)
+	}
+	eventually(t, "the module is gone", func() bool {
+		state, err := n.dp.Observe()
+		return err == nil && len(state.Chains) == 0 && len(state.Generations) == 0
+	})
+	exchange(t, client, srv, "plain")
+}
+
+func TestSocketsOfCgroups(t *testing.T) {
+	n, dir := newSocketsNode(t)
+	below := cgrouptest.New(t, dir, "below")
+	m := module("fast", testPackage(t, "sockets"), "", nil)
+	m.Spec.Attach.Cgroups = []string{below, dir}
+	n.apply(t, nil, m)
+	points := func() (out []string) {
+		status, err := n.Module(t.Context(), "fast")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, i := range status.Status.Instances {
+			out = append(out, i.Cgroup)
+		}
+		return out
+	}
+	found, err := cgroup.Find(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := points(); !slices.Equal(got, []string{found.Path}) {
+		t.Errorf("on %v, want the cgroup above only", got)
+	}
+	m.Spec.Attach.Cgroups = []string{below}
+	n.apply(t, nil, m)
+	if got := points(); !slices.Equal(got, []string{found.Path + "/" + below[len(dir)+1:]}) {
+		t.Errorf("on %v", got)
+	}
+	if err := os.Remove(below); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the cgroup is gone", func() bool { return len(points()) == 0 })
+	status, err := n.Module(t.Context(), "fast")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c := condition(status.Status, "Placed"); c.Status != "False" || !strings.Contains(c.Message, below) {
+		t.Errorf("%+v", c)
+	}
+	if err := os.Mkdir(below, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "it is back", func() bool { return len(points()) == 1 })
+}
+
+func TestSocketsRefuseOtherAttachPoints(t *testing.T) {
+	n, dir := newSocketsNode(t)
+	sockets, packets := testPackage(t, "sockets"), testPackage(t, "pass")
+	for field, attach := range map[string]struct {
+		pkg    string
+		attach v1.Attach
+	}{
+		"spec.attach.interfaces": {sockets, v1.Attach{Interfaces: []string{"lo"}}},
+		"spec.attach.cgroups":    {packets, v1.Attach{Cgroups: []string{dir}}},
+		"spec.attach.cgroups[0]": {sockets, v1.Attach{Cgroups: []string{dir + "/nowhere"}}},
+		"spec.attach":            {sockets, v1.Attach{}},
+	} {
+		m := module("fast", attach.pkg, "", nil)
+		m.Spec.Attach = attach.attach
+		_, err := n.Apply(t.Context(), server.Request{Modules: []v1.Module{m}})
+		var invalid *fault.Invalid
+		if !errors.As(err, &invalid) || invalid.Field != field {
+			t.Errorf("%s: %v", field, err)
+		}
+	}
+}
+
+// A module that cannot run any more leaves its connections to TCP, and stops no packets.
+func TestSocketsFailOpen(t *testing.T) {
+	n, _ := newSocketsNode(t)
+	pkg := socketsPackage(t)
+	n.apply(t, n.both(), module("fast", pkg, "*", nil))
+	n.stop()
+	if err := os.RemoveAll(pkg); err != nil {
+		t.Fatal(err)
+	}
+	n.start(t)
+	eventually(t, "nothing runs", func() bool {
+		state, err := n.dp.Observe()
+		return err == nil && len(state.Chains) == 0
+	})
+	talk(t, n.web, n.db, "plain")
+}

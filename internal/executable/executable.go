@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package executable tells what the program that a process runs may ask of its sockets, without running or stopping it: by
+// what its executable and the libraries that are mapped import, by the constants in their machine code, and by the names of
+// functions that Go keeps. It errs on the side of "uses": a program may contain a call that it never makes.
+package executable
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+
+	"golang.org/x/sys/unix"
+)
+
+// What a program may use, and what sockets that receive by redirection may do differently.
+const (
+	Splice  = "splice"      // splice(2), which may take bytes out of a socket
+	Queued  = "FIONREAD"    // ioctl(2) for the number of bytes that wait
+	WaitAll = "MSG_WAITALL" // recv(2) that waits for all that was asked for
+	Urgent  = "MSG_OOB"     // urgent data: recv(2) of it, sockatmark(3)
+)
+
+// Facts of a process's program.
+type Facts struct {
+	Path   string   // of the executable, as the process sees it
+	Device uint64   // st_dev of the executable in the kernel's form, as inode->i_sb->s_dev
+	Inode  uint64   // st_ino
+	Uses   []string // sorted
+	Go     string   // version of Go that it is made with; empty for others
+}
+
+// ErrGone: the process has ended, or another one has its number, or it runs another program by now.
+var ErrGone = errors.New("the process has ended, or has become another program")
+
+// Examiner remembers the files that it has seen. The zero value is ready.
+type Examiner struct {
+	mu    sync.Mutex
+	files map[identity]*contents
+}
+
+// identity of a version of a file.
+type identity struct {
+	dev, ino     uint64
+	size, change int64 // bytes, ns
+}
+
+// maxFiles is how many files are remembered, at about 100 bytes each.
+const maxFiles = 4096
+
+// Process examines the process pid (in the PID namespace of the caller) that has started so many ns after boot, at the
+// resolution of /proc, which is 10 ms; 0: whichever has the number now.
+func (e *Examiner) Process(pid int, start uint64) (Facts, error) {
+	dir := "/proc/" + strconv.Itoa(pid)
+	begun, err := startOf(dir)
+	if err != nil || start != 0 && begun != start/tick {
+		return Facts{}, ErrGone
+	}
+	files, err := open(dir)
+	defer files.close()
+	if now, goneErr := startOf(dir); goneErr != nil || now != begun || errors.Is(err, fs.ErrNotExist) {
+		return Facts{}, ErrGone
+	}
+	var facts Facts
+	if err == nil {
+		facts, err = e.program(files)
+	}
+	if err != nil {
+		return Facts{}, fmt.Errorf("examine process %d: %w", pid, err)
+	}
+	return facts, nil
+}
+
+// tick is the unit of times in /proc/PID/stat: USER_HZ is 100 on all architectures that Kerb runs on.
+const tick = 10_000_000 // ns
+
+// startOf is in ticks since boot.
+func startOf(dir string) (uint64, error) {
+	stat, err := os.ReadFile(dir + "/stat")
+	if err != nil {
+		return 0, err
+	}
+	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:])) // the name may hold spaces and parentheses
+	const starttime = 22 - 3                                                  // proc_pid_stat(5); the first field here is the third there
+	if len(fields) <= starttime {
+		return 0, ErrGone
+	}
+	return strconv.ParseUint(fields[starttime], 10, 64)
+}
+
+// opened is what a process runs, which can be examined also when it has ended.
+type opened struct {
+	path  string     // of the executable, as the process sees it
+	files []*os.File // the executable first
+}
+
+func (o *opened) close() {
+	for _, f := range o.files {
+		f.Close()
+	}
+}
+
+// open opens everything before anything is examined: some processes end soon.
+func open(dir string) (*opened, error) {
+	path, err := os.Readlink(dir + "/exe")
+	o := &opened{path: strings.TrimSuffix(path, " (deleted)")}
+	if err != nil {
+		return o, err
+	}
+	libraries, err := mapped(dir)
+	if err != nil {
+		return o, err
+	}
+	for _, name := range append([]string{dir + "/exe"}, libraries...) {
+		f, err := os.Open(name)
+		if err != nil {
+			return o, explain(err)
+		}
+		o.files = append(o.files, f)
+	}
+	return o, o.same(dir)
+}
+
+// same checks that the process still runs what was opened first: execve(2) keeps the process, and changes the program.
+func (o *opened) same(dir string) error {
+	was, err := o.files[0].Stat()
+	if err != nil {
+		return err
+	}
+	is, err := os.Stat(dir + "/exe")
+	if err == nil && !os.SameFile(was, is) {
+		err = fs.ErrNotExist
+	}
+	return err
+}
+
+func (e *Examiner) program(o *opened) (Facts, error) {
+	main, id, err := e.file(o.files[0])
+	if err != nil {
+		return Facts{}, err
+	}
+	facts := Facts{Path: o.path, Device: kernelDevice(id.dev), Inode: id.ino, Go: main.goVersion, Uses: slices.Clone(main.uses)}
+	for _, f := range o.files[1:] {
+		library, _, err := e.file(f)
+		if errors.Is(err, errNoELF) { // machine code that a runtime has kept for later
+			continue
+		}
+		if err != nil {
+			return Facts{}, err
+		}
+		facts.Uses = append(facts.Uses, library.uses...)
+	}
+	slices.Sort(facts.Uses)
+	facts.Uses = slices.Compact(facts.Uses)
+	return facts, nil
+}
+
+// kernelDevice is a dev_t as the kernel keeps it: 12 bits of the major number before 20 bits of the minor one.
+func kernelDevice(dev uint64) uint64 { return uint64(unix.Major(dev))<<20 | uint64(unix.Minor(dev)) }
+
+// mapped are names under which files can be opened that the process has mapped to execute, each file once.
+func mapped(dir string) (names []string, err error) {
+	maps, err := os.ReadFile(dir + "/maps")
+	if err != nil {
+		return nil, err
+	}
+	seen := map[string]bool{}
+	for line := range strings.Lines(string(maps)) {
+		// start-end perms offset dev inode path
+		f := strings.Fields(line)
+		if len(f) < 6 || len(f[1]) < 3 || f[1][2] != 'x' || f[4] == "0" || seen[f[3]+f[4]] {
+			continue
+		}
+		seen[f[3]+f[4]] = true
+		start, end, _ := strings.Cut(f[0], "-") // without leading zeros in map_files
+		names = append(names, dir+"/map_files/"+strings.TrimLeft(start, "0")+"-"+strings.TrimLeft(end, "0"))
+	}
+	return names, nil
+}
+
+// file examines a file, once.
+func (e *Examiner) file(f *os.File) (*contents, identity, error) {
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+		return nil, identity{}, err
+	}
+	id := identity{uint64(st.Dev), st.Ino, st.Size, st.Ctim.Nano()}
+	e.mu.Lock()
+	known := e.files[id]
+	e.mu.Unlock()
+	if known != nil {
+		return known, id, known.err
+	}
+	c := examine(f)
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.files == nil || len(e.files) >= maxFiles {
+		e.files = map[identity]*contents{}
+	}
+	e.files[id] = c
+	return c, id, c.err
+}
+
+func explain(err error) error {
+	if errors.Is(err, fs.ErrPermission) {
+		return fmt.Errorf("%w: the agent needs CAP_SYS_PTRACE and CAP_SYS_ADMIN to see the programs of other users", err)
+	}
+	return err
+}

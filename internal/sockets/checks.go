@@ -1,0 +1,472 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sockets
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// check tries one behaviour on a new connection. An error says what was otherwise than with TCP.
+type check struct {
+	name string
+	mode mode
+	try  func(*pair) error
+}
+
+// Names of behaviours that decide which programs can be served.
+const (
+	QueuedRedirected = "fionreadRedirected"
+	QueuedPassed     = "fionreadPassed"
+	SpliceRedirected = "spliceRedirected"
+	SplicePassed     = "splicePassed"
+	WaitAll          = "waitAll"
+	Urgent           = "urgent"
+	Integrity        = "integrity"
+)
+
+var checks = []check{
+	{Integrity, redirected, integrity},
+	{"integrityPassed", passed, integrity},
+	{QueuedRedirected, redirected, queued},
+	{QueuedPassed, passed, queued},
+	{SpliceRedirected, redirected, spliced},
+	{SplicePassed, passed, spliced},
+	{"poll", redirected, polled},
+	{"epollEdge", redirected, edges},
+	{"peek", redirected, peek},
+	{WaitAll, redirected, waitAll},
+	{"waitAllPassed", passed, waitAll},
+	{"lowWater", redirected, lowWater},
+	{Urgent, redirected, urgent},
+	{"halfClose", redirected, halfClose},
+	{"endWhileWaiting", redirected, endWhileWaiting},
+	{"waitAfterShutdown", redirected, waitAfterShutdown},
+	{"backPressure", redirected, backPressure},
+	{"sendfile", redirected, sendfile},
+	{"zeroCopy", redirected, zeroCopy},
+	{"reset", redirected, reset},
+	{"resetUnread", redirected, resetUnread},
+	{"ktlsRefused", redirected, ktls},
+	{"tcpInfo", redirected, tcpInfo},
+	{"memory", redirected, memory},
+}
+
+// integrity: random bytes in messages of random sizes, both ways at once.
+func integrity(p *pair) error {
+	data := make([]byte, 512<<10)
+	random := rand.NewChaCha8([32]byte{})
+	_, _ = random.Read(data) // never fails
+	var wait sync.WaitGroup
+	errs := make([]error, 4)
+	for i, way := range [][2]int{{p.a, p.b}, {p.b, p.a}} {
+		sizes := rand.New(rand.NewPCG(uint64(i), 0))
+		wait.Go(func() {
+			for rest := data; len(rest) > 0 && errs[2*i] == nil; {
+				n := min(len(rest), 1+sizes.IntN(1<<sizes.IntN(16)))
+				errs[2*i], rest = send(way[0], rest[:n]), rest[n:]
+			}
+		})
+		wait.Go(func() { errs[2*i+1] = receive(way[1], data) })
+	}
+	wait.Wait()
+	return errors.Join(errs...)
+}
+
+// queued: ioctl(FIONREAD) tells how many bytes wait.
+func queued(p *pair) error {
+	if err := errors.Join(p.exchange(), send(p.a, hello)); err != nil {
+		return err
+	}
+	if ok, err := readable(p.b, patience); err != nil || !ok {
+		return errors.Join(err, errors.New("not readable"))
+	}
+	n, err := unix.IoctlGetInt(p.b, unix.TIOCINQ) // the same number
+	if err == nil && n != len(hello) {
+		err = fmt.Errorf("ioctl(FIONREAD) says %d bytes while %d wait", n, len(hello))
+	}
+	return errors.Join(err, receive(p.b, hello))
+}
+
+// spliced: splice(2) takes bytes out of the socket that receives them.
+func spliced(p *pair) error {
+	if err := errors.Join(p.exchange(), send(p.a, hello)); err != nil {
+		return err
+	}
+	var pipe [2]int
+	if err := unix.Pipe2(pipe[:], unix.O_CLOEXEC|unix.O_NONBLOCK); err != nil {
+		return err
+	}
+	defer unix.Close(pipe[0])
+	defer unix.Close(pipe[1])
+	if ok, err := readable(p.b, patience); err != nil || !ok {
+		return errors.Join(err, errors.New("not readable"))
+	}
+	n, err := unix.Splice(p.b, nil, pipe[1], nil, 1<<16, unix.SPLICE_F_NONBLOCK)
+	if err == unix.EAGAIN {
+		return errors.New("splice(2) finds nothing in a socket that is readable: programs that use it hang")
+	}
+	if err == nil && int(n) != len(hello) {
+		err = fmt.Errorf("splice(2) found %d of %d bytes", n, len(hello))
+	}
+	if err != nil {
+		return err
+	}
+	return receivePipe(pipe[0])
+}
+
+func receivePipe(fd int) error {
+	got := make([]byte, 2*len(hello))
+	n, err := unix.Read(fd, got)
+	if err == nil && !bytes.Equal(got[:n], hello) {
+		err = errors.New("other bytes came out of the pipe than were sent")
+	}
+	return err
+}
+
+// polled: poll(2) reports data as long as there is some, and nothing otherwise.
+func polled(p *pair) error {
+	if err := p.exchange(); err != nil {
+		return err
+	}
+	if ok, err := readable(p.b, 0); err != nil || ok {
+		return errors.Join(err, errors.New("readable without data"))
+	}
+	if err := send(p.a, hello); err != nil {
+		return err
+	}
+	for _, part := range [][]byte{hello[:5], hello[5:]} {
+		if ok, err := readable(p.b, patience); err != nil || !ok {
+			return errors.Join(err, errors.New("not readable with data"))
+		}
+		if err := receive(p.b, part); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// edges: edge-triggered epoll reports each message that comes, once.
+func edges(p *pair) error {
+	if err := p.exchange(); err != nil {
+		return err
+	}
+	ep, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(ep)
+	const edge = unix.EPOLLIN | unix.EPOLLET&0xffffffff
+	if err := unix.EpollCtl(ep, unix.EPOLL_CTL_ADD, p.b, &unix.EpollEvent{Events: edge, Fd: int32(p.b)}); err != nil {
+		return err
+	}
+	for range 3 {
+		if err := send(p.a, hello); err != nil {
+			return err
+		}
+		if n, err := epollWait(ep, patience); err != nil || n != 1 {
+			return errors.Join(err, fmt.Errorf("%d events for a message", n))
+		}
+		if err := receive(p.b, hello); err != nil {
+			return err
+		}
+		if n, err := epollWait(ep, 0); err != nil || n != 0 {
+			return errors.Join(err, fmt.Errorf("%d events without a message", n))
+		}
+	}
+	return nil
+}
+
+func epollWait(ep int, wait time.Duration) (int, error) {
+	events := make([]unix.EpollEvent, 4)
+	for {
+		n, err := unix.EpollWait(ep, events, int(wait.Milliseconds()))
+		if err != unix.EINTR {
+			return n, err
+		}
+	}
+}
+
+// peek: MSG_PEEK leaves the bytes where they are.
+func peek(p *pair) error {
+	if err := errors.Join(p.exchange(), send(p.a, hello)); err != nil {
+		return err
+	}
+	got := make([]byte, len(hello))
+	if n, _, err := unix.Recvfrom(p.b, got, unix.MSG_PEEK); err != nil || !bytes.Equal(got[:n], hello) {
+		return errors.Join(err, fmt.Errorf("peeked at %d bytes", n))
+	}
+	return receive(p.b, hello)
+}
+
+// waitAll: MSG_WAITALL waits for all that was asked for.
+func waitAll(p *pair) error {
+	if err := errors.Join(p.exchange(), send(p.a, hello[:4])); err != nil {
+		return err
+	}
+	sent := make(chan error, 1)
+	time.AfterFunc(20*time.Millisecond, func() { sent <- send(p.a, hello[4:]) })
+	got := make([]byte, len(hello))
+	n, _, err := unix.Recvfrom(p.b, got, unix.MSG_WAITALL)
+	err = errors.Join(err, <-sent)
+	if err == nil && n != len(got) {
+		err = fmt.Errorf("recv(MSG_WAITALL) returns with %d of %d bytes", n, len(got))
+	}
+	return err
+}
+
+// lowWater: with SO_RCVLOWAT fewer bytes are not worth waking for.
+func lowWater(p *pair) error {
+	if err := errors.Join(p.exchange(), unix.SetsockoptInt(p.b, unix.SOL_SOCKET, unix.SO_RCVLOWAT, len(hello)), send(p.a, hello[:4])); err != nil {
+		return err
+	}
+	if ok, err := readable(p.b, 20*time.Millisecond); err != nil || ok {
+		return errors.Join(err, fmt.Errorf("readable with 4 bytes where SO_RCVLOWAT is %d", len(hello)))
+	}
+	return errors.Join(send(p.a, hello[4:]), receive(p.b, hello))
+}
+
+// urgent: the byte of MSG_OOB is not among the others.
+func urgent(p *pair) error {
+	if err := errors.Join(p.exchange(), send(p.a, hello)); err != nil {
+		return err
+	}
+	if err := unix.Sendto(p.a, []byte("!"), unix.MSG_OOB|unix.MSG_NOSIGNAL, nil); err != nil {
+		return fmt.Errorf("send(MSG_OOB): %w", err)
+	}
+	if err := errors.Join(send(p.a, hello), receive(p.b, hello)); err != nil {
+		return err
+	}
+	got := make([]byte, 1)
+	if _, _, err := unix.Recvfrom(p.b, got, unix.MSG_OOB); err != nil || got[0] != '!' {
+		return errors.Join(err, errors.New("urgent data comes among the other"))
+	}
+	return receive(p.b, hello)
+}
+
+// halfClose: what was sent before shutdown(WR) arrives, then the end, and the other direction goes on.
+func halfClose(p *pair) error {
+	if err := errors.Join(p.exchange(), send(p.a, hello), unix.Shutdown(p.a, unix.SHUT_WR), receive(p.b, hello)); err != nil {
+		return err
+	}
+	if err := ends(p.b); err != nil {
+		return err
+	}
+	return errors.Join(send(p.b, hello), receive(p.a, hello))
+}
+
+// ends: end of file.
+func ends(fd int) error {
+	n, _, err := unix.Recvfrom(fd, make([]byte, 1), 0)
+	if err == nil && n > 0 {
+		err = fmt.Errorf("%d bytes after the end", n)
+	}
+	if err != nil {
+		return fmt.Errorf("at the end: %w", err)
+	}
+	return nil
+}
+
+// endWhileWaiting: who waits in recv(2) learns of the end.
+func endWhileWaiting(p *pair) error {
+	if err := p.exchange(); err != nil {
+		return err
+	}
+	shut := make(chan error, 1)
+	time.AfterFunc(20*time.Millisecond, func() { shut <- unix.Shutdown(p.a, unix.SHUT_WR) })
+	begun := time.Now()
+	err := ends(p.b)
+	if errors.Is(err, unix.EAGAIN) && time.Since(begun) < patience {
+		err = errors.New("a recv(2) that waits ends with EAGAIN instead of end of file")
+	}
+	return errors.Join(err, <-shut)
+}
+
+// waitAfterShutdown: who has sent all waits for the answer.
+func waitAfterShutdown(p *pair) error {
+	if err := errors.Join(p.exchange(), send(p.a, hello), unix.Shutdown(p.a, unix.SHUT_WR), receive(p.b, hello)); err != nil {
+		return err
+	}
+	sent := make(chan error, 1)
+	time.AfterFunc(20*time.Millisecond, func() { sent <- send(p.b, hello) })
+	err := receive(p.a, hello)
+	if errors.Is(err, unix.EAGAIN) {
+		err = errors.New("after shutdown(WR), a recv(2) that waits ends with EAGAIN instead of data")
+	}
+	return errors.Join(err, <-sent)
+}
+
+// mostUnread is far more than the buffers of both ends together are by default.
+const mostUnread = 64 << 20 // bytes
+
+// backPressure: a sender is stopped when nobody reads.
+func backPressure(p *pair) error {
+	if err := p.exchange(); err != nil {
+		return err
+	}
+	piece := make([]byte, 256<<10)
+	for sent := 0; sent < mostUnread; {
+		n, err := unix.SendmsgN(p.a, piece, nil, nil, unix.MSG_NOSIGNAL|unix.MSG_DONTWAIT)
+		if err == unix.EAGAIN || n < 0 {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		sent += n
+	}
+	return fmt.Errorf("%d MiB were taken that nobody reads", mostUnread>>20)
+}
+
+// sendfile: sendfile(2) from a file.
+func sendfile(p *pair) error {
+	if err := p.exchange(); err != nil {
+		return err
+	}
+	fd, err := unix.MemfdCreate("kerb", unix.MFD_CLOEXEC)
+	if err != nil {
+		return err
+	}
+	file := os.NewFile(uintptr(fd), "memfd")
+	defer file.Close()
+	data := bytes.Repeat(hello, 4096)
+	if _, err := file.WriteAt(data, 0); err != nil {
+		return err
+	}
+	sent := make(chan error, 1)
+	go func() {
+		var at int64
+		for int(at) < len(data) {
+			if _, err := unix.Sendfile(p.a, fd, &at, len(data)-int(at)); err != nil {
+				sent <- fmt.Errorf("sendfile: %w", err)
+				return
+			}
+		}
+		sent <- nil
+	}()
+	return errors.Join(receive(p.b, data), <-sent)
+}
+
+// zeroCopy: MSG_ZEROCOPY tells when the buffer can be used again.
+func zeroCopy(p *pair) error {
+	if err := errors.Join(p.exchange(), unix.SetsockoptInt(p.a, unix.SOL_SOCKET, unix.SO_ZEROCOPY, 1)); err != nil {
+		return err
+	}
+	data := bytes.Repeat(hello, 1024)
+	if n, err := unix.SendmsgN(p.a, data, nil, nil, unix.MSG_ZEROCOPY|unix.MSG_NOSIGNAL); err != nil || n != len(data) {
+		return errors.Join(err, fmt.Errorf("%d of %d bytes were sent", n, len(data)))
+	}
+	if err := receive(p.b, data); err != nil {
+		return err
+	}
+	fds := []unix.PollFd{{Fd: int32(p.a)}} // POLLERR is always reported
+	if _, err := unix.Poll(fds, int(patience.Milliseconds())); err != nil || fds[0].Revents&unix.POLLERR == 0 {
+		return errors.Join(err, errors.New("the completion of a send with MSG_ZEROCOPY does not come"))
+	}
+	_, _, _, _, err := unix.Recvmsg(p.a, nil, make([]byte, 256), unix.MSG_ERRQUEUE)
+	return err
+}
+
+// reset: an aborted connection is an error at the other end.
+func reset(p *pair) error {
+	if err := errors.Join(p.exchange(), unix.SetsockoptLinger(p.a, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1})); err != nil {
+		return err
+	}
+	return p.abort()
+}
+
+// resetUnread: closing with data that was not read is an error at the other end.
+func resetUnread(p *pair) error {
+	if err := errors.Join(p.exchange(), send(p.b, hello)); err != nil {
+		return err
+	}
+	if ok, err := readable(p.a, patience); err != nil || !ok {
+		return errors.Join(err, errors.New("not readable"))
+	}
+	return p.abort()
+}
+
+func (p *pair) abort() error {
+	if err := unix.Close(p.a); err != nil {
+		return err
+	}
+	p.a = -1
+	switch n, _, err := unix.Recvfrom(p.b, make([]byte, 1), 0); {
+	case err == unix.ECONNRESET:
+		return nil
+	case err == nil && n == 0:
+		return errors.New("the other end sees end of file instead of a reset")
+	case err == nil:
+		return errors.New("the other end sees data instead of a reset")
+	default:
+		return fmt.Errorf("the other end sees %w instead of a reset", err)
+	}
+}
+
+// ktls: the kernel's TLS cannot be put upon a socket that is redirected, so that nothing goes past it in plain text.
+func ktls(p *pair) error {
+	if err := p.exchange(); err != nil {
+		return err
+	}
+	switch err := unix.SetsockoptString(p.a, unix.IPPROTO_TCP, unix.TCP_ULP, "tls"); err {
+	case nil:
+		return errors.New("the kernel's TLS is put upon a socket in the map")
+	case unix.ENOENT:
+		return &untriedError{"this kernel has no TLS"}
+	}
+	return p.exchange()
+}
+
+// tcpInfo: what `ss` shows of the connection stays sane.
+func tcpInfo(p *pair) error {
+	if err := p.exchange(); err != nil {
+		return err
+	}
+	for _, fd := range []int{p.a, p.b} {
+		info, err := unix.GetsockoptTCPInfo(fd, unix.IPPROTO_TCP, unix.TCP_INFO)
+		if err != nil {
+			return err
+		}
+		const established = 1
+		if info.State != established || info.Unacked != 0 || info.Retransmits != 0 {
+			return fmt.Errorf("state %d, %d segments without acknowledgement, %d retransmissions", info.State, info.Unacked, info.Retransmits)
+		}
+		unsent, err := unix.IoctlGetInt(fd, unix.TIOCOUTQ)
+		if err == nil && unsent != 0 {
+			err = fmt.Errorf("%d bytes in the queue of an end that has sent all", unsent)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// memory: what was read, or sent, is charged to neither end any more.
+func memory(p *pair) error {
+	data := bytes.Repeat(hello, 16<<10)
+	for range 8 {
+		sent := make(chan error, 1)
+		go func() { sent <- send(p.a, data) }()
+		if err := errors.Join(receive(p.b, data), <-sent); err != nil {
+			return err
+		}
+	}
+	for _, fd := range []int{p.a, p.b} {
+		m, err := memoryOf(fd)
+		if err != nil {
+			return err
+		}
+		if m.receive != 0 || m.send != 0 {
+			return fmt.Errorf("%d bytes of received data and %d of sent data are still charged", m.receive, m.send)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sockets
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"os"
+	"strings"
+)
+
+// known is what a file keeps of a test: it is true until the next boot.
+type known struct {
+	Boot   string `json:"boot"`
+	Result Result `json:"result"`
+}
+
+// Known is the result that a file keeps of a test on this kernel; false if it keeps none.
+func Known(file string) (Result, bool) {
+	var k known
+	data, err := os.ReadFile(file)
+	boot, bootErr := bootID()
+	if err != nil || bootErr != nil || json.Unmarshal(data, &k) != nil || k.Boot != boot {
+		return Result{}, false
+	}
+	return k.Result, true
+}
+
+// TestOnce is Test, unless the file has its result already. A result that cannot be kept is returned with the error.
+func TestOnce(ctx context.Context, file string) (Result, error) {
+	if result, ok := Known(file); ok {
+		return result, nil
+	}
+	result, err := Test(ctx)
+	if err != nil {
+		return result, err
+	}
+	boot, err := bootID()
+	if err != nil {
+		return result, err
+	}
+	data, err := json.Marshal(known{boot, result})
+	if err != nil {
+		return result, err
+	}
+	temp := file + ".new"
+	return result, errors.Join(os.WriteFile(temp, data, 0o600), os.Rename(temp, file))
+}
+
+func bootID() (string, error) {
+	id, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	return strings.TrimSpace(string(id)), err
+}

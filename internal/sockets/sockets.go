@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package sockets finds out what TCP sockets whose bytes are redirected by BPF do on this kernel, by using some: each
+// behaviour that programs rely on is compared with what TCP does. It takes about two seconds, of which it mostly waits.
+package sockets
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/kerb-edge/kerb/internal/dataplane/probe"
+)
+
+// Check is the outcome of one behaviour.
+type Check struct {
+	Name   string `json:"name"`
+	OK     bool   `json:"ok"`               // it is as it is with TCP
+	Detail string `json:"detail,omitempty"` // what was seen instead
+}
+
+// Result is what was found.
+type Result struct {
+	Checks []Check `json:"checks"`
+}
+
+// Good are the behaviours by name: true for those that are as they are with TCP.
+func (r Result) Good() map[string]bool {
+	out := map[string]bool{}
+	for _, c := range r.Checks {
+		out[c.Name] = c.OK
+	}
+	return out
+}
+
+// most is how long all of it may take.
+const most = 10 * time.Second
+
+// Test tries each behaviour once, with sockets in a network namespace of its own. An error: redirection does not work at all, or
+// cannot be tried, which needs CAP_SYS_ADMIN.
+func Test(ctx context.Context) (Result, error) {
+	ctx, cancel := context.WithTimeout(ctx, most)
+	defer cancel()
+	type outcome struct {
+		result Result
+		err    error
+	}
+	done := make(chan outcome, 1)
+	go func() {
+		runtime.LockOSThread()
+		result, err := testAside(ctx)
+		done <- outcome{result, err}
+	}()
+	out := <-done
+	return out.result, out.err
+}
+
+// testAside runs testHere and brings the thread back: one that is locked would end with its goroutine, but not the process's first,
+// which would keep the namespace.
+func testAside(ctx context.Context) (Result, error) {
+	home, err := unix.Open("/proc/thread-self/ns/net", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return Result{}, err
+	}
+	defer unix.Close(home)
+	result, err := testHere(ctx)
+	if unix.Setns(home, unix.CLONE_NEWNET) == nil {
+		runtime.UnlockOSThread()
+	}
+	return result, err
+}
+
+// testHere moves the calling thread into a namespace that nobody else is in.
+func testHere(ctx context.Context) (Result, error) {
+	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+		return Result{}, fmt.Errorf("create a network namespace to try sockets in: %w", err)
+	}
+	lo, err := netlink.LinkByName("lo")
+	if err == nil {
+		err = netlink.LinkSetUp(lo)
+	}
+	if err != nil {
+		return Result{}, fmt.Errorf("set the loopback interface up: %w", err)
+	}
+	l, err := newLab(ctx)
+	if err != nil {
+		return Result{}, err
+	}
+	defer l.close()
+	return l.all()
+}
+
+// lab has the relays that sockets are put into.
+type lab struct {
+	ctx     context.Context
+	relays  map[mode]*probe.Relay
+	checked []Check
+}
+
+// mode is what becomes of a connection's bytes.
+type mode int
+
+const (
+	redirected mode = iota // each message goes to the other end's queue
+	passed                 // the sockets are in the map; messages go on by TCP
+)
+
+func newLab(ctx context.Context) (*lab, error) {
+	l := &lab{ctx: ctx, relays: map[mode]*probe.Relay{}}
+	for _, m := range []mode{redirected, passed} {
+		r, err := probe.NewRelay(m == redirected)
+		if err != nil {
+			l.close()
+			return nil, err
+		}
+		l.relays[m] = r
+	}
+	return l, nil
+}
+
+func (l *lab) close() {
+	for _, r := range l.relays {
+		r.Close()
+	}
+}
+
+// all runs the checks one after the other; what waits for a timer of the kernel meanwhile begins first and ends last.
+func (l *lab) all() (Result, error) {
+	slow := make([]*pair, len(waiting))
+	for i, c := range waiting {
+		p, err := l.connect(c.mode)
+		if err != nil {
+			return Result{}, err
+		}
+		defer p.close()
+		slow[i] = p
+		if err := c.begin(p); err != nil {
+			return Result{}, fmt.Errorf("%s: %w", c.name, err)
+		}
+	}
+	for _, c := range checks {
+		if err := l.ctx.Err(); err != nil {
+			return Result{}, fmt.Errorf("the behaviour of sockets could not be tried in %v: %w", most, err)
+		}
+		p, err := l.connect(c.mode)
+		if err != nil {
+			return Result{}, err
+		}
+		l.note(c.name, c.try(p))
+		p.close()
+	}
+	for i, c := range waiting {
+		l.note(c.name, c.end(slow[i]))
+	}
+	return Result{l.checked}, nil
+}
+
+func (l *lab) note(name string, err error) {
+	c := Check{Name: name, OK: err == nil}
+	var untried *untriedError
+	if errors.As(err, &untried) {
+		c.OK = true
+	}
+	if err != nil {
+		c.Detail = err.Error()
+	}
+	l.checked = append(l.checked, c)
+}
+
+// untriedError: what the behaviour needs is not in this kernel, so that no program can use it.
+type untriedError struct{ reason string }
+
+func (e *untriedError) Error() string { return e.reason }

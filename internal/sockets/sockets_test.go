@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sockets
+
+import (
+	"os"
+	"runtime"
+	"testing"
+
+	"github.com/kerb-edge/kerb/internal/pkgs/pkgstest"
+)
+
+// The checks themselves are right: sockets that no program of BPF sees pass all of them.
+func TestPlainTCPPassesAllChecks(t *testing.T) {
+	for _, c := range checks {
+		t.Run(c.name, func(t *testing.T) {
+			p := connected(t)
+			if err := c.try(p); err != nil && c.name != "ktlsRefused" { // which plain TCP does not
+				t.Error(err)
+			}
+		})
+	}
+	for _, c := range waiting {
+		t.Run(c.name, func(t *testing.T) {
+			p := connected(t)
+			if err := c.begin(p); err != nil {
+				t.Fatal(err)
+			}
+			if err := c.end(p); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+func connected(t *testing.T) *pair {
+	t.Helper()
+	p, err := dial()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(p.close)
+	return p
+}
+
+// fine is what redirection does not change on any kernel that it was tried on (5.10 to 7.2).
+var fine = []string{Integrity, "integrityPassed", SplicePassed, "waitAllPassed", "poll", "epollEdge", "peek", "halfClose", "sendfile", "reset", "tcpInfo",
+	"memory", "keepalive"}
+
+func TestThisKernel(t *testing.T) {
+	pkgstest.NeedRoot(t)
+	before := descriptors(t)
+	result, err := Test(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	good := result.Good()
+	if len(good) != len(checks)+len(waiting) {
+		t.Errorf("%d results with different names of %d checks", len(good), len(checks)+len(waiting))
+	}
+	for _, name := range fine {
+		if !good[name] {
+			t.Errorf("%s is not as it is with TCP", name)
+		}
+	}
+	for _, c := range result.Checks {
+		if !c.OK && c.Detail == "" {
+			t.Errorf("%s: nothing tells why", c.Name)
+		}
+		t.Log(c.Name, c.OK, c.Detail)
+	}
+	if after := descriptors(t); after > before {
+		t.Errorf("%d descriptors are open, %d before", after, before)
+	}
+}
+
+// The caller's thread stays where it is.
+func TestNamespaceIsLeftAlone(t *testing.T) {
+	pkgstest.NeedRoot(t)
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	before, err := os.Readlink("/proc/thread-self/ns/net")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Test(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if after, _ := os.Readlink("/proc/thread-self/ns/net"); after != before {
+		t.Errorf("in %s, before in %s", after, before)
+	}
+}
+
+func descriptors(t *testing.T) int {
+	t.Helper()
+	all, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(all)
+}

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
+/* Local TCP connections skip the network stack where that is faster, and nothing changes that an application relies on. */
+#include "close.h"
+#include "pair.h"
+#include "turn.h"
+
+char _license[] SEC("license") = "Dual BSD/GPL";
+
+static __always_inline int accel_event(struct bpf_sock_ops *ops, int all)
+{
+	switch (ops->op) {
+	case BPF_SOCK_OPS_TCP_CONNECT_CB:
+		accel_connecting(ops, all);
+		break;
+	case BPF_SOCK_OPS_TCP_LISTEN_CB:
+		accel_listening(ops, all);
+		break;
+	case BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB:
+		accel_offer(ops);
+		break;
+	case BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB:
+		accel_answer(ops, all);
+		break;
+	case BPF_SOCK_OPS_RTT_CB:
+		accel_acked(ops);
+		break;
+	case BPF_SOCK_OPS_STATE_CB:
+		accel_changed(ops, ops->args[0], ops->args[1]);
+		break;
+	}
+	return 1;
+}
+
+/* For the agent's cgroup: services, by their namespaces. */
+SEC("sockops")
+int services(struct bpf_sock_ops *ops)
+{
+	return accel_event(ops, 0);
+}
+
+/* For cgroups that were named: every socket in them. */
+SEC("sockops")
+int all(struct bpf_sock_ops *ops)
+{
+	return accel_event(ops, 1);
+}
+
+SEC("sk_msg/sockets")
+int message(struct sk_msg_md *msg)
+{
+	return accel_message(msg);
+}
+
+SEC("syscall")
+int drain(void *unused)
+{
+	struct accel_drain d = {};
+
+	bpf_for_each_map_elem(&ends, accel_drain_one, &d, 0);
+	return d.waiting;
+}

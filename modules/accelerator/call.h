@@ -1,0 +1,84 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* Flags of send and recv calls, which the socket does not know: taken from the registers that threads entered the kernel with.
+ * Only what is certain counts; a thread in another call, or of a 32-bit program, has no flags. */
+#ifndef ACCEL_CALL_H
+#define ACCEL_CALL_H
+
+#include "kernel.h"
+
+#define ACCEL_MSG_OOB	  0x1
+#define ACCEL_MSG_WAITALL 0x100
+#define ACCEL_WAITERS	  4 /* entries of a wait queue that are looked at; more than one thread at one socket is rare */
+
+/* The lower half of a pointer, as a number: the verifier lets nobody calculate with more. */
+static __always_inline __u32 accel_low(const void *p)
+{
+	__u64 low;
+
+	asm volatile("r1 = %1; w1 = w1; %0 = r1" : "=r"(low) : "r"(p) : "r1");
+	return low;
+}
+
+/* Where registers lie above the lower end of a kernel stack; the same for all threads of this machine. */
+static __always_inline __u32 accel_regs_offset(void)
+{
+	struct task_struct *task = bpf_get_current_task_btf();
+
+	return accel_low((void *)bpf_task_pt_regs(task)) - accel_low(task->stack);
+}
+
+/* Flags of the call with this number that takes them as its third or fourth argument. */
+static __always_inline __u32 accel_flags(struct pt_regs *regs, int x86_third, int x86_fourth, int arm_third, int arm_fourth)
+{
+	__u64 call;
+
+	if (bpf_core_field_exists(regs->orig_ax)) {
+		if ((BPF_CORE_READ(regs, cs) & 0xffff) != 0x33) /* __USER_CS */
+			return 0;
+		call = BPF_CORE_READ(regs, orig_ax);
+		return call == x86_third ? BPF_CORE_READ(regs, dx) : call == x86_fourth ? BPF_CORE_READ(regs, r10) : 0;
+	}
+	if (!bpf_core_field_exists(regs->syscallno))
+		return 0;
+	call = BPF_CORE_READ(regs, syscallno);
+	return call == arm_third ? BPF_CORE_READ(regs, regs[2]) : call == arm_fourth ? BPF_CORE_READ(regs, regs[3]) : 0;
+}
+
+/* sendmsg and sendto */
+static __always_inline __u32 accel_send_flags(void)
+{
+	return accel_flags((struct pt_regs *)bpf_task_pt_regs(bpf_get_current_task_btf()), 46, 44, 211, 206);
+}
+
+struct accel_waiting {
+	__u32 threads; /* blocked in recv, or about to be */
+	__u32 flags;   /* of their calls */
+};
+
+/* Who waits for this socket by a blocking call. Entries of epoll have no task, those of poll no stack where we look for it. */
+static __always_inline struct accel_waiting accel_waiting(__u64 sk)
+{
+	struct socket_wq *wq = accel_get(accel_sock(sk), sk_wq);
+	__u64 head = (__u64)wq + bpf_core_field_offset(struct socket_wq, wait.head), at = (__u64)BPF_CORE_READ(wq, wait.head.next);
+	struct accel_waiting w = {};
+	struct wait_queue_entry *entry;
+	struct task_struct *task;
+	__u64 stack;
+	int i;
+
+	if (!wq)
+		return w;
+	for (i = 0; i < ACCEL_WAITERS && at && at != head; i++) {
+		entry = (void *)(at - bpf_core_field_offset(struct wait_queue_entry, entry));
+		at = (__u64)BPF_CORE_READ(entry, entry.next);
+		task = BPF_CORE_READ(entry, private);
+		stack = task ? (__u64)BPF_CORE_READ(task, stack) : 0;
+		if (!stack || stack & 4095 || BPF_CORE_READ(task, group_leader, group_leader) != BPF_CORE_READ(task, group_leader))
+			continue;
+		w.threads++;
+		w.flags |= accel_flags((void *)(stack + accel_regs_offset()), 47, 45, 212, 207);
+	}
+	return w;
+}
+
+#endif

@@ -1,0 +1,95 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* What TCP tells of enrolled sockets after they are established. */
+#ifndef ACCEL_CLOSE_H
+#define ACCEL_CLOSE_H
+
+#include "leave.h"
+#include "pair.h"
+
+#define ACCEL_TURNS_MOST 64 /* of one connection that count for the average */
+
+static __always_inline struct accel_destination *accel_destination(struct bpf_sock_ops *ops)
+{
+	struct accel_destination none = {}, *d;
+	struct accel_address a;
+
+	accel_destination_of(ops, &a);
+	d = bpf_map_lookup_elem(&destinations, &a);
+	if (d)
+		return d;
+	bpf_map_update_elem(&destinations, &a, &none, BPF_NOEXIST);
+	return bpf_map_lookup_elem(&destinations, &a);
+}
+
+/* Nobody here has answered, although the other end has acknowledged data and so knows the connection. */
+static __always_inline void accel_unanswered(struct bpf_sock_ops *ops, struct accel_end *e)
+{
+	struct accel_destination *d = accel_destination(ops);
+
+	if (d)
+		__sync_fetch_and_add(&d->offers, 1);
+	accel_stop(e, ACCEL_REMOTE);
+}
+
+/* An acknowledgement. There are none for redirected messages. */
+static __always_inline void accel_acked(struct bpf_sock_ops *ops)
+{
+	__u64 cookie = bpf_get_socket_cookie(ops);
+	struct accel_end *e = accel_end(cookie);
+
+	if (e && !e->peer && !e->stop && e->is_client && ops->snd_una != e->pair.client)
+		accel_unanswered(ops, e);
+	if (!e || accel_leave(e, cookie))
+		bpf_sock_ops_cb_flags_set(ops, ops->bpf_sock_ops_cb_flags & ~BPF_SOCK_OPS_RTT_CB_FLAG);
+}
+
+/* Moves the average of this destination's connections by a quarter of the difference. */
+static __always_inline void accel_learn_turns(struct bpf_sock_ops *ops, const struct accel_end *e)
+{
+	__u32 now = 16 * (e->turns < ACCEL_TURNS_MOST ? e->turns : ACCEL_TURNS_MOST);
+	struct accel_destination *d = accel_destination(ops);
+
+	if (!d)
+		return;
+	d->offers = 0;
+	d->turns = d->turns ? d->turns - d->turns / 4 + now / 4 : now;
+	if (!d->turns)
+		d->turns = 1;
+}
+
+static __always_inline void accel_closed(struct bpf_sock_ops *ops, struct accel_end *e, __u64 cookie)
+{
+	struct accel_end *peer = e->peer ? accel_end(e->peer) : 0;
+
+	if (e->peer && e->is_client)
+		accel_learn_turns(ops, e);
+	if (peer)
+		accel_stop(peer, ACCEL_CLOSED);
+	if (e->redirects != e->counted_messages)
+		accel_flush(e);
+	if (e->is_client && (e->pair.client || e->pair.server))
+		bpf_map_delete_elem(&offers, &e->pair);
+	bpf_map_delete_elem(&ends, &cookie);
+}
+
+static __always_inline void accel_changed(struct bpf_sock_ops *ops, __u32 from, __u32 to)
+{
+	__u64 cookie = bpf_get_socket_cookie(ops);
+	struct accel_end *e = accel_end(cookie);
+
+	if (!e) {
+		if (from == BPF_TCP_LISTEN)
+			accel_listened(ops);
+		else if (to == BPF_TCP_FIN_WAIT1 || to == BPF_TCP_LAST_ACK)
+			accel_learn_listener(ops);
+		return;
+	}
+	if (to == BPF_TCP_CLOSE) {
+		accel_closed(ops, e, cookie);
+	} else if (to != BPF_TCP_SYN_SENT && to != BPF_TCP_ESTABLISHED) {
+		accel_stop(e, ACCEL_CLOSED);
+		accel_leave(e, cookie);
+	}
+}
+
+#endif

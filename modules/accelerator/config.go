@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package accelerator
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/kerb-edge/kerb/sdk"
+)
+
+// config is the module's config as kerb.yaml describes it.
+type config struct {
+	Mode  string `json:"mode"`
+	Ports struct {
+		Only   []portRange `json:"only"`
+		Except []portRange `json:"except"`
+	} `json:"ports"`
+	Programs struct {
+		Allow []string `json:"allow"`
+		Deny  []string `json:"deny"`
+	} `json:"programs"`
+	Visible []struct {
+		Ports    []portRange `json:"ports"`
+		Networks []network   `json:"networks"`
+	} `json:"visible"`
+	Past       []string   `json:"past"`
+	Thresholds thresholds `json:"thresholds"`
+}
+
+type thresholds struct {
+	Turns         uint32 `json:"turns"`
+	PassMessages  uint32 `json:"passMessages"`
+	PassBytes     uint32 `json:"passBytes"`
+	LeaveMessages uint32 `json:"leaveMessages"`
+	LeaveBytes    uint32 `json:"leaveBytes"`
+	Backlog       uint32 `json:"backlog"`
+	MinTurns      uint32 `json:"minTurns"`
+	Retry         uint32 `json:"retry"`
+}
+
+// parseConfig reads a config over the defaults.
+func parseConfig(raw json.RawMessage) (*config, error) {
+	c := &config{Mode: "adaptive", Past: []string{"proxy", "tunnel"}, Thresholds: thresholds{Turns: 1, PassMessages: 8, PassBytes: 1 << 20,
+		LeaveMessages: 64, LeaveBytes: 8 << 20, Backlog: 256 << 10, MinTurns: 4, Retry: 64}}
+	if len(raw) > 0 {
+		dec := json.NewDecoder(bytes.NewReader(raw))
+		dec.DisallowUnknownFields()
+		if err := dec.Decode(c); err != nil {
+			return nil, &sdk.ConfigError{Field: "config", Reason: err.Error()}
+		}
+	}
+	return c, c.check()
+}
+
+var modes = map[string]uint32{"off": modeOff, "adaptive": modeAdaptive, "redirect-all": modeAll}
+
+func (c *config) check() error {
+	t := &c.Thresholds
+	switch _, known := modes[c.Mode]; {
+	case !known:
+		return &sdk.ConfigError{Field: "mode", Reason: fmt.Sprintf("%q is none of adaptive, redirect-all, off", c.Mode)}
+	case t.PassMessages > t.LeaveMessages:
+		return &sdk.ConfigError{Field: "thresholds.leaveMessages", Reason: fmt.Sprintf("must be at least passMessages, which is %d", t.PassMessages)}
+	case t.PassBytes > t.LeaveBytes:
+		return &sdk.ConfigError{Field: "thresholds.leaveBytes", Reason: fmt.Sprintf("must be at least passBytes, which is %d", t.PassBytes)}
+	case t.Retry == 0 || t.Retry&(t.Retry-1) != 0:
+		return &sdk.ConfigError{Field: "thresholds.retry", Reason: "must be a power of two"}
+	case t.MinTurns > 1<<28:
+		return &sdk.ConfigError{Field: "thresholds.minTurns", Reason: "is too large"}
+	}
+	if n := len(c.visibles()); n > maxVisibles {
+		return &sdk.ConfigError{Field: "visible", Reason: fmt.Sprintf("%d combinations of ports and networks; at most %d are possible: merge ranges", n, maxVisibles)}
+	}
+	for _, list := range []struct {
+		field string
+		names []string
+	}{{"programs.allow", c.Programs.Allow}, {"programs.deny", c.Programs.Deny}} {
+		for i, name := range list.names {
+			if strings.Contains(name, "/") && !strings.HasPrefix(name, "/") {
+				return &sdk.ConfigError{Field: fmt.Sprintf("%s[%d]", list.field, i), Reason: "must be a path from the root, or a name without /"}
+			}
+		}
+	}
+	return nil
+}
+
+// entry is what the data plane goes by.
+func (c *config) entry() configEntry {
+	t := &c.Thresholds
+	return configEntry{Mode: modes[c.Mode], Visibles: uint32(len(c.visibles())), Warm: t.Turns, PassMessages: t.PassMessages, PassBytes: t.PassBytes,
+		LeaveMessages: t.LeaveMessages, LeaveBytes: t.LeaveBytes, Backlog: t.Backlog, MinTurns: 16 * t.MinTurns, Retry: t.Retry}
+}
+
+// ports is a bit for each port that may take part.
+func (c *config) ports() (bits [portWords]uint64) {
+	only := c.Ports.Only
+	if len(only) == 0 {
+		only = []portRange{allPorts}
+	}
+	for port := range 1 << 16 {
+		contains := func(r portRange) bool { return r.contains(uint16(port)) }
+		if slices.ContainsFunc(only, contains) && !slices.ContainsFunc(c.Ports.Except, contains) {
+			bits[port/64] |= 1 << (port % 64)
+		}
+	}
+	return bits
+}
+
+// visibles are all combinations of ports and networks.
+func (c *config) visibles() (out []visibleEntry) {
+	for _, v := range c.Visible {
+		ports, networks := v.Ports, v.Networks
+		if len(ports) == 0 {
+			ports = []portRange{allPorts}
+		}
+		if len(networks) == 0 {
+			networks = []network{{}}
+		}
+		for _, p := range ports {
+			for _, n := range networks {
+				out = append(out, visibleEntry{Address: n.address, Mask: n.mask, First: p.first, Last: p.last})
+			}
+		}
+	}
+	return out
+}
+
+// allows tells whether a program may take part by what the config says of it.
+func (c *config) allows(path, command string) bool { return listed(c.Programs.Allow, path, command) }
+
+func (c *config) denies(path, command string) bool { return listed(c.Programs.Deny, path, command) }
+
+// listed: a program is meant by its path, by its file's name, or by the name of its processes: some have several names for a file.
+func listed(names []string, path, command string) bool {
+	return slices.ContainsFunc(names, func(name string) bool {
+		return name == path || name == path[strings.LastIndexByte(path, '/')+1:] || name[:min(len(name), commandLength)] == command
+	})
+}
+
+// commandLength is what the kernel keeps of the name of a process.
+const commandLength = 15
+
+// portRange includes its ends.
+type portRange struct{ first, last uint16 }
+
+var allPorts = portRange{0, 65535}
+
+func (r portRange) contains(port uint16) bool { return r.first <= port && port <= r.last }
+
+// UnmarshalJSON reads 80, "80" or "8000-8010".
+func (r *portRange) UnmarshalJSON(text []byte) error {
+	first, last, isRange := strings.Cut(strings.Trim(string(text), `"`), "-")
+	from, err := strconv.ParseUint(first, 10, 16)
+	to := from
+	if err == nil && isRange {
+		to, err = strconv.ParseUint(last, 10, 16)
+	}
+	if err != nil || from > to {
+		return fmt.Errorf(`%s is neither a port nor a range such as "8000-8010"`, text)
+	}
+	*r = portRange{uint16(from), uint16(to)}
+	return nil
+}
+
+// network is in network byte order, IPv4 as ::ffff:a.b.c.d. The zero value is all of both.
+type network struct{ address, mask [16]byte }
+
+// UnmarshalJSON reads an address or a network.
+func (n *network) UnmarshalJSON(text []byte) error {
+	s := strings.Trim(string(text), `"`)
+	prefix, err := netip.ParsePrefix(s)
+	if err != nil {
+		addr, addrErr := netip.ParseAddr(s)
+		if addrErr != nil || addr.Zone() != "" {
+			return fmt.Errorf("%s is neither an address nor a network such as 192.0.2.0/24", text)
+		}
+		prefix = netip.PrefixFrom(addr, addr.BitLen())
+	}
+	if prefix != prefix.Masked() {
+		return fmt.Errorf("%s has bits beyond the length of its prefix: %s?", text, prefix.Masked())
+	}
+	bits := prefix.Bits()
+	if prefix.Addr().Is4() {
+		bits += 96
+	}
+	n.address = prefix.Addr().As16()
+	for i := range bits {
+		n.mask[i/8] |= 0x80 >> (i % 8)
+	}
+	return nil
+}

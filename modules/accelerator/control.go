@@ -1,0 +1,274 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package accelerator is the control plane of the accelerator: it tells the data plane which services, ports and programs may take
+// part, and tells people what became of their connections.
+package accelerator
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/kerb-edge/kerb/sdk"
+)
+
+// Control returns the control plane.
+func Control() sdk.Control { return &control{memory: newMemory()} }
+
+type control struct{ memory *memory }
+
+// Compile implements sdk.Control.
+func (c *control) Compile(raw json.RawMessage) (sdk.Compiled, error) {
+	conf, err := parseConfig(raw)
+	if err != nil {
+		return nil, err
+	}
+	return &Accelerator{config: conf, memory: c.memory, changed: make(chan struct{}, 1)}, nil
+}
+
+// Accelerator is a compiled config.
+type Accelerator struct {
+	*config
+	memory  *memory
+	changed chan struct{}         // instances have
+	problem atomic.Pointer[error] // with which the data plane could not be told what it is to do
+	full    atomic.Uint64         // connections that found no room, before this config
+}
+
+var (
+	_ sdk.Compiled         = (*Accelerator)(nil)
+	_ sdk.Runner           = (*Accelerator)(nil)
+	_ sdk.InstanceFollower = (*Accelerator)(nil)
+	_ sdk.ExecutableUser   = (*Accelerator)(nil)
+	_ sdk.HealthChecker    = (*Accelerator)(nil)
+)
+
+// Settings implements sdk.Compiled.
+func (a *Accelerator) Settings() sdk.Settings { return sdk.Settings{} }
+
+// Fill implements sdk.Compiled. All maps are state, as connections keep the program that they began with, and with it its maps:
+// Run writes them, when this config is the present one.
+func (a *Accelerator) Fill(sdk.Maps) error { return nil }
+
+// saveEvery is how often what is known of programs is written down, if it changes.
+const saveEvery = 2 * time.Second
+
+// Run implements sdk.Runner: it tells the data plane the config, and judges the programs that it asks about.
+func (a *Accelerator) Run(ctx context.Context, live sdk.Live) {
+	if err := a.apply(live); err != nil {
+		slog.Error("accelerator: the data plane does not have its config", "module", live.Module, "error", err)
+		a.problem.Store(&err)
+		return
+	}
+	events := make(chan event, 64)
+	go a.read(ctx, live, events)
+	tick := time.NewTicker(saveEvery)
+	defer tick.Stop()
+	for {
+		var err error
+		select {
+		case <-ctx.Done():
+			a.memory.save(live.Module)
+			return
+		case e := <-events:
+			err = a.ask(live, &e)
+		case <-a.changed:
+			err = a.setMembers(live)
+		case <-tick.C:
+			a.memory.save(live.Module)
+			a.askAgain(live)
+		}
+		if err != nil {
+			slog.Warn("accelerator: connections stay with TCP", "module", live.Module, "error", err)
+		}
+	}
+}
+
+// read hands on what the data plane asks.
+func (a *Accelerator) read(ctx context.Context, live sdk.Live, to chan<- event) {
+	ring, err := live.Maps.Get(mapEvents)
+	if err != nil {
+		slog.Error("accelerator: no program is judged", "module", live.Module, "error", err)
+		return
+	}
+	for raw, err := range sdk.Events(ctx, ring) {
+		e, ok := parseEvent(raw)
+		if err != nil || !ok {
+			slog.Warn("accelerator: no program is judged any more", "module", live.Module, "error", err)
+			return
+		}
+		select {
+		case to <- e:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// apply writes the config. The mode comes last when it switches on, and first when it switches off.
+func (a *Accelerator) apply(live sdk.Live) error {
+	entry := a.entry()
+	if !a.trusts(live.Kernel) {
+		entry.Mode = modeOff
+	}
+	if entry.Mode == modeOff {
+		if err := put(live.Maps, mapConfig, uint32(0), entry); err != nil {
+			return err
+		}
+	}
+	for i, word := range a.ports() {
+		if err := put(live.Maps, mapPorts, uint32(i), word); err != nil {
+			return err
+		}
+	}
+	for i, v := range a.visibles() {
+		if err := put(live.Maps, mapVisibles, uint32(i), v); err != nil {
+			return err
+		}
+	}
+	if err := errors.Join(a.judgeAll(live), a.setMembers(live)); err != nil {
+		return err
+	}
+	counts, err := readCounts(live.Maps)
+	a.full.Store(total(counts, reasonFull))
+	return errors.Join(err, put(live.Maps, mapConfig, uint32(0), entry))
+}
+
+// trusts tells whether this kernel's redirection delivers what was sent.
+func (a *Accelerator) trusts(k sdk.Kernel) bool { return k.Sockets["integrity"] }
+
+// Health implements sdk.HealthChecker.
+func (a *Accelerator) Health(sdk.Live) error {
+	if err := a.problem.Load(); err != nil {
+		return *err
+	}
+	return nil
+}
+
+// InstanceChanged implements sdk.InstanceFollower.
+func (a *Accelerator) InstanceChanged(sdk.Live, sdk.Instance, bool) {
+	select {
+	case a.changed <- struct{}{}:
+	default:
+	}
+}
+
+// setMembers tells the data plane which network namespaces take part.
+func (a *Accelerator) setMembers(live sdk.Live) error {
+	table, err := live.Maps.Get(mapMembers)
+	if err != nil {
+		return err
+	}
+	wanted := map[uint64]serviceEntry{}
+	for _, i := range live.Interface() {
+		if i.NetnsCookie == 0 || i.Service == "" {
+			continue
+		}
+		entry := serviceEntry{ID: a.memory.serve(i.Service)}
+		if len(a.mustSee(i)) > 0 {
+			entry.Flags |= within
+		}
+		wanted[i.NetnsCookie] = entry
+	}
+	have, err := tableOf[uint64, serviceEntry](table)
+	if err != nil {
+		return fmt.Errorf("read map %s: %w", mapMembers, err)
+	}
+	for cookie := range have {
+		if _, stays := wanted[cookie]; stays {
+			continue
+		}
+		if err := table.Delete(cookie); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			return fmt.Errorf("delete from map %s: %w", mapMembers, err)
+		}
+	}
+	for cookie, entry := range wanted {
+		if have[cookie] == entry {
+			continue
+		}
+		if err := put(live.Maps, mapMembers, cookie, entry); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// mustSee are the modules on a service that redirected bytes may not go past.
+func (a *Accelerator) mustSee(i sdk.Instance) (names []string) {
+	for _, m := range i.Chain {
+		if !slices.Contains(a.Past, m.Package) {
+			names = append(names, m.Module)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+// idOf numbers a service by its name, the same way whenever it is asked.
+func idOf(service string) uint32 {
+	h := fnv.New32a()
+	h.Write([]byte(service))
+	if id := h.Sum32(); id != theNode && id != nobody {
+		return id
+	}
+	return 1
+}
+
+// put writes an element and names the map in an error.
+func put(m sdk.Maps, name string, key, value any) error {
+	to, err := m.Get(name)
+	if err != nil {
+		return err
+	}
+	if err := to.Put(key, value); err != nil {
+		return fmt.Errorf("write map %s: %w", name, err)
+	}
+	return nil
+}
+
+// tableOf reads a small table. What changes meanwhile may be missing.
+func tableOf[K comparable, V any](m *ebpf.Map) (map[K]V, error) {
+	out := map[K]V{}
+	var key K
+	var value V
+	all := m.Iterate()
+	for all.Next(&key, &value) {
+		out[key] = value
+	}
+	if err := all.Err(); err != nil && !errors.Is(err, ebpf.ErrIterationAborted) {
+		return nil, err
+	}
+	return out, nil
+}
+
+// printable is text up to its zero: a process may call itself what it likes.
+func printable(text []byte) string {
+	s, _, _ := strings.Cut(string(text), "\x00")
+	return strings.Map(func(r rune) rune {
+		if r < ' ' || r > '~' {
+			return '?'
+		}
+		return r
+	}, s)
+}
+
+// countKeys is how many entries a table has; about, while they come and go.
+func countKeys[K any](m *ebpf.Map) (n int) {
+	var key, next K
+	var from any
+	for m.NextKey(from, &next) == nil && n <= int(m.MaxEntries()) {
+		key = next
+		from = key
+		n++
+	}
+	return n
+}

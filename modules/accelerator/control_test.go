@@ -1,0 +1,436 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package accelerator
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http/httptest"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kerb-edge/kerb/internal/dataplane"
+	"github.com/kerb-edge/kerb/internal/executable"
+	"github.com/kerb-edge/kerb/internal/sockets"
+	"github.com/kerb-edge/kerb/sdk"
+)
+
+// fair is a kernel whose redirected sockets are as others.
+var fair = sdk.Kernel{Sockets: map[string]bool{"integrity": true, "spliceRedirected": true, "fionreadRedirected": true, "fionreadPassed": true, "waitAll": true, "urgent": true}}
+
+// lacking is a kernel that does not have some behaviours.
+func lacking(behaviours ...string) sdk.Kernel {
+	k := sdk.Kernel{Sockets: map[string]bool{}}
+	for name := range fair.Sockets {
+		k.Sockets[name] = !slices.Contains(behaviours, name)
+	}
+	return k
+}
+
+// controlled is a data plane with its control plane.
+type controlled struct {
+	*plane
+	control   sdk.Control
+	a         *Accelerator
+	live      sdk.Live
+	instances []sdk.Instance
+	examined  []sdk.Process
+}
+
+func governed(t testing.TB, config string) *controlled {
+	t.Helper()
+	c := &controlled{plane: load(t, configEntry{}), control: Control()}
+	c.live = sdk.Live{Module: "accel", Maps: c.Maps, Kernel: fair, Interface: func() []sdk.Instance { return c.instances },
+		Examine: func(p sdk.Process) { c.examined = append(c.examined, p) }}
+	c.use(config)
+	return c
+}
+
+// use makes a config the present one.
+func (c *controlled) use(config string) {
+	c.t.Helper()
+	compiled, err := c.control.Compile(json.RawMessage(config))
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	c.a = compiled.(*Accelerator)
+	if err := c.a.apply(c.live); err != nil {
+		c.t.Fatal(err)
+	}
+}
+
+func (c *controlled) present() (e configEntry) {
+	c.t.Helper()
+	if err := c.Maps[mapConfig].Lookup(uint32(0), &e); err != nil {
+		c.t.Fatal(err)
+	}
+	return e
+}
+
+// asks has the data plane ask about a program.
+func (c *controlled) asks(file fileKey, process sdk.Process) {
+	c.t.Helper()
+	c.put(mapExecutables, file, executableEntry{Verdict: asked})
+	e := event{File: file, Start: process.Start, PID: uint32(process.PID)}
+	copy(e.Comm[:], "program")
+	if err := c.a.ask(c.live, &e); err != nil {
+		c.t.Fatal(err)
+	}
+}
+
+func (c *controlled) answer(found ...sdk.Executable) {
+	c.t.Helper()
+	if err := c.a.Executables(c.live, found); err != nil {
+		c.t.Fatal(err)
+	}
+}
+
+func (c *controlled) verdict(file fileKey) uint32 {
+	c.t.Helper()
+	return entries[fileKey, executableEntry](c.plane, mapExecutables)[file].Verdict
+}
+
+func (c *controlled) condition(name string) sdk.Condition {
+	c.t.Helper()
+	all, err := c.a.Conditions(c.live)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	at := slices.IndexFunc(all, func(x sdk.Condition) bool { return x.Type == name })
+	if at < 0 {
+		c.t.Fatalf("no condition %s", name)
+	}
+	return all[at]
+}
+
+// get asks a route of the module.
+func (c *controlled) get(path string, to any) {
+	c.t.Helper()
+	w := httptest.NewRecorder()
+	c.a.Handler(c.live).ServeHTTP(w, httptest.NewRequest("GET", path, nil))
+	if err := json.Unmarshal(w.Body.Bytes(), to); w.Code != 200 || err != nil {
+		c.t.Fatalf("%s: %d %s (%v)", path, w.Code, w.Body, err)
+	}
+}
+
+func TestConfigReachesTheDataPlane(t *testing.T) {
+	c := governed(t, `{"ports": {"only": [80]}, "visible": [{"ports": [22]}, {"ports": [23]}], "thresholds": {"turns": 3, "minTurns": 2}}`)
+	if e := c.present(); e.Mode != modeAdaptive || e.Visibles != 2 || e.Warm != 3 || e.MinTurns != 32 || e.Retry != 64 {
+		t.Errorf("%+v", e)
+	}
+	if v := entries[uint32, visibleEntry](c.plane, mapVisibles); v[1].First != 23 {
+		t.Errorf("%+v", v)
+	}
+	if words := entries[uint32, uint64](c.plane, mapPorts); words[1] != 1<<16 || words[0] != 0 {
+		t.Errorf("%#x, %#x", words[0], words[1])
+	}
+	for mode, want := range modes {
+		if c.use(`{"mode": "` + mode + `"}`); c.present().Mode != want {
+			t.Errorf("mode %s is %d", mode, c.present().Mode)
+		}
+	}
+}
+
+// Without a self-test that says that nothing is lost, nobody is accelerated.
+func TestKernelsThatAreNotTrusted(t *testing.T) {
+	for reason, kernel := range map[string]sdk.Kernel{"KernelUnknown": {}, "KernelUnsafe": lacking("integrity")} {
+		c := governed(t, "")
+		c.live.Kernel = kernel
+		c.use(`{"mode": "redirect-all"}`)
+		if got := c.condition("Accelerates"); c.present().Mode != modeOff || got.Status != "False" || got.Reason != reason {
+			t.Errorf("mode %d, %+v", c.present().Mode, got)
+		}
+	}
+}
+
+// Namespaces take part as services have them; those that another module watches only within themselves.
+func TestMembers(t *testing.T) {
+	c := governed(t, "")
+	web := sdk.Instance{Service: "web", NetnsCookie: 7, Chain: []sdk.ChainMember{{Module: "p", Package: "proxy"}}}
+	db := sdk.Instance{Service: "db", NetnsCookie: 8, Chain: []sdk.ChainMember{{Module: "fw", Package: "firewall"}, {Module: "t", Package: "tunnel"}}}
+	follow := func(instances ...sdk.Instance) map[uint64]serviceEntry {
+		c.instances = instances
+		check(t, c.a.setMembers(c.live))
+		return entries[uint64, serviceEntry](c.plane, mapMembers)
+	}
+	got := follow(web, db, sdk.Instance{Cgroup: "/kubepods", CgroupID: 9})
+	if len(got) != 2 || got[7] != (serviceEntry{ID: idOf("web")}) || got[8] != (serviceEntry{ID: idOf("db"), Flags: within}) {
+		t.Errorf("%+v", got)
+	}
+	if v := c.condition("Visible"); v.Status != "True" || !strings.Contains(v.Message, "db (fw)") || strings.Contains(v.Message, "web") {
+		t.Errorf("%+v", v)
+	}
+	web.NetnsCookie = 70 // it has begun anew
+	if got = follow(web); len(got) != 1 || got[70].ID != idOf("web") {
+		t.Errorf("%+v", got)
+	}
+	c.use(`{"past": []}`)
+	if got = follow(web); got[70].Flags != within {
+		t.Errorf("%+v", got)
+	}
+}
+
+// What a program may use, and this kernel does not do, keeps it out; the config has the last word.
+func TestVerdicts(t *testing.T) {
+	for _, c := range []struct {
+		config string
+		kernel sdk.Kernel
+		uses   []string
+		want   uint32
+	}{
+		{``, fair, []string{"FIONREAD", "MSG_OOB", "MSG_WAITALL", "splice"}, safe},
+		{``, lacking("spliceRedirected"), []string{"splice"}, unsafe},
+		{``, lacking("spliceRedirected"), []string{"FIONREAD"}, safe},
+		{``, lacking("fionreadPassed"), []string{"FIONREAD"}, unsafe},
+		{``, lacking("fionreadRedirected"), []string{"FIONREAD"}, unsafe},
+		{``, lacking("waitAll"), []string{"MSG_WAITALL"}, unsafe},
+		{``, lacking("urgent"), []string{"MSG_OOB"}, unsafe},
+		{``, lacking("urgent"), nil, safe},
+		{`{"programs": {"allow": ["server"]}}`, lacking("urgent"), []string{"MSG_OOB"}, safe},
+		{`{"programs": {"deny": ["/usr/bin/server"], "allow": ["server"]}}`, fair, nil, unsafe},
+	} {
+		a := &Accelerator{config: configOf(t, c.config)}
+		p := &program{Facts: &sdk.Executable{Path: "/usr/bin/server", Uses: c.uses}}
+		if got, why := a.judge(c.kernel, p); got != c.want || got == unsafe && why == "" {
+			t.Errorf("%+v: verdict %d (%s)", c, got, why)
+		}
+	}
+}
+
+// The names that this package uses are those of the packages that find out.
+func TestHazardsHaveTheirNames(t *testing.T) {
+	uses := []string{executable.Splice, executable.Queued, executable.WaitAll, executable.Urgent}
+	behaviours := []string{sockets.SpliceRedirected, sockets.QueuedRedirected, sockets.QueuedPassed, sockets.WaitAll, sockets.Urgent}
+	for _, h := range hazards {
+		if !slices.Contains(uses, h.use) {
+			t.Errorf("nothing tells of %s", h.use)
+		}
+		for b := range strings.FieldsSeq(h.behaviours) {
+			if !slices.Contains(behaviours, b) {
+				t.Errorf("nothing tells of %s", b)
+			}
+		}
+	}
+	if !(&Accelerator{}).trusts(sdk.Kernel{Sockets: map[string]bool{sockets.Integrity: true}}) {
+		t.Errorf("%s is not what is trusted", sockets.Integrity)
+	}
+}
+
+func TestPrograms(t *testing.T) {
+	c := governed(t, "")
+	c.live.Kernel = lacking("spliceRedirected")
+	server, other := fileKey{Inode: 1, Device: 2, Generation: 3}, fileKey{Inode: 4}
+	c.asks(server, sdk.Process{PID: 10, Start: 100})
+	c.asks(other, sdk.Process{PID: 11, Start: 100})
+	if want := []sdk.Process{{PID: 10, Start: 100}, {PID: 11, Start: 100}}; !slices.Equal(c.examined, want) {
+		t.Fatalf("examined %v", c.examined)
+	}
+	// The process has become another program; another process has the number.
+	c.answer(sdk.Executable{Process: sdk.Process{PID: 10, Start: 100}, Inode: 5}, sdk.Executable{Process: sdk.Process{PID: 11, Start: 99}, Inode: 4})
+	if c.verdict(server) != asked || c.verdict(other) != asked {
+		t.Error("verdicts on programs that were not seen")
+	}
+	c.answer(sdk.Executable{Process: sdk.Process{PID: 10, Start: 100}, Inode: 1, Path: "/server", Uses: []string{"splice"}},
+		sdk.Executable{Process: sdk.Process{PID: 11, Start: 100}, Problem: "gone"})
+	if c.verdict(server) != unsafe || c.verdict(other) != asked {
+		t.Errorf("verdicts %d and %d", c.verdict(server), c.verdict(other))
+	}
+	var report []ExecutableReport
+	c.get("/executables", &report)
+	if len(report) != 2 || report[0].Verdict != "unknown" || report[0].Why != "gone" || report[1].Verdict != "kept out" || !strings.Contains(report[1].Why, "splice(2)") {
+		t.Errorf("%+v", report)
+	}
+	if v := c.condition("Refused"); v.Status != "True" || !strings.Contains(v.Message, "/server (on this kernel: it may use splice(2)") {
+		t.Errorf("%+v", v)
+	}
+	// Asked about again, it is not examined again; the config's word counts at once.
+	c.asks(server, sdk.Process{PID: 12})
+	if len(c.examined) != 2 || c.verdict(server) != unsafe {
+		t.Errorf("examined %v, verdict %d", c.examined, c.verdict(server))
+	}
+	c.use(`{"programs": {"allow": ["/server"]}}`)
+	if c.verdict(server) != safe {
+		t.Errorf("verdict %d", c.verdict(server))
+	}
+}
+
+// What the data plane has seen a program do weighs more than what was found in it, and less than the config.
+func TestCaught(t *testing.T) {
+	c := governed(t, "")
+	file := fileKey{Inode: 1}
+	c.asks(file, sdk.Process{PID: 10})
+	c.answer(sdk.Executable{Process: sdk.Process{PID: 10}, Inode: 1, Path: "/server"})
+	c.put(mapExecutables, file, executableEntry{Verdict: caught, Reason: uint32(slices.Index(reasons[:], "urgent"))})
+	c.use(`{"mode": "redirect-all"}`)
+	var report []ExecutableReport
+	if c.get("/executables", &report); c.verdict(file) != caught || report[0].Verdict != "kept out" || !strings.Contains(report[0].Why, "urgent data") {
+		t.Errorf("verdict %d, %+v", c.verdict(file), report)
+	}
+	if c.use(`{"programs": {"allow": ["/server"]}}`); c.verdict(file) != safe {
+		t.Errorf("verdict %d", c.verdict(file))
+	}
+}
+
+// The table of the data plane stays large enough for new programs.
+func TestForgetsTheOldest(t *testing.T) {
+	c := governed(t, "")
+	for i := range uint64(maxPrograms + 10) {
+		c.asks(fileKey{Inode: i + 1}, sdk.Process{PID: int(i)})
+	}
+	if n := len(entries[fileKey, executableEntry](c.plane, mapExecutables)); n != maxPrograms || len(c.a.memory.known) != maxPrograms {
+		t.Errorf("%d verdicts, %d known", n, len(c.a.memory.known))
+	}
+}
+
+// Examinations that brought nothing are tried again, but not for ever.
+func TestTriesAgain(t *testing.T) {
+	c := governed(t, "")
+	c.asks(fileKey{Inode: 1}, sdk.Process{PID: 10})
+	now := time.Now()
+	for range 10 {
+		now = now.Add(againAfter + time.Second)
+		c.examined = append(c.examined, c.a.memory.overdue(now)...)
+	}
+	if len(c.examined) != maxTries {
+		t.Errorf("examined %d times", len(c.examined))
+	}
+}
+
+// What is known outlives the control plane, until the node starts anew.
+func TestMemory(t *testing.T) {
+	t.Setenv("STATE_DIRECTORY", t.TempDir())
+	c := governed(t, "")
+	c.instances = []sdk.Instance{{Service: "web", NetnsCookie: 7}}
+	file := fileKey{Inode: 1, Generation: 5}
+	c.use("")
+	c.asks(file, sdk.Process{PID: 10})
+	c.answer(sdk.Executable{Process: sdk.Process{PID: 10}, Inode: 1, Path: "/server"})
+	c.a.memory.save("accel")
+	next := newMemory()
+	next.load("accel", map[fileKey]executableEntry{file: {Verdict: safe}})
+	if p := next.known[file]; p == nil || p.Facts == nil || p.Facts.Path != "/server" || next.name(idOf("web")) != "web" {
+		t.Errorf("%+v, %+v", p, next.services)
+	}
+	next = newMemory()
+	if next.load("accel", nil); len(next.known) != 0 {
+		t.Errorf("%+v", next.known)
+	}
+}
+
+func TestReports(t *testing.T) {
+	c := governed(t, "")
+	c.instances = []sdk.Instance{{Service: "web", NetnsCookie: 7}, {Service: "db", NetnsCookie: 8}}
+	check(t, c.a.setMembers(c.live))
+	n := countsEntry{Offered: 5, Paired: 4, Accelerated: 3, Left: 1, Messages: 100, Bytes: 2000}
+	n.Refused[reasonFull], n.Refused[slices.Index(reasons[:], "stream")], n.Refused[reasonClosed] = 2, 1, 4
+	c.put(mapCounts, routeKey{idOf("web"), idOf("db")}, n)
+	c.put(mapCounts, routeKey{theNode, nobody}, countsEntry{Offered: 1})
+	c.put(mapCounts, routeKey{12345, 54321}, countsEntry{Offered: 1})
+	c.put(mapCounts, routeKey{12345, 54322}, countsEntry{Offered: 1})
+	var pairs []PairReport
+	c.get("/pairs", &pairs)
+	if len(pairs) != 3 || pairs[0].Client != "(gone)" || pairs[0].Offered != 2 || pairs[1].Client != "(node)" || pairs[1].Server != "(unknown)" {
+		t.Errorf("%+v", pairs)
+	}
+	if p := pairs[2]; p.Client != "web" || p.Server != "db" || p.Bytes != 2000 || fmt.Sprint(p.Refused) != "map[full:2 stream:1]" {
+		t.Errorf("%+v", p)
+	}
+	var refused []RefusedReport
+	if c.get("/refused", &refused); len(refused) != 2 || refused[1].Reason != "stream" || refused[1].Meaning == "" {
+		t.Errorf("%+v", refused)
+	}
+	if v := c.condition("Full"); v.Status != "True" || !strings.HasPrefix(v.Message, "2 connections") {
+		t.Errorf("%+v", v)
+	}
+	c.use("") // counts from now on
+	if v := c.condition("Full"); v.Status != "False" {
+		t.Errorf("%+v", v)
+	}
+	samples, err := c.a.Measure(c.live)
+	check(t, err)
+	if !slices.ContainsFunc(samples, func(s sdk.Sample) bool {
+		return s.Name == "bytes_total" && s.Labels["client"] == "web" && s.Value == 2000
+	}) {
+		t.Errorf("%+v", samples)
+	}
+}
+
+// Every reason of the data plane has an explanation.
+func TestReasonsAreExplained(t *testing.T) {
+	for i, reason := range reasons {
+		if _, ok := explanations[reason]; i > 0 && i != reasonClosed && !ok {
+			t.Errorf("%s is not explained", reason)
+		}
+	}
+}
+
+// All together, on this kernel: this program, which is made with Go and may splice, is kept out by itself, and takes part when the
+// config says so.
+func TestLive(t *testing.T) {
+	c := governed(t, "")
+	result, err := sockets.Test(t.Context())
+	check(t, err)
+	c.live.Kernel = sdk.Kernel{Sockets: result.Good()}
+	var examiner executable.Examiner
+	c.live.Examine = func(p sdk.Process) {
+		facts, err := examiner.Process(p.PID, p.Start)
+		if err != nil {
+			t.Error(err)
+		}
+		go c.a.Executables(c.live, []sdk.Executable{{Process: p, Path: facts.Path, Device: facts.Device, Inode: facts.Inode, Uses: facts.Uses, Go: facts.Go}})
+	}
+	c.enter(dataplane.All)
+	running := c.run("")
+	eventually(t, "the mode is not set", func() bool { return c.present().Mode == modeAdaptive })
+	c.connect(t)
+	eventually(t, "no verdict", func() bool { return c.condition("Refused").Status == "True" })
+	c.plain(c.connect(t))
+	if c.refused("executable") == 0 {
+		t.Errorf("%+v", c.counts())
+	}
+	running()
+	running = c.run(`{"programs": {"allow": ["accelerator.test"]}}`)
+	defer running()
+	eventually(t, "is still kept out", func() bool {
+		for _, e := range entries[fileKey, executableEntry](c.plane, mapExecutables) {
+			return e.Verdict == safe
+		}
+		return false
+	})
+	c.warm(c.connect(t))
+}
+
+// run has the control plane at work until the function that is returned is called.
+func (c *controlled) run(config string) (end func()) {
+	c.t.Helper()
+	compiled, err := c.control.Compile(json.RawMessage(config))
+	check(c.t, err)
+	c.a = compiled.(*Accelerator)
+	ctx, cancel := context.WithCancel(c.t.Context())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		c.a.Run(ctx, c.live)
+	}()
+	return func() {
+		cancel()
+		<-done
+	}
+}
+
+// A file that was written anew where it lies, as compilers do, is another program.
+func TestRewrittenProgramsAreJudgedAgain(t *testing.T) {
+	p := accelerate(t, usual)
+	p.warm(p.connect(t))
+	path, err := os.Executable()
+	check(t, err)
+	check(t, os.Chtimes(path, time.Time{}, time.Now()))
+	p.plain(p.connect(t))
+	if p.refused("unjudged") == 0 || len(entries[fileKey, executableEntry](p, mapExecutables)) != 2 {
+		t.Errorf("%+v", p.counts())
+	}
+}

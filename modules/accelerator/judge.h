@@ -1,0 +1,85 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* Programs: which executable a process runs, and whether it may. */
+#ifndef ACCEL_JUDGE_H
+#define ACCEL_JUDGE_H
+
+#include "maps.h"
+
+/* A number for the contents of a file: one that was written anew where it lies keeps its inode. */
+static __always_inline __u32 accel_contents(struct inode *inode)
+{
+	struct inode___before_6_7 *old = (void *)inode;
+	struct inode___before_6_11 *newer = (void *)inode;
+	struct inode___6_11 *now = (void *)inode;
+	__u64 sec, nsec;
+
+	if (bpf_core_field_exists(now->i_mtime_sec)) {
+		sec = BPF_CORE_READ(now, i_mtime_sec);
+		nsec = BPF_CORE_READ(now, i_mtime_nsec);
+	} else if (bpf_core_field_exists(newer->__i_mtime)) {
+		sec = BPF_CORE_READ(newer, __i_mtime.tv_sec);
+		nsec = BPF_CORE_READ(newer, __i_mtime.tv_nsec);
+	} else {
+		sec = BPF_CORE_READ(old, i_mtime.tv_sec);
+		nsec = BPF_CORE_READ(old, i_mtime.tv_nsec);
+	}
+	return sec * 1000000000 + nsec;
+}
+
+/* Of the process that this code runs in, which has to be the socket's. Kernel threads have none. */
+static __always_inline struct accel_file accel_current_file(void)
+{
+	struct task_struct *task = bpf_get_current_task_btf();
+	struct accel_file f = {};
+	struct inode *inode;
+
+	if (!task->mm || !task->mm->exe_file)
+		return f;
+	inode = task->mm->exe_file->f_inode;
+	f.inode = inode->i_ino;
+	f.generation = inode->i_generation ^ accel_contents(inode);
+	f.device = inode->i_sb->s_dev;
+	return f;
+}
+
+static __noinline int accel_describe(struct accel_event *e, __u64 netns, __u32 port, __u32 listens)
+{
+	struct task_struct *task = bpf_get_current_task_btf();
+
+	e->netns = netns;
+	e->start = task->group_leader->start_boottime;
+	e->pid = task->tgid;
+	e->port = port;
+	e->listens = listens;
+	e->zero = 0;
+	return bpf_probe_read_kernel(e->comm, sizeof(e->comm), task->comm);
+}
+
+/* Asks the control plane about the process that this code runs in: once, and again after a second without an answer, as some have ended when they are looked at. */
+static __always_inline void accel_ask(const struct accel_file *f, __u64 netns, __u32 port, __u32 listens)
+{
+	struct accel_executable asked = {.verdict = ACCEL_ASKED, .since = bpf_ktime_get_ns()}, *known;
+	struct accel_event *e;
+
+	known = bpf_map_lookup_elem(&executables, f);
+	if (!f->inode || (known && (known->verdict != ACCEL_ASKED || asked.since - known->since < 1000000000ull)))
+		return;
+	e = bpf_ringbuf_reserve(&events, sizeof(*e), 0);
+	if (!e)
+		return;
+	bpf_map_update_elem(&executables, f, &asked, BPF_ANY);
+	e->file = *f;
+	accel_describe(e, netns, port, listens);
+	bpf_ringbuf_submit(e, 0);
+}
+
+static __always_inline enum accel_reason accel_judge(const struct accel_file *f)
+{
+	const struct accel_executable *x = bpf_map_lookup_elem(&executables, f);
+
+	if (!x || x->verdict == ACCEL_ASKED)
+		return ACCEL_UNJUDGED;
+	return x->verdict == ACCEL_SAFE ? ACCEL_FINE : x->verdict == ACCEL_CAUGHT ? x->reason : ACCEL_EXECUTABLE;
+}
+
+#endif

@@ -1,0 +1,231 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* What the programs read of the kernel's own structures (CO-RE: only names count, offsets come from the running kernel), and
+ * how. Sockets are read by address without a reference: memory of TCP sockets stays memory of TCP sockets within an RCU section
+ * (SLAB_TYPESAFE_BY_RCU), reading is fault-safe, and a cookie that is the same before and after says whose it was. */
+#ifndef ACCEL_KERNEL_H
+#define ACCEL_KERNEL_H
+
+#include <linux/bpf.h>
+#include <bpf/bpf_core_read.h>
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_helpers.h>
+
+#pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
+
+struct list_head {
+	struct list_head *next, *prev;
+};
+
+typedef struct {
+	int counter;
+} atomic_t;
+
+typedef struct {
+	__s64 counter;
+} atomic64_t;
+
+typedef struct {
+	atomic_t refs;
+} refcount_t;
+
+struct sock_common {
+	unsigned char skc_state;
+	unsigned long skc_flags;
+	atomic64_t skc_cookie;
+};
+
+typedef struct {
+	int owned;
+} socket_lock_t;
+
+struct wait_queue_entry {
+	unsigned int flags;
+	void *private;
+	struct list_head entry;
+};
+
+struct wait_queue_head {
+	struct list_head head;
+};
+
+typedef struct wait_queue_head wait_queue_head_t;
+
+struct socket_wq {
+	wait_queue_head_t wait;
+};
+
+struct sock {
+	struct sock_common __sk_common;
+	socket_lock_t sk_lock;
+	struct socket_wq *sk_wq;
+	void *sk_user_data;
+	int sk_rcvlowat;
+	unsigned int sk_ll_usec;
+	__u32 sk_tsflags; /* 16 bits on Linux 6.1 */
+	__u8 sk_shutdown;
+};
+
+enum sock_flags {
+	SOCK_RCVTSTAMP = 8,
+	SOCK_ZEROCOPY = 23,
+};
+
+struct inet_connection_sock {
+	const struct tcp_ulp_ops *icsk_ulp_ops;
+};
+
+struct tcp_sock {
+	struct inet_connection_sock inet_conn;
+	__u32 copied_seq, write_seq;
+	__u8 recvmsg_inq : 1;
+};
+
+struct sk_psock {
+	struct list_head ingress_msg;
+	refcount_t refcnt;
+};
+
+struct sk_msg {
+	struct sock *sk;
+};
+
+struct bpf_sock_ops_kern {
+	struct sock *sk;
+};
+
+struct super_block {
+	unsigned int s_dev;
+};
+
+struct inode {
+	struct super_block *i_sb;
+	unsigned long i_ino;
+	__u32 i_generation;
+};
+
+/* When the contents changed: before Linux 6.7, from 6.7, and from 6.11. */
+struct timespec64 {
+	__s64 tv_sec;
+	long tv_nsec;
+};
+
+struct inode___before_6_7 {
+	struct timespec64 i_mtime;
+};
+
+struct inode___before_6_11 {
+	struct timespec64 __i_mtime;
+};
+
+struct inode___6_11 {
+	__s64 i_mtime_sec;
+	__u32 i_mtime_nsec;
+};
+
+struct file {
+	struct inode *f_inode;
+};
+
+struct mm_struct {
+	struct file *exe_file;
+};
+
+/* What a process had in its registers when it entered the kernel. */
+struct pt_regs {
+	unsigned long dx, r10, orig_ax, cs; /* x86-64 */
+	__u64 regs[31];			    /* arm64 */
+	__s32 syscallno;
+};
+
+struct task_struct {
+	void *stack;
+	struct mm_struct *mm;
+	int pid, tgid;
+	struct task_struct *group_leader;
+	__u64 start_boottime;
+	char comm[16];
+};
+
+#pragma clang attribute pop
+
+/* Since Linux 6.2 the verifier can be told what an address points to. Loads are then loads, a tenth of a probe_read call. */
+void *bpf_rdonly_cast(const void *address, __u32 type) __ksym __weak;
+#define ACCEL_TYPED (bpf_rdonly_cast != 0)
+
+#define accel_cast(type, address) \
+	(ACCEL_TYPED ? (type *)bpf_rdonly_cast((void *)(address), bpf_core_type_id_kernel(type)) : (type *)(address))
+#define accel_get(from, member) \
+	(ACCEL_TYPED ? (from)->member : BPF_CORE_READ(from, member))
+#define accel_get_bits(from, member) /* whose size differs between kernels */ \
+	(ACCEL_TYPED ? BPF_CORE_READ_BITFIELD(from, member) : BPF_CORE_READ_BITFIELD_PROBED(from, member))
+
+#define accel_sock(address) accel_cast(struct sock, address)
+
+/* Compiler only: loads are not reordered by x86, and on arm64 the window is far shorter than what lies between. */
+#define accel_barrier() asm volatile("" ::: "memory")
+
+/* The socket that a program runs for: the context is the kernel's structure in truth. */
+static __always_inline __u64 accel_sk_of(void *ctx, __u32 offset)
+{
+	__u64 sk = 0;
+
+	bpf_probe_read_kernel(&sk, sizeof(sk), ctx + offset);
+	return sk;
+}
+
+#define accel_msg_sk(msg) accel_sk_of(msg, bpf_core_field_offset(struct sk_msg, sk))
+#define accel_ops_sk(ops) accel_sk_of(ops, bpf_core_field_offset(struct bpf_sock_ops_kern, sk))
+
+static __always_inline __u64 accel_cookie(__u64 sk)
+{
+	return accel_get(accel_sock(sk), __sk_common.skc_cookie.counter);
+}
+
+static __always_inline __u64 accel_psock(__u64 sk)
+{
+	return (__u64)accel_get(accel_sock(sk), sk_user_data) & ~7ull; /* SK_USER_DATA_PTRMASK */
+}
+
+/* Whether all that was ever redirected to it has been read. */
+static __always_inline int accel_queue_empty(__u64 sk)
+{
+	__u64 psock = accel_psock(sk), head = psock + bpf_core_field_offset(struct sk_psock, ingress_msg);
+
+	return (__u64)accel_get(accel_cast(struct sk_psock, psock), ingress_msg.next) == head;
+}
+
+static __always_inline __u32 accel_references(__u64 sk)
+{
+	return accel_get(accel_cast(struct sk_psock, accel_psock(sk)), refcnt.refs.counter);
+}
+
+#define accel_has(sk, flag) (accel_get(sk, __sk_common.skc_flags) & 1ull << bpf_core_enum_value(enum sock_flags, flag))
+
+/* Options that promise something about sent bytes, which redirected messages do not keep. */
+static __always_inline int accel_sends_specially(__u64 address)
+{
+	struct sock *sk = accel_sock(address);
+
+	return accel_has(sk, SOCK_ZEROCOPY) || accel_get_bits(sk, sk_tsflags) ||
+	       accel_get(accel_cast(struct tcp_sock, address), inet_conn.icsk_ulp_ops);
+}
+
+/* Or about received ones. Busy polling would not find them. */
+static __always_inline int accel_receives_specially(__u64 address)
+{
+	struct tcp_sock *tp = accel_cast(struct tcp_sock, address);
+	struct sock *sk = accel_sock(address);
+
+	return accel_has(sk, SOCK_RCVTSTAMP) || accel_get_bits(sk, sk_tsflags) || accel_get(sk, sk_rcvlowat) > 1 ||
+	       accel_get(tp, inet_conn.icsk_ulp_ops) || accel_get_bits(tp, recvmsg_inq) ||
+	       (bpf_core_field_exists(sk->sk_ll_usec) && accel_get(sk, sk_ll_usec));
+}
+
+static __always_inline int accel_open(__u64 address)
+{
+	struct sock *sk = accel_sock(address);
+
+	return accel_get(sk, __sk_common.skc_state) == BPF_TCP_ESTABLISHED && !accel_get_bits(sk, sk_shutdown);
+}
+
+#endif

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package accelerator
+
+// What layout.h says, in Go. A test compares both.
+
+// Names of maps.
+const (
+	mapConfig       = "config"
+	mapMembers      = "members"
+	mapPorts        = "ports"
+	mapVisibles     = "visibles"
+	mapExecutables  = "executables"
+	mapDestinations = "destinations"
+	mapEnds         = "ends"
+	mapCounts       = "counts"
+	mapEvents       = "events"
+)
+
+const (
+	maxVisibles = 32
+	portWords   = 1 << 16 / 64
+	nobody      = 0xffffffff // the other service is not known
+	theNode     = 0          // sockets of cgroups that are in no service
+)
+
+// Modes.
+const (
+	modeOff = iota
+	modeAdaptive
+	modeAll
+)
+
+type configEntry struct {
+	Mode, Visibles, Warm      uint32
+	PassMessages, PassBytes   uint32
+	LeaveMessages, LeaveBytes uint32
+	Backlog, MinTurns, Retry  uint32
+}
+
+// within: only connections that stay in the namespace.
+const within = 1
+
+type serviceEntry struct{ ID, Flags uint32 }
+
+// visibleEntry has addresses in network byte order.
+type visibleEntry struct {
+	Address, Mask [16]byte
+	First, Last   uint16
+	_             uint32
+}
+
+// fileKey is an executable file.
+type fileKey struct {
+	Inode              uint64
+	Device, Generation uint32
+}
+
+// Verdicts on executables.
+const (
+	asked  = 1
+	safe   = 2
+	unsafe = 3
+	caught = 4
+)
+
+type executableEntry struct {
+	Verdict, Reason uint32
+	Since           uint64 // ns of CLOCK_MONOTONIC
+}
+
+type addressKey struct {
+	Netns   uint64
+	Address [16]byte
+	Port    uint32
+	_       uint32
+}
+
+type destinationEntry struct{ Offers, Turns, Passed, _ uint32 }
+
+// Why a connection is plain, by what the data plane calls it, and what people read.
+var reasons = [...]string{"", "port", "visible", "policy", "unjudged", "executable", "short", "remote", "full", "poisoned", "option", "waitall",
+	"urgent", "threads", "stream", "closed", "switched"}
+
+type routeKey struct{ Client, Server uint32 }
+
+type countsEntry struct {
+	Offered, Paired, Accelerated, Left uint64
+	Messages, Bytes                    uint64
+	Refused                            [len(reasons)]uint64
+}
+
+type event struct {
+	File         fileKey
+	Netns, Start uint64
+	PID, Port    uint32
+	Listens, _   uint32
+	Comm         [16]byte
+}

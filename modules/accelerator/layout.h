@@ -1,0 +1,194 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* What the data plane of the accelerator, its control plane and tests share: maps, their layouts, and the reasons why a connection
+ * stays with TCP. Host byte order but where said; times in ns of CLOCK_MONOTONIC. layout.go mirrors it, a test compares both.
+ *
+ *	config		ARRAY, 1	accel_config	written by the control plane; mode ACCEL_OFF switches all off, losing nothing
+ *	members		HASH		accel_service	by netns cookie: who may
+ *	ports		ARRAY, 1024	u64		bit port % 64 of element port / 64: the server's port may be accelerated
+ *	visibles	ARRAY		accel_visible	connections that somebody must see stay with TCP; config.visibles of them
+ *	executables	HASH		accel_executable	by accel_file: what the control plane thinks of a program
+ *	listeners	LRU_HASH	accel_listener	by accel_port: whose listening socket it is. The control plane may add those that
+ *							were there before
+ *	destinations	LRU_HASH	accel_destination	by accel_address: whether offers there are answered, and how long
+ *							connections last
+ *	offers		HASH		accel_offer	by accel_pair: clients that a server may answer
+ *	ends		HASH		accel_end	by socket cookie: the sockets that take part
+ *	sockets		SOCKHASH	u64		by socket cookie; the sk_msg program is on it
+ *	counts		HASH		accel_counts	by accel_route
+ *	events		RINGBUF		accel_event	programs that nobody has judged yet
+ *	off		ARRAY, 1	u32		1: about to leave. Nobody enrols any more, and nothing is redirected
+ *	drained		HASH		u8		by socket cookie: what `drain` has found
+ *
+ * Leaving: set off, then run the syscall program `drain` (no context) until it returns 0. It puts into `drained` the sockets that
+ * can go, without a byte in any queue: user space deletes these from `sockets`. What it returns is the number of those that cannot
+ * go yet.
+ */
+#ifndef ACCEL_LAYOUT_H
+#define ACCEL_LAYOUT_H
+
+#include <linux/types.h>
+
+#define ACCEL_CONNECTIONS 65536 /* max_entries as compiled; twice for ends and sockets. The control plane may set them at load */
+#define ACCEL_VISIBLES	  32
+#define ACCEL_NOBODY	  0xffffffff /* the other service is not known */
+
+enum accel_mode {
+	ACCEL_OFF = 0,	    /* nobody enrols, everything goes by TCP */
+	ACCEL_ADAPTIVE = 1,
+	ACCEL_ALL = 2,	    /* the published design: enrol everything, redirect everything that order permits */
+};
+
+struct accel_config {
+	__u32 mode;
+	__u32 visibles;		/* elements of that map that count */
+	__u32 warm;		/* answers that an end waits for before it redirects: 1 */
+	__u32 pass_messages;	/* a side that has sent more than this without an answer goes on by TCP ... */
+	__u32 pass_bytes;
+	__u32 leave_messages;	/* ... and with more than this the connection leaves for ever */
+	__u32 leave_bytes;
+	__u32 backlog;		/* bytes that may wait in the receiver's queue; the next goes by TCP, which can push back */
+	__u32 min_turns;	/* average of turns times 16 of a destination's connections; below, they do not enrol ... */
+	__u32 retry;		/* ... but for one of this many; as well where the other end was not found. A power of two */
+};
+
+#define ACCEL_WITHIN (1 << 0) /* accel_service.flags: only connections that stay in the namespace; others pass modules that must see them */
+
+struct accel_service {
+	__u32 id;    /* the control plane's number; 0: the node itself (sockets by cgroup) */
+	__u32 flags;
+};
+
+/* first <= the server's port <= last and (server's or client's address & mask) == address; IPv4 as ::ffff:a.b.c.d */
+struct accel_visible {
+	__u32 address[4], mask[4]; /* network byte order */
+	__u16 first, last;
+	__u32 zero;
+};
+
+/* An executable file. Kept together with its generation, since inode numbers come again, and with a number for its contents. */
+struct accel_file {
+	__u64 inode;
+	__u32 device;	  /* as the kernel has it: major << 20 | minor */
+	__u32 generation;
+};
+
+enum accel_verdict {
+	ACCEL_ASKED = 1,  /* by an event; nobody has answered */
+	ACCEL_SAFE = 2,
+	ACCEL_UNSAFE = 3, /* by examination or configuration */
+	ACCEL_CAUGHT = 4, /* seen doing what redirected sockets cannot: accel_executable.reason */
+};
+
+struct accel_executable {
+	__u32 verdict;
+	__u32 reason; /* enum accel_reason, of ACCEL_CAUGHT */
+	__u64 since;
+};
+
+struct accel_port {
+	__u64 netns; /* cookie */
+	__u32 port;
+	__u32 zero;
+};
+
+struct accel_listener {
+	struct accel_file file;
+	__u32 sockets; /* that began to listen since we see it; 0: file is known by the control plane, or by an accepted connection, or
+			* (inode 0) not yet */
+	__u32 mixed;   /* different programs listen on it, on different addresses: plain */
+};
+
+struct accel_address {
+	__u64 netns;	   /* of the client */
+	__u32 address[4];  /* network byte order, IPv4 as ::ffff:a.b.c.d */
+	__u32 port;
+	__u32 zero;
+};
+
+struct accel_destination {
+	__u32 offers; /* that nobody has answered, in a row */
+	__u32 turns;  /* exponential average over connections, times 16; 0: not known yet */
+	__u32 passed; /* connections that did not enrol since the last that did */
+	__u32 zero;
+};
+
+/* A connection by what both ends see of it, whatever lies between: the first sequence numbers behind the SYNs. */
+struct accel_pair {
+	__u32 client, server;
+};
+
+struct accel_offer {
+	__u64 client; /* cookie */
+	__u64 server; /* cookie of who answered, 0: nobody yet. A third makes the pair plain */
+};
+
+/* One socket. Who is written by whom matters: *own* under this socket's lock (in the sk_msg program), *any* atomically. */
+struct accel_end {
+	__u64 sk, peer_sk; /* addresses of struct sock, for reading; valid as long as its cookie is what we think */
+	__u64 peer;	   /* cookie, 0: not found yet */
+	__u64 netns;	   /* cookie */
+	struct accel_pair pair;
+	__u32 client, server; /* service ids */
+	__u32 is_client;
+	__u32 stop;	  /* any: enum accel_reason: TCP from now on, for ever */
+	__u32 left;	  /* any: 1: is not in `sockets` any more */
+	__u32 quiet;	  /* own: stopped, and none of this end's redirected messages is under way */
+	__u32 messages;	  /* own: sent, by whatever way */
+	__u32 seen;	  /* own: messages of the peer at the last one of ours */
+	__u32 run_messages, turns; /* own: since the peer's last; times that the peer had sent something before we did */
+	__u64 run_bytes;
+	__u64 queued;	  /* own: bytes redirected since the receiver's queue was last seen empty */
+	__u64 redirects, redirected; /* messages (any), bytes (own) */
+	__u64 counted_messages, counted_bytes; /* own: of these, already in counts */
+	__u64 last;	  /* own: jiffies at the last redirect */
+	__u32 process;	  /* own: that was looked at last */
+	__u32 written;	  /* own: write_seq at the last redirect: no byte went by TCP since, if it is still the same */
+};
+
+/* Why a connection is plain. The control plane has a word for each. */
+enum accel_reason {
+	ACCEL_FINE = 0,
+	ACCEL_PORT,	   /* configuration: port, */
+	ACCEL_VISIBLE,	   /* visible, */
+	ACCEL_POLICY,	   /* a module of one service must see it */
+	ACCEL_UNJUDGED,	   /* executable: not judged yet */
+	ACCEL_EXECUTABLE,  /* executable: kept out */
+	ACCEL_SHORT,	   /* connections there are too short to gain */
+	ACCEL_REMOTE,	   /* the other end is not here, or not a service that takes part */
+	ACCEL_FULL,	   /* a table */
+	ACCEL_POISONED,	   /* the pair is not unique */
+	ACCEL_OPTION,	   /* SO_ZEROCOPY, SO_TIMESTAMP..., TCP_INQ, TCP_ULP, busy polling, SO_RCVLOWAT */
+	ACCEL_WAITALL,	   /* recv with MSG_WAITALL */
+	ACCEL_URGENT,	   /* MSG_OOB */
+	ACCEL_THREADS,	   /* one thread blocked in recv while another sends: shutdown would wake it with EAGAIN */
+	ACCEL_STREAM,	   /* sent on without waiting */
+	ACCEL_CLOSED,	   /* shutdown, close or reset of either side */
+	ACCEL_SWITCHED,	   /* mode off */
+	ACCEL_REASONS,
+};
+
+struct accel_route {
+	__u32 client, server; /* service ids, or ACCEL_NOBODY */
+};
+
+struct accel_counts {
+	__u64 offered;	   /* connections whose client enrolled */
+	__u64 paired;	   /* whose server did as well */
+	__u64 accelerated; /* that redirected anything */
+	__u64 left;	   /* that went out of the map before they closed */
+	__u64 messages, bytes; /* redirected */
+	__u64 refused[ACCEL_REASONS]; /* before pairing, or stopped after it, by reason */
+};
+
+struct accel_event {
+	struct accel_file file;
+	__u64 netns; /* of the socket */
+	__u64 start; /* of the process, ns since boot, as in /proc/PID/stat */
+	__u32 pid;   /* in the first pid namespace */
+	__u32 port;
+	__u32 listens; /* 1: it listens on it; 0: it connects to it, or without a port sends on a socket that it has from another process */
+	__u32 zero;
+	char comm[16];
+};
+
+#endif

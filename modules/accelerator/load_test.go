@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package accelerator
+
+import (
+	"reflect"
+	"testing"
+
+	"github.com/cilium/ebpf/btf"
+
+	"github.com/kerb-edge/kerb/internal/dataplane"
+	"github.com/kerb-edge/kerb/internal/pkgs/pkgstest"
+)
+
+// Structures that only the data plane writes.
+type (
+	pairKey       struct{ Client, Server uint32 }
+	offerEntry    struct{ Client, Server uint64 }
+	portKey       struct{ Netns, Port uint64 }
+	listenerEntry struct {
+		File           fileKey
+		Sockets, Mixed uint32
+	}
+	endEntry struct {
+		Sk, PeerSk, Peer, Netns       uint64
+		Pair                          pairKey
+		Client, Server, IsClient      uint32
+		Stop, Left, Quiet             uint32
+		Messages, Seen, RunMessages   uint32
+		Turns                         uint32
+		RunBytes, Queued              uint64
+		Redirects, Redirected         uint64
+		CountedMessages, CountedBytes uint64
+		Last                          uint64
+		Process, Written              uint32
+	}
+)
+
+func TestVerifies(t *testing.T) {
+	pkgstest.NeedRoot(t)
+	l, err := dataplane.LoadSockets(module(t))
+	pkgstest.Explain(t, err)
+	l.Close()
+}
+
+// The Go structures have the layout that the data plane was compiled with.
+func TestLayouts(t *testing.T) {
+	spec, err := pkgstest.Package(t).Spec(string(dataplane.Sockets))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, mirror := range map[string]any{
+		"accel_config": configEntry{}, "accel_service": serviceEntry{}, "accel_visible": visibleEntry{}, "accel_file": fileKey{},
+		"accel_executable": executableEntry{}, "accel_address": addressKey{}, "accel_destination": destinationEntry{}, "accel_route": routeKey{},
+		"accel_counts": countsEntry{}, "accel_event": event{}, "accel_pair": pairKey{}, "accel_offer": offerEntry{}, "accel_listener": listenerEntry{},
+		"accel_end": endEntry{},
+	} {
+		var s *btf.Struct
+		if err := spec.Types.TypeByName(name, &s); err != nil {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		compareLayout(t, s, reflect.TypeOf(mirror))
+	}
+}
+
+// compareLayout goes by the order of the fields.
+func compareLayout(t *testing.T, s *btf.Struct, mirror reflect.Type) {
+	t.Helper()
+	if int(s.Size) != int(mirror.Size()) || len(s.Members) != mirror.NumField() {
+		t.Errorf("%s: %d bytes in %d fields, %s has %d in %d", s.Name, s.Size, len(s.Members), mirror, mirror.Size(), mirror.NumField())
+		return
+	}
+	for i, m := range s.Members {
+		f := mirror.Field(i)
+		if int(m.Offset.Bytes()) != int(f.Offset) {
+			t.Errorf("%s: %s lies at %d, %s.%s at %d", s.Name, m.Name, m.Offset.Bytes(), mirror, f.Name, f.Offset)
+		}
+	}
+}

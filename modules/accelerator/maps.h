@@ -1,0 +1,87 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+#ifndef ACCEL_MAPS_H
+#define ACCEL_MAPS_H
+
+#include "kernel.h"
+#include "layout.h"
+
+#define ACCEL_MAP(name, kind, entries, key_type, value_type, flags) \
+	struct { \
+		__uint(type, kind); \
+		__uint(max_entries, entries); \
+		__uint(map_flags, flags); \
+		__type(key, key_type); \
+		__type(value, value_type); \
+	} name SEC(".maps")
+
+ACCEL_MAP(config, BPF_MAP_TYPE_ARRAY, 1, __u32, struct accel_config, 0);
+ACCEL_MAP(members, BPF_MAP_TYPE_HASH, 4096, __u64, struct accel_service, BPF_F_NO_PREALLOC);
+ACCEL_MAP(ports, BPF_MAP_TYPE_ARRAY, 1024, __u32, __u64, 0);
+ACCEL_MAP(visibles, BPF_MAP_TYPE_ARRAY, ACCEL_VISIBLES, __u32, struct accel_visible, 0);
+ACCEL_MAP(executables, BPF_MAP_TYPE_HASH, 4096, struct accel_file, struct accel_executable, BPF_F_NO_PREALLOC);
+ACCEL_MAP(listeners, BPF_MAP_TYPE_LRU_HASH, 4096, struct accel_port, struct accel_listener, 0);
+ACCEL_MAP(destinations, BPF_MAP_TYPE_LRU_HASH, 4096, struct accel_address, struct accel_destination, 0);
+ACCEL_MAP(offers, BPF_MAP_TYPE_HASH, ACCEL_CONNECTIONS, struct accel_pair, struct accel_offer, BPF_F_NO_PREALLOC);
+ACCEL_MAP(ends, BPF_MAP_TYPE_HASH, 2 * ACCEL_CONNECTIONS, __u64, struct accel_end, BPF_F_NO_PREALLOC);
+ACCEL_MAP(sockets, BPF_MAP_TYPE_SOCKHASH, 2 * ACCEL_CONNECTIONS, __u64, __u64, 0);
+ACCEL_MAP(counts, BPF_MAP_TYPE_HASH, 4096, struct accel_route, struct accel_counts, BPF_F_NO_PREALLOC);
+ACCEL_MAP(off, BPF_MAP_TYPE_ARRAY, 1, __u32, __u32, 0);
+ACCEL_MAP(drained, BPF_MAP_TYPE_HASH, 2 * ACCEL_CONNECTIONS, __u64, __u8, BPF_F_NO_PREALLOC);
+
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 1 << 16);
+} events SEC(".maps");
+
+static __always_inline const struct accel_config *accel_config(void)
+{
+	__u32 zero = 0;
+
+	return bpf_map_lookup_elem(&config, &zero);
+}
+
+/* Whether nobody enrols and nothing is redirected any more: by configuration, or since the module is about to leave. */
+static __always_inline int accel_is_off(const struct accel_config *cfg)
+{
+	__u32 zero = 0, *leaving = bpf_map_lookup_elem(&off, &zero);
+
+	return !cfg || cfg->mode == ACCEL_OFF || (leaving && *leaving);
+}
+
+static __always_inline struct accel_end *accel_end(__u64 cookie)
+{
+	return bpf_map_lookup_elem(&ends, &cookie);
+}
+
+static __noinline struct accel_counts *accel_counts(__u32 client, __u32 server)
+{
+	struct accel_route route = {client, server};
+	struct accel_counts *c = bpf_map_lookup_elem(&counts, &route), none = {};
+
+	if (c)
+		return c;
+	bpf_map_update_elem(&counts, &route, &none, BPF_NOEXIST);
+	return bpf_map_lookup_elem(&counts, &route);
+}
+
+#define accel_count(client, server, member, n) \
+	do { \
+		struct accel_counts *counts_ = accel_counts(client, server); \
+		if (counts_) \
+			__sync_fetch_and_add(&counts_->member, n); \
+	} while (0)
+
+static __always_inline void accel_refuse(__u32 client, __u32 server, enum accel_reason why)
+{
+	if (why < ACCEL_REASONS)
+		accel_count(client, server, refused[why], 1);
+}
+
+/* Plain from now on; the first reason is told. The barrier is what accel_leave and the sender's last look at stop rely on. */
+static __always_inline void accel_stop(struct accel_end *e, enum accel_reason why)
+{
+	if (!e->stop && !__sync_val_compare_and_swap(&e->stop, 0, why) && e->is_client)
+		accel_refuse(e->client, e->server, why);
+}
+
+#endif

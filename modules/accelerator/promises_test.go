@@ -1,0 +1,398 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package accelerator
+
+import (
+	"bytes"
+	"errors"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// What sockets promise, and redirected ones would break. Each connection is brought to where both ends redirect before.
+
+func TestWaitAll(t *testing.T) {
+	p := accelerate(t, usual)
+	c := p.connect(t)
+	p.warm(c)
+	for i := range 20 {
+		want := noise(200)
+		got := make([]byte, 200)
+		c.within("receive all", func() error {
+			done := make(chan error, 1)
+			go func() {
+				n, _, err := unix.Recvfrom(c.server, got, unix.MSG_WAITALL)
+				if err == nil && n != len(got) {
+					err = errors.New("recv with MSG_WAITALL gives less")
+				}
+				done <- err
+			}()
+			time.Sleep(3 * time.Millisecond)
+			for half := range 2 {
+				if err := writeAll(c.client, want[half*100:half*100+100]); err != nil {
+					return err
+				}
+				time.Sleep(time.Millisecond)
+			}
+			return <-done
+		})
+		if !bytes.Equal(got, want) {
+			t.Fatalf("message %d is changed", i)
+		}
+		c.send(c.server, want)
+		c.receive(c.client, 200)
+	}
+	if p.refused("waitall") != 1 {
+		t.Errorf("%+v", p.counts())
+	}
+}
+
+func TestLowWaterMark(t *testing.T) {
+	p := accelerate(t, usual)
+	c := p.connect(t)
+	p.warm(c)
+	check(t, unix.SetsockoptInt(c.server, unix.SOL_SOCKET, unix.SO_RCVLOWAT, 200))
+	c.within("receive", func() error {
+		done := make(chan error, 1)
+		go func() {
+			n, err := unix.Read(c.server, make([]byte, 1000))
+			if err == nil && n < 200 {
+				err = errors.New("recv does not wait for SO_RCVLOWAT")
+			}
+			done <- err
+		}()
+		for range 2 {
+			time.Sleep(3 * time.Millisecond)
+			if err := writeAll(c.client, make([]byte, 100)); err != nil {
+				return err
+			}
+		}
+		return <-done
+	})
+	if p.refused("option") != 1 {
+		t.Errorf("%+v", p.counts())
+	}
+}
+
+func TestUrgent(t *testing.T) {
+	p := accelerate(t, usual)
+	c := p.connect(t)
+	p.warm(c)
+	c.within("urgent byte", func() error {
+		if err := unix.Sendto(c.client, []byte("abc!"), unix.MSG_OOB, nil); err != nil {
+			return err
+		}
+		if err := waitFor(c.server, unix.POLLPRI); err != nil {
+			return err
+		}
+		urgent := make([]byte, 1)
+		if n, _, err := unix.Recvfrom(c.server, urgent, unix.MSG_OOB); err != nil || n != 1 || urgent[0] != '!' {
+			return errors.Join(errors.New("the urgent byte is "+string(urgent[:max(n, 0)])), err)
+		}
+		return nil
+	})
+	if got := c.receive(c.server, 3); string(got) != "abc" {
+		t.Errorf("before the urgent byte: %q", got)
+	}
+	c.turn(100)
+	if p.refused("urgent") != 1 {
+		t.Errorf("%+v", p.counts())
+	}
+}
+
+func waitFor(fd int, events int16) error {
+	fds := []unix.PollFd{{Fd: int32(fd), Events: events}}
+	for {
+		n, err := unix.Poll(fds, int(patience.Milliseconds()))
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
+		if err == nil && n == 0 {
+			return errors.New("poll tells nothing")
+		}
+		return err
+	}
+}
+
+// shutdown(SHUT_WR) and then recv, which waits for the answer of somebody who has to think.
+func TestHalfClose(t *testing.T) {
+	p := accelerate(t, usual)
+	for range 20 {
+		c := p.connect(t)
+		p.warm(c)
+		last := noise(5000)
+		c.send(c.client, last)
+		check(t, unix.Shutdown(c.client, unix.SHUT_WR))
+		c.within("answer after the end", func() error {
+			done := make(chan error, 1)
+			go func() {
+				got := make([]byte, 100)
+				err := readAll(c.client, got)
+				if err == nil {
+					_, err = unix.Read(c.client, got)
+				}
+				done <- err
+			}()
+			time.Sleep(2 * time.Millisecond)
+			got := make([]byte, 5000)
+			if err := readAll(c.server, got); err != nil || !bytes.Equal(got, last) {
+				return errors.Join(errors.New("before the end"), err)
+			}
+			if n, err := unix.Read(c.server, got); n != 0 || err != nil {
+				return errors.Join(errors.New("no end of stream"), err)
+			}
+			time.Sleep(2 * time.Millisecond)
+			if err := writeAll(c.server, make([]byte, 100)); err != nil {
+				return err
+			}
+			unix.Close(c.server)
+			c.server = -1
+			return <-done
+		})
+		c.close()
+	}
+	p.empty(t)
+}
+
+// A thread that is blocked in recv while others send, and shutdown comes: it sees the end, not EAGAIN.
+func TestBlockedReaderAtShutdown(t *testing.T) {
+	p := accelerate(t, usual)
+	c := p.connect(t)
+	p.warm(c)
+	done := make(chan error, 1)
+	go func() {
+		got := make([]byte, 1000)
+		for {
+			n, err := unix.Read(c.client, got)
+			if n <= 0 || err != nil {
+				done <- err
+				return
+			}
+		}
+	}()
+	time.Sleep(10 * time.Millisecond)
+	for range 5 {
+		c.send(c.client, noise(100))
+		c.receive(c.server, 100)
+		c.send(c.server, noise(100))
+		time.Sleep(2 * time.Millisecond)
+	}
+	check(t, unix.Shutdown(c.client, unix.SHUT_WR))
+	time.Sleep(10 * time.Millisecond)
+	c.send(c.server, noise(100))
+	time.Sleep(60 * time.Millisecond) // longer than a delayed acknowledgement
+	unix.Close(c.server)
+	c.server = -1
+	c.within("blocked reader", func() error { return <-done })
+	if p.refused("threads") != 1 {
+		t.Errorf("%+v", p.counts())
+	}
+}
+
+func TestEndOfStream(t *testing.T) {
+	p := accelerate(t, usual)
+	c := p.connect(t)
+	p.warm(c)
+	c.within("end of stream", func() error {
+		done := make(chan error, 1)
+		go func() {
+			n, err := unix.Read(c.server, make([]byte, 10))
+			if n != 0 {
+				err = errors.Join(errors.New("bytes at the end"), err)
+			}
+			done <- err
+		}()
+		time.Sleep(5 * time.Millisecond)
+		unix.Close(c.client)
+		c.client = -1
+		return <-done
+	})
+}
+
+// SO_LINGER 0: a reset, after all that was read before it.
+func TestReset(t *testing.T) {
+	p := accelerate(t, usual)
+	c := p.connect(t)
+	p.warm(c)
+	check(t, unix.SetsockoptLinger(c.client, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1}))
+	unix.Close(c.client)
+	c.client = -1
+	c.within("reset", func() error {
+		if _, err := unix.Read(c.server, make([]byte, 10)); !errors.Is(err, unix.ECONNRESET) {
+			return errors.Join(errors.New("no reset"), err)
+		}
+		if _, err := unix.Write(c.server, make([]byte, 10)); !errors.Is(err, unix.EPIPE) {
+			return errors.Join(errors.New("one may write after a reset"), err)
+		}
+		return nil
+	})
+}
+
+func TestWriteAfterShutdown(t *testing.T) {
+	p := accelerate(t, usual)
+	c := p.connect(t)
+	p.warm(c)
+	check(t, unix.Shutdown(c.client, unix.SHUT_WR))
+	c.within("write after shutdown", func() error {
+		if _, err := unix.Write(c.client, make([]byte, 10)); !errors.Is(err, unix.EPIPE) {
+			return errors.Join(errors.New("one may write after shutdown"), err)
+		}
+		return nil
+	})
+}
+
+// Nobody reads: the sender is held back, with no more in the kernel than TCP's buffers and the backlog.
+func TestUnreadReceiverHoldsBack(t *testing.T) {
+	p := accelerate(t, usual)
+	buffer := option{unix.SOL_SOCKET, unix.SO_SNDBUF, 64 << 10}
+	c := p.connect(t, buffer)
+	p.warm(c)
+	check(t, unix.SetsockoptInt(c.server, unix.SOL_SOCKET, unix.SO_RCVBUF, 64<<10))
+	check(t, unix.SetNonblock(c.client, true))
+	sent := 0
+	for {
+		n, err := unix.Write(c.client, noise(30000))
+		if errors.Is(err, unix.EAGAIN) {
+			break
+		}
+		check(t, err)
+		if sent += n; sent > 4<<20 {
+			t.Fatalf("%d bytes wait for a receiver that does not read", sent)
+		}
+	}
+	check(t, unix.SetNonblock(c.client, false))
+	c.receive(c.server, sent)
+	c.turn(100)
+}
+
+// Options that change what recv or send do, set before anything was sent.
+func TestOptionsKeepOut(t *testing.T) {
+	p := accelerate(t, usual)
+	for name, o := range map[string]option{
+		"SO_ZEROCOPY":     {unix.SOL_SOCKET, unix.SO_ZEROCOPY, 1},
+		"SO_TIMESTAMPNS":  {unix.SOL_SOCKET, unix.SO_TIMESTAMPNS, 1},
+		"SO_TIMESTAMPING": {unix.SOL_SOCKET, unix.SO_TIMESTAMPING, unix.SOF_TIMESTAMPING_SOFTWARE | unix.SOF_TIMESTAMPING_RX_SOFTWARE},
+		"SO_RCVLOWAT":     {unix.SOL_SOCKET, unix.SO_RCVLOWAT, 2},
+		"TCP_INQ":         {unix.IPPROTO_TCP, unix.TCP_INQ, 1},
+		"SO_BUSY_POLL":    {unix.SOL_SOCKET, unix.SO_BUSY_POLL, 50},
+	} {
+		t.Run(name+" before", func(t *testing.T) {
+			before := p.refused("option")
+			p.plain(p.connect(t, o))
+			if p.refused("option") != before+1 {
+				t.Errorf("%+v", p.counts())
+			}
+		})
+		t.Run(name+" later", func(t *testing.T) {
+			before := p.refused("option")
+			c := p.connect(t)
+			p.warm(c)
+			check(t, unix.SetsockoptInt(c.server, o.level, o.name, o.value))
+			p.plain(c)
+			if p.refused("option") != before+1 {
+				t.Errorf("%+v", p.counts())
+			}
+		})
+	}
+}
+
+// Completions of MSG_ZEROCOPY come, since such a socket does not take part.
+func TestZeroCopyCompletes(t *testing.T) {
+	p := accelerate(t, usual)
+	c := p.connect(t, option{unix.SOL_SOCKET, unix.SO_ZEROCOPY, 1})
+	c.turn(100)
+	c.within("completion", func() error {
+		if err := unix.Sendto(c.client, noise(1<<16), unix.MSG_ZEROCOPY, nil); err != nil {
+			return err
+		}
+		if err := readAll(c.server, make([]byte, 1<<16)); err != nil {
+			return err
+		}
+		if err := waitFor(c.client, 0); err != nil { // POLLERR
+			return err
+		}
+		_, _, _, _, err := unix.Recvmsg(c.client, nil, make([]byte, 128), unix.MSG_ERRQUEUE)
+		return err
+	})
+}
+
+// TCP_DEFER_ACCEPT: the server learns of the connection by the first bytes.
+func TestDeferAccept(t *testing.T) {
+	p := accelerate(t, usual)
+	l := p.listen(t, option{unix.IPPROTO_TCP, unix.TCP_DEFER_ACCEPT, 5})
+	defer unix.Close(l)
+	for i := range 200 {
+		addr, err := unix.Getsockname(l)
+		check(t, err)
+		client := socket(t, addr)
+		check(t, unix.Connect(client, addr))
+		want := noise(300)
+		for part := range 3 {
+			check(t, writeAll(client, want[100*part:100*part+100]))
+		}
+		c := accepted(t, client, l)
+		if got := c.receive(c.server, 300); !bytes.Equal(got, want) {
+			t.Fatalf("connection %d: %s", i, difference(got, want))
+		}
+		c.turn(100)
+		c.turn(100)
+		c.close()
+	}
+	p.empty(t)
+}
+
+// MSG_FASTOPEN: bytes before the connection is established.
+func TestFastOpen(t *testing.T) {
+	p := accelerate(t, usual)
+	l := p.listen(t)
+	defer unix.Close(l)
+	check(t, unix.SetsockoptInt(l, unix.IPPROTO_TCP, unix.TCP_FASTOPEN, 16))
+	addr, err := unix.Getsockname(l)
+	check(t, err)
+	for i := range 20 {
+		client := socket(t, addr)
+		want := noise(300)
+		err := unix.Sendto(client, want[:100], unix.MSG_FASTOPEN, addr)
+		if errors.Is(err, unix.EOPNOTSUPP) {
+			t.Skip("the kernel does no TCP Fast Open here")
+		}
+		check(t, err)
+		c := accepted(t, client, l)
+		c.send(c.client, want[100:])
+		if got := c.receive(c.server, 300); !bytes.Equal(got, want) {
+			t.Fatalf("connection %d: %s", i, difference(got, want))
+		}
+		for range 3 {
+			c.turn(100)
+		}
+		c.close()
+	}
+	p.empty(t)
+}
+
+// MSG_PEEK sees what recv then gives.
+func TestPeek(t *testing.T) {
+	p := accelerate(t, usual)
+	c := p.connect(t)
+	p.warm(c)
+	for range 10 {
+		want := noise(1000)
+		c.send(c.client, want)
+		peeked := make([]byte, 1000)
+		c.within("peek", func() error {
+			if err := waitFor(c.server, unix.POLLIN); err != nil {
+				return err
+			}
+			_, _, err := unix.Recvfrom(c.server, peeked, unix.MSG_PEEK)
+			return err
+		})
+		got := c.receive(c.server, 1000)
+		if !bytes.Equal(got, want) || !bytes.Equal(peeked, want) {
+			t.Fatalf("%s; peeked %s", difference(got, want), difference(peeked, want))
+		}
+		c.send(c.server, want)
+		c.receive(c.client, 1000)
+	}
+}

@@ -1,0 +1,374 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package accelerator
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"net/http"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kerb-edge/kerb/sdk"
+)
+
+var (
+	_ sdk.Handler     = (*Accelerator)(nil)
+	_ sdk.Measurer    = (*Accelerator)(nil)
+	_ sdk.Conditioner = (*Accelerator)(nil)
+)
+
+// Handler serves:
+//
+//	GET pairs		what became of connections, by pair of services
+//	GET refused		which stayed with TCP, and why
+//	GET executables		the programs, and whether they may take part
+//	GET destinations	where new connections are not tried for now
+//	GET kernel		what redirected sockets do otherwise on this kernel
+func (a *Accelerator) Handler(live sdk.Live) http.Handler {
+	mux := http.NewServeMux()
+	serve := func(path string, what func() (any, error)) {
+		mux.HandleFunc("GET "+path, func(w http.ResponseWriter, _ *http.Request) { answer(w)(what()) })
+	}
+	serve("/pairs", func() (any, error) { return a.pairs(live) })
+	serve("/refused", func() (any, error) { return a.refused(live) })
+	serve("/executables", func() (any, error) { return a.executables(live) })
+	serve("/destinations", func() (any, error) { return a.destinations(live) })
+	serve("/kernel", func() (any, error) { return live.Kernel.Sockets, nil })
+	return mux
+}
+
+// answer writes a value, or an error as problem+json (RFC 9457).
+func answer(w http.ResponseWriter) func(any, error) {
+	return func(v any, err error) {
+		w.Header().Set("Content-Type", "application/json")
+		if err != nil {
+			w.Header().Set("Content-Type", "application/problem+json")
+			w.WriteHeader(http.StatusInternalServerError)
+			v = map[string]any{"title": http.StatusText(http.StatusInternalServerError), "status": http.StatusInternalServerError, "detail": err.Error()}
+		}
+		_ = json.NewEncoder(w).Encode(v) // the reader has gone: nobody to tell
+	}
+}
+
+// Places of reasons. What is closed was not refused.
+var (
+	reasonFull   = slices.Index(reasons[:], "full")
+	reasonClosed = slices.Index(reasons[:], "closed")
+)
+
+// explanations of reasons.
+var explanations = map[string]string{
+	"port":       "the config leaves the server's port out",
+	"visible":    "the config says that somebody must see it",
+	"policy":     "another module on one of the services must see what passes between namespaces",
+	"unjudged":   "the program was not examined yet; its next connection may be redirected",
+	"executable": "the program may do what redirected sockets cannot; see executables",
+	"short":      "connections there end before they gain anything; one of some tries again",
+	"remote":     "nobody on this node answers there; one of some tries again",
+	"full":       "a table is full",
+	"poisoned":   "another connection looked the same",
+	"option":     "a socket option that redirected sockets do not honour",
+	"waitall":    "the receiver waits by MSG_WAITALL",
+	"urgent":     "urgent data",
+	"threads":    "one thread receives while another sends",
+	"stream":     "one side sends on without waiting, which is faster by TCP",
+	"switched":   "the mode is off",
+}
+
+// PairReport is about the connections from one service to another.
+type PairReport struct {
+	Client      string            `json:"client"`
+	Server      string            `json:"server"`
+	Offered     uint64            `json:"offered"`     // connections whose client could take part
+	Paired      uint64            `json:"paired"`      // whose server could as well
+	Accelerated uint64            `json:"accelerated"` // that redirected anything
+	Left        uint64            `json:"left"`        // that went back to TCP for good before they ended
+	Messages    uint64            `json:"messages"`    // redirected
+	Bytes       uint64            `json:"bytes"`
+	Refused     map[string]uint64 `json:"refused,omitempty"` // by reason
+}
+
+func readCounts(m sdk.Maps) (map[routeKey]countsEntry, error) {
+	table, err := m.Get(mapCounts)
+	if err != nil {
+		return nil, err
+	}
+	out, err := tableOf[routeKey, countsEntry](table)
+	if err != nil {
+		err = fmt.Errorf("read map %s: %w", mapCounts, err)
+	}
+	return out, err
+}
+
+// total of a reason.
+func total(counts map[routeKey]countsEntry, reason int) (n uint64) {
+	for _, c := range counts {
+		n += c.Refused[reason]
+	}
+	return n
+}
+
+func (a *Accelerator) pairs(live sdk.Live) ([]PairReport, error) {
+	counts, err := readCounts(live.Maps)
+	if err != nil {
+		return nil, err
+	}
+	sums := map[[2]string]*PairReport{} // several may have gone
+	for route, c := range counts {
+		key := [2]string{a.memory.name(route.Client), a.memory.name(route.Server)}
+		if sums[key] == nil {
+			sums[key] = &PairReport{Client: key[0], Server: key[1], Refused: map[string]uint64{}}
+		}
+		sums[key].add(&c)
+	}
+	out := []PairReport{}
+	for _, key := range slices.SortedFunc(maps.Keys(sums), func(a, b [2]string) int { return slices.Compare(a[:], b[:]) }) {
+		out = append(out, *sums[key])
+	}
+	return out, nil
+}
+
+func (r *PairReport) add(c *countsEntry) {
+	r.Offered += c.Offered
+	r.Paired += c.Paired
+	r.Accelerated += c.Accelerated
+	r.Left += c.Left
+	r.Messages += c.Messages
+	r.Bytes += c.Bytes
+	for i, n := range c.Refused {
+		if n > 0 && i != reasonClosed {
+			r.Refused[reasons[i]] += n
+		}
+	}
+}
+
+// RefusedReport says why connections stayed with TCP, or went back to it.
+type RefusedReport struct {
+	Client      string `json:"client"`
+	Server      string `json:"server"`
+	Reason      string `json:"reason"`
+	Connections uint64 `json:"connections"`
+	Meaning     string `json:"meaning"`
+}
+
+func (a *Accelerator) refused(live sdk.Live) ([]RefusedReport, error) {
+	pairs, err := a.pairs(live)
+	if err != nil {
+		return nil, err
+	}
+	out := []RefusedReport{}
+	for _, p := range pairs {
+		for _, reason := range slices.Sorted(maps.Keys(p.Refused)) {
+			out = append(out, RefusedReport{p.Client, p.Server, reason, p.Refused[reason], explanations[reason]})
+		}
+	}
+	return out, nil
+}
+
+// ExecutableReport is what is thought of a program.
+type ExecutableReport struct {
+	Path    string   `json:"path,omitempty"` // as its processes see it
+	Command string   `json:"command"`        // name of the process that was looked at
+	PID     int      `json:"pid"`
+	Verdict string   `json:"verdict"` // safe, kept out, unknown
+	Why     string   `json:"why,omitempty"`
+	Uses    []string `json:"uses,omitempty"` // that matters
+	Go      string   `json:"go,omitempty"`
+}
+
+func (a *Accelerator) executables(live sdk.Live) ([]ExecutableReport, error) {
+	told, err := told(live.Maps)
+	if err != nil {
+		return nil, err
+	}
+	out := []ExecutableReport{}
+	for _, p := range a.memory.all() {
+		r := ExecutableReport{Command: p.Comm, PID: p.Process.PID, Verdict: verdicts[asked], Why: p.Problem}
+		entry := told[p.File]
+		if p.Facts != nil {
+			verdict, why := a.judge(live.Kernel, &p)
+			r.Path, r.Uses, r.Go, r.Verdict, r.Why = p.Facts.Path, p.Facts.Uses, p.Facts.Go, verdicts[verdict], why
+		}
+		if entry.Verdict == caught {
+			r.Verdict, r.Why = verdicts[caught], "it was seen: "+explanations[reasonOf(entry.Reason)]
+		}
+		out = append(out, r)
+	}
+	return out, nil
+}
+
+func reasonOf(n uint32) string {
+	if int(n) < len(reasons) {
+		return reasons[n]
+	}
+	return ""
+}
+
+// DestinationReport is a destination of which the data plane has learned something.
+type DestinationReport struct {
+	Client     string  `json:"client"`
+	Address    string  `json:"address"`
+	Turns      float64 `json:"turns"`      // average of its connections
+	Unanswered uint32  `json:"unanswered"` // offers in a row that nobody has answered
+	Skipped    uint32  `json:"skipped"`    // connections since the last that was tried
+}
+
+func (a *Accelerator) destinations(live sdk.Live) ([]DestinationReport, error) {
+	table, err := live.Maps.Get(mapDestinations)
+	if err != nil {
+		return nil, err
+	}
+	all, err := tableOf[addressKey, destinationEntry](table)
+	if err != nil {
+		return nil, fmt.Errorf("read map %s: %w", mapDestinations, err)
+	}
+	services := map[uint64]string{}
+	for _, i := range live.Interface() {
+		services[i.NetnsCookie] = i.Service
+	}
+	out := []DestinationReport{}
+	for key, d := range all {
+		at := netip.AddrPortFrom(netip.AddrFrom16(key.Address).Unmap(), uint16(key.Port))
+		client := cmp.Or(services[key.Netns], "(node)")
+		out = append(out, DestinationReport{client, at.String(), float64(d.Turns) / 16, d.Offers, d.Passed})
+	}
+	slices.SortFunc(out, func(a, b DestinationReport) int {
+		return cmp.Or(cmp.Compare(a.Client, b.Client), cmp.Compare(a.Address, b.Address))
+	})
+	return out, nil
+}
+
+// Conditions implements sdk.Conditioner.
+func (a *Accelerator) Conditions(live sdk.Live) ([]sdk.Condition, error) {
+	all, err := a.executables(live)
+	if err != nil {
+		return nil, err
+	}
+	counts, err := readCounts(live.Maps)
+	if err != nil {
+		return nil, err
+	}
+	return []sdk.Condition{a.accelerates(live), keptOut(all), a.visibleHere(live), a.room(counts)}, nil
+}
+
+func (a *Accelerator) accelerates(live sdk.Live) sdk.Condition {
+	out := sdk.Condition{Type: "Accelerates", Status: "True", Reason: "Adaptive"}
+	switch {
+	case a.Mode == "off":
+		out.Status, out.Reason, out.Message = "False", "Off", "the mode is off: all connections go by TCP"
+	case len(live.Kernel.Sockets) == 0:
+		out.Status, out.Reason, out.Message = "False", "KernelUnknown", "how this kernel redirects was not found out: all connections go by TCP; see kerb doctor"
+	case !a.trusts(live.Kernel):
+		out.Status, out.Reason, out.Message = "False", "KernelUnsafe", "this kernel does not deliver what was redirected: all connections go by TCP; see kerb doctor"
+	case a.Mode == "redirect-all":
+		out.Reason, out.Message = "RedirectAll", "streams are slower than by TCP: this mode is for comparisons"
+	}
+	return out
+}
+
+// mostNamed is how many programs or services a message names.
+const mostNamed = 5
+
+func keptOut(all []ExecutableReport) sdk.Condition {
+	var out []string
+	for _, x := range all {
+		if x.Verdict == verdicts[unsafe] {
+			out = append(out, x.Path+" ("+x.Why+")")
+		}
+	}
+	if len(out) == 0 {
+		return sdk.Condition{Type: "Refused", Status: "False", Reason: "AllSafe"}
+	}
+	return sdk.Condition{Type: "Refused", Status: "True", Reason: "Programs", Message: "their connections go by TCP: " + first(out)}
+}
+
+func first(list []string) string {
+	if more := len(list) - mostNamed; more > 0 {
+		return strings.Join(list[:mostNamed], ", ") + fmt.Sprintf(" and %d more", more)
+	}
+	return strings.Join(list, ", ")
+}
+
+func (a *Accelerator) visibleHere(live sdk.Live) sdk.Condition {
+	var out []string
+	for _, i := range live.Interface() {
+		if see := a.mustSee(i); len(see) > 0 && i.Service != "" {
+			out = append(out, i.Service+" ("+strings.Join(see, ", ")+")")
+		}
+	}
+	if len(out) == 0 {
+		return sdk.Condition{Type: "Visible", Status: "False", Reason: "NobodyLooks"}
+	}
+	return sdk.Condition{Type: "Visible", Status: "True", Reason: "OtherModules",
+		Message: "between namespaces, connections of these services go by TCP, where other modules see them: " + first(out) + "; past names packages that need not"}
+}
+
+func (a *Accelerator) room(counts map[routeKey]countsEntry) sdk.Condition {
+	if n := total(counts, reasonFull) - a.full.Load(); n > 0 {
+		return sdk.Condition{Type: "Full", Status: "True", Reason: "Tables", Message: fmt.Sprintf("%d connections found no room and went by TCP", n)}
+	}
+	return sdk.Condition{Type: "Full", Status: "False", Reason: "Room"}
+}
+
+// Measure implements sdk.Measurer.
+func (a *Accelerator) Measure(live sdk.Live) ([]sdk.Sample, error) {
+	pairs, err := a.pairs(live)
+	if err != nil {
+		return nil, err
+	}
+	all, err := a.executables(live)
+	if err != nil {
+		return nil, err
+	}
+	var out []sdk.Sample
+	for _, p := range pairs {
+		out = append(out, p.samples()...)
+	}
+	by := map[string]int{verdicts[safe]: 0, verdicts[unsafe]: 0, verdicts[asked]: 0}
+	for _, x := range all {
+		by[x.Verdict]++
+	}
+	for verdict, n := range by {
+		out = append(out, sdk.Sample{Name: "executables", Help: "Programs by what is thought of them.", Labels: map[string]string{"verdict": verdict}, Value: float64(n)})
+	}
+	ends, err := live.Maps.Get(mapEnds)
+	if err != nil {
+		return nil, err
+	}
+	return append(out,
+		sdk.Sample{Name: "sockets", Help: "Sockets that take part now.", Value: float64(countKeys[uint64](ends))},
+		sdk.Sample{Name: "sockets_capacity", Help: "Sockets that there is room for.", Value: float64(ends.MaxEntries())}), nil
+}
+
+func (p *PairReport) samples() (out []sdk.Sample) {
+	add := func(name, help, label, value string, n uint64) {
+		labels := map[string]string{"client": p.Client, "server": p.Server}
+		if label != "" {
+			labels[label] = value
+		}
+		out = append(out, sdk.Sample{Name: name, Help: help, Counter: true, Labels: labels, Value: float64(n)})
+	}
+	const connections = "Connections by how far they came: offered by the client, paired with the server, accelerated, left for good."
+	for stage, n := range map[string]uint64{"offered": p.Offered, "paired": p.Paired, "accelerated": p.Accelerated, "left": p.Left} {
+		add("connections_total", connections, "stage", stage, n)
+	}
+	add("messages_total", "Redirected messages.", "", "", p.Messages)
+	add("bytes_total", "Redirected bytes.", "", "", p.Bytes)
+	for reason, n := range p.Refused {
+		add("refused_total", "Connections that stayed with TCP or went back to it, by reason.", "reason", reason, n)
+	}
+	return out
+}
+
+// monotonic is in ns.
+func monotonic() uint64 {
+	var now unix.Timespec
+	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &now) // never fails
+	return uint64(now.Nano())
+}

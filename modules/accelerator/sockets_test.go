@@ -1,0 +1,511 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package accelerator
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf/ringbuf"
+	"golang.org/x/sys/unix"
+
+	"github.com/kerb-edge/kerb/internal/dataplane"
+	"github.com/kerb-edge/kerb/internal/netlab"
+)
+
+func TestTurnsAreRedirected(t *testing.T) {
+	p := accelerate(t, usual)
+	c := p.connect(t)
+	p.warm(c)
+	for _, size := range []int{1, 24, 4096, 65536, 200000} {
+		before := p.redirects(c.client)
+		for range 20 {
+			c.turn(size)
+		}
+		if p.redirects(c.client) < before+20 {
+			t.Errorf("only %d of 20 messages of %d bytes were redirected", p.redirects(c.client)-before, size)
+		}
+	}
+	c.close()
+	p.empty(t)
+	if n := p.counts(); n.Offered != 1 || n.Paired != 1 || n.Accelerated != 1 || n.Messages < 200 {
+		t.Errorf("%+v", n)
+	}
+}
+
+// All addresses that a connection may have: pairs do not know them.
+func TestAddresses(t *testing.T) {
+	p := accelerate(t, usual)
+	six := [16]byte{15: 1}
+	for name, servers := range map[string]struct{ bind, connect unix.Sockaddr }{
+		"IPv6":             {&unix.SockaddrInet6{Addr: six}, &unix.SockaddrInet6{Addr: six}},
+		"IPv4 to IPv6":     {&unix.SockaddrInet6{}, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}},
+		"mapped IPv4":      {&unix.SockaddrInet4{}, &unix.SockaddrInet6{Addr: [16]byte{10: 0xff, 11: 0xff, 12: 127, 15: 1}}},
+		"another loopback": {&unix.SockaddrInet4{}, &unix.SockaddrInet4{Addr: [4]byte{127, 1, 2, 3}}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l := p.listenAt(t, servers.bind)
+			defer unix.Close(l)
+			switch a := servers.connect.(type) {
+			case *unix.SockaddrInet4:
+				a.Port = int(p.port)
+			case *unix.SockaddrInet6:
+				a.Port = int(p.port)
+			}
+			client := socket(t, servers.connect)
+			check(t, unix.Connect(client, servers.connect))
+			p.warm(accepted(t, client, l))
+		})
+	}
+}
+
+// A side that sends on without waiting goes by TCP, in order; both sockets then leave the map while the connection goes on.
+func TestStreamLeaves(t *testing.T) {
+	p := accelerate(t, usual)
+	for _, size := range []int{64, 100000} {
+		t.Run(fmt.Sprint(size), func(t *testing.T) {
+			c := p.connect(t)
+			p.warm(c)
+			total := size * 1000
+			sent := noise(total)
+			done := make(chan error, 1)
+			go func() {
+				for at := 0; at < total; at += size {
+					if err := writeAll(c.server, sent[at:at+size]); err != nil {
+						done <- err
+						return
+					}
+				}
+				done <- nil
+			}()
+			if got := c.receive(c.client, total); !bytes.Equal(got, sent) {
+				t.Fatal(difference(got, sent))
+			}
+			c.within("send", func() error { return <-done })
+			for range 20 { // each is acknowledged
+				c.turn(100)
+				time.Sleep(time.Millisecond)
+			}
+			if e, known := p.end(c.client); !known || e.Left == 0 || p.enrolled() != 0 {
+				t.Errorf("%d sockets are still in the map: %+v", p.enrolled(), e)
+			}
+			p.plain(c)
+			c.close()
+			p.empty(t)
+		})
+	}
+	if n := p.counts(); p.refused("stream") != 2 || n.Left != 2 {
+		t.Errorf("%+v", n)
+	}
+}
+
+// Several messages without an answer go by TCP, and redirecting begins again with the next turn.
+func TestChangesItsMind(t *testing.T) {
+	p := accelerate(t, usual)
+	c := p.connect(t)
+	p.warm(c)
+	for range 50 {
+		sent := noise(20 * 500)
+		for at := 0; at < len(sent); at += 500 {
+			c.send(c.client, sent[at:at+500])
+		}
+		if got := c.receive(c.server, len(sent)); !bytes.Equal(got, sent) {
+			t.Fatal(difference(got, sent))
+		}
+		before := p.redirects(c.client)
+		c.turn(100)
+		c.turn(100)
+		if p.redirects(c.client) == before {
+			t.Fatal("does not begin again")
+		}
+	}
+}
+
+func TestShortConnectionsAreLeftAlone(t *testing.T) {
+	config := usual
+	config.MinTurns, config.Retry = 16*4, 16
+	p := accelerate(t, config)
+	l := p.listen(t)
+	defer unix.Close(l)
+	for range 100 {
+		c := p.connectTo(t, l)
+		c.turn(100)
+		c.close()
+	}
+	if n := p.counts(); n.Offered > 10 || n.Offered < 5 || p.refused("short") != 100-n.Offered {
+		t.Errorf("of 100 short connections %d enrolled, and %d were left alone", n.Offered, p.refused("short"))
+	}
+	for range 100 { // now they last: the few that try tell so
+		c := p.connectTo(t, l)
+		for range 20 {
+			c.turn(100)
+		}
+		c.close()
+	}
+	before := p.counts().Offered
+	p.warm(p.connectTo(t, l))
+	if p.counts().Offered != before+1 {
+		t.Error("a destination whose connections last is still left alone")
+	}
+}
+
+// A server that does not take part: after two connections nobody offers any more, but for one in many.
+func TestNobodyAnswers(t *testing.T) {
+	p := load(t, usual)
+	l := p.listen(t) // in no cgroup that the data plane sees
+	defer unix.Close(l)
+	p.enter(dataplane.All)
+	unix.Close(p.listen(t))
+	p.judge(safe, asked)
+	check(t, p.Maps["listeners"].Put(portKey{cookieOf(t, l), uint64(p.port)}, listenerEntry{}))
+	for range 100 {
+		c := p.connectTo(t, l)
+		c.turn(100)
+		c.turn(100)
+		if n := p.enrolled(); n != 0 {
+			t.Fatalf("%d sockets are in the map", n)
+		}
+		c.close()
+	}
+	if n := p.counts(); n.Offered != 3 || n.Paired != 0 || p.refused("remote") != 100 {
+		t.Errorf("%+v", n)
+	}
+}
+
+// A server that listened before: its first connection to close tells whose it is.
+func TestListenedBefore(t *testing.T) {
+	p := accelerate(t, usual)
+	l := p.listen(t)
+	defer unix.Close(l)
+	for key := range entries[portKey, listenerEntry](p, "listeners") {
+		check(t, p.Maps["listeners"].Delete(key))
+	}
+	c := p.connectTo(t, l)
+	p.plain(c)
+	c.close()
+	if p.refused("unjudged") != 1 {
+		t.Errorf("%+v", p.counts())
+	}
+	p.warm(p.connectTo(t, l))
+}
+
+// Connections that were there before stay as they are.
+func TestConnectedBefore(t *testing.T) {
+	p := load(t, usual)
+	c := p.connect(t)
+	p.enter(dataplane.All)
+	unix.Close(p.listen(t))
+	p.judge(safe, asked)
+	p.plain(c)
+	if _, known := p.end(c.client); known {
+		t.Error("it is enrolled")
+	}
+}
+
+// Programs are asked about once, and kept out until they are judged, and if they are unsafe.
+func TestExecutables(t *testing.T) {
+	p := load(t, usual)
+	p.enter(dataplane.All)
+	events, err := ringbuf.NewReader(p.Maps[mapEvents])
+	check(t, err)
+	defer events.Close()
+	for range 3 {
+		p.plain(p.connect(t))
+	}
+	var e event
+	events.SetDeadline(time.Now().Add(patience))
+	record, err := events.Read()
+	check(t, err)
+	check(t, binary.Read(bytes.NewReader(record.RawSample), binary.LittleEndian, &e))
+	var self unix.Stat_t
+	check(t, unix.Stat("/proc/self/exe", &self))
+	if int(e.PID) != os.Getpid() || e.File.Inode != self.Ino || e.Listens != 1 || e.Port == 0 || e.Start/1e7 != startOf(t) {
+		t.Errorf("%+v", e)
+	}
+	events.SetDeadline(time.Now())
+	if _, err := events.Read(); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("asked twice: %v", err)
+	}
+	p.judge(unsafe, asked)
+	p.plain(p.connect(t))
+	if p.refused("executable") != 1 || p.refused("unjudged") != 3 {
+		t.Errorf("%+v", p.counts())
+	}
+	p.judge(safe, unsafe)
+	c := p.connect(t)
+	p.warm(c)
+	if n := p.enrolled(); n != 2 {
+		t.Errorf("%d sockets are in the map", n)
+	}
+}
+
+// startOf is when this process began, in clock ticks since boot.
+func startOf(t *testing.T) uint64 {
+	t.Helper()
+	stat, err := os.ReadFile("/proc/self/stat")
+	check(t, err)
+	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')'):]))
+	ticks, err := strconv.ParseUint(fields[22-2], 10, 64) // proc_pid_stat(5); the first field here is the second there
+	check(t, err)
+	return ticks
+}
+
+// A child that inherited a socket is another program.
+func TestInheritedByAnotherProgram(t *testing.T) {
+	p := accelerate(t, usual)
+	c := p.connect(t)
+	p.warm(c)
+	file := os.NewFile(uintptr(c.server), "server")
+	cmd := exec.Command("cat", "/proc/self/status") // writes several lines to its output, the socket
+	cmd.Stdout = file
+	check(t, cmd.Run())
+	c.server = int(file.Fd())
+	got := make([]byte, 5)
+	c.within("receive", func() error { return readAll(c.client, got) })
+	if string(got) != "Name:" {
+		t.Errorf("%q", got)
+	}
+	if p.refused("unjudged") != 1 {
+		t.Errorf("%+v", p.counts())
+	}
+	c.server = -1
+	check(t, file.Close())
+}
+
+func TestPolicy(t *testing.T) {
+	p := accelerate(t, usual)
+	for name, c := range map[string]struct {
+		set    func()
+		reason string
+	}{
+		"port":    {func() { p.put(mapPorts, uint32(p.port/64), uint64(0)) }, "port"},
+		"visible": {func() { p.see(visibleEntry{First: p.port, Last: p.port}) }, "visible"},
+		"network": {func() {
+			p.see(visibleEntry{Address: [16]byte{10: 0xff, 11: 0xff, 12: 127}, Mask: [16]byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff}, Last: 65535})
+		}, "visible"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l := p.listen(t)
+			defer unix.Close(l)
+			c.set()
+			before := p.refused(c.reason)
+			p.plain(p.connectTo(t, l))
+			if p.refused(c.reason) != before+1 {
+				t.Errorf("%+v", p.counts())
+			}
+			p.put(mapPorts, uint32(p.port/64), ^uint64(0))
+			p.configure(usual)
+		})
+	}
+	p.see(visibleEntry{First: 1, Last: 1})
+	p.warm(p.connect(t))
+}
+
+func (p *plane) see(v visibleEntry) {
+	c := usual
+	c.Visibles = 1
+	p.put(mapVisibles, uint32(0), v)
+	p.configure(c)
+}
+
+// Switched off: nothing is lost, and all goes by TCP. On again, running connections do not come back.
+func TestSwitchedOff(t *testing.T) {
+	p := accelerate(t, usual)
+	c := p.connect(t)
+	p.warm(c)
+	waiting := noise(5000)
+	c.send(c.client, waiting[:1000])
+	off := usual
+	off.Mode = modeOff
+	p.configure(off)
+	c.send(c.client, waiting[1000:])
+	if got := c.receive(c.server, 5000); !bytes.Equal(got, waiting) {
+		t.Fatal(difference(got, waiting))
+	}
+	p.plain(c)
+	p.plain(p.connect(t))
+	p.configure(usual)
+	p.warm(p.connect(t))
+}
+
+// Leaving: sockets go when nothing waits in their queue, and not before.
+func TestDrain(t *testing.T) {
+	p := accelerate(t, usual)
+	var conns []*conn
+	for range 10 {
+		c := p.connect(t)
+		p.warm(c)
+		conns = append(conns, c)
+	}
+	waiting := noise(5000)
+	conns[0].send(conns[0].client, waiting)
+	left, err := p.Drain()
+	check(t, err)
+	if left != 2 {
+		t.Errorf("%d sockets are left while one connection has not read", left)
+	}
+	if got := conns[0].receive(conns[0].server, 5000); !bytes.Equal(got, waiting) {
+		t.Fatal(difference(got, waiting))
+	}
+	eventually(t, "sockets are left", func() bool {
+		left, err := p.Drain()
+		check(t, err)
+		return left == 0
+	})
+	for _, c := range conns {
+		p.plain(c)
+	}
+	p.plain(p.connect(t))
+}
+
+func TestNothingIsLeftOfManyConnections(t *testing.T) {
+	p := accelerate(t, usual)
+	l := p.listen(t)
+	defer unix.Close(l)
+	for i := range 3000 {
+		addr, err := unix.Getsockname(l)
+		check(t, err)
+		client := socket(t, addr)
+		check(t, unix.Connect(client, addr))
+		server, _, err := unix.Accept(l)
+		check(t, err)
+		if i%3 != 0 {
+			check(t, writeAll(client, []byte("question")))
+			check(t, readAll(server, make([]byte, 8)))
+			check(t, writeAll(server, []byte("answer")))
+		}
+		if i%2 == 0 {
+			check(t, unix.SetsockoptLinger(client, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1}))
+		}
+		unix.Close(client)
+		unix.Close(server)
+	}
+	refused := socket(t, &unix.SockaddrInet4{})
+	if err := unix.Connect(refused, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}, Port: 1}); !errors.Is(err, unix.ECONNREFUSED) {
+		t.Error(err)
+	}
+	unix.Close(refused)
+	p.empty(t)
+}
+
+// Somebody who may choose sequence numbers (TCP_REPAIR) takes those of another connection. The pair is plain from then on: nobody
+// gets the bytes of another.
+func TestThirdWithTheSamePair(t *testing.T) {
+	p := accelerate(t, usual)
+	c := p.connect(t)
+	p.warm(c)
+	e, _ := p.end(c.client)
+	third := socket(t, &unix.SockaddrInet4{}, option{unix.IPPROTO_TCP, unix.TCP_REPAIR, 1},
+		option{unix.IPPROTO_TCP, unix.TCP_REPAIR_QUEUE, 2}, option{unix.IPPROTO_TCP, unix.TCP_QUEUE_SEQ, int(int32(e.Pair.Client))},
+		option{unix.IPPROTO_TCP, unix.TCP_REPAIR_QUEUE, 1}, option{unix.IPPROTO_TCP, unix.TCP_QUEUE_SEQ, int(int32(e.Pair.Server))})
+	defer unix.Close(third)
+	check(t, unix.Connect(third, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}, Port: int(p.port)}))
+	if _, known := p.end(third); known || p.refused("poisoned") != 2 {
+		t.Errorf("%+v", p.counts())
+	}
+	p.plain(c)
+}
+
+// lab is two services, with a bridge between them.
+func lab(t *testing.T) (a, b *netlab.Host) {
+	t.Helper()
+	l, err := netlab.New("acplane")
+	check(t, err)
+	t.Cleanup(func() { l.Close() })
+	hosts, err := l.Hosts(2, netlab.HostOptions{})
+	check(t, err)
+	return hosts[0], hosts[1]
+}
+
+// inside gives a socket of another namespace.
+func inside(t *testing.T, h *netlab.Host, f func() int) (fd int) {
+	t.Helper()
+	check(t, h.Do(func() error { fd = f(); return nil }))
+	return fd
+}
+
+func cookieOf(t *testing.T, fd int) uint64 {
+	t.Helper()
+	cookie, err := unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
+	check(t, err)
+	return cookie
+}
+
+// Services in two namespaces, found by their cookies; equal addresses in both never meet, and DNAT between them does not matter.
+func TestServices(t *testing.T) {
+	a, b := lab(t)
+	p := load(t, usual)
+	p.enter(dataplane.Services)
+	listen := func(h *netlab.Host, port int) int {
+		return inside(t, h, func() int { return p.listenAt(t, &unix.SockaddrInet4{Port: port}) })
+	}
+	first := listen(a, 8080)
+	p.put(mapMembers, cookieOf(t, first), serviceEntry{ID: 1})
+	unix.Close(first)
+	atA, atB := listen(a, 8080), listen(b, 8080)
+	defer unix.Close(atA)
+	defer unix.Close(atB)
+	p.judge(safe, asked)
+	connect := func(from *netlab.Host, to unix.Sockaddr, l int) *conn {
+		client := inside(t, from, func() int {
+			fd := socket(t, to)
+			check(t, unix.Connect(fd, to))
+			return fd
+		})
+		return accepted(t, client, l)
+	}
+	toB := &unix.SockaddrInet4{Addr: b.Addr4().As4(), Port: 8080}
+	loopback := &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}, Port: 8080}
+
+	p.plain(connect(a, toB, atB)) // b is no service yet
+	if p.refused("remote") != 1 {
+		t.Errorf("%+v", p.counts())
+	}
+	p.put(mapMembers, cookieOf(t, atB), serviceEntry{ID: 2})
+	unix.Close(atB)
+	atB = listen(b, 8080)
+	p.warm(connect(a, toB, atB))
+	one, two := connect(a, loopback, atA), connect(b, loopback, atB)
+	for range 20 {
+		one.turn(100)
+		two.turn(100)
+	}
+	p.warm(one)
+	p.warm(two)
+	if c := entries[routeKey, countsEntry](p, mapCounts)[routeKey{1, 2}]; c.Paired != 1 {
+		t.Errorf("service 1 to 2: %+v", c)
+	}
+
+	p.put(mapMembers, cookieOf(t, atB), serviceEntry{ID: 2, Flags: within})
+	p.plain(connect(a, toB, atB))
+	p.warm(connect(b, loopback, atB))
+	if p.refused("policy") != 1 {
+		t.Errorf("%+v", p.counts())
+	}
+	p.put(mapMembers, cookieOf(t, atB), serviceEntry{ID: 2})
+
+	virtual := &unix.SockaddrInet4{Addr: [4]byte{192, 0, 2, 1}, Port: 80}
+	translate(t, a, virtual, toB)
+	p.warm(connect(a, virtual, atB))
+}
+
+// translate is DNAT in a host's own namespace.
+func translate(t *testing.T, h *netlab.Host, from, to *unix.SockaddrInet4) {
+	t.Helper()
+	rules := fmt.Sprintf("table ip kerbtest { chain out { type nat hook output priority -100; ip daddr %s tcp dport %d dnat to %s:%d; }; }",
+		net.IP(from.Addr[:]), from.Port, net.IP(to.Addr[:]), to.Port)
+	cmd := h.Command(t.Context(), "nft", "-f", "-")
+	cmd.Stdin = strings.NewReader(rules)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Skipf("no DNAT here: %s", out)
+	}
+}

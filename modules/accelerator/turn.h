@@ -1,0 +1,151 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* Each message that an enrolled socket sends: by TCP, or into the other end's queue. Runs under the sender's socket lock.
+ *
+ * ORDER. A receiver reads its queue of redirected messages before what TCP has for it. So from the queue to TCP one may change at
+ * any time; from TCP to the queue only when the receiver has read all that was ever sent by TCP: its copied_seq is our write_seq,
+ * and it has left that recv call (it does not own its socket's lock; a recv that still waits for more, MSG_WAITALL, shows in the
+ * wait queue). */
+#ifndef ACCEL_TURN_H
+#define ACCEL_TURN_H
+
+#include "leave.h"
+
+/* What decides, apart from the kernel's own state. Pure: model.go is the same in Go, and a test compares them. */
+struct accel_view {
+	__u32 answered; /* messages that the other end has sent */
+	__u32 size;	/* of this one, bytes */
+	__u32 ordered;	/* TCP has nothing that the receiver has not read */
+	__u32 empty;	/* nor has its queue */
+};
+
+static __always_inline int accel_turn(struct accel_end *e, const struct accel_config *cfg, __u32 answered, __u32 size)
+{
+	e->messages++;
+	if (e->seen != answered) {
+		e->seen = answered;
+		e->turns++;
+		e->run_messages = 0;
+		e->run_bytes = 0;
+	}
+	e->run_messages++;
+	e->run_bytes += size;
+	if (cfg->mode == ACCEL_ALL)
+		return ACCEL_FINE;
+	if (e->run_messages > cfg->leave_messages || e->run_bytes > cfg->leave_bytes)
+		return ACCEL_STREAM;
+	return ACCEL_FINE;
+}
+
+static __always_inline int accel_redirects(struct accel_end *e, const struct accel_config *cfg, const struct accel_view *v)
+{
+	if (!v->ordered)
+		return 0;
+	if (v->empty)
+		e->queued = 0;
+	if (cfg->mode == ACCEL_ALL)
+		return 1;
+	return e->turns >= cfg->warm && e->run_messages <= cfg->pass_messages && e->run_bytes <= cfg->pass_bytes &&
+	       (!e->queued || e->queued + v->size <= cfg->backlog);
+}
+
+/* The process that sends may be another one than that which connected or listened. */
+static __always_inline void accel_check_process(struct accel_end *e)
+{
+	__u32 process = bpf_get_current_pid_tgid() >> 32;
+	struct accel_file f;
+	enum accel_reason why;
+
+	if (e->process == process)
+		return;
+	e->process = process;
+	f = accel_current_file();
+	why = f.inode ? accel_judge(&f) : ACCEL_FINE; /* the kernel's own threads send for those that they work for */
+	if (why == ACCEL_UNJUDGED)
+		accel_ask(&f, e->netns, 0, 0);
+	if (why != ACCEL_FINE)
+		accel_stop(e, why);
+}
+
+/* Whether threads wait in a way that redirected messages would disappoint. */
+static __always_inline enum accel_reason accel_disappointed(__u64 sk, __u64 peer)
+{
+	if (accel_waiting(peer).flags & ACCEL_MSG_WAITALL)
+		return ACCEL_WAITALL;
+	return accel_waiting(sk).threads ? ACCEL_THREADS : ACCEL_FINE;
+}
+
+/* Whether redirecting this message keeps all promises now; sets what the decision needs to know. */
+static __always_inline int accel_look(struct accel_end *e, struct accel_view *v)
+{
+	__u32 written = accel_get(accel_cast(struct tcp_sock, e->sk), write_seq);
+	int again = e->redirects && e->written == written;
+	enum accel_reason why = ACCEL_FINE;
+	__u64 sk = e->sk, peer = e->peer_sk;
+
+	if (accel_cookie(peer) != e->peer)
+		return 0;
+	v->ordered = again || accel_get(accel_cast(struct tcp_sock, peer), copied_seq) == written;
+	accel_barrier();
+	v->ordered &= again || !accel_get(accel_sock(peer), sk_lock.owned);
+	accel_barrier();
+	v->empty = accel_queue_empty(peer);
+	if (!accel_open(sk) || !accel_open(peer))
+		why = ACCEL_CLOSED;
+	else if (accel_sends_specially(sk) || accel_receives_specially(peer))
+		why = ACCEL_OPTION;
+	else if (accel_send_flags() & ACCEL_MSG_OOB)
+		why = ACCEL_URGENT;
+	else if (!again || e->messages < 16 || e->messages % 16 == 0)
+		why = accel_disappointed(sk, peer);
+	if (accel_cookie(peer) != e->peer)
+		return 0;
+	if (why != ACCEL_FINE)
+		accel_stop(e, why);
+	e->written = written;
+	return why == ACCEL_FINE;
+}
+
+static __always_inline void accel_account(struct accel_end *e, const struct accel_end *peer, __u32 size)
+{
+	e->queued += size;
+	e->redirected += size;
+	e->last = bpf_jiffies64();
+	if (e->redirects == 1 && !peer->redirects)
+		accel_count(e->client, e->server, accelerated, 1);
+	if (e->redirects - e->counted_messages >= 64)
+		accel_flush(e);
+}
+
+static __always_inline int accel_message(struct sk_msg_md *msg)
+{
+	const struct accel_config *cfg = accel_config();
+	struct accel_end *e = accel_end(accel_cookie(accel_msg_sk(msg))), *peer;
+	struct accel_view v = {.size = msg->size};
+	enum accel_reason why;
+	__u64 cookie;
+
+	if (!cfg || !e)
+		return SK_PASS;
+	cookie = e->peer;
+	peer = cookie ? accel_end(cookie) : 0;
+	if (e->stop || (peer && peer->stop)) {
+		accel_stop_both(e, peer, e->stop ? e->stop : peer->stop);
+		e->quiet |= accel_quiet(e, 1);
+		return SK_PASS;
+	}
+	why = accel_turn(e, cfg, peer ? peer->messages : 0, v.size);
+	if (why != ACCEL_FINE)
+		accel_stop_both(e, peer, why);
+	if (!peer || accel_is_off(cfg))
+		return SK_PASS;
+	accel_check_process(e);
+	if (e->stop || !accel_look(e, &v) || !accel_redirects(e, cfg, &v))
+		return SK_PASS;
+	__sync_fetch_and_add(&e->redirects, 1); /* before the last look at stop: see accel_quiet */
+	if (e->stop || peer->stop || bpf_msg_redirect_hash(msg, &sockets, &cookie, BPF_F_INGRESS) != SK_PASS)
+		return SK_PASS;
+	accel_account(e, peer, v.size);
+	return SK_PASS;
+}
+
+#endif

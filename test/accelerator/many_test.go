@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package accelerator
+
+import (
+	"bufio"
+	"os"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+)
+
+// everything enrols connections that would be left alone, as they are short.
+func everything() map[string]any {
+	return map[string]any{"thresholds": map[string]any{"minTurns": 0}}
+}
+
+// number is one that the environment may say.
+func number(t *testing.T, name string, usual int) int {
+	t.Helper()
+	text := os.Getenv(name)
+	if text == "" {
+		return usual
+	}
+	n, err := strconv.Atoi(text)
+	if err != nil {
+		t.Fatalf("%s: %v", name, err)
+	}
+	return n
+}
+
+// empty checks that no connection has left anything in the module's maps.
+func (n *node) empty() {
+	n.t.Helper()
+	for _, name := range []string{"ends", "sockets", "offers"} {
+		n.eventually("map "+name+" is empty", func() bool { return n.entries(name) == 0 })
+	}
+}
+
+// Connections that end leave nothing behind: KERB_CONNECTIONS of them.
+func TestEntries(t *testing.T) {
+	n := newAcceleratedNode(t, everything())
+	count := number(t, "KERB_CONNECTIONS", 10_000)
+	server := n.serve(n.b)
+	n.warm(server)
+	client := n.startPeer(n.a, silence, append([]string{"brief", strconv.Itoa(count), "4"}, to(addresses(n.b))...)...)
+	if err := client.finish(); err != nil {
+		t.Error(err)
+	}
+	if err := server.finish(); err != nil {
+		t.Error(err)
+	}
+	if plain {
+		return
+	}
+	sum := n.account()
+	t.Logf("%+v", sum)
+	if int(sum.Accelerated) < count*9/10 {
+		t.Errorf("only %d of %d connections were accelerated", sum.Accelerated, count)
+	}
+	n.empty()
+}
+
+// warm returns when a server and its clients have been judged.
+func (n *node) warm(server *peer) {
+	n.t.Helper()
+	if plain {
+		return
+	}
+	n.eventually("connections are accelerated", func() bool {
+		client := n.startPeer(n.a, silence, append([]string{"brief", "8", "1"}, to(addresses(n.b))...)...)
+		if err := client.finish(); err != nil {
+			n.t.Fatal(err)
+		}
+		return n.account().Bytes > 0
+	})
+}
+
+// memory is what the kernel has given to its own objects, in bytes.
+func memory(t *testing.T) (sum int) {
+	t.Helper()
+	f, err := os.Open("/proc/meminfo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	for lines := bufio.NewScanner(f); lines.Scan(); {
+		words := strings.Fields(lines.Text())
+		if words[0] == "Slab:" || words[0] == "Percpu:" {
+			kB, _ := strconv.Atoi(words[1])
+			sum += kB << 10
+		}
+	}
+	return sum
+}
+
+// held is the memory that connections take while they rest after some turns.
+func (n *node) held(server *peer, connections int) (grown int) {
+	n.t.Helper()
+	n.eventually("earlier connections are forgotten", func() bool { return plain || n.entries("ends") == 0 })
+	time.Sleep(time.Second) // the kernel frees later
+	before := memory(n.t)
+	client := n.startPeer(n.a, silence, append([]string{"hold", strconv.Itoa(connections), "8"}, to(addresses(n.b)[:1])...)...)
+	n.isReady(client)
+	grown = memory(n.t) - before
+	if !plain {
+		n.t.Logf("%d ends, %d of them in the map", n.entries("ends"), n.entries("sockets"))
+	}
+	if err := client.finish(); err != nil {
+		n.t.Error(err)
+	}
+	return grown
+}
+
+// The memory of 10,000 accelerated connections above that of as many plain ones, measured by KERB_MEMORY=1: all else on the
+// machine has to be at rest.
+func TestMemory(t *testing.T) {
+	if os.Getenv("KERB_MEMORY") == "" {
+		t.Skip("KERB_MEMORY=1 measures on a machine at rest")
+	}
+	const connections, most = 10_000, 16_000_000
+	n := newAcceleratedNode(t, everything())
+	server := n.serve(n.b)
+	n.warm(server)
+	n.held(server, connections) // the first fills caches
+	accelerated := n.held(server, connections)
+	if !plain {
+		n.apply(accelerator(map[string]any{"mode": "off"}))
+	}
+	usual := n.held(server, connections)
+	if err := server.finish(); err != nil {
+		t.Error(err)
+	}
+	more := accelerated - usual
+	t.Logf("%d connections: %.1f MB, plain %.1f MB: %.1f MB more", connections, float64(accelerated)/1e6, float64(usual)/1e6, float64(more)/1e6)
+	if more > most {
+		t.Errorf("they take %d bytes more, which are more than %d", more, most)
+	}
+}
