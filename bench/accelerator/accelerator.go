@@ -48,7 +48,7 @@ func newRun() *experiment {
 }
 
 // The contenders. Plain is measured twice, so that a report says what a difference of nothing looks like.
-var configs = []string{"plain", "plain-again", "kerb", "redirect-all", "unix"}
+var configs = []string{"plain", "plain-again", "kerb", "kerb-allow", "redirect-all", "unix"}
 
 func (e *experiment) flags(cmd *cobra.Command) {
 	f := cmd.Flags()
@@ -122,6 +122,9 @@ func (e *experiment) runLoad(ctx context.Context, load string) (err error) {
 // contender opens a config's hosts at the place, once for all loads there.
 func (e *experiment) contender(ctx context.Context, config string, w workload) (*contender, error) {
 	if config == "unix" && (e.where != "loopback" || !w.unix) {
+		return nil, &leftOut{}
+	}
+	if config == "kerb-allow" && e.where != "proxy" && e.where != "sidecar" {
 		return nil, &leftOut{}
 	}
 	if c := e.up[config]; c != nil {

@@ -27,12 +27,13 @@ type contender struct {
 	place   *place
 	group   *path.Group
 	dir     string // of configuration files and sockets
+	kerb    *kerb  // nil without the accelerator
 	closers []func() error
 }
 
 // labPrefix is a letter for the place and one for the config: no two contenders share a lab.
 func labPrefix(place, config string) string {
-	letters := map[string]string{"plain": "p", "plain-again": "a", "kerb": "k", "redirect-all": "r", "unix": "u"}
+	letters := map[string]string{"plain": "p", "plain-again": "a", "kerb": "k", "kerb-allow": "w", "redirect-all": "r", "unix": "u"}
 	return "kba" + place[:1] + letters[config]
 }
 
@@ -184,6 +185,9 @@ func (c *contender) later(f func() error) { c.closers = append(c.closers, f) }
 // close undoes the newest first.
 func (c *contender) close() error {
 	var errs []error
+	if c.kerb != nil {
+		errs = append(errs, c.kept())
+	}
 	for i := len(c.closers) - 1; i >= 0; i-- {
 		errs = append(errs, c.closers[i]())
 	}

@@ -3,31 +3,130 @@
 package accelerator
 
 import (
+	"context"
+	"encoding/json"
+	"maps"
+	"slices"
+	"strings"
 	"time"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/bench"
 	"github.com/kerb-edge/kerb/bench/internal/node"
 )
 
-// modes of the module, by config.
-var modes = map[string]string{"kerb": "adaptive", "redirect-all": "redirect-all"}
+// kerb is the agent of a contender, with the accelerator on all that runs in the contender's cgroup.
+type kerb struct{ *node.Node }
 
-// startKerb runs the agent on the node, with the accelerator on all that runs in the contender's cgroup.
+// modes of the module, by config. Proxies may contain calls that the module keeps programs out for: with kerb-allow it has been
+// told that they do not make them, which is so for HAProxy without `option splice-auto`.
+var modes = map[string]string{"kerb": "adaptive", "kerb-allow": "adaptive", "redirect-all": "redirect-all"}
+
 func (c *contender) startKerb() error {
 	n, err := node.Start(c.place.lab)
 	if err != nil {
 		return err
 	}
 	c.later(n.Close)
-	m := node.Module("accelerator", "accelerator", "", map[string]any{"mode": modes[c.config]})
+	c.kerb = &kerb{n}
+	config := map[string]any{"mode": modes[c.config]}
+	if c.config != "kerb" {
+		config["programs"] = map[string]any{"allow": []string{c.proxy}}
+	}
+	m := node.Module("accelerator", "accelerator", "", config)
 	m.Spec.Attach = v1.Attach{Cgroups: []string{c.group.Dir()}}
 	return n.Apply(m)
 }
 
-// settles is how long it takes until the agent has looked at a program that is new, and connections of it are accelerated.
-func (c *contender) settles() time.Duration {
-	if modes[c.config] == "" {
-		return 0
+// counts are what became of connections so far.
+type counts struct {
+	offered, accelerated uint64
+	refused              map[string]uint64 // by reason
+}
+
+func (k *kerb) counts() (counts, error) {
+	sum := counts{refused: map[string]uint64{}}
+	body, err := k.Get("/v1/modules/accelerator/pairs")
+	if err != nil {
+		return sum, err
 	}
-	return 300 * time.Millisecond
+	var pairs []struct {
+		Offered, Accelerated uint64
+		Refused              map[string]uint64
+	}
+	err = json.Unmarshal(body, &pairs)
+	for _, p := range pairs {
+		sum.offered += p.Offered
+		sum.accelerated += p.Accelerated
+		for reason, n := range p.Refused {
+			sum.refused[reason] += n
+		}
+	}
+	return sum, err
+}
+
+func (c counts) since(before counts) counts {
+	d := counts{c.offered - before.offered, c.accelerated - before.accelerated, map[string]uint64{}}
+	for reason, n := range c.refused {
+		if n > before.refused[reason] {
+			d.refused[reason] = n - before.refused[reason]
+		}
+	}
+	return d
+}
+
+// judged waits until the agent has examined the programs: connections that begin before stay with TCP.
+func (s *serving) judged(ctx context.Context) error {
+	for deadline := time.Now().Add(5 * time.Second); time.Now().Before(deadline); time.Sleep(100 * time.Millisecond) {
+		before, err := s.kerb.counts()
+		if err != nil {
+			return err
+		}
+		if _, err := s.w.measure(ctx, s); err != nil {
+			return err
+		}
+		after, err := s.kerb.counts()
+		if err != nil || after.since(before).refused["unjudged"] == 0 {
+			return err
+		}
+	}
+	return nil
+}
+
+// tally gives a round, of the connections that began in it, those that were accelerated, and tells why others were not.
+func (s *serving) tally(round func() ([]bench.Sample, error)) ([]bench.Sample, error) {
+	before, err := s.kerb.counts()
+	if err != nil {
+		return nil, err
+	}
+	samples, err := round()
+	if err != nil {
+		return nil, err
+	}
+	after, err := s.kerb.counts()
+	d := after.since(before)
+	for _, reason := range slices.Sorted(maps.Keys(d.refused)) {
+		s.run.Progress("%s: %d connections with TCP: %s", s.config, d.refused[reason], reason)
+	}
+	return append(samples,
+		bench.Sample{Metric: "offered", Stat: "sum", Unit: "connections", Value: float64(d.offered)},
+		bench.Sample{Metric: "accelerated", Stat: "sum", Unit: "connections", Value: float64(d.accelerated)}), err
+}
+
+// kept notes which programs the module keeps out.
+func (c *contender) kept() error {
+	body, err := c.kerb.Get("/v1/modules/accelerator/executables")
+	if err != nil {
+		return err
+	}
+	var programs []struct{ Command, Verdict, Why string }
+	if err := json.Unmarshal(body, &programs); err != nil {
+		return err
+	}
+	for _, p := range programs {
+		if !strings.HasPrefix(p.Verdict, "safe") {
+			c.run.Note("%s, %s: %s is %s: %s", c.config, c.where, p.Command, p.Verdict, p.Why)
+		}
+	}
+	return nil
 }

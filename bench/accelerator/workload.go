@@ -143,16 +143,22 @@ func (s *serving) warm(ctx context.Context) error {
 	whole := s.length
 	s.length = lengths{trip: whole.warm, stream: whole.warm, requests: whole.warm}
 	defer func() { s.length = whole }()
-	for range 2 {
-		if _, err := s.w.measure(ctx, s); err != nil {
+	if s.kerb != nil {
+		if err := s.judged(ctx); err != nil {
 			return err
 		}
-		time.Sleep(s.settles())
 	}
-	return nil
+	_, err := s.w.measure(ctx, s)
+	return err
 }
 
-func (s *serving) round(ctx context.Context) ([]bench.Sample, error) { return s.w.measure(ctx, s) }
+func (s *serving) round(ctx context.Context) ([]bench.Sample, error) {
+	measure := func() ([]bench.Sample, error) { return s.w.measure(ctx, s) }
+	if s.kerb == nil {
+		return measure()
+	}
+	return s.tally(measure)
+}
 
 func (s *serving) close() error { return s.process.stop() }
 
