@@ -38,6 +38,8 @@ func (d *deployment) checkAttach() error {
 		return d.invalid("spec.attach.cgroups", fmt.Errorf("package %s runs on packets, which cgroups do not have; select services or interfaces", d.pkg.Name))
 	case !d.onSockets():
 		return nil
+	case d.resource.Spec.FailurePolicy == v1.FailClosed:
+		return d.invalid("spec.failurePolicy", fmt.Errorf("package %s runs on sockets, which cannot fail closed: without it they are plain TCP", d.pkg.Name))
 	case len(attach.Interfaces) > 0:
 		return d.invalid("spec.attach.interfaces", fmt.Errorf("package %s runs on sockets, which interfaces do not have; select services or cgroups", d.pkg.Name))
 	}

@@ -216,6 +216,9 @@ func TestSocketsOfServices(t *testing.T) {
 	if one := m.Status.Instances[0]; len(m.Status.Instances) != 2 || one.Cgroup != found.Path || one.Hook != "sockets" || one.Service != "db" {
 		t.Errorf("instances %+v", m.Status.Instances)
 	}
+	if s, err := n.Service(t.Context(), "db"); err != nil || !slices.Equal(s.Status.Sockets, []string{"fast"}) {
+		t.Errorf("the service says %+v, %v", s.Status, err)
+	}
 	if c := condition(m.Status, "Ready"); c.Status != "True" {
 		t.Errorf("%+v", c)
 	}
@@ -332,17 +335,19 @@ func TestSocketsOfCgroups(t *testing.T) {
 func TestSocketsRefuseOtherAttachPoints(t *testing.T) {
 	n, dir := newSocketsNode(t)
 	sockets, packets := testPackage(t, "sockets"), testPackage(t, "pass")
-	for field, attach := range map[string]struct {
+	for field, c := range map[string]struct {
 		pkg    string
 		attach v1.Attach
+		policy v1.FailurePolicy
 	}{
-		"spec.attach.interfaces": {sockets, v1.Attach{Interfaces: []string{"lo"}}},
-		"spec.attach.cgroups":    {packets, v1.Attach{Cgroups: []string{dir}}},
-		"spec.attach.cgroups[0]": {sockets, v1.Attach{Cgroups: []string{dir + "/nowhere"}}},
-		"spec.attach":            {sockets, v1.Attach{}},
+		"spec.attach.interfaces": {pkg: sockets, attach: v1.Attach{Interfaces: []string{"lo"}}},
+		"spec.attach.cgroups":    {pkg: packets, attach: v1.Attach{Cgroups: []string{dir}}},
+		"spec.attach.cgroups[0]": {pkg: sockets, attach: v1.Attach{Cgroups: []string{dir + "/nowhere"}}},
+		"spec.attach":            {pkg: sockets},
+		"spec.failurePolicy":     {pkg: sockets, attach: v1.Attach{Services: "*"}, policy: v1.FailClosed},
 	} {
-		m := module("fast", attach.pkg, "", nil)
-		m.Spec.Attach = attach.attach
+		m := module("fast", c.pkg, "", nil)
+		m.Spec.Attach, m.Spec.FailurePolicy = c.attach, c.policy
 		_, err := n.Apply(t.Context(), server.Request{Modules: []v1.Module{m}})
 		var invalid *fault.Invalid
 		if !errors.As(err, &invalid) || invalid.Field != field {

@@ -21,6 +21,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/pkgs"
 	"github.com/kerb-edge/kerb/internal/service"
 	"github.com/kerb-edge/kerb/internal/version"
+	"github.com/kerb-edge/kerb/sdk"
 )
 
 const pkgsBuiltin = pkgs.SourceBuiltin
@@ -244,6 +245,11 @@ func (a *Agent) serviceWithStatus(name string, programs map[dataplane.Point]uint
 	s.Status = &v1.ServiceStatus{Conditions: []v1.Condition{a.serviceReady(state)}}
 	for _, addr := range state.Addresses {
 		s.Status.Addresses = append(s.Status.Addresses, addr.String())
+	}
+	for _, p := range sortedPoints(a.points) {
+		if slices.ContainsFunc(a.points[p].instances, func(i sdk.Instance) bool { return i.Service == name }) {
+			s.Status.Sockets = append(s.Status.Sockets, p.Module)
+		}
 	}
 	for _, l := range state.Links {
 		link := v1.ServiceLink{Interface: l.Name, Ifindex: l.Ifindex, Peer: l.Peer, MTU: l.MTU}

@@ -85,8 +85,8 @@ func (s *sockets) letGo() (gone int, err error) {
 }
 
 // leaveTime is how long a module that leaves waits for its sockets. Those that still hold bytes then stay with the kernel's parts of
-// the module, plain TCP otherwise, until they are closed.
-const leaveTime = 10 * time.Second
+// the module, plain TCP otherwise, until they are closed. Tests have it shorter.
+var leaveTime = 10 * time.Second
 
 // DrainingError tells that sockets hold redirected bytes that nobody has read.
 type DrainingError struct {

@@ -233,7 +233,7 @@ func lowWater(p *pair) error {
 	return errors.Join(send(p.a, hello[4:]), receive(p.b, hello))
 }
 
-// urgent: the byte of MSG_OOB is not among the others.
+// urgent: the byte of MSG_OOB is not among the others, and can be read before them.
 func urgent(p *pair) error {
 	if err := errors.Join(p.exchange(), send(p.a, hello)); err != nil {
 		return err
@@ -241,14 +241,14 @@ func urgent(p *pair) error {
 	if err := unix.Sendto(p.a, []byte("!"), unix.MSG_OOB|unix.MSG_NOSIGNAL, nil); err != nil {
 		return fmt.Errorf("send(MSG_OOB): %w", err)
 	}
-	if err := errors.Join(send(p.a, hello), receive(p.b, hello)); err != nil {
+	if err := send(p.a, hello); err != nil {
 		return err
 	}
 	got := make([]byte, 1)
 	if _, _, err := unix.Recvfrom(p.b, got, unix.MSG_OOB); err != nil || got[0] != '!' {
 		return errors.Join(err, errors.New("urgent data comes among the other"))
 	}
-	return receive(p.b, hello)
+	return errors.Join(receive(p.b, hello), receive(p.b, hello))
 }
 
 // halfClose: what was sent before shutdown(WR) arrives, then the end, and the other direction goes on.

@@ -6,8 +6,9 @@
 
 #include "kernel.h"
 
-#define ACCEL_MSG_OOB	  0x1
-#define ACCEL_MSG_WAITALL 0x100
+#define ACCEL_MSG_OOB	   0x1
+#define ACCEL_MSG_WAITALL  0x100
+#define ACCEL_MSG_ZEROCOPY 0x4000000
 #define ACCEL_WAITERS	  4 /* entries of a wait queue that are looked at; more than one thread at one socket is rare */
 
 /* The lower half of a pointer, as a number: the verifier lets nobody calculate with more. */
@@ -53,6 +54,7 @@ static __always_inline __u32 accel_send_flags(void)
 struct accel_waiting {
 	__u32 threads; /* blocked in recv, or about to be */
 	__u32 flags;   /* of their calls */
+	__u64 task;    /* one of them */
 };
 
 /* Who waits for this socket by a blocking call. Entries of epoll have no task, those of poll no stack where we look for it. */
@@ -76,6 +78,7 @@ static __always_inline struct accel_waiting accel_waiting(__u64 sk)
 		if (!stack || stack & 4095 || BPF_CORE_READ(task, group_leader, group_leader) != BPF_CORE_READ(task, group_leader))
 			continue;
 		w.threads++;
+		w.task = (__u64)task;
 		w.flags |= accel_flags((void *)(stack + accel_regs_offset()), 47, 45, 212, 207);
 	}
 	return w;

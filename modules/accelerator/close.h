@@ -43,6 +43,12 @@ static __always_inline void accel_acked(struct bpf_sock_ops *ops)
 		bpf_sock_ops_cb_flags_set(ops, ops->bpf_sock_ops_cb_flags & ~BPF_SOCK_OPS_RTT_CB_FLAG);
 }
 
+/* Whether what became of a connection says how long connections there are: one that was stopped for another reason does not. */
+static __always_inline int accel_teaches(const struct accel_end *e)
+{
+	return !e->stop || e->stop == ACCEL_CLOSED || e->stop == ACCEL_STREAM;
+}
+
 /* Moves the average of this destination's connections by a quarter of the difference. */
 static __always_inline void accel_learn_turns(struct bpf_sock_ops *ops, const struct accel_end *e)
 {
@@ -61,7 +67,7 @@ static __always_inline void accel_closed(struct bpf_sock_ops *ops, struct accel_
 {
 	struct accel_end *peer = e->peer ? accel_end(e->peer) : 0;
 
-	if (e->peer && e->is_client)
+	if (e->peer && e->is_client && accel_teaches(e))
 		accel_learn_turns(ops, e);
 	if (peer)
 		accel_stop(peer, ACCEL_CLOSED);

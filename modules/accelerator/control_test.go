@@ -190,7 +190,7 @@ func TestVerdicts(t *testing.T) {
 		{``, lacking("waitAll"), []string{"MSG_WAITALL"}, unsafe},
 		{``, lacking("urgent"), []string{"MSG_OOB"}, unsafe},
 		{``, lacking("urgent"), nil, safe},
-		{`{"programs": {"allow": ["server"]}}`, lacking("urgent"), []string{"MSG_OOB"}, safe},
+		{`{"programs": {"allow": ["server"]}}`, lacking("urgent"), []string{"MSG_OOB"}, allowed},
 		{`{"programs": {"deny": ["/usr/bin/server"], "allow": ["server"]}}`, fair, nil, unsafe},
 	} {
 		a := &Accelerator{config: configOf(t, c.config)}
@@ -253,7 +253,7 @@ func TestPrograms(t *testing.T) {
 		t.Errorf("examined %v, verdict %d", c.examined, c.verdict(server))
 	}
 	c.use(`{"programs": {"allow": ["/server"]}}`)
-	if c.verdict(server) != safe {
+	if c.verdict(server) != allowed {
 		t.Errorf("verdict %d", c.verdict(server))
 	}
 }
@@ -270,7 +270,7 @@ func TestCaught(t *testing.T) {
 	if c.get("/executables", &report); c.verdict(file) != caught || report[0].Verdict != "kept out" || !strings.Contains(report[0].Why, "urgent data") {
 		t.Errorf("verdict %d, %+v", c.verdict(file), report)
 	}
-	if c.use(`{"programs": {"allow": ["/server"]}}`); c.verdict(file) != safe {
+	if c.use(`{"programs": {"allow": ["/server"]}}`); c.verdict(file) != allowed {
 		t.Errorf("verdict %d", c.verdict(file))
 	}
 }
@@ -397,7 +397,7 @@ func TestLive(t *testing.T) {
 	defer running()
 	eventually(t, "is still kept out", func() bool {
 		for _, e := range entries[fileKey, executableEntry](c.plane, mapExecutables) {
-			return e.Verdict == safe
+			return e.Verdict == allowed
 		}
 		return false
 	})
@@ -431,6 +431,23 @@ func TestRewrittenProgramsAreJudgedAgain(t *testing.T) {
 	check(t, os.Chtimes(path, time.Time{}, time.Now()))
 	p.plain(p.connect(t))
 	if p.refused("unjudged") == 0 || len(entries[fileKey, executableEntry](p, mapExecutables)) != 2 {
+		t.Errorf("%+v", p.counts())
+	}
+}
+
+// A connection that was stopped because of its program does not say that connections there are short.
+func TestStoppedConnectionsTeachNothing(t *testing.T) {
+	config := usual
+	config.MinTurns = 16 * 4
+	p := accelerate(t, config)
+	l := p.listen(t)
+	first := p.connectTo(t, l)
+	p.judge(asked, safe)
+	first.turn(100)
+	first.close()
+	p.judge(safe, asked)
+	p.warm(p.connectTo(t, l))
+	if p.refused("short") != 0 || p.refused("unjudged") != 1 {
 		t.Errorf("%+v", p.counts())
 	}
 }

@@ -26,21 +26,24 @@ static __always_inline __u32 accel_contents(struct inode *inode)
 	return sec * 1000000000 + nsec;
 }
 
-/* Of the process that this code runs in, which has to be the socket's. Kernel threads have none. */
-static __always_inline struct accel_file accel_current_file(void)
+/* What a thread runs. Kernel threads have none. */
+static __always_inline struct accel_file accel_file_of(__u64 task)
 {
-	struct task_struct *task = bpf_get_current_task_btf();
+	__u64 mm = (__u64)accel_get(accel_cast(struct task_struct, task), mm), exe, inode;
 	struct accel_file f = {};
-	struct inode *inode;
 
-	if (!task->mm || !task->mm->exe_file)
+	if (!mm)
 		return f;
-	inode = task->mm->exe_file->f_inode;
-	f.inode = inode->i_ino;
-	f.generation = inode->i_generation ^ accel_contents(inode);
-	f.device = inode->i_sb->s_dev;
+	exe = (__u64)accel_get(accel_cast(struct mm_struct, mm), exe_file);
+	inode = (__u64)accel_get(accel_cast(struct file, exe), f_inode);
+	f.inode = accel_get(accel_cast(struct inode, inode), i_ino);
+	f.generation = accel_get(accel_cast(struct inode, inode), i_generation) ^ accel_contents((void *)inode);
+	f.device = BPF_CORE_READ((struct inode *)inode, i_sb, s_dev);
 	return f;
 }
+
+/* Of the process that this code runs in, which has to be the socket's. */
+#define accel_current_file() accel_file_of(bpf_get_current_task())
 
 static __noinline int accel_describe(struct accel_event *e, __u64 netns, __u32 port, __u32 listens)
 {
@@ -79,7 +82,24 @@ static __always_inline enum accel_reason accel_judge(const struct accel_file *f)
 
 	if (!x || x->verdict == ACCEL_ASKED)
 		return ACCEL_UNJUDGED;
-	return x->verdict == ACCEL_SAFE ? ACCEL_FINE : x->verdict == ACCEL_CAUGHT ? x->reason : ACCEL_EXECUTABLE;
+	if (x->verdict == ACCEL_SAFE || x->verdict == ACCEL_ALLOWED)
+		return ACCEL_FINE;
+	return x->verdict == ACCEL_CAUGHT ? x->reason : ACCEL_EXECUTABLE;
+}
+
+/* A thread does what redirected sockets cannot: its program does not take part any more. Returns why, or that it is allowed to. */
+static __noinline int accel_catch(__u64 task, enum accel_reason why)
+{
+	struct accel_file f = accel_file_of(task);
+	struct accel_executable *x = bpf_map_lookup_elem(&executables, &f);
+
+	if (x && x->verdict == ACCEL_ALLOWED)
+		return ACCEL_FINE;
+	if (x && x->verdict == ACCEL_SAFE) {
+		x->reason = why;
+		x->verdict = ACCEL_CAUGHT;
+	}
+	return why;
 }
 
 #endif

@@ -199,24 +199,16 @@ static __always_inline __u32 accel_references(__u64 sk)
 	return accel_get(accel_cast(struct sk_psock, accel_psock(sk)), refcnt.refs.counter);
 }
 
-#define accel_has(sk, flag) (accel_get(sk, __sk_common.skc_flags) & 1ull << bpf_core_enum_value(enum sock_flags, flag))
-
-/* Options that promise something about sent bytes, which redirected messages do not keep. */
-static __always_inline int accel_sends_specially(__u64 address)
-{
-	struct sock *sk = accel_sock(address);
-
-	return accel_has(sk, SOCK_ZEROCOPY) || accel_get_bits(sk, sk_tsflags) ||
-	       accel_get(accel_cast(struct tcp_sock, address), inet_conn.icsk_ulp_ops);
-}
-
-/* Or about received ones. Busy polling would not find them. */
-static __always_inline int accel_receives_specially(__u64 address)
+/* Options that promise something about bytes which redirected messages do not keep, on either side. Busy polling would not find
+ * them. */
+static __always_inline int accel_special(__u64 address)
 {
 	struct tcp_sock *tp = accel_cast(struct tcp_sock, address);
 	struct sock *sk = accel_sock(address);
+	__u64 flags = 1ull << bpf_core_enum_value(enum sock_flags, SOCK_RCVTSTAMP) |
+		      1ull << bpf_core_enum_value(enum sock_flags, SOCK_ZEROCOPY);
 
-	return accel_has(sk, SOCK_RCVTSTAMP) || accel_get_bits(sk, sk_tsflags) || accel_get(sk, sk_rcvlowat) > 1 ||
+	return (accel_get(sk, __sk_common.skc_flags) & flags) || accel_get_bits(sk, sk_tsflags) || accel_get(sk, sk_rcvlowat) > 1 ||
 	       accel_get(tp, inet_conn.icsk_ulp_ops) || accel_get_bits(tp, recvmsg_inq) ||
 	       (bpf_core_field_exists(sk->sk_ll_usec) && accel_get(sk, sk_ll_usec));
 }

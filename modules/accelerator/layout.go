@@ -58,10 +58,11 @@ type fileKey struct {
 
 // Verdicts on executables.
 const (
-	asked  = 1
-	safe   = 2
-	unsafe = 3
-	caught = 4
+	asked   = 1
+	safe    = 2
+	unsafe  = 3
+	caught  = 4
+	allowed = 5 // even if it blocks in recv
 )
 
 type executableEntry struct {
@@ -80,7 +81,7 @@ type destinationEntry struct{ Offers, Turns, Passed, _ uint32 }
 
 // Why a connection is plain, by what the data plane calls it, and what people read.
 var reasons = [...]string{"", "port", "visible", "policy", "unjudged", "executable", "short", "remote", "full", "poisoned", "option", "waitall",
-	"urgent", "threads", "stream", "closed", "switched"}
+	"urgent", "threads", "stream", "closed", "switched", "blocking"}
 
 type routeKey struct{ Client, Server uint32 }
 

@@ -77,6 +77,7 @@ enum accel_verdict {
 	ACCEL_SAFE = 2,
 	ACCEL_UNSAFE = 3, /* by examination or configuration */
 	ACCEL_CAUGHT = 4, /* seen doing what redirected sockets cannot: accel_executable.reason */
+	ACCEL_ALLOWED = 5, /* safe, and may block in recv. It then sees EAGAIN when a signal, SIGSTOP, the freezer or a reset comes */
 };
 
 struct accel_executable {
@@ -164,6 +165,7 @@ enum accel_reason {
 	ACCEL_STREAM,	   /* sent on without waiting */
 	ACCEL_CLOSED,	   /* shutdown, close or reset of either side */
 	ACCEL_SWITCHED,	   /* mode off */
+	ACCEL_BLOCKING,	   /* blocks in recv, rather than in poll or epoll */
 	ACCEL_REASONS,
 };
 

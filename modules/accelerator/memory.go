@@ -211,7 +211,7 @@ func (a *Accelerator) judge(k sdk.Kernel, p *program) (verdict uint32, why strin
 	case a.denies(p.Facts.Path, p.Comm):
 		return unsafe, "the config denies it"
 	case a.allows(p.Facts.Path, p.Comm):
-		return safe, "the config allows it"
+		return allowed, "the config allows it"
 	}
 	var uses []string
 	for _, h := range hazards {
@@ -340,7 +340,7 @@ func (s *memory) save(module string) {
 }
 
 // known verdicts are shown by these words.
-var verdicts = map[uint32]string{asked: "unknown", safe: "safe", unsafe: "kept out", caught: "kept out"}
+var verdicts = map[uint32]string{asked: "unknown", safe: "safe", allowed: "safe", unsafe: "kept out", caught: "kept out"}
 
 // told are the verdicts that the data plane goes by.
 func told(m sdk.Maps) (map[fileKey]executableEntry, error) {

@@ -134,7 +134,7 @@ static __always_inline void accel_connecting(struct bpf_sock_ops *ops, int all)
 /* Takes the socket into the map where messages are seen. */
 static __always_inline enum accel_reason accel_enrol(struct bpf_sock_ops *ops, struct accel_end *e, __u64 cookie)
 {
-	if (accel_sends_specially(e->sk) || accel_receives_specially(e->sk))
+	if (accel_special(e->sk))
 		return ACCEL_OPTION;
 	if (bpf_sock_hash_update(ops, &sockets, &cookie, BPF_NOEXIST))
 		return ACCEL_FULL;

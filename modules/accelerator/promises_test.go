@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/kerb-edge/kerb/internal/dataplane"
 )
 
 // What sockets promise, and redirected ones would break. Each connection is brought to where both ends redirect before.
@@ -394,5 +396,37 @@ func TestPeek(t *testing.T) {
 		}
 		c.send(c.server, want)
 		c.receive(c.client, 1000)
+	}
+}
+
+// A program that blocks in recv is kept out from the moment that it is seen, unless it is allowed to: it would see EAGAIN when a
+// signal comes.
+func TestBlockingReader(t *testing.T) {
+	p := load(t, usual)
+	p.enter(dataplane.All)
+	unix.Close(p.listen(t))
+	p.judge(safe, asked)
+	l := p.listen(t)
+	defer unix.Close(l)
+	c := p.connectTo(t, l)
+	for range 4 {
+		done := make(chan error, 1)
+		go func() { done <- readAll(c.server, make([]byte, 100)) }()
+		time.Sleep(5 * time.Millisecond)
+		c.send(c.client, noise(100))
+		c.within("receive", func() error { return <-done })
+		c.send(c.server, noise(100))
+		c.receive(c.client, 100)
+	}
+	if p.refused("blocking") != 1 || p.redirects(c.client)+p.redirects(c.server) != 0 {
+		t.Errorf("%+v", p.counts())
+	}
+	eventually(t, "the sockets stay in the map", func() bool {
+		c.turn(100)
+		return p.enrolled() == 0
+	})
+	again := p.connectTo(t, l)
+	if _, known := p.end(again.client); known || p.refused("blocking") != 2 {
+		t.Errorf("its next connection takes part: %+v", p.counts())
 	}
 }

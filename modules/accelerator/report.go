@@ -75,6 +75,7 @@ var explanations = map[string]string{
 	"poisoned":   "another connection looked the same",
 	"option":     "a socket option that redirected sockets do not honour",
 	"waitall":    "the receiver waits by MSG_WAITALL",
+	"blocking":   "it blocks in recv, where signals would show as EAGAIN; programs.allow lets it take part",
 	"urgent":     "urgent data",
 	"threads":    "one thread receives while another sends",
 	"stream":     "one side sends on without waiting, which is faster by TCP",

@@ -165,7 +165,7 @@ func TestNobodyAnswers(t *testing.T) {
 	defer unix.Close(l)
 	p.enter(dataplane.All)
 	unix.Close(p.listen(t))
-	p.judge(safe, asked)
+	p.judge(allowed, asked)
 	check(t, p.Maps["listeners"].Put(portKey{cookieOf(t, l), uint64(p.port)}, listenerEntry{}))
 	for range 100 {
 		c := p.connectTo(t, l)
@@ -204,7 +204,7 @@ func TestConnectedBefore(t *testing.T) {
 	c := p.connect(t)
 	p.enter(dataplane.All)
 	unix.Close(p.listen(t))
-	p.judge(safe, asked)
+	p.judge(allowed, asked)
 	p.plain(c)
 	if _, known := p.end(c.client); known {
 		t.Error("it is enrolled")
@@ -240,7 +240,7 @@ func TestExecutables(t *testing.T) {
 	if p.refused("executable") != 1 || p.refused("unjudged") != 3 {
 		t.Errorf("%+v", p.counts())
 	}
-	p.judge(safe, unsafe)
+	p.judge(allowed, unsafe)
 	c := p.connect(t)
 	p.warm(c)
 	if n := p.enrolled(); n != 2 {
@@ -446,7 +446,7 @@ func TestServices(t *testing.T) {
 	p := load(t, usual)
 	p.enter(dataplane.Services)
 	listen := func(h *netlab.Host, port int) int {
-		return inside(t, h, func() int { return p.listenAt(t, &unix.SockaddrInet4{Port: port}) })
+		return inside(t, h, func() int { return p.listenAt(t, &unix.SockaddrInet4{Port: port}, option{unix.SOL_SOCKET, unix.SO_REUSEADDR, 1}) })
 	}
 	first := listen(a, 8080)
 	p.put(mapMembers, cookieOf(t, first), serviceEntry{ID: 1})
@@ -454,7 +454,7 @@ func TestServices(t *testing.T) {
 	atA, atB := listen(a, 8080), listen(b, 8080)
 	defer unix.Close(atA)
 	defer unix.Close(atB)
-	p.judge(safe, asked)
+	p.judge(allowed, asked)
 	connect := func(from *netlab.Host, to unix.Sockaddr, l int) *conn {
 		client := inside(t, from, func() int {
 			fd := socket(t, to)
@@ -493,7 +493,7 @@ func TestServices(t *testing.T) {
 	}
 	p.put(mapMembers, cookieOf(t, atB), serviceEntry{ID: 2})
 
-	virtual := &unix.SockaddrInet4{Addr: [4]byte{192, 0, 2, 1}, Port: 80}
+	virtual := &unix.SockaddrInet4{Addr: b.Addr4().As4(), Port: 80} // where nobody listens
 	translate(t, a, virtual, toB)
 	p.warm(connect(a, virtual, atB))
 }

@@ -66,16 +66,21 @@ static __always_inline void accel_check_process(struct accel_end *e)
 		accel_stop(e, why);
 }
 
-/* Whether threads wait in a way that redirected messages would disappoint. */
-static __always_inline enum accel_reason accel_disappointed(__u64 sk, __u64 peer)
+/* Whether threads wait in a way that redirected messages would disappoint. One that blocks in recv sees EAGAIN whenever it is
+ * woken without a message: by signals, SIGSTOP and SIGCONT, the freezer, a reset, another thread's shutdown. */
+static __always_inline enum accel_reason accel_disappointed(const struct accel_config *cfg, __u64 sk, __u64 peer)
 {
-	if (accel_waiting(peer).flags & ACCEL_MSG_WAITALL)
-		return ACCEL_WAITALL;
-	return accel_waiting(sk).threads ? ACCEL_THREADS : ACCEL_FINE;
+	struct accel_waiting theirs = accel_waiting(peer);
+
+	if (theirs.flags & ACCEL_MSG_WAITALL)
+		return accel_catch(theirs.task, ACCEL_WAITALL) ?: ACCEL_WAITALL;
+	if (accel_waiting(sk).threads)
+		return ACCEL_THREADS;
+	return theirs.threads && cfg->mode != ACCEL_ALL ? accel_catch(theirs.task, ACCEL_BLOCKING) : ACCEL_FINE;
 }
 
 /* Whether redirecting this message keeps all promises now; sets what the decision needs to know. */
-static __always_inline int accel_look(struct accel_end *e, struct accel_view *v)
+static __always_inline int accel_look(struct accel_end *e, const struct accel_config *cfg, struct accel_view *v)
 {
 	__u32 written = accel_get(accel_cast(struct tcp_sock, e->sk), write_seq);
 	int again = e->redirects && e->written == written;
@@ -91,12 +96,12 @@ static __always_inline int accel_look(struct accel_end *e, struct accel_view *v)
 	v->empty = accel_queue_empty(peer);
 	if (!accel_open(sk) || !accel_open(peer))
 		why = ACCEL_CLOSED;
-	else if (accel_sends_specially(sk) || accel_receives_specially(peer))
+	else if (accel_special(sk) || accel_special(peer))
 		why = ACCEL_OPTION;
 	else if (accel_send_flags() & ACCEL_MSG_OOB)
 		why = ACCEL_URGENT;
 	else if (!again || e->messages < 16 || e->messages % 16 == 0)
-		why = accel_disappointed(sk, peer);
+		why = accel_disappointed(cfg, sk, peer);
 	if (accel_cookie(peer) != e->peer)
 		return 0;
 	if (why != ACCEL_FINE)
@@ -128,6 +133,8 @@ static __always_inline int accel_message(struct sk_msg_md *msg)
 		return SK_PASS;
 	cookie = e->peer;
 	peer = cookie ? accel_end(cookie) : 0;
+	if (accel_send_flags() & ACCEL_MSG_ZEROCOPY) /* being in the map is enough for its completion not to come */
+		accel_catch(bpf_get_current_task(), ACCEL_OPTION);
 	if (e->stop || (peer && peer->stop)) {
 		accel_stop_both(e, peer, e->stop ? e->stop : peer->stop);
 		e->quiet |= accel_quiet(e, 1);
@@ -139,7 +146,7 @@ static __always_inline int accel_message(struct sk_msg_md *msg)
 	if (!peer || accel_is_off(cfg))
 		return SK_PASS;
 	accel_check_process(e);
-	if (e->stop || !accel_look(e, &v) || !accel_redirects(e, cfg, &v))
+	if (e->stop || !accel_look(e, cfg, &v) || !accel_redirects(e, cfg, &v))
 		return SK_PASS;
 	__sync_fetch_and_add(&e->redirects, 1); /* before the last look at stop: see accel_quiet */
 	if (e->stop || peer->stop || bpf_msg_redirect_hash(msg, &sockets, &cookie, BPF_F_INGRESS) != SK_PASS)
