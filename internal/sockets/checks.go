@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"runtime"
 	"sync"
 	"time"
 
@@ -29,6 +30,7 @@ const (
 	SplicePassed     = "splicePassed"
 	WaitAll          = "waitAll"
 	Urgent           = "urgent"
+	Interrupted      = "interrupted"
 	Integrity        = "integrity"
 )
 
@@ -49,6 +51,7 @@ var checks = []check{
 	{"halfClose", redirected, halfClose},
 	{"endWhileWaiting", redirected, endWhileWaiting},
 	{"waitAfterShutdown", redirected, waitAfterShutdown},
+	{Interrupted, redirected, interrupted},
 	{"backPressure", redirected, backPressure},
 	{"sendfile", redirected, sendfile},
 	{"zeroCopy", redirected, zeroCopy},
@@ -302,6 +305,33 @@ func waitAfterShutdown(p *pair) error {
 	}
 	return errors.Join(err, <-sent)
 }
+
+// interrupted: a recv(2) that waits goes on waiting after a signal (SA_RESTART).
+func interrupted(p *pair) error {
+	if err := errors.Join(p.exchange(), unix.SetsockoptTimeval(p.b, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{})); err != nil {
+		return err // with a limit to its time it would not go on
+	}
+	thread, received := make(chan int, 1), make(chan error, 1)
+	go func() {
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		thread <- unix.Gettid()
+		received <- receive(p.b, hello)
+	}()
+	id := <-thread
+	pause()
+	err := unix.Tgkill(unix.Getpid(), id, unix.SIGURG) // which Go's runtime sends to its threads, too
+	pause()
+	err = errors.Join(err, send(p.a, hello))
+	receiveErr := <-received
+	if errors.Is(receiveErr, unix.EAGAIN) {
+		receiveErr = errors.New("a recv(2) that waits ends with EAGAIN when a signal comes")
+	}
+	return errors.Join(err, receiveErr)
+}
+
+// pause lets what was begun take effect.
+func pause() { time.Sleep(20 * time.Millisecond) }
 
 // mostUnread is far more than the buffers of both ends together are by default.
 const mostUnread = 64 << 20 // bytes

@@ -387,7 +387,7 @@ func TestLive(t *testing.T) {
 	running := c.run("")
 	eventually(t, "the mode is not set", func() bool { return c.present().Mode == modeAdaptive })
 	c.connect(t)
-	eventually(t, "no verdict", func() bool { return c.condition("Refused").Status == "True" })
+	patiently(t, "no verdict", func() bool { return c.condition("Refused").Status == "True" })
 	c.plain(c.connect(t))
 	if c.refused("executable") == 0 {
 		t.Errorf("%+v", c.counts())
@@ -395,13 +395,23 @@ func TestLive(t *testing.T) {
 	running()
 	running = c.run(`{"programs": {"allow": ["accelerator.test"]}}`)
 	defer running()
-	eventually(t, "is still kept out", func() bool {
+	patiently(t, "is still kept out", func() bool {
 		for _, e := range entries[fileKey, executableEntry](c.plane, mapExecutables) {
 			return e.Verdict == allowed
 		}
 		return false
 	})
 	c.warm(c.connect(t))
+}
+
+// patiently waits for an examination, which takes a while on an emulated machine.
+func patiently(t testing.TB, otherwise string, ok func() bool) {
+	t.Helper()
+	for end := time.Now().Add(time.Minute); !ok(); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal(otherwise)
+		}
+	}
 }
 
 // run has the control plane at work until the function that is returned is called.
