@@ -29,26 +29,27 @@ static __always_inline __u32 accel_regs_offset(void)
 }
 
 /* Flags of the call with this number that takes them as its third or fourth argument. */
-static __always_inline __u32 accel_flags(struct pt_regs *regs, int x86_third, int x86_fourth, int arm_third, int arm_fourth)
+static __always_inline __u32 accel_flags(__u64 address, int x86_third, int x86_fourth, int arm_third, int arm_fourth)
 {
+	struct pt_regs *regs = accel_cast(struct pt_regs, address);
 	__u64 call;
 
 	if (bpf_core_field_exists(regs->orig_ax)) {
-		if ((BPF_CORE_READ(regs, cs) & 0xffff) != 0x33) /* __USER_CS */
+		if ((accel_get_bits(regs, cs) & 0xffff) != 0x33) /* __USER_CS */
 			return 0;
-		call = BPF_CORE_READ(regs, orig_ax);
-		return call == x86_third ? BPF_CORE_READ(regs, dx) : call == x86_fourth ? BPF_CORE_READ(regs, r10) : 0;
+		call = accel_get(regs, orig_ax);
+		return call == x86_third ? accel_get(regs, dx) : call == x86_fourth ? accel_get(regs, r10) : 0;
 	}
 	if (!bpf_core_field_exists(regs->syscallno))
 		return 0;
-	call = BPF_CORE_READ(regs, syscallno);
-	return call == arm_third ? BPF_CORE_READ(regs, regs[2]) : call == arm_fourth ? BPF_CORE_READ(regs, regs[3]) : 0;
+	call = accel_get(regs, syscallno);
+	return call == arm_third ? accel_get(regs, regs[2]) : call == arm_fourth ? accel_get(regs, regs[3]) : 0;
 }
 
 /* sendmsg and sendto */
 static __always_inline __u32 accel_send_flags(void)
 {
-	return accel_flags((struct pt_regs *)bpf_task_pt_regs(bpf_get_current_task_btf()), 46, 44, 211, 206);
+	return accel_flags((__u64)bpf_task_pt_regs(bpf_get_current_task_btf()), 46, 44, 211, 206);
 }
 
 struct accel_waiting {
@@ -60,26 +61,25 @@ struct accel_waiting {
 /* Who waits for this socket by a blocking call. Entries of epoll have no task, those of poll no stack where we look for it. */
 static __always_inline struct accel_waiting accel_waiting(__u64 sk)
 {
-	struct socket_wq *wq = accel_get(accel_sock(sk), sk_wq);
-	__u64 head = (__u64)wq + bpf_core_field_offset(struct socket_wq, wait.head), at = (__u64)BPF_CORE_READ(wq, wait.head.next);
+	__u64 wq = (__u64)accel_get(accel_sock(sk), sk_wq), head = wq + bpf_core_field_offset(struct socket_wq, wait.head);
+	__u64 at = (__u64)accel_get(accel_cast(struct socket_wq, wq), wait.head.next), address, stack, leader;
 	struct accel_waiting w = {};
 	struct wait_queue_entry *entry;
 	struct task_struct *task;
-	__u64 stack;
 	int i;
 
-	if (!wq)
-		return w;
-	for (i = 0; i < ACCEL_WAITERS && at && at != head; i++) {
-		entry = (void *)(at - bpf_core_field_offset(struct wait_queue_entry, entry));
-		at = (__u64)BPF_CORE_READ(entry, entry.next);
-		task = BPF_CORE_READ(entry, private);
-		stack = task ? (__u64)BPF_CORE_READ(task, stack) : 0;
-		if (!stack || stack & 4095 || BPF_CORE_READ(task, group_leader, group_leader) != BPF_CORE_READ(task, group_leader))
+	for (i = 0; i < ACCEL_WAITERS && wq && at && at != head; i++) {
+		entry = accel_cast(struct wait_queue_entry, at - bpf_core_field_offset(struct wait_queue_entry, entry));
+		at = (__u64)accel_get(entry, entry.next);
+		address = (__u64)accel_get(entry, private);
+		task = accel_cast(struct task_struct, address);
+		stack = address ? (__u64)accel_get(task, stack) : 0;
+		leader = (__u64)accel_get(task, group_leader);
+		if (!stack || stack & 4095 || (__u64)accel_get(accel_cast(struct task_struct, leader), group_leader) != leader)
 			continue;
 		w.threads++;
-		w.task = (__u64)task;
-		w.flags |= accel_flags((void *)(stack + accel_regs_offset()), 47, 45, 212, 207);
+		w.task = address;
+		w.flags |= accel_flags(stack + accel_regs_offset(), 47, 45, 212, 207);
 	}
 	return w;
 }

@@ -165,16 +165,8 @@ void *bpf_rdonly_cast(const void *address, __u32 type) __ksym __weak;
 #define accel_barrier() asm volatile("" ::: "memory")
 
 /* The socket that a program runs for: the context is the kernel's structure in truth. */
-static __always_inline __u64 accel_sk_of(void *ctx, __u32 offset)
-{
-	__u64 sk = 0;
-
-	bpf_probe_read_kernel(&sk, sizeof(sk), ctx + offset);
-	return sk;
-}
-
-#define accel_msg_sk(msg) accel_sk_of(msg, bpf_core_field_offset(struct sk_msg, sk))
-#define accel_ops_sk(ops) accel_sk_of(ops, bpf_core_field_offset(struct bpf_sock_ops_kern, sk))
+#define accel_msg_sk(msg) ((__u64)accel_get(accel_cast(struct sk_msg, msg), sk))
+#define accel_ops_sk(ops) ((__u64)accel_get(accel_cast(struct bpf_sock_ops_kern, ops), sk))
 
 static __always_inline __u64 accel_cookie(__u64 sk)
 {

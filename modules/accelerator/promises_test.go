@@ -158,7 +158,8 @@ func TestHalfClose(t *testing.T) {
 	p.empty(t)
 }
 
-// A thread that is blocked in recv while others send, and shutdown comes: it sees the end, not EAGAIN.
+// A thread is blocked in recv while another sends. Such a connection leaves the map, so that the blocked thread sees the end when
+// shutdown comes, and not EAGAIN.
 func TestBlockedReaderAtShutdown(t *testing.T) {
 	p := accelerate(t, usual)
 	c := p.connect(t)
@@ -174,13 +175,18 @@ func TestBlockedReaderAtShutdown(t *testing.T) {
 			}
 		}
 	}()
-	time.Sleep(10 * time.Millisecond)
-	for range 5 {
+	exchange := func() {
+		time.Sleep(5 * time.Millisecond)
 		c.send(c.client, noise(100))
 		c.receive(c.server, 100)
 		c.send(c.server, noise(100))
-		time.Sleep(2 * time.Millisecond)
 	}
+	eventually(t, "the sockets stay in the map", func() bool {
+		exchange()
+		return p.enrolled() == 0
+	})
+	exchange()
+	time.Sleep(5 * time.Millisecond)
 	check(t, unix.Shutdown(c.client, unix.SHUT_WR))
 	time.Sleep(10 * time.Millisecond)
 	c.send(c.server, noise(100))

@@ -10,14 +10,16 @@
 
 #include "leave.h"
 
-/* What decides, apart from the kernel's own state. Pure: model.go is the same in Go, and a test compares them. */
+/* A message and what there is at this moment. */
 struct accel_view {
-	__u32 answered; /* messages that the other end has sent */
 	__u32 size;	/* of this one, bytes */
+	__u32 flags;	/* of the call */
+	__u32 written;	/* by TCP so far: write_seq */
 	__u32 ordered;	/* TCP has nothing that the receiver has not read */
 	__u32 empty;	/* nor has its queue */
 };
 
+/* This and accel_redirects decide; model_test.go has the same in Go. Tells when the connection has to leave. */
 static __always_inline int accel_turn(struct accel_end *e, const struct accel_config *cfg, __u32 answered, __u32 size)
 {
 	e->messages++;
@@ -83,7 +85,7 @@ static __always_inline enum accel_reason accel_disappointed(const struct accel_c
 static __always_inline int accel_look(struct accel_end *e, const struct accel_config *cfg, struct accel_view *v)
 {
 	__u32 written = accel_get(accel_cast(struct tcp_sock, e->sk), write_seq);
-	int again = e->redirects && e->written == written;
+	int again = e->redirects && e->written == written; /* nothing went by TCP since the last redirect */
 	enum accel_reason why = ACCEL_FINE;
 	__u64 sk = e->sk, peer = e->peer_sk;
 
@@ -98,7 +100,7 @@ static __always_inline int accel_look(struct accel_end *e, const struct accel_co
 		why = ACCEL_CLOSED;
 	else if (accel_special(sk) || accel_special(peer))
 		why = ACCEL_OPTION;
-	else if (accel_send_flags() & ACCEL_MSG_OOB)
+	else if (v->flags & ACCEL_MSG_OOB)
 		why = ACCEL_URGENT;
 	else if (!again || e->messages < 16 || e->messages % 16 == 0)
 		why = accel_disappointed(cfg, sk, peer);
@@ -106,14 +108,15 @@ static __always_inline int accel_look(struct accel_end *e, const struct accel_co
 		return 0;
 	if (why != ACCEL_FINE)
 		accel_stop(e, why);
-	e->written = written;
+	v->written = written;
 	return why == ACCEL_FINE;
 }
 
-static __always_inline void accel_account(struct accel_end *e, const struct accel_end *peer, __u32 size)
+static __always_inline void accel_account(struct accel_end *e, const struct accel_end *peer, const struct accel_view *v)
 {
-	e->queued += size;
-	e->redirected += size;
+	e->written = v->written;
+	e->queued += v->size;
+	e->redirected += v->size;
 	e->last = bpf_jiffies64();
 	if (e->redirects == 1 && !peer->redirects)
 		accel_count(e->client, e->server, accelerated, 1);
@@ -133,7 +136,8 @@ static __always_inline int accel_message(struct sk_msg_md *msg)
 		return SK_PASS;
 	cookie = e->peer;
 	peer = cookie ? accel_end(cookie) : 0;
-	if (accel_send_flags() & ACCEL_MSG_ZEROCOPY) /* being in the map is enough for its completion not to come */
+	v.flags = accel_send_flags();
+	if (v.flags & ACCEL_MSG_ZEROCOPY) /* being in the map is enough for its completion not to come */
 		accel_catch(bpf_get_current_task(), ACCEL_OPTION);
 	if (e->stop || (peer && peer->stop)) {
 		accel_stop_both(e, peer, e->stop ? e->stop : peer->stop);
@@ -151,7 +155,7 @@ static __always_inline int accel_message(struct sk_msg_md *msg)
 	__sync_fetch_and_add(&e->redirects, 1); /* before the last look at stop: see accel_quiet */
 	if (e->stop || peer->stop || bpf_msg_redirect_hash(msg, &sockets, &cookie, BPF_F_INGRESS) != SK_PASS)
 		return SK_PASS;
-	accel_account(e, peer, v.size);
+	accel_account(e, peer, &v);
 	return SK_PASS;
 }
 
