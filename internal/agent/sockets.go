@@ -33,25 +33,28 @@ func (d *deployment) onSockets() bool { return d.pkg != nil && d.pkg.RunsOn(pkgs
 // checkAttach compares the attach points that a module is wanted on with what its package runs on.
 func (d *deployment) checkAttach() error {
 	attach := d.resource.Spec.Attach
+	wrong := func(field, reason string) error {
+		return d.invalid("spec."+field, fmt.Errorf("package %s %s", d.pkg.Name, reason))
+	}
 	switch {
 	case !d.onSockets() && len(attach.Cgroups) > 0:
-		return d.invalid("spec.attach.cgroups", fmt.Errorf("package %s runs on packets, which cgroups do not have; select services or interfaces", d.pkg.Name))
+		return wrong("attach.cgroups", "runs on packets, which cgroups do not have; select services or interfaces")
 	case !d.onSockets():
 		return nil
 	case d.resource.Spec.FailurePolicy == v1.FailClosed:
-		return d.invalid("spec.failurePolicy", fmt.Errorf("package %s runs on sockets, which cannot fail closed: without it they are plain TCP", d.pkg.Name))
+		return wrong("failurePolicy", "runs on sockets, which cannot fail closed: without it they are plain TCP")
 	case len(attach.Interfaces) > 0:
-		return d.invalid("spec.attach.interfaces", fmt.Errorf("package %s runs on sockets, which interfaces do not have; select services or cgroups", d.pkg.Name))
+		return wrong("attach.interfaces", "runs on sockets, which interfaces do not have; select services or cgroups")
 	}
 	spec, err := d.pkg.Spec(pkgs.HookSockets)
 	if err != nil {
 		return d.invalid("spec.package", err)
 	}
 	if attach.Services != "" && spec.Programs[pkgs.EntryServices] == nil {
-		return d.invalid("spec.attach.services", fmt.Errorf("package %s has no program for services; give cgroups", d.pkg.Name))
+		return wrong("attach.services", "has no program for services; give cgroups")
 	}
 	if len(attach.Cgroups) > 0 && spec.Programs[pkgs.EntryAll] == nil {
-		return d.invalid("spec.attach.cgroups", fmt.Errorf("package %s has no program for whole cgroups; select services", d.pkg.Name))
+		return wrong("attach.cgroups", "has no program for whole cgroups; select services")
 	}
 	return nil
 }
@@ -112,7 +115,8 @@ func (w world) placeSockets(order []*deployment, out map[dataplane.Point]placeme
 		if d.err != nil || !d.onSockets() {
 			continue
 		}
-		place := placement{chain: dataplane.ChainSpec{Side: dataplane.OnSockets, Direction: dataplane.Both, Members: []dataplane.Member{d.member()}}}
+		chain := dataplane.ChainSpec{Side: dataplane.OnSockets, Direction: dataplane.Both, Members: []dataplane.Member{d.member()}}
+		place := placement{chain: chain}
 		for _, found := range w.cgroupsOf(d) {
 			place.cgroup, place.instances = found.Path, []sdk.Instance{{Cgroup: found.Path, CgroupID: found.ID}}
 			out[d.socketPoint(found, dataplane.All)] = place

@@ -96,7 +96,8 @@ func socketsPackage(t *testing.T) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	text := string(manifest) + "resources: [executables]\ncontrol: {command: [./control, " + socketsCommand + "], files: [control], memory: 256Mi}\n"
+	text := string(manifest) + "resources: [executables]\n" +
+		"control: {command: [./control, " + socketsCommand + "], files: [control], memory: 256Mi}\n"
 	self, err := os.ReadFile("/proc/self/exe")
 	if err != nil {
 		t.Fatal(err)
@@ -177,7 +178,8 @@ func TestSocketsOfServices(t *testing.T) {
 	n.apply(t, n.both(), module("fast", pkg, "app=web", nil), module("count", testPackage(t, "pass"), "app=web", nil))
 	eventually(t, "the control plane knows the service", func() bool { return len(n.socketsState(t, "fast").Instances) == 1 })
 	i := n.socketsState(t, "fast").Instances[0]
-	if i.Service != "web" || i.NetnsCookie == 0 || i.Ifindex != uint32(n.web.OuterIndex()) || !slices.Equal(i.Chain, []sdk.ChainMember{{Module: "count", Package: "pass"}}) {
+	others := []sdk.ChainMember{{Module: "count", Package: "pass"}}
+	if i.Service != "web" || i.NetnsCookie == 0 || i.Ifindex != uint32(n.web.OuterIndex()) || !slices.Equal(i.Chain, others) {
 		t.Errorf("instance %+v", i)
 	}
 	talk(t, n.web, n.web, "within the service")

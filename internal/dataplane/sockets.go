@@ -140,7 +140,7 @@ func cgroupError(dir string, err error) error {
 	case errors.Is(err, os.ErrNotExist), errors.Is(err, unix.ENODEV):
 		return fmt.Errorf("cgroup %s: %w", dir, ErrGone)
 	case errors.Is(err, unix.EPERM):
-		return fmt.Errorf("cgroup %s: %w: a program on it or above it allows no others (%w); see it with: bpftool cgroup tree", dir, ErrBusy, err)
+		return fmt.Errorf("cgroup %s: %w: a program there or above allows no others (%w): bpftool cgroup tree", dir, ErrBusy, err)
 	case errors.Is(err, unix.E2BIG):
 		return fmt.Errorf("cgroup %s: %w: 64 programs are there already, which is all that the kernel runs (%w)", dir, ErrBusy, err)
 	}

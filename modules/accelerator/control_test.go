@@ -192,6 +192,8 @@ func TestVerdicts(t *testing.T) {
 		{``, lacking("urgent"), nil, safe},
 		{`{"programs": {"allow": ["server"]}}`, lacking("urgent"), []string{"MSG_OOB"}, allowed},
 		{`{"programs": {"deny": ["/usr/bin/server"], "allow": ["server"]}}`, fair, nil, unsafe},
+		{``, sdk.Kernel{Sockets: map[string]bool{"interrupted": true}}, nil, allowed},
+		{``, sdk.Kernel{Sockets: map[string]bool{"interrupted": true}}, []string{"splice"}, unsafe},
 	} {
 		a := &Accelerator{config: configOf(t, c.config)}
 		p := &program{Facts: &sdk.Executable{Path: "/usr/bin/server", Uses: c.uses}}
@@ -214,6 +216,10 @@ func TestHazardsHaveTheirNames(t *testing.T) {
 				t.Errorf("nothing tells of %s", b)
 			}
 		}
+	}
+	patient := sdk.Kernel{Sockets: map[string]bool{sockets.Interrupted: true}}
+	if v, _ := (&Accelerator{config: configOf(t, "")}).judge(patient, &program{Facts: &sdk.Executable{}}); v != allowed {
+		t.Errorf("%s is not what lets programs block in recv", sockets.Interrupted)
 	}
 	if !(&Accelerator{}).trusts(sdk.Kernel{Sockets: map[string]bool{sockets.Integrity: true}}) {
 		t.Errorf("%s is not what is trusted", sockets.Integrity)
@@ -452,10 +458,10 @@ func TestStoppedConnectionsTeachNothing(t *testing.T) {
 	p := accelerate(t, config)
 	l := p.listen(t)
 	first := p.connectTo(t, l)
-	p.judge(asked, safe)
+	p.judge(asked, allowed)
 	first.turn(100)
 	first.close()
-	p.judge(safe, asked)
+	p.judge(allowed, asked)
 	p.warm(p.connectTo(t, l))
 	if p.refused("short") != 0 || p.refused("unjudged") != 1 {
 		t.Errorf("%+v", p.counts())

@@ -446,7 +446,9 @@ func TestServices(t *testing.T) {
 	p := load(t, usual)
 	p.enter(dataplane.Services)
 	listen := func(h *netlab.Host, port int) int {
-		return inside(t, h, func() int { return p.listenAt(t, &unix.SockaddrInet4{Port: port}, option{unix.SOL_SOCKET, unix.SO_REUSEADDR, 1}) })
+		return inside(t, h, func() int {
+			return p.listenAt(t, &unix.SockaddrInet4{Port: port}, option{unix.SOL_SOCKET, unix.SO_REUSEADDR, 1})
+		})
 	}
 	first := listen(a, 8080)
 	p.put(mapMembers, cookieOf(t, first), serviceEntry{ID: 1})
