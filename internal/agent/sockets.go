@@ -187,10 +187,28 @@ func (w world) serviceChains(points map[dataplane.Point]placement) map[string][]
 // placedCondition tells whether a module on sockets is wherever it is wanted.
 func (a *Agent) placedCondition(d *deployment) v1.Condition {
 	c := v1.Condition{Type: "Placed", Status: "True", Reason: "Everywhere", Since: a.metrics.since()}
+	if others := a.neighbours(d); len(others) > 0 {
+		c.Message = "sockets that are in a map of another program as well stay as they are; on the same cgroup: " + strings.Join(others, ", ")
+	}
 	if texts := a.unplaced(d); len(texts) > 0 {
 		c.Status, c.Reason, c.Message = "False", "NotEverywhere", strings.Join(texts, "; ")
 	}
 	return c
+}
+
+// neighbours are programs of others that see the sockets of a module's cgroups.
+func (a *Agent) neighbours(d *deployment) (out []string) {
+	for _, p := range sortedPoints(a.points) {
+		if p.Module != d.module.Name {
+			continue
+		}
+		for _, program := range a.dp.View(p).Programs {
+			if !strings.HasPrefix(program, dataplane.SocketsPrefix) && !slices.Contains(out, program) {
+				out = append(out, program)
+			}
+		}
+	}
+	return out
 }
 
 func (a *Agent) unplaced(d *deployment) (out []string) {

@@ -18,6 +18,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/link"
+
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/cgroup"
 	"github.com/kerb-edge/kerb/internal/cgroup/cgrouptest"
@@ -247,7 +251,7 @@ func TestSocketsSurviveTheAgent(t *testing.T) {
 	})
 	exchange(t, client, srv, "after")
 	chains, err := n.Chains(t.Context())
-	if err != nil || len(chains) != 1 || len(chains[0].Points) != 1 || chains[0].Points[0].Cgroup == "" {
+	if err != nil || len(chains) != 1 || len(chains[0].Points) != 2 || chains[0].Points[0].Cgroup == "" {
 		t.Errorf("chains %+v, %v", chains, err)
 	}
 }
@@ -355,6 +359,31 @@ func TestSocketsRefuseOtherAttachPoints(t *testing.T) {
 		if !errors.As(err, &invalid) || invalid.Field != field {
 			t.Errorf("%s: %v", field, err)
 		}
+	}
+}
+
+func TestSocketsBesideOthers(t *testing.T) {
+	n, dir := newSocketsNode(t)
+	prog, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: "foreign", Type: ebpf.SockOps, AttachType: ebpf.AttachCGroupSockOps, License: "GPL",
+		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 1), asm.Return()}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer prog.Close()
+	l, err := link.AttachCgroup(link.CgroupOptions{Path: dir, Attach: ebpf.AttachCGroupSockOps, Program: prog})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	m := module("fast", testPackage(t, "sockets"), "", nil)
+	m.Spec.Attach.Cgroups = []string{dir}
+	n.apply(t, nil, m)
+	got, err := n.Module(t.Context(), "fast")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c := condition(got.Status, "Placed"); c.Status != "True" || !strings.Contains(c.Message, "foreign (id ") || strings.Contains(c.Message, "kerb_") {
+		t.Errorf("%+v", c)
 	}
 }
 

@@ -313,7 +313,7 @@ func (a *Agent) chainView(c dataplane.PinnedChain, points []dataplane.Attached) 
 		}
 		place := a.points[p.Point]
 		if p.Point.Side == dataplane.OnSockets {
-			view.Points = append(view.Points, v1.Instance{Cgroup: place.cgroup, Hook: view.Hook, Direction: view.Direction, Chain: c.ID})
+			view.Points = append(view.Points, socketInstances(place)...)
 			continue
 		}
 		i := instance(p.Point, place, 0)

@@ -19,9 +19,8 @@ import (
 
 // Errors that callers tell apart.
 var (
-	ErrNotMounted = errors.New("cgroup v2 is not mounted: mkdir -p /run/kerb/cgroup2 && mount -t cgroup2 none /run/kerb/cgroup2")
+	ErrNotMounted = errors.New("cgroup v2 is not mounted")
 	ErrGone       = errors.New("there is no such cgroup")
-	ErrNotCgroup  = errors.New("not a cgroup of version 2")
 )
 
 // Cgroup is one that exists.
@@ -37,23 +36,20 @@ func Mount() (string, error) {
 		return "", err
 	}
 	defer f.Close()
-	if dir := FindMount(f, "cgroup2"); dir != "" {
-		return dir, nil
-	}
-	return "", ErrNotMounted
+	return mountIn(f)
 }
 
-// FindMount is the first mount of a kind of file system in a mountinfo file; empty if there is none.
-func FindMount(mountinfo io.Reader, kind string) string {
+// mountIn reads proc(5)'s mountinfo: the mount point is the fifth field, the type the first after a lone hyphen.
+func mountIn(mountinfo io.Reader) (string, error) {
 	lines := bufio.NewScanner(mountinfo)
 	for lines.Scan() {
-		mount, fs, ok := strings.Cut(lines.Text(), " - ")
+		mount, kind, found := strings.Cut(lines.Text(), " - ")
 		fields := strings.Fields(mount)
-		if ok && len(fields) >= 5 && strings.HasPrefix(fs, kind+" ") {
-			return unescape.Replace(fields[4])
+		if found && len(fields) >= 5 && strings.HasPrefix(kind, "cgroup2 ") {
+			return unescape.Replace(fields[4]), nil
 		}
 	}
-	return ""
+	return "", ErrNotMounted
 }
 
 // unescape undoes what /proc does to white space and backslashes in paths.
@@ -88,22 +84,14 @@ func Contains(above, path string) bool {
 }
 
 func idOf(dir string) (uint64, error) {
-	var vfs unix.Statfs_t
-	err := unix.Statfs(dir, &vfs)
-	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) {
+	info, err := os.Stat(dir)
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) || err == nil && !info.IsDir() {
 		return 0, ErrGone
 	}
 	if err != nil {
 		return 0, err
 	}
-	if vfs.Type != unix.CGROUP2_SUPER_MAGIC {
-		return 0, ErrNotCgroup
-	}
-	var st unix.Stat_t
-	if err := unix.Stat(dir, &st); err != nil {
-		return 0, err
-	}
-	return st.Ino, nil
+	return inode(info), nil
 }
 
 // Dir is the directory of a cgroup by its id.

@@ -26,6 +26,9 @@ const (
 	drainedMap  = "drained"
 )
 
+// SocketsPrefix begins the names of Kerb's programs on sockets.
+const SocketsPrefix = "kerb_"
+
 // sockets are the programs of one module for sockets, in the kernel.
 type sockets struct {
 	progs map[string]*ebpf.Program // all, services, messages, drain; what the module has of them
@@ -59,7 +62,7 @@ func (s *sockets) load(g *generation, spec *ebpf.CollectionSpec) error {
 		if prog.Type == ebpf.SkMsg {
 			name = messagesPin
 		}
-		prog.Name = "kerb_" + name
+		prog.Name = SocketsPrefix + name
 		loaded, err := loadOn(g, prog)
 		if err != nil {
 			return rejected(err, []string{g.Name})

@@ -12,7 +12,7 @@ import (
 )
 
 // patience is how long something that TCP does at once is waited for.
-const patience = 300 * time.Millisecond
+const patience = 500 * time.Millisecond
 
 // pair is a connection over loopback, both ends of which are here. Its sockets block, but never longer than patience.
 type pair struct{ a, b int }
