@@ -18,8 +18,7 @@ import (
 // kerb is the agent of a contender, with the accelerator on all that runs in the contender's cgroup.
 type kerb struct{ *node.Node }
 
-// modes of the module, by config. Proxies may contain calls that the module keeps programs out for: with kerb-allow it has been
-// told that they do not make them, which is so for HAProxy without `option splice-auto`.
+// modes of the module, by config. With kerb-allow programs may take part of which the operator knows more than the module.
 var modes = map[string]string{"kerb": "adaptive", "kerb-allow": "adaptive", "redirect-all": "redirect-all"}
 
 func (c *contender) startKerb() error {
@@ -29,13 +28,19 @@ func (c *contender) startKerb() error {
 	}
 	c.later(n.Close)
 	c.kerb = &kerb{n}
-	config := map[string]any{"mode": modes[c.config]}
-	if c.config != "kerb" {
-		config["programs"] = map[string]any{"allow": []string{c.proxy}}
-	}
-	m := node.Module("accelerator", "accelerator", "", config)
+	m := node.Module("accelerator", "accelerator", "", map[string]any{
+		"mode": modes[c.config], "programs": map[string]any{"allow": c.allowed()}})
 	m.Spec.Attach = v1.Attach{Cgroups: []string{c.group.Dir()}}
 	return n.Apply(m)
+}
+
+// allowed are programs that the module keeps out, in kerb-allow and redirect-all: redis-benchmark blocks in recv(2) for a moment,
+// but gets no signals, and HAProxy has splice(2), but without `option splice-auto` does not call it.
+func (c *contender) allowed() []string {
+	if c.config == "kerb" {
+		return []string{}
+	}
+	return []string{"redis-benchmark", "haproxy"}
 }
 
 // counts are what became of connections so far.

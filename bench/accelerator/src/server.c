@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The other end: echoes messages of a size, swallows streams, or echoes on many connections from one thread. A thread for each
- * connection blocks in read and write, the plainest server there is. */
+/* The other end: echoes messages of a size, swallows streams, or echoes on many connections from one thread. Each
+ * connection has a thread, the plainest server there is. */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <sys/epoll.h>
@@ -32,7 +32,7 @@ static void *swallow(void *arg)
 	ssize_t n;
 
 	if (read_all(fd, &told, sizeof(told)) == sizeof(told)) {
-		for (came.bytes = sizeof(told); came.bytes < told.bytes && (n = read(fd, chunk, CHUNK)) > 0; came.bytes += n)
+		for (came.bytes = sizeof(told); came.bytes < told.bytes && (n = read_some(fd, chunk, CHUNK)) > 0; came.bytes += n)
 			;
 		write_all(fd, &came, sizeof(came));
 	}

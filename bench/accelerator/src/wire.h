@@ -4,6 +4,7 @@
 
 #include <arpa/inet.h>
 #include <netinet/tcp.h>
+#include <poll.h>
 #include <stddef.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -55,13 +56,21 @@ static inline void no_delay(int fd)
 	setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one)); /* AF_UNIX has none */
 }
 
+/* read_some waits by poll, as programs do that have more than one connection. */
+static inline ssize_t read_some(int fd, void *to, size_t n)
+{
+	struct pollfd p = { fd, POLLIN, 0 };
+
+	return poll(&p, 1, -1) < 0 ? -1 : read(fd, to, n);
+}
+
 /* read_all returns n, or less at the end. */
 static inline size_t read_all(int fd, void *to, size_t n)
 {
 	size_t done = 0;
 
 	while (done < n) {
-		ssize_t got = read(fd, (char *)to + done, n - done);
+		ssize_t got = read_some(fd, (char *)to + done, n - done);
 
 		if (got <= 0)
 			break;
