@@ -3,7 +3,6 @@
 package accelerator
 
 import (
-	"bufio"
 	"os"
 	"strconv"
 	"strings"
@@ -12,8 +11,8 @@ import (
 )
 
 // everything enrols connections that would be left alone, as they are short.
-func everything() map[string]any {
-	return map[string]any{"thresholds": map[string]any{"minTurns": 0}}
+func everything(mode string) map[string]any {
+	return map[string]any{"mode": mode, "thresholds": map[string]any{"minTurns": 0}}
 }
 
 // number is one that the environment may say.
@@ -40,11 +39,11 @@ func (n *node) empty() {
 
 // Connections that end leave nothing behind: KERB_CONNECTIONS of them.
 func TestEntries(t *testing.T) {
-	n := newAcceleratedNode(t, everything())
+	n := newAcceleratedNode(t, everything("adaptive"))
 	count := number(t, "KERB_CONNECTIONS", 10_000)
 	server := n.serve(n.b)
 	n.warm(server)
-	client := n.startPeer(n.a, silence, append([]string{"brief", strconv.Itoa(count), "4"}, to(addresses(n.b))...)...)
+	client := n.startPeer(n.a, silence, append(append([]string{"brief", "4"}, to(addresses(n.b))...), strconv.Itoa(count))...)
 	if err := client.finish(); err != nil {
 		t.Error(err)
 	}
@@ -69,7 +68,7 @@ func (n *node) warm(server *peer) {
 		return
 	}
 	n.eventually("connections are accelerated", func() bool {
-		client := n.startPeer(n.a, silence, append([]string{"brief", "8", "1"}, to(addresses(n.b))...)...)
+		client := n.startPeer(n.a, silence, append(append([]string{"brief", "1"}, to(addresses(n.b))...), "8")...)
 		if err := client.finish(); err != nil {
 			n.t.Fatal(err)
 		}
@@ -77,19 +76,20 @@ func (n *node) warm(server *peer) {
 	})
 }
 
-// memory is what the kernel has given to its own objects, in bytes.
+// memory is what the kernel has taken for small objects of general use, in bytes: those of maps and of sockets in maps are among
+// them, while inodes and the like, of which others on the machine use many, are not.
 func memory(t *testing.T) (sum int) {
 	t.Helper()
-	f, err := os.Open("/proc/meminfo")
+	caches, err := os.ReadFile("/proc/slabinfo")
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer f.Close()
-	for lines := bufio.NewScanner(f); lines.Scan(); {
-		words := strings.Fields(lines.Text())
-		if words[0] == "Slab:" || words[0] == "Percpu:" {
-			kB, _ := strconv.Atoi(words[1])
-			sum += kB << 10
+	for line := range strings.Lines(string(caches)) {
+		words := strings.Fields(line) // name active_objs num_objs objsize ...
+		if strings.HasPrefix(words[0], "kmalloc-") && !strings.HasPrefix(words[0], "kmalloc-rcl-") {
+			objects, _ := strconv.Atoi(words[2])
+			size, _ := strconv.Atoi(words[3])
+			sum += objects * size
 		}
 	}
 	return sum
@@ -101,7 +101,7 @@ func (n *node) held(server *peer, connections int) (grown int) {
 	n.eventually("earlier connections are forgotten", func() bool { return plain || n.entries("ends") == 0 })
 	time.Sleep(time.Second) // the kernel frees later
 	before := memory(n.t)
-	client := n.startPeer(n.a, silence, append([]string{"hold", strconv.Itoa(connections), "8"}, to(addresses(n.b)[:1])...)...)
+	client := n.startPeer(n.a, silence, append(append([]string{"hold", "8"}, to(addresses(n.b))...), strconv.Itoa(connections))...)
 	n.isReady(client)
 	grown = memory(n.t) - before
 	if !plain {
@@ -116,25 +116,29 @@ func (n *node) held(server *peer, connections int) (grown int) {
 // The memory of 10,000 accelerated connections above that of as many plain ones, measured by KERB_MEMORY=1: all else on the
 // machine has to be at rest.
 func TestMemory(t *testing.T) {
-	if os.Getenv("KERB_MEMORY") == "" {
+	if os.Getenv("KERB_MEMORY") == "" || plain {
 		t.Skip("KERB_MEMORY=1 measures on a machine at rest")
 	}
-	const connections, most = 10_000, 16_000_000
-	n := newAcceleratedNode(t, everything())
+	const connections, rounds, most = 10_000, 2, 16_000_000
+	n := newAcceleratedNode(t, everything("adaptive"))
 	server := n.serve(n.b)
 	n.warm(server)
 	n.held(server, connections) // the first fills caches
-	accelerated := n.held(server, connections)
-	if !plain {
-		n.apply(accelerator(map[string]any{"mode": "off"}))
+	least := map[string]int{}
+	for range rounds {
+		for _, mode := range []string{"off", "adaptive"} {
+			n.apply(accelerator(everything(mode)))
+			bytes := n.held(server, connections)
+			t.Logf("%s: %.1f MB", mode, float64(bytes)/1e6)
+			if was, ok := least[mode]; !ok || bytes < was {
+				least[mode] = bytes
+			}
+		}
 	}
-	usual := n.held(server, connections)
 	if err := server.finish(); err != nil {
 		t.Error(err)
 	}
-	more := accelerated - usual
-	t.Logf("%d connections: %.1f MB, plain %.1f MB: %.1f MB more", connections, float64(accelerated)/1e6, float64(usual)/1e6, float64(more)/1e6)
-	if more > most {
-		t.Errorf("they take %d bytes more, which are more than %d", more, most)
+	if more := least["adaptive"] - least["off"]; more > most {
+		t.Errorf("%d accelerated connections take %d bytes more than plain ones, which are more than %d", connections, more, most)
 	}
 }
