@@ -25,7 +25,7 @@ static __always_inline int accel_event(struct bpf_sock_ops *ops, int all)
 		accel_acked(ops);
 		break;
 	case BPF_SOCK_OPS_STATE_CB:
-		accel_changed(ops, ops->args[0], ops->args[1]);
+		accel_changed(ops, ops->args[1]);
 		break;
 	}
 	return 1;

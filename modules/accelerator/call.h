@@ -28,35 +28,65 @@ static __always_inline __u32 accel_regs_offset(void)
 	return accel_low((void *)bpf_task_pt_regs(task)) - accel_low(task->stack);
 }
 
-/* Flags of the call with this number that takes them as its third or fourth argument. */
-static __always_inline __u32 accel_flags(__u64 address, int x86_third, int x86_fourth, int arm_third, int arm_fourth)
+/* A system call, by the number that it has on this machine. */
+struct accel_call {
+	__u32 number;
+	__u32 third, fourth; /* arguments */
+	__u32 x86;	     /* 0: arm64 */
+};
+
+static __always_inline int accel_call(__u64 address, struct accel_call *c)
 {
 	struct pt_regs *regs = accel_cast(struct pt_regs, address);
-	__u64 call;
 
-	if (bpf_core_field_exists(regs->orig_ax)) {
-		if ((accel_get_bits(regs, cs) & 0xffff) != 0x33) /* __USER_CS */
-			return 0;
-		call = accel_get(regs, orig_ax);
-		return call == x86_third ? accel_get(regs, dx) : call == x86_fourth ? accel_get(regs, r10) : 0;
+	c->x86 = bpf_core_field_exists(regs->orig_ax);
+	if (c->x86) {
+		c->number = accel_get(regs, orig_ax);
+		c->third = accel_get(regs, dx);
+		c->fourth = accel_get(regs, r10);
+		return (accel_get_bits(regs, cs) & 0xffff) == 0x33; /* __USER_CS */
 	}
 	if (!bpf_core_field_exists(regs->syscallno))
 		return 0;
-	call = accel_get(regs, syscallno);
-	return call == arm_third ? accel_get(regs, regs[2]) : call == arm_fourth ? accel_get(regs, regs[3]) : 0;
+	c->number = accel_get(regs, syscallno);
+	c->third = accel_get(regs, regs[2]);
+	c->fourth = accel_get(regs, regs[3]);
+	return 1;
 }
 
-/* sendmsg and sendto */
+/* Of the call that sends. */
 static __always_inline __u32 accel_send_flags(void)
 {
-	return accel_flags((__u64)bpf_task_pt_regs(bpf_get_current_task_btf()), 46, 44, 211, 206);
+	struct accel_call c;
+
+	if (!accel_call((__u64)bpf_task_pt_regs(bpf_get_current_task_btf()), &c))
+		return 0;
+	return c.number == (c.x86 ? 46 : 211) ? c.third : c.number == (c.x86 ? 44 : 206) ? c.fourth : 0; /* sendmsg, sendto */
 }
 
 struct accel_waiting {
-	__u32 threads; /* blocked in recv, or about to be */
-	__u32 flags;   /* of their calls */
-	__u64 task;    /* one of them */
+	__u32 threads;	 /* blocked in a call for this socket, or about to be */
+	__u32 receivers; /* of these, not in write, writev, sendfile, sendto, sendmsg, splice, sendmmsg */
+	__u32 flags;	 /* of calls that receive */
+	__u64 receiver;	 /* one of them */
 };
+
+static __always_inline void accel_waits(struct accel_waiting *w, __u64 task, __u64 stack)
+{
+	struct accel_call c;
+	__u32 n;
+
+	w->threads++;
+	if (!accel_call(stack + accel_regs_offset(), &c))
+		return;
+	n = c.number;
+	if (c.x86 ? n == 1 || n == 20 || n == 40 || n == 44 || n == 46 || n == 275 || n == 307 :
+		    n == 64 || n == 66 || n == 71 || n == 206 || n == 211 || n == 76 || n == 269)
+		return;
+	w->receivers++;
+	w->receiver = task;
+	w->flags |= n == (c.x86 ? 47 : 212) ? c.third : n == (c.x86 ? 45 : 207) ? c.fourth : 0; /* recvmsg, recvfrom */
+}
 
 /* Who waits for this socket by a blocking call. Entries of epoll have no task, those of poll no stack where we look for it. */
 static __always_inline struct accel_waiting accel_waiting(__u64 sk)
@@ -77,9 +107,7 @@ static __always_inline struct accel_waiting accel_waiting(__u64 sk)
 		leader = (__u64)accel_get(task, group_leader);
 		if (!stack || stack & 4095 || (__u64)accel_get(accel_cast(struct task_struct, leader), group_leader) != leader)
 			continue;
-		w.threads++;
-		w.task = address;
-		w.flags |= accel_flags(stack + accel_regs_offset(), 47, 45, 212, 207);
+		accel_waits(&w, address, stack);
 	}
 	return w;
 }

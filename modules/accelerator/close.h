@@ -78,15 +78,13 @@ static __always_inline void accel_closed(struct bpf_sock_ops *ops, struct accel_
 	bpf_map_delete_elem(&ends, &cookie);
 }
 
-static __always_inline void accel_changed(struct bpf_sock_ops *ops, __u32 from, __u32 to)
+static __always_inline void accel_changed(struct bpf_sock_ops *ops, __u32 to)
 {
 	__u64 cookie = bpf_get_socket_cookie(ops);
 	struct accel_end *e = accel_end(cookie);
 
 	if (!e) {
-		if (from == BPF_TCP_LISTEN)
-			accel_listened(ops);
-		else if (to == BPF_TCP_FIN_WAIT1 || to == BPF_TCP_LAST_ACK)
+		if (to == BPF_TCP_FIN_WAIT1 || to == BPF_TCP_LAST_ACK)
 			accel_learn_listener(ops);
 		return;
 	}

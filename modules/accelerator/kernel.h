@@ -183,7 +183,7 @@ static __always_inline int accel_queue_empty(__u64 sk)
 {
 	__u64 psock = accel_psock(sk), head = psock + bpf_core_field_offset(struct sk_psock, ingress_msg);
 
-	return (__u64)accel_get(accel_cast(struct sk_psock, psock), ingress_msg.next) == head;
+	return !psock || (__u64)accel_get(accel_cast(struct sk_psock, psock), ingress_msg.next) == head;
 }
 
 static __always_inline __u32 accel_references(__u64 sk)

@@ -93,10 +93,10 @@ struct accel_port {
 };
 
 struct accel_listener {
-	struct accel_file file;
-	__u32 sockets; /* that began to listen since we see it; 0: file is known by the control plane, or by an accepted connection, or
-			* (inode 0) not yet */
-	__u32 mixed;   /* different programs listen on it, on different addresses: plain */
+	struct accel_file file; /* inode 0: it listened before we came; whose it is shows when an accepted connection closes */
+	__u64 sk, cookie;	/* of the first socket that listened there */
+	__u32 mixed;		/* different programs listen on it, on different addresses: plain */
+	__u32 zero;
 };
 
 struct accel_address {

@@ -18,8 +18,9 @@ type (
 	offerEntry    struct{ Client, Server uint64 }
 	portKey       struct{ Netns, Port uint64 }
 	listenerEntry struct {
-		File           fileKey
-		Sockets, Mixed uint32
+		File        fileKey
+		Sk, Cookie  uint64
+		Mixed, Zero uint32
 	}
 	endEntry struct {
 		Sk, PeerSk, Peer, Netns       uint64

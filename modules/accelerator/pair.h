@@ -254,11 +254,21 @@ static __always_inline void accel_answer(struct bpf_sock_ops *ops, int all)
 	accel_count(e.client, e.server, paired, 1);
 }
 
+static __always_inline int accel_same_file(const struct accel_file *a, const struct accel_file *b)
+{
+	return a->inode == b->inode && a->device == b->device && a->generation == b->generation;
+}
+
+static __always_inline int accel_still_listens(const struct accel_listener *l)
+{
+	return l->sk && accel_cookie(l->sk) == l->cookie && accel_get(accel_sock(l->sk), __sk_common.skc_state) == BPF_TCP_LISTEN;
+}
+
 /* A socket begins to listen, in its process. */
 static __always_inline void accel_listening(struct bpf_sock_ops *ops, int all)
 {
 	struct accel_port p = {.netns = bpf_get_netns_cookie(ops), .port = ops->local_port};
-	struct accel_listener l = {.sockets = 1}, *known;
+	struct accel_listener l = {.cookie = bpf_get_socket_cookie(ops), .sk = accel_ops_sk(ops)}, *known;
 	struct accel_service s;
 
 	if (!accel_service(ops, all, &s))
@@ -267,24 +277,10 @@ static __always_inline void accel_listening(struct bpf_sock_ops *ops, int all)
 	if (accel_judge(&l.file) == ACCEL_UNJUDGED)
 		accel_ask(&l.file, p.netns, p.port, 1);
 	known = bpf_map_lookup_elem(&listeners, &p);
-	if (known && known->sockets) {
-		if (known->file.inode != l.file.inode || known->file.device != l.file.device ||
-		    known->file.generation != l.file.generation)
-			known->mixed = 1;
-		__sync_fetch_and_add(&known->sockets, 1);
-	} else {
+	if (known && accel_still_listens(known))
+		known->mixed |= !accel_same_file(&known->file, &l.file);
+	else
 		bpf_map_update_elem(&listeners, &p, &l, BPF_ANY);
-	}
-	bpf_sock_ops_cb_flags_set(ops, ops->bpf_sock_ops_cb_flags | BPF_SOCK_OPS_STATE_CB_FLAG);
-}
-
-static __always_inline void accel_listened(struct bpf_sock_ops *ops)
-{
-	struct accel_port p = {.netns = bpf_get_netns_cookie(ops), .port = ops->local_port};
-	struct accel_listener *l = bpf_map_lookup_elem(&listeners, &p);
-
-	if (l && l->sockets && __sync_fetch_and_add(&l->sockets, -1) == 1)
-		bpf_map_delete_elem(&listeners, &p);
 }
 
 /* A server closes a connection, in its process, whose listening socket was there before we were. */

@@ -75,10 +75,10 @@ static __always_inline enum accel_reason accel_disappointed(const struct accel_c
 	struct accel_waiting theirs = accel_waiting(peer);
 
 	if (theirs.flags & ACCEL_MSG_WAITALL)
-		return accel_catch(theirs.task, ACCEL_WAITALL) ?: ACCEL_WAITALL;
-	if (accel_waiting(sk).threads)
+		return accel_catch(theirs.receiver, ACCEL_WAITALL) ?: ACCEL_WAITALL;
+	if (accel_waiting(sk).receivers)
 		return ACCEL_THREADS;
-	return theirs.threads && cfg->mode != ACCEL_ALL ? accel_catch(theirs.task, ACCEL_BLOCKING) : ACCEL_FINE;
+	return theirs.receivers && cfg->mode != ACCEL_ALL ? accel_catch(theirs.receiver, ACCEL_BLOCKING) : ACCEL_FINE;
 }
 
 /* Whether redirecting this message keeps all promises now; sets what the decision needs to know. */
