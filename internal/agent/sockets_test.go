@@ -336,6 +336,12 @@ func TestSocketsOfCgroups(t *testing.T) {
 		t.Fatal(err)
 	}
 	eventually(t, "it is back", func() bool { return len(points()) == 1 })
+	if err := os.Remove(below); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the cgroup is gone again", func() bool { return len(points()) == 0 })
+	m.Spec.Config = map[string]any{"only_port": 80}
+	n.apply(t, nil, m)
 }
 
 func TestSocketsRefuseOtherAttachPoints(t *testing.T) {
@@ -360,6 +366,29 @@ func TestSocketsRefuseOtherAttachPoints(t *testing.T) {
 			t.Errorf("%s: %v", field, err)
 		}
 	}
+}
+
+// The agent's cgroup may come later than the agent, and a module whose cgroup has gone can still be changed.
+func TestSocketsOfCgroupsThatComeLate(t *testing.T) {
+	dir := cgrouptest.New(t, "", "kag")
+	below := cgrouptest.New(t, dir, "late")
+	if err := os.Remove(below); err != nil {
+		t.Fatal(err)
+	}
+	n := newNodeIn(t, below)
+	m := module("fast", testPackage(t, "sockets"), "*", nil)
+	m.Spec.Attach.Cgroups = []string{dir}
+	n.apply(t, n.both(), m)
+	placed := func() v1.Condition { return condition(n.status(t, "fast"), "Placed") }
+	if c := placed(); c.Status != "False" || !strings.Contains(c.Message, below) {
+		t.Errorf("%+v", c)
+	}
+	m.Spec.Config = map[string]any{"only_port": 80}
+	n.apply(t, nil, m)
+	if err := os.Mkdir(below, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the module is on the services", func() bool { return placed().Status == "True" && len(n.status(t, "fast").Instances) == 3 })
 }
 
 func TestSocketsBesideOthers(t *testing.T) {
