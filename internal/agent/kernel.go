@@ -35,6 +35,9 @@ func (k *kernelFacts) seek() {
 				k.log.Warn("how redirected sockets behave on this kernel is not known, or will be found out again", "error", err)
 			}
 			k.facts = sdk.Kernel{Sockets: result.Good()}
+			for _, t := range result.Turns {
+				k.facts.Turns = append(k.facts.Turns, sdk.Turn{Bytes: uint32(t.Bytes), Plain: t.Plain, Redirected: t.Redirected})
+			}
 		}()
 	})
 }
