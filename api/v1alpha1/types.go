@@ -168,6 +168,7 @@ type ServiceStatus struct {
 	Conditions []Condition   `json:"conditions,omitempty"`
 	Links      []ServiceLink `json:"links,omitempty" doc:"Host-side interfaces; empty while the service is not there"`
 	Addresses  []string      `json:"addresses,omitempty" doc:"Addresses inside the service, with prefix length"`
+	Sockets    []string      `json:"sockets,omitempty" doc:"Modules on its sockets"`
 }
 
 // ServiceLink is one host-side interface of a service and what runs on it.

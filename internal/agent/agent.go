@@ -5,6 +5,7 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -45,7 +46,7 @@ type Agent struct {
 	dp       *dataplane.Dataplane
 	catalog  *pkgs.Catalog
 	control  *control.Manager
-	cgroup   string          // whose sockets services are looked for in; empty for the root
+	cgroup   string          // in which the sockets of services are looked for
 	cookies  service.Cookies // of services' network namespaces
 	examiner executable.Examiner
 	kernel   func() sdk.Kernel // may take seconds
@@ -115,9 +116,6 @@ func lock(path string) (func(), error) {
 }
 
 func open(ctx context.Context, cfg config.Config, log *slog.Logger) (*Agent, error) {
-	if err := checkOwnCgroup(cfg.Cgroup); err != nil {
-		return nil, err
-	}
 	st, err := store.Open(cfg.Paths.Store())
 	if errors.Is(err, store.ErrLocked) {
 		return nil, &fault.Conflict{Reason: "another kerb agent is running on this node (it holds " + cfg.Paths.Store() + "): stop it first"}
@@ -142,7 +140,7 @@ func open(ctx context.Context, cfg config.Config, log *slog.Logger) (*Agent, err
 		models:  models.NewTable(log),
 		catalog: pkgs.NewCatalog(modules.Packages(), modules.Controls()),
 		watcher: service.NewWatcher(log),
-		cgroup:  cfg.Cgroup,
+		cgroup:  cmp.Or(cfg.Cgroup, "/"),
 		kernel:  kernelFacts(cfg.Paths.SocketFacts(), log),
 		wake:    make(chan struct{}, 1),
 		desired: desired,

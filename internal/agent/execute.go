@@ -80,7 +80,7 @@ func (e *execution) takeAll(steps []plan.Step) (err error) {
 		e.log.Debug("step", "step", s.String())
 		err := e.take(s)
 		if errors.Is(err, dataplane.ErrGone) {
-			e.log.Info("interface vanished while it was being changed", "step", s.String())
+			e.log.Info("attach point vanished while it was being changed", "step", s.String())
 			continue
 		}
 		if errors.Is(err, dataplane.ErrBusy) && e.spare(s.Point) {

@@ -19,7 +19,11 @@ func kernelFacts(file string, log *slog.Logger) func() sdk.Kernel {
 		if err != nil {
 			log.Warn("how redirected sockets behave on this kernel is not known, or will be found out again", "error", err)
 		}
-		return sdk.Kernel{Sockets: result.Good()}
+		facts := sdk.Kernel{Sockets: result.Good()}
+		for _, t := range result.Turns {
+			facts.Turns = append(facts.Turns, sdk.Turn{Bytes: uint32(t.Bytes), Plain: t.Plain, Redirected: t.Redirected})
+		}
+		return facts
 	})
 }
 

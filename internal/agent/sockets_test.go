@@ -18,6 +18,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/link"
+
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/cgroup"
 	"github.com/kerb-edge/kerb/internal/cgroup/cgrouptest"
@@ -96,7 +100,8 @@ func socketsPackage(t *testing.T) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	text := string(manifest) + "resources: [executables]\ncontrol: {command: [./control, " + socketsCommand + "], files: [control], memory: 256Mi}\n"
+	text := string(manifest) + "resources: [executables]\n" +
+		"control: {command: [./control, " + socketsCommand + "], files: [control], memory: 256Mi}\n"
 	self, err := os.ReadFile("/proc/self/exe")
 	if err != nil {
 		t.Fatal(err)
@@ -177,7 +182,8 @@ func TestSocketsOfServices(t *testing.T) {
 	n.apply(t, n.both(), module("fast", pkg, "app=web", nil), module("count", testPackage(t, "pass"), "app=web", nil))
 	eventually(t, "the control plane knows the service", func() bool { return len(n.socketsState(t, "fast").Instances) == 1 })
 	i := n.socketsState(t, "fast").Instances[0]
-	if i.Service != "web" || i.NetnsCookie == 0 || i.Ifindex != uint32(n.web.OuterIndex()) || !slices.Equal(i.Chain, []sdk.ChainMember{{Module: "count", Package: "pass"}}) {
+	others := []sdk.ChainMember{{Module: "count", Package: "pass"}}
+	if i.Service != "web" || i.NetnsCookie == 0 || i.Ifindex != uint32(n.web.OuterIndex()) || !slices.Equal(i.Chain, others) {
 		t.Errorf("instance %+v", i)
 	}
 	talk(t, n.web, n.web, "within the service")
@@ -216,6 +222,9 @@ func TestSocketsOfServices(t *testing.T) {
 	if one := m.Status.Instances[0]; len(m.Status.Instances) != 2 || one.Cgroup != found.Path || one.Hook != "sockets" || one.Service != "db" {
 		t.Errorf("instances %+v", m.Status.Instances)
 	}
+	if s, err := n.Service(t.Context(), "db"); err != nil || !slices.Equal(s.Status.Sockets, []string{"fast"}) {
+		t.Errorf("the service says %+v, %v", s.Status, err)
+	}
 	if c := condition(m.Status, "Ready"); c.Status != "True" {
 		t.Errorf("%+v", c)
 	}
@@ -242,7 +251,7 @@ func TestSocketsSurviveTheAgent(t *testing.T) {
 	})
 	exchange(t, client, srv, "after")
 	chains, err := n.Chains(t.Context())
-	if err != nil || len(chains) != 1 || len(chains[0].Points) != 1 || chains[0].Points[0].Cgroup == "" {
+	if err != nil || len(chains) != 1 || len(chains[0].Points) != 2 || chains[0].Points[0].Cgroup == "" {
 		t.Errorf("chains %+v, %v", chains, err)
 	}
 }
@@ -327,27 +336,83 @@ func TestSocketsOfCgroups(t *testing.T) {
 		t.Fatal(err)
 	}
 	eventually(t, "it is back", func() bool { return len(points()) == 1 })
+	if err := os.Remove(below); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the cgroup is gone again", func() bool { return len(points()) == 0 })
+	m.Spec.Config = map[string]any{"only_port": 80}
+	n.apply(t, nil, m)
 }
 
 func TestSocketsRefuseOtherAttachPoints(t *testing.T) {
 	n, dir := newSocketsNode(t)
 	sockets, packets := testPackage(t, "sockets"), testPackage(t, "pass")
-	for field, attach := range map[string]struct {
+	for field, c := range map[string]struct {
 		pkg    string
 		attach v1.Attach
+		policy v1.FailurePolicy
 	}{
-		"spec.attach.interfaces": {sockets, v1.Attach{Interfaces: []string{"lo"}}},
-		"spec.attach.cgroups":    {packets, v1.Attach{Cgroups: []string{dir}}},
-		"spec.attach.cgroups[0]": {sockets, v1.Attach{Cgroups: []string{dir + "/nowhere"}}},
-		"spec.attach":            {sockets, v1.Attach{}},
+		"spec.attach.interfaces": {pkg: sockets, attach: v1.Attach{Interfaces: []string{"lo"}}},
+		"spec.attach.cgroups":    {pkg: packets, attach: v1.Attach{Cgroups: []string{dir}}},
+		"spec.attach.cgroups[0]": {pkg: sockets, attach: v1.Attach{Cgroups: []string{dir + "/nowhere"}}},
+		"spec.attach":            {pkg: sockets},
+		"spec.failurePolicy":     {pkg: sockets, attach: v1.Attach{Services: "*"}, policy: v1.FailClosed},
 	} {
-		m := module("fast", attach.pkg, "", nil)
-		m.Spec.Attach = attach.attach
+		m := module("fast", c.pkg, "", nil)
+		m.Spec.Attach, m.Spec.FailurePolicy = c.attach, c.policy
 		_, err := n.Apply(t.Context(), server.Request{Modules: []v1.Module{m}})
 		var invalid *fault.Invalid
 		if !errors.As(err, &invalid) || invalid.Field != field {
 			t.Errorf("%s: %v", field, err)
 		}
+	}
+}
+
+// The agent's cgroup may come later than the agent, and a module whose cgroup has gone can still be changed.
+func TestSocketsOfCgroupsThatComeLate(t *testing.T) {
+	dir := cgrouptest.New(t, "", "kag")
+	below := cgrouptest.New(t, dir, "late")
+	if err := os.Remove(below); err != nil {
+		t.Fatal(err)
+	}
+	n := newNodeIn(t, below)
+	m := module("fast", testPackage(t, "sockets"), "*", nil)
+	m.Spec.Attach.Cgroups = []string{dir}
+	n.apply(t, n.both(), m)
+	placed := func() v1.Condition { return condition(n.status(t, "fast"), "Placed") }
+	if c := placed(); c.Status != "False" || !strings.Contains(c.Message, below) {
+		t.Errorf("%+v", c)
+	}
+	m.Spec.Config = map[string]any{"only_port": 80}
+	n.apply(t, nil, m)
+	if err := os.Mkdir(below, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the module is on the services", func() bool { return placed().Status == "True" && len(n.status(t, "fast").Instances) == 3 })
+}
+
+func TestSocketsBesideOthers(t *testing.T) {
+	n, dir := newSocketsNode(t)
+	prog, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: "foreign", Type: ebpf.SockOps, AttachType: ebpf.AttachCGroupSockOps, License: "GPL",
+		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 1), asm.Return()}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer prog.Close()
+	l, err := link.AttachCgroup(link.CgroupOptions{Path: dir, Attach: ebpf.AttachCGroupSockOps, Program: prog})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	m := module("fast", testPackage(t, "sockets"), "", nil)
+	m.Spec.Attach.Cgroups = []string{dir}
+	n.apply(t, nil, m)
+	got, err := n.Module(t.Context(), "fast")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c := condition(got.Status, "Placed"); c.Status != "True" || !strings.Contains(c.Message, "foreign (id ") || strings.Contains(c.Message, "kerb_") {
+		t.Errorf("%+v", c)
 	}
 }
 

@@ -21,6 +21,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/pkgs"
 	"github.com/kerb-edge/kerb/internal/service"
 	"github.com/kerb-edge/kerb/internal/version"
+	"github.com/kerb-edge/kerb/sdk"
 )
 
 const pkgsBuiltin = pkgs.SourceBuiltin
@@ -245,6 +246,11 @@ func (a *Agent) serviceWithStatus(name string, programs map[dataplane.Point]uint
 	for _, addr := range state.Addresses {
 		s.Status.Addresses = append(s.Status.Addresses, addr.String())
 	}
+	for _, p := range sortedPoints(a.points) {
+		if slices.ContainsFunc(a.points[p].instances, func(i sdk.Instance) bool { return i.Service == name }) {
+			s.Status.Sockets = append(s.Status.Sockets, p.Module)
+		}
+	}
 	for _, l := range state.Links {
 		link := v1.ServiceLink{Interface: l.Name, Ifindex: l.Ifindex, Peer: l.Peer, MTU: l.MTU}
 		for _, side := range []dataplane.Side{dataplane.OnXDP, dataplane.OnTCIngress, dataplane.OnTCEgress} {
@@ -307,7 +313,7 @@ func (a *Agent) chainView(c dataplane.PinnedChain, points []dataplane.Attached) 
 		}
 		place := a.points[p.Point]
 		if p.Point.Side == dataplane.OnSockets {
-			view.Points = append(view.Points, v1.Instance{Cgroup: place.cgroup, Hook: view.Hook, Direction: view.Direction, Chain: c.ID})
+			view.Points = append(view.Points, socketInstances(place)...)
 			continue
 		}
 		i := instance(p.Point, place, 0)

@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -19,9 +20,8 @@ import (
 
 // Errors that callers tell apart.
 var (
-	ErrNotMounted = errors.New("cgroup v2 is not mounted: mkdir -p /run/kerb/cgroup2 && mount -t cgroup2 none /run/kerb/cgroup2")
+	ErrNotMounted = errors.New("cgroup v2 is not mounted")
 	ErrGone       = errors.New("there is no such cgroup")
-	ErrNotCgroup  = errors.New("not a cgroup of version 2")
 )
 
 // Cgroup is one that exists.
@@ -37,27 +37,27 @@ func Mount() (string, error) {
 		return "", err
 	}
 	defer f.Close()
-	if dir := FindMount(f, "cgroup2"); dir != "" {
-		return dir, nil
+	return mountIn(f)
+}
+
+// mountIn reads proc(5)'s mountinfo: the mount point is the fifth field, the type the first after a lone hyphen.
+func mountIn(mountinfo io.Reader) (string, error) {
+	lines := bufio.NewScanner(mountinfo)
+	for lines.Scan() {
+		mount, kind, found := strings.Cut(lines.Text(), " - ")
+		fields := strings.Fields(mount)
+		if found && len(fields) >= 5 && strings.HasPrefix(kind, "cgroup2 ") {
+			return unescape.Replace(fields[4]), nil
+		}
 	}
 	return "", ErrNotMounted
 }
 
-// FindMount is the first mount of a kind of file system in a mountinfo file; empty if there is none.
-func FindMount(mountinfo io.Reader, kind string) string {
-	lines := bufio.NewScanner(mountinfo)
-	for lines.Scan() {
-		mount, fs, ok := strings.Cut(lines.Text(), " - ")
-		fields := strings.Fields(mount)
-		if ok && len(fields) >= 5 && strings.HasPrefix(fs, kind+" ") {
-			return unescape.Replace(fields[4])
-		}
-	}
-	return ""
-}
-
 // unescape undoes what /proc does to white space and backslashes in paths.
 var unescape = strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`)
+
+// found are directories by the ids that Find has told: looking for an id otherwise takes a walk through all cgroups.
+var found sync.Map
 
 // Find looks a cgroup up, by its path below the mount or by that in the file system.
 func Find(path string) (Cgroup, error) {
@@ -66,10 +66,12 @@ func Find(path string) (Cgroup, error) {
 		return Cgroup{}, err
 	}
 	below := Below(mount, path)
-	id, err := idOf(filepath.Join(mount, below))
+	dir := filepath.Join(mount, below)
+	id, err := idOf(dir)
 	if err != nil {
 		return Cgroup{}, fmt.Errorf("cgroup %s: %w", path, err)
 	}
+	found.Store(id, dir)
 	return Cgroup{Path: below, ID: id}, nil
 }
 
@@ -88,46 +90,48 @@ func Contains(above, path string) bool {
 }
 
 func idOf(dir string) (uint64, error) {
-	var vfs unix.Statfs_t
-	err := unix.Statfs(dir, &vfs)
-	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) {
+	info, err := os.Stat(dir)
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) || err == nil && !info.IsDir() {
 		return 0, ErrGone
 	}
 	if err != nil {
 		return 0, err
 	}
-	if vfs.Type != unix.CGROUP2_SUPER_MAGIC {
-		return 0, ErrNotCgroup
-	}
-	var st unix.Stat_t
-	if err := unix.Stat(dir, &st); err != nil {
-		return 0, err
-	}
-	return st.Ino, nil
+	return inode(info), nil
 }
 
 // Dir is the directory of a cgroup by its id.
 func Dir(id uint64) (string, error) {
+	if dir, ok := found.Load(id); ok {
+		if now, err := idOf(dir.(string)); err == nil && now == id {
+			return dir.(string), nil
+		}
+		found.Delete(id)
+	}
+	return walkTo(id)
+}
+
+func walkTo(id uint64) (string, error) {
 	mount, err := Mount()
 	if err != nil {
 		return "", err
 	}
-	found := ""
+	at := ""
 	err = filepath.WalkDir(mount, func(path string, d fs.DirEntry, err error) error {
 		if err != nil || !d.IsDir() {
 			return nil // it has just gone, or is a file
 		}
 		info, err := d.Info()
 		if err == nil && inode(info) == id {
-			found = path
+			at = path
 			return fs.SkipAll
 		}
 		return nil
 	})
-	if err == nil && found == "" {
+	if err == nil && at == "" {
 		err = fmt.Errorf("cgroup with id %d: %w", id, ErrGone)
 	}
-	return found, err
+	return at, err
 }
 
 func inode(info fs.FileInfo) uint64 {

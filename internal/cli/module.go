@@ -99,7 +99,9 @@ func printCost(w io.Writer, c *v1alpha1.Cost) {
 		return
 	}
 	fmt.Fprintln(w)
-	line(w, "COST ON", "DIRECTION", "MEDIAN", "WORST", "AT LEAST", "WORST PACKET")
+	if len(c.Latency) > 0 {
+		line(w, "COST ON", "DIRECTION", "MEDIAN", "WORST", "AT LEAST", "WORST PACKET")
+	}
 	for _, l := range c.Latency {
 		line(w, l.Hook, l.Direction, nanoseconds(l.Median), nanoseconds(l.Worst), nanoseconds(l.Least), l.Packet)
 	}

@@ -63,6 +63,7 @@ func describeService(w io.Writer, s v1alpha1.Service) {
 	field(w, "Labels", printLabels(s.Metadata.Labels))
 	field(w, "Found by", foundBy(s.Spec))
 	field(w, "Addresses", strings.Join(status.Addresses, ", "))
+	field(w, "Sockets", strings.Join(status.Sockets, ", "))
 	printConditions(w, status.Conditions)
 	for _, l := range status.Links {
 		fmt.Fprintln(w)

@@ -16,7 +16,7 @@ import (
 // to redirect no more (its map off), and then sockets are taken out as they are found to hold none. A message may be under way
 // from the program's verdict to the receiver's queue when off is set: it gets there within settleTime, a few microseconds
 // unless its sender is kept from running.
-const settleTime = 50 * time.Millisecond
+const settleTime = 100 * time.Millisecond
 
 // setOff tells the module's programs whether to redirect no more.
 func (s *sockets) setOff(off bool) error {
@@ -84,9 +84,9 @@ func (s *sockets) letGo() (gone int, err error) {
 	return gone, nil
 }
 
-// leaveTime is how long a module that leaves waits for its sockets. Those that still hold bytes then stay with the kernel's parts of
-// the module, plain TCP otherwise, until they are closed.
-const leaveTime = 10 * time.Second
+// leaveTime is how long a module that leaves waits for its sockets. Those that still hold bytes then stay with the kernel's
+// parts of the module, plain TCP otherwise, until they are closed. Tests have it shorter.
+var leaveTime = 10 * time.Second
 
 // DrainingError tells that sockets hold redirected bytes that nobody has read.
 type DrainingError struct {

@@ -5,6 +5,7 @@ package dataplane
 import (
 	"errors"
 	"fmt"
+	"os"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
@@ -19,8 +20,11 @@ type HookView struct {
 
 // View looks at a point, foreign programs included. What cannot be read, for want of rights, is left out.
 func (d *Dataplane) View(p Point) HookView {
-	if p.Side == OnXDP {
+	switch p.Side {
+	case OnXDP:
 		return viewXDP(p.Ifindex)
+	case OnSockets:
+		return HookView{Mode: ModeCgroup, Programs: cgroupPrograms(p)}
 	}
 	v := HookView{Mode: ModeClsact}
 	if d.tcx {
@@ -29,6 +33,27 @@ func (d *Dataplane) View(p Point) HookView {
 	}
 	v.Programs = append(v.Programs, clsactPrograms(p)...)
 	return v
+}
+
+// cgroupPrograms lists the programs on sockets of a cgroup itself; those of the cgroups above run, too.
+func cgroupPrograms(p Point) (out []string) {
+	dir, err := dirOf(p)
+	if err != nil {
+		return nil
+	}
+	f, err := os.Open(dir)
+	if err != nil {
+		return nil
+	}
+	defer f.Close()
+	result, err := link.QueryPrograms(link.QueryOptions{Target: int(f.Fd()), Attach: ebpf.AttachCGroupSockOps})
+	if err != nil {
+		return nil
+	}
+	for _, prog := range result.Programs {
+		out = append(out, describeProgram(prog.ID))
+	}
+	return out
 }
 
 func viewXDP(ifindex int) HookView {

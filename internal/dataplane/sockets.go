@@ -26,6 +26,9 @@ const (
 	drainedMap  = "drained"
 )
 
+// SocketsPrefix begins the names of Kerb's programs on sockets.
+const SocketsPrefix = "kerb_"
+
 // sockets are the programs of one module for sockets, in the kernel.
 type sockets struct {
 	progs map[string]*ebpf.Program // all, services, messages, drain; what the module has of them
@@ -59,7 +62,7 @@ func (s *sockets) load(g *generation, spec *ebpf.CollectionSpec) error {
 		if prog.Type == ebpf.SkMsg {
 			name = messagesPin
 		}
-		prog.Name = "kerb_" + name
+		prog.Name = SocketsPrefix + name
 		loaded, err := loadOn(g, prog)
 		if err != nil {
 			return rejected(err, []string{g.Name})
@@ -140,7 +143,7 @@ func cgroupError(dir string, err error) error {
 	case errors.Is(err, os.ErrNotExist), errors.Is(err, unix.ENODEV):
 		return fmt.Errorf("cgroup %s: %w", dir, ErrGone)
 	case errors.Is(err, unix.EPERM):
-		return fmt.Errorf("cgroup %s: %w: a program on it or above it allows no others (%w); see it with: bpftool cgroup tree", dir, ErrBusy, err)
+		return fmt.Errorf("cgroup %s: %w: a program there or above allows no others (%w): bpftool cgroup tree", dir, ErrBusy, err)
 	case errors.Is(err, unix.E2BIG):
 		return fmt.Errorf("cgroup %s: %w: 64 programs are there already, which is all that the kernel runs (%w)", dir, ErrBusy, err)
 	}

@@ -13,6 +13,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/features"
+
 	"github.com/kerb-edge/kerb/internal/cgroup"
 	"github.com/kerb-edge/kerb/internal/cgroup/cgrouptest"
 	"github.com/kerb-edge/kerb/sdk"
@@ -73,7 +77,16 @@ func (p pair) expect(t testing.TB, text string) {
 	}
 }
 
+// needSockets skips on kernels that testdata/sockets does not run on (before Linux 5.15).
+func needSockets(t *testing.T) {
+	t.Helper()
+	if err := features.HaveProgramHelper(ebpf.SockOps, asm.FnGetNetnsCookie); errors.Is(err, ebpf.ErrNotSupported) {
+		t.Skip(err)
+	}
+}
+
 func TestSocketsLoadedAlone(t *testing.T) {
+	needSockets(t)
 	dir := cgrouptest.New(t, "", "kdp")
 	cgrouptest.Enter(t, dir)
 	l, err := LoadSockets(socketsModule(t, "sockets", nil))
@@ -109,6 +122,7 @@ type socketsWorld struct {
 
 func newSocketsWorld(t *testing.T) *socketsWorld {
 	t.Helper()
+	needSockets(t)
 	w := &socketsWorld{root: filepath.Join("/sys/fs/bpf", fmt.Sprintf("kdp-%d", os.Getpid())), dir: cgrouptest.New(t, "", "kdp")}
 	cgrouptest.Enter(t, w.dir)
 	found, err := cgroup.Find(w.dir)
@@ -205,6 +219,9 @@ func TestSocketsAreDrained(t *testing.T) {
 	m := socketsModule(t, "sockets", nil)
 	w.deploy(t, m, "")
 	maps := w.maps(t, m)
+	for range 50 { // more sockets than drain finds at once
+		connect(t)
+	}
 	idle, busy := connect(t), connect(t)
 	busy.send(t, "before")
 	if err := w.Detach(w.point); err != nil {
@@ -234,6 +251,30 @@ func TestSocketsAreDrained(t *testing.T) {
 	}
 	busy.send(t, "plain")
 	busy.expect(t, "plain")
+}
+
+// Connections that do not read in time keep what the kernel has of the module, and their bytes.
+func TestSocketsStayWithWhoDoesNotRead(t *testing.T) {
+	before := leaveTime
+	leaveTime = 200 * time.Millisecond
+	defer func() { leaveTime = before }()
+	w := newSocketsWorld(t)
+	m := socketsModule(t, "sockets", nil)
+	w.deploy(t, m, "")
+	p := connect(t)
+	p.send(t, "redirected")
+	if err := w.Detach(w.point); err != nil {
+		t.Fatal(err)
+	}
+	chain := w.observe(t).Chains[0]
+	for w.RemoveChain(chain) != nil {
+		time.Sleep(20 * time.Millisecond)
+	}
+	if err := w.RemoveGeneration(m.Name, m.ID); err != nil {
+		t.Fatal(err)
+	}
+	p.send(t, "plain")
+	p.expect(t, "redirectedplain")
 }
 
 // A module that comes back before it has gone is as it was.

@@ -20,7 +20,6 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/kerb-edge/kerb/internal/cgroup"
 	"github.com/kerb-edge/kerb/internal/dataplane/probe"
 	"github.com/kerb-edge/kerb/internal/netlab"
 	"github.com/kerb-edge/kerb/internal/paths"
@@ -186,23 +185,6 @@ func TestBTFFile(t *testing.T) {
 		if got := btfFile(path); got.Status != want {
 			t.Errorf("%q: %+v", content, got)
 		}
-	}
-}
-
-func TestMounts(t *testing.T) {
-	const hybrid = `25 1 8:1 / / rw - ext4 /dev/sda1 rw
-30 25 0:26 / /sys/fs/cgroup/memory rw shared:9 - cgroup cgroup rw,memory
-31 25 0:27 / /sys/fs/cgroup/with\040space rw shared:10 master:2 - cgroup2 cgroup2 rw
-`
-	if got := cgroup.FindMount(strings.NewReader(hybrid), "cgroup2"); got != "/sys/fs/cgroup/with space" {
-		t.Errorf("found %q", got)
-	}
-	if got := cgroup.FindMount(strings.NewReader("30 25 0:26 / /cgroup2 rw - tmpfs cgroup2 rw\n"), "cgroup2"); got != "" {
-		t.Errorf("found %q where there is none", got)
-	}
-	path := filepath.Join(t.TempDir(), "mountinfo")
-	if got := cgroup2(path); got.Status != Warn || got.Remedy == "" {
-		t.Errorf("without mountinfo: %+v", got)
 	}
 }
 

@@ -28,7 +28,7 @@ const (
 const lowFiles = 2048
 
 func mounts(opts Options) []Check {
-	return []Check{bpffs(opts.Paths.BPF), cgroup2("/proc/self/mountinfo")}
+	return []Check{bpffs(opts.Paths.BPF), cgroup2()}
 }
 
 // redirected tells in what sockets whose bytes are redirected differ from TCP on this kernel: what the agent has found out, or else
@@ -105,18 +105,11 @@ func existing(path string) string {
 	return path
 }
 
-// cgroup2 finds the mount wherever it is: with version 1 beside it, it is not
-// at /sys/fs/cgroup.
-func cgroup2(mountinfo string) Check {
-	const name, remedy = "cgroup v2", "mkdir -p /run/kerb/cgroup2 && mount -t cgroup2 none /run/kerb/cgroup2"
-	f, err := os.Open(mountinfo)
+func cgroup2() Check {
+	const name = "cgroup v2"
+	mount, err := cgroup.Mount()
 	if err != nil {
-		return bad(Warn, name, remedy, "cannot read the mounts: %v", err)
-	}
-	defer f.Close()
-	mount := cgroup.FindMount(f, "cgroup2")
-	if mount == "" {
-		return bad(Warn, name, remedy, "not mounted: modules that attach to cgroups cannot run")
+		return bad(Warn, name, "mkdir -p /run/kerb/cgroup2 && mount -t cgroup2 none /run/kerb/cgroup2", "%v: modules on sockets cannot run", err)
 	}
 	return ok(name, "%s", mount)
 }

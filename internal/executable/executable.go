@@ -62,9 +62,14 @@ func (e *Examiner) Process(pid int, start uint64) (Facts, error) {
 	if err != nil || start != 0 && begun != start/tick {
 		return Facts{}, ErrGone
 	}
-	facts, err := e.program(dir)
+	files, err := open(dir)
+	defer files.close()
 	if now, goneErr := startOf(dir); goneErr != nil || now != begun || errors.Is(err, fs.ErrNotExist) {
 		return Facts{}, ErrGone
+	}
+	var facts Facts
+	if err == nil {
+		facts, err = e.program(files)
 	}
 	if err != nil {
 		return Facts{}, fmt.Errorf("examine process %d: %w", pid, err)
@@ -89,22 +94,60 @@ func startOf(dir string) (uint64, error) {
 	return strconv.ParseUint(fields[starttime], 10, 64)
 }
 
-func (e *Examiner) program(dir string) (Facts, error) {
+// opened is what a process runs, which can be examined also when it has ended.
+type opened struct {
+	path  string     // of the executable, as the process sees it
+	files []*os.File // the executable first
+}
+
+func (o *opened) close() {
+	for _, f := range o.files {
+		f.Close()
+	}
+}
+
+// open opens everything before anything is examined: some processes end soon.
+func open(dir string) (*opened, error) {
 	path, err := os.Readlink(dir + "/exe")
+	o := &opened{path: strings.TrimSuffix(path, " (deleted)")}
 	if err != nil {
-		return Facts{}, err
+		return o, err
 	}
-	main, id, err := e.file(dir + "/exe")
-	if err != nil {
-		return Facts{}, err
-	}
-	facts := Facts{Path: strings.TrimSuffix(path, " (deleted)"), Device: kernelDevice(id.dev), Inode: id.ino, Go: main.goVersion, Uses: slices.Clone(main.uses)}
 	libraries, err := mapped(dir)
 	if err != nil {
+		return o, err
+	}
+	for _, name := range append([]string{dir + "/exe"}, libraries...) {
+		f, err := os.Open(name)
+		if err != nil {
+			return o, explain(err)
+		}
+		o.files = append(o.files, f)
+	}
+	return o, o.same(dir)
+}
+
+// same checks that the process still runs what was opened first: execve(2) keeps the process, and changes the program.
+func (o *opened) same(dir string) error {
+	was, err := o.files[0].Stat()
+	if err != nil {
+		return err
+	}
+	is, err := os.Stat(dir + "/exe")
+	if err == nil && !os.SameFile(was, is) {
+		err = fs.ErrNotExist
+	}
+	return err
+}
+
+func (e *Examiner) program(o *opened) (Facts, error) {
+	main, id, err := e.file(o.files[0])
+	if err != nil {
 		return Facts{}, err
 	}
-	for _, name := range libraries {
-		library, _, err := e.file(name)
+	facts := Facts{Path: o.path, Device: kernelDevice(id.dev), Inode: id.ino, Go: main.goVersion, Uses: slices.Clone(main.uses)}
+	for _, f := range o.files[1:] {
+		library, _, err := e.file(f)
 		if errors.Is(err, errNoELF) { // machine code that a runtime has kept for later
 			continue
 		}
@@ -115,9 +158,6 @@ func (e *Examiner) program(dir string) (Facts, error) {
 	}
 	slices.Sort(facts.Uses)
 	facts.Uses = slices.Compact(facts.Uses)
-	if _, now, err := e.file(dir + "/exe"); err != nil || now != id {
-		return Facts{}, ErrGone // execve(2) keeps the process, and changes the program
-	}
 	return facts, nil
 }
 
@@ -145,12 +185,7 @@ func mapped(dir string) (names []string, err error) {
 }
 
 // file examines a file, once.
-func (e *Examiner) file(name string) (*contents, identity, error) {
-	f, err := os.Open(name)
-	if err != nil {
-		return nil, identity{}, explain(err)
-	}
-	defer f.Close()
+func (e *Examiner) file(f *os.File) (*contents, identity, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
 		return nil, identity{}, err

@@ -45,7 +45,7 @@ func TestPrograms(t *testing.T) {
 			if err != nil || len(found) == 0 {
 				t.Skip("not installed")
 			}
-			c, _, err := e.file(found[0])
+			c, _, err := e.named(found[0])
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -181,17 +181,27 @@ func TestRemembers(t *testing.T) {
 	if err := os.WriteFile(path, data, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	first, id, err := e.file(path)
+	first, id, err := e.named(path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if again, _, _ := e.file(path); again != first {
+	if again, _, _ := e.named(path); again != first {
 		t.Error("examined twice")
 	}
 	if err := os.Truncate(path, 10); err != nil {
 		t.Fatal(err)
 	}
-	if _, now, err := e.file(path); now == id || !errors.Is(err, errNoELF) {
+	if _, now, err := e.named(path); now == id || !errors.Is(err, errNoELF) {
 		t.Errorf("%v, want %v", err, errNoELF)
 	}
+}
+
+// named examines the file of a name.
+func (e *Examiner) named(name string) (*contents, identity, error) {
+	f, err := os.Open(name)
+	if err != nil {
+		return nil, identity{}, err
+	}
+	defer f.Close()
+	return e.file(f)
 }

@@ -26,7 +26,7 @@ const (
 
 // What can be wrong with a data plane on sockets.
 var (
-	ErrSocketsEntry = errors.New("not what a data plane on sockets has: sockops programs named all or services or both, one sk_msg program, and a syscall program named drain")
+	ErrSocketsEntry = errors.New("not what a data plane on sockets has: sockops programs all or services, one sk_msg program, a syscall program drain")
 	ErrNoSocketMap  = errors.New("a sk_msg program needs exactly one map of type SOCKHASH, which it is attached to")
 	ErrNoDrain      = errors.New("needs a map off (ARRAY of u32) and a map drained (HASH with the keys of the SOCKHASH), neither in maps.config")
 )

@@ -150,7 +150,7 @@ func TestBadInput(t *testing.T) {
 		detail   string
 	}{
 		"unknown field":      {edit(`"attach"`, `"atach":1,"attach"`), "Module count", "spec.atach", "unknown field; known are attach, budget, config"},
-		"unknown deep field": {edit(`"services"`, `"servces":"*","services"`), "Module count", "spec.attach.servces", "known are interfaces, services"},
+		"unknown deep field": {edit(`"services"`, `"servces":"*","services"`), "Module count", "spec.attach.servces", "known are cgroups, interfaces, services"},
 		"unknown top field":  {edit(`"kind"`, `"extra":1,"kind"`), "Module count", "extra", "unknown field"},
 		"wrong case":         {edit(`"package"`, `"Package"`), "Module count", "spec", "package"},
 		"wrong type":         {edit(`"services":"*"`, `"services":["*"]`), "Module count", "spec.attach.services", "expected string"},

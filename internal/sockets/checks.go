@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"runtime"
 	"sync"
 	"time"
 
@@ -16,9 +17,10 @@ import (
 
 // check tries one behaviour on a new connection. An error says what was otherwise than with TCP.
 type check struct {
-	name string
-	mode mode
-	try  func(*pair) error
+	name  string
+	mode  mode
+	try   func(*pair) error
+	races bool // it passes by chance when one of its threads does not run in time
 }
 
 // Names of behaviours that decide which programs can be served.
@@ -29,34 +31,36 @@ const (
 	SplicePassed     = "splicePassed"
 	WaitAll          = "waitAll"
 	Urgent           = "urgent"
+	Interrupted      = "interrupted"
 	Integrity        = "integrity"
 )
 
 var checks = []check{
-	{Integrity, redirected, integrity},
-	{"integrityPassed", passed, integrity},
-	{QueuedRedirected, redirected, queued},
-	{QueuedPassed, passed, queued},
-	{SpliceRedirected, redirected, spliced},
-	{SplicePassed, passed, spliced},
-	{"poll", redirected, polled},
-	{"epollEdge", redirected, edges},
-	{"peek", redirected, peek},
-	{WaitAll, redirected, waitAll},
-	{"waitAllPassed", passed, waitAll},
-	{"lowWater", redirected, lowWater},
-	{Urgent, redirected, urgent},
-	{"halfClose", redirected, halfClose},
-	{"endWhileWaiting", redirected, endWhileWaiting},
-	{"waitAfterShutdown", redirected, waitAfterShutdown},
-	{"backPressure", redirected, backPressure},
-	{"sendfile", redirected, sendfile},
-	{"zeroCopy", redirected, zeroCopy},
-	{"reset", redirected, reset},
-	{"resetUnread", redirected, resetUnread},
-	{"ktlsRefused", redirected, ktls},
-	{"tcpInfo", redirected, tcpInfo},
-	{"memory", redirected, memory},
+	{Integrity, redirected, integrity, false},
+	{"integrityPassed", passed, integrity, false},
+	{QueuedRedirected, redirected, queued, false},
+	{QueuedPassed, passed, queued, false},
+	{SpliceRedirected, redirected, spliced, false},
+	{SplicePassed, passed, spliced, false},
+	{"poll", redirected, polled, false},
+	{"epollEdge", redirected, edges, false},
+	{"peek", redirected, peek, false},
+	{WaitAll, redirected, waitAll, true},
+	{"waitAllPassed", passed, waitAll, true},
+	{"lowWater", redirected, lowWater, false},
+	{Urgent, redirected, urgent, false},
+	{"halfClose", redirected, halfClose, false},
+	{"endWhileWaiting", redirected, endWhileWaiting, true},
+	{"waitAfterShutdown", redirected, waitAfterShutdown, true},
+	{Interrupted, redirected, interrupted, true},
+	{"backPressure", redirected, backPressure, false},
+	{"sendfile", redirected, sendfile, false},
+	{"zeroCopy", redirected, zeroCopy, false},
+	{"reset", redirected, reset, false},
+	{"resetUnread", redirected, resetUnread, false},
+	{"ktlsRefused", redirected, ktls, false},
+	{"tcpInfo", redirected, tcpInfo, false},
+	{"memory", redirected, memory, false},
 }
 
 // integrity: random bytes in messages of random sizes, both ways at once.
@@ -233,7 +237,7 @@ func lowWater(p *pair) error {
 	return errors.Join(send(p.a, hello[4:]), receive(p.b, hello))
 }
 
-// urgent: the byte of MSG_OOB is not among the others.
+// urgent: the byte of MSG_OOB is not among the others, and can be read before them.
 func urgent(p *pair) error {
 	if err := errors.Join(p.exchange(), send(p.a, hello)); err != nil {
 		return err
@@ -241,14 +245,14 @@ func urgent(p *pair) error {
 	if err := unix.Sendto(p.a, []byte("!"), unix.MSG_OOB|unix.MSG_NOSIGNAL, nil); err != nil {
 		return fmt.Errorf("send(MSG_OOB): %w", err)
 	}
-	if err := errors.Join(send(p.a, hello), receive(p.b, hello)); err != nil {
+	if err := send(p.a, hello); err != nil {
 		return err
 	}
 	got := make([]byte, 1)
 	if _, _, err := unix.Recvfrom(p.b, got, unix.MSG_OOB); err != nil || got[0] != '!' {
 		return errors.Join(err, errors.New("urgent data comes among the other"))
 	}
-	return receive(p.b, hello)
+	return errors.Join(receive(p.b, hello), receive(p.b, hello))
 }
 
 // halfClose: what was sent before shutdown(WR) arrives, then the end, and the other direction goes on.
@@ -302,6 +306,33 @@ func waitAfterShutdown(p *pair) error {
 	}
 	return errors.Join(err, <-sent)
 }
+
+// interrupted: a recv(2) that waits goes on waiting after a signal (SA_RESTART).
+func interrupted(p *pair) error {
+	if err := errors.Join(p.exchange(), unix.SetsockoptTimeval(p.b, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{})); err != nil {
+		return err // with a limit to its time it would not go on
+	}
+	thread, received := make(chan int, 1), make(chan error, 1)
+	go func() {
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		thread <- unix.Gettid()
+		received <- receive(p.b, hello)
+	}()
+	id := <-thread
+	pause()
+	err := unix.Tgkill(unix.Getpid(), id, unix.SIGURG) // which Go's runtime sends to its threads, too
+	pause()
+	err = errors.Join(err, send(p.a, hello))
+	receiveErr := <-received
+	if errors.Is(receiveErr, unix.EAGAIN) {
+		receiveErr = errors.New("a recv(2) that waits ends with EAGAIN when a signal comes")
+	}
+	return errors.Join(err, receiveErr)
+}
+
+// pause lets what was begun take effect.
+func pause() { time.Sleep(20 * time.Millisecond) }
 
 // mostUnread is far more than the buffers of both ends together are by default.
 const mostUnread = 64 << 20 // bytes

@@ -21,8 +21,8 @@ func Known(file string) (Result, bool) {
 	var k known
 	data, err := os.ReadFile(file)
 	boot, bootErr := bootID()
-	if err != nil || bootErr != nil || json.Unmarshal(data, &k) != nil || k.Boot != boot {
-		return Result{}, false
+	if err != nil || bootErr != nil || json.Unmarshal(data, &k) != nil || k.Boot != boot || len(k.Result.Checks) != len(checks)+len(waiting) {
+		return Result{}, false // also that of another version, which had other checks
 	}
 	return k.Result, true
 }

@@ -116,8 +116,7 @@ func (a *Accelerator) read(ctx context.Context, live sdk.Live, to chan<- event) 
 
 // apply writes the config. The mode comes last when it switches on, and first when it switches off.
 func (a *Accelerator) apply(live sdk.Live) error {
-	a.memory.load(live.Module)
-	entry := a.entry()
+	entry := a.entry(live.Kernel)
 	if !a.trusts(live.Kernel) {
 		entry.Mode = modeOff
 	}
@@ -136,7 +135,7 @@ func (a *Accelerator) apply(live sdk.Live) error {
 			return err
 		}
 	}
-	if err := errors.Join(a.setMembers(live), a.judgeAll(live)); err != nil {
+	if err := errors.Join(a.judgeAll(live), a.setMembers(live)); err != nil {
 		return err
 	}
 	counts, err := readCounts(live.Maps)

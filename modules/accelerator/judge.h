@@ -58,14 +58,14 @@ static __noinline int accel_describe(struct accel_event *e, __u64 netns, __u32 p
 	return bpf_probe_read_kernel(e->comm, sizeof(e->comm), task->comm);
 }
 
-/* Asks the control plane about the process that this code runs in: once, and again after 10 s without an answer. */
+/* Asks the control plane about the process that this code runs in: once, and again after a second without an answer, as some have ended when they are looked at. */
 static __always_inline void accel_ask(const struct accel_file *f, __u64 netns, __u32 port, __u32 listens)
 {
 	struct accel_executable asked = {.verdict = ACCEL_ASKED, .since = bpf_ktime_get_ns()}, *known;
 	struct accel_event *e;
 
 	known = bpf_map_lookup_elem(&executables, f);
-	if (!f->inode || (known && (known->verdict != ACCEL_ASKED || asked.since - known->since < 10000000000ull)))
+	if (!f->inode || (known && (known->verdict != ACCEL_ASKED || asked.since - known->since < 1000000000ull)))
 		return;
 	e = bpf_ringbuf_reserve(&events, sizeof(*e), 0);
 	if (!e)

@@ -188,7 +188,7 @@ struct accel_event {
 	__u64 start; /* of the process, ns since boot, as in /proc/PID/stat */
 	__u32 pid;   /* in the first pid namespace */
 	__u32 port;
-	__u32 listens; /* 1: it listens on it; 0: it connects to it */
+	__u32 listens; /* 1: it listens on it; 0: it connects to it, or without a port sends on a socket that it has from another process */
 	__u32 zero;
 	char comm[16];
 };

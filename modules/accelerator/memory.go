@@ -175,14 +175,11 @@ func (a *Accelerator) tell(live sdk.Live, p *program) error {
 // judgeAll judges anew, by another config or on another kernel. What the data plane has caught stays so, unless the config says
 // otherwise.
 func (a *Accelerator) judgeAll(live sdk.Live) error {
-	table, err := live.Maps.Get(mapExecutables)
+	told, err := told(live.Maps)
 	if err != nil {
 		return err
 	}
-	told, err := tableOf[fileKey, executableEntry](table)
-	if err != nil {
-		return fmt.Errorf("read map %s: %w", mapExecutables, err)
-	}
+	a.memory.load(live.Module, told)
 	for _, p := range a.memory.all() {
 		if p.Facts == nil || told[p.File].Verdict == caught && !a.allows(p.Facts.Path, p.Comm) {
 			continue
@@ -226,6 +223,9 @@ func (a *Accelerator) judge(k sdk.Kernel, p *program) (verdict uint32, why strin
 	}
 	if len(uses) > 0 {
 		return unsafe, "on this kernel: it may use " + strings.Join(uses, "; and ")
+	}
+	if k.Sockets["interrupted"] {
+		return allowed, ""
 	}
 	return safe, ""
 }
@@ -282,9 +282,8 @@ func (f fileKey) bytes() []byte {
 	return out
 }
 
-// saved is the file of a module's memory. Numbers of files and processes mean something until the node starts anew.
+// saved is the file of a module's memory.
 type saved struct {
-	Boot     string
 	Programs []program
 	Services map[uint32]string
 }
@@ -293,13 +292,9 @@ func stateFile(module string) string {
 	return filepath.Join(os.Getenv("STATE_DIRECTORY"), "accelerator-"+module+".json")
 }
 
-func bootID() string {
-	id, _ := os.ReadFile("/proc/sys/kernel/random/boot_id")
-	return strings.TrimSpace(string(id))
-}
-
-// load reads it, once.
-func (s *memory) load(module string) {
+// load reads it, once. Numbers of files and processes mean something until the node starts anew: those programs are believed that
+// the data plane, which starts anew with it, has asked about.
+func (s *memory) load(module string, told map[fileKey]executableEntry) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.loaded || os.Getenv("STATE_DIRECTORY") == "" {
@@ -311,13 +306,15 @@ func (s *memory) load(module string) {
 	if err == nil {
 		err = json.Unmarshal(data, &was)
 	}
-	if err != nil || was.Boot == "" || was.Boot != bootID() {
+	if err != nil {
 		return // they are asked about again
 	}
 	for i := range was.Programs {
 		p := &was.Programs[i]
-		p.Tries = 0
-		s.known[p.File] = p
+		if _, asked := told[p.File]; asked {
+			p.Tries = 0
+			s.known[p.File] = p
+		}
 	}
 	maps.Copy(s.services, was.Services)
 }
@@ -333,7 +330,7 @@ func (s *memory) save(module string) {
 	if !changed {
 		return
 	}
-	data, err := json.Marshal(saved{bootID(), s.all(), services})
+	data, err := json.Marshal(saved{s.all(), services})
 	if err == nil {
 		err = os.WriteFile(stateFile(module)+".new", data, 0o600)
 	}

@@ -62,6 +62,8 @@ static __always_inline void accel_check_process(struct accel_end *e)
 	e->process = process;
 	f = accel_current_file();
 	why = f.inode ? accel_judge(&f) : ACCEL_FINE; /* the kernel's own threads send for those that they work for */
+	if (why == ACCEL_UNJUDGED)
+		accel_ask(&f, e->netns, 0, 0);
 	if (why != ACCEL_FINE)
 		accel_stop(e, why);
 }

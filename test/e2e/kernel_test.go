@@ -165,13 +165,22 @@ func (n *node) objects() objects {
 		switch {
 		case strings.Contains(path, "/links/"):
 			o.addLink(n.t, path)
-		case strings.HasPrefix(filepath.Base(path), "prog"):
+		case isProgram(path):
 			o.addProgram(n.t, path)
 		default:
 			o.addMap(n.t, path)
 		}
 	}
 	return o
+}
+
+// isProgram tells programs among the pins from maps: by their names, and on sockets the member stands for a program, too.
+func isProgram(path string) bool {
+	name := filepath.Base(path)
+	if !strings.Contains(path, "/chains/sockets_") {
+		return strings.HasPrefix(name, "prog")
+	}
+	return name != "sockets" && name != "off" && name != "drained"
 }
 
 func (o objects) addLink(t *testing.T, path string) {

@@ -30,6 +30,7 @@ type node struct {
 	state, run, bpf string
 	binary          string
 	stampDir        string   // package of module stamp
+	cgroup          string   // of services; empty for the root
 	agent           *process // nil while none runs
 }
 
@@ -118,7 +119,7 @@ func (n *node) logFile() string { return filepath.Join(n.dir, "agent.log") }
 // start runs an agent and returns when it answers.
 func (n *node) start() {
 	n.t.Helper()
-	n.agent = n.launch(n.flags()...)
+	n.agent = n.launch(append(n.flags(), "--cgroup", n.cgroup)...)
 	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(20 * time.Millisecond) {
 		if n.kerb("status").code == 0 {
 			return

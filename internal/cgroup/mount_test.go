@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cgroup
+
+import (
+	"errors"
+	"strings"
+	"testing"
+)
+
+func TestMount(t *testing.T) {
+	const hybrid = `25 1 8:1 / / rw - ext4 /dev/sda1 rw
+30 25 0:26 / /sys/fs/cgroup/memory rw shared:9 - cgroup cgroup rw,memory
+31 25 0:27 / /sys/fs/cgroup/with\040space rw shared:10 master:2 - cgroup2 cgroup2 rw
+`
+	if got, err := mountIn(strings.NewReader(hybrid)); got != "/sys/fs/cgroup/with space" || err != nil {
+		t.Errorf("%q, %v", got, err)
+	}
+	for _, none := range []string{"", "30 25 0:26 / /cgroup2 rw - tmpfs cgroup2 rw\n"} {
+		if got, err := mountIn(strings.NewReader(none)); !errors.Is(err, ErrNotMounted) {
+			t.Errorf("%q, %v where there is none", got, err)
+		}
+	}
+}
+
+// An id that nobody has looked up by its path is found by a walk.
+func TestWalk(t *testing.T) {
+	root, err := Find("/")
+	if err != nil {
+		t.Skip(err)
+	}
+	want, err := Dir(root.ID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := walkTo(root.ID); err != nil || got != want {
+		t.Errorf("%s, %v, want %s", got, err, want)
+	}
+	if _, err := walkTo(1 << 60); !errors.Is(err, ErrGone) {
+		t.Errorf("an id of nobody: %v", err)
+	}
+}

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package accelerator
+
+import (
+	"net/http"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+)
+
+// disturbances are what an operator, or bad luck, does to a module that works. Each leaves it working.
+var disturbances = []struct {
+	what string
+	do   func(*node)
+}{
+	{"kill -9 of the agent", func(n *node) {
+		n.kill()
+		time.Sleep(100 * time.Millisecond)
+		n.start()
+	}},
+	{"another mode", func(n *node) {
+		for _, mode := range []string{"redirect-all", "off", "adaptive"} {
+			config := allowed()
+			config["mode"] = mode
+			n.apply(accelerator(config))
+			time.Sleep(200 * time.Millisecond)
+		}
+	}},
+	{"removal of the module", func(n *node) {
+		n.must(http.MethodDelete, "/v1/modules/fast", nil, nil)
+		n.eventually("the module is gone", func() bool { return n.entries("members") < 0 })
+		time.Sleep(200 * time.Millisecond)
+		n.apply(accelerator(allowed()))
+	}},
+	{"removal of a service", func(n *node) {
+		n.must(http.MethodDelete, "/v1/services/a", nil, nil)
+		n.eventually("one service is accelerated", func() bool { return n.entries("members") == 1 })
+		n.apply(service(n.a))
+	}},
+	{"purge", func(n *node) {
+		n.kill()
+		n.purge()
+		if _, err := os.Stat(filepath.Join(pins, filepath.Base(n.dir))); !os.IsNotExist(err) {
+			n.t.Errorf("pins are left: %v", err)
+		}
+		time.Sleep(200 * time.Millisecond)
+		n.start()
+		n.apply(service(n.a), service(n.b), accelerator(allowed()))
+	}},
+}
+
+// The agent is killed, the module changed, removed and purged in the middle of conversations. None of them notices, and the next
+// ones are accelerated again.
+func TestDisturbed(t *testing.T) {
+	if plain {
+		t.Skip("there is nothing to disturb")
+	}
+	n := newAcceleratedNode(t, allowed())
+	s := newSoak(n, blocking)
+	end := time.Now().Add(soakTime(t, 0))
+	for done := 0; done < len(disturbances) || time.Now().Before(end); done++ {
+		d := disturbances[done%len(disturbances)]
+		begin := time.Now()
+		d.do(n)
+		n.settled()
+		before := n.account().Bytes
+		n.eventually("connections are accelerated after "+d.what, func() bool { return n.account().Bytes > before })
+		t.Logf("%s: %v", d.what, time.Since(begin).Round(time.Millisecond))
+	}
+	s.finish()
+	n.empty()
+}

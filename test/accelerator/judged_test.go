@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package accelerator
+
+import (
+	"net/http"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	modules "github.com/kerb-edge/kerb/modules/accelerator"
+)
+
+// account is what the module says it did, over all pairs of services.
+func (n *node) account() (sum modules.PairReport) {
+	n.t.Helper()
+	var pairs []modules.PairReport
+	n.must(http.MethodGet, "/v1/modules/fast/pairs", nil, &pairs)
+	sum.Refused = map[string]uint64{}
+	for _, p := range pairs {
+		sum.Offered += p.Offered
+		sum.Paired += p.Paired
+		sum.Accelerated += p.Accelerated
+		sum.Left += p.Left
+		sum.Messages += p.Messages
+		sum.Bytes += p.Bytes
+		for reason, connections := range p.Refused {
+			sum.Refused[reason] += connections
+		}
+	}
+	return sum
+}
+
+// executables are what the module thinks of programs, by name.
+func (n *node) executables() map[string]modules.ExecutableReport {
+	n.t.Helper()
+	var all []modules.ExecutableReport
+	n.must(http.MethodGet, "/v1/modules/fast/executables", nil, &all)
+	found := map[string]modules.ExecutableReport{}
+	for _, x := range all {
+		found[filepath.Base(x.Path)] = x
+	}
+	return found
+}
+
+// known runs something again and again until the module knows the programs in it: the first connection of each is plain.
+func (n *node) known(run func(), programs ...string) {
+	n.t.Helper()
+	run()
+	if plain {
+		return
+	}
+	n.eventually("the module has judged "+strings.Join(programs, " and "), func() bool {
+		run()
+		found := n.executables()
+		return !slices.ContainsFunc(programs, func(name string) bool { return found[name].Path == "" })
+	})
+}
+
+// judged checks that the module tells what it thinks of each program that ran: their connections were accelerated, or they are
+// kept out, with the reason.
+func (n *node) judged(programs ...string) {
+	n.t.Helper()
+	if plain {
+		return
+	}
+	safe, found := 0, n.executables()
+	for _, name := range programs {
+		x, ok := found[name]
+		switch {
+		case !ok:
+			n.t.Errorf("the module says nothing of %s: %+v", name, found)
+		case x.Verdict == "safe":
+			safe++
+		case x.Why == "":
+			n.t.Errorf("%s is %s, nobody says why", name, x.Verdict)
+		}
+		n.t.Logf("%s: %s %s %v", name, x.Verdict, x.Why, x.Uses)
+	}
+	sum := n.account()
+	n.t.Logf("%+v", sum)
+	if safe == len(programs) && sum.Bytes == 0 {
+		n.t.Error("all programs are safe, and nothing was accelerated")
+	}
+}

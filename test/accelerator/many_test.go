@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package accelerator
+
+import (
+	"os"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+)
+
+// everything enrols connections that would be left alone, as they are short.
+func everything(mode string) map[string]any {
+	return map[string]any{"mode": mode, "thresholds": map[string]any{"minTurns": 0}}
+}
+
+// number is one that the environment may say.
+func number(t *testing.T, name string, usual int) int {
+	t.Helper()
+	text := os.Getenv(name)
+	if text == "" {
+		return usual
+	}
+	n, err := strconv.Atoi(text)
+	if err != nil {
+		t.Fatalf("%s: %v", name, err)
+	}
+	return n
+}
+
+// empty checks that no connection has left anything in the module's maps.
+func (n *node) empty() {
+	n.t.Helper()
+	for _, name := range []string{"ends", "sockets", "offers"} {
+		n.eventually("map "+name+" is empty", func() bool { return n.entries(name) == 0 })
+	}
+}
+
+// Connections that end leave nothing behind: KERB_CONNECTIONS of them.
+func TestEntries(t *testing.T) {
+	n := newAcceleratedNode(t, everything("adaptive"))
+	count := number(t, "KERB_CONNECTIONS", 10_000)
+	server := n.serve(n.b)
+	n.warm(server)
+	client := n.startPeer(n.a, silence, append(append([]string{"brief", "4"}, to(addresses(n.b))...), strconv.Itoa(count))...)
+	if err := client.finish(); err != nil {
+		t.Error(err)
+	}
+	if err := server.finish(); err != nil {
+		t.Error(err)
+	}
+	if plain {
+		return
+	}
+	sum := n.account()
+	t.Logf("%+v", sum)
+	if int(sum.Accelerated) < count*9/10 {
+		t.Errorf("only %d of %d connections were accelerated", sum.Accelerated, count)
+	}
+	n.empty()
+}
+
+// warm returns when a server and its clients have been judged.
+func (n *node) warm(server *peer) {
+	n.t.Helper()
+	if plain {
+		return
+	}
+	n.eventually("connections are accelerated", func() bool {
+		client := n.startPeer(n.a, silence, append(append([]string{"brief", "1"}, to(addresses(n.b))...), "8")...)
+		if err := client.finish(); err != nil {
+			n.t.Fatal(err)
+		}
+		return n.account().Bytes > 0
+	})
+}
+
+// memory is what the kernel has taken for small objects of general use, in bytes: those of maps and of sockets in maps are among
+// them, while inodes and the like, of which others on the machine use many, are not.
+func memory(t *testing.T) (sum int) {
+	t.Helper()
+	caches, err := os.ReadFile("/proc/slabinfo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(caches)) {
+		words := strings.Fields(line) // name active_objs num_objs objsize ...
+		if strings.HasPrefix(words[0], "kmalloc-") && !strings.HasPrefix(words[0], "kmalloc-rcl-") {
+			objects, _ := strconv.Atoi(words[2])
+			size, _ := strconv.Atoi(words[3])
+			sum += objects * size
+		}
+	}
+	return sum
+}
+
+// held is the memory that connections take while they rest after some turns.
+func (n *node) held(server *peer, connections int) (grown int) {
+	n.t.Helper()
+	n.eventually("earlier connections are forgotten", func() bool { return plain || n.entries("ends") == 0 })
+	time.Sleep(time.Second) // the kernel frees later
+	before := memory(n.t)
+	client := n.startPeer(n.a, silence, append(append([]string{"hold", "8"}, to(addresses(n.b))...), strconv.Itoa(connections))...)
+	n.isReady(client)
+	grown = memory(n.t) - before
+	if !plain {
+		n.t.Logf("%d ends, %d of them in the map", n.entries("ends"), n.entries("sockets"))
+	}
+	if err := client.finish(); err != nil {
+		n.t.Error(err)
+	}
+	return grown
+}
+
+// The memory of 10,000 accelerated connections above that of as many plain ones, measured by KERB_MEMORY=1: all else on the
+// machine has to be at rest.
+func TestMemory(t *testing.T) {
+	if os.Getenv("KERB_MEMORY") == "" || plain {
+		t.Skip("KERB_MEMORY=1 measures on a machine at rest")
+	}
+	const connections, rounds, most = 10_000, 2, 16_000_000
+	n := newAcceleratedNode(t, everything("adaptive"))
+	server := n.serve(n.b)
+	n.warm(server)
+	n.held(server, connections) // the first fills caches
+	least := map[string]int{}
+	for range rounds {
+		for _, mode := range []string{"off", "adaptive"} {
+			n.apply(accelerator(everything(mode)))
+			bytes := n.held(server, connections)
+			t.Logf("%s: %.1f MB", mode, float64(bytes)/1e6)
+			if was, ok := least[mode]; !ok || bytes < was {
+				least[mode] = bytes
+			}
+		}
+	}
+	if err := server.finish(); err != nil {
+		t.Error(err)
+	}
+	if more := least["adaptive"] - least["off"]; more > most {
+		t.Errorf("%d accelerated connections take %d bytes more than plain ones, which are more than %d", connections, more, most)
+	}
+}

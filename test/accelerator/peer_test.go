@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package accelerator
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"os/exec"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/kerb-edge/kerb/internal/netlab"
+)
+
+const (
+	peerPort = 7001
+	// silence is how long a peer may say nothing, which it does every half second: then nothing of it runs any more.
+	silence = 15 * time.Second
+)
+
+// peer is a running testdata/peer.
+type peer struct {
+	what  string
+	cmd   *exec.Cmd
+	stdin io.Closer
+	bytes atomic.Int64 // received and right
+	ready chan struct{}
+	done  chan struct{}
+	last  string // its last line; after done
+	err   error  // how it ended, or that it was silent; after done
+}
+
+// startPeer runs one on a host. It hears its own watchdog, and is one to it.
+func (n *node) startPeer(h *netlab.Host, quiet time.Duration, args ...string) *peer {
+	n.t.Helper()
+	p := &peer{what: h.Name() + " " + strings.Join(args, " "), ready: make(chan struct{}), done: make(chan struct{})}
+	p.cmd = n.command(context.Background(), h, talker, args...)
+	stdin, err1 := p.cmd.StdinPipe()
+	stdout, err2 := p.cmd.StdoutPipe()
+	if err1 != nil || err2 != nil {
+		n.t.Fatal(err1, err2)
+	}
+	p.stdin = stdin
+	if err := p.cmd.Start(); err != nil {
+		n.t.Fatal(err)
+	}
+	n.t.Cleanup(p.kill)
+	go p.listen(stdout, quiet)
+	return p
+}
+
+func (p *peer) listen(stdout io.Reader, quiet time.Duration) {
+	defer close(p.done)
+	var silent atomic.Bool
+	watchdog := time.AfterFunc(quiet, func() {
+		silent.Store(true)
+		_ = p.cmd.Process.Kill()
+	})
+	for lines := bufio.NewScanner(stdout); lines.Scan(); watchdog.Reset(quiet) {
+		p.last = lines.Text()
+		p.hear(strings.Fields(p.last))
+	}
+	watchdog.Stop()
+	if p.err = p.cmd.Wait(); silent.Load() {
+		p.err = fmt.Errorf("it has said nothing for %v", quiet)
+	}
+}
+
+func (p *peer) hear(words []string) {
+	switch {
+	case len(words) == 3 && words[0] == "at":
+		n, _ := strconv.ParseInt(words[2], 10, 64)
+		p.bytes.Store(n)
+	case len(words) == 1: // "ready", "held"
+		close(p.ready)
+	}
+}
+
+// kill is kill -9.
+func (p *peer) kill() {
+	_ = p.cmd.Process.Signal(syscall.SIGCONT)
+	_ = p.cmd.Process.Kill()
+	<-p.done
+}
+
+// finish waits until a peer has done what it was asked to; a server does so until it is told to end.
+func (p *peer) finish() error {
+	_ = p.stdin.Close()
+	<-p.done
+	if p.err != nil {
+		return fmt.Errorf("peer %s: %w: %s", p.what, p.err, p.last)
+	}
+	return nil
+}
+
+// serve runs a server of conversations and returns when it listens.
+func (n *node) serve(h *netlab.Host, options ...string) *peer {
+	n.t.Helper()
+	p := n.startPeer(h, silence, append(options, "serve", strconv.Itoa(peerPort))...)
+	n.isReady(p)
+	return p
+}
+
+func (n *node) isReady(p *peer) {
+	n.t.Helper()
+	select {
+	case <-p.ready:
+	case <-p.done:
+		n.t.Fatalf("peer %s: %v: %s", p.what, p.err, p.last)
+	}
+}
+
+// addresses under which other hosts reach one.
+func addresses(h *netlab.Host) []string { return []string{h.Addr4().String(), h.Addr6().String()} }
+
+var loopback = []string{"127.0.0.1", "::1"}
+
+// to makes the end of a peer's command line.
+func to(addresses []string) []string {
+	return append(addresses[:len(addresses):len(addresses)], strconv.Itoa(peerPort))
+}
+
+// The harness notices every kind of fault of which it is to show the absence.
+func TestHarness(t *testing.T) {
+	n := newNode(t)
+	for _, fault := range []string{"none", "flip", "lose", "repeat", "swap", "mix", "stall", "early"} {
+		server := n.serve(n.b, "-t", "2")
+		client := n.startPeer(n.a, silence, append([]string{"-s", "1", "-t", "2", "-f", fault, "talk", "8"}, to(addresses(n.b))...)...)
+		time.Sleep(time.Second)
+		clientErr, serverErr := client.finish(), server.finish()
+		if noticed := clientErr != nil || serverErr != nil; noticed != (fault != "none") {
+			t.Errorf("%s: %v; %v", fault, clientErr, serverErr)
+		}
+		t.Logf("%s: %s; %s", fault, client.last, server.last)
+	}
+}
+
+// A process that does not run any more is noticed, too.
+func TestHarnessSilence(t *testing.T) {
+	n := newNode(t)
+	p := n.startPeer(n.b, time.Second, "serve", strconv.Itoa(peerPort))
+	n.isReady(p)
+	if err := p.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.finish(); err == nil || !strings.Contains(err.Error(), "said nothing") {
+		t.Errorf("a stopped peer: %v", err)
+	}
+}

@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package accelerator
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/kerb-edge/kerb/internal/netlab"
+)
+
+// soakTime is how long conversations go on: as long as KERB_SOAK says, or a moment.
+func soakTime(t *testing.T, usual time.Duration) time.Duration {
+	t.Helper()
+	text := os.Getenv("KERB_SOAK")
+	if text == "" {
+		return usual
+	}
+	lasts, err := time.ParseDuration(text)
+	if err != nil {
+		t.Fatalf("KERB_SOAK: %v", err)
+	}
+	return lasts
+}
+
+// soak is conversations between all of a node's services, and within one.
+type soak struct {
+	n       *node
+	options []string
+	servers []*peer
+	clients []*peer
+}
+
+const soakThreads = "6" // conversations of each client at a time
+
+// blocking peers wait in recv, where redirected sockets do not hide signals. Programs that do so take part when they are allowed to.
+const blocking = "-b"
+
+func allowed() map[string]any {
+	return map[string]any{"programs": map[string]any{"allow": []string{filepath.Base(talker)}}}
+}
+
+// newSoak starts conversations; their seed is told, for when one fails.
+func newSoak(n *node, options ...string) *soak {
+	n.t.Helper()
+	seed := rand.Uint64()
+	n.t.Logf("seed %d", seed)
+	s := &soak{n: n, options: append([]string{"-s", strconv.FormatUint(seed, 10)}, options...)}
+	for _, h := range []*netlab.Host{n.a, n.b} {
+		s.servers = append(s.servers, n.serve(h, s.options...))
+	}
+	s.clients = []*peer{s.talk(n.a, addresses(n.b)), s.talk(n.b, append(addresses(n.a), loopback...)), s.talk(n.a, loopback)}
+	return s
+}
+
+func (s *soak) talk(h *netlab.Host, addresses []string) *peer {
+	args := append(s.options[:len(s.options):len(s.options)], "talk", soakThreads)
+	return s.n.startPeer(h, silence, append(args, to(addresses)...)...)
+}
+
+// finish waits for all ends of all conversations, and checks that none went wrong. It returns how often a call that waits has
+// answered EAGAIN.
+func (s *soak) finish() (again int) {
+	s.n.t.Helper()
+	total := int64(0)
+	for _, p := range s.clients {
+		_ = p.stdin.Close() // all at once
+	}
+	for _, p := range append(s.clients, s.servers...) { // the servers end after their last conversation
+		if err := p.finish(); err != nil {
+			s.n.t.Error(err)
+		}
+		s.n.t.Logf("%s: %s", p.what, p.last)
+		var talks, cut, bytes, now int
+		if _, err := fmt.Sscanf(p.last, "done %d conversations, %d cut, %d bytes, %d EAGAIN", &talks, &cut, &bytes, &now); err != nil || talks == 0 {
+			s.n.t.Errorf("it has shown nothing: %v", err)
+		}
+		total += p.bytes.Load()
+		again += now
+	}
+	s.n.t.Logf("%.1f GB", float64(total)/1e9)
+	return again
+}
+
+// Conversations in all manners arrive byte for byte, and end as they should.
+func TestSoak(t *testing.T) {
+	for name, test := range map[string]struct {
+		config  map[string]any
+		options []string
+	}{"poll": {nil, nil}, "blocking": {allowed(), []string{blocking}}} {
+		t.Run(name, func(t *testing.T) {
+			n := newAcceleratedNode(t, test.config)
+			s := newSoak(n, test.options...)
+			time.Sleep(soakTime(t, 3*time.Second))
+			if again := s.finish(); again > 0 && test.config == nil {
+				t.Errorf("%d calls that wait have answered EAGAIN", again)
+			}
+			n.judged(filepath.Base(talker))
+		})
+	}
+}
+
+// Processes die in the middle of conversations: what arrives is right until then, and the other side gets an end.
+func TestKilledPeers(t *testing.T) {
+	n := newAcceleratedNode(t, allowed())
+	s := newSoak(n, blocking, "-c")
+	killed := 0
+	for end := time.Now().Add(soakTime(t, 3*time.Second)); time.Now().Before(end); killed++ {
+		time.Sleep(time.Duration(50+rand.IntN(250)) * time.Millisecond)
+		i := rand.IntN(2)
+		if rand.IntN(2) == 0 {
+			s.servers[i].kill()
+			s.servers[i] = n.serve([]*netlab.Host{n.a, n.b}[i], s.options...)
+		} else {
+			s.clients[i].kill()
+			s.clients[i] = s.talk([]*netlab.Host{n.a, n.b}[i], addresses([]*netlab.Host{n.b, n.a}[i]))
+		}
+	}
+	time.Sleep(500 * time.Millisecond)
+	s.finish()
+	n.judged(filepath.Base(talker))
+	t.Logf("%d processes killed", killed)
+}

@@ -1,0 +1,253 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"bytes"
+	"encoding/json"
+	"io"
+	"math/rand/v2"
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/cgroup/cgrouptest"
+	"github.com/kerb-edge/kerb/internal/netlab"
+)
+
+// newSocketsNode is a node whose agent looks for sockets in a cgroup of this test, which is in it too.
+func newSocketsNode(t *testing.T) *node {
+	t.Helper()
+	dir := cgrouptest.New(t, "", prefix)
+	n := newNode(t)
+	n.cgroup = dir
+	cgrouptest.Enter(t, dir)
+	n.start()
+	n.apply(n.both())
+	return n
+}
+
+// accelerator redirects between web and db whatever it can; this program has sockets that it would rather leave alone.
+func accelerator(selector string) v1.Module {
+	self := filepath.Base(os.Args[0])
+	return module("accel", "accelerator", selector, map[string]any{"mode": "redirect-all", "programs": map[string]any{"allow": []any{self}}})
+}
+
+// redirected is how many bytes were.
+func (n *node) redirected() (sum uint64) {
+	n.t.Helper()
+	var pairs []struct{ Bytes uint64 }
+	if r := n.kerb("module", "query", "accel", "pairs", "-j"); r.code != 0 || json.Unmarshal([]byte(r.stdout), &pairs) != nil {
+		return 0
+	}
+	for _, p := range pairs {
+		sum += p.Bytes
+	}
+	return sum
+}
+
+// talks are conversations between two hosts, in which every byte is checked, until they are ended.
+type talks struct {
+	t     *testing.T
+	ended chan struct{}
+	all   sync.WaitGroup
+	bytes uint64 // after finish
+	mu    sync.Mutex
+}
+
+func startTalks(t *testing.T, from, to *netlab.Host, count int) *talks {
+	t.Helper()
+	s := &talks{t: t, ended: make(chan struct{})}
+	var l net.Listener
+	err := to.Do(func() (err error) {
+		l, err = net.Listen("tcp", net.JoinHostPort(to.Addr4().String(), "0"))
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			s.all.Go(func() { s.answer(c) })
+		}
+	}()
+	for seed := range count {
+		var c net.Conn
+		err := from.Do(func() (err error) {
+			c, err = net.Dial("tcp", l.Addr().String())
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.all.Go(func() { s.talk(c, uint64(seed)) })
+	}
+	t.Cleanup(func() { l.Close() })
+	return s
+}
+
+// patience is how long a message may be under way before the conversation counts as hung.
+const patience = 20 * time.Second
+
+// answer sends everything back.
+func (s *talks) answer(c net.Conn) {
+	defer c.Close()
+	buf := make([]byte, 1<<16)
+	for {
+		n, err := c.Read(buf)
+		if err == io.EOF {
+			return
+		}
+		if err == nil {
+			_, err = c.Write(buf[:n])
+		}
+		if err != nil {
+			s.t.Errorf("server: %v", err)
+			return
+		}
+	}
+}
+
+func (s *talks) talk(c net.Conn, seed uint64) {
+	defer c.Close()
+	random, chunk, sum := rand.New(rand.NewPCG(seed, 1)), make([]byte, 1<<15), uint64(0)
+	bytesOf := rand.NewChaCha8([32]byte{byte(seed)})
+	for {
+		select {
+		case <-s.ended:
+			s.mu.Lock()
+			s.bytes += sum
+			s.mu.Unlock()
+			return
+		case <-time.After(time.Millisecond):
+		}
+		out := chunk[:1+random.IntN(len(chunk))]
+		_, _ = bytesOf.Read(out)
+		back := make([]byte, len(out))
+		_ = c.SetDeadline(time.Now().Add(patience))
+		if _, err := c.Write(out); err != nil {
+			s.t.Errorf("after %d bytes: %v", sum, err)
+			return
+		}
+		if _, err := io.ReadFull(c, back); err != nil || !bytes.Equal(back, out) {
+			s.t.Errorf("after %d bytes: %v, or other bytes than were sent", sum, err)
+			return
+		}
+		sum += uint64(len(out))
+	}
+}
+
+// finish returns the bytes that went there and back.
+func (s *talks) finish() uint64 {
+	s.t.Helper()
+	close(s.ended)
+	s.all.Wait()
+	return s.bytes
+}
+
+// The agent is killed, the module replaced, removed in mid-stream and put back: every byte arrives once and in order.
+func TestSocketsUnderTraffic(t *testing.T) {
+	n := newSocketsNode(t)
+	n.apply(accelerator("*"))
+	n.untilRedirected()
+	s := startTalks(t, n.web, n.db, 8)
+	for end, round := time.Now().Add(trafficTime(t)), 0; time.Now().Before(end); round++ {
+		fresh := startTalks(t, n.web, n.db, 2) // those that were there before the module came back stay with TCP
+		n.untilRedirected()
+		switch round % 4 {
+		case 0:
+			n.kill()
+			time.Sleep(100 * time.Millisecond)
+			n.start()
+		case 1:
+			n.must("module", "delete", "accel")
+			n.apply(accelerator("*"))
+		case 2:
+			n.must("module", "delete", "accel")
+			n.kill() // while it lets go of its sockets
+			n.start()
+			n.gone("accel")
+			n.apply(accelerator("*"))
+		case 3:
+			other := accelerator("*")
+			other.Spec.Config["thresholds"] = map[string]any{"backlog": 100_000 + round}
+			n.apply(other)
+		}
+		n.untilRedirected()
+		if fresh.finish() == 0 {
+			t.Errorf("round %d: nothing went through new connections", round)
+		}
+	}
+	n.stop()
+	n.must("purge", n.flags()...)
+	if sum := s.finish(); sum == 0 {
+		t.Error("nothing went through")
+	}
+}
+
+// untilRedirected waits until new connections are; the first one of a program may come before it is judged.
+func (n *node) untilRedirected() {
+	n.t.Helper()
+	before := n.redirected()
+	eventually(n.t, "connections are redirected", func() bool {
+		s := startTalks(n.t, n.web, n.db, 1)
+		time.Sleep(50 * time.Millisecond)
+		s.finish()
+		return n.redirected() > before
+	})
+}
+
+// gone waits until nothing of a module is pinned.
+func (n *node) gone(module string) {
+	n.t.Helper()
+	eventually(n.t, "module "+module+" is gone", func() bool {
+		_, err := os.Stat(filepath.Join(n.bpf, "modules", module))
+		return os.IsNotExist(err)
+	})
+}
+
+func TestSocketsPurge(t *testing.T) {
+	for name, end := range map[string]func(*node){"after SIGTERM": (*node).stop, "after kill -9": (*node).kill} {
+		t.Run(name, func(t *testing.T) {
+			n := newSocketsNode(t)
+			n.apply(accelerator("*"))
+			s := startTalks(t, n.web, n.db, 4)
+			time.Sleep(200 * time.Millisecond)
+			o := n.objects()
+			if len(o.programs) < 3 || len(o.links) != 1 {
+				t.Fatalf("before the purge: %+v", o)
+			}
+			end(n)
+			n.must("purge", append(n.flags(), "--all")...)
+			n.checkPurged(o)
+			if s.finish() == 0 {
+				t.Error("nothing went through")
+			}
+		})
+	}
+}
+
+// Two agents on one cgroup do not disturb each other, and a cgroup that is of no use is told of.
+func TestSocketsOfTwoAgents(t *testing.T) {
+	n := newSocketsNode(t)
+	n.apply(accelerator("*"))
+	other := newNodeIn(t, prefix+"o")
+	other.cgroup = n.cgroup
+	other.start()
+	other.apply(other.both())
+	other.apply(accelerator("*"))
+	n.untilRedirected()
+	other.untilRedirected()
+	s := startTalks(t, n.web, n.db, 2)
+	other.must("module", "delete", "accel")
+	s.finish()
+	n.untilRedirected()
+}
