@@ -73,7 +73,8 @@ func TestPostgres(t *testing.T) {
 		n.t.Helper()
 		return strings.TrimSpace(n.output(n.a, "psql", "-h", host, "-U", "postgres", "-qAtX", "-v", "ON_ERROR_STOP=1", "-c", query))
 	}
-	n.output(n.a, "pgbench", "-h", host, "-U", "postgres", "-i", "-q", "postgres")
+	n.known(func() { sql("SELECT pg_sleep(0.2)") }, "psql")
+	n.known(func() { n.output(n.a, "pgbench", "-h", host, "-U", "postgres", "-i", "-q", "postgres") }, "pgbench")
 	out := n.output(n.a, "pgbench", "-h", host, "-U", "postgres", "-c", "8", "-j", "2", "-t", "300", "-M", "prepared", "postgres")
 	if !strings.Contains(out, "actually processed: 2400/2400") {
 		t.Errorf("pgbench: %s", out)

@@ -5,6 +5,8 @@ package accelerator
 import (
 	"net/http"
 	"path/filepath"
+	"slices"
+	"strings"
 
 	modules "github.com/kerb-edge/kerb/modules/accelerator"
 )
@@ -29,6 +31,32 @@ func (n *node) account() (sum modules.PairReport) {
 	return sum
 }
 
+// executables are what the module thinks of programs, by name.
+func (n *node) executables() map[string]modules.ExecutableReport {
+	n.t.Helper()
+	var all []modules.ExecutableReport
+	n.must(http.MethodGet, "/v1/modules/fast/executables", nil, &all)
+	found := map[string]modules.ExecutableReport{}
+	for _, x := range all {
+		found[filepath.Base(x.Path)] = x
+	}
+	return found
+}
+
+// known runs something again and again until the module knows the programs in it: the first connection of each is plain.
+func (n *node) known(run func(), programs ...string) {
+	n.t.Helper()
+	run()
+	if plain {
+		return
+	}
+	n.eventually("the module has judged "+strings.Join(programs, " and "), func() bool {
+		run()
+		found := n.executables()
+		return !slices.ContainsFunc(programs, func(name string) bool { return found[name].Path == "" })
+	})
+}
+
 // judged checks that the module tells what it thinks of each program that ran: their connections were accelerated, or they are
 // kept out, with the reason.
 func (n *node) judged(programs ...string) {
@@ -36,17 +64,12 @@ func (n *node) judged(programs ...string) {
 	if plain {
 		return
 	}
-	var all []modules.ExecutableReport
-	n.must(http.MethodGet, "/v1/modules/fast/executables", nil, &all)
-	safe, found := 0, map[string]modules.ExecutableReport{}
-	for _, x := range all {
-		found[filepath.Base(x.Path)] = x
-	}
+	safe, found := 0, n.executables()
 	for _, name := range programs {
 		x, ok := found[name]
 		switch {
 		case !ok:
-			n.t.Errorf("the module says nothing of %s: %+v", name, all)
+			n.t.Errorf("the module says nothing of %s: %+v", name, found)
 		case x.Verdict == "safe":
 			safe++
 		case x.Why == "":

@@ -11,8 +11,8 @@ import (
 )
 
 // everything enrols connections that would be left alone, as they are short.
-func everything() map[string]any {
-	return map[string]any{"thresholds": map[string]any{"minTurns": 0}}
+func everything(mode string) map[string]any {
+	return map[string]any{"mode": mode, "thresholds": map[string]any{"minTurns": 0}}
 }
 
 // number is one that the environment may say.
@@ -39,11 +39,11 @@ func (n *node) empty() {
 
 // Connections that end leave nothing behind: KERB_CONNECTIONS of them.
 func TestEntries(t *testing.T) {
-	n := newAcceleratedNode(t, everything())
+	n := newAcceleratedNode(t, everything("adaptive"))
 	count := number(t, "KERB_CONNECTIONS", 10_000)
 	server := n.serve(n.b)
 	n.warm(server)
-	client := n.startPeer(n.a, silence, append([]string{"brief", strconv.Itoa(count), "4"}, to(addresses(n.b))...)...)
+	client := n.startPeer(n.a, silence, append(append([]string{"brief", "4"}, to(addresses(n.b))...), strconv.Itoa(count))...)
 	if err := client.finish(); err != nil {
 		t.Error(err)
 	}
@@ -68,7 +68,7 @@ func (n *node) warm(server *peer) {
 		return
 	}
 	n.eventually("connections are accelerated", func() bool {
-		client := n.startPeer(n.a, silence, append([]string{"brief", "8", "1"}, to(addresses(n.b))...)...)
+		client := n.startPeer(n.a, silence, append(append([]string{"brief", "1"}, to(addresses(n.b))...), "8")...)
 		if err := client.finish(); err != nil {
 			n.t.Fatal(err)
 		}
@@ -101,7 +101,7 @@ func (n *node) held(server *peer, connections int) (grown int) {
 	n.eventually("earlier connections are forgotten", func() bool { return plain || n.entries("ends") == 0 })
 	time.Sleep(time.Second) // the kernel frees later
 	before := memory(n.t)
-	client := n.startPeer(n.a, silence, append([]string{"hold", strconv.Itoa(connections), "8"}, to(addresses(n.b))...)...)
+	client := n.startPeer(n.a, silence, append(append([]string{"hold", "8"}, to(addresses(n.b))...), strconv.Itoa(connections))...)
 	n.isReady(client)
 	grown = memory(n.t) - before
 	if !plain {
@@ -120,16 +120,14 @@ func TestMemory(t *testing.T) {
 		t.Skip("KERB_MEMORY=1 measures on a machine at rest")
 	}
 	const connections, rounds, most = 10_000, 2, 16_000_000
-	n := newAcceleratedNode(t, everything())
+	n := newAcceleratedNode(t, everything("adaptive"))
 	server := n.serve(n.b)
 	n.warm(server)
 	n.held(server, connections) // the first fills caches
 	least := map[string]int{}
 	for range rounds {
 		for _, mode := range []string{"off", "adaptive"} {
-			config := everything()
-			config["mode"] = mode
-			n.apply(accelerator(config))
+			n.apply(accelerator(everything(mode)))
 			bytes := n.held(server, connections)
 			t.Logf("%s: %.1f MB", mode, float64(bytes)/1e6)
 			if was, ok := least[mode]; !ok || bytes < was {

@@ -58,6 +58,7 @@ func newNode(t *testing.T) *node {
 	n.client = &http.Client{Timeout: 20 * time.Second, Transport: &http.Transport{DialContext: func(context.Context, string, string) (net.Conn, error) {
 		return net.Dial("unix", filepath.Join(n.dir, "run", "kerb.sock"))
 	}}}
+	n.file("kerb.yaml", "cgroup: "+n.cgroup.Name()+"\n")
 	n.a, n.b = n.host("a"), n.host("b")
 	return n
 }
@@ -115,9 +116,6 @@ func (n *node) flags() []string {
 // start runs an agent and returns when it answers.
 func (n *node) start() {
 	n.t.Helper()
-	if err := os.WriteFile(filepath.Join(n.dir, "kerb.yaml"), []byte("cgroup: "+n.cgroup.Name()+"\n"), 0o600); err != nil {
-		n.t.Fatal(err)
-	}
 	log, err := os.OpenFile(filepath.Join(n.dir, "agent.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		n.t.Fatal(err)

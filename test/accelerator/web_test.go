@@ -51,6 +51,7 @@ func (n *node) same(what, got, want string) {
 // browse fetches all files in one connection. An echo also gets back what it sends.
 func (n *node) browse(from *netlab.Host, base string, echoes bool) {
 	n.t.Helper()
+	n.known(func() { n.output(from, "curl", "-sSf", "-o", n.fetched("film", 0), base+"/film") }, "curl")
 	var gets, posts []string
 	for name := range webFiles {
 		for i := range 3 {
@@ -116,7 +117,7 @@ func TestNginx(t *testing.T) {
 	n.browse(n.b, url(n.b, proxyPort), false)
 	n.browse(n.a, url(n.a, proxyPort), false)
 	n.load(n.a, url(n.a, proxyPort))
-	n.judged("nginx", "curl", "wrk")
+	n.judged("nginx", "curl")
 }
 
 func TestNode(t *testing.T) {
@@ -126,7 +127,7 @@ func TestNode(t *testing.T) {
 	n.browse(n.a, url(n.b, webPort), true)
 	n.browse(n.b, fmt.Sprintf("http://127.0.0.1:%d", webPort), true)
 	n.load(n.a, url(n.b, webPort))
-	n.judged("node", "curl", "wrk")
+	n.judged("node", "curl")
 }
 
 func TestJava(t *testing.T) {
@@ -136,7 +137,7 @@ func TestJava(t *testing.T) {
 	n.browse(n.a, url(n.b, webPort), true)
 	n.browse(n.b, fmt.Sprintf("http://127.0.0.1:%d", webPort), true)
 	n.load(n.a, url(n.b, webPort))
-	n.judged("java", "curl", "wrk")
+	n.judged("java", "curl")
 }
 
 // HAProxy with all that it can splice, for HTTP and for bytes.
@@ -167,7 +168,7 @@ listen bytes
 	n.browse(n.a, url(n.a, proxyPort), false)
 	n.browse(n.b, url(n.a, proxyPort+1), false)
 	n.load(n.a, url(n.a, proxyPort))
-	n.judged("haproxy", "nginx", "curl", "wrk")
+	n.judged("haproxy", "nginx", "curl")
 }
 
 func TestEnvoy(t *testing.T) {
@@ -200,7 +201,7 @@ static_resources:
 	n.browse(n.a, url(n.a, proxyPort), false)
 	n.browse(n.b, url(n.a, proxyPort+1), false)
 	n.load(n.a, url(n.a, proxyPort))
-	n.judged("envoy", "nginx", "curl", "wrk")
+	n.judged("envoy", "nginx", "curl")
 }
 
 // A Go proxy splices from socket to socket, in front of an echo that sends and receives at the same time.
@@ -212,5 +213,5 @@ func TestGoProxy(t *testing.T) {
 	n.browse(n.a, url(n.a, proxyPort), true)
 	n.browse(n.b, url(n.a, proxyPort), true)
 	n.load(n.a, url(n.a, proxyPort))
-	n.judged("copier", "node", "curl", "wrk")
+	n.judged("copier", "node", "curl")
 }

@@ -5,11 +5,11 @@
  * that a byte that is lost, repeated, out of order or another connection's is wrong where it stands.
  *
  *   peer [options] serve PORT                  conversations begun by the client on PORT, by the server on PORT+1, until stdin ends
- *   peer [options] talk SECONDS THREADS ADDRESS... PORT     conversations, one after the other on each thread
- *   peer [options] brief COUNT THREADS ADDRESS... PORT      connections of four turns
- *   peer [options] hold COUNT TURNS ADDRESS... PORT         connections that rest after some turns, until stdin ends
+ *   peer [options] talk THREADS ADDRESS... PORT             conversations, one after the other on each thread, until stdin ends
+ *   peer [options] brief THREADS ADDRESS... PORT COUNT      connections of four turns
+ *   peer [options] hold TURNS ADDRESS... PORT COUNT         connections that rest after some turns, until stdin ends
  * Options: -s SEED; -t SECONDS without a byte before a conversation hangs; -c: connections may be cut short (somebody kills peers);
- *          -f FAULT: what is sent is wrong in this way.
+ *          -b: blocks in recv, and is disturbed there by signals; else it waits in poll; -f FAULT: what is sent is wrong in this way.
  * Every half second: "at CONVERSATIONS BYTES"; at last "done ...", exit status 0. "wrong ..." and status 2, "hang ..." and status 3.
  */
 #define _GNU_SOURCE
@@ -63,7 +63,7 @@ struct talk {
 
 static struct {
 	uint64_t seed, limit; /* ns */
-	bool cuts, server;
+	bool cuts, blocks, server;
 	enum fault fault;
 	_Atomic uint64_t talks, cut, bytes, again, live;
 	_Atomic(struct talk *) talking[LIVE];
@@ -280,13 +280,20 @@ static int ready(struct talk *t, int events)
 	return poll(&p, 1, 50) > 0 ? p.revents : 0;
 }
 
+/* wait_in returns when there is something to receive, or at once for those that block. */
+static void wait_in(struct talk *t)
+{
+	while (!all.blocks && !ready(t, POLLIN))
+		;
+}
+
 /* move sends and receives at the same time, each end as the other needs it. */
 static enum state move(struct talk *t, uint64_t up, uint64_t down)
 {
 	uint64_t out = t->client ? up : down, in = t->client ? down : up;
 	enum state state = FINE;
 	t->both = out && in;
-	bool poll = t->both || below(&t->own, 4) == 0;
+	bool poll = !all.blocks || t->both || below(&t->own, 4) == 0;
 	doing(t, t->both ? "both" : out ? "sending" : "receiving");
 	while ((out || in) && state == FINE) {
 		int can = poll ? ready(t, (out ? POLLOUT : 0) | (in ? POLLIN : 0)) : POLLIN | POLLOUT;
@@ -334,6 +341,7 @@ static enum state ended(struct talk *t)
 	ssize_t got;
 	char byte;
 	doing(t, "waiting for the end");
+	wait_in(t);
 	while ((got = recv(t->fd, &byte, 1, 0)) < 0 && (errno == EINTR || errno == EAGAIN))
 		all.again += errno == EAGAIN;
 	if (got > 0)
@@ -400,12 +408,13 @@ static enum state converse(struct talk *t)
 
 static void shape(struct talk *t)
 {
-	int on = t->seed & (BRIEF | HOLD) || below(&t->own, 16), bytes = 16384 << below(&t->own, 5);
+	int on = t->seed & (BRIEF | HOLD) || below(&t->own, 16), out = 16384 << below(&t->own, 5), in = 4 * out;
+	/* A receive buffer below the MSS of lo makes TCP itself wait for timers. */
 	setsockopt(t->fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
 	if (below(&t->own, 8) == 0)
-		setsockopt(t->fd, SOL_SOCKET, SO_RCVBUF, &bytes, sizeof(bytes));
+		setsockopt(t->fd, SOL_SOCKET, SO_RCVBUF, &in, sizeof(in));
 	if (below(&t->own, 8) == 0)
-		setsockopt(t->fd, SOL_SOCKET, SO_SNDBUF, &bytes, sizeof(bytes));
+		setsockopt(t->fd, SOL_SOCKET, SO_SNDBUF, &out, sizeof(out));
 }
 
 static struct talk *begin(int fd, bool client)
@@ -429,6 +438,8 @@ static enum state greet(struct talk *t, bool first, uint64_t seed)
 {
 	enum state state = FINE;
 	for (size_t n = 0; n < 8;) {
+		if (!first)
+			wait_in(t);
 		ssize_t got = first ? write(t->fd, (char *)&seed + n, 8 - n) : recv(t->fd, (char *)&t->seed + n, 8 - n, 0);
 		if (got == 0 || (got < 0 && gone(errno)))
 			return CUT;
@@ -486,6 +497,7 @@ static enum state hold(struct talk *t)
 	shed(t);
 	if (t->client)
 		return FINE;
+	wait_in(t);
 	for (char byte; recv(t->fd, &byte, 1, 0) < 0 && (errno == EINTR || errno == EAGAIN);)
 		;
 	return FINE;
@@ -576,7 +588,7 @@ static struct talk *dial(struct random *r, bool second)
 }
 
 static struct {
-	uint64_t until;
+	atomic_bool over;
 	_Atomic int64_t left;
 	_Atomic int threads;
 } job;
@@ -584,7 +596,7 @@ static struct {
 static void *talk(void *arg)
 {
 	struct random r = { mix(all.seed) + mix((uintptr_t)arg) };
-	while (now() < job.until) {
+	while (!job.over) {
 		bool second = below(&r, 4) == 0;
 		uint64_t seed = next(&r) >> 2;
 		struct talk *t = dial(&r, second);
@@ -612,8 +624,12 @@ static void crowd(void *(*f)(void *), int threads)
 	job.threads = threads;
 	for (uintptr_t i = 0; i < (uintptr_t)threads; i++)
 		thread(f, (void *)(i + 1));
-	while (job.threads)
-		usleep(10000);
+	for (struct pollfd in = { 0, POLLIN, 0 }; job.threads;) {
+		if (job.over)
+			usleep(10000);
+		else
+			job.over = poll(&in, 1, 10) > 0;
+	}
 }
 
 static void keep(int count, int turns)
@@ -653,11 +669,12 @@ static void on_alarm(int signal)
 /* disturb interrupts system calls, as a program's timers and children do. */
 static void disturb(void)
 {
+	if (!all.blocks)
+		return;
 	struct sigaction act = { .sa_handler = on_alarm }; /* no SA_RESTART */
 	struct itimerval every = { { 0, 7000 }, { 0, 7000 } };
 	sigaction(SIGALRM, &act, NULL);
 	setitimer(ITIMER_REAL, &every, NULL);
-	signal(SIGPIPE, SIG_IGN);
 }
 
 static void address(const char *text, int port)
@@ -681,13 +698,15 @@ static enum fault fault_named(const char *name)
 static void options(int argc, char **argv)
 {
 	all.limit = 20;
-	for (int o; (o = getopt(argc, argv, "+s:t:cf:")) != -1;) {
+	for (int o; (o = getopt(argc, argv, "+s:t:cbf:")) != -1;) {
 		if (o == 's')
 			all.seed = strtoull(optarg, NULL, 0);
 		else if (o == 't')
 			all.limit = atoi(optarg);
 		else if (o == 'c')
 			all.cuts = true;
+		else if (o == 'b')
+			all.blocks = true;
 		else if (o == 'f')
 			all.fault = fault_named(optarg);
 		else
@@ -704,23 +723,24 @@ int main(int argc, char **argv)
 	options(argc, argv);
 	argv += optind;
 	argc -= optind;
-	if (argc != 2 && argc < 5)
+	int fixed = argc && (!strcmp(argv[0], "brief") || !strcmp(argv[0], "hold")); /* arguments behind the port */
+	if (argc < 2 || (argc > 2 && argc < 4 + fixed))
 		leave(2, "wrong arguments\n");
 	all.server = !strcmp(argv[0], "serve");
-	for (int i = 3; i < argc - 1; i++)
-		address(argv[i], atoi(argv[argc - 1]));
+	for (int i = 2; i < argc - 1 - fixed; i++)
+		address(argv[i], atoi(argv[argc - 1 - fixed]));
+	signal(SIGPIPE, SIG_IGN);
 	disturb();
 	thread(watch, NULL);
-	job.until = now() + (argc > 2 ? atof(argv[1]) : 0) * 1e9;
-	job.left = atoi(argv[1]);
+	job.left = fixed ? atoi(argv[argc - 1]) : 0;
 	if (all.server)
 		serve(atoi(argv[1]));
 	else if (!strcmp(argv[0], "talk"))
-		crowd(talk, atoi(argv[2]));
+		crowd(talk, atoi(argv[1]));
 	else if (!strcmp(argv[0], "brief"))
-		crowd(brief, atoi(argv[2]));
+		crowd(brief, atoi(argv[1]));
 	else
-		keep(job.left, atoi(argv[2]));
+		keep(job.left, atoi(argv[1]));
 	while (all.server && all.live)
 		usleep(1000);
 	printf("done %lu conversations, %lu cut, %lu bytes, %lu EAGAIN\n", all.talks, all.cut, all.bytes, all.again);
