@@ -70,7 +70,7 @@ func run(ctx context.Context, r *bench.Run) (err error) {
 			return fmt.Errorf("%s: %w", load, err)
 		}
 	}
-	r.Note("user is scalar C of the same arithmetic, user-best the same in vectors, both by clang -O3 -march=native; the quickest of several runs counts, " +
+	r.Note("user is scalar C that does the same work, user-best the same in vectors, both by clang -O3 -march=native; the quickest of several runs counts, " +
 		"in the kernel too, less the call of an empty program")
 	if e.wasLive {
 		r.Note("frames: kernel and user are chains with the classifier, its model in the data plane and in the control plane, none has the classifier "+
