@@ -6,7 +6,10 @@ import (
 	"errors"
 	"io"
 	"os"
+	"slices"
+	"syscall"
 	"testing"
+	"time"
 
 	"github.com/kerb-edge/kerb/bench"
 	"github.com/kerb-edge/kerb/internal/agent"
@@ -96,6 +99,38 @@ func TestAllReceive(t *testing.T) {
 	}
 	if unsound := e.run.Report().Unsound; len(unsound) > 0 {
 		t.Error(unsound)
+	}
+}
+
+// A receiver with an AF_XDP socket that does not read for a while is told how many packets found no room in it.
+func TestSocketTellsLosses(t *testing.T) {
+	e := newExperiment(t)
+	p, err := e.place("kerb")
+	if errors.Is(err, bench.ErrNotBuilt) || errors.Is(err, errLeftOut) {
+		t.Skip(err)
+	}
+	if err != nil {
+		t.Fatalf("%.600v", err)
+	}
+	c := configs[slices.IndexFunc(configs, func(c config) bool { return c.name == "xsk" })]
+	r, err := e.startReceiver(t.Context(), c, p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := load{name: "test", size: 64, rate: 50000, besides: "idle"}
+	time.AfterFunc(50*time.Millisecond, func() { _ = r.cmd.Process.Signal(syscall.SIGSTOP) })
+	time.AfterFunc(350*time.Millisecond, func() { _ = r.cmd.Process.Signal(syscall.SIGCONT) })
+	sent, err := e.send(t.Context(), p, l, 500*time.Millisecond, []*receiver{r})
+	if err != nil {
+		t.Fatal(err)
+	}
+	samples, err := e.samples(c, l, sent, r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	lost := samples[slices.IndexFunc(samples, func(s bench.Sample) bool { return s.Metric == "lost" })].Value
+	if unsound := e.run.Report().Unsound; lost == 0 || len(unsound) > 0 {
+		t.Errorf("%v of %d packets lost: %v", lost, sent.Sent, unsound)
 	}
 }
 

@@ -25,7 +25,7 @@
 
 #define MS 1000000ULL
 
-enum { AWAKE = 950 }; /* the tail is that of sleeping, for less than half of the CPU time that 999 takes */
+enum { AWAKE = 950 }; /* the tail is that of sleeping, for half of the CPU time that 990 takes */
 
 _Static_assert(sizeof(struct icpt_state) <= ICPT_PAGE, "the consumer's state fits its page");
 

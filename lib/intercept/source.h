@@ -55,7 +55,9 @@ struct xsk {
 	int fd; /* -1: not in use */
 	bool busy; /* the receiver drives the driver */
 	uint32_t ifindex, queue, held; /* held: frames that were given out */
-	uint64_t lost;
+	uint64_t lost;	  /* as of the last packet: found no room in the ring of the class; UINT64_MAX: there was none yet */
+	uint64_t dropped; /* found none in the socket */
+	uint64_t seq;	  /* of the next packet, where none is lost */
 	uint8_t *frames;
 	struct xsk_queue fill, rx;
 };

@@ -152,6 +152,18 @@ static uint32_t flags_of(const uint8_t *frame, uint32_t len, const struct icpt_m
 	return flags | (frame[m->l3] >> 4 == 6 ? KERB_PACKET_IP6 : KERB_PACKET_IP4);
 }
 
+/* dropped_since counts packets that the socket had no room for. The kernel part does not know of these: they leave gaps in seq. */
+static uint64_t dropped_since(struct xsk *x)
+{
+	struct xdp_statistics s = { 0 };
+	socklen_t length = sizeof(s);
+	uint64_t before = x->dropped;
+
+	getsockopt(x->fd, SOL_XDP, XDP_STATISTICS, &s, &length);
+	x->dropped = s.rx_dropped + s.rx_ring_full;
+	return x->dropped - before;
+}
+
 static struct kerb_packet packet_of(struct xsk *x, const struct xdp_desc *d)
 {
 	const uint8_t *frame = x->frames + d->addr;
@@ -160,7 +172,10 @@ static struct kerb_packet packet_of(struct xsk *x, const struct xdp_desc *d)
 	memcpy(&m, frame - sizeof(m), sizeof(m));
 	uint64_t lost = x->lost != UINT64_MAX && m.lost > x->lost ? m.lost - x->lost : 0;
 
+	if (m.seq != x->seq)
+		lost += dropped_since(x);
 	x->lost = m.lost;
+	x->seq = m.seq + 1;
 	return (struct kerb_packet){ .frame = frame, .len = d->len, .caplen = d->len, .l3 = m.l3, .l4 = m.l4, .payload = m.payload,
 		.flags = flags_of(frame, d->len, &m), .ifindex = x->ifindex, .seq = m.seq, .sent = m.time, .lost = lost };
 }

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package intercept
+
+import "testing"
+
+// replay has bursts of five packets come to a waiter on a machine whose timers are late by slip, and whose packets wake within
+// 20 us. Times are its own. It tells how many bursts found it asleep or resting, and how long it slept, of all.
+func replay(w *waiter, bursts int, period, slip int64) (asleep int, slept float64) {
+	begin := max(w.first+period, 1_000_000_000)
+	now, sleeps := max(w.last, 1_000_000_000), int64(0)
+	for i := range bursts {
+		first := begin + int64(i)*period
+		for now < first {
+			s := w.next(now)
+			switch {
+			case s.kind == stepSpin:
+				now += us / 2
+				continue
+			case s.kind == stepSleep || s.kind == stepDoze && first < s.until+slip:
+				sleeps += first - now
+				now, asleep = first+20*us, asleep+1
+				w.woke(0, now)
+			default:
+				sleeps += s.until + slip - now
+				if now = s.until + slip; now > first {
+					asleep++
+				}
+				w.woke(s.until, now)
+			}
+		}
+		for packet := range int64(5) {
+			at := first + packet*2*us
+			now = max(now, at)
+			w.arrived(at)
+		}
+	}
+	return asleep, float64(sleeps) / float64(int64(bursts)*period)
+}
+
+// Between bursts the wait sleeps, and is there when they come; a burst is not slept in.
+func TestBurstsFindItAwake(t *testing.T) {
+	for _, awake := range []int64{500, 950} {
+		w := newWaiter(goals{reach: 1000 * us, awake: awake}, preferred)
+		replay(w, 1000, 200*us, 10*us)
+		asleep, slept := replay(w, 1000, 200*us, 10*us)
+		if most := (1000 - int(awake)) * 13 / 10; asleep > most || slept < 0.5 {
+			t.Errorf("awake %d: %d of 1000 bursts found it asleep, and it slept for %.2f of the time", awake, asleep, slept)
+		}
+	}
+}
+
+// Where timers are too late for a sleep before the next burst, a real-time thread's rests are between bursts.
+func TestRestsBetweenBursts(t *testing.T) {
+	w := newWaiter(goals{reach: 1000 * us, awake: 999}, realtime)
+	replay(w, 3000, 100*us, 30*us)
+	if asleep, slept := replay(w, 3000, 100*us, 30*us); asleep > 30 || slept < 0.08 {
+		t.Errorf("%d of 3000 bursts found it asleep; it rested for %.2f of the time", asleep, slept)
+	}
+}
+
+// An ordinary thread that has lost its CPU sleeps for each packet, and comes back to spinning.
+func TestOrdinaryGivesWay(t *testing.T) {
+	w := newWaiter(goals{reach: 1000 * us, awake: 950}, ordinary)
+	replay(w, 1000, 200*us, 10*us)
+	now := w.last + 50*us
+	w.preempted(now)
+	if s := w.next(now); s.kind != stepSleep {
+		t.Errorf("after it has lost its CPU it does %+v", s)
+	}
+	for range 20 {
+		now += fastStep
+		w.ease(now)
+	}
+	if w.rest != 0 {
+		t.Errorf("it rests for %d of 1000 for ever", w.rest)
+	}
+}
