@@ -30,15 +30,13 @@ enum px_kind {
 	PX_OTHER = 5,	/* a transport that is not translated */
 };
 
-/* What the parser found, and what became of the packet: the numbers of struct kerb_pkt. */
+/* What the parser found, and what became of the packet: the numbers of struct kerb_pkt, which end with the verdict's. */
 struct px_head {
-	__u64 l3, l4;
-	__u32 ifindex, len, l4_len;
-	__u32 reason, to_ifindex, to_flags;
-	__u16 vlan;
-	__u8 family, proto, flags, outcome;
-	__u16 zero;
+	__u64 found[4], became[2];
 };
+
+_Static_assert(offsetof(struct kerb_pkt, l4_len) == offsetof(struct kerb_pkt, l3) + 32 &&
+		       sizeof(struct kerb_pkt) == offsetof(struct kerb_pkt, l4_len) + 16, "struct px_head");
 
 /* Working memory of the uncommon packets, which would not fit the stack. What is read from a map is unknown to the
  * verifier: it follows the code behind once, and not once for each way through the code before. */

@@ -234,32 +234,25 @@ __noinline int px_uncommon(kerb_ctx *ctx, __u32 hook)
 
 	if (!w)
 		return KERB_NEXT;
-	pkt = (struct kerb_pkt){.ctx = ctx, .l3 = w->head.l3, .l4 = w->head.l4, .ifindex = w->head.ifindex, .len = w->head.len,
-				.vlan = w->head.vlan, .family = w->head.family, .proto = w->head.proto, .flags = w->head.flags,
-				.outcome = w->head.outcome, .l4_len = w->head.l4_len};
+	__builtin_memcpy(&pkt.l3, &w->head, sizeof(w->head));
+	pkt.ctx = ctx;
 	kerb_reload(&pkt);
 	verdict = attend(&pkt, w, hook);
-	w->head.reason = pkt.reason;
-	w->head.to_ifindex = pkt.to_ifindex;
-	w->head.to_flags = pkt.to_flags;
+	__builtin_memcpy(w->head.became, &pkt.l4_len, sizeof(w->head.became));
 	return verdict;
 }
 
 /* Takes the packet there, and what became of it back. */
-static __noinline int uncommon(struct kerb_pkt *pkt, __u32 hook)
+static __always_inline int uncommon(struct kerb_pkt *pkt, __u32 hook)
 {
 	struct px_work *w = px_work();
 	int verdict;
 
 	if (!w)
 		return KERB_NEXT;
-	w->head = (struct px_head){.l3 = pkt->l3, .l4 = pkt->l4, .ifindex = pkt->ifindex, .len = pkt->len, .l4_len = pkt->l4_len,
-				   .vlan = pkt->vlan, .family = pkt->family, .proto = pkt->proto, .flags = pkt->flags,
-				   .outcome = pkt->outcome};
+	__builtin_memcpy(&w->head, &pkt->l3, sizeof(w->head));
 	verdict = px_uncommon(pkt->ctx, hook);
-	pkt->reason = w->head.reason;
-	pkt->to_ifindex = w->head.to_ifindex;
-	pkt->to_flags = w->head.to_flags;
+	__builtin_memcpy(&pkt->l4_len, w->head.became, sizeof(w->head.became));
 	return verdict;
 }
 
