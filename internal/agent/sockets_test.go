@@ -123,7 +123,9 @@ func newSocketsNode(t *testing.T) (*node, string) {
 }
 
 // sharedFacts is a file for all tests of this process.
-func sharedFacts() string { return filepath.Join(os.TempDir(), fmt.Sprintf("kerb-agent-sockets-%d.json", os.Getpid())) }
+func sharedFacts() string {
+	return filepath.Join(os.TempDir(), fmt.Sprintf("kerb-agent-sockets-%d.json", os.Getpid()))
+}
 
 // knownFacts gives a node's agent how sockets behave on this kernel, which takes seconds to find out.
 func knownFacts(t *testing.T, file string) {
