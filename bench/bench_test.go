@@ -201,6 +201,8 @@ func TestFigures(t *testing.T) {
 		{[]string{"100", "500"}, []string{""}, false},
 		{[]string{"same-node/ipv4", "same-node/ipv6"}, []string{""}, false},
 		{[]string{"100kpps"}, []string{""}, false},
+		{[]string{"veth/echo-64", "veth/echo-4K", "veth/echo-1M"}, []string{"veth/echo"}, true},
+		{[]string{"veth/file", "veth/http"}, []string{""}, false},
 	} {
 		tab := &table{cells: map[[2]string]Cell{}}
 		for _, load := range tc.loads {

@@ -47,10 +47,13 @@ func (e Experiment) command() *cobra.Command {
 		},
 	}
 	cmd.Flags().BoolVar(&f.quick, "quick", false, "few loads and short measurements, within 45 seconds")
-	cmd.Flags().StringSliceVar(&f.loads, "loads", nil, "only these loads, separated by commas")
+	cmd.Flags().StringSliceVar(&f.loads, "loads", nil, "only these loads, separated by commas; veth/* stands for all of that kind")
 	cmd.Flags().IntVar(&f.rounds, "rounds", MinRounds, "how often every measurement is repeated")
 	cmd.Flags().StringVar(&f.out, "out", "", "write the figures to this file as JSON")
 	cmd.Flags().StringVar(&f.plots, "plots", "", "write plots (PNG) into this directory")
+	if e.Flags != nil {
+		e.Flags(cmd)
+	}
 	cmd.RegisterFlagCompletionFunc("loads", cobra.FixedCompletions(e.allLoads(), cobra.ShellCompDirectiveNoFileComp))
 	return cmd
 }

@@ -10,8 +10,11 @@ package bench
 import (
 	"context"
 	"fmt"
+	"path"
 	"slices"
 	"strings"
+
+	"github.com/spf13/cobra"
 )
 
 // Experiment is one measurement with a name on the command line.
@@ -24,6 +27,8 @@ type Experiment struct {
 	// Loads are all loads in order, QuickLoads those of --quick. LongLoads are
 	// measured only when --loads names them.
 	Loads, QuickLoads, LongLoads []string
+	// Flags adds the experiment's own to those that all have. Nil is none.
+	Flags func(*cobra.Command)
 	// Run measures the loads of the run. An error means that the run is void.
 	Run func(ctx context.Context, run *Run) error
 }
@@ -48,7 +53,7 @@ func names() []string {
 	return all
 }
 
-// pick resolves --loads; a load is named in full.
+// pick resolves --loads; a load is named in full, or by a pattern such as veth/*, which takes them in their own order.
 func (e Experiment) pick(quick bool, wanted []string) ([]string, error) {
 	if len(wanted) == 0 {
 		if quick {
@@ -56,12 +61,16 @@ func (e Experiment) pick(quick bool, wanted []string) ([]string, error) {
 		}
 		return e.Loads, nil
 	}
-	for _, load := range wanted {
-		if all := e.allLoads(); !slices.Contains(all, load) {
-			return nil, fmt.Errorf("%s has no load %q; it has %s", e.Name, load, strings.Join(all, ", "))
+	var picked []string
+	for _, pattern := range wanted {
+		matching := func(load string) bool { ok, _ := path.Match(pattern, load); return !ok }
+		found := slices.DeleteFunc(e.allLoads(), matching)
+		if len(found) == 0 {
+			return nil, fmt.Errorf("%s has no load %q; it has %s", e.Name, pattern, strings.Join(e.allLoads(), ", "))
 		}
+		picked = append(picked, found...)
 	}
-	return wanted, nil
+	return picked, nil
 }
 
 func (e Experiment) allLoads() []string { return slices.Concat(e.Loads, e.LongLoads) }

@@ -8,6 +8,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strconv"
 	"strings"
 
@@ -25,9 +26,9 @@ const (
 )
 
 // writePlots draws one PNG per metric and stat into dir: lines over the
-// number at the end of the loads' names (tc/1, tc/8), one file per word before
-// it, or bars where loads are not numbers; and box plots where there are
-// quartiles.
+// number at the end of the loads' names (tc/1, echo-64K), one file per word
+// before it, or bars where loads are not numbers; and box plots where there
+// are quartiles.
 func (r *Report) writePlots(dir string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
@@ -63,26 +64,27 @@ func (t *table) figures() []figure {
 		families = appendNew(families, family)
 		members[family] = append(members[family], load)
 	}
-	numeric := true
-	for _, load := range t.loads {
-		_, _, ok := splitLoad(load)
-		numeric = numeric && ok
-	}
-	if !numeric || len(families) == len(t.loads) {
+	if len(families) == len(t.loads) {
 		return []figure{{table: t, loads: t.loads}}
 	}
 	var all []figure
 	for _, family := range families {
-		all = append(all, figure{table: t, family: family, loads: members[family], lines: len(members[family]) > 2})
+		_, _, numbers := splitLoad(members[family][0])
+		all = append(all, figure{table: t, family: family, loads: members[family], lines: numbers && len(members[family]) > 2})
 	}
 	return all
 }
 
-// splitLoad takes "tc/8" apart into "tc" and 8.
+var loadNumber = regexp.MustCompile(`^(?:(.*)[/-])?([0-9]+)([KM]?)$`)
+
+// splitLoad takes "tc/8" apart into "tc" and 8, "echo-64K" into "echo" and 65536. What has no number is of no family.
 func splitLoad(load string) (family string, n float64, ok bool) {
-	i := strings.LastIndexByte(load, '/')
-	n, err := strconv.ParseFloat(load[i+1:], 64)
-	return load[:max(i, 0)], n, err == nil
+	parts := loadNumber.FindStringSubmatch(load)
+	if parts == nil {
+		return "", 0, false
+	}
+	n, err := strconv.ParseFloat(parts[2], 64)
+	return parts[1], n * map[string]float64{"": 1, "K": 1 << 10, "M": 1 << 20}[parts[3]], err == nil
 }
 
 func (f figure) save(r *Report, path string) error {
@@ -150,7 +152,7 @@ func (f figure) ticks(logarithmic bool) plot.ConstantTicks {
 		if logarithmic {
 			at = math.Log10(n)
 		}
-		ticks = append(ticks, plot.Tick{Value: at, Label: strconv.FormatFloat(n, 'f', -1, 64)})
+		ticks = append(ticks, plot.Tick{Value: at, Label: load[strings.LastIndexAny(load, "/-")+1:]})
 	}
 	return ticks
 }

@@ -2,6 +2,8 @@
 
 package sdk
 
+import "time"
+
 // ExecutableUser is a Compiled of a package whose manifest says resources: [executables]. It is told what the agent found out
 // about the programs of processes that Live.Examine named. Calls come one at a time.
 type ExecutableUser interface {
@@ -38,4 +40,13 @@ type Kernel struct {
 	// Sockets whose bytes are redirected by programs on the hook sockets: whether they still behave as a program expects of TCP,
 	// by the name of the behaviour. Only packages on the hook sockets are told.
 	Sockets map[string]bool `json:"sockets,omitempty"`
+	// Turns are what redirection saves on this machine, by size, in ascending order.
+	Turns []Turn `json:"turns,omitempty"`
+}
+
+// Turn is the time to send a message and to get one as large back, over loopback.
+type Turn struct {
+	Bytes      uint32        `json:"bytes"`
+	Plain      time.Duration `json:"plain"`      // by TCP
+	Redirected time.Duration `json:"redirected"` // between sockets whose bytes are redirected
 }

@@ -4,6 +4,7 @@
 package all
 
 import (
+	_ "github.com/kerb-edge/kerb/bench/accelerator"
 	_ "github.com/kerb-edge/kerb/bench/chain"
 	_ "github.com/kerb-edge/kerb/bench/classifier"
 	_ "github.com/kerb-edge/kerb/bench/control"

@@ -30,13 +30,21 @@ func (k *kernelFacts) seek() {
 	k.begin.Do(func() {
 		go func() {
 			defer close(k.done)
-			result, err := sockets.TestOnce(context.Background(), k.file)
-			if err != nil {
-				k.log.Warn("how redirected sockets behave on this kernel is not known, or will be found out again", "error", err)
-			}
-			k.facts = sdk.Kernel{Sockets: result.Good()}
+			k.facts = k.find()
 		}()
 	})
+}
+
+func (k *kernelFacts) find() sdk.Kernel {
+	result, err := sockets.TestOnce(context.Background(), k.file)
+	if err != nil {
+		k.log.Warn("how redirected sockets behave on this kernel is not known, or will be found out again", "error", err)
+	}
+	facts := sdk.Kernel{Sockets: result.Good()}
+	for _, t := range result.Turns {
+		facts.Turns = append(facts.Turns, sdk.Turn{Bytes: uint32(t.Bytes), Plain: t.Plain, Redirected: t.Redirected})
+	}
+	return facts
 }
 
 // get waits until they are known, or ctx ends.

@@ -25,7 +25,7 @@ func TestKnownUntilTheNextBoot(t *testing.T) {
 		boot   string
 		result Result
 		known  bool
-	}{{boot, whole, true}, {"another", whole, false}, {boot, Result{whole.Checks[1:]}, false}} {
+	}{{boot, whole, true}, {"another", whole, false}, {boot, Result{Checks: whole.Checks[1:]}, false}} {
 		data, err := json.Marshal(known{of.boot, of.result})
 		if err != nil {
 			t.Fatal(err)

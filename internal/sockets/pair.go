@@ -118,15 +118,8 @@ func send(fd int, data []byte) error {
 // receive waits for as many bytes, and compares them.
 func receive(fd int, want []byte) error {
 	got := make([]byte, len(want))
-	for n := 0; n < len(got); {
-		m, _, err := unix.Recvfrom(fd, got[n:], 0)
-		if err != nil {
-			return fmt.Errorf("receive after %d of %d bytes: %w", n, len(got), err)
-		}
-		if m == 0 {
-			return fmt.Errorf("end of file after %d of %d bytes", n, len(got))
-		}
-		n += m
+	if err := fill(fd, got); err != nil {
+		return err
 	}
 	if !bytes.Equal(got, want) {
 		return errors.New("other bytes arrived than were sent")

@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"runtime"
 	"time"
 
@@ -27,6 +28,7 @@ type Check struct {
 // Result is what was found.
 type Result struct {
 	Checks []Check `json:"checks"`
+	Turns  []Turn  `json:"turns,omitempty"` // none if they could not be measured
 }
 
 // Good are the behaviours by name: true for those that are as they are with TCP.
@@ -157,7 +159,11 @@ func (l *lab) all() (Result, error) {
 	for i, c := range waiting {
 		l.note(c.name, c.end(slow[i]))
 	}
-	return Result{l.checked}, nil
+	turns, err := l.turns()
+	if err != nil {
+		slog.Warn("what redirection saves on this machine was not measured", "error", err)
+	}
+	return Result{l.checked, turns}, nil
 }
 
 // A busy machine must not make a behaviour look worse than it is, nor better.

@@ -69,6 +69,15 @@ func TestThisKernel(t *testing.T) {
 		}
 		t.Log(c.Name, c.OK, c.Detail)
 	}
+	if len(result.Turns) != len(turnSizes) {
+		t.Errorf("%d sizes were measured of %d", len(result.Turns), len(turnSizes))
+	}
+	for _, turn := range result.Turns {
+		if turn.Plain <= 0 || turn.Redirected <= 0 {
+			t.Errorf("%+v", turn)
+		}
+		t.Logf("%+v", turn)
+	}
 	if after := descriptors(t); after > before {
 		t.Errorf("%d descriptors are open, %d before", after, before)
 	}

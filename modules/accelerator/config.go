@@ -46,7 +46,7 @@ type thresholds struct {
 
 // parseConfig reads a config over the defaults.
 func parseConfig(raw json.RawMessage) (*config, error) {
-	c := &config{Mode: "adaptive", Past: []string{"proxy", "tunnel"}, Thresholds: thresholds{Turns: 1, PassMessages: 8, PassBytes: 1 << 20,
+	c := &config{Mode: "adaptive", Past: []string{"proxy", "tunnel"}, Thresholds: thresholds{Turns: 1, PassMessages: 8,
 		LeaveMessages: 64, LeaveBytes: 8 << 20, Backlog: 256 << 10, MinTurns: 4, Retry: 64}}
 	if len(raw) > 0 {
 		dec := json.NewDecoder(bytes.NewReader(raw))
@@ -91,10 +91,34 @@ func (c *config) check() error {
 }
 
 // entry is what the data plane goes by.
-func (c *config) entry() configEntry {
-	t := &c.Thresholds
+func (c *config) entry(k sdk.Kernel) configEntry {
+	t := c.Thresholds
+	if t.PassBytes == 0 {
+		t.PassBytes = min(paying(k.Turns), t.LeaveBytes)
+	}
 	return configEntry{Mode: modes[c.Mode], Visibles: uint32(len(c.visibles())), Warm: t.Turns, PassMessages: t.PassMessages, PassBytes: t.PassBytes,
 		LeaveMessages: t.LeaveMessages, LeaveBytes: t.LeaveBytes, Backlog: t.Backlog, MinTurns: 16 * t.MinTurns, Retry: t.Retry}
+}
+
+// Messages up to leastPaying gain wherever redirection works at all; usualPaying is where nothing was measured.
+const (
+	leastPaying = 64 << 10
+	usualPaying = 1 << 20
+)
+
+// paying is the size of messages up to which redirection saves at least a tenth of a turn.
+func paying(turns []sdk.Turn) uint32 {
+	if len(turns) == 0 {
+		return usualPaying
+	}
+	size := uint32(leastPaying)
+	for _, t := range turns {
+		if t.Redirected*10 > t.Plain*9 {
+			break
+		}
+		size = max(size, t.Bytes)
+	}
+	return size
 }
 
 // ports is a bit for each port that may take part.

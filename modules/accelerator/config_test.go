@@ -40,7 +40,7 @@ func TestConfigErrors(t *testing.T) {
 		{`{"programs": {"allow": ["redis", "bin/redis"]}}`, "programs.allow[1]", "from the root"},
 		{`{"programs": {"deny": ["./redis"]}}`, "programs.deny[0]", "from the root"},
 		{`{"thresholds": {"passMessages": 65}}`, "thresholds.leaveMessages", "at least passMessages"},
-		{`{"thresholds": {"leaveBytes": 1000}}`, "thresholds.leaveBytes", "at least passBytes"},
+		{`{"thresholds": {"passBytes": 1001, "leaveBytes": 1000}}`, "thresholds.leaveBytes", "at least passBytes"},
 		{`{"thresholds": {"retry": 3}}`, "thresholds.retry", "power of two"},
 		{`{"thresholds": {"minTurns": 4294967295}}`, "thresholds.minTurns", "too large"},
 		{`{"colour": "red"}`, "config", "unknown field"},
@@ -63,7 +63,7 @@ func TestDefaults(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if a, b := configOf(t, ""), configOf(t, string(filled)); a.entry() != b.entry() || a.ports() != b.ports() || fmt.Sprint(a.Past) != fmt.Sprint(b.Past) {
+	if a, b := configOf(t, ""), configOf(t, string(filled)); a.entry(fair) != b.entry(fair) || a.ports() != b.ports() || fmt.Sprint(a.Past) != fmt.Sprint(b.Past) {
 		t.Errorf("%+v without the schema, %+v with it", a, b)
 	}
 }
@@ -106,6 +106,24 @@ func TestVisibles(t *testing.T) {
 	}
 	if len(got) != 5 || got[0] != four || got[3] != six || got[4] != (visibleEntry{First: 22, Last: 22}) {
 		t.Errorf("%+v", got)
+	}
+}
+
+// The largest message that is redirected is measured, unless the config says it.
+func TestPassBytes(t *testing.T) {
+	turns := []sdk.Turn{{Bytes: 1 << 10, Plain: 100, Redirected: 50}, {Bytes: 256 << 10, Plain: 100, Redirected: 90}, {Bytes: 1 << 20, Plain: 100, Redirected: 91},
+		{Bytes: 4 << 20, Plain: 100, Redirected: 1}}
+	for _, c := range []struct {
+		config string
+		turns  []sdk.Turn
+		want   uint32
+	}{
+		{``, nil, usualPaying}, {``, turns, 256 << 10}, {``, turns[:1], leastPaying}, {``, turns[2:], leastPaying},
+		{`{"thresholds": {"passBytes": 5}}`, turns, 5}, {`{"thresholds": {"leaveBytes": 1000}}`, turns, 1000},
+	} {
+		if got := configOf(t, c.config).entry(sdk.Kernel{Turns: c.turns}).PassBytes; got != c.want {
+			t.Errorf("%s, %v: %d, want %d", c.config, c.turns, got, c.want)
+		}
 	}
 }
 

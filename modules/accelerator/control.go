@@ -116,7 +116,7 @@ func (a *Accelerator) read(ctx context.Context, live sdk.Live, to chan<- event) 
 
 // apply writes the config. The mode comes last when it switches on, and first when it switches off.
 func (a *Accelerator) apply(live sdk.Live) error {
-	entry := a.entry()
+	entry := a.entry(live.Kernel)
 	if !a.trusts(live.Kernel) {
 		entry.Mode = modeOff
 	}

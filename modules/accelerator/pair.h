@@ -261,7 +261,9 @@ static __always_inline int accel_same_file(const struct accel_file *a, const str
 
 static __always_inline int accel_still_listens(const struct accel_listener *l)
 {
-	return l->sk && accel_cookie(l->sk) == l->cookie && accel_get(accel_sock(l->sk), __sk_common.skc_state) == BPF_TCP_LISTEN;
+	__u64 sk = l->sk;
+
+	return sk && accel_cookie(sk) == l->cookie && accel_get(accel_sock(sk), __sk_common.skc_state) == BPF_TCP_LISTEN;
 }
 
 /* A socket begins to listen, in its process. */

@@ -3,7 +3,6 @@
 package path
 
 import (
-	"bufio"
 	"errors"
 	"fmt"
 	"os"
@@ -13,6 +12,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/kerb-edge/kerb/internal/cgroup"
 )
 
 // Group is a cgroup (version 2) for the processes that a measurement is about. The CPU time of a process includes the work
@@ -24,7 +25,7 @@ type Group struct {
 
 // NewGroup makes a group that is called like the lab.
 func NewGroup(name string) (*Group, error) {
-	mount, err := cgroup2()
+	mount, err := cgroup.Mount()
 	if err != nil {
 		return nil, err
 	}
@@ -37,20 +38,8 @@ func NewGroup(name string) (*Group, error) {
 	return g, err
 }
 
-// cgroup2 finds the mount: machines that also run cgroup version 1 have it elsewhere than at /sys/fs/cgroup.
-func cgroup2() (string, error) {
-	mounts, err := os.Open("/proc/mounts")
-	if err != nil {
-		return "", err
-	}
-	defer mounts.Close()
-	for lines := bufio.NewScanner(mounts); lines.Scan(); {
-		if f := strings.Fields(lines.Text()); len(f) > 2 && f[2] == "cgroup2" {
-			return f[1], nil
-		}
-	}
-	return "", errors.New("cgroup version 2 is not mounted, by which CPU time is measured: mount -t cgroup2 none DIR")
-}
+// Dir is where the group is found in the file system.
+func (g *Group) Dir() string { return g.dir }
 
 // Adopt has a command that is not started yet run in the group.
 func (g *Group) Adopt(cmd *exec.Cmd) *exec.Cmd {

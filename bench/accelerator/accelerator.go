@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package accelerator is `kerb bench accelerator`: TCP connections within a node, plain, with Kerb's accelerator, with every
+// message redirected as the published design does it, and AF_UNIX as the limit. Requests and answers, one-way streams, a file,
+// Redis and HTTP go over loopback, between two services on a bridge, through a proxy of the node and through two sidecars.
+// Client and server of the first three are C, the rest are the real programs.
+package accelerator
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/kerb-edge/kerb/bench"
+)
+
+func init() {
+	e := newRun()
+	bench.Register(bench.Experiment{
+		Name:       "accelerator",
+		Short:      "connections within a node, against plain TCP, redirection of everything and AF_UNIX",
+		Baseline:   "plain",
+		Loads:      loads(),
+		QuickLoads: []string{"loopback/echo-24", "loopback/stream-64", "veth/echo-24", "sidecar/redis-1"},
+		Flags:      e.flags,
+		Run:        e.execute,
+	})
+}
+
+// experiment is one run: what was asked for, the compiled programs, and the contenders that are up at one place.
+type experiment struct {
+	configs     []string
+	proxy, cpus string
+	run         *bench.Run
+	tools       *tools
+	lengths     lengths
+	where       string // the place of those that are up
+	up          map[string]*contender
+	bytes       map[string]uint64 // of a stream, by load: the same for all
+}
+
+func newRun() *experiment {
+	return &experiment{up: map[string]*contender{}, bytes: map[string]uint64{}}
+}
+
+// The contenders. Plain is measured twice, so that a report says what a difference of nothing looks like.
+var configs = []string{"plain", "plain-again", "kerb", "kerb-allow", "redirect-all", "unix"}
+
+func (e *experiment) flags(cmd *cobra.Command) {
+	f := cmd.Flags()
+	f.StringSliceVar(&e.configs, "contenders", configs, "only these, separated by commas")
+	f.StringVar(&e.proxy, "proxy", "haproxy", "what proxies and sidecars are: "+strings.Join(proxyNames(), ", "))
+	f.StringVar(&e.cpus, "cpus", "one", "one: all share a CPU, so that a figure is the path and not how a CPU wakes another; two: each side has its own")
+}
+
+// check refuses what the flags do not know.
+func (e *experiment) check() error {
+	for _, c := range e.configs {
+		if !slices.Contains(configs, c) {
+			return fmt.Errorf("--contenders %s: there are %s", c, strings.Join(configs, ", "))
+		}
+	}
+	if _, known := proxies[e.proxy]; !known {
+		return fmt.Errorf("--proxy %s: there are %s", e.proxy, strings.Join(proxyNames(), ", "))
+	}
+	if e.cpus != "one" && e.cpus != "two" {
+		return fmt.Errorf("--cpus %s: one or two", e.cpus)
+	}
+	return nil
+}
+
+func (e *experiment) execute(ctx context.Context, r *bench.Run) (err error) {
+	if err := e.check(); err != nil {
+		return err
+	}
+	e.run, e.lengths = r, lengthsOf(r.Quick)
+	if e.tools, err = compile(ctx, e.cpus); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, e.closePlace(), e.tools.close()) }()
+	for _, load := range r.Loads() {
+		if err := e.runLoad(ctx, load); err != nil {
+			return err
+		}
+	}
+	e.notes()
+	return nil
+}
+
+func (e *experiment) runLoad(ctx context.Context, load string) (err error) {
+	place, name, _ := strings.Cut(load, "/")
+	w := workloadNamed(name)
+	if err := e.move(place); err != nil {
+		return err
+	}
+	var trials []bench.Trial
+	for _, config := range e.configs {
+		c, err := e.contender(ctx, config, w)
+		if why := new(leftOut); errors.As(err, &why) {
+			if why.reason != "" {
+				e.run.Note("%s is left out of %s: %s", config, load, why.reason)
+			}
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("%s, %s: %w", config, load, err)
+		}
+		s, err := c.serve(ctx, w)
+		if err != nil {
+			return fmt.Errorf("%s, %s: %w", config, load, err)
+		}
+		defer func() { err = errors.Join(err, s.close()) }()
+		trials = append(trials, bench.Trial{Config: config, Measure: s.round})
+	}
+	return e.run.Interleave(ctx, load, trials...)
+}
+
+// contender opens a config's hosts at the place, once for all loads there.
+func (e *experiment) contender(ctx context.Context, config string, w workload) (*contender, error) {
+	if config == "unix" && (e.where != "loopback" || !w.unix) {
+		return nil, &leftOut{}
+	}
+	if c := e.up[config]; c != nil {
+		return c, nil
+	}
+	c, err := e.open(ctx, config)
+	if err == nil {
+		e.up[config] = c
+	}
+	return c, err
+}
+
+// move closes the contenders of the place before.
+func (e *experiment) move(place string) error {
+	if e.where == place {
+		return nil
+	}
+	err := e.closePlace()
+	e.where = place
+	return err
+}
+
+func (e *experiment) closePlace() error {
+	var errs []error
+	for config, c := range e.up {
+		errs = append(errs, c.close())
+		delete(e.up, config)
+	}
+	return errors.Join(errs...)
+}
+
+// leftOut is a config that cannot be measured; without a reason it is not meant for the load.
+type leftOut struct{ reason string }
+
+func (l *leftOut) Error() string { return "cannot be measured: " + l.reason }

@@ -1,0 +1,272 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package accelerator
+
+import (
+	"errors"
+	"io"
+	"math"
+	"net"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kerb-edge/kerb/bench"
+	"github.com/kerb-edge/kerb/internal/agent"
+	"github.com/kerb-edge/kerb/internal/cli"
+	"github.com/kerb-edge/kerb/internal/control"
+	"github.com/kerb-edge/kerb/internal/pkgs"
+	"github.com/kerb-edge/kerb/modules"
+)
+
+// The agent of the tests is this very program.
+func TestMain(m *testing.M) {
+	control.Intercept(modules.Controls())
+	if len(os.Args) > 1 && (os.Args[1] == "agent" || os.Args[1] == "purge") {
+		os.Exit(cli.Main(cli.Build{Version: "test", Agent: agent.Run}))
+	}
+	os.Exit(m.Run())
+}
+
+func newExperiment(t *testing.T, where string) *experiment {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+	tools, err := compile(t.Context(), "one")
+	if errors.As(err, new(*pkgs.ToolError)) {
+		t.Skip(err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	short := 10 * time.Millisecond
+	e := newRun()
+	e.run = bench.NewRun(bench.Experiment{}, true, bench.MinRounds, nil, io.Discard)
+	e.where, e.proxy, e.tools = where, "haproxy", tools
+	e.lengths = lengths{trip: short, stream: short, requests: short, warm: time.Millisecond}
+	t.Cleanup(func() {
+		if err := errors.Join(e.closePlace(), e.tools.close()); err != nil {
+			t.Error(err)
+		}
+	})
+	return e
+}
+
+// measure is one round of a workload, or skips where it cannot be had.
+func measure(t *testing.T, e *experiment, config, name string) []bench.Sample {
+	t.Helper()
+	w := workloadNamed(name)
+	c, err := e.contender(t.Context(), config, w)
+	var s *serving
+	if err == nil {
+		s, err = c.serve(t.Context(), w)
+	}
+	if errors.As(err, new(*leftOut)) || errors.Is(err, bench.ErrNotBuilt) {
+		t.Skip(err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	samples, err := s.round(t.Context())
+	if err := errors.Join(err, s.close()); err != nil {
+		t.Fatal(err)
+	}
+	return samples
+}
+
+// figuresOf are what a workload promises.
+func figuresOf(name string) []string {
+	switch kind, _, _ := strings.Cut(name, "-"); kind {
+	case "echo":
+		return []string{"latency p1", "latency p25", "latency p50", "latency p75", "latency p99", "latency p99.9", "jitter p50", "rate p50", "cpu_op p50"}
+	case "stream", "file":
+		return []string{"throughput p50", "fct p50", "cpu_byte p50"}
+	case "redis":
+		return []string{"latency mean", "latency p50", "latency p99", "rate p50", "cpu_op p50"}
+	case "http":
+		return []string{"latency p50", "latency p99", "jitter p50", "rate p50", "cpu_op p50"}
+	}
+	return []string{"connect p50", "memory p50"}
+}
+
+func checkFigures(t *testing.T, name string, samples []bench.Sample) {
+	t.Helper()
+	var got []string
+	for _, s := range samples {
+		got = append(got, s.Metric+" "+s.Stat)
+		if !(s.Value > 0) && s.Metric != "memory" { // others may give back more than the connections take
+			t.Errorf("%s: %s %s is %v", name, s.Metric, s.Stat, s.Value)
+		}
+	}
+	if want := figuresOf(name); !slices.Equal(got, want) {
+		t.Errorf("%s: %v, want %v", name, got, want)
+	}
+}
+
+// Every workload gives its figures, over TCP and where that can be over AF_UNIX.
+func TestWorkloads(t *testing.T) {
+	e := newExperiment(t, "loopback")
+	for _, w := range workloads {
+		t.Run(w.name, func(t *testing.T) {
+			checkFigures(t, w.name, measure(t, e, "plain", w.name))
+			if w.unix && !strings.HasPrefix(w.name, "redis") {
+				checkFigures(t, w.name, measure(t, e, "unix", w.name))
+			}
+		})
+	}
+	checkFigures(t, "redis-1", measure(t, e, "unix", "redis-1"))
+}
+
+// The client reaches the server at every place, whatever is between them.
+func TestPlaces(t *testing.T) {
+	for _, where := range places[1:] {
+		for _, proxy := range proxyNames() {
+			t.Run(where+"/"+proxy, func(t *testing.T) {
+				e := newExperiment(t, where)
+				e.proxy = proxy
+				if where == "veth" && proxy != "haproxy" {
+					t.Skip("there is no proxy")
+				}
+				for _, name := range []string{"echo-24", "stream-1K"} {
+					checkFigures(t, name, measure(t, e, "plain", name))
+				}
+			})
+		}
+	}
+}
+
+// A server that answers wrongly or cuts a stream short voids the run.
+func TestClientSees(t *testing.T) {
+	e := newExperiment(t, "loopback")
+	c, err := e.contender(t.Context(), "plain", workloadNamed("echo-24"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, tc := range map[string]struct {
+		serve   func(net.Conn)
+		measure string
+		says    string
+	}{
+		"as it is": {func(c net.Conn) { io.Copy(c, c) }, "echo-24", ""},
+		"spoilt": {func(c net.Conn) {
+			for message := make([]byte, 24); ; {
+				if _, err := io.ReadFull(c, message); err != nil {
+					return
+				}
+				message[23] ^= 1
+				c.Write(message)
+			}
+		}, "echo-24", "came back wrong"},
+		"gone":  {func(c net.Conn) { c.Close() }, "echo-24", "ping"},
+		"short": {func(c net.Conn) { c.Write([]byte{7, 0, 0, 0, 0, 0, 0, 0}); io.Copy(io.Discard, c) }, "stream-1K", "7 of"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := workloadNamed(tc.measure)
+			s := &serving{contender: c, w: w, length: e.lengths}
+			serveBy(t, s, tc.serve)
+			_, err := s.round(t.Context())
+			if tc.says == "" && err != nil || tc.says != "" && (err == nil || !strings.Contains(err.Error(), tc.says)) {
+				t.Errorf("%v, want %q", err, tc.says)
+			}
+		})
+	}
+}
+
+// serveBy has a function of this process in the server's place.
+func serveBy(t *testing.T, s *serving, serve func(net.Conn)) {
+	t.Helper()
+	var l net.Listener
+	err := s.place.server.Do(func() (err error) {
+		l, err = net.Listen("tcp", addressOf(at(anywhere, 0)(s.w.port)))
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	go func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() { defer conn.Close(); serve(conn) }()
+		}
+	}()
+}
+
+func TestFlagsAreChecked(t *testing.T) {
+	for _, e := range []experiment{
+		{configs: []string{"plane"}, proxy: "nginx", cpus: "one"},
+		{configs: []string{"plain"}, proxy: "apache", cpus: "one"},
+		{configs: []string{"plain"}, proxy: "nginx", cpus: "three"},
+	} {
+		if e.check() == nil {
+			t.Errorf("%+v is accepted", e)
+		}
+	}
+	if err := (&experiment{configs: configs, proxy: "envoy", cpus: "two"}).check(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestNames(t *testing.T) {
+	for bytes, want := range map[int]string{24: "24", 1 << 10: "1K", 64 << 10: "64K", 1 << 20: "1M"} {
+		if got := sizeText(bytes); got != want {
+			t.Errorf("%d is %s", bytes, got)
+		}
+	}
+	of := map[string]string{}
+	for _, where := range places {
+		for _, config := range configs {
+			prefix := labPrefix(where, config)
+			if other := of[prefix]; other != "" {
+				t.Errorf("%s and %s/%s are both in %s", other, where, config, prefix)
+			}
+			of[prefix] = where + "/" + config
+		}
+	}
+}
+
+func TestGains(t *testing.T) {
+	run := bench.NewRun(bench.Experiment{Baseline: "plain"}, true, bench.MinRounds, nil, io.Discard)
+	for i := range 5 {
+		wave := 1 + float64(i%2)/10
+		for config, values := range map[string][3]float64{"plain": {10, 100, 3}, "kerb": {8, 90, 1}} {
+			run.Record(config, "veth/x",
+				bench.Sample{Metric: "latency", Stat: "p50", Value: values[0] * wave},
+				bench.Sample{Metric: "rate", Stat: "p50", Value: values[1] * wave},
+				bench.Sample{Metric: "jitter", Stat: "p50", Value: values[2]})
+		}
+	}
+	all := gains(run.Report(), "kerb")
+	if len(all) != 2 {
+		t.Fatalf("%v", all)
+	}
+	latency, rate := all[0], all[1]
+	if math.Abs(latency.value-1.25) > 1e-9 || latency.worse() || math.Abs(rate.value-0.9) > 1e-9 || !rate.worse() || !rate.certain() {
+		t.Errorf("%v", all)
+	}
+	if noise := latency.noise + rate.noise; noise > 1e-9 { // what falls on all alike is none
+		t.Errorf("noise %v", noise)
+	}
+	if (gain{value: 0.9, noise: 0.05}).certain() {
+		t.Error("0.9 is certainly worse, though it may be 1")
+	}
+}
+
+func TestParseRedis(t *testing.T) {
+	const heading = `"test","rps","avg_latency_ms","min_latency_ms","p50_latency_ms","p95_latency_ms","p99_latency_ms","max_latency_ms"` + "\n"
+	r, err := parseRedis([]byte(heading+`"GET","50000.00","0.015","0.008","0.016","0.023","0.031","0.100"`+"\n"), 1000)
+	if err != nil || r.N != 1000 || r.Seconds != 0.02 || r.P50 != 16 || r.P99 != 31 || r.Mean != 15 {
+		t.Errorf("%+v, %v", r, err)
+	}
+	for _, bad := range []string{"", heading, "Could not connect to Redis\n", heading + `"GET","0.00","0","0","0","0","0","0"` + "\n"} {
+		if _, err := parseRedis([]byte(bad), 1); err == nil {
+			t.Errorf("%q is accepted", bad)
+		}
+	}
+}

@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package accelerator
+
+import (
+	"context"
+	"embed"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kerb-edge/kerb/bench"
+	"github.com/kerb-edge/kerb/internal/scratch"
+)
+
+//go:embed src/*.c src/*.h src/*.lua
+var files embed.FS
+
+// tools are the compiled programs, in a directory of their own, and the file to transfer.
+type tools struct {
+	dir  string
+	cpus [2]string // of the client's side and of the server's
+	file *os.File
+}
+
+// The sides of a connection.
+const (
+	clientSide = iota
+	serverSide
+)
+
+func compile(ctx context.Context, cpus string) (*tools, error) {
+	t := &tools{}
+	if err := t.divide(cpus); err != nil {
+		return nil, err
+	}
+	var err error
+	if t.dir, err = scratch.Dir(); err != nil {
+		return nil, err
+	}
+	if err := bench.CompileC(ctx, t.dir, files, "src/client.c", "src/server.c", "src/run.c"); err != nil {
+		return nil, errors.Join(err, t.close())
+	}
+	return t, nil
+}
+
+// divide gives both sides the last CPU, or the client's side the first one: where there are threads of one core, they are not
+// these.
+func (t *tools) divide(cpus string) error {
+	var set unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &set); err != nil {
+		return fmt.Errorf("cpu affinity: %w", err)
+	}
+	first, last := -1, 0
+	for cpu, left := 0, set.Count(); left > 0; cpu++ {
+		if set.IsSet(cpu) {
+			last, left = cpu, left-1
+			if first < 0 {
+				first = cpu
+			}
+		}
+	}
+	t.cpus = [2]string{strconv.Itoa(last), strconv.Itoa(last)}
+	if cpus == "two" {
+		t.cpus[clientSide] = strconv.Itoa(first)
+	}
+	if cpus == "two" && first == last {
+		return errors.New("--cpus two: there is one")
+	}
+	return nil
+}
+
+func (t *tools) path(name string) string { return bench.Program(t.dir, "src/"+name+".c") }
+
+// fileOf is a file in memory, as what is measured is not a disk. It is made once, and opened by its path.
+func (t *tools) fileOf(bytes int) (string, error) {
+	if t.file == nil {
+		fd, err := unix.MemfdCreate("kerb-bench", unix.MFD_CLOEXEC)
+		if err != nil {
+			return "", err
+		}
+		t.file = os.NewFile(uintptr(fd), "kerb-bench")
+		for chunk := make([]byte, 1<<20); bytes > 0; bytes -= len(chunk) {
+			if _, err := t.file.Write(chunk); err != nil {
+				return "", err
+			}
+		}
+	}
+	return fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), t.file.Fd()), nil
+}
+
+func (t *tools) close() error {
+	if t.file != nil {
+		t.file.Close()
+	}
+	return os.RemoveAll(t.dir)
+}

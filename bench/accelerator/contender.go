@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package accelerator
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/kerb-edge/kerb/bench/internal/path"
+	"github.com/kerb-edge/kerb/internal/netlab"
+	"github.com/kerb-edge/kerb/internal/scratch"
+)
+
+// contender is a config at its place, which it has for itself: hosts, a cgroup for all that runs on them, and proxies.
+type contender struct {
+	*experiment
+	config  string
+	place   *place
+	group   *path.Group
+	dir     string // of configuration files and sockets
+	kerb    *kerb  // nil without the accelerator
+	closers []func() error
+}
+
+// labPrefix is a letter for the place and one for the config: no two contenders share a lab.
+func labPrefix(place, config string) string {
+	letters := map[string]string{"plain": "p", "plain-again": "a", "kerb": "k", "kerb-allow": "w", "redirect-all": "r", "unix": "u"}
+	return "kba" + place[:1] + letters[config]
+}
+
+func (e *experiment) open(ctx context.Context, config string) (*contender, error) {
+	c := &contender{experiment: e, config: config}
+	if err := c.build(ctx); err != nil {
+		return nil, errors.Join(err, c.close())
+	}
+	return c, nil
+}
+
+// build has the accelerator there before any program: it leaves alone what listened before it.
+func (c *contender) build(ctx context.Context) (err error) {
+	prefix := labPrefix(c.where, c.config)
+	if c.place, err = openPlace(c.where, prefix); err != nil {
+		return err
+	}
+	c.later(c.place.lab.Close)
+	if c.group, err = path.NewGroup(prefix); err != nil {
+		return err
+	}
+	c.later(c.group.Close)
+	if c.dir, err = scratch.Dir(); err != nil {
+		return err
+	}
+	c.later(func() error { return os.RemoveAll(c.dir) })
+	if modes[c.config] != "" {
+		if err := c.startKerb(); err != nil {
+			return err
+		}
+	}
+	for i, h := range c.place.hops {
+		if err := c.startProxy(ctx, i, h); err != nil {
+			return fmt.Errorf("%s: %w", c.proxy, err)
+		}
+	}
+	return nil
+}
+
+func (c *contender) startProxy(ctx context.Context, number int, h hop) error {
+	program := proxies[c.proxy]
+	dir := filepath.Join(c.dir, fmt.Sprintf("hop%d", number))
+	config := filepath.Join(dir, program.config)
+	err := errors.Join(os.Mkdir(dir, 0o755), os.WriteFile(config, []byte(program.write(dir, h, ports())), 0o644))
+	if err != nil {
+		return err
+	}
+	p, err := c.start(ctx, h.host.Namespace, h.side, dial("tcp", addressOf(h.listen(firstPort))), program.args(config)...)
+	if err == nil {
+		c.later(p.stop)
+	}
+	return err
+}
+
+// addressOf is where a listener is found from its own host.
+func addressOf(listens netip.AddrPort) string {
+	return netip.AddrPortFrom(loopback, listens.Port()).String()
+}
+
+// process is a program that serves.
+type process struct {
+	cmd  *exec.Cmd
+	said bytes.Buffer
+	exit chan error
+}
+
+// command prepares a program on a host: in the contender's group, on a side's CPU, before the machine's other work.
+func (c *contender) command(ctx context.Context, ns *netlab.Namespace, side int, args ...string) (*exec.Cmd, error) {
+	if _, err := exec.LookPath(args[0]); err != nil {
+		return nil, &leftOut{fmt.Sprintf("%s is not installed", args[0])}
+	}
+	return c.group.Adopt(ns.Command(ctx, c.tools.path("run"), append([]string{c.tools.cpus[side]}, args...)...)), nil
+}
+
+// start returns when the program serves.
+func (c *contender) start(ctx context.Context, ns *netlab.Namespace, side int, serves func() error, args ...string) (*process, error) {
+	cmd, err := c.command(ctx, ns, side, args...)
+	if err != nil {
+		return nil, err
+	}
+	p := &process{cmd: cmd, exit: make(chan error, 1)}
+	cmd.Stdout, cmd.Stderr, cmd.Dir = &p.said, &p.said, c.dir
+	if err := cmd.Start(); err != nil {
+		return nil, err
+	}
+	go func() { p.exit <- cmd.Wait() }()
+	if err := p.await(ns, serves); err != nil {
+		return nil, errors.Join(fmt.Errorf("%s: %w", filepath.Base(args[0]), err), p.stop())
+	}
+	return p, nil
+}
+
+func (p *process) await(ns *netlab.Namespace, serves func() error) (err error) {
+	for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
+		select {
+		case err := <-p.exit:
+			p.exit <- err
+			return fmt.Errorf("it ended: %w: %s", err, &p.said)
+		default:
+		}
+		if err = ns.Do(serves); err == nil {
+			return nil
+		}
+	}
+	return fmt.Errorf("it does not serve: %w", err)
+}
+
+func dial(network, address string) func() error {
+	return func() error {
+		conn, err := net.Dial(network, address)
+		if err == nil {
+			err = conn.Close()
+		}
+		return err
+	}
+}
+
+// stop kills: the programs here have nothing to save.
+func (p *process) stop() error {
+	_ = p.cmd.Process.Kill()
+	err := <-p.exit
+	if exit := new(exec.ExitError); errors.As(err, &exit) && !exit.Exited() {
+		return nil
+	}
+	return fmt.Errorf("%s ended by itself: %w: %s", p.cmd.Args, err, &p.said)
+}
+
+// runClient is a client's run: what it wrote, and what the contender's programs had of the CPUs meanwhile.
+func (c *contender) runClient(ctx context.Context, args ...string) (out []byte, cpu time.Duration, err error) {
+	cmd, err := c.command(ctx, c.place.client.Namespace, clientSide, args...)
+	if err != nil {
+		return nil, 0, err
+	}
+	var stderr strings.Builder
+	cmd.Stderr = &stderr
+	before, err := c.group.CPU()
+	if err != nil {
+		return nil, 0, err
+	}
+	if out, err = cmd.Output(); err != nil {
+		return nil, 0, fmt.Errorf("%s: %w: %s", strings.Join(args, " "), err, &stderr)
+	}
+	after, err := c.group.CPU()
+	return out, after - before, err
+}
+
+func (c *contender) later(f func() error) { c.closers = append(c.closers, f) }
+
+// close undoes the newest first.
+func (c *contender) close() error {
+	var errs []error
+	if c.kerb != nil {
+		errs = append(errs, c.kept())
+	}
+	for i := len(c.closers) - 1; i >= 0; i-- {
+		errs = append(errs, c.closers[i]())
+	}
+	return errors.Join(errs...)
+}

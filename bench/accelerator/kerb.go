@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package accelerator
+
+import (
+	"context"
+	"encoding/json"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/bench"
+	"github.com/kerb-edge/kerb/bench/internal/node"
+)
+
+// kerb is the agent of a contender, with the accelerator on all that runs in the contender's cgroup.
+type kerb struct{ *node.Node }
+
+// modes of the module, by config. With kerb-allow programs may take part of which the operator knows more than the module.
+var modes = map[string]string{"kerb": "adaptive", "kerb-allow": "adaptive", "redirect-all": "redirect-all"}
+
+func (c *contender) startKerb() error {
+	n, err := node.Start(c.place.lab)
+	if err != nil {
+		return err
+	}
+	c.later(n.Close)
+	c.kerb = &kerb{n}
+	m := node.Module("accelerator", "accelerator", "", map[string]any{
+		"mode": modes[c.config], "programs": map[string]any{"allow": c.allowed()}})
+	m.Spec.Attach = v1.Attach{Cgroups: []string{c.group.Dir()}}
+	return n.Apply(m)
+}
+
+// allowed are programs that the module keeps out, in kerb-allow and redirect-all: redis-benchmark blocks in recv(2) for a moment,
+// but gets no signals, and HAProxy has splice(2), but without `option splice-auto` does not call it.
+func (c *contender) allowed() []string {
+	if c.config == "kerb" {
+		return []string{}
+	}
+	return []string{"redis-benchmark", "haproxy"}
+}
+
+// counts are what became of connections so far.
+type counts struct {
+	offered, accelerated uint64
+	refused              map[string]uint64 // by reason
+}
+
+func (k *kerb) counts() (counts, error) {
+	sum := counts{refused: map[string]uint64{}}
+	body, err := k.Get("/v1/modules/accelerator/pairs")
+	if err != nil {
+		return sum, err
+	}
+	var pairs []struct {
+		Offered, Accelerated uint64
+		Refused              map[string]uint64
+	}
+	err = json.Unmarshal(body, &pairs)
+	for _, p := range pairs {
+		sum.offered += p.Offered
+		sum.accelerated += p.Accelerated
+		for reason, n := range p.Refused {
+			sum.refused[reason] += n
+		}
+	}
+	return sum, err
+}
+
+func (c counts) since(before counts) counts {
+	d := counts{c.offered - before.offered, c.accelerated - before.accelerated, map[string]uint64{}}
+	for reason, n := range c.refused {
+		if n > before.refused[reason] {
+			d.refused[reason] = n - before.refused[reason]
+		}
+	}
+	return d
+}
+
+// judged waits until the agent has examined the programs: connections that begin before stay with TCP.
+func (s *serving) judged(ctx context.Context) error {
+	for deadline := time.Now().Add(5 * time.Second); time.Now().Before(deadline); time.Sleep(100 * time.Millisecond) {
+		before, err := s.kerb.counts()
+		if err != nil {
+			return err
+		}
+		if _, err := s.w.measure(ctx, s); err != nil {
+			return err
+		}
+		after, err := s.kerb.counts()
+		if err != nil || after.since(before).refused["unjudged"] == 0 {
+			return err
+		}
+	}
+	return nil
+}
+
+// tally gives a round, of the connections that began in it, those that were accelerated, and tells why others were not.
+func (s *serving) tally(round func() ([]bench.Sample, error)) ([]bench.Sample, error) {
+	before, err := s.kerb.counts()
+	if err != nil {
+		return nil, err
+	}
+	samples, err := round()
+	if err != nil {
+		return nil, err
+	}
+	after, err := s.kerb.counts()
+	d := after.since(before)
+	for _, reason := range slices.Sorted(maps.Keys(d.refused)) {
+		s.run.Progress("%s: %d connections with TCP: %s", s.config, d.refused[reason], reason)
+	}
+	return append(samples,
+		bench.Sample{Metric: "offered", Stat: "sum", Unit: "connections", Value: float64(d.offered)},
+		bench.Sample{Metric: "accelerated", Stat: "sum", Unit: "connections", Value: float64(d.accelerated)}), err
+}
+
+// kept notes which programs the module keeps out.
+func (c *contender) kept() error {
+	body, err := c.kerb.Get("/v1/modules/accelerator/executables")
+	if err != nil {
+		return err
+	}
+	var programs []struct{ Command, Verdict, Why string }
+	if err := json.Unmarshal(body, &programs); err != nil {
+		return err
+	}
+	for _, p := range programs {
+		if !strings.HasPrefix(p.Verdict, "safe") {
+			c.run.Note("%s, %s: %s is %s: %s", c.config, c.where, p.Command, p.Verdict, p.Why)
+		}
+	}
+	return nil
+}

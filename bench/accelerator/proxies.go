@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package accelerator
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"net/netip"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+// proxyProgram is one that passes bytes on, with one thread.
+type proxyProgram struct {
+	config string // its file's name
+	write  func(dir string, h hop, ports []int) string
+	args   func(config string) []string
+}
+
+var proxies = map[string]proxyProgram{
+	"haproxy": {"haproxy.cfg", haproxy, func(config string) []string { return []string{"haproxy", "-db", "-f", config} }},
+	"nginx":   {"nginx.conf", nginxStream, nginx},
+	"envoy": {"envoy.json", envoy, func(config string) []string {
+		return []string{"envoy", "-c", config, "--concurrency", "1", "--disable-hot-restart", "-l", "error"}
+	}},
+}
+
+func proxyNames() []string { return slices.Sorted(maps.Keys(proxies)) }
+
+func haproxy(_ string, h hop, ports []int) string {
+	var b strings.Builder
+	b.WriteString("global\n nbthread 1\n maxconn 2000\ndefaults\n mode tcp\n timeout connect 5s\n timeout client 1h\n timeout server 1h\n")
+	for _, port := range ports {
+		fmt.Fprintf(&b, "listen p%d\n bind %s\n server s %s\n", port, h.listen(port), h.to(port))
+	}
+	return b.String()
+}
+
+// nginxMain is what every nginx here begins with: one process, which is the one that was started.
+func nginxMain(dir string) string {
+	return fmt.Sprintf("daemon off;\nmaster_process off;\npid %s;\nerror_log stderr;\nevents { worker_connections 4000; }\n",
+		filepath.Join(dir, "nginx.pid"))
+}
+
+func nginx(config string) []string {
+	return []string{"nginx", "-e", "stderr", "-p", filepath.Dir(config), "-c", config}
+}
+
+func nginxStream(dir string, h hop, ports []int) string {
+	var b strings.Builder
+	b.WriteString("load_module /usr/lib/nginx/modules/ngx_stream_module.so;\n" + nginxMain(dir) + "stream {\n")
+	for _, port := range ports {
+		fmt.Fprintf(&b, "\tserver { listen %s; proxy_pass %s; proxy_timeout 1h; }\n", h.listen(port), h.to(port))
+	}
+	return b.String() + "}\n"
+}
+
+// object is a part of Envoy's configuration.
+type object map[string]any
+
+func envoy(_ string, h hop, ports []int) string {
+	var listeners, clusters []object
+	for _, port := range ports {
+		name := fmt.Sprintf("p%d", port)
+		filter := object{"name": "envoy.filters.network.tcp_proxy", "typed_config": object{
+			"@type": "type.googleapis.com/envoy.extensions.filters.network.tcp_proxy.v3.TcpProxy", "stat_prefix": name, "cluster": name}}
+		listeners = append(listeners, object{"name": name, "address": envoyAddress(h.listen(port)),
+			"filter_chains": []object{{"filters": []object{filter}}}})
+		endpoint := object{"endpoint": object{"address": envoyAddress(h.to(port))}}
+		clusters = append(clusters, object{"name": name, "type": "STATIC", "connect_timeout": "5s",
+			"load_assignment": object{"cluster_name": name, "endpoints": []object{{"lb_endpoints": []object{endpoint}}}}})
+	}
+	text, err := json.Marshal(object{"static_resources": object{"listeners": listeners, "clusters": clusters}})
+	if err != nil {
+		panic(err) // of strings and numbers
+	}
+	return string(text)
+}
+
+func envoyAddress(a netip.AddrPort) object {
+	return object{"socket_address": object{"address": a.Addr().String(), "port_value": a.Port()}}
+}

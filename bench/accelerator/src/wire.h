@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Addresses and whole messages, as client and server have them. */
+#pragma once
+
+#include <arpa/inet.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <stddef.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "base.h"
+
+/* What one write of a file, and one read of a stream, takes. */
+enum { CHUNK = 64 << 10 };
+
+/* A stream begins with its length in bytes, this included, and is answered with what came. */
+struct length {
+	uint64_t bytes;
+};
+
+struct address {
+	union {
+		struct sockaddr any;
+		struct sockaddr_in in;
+		struct sockaddr_un un;
+	};
+	socklen_t size;
+};
+
+/* parse_address knows "HOST PORT", and "unix PATH". */
+static inline struct address parse_address(const char *host, const char *port)
+{
+	struct address a = { .size = sizeof(a.in) };
+
+	if (!strcmp(host, "unix")) {
+		a.un.sun_family = AF_UNIX;
+		strncpy(a.un.sun_path, port, sizeof(a.un.sun_path) - 1);
+		a.size = sizeof(a.un);
+		return a;
+	}
+	a.in.sin_family = AF_INET;
+	a.in.sin_port = htons(atoi(port));
+	if (inet_pton(AF_INET, host, &a.in.sin_addr) != 1)
+		die(host);
+	return a;
+}
+
+/* no_delay has a request leave at once, as every program does that waits for an answer. */
+static inline void no_delay(int fd)
+{
+	int one = 1;
+
+	setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one)); /* AF_UNIX has none */
+}
+
+/* read_some waits by poll, as programs do that have more than one connection. */
+static inline ssize_t read_some(int fd, void *to, size_t n)
+{
+	struct pollfd p = { fd, POLLIN, 0 };
+
+	return poll(&p, 1, -1) < 0 ? -1 : read(fd, to, n);
+}
+
+/* read_all returns n, or less at the end. */
+static inline size_t read_all(int fd, void *to, size_t n)
+{
+	size_t done = 0;
+
+	while (done < n) {
+		ssize_t got = read_some(fd, (char *)to + done, n - done);
+
+		if (got <= 0)
+			break;
+		done += got;
+	}
+	return done;
+}
+
+static inline size_t write_all(int fd, const void *from, size_t n)
+{
+	size_t done = 0;
+
+	while (done < n) {
+		ssize_t put = send(fd, (const char *)from + done, n - done, MSG_NOSIGNAL);
+
+		if (put <= 0)
+			break;
+		done += put;
+	}
+	return done;
+}

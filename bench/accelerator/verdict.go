@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package accelerator
+
+import (
+	"fmt"
+	"math"
+
+	"github.com/kerb-edge/kerb/bench"
+)
+
+// judged are the figures in which the accelerator must not be worse than plain TCP, and whether more is better.
+var judged = []struct {
+	metric, stat string
+	more         bool
+}{
+	{"latency", "p50", false}, {"latency", "mean", false}, {"latency", "p99", false}, {"rate", "p50", true},
+	{"throughput", "p50", true}, {"cpu_op", "p50", false}, {"cpu_byte", "p50", false},
+}
+
+// tolerated is how much worse a figure may be.
+const tolerated = 0.03
+
+// gain is a config against plain: above 1 it is better.
+type gain struct {
+	load, metric, stat string
+	value, noise       float64 // ratio of the medians, and the standard error of one of ratios round by round
+}
+
+func (g gain) String() string {
+	return fmt.Sprintf("%s %s %s %.2f ±%.2f", g.load, g.metric, g.stat, g.value, g.noise)
+}
+
+func (g gain) worse() bool   { return g.value < 1-tolerated }
+func (g gain) certain() bool { return g.value+2*g.noise < 1-tolerated }
+
+// gains are of all judged figures of a config.
+func gains(r *bench.Report, config string) []gain {
+	var all []gain
+	for _, cell := range r.Cells {
+		for _, j := range judged {
+			plain, ok := r.Find("plain", cell.Load, cell.Metric, cell.Stat)
+			if cell.Config == config && cell.Metric == j.metric && cell.Stat == j.stat && ok {
+				all = append(all, gainOf(plain, cell, j.more))
+			}
+		}
+	}
+	return all
+}
+
+func gainOf(plain, cell bench.Cell, more bool) gain {
+	better := func(plain, value float64) float64 {
+		if more {
+			return value / plain
+		}
+		return plain / value
+	}
+	var ratios []float64
+	for i := range min(len(plain.Rounds), len(cell.Rounds)) {
+		ratios = append(ratios, better(plain.Rounds[i], cell.Rounds[i]))
+	}
+	// The standard error of a median is that of the mean times sqrt(pi/2).
+	noise := bench.Stddev(ratios) * math.Sqrt(math.Pi/2/float64(len(ratios)))
+	return gain{cell.Load, cell.Metric, cell.Stat, better(plain.Value, cell.Value), noise}
+}
+
+// notes tell which figures are worse than plain TCP's, and how many of plain TCP's own are, when it is measured again.
+func (e *experiment) notes() {
+	r := e.run.Report()
+	for _, config := range e.configs {
+		all, worse, certain := gains(r, config), 0, 0
+		if config == "plain" || config == "unix" || len(all) == 0 {
+			continue
+		}
+		for _, g := range all {
+			if g.worse() {
+				worse++
+				e.run.Note("%s is worse: %s", config, g)
+			}
+			if g.certain() {
+				certain++
+			}
+		}
+		e.run.Note("%s: %d of %d figures are worse than plain TCP by more than %.0f%%, %d of them beyond twice their noise",
+			config, worse, len(all), tolerated*100, certain)
+	}
+	e.run.Note("cpu is the time of client, server and what is between them, by their cgroup; proxies are %s", e.proxy)
+}

@@ -1,0 +1,297 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package accelerator
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/kerb-edge/kerb/bench"
+)
+
+// workload is what client and server do.
+type workload struct {
+	name string
+	port int
+	unix bool // there is a way to do it over AF_UNIX
+	// server is the program that serves, measure one round of the client.
+	server  func(s *serving) ([]string, error)
+	measure func(ctx context.Context, s *serving) ([]bench.Sample, error)
+}
+
+// sizes of messages of the sweep, in bytes.
+var sizes = []int{64, 256, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20}
+
+// fileSize is the published one, in bytes.
+const fileSize = 1000 << 20
+
+// held is how many connections are open at a time when their memory is measured.
+const held = 10_000
+
+// workloads are in order, each on a port of its own: what is learned of one server says nothing about the next.
+var workloads = allWorkloads()
+
+func allWorkloads() []workload {
+	var all []workload
+	add := func(name string, unix bool, server func(*serving) ([]string, error), measure func(context.Context, *serving) ([]bench.Sample, error)) {
+		all = append(all, workload{name, firstPort + len(all), unix, server, measure})
+	}
+	add("echo-24", true, echoServer("echo", 24), echo(24))
+	for _, size := range sizes {
+		add("echo-"+sizeText(size), true, echoServer("echo", size), echo(size))
+	}
+	for _, size := range sizes {
+		add("stream-"+sizeText(size), true, streamServer, stream(size))
+	}
+	add("file", true, streamServer, file)
+	for _, pipeline := range []int{1, 16} {
+		for _, connections := range []int{1, 16, 50} {
+			add(redisName(connections, pipeline), true, redisServer, redis(connections, pipeline))
+		}
+	}
+	add("http", false, httpServer, http("keep-alive"))
+	add("http-close", false, httpServer, http("close"))
+	add("held", false, echoServer("many", 24), hold)
+	return all
+}
+
+func workloadNamed(name string) workload {
+	return workloads[slices.IndexFunc(workloads, func(w workload) bool { return w.name == name })]
+}
+
+// sizeText is 64, 4K or 1M.
+func sizeText(bytes int) string {
+	for _, unit := range []string{"", "K"} {
+		if bytes < 1<<10 {
+			return strconv.Itoa(bytes) + unit
+		}
+		bytes >>= 10
+	}
+	return strconv.Itoa(bytes) + "M"
+}
+
+// loads are all workloads at all places; what connections cost does not depend on the place, but for namespaces.
+func loads() []string {
+	var all []string
+	for _, place := range places {
+		for _, w := range workloads {
+			if w.name != "held" || place == "loopback" || place == "veth" {
+				all = append(all, place+"/"+w.name)
+			}
+		}
+	}
+	return all
+}
+
+func ports() []int {
+	var all []int
+	for _, w := range workloads {
+		all = append(all, w.port)
+	}
+	return all
+}
+
+// lengths are how long one round measures.
+type lengths struct{ trip, stream, requests, warm time.Duration }
+
+func lengthsOf(quick bool) lengths {
+	if quick {
+		return lengths{trip: 150 * time.Millisecond, stream: 100 * time.Millisecond, requests: 150 * time.Millisecond, warm: 20 * time.Millisecond}
+	}
+	return lengths{trip: 400 * time.Millisecond, stream: 250 * time.Millisecond, requests: 400 * time.Millisecond, warm: 50 * time.Millisecond}
+}
+
+// serving is a workload's server while it runs for a contender.
+type serving struct {
+	*contender
+	w       workload
+	process *process
+	length  lengths
+	rate    float64 // of the round before, 1/s
+}
+
+// serve starts the server and has the client use it for a moment, so that what is learned of a program is learned.
+func (c *contender) serve(ctx context.Context, w workload) (*serving, error) {
+	s := &serving{contender: c, w: w, length: c.lengths}
+	serves := dial("tcp", addressOf(at(anywhere, 0)(w.port)))
+	if c.config == "unix" {
+		serves = dial("unix", s.socket())
+	}
+	args, err := w.server(s)
+	if err != nil {
+		return nil, err
+	}
+	if s.process, err = c.start(ctx, c.place.server.Namespace, serverSide, serves, args...); err != nil {
+		return nil, err
+	}
+	if err := s.warm(ctx); err != nil {
+		return nil, errors.Join(fmt.Errorf("%w; the server said: %s", err, &s.process.said), s.close())
+	}
+	return s, nil
+}
+
+func (s *serving) warm(ctx context.Context) error {
+	if s.w.name == "held" || s.w.name == "file" {
+		return nil
+	}
+	whole := s.length
+	s.length = lengths{trip: whole.warm, stream: whole.warm, requests: whole.warm}
+	defer func() { s.length = whole }()
+	if s.kerb != nil {
+		if err := s.judged(ctx); err != nil {
+			return err
+		}
+	}
+	_, err := s.w.measure(ctx, s)
+	return err
+}
+
+func (s *serving) round(ctx context.Context) ([]bench.Sample, error) {
+	measure := func() ([]bench.Sample, error) { return s.w.measure(ctx, s) }
+	if s.kerb == nil {
+		return measure()
+	}
+	return s.tally(measure)
+}
+
+func (s *serving) close() error { return s.process.stop() }
+
+func (s *serving) socket() string { return filepath.Join(s.dir, s.w.name+".sock") }
+
+// listens and target are where the server listens and where the client finds it, as src/wire.h has addresses.
+func (s *serving) listens() []string {
+	if s.config == "unix" {
+		return []string{"unix", s.socket()}
+	}
+	return []string{anywhere.String(), portText(s.w.port)}
+}
+
+func (s *serving) target() []string {
+	if s.config == "unix" {
+		return []string{"unix", s.socket()}
+	}
+	return []string{s.place.target.String(), portText(s.w.port)}
+}
+
+// result is what clients print, times in us.
+type result struct {
+	N, All, Wrong          uint64
+	Seconds                float64
+	P1, P25, P50, P75, P99 float64
+	P999                   float64 `json:"p99.9"`
+	Mean, Stddev           float64
+}
+
+func (r result) rate() float64 { return float64(r.N) / r.Seconds }
+
+// client runs the C client.
+func (s *serving) client(ctx context.Context, mode string, size int, much string) (r result, cpu time.Duration, err error) {
+	out, cpu, err := s.runClient(ctx, slices.Concat([]string{s.tools.path("client"), mode, strconv.Itoa(size), much}, s.target())...)
+	if err == nil {
+		err = json.Unmarshal(out, &r)
+	}
+	return r, cpu, err
+}
+
+func seconds(d time.Duration) string { return strconv.FormatFloat(d.Seconds(), 'f', -1, 64) }
+
+func echoServer(mode string, size int) func(*serving) ([]string, error) {
+	return func(s *serving) ([]string, error) {
+		return append([]string{s.tools.path("server"), mode, strconv.Itoa(size)}, s.listens()...), nil
+	}
+}
+
+// echo is requests and answers of a size on one connection.
+func echo(size int) func(context.Context, *serving) ([]bench.Sample, error) {
+	return func(ctx context.Context, s *serving) ([]bench.Sample, error) {
+		r, cpu, err := s.client(ctx, "echo", size, seconds(s.length.trip))
+		if err != nil {
+			return nil, err
+		}
+		return append(r.latency("p1", "p25", "p50", "p75", "p99", "p99.9"), r.rateAndCost(r.All, cpu)...), nil
+	}
+}
+
+// latency are the wanted percentiles, and jitter, which is the standard deviation.
+func (r result) latency(stats ...string) []bench.Sample {
+	values := map[string]float64{"p1": r.P1, "p25": r.P25, "p50": r.P50, "p75": r.P75, "p99": r.P99, "p99.9": r.P999, "mean": r.Mean}
+	var samples []bench.Sample
+	for _, stat := range stats {
+		samples = append(samples, bench.Sample{Metric: "latency", Stat: stat, Unit: "us", Value: values[stat]})
+	}
+	if r.Stddev > 0 {
+		samples = append(samples, bench.Sample{Metric: "jitter", Stat: "p50", Unit: "us", Value: r.Stddev})
+	}
+	return samples
+}
+
+// rateAndCost have CPU time for all operations, of which some may not have counted for the rate.
+func (r result) rateAndCost(all uint64, cpu time.Duration) []bench.Sample {
+	return []bench.Sample{
+		{Metric: "rate", Stat: "p50", Unit: "1/s", Value: r.rate()},
+		{Metric: "cpu_op", Stat: "p50", Unit: "us", Value: float64(cpu.Nanoseconds()) / 1e3 / float64(all)},
+	}
+}
+
+func streamServer(s *serving) ([]string, error) {
+	return append([]string{s.tools.path("server"), "swallow", "0"}, s.listens()...), nil
+}
+
+// stream is bytes in one direction, by writes of a size; the last one's arrival ends it.
+func stream(size int) func(context.Context, *serving) ([]bench.Sample, error) {
+	return func(ctx context.Context, s *serving) ([]bench.Sample, error) {
+		bytes, err := s.streamed(ctx, size)
+		if err != nil {
+			return nil, err
+		}
+		r, cpu, err := s.client(ctx, "stream", size, strconv.FormatUint(bytes, 10))
+		return r.transfer(cpu), err
+	}
+}
+
+// streamed is how many bytes a round has: what the first contender moves in the time, found by doubling.
+func (s *serving) streamed(ctx context.Context, size int) (uint64, error) {
+	load := s.where + "/" + s.w.name
+	for bytes := uint64(1 << 20); s.bytes[load] == 0; bytes *= 2 {
+		r, _, err := s.client(ctx, "stream", size, strconv.FormatUint(bytes, 10))
+		if err != nil {
+			return 0, err
+		}
+		if whole := s.lengths.stream.Seconds(); r.Seconds > whole/8 {
+			s.bytes[load] = uint64(r.rate() * whole)
+		}
+	}
+	return s.bytes[load], nil
+}
+
+func (r result) transfer(cpu time.Duration) []bench.Sample {
+	return []bench.Sample{
+		{Metric: "throughput", Stat: "p50", Unit: "Gbit/s", Value: r.rate() * 8 / 1e9},
+		{Metric: "fct", Stat: "p50", Unit: "s", Value: r.Seconds},
+		{Metric: "cpu_byte", Stat: "p50", Unit: "ns", Value: float64(cpu.Nanoseconds()) / float64(r.N)},
+	}
+}
+
+const chunk = 64 << 10 // CHUNK of src/wire.h
+
+func file(ctx context.Context, s *serving) ([]bench.Sample, error) {
+	path, err := s.tools.fileOf(fileSize)
+	if err != nil {
+		return nil, err
+	}
+	r, cpu, err := s.client(ctx, "file", chunk, path)
+	return r.transfer(cpu), err
+}
+
+func redisName(connections, pipeline int) string {
+	if pipeline > 1 {
+		return fmt.Sprintf("redis-p%d-%d", pipeline, connections)
+	}
+	return fmt.Sprintf("redis-%d", connections)
+}
