@@ -36,7 +36,6 @@ import (
 	"github.com/kerb-edge/kerb/internal/service"
 	"github.com/kerb-edge/kerb/internal/store"
 	"github.com/kerb-edge/kerb/modules"
-	"github.com/kerb-edge/kerb/sdk"
 )
 
 // Agent is the daemon of one node.
@@ -49,7 +48,7 @@ type Agent struct {
 	cgroup   string          // in which the sockets of services are looked for
 	cookies  service.Cookies // of services' network namespaces
 	examiner executable.Examiner
-	kernel   func() sdk.Kernel // may take seconds
+	kernel   *kernelFacts
 	watcher  *service.Watcher
 	virtual  *resolve.Table
 	models   *models.Table
@@ -141,7 +140,7 @@ func open(ctx context.Context, cfg config.Config, log *slog.Logger) (*Agent, err
 		catalog: pkgs.NewCatalog(modules.Packages(), modules.Controls()),
 		watcher: service.NewWatcher(log),
 		cgroup:  cmp.Or(cfg.Cgroup, "/"),
-		kernel:  kernelFacts(cfg.Paths.SocketFacts(), log),
+		kernel:  newKernelFacts(cfg.Paths.SocketFacts(), log),
 		wake:    make(chan struct{}, 1),
 		desired: desired,
 		modules: map[string]*deployment{},
@@ -150,7 +149,7 @@ func open(ctx context.Context, cfg config.Config, log *slog.Logger) (*Agent, err
 		costs:   newCosts(),
 	}
 	a.control, err = control.New(control.Options{Run: cfg.Paths.ControlSockets(), State: cfg.Paths.ControlState(), Log: log, Services: a.virtual, Models: a.models, Packets: a,
-		Examine: a.examine, Kernel: a.kernel,
+		Examine: a.examine, Kernel: a.kernel.get,
 		ModuleSocket: cfg.Paths.ModuleSocket, SocketGroup: cfg.SocketGroup})
 	if err != nil {
 		return nil, errors.Join(err, st.Close())
