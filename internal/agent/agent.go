@@ -5,6 +5,7 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -35,7 +36,6 @@ import (
 	"github.com/kerb-edge/kerb/internal/service"
 	"github.com/kerb-edge/kerb/internal/store"
 	"github.com/kerb-edge/kerb/modules"
-	"github.com/kerb-edge/kerb/sdk"
 )
 
 // Agent is the daemon of one node.
@@ -45,10 +45,10 @@ type Agent struct {
 	dp       *dataplane.Dataplane
 	catalog  *pkgs.Catalog
 	control  *control.Manager
-	cgroup   string          // whose sockets services are looked for in; empty for the root
+	cgroup   string          // in which the sockets of services are looked for
 	cookies  service.Cookies // of services' network namespaces
 	examiner executable.Examiner
-	kernel   func() sdk.Kernel // may take seconds
+	kernel   *kernelFacts
 	watcher  *service.Watcher
 	virtual  *resolve.Table
 	models   *models.Table
@@ -115,9 +115,6 @@ func lock(path string) (func(), error) {
 }
 
 func open(ctx context.Context, cfg config.Config, log *slog.Logger) (*Agent, error) {
-	if err := checkOwnCgroup(cfg.Cgroup); err != nil {
-		return nil, err
-	}
 	st, err := store.Open(cfg.Paths.Store())
 	if errors.Is(err, store.ErrLocked) {
 		return nil, &fault.Conflict{Reason: "another kerb agent is running on this node (it holds " + cfg.Paths.Store() + "): stop it first"}
@@ -142,8 +139,8 @@ func open(ctx context.Context, cfg config.Config, log *slog.Logger) (*Agent, err
 		models:  models.NewTable(log),
 		catalog: pkgs.NewCatalog(modules.Packages(), modules.Controls()),
 		watcher: service.NewWatcher(log),
-		cgroup:  cfg.Cgroup,
-		kernel:  kernelFacts(cfg.Paths.SocketFacts(), log),
+		cgroup:  cmp.Or(cfg.Cgroup, "/"),
+		kernel:  newKernelFacts(cfg.Paths.SocketFacts(), log),
 		wake:    make(chan struct{}, 1),
 		desired: desired,
 		modules: map[string]*deployment{},
@@ -152,7 +149,7 @@ func open(ctx context.Context, cfg config.Config, log *slog.Logger) (*Agent, err
 		costs:   newCosts(),
 	}
 	a.control, err = control.New(control.Options{Run: cfg.Paths.ControlSockets(), State: cfg.Paths.ControlState(), Log: log, Services: a.virtual, Models: a.models, Packets: a,
-		Examine: a.examine, Kernel: a.kernel,
+		Examine: a.examine, Kernel: a.kernel.get,
 		ModuleSocket: cfg.Paths.ModuleSocket, SocketGroup: cfg.SocketGroup})
 	if err != nil {
 		return nil, errors.Join(err, st.Close())

@@ -208,7 +208,7 @@ func (a *Agent) worldOf(next store.Desired, asked []v1.Module) (world, error) {
 			return w, err
 		}
 		w.modules[m.Metadata.Name] = d
-		if err := d.checkCgroups(); err != nil {
+		if err := a.checkCgroups(d); err != nil {
 			return w, err
 		}
 	}
@@ -250,7 +250,7 @@ func (a *Agent) lookAround(w *world) error {
 			}
 		}
 	}
-	w.sockets = a.lookAtSockets(*w)
+	w.sockets, w.cgroup = a.lookAtSockets(*w), a.cgroup
 	return nil
 }
 

@@ -61,7 +61,7 @@ func (a *Agent) prepare(m v1.Module) (_ *deployment, err error) {
 		return nil, d.invalid("spec.package", err)
 	}
 	if d.onSockets() {
-		go a.kernel() // its control plane will ask
+		a.kernel.seek() // its control plane will ask
 	}
 	if d.config, err = d.canonical(); err != nil {
 		return nil, err

@@ -21,6 +21,7 @@ type world struct {
 	services   map[string]service.State
 	interfaces map[string]service.Link // of the node, by name
 	sockets    *socketsView
+	cgroup     string // in which the sockets of services are
 }
 
 func newWorld(desired store.Desired, modules map[string]*deployment) world {

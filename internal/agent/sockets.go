@@ -14,17 +14,15 @@ import (
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/cgroup"
 	"github.com/kerb-edge/kerb/internal/dataplane"
-	"github.com/kerb-edge/kerb/internal/fault"
 	"github.com/kerb-edge/kerb/internal/pkgs"
 	"github.com/kerb-edge/kerb/sdk"
 )
 
 // socketsView is what modules on sockets are placed by.
 type socketsView struct {
-	own     cgroup.Cgroup            // where programs for services run
-	cgroups map[string]cgroup.Cgroup // by the path in the resource; those that are there
+	cgroups map[string]cgroup.Cgroup // by the path that somebody wrote; those that are there
 	cookies map[string]uint64        // of network namespaces, by service; those that are known
-	errs    map[string]error         // by path or serviceKey: why not; "" for own
+	errs    map[string]error         // by path or serviceKey: why not
 }
 
 // onSockets tells whether the module runs on sockets and not on packets.
@@ -59,9 +57,16 @@ func (d *deployment) checkAttach() error {
 	return nil
 }
 
-// checkCgroups refuses cgroups that are not there now: most often a mistake in the path. Later they may go and come.
-func (d *deployment) checkCgroups() error {
+// checkCgroups refuses new cgroups that are not there now: most often a mistake in the path. Later they may go and come.
+func (a *Agent) checkCgroups(d *deployment) error {
+	var known []string
+	if before := a.modules[d.module.Name]; before != nil {
+		known = before.resource.Spec.Attach.Cgroups
+	}
 	for i, path := range d.resource.Spec.Attach.Cgroups {
+		if slices.Contains(known, path) {
+			continue
+		}
 		if _, err := cgroup.Find(path); err != nil {
 			return d.invalid(fmt.Sprintf("spec.attach.cgroups[%d]", i), err)
 		}
@@ -69,19 +74,31 @@ func (d *deployment) checkCgroups() error {
 	return nil
 }
 
+// cgroupPaths are those that a module needs: its own, and for services the agent's.
+func (a *Agent) cgroupPaths(d *deployment) []string {
+	if !d.onSockets() {
+		return nil
+	}
+	paths := slices.Clone(d.resource.Spec.Attach.Cgroups)
+	if d.resource.Spec.Attach.Services != "" {
+		paths = append(paths, a.cgroup)
+	}
+	return paths
+}
+
 // lookAtSockets finds cgroups and the cookies of network namespaces, if a module needs them.
 func (a *Agent) lookAtSockets(w world) *socketsView {
 	v := &socketsView{cgroups: map[string]cgroup.Cgroup{}, cookies: map[string]uint64{}, errs: map[string]error{}}
 	for _, d := range w.modules {
-		if !d.onSockets() {
-			continue
-		}
-		for _, path := range d.resource.Spec.Attach.Cgroups {
-			v.find(path)
+		for _, path := range a.cgroupPaths(d) {
+			if found, err := cgroup.Find(path); err != nil {
+				v.errs[path] = err
+			} else {
+				v.cgroups[path] = found
+			}
 		}
 		for name, s := range w.desired.Services {
-			if d.selector.Matches(s.Metadata.Labels) && w.services[name].Err == nil {
-				v.own, v.errs[""] = v.ownOr(a.cgroup)
+			if d.onSockets() && d.selector.Matches(s.Metadata.Labels) && w.services[name].Err == nil {
 				v.cookies[name], v.errs[serviceKey(name)] = a.cookies.Of(s.Spec, w.services[name].Links)
 			}
 		}
@@ -89,21 +106,7 @@ func (a *Agent) lookAtSockets(w world) *socketsView {
 	return v
 }
 
-func (v *socketsView) find(path string) {
-	if found, err := cgroup.Find(path); err != nil {
-		v.errs[path] = err
-	} else {
-		v.cgroups[path] = found
-	}
-}
-
-// ownOr looks the agent's cgroup up once.
-func (v *socketsView) ownOr(path string) (cgroup.Cgroup, error) {
-	if v.own.ID != 0 {
-		return v.own, nil
-	}
-	return cgroup.Find(path)
-}
+func serviceKey(name string) string { return "service " + name }
 
 // placeSockets adds the cgroups on which modules on sockets run.
 func (w world) placeSockets(order []*deployment, out map[dataplane.Point]placement) {
@@ -121,9 +124,10 @@ func (w world) placeSockets(order []*deployment, out map[dataplane.Point]placeme
 			place.cgroup, place.instances = found.Path, []sdk.Instance{{Cgroup: found.Path, CgroupID: found.ID}}
 			out[d.socketPoint(found, dataplane.All)] = place
 		}
-		place.cgroup, place.instances = w.sockets.own.Path, w.serviceInstances(d, chains)
-		if len(place.instances) > 0 && w.sockets.own.ID != 0 {
-			out[d.socketPoint(w.sockets.own, dataplane.Services)] = place
+		own, there := w.sockets.cgroups[w.cgroup]
+		place.cgroup, place.instances = own.Path, w.serviceInstances(d, chains)
+		if len(place.instances) > 0 && there {
+			out[d.socketPoint(own, dataplane.Services)] = place
 		}
 	}
 }
@@ -220,13 +224,9 @@ func (a *Agent) unplaced(d *deployment) (out []string) {
 			out = append(out, fmt.Sprintf(format, args...)+err.Error())
 		}
 	}
-	for _, path := range d.resource.Spec.Attach.Cgroups {
+	for _, path := range a.cgroupPaths(d) {
 		add(path, "")
 	}
-	if d.resource.Spec.Attach.Services == "" {
-		return out
-	}
-	add("", "")
 	for _, name := range slices.Sorted(maps.Keys(a.desired.Services)) {
 		if d.selector.Matches(a.desired.Services[name].Metadata.Labels) {
 			add(serviceKey(name), "service %s: ", name)
@@ -256,34 +256,20 @@ func (a *Agent) watchCgroups(ctx context.Context) {
 
 func (a *Agent) cgroupsMoved() bool {
 	a.mu.Lock()
-	v := a.sockets
-	wanted := map[string]bool{}
+	v, paths := a.sockets, map[string]bool{}
 	for _, d := range a.modules {
-		if d.onSockets() {
-			for _, path := range d.resource.Spec.Attach.Cgroups {
-				wanted[path] = true
-			}
+		for _, path := range a.cgroupPaths(d) {
+			paths[path] = true
 		}
 	}
 	a.mu.Unlock()
-	for path := range wanted {
+	for path := range paths {
 		found, _ := cgroup.Find(path)
 		if v != nil && v.cgroups[path] != found {
 			return true
 		}
 	}
 	return false
-}
-
-// checkOwnCgroup refuses a configuration that cannot be meant.
-func checkOwnCgroup(path string) error {
-	if path == "" {
-		return nil
-	}
-	if _, err := cgroup.Find(path); err != nil {
-		return &fault.Invalid{Field: "cgroup", Reason: err.Error()}
-	}
-	return nil
 }
 
 // failsClosed tells whether a module that cannot run keeps packets from passing. One on sockets does not: what it did not touch is
@@ -307,5 +293,3 @@ func isDraining(err error) (*dataplane.DrainingError, bool) {
 	ok := errors.As(err, &draining)
 	return draining, ok
 }
-
-func serviceKey(name string) string { return "service " + name }

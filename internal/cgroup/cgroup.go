@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -55,6 +56,9 @@ func mountIn(mountinfo io.Reader) (string, error) {
 // unescape undoes what /proc does to white space and backslashes in paths.
 var unescape = strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`)
 
+// found are directories by the ids that Find has told: looking for an id otherwise takes a walk through all cgroups.
+var found sync.Map
+
 // Find looks a cgroup up, by its path below the mount or by that in the file system.
 func Find(path string) (Cgroup, error) {
 	mount, err := Mount()
@@ -62,10 +66,12 @@ func Find(path string) (Cgroup, error) {
 		return Cgroup{}, err
 	}
 	below := Below(mount, path)
-	id, err := idOf(filepath.Join(mount, below))
+	dir := filepath.Join(mount, below)
+	id, err := idOf(dir)
 	if err != nil {
 		return Cgroup{}, fmt.Errorf("cgroup %s: %w", path, err)
 	}
+	found.Store(id, dir)
 	return Cgroup{Path: below, ID: id}, nil
 }
 
@@ -96,26 +102,36 @@ func idOf(dir string) (uint64, error) {
 
 // Dir is the directory of a cgroup by its id.
 func Dir(id uint64) (string, error) {
+	if dir, ok := found.Load(id); ok {
+		if now, err := idOf(dir.(string)); err == nil && now == id {
+			return dir.(string), nil
+		}
+		found.Delete(id)
+	}
+	return walkTo(id)
+}
+
+func walkTo(id uint64) (string, error) {
 	mount, err := Mount()
 	if err != nil {
 		return "", err
 	}
-	found := ""
+	at := ""
 	err = filepath.WalkDir(mount, func(path string, d fs.DirEntry, err error) error {
 		if err != nil || !d.IsDir() {
 			return nil // it has just gone, or is a file
 		}
 		info, err := d.Info()
 		if err == nil && inode(info) == id {
-			found = path
+			at = path
 			return fs.SkipAll
 		}
 		return nil
 	})
-	if err == nil && found == "" {
+	if err == nil && at == "" {
 		err = fmt.Errorf("cgroup with id %d: %w", id, ErrGone)
 	}
-	return found, err
+	return at, err
 }
 
 func inode(info fs.FileInfo) uint64 {

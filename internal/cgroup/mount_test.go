@@ -22,3 +22,21 @@ func TestMount(t *testing.T) {
 		}
 	}
 }
+
+// An id that nobody has looked up by its path is found by a walk.
+func TestWalk(t *testing.T) {
+	root, err := Find("/")
+	if err != nil {
+		t.Skip(err)
+	}
+	want, err := Dir(root.ID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := walkTo(root.ID); err != nil || got != want {
+		t.Errorf("%s, %v, want %s", got, err, want)
+	}
+	if _, err := walkTo(1 << 60); !errors.Is(err, ErrGone) {
+		t.Errorf("an id of nobody: %v", err)
+	}
+}

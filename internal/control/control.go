@@ -6,6 +6,7 @@
 package control
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -57,8 +58,8 @@ type Options struct {
 	Models *models.Table
 	// Examine finds out what programs processes run; nil if it cannot.
 	Examine func(sdk.Process) sdk.Executable
-	// Kernel tells how this kernel behaves, to packages on the hook sockets; nil if that is not known.
-	Kernel func() sdk.Kernel
+	// Kernel tells packages on the hook sockets how this kernel behaves, for which they may have to wait; nil if that is not known.
+	Kernel func(context.Context) sdk.Kernel
 	// Packets let control planes send in the name of services; nil if none may.
 	Packets Packets
 	// ModuleSocket is the path of the socket that programs find a module by; nil if there are none. SocketGroup may use it.

@@ -55,7 +55,7 @@ type Plane struct {
 	door     *door             // nil unless programs may connect
 
 	examine func(sdk.Process) sdk.Executable // nil unless it asks for programs of processes
-	kernel  func() sdk.Kernel                // never nil
+	kernel  func(context.Context) sdk.Kernel // never nil
 
 	sending sync.Mutex // while maps of want are sent or closed
 
@@ -103,7 +103,7 @@ func newPlane(module string, p *pkgs.Package, opts Options, start starter) *Plan
 	plane := &Plane{module: module, pkg: p, log: opts.Log.With("module", module),
 		closing: make(chan struct{}), closed: make(chan struct{}), changed: make(chan struct{}, 1),
 		arrived: make(chan struct{}), progress: make(chan struct{}), rest: make(chan struct{}), resume: make(chan struct{})}
-	plane.kernel = func() sdk.Kernel { return sdk.Kernel{} }
+	plane.kernel = func(context.Context) sdk.Kernel { return sdk.Kernel{} }
 	close(plane.resume)
 	plane.start = func() (*run, error) { return newRun(opts.sockets(), module, start) }
 	plane.state = State{Healthy: true, Reason: "starting", Since: time.Now()}
@@ -351,7 +351,7 @@ func (p *Plane) tellRun(ctx context.Context, r *run, t *told, want *live) error 
 		if err := p.sendOnce(ctx, r, t, want); err != nil {
 			return err
 		}
-		req := sdk.GenerationRequest{Generation: want.name, Config: want.config, Instances: want.instances, Kernel: p.kernel()}
+		req := sdk.GenerationRequest{Generation: want.name, Config: want.config, Instances: want.instances, Kernel: p.kernel(ctx)}
 		if err := p.inform(ctx, r, "start", req); err != nil {
 			return err
 		}

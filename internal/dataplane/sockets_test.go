@@ -219,6 +219,9 @@ func TestSocketsAreDrained(t *testing.T) {
 	m := socketsModule(t, "sockets", nil)
 	w.deploy(t, m, "")
 	maps := w.maps(t, m)
+	for range 50 { // more sockets than drain finds at once
+		connect(t)
+	}
 	idle, busy := connect(t), connect(t)
 	busy.send(t, "before")
 	if err := w.Detach(w.point); err != nil {

@@ -66,7 +66,7 @@ static __always_inline __u32 accel_send_flags(void)
 
 struct accel_waiting {
 	__u32 threads;	 /* blocked in a call for this socket, or about to be */
-	__u32 receivers; /* of these, not in write, writev, sendfile, sendto, sendmsg, splice, sendmmsg */
+	__u32 receivers; /* of these: not sending (write, writev, sendfile, send..., splice), nor about to return from connect */
 	__u32 flags;	 /* of calls that receive */
 	__u64 receiver;	 /* one of them */
 };
@@ -80,8 +80,8 @@ static __always_inline void accel_waits(struct accel_waiting *w, __u64 task, __u
 	if (!accel_call(stack + accel_regs_offset(), &c))
 		return;
 	n = c.number;
-	if (c.x86 ? n == 1 || n == 20 || n == 40 || n == 44 || n == 46 || n == 275 || n == 307 :
-		    n == 64 || n == 66 || n == 71 || n == 206 || n == 211 || n == 76 || n == 269)
+	if (c.x86 ? n == 1 || n == 20 || n == 40 || n == 44 || n == 46 || n == 275 || n == 307 || n == 42 :
+		    n == 64 || n == 66 || n == 71 || n == 206 || n == 211 || n == 76 || n == 269 || n == 203)
 		return;
 	w->receivers++;
 	w->receiver = task;

@@ -49,18 +49,19 @@ static __always_inline int accel_teaches(const struct accel_end *e)
 	return !e->stop || e->stop == ACCEL_CLOSED || e->stop == ACCEL_STREAM;
 }
 
-/* Moves the average of this destination's connections by a quarter of the difference. */
+/* Moves the average of this destination's connections by a quarter of the difference. It begins high: some ten short connections
+ * make a destination short, and not one that a pool of long ones begins with. */
 static __always_inline void accel_learn_turns(struct bpf_sock_ops *ops, const struct accel_end *e)
 {
 	__u32 now = 16 * (e->turns < ACCEL_TURNS_MOST ? e->turns : ACCEL_TURNS_MOST);
 	struct accel_destination *d = accel_destination(ops);
+	__u32 average;
 
 	if (!d)
 		return;
+	average = d->turns ? d->turns : 16 * ACCEL_TURNS_MOST;
 	d->offers = 0;
-	d->turns = d->turns ? d->turns - d->turns / 4 + now / 4 : now;
-	if (!d->turns)
-		d->turns = 1;
+	d->turns = average - average / 4 + now / 4;
 }
 
 static __always_inline void accel_closed(struct bpf_sock_ops *ops, struct accel_end *e, __u64 cookie)

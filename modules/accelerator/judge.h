@@ -58,7 +58,8 @@ static __noinline int accel_describe(struct accel_event *e, __u64 netns, __u32 p
 	return bpf_probe_read_kernel(e->comm, sizeof(e->comm), task->comm);
 }
 
-/* Asks the control plane about the process that this code runs in: once, and again after a second without an answer, as some have ended when they are looked at. */
+/* Asks the control plane about the process that this code runs in: once, and again after a second without an answer, as some have
+ * ended when they are looked at. */
 static __always_inline void accel_ask(const struct accel_file *f, __u64 netns, __u32 port, __u32 listens)
 {
 	struct accel_executable asked = {.verdict = ACCEL_ASKED, .since = bpf_ktime_get_ns()}, *known;

@@ -152,6 +152,8 @@ struct task_struct {
 void *bpf_rdonly_cast(const void *address, __u32 type) __ksym __weak;
 #define ACCEL_TYPED (bpf_rdonly_cast != 0)
 
+/* from and address have to be variables: what is read to find them would count as the kernel's. */
+
 #define accel_cast(type, address) \
 	(ACCEL_TYPED ? (type *)bpf_rdonly_cast((void *)(address), bpf_core_type_id_kernel(type)) : (type *)(address))
 #define accel_get(from, member) \

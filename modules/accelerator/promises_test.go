@@ -5,6 +5,10 @@ package accelerator
 import (
 	"bytes"
 	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"strings"
 	"testing"
 	"time"
 
@@ -23,15 +27,18 @@ func TestWaitAll(t *testing.T) {
 		want := noise(200)
 		got := make([]byte, 200)
 		c.within("receive all", func() error {
-			done := make(chan error, 1)
+			done, thread := make(chan error, 1), make(chan int, 1)
 			go func() {
+				runtime.LockOSThread()
+				defer runtime.UnlockOSThread()
+				thread <- unix.Gettid()
 				n, _, err := unix.Recvfrom(c.server, got, unix.MSG_WAITALL)
 				if err == nil && n != len(got) {
 					err = errors.New("recv with MSG_WAITALL gives less")
 				}
 				done <- err
 			}()
-			time.Sleep(3 * time.Millisecond)
+			sleeps(t, <-thread)
 			for half := range 2 {
 				if err := writeAll(c.client, want[half*100:half*100+100]); err != nil {
 					return err
@@ -49,6 +56,14 @@ func TestWaitAll(t *testing.T) {
 	if p.refused("waitall") != 1 {
 		t.Errorf("%+v", p.counts())
 	}
+}
+
+// sleeps waits until a thread of this process is blocked in recvfrom.
+func sleeps(t *testing.T, thread int) {
+	eventually(t, "does not receive", func() bool {
+		call, _ := os.ReadFile(fmt.Sprintf("/proc/self/task/%d/syscall", thread))
+		return strings.HasPrefix(string(call), fmt.Sprintf("%d ", unix.SYS_RECVFROM))
+	})
 }
 
 func TestLowWaterMark(t *testing.T) {

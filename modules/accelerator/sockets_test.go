@@ -141,7 +141,7 @@ func TestShortConnectionsAreLeftAlone(t *testing.T) {
 		c.turn(100)
 		c.close()
 	}
-	if n := p.counts(); n.Offered > 10 || n.Offered < 5 || p.refused("short") != 100-n.Offered {
+	if n := p.counts(); n.Offered > 20 || n.Offered < 10 || p.refused("short") != 100-n.Offered {
 		t.Errorf("of 100 short connections %d enrolled, and %d were left alone", n.Offered, p.refused("short"))
 	}
 	for range 100 { // now they last: the few that try tell so
@@ -156,6 +156,21 @@ func TestShortConnectionsAreLeftAlone(t *testing.T) {
 	if p.counts().Offered != before+1 {
 		t.Error("a destination whose connections last is still left alone")
 	}
+}
+
+// Pools of long connections often begin with a short one.
+func TestSomeShortConnectionsMakeNoDestinationShort(t *testing.T) {
+	config := usual
+	config.MinTurns = 16 * 4
+	p := accelerate(t, config)
+	l := p.listen(t)
+	defer unix.Close(l)
+	for range 5 {
+		c := p.connectTo(t, l)
+		c.turn(100)
+		c.close()
+	}
+	p.warm(p.connectTo(t, l))
 }
 
 // A server that does not take part: after two connections nobody offers any more, but for one in many.

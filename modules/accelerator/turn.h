@@ -84,10 +84,10 @@ static __always_inline enum accel_reason accel_disappointed(const struct accel_c
 /* Whether redirecting this message keeps all promises now; sets what the decision needs to know. */
 static __always_inline int accel_look(struct accel_end *e, const struct accel_config *cfg, struct accel_view *v)
 {
-	__u32 written = accel_get(accel_cast(struct tcp_sock, e->sk), write_seq);
+	__u64 sk = e->sk, peer = e->peer_sk;
+	__u32 written = accel_get(accel_cast(struct tcp_sock, sk), write_seq);
 	int again = e->redirects && e->written == written; /* nothing went by TCP since the last redirect */
 	enum accel_reason why = ACCEL_FINE;
-	__u64 sk = e->sk, peer = e->peer_sk;
 
 	if (accel_cookie(peer) != e->peer)
 		return 0;

@@ -68,6 +68,9 @@ func (s *soak) talk(h *netlab.Host, addresses []string) *peer {
 func (s *soak) finish() (again int) {
 	s.n.t.Helper()
 	total := int64(0)
+	for _, p := range s.clients {
+		_ = p.stdin.Close() // all at once
+	}
 	for _, p := range append(s.clients, s.servers...) { // the servers end after their last conversation
 		if err := p.finish(); err != nil {
 			s.n.t.Error(err)

@@ -408,12 +408,13 @@ static enum state converse(struct talk *t)
 
 static void shape(struct talk *t)
 {
-	int on = t->seed & (BRIEF | HOLD) || below(&t->own, 16), bytes = 16384 << below(&t->own, 5);
+	int on = t->seed & (BRIEF | HOLD) || below(&t->own, 16), out = 16384 << below(&t->own, 5), in = 4 * out;
+	/* A receive buffer below the MSS of lo makes TCP itself wait for timers. */
 	setsockopt(t->fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
 	if (below(&t->own, 8) == 0)
-		setsockopt(t->fd, SOL_SOCKET, SO_RCVBUF, &bytes, sizeof(bytes));
+		setsockopt(t->fd, SOL_SOCKET, SO_RCVBUF, &in, sizeof(in));
 	if (below(&t->own, 8) == 0)
-		setsockopt(t->fd, SOL_SOCKET, SO_SNDBUF, &bytes, sizeof(bytes));
+		setsockopt(t->fd, SOL_SOCKET, SO_SNDBUF, &out, sizeof(out));
 }
 
 static struct talk *begin(int fd, bool client)
