@@ -64,6 +64,9 @@ func newNodeIn(t *testing.T, cgroup string) *node {
 	if n.db, err = lab.Host("db", netlab.HostOptions{}); err != nil {
 		t.Fatal(err)
 	}
+	if cgroup != "" {
+		knownFacts(t, n.cfg.Paths.SocketFacts())
+	}
 	n.start(t)
 	t.Cleanup(func() {
 		n.stop()

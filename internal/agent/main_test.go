@@ -29,7 +29,9 @@ func TestMain(m *testing.M) {
 		}
 		return
 	}
-	os.Exit(m.Run())
+	code := m.Run()
+	_ = os.Remove(sharedFacts()) // if a test has needed it
+	os.Exit(code)
 }
 
 // openDir is a directory that control planes can come to.

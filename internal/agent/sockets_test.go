@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"path/filepath"
 	"runtime"
 	"slices"
 	"strconv"
@@ -28,6 +29,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/fault"
 	"github.com/kerb-edge/kerb/internal/netlab"
 	"github.com/kerb-edge/kerb/internal/server"
+	"github.com/kerb-edge/kerb/internal/sockets"
 	"github.com/kerb-edge/kerb/sdk"
 )
 
@@ -118,6 +120,26 @@ func newSocketsNode(t *testing.T) (*node, string) {
 	dir := cgrouptest.New(t, "", "kag")
 	cgrouptest.Enter(t, dir)
 	return newNodeIn(t, dir), dir
+}
+
+// sharedFacts is a file for all tests of this process.
+func sharedFacts() string {
+	return filepath.Join(os.TempDir(), fmt.Sprintf("kerb-agent-sockets-%d.json", os.Getpid()))
+}
+
+// knownFacts gives a node's agent how sockets behave on this kernel, which takes seconds to find out.
+func knownFacts(t *testing.T, file string) {
+	t.Helper()
+	if _, err := sockets.TestOnce(t.Context(), sharedFacts()); err != nil {
+		t.Fatal(err)
+	}
+	facts, err := os.ReadFile(sharedFacts())
+	if err == nil {
+		err = os.WriteFile(file, facts, 0o600)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
 }
 
 func (n *node) socketsState(t *testing.T, module string) (s socketsState) {
@@ -346,17 +368,17 @@ func TestSocketsOfCgroups(t *testing.T) {
 
 func TestSocketsRefuseOtherAttachPoints(t *testing.T) {
 	n, dir := newSocketsNode(t)
-	sockets, packets := testPackage(t, "sockets"), testPackage(t, "pass")
+	onSockets, onPackets := testPackage(t, "sockets"), testPackage(t, "pass")
 	for field, c := range map[string]struct {
 		pkg    string
 		attach v1.Attach
 		policy v1.FailurePolicy
 	}{
-		"spec.attach.interfaces": {pkg: sockets, attach: v1.Attach{Interfaces: []string{"lo"}}},
-		"spec.attach.cgroups":    {pkg: packets, attach: v1.Attach{Cgroups: []string{dir}}},
-		"spec.attach.cgroups[0]": {pkg: sockets, attach: v1.Attach{Cgroups: []string{dir + "/nowhere"}}},
-		"spec.attach":            {pkg: sockets},
-		"spec.failurePolicy":     {pkg: sockets, attach: v1.Attach{Services: "*"}, policy: v1.FailClosed},
+		"spec.attach.interfaces": {pkg: onSockets, attach: v1.Attach{Interfaces: []string{"lo"}}},
+		"spec.attach.cgroups":    {pkg: onPackets, attach: v1.Attach{Cgroups: []string{dir}}},
+		"spec.attach.cgroups[0]": {pkg: onSockets, attach: v1.Attach{Cgroups: []string{dir + "/nowhere"}}},
+		"spec.attach":            {pkg: onSockets},
+		"spec.failurePolicy":     {pkg: onSockets, attach: v1.Attach{Services: "*"}, policy: v1.FailClosed},
 	} {
 		m := module("fast", c.pkg, "", nil)
 		m.Spec.Attach, m.Spec.FailurePolicy = c.attach, c.policy

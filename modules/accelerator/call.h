@@ -66,7 +66,7 @@ static __always_inline __u32 accel_send_flags(void)
 
 struct accel_waiting {
 	__u32 threads;	 /* blocked in a call for this socket, or about to be */
-	__u32 receivers; /* of these, not in write, writev, sendfile, sendto, sendmsg, splice, sendmmsg; or in connect, about to return */
+	__u32 receivers; /* of these: not sending (write, writev, sendfile, send..., splice), nor about to return from connect */
 	__u32 flags;	 /* of calls that receive */
 	__u64 receiver;	 /* one of them */
 };

@@ -58,7 +58,8 @@ static __noinline int accel_describe(struct accel_event *e, __u64 netns, __u32 p
 	return bpf_probe_read_kernel(e->comm, sizeof(e->comm), task->comm);
 }
 
-/* Asks the control plane about the process that this code runs in: once, and again after a second without an answer, as some have ended when they are looked at. */
+/* Asks the control plane about the process that this code runs in: once, and again after a second without an answer, as some have
+ * ended when they are looked at. */
 static __always_inline void accel_ask(const struct accel_file *f, __u64 netns, __u32 port, __u32 listens)
 {
 	struct accel_executable asked = {.verdict = ACCEL_ASKED, .since = bpf_ktime_get_ns()}, *known;
@@ -87,7 +88,10 @@ static __always_inline enum accel_reason accel_judge(const struct accel_file *f)
 	return x->verdict == ACCEL_CAUGHT ? x->reason : ACCEL_EXECUTABLE;
 }
 
-/* A thread does what redirected sockets cannot: its program does not take part any more. Returns why, or that it is allowed to. */
+#define ACCEL_BLOCKED 4 /* connections */
+
+/* A thread does what redirected sockets cannot: its connection, and its program, do not take part any more. Returns why, or that it
+ * is allowed to. */
 static __noinline int accel_catch(__u64 task, enum accel_reason why)
 {
 	struct accel_file f = accel_file_of(task);
@@ -95,11 +99,25 @@ static __noinline int accel_catch(__u64 task, enum accel_reason why)
 
 	if (x && x->verdict == ACCEL_ALLOWED)
 		return ACCEL_FINE;
-	if (x && x->verdict == ACCEL_SAFE) {
+	if (x && x->verdict == ACCEL_SAFE &&
+	    (why != ACCEL_BLOCKING || __sync_fetch_and_add(&x->blocked, 1) + 1 >= ACCEL_BLOCKED)) {
 		x->reason = why;
 		x->verdict = ACCEL_CAUGHT;
 	}
 	return why;
+}
+
+#define ACCEL_PROVEN 32 /* messages */
+
+/* The running program has sent so much on a connection without being seen to block: on others it did so by exception. */
+static __noinline int accel_forgive(void)
+{
+	struct accel_file f = accel_current_file();
+	struct accel_executable *x = bpf_map_lookup_elem(&executables, &f);
+
+	if (x)
+		x->blocked = 0;
+	return 0;
 }
 
 #endif

@@ -12,8 +12,9 @@
 
 #define accel_address(to, ops, ip4, ip6) \
 	do { \
-		__u32 four = accel_ctx((ops)->family) == 2 /* AF_INET */, a_ = accel_ctx((ops)->ip4), a0_ = accel_ctx((ops)->ip6[0]), \
-		      a1_ = accel_ctx((ops)->ip6[1]), a2_ = accel_ctx((ops)->ip6[2]), a3_ = accel_ctx((ops)->ip6[3]); \
+		__u32 four = accel_ctx((ops)->family) == 2 /* AF_INET */, a_ = accel_ctx((ops)->ip4), \
+		      a0_ = accel_ctx((ops)->ip6[0]), a1_ = accel_ctx((ops)->ip6[1]), \
+		      a2_ = accel_ctx((ops)->ip6[2]), a3_ = accel_ctx((ops)->ip6[3]); \
 		(to)[0] = four ? 0 : a0_; \
 		(to)[1] = four ? 0 : a1_; \
 		(to)[2] = four ? bpf_htonl(0xffff) : a2_; \
