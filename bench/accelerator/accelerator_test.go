@@ -8,6 +8,7 @@ import (
 	"math"
 	"net"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -24,6 +25,9 @@ import (
 // The agent of the tests is this very program.
 func TestMain(m *testing.M) {
 	control.Intercept(modules.Controls())
+	if envoy, _ := filepath.Glob("../../out/envoy/lib/python3*/site-packages/envoy/_bin"); len(envoy) > 0 { // of scripts/setup
+		os.Setenv("PATH", envoy[0]+":"+os.Getenv("PATH"))
+	}
 	if len(os.Args) > 1 && (os.Args[1] == "agent" || os.Args[1] == "purge") {
 		os.Exit(cli.Main(cli.Build{Version: "test", Agent: agent.Run}))
 	}
@@ -118,6 +122,29 @@ func TestWorkloads(t *testing.T) {
 		})
 	}
 	checkFigures(t, "redis-1", measure(t, e, "unix", "redis-1"))
+}
+
+// With the accelerator pings are redirected at every place, unless the proxy is kept out of it; a stream is left to TCP, but not by
+// the design that redirects everything.
+func TestKerb(t *testing.T) {
+	for _, tc := range []struct {
+		where, config, name string
+		accelerated         float64
+	}{
+		{"loopback", "kerb", "echo-24", 1},
+		{"veth", "kerb", "echo-24", 1},
+		{"veth", "kerb", "stream-64", 0},
+		{"veth", "redirect-all", "stream-64", 1},
+		{"proxy", "kerb-allow", "echo-24", 2},
+	} {
+		t.Run(tc.where+"/"+tc.config+"/"+tc.name, func(t *testing.T) {
+			e := newExperiment(t, tc.where)
+			samples := measure(t, e, tc.config, tc.name)
+			if got := samples[len(samples)-1]; got.Metric != "accelerated" || got.Value != tc.accelerated {
+				t.Errorf("%+v, want %v accelerated", got, tc.accelerated)
+			}
+		})
+	}
 }
 
 // The client reaches the server at every place, whatever is between them.

@@ -137,16 +137,11 @@ func (c *contender) serve(ctx context.Context, w workload) (*serving, error) {
 }
 
 func (s *serving) warm(ctx context.Context) error {
-	if s.w.name == "held" || s.w.name == "file" {
-		return nil
-	}
 	whole := s.length
 	s.length = lengths{trip: whole.warm, stream: whole.warm, requests: whole.warm}
 	defer func() { s.length = whole }()
 	if s.kerb != nil {
-		if err := s.judged(ctx); err != nil {
-			return err
-		}
+		return s.judged(ctx)
 	}
 	_, err := s.w.measure(ctx, s)
 	return err

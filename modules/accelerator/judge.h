@@ -88,7 +88,10 @@ static __always_inline enum accel_reason accel_judge(const struct accel_file *f)
 	return x->verdict == ACCEL_CAUGHT ? x->reason : ACCEL_EXECUTABLE;
 }
 
-/* A thread does what redirected sockets cannot: its program does not take part any more. Returns why, or that it is allowed to. */
+#define ACCEL_BLOCKED 4 /* connections */
+
+/* A thread does what redirected sockets cannot: its connection, and its program, do not take part any more. Returns why, or that it
+ * is allowed to. */
 static __noinline int accel_catch(__u64 task, enum accel_reason why)
 {
 	struct accel_file f = accel_file_of(task);
@@ -96,7 +99,8 @@ static __noinline int accel_catch(__u64 task, enum accel_reason why)
 
 	if (x && x->verdict == ACCEL_ALLOWED)
 		return ACCEL_FINE;
-	if (x && x->verdict == ACCEL_SAFE) {
+	if (x && x->verdict == ACCEL_SAFE &&
+	    (why != ACCEL_BLOCKING || __sync_fetch_and_add(&x->blocked, 1) + 1 >= ACCEL_BLOCKED)) {
 		x->reason = why;
 		x->verdict = ACCEL_CAUGHT;
 	}

@@ -68,6 +68,7 @@ const (
 type executableEntry struct {
 	Verdict, Reason uint32
 	Since           uint64 // ns of CLOCK_MONOTONIC
+	Blocked, Zero   uint32
 }
 
 type addressKey struct {

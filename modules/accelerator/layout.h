@@ -84,6 +84,8 @@ struct accel_executable {
 	__u32 verdict;
 	__u32 reason; /* enum accel_reason, of ACCEL_CAUGHT */
 	__u64 since;
+	__u32 blocked; /* connections on which it was seen to block in recv: many programs do so on one, while they begin */
+	__u32 zero;
 };
 
 struct accel_port {

@@ -21,7 +21,7 @@ func TestRedis(t *testing.T) {
 	n.website()
 	n.daemon(n.b, redisPort, installed(t, "redis-server"), "--port", fmt.Sprint(redisPort), "--bind", "0.0.0.0", "--protected-mode", "no", "--save", "", "--appendonly", "no")
 	host, port := n.b.Addr4().String(), fmt.Sprint(redisPort)
-	for _, shape := range [][]string{{"-c", "1", "-n", "3000"}, {"-c", "16", "-n", "10000"}, {"-c", "50", "-n", "10000"}, {"-c", "16", "-n", "30000", "-P", "16"}} {
+	for _, shape := range [][]string{{"-c", "1", "-n", "1000"}, {"-c", "16", "-n", "3000"}, {"-c", "50", "-n", "3000"}, {"-c", "16", "-n", "10000", "-P", "16"}} {
 		out := n.output(n.a, "redis-benchmark", append(shape, "-h", host, "-p", port, "-q", "-t", "ping_mbulk,set,get,incr,lpush,lrange_100")...)
 		if strings.Contains(strings.ToLower(out), "err") || strings.Count(out, "requests per second") < 6 {
 			t.Errorf("redis-benchmark %v: %s", shape, out)
@@ -75,12 +75,12 @@ func TestPostgres(t *testing.T) {
 	}
 	n.known(func() { sql("SELECT pg_sleep(0.2)") }, "psql")
 	n.known(func() { n.output(n.a, "pgbench", "-h", host, "-U", "postgres", "-i", "-q", "postgres") }, "pgbench")
-	out := n.output(n.a, "pgbench", "-h", host, "-U", "postgres", "-c", "8", "-j", "2", "-t", "300", "-M", "prepared", "postgres")
-	if !strings.Contains(out, "actually processed: 2400/2400") {
+	out := n.output(n.a, "pgbench", "-h", host, "-U", "postgres", "-c", "8", "-j", "2", "-t", "200", "-M", "prepared", "postgres")
+	if !strings.Contains(out, "actually processed: 1600/1600") {
 		t.Errorf("pgbench: %s", out)
 	}
 	if sums := sql(`SELECT count(*) FROM (VALUES ((SELECT sum(abalance) FROM pgbench_accounts)), ((SELECT sum(tbalance) FROM pgbench_tellers)),
-		((SELECT sum(bbalance) FROM pgbench_branches))) AS sums(s) WHERE s = (SELECT sum(delta) FROM pgbench_history) AND (SELECT count(*) FROM pgbench_history) = 2400`); sums != "3" {
+		((SELECT sum(bbalance) FROM pgbench_branches))) AS sums(s) WHERE s = (SELECT sum(delta) FROM pgbench_history) AND (SELECT count(*) FROM pgbench_history) = 1600`); sums != "3" {
 		t.Errorf("%s of 3 sums are right", sums)
 	}
 	sql("CREATE TABLE numbers AS SELECT i, md5(i::text) AS text FROM generate_series(1, 250000) AS i; CREATE TABLE again (LIKE numbers)")

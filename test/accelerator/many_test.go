@@ -40,7 +40,7 @@ func (n *node) empty() {
 // Connections that end leave nothing behind: KERB_CONNECTIONS of them.
 func TestEntries(t *testing.T) {
 	n := newAcceleratedNode(t, everything("adaptive"))
-	count := number(t, "KERB_CONNECTIONS", 10_000)
+	count := number(t, "KERB_CONNECTIONS", 5_000)
 	server := n.serve(n.b)
 	n.warm(server)
 	client := n.startPeer(n.a, silence, append(append([]string{"brief", "4"}, to(addresses(n.b))...), strconv.Itoa(count))...)

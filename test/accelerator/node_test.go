@@ -55,7 +55,7 @@ func newNode(t *testing.T) *node {
 	if err := os.Chmod(n.dir, 0o711); err != nil { // control planes are another user
 		t.Fatal(err)
 	}
-	n.client = &http.Client{Timeout: 20 * time.Second, Transport: &http.Transport{DialContext: func(context.Context, string, string) (net.Conn, error) {
+	n.client = &http.Client{Timeout: programTime, Transport: &http.Transport{DialContext: func(context.Context, string, string) (net.Conn, error) {
 		return net.Dial("unix", filepath.Join(n.dir, "run", "kerb.sock"))
 	}}}
 	n.file("kerb.yaml", "cgroup: "+n.cgroup.Name()+"\n")
@@ -244,9 +244,9 @@ func (n *node) entries(name string) (count int) {
 
 func (n *node) eventually(what string, ok func() bool) {
 	n.t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); !ok(); time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(programTime); !ok(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			n.t.Fatalf("not within 20 s: %s", what)
+			n.t.Fatalf("not within %v: %s", programTime, what)
 		}
 	}
 }

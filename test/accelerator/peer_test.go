@@ -130,9 +130,9 @@ func to(addresses []string) []string {
 func TestHarness(t *testing.T) {
 	n := newNode(t)
 	for _, fault := range []string{"none", "flip", "lose", "repeat", "swap", "mix", "stall", "early"} {
-		server := n.serve(n.b, "-t", "2")
-		client := n.startPeer(n.a, silence, append([]string{"-s", "1", "-t", "2", "-f", fault, "talk", "8"}, to(addresses(n.b))...)...)
-		time.Sleep(time.Second)
+		server := n.serve(n.b, "-t", "1")
+		client := n.startPeer(n.a, silence, append([]string{"-s", "1", "-t", "1", "-f", fault, "talk", "8"}, to(addresses(n.b))...)...)
+		time.Sleep(300 * time.Millisecond)
 		clientErr, serverErr := client.finish(), server.finish()
 		if noticed := clientErr != nil || serverErr != nil; noticed != (fault != "none") {
 			t.Errorf("%s: %v; %v", fault, clientErr, serverErr)

@@ -96,7 +96,7 @@ func TestSoak(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			n := newAcceleratedNode(t, test.config)
 			s := newSoak(n, test.options...)
-			time.Sleep(soakTime(t, 3*time.Second))
+			time.Sleep(soakTime(t, 2*time.Second))
 			if again := s.finish(); again > 0 && test.config == nil {
 				t.Errorf("%d calls that wait have answered EAGAIN", again)
 			}
@@ -110,7 +110,7 @@ func TestKilledPeers(t *testing.T) {
 	n := newAcceleratedNode(t, allowed())
 	s := newSoak(n, blocking, "-c")
 	killed := 0
-	for end := time.Now().Add(soakTime(t, 3*time.Second)); time.Now().Before(end); killed++ {
+	for end := time.Now().Add(soakTime(t, 2*time.Second)); time.Now().Before(end); killed++ {
 		time.Sleep(time.Duration(50+rand.IntN(250)) * time.Millisecond)
 		i := rand.IntN(2)
 		if rand.IntN(2) == 0 {
