@@ -94,6 +94,6 @@ func http(connection string) func(context.Context, *serving) ([]bench.Sample, er
 		if r.Wrong > 0 {
 			s.run.Unsound("%s, %s/%s: %d of %d requests failed", s.config, s.where, s.w.name, r.Wrong, r.N)
 		}
-		return append(r.latency("p50", "p99"), r.rateAndCost(r.N, cpu)...), nil
+		return append(append(r.latency("p50", "p99"), r.jitter()), r.rateAndCost(r.N, cpu)...), nil
 	}
 }

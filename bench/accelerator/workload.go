@@ -28,12 +28,6 @@ type workload struct {
 // sizes of messages of the sweep, in bytes.
 var sizes = []int{64, 256, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20}
 
-// fileSize is the published one, in bytes.
-const fileSize = 1000 << 20
-
-// held is how many connections are open at a time when their memory is measured.
-const held = 10_000
-
 // workloads are in order, each on a port of its own: what is learned of one server says nothing about the next.
 var workloads = allWorkloads()
 
@@ -97,14 +91,19 @@ func ports() []int {
 	return all
 }
 
-// lengths are how long one round measures.
-type lengths struct{ trip, stream, requests, warm time.Duration }
+// lengths are how long one round measures, the size of the file in bytes, and how many connections are held.
+type lengths struct {
+	trip, stream, requests, warm time.Duration
+	file, held                   int
+}
 
 func lengthsOf(quick bool) lengths {
+	l := lengths{trip: 400 * time.Millisecond, stream: 250 * time.Millisecond, requests: 400 * time.Millisecond, warm: 50 * time.Millisecond,
+		file: 1000 << 20, held: 10_000} // as published, as promised
 	if quick {
-		return lengths{trip: 150 * time.Millisecond, stream: 100 * time.Millisecond, requests: 150 * time.Millisecond, warm: 20 * time.Millisecond}
+		l.trip, l.stream, l.requests, l.warm = 150*time.Millisecond, 100*time.Millisecond, 150*time.Millisecond, 20*time.Millisecond
 	}
-	return lengths{trip: 400 * time.Millisecond, stream: 250 * time.Millisecond, requests: 400 * time.Millisecond, warm: 50 * time.Millisecond}
+	return l
 }
 
 // serving is a workload's server while it runs for a contender.
@@ -138,7 +137,7 @@ func (c *contender) serve(ctx context.Context, w workload) (*serving, error) {
 
 func (s *serving) warm(ctx context.Context) error {
 	whole := s.length
-	s.length = lengths{trip: whole.warm, stream: whole.warm, requests: whole.warm}
+	s.length.trip, s.length.stream, s.length.requests = whole.warm, whole.warm, whole.warm
 	defer func() { s.length = whole }()
 	if s.kerb != nil {
 		return s.judged(ctx)
@@ -209,21 +208,23 @@ func echo(size int) func(context.Context, *serving) ([]bench.Sample, error) {
 		if err != nil {
 			return nil, err
 		}
-		return append(r.latency("p1", "p25", "p50", "p75", "p99", "p99.9"), r.rateAndCost(r.All, cpu)...), nil
+		return append(append(r.latency("p1", "p25", "p50", "p75", "p99", "p99.9"), r.jitter()), r.rateAndCost(r.All, cpu)...), nil
 	}
 }
 
-// latency are the wanted percentiles, and jitter, which is the standard deviation.
+// latency are the wanted percentiles.
 func (r result) latency(stats ...string) []bench.Sample {
 	values := map[string]float64{"p1": r.P1, "p25": r.P25, "p50": r.P50, "p75": r.P75, "p99": r.P99, "p99.9": r.P999, "mean": r.Mean}
 	var samples []bench.Sample
 	for _, stat := range stats {
 		samples = append(samples, bench.Sample{Metric: "latency", Stat: stat, Unit: "us", Value: values[stat]})
 	}
-	if r.Stddev > 0 {
-		samples = append(samples, bench.Sample{Metric: "jitter", Stat: "p50", Unit: "us", Value: r.Stddev})
-	}
 	return samples
+}
+
+// jitter is the standard deviation.
+func (r result) jitter() bench.Sample {
+	return bench.Sample{Metric: "jitter", Stat: "p50", Unit: "us", Value: r.Stddev}
 }
 
 // rateAndCost have CPU time for all operations, of which some may not have counted for the rate.
@@ -276,7 +277,7 @@ func (r result) transfer(cpu time.Duration) []bench.Sample {
 const chunk = 64 << 10 // CHUNK of src/wire.h
 
 func file(ctx context.Context, s *serving) ([]bench.Sample, error) {
-	path, err := s.tools.fileOf(fileSize)
+	path, err := s.tools.fileOf(s.length.file)
 	if err != nil {
 		return nil, err
 	}
