@@ -73,17 +73,6 @@ func (d Directions) Has(isService bool, direction string) bool {
 	return len(wanted) == 0 || slices.Contains(wanted, direction)
 }
 
-// LinkTypes that a package may read: what service.Link tells.
-var LinkTypes = []string{"ethernet", "ieee802154", "none"}
-
-// Reads are the link types of interfaces whose frames the data plane reads.
-func (m *Manifest) Reads() []string {
-	if len(m.LinkTypes) == 0 {
-		return LinkTypes[:1]
-	}
-	return m.LinkTypes
-}
-
 // Resources that a control plane may be told of: all of the kind, or what it asks for.
 const (
 	ResourceVirtualServices = "virtualServices"
