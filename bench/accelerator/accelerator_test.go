@@ -28,7 +28,8 @@ import (
 func TestMain(m *testing.M) {
 	control.Intercept(modules.Controls())
 	if envoy, _ := filepath.Glob("../../out/envoy/lib/python3*/site-packages/envoy/_bin"); len(envoy) > 0 { // of scripts/setup
-		os.Setenv("PATH", envoy[0]+":"+os.Getenv("PATH"))
+		dir, _ := filepath.Abs(envoy[0])
+		os.Setenv("PATH", dir+":"+os.Getenv("PATH"))
 	}
 	if len(os.Args) > 1 && (os.Args[1] == "agent" || os.Args[1] == "purge") {
 		os.Exit(cli.Main(cli.Build{Version: "test", Agent: agent.Run}))
