@@ -40,8 +40,8 @@ func (r Result) Good() map[string]bool {
 	return out
 }
 
-// most is how long all of it may take.
-const most = 10 * time.Second
+// most is how long all of it may take; an emulated machine needs some ten seconds.
+const most = 30 * time.Second
 
 // Test tries each behaviour once, with sockets in a network namespace of its own. An error: redirection does not work at all, or
 // cannot be tried, which needs CAP_SYS_ADMIN.

@@ -155,6 +155,8 @@ static __always_inline int accel_message(struct sk_msg_md *msg)
 	__sync_fetch_and_add(&e->redirects, 1); /* before the last look at stop: see accel_quiet */
 	if (e->stop || peer->stop || bpf_msg_redirect_hash(msg, &sockets, &cookie, BPF_F_INGRESS) != SK_PASS)
 		return SK_PASS;
+	if (e->redirects == ACCEL_PROVEN)
+		accel_forgive();
 	accel_account(e, peer, &v);
 	return SK_PASS;
 }
