@@ -399,7 +399,9 @@ func TestLive(t *testing.T) {
 		t.Errorf("%+v", c.counts())
 	}
 	running()
-	running = c.run(`{"programs": {"allow": ["accelerator.test"]}}`)
+	program, err := os.Executable()
+	check(t, err)
+	running = c.run(`{"programs": {"allow": ["` + program + `"]}}`)
 	defer running()
 	patiently(t, "is still kept out", func() bool {
 		for _, e := range entries[fileKey, executableEntry](c.plane, mapExecutables) {
