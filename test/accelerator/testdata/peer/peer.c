@@ -283,7 +283,8 @@ static int ready(struct talk *t, int events)
 /* wait_in returns when there is something to receive, or at once for those that block. */
 static void wait_in(struct talk *t)
 {
-	while (!all.blocks && !ready(t, POLLIN))
+	struct pollfd p = { t->fd, POLLIN, 0 };
+	while (!all.blocks && poll(&p, 1, -1) < 1)
 		;
 }
 
