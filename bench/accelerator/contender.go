@@ -127,7 +127,7 @@ func (c *contender) start(ctx context.Context, ns *netlab.Namespace, side int, s
 }
 
 func (p *process) await(ns *netlab.Namespace, serves func() error) (err error) {
-	for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(30 * time.Second); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
 		select {
 		case err := <-p.exit:
 			p.exit <- err
