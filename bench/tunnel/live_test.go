@@ -100,9 +100,18 @@ func meet(t *testing.T, g *ground) {
 	}
 }
 
+// iproute2 is its path: by the mere name busybox would run an ip of its own, which makes such devices without "external".
+func iproute2() string {
+	path, err := exec.LookPath("ip")
+	if err != nil {
+		return "ip"
+	}
+	return path
+}
+
 // haveDevice tries in a namespace that ends with the command.
 func haveDevice(kind string) bool {
-	return exec.Command("unshare", "--net", "ip", "link", "add", "overlay0", "type", kind, "external").Run() == nil
+	return exec.Command("unshare", "--net", iproute2(), "link", "add", "overlay0", "type", kind, "external").Run() == nil
 }
 
 func raiseDevice(g *ground, kind string, mtu int) (closer, error) {
@@ -113,7 +122,7 @@ func raiseDevice(g *ground, kind string, mtu int) (closer, error) {
 			args = append(args, "dstport", "4789", "nolearning")
 		}
 		for _, args := range [][]string{args, {"link", "set", device, "mtu", fmt.Sprint(mtu), "up"}} {
-			if out, err := lab.Node().Command(context.Background(), "ip", args...).CombinedOutput(); err != nil {
+			if out, err := lab.Node().Command(context.Background(), iproute2(), args...).CombinedOutput(); err != nil {
 				return nil, fmt.Errorf("ip %v: %w: %s", args, err, out)
 			}
 		}
