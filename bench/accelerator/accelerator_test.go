@@ -143,8 +143,14 @@ func TestKerb(t *testing.T) {
 		t.Run(config, func(t *testing.T) {
 			e := newExperiment(t, "veth")
 			for name, want := range accelerated {
-				samples := measure(t, e, config, name)
-				if got := samples[len(samples)-1]; got.Metric != "accelerated" || got.Value != want {
+				var got bench.Sample
+				for range 3 { // a busy machine may stop a client in the middle of a turn for long, which ends its connection's acceleration
+					samples := measure(t, e, config, name)
+					if got = samples[len(samples)-1]; got.Metric == "accelerated" && got.Value == want {
+						break
+					}
+				}
+				if got.Metric != "accelerated" || got.Value != want {
 					t.Errorf("%s: %+v, want %v accelerated", name, got, want)
 				}
 			}
