@@ -60,6 +60,7 @@ struct sock {
 	struct socket_wq *sk_wq;
 	void *sk_user_data;
 	int sk_rcvlowat;
+	int sk_peek_off;
 	unsigned int sk_ll_usec;
 	__u32 sk_tsflags; /* 16 bits on Linux 6.1 */
 	__u8 sk_shutdown;
@@ -203,6 +204,7 @@ static __always_inline int accel_special(__u64 address)
 		      1ull << bpf_core_enum_value(enum sock_flags, SOCK_ZEROCOPY);
 
 	return (accel_get(sk, __sk_common.skc_flags) & flags) || accel_get_bits(sk, sk_tsflags) || accel_get(sk, sk_rcvlowat) > 1 ||
+	       accel_get(sk, sk_peek_off) >= 0 /* TCP has it since Linux 6.9 */ ||
 	       accel_get(tp, inet_conn.icsk_ulp_ops) || accel_get_bits(tp, recvmsg_inq) ||
 	       (bpf_core_field_exists(sk->sk_ll_usec) && accel_get(sk, sk_ll_usec));
 }

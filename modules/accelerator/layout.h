@@ -160,7 +160,7 @@ enum accel_reason {
 	ACCEL_REMOTE,	   /* the other end is not here, or not a service that takes part */
 	ACCEL_FULL,	   /* a table */
 	ACCEL_POISONED,	   /* the pair is not unique */
-	ACCEL_OPTION,	   /* SO_ZEROCOPY, SO_TIMESTAMP..., TCP_INQ, TCP_ULP, busy polling, SO_RCVLOWAT */
+	ACCEL_OPTION,	   /* SO_ZEROCOPY, SO_TIMESTAMP..., TCP_INQ, TCP_ULP, busy polling, SO_RCVLOWAT, SO_PEEK_OFF */
 	ACCEL_WAITALL,	   /* recv with MSG_WAITALL */
 	ACCEL_URGENT,	   /* MSG_OOB */
 	ACCEL_THREADS,	   /* one thread blocked in recv while another sends: shutdown would wake it with EAGAIN */

@@ -84,4 +84,12 @@ static __always_inline void accel_stop(struct accel_end *e, enum accel_reason wh
 		accel_refuse(e->client, e->server, why);
 }
 
+/* Whether a module must see what passes between two network namespaces. */
+static __always_inline int accel_is_watched(__u64 one, __u64 other)
+{
+	const struct accel_service *s = bpf_map_lookup_elem(&members, &one), *t = bpf_map_lookup_elem(&members, &other);
+
+	return one != other && ((s ? s->flags : 0) | (t ? t->flags : 0)) & ACCEL_WITHIN;
+}
+
 #endif

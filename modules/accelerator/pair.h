@@ -108,6 +108,10 @@ static __always_inline void accel_connecting(struct bpf_sock_ops *ops, int all)
 	struct accel_file f;
 	enum accel_reason why;
 
+	/* If it was connected before, and disconnected by connect(AF_UNSPEC), its queue and flags are still of that connection. */
+	bpf_map_delete_elem(&sockets, &cookie);
+	if (ops->bpf_sock_ops_cb_flags & BPF_SOCK_OPS_RTT_CB_FLAG)
+		bpf_sock_ops_cb_flags_set(ops, ops->bpf_sock_ops_cb_flags & ~BPF_SOCK_OPS_RTT_CB_FLAG);
 	if (!cfg || accel_is_off(cfg) || !accel_service(ops, all, &s))
 		return;
 	why = accel_permitted(ops, port);
@@ -186,26 +190,22 @@ static __always_inline void accel_offer(struct bpf_sock_ops *ops)
 }
 
 /* Whether the server may answer this client. */
-static __always_inline enum accel_reason accel_may_answer(struct bpf_sock_ops *ops, const struct accel_service *server,
-							  const struct accel_end *client)
+static __always_inline enum accel_reason accel_may_answer(struct bpf_sock_ops *ops, const struct accel_end *client)
 {
 	struct accel_port p = {.netns = bpf_get_netns_cookie(ops), .port = ops->local_port};
 	const struct accel_listener *l, unknown = {};
-	const struct accel_service *theirs;
 	enum accel_reason why = accel_permitted(ops, ops->local_port);
-	__u64 netns = client->netns;
 
 	if (why != ACCEL_FINE)
 		return why;
-	if (netns != p.netns) {
-		theirs = bpf_map_lookup_elem(&members, &netns);
-		if ((server->flags | (theirs ? theirs->flags : 0)) & ACCEL_WITHIN)
-			return ACCEL_POLICY;
-	}
+	if (accel_is_watched(client->netns, p.netns))
+		return ACCEL_POLICY;
 	l = bpf_map_lookup_elem(&listeners, &p);
-	if (l && l->file.inode)
-		return l->mixed ? ACCEL_EXECUTABLE : accel_judge(&l->file);
-	/* It listened before we came: whose it is shows when this connection closes. */
+	why = !l || !l->file.inode ? ACCEL_UNJUDGED : l->mixed ? ACCEL_EXECUTABLE : accel_judge(&l->file);
+	if (why != ACCEL_UNJUDGED)
+		return why;
+	/* It listened before we came, or the question was lost or its answer forgotten: when this connection closes, it shows whose it
+	 * is, and can be asked again. */
 	bpf_map_update_elem(&listeners, &p, &unknown, BPF_NOEXIST);
 	bpf_sock_ops_cb_flags_set(ops, ops->bpf_sock_ops_cb_flags | BPF_SOCK_OPS_STATE_CB_FLAG);
 	return ACCEL_UNJUDGED;
@@ -226,7 +226,7 @@ static __always_inline void accel_answer(struct bpf_sock_ops *ops, int all)
 	client = accel_end(o->client);
 	if (!client || client->stop)
 		return;
-	why = accel_may_answer(ops, &s, client);
+	why = accel_may_answer(ops, client);
 	if (why == ACCEL_FINE && __sync_val_compare_and_swap(&o->server, 0, cookie)) {
 		accel_poison(o);
 		return;
@@ -286,15 +286,16 @@ static __always_inline void accel_listening(struct bpf_sock_ops *ops, int all)
 		bpf_map_update_elem(&listeners, &p, &l, BPF_ANY);
 }
 
-/* A server closes a connection, in its process, whose listening socket was there before we were. */
+/* A server closes a connection, in its process, whose listening socket was there before we were, or whose program is not judged. */
 static __always_inline void accel_learn_listener(struct bpf_sock_ops *ops)
 {
 	struct accel_port p = {.netns = bpf_get_netns_cookie(ops), .port = ops->local_port};
 	struct accel_listener *l = bpf_map_lookup_elem(&listeners, &p);
+	struct accel_file f = accel_current_file();
 
-	if (!l || l->file.inode)
+	if (!l || (l->file.inode && !accel_same_file(&l->file, &f)))
 		return;
-	l->file = accel_current_file();
+	l->file = f;
 	if (accel_judge(&l->file) == ACCEL_UNJUDGED)
 		accel_ask(&l->file, p.netns, p.port, 1);
 }

@@ -293,14 +293,20 @@ func TestUnreadReceiverHoldsBack(t *testing.T) {
 // Options that change what recv or send do, set before anything was sent.
 func TestOptionsKeepOut(t *testing.T) {
 	p := accelerate(t, usual)
-	for name, o := range map[string]option{
+	options := map[string]option{
 		"SO_ZEROCOPY":     {unix.SOL_SOCKET, unix.SO_ZEROCOPY, 1},
 		"SO_TIMESTAMPNS":  {unix.SOL_SOCKET, unix.SO_TIMESTAMPNS, 1},
 		"SO_TIMESTAMPING": {unix.SOL_SOCKET, unix.SO_TIMESTAMPING, unix.SOF_TIMESTAMPING_SOFTWARE | unix.SOF_TIMESTAMPING_RX_SOFTWARE},
 		"SO_RCVLOWAT":     {unix.SOL_SOCKET, unix.SO_RCVLOWAT, 2},
 		"TCP_INQ":         {unix.IPPROTO_TCP, unix.TCP_INQ, 1},
 		"SO_BUSY_POLL":    {unix.SOL_SOCKET, unix.SO_BUSY_POLL, 50},
-	} {
+	}
+	probe := socket(t, &unix.SockaddrInet4{})
+	defer unix.Close(probe)
+	if o := (option{unix.SOL_SOCKET, unix.SO_PEEK_OFF, 0}); unix.SetsockoptInt(probe, o.level, o.name, o.value) == nil { // Linux 6.9
+		options["SO_PEEK_OFF"] = o
+	}
+	for name, o := range options {
 		t.Run(name+" before", func(t *testing.T) {
 			before := p.refused("option")
 			p.plain(p.connect(t, o))

@@ -14,6 +14,7 @@ import (
 	"strings"
 	"testing"
 	"time"
+	pointer "unsafe" // a verdict has that name
 
 	"github.com/cilium/ebpf/ringbuf"
 	"golang.org/x/sys/unix"
@@ -211,6 +212,54 @@ func TestListenedBefore(t *testing.T) {
 		t.Errorf("%+v", p.counts())
 	}
 	p.warm(p.connectTo(t, l))
+}
+
+// A server whose verdict was forgotten, or never came: it is asked about when one of its connections closes.
+func TestAsksAgainAboutAServer(t *testing.T) {
+	p := accelerate(t, usual)
+	l := p.listen(t, option{unix.IPPROTO_TCP, unix.TCP_DEFER_ACCEPT, 5}) // established by the first byte
+	defer unix.Close(l)
+	addr, err := unix.Getsockname(l)
+	check(t, err)
+	client := socket(t, addr)
+	check(t, unix.Connect(client, addr))
+	for file := range entries[fileKey, executableEntry](p, mapExecutables) {
+		check(t, p.Maps[mapExecutables].Delete(file))
+	}
+	check(t, writeAll(client, noise(100)))
+	c := accepted(t, client, l)
+	if n := len(entries[fileKey, executableEntry](p, mapExecutables)); n != 0 || p.refused("unjudged") != 1 {
+		t.Fatalf("%d programs are known; %+v", n, p.counts())
+	}
+	c.receive(c.server, 100)
+	c.close()
+	p.judge(allowed, asked)
+	p.warm(p.connect(t))
+}
+
+// What was redirected and not read is gone with its connection when the socket connects anew.
+func TestConnectsAnew(t *testing.T) {
+	p := accelerate(t, usual)
+	l := p.listen(t)
+	defer unix.Close(l)
+	addr, err := unix.Getsockname(l)
+	check(t, err)
+	c := p.connectTo(t, l)
+	p.warm(c)
+	before := p.redirects(c.server)
+	c.send(c.server, noise(100))
+	if p.redirects(c.server) != before+1 {
+		t.Fatal("the message was not redirected")
+	}
+	client := c.client
+	c.client = -1
+	none := unix.RawSockaddr{Family: unix.AF_UNSPEC}
+	if _, _, errno := unix.Syscall(unix.SYS_CONNECT, uintptr(client), uintptr(pointer.Pointer(&none)), unix.SizeofSockaddrInet4); errno != 0 {
+		t.Fatal(errno)
+	}
+	c.close()
+	check(t, unix.Connect(client, addr))
+	p.warm(accepted(t, client, l))
 }
 
 // Connections that were there before stay as they are.
@@ -502,10 +551,16 @@ func TestServices(t *testing.T) {
 		t.Errorf("service 1 to 2: %+v", c)
 	}
 
+	established := connect(a, toB, atB)
+	p.warm(established)
 	p.put(mapMembers, cookieOf(t, atB), serviceEntry{ID: 2, Flags: within})
+	for range 16 {
+		established.turn(100)
+	}
+	p.plain(established)
 	p.plain(connect(a, toB, atB))
 	p.warm(connect(b, loopback, atB))
-	if p.refused("policy") != 1 {
+	if p.refused("policy") != 2 {
 		t.Errorf("%+v", p.counts())
 	}
 	p.put(mapMembers, cookieOf(t, atB), serviceEntry{ID: 2})

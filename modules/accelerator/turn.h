@@ -81,8 +81,10 @@ static __always_inline enum accel_reason accel_disappointed(const struct accel_c
 	return theirs.receivers && cfg->mode != ACCEL_ALL ? accel_catch(theirs.receiver, ACCEL_BLOCKING) : ACCEL_FINE;
 }
 
-/* Whether redirecting this message keeps all promises now; sets what the decision needs to know. */
-static __always_inline int accel_look(struct accel_end *e, const struct accel_config *cfg, struct accel_view *v)
+/* Whether redirecting this message keeps all promises now; sets what the decision needs to know. A module that must see it may have
+ * come since the connection was established: that is seen within 16 messages, as is who waits. */
+static __always_inline int accel_look(struct accel_end *e, const struct accel_end *other, const struct accel_config *cfg,
+				      struct accel_view *v)
 {
 	__u64 sk = e->sk, peer = e->peer_sk;
 	__u32 written = accel_get(accel_cast(struct tcp_sock, sk), write_seq);
@@ -103,7 +105,7 @@ static __always_inline int accel_look(struct accel_end *e, const struct accel_co
 	else if (v->flags & ACCEL_MSG_OOB)
 		why = ACCEL_URGENT;
 	else if (!again || e->messages < 16 || e->messages % 16 == 0)
-		why = accel_disappointed(cfg, sk, peer);
+		why = accel_is_watched(e->netns, other->netns) ? ACCEL_POLICY : accel_disappointed(cfg, sk, peer);
 	if (accel_cookie(peer) != e->peer)
 		return 0;
 	if (why != ACCEL_FINE)
@@ -127,15 +129,17 @@ static __always_inline void accel_account(struct accel_end *e, const struct acce
 static __always_inline int accel_message(struct sk_msg_md *msg)
 {
 	const struct accel_config *cfg = accel_config();
-	struct accel_end *e = accel_end(accel_cookie(accel_msg_sk(msg))), *peer;
+	__u64 own = accel_cookie(accel_msg_sk(msg)), cookie;
+	struct accel_end *e = accel_end(own), *peer;
 	struct accel_view v = {.size = msg->size};
 	enum accel_reason why;
-	__u64 cookie;
 
 	if (!cfg || !e)
 		return SK_PASS;
 	cookie = e->peer;
 	peer = cookie ? accel_end(cookie) : 0;
+	if (peer && peer->peer != own) /* an element of `ends` that another connection got while accel_answer wrote to it */
+		peer = 0;
 	v.flags = accel_send_flags();
 	if (v.flags & ACCEL_MSG_ZEROCOPY) /* being in the map is enough for its completion not to come */
 		accel_catch(bpf_get_current_task(), ACCEL_OPTION);
@@ -150,7 +154,7 @@ static __always_inline int accel_message(struct sk_msg_md *msg)
 	if (!peer || accel_is_off(cfg))
 		return SK_PASS;
 	accel_check_process(e);
-	if (e->stop || !accel_look(e, cfg, &v) || !accel_redirects(e, cfg, &v))
+	if (e->stop || !accel_look(e, peer, cfg, &v) || !accel_redirects(e, cfg, &v))
 		return SK_PASS;
 	__sync_fetch_and_add(&e->redirects, 1); /* before the last look at stop: see accel_quiet */
 	if (e->stop || peer->stop || bpf_msg_redirect_hash(msg, &sockets, &cookie, BPF_F_INGRESS) != SK_PASS)
