@@ -169,16 +169,17 @@ __attribute__((noinline)) __u32 icpt_rung(void)
 	return rung;
 }
 
-/* Takes what consumers want to have changed. One CPU at a time: another one leaves it to the next packet. */
-static __noinline void icpt_take_controls(__u32 rung)
+/* Takes what consumers want to have changed. One CPU at a time: another one leaves it to the next packet. Global, too. */
+__attribute__((noinline)) int icpt_take_controls(__u32 rung)
 {
 	struct icpt_table *t = icpt_table();
 	struct icpt_draining d = {.rung = rung};
 
 	if (!t || __sync_val_compare_and_swap(&t->draining, 0, 1))
-		return;
+		return 0;
 	bpf_loop(ICPT_RINGS, icpt_drain, &d, 0);
 	__sync_lock_test_and_set(&t->draining, 0);
+	return 1;
 }
 
 #endif
