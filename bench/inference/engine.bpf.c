@@ -1,4 +1,7 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
+
+//go:build ignore
+
 /* The classifier's engine with nothing around it, and the evaluation of a window of the published study: the counters of each
  * source from a map, then the model. */
 #include "../../modules/classifier/alone.h"

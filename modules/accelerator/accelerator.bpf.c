@@ -1,4 +1,7 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
+
+//go:build ignore
+
 /* Local TCP connections skip the network stack where that is faster, and nothing changes that an application relies on. */
 #include "close.h"
 #include "pair.h"
