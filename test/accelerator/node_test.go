@@ -214,10 +214,13 @@ func (n *node) apply(resources ...any) {
 	}
 }
 
-// settled waits until the data plane knows both services.
+// settled waits until the data plane knows both services, and the control plane answers: an agent that takes over a living data
+// plane starts it a moment later.
 func (n *node) settled() {
 	n.t.Helper()
-	n.eventually("the module accelerates both services", func() bool { return n.entries("members") == 2 })
+	n.eventually("the module accelerates both services", func() bool {
+		return n.entries("members") == 2 && n.ask(http.MethodGet, "/v1/modules/fast/pairs", nil, nil) == nil
+	})
 }
 
 // entries is how many a map of the module has, -1 without a module.
