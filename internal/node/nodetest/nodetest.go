@@ -160,9 +160,15 @@ func (n *Node) Apply(resources ...any) {
 // Eventually waits until something holds.
 func (n *Node) Eventually(what string, ok func() bool) {
 	n.T.Helper()
+	Eventually(n.T, what, ok)
+}
+
+// Eventually waits until something holds.
+func Eventually(t *testing.T, what string, ok func() bool) {
+	t.Helper()
 	for deadline := time.Now().Add(Patience); !ok(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			n.T.Fatalf("not within %v: %s", Patience, what)
+			t.Fatalf("not within %v: %s", Patience, what)
 		}
 	}
 }
