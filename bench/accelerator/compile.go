@@ -96,5 +96,5 @@ func (t *tools) close() error {
 	if t.file != nil {
 		t.file.Close()
 	}
-	return os.RemoveAll(t.dir)
+	return scratch.Remove(t.dir)
 }

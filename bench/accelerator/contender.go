@@ -59,7 +59,7 @@ func (c *contender) build(ctx context.Context) (err error) {
 	if c.dir, err = scratch.Dir(); err != nil {
 		return err
 	}
-	c.later(func() error { return os.RemoveAll(c.dir) })
+	c.later(func() error { return scratch.Remove(c.dir) })
 	if modes[c.config] != "" {
 		if err := c.startKerb(); err != nil {
 			return err

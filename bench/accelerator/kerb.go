@@ -4,7 +4,6 @@ package accelerator
 
 import (
 	"context"
-	"encoding/json"
 	"maps"
 	"slices"
 	"strings"
@@ -12,7 +11,7 @@ import (
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/bench"
-	"github.com/kerb-edge/kerb/bench/internal/node"
+	"github.com/kerb-edge/kerb/internal/node"
 )
 
 // kerb is the agent of a contender, with the accelerator on all that runs in the contender's cgroup.
@@ -22,7 +21,7 @@ type kerb struct{ *node.Node }
 var modes = map[string]string{"kerb": "adaptive", "kerb-allow": "adaptive", "redirect-all": "redirect-all"}
 
 func (c *contender) startKerb() error {
-	n, err := node.Start(c.place.lab)
+	n, err := node.Start(c.place.lab.Node())
 	if err != nil {
 		return err
 	}
@@ -51,15 +50,11 @@ type counts struct {
 
 func (k *kerb) counts() (counts, error) {
 	sum := counts{refused: map[string]uint64{}}
-	body, err := k.Get("/v1/modules/accelerator/pairs")
-	if err != nil {
-		return sum, err
-	}
 	var pairs []struct {
 		Offered, Accelerated uint64
 		Refused              map[string]uint64
 	}
-	err = json.Unmarshal(body, &pairs)
+	err := k.Get("/v1/modules/accelerator/pairs", &pairs)
 	for _, p := range pairs {
 		sum.offered += p.Offered
 		sum.accelerated += p.Accelerated
@@ -120,12 +115,8 @@ func (s *serving) tally(round func() ([]bench.Sample, error)) ([]bench.Sample, e
 
 // kept notes which programs the module keeps out.
 func (c *contender) kept() error {
-	body, err := c.kerb.Get("/v1/modules/accelerator/executables")
-	if err != nil {
-		return err
-	}
 	var programs []struct{ Command, Verdict, Why string }
-	if err := json.Unmarshal(body, &programs); err != nil {
+	if err := c.kerb.Get("/v1/modules/accelerator/executables", &programs); err != nil {
 		return err
 	}
 	for _, p := range programs {

@@ -19,9 +19,9 @@ import (
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/bench/inference"
-	"github.com/kerb-edge/kerb/bench/internal/node"
 	"github.com/kerb-edge/kerb/bench/kerbmods"
 	"github.com/kerb-edge/kerb/internal/netlab"
+	"github.com/kerb-edge/kerb/internal/node"
 	"github.com/kerb-edge/kerb/internal/traffic"
 	"github.com/kerb-edge/kerb/modules/classifier/model"
 )
@@ -80,11 +80,11 @@ func (b *border) join(prefix string) (err error) {
 }
 
 func (b *border) start(window, when string, d *model.Document) (err error) {
-	if b.node, err = node.Start(b.lab); err != nil {
+	if b.node, err = node.Start(b.lab.Node()); err != nil {
 		return err
 	}
 	b.closers = append(b.closers, b.node.Close)
-	pass, err := kerbmods.Extract("pass", b.node.Dir())
+	pass, err := kerbmods.Extract("pass", b.node.Dir)
 	if err != nil {
 		return err
 	}
@@ -185,11 +185,7 @@ func (b *border) counters() (n map[string]uint64, err error) {
 }
 
 func (b *border) get(route string, out any) error {
-	text, err := b.node.Get("/v1/modules/guard/" + route)
-	if err != nil {
-		return err
-	}
-	return json.Unmarshal(text, out)
+	return b.node.Get("/v1/modules/guard/"+route, out)
 }
 
 // connect opens the sockets: the network's and the router's.

@@ -14,7 +14,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"os"
 	"os/exec"
 	"strconv"
 	"strings"
@@ -57,7 +56,7 @@ func run(ctx context.Context, r *bench.Run) (err error) {
 	if e.dir, err = scratch.Dir(); err != nil {
 		return err
 	}
-	defer os.RemoveAll(e.dir)
+	defer scratch.Remove(e.dir)
 	if err := bench.CompileC(ctx, e.dir, files, "src/user.c"); err != nil {
 		return err
 	}

@@ -93,7 +93,7 @@ func newGround(prefix string) (*ground, error) {
 }
 
 func (g *ground) close() error {
-	err := os.RemoveAll(filepath.Dir(g.binary))
+	err := scratch.Remove(filepath.Dir(g.binary))
 	if g.lab != nil {
 		err = errors.Join(err, g.lab.Close())
 	}
@@ -109,7 +109,7 @@ func copySelf() (string, error) {
 	}
 	path := filepath.Join(dir, "kerb")
 	if err := errors.Join(os.Chmod(dir, 0o755), copyProgram(path)); err != nil {
-		return "", errors.Join(fmt.Errorf("copy this program: %w", err), os.RemoveAll(dir))
+		return "", errors.Join(fmt.Errorf("copy this program: %w", err), scratch.Remove(dir))
 	}
 	return path, nil
 }

@@ -5,7 +5,6 @@ package control
 import (
 	"context"
 	"encoding/binary"
-	"encoding/json"
 	"fmt"
 	"math"
 	"time"
@@ -161,10 +160,7 @@ func (o *offer) count() (c counts, err error) {
 
 func (o *offer) readCount() (uint64, error) {
 	var answer struct{ Read uint64 }
-	body, err := o.Get("/v1/modules/" + o.module + "/events?n=1")
-	if err == nil {
-		err = json.Unmarshal(body, &answer)
-	}
+	err := o.Get("/v1/modules/"+o.module+"/events?n=1", &answer)
 	return answer.Read, err
 }
 

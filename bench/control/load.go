@@ -12,9 +12,9 @@ import (
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/bench"
-	"github.com/kerb-edge/kerb/bench/internal/node"
 	"github.com/kerb-edge/kerb/bench/kerbmods"
 	"github.com/kerb-edge/kerb/examples"
+	"github.com/kerb-edge/kerb/internal/node"
 )
 
 // eventPort is the port of whose packets the Python module tells.

@@ -4,14 +4,13 @@ package control
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"time"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/bench"
-	"github.com/kerb-edge/kerb/bench/internal/node"
+	"github.com/kerb-edge/kerb/internal/node"
 )
 
 const totalMemory = "agent_and_control_memory"
@@ -27,12 +26,12 @@ const (
 
 // measure is one round of one load, with an agent of its own: its control planes start cold.
 func (g *ground) measure(ctx context.Context, r *bench.Run, name string) (_ []bench.Sample, err error) {
-	n, err := node.StartBinary(g.lab, g.binary)
+	n, err := node.StartBinary(g.lab.Node(), g.binary)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, n.Close()) }()
-	l, err := newLoad(name, n.Dir())
+	l, err := newLoad(name, n.Dir)
 	if err != nil {
 		return nil, err
 	}
@@ -102,10 +101,7 @@ func (s *subject) awaitRunning(ctx context.Context, module string) error {
 }
 
 func (s *subject) module(name string) (m v1.Module, err error) {
-	body, err := s.Get("/v1/modules/" + name)
-	if err == nil {
-		err = json.Unmarshal(body, &m)
-	}
+	err = s.Get("/v1/modules/"+name, &m)
 	if err == nil && m.Status == nil {
 		err = fmt.Errorf("module %s has no status", name)
 	}

@@ -8,8 +8,8 @@ import (
 
 	"github.com/cilium/ebpf"
 
-	"github.com/kerb-edge/kerb/bench/internal/node"
 	"github.com/kerb-edge/kerb/internal/netlab"
+	"github.com/kerb-edge/kerb/internal/node"
 )
 
 func init() { Kerb = openKerb }
@@ -21,7 +21,7 @@ type kerb struct {
 }
 
 func openKerb(lab *netlab.Lab, service *netlab.Host, rules []Rule) (Firewall, error) {
-	n, err := node.Start(lab)
+	n, err := node.Start(lab.Node())
 	if err != nil {
 		return nil, err
 	}

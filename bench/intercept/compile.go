@@ -69,4 +69,4 @@ func (t *tools) divide() error {
 
 func (t *tools) path(name string) string { return bench.Program(t.dir, "src/"+name+".c") }
 
-func (t *tools) close() error { return os.RemoveAll(t.dir) }
+func (t *tools) close() error { return scratch.Remove(t.dir) }

@@ -12,8 +12,8 @@ import (
 	"github.com/vishvananda/netlink"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
-	"github.com/kerb-edge/kerb/bench/internal/node"
 	"github.com/kerb-edge/kerb/bench/kerbmods"
+	"github.com/kerb-edge/kerb/internal/node"
 	"github.com/kerb-edge/kerb/kmod"
 )
 
@@ -26,18 +26,18 @@ const class = "data"
 // startKerb runs the agent on the receiver's node, with the intercept module on the interface at which packets come in. Of a copy,
 // the stack has the packet too, with T1 in it.
 func (p *place) startKerb(action string) error {
-	n, err := node.StartIn(p.lab.Node())
+	n, err := node.Start(p.lab.Node())
 	if err != nil {
 		return err
 	}
 	p.closers = append(p.closers, n.Close)
-	p.socket = filepath.Join(n.Dir(), "modules", "intercept.sock")
+	p.socket = n.ModuleSocket("intercept")
 	modules := []any{p.module("intercept", map[string]any{"classes": []map[string]any{{
 		"name": class, "match": map[string]any{"protocol": "udp", "ports": []any{port}}, "action": action,
 		"ring": strconv.Itoa(ringSize), "watchdog": "10s",
 	}}})}
 	if action == "copy" {
-		path, err := kerbmods.Extract("arrival", n.Dir())
+		path, err := kerbmods.Extract("arrival", n.Dir)
 		if err != nil {
 			return err
 		}

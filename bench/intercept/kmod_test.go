@@ -10,15 +10,14 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"path/filepath"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
-	"github.com/kerb-edge/kerb/bench/internal/node"
 	"github.com/kerb-edge/kerb/internal/netlab"
+	"github.com/kerb-edge/kerb/internal/node"
 	"github.com/kerb-edge/kerb/internal/traffic"
 	"github.com/kerb-edge/kerb/kmod"
 )
@@ -139,7 +138,7 @@ func mapped(t *testing.T, fd int) *kmod.Ring {
 // openEBPF has the agent run the intercept module there, and opens its class as any program does.
 func openEBPF(t *testing.T, lab *netlab.Lab, host *netlab.Host) *kmod.Ring {
 	t.Helper()
-	n, err := node.StartIn(lab.Node())
+	n, err := node.Start(lab.Node())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -151,7 +150,7 @@ func openEBPF(t *testing.T, lab *netlab.Lab, host *netlab.Host) *kmod.Ring {
 	if err := n.Apply(m); err != nil {
 		t.Fatalf("%.600v", err) // a refusal has the verifier's whole log
 	}
-	door := &place{socket: filepath.Join(n.Dir(), "modules", "intercept.sock")}
+	door := &place{socket: n.ModuleSocket("intercept")}
 	if err := door.awaitSocket(); err != nil {
 		t.Fatal(err)
 	}

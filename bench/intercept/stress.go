@@ -6,7 +6,6 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"os"
 	"os/exec"
 	"strconv"
 	"syscall"
@@ -50,7 +49,7 @@ func startStress(kind string) (*stress, error) {
 	s.cmd.Stderr = &s.stderr
 	s.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if err := s.cmd.Start(); err != nil {
-		return nil, errors.Join(err, os.RemoveAll(s.dir))
+		return nil, errors.Join(err, scratch.Remove(s.dir))
 	}
 	time.Sleep(settling)
 	return s, nil
@@ -65,5 +64,5 @@ func (s *stress) stop() error {
 		err = fmt.Errorf("stress-ng did not last: %w: %s", err, &s.stderr)
 	}
 	_ = s.cmd.Wait() // it was ended
-	return errors.Join(err, os.RemoveAll(s.dir))
+	return errors.Join(err, scratch.Remove(s.dir))
 }

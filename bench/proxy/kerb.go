@@ -12,7 +12,7 @@ import (
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/bench"
-	"github.com/kerb-edge/kerb/bench/internal/node"
+	"github.com/kerb-edge/kerb/internal/node"
 )
 
 // kerb is the agent with the proxy on both services.
@@ -23,7 +23,7 @@ type kerb struct {
 }
 
 func raiseKerb(g *ground) (closer, error) {
-	n, err := node.Start(g.lab)
+	n, err := node.Start(g.lab.Node())
 	if err != nil {
 		return nil, err
 	}

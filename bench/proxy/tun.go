@@ -100,5 +100,5 @@ func (t *tun) Close() error {
 		_ = t.cmd.Process.Kill()
 		_ = t.cmd.Wait() // killed
 	}
-	return os.RemoveAll(t.dir)
+	return scratch.Remove(t.dir)
 }

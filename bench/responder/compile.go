@@ -7,7 +7,6 @@ import (
 	"embed"
 	"errors"
 	"fmt"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -79,4 +78,4 @@ func list(cpus []int) string {
 	return strings.Join(text, ",")
 }
 
-func (t *tools) close() error { return os.RemoveAll(t.dir) }
+func (t *tools) close() error { return scratch.Remove(t.dir) }

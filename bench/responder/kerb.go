@@ -9,7 +9,7 @@ import (
 	"github.com/vishvananda/netlink/nl"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
-	"github.com/kerb-edge/kerb/bench/internal/node"
+	"github.com/kerb-edge/kerb/internal/node"
 )
 
 // sourceRate keeps the responder's limit in force, but above what the client can send.
@@ -17,7 +17,7 @@ const sourceRate = 10_000_000
 
 // startKerb runs the agent on the server's host, with the responder on the interface at which requests come in.
 func (c *contender) startKerb() error {
-	n, err := node.StartIn(c.place.server)
+	n, err := node.Start(c.place.server)
 	if err != nil {
 		return err
 	}

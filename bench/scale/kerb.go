@@ -3,13 +3,12 @@
 package scale
 
 import (
-	"encoding/json"
 	"fmt"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
-	"github.com/kerb-edge/kerb/bench/internal/node"
 	"github.com/kerb-edge/kerb/bench/kerbmods"
 	"github.com/kerb-edge/kerb/internal/netlab"
+	"github.com/kerb-edge/kerb/internal/node"
 )
 
 func init() { Kerb = openKerb }
@@ -22,12 +21,12 @@ type kerb struct {
 }
 
 func openKerb(lab *netlab.Lab) (Node, error) {
-	n, err := node.Start(lab)
+	n, err := node.Start(lab.Node())
 	if err != nil {
 		return nil, err
 	}
 	k := &kerb{Node: n}
-	if k.pkg, err = kerbmods.Extract("pass", n.Dir()); err != nil {
+	if k.pkg, err = kerbmods.Extract("pass", n.Dir); err != nil {
 		return nil, err
 	}
 	return k, k.Apply(k.modules(4)...)
@@ -53,12 +52,8 @@ func (k *kerb) Attach(services []*netlab.Host) error {
 
 // check asks the kernel, by way of the agent, whether every service runs a chain that begins with a module.
 func (k *kerb) check(first string) error {
-	body, err := k.Get("/v1/chains")
-	if err != nil {
-		return err
-	}
 	var chains []v1.Chain
-	if err := json.Unmarshal(body, &chains); err != nil {
+	if err := k.Get("/v1/chains", &chains); err != nil {
 		return err
 	}
 	points := 0

@@ -3,9 +3,9 @@
 package swap
 
 import (
-	"github.com/kerb-edge/kerb/bench/internal/node"
 	"github.com/kerb-edge/kerb/bench/kerbmods"
 	"github.com/kerb-edge/kerb/internal/netlab"
+	"github.com/kerb-edge/kerb/internal/node"
 )
 
 func init() { Kerb = openKerb }
@@ -19,15 +19,15 @@ type kerb struct {
 }
 
 func openKerb(lab *netlab.Lab, service *netlab.Host) (Replacer, error) {
-	n, err := node.Start(lab)
+	n, err := node.Start(lab.Node())
 	if err != nil {
 		return nil, err
 	}
 	k := &kerb{Node: n, service: service}
-	if k.stamp, err = kerbmods.Extract("stamp", n.Dir()); err != nil {
+	if k.stamp, err = kerbmods.Extract("stamp", n.Dir); err != nil {
 		return nil, err
 	}
-	if k.pass, err = kerbmods.Extract("pass", n.Dir()); err != nil {
+	if k.pass, err = kerbmods.Extract("pass", n.Dir); err != nil {
 		return nil, err
 	}
 	return k, k.Replace(1)

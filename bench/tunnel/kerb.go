@@ -9,8 +9,8 @@ import (
 	"os"
 	"path/filepath"
 
-	"github.com/kerb-edge/kerb/bench/internal/node"
 	"github.com/kerb-edge/kerb/internal/netlab"
+	"github.com/kerb-edge/kerb/internal/node"
 )
 
 // kerb is an agent on each node, with the tunnel on the service and on the wire.
@@ -28,7 +28,7 @@ func startKerb(g *ground, authenticated bool, configOf func(node int) map[string
 		return nil, err
 	}
 	for i, lab := range g.labs {
-		n, err := node.Start(lab)
+		n, err := node.Start(lab.Node())
 		if err != nil {
 			return nil, errors.Join(err, k.Close())
 		}
@@ -36,7 +36,7 @@ func startKerb(g *ground, authenticated bool, configOf func(node int) map[string
 		config := configOf(i)
 		config["nodes"] = []any{nodeConfig(g, 0), nodeConfig(g, 1)}
 		if authenticated {
-			file := filepath.Join(n.Dir(), "tunnel.key")
+			file := filepath.Join(n.Dir, "tunnel.key")
 			if err := os.WriteFile(file, []byte(hex.EncodeToString(secret)+"\n"), 0o600); err != nil {
 				return nil, errors.Join(err, k.Close())
 			}

@@ -6,8 +6,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/binary"
-	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -167,8 +165,7 @@ func (c counts) lost(before counts) uint64 {
 func stats(t *testing.T, g *ground, i int) tunnel.Node {
 	t.Helper()
 	var report tunnel.Report
-	body, err := g.way.(*kerb).agents[i].Get("/v1/modules/tunnel/nodes")
-	if err = errors.Join(err, json.Unmarshal(body, &report)); err != nil {
+	if err := g.way.(*kerb).agents[i].Get("/v1/modules/tunnel/nodes", &report); err != nil {
 		t.Fatal(err)
 	}
 	for _, n := range report.Nodes {
@@ -176,7 +173,7 @@ func stats(t *testing.T, g *ground, i int) tunnel.Node {
 			return n
 		}
 	}
-	t.Fatalf("%s", body)
+	t.Fatalf("%+v", report)
 	return tunnel.Node{}
 }
 

@@ -88,5 +88,5 @@ func (t *tun) Close() error {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait() // killed
 	}
-	return os.RemoveAll(t.dir)
+	return scratch.Remove(t.dir)
 }

@@ -18,6 +18,8 @@ import (
 	"sync"
 
 	"github.com/vishvananda/netlink"
+
+	"github.com/kerb-edge/kerb/internal/claim"
 )
 
 // ErrExists is wrapped by Open when something with the prefix is still there:
@@ -52,7 +54,7 @@ type Lab struct {
 	bridge *netlink.Bridge
 	ctx    context.Context
 	cancel context.CancelFunc
-	owner  *os.File // see claim
+	owner  *os.File // claim of the prefix
 
 	mu    sync.Mutex
 	next  int
@@ -75,7 +77,10 @@ func Open(prefix string, opts Options) (*Lab, error) {
 	if err := checkFree(prefix); err != nil {
 		return nil, err
 	}
-	owner, err := claim(prefix)
+	owner, err := claims.Take(prefix, "")
+	if errors.Is(err, claim.ErrTaken) {
+		err = fmt.Errorf("%w: %w", ErrExists, err)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -184,7 +189,7 @@ func (l *Lab) Close() error {
 		if l.node != nil {
 			l.node.close()
 		}
-		err = errors.Join(err, release(l.owner))
+		err = errors.Join(err, claim.Release(l.owner))
 	})
 	return err
 }

@@ -11,11 +11,12 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
-	"sync"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"github.com/kerb-edge/kerb/internal/claim"
 )
 
 // Sweep removes what a killed run with this prefix left in the namespace of
@@ -27,61 +28,12 @@ func Sweep(prefix string) error {
 	return errors.Join(removeLinks(prefix), sweepNamespaces(prefix))
 }
 
-// claimDir has a file for every lab, locked while the process that opened it lives.
-const claimDir = "/run/netlab"
+// claims are the prefixes of labs whose process lives.
+const claims = claim.Dir("/run/netlab")
 
 // SweepDead removes the labs of processes that were killed.
 func SweepDead() error {
-	entries, err := os.ReadDir(claimDir)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	for _, e := range entries {
-		if _, own := claims.Load(e.Name()); own {
-			continue
-		}
-		owner, claimErr := claim(e.Name())
-		if claimErr != nil {
-			continue // its process lives
-		}
-		err = errors.Join(err, Sweep(e.Name()), release(owner))
-	}
-	return err
-}
-
-// claims are this process's own, by prefix: a second lock on the same file would not be had.
-var claims sync.Map
-
-// claim makes this process the owner of labs with the prefix.
-func claim(prefix string) (*os.File, error) {
-	if own, ok := claims.Load(prefix); ok {
-		return own.(*os.File), nil
-	}
-	if err := os.MkdirAll(claimDir, 0o700); err != nil {
-		return nil, err
-	}
-	f, err := os.OpenFile(filepath.Join(claimDir, prefix), os.O_CREATE|os.O_RDWR|unix.O_CLOEXEC, 0o600)
-	if err != nil {
-		return nil, err
-	}
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		f.Close()
-		return nil, fmt.Errorf("prefix %s: %w", prefix, ErrExists)
-	}
-	claims.Store(prefix, f)
-	return f, nil
-}
-
-// release gives a prefix back. The file goes first: who has opened it meanwhile claims nothing that others see.
-func release(owner *os.File) error {
-	if !claims.CompareAndDelete(filepath.Base(owner.Name()), owner) {
-		return nil
-	}
-	err := os.Remove(owner.Name())
-	if errors.Is(err, fs.ErrNotExist) {
-		err = nil
-	}
-	return errors.Join(err, owner.Close())
+	return claims.Sweep(func(prefix, _ string) error { return Sweep(prefix) })
 }
 
 func checkFree(prefix string) error {

@@ -13,7 +13,6 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"runtime"
 	"strings"
 	"testing"
@@ -23,105 +22,48 @@ import (
 	"github.com/vishvananda/netns"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
-	"github.com/kerb-edge/kerb/internal/netlab"
+	"github.com/kerb-edge/kerb/internal/node/nodetest"
 )
 
-const prefix = "koak" // of namespaces and pins
-
-var binary string // kerb as it is in the tree
-
-func TestMain(m *testing.M) { os.Exit(run(m)) }
-
-func run(m *testing.M) int {
-	if os.Geteuid() != 0 {
-		return m.Run() // the tests on a node skip
-	}
-	dir, err := os.MkdirTemp("", prefix)
-	if err != nil {
-		panic(err)
-	}
-	defer os.RemoveAll(dir)
-	binary = filepath.Join(dir, "kerb")
-	build := exec.Command("go", "build", "-o", binary, "github.com/kerb-edge/kerb/cmd/kerb")
-	build.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := build.CombinedOutput(); err != nil {
-		panic(fmt.Sprintf("build kerb: %v\n%s", err, out))
-	}
-	if err := netlab.Sweep(prefix); err != nil {
-		panic(err)
-	}
-	return m.Run()
-}
+func TestMain(m *testing.M) { os.Exit(nodetest.Main(m)) }
 
 // node is a machine of its own with an agent that listens for Oakestra.
 type node struct {
-	t      *testing.T
-	lab    *netlab.Lab
-	dir    string
-	bpf    string
-	agent  *exec.Cmd
+	*nodetest.Node
 	client *http.Client
 }
 
 func newNode(t *testing.T) *node {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("needs root")
-	}
-	lab, err := netlab.NewIn(prefix)
-	if err != nil {
-		t.Fatal(err)
-	}
-	n := &node{t: t, lab: lab, dir: openDir(t), bpf: fmt.Sprintf("/sys/fs/bpf/%s-%d", prefix, os.Getpid())}
-	n.client = &http.Client{Timeout: time.Minute, Transport: &http.Transport{
+	n := &node{Node: nodetest.New(t)}
+	n.client = &http.Client{Timeout: nodetest.Patience, Transport: &http.Transport{
 		DisableKeepAlives: true,
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			return (&net.Dialer{}).DialContext(ctx, "unix", filepath.Join(n.dir, "oakestra.sock"))
+			return (&net.Dialer{}).DialContext(ctx, "unix", n.OakestraSocket())
 		},
 	}}
-	config := "oakestra: {bridge: oakbr}\n"
-	if err := os.WriteFile(filepath.Join(n.dir, "kerb.yaml"), []byte(config), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(n.close)
+	n.Configure("oakestra: {bridge: oakbr}\n")
+	t.Cleanup(n.purged)
 	n.start()
 	return n
 }
 
-func (n *node) close() {
-	n.kill()
-	if out, err := n.kerb("purge"); err != nil {
-		n.t.Errorf("purge: %v: %s", err, out)
+// purged checks that nothing of the listener outlives a purge.
+func (n *node) purged() {
+	if n.Running() {
+		n.Kill()
 	}
+	n.Purge()
 	if left := append(n.links(), n.tables()...); len(left) > 0 {
-		n.t.Errorf("after a purge the node still has %v", left)
-	}
-	if n.t.Failed() {
-		log, _ := os.ReadFile(filepath.Join(n.dir, "log"))
-		n.t.Logf("the agents said:\n%s", log)
-	}
-	if err := n.lab.Close(); err != nil {
-		n.t.Error(err)
+		n.T.Errorf("after a purge the node still has %v", left)
 	}
 }
 
-func (n *node) flags() []string {
-	return []string{"--state", n.dir, "--run", n.dir, "--bpf", n.bpf, "--config", filepath.Join(n.dir, "kerb.yaml")}
-}
-
+// start runs an agent and returns when the listener answers.
 func (n *node) start() {
-	n.t.Helper()
-	log, err := os.OpenFile(filepath.Join(n.dir, "log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
-	if err != nil {
-		n.t.Fatal(err)
-	}
-	defer log.Close()
-	n.agent = n.lab.Node().Command(context.Background(), binary, append([]string{"agent"}, n.flags()...)...)
-	n.agent.Stdout, n.agent.Stderr = log, log
-	if err := n.agent.Start(); err != nil {
-		n.t.Fatal(err)
-	}
-	n.eventually("the listener answers", func() bool {
+	n.T.Helper()
+	n.Start()
+	n.Eventually("the listener answers", func() bool {
 		r, err := n.client.Get("http://node/ebpf")
 		if err != nil {
 			return false
@@ -131,64 +73,38 @@ func (n *node) start() {
 	})
 }
 
-// kill is kill -9.
-func (n *node) kill() {
-	_ = n.agent.Process.Kill()
-	_ = n.agent.Wait()
-}
-
-func (n *node) kerb(command string, args ...string) (string, error) {
-	all := append([]string{command}, args...)
-	if command == "purge" {
-		all = append(all, n.flags()...)
-	}
-	cmd := n.lab.Node().Command(context.Background(), binary, all...)
-	cmd.Env = append(os.Environ(), "KERB_SOCKET="+filepath.Join(n.dir, "kerb.sock"))
-	out, err := cmd.CombinedOutput()
-	return string(out), err
-}
-
 // list reads all resources of a kind from the agent.
 func list[T any](n *node, noun string) []T {
-	n.t.Helper()
-	out, err := n.kerb(noun, "list", "-o", "json")
+	n.T.Helper()
+	out, err := n.Command(context.Background(), noun, "list", "-o", "json").CombinedOutput()
 	var all []T
 	if err == nil {
-		err = json.Unmarshal([]byte(out), &all)
+		err = json.Unmarshal(out, &all)
 	}
 	if err != nil {
-		n.t.Fatalf("kerb %s list: %v: %s", noun, err, out)
+		n.T.Fatalf("kerb %s list: %v: %s", noun, err, out)
 	}
 	return all
 }
 
 // links are the interfaces of the listener on the node.
 func (n *node) links() (names []string) {
-	err := n.lab.Node().Do(func() error {
+	err := n.Lab.Node().Do(func() error {
 		all, err := netlink.LinkList()
 		for errors.Is(err, netlink.ErrDumpInterrupted) { // something changed meanwhile
 			all, err = netlink.LinkList()
 		}
 		for _, l := range all {
-			if l.Attrs().Name == "oakbr" || strings.HasPrefix(l.Attrs().Name, "ko") && !strings.HasPrefix(l.Attrs().Name, n.lab.Prefix()) {
+			if l.Attrs().Name == "oakbr" || strings.HasPrefix(l.Attrs().Name, "ko") && !strings.HasPrefix(l.Attrs().Name, n.Lab.Prefix()) {
 				names = append(names, l.Attrs().Name)
 			}
 		}
 		return err
 	})
 	if err != nil {
-		n.t.Error(err)
+		n.T.Error(err)
 	}
 	return names
-}
-
-func (n *node) eventually(what string, ok func() bool) {
-	n.t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); !ok(); time.Sleep(20 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			n.t.Fatalf("not within 20 s: %s", what)
-		}
-	}
 }
 
 // response is what a client can see of one.
@@ -199,29 +115,29 @@ type response struct {
 }
 
 func (n *node) do(method, path, body string) response {
-	n.t.Helper()
+	n.T.Helper()
 	r, err := http.NewRequest(method, "http://node"+path, strings.NewReader(body))
 	if err != nil {
-		n.t.Fatal(err)
+		n.T.Fatal(err)
 	}
 	got, err := n.client.Do(r)
 	if err != nil {
-		n.t.Fatalf("%s %s: %v", method, path, err)
+		n.T.Fatalf("%s %s: %v", method, path, err)
 	}
 	defer got.Body.Close()
 	data, err := io.ReadAll(got.Body)
 	if err != nil {
-		n.t.Fatal(err)
+		n.T.Fatal(err)
 	}
 	return response{got.StatusCode, got.Header.Get("Content-Type"), string(data)}
 }
 
 // must sends a request that has to succeed.
 func (n *node) must(method, path, body string) string {
-	n.t.Helper()
+	n.T.Helper()
 	r := n.do(method, path, body)
 	if r.status != 200 {
-		n.t.Fatalf("%s %s %s: %d %s", method, path, body, r.status, r.body)
+		n.T.Fatalf("%s %s %s: %d %s", method, path, body, r.status, r.body)
 	}
 	return r.body
 }
@@ -233,14 +149,14 @@ type container struct {
 }
 
 func (n *node) container() *container {
-	n.t.Helper()
-	cmd := n.lab.Node().Command(context.Background(), "unshare", "--net", "sleep", "infinity")
+	n.T.Helper()
+	cmd := n.Lab.Node().Command(context.Background(), "unshare", "--net", "sleep", "infinity")
 	if err := cmd.Start(); err != nil {
-		n.t.Fatal(err)
+		n.T.Fatal(err)
 	}
 	c := &container{n, cmd}
-	n.t.Cleanup(c.end)
-	n.eventually("a container has a namespace", func() bool {
+	n.T.Cleanup(c.end)
+	n.Eventually("a container has a namespace", func() bool {
 		comm, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", c.pid()))
 		return bytes.Equal(comm, []byte("sleep\n"))
 	})
@@ -258,17 +174,17 @@ func (c *container) end() {
 
 // deploy does what NodeEngine does when the container has been started.
 func (c *container) deploy(name string, instance int, more string) (four, six string) {
-	c.n.t.Helper()
+	c.n.T.Helper()
 	body := fmt.Sprintf(`{"pid":%d,"serviceName":%q,"instanceNumber":%d%s}`, c.pid(), name, instance, more)
 	var got struct{ ServiceName, NsAddress, NsAddressv6 string }
 	if err := json.Unmarshal([]byte(c.n.must("POST", "/container/deploy", body)), &got); err != nil || got.ServiceName != name {
-		c.n.t.Fatalf("deploy %s: %+v %v", name, got, err)
+		c.n.T.Fatalf("deploy %s: %+v %v", name, got, err)
 	}
 	return got.NsAddress, got.NsAddressv6
 }
 
 func (n *node) undeploy(name string, instance int) {
-	n.t.Helper()
+	n.T.Helper()
 	n.must("POST", "/container/undeploy", fmt.Sprintf(`{"pid":-1,"serviceName":%q,"instanceNumber":%d,"portMappings":""}`, name, instance))
 }
 
@@ -294,13 +210,13 @@ func (c *container) do(f func() error) error {
 
 // listen opens a socket in the container.
 func (c *container) listen(address string) *net.UDPConn {
-	c.n.t.Helper()
+	c.n.T.Helper()
 	at := net.UDPAddrFromAddrPort(addrPort(address))
 	var conn *net.UDPConn
 	if err := c.do(func() (err error) { conn, err = net.ListenUDP("udp", at); return }); err != nil {
-		c.n.t.Fatal(err)
+		c.n.T.Fatal(err)
 	}
-	c.n.t.Cleanup(func() { conn.Close() })
+	c.n.T.Cleanup(func() { conn.Close() })
 	return conn
 }
 
@@ -322,18 +238,4 @@ func moduleNames(all []v1.Module) (names []string) {
 		names = append(names, m.Metadata.Name)
 	}
 	return names
-}
-
-// openDir is a directory that control planes, which are other users, can come to.
-func openDir(t *testing.T) string {
-	t.Helper()
-	dir, err := os.MkdirTemp("", prefix)
-	if err == nil {
-		err = os.Chmod(dir, 0o711)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { os.RemoveAll(dir) })
-	return dir
 }

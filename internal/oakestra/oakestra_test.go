@@ -3,8 +3,8 @@
 package oakestra_test
 
 import (
+	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -92,7 +92,7 @@ func TestProxyNeedsItsPackage(t *testing.T) {
 const appName = "shop.test.web.test"
 
 func register(n *node) {
-	n.t.Helper()
+	n.T.Helper()
 	n.must("POST", "/register", `{"client_id":"w1","cluster_address":"192.0.2.1"}`)
 }
 
@@ -115,7 +115,7 @@ func TestNodeEngine(t *testing.T) {
 	for i := range services / 2 {
 		deploy(i)
 	}
-	n.kill()
+	n.Kill()
 	n.start()
 	if got := n.must("GET", "/ebpf", ""); got != `[{"id":0,"name":"packetCounter","priority":1,"config":{}}]` {
 		t.Errorf("after a restart: %s", got)
@@ -144,22 +144,22 @@ func TestNodeEngine(t *testing.T) {
 
 // checkTraffic sends between the two services and looks for it in what the counter says.
 func (n *node) checkTraffic(a, b *container) {
-	n.t.Helper()
+	n.T.Helper()
 	from, to := a.listen("10.18.0.2:1000"), b.listen("10.18.0.51:2000")
 	if !arrives(from, to, 50) {
-		n.t.Fatal("the first service does not reach the last")
+		n.T.Fatal("the first service does not reach the last")
 	}
 	from6, to6 := a.listen("[fc00::2]:1000"), b.listen("[fc00::33]:2000")
 	if !arrives(from6, to6, 50) {
-		n.t.Error("not over IPv6")
+		n.T.Error("not over IPv6")
 	}
 	var counts map[string]map[string]int
 	if err := json.Unmarshal([]byte(n.must("GET", "/ebpf/0/counts", "")), &counts); err != nil {
-		n.t.Fatal(err)
+		n.T.Fatal(err)
 	}
 	first, last := n.counted(counts, "-2"), n.counted(counts, "-51")
 	if len(counts) != 50 || first["egress"] == 0 || last["ingress"] == 0 {
-		n.t.Errorf("counts of %d interfaces, first %v, last %v", len(counts), first, last)
+		n.T.Errorf("counts of %d interfaces, first %v, last %v", len(counts), first, last)
 	}
 }
 
@@ -261,12 +261,12 @@ func TestNamespacesThatVanish(t *testing.T) {
 	a.deploy(appName, 0, `,"ebpfModules":[{"name":"packetCounter"}]`)
 	b.deploy(appName+"2", 0, `,"ebpfModules":[{"name":"packetCounter"}]`)
 	a.end()
-	n.eventually("a service that has ended is cleared away", func() bool {
+	n.Eventually("a service that has ended is cleared away", func() bool {
 		return len(list[v1.Service](n, "service")) == 1 && len(list[v1.Module](n, "module")) == 1
 	})
-	n.kill()
+	n.Kill()
 	b.end()
-	n.eventually("the kernel has removed the veth", func() bool { return len(n.links()) == 1 })
+	n.Eventually("the kernel has removed the veth", func() bool { return len(n.links()) == 1 })
 	n.start()
 	if s, m := list[v1.Service](n, "service"), list[v1.Module](n, "module"); len(s)+len(m) != 0 {
 		t.Errorf("after a restart: %v %v", s, m)
@@ -310,7 +310,7 @@ func TestBadInput(t *testing.T) {
 		{"/container/deploy", `{"pid":0,"serviceName":"a.b.c.d"}`, "pid"},
 		{"/container/deploy", `{"pid":-1,"serviceName":"a.b.c.d"}`, "pid"},
 		{"/container/deploy", `{"pid":2147483647,"serviceName":"a.b.c.d"}`, "pid"},
-		{"/container/deploy", fmt.Sprintf(`{"pid":%d,"serviceName":"a.b.c.d"}`, n.agent.Process.Pid), "node's own"},
+		{"/container/deploy", fmt.Sprintf(`{"pid":%d,"serviceName":"a.b.c.d"}`, n.PID()), "node's own"},
 		{"/container/deploy", strings.Replace(early, `0}`, `0,"portMappings":"80:x/tcp"}`, 1), "portMappings"},
 		{"/container/deploy", strings.Replace(early, `0}`, `0,"portMappings":"80:0"}`, 1), "portMappings"},
 		{"/container/deploy", strings.Replace(early, `0}`, `0,"portMappings":"80:80/sctp"}`, 1), "tcp nor udp"},
@@ -336,13 +336,13 @@ func TestBadInput(t *testing.T) {
 
 func TestDamagedFileIsNotOverwritten(t *testing.T) {
 	n := newNode(t)
-	n.kill()
-	path := n.dir + "/oakestra.json"
+	n.Kill()
+	path := n.Oakestra()
 	if err := os.WriteFile(path, []byte("{"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	out, err := n.kerb("agent", n.flags()...)
-	if err == nil || !strings.Contains(out, "damaged") {
+	out, err := n.Command(context.Background(), append([]string{"agent"}, n.Flags()...)...).CombinedOutput()
+	if err == nil || !strings.Contains(string(out), "damaged") {
 		t.Errorf("the agent said %q, %v", out, err)
 	}
 	if data, _ := os.ReadFile(path); string(data) != "{" {
@@ -355,8 +355,8 @@ func TestLostFile(t *testing.T) {
 	register(n)
 	n.container().deploy(appName, 0, `,"ebpfModules":[{"name":"packetCounter"}]`)
 	n.must("POST", "/ebpf", `{"name":"packetCounter"}`)
-	n.kill()
-	if err := os.Remove(n.dir + "/oakestra.json"); err != nil {
+	n.Kill()
+	if err := os.Remove(n.Oakestra()); err != nil {
 		t.Fatal(err)
 	}
 	n.start()
@@ -375,8 +375,8 @@ func TestCutShort(t *testing.T) {
 	a, b := n.container(), n.container()
 	a.deploy(appName, 0, "")
 	b.deploy(appName, 1, "")
-	n.kill()
-	path := n.dir + "/oakestra.json"
+	n.Kill()
+	path := n.Oakestra()
 	data, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)
@@ -399,7 +399,7 @@ func TestCutShort(t *testing.T) {
 func TestBridgeOfSomebodyElse(t *testing.T) {
 	n := newNode(t)
 	register(n)
-	err := n.lab.Node().Do(func() error {
+	err := n.Lab.Node().Do(func() error {
 		return netlink.LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "oakbr"}})
 	})
 	if err != nil {
@@ -409,11 +409,11 @@ func TestBridgeOfSomebodyElse(t *testing.T) {
 	if got := n.do("POST", "/container/deploy", body); got.status != 500 || !strings.Contains(got.body, "oakestra.bridge") {
 		t.Errorf("got %+v", got)
 	}
-	n.kill()
-	if out, err := n.kerb("purge"); err != nil || !cmp.Equal(n.links(), []string{"oakbr"}) {
-		t.Errorf("purge: %v %s, links %v", err, out, n.links())
+	n.Kill()
+	if n.Purge(); !cmp.Equal(n.links(), []string{"oakbr"}) {
+		t.Errorf("after a purge there are %v", n.links())
 	}
-	err = n.lab.Node().Do(func() error {
+	err = n.Lab.Node().Do(func() error {
 		return netlink.LinkDel(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "oakbr"}})
 	})
 	if err != nil {
@@ -442,14 +442,14 @@ func TestWebPagesAreRefused(t *testing.T) {
 func TestTCP(t *testing.T) {
 	n := newNode(t)
 	for address, warned := range map[string]bool{"127.0.0.1:6000": false, "0.0.0.0:6000": true} {
-		n.kill()
-		config := fmt.Sprintf("oakestra: {socket: %s/oakestra.sock, tcp: %q, bridge: oakbr}\n", n.dir, address)
-		if err := errors.Join(os.WriteFile(n.dir+"/kerb.yaml", []byte(config), 0o600), os.Truncate(n.dir+"/log", 0)); err != nil {
+		n.Kill()
+		n.Configure(fmt.Sprintf("oakestra: {socket: %q, tcp: %q, bridge: oakbr}\n", n.OakestraSocket(), address))
+		if err := os.Truncate(n.LogFile(), 0); err != nil {
 			t.Fatal(err)
 		}
 		n.start()
 		var c net.Conn
-		err := n.lab.Node().Do(func() (err error) { c, err = net.Dial("tcp", "127.0.0.1:6000"); return })
+		err := n.Lab.Node().Do(func() (err error) { c, err = net.Dial("tcp", "127.0.0.1:6000"); return })
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -458,9 +458,8 @@ func TestTCP(t *testing.T) {
 		if c.Close(); err != nil || readErr != nil || !strings.HasSuffix(string(answer), "\r\n\r\n[]") {
 			t.Errorf("%s: %v %v %q", address, err, readErr, answer)
 		}
-		log, _ := os.ReadFile(n.dir + "/log")
-		if got := strings.Contains(string(log), "level=WARN"); got != warned {
-			t.Errorf("%s: warned %v, want %v:\n%s", address, got, warned, log)
+		if got := strings.Contains(n.Log(), "level=WARN"); got != warned {
+			t.Errorf("%s: warned %v, want %v:\n%s", address, got, warned, n.Log())
 		}
 	}
 }

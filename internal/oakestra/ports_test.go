@@ -20,7 +20,7 @@ import (
 
 // tables are the nftables tables on the node.
 func (n *node) tables() (names []string) {
-	err := n.lab.Node().Do(func() error {
+	err := n.Lab.Node().Do(func() error {
 		c, err := nftables.New()
 		if err != nil {
 			return err
@@ -32,15 +32,15 @@ func (n *node) tables() (names []string) {
 		return err
 	})
 	if err != nil {
-		n.t.Error(err)
+		n.T.Error(err)
 	}
 	return names
 }
 
 // flush is what a firewall's service does when it starts: nft flush ruleset.
 func (n *node) flush() {
-	n.t.Helper()
-	err := n.lab.Node().Do(func() error {
+	n.T.Helper()
+	err := n.Lab.Node().Do(func() error {
 		c, err := nftables.New()
 		if err == nil {
 			c.FlushRuleset()
@@ -49,7 +49,7 @@ func (n *node) flush() {
 		return err
 	})
 	if err != nil {
-		n.t.Fatal(err)
+		n.T.Fatal(err)
 	}
 }
 
@@ -61,7 +61,7 @@ func (c *container) Do(f func() error) error { return c.do(f) }
 
 // serve answers every TCP connection and every datagram to a port with the name and the address of who asked.
 func (c *container) serve(port int, name string) {
-	c.n.t.Helper()
+	c.n.T.Helper()
 	at := fmt.Sprintf(":%d", port)
 	var l net.Listener
 	var u net.PacketConn
@@ -73,9 +73,9 @@ func (c *container) serve(port int, name string) {
 		return err
 	})
 	if err != nil {
-		c.n.t.Fatal(err)
+		c.n.T.Fatal(err)
 	}
-	c.n.t.Cleanup(func() { l.Close(); u.Close() })
+	c.n.T.Cleanup(func() { l.Close(); u.Close() })
 	go func() {
 		for {
 			conn, err := l.Accept()
@@ -134,27 +134,23 @@ var nodeAddresses = []netip.Addr{netip.MustParseAddr("10.99.0.1"), netip.MustPar
 
 // outside is a machine beyond the node.
 func (n *node) outside() *netlab.Host {
-	n.t.Helper()
-	h, err := n.lab.Host("client", netlab.HostOptions{})
-	if err != nil {
-		n.t.Fatal(err)
-	}
-	return h
+	n.T.Helper()
+	return n.Host("client")
 }
 
 // answers checks who answers on ports of the node: by port and protocol, an empty name for nobody.
 func (n *node) answers(client *netlab.Host, want map[string]string) {
-	n.t.Helper()
+	n.T.Helper()
 	for at, name := range want {
 		var port uint16
 		var network string
 		if _, err := fmt.Sscanf(strings.Replace(at, "/", " ", 1), "%d %s", &port, &network); err != nil {
-			n.t.Fatal(err)
+			n.T.Fatal(err)
 		}
 		for i, self := range []netip.Addr{client.Addr4(), client.Addr6()} {
 			got := ask(client, network, netip.AddrPortFrom(nodeAddresses[i], port))
 			if name == "" && !strings.HasPrefix(got, "error") || name != "" && got != name+" "+self.String() {
-				n.t.Errorf("%s on %s answers %q, want %q", at, nodeAddresses[i], got, name)
+				n.T.Errorf("%s on %s answers %q, want %q", at, nodeAddresses[i], got, name)
 			}
 		}
 	}
@@ -189,12 +185,12 @@ func TestPortMappings(t *testing.T) {
 		t.Errorf("after a refused deployment there are %d services", len(all))
 	}
 
-	n.kill()
+	n.Kill()
 	n.answers(client, open)
 	n.start()
 	n.answers(client, open)
 	n.flush()
-	n.eventually("a flushed table is made again", func() bool { return len(n.tables()) == 1 })
+	n.Eventually("a flushed table is made again", func() bool { return len(n.tables()) == 1 })
 	n.answers(client, open)
 
 	sender, err := dial(client, "udp", netip.AddrPortFrom(nodeAddresses[0], 5300))
@@ -211,7 +207,7 @@ func TestPortMappings(t *testing.T) {
 	}
 	n.undeploy(appName, 0)
 	n.answers(client, map[string]string{"8000/tcp": "second", "5300/udp": "second", "9000/tcp": ""})
-	n.eventually("a sender that goes on is answered", func() bool { return strings.HasPrefix(hear(sender), "second ") })
+	n.Eventually("a sender that goes on is answered", func() bool { return strings.HasPrefix(hear(sender), "second ") })
 	n.undeploy(appName, 1)
 	n.answers(client, map[string]string{"8000/tcp": "", "5300/udp": ""})
 	n.undeploy("other.test.db.test", 0)
@@ -224,7 +220,7 @@ func TestPortMappings(t *testing.T) {
 	again := n.container()
 	again.deploy(appName, 0, withPorts("5300:53/udp"))
 	again.serve(53, "again")
-	n.eventually("a sender that has sent in vain before is answered", func() bool { return strings.HasPrefix(hear(sender), "again ") })
+	n.Eventually("a sender that has sent in vain before is answered", func() bool { return strings.HasPrefix(hear(sender), "again ") })
 }
 
 // Services reach what is beyond the node under its address, and the node forwards for them.
@@ -232,7 +228,7 @@ func TestMasquerading(t *testing.T) {
 	n := newNode(t)
 	settings := map[string]string{"ipv4/ip_forward": "1", "ipv6/conf/all/forwarding": "1"}
 	setting := func(name, value string) (text string) {
-		err := n.lab.Node().Do(func() (err error) {
+		err := n.Lab.Node().Do(func() (err error) {
 			if value != "" {
 				err = os.WriteFile("/proc/sys/net/"+name, []byte(value), 0)
 			}

@@ -1,69 +1,55 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package scratch gives benchmarks directories of their own, and removes those of processes that were killed, together with
-// what their agents have pinned.
+// Package scratch gives benchmarks and tests directories of their own, and removes those of processes that were killed, together
+// with what their agents have pinned.
 package scratch
 
 import (
 	"errors"
-	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
+	"sync"
 
-	"golang.org/x/sys/unix"
+	"github.com/kerb-edge/kerb/internal/claim"
 )
 
 const (
-	prefix = "kerb-bench-"
+	prefix = "kerb-scratch-"
 	pins   = "/sys/fs/bpf"
+	// claims has a name for every directory: they may be anywhere, and cleared away before what is pinned.
+	claims = claim.Dir("/run/kerb-scratch")
 )
 
-// Dir makes a directory. It is this process's until it ends, which a lock on the directory tells the others.
+// owned are the claims of this process, by directory.
+var owned sync.Map
+
+// Dir makes a directory. It is this process's until that removes it or ends. Only root's are found by others, who pin nothing.
 func Dir() (string, error) {
 	dir, err := os.MkdirTemp("", prefix)
-	if err != nil {
-		return "", err
+	if err != nil || os.Geteuid() != 0 {
+		return dir, err
 	}
-	if _, err := lock(dir); err != nil { // never closed: the kernel does that
+	f, err := claims.Take(filepath.Base(dir), dir)
+	if err != nil {
 		return "", errors.Join(err, os.Remove(dir))
 	}
+	owned.Store(dir, f)
 	return dir, nil
 }
 
 // Pins is where the agent whose directory it is pins its programs and maps.
 func Pins(dir string) string { return filepath.Join(pins, filepath.Base(dir)) }
 
-// Sweep removes what processes that are no more have left.
-func Sweep() error {
-	dirs, err := filepath.Glob(filepath.Join(os.TempDir(), prefix+"*"))
-	for _, dir := range dirs {
-		fd, lockErr := lock(dir)
-		if lockErr != nil {
-			continue // it has an owner, or has just gone
-		}
-		err = errors.Join(err, os.RemoveAll(Pins(dir)), os.RemoveAll(dir))
-		unix.Close(fd)
+// Remove removes a directory.
+func Remove(dir string) error {
+	err := os.RemoveAll(dir)
+	if f, ok := owned.LoadAndDelete(dir); ok && err == nil {
+		err = claim.Release(f.(*os.File))
 	}
 	return err
 }
 
-func lock(dir string) (int, error) {
-	fd, err := unix.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return -1, &fs.PathError{Op: "open", Path: dir, Err: err}
-	}
-	var at unix.Stat_t
-	err = unix.Fstat(fd, &at)
-	if err == nil && int(at.Uid) != os.Geteuid() {
-		err = fs.ErrPermission // the directory for temporary files is everybody's
-	}
-	if err == nil {
-		err = unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB)
-	}
-	if err != nil {
-		unix.Close(fd)
-		return -1, fmt.Errorf("lock %s: %w", dir, err)
-	}
-	return fd, nil
+// Sweep removes what processes that are no more have left.
+func Sweep() error {
+	return claims.Sweep(func(name, dir string) error { return errors.Join(os.RemoveAll(Pins(name)), os.RemoveAll(dir)) })
 }

@@ -8,8 +8,11 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // TestMain makes the test binary a process that has a directory and waits.
@@ -22,49 +25,69 @@ func TestMain(m *testing.M) {
 	time.Sleep(time.Minute)
 }
 
-// Directories of living processes stay, those of killed ones go, with their pins and whatever is in them.
+// What living processes have stays. Of killed ones the directory goes with whatever is in it, and the pins, also when the
+// directory is where this process would not look, or was cleared away before.
 func TestSweep(t *testing.T) {
-	t.Setenv("TMPDIR", t.TempDir())
+	var fs unix.Statfs_t
+	if err := unix.Statfs(pins, &fs); os.Geteuid() != 0 || err != nil || fs.Type != unix.BPF_FS_MAGIC {
+		t.Skip("needs root, and a bpffs")
+	}
 	own, err := Dir()
 	if err != nil {
 		t.Fatal(err)
 	}
-	other := exec.Command(os.Args[0])
-	other.Env = append(os.Environ(), "SCRATCH_OWNER=1")
-	out, err := other.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := other.Start(); err != nil {
-		t.Fatal(err)
-	}
-	line, err := bufio.NewReader(out).ReadString('\n')
-	if err != nil {
-		t.Fatal(err)
-	}
-	dir := line[:len(line)-len(" <nil>\n")]
-	if err := os.WriteFile(filepath.Join(dir, "state"), nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	pinned := os.Mkdir(Pins(dir), 0o700) == nil // root, with a bpffs
-	sweep := func() {
-		t.Helper()
-		if err := Sweep(); err != nil {
+	for _, cleared := range []bool{false, true} {
+		dir, kill := startOwner(t)
+		if err := os.WriteFile(filepath.Join(dir, "state"), nil, 0o600); err != nil {
 			t.Fatal(err)
 		}
+		if err := os.MkdirAll(filepath.Join(Pins(dir), "modules"), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		sweep(t)
+		if !there(own) || !there(dir) || !there(Pins(dir)) {
+			t.Error("something in use was removed")
+		}
+		kill()
+		if cleared {
+			_ = os.RemoveAll(dir)
+		}
+		sweep(t)
+		if there(dir) || there(Pins(dir)) {
+			t.Error("something of a killed process is left")
+		}
 	}
-	sweep()
-	if !there(own) || !there(dir) {
-		t.Error("a directory in use was removed")
+	if err := Remove(own); err != nil || there(own) || there(filepath.Join(string(claims), filepath.Base(own))) {
+		t.Errorf("something of a directory that was removed is left, %v", err)
 	}
-	_ = other.Process.Kill()
-	_ = other.Wait()
-	sweep()
-	if there(dir) || pinned && there(Pins(dir)) {
-		t.Error("something of a killed process is left")
+}
+
+// startOwner runs another process that has a directory elsewhere.
+func startOwner(t *testing.T) (dir string, kill func()) {
+	t.Helper()
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), "SCRATCH_OWNER=1", "TMPDIR="+t.TempDir())
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
 	}
-	if !there(own) {
-		t.Error("a directory in use was removed")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	kill = func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }
+	t.Cleanup(kill)
+	said, err := bufio.NewReader(out).ReadString('\n')
+	dir, made := strings.CutSuffix(said, " <nil>\n")
+	if err != nil || !made {
+		t.Fatalf("the other process says %q, %v", said, err)
+	}
+	return dir, kill
+}
+
+func sweep(t *testing.T) {
+	t.Helper()
+	if err := Sweep(); err != nil {
+		t.Fatal(err)
 	}
 }
 

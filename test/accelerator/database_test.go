@@ -39,26 +39,26 @@ const postgresPort = 5432
 
 // postgres runs PostgreSQL on a host, as the user that it wants.
 func (n *node) postgres() {
-	n.t.Helper()
+	n.T.Helper()
 	owner, err := user.Lookup("postgres")
 	if err != nil {
-		n.t.Fatalf("PostgreSQL is not installed, run make setup: %v", err)
+		n.T.Fatalf("PostgreSQL is not installed, run make setup: %v", err)
 	}
 	uid, _ := strconv.Atoi(owner.Uid)
 	gid, _ := strconv.Atoi(owner.Gid)
-	data, bin := filepath.Join(n.dir, "postgres"), filepath.Dir(installed(n.t, "/usr/lib/postgresql/*/bin/postgres"))
+	data, bin := filepath.Join(n.Dir, "postgres"), filepath.Dir(installed(n.T, "/usr/lib/postgresql/*/bin/postgres"))
 	if err := os.Mkdir(data, 0o700); err != nil {
-		n.t.Fatal(err)
+		n.T.Fatal(err)
 	}
 	if err := os.Chown(data, uid, gid); err != nil {
-		n.t.Fatal(err)
+		n.T.Fatal(err)
 	}
 	as := []string{"--reuid", owner.Uid, "--regid", owner.Gid, "--clear-groups"}
 	if out, err := exec.Command("setpriv", append(as, filepath.Join(bin, "initdb"), "-D", data, "--no-sync", "-A", "trust")...).CombinedOutput(); err != nil {
-		n.t.Fatalf("initdb: %v: %s", err, out)
+		n.T.Fatalf("initdb: %v: %s", err, out)
 	}
 	if err := os.WriteFile(filepath.Join(data, "pg_hba.conf"), []byte("host all all all trust\n"), 0o644); err != nil {
-		n.t.Fatal(err)
+		n.T.Fatal(err)
 	}
 	n.daemon(n.b, postgresPort, "setpriv", append(as, filepath.Join(bin, "postgres"), "-D", data, "-c", "listen_addresses=*",
 		"-c", "unix_socket_directories=", "-c", "fsync=off", "-p", fmt.Sprint(postgresPort))...)
@@ -70,7 +70,7 @@ func TestPostgres(t *testing.T) {
 	n.postgres()
 	host := n.b.Addr4().String()
 	sql := func(query string) string {
-		n.t.Helper()
+		n.T.Helper()
 		return strings.TrimSpace(n.output(n.a, "psql", "-h", host, "-U", "postgres", "-qAtX", "-v", "ON_ERROR_STOP=1", "-c", query))
 	}
 	n.known(func() { sql("SELECT pg_sleep(0.2)") }, "psql")
@@ -84,7 +84,7 @@ func TestPostgres(t *testing.T) {
 		t.Errorf("%s of 3 sums are right", sums)
 	}
 	sql("CREATE TABLE numbers AS SELECT i, md5(i::text) AS text FROM generate_series(1, 250000) AS i; CREATE TABLE again (LIKE numbers)")
-	file := filepath.Join(n.dir, "numbers")
+	file := filepath.Join(n.Dir, "numbers")
 	sql(`\copy numbers TO '` + file + `'`)
 	sql(`\copy again FROM '` + file + `'`)
 	if rows := sql("SELECT count(*) FROM numbers NATURAL JOIN again"); rows != "250000" {

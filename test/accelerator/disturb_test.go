@@ -5,7 +5,6 @@ package accelerator
 import (
 	"net/http"
 	"os"
-	"path/filepath"
 	"testing"
 	"time"
 )
@@ -16,38 +15,38 @@ var disturbances = []struct {
 	do   func(*node)
 }{
 	{"kill -9 of the agent", func(n *node) {
-		n.kill()
+		n.Kill()
 		time.Sleep(100 * time.Millisecond)
-		n.start()
+		n.Start()
 	}},
 	{"another mode", func(n *node) {
 		for _, mode := range []string{"redirect-all", "off", "adaptive"} {
 			config := allowed()
 			config["mode"] = mode
-			n.apply(accelerator(config))
+			n.Apply(accelerator(config))
 			time.Sleep(200 * time.Millisecond)
 		}
 	}},
 	{"removal of the module", func(n *node) {
-		n.must(http.MethodDelete, "/v1/modules/fast", nil, nil)
-		n.eventually("the module is gone", func() bool { return n.entries("members") < 0 })
+		n.Must(http.MethodDelete, "/v1/modules/fast", nil, nil)
+		n.Eventually("the module is gone", func() bool { return n.entries("members") < 0 })
 		time.Sleep(200 * time.Millisecond)
-		n.apply(accelerator(allowed()))
+		n.Apply(accelerator(allowed()))
 	}},
 	{"removal of a service", func(n *node) {
-		n.must(http.MethodDelete, "/v1/services/a", nil, nil)
-		n.eventually("one service is accelerated", func() bool { return n.entries("members") == 1 })
-		n.apply(service(n.a))
+		n.Must(http.MethodDelete, "/v1/services/a", nil, nil)
+		n.Eventually("one service is accelerated", func() bool { return n.entries("members") == 1 })
+		n.Apply(service(n.a))
 	}},
 	{"purge", func(n *node) {
-		n.kill()
-		n.purge()
-		if _, err := os.Stat(filepath.Join(pins, filepath.Base(n.dir))); !os.IsNotExist(err) {
-			n.t.Errorf("pins are left: %v", err)
+		n.Kill()
+		n.Purge()
+		if _, err := os.Stat(n.BPF); !os.IsNotExist(err) {
+			n.T.Errorf("pins are left: %v", err)
 		}
 		time.Sleep(200 * time.Millisecond)
-		n.start()
-		n.apply(service(n.a), service(n.b), accelerator(allowed()))
+		n.Start()
+		n.Apply(service(n.a), service(n.b), accelerator(allowed()))
 	}},
 }
 
@@ -66,7 +65,7 @@ func TestDisturbed(t *testing.T) {
 		d.do(n)
 		n.settled()
 		before := n.account().Bytes
-		n.eventually("connections are accelerated after "+d.what, func() bool { return n.account().Bytes > before })
+		n.Eventually("connections are accelerated after "+d.what, func() bool { return n.account().Bytes > before })
 		t.Logf("%s: %v", d.what, time.Since(begin).Round(time.Millisecond))
 	}
 	s.finish()

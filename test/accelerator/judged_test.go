@@ -13,9 +13,9 @@ import (
 
 // account is what the module says it did, over all pairs of services.
 func (n *node) account() (sum modules.PairReport) {
-	n.t.Helper()
+	n.T.Helper()
 	var pairs []modules.PairReport
-	n.must(http.MethodGet, "/v1/modules/fast/pairs", nil, &pairs)
+	n.Must(http.MethodGet, "/v1/modules/fast/pairs", nil, &pairs)
 	sum.Refused = map[string]uint64{}
 	for _, p := range pairs {
 		sum.Offered += p.Offered
@@ -33,9 +33,9 @@ func (n *node) account() (sum modules.PairReport) {
 
 // executables are what the module thinks of programs, by name.
 func (n *node) executables() map[string]modules.ExecutableReport {
-	n.t.Helper()
+	n.T.Helper()
 	var all []modules.ExecutableReport
-	n.must(http.MethodGet, "/v1/modules/fast/executables", nil, &all)
+	n.Must(http.MethodGet, "/v1/modules/fast/executables", nil, &all)
 	found := map[string]modules.ExecutableReport{}
 	for _, x := range all {
 		found[filepath.Base(x.Path)] = x
@@ -45,12 +45,12 @@ func (n *node) executables() map[string]modules.ExecutableReport {
 
 // known runs something again and again until the module knows the programs in it: the first connection of each is plain.
 func (n *node) known(run func(), programs ...string) {
-	n.t.Helper()
+	n.T.Helper()
 	run()
 	if plain {
 		return
 	}
-	n.eventually("the module has judged "+strings.Join(programs, " and "), func() bool {
+	n.Eventually("the module has judged "+strings.Join(programs, " and "), func() bool {
 		run()
 		found := n.executables()
 		return !slices.ContainsFunc(programs, func(name string) bool { return found[name].Path == "" })
@@ -60,7 +60,7 @@ func (n *node) known(run func(), programs ...string) {
 // judged checks that the module tells what it thinks of each program that ran: their connections were accelerated, or they are
 // kept out, with the reason.
 func (n *node) judged(programs ...string) {
-	n.t.Helper()
+	n.T.Helper()
 	if plain {
 		return
 	}
@@ -69,17 +69,17 @@ func (n *node) judged(programs ...string) {
 		x, ok := found[name]
 		switch {
 		case !ok:
-			n.t.Errorf("the module says nothing of %s: %+v", name, found)
+			n.T.Errorf("the module says nothing of %s: %+v", name, found)
 		case x.Verdict == "safe":
 			safe++
 		case x.Why == "":
-			n.t.Errorf("%s is %s, nobody says why", name, x.Verdict)
+			n.T.Errorf("%s is %s, nobody says why", name, x.Verdict)
 		}
-		n.t.Logf("%s: %s %s %v", name, x.Verdict, x.Why, x.Uses)
+		n.T.Logf("%s: %s %s %v", name, x.Verdict, x.Why, x.Uses)
 	}
 	sum := n.account()
-	n.t.Logf("%+v", sum)
+	n.T.Logf("%+v", sum)
 	if safe == len(programs) && sum.Bytes == 0 {
-		n.t.Error("all programs are safe, and nothing was accelerated")
+		n.T.Error("all programs are safe, and nothing was accelerated")
 	}
 }

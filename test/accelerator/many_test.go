@@ -31,9 +31,9 @@ func number(t *testing.T, name string, usual int) int {
 
 // empty checks that no connection has left anything in the module's maps.
 func (n *node) empty() {
-	n.t.Helper()
+	n.T.Helper()
 	for _, name := range []string{"ends", "sockets", "offers"} {
-		n.eventually("map "+name+" is empty", func() bool { return n.entries(name) == 0 })
+		n.Eventually("map "+name+" is empty", func() bool { return n.entries(name) == 0 })
 	}
 }
 
@@ -63,14 +63,14 @@ func TestEntries(t *testing.T) {
 
 // warm returns when a server and its clients have been judged.
 func (n *node) warm(server *peer) {
-	n.t.Helper()
+	n.T.Helper()
 	if plain {
 		return
 	}
-	n.eventually("connections are accelerated", func() bool {
+	n.Eventually("connections are accelerated", func() bool {
 		client := n.startPeer(n.a, silence, append(append([]string{"brief", "1"}, to(addresses(n.b))...), "8")...)
 		if err := client.finish(); err != nil {
-			n.t.Fatal(err)
+			n.T.Fatal(err)
 		}
 		return n.account().Bytes > 0
 	})
@@ -97,18 +97,18 @@ func memory(t *testing.T) (sum int) {
 
 // held is the memory that connections take while they rest after some turns.
 func (n *node) held(server *peer, connections int) (grown int) {
-	n.t.Helper()
-	n.eventually("earlier connections are forgotten", func() bool { return plain || n.entries("ends") == 0 })
+	n.T.Helper()
+	n.Eventually("earlier connections are forgotten", func() bool { return plain || n.entries("ends") == 0 })
 	time.Sleep(time.Second) // the kernel frees later
-	before := memory(n.t)
+	before := memory(n.T)
 	client := n.startPeer(n.a, silence, append(append([]string{"hold", "8"}, to(addresses(n.b))...), strconv.Itoa(connections))...)
 	n.isReady(client)
-	grown = memory(n.t) - before
+	grown = memory(n.T) - before
 	if !plain {
-		n.t.Logf("%d ends, %d of them in the map", n.entries("ends"), n.entries("sockets"))
+		n.T.Logf("%d ends, %d of them in the map", n.entries("ends"), n.entries("sockets"))
 	}
 	if err := client.finish(); err != nil {
-		n.t.Error(err)
+		n.T.Error(err)
 	}
 	return grown
 }
@@ -127,7 +127,7 @@ func TestMemory(t *testing.T) {
 	least := map[string]int{}
 	for range rounds {
 		for _, mode := range []string{"off", "adaptive"} {
-			n.apply(accelerator(everything(mode)))
+			n.Apply(accelerator(everything(mode)))
 			bytes := n.held(server, connections)
 			t.Logf("%s: %.1f MB", mode, float64(bytes)/1e6)
 			if was, ok := least[mode]; !ok || bytes < was {

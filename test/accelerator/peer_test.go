@@ -38,19 +38,19 @@ type peer struct {
 
 // startPeer runs one on a host. It hears its own watchdog, and is one to it.
 func (n *node) startPeer(h *netlab.Host, quiet time.Duration, args ...string) *peer {
-	n.t.Helper()
+	n.T.Helper()
 	p := &peer{what: h.Name() + " " + strings.Join(args, " "), ready: make(chan struct{}), done: make(chan struct{})}
 	p.cmd = n.command(context.Background(), h, talker, args...)
 	stdin, err1 := p.cmd.StdinPipe()
 	stdout, err2 := p.cmd.StdoutPipe()
 	if err1 != nil || err2 != nil {
-		n.t.Fatal(err1, err2)
+		n.T.Fatal(err1, err2)
 	}
 	p.stdin = stdin
 	if err := p.cmd.Start(); err != nil {
-		n.t.Fatal(err)
+		n.T.Fatal(err)
 	}
-	n.t.Cleanup(p.kill)
+	n.T.Cleanup(p.kill)
 	go p.listen(stdout, quiet)
 	return p
 }
@@ -101,18 +101,18 @@ func (p *peer) finish() error {
 
 // serve runs a server of conversations and returns when it listens.
 func (n *node) serve(h *netlab.Host, options ...string) *peer {
-	n.t.Helper()
+	n.T.Helper()
 	p := n.startPeer(h, silence, append(options, "serve", strconv.Itoa(peerPort))...)
 	n.isReady(p)
 	return p
 }
 
 func (n *node) isReady(p *peer) {
-	n.t.Helper()
+	n.T.Helper()
 	select {
 	case <-p.ready:
 	case <-p.done:
-		n.t.Fatalf("peer %s: %v: %s", p.what, p.err, p.last)
+		n.T.Fatalf("peer %s: %v: %s", p.what, p.err, p.last)
 	}
 }
 

@@ -13,10 +13,8 @@ import (
 	"time"
 
 	"github.com/kerb-edge/kerb/internal/netlab"
+	"github.com/kerb-edge/kerb/internal/node/nodetest"
 )
-
-// programTime is how long a program may take for what takes it a few seconds: more is a hang, also on a busy machine.
-const programTime = time.Minute
 
 // installed is where a program is that `make setup` installs.
 func installed(t *testing.T, pattern string) string {
@@ -41,36 +39,36 @@ func installed(t *testing.T, pattern string) string {
 
 // file writes one that every user may read.
 func (n *node) file(name, text string) string {
-	n.t.Helper()
-	path := filepath.Join(n.dir, name)
+	n.T.Helper()
+	path := filepath.Join(n.Dir, name)
 	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
-		n.t.Fatal(err)
+		n.T.Fatal(err)
 	}
 	return path
 }
 
 // daemon runs a server in a service until the test ends, and returns when it takes connections.
 func (n *node) daemon(h *netlab.Host, port int, name string, args ...string) {
-	n.t.Helper()
-	path := filepath.Join(n.dir, filepath.Base(name)+".log")
+	n.T.Helper()
+	path := filepath.Join(n.Dir, filepath.Base(name)+".log")
 	log, err := os.Create(path)
 	if err != nil {
-		n.t.Fatal(err)
+		n.T.Fatal(err)
 	}
 	cmd := n.command(context.Background(), h, name, args...)
-	cmd.Stdout, cmd.Stderr, cmd.Dir = log, log, n.dir
+	cmd.Stdout, cmd.Stderr, cmd.Dir = log, log, n.Dir
 	if err := cmd.Start(); err != nil {
-		n.t.Fatal(err)
+		n.T.Fatal(err)
 	}
-	n.t.Cleanup(func() {
+	n.T.Cleanup(func() {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
 		log.Close()
-		if said, _ := os.ReadFile(path); n.t.Failed() {
-			n.t.Logf("%s said:\n%s", name, said)
+		if said, _ := os.ReadFile(path); n.T.Failed() {
+			n.T.Logf("%s said:\n%s", name, said)
 		}
 	})
-	n.eventually(name+" takes connections", func() bool {
+	n.Eventually(name+" takes connections", func() bool {
 		return h.Do(func() error {
 			conn, err := net.DialTimeout("tcp", fmt.Sprintf("%s:%d", h.Addr4(), port), time.Second)
 			if err == nil {
@@ -83,15 +81,15 @@ func (n *node) daemon(h *netlab.Host, port int, name string, args ...string) {
 
 // output runs a client in a service to its end.
 func (n *node) output(h *netlab.Host, name string, args ...string) string {
-	n.t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), programTime)
+	n.T.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), nodetest.Patience)
 	defer cancel()
 	out, err := n.command(ctx, h, name, args...).CombinedOutput()
 	if ctx.Err() != nil {
-		err = fmt.Errorf("it hangs for %v", programTime)
+		err = fmt.Errorf("it hangs for %v", nodetest.Patience)
 	}
 	if err != nil {
-		n.t.Fatalf("%s %v: %v\n%s", name, args, err, out)
+		n.T.Fatalf("%s %v: %v\n%s", name, args, err, out)
 	}
 	return string(out)
 }

@@ -47,9 +47,9 @@ func allowed() map[string]any {
 
 // newSoak starts conversations; their seed is told, for when one fails.
 func newSoak(n *node, options ...string) *soak {
-	n.t.Helper()
+	n.T.Helper()
 	seed := rand.Uint64()
-	n.t.Logf("seed %d", seed)
+	n.T.Logf("seed %d", seed)
 	s := &soak{n: n, options: append([]string{"-s", strconv.FormatUint(seed, 10)}, options...)}
 	for _, h := range []*netlab.Host{n.a, n.b} {
 		s.servers = append(s.servers, n.serve(h, s.options...))
@@ -66,24 +66,24 @@ func (s *soak) talk(h *netlab.Host, addresses []string) *peer {
 // finish waits for all ends of all conversations, and checks that none went wrong. It returns how often a call that waits has
 // answered EAGAIN.
 func (s *soak) finish() (again int) {
-	s.n.t.Helper()
+	s.n.T.Helper()
 	total := int64(0)
 	for _, p := range s.clients {
 		_ = p.stdin.Close() // all at once
 	}
 	for _, p := range append(s.clients, s.servers...) { // the servers end after their last conversation
 		if err := p.finish(); err != nil {
-			s.n.t.Error(err)
+			s.n.T.Error(err)
 		}
-		s.n.t.Logf("%s: %s", p.what, p.last)
+		s.n.T.Logf("%s: %s", p.what, p.last)
 		var talks, cut, bytes, now int
 		if _, err := fmt.Sscanf(p.last, "done %d conversations, %d cut, %d bytes, %d EAGAIN", &talks, &cut, &bytes, &now); err != nil || talks == 0 {
-			s.n.t.Errorf("it has shown nothing: %v", err)
+			s.n.T.Errorf("it has shown nothing: %v", err)
 		}
 		total += p.bytes.Load()
 		again += now
 	}
-	s.n.t.Logf("%.1f GB", float64(total)/1e9)
+	s.n.T.Logf("%.1f GB", float64(total)/1e9)
 	return again
 }
 

@@ -24,10 +24,10 @@ var webFiles = map[string]int{"none": 0, "one": 1, "page": 10_000, "picture": 30
 
 // website is a directory of random files.
 func (n *node) website() string {
-	n.t.Helper()
-	dir := filepath.Join(n.dir, "www")
+	n.T.Helper()
+	dir := filepath.Join(n.Dir, "www")
 	if err := os.Mkdir(dir, 0o755); err != nil {
-		n.t.Fatal(err)
+		n.T.Fatal(err)
 	}
 	for name, size := range webFiles {
 		random := rand.NewChaCha8([32]byte{byte(size)})
@@ -40,17 +40,17 @@ func (n *node) website() string {
 
 // same checks that a client has got what it should.
 func (n *node) same(what, got, want string) {
-	n.t.Helper()
+	n.T.Helper()
 	a, err1 := os.ReadFile(got)
 	b, err2 := os.ReadFile(want)
 	if err1 != nil || err2 != nil || !bytes.Equal(a, b) {
-		n.t.Errorf("%s: %d bytes that are not the right %d: %v %v", what, len(a), len(b), err1, err2)
+		n.T.Errorf("%s: %d bytes that are not the right %d: %v %v", what, len(a), len(b), err1, err2)
 	}
 }
 
 // browse fetches all files in one connection. An echo also gets back what it sends.
 func (n *node) browse(from *netlab.Host, base string, echoes bool) {
-	n.t.Helper()
+	n.T.Helper()
 	n.known(func() { n.output(from, "curl", "-sSf", "-o", n.fetched("film", 0), base+"/film") }, "curl")
 	var gets, posts []string
 	for name := range webFiles {
@@ -71,21 +71,21 @@ func (n *node) browse(from *netlab.Host, base string, echoes bool) {
 	}
 }
 
-func (n *node) published(name string) string { return filepath.Join(n.dir, "www", name) }
+func (n *node) published(name string) string { return filepath.Join(n.Dir, "www", name) }
 
 func (n *node) fetched(name string, i int) string {
-	return filepath.Join(n.dir, fmt.Sprintf("got-%s-%d", name, i))
+	return filepath.Join(n.Dir, fmt.Sprintf("got-%s-%d", name, i))
 }
 
 // load is wrk on connections that are kept: it tells of every answer that is none.
 func (n *node) load(from *netlab.Host, base string) {
-	n.t.Helper()
+	n.T.Helper()
 	url := base + "/page"
 	out := n.output(from, "wrk", "-t1", "-c16", "-d1s", "--timeout", "5s", url)
 	if strings.Contains(out, "Socket errors") || strings.Contains(out, "Non-2xx") || !strings.Contains(out, "Requests/sec") {
-		n.t.Errorf("wrk %s: %s", url, out)
+		n.T.Errorf("wrk %s: %s", url, out)
 	}
-	n.t.Logf("%s: %s", url, strings.Join(strings.Fields(out[strings.Index(out, "Requests/sec"):]), " "))
+	n.T.Logf("%s: %s", url, strings.Join(strings.Fields(out[strings.Index(out, "Requests/sec"):]), " "))
 }
 
 // url of a port of a host.
@@ -93,7 +93,7 @@ func url(h *netlab.Host, port int) string { return fmt.Sprintf("http://%s:%d", h
 
 // nginx serves the website on a host.
 func (n *node) nginx(h *netlab.Host) {
-	n.t.Helper()
+	n.T.Helper()
 	config := n.file("nginx-"+h.Name()+".conf", fmt.Sprintf(`
 daemon off; master_process on; worker_processes 2; user www-data; pid %[1]s/nginx-%[2]s.pid; error_log stderr warn;
 events { worker_connections 1024; }
@@ -103,8 +103,8 @@ http {
 	upstream site { server %[3]s:%[4]d; keepalive 16; }
 	server { listen %[4]d; root %[5]s; }
 	server { listen %[6]d; location / { proxy_pass http://site; proxy_http_version 1.1; proxy_set_header Connection ""; } }
-}`, n.dir, h.Name(), n.b.Addr4(), webPort, filepath.Join(n.dir, "www"), proxyPort))
-	n.daemon(h, proxyPort, installed(n.t, "/usr/sbin/nginx"), "-c", config, "-e", "stderr")
+}`, n.Dir, h.Name(), n.b.Addr4(), webPort, filepath.Join(n.Dir, "www"), proxyPort))
+	n.daemon(h, proxyPort, installed(n.T, "/usr/sbin/nginx"), "-c", config, "-e", "stderr")
 }
 
 // nginx as server, as reverse proxy, and both on one host; curl and wrk as clients.

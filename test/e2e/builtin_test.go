@@ -42,13 +42,13 @@ func TestBuiltinsUnderTraffic(t *testing.T) {
 	for round := 1; round <= 6; round++ {
 		n.apply(counter(round), firewall(round), n.stamp(round))
 		if round%2 == 0 {
-			n.kill()
+			n.Kill()
 			time.Sleep(100 * time.Millisecond)
 			n.start()
 			n.settled(map[string]int{"traffic": 4, "fw": 2, "stamp": 2})
 		}
 		want := []string{"traffic,fw,stamp", "fw,stamp,traffic"}[round%2]
-		eventually(t, "web runs "+want, func() bool { return n.runs(n.web, want) })
+		n.Eventually("web runs "+want, func() bool { return n.runs(n.web, want) })
 	}
 	udp.finish(1, 2, 3, 4, 5, 6)
 	web.finish()
@@ -68,7 +68,7 @@ func TestBuiltinsUnderTraffic(t *testing.T) {
 
 // counted is what module traffic has counted of a protocol over IPv4.
 func (n *node) counted(service, direction, protocol string) uint64 {
-	n.t.Helper()
+	n.T.Helper()
 	var report struct {
 		Counts []struct {
 			Service, Direction, Family, Protocol string
@@ -76,7 +76,7 @@ func (n *node) counted(service, direction, protocol string) uint64 {
 		}
 	}
 	if err := json.Unmarshal([]byte(n.must("module", "query", "traffic", "counts", "-o", "json")), &report); err != nil {
-		n.t.Fatal(err)
+		n.T.Fatal(err)
 	}
 	for _, c := range report.Counts {
 		if c.Service == service && c.Direction == direction && c.Family == "ipv4" && c.Protocol == protocol {
@@ -89,7 +89,7 @@ func (n *node) counted(service, direction, protocol string) uint64 {
 // sendDenied sends datagrams to a port of web that no rule opens, until the function that it returns is called, which
 // tells how many; none of them may arrive.
 func (n *node) sendDenied() func() uint64 {
-	n.t.Helper()
+	n.T.Helper()
 	at := net.UDPAddrFromAddrPort(netip.AddrPortFrom(n.web.Addr4(), 9))
 	var in, out *net.UDPConn
 	err := n.web.Do(func() (err error) { in, err = net.ListenUDP("udp4", at); return err })
@@ -97,9 +97,9 @@ func (n *node) sendDenied() func() uint64 {
 		err = n.db.Do(func() (err error) { out, err = net.DialUDP("udp4", nil, at); return err })
 	}
 	if err != nil {
-		n.t.Fatal(err)
+		n.T.Fatal(err)
 	}
-	n.t.Cleanup(func() { in.Close(); out.Close() })
+	n.T.Cleanup(func() { in.Close(); out.Close() })
 	stop, sent := make(chan struct{}), make(chan uint64)
 	go func() {
 		var count uint64
@@ -116,12 +116,12 @@ func (n *node) sendDenied() func() uint64 {
 		}
 	}()
 	return func() uint64 {
-		n.t.Helper()
+		n.T.Helper()
 		close(stop)
 		count := <-sent
 		_ = in.SetReadDeadline(time.Now().Add(100 * time.Millisecond))
 		if _, err := in.Read(make([]byte, 16)); err == nil {
-			n.t.Error("a packet to a closed port has arrived")
+			n.T.Error("a packet to a closed port has arrived")
 		}
 		return count
 	}

@@ -22,6 +22,7 @@ import (
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/netlab"
+	"github.com/kerb-edge/kerb/internal/node/nodetest"
 )
 
 const (
@@ -157,7 +158,7 @@ func (r *radio) end() {
 // muted waits until nothing of the attacker gets through for a while.
 func (r *radio) muted() {
 	r.t.Helper()
-	eventually(r.t, "the attacker is dropped", func() bool {
+	nodetest.Eventually(r.t, "the attacker is dropped", func() bool {
 		before, sent := r.heard[attacker].Load(), r.sent[attacker].Load()
 		time.Sleep(200 * time.Millisecond)
 		return r.heard[attacker].Load() == before && r.sent[attacker].Load() > sent
@@ -166,28 +167,28 @@ func (r *radio) muted() {
 
 // writeModel writes a document by which more DIS than so many a window are an attack, and returns its path.
 func (n *node) writeModel(version int, most float64, change ...string) string {
-	n.t.Helper()
+	n.T.Helper()
 	text := fmt.Sprintf(`{"format": "kerb-model/1", "name": "hello", "version": %d, "extractor": "rpl", "window": "500ms", "kind": "tree",
 		"features": ["dis"], "classes": ["benign", "flood"],
 		"trees": [[{"feature": 0, "threshold": %v, "left": 1, "right": 2}, {"value": [1, 0]}, {"value": [0, 1]}]]}`, version, most)
-	path := filepath.Join(n.dir, fmt.Sprintf("hello-%d.json", version))
+	path := filepath.Join(n.Dir, fmt.Sprintf("hello-%d.json", version))
 	if err := os.WriteFile(path, []byte(strings.NewReplacer(change...).Replace(text)), 0o600); err != nil {
-		n.t.Fatal(err)
+		n.T.Fatal(err)
 	}
 	return path
 }
 
 // query reads a route of the module guard.
 func query[T any](n *node, path string) (v T) {
-	n.t.Helper()
+	n.T.Helper()
 	if err := json.Unmarshal([]byte(n.must("module", "query", "guard", path, "-o", "json")), &v); err != nil {
-		n.t.Fatal(err)
+		n.T.Fatal(err)
 	}
 	return v
 }
 
 func (n *node) blocked() (out []string) {
-	n.t.Helper()
+	n.T.Helper()
 	for _, b := range query[[]struct{ Source string }](n, "blocked") {
 		out = append(out, b.Source)
 	}
@@ -195,12 +196,12 @@ func (n *node) blocked() (out []string) {
 }
 
 func (n *node) runningVersion() int {
-	n.t.Helper()
+	n.T.Helper()
 	return query[map[string]struct{ Version int }](n, "models")["live"].Version
 }
 
 func (n *node) guardCondition(kind string) v1.Condition {
-	n.t.Helper()
+	n.T.Helper()
 	for _, c := range get[v1.Module](n, "module", "guard").Status.Conditions {
 		if c.Type == kind {
 			return c
@@ -218,17 +219,17 @@ type verdict struct {
 
 // verdicts streams them from the agent, until it ends.
 func (n *node) verdicts(ctx context.Context) <-chan verdict {
-	n.t.Helper()
+	n.T.Helper()
 	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return (&net.Dialer{}).DialContext(ctx, "unix", n.socket())
+		return (&net.Dialer{}).DialContext(ctx, "unix", n.Socket())
 	}}}
 	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://kerb/v1/modules/guard/events", nil)
 	if err != nil {
-		n.t.Fatal(err)
+		n.T.Fatal(err)
 	}
 	response, err := client.Do(r)
 	if err != nil {
-		n.t.Fatal(err)
+		n.T.Fatal(err)
 	}
 	out := make(chan verdict, 1000)
 	go func() {
@@ -256,9 +257,9 @@ func TestClassifier(t *testing.T) {
 	n := newRunningNode(t)
 	n.must("model", "load", n.writeModel(1, 1e6)) // to which nothing is an attack
 	n.apply(guard("packet"))
-	eventually(t, "the model runs", func() bool { return n.runningVersion() == 1 })
+	n.Eventually("the model runs", func() bool { return n.runningVersion() == 1 })
 	air := startRadio(t, n.web, n.db)
-	eventually(t, "all are known and nobody is blocked", func() bool {
+	n.Eventually("all are known and nobody is blocked", func() bool {
 		return len(query[[]struct{ Source string }](n, "sources")) == benign+1 && query[map[string]int](n, "stats")["evaluated"] > 2*benign
 	})
 	if got := n.blocked(); len(got) != 0 || air.heard[attacker].Load() == 0 {
@@ -297,65 +298,65 @@ func TestClassifier(t *testing.T) {
 		t.Errorf("%+v, %d sent, %d heard", drops, air.sent[attacker].Load(), air.heard[attacker].Load())
 	}
 	n.must("model", "delete", "hello", "other")
-	eventually(t, "the module has no model", func() bool { return n.guardCondition("Model").Status == "False" })
+	n.Eventually("the module has no model", func() bool { return n.guardCondition("Model").Status == "False" })
 	n.tidy()
 }
 
 // replaceModels changes the model ten times under load, adds a shadow, and goes back.
 func (n *node) replaceModels(air *radio) {
-	n.t.Helper()
+	n.T.Helper()
 	before := get[v1.Module](n, "module", "guard").Status.Instances[0].Chain
 	for version := 3; version <= 12; version++ {
 		n.must("model", "load", n.writeModel(version, 3))
 		if got := n.runningVersion(); got != version {
-			n.t.Errorf("version %d runs after %d was loaded", got, version)
+			n.T.Errorf("version %d runs after %d was loaded", got, version)
 		}
 	}
 	n.must("model", "load", n.writeModel(20, 3, `"dis"`, `"dio"`), "--name", "other") // to which all others are attackers
-	eventually(n.t, "the shadow model disagrees", func() bool { return query[map[string]float64](n, "agreement")["onlyShadow"] > 0 })
+	n.Eventually("the shadow model disagrees", func() bool { return query[map[string]float64](n, "agreement")["onlyShadow"] > 0 })
 	n.must("model", "rollback", "hello")
 	if got := n.runningVersion(); got != 11 {
-		n.t.Errorf("version %d runs after going back from 12", got)
+		n.T.Errorf("version %d runs after going back from 12", got)
 	}
 	kept := get[v1.Model](n, "model", "hello").Status.Versions
 	if len(kept) != 5 || kept[0].Version != 12 || kept[1].Version != 11 {
-		n.t.Errorf("kept %+v", kept)
+		n.T.Errorf("kept %+v", kept)
 	}
 	if after := get[v1.Module](n, "module", "guard").Status.Instances[0].Chain; after != before {
-		n.t.Errorf("chain %s became %s: a model is no change of it", before, after)
+		n.T.Errorf("chain %s became %s: a model is no change of it", before, after)
 	}
 	air.muted()
 }
 
 // refuseModels tries models that cannot run; the one that runs goes on.
 func (n *node) refuseModels() {
-	n.t.Helper()
+	n.T.Helper()
 	n.refused(n.kerb("model", "load", n.writeModel(30, 3, "[0, 1]", "[0, NaN]")), 2, "not JSON", "NaN")
 	n.refused(n.kerb("model", "load", n.writeModel(30, 3, `"dis"`, `"disks"`)), 2, "disks", "dis")
 	n.refused(n.kerb("model", "load", n.writeModel(30, 3, `"right": 2`, `"right": 7`)), 2, "trees[0]")
 	r := n.kerb("model", "load", n.writeModel(30, 3, `"rpl"`, `"flow"`, `"dis"`, `"syn"`), "--name", "hello") // valid by itself
 	if r.code != 5 || !strings.Contains(r.stderr, "module guard: it is made for the extractor flow") {
-		n.t.Errorf("exit status %d: %s", r.code, r.stderr)
+		n.T.Errorf("exit status %d: %s", r.code, r.stderr)
 	}
 	if got := n.runningVersion(); got != 11 {
-		n.t.Errorf("version %d runs after others were refused", got)
+		n.T.Errorf("version %d runs after others were refused", got)
 	}
-	eventually(n.t, "the module says so", func() bool { return n.guardCondition("Models").Status == "False" })
+	n.Eventually("the module says so", func() bool { return n.guardCondition("Models").Status == "False" })
 	n.must("model", "rollback", "hello")
-	eventually(n.t, "and is well again", func() bool { return n.guardCondition("Models").Status == "True" })
+	n.Eventually("and is well again", func() bool { return n.guardCondition("Models").Status == "True" })
 }
 
 // outliveAgent kills the agent, which changes nothing.
 func (n *node) outliveAgent(air *radio) {
-	n.t.Helper()
-	n.kill()
+	n.T.Helper()
+	n.Kill()
 	air.muted()
 	n.start()
-	eventually(n.t, "the model is adopted", func() bool {
+	n.Eventually("the model is adopted", func() bool {
 		return n.kerb("module", "query", "guard", "models").code == 0 && n.runningVersion() == 11
 	})
 	if got := n.blocked(); !slices.Equal(got, []string{nodeName(attacker)}) {
-		n.t.Errorf("blocked %q after a new start", got)
+		n.T.Errorf("blocked %q after a new start", got)
 	}
 	air.muted()
 	n.must("module", "set", "guard", "blocked/"+nodeName(attacker)+"=none")
@@ -364,14 +365,14 @@ func (n *node) outliveAgent(air *radio) {
 
 // judgeInUser has the control plane run the models.
 func (n *node) judgeInUser(air *radio) {
-	n.t.Helper()
+	n.T.Helper()
 	n.apply(guard("user"))
-	eventually(n.t, "the model runs in the control plane", func() bool { return n.runningVersion() == 11 })
+	n.Eventually("the model runs in the control plane", func() bool { return n.runningVersion() == 11 })
 	n.must("module", "set", "guard", "blocked/"+nodeName(attacker)+"=none")
 	heard := air.heard[attacker].Load()
-	eventually(n.t, "the attacker is heard", func() bool { return air.heard[attacker].Load() > heard })
+	n.Eventually("the attacker is heard", func() bool { return air.heard[attacker].Load() > heard })
 	air.muted()
 	if got := n.blocked(); !slices.Equal(got, []string{nodeName(attacker)}) {
-		n.t.Errorf("blocked %q in user mode", got)
+		n.T.Errorf("blocked %q in user mode", got)
 	}
 }

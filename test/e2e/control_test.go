@@ -22,8 +22,8 @@ import (
 // controlled makes a package: the data plane of stamp, so that every packet tells that it was processed, under the control
 // plane in testdata.
 func (n *node) controlled(version string) string {
-	n.t.Helper()
-	dir := copyPackage(n.t, "stamp", func(manifest string) string {
+	n.T.Helper()
+	dir := copyPackage(n.T, "stamp", func(manifest string) string {
 		manifest = strings.Replace(manifest, "version: 0.1.0", "version: "+version, 1)
 		return manifest + `control: {command: [python3, control.py], files: [control.py, kerb.py]}
 configSchema: {type: object, properties: {mode: {type: string, default: ""}, generation: {type: integer}}}
@@ -32,10 +32,10 @@ configSchema: {type: object, properties: {mode: {type: string, default: ""}, gen
 	for name, from := range map[string]string{"control.py": "testdata/control.py", "kerb.py": "../../examples/topports/kerb.py"} {
 		text, err := os.ReadFile(from)
 		if err == nil {
-			err = os.WriteFile(filepath.Join(dir, name), []byte(strings.ReplaceAll(string(text), "@STATE@", n.state)), 0o600)
+			err = os.WriteFile(filepath.Join(dir, name), []byte(strings.ReplaceAll(string(text), "@STATE@", n.State)), 0o600)
 		}
 		if err != nil {
-			n.t.Fatal(err)
+			n.T.Fatal(err)
 		}
 	}
 	return dir
@@ -47,7 +47,7 @@ func mode(dir, mode string, generation int) v1.Module {
 
 // condition is one of a module's.
 func (n *node) condition(name string) v1.Condition {
-	n.t.Helper()
+	n.T.Helper()
 	for _, c := range get[v1.Module](n, "module", name).Status.Conditions {
 		if c.Type == "ControlPlane" {
 			return c
@@ -58,8 +58,8 @@ func (n *node) condition(name string) v1.Condition {
 
 // tells waits until the module and the node say that its control plane is not well, and why.
 func (n *node) tells(reason string) {
-	n.t.Helper()
-	eventually(n.t, "module bad tells: "+reason, func() bool {
+	n.T.Helper()
+	n.Eventually("module bad tells: "+reason, func() bool {
 		c := n.condition("bad")
 		return strings.Contains(c.Message, reason) && (c.Status == "False" || strings.Contains(c.Message, "started again"))
 	})
@@ -67,11 +67,11 @@ func (n *node) tells(reason string) {
 
 // nodeTells waits for the sum of all control planes.
 func (n *node) nodeTells(reason string) {
-	n.t.Helper()
-	eventually(n.t, "kerb status tells: "+reason, func() bool {
+	n.T.Helper()
+	n.Eventually("kerb status tells: "+reason, func() bool {
 		var s v1.NodeStatus
 		if err := json.Unmarshal([]byte(n.must("status", "-o", "json")), &s); err != nil {
-			n.t.Fatal(err)
+			n.T.Fatal(err)
 		}
 		for _, c := range s.Conditions {
 			if c.Type == "ControlPlanes" && c.Status == "False" {
@@ -83,15 +83,15 @@ func (n *node) nodeTells(reason string) {
 }
 
 func (n *node) well(name string) {
-	n.t.Helper()
-	eventually(n.t, "control plane of "+name+" runs", func() bool { return n.condition(name).Status == "True" })
+	n.T.Helper()
+	n.Eventually("control plane of "+name+" runs", func() bool { return n.condition(name).Status == "True" })
 }
 
 func (n *node) query(route string) map[string]string {
-	n.t.Helper()
+	n.T.Helper()
 	var out map[string]string
 	if err := json.Unmarshal([]byte(n.must("module", "query", "bad", route, "-o", "json")), &out); err != nil {
-		n.t.Fatal(err)
+		n.T.Fatal(err)
 	}
 	return out
 }
@@ -111,9 +111,8 @@ var misbehaviours = map[string]func(n *node, dir string){
 	"hang": func(n *node, dir string) {
 		change("hang")(n, dir)
 		n.nodeTells("health")
-		eventually(n.t, "the log tells why it was ended", func() bool {
-			log, _ := os.ReadFile(n.logFile())
-			return strings.Contains(string(log), "did not answer 3 health checks")
+		n.Eventually("the log tells why it was ended", func() bool {
+			return strings.Contains(n.Log(), "did not answer 3 health checks")
 		})
 		n.tells("started again")
 	},
@@ -124,27 +123,26 @@ var misbehaviours = map[string]func(n *node, dir string){
 		asked := time.Now()
 		n.must("status")
 		if took := time.Since(asked); took > 3*time.Second {
-			n.t.Errorf("kerb status took %v while a control plane hung", took)
+			n.T.Errorf("kerb status took %v while a control plane hung", took)
 		}
 		r := <-answered
 		if r.code == 0 || !strings.Contains(r.stderr, "compile") || time.Since(begin) > 15*time.Second {
-			n.t.Errorf("after %v: exit status %d: %s", time.Since(begin), r.code, r.stderr)
+			n.T.Errorf("after %v: exit status %d: %s", time.Since(begin), r.code, r.stderr)
 		}
 	},
 	"leak": func(n *node, dir string) {
 		change("leak")(n, dir)
-		eventually(n.t, "the log tells of the memory", func() bool {
-			log, _ := os.ReadFile(n.logFile())
-			return strings.Contains(string(log), "MiB of memory, and may use 64")
+		n.Eventually("the log tells of the memory", func() bool {
+			return strings.Contains(n.Log(), "MiB of memory, and may use 64")
 		})
 		n.tells("started again")
 	},
 	"flood": func(n *node, dir string) {
 		change("flood")(n, dir)
 		time.Sleep(3 * time.Second)
-		info, err := os.Stat(n.logFile())
+		info, err := os.Stat(n.LogFile())
 		if err != nil || info.Size() > 2<<20 || info.Size() < 100<<10 {
-			n.t.Errorf("log after a flood: %v, %v", info.Size(), err)
+			n.T.Errorf("log after a flood: %v, %v", info.Size(), err)
 		}
 	},
 	"sick": func(n *node, dir string) {
@@ -155,37 +153,37 @@ var misbehaviours = map[string]func(n *node, dir string){
 	"files": func(n *node, dir string) {
 		for path, got := range n.query("open") {
 			if got != "Permission denied" {
-				n.t.Errorf("open %s: %s", path, got)
+				n.T.Errorf("open %s: %s", path, got)
 			}
 		}
 	},
 	"bpf": func(n *node, dir string) {
 		for what, got := range n.query("bpf") {
 			if got != "Operation not permitted" {
-				n.t.Errorf("create a %s: %s", what, got)
+				n.T.Errorf("create a %s: %s", what, got)
 			}
 		}
 	},
 	"nonsense": func(n *node, dir string) {
 		for _, m := range []string{"no-json", "large", "type", "text", "range", "unknown", "idle", "entries"} {
 			if r := n.tryApply(mode(dir, m, 2)); r.code == 0 || r.stderr == "" || r.stdout != "" {
-				n.t.Errorf("%s: exit status %d: %q %s", m, r.code, r.stdout, r.stderr)
+				n.T.Errorf("%s: exit status %d: %q %s", m, r.code, r.stdout, r.stderr)
 			}
 		}
 		n.well("bad")
 		if config := get[v1.Module](n, "module", "bad").Spec.Config; fmt.Sprint(config["generation"]) != "1" {
-			n.t.Errorf("after refused changes the config is %v", config)
+			n.T.Errorf("after refused changes the config is %v", config)
 		}
 	},
 }
 
 // Whatever a control plane does, packets are processed, and the other modules and the agent are as before.
 func TestControlMisbehaves(t *testing.T) {
-	for i, name := range slices.Sorted(maps.Keys(misbehaviours)) {
+	for _, name := range slices.Sorted(maps.Keys(misbehaviours)) {
 		do := misbehaviours[name]
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			n := newNodeIn(t, parallelPrefix(i))
+			n := newNode(t)
 			n.start()
 			n.apply(n.both())
 			other := n.pass("other", "*")
@@ -194,7 +192,7 @@ func TestControlMisbehaves(t *testing.T) {
 			n.apply(mode(dir, "", 1), other)
 			n.well("bad")
 			n.well("other")
-			pid := n.agent.cmd.Process.Pid
+			pid := n.PID()
 			udp := startStream(t, n.db, n.web)
 			do(n, dir)
 			udp.finish(1, 2)
@@ -217,13 +215,13 @@ func TestControlEndsAtOnce(t *testing.T) {
 	if r.code == 0 || !strings.Contains(r.stderr, "no way") {
 		t.Errorf("exit status %d: %s", r.code, r.stderr)
 	}
-	eventually(t, "its process is gone", func() bool { return len(n.children()) == 0 })
+	n.Eventually("its process is gone", func() bool { return len(n.children()) == 0 })
 }
 
 // children are the processes of the agent.
 func (n *node) children() (pids []int) {
-	n.t.Helper()
-	tasks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", n.agent.cmd.Process.Pid))
+	n.T.Helper()
+	tasks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", n.PID()))
 	for _, path := range tasks {
 		text, _ := os.ReadFile(path)
 		for field := range strings.FieldsSeq(string(text)) {
@@ -253,8 +251,8 @@ func TestControlProcessesEnd(t *testing.T) {
 	if len(before) != 2 {
 		t.Fatalf("processes of the agent: %v", before)
 	}
-	n.kill()
-	eventually(t, "control planes end with the agent", func() bool { return gone(before) })
+	n.Kill()
+	n.Eventually("control planes end with the agent", func() bool { return gone(before) })
 	n.start()
 	n.well("bad")
 	n.well("traffic")
@@ -262,7 +260,7 @@ func TestControlProcessesEnd(t *testing.T) {
 	if got := n.query("keep")["kept"]; got != "done" {
 		t.Errorf("write into the state directory: %s", got)
 	}
-	state := filepath.Join(n.state, "control", "modules", "bad")
+	state := filepath.Join(n.State, "control", "modules", "bad")
 	if _, err := os.Stat(filepath.Join(state, "kept")); err != nil {
 		t.Error(err)
 	}
@@ -270,17 +268,17 @@ func TestControlProcessesEnd(t *testing.T) {
 	if _, err := os.Stat(state); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("state of a deleted module: %v", err)
 	}
-	eventually(t, "the process of the deleted module ends", func() bool { return len(n.children()) == 1 })
-	eventually(t, "the files of its package are removed", func() bool {
-		left, _ := filepath.Glob(filepath.Join(n.state, "control", "packages", "*"))
+	n.Eventually("the process of the deleted module ends", func() bool { return len(n.children()) == 1 })
+	n.Eventually("the files of its package are removed", func() bool {
+		left, _ := filepath.Glob(filepath.Join(n.State, "control", "packages", "*"))
 		return len(left) == 0
 	})
-	n.stop()
-	n.must("purge", append(n.flags(), "--all")...)
+	n.Stop()
+	n.must("purge", append(n.Flags(), "--all")...)
 	if !gone(before) {
 		t.Errorf("processes %v are left", before)
 	}
-	for _, dir := range []string{n.state, n.run} {
+	for _, dir := range []string{n.State, n.Run} {
 		if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) {
 			t.Errorf("%s after the purge: %v", dir, err)
 		}
@@ -298,7 +296,7 @@ func TestControlSharedProcessKilled(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	eventually(t, "it was started again", func() bool {
+	n.Eventually("it was started again", func() bool {
 		c := n.condition("traffic")
 		return c.Status == "True" && strings.Contains(c.Message, "started again 1 times")
 	})

@@ -45,7 +45,7 @@ func editFile(t *testing.T, path, old, new string) {
 
 // packets is what topports has counted for the port of the stream.
 func (n *node) packets() (count uint64) {
-	n.t.Helper()
+	n.T.Helper()
 	var top struct {
 		Ports []struct {
 			Port    int
@@ -53,7 +53,7 @@ func (n *node) packets() (count uint64) {
 		}
 	}
 	if err := json.Unmarshal([]byte(n.must("module", "query", "top", "top?n=100", "-o", "json")), &top); err != nil {
-		n.t.Fatal(err)
+		n.T.Fatal(err)
 	}
 	for _, p := range top.Ports {
 		if p.Port == streamPort {
@@ -65,30 +65,30 @@ func (n *node) packets() (count uint64) {
 
 // sickExample is version 0.3.0 of an example in Python, which is never healthy.
 func (n *node) sickExample(name string) string {
-	n.t.Helper()
-	dir := example(n.t, name, "0.3.0")
-	editFile(n.t, filepath.Join(dir, "control.py"), "return self.events.error", "return 'never well'")
-	editFile(n.t, filepath.Join(dir, "kerb.yaml"), "control:", "control:\n  healthWithin: 2s")
+	n.T.Helper()
+	dir := example(n.T, name, "0.3.0")
+	editFile(n.T, filepath.Join(dir, "control.py"), "return self.events.error", "return 'never well'")
+	editFile(n.T, filepath.Join(dir, "kerb.yaml"), "control:", "control:\n  healthWithin: 2s")
 	return dir
 }
 
 // The examples are deployed, changed, upgraded and removed while the agent runs.
 func TestExamplesAtRunTime(t *testing.T) {
 	n := newRunningNode(t)
-	pid := n.agent.cmd.Process.Pid
+	pid := n.PID()
 	watch := func(port int) map[string]any { return map[string]any{"watch": []any{port}} }
 	fast, slow := map[string]any{"rate": 1000000, "burst": 100000}, map[string]any{"rate": 1, "burst": 1}
 	limit := example(t, "ratelimit", "0.2.0")
 	n.apply(module("top", example(t, "topports", "0.1.0"), "app=web", watch(9)), module("limit", example(t, "ratelimit", "0.1.0"), "app=web", fast), n.stamp(1))
 	n.well("top")
 	udp := startStream(t, n.db, n.web)
-	eventually(t, "the port of the stream is counted", func() bool { return n.packets() > 0 })
+	n.Eventually("the port of the stream is counted", func() bool { return n.packets() > 0 })
 	n.apply(module("top", get[v1.Module](n, "module", "top").Spec.Package, "app=web", watch(streamPort)))
 	told := func() bool { return strings.Contains(n.must("module", "query", "top", "events", "-o", "json"), "7007") }
-	eventually(t, "packets to a watched port are told", told)
+	n.Eventually("packets to a watched port are told", told)
 	before := n.packets()
 	n.apply(module("top", example(t, "topports", "0.2.0"), "app=web", watch(streamPort)), module("limit", limit, "app=web", fast))
-	eventually(t, "they are told to the new version", told)
+	n.Eventually("they are told to the new version", told)
 	for _, name := range []string{"top", "limit"} {
 		if got := get[v1.Module](n, "module", name).Status.Package.Version; got != "0.2.0" {
 			t.Errorf("%s has version %s after the upgrade", name, got)
@@ -99,7 +99,7 @@ func TestExamplesAtRunTime(t *testing.T) {
 	}
 	n.refused(n.tryApply(module("top", n.sickExample("topports"), "app=web", watch(streamPort))), 5, "rolled back to 0.2.0", "never well")
 	n.well("top")
-	eventually(t, "they are told to the old version again, which was away meanwhile", told)
+	n.Eventually("they are told to the old version again, which was away meanwhile", told)
 	udp.finish(1)
 	n.apply(module("limit", limit, "app=web", slow))
 	for range 100 {
@@ -110,8 +110,8 @@ func TestExamplesAtRunTime(t *testing.T) {
 	}
 	n.must("module", "delete", "top")
 	n.must("module", "delete", "limit")
-	eventually(t, "their processes end", func() bool { return len(n.children()) == 0 })
-	if n.agent.cmd.Process.Pid != pid {
+	n.Eventually("their processes end", func() bool { return len(n.children()) == 0 })
+	if n.PID() != pid {
 		t.Error("the agent was restarted")
 	}
 	n.tidy()

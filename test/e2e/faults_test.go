@@ -16,12 +16,12 @@ import (
 
 // second runs another agent to its end, which has to be an error.
 func (n *node) second(flags ...string) result {
-	n.t.Helper()
+	n.T.Helper()
 	return n.kerb("agent", flags...)
 }
 
 func (n *node) with(flag, value string) []string {
-	flags := n.flags()
+	flags := n.Flags()
 	for i := range flags {
 		if flags[i] == flag {
 			flags[i+1] = value
@@ -35,13 +35,13 @@ func TestOneAgentPerNode(t *testing.T) {
 	n.apply(n.pass("count", "*"))
 	before := n.programs()
 	elsewhere := t.TempDir()
-	n.refused(n.second(n.flags()...), 5, "another kerb agent is running")
-	n.refused(n.second("--state", elsewhere, "--run", elsewhere, "--bpf", n.bpf, "--config", os.DevNull), 5, "another kerb agent", n.bpf)
-	n.refused(n.second("--state", n.state, "--run", elsewhere, "--bpf", n.bpf+"-other", "--config", os.DevNull), 5, "another kerb agent", n.state)
-	if err := os.Remove(n.bpf + "-other"); err != nil { // made before the store was looked at
+	n.refused(n.second(n.Flags()...), 5, "another kerb agent is running")
+	n.refused(n.second("--state", elsewhere, "--run", elsewhere, "--bpf", n.BPF, "--config", os.DevNull), 5, "another kerb agent", n.BPF)
+	n.refused(n.second("--state", n.State, "--run", elsewhere, "--bpf", n.BPF+"-other", "--config", os.DevNull), 5, "another kerb agent", n.State)
+	if err := os.Remove(n.BPF + "-other"); err != nil { // made before the store was looked at
 		t.Error(err)
 	}
-	n.refused(n.kerb("purge", n.with("--run", elsewhere)...), 5, "another kerb agent", n.bpf)
+	n.refused(n.kerb("purge", n.with("--run", elsewhere)...), 5, "another kerb agent", n.BPF)
 	if after := n.programs(); after != before {
 		t.Errorf("programs were %s and are %s", before, after)
 	}
@@ -49,28 +49,28 @@ func TestOneAgentPerNode(t *testing.T) {
 
 func TestWhatIsAtTheSocketPath(t *testing.T) {
 	n := newRunningNode(t)
-	n.kill()
-	if _, err := os.Lstat(n.socket()); err != nil {
+	n.Kill()
+	if _, err := os.Lstat(n.Socket()); err != nil {
 		t.Fatalf("no stale socket after kill -9: %v", err)
 	}
 	n.refused(n.kerb("status"), 4, "no agent answers")
 	n.start() // in its place
-	n.stop()
-	if err := os.WriteFile(n.socket(), []byte("mine"), 0o600); err != nil {
+	n.Stop()
+	if err := os.WriteFile(n.Socket(), []byte("mine"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	n.refusedAgent(5, "is not a socket")
-	if text, _ := os.ReadFile(n.socket()); string(text) != "mine" {
+	if text, _ := os.ReadFile(n.Socket()); string(text) != "mine" {
 		t.Errorf("the file at the socket's path is now %q", text)
 	}
-	if err := os.Remove(n.socket()); err != nil {
+	if err := os.Remove(n.Socket()); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Mkdir(n.socket(), 0o700); err != nil {
+	if err := os.Mkdir(n.Socket(), 0o700); err != nil {
 		t.Fatal(err)
 	}
 	n.refusedAgent(5, "is not a socket")
-	if err := os.Remove(n.socket()); err != nil {
+	if err := os.Remove(n.Socket()); err != nil {
 		t.Fatal(err)
 	}
 	n.start()
@@ -78,61 +78,61 @@ func TestWhatIsAtTheSocketPath(t *testing.T) {
 
 // refusedAgent starts an agent that has to refuse; what it logs before its error is no matter.
 func (n *node) refusedAgent(code int, says ...string) {
-	n.t.Helper()
-	n.refused(n.second(n.flags()...), code, says...)
+	n.T.Helper()
+	n.refused(n.second(n.Flags()...), code, says...)
 }
 
 func TestBadDirectoriesAndConfiguration(t *testing.T) {
 	n := newNode(t)
-	n.refused(n.second(n.with("--bpf", filepath.Join(n.dir, "no", "bpffs"))...), 1, "no BPF file system", "mount -t bpf")
+	n.refused(n.second(n.with("--bpf", filepath.Join(n.Dir, "no", "bpffs"))...), 1, "no BPF file system", "mount -t bpf")
 	n.refused(n.second(n.with("--state", "relative")...), 2, "paths.state", "absolute")
-	n.refused(n.second(n.with("--config", filepath.Join(n.dir, "nowhere.yaml"))...), 1, "nowhere.yaml", "no such file")
+	n.refused(n.second(n.with("--config", filepath.Join(n.Dir, "nowhere.yaml"))...), 1, "nowhere.yaml", "no such file")
 	for text, says := range map[string]string{
 		"log: {levl: debug}":  `unknown field "levl"`,
 		"log: [":              "yaml",
 		"paths: {state: [7]}": "state",
 		"tcp: {address: ':1', certificate: c, key: k}": "clientCA or tokenFile",
 	} {
-		path := filepath.Join(n.dir, "kerb.yaml")
+		path := filepath.Join(n.Dir, "bad.yaml")
 		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
 		n.refused(n.second(n.with("--config", path)...), 2, path, says)
 	}
-	deep := filepath.Join(n.bpf, "deep")
-	n.bpf, deep = deep, n.bpf
+	deep := filepath.Join(n.BPF, "deep")
+	n.BPF, deep = deep, n.BPF
 	n.start() // makes directories of pins that are missing
-	n.stop()
-	n.must("purge", n.flags()...)
-	n.bpf = deep
+	n.Stop()
+	n.must("purge", n.Flags()...)
+	n.BPF = deep
 }
 
 // smallDisk puts the state on a file system of its own, of so many KiB.
 func (n *node) smallDisk(options string) {
-	n.t.Helper()
-	if err := os.MkdirAll(n.state, 0o700); err != nil {
-		n.t.Fatal(err)
+	n.T.Helper()
+	if err := os.MkdirAll(n.State, 0o700); err != nil {
+		n.T.Fatal(err)
 	}
-	if err := unix.Mount(prefix, n.state, "tmpfs", 0, options); err != nil {
-		n.t.Fatal(err)
+	if err := unix.Mount("kerb", n.State, "tmpfs", 0, options); err != nil {
+		n.T.Fatal(err)
 	}
-	n.t.Cleanup(func() {
-		if n.agent != nil {
-			n.kill()
+	n.T.Cleanup(func() {
+		if n.Running() {
+			n.Kill()
 		}
-		if err := unix.Unmount(n.state, unix.MNT_DETACH); err != nil {
-			n.t.Error(err)
+		if err := unix.Unmount(n.State, unix.MNT_DETACH); err != nil {
+			n.T.Error(err)
 		}
 	})
 }
 
 // fill leaves no room on the disk of the state.
 func (n *node) fill() string {
-	n.t.Helper()
-	path := filepath.Join(n.state, "ballast")
+	n.T.Helper()
+	path := filepath.Join(n.State, "ballast")
 	f, err := os.Create(path)
 	if err != nil {
-		n.t.Fatal(err)
+		n.T.Fatal(err)
 	}
 	defer f.Close()
 	for block := make([]byte, 4096); err == nil; {
@@ -167,7 +167,7 @@ func TestDiskFullWhileApplying(t *testing.T) {
 		t.Errorf("the agent wants generation %d", g)
 	}
 	n.tidy()
-	n.kill()
+	n.Kill()
 	n.start()
 	n.settled(map[string]int{"count": 4, "stamp": 2})
 	if after := n.programs(); after != before {
@@ -177,7 +177,7 @@ func TestDiskFullWhileApplying(t *testing.T) {
 		t.Fatal(err)
 	}
 	n.apply(n.large(), n.stamp(3))
-	eventually(t, "packets meet the new generation", func() bool { return udp.generation() == 3 })
+	n.Eventually("packets meet the new generation", func() bool { return udp.generation() == 3 })
 	udp.finish(1, 2, 3) // generation 2 ran until the store refused it
 	n.tidy()
 }
@@ -187,7 +187,7 @@ func TestDiskFullAtFirstStart(t *testing.T) {
 	n := newNode(t)
 	n.smallDisk("size=64k")
 	ballast := n.fill()
-	n.refusedAgent(1, "no space is left", n.state)
+	n.refusedAgent(1, "no space is left", n.State)
 	if err := os.Remove(ballast); err != nil {
 		t.Fatal(err)
 	}
@@ -202,8 +202,8 @@ func TestReadOnlyState(t *testing.T) {
 	n.start()
 	n.apply(n.both(), n.pass("count", "*"))
 	before := n.programs()
-	n.kill()
-	if err := unix.Mount("", n.state, "", unix.MS_REMOUNT|unix.MS_RDONLY, ""); err != nil {
+	n.Kill()
+	if err := unix.Mount("", n.State, "", unix.MS_REMOUNT|unix.MS_RDONLY, ""); err != nil {
 		t.Fatal(err)
 	}
 	n.start()
@@ -222,7 +222,7 @@ func TestReadOnlyState(t *testing.T) {
 func TestReadOnlyStateAtFirstStart(t *testing.T) {
 	n := newNode(t)
 	n.smallDisk("size=64k,ro")
-	n.refusedAgent(1, n.state, "can only be read")
+	n.refusedAgent(1, n.State, "can only be read")
 }
 
 // A damaged store is set aside and told; traffic goes on over the chains that ran until modules are applied again.
@@ -231,8 +231,8 @@ func TestCorruptStore(t *testing.T) {
 	n.apply(n.stamp(1), n.pass("count", "*"))
 	before := n.programs()
 	udp := startStream(t, n.db, n.web)
-	n.kill()
-	store := filepath.Join(n.state, "state.db")
+	n.Kill()
+	store := filepath.Join(n.State, "state.db")
 	if err := os.WriteFile(store, []byte(strings.Repeat("no store ", 4096)), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -245,7 +245,7 @@ func TestCorruptStore(t *testing.T) {
 	}
 	n.apply(n.both()) // services alone change nothing
 	time.Sleep(500 * time.Millisecond)
-	n.kill()
+	n.Kill()
 	n.start() // nor does another restart
 	time.Sleep(500 * time.Millisecond)
 	if udp.generation() != 1 || len(n.attached(n.web, tcxEgress)) != 1 {

@@ -34,8 +34,8 @@ func TestBadInput(t *testing.T) {
 	desired := n.must("module", "get", "-o", "yaml")
 	for name, m := range mistakes(t, n) {
 		t.Run(name, func(t *testing.T) {
-			n.t = t
-			path := filepath.Join(n.dir, "input.yaml")
+			n.T = t
+			path := filepath.Join(n.Dir, "input.yaml")
 			if err := os.WriteFile(path, []byte(m.text), 0o600); err != nil {
 				t.Fatal(err)
 			}
@@ -50,7 +50,7 @@ func TestBadInput(t *testing.T) {
 			n.tidy()
 		})
 	}
-	n.t = t
+	n.T = t
 	if after := n.must("module", "get", "-o", "yaml"); withoutTimes(after) != withoutTimes(desired) {
 		t.Errorf("modules were\n%s\nand are\n%s", desired, after)
 	}
@@ -96,7 +96,7 @@ func mistakes(t *testing.T, n *node) map[string]mistake {
 		"verifier":             {packageSpec(testPackage(t, "bad")), 5, []string{"verifier refuses x", "before checking that they are there", "-v prints it"}},
 		"verifier, unselected": {yamlModule("{package: " + testPackage(t, "bad") + ", attach: {services: app=nobody}}"), 5, []string{"verifier refuses x"}},
 		"no namespace":         {yamlService("{netns: /run/netns/ke2e-nosuch}"), 2, []string{"Service x: spec", "/run/netns/ke2e-nosuch: the network namespace is gone"}},
-		"not a namespace":      {yamlService("{netns: " + n.dir + "}"), 2, []string{"Service x: spec", n.dir + ": not a network namespace"}},
+		"not a namespace":      {yamlService("{netns: " + n.Dir + "}"), 2, []string{"Service x: spec", n.Dir + ": not a network namespace"}},
 		"no interface":         {yamlService("{interface: ke2enosuch}"), 2, []string{"Service x: spec", "ke2enosuch", "no such interface"}},
 		"no process":           {yamlService("{pid: 4194305}"), 2, []string{"Service x: spec", "the process is gone"}},
 		"nothing to find":      {yamlService("{}"), 2, []string{"exactly one of netns, pid and interface"}},
@@ -160,7 +160,7 @@ func TestVerifierLog(t *testing.T) {
 	n := newRunningNode(t)
 	bad := module("x", testPackage(t, "bad"), "*", nil)
 	n.refused(n.tryApply(bad), 5, "verifier refuses x")
-	logs, _ := filepath.Glob(filepath.Join(n.dir, "kerb-verifier-*.log"))
+	logs, _ := filepath.Glob(filepath.Join(n.Dir, "kerb-verifier-*.log"))
 	if len(logs) != 1 {
 		t.Fatalf("logs kept: %v", logs)
 	}
@@ -168,7 +168,7 @@ func TestVerifierLog(t *testing.T) {
 	if err != nil || !strings.Contains(string(text), "R1=ctx") {
 		t.Errorf("the log is %q, %v", text, err)
 	}
-	path := filepath.Join(n.dir, "x.yaml")
+	path := filepath.Join(n.Dir, "x.yaml")
 	if err := os.WriteFile(path, []byte(packageSpec(testPackage(t, "bad"))), 0o600); err != nil {
 		t.Fatal(err)
 	}

@@ -26,16 +26,16 @@ type numbered struct {
 }
 
 func (n *node) numbered(from *netlab.Host, to netip.Addr) *numbered {
-	n.t.Helper()
-	s := &numbered{t: n.t}
+	n.T.Helper()
+	s := &numbered{t: n.T}
 	err := from.Do(func() (err error) {
 		s.conn, err = net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(netip.AddrPortFrom(to, ctrlPort)))
 		return err
 	})
 	if err != nil {
-		n.t.Fatal(err)
+		n.T.Fatal(err)
 	}
-	n.t.Cleanup(func() { s.conn.Close() })
+	n.T.Cleanup(func() { s.conn.Close() })
 	return s
 }
 
@@ -90,11 +90,11 @@ func stealing(ports ...int) map[string]any {
 func TestInterceptPrograms(t *testing.T) {
 	n := newRunningNode(t)
 	n.apply(module("icpt", "intercept", "app=web", stealing(ctrlPort)))
-	socket := filepath.Join(n.run, "modules", "icpt.sock")
+	socket := filepath.Join(n.Run, "modules", "icpt.sock")
 	options := intercept.Options{KeepPriority: true}
 	var r *intercept.Receiver
 	var err error
-	eventually(t, "the module serves programs", func() bool { r, err = intercept.Open(socket, "ctrl", options); return err == nil })
+	n.Eventually("the module serves programs", func() bool { r, err = intercept.Open(socket, "ctrl", options); return err == nil })
 	defer func() { r.Close() }()
 	s := n.numbered(n.db, n.web.Addr4())
 	s.send(100)
@@ -135,7 +135,7 @@ func TestInterceptPrograms(t *testing.T) {
 	s.send(5)
 	receives(t, r, first+7, 5)
 
-	n.kill()
+	n.Kill()
 	s.send(6)
 	receives(t, r, first+12, 6)
 	n.start()

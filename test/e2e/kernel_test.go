@@ -26,7 +26,7 @@ const (
 
 // hooks describes what an operator sees on a service's interface: modules and program id by hook.
 func (n *node) hooks(name string) map[string]string {
-	n.t.Helper()
+	n.T.Helper()
 	out := map[string]string{}
 	for _, l := range get[v1.Service](n, "service", name).Status.Links {
 		for _, h := range l.Hooks {
@@ -38,7 +38,7 @@ func (n *node) hooks(name string) map[string]string {
 
 // programs are the ids of all running chains by attach point, with the modules.
 func (n *node) programs() string {
-	n.t.Helper()
+	n.T.Helper()
 	var out []string
 	for _, c := range get[[]v1.Chain](n, "chain") {
 		for _, p := range c.Points {
@@ -51,8 +51,8 @@ func (n *node) programs() string {
 
 // settled waits until the agent has looked at the node and all modules are where they belong.
 func (n *node) settled(instances map[string]int) {
-	n.t.Helper()
-	eventually(n.t, fmt.Sprintf("modules on as many attach points as expected, %v", instances), func() bool {
+	n.T.Helper()
+	n.Eventually(fmt.Sprintf("modules on as many attach points as expected, %v", instances), func() bool {
 		for name, want := range instances {
 			if len(get[v1.Module](n, "module", name).Status.Instances) != want {
 				return false
@@ -64,8 +64,8 @@ func (n *node) settled(instances map[string]int) {
 
 // attached asks the kernel, not the agent: the TCX programs on the node's end of a host's veth.
 func (n *node) attached(h *netlab.Host, at ebpf.AttachType) (ids []ebpf.ProgramID) {
-	n.t.Helper()
-	err := n.lab.Node().Do(func() error {
+	n.T.Helper()
+	err := n.Lab.Node().Do(func() error {
 		r, err := link.QueryPrograms(link.QueryOptions{Target: h.OuterIndex(), Attach: at})
 		if err != nil {
 			return err
@@ -76,23 +76,23 @@ func (n *node) attached(h *netlab.Host, at ebpf.AttachType) (ids []ebpf.ProgramI
 		return nil
 	})
 	if err != nil {
-		n.t.Fatal(err)
+		n.T.Fatal(err)
 	}
 	return ids
 }
 
 // pinned lists the pins of the node.
 func (n *node) pinned() []string {
-	n.t.Helper()
+	n.T.Helper()
 	var out []string
-	err := filepath.WalkDir(n.bpf, func(path string, d fs.DirEntry, err error) error {
+	err := filepath.WalkDir(n.BPF, func(path string, d fs.DirEntry, err error) error {
 		if err == nil && !d.IsDir() {
 			out = append(out, path)
 		}
 		return err
 	})
 	if err != nil {
-		n.t.Fatal(err)
+		n.T.Fatal(err)
 	}
 	return out
 }
@@ -100,13 +100,13 @@ func (n *node) pinned() []string {
 // tidy checks that no pins are left but those of chains that run, the generations in them, and one generation of each
 // module that runs nowhere.
 func (n *node) tidy() {
-	n.t.Helper()
+	n.T.Helper()
 	used := map[string]bool{}
 	for _, c := range get[[]v1.Chain](n, "chain") {
 		if len(c.Points) == 0 {
-			n.t.Errorf("chain %s (%v) is pinned and runs nowhere", c.ID, c.Modules)
+			n.T.Errorf("chain %s (%v) is pinned and runs nowhere", c.ID, c.Modules)
 		}
-		members, _ := filepath.Glob(filepath.Join(n.bpf, "chains", fmt.Sprintf("%s_%s*_%s", c.Hook, c.Direction, c.ID), "m[0-9][0-9]_*"))
+		members, _ := filepath.Glob(filepath.Join(n.BPF, "chains", fmt.Sprintf("%s_%s*_%s", c.Hook, c.Direction, c.ID), "m[0-9][0-9]_*"))
 		for _, m := range members {
 			part := strings.SplitN(filepath.Base(m), "_", 3)
 			used[part[2]+"/"+part[1][:len(part[1])-1]] = true
@@ -114,37 +114,37 @@ func (n *node) tidy() {
 	}
 	for _, path := range n.pinned() {
 		if strings.Contains(path, "/tmp_") {
-			n.t.Errorf("a half-built pin is left: %s", path)
+			n.T.Errorf("a half-built pin is left: %s", path)
 		}
 	}
 	for _, m := range get[[]v1.Module](n, "module") {
-		if dirs, _ := filepath.Glob(filepath.Join(n.bpf, "modules", m.Metadata.Name, "*")); len(m.Status.Instances) == 0 && len(dirs) == 1 {
+		if dirs, _ := filepath.Glob(filepath.Join(n.BPF, "modules", m.Metadata.Name, "*")); len(m.Status.Instances) == 0 && len(dirs) == 1 {
 			used[m.Metadata.Name+"/"+filepath.Base(dirs[0])] = true
 		}
 	}
-	generations, _ := filepath.Glob(filepath.Join(n.bpf, "modules", "*", "*"))
+	generations, _ := filepath.Glob(filepath.Join(n.BPF, "modules", "*", "*"))
 	for _, g := range generations {
 		if name := filepath.Join(filepath.Base(filepath.Dir(g)), filepath.Base(g)); !used[name] {
-			n.t.Errorf("generation %s is pinned and in no chain", name)
+			n.T.Errorf("generation %s is pinned and in no chain", name)
 		}
 	}
 }
 
 // mapID is the kernel's id of a map of a module; the module must have one generation.
 func (n *node) mapID(module, name string) ebpf.MapID {
-	n.t.Helper()
-	paths, _ := filepath.Glob(filepath.Join(n.bpf, "modules", module, "*", name))
+	n.T.Helper()
+	paths, _ := filepath.Glob(filepath.Join(n.BPF, "modules", module, "*", name))
 	if len(paths) != 1 {
-		n.t.Fatalf("pins of map %s: %v", name, paths)
+		n.T.Fatalf("pins of map %s: %v", name, paths)
 	}
 	m, err := ebpf.LoadPinnedMap(paths[0], nil)
 	if err != nil {
-		n.t.Fatal(err)
+		n.T.Fatal(err)
 	}
 	defer m.Close()
 	info, err := m.Info()
 	if err != nil {
-		n.t.Fatal(err)
+		n.T.Fatal(err)
 	}
 	id, _ := info.ID()
 	return id
@@ -159,16 +159,16 @@ type objects struct {
 
 // objects finds everything that the pins of the node hold in the kernel.
 func (n *node) objects() objects {
-	n.t.Helper()
+	n.T.Helper()
 	o := objects{map[ebpf.ProgramID]bool{}, map[ebpf.MapID]bool{}, map[link.ID]bool{}}
 	for _, path := range n.pinned() {
 		switch {
 		case strings.Contains(path, "/links/"):
-			o.addLink(n.t, path)
+			o.addLink(n.T, path)
 		case isProgram(path):
-			o.addProgram(n.t, path)
+			o.addProgram(n.T, path)
 		default:
-			o.addMap(n.t, path)
+			o.addMap(n.T, path)
 		}
 	}
 	return o

@@ -11,13 +11,13 @@ import (
 )
 
 func (n *node) checkPurged(o objects) {
-	n.t.Helper()
-	if _, err := os.Lstat(n.bpf); err == nil {
-		n.t.Errorf("%s is still there", n.bpf)
+	n.T.Helper()
+	if _, err := os.Lstat(n.BPF); err == nil {
+		n.T.Errorf("%s is still there", n.BPF)
 	}
 	for _, h := range []ebpf.AttachType{tcxIngress, tcxEgress} {
 		if ids := n.attached(n.web, h); len(ids) > 0 {
-			n.t.Errorf("%v of web still has programs %v", h, ids)
+			n.T.Errorf("%v of web still has programs %v", h, ids)
 		}
 	}
 	alive := o.alive()
@@ -25,12 +25,12 @@ func (n *node) checkPurged(o objects) {
 		time.Sleep(50 * time.Millisecond) // the kernel frees after a grace period
 	}
 	if len(alive) > 0 {
-		n.t.Errorf("the kernel still has %v", alive)
+		n.T.Errorf("the kernel still has %v", alive)
 	}
 }
 
 func TestPurge(t *testing.T) {
-	for name, end := range map[string]func(*node){"after SIGTERM": (*node).stop, "after kill -9": (*node).kill} {
+	for name, end := range map[string]func(*node){"after SIGTERM": func(n *node) { n.Stop() }, "after kill -9": func(n *node) { n.Kill() }} {
 		t.Run(name, func(t *testing.T) {
 			n := newRunningNode(t)
 			stamp := n.stamp(1)
@@ -40,12 +40,12 @@ func TestPurge(t *testing.T) {
 			if len(o.programs) != 3 || len(o.links) != 5 || len(o.maps) < 3 {
 				t.Fatalf("before the purge: %+v", o)
 			}
-			n.refused(n.kerb("purge", n.flags()...), 5, "stop it first")
+			n.refused(n.kerb("purge", n.Flags()...), 5, "stop it first")
 			if len(o.alive()) < 11 {
 				t.Fatal("a refused purge has removed something")
 			}
 			end(n)
-			if out := n.must("purge", n.flags()...); out != "nothing of Kerb is left in the kernel\n" {
+			if out := n.must("purge", n.Flags()...); out != "nothing of Kerb is left in the kernel\n" {
 				t.Errorf("purge says %q", out)
 			}
 			n.checkPurged(o)
@@ -54,14 +54,14 @@ func TestPurge(t *testing.T) {
 			n.apply(module("icpt", "intercept", "app=web", stealing(ctrlPort))) // has a socket
 			o = n.objects()
 			end(n)
-			n.must("purge", append(n.flags(), "--all")...)
+			n.must("purge", append(n.Flags(), "--all")...)
 			n.checkPurged(o)
-			for _, dir := range []string{n.state, n.run} {
+			for _, dir := range []string{n.State, n.Run} {
 				if _, err := os.Lstat(dir); err == nil {
 					t.Errorf("%s is still there", dir)
 				}
 			}
-			n.must("purge", n.flags()...) // nothing there is no error
+			n.must("purge", n.Flags()...) // nothing there is no error
 		})
 	}
 }

@@ -28,50 +28,50 @@ type signState struct {
 
 // askSign asks for the speed limit from a host, and returns it; nobody listens on the port, so that only the kernel answers.
 func (n *node) askSign(from *netlab.Host, to netip.Addr) uint32 {
-	n.t.Helper()
+	n.T.Helper()
 	var conn *net.UDPConn
 	err := from.Do(func() (err error) {
 		conn, err = net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(netip.AddrPortFrom(to, signPort)))
 		return err
 	})
 	if err != nil {
-		n.t.Fatal(err)
+		n.T.Fatal(err)
 	}
 	defer conn.Close()
 	request := make([]byte, 8)
 	binary.LittleEndian.PutUint32(request, 4)
 	_ = conn.SetDeadline(time.Now().Add(5 * time.Second))
 	if _, err := conn.Write(request); err != nil {
-		n.t.Fatal(err)
+		n.T.Fatal(err)
 	}
 	size, err := conn.Read(request)
 	if err != nil || size != 8 || binary.LittleEndian.Uint32(request) != 3 {
-		n.t.Fatalf("reply %x, %v", request[:size], err)
+		n.T.Fatalf("reply %x, %v", request[:size], err)
 	}
 	return binary.LittleEndian.Uint32(request[4:])
 }
 
 func (n *node) signState() (s signState) {
-	n.t.Helper()
+	n.T.Helper()
 	if err := json.Unmarshal([]byte(n.must("module", "query", "sign", "state/road", "-o", "json")), &s); err != nil {
-		n.t.Fatal(err)
+		n.T.Fatal(err)
 	}
 	return s
 }
 
 // signEvents streams the states of the sign from the agent.
 func (n *node) signEvents(ctx context.Context) <-chan signState {
-	n.t.Helper()
+	n.T.Helper()
 	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return (&net.Dialer{}).DialContext(ctx, "unix", n.socket())
+		return (&net.Dialer{}).DialContext(ctx, "unix", n.Socket())
 	}}}
 	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://kerb/v1/modules/sign/events?listener=road", nil)
 	if err != nil {
-		n.t.Fatal(err)
+		n.T.Fatal(err)
 	}
 	response, err := client.Do(r)
 	if err != nil {
-		n.t.Fatal(err)
+		n.T.Fatal(err)
 	}
 	out := make(chan signState)
 	go func() {
@@ -108,9 +108,9 @@ func TestResponderOnXDP(t *testing.T) {
 	if out := n.must("module", "get", "sign"); !strings.Contains(out, "Arrive") {
 		t.Errorf("the module does not say that replies arrive: %s", out)
 	}
-	n.kill()
+	n.Kill()
 	n.start()
-	eventually(t, "the chain is adopted", func() bool { return strings.Contains(n.must("module", "get", "sign"), "Arrive") })
+	n.Eventually("the chain is adopted", func() bool { return strings.Contains(n.must("module", "get", "sign"), "Arrive") })
 	if got := n.askSign(n.web, n.db.Addr4()); got != 120 {
 		t.Errorf("after a restart: %d km/h", got)
 	}
@@ -138,10 +138,10 @@ func TestResponder(t *testing.T) {
 		}
 	}
 	cancel()
-	n.kill()
+	n.Kill()
 	n.askSign(n.db, n.web.Addr4())
 	n.start()
-	eventually(t, "the state is adopted", func() bool { return n.signState().State.Cars == 3 })
+	n.Eventually("the state is adopted", func() bool { return n.signState().State.Cars == 3 })
 	n.must("module", "set", "sign", "road/cars=98")
 	if got := n.askSign(n.db, n.web.Addr6()); got != 30 {
 		t.Errorf("with 99 cars: %d km/h", got)

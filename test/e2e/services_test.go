@@ -22,7 +22,7 @@ import (
 // runs checks by the kernel that a host's veth has the chain of a service: as many programs on each side as wanted, and
 // those that the agent tells.
 func (n *node) runs(h *netlab.Host, want string) bool {
-	n.t.Helper()
+	n.T.Helper()
 	hooks := n.hooks(h.Name())
 	if want == "" {
 		return len(hooks) == 0 && len(n.attached(h, tcxIngress)) == 0 && len(n.attached(h, tcxEgress)) == 0
@@ -45,13 +45,13 @@ func TestServicesComeAndGo(t *testing.T) {
 	kinds, chains := []string{"kind=even", "kind=odd"}, []string{"all", "all,odd"}
 	hosts := make([]*netlab.Host, count)
 	for i := range hosts {
-		hosts[i] = n.host(fmt.Sprintf("s%d", i))
+		hosts[i] = n.Host(fmt.Sprintf("s%d", i))
 		n.must("service", "add", hosts[i].Name(), "--netns", hosts[i].Path(), "--label", kinds[i%2])
 	}
 	allRun := func() {
 		t.Helper()
 		for i, h := range hosts {
-			eventually(t, fmt.Sprintf("%s runs %s", h.Name(), chains[i%2]), func() bool { return n.runs(h, chains[i%2]) })
+			n.Eventually(fmt.Sprintf("%s runs %s", h.Name(), chains[i%2]), func() bool { return n.runs(h, chains[i%2]) })
 		}
 	}
 	allRun()
@@ -74,7 +74,7 @@ func TestServicesComeAndGo(t *testing.T) {
 	n.tidy()
 	for _, i := range rand.Perm(count) {
 		if name := fmt.Sprintf("s%d", i); hosts[i].Namespace == nil {
-			hosts[i] = n.host(name)
+			hosts[i] = n.Host(name)
 		}
 	}
 	allRun()
@@ -155,23 +155,23 @@ func (f foreign) packets(t *testing.T) (count uint64) {
 
 // tcx puts the program on a host's veth as others do, by a link.
 func (f foreign) tcx(n *node, h *netlab.Host, at ebpf.AttachType) {
-	n.t.Helper()
-	err := n.lab.Node().Do(func() error {
+	n.T.Helper()
+	err := n.Lab.Node().Do(func() error {
 		l, err := link.AttachTCX(link.TCXOptions{Interface: h.OuterIndex(), Program: f.program, Attach: at})
 		if err == nil {
-			n.t.Cleanup(func() { l.Close() })
+			n.T.Cleanup(func() { l.Close() })
 		}
 		return err
 	})
 	if err != nil {
-		n.t.Fatal(err)
+		n.T.Fatal(err)
 	}
 }
 
 // clsact puts the program on a host's veth as tc does.
 func (f foreign) clsact(n *node, h *netlab.Host, parent uint32, name string) {
-	n.t.Helper()
-	err := n.lab.Node().Do(func() error {
+	n.T.Helper()
+	err := n.Lab.Node().Do(func() error {
 		qdisc := &netlink.GenericQdisc{QdiscType: "clsact", QdiscAttrs: netlink.QdiscAttrs{
 			LinkIndex: h.OuterIndex(), Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT}}
 		if err := netlink.QdiscAdd(qdisc); err != nil {
@@ -181,13 +181,13 @@ func (f foreign) clsact(n *node, h *netlab.Host, parent uint32, name string) {
 			Handle: 1, Protocol: unix.ETH_P_ALL, Priority: 7}, Fd: f.program.FD(), Name: name, DirectAction: true})
 	})
 	if err != nil {
-		n.t.Fatal(err)
+		n.T.Fatal(err)
 	}
 }
 
 // shown is what the operator sees on a hook of web, in order.
 func (n *node) shown(hook string) string {
-	n.t.Helper()
+	n.T.Helper()
 	for _, l := range get[v1.Service](n, "service", "web").Status.Links {
 		for _, h := range l.Hooks {
 			if h.Hook == hook {
@@ -210,7 +210,7 @@ func TestForeignProgramsStay(t *testing.T) {
 	check := func(when string) {
 		t.Helper()
 		seenByTCX, seenByFilter := tcx.packets(t), filter.packets(t)
-		eventually(t, when+" both foreign programs see packets", func() bool {
+		n.Eventually(when+" both foreign programs see packets", func() bool {
 			return tcx.packets(t) > seenByTCX+10 && filter.packets(t) > seenByFilter+10
 		})
 	}
@@ -225,7 +225,7 @@ func TestForeignProgramsStay(t *testing.T) {
 	}
 	n.apply(n.stamp(2), n.pass("count", "*"))
 	check("after a swap")
-	n.kill()
+	n.Kill()
 	check("without an agent")
 	n.start()
 	n.settled(map[string]int{"stamp": 2})
@@ -233,8 +233,8 @@ func TestForeignProgramsStay(t *testing.T) {
 	requests := startRequests(t, n.db, n.web)
 	n.must("module", "delete", "stamp", "count")
 	check("after the chain is gone")
-	n.stop()
-	n.must("purge", n.flags()...)
+	n.Stop()
+	n.must("purge", n.Flags()...)
 	check("after a purge")
 	requests.finish()
 }
@@ -246,7 +246,7 @@ func TestForeignXDPIsAConflict(t *testing.T) {
 	before := n.programs()
 	xdp := newForeign(t, ebpf.XDP, "foreign_xdp", 2) // XDP_PASS
 	var l link.Link
-	err := n.lab.Node().Do(func() (err error) {
+	err := n.Lab.Node().Do(func() (err error) {
 		l, err = link.AttachXDP(link.XDPOptions{Program: xdp.program, Interface: n.web.OuterIndex(), Flags: link.XDPGenericMode})
 		return err
 	})
@@ -263,7 +263,7 @@ func TestForeignXDPIsAConflict(t *testing.T) {
 	n.tidy()
 	requests := startRequests(t, n.db, n.web)
 	seen := xdp.packets(t)
-	eventually(t, "the foreign program sees packets", func() bool { return xdp.packets(t) > seen })
+	n.Eventually("the foreign program sees packets", func() bool { return xdp.packets(t) > seen })
 	requests.finish()
 	if err := l.Close(); err != nil {
 		t.Fatal(err)
@@ -282,8 +282,8 @@ func TestInterfaceIndexUsedAgain(t *testing.T) {
 	if hooks := n.hooks("odd"); len(hooks) != 2 {
 		t.Fatalf("the interface runs %v", hooks)
 	}
-	n.kill()
-	err := n.lab.Node().Do(func() error {
+	n.Kill()
+	err := n.Lab.Node().Do(func() error {
 		return netlink.LinkDel(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: oddName, Index: oddIndex}})
 	})
 	if err != nil {
@@ -291,9 +291,9 @@ func TestInterfaceIndexUsedAgain(t *testing.T) {
 	}
 	n.addVeth()
 	n.start()
-	eventually(t, "the new interface runs a chain", func() bool {
+	n.Eventually("the new interface runs a chain", func() bool {
 		var programs int
-		err := n.lab.Node().Do(func() error {
+		err := n.Lab.Node().Do(func() error {
 			r, err := link.QueryPrograms(link.QueryOptions{Target: oddIndex, Attach: tcxIngress})
 			if err == nil {
 				programs = len(r.Programs)
@@ -311,8 +311,8 @@ const (
 )
 
 func (n *node) addVeth() {
-	n.t.Helper()
-	err := n.lab.Node().Do(func() error {
+	n.T.Helper()
+	err := n.Lab.Node().Do(func() error {
 		attrs := netlink.NewLinkAttrs()
 		attrs.Name, attrs.Index = oddName, oddIndex
 		if err := netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: oddName + "p"}); err != nil {
@@ -325,6 +325,6 @@ func (n *node) addVeth() {
 		return netlink.LinkSetUp(l)
 	})
 	if err != nil {
-		n.t.Fatal(err)
+		n.T.Fatal(err)
 	}
 }

@@ -22,7 +22,7 @@ import (
 // newSocketsNode is a node whose agent looks for sockets in a cgroup of this test, which is in it too.
 func newSocketsNode(t *testing.T) *node {
 	t.Helper()
-	dir := cgrouptest.New(t, "", prefix)
+	dir := cgrouptest.New(t, "", "kerb-e2e")
 	n := newNode(t)
 	n.cgroup = dir
 	cgrouptest.Enter(t, dir)
@@ -39,7 +39,7 @@ func accelerator(selector string) v1.Module {
 
 // redirected is how many bytes were.
 func (n *node) redirected() (sum uint64) {
-	n.t.Helper()
+	n.T.Helper()
 	var pairs []struct{ Bytes uint64 }
 	if r := n.kerb("module", "query", "accel", "pairs", "-j"); r.code != 0 || json.Unmarshal([]byte(r.stdout), &pairs) != nil {
 		return 0
@@ -164,7 +164,7 @@ func TestSocketsUnderTraffic(t *testing.T) {
 		n.untilRedirected()
 		switch round % 4 {
 		case 0:
-			n.kill()
+			n.Kill()
 			time.Sleep(100 * time.Millisecond)
 			n.start()
 		case 1:
@@ -172,7 +172,7 @@ func TestSocketsUnderTraffic(t *testing.T) {
 			n.apply(accelerator("*"))
 		case 2:
 			n.must("module", "delete", "accel")
-			n.kill() // while it lets go of its sockets
+			n.Kill() // while it lets go of its sockets
 			n.start()
 			n.gone("accel")
 			n.apply(accelerator("*"))
@@ -186,8 +186,8 @@ func TestSocketsUnderTraffic(t *testing.T) {
 			t.Errorf("round %d: nothing went through new connections", round)
 		}
 	}
-	n.stop()
-	n.must("purge", n.flags()...)
+	n.Stop()
+	n.must("purge", n.Flags()...)
 	if sum := s.finish(); sum == 0 {
 		t.Error("nothing went through")
 	}
@@ -195,10 +195,10 @@ func TestSocketsUnderTraffic(t *testing.T) {
 
 // untilRedirected waits until new connections are; the first one of a program may come before it is judged.
 func (n *node) untilRedirected() {
-	n.t.Helper()
+	n.T.Helper()
 	before := n.redirected()
-	eventually(n.t, "connections are redirected", func() bool {
-		s := startTalks(n.t, n.web, n.db, 1)
+	n.Eventually("connections are redirected", func() bool {
+		s := startTalks(n.T, n.web, n.db, 1)
 		time.Sleep(50 * time.Millisecond)
 		s.finish()
 		return n.redirected() > before
@@ -207,15 +207,15 @@ func (n *node) untilRedirected() {
 
 // gone waits until nothing of a module is pinned.
 func (n *node) gone(module string) {
-	n.t.Helper()
-	eventually(n.t, "module "+module+" is gone", func() bool {
-		_, err := os.Stat(filepath.Join(n.bpf, "modules", module))
+	n.T.Helper()
+	n.Eventually("module "+module+" is gone", func() bool {
+		_, err := os.Stat(filepath.Join(n.BPF, "modules", module))
 		return os.IsNotExist(err)
 	})
 }
 
 func TestSocketsPurge(t *testing.T) {
-	for name, end := range map[string]func(*node){"after SIGTERM": (*node).stop, "after kill -9": (*node).kill} {
+	for name, end := range map[string]func(*node){"after SIGTERM": func(n *node) { n.Stop() }, "after kill -9": func(n *node) { n.Kill() }} {
 		t.Run(name, func(t *testing.T) {
 			n := newSocketsNode(t)
 			n.apply(accelerator("*"))
@@ -226,7 +226,7 @@ func TestSocketsPurge(t *testing.T) {
 				t.Fatalf("before the purge: %+v", o)
 			}
 			end(n)
-			n.must("purge", append(n.flags(), "--all")...)
+			n.must("purge", append(n.Flags(), "--all")...)
 			n.checkPurged(o)
 			if s.finish() == 0 {
 				t.Error("nothing went through")
@@ -239,7 +239,7 @@ func TestSocketsPurge(t *testing.T) {
 func TestSocketsOfTwoAgents(t *testing.T) {
 	n := newSocketsNode(t)
 	n.apply(accelerator("*"))
-	other := newNodeIn(t, prefix+"o")
+	other := newNode(t)
 	other.cgroup = n.cgroup
 	other.start()
 	other.apply(other.both())

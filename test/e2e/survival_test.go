@@ -34,9 +34,9 @@ func trafficTime(t *testing.T) time.Duration {
 
 // stamp marks the stream on its way to web with a generation.
 func (n *node) stamp(generation int) v1.Module {
-	n.t.Helper()
+	n.T.Helper()
 	if n.stampDir == "" {
-		n.stampDir = copyPackage(n.t, "stamp", func(manifest string) string {
+		n.stampDir = copyPackage(n.T, "stamp", func(manifest string) string {
 			return manifest + "configSchema: {type: object, additionalProperties: false, properties: {generation: {type: integer}}}\n"
 		})
 	}
@@ -52,7 +52,7 @@ func TestKillUnderTraffic(t *testing.T) {
 	restarts := 0
 	for end := time.Now().Add(trafficTime(t)); time.Now().Before(end); restarts++ {
 		time.Sleep(200 * time.Millisecond)
-		n.kill()
+		n.Kill()
 		time.Sleep(200 * time.Millisecond)
 		n.start()
 		n.settled(map[string]int{"count": 4, "stamp": 2})
@@ -71,7 +71,7 @@ func TestKillDuringApply(t *testing.T) {
 	const rounds, more = 20, 8 // services beside web, so that a kill meets a node half switched
 	n := newRunningNode(t)
 	for i := range more {
-		n.apply(service(n.host(fmt.Sprintf("more%d", i)), "app=web"))
+		n.apply(service(n.Host(fmt.Sprintf("more%d", i)), "app=web"))
 	}
 	instances := map[string]int{"count": 4 + 2*more, "stamp": 2 + 2*more}
 	n.apply(n.flipped(1), n.stamp(1))
@@ -86,7 +86,7 @@ func TestKillDuringApply(t *testing.T) {
 		answered := make(chan result, 1)
 		go func() { answered <- n.tryApply(n.stamp(next), n.flipped(next)) }()
 		time.Sleep(time.Duration(rand.IntN(150)) * time.Millisecond)
-		n.kill()
+		n.Kill()
 		r := <-answered
 		if r.code != 0 && !strings.Contains(r.stderr, "agent") {
 			t.Errorf("round %d: the operator is told %q", i, r.stderr)
@@ -113,7 +113,7 @@ func TestKillDuringApply(t *testing.T) {
 		if want := []string{"count,stamp", "stamp,count"}[now%2]; !n.runs(n.web, want) || strings.Count(n.programs(), "="+want+":") != instances["stamp"] {
 			t.Errorf("round %d: the node runs %s, want %s on web and its like", i, n.programs(), want)
 		}
-		eventually(t, "packets are stamped by the desired generation", func() bool { return int(udp.generation()) == now })
+		n.Eventually("packets are stamped by the desired generation", func() bool { return int(udp.generation()) == now })
 		n.tidy()
 	}
 	if id := n.mapID("count", "totals"); id != mapBefore {
@@ -126,7 +126,7 @@ func TestKillDuringApply(t *testing.T) {
 
 // flipped is module count, before module stamp of even generations and after it of odd ones.
 func (n *node) flipped(generation int) v1.Module {
-	n.t.Helper()
+	n.T.Helper()
 	m := n.pass("count", "*")
 	m.Spec.Order.Priority = 50 + 100*(generation%2)
 	return m
@@ -134,7 +134,7 @@ func (n *node) flipped(generation int) v1.Module {
 
 // generation is the one that the agent wants, by its own words.
 func (n *node) generation() int {
-	n.t.Helper()
+	n.T.Helper()
 	g, _ := get[v1.Module](n, "module", "stamp").Spec.Config["generation"].(float64)
 	return int(g)
 }
@@ -177,11 +177,11 @@ func TestStopLeavesDataPlaneRunning(t *testing.T) {
 	n.apply(n.stamp(1))
 	before := n.programs()
 	udp := startStream(t, n.db, n.web)
-	n.stop()
-	if _, err := os.Lstat(n.socket()); err == nil {
+	n.Stop()
+	if _, err := os.Lstat(n.Socket()); err == nil {
 		t.Error("the socket is still there")
 	}
-	n.refused(n.kerb("status"), 4, "no agent answers on "+n.socket())
+	n.refused(n.kerb("status"), 4, "no agent answers on "+n.Socket())
 	time.Sleep(300 * time.Millisecond)
 	n.start()
 	n.settled(map[string]int{"stamp": 2})
@@ -198,8 +198,8 @@ func TestUpgradeUnderTraffic(t *testing.T) {
 	before, counters := n.programIDs(), n.mapID("count", "totals")
 	udp, web := startStream(t, n.db, n.web), startRequests(t, n.db, n.web)
 	time.Sleep(500 * time.Millisecond)
-	n.stop()
-	n.binary = newer
+	n.Stop()
+	n.Binary = newer
 	n.start()
 	n.settled(map[string]int{"count": 4, "stamp": 2})
 	after := n.programIDs()
@@ -221,7 +221,7 @@ func TestUpgradeUnderTraffic(t *testing.T) {
 }
 
 func (n *node) programIDs() map[string]uint32 {
-	n.t.Helper()
+	n.T.Helper()
 	out := map[string]uint32{}
 	for _, c := range get[[]v1.Chain](n, "chain") {
 		for _, p := range c.Points {
@@ -245,13 +245,13 @@ func TestLostPins(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			n := newRunningNode(t)
 			n.apply(n.pass("count", "*"), n.stamp(1))
-			n.kill()
+			n.Kill()
 			n.losePins(lose)
 			n.start()
 			n.settled(map[string]int{"count": 4, "stamp": 2})
-			eventually(t, "web and db run their chains", func() bool { return n.runs(n.web, "count,stamp") && n.runs(n.db, "count") })
+			n.Eventually("web and db run their chains", func() bool { return n.runs(n.web, "count,stamp") && n.runs(n.db, "count") })
 			udp := startStream(t, n.db, n.web)
-			eventually(t, "packets are stamped", func() bool { return udp.generation() == 1 })
+			n.Eventually("packets are stamped", func() bool { return udp.generation() == 1 })
 			udp.finish(1)
 			n.tidy()
 		})
@@ -259,20 +259,20 @@ func TestLostPins(t *testing.T) {
 }
 
 func (n *node) losePins(pattern string) {
-	n.t.Helper()
-	paths, err := filepath.Glob(filepath.Join(n.bpf, pattern))
+	n.T.Helper()
+	paths, err := filepath.Glob(filepath.Join(n.BPF, pattern))
 	if err != nil {
-		n.t.Fatal(err)
+		n.T.Fatal(err)
 	}
 	if pattern == "chains" { // a purge that was killed
-		err = os.Rename(paths[0], filepath.Join(n.bpf, "tmp_chains"))
+		err = os.Rename(paths[0], filepath.Join(n.BPF, "tmp_chains"))
 		paths = nil
 	}
 	for _, path := range paths {
 		err = errors.Join(err, os.RemoveAll(path))
 	}
 	if err != nil {
-		n.t.Fatal(err)
+		n.T.Fatal(err)
 	}
 }
 
@@ -281,9 +281,9 @@ func TestKillDuringPurge(t *testing.T) {
 	n := newRunningNode(t)
 	n.apply(n.pass("count", "*"), n.stamp(1))
 	for i := range 8 {
-		n.kill()
+		n.Kill()
 		ctx, cancel := context.WithCancel(context.Background())
-		purge := n.lab.Node().Command(ctx, n.binary, append([]string{"purge"}, n.flags()...)...)
+		purge := n.Command(ctx, append([]string{"purge"}, n.Flags()...)...)
 		if err := purge.Start(); err != nil {
 			t.Fatal(err)
 		}
@@ -291,11 +291,11 @@ func TestKillDuringPurge(t *testing.T) {
 		cancel() // kill -9
 		_ = purge.Wait()
 		if i%2 == 1 {
-			n.must("purge", n.flags()...)
+			n.must("purge", n.Flags()...)
 		}
 		n.start()
 		n.settled(map[string]int{"count": 4, "stamp": 2})
-		eventually(t, "web runs its chain", func() bool { return n.runs(n.web, "count,stamp") })
+		n.Eventually("web runs its chain", func() bool { return n.runs(n.web, "count,stamp") })
 		n.tidy()
 	}
 }

@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kerb-edge/kerb/internal/netlab"
+	"github.com/kerb-edge/kerb/internal/node/nodetest"
 )
 
 // stream is numbered UDP packets from one host to another, which module stamp marks on its way. Payload, little endian:
@@ -61,7 +62,7 @@ func startStream(t *testing.T, from, to *netlab.Host) *stream {
 	setOption(t, s.in, unix.SO_RCVBUFFORCE, 128<<20)
 	setOption(t, s.out, unix.SO_NO_CHECK, 1) // the payload changes on the way
 	s.receiver.Go(s.receive)
-	eventually(t, "a packet of the stream arrives", func() bool {
+	nodetest.Eventually(t, "a packet of the stream arrives", func() bool {
 		_, _ = s.out.Write(make([]byte, payloadSize))
 		return s.arrived(0)
 	})

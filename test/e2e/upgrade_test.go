@@ -17,6 +17,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/node/nodetest"
 	"github.com/kerb-edge/kerb/internal/traffic"
 )
 
@@ -63,7 +64,7 @@ func TestUpgradeUnderLoad(t *testing.T) {
 		t.Errorf("packets of %d generations came, want those of both versions and of the failing one", account.Generations)
 	}
 	u.checkCounts(account.Sent + account.Probes)
-	eventually(t, "old versions end", func() bool { return len(u.children()) == 2 })
+	nodetest.Eventually(t, "old versions end", func() bool { return len(u.children()) == 2 })
 	u.tidy()
 }
 
@@ -85,13 +86,13 @@ type upgrading struct {
 }
 
 func newUpgrading(n *node) *upgrading {
-	n.t.Helper()
+	n.T.Helper()
 	u := &upgrading{node: n, versions: [2]string{"0.1.0", "0.2.0"}}
 	packages := func(version string) map[string]string {
-		return map[string]string{"bad": n.controlled(version), "fw": builtinCopy(n.t, "firewall", version), "traffic": builtinCopy(n.t, "counter", version)}
+		return map[string]string{"bad": n.controlled(version), "fw": builtinCopy(n.T, "firewall", version), "traffic": builtinCopy(n.T, "counter", version)}
 	}
 	u.dirs, u.failing = [2]map[string]string{packages("0.1.0"), packages("0.2.0")}, packages("0.3.0")
-	editFile(n.t, filepath.Join(u.failing["bad"], "kerb.yaml"), "control: {", "control: {healthWithin: 2s, ")
+	editFile(n.T, filepath.Join(u.failing["bad"], "kerb.yaml"), "control: {", "control: {healthWithin: 2s, ")
 	n.apply(u.modules(u.dirs[0], "", 1)...)
 	u.maps = u.mapIDs()
 	u.server, u.stranger = u.listen(7001), u.listen(7002)
@@ -120,7 +121,7 @@ func builtinCopy(t *testing.T, name, version string) string {
 
 // upgrade changes to the other version, or tries one that fails.
 func (u *upgrading) upgrade(i int) {
-	u.t.Helper()
+	u.T.Helper()
 	if i%4 == 3 {
 		u.failed++
 		ill := []string{"sick", "crash"}[u.failed%2]
@@ -131,26 +132,26 @@ func (u *upgrading) upgrade(i int) {
 	}
 	for _, m := range get[[]v1.Module](u.node, "module") {
 		if want := u.versions[u.now]; m.Status.Package.Version != want || m.Spec.Package != u.dirs[u.now][m.Metadata.Name] {
-			u.t.Fatalf("after upgrade %d: %s has version %s, want %s", i, m.Metadata.Name, m.Status.Package.Version, want)
+			u.T.Fatalf("after upgrade %d: %s has version %s, want %s", i, m.Metadata.Name, m.Status.Package.Version, want)
 		}
 		for _, c := range m.Status.Conditions {
 			if c.Type == "ControlPlane" && (c.Status != "True" || strings.Contains(c.Message, "again")) {
-				u.t.Errorf("after upgrade %d: %s: %+v", i, m.Metadata.Name, c)
+				u.T.Errorf("after upgrade %d: %s: %+v", i, m.Metadata.Name, c)
 			}
 		}
 	}
 	if got := u.query("keep")["kept"]; got != "done" {
-		u.t.Errorf("after upgrade %d the state directory: %s", i, got)
+		u.T.Errorf("after upgrade %d the state directory: %s", i, got)
 	}
 	for name, id := range u.mapIDs() {
 		if id != u.maps[name] {
-			u.t.Errorf("after upgrade %d map %s is %d, and was %d", i, name, id, u.maps[name])
+			u.T.Errorf("after upgrade %d map %s is %d, and was %d", i, name, id, u.maps[name])
 		}
 	}
 }
 
 func (u *upgrading) mapIDs() map[string]ebpf.MapID {
-	u.t.Helper()
+	u.T.Helper()
 	ids := map[string]ebpf.MapID{}
 	for _, path := range []string{"traffic/counts", "fw/hits", "fw/table", "fw/pending4", "fw/established4"} {
 		module, name, _ := strings.Cut(path, "/")
@@ -161,49 +162,49 @@ func (u *upgrading) mapIDs() map[string]ebpf.MapID {
 
 // listen opens a socket in db.
 func (u *upgrading) listen(port uint16) (c *net.UDPConn) {
-	u.t.Helper()
+	u.T.Helper()
 	at := net.UDPAddrFromAddrPort(netip.AddrPortFrom(u.db.Addr4(), port))
 	if err := u.db.Do(func() (err error) { c, err = net.ListenUDP("udp4", at); return err }); err != nil {
-		u.t.Fatal(err)
+		u.T.Fatal(err)
 	}
-	u.t.Cleanup(func() { c.Close() })
+	u.T.Cleanup(func() { c.Close() })
 	return c
 }
 
 // talk begins a connection from web to db, which no rule of the firewall allows to answer.
 func (u *upgrading) talk() {
-	u.t.Helper()
+	u.T.Helper()
 	var c *net.UDPConn
 	at := u.server.LocalAddr().(*net.UDPAddr)
 	if err := u.web.Do(func() (err error) { c, err = net.DialUDP("udp4", nil, at); return err }); err != nil {
-		u.t.Fatal(err)
+		u.T.Fatal(err)
 	}
-	u.t.Cleanup(func() { c.Close() })
+	u.T.Cleanup(func() { c.Close() })
 	u.talks = append(u.talks, c)
 	u.say(c)
 }
 
 // say sends from web to db.
 func (u *upgrading) say(c *net.UDPConn) {
-	u.t.Helper()
+	u.T.Helper()
 	if _, err := c.Write([]byte("from web")); err != nil {
-		u.t.Fatal(err)
+		u.T.Fatal(err)
 	}
 	u.fromWeb++
 	_ = u.server.SetReadDeadline(time.Now().Add(5 * time.Second))
 	if _, from, err := u.server.ReadFromUDP(make([]byte, 64)); err != nil || from.Port != c.LocalAddr().(*net.UDPAddr).Port {
-		u.t.Fatalf("db does not hear web: from %v: %v", from, err)
+		u.T.Fatalf("db does not hear web: from %v: %v", from, err)
 	}
 }
 
 // checkTalks has db speak first on all connections that have ever begun: the answers to what was sent before the upgrade
 // arrive, and what a stranger sends to the same ports does not. Then web speaks, and begins another one.
 func (u *upgrading) checkTalks() {
-	u.t.Helper()
+	u.T.Helper()
 	for i, c := range u.talks {
 		for _, from := range []*net.UDPConn{u.stranger, u.server} {
 			if _, err := from.WriteTo([]byte(fmt.Sprint(from.LocalAddr())), c.LocalAddr()); err != nil {
-				u.t.Fatal(err)
+				u.T.Fatal(err)
 			}
 			u.fromDB++
 		}
@@ -211,7 +212,7 @@ func (u *upgrading) checkTalks() {
 		text := make([]byte, 64)
 		_ = c.SetReadDeadline(time.Now().Add(5 * time.Second))
 		if n, err := c.Read(text); err != nil || string(text[:n]) != u.server.LocalAddr().String() {
-			u.t.Fatalf("connection %d of %d: web hears %q: %v", i, len(u.talks), text[:n], err)
+			u.T.Fatalf("connection %d of %d: web hears %q: %v", i, len(u.talks), text[:n], err)
 		}
 		u.say(c)
 	}
@@ -219,23 +220,23 @@ func (u *upgrading) checkTalks() {
 	var report struct{ Connections []struct{ Protocol string } }
 	u.ask("fw", "connections", &report)
 	if want := len(u.talks) + 1; len(report.Connections) != want { // and the stream
-		u.t.Errorf("the firewall tracks %d connections, want %d", len(report.Connections), want)
+		u.T.Errorf("the firewall tracks %d connections, want %d", len(report.Connections), want)
 	}
 }
 
 // ask reads what a module answers.
 func (n *node) ask(module, route string, v any) {
-	n.t.Helper()
+	n.T.Helper()
 	if err := json.Unmarshal([]byte(n.must("module", "query", module, route, "-o", "json")), v); err != nil {
-		n.t.Fatal(err)
+		n.T.Fatal(err)
 	}
 }
 
 // checkCounts compares what was sent with what the modules have counted over all versions.
 func (u *upgrading) checkCounts(stream uint64) {
-	u.t.Helper()
+	u.T.Helper()
 	if got, want := u.counted("db", "egress", "udp"), stream+u.fromDB; got != want {
-		u.t.Errorf("the counter has %d packets from db, %d were sent", got, want)
+		u.T.Errorf("the counter has %d packets from db, %d were sent", got, want)
 	}
 	type hits struct{ Packets uint64 }
 	var report struct {
@@ -251,12 +252,12 @@ func (u *upgrading) checkCounts(stream uint64) {
 		passed += r.Packets
 	}
 	if want := stream + u.fromDB - u.forbidden + u.fromWeb; passed != want {
-		u.t.Errorf("the firewall has let pass %d packets, want %d: %+v", passed, want, report)
+		u.T.Errorf("the firewall has let pass %d packets, want %d: %+v", passed, want, report)
 	}
 	if got := report.Other["default_ingress"].Packets; got != u.forbidden {
-		u.t.Errorf("the firewall has dropped %d packets, want %d", got, u.forbidden)
+		u.T.Errorf("the firewall has dropped %d packets, want %d", got, u.forbidden)
 	}
 	if drops := get[v1.Module](u.node, "module", "fw").Status.Drops; len(drops) != 1 {
-		u.t.Errorf("drops: %+v", drops)
+		u.T.Errorf("drops: %+v", drops)
 	}
 }

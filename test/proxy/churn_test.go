@@ -17,6 +17,7 @@ import (
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/netlab"
+	"github.com/kerb-edge/kerb/internal/node/nodetest"
 )
 
 // hostState is what may become of connections to a host: ended is odd while it is ceasing to be an instance, and even when the
@@ -93,8 +94,8 @@ func TestChurn(t *testing.T) {
 		if !killed && time.Since(begin) > lasts/2 {
 			killed = true
 			c.begin("the death of the agent")
-			c.n.kill()
-			c.n.start("")
+			c.n.Kill()
+			c.n.Start()
 			c.n.told("web")
 		}
 	}
@@ -115,11 +116,11 @@ func TestChurn(t *testing.T) {
 
 func newChurn(t *testing.T) *churn {
 	t.Helper()
-	n := newNode(t)
-	c := &churn{t: t, n: n, client: host(t, n, "client"), hosts: map[string]*hostState{}, stop: make(chan struct{})}
+	n := &node{nodetest.New(t)}
+	c := &churn{t: t, n: n, client: n.Host("client"), hosts: map[string]*hostState{}, stop: make(chan struct{})}
 	resources := []any{service(c.client)}
 	for i := range churnHosts {
-		h := host(t, n, fmt.Sprintf("h%d", i))
+		h := n.Host(fmt.Sprintf("h%d", i))
 		serve(t, h)
 		c.witness.watch(t, h)
 		resources = append(resources, service(h))
@@ -131,8 +132,8 @@ func newChurn(t *testing.T) *churn {
 	for i := range churnInstances {
 		c.spec.Instances = append(c.spec.Instances, v1.VirtualInstance{Name: fmt.Sprintf("i%d", i), Service: c.takeFree()})
 	}
-	n.start("")
-	n.kerbApply(append(resources, proxyModule(nil), virtualService("web", c.spec))...)
+	n.Start()
+	n.Apply(append(resources, proxyModule(nil), virtualService("web", c.spec))...)
 	n.told("web")
 	return c
 }
@@ -178,7 +179,7 @@ func (c *churn) change() {
 	for _, name := range gone {
 		c.hosts[name].ended.Add(1)
 	}
-	c.n.must(http.MethodPut, "/v1/virtualservices/web", virtualService("web", c.spec), nil)
+	c.n.Must(http.MethodPut, "/v1/virtualservices/web", virtualService("web", c.spec), nil)
 	c.n.told("web")
 	for _, name := range gone {
 		c.hosts[name].ended.Add(1)

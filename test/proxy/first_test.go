@@ -42,12 +42,12 @@ func startManager(t *testing.T, n *node) *manager {
 	if err != nil {
 		t.Skip("needs mosquitto")
 	}
-	config := filepath.Join(n.dir, "mosquitto.conf")
+	config := filepath.Join(n.Dir, "mosquitto.conf")
 	text := fmt.Sprintf("listener %d 127.0.0.1\nallow_anonymous true\npersistence false\nset_tcp_nodelay true\nlog_dest none\nuser root\n", brokerPort)
 	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	broker := n.lab.Node().Command(context.Background(), program, "-c", config)
+	broker := n.Lab.Node().Command(context.Background(), program, "-c", config)
 	if err := broker.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -58,7 +58,7 @@ func startManager(t *testing.T, n *node) *manager {
 	m := &manager{t: t}
 	options := mqtt.NewClientOptions().AddBroker(fmt.Sprintf("tcp://127.0.0.1:%d", brokerPort)).SetClientID("manager")
 	options.SetCustomOpenConnectionFn(func(*url.URL, mqtt.ClientOptions) (c net.Conn, err error) {
-		err = n.lab.Node().Do(func() (err error) {
+		err = n.Lab.Node().Do(func() (err error) {
 			c, err = net.Dial("tcp4", fmt.Sprintf("127.0.0.1:%d", brokerPort))
 			return err
 		})
@@ -66,7 +66,7 @@ func startManager(t *testing.T, n *node) *manager {
 	})
 	options.SetOrderMatters(false)
 	m.client = mqtt.NewClient(options)
-	n.eventually("the broker listens", func() bool {
+	n.Eventually("the broker listens", func() bool {
 		token := m.client.Connect()
 		return token.Wait() && token.Error() == nil
 	})
@@ -143,7 +143,7 @@ func TestFirstPacket(t *testing.T) {
 		return []netip.Addr{servers[0].Addr4()}
 	}
 	warm := netip.MustParseAddrPort("10.30.0.1:8080")
-	n.eventually("the resolver answers", func() bool {
+	n.Eventually("the resolver answers", func() bool {
 		c, err := dialTCP(client, warm)
 		if err == nil {
 			c.Close()

@@ -14,16 +14,8 @@ import (
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/netlab"
+	"github.com/kerb-edge/kerb/internal/node/nodetest"
 )
-
-func host(t *testing.T, n *node, name string) *netlab.Host {
-	t.Helper()
-	h, err := n.lab.Host(name, netlab.HostOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return h
-}
 
 // instance is one that is found by the service of its name, or by its addresses.
 func instance(h *netlab.Host, registered bool) v1.VirtualInstance {
@@ -38,14 +30,15 @@ var bothPorts = []v1.VirtualPort{{Port: port, TargetPort: targetPort}, {Port: po
 // newMesh is a node with a client and servers that the proxy runs on, and one server that it does not.
 func newMesh(t *testing.T, config string, module map[string]any) (n *node, client *netlab.Host, servers []*netlab.Host) {
 	t.Helper()
-	n = newNode(t)
-	client = host(t, n, "client")
-	servers = []*netlab.Host{host(t, n, "web0"), host(t, n, "web1"), host(t, n, "far")}
+	n = &node{nodetest.New(t)}
+	n.Configure(config)
+	client = n.Host("client")
+	servers = []*netlab.Host{n.Host("web0"), n.Host("web1"), n.Host("far")}
 	for _, s := range servers {
 		serve(t, s)
 	}
-	n.start(config)
-	n.kerbApply(service(client), service(servers[0]), service(servers[1]), proxyModule(module))
+	n.Start()
+	n.Apply(service(client), service(servers[0]), service(servers[1]), proxyModule(module))
 	return n, client, servers
 }
 
@@ -63,7 +56,7 @@ func TestServices(t *testing.T) {
 	for name, config := range map[string]map[string]any{"short path": nil, "bridge": {"shortPath": false}} {
 		t.Run(name, func(t *testing.T) {
 			n, client, servers := newMesh(t, "", config)
-			n.kerbApply(virtualService("web", meshSpec(servers, v1.PolicyRoundRobin)))
+			n.Apply(virtualService("web", meshSpec(servers, v1.PolicyRoundRobin)))
 			n.told("web")
 			for i, want := range []string{"ordinary", "peer", "peer"} { // by name: far, web0, web1
 				if got := n.indices()[i]; got.Path != want && config == nil {
@@ -136,7 +129,7 @@ func TestHairpin(t *testing.T) {
 	n, _, servers := newMesh(t, "", nil)
 	spec := meshSpec(servers, v1.PolicyRoundRobin)
 	spec.Instances = spec.Instances[:2]
-	n.kerbApply(virtualService("web", spec))
+	n.Apply(virtualService("web", spec))
 	n.told("web")
 	seen := map[string]int{}
 	for range 4 {
@@ -159,7 +152,7 @@ func TestHairpin(t *testing.T) {
 func TestUnknownIsRefused(t *testing.T) {
 	n, client, servers := newMesh(t, "", map[string]any{"ranges": []string{"10.30.0.0/16", "fdff:2000::/21"}})
 	spec := meshSpec(servers, v1.PolicyRoundRobin)
-	n.kerbApply(virtualService("web", spec))
+	n.Apply(virtualService("web", spec))
 	n.told("web")
 	connects := func(a netip.Addr) error {
 		c, err := dialTCP(client, netip.AddrPortFrom(a, port))
@@ -181,18 +174,18 @@ func TestUnknownIsRefused(t *testing.T) {
 	for i := range spec.Instances {
 		spec.Instances[i].Draining = true
 	}
-	n.kerbApply(virtualService("web", spec))
+	n.Apply(virtualService("web", spec))
 	n.told("web")
 	if err := connects(virtual4); !errors.Is(err, syscall.EHOSTUNREACH) {
 		t.Errorf("all instances drain: %v", err)
 	}
-	n.must(http.MethodDelete, "/v1/virtualservices/web", nil, nil)
-	n.eventually("the address is unknown again", func() bool { return n.knowsNot(virtual4) })
+	n.Must(http.MethodDelete, "/v1/virtualservices/web", nil, nil)
+	n.Eventually("the address is unknown again", func() bool { return n.knowsNot(virtual4) })
 	if err := connects(virtual4); !errors.Is(err, syscall.EHOSTUNREACH) {
 		t.Errorf("virtual no more: %v", err)
 	}
 	spec.Instances[0].Draining = false
-	n.kerbApply(virtualService("web", spec))
+	n.Apply(virtualService("web", spec))
 	n.told("web")
 	if err := connects(virtual4); err != nil {
 		t.Errorf("virtual again: %v", err)
@@ -201,7 +194,7 @@ func TestUnknownIsRefused(t *testing.T) {
 
 func (n *node) knowsNot(a netip.Addr) bool {
 	var services []struct{ Addresses []struct{ Address string } }
-	if n.ask(http.MethodGet, "/v1/modules/px/services", nil, &services) != nil {
+	if n.Get("/v1/modules/px/services", &services) != nil {
 		return false
 	}
 	for _, s := range services {
@@ -217,7 +210,7 @@ func (n *node) knowsNot(a netip.Addr) bool {
 // Connections go on while the agent is dead and when it has come back, and all that it tells then changes nothing.
 func TestAgentDies(t *testing.T) {
 	n, client, servers := newMesh(t, "", nil)
-	n.kerbApply(virtualService("web", meshSpec(servers, v1.PolicyConsistentHash)))
+	n.Apply(virtualService("web", meshSpec(servers, v1.PolicyConsistentHash)))
 	n.told("web")
 	var open []*connection
 	for range 12 {
@@ -243,9 +236,9 @@ func TestAgentDies(t *testing.T) {
 	}
 	before := n.indices()
 	all("before")
-	n.kill()
+	n.Kill()
 	all("while the agent is dead")
-	n.start("")
+	n.Start()
 	n.told("web")
 	all("after its restart")
 	if after := n.indices(); !slices.Equal(before, after) {
@@ -260,8 +253,8 @@ type indexed struct {
 }
 
 func (n *node) indices() (out []indexed) {
-	n.t.Helper()
-	n.must(http.MethodGet, "/v1/modules/px/instances", nil, &out)
+	n.T.Helper()
+	n.Must(http.MethodGet, "/v1/modules/px/instances", nil, &out)
 	return out
 }
 
@@ -270,7 +263,7 @@ func TestRedeployed(t *testing.T) {
 	n, client, servers := newMesh(t, "", nil)
 	spec := v1.VirtualServiceSpec{Ports: bothPorts, Addresses: []v1.VirtualAddress{{Address: virtual4.String()}},
 		Instances: []v1.VirtualInstance{{Name: "only", Service: servers[0].Name()}}}
-	n.kerbApply(virtualService("web", spec))
+	n.Apply(virtualService("web", spec))
 	n.told("web")
 	at := netip.AddrPortFrom(virtual4, port)
 	c, err := dialTCP(client, at)
@@ -287,7 +280,7 @@ func TestRedeployed(t *testing.T) {
 		t.Fatal(name, err)
 	}
 	spec.Instances[0].Service = servers[1].Name()
-	n.kerbApply(virtualService("web", spec))
+	n.Apply(virtualService("web", spec))
 	n.told("web")
 	if err := c.exchange("x"); !errors.Is(err, syscall.ECONNRESET) {
 		t.Errorf("a connection to the process that is gone: %v, want a reset", err)

@@ -31,7 +31,7 @@ func TestScale(t *testing.T) {
 		for i := from; i < min(from+chunk, count); i++ {
 			all = append(all, virtualService(fmt.Sprintf("s%d", i), scaleSpec(i)))
 		}
-		n.must(http.MethodPost, "/v1/apply", all, nil)
+		n.Must(http.MethodPost, "/v1/apply", all, nil)
 	}
 	last := fmt.Sprintf("s%d", count-1)
 	n.told(last)
@@ -43,7 +43,7 @@ func TestScale(t *testing.T) {
 	spec := scaleSpec(0)
 	spec.Instances = []v1.VirtualInstance{instance(servers[0], true)}
 	begin = time.Now()
-	n.must(http.MethodPut, "/v1/virtualservices/s0", virtualService("s0", spec), nil)
+	n.Must(http.MethodPut, "/v1/virtualservices/s0", virtualService("s0", spec), nil)
 	n.told("s0")
 	t.Logf("one of them changed in %v", time.Since(begin))
 	connect := func() {
@@ -55,9 +55,9 @@ func TestScale(t *testing.T) {
 		c.Close()
 	}
 	connect()
-	n.kill()
+	n.Kill()
 	begin = time.Now()
-	n.start("")
+	n.Start()
 	n.told(last)
 	t.Logf("all told again after a restart in %v", time.Since(begin))
 	tell("after that")
@@ -86,7 +86,7 @@ func private(t *testing.T, command string, n *node) int64 {
 		stat, _ := os.ReadFile("/proc/" + e.Name() + "/status")
 		line, _ := os.ReadFile("/proc/" + e.Name() + "/cmdline")
 		words := strings.Split(string(line), "\x00")
-		mine := e.Name() == strconv.Itoa(n.agent.Process.Pid) || strings.Contains(string(stat), fmt.Sprintf("PPid:\t%d\n", n.agent.Process.Pid))
+		mine := e.Name() == strconv.Itoa(n.PID()) || strings.Contains(string(stat), fmt.Sprintf("PPid:\t%d\n", n.PID()))
 		if !mine || len(words) < 2 || words[1] != command {
 			continue
 		}

@@ -18,7 +18,8 @@ import (
 	"github.com/kerb-edge/kerb/internal/cgroup"
 )
 
-// New makes a cgroup below another one (empty for the root), for as long as the test lasts, and returns its directory.
+// New makes a cgroup below another one (empty for the root), for as long as the test lasts, and returns its directory. It goes
+// with whatever runs in it; so do those of the name that killed tests have left.
 func New(t testing.TB, below, name string) string {
 	t.Helper()
 	if os.Getuid() != 0 {
@@ -31,6 +32,7 @@ func New(t testing.TB, below, name string) string {
 	if below == "" {
 		below = mount
 	}
+	sweep(t, filepath.Join(below, name))
 	dir := filepath.Join(below, fmt.Sprintf("%s-%d", name, os.Getpid()))
 	if err := os.Mkdir(dir, 0o755); err != nil {
 		t.Fatal(err)
@@ -39,8 +41,19 @@ func New(t testing.TB, below, name string) string {
 	return dir
 }
 
-// remove waits for processes that have just ended.
+func sweep(t testing.TB, path string) {
+	dirs, _ := filepath.Glob(path + "-*")
+	for _, dir := range dirs {
+		pid, err := strconv.Atoi(strings.TrimPrefix(dir, path+"-"))
+		if err == nil && errors.Is(unix.Kill(pid, 0), unix.ESRCH) {
+			remove(t, dir)
+		}
+	}
+}
+
+// remove kills, and waits for processes that have just ended.
 func remove(t testing.TB, dir string) {
+	_ = os.WriteFile(filepath.Join(dir, "cgroup.kill"), []byte("1"), 0) // since Linux 5.14
 	for range 100 {
 		err := unix.Rmdir(dir)
 		if err == nil || errors.Is(err, unix.ENOENT) {

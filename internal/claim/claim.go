@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package claim makes names a process's own until it ends, however it does, so that others can clear away what it has made
+// under them: a claim is a file of that name, locked by its process.
+package claim
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// ErrTaken is wrapped by Take for a name that a living process has, this one too.
+var ErrTaken = errors.New("a living process has it")
+
+// Dir is a directory of claims. It has to vanish with a reboot, and nobody else may write there.
+type Dir string
+
+// Take claims a name, with a note for whoever clears away after this process.
+func (d Dir) Take(name, note string) (*os.File, error) {
+	if err := os.MkdirAll(string(d), 0o700); err != nil {
+		return nil, err
+	}
+	f, err := d.take(name)
+	for range 20 { // a sweep may be looking at it
+		if !errors.Is(err, ErrTaken) {
+			break
+		}
+		time.Sleep(5 * time.Millisecond)
+		f, err = d.take(name)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("claim %s: %w", name, err)
+	}
+	if _, err := f.WriteString(note); err != nil {
+		return nil, errors.Join(err, Release(f))
+	}
+	return f, nil
+}
+
+func (d Dir) take(name string) (*os.File, error) {
+	f, err := os.OpenFile(filepath.Join(string(d), name), os.O_CREATE|os.O_RDWR|unix.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	if errors.Is(err, unix.EWOULDBLOCK) || err == nil && !isAt(f, f.Name()) {
+		err = ErrTaken // or removed before it was locked
+	}
+	if err != nil {
+		f.Close()
+		return nil, err
+	}
+	return f, nil
+}
+
+func isAt(f *os.File, path string) bool {
+	a, err1 := f.Stat()
+	b, err2 := os.Lstat(path)
+	return err1 == nil && err2 == nil && os.SameFile(a, b)
+}
+
+// Release gives a name back. The file goes while it is locked: who has opened it meanwhile sees that.
+func Release(f *os.File) error {
+	err := os.Remove(f.Name())
+	if errors.Is(err, fs.ErrNotExist) {
+		err = nil
+	}
+	return errors.Join(err, f.Close())
+}
+
+// Sweep calls clear for every name whose process is no more, with its note, and gives the name back if that succeeds.
+func (d Dir) Sweep(clear func(name, note string) error) error {
+	entries, err := os.ReadDir(string(d))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	for _, e := range entries {
+		f, takeErr := d.take(e.Name())
+		if takeErr != nil {
+			continue // its process lives, or another one sweeps
+		}
+		err = errors.Join(err, sweep(f, clear))
+	}
+	return err
+}
+
+func sweep(f *os.File, clear func(name, note string) error) error {
+	note, err := io.ReadAll(f)
+	if err == nil {
+		err = clear(filepath.Base(f.Name()), string(note))
+	}
+	if err != nil {
+		f.Close()
+		return err
+	}
+	return Release(f)
+}

@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package claim
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// TestMain makes the test binary a process that claims a name and waits.
+func TestMain(m *testing.M) {
+	dir := os.Getenv("CLAIM_DIR")
+	if dir == "" {
+		os.Exit(m.Run())
+	}
+	_, err := Dir(dir).Take("other", "of another process")
+	fmt.Println(err)
+	time.Sleep(time.Minute)
+}
+
+// startOther returns when another process has the name.
+func startOther(t *testing.T, d Dir) *exec.Cmd {
+	t.Helper()
+	other := exec.Command(os.Args[0])
+	other.Env = append(os.Environ(), "CLAIM_DIR="+string(d))
+	out, err := other.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := other.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = other.Process.Kill(); _ = other.Wait() })
+	if said, err := bufio.NewReader(out).ReadString('\n'); err != nil || said != "<nil>\n" {
+		t.Fatalf("the other process says %q, %v", said, err)
+	}
+	return other
+}
+
+func TestClaims(t *testing.T) {
+	d := Dir(t.TempDir())
+	own, err := d.Take("own", "mine")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 2 { // killed, and started again
+		other := startOther(t, d)
+		for _, name := range []string{"own", "other"} {
+			if _, err := d.Take(name, ""); !errors.Is(err, ErrTaken) {
+				t.Errorf("a claimed name: %v", err)
+			}
+		}
+		d.check(t)
+		_ = other.Process.Kill()
+		_ = other.Wait()
+		d.check(t, "other: of another process")
+		d.check(t)
+	}
+	if err := Release(own); err != nil {
+		t.Error(err)
+	}
+	d.check(t)
+	if left, err := os.ReadDir(string(d)); err != nil || len(left) > 0 {
+		t.Errorf("left in the directory: %v, %v", left, err)
+	}
+}
+
+// check compares what a sweep finds.
+func (d Dir) check(t *testing.T, want ...string) {
+	t.Helper()
+	var got []string
+	if err := d.Sweep(func(name, note string) error { got = append(got, name+": "+note); return nil }); err != nil || !cmp.Equal(got, want) {
+		t.Errorf("a sweep finds %q, %v, want %q", got, err, want)
+	}
+}
+
+// What cannot be cleared away is found by the next sweep, too.
+func TestSweepFails(t *testing.T) {
+	d := Dir(t.TempDir())
+	other := startOther(t, d)
+	_ = other.Process.Kill()
+	_ = other.Wait()
+	bad := errors.New("busy")
+	if err := d.Sweep(func(string, string) error { return bad }); !errors.Is(err, bad) {
+		t.Errorf("a failed sweep: %v", err)
+	}
+	d.check(t, "other: of another process")
+}
+
+// Sweeps do not take a name from under who is claiming it.
+func TestSweepsMeanwhile(t *testing.T) {
+	d, done := Dir(t.TempDir()), make(chan struct{})
+	go func() {
+		defer close(done)
+		for i := range 500 {
+			f, err := d.Take(fmt.Sprint("name", i%3), "")
+			if err != nil {
+				t.Error(err)
+				continue
+			}
+			if !isAt(f, f.Name()) {
+				t.Error("a claimed name is free")
+			}
+			if err := Release(f); err != nil {
+				t.Error(err)
+			}
+		}
+	}()
+	for {
+		select {
+		case <-done:
+			return
+		default:
+		}
+		if err := d.Sweep(func(string, string) error { return nil }); err != nil {
+			t.Fatal(err)
+		}
+	}
+}

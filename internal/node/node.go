@@ -1,0 +1,275 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package node runs the real agent in a namespace, with directories of its own: what benchmarks measure and tests test is what
+// an operator gets.
+package node
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/cilium/ebpf"
+
+	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/netlab"
+	"github.com/kerb-edge/kerb/internal/paths"
+	"github.com/kerb-edge/kerb/internal/scratch"
+)
+
+// patience is how long an agent may take to start, to end, and to answer, on a busy machine.
+const patience = time.Minute
+
+// Node is a place for one agent, which may run.
+type Node struct {
+	paths.Paths
+	Dir    string // of all files, also for packages; Close removes it
+	Binary string // kerb
+
+	ns    *netlab.Namespace
+	http  *http.Client
+	agent *exec.Cmd // nil while none runs
+	ended chan struct{}
+	err   error // how it ended
+}
+
+// Start runs an agent, this very binary, in a namespace, and returns when it answers.
+func Start(ns *netlab.Namespace) (*Node, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	return StartBinary(ns, self)
+}
+
+// StartBinary is Start with a binary other than this one, such as a copy that shares no memory with this process.
+func StartBinary(ns *netlab.Namespace, binary string) (*Node, error) {
+	n, err := New(ns, binary)
+	if err != nil {
+		return nil, err
+	}
+	if err := n.Start(); err != nil {
+		return nil, errors.Join(err, n.Close())
+	}
+	return n, nil
+}
+
+// New prepares a node without an agent, whose configuration is empty.
+func New(ns *netlab.Namespace, binary string) (*Node, error) {
+	dir, err := scratch.Dir()
+	if err != nil {
+		return nil, err
+	}
+	n := &Node{ns: ns, Binary: binary, Dir: dir, Paths: paths.Paths{Config: filepath.Join(dir, "kerb.yaml"), State: filepath.Join(dir, "state"),
+		Run: filepath.Join(dir, "run"), BPF: scratch.Pins(dir)}}
+	n.http = &http.Client{Timeout: patience, Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, "unix", n.Socket())
+	}}}
+	if err := errors.Join(os.Chmod(dir, 0o711), n.Configure("")); err != nil { // control planes are other users
+		return nil, errors.Join(err, scratch.Remove(dir))
+	}
+	return n, nil
+}
+
+// Configure writes the configuration of agents that are started from now on.
+func (n *Node) Configure(text string) error { return os.WriteFile(n.Config, []byte(text), 0o600) }
+
+// Flags are those of an agent and of a purge.
+func (n *Node) Flags() []string {
+	return []string{"--state", n.State, "--run", n.Run, "--bpf", n.BPF, "--config", n.Config}
+}
+
+// Command prepares a command of the operator. Lab.Close kills it.
+func (n *Node) Command(ctx context.Context, args ...string) *exec.Cmd {
+	cmd := n.ns.Command(ctx, n.Binary, args...)
+	cmd.Env = append(os.Environ(), "KERB_SOCKET="+n.Socket(), "TMPDIR="+n.Dir)
+	return cmd
+}
+
+// LogFile has what all agents said.
+func (n *Node) LogFile() string { return filepath.Join(n.Dir, "agent.log") }
+
+// Log is what all agents said.
+func (n *Node) Log() string {
+	text, _ := os.ReadFile(n.LogFile())
+	return string(text)
+}
+
+// Start runs an agent and returns when it answers.
+func (n *Node) Start(flags ...string) error {
+	log, err := os.OpenFile(n.LogFile(), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	defer log.Close()
+	cmd := n.ns.Command(context.Background(), n.Binary, slices.Concat([]string{"agent"}, n.Flags(), flags)...)
+	cmd.Stdout, cmd.Stderr = log, log
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	n.agent, n.ended = cmd, make(chan struct{})
+	go func(ended chan struct{}) {
+		n.err = cmd.Wait()
+		close(ended)
+	}(n.ended)
+	return n.await()
+}
+
+func (n *Node) await() error {
+	for deadline := time.Now().Add(patience); ; {
+		err := n.Call(http.MethodGet, "/v1/status", nil, nil)
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-n.ended:
+			return fmt.Errorf("the agent has ended: %w; it said: %s", n.err, n.Log())
+		case <-time.After(5 * time.Millisecond):
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("the agent does not answer: %w; it said: %s", err, n.Log())
+		}
+	}
+}
+
+// Running tells whether an agent was started and not ended.
+func (n *Node) Running() bool { return n.agent != nil }
+
+// PID is the agent's process.
+func (n *Node) PID() int { return n.agent.Process.Pid }
+
+// Kill ends the agent by kill -9.
+func (n *Node) Kill() {
+	_ = n.agent.Process.Kill()
+	<-n.ended
+	n.agent = nil
+}
+
+// Stop ends the agent as systemd does.
+func (n *Node) Stop() error {
+	_ = n.agent.Process.Signal(syscall.SIGTERM)
+	select {
+	case <-n.ended:
+	case <-time.After(patience):
+		n.Kill()
+		return fmt.Errorf("the agent does not end on SIGTERM; it said: %s", n.Log())
+	}
+	n.agent = nil
+	if n.err != nil {
+		return fmt.Errorf("after SIGTERM the agent ended with %w; it said: %s", n.err, n.Log())
+	}
+	return nil
+}
+
+// Purge removes what the agent, which has ended, has left in the kernel.
+func (n *Node) Purge() error {
+	if out, err := n.Command(context.Background(), append([]string{"purge"}, n.Flags()...)...).CombinedOutput(); err != nil {
+		return fmt.Errorf("purge: %w: %s", err, out)
+	}
+	return nil
+}
+
+// Close ends the agent, if one runs, and removes all that it left.
+func (n *Node) Close() error {
+	var err error
+	if n.Running() {
+		err = n.Stop()
+	}
+	n.http.CloseIdleConnections()
+	return errors.Join(err, n.Purge(), scratch.Remove(n.Dir))
+}
+
+// Call makes a request to the agent. Its answer goes into a value, or nowhere if that is nil.
+func (n *Node) Call(method, path string, body, into any) error {
+	text, err := json.Marshal(body)
+	if err != nil {
+		return err
+	}
+	r, err := http.NewRequest(method, "http://kerb"+path, bytes.NewReader(text))
+	if err != nil {
+		return err
+	}
+	r.Header.Set("Content-Type", "application/json")
+	answer, err := n.http.Do(r)
+	if err != nil {
+		return err
+	}
+	defer answer.Body.Close()
+	if text, err = io.ReadAll(answer.Body); err != nil {
+		return err
+	}
+	if answer.StatusCode >= http.StatusMultipleChoices {
+		return fmt.Errorf("%s %s: %s: %s", method, path, answer.Status, text)
+	}
+	if into == nil {
+		return nil
+	}
+	return json.Unmarshal(text, into)
+}
+
+// Apply gives resources to the agent and returns when they are in effect.
+func (n *Node) Apply(resources ...any) error {
+	return n.Call(http.MethodPost, "/v1/apply", resources, nil)
+}
+
+// Put gives the agent one resource at its own path and returns when it is in effect.
+func (n *Node) Put(path string, resource any) error {
+	return n.Call(http.MethodPut, path, resource, nil)
+}
+
+// Get reads what the agent answers on a path.
+func (n *Node) Get(path string, into any) error { return n.Call(http.MethodGet, path, nil, into) }
+
+// Delete removes the resource at a path and returns when that is in effect.
+func (n *Node) Delete(path string) error { return n.Call(http.MethodDelete, path, nil, nil) }
+
+// Chain opens the program that services run in a direction, "ingress" or "egress"; ifindex says on which interface, 0 any.
+func (n *Node) Chain(direction string, ifindex int) (*ebpf.Program, error) {
+	var chains []v1.Chain
+	if err := n.Get("/v1/chains", &chains); err != nil {
+		return nil, err
+	}
+	for _, c := range chains {
+		here := func(p v1.Instance) bool { return ifindex == 0 || p.Ifindex == ifindex }
+		if c.Direction == direction && slices.ContainsFunc(c.Points, here) {
+			return ebpf.NewProgramFromID(ebpf.ProgramID(c.Program))
+		}
+	}
+	return nil, fmt.Errorf("the agent runs no chain on %s of a service", direction)
+}
+
+// Module is a resource for a package on the services with the label.
+func Module(name, pkg, selector string, config map[string]any) v1.Module {
+	return v1.Module{
+		TypeMeta: v1.TypeMeta{APIVersion: v1.APIVersion, Kind: v1.KindModule},
+		Metadata: v1.ObjectMeta{Name: name},
+		Spec: v1.ModuleSpec{Package: pkg, Config: config, Attach: v1.Attach{Services: selector},
+			Order: v1.Order{Priority: v1.DefaultPriority}},
+	}
+}
+
+// Service is a resource for a host of the lab, labelled app=NAME and as the labels KEY=VALUE say.
+func Service(h *netlab.Host, labels ...string) v1.Service {
+	s := v1.Service{
+		TypeMeta: v1.TypeMeta{APIVersion: v1.APIVersion, Kind: v1.KindService},
+		Metadata: v1.ObjectMeta{Name: h.Name(), Labels: map[string]string{"app": h.Name()}},
+		Spec:     v1.ServiceSpec{Netns: h.Path()},
+	}
+	for _, l := range labels {
+		key, value, _ := strings.Cut(l, "=")
+		s.Metadata.Labels[key] = value
+	}
+	return s
+}

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nodetest
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"github.com/kerb-edge/kerb/internal/netlab"
+	"github.com/kerb-edge/kerb/internal/scratch"
+)
+
+// Kerb is kerb as it is in the tree, while Main runs the tests.
+var Kerb string
+
+// Main runs a package's tests, beside which those of other packages and other runs may go on. It clears away what killed runs
+// have left, builds kerb, and lets the package prepare what else it needs, in a directory that every user may enter.
+func Main(m *testing.M, prepare ...func(dir string) error) int {
+	if os.Geteuid() != 0 {
+		return m.Run() // tests of nodes skip
+	}
+	dir, err := scratch.Dir()
+	if err != nil {
+		return fail(err)
+	}
+	defer scratch.Remove(dir)
+	Kerb = filepath.Join(dir, "kerb")
+	err = errors.Join(scratch.Sweep(), netlab.SweepDead(), os.Chmod(dir, 0o711), Build(Kerb, "github.com/kerb-edge/kerb/cmd/kerb"))
+	for _, do := range prepare {
+		err = errors.Join(err, do(dir))
+	}
+	if err != nil {
+		return fail(err)
+	}
+	return m.Run()
+}
+
+func fail(err error) int {
+	fmt.Fprintln(os.Stderr, err)
+	return 1
+}
+
+// Build makes a static program from a package of this module.
+func Build(program, pkg string, flags ...string) error {
+	cmd := exec.Command("go", append(append([]string{"build"}, flags...), "-o", program, pkg)...)
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("build %s: %w\n%s", pkg, err, out)
+	}
+	return nil
+}
