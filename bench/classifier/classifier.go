@@ -2,10 +2,11 @@
 
 // Package classifier is `kerb bench classifier`: inference in the kernel against user space. mlp-* and forest-* are one
 // inference, against the same arithmetic in C, scalar (user) and in vectors (user-best). rpl/* are the published windows: their
-// accuracy, agreement with floating point, and the evaluation of the 12 sources of a window, against three system calls per
-// source (user, as published) and one for all (user-best), and what frames find that go through a chain with the model in the kernel,
-// in the control plane (user), with the classifier but no model (none), and without it (bare). per-packet/* have the model asked for
-// each frame, change/* replace it while frames flow.
+// accuracy, agreement with floating point, and the evaluation of the 12 sources of a window, by packets that count in it (kernel)
+// and with a look-up of each source (kernel-lookup), against three system calls per source (user, as published) and one for all
+// (user-best), and what frames find that go through a chain with the model in the kernel, in the control plane (user), with the
+// classifier but no model (none), and without it (bare). per-packet/* have the model asked for each frame, change/* replace it
+// while frames flow.
 package classifier
 
 import (
@@ -144,21 +145,30 @@ func (e *experiment) put(d *model.Document) error {
 
 // trials measure one thing in the kernel and in user space.
 func (e *experiment) trials(metric string, arguments []string, kernel func() (float64, error)) []bench.Trial {
-	sample := func(ns float64, err error) ([]bench.Sample, error) {
-		return []bench.Sample{{Metric: metric, Stat: "p50", Unit: "ns", Value: ns}}, err
-	}
 	user := func(ctx context.Context, how string) ([]bench.Sample, error) {
 		own := strings.Split(strings.Replace(strings.Join(arguments, " "), "scalar", how, 1), " ")
-		return sample(e.user(ctx, own))
+		return sample(metric)(e.user(ctx, own))
 	}
 	return []bench.Trial{
-		{Config: "kernel", Measure: func(context.Context) (samples []bench.Sample, err error) {
-			err = traffic.Pinned(1, func() error { samples, err = sample(kernel()); return err })
-			return samples, err
-		}},
+		inKernel("kernel", metric, kernel),
 		{Config: "user", Measure: func(ctx context.Context) ([]bench.Sample, error) { return user(ctx, "scalar") }},
 		{Config: "user-best", Measure: func(ctx context.Context) ([]bench.Sample, error) { return user(ctx, "vector") }},
 	}
+}
+
+func inKernel(config, metric string, measure func() (float64, error)) bench.Trial {
+	return bench.Trial{Config: config, Measure: func(context.Context) ([]bench.Sample, error) { return sample(metric)(pinned(measure)) }}
+}
+
+func sample(metric string) func(float64, error) ([]bench.Sample, error) {
+	return func(ns float64, err error) ([]bench.Sample, error) {
+		return []bench.Sample{{Metric: metric, Stat: "p50", Unit: "ns", Value: ns}}, err
+	}
+}
+
+func pinned(measure func() (float64, error)) (ns float64, err error) {
+	err = traffic.Pinned(1, func() error { ns, err = measure(); return err })
+	return ns, err
 }
 
 func (e *experiment) user(ctx context.Context, arguments []string) (float64, error) {

@@ -55,7 +55,9 @@ func (e *experiment) judge(ctx context.Context, window, suffix string, d *model.
 	if err := e.put(d); err != nil {
 		return err
 	}
-	return e.run.Interleave(ctx, "rpl/"+window, e.trials("inference"+suffix, []string{"window", cmp.Or(d.Arithmetic, model.Q15), "scalar"}, e.kernel.Window)...)
+	metric, arguments := "inference"+suffix, []string{"window", cmp.Or(d.Arithmetic, model.Q15), "scalar"}
+	trials := append(e.trials(metric, arguments, e.kernel.Window), inKernel("kernel-lookup", metric, e.kernel.WindowLookUp))
+	return e.run.Interleave(ctx, "rpl/"+window, trials...)
 }
 
 // decide runs the model on all rows, in the kernel.

@@ -2,8 +2,8 @@
 
 //go:build ignore
 
-/* The classifier's engine with nothing around it, and the evaluation of a window of the published study: the counters of each
- * source from a map, then the model. */
+/* The classifier's engine with nothing around it, and the evaluation of a window of the published study: what was counted of each
+ * source, then the model. */
 #include "../../modules/classifier/alone.h"
 
 /* Inference and nothing else, of the features that judge left. */
@@ -22,7 +22,8 @@ int nothing(struct xdp_md *ctx)
 #define SOURCES 12 /* of the published network */
 
 struct counters {
-	__u32 kind[4]; /* DIS, DIO, DAO, others */
+	__u32 kind[4];	 /* DIS, DIO, DAO, others */
+	__u32 before[4]; /* as they were when the window began */
 };
 
 struct {
@@ -32,22 +33,53 @@ struct {
 	__type(value, struct counters);
 } sources SEC(".maps");
 
-SEC("xdp")
-int window(struct xdp_md *ctx)
+static __always_inline int evaluate(struct counters *c, struct cls_scratch *s)
+{
+	for (__u32 i = 0; i < 4; i++) {
+		cls_feature(s, i, c->kind[i] - c->before[i]);
+		c->before[i] = c->kind[i];
+	}
+	return cls_infer(CLS_LIVE) ? -1 : s->decision[CLS_LIVE].class;
+}
+
+/* A message of each source, counted if packets come for that, and the evaluation of its window. */
+static __always_inline int each(int counts, int evaluates)
 {
 	struct cls_scratch *s = cls_scratch();
-	int found = 0;
+	int found = 0, class = 0;
 
 	for (__u64 key = 0; key < SOURCES; key++) {
 		struct counters *c = bpf_map_lookup_elem(&sources, &key);
 
 		if (!c || !s)
 			return XDP_ABORTED;
-		for (__u32 i = 0; i < 4; i++)
-			cls_feature(s, i, c->kind[i]);
-		if (cls_infer(CLS_LIVE))
+		if (counts)
+			__sync_fetch_and_add(&c->kind[3], 1);
+		if (evaluates)
+			class = evaluate(c, s);
+		if (class < 0)
 			return XDP_ABORTED;
-		found += s->decision[CLS_LIVE].class;
+		found += class;
 	}
 	return XDP_PASS + (found > SOURCES);
+}
+
+SEC("xdp")
+int count(struct xdp_md *ctx)
+{
+	return each(1, 0);
+}
+
+/* As the classifier does it: the packet that ends a window has its source at hand, as it is to be counted. */
+SEC("xdp")
+int count_and_evaluate(struct xdp_md *ctx)
+{
+	return each(1, 1);
+}
+
+/* Without packets: sources are looked up to be judged. */
+SEC("xdp")
+int look_up_and_evaluate(struct xdp_md *ctx)
+{
+	return each(0, 1);
 }

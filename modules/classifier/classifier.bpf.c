@@ -24,7 +24,7 @@ static __noinline int extract(struct kerb_pkt *pkt, __u32 local)
 /* A later packet judges what waits if it comes after a pause of a tick of the clock. */
 static __always_inline int judges_later(const struct cls_work *w)
 {
-	return (deferred == CLS_NEXT_PACKET || (deferred == CLS_TIMER && !KERB_HAS(timer_init))) && w->now != w->before;
+	return deferred == CLS_NEXT_PACKET && w->now != w->before;
 }
 
 static __always_inline int classify(struct kerb_pkt *pkt, __u32 local)
@@ -36,7 +36,7 @@ static __always_inline int classify(struct kerb_pkt *pkt, __u32 local)
 		return KERB_NEXT;
 	kerb_forget(pkt);
 	cls_count(CLS_COUNT_PACKETS);
-	if ((deferred == CLS_TIMER || lapse_ns) && KERB_HAS(timer_init))
+	if (deferred == CLS_TIMER || lapse_ns)
 		cls_start_timer();
 	w->due = 0;
 	verdict = extract(pkt, local);

@@ -40,7 +40,7 @@ enum cls_when {
 enum cls_deferred {
 	CLS_AT_ONCE = 0,     /* on the packet that makes an evaluation due */
 	CLS_NEXT_PACKET = 1, /* on a later packet that comes after a pause of a tick of the clock */
-	CLS_TIMER = 2,	     /* on a timer, off the packets' path (Linux 5.15) */
+	CLS_TIMER = 2,	     /* on a timer, off the packets' path */
 	CLS_USER = 3,	     /* in the control plane, which reads windows */
 };
 

@@ -93,7 +93,7 @@ struct cls_model {
 /* Nodes of trees are words, children side by side, and the first ones are the roots.
  *
  *	63          32 31               22 21             0
- *	[ threshold   | offset of feature | offset of left ]	both in bytes
+ *	[ threshold   | offset of feature | offset of left ]	both in bytes; that of left ends with a 1
  *
  * Right is taken when the feature is greater than the threshold. A leaf is its own left child, its feature is `never`, and
  * its threshold is the value. */

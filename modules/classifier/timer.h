@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* What happens off the packets' path, from Linux 5.15 on: the models' work (CLS_TIMER), and the end of windows whose sources have
- * fallen silent: who stops to attack is judged, too. */
+/* What happens off the packets' path: the models' work (CLS_TIMER), and the end of windows whose sources have fallen silent: who
+ * stops to attack is judged, too. */
 #ifndef CLS_TIMER_H
 #define CLS_TIMER_H
 

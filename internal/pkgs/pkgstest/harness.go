@@ -16,12 +16,16 @@ import (
 
 var built = sync.OnceValues(Build)
 
-// Package is what Build gives, built once for all tests.
+// Package is what Build gives, built once for all tests. On kernels that lack what it requires, the test is skipped.
 func Package(t testing.TB) *pkgs.Package {
 	t.Helper()
 	p, err := built()
 	if err != nil {
 		t.Fatal(err)
+	}
+	var missing *pkgs.FeatureError
+	if errors.As(p.CheckFeatures(), &missing) {
+		t.Skip(missing)
 	}
 	return p
 }

@@ -65,7 +65,7 @@ func (f *packing) average(bits int) {
 
 // leaf leads to itself: its feature is less than every threshold.
 func (f *packing) leaf(at int, value int64) {
-	f.words[at] = uint64(value)<<32 | never<<nodeFeature | uint64(at*8)
+	f.words[at] = uint64(value)<<32 | never<<nodeFeature | uint64(at*8+1)
 }
 
 // place is where a node of a tree lies among the words.
@@ -87,7 +87,7 @@ func (f *packing) tree(tree Nodes, root, bits int) (leaves []place) {
 			}
 			left := len(f.words)
 			f.words = append(f.words, 0, 0)
-			f.words[at.at] = uint64(f.threshold(at.node))<<32 | uint64(f.index[at.node.Feature]*8)<<nodeFeature | uint64(left*8)
+			f.words[at.at] = uint64(f.threshold(at.node))<<32 | uint64(f.index[at.node.Feature]*8)<<nodeFeature | uint64(left*8+1)
 			next = append(next, place{&tree[at.node.Left], left}, place{&tree[at.node.Right], left + 1})
 		}
 		level = next
