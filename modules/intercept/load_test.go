@@ -61,7 +61,7 @@ func TestLayouts(t *testing.T) {
 	for name, mirror := range map[string]any{
 		"icpt_range": rangeEntry{}, "icpt_prefix": prefixEntry{}, "icpt_bytes": bytesEntry{}, "icpt_class": classEntry{}, "icpt_table": tableEntry{},
 		"icpt_flow": flowEntry{}, "icpt_counts": countsEntry{}, "icpt_record": Record{}, "icpt_late": late{}, "icpt_state": state{},
-		"icpt_control": control64{},
+		"icpt_control": control64{}, "icpt_sockets": socketsEntry{},
 	} {
 		var s *btf.Struct
 		if err := spec.Types.TypeByName(name, &s); err != nil {

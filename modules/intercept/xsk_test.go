@@ -164,15 +164,15 @@ func TestXSK(t *testing.T) {
 		}
 	}
 	live := sdk.Live{Maps: k.maps, Interface: func() []sdk.Instance { return []sdk.Instance{{Ifindex: uint32(ifindex)}} }}
-	for _, wrong := range []*socket{nil, {uint32(ifindex) + 1, 0}, {uint32(ifindex), queues}} {
+	for _, wrong := range []*socket{nil, {Ifindex: uint32(ifindex) + 1}, {Ifindex: uint32(ifindex), Queue: queues}} {
 		if placeSocket(live, 0, wrong, x.fd) == nil {
 			t.Errorf("%+v was taken", wrong)
 		}
 	}
-	if placeSocket(live, 0, &socket{uint32(ifindex), 0}, int(os.Stdin.Fd())) == nil {
+	if placeSocket(live, 0, &socket{Ifindex: uint32(ifindex), Queue: 0}, int(os.Stdin.Fd())) == nil {
 		t.Error("standard input was taken for a socket")
 	}
-	if err := placeSocket(live, 0, &socket{uint32(ifindex), 0}, x.fd); err != nil {
+	if err := placeSocket(live, 0, &socket{Ifindex: uint32(ifindex), Queue: 0}, x.fd); err != nil {
 		t.Fatal(err)
 	}
 	before := now()
