@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+
+	"golang.org/x/sys/unix"
 )
 
 // port is where all packets go: the published one.
@@ -70,6 +72,22 @@ var enduring = []string{"ringbuf-adaptive-eager", "socket"}
 
 // errLeftOut is wrapped when something cannot be measured here.
 var errLeftOut = errors.New("cannot be measured")
+
+// possible tells why not: kernels with PREEMPT_RT have no busy polling of sockets.
+func (c config) possible() error {
+	if c.wait != "busy" {
+		return nil
+	}
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_BUSY_POLL, 1); errors.Is(err, unix.ENOPROTOOPT) {
+		return fmt.Errorf("%w: this kernel has no SO_BUSY_POLL", errLeftOut)
+	}
+	return nil
+}
 
 // arguments are the receiver's.
 func (c config) arguments(p *place, cpu int) []string {

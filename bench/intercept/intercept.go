@@ -116,6 +116,9 @@ func (e *experiment) runLoad(ctx context.Context, l load) (err error) {
 			continue
 		}
 		p, err := e.place(c.hook)
+		if err == nil {
+			err = c.possible()
+		}
 		if errors.Is(err, errLeftOut) {
 			e.run.Note("%s is left out: %v", c.name, err)
 			continue

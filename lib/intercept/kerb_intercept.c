@@ -17,6 +17,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "bell.h"
 #include "connection.h"
 #include "record.h"
 #include "source.h"
@@ -24,6 +25,8 @@
 #include "wait.h"
 
 #define MS 1000000ULL
+
+#define BELL_TIME (100 * MS) /* a sleep is no longer: should no bell ring when one should, it is not for long */
 
 enum { AWAKE = 950 }; /* the tail is that of sleeping, for half of the CPU time that 990 takes */
 
@@ -45,6 +48,7 @@ struct kerb_intercept {
 	uint64_t attend, generation; /* attend: when to look after the connection again */
 	struct ring ring;
 	struct xsk xsk;
+	struct bells bells;
 	struct controls controls;
 	struct icpt_state *state;
 
@@ -187,14 +191,14 @@ static int enter(struct kerb_intercept *k, const char *answer, const int *fds)
 	return 0;
 }
 
-/* give_socket has the class's packets go to the AF_XDP socket. */
-static int give_socket(const struct kerb_intercept *k, int conn)
+/* give_socket has the class's packets go to an AF_XDP socket, or ring it. */
+static int give_socket(int conn, const struct xsk *x, bool bell)
 {
 	char line[LINE], why[LINE];
 	int fds[DESCRIPTORS], n, code;
 
-	snprintf(line, sizeof(line), "{\"xsk\": {\"ifindex\": %u, \"queue\": %u}}", k->xsk.ifindex, k->xsk.queue);
-	code = say(conn, line, k->xsk.fd);
+	snprintf(line, sizeof(line), "{\"xsk\": {\"ifindex\": %u, \"queue\": %u, \"bell\": %s}}", x->ifindex, x->queue, bell ? "true" : "false");
+	code = say(conn, line, x->fd);
 	if (code)
 		return fail(-code, "AF_XDP: hand over the socket: %s", strerror(-code));
 	if (hear(conn, line, 0, fds, &n) <= 0)
@@ -202,6 +206,22 @@ static int give_socket(const struct kerb_intercept *k, int conn)
 	close_all(fds, n);
 	text(line, "error", why, sizeof(why));
 	return *why ? fail(EPROTO, "AF_XDP: %s", why) : 0;
+}
+
+/* hang_bells has the kernel part wake this receiver by sockets, if the module offers that and it may have such. */
+static void hang_bells(struct kerb_intercept *k, int conn, const char *answer)
+{
+	uint32_t ifindex = (uint32_t)number(answer, "bell");
+	char address[NAME];
+
+	text(answer, "mac", address, sizeof(address));
+	if (!ifindex || k->xsk.fd >= 0 || k->options.wait == KERB_WAIT_SPIN || !bells_open(&k->bells, ifindex, address)) {
+		bells_close(&k->bells);
+		return;
+	}
+	for (int i = 0; i < k->bells.n; i++)
+		if (give_socket(conn, &k->bells.of[i], true))
+			bells_close(&k->bells);
 }
 
 /* join connects and opens the class; a receiver that has it already goes on with what is there now. */
@@ -218,11 +238,12 @@ static int join(struct kerb_intercept *k, bool takeover)
 	else if (!code)
 		code = enter(k, answer, fds);
 	if (!code && k->xsk.fd >= 0)
-		code = give_socket(k, conn);
+		code = give_socket(conn, &k->xsk, false);
 	if (code) {
 		close(conn);
 		return code;
 	}
+	hang_bells(k, conn, answer);
 	k->conn = conn;
 	k->restarted = false;
 	return 0;
@@ -308,6 +329,7 @@ void kerb_intercept_close(struct kerb_intercept *k)
 		unmap_controls(&k->controls);
 	}
 	xsk_close(&k->xsk);
+	bells_close(&k->bells);
 	if (k->conn >= 0)
 		close(k->conn);
 	if (k->schedstat >= 0)
@@ -428,12 +450,12 @@ static int attend(struct kerb_intercept *k, uint64_t now)
 	return 0;
 }
 
-static void settle(struct kerb_intercept *k) { __atomic_store_n(&k->state->waiting, 0, __ATOMIC_RELAXED); }
+static void settle(struct kerb_intercept *k) { __atomic_store_n(&k->state->waiting, ICPT_AWAKE, __ATOMIC_RELAXED); }
 
-int kerb_intercept_arm(struct kerb_intercept *k)
+static int arm(struct kerb_intercept *k, enum icpt_waiting how)
 {
 	kerb_intercept_release(k);
-	__atomic_store_n(&k->state->waiting, 1, __ATOMIC_SEQ_CST);
+	__atomic_store_n(&k->state->waiting, (uint32_t)how, __ATOMIC_SEQ_CST);
 	__atomic_thread_fence(__ATOMIC_SEQ_CST); /* the kernel delivers, then looks; we say, then look */
 	if (!pending(k))
 		return 0;
@@ -441,21 +463,34 @@ int kerb_intercept_arm(struct kerb_intercept *k)
 	return 1;
 }
 
+int kerb_intercept_arm(struct kerb_intercept *k) { return arm(k, ICPT_BY_RING); }
+
 /* look at this thread; how long it waited only where late packets are told of: that is as expensive as a packet. */
 static struct look look(const struct kerb_intercept *k) { return look_at_thread(k->state->deadline ? k->schedstat : -1); }
+
+static uint64_t earlier(uint64_t a, uint64_t b) { return a < b ? a : b; }
 
 /* doze sleeps until a packet comes, or a time. Whether a packet came is 1. */
 static int doze(struct kerb_intercept *k, uint64_t now, uint64_t until)
 {
-	struct pollfd fds[] = { { .fd = k->ring.fd, .events = POLLIN }, { .fd = k->xsk.fd, .events = POLLIN },
+	struct pollfd fds[3 + BELLS] = { { .fd = k->ring.fd, .events = POLLIN }, { .fd = k->xsk.fd, .events = POLLIN },
 		{ .fd = k->conn, .events = POLLIN } };
-	struct timespec t = timespec_of(until > now ? until - now : 0);
+	struct timespec t;
+	bool broken;
 	int n, code;
 
-	k->before = look(k);
-	if (kerb_intercept_arm(k))
+	if (k->bells.n)
+		until = earlier(until, now + BELL_TIME);
+	for (int i = 0; i < k->bells.n; i++)
+		fds[3 + i] = (struct pollfd){ .fd = k->bells.of[i].fd, .events = POLLIN };
+	t = timespec_of(until > now ? until - now : 0);
+	if (k->options.wait != KERB_WAIT_SLEEP || k->state->deadline) /* a system call: a sleeper need not know who held it up */
+		k->before = look(k);
+	if (arm(k, k->bells.n ? ICPT_BY_BELL : ICPT_BY_RING)) {
+		bells_heard(&k->bells, false);
 		return 1;
-	n = ppoll(fds, 3, until == UINT64_MAX ? NULL : &t, NULL);
+	}
+	n = ppoll(fds, 3 + (nfds_t)k->bells.n, until == UINT64_MAX ? NULL : &t, NULL);
 	code = errno;
 	settle(k);
 	if (n < 0)
@@ -464,6 +499,11 @@ static int doze(struct kerb_intercept *k, uint64_t now, uint64_t until)
 		return fail(ENODEV, "the interface of the class has gone");
 	if (fds[2].revents)
 		k->attend = 0;
+	broken = !n && ring_pending(&k->ring) && until == now + BELL_TIME;
+	for (int i = 0; i < k->bells.n; i++)
+		broken |= fds[3 + i].revents & (POLLERR | POLLHUP | POLLNVAL);
+	if (!bells_heard(&k->bells, fds[0].revents) || broken)
+		bells_close(&k->bells);
 	return n > 0;
 }
 
@@ -483,8 +523,6 @@ static void notice(struct kerb_intercept *k, uint64_t now)
 	}
 	k->before = l;
 }
-
-static uint64_t earlier(uint64_t a, uint64_t b) { return a < b ? a : b; }
 
 /* sleep_for carries out a step other than spinning. */
 static int sleep_for(struct kerb_intercept *k, struct wait_step step, uint64_t now, uint64_t until)

@@ -54,6 +54,7 @@ struct xsk_queue {
 struct xsk {
 	int fd; /* -1: not in use */
 	bool busy; /* the receiver drives the driver */
+	uint32_t n; /* frames, a power of two */
 	uint32_t ifindex, queue, held; /* held: frames that were given out */
 	uint64_t lost;	  /* as of the last packet: found no room in the ring of the class; UINT64_MAX: there was none yet */
 	uint64_t dropped; /* found none in the socket */
@@ -63,6 +64,10 @@ struct xsk {
 };
 
 int xsk_open(struct xsk *x, const char *device, uint32_t queue, bool copy);
+/* xsk_open_bell opens a socket that only wakes. */
+int xsk_open_bell(struct xsk *x, uint32_t ifindex, uint32_t queue);
+/* xsk_silence tells whether a bell has rung, and has it ring again. */
+bool xsk_silence(struct xsk *x);
 void xsk_close(struct xsk *x);
 int xsk_fetch(struct xsk *x, struct kerb_packet *packets, int max);
 void xsk_release(struct xsk *x);

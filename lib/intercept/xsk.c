@@ -20,15 +20,15 @@
 #define SO_BUSY_POLL_BUDGET 70
 #endif
 
-enum { FRAME = 4096, FRAMES = 4096, BUSY_US = 20, BUSY_BUDGET = 64 };
+enum { FRAME = 4096, FRAMES = 4096, BELL_FRAMES = 64, BUSY_US = 20, BUSY_BUDGET = 64 };
 
 static uint32_t load(const uint32_t *p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
 static void store(uint32_t *p, uint32_t v) { __atomic_store_n(p, v, __ATOMIC_RELEASE); }
 
-static int map_queue(int fd, struct xsk_queue *q, const struct xdp_ring_offset *o, off_t at, size_t entry)
+static int map_queue(const struct xsk *x, struct xsk_queue *q, const struct xdp_ring_offset *o, off_t at, size_t entry)
 {
-	q->length = o->desc + FRAMES * entry;
-	q->memory = mmap(NULL, q->length, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, at);
+	q->length = o->desc + x->n * entry;
+	q->memory = mmap(NULL, q->length, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, x->fd, at);
 	if (q->memory == MAP_FAILED) {
 		q->memory = NULL;
 		return fail(errno, "AF_XDP: map a ring: %s", strerror(errno));
@@ -42,7 +42,7 @@ static int map_queue(int fd, struct xsk_queue *q, const struct xdp_ring_offset *
 
 static int register_frames(struct xsk *x)
 {
-	struct xdp_umem_reg reg = { .len = (uint64_t)FRAMES * FRAME, .chunk_size = FRAME };
+	struct xdp_umem_reg reg = { .len = (uint64_t)x->n * FRAME, .chunk_size = FRAME };
 
 	x->frames = mmap(NULL, reg.len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
 	if (x->frames == MAP_FAILED) {
@@ -51,13 +51,13 @@ static int register_frames(struct xsk *x)
 	}
 	reg.addr = (uintptr_t)x->frames;
 	if (setsockopt(x->fd, SOL_XDP, XDP_UMEM_REG, &reg, sizeof(reg)))
-		return fail(errno, "AF_XDP: register %d MiB for frames: %s (ulimit -l?)", FRAMES * FRAME >> 20, strerror(errno));
+		return fail(errno, "AF_XDP: register %u KiB for frames: %s (ulimit -l?)", x->n * FRAME >> 10, strerror(errno));
 	return 0;
 }
 
 static int make_rings(struct xsk *x)
 {
-	int options[] = { XDP_UMEM_FILL_RING, XDP_UMEM_COMPLETION_RING, XDP_RX_RING }, size = FRAMES, code;
+	int options[] = { XDP_UMEM_FILL_RING, XDP_UMEM_COMPLETION_RING, XDP_RX_RING }, size = (int)x->n, code;
 	struct xdp_mmap_offsets o;
 	socklen_t length = sizeof(o);
 
@@ -66,13 +66,13 @@ static int make_rings(struct xsk *x)
 			return fail(errno, "AF_XDP: make a ring: %s", strerror(errno));
 	if (getsockopt(x->fd, SOL_XDP, XDP_MMAP_OFFSETS, &o, &length))
 		return fail(errno, "AF_XDP: %s", strerror(errno));
-	code = map_queue(x->fd, &x->fill, &o.fr, XDP_UMEM_PGOFF_FILL_RING, sizeof(uint64_t));
-	return code ? code : map_queue(x->fd, &x->rx, &o.rx, XDP_PGOFF_RX_RING, sizeof(struct xdp_desc));
+	code = map_queue(x, &x->fill, &o.fr, XDP_UMEM_PGOFF_FILL_RING, sizeof(uint64_t));
+	return code ? code : map_queue(x, &x->rx, &o.rx, XDP_PGOFF_RX_RING, sizeof(struct xdp_desc));
 }
 
 static void give(struct xsk *x, uint32_t at, uint64_t frame)
 {
-	((uint64_t *)x->fill.entries)[at % FRAMES] = frame & ~(uint64_t)(FRAME - 1);
+	((uint64_t *)x->fill.entries)[at & (x->n - 1)] = frame & ~(uint64_t)(FRAME - 1);
 }
 
 /* prefer_busy_poll lets the receiver run the driver, where it can (Linux 5.11). */
@@ -85,47 +85,61 @@ static void prefer_busy_poll(struct xsk *x)
 		  !setsockopt(x->fd, SOL_SOCKET, SO_BUSY_POLL_BUDGET, &budget, sizeof(budget));
 }
 
-static int bind_queue(struct xsk *x, const char *device, bool copy)
+/* bind_queue waits a moment for the queue where told to: the kernel takes its time to let go of a socket before. */
+static int bind_queue(struct xsk *x, bool copy, int tries)
 {
 	struct sockaddr_xdp at = { .sxdp_family = AF_XDP, .sxdp_ifindex = x->ifindex, .sxdp_queue_id = x->queue,
 		.sxdp_flags = (uint16_t)(XDP_USE_NEED_WAKEUP | (copy ? XDP_COPY : 0)) };
-	struct xdp_options zero = { 0 };
-	socklen_t length = sizeof(zero);
 
-	for (int tries = 0; bind(x->fd, (void *)&at, sizeof(at)); tries++) {
-		if (errno != EBUSY || tries == 1000) /* the kernel takes its time to let go of a socket before */
-			return fail(errno, "AF_XDP: bind to queue %u of %s: %s", x->queue, device, strerror(errno));
+	while (bind(x->fd, (void *)&at, sizeof(at))) {
+		if (errno != EBUSY || !--tries)
+			return fail(errno, "AF_XDP: bind to queue %u of interface %u: %s%s", x->queue, x->ifindex, strerror(errno),
+				    errno == EBUSY ? " (another program's socket has it, or one that wakes a program: delivery: ringbuf does without)" : "");
 		usleep(1000);
 	}
-	if (!getsockopt(x->fd, SOL_XDP, XDP_OPTIONS, &zero, &length) && zero.flags & XDP_OPTIONS_ZEROCOPY)
-		prefer_busy_poll(x);
 	return 0;
 }
 
-int xsk_open(struct xsk *x, const char *device, uint32_t queue, bool copy)
+static int make_socket(struct xsk *x, bool copy, int tries)
 {
 	struct rlimit all = { RLIM_INFINITY, RLIM_INFINITY };
 	int code;
 
-	*x = (struct xsk){ .ifindex = if_nametoindex(device), .queue = queue, .lost = UINT64_MAX };
 	x->fd = socket(AF_XDP, SOCK_RAW | SOCK_CLOEXEC, 0);
 	if (x->fd < 0)
 		return fail(errno, "AF_XDP: %s (it needs CAP_NET_RAW)", strerror(errno));
 	setrlimit(RLIMIT_MEMLOCK, &all); /* counts frames before Linux 5.11; if it may not, registering tells */
-	code = x->ifindex ? register_frames(x) : fail(ENODEV, "AF_XDP: there is no interface %s", device);
+	code = register_frames(x);
 	if (!code)
 		code = make_rings(x);
+	if (!code) {
+		for (uint32_t i = 0; i < x->n; i++)
+			give(x, i, (uint64_t)i * FRAME);
+		store(x->fill.producer, x->n);
+		code = bind_queue(x, copy, tries);
+	}
 	if (code)
-		goto close;
-	for (uint32_t i = 0; i < FRAMES; i++)
-		give(x, i, (uint64_t)i * FRAME);
-	store(x->fill.producer, FRAMES);
-	code = bind_queue(x, device, copy);
-	if (!code)
-		return 0;
-close:
-	xsk_close(x);
+		xsk_close(x);
 	return code;
+}
+
+int xsk_open(struct xsk *x, const char *device, uint32_t queue, bool copy)
+{
+	struct xdp_options zero = { 0 };
+	socklen_t length = sizeof(zero);
+	int code;
+
+	*x = (struct xsk){ .fd = -1, .n = FRAMES, .ifindex = if_nametoindex(device), .queue = queue, .lost = UINT64_MAX };
+	code = x->ifindex ? make_socket(x, copy, 1000) : fail(ENODEV, "AF_XDP: there is no interface %s", device);
+	if (!code && !getsockopt(x->fd, SOL_XDP, XDP_OPTIONS, &zero, &length) && zero.flags & XDP_OPTIONS_ZEROCOPY)
+		prefer_busy_poll(x);
+	return code;
+}
+
+int xsk_open_bell(struct xsk *x, uint32_t ifindex, uint32_t queue)
+{
+	*x = (struct xsk){ .fd = -1, .n = BELL_FRAMES, .ifindex = ifindex, .queue = queue };
+	return make_socket(x, true, 1); /* a driver that does without copying would take its frames from this socket only */
 }
 
 void xsk_close(struct xsk *x)
@@ -138,7 +152,7 @@ void xsk_close(struct xsk *x)
 		munmap(x->fill.memory, x->fill.length);
 	close(x->fd);
 	if (x->frames)
-		munmap(x->frames, (size_t)FRAMES * FRAME);
+		munmap(x->frames, (size_t)x->n * FRAME);
 	x->fd = -1;
 }
 
@@ -186,7 +200,7 @@ int xsk_fetch(struct xsk *x, struct kerb_packet *packets, int max)
 	int n = 0;
 
 	for (; at != end && n < max; at++)
-		packets[n++] = packet_of(x, &((const struct xdp_desc *)x->rx.entries)[at % FRAMES]);
+		packets[n++] = packet_of(x, &((const struct xdp_desc *)x->rx.entries)[at & (x->n - 1)]);
 	x->held += (uint32_t)n;
 	return n;
 }
@@ -198,15 +212,24 @@ void xsk_release(struct xsk *x)
 	if (!x->held)
 		return;
 	for (uint32_t i = 0; i < x->held; i++)
-		give(x, to + i, ((const struct xdp_desc *)x->rx.entries)[(at + i) % FRAMES].addr);
+		give(x, to + i, ((const struct xdp_desc *)x->rx.entries)[(at + i) & (x->n - 1)].addr);
 	store(x->fill.producer, to + x->held);
 	store(x->rx.consumer, at + x->held);
 	x->held = 0;
 }
 
+bool xsk_silence(struct xsk *x)
+{
+	x->held = load(x->rx.producer) - *x->rx.consumer;
+	if (!x->held)
+		return false;
+	xsk_release(x);
+	return true;
+}
+
 bool xsk_owns(const struct xsk *x, const uint8_t *frame)
 {
-	return x->fd >= 0 && frame >= x->frames && frame < x->frames + (size_t)FRAMES * FRAME;
+	return x->fd >= 0 && frame >= x->frames && frame < x->frames + (size_t)x->n * FRAME;
 }
 
 bool xsk_pending(struct xsk *x)

@@ -95,7 +95,11 @@ type request struct {
 type socket struct {
 	Ifindex uint32 `json:"ifindex"`
 	Queue   uint32 `json:"queue"`
+	Bell    bool   `json:"bell"` // it wakes only
 }
+
+// socketsEntry mirrors struct icpt_sockets.
+type socketsEntry struct{ Ifindex, Bells uint32 }
 
 type event struct {
 	Event string `json:"event"`
@@ -116,6 +120,8 @@ type opened struct {
 	Deadline   int64  `json:"deadline"` // ns
 	Watchdog   int64  `json:"watchdog"` // ns
 	Generation uint64 `json:"generation"`
+	Bell       uint32 `json:"bell,omitempty"` // ifindex of the interface whose sockets may wake the program
+	MAC        string `json:"mac,omitempty"`  // of it
 }
 
 const openWithin = 10 * time.Second
@@ -167,6 +173,9 @@ func (f *Intercept) serve(live sdk.Live, c *class, me *consumer, pages *pages) e
 	s := pages.state(c.slot)
 	answer := opened{Class: c.Name, Slot: c.slot, Action: c.Action, Delivery: c.Delivery, Ring: c.ringSize, MaxBytes: c.MaxBytes,
 		Deadline: int64(c.Deadline), Watchdog: int64(c.Watchdog), Generation: s.Generation}
+	if on := live.Interface(); len(on) == 1 && on[0].Service == "" && c.Delivery == "auto" && c.Action == "steal" {
+		answer.Bell, answer.MAC = on[0].Ifindex, on[0].MAC
+	}
 	if err := me.client.Give(answer, ringName(c.slot), stateName(c.slot), controlName(c.slot)); err != nil {
 		return err
 	}
@@ -229,10 +238,14 @@ func placeSocket(live sdk.Live, slot int, s *socket, fd int) error {
 	if err := put(live.Maps, mapXSKs, uint32(slot)*queues+s.Queue, uint32(fd)); err != nil {
 		return err
 	}
-	return put(live.Maps, mapInterfaces, uint32(slot), s.Ifindex)
+	e := socketsEntry{Ifindex: s.Ifindex}
+	if s.Bell {
+		e.Bells = 1
+	}
+	return put(live.Maps, mapInterfaces, uint32(slot), e)
 }
 
 // removeSockets takes back what placeSocket did. The sockets themselves leave their map when they are closed.
 func removeSockets(m sdk.Maps, slot int) {
-	_ = put(m, mapInterfaces, uint32(slot), uint32(0))
+	_ = put(m, mapInterfaces, uint32(slot), socketsEntry{})
 }

@@ -103,11 +103,16 @@ struct {
 	__type(value, __u32);
 } xsks SEC(".maps");
 
+struct icpt_sockets {
+	__u32 ifindex;
+	__u32 bells; /* they wake only */
+};
+
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, ICPT_RINGS);
 	__type(key, __u32);
-	__type(value, __u32);
+	__type(value, struct icpt_sockets);
 } xsk_interfaces SEC(".maps");
 
 /* floor(log2(n)), n > 0. */
@@ -172,21 +177,22 @@ static __always_inline int icpt_unread(void *ring, const struct icpt_state *s, s
 	return 0;
 }
 
-/* Wakes a consumer that sleeps, and only that: waking costs as much as delivering. It says that it is about to sleep, and looks once
- * more; we deliver, and look once more. Submitting is a full barrier, and so one of both sees the other. */
-static __always_inline void icpt_submit(void *ring, struct icpt_record *r, struct icpt_state *s)
+/* Submits a record, which is a full barrier, and wakes a consumer that sleeps for the ring, and only that: waking costs more than
+ * delivering. */
+static __always_inline void icpt_submit(struct icpt_record *r, struct icpt_state *s)
 {
 	volatile __u32 *waiting = &s->waiting;
-	__u32 awake = !*waiting;
-	void *none;
+	__u32 asleep = *waiting == ICPT_BY_RING;
 
-	if (!awake)
-		*waiting = 0;
-	bpf_ringbuf_submit(r, awake ? BPF_RB_NO_WAKEUP : BPF_RB_FORCE_WAKEUP);
-	if (!awake || !*waiting)
-		return;
-	*waiting = 0;
-	none = bpf_ringbuf_reserve(ring, sizeof(__u64), 0);
+	if (asleep)
+		*waiting = ICPT_AWAKE;
+	bpf_ringbuf_submit(r, asleep ? BPF_RB_FORCE_WAKEUP : BPF_RB_NO_WAKEUP);
+}
+
+static __always_inline void icpt_wake_by_ring(void *ring)
+{
+	void *none = bpf_ringbuf_reserve(ring, sizeof(__u64), 0);
+
 	if (none)
 		bpf_ringbuf_discard(none, BPF_RB_FORCE_WAKEUP);
 }
@@ -206,7 +212,7 @@ static __always_inline void icpt_submit(void *ring, struct icpt_record *r, struc
 			bpf_ringbuf_discard(r, BPF_RB_NO_WAKEUP);                                                              \
 			return -1;                                                                                             \
 		}                                                                                                              \
-		icpt_submit(ring, r, s);                                                                                       \
+		icpt_submit(r, s);                                                                                             \
 		return 0;                                                                                                      \
 	}
 
@@ -271,18 +277,24 @@ static __always_inline void icpt_head(struct icpt_record *r, const struct kerb_p
 
 #ifdef KERB_HOOK_XDP
 
-/* Whether the packet has gone to a socket: one of this queue and interface, and a driver that has room before the frame. */
+/* The place of the class's socket for this packet's interface and queue, of one purpose, or -1. */
+static __always_inline int icpt_socket(const struct kerb_pkt *pkt, __u32 slot, __u32 bell)
+{
+	__u32 queue = kerb_ctx_field(pkt->ctx, rx_queue_index), at = slot * ICPT_QUEUES + queue;
+	struct icpt_sockets *all = bpf_map_lookup_elem(&xsk_interfaces, &slot);
+
+	if (!all || all->ifindex != pkt->ifindex || all->bells != bell || queue >= ICPT_QUEUES)
+		return -1;
+	return bpf_map_lookup_elem(&xsks, &at) ? at : -1;
+}
+
+/* Whether the packet has gone to a socket: that takes a driver that has room before the frame. */
 static __always_inline int icpt_to_socket(struct kerb_pkt *pkt, const struct icpt_found *k, struct icpt_flow *f)
 {
-	__u32 slot = k->ring, queue = kerb_ctx_field(pkt->ctx, rx_queue_index), at;
-	__u32 *ifindex = bpf_map_lookup_elem(&xsk_interfaces, &slot);
+	int rc, at = icpt_socket(pkt, k->ring, 0);
 	struct icpt_meta *m;
-	int rc;
 
-	if (!ifindex || *ifindex != pkt->ifindex || queue >= ICPT_QUEUES)
-		return 0;
-	at = slot * ICPT_QUEUES + queue;
-	if (!bpf_map_lookup_elem(&xsks, &at))
+	if (at < 0)
 		return 0;
 	rc = bpf_xdp_adjust_meta(pkt->ctx, -(int)sizeof(*m));
 	kerb_reload(pkt);
@@ -297,8 +309,23 @@ static __always_inline int icpt_to_socket(struct kerb_pkt *pkt, const struct icp
 	m->l3 = pkt->l3;
 	m->l4 = pkt->l4;
 	m->payload = k->payload;
-	m->slot = slot;
+	m->slot = k->ring;
 	return bpf_redirect_map(&xsks, at, 0) == XDP_REDIRECT;
+}
+
+#define ICPT_BELL 1536 /* bytes of a frame that rings: surely one buffer */
+
+/* Whether the packet, which is in the ring already, has gone to the socket that wakes. */
+static __always_inline int icpt_ring_bell(struct kerb_pkt *pkt, const struct icpt_found *k)
+{
+	int rc = 0, at = icpt_socket(pkt, k->ring, 1);
+
+	if (at < 0)
+		return 0;
+	if (pkt->len > ICPT_BELL)
+		rc = bpf_xdp_adjust_tail(pkt->ctx, ICPT_BELL - (int)pkt->len);
+	kerb_reload(pkt);
+	return !rc && bpf_redirect_map(&xsks, at, 0) == XDP_REDIRECT;
 }
 
 #else
@@ -308,7 +335,28 @@ static __always_inline int icpt_to_socket(struct kerb_pkt *pkt, const struct icp
 	return 0;
 }
 
+static __always_inline int icpt_ring_bell(struct kerb_pkt *pkt, const struct icpt_found *k)
+{
+	return 0;
+}
+
 #endif
+
+/* What becomes of a packet whose record was submitted. The consumer says that it is about to sleep, and looks once more; we deliver, and
+ * look now: one of both sees the other. */
+static __always_inline int icpt_delivered(struct kerb_pkt *pkt, const struct icpt_found *k, void *ring, struct icpt_state *s)
+{
+	volatile __u32 *waiting = &s->waiting;
+	__u32 steal = k->action == ICPT_STEAL, how = *waiting;
+
+	if (how) {
+		*waiting = ICPT_AWAKE;
+		if (how == ICPT_BY_BELL && steal && k->xdp_sockets && icpt_ring_bell(pkt, k))
+			return kerb_redirect(pkt, 0, KERB_TO_MAP);
+		icpt_wake_by_ring(ring);
+	}
+	return steal ? kerb_drop(pkt, ICPT_DROP_STOLEN) : KERB_NEXT;
+}
 
 /* Delivers a packet, and says what becomes of it here. What cannot be delivered passes. Not inlined: the stack is short. */
 static __noinline int icpt_deliver(struct kerb_pkt *pkt, const struct icpt_found *k, struct icpt_flow *f, struct icpt_counts *n)
@@ -337,7 +385,7 @@ static __noinline int icpt_deliver(struct kerb_pkt *pkt, const struct icpt_found
 		return KERB_NEXT;
 	}
 	n->delivered++;
-	return steal ? kerb_drop(pkt, ICPT_DROP_STOLEN) : KERB_NEXT;
+	return icpt_delivered(pkt, k, ring, s);
 }
 
 #endif

@@ -26,7 +26,7 @@ func TestAgainstModel(t *testing.T) {
 	}
 	onHooks(t, everything, func(t *testing.T, k *kernel) {
 		configs, packets, found := uint64(0), 0, 0
-		for end := time.Now().Add(time.Duration(seconds) * time.Second); configs == 0 || time.Now().Before(end); configs++ {
+		for end := time.Now().Add(time.Duration(seconds) * time.Second); configs < 20 || time.Now().Before(end); configs++ {
 			r := rand.New(rand.NewPCG(seed+configs, 1))
 			c := randomConfig(r)
 			if err := k.become(c); err != nil {

@@ -9,7 +9,8 @@
  *
  *	-> {"open": "ctrl", "takeover": false, "pid": 4711}	within 10 s of connecting; pid is for people
  *	<- {"class": "ctrl", "slot": 2, "action": "steal", "delivery": "ringbuf", "ring": 1048576, "maxBytes": 16384,
- *	    "deadline": 100000, "watchdog": 100000000}		ns; with descriptors (SCM_RIGHTS): ring, state, controls
+ *	    "deadline": 100000, "watchdog": 100000000,		ns; with descriptors (SCM_RIGHTS): ring, state, controls
+ *	    "bell": 7, "mac": "02:00:00:00:00:01"}		see AF_XDP; 0 and empty: none
  *	<- {"error": "class ctrl has a consumer (pid 4711): end it, or open it with takeover"}	and the connection ends
  *
  * A class has one consumer: who has the connection. When it ends, the class has none. Without having been asked the module says
@@ -35,7 +36,13 @@
  *
  * AF_XDP: a socket that is bound to an interface and queue of the class is handed over on the same connection,
  *	-> {"xsk": {"ifindex": 7, "queue": 0}} with the socket		<- {"xsk": true} or {"error": "..."}
- * Packets then come to it with a struct icpt_meta before the frame. */
+ * Packets then come to it with a struct icpt_meta before the frame.
+ *
+ *	-> {"xsk": {"ifindex": 7, "queue": 0, "bell": true}} with the socket
+ * Then packets come into the ring, and the socket only wakes: a ring's wake-up goes through an interrupt of the CPU to itself, a
+ * socket's does not. It gets the frame, or the begin of it, of a stolen packet that wakes, for icpt_state.waiting ICPT_BY_BELL. The module
+ * offers that by "bell", the ifindex of the one interface that it is on, whose address is "mac": the number may mean another one where
+ * the program is. All sockets of a class are for one interface and purpose. */
 #ifndef ICPT_RECORD_H
 #define ICPT_RECORD_H
 
@@ -101,6 +108,12 @@ struct icpt_late {
 
 #define ICPT_LATES 16
 
+enum icpt_waiting {
+	ICPT_AWAKE = 0,
+	ICPT_BY_RING = 1,
+	ICPT_BY_BELL = 2, /* an AF_XDP socket of the packet's queue wakes, or the ring where there is none */
+};
+
 /* One class's page. The first line is the module's, but for the doorbell, the rest the consumer's; the data plane believes none of
  * it. */
 struct icpt_state {
@@ -111,8 +124,8 @@ struct icpt_state {
 	__u32 stopped;	  /* 1: by a control message */
 	__u32 doorbell;	  /* 1: there is a control message */
 	__u32 zero1[7];
-	__u32 waiting; /* set to 1, look at the ring once more, then sleep: the next record wakes, and sets it to 0. While it is
-			* 0 nothing wakes: spinning costs the sender nothing */
+	__u32 waiting; /* enum icpt_waiting: set it, look at the ring once more, then sleep: the next record wakes, and sets it to 0.
+			* While it is 0 nothing wakes: spinning costs the sender nothing */
 	__u32 pid;     /* thread that receives */
 	__u64 heartbeat; /* when it last looked at the ring */
 	__u64 received;	 /* records */

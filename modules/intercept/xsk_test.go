@@ -6,6 +6,8 @@ import (
 	"bytes"
 	"net"
 	"os"
+	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 	"unsafe"
@@ -35,6 +37,8 @@ type xsk struct {
 }
 
 const chunks, chunkSize = 16, 4096
+
+const byBell = 2 // enum icpt_waiting
 
 func openXSK(t *testing.T, ifindex int) *xsk {
 	t.Helper()
@@ -98,14 +102,15 @@ func (x *xsk) receive(t *testing.T) (*meta, []byte) {
 	return (*meta)(unsafe.Pointer(&x.memory[d.Addr-uint64(unsafe.Sizeof(meta{}))])), x.memory[d.Addr : d.Addr+uint64(d.Len)]
 }
 
-// What is stolen goes to the AF_XDP socket of its interface and queue, with sequence number and T1 before the frame; to the ring
-// where there is none.
-func TestXSK(t *testing.T) {
+// withSocket has a class `a` that steals port 7000 run on the driver's hook of a real interface, where an AF_XDP socket is bound; send sends
+// there.
+func withSocket(t *testing.T) (k *kernel, r *reader, x *xsk, ifindex uint32, send func(text string)) {
+	t.Helper()
 	if os.Getenv("KERB_MATRIX") != "" {
 		t.Skip("the emulated kernels have no AF_XDP")
 	}
-	k := load(t, dataplane.XDP, dataplane.Ingress, `{"classes": [{"name": "a", "match": {"protocol": "udp", "ports": [7000]}, "action": "steal"}]}`)
-	r := k.open("a")
+	k = load(t, dataplane.XDP, dataplane.Ingress, `{"classes": [{"name": "a", "match": {"protocol": "udp", "ports": [7000]}, "action": "steal"}]}`)
+	r = k.open("a")
 	lab, err := netlab.NewIn("icpt")
 	if err != nil {
 		t.Fatal(err)
@@ -119,25 +124,23 @@ func TestXSK(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var x *xsk
-	var ifindex int
 	if err := to.Do(func() error {
 		nic, err := net.InterfaceByName(to.Interface())
 		if err != nil {
 			return err
 		}
-		ifindex = nic.Index
-		l, err := link.AttachXDP(link.XDPOptions{Interface: ifindex, Program: k.prog})
+		ifindex = uint32(nic.Index)
+		l, err := link.AttachXDP(link.XDPOptions{Interface: nic.Index, Program: k.prog})
 		if err != nil {
 			return err
 		}
 		t.Cleanup(func() { l.Close() })
-		x = openXSK(t, ifindex)
+		x = openXSK(t, nic.Index)
 		return nil
 	}); err != nil {
 		t.Fatal(err)
 	}
-	send := func(text string) {
+	return k, r, x, ifindex, func(text string) {
 		t.Helper()
 		if err := from.Do(func() error {
 			conn, err := net.Dial("udp", net.JoinHostPort(to.Addr4().String(), "7000"))
@@ -151,28 +154,38 @@ func TestXSK(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	send("to the ring")
-	for end := time.Now().Add(3 * time.Second); ; time.Sleep(time.Millisecond) {
+}
+
+// awaitRecord waits for a record.
+func (r *reader) awaitRecord(t *testing.T, seq uint64, text string) {
+	t.Helper()
+	for end := time.Now().Add(3 * time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) {
 		if rec, frame := r.take(); rec != nil {
-			if rec.Seq != 0 || !bytes.HasSuffix(frame, []byte("to the ring")) {
-				t.Errorf("%+v %q", rec, frame)
+			if rec.Seq != seq || !bytes.HasSuffix(frame, []byte(text)) {
+				t.Errorf("%+v %q, want %d %q", rec, frame, seq, text)
 			}
-			break
-		}
-		if time.Now().After(end) {
-			t.Fatal("nothing came to the ring")
+			return
 		}
 	}
-	live := sdk.Live{Maps: k.maps, Interface: func() []sdk.Instance { return []sdk.Instance{{Ifindex: uint32(ifindex)}} }}
-	for _, wrong := range []*socket{nil, {uint32(ifindex) + 1, 0}, {uint32(ifindex), queues}} {
+	t.Fatalf("%q did not come to the ring", text)
+}
+
+// What is stolen goes to the AF_XDP socket of its interface and queue, with sequence number and T1 before the frame; to the ring
+// where there is none.
+func TestXSK(t *testing.T) {
+	k, r, x, ifindex, send := withSocket(t)
+	send("to the ring")
+	r.awaitRecord(t, 0, "to the ring")
+	live := sdk.Live{Maps: k.maps, Interface: func() []sdk.Instance { return []sdk.Instance{{Ifindex: ifindex}} }}
+	for _, wrong := range []*socket{nil, {Ifindex: ifindex + 1}, {Ifindex: ifindex, Queue: queues}} {
 		if placeSocket(live, 0, wrong, x.fd) == nil {
 			t.Errorf("%+v was taken", wrong)
 		}
 	}
-	if placeSocket(live, 0, &socket{uint32(ifindex), 0}, int(os.Stdin.Fd())) == nil {
+	if placeSocket(live, 0, &socket{Ifindex: ifindex, Queue: 0}, int(os.Stdin.Fd())) == nil {
 		t.Error("standard input was taken for a socket")
 	}
-	if err := placeSocket(live, 0, &socket{uint32(ifindex), 0}, x.fd); err != nil {
+	if err := placeSocket(live, 0, &socket{Ifindex: ifindex, Queue: 0}, x.fd); err != nil {
 		t.Fatal(err)
 	}
 	before := now()
@@ -189,4 +202,48 @@ func TestXSK(t *testing.T) {
 	if rec, _ := r.take(); rec == nil || rec.Seq != 2 {
 		t.Errorf("%+v", rec)
 	}
+}
+
+// A socket that is a bell gets the packet that wakes, once for each sleep; all packets, of any size, come into the ring.
+func TestBell(t *testing.T) {
+	k, r, x, ifindex, send := withSocket(t)
+	live := sdk.Live{Maps: k.maps, Interface: func() []sdk.Instance { return []sdk.Instance{{Ifindex: ifindex}} }}
+	if err := placeSocket(live, 0, &socket{Ifindex: ifindex, Bell: true}, x.fd); err != nil {
+		t.Fatal(err)
+	}
+	for i, text := range []string{"short", strings.Repeat("long", 300), "once more"} {
+		seq := uint64(2 * i)
+		atomic.StoreUint32(&r.state.Waiting, byBell)
+		send(text)
+		if _, frame := x.receive(t); !bytes.HasSuffix(frame, []byte(text)) {
+			t.Errorf("rung by %q, want %q", frame, text)
+		}
+		r.awaitRecord(t, seq, text)
+		send("awake")
+		r.awaitRecord(t, seq+1, "awake")
+	}
+	if *x.producer != *x.consumer {
+		t.Error("rung for a program that was awake")
+	}
+	removeSockets(k.maps, 0)
+	if !wakesByRing(t, r, func() { send("by the ring") }) {
+		t.Error("not woken where there is no bell")
+	}
+}
+
+// wakesByRing tells whether the ring's own wake-up comes for a consumer that waits for a bell.
+func wakesByRing(t *testing.T, r *reader, send func()) bool {
+	t.Helper()
+	fd, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	if err := unix.EpollCtl(fd, unix.EPOLL_CTL_ADD, r.ring.FD(), &unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLET}); err != nil {
+		t.Fatal(err)
+	}
+	atomic.StoreUint32(&r.state.Waiting, byBell)
+	time.AfterFunc(50*time.Millisecond, send)
+	n, _ := unix.EpollWait(fd, make([]unix.EpollEvent, 1), 3000)
+	return n == 1
 }

@@ -1,0 +1,21 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Bells: AF_XDP sockets that wake this program, one for each queue of the interface that packets come from, while packets come into the
+ * ring. A ring's own wake-up takes an interrupt of the CPU to itself, which on virtual machines is slow. */
+#pragma once
+
+#include "source.h"
+
+enum { BELLS = 16 };
+
+struct bells {
+	struct xsk of[BELLS];
+	int n;
+	uint32_t ifindex;
+	int silent; /* times that the ring woke, in a row */
+};
+
+/* bells_open opens one for each queue, as far as there are; address: the interface's, else it is another one. The number of bells. */
+int bells_open(struct bells *b, uint32_t ifindex, const char *address);
+void bells_close(struct bells *b);
+/* bells_heard has bells ring again. woken: a packet woke this program. false: they are no good, as others woke it every time for long. */
+bool bells_heard(struct bells *b, bool woken);
