@@ -205,3 +205,12 @@ func (e *Examiner) named(name string) (*contents, identity, error) {
 	defer f.Close()
 	return e.file(f)
 }
+
+// Paths come from whoever made the file, and are printed on terminals.
+func TestPrintable(t *testing.T) {
+	for path, want := range map[string]string{"/usr/bin/nginx": "/usr/bin/nginx", "/\x1b[2J\nü": "/?[2J?ü", "/\xff": "/?"} {
+		if got := printable(path); got != want {
+			t.Errorf("%q is shown as %q, want %q", path, got, want)
+		}
+	}
+}
