@@ -41,6 +41,21 @@ type Facts struct {
 // ErrGone: the process has ended, or another one has its number, or it runs another program by now.
 var ErrGone = errors.New("the process has ended, or has become another program")
 
+// ErrElsewhere: process ids that the kernel tells are those of its first PID namespace.
+var ErrElsewhere = errors.New("the agent has a PID namespace of its own, in which processes have other numbers: " +
+	"run it in that of the node (docker run --pid=host, hostPID: true)")
+
+// firstNamespace is PROC_PID_INIT_INO of the kernel.
+const firstNamespace = "pid:[4026531836]"
+
+// gone is why there is no process of a number.
+func gone() error {
+	if ns, err := os.Readlink("/proc/self/ns/pid"); err == nil && ns != firstNamespace {
+		return fmt.Errorf("%w; %w", ErrGone, ErrElsewhere)
+	}
+	return ErrGone
+}
+
 // Examiner remembers the files that it has seen. The zero value is ready.
 type Examiner struct {
 	mu    sync.Mutex
@@ -62,7 +77,7 @@ func (e *Examiner) Process(pid int, start uint64) (Facts, error) {
 	dir := "/proc/" + strconv.Itoa(pid)
 	begun, err := startOf(dir)
 	if err != nil || start != 0 && begun != start/tick {
-		return Facts{}, ErrGone
+		return Facts{}, gone()
 	}
 	files, err := open(dir)
 	defer files.close()
