@@ -157,7 +157,7 @@ func (a *app) queryCommand() *cobra.Command {
 			"A stream of events is printed as it comes, until it is interrupted.",
 		Example:           "  kerb module query count counts\n  kerb module query fw rules -o json\n  kerb module query guard events",
 		Args:              cobra.ExactArgs(2),
-		ValidArgsFunction: moduleKind().complete(a),
+		ValidArgsFunction: first(moduleKind().complete(a)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			path := "/v1/modules/" + url.PathEscape(args[0]) + "/" + strings.TrimPrefix(args[1], "/")
 			body, err := a.stream(cmd.Context(), path)
