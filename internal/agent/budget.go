@@ -276,7 +276,7 @@ func (d *deployment) withinBudget(m measured, known bool) v1.Condition {
 	case over:
 		c.Status, c.Reason, c.Message = "False", e.reason, e.text
 	case errors.Is(m.err, dataplane.ErrNotPackets) && d.limits().latency == 0:
-		c.Status, c.Reason = "True", "MemoryMeasured"
+		c.Status, c.Reason, c.Message = "True", "MemoryMeasured", ""
 	case m.err != nil:
 		c.Message = m.err.Error()
 	case known:

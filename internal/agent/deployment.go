@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/cilium/ebpf"
@@ -194,7 +195,7 @@ func (d *deployment) start(m sdk.Maps, instances []sdk.Instance) error {
 func (d *deployment) configError(err error) error {
 	var mistake *sdk.ConfigError
 	if errors.As(err, &mistake) {
-		return d.invalid("spec.config."+mistake.Field, errors.New(mistake.Reason))
+		return d.invalid(strings.TrimSuffix("spec.config."+mistake.Field, "."), errors.New(mistake.Reason))
 	}
 	var object *pkgs.ObjectError
 	if errors.As(err, &object) { // the first look at the data plane is for its constants

@@ -102,7 +102,7 @@ func socketsPackage(t *testing.T) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	text := string(manifest) + "resources: [executables]\n" +
+	text := string(manifest) + "resources: [executables]\nbudget: {memory: 64Mi}\n" +
 		"control: {command: [./control, " + socketsCommand + "], files: [control], memory: 256Mi}\n"
 	self, err := os.ReadFile("/proc/self/exe")
 	if err != nil {
@@ -251,6 +251,9 @@ func TestSocketsOfServices(t *testing.T) {
 		t.Errorf("%+v", c)
 	}
 	if c := condition(m.Status, "Placed"); c.Status != "True" {
+		t.Errorf("%+v", c)
+	}
+	if c := condition(m.Status, "WithinBudget"); c.Status != "True" || c.Message != "" {
 		t.Errorf("%+v", c)
 	}
 }

@@ -3,10 +3,13 @@
 package agent
 
 import (
+	"errors"
 	"strings"
 	"testing"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/fault"
+	"github.com/kerb-edge/kerb/sdk"
 )
 
 // A module that runs nowhere says what may be the matter; with XDP that may be the direction.
@@ -17,6 +20,17 @@ func TestNoAttachPoint(t *testing.T) {
 		d.resource.Spec.Hook = hook
 		if c := a.moduleReady(d, 0); c.Reason != "NoAttachPoint" || strings.Contains(c.Message, "hook: tc") != hint {
 			t.Errorf("hook %s: %+v", hook, c)
+		}
+	}
+}
+
+// A config that is wrong as a whole is told by its own name.
+func TestConfigErrorOfNoField(t *testing.T) {
+	d := &deployment{}
+	for field, want := range map[string]string{"": "spec.config", "rules[0].port": "spec.config.rules[0].port"} {
+		var invalid *fault.Invalid
+		if err := d.configError(&sdk.ConfigError{Field: field, Reason: "missing rules"}); !errors.As(err, &invalid) || invalid.Field != want {
+			t.Errorf("%v, want field %s", err, want)
 		}
 	}
 }

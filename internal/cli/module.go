@@ -157,7 +157,7 @@ func (a *app) queryCommand() *cobra.Command {
 			"A stream of events is printed as it comes, until it is interrupted.",
 		Example:           "  kerb module query count counts\n  kerb module query fw rules -o json\n  kerb module query guard events",
 		Args:              cobra.ExactArgs(2),
-		ValidArgsFunction: moduleKind().complete(a),
+		ValidArgsFunction: first(moduleKind().complete(a)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			path := "/v1/modules/" + url.PathEscape(args[0]) + "/" + strings.TrimPrefix(args[1], "/")
 			body, err := a.stream(cmd.Context(), path)
@@ -189,7 +189,7 @@ func (a *app) printAnswer(w io.Writer, body *answer) error {
 	return a.print(w, v, func(w io.Writer) { printAny(w, v) })
 }
 
-// printAny makes a table of a list of flat objects, and lines of anything else.
+// printAny makes a table of a list of objects that are flat, or have lists and objects of plain values, and lines of anything else.
 func printAny(w io.Writer, v any) {
 	list, ok := v.([]any)
 	columns, flat := columnsOf(list)
@@ -205,13 +205,14 @@ func printAny(w io.Writer, v any) {
 	for _, row := range list {
 		var cells []any
 		for _, name := range columns {
-			cells = append(cells, plain(row.(map[string]any)[name]))
+			value, _ := cell(row.(map[string]any)[name])
+			cells = append(cells, value)
 		}
 		line(w, cells...)
 	}
 }
 
-// columnsOf returns the fields of a list of objects without further structure.
+// columnsOf returns the fields of a list of objects, if each fits into a cell.
 func columnsOf(list []any) ([]string, bool) {
 	names := map[string]bool{}
 	for _, row := range list {
@@ -220,14 +221,42 @@ func columnsOf(list []any) ([]string, bool) {
 			return nil, false
 		}
 		for name, value := range object {
-			switch value.(type) {
-			case map[string]any, []any:
+			if _, fits := cell(value); !fits {
 				return nil, false
 			}
 			names[name] = true
 		}
 	}
 	return sortedKeys(names), len(names) > 0
+}
+
+// cell is a plain value, or a list or an object of some: a, b or name=value.
+func cell(v any) (text any, fits bool) {
+	var parts []string
+	nested := false
+	switch v := v.(type) {
+	case map[string]any:
+		for _, name := range sortedKeys(v) {
+			parts = append(parts, fmt.Sprintf("%s=%v", name, plain(v[name])))
+			nested = nested || isNested(v[name])
+		}
+	case []any:
+		for _, value := range v {
+			parts = append(parts, fmt.Sprint(plain(value)))
+			nested = nested || isNested(value)
+		}
+	default:
+		return plain(v), true
+	}
+	return strings.Join(parts, ", "), !nested
+}
+
+func isNested(v any) bool {
+	switch v.(type) {
+	case map[string]any, []any:
+		return true
+	}
+	return false
 }
 
 func printLines(w io.Writer, path string, v any) {

@@ -33,8 +33,10 @@ func TestQueryOfAStream(t *testing.T) {
 
 func TestQueryOfValues(t *testing.T) {
 	for text, want := range map[string]string{
-		`[{"a":1,"b":"x"}]`: "A  B\n1  x\n",
-		"no JSON\n":         "no JSON\n",
+		`[{"a":1,"b":"x"}]`:                            "A  B\n1  x\n",
+		`[{"a":{"y":2,"x":1},"b":["p","q"]},{"b":[]}]`: "A         B\nx=1, y=2  p, q\n-         -\n",
+		`[{"a":{"x":[1]}}]`:                            "[0].a.x[0]:  1\n",
+		"no JSON\n":                                    "no JSON\n",
 	} {
 		var out bytes.Buffer
 		a := &app{output: "table"}

@@ -51,7 +51,7 @@ func redirected(opts Options) []Check {
 	if len(others) == 0 {
 		return []Check{ok(name, "behave as TCP does")}
 	}
-	return []Check{ok(name, "behave as TCP does but for %s; programs that need these are kept out", strings.Join(others, ", "))}
+	return []Check{ok(name, "differ from TCP in %s: what relies on these, modules keep with TCP (docs/accelerator.md)", strings.Join(others, ", "))}
 }
 
 // bpffs wants the directory of pins, or the nearest one above that exists, to

@@ -5,8 +5,6 @@ package executable
 import (
 	"debug/elf"
 	"encoding/binary"
-	"io"
-	"strings"
 )
 
 // Flags of recv(2).
@@ -25,44 +23,49 @@ type receivers struct {
 	stubs map[uint64]int // of the procedure linkage table, by address
 }
 
-// receiversOf finds them by the relocations of the dynamic linker.
-func receiversOf(object *elf.File, c code) (*receivers, error) {
-	r := &receivers{slots: map[uint64]int{}, stubs: map[uint64]int{}}
-	symbols, err := object.DynamicSymbols()
-	if err != nil {
-		return r, nil // a static program
+// maxWays are more than a program has, unless somebody has made it to have more, and fools himself.
+const maxWays = 1 << 16
+
+func note(ways map[uint64]int, at uint64, argument int) {
+	if len(ways) < maxWays {
+		ways[at] = argument
 	}
-	for _, s := range object.Sections {
-		if s.Type != elf.SHT_RELA || s.FileSize > maxSymbols {
+}
+
+// receiversOf finds them by the relocations of the dynamic linker.
+func receiversOf(o *object, s symbols, c code) (*receivers, error) {
+	r := &receivers{slots: map[uint64]int{}, stubs: map[uint64]int{}}
+	for _, section := range o.sections {
+		if section.Type != uint32(elf.SHT_RELA) || len(s.table) == 0 {
 			continue
 		}
-		data, err := s.Data()
+		data, err := o.table(section)
 		if err != nil {
 			return nil, err
 		}
 		for ; len(data) >= 24; data = data[24:] { // Elf64_Rela: offset, info with the symbol in its upper half, addend
-			symbol := binary.LittleEndian.Uint64(data[8:]) >> 32
-			if symbol == 0 || symbol > uint64(len(symbols)) {
-				continue
-			}
-			if argument, ok := flagsArgument[symbols[symbol-1].Name]; ok {
-				r.slots[binary.LittleEndian.Uint64(data)] = argument
+			name, _ := s.imported(binary.LittleEndian.Uint64(data[8:]) >> 32)
+			if argument, ok := flagsArgument[name]; ok {
+				note(r.slots, binary.LittleEndian.Uint64(data), argument)
 			}
 		}
 	}
-	return r, r.findStubs(object, c)
+	return r, r.findStubs(o, c)
 }
 
-func (r *receivers) findStubs(object *elf.File, c code) error {
-	for _, s := range object.Sections {
-		if len(r.slots) == 0 || !strings.HasPrefix(s.Name, ".plt") || s.Type != elf.SHT_PROGBITS || s.FileSize > maxSymbols {
+func (r *receivers) findStubs(o *object, c code) error {
+	if len(r.slots) == 0 {
+		return nil
+	}
+	for _, section := range o.named(".plt") {
+		if section.Type != uint32(elf.SHT_PROGBITS) {
 			continue
 		}
-		data, err := io.ReadAll(s.Open())
+		data, err := o.table(section)
 		if err != nil {
 			return err
 		}
-		c.stubs(r, data, s.Addr)
+		c.stubs(r, data, section.Addr)
 	}
 	return nil
 }
@@ -97,7 +100,7 @@ func (x86) stubs(r *receivers, plt []byte, address uint64) {
 			continue
 		}
 		for _, before := range []int{0, 1, 4, 5} {
-			r.stubs[address+uint64(i-before)] = argument
+			note(r.stubs, address+uint64(i-before), argument)
 		}
 	}
 }
@@ -157,8 +160,8 @@ func (arm64) stubs(r *receivers, plt []byte, address uint64) {
 		pages := int64(int32(adrp<<8)>>11&^3|int32(adrp>>29&3)) << 12
 		slot := (address+uint64(i))&^0xfff + uint64(pages) + uint64(ldr>>10&0xfff)*8
 		if argument, ok := r.slots[slot]; ok {
-			r.stubs[address+uint64(i)] = argument
-			r.stubs[address+uint64(i)-4] = argument // BTI
+			note(r.stubs, address+uint64(i), argument)
+			note(r.stubs, address+uint64(i)-4, argument) // BTI
 		}
 	}
 }

@@ -4,11 +4,10 @@ package executable
 
 import (
 	"bytes"
-	"debug/buildinfo"
 	"debug/elf"
-	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"slices"
 	"strings"
@@ -18,45 +17,46 @@ import (
 type contents struct {
 	uses      []string
 	goVersion string
+	searched  uint64 // bytes
 	err       error
 }
 
-var errNoELF = errors.New("no ELF file")
-
 const (
-	maxSegment = 1 << 30  // bytes of a file that are looked at, in each segment
-	maxSymbols = 64 << 20 // bytes of its table of dynamic symbols
-	chunk      = 1 << 20
-	overlap    = 128 // bytes that chunks share, so that none of what is searched for is cut
+	maxSearched = 1 << 30 // bytes of a program and its libraries that are looked at: Envoy has 100 MB, Chrome 250 MB
+	chunk       = 1 << 20
+	overlap     = 128 // bytes that chunks share, so that none of what is searched for is cut
 )
 
 // examine never fails loudly: a file that cannot be examined has an error.
 func examine(f *os.File) *contents {
-	object, err := elf.NewFile(f)
-	if err != nil {
-		return &contents{err: fmt.Errorf("%w: %w", errNoELF, err)}
-	}
-	if isInnocent(object) {
-		return &contents{}
-	}
 	c := &contents{}
-	uses := map[string]bool{}
-	imports, err := importsOf(object)
-	if err == nil {
-		markImports(uses, imports)
-		err = c.search(uses, object, len(imports) == 0)
+	o, err := openObject(f)
+	if err != nil {
+		c.err = err
+		return c
 	}
-	if info, infoErr := buildinfo.Read(f); infoErr == nil {
-		c.goVersion = info.GoVersion
+	innocent, err := o.isInnocent()
+	if err == nil && !innocent {
+		err = c.examine(o)
 	}
 	if err != nil {
-		return &contents{err: err}
+		return &contents{searched: c.searched, err: err}
 	}
-	for name := range uses {
-		c.uses = append(c.uses, name)
-	}
-	slices.Sort(c.uses)
 	return c
+}
+
+func (c *contents) examine(o *object) error {
+	symbols, err := o.symbols()
+	if err != nil {
+		return err
+	}
+	uses := map[string]bool{}
+	static := !markImports(uses, symbols)
+	if err := c.search(uses, o, symbols, static); err != nil {
+		return err
+	}
+	c.uses = slices.Sorted(maps.Keys(uses))
+	return nil
 }
 
 // innocent are libraries whose calls are no sign of what a program does with its sockets: those of C and C++, which have every
@@ -64,44 +64,25 @@ func examine(f *os.File) *contents {
 var innocent = []string{"libc", "libc.musl-x86_64", "libc.musl-aarch64", "ld-linux-x86-64", "ld-linux-aarch64", "ld-musl-x86_64", "ld-musl-aarch64",
 	"libpthread", "libstdc++", "libc++", "libreadline", "libedit", "libsystemd", "libudev"}
 
-func isInnocent(object *elf.File) bool {
-	names, err := object.DynString(elf.DT_SONAME)
-	return err == nil && slices.ContainsFunc(names, func(name string) bool {
-		stem, _, _ := strings.Cut(name, ".so")
-		return slices.Contains(innocent, stem)
-	})
+func (o *object) isInnocent() (bool, error) {
+	name, err := o.soname()
+	stem, _, _ := strings.Cut(name, ".so")
+	return slices.Contains(innocent, stem), err
 }
 
-// importsOf are the names that the file wants of libraries; none for a static program.
-func importsOf(object *elf.File) (map[string]bool, error) {
-	imports := map[string]bool{}
-	table := object.SectionByType(elf.SHT_DYNSYM)
-	if table == nil {
-		return imports, nil
-	}
-	if table.FileSize > maxSymbols {
-		return nil, fmt.Errorf("%d bytes of symbols are too many to examine", table.FileSize)
-	}
-	symbols, err := object.DynamicSymbols()
-	if err != nil && !errors.Is(err, elf.ErrNoSymbols) {
-		return nil, err
-	}
-	for _, s := range symbols {
-		if s.Section == elf.SHN_UNDEF {
-			imports[s.Name] = true
+// markImports tells whether there are imports: a static program has none.
+func markImports(uses map[string]bool, s symbols) (found bool) {
+	for i := range uint64(len(s.table) / symbolSize) {
+		name, imported := s.imported(i)
+		found = found || imported
+		switch name {
+		case "splice":
+			uses[Splice] = true
+		case "sockatmark":
+			uses[Urgent] = true
 		}
 	}
-	return imports, nil
-}
-
-func markImports(uses, imports map[string]bool) {
-	uses[Splice] = imports["splice"]
-	uses[Urgent] = imports["sockatmark"]
-	for name, there := range uses {
-		if !there {
-			delete(uses, name)
-		}
-	}
+	return found
 }
 
 // goFunctions are kept by name in every Go program, stripped or not.
@@ -112,48 +93,72 @@ var goFunctions = map[string]string{
 }
 
 // search looks at what the program has in memory while it runs.
-func (c *contents) search(uses map[string]bool, object *elf.File, static bool) error {
-	code := codeOf(object.Machine)
+func (c *contents) search(uses map[string]bool, o *object, s symbols, static bool) error {
+	code := codeOf(o.machine)
 	if code == nil {
-		return fmt.Errorf("machine code of %s is not known", object.Machine)
+		return fmt.Errorf("machine code of %s is not known", o.machine)
 	}
-	ways, err := receiversOf(object, code)
+	ways, err := receiversOf(o, s, code)
 	if err != nil {
 		return err
 	}
-	for _, segment := range object.Progs {
-		if segment.Type != elf.PT_LOAD {
-			continue
+	segments := slices.DeleteFunc(slices.Clone(o.segments), func(p elf.Prog64) bool { return p.Type != uint32(elf.PT_LOAD) })
+	for _, segment := range segments {
+		if segment.Filesz > maxSearched-c.searched { // they may overlap
+			return errTooLarge
 		}
-		if segment.Filesz > maxSegment {
-			return fmt.Errorf("%d bytes in a segment are too many to examine", segment.Filesz)
-		}
-		look := func(data []byte, _ uint64) { markNames(uses, data) }
-		if segment.Flags&elf.PF_X != 0 {
-			look = func(data []byte, at uint64) {
-				markNames(uses, data) // linkers may put constants there too
+		c.searched += segment.Filesz
+	}
+	buffer := make([]byte, overlap+chunk)
+	for _, segment := range segments {
+		look := c.markNames
+		if segment.Flags&uint32(elf.PF_X) != 0 {
+			look = func(uses map[string]bool, data []byte, at uint64) {
+				c.markNames(uses, data, at) // linkers may put constants there too
 				code.mark(uses, data, static)
 				code.receives(uses, ways, data, segment.Vaddr+at)
 			}
 		}
-		if err := eachChunk(io.NewSectionReader(segment, 0, int64(segment.Filesz)), look); err != nil {
+		content := io.NewSectionReader(o.file, int64(segment.Off), int64(segment.Filesz))
+		err := eachChunk(content, buffer, func(data []byte, at uint64) { look(uses, data, at) })
+		if err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func markNames(uses map[string]bool, data []byte) {
+var errTooLarge = fmt.Errorf("more than %d MiB are too much to examine", maxSearched>>20)
+
+func (c *contents) markNames(uses map[string]bool, data []byte, _ uint64) {
 	for name, what := range goFunctions {
 		if !uses[what] && bytes.Contains(data, []byte(name)) {
 			uses[what] = true
 		}
 	}
+	if c.goVersion == "" {
+		c.goVersion = goVersionIn(data)
+	}
+}
+
+// goVersionIn finds what Go 1.18 and later put in front of a program's build information: debug/buildinfo.
+func goVersionIn(data []byte) string {
+	const magic, header = "\xff Go buildinf:", 32 // behind the magic: size of pointers, flags; then the version, after its length
+	for {
+		i := bytes.Index(data, []byte(magic))
+		if i < 0 || len(data) <= i+header {
+			return ""
+		}
+		data = data[i+len(magic):]
+		version := data[header-len(magic):]
+		if n := int(version[0]); n < min(len(version), overlap-header) && bytes.HasPrefix(version[1:1+n], []byte("go1.")) {
+			return printable(string(version[1 : 1+n]))
+		}
+	}
 }
 
 // eachChunk reads piece by piece: the program may be large, and its file may change under our hands.
-func eachChunk(r io.Reader, look func(data []byte, at uint64)) error {
-	buffer := make([]byte, overlap+chunk)
+func eachChunk(r io.Reader, buffer []byte, look func(data []byte, at uint64)) error {
 	kept, at := 0, uint64(0)
 	for {
 		n, err := io.ReadFull(r, buffer[kept:])

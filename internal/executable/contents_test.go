@@ -138,7 +138,7 @@ func TestChunks(t *testing.T) {
 		data := make([]byte, 3*chunk)
 		copy(data[at:], []byte{0xbe, 0x1b, 0x54, 0, 0})
 		uses, seen := map[string]bool{}, 0
-		err := eachChunk(bytes.NewReader(data), func(piece []byte, from uint64) {
+		err := eachChunk(bytes.NewReader(data), make([]byte, overlap+chunk), func(piece []byte, from uint64) {
 			x86{}.mark(uses, piece, false)
 			if i := bytes.IndexByte(piece, 0xbe); i >= 0 && int(from)+i != at {
 				t.Errorf("found at %d, not %d", int(from)+i, at)

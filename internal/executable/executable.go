@@ -15,6 +15,8 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"unicode"
+	"unicode/utf8"
 
 	"golang.org/x/sys/unix"
 )
@@ -39,6 +41,21 @@ type Facts struct {
 // ErrGone: the process has ended, or another one has its number, or it runs another program by now.
 var ErrGone = errors.New("the process has ended, or has become another program")
 
+// ErrElsewhere: process ids that the kernel tells are those of its first PID namespace.
+var ErrElsewhere = errors.New("the agent has a PID namespace of its own, in which processes have other numbers: " +
+	"run it in that of the node (docker run --pid=host, hostPID: true)")
+
+// firstNamespace is PROC_PID_INIT_INO of the kernel.
+const firstNamespace = "pid:[4026531836]"
+
+// gone is why there is no process of a number.
+func gone() error {
+	if ns, err := os.Readlink("/proc/self/ns/pid"); err == nil && ns != firstNamespace {
+		return fmt.Errorf("%w; %w", ErrGone, ErrElsewhere)
+	}
+	return ErrGone
+}
+
 // Examiner remembers the files that it has seen. The zero value is ready.
 type Examiner struct {
 	mu    sync.Mutex
@@ -60,7 +77,7 @@ func (e *Examiner) Process(pid int, start uint64) (Facts, error) {
 	dir := "/proc/" + strconv.Itoa(pid)
 	begun, err := startOf(dir)
 	if err != nil || start != 0 && begun != start/tick {
-		return Facts{}, ErrGone
+		return Facts{}, gone()
 	}
 	files, err := open(dir)
 	defer files.close()
@@ -106,10 +123,13 @@ func (o *opened) close() {
 	}
 }
 
+// maxMapped is how many files with machine code a process may have mapped: large programs have a few hundred.
+const maxMapped = 1024
+
 // open opens everything before anything is examined: some processes end soon.
 func open(dir string) (*opened, error) {
 	path, err := os.Readlink(dir + "/exe")
-	o := &opened{path: strings.TrimSuffix(path, " (deleted)")}
+	o := &opened{path: printable(strings.TrimSuffix(path, " (deleted)"))}
 	if err != nil {
 		return o, err
 	}
@@ -117,7 +137,13 @@ func open(dir string) (*opened, error) {
 	if err != nil {
 		return o, err
 	}
+	if len(libraries) > maxMapped {
+		return o, fmt.Errorf("%d mapped files are too many to examine", len(libraries))
+	}
 	for _, name := range append([]string{dir + "/exe"}, libraries...) {
+		if info, err := os.Stat(name); err == nil && !info.Mode().IsRegular() {
+			continue // a device, which opening might set to work
+		}
 		f, err := os.Open(name)
 		if err != nil {
 			return o, explain(err)
@@ -125,6 +151,16 @@ func open(dir string) (*opened, error) {
 		o.files = append(o.files, f)
 	}
 	return o, o.same(dir)
+}
+
+// printable is what a path looks like where it cannot set a terminal to work.
+func printable(path string) string {
+	return strings.Map(func(r rune) rune {
+		if r == utf8.RuneError || !unicode.IsPrint(r) {
+			return '?'
+		}
+		return r
+	}, path)
 }
 
 // same checks that the process still runs what was opened first: execve(2) keeps the process, and changes the program.
@@ -146,8 +182,12 @@ func (e *Examiner) program(o *opened) (Facts, error) {
 		return Facts{}, err
 	}
 	facts := Facts{Path: o.path, Device: kernelDevice(id.dev), Inode: id.ino, Go: main.goVersion, Uses: slices.Clone(main.uses)}
+	searched := main.searched
 	for _, f := range o.files[1:] {
 		library, _, err := e.file(f)
+		if searched += library.searched; searched > maxSearched {
+			return Facts{}, errTooLarge
+		}
 		if errors.Is(err, errNoELF) { // machine code that a runtime has kept for later
 			continue
 		}

@@ -170,6 +170,25 @@ func TestStart(t *testing.T) {
 	}
 }
 
+// An agent with a PID namespace of its own, as in a container, is told why it finds no process.
+func TestElsewhere(t *testing.T) {
+	const child = "KERB_TEST_PID_NAMESPACE"
+	if os.Getenv(child) != "" {
+		var e Examiner
+		if _, err := e.Process(os.Getppid(), 1); !errors.Is(err, ErrGone) || !errors.Is(err, ErrElsewhere) {
+			t.Error(err)
+		}
+		return
+	}
+	pkgstest.NeedRoot(t)
+	cmd := exec.Command("/proc/self/exe", "-test.run=^TestElsewhere$")
+	cmd.Env = append(os.Environ(), child+"=1")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID}
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Errorf("%v: %s", err, out)
+	}
+}
+
 // A changed file is another one, an unchanged one is examined once.
 func TestRemembers(t *testing.T) {
 	var e Examiner
@@ -204,4 +223,13 @@ func (e *Examiner) named(name string) (*contents, identity, error) {
 	}
 	defer f.Close()
 	return e.file(f)
+}
+
+// Paths come from whoever made the file, and are printed on terminals.
+func TestPrintable(t *testing.T) {
+	for path, want := range map[string]string{"/usr/bin/nginx": "/usr/bin/nginx", "/\x1b[2J\nü": "/?[2J?ü", "/\xff": "/?"} {
+		if got := printable(path); got != want {
+			t.Errorf("%q is shown as %q, want %q", path, got, want)
+		}
+	}
 }

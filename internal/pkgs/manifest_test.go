@@ -126,6 +126,7 @@ configSchema:
       properties:
         dstPort: {type: integer, minimum: 1, maximum: 65535}
         action: {enum: [allow, deny], default: allow}
+        log: {enum: [full, 'off']}
         peer: {oneOf: [{type: integer}, {type: string}]}
 `
 
@@ -154,6 +155,7 @@ func TestConfigErrorsNameTheField(t *testing.T) {
 		{"type", rules(map[string]any{"dstPort": "80"}), "rules[1].dstPort", "is of type string; want integer"},
 		{"missing", rules(map[string]any{}), "rules[1]", "missing dstPort"},
 		{"enum", rules(map[string]any{"dstPort": 1, "action": "maybe"}), "rules[1].action", "want one of allow, deny"},
+		{"YAML's boolean", rules(map[string]any{"dstPort": 1, "log": false}), "rules[1].log", "want one of full, off; YAML reads off as false unless it is in quotes"},
 		{"alternatives", rules(map[string]any{"dstPort": 1, "peer": true}), "rules[1].peer", "want integer, or is of type boolean; want string"},
 		{"nested", map[string]any{"limits": map[string]any{"flows": 0}}, "limits.flows", "minimum"},
 	} {

@@ -203,11 +203,23 @@ func reason(e *jsonschema.ValidationError) string {
 	case *kind.Type:
 		return fmt.Sprintf("is of type %s; want %s", k.Got, strings.Join(k.Want, " or "))
 	case *kind.Enum:
-		return fmt.Sprintf("is %v; want one of %s", k.Got, list(k.Want))
+		return fmt.Sprintf("is %v; want one of %s", k.Got, list(k.Want)) + unquoted(k)
 	case *kind.Pattern:
 		return fmt.Sprintf("%q does not match the pattern %s", k.Got, k.Want)
 	}
 	return grouped.ReplaceAllStringFunc(e.ErrorKind.LocalizedString(english), func(n string) string { return strings.ReplaceAll(n, ",", "") })
+}
+
+// unquoted tells of words that YAML takes for a boolean.
+func unquoted(k *kind.Enum) string {
+	words := map[bool][]any{true: {"on", "yes", "y"}, false: {"off", "no", "n"}}
+	got, ok := k.Got.(bool)
+	for _, word := range words[got] {
+		if ok && slices.Contains(k.Want, word) {
+			return fmt.Sprintf("; YAML reads %s as %t unless it is in quotes", word, got)
+		}
+	}
+	return ""
 }
 
 func list(values []any) string {

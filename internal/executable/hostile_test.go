@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package executable
+
+import (
+	"bytes"
+	"compress/zlib"
+	"debug/elf"
+	"encoding/binary"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// crafted is an ELF file: a header, sections and segments with headers as they are wanted, and contents behind them.
+func crafted(t *testing.T, segments []elf.Prog64, sections []elf.Section64, contents []byte) *os.File {
+	t.Helper()
+	const header, segment, section = 64, 56, 64
+	h := elf.Header64{Type: uint16(elf.ET_DYN), Machine: uint16(elf.EM_X86_64), Version: 1, Ehsize: header,
+		Phoff: header, Phentsize: segment, Phnum: uint16(len(segments)),
+		Shoff: header + uint64(segment*len(segments)), Shentsize: section, Shnum: uint16(len(sections))}
+	copy(h.Ident[:], elf.ELFMAG+"\x02\x01\x01")
+	switch {
+	case len(sections) > 1:
+		h.Shstrndx = 1
+	case len(sections) == 0:
+		h.Shoff = 0
+	}
+	begin := header + uint64(segment*len(segments)+section*len(sections))
+	for i := range segments {
+		segments[i].Off += begin
+	}
+	for i := range sections {
+		sections[i].Off += begin
+	}
+	var file bytes.Buffer
+	for _, part := range []any{h, segments, sections, contents} {
+		if err := binary.Write(&file, binary.LittleEndian, part); err != nil {
+			t.Fatal(err)
+		}
+	}
+	path := filepath.Join(t.TempDir(), "program")
+	if err := os.WriteFile(path, file.Bytes(), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { f.Close() })
+	return f
+}
+
+// Files that somebody has made to hurt cost no more than others: not their names, which may overlap, not what is compressed in them,
+// not parts that are there again and again, not sizes that are not there.
+func TestHostileFiles(t *testing.T) {
+	const names = 4 << 20
+	symbols := bytes.Repeat([]byte{1, 0, 0, 0, 0x12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}, 1000)
+	var packed bytes.Buffer
+	binary.Write(&packed, binary.LittleEndian, elf.Chdr64{Type: uint32(elf.COMPRESS_ZLIB), Size: 256 << 20})
+	z := zlib.NewWriter(&packed)
+	for range 256 {
+		z.Write(make([]byte, 1<<20))
+	}
+	z.Close()
+	strtab, dynsym := uint32(elf.SHT_STRTAB), uint32(elf.SHT_DYNSYM)
+	for name, f := range map[string]*os.File{
+		"names": crafted(t, nil, []elf.Section64{{}, {Type: strtab, Size: names}, {Type: dynsym, Off: names, Size: uint64(len(symbols)), Link: 1, Entsize: 24}},
+			slices.Concat([]byte(strings.Repeat("a", names-1)+"\x00"), symbols)),
+		"compressed": crafted(t, nil, []elf.Section64{{}, {Type: strtab, Flags: uint64(elf.SHF_COMPRESSED), Size: uint64(packed.Len())}}, packed.Bytes()),
+		"segments":   crafted(t, slices.Repeat([]elf.Prog64{{Type: uint32(elf.PT_LOAD), Flags: uint32(elf.PF_X), Filesz: 1 << 20}}, 1<<15), nil, make([]byte, 1<<20)),
+		"tables":     crafted(t, nil, append([]elf.Section64{{}, {Type: strtab}}, slices.Repeat([]elf.Section64{{Type: uint32(elf.SHT_RELA), Size: 1 << 20}}, 1<<15)...), make([]byte, 1<<20)),
+	} {
+		t.Run(name, func(t *testing.T) {
+			var before, after runtime.MemStats
+			runtime.ReadMemStats(&before)
+			c := examine(f)
+			runtime.ReadMemStats(&after)
+			if used := after.TotalAlloc - before.TotalAlloc; used > 64<<20 {
+				t.Errorf("%d MiB were taken", used>>20)
+			}
+			if name == "segments" && c.err == nil {
+				t.Error("32 GiB were read")
+			}
+		})
+	}
+}
+
+// A process that has mapped very many files does not take all descriptors of the agent.
+func TestManyMapped(t *testing.T) {
+	dir := t.TempDir()
+	for i := range maxMapped + 1 {
+		f, err := os.Create(filepath.Join(dir, strconv.Itoa(i)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		memory, err := unix.Mmap(int(f.Fd()), 0, 4096, unix.PROT_EXEC|unix.PROT_READ, unix.MAP_SHARED)
+		f.Close()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer unix.Munmap(memory)
+	}
+	var e Examiner
+	if facts, err := e.Process(os.Getpid(), 0); err == nil {
+		t.Errorf("examined: %+v", facts)
+	}
+}
