@@ -6,22 +6,22 @@
 #include "maps.h"
 
 /* A number for the contents of a file: one that was written anew where it lies keeps its inode. */
-static __always_inline __u32 accel_contents(struct inode *inode)
+static __always_inline __u32 accel_contents(__u64 inode)
 {
-	struct inode___before_6_7 *old = (void *)inode;
-	struct inode___before_6_11 *newer = (void *)inode;
-	struct inode___6_11 *now = (void *)inode;
+	struct inode___before_6_7 *old = accel_cast(struct inode___before_6_7, inode);
+	struct inode___before_6_11 *newer = accel_cast(struct inode___before_6_11, inode);
+	struct inode___6_11 *now = accel_cast(struct inode___6_11, inode);
 	__u64 sec, nsec;
 
 	if (bpf_core_field_exists(now->i_mtime_sec)) {
-		sec = BPF_CORE_READ(now, i_mtime_sec);
-		nsec = BPF_CORE_READ(now, i_mtime_nsec);
+		sec = accel_get(now, i_mtime_sec);
+		nsec = accel_get(now, i_mtime_nsec);
 	} else if (bpf_core_field_exists(newer->__i_mtime)) {
-		sec = BPF_CORE_READ(newer, __i_mtime.tv_sec);
-		nsec = BPF_CORE_READ(newer, __i_mtime.tv_nsec);
+		sec = accel_get(newer, __i_mtime.tv_sec);
+		nsec = accel_get(newer, __i_mtime.tv_nsec);
 	} else {
-		sec = BPF_CORE_READ(old, i_mtime.tv_sec);
-		nsec = BPF_CORE_READ(old, i_mtime.tv_nsec);
+		sec = accel_get(old, i_mtime.tv_sec);
+		nsec = accel_get(old, i_mtime.tv_nsec);
 	}
 	return sec * 1000000000 + nsec;
 }
@@ -29,7 +29,7 @@ static __always_inline __u32 accel_contents(struct inode *inode)
 /* What a thread runs. Kernel threads have none. */
 static __always_inline struct accel_file accel_file_of(__u64 task)
 {
-	__u64 mm = (__u64)accel_get(accel_cast(struct task_struct, task), mm), exe, inode;
+	__u64 mm = (__u64)accel_get(accel_cast(struct task_struct, task), mm), exe, inode, super;
 	struct accel_file f = {};
 
 	if (!mm)
@@ -37,8 +37,9 @@ static __always_inline struct accel_file accel_file_of(__u64 task)
 	exe = (__u64)accel_get(accel_cast(struct mm_struct, mm), exe_file);
 	inode = (__u64)accel_get(accel_cast(struct file, exe), f_inode);
 	f.inode = accel_get(accel_cast(struct inode, inode), i_ino);
-	f.generation = accel_get(accel_cast(struct inode, inode), i_generation) ^ accel_contents((void *)inode);
-	f.device = BPF_CORE_READ((struct inode *)inode, i_sb, s_dev);
+	f.generation = accel_get(accel_cast(struct inode, inode), i_generation) ^ accel_contents(inode);
+	super = (__u64)accel_get(accel_cast(struct inode, inode), i_sb);
+	f.device = accel_get(accel_cast(struct super_block, super), s_dev);
 	return f;
 }
 
