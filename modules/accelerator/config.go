@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/netip"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -156,19 +157,14 @@ func (c *config) visibles() (out []visibleEntry) {
 }
 
 // allows tells whether a program may take part by what the config says of it.
-func (c *config) allows(path, command string) bool { return listed(c.Programs.Allow, path, command) }
+func (c *config) allows(path string) bool { return listed(c.Programs.Allow, path) }
 
-func (c *config) denies(path, command string) bool { return listed(c.Programs.Deny, path, command) }
+func (c *config) denies(path string) bool { return listed(c.Programs.Deny, path) }
 
-// listed: a program is meant by its path, by its file's name, or by the name of its processes: some have several names for a file.
-func listed(names []string, path, command string) bool {
-	return slices.ContainsFunc(names, func(name string) bool {
-		return name == path || name == path[strings.LastIndexByte(path, '/')+1:] || name[:min(len(name), commandLength)] == command
-	})
+// listed: a program is meant by its path or its file's name; what its processes call themselves says nothing of the file.
+func listed(names []string, path string) bool {
+	return slices.Contains(names, path) || slices.Contains(names, filepath.Base(path))
 }
-
-// commandLength is what the kernel keeps of the name of a process.
-const commandLength = 15
 
 // portRange includes its ends.
 type portRange struct{ first, last uint16 }

@@ -50,7 +50,10 @@ type visibleEntry struct {
 	_             uint32
 }
 
-// fileKey is an executable file.
+// ofProcess in fileKey.Device: the key is of one process, as its file's verdict is each.
+const ofProcess = 1 << 31
+
+// fileKey is an executable file, or a process that runs it.
 type fileKey struct {
 	Inode              uint64
 	Device, Generation uint32
@@ -63,6 +66,7 @@ const (
 	unsafe  = 3
 	caught  = 4
 	allowed = 5 // even if it blocks in recv
+	each    = 6 // by process
 )
 
 type executableEntry struct {
@@ -93,9 +97,10 @@ type countsEntry struct {
 }
 
 type event struct {
-	File         fileKey
-	Netns, Start uint64
-	PID, Port    uint32
-	Listens, _   uint32
-	Comm         [16]byte
+	File           fileKey
+	Netns, Start   uint64
+	Modified, Size uint64
+	PID, Port      uint32
+	Listens, _     uint32
+	Comm           [16]byte
 }

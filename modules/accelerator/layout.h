@@ -65,10 +65,12 @@ struct accel_visible {
 	__u32 zero;
 };
 
+#define ACCEL_PROCESS (1u << 31) /* accel_file.device: one process of the file, which generation has a number for, too */
+
 /* An executable file. Kept together with its generation, since inode numbers come again, and with a number for its contents. */
 struct accel_file {
 	__u64 inode;
-	__u32 device;	  /* as the kernel has it: major << 20 | minor */
+	__u32 device;	  /* as the kernel has it: major << 20 | minor; majors end at 511 */
 	__u32 generation;
 };
 
@@ -78,6 +80,7 @@ enum accel_verdict {
 	ACCEL_UNSAFE = 3, /* by examination or configuration */
 	ACCEL_CAUGHT = 4, /* seen doing what redirected sockets cannot: accel_executable.reason */
 	ACCEL_ALLOWED = 5, /* safe, and may block in recv. It then sees EAGAIN when a signal, SIGSTOP, the freezer or a reset comes */
+	ACCEL_EACH = 6,	   /* depends on how a process is configured: each has a verdict of its own */
 };
 
 struct accel_executable {
@@ -188,6 +191,7 @@ struct accel_event {
 	struct accel_file file;
 	__u64 netns; /* of the socket */
 	__u64 start; /* of the process, ns since boot, as in /proc/PID/stat */
+	__u64 modified, size; /* of the file: ns since 1970, bytes */
 	__u32 pid;   /* in the first pid namespace */
 	__u32 port;
 	__u32 listens; /* 1: it listens on it; 0: it connects to it, or without a port sends on a socket that it has from another process */

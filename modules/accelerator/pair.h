@@ -300,7 +300,7 @@ static __always_inline void accel_listening(struct bpf_sock_ops *ops, int all)
 		accel_ask(&l.file, p.netns, p.port, 1);
 	known = bpf_map_lookup_elem(&listeners, &p);
 	if (known && accel_still_listens(known))
-		known->mixed |= !accel_same_file(&known->file, &l.file);
+		known->mixed |= !accel_same_file(&known->file, &l.file) && !accel_is_each(&known->file);
 	else
 		bpf_map_update_elem(&listeners, &p, &l, BPF_ANY);
 }
@@ -312,7 +312,7 @@ static __always_inline void accel_learn_listener(struct bpf_sock_ops *ops)
 	struct accel_listener *l = bpf_map_lookup_elem(&listeners, &p);
 	struct accel_file f = accel_current_file();
 
-	if (!l || (l->file.inode && !accel_same_file(&l->file, &f)))
+	if (!l || (l->file.inode && !accel_same_file(&l->file, &f) && !accel_is_each(&l->file)))
 		return;
 	l->file = f;
 	if (accel_judge(&l->file) == ACCEL_UNJUDGED)

@@ -190,6 +190,9 @@ func (a *Accelerator) executables(live sdk.Live) ([]ExecutableReport, error) {
 	}
 	out := []ExecutableReport{}
 	for _, p := range a.memory.all() {
+		if p.Facts != nil && p.byProcess() {
+			continue
+		}
 		r := ExecutableReport{Command: p.Comm, PID: p.Process.PID, Verdict: verdicts[asked], Why: p.Problem}
 		entry := told[p.File]
 		if p.Facts != nil {
