@@ -46,6 +46,7 @@ func (c *contender) allowed() []string {
 // counts are what became of connections so far.
 type counts struct {
 	offered, accelerated uint64
+	resting              int               // that went out of the map and did not come back; those that were closed since count
 	refused              map[string]uint64 // by reason
 }
 
@@ -57,12 +58,14 @@ func (k *kerb) counts() (counts, error) {
 	}
 	var pairs []struct {
 		Offered, Accelerated uint64
+		Rested, Returned     uint64
 		Refused              map[string]uint64
 	}
 	err = json.Unmarshal(body, &pairs)
 	for _, p := range pairs {
 		sum.offered += p.Offered
 		sum.accelerated += p.Accelerated
+		sum.resting += int(p.Rested - p.Returned)
 		for reason, n := range p.Refused {
 			sum.refused[reason] += n
 		}
@@ -71,7 +74,7 @@ func (k *kerb) counts() (counts, error) {
 }
 
 func (c counts) since(before counts) counts {
-	d := counts{c.offered - before.offered, c.accelerated - before.accelerated, map[string]uint64{}}
+	d := counts{c.offered - before.offered, c.accelerated - before.accelerated, c.resting - before.resting, map[string]uint64{}}
 	for reason, n := range c.refused {
 		if n > before.refused[reason] {
 			d.refused[reason] = n - before.refused[reason]

@@ -12,22 +12,78 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
+	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/bench"
 )
 
-// hold measures what many connections take of the kernel's memory while they are open, and how long each takes to open.
+// hold measures what many connections take of the kernel's memory while they are open: when they have just taken turns, and when
+// they have been idle for so long that the accelerator lets go of what it can. And how long each takes to open, and all tables.
 func hold(ctx context.Context, s *serving) ([]bench.Sample, error) {
 	before, err := kernelMemory()
 	if err != nil {
 		return nil, err
 	}
-	var held int64
-	r, err := s.holding(ctx, func() (err error) { held, err = kernelMemory(); return err })
-	return []bench.Sample{
+	var held, idle, tables int64
+	r, err := s.holding(ctx, func() (err error) {
+		if held, err = kernelMemory(); err != nil {
+			return err
+		}
+		if tables, err = s.tables(); err != nil {
+			return err
+		}
+		if err = s.rest(ctx); err != nil {
+			return err
+		}
+		idle, err = kernelMemory()
+		return err
+	})
+	mib := func(metric string, bytes int64) bench.Sample {
+		return bench.Sample{Metric: metric, Stat: "p50", Unit: "MiB", Value: float64(bytes) / (1 << 20)}
+	}
+	samples := []bench.Sample{
 		{Metric: "connect", Stat: "p50", Unit: "us", Value: r.Seconds * 1e6 / float64(r.N)},
-		{Metric: "memory", Stat: "p50", Unit: "MiB", Value: float64(held-before) / (1 << 20)},
-	}, err
+		mib("memory", held-before), mib("memory_idle", idle-before),
+	}
+	if s.kerb != nil {
+		samples = append(samples, mib("memory_tables", tables))
+	}
+	return samples, err
+}
+
+// tables is the memory of the module's maps as the kernel accounts for them: what they take when they are empty, and entries.
+func (s *serving) tables() (int64, error) {
+	if s.kerb == nil {
+		return 0, nil
+	}
+	body, err := s.kerb.Get("/v1/modules/accelerator")
+	if err != nil {
+		return 0, err
+	}
+	var module v1.Module
+	err = json.Unmarshal(body, &module)
+	return module.Status.Memory, err
+}
+
+// rest waits until all accelerated connections have gone out of the map, which they do after thresholds.idle, but for redirect-all.
+func (s *serving) rest(ctx context.Context) error {
+	if s.kerb == nil || modes[s.config] != "adaptive" {
+		return nil
+	}
+	before, err := s.kerb.counts()
+	for deadline := time.Now().Add(s.length.rest); err == nil && time.Now().Before(deadline); {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(500 * time.Millisecond): // of these, the kernel needs some to free what has gone
+		}
+		now, wrong := s.kerb.counts()
+		if wrong != nil || now.since(before).resting >= s.length.held {
+			return wrong
+		}
+	}
+	return err
 }
 
 // holding runs f while the connections are open.
@@ -53,23 +109,29 @@ func (s *serving) holding(ctx context.Context, f func() error) (r result, err er
 	return r, errors.Join(err, json.Unmarshal(line, &r))
 }
 
-// kernelMemory is what the kernel has allocated for itself, in bytes; others on the machine make it swing.
+// kernelMemory is what the slabs take that sockets, the kernel's parts of sockets in maps and elements of maps lie in, in bytes. Of
+// other slabs others on the machine need much and give it back at any time, such as those of files.
 func kernelMemory() (int64, error) {
-	text, err := os.ReadFile("/proc/meminfo")
+	time.Sleep(time.Second) // what was freed is given back after a grace period
+	text, err := os.ReadFile("/proc/slabinfo")
 	if err != nil {
 		return 0, err
 	}
 	var sum int64
 	for line := range strings.Lines(string(text)) {
-		f := strings.Fields(line)
-		if !slices.Contains([]string{"Slab:", "Percpu:", "VmallocUsed:"}, f[0]) {
+		name, _, _ := strings.Cut(line, " ")
+		if name != "TCP" && name != "TCPv6" && name != "sock_inode_cache" && !strings.HasPrefix(name, "kmalloc-") {
 			continue
 		}
-		kib, err := strconv.ParseInt(f[1], 10, 64)
-		if err != nil {
-			return 0, fmt.Errorf("/proc/meminfo: %w", err)
+		var pages, slabs int64 // pages of a slab, slabs
+		table, data, _ := strings.Cut(line, ": slabdata")
+		f := strings.Fields(table) // name, active objects, objects, size, objects of a slab, pages of a slab : tunables ...
+		_, err1 := fmt.Sscan(f[min(5, len(f)-1)], &pages)
+		_, err2 := fmt.Sscan(data, new(int64), &slabs)
+		if err := errors.Join(err1, err2); err != nil {
+			return 0, fmt.Errorf("/proc/slabinfo: %s: %w", line, err)
 		}
-		sum += kib << 10
+		sum += pages * slabs * int64(os.Getpagesize())
 	}
 	return sum, nil
 }

@@ -17,12 +17,14 @@ import (
 
 // liveModule is a generation that sees packets.
 type liveModule struct {
-	id    string
-	maps  sdk.Maps
-	plane *control.Plane // nil if the package has none
+	id     string
+	maps   sdk.Maps
+	plane  *control.Plane    // nil if the package has none
+	tended *dataplane.Tended // nil but for modules that let idle sockets rest
 }
 
 func (l *liveModule) close() {
+	l.tended.Close()
 	for _, m := range l.maps {
 		m.Close()
 	}
@@ -80,6 +82,7 @@ func (a *Agent) enliven(d *deployment) error {
 	}
 	name := d.module.Name
 	if a.live[name] != nil {
+		a.tend(d, a.live[name])
 		if d.plane != nil {
 			d.plane.Instances(a.instances(name))
 		}
@@ -90,6 +93,7 @@ func (a *Agent) enliven(d *deployment) error {
 		return err
 	}
 	a.live[name] = &liveModule{id: d.module.ID, maps: m, plane: d.plane}
+	a.tend(d, a.live[name])
 	if d.plane == nil {
 		return nil
 	}

@@ -118,8 +118,7 @@ func (w world) placeSockets(order []*deployment, out map[dataplane.Point]placeme
 		if d.err != nil || !d.onSockets() {
 			continue
 		}
-		chain := dataplane.ChainSpec{Side: dataplane.OnSockets, Direction: dataplane.Both, Members: []dataplane.Member{d.member()}}
-		place := placement{chain: chain}
+		place := placement{chain: d.socketsChain()}
 		for _, found := range w.cgroupsOf(d) {
 			place.cgroup, place.instances = found.Path, []sdk.Instance{{Cgroup: found.Path, CgroupID: found.ID}}
 			out[d.socketPoint(found, dataplane.All)] = place
@@ -130,6 +129,10 @@ func (w world) placeSockets(order []*deployment, out map[dataplane.Point]placeme
 			out[d.socketPoint(own, dataplane.Services)] = place
 		}
 	}
+}
+
+func (d *deployment) socketsChain() dataplane.ChainSpec {
+	return dataplane.ChainSpec{Side: dataplane.OnSockets, Direction: dataplane.Both, Members: []dataplane.Member{d.member()}}
 }
 
 func (d *deployment) socketPoint(c cgroup.Cgroup, entry dataplane.Entry) dataplane.Point {
@@ -186,6 +189,25 @@ func (w world) serviceChains(points map[dataplane.Point]placement) map[string][]
 		}
 	}
 	return out
+}
+
+// tend has idle sockets of a module rest while it is attached, and brings those back that talk again.
+func (a *Agent) tend(d *deployment, l *liveModule) {
+	if !d.onSockets() || len(a.instances(d.module.Name)) == 0 {
+		l.tended.Close()
+		l.tended = nil
+		return
+	}
+	if l.tended != nil {
+		return
+	}
+	gaveUp := func(err error) {
+		a.log.Error("idle sockets stay in the module's map, or out of it", "module", d.module.Name, "error", err)
+	}
+	var err error
+	if l.tended, err = a.dp.Tend(d.socketsChain(), gaveUp); err != nil {
+		gaveUp(err)
+	}
 }
 
 // placedCondition tells whether a module on sockets is wherever it is wanted.

@@ -68,11 +68,11 @@ func (s *sockets) drain() (left int, err error) {
 	}
 }
 
-// letGo takes out the sockets that the program drain has found.
+// letGo takes out the sockets that the programs drain and age have found.
 func (s *sockets) letGo() (gone int, err error) {
 	var key []byte
 	for s.maps[drainedMap].NextKey(nil, &key) == nil {
-		for _, m := range []*ebpf.Map{s.maps[drainedMap], s.maps[socketsPin]} {
+		for _, m := range []*ebpf.Map{s.maps[socketsPin], s.maps[drainedMap]} { // what is in drained may still be in there
 			err := m.Delete(key)
 			if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) { // closed meanwhile
 				return gone, fmt.Errorf("let go of a socket: %w", err)

@@ -15,7 +15,7 @@ import (
 //	<root>/chains/<side>_<direction>_<id>/prog0... the linked programs; prog0 is the entry
 //	                                     /m00_<generation>_<module>   members in order, each the module's drop counters
 //	                                     /outcomes, /parts            parse counters; the tail-call table of a split chain
-//	                                     of sockets: /all, /services, /messages, /drain, and the maps /sockets, /off, /drained
+//	                                     of sockets: /all, /services, /messages, /drain, /age, and the maps /sockets, /off, /drained, /returning
 //	<root>/links/<ifindex>_<side>                  attach points (XDP and TCX)
 //	            /cgroup<id>_<entry>_<module>       attach points (sockets)
 //	<root>/shared/<map>                            maps shared by name between modules

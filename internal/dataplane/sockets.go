@@ -3,6 +3,7 @@
 package dataplane
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"maps"
@@ -24,6 +25,9 @@ const (
 	socketsPin  = "sockets" // the SOCKHASH
 	offMap      = "off"
 	drainedMap  = "drained"
+
+	agePin       = "age"
+	returningMap = "returning"
 )
 
 // SocketsPrefix begins the names of Kerb's programs on sockets.
@@ -31,8 +35,8 @@ const SocketsPrefix = "kerb_"
 
 // sockets are the programs of one module for sockets, in the kernel.
 type sockets struct {
-	progs map[string]*ebpf.Program // all, services, messages, drain; what the module has of them
-	maps  map[string]*ebpf.Map     // sockets, off, drained; clones
+	progs map[string]*ebpf.Program // all, services, messages, drain, age; what the module has of them
+	maps  map[string]*ebpf.Map     // sockets, off, drained, returning; clones
 }
 
 // Close frees what is neither pinned nor attached.
@@ -73,7 +77,7 @@ func (s *sockets) load(g *generation, spec *ebpf.CollectionSpec) error {
 		pin := name
 		if m.Type == ebpf.SockHash {
 			pin = socketsPin
-		} else if name != offMap && name != drainedMap {
+		} else if name != offMap && name != drainedMap && name != returningMap {
 			continue
 		}
 		own, err := g.maps[mapPin(Sockets, name)].Clone()
@@ -258,6 +262,9 @@ func (l *LoadedSockets) Programs() map[string]*ebpf.Program { return maps.Clone(
 // Drain has no byte redirected any more, and takes the sockets that hold none out of the map. It returns how many are left.
 func (l *LoadedSockets) Drain() (left int, err error) { return l.sockets.drain() }
 
+// Tend lets idle sockets rest until ctx ends.
+func (l *LoadedSockets) Tend(ctx context.Context) error { return l.sockets.tend(ctx) }
+
 // Close takes the module off and frees it. Sockets that are still in the map keep it, and their redirected bytes.
 func (l *LoadedSockets) Close() {
 	for _, one := range l.links {
@@ -270,7 +277,7 @@ func (l *LoadedSockets) Close() {
 // openSockets opens what of a pinned chain is needed to attach and to drain it.
 func openSockets(chain string) (*sockets, error) {
 	s := &sockets{progs: map[string]*ebpf.Program{}, maps: map[string]*ebpf.Map{}}
-	for _, name := range []string{string(All), string(Services), messagesPin, drainPin} {
+	for _, name := range []string{string(All), string(Services), messagesPin, drainPin, agePin} {
 		p, err := ebpf.LoadPinnedProgram(filepath.Join(chain, name), nil)
 		if err == nil {
 			s.progs[name] = p
@@ -279,7 +286,7 @@ func openSockets(chain string) (*sockets, error) {
 			return nil, fmt.Errorf("open program %s: %w", name, err)
 		}
 	}
-	for _, name := range []string{socketsPin, offMap, drainedMap} {
+	for _, name := range []string{socketsPin, offMap, drainedMap, returningMap} {
 		m, err := ebpf.LoadPinnedMap(filepath.Join(chain, name), nil)
 		if err == nil {
 			s.maps[name] = m

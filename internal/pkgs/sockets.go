@@ -16,19 +16,22 @@ const (
 	EntryAll      = "all"      // SEC("sockops"), on the cgroups of attach.cgroups
 	EntryServices = "services" // SEC("sockops"), on the agent's cgroup, for the services of attach.services
 	EntryDrain    = "drain"    // SEC("syscall"), finds sockets that can be let go of
+	EntryAge      = "age"      // SEC("syscall"), finds sockets that are to go out for now
 )
 
-// Maps that a data plane with EntryDrain has.
+// Maps that a data plane with EntryDrain has, and one with EntryAge.
 const (
-	MapOff     = "off"     // ARRAY of one u32: not 0 when no byte is to be redirected any more
-	MapDrained = "drained" // HASH with keys of the SOCKHASH, whose sockets EntryDrain has found to hold no redirected byte
+	MapOff       = "off"       // ARRAY of one u32: not 0 when no byte is to be redirected any more
+	MapDrained   = "drained"   // HASH with keys of the SOCKHASH, whose sockets EntryDrain or EntryAge has found to hold no redirected byte
+	MapReturning = "returning" // RINGBUF of sockets that want to come back
 )
 
 // What can be wrong with a data plane on sockets.
 var (
-	ErrSocketsEntry = errors.New("not what a data plane on sockets has: sockops programs all or services, one sk_msg program, a syscall program drain")
+	ErrSocketsEntry = errors.New("not what a data plane on sockets has: sockops programs all or services, one sk_msg program, syscall programs drain and age")
 	ErrNoSocketMap  = errors.New("a sk_msg program needs exactly one map of type SOCKHASH, which it is attached to")
 	ErrNoDrain      = errors.New("needs a map off (ARRAY of u32) and a map drained (HASH with the keys of the SOCKHASH), neither in maps.config")
+	ErrNoAge        = errors.New("needs drain, a SOCKHASH by socket cookies (u64), and a map returning (RINGBUF), not in maps.config")
 )
 
 // checkSockets is what a manifest of the hook sockets must not say.
@@ -55,7 +58,7 @@ func (p *Package) checkSocketsSpec(spec *ebpf.CollectionSpec) error {
 			entries++
 		case prog.Type == ebpf.SkMsg && messages == "":
 			messages = name
-		case prog.Type == ebpf.Syscall && name == EntryDrain:
+		case prog.Type == ebpf.Syscall && (name == EntryDrain || name == EntryAge):
 		default:
 			return &ObjectError{What: name, Err: ErrSocketsEntry}
 		}
@@ -66,7 +69,10 @@ func (p *Package) checkSocketsSpec(spec *ebpf.CollectionSpec) error {
 	if _, ok := SocketMap(spec); messages != "" && !ok {
 		return &ObjectError{What: messages, Err: ErrNoSocketMap}
 	}
-	return p.checkDrain(spec)
+	if err := p.checkDrain(spec); err != nil {
+		return err
+	}
+	return p.checkAge(spec)
 }
 
 // SocketMap is the name of the SOCKHASH that the sk_msg program is attached to; false if there is not exactly one.
@@ -95,6 +101,19 @@ func (p *Package) checkDrain(spec *ebpf.CollectionSpec) error {
 	if !ok || off == nil || off.Type != ebpf.Array || off.ValueSize != 4 || drained == nil || drained.Type != ebpf.Hash ||
 		drained.KeySize != spec.Maps[sockets].KeySize || slices.Contains(p.Maps.Config, MapOff) || slices.Contains(p.Maps.Config, MapDrained) {
 		return &ObjectError{What: EntryDrain, Err: ErrNoDrain}
+	}
+	return nil
+}
+
+func (p *Package) checkAge(spec *ebpf.CollectionSpec) error {
+	if spec.Programs[EntryAge] == nil {
+		return nil
+	}
+	sockets, _ := SocketMap(spec)
+	returning := spec.Maps[MapReturning]
+	if spec.Programs[EntryDrain] == nil || spec.Maps[sockets].KeySize != 8 || returning == nil || returning.Type != ebpf.RingBuf ||
+		slices.Contains(p.Maps.Config, MapReturning) {
+		return &ObjectError{What: EntryAge, Err: ErrNoAge}
 	}
 	return nil
 }

@@ -55,6 +55,19 @@ int message(struct sk_msg_md *msg)
 }
 
 SEC("syscall")
+int age(void *unused)
+{
+	const struct accel_config *cfg = accel_config();
+	struct accel_age a = {.now = accel_now()};
+
+	if (accel_is_off(cfg) || cfg->mode != ACCEL_ADAPTIVE || !cfg->idle)
+		return 0;
+	a.idle = cfg->idle;
+	bpf_for_each_map_elem(&ends, accel_age_one, &a, 0);
+	return a.found;
+}
+
+SEC("syscall")
 int drain(void *unused)
 {
 	struct accel_drain d = {};

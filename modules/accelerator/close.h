@@ -3,7 +3,7 @@
 #ifndef ACCEL_CLOSE_H
 #define ACCEL_CLOSE_H
 
-#include "leave.h"
+#include "idle.h"
 #include "pair.h"
 
 #define ACCEL_TURNS_MOST 64 /* of one connection that count for the average */
@@ -41,12 +41,16 @@ static __always_inline void accel_acked(struct bpf_sock_ops *ops)
 		accel_unanswered(ops, e);
 	if (!e || accel_leave(e, cookie))
 		bpf_sock_ops_cb_flags_set(ops, ops->bpf_sock_ops_cb_flags & ~BPF_SOCK_OPS_RTT_CB_FLAG);
+	else if (e->out == ACCEL_ASIDE)
+		accel_heard(e, cookie);
 }
 
 /* Whether what became of a connection says how long connections there are: one that was stopped for another reason does not. */
 static __always_inline int accel_teaches(const struct accel_end *e)
 {
-	return !e->stop || e->stop == ACCEL_CLOSED || e->stop == ACCEL_STREAM;
+	__u32 why = accel_stopped(e);
+
+	return !why || why == ACCEL_CLOSED || why == ACCEL_STREAM;
 }
 
 /* Moves the average of this destination's connections by a quarter of the difference. It begins high: some ten short connections
@@ -72,7 +76,7 @@ static __always_inline void accel_closed(struct bpf_sock_ops *ops, struct accel_
 		accel_learn_turns(ops, e);
 	if (peer)
 		accel_stop(peer, ACCEL_CLOSED);
-	if (e->redirects != e->counted_messages)
+	if (e->uncounted)
 		accel_flush(e);
 	if (e->is_client && (e->pair.client || e->pair.server))
 		bpf_map_delete_elem(&offers, &e->pair);

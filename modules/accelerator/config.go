@@ -43,12 +43,13 @@ type thresholds struct {
 	Backlog       uint32 `json:"backlog"`
 	MinTurns      uint32 `json:"minTurns"`
 	Retry         uint32 `json:"retry"`
+	Idle          uint32 `json:"idle"` // s
 }
 
 // parseConfig reads a config over the defaults.
 func parseConfig(raw json.RawMessage) (*config, error) {
 	c := &config{Mode: "adaptive", Past: []string{"proxy", "tunnel"}, Thresholds: thresholds{Turns: 1, PassMessages: 8,
-		LeaveMessages: 64, LeaveBytes: 8 << 20, Backlog: 256 << 10, MinTurns: 4, Retry: 64}}
+		LeaveMessages: 64, LeaveBytes: 8 << 20, Backlog: 256 << 10, MinTurns: 4, Retry: 64, Idle: 10}}
 	if len(raw) > 0 {
 		dec := json.NewDecoder(bytes.NewReader(raw))
 		dec.DisallowUnknownFields()
@@ -72,6 +73,8 @@ func (c *config) check() error {
 		return &sdk.ConfigError{Field: "thresholds.leaveBytes", Reason: fmt.Sprintf("must be at least passBytes, which is %d", t.PassBytes)}
 	case t.Retry == 0 || t.Retry&(t.Retry-1) != 0:
 		return &sdk.ConfigError{Field: "thresholds.retry", Reason: "must be a power of two"}
+	case t.Idle > maxIdle:
+		return &sdk.ConfigError{Field: "thresholds.idle", Reason: fmt.Sprintf("must be at most %d, which is a day", maxIdle)}
 	case t.MinTurns > 1<<28:
 		return &sdk.ConfigError{Field: "thresholds.minTurns", Reason: "is too large"}
 	}
@@ -98,8 +101,12 @@ func (c *config) entry(k sdk.Kernel) configEntry {
 		t.PassBytes = min(paying(k.Turns), t.LeaveBytes)
 	}
 	return configEntry{Mode: modes[c.Mode], Visibles: uint32(len(c.visibles())), Warm: t.Turns, PassMessages: t.PassMessages, PassBytes: t.PassBytes,
-		LeaveMessages: t.LeaveMessages, LeaveBytes: t.LeaveBytes, Backlog: t.Backlog, MinTurns: 16 * t.MinTurns, Retry: t.Retry}
+		LeaveMessages: t.LeaveMessages, LeaveBytes: t.LeaveBytes, Backlog: t.Backlog, MinTurns: 16 * t.MinTurns, Retry: t.Retry,
+		Idle: uint32(uint64(t.Idle) * 1e9 >> 20)}
 }
+
+// maxIdle is in s; the data plane's times have 32 bits.
+const maxIdle = 86400
 
 // Messages up to leastPaying gain wherever redirection works at all; usualPaying is where nothing was measured.
 const (

@@ -134,7 +134,7 @@ struct mm_struct {
 
 /* What a process had in its registers when it entered the kernel. */
 struct pt_regs {
-	unsigned long dx, r10, orig_ax, cs; /* x86-64 */
+	unsigned long di, dx, r10, orig_ax, cs; /* x86-64 */
 	__u64 regs[31];			    /* arm64 */
 	__s32 syscallno;
 };
@@ -164,6 +164,10 @@ void *bpf_rdonly_cast(const void *address, __u32 type) __ksym __weak;
 	(ACCEL_TYPED ? BPF_CORE_READ_BITFIELD(from, member) : BPF_CORE_READ_BITFIELD_PROBED(from, member))
 
 #define accel_sock(address) accel_cast(struct sock, address)
+
+/* In 2^20 ns, never 0. The other is faster and up to 10 ms behind, but not for syscall programs. */
+#define accel_now() ((__u32)(bpf_ktime_get_ns() >> 20) | 1)
+#define accel_about_now() ((__u32)(bpf_ktime_get_coarse_ns() >> 20) | 1)
 
 /* Compiler only: loads are not reordered by x86, and on arm64 the window is far shorter than what lies between. */
 #define accel_barrier() asm volatile("" ::: "memory")

@@ -36,6 +36,7 @@ type configEntry struct {
 	PassMessages, PassBytes   uint32
 	LeaveMessages, LeaveBytes uint32
 	Backlog, MinTurns, Retry  uint32
+	Idle                      uint32 // in 2^20 ns
 }
 
 // within: only connections that stay in the namespace.
@@ -92,6 +93,7 @@ type routeKey struct{ Client, Server uint32 }
 
 type countsEntry struct {
 	Offered, Paired, Accelerated, Left uint64
+	Rested, Returned                   uint64
 	Messages, Bytes                    uint64
 	Refused                            [len(reasons)]uint64
 }

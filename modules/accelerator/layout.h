@@ -17,11 +17,15 @@
  *	counts		HASH		accel_counts	by accel_route
  *	events		RINGBUF		accel_event	programs that nobody has judged yet
  *	off		ARRAY, 1	u32		1: about to leave. Nobody enrols any more, and nothing is redirected
- *	drained		HASH		u8		by socket cookie: what `drain` has found
+ *	drained		HASH		u8		by socket cookie: what `drain` and `age` have found
+ *	returning	RINGBUF		accel_return	sockets that went out while they were idle, and talk again
  *
  * Leaving: set off, then run the syscall program `drain` (no context) until it returns 0. It puts into `drained` the sockets that
  * can go, without a byte in any queue: user space deletes these from `sockets`. What it returns is the number of those that cannot
  * go yet.
+ *
+ * Idle connections: `age`, run every second, puts their sockets into `drained` as well; user space deletes them from `sockets`, and
+ * puts those back that `returning` tells of.
  */
 #ifndef ACCEL_LAYOUT_H
 #define ACCEL_LAYOUT_H
@@ -29,6 +33,7 @@
 #include <linux/types.h>
 
 #define ACCEL_CONNECTIONS 65536 /* max_entries as compiled; twice for ends and sockets. The control plane may set them at load */
+#define ACCEL_DRAINED	  8192 /* found at once; the next run finds others */
 #define ACCEL_VISIBLES	  32
 #define ACCEL_NOBODY	  0xffffffff /* the other service is not known */
 
@@ -49,6 +54,7 @@ struct accel_config {
 	__u32 backlog;		/* bytes that may wait in the receiver's queue; the next goes by TCP, which can push back */
 	__u32 min_turns;	/* average of turns times 16 of a destination's connections; below, they do not enrol ... */
 	__u32 retry;		/* ... but for one of this many; as well where the other end was not found. A power of two */
+	__u32 idle;		/* time without a message after which a pair goes out until it talks again; see accel_now. 0: never */
 };
 
 #define ACCEL_WITHIN (1 << 0) /* accel_service.flags: only connections that stay in the namespace; others pass modules that must see them */
@@ -128,27 +134,51 @@ struct accel_offer {
 	__u64 server; /* cookie of who answered, 0: nobody yet. A third makes the pair plain */
 };
 
-/* One socket. Who is written by whom matters: *own* under this socket's lock (in the sk_msg program), *any* atomically. */
+/* Times of ends, as accel_now tells them: in 2^20 ns, about a millisecond. They wrap after 52 days.
+ *
+ * One socket. Who is written by whom matters: *own* under this socket's lock (in the sk_msg program, or while it is out of the map
+ * for TCP's callbacks), *any* atomically. There are two for each connection: with key and the kernel's own 56 bytes they are to fit
+ * into 192. */
 struct accel_end {
-	__u64 sk, peer_sk; /* addresses of struct sock, for reading; valid as long as its cookie is what we think */
+	__u64 sk;	   /* address of struct sock, for reading; valid as long as its cookie is what we think */
 	__u64 peer;	   /* cookie, 0: not found yet */
 	__u64 netns;	   /* cookie */
 	struct accel_pair pair;
 	__u32 client, server; /* service ids */
-	__u32 is_client;
-	__u32 stop;	  /* any: enum accel_reason: TCP from now on, for ever */
-	__u32 left;	  /* any: 1: is not in `sockets` any more */
-	__u32 quiet;	  /* own: stopped, and none of this end's redirected messages is under way */
+	__u32 stop;	  /* any: enum accel_reason: TCP from now on, for ever; or ACCEL_IDLE: for now */
+	__u32 out;	  /* any: enum accel_out */
+	__u8 is_client;
+	__u8 quiet;	  /* own: stopped, and none of this end's redirected messages is under way */
+	__u8 asked;	  /* own: times that it asked to come back */
+	__u8 zero;
 	__u32 messages;	  /* own: sent, by whatever way */
 	__u32 seen;	  /* own: messages of the peer at the last one of ours */
 	__u32 run_messages, turns; /* own: since the peer's last; times that the peer had sent something before we did */
+	__u32 queued;	  /* own: bytes redirected since the receiver's queue was last seen empty */
 	__u64 run_bytes;
-	__u64 queued;	  /* own: bytes redirected since the receiver's queue was last seen empty */
-	__u64 redirects, redirected; /* messages (any), bytes (own) */
-	__u64 counted_messages, counted_bytes; /* own: of these, already in counts */
-	__u64 last;	  /* own: jiffies at the last redirect */
+	__u64 redirects;  /* any: messages */
+	__u64 uncounted_bytes; /* own: redirected, but not in counts yet; */
+	__u32 uncounted;  /* own: as well messages */
+	__u32 last;	  /* own: time of the last redirect, 0: none since it came into the map; aside, of its last question */
+	__u32 heard;	  /* own: time of the last message; out of the map, of the last acknowledgement */
 	__u32 process;	  /* own: that was looked at last */
+	__u32 fd;	  /* own: that it sent through */
 	__u32 written;	  /* own: write_seq at the last redirect: no byte went by TCP since, if it is still the same */
+};
+
+#define ACCEL_IDLE 0x100   /* accel_end.stop */
+#define ACCEL_NO_FD ~0u	   /* accel_end.fd */
+
+enum accel_out {
+	ACCEL_IN = 0,	/* of `sockets`, or on its way there */
+	ACCEL_ASIDE = 1, /* is not in there, or about to be taken out, since it is idle. It is back when it sends by the sk_msg program */
+	ACCEL_GONE = 2,	/* for ever */
+};
+
+/* A socket that wants to come back: number fd of process pid (in the first pid namespace), if that has this cookie. */
+struct accel_return {
+	__u64 cookie;
+	__u32 pid, fd;
 };
 
 /* Why a connection is plain. The control plane has a word for each. */
@@ -182,7 +212,8 @@ struct accel_counts {
 	__u64 offered;	   /* connections whose client enrolled */
 	__u64 paired;	   /* whose server did as well */
 	__u64 accelerated; /* that redirected anything */
-	__u64 left;	   /* that went out of the map before they closed */
+	__u64 left;	   /* that went out of the map before they closed, for ever */
+	__u64 rested, returned; /* times that they went out since they were idle, and came back */
 	__u64 messages, bytes; /* redirected */
 	__u64 refused[ACCEL_REASONS]; /* before pairing, or stopped after it, by reason */
 };

@@ -8,19 +8,19 @@
 #include "call.h"
 #include "maps.h"
 
-#define ACCEL_SETTLED 5 /* jiffies; 5 to 50 ms */
+#define ACCEL_SETTLED 50 /* as accel_now */
 
 static __always_inline void accel_flush(struct accel_end *e)
 {
 	struct accel_counts *c = accel_counts(e->client, e->server);
-	__u64 messages = e->redirects, bytes = e->redirected;
+	__u64 messages = e->uncounted, bytes = e->uncounted_bytes;
 
 	if (!c)
 		return;
-	__sync_fetch_and_add(&c->messages, messages - e->counted_messages);
-	__sync_fetch_and_add(&c->bytes, bytes - e->counted_bytes);
-	e->counted_messages = messages;
-	e->counted_bytes = bytes;
+	e->uncounted = 0;
+	e->uncounted_bytes = 0;
+	__sync_fetch_and_add(&c->messages, messages);
+	__sync_fetch_and_add(&c->bytes, bytes);
 }
 
 /* No message of this end is on its way into the other's queue, nor will there be one: stop was set before we look at redirects, and
@@ -35,7 +35,7 @@ static __always_inline int accel_quiet(const struct accel_end *e, int calls)
 	refs = accel_references(e->sk);
 	if (refs <= 1 + calls)
 		return 1;
-	return bpf_jiffies64() - e->last > ACCEL_SETTLED && refs <= 1 + calls + accel_waiting(e->sk).threads;
+	return accel_now() - e->last > ACCEL_SETTLED && refs <= 1 + calls + accel_waiting(e->sk).threads;
 }
 
 /* Both ends stop for the same reason. */
@@ -46,34 +46,36 @@ static __always_inline void accel_stop_both(struct accel_end *e, struct accel_en
 		accel_stop(peer, why);
 }
 
+/* First nobody sends any more, then the queues are looked at: what was on its way is in one by then. */
 static __always_inline int accel_may_leave(const struct accel_end *e, const struct accel_end *peer, int calls)
 {
-	if (!e->stop || !accel_quiet(e, calls) || !accel_queue_empty(e->sk))
+	if (!e->stop || !accel_quiet(e, calls) || (peer && (!peer->stop || !accel_quiet(peer, 0))))
 		return 0;
-	return !peer || (peer->stop && accel_quiet(peer, 0) && accel_queue_empty(peer->sk));
+	accel_barrier();
+	return accel_queue_empty(e->sk) && (!peer || accel_queue_empty(peer->sk));
 }
 
-/* Takes both ends of a connection out of the map if they have stopped and nothing is under way. Only sock_ops programs may delete
- * from it, so that this happens when TCP has something to tell. */
+/* Takes both ends of a connection out of the map if they have stopped for ever and nothing is under way. Only sock_ops programs may
+ * delete from it, so that this happens when TCP has something to tell. */
 static __always_inline int accel_leave(struct accel_end *e, __u64 cookie)
 {
 	__u64 other = e->peer;
 	struct accel_end *peer = other ? accel_end(other) : 0;
 
-	if (e->left)
+	if (e->out == ACCEL_GONE)
 		return 1;
-	if (!e->stop && peer && peer->stop)
+	if (!accel_stopped(e) && peer && accel_stopped(peer))
 		accel_stop(e, peer->stop);
-	if (!e->stop)
+	if (!accel_stopped(e))
 		return 0;
 	if (peer)
 		accel_stop(peer, e->stop);
 	if (!accel_may_leave(e, peer, 0))
 		return 0;
-	e->left = 1;
+	e->out = ACCEL_GONE;
 	bpf_map_delete_elem(&sockets, &cookie);
 	if (peer) {
-		peer->left = 1;
+		peer->out = ACCEL_GONE;
 		bpf_map_delete_elem(&sockets, &other);
 		accel_count(e->client, e->server, left, 1);
 	}
@@ -90,7 +92,7 @@ static long accel_drain_one(void *map, __u64 *cookie, struct accel_end *e, struc
 	struct accel_end *peer = other ? accel_end(other) : 0;
 	__u8 one = 1;
 
-	if (e->left)
+	if (e->out == ACCEL_GONE)
 		return 0;
 	accel_stop_both(e, peer, ACCEL_SWITCHED);
 	if (accel_cookie(e->sk) == key && !accel_may_leave(e, peer, 0)) {
@@ -98,7 +100,7 @@ static long accel_drain_one(void *map, __u64 *cookie, struct accel_end *e, struc
 		return 0;
 	}
 	if (!bpf_map_update_elem(&drained, &key, &one, BPF_ANY))
-		e->left = 1;
+		e->out = ACCEL_GONE;
 	else
 		d->waiting++;
 	return 0;

@@ -23,18 +23,25 @@ type (
 		Mixed, Zero uint32
 	}
 	endEntry struct {
-		Sk, PeerSk, Peer, Netns       uint64
-		Pair                          pairKey
-		Client, Server, IsClient      uint32
-		Stop, Left, Quiet             uint32
-		Messages, Seen, RunMessages   uint32
-		Turns                         uint32
-		RunBytes, Queued              uint64
-		Redirects, Redirected         uint64
-		CountedMessages, CountedBytes uint64
-		Last                          uint64
-		Process, Written              uint32
+		Sk, Peer, Netns              uint64
+		Pair                         pairKey
+		Client, Server               uint32
+		Stop, Out                    uint32
+		IsClient, Quiet, Asked, Zero uint8
+		Messages, Seen               uint32
+		RunMessages, Turns, Queued   uint32
+		RunBytes                     uint64
+		Redirects, UncountedBytes    uint64
+		Uncounted, Last, Heard       uint32
+		Process, FD, Written         uint32
 	}
+)
+
+// Whether a socket is in the map: endEntry.Out.
+const (
+	in = iota
+	aside
+	gone
 )
 
 func TestVerifies(t *testing.T) {

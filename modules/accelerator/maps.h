@@ -26,12 +26,17 @@ ACCEL_MAP(ends, BPF_MAP_TYPE_HASH, 2 * ACCEL_CONNECTIONS, __u64, struct accel_en
 ACCEL_MAP(sockets, BPF_MAP_TYPE_SOCKHASH, 2 * ACCEL_CONNECTIONS, __u64, __u64, 0);
 ACCEL_MAP(counts, BPF_MAP_TYPE_HASH, 4096, struct accel_route, struct accel_counts, BPF_F_NO_PREALLOC);
 ACCEL_MAP(off, BPF_MAP_TYPE_ARRAY, 1, __u32, __u32, 0);
-ACCEL_MAP(drained, BPF_MAP_TYPE_HASH, 2 * ACCEL_CONNECTIONS, __u64, __u8, BPF_F_NO_PREALLOC);
+ACCEL_MAP(drained, BPF_MAP_TYPE_HASH, ACCEL_DRAINED, __u64, __u8, BPF_F_NO_PREALLOC);
 
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, 1 << 16);
 } events SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 1 << 16);
+} returning SEC(".maps");
 
 static __always_inline const struct accel_config *accel_config(void)
 {
@@ -77,11 +82,21 @@ static __always_inline void accel_refuse(__u32 client, __u32 server, enum accel_
 		accel_count(client, server, refused[why], 1);
 }
 
-/* Plain from now on; the first reason is told. The barrier is what accel_leave and the sender's last look at stop rely on. */
+/* Plain from now on; the first reason is told, but for that it is idle. The barrier is what accel_leave and the sender's last look at stop rely on. */
 static __always_inline void accel_stop(struct accel_end *e, enum accel_reason why)
 {
-	if (!e->stop && !__sync_val_compare_and_swap(&e->stop, 0, why) && e->is_client)
+	__u32 was = e->stop;
+
+	if ((!was || was == ACCEL_IDLE) && __sync_val_compare_and_swap(&e->stop, was, why) == was && e->is_client)
 		accel_refuse(e->client, e->server, why);
+}
+
+/* Why it is plain for ever, if it is. */
+static __always_inline __u32 accel_stopped(const struct accel_end *e)
+{
+	__u32 why = e->stop;
+
+	return why == ACCEL_IDLE ? 0 : why;
 }
 
 /* Whether a module must see what passes between two network namespaces. */

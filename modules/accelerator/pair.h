@@ -151,6 +151,7 @@ static __always_inline void accel_connecting(struct bpf_sock_ops *ops, int all)
 /* Takes the socket into the map where messages are seen. */
 static __always_inline enum accel_reason accel_enrol(struct bpf_sock_ops *ops, struct accel_end *e, __u64 cookie)
 {
+	e->heard = accel_now();
 	if (accel_special(e->sk))
 		return ACCEL_OPTION;
 	if (bpf_sock_hash_update(ops, &sockets, &cookie, BPF_NOEXIST))
@@ -254,7 +255,6 @@ static __always_inline void accel_answer(struct bpf_sock_ops *ops, int all)
 	e.sk = accel_ops_sk(ops);
 	e.netns = bpf_get_netns_cookie(ops);
 	e.peer = o->client;
-	e.peer_sk = client->sk;
 	e.client = client->client;
 	e.server = s.id;
 	if (why == ACCEL_FINE && bpf_map_update_elem(&ends, &cookie, &e, BPF_NOEXIST))
@@ -269,7 +269,6 @@ static __always_inline void accel_answer(struct bpf_sock_ops *ops, int all)
 		accel_stop(client, why);
 		return;
 	}
-	client->peer_sk = e.sk;
 	__sync_lock_test_and_set(&client->peer, cookie); /* last: with it the client may redirect */
 	accel_count(e.client, e.server, paired, 1);
 }

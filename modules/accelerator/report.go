@@ -90,6 +90,8 @@ type PairReport struct {
 	Paired      uint64            `json:"paired"`      // whose server could as well
 	Accelerated uint64            `json:"accelerated"` // that redirected anything
 	Left        uint64            `json:"left"`        // that went back to TCP for good before they ended
+	Rested      uint64            `json:"rested"`      // times that one went back to TCP since it was idle,
+	Returned    uint64            `json:"returned"`    // and was accelerated again
 	Messages    uint64            `json:"messages"`    // redirected
 	Bytes       uint64            `json:"bytes"`
 	Refused     map[string]uint64 `json:"refused,omitempty"` // by reason
@@ -140,6 +142,8 @@ func (r *PairReport) add(c *countsEntry) {
 	r.Paired += c.Paired
 	r.Accelerated += c.Accelerated
 	r.Left += c.Left
+	r.Rested += c.Rested
+	r.Returned += c.Returned
 	r.Messages += c.Messages
 	r.Bytes += c.Bytes
 	for i, n := range c.Refused {
@@ -361,8 +365,9 @@ func (p *PairReport) samples() (out []sdk.Sample) {
 		}
 		out = append(out, sdk.Sample{Name: name, Help: help, Counter: true, Labels: labels, Value: float64(n)})
 	}
-	const connections = "Connections by how far they came: offered by the client, paired with the server, accelerated, left for good."
-	for stage, n := range map[string]uint64{"offered": p.Offered, "paired": p.Paired, "accelerated": p.Accelerated, "left": p.Left} {
+	const connections = "Connections by how far they came: offered by the client, paired with the server, accelerated, left for good; and times that they rested and returned."
+	for stage, n := range map[string]uint64{"offered": p.Offered, "paired": p.Paired, "accelerated": p.Accelerated, "left": p.Left,
+		"rested": p.Rested, "returned": p.Returned} {
 		add("connections_total", connections, "stage", stage, n)
 	}
 	add("messages_total", "Redirected messages.", "", "", p.Messages)

@@ -8,7 +8,7 @@
 #ifndef ACCEL_TURN_H
 #define ACCEL_TURN_H
 
-#include "leave.h"
+#include "idle.h"
 
 /* A message and what there is at this moment. */
 struct accel_view {
@@ -60,6 +60,7 @@ static __always_inline void accel_check_process(struct accel_end *e)
 	if (e->process == process)
 		return;
 	e->process = process;
+	e->fd = accel_send_fd();
 	f = accel_current_file();
 	why = f.inode ? accel_judge(&f) : ACCEL_FINE; /* the kernel's own threads send for those that they work for */
 	if (why == ACCEL_UNJUDGED)
@@ -86,9 +87,9 @@ static __always_inline enum accel_reason accel_disappointed(const struct accel_c
 static __always_inline int accel_look(struct accel_end *e, const struct accel_end *other, const struct accel_config *cfg,
 				      struct accel_view *v)
 {
-	__u64 sk = e->sk, peer = e->peer_sk;
+	__u64 sk = e->sk, peer = other->sk;
 	__u32 written = accel_get(accel_cast(struct tcp_sock, sk), write_seq);
-	int again = e->redirects && e->written == written; /* nothing went by TCP since the last redirect */
+	int again = e->last && e->written == written; /* nothing went by TCP since the last redirect */
 	enum accel_reason why = ACCEL_FINE;
 
 	if (accel_cookie(peer) != e->peer)
@@ -118,11 +119,12 @@ static __always_inline void accel_account(struct accel_end *e, const struct acce
 {
 	e->written = v->written;
 	e->queued += v->size;
-	e->redirected += v->size;
-	e->last = bpf_jiffies64();
+	e->last = e->heard;
+	e->uncounted++;
+	e->uncounted_bytes += v->size;
 	if (e->redirects == 1 && !peer->redirects)
 		accel_count(e->client, e->server, accelerated, 1);
-	if (e->redirects - e->counted_messages >= 64)
+	if (e->uncounted >= 64)
 		accel_flush(e);
 }
 
@@ -143,9 +145,18 @@ static __always_inline int accel_message(struct sk_msg_md *msg)
 	v.flags = accel_send_flags();
 	if (v.flags & ACCEL_MSG_ZEROCOPY) /* being in the map is enough for its completion not to come */
 		accel_catch(bpf_get_current_task(), ACCEL_OPTION);
-	if (e->stop || (peer && peer->stop)) {
-		accel_stop_both(e, peer, e->stop ? e->stop : peer->stop);
+	e->heard = accel_about_now();
+	if (e->out == ACCEL_ASIDE)
+		accel_back(e, own, peer);
+	why = accel_stopped(e) ?: peer ? accel_stopped(peer) : 0;
+	if (why) {
+		accel_stop_both(e, peer, why);
 		e->quiet |= accel_quiet(e, 1);
+		return SK_PASS;
+	}
+	if (e->stop) { /* only this end is back */
+		if (++e->run_messages > ACCEL_ALONE)
+			accel_stop_both(e, peer, ACCEL_REMOTE);
 		return SK_PASS;
 	}
 	why = accel_turn(e, cfg, peer ? peer->messages : 0, v.size);

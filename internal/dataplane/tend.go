@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dataplane
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
+	"github.com/kerb-edge/kerb/sdk"
+)
+
+// The kernel keeps 1 KiB for each socket in a SOCKHASH. A module with the program age tells every tendTime which ones have no need
+// to be in there for now, and by its ring buffer returning which ones have it again. It is user space that takes them out and puts
+// them in: syscall programs may not, and nothing else runs while a socket is idle.
+const tendTime = time.Second
+
+// Tended are the sockets of an attached module, which Close stops to look after.
+type Tended struct {
+	sockets *sockets
+	cancel  context.CancelFunc
+	done    chan struct{}
+}
+
+// Tend looks after the sockets of a chain, and tells should it have to give up. It returns nil if the chain is not there, or the
+// module has no need of it.
+func (d *Dataplane) Tend(spec ChainSpec, gaveUp func(error)) (*Tended, error) {
+	s, err := openSockets(d.layout.chain(spec))
+	if err != nil {
+		return nil, fmt.Errorf("open programs: %w", err)
+	}
+	if s.progs[agePin] == nil {
+		s.Close()
+		return nil, nil
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	t := &Tended{sockets: s, cancel: cancel, done: make(chan struct{})}
+	go func() {
+		defer close(t.done)
+		if err := s.tend(ctx); err != nil {
+			gaveUp(err)
+		}
+	}()
+	return t, nil
+}
+
+// Close may be called for nil.
+func (t *Tended) Close() {
+	if t == nil {
+		return
+	}
+	t.cancel()
+	<-t.done
+	t.sockets.Close()
+}
+
+// tend runs age and answers returning until ctx ends.
+func (s *sockets) tend(ctx context.Context) error {
+	returned := make(chan error, 1)
+	go func() { returned <- s.answer(ctx) }()
+	tick := time.NewTicker(tendTime)
+	defer tick.Stop()
+	for {
+		if err := s.age(); err != nil {
+			return errors.Join(err, <-returned)
+		}
+		select {
+		case <-ctx.Done():
+			return <-returned
+		case <-tick.C:
+		}
+	}
+}
+
+// age takes out the sockets that the program finds, and those that an agent had found which was killed. More than fit into drained are
+// found a second later.
+func (s *sockets) age() error {
+	if _, err := s.progs[agePin].Run(&ebpf.RunOptions{}); err != nil {
+		return fmt.Errorf("find idle sockets: %w", err)
+	}
+	_, err := s.letGo()
+	return err
+}
+
+// returning is a record of the ring buffer: a socket by its key, which is its cookie, and where it is.
+type returning struct {
+	Cookie  uint64
+	PID, FD uint32 // in the first pid namespace
+}
+
+// answer puts sockets back.
+func (s *sockets) answer(ctx context.Context) error {
+	for raw, err := range sdk.Events(ctx, s.maps[returningMap]) {
+		if err != nil {
+			return err
+		}
+		var r returning
+		if _, err := binary.Decode(raw, binary.NativeEndian, &r); err != nil || s.isOff() {
+			continue
+		}
+		_ = s.putBack(r) // has ended, or was closed: nobody waits for it, and who still talks asks again
+	}
+	return nil
+}
+
+func (s *sockets) putBack(r returning) error {
+	process, err := unix.PidfdOpen(int(r.PID), 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(process)
+	fd, err := unix.PidfdGetfd(process, int(r.FD), 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	cookie, err := unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_COOKIE)
+	if err != nil {
+		return err
+	}
+	if cookie != r.Cookie {
+		return errors.New("another socket has its number by now")
+	}
+	return s.maps[socketsPin].Update(r.Cookie, uint64(fd), ebpf.UpdateNoExist)
+}

@@ -1,0 +1,150 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* Pairs that are silent for long go out of the map, since the kernel keeps a sk_psock (1 KiB) for each socket in it, and come back
+ * when they talk again. Programs cannot put a socket in at that moment, nor is there one when nothing happens: the agent runs `age`,
+ * takes out what it finds, and puts in what asks for it.
+ *
+ * A message that is sent while its socket goes must neither be lost nor overtake. Who sends by the sk_msg program holds a reference
+ * to its psock all the time, and looks at stop after it has taken it; we set stop and look at references then. So with no more
+ * than the map's nobody is under way, and who comes later goes by TCP. One reference too many, such as of a thread that waits in
+ * recv, and the pair stays. */
+#ifndef ACCEL_IDLE_H
+#define ACCEL_IDLE_H
+
+#include "leave.h"
+
+struct accel_age {
+	__u32 now, idle;
+	__u32 found; /* pairs */
+};
+
+static __always_inline int accel_silent(const struct accel_end *e, const struct accel_age *a)
+{
+	return (__s32)(a->now - e->heard) >= (__s32)a->idle;
+}
+
+/* It can be found again when it wants to come back. */
+static __always_inline int accel_findable(const struct accel_end *e)
+{
+	return e->process && e->fd != ACCEL_NO_FD;
+}
+
+static __always_inline int accel_pause(struct accel_end *e)
+{
+	__u32 was = __sync_val_compare_and_swap(&e->stop, 0, ACCEL_IDLE);
+
+	return !was || was == ACCEL_IDLE;
+}
+
+static __always_inline int accel_resume(struct accel_end *e)
+{
+	return __sync_val_compare_and_swap(&e->stop, ACCEL_IDLE, 0) == ACCEL_IDLE;
+}
+
+/* Both have stopped. In the order of accel_may_leave. */
+static __always_inline int accel_unused(const struct accel_end *e, __u64 cookie, const struct accel_end *peer, __u64 other)
+{
+	if (accel_references(e->sk) > 1 || accel_references(peer->sk) > 1)
+		return 0;
+	accel_barrier();
+	return accel_queue_empty(e->sk) && accel_queue_empty(peer->sk) && accel_cookie(e->sk) == cookie && accel_cookie(peer->sk) == other;
+}
+
+/* Marks both ends to be taken out, before it looks whether that may be: an end that is about to come back looks for the mark. */
+static __always_inline int accel_rest(struct accel_end *e, __u64 cookie, struct accel_end *peer, __u64 other)
+{
+	int in = e->out == ACCEL_IN && peer->out == ACCEL_IN;
+	__u8 one = 1;
+
+	if (accel_pause(e) && accel_pause(peer) && !bpf_map_update_elem(&drained, &cookie, &one, BPF_ANY) &&
+	    !bpf_map_update_elem(&drained, &other, &one, BPF_ANY) && accel_unused(e, cookie, peer, other)) {
+		e->out = ACCEL_ASIDE;
+		peer->out = ACCEL_ASIDE;
+		if (in)
+			accel_count(e->client, e->server, rested, 1);
+		return 1;
+	}
+	bpf_map_delete_elem(&drained, &cookie);
+	bpf_map_delete_elem(&drained, &other);
+	if (in) {
+		accel_resume(e);
+		accel_resume(peer);
+	}
+	return 0;
+}
+
+/* Those aside are looked at, too: some came back into the map and said nothing more. */
+static long accel_age_one(void *map, __u64 *key, struct accel_end *e, struct accel_age *a)
+{
+	__u64 cookie = *key, other = e->peer;
+	struct accel_end *peer;
+
+	if (!e->is_client || !other || !accel_silent(e, a) || e->out == ACCEL_GONE)
+		return 0;
+	peer = accel_end(other);
+	if (!peer || peer->peer != cookie || !accel_silent(peer, a) || peer->out == ACCEL_GONE || accel_stopped(e) || accel_stopped(peer) ||
+	    !accel_findable(e) || !accel_findable(peer) || !(accel_psock(e->sk) || accel_psock(peer->sk)))
+		return 0;
+	a->found += accel_rest(e, cookie, peer, other);
+	return 0;
+}
+
+/* An end of an idle pair sends by the sk_msg program, so that it is in the map again, unless it has not gone yet. When both have done
+ * so, which also shows that they are in no recv call of before, they take turns as at the beginning. */
+static __always_inline void accel_back(struct accel_end *e, __u64 cookie, struct accel_end *peer)
+{
+	int own, others;
+
+	if (!peer || bpf_map_lookup_elem(&drained, &cookie))
+		return;
+	e->turns = 0;
+	e->run_messages = 0;
+	e->run_bytes = 0;
+	e->seen = peer->messages;
+	e->last = 0;
+	e->asked = 0;
+	__sync_val_compare_and_swap(&e->out, ACCEL_ASIDE, ACCEL_IN);
+	if (peer->out != ACCEL_IN)
+		return;
+	own = accel_resume(e);
+	others = accel_resume(peer);
+	if (e->is_client ? own : others)
+		accel_count(e->client, e->server, returned, 1);
+}
+
+#define ACCEL_ALONE 10000 /* messages that an end waits for the other to come back */
+
+static __always_inline int accel_wants(const struct accel_end *e, __u64 cookie)
+{
+	struct accel_return r = {.cookie = cookie, .pid = e->process, .fd = e->fd};
+
+	return !bpf_ringbuf_output(&returning, &r, sizeof(r), 0);
+}
+
+#define ACCEL_AGAIN 1000 /* as accel_now: the next question, if there is no answer; twice as long each time, but */
+#define ACCEL_TIRED 12	 /* times at most */
+
+/* TCP tells an end that is aside of an acknowledgement. The pair wants to come back when both ends have got some within the time of
+ * idleness, the client two: who talks less than that would go again at once. */
+static __always_inline void accel_heard(struct accel_end *e, __u64 cookie)
+{
+	const struct accel_config *cfg = accel_config();
+	struct accel_end *peer = accel_end(e->peer);
+	__u32 now = accel_now(), before = e->heard;
+
+	e->heard = now;
+	if (!e->is_client || !peer || accel_is_off(cfg) || (cfg->idle && (now - before >= cfg->idle || now - peer->heard >= cfg->idle)))
+		return;
+	if (e->asked && now - e->last < (__u32)ACCEL_AGAIN << e->asked)
+		return;
+	if (accel_special(e->sk) || accel_special(peer->sk)) {
+		accel_stop_both(e, peer, ACCEL_OPTION);
+		return;
+	}
+	if (bpf_map_lookup_elem(&drained, &cookie) || !accel_wants(e, cookie) || !accel_wants(peer, e->peer))
+		return;
+	e->last = now;
+	if (e->asked < ACCEL_TIRED)
+		e->asked++;
+}
+
+#endif
