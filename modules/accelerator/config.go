@@ -31,6 +31,7 @@ type config struct {
 		Networks []network   `json:"networks"`
 	} `json:"visible"`
 	Past       []string   `json:"past"`
+	Quota      uint32     `json:"quota"` // connections
 	Thresholds thresholds `json:"thresholds"`
 }
 
@@ -48,7 +49,7 @@ type thresholds struct {
 
 // parseConfig reads a config over the defaults.
 func parseConfig(raw json.RawMessage) (*config, error) {
-	c := &config{Mode: "adaptive", Past: []string{"proxy", "tunnel"}, Thresholds: thresholds{Turns: 1, PassMessages: 8,
+	c := &config{Mode: "adaptive", Past: []string{"proxy", "tunnel"}, Quota: 16384, Thresholds: thresholds{Turns: 1, PassMessages: 8,
 		LeaveMessages: 64, LeaveBytes: 8 << 20, Backlog: 256 << 10, MinTurns: 4, Retry: 64, Idle: 10}}
 	if len(raw) > 0 {
 		dec := json.NewDecoder(bytes.NewReader(raw))
@@ -102,7 +103,7 @@ func (c *config) entry(k sdk.Kernel) configEntry {
 	}
 	return configEntry{Mode: modes[c.Mode], Visibles: uint32(len(c.visibles())), Warm: t.Turns, PassMessages: t.PassMessages, PassBytes: t.PassBytes,
 		LeaveMessages: t.LeaveMessages, LeaveBytes: t.LeaveBytes, Backlog: t.Backlog, MinTurns: 16 * t.MinTurns, Retry: t.Retry,
-		Idle: uint32(uint64(t.Idle) * 1e9 >> 20)}
+		Quota: c.Quota, Idle: uint32(uint64(t.Idle) * 1e9 >> 20)}
 }
 
 // maxIdle is in s; the data plane's times have 32 bits.

@@ -36,6 +36,7 @@ type configEntry struct {
 	PassMessages, PassBytes   uint32
 	LeaveMessages, LeaveBytes uint32
 	Backlog, MinTurns, Retry  uint32
+	Quota                     uint32
 	Idle                      uint32 // in 2^20 ns
 }
 
@@ -87,7 +88,7 @@ type destinationEntry struct{ Offers, Turns, Passed, _ uint32 }
 
 // Why a connection is plain, by what the data plane calls it, and what people read.
 var reasons = [...]string{"", "port", "visible", "policy", "unjudged", "executable", "short", "remote", "full", "poisoned", "option", "waitall",
-	"urgent", "threads", "stream", "closed", "switched", "blocking"}
+	"urgent", "threads", "stream", "closed", "switched", "blocking", "owned", "quota"}
 
 type routeKey struct{ Client, Server uint32 }
 

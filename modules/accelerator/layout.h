@@ -17,6 +17,7 @@
  *	counts		HASH		accel_counts	by accel_route
  *	events		RINGBUF		accel_event	programs that nobody has judged yet
  *	off		ARRAY, 1	u32		1: about to leave. Nobody enrols any more, and nothing is redirected
+ *	shares		HASH		u32		by number of a service: connections that its clients have in `offers`
  *	drained		HASH		u8		by socket cookie: what `drain` and `age` have found
  *	returning	RINGBUF		accel_return	sockets that went out while they were idle, and talk again
  *
@@ -54,6 +55,7 @@ struct accel_config {
 	__u32 backlog;		/* bytes that may wait in the receiver's queue; the next goes by TCP, which can push back */
 	__u32 min_turns;	/* average of turns times 16 of a destination's connections; below, they do not enrol ... */
 	__u32 retry;		/* ... but for one of this many; as well where the other end was not found. A power of two */
+	__u32 quota;		/* connections that one service's clients may have at a time, but for the node itself. 0: any number */
 	__u32 idle;		/* time without a message after which a pair goes out until it talks again; see accel_now. 0: never */
 };
 
@@ -201,6 +203,8 @@ enum accel_reason {
 	ACCEL_CLOSED,	   /* shutdown, close or reset of either side */
 	ACCEL_SWITCHED,	   /* mode off */
 	ACCEL_BLOCKING,	   /* blocks in recv, rather than in poll or epoll */
+	ACCEL_OWNED,	   /* another program has the socket in a map of its own */
+	ACCEL_QUOTA,	   /* the client's service has its share of the table */
 	ACCEL_REASONS,
 };
 

@@ -120,6 +120,7 @@ static __always_inline void accel_connecting(struct bpf_sock_ops *ops, int all)
 	struct accel_service s;
 	struct accel_file f;
 	enum accel_reason why;
+	__u32 *share;
 	__u64 cookie;
 
 	accel_forget(ops);
@@ -128,6 +129,9 @@ static __always_inline void accel_connecting(struct bpf_sock_ops *ops, int all)
 	why = accel_permitted(ops, port);
 	if (why == ACCEL_FINE)
 		why = accel_worth(ops, cfg);
+	share = accel_share(s.id);
+	if (why == ACCEL_FINE && cfg->quota && share && *share >= cfg->quota)
+		why = ACCEL_QUOTA;
 	if (why == ACCEL_FINE) {
 		f = accel_current_file();
 		why = accel_judge(&f);
@@ -148,14 +152,19 @@ static __always_inline void accel_connecting(struct bpf_sock_ops *ops, int all)
 		accel_refuse(s.id, ACCEL_NOBODY, why);
 }
 
+#define ACCEL_EBUSY 16
+
 /* Takes the socket into the map where messages are seen. */
 static __always_inline enum accel_reason accel_enrol(struct bpf_sock_ops *ops, struct accel_end *e, __u64 cookie)
 {
+	long err;
+
 	e->heard = accel_now();
 	if (accel_special(e->sk))
 		return ACCEL_OPTION;
-	if (bpf_sock_hash_update(ops, &sockets, &cookie, BPF_NOEXIST))
-		return ACCEL_FULL;
+	err = bpf_sock_hash_update(ops, &sockets, &cookie, BPF_NOEXIST);
+	if (err)
+		return err == -ACCEL_EBUSY ? ACCEL_OWNED : ACCEL_FULL;
 	bpf_sock_ops_cb_flags_set(ops, ops->bpf_sock_ops_cb_flags | ACCEL_CALLBACKS);
 	return ACCEL_FINE;
 }
@@ -199,6 +208,7 @@ static __always_inline void accel_offer(struct bpf_sock_ops *ops)
 		}
 	}
 	if (why == ACCEL_FINE) {
+		accel_take_share(e->client);
 		accel_count(e->client, ACCEL_NOBODY, offered, 1);
 		return;
 	}

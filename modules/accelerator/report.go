@@ -79,6 +79,8 @@ var explanations = map[string]string{
 	"urgent":     "urgent data",
 	"threads":    "one thread receives while another sends",
 	"stream":     "one side sends on without waiting, which is faster by TCP",
+	"owned":      "another program has the socket in a map of its own",
+	"quota":      "the client's service has as many connections as the config allows a service",
 	"switched":   "the mode is off",
 }
 
