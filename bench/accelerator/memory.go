@@ -57,13 +57,11 @@ func (s *serving) tables() (int64, error) {
 	if s.kerb == nil {
 		return 0, nil
 	}
-	body, err := s.kerb.Get("/v1/modules/accelerator")
-	if err != nil {
+	var module v1.Module
+	if err := s.kerb.Get("/v1/modules/accelerator", &module); err != nil {
 		return 0, err
 	}
-	var module v1.Module
-	err = json.Unmarshal(body, &module)
-	return module.Status.Memory, err
+	return module.Status.Memory, nil
 }
 
 // rest waits until all accelerated connections have gone out of the map, which they do after thresholds.idle, but for redirect-all.
