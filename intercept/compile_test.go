@@ -11,6 +11,8 @@ import (
 	"strings"
 	"testing"
 	"unsafe"
+
+	"github.com/kerb-edge/kerb/internal/scratch"
 )
 
 const library, headers = "../lib/intercept", "../modules/intercept"
@@ -34,11 +36,11 @@ var programs = struct {
 
 func TestMain(m *testing.M) {
 	var err error
-	if programs.dir, err = os.MkdirTemp("", "kerb-intercept-"); err != nil {
+	if programs.dir, err = scratch.Dir(); err != nil {
 		panic(err)
 	}
 	code := m.Run()
-	_ = os.RemoveAll(programs.dir)
+	_ = scratch.Remove(programs.dir)
 	os.Exit(code)
 }
 

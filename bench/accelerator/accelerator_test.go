@@ -17,24 +17,16 @@ import (
 	"time"
 
 	"github.com/kerb-edge/kerb/bench"
-	"github.com/kerb-edge/kerb/internal/agent"
-	"github.com/kerb-edge/kerb/internal/cli"
-	"github.com/kerb-edge/kerb/internal/control"
+	"github.com/kerb-edge/kerb/bench/internal/benchtest"
 	"github.com/kerb-edge/kerb/internal/pkgs"
-	"github.com/kerb-edge/kerb/modules"
 )
 
-// The agent of the tests is this very program.
 func TestMain(m *testing.M) {
-	control.Intercept(modules.Controls())
 	if envoy, _ := filepath.Glob("../../out/envoy/lib/python3*/site-packages/envoy/_bin"); len(envoy) > 0 { // of scripts/setup
 		dir, _ := filepath.Abs(envoy[0])
 		os.Setenv("PATH", dir+":"+os.Getenv("PATH"))
 	}
-	if len(os.Args) > 1 && (os.Args[1] == "agent" || os.Args[1] == "purge") {
-		os.Exit(cli.Main(cli.Build{Version: "test", Agent: agent.Run}))
-	}
-	code := m.Run()
+	code := benchtest.Main(m)
 	if tools, err := compiled(); err == nil {
 		tools.close()
 	}

@@ -13,22 +13,12 @@ import (
 
 	"github.com/kerb-edge/kerb/bench"
 	"github.com/kerb-edge/kerb/bench/inference"
-	"github.com/kerb-edge/kerb/internal/agent"
-	"github.com/kerb-edge/kerb/internal/cli"
-	"github.com/kerb-edge/kerb/internal/control"
+	"github.com/kerb-edge/kerb/bench/internal/benchtest"
 	"github.com/kerb-edge/kerb/internal/traffic"
-	"github.com/kerb-edge/kerb/modules"
 	"github.com/kerb-edge/kerb/modules/classifier/extract"
 )
 
-// The agent of the tests is this very program.
-func TestMain(m *testing.M) {
-	control.Intercept(modules.Controls())
-	if len(os.Args) > 1 && (os.Args[1] == "agent" || os.Args[1] == "purge") {
-		os.Exit(cli.Main(cli.Build{Version: "test", Agent: agent.Run}))
-	}
-	os.Exit(m.Run())
-}
+func TestMain(m *testing.M) { os.Exit(benchtest.Main(m)) }
 
 // The frames that are sent are of all kinds and sources, as the extractor's model in Go reads them.
 func TestFrames(t *testing.T) {

@@ -11,20 +11,10 @@ import (
 	"testing"
 
 	"github.com/kerb-edge/kerb/bench"
-	"github.com/kerb-edge/kerb/internal/agent"
-	"github.com/kerb-edge/kerb/internal/cli"
-	"github.com/kerb-edge/kerb/internal/control"
-	"github.com/kerb-edge/kerb/modules"
+	"github.com/kerb-edge/kerb/bench/internal/benchtest"
 )
 
-// The agent of the tests is this very program.
-func TestMain(m *testing.M) {
-	control.Intercept(modules.Controls())
-	if len(os.Args) > 1 && (os.Args[1] == "agent" || os.Args[1] == "purge") {
-		os.Exit(cli.Main(cli.Build{Version: "test", Agent: agent.Run}))
-	}
-	os.Exit(m.Run())
-}
+func TestMain(m *testing.M) { os.Exit(benchtest.Main(m)) }
 
 func TestProportional(t *testing.T) {
 	if n, err := Proportional(os.Getpid()); err != nil || n < 1<<20 || n > 1<<32 {

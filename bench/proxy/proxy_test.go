@@ -9,22 +9,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kerb-edge/kerb/bench/internal/benchtest"
 	"github.com/kerb-edge/kerb/bench/internal/path"
-	"github.com/kerb-edge/kerb/internal/agent"
-	"github.com/kerb-edge/kerb/internal/cli"
-	"github.com/kerb-edge/kerb/internal/control"
 	"github.com/kerb-edge/kerb/internal/traffic"
-	"github.com/kerb-edge/kerb/modules"
 )
 
-// The agent of the tests is this very program.
-func TestMain(m *testing.M) {
-	control.Intercept(modules.Controls())
-	if len(os.Args) > 1 && (os.Args[1] == "agent" || os.Args[1] == "purge") {
-		os.Exit(cli.Main(cli.Build{Version: "test", Agent: agent.Run}))
-	}
-	os.Exit(m.Run())
-}
+func TestMain(m *testing.M) { os.Exit(benchtest.Main(m)) }
 
 // Each way leads to the server by its address, in both families, and gives every figure.
 func TestEveryWayLeadsToTheServer(t *testing.T) {

@@ -18,21 +18,11 @@ import (
 	"time"
 
 	"github.com/kerb-edge/kerb/bench"
-	"github.com/kerb-edge/kerb/internal/agent"
-	"github.com/kerb-edge/kerb/internal/cli"
-	"github.com/kerb-edge/kerb/internal/control"
+	"github.com/kerb-edge/kerb/bench/internal/benchtest"
 	"github.com/kerb-edge/kerb/internal/pkgs"
-	"github.com/kerb-edge/kerb/modules"
 )
 
-// The agent of the tests is this very program.
-func TestMain(m *testing.M) {
-	control.Intercept(modules.Controls())
-	if len(os.Args) > 1 && (os.Args[1] == "agent" || os.Args[1] == "purge") {
-		os.Exit(cli.Main(cli.Build{Version: "test", Agent: agent.Run}))
-	}
-	os.Exit(m.Run())
-}
+func TestMain(m *testing.M) { os.Exit(benchtest.Main(m)) }
 
 func newExperiment(t *testing.T) *experiment {
 	t.Helper()

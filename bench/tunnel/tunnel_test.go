@@ -6,20 +6,10 @@ import (
 	"os"
 	"testing"
 
-	"github.com/kerb-edge/kerb/internal/agent"
-	"github.com/kerb-edge/kerb/internal/cli"
-	"github.com/kerb-edge/kerb/internal/control"
-	"github.com/kerb-edge/kerb/modules"
+	"github.com/kerb-edge/kerb/bench/internal/benchtest"
 )
 
-// The agent of the tests is this very program.
-func TestMain(m *testing.M) {
-	control.Intercept(modules.Controls())
-	if len(os.Args) > 1 && (os.Args[1] == "agent" || os.Args[1] == "purge") {
-		os.Exit(cli.Main(cli.Build{Version: "test", Agent: agent.Run}))
-	}
-	os.Exit(m.Run())
-}
+func TestMain(m *testing.M) { os.Exit(benchtest.Main(m)) }
 
 // ready makes the nodes of a config, by open or prepare, and closes them after the test.
 func ready(t *testing.T, by func(config, load, int) (*ground, error), c config, l load, number int) *ground {

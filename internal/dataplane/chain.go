@@ -136,7 +136,13 @@ func (c *chain) loadPart(l *linker, first, last int, table *ebpf.Map, slot int) 
 		return nil, err
 	}
 	spec := l.programSpec(code, programName(c.spec))
-	prog, err := ebpf.NewProgram(spec)
+	prog, err := ebpf.NewProgramWithOptions(spec, ebpf.ProgramOptions{LogDisabled: true})
+	if errors.Is(err, unix.E2BIG) && last-first > 1 { // the log of a million instructions takes seconds
+		return nil, fmt.Errorf("%w: %w", errTooComplex, err)
+	}
+	if err != nil {
+		prog, err = ebpf.NewProgramWithOptions(spec, ebpf.ProgramOptions{LogLevel: ebpf.LogLevelBranch})
+	}
 	if err == nil {
 		return prog, nil
 	}

@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package benchtest makes test programs agents, so that what a benchmark's tests run is built from the same sources.
+package benchtest
+
+import (
+	"os"
+	"testing"
+
+	"github.com/kerb-edge/kerb/internal/agent"
+	"github.com/kerb-edge/kerb/internal/cli"
+	"github.com/kerb-edge/kerb/internal/control"
+	"github.com/kerb-edge/kerb/modules"
+)
+
+// Main runs the tests; in a program that a benchmark has started as its agent it is that, and does not return.
+func Main(m *testing.M) int {
+	control.Intercept(modules.Controls())
+	if len(os.Args) > 1 && (os.Args[1] == "agent" || os.Args[1] == "purge") {
+		os.Exit(cli.Main(cli.Build{Version: "test", Agent: agent.Run}))
+	}
+	return m.Run()
+}
