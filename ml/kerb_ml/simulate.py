@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from . import frames
 from .windows import Event
 
-FLOODS = {"dis": (0.8, 300), "dio": (5, 300), "dao": (3, 300)}  # messages per second, least and most
+FLOODS = {"dis": (0.4, 300), "dio": (5, 300), "dao": (3, 300)}  # messages per second, least and most
 
 
 @dataclass
