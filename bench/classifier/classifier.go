@@ -71,7 +71,7 @@ func run(ctx context.Context, r *bench.Run) (err error) {
 		}
 	}
 	r.Note("user is scalar C that does the same work, user-best the same in vectors, both by clang -O3 -march=native; the quickest of several runs counts, " +
-		"in the kernel too, less the call of an empty program")
+		"in the kernel too, less the call of an empty program; of a window judged by packets, less their counting")
 	if e.wasLive {
 		r.Note("frames: kernel and user are chains with the classifier, its model in the data plane and in the control plane, none has the classifier "+
 			"without a model, bare is without it. Sender, chain and receiver share a CPU, and a batch of %d waits for the one before. lossfree_rate is "+

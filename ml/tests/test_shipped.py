@@ -47,6 +47,35 @@ def test_floods_are_found_within_two_windows(shipped, seconds, kind, rates):
             assert any(a for r, a in zip(rows, against) if r.window in (first, first + 1)), f"{rate}/s, windows at {offset}"
 
 
+@pytest.mark.parametrize("seconds, rate", [(1, 15), (5, 6), (10, 5)])
+def test_mixed_floods_are_found_within_two_windows(shipped, seconds, rate):
+    """DIS, DIO and DAO by chance, at a rate in all at which each alone is hard to tell, by three attackers at the same time."""
+    doc, found = load(shipped, f"rpl-floods-{seconds}s")
+    rng = np.random.default_rng(42)
+    peace = simulate.events(rng, replace(simulate.draw(rng, attackers=0), nodes=10), 90)
+    for offset in np.linspace(0, seconds, 5, endpoint=False):
+        start = 40 + rng.uniform(0, seconds)
+        attackers = sorted({e.source for e in peace})[:3]
+        flood = [Event(start + n / rate, a, str(rng.choice(["dis", "dio", "dao"]))) for a in attackers for n in range(int(2 * seconds * rate) + 1)]
+        rows = windows.rows(peace + flood, seconds, offset)
+        first = int((start - offset) // seconds)
+        against = found.decide(windows.matrix(rows, doc["features"])) > 0
+        assert {r.source for r, a in zip(rows, against) if a and r.window in (first, first + 1)} == set(attackers), f"windows at {offset}"
+
+
+@pytest.mark.parametrize("seconds", (5, 10))
+@pytest.mark.parametrize("trickle_min", (2**-7, 1, 4))
+def test_repairs_are_no_attack(shipped, seconds, trickle_min):
+    """The root has the network start over twice a minute, nodes lose their parents and solicit every 5 s."""
+    doc, found = load(shipped, f"rpl-floods-{seconds}s")
+    rng = np.random.default_rng(8)
+    quiet = simulate.draw(rng, attackers=0)
+    restless = replace(quiet, nodes=40, trickle_min=trickle_min, trickle_doublings=16, solicit=5, resets=1e-3, orphaned=1e-3, repaired=1 / 30)
+    rows = windows.rows(simulate.events(rng, restless, 300), seconds, 0.3)
+    accused = (found.decide(windows.matrix(rows, doc["features"])) > 0).sum()
+    assert len(rows) > 900 and accused <= len(rows) * 1e-3, f"{accused} of {len(rows)}"
+
+
 @pytest.mark.parametrize("seconds", WINDOWS)
 def test_more_of_it_is_never_better(shipped, seconds):
     """Far beyond what was trained on too; a flood is no less of one for the source's other messages."""
