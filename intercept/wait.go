@@ -52,8 +52,7 @@ const (
 	worth        = 30 * us
 	together     = 15 * us
 	longestBurst = 200 * us
-	behindLast   = 5 * us
-	switches     = 5 * us
+	behindBurst  = 5 * us
 	leastLead    = 2 * us
 	lostCPU      = 500 * us
 	fastStep     = 100_000 * us
@@ -74,8 +73,6 @@ type waiter struct {
 	dozed       bool
 	slip        int64
 	rest        int64
-	began       int64
-	rested      int64
 	eased, step int64
 	running     int64
 }
@@ -87,7 +84,7 @@ type goals struct {
 }
 
 func newWaiter(g goals, s standing) *waiter {
-	w := &waiter{goals: g, gap: never, lead: 40 * us, slip: 50 * us, rested: 20 * us, ordinary: s == ordinary, step: fastStep}
+	w := &waiter{goals: g, gap: never, lead: 40 * us, slip: 50 * us, ordinary: s == ordinary, step: fastStep}
 	if s == realtime {
 		w.least = firstRest
 	}
@@ -146,8 +143,8 @@ func (w *waiter) arrived(at int64) {
 	w.beat(at - first)
 }
 
-func (w *waiter) restLength() int64 { return 30*us + 150*us*w.rest/1000*w.rest/1000 }
-func (w *waiter) runLength() int64  { return w.rested * (1000 - w.rest) / w.rest }
+func (w *waiter) restLength() int64 { return 40*us + 150*us*w.rest/1000*w.rest/1000 }
+func (w *waiter) runLength() int64  { return w.restLength() * (1000 - w.rest) / w.rest }
 
 func (w *waiter) ease(now int64) {
 	if w.rest <= w.least || now < w.eased+w.step {
@@ -168,28 +165,16 @@ func (w *waiter) over() int64 {
 	return w.first + w.length + w.length/4 + 3*us
 }
 
-func (w *waiter) room(now int64) int64 {
-	end := w.first + w.gap
-	if now+w.slip+3*us >= end {
-		return 0
-	}
-	return min(end-now, w.restLength())
-}
-
-func (w *waiter) amid(now int64) bool {
-	return w.gap < w.reach && now < w.running+2*w.runLength() && (now < max(w.last+behindLast, w.first+w.length) || w.room(now) == 0)
+func (w *waiter) behind(now int64) bool {
+	begin := w.over() + behindBurst
+	return w.gap < w.reach && begin+w.restLength() < w.first+w.gap && now > begin && now < w.running+2*w.runLength()
 }
 
 func (w *waiter) spin(now int64) step {
-	if w.rest == 0 || now-w.running < w.runLength() || w.amid(now) {
+	if w.rest == 0 || now-w.running < w.runLength() || w.behind(now) {
 		return step{kind: stepSpin}
 	}
-	w.began = now
-	length := w.room(now)
-	if length == 0 {
-		length = w.restLength()
-	}
-	return step{stepRest, now + length - min(w.slip, length-us)}
+	return step{stepRest, now + w.restLength() - min(w.slip, w.restLength()-us)}
 }
 
 func (w *waiter) next(now int64) step {
@@ -227,10 +212,6 @@ func (w *waiter) next(now int64) step {
 
 // woke learns from the end of a sleep that was asked to end at a time; 0: a packet ended it.
 func (w *waiter) woke(asked, now int64) {
-	if w.began > 0 && now < w.began+lostCPU {
-		w.rested += (max(now-w.began-switches, 0) - w.rested) / 8
-	}
-	w.began = 0
 	w.running = now
 	switch {
 	case asked == 0 || now < asked:

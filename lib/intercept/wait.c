@@ -14,8 +14,7 @@ enum {
 #define WORTH	   (30 * US)  /* shorter sleeps cost more than they save */
 #define TOGETHER   (15 * US)  /* packets that come so soon behind another one are of its burst, */
 #define LONGEST	   (200 * US) /* up to here: what goes on for longer is none */
-#define BEHIND	   (5 * US)   /* the last packet: when a rest may begin */
-#define SWITCHES   (5 * US)   /* of a rest, what nobody gets */
+#define BEHIND	   (5 * US)   /* a burst: when a rest may begin */
 #define LEAST_LEAD (2 * US)
 #define LOST	   (500 * US) /* a sleep that ends so late was held up by others */
 #define FAST	   (100000 * US) /* the least and the longest time between two steps of taking rest back */
@@ -37,7 +36,7 @@ static void track(uint64_t *mean, uint64_t *spread, uint64_t sample)
 void wait_init(struct wait *w, const struct wait_goals *goals, enum wait_standing standing)
 {
 	*w = (struct wait){ .goals = *goals, .gap = NEVER, .lead = 40 * US, .slip = 50 * US,
-		.rested = 20 * US, .ordinary = standing == WAIT_ORDINARY, .least = standing == WAIT_REALTIME ? FIRST_REST : 0, .step = FAST };
+		.ordinary = standing == WAIT_ORDINARY, .least = standing == WAIT_REALTIME ? FIRST_REST : 0, .step = FAST };
 	w->rest = w->least;
 }
 
@@ -88,9 +87,8 @@ void wait_arrived(struct wait *w, uint64_t time)
 }
 
 /* A rest is longer the more is owed: each one may end while somebody else's slice does, which holds it up to the next tick. */
-static uint64_t rest_length(const struct wait *w) { return 30 * US + 150 * US * w->rest / 1000 * w->rest / 1000; }
-/* run_length is how long to run for a rest such as the last ones were. */
-static uint64_t run_length(const struct wait *w) { return w->rested * (1000 - w->rest) / w->rest; }
+static uint64_t rest_length(const struct wait *w) { return 40 * US + 150 * US * w->rest / 1000 * w->rest / 1000; }
+static uint64_t run_length(const struct wait *w) { return rest_length(w) * (1000 - w->rest) / w->rest; }
 
 /* ease takes the rest back by a quarter from time to time. To find out that others are still there costs a tick, so the steps
  * get longer each time that it was too early. */
@@ -109,30 +107,21 @@ static void ease(struct wait *w, uint64_t now)
 /* over is when the last burst is. */
 static uint64_t over(const struct wait *w) { return w->first + (w->length ? w->length + w->length / 4 + 3 * US : 0); }
 
-/* room is how long a rest can be that ends before the next burst: no shorter than timers let it be, so 0 if there is none. */
-static uint64_t room(const struct wait *w, uint64_t now)
+/* behind tells whether a rest can wait for the end of the next burst: one that begins there, and is over before the next,
+ * delays nothing. */
+static bool behind(const struct wait *w, uint64_t now)
 {
-	uint64_t end = w->first + w->gap, least = w->slip + 3 * US;
+	uint64_t begin = over(w) + BEHIND;
 
-	return now + least < end ? min(end - now, rest_length(w)) : 0;
-}
-
-/* amid tells whether a rest had better wait: for the end of a burst, or of the next one if none fits before it. One that begins there, and
- * is over before the next, delays nothing. Where none ever fits, rests come later, by as much again. */
-static bool amid(const struct wait *w, uint64_t now)
-{
-	return w->gap < w->goals.reach && now < w->running + 2 * run_length(w) && (now < max(w->last + BEHIND, w->first + w->length) || !room(w, now));
+	return w->gap < w->goals.reach && begin + rest_length(w) < w->first + w->gap && now > begin && now < w->running + 2 * run_length(w);
 }
 
 /* spin is a spin, or a rest if it is time for one. */
 static struct wait_step spin(struct wait *w, uint64_t now)
 {
-	uint64_t length = room(w, now) ? room(w, now) : rest_length(w);
-
-	if (!w->rest || now - w->running < run_length(w) || amid(w, now))
+	if (!w->rest || now - w->running < run_length(w) || behind(w, now))
 		return (struct wait_step){ STEP_SPIN, 0 };
-	w->began = now;
-	return (struct wait_step){ STEP_REST, now + length - min(w->slip, length - US) };
+	return (struct wait_step){ STEP_REST, now + rest_length(w) - min(w->slip, rest_length(w) - US) };
 }
 
 static struct wait_step adapt(struct wait *w, uint64_t now)
@@ -170,9 +159,6 @@ struct wait_step wait_next(struct wait *w, uint64_t now)
 
 void wait_woke(struct wait *w, uint64_t asked, uint64_t now)
 {
-	if (w->began && now < w->began + LOST)
-		w->rested += ((int64_t)(now - w->began - min(now - w->began, SWITCHES)) - (int64_t)w->rested) / 8;
-	w->began = 0;
 	w->running = now;
 	if (!asked || now < asked)
 		return;

@@ -53,7 +53,6 @@ struct wait {
 	bool dozed;	       /* the last sleep was for the next packet */
 	uint64_t slip;	       /* how late timers are, the mean */
 	uint32_t rest;	       /* part of the time to rest, of 1000; 0: nobody wants this CPU */
-	uint64_t began, rested; /* since when it rests, 0: it does not; what others had of a rest, the mean */
 	uint64_t eased, step;  /* when rest changed last; how long until some of it is taken back */
 	uint64_t running;      /* since when this thread runs */
 };
