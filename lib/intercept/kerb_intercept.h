@@ -53,7 +53,9 @@ struct kerb_intercept_options {
 	bool lock_memory; /* no page of this process is ever fetched from a disk */
 
 	bool takeover;	     /* take the class from the program that has it */
-	const char *device;  /* AF_XDP, for stolen packets of this interface and queue. It needs CAP_NET_RAW; NULL: ring buffer */
+	/* AF_XDP, for stolen packets of this interface and queue. It needs CAP_NET_RAW. NULL: the ring, from which a socket wakes this
+	 * receiver where that may be and the class's delivery is auto. */
+	const char *device;
 	uint32_t queue;
 	bool copy;	     /* AF_XDP: copy even if the driver could do without */
 };
