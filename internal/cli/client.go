@@ -95,7 +95,9 @@ type answerError struct {
 	status, text string
 }
 
-func (e *answerError) Error() string { return fmt.Sprintf("the agent answered %s: %s", e.status, e.text) }
+func (e *answerError) Error() string {
+	return fmt.Sprintf("the agent answered %s: %s", e.status, e.text)
+}
 
 // fetch reads a view of the agent.
 func fetch[T any](ctx context.Context, a *app, path string) (T, error) {
