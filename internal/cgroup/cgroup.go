@@ -5,6 +5,7 @@ package cgroup
 
 import (
 	"bufio"
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -40,17 +41,26 @@ func Mount() (string, error) {
 	return mountIn(f)
 }
 
-// mountIn reads proc(5)'s mountinfo: the mount point is the fifth field, the type the first after a lone hyphen.
+// mountIn reads proc(5)'s mountinfo: what is mounted is the fourth field, where the fifth, the type the first after a lone hyphen. A
+// mount of a cgroup below the root, as for a container, will only do if there is no other.
 func mountIn(mountinfo io.Reader) (string, error) {
+	part := ""
 	lines := bufio.NewScanner(mountinfo)
 	for lines.Scan() {
 		mount, kind, found := strings.Cut(lines.Text(), " - ")
 		fields := strings.Fields(mount)
-		if found && len(fields) >= 5 && strings.HasPrefix(kind, "cgroup2 ") {
+		if !found || len(fields) < 5 || !strings.HasPrefix(kind, "cgroup2 ") {
+			continue
+		}
+		if fields[3] == "/" {
 			return unescape.Replace(fields[4]), nil
 		}
+		part = cmp.Or(part, fields[4])
 	}
-	return "", ErrNotMounted
+	if part == "" {
+		return "", ErrNotMounted
+	}
+	return unescape.Replace(part), nil
 }
 
 // unescape undoes what /proc does to white space and backslashes in paths.

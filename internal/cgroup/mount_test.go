@@ -16,6 +16,12 @@ func TestMount(t *testing.T) {
 	if got, err := mountIn(strings.NewReader(hybrid)); got != "/sys/fs/cgroup/with space" || err != nil {
 		t.Errorf("%q, %v", got, err)
 	}
+	const part = "29 25 0:27 /pod /run/pod/cgroup rw - cgroup2 cgroup2 rw\n"
+	for mountinfo, want := range map[string]string{part + hybrid: "/sys/fs/cgroup/with space", part: "/run/pod/cgroup"} {
+		if got, err := mountIn(strings.NewReader(mountinfo)); got != want || err != nil {
+			t.Errorf("%q, %v, want %q", got, err, want)
+		}
+	}
 	for _, none := range []string{"", "30 25 0:26 / /cgroup2 rw - tmpfs cgroup2 rw\n"} {
 		if got, err := mountIn(strings.NewReader(none)); !errors.Is(err, ErrNotMounted) {
 			t.Errorf("%q, %v where there is none", got, err)

@@ -86,7 +86,17 @@ func problem(response *http.Response, answer []byte) error {
 	if strings.HasPrefix(response.Header.Get("Content-Type"), "application/problem+json") && json.Unmarshal(answer, &p) == nil {
 		return &p
 	}
-	return fmt.Errorf("the agent answered %s: %s", response.Status, bytes.TrimSpace(answer))
+	return &answerError{response.StatusCode, response.Status, string(bytes.TrimSpace(answer))}
+}
+
+// answerError is an error that comes from something else than the agent itself, such as a module.
+type answerError struct {
+	code         int
+	status, text string
+}
+
+func (e *answerError) Error() string {
+	return fmt.Sprintf("the agent answered %s: %s", e.status, e.text)
 }
 
 // fetch reads a view of the agent.

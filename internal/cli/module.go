@@ -4,14 +4,17 @@ package cli
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
+	"net/http"
 	"net/url"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/fault"
 	"github.com/kerb-edge/kerb/internal/pkgs"
 	"github.com/spf13/cobra"
 )
@@ -161,6 +164,10 @@ func (a *app) queryCommand() *cobra.Command {
 		RunE: func(cmd *cobra.Command, args []string) error {
 			path := "/v1/modules/" + url.PathEscape(args[0]) + "/" + strings.TrimPrefix(args[1], "/")
 			body, err := a.stream(cmd.Context(), path)
+			var odd *answerError
+			if errors.As(err, &odd) && odd.code == http.StatusNotFound {
+				return &noRouteError{args[0], args[1]}
+			}
 			if err != nil {
 				return err
 			}
@@ -169,6 +176,15 @@ func (a *app) queryCommand() *cobra.Command {
 		},
 	}
 }
+
+// noRouteError: the module is there, and serves nothing by that name.
+type noRouteError struct{ module, path string }
+
+func (e *noRouteError) Error() string {
+	return fmt.Sprintf("module %s has nothing at %s; the documents of its package list what it has", e.module, e.path)
+}
+
+func (*noRouteError) Unwrap() error { return &fault.NotFound{} }
 
 // printAnswer prints what a module answers, in its own format if that is no JSON. Of a stream, one JSON value a line, each line is
 // passed on when it comes.

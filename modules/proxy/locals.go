@@ -18,8 +18,8 @@ type locals struct {
 	module    string
 	indices   *numbers
 	byIfindex map[uint32]*localService
-	byAddress map[netip.Addr]uint32 // index
-	homes     map[address]uint32    // what the map of that name has
+	byAddress map[netip.Addr][]*localService
+	homes     map[address]uint32 // what the map of that name has
 }
 
 type localService struct {
@@ -71,7 +71,7 @@ func (l *locals) put(i sdk.Instance, now time.Time) error {
 
 // putAll makes the interfaces known that there are now; all others are gone.
 func (l *locals) putAll(all []sdk.Instance, now time.Time) error {
-	l.byAddress = map[netip.Addr]uint32{}
+	l.byAddress = map[netip.Addr][]*localService{}
 	there := map[uint32]bool{}
 	for _, i := range all {
 		there[i.Ifindex] = true
@@ -94,19 +94,38 @@ func (l *locals) putAll(all []sdk.Instance, now time.Time) error {
 // index finds the addresses of services anew.
 func (l *locals) index() error {
 	clear(l.byAddress)
-	homes := map[address]uint32{}
 	for _, s := range l.byIfindex {
 		if s.Service == "" || !s.gone.IsZero() {
 			continue
 		}
 		for _, text := range s.Addresses {
 			if p, err := netip.ParsePrefix(text); err == nil {
-				l.byAddress[p.Addr().Unmap()] = s.index
-				homes[addressOf(p.Addr())] = s.Ifindex
+				l.byAddress[p.Addr().Unmap()] = append(l.byAddress[p.Addr().Unmap()], s)
 			}
 		}
 	}
+	homes := map[address]uint32{}
+	for a := range l.byAddress {
+		if s := l.holder(a, ""); s != nil {
+			homes[addressOf(a)] = s.Ifindex
+		}
+	}
 	return l.putHomes(homes)
+}
+
+// holder is the service with an address: that of a name, or the only one. Who runs a service may give it any address, and so must
+// not get what is for another one.
+func (l *locals) holder(a netip.Addr, name string) (found *localService) {
+	for _, s := range l.byAddress[a] {
+		switch {
+		case name != "" && s.Service != name:
+		case found == nil || found.Service == s.Service && s.Ifindex < found.Ifindex:
+			found = s
+		case found.Service != s.Service:
+			return nil
+		}
+	}
+	return found
 }
 
 // putHomes tells the data plane which address is where. What there is no room for keeps its address in ICMP errors of the node.
@@ -158,15 +177,13 @@ func (l *locals) free(s *localService, now time.Time) error {
 	return nil
 }
 
-// at returns the index of the local service that has an address of a place, or 0.
-func (l *locals) at(p place) uint32 {
-	if p.Addr4 != [4]byte{} {
-		if index, ok := l.byAddress[netip.AddrFrom4(p.Addr4)]; ok {
-			return index
+// at returns the index of the local service that has an address of a place, or 0. Of an instance that is said to be a service it is
+// that one.
+func (l *locals) at(p place, service string) uint32 {
+	for _, a := range []netip.Addr{netip.AddrFrom4(p.Addr4), p.Addr6.addr()} {
+		if s := l.holder(a, service); s != nil && !a.IsUnspecified() {
+			return s.index
 		}
-	}
-	if p.Addr6 != (address{}) {
-		return l.byAddress[p.Addr6.addr()]
 	}
 	return 0
 }
@@ -188,7 +205,7 @@ func (w *plane) relocate() error {
 			continue
 		}
 		p := *t.place()
-		p.Local = w.locals.at(p)
+		p.Local = w.locals.at(p, t.local)
 		if p == *t.place() {
 			continue
 		}

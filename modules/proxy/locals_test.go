@@ -132,6 +132,36 @@ func TestLocals(t *testing.T) {
 	}
 }
 
+// A service that takes another's address gets nothing that is for the other: who names a service means that one, and where nobody does,
+// the packets go on as addresses and bridges have it.
+func TestStolenAddress(t *testing.T) {
+	for ifindex, first := range map[uint32]bool{6: true, 8: false} {
+		p := newPlant(t, "")
+		thief := localInstance("thief", ifindex, "10.18.0.1/24", "10.18.0.2/24")
+		p.changed(localInstance("a", 7, "10.18.0.1/24"), first)
+		p.changed(thief, true)
+		p.changed(localInstance("a", 7, "10.18.0.1/24"), true)
+		web := webService(2, v1alpha1.PolicyRoundRobin)
+		web.Spec.Instances[0].Service = "a"
+		p.put(web)
+		if got, _ := p.local("web-0"); got.Ifindex != 7 {
+			t.Errorf("packets to a go to %+v", got)
+		}
+		if got := p.homes(); !maps.Equal(got, map[netip.Addr]uint32{addr("10.18.0.2"): ifindex}) {
+			t.Errorf("homes are %v", got)
+		}
+		web.Spec.Instances[0].Service = ""
+		p.put(web)
+		if got, _ := p.local("web-0"); got != (local{}) {
+			t.Errorf("packets to an address of two go to %+v", got)
+		}
+		p.changed(thief, false)
+		if got, _ := p.local("web-0"); got.Ifindex != 7 {
+			t.Errorf("packets to a go to %+v when the thief has gone", got)
+		}
+	}
+}
+
 // Interfaces of the node itself are clients, but packets to them are the stack's.
 func TestNodeInterface(t *testing.T) {
 	p := newPlant(t, "")

@@ -61,6 +61,7 @@ type target struct {
 	service  *service // nil: gone
 	name     string
 	node     string
+	local    string // Service of this node that it is; empty if only its addresses are known
 	weight   uint32
 	distance uint32
 	drains   bool
@@ -228,7 +229,7 @@ func (w *plane) putTarget(s *service, vi *v1alpha1.VirtualInstance, now time.Tim
 	if err != nil {
 		s.trouble = fmt.Errorf("instance %s: %w", vi.Name, err)
 	}
-	t.service, t.name, t.node, t.gone = s, vi.Name, vi.Node, time.Time{}
+	t.service, t.name, t.node, t.local, t.gone = s, vi.Name, vi.Node, vi.Service, time.Time{}
 	t.weight, t.distance = uint32(max(1, vi.Weight)), uint32(max(0, vi.Distance))
 	t.drains = vi.Draining
 	flags := uint32(0)
@@ -269,7 +270,7 @@ func (w *plane) placeOf(vi *v1alpha1.VirtualInstance) (p place, err error) {
 			p.Addr6 = addressOf(a)
 		}
 	}
-	p.Local = w.locals.at(p)
+	p.Local = w.locals.at(p, vi.Service)
 	return p, nil
 }
 

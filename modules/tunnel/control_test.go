@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http/httptest"
 	"reflect"
 	"slices"
@@ -161,7 +162,7 @@ func TestInstances(t *testing.T) {
 	}
 	hosts := map[address]end{}
 	for _, i := range k.instances {
-		addServices(hosts, i)
+		addServices(hosts, i, always)
 	}
 	if hosts[inner.to()].Flags != 0 || hosts[ip("10.2.0.7", "10.1.0.5", 17, udpBody(9)).to()].Flags != straight {
 		t.Errorf("%+v", hosts)
@@ -178,6 +179,32 @@ func TestInstances(t *testing.T) {
 	}
 	if ret, why := k.reason(k.wrap, frame(ip("10.1.0.5", "10.2.0.7", 17, udpBody(9)))); ret != tcShot || why != "kerb_8" {
 		t.Errorf("without an underlay: action %d %q", ret, why)
+	}
+}
+
+// A service that takes the address of another one, or of an instance elsewhere, gets nothing that is for them.
+func TestStolenAddress(t *testing.T) {
+	k := loadTunnel(t, unkeyed)
+	k.tell(sdk.VirtualServiceUpdate{Put: []sdk.VirtualService{virtual("web", instance("web-0", "192.0.2.9", "10.18.0.5"))}})
+	victim := ip("10.2.0.7", "10.1.0.5", 17, udpBody(9))
+	want, err := tableOf[end](k.live.Maps, mapHosts)
+	if err != nil || want[victim.to()].Ifindex == 0 {
+		t.Fatalf("%+v, %v", want, err)
+	}
+	for _, ifindex := range []uint32{1, 79} { // before and behind the victim's
+		thief := sdk.Instance{Service: "thief", Ifindex: ifindex, MAC: "02:00:00:00:00:06", Addresses: []string{"10.1.0.5/32", "10.18.0.5/32"}}
+		k.instances = append(k.instances, thief)
+		slices.SortFunc(k.instances, func(a, b sdk.Instance) int { return int(a.Ifindex) - int(b.Ifindex) })
+		for _, restarted := range []bool{false, true} {
+			if restarted {
+				k.Tunnel = compileConfig(t, unkeyed)
+			}
+			k.refresh(k.live)
+			if got, err := tableOf[end](k.live.Maps, mapHosts); err != nil || !maps.Equal(got, want) {
+				t.Errorf("thief at %d, restarted %t: %+v, want %+v, %v", ifindex, restarted, got, want, err)
+			}
+		}
+		k.instances = slices.DeleteFunc(k.instances, func(i sdk.Instance) bool { return i.Service == "thief" })
 	}
 }
 

@@ -43,7 +43,7 @@ func (t *Tunnel) report(live sdk.Live) (*Report, error) {
 	}
 	hosts := map[address]end{}
 	for _, i := range live.Interface() {
-		addServices(hosts, i)
+		addServices(hosts, i, always)
 	}
 	out.Addresses = len(hosts)
 	places, err := readPlaces(live.Maps)

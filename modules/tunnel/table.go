@@ -137,8 +137,12 @@ func (t *Tunnel) apply(live sdk.Live) error {
 			hosts[r.addr.As16()] = end{Node: at}
 		}
 	}
+	before, err := tableOf[end](live.Maps, mapHosts)
+	if err != nil {
+		return err
+	}
 	for _, i := range live.Interface() {
-		addServices(hosts, i)
+		addServices(hosts, i, func(a address, e end) bool { return t.takes(hosts, before, a, e) })
 	}
 	for at, n := range places.nodes {
 		if n.Addr == (address{}) {
@@ -154,8 +158,21 @@ func (t *Tunnel) apply(live sdk.Live) error {
 	return t.syncHosts(live.Maps, hosts)
 }
 
-// addServices adds the addresses of a service of this node.
-func addServices(hosts map[address]end, i sdk.Instance) {
+// takes tells whether a service of this node gets an address that it has. Who runs a service may give it any address, and so must
+// not get what is for others: for instances elsewhere, nor for a service that has had the address before.
+func (t *Tunnel) takes(hosts, before map[address]end, a address, e end) bool {
+	other, taken := hosts[a]
+	if !taken {
+		was, there := before[a]
+		return t.complete || !there || was.Node == 0 // what is elsewhere may not have been told yet
+	}
+	return other.Node == 0 && before[a].Ifindex == e.Ifindex
+}
+
+func always(address, end) bool { return true }
+
+// addServices adds the addresses of a service of this node that it gets.
+func addServices(hosts map[address]end, i sdk.Instance, takes func(address, end) bool) {
 	if i.Service == "" {
 		return
 	}
@@ -164,8 +181,8 @@ func addServices(hosts map[address]end, i sdk.Instance) {
 		e.Flags |= straight
 	}
 	for _, p := range parsePrefixes(i.Addresses) {
-		if !p.Addr().IsLinkLocalUnicast() {
-			hosts[p.Addr().As16()] = e
+		if a := address(p.Addr().As16()); !p.Addr().IsLinkLocalUnicast() && takes(a, e) {
+			hosts[a] = e
 		}
 	}
 }
@@ -192,15 +209,9 @@ func align[V comparable](maps sdk.Maps, name string, want map[address]V, remove 
 	if err != nil {
 		return err
 	}
-	have := map[address]V{}
-	var key address
-	var value V
-	all := m.Iterate()
-	for all.Next(&key, &value) {
-		have[key] = value
-	}
-	if err := all.Err(); err != nil {
-		return fmt.Errorf("read map %s: %w", name, err)
+	have, err := tableOf[V](maps, name)
+	if err != nil {
+		return err
 	}
 	for key, old := range have {
 		if _, stays := want[key]; stays || !remove(old) {
@@ -219,6 +230,25 @@ func align[V comparable](maps sdk.Maps, name string, want map[address]V, remove 
 		}
 	}
 	return nil
+}
+
+// tableOf reads a hash map that only the control plane writes.
+func tableOf[V any](maps sdk.Maps, name string) (map[address]V, error) {
+	m, err := maps.Get(name)
+	if err != nil {
+		return nil, err
+	}
+	out := map[address]V{}
+	var key address
+	var value V
+	all := m.Iterate()
+	for all.Next(&key, &value) {
+		out[key] = value
+	}
+	if err := all.Err(); err != nil {
+		return nil, fmt.Errorf("read map %s: %w", name, err)
+	}
+	return out, nil
 }
 
 // places are the nodes with their places in the map.

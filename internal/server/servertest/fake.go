@@ -304,6 +304,10 @@ func (f *Fake) ServeModule(w http.ResponseWriter, r *http.Request, name string) 
 		panic(http.ErrAbortHandler)
 	}
 	w.Header().Set("Content-Type", "application/json")
+	if r.URL.Path == "/nothing" { // as http.ServeMux does
+		http.NotFound(w, r)
+		return nil
+	}
 	fmt.Fprintf(w, `[{"module":%q,"path":%q}]`+"\n", name, r.URL.Path)
 	return nil
 }
