@@ -27,10 +27,18 @@ func (c *contender) startKerb() error {
 	}
 	c.later(n.Close)
 	c.kerb = &kerb{n}
+	return c.accelerate(map[string]any{})
+}
+
+// accelerate applies the module with these thresholds, where there is an agent.
+func (c *contender) accelerate(thresholds map[string]any) error {
+	if c.kerb == nil {
+		return nil
+	}
 	m := node.Module("accelerator", "accelerator", "", map[string]any{
-		"mode": modes[c.config], "programs": map[string]any{"allow": c.allowed()}})
+		"mode": modes[c.config], "programs": map[string]any{"allow": c.allowed()}, "thresholds": thresholds})
 	m.Spec.Attach = v1.Attach{Cgroups: []string{c.group.Dir()}}
-	return n.Apply(m)
+	return c.kerb.Apply(m)
 }
 
 // allowed are programs that the module keeps out, in kerb-allow and redirect-all: redis-benchmark blocks in recv(2) for a moment,

@@ -51,6 +51,7 @@ func allWorkloads() []workload {
 	}
 	add("http", false, httpServer, http("keep-alive"))
 	add("http-close", false, httpServer, http("close"))
+	add("rare-24", false, echoServer("many", 24), rare(24))
 	add("held", false, echoServer("many", 24), hold)
 	return all
 }
@@ -75,7 +76,7 @@ func loads() []string {
 	var all []string
 	for _, place := range places {
 		for _, w := range workloads {
-			if w.name != "held" || place == "loopback" || place == "veth" {
+			if w.name != "held" && w.name != "rare-24" || place == "loopback" || place == "veth" {
 				all = append(all, place+"/"+w.name)
 			}
 		}
@@ -94,13 +95,14 @@ func ports() []int {
 // lengths are how long one round measures, the size of the file in bytes, and how many connections are held.
 type lengths struct {
 	trip, stream, requests, warm time.Duration
-	rest                         time.Duration // that idle connections are waited for
+	rest                         time.Duration // that idle connections are waited for,
+	rare                         time.Duration // and that they are left alone
 	file, held                   int
 }
 
 func lengthsOf(quick bool) lengths {
 	l := lengths{trip: 400 * time.Millisecond, stream: 250 * time.Millisecond, requests: 400 * time.Millisecond, warm: 50 * time.Millisecond,
-		rest: 30 * time.Second, file: 1000 << 20, held: 10_000} // as published, as promised
+		rest: 30 * time.Second, rare: 2200 * time.Millisecond, file: 1000 << 20, held: 10_000} // as published, as promised
 	if quick {
 		l.trip, l.stream, l.requests, l.warm = 150*time.Millisecond, 100*time.Millisecond, 150*time.Millisecond, 20*time.Millisecond
 	}
@@ -138,7 +140,7 @@ func (c *contender) serve(ctx context.Context, w workload) (*serving, error) {
 
 func (s *serving) warm(ctx context.Context) error {
 	whole := s.length
-	s.length.trip, s.length.stream, s.length.requests, s.length.rest = whole.warm, whole.warm, whole.warm, 0
+	s.length.trip, s.length.stream, s.length.requests, s.length.rest, s.length.rare = whole.warm, whole.warm, whole.warm, 0, 0
 	defer func() { s.length = whole }()
 	if s.kerb != nil {
 		return s.judged(ctx)
@@ -210,6 +212,18 @@ func echo(size int) func(context.Context, *serving) ([]bench.Sample, error) {
 			return nil, err
 		}
 		return append(append(r.latency("p1", "p25", "p50", "p75", "p99", "p99.9"), r.jitter()), r.rateAndCost(r.All, cpu)...), nil
+	}
+}
+
+// rare is requests and answers on connections that are idle each time for longer than the accelerator keeps them in its map, which
+// for this is a second.
+func rare(size int) func(context.Context, *serving) ([]bench.Sample, error) {
+	return func(ctx context.Context, s *serving) ([]bench.Sample, error) {
+		if err := s.accelerate(map[string]any{"idle": 1}); err != nil {
+			return nil, err
+		}
+		r, _, err := s.client(ctx, "rare", size, seconds(s.length.rare))
+		return append(r.latency("p50", "p99"), r.jitter()), errors.Join(err, s.accelerate(map[string]any{}))
 	}
 }
 

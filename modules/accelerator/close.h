@@ -37,12 +37,18 @@ static __always_inline void accel_acked(struct bpf_sock_ops *ops)
 	__u64 cookie = bpf_get_socket_cookie(ops);
 	struct accel_end *e = accel_end(cookie);
 
+	if (e && e->out == ACCEL_ASIDE && e->stop == ACCEL_IDLE) {
+		accel_heard(e, cookie, accel_about_now());
+		if (e->rare < ACCEL_DEAF)
+			return;
+		e->written = ops->snd_nxt; /* this call alone is a tenth of a turn now and then; `age` sees others by that, but later */
+		bpf_sock_ops_cb_flags_set(ops, ops->bpf_sock_ops_cb_flags & ~BPF_SOCK_OPS_RTT_CB_FLAG);
+		return;
+	}
 	if (e && !e->peer && !e->stop && e->is_client && ops->snd_una != e->pair.client)
 		accel_unanswered(ops, e);
 	if (!e || accel_leave(e, cookie))
 		bpf_sock_ops_cb_flags_set(ops, ops->bpf_sock_ops_cb_flags & ~BPF_SOCK_OPS_RTT_CB_FLAG);
-	else if (e->out == ACCEL_ASIDE)
-		accel_heard(e, cookie);
 }
 
 /* Whether what became of a connection says how long connections there are: one that was stopped for another reason does not. */

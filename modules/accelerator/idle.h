@@ -12,6 +12,8 @@
 
 #include "leave.h"
 
+#define ACCEL_ALONE 10000 /* messages that an end waits for the other to come back */
+
 struct accel_age {
 	__u32 now, idle;
 	__u32 found; /* pairs */
@@ -72,16 +74,85 @@ static __always_inline int accel_rest(struct accel_end *e, __u64 cookie, struct 
 	return 0;
 }
 
+static __always_inline int accel_wants(const struct accel_end *e, __u64 cookie)
+{
+	struct accel_return r = {.cookie = cookie, .pid = e->process, .fd = e->fd};
+
+	return !bpf_ringbuf_output(&returning, &r, sizeof(r), 0);
+}
+
+#define ACCEL_AGAIN 1000 /* as accel_now: the next question, if there is no answer; twice as long each time, but */
+#define ACCEL_TIRED 12	 /* times at most */
+
+/* An end that is aside has sent something. The pair wants to come back when both ends have within the time of idleness, the client
+ * twice: who talks less than that would go again at once. */
+static __always_inline void accel_heard(struct accel_end *e, __u64 cookie, __u32 now)
+{
+	__u32 before = e->heard;
+	const struct accel_config *cfg = accel_config();
+	struct accel_end *peer;
+
+	e->heard = now;
+	if (!cfg || (cfg->idle && now - before >= cfg->idle)) { /* what is rare has cold caches: no more than necessary */
+		e->rare += e->rare < ACCEL_DEAF;
+		return;
+	}
+	peer = e->is_client ? accel_end(e->peer) : 0;
+	if (!peer || accel_is_off(cfg) || (cfg->idle && now - peer->heard >= cfg->idle) ||
+	    (e->asked && now - e->last < (__u32)ACCEL_AGAIN << e->asked))
+		return;
+	if (accel_stopped(peer) || accel_special(e->sk) || accel_special(peer->sk)) {
+		accel_stop_both(e, peer, accel_stopped(peer) ?: ACCEL_OPTION);
+		return;
+	}
+	if (bpf_map_lookup_elem(&drained, &cookie) || !accel_wants(e, cookie) || !accel_wants(peer, e->peer))
+		return;
+	e->last = now;
+	if (e->asked < ACCEL_TIRED)
+		e->asked++;
+}
+
+/* Ends of which TCP does not tell us: see accel_acked. */
+static __always_inline void accel_listen(struct accel_end *e, __u64 cookie, __u32 now)
+{
+	__u64 sk = e->sk;
+	__u32 written = accel_get(accel_cast(struct tcp_sock, sk), write_seq);
+
+	if (e->out != ACCEL_ASIDE || e->rare < ACCEL_DEAF || written == e->written || accel_cookie(sk) != cookie)
+		return;
+	e->written = written;
+	accel_heard(e, cookie, now);
+}
+
+/* Ends that have stopped for ever, and were not told of acknowledgements since. */
+static __always_inline void accel_age_stopped(struct accel_end *e, __u64 cookie, struct accel_end *peer)
+{
+	__u8 one = 1;
+
+	if (peer)
+		accel_stop(peer, e->stop);
+	if (accel_may_leave(e, peer, 0) && accel_cookie(e->sk) == cookie && !bpf_map_update_elem(&drained, &cookie, &one, BPF_ANY)) {
+		e->out = ACCEL_GONE;
+		if (e->is_client)
+			accel_count(e->client, e->server, left, 1);
+	}
+}
+
 /* Those aside are looked at, too: some came back into the map and said nothing more. */
 static long accel_age_one(void *map, __u64 *key, struct accel_end *e, struct accel_age *a)
 {
 	__u64 cookie = *key, other = e->peer;
 	struct accel_end *peer;
 
-	if (!e->is_client || !other || !accel_silent(e, a) || e->out == ACCEL_GONE)
+	accel_listen(e, cookie, a->now);
+	if (!other || e->out == ACCEL_GONE || !(accel_stopped(e) || (e->is_client && accel_silent(e, a))))
 		return 0;
 	peer = accel_end(other);
-	if (!peer || peer->peer != cookie || !accel_silent(peer, a) || peer->out == ACCEL_GONE || accel_stopped(e) || accel_stopped(peer) ||
+	if (accel_stopped(e)) {
+		accel_age_stopped(e, cookie, peer);
+		return 0;
+	}
+	if (!peer || peer->peer != cookie || !accel_silent(peer, a) || peer->out == ACCEL_GONE || accel_stopped(peer) ||
 	    !accel_findable(e) || !accel_findable(peer) || !(accel_psock(e->sk) || accel_psock(peer->sk)))
 		return 0;
 	a->found += accel_rest(e, cookie, peer, other);
@@ -102,6 +173,8 @@ static __always_inline void accel_back(struct accel_end *e, __u64 cookie, struct
 	e->seen = peer->messages;
 	e->last = 0;
 	e->asked = 0;
+	if (e->rare < ACCEL_DEAF)
+		e->rare = 0;
 	__sync_val_compare_and_swap(&e->out, ACCEL_ASIDE, ACCEL_IN);
 	if (peer->out != ACCEL_IN)
 		return;
@@ -109,42 +182,6 @@ static __always_inline void accel_back(struct accel_end *e, __u64 cookie, struct
 	others = accel_resume(peer);
 	if (e->is_client ? own : others)
 		accel_count(e->client, e->server, returned, 1);
-}
-
-#define ACCEL_ALONE 10000 /* messages that an end waits for the other to come back */
-
-static __always_inline int accel_wants(const struct accel_end *e, __u64 cookie)
-{
-	struct accel_return r = {.cookie = cookie, .pid = e->process, .fd = e->fd};
-
-	return !bpf_ringbuf_output(&returning, &r, sizeof(r), 0);
-}
-
-#define ACCEL_AGAIN 1000 /* as accel_now: the next question, if there is no answer; twice as long each time, but */
-#define ACCEL_TIRED 12	 /* times at most */
-
-/* TCP tells an end that is aside of an acknowledgement. The pair wants to come back when both ends have got some within the time of
- * idleness, the client two: who talks less than that would go again at once. */
-static __always_inline void accel_heard(struct accel_end *e, __u64 cookie)
-{
-	const struct accel_config *cfg = accel_config();
-	struct accel_end *peer = accel_end(e->peer);
-	__u32 now = accel_now(), before = e->heard;
-
-	e->heard = now;
-	if (!e->is_client || !peer || accel_is_off(cfg) || (cfg->idle && (now - before >= cfg->idle || now - peer->heard >= cfg->idle)))
-		return;
-	if (e->asked && now - e->last < (__u32)ACCEL_AGAIN << e->asked)
-		return;
-	if (accel_special(e->sk) || accel_special(peer->sk)) {
-		accel_stop_both(e, peer, ACCEL_OPTION);
-		return;
-	}
-	if (bpf_map_lookup_elem(&drained, &cookie) || !accel_wants(e, cookie) || !accel_wants(peer, e->peer))
-		return;
-	e->last = now;
-	if (e->asked < ACCEL_TIRED)
-		e->asked++;
 }
 
 #endif

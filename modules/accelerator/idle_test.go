@@ -79,6 +79,40 @@ func TestIdle(t *testing.T) {
 	p.empty(t)
 }
 
+// Who talks rarely is not disturbed by us any more: TCP does not call for it. When it talks often again it is back all the same, and a
+// stream leaves for ever.
+func TestRare(t *testing.T) {
+	p := resting(t, 60*time.Millisecond)
+	c := p.connect(t)
+	p.back(c)
+	p.rests(t)
+	for range 5 {
+		c.turn(100)
+		time.Sleep(100 * time.Millisecond)
+		if e, _ := p.end(c.client); e.Out != aside {
+			t.Fatalf("one turn now and then brought it back: %+v", e)
+		}
+	}
+	if e, _ := p.end(c.client); e.Rare != 2 {
+		t.Fatalf("%+v", e)
+	}
+	eventually(t, "is not back", func() bool {
+		c.turn(100)
+		return p.counts().Returned == 1
+	})
+	p.warm(c)
+	for range 100 {
+		c.send(c.client, make([]byte, 100))
+	}
+	c.receive(c.server, 100*100)
+	p.rests(t)
+	if e, _ := p.end(c.client); e.Out != gone || p.refused("stream") != 1 || p.counts().Left != 1 {
+		t.Errorf("%+v: %+v", e, p.counts())
+	}
+	c.close()
+	p.empty(t)
+}
+
 func TestNeverIdle(t *testing.T) {
 	p := accelerate(t, usual)
 	defer p.tend(t)()

@@ -152,7 +152,7 @@ struct accel_end {
 	__u8 is_client;
 	__u8 quiet;	  /* own: stopped, and none of this end's redirected messages is under way */
 	__u8 asked;	  /* own: times that it asked to come back */
-	__u8 zero;
+	__u8 rare;	  /* own: times that it talked so rarely that it did not; ACCEL_DEAF: TCP does not call us any more */
 	__u32 messages;	  /* own: sent, by whatever way */
 	__u32 seen;	  /* own: messages of the peer at the last one of ours */
 	__u32 run_messages, turns; /* own: since the peer's last; times that the peer had sent something before we did */
@@ -165,11 +165,13 @@ struct accel_end {
 	__u32 heard;	  /* own: time of the last message; out of the map, of the last acknowledgement */
 	__u32 process;	  /* own: that was looked at last */
 	__u32 fd;	  /* own: that it sent through */
-	__u32 written;	  /* own: write_seq at the last redirect: no byte went by TCP since, if it is still the same */
+	__u32 written;	  /* own: write_seq at the last redirect: no byte went by TCP since, if it is still the same; aside, at the
+			   * last run of `age` */
 };
 
 #define ACCEL_IDLE 0x100   /* accel_end.stop */
 #define ACCEL_NO_FD ~0u	   /* accel_end.fd */
+#define ACCEL_DEAF 2	   /* accel_end.rare */
 
 enum accel_out {
 	ACCEL_IN = 0,	/* of `sockets`, or on its way there */

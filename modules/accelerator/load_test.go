@@ -27,7 +27,7 @@ type (
 		Pair                         pairKey
 		Client, Server               uint32
 		Stop, Out                    uint32
-		IsClient, Quiet, Asked, Zero uint8
+		IsClient, Quiet, Asked, Rare uint8
 		Messages, Seen               uint32
 		RunMessages, Turns, Queued   uint32
 		RunBytes                     uint64

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Pings a server with messages of a size, streams to it, or holds many connections; prints what it saw as JSON. */
+/* Pings a server with messages of a size, often or rarely, streams to it, or holds many connections; prints what it saw as JSON. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -121,7 +121,36 @@ static void hold(size_t size, int connections)
 		;
 }
 
-/* client echo|stream|file|hold SIZE SECONDS|BYTES|FILE|CONNECTIONS unix|HOST PATH|PORT */
+/* rare lets both sides take turns on many connections, and then pings each now and then, a time after the last. */
+static void rare(size_t size, double seconds)
+{
+	enum { CONNECTIONS = 200, TURNS = 8, PERIODS = 6 };
+	static struct histogram h;
+	char out[size], in[size];
+	int fds[CONNECTIONS];
+
+	memset(out, 0, size);
+	for (int i = 0; i < CONNECTIONS; i++) {
+		fds[i] = join();
+		no_delay(fds[i]);
+		for (int turn = 0; turn < TURNS; turn++)
+			ping(fds[i], out, in, size, turn);
+	}
+	for (int i = 0; i < PERIODS * CONNECTIONS; i++) {
+		if (i % CONNECTIONS == 0)
+			usleep(seconds * 1e6);
+		int64_t sent = now();
+
+		ping(fds[i % CONNECTIONS], out, in, size, i);
+		record(&h, now() - sent);
+		usleep(1000);
+	}
+	printf("{");
+	print_times(&h);
+	printf("\"n\":%lu,\"seconds\":%.9f,\"all\":%lu}\n", h.n, seconds, h.n);
+}
+
+/* client echo|rare|stream|file|hold SIZE SECONDS|SECONDS|BYTES|FILE|CONNECTIONS unix|HOST PATH|PORT */
 int main(int argc, char **argv)
 {
 	if (argc != 6)
@@ -131,6 +160,8 @@ int main(int argc, char **argv)
 	server = parse_address(argv[4], argv[5]);
 	if (!strcmp(argv[1], "echo"))
 		echo(size, atof(argv[3]));
+	else if (!strcmp(argv[1], "rare"))
+		rare(size, atof(argv[3]));
 	else if (!strcmp(argv[1], "stream"))
 		stream(size, strtoull(argv[3], NULL, 10), -1);
 	else if (!strcmp(argv[1], "file"))
