@@ -9,6 +9,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
@@ -262,8 +263,10 @@ func (l *LoadedSockets) Programs() map[string]*ebpf.Program { return maps.Clone(
 // Drain has no byte redirected any more, and takes the sockets that hold none out of the map. It returns how many are left.
 func (l *LoadedSockets) Drain() (left int, err error) { return l.sockets.drain() }
 
-// Tend lets idle sockets rest until ctx ends.
-func (l *LoadedSockets) Tend(ctx context.Context) error { return l.sockets.tend(ctx) }
+// Tend looks every so often for sockets that are to go out for now, and puts in those that return, until ctx ends.
+func (l *LoadedSockets) Tend(ctx context.Context, every time.Duration) error {
+	return l.sockets.tend(ctx, every)
+}
 
 // Close takes the module off and frees it. Sockets that are still in the map keep it, and their redirected bytes.
 func (l *LoadedSockets) Close() {

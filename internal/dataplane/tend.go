@@ -42,7 +42,7 @@ func (d *Dataplane) Tend(spec ChainSpec, gaveUp func(error)) (*Tended, error) {
 	t := &Tended{sockets: s, cancel: cancel, done: make(chan struct{})}
 	go func() {
 		defer close(t.done)
-		if err := s.tend(ctx); err != nil {
+		if err := s.tend(ctx, tendTime); err != nil {
 			gaveUp(err)
 		}
 	}()
@@ -59,14 +59,17 @@ func (t *Tended) Close() {
 	t.sockets.Close()
 }
 
-// tend runs age and answers returning until ctx ends.
-func (s *sockets) tend(ctx context.Context) error {
+// tend runs age every so often and answers returning, until ctx ends.
+func (s *sockets) tend(ctx context.Context, every time.Duration) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
 	returned := make(chan error, 1)
 	go func() { returned <- s.answer(ctx) }()
-	tick := time.NewTicker(tendTime)
+	tick := time.NewTicker(every)
 	defer tick.Stop()
 	for {
 		if err := s.age(); err != nil {
+			cancel()
 			return errors.Join(err, <-returned)
 		}
 		select {

@@ -51,7 +51,7 @@ char _license[] SEC("license") = "GPL";
 	socketsDrain = "SEC(\"syscall\") int drain(void *ctx) { return 0; }\n"
 	socketsAge   = "SEC(\"syscall\") int age(void *ctx) { return 0; }\n" +
 		"struct { __uint(type, BPF_MAP_TYPE_RINGBUF); __uint(max_entries, 4096); } returning SEC(\".maps\");\n"
-	socketsMaps  = "MAP(off, BPF_MAP_TYPE_ARRAY, 4, 4);\nMAP(drained, BPF_MAP_TYPE_HASH, 8, 1);\n"
+	socketsMaps = "MAP(off, BPF_MAP_TYPE_ARRAY, 4, 4);\nMAP(drained, BPF_MAP_TYPE_HASH, 8, 1);\n"
 )
 
 func TestDataPlanesOnSockets(t *testing.T) {

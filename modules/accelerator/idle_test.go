@@ -3,85 +3,290 @@
 package accelerator
 
 import (
+	"bytes"
 	"context"
+	"errors"
+	"math/rand/v2"
+	"net"
+	"sync"
 	"testing"
 	"time"
 
+	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 )
 
-// milliseconds is a time as configEntry.Idle has it.
-func milliseconds(d time.Duration) uint32 { return uint32(d >> 20) }
-
-// resting has pairs go out of the map after that time, and come back.
+// resting has pairs go out of the map after that time, which is looked at more often than an agent does.
 func resting(t *testing.T, idle time.Duration) *plane {
 	c := usual
-	c.Idle = milliseconds(idle)
+	c.Idle = uint32(idle >> 20)
 	p := accelerate(t, c)
-	p.tend(t)
+	t.Cleanup(p.tend(t))
 	return p
 }
 
-// tend is what the agent does.
-func (p *plane) tend(t *testing.T) {
+// tend is what an agent does, until it is killed.
+func (p *plane) tend(t *testing.T) (kill func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
-	go func() { done <- p.Tend(ctx) }()
-	t.Cleanup(func() {
+	go func() { done <- p.Tend(ctx, 10*time.Millisecond) }()
+	return sync.OnceFunc(func() {
 		cancel()
-		check(t, <-done)
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
 	})
 }
 
-// An idle pair goes out of the map, talks by TCP when it talks again, and is back after some turns.
+// back takes turns until both ends redirect again.
+func (p *plane) back(c *conn) {
+	c.t.Helper()
+	from := [2]uint64{p.redirects(c.client), p.redirects(c.server)}
+	for range 2000 {
+		if c.turn(100); p.redirects(c.client) > from[0]+1 && p.redirects(c.server) > from[1]+1 {
+			return
+		}
+	}
+	c.t.Fatalf("is not redirected again: %+v", p.counts())
+}
+
+func (p *plane) rests(t *testing.T) {
+	t.Helper()
+	eventually(t, "sockets are still in the map", func() bool { return p.enrolled() == 0 })
+}
+
+// An idle pair goes out of the map, where the kernel keeps nothing for it. It talks by TCP when it talks again, and is back after some
+// turns; not for one turn now and then.
 func TestIdle(t *testing.T) {
 	p := resting(t, 300*time.Millisecond)
 	c := p.connect(t)
 	for round := range uint64(3) {
-		turns := 0
-		for before := p.redirects(c.client) + p.redirects(c.server); p.redirects(c.client)+p.redirects(c.server) < before+4; turns++ {
-			c.turn(100)
-			if turns > 1000 {
-				a, _ := p.end(c.client)
-				b, _ := p.end(c.server)
-				t.Logf("%+v\n%+v %d", a, b, p.enrolled())
-				t.Fatalf("round %d: not back after %d turns: %+v", round, turns, p.counts())
-			}
-		}
-		t.Logf("round %d: redirected after %d turns", round, turns)
-		eventually(t, "sockets are still in the map", func() bool { return p.enrolled() == 0 })
+		p.back(c)
+		p.rests(t)
 		if n := p.counts(); n.Rested != round+1 || n.Returned != round || n.Left != 0 {
-			t.Errorf("round %d: %+v", round, n)
+			t.Fatalf("round %d: %+v", round, n)
 		}
-		p.plainOnce(c)
+		before := p.redirects(c.client)
+		for range 2 {
+			c.turn(5000)
+			time.Sleep(400 * time.Millisecond)
+		}
+		if p.redirects(c.client) != before || p.enrolled() != 0 {
+			t.Fatalf("round %d: one turn now and then brought it back", round)
+		}
 	}
 	c.close()
 	p.empty(t)
 }
 
-// plainOnce is less than what an idle pair comes back for.
-func (p *plane) plainOnce(c *conn) {
-	c.t.Helper()
-	before := p.redirects(c.client) + p.redirects(c.server)
-	c.turn(5000)
-	if n := p.redirects(c.client) + p.redirects(c.server) - before; n != 0 {
-		c.t.Fatalf("%d messages were redirected", n)
+func TestNeverIdle(t *testing.T) {
+	p := accelerate(t, usual)
+	defer p.tend(t)()
+	c := p.connect(t)
+	p.warm(c)
+	time.Sleep(200 * time.Millisecond)
+	if n := p.enrolled(); n != 2 {
+		t.Errorf("%d sockets are in the map", n)
 	}
 }
 
-func TestUnreadStays(t *testing.T) {
-	p := resting(t, 100*time.Millisecond)
+// What would be lost stays: a socket that has not read what was redirected, and one that a thread reads from.
+func TestInUseStays(t *testing.T) {
+	p := resting(t, 50*time.Millisecond)
+	for name, use := range map[string]func(c *conn) (read func()){
+		"unread": func(c *conn) func() {
+			waiting := noise(100)
+			c.send(c.client, waiting)
+			return func() {
+				if got := c.receive(c.server, 100); !bytes.Equal(got, waiting) {
+					t.Fatal(difference(got, waiting))
+				}
+			}
+		},
+		"a thread waits": func(c *conn) func() {
+			done := make(chan error, 1)
+			go func() { done <- readAll(c.server, make([]byte, 100)) }()
+			return func() {
+				c.send(c.client, make([]byte, 100))
+				c.within("receive", func() error { return <-done })
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := p.connect(t)
+			p.back(c)
+			read := use(c)
+			time.Sleep(300 * time.Millisecond)
+			if e, _ := p.end(c.server); p.enrolled() != 2 || e.Out != in || e.Stop != 0 {
+				t.Errorf("%d sockets are in the map: %+v", p.enrolled(), e)
+			}
+			read()
+			p.rests(t)
+			c.close()
+		})
+	}
+}
+
+// An agent that is killed after it has found idle sockets, before it takes them out: they stay, by TCP, until the next comes.
+func TestAgentKilledWhileTakingOut(t *testing.T) {
+	c0 := usual
+	c0.Idle = 50
+	p := accelerate(t, c0)
 	c := p.connect(t)
 	p.warm(c)
-	waiting := noise(100)
-	c.send(c.client, waiting)
-	time.Sleep(1500 * time.Millisecond)
-	if e, _ := p.end(c.server); p.enrolled() != 2 || e.Out != in || e.Stop != 0 {
-		t.Fatalf("%d sockets are in the map, while one has not read what was redirected: %+v", p.enrolled(), e)
+	eventually(t, "nothing is found", func() bool {
+		_, err := p.Programs()["age"].Run(&ebpf.RunOptions{})
+		check(t, err)
+		e, _ := p.end(c.client)
+		return e.Out == aside
+	})
+	if n := p.enrolled(); n != 2 {
+		t.Fatalf("%d sockets are in the map", n)
 	}
-	if got := c.receive(c.server, 100); string(got) != string(waiting) {
-		t.Fatal(difference(got, waiting))
+	p.plain(c)
+	p.plain(c)
+	defer p.tend(t)()
+	p.rests(t)
+	p.back(c)
+	p.rests(t)
+	c.close()
+	p.empty(t)
+}
+
+// Without an agent who went stays with TCP, and who is in the map stays in there.
+func TestNoAgent(t *testing.T) {
+	c0 := usual
+	c0.Idle = 50
+	p := accelerate(t, c0)
+	kill := p.tend(t)
+	away := p.connect(t)
+	p.back(away)
+	p.rests(t)
+	there := p.connect(t)
+	p.warm(there)
+	kill()
+	time.Sleep(200 * time.Millisecond)
+	if n := p.enrolled(); n != 2 {
+		t.Errorf("%d sockets are in the map", n)
 	}
-	eventually(t, "sockets are still in the map", func() bool { return p.enrolled() == 0 })
-	_ = unix.MSG_OOB
+	for range 10 {
+		p.plain(away)
+	}
+	p.warm(there)
+	defer p.tend(t)()
+	p.back(away)
+}
+
+// What a socket is asked back by may be another one by now.
+func TestReturnsOnlyItself(t *testing.T) {
+	p := resting(t, 50*time.Millisecond)
+	c := p.connect(t)
+	p.back(c)
+	p.rests(t)
+	moved, err := unix.FcntlInt(uintptr(c.server), unix.F_DUPFD_CLOEXEC, 0)
+	check(t, err)
+	other := socket(t, &unix.SockaddrInet4{})
+	check(t, unix.Dup3(other, c.server, unix.O_CLOEXEC)) // the number that it was known by
+	defer unix.Close(other)
+	number := c.server
+	c.server = moved
+	defer unix.Close(number)
+	for range 20 {
+		c.turn(100)
+		time.Sleep(5 * time.Millisecond)
+	}
+	if e, _ := p.end(c.server); e.Out != aside || p.counts().Returned != 0 {
+		t.Errorf("%+v", e)
+	}
+}
+
+// A module that leaves takes those along that rest.
+func TestDrainWhileResting(t *testing.T) {
+	p := resting(t, 50*time.Millisecond)
+	var conns []*conn
+	for range 20 {
+		c := p.connect(t)
+		p.back(c)
+		conns = append(conns, c)
+	}
+	p.rests(t)
+	for _, c := range conns[:10] {
+		p.back(c)
+	}
+	eventually(t, "sockets are left", func() bool {
+		left, err := p.Drain()
+		check(t, err)
+		return left == 0
+	})
+	for _, c := range conns {
+		p.plain(c)
+		p.plain(c)
+	}
+	if n := p.enrolled(); n != 0 {
+		t.Errorf("%d sockets are in the map", n)
+	}
+}
+
+// Hundreds of connections whose pauses are about as long as the time of idleness, so that they talk at the very moment when they go,
+// and when they come back. Meanwhile the agent is killed now and then; in the end the module leaves while they talk.
+func TestIdleIntegrity(t *testing.T) {
+	const idle = 60 * time.Millisecond
+	c := usual
+	c.Idle = uint32(idle >> 20)
+	p := accelerate(t, c)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	check(t, err)
+	defer l.Close()
+	go serve(t, l)
+	kill := p.tend(t)
+	end := time.Now().Add(4 * time.Second)
+	var workers sync.WaitGroup
+	for worker := range uint64(300) {
+		workers.Go(func() {
+			r := rand.New(rand.NewPCG(worker, uint64(time.Now().UnixNano())))
+			if err := talkAndPause(l.Addr().String(), end, idle, r); err != nil {
+				t.Errorf("client %d: %v", worker, err)
+			}
+		})
+	}
+	for time.Now().Before(end.Add(-time.Second)) {
+		time.Sleep(700 * time.Millisecond)
+		kill()
+		time.Sleep(50 * time.Millisecond)
+		kill = p.tend(t)
+	}
+	n := p.counts()
+	_, err = p.Drain()
+	check(t, err)
+	workers.Wait()
+	kill()
+	t.Logf("%+v", n)
+	if n.Rested < 300 || n.Returned < 100 {
+		t.Errorf("nothing to see: %+v", n)
+	}
+	p.empty(t)
+}
+
+// talkAndPause is bursts of some rounds, with pauses.
+func talkAndPause(addr string, end time.Time, idle time.Duration, r *rand.Rand) error {
+	c, err := net.Dial("tcp", addr)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	for time.Now().Before(end) {
+		for range 1 + r.IntN(8) {
+			if _, err := exchange(c, r, 13); err != nil {
+				return err
+			}
+		}
+		time.Sleep(idle - 15*time.Millisecond + time.Duration(r.Int64N(int64(40*time.Millisecond))))
+	}
+	if err := c.(*net.TCPConn).CloseWrite(); err != nil {
+		return err
+	}
+	if n, err := c.Read(make([]byte, 10)); n != 0 {
+		return errors.Join(errors.New("bytes after the end"), err)
+	}
+	return nil
 }

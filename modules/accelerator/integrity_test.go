@@ -68,24 +68,11 @@ func TestIntegrity(t *testing.T) {
 func talk(c net.Conn, r *rand.Rand) (moved uint64, err error) {
 	defer c.Close()
 	for range 1 + r.IntN(60) {
-		c.SetDeadline(time.Now().Add(patience))
-		kind, size := byte(r.IntN(4)), 1+r.IntN(1<<r.IntN(20))
-		sent := noise(size)
-		header := fmt.Appendf(nil, "%d %07d ", kind, size)
-		var reader sync.WaitGroup
-		var echoErr error
-		if kind == 1 { // both ways at the same time
-			reader.Go(func() { echoErr = expect(c, sent) })
+		n, err := exchange(c, r, 20)
+		moved += n
+		if err != nil {
+			return moved, err
 		}
-		err = pieces(c, append(header, sent...), kind, r)
-		reader.Wait()
-		if kind != 1 && err == nil {
-			err = expect(c, sent)
-		}
-		if err = errors.Join(err, echoErr); err != nil {
-			return moved, fmt.Errorf("kind %d, %d bytes: %w", kind, size, err)
-		}
-		moved += 2 * uint64(size)
 	}
 	if r.IntN(2) == 0 {
 		if err := c.(*net.TCPConn).CloseWrite(); err != nil {
@@ -96,6 +83,28 @@ func talk(c net.Conn, r *rand.Rand) (moved uint64, err error) {
 		}
 	}
 	return moved, nil
+}
+
+// exchange is one round, of less than 1<<bits bytes.
+func exchange(c net.Conn, r *rand.Rand, bits int) (moved uint64, err error) {
+	c.SetDeadline(time.Now().Add(patience))
+	kind, size := byte(r.IntN(4)), 1+r.IntN(1<<r.IntN(bits))
+	sent := noise(size)
+	header := fmt.Appendf(nil, "%d %07d ", kind, size)
+	var reader sync.WaitGroup
+	var echoErr error
+	if kind == 1 { // both ways at the same time
+		reader.Go(func() { echoErr = expect(c, sent) })
+	}
+	err = pieces(c, append(header, sent...), kind, r)
+	reader.Wait()
+	if kind != 1 && err == nil {
+		err = expect(c, sent)
+	}
+	if err = errors.Join(err, echoErr); err != nil {
+		return 0, fmt.Errorf("kind %d, %d bytes: %w", kind, size, err)
+	}
+	return 2 * uint64(size), nil
 }
 
 // pieces sends in one message, or in several.

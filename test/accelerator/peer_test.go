@@ -28,7 +28,7 @@ const (
 type peer struct {
 	what  string
 	cmd   *exec.Cmd
-	stdin io.Closer
+	stdin io.WriteCloser
 	bytes atomic.Int64 // received and right
 	ready chan struct{}
 	done  chan struct{}

@@ -7,7 +7,8 @@
  *   peer [options] serve PORT                  conversations begun by the client on PORT, by the server on PORT+1, until stdin ends
  *   peer [options] talk THREADS ADDRESS... PORT             conversations, one after the other on each thread, until stdin ends
  *   peer [options] brief THREADS ADDRESS... PORT COUNT      connections of four turns
- *   peer [options] hold TURNS ADDRESS... PORT COUNT         connections that rest after some turns, until stdin ends
+ *   peer [options] hold TURNS ADDRESS... PORT COUNT         connections that rest after some turns, and after some more
+ *                                                          for each byte on stdin, until it ends
  * Options: -s SEED; -t SECONDS without a byte before a conversation hangs; -c: connections may be cut short (somebody kills peers);
  *          -b: blocks in recv, and is disturbed there by signals; else it waits in poll; -f FAULT: what is sent is wrong in this way.
  * Every half second: "at CONVERSATIONS BYTES"; at last "done ...", exit status 0. "wrong ..." and status 2, "hang ..." and status 3.
@@ -465,6 +466,13 @@ static void forget(struct talk *t)
 	all.live--;
 }
 
+static void equip(struct talk *t)
+{
+	t->file = memfd_create("peer", MFD_CLOEXEC);
+	t->bytes = malloc(CHUNK);
+	t->wanted = malloc(CHUNK);
+}
+
 /* shed gives back what only a conversation needs. */
 static void shed(struct talk *t)
 {
@@ -496,23 +504,32 @@ static enum state hold(struct talk *t)
 	t->rests = true;
 	doing(t, NULL);
 	shed(t);
-	if (t->client)
-		return FINE;
-	wait_in(t);
-	for (char byte; recv(t->fd, &byte, 1, 0) < 0 && (errno == EINTR || errno == EAGAIN);)
-		;
 	return FINE;
+}
+
+/* held serves connections that rest. */
+static enum state held(struct talk *t)
+{
+	for (;;) {
+		enum state state = hold(t);
+		ssize_t more;
+		char byte;
+		wait_in(t);
+		while ((more = recv(t->fd, &byte, 1, MSG_PEEK)) < 0 && (errno == EINTR || errno == EAGAIN))
+			;
+		if (state == CUT || more <= 0)
+			return state;
+		equip(t);
+	}
 }
 
 static void run(struct talk *t, bool first, uint64_t seed)
 {
-	t->file = memfd_create("peer", MFD_CLOEXEC);
-	t->bytes = malloc(CHUNK);
-	t->wanted = malloc(CHUNK);
+	equip(t);
 	enum state state = greet(t, first, seed);
 	shape(t);
 	if (state == FINE)
-		state = t->seed & HOLD ? hold(t) : converse(t);
+		state = !(t->seed & HOLD) ? converse(t) : t->client ? hold(t) : held(t);
 	if (!t->rests || !t->client)
 		end(t, state);
 }
@@ -636,14 +653,17 @@ static void crowd(void *(*f)(void *), int threads)
 static void keep(int count, int turns)
 {
 	struct random r = { mix(all.seed) };
-	while (count--) {
-		struct talk *t = dial(&r, false);
-		if (t)
-			run(t, true, (next(&r) >> 2 & ~0xffffull) | HOLD | turns);
-	}
+	struct talk **talks = calloc(count, sizeof(*talks));
+	for (int i = 0; i < count; i++)
+		if ((talks[i] = dial(&r, false)))
+			run(talks[i], true, (next(&r) >> 2 & ~0xffffull) | HOLD | turns);
 	puts("held");
-	while (read(0, &count, sizeof(count)) != 0)
-		;
+	for (char byte; read(0, &byte, 1) > 0;)
+		for (int i = 0; i < count; i++)
+			if (talks[i]) {
+				equip(talks[i]);
+				hold(talks[i]);
+			}
 }
 
 /* watch tells how it goes, and of conversations that do not go on. */
