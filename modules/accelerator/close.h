@@ -74,13 +74,6 @@ static __always_inline void accel_learn_turns(struct bpf_sock_ops *ops, const st
 	d->turns = average - average / 4 + now / 4;
 }
 
-/* A closed socket whose descriptor stays open would stay in the map, where nobody finds it any more. */
-static __always_inline void accel_remove(const struct accel_end *e, const struct accel_end *peer, __u64 cookie)
-{
-	if (accel_quiet(e, 0) && (!peer || accel_quiet(peer, 0)) && accel_queue_empty(e->sk))
-		bpf_map_delete_elem(&sockets, &cookie);
-}
-
 static __always_inline void accel_closed(struct bpf_sock_ops *ops, struct accel_end *e, __u64 cookie)
 {
 	struct accel_end *peer = e->peer ? accel_end(e->peer) : 0;
@@ -89,7 +82,8 @@ static __always_inline void accel_closed(struct bpf_sock_ops *ops, struct accel_
 		accel_learn_turns(ops, e);
 	if (peer)
 		accel_stop(peer, ACCEL_CLOSED);
-	accel_remove(e, peer, cookie);
+	if (accel_may_leave_alone(e, peer)) /* else it stays until its descriptor is closed, and nobody finds it any more */
+		accel_take_out(e, cookie);
 	if (e->uncounted)
 		accel_flush(e);
 	if (e->is_client && (e->pair.client || e->pair.server)) {

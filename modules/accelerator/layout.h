@@ -15,6 +15,7 @@
  *	ends		HASH		accel_end	by socket cookie: the sockets that take part
  *	sockets		SOCKHASH	u64		by socket cookie; the sk_msg program is on it
  *	counts		HASH		accel_counts	by accel_route
+ *	none		ARRAY, 1	accel_counts	zeroes, which do not fit on a stack
  *	events		RINGBUF		accel_event	programs that nobody has judged yet
  *	off		ARRAY, 1	u32		1: about to leave. Nobody enrols any more, and nothing is redirected
  *	shares		HASH		u32		by number of a service: connections that its clients have in `offers`

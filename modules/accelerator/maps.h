@@ -26,6 +26,7 @@ ACCEL_MAP(ends, BPF_MAP_TYPE_HASH, 2 * ACCEL_CONNECTIONS, __u64, struct accel_en
 ACCEL_MAP(sockets, BPF_MAP_TYPE_SOCKHASH, 2 * ACCEL_CONNECTIONS, __u64, __u64, 0);
 ACCEL_MAP(counts, BPF_MAP_TYPE_HASH, 4096, struct accel_route, struct accel_counts, BPF_F_NO_PREALLOC);
 ACCEL_MAP(shares, BPF_MAP_TYPE_HASH, 4096, __u32, __u32, BPF_F_NO_PREALLOC);
+ACCEL_MAP(none, BPF_MAP_TYPE_ARRAY, 1, __u32, struct accel_counts, 0);
 ACCEL_MAP(off, BPF_MAP_TYPE_ARRAY, 1, __u32, __u32, 0);
 ACCEL_MAP(drained, BPF_MAP_TYPE_HASH, ACCEL_DRAINED, __u64, __u8, BPF_F_NO_PREALLOC);
 
@@ -62,11 +63,14 @@ static __always_inline struct accel_end *accel_end(__u64 cookie)
 static __noinline struct accel_counts *accel_counts(__u32 client, __u32 server)
 {
 	struct accel_route route = {client, server};
-	struct accel_counts *c = bpf_map_lookup_elem(&counts, &route), none = {};
+	struct accel_counts *c = bpf_map_lookup_elem(&counts, &route);
+	__u32 zero = 0;
 
 	if (c)
 		return c;
-	bpf_map_update_elem(&counts, &route, &none, BPF_NOEXIST);
+	c = bpf_map_lookup_elem(&none, &zero);
+	if (c)
+		bpf_map_update_elem(&counts, &route, c, BPF_NOEXIST);
 	return bpf_map_lookup_elem(&counts, &route);
 }
 
