@@ -79,6 +79,9 @@ func (c *config) check() error {
 	case t.MinTurns > 1<<28:
 		return &sdk.ConfigError{Field: "thresholds.minTurns", Reason: "is too large"}
 	}
+	if err := c.ranges(); err != nil {
+		return err
+	}
 	if n := len(c.visibles()); n > maxVisibles {
 		return &sdk.ConfigError{Field: "visible", Reason: fmt.Sprintf("%d combinations of ports and networks; at most %d are possible: merge ranges", n, maxVisibles)}
 	}
@@ -90,6 +93,36 @@ func (c *config) check() error {
 			if strings.Contains(name, "/") && !strings.HasPrefix(name, "/") {
 				return &sdk.ConfigError{Field: fmt.Sprintf("%s[%d]", list.field, i), Reason: "must be a path from the root, or a name without /"}
 			}
+		}
+	}
+	return nil
+}
+
+// ranges finds the first port or network that cannot be read.
+func (c *config) ranges() error {
+	if err := wrongPorts("ports.only", c.Ports.Only); err != nil {
+		return err
+	}
+	if err := wrongPorts("ports.except", c.Ports.Except); err != nil {
+		return err
+	}
+	for i, v := range c.Visible {
+		if err := wrongPorts(fmt.Sprintf("visible[%d].ports", i), v.Ports); err != nil {
+			return err
+		}
+		for j, n := range v.Networks {
+			if n.wrong != "" {
+				return &sdk.ConfigError{Field: fmt.Sprintf("visible[%d].networks[%d]", i, j), Reason: n.wrong}
+			}
+		}
+	}
+	return nil
+}
+
+func wrongPorts(field string, ranges []portRange) error {
+	for i, r := range ranges {
+		if r.wrong != "" {
+			return &sdk.ConfigError{Field: fmt.Sprintf("%s[%d]", field, i), Reason: r.wrong}
 		}
 	}
 	return nil
@@ -175,13 +208,16 @@ func listed(names []string, path string) bool {
 }
 
 // portRange includes its ends.
-type portRange struct{ first, last uint16 }
+type portRange struct {
+	first, last uint16
+	wrong       string // why it could not be read
+}
 
-var allPorts = portRange{0, 65535}
+var allPorts = portRange{last: 65535}
 
 func (r portRange) contains(port uint16) bool { return r.first <= port && port <= r.last }
 
-// UnmarshalJSON reads 80, "80" or "8000-8010".
+// UnmarshalJSON reads 80, "80" or "8000-8010". It keeps what is wrong for check, which knows the field.
 func (r *portRange) UnmarshalJSON(text []byte) error {
 	first, last, isRange := strings.Cut(strings.Trim(string(text), `"`), "-")
 	from, err := strconv.ParseUint(first, 10, 16)
@@ -189,29 +225,34 @@ func (r *portRange) UnmarshalJSON(text []byte) error {
 	if err == nil && isRange {
 		to, err = strconv.ParseUint(last, 10, 16)
 	}
-	if err != nil || from > to {
-		return fmt.Errorf(`%s is neither a port nor a range such as "8000-8010"`, text)
+	if err != nil || from == 0 || from > to {
+		r.wrong = fmt.Sprintf(`%s is neither a port nor a range such as "8000-8010"`, text)
 	}
-	*r = portRange{uint16(from), uint16(to)}
+	r.first, r.last = uint16(from), uint16(to)
 	return nil
 }
 
 // network is in network byte order, IPv4 as ::ffff:a.b.c.d. The zero value is all of both.
-type network struct{ address, mask [16]byte }
+type network struct {
+	address, mask [16]byte
+	wrong         string // why it could not be read
+}
 
-// UnmarshalJSON reads an address or a network.
+// UnmarshalJSON reads an address or a network. It keeps what is wrong for check, which knows the field.
 func (n *network) UnmarshalJSON(text []byte) error {
 	s := strings.Trim(string(text), `"`)
 	prefix, err := netip.ParsePrefix(s)
 	if err != nil {
 		addr, addrErr := netip.ParseAddr(s)
 		if addrErr != nil || addr.Zone() != "" {
-			return fmt.Errorf("%s is neither an address nor a network such as 192.0.2.0/24", text)
+			n.wrong = fmt.Sprintf("%s is neither an address nor a network such as 192.0.2.0/24", text)
+			return nil
 		}
 		prefix = netip.PrefixFrom(addr, addr.BitLen())
 	}
 	if prefix != prefix.Masked() {
-		return fmt.Errorf("%s has bits beyond the length of its prefix: %s?", text, prefix.Masked())
+		n.wrong = fmt.Sprintf("%s has bits beyond the length of its prefix: %s?", text, prefix.Masked())
+		return nil
 	}
 	bits := prefix.Bits()
 	if prefix.Addr().Is4() {

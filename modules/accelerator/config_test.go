@@ -26,16 +26,18 @@ func configOf(t testing.TB, text string) *config {
 func TestConfigErrors(t *testing.T) {
 	ports := make([]string, 33)
 	for i := range ports {
-		ports[i] = fmt.Sprint(2 * i)
+		ports[i] = fmt.Sprint(2*i + 1)
 	}
 	for _, c := range []struct{ config, field, reason string }{
 		{`{"mode": "fast"}`, "mode", "none of adaptive"},
-		{`{"ports": {"only": ["9-1"]}}`, "config", "range such as"},
-		{`{"ports": {"only": [65536]}}`, "config", "range such as"},
-		{`{"ports": {"except": ["80-"]}}`, "config", "range such as"},
-		{`{"visible": [{"networks": ["10.0.0.0/33"]}]}`, "config", "neither an address"},
-		{`{"visible": [{"networks": ["10.0.0.1/8"]}]}`, "config", "10.0.0.0/8?"},
-		{`{"visible": [{"networks": ["fe80::1%eth0"]}]}`, "config", "neither an address"},
+		{`{"ports": {"only": ["9-1"]}}`, "ports.only[0]", "range such as"},
+		{`{"ports": {"only": [80, 65536]}}`, "ports.only[1]", "range such as"},
+		{`{"ports": {"only": [0]}}`, "ports.only[0]", "range such as"},
+		{`{"ports": {"except": ["80-"]}}`, "ports.except[0]", "range such as"},
+		{`{"visible": [{}, {"ports": ["a"]}]}`, "visible[1].ports[0]", "range such as"},
+		{`{"visible": [{"networks": ["10.0.0.0/33"]}]}`, "visible[0].networks[0]", "neither an address"},
+		{`{"visible": [{"networks": ["10.0.0.1/8"]}]}`, "visible[0].networks[0]", "10.0.0.0/8?"},
+		{`{"visible": [{"networks": ["fe80::1%eth0"]}]}`, "visible[0].networks[0]", "neither an address"},
 		{`{"visible": [{"ports": [` + strings.Join(ports, ",") + `]}]}`, "visible", "at most 32"},
 		{`{"programs": {"allow": ["redis", "bin/redis"]}}`, "programs.allow[1]", "from the root"},
 		{`{"programs": {"deny": ["./redis"]}}`, "programs.deny[0]", "from the root"},
