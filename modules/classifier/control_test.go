@@ -4,7 +4,6 @@ package classifier
 
 import (
 	"cmp"
-	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -19,10 +18,10 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/btf"
 	"github.com/cilium/ebpf/rlimit"
 
 	"github.com/kerb-edge/kerb/internal/pkgs"
+	"github.com/kerb-edge/kerb/internal/pkgs/pkgstest"
 	"github.com/kerb-edge/kerb/modules/classifier/model"
 	"github.com/kerb-edge/kerb/sdk"
 )
@@ -197,33 +196,7 @@ func TestDataPlaneLayouts(t *testing.T) {
 		"cls_source": source{}, "cls_range": bounds{}, "cls_slice": slice{}, "cls_seen": seen{}, "cls_record": record{}, "cls_block": block{},
 		"cls_fuse": fuse{}, "cls_policy": policy{}, "cls_window": window{}, "cls_event": event{}, "cls_prefix": prefix{},
 	} {
-		var s *btf.Struct
-		if err := spec.Types.TypeByName(name, &s); err != nil {
-			t.Error(err)
-			continue
-		}
-		compareLayout(t, s, reflect.TypeOf(mirror))
-	}
-}
-
-func compareLayout(t *testing.T, s *btf.Struct, mirror reflect.Type) {
-	t.Helper()
-	if int(s.Size) != int(mirror.Size()) || int(s.Size) != binary.Size(reflect.New(mirror).Interface()) {
-		t.Errorf("%s: %d bytes, %s has %d", s.Name, s.Size, mirror, mirror.Size())
-	}
-	offsets := map[string]int{}
-	for _, m := range s.Members {
-		offsets[strings.ReplaceAll(m.Name, "_", "")] = int(m.Offset.Bytes())
-	}
-	for i := range mirror.NumField() {
-		f := mirror.Field(i)
-		if f.Name == "_" {
-			continue
-		}
-		name := strings.ToLower(f.Name)
-		if at, ok := offsets[name]; !ok || at != int(f.Offset) {
-			t.Errorf("%s: %s lies at %d, %s.%s at %d (found %v)", s.Name, name, at, mirror, f.Name, f.Offset, ok)
-		}
+		pkgstest.NamedLayout(t, spec.Types, name, mirror)
 	}
 }
 

@@ -3,10 +3,7 @@
 package intercept
 
 import (
-	"reflect"
 	"testing"
-
-	"github.com/cilium/ebpf/btf"
 
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/pkgs/pkgstest"
@@ -63,26 +60,6 @@ func TestLayouts(t *testing.T) {
 		"icpt_flow": flowEntry{}, "icpt_counts": countsEntry{}, "icpt_record": Record{}, "icpt_late": late{}, "icpt_state": state{},
 		"icpt_control": control64{}, "icpt_sockets": socketsEntry{},
 	} {
-		var s *btf.Struct
-		if err := spec.Types.TypeByName(name, &s); err != nil {
-			t.Errorf("%s: %v", name, err)
-			continue
-		}
-		compareLayout(t, s, reflect.TypeOf(mirror))
-	}
-}
-
-// compareLayout goes by the order of the fields.
-func compareLayout(t *testing.T, s *btf.Struct, mirror reflect.Type) {
-	t.Helper()
-	if int(s.Size) != int(mirror.Size()) || len(s.Members) != mirror.NumField() {
-		t.Errorf("%s: %d bytes in %d fields, %s has %d in %d", s.Name, s.Size, len(s.Members), mirror, mirror.Size(), mirror.NumField())
-		return
-	}
-	for i, m := range s.Members {
-		f := mirror.Field(i)
-		if int(m.Offset.Bytes()) != int(f.Offset) {
-			t.Errorf("%s: %s lies at %d, %s.%s at %d", s.Name, m.Name, m.Offset.Bytes(), mirror, f.Name, f.Offset)
-		}
+		pkgstest.Layout(t, spec.Types, name, mirror)
 	}
 }
