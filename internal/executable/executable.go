@@ -51,10 +51,18 @@ var ErrElsewhere = errors.New("the agent has a PID namespace of its own, in whic
 // firstNamespace is PROC_PID_INIT_INO of the kernel.
 const firstNamespace = "pid:[4026531836]"
 
+// Reachable tells whether this process sees processes by the numbers that the kernel tells.
+func Reachable() error {
+	if ns, err := os.Readlink("/proc/self/ns/pid"); err == nil && ns != firstNamespace {
+		return ErrElsewhere
+	}
+	return nil
+}
+
 // gone is why there is no process of a number.
 func gone() error {
-	if ns, err := os.Readlink("/proc/self/ns/pid"); err == nil && ns != firstNamespace {
-		return fmt.Errorf("%w; %w", ErrGone, ErrElsewhere)
+	if err := Reachable(); err != nil {
+		return fmt.Errorf("%w; %w", ErrGone, err)
 	}
 	return ErrGone
 }
