@@ -22,9 +22,14 @@ type Executable struct {
 	Path   string `json:"path,omitempty"`   // as the process sees it
 	Device uint64 `json:"device,omitempty"` // of the file: st_dev in the kernel's form, as inode->i_sb->s_dev
 	Inode  uint64 `json:"inode,omitempty"`
+	// Modified is when the file was written, ns since 1970; Size is in bytes.
+	Modified uint64 `json:"modified,omitempty"`
+	Size     uint64 `json:"size,omitempty"`
 	// Uses are calls that its code can make, by itself or in a library that it has mapped, and that matter to modules.
 	Uses []string `json:"uses,omitempty"`
-	Go   string   `json:"go,omitempty"` // version of Go that it was built with
+	// Configured: Uses depends on how this process is configured; another of the same file may differ.
+	Configured bool   `json:"configured,omitempty"`
+	Go         string `json:"go,omitempty"` // version of Go that it was built with
 	// Problem is why it could not be examined, for example because the process has ended.
 	Problem string `json:"problem,omitempty"`
 }

@@ -35,6 +35,7 @@ func init() {
 type experiment struct {
 	configs     []string
 	proxy, cpus string
+	family      string // of addresses: 4 or 6
 	run         *bench.Run
 	tools       *tools
 	lengths     lengths
@@ -44,7 +45,7 @@ type experiment struct {
 }
 
 func newRun() *experiment {
-	return &experiment{up: map[string]*contender{}, bytes: map[string]uint64{}}
+	return &experiment{family: "4", up: map[string]*contender{}, bytes: map[string]uint64{}}
 }
 
 // The contenders. Plain is measured twice, so that a report says what a difference of nothing looks like.
@@ -54,6 +55,7 @@ func (e *experiment) flags(cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.StringSliceVar(&e.configs, "contenders", configs, "only these, separated by commas")
 	f.StringVar(&e.proxy, "proxy", "haproxy", "what proxies and sidecars are: "+strings.Join(proxyNames(), ", "))
+	f.StringVar(&e.family, "ip", "4", "addresses: 4 or 6")
 	f.StringVar(&e.cpus, "cpus", "one", "one: all share a CPU, so that a figure is the path and not how a CPU wakes another; two: each side has its own")
 }
 
@@ -66,6 +68,9 @@ func (e *experiment) check() error {
 	}
 	if _, known := proxies[e.proxy]; !known {
 		return fmt.Errorf("--proxy %s: there are %s", e.proxy, strings.Join(proxyNames(), ", "))
+	}
+	if _, known := families[e.family]; !known {
+		return fmt.Errorf("--ip %s: 4 or 6", e.family)
 	}
 	if e.cpus != "one" && e.cpus != "two" {
 		return fmt.Errorf("--cpus %s: one or two", e.cpus)

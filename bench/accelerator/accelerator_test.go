@@ -120,6 +120,15 @@ func checkFigures(t *testing.T, name string, samples []bench.Sample) {
 	}
 }
 
+// Everything is there with IPv6, too.
+func TestIPv6(t *testing.T) {
+	e := newExperiment(t, "proxy")
+	e.family = "6"
+	for _, name := range []string{"echo-24", "redis-1", "http"} {
+		checkFigures(t, name, measure(t, e, "plain", name))
+	}
+}
+
 // Every workload gives its figures, over TCP and where that can be over AF_UNIX.
 func TestWorkloads(t *testing.T) {
 	e := newExperiment(t, "loopback")
@@ -218,7 +227,7 @@ func serveBy(t *testing.T, s *serving, serve func(net.Conn)) {
 	t.Helper()
 	var l net.Listener
 	err := s.place.server.Do(func() (err error) {
-		l, err = net.Listen("tcp", addressOf(at(anywhere, 0)(s.w.port)))
+		l, err = net.Listen("tcp", s.place.addressOf(at(s.place.anywhere, 0)(s.w.port)))
 		return err
 	})
 	if err != nil {
@@ -238,15 +247,16 @@ func serveBy(t *testing.T, s *serving, serve func(net.Conn)) {
 
 func TestFlagsAreChecked(t *testing.T) {
 	for _, e := range []experiment{
-		{configs: []string{"plane"}, proxy: "nginx", cpus: "one"},
-		{configs: []string{"plain"}, proxy: "apache", cpus: "one"},
-		{configs: []string{"plain"}, proxy: "nginx", cpus: "three"},
+		{configs: []string{"plane"}, proxy: "nginx", cpus: "one", family: "4"},
+		{configs: []string{"plain"}, proxy: "apache", cpus: "one", family: "4"},
+		{configs: []string{"plain"}, proxy: "nginx", cpus: "three", family: "4"},
+		{configs: []string{"plain"}, proxy: "nginx", cpus: "one", family: "5"},
 	} {
 		if e.check() == nil {
 			t.Errorf("%+v is accepted", e)
 		}
 	}
-	if err := (&experiment{configs: configs, proxy: "envoy", cpus: "two"}).check(); err != nil {
+	if err := (&experiment{configs: configs, proxy: "envoy", cpus: "two", family: "6"}).check(); err != nil {
 		t.Error(err)
 	}
 }

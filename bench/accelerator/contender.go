@@ -48,7 +48,7 @@ func (e *experiment) open(ctx context.Context, config string) (*contender, error
 // build has the accelerator there before any program: it leaves alone what listened before it.
 func (c *contender) build(ctx context.Context) (err error) {
 	prefix := labPrefix(c.where, c.config)
-	if c.place, err = openPlace(c.where, prefix); err != nil {
+	if c.place, err = openPlace(c.where, prefix, families[c.family]); err != nil {
 		return err
 	}
 	c.later(c.place.lab.Close)
@@ -81,7 +81,7 @@ func (c *contender) startProxy(ctx context.Context, number int, h hop) error {
 	if err != nil {
 		return err
 	}
-	p, err := c.start(ctx, h.host.Namespace, h.side, dial("tcp", addressOf(h.listen(firstPort))), program.args(config)...)
+	p, err := c.start(ctx, h.host.Namespace, h.side, dial("tcp", c.place.addressOf(h.listen(firstPort))), program.args(config)...)
 	if err == nil {
 		c.later(p.stop)
 	}
@@ -89,8 +89,8 @@ func (c *contender) startProxy(ctx context.Context, number int, h hop) error {
 }
 
 // addressOf is where a listener is found from its own host.
-func addressOf(listens netip.AddrPort) string {
-	return netip.AddrPortFrom(loopback, listens.Port()).String()
+func (p *place) addressOf(listens netip.AddrPort) string {
+	return netip.AddrPortFrom(p.loopback, listens.Port()).String()
 }
 
 // process is a program that serves.

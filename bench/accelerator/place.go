@@ -16,6 +16,7 @@ var places = []string{"loopback", "veth", "proxy", "sidecar"}
 
 // place is where client and server are, and what lies between.
 type place struct {
+	family
 	lab            *netlab.Lab
 	client, server *netlab.Host
 	target         netip.Addr // where the client finds what is or leads to the server, at the server's own port
@@ -30,15 +31,21 @@ type hop struct {
 	to     func(port int) netip.AddrPort
 }
 
-var (
-	loopback = netip.AddrFrom4([4]byte{127, 0, 0, 1})
-	anywhere = netip.IPv4Unspecified()
-)
+// family is of addresses.
+type family struct {
+	loopback, anywhere netip.Addr
+	of                 func(*netlab.Host) netip.Addr
+}
+
+var families = map[string]family{
+	"4": {netip.AddrFrom4([4]byte{127, 0, 0, 1}), netip.IPv4Unspecified(), (*netlab.Host).Addr4},
+	"6": {netip.IPv6Loopback(), netip.IPv6Unspecified(), (*netlab.Host).Addr6},
+}
 
 // sidecarPorts is how far above a server's port its sidecar listens for the other one.
 const sidecarPorts = 1000
 
-func openPlace(kind, prefix string) (*place, error) {
+func openPlace(kind, prefix string, f family) (*place, error) {
 	if err := netlab.Sweep(prefix); err != nil {
 		return nil, err
 	}
@@ -46,7 +53,7 @@ func openPlace(kind, prefix string) (*place, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &place{lab: lab}
+	p := &place{family: f, lab: lab}
 	if err := p.build(kind); err != nil {
 		return nil, errors.Join(err, lab.Close())
 	}
@@ -58,13 +65,13 @@ func (p *place) build(kind string) (err error) {
 		return err
 	}
 	if kind == "loopback" {
-		p.client, p.target = p.server, loopback
+		p.client, p.target = p.server, p.loopback
 		return nil
 	}
 	if p.client, err = p.host("client"); err != nil {
 		return err
 	}
-	p.target = p.server.Addr4()
+	p.target = p.of(p.server)
 	switch kind {
 	case "proxy":
 		return p.addProxy()
@@ -80,17 +87,17 @@ func (p *place) addProxy() error {
 	if err != nil {
 		return err
 	}
-	p.target = proxy.Addr4()
-	p.hops = []hop{{proxy, serverSide, at(anywhere, 0), at(p.server.Addr4(), 0)}}
+	p.target = p.of(proxy)
+	p.hops = []hop{{proxy, serverSide, at(p.anywhere, 0), at(p.of(p.server), 0)}}
 	return nil
 }
 
 // addSidecars puts a proxy beside the client, which talks to one beside the server.
 func (p *place) addSidecars() {
-	p.target = loopback
+	p.target = p.loopback
 	p.hops = []hop{
-		{p.client, clientSide, at(loopback, 0), at(p.server.Addr4(), sidecarPorts)},
-		{p.server, serverSide, at(anywhere, sidecarPorts), at(loopback, 0)},
+		{p.client, clientSide, at(p.loopback, 0), at(p.of(p.server), sidecarPorts)},
+		{p.server, serverSide, at(p.anywhere, sidecarPorts), at(p.loopback, 0)},
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"encoding/csv"
 	"encoding/json"
 	"fmt"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -22,7 +23,7 @@ func redisServer(s *serving) ([]string, error) {
 	if s.config == "unix" {
 		return append(args, "--port", "0", "--unixsocket", s.socket()), nil
 	}
-	return append(args, "--port", portText(s.w.port), "--bind", anywhere.String()), nil
+	return append(args, "--port", portText(s.w.port), "--bind", s.place.anywhere.String()), nil
 }
 
 // fewest operations that redis-benchmark is asked for: it takes some to open its connections.
@@ -70,7 +71,7 @@ func httpServer(s *serving) ([]string, error) {
 	config := filepath.Join(s.dir, s.w.name+".conf")
 	page := strings.Repeat("x", 1<<10)
 	text := nginxMain(s.dir) + fmt.Sprintf("http {\n\taccess_log off;\n\tkeepalive_requests 1000000000;\n"+
-		"\tserver { listen %s:%d; location / { return 200 %s; } }\n}\n", anywhere, s.w.port, page)
+		"\tserver { listen %s; location / { return 200 %s; } }\n}\n", netip.AddrPortFrom(s.place.anywhere, uint16(s.w.port)), page)
 	return nginx(config), os.WriteFile(config, []byte(text), 0o644)
 }
 
@@ -82,7 +83,7 @@ func http(connection string) func(context.Context, *serving) ([]bench.Sample, er
 	return func(ctx context.Context, s *serving) ([]bench.Sample, error) {
 		out, cpu, err := s.runClient(ctx, "wrk", "-t", "1", "-c", strconv.Itoa(httpConnections), "-d", "1s",
 			"-s", filepath.Join(s.tools.dir, "src/report.lua"), "-H", "Connection: "+connection,
-			fmt.Sprintf("http://%s:%d/", s.place.target, s.w.port))
+			fmt.Sprintf("http://%s/", netip.AddrPortFrom(s.place.target, uint16(s.w.port))))
 		if err != nil {
 			return nil, err
 		}

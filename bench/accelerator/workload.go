@@ -121,7 +121,7 @@ type serving struct {
 // serve starts the server and has the client use it for a moment, so that what is learned of a program is learned.
 func (c *contender) serve(ctx context.Context, w workload) (*serving, error) {
 	s := &serving{contender: c, w: w, length: c.lengths}
-	serves := dial("tcp", addressOf(at(anywhere, 0)(w.port)))
+	serves := dial("tcp", c.place.addressOf(at(c.place.anywhere, 0)(w.port)))
 	if c.config == "unix" {
 		serves = dial("unix", s.socket())
 	}
@@ -166,7 +166,7 @@ func (s *serving) listens() []string {
 	if s.config == "unix" {
 		return []string{"unix", s.socket()}
 	}
-	return []string{anywhere.String(), portText(s.w.port)}
+	return []string{s.place.anywhere.String(), portText(s.w.port)}
 }
 
 func (s *serving) target() []string {

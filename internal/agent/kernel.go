@@ -66,6 +66,7 @@ func (a *Agent) examine(p sdk.Process) sdk.Executable {
 		out.Problem = err.Error()
 		return out
 	}
-	out.Path, out.Device, out.Inode, out.Uses, out.Go = facts.Path, facts.Device, facts.Inode, facts.Uses, facts.Go
+	out.Path, out.Device, out.Inode, out.Modified, out.Size = facts.Path, facts.Device, facts.Inode, facts.Modified, facts.Size
+	out.Uses, out.Configured, out.Go = facts.Uses, facts.Configured, facts.Go
 	return out
 }

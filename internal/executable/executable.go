@@ -34,6 +34,9 @@ type Facts struct {
 	Inode  uint64   // st_ino
 	Uses   []string // sorted
 	Go     string   // version of Go that it is made with; empty for others
+
+	Modified, Size uint64 // of the file: ns since 1970, bytes
+	Configured     bool   // Uses holds for this process, by its configuration, and for no other of the file
 }
 
 // ErrGone: the process has ended, or another one has its number, or it runs another program by now.
@@ -47,8 +50,8 @@ type Examiner struct {
 
 // identity of a version of a file.
 type identity struct {
-	dev, ino     uint64
-	size, change int64 // bytes, ns
+	dev, ino              uint64
+	size, written, change int64 // bytes, ns since 1970
 }
 
 // maxFiles is how many files are remembered, at about 100 bytes each.
@@ -70,6 +73,9 @@ func (e *Examiner) Process(pid int, start uint64) (Facts, error) {
 	var facts Facts
 	if err == nil {
 		facts, err = e.program(files)
+	}
+	if err == nil {
+		facts.configure(dir, max(start, begun*tick)) // start is exact
 	}
 	if err != nil {
 		return Facts{}, fmt.Errorf("examine process %d: %w", pid, err)
@@ -145,7 +151,8 @@ func (e *Examiner) program(o *opened) (Facts, error) {
 	if err != nil {
 		return Facts{}, err
 	}
-	facts := Facts{Path: o.path, Device: kernelDevice(id.dev), Inode: id.ino, Go: main.goVersion, Uses: slices.Clone(main.uses)}
+	facts := Facts{Path: o.path, Device: kernelDevice(id.dev), Inode: id.ino, Go: main.goVersion, Uses: slices.Clone(main.uses),
+		Modified: uint64(id.written), Size: uint64(id.size)}
 	for _, f := range o.files[1:] {
 		library, _, err := e.file(f)
 		if errors.Is(err, errNoELF) { // machine code that a runtime has kept for later
@@ -190,7 +197,7 @@ func (e *Examiner) file(f *os.File) (*contents, identity, error) {
 	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
 		return nil, identity{}, err
 	}
-	id := identity{uint64(st.Dev), st.Ino, st.Size, st.Ctim.Nano()}
+	id := identity{uint64(st.Dev), st.Ino, st.Size, st.Mtim.Nano(), st.Ctim.Nano()}
 	e.mu.Lock()
 	known := e.files[id]
 	e.mu.Unlock()

@@ -82,10 +82,14 @@ static __always_inline void accel_closed(struct bpf_sock_ops *ops, struct accel_
 		accel_learn_turns(ops, e);
 	if (peer)
 		accel_stop(peer, ACCEL_CLOSED);
+	if (accel_may_leave_alone(e, peer)) /* else it stays until its descriptor is closed, and nobody finds it any more */
+		accel_take_out(e, cookie);
 	if (e->uncounted)
 		accel_flush(e);
-	if (e->is_client && (e->pair.client || e->pair.server))
+	if (e->is_client && (e->pair.client || e->pair.server)) {
 		bpf_map_delete_elem(&offers, &e->pair);
+		accel_return_share(e->client);
+	}
 	bpf_map_delete_elem(&ends, &cookie);
 }
 

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/netip"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -30,6 +31,7 @@ type config struct {
 		Networks []network   `json:"networks"`
 	} `json:"visible"`
 	Past       []string   `json:"past"`
+	Quota      uint32     `json:"quota"` // connections
 	Thresholds thresholds `json:"thresholds"`
 }
 
@@ -47,7 +49,7 @@ type thresholds struct {
 
 // parseConfig reads a config over the defaults.
 func parseConfig(raw json.RawMessage) (*config, error) {
-	c := &config{Mode: "adaptive", Past: []string{"proxy", "tunnel"}, Thresholds: thresholds{Turns: 1, PassMessages: 8,
+	c := &config{Mode: "adaptive", Past: []string{"proxy", "tunnel"}, Quota: 16384, Thresholds: thresholds{Turns: 1, PassMessages: 8,
 		LeaveMessages: 64, LeaveBytes: 8 << 20, Backlog: 256 << 10, MinTurns: 4, Retry: 64, Idle: 10}}
 	if len(raw) > 0 {
 		dec := json.NewDecoder(bytes.NewReader(raw))
@@ -101,7 +103,7 @@ func (c *config) entry(k sdk.Kernel) configEntry {
 	}
 	return configEntry{Mode: modes[c.Mode], Visibles: uint32(len(c.visibles())), Warm: t.Turns, PassMessages: t.PassMessages, PassBytes: t.PassBytes,
 		LeaveMessages: t.LeaveMessages, LeaveBytes: t.LeaveBytes, Backlog: t.Backlog, MinTurns: 16 * t.MinTurns, Retry: t.Retry,
-		Idle: uint32(uint64(t.Idle) * 1e9 >> 20)}
+		Quota: c.Quota, Idle: uint32(uint64(t.Idle) * 1e9 >> 20)}
 }
 
 // maxIdle is in s; the data plane's times have 32 bits.
@@ -163,19 +165,14 @@ func (c *config) visibles() (out []visibleEntry) {
 }
 
 // allows tells whether a program may take part by what the config says of it.
-func (c *config) allows(path, command string) bool { return listed(c.Programs.Allow, path, command) }
+func (c *config) allows(path string) bool { return listed(c.Programs.Allow, path) }
 
-func (c *config) denies(path, command string) bool { return listed(c.Programs.Deny, path, command) }
+func (c *config) denies(path string) bool { return listed(c.Programs.Deny, path) }
 
-// listed: a program is meant by its path, by its file's name, or by the name of its processes: some have several names for a file.
-func listed(names []string, path, command string) bool {
-	return slices.ContainsFunc(names, func(name string) bool {
-		return name == path || name == path[strings.LastIndexByte(path, '/')+1:] || name[:min(len(name), commandLength)] == command
-	})
+// listed: a program is meant by its path or its file's name; what its processes call themselves says nothing of the file.
+func listed(names []string, path string) bool {
+	return slices.Contains(names, path) || slices.Contains(names, filepath.Base(path))
 }
-
-// commandLength is what the kernel keeps of the name of a process.
-const commandLength = 15
 
 // portRange includes its ends.
 type portRange struct{ first, last uint16 }

@@ -236,7 +236,8 @@ func TestPrograms(t *testing.T) {
 		t.Fatalf("examined %v", c.examined)
 	}
 	// The process has become another program; another process has the number.
-	c.answer(sdk.Executable{Process: sdk.Process{PID: 10, Start: 100}, Inode: 5}, sdk.Executable{Process: sdk.Process{PID: 11, Start: 99}, Inode: 4})
+	c.answer(sdk.Executable{Process: sdk.Process{PID: 10, Start: 100}, Inode: 5}, sdk.Executable{Process: sdk.Process{PID: 11, Start: 99}, Inode: 4},
+		sdk.Executable{Process: sdk.Process{PID: 10, Start: 100}, Inode: 1, Size: 1}, sdk.Executable{Process: sdk.Process{PID: 10, Start: 100}, Inode: 1, Modified: 1})
 	if c.verdict(server) != asked || c.verdict(other) != asked {
 		t.Error("verdicts on programs that were not seen")
 	}
@@ -261,6 +262,30 @@ func TestPrograms(t *testing.T) {
 	c.use(`{"programs": {"allow": ["/server"]}}`)
 	if c.verdict(server) != allowed {
 		t.Errorf("verdict %d", c.verdict(server))
+	}
+}
+
+// Where a configuration decides what a program does, each of its processes has a verdict of its own.
+func TestConfiguredPrograms(t *testing.T) {
+	c := governed(t, "")
+	c.live.Kernel = lacking("spliceRedirected")
+	file := fileKey{Inode: 1, Generation: 3}
+	c.asks(file, sdk.Process{PID: 10})
+	c.answer(sdk.Executable{Process: sdk.Process{PID: 10}, Inode: 1, Path: "/haproxy", Configured: true})
+	for i, uses := range [][]string{nil, {"splice"}} {
+		process := fileKey{Inode: 1, Device: ofProcess, Generation: 100 + uint32(i)}
+		c.asks(process, sdk.Process{PID: 10 + i})
+		c.answer(sdk.Executable{Process: sdk.Process{PID: 10 + i}, Inode: 1, Path: "/haproxy", Configured: true, Uses: uses})
+		if want := []uint32{safe, unsafe}[i]; c.verdict(file) != each || c.verdict(process) != want {
+			t.Errorf("verdict %d on the file, %d on process %d, want %d", c.verdict(file), c.verdict(process), i, want)
+		}
+	}
+	var report []ExecutableReport
+	if c.get("/executables", &report); len(report) != 2 || report[0].Verdict != "safe" || report[1].Verdict != "kept out" {
+		t.Errorf("%+v", report)
+	}
+	if c.use(`{"programs": {"allow": ["haproxy"]}}`); c.verdict(file) != allowed {
+		t.Errorf("verdict %d", c.verdict(file))
 	}
 }
 
@@ -387,7 +412,8 @@ func TestLive(t *testing.T) {
 		if err != nil {
 			t.Error(err)
 		}
-		go c.a.Executables(c.live, []sdk.Executable{{Process: p, Path: facts.Path, Device: facts.Device, Inode: facts.Inode, Uses: facts.Uses, Go: facts.Go}})
+		go c.a.Executables(c.live, []sdk.Executable{{Process: p, Path: facts.Path, Device: facts.Device, Inode: facts.Inode,
+			Modified: facts.Modified, Size: facts.Size, Uses: facts.Uses, Go: facts.Go}})
 	}
 	c.enter(dataplane.All)
 	running := c.run("")

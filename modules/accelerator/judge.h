@@ -5,40 +5,69 @@
 
 #include "maps.h"
 
-/* A number for the contents of a file: one that was written anew where it lies keeps its inode. */
-static __always_inline __u32 accel_contents(struct inode *inode)
+/* When a file was written, ns since 1970: anew where it lies, it keeps its inode. */
+static __always_inline __u64 accel_modified(__u64 inode)
 {
-	struct inode___before_6_7 *old = (void *)inode;
-	struct inode___before_6_11 *newer = (void *)inode;
-	struct inode___6_11 *now = (void *)inode;
+	struct inode___before_6_7 *old = accel_cast(struct inode___before_6_7, inode);
+	struct inode___before_6_11 *newer = accel_cast(struct inode___before_6_11, inode);
+	struct inode___6_11 *now = accel_cast(struct inode___6_11, inode);
 	__u64 sec, nsec;
 
 	if (bpf_core_field_exists(now->i_mtime_sec)) {
-		sec = BPF_CORE_READ(now, i_mtime_sec);
-		nsec = BPF_CORE_READ(now, i_mtime_nsec);
+		sec = accel_get(now, i_mtime_sec);
+		nsec = accel_get(now, i_mtime_nsec);
 	} else if (bpf_core_field_exists(newer->__i_mtime)) {
-		sec = BPF_CORE_READ(newer, __i_mtime.tv_sec);
-		nsec = BPF_CORE_READ(newer, __i_mtime.tv_nsec);
+		sec = accel_get(newer, __i_mtime.tv_sec);
+		nsec = accel_get(newer, __i_mtime.tv_nsec);
 	} else {
-		sec = BPF_CORE_READ(old, i_mtime.tv_sec);
-		nsec = BPF_CORE_READ(old, i_mtime.tv_nsec);
+		sec = accel_get(old, i_mtime.tv_sec);
+		nsec = accel_get(old, i_mtime.tv_nsec);
 	}
 	return sec * 1000000000 + nsec;
+}
+
+static __always_inline __u64 accel_inode_of(__u64 task)
+{
+	__u64 mm = (__u64)accel_get(accel_cast(struct task_struct, task), mm), exe;
+
+	if (!mm)
+		return 0;
+	exe = (__u64)accel_get(accel_cast(struct mm_struct, mm), exe_file);
+	return (__u64)accel_get(accel_cast(struct file, exe), f_inode);
+}
+
+/* The same for all that a process does until it executes a file anew. */
+static __always_inline __u32 accel_process_of(__u64 task)
+{
+	__u64 leader = (__u64)accel_get(accel_cast(struct task_struct, task), group_leader);
+
+	return accel_get(accel_cast(struct task_struct, leader), start_boottime) +
+	       accel_get(accel_cast(struct task_struct, leader), self_exec_id);
+}
+
+static __always_inline int accel_is_each(const struct accel_file *f)
+{
+	const struct accel_executable *x = bpf_map_lookup_elem(&executables, f);
+
+	return x && x->verdict == ACCEL_EACH;
 }
 
 /* What a thread runs. Kernel threads have none. */
 static __always_inline struct accel_file accel_file_of(__u64 task)
 {
-	__u64 mm = (__u64)accel_get(accel_cast(struct task_struct, task), mm), exe, inode;
+	__u64 inode = accel_inode_of(task), super;
 	struct accel_file f = {};
 
-	if (!mm)
+	if (!inode)
 		return f;
-	exe = (__u64)accel_get(accel_cast(struct mm_struct, mm), exe_file);
-	inode = (__u64)accel_get(accel_cast(struct file, exe), f_inode);
+	super = (__u64)accel_get(accel_cast(struct inode, inode), i_sb);
 	f.inode = accel_get(accel_cast(struct inode, inode), i_ino);
-	f.generation = accel_get(accel_cast(struct inode, inode), i_generation) ^ accel_contents((void *)inode);
-	f.device = BPF_CORE_READ((struct inode *)inode, i_sb, s_dev);
+	f.device = accel_get(accel_cast(struct super_block, super), s_dev);
+	f.generation = accel_get(accel_cast(struct inode, inode), i_generation) ^ (__u32)accel_modified(inode);
+	if (accel_is_each(&f)) {
+		f.device |= ACCEL_PROCESS;
+		f.generation ^= accel_process_of(task);
+	}
 	return f;
 }
 
@@ -48,7 +77,10 @@ static __always_inline struct accel_file accel_file_of(__u64 task)
 static __noinline int accel_describe(struct accel_event *e, __u64 netns, __u32 port, __u32 listens)
 {
 	struct task_struct *task = bpf_get_current_task_btf();
+	__u64 inode = accel_inode_of((__u64)task);
 
+	e->modified = accel_modified(inode);
+	e->size = accel_get(accel_cast(struct inode, inode), i_size);
 	e->netns = netns;
 	e->start = task->group_leader->start_boottime;
 	e->pid = task->tgid;
@@ -81,7 +113,7 @@ static __always_inline enum accel_reason accel_judge(const struct accel_file *f)
 {
 	const struct accel_executable *x = bpf_map_lookup_elem(&executables, f);
 
-	if (!x || x->verdict == ACCEL_ASKED)
+	if (!x || x->verdict == ACCEL_ASKED || x->verdict == ACCEL_EACH)
 		return ACCEL_UNJUDGED;
 	if (x->verdict == ACCEL_SAFE || x->verdict == ACCEL_ALLOWED)
 		return ACCEL_FINE;

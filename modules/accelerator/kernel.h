@@ -102,6 +102,7 @@ struct inode {
 	struct super_block *i_sb;
 	unsigned long i_ino;
 	__u32 i_generation;
+	__s64 i_size;
 };
 
 /* When the contents changed: before Linux 6.7, from 6.7, and from 6.11. */
@@ -143,7 +144,7 @@ struct task_struct {
 	struct mm_struct *mm;
 	int pid, tgid;
 	struct task_struct *group_leader;
-	__u64 start_boottime;
+	__u64 start_boottime, self_exec_id;
 	char comm[16];
 };
 

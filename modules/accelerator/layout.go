@@ -36,6 +36,7 @@ type configEntry struct {
 	PassMessages, PassBytes   uint32
 	LeaveMessages, LeaveBytes uint32
 	Backlog, MinTurns, Retry  uint32
+	Quota                     uint32
 	Idle                      uint32 // in 2^20 ns
 }
 
@@ -51,7 +52,10 @@ type visibleEntry struct {
 	_             uint32
 }
 
-// fileKey is an executable file.
+// ofProcess in fileKey.Device: the key is of one process, as its file's verdict is each.
+const ofProcess = 1 << 31
+
+// fileKey is an executable file, or a process that runs it.
 type fileKey struct {
 	Inode              uint64
 	Device, Generation uint32
@@ -64,6 +68,7 @@ const (
 	unsafe  = 3
 	caught  = 4
 	allowed = 5 // even if it blocks in recv
+	each    = 6 // by process
 )
 
 type executableEntry struct {
@@ -83,7 +88,7 @@ type destinationEntry struct{ Offers, Turns, Passed, _ uint32 }
 
 // Why a connection is plain, by what the data plane calls it, and what people read.
 var reasons = [...]string{"", "port", "visible", "policy", "unjudged", "executable", "short", "remote", "full", "poisoned", "option", "waitall",
-	"urgent", "threads", "stream", "closed", "switched", "blocking"}
+	"urgent", "threads", "stream", "closed", "switched", "blocking", "owned", "quota"}
 
 type routeKey struct{ Client, Server uint32 }
 
@@ -95,9 +100,10 @@ type countsEntry struct {
 }
 
 type event struct {
-	File         fileKey
-	Netns, Start uint64
-	PID, Port    uint32
-	Listens, _   uint32
-	Comm         [16]byte
+	File           fileKey
+	Netns, Start   uint64
+	Modified, Size uint64
+	PID, Port      uint32
+	Listens, _     uint32
+	Comm           [16]byte
 }

@@ -15,8 +15,10 @@
  *	ends		HASH		accel_end	by socket cookie: the sockets that take part
  *	sockets		SOCKHASH	u64		by socket cookie; the sk_msg program is on it
  *	counts		HASH		accel_counts	by accel_route
+ *	none		ARRAY, 1	accel_counts	zeroes, which do not fit on a stack
  *	events		RINGBUF		accel_event	programs that nobody has judged yet
  *	off		ARRAY, 1	u32		1: about to leave. Nobody enrols any more, and nothing is redirected
+ *	shares		HASH		u32		by number of a service: connections that its clients have in `offers`
  *	drained		HASH		u8		by socket cookie: what `drain` and `age` have found
  *	returning	RINGBUF		accel_return	sockets that went out while they were idle, and talk again
  *
@@ -54,6 +56,7 @@ struct accel_config {
 	__u32 backlog;		/* bytes that may wait in the receiver's queue; the next goes by TCP, which can push back */
 	__u32 min_turns;	/* average of turns times 16 of a destination's connections; below, they do not enrol ... */
 	__u32 retry;		/* ... but for one of this many; as well where the other end was not found. A power of two */
+	__u32 quota;		/* connections that one service's clients may have at a time, but for the node itself. 0: any number */
 	__u32 idle;		/* time without a message after which a pair goes out until it talks again; see accel_now. 0: never */
 };
 
@@ -71,10 +74,12 @@ struct accel_visible {
 	__u32 zero;
 };
 
+#define ACCEL_PROCESS (1u << 31) /* accel_file.device: one process of the file, which generation has a number for, too */
+
 /* An executable file. Kept together with its generation, since inode numbers come again, and with a number for its contents. */
 struct accel_file {
 	__u64 inode;
-	__u32 device;	  /* as the kernel has it: major << 20 | minor */
+	__u32 device;	  /* as the kernel has it: major << 20 | minor; majors end at 511 */
 	__u32 generation;
 };
 
@@ -84,6 +89,7 @@ enum accel_verdict {
 	ACCEL_UNSAFE = 3, /* by examination or configuration */
 	ACCEL_CAUGHT = 4, /* seen doing what redirected sockets cannot: accel_executable.reason */
 	ACCEL_ALLOWED = 5, /* safe, and may block in recv. It then sees EAGAIN when a signal, SIGSTOP, the freezer or a reset comes */
+	ACCEL_EACH = 6,	   /* depends on how a process is configured: each has a verdict of its own */
 };
 
 struct accel_executable {
@@ -200,6 +206,8 @@ enum accel_reason {
 	ACCEL_CLOSED,	   /* shutdown, close or reset of either side */
 	ACCEL_SWITCHED,	   /* mode off */
 	ACCEL_BLOCKING,	   /* blocks in recv, rather than in poll or epoll */
+	ACCEL_OWNED,	   /* another program has the socket in a map of its own */
+	ACCEL_QUOTA,	   /* the client's service has its share of the table */
 	ACCEL_REASONS,
 };
 
@@ -221,6 +229,7 @@ struct accel_event {
 	struct accel_file file;
 	__u64 netns; /* of the socket */
 	__u64 start; /* of the process, ns since boot, as in /proc/PID/stat */
+	__u64 modified, size; /* of the file: ns since 1970, bytes */
 	__u32 pid;   /* in the first pid namespace */
 	__u32 port;
 	__u32 listens; /* 1: it listens on it; 0: it connects to it, or without a port sends on a socket that it has from another process */

@@ -55,6 +55,23 @@ static __always_inline int accel_may_leave(const struct accel_end *e, const stru
 	return accel_queue_empty(e->sk) && (!peer || accel_queue_empty(peer->sk));
 }
 
+/* The same of one end, whose queue is empty, while the other may have something to read. It has to go by itself where it can: recv
+ * waits once (tcp_msg_wait_data), so that one which begins after shutdown(SHUT_WR) ends with EAGAIN when TCP wakes it without data,
+ * as it does when the FIN is acknowledged. */
+static __always_inline int accel_may_leave_alone(const struct accel_end *e, const struct accel_end *peer)
+{
+	if (!accel_quiet(e, 0) || (peer && !accel_quiet(peer, 0)))
+		return 0;
+	accel_barrier();
+	return accel_queue_empty(e->sk);
+}
+
+static __always_inline void accel_take_out(struct accel_end *e, __u64 cookie)
+{
+	e->out = ACCEL_GONE;
+	bpf_map_delete_elem(&sockets, &cookie);
+}
+
 /* Takes both ends of a connection out of the map if they have stopped for ever and nothing is under way. Only sock_ops programs may
  * delete from it, so that this happens when TCP has something to tell. */
 static __always_inline int accel_leave(struct accel_end *e, __u64 cookie)
@@ -62,7 +79,7 @@ static __always_inline int accel_leave(struct accel_end *e, __u64 cookie)
 	__u64 other = e->peer;
 	struct accel_end *peer = other ? accel_end(other) : 0;
 
-	if (e->out == ACCEL_GONE)
+	if (e->out == ACCEL_GONE && (!peer || peer->out == ACCEL_GONE))
 		return 1;
 	if (!accel_stopped(e) && peer && accel_stopped(peer))
 		accel_stop(e, peer->stop);
@@ -70,13 +87,14 @@ static __always_inline int accel_leave(struct accel_end *e, __u64 cookie)
 		return 0;
 	if (peer)
 		accel_stop(peer, e->stop);
-	if (!accel_may_leave(e, peer, 0))
+	if (!accel_may_leave(e, peer, 0)) {
+		if (e->out != ACCEL_GONE && accel_may_leave_alone(e, peer))
+			accel_take_out(e, cookie);
 		return 0;
-	e->out = ACCEL_GONE;
-	bpf_map_delete_elem(&sockets, &cookie);
+	}
+	accel_take_out(e, cookie);
 	if (peer) {
-		peer->out = ACCEL_GONE;
-		bpf_map_delete_elem(&sockets, &other);
+		accel_take_out(peer, other);
 		accel_count(e->client, e->server, left, 1);
 	}
 	return 1;

@@ -25,6 +25,8 @@ ACCEL_MAP(offers, BPF_MAP_TYPE_HASH, ACCEL_CONNECTIONS, struct accel_pair, struc
 ACCEL_MAP(ends, BPF_MAP_TYPE_HASH, 2 * ACCEL_CONNECTIONS, __u64, struct accel_end, BPF_F_NO_PREALLOC);
 ACCEL_MAP(sockets, BPF_MAP_TYPE_SOCKHASH, 2 * ACCEL_CONNECTIONS, __u64, __u64, 0);
 ACCEL_MAP(counts, BPF_MAP_TYPE_HASH, 4096, struct accel_route, struct accel_counts, BPF_F_NO_PREALLOC);
+ACCEL_MAP(shares, BPF_MAP_TYPE_HASH, 4096, __u32, __u32, BPF_F_NO_PREALLOC);
+ACCEL_MAP(none, BPF_MAP_TYPE_ARRAY, 1, __u32, struct accel_counts, 0);
 ACCEL_MAP(off, BPF_MAP_TYPE_ARRAY, 1, __u32, __u32, 0);
 ACCEL_MAP(drained, BPF_MAP_TYPE_HASH, ACCEL_DRAINED, __u64, __u8, BPF_F_NO_PREALLOC);
 
@@ -61,11 +63,14 @@ static __always_inline struct accel_end *accel_end(__u64 cookie)
 static __noinline struct accel_counts *accel_counts(__u32 client, __u32 server)
 {
 	struct accel_route route = {client, server};
-	struct accel_counts *c = bpf_map_lookup_elem(&counts, &route), none = {};
+	struct accel_counts *c = bpf_map_lookup_elem(&counts, &route);
+	__u32 zero = 0;
 
 	if (c)
 		return c;
-	bpf_map_update_elem(&counts, &route, &none, BPF_NOEXIST);
+	c = bpf_map_lookup_elem(&none, &zero);
+	if (c)
+		bpf_map_update_elem(&counts, &route, c, BPF_NOEXIST);
 	return bpf_map_lookup_elem(&counts, &route);
 }
 
@@ -80,6 +85,31 @@ static __always_inline void accel_refuse(__u32 client, __u32 server, enum accel_
 {
 	if (why < ACCEL_REASONS)
 		accel_count(client, server, refused[why], 1);
+}
+
+/* Of the connections that there is room for, those that a service's clients have. 0: a service that has none yet, or the node. */
+static __always_inline __u32 *accel_share(__u32 service)
+{
+	return service ? bpf_map_lookup_elem(&shares, &service) : 0;
+}
+
+static __always_inline void accel_take_share(__u32 service)
+{
+	__u32 none = 0, *share;
+
+	if (service && !accel_share(service))
+		bpf_map_update_elem(&shares, &service, &none, BPF_NOEXIST);
+	share = accel_share(service);
+	if (share)
+		__sync_fetch_and_add(share, 1);
+}
+
+static __always_inline void accel_return_share(__u32 service)
+{
+	__u32 *share = accel_share(service);
+
+	if (share)
+		__sync_fetch_and_add(share, -1);
 }
 
 /* Plain from now on; the first reason is told, but for that it is idle. The barrier is what accel_leave and the sender's last look at

@@ -33,16 +33,20 @@ type memory struct {
 	changed  bool // since it was saved
 }
 
-// program is one executable.
+// program is one executable, or one process of it.
 type program struct {
-	File    fileKey
-	Process sdk.Process // by which it can be looked at
-	Comm    string
-	Asked   time.Time
-	Tries   int
-	Facts   *sdk.Executable // nil: not known yet
-	Problem string          // why not
+	File           fileKey
+	Modified, Size uint64      // of the file, when the data plane asked
+	Process        sdk.Process // by which it can be looked at
+	Comm           string
+	Asked          time.Time
+	Tries          int
+	Facts          *sdk.Executable // nil: not known yet
+	Problem        string          // why not
 }
+
+// byProcess tells whether each process of the file has a verdict of its own, and this is none of them.
+func (p *program) byProcess() bool { return p.Facts.Configured && p.File.Device&ofProcess == 0 }
 
 const (
 	maxPrograms = 3072 // the data plane's table has room for 4096, some of which nobody has told us of
@@ -92,6 +96,7 @@ func (s *memory) note(e *event) (known program, forgotten *fileKey) {
 		s.known[e.File] = p
 	}
 	if p.Facts == nil {
+		p.Modified, p.Size = e.Modified, e.Size
 		p.Process, p.Comm = sdk.Process{PID: int(e.PID), Start: e.Start}, printable(e.Comm[:])
 		p.Asked, p.Tries = time.Now(), 1
 		s.changed = true
@@ -152,7 +157,7 @@ func (s *memory) learn(x *sdk.Executable) (out []program) {
 		switch {
 		case x.Problem != "":
 			p.Problem = x.Problem
-		case x.Inode != p.File.Inode: // devices differ where a file system has several, or lies over others
+		case x.Inode != p.File.Inode || x.Modified != p.Modified || x.Size != p.Size: // devices differ where a file system has several
 			p.Problem = "the process runs another program by now"
 		default:
 			p.Facts, p.Problem = x, ""
@@ -181,7 +186,7 @@ func (a *Accelerator) judgeAll(live sdk.Live) error {
 	}
 	a.memory.load(live.Module, told)
 	for _, p := range a.memory.all() {
-		if p.Facts == nil || told[p.File].Verdict == caught && !a.allows(p.Facts.Path, p.Comm) {
+		if p.Facts == nil || told[p.File].Verdict == caught && !a.allows(p.Facts.Path) {
 			continue
 		}
 		if verdict, _ := a.judge(live.Kernel, &p); verdict == told[p.File].Verdict {
@@ -208,10 +213,12 @@ var hazards = []struct {
 // judge says why a program may not take part.
 func (a *Accelerator) judge(k sdk.Kernel, p *program) (verdict uint32, why string) {
 	switch {
-	case a.denies(p.Facts.Path, p.Comm):
+	case a.denies(p.Facts.Path):
 		return unsafe, "the config denies it"
-	case a.allows(p.Facts.Path, p.Comm):
+	case a.allows(p.Facts.Path):
 		return allowed, "the config allows it"
+	case p.byProcess():
+		return each, ""
 	}
 	var uses []string
 	for _, h := range hazards {

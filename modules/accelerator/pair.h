@@ -97,36 +97,52 @@ static __always_inline enum accel_reason accel_worth(struct bpf_sock_ops *ops, c
 	return why;
 }
 
-/* A client is about to connect, in its own process. */
+#define ACCEL_CALLBACKS (BPF_SOCK_OPS_STATE_CB_FLAG | BPF_SOCK_OPS_RTT_CB_FLAG)
+
+/* A socket that was connected before, and disconnected by connect(AF_UNSPEC): its queue and flags are still of that connection. */
+static __always_inline void accel_forget(struct bpf_sock_ops *ops)
+{
+	__u64 cookie;
+
+	if (!(ops->bpf_sock_ops_cb_flags & ACCEL_CALLBACKS))
+		return;
+	cookie = bpf_get_socket_cookie(ops);
+	bpf_map_delete_elem(&sockets, &cookie);
+	bpf_sock_ops_cb_flags_set(ops, ops->bpf_sock_ops_cb_flags & ~BPF_SOCK_OPS_RTT_CB_FLAG);
+}
+
+/* A client is about to connect, in its own process. What this costs, connections pay that gain nothing: it ends as soon as it can. */
 static __always_inline void accel_connecting(struct bpf_sock_ops *ops, int all)
 {
-	__u64 cookie = bpf_get_socket_cookie(ops);
 	const struct accel_config *cfg = accel_config();
 	__u32 port = bpf_ntohl(ops->remote_port);
 	struct accel_end e = {.is_client = 1, .server = ACCEL_NOBODY};
 	struct accel_service s;
 	struct accel_file f;
 	enum accel_reason why;
+	__u32 *share;
+	__u64 cookie;
 
-	/* If it was connected before, and disconnected by connect(AF_UNSPEC), its queue and flags are still of that connection. */
-	bpf_map_delete_elem(&sockets, &cookie);
-	if (ops->bpf_sock_ops_cb_flags & BPF_SOCK_OPS_RTT_CB_FLAG)
-		bpf_sock_ops_cb_flags_set(ops, ops->bpf_sock_ops_cb_flags & ~BPF_SOCK_OPS_RTT_CB_FLAG);
+	accel_forget(ops);
 	if (!cfg || accel_is_off(cfg) || !accel_service(ops, all, &s))
 		return;
 	why = accel_permitted(ops, port);
 	if (why == ACCEL_FINE)
 		why = accel_worth(ops, cfg);
+	share = accel_share(s.id);
+	if (why == ACCEL_FINE && cfg->quota && share && *share >= cfg->quota)
+		why = ACCEL_QUOTA;
 	if (why == ACCEL_FINE) {
 		f = accel_current_file();
 		why = accel_judge(&f);
 		if (why == ACCEL_UNJUDGED)
 			accel_ask(&f, bpf_get_netns_cookie(ops), port, 0);
 	}
-	e.client = s.id;
-	e.netns = bpf_get_netns_cookie(ops);
 	if (why == ACCEL_FINE) {
+		e.client = s.id;
+		e.netns = bpf_get_netns_cookie(ops);
 		e.sk = accel_ops_sk(ops);
+		cookie = bpf_get_socket_cookie(ops);
 		if (!bpf_map_update_elem(&ends, &cookie, &e, BPF_NOEXIST))
 			bpf_sock_ops_cb_flags_set(ops, ops->bpf_sock_ops_cb_flags | BPF_SOCK_OPS_STATE_CB_FLAG);
 		else if (!accel_end(cookie)) /* else the other program of this module was there first */
@@ -136,15 +152,20 @@ static __always_inline void accel_connecting(struct bpf_sock_ops *ops, int all)
 		accel_refuse(s.id, ACCEL_NOBODY, why);
 }
 
+#define ACCEL_EBUSY 16
+
 /* Takes the socket into the map where messages are seen. */
 static __always_inline enum accel_reason accel_enrol(struct bpf_sock_ops *ops, struct accel_end *e, __u64 cookie)
 {
+	long err;
+
 	e->heard = accel_now();
 	if (accel_special(e->sk))
 		return ACCEL_OPTION;
-	if (bpf_sock_hash_update(ops, &sockets, &cookie, BPF_NOEXIST))
-		return ACCEL_FULL;
-	bpf_sock_ops_cb_flags_set(ops, ops->bpf_sock_ops_cb_flags | BPF_SOCK_OPS_STATE_CB_FLAG | BPF_SOCK_OPS_RTT_CB_FLAG);
+	err = bpf_sock_hash_update(ops, &sockets, &cookie, BPF_NOEXIST);
+	if (err)
+		return err == -ACCEL_EBUSY ? ACCEL_OWNED : ACCEL_FULL;
+	bpf_sock_ops_cb_flags_set(ops, ops->bpf_sock_ops_cb_flags | ACCEL_CALLBACKS);
 	return ACCEL_FINE;
 }
 
@@ -162,11 +183,15 @@ static __always_inline void accel_poison(struct accel_offer *o)
 /* The client has the server's SYN-ACK; the server does not know yet. */
 static __always_inline void accel_offer(struct bpf_sock_ops *ops)
 {
-	__u64 cookie = bpf_get_socket_cookie(ops);
-	struct accel_end *e = accel_end(cookie);
-	struct accel_offer o = {.client = cookie}, *other;
+	struct accel_offer o = {}, *other;
 	enum accel_reason why;
+	struct accel_end *e;
+	__u64 cookie;
 
+	if (!(ops->bpf_sock_ops_cb_flags & BPF_SOCK_OPS_STATE_CB_FLAG))
+		return;
+	o.client = cookie = bpf_get_socket_cookie(ops);
+	e = accel_end(cookie);
 	if (!e || e->pair.client || e->pair.server || accel_is_off(accel_config()))
 		return;
 	e->pair.client = ops->snd_nxt;
@@ -183,6 +208,7 @@ static __always_inline void accel_offer(struct bpf_sock_ops *ops)
 		}
 	}
 	if (why == ACCEL_FINE) {
+		accel_take_share(e->client);
 		accel_count(e->client, ACCEL_NOBODY, offered, 1);
 		return;
 	}
@@ -217,12 +243,15 @@ static __always_inline void accel_answer(struct bpf_sock_ops *ops, int all)
 {
 	struct accel_pair pair = {.client = ops->rcv_nxt, .server = ops->snd_nxt};
 	struct accel_offer *o = bpf_map_lookup_elem(&offers, &pair);
-	__u64 cookie = bpf_get_socket_cookie(ops);
 	struct accel_end e = {.pair = pair}, *client, *mine;
 	struct accel_service s;
 	enum accel_reason why;
+	__u64 cookie;
 
-	if (!o || o->server == cookie || o->client == cookie || !accel_service(ops, all, &s))
+	if (!o)
+		return;
+	cookie = bpf_get_socket_cookie(ops);
+	if (o->server == cookie || o->client == cookie || !accel_service(ops, all, &s))
 		return;
 	client = accel_end(o->client);
 	if (!client || client->stop)
@@ -280,7 +309,7 @@ static __always_inline void accel_listening(struct bpf_sock_ops *ops, int all)
 		accel_ask(&l.file, p.netns, p.port, 1);
 	known = bpf_map_lookup_elem(&listeners, &p);
 	if (known && accel_still_listens(known))
-		known->mixed |= !accel_same_file(&known->file, &l.file);
+		known->mixed |= !accel_same_file(&known->file, &l.file) && !accel_is_each(&known->file);
 	else
 		bpf_map_update_elem(&listeners, &p, &l, BPF_ANY);
 }
@@ -292,7 +321,7 @@ static __always_inline void accel_learn_listener(struct bpf_sock_ops *ops)
 	struct accel_listener *l = bpf_map_lookup_elem(&listeners, &p);
 	struct accel_file f = accel_current_file();
 
-	if (!l || (l->file.inode && !accel_same_file(&l->file, &f)))
+	if (!l || (l->file.inode && !accel_same_file(&l->file, &f) && !accel_is_each(&l->file)))
 		return;
 	l->file = f;
 	if (accel_judge(&l->file) == ACCEL_UNJUDGED)

@@ -79,6 +79,8 @@ var explanations = map[string]string{
 	"urgent":     "urgent data",
 	"threads":    "one thread receives while another sends",
 	"stream":     "one side sends on without waiting, which is faster by TCP",
+	"owned":      "another program has the socket in a map of its own",
+	"quota":      "the client's service has as many connections as the config allows a service",
 	"switched":   "the mode is off",
 }
 
@@ -194,6 +196,9 @@ func (a *Accelerator) executables(live sdk.Live) ([]ExecutableReport, error) {
 	}
 	out := []ExecutableReport{}
 	for _, p := range a.memory.all() {
+		if p.Facts != nil && p.byProcess() {
+			continue
+		}
 		r := ExecutableReport{Command: p.Comm, PID: p.Process.PID, Verdict: verdicts[asked], Why: p.Problem}
 		entry := told[p.File]
 		if p.Facts != nil {

@@ -19,6 +19,7 @@ import (
 	"github.com/cilium/ebpf/ringbuf"
 	"golang.org/x/sys/unix"
 
+	"github.com/kerb-edge/kerb/internal/cgroup/cgrouptest"
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/netlab"
 )
@@ -292,7 +293,8 @@ func TestExecutables(t *testing.T) {
 	check(t, binary.Read(bytes.NewReader(record.RawSample), binary.LittleEndian, &e))
 	var self unix.Stat_t
 	check(t, unix.Stat("/proc/self/exe", &self))
-	if int(e.PID) != os.Getpid() || e.File.Inode != self.Ino || e.Listens != 1 || e.Port == 0 || e.Start/1e7 != startOf(t) {
+	if int(e.PID) != os.Getpid() || e.File.Inode != self.Ino || e.Listens != 1 || e.Port == 0 || e.Start/1e7 != startOf(t) ||
+		e.Modified != uint64(self.Mtim.Nano()) || e.Size != uint64(self.Size) {
 		t.Errorf("%+v", e)
 	}
 	events.SetDeadline(time.Now())
@@ -309,6 +311,37 @@ func TestExecutables(t *testing.T) {
 	p.warm(c)
 	if n := p.enrolled(); n != 2 {
 		t.Errorf("%d sockets are in the map", n)
+	}
+}
+
+// Where the file's verdict is that each process has its own, this one is asked about by itself, for listening sockets that were there
+// before as well.
+func TestEachProcess(t *testing.T) {
+	p := load(t, usual)
+	p.enter(dataplane.All)
+	l := p.listen(t)
+	defer unix.Close(l)
+	p.judge(each, asked)
+	c := p.connectTo(t, l)
+	p.plain(c)
+	c.close()
+	p.judge(allowed, asked)
+	eventually(t, "this process does not take part", func() bool {
+		c := p.connectTo(t, l)
+		defer c.close()
+		for range 3 {
+			c.turn(100)
+		}
+		return p.redirects(c.client) > 0
+	})
+	all := entries[fileKey, executableEntry](p, mapExecutables)
+	for file, e := range all {
+		if want := map[bool]uint32{false: each, true: allowed}[file.Device&ofProcess != 0]; e.Verdict != want {
+			t.Errorf("%+v: verdict %d, want %d", file, e.Verdict, want)
+		}
+	}
+	if len(all) != 2 {
+		t.Errorf("%+v", all)
 	}
 }
 
@@ -429,6 +462,63 @@ func TestDrain(t *testing.T) {
 		p.plain(c)
 	}
 	p.plain(p.connect(t))
+}
+
+// A connection that was reset leaves nothing behind, also while a program keeps its descriptor.
+func TestResetButOpen(t *testing.T) {
+	p := accelerate(t, usual)
+	c := p.connect(t)
+	p.warm(c)
+	check(t, unix.SetsockoptLinger(c.client, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1}))
+	check(t, unix.Close(c.client))
+	c.client = -1
+	p.empty(t)
+	if left, err := p.Drain(); left != 0 || err != nil {
+		t.Errorf("%d sockets are left (%v)", left, err)
+	}
+}
+
+// A service has no more connections than its share, and gets it back.
+func TestQuota(t *testing.T) {
+	config := usual
+	config.Quota = 2
+	p := accelerate(t, config)
+	l := p.listen(t)
+	defer unix.Close(l)
+	p.put(mapMembers, cookieOf(t, l), serviceEntry{ID: 7})
+	first, second := p.connect(t), p.connect(t)
+	p.warm(first)
+	p.warm(second)
+	p.plain(p.connect(t))
+	if p.refused("quota") != 1 {
+		t.Errorf("%+v", p.counts())
+	}
+	second.close()
+	eventually(t, "the share is not given back", func() bool {
+		c := p.connect(t)
+		defer c.close()
+		c.turn(100)
+		c.turn(100)
+		return p.redirects(c.client) > 0
+	})
+}
+
+// A socket that another program has in a map of its own is left to it.
+func TestOwnedByAnother(t *testing.T) {
+	first, second := load(t, usual), load(t, usual)
+	dir := cgrouptest.New(t, "", "kerb-accelerator")
+	for _, p := range []*plane{first, second} {
+		check(t, p.Attach(dir, dataplane.All))
+	}
+	cgrouptest.Enter(t, dir)
+	unix.Close(first.listen(t))
+	for _, p := range []*plane{first, second} {
+		p.judge(allowed, asked)
+	}
+	first.warm(first.connect(t))
+	if second.refused("owned") != 1 || second.enrolled() != 0 {
+		t.Errorf("%+v", second.counts())
+	}
 }
 
 func TestNothingIsLeftOfManyConnections(t *testing.T) {

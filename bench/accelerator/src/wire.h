@@ -25,6 +25,7 @@ struct address {
 	union {
 		struct sockaddr any;
 		struct sockaddr_in in;
+		struct sockaddr_in6 in6;
 		struct sockaddr_un un;
 	};
 	socklen_t size;
@@ -41,9 +42,14 @@ static inline struct address parse_address(const char *host, const char *port)
 		a.size = sizeof(a.un);
 		return a;
 	}
-	a.in.sin_family = AF_INET;
-	a.in.sin_port = htons(atoi(port));
-	if (inet_pton(AF_INET, host, &a.in.sin_addr) != 1)
+	a.in.sin_port = htons(atoi(port)); /* of both families at the same place */
+	if (inet_pton(AF_INET, host, &a.in.sin_addr) == 1) {
+		a.in.sin_family = AF_INET;
+		return a;
+	}
+	a.size = sizeof(a.in6);
+	a.in6.sin6_family = AF_INET6;
+	if (inet_pton(AF_INET6, host, &a.in6.sin6_addr) != 1)
 		die(host);
 	return a;
 }
