@@ -59,7 +59,7 @@ func (t *Tended) Close() {
 	t.sockets.Close()
 }
 
-// tend runs age every so often and answers returning, until ctx ends.
+// tend runs age every so often and answers returning, until ctx ends, or there is an error: then nothing goes out any more.
 func (s *sockets) tend(ctx context.Context, every time.Duration) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -75,6 +75,8 @@ func (s *sockets) tend(ctx context.Context, every time.Duration) error {
 		select {
 		case <-ctx.Done():
 			return <-returned
+		case err := <-returned:
+			return err
 		case <-tick.C:
 		}
 	}
@@ -106,7 +108,10 @@ func (s *sockets) answer(ctx context.Context) error {
 		if _, err := binary.Decode(raw, binary.NativeEndian, &r); err != nil || s.isOff() {
 			continue
 		}
-		_ = s.putBack(r) // has ended, or was closed: nobody waits for it, and who still talks asks again
+		err := s.putBack(r)
+		if errors.Is(err, unix.EPERM) || errors.Is(err, unix.ENOSYS) {
+			return fmt.Errorf("take a socket of process %d, which needs CAP_SYS_PTRACE, kernel.yama.ptrace_scope below 3 and pidfd_getfd(2): %w", r.PID, err)
+		} // else it has ended, or was closed; who still talks asks again
 	}
 	return nil
 }

@@ -112,7 +112,8 @@ static __always_inline void accel_return_share(__u32 service)
 		__sync_fetch_and_add(share, -1);
 }
 
-/* Plain from now on; the first reason is told, but for that it is idle. The barrier is what accel_leave and the sender's last look at stop rely on. */
+/* Plain from now on; the first reason is told, but for that it is idle. The barrier is what accel_leave and the sender's last look at
+ * stop rely on. */
 static __always_inline void accel_stop(struct accel_end *e, enum accel_reason why)
 {
 	__u32 was = e->stop;
