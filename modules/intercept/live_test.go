@@ -75,7 +75,7 @@ func (k *kernel) attach(lab *netlab.Lab, h *netlab.Host, side dataplane.Side) (s
 	if side == dataplane.OnTCEgress {
 		at = lab.Node()
 	}
-	if err := at.Do(func() error {
+	err := at.Do(func() error {
 		inner, err := net.InterfaceByName(h.Interface())
 		switch {
 		case side == dataplane.OnTCEgress:
@@ -87,7 +87,11 @@ func (k *kernel) attach(lab *netlab.Lab, h *netlab.Host, side dataplane.Side) (s
 			l, err = link.AttachXDP(link.XDPOptions{Interface: inner.Index, Program: k.prog, Flags: link.XDPDriverMode})
 		}
 		return err
-	}); err != nil {
+	})
+	if errors.Is(err, ebpf.ErrNotSupported) {
+		k.t.Skip(err) // TCX: Linux 6.6
+	}
+	if err != nil {
 		k.t.Fatal(err)
 	}
 	k.t.Cleanup(func() { l.Close() })
