@@ -171,6 +171,31 @@ listen bytes
 	n.judged("haproxy", "nginx", "curl")
 }
 
+// HAProxy without splicing takes part by itself.
+func TestHAProxyWithoutSplicing(t *testing.T) {
+	n := newAcceleratedNode(t, nil)
+	dir := n.website()
+	n.daemon(n.b, webPort, installed(t, "node"), installed(t, "testdata/web/echo.js"), fmt.Sprint(webPort), dir)
+	config := n.file("haproxy.cfg", fmt.Sprintf(`
+defaults
+	mode tcp
+	timeout connect 5s
+	timeout client 20s
+	timeout server 20s
+listen bytes
+	bind :%d
+	server site %s:%d
+`, proxyPort, n.b.Addr4(), webPort))
+	n.daemon(n.a, proxyPort, installed(t, "/usr/sbin/haproxy"), "-db", "-f", config)
+	n.browse(n.a, url(n.a, proxyPort), true)
+	n.browse(n.b, url(n.a, proxyPort), true)
+	n.load(n.a, url(n.a, proxyPort))
+	n.judged("haproxy", "node", "curl")
+	if x := n.executables()["haproxy"]; !plain && x.Verdict != "safe" {
+		t.Errorf("%+v", x)
+	}
+}
+
 func TestEnvoy(t *testing.T) {
 	n := newAcceleratedNode(t, nil)
 	n.website()
