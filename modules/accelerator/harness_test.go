@@ -7,6 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"os"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -18,6 +20,18 @@ import (
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/pkgs/pkgstest"
 )
+
+// TestMain runs the tests without the signals by which Go's scheduler interrupts threads: at one, a recv that waits on a socket in a
+// map ends with EAGAIN.
+func TestMain(m *testing.M) {
+	const quiet = "asyncpreemptoff=1"
+	if settings := os.Getenv("GODEBUG"); !strings.Contains(settings, quiet) {
+		os.Setenv("GODEBUG", strings.TrimPrefix(settings+","+quiet, ","))
+		fmt.Fprintln(os.Stderr, "run the tests again:", unix.Exec("/proc/self/exe", os.Args, os.Environ()))
+		os.Exit(1)
+	}
+	os.Exit(m.Run())
+}
 
 // plane is the data plane, attached to a cgroup that this process is in.
 type plane struct {

@@ -180,7 +180,7 @@ func isProgram(path string) bool {
 	if !strings.Contains(path, "/chains/sockets_") {
 		return strings.HasPrefix(name, "prog")
 	}
-	return name != "sockets" && name != "off" && name != "drained"
+	return name != "sockets" && name != "off" && name != "drained" && name != "returning"
 }
 
 func (o objects) addLink(t *testing.T, path string) {

@@ -53,6 +53,7 @@ func (n *node) redirected() (sum uint64) {
 // talks are conversations between two hosts, in which every byte is checked, until they are ended.
 type talks struct {
 	t     *testing.T
+	end   sync.Once
 	ended chan struct{}
 	all   sync.WaitGroup
 	bytes uint64 // after finish
@@ -90,7 +91,10 @@ func startTalks(t *testing.T, from, to *netlab.Host, count int) *talks {
 		}
 		s.all.Go(func() { s.talk(c, uint64(seed)) })
 	}
-	t.Cleanup(func() { l.Close() })
+	t.Cleanup(func() { // also where the test has failed in between
+		l.Close()
+		s.stop()
+	})
 	return s
 }
 
@@ -148,9 +152,13 @@ func (s *talks) talk(c net.Conn, seed uint64) {
 // finish returns the bytes that went there and back.
 func (s *talks) finish() uint64 {
 	s.t.Helper()
-	close(s.ended)
-	s.all.Wait()
+	s.stop()
 	return s.bytes
+}
+
+func (s *talks) stop() {
+	s.end.Do(func() { close(s.ended) })
+	s.all.Wait()
 }
 
 // The agent is killed, the module replaced, removed in mid-stream and put back: every byte arrives once and in order.
