@@ -21,13 +21,19 @@ static __always_inline struct accel_destination *accel_destination(struct bpf_so
 	return bpf_map_lookup_elem(&destinations, &a);
 }
 
-/* Nobody here has answered, although the other end has acknowledged data and so knows the connection. */
-static __always_inline void accel_unanswered(struct bpf_sock_ops *ops, struct accel_end *e)
+/* To offer a connection costs more than all else that short ones pay: not where nobody takes it. */
+static __always_inline void accel_learn_vain(struct bpf_sock_ops *ops)
 {
 	struct accel_destination *d = accel_destination(ops);
 
 	if (d)
 		__sync_fetch_and_add(&d->offers, 1);
+}
+
+/* Nobody here has answered, although the other end has acknowledged data and so knows the connection. */
+static __always_inline void accel_unanswered(struct bpf_sock_ops *ops, struct accel_end *e)
+{
+	accel_learn_vain(ops);
 	accel_stop(e, ACCEL_REMOTE);
 }
 
@@ -80,6 +86,8 @@ static __always_inline void accel_closed(struct bpf_sock_ops *ops, struct accel_
 
 	if (e->peer && e->is_client && accel_teaches(e))
 		accel_learn_turns(ops, e);
+	else if (!e->peer && e->is_client && accel_stopped(e) == ACCEL_EXECUTABLE) /* the server's, which answered so */
+		accel_learn_vain(ops);
 	if (peer)
 		accel_stop(peer, ACCEL_CLOSED);
 	if (accel_may_leave_alone(e, peer)) /* else it stays until its descriptor is closed, and nobody finds it any more */

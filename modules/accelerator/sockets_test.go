@@ -198,6 +198,38 @@ func TestNobodyAnswers(t *testing.T) {
 	}
 }
 
+// The same of a server whose program is kept out; when it is let in, that is found by one in many.
+func TestServerKeptOut(t *testing.T) {
+	p := accelerate(t, usual)
+	l := p.listen(t)
+	defer unix.Close(l)
+	server := fileKey{Inode: 1}
+	p.put(mapExecutables, server, executableEntry{Verdict: unsafe})
+	key := portKey{cookieOf(t, l), uint64(p.port)}
+	p.put("listeners", key, listenerEntry{File: server})
+	talk := func() {
+		c := p.connectTo(t, l)
+		defer c.close()
+		for range usual.Warm + 5 {
+			c.turn(100)
+		}
+	}
+	for range 100 {
+		talk()
+	}
+	if n := p.counts(); n.Offered != 3 || n.Paired != 0 || p.refused("executable") != 3 || p.refused("remote") != 97 {
+		t.Errorf("%+v", n)
+	}
+	p.judge(allowed, unsafe)
+	for range 70 {
+		talk()
+	}
+	if n := p.counts(); n.Paired == 0 {
+		t.Errorf("%+v", n)
+	}
+	p.warm(p.connectTo(t, l))
+}
+
 // A server that listened before: its first connection to close tells whose it is.
 func TestListenedBefore(t *testing.T) {
 	p := accelerate(t, usual)
