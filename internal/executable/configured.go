@@ -48,7 +48,7 @@ func haproxy(p *running) []string {
 		return never
 	}
 	files, ok := p.haproxyFiles()
-	if !ok || len(files) == 0 || p.mentions("/environ", "splice") {
+	if !ok || len(files) == 0 || len(files) > mostFiles || p.mentions("/environ", "splice") {
 		return nil
 	}
 	for _, name := range files {
@@ -86,8 +86,11 @@ func haproxySplices(text []byte) bool {
 	return false
 }
 
-// mostConfig is how large a configuration file may be, in bytes.
-const mostConfig = 16 << 20
+// What is read of a process: so many configuration files, of so many bytes each.
+const (
+	mostFiles  = 64
+	mostConfig = 4 << 20
+)
 
 var (
 	errRelative = errors.New("the process may have been in another directory when it read the file")
@@ -104,7 +107,10 @@ func (p *running) read(name string) ([]byte, error) {
 		return nil, err
 	}
 	defer root.Close()
-	f, err := root.Open(name[1:])
+	if info, err := root.Stat(name[1:]); err != nil || !info.Mode().IsRegular() {
+		return nil, errors.Join(fs.ErrInvalid, err) // to open a device can do something
+	}
+	f, err := root.OpenFile(name[1:], os.O_RDONLY|unix.O_NONBLOCK, 0) // it may have become a pipe, whose writer is waited for
 	if err != nil {
 		return nil, err
 	}

@@ -3,6 +3,8 @@
 package executable
 
 import (
+	"errors"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -10,6 +12,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/kerb-edge/kerb/internal/pkgs/pkgstest"
 )
@@ -56,6 +60,28 @@ func TestHAProxyConfigChanged(t *testing.T) {
 	}
 	if facts, err := e.Process(pid, 0); err != nil || len(facts.Uses) == 0 {
 		t.Errorf("%+v, %v", facts, err)
+	}
+}
+
+// Who calls himself haproxy may name anything: a pipe without a writer does not hold up the agent.
+func TestConfigIsAPipe(t *testing.T) {
+	pkgstest.NeedRoot(t)
+	pipe := filepath.Join(t.TempDir(), "haproxy.cfg")
+	if err := unix.Mkfifo(pipe, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	read := make(chan error, 1)
+	go func() {
+		_, err := (&running{dir: "/proc/self", start: 1 << 62}).read(pipe)
+		read <- err
+	}()
+	select {
+	case err := <-read:
+		if !errors.Is(err, fs.ErrInvalid) {
+			t.Errorf("%v", err)
+		}
+	case <-time.After(10 * time.Second):
+		t.Error("it waits for a writer")
 	}
 }
 
