@@ -164,10 +164,11 @@ struct accel_end {
 	__u32 uncounted;  /* own: as well messages */
 	__u32 last;	  /* own: time of the last redirect, 0: none since it came into the map; aside, of its last question */
 	__u32 heard;	  /* own: time of the last message; out of the map, of the last acknowledgement */
-	__u32 process;	  /* own: that was looked at last */
+	__u32 process, executed; /* own: that was looked at last, and how often it had executed a file */
 	__u32 fd;	  /* own: that it sent through */
 	__u32 written;	  /* own: write_seq at the last redirect: no byte went by TCP since, if it is still the same; aside, at the
 			   * last run of `age` */
+	__u32 zero;
 };
 
 #define ACCEL_IDLE 0x100   /* accel_end.stop */

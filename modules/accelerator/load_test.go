@@ -30,7 +30,8 @@ type (
 		RunBytes                     uint64
 		Redirects, UncountedBytes    uint64
 		Uncounted, Last, Heard       uint32
-		Process, FD, Written         uint32
+		Process, Executed            uint32
+		FD, Written, Zero            uint32
 	}
 )
 

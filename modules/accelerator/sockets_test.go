@@ -410,6 +410,36 @@ func TestInheritedByAnotherProgram(t *testing.T) {
 	check(t, file.Close())
 }
 
+// A process that executes another program keeps its number.
+func TestBecomesAnotherProgram(t *testing.T) {
+	p := accelerate(t, usual)
+	p.shell(t, p.connect(t), "echo hello")
+	p.judge(allowed, asked)
+	c := p.connect(t)
+	p.warm(c)
+	p.shell(t, c, "echo hello; exec cat /proc/self/status")
+	got := make([]byte, 11)
+	c.within("receive", func() error { return readAll(c.client, got) })
+	if string(got) != "hello\nName:" {
+		t.Errorf("%q", got)
+	}
+	if p.refused("unjudged") != 2 { // the shell when it was new, and cat
+		t.Errorf("%+v", p.counts())
+	}
+}
+
+// shell has one write to the server's end.
+func (p *plane) shell(t *testing.T, c *conn, command string) {
+	t.Helper()
+	fd, err := unix.FcntlInt(uintptr(c.server), unix.F_DUPFD_CLOEXEC, 0)
+	check(t, err)
+	end := os.NewFile(uintptr(fd), "server")
+	defer end.Close()
+	cmd := exec.Command("sh", "-c", command)
+	cmd.Stdout = end
+	check(t, cmd.Run())
+}
+
 func TestPolicy(t *testing.T) {
 	p := accelerate(t, usual)
 	for name, c := range map[string]struct {

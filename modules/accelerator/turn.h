@@ -50,16 +50,17 @@ static __always_inline int accel_redirects(struct accel_end *e, const struct acc
 	       (!e->queued || e->queued + v->size <= cfg->backlog);
 }
 
-/* The process that sends may be another one than that which connected or listened. */
+/* The process that sends may be another one than that which connected or listened, or have executed another program since. */
 static __always_inline void accel_check_process(struct accel_end *e)
 {
-	__u32 process = bpf_get_current_pid_tgid() >> 32;
+	__u32 process = bpf_get_current_pid_tgid() >> 32, executed = bpf_get_current_task_btf()->self_exec_id;
 	struct accel_file f;
 	enum accel_reason why;
 
-	if (e->process == process)
+	if (e->process == process && e->executed == executed)
 		return;
 	e->process = process;
+	e->executed = executed;
 	e->fd = accel_send_fd();
 	f = accel_current_file();
 	why = f.inode ? accel_judge(&f) : ACCEL_FINE; /* the kernel's own threads send for those that they work for */
