@@ -94,10 +94,10 @@ static __always_inline void accel_closed(struct bpf_sock_ops *ops, struct accel_
 		accel_take_out(e, cookie);
 	if (e->uncounted)
 		accel_flush(e);
-	if (e->is_client && (e->pair.client || e->pair.server)) {
+	if (e->is_client && (e->pair.client || e->pair.server))
 		bpf_map_delete_elem(&offers, &e->pair);
+	if (e->is_client)
 		accel_return_share(e->client);
-	}
 	bpf_map_delete_elem(&ends, &cookie);
 }
 

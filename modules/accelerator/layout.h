@@ -18,7 +18,7 @@
  *	none		ARRAY, 1	accel_counts	zeroes, which do not fit on a stack
  *	events		RINGBUF		accel_event	programs that nobody has judged yet
  *	off		ARRAY, 1	u32		1: about to leave. Nobody enrols any more, and nothing is redirected
- *	shares		HASH		u32		by number of a service: connections that its clients have in `offers`
+ *	shares		HASH		u32		by number of a service: clients that it has in `ends`
  *	drained		HASH		u8		by socket cookie: what `drain` and `age` have found
  *	returning	RINGBUF		accel_return	sockets that went out while they were idle, and talk again
  *

@@ -143,10 +143,12 @@ static __always_inline void accel_connecting(struct bpf_sock_ops *ops, int all)
 		e.netns = bpf_get_netns_cookie(ops);
 		e.sk = accel_ops_sk(ops);
 		cookie = bpf_get_socket_cookie(ops);
-		if (!bpf_map_update_elem(&ends, &cookie, &e, BPF_NOEXIST))
+		if (!bpf_map_update_elem(&ends, &cookie, &e, BPF_NOEXIST)) {
 			bpf_sock_ops_cb_flags_set(ops, ops->bpf_sock_ops_cb_flags | BPF_SOCK_OPS_STATE_CB_FLAG);
-		else if (!accel_end(cookie)) /* else the other program of this module was there first */
+			accel_take_share(s.id);
+		} else if (!accel_end(cookie)) { /* else the other program of this module was there first */
 			why = ACCEL_FULL;
+		}
 	}
 	if (why != ACCEL_FINE)
 		accel_refuse(s.id, ACCEL_NOBODY, why);
@@ -208,11 +210,11 @@ static __always_inline void accel_offer(struct bpf_sock_ops *ops)
 		}
 	}
 	if (why == ACCEL_FINE) {
-		accel_take_share(e->client);
 		accel_count(e->client, ACCEL_NOBODY, offered, 1);
 		return;
 	}
 	accel_refuse(e->client, ACCEL_NOBODY, why);
+	accel_return_share(e->client);
 	bpf_map_delete_elem(&ends, &cookie);
 }
 

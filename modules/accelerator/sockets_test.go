@@ -565,6 +565,44 @@ func TestQuota(t *testing.T) {
 	})
 }
 
+// Connections that nobody has accepted yet, as to addresses where nobody is, are of the share.
+func TestQuotaOfConnecting(t *testing.T) {
+	config := usual
+	config.Quota = 2
+	p := accelerate(t, config)
+	full := p.listen(t)
+	defer unix.Close(full)
+	check(t, unix.Listen(full, 0))
+	p.put(mapMembers, cookieOf(t, full), serviceEntry{ID: 7})
+	addr, err := unix.Getsockname(full)
+	check(t, err)
+	var fds []int
+	for range 8 { // the first are accepted by the kernel
+		fd := socket(t, addr)
+		fds = append(fds, fd)
+		check(t, unix.SetNonblock(fd, true))
+		if err := unix.Connect(fd, addr); err != nil && err != unix.EINPROGRESS {
+			t.Fatal(err)
+		}
+	}
+	clients := 0
+	for _, e := range entries[uint64, endEntry](p, mapEnds) {
+		clients += int(e.IsClient)
+	}
+	if clients != 2 || p.refused("quota") != 6 {
+		t.Errorf("%d clients, %+v", clients, p.counts())
+	}
+	for _, fd := range fds {
+		check(t, unix.Close(fd))
+	}
+	eventually(t, "the share is not given back", func() bool {
+		for _, share := range entries[uint32, uint32](p, "shares") {
+			return share == 0
+		}
+		return false
+	})
+}
+
 // A socket that another program has in a map of its own is left to it.
 func TestOwnedByAnother(t *testing.T) {
 	first, second := load(t, usual), load(t, usual)
