@@ -22,9 +22,9 @@ import (
 )
 
 // Control returns the control plane.
-func Control() sdk.Control { return &control{memory: newMemory()} }
+func Control() sdk.Control { return &control{} }
 
-type control struct{ memory *memory }
+type control struct{ memories memories }
 
 // Compile implements sdk.Control.
 func (c *control) Compile(raw json.RawMessage) (sdk.Compiled, error) {
@@ -32,16 +32,16 @@ func (c *control) Compile(raw json.RawMessage) (sdk.Compiled, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Accelerator{config: conf, memory: c.memory, changed: make(chan struct{}, 1)}, nil
+	return &Accelerator{config: conf, memories: &c.memories, changed: make(chan struct{}, 1)}, nil
 }
 
 // Accelerator is a compiled config.
 type Accelerator struct {
 	*config
-	memory  *memory
-	changed chan struct{}         // instances have
-	problem atomic.Pointer[error] // with which the data plane could not be told what it is to do
-	full    atomic.Uint64         // connections that found no room, before this config
+	memories *memories
+	changed  chan struct{}         // instances have
+	problem  atomic.Pointer[error] // with which the data plane could not be told what it is to do
+	full     atomic.Uint64         // connections that found no room, before this config
 }
 
 var (
@@ -77,14 +77,14 @@ func (a *Accelerator) Run(ctx context.Context, live sdk.Live) {
 		var err error
 		select {
 		case <-ctx.Done():
-			a.memory.save(live.Module)
+			a.memory(live).save()
 			return
 		case e := <-events:
 			err = a.ask(live, &e)
 		case <-a.changed:
 			err = a.setMembers(live)
 		case <-tick.C:
-			a.memory.save(live.Module)
+			a.memory(live).save()
 			a.askAgain(live)
 		}
 		if err != nil {
@@ -164,31 +164,17 @@ func (a *Accelerator) InstanceChanged(sdk.Live, sdk.Instance, bool) {
 
 // setMembers tells the data plane which network namespaces take part.
 func (a *Accelerator) setMembers(live sdk.Live) error {
-	table, err := live.Maps.Get(mapMembers)
+	have, err := tableOf[uint64, serviceEntry](live.Maps, mapMembers)
 	if err != nil {
 		return err
 	}
-	wanted := map[uint64]serviceEntry{}
-	for _, i := range live.Interface() {
-		if i.NetnsCookie == 0 || i.Service == "" {
-			continue
-		}
-		entry := serviceEntry{ID: a.memory.serve(i.Service)}
-		if len(a.mustSee(i)) > 0 {
-			entry.Flags |= within
-		}
-		wanted[i.NetnsCookie] = entry
-	}
-	have, err := tableOf[uint64, serviceEntry](table)
-	if err != nil {
-		return fmt.Errorf("read map %s: %w", mapMembers, err)
-	}
+	wanted := a.members(live)
 	for cookie := range have {
 		if _, stays := wanted[cookie]; stays {
 			continue
 		}
-		if err := table.Delete(cookie); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-			return fmt.Errorf("delete from map %s: %w", mapMembers, err)
+		if err := drop(live.Maps, mapMembers, cookie); err != nil {
+			return err
 		}
 	}
 	for cookie, entry := range wanted {
@@ -196,6 +182,78 @@ func (a *Accelerator) setMembers(live sdk.Live) error {
 			continue
 		}
 		if err := put(live.Maps, mapMembers, cookie, entry); err != nil {
+			return err
+		}
+	}
+	return a.forget(live, wanted)
+}
+
+// members are the services that take part, by the cookies of their network namespaces.
+func (a *Accelerator) members(live sdk.Live) map[uint64]serviceEntry {
+	out := map[uint64]serviceEntry{}
+	for _, i := range live.Interface() {
+		if i.NetnsCookie == 0 || i.Service == "" {
+			continue
+		}
+		entry := serviceEntry{ID: a.memory(live).serve(i.Service)}
+		if len(a.mustSee(i)) > 0 {
+			entry.Flags |= within
+		}
+		out[i.NetnsCookie] = entry
+	}
+	return out
+}
+
+// mostRoutes is how many pairs of services are counted before those that are no more are forgotten: half of the table.
+const mostRoutes = 2048
+
+// forget makes room for services to come.
+func (a *Accelerator) forget(live sdk.Live, members map[uint64]serviceEntry) error {
+	counts, err := readCounts(live.Maps)
+	if err != nil {
+		return err
+	}
+	here := map[uint32]bool{}
+	for _, s := range members {
+		here[s.ID] = true
+	}
+	if len(counts) > mostRoutes {
+		err = errors.Join(a.dropCounts(live.Maps, counts, here), dropShares(live.Maps, here))
+	}
+	for route := range counts {
+		here[route.Client], here[route.Server] = true, true
+	}
+	a.memory(live).forget(here)
+	return err
+}
+
+// dropCounts drops what was counted of services that are no more.
+func (a *Accelerator) dropCounts(m sdk.Maps, counts map[routeKey]countsEntry, here map[uint32]bool) error {
+	stays := func(service uint32) bool { return service == theNode || service == nobody || here[service] }
+	for route := range counts {
+		if stays(route.Client) && stays(route.Server) {
+			continue
+		}
+		if err := drop(m, mapCounts, route); err != nil {
+			return err
+		}
+		delete(counts, route)
+	}
+	a.full.Store(total(counts, reasonFull))
+	return nil
+}
+
+// dropShares drops those that services which are no more have given back.
+func dropShares(m sdk.Maps, here map[uint32]bool) error {
+	shares, err := tableOf[uint32, uint32](m, mapShares)
+	if err != nil {
+		return err
+	}
+	for service, connections := range shares {
+		if here[service] || connections > 0 {
+			continue
+		}
+		if err := drop(m, mapShares, service); err != nil {
 			return err
 		}
 	}
@@ -235,17 +293,33 @@ func put(m sdk.Maps, name string, key, value any) error {
 	return nil
 }
 
+// drop removes an element that may be gone already.
+func drop(m sdk.Maps, name string, key any) error {
+	from, err := m.Get(name)
+	if err != nil {
+		return err
+	}
+	if err := from.Delete(key); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return fmt.Errorf("delete from map %s: %w", name, err)
+	}
+	return nil
+}
+
 // tableOf reads a small table. What changes meanwhile may be missing.
-func tableOf[K comparable, V any](m *ebpf.Map) (map[K]V, error) {
+func tableOf[K comparable, V any](m sdk.Maps, name string) (map[K]V, error) {
+	from, err := m.Get(name)
+	if err != nil {
+		return nil, err
+	}
 	out := map[K]V{}
 	var key K
 	var value V
-	all := m.Iterate()
+	all := from.Iterate()
 	for all.Next(&key, &value) {
 		out[key] = value
 	}
 	if err := all.Err(); err != nil && !errors.Is(err, ebpf.ErrIterationAborted) {
-		return nil, err
+		return nil, fmt.Errorf("read map %s: %w", name, err)
 	}
 	return out, nil
 }

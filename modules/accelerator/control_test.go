@@ -312,8 +312,8 @@ func TestForgetsTheOldest(t *testing.T) {
 	for i := range uint64(maxPrograms + 10) {
 		c.asks(fileKey{Inode: i + 1}, sdk.Process{PID: int(i)})
 	}
-	if n := len(entries[fileKey, executableEntry](c.plane, mapExecutables)); n != maxPrograms || len(c.a.memory.known) != maxPrograms {
-		t.Errorf("%d verdicts, %d known", n, len(c.a.memory.known))
+	if n := len(entries[fileKey, executableEntry](c.plane, mapExecutables)); n != maxPrograms || len(c.a.memory(c.live).known) != maxPrograms {
+		t.Errorf("%d verdicts, %d known", n, len(c.a.memory(c.live).known))
 	}
 }
 
@@ -324,7 +324,7 @@ func TestTriesAgain(t *testing.T) {
 	now := time.Now()
 	for range 10 {
 		now = now.Add(againAfter + time.Second)
-		c.examined = append(c.examined, c.a.memory.overdue(now)...)
+		c.examined = append(c.examined, c.a.memory(c.live).overdue(now)...)
 	}
 	if len(c.examined) != maxTries {
 		t.Errorf("examined %d times", len(c.examined))
@@ -340,15 +340,78 @@ func TestMemory(t *testing.T) {
 	c.use("")
 	c.asks(file, sdk.Process{PID: 10})
 	c.answer(sdk.Executable{Process: sdk.Process{PID: 10}, Inode: 1, Path: "/server"})
-	c.a.memory.save("accel")
-	next := newMemory()
-	next.load("accel", map[fileKey]executableEntry{file: {Verdict: safe}})
+	c.a.memory(c.live).save()
+	next := newMemory("accel")
+	next.load(map[fileKey]executableEntry{file: {Verdict: safe}})
 	if p := next.known[file]; p == nil || p.Facts == nil || p.Facts.Path != "/server" || next.name(idOf("web")) != "web" {
 		t.Errorf("%+v, %+v", p, next.services)
 	}
-	next = newMemory()
-	if next.load("accel", nil); len(next.known) != 0 {
+	next = newMemory("accel")
+	if next.load(nil); len(next.known) != 0 {
 		t.Errorf("%+v", next.known)
+	}
+}
+
+// Two modules of the package have a memory each.
+func TestMemoryOfTwoModules(t *testing.T) {
+	t.Setenv("STATE_DIRECTORY", t.TempDir())
+	one, other := governed(t, ""), governed(t, "")
+	other.control = one.control
+	other.live.Module = "other"
+	for i, c := range []*controlled{one, other} {
+		c.use("")
+		c.asks(fileKey{Inode: uint64(i)}, sdk.Process{PID: 10 + i})
+		c.answer(sdk.Executable{Process: sdk.Process{PID: 10 + i}, Inode: uint64(i), Path: "/" + c.live.Module})
+	}
+	for _, c := range []*controlled{one, other} {
+		c.a.memory(c.live).save()
+	}
+	one.control = Control()
+	other.control = one.control
+	for i, c := range []*controlled{one, other} {
+		var report []ExecutableReport
+		c.use("")
+		if c.get("/executables", &report); len(report) != 1 || report[0].Path != "/"+c.live.Module || c.verdict(fileKey{Inode: uint64(i)}) != safe {
+			t.Errorf("module %s: %+v", c.live.Module, report)
+		}
+	}
+}
+
+// A program that the data plane knows, and nobody else any more, is asked about again: the config may deny it.
+func TestForgottenPrograms(t *testing.T) {
+	c, file := governed(t, ""), fileKey{Inode: 1}
+	c.put(mapExecutables, file, executableEntry{Verdict: safe})
+	c.use(`{"programs": {"deny": ["/server"]}}`)
+	if got, known := entries[fileKey, executableEntry](c.plane, mapExecutables)[file]; known {
+		t.Errorf("%+v", got)
+	}
+}
+
+// Services come and go: what was counted of those that are no more does not keep others out of the tables.
+func TestGoneServices(t *testing.T) {
+	c := governed(t, "")
+	for i := range uint32(3000) {
+		c.put(mapCounts, routeKey{1000 + i, nobody}, countsEntry{Offered: 1})
+		c.put(mapShares, 1000+i, i%2)
+		c.a.memory(c.live).serve(fmt.Sprint("gone", i))
+	}
+	web := idOf("web")
+	for _, route := range []routeKey{{theNode, nobody}, {web, theNode}, {1000, web}} {
+		c.put(mapCounts, route, countsEntry{Offered: 1})
+	}
+	c.instances = []sdk.Instance{{Service: "web", NetnsCookie: 7}}
+	check(t, c.a.setMembers(c.live))
+	if left := entries[routeKey, countsEntry](c.plane, mapCounts); len(left) != 2 || left[routeKey{web, theNode}].Offered != 1 {
+		t.Errorf("%d routes", len(left))
+	}
+	if left := entries[uint32, uint32](c.plane, mapShares); len(left) != 1500 || left[1001] != 1 {
+		t.Errorf("%d shares", len(left))
+	}
+	if n := len(c.a.memory(c.live).services); n != 1 {
+		t.Errorf("%d names", n)
+	}
+	if got := c.condition("Full"); got.Status != "False" {
+		t.Errorf("%+v", got)
 	}
 }
 

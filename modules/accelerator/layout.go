@@ -14,6 +14,7 @@ const (
 	mapDestinations = "destinations"
 	mapEnds         = "ends"
 	mapCounts       = "counts"
+	mapShares       = "shares"
 	mapEvents       = "events"
 )
 

@@ -18,14 +18,31 @@ import (
 	"sync"
 	"time"
 
-	"github.com/cilium/ebpf"
-
 	"github.com/kerb-edge/kerb/sdk"
 )
+
+// memories are those of the modules of this package, by their names.
+type memories struct {
+	mu sync.Mutex
+	of map[string]*memory
+}
+
+func (a *Accelerator) memory(live sdk.Live) *memory {
+	a.memories.mu.Lock()
+	defer a.memories.mu.Unlock()
+	if a.memories.of == nil {
+		a.memories.of = map[string]*memory{}
+	}
+	if a.memories.of[live.Module] == nil {
+		a.memories.of[live.Module] = newMemory(live.Module)
+	}
+	return a.memories.of[live.Module]
+}
 
 // memory is what outlives a config, and by a file the control plane: the executables that the data plane has asked about, which
 // for a program that listens it does once, when it begins to; and what services are called that connections were counted for.
 type memory struct {
+	module   string
 	mu       sync.Mutex
 	known    map[fileKey]*program
 	services map[uint32]string // by number
@@ -55,8 +72,8 @@ const (
 	maxTries    = 3                // so often
 )
 
-func newMemory() *memory {
-	return &memory{known: map[fileKey]*program{}, services: map[uint32]string{}}
+func newMemory(module string) *memory {
+	return &memory{module: module, known: map[fileKey]*program{}, services: map[uint32]string{}}
 }
 
 func parseEvent(raw []byte) (e event, ok bool) {
@@ -66,14 +83,10 @@ func parseEvent(raw []byte) (e event, ok bool) {
 
 // ask has the agent look at a program, unless it is known.
 func (a *Accelerator) ask(live sdk.Live, e *event) error {
-	p, forgotten := a.memory.note(e)
+	p, forgotten := a.memory(live).note(e)
 	if forgotten != nil {
-		table, err := live.Maps.Get(mapExecutables)
-		if err != nil {
+		if err := drop(live.Maps, mapExecutables, *forgotten); err != nil {
 			return err
-		}
-		if err := table.Delete(*forgotten); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-			return fmt.Errorf("delete from map %s: %w", mapExecutables, err)
 		}
 	}
 	if p.Facts != nil {
@@ -117,7 +130,7 @@ func (s *memory) forgetOldest() *fileKey {
 
 // askAgain has the agent look again at those that it did not answer about.
 func (a *Accelerator) askAgain(live sdk.Live) {
-	for _, p := range a.memory.overdue(time.Now()) {
+	for _, p := range a.memory(live).overdue(time.Now()) {
 		live.Examine(p)
 	}
 }
@@ -138,7 +151,7 @@ func (s *memory) overdue(now time.Time) (out []sdk.Process) {
 func (a *Accelerator) Executables(live sdk.Live, found []sdk.Executable) error {
 	var errs []error
 	for i := range found {
-		for _, p := range a.memory.learn(&found[i]) {
+		for _, p := range a.memory(live).learn(&found[i]) {
 			errs = append(errs, a.tell(live, &p))
 		}
 	}
@@ -178,14 +191,23 @@ func (a *Accelerator) tell(live sdk.Live, p *program) error {
 }
 
 // judgeAll judges anew, by another config or on another kernel. What the data plane has caught stays so, unless the config says
-// otherwise.
+// otherwise. It asks again about programs of which nothing is known any more, as when an agent was killed before it wrote them down.
 func (a *Accelerator) judgeAll(live sdk.Live) error {
 	told, err := told(live.Maps)
 	if err != nil {
 		return err
 	}
-	a.memory.load(live.Module, told)
-	for _, p := range a.memory.all() {
+	s := a.memory(live)
+	s.load(told)
+	for file := range told {
+		if s.knows(file) {
+			continue
+		}
+		if err := drop(live.Maps, mapExecutables, file); err != nil {
+			return err
+		}
+	}
+	for _, p := range s.all() {
 		if p.Facts == nil || told[p.File].Verdict == caught && !a.allows(p.Facts.Path) {
 			continue
 		}
@@ -248,6 +270,15 @@ func (s *memory) serve(service string) uint32 {
 	return id
 }
 
+// forget forgets the names of all services but some.
+func (s *memory) forget(but map[uint32]bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	before := len(s.services)
+	maps.DeleteFunc(s.services, func(id uint32, _ string) bool { return !but[id] })
+	s.changed = s.changed || len(s.services) < before
+}
+
 // name is what the service of a number is or was called.
 func (s *memory) name(id uint32) string {
 	s.mu.Lock()
@@ -259,6 +290,12 @@ func (s *memory) name(id uint32) string {
 		return "(unknown)"
 	}
 	return cmp.Or(s.services[id], "(gone)")
+}
+
+func (s *memory) knows(file fileKey) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.known[file] != nil
 }
 
 // all are copies, in the order of their paths.
@@ -295,20 +332,20 @@ type saved struct {
 	Services map[uint32]string
 }
 
-func stateFile(module string) string {
-	return filepath.Join(os.Getenv("STATE_DIRECTORY"), "accelerator-"+module+".json")
+func (s *memory) file() string {
+	return filepath.Join(os.Getenv("STATE_DIRECTORY"), "accelerator-"+s.module+".json")
 }
 
 // load reads it, once. Numbers of files and processes mean something until the node starts anew: those programs are believed that
 // the data plane, which starts anew with it, has asked about.
-func (s *memory) load(module string, told map[fileKey]executableEntry) {
+func (s *memory) load(told map[fileKey]executableEntry) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.loaded || os.Getenv("STATE_DIRECTORY") == "" {
 		return
 	}
 	s.loaded = true
-	data, err := os.ReadFile(stateFile(module))
+	data, err := os.ReadFile(s.file())
 	var was saved
 	if err == nil {
 		err = json.Unmarshal(data, &was)
@@ -326,7 +363,7 @@ func (s *memory) load(module string, told map[fileKey]executableEntry) {
 	maps.Copy(s.services, was.Services)
 }
 
-func (s *memory) save(module string) {
+func (s *memory) save() {
 	if os.Getenv("STATE_DIRECTORY") == "" {
 		return
 	}
@@ -339,13 +376,13 @@ func (s *memory) save(module string) {
 	}
 	data, err := json.Marshal(saved{s.all(), services})
 	if err == nil {
-		err = os.WriteFile(stateFile(module)+".new", data, 0o600)
+		err = os.WriteFile(s.file()+".new", data, 0o600)
 	}
 	if err == nil {
-		err = os.Rename(stateFile(module)+".new", stateFile(module))
+		err = os.Rename(s.file()+".new", s.file())
 	}
 	if err != nil {
-		slog.Warn("accelerator: programs have to be examined again after a restart", "module", module, "error", err)
+		slog.Warn("accelerator: programs have to be examined again after a restart", "module", s.module, "error", err)
 	}
 }
 
@@ -354,13 +391,5 @@ var verdicts = map[uint32]string{asked: "unknown", safe: "safe", allowed: "safe"
 
 // told are the verdicts that the data plane goes by.
 func told(m sdk.Maps) (map[fileKey]executableEntry, error) {
-	table, err := m.Get(mapExecutables)
-	if err != nil {
-		return nil, err
-	}
-	out, err := tableOf[fileKey, executableEntry](table)
-	if err != nil {
-		err = fmt.Errorf("read map %s: %w", mapExecutables, err)
-	}
-	return out, err
+	return tableOf[fileKey, executableEntry](m, mapExecutables)
 }

@@ -100,15 +100,7 @@ type PairReport struct {
 }
 
 func readCounts(m sdk.Maps) (map[routeKey]countsEntry, error) {
-	table, err := m.Get(mapCounts)
-	if err != nil {
-		return nil, err
-	}
-	out, err := tableOf[routeKey, countsEntry](table)
-	if err != nil {
-		err = fmt.Errorf("read map %s: %w", mapCounts, err)
-	}
-	return out, err
+	return tableOf[routeKey, countsEntry](m, mapCounts)
 }
 
 // total of a reason.
@@ -124,9 +116,10 @@ func (a *Accelerator) pairs(live sdk.Live) ([]PairReport, error) {
 	if err != nil {
 		return nil, err
 	}
+	services := a.memory(live)
 	sums := map[[2]string]*PairReport{} // several may have gone
 	for route, c := range counts {
-		key := [2]string{a.memory.name(route.Client), a.memory.name(route.Server)}
+		key := [2]string{services.name(route.Client), services.name(route.Server)}
 		if sums[key] == nil {
 			sums[key] = &PairReport{Client: key[0], Server: key[1], Refused: map[string]uint64{}}
 		}
@@ -195,7 +188,7 @@ func (a *Accelerator) executables(live sdk.Live) ([]ExecutableReport, error) {
 		return nil, err
 	}
 	out := []ExecutableReport{}
-	for _, p := range a.memory.all() {
+	for _, p := range a.memory(live).all() {
 		if p.Facts != nil && p.byProcess() {
 			continue
 		}
@@ -230,13 +223,9 @@ type DestinationReport struct {
 }
 
 func (a *Accelerator) destinations(live sdk.Live) ([]DestinationReport, error) {
-	table, err := live.Maps.Get(mapDestinations)
+	all, err := tableOf[addressKey, destinationEntry](live.Maps, mapDestinations)
 	if err != nil {
 		return nil, err
-	}
-	all, err := tableOf[addressKey, destinationEntry](table)
-	if err != nil {
-		return nil, fmt.Errorf("read map %s: %w", mapDestinations, err)
 	}
 	services := map[uint64]string{}
 	for _, i := range live.Interface() {
