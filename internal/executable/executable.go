@@ -15,10 +15,13 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"time"
 	"unicode"
 	"unicode/utf8"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/kerb-edge/kerb/internal/bounded"
 )
 
 // What a program may use, and what sockets that receive by redirection may do differently.
@@ -69,6 +72,7 @@ func gone() error {
 
 // Examiner remembers the files that it has seen. The zero value is ready.
 type Examiner struct {
+	calls bounded.Calls
 	mu    sync.Mutex
 	files map[identity]*contents
 }
@@ -82,9 +86,20 @@ type identity struct {
 // maxFiles is how many files are remembered, at about 100 bytes each.
 const maxFiles = 4096
 
+// patience is longer than what is examined takes, unless the machine is very busy: it is remembered then.
+const patience = 10 * time.Second
+
 // Process examines the process pid (in the PID namespace of the caller) that has started so many ns after boot, at the
 // resolution of /proc, which is 10 ms; 0: whichever has the number now.
 func (e *Examiner) Process(pid int, start uint64) (Facts, error) {
+	facts, err := bounded.Do(&e.calls, patience, func() (Facts, error) { return e.process(pid, start) })
+	if err != nil && !errors.Is(err, ErrGone) {
+		err = fmt.Errorf("examine process %d: %w", pid, err)
+	}
+	return facts, err
+}
+
+func (e *Examiner) process(pid int, start uint64) (Facts, error) {
 	dir := "/proc/" + strconv.Itoa(pid)
 	begun, err := startOf(dir)
 	if err != nil || start != 0 && begun != start/tick {
@@ -99,12 +114,10 @@ func (e *Examiner) Process(pid int, start uint64) (Facts, error) {
 	if err == nil {
 		facts, err = e.program(files)
 	}
-	if err == nil {
-		facts.configure(dir, max(start, begun*tick)) // start is exact
-	}
 	if err != nil {
-		return Facts{}, fmt.Errorf("examine process %d: %w", pid, err)
+		return Facts{}, err
 	}
+	facts.configure(dir, max(start, begun*tick)) // start is exact
 	return facts, nil
 }
 

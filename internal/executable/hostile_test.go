@@ -7,6 +7,7 @@ import (
 	"compress/zlib"
 	"debug/elf"
 	"encoding/binary"
+	"errors"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -14,8 +15,13 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/kerb-edge/kerb/internal/bounded"
+	"github.com/kerb-edge/kerb/internal/fusetest"
+	"github.com/kerb-edge/kerb/internal/pkgs/pkgstest"
 )
 
 // crafted is an ELF file: a header, sections and segments with headers as they are wanted, and contents behind them.
@@ -110,5 +116,36 @@ func TestManyMapped(t *testing.T) {
 	var e Examiner
 	if facts, err := e.Process(os.Getpid(), 0); err == nil {
 		t.Errorf("examined: %+v", facts)
+	}
+}
+
+// A file system of the service's own, which does not answer, does not hold up the agent.
+func TestFileSystemThatDoesNotAnswer(t *testing.T) {
+	pkgstest.NeedRoot(t)
+	fs := fusetest.New(t)
+	file, err := os.Open(fs.Path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	code, err := unix.Mmap(int(file.Fd()), 0, 4096, unix.PROT_READ|unix.PROT_EXEC, unix.MAP_PRIVATE)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Munmap(code)
+	defer fs.End()
+	fs.Hush()
+	examined := make(chan error, 1)
+	go func() {
+		_, err := new(Examiner).Process(os.Getpid(), 0)
+		examined <- err
+	}()
+	select {
+	case err := <-examined:
+		if !errors.Is(err, bounded.ErrSlow) {
+			t.Error(err)
+		}
+	case <-time.After(60 * time.Second):
+		t.Error("it waits for an answer")
 	}
 }
