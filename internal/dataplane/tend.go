@@ -7,11 +7,14 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"os"
+	"strings"
 	"time"
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
+	"github.com/kerb-edge/kerb/internal/bounded"
 	"github.com/kerb-edge/kerb/sdk"
 )
 
@@ -98,8 +101,12 @@ type returning struct {
 	PID, FD uint32 // in the first pid namespace
 }
 
+// returnTime is how long one return may take that others wait for.
+const returnTime = time.Second
+
 // answer puts sockets back.
 func (s *sockets) answer(ctx context.Context) error {
+	var calls bounded.Calls
 	for raw, err := range sdk.Events(ctx, s.maps[returningMap]) {
 		if err != nil {
 			return err
@@ -108,15 +115,24 @@ func (s *sockets) answer(ctx context.Context) error {
 		if _, err := binary.Decode(raw, binary.NativeEndian, &r); err != nil || s.isOff() {
 			continue
 		}
-		err := s.putBack(r)
-		if errors.Is(err, unix.EPERM) || errors.Is(err, unix.ENOSYS) {
+		_, err := bounded.Do(&calls, returnTime, func() (struct{}, error) { return struct{}{}, s.putBack(r) })
+		switch { // else it has ended, or was closed; who still talks asks again
+		case errors.Is(err, os.ErrPermission) || errors.Is(err, unix.ENOSYS):
 			return fmt.Errorf("take a socket of process %d, which needs CAP_SYS_PTRACE, kernel.yama.ptrace_scope below 3 and pidfd_getfd(2): %w", r.PID, err)
-		} // else it has ended, or was closed; who still talks asks again
+		case errors.Is(err, bounded.ErrStuck):
+			return fmt.Errorf("take sockets of processes: %w", err)
+		}
 	}
 	return nil
 }
 
+var errNotIt = errors.New("something else has its number by now")
+
 func (s *sockets) putBack(r returning) error {
+	// To close a file may wait for its file system, without an end that a signal could make: nothing but sockets is taken.
+	if is, err := os.Readlink(fmt.Sprintf("/proc/%d/fd/%d", r.PID, r.FD)); err != nil || !strings.HasPrefix(is, "socket:[") {
+		return errors.Join(err, errNotIt)
+	}
 	process, err := unix.PidfdOpen(int(r.PID), 0)
 	if err != nil {
 		return err
@@ -132,7 +148,7 @@ func (s *sockets) putBack(r returning) error {
 		return err
 	}
 	if cookie != r.Cookie {
-		return errors.New("another socket has its number by now")
+		return errNotIt
 	}
 	return s.maps[socketsPin].Update(r.Cookie, uint64(fd), ebpf.UpdateNoExist)
 }

@@ -8,12 +8,15 @@ import (
 	"errors"
 	"math/rand/v2"
 	"net"
+	"os"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
+
+	"github.com/kerb-edge/kerb/internal/fusetest"
 )
 
 // resting has pairs go out of the map after that time, which is looked at more often than an agent does.
@@ -232,6 +235,38 @@ func TestReturnsOnlyItself(t *testing.T) {
 	if e, _ := p.end(c.server); e.Out != aside || p.counts().Returned != 0 {
 		t.Errorf("%+v", e)
 	}
+}
+
+// A file that has a socket's number by now is closed by who has looked at it, which its file system need not answer to. Others come
+// back all the same.
+func TestReturnsDespiteAFileSystem(t *testing.T) {
+	p := resting(t, 50*time.Millisecond)
+	fs := fusetest.New(t)
+	file, err := os.Open(fs.Path)
+	check(t, err)
+	defer file.Close()
+	defer fs.End()
+	c, other := p.connect(t), p.connect(t)
+	p.back(c)
+	p.back(other)
+	p.rests(t)
+	moved, err := unix.FcntlInt(uintptr(c.server), unix.F_DUPFD_CLOEXEC, 0)
+	check(t, err)
+	check(t, unix.Dup3(int(file.Fd()), c.server, unix.O_CLOEXEC)) // the number that it was known by
+	number := c.server
+	c.server = moved
+	defer unix.Close(number)
+	defer fs.End()
+	fs.Hush()
+	for range 20 {
+		c.turn(100)
+		time.Sleep(5 * time.Millisecond)
+	}
+	from := p.redirects(other.client)
+	eventually(t, "another does not come back", func() bool {
+		other.turn(100)
+		return p.redirects(other.client) > from
+	})
 }
 
 // A module that leaves takes those along that rest.
