@@ -18,7 +18,7 @@ var (
 )
 
 // mostStuck is how many threads may wait.
-const mostStuck = 16
+const mostStuck = 4
 
 // Calls are of one kind. The zero value is ready.
 type Calls struct{ waiting atomic.Int32 }

@@ -9,24 +9,25 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// mostExamined is how many programs are examined for one answer; a control plane that wants more asks again.
+// mostExamined is how many programs are examined for one question; a control plane that wants more asks again.
 const mostExamined = 256
 
-// examineAll tells a run what programs processes run. What it cannot take is lost: it asks again when it needs it.
+// examineAll tells a run what programs processes run, each as soon as it is known: some take long. What it cannot take is lost: it asks
+// again when it needs it.
 func (p *Plane) examineAll(ctx context.Context, r *run, wanted []sdk.Process) {
-	if p.examine == nil || len(wanted) == 0 {
+	if p.examine == nil {
 		return
 	}
-	generation, _ := p.startedOn()
-	update := sdk.ExecutablesUpdate{Generation: generation}
 	for _, process := range wanted[:min(len(wanted), mostExamined)] {
 		if ctx.Err() != nil {
 			return
 		}
-		update.Executables = append(update.Executables, p.examine(process))
-	}
-	err := p.call(ctx, r, updateTime, "executables", update, nil)
-	if err != nil && ctx.Err() == nil && !answered(err, http.StatusNotFound) && !answered(err, http.StatusConflict) {
-		p.log.Warn("control plane does not take what was found out about programs", "error", err)
+		found := p.examine(process)
+		generation, _ := p.startedOn()
+		update := sdk.ExecutablesUpdate{Generation: generation, Executables: []sdk.Executable{found}}
+		err := p.call(ctx, r, updateTime, "executables", update, nil)
+		if err != nil && ctx.Err() == nil && !answered(err, http.StatusNotFound) && !answered(err, http.StatusConflict) {
+			p.log.Warn("control plane does not take what was found out about a program", "program", found.Path, "error", err)
+		}
 	}
 }

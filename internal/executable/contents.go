@@ -22,7 +22,7 @@ type contents struct {
 }
 
 const (
-	maxSearched = 1 << 30 // bytes of a program and its libraries that are looked at: Envoy has 100 MB, Chrome 250 MB
+	maxSearched = 512 << 20 // bytes of a program and its libraries that are looked at: Envoy has 100 MB, Chrome 250 MB
 	chunk       = 1 << 20
 	overlap     = 128 // bytes that chunks share, so that none of what is searched for is cut
 )
