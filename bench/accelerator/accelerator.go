@@ -104,24 +104,28 @@ func (e *experiment) runLoad(ctx context.Context, load string) (err error) {
 	}
 	var trials []bench.Trial
 	for _, config := range e.configs {
-		c, err := e.contender(ctx, config, w)
-		if why := new(leftOut); errors.As(err, &why) {
+		s, wrong := e.serve(ctx, config, w) // err is what closing them adds to
+		if why := new(leftOut); errors.As(wrong, &why) {
 			if why.reason != "" {
 				e.run.Note("%s is left out of %s: %s", config, load, why.reason)
 			}
 			continue
 		}
-		if err != nil {
-			return fmt.Errorf("%s, %s: %w", config, load, err)
-		}
-		s, err := c.serve(ctx, w)
-		if err != nil {
-			return fmt.Errorf("%s, %s: %w", config, load, err)
+		if wrong != nil {
+			return fmt.Errorf("%s, %s: %w", config, load, wrong)
 		}
 		defer func() { err = errors.Join(err, s.close()) }()
 		trials = append(trials, bench.Trial{Config: config, Measure: s.round})
 	}
 	return e.run.Interleave(ctx, load, trials...)
+}
+
+func (e *experiment) serve(ctx context.Context, config string, w workload) (*serving, error) {
+	c, err := e.contender(ctx, config, w)
+	if err != nil {
+		return nil, err
+	}
+	return c.serve(ctx, w)
 }
 
 // contender opens a config's hosts at the place, once for all loads there.

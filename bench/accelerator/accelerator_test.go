@@ -239,6 +239,24 @@ func serveBy(t *testing.T, s *serving, serve func(net.Conn)) {
 	}()
 }
 
+// A server that has ended by itself spoils the figures, also if nobody had need of it any more.
+func TestServerThatEnds(t *testing.T) {
+	e := newExperiment(t, "loopback")
+	e.configs = configs[:1]
+	defer func(before []workload) { workloads = before }(workloads)
+	workloads = []workload{{name: "ends", port: firstPort,
+		server: func(s *serving) ([]string, error) {
+			return append([]string{"timeout", "0.5", s.tools.path("server"), "echo", "24"}, s.listens()...), nil
+		},
+		measure: func(context.Context, *serving) ([]bench.Sample, error) {
+			time.Sleep(300 * time.Millisecond)
+			return []bench.Sample{{Metric: "rate", Stat: "p50", Unit: "1/s", Value: 1}}, nil
+		}}}
+	if err := e.runLoad(t.Context(), "loopback/ends"); err == nil || !strings.Contains(err.Error(), "ended by itself") {
+		t.Error(err)
+	}
+}
+
 func TestFlagsAreChecked(t *testing.T) {
 	for _, e := range []experiment{
 		{configs: []string{"plane"}, proxy: "nginx", cpus: "one", family: "4"},

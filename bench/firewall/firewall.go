@@ -98,13 +98,13 @@ func runLoad(ctx context.Context, r *bench.Run, load string, configs []config) (
 	}
 	var trials []bench.Trial
 	for _, c := range configs {
-		g, err := prepare(c, kind, n)
-		if errors.Is(err, exec.ErrNotFound) {
-			r.Note("%s is left out: %v", c.name, err)
+		g, wrong := prepare(c, kind, n) // err is what closing them adds to
+		if errors.Is(wrong, exec.ErrNotFound) {
+			r.Note("%s is left out: %v", c.name, wrong)
 			continue
 		}
-		if err != nil {
-			return fmt.Errorf("%s: %w", c.name, err)
+		if wrong != nil {
+			return fmt.Errorf("%s: %w", c.name, wrong)
 		}
 		defer func() { err = errors.Join(err, g.close()) }()
 		r.Record(c.name, load, bench.Sample{Metric: "load_time", Stat: "p50", Unit: "ms", Value: g.opening.Seconds() * 1e3})

@@ -72,13 +72,13 @@ func run(ctx context.Context, r *bench.Run) error {
 func runLoad(ctx context.Context, r *bench.Run, load string) (err error) {
 	var trials []bench.Trial
 	for _, c := range configs {
-		g, err := open(c, virtual[load])
-		if errors.Is(err, exec.ErrNotFound) {
-			r.Note("%s is left out: %v", c.name, err)
+		g, wrong := open(c, virtual[load]) // err is what closing them adds to
+		if errors.Is(wrong, exec.ErrNotFound) {
+			r.Note("%s is left out: %v", c.name, wrong)
 			continue
 		}
-		if err != nil {
-			return fmt.Errorf("%s: %w", c.name, err)
+		if wrong != nil {
+			return fmt.Errorf("%s: %w", c.name, wrong)
 		}
 		defer func() { err = errors.Join(err, g.close()) }()
 		trials = append(trials, bench.Trial{Config: c.name, Measure: func(context.Context) ([]bench.Sample, error) {

@@ -73,9 +73,9 @@ func runLoad(ctx context.Context, r *bench.Run, name string) (err error) {
 		if r.Quick && !c.quick {
 			continue
 		}
-		g, err := open(c, loads[name], i)
-		if err != nil {
-			return fmt.Errorf("%s: %w", c.name, err)
+		g, wrong := open(c, loads[name], i) // err is what closing them adds to
+		if wrong != nil {
+			return fmt.Errorf("%s: %w", c.name, wrong)
 		}
 		defer func() { err = errors.Join(err, g.close()) }()
 		trials = append(trials, bench.Trial{Config: c.name, Measure: func(context.Context) ([]bench.Sample, error) {
