@@ -76,7 +76,7 @@ func (c *config) check() error {
 		return &sdk.ConfigError{Field: "thresholds.retry", Reason: "must be a power of two"}
 	case t.Idle > maxIdle:
 		return &sdk.ConfigError{Field: "thresholds.idle", Reason: fmt.Sprintf("must be at most %d, which is a day", maxIdle)}
-	case t.MinTurns > 1<<28:
+	case t.MinTurns >= 1<<28: // the data plane has it times 16
 		return &sdk.ConfigError{Field: "thresholds.minTurns", Reason: "is too large"}
 	}
 	if err := c.ranges(); err != nil {

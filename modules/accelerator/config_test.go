@@ -45,6 +45,7 @@ func TestConfigErrors(t *testing.T) {
 		{`{"thresholds": {"passBytes": 1001, "leaveBytes": 1000}}`, "thresholds.leaveBytes", "at least passBytes"},
 		{`{"thresholds": {"retry": 3}}`, "thresholds.retry", "power of two"},
 		{`{"thresholds": {"minTurns": 4294967295}}`, "thresholds.minTurns", "too large"},
+		{`{"thresholds": {"minTurns": 268435456}}`, "thresholds.minTurns", "too large"},
 		{`{"colour": "red"}`, "config", "unknown field"},
 	} {
 		_, err := Control().Compile(json.RawMessage(c.config))
