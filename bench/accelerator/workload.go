@@ -144,8 +144,14 @@ func (s *serving) warm(ctx context.Context) error {
 	return err
 }
 
+// settleTime is what every round begins with: the agent has just been asked what it counted, and is to be at rest, as it is in life.
+const settleTime = 20 * time.Millisecond
+
 func (s *serving) round(ctx context.Context) ([]bench.Sample, error) {
-	measure := func() ([]bench.Sample, error) { return s.w.measure(ctx, s) }
+	measure := func() ([]bench.Sample, error) {
+		time.Sleep(settleTime)
+		return s.w.measure(ctx, s)
+	}
 	if s.kerb == nil {
 		return measure()
 	}
