@@ -249,7 +249,7 @@ func TestServerThatEnds(t *testing.T) {
 	defer func(before []workload) { workloads = before }(workloads)
 	workloads = []workload{{name: "ends", port: firstPort,
 		server: func(s *serving) ([]string, error) {
-			return append([]string{"timeout", "0.5", s.tools.path("server"), "echo", "24"}, s.listens()...), nil
+			return append([]string{"timeout", "0.5", s.tools.path("server"), "echo", "24"}, s.listen().words()...), nil
 		},
 		measure: func(context.Context, *serving) ([]bench.Sample, error) {
 			time.Sleep(300 * time.Millisecond)
