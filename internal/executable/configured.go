@@ -32,7 +32,7 @@ func (f *Facts) configure(dir string, start uint64) {
 		return
 	}
 	f.Configured = true
-	line, err := os.ReadFile(dir + "/cmdline")
+	line, err := readProc(dir + "/cmdline")
 	if err != nil {
 		return
 	}
@@ -152,6 +152,6 @@ func (p *running) root() string {
 
 // mentions tells whether a file of /proc has a word, or cannot be read.
 func (p *running) mentions(file, word string) bool {
-	text, err := os.ReadFile(p.dir + file)
+	text, err := readProc(p.dir + file)
 	return err != nil || bytes.Contains(text, []byte(word))
 }

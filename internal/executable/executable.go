@@ -9,6 +9,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"slices"
@@ -126,7 +127,7 @@ const tick = 10_000_000 // ns
 
 // startOf is in ticks since boot.
 func startOf(dir string) (uint64, error) {
-	stat, err := os.ReadFile(dir + "/stat")
+	stat, err := readProc(dir + "/stat")
 	if err != nil {
 		return 0, err
 	}
@@ -234,7 +235,7 @@ func kernelDevice(dev uint64) uint64 { return uint64(unix.Major(dev))<<20 | uint
 
 // mapped are names under which files can be opened that the process has mapped to execute, each file once.
 func mapped(dir string) (names []string, err error) {
-	maps, err := os.ReadFile(dir + "/maps")
+	maps, err := readProc(dir + "/maps")
 	if err != nil {
 		return nil, err
 	}
@@ -242,14 +243,31 @@ func mapped(dir string) (names []string, err error) {
 	for line := range strings.Lines(string(maps)) {
 		// start-end perms offset dev inode path
 		f := strings.Fields(line)
-		if len(f) < 6 || len(f[1]) < 3 || f[1][2] != 'x' || f[4] == "0" || seen[f[3]+f[4]] {
+		if len(f) < 6 || len(f[1]) < 3 || f[1][2] != 'x' || f[4] == "0" || seen[f[3]+" "+f[4]] {
 			continue
 		}
-		seen[f[3]+f[4]] = true
+		seen[f[3]+" "+f[4]] = true
 		start, end, _ := strings.Cut(f[0], "-") // without leading zeros in map_files
 		names = append(names, dir+"/map_files/"+strings.TrimLeft(start, "0")+"-"+strings.TrimLeft(end, "0"))
 	}
 	return names, nil
+}
+
+// maxProc is more than /proc tells of a process that has not made it to be much: 65,530 mappings by default, 128 KiB for an argument.
+const maxProc = 16 << 20 // bytes
+
+// readProc reads a file of /proc. A process says itself where its arguments and its environment are: PR_SET_MM_MAP of prctl(2).
+func readProc(name string) ([]byte, error) {
+	f, err := os.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	text, err := io.ReadAll(io.LimitReader(f, maxProc+1))
+	if err == nil && len(text) > maxProc {
+		err = fmt.Errorf("%s has more than %d MiB", name, maxProc>>20)
+	}
+	return text, err
 }
 
 // file examines a file, once.

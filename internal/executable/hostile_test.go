@@ -16,6 +16,7 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -116,6 +117,67 @@ func TestManyMapped(t *testing.T) {
 	var e Examiner
 	if facts, err := e.Process(os.Getpid(), 0); err == nil {
 		t.Errorf("examined: %+v", facts)
+	}
+}
+
+// What a process says were its arguments may be as large as its memory.
+func TestEndlessArguments(t *testing.T) {
+	pkgstest.NeedRoot(t)
+	const size = 512 << 20
+	region, err := unix.MmapPtr(-1, 0, nil, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON|unix.MAP_NORESERVE)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.MunmapPtr(region, size)
+	mine := layout(t)
+	endless := mine
+	endless.ArgStart, endless.ArgEnd = uint64(uintptr(region)), uint64(uintptr(region)+size)
+	endless.set(t)
+	defer mine.set(t)
+	facts := Facts{Path: "/haproxy", Uses: []string{Splice}}
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	facts.configure("/proc/self", 1<<62)
+	runtime.ReadMemStats(&after)
+	if used := after.TotalAlloc - before.TotalAlloc; used > 8*maxProc || len(facts.Uses) != 1 {
+		t.Errorf("%d MiB were taken, uses %v", used>>20, facts.Uses)
+	}
+}
+
+// mmLayout is struct prctl_mm_map (linux/prctl.h): what a process may say of its memory, PR_SET_MM of prctl(2).
+type mmLayout struct {
+	StartCode, EndCode, StartData, EndData, StartBrk, Brk, StartStack uint64
+	ArgStart, ArgEnd, EnvStart, EnvEnd, Auxv                          uint64
+	AuxvSize, ExeFD                                                   uint32
+}
+
+func layout(t *testing.T) mmLayout {
+	t.Helper()
+	stat, err := os.ReadFile("/proc/self/stat")
+	if err != nil {
+		t.Fatal(err)
+	}
+	fields := strings.Fields(string(stat)) // proc_pid_stat(5)
+	at := func(field int) uint64 {
+		n, err := strconv.ParseUint(fields[field-1], 10, 64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	brk, _, _ := unix.Syscall(unix.SYS_BRK, 0, 0, 0)
+	return mmLayout{StartCode: at(26), EndCode: at(27), StartStack: at(28), StartData: at(45), EndData: at(46), StartBrk: at(47), Brk: uint64(brk),
+		ArgStart: at(48), ArgEnd: at(49), EnvStart: at(50), EnvEnd: at(51), ExeFD: ^uint32(0)}
+}
+
+func (l mmLayout) set(t *testing.T) {
+	t.Helper()
+	err := unix.Prctl(unix.PR_SET_MM, unix.PR_SET_MM_MAP, uintptr(unsafe.Pointer(&l)), unsafe.Sizeof(l), 0)
+	if err == unix.EINVAL {
+		t.Skip("this kernel does not let processes say where their arguments are (CONFIG_CHECKPOINT_RESTORE)")
+	}
+	if err != nil {
+		t.Fatal(err)
 	}
 }
 
