@@ -28,9 +28,12 @@ type plane struct {
 	starting sync.Mutex // one start at a time: the agent tries again while a slow one is still under way
 	ended    bool       // no start any more; guarded by starting
 
+	retiring sync.WaitGroup // generations that requests still use
+
 	mu       sync.Mutex
 	compiled []compilation // newest last
 	current  *running
+	retired  map[string]bool // names of generations that requests may still use
 }
 
 // compilation is a config with what became of it: compile is followed by fill and start with the same config.
@@ -60,7 +63,7 @@ type running struct {
 func servePlane(ctx context.Context, module string, control Control, listener net.Listener, maps *net.UnixConn) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	p := &plane{module: module, control: control, wants: newWants()}
+	p := &plane{module: module, control: control, wants: newWants(), retired: map[string]bool{}}
 	p.inbox = newInbox(maps, p.serveClient)
 	server := &http.Server{Handler: p.routes(), ReadHeaderTimeout: 10 * time.Second}
 	var reading sync.WaitGroup
@@ -233,6 +236,9 @@ func (p *plane) serveStart(r *http.Request) (any, error) {
 	p.mu.Lock()
 	before := p.current
 	p.current = next
+	if before != nil {
+		p.retired[before.generation] = true
+	}
 	p.mu.Unlock()
 	p.retire(before)
 	return nil, nil
@@ -259,10 +265,13 @@ func (p *plane) retire(n *running) {
 	}
 	n.cancel()
 	n.work.Wait()
-	go func() {
+	p.retiring.Go(func() {
 		n.users.Wait()
 		p.inbox.drop(n.generation)
-	}()
+		p.mu.Lock()
+		delete(p.retired, n.generation)
+		p.mu.Unlock()
+	})
 }
 
 func (p *plane) stop() {
@@ -278,6 +287,7 @@ func (p *plane) stop() {
 		now.work.Wait()
 		now.users.Wait()
 	}
+	p.retiring.Wait()
 }
 
 func (p *plane) running() *running {
@@ -301,10 +311,15 @@ func (p *plane) serveDrop(r *http.Request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	if now := p.running(); now != nil && now.generation == req.Generation {
+	p.mu.Lock()
+	running, retired := p.current != nil && p.current.generation == req.Generation, p.retired[req.Generation]
+	p.mu.Unlock()
+	if running {
 		return nil, fmt.Errorf("generation %s is running", req.Generation)
 	}
-	p.inbox.drop(req.Generation)
+	if !retired { // else it is let go of by itself: a descriptor that is closed under a request may be another map's by then
+		p.inbox.drop(req.Generation)
+	}
 	return nil, nil
 }
 

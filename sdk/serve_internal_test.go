@@ -176,6 +176,45 @@ func TestServePlane(t *testing.T) {
 	t.Errorf("%d descriptors were open, now %d", open, descriptorsOpen(t))
 }
 
+// slow is a control plane whose route reads its map when it may.
+type slow struct {
+	echo
+	entered chan struct{}
+	may     chan struct{}
+}
+
+func (s slow) Compile(json.RawMessage) (Compiled, error) { return s, nil }
+func (s slow) Handler(l Live) http.Handler {
+	next := s.echo.Handler(l)
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		s.entered <- struct{}{}
+		<-s.may
+		next.ServeHTTP(w, r)
+	})
+}
+
+// The agent has a generation dropped as soon as the next one has started. A request that is under way keeps its maps.
+func TestDropWhileInUse(t *testing.T) {
+	control := slow{entered: make(chan struct{}), may: make(chan struct{})}
+	s := serve(t, control)
+	defer s.end()
+	begin := func(g string) {
+		s.send(g)
+		s.call("/kerb/v1/fill", GenerationRequest{Generation: g, Config: json.RawMessage(`1`)}, 204)
+		s.call("/kerb/v1/start", GenerationRequest{Generation: g, Config: json.RawMessage(`1`)}, 204)
+	}
+	begin("a")
+	answer := make(chan string)
+	go func() { answer <- s.call("/x", nil, 200) }()
+	<-control.entered
+	begin("b")
+	s.call("/kerb/v1/drop", GenerationRequest{Generation: "a"}, 204)
+	close(control.may)
+	if got, want := <-answer, `{"config":"","on":null,"open":true,"value":7}`; got != want {
+		t.Errorf("the request of the old generation got %s, want %s", got, want)
+	}
+}
+
 // Maps that never come are told of, in time.
 func TestServeUnknownGeneration(t *testing.T) {
 	s := serveEcho(t)
