@@ -65,7 +65,7 @@ func (a *app) call(ctx context.Context, method, path string, body []byte) ([]byt
 		return nil, &unreachableError{a.socket, dial.error}
 	}
 	if err != nil && ctx.Err() != nil {
-		return nil, ctx.Err()
+		return nil, interrupted(method)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("the agent ended before it answered: see what is there when it runs again (%w)", err)
@@ -79,6 +79,14 @@ func (a *app) call(ctx context.Context, method, path string, body []byte) ([]byt
 		return nil, problem(response, answer)
 	}
 	return answer, nil
+}
+
+// interrupted tells what becomes of a change that nobody waits for any more: it is all or nothing, and goes on.
+func interrupted(method string) error {
+	if method == http.MethodGet {
+		return errors.New("interrupted")
+	}
+	return errors.New("interrupted; a change that has reached the agent goes on, whole or not at all: see what is there in a moment")
 }
 
 func problem(response *http.Response, answer []byte) error {
