@@ -229,17 +229,22 @@ func (a *Agent) poke() {
 	}
 }
 
-// follow reconciles whenever services change, and again after failures.
+// follow reconciles whenever services change, and again after failures. Modules that cannot run are
+// tried again less often, as a control plane that does not answer keeps changes waiting.
 func (a *Agent) follow(ctx context.Context) {
-	const retry = 5 * time.Second
-	timer := time.NewTimer(retry)
+	const retry, retryModules = 5 * time.Second, 30 * time.Second
+	timer, failed := time.NewTimer(retry), time.NewTicker(retryModules)
 	defer timer.Stop()
+	defer failed.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-a.wake:
 		case <-timer.C:
+		case <-failed.C:
+			a.retryFailed()
+			continue
 		}
 		a.changes.Lock()
 		if err := a.reconcile(); err != nil {
