@@ -123,6 +123,12 @@ func TestHastyWants(t *testing.T) {
 	})
 }
 
+func (p *Plane) now() *run {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.run
+}
+
 // A control plane that does not start is tried again after twice as long each time, and Close does not wait for it.
 func TestBackOff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
