@@ -25,8 +25,9 @@ type plane struct {
 	inbox   *inbox
 	wants   *wants
 
-	starting sync.Mutex // one start at a time: the agent tries again while a slow one is still under way
-	ended    bool       // no start any more; guarded by starting
+	starting sync.Mutex   // one start at a time: the agent tries again while a slow one is still under way
+	ended    bool         // no start any more; guarded by starting
+	turning  sync.RWMutex // from the end of one generation's work to the next; requests wait
 
 	retiring sync.WaitGroup // generations that requests still use
 
@@ -220,8 +221,9 @@ func (p *plane) serveStart(r *http.Request) (any, error) {
 	if p.ended {
 		return nil, errors.New("the control plane ends")
 	}
-	if now := p.running(); now != nil && now.generation == req.Generation { // nobody else starts or stops it meanwhile
-		now.setInstances(req.Instances)
+	before := p.running() // nobody else starts or stops it meanwhile
+	if before != nil && before.generation == req.Generation {
+		before.setInstances(req.Instances)
 		return nil, nil
 	}
 	c, err := p.compile(req.Config)
@@ -232,16 +234,26 @@ func (p *plane) serveStart(r *http.Request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	next := p.enliven(req, c, maps)
+	p.turn(before, func() *running { return p.enliven(req, c, maps) })
+	p.retire(before)
+	return nil, nil
+}
+
+// turn ends the work of one generation before that of the next begins: they share tables, and a ring buffer can have one reader only.
+func (p *plane) turn(before *running, enliven func() *running) {
+	p.turning.Lock()
+	defer p.turning.Unlock()
+	if before != nil {
+		before.cancel()
+		before.work.Wait()
+	}
+	next := enliven()
 	p.mu.Lock()
-	before := p.current
+	defer p.mu.Unlock()
 	p.current = next
 	if before != nil {
 		p.retired[before.generation] = true
 	}
-	p.mu.Unlock()
-	p.retire(before)
-	return nil, nil
 }
 
 func (p *plane) enliven(req GenerationRequest, c Compiled, maps Maps) *running {
@@ -258,13 +270,11 @@ func (p *plane) enliven(req GenerationRequest, c Compiled, maps Maps) *running {
 	return n
 }
 
-// retire ends the work of a generation, and lets go of its maps when the last request is done with them.
+// retire lets go of the maps of a generation when the last request is done with them.
 func (p *plane) retire(n *running) {
 	if n == nil {
 		return
 	}
-	n.cancel()
-	n.work.Wait()
 	p.retiring.Go(func() {
 		n.users.Wait()
 		p.inbox.drop(n.generation)
@@ -298,6 +308,8 @@ func (p *plane) running() *running {
 
 // use keeps the maps of the present generation open until users.Done.
 func (p *plane) use() *running {
+	p.turning.RLock()
+	defer p.turning.RUnlock()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.current != nil {
