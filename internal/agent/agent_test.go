@@ -467,6 +467,10 @@ func TestFailurePolicy(t *testing.T) {
 	if reached(t, n.web, n.db) {
 		t.Error("a packet has passed a module that fails closed and cannot run")
 	}
+	if c := n.reconciled(t); c.Reason != "CannotRun" || !strings.Contains(c.Message, "module guard cannot run, all packets are dropped") ||
+		!strings.Contains(c.Message, "module count cannot run, packets pass without it") {
+		t.Errorf("the node's state: %+v", c)
+	}
 	for _, dir := range packages {
 		if err := os.Rename(hidden(dir), dir); err != nil {
 			t.Fatal(err)
@@ -480,6 +484,18 @@ func TestFailurePolicy(t *testing.T) {
 	if !reached(t, n.web, n.db) {
 		t.Error("no packet passes modules that run again")
 	}
+	if c := n.reconciled(t); c.Status != "True" {
+		t.Errorf("the node's state: %+v", c)
+	}
+}
+
+func (n *node) reconciled(t *testing.T) v1.Condition {
+	t.Helper()
+	st, err := n.Status(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return st.Conditions[0]
 }
 
 // A package in the binary that cannot run, for want of what its config names, keeps to its own policy.
