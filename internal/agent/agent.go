@@ -12,6 +12,7 @@ import (
 	"log/slog"
 	"maps"
 	"os"
+	"os/user"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -80,6 +81,9 @@ var _ server.Backend = (*Agent)(nil)
 // kernel goes on either way.
 func Run(ctx context.Context, cfg config.Config, log *slog.Logger) error {
 	lean.Keep()
+	if _, err := user.LookupGroup(cfg.SocketGroup); err != nil && cfg.SocketGroup != config.Default().SocketGroup {
+		log.Warn("only root can use the sockets", "reason", err, "socketGroup", cfg.SocketGroup)
+	}
 	unlock, err := lock(cfg.Paths.Lock())
 	if err != nil {
 		return err

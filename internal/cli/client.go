@@ -12,7 +12,11 @@ import (
 	"io/fs"
 	"net"
 	"net/http"
+	"os"
+	"os/user"
+	"strconv"
 	"strings"
+	"syscall"
 
 	"github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/server"
@@ -26,12 +30,29 @@ type unreachableError struct {
 
 func (e *unreachableError) Error() string {
 	if errors.Is(e.cause, fs.ErrPermission) {
-		return fmt.Sprintf("you may not use %s: run this as root, or join the group kerb", e.socket)
+		return fmt.Sprintf("you may not use %s: run this as root%s", e.socket, orJoin(e.socket))
 	}
 	return fmt.Sprintf("no agent answers on %s: start it with %q, or %q as root (%v)", e.socket, "systemctl start kerb", "kerb agent", e.cause)
 }
 
 func (e *unreachableError) Unwrap() error { return e.cause }
+
+// orJoin names the group that may use a socket, if there is one beside root's.
+func orJoin(socket string) string {
+	info, err := os.Stat(socket)
+	if err != nil {
+		return ""
+	}
+	owner, ok := info.Sys().(*syscall.Stat_t)
+	if !ok || owner.Gid == 0 {
+		return ""
+	}
+	group, err := user.LookupGroupId(strconv.Itoa(int(owner.Gid)))
+	if err != nil {
+		return ""
+	}
+	return ", or join the group " + group.Name
+}
 
 // dialError marks failures to connect among all that an HTTP client can return.
 type dialError struct{ error }
