@@ -115,14 +115,15 @@ func problem(response *http.Response, answer []byte) error {
 	if strings.HasPrefix(response.Header.Get("Content-Type"), "application/problem+json") && json.Unmarshal(answer, &p) == nil {
 		return &p
 	}
-	return &answerError{response.StatusCode, response.Status, string(bytes.TrimSpace(answer))}
+	below, isModule := strings.CutPrefix(response.Request.URL.Path, "/v1/modules/")
+	if module, path, ok := strings.Cut(below, "/"); ok && isModule && response.StatusCode == http.StatusNotFound {
+		return &noRouteError{module, path}
+	}
+	return &answerError{response.Status, string(bytes.TrimSpace(answer))}
 }
 
 // answerError is an error that comes from something else than the agent itself, such as a module.
-type answerError struct {
-	code         int
-	status, text string
-}
+type answerError struct{ status, text string }
 
 func (e *answerError) Error() string {
 	return fmt.Sprintf("the agent answered %s: %s", e.status, e.text)
