@@ -5,8 +5,10 @@ package examples
 import (
 	"encoding/binary"
 	"encoding/json"
+	"io"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -288,6 +290,25 @@ func TestTopportsRefuses(t *testing.T) {
 	}
 	if status := pr.call("POST", sdk.PathPrefix+"attached", sdk.Instance{}, nil); status != 404 {
 		t.Errorf("attached: %d", status)
+	}
+}
+
+// A body of unknown length is refused, and not taken for the request after it.
+func TestTopportsRefusesChunks(t *testing.T) {
+	p, dir := build(t, "topports")
+	pr := startProcess(t, p, dir)
+	for range 3 {
+		res, err := pr.client.Post("http://control/top", "application/json", io.MultiReader(strings.NewReader("{}"), strings.NewReader(" ")))
+		if err != nil {
+			t.Fatal(err)
+		}
+		res.Body.Close()
+		if res.StatusCode != 411 {
+			t.Errorf("status %d", res.StatusCode)
+		}
+		if status := pr.call("GET", sdk.PathPrefix+"health", nil, nil); status != 200 {
+			t.Errorf("health after it: %d", status)
+		}
 	}
 }
 

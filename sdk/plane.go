@@ -25,12 +25,16 @@ type plane struct {
 	inbox   *inbox
 	wants   *wants
 
-	starting sync.Mutex // one start at a time: the agent tries again while a slow one is still under way
-	ended    bool       // no start any more; guarded by starting
+	starting sync.Mutex   // one start at a time: the agent tries again while a slow one is still under way
+	ended    bool         // no start any more; guarded by starting
+	turning  sync.RWMutex // from the end of one generation's work to the next; requests wait
+
+	retiring sync.WaitGroup // generations that requests still use
 
 	mu       sync.Mutex
 	compiled []compilation // newest last
 	current  *running
+	retired  map[string]bool // names of generations that requests may still use
 }
 
 // compilation is a config with what became of it: compile is followed by fill and start with the same config.
@@ -60,7 +64,7 @@ type running struct {
 func servePlane(ctx context.Context, module string, control Control, listener net.Listener, maps *net.UnixConn) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	p := &plane{module: module, control: control, wants: newWants()}
+	p := &plane{module: module, control: control, wants: newWants(), retired: map[string]bool{}}
 	p.inbox = newInbox(maps, p.serveClient)
 	server := &http.Server{Handler: p.routes(), ReadHeaderTimeout: 10 * time.Second}
 	var reading sync.WaitGroup
@@ -217,8 +221,9 @@ func (p *plane) serveStart(r *http.Request) (any, error) {
 	if p.ended {
 		return nil, errors.New("the control plane ends")
 	}
-	if now := p.running(); now != nil && now.generation == req.Generation { // nobody else starts or stops it meanwhile
-		now.setInstances(req.Instances)
+	before := p.running() // nobody else starts or stops it meanwhile
+	if before != nil && before.generation == req.Generation {
+		before.setInstances(req.Instances)
 		return nil, nil
 	}
 	c, err := p.compile(req.Config)
@@ -229,13 +234,26 @@ func (p *plane) serveStart(r *http.Request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	next := p.enliven(req, c, maps)
-	p.mu.Lock()
-	before := p.current
-	p.current = next
-	p.mu.Unlock()
+	p.turn(before, func() *running { return p.enliven(req, c, maps) })
 	p.retire(before)
 	return nil, nil
+}
+
+// turn ends the work of one generation before that of the next begins: they share tables, and a ring buffer can have one reader only.
+func (p *plane) turn(before *running, enliven func() *running) {
+	p.turning.Lock()
+	defer p.turning.Unlock()
+	if before != nil {
+		before.cancel()
+		before.work.Wait()
+	}
+	next := enliven()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.current = next
+	if before != nil {
+		p.retired[before.generation] = true
+	}
 }
 
 func (p *plane) enliven(req GenerationRequest, c Compiled, maps Maps) *running {
@@ -252,17 +270,18 @@ func (p *plane) enliven(req GenerationRequest, c Compiled, maps Maps) *running {
 	return n
 }
 
-// retire ends the work of a generation, and lets go of its maps when the last request is done with them.
+// retire lets go of the maps of a generation when the last request is done with them.
 func (p *plane) retire(n *running) {
 	if n == nil {
 		return
 	}
-	n.cancel()
-	n.work.Wait()
-	go func() {
+	p.retiring.Go(func() {
 		n.users.Wait()
 		p.inbox.drop(n.generation)
-	}()
+		p.mu.Lock()
+		delete(p.retired, n.generation)
+		p.mu.Unlock()
+	})
 }
 
 func (p *plane) stop() {
@@ -278,6 +297,7 @@ func (p *plane) stop() {
 		now.work.Wait()
 		now.users.Wait()
 	}
+	p.retiring.Wait()
 }
 
 func (p *plane) running() *running {
@@ -288,6 +308,8 @@ func (p *plane) running() *running {
 
 // use keeps the maps of the present generation open until users.Done.
 func (p *plane) use() *running {
+	p.turning.RLock()
+	defer p.turning.RUnlock()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.current != nil {
@@ -301,10 +323,15 @@ func (p *plane) serveDrop(r *http.Request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	if now := p.running(); now != nil && now.generation == req.Generation {
+	p.mu.Lock()
+	running, retired := p.current != nil && p.current.generation == req.Generation, p.retired[req.Generation]
+	p.mu.Unlock()
+	if running {
 		return nil, fmt.Errorf("generation %s is running", req.Generation)
 	}
-	p.inbox.drop(req.Generation)
+	if !retired { // else it is let go of by itself: a descriptor that is closed under a request may be another map's by then
+		p.inbox.drop(req.Generation)
+	}
 	return nil, nil
 }
 

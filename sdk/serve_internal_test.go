@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -174,6 +175,73 @@ func TestServePlane(t *testing.T) {
 		time.Sleep(10 * time.Millisecond)
 	}
 	t.Errorf("%d descriptors were open, now %d", open, descriptorsOpen(t))
+}
+
+// slow is a control plane whose route reads its map when it may.
+type slow struct {
+	echo
+	entered chan struct{}
+	may     chan struct{}
+}
+
+func (s slow) Compile(json.RawMessage) (Compiled, error) { return s, nil }
+func (s slow) Handler(l Live) http.Handler {
+	next := s.echo.Handler(l)
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		s.entered <- struct{}{}
+		<-s.may
+		next.ServeHTTP(w, r)
+	})
+}
+
+// The agent has a generation dropped as soon as the next one has started. A request that is under way keeps its maps.
+func TestDropWhileInUse(t *testing.T) {
+	control := slow{entered: make(chan struct{}), may: make(chan struct{})}
+	s := serve(t, control)
+	defer s.end()
+	begin := func(g string) {
+		s.send(g)
+		s.call("/kerb/v1/fill", GenerationRequest{Generation: g, Config: json.RawMessage(`1`)}, 204)
+		s.call("/kerb/v1/start", GenerationRequest{Generation: g, Config: json.RawMessage(`1`)}, 204)
+	}
+	begin("a")
+	answer := make(chan string)
+	go func() { answer <- s.call("/x", nil, 200) }()
+	<-control.entered
+	begin("b")
+	s.call("/kerb/v1/drop", GenerationRequest{Generation: "a"}, 204)
+	close(control.may)
+	if got, want := <-answer, `{"config":"","on":null,"open":true,"value":7}`; got != want {
+		t.Errorf("the request of the old generation got %s, want %s", got, want)
+	}
+}
+
+// single is a control plane whose background work takes a moment to end, as one that is reading a ring buffer.
+type single struct {
+	echo
+	working, most *atomic.Int32
+}
+
+func (s single) Compile(json.RawMessage) (Compiled, error) { return s, nil }
+func (s single) Run(ctx context.Context, _ Live) {
+	s.most.Store(max(s.most.Load(), s.working.Add(1)))
+	<-ctx.Done()
+	time.Sleep(50 * time.Millisecond)
+	s.working.Add(-1)
+}
+
+// Generations share ring buffers and tables: the work of one ends before that of the next begins.
+func TestOneGenerationWorks(t *testing.T) {
+	control := single{working: &atomic.Int32{}, most: &atomic.Int32{}}
+	s := serve(t, control)
+	for _, g := range []string{"a", "b", "c"} {
+		s.send(g)
+		s.call("/kerb/v1/start", GenerationRequest{Generation: g, Config: json.RawMessage(`1`)}, 204)
+	}
+	s.end()
+	if most := control.most.Load(); most != 1 || control.working.Load() != 0 {
+		t.Errorf("%d generations have worked at a time, %d still do", most, control.working.Load())
+	}
 }
 
 // Maps that never come are told of, in time.

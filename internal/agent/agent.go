@@ -12,6 +12,7 @@ import (
 	"log/slog"
 	"maps"
 	"os"
+	"os/user"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -80,6 +81,9 @@ var _ server.Backend = (*Agent)(nil)
 // kernel goes on either way.
 func Run(ctx context.Context, cfg config.Config, log *slog.Logger) error {
 	lean.Keep()
+	if _, err := user.LookupGroup(cfg.SocketGroup); err != nil && cfg.SocketGroup != config.Default().SocketGroup {
+		log.Warn("only root can use the sockets", "reason", err, "socketGroup", cfg.SocketGroup)
+	}
 	unlock, err := lock(cfg.Paths.Lock())
 	if err != nil {
 		return err
@@ -229,17 +233,22 @@ func (a *Agent) poke() {
 	}
 }
 
-// follow reconciles whenever services change, and again after failures.
+// follow reconciles whenever services change, and again after failures. Modules that cannot run are
+// tried again less often, as a control plane that does not answer keeps changes waiting.
 func (a *Agent) follow(ctx context.Context) {
-	const retry = 5 * time.Second
-	timer := time.NewTimer(retry)
+	const retry, retryModules = 5 * time.Second, 30 * time.Second
+	timer, failed := time.NewTimer(retry), time.NewTicker(retryModules)
 	defer timer.Stop()
+	defer failed.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-a.wake:
 		case <-timer.C:
+		case <-failed.C:
+			a.retryFailed()
+			continue
 		}
 		a.changes.Lock()
 		if err := a.reconcile(); err != nil {

@@ -7,6 +7,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"net/http"
@@ -432,6 +433,119 @@ func TestRefusedModuleBlocksNothing(t *testing.T) {
 	if got := n.chainsOn(t, n.web)["tc-ingress"]; !strings.HasPrefix(got, "other ") {
 		t.Errorf("web runs %q", got)
 	}
+}
+
+// A module that cannot run does what its failure policy says to the services that it selects, and runs again once it can.
+func TestFailurePolicy(t *testing.T) {
+	n := newNode(t)
+	packages := map[v1.FailurePolicy]string{}
+	for _, policy := range []v1.FailurePolicy{v1.FailOpen, v1.FailClosed} {
+		dir := filepath.Join(t.TempDir(), string(policy))
+		if err := os.CopyFS(dir, os.DirFS(testPackage(t, "pass"))); err != nil {
+			t.Fatal(err)
+		}
+		edit(t, filepath.Join(dir, "kerb.yaml"), func(text string) string {
+			return strings.Replace(text, "failurePolicy: open", "failurePolicy: "+string(policy), 1)
+		})
+		packages[policy] = dir
+	}
+	byResource := module("guard", packages[v1.FailOpen], "app=web", nil)
+	byResource.Spec.FailurePolicy = v1.FailClosed
+	n.apply(t, n.both(), byResource, module("watch", packages[v1.FailClosed], "app=db", nil), module("count", packages[v1.FailOpen], "*", nil))
+	hidden := func(dir string) string { return dir + ".away" }
+	n.stop()
+	for _, dir := range packages {
+		if err := os.Rename(dir, hidden(dir)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	n.start(t)
+	eventually(t, "those that fail closed drop everything, the other is left out", func() bool {
+		web, db := n.chainsOn(t, n.web)["tc-ingress"], n.chainsOn(t, n.db)["tc-egress"]
+		return strings.HasPrefix(web, "guard ") && strings.HasPrefix(db, "watch ")
+	})
+	if reached(t, n.web, n.db) {
+		t.Error("a packet has passed a module that fails closed and cannot run")
+	}
+	if c := n.reconciled(t); c.Reason != "CannotRun" || !strings.Contains(c.Message, "module guard cannot run, all packets are dropped") ||
+		!strings.Contains(c.Message, "module count cannot run, packets pass without it") {
+		t.Errorf("the node's state: %+v", c)
+	}
+	for _, dir := range packages {
+		if err := os.Rename(hidden(dir), dir); err != nil {
+			t.Fatal(err)
+		}
+	}
+	n.retryFailed()
+	eventually(t, "with their packages back all run", func() bool {
+		web, db := n.chainsOn(t, n.web)["tc-ingress"], n.chainsOn(t, n.db)["tc-egress"]
+		return strings.HasPrefix(web, "count,guard ") && strings.HasPrefix(db, "count,watch ")
+	})
+	if !reached(t, n.web, n.db) {
+		t.Error("no packet passes modules that run again")
+	}
+	if c := n.reconciled(t); c.Status != "True" {
+		t.Errorf("the node's state: %+v", c)
+	}
+}
+
+func (n *node) reconciled(t *testing.T) v1.Condition {
+	t.Helper()
+	st, err := n.Status(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return st.Conditions[0]
+}
+
+// A package in the binary that cannot run, for want of what its config names, keeps to its own policy.
+func TestPackagesOwnPolicy(t *testing.T) {
+	n := newNode(t)
+	for pkg, want := range map[string]bool{"counter": false, "firewall": true, "accelerator": false} {
+		if got := n.failsClosed(module("m", pkg, "*", nil)); got != want {
+			t.Errorf("%s fails closed: %t", pkg, got)
+		}
+	}
+}
+
+func edit(t *testing.T, path string, change func(string) string) {
+	t.Helper()
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte(change(string(data))), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// reached tells whether a datagram gets from one host to another.
+func reached(t *testing.T, from, to *netlab.Host) bool {
+	t.Helper()
+	var server net.PacketConn
+	err := to.Do(func() (err error) {
+		server, err = net.ListenPacket("udp", net.JoinHostPort(to.Addr4().String(), "0"))
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer server.Close()
+	err = from.Do(func() error {
+		client, err := net.Dial("udp", server.LocalAddr().String())
+		if err != nil {
+			return err
+		}
+		defer client.Close()
+		_, err = io.WriteString(client, "x")
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = server.SetReadDeadline(time.Now().Add(time.Second))
+	_, _, err = server.ReadFrom(make([]byte, 1))
+	return err == nil
 }
 
 // An interface that somebody else has taken is told of; all others get their chains.

@@ -379,7 +379,7 @@ func (a *Agent) takeOut(w world, names []string) bool {
 				go d.plane.Close()
 			}
 			a.mu.Lock() // they are the agent's own
-			w.modules[name] = &deployment{resource: d.resource, err: err, module: dataplane.Unavailable(name, d.module.FailClosed)}
+			w.modules[name] = unavailable(d.resource, err, d.module.FailClosed)
 			a.mu.Unlock()
 			found = true
 		}

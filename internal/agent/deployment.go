@@ -90,9 +90,39 @@ func (a *Agent) prepareOrFail(m v1.Module) *deployment {
 	d, err := a.prepare(m)
 	if err != nil {
 		a.log.Error("module cannot run", "module", m.Metadata.Name, "error", err)
-		return &deployment{resource: m, err: err, module: dataplane.Unavailable(m.Metadata.Name, a.failsClosed(m))}
+		return unavailable(m, err, a.failsClosed(m))
 	}
 	return d
+}
+
+// unavailable stands for a module that cannot run, where the module would be.
+func unavailable(m v1.Module, why error, closed bool) *deployment {
+	selector, _ := service.ParseSelector(m.Spec.Attach.Services) // one that is wrong selects nothing
+	return &deployment{resource: m, err: why, selector: selector, module: dataplane.Unavailable(m.Metadata.Name, closed)}
+}
+
+// retryFailed prepares those modules again that could not run when the agent started: a file system that was not mounted, a
+// slow control plane. What the kernel refuses it will refuse again.
+func (a *Agent) retryFailed() {
+	a.changes.Lock()
+	defer a.changes.Unlock()
+	back := false
+	for name, d := range a.modules {
+		var rejected *dataplane.RejectedError
+		if d.err == nil || errors.As(d.err, &rejected) {
+			continue
+		}
+		if next, err := a.prepare(d.resource); err == nil {
+			a.log.Info("module can run again", "module", name)
+			a.mu.Lock()
+			a.modules[name] = next
+			a.mu.Unlock()
+			back = true
+		}
+	}
+	if back {
+		a.poke()
+	}
 }
 
 func (d *deployment) invalid(field string, err error) error {

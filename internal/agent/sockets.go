@@ -294,19 +294,28 @@ func (a *Agent) cgroupsMoved() bool {
 	return false
 }
 
-// failsClosed tells whether a module that cannot run keeps packets from passing. One on sockets does not: what it did not touch is
-// plain TCP. Where its package cannot be read, what it left in the kernel tells.
+// failsClosed tells whether a module that cannot run keeps packets from passing: by its own policy, or else its package's. One on
+// sockets does not: what it did not touch is plain TCP. Where the package cannot be read, what it left in the kernel tells; if
+// that is nothing, it might have been a firewall.
 func (a *Agent) failsClosed(m v1.Module) bool {
-	if m.Spec.FailurePolicy == v1.FailOpen {
-		return false
+	if p := m.Spec.FailurePolicy; p != "" {
+		return p == v1.FailClosed
 	}
 	if p, err := a.catalog.Get(m.Spec.Package); err == nil {
-		return !p.RunsOn(pkgs.HookSockets)
+		return p.FailurePolicy == string(v1.FailClosed)
 	}
 	state, err := a.dp.Observe()
-	return err != nil || !slices.ContainsFunc(state.Chains, func(c dataplane.PinnedChain) bool {
-		return c.Spec.Side == dataplane.OnSockets && len(c.Spec.Members) > 0 && c.Spec.Members[0].Name == m.Metadata.Name
-	})
+	if err != nil {
+		return true
+	}
+	for _, c := range state.Chains {
+		for _, member := range c.Spec.Members {
+			if member.Name == m.Metadata.Name {
+				return member.FailClosed
+			}
+		}
+	}
+	return true
 }
 
 // isDraining tells of a module that waits for its connections.

@@ -83,7 +83,7 @@ func (a *Agent) moduleReady(d *deployment, instances int) v1.Condition {
 	case d == nil:
 		c.Reason, c.Message = "Starting", "not looked at yet"
 	case d.err != nil:
-		c.Reason, c.Message = "CannotRun", d.err.Error()
+		c.Reason, c.Message = "CannotRun", d.err.Error()+"; "+d.meanwhile()
 	case a.problem != nil:
 		c.Reason, c.Message = "NotReconciled", a.problem.Error()
 	case instances == 0:
@@ -394,6 +394,8 @@ func (a *Agent) nodeConditions() []v1.Condition {
 	reconciled := v1.Condition{Type: "Reconciled", Status: "True", Reason: "AsDesired", Since: a.metrics.since()}
 	if a.problem != nil {
 		reconciled.Status, reconciled.Reason, reconciled.Message = "False", "Retrying", a.problem.Error()
+	} else if failed := a.cannotRun(); failed != "" {
+		reconciled.Status, reconciled.Reason, reconciled.Message = "False", "CannotRun", failed
 	}
 	stored := v1.Condition{Type: "StoreWritable", Status: "True", Reason: "Writable", Since: a.started}
 	if a.store.ReadOnly() {
@@ -412,6 +414,25 @@ func (a *Agent) nodeConditions() []v1.Condition {
 			Message: "the store was damaged and set aside; chains that ran go on untouched until modules are applied again"})
 	}
 	return out
+}
+
+// cannotRun tells of the modules that do not run, and what that means; empty if there are none.
+func (a *Agent) cannotRun() string {
+	var failed []string
+	for _, name := range slices.Sorted(maps.Keys(a.modules)) {
+		if d := a.modules[name]; d.err != nil {
+			failed = append(failed, "module "+name+" cannot run, "+d.meanwhile())
+		}
+	}
+	return strings.Join(failed, "; ")
+}
+
+// meanwhile is what becomes of packets while a module cannot run.
+func (d *deployment) meanwhile() string {
+	if d.module.FailClosed {
+		return "all packets are dropped meanwhile (failurePolicy closed)"
+	}
+	return "packets pass without it meanwhile (failurePolicy open)"
 }
 
 // controlPlanes sums the control planes up.

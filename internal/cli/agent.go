@@ -3,6 +3,7 @@
 package cli
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -82,6 +83,9 @@ func (f *agentFlags) addPaths(c *cobra.Command) {
 func (f agentFlags) resolve(required bool) (config.Config, error) {
 	c, err := config.Load(f.config, required)
 	if err != nil {
+		return c, err
+	}
+	if err := errors.Join(makeAbsolute(&f.state), makeAbsolute(&f.run), makeAbsolute(&f.bpf)); err != nil {
 		return c, err
 	}
 	override(&c.Paths.State, f.state)

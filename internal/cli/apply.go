@@ -204,17 +204,17 @@ func readInput(files []string, stdin io.Reader) (input, error) {
 		}
 		request, err := server.Decode(data)
 		if err != nil {
-			return in, fmt.Errorf("%s: %w", path, err)
+			return in, fmt.Errorf("%s: %w", fileName(path), err)
 		}
 		resources, err := server.Documents(data)
 		if err != nil {
-			return in, fmt.Errorf("%s: %w", path, err)
+			return in, fmt.Errorf("%s: %w", fileName(path), err)
 		}
 		in.resources = append(in.resources, resources...)
 		in.refs = append(in.refs, request.Refs()...)
 	}
 	if len(in.resources) == 0 {
-		return in, &fault.Invalid{Resource: strings.Join(files, ", "), Reason: "there is no resource in it"}
+		return in, &fault.Invalid{Resource: fileName(strings.Join(files, ", ")), Reason: "there is no resource in it"}
 	}
 	return in, nil
 }
@@ -238,6 +238,14 @@ func expand(files []string) ([]string, error) {
 		}
 	}
 	return all, nil
+}
+
+// fileName is what messages call a file.
+func fileName(path string) string {
+	if path == "-" {
+		return "standard input"
+	}
+	return path
 }
 
 func readFile(path string, stdin io.Reader) ([]byte, error) {

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"os"
 	"os/signal"
@@ -56,7 +57,7 @@ func Main(b Build) int {
 	if err == nil {
 		return ExitOK
 	}
-	return a.report(root.ErrOrStderr(), cmd, err)
+	return a.report(visible{root.ErrOrStderr()}, cmd, err)
 }
 
 // Root returns the command tree, for documents made from it.
@@ -201,6 +202,8 @@ func (a *app) report(w io.Writer, cmd *cobra.Command, err error) int {
 			list, _, _ = cmd.Root().Find([]string{"module", "list"})
 		}
 		fmt.Fprintf(w, "Run %q for what there is.\n", list.CommandPath())
+	case code == ExitFailure && errors.Is(err, fs.ErrPermission) && os.Geteuid() != 0:
+		fmt.Fprintln(w, "You are not root, as this needs.")
 	}
 	return code
 }

@@ -12,7 +12,11 @@ import (
 	"io/fs"
 	"net"
 	"net/http"
+	"os"
+	"os/user"
+	"strconv"
 	"strings"
+	"syscall"
 
 	"github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/server"
@@ -26,12 +30,29 @@ type unreachableError struct {
 
 func (e *unreachableError) Error() string {
 	if errors.Is(e.cause, fs.ErrPermission) {
-		return fmt.Sprintf("you may not use %s: run this as root, or join the group kerb", e.socket)
+		return fmt.Sprintf("you may not use %s: run this as root%s", e.socket, orJoin(e.socket))
 	}
 	return fmt.Sprintf("no agent answers on %s: start it with %q, or %q as root (%v)", e.socket, "systemctl start kerb", "kerb agent", e.cause)
 }
 
 func (e *unreachableError) Unwrap() error { return e.cause }
+
+// orJoin names the group that may use a socket, if there is one beside root's.
+func orJoin(socket string) string {
+	info, err := os.Stat(socket)
+	if err != nil {
+		return ""
+	}
+	owner, ok := info.Sys().(*syscall.Stat_t)
+	if !ok || owner.Gid == 0 {
+		return ""
+	}
+	group, err := user.LookupGroupId(strconv.Itoa(int(owner.Gid)))
+	if err != nil {
+		return ""
+	}
+	return ", or join the group " + group.Name
+}
 
 // dialError marks failures to connect among all that an HTTP client can return.
 type dialError struct{ error }
@@ -65,7 +86,7 @@ func (a *app) call(ctx context.Context, method, path string, body []byte) ([]byt
 		return nil, &unreachableError{a.socket, dial.error}
 	}
 	if err != nil && ctx.Err() != nil {
-		return nil, ctx.Err()
+		return nil, interrupted(method)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("the agent ended before it answered: see what is there when it runs again (%w)", err)
@@ -81,19 +102,28 @@ func (a *app) call(ctx context.Context, method, path string, body []byte) ([]byt
 	return answer, nil
 }
 
+// interrupted tells what becomes of a change that nobody waits for any more: it is all or nothing, and goes on.
+func interrupted(method string) error {
+	if method == http.MethodGet {
+		return errors.New("interrupted")
+	}
+	return errors.New("interrupted; a change that has reached the agent goes on, whole or not at all: see what is there in a moment")
+}
+
 func problem(response *http.Response, answer []byte) error {
 	var p server.Problem
 	if strings.HasPrefix(response.Header.Get("Content-Type"), "application/problem+json") && json.Unmarshal(answer, &p) == nil {
 		return &p
 	}
-	return &answerError{response.StatusCode, response.Status, string(bytes.TrimSpace(answer))}
+	below, isModule := strings.CutPrefix(response.Request.URL.Path, "/v1/modules/")
+	if module, path, ok := strings.Cut(below, "/"); ok && isModule && response.StatusCode == http.StatusNotFound {
+		return &noRouteError{module, path}
+	}
+	return &answerError{response.Status, string(bytes.TrimSpace(answer))}
 }
 
 // answerError is an error that comes from something else than the agent itself, such as a module.
-type answerError struct {
-	code         int
-	status, text string
-}
+type answerError struct{ status, text string }
 
 func (e *answerError) Error() string {
 	return fmt.Sprintf("the agent answered %s: %s", e.status, e.text)

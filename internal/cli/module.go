@@ -3,11 +3,10 @@
 package cli
 
 import (
+	"cmp"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
-	"net/http"
 	"net/url"
 	"strconv"
 	"strings"
@@ -164,10 +163,6 @@ func (a *app) queryCommand() *cobra.Command {
 		RunE: func(cmd *cobra.Command, args []string) error {
 			path := "/v1/modules/" + url.PathEscape(args[0]) + "/" + strings.TrimPrefix(args[1], "/")
 			body, err := a.stream(cmd.Context(), path)
-			var odd *answerError
-			if errors.As(err, &odd) && odd.code == http.StatusNotFound {
-				return &noRouteError{args[0], args[1]}
-			}
 			if err != nil {
 				return err
 			}
@@ -181,7 +176,7 @@ func (a *app) queryCommand() *cobra.Command {
 type noRouteError struct{ module, path string }
 
 func (e *noRouteError) Error() string {
-	return fmt.Sprintf("module %s has nothing at %s; the documents of its package list what it has", e.module, e.path)
+	return fmt.Sprintf("module %s has nothing at %s; the documents of its package list what it has", e.module, cmp.Or(e.path, "/"))
 }
 
 func (*noRouteError) Unwrap() error { return &fault.NotFound{} }

@@ -3,11 +3,13 @@
 package cli
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"io"
 	"strings"
 	"text/tabwriter"
+	"unicode"
 
 	"github.com/kerb-edge/kerb/api/v1alpha1"
 	"sigs.k8s.io/yaml"
@@ -29,9 +31,33 @@ func (a *app) print(w io.Writer, v any, table func(io.Writer)) error {
 		_, err = w.Write(data)
 		return err
 	}
-	aligned := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.DiscardEmptyColumns)
+	aligned := tabwriter.NewWriter(visible{w}, 0, 0, 2, ' ', tabwriter.DiscardEmptyColumns)
 	table(aligned)
 	return aligned.Flush()
+}
+
+// visible shows what would steer a terminal, in the place of doing so: what is printed is in part what packages, control
+// planes and programs on the node say.
+type visible struct{ io.Writer }
+
+func (v visible) Write(p []byte) (int, error) {
+	if _, err := v.Writer.Write(bytes.Map(picture, p)); err != nil {
+		return 0, err
+	}
+	return len(p), nil
+}
+
+// picture is the character to print for a control character: that of Unicode's block of control pictures, if it has one.
+func picture(r rune) rune {
+	switch {
+	case r == '\n', r == '\t':
+		return r
+	case r < ' ':
+		return '\u2400' + r
+	case unicode.IsControl(r), unicode.Is(unicode.Bidi_Control, r):
+		return unicode.ReplacementChar
+	}
+	return r
 }
 
 // line writes one row of a table. Empty cells are a dash, so that columns can be counted.

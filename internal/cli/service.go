@@ -109,7 +109,7 @@ func (a *app) serviceAddCommand() *cobra.Command {
 	return c
 }
 
-// makeAbsolute resolves a path here: the agent has another working directory.
+// makeAbsolute resolves a path of the command line, if there is one: it is meant as seen from here.
 func makeAbsolute(path *string) error {
 	if *path == "" {
 		return nil

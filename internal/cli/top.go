@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -113,6 +114,9 @@ func (a *app) totals(ctx context.Context) (map[string]traffic, error) {
 	families, err := parser.TextToMetricFamilies(bytes.NewReader(data))
 	if err != nil {
 		return nil, fmt.Errorf("the agent's metrics: %w", err)
+	}
+	if families["kerb_counter_overflow_packets_total"] == nil { // each counter has it, also before the first packet
+		return nil, errors.New("no module counts packets: deploy the package counter on the services that you want to watch")
 	}
 	totals := map[string]traffic{}
 	for _, m := range families["kerb_counter_packets_total"].GetMetric() {

@@ -19,6 +19,12 @@ import (
 	"github.com/kerb-edge/kerb/api/v1alpha1"
 )
 
+// The maxima of v1alpha1.TraceRequest, as the command line has them.
+const (
+	longestTrace = 4 * time.Minute
+	mostTraced   = 100000
+)
+
 func (a *app) traceCommand() *cobra.Command {
 	var r v1alpha1.TraceRequest
 	var lasting time.Duration
@@ -31,10 +37,13 @@ func (a *app) traceCommand() *cobra.Command {
 		Example: "  kerb trace --service web --protocol tcp --port 80\n  kerb trace --host 192.0.2.7 --count 5 --for 10s",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			r.Seconds = int(lasting.Seconds())
-			if r.Seconds < 1 {
-				return &usageError{fmt.Errorf("--for %v: must be at least 1s", lasting)}
+			if lasting < time.Second || lasting > longestTrace {
+				return &usageError{fmt.Errorf("--for %v: must be at least 1s, and at most %v", lasting, longestTrace)}
 			}
+			if r.Count < 0 || r.Count > mostTraced {
+				return &usageError{fmt.Errorf("--count %d: must be from 0 to %d", r.Count, mostTraced)}
+			}
+			r.Seconds = int(lasting.Seconds())
 			return a.trace(cmd.Context(), cmd.OutOrStdout(), r)
 		},
 	}
@@ -73,11 +82,9 @@ func (a *app) trace(ctx context.Context, w io.Writer, r v1alpha1.TraceRequest) e
 		if p.Error != "" {
 			return errors.New(p.Error)
 		}
-		if a.output != "table" {
-			fmt.Fprintln(w, lines.Text())
-			continue
+		if err := a.printTraced(w, lines.Text(), p.TracedPacket); err != nil {
+			return err
 		}
-		printTraced(w, p.TracedPacket)
 	}
 	return ignoreInterrupt(ctx, lines.Err())
 }
@@ -90,7 +97,19 @@ func ignoreInterrupt(ctx context.Context, err error) error {
 	return err
 }
 
-func printTraced(w io.Writer, p v1alpha1.TracedPacket) {
+// printTraced prints a packet for people, or as what the agent has answered: a line, or a document of YAML.
+func (a *app) printTraced(w io.Writer, text string, p v1alpha1.TracedPacket) error {
+	switch a.output {
+	case "json":
+		_, err := fmt.Fprintln(w, text)
+		return err
+	case "yaml":
+		fmt.Fprintln(w, "---")
+	}
+	return a.print(w, p, func(w io.Writer) { describeTraced(w, p) })
+}
+
+func describeTraced(w io.Writer, p v1alpha1.TracedPacket) {
 	where := p.Interface
 	if p.Service != "" {
 		where = p.Service + " " + p.Direction

@@ -49,7 +49,7 @@ func (a *app) setCommand() *cobra.Command {
 			for _, assignment := range args[1:] {
 				path, value, ok := strings.Cut(assignment, "=")
 				if !ok || path == "" {
-					return fmt.Errorf("%q is not PATH=VALUE", assignment)
+					return &usageError{fmt.Errorf("%q is not PATH=VALUE", assignment)}
 				}
 				body, err := json.Marshal(map[string]string{"value": value})
 				if err != nil {

@@ -64,7 +64,8 @@ func Load(path string, required bool) (Config, error) {
 		return c, fmt.Errorf("configuration: %w", err)
 	}
 	if err := yaml.UnmarshalStrict(data, &c); err != nil {
-		return c, &fault.Invalid{Resource: path, Reason: strings.Join(strings.Fields(err.Error()), " ")} // it has line breaks
+		reason := strings.Join(strings.Fields(err.Error()), " ") // it has line breaks
+		return c, &fault.Invalid{Resource: path, Reason: strings.TrimPrefix(reason, "error unmarshaling JSON: while decoding JSON: json: ")}
 	}
 	c.Paths.Config = path
 	return c, nil

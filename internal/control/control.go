@@ -108,6 +108,9 @@ func New(opts Options) (*Manager, error) {
 	if err != nil {
 		opts.Log.Warn("control planes may have the same users as those of another agent on this machine", "error", err)
 	}
+	for _, reason := range sandbox.Reasons() {
+		opts.Log.Warn("control planes are confined less on this kernel", "reason", reason)
+	}
 	m := &Manager{opts: opts, spawner: sandbox.NewSpawner(), users: users, files: files}
 	m.shared = &shared{manager: m}
 	return m, nil

@@ -114,11 +114,13 @@ func (p *Plane) pollWants(ctx context.Context, r *run) {
 	}
 	for ctx.Err() == nil {
 		var wants sdk.Wanted
+		asked := time.Now()
 		err := p.call(ctx, r, wantedTime, "wanted", nil, &wants)
 		if answered(err, http.StatusNotFound) {
 			return
 		}
-		if err != nil {
+		hasty := nothing(wants) && time.Since(asked) < retryTell // it does not wait for something to want: neither may we ask on and on
+		if err != nil || hasty {
 			select {
 			case <-ctx.Done():
 			case <-time.After(retryTell):
@@ -133,6 +135,10 @@ func (p *Plane) pollWants(ctx context.Context, r *run) {
 		}
 		p.examineAll(ctx, r, wants.Executables)
 	}
+}
+
+func nothing(w sdk.Wanted) bool {
+	return len(w.Addresses)+len(w.Idle)+len(w.Give)+len(w.Executables) == 0
 }
 
 // answered tells whether an error is an answer with this status.

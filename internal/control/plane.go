@@ -688,12 +688,6 @@ func (p *Plane) Metrics(ctx context.Context) ([]sdk.Sample, error) {
 	return out, err
 }
 
-func (p *Plane) now() *run {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.run
-}
-
 // present waits for a run: a control plane that is just starting again is worth a moment.
 func (p *Plane) present(ctx context.Context) (*run, error) {
 	for {

@@ -103,6 +103,32 @@ func (h *handler) called() []string {
 	return slices.DeleteFunc(slices.Clone(h.calls), func(s string) bool { return s == "health" })
 }
 
+// One that answers at once that it wants nothing is not asked all the time.
+func TestHastyWants(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := &handler{answers: map[string]int{"wanted": http.StatusNoContent}}
+		p := testPlane(func() (*run, error) { return newFake(h).run, nil })
+		p.examine = func(sdk.Process) sdk.Executable { return sdk.Executable{} }
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			p.supervise()
+		}()
+		time.Sleep(9500 * time.Millisecond)
+		if n := len(h.called()); n != 10 {
+			t.Errorf("asked %d times in 9.5 s", n)
+		}
+		p.Close()
+		<-done
+	})
+}
+
+func (p *Plane) now() *run {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.run
+}
+
 // A control plane that does not start is tried again after twice as long each time, and Close does not wait for it.
 func TestBackOff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -151,7 +151,8 @@ func (m *Manager) launch(l launch) (*process, error) {
 	return watch(cmd, l.spec.Memory, log), nil
 }
 
-// makeOwn makes a directory that is the user's alone, with what is in it.
+// makeOwn makes a directory that is the user's alone, with what is in it. The directory itself comes last: its owner says that
+// all is done, also to an agent that follows one that was killed.
 func makeOwn(dir string, uid int) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
@@ -159,12 +160,16 @@ func makeOwn(dir string, uid int) error {
 	if owner(dir) == uid {
 		return nil
 	}
-	return filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
-		if err != nil {
+	err := filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
+		if err != nil || path == dir {
 			return err
 		}
 		return os.Lchown(path, uid, uid)
 	})
+	if err != nil {
+		return err
+	}
+	return os.Lchown(dir, uid, uid)
 }
 
 // watch reaps the process.

@@ -51,6 +51,7 @@ func Run(ctx context.Context, opts Options) []Check {
 		kernel,
 		features,
 		mounts,
+		confinement,
 		redirected,
 		interfaces,
 		limits,

@@ -81,6 +81,23 @@ func TestRunWithoutPower(t *testing.T) {
 	if Worst(checks) != Fail {
 		t.Error("the worst of it is not fail")
 	}
+	for _, c := range checks { // what could not be tried says nothing of the kernel
+		if strings.Contains(c.Remedy, "boot Linux") && c.Name != "control planes" {
+			t.Errorf("another kernel is asked for: %+v", c)
+		}
+	}
+	if got := statusOf(checks, "locked memory"); got != OK && !olderThan(release(), 5, 11) {
+		t.Errorf("locked memory: %q", got)
+	}
+}
+
+func TestConfinement(t *testing.T) {
+	whole, open := judgeConfinement(nil), judgeConfinement([]string{"no Landlock"})
+	wellFormed(t, []Check{whole})
+	wellFormed(t, []Check{open})
+	if whole.Status != OK || open.Status != Warn || open.Found != "no Landlock" {
+		t.Errorf("got %+v and %+v", whole, open)
+	}
 }
 
 func withoutPower(t *testing.T, f func()) {

@@ -55,10 +55,15 @@ func features(Options) []Check {
 		results[f.Name] = f.Try()
 		checks = append(checks, judge(f.Name, results[f.Name]))
 	}
-	if results["tcx"] != nil && results["clsact"] != nil {
+	if missing(results["tcx"]) && missing(results["clsact"]) {
 		checks = append(checks, bad(Fail, "tc-attach", newer("6.6"), "neither TCX nor clsact: chains cannot be put on services"))
 	}
 	return append(checks, nativeMTU(results["xdp-native"])...)
+}
+
+// missing tells that the kernel has been asked, and does not have it.
+func missing(err error) bool {
+	return err != nil && !errors.Is(err, probe.ErrNoNamespace) && !errors.Is(err, unix.EPERM)
 }
 
 // judge turns a probe's answer into a finding.

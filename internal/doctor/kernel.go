@@ -33,10 +33,17 @@ func version(release string) Check {
 	if _, err := fmt.Sscanf(release, "%d.%d", &major, &minor); err != nil {
 		return bad(Warn, "kernel", "uname -r", "cannot read the version %q", release)
 	}
-	if major < oldestMajor || major == oldestMajor && minor < oldestMinor {
+	if olderThan(release, oldestMajor, oldestMinor) {
 		return bad(Fail, "kernel", newer("5.10"), "Linux %s is older than 5.10", release)
 	}
 	return ok("kernel", "Linux %s", release)
+}
+
+// olderThan is false for a release that cannot be read.
+func olderThan(release string, major, minor int) bool {
+	var a, b int
+	_, err := fmt.Sscanf(release, "%d.%d", &a, &b)
+	return err == nil && (a < major || a == major && b < minor)
 }
 
 // btfFile looks for the magic number of type information, in either byte order.
@@ -80,14 +87,16 @@ func sysctl(knob string) string {
 }
 
 // memlock finds out whether the kernel charges BPF memory to RLIMIT_MEMLOCK,
-// as those before 5.11 do, and if so lifts the limit of this process.
+// as those before 5.11 do, and if so lifts the limit of this process. What
+// the library finds is taken for that only there: on later ones it means that
+// this process may not make maps, which the capabilities tell.
 func memlock(Options) []Check {
 	const name = "locked memory"
 	var before, after unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_MEMLOCK, &before); err != nil {
 		return []Check{bad(Warn, name, "ulimit -l", "cannot read the limit: %v", err)}
 	}
-	if err := rlimit.RemoveMemlock(); err != nil {
+	if err := rlimit.RemoveMemlock(); err != nil && olderThan(release(), 5, 11) {
 		return []Check{bad(Fail, name, "ulimit -l unlimited (in the unit: LimitMEMLOCK=infinity)",
 			"this kernel charges BPF memory to RLIMIT_MEMLOCK, which is %s and cannot be lifted: %v", size(before.Cur), err)}
 	}

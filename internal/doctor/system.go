@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kerb-edge/kerb/internal/cgroup"
+	"github.com/kerb-edge/kerb/internal/control/sandbox"
 	"github.com/kerb-edge/kerb/internal/dataplane/probe"
 	"github.com/kerb-edge/kerb/internal/sockets"
 )
@@ -29,6 +30,19 @@ const lowFiles = 2048
 
 func mounts(opts Options) []Check {
 	return []Check{bpffs(opts.Paths.BPF), cgroup2()}
+}
+
+// confinement tells what this kernel lacks to keep control planes from all else.
+func confinement(Options) []Check {
+	return []Check{judgeConfinement(sandbox.Reasons())}
+}
+
+func judgeConfinement(lacks []string) Check {
+	const name = "control planes"
+	if len(lacks) == 0 {
+		return ok(name, "confined by Landlock, seccomp and namespaces")
+	}
+	return bad(Warn, name, newer("6.12")+"; or deploy only packages that you would run as any user", "%s", strings.Join(lacks, "; "))
 }
 
 // redirected tells in what sockets whose bytes are redirected differ from TCP on this kernel: what the agent has found out, or else

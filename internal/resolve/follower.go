@@ -95,6 +95,10 @@ func (f *Follower) Taken(u Update, err error) {
 	f.Follower.Taken(u.Update, err)
 }
 
+// mostOpen is how many addresses a control plane may have asked for that are not answered yet. More are not noted: it asks
+// again when a packet comes.
+const mostOpen = 4096
+
 // Wants takes what the control plane wants.
 func (f *Follower) Wants(w sdk.Wanted) {
 	f.table.mu.Lock()
@@ -102,9 +106,21 @@ func (f *Follower) Wants(w sdk.Wanted) {
 	for _, name := range w.Idle {
 		f.table.idle(f, name)
 	}
-	for _, addr := range w.Addresses {
-		if addr = addr.Unmap(); addr.IsValid() {
+	room := mostOpen - f.open()
+	for _, addr := range w.Addresses[:min(len(w.Addresses), max(0, room))] {
+		if addr = addr.Unmap().WithZone(""); addr.IsValid() {
 			f.table.want(f, addr)
 		}
 	}
+}
+
+// open is how many addresses it waits for, or has not taken the answer for. The table's lock is held.
+func (f *Follower) open() int {
+	n := len(f.unknown)
+	for _, q := range f.table.wanted {
+		if q.waiting[f] {
+			n++
+		}
+	}
+	return n
 }

@@ -286,6 +286,42 @@ func TestWantedIsFoundUnknownOrIdle(t *testing.T) {
 	p.sync().expect("idle", p.names()+fmt.Sprint(r.idle), "[test.app]")
 }
 
+// A control plane that asks for ever more addresses, and takes no answer, does not fill the agent's memory.
+func TestWantsAreBounded(t *testing.T) {
+	r := &dynamic{}
+	table := NewTable(quiet, "", r)
+	p := follow(t, table).sync()
+	for i := range 3 {
+		var wanted sdk.Wanted
+		for n := range 3000 {
+			four := netip.AddrFrom4([4]byte{10, 30, byte(i<<4 + n>>8), byte(n)})
+			six := netip.AddrFrom16([16]byte{0xfe, 0x80, 14: byte(n >> 8), 15: byte(n)}).WithZone(fmt.Sprint(i))
+			wanted.Addresses = append(wanted.Addresses, four, six)
+		}
+		p.follower.Wants(wanted)
+	}
+	table.mu.Lock()
+	open, zones := p.follower.open(), 0
+	for addr := range p.follower.unknown {
+		if addr.Zone() != "" {
+			zones++
+		}
+	}
+	table.mu.Unlock()
+	if open > mostOpen || open < mostOpen/2 || zones > 0 {
+		t.Errorf("%d addresses are open, %d with zones", open, zones)
+	}
+	for _, addr := range r.asked {
+		table.Unknown("test", addr)
+	}
+	p.sync()
+	v4 := netip.MustParseAddr("10.30.255.1")
+	p.follower.Wants(sdk.Wanted{Addresses: []netip.Addr{v4}})
+	if r.asked[len(r.asked)-1] != v4 {
+		t.Error("no address is asked for after all were answered")
+	}
+}
+
 // What a control plane wanted goes over to its next version, and is idle with the last.
 func TestFollowersInherit(t *testing.T) {
 	r := &dynamic{}

@@ -8,8 +8,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
+	"path/filepath"
 	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 
@@ -19,6 +22,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/fault"
 	"github.com/kerb-edge/kerb/internal/models"
 	resolver "github.com/kerb-edge/kerb/internal/resolve"
+	"k8s.io/apimachinery/pkg/api/validate/content"
 	"sigs.k8s.io/yaml"
 )
 
@@ -93,6 +97,7 @@ func splitYAML(data []byte) [][]byte {
 // decodeJSON reads one JSON value and refuses keys given twice, which encoding/json lets pass.
 func decodeJSON(data []byte) (any, error) {
 	d := json.NewDecoder(bytes.NewReader(data))
+	d.UseNumber()
 	value, err := decodeValue(d, "", 0)
 	if err != nil {
 		return nil, explain(err, d.InputOffset())
@@ -131,7 +136,23 @@ func decodeValue(d *json.Decoder, path string, depth int) (any, error) {
 	case json.Delim('['):
 		return decodeList(d, path, depth+1)
 	}
+	if number, ok := token.(json.Number); ok {
+		return decodeNumber(number, path)
+	}
 	return token, nil
+}
+
+// decodeNumber refuses integers that another would silently take the place of: numbers are kept as float64, which is exact up
+// to 2^53.
+func decodeNumber(number json.Number, path string) (any, error) {
+	value, err := number.Float64()
+	if err != nil {
+		return nil, &fault.Invalid{Field: path, Reason: number.String() + " is beyond all numbers that there can be"}
+	}
+	if text := number.String(); !strings.ContainsAny(text, ".eE") && strconv.FormatFloat(value, 'f', 0, 64) != text {
+		return nil, &fault.Invalid{Field: path, Reason: fmt.Sprintf("%s cannot be kept exactly, as all integers up to %d can", text, 1<<53)}
+	}
+	return value, nil
 }
 
 func decodeObject(d *json.Decoder, path string, depth int) (any, error) {
@@ -178,6 +199,9 @@ func add(r *Request, value any, number int) error {
 		return &fault.Invalid{Resource: name, Field: "apiVersion", Reason: "must be " + v1alpha1.APIVersion}
 	}
 	delete(object, "status") // answered, never asked for: what get printed can be applied again
+	if err := checkLabels(object, name); err != nil {
+		return err
+	}
 	switch object["kind"] {
 	case v1alpha1.KindModule:
 		m, err := decodeAs[v1alpha1.Module](object, name)
@@ -212,6 +236,20 @@ func add(r *Request, value any, number int) error {
 	return &fault.Invalid{Resource: name, Field: "kind", Reason: "must be Module, Service, VirtualService or Model"}
 }
 
+// checkLabels refuses labels that no selector could name. What is no label at all is left to the schema.
+func checkLabels(object map[string]any, resource string) error {
+	metadata, _ := object["metadata"].(map[string]any)
+	labels, _ := metadata["labels"].(map[string]any)
+	for _, key := range slices.Sorted(maps.Keys(labels)) {
+		value, _ := labels[key].(string)
+		if len(content.IsLabelKey(key))+len(content.IsLabelValue(value)) > 0 {
+			return &fault.Invalid{Resource: resource, Field: "metadata.labels", Reason: fmt.Sprintf("no selector can name %q: %q; keys and values are up to 63 "+
+				"letters, digits, - _ and ., beginning and ending with a letter or digit, and a key may have a prefix as in example.org/team", key, value)}
+		}
+	}
+	return nil
+}
+
 // label names a resource that may be wrong in any way.
 func label(object map[string]any, number int) string {
 	kind, _ := object["kind"].(string)
@@ -232,6 +270,10 @@ func decodeAs[T any](object map[string]any, name string) (T, error) {
 	data, err := json.Marshal(object)
 	if err == nil {
 		err = json.Unmarshal(data, &v)
+	}
+	var mismatch *json.UnmarshalTypeError // what the schema lets pass: integers beyond those of Go
+	if errors.As(err, &mismatch) {
+		return v, &fault.Invalid{Resource: name, Field: mismatch.Field, Reason: "cannot be a " + mismatch.Value}
 	}
 	if err != nil {
 		return v, &fault.Invalid{Resource: name, Reason: err.Error()}
@@ -260,6 +302,9 @@ func checkService(s v1alpha1.Service, name string) error {
 	}
 	if given != 1 {
 		return &fault.Invalid{Resource: name, Field: "spec", Reason: "set exactly one of netns, pid and interface: that is how the service is found"}
+	}
+	if s.Spec.Netns != "" && !filepath.IsAbs(s.Spec.Netns) {
+		return &fault.Invalid{Resource: name, Field: "spec.netns", Reason: fmt.Sprintf("%q is not an absolute path", s.Spec.Netns)}
 	}
 	return nil
 }

@@ -175,6 +175,14 @@ func TestBadInput(t *testing.T) {
 		"two ways":           {strings.Replace(web, `"netns"`, `"pid":1,"netns"`, 1), "Service web", "spec", "exactly one"},
 		"no way":             {strings.Replace(web, `"netns":"/run/netns/web"`, ``, 1), "Service web", "spec", "exactly one"},
 		"negative pid":       {strings.Replace(web, `"netns":"/run/netns/web"`, `"pid":-1`, 1), "Service web", "spec.pid", ">= 0"},
+		"relative netns":     {strings.Replace(web, `/run/netns/web`, `netns/web`, 1), "Service web", "spec.netns", "absolute"},
+		"control character":  {edit(`"name":"count"`, `"name":"count","labels":{"app":"\u001b[2J"}`), "Module count", "metadata.labels", "no selector can name"},
+		"label with blanks":  {edit(`"name":"count"`, `"name":"count","labels":{"the app":"web"}`), "Module count", "metadata.labels", "example.org/team"},
+		"label is no text":   {edit(`"name":"count"`, `"name":"count","labels":{"app":1}`), "Module count", "metadata.labels.app", "expected string"},
+		"inexact number":     {edit(`"attach"`, `"config":{"a":[9007199254740993]},"attach"`), "", "spec.config.a[0]", "cannot be kept exactly"},
+		"inexact maximum":    {edit(`"attach"`, `"config":{"a":18446744073709551615},"attach"`), "", "spec.config.a", "cannot be kept exactly"},
+		"endless number":     {edit(`"attach"`, `"config":{"a":1e999},"attach"`), "", "spec.config.a", "beyond all numbers"},
+		"huge number":        {edit(`"attach"`, `"order":{"priority":1e30},"attach"`), "Module count", "spec.order.priority", "cannot be"},
 		"unknown package":    {edit("counter", "cuonter"), "Module count", "spec.package", "no package"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -13,6 +13,7 @@ import (
 	"log/slog"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -70,7 +71,9 @@ func (a *Accelerator) Run(ctx context.Context, live sdk.Live) {
 		return
 	}
 	events := make(chan event, 64)
-	go a.read(ctx, live, events)
+	var reading sync.WaitGroup
+	defer reading.Wait() // the next generation reads the same ring buffer
+	reading.Go(func() { a.read(ctx, live, events) })
 	tick := time.NewTicker(saveEvery)
 	defer tick.Stop()
 	for {

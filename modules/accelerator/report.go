@@ -4,7 +4,6 @@ package accelerator
 
 import (
 	"cmp"
-	"encoding/json"
 	"fmt"
 	"maps"
 	"net/http"
@@ -33,7 +32,7 @@ var (
 func (a *Accelerator) Handler(live sdk.Live) http.Handler {
 	mux := http.NewServeMux()
 	serve := func(path string, what func() (any, error)) {
-		mux.HandleFunc("GET "+path, func(w http.ResponseWriter, _ *http.Request) { answer(w)(what()) })
+		mux.HandleFunc("GET "+path, func(w http.ResponseWriter, _ *http.Request) { sdk.Answer(w)(what()) })
 	}
 	serve("/pairs", func() (any, error) { return a.pairs(live) })
 	serve("/refused", func() (any, error) { return a.refused(live) })
@@ -41,19 +40,6 @@ func (a *Accelerator) Handler(live sdk.Live) http.Handler {
 	serve("/destinations", func() (any, error) { return a.destinations(live) })
 	serve("/kernel", func() (any, error) { return live.Kernel, nil })
 	return mux
-}
-
-// answer writes a value, or an error as problem+json (RFC 9457).
-func answer(w http.ResponseWriter) func(any, error) {
-	return func(v any, err error) {
-		w.Header().Set("Content-Type", "application/json")
-		if err != nil {
-			w.Header().Set("Content-Type", "application/problem+json")
-			w.WriteHeader(http.StatusInternalServerError)
-			v = map[string]any{"title": http.StatusText(http.StatusInternalServerError), "status": http.StatusInternalServerError, "detail": err.Error()}
-		}
-		_ = json.NewEncoder(w).Encode(v) // the reader has gone: nobody to tell
-	}
 }
 
 // Places of reasons. What is closed was not refused.

@@ -4,7 +4,6 @@ package classifier
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"net/http"
 	"strconv"
@@ -32,11 +31,11 @@ func (f *Classifier) Handler(live sdk.Live) http.Handler {
 	mux := http.NewServeMux()
 	w, err := f.plane(live)
 	if err != nil {
-		mux.HandleFunc("/", func(to http.ResponseWriter, _ *http.Request) { answer(to)(nil, err) })
+		mux.HandleFunc("/", func(to http.ResponseWriter, _ *http.Request) { sdk.Answer(to)(nil, err) })
 		return mux
 	}
 	serve := func(pattern string, do func(*http.Request) (any, error)) {
-		mux.HandleFunc(pattern, func(to http.ResponseWriter, r *http.Request) { answer(to)(do(r)) })
+		mux.HandleFunc(pattern, func(to http.ResponseWriter, r *http.Request) { sdk.Answer(to)(do(r)) })
 	}
 	serve("GET /sources", w.getSources)
 	serve("GET /blocked", func(*http.Request) (any, error) { return w.blocked() })
@@ -51,35 +50,9 @@ func (f *Classifier) Handler(live sdk.Live) http.Handler {
 	serve("PUT /values/{path...}", w.putValue)
 	mux.HandleFunc("GET /events", w.stream.serve)
 	serve("/", func(r *http.Request) (any, error) {
-		return nil, notFound(fmt.Sprintf("no %s %s; there are sources, blocked, models, agreement, stats, fuse, events, values", r.Method, r.URL.Path))
+		return nil, sdk.NotFound(fmt.Sprintf("no %s %s; there are sources, blocked, models, agreement, stats, fuse, events, values", r.Method, r.URL.Path))
 	})
 	return mux
-}
-
-type notFound string
-
-func (n notFound) Error() string { return string(n) }
-
-// answer writes a value, or an error as problem+json (RFC 9457).
-func answer(w http.ResponseWriter) func(any, error) {
-	return func(v any, err error) {
-		w.Header().Set("Content-Type", "application/json")
-		if err != nil {
-			status := http.StatusInternalServerError
-			var wrong *sdk.ConfigError
-			var missing notFound
-			switch {
-			case errors.As(err, &wrong):
-				status = http.StatusBadRequest
-			case errors.As(err, &missing):
-				status = http.StatusNotFound
-			}
-			w.Header().Set("Content-Type", "application/problem+json")
-			w.WriteHeader(status)
-			v = map[string]any{"title": http.StatusText(status), "status": status, "detail": err.Error()}
-		}
-		_ = json.NewEncoder(w).Encode(v) // the reader has gone: nobody to tell
-	}
 }
 
 func (w *plane) getSources(r *http.Request) (any, error) {
@@ -99,7 +72,7 @@ func (w *plane) getSources(r *http.Request) (any, error) {
 func (w *plane) free(name string) (any, error) {
 	n, err := w.unblock(func(s source, _ *block) bool { return name == "" || s.String() == name })
 	if err == nil && n == 0 && name != "" {
-		err = notFound(fmt.Sprintf("nothing is done to a source %s", name))
+		err = sdk.NotFound(fmt.Sprintf("nothing is done to a source %s", name))
 	}
 	return map[string]int{"freed": n}, err
 }
@@ -167,7 +140,7 @@ func (w *plane) putValue(r *http.Request) (any, error) {
 	source, ok := strings.CutPrefix(path, "blocked/")
 	switch {
 	case !ok:
-		return nil, notFound(fmt.Sprintf("there is no value %s", path))
+		return nil, sdk.NotFound(fmt.Sprintf("there is no value %s", path))
 	case body.Value != "none":
 		return nil, wrong("value", "%q is not none, which frees the source", body.Value)
 	}
@@ -190,7 +163,7 @@ func (w *plane) agreement() (*Agreement, error) {
 		return nil, err
 	}
 	if w.config.Shadow == "" {
-		return nil, notFound("the config names no shadow model")
+		return nil, sdk.NotFound("the config names no shadow model")
 	}
 	out := &Agreement{c[countBothHarmless], c[countBothPositive], c[countOnlyLive], c[countOnlyShadow], c[countSameClass], 1}
 	if all := out.BothHarmless + out.BothPositive + out.OnlyLive + out.OnlyShadow; all > 0 {

@@ -226,17 +226,7 @@ func sum(perCPU []Count) (out Count) {
 // Handler serves GET counts.
 func (compiled) Handler(live sdk.Live) http.Handler {
 	mux := http.NewServeMux()
-	mux.HandleFunc("GET /counts", func(w http.ResponseWriter, _ *http.Request) {
-		report, err := read(live)
-		if err != nil {
-			w.Header().Set("Content-Type", "application/problem+json")
-			w.WriteHeader(http.StatusInternalServerError)
-			_ = json.NewEncoder(w).Encode(map[string]any{"title": "counts are not readable", "status": 500, "detail": err.Error()})
-			return
-		}
-		w.Header().Set("Content-Type", "application/json")
-		_ = json.NewEncoder(w).Encode(report) // the reader has gone: nobody to tell
-	})
+	mux.HandleFunc("GET /counts", func(w http.ResponseWriter, _ *http.Request) { sdk.Answer(w)(read(live)) })
 	return mux
 }
 

@@ -81,6 +81,17 @@ type Connection struct {
 	Idle      string `json:"idle"`
 }
 
+// connPhase mirrors enum fw_state.
+type connPhase int
+
+const (
+	phaseNew connPhase = iota
+	phaseReplied
+	phaseEstablished
+	phaseReset
+	phaseClosed
+)
+
 func (c *conn) timeout(proto, kind uint8, t *timeouts) time.Duration {
 	state := connPhase(c.State)
 	switch {

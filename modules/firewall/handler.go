@@ -4,7 +4,6 @@ package firewall
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"net/http"
 	"net/netip"
@@ -22,24 +21,24 @@ import (
 func (f *Firewall) Handler(live sdk.Live) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /rules", func(w http.ResponseWriter, _ *http.Request) {
-		answer(w)(f.listRules(live))
+		sdk.Answer(w)(f.listRules(live))
 	})
 	mux.HandleFunc("GET /connections", func(w http.ResponseWriter, r *http.Request) {
 		limit, err := strconv.Atoi(r.URL.Query().Get("limit"))
 		if err != nil || limit < 1 {
 			limit = defaultLimit
 		}
-		answer(w)(f.listConnections(live, min(limit, maxLimit)))
+		sdk.Answer(w)(f.listConnections(live, min(limit, maxLimit)))
 	})
 	mux.HandleFunc("POST /explain", func(w http.ResponseWriter, r *http.Request) {
 		var q Question
 		dec := json.NewDecoder(http.MaxBytesReader(w, r.Body, 1<<16))
 		dec.DisallowUnknownFields()
 		if err := dec.Decode(&q); err != nil {
-			answer(w)(nil, &sdk.ConfigError{Field: "packet", Reason: err.Error()})
+			sdk.Answer(w)(nil, &sdk.ConfigError{Field: "packet", Reason: err.Error()})
 			return
 		}
-		answer(w)(f.Explain(&q))
+		sdk.Answer(w)(f.Explain(&q))
 	})
 	return mux
 }
@@ -48,24 +47,6 @@ const (
 	defaultLimit = 1000
 	maxLimit     = 100000
 )
-
-// answer writes a value, or an error as problem+json (RFC 9457).
-func answer(w http.ResponseWriter) func(any, error) {
-	return func(v any, err error) {
-		w.Header().Set("Content-Type", "application/json")
-		if err != nil {
-			status := http.StatusInternalServerError
-			var wrong *sdk.ConfigError
-			if errors.As(err, &wrong) {
-				status = http.StatusBadRequest
-			}
-			w.Header().Set("Content-Type", "application/problem+json")
-			w.WriteHeader(status)
-			v = map[string]any{"title": http.StatusText(status), "status": status, "detail": err.Error()}
-		}
-		_ = json.NewEncoder(w).Encode(v) // the reader has gone: nobody to tell
-	}
-}
 
 // RuleReport is a rule with its counter.
 type RuleReport struct {

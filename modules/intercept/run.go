@@ -145,30 +145,17 @@ func (f *Intercept) Handler(live sdk.Live) http.Handler {
 	if len(f.answered()) > 0 {
 		mux.Handle("/answers/", http.StripPrefix("/answers", f.answers.Handler(live)))
 	}
-	mux.HandleFunc("GET /classes", func(w http.ResponseWriter, _ *http.Request) { answer(w)(f.report(live.Maps)) })
-	mux.HandleFunc("GET /late", func(w http.ResponseWriter, _ *http.Request) { answer(w)(f.late(live.Maps)) })
+	mux.HandleFunc("GET /classes", func(w http.ResponseWriter, _ *http.Request) { sdk.Answer(w)(f.report(live.Maps)) })
+	mux.HandleFunc("GET /late", func(w http.ResponseWriter, _ *http.Request) { sdk.Answer(w)(f.late(live.Maps)) })
 	mux.HandleFunc("GET /events", func(w http.ResponseWriter, r *http.Request) { f.events(w, r, live) })
 	return mux
-}
-
-// answer writes a value, or an error as problem+json (RFC 9457).
-func answer(w http.ResponseWriter) func(any, error) {
-	return func(v any, err error) {
-		w.Header().Set("Content-Type", "application/json")
-		if err != nil {
-			w.Header().Set("Content-Type", "application/problem+json")
-			w.WriteHeader(http.StatusInternalServerError)
-			v = map[string]any{"title": http.StatusText(http.StatusInternalServerError), "status": http.StatusInternalServerError, "detail": err.Error()}
-		}
-		_ = json.NewEncoder(w).Encode(v) // the reader has gone: nobody to tell
-	}
 }
 
 // events ends with the reader, or with the configuration.
 func (f *Intercept) events(w http.ResponseWriter, r *http.Request, live sdk.Live) {
 	pages, err := f.mapPages(live.Maps)
 	if err != nil {
-		answer(w)(nil, err)
+		sdk.Answer(w)(nil, err)
 		return
 	}
 	defer pages.close()

@@ -4,8 +4,6 @@ package proxy
 
 import (
 	"cmp"
-	"encoding/json"
-	"errors"
 	"fmt"
 	"net/http"
 	"net/netip"
@@ -30,11 +28,10 @@ func (p *Proxy) Handler(live sdk.Live) http.Handler {
 		mux.HandleFunc("GET /"+path, func(rw http.ResponseWriter, r *http.Request) {
 			w, err := p.plane(live)
 			if err != nil {
-				answer(rw, nil, err)
+				sdk.Answer(rw)(nil, err)
 				return
 			}
-			v, err := do(w, r.URL.Query())
-			answer(rw, v, err)
+			sdk.Answer(rw)(do(w, r.URL.Query()))
 		})
 	}
 	serve("services", func(w *plane, q url.Values) (any, error) { return w.listServices(q.Get("name")), nil })
@@ -43,22 +40,6 @@ func (p *Proxy) Handler(live sdk.Live) http.Handler {
 	serve("held", func(w *plane, _ url.Values) (any, error) { return w.listHeld(time.Now()), nil })
 	serve("stats", func(w *plane, _ url.Values) (any, error) { return w.stats() })
 	return mux
-}
-
-// answer writes a value, or an error as problem+json (RFC 9457).
-func answer(w http.ResponseWriter, v any, err error) {
-	w.Header().Set("Content-Type", "application/json")
-	if err != nil {
-		status := http.StatusInternalServerError
-		var wrong *sdk.ConfigError
-		if errors.As(err, &wrong) {
-			status = http.StatusBadRequest
-		}
-		w.Header().Set("Content-Type", "application/problem+json")
-		w.WriteHeader(status)
-		v = map[string]any{"title": http.StatusText(status), "status": status, "detail": err.Error()}
-	}
-	_ = json.NewEncoder(w).Encode(v) // the reader has gone: nobody to tell
 }
 
 func compareText(a, b string) int { return cmp.Compare(a, b) }

@@ -28,7 +28,7 @@ func (f *Responder) Handler(live sdk.Live) http.Handler {
 	h := &handler{f, live, f.watchOf(live)}
 	mux := http.NewServeMux()
 	serve := func(pattern string, do func(*http.Request) (any, error)) {
-		mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) { answer(w)(do(r)) })
+		mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) { sdk.Answer(w)(do(r)) })
 	}
 	serve("GET /listeners", func(*http.Request) (any, error) { return f.report(live.Maps) })
 	serve("GET /state", func(*http.Request) (any, error) { return h.states() })
@@ -57,32 +57,6 @@ type handler struct {
 
 const maxBody = 1 << 16
 
-type notFound string
-
-func (n notFound) Error() string { return string(n) }
-
-// answer writes a value, or an error as problem+json (RFC 9457).
-func answer(w http.ResponseWriter) func(any, error) {
-	return func(v any, err error) {
-		w.Header().Set("Content-Type", "application/json")
-		if err != nil {
-			status := http.StatusInternalServerError
-			var wrong *sdk.ConfigError
-			var missing notFound
-			switch {
-			case errors.As(err, &wrong):
-				status = http.StatusBadRequest
-			case errors.As(err, &missing), errors.Is(err, app.ErrNoValue):
-				status = http.StatusNotFound
-			}
-			w.Header().Set("Content-Type", "application/problem+json")
-			w.WriteHeader(status)
-			v = map[string]any{"title": http.StatusText(status), "status": status, "detail": err.Error()}
-		}
-		_ = json.NewEncoder(w).Encode(v) // the reader has gone: nobody to tell
-	}
-}
-
 // State is that of one listener.
 type State struct {
 	Listener string `json:"listener"`
@@ -101,13 +75,13 @@ func (h *handler) one(name string) (*listener, app.Placed, error) {
 			return l, placed[i], nil
 		}
 	}
-	return nil, app.Placed{}, notFound(fmt.Sprintf("there is no listener %q", name))
+	return nil, app.Placed{}, sdk.NotFound(fmt.Sprintf("there is no listener %q", name))
 }
 
 func (h *handler) state(l *listener, p app.Placed) (*State, error) {
 	s, ok := apps[l.number].App.(app.Stateful)
 	if !ok {
-		return nil, notFound(fmt.Sprintf("listener %s has no state: %s keeps none", l.Name, l.App))
+		return nil, sdk.NotFound(fmt.Sprintf("listener %s has no state: %s keeps none", l.Name, l.App))
 	}
 	state, err := s.State(h.live.Maps, p)
 	return &State{l.Name, l.App, state}, err
@@ -145,7 +119,7 @@ func (h *handler) putState(r *http.Request) (any, error) {
 	}
 	s, ok := apps[l.number].App.(app.Stateful)
 	if !ok {
-		return nil, notFound(fmt.Sprintf("listener %s has no state: %s keeps none", l.Name, l.App))
+		return nil, sdk.NotFound(fmt.Sprintf("listener %s has no state: %s keeps none", l.Name, l.App))
 	}
 	body, err := readBody(r)
 	if err != nil {
@@ -202,7 +176,7 @@ func (h *handler) putValue(r *http.Request) (any, error) {
 	}
 	s, ok := apps[l.number].App.(app.Valuer)
 	if !ok {
-		return nil, notFound(fmt.Sprintf("listener %s has no values: %s keeps none", l.Name, l.App))
+		return nil, sdk.NotFound(fmt.Sprintf("listener %s has no values: %s keeps none", l.Name, l.App))
 	}
 	body, err := readBody(r)
 	if err != nil {
@@ -226,7 +200,7 @@ func (h *handler) putValue(r *http.Request) (any, error) {
 func (h *handler) events(w http.ResponseWriter, r *http.Request) {
 	placed, err := h.place(h.live.Maps)
 	if err != nil {
-		answer(w)(nil, err)
+		sdk.Answer(w)(nil, err)
 		return
 	}
 	wanted := []app.Placed{}
@@ -239,7 +213,7 @@ func (h *handler) events(w http.ResponseWriter, r *http.Request) {
 		}
 	}
 	if only != "" && len(wanted) == 0 {
-		answer(w)(nil, notFound(fmt.Sprintf("there is no listener %q with a state", only)))
+		sdk.Answer(w)(nil, sdk.NotFound(fmt.Sprintf("there is no listener %q with a state", only)))
 		return
 	}
 	w.Header().Set("Content-Type", "application/x-ndjson")

@@ -85,6 +85,8 @@ func (t *Tunnel) Fill(maps sdk.Maps) error {
 	if err != nil {
 		return err
 	}
+	sharing.Lock()
+	defer sharing.Unlock()
 	places, err := readPlaces(maps)
 	if err != nil {
 		return err
@@ -92,6 +94,9 @@ func (t *Tunnel) Fill(maps sdk.Maps) error {
 	for _, p := range t.config.peers {
 		at, err := places.take(p.addr)
 		if err != nil {
+			return err
+		}
+		if err := places.keep(p.addr); err != nil {
 			return err
 		}
 		for _, subnet := range p.subnets {

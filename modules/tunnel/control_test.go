@@ -8,9 +8,11 @@ import (
 	"fmt"
 	"maps"
 	"net/http/httptest"
+	"net/netip"
 	"reflect"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/cilium/ebpf/btf"
@@ -128,6 +130,47 @@ func TestAdoptsAfterRestart(t *testing.T) {
 	if err := k.Health(k.live); err != nil {
 		t.Error(err)
 	}
+}
+
+// A generation that is filled while the present one is told of new nodes: no two nodes get one place.
+func TestFillWhileNodesCome(t *testing.T) {
+	k := loadTunnel(t, `{"nodes": []}`)
+	for round := range 20 {
+		next := compileConfig(t, fmt.Sprintf(`{"nodes": [{"address": "192.0.2.%d", "subnets": ["10.2.%d.0/24"]}]}`, round+1, round))
+		var filling sync.WaitGroup
+		filling.Go(func() {
+			if err := next.Fill(k.live.Maps); err != nil {
+				t.Error(err)
+			}
+		})
+		name := fmt.Sprintf("web-%d", round)
+		k.tell(sdk.VirtualServiceUpdate{Put: []sdk.VirtualService{virtual(name, instance("a", fmt.Sprintf("198.51.100.%d", round+1), fmt.Sprintf("10.18.0.%d", round+1)))}})
+		filling.Wait()
+		k.wantGoes(map[string]string{fmt.Sprintf("10.18.0.%d", round+1): fmt.Sprintf("198.51.100.%d", round+1)})
+		places, err := readPlaces(k.live.Maps)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !slices.ContainsFunc(places.nodes[:], func(n node) bool { return n.Addr.addr() == netip.AddrFrom4([4]byte{192, 0, 2, byte(round + 1)}) }) {
+			t.Fatalf("round %d: the node of the new generation has lost its place", round)
+		}
+	}
+}
+
+// A node that comes back with a generation that is being filled keeps the place that it was about to lose.
+func TestSweepSparesWhatIsFilled(t *testing.T) {
+	k := loadTunnel(t, `{"nodes": []}`)
+	k.tell(sdk.VirtualServiceUpdate{Put: []sdk.VirtualService{virtual("web", instance("web-0", "192.0.2.2", "10.18.0.5"))}, Reset: true, Complete: true})
+	k.tell(sdk.VirtualServiceUpdate{Remove: []string{"web"}})
+	k.sweep(k.live)
+	next := compileConfig(t, unkeyed) // has 192.0.2.2
+	if err := next.Fill(k.live.Maps); err != nil {
+		t.Fatal(err)
+	}
+	k.sweep(k.live)
+	k.Tunnel = next
+	k.refresh(k.live)
+	k.wantGoes(map[string]string{"10.2.0.5": "192.0.2.2"})
 }
 
 // Nodes that nobody needs lose their place, but not at once: another generation may be about to use it.

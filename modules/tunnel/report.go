@@ -3,7 +3,6 @@
 package tunnel
 
 import (
-	"encoding/json"
 	"net/http"
 	"net/netip"
 	"slices"
@@ -102,17 +101,7 @@ func (t *Tunnel) describe(live sdk.Live, at uint32, n node, places *places) (Nod
 // Handler serves GET nodes.
 func (t *Tunnel) Handler(live sdk.Live) http.Handler {
 	mux := http.NewServeMux()
-	mux.HandleFunc("GET /nodes", func(w http.ResponseWriter, _ *http.Request) {
-		report, err := t.report(live)
-		if err != nil {
-			w.Header().Set("Content-Type", "application/problem+json")
-			w.WriteHeader(http.StatusInternalServerError)
-			_ = json.NewEncoder(w).Encode(map[string]any{"title": "nodes are not readable", "status": 500, "detail": err.Error()})
-			return
-		}
-		w.Header().Set("Content-Type", "application/json")
-		_ = json.NewEncoder(w).Encode(report) // the reader has gone: nobody to tell
-	})
+	mux.HandleFunc("GET /nodes", func(w http.ResponseWriter, _ *http.Request) { sdk.Answer(w)(t.report(live)) })
 	return mux
 }
 

@@ -5,8 +5,11 @@ package tunnel
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
+	"sync"
+	"time"
 
 	"github.com/cilium/ebpf"
 
@@ -120,6 +123,8 @@ func (c *config) source(to netip.Addr, addrs []netip.Prefix) (out netip.Addr) {
 func (t *Tunnel) apply(live sdk.Live) error {
 	all := links(live)
 	locals := t.config.locals(all)
+	sharing.Lock()
+	defer sharing.Unlock()
 	places, err := readPlaces(live.Maps)
 	if err != nil {
 		return err
@@ -298,6 +303,43 @@ func (p *places) take(addr netip.Addr) (uint32, error) {
 	return uint32(free), p.set(uint32(free), node{Addr: addr.As16()})
 }
 
+// sharing is what generations of a module have to themselves: the map of nodes is one for all of them, and each takes places that it
+// has found free. A generation that is being filled is not known to the present one, which must not free its places.
+var sharing = struct {
+	sync.Mutex
+	kept map[filled]time.Time
+}{kept: map[filled]time.Time{}}
+
+// filled is a node of a generation that may be about to start.
+type filled struct {
+	nodes ebpf.MapID
+	addr  netip.Addr
+}
+
+// keepFor is how long a generation may take from being filled to its own first sweep.
+const keepFor = 2 * sweepEvery
+
+// keep notes that a node is about to be needed. sharing is locked.
+func (p *places) keep(addr netip.Addr) error {
+	id, err := p.id()
+	if err != nil {
+		return err
+	}
+	maps.DeleteFunc(sharing.kept, func(_ filled, since time.Time) bool { return time.Since(since) > keepFor })
+	sharing.kept[filled{id, addr}] = time.Now()
+	return nil
+}
+
+// id is the same in all generations.
+func (p *places) id() (ebpf.MapID, error) {
+	info, err := p.m.Info()
+	if err != nil {
+		return 0, fmt.Errorf("map %s: %w", mapNodes, err)
+	}
+	id, _ := info.ID() // there since Linux 4.13
+	return id, nil
+}
+
 // set writes a node that has changed.
 func (p *places) set(at uint32, n node) error {
 	if p.nodes[at] == n {
@@ -310,8 +352,7 @@ func (p *places) set(at uint32, n node) error {
 	return nil
 }
 
-// sweep frees the places of nodes that nothing points to now nor did the last time: a generation that is only being filled
-// keeps its own.
+// sweep frees the places of nodes that nothing points to now nor did the last time.
 func (t *Tunnel) sweep(live sdk.Live) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -327,15 +368,22 @@ func (t *Tunnel) sweep(live sdk.Live) {
 			needed[r.node] = true
 		}
 	}
+	sharing.Lock()
+	defer sharing.Unlock()
 	places, err := readPlaces(live.Maps)
+	if err != nil {
+		t.problem = err
+		return
+	}
+	id, err := places.id()
 	if err != nil {
 		t.problem = err
 		return
 	}
 	gone := map[uint32]bool{}
 	for i, n := range places.nodes {
-		at := uint32(i)
-		if n.Addr == (address{}) || needed[n.Addr.addr()] {
+		at, addr := uint32(i), n.Addr.addr()
+		if n.Addr == (address{}) || needed[addr] || time.Since(sharing.kept[filled{id, addr}]) < keepFor {
 			continue
 		}
 		gone[at] = true

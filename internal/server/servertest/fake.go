@@ -12,6 +12,7 @@ import (
 	"log/slog"
 	"maps"
 	"net/http"
+	"path"
 	"reflect"
 	"slices"
 	"sync"
@@ -304,7 +305,7 @@ func (f *Fake) ServeModule(w http.ResponseWriter, r *http.Request, name string) 
 		panic(http.ErrAbortHandler)
 	}
 	w.Header().Set("Content-Type", "application/json")
-	if r.URL.Path == "/nothing" { // as http.ServeMux does
+	if path.Base(r.URL.Path) == "nothing" { // as http.ServeMux does
 		http.NotFound(w, r)
 		return nil
 	}

@@ -131,7 +131,7 @@ type Value struct {
 }
 
 // ErrNoValue is what a Valuer returns for a key that it does not have.
-var ErrNoValue = errors.New("no such value")
+var ErrNoValue error = sdk.NotFound("no such value")
 
 // Valuer is an App with values.
 type Valuer interface {

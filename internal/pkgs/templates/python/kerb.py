@@ -274,9 +274,13 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def _handle(self):
-        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         try:
-            status, out = self.server.agent.answer(self.command, self.path, body)
+            if "Transfer-Encoding" in self.headers:  # what stays unread would be taken for the next request
+                self.close_connection = True
+                status, out = 411, {"reason": "say how long the body is: Content-Length"}
+            else:
+                body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                status, out = self.server.agent.answer(self.command, self.path, body)
         except Exception as e:  # whatever it is, the agent is told, and the process goes on
             status, out = (400 if isinstance(e, ValueError) else 500), {"reason": f"{type(e).__name__}: {e}"}
             print(f"{self.command} {self.path}: {e!r}", file=sys.stderr, flush=True)
@@ -286,6 +290,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.send_header("Content-Type", "application/json")
         if status != 204:
             self.send_header("Content-Length", str(len(text)))
+        if self.close_connection:
+            self.send_header("Connection", "close")
         self.end_headers()
         self.wfile.write(text)
 

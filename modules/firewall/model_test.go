@@ -7,29 +7,6 @@ import (
 	"time"
 )
 
-// Packet is what the firewall sees of a packet that parsed and is no later fragment.
-type Packet struct {
-	Ifindex  uint32
-	Ingress  bool // direction as the service sees it
-	Src, Dst netip.Addr
-	Proto    int    // IANA number, after extension headers
-	SrcPort  uint16 // TCP and UDP
-	DstPort  uint16
-	TCPFlags uint8
-	ICMPType uint8
-	ICMPCode uint8
-	ICMPID   uint16  // identifier of an echo
-	HopLimit uint8   // IPv6
-	Quoted   *Packet // the packet that an ICMP error is about, if it can be read
-}
-
-// Decision is the firewall's word on a packet.
-type Decision struct {
-	Allow bool
-	Rule  int    // index of the rule that decided, -1: none
-	Slot  uint32 // hit counter
-}
-
 // Bits of TCPFlags.
 const (
 	tcpFIN = 1 << iota
@@ -38,48 +15,6 @@ const (
 	_
 	tcpACK
 )
-
-// Match is the first rule that matches the packet, -1 if none does.
-func (f *Firewall) Match(p *Packet) int {
-	for i := range f.rules {
-		if f.rules[i].matches(p) {
-			return i
-		}
-	}
-	return -1
-}
-
-func (r *Rule) matches(p *Packet) bool {
-	if p.Ingress && !r.Ingress || !p.Ingress && !r.Egress {
-		return false
-	}
-	if p.Src.Is4() && !r.family4() || p.Src.Is6() && !r.family6() {
-		return false
-	}
-	if r.Proto >= 0 && r.Proto != p.Proto {
-		return false
-	}
-	if r.Src.IsValid() && !r.Src.Contains(p.Src) || r.Dst.IsValid() && !r.Dst.Contains(p.Dst) {
-		return false
-	}
-	if r.ICMPType >= 0 {
-		return r.ICMPType == int(p.ICMPType)
-	}
-	return r.SrcPort.contains(p.SrcPort) && r.DstPort.contains(p.DstPort)
-}
-
-func (p Ports) contains(x uint16) bool { return x >= p.Lo && x <= p.Hi }
-
-// byRules is the decision without regard to connections.
-func (f *Firewall) byRules(p *Packet) Decision {
-	if i := f.Match(p); i >= 0 {
-		return Decision{f.rules[i].Allow, i, f.slotOf(i)}
-	}
-	if p.Ingress {
-		return Decision{bool(f.config.DefaultPolicy.Ingress), -1, slotIngress}
-	}
-	return Decision{bool(f.config.DefaultPolicy.Egress), -1, slotEgress}
-}
 
 // kind mirrors enum fw_kind.
 type kind int
@@ -148,16 +83,6 @@ type connKey struct {
 	proto                 int
 	kind                  kind
 }
-
-type connPhase int
-
-const (
-	phaseNew connPhase = iota
-	phaseReplied
-	phaseEstablished
-	phaseReset
-	phaseClosed
-)
 
 type connState struct {
 	seen       time.Duration
@@ -315,11 +240,4 @@ func (m *Model) related(p *Packet, now time.Duration) bool {
 	}
 	c := m.conns[k]
 	return c != nil && c.generation == m.generation() && !m.expired(k, c, now)
-}
-
-// slotOf is the rule's hit counter in the maps that were filled last.
-func (f *Firewall) slotOf(i int) uint32 {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.fillSlots[i]
 }
