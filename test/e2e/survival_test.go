@@ -3,10 +3,10 @@
 package e2e
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
@@ -20,6 +20,7 @@ import (
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/netlab"
+	"github.com/kerb-edge/kerb/internal/node/nodetest"
 )
 
 // trafficTime is how long the agent is killed again and again under traffic.
@@ -316,16 +317,14 @@ func (n *node) losePins(pattern string) {
 func TestKillDuringPurge(t *testing.T) {
 	n := newRunningNode(t)
 	n.apply(n.pass("count", "*"), n.stamp(1))
+	var whole time.Duration // of the first one, which is left to its end
 	for i := range 8 {
 		n.Kill()
-		ctx, cancel := context.WithCancel(context.Background())
-		purge := n.Command(ctx, append([]string{"purge"}, n.Flags()...)...)
-		if err := purge.Start(); err != nil {
-			t.Fatal(err)
-		}
-		time.Sleep(time.Duration(rand.IntN(60)) * time.Millisecond)
-		cancel() // kill -9
-		_ = purge.Wait()
+		ctx, cancel := context.WithTimeout(context.Background(), cmp.Or(whole*time.Duration(i)/8, nodetest.Patience))
+		begin := time.Now()
+		_ = n.Command(ctx, append([]string{"purge"}, n.Flags()...)...).Run() // till kill -9
+		cancel()
+		whole = cmp.Or(whole, time.Since(begin))
 		if i%2 == 1 {
 			n.must("purge", n.Flags()...)
 		}
