@@ -28,7 +28,7 @@ func trafficTime(t *testing.T) time.Duration {
 	t.Helper()
 	text := os.Getenv("KERB_E2E_SECONDS")
 	if text == "" {
-		return 10 * time.Second
+		return 5 * time.Second
 	}
 	seconds, err := strconv.Atoi(text)
 	if err != nil {
