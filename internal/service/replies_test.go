@@ -40,8 +40,8 @@ func runXDP(t *testing.T, ifindex int, code ...asm.Instruction) {
 	t.Cleanup(func() { l.Close() })
 }
 
-// isReflected sends a frame out of an interface of the current namespace and tells whether it comes back, which takes long on a busy
-// machine if it should.
+// isReflected sends a frame out of an interface of the current namespace and tells whether it comes back. If it should, that may
+// take long on a busy machine.
 func isReflected(t *testing.T, name string, want bool) bool {
 	t.Helper()
 	const experimental = 0xb588 // 0x88b5, in network byte order

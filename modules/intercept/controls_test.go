@@ -240,8 +240,8 @@ func TestNoTornClass(t *testing.T) {
 			default:
 			}
 		}
-		// Where the CPU that makes a change is taken away from under it, as from virtual machines, packets are of no class for that
-		// long; never of the wrong one.
+		// Where the CPU that makes a change is taken away from under it, as from virtual machines, packets are of no class for
+		// that long; never of the wrong one.
 		for i, class := range []string{"a", "b"} {
 			if n := k.report(class).Packets; n > sent[i] || n < sent[i]*9/10 {
 				t.Errorf("%d packets of class %s, want %d, with %d changes", n, class, sent[i], changes.Load())

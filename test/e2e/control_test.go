@@ -140,7 +140,8 @@ var misbehaviours = map[string]func(n *node, dir string){
 		change("flood")(n, dir)
 		n.Eventually("it is in the log", func() bool { return len(n.Log()) > 100<<10 })
 		time.Sleep(time.Second)
-		if size, most := len(n.Log()), 1<<20+int(time.Since(begin).Seconds()*100_000); size > most { // 100 lines at once, 10 a second
+		most := 1<<20 + int(time.Since(begin).Seconds()*100_000) // 100 lines at once, 10 a second
+		if size := len(n.Log()); size > most {
 			n.T.Errorf("the log has %d bytes after a flood, want %d at most", size, most)
 		}
 	},

@@ -34,7 +34,8 @@ func (n *node) startStepping() *stepping {
 	if err != nil {
 		n.T.Fatal(err)
 	}
-	s := &stepping{log: os.NewFile(uintptr(ends[0]), "log"), goOn: make(chan struct{}), over: make(chan struct{}), full: make(chan struct{})}
+	s := &stepping{log: os.NewFile(uintptr(ends[0]), "log"), goOn: make(chan struct{}), over: make(chan struct{}),
+		full: make(chan struct{})}
 	if s.copy, err = os.OpenFile(n.LogFile(), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600); err != nil {
 		n.T.Fatal(err)
 	}
@@ -75,8 +76,8 @@ func (s *stepping) note(line string) bool {
 	return ok && len(s.steps) == s.most
 }
 
-// killAfter applies resources to an agent that is killed when it has begun so many steps, or one more; or after the answer, if it
-// has fewer to take. The steps that it has begun are returned, of which all but the last one are done.
+// killAfter applies resources to an agent that is killed when it has begun so many steps, or one more; or after the answer, if
+// it has fewer to take. The steps that it has begun are returned, of which all but the last one are done.
 func (n *node) killAfter(s *stepping, most int, resources ...any) (result, []string) {
 	n.T.Helper()
 	s.mu.Lock()
