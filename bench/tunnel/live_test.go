@@ -185,7 +185,10 @@ type live struct {
 	mtu int
 }
 
-const livePort = 7000
+const (
+	livePort = 7000
+	again    = 200 * time.Millisecond // is when a packet is sent again that may be lost
+)
 
 func within[T any](l *live, h *netlab.Host, open func() (T, error)) (out T) {
 	l.Helper()
@@ -203,7 +206,7 @@ func (l *live) headers() int {
 	return 48
 }
 
-// ping sends ICMP echoes, one a second, and gets an answer.
+// ping sends ICMP echoes, five a second, and gets an answer.
 func (l *live) ping() {
 	l.Helper()
 	family, proto, request, answer, head := unix.AF_INET, unix.IPPROTO_ICMP, byte(8), byte(0), 20
@@ -212,7 +215,7 @@ func (l *live) ping() {
 	}
 	fd := within(l, l.client, func() (int, error) { return unix.Socket(family, unix.SOCK_RAW, proto) })
 	defer unix.Close(fd)
-	limit := unix.NsecToTimeval(time.Second.Nanoseconds())
+	limit := unix.NsecToTimeval(again.Nanoseconds())
 	echo := append([]byte{request, 0, 0, 0, 0x12, 0x34, 0, 1}, bytes.Repeat([]byte{'k'}, 1000)...)
 	if l.to.Is4() {
 		binary.BigEndian.PutUint16(echo[2:], sum(echo))
@@ -225,7 +228,7 @@ func (l *live) ping() {
 		l.Fatal(err)
 	}
 	got := make([]byte, 2000)
-	for range 30 {
+	for range 150 {
 		if err := unix.Sendto(fd, echo, 0, at); err != nil {
 			l.Fatal(err)
 		}
@@ -319,11 +322,11 @@ func (l *live) datagrams() {
 // comesBack sends a datagram. One that has to be fragmented may be lost until its sender knows the MTU.
 func (l *live) comesBack(client net.Conn, data []byte, first bool) bool {
 	got := make([]byte, 1<<16)
-	for try := 0; try < 10 && (try == 0 || !first); try++ {
+	for try := 0; try < 50 && (try == 0 || !first); try++ {
 		if _, err := client.Write(data); err != nil {
 			continue
 		}
-		_ = client.SetReadDeadline(time.Now().Add(time.Second))
+		_ = client.SetReadDeadline(time.Now().Add(again))
 		if first {
 			_ = client.SetReadDeadline(time.Now().Add(5 * time.Second))
 		}

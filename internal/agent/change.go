@@ -161,6 +161,7 @@ func (a *Agent) change(next store.Desired, asked []v1.Module, dryRun, keep bool)
 		a.metrics.failed()
 		return texts, nil, errors.Join(err, exec.rollback())
 	}
+	a.log.Debug("step", "step", "store what is desired")
 	if err := a.commit(next, keep); err != nil {
 		return texts, nil, errors.Join(err, exec.rollback())
 	}

@@ -148,6 +148,7 @@ func (e *execution) rollback() error {
 func (e *execution) finish() (waits int) {
 	kept := map[dataplane.Member]bool{}
 	for _, s := range e.cleanup {
+		e.log.Debug("step", "step", s.String())
 		var err error
 		if s.Action == plan.RemoveChain {
 			err = e.dp.RemoveChain(s.Old)

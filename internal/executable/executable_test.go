@@ -74,9 +74,9 @@ func TestProcesses(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			pid := started(t, c.command)
 			var e Examiner
-			facts := eventually(t, &e, pid, c.path)
-			if !slices.Equal(facts.Uses, c.uses) || (facts.Go != "") != c.golang {
-				t.Errorf("uses %v, Go %q", facts.Uses, facts.Go)
+			facts := eventually(t, &e, pid, c.path, c.uses)
+			if (facts.Go != "") != c.golang {
+				t.Errorf("Go %q", facts.Go)
 			}
 			var st unix.Stat_t
 			if err := unix.Stat(facts.Path, &st); err != nil || facts.Inode != st.Ino || facts.Device != kernelDevice(uint64(st.Dev)) {
@@ -104,27 +104,22 @@ func started(t *testing.T, command []string) int {
 	return cmd.Process.Pid
 }
 
-// eventually waits until the process has become the program and mapped its libraries: until what is known of it does not change
-// for a while.
-func eventually(t *testing.T, e *Examiner, pid int, program string) Facts {
+// eventually waits until the process has become the program and mapped its libraries: until it is known to use what it should,
+// and that has not changed for a while.
+func eventually(t *testing.T, e *Examiner, pid int, program string, uses []string) (facts Facts) {
 	t.Helper()
-	var last Facts
-	var problem error
-	same := 0
-	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
-		facts, err := e.Process(pid, 0)
-		if problem = err; err != nil || !strings.Contains(filepath.Base(facts.Path), program) {
-			continue
-		}
-		if same++; !slices.Equal(facts.Uses, last.Uses) {
-			same = 0
-		}
-		if last = facts; same == 5 {
-			return last
+	var err error
+	right := 0
+	for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
+		facts, err = e.Process(pid, 0)
+		if err != nil || !strings.Contains(filepath.Base(facts.Path), program) || !slices.Equal(facts.Uses, uses) {
+			right = 0
+		} else if right++; right == 5 {
+			return facts
 		}
 	}
-	t.Fatalf("process %d does not become %s: %+v, %v", pid, program, last, problem)
-	return last
+	t.Fatalf("process %d does not become %s that uses %v: %+v, %v", pid, program, uses, facts, err)
+	return facts
 }
 
 func goProxy(t *testing.T) string {

@@ -6,6 +6,7 @@ package node
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -35,8 +36,9 @@ const patience = time.Minute
 // Node is a place for one agent, which may run.
 type Node struct {
 	paths.Paths
-	Dir    string // of all files, also for packages; Close removes it
-	Binary string // kerb
+	Dir    string   // of all files, also for packages; Close removes it
+	Binary string   // kerb
+	Stderr *os.File // of agents that are started from now on; nil is LogFile
 
 	ns    *netlab.Namespace
 	http  *http.Client
@@ -115,7 +117,7 @@ func (n *Node) Start(flags ...string) error {
 	}
 	defer log.Close()
 	cmd := n.ns.Command(context.Background(), n.Binary, slices.Concat([]string{"agent"}, n.Flags(), flags)...)
-	cmd.Stdout, cmd.Stderr = log, log
+	cmd.Stdout, cmd.Stderr = log, cmp.Or(n.Stderr, log)
 	if err := cmd.Start(); err != nil {
 		return err
 	}

@@ -16,7 +16,7 @@ import (
 )
 
 // The data plane and the model in Go must decide alike, packet by packet, with and without state, and move the same
-// counters. FIREWALL_SEED repeats a failure, FIREWALL_SECONDS sets how long (20 unless said).
+// counters. FIREWALL_SEED repeats a failure, FIREWALL_SECONDS sets how long (10 unless said).
 func TestAgainstModel(t *testing.T) {
 	notEmulated(t)
 	pkgstest.NeedRoot(t)
@@ -24,7 +24,7 @@ func TestAgainstModel(t *testing.T) {
 	if s, err := strconv.ParseUint(os.Getenv("FIREWALL_SEED"), 10, 64); err == nil {
 		seed = s
 	}
-	seconds := 20
+	seconds := 10
 	if s, err := strconv.Atoi(os.Getenv("FIREWALL_SECONDS")); err == nil {
 		seconds = s
 	}

@@ -303,13 +303,26 @@ func TestFloodSparesEstablished(t *testing.T) {
 	k.steps(step{"answer of the established connection", frame{Packet: back}, false, true})
 }
 
+// tick waits until the coarse clock has gone on.
+func tick(t *testing.T) {
+	t.Helper()
+	var before, now unix.Timespec
+	err := unix.ClockGettime(unix.CLOCK_MONOTONIC_COARSE, &before)
+	for now = before; err == nil && now == before; time.Sleep(time.Millisecond) {
+		err = unix.ClockGettime(unix.CLOCK_MONOTONIC_COARSE, &now)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 func TestAgeing(t *testing.T) {
 	k := loadFirewall(t, `{"state": {"timeouts": {"udp": "1ns", "udpStream": "1ns", "tcpSyn": "1h"}}}`)
 	k.pass(frame{Packet: udp(svc4, 1, far4, 53)}.bytes(), false)
-	time.Sleep(20 * time.Millisecond) // a tick of the coarse clock
+	tick(t)
 	k.steps(step{"answer to an expired UDP flow", frame{Packet: udp(far4, 53, svc4, 1)}, true, false})
 	k.pass(frame{Packet: tcp(svc4, 1, far4, 53, tcpSYN)}.bytes(), false)
-	time.Sleep(20 * time.Millisecond)
+	tick(t)
 	k.steps(step{"answer to a fresh TCP connection", frame{Packet: tcp(far4, 53, svc4, 1, tcpSYN|tcpACK)}, true, true})
 }
 
@@ -344,7 +357,7 @@ func TestSweep(t *testing.T) {
 	}
 	check("count put right", 2, 1)
 	k.config.State.Timeouts.UDPStream = 1
-	time.Sleep(20 * time.Millisecond)
+	tick(t)
 	check("expired", 0, 1)
 	k.config.State.Timeouts.UDPStream = duration(time.Hour)
 	k.pass(frame{Packet: udp(svc4, 1, far4, 53)}.bytes(), false)

@@ -210,14 +210,16 @@ func TestSkippedControls(t *testing.T) {
 // B second in turn, so that A then B always belongs to it, and B then A never.
 func TestNoTornClass(t *testing.T) {
 	onHooks(t, `{"classes": [{"name": "a", "match": {"payload": [{"bytes": "4141414141414141"}]}}, {"name": "b"}]}`, func(t *testing.T, k *kernel) {
-		const packets = 3000
+		const packets, changed = 3000, 300 // at least
 		c := k.commander("a")
 		first := control64{Op: opPayload, Value: 0<<16 | 8, Bytes: [8]byte([]byte("AAAAAAAA")), Mask: [8]byte([]byte("\xff\xff\xff\xff\xff\xff\xff\xff"))}
 		second := control64{Op: opPayload, Value: 8<<16 | 8, Bytes: [8]byte([]byte("BBBBBBBB")), Mask: first.Mask}
 		var senders sync.WaitGroup
-		for _, payload := range []string{"AAAAAAAABBBBBBBB", "BBBBBBBBAAAAAAAA"} {
+		var changes atomic.Int64
+		var sent [2]uint64
+		for i, payload := range []string{"AAAAAAAABBBBBBBB", "BBBBBBBBAAAAAAAA"} {
 			senders.Go(func() {
-				for range packets {
+				for ; sent[i] < packets || changes.Load() < changed; sent[i]++ {
 					k.run(datagram(1000, payload).bytes())
 				}
 			})
@@ -227,10 +229,9 @@ func TestNoTornClass(t *testing.T) {
 			senders.Wait()
 			close(done)
 		}()
-		changes := 0
 		for running := true; running; {
-			if c.put([]control64{second, first}[changes%2]) {
-				changes++
+			if c.put([]control64{second, first}[changes.Load()%2]) {
+				changes.Add(1)
 			}
 			c.ring()
 			select {
@@ -239,13 +240,12 @@ func TestNoTornClass(t *testing.T) {
 			default:
 			}
 		}
-		// Where the CPU that makes a change is taken away from under it, a packet is of no class; never of the wrong one.
-		const few = 5
-		if a, b := k.report("a").Packets, k.report("b").Packets; a > packets || b > packets || a < packets-few || b < packets-few {
-			t.Errorf("%d and %d packets, want %d of each, with %d changes", a, b, packets, changes)
-		}
-		if changes < packets/10 {
-			t.Errorf("only %d changes", changes)
+		// Where the CPU that makes a change is taken away from under it, as from virtual machines, packets are of no class for
+		// that long; never of the wrong one.
+		for i, class := range []string{"a", "b"} {
+			if n := k.report(class).Packets; n > sent[i] || n < sent[i]*9/10 {
+				t.Errorf("%d packets of class %s, want %d, with %d changes", n, class, sent[i], changes.Load())
+			}
 		}
 	})
 }

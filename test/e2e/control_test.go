@@ -117,17 +117,15 @@ var misbehaviours = map[string]func(n *node, dir string){
 		n.tells("started again")
 	},
 	"hang in compile": func(n *node, dir string) {
-		begin, answered := time.Now(), make(chan result)
+		answered := make(chan result, 1)
 		go func() { answered <- n.tryApply(mode(dir, "hang-compile", 2)) }()
-		time.Sleep(time.Second)
-		asked := time.Now()
+		time.Sleep(time.Second) // of the 10 that it may take
 		n.must("status")
-		if took := time.Since(asked); took > 3*time.Second {
-			n.T.Errorf("kerb status took %v while a control plane hung", took)
+		if len(answered) > 0 {
+			n.T.Error("kerb status has waited for a control plane that hung")
 		}
-		r := <-answered
-		if r.code == 0 || !strings.Contains(r.stderr, "compile") || time.Since(begin) > 15*time.Second {
-			n.T.Errorf("after %v: exit status %d: %s", time.Since(begin), r.code, r.stderr)
+		if r := <-answered; r.code == 0 || !strings.Contains(r.stderr, "compile") {
+			n.T.Errorf("exit status %d: %s", r.code, r.stderr)
 		}
 	},
 	"leak": func(n *node, dir string) {
@@ -138,11 +136,13 @@ var misbehaviours = map[string]func(n *node, dir string){
 		n.tells("started again")
 	},
 	"flood": func(n *node, dir string) {
+		begin := time.Now()
 		change("flood")(n, dir)
-		time.Sleep(3 * time.Second)
-		info, err := os.Stat(n.LogFile())
-		if err != nil || info.Size() > 2<<20 || info.Size() < 100<<10 {
-			n.T.Errorf("log after a flood: %v, %v", info.Size(), err)
+		n.Eventually("it is in the log", func() bool { return len(n.Log()) > 100<<10 })
+		time.Sleep(time.Second)
+		most := 1<<20 + int(time.Since(begin).Seconds()*100_000) // 100 lines at once, 10 a second
+		if size := len(n.Log()); size > most {
+			n.T.Errorf("the log has %d bytes after a flood, want %d at most", size, most)
 		}
 	},
 	"sick": func(n *node, dir string) {

@@ -44,9 +44,9 @@ func newRunningNode(t *testing.T) *node {
 }
 
 // start runs an agent and returns when it answers.
-func (n *node) start() {
+func (n *node) start(flags ...string) {
 	n.T.Helper()
-	n.Start("--cgroup", n.cgroup)
+	n.Start(append(flags, "--cgroup", n.cgroup)...)
 }
 
 // result is what a command of the operator answered.

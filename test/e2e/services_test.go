@@ -7,7 +7,6 @@ import (
 	"math/rand/v2"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
@@ -268,9 +267,23 @@ func TestForeignXDPIsAConflict(t *testing.T) {
 	if err := l.Close(); err != nil {
 		t.Fatal(err)
 	}
-	time.Sleep(100 * time.Millisecond) // the kernel detaches a little later
+	n.Eventually("the foreign program is off", func() bool { return !n.hasXDP(n.web) })
 	n.apply(module)
 	n.settled(map[string]int{"fast": 2, "count": 4})
+}
+
+// hasXDP asks the kernel.
+func (n *node) hasXDP(h *netlab.Host) (has bool) {
+	n.T.Helper()
+	err := n.Lab.Node().Do(func() error {
+		l, err := netlink.LinkByIndex(h.OuterIndex())
+		has = err == nil && l.Attrs().Xdp != nil && l.Attrs().Xdp.Attached
+		return err
+	})
+	if err != nil {
+		n.T.Fatal(err)
+	}
+	return has
 }
 
 // An interface that gets the index of one that vanished while no agent ran gets its chain like any other.

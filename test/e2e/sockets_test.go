@@ -167,7 +167,7 @@ func TestSocketsUnderTraffic(t *testing.T) {
 	n.apply(accelerator("*"))
 	n.untilRedirected()
 	s := startTalks(t, n.web, n.db, 8)
-	for end, round := time.Now().Add(trafficTime(t)), 0; time.Now().Before(end); round++ {
+	for end, round := time.Now().Add(trafficTime(t)), 0; round < 4 || time.Now().Before(end); round++ {
 		fresh := startTalks(t, n.web, n.db, 2) // those that were there before the module came back stay with TCP
 		n.untilRedirected()
 		switch round % 4 {

@@ -3,19 +3,24 @@
 package e2e
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/cilium/ebpf"
+
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/netlab"
+	"github.com/kerb-edge/kerb/internal/node/nodetest"
 )
 
 // trafficTime is how long the agent is killed again and again under traffic.
@@ -23,7 +28,7 @@ func trafficTime(t *testing.T) time.Duration {
 	t.Helper()
 	text := os.Getenv("KERB_E2E_SECONDS")
 	if text == "" {
-		return 10 * time.Second
+		return 5 * time.Second
 	}
 	seconds, err := strconv.Atoi(text)
 	if err != nil {
@@ -66,62 +71,94 @@ func TestKillUnderTraffic(t *testing.T) {
 	t.Logf("%d restarts", restarts)
 }
 
-// The agent is killed anywhere in a change: after a restart the node is as before the change or as after it.
+// The agent is killed in each step of a change: after a restart the node is as before the change or as after it.
 func TestKillDuringApply(t *testing.T) {
-	const rounds, more = 20, 8 // services beside web, so that a kill meets a node half switched
+	const more = 3 // services beside web, so that most kills meet a node half switched
 	n := newRunningNode(t)
+	like := []*netlab.Host{n.web}
 	for i := range more {
-		n.apply(service(n.Host(fmt.Sprintf("more%d", i)), "app=web"))
+		like = append(like, n.Host(fmt.Sprintf("more%d", i)))
+		n.apply(service(like[i+1], "app=web"))
 	}
 	instances := map[string]int{"count": 4 + 2*more, "stamp": 2 + 2*more}
 	n.apply(n.flipped(1), n.stamp(1))
 	mapBefore := n.mapID("count", "totals")
 	udp, web := startStream(t, n.db, n.web), startRequests(t, n.db, n.web)
 	allowed := []uint32{1}
-	kept, changed := 0, 0
-	for i := range rounds {
-		old, next := n.generation(), i+2
-		allowed = append(allowed, uint32(next))
-		before := n.programs()
-		answered := make(chan result, 1)
-		go func() { answered <- n.tryApply(n.stamp(next), n.flipped(next)) }()
-		time.Sleep(time.Duration(rand.IntN(150)) * time.Millisecond)
-		n.Kill()
-		r := <-answered
-		if r.code != 0 && !strings.Contains(r.stderr, "agent") {
-			t.Errorf("round %d: the operator is told %q", i, r.stderr)
+	n.Stop()
+	agent, half := n.startStepping(), 0
+	n.settled(instances)
+	for round, confirmed := 1, false; !confirmed; round++ {
+		old, before, running := n.generation(), n.programs(), n.running(like)
+		allowed = append(allowed, uint32(old+1))
+		r, steps := n.killAfter(agent, round, n.stamp(old+1), n.flipped(old+1))
+		if confirmed = r.code == 0; !confirmed && !strings.Contains(r.stderr, "agent") {
+			t.Errorf("round %d: the operator is told %q", round, r.stderr)
 		}
-		n.start()
+		switched := changed(running, n.running(like))
+		if last := count(steps, "replace"); switched > last || switched < last-1 {
+			t.Errorf("round %d: %d attach points are switched after the steps %q", round, switched, steps)
+		}
+		if switched > 0 && switched < instances["stamp"] {
+			half++
+		}
+		agent = n.startStepping()
 		n.settled(instances)
-		now := n.generation()
+		now, storing := n.generation(), count(steps, "store")
 		if want := n.flipped(now).Spec.Order.Priority; get[v1.Module](n, "module", "count").Spec.Order.Priority != want {
-			t.Errorf("round %d: of two modules in one change only one has changed", i)
+			t.Errorf("round %d: of two modules in one change only one has changed", round)
 		}
 		switch {
-		case now == next:
-			changed++
-		case now == old && r.code == 0:
-			t.Errorf("round %d: the change was confirmed and is lost", i)
-		case now == old:
-			kept++
-			if after := n.programs(); after != before {
-				t.Errorf("round %d: nothing changed, but programs were %s and are %s", i, before, after)
-			}
-		default:
-			t.Errorf("round %d: generation is %d, want %d or %d", i, now, old, next)
+		case now != old && now != old+1, now == old+1 && storing == 0, now == old && count(steps[:len(steps)-1], "store") > 0:
+			t.Errorf("round %d: generation was %d and is %d after the steps %q", round, old, now, steps)
+		case now == old && confirmed:
+			t.Errorf("round %d: the change was confirmed and is lost", round)
+		case now == old && n.programs() != before:
+			t.Errorf("round %d: nothing changed, but programs were %s and are %s", round, before, n.programs())
 		}
 		if want := []string{"count,stamp", "stamp,count"}[now%2]; !n.runs(n.web, want) || strings.Count(n.programs(), "="+want+":") != instances["stamp"] {
-			t.Errorf("round %d: the node runs %s, want %s on web and its like", i, n.programs(), want)
+			t.Errorf("round %d: the node runs %s, want %s on web and its like", round, n.programs(), want)
 		}
 		n.Eventually("packets are stamped by the desired generation", func() bool { return int(udp.generation()) == now })
 		n.tidy()
+		t.Logf("round %d: killed in %q, %d attach points are switched", round, strings.TrimSpace(steps[len(steps)-1]), switched)
+	}
+	if half < more {
+		t.Errorf("only %d kills have met a node half switched", half)
 	}
 	if id := n.mapID("count", "totals"); id != mapBefore {
 		t.Errorf("the counters of a module that nobody changed were map %d and are map %d", mapBefore, id)
 	}
 	udp.finish(allowed...)
 	web.finish()
-	t.Logf("%d changes were done, %d were not", changed, kept)
+}
+
+// running are the programs on the attach points of hosts.
+func (n *node) running(hosts []*netlab.Host) (ids []ebpf.ProgramID) {
+	n.T.Helper()
+	for _, h := range hosts {
+		ids = slices.Concat(ids, n.attached(h, tcxIngress), n.attached(h, tcxEgress))
+	}
+	return ids
+}
+
+func changed(before, after []ebpf.ProgramID) (count int) {
+	for i := range after {
+		if after[i] != before[i] {
+			count++
+		}
+	}
+	return count
+}
+
+// count is how many steps are of a kind.
+func count(steps []string, kind string) (count int) {
+	for _, s := range steps {
+		if strings.Contains(s, kind) {
+			count++
+		}
+	}
+	return count
 }
 
 // flipped is module count, before module stamp of even generations and after it of odd ones.
@@ -280,16 +317,14 @@ func (n *node) losePins(pattern string) {
 func TestKillDuringPurge(t *testing.T) {
 	n := newRunningNode(t)
 	n.apply(n.pass("count", "*"), n.stamp(1))
+	var whole time.Duration // of the first one, which is left to its end
 	for i := range 8 {
 		n.Kill()
-		ctx, cancel := context.WithCancel(context.Background())
-		purge := n.Command(ctx, append([]string{"purge"}, n.Flags()...)...)
-		if err := purge.Start(); err != nil {
-			t.Fatal(err)
-		}
-		time.Sleep(time.Duration(rand.IntN(60)) * time.Millisecond)
-		cancel() // kill -9
-		_ = purge.Wait()
+		ctx, cancel := context.WithTimeout(context.Background(), cmp.Or(whole*time.Duration(i)/8, nodetest.Patience))
+		begin := time.Now()
+		_ = n.Command(ctx, append([]string{"purge"}, n.Flags()...)...).Run() // till kill -9
+		cancel()
+		whole = cmp.Or(whole, time.Since(begin))
 		if i%2 == 1 {
 			n.must("purge", n.Flags()...)
 		}

@@ -26,7 +26,7 @@ func checking(version uint32) *Document {
 func partOf(version uint32) float64 { return float64(version%64) / 4096 }
 
 // Most of a change is a grace period of RCU, some 20 ms for two of them.
-var changes = flag.Int("changes", 1000, "how often a model is changed under load")
+var changes = flag.Int("changes", 300, "how often a model is changed under load")
 
 const versions = 64
 

@@ -12,6 +12,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // The data plane and the model must answer alike, byte by byte: random requests, and damaged ones. KERB_MUTATIONS is how many
@@ -79,7 +81,7 @@ func compare(t *testing.T, d *device, r *rand.Rand, n int) {
 // would have answered otherwise, at the latest.
 func (d *device) check(t *testing.T, i int, from, to netip.AddrPort, datagram []byte) Verdict {
 	t.Helper()
-	at := sinceBoot() - coarse
+	at := coarseClock(t)
 	got, verdict := d.send(t, from, to, datagram)
 	if early, v := d.model.clone().Decide(from, to, datagram, at); v != verdict || !bytes.Equal(got, early) {
 		at = sinceBoot()
@@ -94,14 +96,15 @@ func (d *device) check(t *testing.T, i int, from, to netip.AddrPort, datagram []
 	return verdict
 }
 
-// coarse is how far the data plane's clock may be behind: some ticks, of which an emulated machine gets many late. Below a second,
-// as Max-Age must not be two off.
-var coarse = func() time.Duration {
-	if os.Getenv("KERB_MATRIX") != "" {
-		return 900 * time.Millisecond
+// coarseClock is that of bpf_ktime_get_coarse_ns, which is behind by a tick, and by more where ticks are late.
+func coarseClock(t *testing.T) time.Duration {
+	t.Helper()
+	var now unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC_COARSE, &now); err != nil {
+		t.Fatal(err)
 	}
-	return 20 * time.Millisecond
-}()
+	return time.Duration(now.Nano())
+}
 
 // clone is a model whose decisions change nothing here.
 func (m *Model) clone() *Model {

@@ -263,8 +263,10 @@ func TestMaxAgeCountsDown(t *testing.T) {
 			config["duplicates"] = false
 			d := load(t, hook, config)
 			d.set(t, "plain", []byte("x"), 1500*time.Millisecond)
-			if reply, _ := d.send(t, client, serverOf(client), get(path("plain")...)); short(t, get(), reply) != "2.05 ACK format 0 age 1 x" {
-				t.Errorf("%q", reply)
+			reply, _ := d.send(t, client, serverOf(client), get(path("plain")...))
+			const one, none = "2.05 ACK format 0 age 1 x", "2.05 ACK format 0 age 0 x" // none on a machine that takes half a second
+			if got := short(t, get(), reply); got != one && got != none {
+				t.Errorf("%q", got)
 			}
 			for end := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
 				if _, verdict := d.send(t, client, serverOf(client), get(path("plain")...)); verdict == Pass {

@@ -96,7 +96,7 @@ func TestLateValue(t *testing.T) {
 	if err := table.settings.Put(name, newSetting([]byte("late"), 0)); err != nil {
 		t.Fatal(err)
 	}
-	for begin := time.Now(); time.Since(begin) < 10*settled; time.Sleep(settled / 20) {
+	for end := time.Now().Add(60 * settled); time.Now().Before(end); time.Sleep(settled / 20) {
 		if v, err := table.get(0); err == nil && string(v.Data) == "late" {
 			return
 		}
