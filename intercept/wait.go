@@ -40,8 +40,8 @@ const (
 )
 
 const (
-	firstRest   = 120 // of 1000
-	littleRest  = 30
+	firstRest   = 70 // of 1000
+	littleRest  = 20
 	mostRest    = 250
 	maxStrays   = 4
 	mostlyAwake = 950 // of 1000
@@ -54,6 +54,8 @@ const (
 	longestBurst = 200 * us
 	behindBurst  = 5 * us
 	leastLead    = 2 * us
+	leastRest    = 2 * us
+	leastGain    = 5 * us
 	lostCPU      = 500 * us
 	fastStep     = 100_000 * us
 	slowStep     = 10_000_000 * us
@@ -72,6 +74,7 @@ type waiter struct {
 	lead        int64
 	dozed       bool
 	slip        int64
+	gain        int64
 	rest        int64
 	eased, step int64
 	running     int64
@@ -84,7 +87,7 @@ type goals struct {
 }
 
 func newWaiter(g goals, s standing) *waiter {
-	w := &waiter{goals: g, gap: never, lead: 40 * us, slip: 50 * us, ordinary: s == ordinary, step: fastStep}
+	w := &waiter{goals: g, gap: never, lead: 40 * us, slip: 50 * us, gain: 20 * us, ordinary: s == ordinary, step: fastStep}
 	if s == realtime {
 		w.least = firstRest
 	}
@@ -100,7 +103,7 @@ func track(mean, spread *int64, sample int64) {
 }
 
 func (w *waiter) aim(at int64) {
-	step := w.lead / 256
+	step := w.lead / 1024
 	switch {
 	case !w.dozed:
 		w.lead -= step / 4
@@ -143,8 +146,22 @@ func (w *waiter) arrived(at int64) {
 	w.beat(at - first)
 }
 
+func (w *waiter) over() int64 {
+	if w.length == 0 {
+		return w.first
+	}
+	return w.first + w.length + w.length/4 + 3*us
+}
+
 func (w *waiter) restLength() int64 { return 40*us + 150*us*w.rest/1000*w.rest/1000 }
-func (w *waiter) runLength() int64  { return w.restLength() * (1000 - w.rest) / w.rest }
+
+func (w *waiter) room() int64 {
+	begin, due := w.over()+behindBurst, w.first+w.gap
+	if w.gap >= w.reach || begin+w.slip+leastRest >= due {
+		return 0
+	}
+	return min(due-begin, w.restLength())
+}
 
 func (w *waiter) ease(now int64) {
 	if w.rest <= w.least || now < w.eased+w.step {
@@ -158,23 +175,18 @@ func (w *waiter) ease(now int64) {
 	}
 }
 
-func (w *waiter) over() int64 {
-	if w.length == 0 {
-		return w.first
-	}
-	return w.first + w.length + w.length/4 + 3*us
-}
-
-func (w *waiter) behind(now int64) bool {
-	begin := w.over() + behindBurst
-	return w.gap < w.reach && begin+w.restLength() < w.first+w.gap && now > begin && now < w.running+2*w.runLength()
-}
-
 func (w *waiter) spin(now int64) step {
-	if w.rest == 0 || now-w.running < w.runLength() || w.behind(now) {
+	run, ran, length := never, now-w.running, w.room()
+	if w.rest > 0 {
+		run = w.gain * (1000 - w.rest) / w.rest
+	}
+	if ran < run || length > 0 && ran < 2*run && (now < w.over() || now > w.over()+behindBurst) {
 		return step{kind: stepSpin}
 	}
-	return step{stepRest, now + w.restLength() - min(w.slip, w.restLength()-us)}
+	if length == 0 {
+		length = w.restLength()
+	}
+	return step{stepRest, now + length - min(w.slip, length-us)}
 }
 
 func (w *waiter) next(now int64) step {
@@ -184,8 +196,8 @@ func (w *waiter) next(now int64) step {
 	case w.mode == Sleep || w.last == 0:
 		return step{kind: stepSleep}
 	}
-	due, late := w.first+w.gap, w.lead+4*w.spread
-	regular, often := w.length+w.lead+worth < w.gap && w.lead+late < w.reach, w.gap < w.reach
+	due, late, least := w.first+w.gap, w.lead+4*w.spread, w.lead+worth-min(w.slip, worth-us)
+	regular, often := w.length+least < w.gap && w.lead+late < w.reach, w.gap < w.reach
 	crowded := w.ordinary && w.rest > 0
 	w.ease(now)
 	switch {
@@ -200,7 +212,7 @@ func (w *waiter) next(now int64) step {
 		return step{stepRest, now + w.patience}
 	case regular && now < w.over() && now < w.last+together:
 		return step{kind: stepSpin}
-	case regular && !crowded && now+w.lead+worth < due:
+	case regular && !crowded && now+least < due:
 		w.dozed = true
 		return step{stepDoze, due - w.lead}
 	case !crowded && now < due+late:
@@ -229,3 +241,5 @@ func (w *waiter) preempted(now int64) {
 	w.rest = min(w.rest+max(firstRest, w.rest/2), mostRest)
 	w.eased, w.running = now, now
 }
+
+func (w *waiter) rested(gain int64) { w.gain = max(w.gain+(min(gain, lostCPU)-w.gain)/8, leastGain) }

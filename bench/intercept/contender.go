@@ -5,6 +5,7 @@ package intercept
 import (
 	"errors"
 	"fmt"
+	"path"
 	"slices"
 	"strconv"
 
@@ -72,6 +73,19 @@ var enduring = []string{"ringbuf-adaptive-eager", "socket"}
 
 // errLeftOut is wrapped when something cannot be measured here.
 var errLeftOut = errors.New("cannot be measured")
+
+// called tells whether a pattern stands for the config.
+func (c config) called(pattern string) bool {
+	ok, _ := path.Match(pattern, c.name) // a bad pattern is no config's name
+	return ok
+}
+
+func names() (all []string) {
+	for _, c := range configs {
+		all = append(all, c.name)
+	}
+	return all
+}
 
 // possible tells why not: kernels with PREEMPT_RT have no busy polling of sockets.
 func (c config) possible() error {

@@ -52,6 +52,7 @@ struct wait {
 	uint64_t lead;	       /* how long before a packet is due a sleep has to end */
 	bool dozed;	       /* the last sleep was for the next packet */
 	uint64_t slip;	       /* how late timers are, the mean */
+	uint64_t gain;	       /* what others have of a rest, the mean */
 	uint32_t rest;	       /* part of the time to rest, of 1000; 0: nobody wants this CPU */
 	uint64_t eased, step;  /* when rest changed last; how long until some of it is taken back */
 	uint64_t running;      /* since when this thread runs */
@@ -64,5 +65,7 @@ void wait_arrived(struct wait *w, uint64_t time);
 struct wait_step wait_next(struct wait *w, uint64_t now);
 /* wait_woke learns from a sleep's end; asked: the time that it was to end at, 0 if it was a packet that ended it. */
 void wait_woke(struct wait *w, uint64_t asked, uint64_t now);
+/* wait_rested learns how long others have had the CPU in a rest. */
+void wait_rested(struct wait *w, uint64_t gain);
 /* wait_preempted learns that others have had the CPU meanwhile. */
 void wait_preempted(struct wait *w, uint64_t now);
