@@ -41,6 +41,7 @@ const (
 
 const (
 	firstRest   = 70 // of 1000
+	freeRest    = 30
 	littleRest  = 20
 	mostRest    = 250
 	maxStrays   = 4
@@ -176,9 +177,12 @@ func (w *waiter) ease(now int64) {
 }
 
 func (w *waiter) spin(now int64) step {
-	run, ran, length := never, now-w.running, w.room()
-	if w.rest > 0 {
-		run = w.gain * (1000 - w.rest) / w.rest
+	run, ran, length, rest := never, now-w.running, w.room(), w.rest
+	if length > 0 && !w.ordinary {
+		rest = max(rest, freeRest)
+	}
+	if rest > 0 {
+		run = w.gain * (1000 - rest) / rest
 	}
 	if ran < run || length > 0 && ran < 2*run && (now < w.over() || now > w.over()+behindBurst) {
 		return step{kind: stepSpin}

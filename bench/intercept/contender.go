@@ -68,7 +68,11 @@ func withSocket(all []config) []config {
 	return all
 }
 
-// enduring are the configs of the long loads.
+// essential are the configs of --quick: ring and sockets that wait and are scheduled in the same ways.
+var essential = []string{"ringbuf", "ringbuf-eager", "ringbuf-fifo", "ringbuf-adaptive*", "ringbuf-spin-fifo",
+	"socket", "socket-eager", "socket-fifo", "socket-adaptive*", "socket-spin-fifo"}
+
+// enduring are those of the long loads.
 var enduring = []string{"ringbuf-adaptive-eager", "socket"}
 
 // errLeftOut is wrapped when something cannot be measured here.

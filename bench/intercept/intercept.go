@@ -73,7 +73,7 @@ func (l load) length(asked time.Duration, quick bool) time.Duration {
 	case l.endurance:
 		return 2 * time.Minute // five rounds: ten minutes of each config
 	case quick:
-		return 100 * time.Millisecond
+		return 200 * time.Millisecond
 	case l.rate == 0:
 		return time.Second
 	}
@@ -137,8 +137,12 @@ func (e *experiment) close() error {
 // chosen are the configs that a load is measured with.
 func (e *experiment) chosen(l load) []config {
 	patterns := e.contenders
-	if len(patterns) == 0 && l.endurance {
+	switch {
+	case len(patterns) > 0:
+	case l.endurance:
 		patterns = enduring
+	case e.run.Quick:
+		patterns = essential
 	}
 	return slices.DeleteFunc(slices.Clone(configs), func(c config) bool {
 		return len(patterns) > 0 && !slices.ContainsFunc(patterns, c.called)

@@ -5,6 +5,7 @@
 
 enum {
 	FIRST_REST = 70, /* threads of nice -20 owe others 1 to 3%, real-time ones 5% (sched_rt_runtime_us; since 6.12 the fair server) */
+	FREE_REST = 30,	 /* is taken where it delays nothing, so that nobody is owed */
 	LITTLE = 20,	 /* not worth resting */
 	MOST_REST = 250, /* the median stays that of spinning */
 	STRAYS = 4,	 /* after so many long gaps it is another stream */
@@ -118,7 +119,8 @@ static void ease(struct wait *w, uint64_t now)
 /* spin is a spin, or a rest if it is time for one: behind a burst if that comes soon enough. */
 static struct wait_step spin(struct wait *w, uint64_t now)
 {
-	uint64_t run = w->rest ? w->gain * (1000 - w->rest) / w->rest : NEVER, ran = now - w->running, length = room(w);
+	uint64_t length = room(w), rest = length && !w->ordinary ? max(w->rest, FREE_REST) : w->rest;
+	uint64_t run = rest ? w->gain * (1000 - rest) / rest : NEVER, ran = now - w->running;
 
 	if (ran < run || (length && ran < 2 * run && (now < over(w) || now > over(w) + BEHIND)))
 		return (struct wait_step){ STEP_SPIN, 0 };
