@@ -38,7 +38,7 @@ type Options struct {
 	// Patience: packets may wait so long to be taken together, which takes the least CPU of all.
 	Patience time.Duration
 	// Awake: of 1000 packets that come regularly, how many are to find the receiver running; the others wake it. Fewer take less
-	// CPU and have the longer tail. 0 is 950; at most 999.
+	// CPU and have the longer tail. 0 is 975; at most 999.
 	Awake int
 
 	CPUs         []int // that the thread may run on

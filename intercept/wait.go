@@ -45,7 +45,7 @@ const (
 	littleRest  = 20
 	mostRest    = 250
 	maxStrays   = 4
-	mostlyAwake = 950 // of 1000
+	mostlyAwake = 975 // of 1000
 
 	never = int64(1) << 60
 	us    = int64(time.Microsecond)
