@@ -58,6 +58,7 @@ const (
 	leastRest    = 2 * us
 	leastGain    = 5 * us
 	lostCPU      = 500 * us
+	briefStep    = 12_500 * us
 	fastStep     = 100_000 * us
 	slowStep     = 10_000_000 * us
 )
@@ -170,9 +171,8 @@ func (w *waiter) ease(now int64) {
 	}
 	w.eased = now
 	w.rest -= w.rest / 4
-	if w.rest <= max(littleRest, w.least) {
+	if w.ordinary || w.rest <= max(littleRest, w.least) {
 		w.rest = w.least
-		w.step = max(w.step/2, fastStep)
 	}
 }
 
@@ -239,8 +239,13 @@ func (w *waiter) woke(asked, now int64) {
 }
 
 func (w *waiter) preempted(now int64) {
-	if now < w.eased+4*w.step {
+	switch {
+	case now < w.eased+4*w.step:
 		w.step = min(2*w.step, slowStep)
+	case w.ordinary:
+		w.step = briefStep
+	default:
+		w.step = fastStep
 	}
 	w.rest = min(w.rest+max(firstRest, w.rest/2), mostRest)
 	w.eased, w.running = now, now

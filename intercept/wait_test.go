@@ -67,11 +67,15 @@ func TestOrdinaryGivesWay(t *testing.T) {
 	if s := w.next(now); s.kind != stepSleep {
 		t.Errorf("after it has lost its CPU it does %+v", s)
 	}
-	for range 20 {
-		now += fastStep
-		w.ease(now)
+	now += briefStep
+	if w.ease(now); w.rest != 0 {
+		t.Errorf("it rests for %d of 1000 though others had a moment to go", w.rest)
 	}
-	if w.rest != 0 {
-		t.Errorf("it rests for %d of 1000 for ever", w.rest)
+	for range 20 { // they have not
+		now += 2 * w.step
+		w.preempted(now)
+	}
+	if w.step != slowStep {
+		t.Errorf("it tries again every %d ns, though each time it loses its CPU", w.step)
 	}
 }

@@ -19,8 +19,9 @@ enum {
 #define LEAST_REST (2 * US)   /* beyond what timers are late */
 #define LEAST_GAIN (5 * US)
 #define LOST	   (500 * US) /* a sleep that ends so late was held up by others */
-#define FAST	   (100000 * US) /* the least and the longest time between two steps of taking rest back */
-#define SLOW	   (10000000 * US)
+#define BRIEF	   (12500 * US)	 /* the least time between two steps of taking rest back: of ordinary threads, */
+#define FAST	   (100000 * US) /* of others, */
+#define SLOW	   (10000000 * US) /* and the longest */
 #define NEVER	   (1ULL << 60)
 
 static uint64_t min(uint64_t a, uint64_t b) { return a < b ? a : b; }
@@ -102,18 +103,15 @@ static uint64_t room(const struct wait *w)
 	return w->gap < w->goals.reach && begin + w->slip + LEAST_REST < due ? min(due - begin, rest_length(w)) : 0;
 }
 
-/* ease takes the rest back by a quarter from time to time. To find out that others are still there costs a tick, so the steps
- * get longer each time that it was too early. */
+/* ease takes the rest back by a quarter from time to time; an ordinary thread, which sleeps meanwhile, tries whether it is alone. */
 static void ease(struct wait *w, uint64_t now)
 {
 	if (w->rest <= w->least || now < w->eased + w->step)
 		return;
 	w->eased = now;
 	w->rest -= w->rest / 4;
-	if (w->rest <= max(LITTLE, w->least)) {
+	if (w->ordinary || w->rest <= max(LITTLE, w->least))
 		w->rest = w->least;
-		w->step = max(w->step / 2, FAST);
-	}
 }
 
 /* spin is a spin, or a rest if it is time for one: behind a burst if that comes soon enough. */
@@ -174,10 +172,10 @@ void wait_woke(struct wait *w, uint64_t asked, uint64_t now)
 		w->slip += ((int64_t)(now - asked) - (int64_t)w->slip) / 8;
 }
 
+/* To find out that others are still there costs a tick, so steps get longer each time that it was too early. */
 void wait_preempted(struct wait *w, uint64_t now)
 {
-	if (now < w->eased + 4 * w->step)
-		w->step = min(2 * w->step, SLOW);
+	w->step = now < w->eased + 4 * w->step ? min(2 * w->step, SLOW) : w->ordinary ? BRIEF : FAST;
 	w->rest = (uint32_t)min(w->rest + max(FIRST_REST, w->rest / 2), MOST_REST);
 	w->eased = w->running = now;
 }

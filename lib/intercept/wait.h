@@ -8,8 +8,8 @@
  *    as timers are late and packets early; it sleeps until that time, or until the packet comes, and spins for it only then;
  *  - spins through where packets come too fast or too irregularly for that, but no more seldom than `reach`; and sleeps for
  *    good when they stop;
- *  - when it has lost its CPU to others, rests by itself, shortly and often, as much as makes them leave it alone; behind a burst
- *    if it can, where nothing comes. A thread that goes before nobody sleeps for each packet then. */
+ *  - rests by itself, shortly and often, as much as makes others leave its CPU alone: behind a burst, where nothing comes, before
+ *    they want it; elsewhere when they have taken it. A thread that goes before nobody sleeps for each packet then. */
 #pragma once
 
 #include <stdbool.h>
