@@ -40,12 +40,13 @@ const (
 )
 
 const (
-	firstRest   = 70 // of 1000
-	freeRest    = 30
-	littleRest  = 20
-	mostRest    = 250
-	maxStrays   = 4
-	mostlyAwake = 975 // of 1000
+	realtimeRest = 100 // of 1000
+	firstRest    = 70
+	freeRest     = 30
+	littleRest   = 20
+	mostRest     = 250
+	maxStrays    = 4
+	mostlyAwake  = 975 // of 1000
 
 	never = int64(1) << 60
 	us    = int64(time.Microsecond)
@@ -91,7 +92,7 @@ type goals struct {
 func newWaiter(g goals, s standing) *waiter {
 	w := &waiter{goals: g, gap: never, lead: 40 * us, slip: 50 * us, gain: 20 * us, ordinary: s == ordinary, step: fastStep}
 	if s == realtime {
-		w.least = firstRest
+		w.least = realtimeRest
 	}
 	w.rest = w.least
 	return w

@@ -4,11 +4,12 @@
 #define US 1000ULL
 
 enum {
-	FIRST_REST = 70, /* threads of nice -20 owe others 1 to 3%, real-time ones 5% (sched_rt_runtime_us; since 6.12 the fair server) */
-	FREE_REST = 30,	 /* is taken where it delays nothing, so that nobody is owed */
-	LITTLE = 20,	 /* not worth resting */
-	MOST_REST = 250, /* the median stays that of spinning */
-	STRAYS = 4,	 /* after so many long gaps it is another stream */
+	REALTIME_REST = 100, /* real-time threads owe others 5% (sched_rt_runtime_us; since 6.12 the fair server), net of interrupts */
+	FIRST_REST = 70,     /* those of nice -20 owe 1 to 3%, */
+	FREE_REST = 30,	     /* and nothing if they have taken that where it delays nothing */
+	LITTLE = 20,	     /* not worth resting */
+	MOST_REST = 250,     /* the median stays that of spinning */
+	STRAYS = 4,	     /* after so many long gaps it is another stream */
 };
 
 #define WORTH	   (30 * US)  /* shorter sleeps cost more than they save */
@@ -19,9 +20,10 @@ enum {
 #define LEAST_REST (2 * US)   /* beyond what timers are late */
 #define LEAST_GAIN (5 * US)
 #define LOST	   (500 * US) /* a sleep that ends so late was held up by others */
-#define BRIEF	   (12500 * US)	 /* the least time between two steps of taking rest back: of ordinary threads, */
-#define FAST	   (100000 * US) /* of others, */
-#define SLOW	   (10000000 * US) /* and the longest */
+/* Between two steps of taking rest back. */
+#define BRIEF	   (12500 * US)	   /* the least, of ordinary threads */
+#define FAST	   (100000 * US)   /* of others */
+#define SLOW	   (10000000 * US) /* the longest */
 #define NEVER	   (1ULL << 60)
 
 static uint64_t min(uint64_t a, uint64_t b) { return a < b ? a : b; }
@@ -39,7 +41,7 @@ static void track(uint64_t *mean, uint64_t *spread, uint64_t sample)
 void wait_init(struct wait *w, const struct wait_goals *goals, enum wait_standing standing)
 {
 	*w = (struct wait){ .goals = *goals, .gap = NEVER, .lead = 40 * US, .slip = 50 * US, .gain = 20 * US,
-		.ordinary = standing == WAIT_ORDINARY, .least = standing == WAIT_REALTIME ? FIRST_REST : 0, .step = FAST };
+		.ordinary = standing == WAIT_ORDINARY, .least = standing == WAIT_REALTIME ? REALTIME_REST : 0, .step = FAST };
 	w->rest = w->least;
 }
 
