@@ -161,6 +161,11 @@ func simulate(random *rand.Rand, mode Wait, patience int64, s standing, script, 
 				}
 				w.woke(next.until, now)
 				fmt.Fprintln(script, "w", next.until, now)
+				if next.kind == stepRest {
+					gain := random.Int64N(60 * us)
+					w.rested(gain)
+					fmt.Fprintln(script, "r", gain, 0)
+				}
 			}
 			if random.IntN(500) == 0 {
 				now += 4000 * us

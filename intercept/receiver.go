@@ -38,7 +38,7 @@ type Options struct {
 	// Patience: packets may wait so long to be taken together, which takes the least CPU of all.
 	Patience time.Duration
 	// Awake: of 1000 packets that come regularly, how many are to find the receiver running; the others wake it. Fewer take less
-	// CPU and have the longer tail. 0 is 950; at most 999.
+	// CPU and have the longer tail. 0 is 975; at most 999.
 	Awake int
 
 	CPUs         []int // that the thread may run on
@@ -350,6 +350,14 @@ func (r *Receiver) notice(now int64) {
 	r.before = l
 }
 
+// rest leaves the CPU to others, and measures what they have of it: going to sleep and waking up is of this thread's time.
+func (r *Receiver) rest(now, until int64) {
+	t, ran := unix.NsecToTimespec(until), threadTime()
+	_ = unix.ClockNanosleep(unix.CLOCK_MONOTONIC, unix.TIMER_ABSTIME, &t, nil)
+	r.stats.Rested++
+	r.wait.rested(max(0, r.now()-now-(threadTime()-ran)))
+}
+
 // sleep carries out a step other than spinning.
 func (r *Receiver) sleep(s step, now, until int64) error {
 	to := until
@@ -362,9 +370,7 @@ func (r *Receiver) sleep(s step, now, until int64) error {
 	}
 	r.before = r.look()
 	if s.kind == stepRest {
-		t := unix.NsecToTimespec(to)
-		_ = unix.ClockNanosleep(unix.CLOCK_MONOTONIC, unix.TIMER_ABSTIME, &t, nil)
-		r.stats.Rested++
+		r.rest(now, to)
 	} else {
 		if r.conn < 0 {
 			to = min(to, r.attendAt)

@@ -103,6 +103,13 @@ func lookAt(schedstat *os.File) (l look) {
 	return l
 }
 
+// threadTime is how long this thread has run, ns.
+func threadTime() int64 {
+	var t unix.Timespec
+	_ = unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &t)
+	return t.Nano()
+}
+
 // nameOf is the name of a thread that this process may see.
 func nameOf(pid uint32) (name [16]byte) {
 	if pid == 0 {

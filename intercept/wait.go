@@ -40,11 +40,13 @@ const (
 )
 
 const (
-	firstRest   = 120 // of 1000
-	littleRest  = 30
-	mostRest    = 250
-	maxStrays   = 4
-	mostlyAwake = 950 // of 1000
+	realtimeRest = 100 // of 1000
+	firstRest    = 70
+	freeRest     = 30
+	littleRest   = 20
+	mostRest     = 250
+	maxStrays    = 4
+	mostlyAwake  = 975 // of 1000
 
 	never = int64(1) << 60
 	us    = int64(time.Microsecond)
@@ -54,7 +56,10 @@ const (
 	longestBurst = 200 * us
 	behindBurst  = 5 * us
 	leastLead    = 2 * us
+	leastRest    = 2 * us
+	leastGain    = 5 * us
 	lostCPU      = 500 * us
+	briefStep    = 12_500 * us
 	fastStep     = 100_000 * us
 	slowStep     = 10_000_000 * us
 )
@@ -72,6 +77,7 @@ type waiter struct {
 	lead        int64
 	dozed       bool
 	slip        int64
+	gain        int64
 	rest        int64
 	eased, step int64
 	running     int64
@@ -84,9 +90,9 @@ type goals struct {
 }
 
 func newWaiter(g goals, s standing) *waiter {
-	w := &waiter{goals: g, gap: never, lead: 40 * us, slip: 50 * us, ordinary: s == ordinary, step: fastStep}
+	w := &waiter{goals: g, gap: never, lead: 40 * us, slip: 50 * us, gain: 20 * us, ordinary: s == ordinary, step: fastStep}
 	if s == realtime {
-		w.least = firstRest
+		w.least = realtimeRest
 	}
 	w.rest = w.least
 	return w
@@ -100,7 +106,7 @@ func track(mean, spread *int64, sample int64) {
 }
 
 func (w *waiter) aim(at int64) {
-	step := w.lead / 256
+	step := w.lead / 1024
 	switch {
 	case !w.dozed:
 		w.lead -= step / 4
@@ -143,21 +149,6 @@ func (w *waiter) arrived(at int64) {
 	w.beat(at - first)
 }
 
-func (w *waiter) restLength() int64 { return 40*us + 150*us*w.rest/1000*w.rest/1000 }
-func (w *waiter) runLength() int64  { return w.restLength() * (1000 - w.rest) / w.rest }
-
-func (w *waiter) ease(now int64) {
-	if w.rest <= w.least || now < w.eased+w.step {
-		return
-	}
-	w.eased = now
-	w.rest -= w.rest / 4
-	if w.rest <= max(littleRest, w.least) {
-		w.rest = w.least
-		w.step = max(w.step/2, fastStep)
-	}
-}
-
 func (w *waiter) over() int64 {
 	if w.length == 0 {
 		return w.first
@@ -165,16 +156,42 @@ func (w *waiter) over() int64 {
 	return w.first + w.length + w.length/4 + 3*us
 }
 
-func (w *waiter) behind(now int64) bool {
-	begin := w.over() + behindBurst
-	return w.gap < w.reach && begin+w.restLength() < w.first+w.gap && now > begin && now < w.running+2*w.runLength()
+func (w *waiter) restLength() int64 { return 40*us + 150*us*w.rest/1000*w.rest/1000 }
+
+func (w *waiter) room() int64 {
+	begin, due := w.over()+behindBurst, w.first+w.gap
+	if w.gap >= w.reach || begin+w.slip+leastRest >= due {
+		return 0
+	}
+	return min(due-begin, w.restLength())
+}
+
+func (w *waiter) ease(now int64) {
+	if w.rest <= w.least || now < w.eased+w.step {
+		return
+	}
+	w.eased = now
+	w.rest -= w.rest / 4
+	if w.ordinary || w.rest <= max(littleRest, w.least) {
+		w.rest = w.least
+	}
 }
 
 func (w *waiter) spin(now int64) step {
-	if w.rest == 0 || now-w.running < w.runLength() || w.behind(now) {
+	run, ran, length, rest := never, now-w.running, w.room(), w.rest
+	if length > 0 && !w.ordinary {
+		rest = max(rest, freeRest)
+	}
+	if rest > 0 {
+		run = w.gain * (1000 - rest) / rest
+	}
+	if ran < run || length > 0 && ran < 2*run && (now < w.over() || now > w.over()+behindBurst) {
 		return step{kind: stepSpin}
 	}
-	return step{stepRest, now + w.restLength() - min(w.slip, w.restLength()-us)}
+	if length == 0 {
+		length = w.restLength()
+	}
+	return step{stepRest, now + length - min(w.slip, length-us)}
 }
 
 func (w *waiter) next(now int64) step {
@@ -184,8 +201,8 @@ func (w *waiter) next(now int64) step {
 	case w.mode == Sleep || w.last == 0:
 		return step{kind: stepSleep}
 	}
-	due, late := w.first+w.gap, w.lead+4*w.spread
-	regular, often := w.length+w.lead+worth < w.gap && w.lead+late < w.reach, w.gap < w.reach
+	due, late, least := w.first+w.gap, w.lead+4*w.spread, w.lead+worth-min(w.slip, worth-us)
+	regular, often := w.length+least < w.gap && w.lead+late < w.reach, w.gap < w.reach
 	crowded := w.ordinary && w.rest > 0
 	w.ease(now)
 	switch {
@@ -200,7 +217,7 @@ func (w *waiter) next(now int64) step {
 		return step{stepRest, now + w.patience}
 	case regular && now < w.over() && now < w.last+together:
 		return step{kind: stepSpin}
-	case regular && !crowded && now+w.lead+worth < due:
+	case regular && !crowded && now+least < due:
 		w.dozed = true
 		return step{stepDoze, due - w.lead}
 	case !crowded && now < due+late:
@@ -223,9 +240,16 @@ func (w *waiter) woke(asked, now int64) {
 }
 
 func (w *waiter) preempted(now int64) {
-	if now < w.eased+4*w.step {
+	switch {
+	case now < w.eased+4*w.step:
 		w.step = min(2*w.step, slowStep)
+	case w.ordinary:
+		w.step = briefStep
+	default:
+		w.step = fastStep
 	}
 	w.rest = min(w.rest+max(firstRest, w.rest/2), mostRest)
 	w.eased, w.running = now, now
 }
+
+func (w *waiter) rested(gain int64) { w.gain = max(w.gain+(min(gain, lostCPU)-w.gain)/8, leastGain) }

@@ -4,36 +4,35 @@ package intercept
 
 import "testing"
 
-// replay has bursts of five packets come to a waiter on a machine whose timers are late by slip, and whose packets wake within
-// 20 us. Times are its own. It tells how many bursts found it asleep or resting, and how long it slept, of all.
+// replay has bursts of five packets come to a waiter on a machine whose timers are late by slip, whose packets wake within 20 us, and
+// where going to sleep takes 20 us. Times are its own. It tells how many packets found it asleep or resting, and how long it slept, of all.
 func replay(w *waiter, bursts int, period, slip int64) (asleep int, slept float64) {
 	begin := max(w.first+period, 1_000_000_000)
 	now, sleeps := max(w.last, 1_000_000_000), int64(0)
-	for i := range bursts {
-		first := begin + int64(i)*period
-		for now < first {
+	for i := range bursts * 5 {
+		packet := begin + int64(i/5)*period + int64(i%5)*2*us
+		for now < packet {
 			s := w.next(now)
 			switch {
 			case s.kind == stepSpin:
 				now += us / 2
 				continue
-			case s.kind == stepSleep || s.kind == stepDoze && first < s.until+slip:
-				sleeps += first - now
-				now, asleep = first+20*us, asleep+1
+			case s.kind == stepSleep || s.kind == stepDoze && packet < s.until+slip:
+				sleeps += packet - now
+				now, asleep = packet+20*us, asleep+1
 				w.woke(0, now)
 			default:
 				sleeps += s.until + slip - now
-				if now = s.until + slip; now > first {
+				if s.kind == stepRest {
+					w.rested(s.until + slip - now - 20*us)
+				}
+				if now = s.until + slip; now > packet {
 					asleep++
 				}
 				w.woke(s.until, now)
 			}
 		}
-		for packet := range int64(5) {
-			at := first + packet*2*us
-			now = max(now, at)
-			w.arrived(at)
-		}
+		w.arrived(packet)
 	}
 	return asleep, float64(sleeps) / float64(int64(bursts)*period)
 }
@@ -45,7 +44,7 @@ func TestBurstsFindItAwake(t *testing.T) {
 		replay(w, 1000, 200*us, 10*us)
 		asleep, slept := replay(w, 1000, 200*us, 10*us)
 		if most := (1000 - int(awake)) * 13 / 10; asleep > most || slept < 0.5 {
-			t.Errorf("awake %d: %d of 1000 bursts found it asleep, and it slept for %.2f of the time", awake, asleep, slept)
+			t.Errorf("awake %d: %d packets of 1000 bursts found it asleep, and it slept for %.2f of the time", awake, asleep, slept)
 		}
 	}
 }
@@ -54,8 +53,8 @@ func TestBurstsFindItAwake(t *testing.T) {
 func TestRestsBetweenBursts(t *testing.T) {
 	w := newWaiter(goals{reach: 1000 * us, awake: 999}, realtime)
 	replay(w, 3000, 100*us, 30*us)
-	if asleep, slept := replay(w, 3000, 100*us, 30*us); asleep > 30 || slept < 0.08 {
-		t.Errorf("%d of 3000 bursts found it asleep; it rested for %.2f of the time", asleep, slept)
+	if asleep, slept := replay(w, 3000, 100*us, 30*us); asleep > 30 || slept < 0.06 {
+		t.Errorf("%d of 15000 packets found it asleep; it rested for %.2f of the time", asleep, slept)
 	}
 }
 
@@ -68,11 +67,15 @@ func TestOrdinaryGivesWay(t *testing.T) {
 	if s := w.next(now); s.kind != stepSleep {
 		t.Errorf("after it has lost its CPU it does %+v", s)
 	}
-	for range 20 {
-		now += fastStep
-		w.ease(now)
+	now += briefStep
+	if w.ease(now); w.rest != 0 {
+		t.Errorf("it rests for %d of 1000 though others had a moment to go", w.rest)
 	}
-	if w.rest != 0 {
-		t.Errorf("it rests for %d of 1000 for ever", w.rest)
+	for range 20 { // they have not
+		now += 2 * w.step
+		w.preempted(now)
+	}
+	if w.step != slowStep {
+		t.Errorf("it tries again every %d ns, though each time it loses its CPU", w.step)
 	}
 }

@@ -5,6 +5,7 @@ package intercept
 import (
 	"errors"
 	"fmt"
+	"path"
 	"slices"
 	"strconv"
 
@@ -67,11 +68,28 @@ func withSocket(all []config) []config {
 	return all
 }
 
-// enduring are the configs of the long loads.
+// essential are the configs of --quick: ring and sockets that wait and are scheduled in the same ways.
+var essential = []string{"ringbuf", "ringbuf-eager", "ringbuf-fifo", "ringbuf-adaptive*", "ringbuf-spin-fifo",
+	"socket", "socket-eager", "socket-fifo", "socket-adaptive*", "socket-spin-fifo"}
+
+// enduring are those of the long loads.
 var enduring = []string{"ringbuf-adaptive-eager", "socket"}
 
 // errLeftOut is wrapped when something cannot be measured here.
 var errLeftOut = errors.New("cannot be measured")
+
+// called tells whether a pattern stands for the config.
+func (c config) called(pattern string) bool {
+	ok, _ := path.Match(pattern, c.name) // a bad pattern is no config's name
+	return ok
+}
+
+func names() (all []string) {
+	for _, c := range configs {
+		all = append(all, c.name)
+	}
+	return all
+}
 
 // possible tells why not: kernels with PREEMPT_RT have no busy polling of sockets.
 func (c config) possible() error {

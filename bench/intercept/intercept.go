@@ -15,10 +15,13 @@ import (
 	"strings"
 	"time"
 
+	"github.com/spf13/cobra"
+
 	"github.com/kerb-edge/kerb/bench"
 )
 
 func init() {
+	e := &experiment{places: map[string]*place{}}
 	bench.Register(bench.Experiment{
 		Name:       "intercept",
 		Short:      "packets delivered to a program by the kernel's shortest ways, against sockets, AF_XDP and polling",
@@ -26,7 +29,8 @@ func init() {
 		Loads:      loads(),
 		LongLoads:  []string{"64/50k/endurance", "64/50k/endurance-stress"},
 		QuickLoads: []string{"512/6k/idle", "64/50k/stress"},
-		Run:        run,
+		Flags:      e.flags,
+		Run:        e.execute,
 	})
 }
 
@@ -62,31 +66,52 @@ func parseLoad(name string) (load, error) {
 }
 
 // length is how long one round of a config takes. The published experiment took 11 s once; five rounds of the full length are 7.5 s.
-func (l load) length(quick bool) time.Duration {
+func (l load) length(asked time.Duration, quick bool) time.Duration {
 	switch {
+	case asked > 0:
+		return asked
 	case l.endurance:
 		return 2 * time.Minute // five rounds: ten minutes of each config
 	case quick:
-		return 100 * time.Millisecond
+		return 200 * time.Millisecond
 	case l.rate == 0:
 		return time.Second
 	}
 	return 1500 * time.Millisecond
 }
 
-// experiment is one run: the compiled programs and the places that are up.
+// experiment is one run: what was asked for, the compiled programs and the places that are up.
 type experiment struct {
-	run    *bench.Run
-	tools  *tools
-	places map[string]*place // by hook
+	contenders []string      // patterns of configs
+	length     time.Duration // of a round, if not 0
+	run        *bench.Run
+	tools      *tools
+	places     map[string]*place // by hook
 }
 
-func run(ctx context.Context, r *bench.Run) (err error) {
-	tools, err := compile(ctx)
-	if err != nil {
+func (e *experiment) flags(cmd *cobra.Command) {
+	cmd.Flags().StringSliceVar(&e.contenders, "contenders", nil, "only these receivers, separated by commas; *-fifo stands for all of that kind")
+	cmd.Flags().DurationVar(&e.length, "length", 0, "how long each round of a receiver takes, such as 2s")
+}
+
+// checkContenders refuses names of none.
+func (e *experiment) checkContenders() error {
+	for _, pattern := range e.contenders {
+		if !slices.ContainsFunc(configs, func(c config) bool { return c.called(pattern) }) {
+			return fmt.Errorf("--contenders %s: there are %s", pattern, strings.Join(names(), ", "))
+		}
+	}
+	return nil
+}
+
+func (e *experiment) execute(ctx context.Context, r *bench.Run) (err error) {
+	if err := e.checkContenders(); err != nil {
 		return err
 	}
-	e := &experiment{run: r, tools: tools, places: map[string]*place{}}
+	if e.tools, err = compile(ctx); err != nil {
+		return err
+	}
+	e.run = r
 	defer func() { err = errors.Join(err, e.close()) }()
 	for _, name := range r.Loads() {
 		l, err := parseLoad(name)
@@ -109,12 +134,24 @@ func (e *experiment) close() error {
 	return errors.Join(errs...)
 }
 
+// chosen are the configs that a load is measured with.
+func (e *experiment) chosen(l load) []config {
+	patterns := e.contenders
+	switch {
+	case len(patterns) > 0:
+	case l.endurance:
+		patterns = enduring
+	case e.run.Quick:
+		patterns = essential
+	}
+	return slices.DeleteFunc(slices.Clone(configs), func(c config) bool {
+		return len(patterns) > 0 && !slices.ContainsFunc(patterns, c.called)
+	})
+}
+
 func (e *experiment) runLoad(ctx context.Context, l load) (err error) {
 	var trials []bench.Trial
-	for _, c := range configs {
-		if l.endurance && !slices.Contains(enduring, c.name) {
-			continue
-		}
+	for _, c := range e.chosen(l) {
 		p, err := e.place(c.hook)
 		if err == nil {
 			err = c.possible()

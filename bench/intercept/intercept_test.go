@@ -51,7 +51,8 @@ func newExperiment(t *testing.T) *experiment {
 	if err != nil {
 		t.Fatal(err)
 	}
-	e := &experiment{run: bench.NewRun(bench.Experiment{}, true, bench.MinRounds, nil, io.Discard), tools: tools, places: map[string]*place{}}
+	e := &experiment{run: bench.NewRun(bench.Experiment{}, true, bench.MinRounds, nil, io.Discard), tools: tools, places: map[string]*place{},
+		length: 100 * time.Millisecond}
 	t.Cleanup(func() {
 		if err := e.close(); err != nil {
 			t.Error(err)
@@ -174,6 +175,29 @@ func TestCPU(t *testing.T) {
 	}
 	if use["socket"] >= use["socket-spin"] {
 		t.Errorf("a receiver that sleeps uses %v of a CPU, one that spins %v", use["socket"], use["socket-spin"])
+	}
+}
+
+// --contenders picks by pattern and refuses what no receiver is called; --quick and the long loads have some of their own.
+func TestContenders(t *testing.T) {
+	quick := bench.NewRun(bench.Experiment{}, true, bench.MinRounds, nil, io.Discard)
+	for _, patterns := range [][]string{{"*-fifo", "socket"}, essential, enduring} {
+		if err := (&experiment{contenders: patterns}).checkContenders(); err != nil {
+			t.Error(err)
+		}
+	}
+	for _, wrong := range []string{"socket-", "[", ""} {
+		if err := (&experiment{contenders: []string{"socket", wrong}}).checkContenders(); err == nil {
+			t.Errorf("there is no receiver %q", wrong)
+		}
+	}
+	e := &experiment{run: quick, contenders: []string{"socket-s*", "ringbuf"}}
+	if got := e.chosen(load{}); len(got) != 4 || got[0].name != "ringbuf" {
+		t.Errorf("chosen: %+v", got)
+	}
+	e.contenders = nil
+	if quick, long := e.chosen(load{}), e.chosen(load{endurance: true}); len(quick) < len(essential) || len(long) != len(enduring) {
+		t.Errorf("%d receivers in a quick run, %d in a long one", len(quick), len(long))
 	}
 }
 

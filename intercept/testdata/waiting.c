@@ -28,6 +28,9 @@ int main(void)
 		case 'w':
 			wait_woke(&w, a, b);
 			break;
+		case 'r':
+			wait_rested(&w, a);
+			break;
 		case 'p':
 			wait_preempted(&w, a);
 			break;

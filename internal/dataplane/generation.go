@@ -208,12 +208,18 @@ func (g *generation) addMaps(hook Hook, spec *ebpf.CollectionSpec, previous, sha
 			copies = append(copies, mapCopy{name, from})
 		}
 	}
-	coll, err := ebpf.NewCollectionWithOptions(&ebpf.CollectionSpec{Maps: spec.Maps, Variables: spec.Variables, ByteOrder: spec.ByteOrder},
+	specs, filling := takeNested(spec.Maps)
+	coll, err := ebpf.NewCollectionWithOptions(&ebpf.CollectionSpec{Maps: specs, Variables: spec.Variables, ByteOrder: spec.ByteOrder},
 		ebpf.CollectionOptions{MapReplacements: replace})
 	if err != nil {
 		return fmt.Errorf("create maps: %w", err)
 	}
 	defer coll.Close()
+	for name, entries := range filling {
+		if err := entries.put(coll.Maps[name], coll.Maps); err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+	}
 	for name := range spec.Maps {
 		if pin := mapPin(hook, name); g.maps[pin] == nil {
 			g.maps[pin] = coll.DetachMap(name)

@@ -42,7 +42,7 @@ struct kerb_intercept_options {
 	 * has to spare between its packets' arrival and their deadline. */
 	uint64_t patience;
 	/* Adaptive: of 1000 packets that come regularly, how many are to find the receiver running; the others wake it. Fewer take
-	 * less CPU and have the longer tail. 0: 950; at most 999. */
+	 * less CPU and have the longer tail. 0: 975; at most 999. */
 	uint32_t awake;
 
 	/* The calling thread, which has to be the one that receives: */

@@ -4,21 +4,26 @@
 #define US 1000ULL
 
 enum {
-	FIRST_REST = 120, /* threads of nice -20 owe others 1 to 3%, real-time ones 5% (sched_rt_runtime_us; since 6.12 the fair
-			   * server), net of the switches */
-	LITTLE = 30,	  /* not worth resting */
-	MOST_REST = 250,  /* the median stays that of spinning */
-	STRAYS = 4,	 /* after so many long gaps it is another stream */
+	REALTIME_REST = 100, /* real-time threads owe others 5% (sched_rt_runtime_us; since 6.12 the fair server), net of interrupts */
+	FIRST_REST = 70,     /* those of nice -20 owe 1 to 3%, */
+	FREE_REST = 30,	     /* and nothing if they have taken that where it delays nothing */
+	LITTLE = 20,	     /* not worth resting */
+	MOST_REST = 250,     /* the median stays that of spinning */
+	STRAYS = 4,	     /* after so many long gaps it is another stream */
 };
 
 #define WORTH	   (30 * US)  /* shorter sleeps cost more than they save */
 #define TOGETHER   (15 * US)  /* packets that come so soon behind another one are of its burst, */
 #define LONGEST	   (200 * US) /* up to here: what goes on for longer is none */
-#define BEHIND	   (5 * US)   /* a burst: when a rest may begin */
+#define BEHIND	   (5 * US)   /* a burst: when a rest has to begin that is to end before the next */
 #define LEAST_LEAD (2 * US)
+#define LEAST_REST (2 * US)   /* beyond what timers are late */
+#define LEAST_GAIN (5 * US)
 #define LOST	   (500 * US) /* a sleep that ends so late was held up by others */
-#define FAST	   (100000 * US) /* the least and the longest time between two steps of taking rest back */
-#define SLOW	   (10000000 * US)
+/* Between two steps of taking rest back. */
+#define BRIEF	   (12500 * US)	   /* the least, of ordinary threads */
+#define FAST	   (100000 * US)   /* of others */
+#define SLOW	   (10000000 * US) /* the longest */
 #define NEVER	   (1ULL << 60)
 
 static uint64_t min(uint64_t a, uint64_t b) { return a < b ? a : b; }
@@ -35,8 +40,8 @@ static void track(uint64_t *mean, uint64_t *spread, uint64_t sample)
 
 void wait_init(struct wait *w, const struct wait_goals *goals, enum wait_standing standing)
 {
-	*w = (struct wait){ .goals = *goals, .gap = NEVER, .lead = 40 * US, .slip = 50 * US,
-		.ordinary = standing == WAIT_ORDINARY, .least = standing == WAIT_REALTIME ? FIRST_REST : 0, .step = FAST };
+	*w = (struct wait){ .goals = *goals, .gap = NEVER, .lead = 40 * US, .slip = 50 * US, .gain = 20 * US,
+		.ordinary = standing == WAIT_ORDINARY, .least = standing == WAIT_REALTIME ? REALTIME_REST : 0, .step = FAST };
 	w->rest = w->least;
 }
 
@@ -45,7 +50,7 @@ void wait_init(struct wait *w, const struct wait_goals *goals, enum wait_standin
  * again from time to time. */
 static void aim(struct wait *w, uint64_t time)
 {
-	uint64_t step = w->lead / 256;
+	uint64_t step = w->lead / 1024;
 
 	if (!w->dozed)
 		w->lead -= step / 4;
@@ -86,48 +91,49 @@ void wait_arrived(struct wait *w, uint64_t time)
 	beat(w, time - first);
 }
 
+/* over is when the last burst is. */
+static uint64_t over(const struct wait *w) { return w->first + (w->length ? w->length + w->length / 4 + 3 * US : 0); }
+
 /* A rest is longer the more is owed: each one may end while somebody else's slice does, which holds it up to the next tick. */
 static uint64_t rest_length(const struct wait *w) { return 40 * US + 150 * US * w->rest / 1000 * w->rest / 1000; }
-static uint64_t run_length(const struct wait *w) { return rest_length(w) * (1000 - w->rest) / w->rest; }
 
-/* ease takes the rest back by a quarter from time to time. To find out that others are still there costs a tick, so the steps
- * get longer each time that it was too early. */
+/* room is how long a rest is that begins behind a burst and is over before the next, and so delays nothing. 0: none is. */
+static uint64_t room(const struct wait *w)
+{
+	uint64_t begin = over(w) + BEHIND, due = w->first + w->gap;
+
+	return w->gap < w->goals.reach && begin + w->slip + LEAST_REST < due ? min(due - begin, rest_length(w)) : 0;
+}
+
+/* ease takes the rest back by a quarter from time to time; an ordinary thread, which sleeps meanwhile, tries whether it is alone. */
 static void ease(struct wait *w, uint64_t now)
 {
 	if (w->rest <= w->least || now < w->eased + w->step)
 		return;
 	w->eased = now;
 	w->rest -= w->rest / 4;
-	if (w->rest <= max(LITTLE, w->least)) {
+	if (w->ordinary || w->rest <= max(LITTLE, w->least))
 		w->rest = w->least;
-		w->step = max(w->step / 2, FAST);
-	}
 }
 
-/* over is when the last burst is. */
-static uint64_t over(const struct wait *w) { return w->first + (w->length ? w->length + w->length / 4 + 3 * US : 0); }
-
-/* behind tells whether a rest can wait for the end of the next burst: one that begins there, and is over before the next,
- * delays nothing. */
-static bool behind(const struct wait *w, uint64_t now)
-{
-	uint64_t begin = over(w) + BEHIND;
-
-	return w->gap < w->goals.reach && begin + rest_length(w) < w->first + w->gap && now > begin && now < w->running + 2 * run_length(w);
-}
-
-/* spin is a spin, or a rest if it is time for one. */
+/* spin is a spin, or a rest if it is time for one: behind a burst if that comes soon enough. */
 static struct wait_step spin(struct wait *w, uint64_t now)
 {
-	if (!w->rest || now - w->running < run_length(w) || behind(w, now))
+	uint64_t length = room(w), rest = length && !w->ordinary ? max(w->rest, FREE_REST) : w->rest;
+	uint64_t run = rest ? w->gain * (1000 - rest) / rest : NEVER, ran = now - w->running;
+
+	if (ran < run || (length && ran < 2 * run && (now < over(w) || now > over(w) + BEHIND)))
 		return (struct wait_step){ STEP_SPIN, 0 };
-	return (struct wait_step){ STEP_REST, now + rest_length(w) - min(w->slip, rest_length(w) - US) };
+	if (!length)
+		length = rest_length(w);
+	return (struct wait_step){ STEP_REST, now + length - min(w->slip, length - US) };
 }
 
 static struct wait_step adapt(struct wait *w, uint64_t now)
 {
 	uint64_t due = w->first + w->gap, late = w->lead + 4 * w->spread, reach = w->goals.reach, patience = w->goals.patience;
-	bool regular = w->length + w->lead + WORTH < w->gap && w->lead + late < reach, often = w->gap < reach;
+	uint64_t least = w->lead + WORTH - min(w->slip, WORTH - US); /* before a packet is due, for a sleep that is worth it */
+	bool regular = w->length + least < w->gap && w->lead + late < reach, often = w->gap < reach;
 	bool crowded = w->ordinary && w->rest; /* what it spins it is short of when a packet comes */
 
 	ease(w, now);
@@ -135,7 +141,7 @@ static struct wait_step adapt(struct wait *w, uint64_t now)
 		return (struct wait_step){ STEP_REST, now + patience };
 	if (regular && now < over(w) && now < w->last + TOGETHER)
 		return (struct wait_step){ STEP_SPIN, 0 };
-	if (regular && !crowded && now + w->lead + WORTH < due) {
+	if (regular && !crowded && now + least < due) {
 		w->dozed = true;
 		return (struct wait_step){ STEP_DOZE, due - w->lead };
 	}
@@ -168,10 +174,16 @@ void wait_woke(struct wait *w, uint64_t asked, uint64_t now)
 		w->slip += ((int64_t)(now - asked) - (int64_t)w->slip) / 8;
 }
 
+/* To find out that others are still there costs a tick, so steps get longer each time that it was too early. */
 void wait_preempted(struct wait *w, uint64_t now)
 {
-	if (now < w->eased + 4 * w->step)
-		w->step = min(2 * w->step, SLOW);
+	w->step = now < w->eased + 4 * w->step ? min(2 * w->step, SLOW) : w->ordinary ? BRIEF : FAST;
 	w->rest = (uint32_t)min(w->rest + max(FIRST_REST, w->rest / 2), MOST_REST);
 	w->eased = w->running = now;
+}
+
+void wait_rested(struct wait *w, uint64_t gain)
+{
+	w->gain += ((int64_t)min(gain, LOST) - (int64_t)w->gain) / 8;
+	w->gain = max(w->gain, LEAST_GAIN);
 }

@@ -8,8 +8,8 @@
  *    as timers are late and packets early; it sleeps until that time, or until the packet comes, and spins for it only then;
  *  - spins through where packets come too fast or too irregularly for that, but no more seldom than `reach`; and sleeps for
  *    good when they stop;
- *  - when it has lost its CPU to others, rests by itself, shortly and often, as much as makes them leave it alone; behind a burst
- *    if it can, where nothing comes. A thread that goes before nobody sleeps for each packet then. */
+ *  - rests by itself, shortly and often, as much as makes others leave its CPU alone: behind a burst, where nothing comes, before
+ *    they want it; elsewhere when they have taken it. A thread that goes before nobody sleeps for each packet then. */
 #pragma once
 
 #include <stdbool.h>
@@ -52,6 +52,7 @@ struct wait {
 	uint64_t lead;	       /* how long before a packet is due a sleep has to end */
 	bool dozed;	       /* the last sleep was for the next packet */
 	uint64_t slip;	       /* how late timers are, the mean */
+	uint64_t gain;	       /* what others have of a rest, the mean */
 	uint32_t rest;	       /* part of the time to rest, of 1000; 0: nobody wants this CPU */
 	uint64_t eased, step;  /* when rest changed last; how long until some of it is taken back */
 	uint64_t running;      /* since when this thread runs */
@@ -64,5 +65,7 @@ void wait_arrived(struct wait *w, uint64_t time);
 struct wait_step wait_next(struct wait *w, uint64_t now);
 /* wait_woke learns from a sleep's end; asked: the time that it was to end at, 0 if it was a packet that ended it. */
 void wait_woke(struct wait *w, uint64_t asked, uint64_t now);
+/* wait_rested learns how long others have had the CPU in a rest. */
+void wait_rested(struct wait *w, uint64_t gain);
 /* wait_preempted learns that others have had the CPU meanwhile. */
 void wait_preempted(struct wait *w, uint64_t now);
