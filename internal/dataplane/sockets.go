@@ -301,8 +301,8 @@ func openSockets(chain string) (*sockets, error) {
 	return s, nil
 }
 
-// newSockets tells whether a generation has to begin with empty maps: connections cannot move from one SOCKHASH to another, and
-// what is known of them goes with them.
+// newSockets tells whether a generation has to begin with empty maps: connections cannot move from one SOCKHASH to another, what is
+// known of them goes with them, and messages on those that are in one are seen by the program, and its maps, that they came in with.
 func (g *generation) newSockets(previous map[string]*ebpf.Map) (bool, error) {
 	if !g.Sockets || previous == nil {
 		return false, nil
@@ -315,7 +315,8 @@ func (g *generation) newSockets(previous map[string]*ebpf.Map) (bool, error) {
 		return false, err
 	}
 	for name, m := range spec.Maps {
-		if m.Type == ebpf.SockHash && (previous[name] == nil || compareLayout(m, previous[name]) != sameLayout) {
+		old := previous[mapPin(Sockets, name)]
+		if old == nil && m.Type == ebpf.SockHash || old != nil && g.carried(name) && g.Migrate[name] == "" && compareLayout(m, old) != sameLayout {
 			return true, nil
 		}
 	}

@@ -302,8 +302,15 @@ func TestSocketsComeBack(t *testing.T) {
 	p.expect(t, "hello")
 }
 
-// Another config keeps the connections; another size of the table leaves them to the old one, which goes when they have.
+// Another config keeps the connections; another size of the table, or of what is known of its sockets, leaves them to the old one, which
+// goes when they have.
 func TestSocketsAreReplaced(t *testing.T) {
+	for _, table := range []string{"peers", "enrolled"} {
+		t.Run(table, func(t *testing.T) { replaceSockets(t, table) })
+	}
+}
+
+func replaceSockets(t *testing.T, table string) {
 	w := newSocketsWorld(t)
 	first := socketsModule(t, "sockets", nil)
 	w.deploy(t, first, "")
@@ -321,7 +328,7 @@ func TestSocketsAreReplaced(t *testing.T) {
 		t.Errorf("a connection of the old version is not redirected any more")
 	}
 	third := socketsModule(t, "sockets", map[string]any{"only_port": 0})
-	third.ID, third.Settings.MaxEntries = ShortHash([]byte("third")), map[string]uint32{"peers": 64}
+	third.ID, third.Settings.MaxEntries = ShortHash([]byte("third")), map[string]uint32{table: 64}
 	w.deploy(t, third, second.ID)
 	if n := count(w.maps(t, third)["peers"]); n != 0 {
 		t.Errorf("a new table has %d sockets", n)

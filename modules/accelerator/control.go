@@ -242,7 +242,7 @@ func (a *Accelerator) dropCounts(m sdk.Maps, counts map[routeKey]countsEntry, he
 		}
 		delete(counts, route)
 	}
-	a.full.Store(total(counts, reasonFull))
+	a.full.Store(min(a.full.Load(), total(counts, reasonFull)))
 	return nil
 }
 

@@ -397,7 +397,9 @@ func TestGoneServices(t *testing.T) {
 	}
 	web := idOf("web")
 	for _, route := range []routeKey{{theNode, nobody}, {web, theNode}, {1000, web}} {
-		c.put(mapCounts, route, countsEntry{Offered: 1})
+		n := countsEntry{Offered: 1}
+		n.Refused[reasonFull] = 1
+		c.put(mapCounts, route, n)
 	}
 	c.instances = []sdk.Instance{{Service: "web", NetnsCookie: 7}}
 	check(t, c.a.setMembers(c.live))
@@ -410,6 +412,10 @@ func TestGoneServices(t *testing.T) {
 	if n := len(c.a.memory(c.live).services); n != 1 {
 		t.Errorf("%d names", n)
 	}
+	if got := c.condition("Full"); got.Status != "True" || !strings.HasPrefix(got.Message, "2 ") { // since this config
+		t.Errorf("%+v", got)
+	}
+	c.use("")
 	if got := c.condition("Full"); got.Status != "False" {
 		t.Errorf("%+v", got)
 	}
