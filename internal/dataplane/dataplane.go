@@ -47,12 +47,28 @@ func Open(opts Options) (*Dataplane, error) {
 	if err := os.MkdirAll(opts.Root, 0o700); err != nil {
 		return nil, err
 	}
+	if err := checkOwner(opts.Root); err != nil {
+		return nil, err
+	}
 	dirs := []string{opts.Root, d.layout.chains()}
 	modules, _ := filepath.Glob(filepath.Join(d.layout.modules(), "*"))
 	if err := sweepTemp(append(dirs, modules...)...); err != nil {
 		return nil, err
 	}
 	return d, d.unexpedite()
+}
+
+// checkOwner refuses a directory that others could take pins from, and with them chains: in a bpffs that was mounted without a
+// mode anybody can have made it before.
+func checkOwner(root string) error {
+	var st unix.Stat_t
+	if err := unix.Lstat(root, &st); err != nil {
+		return fmt.Errorf("%s: %w", root, err)
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFDIR || int(st.Uid) != os.Geteuid() && st.Uid != 0 || st.Mode&0o022 != 0 {
+		return fmt.Errorf("%s is not the agent's alone (user %d, mode %04o), others could take chains away: remove it, as with rmdir %s", root, st.Uid, st.Mode&0o7777, root)
+	}
+	return nil
 }
 
 // checkBPFFS looks at the nearest directory that exists.
