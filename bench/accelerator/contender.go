@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -60,6 +59,9 @@ func (c *contender) build(ctx context.Context) (err error) {
 		return err
 	}
 	c.later(func() error { return scratch.Remove(c.dir) })
+	if c.config == "unix" {
+		c.place.overSockets(c.dir)
+	}
 	if modes[c.config] != "" {
 		if err := c.startKerb(); err != nil {
 			return err
@@ -81,16 +83,11 @@ func (c *contender) startProxy(ctx context.Context, number int, h hop) error {
 	if err != nil {
 		return err
 	}
-	p, err := c.start(ctx, h.host.Namespace, h.side, dial("tcp", c.place.addressOf(h.listen(firstPort))), program.args(config)...)
+	p, err := c.start(ctx, h.host.Namespace, h.side, dial(c.place.fromWithin(h.listen(firstPort))), program.args(config)...)
 	if err == nil {
 		c.later(p.stop)
 	}
 	return err
-}
-
-// addressOf is where a listener is found from its own host.
-func (p *place) addressOf(listens netip.AddrPort) string {
-	return netip.AddrPortFrom(p.loopback, listens.Port()).String()
 }
 
 // process is a program that serves.
@@ -141,9 +138,9 @@ func (p *process) await(ns *netlab.Namespace, serves func() error) (err error) {
 	return fmt.Errorf("it does not serve: %w", err)
 }
 
-func dial(network, address string) func() error {
+func dial(to address) func() error {
 	return func() error {
-		conn, err := net.Dial(network, address)
+		conn, err := net.Dial(to.network(), string(to))
 		if err == nil {
 			err = conn.Close()
 		}

@@ -4,9 +4,12 @@ package accelerator
 
 import (
 	"errors"
+	"fmt"
+	"net"
 	"net/netip"
 	"os"
-	"strconv"
+	"path/filepath"
+	"strings"
 
 	"github.com/kerb-edge/kerb/internal/netlab"
 )
@@ -19,16 +22,46 @@ type place struct {
 	family
 	lab            *netlab.Lab
 	client, server *netlab.Host
-	target         netip.Addr // where the client finds what is or leads to the server, at the server's own port
+	// By the port of a server: where the client finds what is or leads to it, and where it listens.
+	target, listen func(port int) address
 	hops           []hop
 }
 
-// hop is a program between client and server.
+// hop is a program between client and server, for each port of a server.
 type hop struct {
-	host   *netlab.Host
-	side   int
-	listen func(port int) netip.AddrPort
-	to     func(port int) netip.AddrPort
+	host       *netlab.Host
+	side       int
+	listen, to func(port int) address
+}
+
+// address is where something listens: HOST:PORT, or the path of a socket of AF_UNIX.
+type address string
+
+func (a address) isPath() bool { return strings.HasPrefix(string(a), "/") }
+
+// network is the address's by its name for net.Dial.
+func (a address) network() string {
+	if a.isPath() {
+		return "unix"
+	}
+	return "tcp"
+}
+
+// after has a prefix before paths, by which proxies know them.
+func (a address) after(prefix string) string {
+	if a.isPath() {
+		return prefix + string(a)
+	}
+	return string(a)
+}
+
+// words are the address as src/wire.h reads it.
+func (a address) words() []string {
+	if a.isPath() {
+		return []string{"unix", string(a)}
+	}
+	host, port, _ := net.SplitHostPort(string(a))
+	return []string{host, port}
 }
 
 // family is of addresses.
@@ -64,14 +97,15 @@ func (p *place) build(kind string) (err error) {
 	if p.server, err = p.host("server"); err != nil {
 		return err
 	}
+	p.listen = at(p.anywhere, 0)
 	if kind == "loopback" {
-		p.client, p.target = p.server, p.loopback
+		p.client, p.target = p.server, at(p.loopback, 0)
 		return nil
 	}
 	if p.client, err = p.host("client"); err != nil {
 		return err
 	}
-	p.target = p.of(p.server)
+	p.target = at(p.of(p.server), 0)
 	switch kind {
 	case "proxy":
 		return p.addProxy()
@@ -87,22 +121,44 @@ func (p *place) addProxy() error {
 	if err != nil {
 		return err
 	}
-	p.target = p.of(proxy)
+	p.target = at(p.of(proxy), 0)
 	p.hops = []hop{{proxy, serverSide, at(p.anywhere, 0), at(p.of(p.server), 0)}}
 	return nil
 }
 
 // addSidecars puts a proxy beside the client, which talks to one beside the server.
 func (p *place) addSidecars() {
-	p.target = p.loopback
+	p.target = at(p.loopback, 0)
 	p.hops = []hop{
 		{p.client, clientSide, at(p.loopback, 0), at(p.of(p.server), sidecarPorts)},
 		{p.server, serverSide, at(p.anywhere, sidecarPorts), at(p.loopback, 0)},
 	}
 }
 
-func at(addr netip.Addr, further int) func(int) netip.AddrPort {
-	return func(port int) netip.AddrPort { return netip.AddrPortFrom(addr, uint16(port+further)) }
+func at(addr netip.Addr, further int) func(int) address {
+	return func(port int) address { return address(netip.AddrPortFrom(addr, uint16(port+further)).String()) }
+}
+
+// socketIn is the path of the socket that stands for a port, so many hops after the client.
+func socketIn(dir string, hop int) func(int) address {
+	return func(port int) address { return address(filepath.Join(dir, fmt.Sprintf("%d-%d.sock", hop, port))) }
+}
+
+// fromWithin is where a listener is found from its own host.
+func (p *place) fromWithin(listens address) address {
+	if listens.isPath() {
+		return listens
+	}
+	_, port, _ := net.SplitHostPort(string(listens))
+	return address(net.JoinHostPort(p.loopback.String(), port))
+}
+
+// overSockets has the place without TCP: client, hops and server talk by sockets of AF_UNIX in a directory.
+func (p *place) overSockets(dir string) {
+	for i := range p.hops {
+		p.hops[i].listen, p.hops[i].to = socketIn(dir, i), socketIn(dir, i+1)
+	}
+	p.target, p.listen = socketIn(dir, 0), socketIn(dir, len(p.hops))
 }
 
 // host has enough ports for connections that are used once.
@@ -122,5 +178,3 @@ func sysctl(name, value string) error { return os.WriteFile("/proc/sys/"+name, [
 
 // firstPort is that of the first workload's server.
 const firstPort = 7100
-
-func portText(port int) string { return strconv.Itoa(port) }

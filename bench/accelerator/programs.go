@@ -8,7 +8,6 @@ import (
 	"encoding/csv"
 	"encoding/json"
 	"fmt"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -20,10 +19,11 @@ import (
 // redisServer keeps nothing on disk.
 func redisServer(s *serving) ([]string, error) {
 	args := []string{"redis-server", "--save", "", "--appendonly", "no", "--protected-mode", "no", "--loglevel", "warning", "--dir", s.dir}
-	if s.config == "unix" {
-		return append(args, "--port", "0", "--unixsocket", s.socket()), nil
+	if on := s.listen(); on.isPath() {
+		return append(args, "--port", "0", "--unixsocket", string(on)), nil
 	}
-	return append(args, "--port", portText(s.w.port), "--bind", s.place.anywhere.String()), nil
+	on := s.listen().words()
+	return append(args, "--bind", on[0], "--port", on[1]), nil
 }
 
 // fewest operations that redis-benchmark is asked for: it takes some to open its connections.
@@ -33,10 +33,10 @@ const fewest = 2000
 func redis(connections, pipeline int) func(context.Context, *serving) ([]bench.Sample, error) {
 	return func(ctx context.Context, s *serving) ([]bench.Sample, error) {
 		args := []string{"redis-benchmark", "--csv", "-t", "get", "-c", strconv.Itoa(connections), "-P", strconv.Itoa(pipeline)}
-		if s.config == "unix" {
-			args = append(args, "-s", s.socket())
+		if to := s.target(); to.isPath() {
+			args = append(args, "-s", string(to))
 		} else {
-			args = append(args, "-h", s.place.target.String(), "-p", portText(s.w.port))
+			args = append(args, "-h", to.words()[0], "-p", to.words()[1])
 		}
 		n := max(fewest, int(s.rate*s.length.requests.Seconds()))
 		out, cpu, err := s.runClient(ctx, append(args, "-n", strconv.Itoa(n))...)
@@ -71,7 +71,7 @@ func httpServer(s *serving) ([]string, error) {
 	config := filepath.Join(s.dir, s.w.name+".conf")
 	page := strings.Repeat("x", 1<<10)
 	text := nginxMain(s.dir) + fmt.Sprintf("http {\n\taccess_log off;\n\tkeepalive_requests 1000000000;\n"+
-		"\tserver { listen %s; location / { return 200 %s; } }\n}\n", netip.AddrPortFrom(s.place.anywhere, uint16(s.w.port)), page)
+		"\tserver { listen %s; location / { return 200 %s; } }\n}\n", s.listen(), page)
 	return nginx(config), os.WriteFile(config, []byte(text), 0o644)
 }
 
@@ -83,7 +83,7 @@ func http(connection string) func(context.Context, *serving) ([]bench.Sample, er
 	return func(ctx context.Context, s *serving) ([]bench.Sample, error) {
 		out, cpu, err := s.runClient(ctx, "wrk", "-t", "1", "-c", strconv.Itoa(httpConnections), "-d", "1s",
 			"-s", filepath.Join(s.tools.dir, "src/report.lua"), "-H", "Connection: "+connection,
-			fmt.Sprintf("http://%s/", netip.AddrPortFrom(s.place.target, uint16(s.w.port))))
+			fmt.Sprintf("http://%s/", s.target()))
 		if err != nil {
 			return nil, err
 		}

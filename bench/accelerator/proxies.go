@@ -33,7 +33,7 @@ func haproxy(_ string, h hop, ports []int) string {
 	var b strings.Builder
 	b.WriteString("global\n nbthread 1\n maxconn 2000\ndefaults\n mode tcp\n timeout connect 5s\n timeout client 1h\n timeout server 1h\n")
 	for _, port := range ports {
-		fmt.Fprintf(&b, "listen p%d\n bind %s\n server s %s\n", port, h.listen(port), h.to(port))
+		fmt.Fprintf(&b, "listen p%d\n bind %s\n server s %s\n", port, h.listen(port).after("unix@"), h.to(port).after("unix@"))
 	}
 	return b.String()
 }
@@ -52,7 +52,7 @@ func nginxStream(dir string, h hop, ports []int) string {
 	var b strings.Builder
 	b.WriteString("load_module /usr/lib/nginx/modules/ngx_stream_module.so;\n" + nginxMain(dir) + "stream {\n")
 	for _, port := range ports {
-		fmt.Fprintf(&b, "\tserver { listen %s; proxy_pass %s; proxy_timeout 1h; }\n", h.listen(port), h.to(port))
+		fmt.Fprintf(&b, "\tserver { listen %s; proxy_pass %s; proxy_timeout 1h; }\n", h.listen(port).after("unix:"), h.to(port).after("unix:"))
 	}
 	return b.String() + "}\n"
 }
@@ -79,6 +79,10 @@ func envoy(_ string, h hop, ports []int) string {
 	return string(text)
 }
 
-func envoyAddress(a netip.AddrPort) object {
-	return object{"socket_address": object{"address": a.Addr().String(), "port_value": a.Port()}}
+func envoyAddress(a address) object {
+	if a.isPath() {
+		return object{"pipe": object{"path": a}}
+	}
+	at := netip.MustParseAddrPort(string(a))
+	return object{"socket_address": object{"address": at.Addr().String(), "port_value": at.Port()}}
 }

@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"time"
@@ -121,15 +120,11 @@ type serving struct {
 // serve starts the server and has the client use it for a moment, so that what is learned of a program is learned.
 func (c *contender) serve(ctx context.Context, w workload) (*serving, error) {
 	s := &serving{contender: c, w: w, length: c.lengths}
-	serves := dial("tcp", c.place.addressOf(at(c.place.anywhere, 0)(w.port)))
-	if c.config == "unix" {
-		serves = dial("unix", s.socket())
-	}
 	args, err := w.server(s)
 	if err != nil {
 		return nil, err
 	}
-	if s.process, err = c.start(ctx, c.place.server.Namespace, serverSide, serves, args...); err != nil {
+	if s.process, err = c.start(ctx, c.place.server.Namespace, serverSide, dial(c.place.fromWithin(s.listen())), args...); err != nil {
 		return nil, err
 	}
 	if err := s.warm(ctx); err != nil {
@@ -149,8 +144,14 @@ func (s *serving) warm(ctx context.Context) error {
 	return err
 }
 
+// settleTime is what every round begins with: the agent has just been asked what it counted, and is to be at rest, as it is in life.
+const settleTime = 20 * time.Millisecond
+
 func (s *serving) round(ctx context.Context) ([]bench.Sample, error) {
-	measure := func() ([]bench.Sample, error) { return s.w.measure(ctx, s) }
+	measure := func() ([]bench.Sample, error) {
+		time.Sleep(settleTime)
+		return s.w.measure(ctx, s)
+	}
 	if s.kerb == nil {
 		return measure()
 	}
@@ -159,22 +160,9 @@ func (s *serving) round(ctx context.Context) ([]bench.Sample, error) {
 
 func (s *serving) close() error { return s.process.stop() }
 
-func (s *serving) socket() string { return filepath.Join(s.dir, s.w.name+".sock") }
-
-// listens and target are where the server listens and where the client finds it, as src/wire.h has addresses.
-func (s *serving) listens() []string {
-	if s.config == "unix" {
-		return []string{"unix", s.socket()}
-	}
-	return []string{s.place.anywhere.String(), portText(s.w.port)}
-}
-
-func (s *serving) target() []string {
-	if s.config == "unix" {
-		return []string{"unix", s.socket()}
-	}
-	return []string{s.place.target.String(), portText(s.w.port)}
-}
+// listen and target are where the server listens and where the client finds it.
+func (s *serving) listen() address { return s.place.listen(s.w.port) }
+func (s *serving) target() address { return s.place.target(s.w.port) }
 
 // result is what clients print, times in us.
 type result struct {
@@ -189,7 +177,7 @@ func (r result) rate() float64 { return float64(r.N) / r.Seconds }
 
 // client runs the C client.
 func (s *serving) client(ctx context.Context, mode string, size int, much string) (r result, cpu time.Duration, err error) {
-	out, cpu, err := s.runClient(ctx, slices.Concat([]string{s.tools.path("client"), mode, strconv.Itoa(size), much}, s.target())...)
+	out, cpu, err := s.runClient(ctx, slices.Concat([]string{s.tools.path("client"), mode, strconv.Itoa(size), much}, s.target().words())...)
 	if err == nil {
 		err = json.Unmarshal(out, &r)
 	}
@@ -200,7 +188,7 @@ func seconds(d time.Duration) string { return strconv.FormatFloat(d.Seconds(), '
 
 func echoServer(mode string, size int) func(*serving) ([]string, error) {
 	return func(s *serving) ([]string, error) {
-		return append([]string{s.tools.path("server"), mode, strconv.Itoa(size)}, s.listens()...), nil
+		return append([]string{s.tools.path("server"), mode, strconv.Itoa(size)}, s.listen().words()...), nil
 	}
 }
 
@@ -251,7 +239,7 @@ func (r result) rateAndCost(all uint64, cpu time.Duration) []bench.Sample {
 }
 
 func streamServer(s *serving) ([]string, error) {
-	return append([]string{s.tools.path("server"), "swallow", "0"}, s.listens()...), nil
+	return append([]string{s.tools.path("server"), "swallow", "0"}, s.listen().words()...), nil
 }
 
 // stream is bytes in one direction, by writes of a size; the last one's arrival ends it.

@@ -40,9 +40,10 @@ func watchMemory(p *process, limit int64) {
 // family is the memory of a process and of those that it has started.
 func family(pid int) int64 {
 	total := resident(pid)
-	lists, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
-	for _, list := range lists {
-		data, _ := os.ReadFile(list) // gone: nothing to count
+	tasks := fmt.Sprintf("/proc/%d/task", pid)
+	threads, _ := os.ReadDir(tasks)
+	for _, thread := range threads {
+		data, _ := os.ReadFile(filepath.Join(tasks, thread.Name(), "children")) // gone: nothing to count
 		for child := range strings.FieldsSeq(string(data)) {
 			if id, err := strconv.Atoi(child); err == nil {
 				total += family(id)
