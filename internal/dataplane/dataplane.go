@@ -84,7 +84,7 @@ func checkBPFFS(root string) error {
 			return fmt.Errorf("%s: %w", dir, err)
 		}
 		if uint32(st.Type) != magic {
-			return fmt.Errorf("%w at %s: mount one with: mount -t bpf bpf /sys/fs/bpf", ErrNotMounted, root)
+			return fmt.Errorf("%w at %s: mount one with: mount -t bpf -o mode=700 bpf /sys/fs/bpf", ErrNotMounted, root)
 		}
 		return nil
 	}

@@ -208,7 +208,7 @@ func TestBTFFile(t *testing.T) {
 func TestBPFFS(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "not", "there")
 	got := bpffs(dir)
-	if got.Status != Fail || got.Remedy != "mount -t bpf bpf "+dir {
+	if got.Status != Fail || got.Remedy != "mount -t bpf -o mode=700 bpf "+dir {
 		t.Errorf("on another file system: %+v", got)
 	}
 	for dir, want := range map[string]string{"/sys/fs/bpf": "/sys/fs/bpf", "/sys/fs/bpf/kerb": "/sys/fs/bpf", "/sys/fs/bpfx": "/sys/fs/bpfx"} {

@@ -79,7 +79,7 @@ func bpffs(dir string) Check {
 	}
 	if vfs.Type != unix.BPF_FS_MAGIC {
 		mount := bpffsRoot(dir)
-		return bad(Fail, name, fmt.Sprintf("mount -t bpf bpf %s", mount), "%s is not on a bpffs: programs would end with the agent", dir)
+		return bad(Fail, name, fmt.Sprintf("mount -t bpf -o mode=700 bpf %s", mount), "%s is not on a bpffs: programs would end with the agent", dir)
 	}
 	if err := probe.Pin(pinRoom(there)); err != nil {
 		return bad(Fail, name, "sudo kerb doctor; mount -o remount,rw "+there, "%s: cannot pin: %s", there, probe.Reason(err))
