@@ -85,7 +85,6 @@ func (n *node) refusedAgent(code int, says ...string) {
 func TestBadDirectoriesAndConfiguration(t *testing.T) {
 	n := newNode(t)
 	n.refused(n.second(n.with("--bpf", filepath.Join(n.Dir, "no", "bpffs"))...), 1, "no BPF file system", "mount -t bpf")
-	n.refused(n.second(n.with("--state", "relative")...), 2, "paths.state", "absolute")
 	n.refused(n.second(n.with("--config", filepath.Join(n.Dir, "nowhere.yaml"))...), 1, "nowhere.yaml", "no such file")
 	for text, says := range map[string]string{
 		"log: {levl: debug}":  `unknown field "levl"`,
