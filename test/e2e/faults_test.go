@@ -86,6 +86,11 @@ func TestBadDirectoriesAndConfiguration(t *testing.T) {
 	n := newNode(t)
 	n.refused(n.second(n.with("--bpf", filepath.Join(n.Dir, "no", "bpffs"))...), 1, "no BPF file system", "mount -t bpf")
 	n.refused(n.second(n.with("--config", filepath.Join(n.Dir, "nowhere.yaml"))...), 1, "nowhere.yaml", "no such file")
+	relative := filepath.Join(n.Dir, "relative.yaml") // what is relative on the command line is so to where that is said
+	if err := os.WriteFile(relative, []byte("paths: {state: relative}"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	n.refused(n.second("--run", n.Run, "--bpf", n.BPF, "--config", relative), 2, "paths.state", "absolute")
 	for text, says := range map[string]string{
 		"log: {levl: debug}":  `unknown field "levl"`,
 		"log: [":              "yaml",
