@@ -36,11 +36,8 @@ func TestMeasureTellsSlowFromFast(t *testing.T) {
 	for i, l := range slow.Latency {
 		other := fast.Latency[i]
 		t.Logf("%s %s: spin %.0f ns, pass %.1f ns at least, %.1f ns by the median", l.Hook, l.Direction, l.Least().Least, other.Least().Least, other.Median())
-		if l.Least().Least < 1000 || l.Median() < 1000 {
-			t.Errorf("%s %s: 4000 steps take %+v", l.Hook, l.Direction, l.Packets)
-		}
-		if other.Least().Least > 200 {
-			t.Errorf("%s %s: pass takes %+v", l.Hook, l.Direction, other.Packets)
+		if l.Least().Least < 4*other.Least().Least || l.Median() < 4*other.Median() { // 4000 steps, and none
+			t.Errorf("%s %s: spin takes %+v, pass %+v", l.Hook, l.Direction, l.Packets, other.Packets)
 		}
 	}
 	if fast.Memory <= 0 {
