@@ -130,7 +130,7 @@ func (e *experiment) serve(ctx context.Context, config string, w workload) (*ser
 
 // contender opens a config's hosts at the place, once for all loads there.
 func (e *experiment) contender(ctx context.Context, config string, w workload) (*contender, error) {
-	if config == "unix" && (e.where == "veth" || !w.unix) { // which paths lie on does not matter to sockets
+	if config == "unix" && (e.where == "veth" || !w.unix) { // between veths it would be what it is on loopback
 		return nil, &leftOut{}
 	}
 	if c := e.up[config]; c != nil {

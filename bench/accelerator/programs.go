@@ -19,11 +19,11 @@ import (
 // redisServer keeps nothing on disk.
 func redisServer(s *serving) ([]string, error) {
 	args := []string{"redis-server", "--save", "", "--appendonly", "no", "--protected-mode", "no", "--loglevel", "warning", "--dir", s.dir}
-	if on := s.listen(); on.isPath() {
+	on := s.listen()
+	if on.isPath() {
 		return append(args, "--port", "0", "--unixsocket", string(on)), nil
 	}
-	on := s.listen().words()
-	return append(args, "--bind", on[0], "--port", on[1]), nil
+	return append(args, "--bind", on.words()[0], "--port", on.words()[1]), nil
 }
 
 // fewest operations that redis-benchmark is asked for: it takes some to open its connections.
