@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"slices"
 	"strings"
 	"time"
@@ -41,6 +42,8 @@ type flow struct {
 // turn sends batches, each when the one before has come through, so that there is never more under way than buffers hold: the
 // sender, the chain and the receiver share a CPU, and the rate is the highest that it carries.
 func (b *border) turn(length time.Duration, f *flow) error {
+	runtime.LockOSThread() // whose clock is read
+	defer runtime.UnlockOSThread()
 	start, sent := time.Now(), uint64(0)
 	before, err := cpuTime(unix.CLOCK_THREAD_CPUTIME_ID)
 	if err != nil {

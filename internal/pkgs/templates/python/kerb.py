@@ -274,8 +274,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def _handle(self):
+        unread = "Transfer-Encoding" in self.headers  # would be taken for the next request
         try:
-            if "Transfer-Encoding" in self.headers:  # what stays unread would be taken for the next request
+            if unread:
                 self.close_connection = True
                 status, out = 411, {"reason": "say how long the body is: Content-Length"}
             else:
@@ -294,6 +295,19 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.send_header("Connection", "close")
         self.end_headers()
         self.wfile.write(text)
+        if unread:
+            self._linger()
+
+    def _linger(self):
+        """Takes what is still being sent, within limits: who cannot write it would not read the answer."""
+        try:
+            self.connection.shutdown(socket.SHUT_WR)
+            self.connection.settimeout(1)
+            for _ in range(64):
+                if not self.connection.recv(65536):
+                    return
+        except OSError:
+            pass  # the connection ends here anyway
 
     do_GET = do_POST = do_PUT = do_DELETE = do_PATCH = _handle
 
