@@ -21,7 +21,7 @@ import (
 //go:embed src/*.c src/*.h *.bpf.*
 var files embed.FS
 
-var sources = []string{"src/sender.c", "src/socket.c", "src/afxdp.c", "src/array.c", "src/kerb.c intercept"}
+var sources = []string{"src/sender.c", "src/socket.c", "src/afxdp.c", "src/array.c", "src/clock.c", "src/kerb.c intercept"}
 
 // tools are the compiled programs, in a directory of their own, and the CPUs they run on.
 type tools struct {

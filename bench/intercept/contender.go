@@ -48,6 +48,7 @@ var configs = slices.Concat(
 	[]config{
 		{"socket-busy", "stamp", "socket", "busy", "other", false},
 		{"socket-mmsg", "stamp", "socket", "mmsg", "other", false},
+		{"clock-fifo", "stamp", "clock", "spin", "fifo", false},
 	},
 )
 
@@ -70,7 +71,7 @@ func withSocket(all []config) []config {
 
 // essential are the configs of --quick: ring and sockets that wait and are scheduled in the same ways.
 var essential = []string{"ringbuf", "ringbuf-eager", "ringbuf-fifo", "ringbuf-adaptive*", "ringbuf-spin-fifo",
-	"socket", "socket-eager", "socket-fifo", "socket-adaptive*", "socket-spin-fifo"}
+	"socket", "socket-eager", "socket-fifo", "socket-adaptive*", "socket-spin-fifo", "clock-fifo"}
 
 // enduring are those of the long loads.
 var enduring = []string{"ringbuf-adaptive-eager", "socket"}
