@@ -6,8 +6,10 @@ import (
 	"cmp"
 	"encoding/json"
 	"fmt"
+	"io"
 	"path/filepath"
 	"slices"
+	"text/tabwriter"
 
 	"gonum.org/v1/plot"
 	"gonum.org/v1/plot/plotter"
@@ -59,6 +61,42 @@ func (r *Run) Spread(round Histogram) {
 		}
 		h.Bins[at].Count += b.Count
 	}
+}
+
+// tails are what WriteTable tells the shares above of, in a histogram's unit.
+var tails = []float64{3, 10, 30, 100, 300, 1000}
+
+// above is the share of all rounds' values in bins that reach above a limit.
+func (h Histogram) above(limit float64) float64 {
+	var all, above uint64
+	for _, b := range h.Bins {
+		all += b.Count
+		if b.UpTo > limit {
+			above += b.Count
+		}
+	}
+	return float64(above) / float64(max(all, 1))
+}
+
+// writeTails prints how many values of all rounds together were how high: where one bad moment is a round's whole percentile, the
+// median of rounds says less.
+func (r *Report) writeTails(w io.Writer) error {
+	tw := tabwriter.NewWriter(w, 0, 0, 3, ' ', 0)
+	for i, h := range r.Histograms {
+		if i == 0 || h.Load != r.Histograms[i-1].Load || h.Metric != r.Histograms[i-1].Metric {
+			fmt.Fprintf(tw, "\n%s, %% of all rounds' above", heading(h.Metric, h.Unit))
+			for _, limit := range tails {
+				fmt.Fprintf(tw, "\t%g", limit)
+			}
+			fmt.Fprintln(tw)
+		}
+		fmt.Fprintf(tw, "%s %s", h.Load, h.Config)
+		for _, limit := range tails {
+			fmt.Fprintf(tw, "\t%.3g", 100*h.above(limit))
+		}
+		fmt.Fprintln(tw)
+	}
+	return tw.Flush()
 }
 
 // writeHistograms draws a PNG for each load, metric and group: a line for each config, both axes logarithmic, so that the few that

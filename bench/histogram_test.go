@@ -7,6 +7,8 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"regexp"
+	"strings"
 	"testing"
 )
 
@@ -27,6 +29,10 @@ func TestHistogramsAddUpAndAreDrawn(t *testing.T) {
 	want := []Bin{{0, 1}, {1, 5}, {2, 7}, {4, 3}}
 	if len(got.Histograms) != 2 || !reflect.DeepEqual(got.Histograms[1].Bins, want) {
 		t.Fatalf("got %+v, want twice %v", got.Histograms, want)
+	}
+	var table strings.Builder
+	if err := run.report.writeTails(&table); err != nil || !regexp.MustCompile(`above +3 +10 .*\nl/1 a +18\.8 +0 .*\nl/1 b +18\.8 `).MatchString(table.String()) {
+		t.Errorf("%v: %s", err, &table)
 	}
 	dir := t.TempDir()
 	if err := run.report.writePlots(dir); err != nil {

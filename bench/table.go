@@ -3,6 +3,7 @@
 package bench
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"math"
@@ -57,7 +58,7 @@ func (t *table) get(load, config string) (Cell, bool) {
 // WriteTable prints the report for people.
 func (r *Report) WriteTable(w io.Writer) error {
 	fmt.Fprintf(w, "%s on Linux %s, %d CPUs\n", r.Experiment, r.Kernel, r.CPUs)
-	if err := r.writeTables(w); err != nil {
+	if err := errors.Join(r.writeTables(w), r.writeTails(w)); err != nil {
 		return err
 	}
 	for _, note := range r.Notes {

@@ -187,6 +187,6 @@ func (e *experiment) notes() {
 	e.run.Note("-spin never sleeps, -adaptive spins a little and then sleeps, others sleep; -eager has nice -20 and slices of 100 us (Linux 6.12), " +
 		"as the library does by default, -fifo is SCHED_FIFO with priority 50, others run as any program, as the stress does; cpu is the receiver's time of one CPU")
 	e.run.Note("clock-fifo receives nothing: it is how late a thread that only looks at the clock would see packets that came at all times, and so " +
-		"what the machine takes from any receiver; where its p99 is above 10 us, p99 of the others is the machine's, not theirs")
+		"what the machine takes from any receiver")
 	e.run.Note("above 10,000 packets/s the sender sends what is due ten thousand times a second, so that packets come in bursts of five and more")
 }
