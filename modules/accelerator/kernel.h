@@ -169,8 +169,18 @@ void *bpf_rdonly_cast(const void *address, __u32 type) __ksym __weak;
 #define accel_now() ((__u32)(bpf_ktime_get_ns() >> 20) | 1)
 #define accel_about_now() ((__u32)(bpf_ktime_get_coarse_ns() >> 20) | 1)
 
-/* Compiler only: loads are not reordered by x86, and on arm64 the window is far shorter than what lies between. */
-#define accel_barrier() asm volatile("" ::: "memory")
+/* What is read before it is read before what is read behind it. x86 sees to that itself; elsewhere an atomic operation that returns
+ * a value is a full barrier (Documentation/atomic_t.txt). */
+static __always_inline void accel_barrier(void)
+{
+	struct pt_regs *regs = 0;
+	__u64 word = 0;
+
+	asm volatile("" ::"r"(&word) : "memory");
+	if (!bpf_core_field_exists(regs->orig_ax))
+		__sync_lock_test_and_set(&word, 1);
+	asm volatile("" ::: "memory");
+}
 
 /* The socket that a program runs for: the context is the kernel's structure in truth. */
 #define accel_msg_sk(msg) ((__u64)accel_get(accel_cast(struct sk_msg, msg), sk))
