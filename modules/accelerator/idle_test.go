@@ -8,7 +8,6 @@ import (
 	"errors"
 	"math/rand/v2"
 	"net"
-	"os"
 	"runtime"
 	"sync"
 	"sync/atomic"
@@ -258,8 +257,7 @@ func TestReturnsOnlyItself(t *testing.T) {
 func TestReturnsDespiteAFileSystem(t *testing.T) {
 	p := resting(t, 50*time.Millisecond)
 	fs := fusetest.New(t)
-	file, err := os.Open(fs.Path)
-	check(t, err)
+	file := fs.Open(t)
 	defer file.Close()
 	defer fs.End()
 	c, other := p.connect(t), p.connect(t)
