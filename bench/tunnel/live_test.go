@@ -136,12 +136,10 @@ func raiseDevice(g *ground, kind string, mtu int) (closer, error) {
 func (c counts) check(t *testing.T, g *ground) {
 	t.Helper()
 	var now counts
-	for range 100 {
-		now = read(t, g)
-		if now.lost(c) == 0 {
+	for end := time.Now().Add(30 * time.Second); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
+		if now = read(t, g); now.lost(c) == 0 {
 			break
 		}
-		time.Sleep(20 * time.Millisecond)
 	}
 	if now.lost(c) != 0 || now[0].Errors+now[1].Errors != c[0].Errors+c[1].Errors || now[0].SentPackets == c[0].SentPackets {
 		t.Errorf("before %+v\nnow %+v", c, now)
@@ -271,7 +269,7 @@ func (l *live) echo() net.PacketConn {
 func (l *live) dial(network string) net.Conn {
 	l.Helper()
 	return within(l, l.client, func() (net.Conn, error) {
-		return (&net.Dialer{Timeout: 5 * time.Second}).DialContext(context.Background(), network, netip.AddrPortFrom(l.to, livePort).String())
+		return (&net.Dialer{Timeout: 30 * time.Second}).DialContext(context.Background(), network, netip.AddrPortFrom(l.to, livePort).String())
 	})
 }
 
@@ -292,7 +290,7 @@ func (l *live) learnsMTU() {
 		l.Fatal(err)
 	}
 	known := 0
-	for range 100 {
+	for end := time.Now().Add(30 * time.Second); time.Now().Before(end); {
 		_, _ = client.Write(make([]byte, l.mtu+1-l.headers()))
 		time.Sleep(10 * time.Millisecond)
 		_ = raw.Control(func(fd uintptr) { known, err = unix.GetsockoptInt(int(fd), level, option) })
@@ -328,7 +326,7 @@ func (l *live) comesBack(client net.Conn, data []byte, first bool) bool {
 		}
 		_ = client.SetReadDeadline(time.Now().Add(again))
 		if first {
-			_ = client.SetReadDeadline(time.Now().Add(5 * time.Second))
+			_ = client.SetReadDeadline(time.Now().Add(30 * time.Second))
 		}
 		for {
 			n, err := client.Read(got)
