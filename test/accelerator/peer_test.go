@@ -60,7 +60,7 @@ func (n *node) startPeer(h *netlab.Host, quiet time.Duration, args ...string) *p
 func (p *peer) listen(stdout io.Reader, quiet time.Duration) {
 	defer close(p.done)
 	var silent atomic.Bool
-	watchdog := time.AfterFunc(quiet, func() {
+	watchdog := time.AfterFunc(silence, func() { // until it has begun
 		silent.Store(true)
 		_ = p.cmd.Process.Kill()
 	})
@@ -163,7 +163,7 @@ func TestHarness(t *testing.T) {
 // A process that does not run any more is noticed, too.
 func TestHarnessSilence(t *testing.T) {
 	n := newNode(t)
-	p := n.startPeer(n.b, time.Second, "serve", strconv.Itoa(peerPort))
+	p := n.startPeer(n.b, 5*time.Second, "serve", strconv.Itoa(peerPort))
 	n.isReady(p)
 	if err := p.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
