@@ -114,14 +114,15 @@ func (p *running) read(name string) ([]byte, error) {
 	return io.ReadAll(io.LimitReader(f, mostConfig))
 }
 
-// openRegular opens a file below a directory, and nothing else: to open a device can do something, and a pipe waits for a writer.
+// openRegular opens a regular file below a directory: to open a device can do something, and a pipe waits for a writer.
 func openRegular(dir, name string) (*os.File, error) {
 	root, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, err
 	}
 	defer unix.Close(root)
-	at, err := unix.Openat2(root, name, &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_BENEATH}) // Linux 5.6
+	how := unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_BENEATH}
+	at, err := unix.Openat2(root, name, &how) // Linux 5.6
 	if err != nil {
 		return nil, err
 	}
