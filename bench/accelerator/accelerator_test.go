@@ -249,10 +249,14 @@ func TestServerThatEnds(t *testing.T) {
 	defer func(before []workload) { workloads = before }(workloads)
 	workloads = []workload{{name: "ends", port: firstPort,
 		server: func(s *serving) ([]string, error) {
-			return append([]string{"timeout", "0.5", s.tools.path("server"), "echo", "24"}, s.listen().words()...), nil
+			const untilOver = `"$@" & until [ -e over ]; do sleep 0.01; done; kill $!; exit 7`
+			return append([]string{"sh", "-c", untilOver, "sh", s.tools.path("server"), "echo", "24"}, s.listen().words()...), nil
 		},
-		measure: func(context.Context, *serving) ([]bench.Sample, error) {
-			time.Sleep(300 * time.Millisecond)
+		measure: func(_ context.Context, s *serving) ([]bench.Sample, error) {
+			if err := os.WriteFile(filepath.Join(s.dir, "over"), nil, 0o600); err != nil {
+				return nil, err
+			}
+			s.process.exit <- <-s.process.exit
 			return []bench.Sample{{Metric: "rate", Stat: "p50", Unit: "1/s", Value: 1}}, nil
 		}}}
 	if err := e.runLoad(t.Context(), "loopback/ends"); err == nil || !strings.Contains(err.Error(), "ended by itself") {

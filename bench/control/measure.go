@@ -19,7 +19,7 @@ const totalMemory = "agent_and_control_memory"
 const (
 	changes      = 10
 	changesQuick = 2
-	startLimit   = 20 * time.Second
+	startLimit   = time.Minute
 	pollEvery    = time.Millisecond
 	settle       = 1500 * time.Millisecond // after a change, until what only it needed is given back (package lean)
 )

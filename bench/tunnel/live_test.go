@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kerb-edge/kerb/internal/netlab"
+	"github.com/kerb-edge/kerb/internal/traffic"
 	"github.com/kerb-edge/kerb/modules/tunnel"
 )
 
@@ -41,7 +42,7 @@ func TestTunnelCarriesEverything(t *testing.T) {
 			way := config{name: "kerb", raise: func(g *ground) (closer, error) { return raiseKerb(g, u.mac) }}
 			g := ready(t, prepare, way, u.load, number)
 			meet(t, g)
-			before := read(t, g)
+			before := settled(t, g)
 			for _, to := range []netip.Addr{g.server.Addr4(), g.server.Addr6()} {
 				l := &live{t, g, to, u.mtu}
 				t.Run(fmt.Sprintf("IPv%d", to.BitLen()/96*2+4), func(t *testing.T) {
@@ -74,7 +75,7 @@ func TestTunnelByDevice(t *testing.T) {
 				}
 				g := ready(t, prepare, way, load{ip6: ip6, underlay: 1500, service: 1500}, number)
 				meet(t, g)
-				before := read(t, g)
+				before := settled(t, g)
 				for _, to := range []netip.Addr{g.server.Addr4(), g.server.Addr6()} {
 					l := &live{t, g, to, mtu}
 					l.ping()
@@ -131,34 +132,54 @@ func raiseDevice(g *ground, kind string, mtu int) (closer, error) {
 	return startKerb(g, false, configOf, func(*netlab.Lab) string { return device })
 }
 
-// check tells that no packet of the other node was dropped since before, and none was sent that nobody got. The last ones may be
-// on their way.
-func (c counts) check(t *testing.T, g *ground) {
-	t.Helper()
-	var now counts
-	for range 100 {
-		now = read(t, g)
-		if now.lost(c) == 0 {
-			break
-		}
-		time.Sleep(20 * time.Millisecond)
-	}
-	if now.lost(c) != 0 || now[0].Errors+now[1].Errors != c[0].Errors+c[1].Errors || now[0].SentPackets == c[0].SentPackets {
-		t.Errorf("before %+v\nnow %+v", c, now)
-	}
+// counts are those of both nodes, and what full queues of the machine have dropped.
+type counts struct {
+	nodes [2]tunnel.Node
+	full  uint64
 }
-
-// counts are those of both nodes.
-type counts [2]tunnel.Node
 
 func read(t *testing.T, g *ground) counts {
 	t.Helper()
-	return counts{stats(t, g, 0), stats(t, g, 1)}
+	losses, err := traffic.ReadLosses()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return counts{[2]tunnel.Node{stats(t, g, 0), stats(t, g, 1)}, losses.Backlog}
 }
 
-func (c counts) lost(before counts) uint64 {
-	sent := c[0].SentPackets + c[1].SentPackets - before[0].SentPackets - before[1].SentPackets
-	return sent - (c[0].ReceivedPackets + c[1].ReceivedPackets - before[0].ReceivedPackets - before[1].ReceivedPackets)
+// settled are the counts when nothing is on its way any more.
+func settled(t *testing.T, g *ground) (now counts) {
+	t.Helper()
+	for before := (counts{}); ; before = now {
+		if now = read(t, g); now.moved() == before.moved() {
+			return now
+		}
+		time.Sleep(again)
+	}
+}
+
+func (c counts) moved() [4]uint64 {
+	return [4]uint64{c.nodes[0].SentPackets, c.nodes[0].ReceivedPackets, c.nodes[1].SentPackets, c.nodes[1].ReceivedPackets}
+}
+
+// lost are packets that were sent since before, and that nobody got.
+func (c counts) lost(before counts) int64 {
+	now, then := c.moved(), before.moved()
+	return int64(now[0] + now[2] - then[0] - then[2] - (now[1] + now[3] - then[1] - then[3]))
+}
+
+// check tells that no packet of the other node was dropped since before, and none was sent that nobody got, but for those that found
+// a queue full. The last ones may be on their way.
+func (c counts) check(t *testing.T, g *ground) {
+	t.Helper()
+	now := read(t, g)
+	for end := time.Now().Add(30 * time.Second); now.lost(c) > int64(now.full-c.full) && time.Now().Before(end); now = read(t, g) {
+		time.Sleep(20 * time.Millisecond)
+	}
+	if now.lost(c) > int64(now.full-c.full) || now.nodes[0].Errors+now.nodes[1].Errors != c.nodes[0].Errors+c.nodes[1].Errors ||
+		now.nodes[0].SentPackets == c.nodes[0].SentPackets {
+		t.Errorf("before %+v\nnow %+v", c, now)
+	}
 }
 
 // stats are what a node knows of the other one.
@@ -271,7 +292,7 @@ func (l *live) echo() net.PacketConn {
 func (l *live) dial(network string) net.Conn {
 	l.Helper()
 	return within(l, l.client, func() (net.Conn, error) {
-		return (&net.Dialer{Timeout: 5 * time.Second}).DialContext(context.Background(), network, netip.AddrPortFrom(l.to, livePort).String())
+		return (&net.Dialer{Timeout: 30 * time.Second}).DialContext(context.Background(), network, netip.AddrPortFrom(l.to, livePort).String())
 	})
 }
 
@@ -292,7 +313,7 @@ func (l *live) learnsMTU() {
 		l.Fatal(err)
 	}
 	known := 0
-	for range 100 {
+	for end := time.Now().Add(30 * time.Second); time.Now().Before(end); {
 		_, _ = client.Write(make([]byte, l.mtu+1-l.headers()))
 		time.Sleep(10 * time.Millisecond)
 		_ = raw.Control(func(fd uintptr) { known, err = unix.GetsockoptInt(int(fd), level, option) })
@@ -328,7 +349,7 @@ func (l *live) comesBack(client net.Conn, data []byte, first bool) bool {
 		}
 		_ = client.SetReadDeadline(time.Now().Add(again))
 		if first {
-			_ = client.SetReadDeadline(time.Now().Add(5 * time.Second))
+			_ = client.SetReadDeadline(time.Now().Add(30 * time.Second))
 		}
 		for {
 			n, err := client.Read(got)

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"os"
@@ -38,15 +39,24 @@ const socketsCommand = "sockets-control"
 
 // socketsControl tells the data plane which namespaces are services', and its tests what it is told.
 type socketsControl struct {
-	mu    sync.Mutex
-	found []sdk.Executable
+	mu        sync.Mutex
+	instances map[sdk.InstanceKey]sdk.Instance // that the data plane knows
+	found     []sdk.Executable
 }
 
-func (*socketsControl) Compile(json.RawMessage) (sdk.Compiled, error) { return &socketsControl{}, nil }
-func (*socketsControl) Settings() sdk.Settings                        { return sdk.Settings{} }
-func (*socketsControl) Fill(sdk.Maps) error                           { return nil }
+func (*socketsControl) Compile(json.RawMessage) (sdk.Compiled, error) {
+	return &socketsControl{instances: map[sdk.InstanceKey]sdk.Instance{}}, nil
+}
+func (*socketsControl) Settings() sdk.Settings { return sdk.Settings{} }
+func (*socketsControl) Fill(sdk.Maps) error    { return nil }
 
 func (c *socketsControl) InstanceChanged(live sdk.Live, i sdk.Instance, there bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.instances, i.Key())
+	if there {
+		c.instances[i.Key()] = i
+	}
 	if i.NetnsCookie == 0 {
 		return
 	}
@@ -80,7 +90,7 @@ func (c *socketsControl) Handler(live sdk.Live) http.Handler {
 	mux.HandleFunc("GET /state", func(w http.ResponseWriter, _ *http.Request) {
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		s := socketsState{Instances: live.Interface(), Found: c.found, Kernel: live.Kernel}
+		s := socketsState{Instances: slices.Collect(maps.Values(c.instances)), Found: c.found, Kernel: live.Kernel}
 		_ = live.Maps["counts"].Lookup(uint32(1), &s.Redirected)
 		_ = json.NewEncoder(w).Encode(s)
 	})
@@ -168,7 +178,7 @@ func exchange(t *testing.T, from, to net.Conn, text string) {
 		t.Fatal(err)
 	}
 	got := make([]byte, len(text))
-	_ = to.SetReadDeadline(time.Now().Add(5 * time.Second))
+	_ = to.SetReadDeadline(time.Now().Add(patience))
 	if _, err := io.ReadFull(to, got); err != nil || string(got) != text {
 		t.Fatalf("%q, %v, want %q", got, err, text)
 	}
@@ -307,7 +317,7 @@ func TestSocketsLeave(t *testing.T) {
 		t.Fatal(err)
 	}
 	got := make([]byte, len(payload)+4)
-	_ = srv.SetReadDeadline(time.Now().Add(5 * time.Second))
+	_ = srv.SetReadDeadline(time.Now().Add(patience))
 	if _, err := io.ReadFull(srv, got); err != nil || string(got) != payload+"more" {
 		t.Fatalf("%d bytes, %v, or others than were sent", len(got), err)
 	}

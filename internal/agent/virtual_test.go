@@ -341,7 +341,7 @@ func TestInject(t *testing.T) {
 			t.Fatalf("inject: %d %s", status, text)
 		}
 		got := make([]byte, 100)
-		_ = in.SetReadDeadline(time.Now().Add(5 * time.Second))
+		_ = in.SetReadDeadline(time.Now().Add(patience))
 		size, from, err := in.ReadFrom(got)
 		if err != nil || string(got[:size]) != payload || from.String() != fmt.Sprintf("%v:4000", n.web.Addr4()) {
 			t.Fatalf("received %q from %v: %v", got[:size], from, err)

@@ -11,7 +11,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -28,12 +27,8 @@ func (d Dir) Take(name, note string) (*os.File, error) {
 		return nil, err
 	}
 	f, err := d.take(name)
-	for range 20 { // a sweep may be looking at it
-		if !errors.Is(err, ErrTaken) {
-			break
-		}
-		time.Sleep(5 * time.Millisecond)
-		f, err = d.take(name)
+	if errors.Is(err, ErrTaken) {
+		f, err = d.takeSwept(name)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("claim %s: %w", name, err)
@@ -44,20 +39,51 @@ func (d Dir) Take(name, note string) (*os.File, error) {
 	return f, nil
 }
 
+// takeSwept is take when no sweep has the name, however long one takes to clear away.
+func (d Dir) takeSwept(name string) (*os.File, error) {
+	dir, err := d.lock()
+	if err != nil {
+		return nil, err
+	}
+	defer dir.Close()
+	return d.take(name)
+}
+
+// lock waits until no sweep is under way, and keeps others waiting until the file is closed.
+func (d Dir) lock() (*os.File, error) {
+	dir, err := os.Open(string(d))
+	if err != nil {
+		return nil, err
+	}
+	err = unix.EINTR
+	for err == unix.EINTR {
+		err = unix.Flock(int(dir.Fd()), unix.LOCK_EX)
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("lock %s: %w", d, err), dir.Close())
+	}
+	return dir, nil
+}
+
+// take does not take a file that was removed before it was locked.
 func (d Dir) take(name string) (*os.File, error) {
-	f, err := os.OpenFile(filepath.Join(string(d), name), os.O_CREATE|os.O_RDWR|unix.O_NOFOLLOW, 0o600)
-	if err != nil {
-		return nil, err
-	}
-	err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-	if errors.Is(err, unix.EWOULDBLOCK) || err == nil && !isAt(f, f.Name()) {
-		err = ErrTaken // or removed before it was locked
-	}
-	if err != nil {
+	for {
+		f, err := os.OpenFile(filepath.Join(string(d), name), os.O_CREATE|os.O_RDWR|unix.O_NOFOLLOW, 0o600)
+		if err != nil {
+			return nil, err
+		}
+		err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if err == nil && isAt(f, f.Name()) {
+			return f, nil
+		}
 		f.Close()
-		return nil, err
+		if errors.Is(err, unix.EWOULDBLOCK) {
+			err = ErrTaken
+		}
+		if err != nil {
+			return nil, err
+		}
 	}
-	return f, nil
 }
 
 func isAt(f *os.File, path string) bool {
@@ -75,16 +101,22 @@ func Release(f *os.File) error {
 	return errors.Join(err, f.Close())
 }
 
-// Sweep calls clear for every name whose process is no more, with its note, and gives the name back if that succeeds.
+// Sweep calls clear for every name whose process is no more, with its note, and gives the name back if that succeeds. Sweeps
+// wait for each other, so that everything is cleared when one has returned, whoever did it.
 func (d Dir) Sweep(clear func(name, note string) error) error {
-	entries, err := os.ReadDir(string(d))
+	dir, err := d.lock()
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	entries, err := os.ReadDir(string(d))
 	for _, e := range entries {
 		f, takeErr := d.take(e.Name())
 		if takeErr != nil {
-			continue // its process lives, or another one sweeps
+			continue // its process lives
 		}
 		err = errors.Join(err, sweep(f, clear))
 	}

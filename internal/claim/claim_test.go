@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"sync"
 	"testing"
 	"time"
 
@@ -122,5 +123,41 @@ func TestSweepsMeanwhile(t *testing.T) {
 		if err := d.Sweep(func(string, string) error { return nil }); err != nil {
 			t.Fatal(err)
 		}
+	}
+}
+
+// However long clearing away takes, the name is free afterwards: for who claims it meanwhile, and by another sweep's word.
+func TestSlowSweep(t *testing.T) {
+	d := Dir(t.TempDir())
+	other := startOther(t, d)
+	_ = other.Process.Kill()
+	_ = other.Wait()
+	clearing, may := make(chan struct{}), make(chan struct{})
+	swept := make(chan error, 1)
+	go func() {
+		swept <- d.Sweep(func(string, string) error { close(clearing); <-may; return nil })
+	}()
+	<-clearing
+	taken, sweptToo := make(chan error, 1), make(chan error, 1)
+	go func() {
+		f, err := d.Take("other", "")
+		if err == nil {
+			defer f.Close()
+		}
+		taken <- err
+	}()
+	go func() { sweptToo <- d.Sweep(func(string, string) error { return nil }) }()
+	end := sync.OnceFunc(func() { close(may) })
+	defer end()
+	select {
+	case err := <-taken:
+		t.Fatalf("claimed while it was cleared away, or given up: %v", err)
+	case err := <-sweptToo:
+		t.Fatalf("another sweep returns before all is cleared: %v", err)
+	case <-time.After(300 * time.Millisecond): // whatever would not wait has returned by then, most often
+	}
+	end()
+	if err := errors.Join(<-swept, <-taken, <-sweptToo); err != nil {
+		t.Error(err)
 	}
 }

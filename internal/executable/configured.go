@@ -5,6 +5,7 @@ package executable
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"io"
 	"io/fs"
 	"os"
@@ -102,15 +103,7 @@ func (p *running) read(name string) ([]byte, error) {
 	if !filepath.IsAbs(name) {
 		return nil, errRelative
 	}
-	root, err := os.OpenRoot(p.root())
-	if err != nil {
-		return nil, err
-	}
-	defer root.Close()
-	if info, err := root.Stat(name[1:]); err != nil || !info.Mode().IsRegular() {
-		return nil, errors.Join(fs.ErrInvalid, err) // to open a device can do something
-	}
-	f, err := root.OpenFile(name[1:], os.O_RDONLY|unix.O_NONBLOCK, 0) // it may have become a pipe, whose writer is waited for
+	f, err := openRegular(p.root(), name[1:])
 	if err != nil {
 		return nil, err
 	}
@@ -119,6 +112,26 @@ func (p *running) read(name string) ([]byte, error) {
 		return nil, err
 	}
 	return io.ReadAll(io.LimitReader(f, mostConfig))
+}
+
+// openRegular opens a regular file below a directory: to open a device can do something, and a pipe waits for a writer.
+func openRegular(dir, name string) (*os.File, error) {
+	root, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer unix.Close(root)
+	how := unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_BENEATH}
+	at, err := unix.Openat2(root, name, &how) // Linux 5.6
+	if err != nil {
+		return nil, err
+	}
+	defer unix.Close(at)
+	var st unix.Stat_t
+	if err := unix.Fstat(at, &st); err != nil || st.Mode&unix.S_IFMT != unix.S_IFREG {
+		return nil, errors.Join(fs.ErrInvalid, err)
+	}
+	return openUnpolled(fmt.Sprintf("/proc/self/fd/%d", at))
 }
 
 // hasRead checks that a file was there, as it is, when the process began.

@@ -172,13 +172,27 @@ func open(dir string) (*opened, error) {
 		if info, err := os.Stat(name); err == nil && !info.Mode().IsRegular() {
 			continue // a device, which opening might set to work
 		}
-		f, err := os.Open(name)
+		f, err := openUnpolled(name)
 		if err != nil {
 			return o, explain(err)
 		}
 		o.files = append(o.files, f)
 	}
 	return o, o.same(dir)
+}
+
+// openUnpolled is os.Open for files of others. That would have Go's runtime ask epoll_ctl(2) about the file, which a file system in
+// user space may leave without an answer (FUSE_POLL); and unlike other system calls this one stops the whole process with it.
+func openUnpolled(name string) (*os.File, error) {
+	for {
+		fd, err := unix.Open(name, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+		if err == nil {
+			return os.NewFile(uintptr(fd), name), nil
+		}
+		if err != unix.EINTR {
+			return nil, &fs.PathError{Op: "open", Path: name, Err: err}
+		}
+	}
 }
 
 // printable is what a path looks like where it cannot set a terminal to work.

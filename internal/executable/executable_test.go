@@ -158,7 +158,7 @@ func TestStart(t *testing.T) {
 	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	for end := time.Now().Add(5 * time.Second); !errors.Is(err, ErrGone); time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(30 * time.Second); !errors.Is(err, ErrGone); time.Sleep(time.Millisecond) {
 		if _, err = e.Process(pid, 0); time.Now().After(end) {
 			t.Fatalf("a process that was killed: %v, want %v", err, ErrGone)
 		}

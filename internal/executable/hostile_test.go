@@ -181,21 +181,42 @@ func (l mmLayout) set(t *testing.T) {
 	}
 }
 
-// A file system of the service's own, which does not answer, does not hold up the agent.
-func TestFileSystemThatDoesNotAnswer(t *testing.T) {
-	pkgstest.NeedRoot(t)
+// mappedFile is one of a file system of the service's own, which this process has mapped to execute.
+func mappedFile(t *testing.T) *fusetest.FS {
+	t.Helper()
 	fs := fusetest.New(t)
-	file, err := os.Open(fs.Path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer file.Close()
+	file := fs.Open(t)
 	code, err := unix.Mmap(int(file.Fd()), 0, 4096, unix.PROT_READ|unix.PROT_EXEC, unix.MAP_PRIVATE)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer unix.Munmap(code)
-	defer fs.End()
+	t.Cleanup(func() {
+		fs.End()
+		_ = unix.Munmap(code)
+		file.Close()
+	})
+	return fs
+}
+
+// A file system of the service's own may leave epoll without an answer, which Go's runtime would wait for with the whole process.
+func TestFileSystemIsNotPolled(t *testing.T) {
+	pkgstest.NeedRoot(t)
+	fs := mappedFile(t)
+	if _, err := new(Examiner).Process(os.Getpid(), 0); err != nil {
+		t.Error(err)
+	}
+	if _, err := (&running{dir: "/proc/self", start: 1 << 62}).read(fs.Path); err != nil {
+		t.Error(err)
+	}
+	if fs.Polled() {
+		t.Error("epoll has asked about a file of the service")
+	}
+}
+
+// One that does not answer does not hold up the agent.
+func TestFileSystemThatDoesNotAnswer(t *testing.T) {
+	pkgstest.NeedRoot(t)
+	fs := mappedFile(t)
 	fs.Hush()
 	examined := make(chan error, 1)
 	go func() {

@@ -24,6 +24,7 @@ type FS struct {
 	End    func() // with an error for whoever waits for an answer, as it does for who closes a file
 	device *os.File
 	silent atomic.Bool
+	polled atomic.Bool
 }
 
 // New mounts one.
@@ -53,8 +54,22 @@ func New(t testing.TB) *FS {
 	return f
 }
 
+// Open opens the file as one must here: os.Open has the runtime ask epoll about it, which comes as a request and holds up this very
+// process, the file system too, when its garbage is collected before the answer.
+func (f *FS) Open(t testing.TB) *os.File {
+	t.Helper()
+	fd, err := unix.Open(f.Path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return os.NewFile(uintptr(fd), f.Path)
+}
+
 // Hush has it answer no more.
 func (f *FS) Hush() { f.silent.Store(true) }
+
+// Polled tells whether epoll has asked about the file.
+func (f *FS) Polled() bool { return f.polled.Load() }
 
 // Requests (linux/fuse.h).
 const (
@@ -66,6 +81,7 @@ const (
 	release = 18
 	flush   = 25
 	begin   = 26
+	poll    = 40
 )
 
 type (
@@ -98,6 +114,9 @@ func (f *FS) serve() {
 		}
 		if _, err := binary.Decode(buffer[:n], binary.NativeEndian, &r); err != nil || r.Opcode == forget || f.silent.Load() {
 			continue
+		}
+		if r.Opcode == poll {
+			f.polled.Store(true)
 		}
 		body, errno := answer(&r)
 		var out bytes.Buffer

@@ -93,7 +93,7 @@ func (l *Lab) add(name string, opts HostOptions) (*Host, error) {
 
 // upTimeout bounds the wait for the kernel's link watch, which works off
 // carrier changes in the background, some once a second.
-const upTimeout = 10 * time.Second
+const upTimeout = 30 * time.Second
 
 // waitUp returns when both ends are operational. Before that a bridge drops
 // what comes from the port, and the host what it sends.

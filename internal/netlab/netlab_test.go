@@ -94,7 +94,7 @@ func echo(t *testing.T, from, to *Host, addr netip.Addr) {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	conn.SetDeadline(time.Now().Add(5 * time.Second))
+	conn.SetDeadline(time.Now().Add(30 * time.Second))
 	if _, err := conn.Write([]byte("echo")); err != nil {
 		t.Fatal(err)
 	}

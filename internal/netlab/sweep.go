@@ -77,7 +77,7 @@ func labLinks(prefix string) ([]netlink.Link, error) {
 
 // listLinks repeats a dump that a concurrent change interrupted.
 func listLinks() ([]netlink.Link, error) {
-	for range 10 {
+	for range 1000 { // others may be making links all the time
 		links, err := netlink.LinkList()
 		if !errors.Is(err, netlink.ErrDumpInterrupted) {
 			return links, err

@@ -15,6 +15,7 @@ import (
 	"os/exec"
 	"runtime"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -220,14 +221,26 @@ func (c *container) listen(address string) *net.UDPConn {
 	return conn
 }
 
+// few packets tell that none arrives, most go on for half a minute until one does.
+const few, most = 5, 300
+
+// questions numbers what is sent: late packets are not taken for others.
+var questions atomic.Uint32
+
 // arrives tells whether one of several packets from one socket arrives at another.
 func arrives(from, to *net.UDPConn, tries int) bool {
-	buffer := make([]byte, 16)
+	packet, buffer := fmt.Appendf(nil, "kerb %d", questions.Add(1)), make([]byte, 32)
 	for range tries {
-		_, _ = from.WriteTo([]byte("kerb"), to.LocalAddr()) // refused by an ICMP error of an earlier one: sent again
+		_, _ = from.WriteTo(packet, to.LocalAddr()) // refused by an ICMP error of an earlier one: sent again
 		_ = to.SetReadDeadline(time.Now().Add(100 * time.Millisecond))
-		if _, _, err := to.ReadFrom(buffer); err == nil {
-			return true
+		for {
+			n, _, err := to.ReadFrom(buffer)
+			if err != nil {
+				break
+			}
+			if bytes.Equal(buffer[:n], packet) {
+				return true
+			}
 		}
 	}
 	return false

@@ -146,11 +146,11 @@ func TestNodeEngine(t *testing.T) {
 func (n *node) checkTraffic(a, b *container) {
 	n.T.Helper()
 	from, to := a.listen("10.18.0.2:1000"), b.listen("10.18.0.51:2000")
-	if !arrives(from, to, 50) {
+	if !arrives(from, to, most) {
 		n.T.Fatal("the first service does not reach the last")
 	}
 	from6, to6 := a.listen("[fc00::2]:1000"), b.listen("[fc00::33]:2000")
-	if !arrives(from6, to6, 50) {
+	if !arrives(from6, to6, most) {
 		n.T.Error("not over IPv6")
 	}
 	var counts map[string]map[string]int
@@ -179,29 +179,29 @@ func TestFirewallIsAnAllowList(t *testing.T) {
 	a4, _ := a.deploy(appName, 0, "")
 	b4, _ := b.deploy(appName, 1, "")
 	from, to := a.listen(a4+":1000"), b.listen(b4+":2000")
-	if !arrives(from, to, 50) {
+	if !arrives(from, to, most) {
 		t.Fatal("nothing arrives without a firewall")
 	}
 	n.must("POST", "/ebpf", `{"name":"firewall","config":{}}`)
-	if arrives(from, to, 5) {
+	if arrives(from, to, few) {
 		t.Error("the firewall has no rule, and a packet passes")
 	}
 	rule := func(proto, src string, srcPort int, dst string, dstPort int) {
 		n.must("POST", "/ebpf/0/rule", fmt.Sprintf(`{"srcIp":%q,"dstIp":%q,"proto":%q,"scrPort":%d,"dstPort":%d}`, src, dst, proto, srcPort, dstPort))
 	}
 	rule("TCP", a4, 1000, b4, 2000)
-	if arrives(from, to, 5) {
+	if arrives(from, to, few) {
 		t.Error("a rule for TCP lets UDP pass: proto is not honoured")
 	}
 	rule("UDP", a4, 1000, b4, 2000)
-	if !arrives(from, to, 50) {
+	if !arrives(from, to, most) {
 		t.Error("the rule does not let the packet pass")
 	}
-	if arrives(to, from, 5) {
+	if arrives(to, from, few) {
 		t.Error("the answer passes without a rule of its own")
 	}
 	rule("UDP", b4, 2000, a4, 1000)
-	if !arrives(to, from, 50) {
+	if !arrives(to, from, most) {
 		t.Error("the rule for the answer does not let it pass")
 	}
 	rule("UDP", b4, 2000, a4, 1000) // once more

@@ -59,7 +59,8 @@ type place interface{ Do(f func() error) error }
 // Do is do.
 func (c *container) Do(f func() error) error { return c.do(f) }
 
-// serve answers every TCP connection and every datagram to a port with the name and the address of who asked.
+// serve answers every TCP connection and every datagram to a port with the name and the address of who asked, datagrams also
+// with the question.
 func (c *container) serve(port int, name string) {
 	c.n.T.Helper()
 	at := fmt.Sprintf(":%d", port)
@@ -89,44 +90,52 @@ func (c *container) serve(port int, name string) {
 	go func() {
 		buffer := make([]byte, 64)
 		for {
-			_, from, err := u.ReadFrom(buffer)
+			n, from, err := u.ReadFrom(buffer)
 			if err != nil {
 				return
 			}
-			_, _ = u.WriteTo(fmt.Appendf(nil, "%s %s", name, ipOf(from)), from)
+			_, _ = u.WriteTo(fmt.Appendf(nil, "%s %s%s", name, ipOf(from), buffer[:n]), from)
 		}
 	}()
 }
 
 func ipOf(a net.Addr) netip.Addr { return netip.MustParseAddrPort(a.String()).Addr().Unmap() }
 
-func dial(from place, network string, to netip.AddrPort) (conn net.Conn, err error) {
+// Who answers has half a minute for it, nobody a second.
+const patience, impatience = 30 * time.Second, time.Second
+
+func dial(from place, network string, to netip.AddrPort, within time.Duration) (conn net.Conn, err error) {
 	err = from.Do(func() (err error) {
-		conn, err = (&net.Dialer{Timeout: time.Second}).Dial(network, to.String())
+		conn, err = (&net.Dialer{Timeout: within}).Dial(network, to.String())
 		return err
 	})
 	return conn, err
 }
 
-// hear asks on a connection, and returns the answer or the reason why there is none.
-func hear(conn net.Conn) string {
-	_, _ = conn.Write([]byte("?"))
-	_ = conn.SetDeadline(time.Now().Add(time.Second))
+// hear asks on a connection, and returns the answer to this very question or the reason why there is none.
+func hear(conn net.Conn, within time.Duration) string {
+	question := fmt.Sprintf("?%d", questions.Add(1))
+	_, _ = conn.Write([]byte(question))
+	_ = conn.SetDeadline(time.Now().Add(within))
 	answer := make([]byte, 128)
-	n, err := conn.Read(answer)
-	if err != nil {
-		return "error: " + err.Error()
+	for {
+		n, err := conn.Read(answer)
+		if err != nil {
+			return "error: " + err.Error()
+		}
+		if got, ours := strings.CutSuffix(string(answer[:n]), question); ours || conn.LocalAddr().Network() == "tcp" {
+			return got
+		}
 	}
-	return string(answer[:n])
 }
 
-func ask(from place, network string, to netip.AddrPort) string {
-	conn, err := dial(from, network, to)
+func ask(from place, network string, to netip.AddrPort, within time.Duration) string {
+	conn, err := dial(from, network, to, within)
 	if err != nil {
 		return "error: " + err.Error()
 	}
 	defer conn.Close()
-	return hear(conn)
+	return hear(conn, within)
 }
 
 // nodeAddresses are those of the node on the network of the lab's hosts.
@@ -147,8 +156,12 @@ func (n *node) answers(client *netlab.Host, want map[string]string) {
 		if _, err := fmt.Sscanf(strings.Replace(at, "/", " ", 1), "%d %s", &port, &network); err != nil {
 			n.T.Fatal(err)
 		}
+		within := patience
+		if name == "" {
+			within = impatience
+		}
 		for i, self := range []netip.Addr{client.Addr4(), client.Addr6()} {
-			got := ask(client, network, netip.AddrPortFrom(nodeAddresses[i], port))
+			got := ask(client, network, netip.AddrPortFrom(nodeAddresses[i], port), within)
 			if name == "" && !strings.HasPrefix(got, "error") || name != "" && got != name+" "+self.String() {
 				n.T.Errorf("%s on %s answers %q, want %q", at, nodeAddresses[i], got, name)
 			}
@@ -173,7 +186,7 @@ func TestPortMappings(t *testing.T) {
 	other4, other6 := other.deploy("other.test.db.test", 0, "")
 	for i, to := range nodeAddresses { // by the node to a neighbour on the same bridge, which sees the bridge
 		bridge := []string{"10.18.0.1", "fc00::1"}[i]
-		if got := ask(other, "tcp", netip.AddrPortFrom(to, 8000)); got != "first "+bridge {
+		if got := ask(other, "tcp", netip.AddrPortFrom(to, 8000), patience); got != "first "+bridge {
 			t.Errorf("from %s and %s to %s: %q", other4, other6, to, got)
 		}
 	}
@@ -193,7 +206,7 @@ func TestPortMappings(t *testing.T) {
 	n.Eventually("a flushed table is made again", func() bool { return len(n.tables()) == 1 })
 	n.answers(client, open)
 
-	sender, err := dial(client, "udp", netip.AddrPortFrom(nodeAddresses[0], 5300))
+	sender, err := dial(client, "udp", netip.AddrPortFrom(nodeAddresses[0], 5300), patience)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -202,25 +215,25 @@ func TestPortMappings(t *testing.T) {
 	second.serve(80, "second")
 	second.serve(53, "second")
 	n.answers(client, open)
-	if got := hear(sender); !strings.HasPrefix(got, "first ") {
+	if got := hear(sender, patience); !strings.HasPrefix(got, "first ") {
 		t.Errorf("before the undeployment: %q", got)
 	}
 	n.undeploy(appName, 0)
 	n.answers(client, map[string]string{"8000/tcp": "second", "5300/udp": "second", "9000/tcp": ""})
-	n.Eventually("a sender that goes on is answered", func() bool { return strings.HasPrefix(hear(sender), "second ") })
+	n.Eventually("a sender that goes on is answered", func() bool { return strings.HasPrefix(hear(sender, impatience), "second ") })
 	n.undeploy(appName, 1)
 	n.answers(client, map[string]string{"8000/tcp": "", "5300/udp": ""})
 	n.undeploy("other.test.db.test", 0)
 	if got := n.tables(); len(got) != 0 {
 		t.Errorf("without services there are tables %v", got)
 	}
-	if got := hear(sender); !strings.HasPrefix(got, "error") {
+	if got := hear(sender, impatience); !strings.HasPrefix(got, "error") {
 		t.Errorf("without services somebody answers: %q", got)
 	}
 	again := n.container()
 	again.deploy(appName, 0, withPorts("5300:53/udp"))
 	again.serve(53, "again")
-	n.Eventually("a sender that has sent in vain before is answered", func() bool { return strings.HasPrefix(hear(sender), "again ") })
+	n.Eventually("a sender that has sent in vain before is answered", func() bool { return strings.HasPrefix(hear(sender, impatience), "again ") })
 }
 
 // Services reach what is beyond the node under its address, and the node forwards for them.
@@ -258,7 +271,7 @@ func TestMasquerading(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer l.Close()
-		conn, err := dial(c, "tcp", netip.AddrPortFrom(at, 700))
+		conn, err := dial(c, "tcp", netip.AddrPortFrom(at, 700), patience)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -56,7 +56,7 @@ func isReflected(t *testing.T, name string, want bool) bool {
 	defer unix.Close(fd)
 	wait := unix.NsecToTimeval(int64(300 * time.Millisecond))
 	if want {
-		wait.Sec = 10
+		wait.Sec = 30
 	}
 	if err := errors.Join(unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: experimental, Ifindex: at.Index}),
 		unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &wait)); err != nil {
@@ -67,6 +67,9 @@ func isReflected(t *testing.T, name string, want bool) bool {
 		t.Fatal(err)
 	}
 	n, _, err := unix.Recvfrom(fd, make([]byte, 128), 0)
+	for errors.Is(err, unix.EINTR) { // with a limit of time the kernel does not go on by itself
+		n, _, err = unix.Recvfrom(fd, make([]byte, 128), 0)
+	}
 	if err != nil && !errors.Is(err, unix.EAGAIN) {
 		t.Fatal(err)
 	}

@@ -27,7 +27,7 @@ import (
 // eventually waits for what must come true; how soon is not tested.
 func eventually(t testing.TB, ok func() bool) {
 	t.Helper()
-	for end := time.Now().Add(20 * time.Second); !ok(); time.Sleep(5 * time.Millisecond) {
+	for end := time.Now().Add(time.Minute); !ok(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatal("did not come true")
 		}
@@ -236,7 +236,7 @@ func TestLostEvents(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		n, err := e.wait(time.Second)
+		n, err := e.wait(30 * time.Second)
 		if !n.lost || !s.affected(n) || len(s.inside) != 0 {
 			t.Errorf("lost events were not noticed: %+v, inside %v", n, s.inside)
 		}

@@ -194,13 +194,11 @@ func (p *plane) empty(t testing.TB) {
 
 func eventually(t testing.TB, otherwise string, ok func() bool) {
 	t.Helper()
-	for range 500 {
-		if ok() {
-			return
+	for end := time.Now().Add(patience); !ok(); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal(otherwise)
 		}
-		time.Sleep(10 * time.Millisecond)
 	}
-	t.Fatal(otherwise)
 }
 
 // listen opens a server on a free port of 127.0.0.1.
@@ -255,7 +253,7 @@ type conn struct {
 	client, server int
 }
 
-const patience = 10 * time.Second
+const patience = 30 * time.Second
 
 // connect gives a new connection to a new server.
 func (p *plane) connect(t testing.TB, options ...option) *conn {

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	modules "github.com/kerb-edge/kerb/modules/accelerator"
 )
 
 // everything enrols connections that would be left alone, as they are short.
@@ -117,10 +119,8 @@ func TestIdle(t *testing.T) {
 	client := n.hold(8, connections)
 	for range 2 {
 		n.Eventually("sockets are out of the map", func() bool { return n.entries("sockets") == 0 })
-		before := n.account()
-		if before.Rested-before.Returned < connections {
-			t.Fatalf("%+v", before)
-		}
+		var before modules.PairReport
+		n.Eventually("all of them rest", func() bool { before = n.account(); return before.Rested-before.Returned >= connections })
 		for n.account().Returned < before.Returned+connections { // 8 turns are over before the agent hears of the second
 			_, _ = client.stdin.Write([]byte{0}) // has ended: finish tells
 			select {

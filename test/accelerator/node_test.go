@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -91,6 +92,9 @@ func (n *node) entries(name string) (count int) {
 		return -1
 	}
 	m, err := ebpf.LoadPinnedMap(found[len(found)-1], &ebpf.LoadPinOptions{ReadOnly: true})
+	if errors.Is(err, fs.ErrNotExist) { // removed in this moment
+		return -1
+	}
 	if err != nil {
 		n.T.Fatal(err)
 	}

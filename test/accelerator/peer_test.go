@@ -16,12 +16,13 @@ import (
 	"time"
 
 	"github.com/kerb-edge/kerb/internal/netlab"
+	"github.com/kerb-edge/kerb/internal/node/nodetest"
 )
 
 const (
 	peerPort = 7001
 	// silence is how long a peer may say nothing, which it does every half second: then nothing of it runs any more.
-	silence = 15 * time.Second
+	silence = nodetest.Patience
 )
 
 // peer is a running testdata/peer.
@@ -29,6 +30,7 @@ type peer struct {
 	what  string
 	cmd   *exec.Cmd
 	stdin io.WriteCloser
+	talks atomic.Int64 // conversations that were right
 	bytes atomic.Int64 // received and right
 	ready chan struct{}
 	done  chan struct{}
@@ -58,7 +60,7 @@ func (n *node) startPeer(h *netlab.Host, quiet time.Duration, args ...string) *p
 func (p *peer) listen(stdout io.Reader, quiet time.Duration) {
 	defer close(p.done)
 	var silent atomic.Bool
-	watchdog := time.AfterFunc(quiet, func() {
+	watchdog := time.AfterFunc(silence, func() { // until it has begun
 		silent.Store(true)
 		_ = p.cmd.Process.Kill()
 	})
@@ -75,7 +77,9 @@ func (p *peer) listen(stdout io.Reader, quiet time.Duration) {
 func (p *peer) hear(words []string) {
 	switch {
 	case len(words) == 3 && words[0] == "at":
+		talks, _ := strconv.ParseInt(words[1], 10, 64)
 		n, _ := strconv.ParseInt(words[2], 10, 64)
+		p.talks.Store(talks)
 		p.bytes.Store(n)
 	case len(words) == 1: // "ready", "held"
 		close(p.ready)
@@ -87,6 +91,15 @@ func (p *peer) kill() {
 	_ = p.cmd.Process.Signal(syscall.SIGCONT)
 	_ = p.cmd.Process.Kill()
 	<-p.done
+}
+
+func (p *peer) ended() bool {
+	select {
+	case <-p.done:
+		return true
+	default:
+		return false
+	}
 }
 
 // finish waits until a peer has done what it was asked to; a server does so until it is told to end.
@@ -130,9 +143,15 @@ func to(addresses []string) []string {
 func TestHarness(t *testing.T) {
 	n := newNode(t)
 	for _, fault := range []string{"none", "flip", "lose", "repeat", "swap", "mix", "stall", "early"} {
-		server := n.serve(n.b, "-t", "1")
-		client := n.startPeer(n.a, silence, append([]string{"-s", "1", "-t", "1", "-f", fault, "talk", "8"}, to(addresses(n.b))...)...)
-		time.Sleep(300 * time.Millisecond)
+		var options []string
+		if fault == "stall" {
+			options = []string{"-t", "1"} // others may wait for longer, on a busy machine
+		}
+		server := n.serve(n.b, options...)
+		client := n.startPeer(n.a, silence, append(append(options, "-s", "1", "-f", fault, "talk", "8"), to(addresses(n.b))...)...)
+		n.Eventually("something has come of "+fault, func() bool {
+			return client.ended() || server.ended() || fault == "none" && client.talks.Load() > 20
+		})
 		clientErr, serverErr := client.finish(), server.finish()
 		if noticed := clientErr != nil || serverErr != nil; noticed != (fault != "none") {
 			t.Errorf("%s: %v; %v", fault, clientErr, serverErr)
@@ -144,7 +163,7 @@ func TestHarness(t *testing.T) {
 // A process that does not run any more is noticed, too.
 func TestHarnessSilence(t *testing.T) {
 	n := newNode(t)
-	p := n.startPeer(n.b, time.Second, "serve", strconv.Itoa(peerPort))
+	p := n.startPeer(n.b, 5*time.Second, "serve", strconv.Itoa(peerPort))
 	n.isReady(p)
 	if err := p.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
 		t.Fatal(err)

@@ -68,6 +68,9 @@ func (s *soak) talk(h *netlab.Host, addresses []string) *peer {
 func (s *soak) finish() (again int) {
 	s.n.T.Helper()
 	total := int64(0)
+	for _, p := range append(s.clients, s.servers...) {
+		s.n.Eventually("a conversation of "+p.what, func() bool { return p.ended() || p.talks.Load() > 0 })
+	}
 	for _, p := range s.clients {
 		_ = p.stdin.Close() // all at once
 	}
@@ -97,10 +100,10 @@ func TestSoak(t *testing.T) {
 			n := newAcceleratedNode(t, test.config)
 			s := newSoak(n, test.options...)
 			time.Sleep(soakTime(t, 2*time.Second))
+			n.judged(filepath.Base(talker))
 			if again := s.finish(); again > 0 && test.config == nil {
 				t.Errorf("%d calls that wait have answered EAGAIN", again)
 			}
-			n.judged(filepath.Base(talker))
 		})
 	}
 }
@@ -121,8 +124,7 @@ func TestKilledPeers(t *testing.T) {
 			s.clients[i] = s.talk([]*netlab.Host{n.a, n.b}[i], addresses([]*netlab.Host{n.b, n.a}[i]))
 		}
 	}
-	time.Sleep(500 * time.Millisecond)
-	s.finish()
 	n.judged(filepath.Base(talker))
+	s.finish()
 	t.Logf("%d processes killed", killed)
 }

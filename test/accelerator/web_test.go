@@ -81,7 +81,7 @@ func (n *node) fetched(name string, i int) string {
 func (n *node) load(from *netlab.Host, base string) {
 	n.T.Helper()
 	url := base + "/page"
-	out := n.output(from, "wrk", "-t1", "-c16", "-d1s", "--timeout", "5s", url)
+	out := n.output(from, "wrk", "-t1", "-c16", "-d1s", "--timeout", "30s", url)
 	if strings.Contains(out, "Socket errors") || strings.Contains(out, "Non-2xx") || !strings.Contains(out, "Requests/sec") {
 		n.T.Errorf("wrk %s: %s", url, out)
 	}
@@ -149,9 +149,9 @@ func TestHAProxy(t *testing.T) {
 global
 	maxconn 1000
 defaults
-	timeout connect 5s
-	timeout client 20s
-	timeout server 20s
+	timeout connect 60s
+	timeout client 60s
+	timeout server 60s
 	option splice-auto
 	option splice-request
 	option splice-response
@@ -179,9 +179,9 @@ func TestHAProxyWithoutSplicing(t *testing.T) {
 	config := n.file("haproxy.cfg", fmt.Sprintf(`
 defaults
 	mode tcp
-	timeout connect 5s
-	timeout client 20s
-	timeout server 20s
+	timeout connect 60s
+	timeout client 60s
+	timeout server 60s
 listen bytes
 	bind :%d
 	server site %s:%d

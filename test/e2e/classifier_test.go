@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/binary"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -124,7 +125,7 @@ func (r *radio) listen() {
 		if err == nil && n >= 60 && link != nil && link.Pkttype != unix.PACKET_OUTGOING {
 			r.heard[buffer[11]].Add(1)
 		}
-		if err != nil {
+		if errors.Is(err, unix.EAGAIN) {
 			select {
 			case <-r.quit: // and nothing has come for a while
 				return

@@ -14,6 +14,7 @@ import (
 
 	"github.com/kerb-edge/kerb/intercept"
 	"github.com/kerb-edge/kerb/internal/netlab"
+	"github.com/kerb-edge/kerb/internal/node/nodetest"
 )
 
 const ctrlPort = 5005
@@ -55,7 +56,7 @@ func receives(t *testing.T, r *intercept.Receiver, first, count int) {
 	t.Helper()
 	packets := make([]intercept.Packet, 32)
 	for got := 0; got < count; {
-		n, err := r.Receive(packets[:min(len(packets), count-got)], 10*time.Second)
+		n, err := r.Receive(packets[:min(len(packets), count-got)], nodetest.Patience)
 		if err != nil || n == 0 {
 			t.Fatalf("after %d packets of %d: %d, %v", got, count, n, err)
 		}
@@ -122,7 +123,7 @@ func TestInterceptPrograms(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := r.Receive(make([]intercept.Packet, 1), 5*time.Second); !errors.Is(err, intercept.ErrTaken) {
+	if _, err := r.Receive(make([]intercept.Packet, 1), nodetest.Patience); !errors.Is(err, intercept.ErrTaken) {
 		t.Errorf("the first program, after the second has taken over: %v", err)
 	}
 	r.Close()

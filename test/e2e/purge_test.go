@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
+
+	"github.com/kerb-edge/kerb/internal/node/nodetest"
 )
 
 func (n *node) checkPurged(o objects) {
@@ -21,7 +23,7 @@ func (n *node) checkPurged(o objects) {
 		}
 	}
 	alive := o.alive()
-	for deadline := time.Now().Add(20 * time.Second); len(alive) > 0 && time.Now().Before(deadline); alive = o.alive() {
+	for deadline := time.Now().Add(nodetest.Patience); len(alive) > 0 && time.Now().Before(deadline); alive = o.alive() {
 		time.Sleep(50 * time.Millisecond) // the kernel frees after a grace period
 	}
 	if len(alive) > 0 {

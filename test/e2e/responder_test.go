@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/kerb-edge/kerb/internal/netlab"
+	"github.com/kerb-edge/kerb/internal/node/nodetest"
 )
 
 const signPort = 8080
@@ -40,7 +41,7 @@ func (n *node) askSign(from *netlab.Host, to netip.Addr) uint32 {
 	defer conn.Close()
 	request := make([]byte, 8)
 	binary.LittleEndian.PutUint32(request, 4)
-	_ = conn.SetDeadline(time.Now().Add(5 * time.Second))
+	_ = conn.SetDeadline(time.Now().Add(nodetest.Patience))
 	if _, err := conn.Write(request); err != nil {
 		n.T.Fatal(err)
 	}

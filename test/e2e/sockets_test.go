@@ -17,6 +17,7 @@ import (
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/cgroup/cgrouptest"
 	"github.com/kerb-edge/kerb/internal/netlab"
+	"github.com/kerb-edge/kerb/internal/node/nodetest"
 )
 
 // newSocketsNode is a node whose agent looks for sockets in a cgroup of this test, which is in it too.
@@ -71,35 +72,28 @@ func startTalks(t *testing.T, from, to *netlab.Host, count int) *talks {
 	if err != nil {
 		t.Fatal(err)
 	}
-	go func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			s.all.Go(func() { s.answer(c) })
-		}
-	}()
+	defer l.Close()
+	t.Cleanup(s.stop) // also where the test has failed in between
 	for seed := range count {
-		var c net.Conn
+		var c, server net.Conn
 		err := from.Do(func() (err error) {
 			c, err = net.Dial("tcp", l.Addr().String())
 			return err
 		})
+		if err == nil {
+			server, err = l.Accept()
+		}
 		if err != nil {
 			t.Fatal(err)
 		}
+		s.all.Go(func() { s.answer(server) })
 		s.all.Go(func() { s.talk(c, uint64(seed)) })
 	}
-	t.Cleanup(func() { // also where the test has failed in between
-		l.Close()
-		s.stop()
-	})
 	return s
 }
 
 // patience is how long a message may be under way before the conversation counts as hung.
-const patience = 20 * time.Second
+const patience = nodetest.Patience
 
 // answer sends everything back.
 func (s *talks) answer(c net.Conn) {

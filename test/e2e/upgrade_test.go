@@ -190,7 +190,7 @@ func (u *upgrading) say(c *net.UDPConn) {
 		u.T.Fatal(err)
 	}
 	u.fromWeb++
-	_ = u.server.SetReadDeadline(time.Now().Add(5 * time.Second))
+	_ = u.server.SetReadDeadline(time.Now().Add(nodetest.Patience))
 	if _, from, err := u.server.ReadFromUDP(make([]byte, 64)); err != nil || from.Port != c.LocalAddr().(*net.UDPAddr).Port {
 		u.T.Fatalf("db does not hear web: from %v: %v", from, err)
 	}
@@ -209,7 +209,7 @@ func (u *upgrading) checkTalks() {
 		}
 		u.forbidden++
 		text := make([]byte, 64)
-		_ = c.SetReadDeadline(time.Now().Add(5 * time.Second))
+		_ = c.SetReadDeadline(time.Now().Add(nodetest.Patience))
 		if n, err := c.Read(text); err != nil || string(text[:n]) != u.server.LocalAddr().String() {
 			u.T.Fatalf("connection %d of %d: web hears %q: %v", i, len(u.talks), text[:n], err)
 		}

@@ -79,7 +79,7 @@ func TestServices(t *testing.T) {
 						if err != nil {
 							return "", err
 						}
-						defer c.Close()
+						t.Cleanup(func() { c.Close() }) // not before: who gets its port would be of the same flow
 						return askUDP(c, string(make([]byte, size)), patience)
 					})
 				}

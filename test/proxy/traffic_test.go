@@ -22,7 +22,7 @@ import (
 const (
 	port       = 80   // at virtual addresses
 	targetPort = 8080 // of the servers
-	patience   = 5 * time.Second
+	patience   = 30 * time.Second
 	bulk       = 4 << 20 // bytes of a long line, sent in segments as large as they get
 )
 

@@ -142,7 +142,7 @@ func (w *witness) synOf(own uint16, to netip.AddrPort) syn {
 
 // met is the host that a connection's SYN came to last, or "" if it came to none.
 func (w *witness) met(own uint16, to netip.AddrPort) string {
-	for end := time.Now().Add(time.Second); ; time.Sleep(10 * time.Millisecond) {
+	for end := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
 		if host, ok := w.seen.Load(w.synOf(own, to)); ok {
 			return host.(string)
 		}
