@@ -46,7 +46,7 @@ func TestSilentSourcesElsewhere(t *testing.T) {
 		k.at(100 * second)
 		k.flood(7, &seq, 20)
 		k.at(101 * second)
-		for until := time.Now().Add(10 * time.Second); k.len("windows") == 0 && time.Now().Before(until); {
+		for until := time.Now().Add(30 * time.Second); k.len("windows") == 0 && time.Now().Before(until); {
 			time.Sleep(time.Millisecond)
 		}
 		if w, ok := k.taken(euiKey(7)); !ok || w.Time != 101*second || w.Values[0] != 20 {
@@ -74,7 +74,7 @@ func TestSilentSourcesElsewhere(t *testing.T) {
 // becomes waits until a count is what it should be.
 func (k *kernel) becomes(what uint32, want uint64) {
 	k.t.Helper()
-	for until := time.Now().Add(10 * time.Second); k.count(what) < want && time.Now().Before(until); {
+	for until := time.Now().Add(30 * time.Second); k.count(what) < want && time.Now().Before(until); {
 		time.Sleep(time.Millisecond)
 	}
 	if got := k.count(what); got != want {

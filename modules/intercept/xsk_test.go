@@ -159,7 +159,7 @@ func withSocket(t *testing.T) (k *kernel, r *reader, x *xsk, ifindex uint32, sen
 // awaitRecord waits for a record.
 func (r *reader) awaitRecord(t *testing.T, seq uint64, text string) {
 	t.Helper()
-	for end := time.Now().Add(3 * time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(30 * time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) {
 		if rec, frame := r.take(); rec != nil {
 			if rec.Seq != seq || !bytes.HasSuffix(frame, []byte(text)) {
 				t.Errorf("%+v %q, want %d %q", rec, frame, seq, text)

@@ -264,11 +264,11 @@ func (s *site) serve(at netip.Addr) {
 
 func (s *site) dial(network string, to netip.Addr, port uint16) (conn net.Conn, err error) {
 	err = s.client.Do(func() (err error) {
-		conn, err = net.DialTimeout(network, netip.AddrPortFrom(to, port).String(), 5*time.Second)
+		conn, err = net.DialTimeout(network, netip.AddrPortFrom(to, port).String(), 30*time.Second)
 		return err
 	})
 	if err == nil {
-		conn.SetDeadline(time.Now().Add(5 * time.Second))
+		conn.SetDeadline(time.Now().Add(30 * time.Second))
 	}
 	return conn, err
 }
@@ -308,7 +308,7 @@ func (s *site) ping(vip netip.Addr) error {
 		return err
 	}
 	defer conn.Close()
-	conn.SetDeadline(time.Now().Add(5 * time.Second))
+	conn.SetDeadline(time.Now().Add(30 * time.Second))
 	if _, err := conn.Write(request); err != nil {
 		return err
 	}

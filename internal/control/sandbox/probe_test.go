@@ -238,7 +238,7 @@ func onMainThread(args []string) string {
 	select {
 	case err := <-ended:
 		return err.Error()
-	case <-time.After(10 * time.Second):
+	case <-time.After(30 * time.Second):
 		return "still there"
 	}
 }
