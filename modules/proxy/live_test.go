@@ -152,7 +152,7 @@ func TestLive(t *testing.T) {
 			if err := s.maps[mapInstanceStats].Lookup(s.instance, &stats); err != nil {
 				t.Fatal(err)
 			}
-			if stats.RTT == 0 || stats.RTT > uint64(time.Second) {
+			if stats.RTT == 0 || stats.RTT > uint64(30*time.Second) { // the longest that one may take here
 				t.Errorf("connect takes %d ns", stats.RTT)
 			}
 		})
