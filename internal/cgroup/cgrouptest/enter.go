@@ -54,12 +54,11 @@ func sweep(t testing.TB, path string) {
 // remove kills, and waits for processes that have just ended.
 func remove(t testing.TB, dir string) {
 	_ = os.WriteFile(filepath.Join(dir, "cgroup.kill"), []byte("1"), 0) // since Linux 5.14
-	for range 100 {
+	for end := time.Now().Add(30 * time.Second); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
 		err := unix.Rmdir(dir)
 		if err == nil || errors.Is(err, unix.ENOENT) {
 			return
 		}
-		time.Sleep(20 * time.Millisecond)
 	}
 	t.Errorf("cgroup %s is still in use", dir)
 }
