@@ -192,7 +192,7 @@ func (b *border) get(route string, out any) error {
 func (b *border) connect() error {
 	at := netip.AddrPortFrom(b.lab.Gateway4(), zepPort)
 	err := b.lab.Node().Do(func() (err error) {
-		b.in, err = traffic.NewReceiver(at, datagram, batchLen, 100*time.Millisecond)
+		b.in, err = traffic.NewReceiver(at, datagram, batchLen, time.Second) // what comes later is lost
 		return err
 	})
 	if err != nil {
