@@ -73,7 +73,7 @@ func execute(t *testing.T, script string) string {
 	if out, err := exec.Command("go", "build", "-o", filepath.Join(bin, "kerb"), "../cmd/kerb").CombinedOutput(); err != nil {
 		t.Fatalf("go build: %v\n%s", err, out)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	// Whatever the script leaves running ends with its PID namespace.
 	cmd := exec.CommandContext(ctx, "unshare", "--mount", "--net", "--pid", "--fork", "--kill-child", "--mount-proc", "bash", "-c", script)

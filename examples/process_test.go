@@ -59,7 +59,7 @@ func startProcess(t *testing.T, p *pkgs.Package, dir string) *process {
 	pr.cmd.Dir, pr.cmd.Stderr, pr.cmd.Stdout = dir, t.Output(), t.Output()
 	pr.cmd.Env = []string{"PATH=/usr/local/bin:/usr/bin:/bin", "KERB_CONTRACT=1", "PYTHONDONTWRITEBYTECODE=1"}
 	pr.cmd.ExtraFiles = []*os.File{listener, theirs}
-	pr.client = &http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{DialContext: func(context.Context, string, string) (net.Conn, error) {
+	pr.client = &http.Client{Timeout: 30 * time.Second, Transport: &http.Transport{DialContext: func(context.Context, string, string) (net.Conn, error) {
 		return net.Dial("unix", sock)
 	}}}
 	if err := pr.cmd.Start(); err != nil {
@@ -79,7 +79,7 @@ func (p *process) stop() {
 		if err != nil {
 			p.t.Errorf("the control plane ended badly when the agent was gone: %v", err)
 		}
-	case <-time.After(5 * time.Second):
+	case <-time.After(30 * time.Second):
 		p.t.Error("the control plane stays when the agent is gone")
 		p.cmd.Process.Kill()
 	}

@@ -146,14 +146,14 @@ func (b *border) load() (took time.Duration, err error) {
 		return 0, err
 	}
 	if b.config != "none" {
-		err = b.awaitModel(start)
+		err = b.awaitModel()
 	}
 	return time.Since(start), err
 }
 
-// awaitModel returns when the version of the model judges that the agent was given at start.
-func (b *border) awaitModel(start time.Time) error {
-	for time.Since(start) < 10*time.Second {
+// awaitModel returns when the version of the model judges that the agent was given.
+func (b *border) awaitModel() error {
+	for begin := time.Now(); time.Since(begin) < 30*time.Second; {
 		if running, err := b.modelVersion(); err != nil || running == b.version {
 			return err
 		}
@@ -192,7 +192,7 @@ func (b *border) get(route string, out any) error {
 func (b *border) connect() error {
 	at := netip.AddrPortFrom(b.lab.Gateway4(), zepPort)
 	err := b.lab.Node().Do(func() (err error) {
-		b.in, err = traffic.NewReceiver(at, datagram, batchLen, 100*time.Millisecond)
+		b.in, err = traffic.NewReceiver(at, datagram, batchLen, time.Second) // what comes later is lost
 		return err
 	})
 	if err != nil {

@@ -87,7 +87,7 @@ func (b *border) changeModel(ctx context.Context, n int) (took []float64, err er
 		if err := b.node.Put("/v1/models/"+modelName, b.model); err != nil {
 			return nil, fmt.Errorf("version %d: %w", b.version, err)
 		}
-		if err := b.awaitModel(start); err != nil {
+		if err := b.awaitModel(); err != nil {
 			return nil, err
 		}
 		took = append(took, time.Since(start).Seconds()*1e3)

@@ -221,7 +221,7 @@ func (e *experiment) account(b *border, f *flow, load string) error {
 		return nil
 	}
 	n, err := b.counters()
-	for tries := 0; err == nil && n["evaluated"] == 0 && b.config == "user" && tries < 20; tries++ { // it reads windows now and then
+	for tries := 0; err == nil && n["evaluated"] == 0 && b.config == "user" && tries < 600; tries++ { // it reads windows now and then
 		time.Sleep(50 * time.Millisecond)
 		n, err = b.counters()
 	}

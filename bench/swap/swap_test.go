@@ -12,7 +12,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/traffic"
 )
 
-// The stream sees every packet, and tells a hook that misses packets while it
+// The stream sees every packet but those that the kernel says it had no room for, and tells a hook that misses packets while it
 // is replaced from one that does not.
 func TestStreamUnderReplacement(t *testing.T) {
 	if os.Geteuid() != 0 {
@@ -43,7 +43,7 @@ func TestStreamUnderReplacement(t *testing.T) {
 		if err := errors.Join(err, rep.Close()); err != nil {
 			t.Fatal(err)
 		}
-		if a.Sent == 0 || a.Received != a.Sent || a.Duplicated != 0 || a.Doubled != 0 {
+		if a.Sent == 0 || a.Lost > a.Explained.Socket+a.Explained.Backlog || a.Duplicated != 0 || a.Doubled != 0 {
 			t.Errorf("reattach %v: %+v", reattach, a)
 		}
 		if (a.Unprocessed > 0) != reattach {

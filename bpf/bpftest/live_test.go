@@ -242,14 +242,14 @@ func echoPackets(c net.PacketConn) {
 func echo(h *netlab.Host, network, to string, data []byte) error {
 	var conn net.Conn
 	err := h.Do(func() (err error) {
-		conn, err = net.DialTimeout(network, to, 5*time.Second)
+		conn, err = net.DialTimeout(network, to, 30*time.Second)
 		return err
 	})
 	if err != nil {
 		return err
 	}
 	defer conn.Close()
-	conn.SetDeadline(time.Now().Add(5 * time.Second))
+	conn.SetDeadline(time.Now().Add(30 * time.Second))
 	sent := make(chan error, 1)
 	go func() {
 		_, err := conn.Write(data)
@@ -324,7 +324,7 @@ func TestTagTakenOff(t *testing.T) {
 // wait waits until a frame of so many bytes has been seen.
 func (h head) wait(t *testing.T, size uint32) abi.Packet {
 	t.Helper()
-	for end := time.Now().Add(5 * time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(30 * time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) {
 		if got := h.last(t); got.Len == size {
 			got.Ifindex = 0
 			return got

@@ -33,10 +33,11 @@ func TestTraceTellsWhoDropped(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer trace.Close()
-			w.reach(t, 54)
-			w.reach(t, 53)
+			if !w.passes(t, 54) || !w.dropped(t, 53) {
+				t.Error("the chain does not drop port 53 alone")
+			}
 			for position, verdict := range []kerbabi.Verdict{kerbabi.Next, kerbabi.Drop} {
-				e, err := trace.Read(time.Now().Add(5 * time.Second))
+				e, err := trace.Read(time.Now().Add(30 * time.Second))
 				if err != nil {
 					t.Fatal(err)
 				}

@@ -226,7 +226,7 @@ func (p *process) stop(signal syscall.Signal) error {
 	select {
 	case <-p.ended:
 		return nil
-	case <-time.After(20 * time.Second):
+	case <-time.After(time.Minute):
 		return fmt.Errorf("process %d does not end", p.Process.Pid)
 	}
 }
@@ -260,7 +260,7 @@ func (d *demo) unmount() error {
 // programsLeft looks for the programs that ran. The kernel lets go of them a moment after their last user.
 func (d *demo) programsLeft() []string {
 	var left []string
-	for range 50 {
+	for range 300 {
 		left = left[:0]
 		for id := range d.programs {
 			if p, err := ebpf.NewProgramFromID(ebpf.ProgramID(id)); err == nil {

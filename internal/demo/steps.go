@@ -184,7 +184,7 @@ func (d *demo) stepFirewall(ctx context.Context) error {
 
 // trace follows one packet through the chain of a service, while requests are made that are such packets.
 func (d *demo) trace(ctx context.Context, service string, port uint16, want string) error {
-	args := []string{"trace", "--service", service, "--port", fmt.Sprint(port), "--count", "1", "--for", "10s"}
+	args := []string{"trace", "--service", service, "--port", fmt.Sprint(port), "--count", "1", "--for", "1m"}
 	d.command("kerb " + strings.Join(args, " "))
 	var out string
 	ended := make(chan error, 1)
@@ -239,7 +239,7 @@ func (d *demo) probeAndCount(ctx context.Context) (seen, denied uint64, err erro
 	if err := d.probe(d.web, 9999, probes); err != nil {
 		return 0, 0, err
 	}
-	for range 30 { // a busy kernel may take a moment
+	for range 300 { // a busy kernel may take a moment
 		if seen, denied, err = seenAndDenied(ctx); err != nil || denied-deniedBefore >= probes {
 			break
 		}
@@ -322,12 +322,19 @@ func (d *demo) stepKill(ctx context.Context) error {
 	if err := d.startAgent(); err != nil {
 		return err
 	}
-	hits, hitsErr := ruleHits(ctx, "web")
-	for deadline := time.Now().Add(5 * time.Second); hits == 0 && time.Now().Before(deadline); time.Sleep(50 * time.Millisecond) {
-		hits, hitsErr = ruleHits(ctx, "web") // the agent is ready before it has found its modules again
-	}
+	var hits uint64
+	var is hooks
+	hitsErr := d.await("what ran before", func() (err error) { // the agent is ready before it has found its modules again
+		if is, err = d.hooks(ctx); err == nil {
+			hits, err = ruleHits(ctx, "web")
+		}
+		if err == nil && (hits == 0 || !maps.Equal(was, is)) {
+			err = fmt.Errorf("%d hits; programs: %s", hits, is)
+		}
+		return err
+	})
 	d.watch(ctx, 1500*time.Millisecond)
-	is, err := d.hooks(ctx)
+	is, err = d.hooks(ctx)
 	d.check("the new agent found the same programs on the same hooks, and left them as they are", len(is) > 0 && maps.Equal(was, is), "%s, before %s %v", is, was, err)
 	hitsNow, err := ruleHits(ctx, "web")
 	d.check(fmt.Sprintf("it reads their counters: the rule for port 8080 is at %d connections and counts on", hitsNow), hits > 0 && hitsNow > hits,
@@ -346,8 +353,17 @@ func (h hooks) String() string {
 }
 
 func (d *demo) stepMetrics(ctx context.Context) error {
-	data, err := read(ctx, "/metrics")
-	if err != nil {
+	families := []string{"kerb_counter_packets_total", "kerb_dropped_packets_total", "kerb_firewall_rule_packets_total"}
+	var data []byte
+	err := d.await("metrics", func() (err error) {
+		data, err = read(ctx, "/metrics")
+		lacks := func(family string) bool { return !bytes.Contains(data, []byte("\n"+family+"{")) }
+		if err == nil && slices.ContainsFunc(families, lacks) { // control planes may just have started
+			err = errors.New("some are not there yet")
+		}
+		return err
+	})
+	if err != nil && data == nil {
 		return err
 	}
 	d.command("curl -s --unix-socket " + socketPath + " http://kerb/metrics | grep '^kerb_'")
@@ -359,7 +375,7 @@ func (d *demo) stepMetrics(ctx context.Context) error {
 	}
 	d.show(strings.Join(excerpt(lines, 24), "\n") + "\n")
 	d.say("(%d series in all)", len(lines))
-	for _, family := range []string{"kerb_counter_packets_total", "kerb_dropped_packets_total", "kerb_firewall_rule_packets_total"} {
+	for _, family := range families {
 		held := slices.ContainsFunc(lines, func(l string) bool { return strings.HasPrefix(l, family) })
 		d.check("there is "+family, held, "%d other series", len(lines))
 	}

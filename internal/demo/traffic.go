@@ -68,7 +68,7 @@ type requests struct {
 
 const (
 	requestEvery = 20 * time.Millisecond
-	requestLimit = 5 * time.Second
+	requestLimit = 30 * time.Second
 )
 
 func askAgainAndAgain(ns *netlab.Namespace, url string) *requests {
@@ -222,6 +222,9 @@ func (d *demo) checkTraffic(before tally, secondsBefore int) {
 	d.check(fmt.Sprintf("%d requests answered meanwhile, none lost", now.answered-before.answered),
 		now.answered > before.answered && now.lost == before.lost, "%d answered, %d lost: %v", now.answered-before.answered, now.lost-before.lost, now.last)
 	seconds := d.stream.seconds()[secondsBefore:]
+	for deadline := time.Now().Add(30 * time.Second); len(seconds) == 0 && time.Now().Before(deadline); time.Sleep(50 * time.Millisecond) {
+		seconds = d.stream.seconds()[secondsBefore:]
+	}
 	stalled := 0
 	for _, rate := range seconds {
 		if rate == 0 {

@@ -369,7 +369,7 @@ func traces(t *testing.T) string {
 			spaces[ns] = true
 		}
 	}
-	pins, _ := filepath.Glob("/sys/fs/bpf/kerbprobe*")
+	pins, _ := filepath.Glob(fmt.Sprintf("/sys/fs/bpf/kerbprobe-%d*", os.Getpid())) // others may run at the same time
 	links, _ := filepath.Glob("/sys/class/net/kerbprobe*")
 	return fmt.Sprint(len(fds), spaces, pins, links)
 }

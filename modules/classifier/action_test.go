@@ -520,14 +520,8 @@ func TestTimer(t *testing.T) {
 				k.flood(n, &seq, 1)
 			}
 		}
-		for range 500 {
-			if k.count(countEvaluated) == 100 {
-				break
-			}
-			time.Sleep(10 * time.Millisecond)
-		}
-		if n := len(k.events()); n != 100 || k.count(countNoRoom) != 0 {
-			t.Errorf("%d of 100 sources were judged, %d found no room", n, k.count(countNoRoom))
+		if n := len(k.awaitEvents(100)); n != 100 || k.count(countEvaluated) != 100 || k.count(countNoRoom) != 0 {
+			t.Errorf("%d events and %d evaluations of 100 sources, %d found no room", n, k.count(countEvaluated), k.count(countNoRoom))
 		}
 	})
 }

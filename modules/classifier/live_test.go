@@ -6,7 +6,6 @@ import (
 	"net"
 	"os"
 	"testing"
-	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
@@ -60,13 +59,7 @@ func TestRawInterfaces(t *testing.T) {
 						t.Fatal(err)
 					}
 				}
-				for range 200 {
-					if k.count(countMessages)+k.count(countDropped) >= before+uint64(messages) {
-						return
-					}
-					time.Sleep(10 * time.Millisecond)
-				}
-				t.Fatalf("%d of %d frames arrived", k.count(countMessages)+k.count(countDropped)-before, messages)
+				k.eventually(func() bool { return k.count(countMessages)+k.count(countDropped) >= before+uint64(messages) })
 			}
 			deliver(100*second, 20)
 			deliver(101*second, 20)

@@ -20,10 +20,10 @@ func TestSilentSources(t *testing.T) {
 		k.stays(countEvaluated, 0)
 		k.at(101*second + 1)
 		k.becomes(countEvaluated, 2)
+		got := k.awaitEvents(1)
 		if k.block(euiKey(7)) == nil || k.block(euiKey(8)) != nil {
 			t.Errorf("blocked: %+v, the calm one: %+v", k.block(euiKey(7)), k.block(euiKey(8)))
 		}
-		got := k.events()
 		if fmt.Sprint(kinds(got)) != "[suspicious 3]" || got[0].Source != euiKey(7) || got[0].Time != 101*second || got[0].Values[0] != 20 {
 			t.Fatalf("%+v", got)
 		}
@@ -46,9 +46,7 @@ func TestSilentSourcesElsewhere(t *testing.T) {
 		k.at(100 * second)
 		k.flood(7, &seq, 20)
 		k.at(101 * second)
-		for until := time.Now().Add(10 * time.Second); k.len("windows") == 0 && time.Now().Before(until); {
-			time.Sleep(time.Millisecond)
-		}
+		k.eventually(func() bool { return k.len("windows") > 0 })
 		if w, ok := k.taken(euiKey(7)); !ok || w.Time != 101*second || w.Values[0] != 20 {
 			t.Errorf("%v %+v", ok, w)
 		}
@@ -63,7 +61,7 @@ func TestSilentSourcesElsewhere(t *testing.T) {
 			k.becomes(countEvaluated, min(i+1, 4))
 		}
 		k.stays(countEvaluated, 4)
-		for _, e := range k.events() {
+		for _, e := range k.awaitEvents(4) {
 			if e.Values[0] != 20 {
 				t.Errorf("%+v", e)
 			}
@@ -71,15 +69,33 @@ func TestSilentSourcesElsewhere(t *testing.T) {
 	})
 }
 
-// becomes waits until a count is what it should be.
+// eventually waits until something is so.
+func (k *kernel) eventually(so func() bool) {
+	k.t.Helper()
+	for until := time.Now().Add(30 * time.Second); !so(); time.Sleep(time.Millisecond) {
+		if time.Now().After(until) {
+			k.t.Fatal("not within half a minute")
+		}
+	}
+}
+
+// becomes waits until a count is what it should be. What the data plane counts, it does next.
 func (k *kernel) becomes(what uint32, want uint64) {
 	k.t.Helper()
-	for until := time.Now().Add(10 * time.Second); k.count(what) < want && time.Now().Before(until); {
-		time.Sleep(time.Millisecond)
-	}
+	k.eventually(func() bool { return k.count(what) >= want })
 	if got := k.count(what); got != want {
 		k.t.Fatalf("count %d is %d, want %d", what, got, want)
 	}
+}
+
+// awaitEvents waits for so many: the last thing that an evaluation does.
+func (k *kernel) awaitEvents(n int) (all []event) {
+	k.t.Helper()
+	k.eventually(func() bool {
+		all = append(all, k.events()...)
+		return len(all) >= n
+	})
+	return all
 }
 
 // stays looks whether a count is still the same after some runs of the timer.

@@ -120,7 +120,7 @@ func (r *reader) expect(f frame, untagged bool) {
 		want = slices.Concat(want[:12], want[16:])
 		f.vlans--
 	}
-	for end := time.Now().Add(3 * time.Second); time.Now().Before(end); time.Sleep(100 * time.Microsecond) {
+	for end := time.Now().Add(30 * time.Second); time.Now().Before(end); time.Sleep(100 * time.Microsecond) {
 		rec, got := r.take()
 		if rec == nil {
 			continue

@@ -5,6 +5,7 @@ package intercept
 import (
 	"bytes"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"os"
 	"strings"
@@ -302,25 +303,37 @@ func TestWakes(t *testing.T) {
 // wakes tells whether a packet ends a sleep that has begun before it.
 func (k *kernel) wakes(r *reader, waiting bool) bool {
 	k.t.Helper()
+	patience := 300 * time.Millisecond
+	if waiting {
+		r.state.Waiting = 1
+		patience = 30 * time.Second
+	}
+	return r.sleeps(patience, func() { k.run(datagram(1, "").bytes()) })
+}
+
+// sleeps until the ring wakes it, which do is to bring about: it tells whether that comes to pass in time.
+func (r *reader) sleeps(patience time.Duration, do func()) (woken bool) {
+	r.t.Helper()
 	fd, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
 	if err != nil {
-		k.t.Fatal(err)
+		r.t.Fatal(err)
 	}
 	defer unix.Close(fd)
 	if err := unix.EpollCtl(fd, unix.EPOLL_CTL_ADD, r.ring.FD(), &unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLET}); err != nil {
-		k.t.Fatal(err)
+		r.t.Fatal(err)
 	}
-	if waiting {
-		r.state.Waiting = 1
-	}
-	woken := make(chan bool)
+	done := make(chan struct{})
 	go func() {
-		n, _ := unix.EpollWait(fd, make([]unix.EpollEvent, 1), 300)
-		woken <- n == 1
+		defer close(done)
+		time.Sleep(50 * time.Millisecond) // by then it sleeps; a wake-up that comes earlier is not lost
+		do()
 	}()
-	time.Sleep(50 * time.Millisecond) // by then it sleeps
-	k.run(datagram(1, "").bytes())
-	return <-woken
+	n, err := 0, error(unix.EINTR) // of the Go runtime's signals
+	for errors.Is(err, unix.EINTR) {
+		n, err = unix.EpollWait(fd, make([]unix.EpollEvent, 1), int(patience.Milliseconds()))
+	}
+	<-done
+	return n == 1
 }
 
 // Marking sets the priority of a packet on TC, and cannot on XDP.

@@ -207,7 +207,7 @@ func TestUnknownComesAndGoes(t *testing.T) {
 		p.data(data, frame, tcShot)
 		select {
 		case <-asked:
-		case <-time.After(10 * time.Second):
+		case <-time.After(30 * time.Second):
 			t.Fatal("the control plane heard nothing")
 		}
 		vs := webService(1, v1alpha1.PolicyRoundRobin, v1alpha1.PolicyRoundRobin)

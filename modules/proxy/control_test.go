@@ -119,6 +119,7 @@ func TestRoutes(t *testing.T) {
 		s[i].Seen, s[i].State = monotonic(), stateAnswered
 		p.session(k[i], s[i])
 	}
+	seen := time.Now()
 	var services []ServiceReport
 	p.get("/services?name=web", &services)
 	p.same("services", services, []ServiceReport{{Name: "web", Instances: []string{"web-0", "web-1"}, Addresses: []AddressReport{
@@ -130,10 +131,16 @@ func TestRoutes(t *testing.T) {
 			Weight: 1, Sessions: 3, Opened: 9, Connect: "123µs"},
 		{Service: "web", Name: "web-1", Index: index + 1, Generation: 1, Addresses: []string{"10.18.0.2", "fd00::2"}, State: "draining", Path: "ordinary", Node: "192.0.2.2", Weight: 1}})
 	want := SessionReport{Protocol: "tcp", Client: "10.18.0.9:5000", Virtual: "10.30.0.1:80", Target: "10.18.0.1:8080", Service: "web", Instance: "web-0",
-		Ifindex: 7, State: "established", Idle: "0s"}
+		Ifindex: 7, State: "established"}
 	for query, n := range map[string]int{"": 1, "?service=web&client=10.18.0.9&protocol=tcp&instance=web-0": 1, "?service=db": 0, "?client=10.18.0.1": 0, "?protocol=udp": 0} {
 		var sessions SessionsReport
 		p.get("/sessions"+query, &sessions)
+		for i := range sessions.Sessions {
+			if idle, err := time.ParseDuration(sessions.Sessions[i].Idle); err != nil || idle < 0 || idle > time.Since(seen)+time.Second { // rounded
+				t.Errorf("idle for %s, %v, of %v", sessions.Sessions[i].Idle, err, time.Since(seen))
+			}
+			sessions.Sessions[i].Idle = ""
+		}
 		p.same("sessions"+query, sessions.Sessions, []SessionReport{want}[:n])
 	}
 	fillSessions(p, 10)

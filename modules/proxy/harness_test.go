@@ -233,7 +233,7 @@ func readEvents(t testing.TB, ring *ebpf.Map) func() (unknown, []byte) {
 	t.Cleanup(func() { rd.Close() })
 	return func() (unknown, []byte) {
 		t.Helper()
-		rd.SetDeadline(time.Now().Add(5 * time.Second))
+		rd.SetDeadline(time.Now().Add(30 * time.Second))
 		record, err := rd.Read()
 		if err != nil {
 			t.Fatal(err)

@@ -152,7 +152,7 @@ func TestLive(t *testing.T) {
 			if err := s.maps[mapInstanceStats].Lookup(s.instance, &stats); err != nil {
 				t.Fatal(err)
 			}
-			if stats.RTT == 0 || stats.RTT > uint64(time.Second) {
+			if stats.RTT == 0 || stats.RTT > uint64(30*time.Second) { // the longest that one may take here
 				t.Errorf("connect takes %d ns", stats.RTT)
 			}
 		})
@@ -201,7 +201,7 @@ func (s *site) pathMTU(vip netip.Addr, want int) (known int) {
 	if vip.Is6() {
 		level, mtu, discover = unix.IPPROTO_IPV6, unix.IPV6_MTU, unix.IPV6_MTU_DISCOVER
 	}
-	for range 100 {
+	for end := time.Now().Add(30 * time.Second); known != want && time.Now().Before(end); {
 		err := raw.Control(func(fd uintptr) {
 			err := unix.SetsockoptInt(int(fd), level, discover, unix.IP_PMTUDISC_DO)
 			_, _ = unix.Write(int(fd), make([]byte, 1430)) // fails once the size is known
@@ -214,9 +214,6 @@ func (s *site) pathMTU(vip netip.Addr, want int) (known int) {
 		})
 		if err != nil {
 			s.t.Fatal(err)
-		}
-		if known == want {
-			break
 		}
 	}
 	return known
@@ -264,11 +261,11 @@ func (s *site) serve(at netip.Addr) {
 
 func (s *site) dial(network string, to netip.Addr, port uint16) (conn net.Conn, err error) {
 	err = s.client.Do(func() (err error) {
-		conn, err = net.DialTimeout(network, netip.AddrPortFrom(to, port).String(), 5*time.Second)
+		conn, err = net.DialTimeout(network, netip.AddrPortFrom(to, port).String(), 30*time.Second)
 		return err
 	})
 	if err == nil {
-		conn.SetDeadline(time.Now().Add(5 * time.Second))
+		conn.SetDeadline(time.Now().Add(30 * time.Second))
 	}
 	return conn, err
 }
@@ -308,7 +305,7 @@ func (s *site) ping(vip netip.Addr) error {
 		return err
 	}
 	defer conn.Close()
-	conn.SetDeadline(time.Now().Add(5 * time.Second))
+	conn.SetDeadline(time.Now().Add(30 * time.Second))
 	if _, err := conn.Write(request); err != nil {
 		return err
 	}

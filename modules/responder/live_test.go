@@ -207,7 +207,7 @@ func (s *stage) car(to netip.Addr, from, port int, order binary.AppendByteOrder,
 	if op != 4 {
 		return 0
 	}
-	_ = conn.SetReadDeadline(time.Now().Add(3 * time.Second))
+	_ = conn.SetReadDeadline(time.Now().Add(30 * time.Second))
 	reply := make([]byte, 100)
 	n, err := conn.Read(reply)
 	if err != nil || n != 8 {
@@ -301,7 +301,7 @@ func (s *stage) packetSocket() (fd int) {
 		s.t.Cleanup(func() { unix.Close(fd) })
 		return errors.Join(unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: everything, Ifindex: at.Index}),
 			unix.SetsockoptInt(fd, unix.SOL_PACKET, unix.PACKET_AUXDATA, 1),
-			unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: 3}))
+			unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: 30}))
 	})
 	if err != nil {
 		s.t.Fatal(err)
@@ -362,7 +362,7 @@ func TestSegments(t *testing.T) {
 			if _, err := conn.Write(slices.Concat(message, message, message)); err != nil {
 				t.Fatal(err)
 			}
-			_ = conn.SetReadDeadline(time.Now().Add(3 * time.Second))
+			_ = conn.SetReadDeadline(time.Now().Add(30 * time.Second))
 			for i := range 3 {
 				if n, err := conn.Read(make([]byte, 100)); n != 8 || err != nil {
 					t.Fatalf("reply %d: %d bytes, %v", i, n, err)
@@ -379,7 +379,7 @@ func TestSegments(t *testing.T) {
 
 func (s *stage) await(right func(server.Totals) bool) {
 	s.t.Helper()
-	for end := time.Now().Add(10 * time.Second); !right(s.sign.Totals()); time.Sleep(10 * time.Millisecond) {
+	for end := time.Now().Add(30 * time.Second); !right(s.sign.Totals()); time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(end) {
 			s.t.Fatalf("the server knows %+v", s.sign.Totals())
 		}
@@ -423,7 +423,7 @@ func TestMixedFollowsTheCount(t *testing.T) {
 
 func (s *stage) eventually(right func() bool) {
 	s.t.Helper()
-	for end := time.Now().Add(10 * time.Second); !right(); time.Sleep(10 * time.Millisecond) {
+	for end := time.Now().Add(30 * time.Second); !right(); time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(end) {
 			s.t.Fatal("it does not become right")
 		}

@@ -52,7 +52,7 @@ func init() {
 		"exec":       func(a []string) string { return result(syscall.Exec(a[0], a, nil)) },
 		"show":       func(a []string) string { data, err := os.ReadFile(a[0]); return string(data) + failure(err) },
 		"call":       call,
-		"dial":       func(a []string) string { _, err := net.DialTimeout(a[0], a[1], 2*time.Second); return result(err) },
+		"dial":       func(a []string) string { _, err := net.DialTimeout(a[0], a[1], 30*time.Second); return result(err) },
 		"interfaces": interfaces,
 		"files":      openFiles,
 		"exhaust":    exhaust,
@@ -238,7 +238,7 @@ func onMainThread(args []string) string {
 	select {
 	case err := <-ended:
 		return err.Error()
-	case <-time.After(10 * time.Second):
+	case <-time.After(30 * time.Second):
 		return "still there"
 	}
 }

@@ -349,7 +349,7 @@ func (b *box) started(start func(*exec.Cmd) error, cmd *exec.Cmd) io.Reader {
 	cmd.Stdout, cmd.Stderr = w, w
 	b.must(start(cmd))
 	b.must(w.Close())
-	b.must(r.SetReadDeadline(time.Now().Add(10 * time.Second)))
+	b.must(r.SetReadDeadline(time.Now().Add(time.Minute)))
 	line := make([]byte, 8)
 	if n, err := io.ReadFull(r, line); err != nil || string(line) != "started\n" {
 		rest, _ := io.ReadAll(r)

@@ -179,7 +179,7 @@ func TestRingBuffer(t *testing.T) {
 	defer reader.Close()
 	_, _, err = p.Test(make([]byte, 64))
 	must(t, err)
-	reader.SetDeadline(time.Now().Add(10 * time.Second))
+	reader.SetDeadline(time.Now().Add(30 * time.Second))
 	got, err := reader.Read()
 	must(t, err)
 	if string(got.RawSample) != "brek\x00\x00\x00\x00" {

@@ -260,12 +260,12 @@ func hostOf(a netip.Addr) string {
 // libcoap runs its client in the client's namespace; what it says of messages is part of the answer.
 func (s *site) libcoap(addr netip.Addr, path string, args ...string) string {
 	s.t.Helper()
-	ctx, cancel := context.WithTimeout(s.t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(s.t.Context(), time.Minute)
 	defer cancel()
 	if s.padding != "" {
 		args = append(args, "-O", "2048,"+s.padding)
 	}
-	out, err := s.client.Command(ctx, "coap-client-notls", append(append([]string{"-v", "6", "-B", "5"}, args...), "coap://"+hostOf(addr)+"/"+path)...).CombinedOutput()
+	out, err := s.client.Command(ctx, "coap-client-notls", append(append([]string{"-v", "6", "-B", "30"}, args...), "coap://"+hostOf(addr)+"/"+path)...).CombinedOutput()
 	if err != nil {
 		s.t.Fatalf("coap-client %v %s: %v\n%s", args, path, err, out)
 	}

@@ -71,7 +71,7 @@ func TestFeed(t *testing.T) {
 	id := uint16(0)
 	becomes := func(want string, segments ...string) {
 		t.Helper()
-		for until := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
+		for until := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
 			id++
 			got := d.payload(t, id, segments...)
 			if got == want {

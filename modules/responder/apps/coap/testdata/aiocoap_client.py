@@ -6,13 +6,20 @@ import sys
 
 from aiocoap import CON, GET, NON, Context, Message
 from aiocoap.numbers.codes import CONTENT, NOT_FOUND, VALID
+from aiocoap.numbers.constants import TransportTuning
 from aiocoap.optiontypes import OpaqueOption
 
 HOST, PADDING = sys.argv[1:]
 
 
+class Patient(TransportTuning):
+    """Nothing is sent again, and answered once more, on a machine that is busy for some seconds."""
+
+    ACK_TIMEOUT = 20
+
+
 async def ask(client, path, **more):
-    message = Message(code=GET, uri=f"coap://{HOST}/{path}", **more)
+    message = Message(code=GET, uri=f"coap://{HOST}/{path}", transport_tuning=Patient(), **more)
     if PADDING:
         message.opt.add_option(OpaqueOption(2048, PADDING.encode()))
     return await client.request(message).response
