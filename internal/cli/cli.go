@@ -85,7 +85,7 @@ the kernel.`,
 	flags.BoolVarP(&a.json, "json", "j", false, "the same as -o json")
 	flags.BoolVarP(&a.verbose, "verbose", "v", false, "tell more on standard error: steps, verifier logs")
 	_ = root.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"table", "json", "yaml"}, cobra.ShellCompDirectiveNoFileComp))
-	root.PersistentPreRunE = func(*cobra.Command, []string) error { return a.checkOutput() }
+	root.PersistentPreRunE = func(cmd *cobra.Command, _ []string) error { return a.checkOutput(cmd) }
 	root.AddCommand(
 		a.agentCommand(), a.applyCommand(), a.diffCommand(), a.deleteCommand(),
 		a.moduleCommand(), a.serviceCommand(), a.virtualServiceCommand(), a.modelCommand(), a.chainCommand(), a.newPackageCommand(), a.interceptCommand(),
@@ -103,12 +103,25 @@ func defaultSocket() string {
 	return paths.Default().Socket()
 }
 
-func (a *app) checkOutput() error {
+const answersMark = "kerb.dev/answers"
+
+// answers marks a command that prints what it has to say by app.print, as JSON and YAML too. All others refuse to.
+func answers(c *cobra.Command) *cobra.Command {
+	c.Annotations = map[string]string{answersMark: "yes"}
+	return c
+}
+
+func (a *app) checkOutput(cmd *cobra.Command) error {
 	if a.json {
 		a.output = "json"
 	}
 	switch a.output {
-	case "table", "json", "yaml":
+	case "table":
+		return nil
+	case "json", "yaml":
+		if cmd.Annotations[answersMark] == "" {
+			return &usageError{fmt.Errorf("%s has no answer in %s: leave -o out", cmd.CommandPath(), a.output)}
+		}
 		return nil
 	}
 	return &usageError{fmt.Errorf("output %q: use table, json or yaml", a.output)}
@@ -116,14 +129,14 @@ func (a *app) checkOutput() error {
 
 // noun makes a command that only has subcommands.
 func noun(use, short string, commands ...*cobra.Command) *cobra.Command {
-	c := &cobra.Command{
+	c := answers(&cobra.Command{
 		Use:   use,
 		Short: short,
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return &usageError{fmt.Errorf("%s needs a verb", cmd.CommandPath())}
 		},
-	}
+	})
 	c.AddCommand(commands...)
 	return c
 }

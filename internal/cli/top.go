@@ -23,7 +23,7 @@ import (
 func (a *app) topCommand() *cobra.Command {
 	var interval time.Duration
 	var count int
-	c := &cobra.Command{
+	c := answers(&cobra.Command{
 		Use:   "top",
 		Short: "Watch the traffic of the services",
 		Long: "Shows packets and bytes per second of every service that a counter module sees, busiest first, until interrupted.\n" +
@@ -36,7 +36,7 @@ func (a *app) topCommand() *cobra.Command {
 			}
 			return a.top(cmd.Context(), cmd.OutOrStdout(), interval, count)
 		},
-	}
+	})
 	c.Flags().DurationVar(&interval, "interval", time.Second, "time between two measurements")
 	c.Flags().IntVar(&count, "count", 0, "end after so many tables (0: never)")
 	return c
