@@ -49,15 +49,34 @@ type app struct {
 
 // Main runs the command line of the process and returns its exit code.
 func Main(b Build) int {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	ctx, stop := signal.NotifyContext(context.Background(), endings()...)
 	defer stop()
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE) // a write fails, and what was made is removed in order
 	a := &app{build: b}
 	root := a.root()
 	cmd, err := root.ExecuteContextC(ctx)
-	if err == nil {
+	switch {
+	case err == nil:
 		return ExitOK
+	case nobodyReads(err):
+		return ExitFailure
 	}
 	return a.report(visible{root.ErrOrStderr()}, cmd, err)
+}
+
+// endings are the signals that end a command in order; a closed terminal does, unless nohup(1) is in between.
+func endings() []os.Signal {
+	all := []os.Signal{os.Interrupt, syscall.SIGTERM}
+	if !signal.Ignored(syscall.SIGHUP) {
+		all = append(all, syscall.SIGHUP)
+	}
+	return all
+}
+
+// nobodyReads is for output into a pipe whose reader has seen enough.
+func nobodyReads(err error) bool {
+	var at *fs.PathError
+	return errors.As(err, &at) && at.Path == os.Stdout.Name() && errors.Is(err, syscall.EPIPE)
 }
 
 // Root returns the command tree, for documents made from it.

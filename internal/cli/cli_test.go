@@ -153,6 +153,22 @@ func TestExitCodes(t *testing.T) {
 	}
 }
 
+// A reader that has seen enough is no failure to tell of; a peer that has gone is.
+func TestNobodyReads(t *testing.T) {
+	for name, want := range map[string]bool{os.Stdout.Name(): true, "/run/peer": false} {
+		r, w, err := os.Pipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		out := os.NewFile(w.Fd(), name)
+		r.Close()
+		if _, err := fmt.Fprintln(out, "text"); nobodyReads(err) != want {
+			t.Errorf("%s: %v", name, err)
+		}
+		w.Close()
+	}
+}
+
 func TestRates(t *testing.T) {
 	before := map[string]traffic{"a": {PacketsOut: 10}, "b": {PacketsIn: 5, BytesIn: 500}, "again": {PacketsIn: 100}}
 	now := map[string]traffic{"a": {PacketsOut: 30}, "b": {PacketsIn: 105, BytesIn: 2500}, "again": {PacketsIn: 1}, "new": {PacketsIn: 7}}
