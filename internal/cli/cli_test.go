@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/kerb-edge/kerb/internal/config"
@@ -160,12 +161,17 @@ func TestNobodyReads(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		out := os.NewFile(w.Fd(), name)
+		fd, err := syscall.Dup(int(w.Fd()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		out := os.NewFile(uintptr(fd), name)
 		r.Close()
 		if _, err := fmt.Fprintln(out, "text"); nobodyReads(err) != want {
 			t.Errorf("%s: %v", name, err)
 		}
 		w.Close()
+		out.Close()
 	}
 }
 
