@@ -236,6 +236,8 @@ func (a *app) report(w io.Writer, cmd *cobra.Command, err error) int {
 		fmt.Fprintf(w, "Run %q for what there is.\n", list.CommandPath())
 	case code == ExitFailure && errors.Is(err, fs.ErrPermission) && os.Geteuid() != 0:
 		fmt.Fprintln(w, "You are not root, as this needs.")
+	case code == ExitFailure && errors.Is(err, fs.ErrPermission):
+		fmt.Fprintln(w, "You are root without a right that this needs, as in a container; \"kerb doctor\" tells which are missing.")
 	}
 	return code
 }

@@ -176,6 +176,9 @@ func (a *app) queryCommand() *cobra.Command {
 type noRouteError struct{ module, path string }
 
 func (e *noRouteError) Error() string {
+	if first, _, _ := strings.Cut(e.path, "/"); first == "values" {
+		return fmt.Sprintf("module %s has no values that can be set while it runs", e.module)
+	}
 	return fmt.Sprintf("module %s has nothing at %s; the documents of its package list what it has", e.module, cmp.Or(e.path, "/"))
 }
 

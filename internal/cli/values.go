@@ -3,7 +3,6 @@
 package cli
 
 import (
-	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -54,7 +53,7 @@ func (a *app) setCommand() *cobra.Command {
 					return &usageError{fmt.Errorf("%q is not PATH=VALUE", assignment)}
 				}
 				if err := a.setValue(cmd, args[0], path, value); err != nil {
-					return fmt.Errorf("%s: %w; set before it: %s", path, err, cmp.Or(strings.Join(sortedKeys(set), ", "), "nothing"))
+					return partlySet(set, path, err)
 				}
 				set[path] = value
 			}
@@ -65,6 +64,14 @@ func (a *app) setCommand() *cobra.Command {
 			})
 		},
 	})
+}
+
+// partlySet is an error of one value, with those that were set before it.
+func partlySet(set map[string]string, path string, err error) error {
+	if len(set) > 0 {
+		return fmt.Errorf("%s: %w; set before it: %s", path, err, strings.Join(sortedKeys(set), ", "))
+	}
+	return fmt.Errorf("%s: %w", path, err)
 }
 
 func (a *app) setValue(cmd *cobra.Command, module, path, value string) error {
