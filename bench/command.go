@@ -28,6 +28,8 @@ func Command() *cobra.Command {
 		Short: "Measure Kerb against its references on this machine",
 		Long: "Every experiment builds its own hosts in network namespaces, measures Kerb and its\n" +
 			"references in turn and prints a table. It needs root and a machine that is otherwise idle.",
+		Args: cobra.NoArgs, // a name that is misspelt
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	for _, name := range names() {
 		cmd.AddCommand(experiments[name].command())

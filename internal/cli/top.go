@@ -34,6 +34,9 @@ func (a *app) topCommand() *cobra.Command {
 			if interval <= 0 {
 				return &usageError{fmt.Errorf("interval %v: must be more than 0", interval)}
 			}
+			if count < 0 {
+				return &usageError{fmt.Errorf("--count %d: must not be less than 0", count)}
+			}
 			return a.top(cmd.Context(), cmd.OutOrStdout(), interval, count)
 		},
 	})
