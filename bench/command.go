@@ -76,7 +76,11 @@ func (e Experiment) execute(cmd *cobra.Command, f flags) error {
 		return fmt.Errorf("remove what a killed bench has left: %w", err)
 	}
 	run := NewRun(e, f.quick, f.rounds, loads, cmd.ErrOrStderr())
-	if err := e.Run(ctx, run); err != nil {
+	err = e.Run(ctx, run)
+	if ctx.Err() != nil {
+		err = errors.New("interrupted; what it had built is removed")
+	}
+	if err != nil {
 		return fmt.Errorf("bench %s: %w", e.Name, err)
 	}
 	return errors.Join(run.report.publish(cmd, f), run.report.err())
