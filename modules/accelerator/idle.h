@@ -16,7 +16,7 @@
 
 struct accel_age {
 	__u32 now, idle;
-	__u32 found; /* pairs */
+	__u32 found;  /* pairs */
 	__u32 tended; /* ends that may be found another time */
 };
 
