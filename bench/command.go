@@ -28,6 +28,8 @@ func Command() *cobra.Command {
 		Short: "Measure Kerb against its references on this machine",
 		Long: "Every experiment builds its own hosts in network namespaces, measures Kerb and its\n" +
 			"references in turn and prints a table. It needs root and a machine that is otherwise idle.",
+		Args: cobra.NoArgs, // a name that is misspelt
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	for _, name := range names() {
 		cmd.AddCommand(experiments[name].command())
@@ -74,7 +76,11 @@ func (e Experiment) execute(cmd *cobra.Command, f flags) error {
 		return fmt.Errorf("remove what a killed bench has left: %w", err)
 	}
 	run := NewRun(e, f.quick, f.rounds, loads, cmd.ErrOrStderr())
-	if err := e.Run(ctx, run); err != nil {
+	err = e.Run(ctx, run)
+	if ctx.Err() != nil {
+		err = errors.New("interrupted; what it had built is removed")
+	}
+	if err != nil {
 		return fmt.Errorf("bench %s: %w", e.Name, err)
 	}
 	return errors.Join(run.report.publish(cmd, f), run.report.err())

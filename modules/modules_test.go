@@ -34,6 +34,33 @@ func TestBuiltinsAreWhole(t *testing.T) {
 	}
 }
 
+// Mistakes are told in words, not in regular expressions.
+func TestPatternsAreDescribed(t *testing.T) {
+	for _, p := range pkgs.NewCatalog(modules.Packages(), modules.Controls()).Builtin() {
+		eachPattern(p.ConfigSchema, func(pattern string, schema map[string]any) {
+			if words, _ := schema["patternDescription"].(string); words == "" {
+				t.Errorf("package %s: the pattern %s has no patternDescription", p.Name, pattern)
+			}
+		})
+	}
+}
+
+func eachPattern(v any, do func(string, map[string]any)) {
+	switch v := v.(type) {
+	case []any:
+		for _, sub := range v {
+			eachPattern(sub, do)
+		}
+	case map[string]any:
+		if pattern, ok := v["pattern"].(string); ok {
+			do(pattern, v)
+		}
+		for _, sub := range v {
+			eachPattern(sub, do)
+		}
+	}
+}
+
 func TestEveryControlPlaneHasItsPackage(t *testing.T) {
 	catalog := pkgs.NewCatalog(modules.Packages(), modules.Controls())
 	for name := range modules.Controls() {

@@ -21,6 +21,15 @@ const eventsDelay = 200 * time.Millisecond
 // reader may be at a ring buffer at a time, which generations share: read in Run, and the agent sees to it. After an error
 // the sequence ends.
 func Events(ctx context.Context, ring *ebpf.Map) iter.Seq2[[]byte, error] {
+	return events(ctx, ring, func() time.Time { return time.Now().Add(eventsDelay) })
+}
+
+// PromptEvents is Events for a data plane that sends all events without flags: nothing runs here while it sends none.
+func PromptEvents(ctx context.Context, ring *ebpf.Map) iter.Seq2[[]byte, error] {
+	return events(ctx, ring, func() time.Time { return time.Time{} })
+}
+
+func events(ctx context.Context, ring *ebpf.Map, nextLook func() time.Time) iter.Seq2[[]byte, error] {
 	return func(yield func([]byte, error) bool) {
 		rd, err := ringbuf.NewReader(ring)
 		if err != nil {
@@ -30,7 +39,7 @@ func Events(ctx context.Context, ring *ebpf.Map) iter.Seq2[[]byte, error] {
 		defer closeOn(ctx, rd)()
 		var record ringbuf.Record
 		for ctx.Err() == nil {
-			rd.SetDeadline(time.Now().Add(eventsDelay))
+			rd.SetDeadline(nextLook())
 			err := rd.ReadInto(&record)
 			switch {
 			case errors.Is(err, os.ErrDeadlineExceeded):

@@ -5,6 +5,7 @@ package sdk_test
 import (
 	"context"
 	"encoding/binary"
+	"iter"
 	"os"
 	"runtime"
 	"testing"
@@ -79,16 +80,19 @@ func sender(t *testing.T, ring *ebpf.Map, flags int32) func(uint64) {
 // More events than the ring holds arrive in order, read while they are sent; also those that do not wake the reader.
 func TestEvents(t *testing.T) {
 	const noWakeup = 1
-	for name, flags := range map[string]int32{"adaptive": 0, "no wake-up": noWakeup} {
+	for name, way := range map[string]struct {
+		flags int32
+		read  func(context.Context, *ebpf.Map) iter.Seq2[[]byte, error]
+	}{"adaptive": {0, sdk.Events}, "no wake-up": {noWakeup, sdk.Events}, "prompt": {0, sdk.PromptEvents}} {
 		t.Run(name, func(t *testing.T) {
 			ring := newRing(t)
-			send := sender(t, ring, flags)
+			send := sender(t, ring, way.flags)
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
 			const rounds, each = 5, 100 // a page holds 256 or more
 			send(0)
 			want := uint64(0)
-			for raw, err := range sdk.Events(ctx, ring) {
+			for raw, err := range way.read(ctx, ring) {
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -115,7 +119,7 @@ func TestEventsEndWithTheContext(t *testing.T) {
 	for range 20 {
 		ctx, cancel := context.WithCancel(t.Context())
 		time.AfterFunc(time.Millisecond, cancel)
-		for raw, err := range sdk.Events(ctx, ring) {
+		for raw, err := range sdk.PromptEvents(ctx, ring) {
 			t.Errorf("%x, %v", raw, err)
 		}
 	}

@@ -136,6 +136,33 @@ func TestDiscardedEventsDoNotCount(t *testing.T) {
 	})
 }
 
+// A reader that waits is woken for an event that was discarded: with it before them, none later would wake it.
+func TestDiscardedEventsArePassedOver(t *testing.T) {
+	needRoot(t)
+	l := chain(t, dataplane.OnTCIngress, dataplane.Ingress, "events")
+	rd, err := ringbuf.NewReader(l.Maps["events"]["events"])
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() {
+		_, err := rd.Read()
+		ended <- err
+	}()
+	for round := range 20 { // in some of them it waits by then
+		Run(t, l.Program, udpTo(t, discarded))
+		for end := time.Now().Add(5 * time.Second); rd.AvailableBytes() > 0; time.Sleep(time.Millisecond) {
+			if time.Now().After(end) {
+				t.Fatalf("round %d: %d bytes wait", round, rd.AvailableBytes())
+			}
+		}
+	}
+	rd.Close()
+	if err := <-ended; !errors.Is(err, ringbuf.ErrClosed) {
+		t.Error(err)
+	}
+}
+
 // Two rings of a module have one pair of counters.
 func TestTwoRings(t *testing.T) {
 	needRoot(t)

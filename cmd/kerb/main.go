@@ -20,9 +20,13 @@ import (
 
 func main() {
 	control.Intercept(modules.Controls())
-	os.Exit(cli.Main(cli.Build{
+	os.Exit(cli.Main(build()))
+}
+
+func build() cli.Build {
+	return cli.Build{
 		Version:  version.Version(),
 		Agent:    agent.Run,
 		Commands: []*cobra.Command{bench.Command(), demo.Command()},
-	}))
+	}
 }

@@ -8,10 +8,8 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"maps"
-	"os"
 	"os/user"
 	"slices"
 	"sync"
@@ -19,9 +17,9 @@ import (
 	"time"
 
 	"github.com/coreos/go-systemd/v22/daemon"
-	"golang.org/x/sys/unix"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/claim"
 	"github.com/kerb-edge/kerb/internal/config"
 	"github.com/kerb-edge/kerb/internal/control"
 	"github.com/kerb-edge/kerb/internal/dataplane"
@@ -84,11 +82,11 @@ func Run(ctx context.Context, cfg config.Config, log *slog.Logger) error {
 	if _, err := user.LookupGroup(cfg.SocketGroup); err != nil && cfg.SocketGroup != config.Default().SocketGroup {
 		log.Warn("only root can use the sockets", "reason", err, "socketGroup", cfg.SocketGroup)
 	}
-	unlock, err := lock(cfg.Paths.Lock())
+	giveBack, err := claim.Node(cfg.Paths)
 	if err != nil {
 		return err
 	}
-	defer unlock()
+	defer giveBack()
 	release, err := dataplane.Lock(cfg.Paths.BPF)
 	if err != nil {
 		return err
@@ -100,22 +98,6 @@ func Run(ctx context.Context, cfg config.Config, log *slog.Logger) error {
 	}
 	defer a.close()
 	return a.run(ctx, cfg)
-}
-
-// lock makes this agent the only one that uses the run directory. The kernel lets go of it when the process ends.
-func lock(path string) (func(), error) {
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR|unix.O_CLOEXEC, 0o600)
-	if err != nil {
-		return nil, fmt.Errorf("lock: %w", err)
-	}
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		f.Close()
-		if errors.Is(err, unix.EWOULDBLOCK) {
-			return nil, &fault.Conflict{Reason: "another kerb agent is running on this node (it holds " + path + "); stop it first, or give this one other directories by paths: in its configuration"}
-		}
-		return nil, fmt.Errorf("lock %s: %w", path, err)
-	}
-	return func() { f.Close() }, nil
 }
 
 func open(ctx context.Context, cfg config.Config, log *slog.Logger) (*Agent, error) {

@@ -27,6 +27,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/claim"
 	"github.com/kerb-edge/kerb/internal/config"
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/fault"
@@ -87,7 +88,7 @@ func (n *node) start(t *testing.T) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	log := slog.New(slog.NewTextHandler(testWriter{t}, nil))
-	unlock, err := lock(n.cfg.Paths.Lock())
+	giveBack, err := claim.Node(n.cfg.Paths)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -103,7 +104,9 @@ func (n *node) start(t *testing.T) {
 			t.Error(err)
 		}
 		a.close()
-		unlock()
+		if err := giveBack(); err != nil {
+			t.Error(err)
+		}
 		n.stop = func() {}
 	}
 }
@@ -600,7 +603,7 @@ func TestVerifierLogReachesOperator(t *testing.T) {
 
 func TestTwoAgents(t *testing.T) {
 	n := newNode(t)
-	if _, err := lock(n.cfg.Paths.Lock()); err == nil || !strings.Contains(err.Error(), "another kerb agent") {
+	if _, err := claim.Node(n.cfg.Paths); err == nil || !strings.Contains(err.Error(), "another kerb agent") {
 		t.Errorf("second agent: %v", err)
 	}
 }

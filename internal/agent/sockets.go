@@ -286,8 +286,10 @@ func (a *Agent) cgroupsMoved() bool {
 	}
 	a.mu.Unlock()
 	for path := range paths {
-		found, _ := cgroup.Find(path)
-		if v != nil && v.cgroups[path] != found {
+		if v == nil || v.cgroups[path].Exists() {
+			continue
+		}
+		if found, _ := cgroup.Find(path); v.cgroups[path] != found {
 			return true
 		}
 	}

@@ -112,13 +112,27 @@ func idOf(dir string) (uint64, error) {
 
 // Dir is the directory of a cgroup by its id.
 func Dir(id uint64) (string, error) {
-	if dir, ok := found.Load(id); ok {
-		if now, err := idOf(dir.(string)); err == nil && now == id {
-			return dir.(string), nil
-		}
-		found.Delete(id)
+	if dir, ok := known(id); ok {
+		return dir, nil
 	}
+	found.Delete(id)
 	return walkTo(id)
+}
+
+// Exists tells whether a cgroup that Find has told of is still there.
+func (c Cgroup) Exists() bool {
+	_, ok := known(c.ID)
+	return ok
+}
+
+func known(id uint64) (dir string, ok bool) {
+	v, _ := found.Load(id)
+	dir, ok = v.(string)
+	if !ok {
+		return "", false
+	}
+	now, err := idOf(dir)
+	return dir, err == nil && now == id
 }
 
 func walkTo(id uint64) (string, error) {

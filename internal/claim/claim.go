@@ -13,6 +13,9 @@ import (
 	"path/filepath"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/kerb-edge/kerb/internal/fault"
+	"github.com/kerb-edge/kerb/internal/paths"
 )
 
 // ErrTaken is wrapped by Take for a name that a living process has, this one too.
@@ -99,6 +102,22 @@ func Release(f *os.File) error {
 		err = nil
 	}
 	return errors.Join(err, f.Close())
+}
+
+// Node makes the caller the only one that uses an agent's directories: the agent, or who removes them. If another one does, the error
+// is *fault.Conflict.
+func Node(p paths.Paths) (release func() error, err error) {
+	if err := os.MkdirAll(p.Run, 0o755); err != nil {
+		return nil, err
+	}
+	f, err := Dir(p.Run).Take(filepath.Base(p.Lock()), "")
+	if errors.Is(err, ErrTaken) {
+		return nil, &fault.Conflict{Reason: "another kerb agent is running on this node (it holds " + p.Lock() + "); stop it first, or give this one other directories by paths: in its configuration"}
+	}
+	if err != nil {
+		return nil, err
+	}
+	return func() error { return Release(f) }, nil
 }
 
 // Sweep calls clear for every name whose process is no more, with its note, and gives the name back if that succeeds. Sweeps

@@ -24,7 +24,7 @@ import (
 func (a *app) applyCommand() *cobra.Command {
 	var files []string
 	var dryRun bool
-	c := &cobra.Command{
+	c := answers(&cobra.Command{
 		Use:   "apply -f FILE|DIR|-",
 		Short: "Create or update resources: all of them or none",
 		Long: "Makes the resources in the files what they say there. All of it happens or none: on any error the node is as before.\n" +
@@ -44,7 +44,7 @@ func (a *app) applyCommand() *cobra.Command {
 			}
 			return a.printResult(cmd, result)
 		},
-	}
+	})
 	addFiles(c, &files)
 	addDryRun(c, &dryRun)
 	return c
@@ -53,7 +53,7 @@ func (a *app) applyCommand() *cobra.Command {
 func (a *app) diffCommand() *cobra.Command {
 	var files []string
 	var exit bool
-	c := &cobra.Command{
+	c := answers(&cobra.Command{
 		Use:     "diff -f FILE|DIR|-",
 		Short:   "Show what apply would change",
 		Example: "  kerb diff -f node.d\n  kerb diff -f firewall.yaml --exit-code",
@@ -75,7 +75,7 @@ func (a *app) diffCommand() *cobra.Command {
 			}
 			return nil
 		},
-	}
+	})
 	addFiles(c, &files)
 	c.Flags().BoolVar(&exit, "exit-code", false, "exit with 1 if there are differences")
 	return c
@@ -104,7 +104,7 @@ func yamlOf(v any) []byte {
 func (a *app) deleteCommand() *cobra.Command {
 	var files []string
 	var dryRun, ignore bool
-	c := &cobra.Command{
+	c := answers(&cobra.Command{
 		Use:     "delete -f FILE|DIR|-",
 		Short:   "Delete the resources that the files name: all of them or none",
 		Example: "  kerb delete -f firewall.yaml\n  kerb delete -f node.d --ignore-missing",
@@ -114,8 +114,11 @@ func (a *app) deleteCommand() *cobra.Command {
 			if err == nil && ignore {
 				err = a.dropMissing(cmd.Context(), &in)
 			}
-			if err != nil || len(in.refs) == 0 {
+			if err != nil {
 				return err
+			}
+			if len(in.refs) == 0 {
+				return a.printResult(cmd, v1alpha1.ApplyResult{DryRun: dryRun, Changes: []v1alpha1.Change{}})
 			}
 			result, err := a.change(cmd.Context(), http.MethodPost, "/v1/delete", dryRun, in.refs)
 			if err != nil {
@@ -123,7 +126,7 @@ func (a *app) deleteCommand() *cobra.Command {
 			}
 			return a.printResult(cmd, result)
 		},
-	}
+	})
 	addFiles(c, &files)
 	addDryRun(c, &dryRun)
 	c.Flags().BoolVar(&ignore, "ignore-missing", false, "leave out what does not exist")

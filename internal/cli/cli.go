@@ -49,15 +49,34 @@ type app struct {
 
 // Main runs the command line of the process and returns its exit code.
 func Main(b Build) int {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	ctx, stop := signal.NotifyContext(context.Background(), endings()...)
 	defer stop()
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE) // a write fails, and what was made is removed in order
 	a := &app{build: b}
 	root := a.root()
 	cmd, err := root.ExecuteContextC(ctx)
-	if err == nil {
+	switch {
+	case err == nil:
 		return ExitOK
+	case nobodyReads(err):
+		return ExitFailure
 	}
 	return a.report(visible{root.ErrOrStderr()}, cmd, err)
+}
+
+// endings are the signals that end a command in order; a closed terminal does, unless nohup(1) is in between.
+func endings() []os.Signal {
+	all := []os.Signal{os.Interrupt, syscall.SIGTERM}
+	if !signal.Ignored(syscall.SIGHUP) {
+		all = append(all, syscall.SIGHUP)
+	}
+	return all
+}
+
+// nobodyReads is for output into a pipe whose reader has seen enough.
+func nobodyReads(err error) bool {
+	var at *fs.PathError
+	return errors.As(err, &at) && at.Path == os.Stdout.Name() && errors.Is(err, syscall.EPIPE)
 }
 
 // Root returns the command tree, for documents made from it.
@@ -85,7 +104,7 @@ the kernel.`,
 	flags.BoolVarP(&a.json, "json", "j", false, "the same as -o json")
 	flags.BoolVarP(&a.verbose, "verbose", "v", false, "tell more on standard error: steps, verifier logs")
 	_ = root.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"table", "json", "yaml"}, cobra.ShellCompDirectiveNoFileComp))
-	root.PersistentPreRunE = func(*cobra.Command, []string) error { return a.checkOutput() }
+	root.PersistentPreRunE = func(cmd *cobra.Command, _ []string) error { return a.checkOutput(cmd) }
 	root.AddCommand(
 		a.agentCommand(), a.applyCommand(), a.diffCommand(), a.deleteCommand(),
 		a.moduleCommand(), a.serviceCommand(), a.virtualServiceCommand(), a.modelCommand(), a.chainCommand(), a.newPackageCommand(), a.interceptCommand(),
@@ -103,12 +122,25 @@ func defaultSocket() string {
 	return paths.Default().Socket()
 }
 
-func (a *app) checkOutput() error {
+const answersMark = "kerb.dev/answers"
+
+// answers marks a command that prints what it has to say by app.print, as JSON and YAML too. All others refuse to.
+func answers(c *cobra.Command) *cobra.Command {
+	c.Annotations = map[string]string{answersMark: "yes"}
+	return c
+}
+
+func (a *app) checkOutput(cmd *cobra.Command) error {
 	if a.json {
 		a.output = "json"
 	}
 	switch a.output {
-	case "table", "json", "yaml":
+	case "table":
+		return nil
+	case "json", "yaml":
+		if cmd.Annotations[answersMark] == "" {
+			return &usageError{fmt.Errorf("%s has no answer in %s: leave -o out", cmd.CommandPath(), a.output)}
+		}
 		return nil
 	}
 	return &usageError{fmt.Errorf("output %q: use table, json or yaml", a.output)}
@@ -116,14 +148,14 @@ func (a *app) checkOutput() error {
 
 // noun makes a command that only has subcommands.
 func noun(use, short string, commands ...*cobra.Command) *cobra.Command {
-	c := &cobra.Command{
+	c := answers(&cobra.Command{
 		Use:   use,
 		Short: short,
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return &usageError{fmt.Errorf("%s needs a verb", cmd.CommandPath())}
 		},
-	}
+	})
 	c.AddCommand(commands...)
 	return c
 }
@@ -204,6 +236,8 @@ func (a *app) report(w io.Writer, cmd *cobra.Command, err error) int {
 		fmt.Fprintf(w, "Run %q for what there is.\n", list.CommandPath())
 	case code == ExitFailure && errors.Is(err, fs.ErrPermission) && os.Geteuid() != 0:
 		fmt.Fprintln(w, "You are not root, as this needs.")
+	case code == ExitFailure && errors.Is(err, fs.ErrPermission):
+		fmt.Fprintln(w, "You are root without a right that this needs, as in a container; \"kerb doctor\" tells which are missing.")
 	}
 	return code
 }

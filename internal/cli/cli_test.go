@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/kerb-edge/kerb/internal/config"
@@ -93,7 +94,7 @@ func TestEveryCommandIsDocumented(t *testing.T) {
 
 // authored commands are those of package authors.
 func authored(c *cobra.Command) bool {
-	for _, other := range packageAuthorCommands() {
+	for _, other := range (&app{}).packageAuthorCommands() {
 		if c.Parent().Name() == "package" && c.Name() == other.Name() {
 			return true
 		}
@@ -150,6 +151,27 @@ func TestExitCodes(t *testing.T) {
 		if got := exitCode(c.err); got != c.want {
 			t.Errorf("%#v: %d, want %d", c.err, got, c.want)
 		}
+	}
+}
+
+// A reader that has seen enough is no failure to tell of; a peer that has gone is.
+func TestNobodyReads(t *testing.T) {
+	for name, want := range map[string]bool{os.Stdout.Name(): true, "/run/peer": false} {
+		r, w, err := os.Pipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		fd, err := syscall.Dup(int(w.Fd()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		out := os.NewFile(uintptr(fd), name)
+		r.Close()
+		if _, err := fmt.Fprintln(out, "text"); nobodyReads(err) != want {
+			t.Errorf("%s: %v", name, err)
+		}
+		w.Close()
+		out.Close()
 	}
 }
 

@@ -14,7 +14,7 @@ import (
 )
 
 func (a *app) versionCommand() *cobra.Command {
-	return &cobra.Command{
+	return answers(&cobra.Command{
 		Use:     "version",
 		Short:   "Show the version of this program",
 		Example: "  kerb version\n  kerb version -o json",
@@ -27,7 +27,7 @@ func (a *app) versionCommand() *cobra.Command {
 				fmt.Fprintf(w, "kerb %s (%s, %s, %s)\n", v["version"], v["api"], v["go"], v["platform"])
 			})
 		},
-	}
+	})
 }
 
 func manCommand() *cobra.Command {

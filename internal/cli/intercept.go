@@ -51,7 +51,7 @@ func (a *app) interceptCommand() *cobra.Command {
 
 // interceptQuery reads a route of a module, which need not be named where there is one of the package only.
 func interceptQuery[T any](a *app, verb, short, route string, table func(io.Writer, T)) *cobra.Command {
-	return &cobra.Command{
+	return answers(&cobra.Command{
 		Use:               verb + " [MODULE]",
 		Short:             short,
 		Example:           "  kerb intercept " + verb + "\n  kerb intercept " + verb + " controller -o json",
@@ -76,7 +76,7 @@ func interceptQuery[T any](a *app, verb, short, route string, table func(io.Writ
 			}
 			return a.print(cmd.OutOrStdout(), all, func(w io.Writer) { table(w, rows) })
 		},
-	}
+	})
 }
 
 func (a *app) interceptModule(ctx context.Context, args []string) (string, error) {

@@ -92,7 +92,7 @@ func (l *loading) addFlags(c *cobra.Command) {
 func (a *app) modelLoadCommand() *cobra.Command {
 	var l loading
 	m := v1alpha1.Model{TypeMeta: v1alpha1.TypeMeta{APIVersion: v1alpha1.APIVersion, Kind: v1alpha1.KindModel}}
-	c := &cobra.Command{
+	c := answers(&cobra.Command{
 		Use:   "load FILE",
 		Short: "Load a model, or replace one while packets flow",
 		Long: "Loads a document of the format kerb-model/1; - is standard input. Modules whose config names the model take it over at once:\n" +
@@ -118,7 +118,7 @@ func (a *app) modelLoadCommand() *cobra.Command {
 			}
 			return a.loadModel(cmd, m, l)
 		},
-	}
+	})
 	c.Flags().StringVar(&m.Metadata.Name, "name", "", "name of the resource; the one in the document unless said")
 	c.Flags().StringToStringVarP(&m.Metadata.Labels, "label", "l", nil, "a label, as key=value, in place of those that it has; may be given several times")
 	l.addFlags(c)
@@ -200,7 +200,7 @@ func readyCondition(all []v1alpha1.Condition) v1alpha1.Condition {
 }
 
 func (a *app) modelDescribeCommand() *cobra.Command {
-	return &cobra.Command{
+	return answers(&cobra.Command{
 		Use:   "describe NAME|FILE",
 		Short: "Show what a model holds, what it costs, and how far it is from the limits",
 		Long: "Describes a model of the node, or a document in a file (a path with a dot or a slash; - is standard input), for which no\n" +
@@ -229,7 +229,7 @@ func (a *app) modelDescribeCommand() *cobra.Command {
 			}
 			return a.print(cmd.OutOrStdout(), d, func(w io.Writer) { printDescription(w, d) })
 		},
-	}
+	})
 }
 
 // completeWithFiles offers files beside names.
@@ -246,7 +246,7 @@ func completeWithFiles(names cobra.CompletionFunc) cobra.CompletionFunc {
 func (a *app) modelRollbackCommand() *cobra.Command {
 	var l loading
 	var to int64
-	c := &cobra.Command{
+	c := answers(&cobra.Command{
 		Use:   "rollback NAME",
 		Short: "Go back to an earlier version of a model",
 		Long: "Puts an earlier version in the place of the present one, which is kept in turn. The last " + strconv.Itoa(models.VersionsKept) + " are kept;\n" +
@@ -273,7 +273,7 @@ func (a *app) modelRollbackCommand() *cobra.Command {
 			now.Spec, now.Metadata.Generation, now.Status = old.Spec, 0, nil
 			return a.loadModel(cmd, now, l)
 		},
-	}
+	})
 	c.Flags().Int64Var(&to, "to", 0, "generation to go back to; the one before unless said")
 	_ = c.RegisterFlagCompletionFunc("to", a.completeGenerations)
 	l.addFlags(c)

@@ -28,7 +28,7 @@ type checked struct {
 
 func (a *app) modelCheckCommand() *cobra.Command {
 	data, label := "", ""
-	c := &cobra.Command{
+	c := answers(&cobra.Command{
 		Use:   "check FILE --data CSV",
 		Short: "Run a model in this kernel on a whole table, and compare it with floating point",
 		Long: "Loads the model into the kernel and runs it on each row of the table, by test runs: no packet meets it, and no agent is\n" +
@@ -51,7 +51,7 @@ func (a *app) modelCheckCommand() *cobra.Command {
 			}
 			return a.print(cmd.OutOrStdout(), found, func(w io.Writer) { printChecked(w, found) })
 		},
-	}
+	})
 	dataFlags(c, &data, &label)
 	return c
 }

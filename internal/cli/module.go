@@ -114,7 +114,7 @@ func nanoseconds(n float64) string { return strconv.FormatFloat(n, 'f', -1, 64) 
 
 func (a *app) dropsCommand() *cobra.Command {
 	k := moduleKind()
-	return &cobra.Command{
+	return answers(&cobra.Command{
 		Use:               "drops [NAME]",
 		Short:             "Show which module dropped how many packets, and why",
 		Example:           "  kerb module drops\n  kerb module drops fw -o json",
@@ -131,7 +131,7 @@ func (a *app) dropsCommand() *cobra.Command {
 			}
 			return a.print(cmd.OutOrStdout(), drops, func(w io.Writer) { printDrops(w, all) })
 		},
-	}
+	})
 }
 
 func (a *app) someModules(cmd *cobra.Command, names []string) ([]v1alpha1.Module, error) {
@@ -152,7 +152,7 @@ func printDrops(w io.Writer, modules []v1alpha1.Module) {
 }
 
 func (a *app) queryCommand() *cobra.Command {
-	return &cobra.Command{
+	return answers(&cobra.Command{
 		Use:   "query NAME PATH",
 		Short: "Read what a module itself offers",
 		Long: "Reads a route that the module's control plane serves below /v1/modules/NAME/. The README of its package lists them.\n" +
@@ -169,13 +169,16 @@ func (a *app) queryCommand() *cobra.Command {
 			defer body.Close()
 			return ignoreInterrupt(cmd.Context(), a.printAnswer(cmd.OutOrStdout(), body))
 		},
-	}
+	})
 }
 
 // noRouteError: the module is there, and serves nothing by that name.
 type noRouteError struct{ module, path string }
 
 func (e *noRouteError) Error() string {
+	if first, _, _ := strings.Cut(e.path, "/"); first == "values" {
+		return fmt.Sprintf("module %s has no values that can be set while it runs", e.module)
+	}
 	return fmt.Sprintf("module %s has nothing at %s; the documents of its package list what it has", e.module, cmp.Or(e.path, "/"))
 }
 
@@ -185,19 +188,42 @@ func (*noRouteError) Unwrap() error { return &fault.NotFound{} }
 // passed on when it comes.
 func (a *app) printAnswer(w io.Writer, body *answer) error {
 	if body.stream {
-		_, err := io.Copy(w, body)
-		return err
+		return a.printStream(w, body)
 	}
 	data, err := io.ReadAll(body)
 	if err != nil {
 		return fmt.Errorf("the agent's answer broke off: %w", err)
 	}
 	var v any
-	if err := json.Unmarshal(data, &v); err != nil {
-		_, err := w.Write(data)
+	if json.Unmarshal(data, &v) == nil {
+		return a.print(w, v, func(w io.Writer) { printAny(w, v) })
+	}
+	if a.output != "table" {
+		return &usageError{fmt.Errorf("the module answers in a format of its own, not in %s: leave -o out", a.output)}
+	}
+	_, err = w.Write(data)
+	return err
+}
+
+// printStream prints JSON as it comes, or documents of YAML.
+func (a *app) printStream(w io.Writer, stream io.Reader) error {
+	if a.output != "yaml" {
+		_, err := io.Copy(w, stream)
 		return err
 	}
-	return a.print(w, v, func(w io.Writer) { printAny(w, v) })
+	values := json.NewDecoder(stream)
+	for {
+		var v any
+		if err := values.Decode(&v); err == io.EOF {
+			return nil
+		} else if err != nil {
+			return fmt.Errorf("the module's answer broke off: %w", err)
+		}
+		fmt.Fprintln(w, "---")
+		if err := a.print(w, v, nil); err != nil {
+			return err
+		}
+	}
 }
 
 // printAny makes a table of a list of objects that are flat, or have lists and objects of plain values, and lines of anything else.

@@ -31,6 +31,24 @@ func TestQueryOfAStream(t *testing.T) {
 	}
 }
 
+// What was asked for in YAML comes in YAML or not at all.
+func TestQueryInYAML(t *testing.T) {
+	for text, want := range map[string]string{"{\"a\":1}\n{\"a\":2}\n": "---\na: 1\n---\na: 2\n", "": ""} {
+		var out bytes.Buffer
+		a := &app{output: "yaml"}
+		if err := a.printAnswer(&out, &answer{io.NopCloser(strings.NewReader(text)), true}); err != nil || out.String() != want {
+			t.Errorf("%q: %q, %v", text, out.String(), err)
+		}
+	}
+	for text, stream := range map[string]bool{"no JSON\n": false, "{\"n\":": true} {
+		var out bytes.Buffer
+		a := &app{output: "yaml"}
+		if err := a.printAnswer(&out, &answer{io.NopCloser(strings.NewReader(text)), stream}); err == nil || out.Len() > 0 {
+			t.Errorf("%q: %q, %v", text, out.String(), err)
+		}
+	}
+}
+
 func TestQueryOfValues(t *testing.T) {
 	for text, want := range map[string]string{
 		`[{"a":1,"b":"x"}]`:                            "A  B\n1  x\n",

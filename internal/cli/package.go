@@ -20,13 +20,13 @@ import (
 )
 
 // packageAuthorCommands are the parts of `kerb package` that work on files, without an agent.
-func packageAuthorCommands() []*cobra.Command {
-	return []*cobra.Command{newPackageNewCommand(), newPackageBuildCommand(), newPackageVerifyCommand(), newPackageInspectCommand()}
+func (a *app) packageAuthorCommands() []*cobra.Command {
+	return []*cobra.Command{a.packageNewCommand(), a.packageBuildCommand(), a.packageVerifyCommand(), a.packageInspectCommand()}
 }
 
-func newPackageNewCommand() *cobra.Command {
+func (a *app) packageNewCommand() *cobra.Command {
 	name, control := "", ""
-	cmd := &cobra.Command{
+	cmd := answers(&cobra.Command{
 		Use:   "new DIR",
 		Short: "Write a small package that works, to start from",
 		Args:  cobra.ExactArgs(1),
@@ -41,18 +41,19 @@ func newPackageNewCommand() *cobra.Command {
 			if err := pkgs.New(abs, name, control); err != nil {
 				return err
 			}
-			fmt.Fprintf(cmd.OutOrStdout(), "package %s written to %s\nnext: kerb package build %s\n", name, args[0], args[0])
-			return nil
+			return a.print(cmd.OutOrStdout(), map[string]string{"name": name, "directory": abs}, func(w io.Writer) {
+				fmt.Fprintf(w, "package %s written to %s\nnext: kerb package build %s\n", name, args[0], args[0])
+			})
 		},
-	}
+	})
 	cmd.Flags().StringVar(&name, "name", "", "name of the package (default: last part of DIR)")
 	cmd.Flags().StringVar(&control, "control", "", "language of its control plane: python (default: none)")
 	return cmd
 }
 
-func newPackageBuildCommand() *cobra.Command {
+func (a *app) packageBuildCommand() *cobra.Command {
 	opts := pkgs.Options{}
-	cmd := &cobra.Command{
+	cmd := answers(&cobra.Command{
 		Use:   "build DIR",
 		Short: "Compile the data plane of a package for its hooks",
 		Args:  cobra.ExactArgs(1),
@@ -65,19 +66,24 @@ func newPackageBuildCommand() *cobra.Command {
 			if err != nil {
 				return packageFault(err)
 			}
+			objects := map[string]string{} // by hook
 			for _, hook := range p.Hooks {
-				fmt.Fprintln(cmd.OutOrStdout(), filepath.Join(args[0], p.Object(hook)))
+				objects[hook] = filepath.Join(args[0], p.Object(hook))
 			}
-			return nil
+			return a.print(cmd.OutOrStdout(), objects, func(w io.Writer) {
+				for _, hook := range p.Hooks {
+					fmt.Fprintln(w, objects[hook])
+				}
+			})
 		},
-	}
+	})
 	cmd.Flags().StringVar(&opts.Clang, "clang", "", "compiler to use (default: the newest clang found)")
 	return cmd
 }
 
-func newPackageVerifyCommand() *cobra.Command {
+func (a *app) packageVerifyCommand() *cobra.Command {
 	var f storeFlags
-	c := &cobra.Command{
+	c := answers(&cobra.Command{
 		Use:   "verify DIR|NAME|REFERENCE",
 		Short: "Have the kernel check a package without attaching it",
 		Long: "Links each hook and direction of the package into a chain of one, loads it into the kernel and removes it again.\n" +
@@ -89,19 +95,24 @@ func newPackageVerifyCommand() *cobra.Command {
 				return packageFault(err)
 			}
 			verdicts, err := verifyPackage(p)
-			for _, v := range verdicts {
-				fmt.Fprintln(cmd.OutOrStdout(), v)
+			if err != nil && len(verdicts) == 0 {
+				return packageFault(err)
 			}
-			return packageFault(err)
+			printed := a.print(cmd.OutOrStdout(), verdicts, func(w io.Writer) {
+				for _, v := range verdicts {
+					fmt.Fprintln(w, v)
+				}
+			})
+			return errors.Join(packageFault(err), printed)
 		},
-	}
+	})
 	f.add(c)
 	return c
 }
 
-func newPackageInspectCommand() *cobra.Command {
+func (a *app) packageInspectCommand() *cobra.Command {
 	var f storeFlags
-	c := &cobra.Command{
+	c := answers(&cobra.Command{
 		Use:   "inspect DIR|NAME|REFERENCE",
 		Short: "Show what a package consists of and costs",
 		Args:  cobra.ExactArgs(1),
@@ -114,10 +125,9 @@ func newPackageInspectCommand() *cobra.Command {
 			if err != nil {
 				return packageFault(err)
 			}
-			a := app{output: cmd.Flag("output").Value.String()}
 			return a.print(cmd.OutOrStdout(), in, func(w io.Writer) { printInspection(w, in) })
 		},
-	}
+	})
 	f.add(c)
 	return c
 }

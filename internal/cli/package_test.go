@@ -3,11 +3,11 @@
 package cli
 
 import (
+	"fmt"
 	"os"
 	"testing"
 
 	"github.com/rogpeppe/go-internal/testscript"
-	"github.com/spf13/cobra"
 )
 
 // TestPackageScripts runs testdata/package/*.txtar with `package` as the part of the command line that works on files. It
@@ -23,13 +23,14 @@ func TestPackageScripts(t *testing.T) {
 }
 
 func runPackage(ts *testscript.TestScript, fails bool, args []string) {
-	cmd := &cobra.Command{Use: "package", SilenceUsage: true}
-	cmd.PersistentFlags().StringP("output", "o", "table", "")
-	cmd.AddCommand(packageAuthorCommands()...)
-	cmd.SetArgs(args)
+	cmd := Root(Build{Version: "test"})
+	cmd.SetArgs(append([]string{"package"}, args...))
 	cmd.SetOut(ts.Stdout())
 	cmd.SetErr(ts.Stderr())
 	err := cmd.Execute()
+	if err != nil {
+		fmt.Fprintln(ts.Stderr(), err)
+	}
 	if fails && err == nil {
 		ts.Fatalf("package %v did not fail", args)
 	}

@@ -5,11 +5,13 @@ package cli
 import (
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"path/filepath"
 	"time"
 
+	"github.com/kerb-edge/kerb/internal/claim"
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/fault"
 	"github.com/kerb-edge/kerb/internal/netlab"
@@ -22,7 +24,7 @@ import (
 func (a *app) purgeCommand() *cobra.Command {
 	var f agentFlags
 	var all bool
-	c := &cobra.Command{
+	c := answers(&cobra.Command{
 		Use:   "purge",
 		Short: "Remove everything that Kerb has in the kernel",
 		Long: "Detaches all chains of this node's agent and removes its programs, maps and pins, and the ports, bridge and veths\n" +
@@ -39,25 +41,54 @@ func (a *app) purgeCommand() *cobra.Command {
 			if err := checkNoAgent(c.Paths.Socket()); err != nil {
 				return err
 			}
-			if err := purgeKernel(c.Paths.BPF, c.Paths.Run); err != nil {
+			gone, err := purge(c.Paths, all)
+			if err != nil {
 				return fmt.Errorf("purge: %w", err)
 			}
-			if err := oakestra.Purge(c.Paths); err != nil {
-				return fmt.Errorf("purge: %w", err)
-			}
-			if err := errors.Join(scratch.Sweep(), netlab.SweepDead()); err != nil {
-				return fmt.Errorf("purge: what a killed bench has left: %w", err)
-			}
-			fmt.Fprintln(cmd.OutOrStdout(), "nothing of Kerb is left in the kernel")
-			if !all {
-				return nil
-			}
-			return purgeFiles(cmd, c.Paths)
+			return a.print(cmd.OutOrStdout(), gone, func(w io.Writer) {
+				fmt.Fprintln(w, "nothing of Kerb is left in the kernel")
+				if gone.State {
+					fmt.Fprintln(w, "the desired state is removed")
+				}
+			})
 		},
-	}
+	})
 	f.addPaths(c)
 	c.Flags().BoolVar(&all, "all", false, "remove the desired state with pulled packages and the socket, too")
 	return c
+}
+
+// purged is what there is nothing left of.
+type purged struct {
+	Kernel bool `json:"kernel"`
+	State  bool `json:"state"`
+}
+
+// purge keeps agents from starting until it is done: what they would make meanwhile would go too.
+func purge(p paths.Paths, all bool) (gone purged, err error) {
+	giveBack, err := claim.Node(p)
+	if err != nil {
+		return gone, err
+	}
+	defer func() {
+		err = errors.Join(err, giveBack())
+		_ = os.Remove(p.Run) // not if there is more in it
+	}()
+	if err := purgeKernel(p.BPF, p.Run); err != nil {
+		return gone, err
+	}
+	if err := oakestra.Purge(p); err != nil {
+		return gone, err
+	}
+	if err := errors.Join(scratch.Sweep(), netlab.SweepDead()); err != nil {
+		return gone, fmt.Errorf("what a killed bench has left: %w", err)
+	}
+	gone.Kernel = true
+	if all {
+		err = purgeFiles(p)
+		gone.State = err == nil
+	}
+	return gone, err
 }
 
 func checkNoAgent(socket string) error {
@@ -82,22 +113,18 @@ func purgeKernel(root, run string) error {
 	return d.Purge()
 }
 
-// purgeFiles removes files that Kerb made, and their directories only if nothing else is in them.
-func purgeFiles(cmd *cobra.Command, p paths.Paths) error {
-	files := []string{p.Store(), p.Socket(), p.Lock(), p.Oakestra(), p.OakestraSocket(), p.Resolved(), p.SocketFacts()}
+// purgeFiles removes files that Kerb made, and their directory only if nothing else is in it.
+func purgeFiles(p paths.Paths) error {
+	files := []string{p.Store(), p.Socket(), p.Oakestra(), p.OakestraSocket(), p.Resolved(), p.SocketFacts()}
 	damaged, err := filepath.Glob(p.Store() + ".damaged-*")
 	for _, path := range append(files, damaged...) {
 		if e := os.Remove(path); !errors.Is(e, os.ErrNotExist) {
 			err = errors.Join(err, e)
 		}
 	}
-	err = errors.Join(err, os.RemoveAll(p.ControlState()), os.RemoveAll(p.ControlSockets()), os.RemoveAll(p.ModuleSockets()))
-	err = errors.Join(err, os.RemoveAll(p.Packages()))
-	for _, dir := range []string{p.State, p.Run} {
-		_ = os.Remove(dir) // not if there is more in it
+	for _, dir := range []string{p.ControlState(), p.ControlSockets(), p.ModuleSockets(), p.Packages()} {
+		err = errors.Join(err, os.RemoveAll(dir))
 	}
-	if err == nil {
-		fmt.Fprintln(cmd.OutOrStdout(), "the desired state is removed")
-	}
+	_ = os.Remove(p.State)
 	return err
 }

@@ -27,7 +27,7 @@ func (a *app) registryCommands() []*cobra.Command {
 }
 
 func (a *app) packageKeygenCommand() *cobra.Command {
-	return &cobra.Command{
+	return answers(&cobra.Command{
 		Use:   "keygen NAME",
 		Short: "Make a key for signing packages",
 		Long: "Writes an ed25519 key to NAME.key, which stays with the author, and its public half to NAME.pub, which goes into\n" +
@@ -45,7 +45,7 @@ func (a *app) packageKeygenCommand() *cobra.Command {
 				fmt.Fprintf(w, "private key %s: keep it, sign with it\npublic key %s: for /etc/kerb/keys on nodes\n", private, public)
 			})
 		},
-	}
+	})
 }
 
 // signFlags say how something is signed.
@@ -67,7 +67,7 @@ func addPlainHTTP(c *cobra.Command, t *oci.Transport) {
 func (a *app) packagePushCommand() *cobra.Command {
 	var f signFlags
 	var platforms []string
-	c := &cobra.Command{
+	c := answers(&cobra.Command{
 		Use:   "push [DIR] REFERENCE",
 		Short: "Put a built package into a registry or an image layout",
 		Long: "Pushes the package in DIR, which must be built, as an OCI artifact, and signs it if --key is given. A package whose\n" +
@@ -98,7 +98,7 @@ func (a *app) packagePushCommand() *cobra.Command {
 				fmt.Fprintf(w, "%s %s pushed to %s\ndigest %s, %s\n", pushed.Name, pushed.Version, ref, pushed.Digest, signedWord(pushed.Signed))
 			})
 		},
-	}
+	})
 	f.add(c)
 	c.Flags().StringArrayVar(&platforms, "platform", nil, "OS/ARCH=DIR, once for each platform")
 	return c
@@ -139,7 +139,7 @@ func pushSource(args, platforms []string) (oci.Source, error) {
 
 func (a *app) packageSignCommand() *cobra.Command {
 	var f signFlags
-	c := &cobra.Command{
+	c := answers(&cobra.Command{
 		Use:   "sign REFERENCE --key FILE",
 		Short: "Sign a package that was pushed",
 		Long: "Signs the digest that REFERENCE leads to, beside the signatures that are there, in the form of cosign.\n" +
@@ -167,7 +167,7 @@ func (a *app) packageSignCommand() *cobra.Command {
 			answer := map[string]string{"reference": ref.String(), "digest": d.String()}
 			return a.print(cmd.OutOrStdout(), answer, func(w io.Writer) { fmt.Fprintf(w, "%s signed, digest %s\n", ref, d) })
 		},
-	}
+	})
 	f.add(c)
 	return c
 }
@@ -194,7 +194,7 @@ func (a *app) packagePullCommand() *cobra.Command {
 		trust     oci.Trust
 		transport oci.Transport
 	)
-	c := &cobra.Command{
+	c := answers(&cobra.Command{
 		Use:   "pull REFERENCE",
 		Short: "Fetch a package into this node's store",
 		Long: "Fetches a package, or an image of eBPF programs with bpfman's labels, checks its digests and its signature with the keys\n" +
@@ -220,7 +220,7 @@ func (a *app) packagePullCommand() *cobra.Command {
 			}
 			return a.print(cmd.OutOrStdout(), pulled, func(w io.Writer) { printPulled(w, pulled) })
 		},
-	}
+	})
 	f.add(c)
 	addPlainHTTP(c, &transport)
 	c.Flags().BoolVar(&trust.AllowUnsigned, "allow-unsigned", false, "take it without a signature by a key of this node")
@@ -243,7 +243,7 @@ func printPulled(w io.Writer, p *oci.Pulled) {
 
 func (a *app) packageRemoveCommand() *cobra.Command {
 	var f storeFlags
-	c := &cobra.Command{
+	c := answers(&cobra.Command{
 		Use:     "rm REFERENCE",
 		Aliases: []string{"delete"},
 		Short:   "Remove a pulled package from this node's store",
@@ -276,7 +276,7 @@ func (a *app) packageRemoveCommand() *cobra.Command {
 			}
 			return a.print(cmd.OutOrStdout(), map[string]string{"removed": ref.String()}, func(w io.Writer) { fmt.Fprintln(w, ref, "removed") })
 		},
-	}
+	})
 	f.add(c)
 	return c
 }

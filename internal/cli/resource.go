@@ -26,18 +26,18 @@ type kind[T any] struct {
 }
 
 func (k kind[T]) list(a *app) *cobra.Command {
-	return &cobra.Command{
+	return answers(&cobra.Command{
 		Use:     "list",
 		Aliases: []string{"ls"},
 		Short:   "List all " + k.noun + "s",
 		Example: "  kerb " + k.noun + " list\n  kerb " + k.noun + " list -o yaml",
 		Args:    cobra.NoArgs,
 		RunE:    func(cmd *cobra.Command, _ []string) error { return k.printAll(a, cmd) },
-	}
+	})
 }
 
 func (k kind[T]) get(a *app) *cobra.Command {
-	return &cobra.Command{
+	return answers(&cobra.Command{
 		Use:               "get [NAME]",
 		Aliases:           []string{"show"},
 		Short:             "Show one " + k.noun + ", or list all",
@@ -54,7 +54,7 @@ func (k kind[T]) get(a *app) *cobra.Command {
 			}
 			return a.print(cmd.OutOrStdout(), got, func(w io.Writer) { k.describe(w, got) })
 		},
-	}
+	})
 }
 
 func (k kind[T]) printAll(a *app, cmd *cobra.Command) error {
@@ -72,7 +72,7 @@ func (k kind[T]) printAll(a *app, cmd *cobra.Command) error {
 
 func (k kind[T]) delete(a *app) *cobra.Command {
 	var dryRun bool
-	c := &cobra.Command{
+	c := answers(&cobra.Command{
 		Use:               "delete NAME...",
 		Aliases:           []string{"rm"},
 		Short:             "Delete " + k.noun + "s: all that are named, or none",
@@ -90,7 +90,7 @@ func (k kind[T]) delete(a *app) *cobra.Command {
 			}
 			return a.printResult(cmd, result)
 		},
-	}
+	})
 	addDryRun(c, &dryRun)
 	return c
 }

@@ -79,7 +79,7 @@ func describeService(w io.Writer, s v1alpha1.Service) {
 func (a *app) serviceAddCommand() *cobra.Command {
 	s := v1alpha1.Service{TypeMeta: v1alpha1.TypeMeta{APIVersion: v1alpha1.APIVersion, Kind: v1alpha1.KindService}}
 	var dryRun bool
-	c := &cobra.Command{
+	c := answers(&cobra.Command{
 		Use:   "add NAME --netns PATH | --pid PID | --interface NAME",
 		Short: "Register a service, or change how it is found and labelled",
 		Example: `  kerb service add web --netns /run/netns/web --label app=web
@@ -97,7 +97,7 @@ func (a *app) serviceAddCommand() *cobra.Command {
 			}
 			return a.printResult(cmd, result)
 		},
-	}
+	})
 	flags := c.Flags()
 	flags.StringVar(&s.Spec.Netns, "netns", "", "path of its network namespace")
 	flags.IntVar(&s.Spec.PID, "pid", 0, "a process in its network namespace")

@@ -23,7 +23,7 @@ import (
 func (a *app) topCommand() *cobra.Command {
 	var interval time.Duration
 	var count int
-	c := &cobra.Command{
+	c := answers(&cobra.Command{
 		Use:   "top",
 		Short: "Watch the traffic of the services",
 		Long: "Shows packets and bytes per second of every service that a counter module sees, busiest first, until interrupted.\n" +
@@ -34,9 +34,12 @@ func (a *app) topCommand() *cobra.Command {
 			if interval <= 0 {
 				return &usageError{fmt.Errorf("interval %v: must be more than 0", interval)}
 			}
+			if count < 0 {
+				return &usageError{fmt.Errorf("--count %d: must not be less than 0", count)}
+			}
 			return a.top(cmd.Context(), cmd.OutOrStdout(), interval, count)
 		},
-	}
+	})
 	c.Flags().DurationVar(&interval, "interval", time.Second, "time between two measurements")
 	c.Flags().IntVar(&count, "count", 0, "end after so many tables (0: never)")
 	return c

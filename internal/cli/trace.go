@@ -28,7 +28,7 @@ const (
 func (a *app) traceCommand() *cobra.Command {
 	var r v1alpha1.TraceRequest
 	var lasting time.Duration
-	c := &cobra.Command{
+	c := answers(&cobra.Command{
 		Use:   "trace",
 		Short: "Show which module does what to packets",
 		Long: "Shows the verdict of each module on each matching packet, drops with their reason, until the count or the time is\n" +
@@ -46,7 +46,7 @@ func (a *app) traceCommand() *cobra.Command {
 			r.Seconds = int(lasting.Seconds())
 			return a.trace(cmd.Context(), cmd.OutOrStdout(), r)
 		},
-	}
+	})
 	flags := c.Flags()
 	flags.StringVar(&r.Service, "service", "", "only packets of this service")
 	flags.StringVar(&r.Host, "host", "", "source or destination address")

@@ -14,7 +14,7 @@ import (
 )
 
 func (a *app) valuesCommand() *cobra.Command {
-	return &cobra.Command{
+	return answers(&cobra.Command{
 		Use:               "values NAME",
 		Short:             "Show what can be set in a module while it runs",
 		Example:           "  kerb module values sign",
@@ -27,7 +27,7 @@ func (a *app) valuesCommand() *cobra.Command {
 			}
 			return a.print(cmd.OutOrStdout(), values, func(w io.Writer) { printValues(w, values) })
 		},
-	}
+	})
 }
 
 func printValues(w io.Writer, values []map[string]any) {
@@ -38,7 +38,7 @@ func printValues(w io.Writer, values []map[string]any) {
 }
 
 func (a *app) setCommand() *cobra.Command {
-	return &cobra.Command{
+	return answers(&cobra.Command{
 		Use:               "set NAME PATH=VALUE...",
 		Short:             "Set values of a module while it runs",
 		Long:              "Sets values that the module offers: `kerb module values NAME` lists them. The first one that is refused ends it.",
@@ -46,23 +46,41 @@ func (a *app) setCommand() *cobra.Command {
 		Args:              cobra.MinimumNArgs(2),
 		ValidArgsFunction: moduleKind().complete(a),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			set := map[string]string{}
 			for _, assignment := range args[1:] {
 				path, value, ok := strings.Cut(assignment, "=")
 				if !ok || path == "" {
 					return &usageError{fmt.Errorf("%q is not PATH=VALUE", assignment)}
 				}
-				body, err := json.Marshal(map[string]string{"value": value})
-				if err != nil {
-					return err
+				if err := a.setValue(cmd, args[0], path, value); err != nil {
+					return partlySet(set, path, err)
 				}
-				if _, err := a.call(cmd.Context(), http.MethodPut, valuesPath(args[0])+"/"+escapePath(path), body); err != nil {
-					return fmt.Errorf("%s: %w", path, err)
-				}
-				fmt.Fprintf(cmd.OutOrStdout(), "%s set\n", path)
+				set[path] = value
 			}
-			return nil
+			return a.print(cmd.OutOrStdout(), set, func(w io.Writer) {
+				for _, path := range sortedKeys(set) {
+					fmt.Fprintf(w, "%s set\n", path)
+				}
+			})
 		},
+	})
+}
+
+// partlySet is an error of one value, with those that were set before it.
+func partlySet(set map[string]string, path string, err error) error {
+	if len(set) > 0 {
+		return fmt.Errorf("%s: %w; set before it: %s", path, err, strings.Join(sortedKeys(set), ", "))
 	}
+	return fmt.Errorf("%s: %w", path, err)
+}
+
+func (a *app) setValue(cmd *cobra.Command, module, path, value string) error {
+	body, err := json.Marshal(map[string]string{"value": value})
+	if err != nil {
+		return err
+	}
+	_, err = a.call(cmd.Context(), http.MethodPut, valuesPath(module)+"/"+escapePath(path), body)
+	return err
 }
 
 func valuesPath(module string) string { return "/v1/modules/" + url.PathEscape(module) + "/values" }

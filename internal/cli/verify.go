@@ -17,7 +17,7 @@ import (
 
 // verifyPackage loads every hook and direction of the package into the kernel and tells what the verifier made of it.
 // The config is the schema's defaults.
-func verifyPackage(p *pkgs.Package) ([]string, error) {
+func verifyPackage(p *pkgs.Package) ([]verdict, error) {
 	if err := p.CheckFeatures(); err != nil {
 		return nil, err
 	}
@@ -28,7 +28,7 @@ func verifyPackage(p *pkgs.Package) ([]string, error) {
 	if err := p.CheckMemory("", module.Settings.MaxEntries); err != nil {
 		return nil, err
 	}
-	var verdicts []string
+	verdicts := []verdict{}
 	if p.RunsOn(pkgs.HookSockets) {
 		return verifySockets(module)
 	}
@@ -48,12 +48,12 @@ var sides = map[string]map[dataplane.Direction]dataplane.Side{
 	pkgs.HookXDP: {dataplane.Egress: dataplane.OnXDP, dataplane.Ingress: dataplane.OnXDP},
 }
 
-func verifyHook(p *pkgs.Package, hook string, module dataplane.Module) ([]string, error) {
+func verifyHook(p *pkgs.Package, hook string, module dataplane.Module) ([]verdict, error) {
 	spec, err := p.Spec(hook)
 	if err != nil {
 		return nil, err
 	}
-	var lines []string
+	var lines []verdict
 	for _, dir := range []dataplane.Direction{dataplane.Egress, dataplane.Ingress} {
 		if spec.Programs["kerb_"+string(dir)] == nil {
 			continue
@@ -67,16 +67,16 @@ func verifyHook(p *pkgs.Package, hook string, module dataplane.Module) ([]string
 	return lines, nil
 }
 
-func verifyOne(hook string, dir dataplane.Direction, module dataplane.Module) (string, error) {
+func verifyOne(hook string, dir dataplane.Direction, module dataplane.Module) (verdict, error) {
 	loaded, err := dataplane.Load(sides[hook][dir], dir, module)
 	if err != nil {
-		return "", err
+		return verdict{}, err
 	}
 	defer loaded.Close()
 	return verdictOn(hook+" "+string(dir), loaded.Program)
 }
 
-func verifySockets(module dataplane.Module) (lines []string, err error) {
+func verifySockets(module dataplane.Module) (lines []verdict, err error) {
 	loaded, err := dataplane.LoadSockets(module)
 	if err != nil {
 		return nil, err
@@ -93,16 +93,26 @@ func verifySockets(module dataplane.Module) (lines []string, err error) {
 	return lines, nil
 }
 
-// verdictOn tells what the verifier made of a program that it has taken.
-func verdictOn(what string, p *ebpf.Program) (string, error) {
+// verdict is what the verifier made of a program that it has taken.
+type verdict struct {
+	Program  string `json:"program"`
+	Verified uint32 `json:"instructionsVerified,omitempty"` // kernels before 5.16 do not tell
+}
+
+func (v verdict) String() string {
+	if v.Verified == 0 {
+		return v.Program + ": ok"
+	}
+	return fmt.Sprintf("%s: ok, %d instructions verified of 1000000 that the kernel allows", v.Program, v.Verified)
+}
+
+func verdictOn(what string, p *ebpf.Program) (verdict, error) {
 	info, err := p.Info()
 	if err != nil {
-		return "", err
+		return verdict{}, err
 	}
-	if n, ok := info.VerifiedInstructions(); ok {
-		return fmt.Sprintf("%s: ok, %d instructions verified of 1000000 that the kernel allows", what, n), nil
-	}
-	return what + ": ok", nil // kernels before 5.16 do not tell
+	n, _ := info.VerifiedInstructions()
+	return verdict{what, n}, nil
 }
 
 // defaultModule is the package as a module with the default config.

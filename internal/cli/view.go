@@ -51,7 +51,7 @@ func (a *app) newPackageCommand() *cobra.Command {
 		id:       func(p v1alpha1.Package) string { return p.Name },
 	}
 	c := noun("package", "Packages that modules are made of", k.list(a), k.get(a))
-	c.AddCommand(packageAuthorCommands()...)
+	c.AddCommand(a.packageAuthorCommands()...)
 	c.AddCommand(a.registryCommands()...)
 	return c
 }
@@ -81,7 +81,7 @@ func describePackage(w io.Writer, p v1alpha1.Package) {
 }
 
 func (a *app) statusCommand() *cobra.Command {
-	return &cobra.Command{
+	return answers(&cobra.Command{
 		Use:     "status",
 		Short:   "Show the agent's state at a glance",
 		Example: "  kerb status\n  kerb status -j",
@@ -93,12 +93,12 @@ func (a *app) statusCommand() *cobra.Command {
 			}
 			return a.print(cmd.OutOrStdout(), s, func(w io.Writer) { describeNode(w, s) })
 		},
-	}
+	})
 }
 
 func (a *app) doctorCommand() *cobra.Command {
 	var f agentFlags
-	c := &cobra.Command{
+	c := answers(&cobra.Command{
 		Use:   "doctor",
 		Short: "Examine whether this node can run Kerb, and how well",
 		Long: "Tries what Kerb needs of the kernel, and looks at mounts, interfaces and programs of others. Changes nothing and needs no\n" +
@@ -121,7 +121,7 @@ func (a *app) doctorCommand() *cobra.Command {
 			}
 			return err
 		},
-	}
+	})
 	f.addPaths(c)
 	return c
 }

@@ -72,7 +72,7 @@ func TestLogFlood(t *testing.T) {
 // What a process has started counts as its memory, and a process that uses too much is ended.
 func TestMemory(t *testing.T) {
 	debug.FreeOSMemory() // what the runtime gives back later would hide the child's
-	own := family(os.Getpid())
+	own := resident(family(os.Getpid()))
 	child := exec.Command("/proc/self/exe", "-test.run", "TestHelperAllocates", "-test.v")
 	child.Env = append(os.Environ(), "CONTROL_ALLOCATES=64")
 	out, err := child.StdoutPipe()
@@ -91,8 +91,11 @@ func TestMemory(t *testing.T) {
 			t.Fatalf("the process that allocates: %v: %s", err, text)
 		}
 	}
-	if got := family(os.Getpid()); got < own+64<<20 || resident(child.Process.Pid) < 64<<20 {
+	if got := resident(family(os.Getpid())); got < own+64<<20 || resident([]int{child.Process.Pid}) < 64<<20 {
 		t.Errorf("%d bytes with a child that has 64 MiB, %d before", got, own)
+	}
+	if all := []int{os.Getpid(), child.Process.Pid}; runTime(all) <= runTime(all[:1]) || runTime(all[1:]) <= 0 {
+		t.Errorf("%v and %v of CPU time", runTime(all[:1]), runTime(all[1:]))
 	}
 	ended := make(chan string, 1)
 	watchMemory(&process{pid: child.Process.Pid, ended: make(chan struct{}), end: func(why string) { ended <- why }}, 32<<20)

@@ -107,7 +107,7 @@ const returnTime = time.Second
 // answer puts sockets back.
 func (s *sockets) answer(ctx context.Context) error {
 	var calls bounded.Calls
-	for raw, err := range sdk.Events(ctx, s.maps[returningMap]) {
+	for raw, err := range sdk.PromptEvents(ctx, s.maps[returningMap]) {
 		if err != nil {
 			return err
 		}

@@ -8,6 +8,7 @@ import (
 	"bufio"
 	"fmt"
 	"os"
+	"runtime"
 	"runtime/debug"
 	"runtime/metrics"
 	"strings"
@@ -31,19 +32,30 @@ func Keep() {
 	go watch()
 }
 
+// watch looks while something goes on, and then sleeps until the collector has run: where it does not, there is little to give back.
 func watch() {
 	var trimmed uint64
-	last := allocated()
-	for range time.Tick(look) {
-		now := allocated()
-		if now-last < quiet && now-trimmed > worth {
+	for ; ; <-collected() {
+		last := allocated()
+		for busy := true; busy; {
+			time.Sleep(look)
+			now := allocated()
+			busy = now-last >= quiet
+			last = now
+		}
+		if last-trimmed > worth {
 			debug.FreeOSMemory()
 			dropProgram()
-			now = allocated()
-			trimmed = now
+			trimmed = allocated()
 		}
-		last = now
 	}
+}
+
+// collected is closed by the next run of the collector.
+func collected() <-chan struct{} {
+	done := make(chan struct{})
+	runtime.AddCleanup(new([64]byte), func(done chan struct{}) { close(done) }, done)
+	return done
 }
 
 func allocated() uint64 {

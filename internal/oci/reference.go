@@ -66,7 +66,7 @@ func parseReference(text string) (Reference, error) {
 	if i := strings.LastIndexByte(place, ':'); i > start {
 		r.Tag, place = place[i+1:], place[:i]
 		if !tagPattern.MatchString(r.Tag) {
-			return r, fmt.Errorf("%q is not a tag", r.Tag)
+			return r, fmt.Errorf("%q is not a tag: up to 128 letters, digits, dots, dashes and underscores, with no dot or dash first", r.Tag)
 		}
 	}
 	switch {

@@ -331,7 +331,7 @@ func TestOpenRefuses(t *testing.T) {
 
 func TestOpenTellsWhatIsMissing(t *testing.T) {
 	dir := t.TempDir()
-	if _, err := Open(dir); !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), "is not a package") {
+	if _, err := Open(dir); err == nil || !strings.Contains(err.Error(), "is not a package: it has no kerb.yaml") {
 		t.Errorf("got %v", err)
 	}
 	if err := New(filepath.Join(dir, "x"), "x", NewWithoutControl); err != nil {

@@ -93,7 +93,7 @@ func ReadManifest(dir string) (*Manifest, error) {
 func readManifest(fsys fs.FS, source string) (*Manifest, error) {
 	data, err := readFile(fsys, ManifestName, maxManifest)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("%s is not a package: %w", source, err)
+		return nil, fmt.Errorf("%s is not a package: it has no %s; kerb package new writes one", source, ManifestName)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("package %s: %w", source, err)

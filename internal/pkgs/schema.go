@@ -23,7 +23,10 @@ import (
 
 // schema is a compiled JSON Schema (draft 2020-12). Objects with properties are closed: one that is not named is refused
 // unless the schema says additionalProperties.
-type schema struct{ compiled *jsonschema.Schema }
+type schema struct {
+	compiled *jsonschema.Schema
+	patterns map[string]string // what they want, in words
+}
 
 const schemaURL = "kerb:///schema.json"
 
@@ -66,7 +69,27 @@ func compileSchema(tree map[string]any) (*schema, error) {
 	if err != nil {
 		return nil, fmt.Errorf("not a valid JSON Schema: %w", err)
 	}
-	return &schema{compiled}, nil
+	s := &schema{compiled, map[string]string{}}
+	s.describePatterns(root)
+	return s, nil
+}
+
+// describePatterns notes what the schema says in words of its patterns, which few can read.
+func (s *schema) describePatterns(v any) {
+	switch v := v.(type) {
+	case []any:
+		for _, sub := range v {
+			s.describePatterns(sub)
+		}
+	case map[string]any:
+		pattern, _ := v["pattern"].(string)
+		if words, ok := v["patternDescription"].(string); ok && pattern != "" {
+			s.patterns[pattern] = words
+		}
+		for _, sub := range v {
+			s.describePatterns(sub)
+		}
+	}
 }
 
 // normalise gives a value the form that encoding/json would give it, numbers kept exact.
@@ -123,7 +146,7 @@ func (s *schema) validate(v any) error {
 	var invalid *jsonschema.ValidationError
 	if err := s.compiled.Validate(plain); errors.As(err, &invalid) {
 		var out []error
-		for _, e := range leaves(plain, invalid) {
+		for _, e := range s.leaves(plain, invalid) {
 			out = append(out, e)
 		}
 		return errors.Join(out...)
@@ -150,27 +173,27 @@ func configErrors(err error) []*sdk.ConfigError {
 }
 
 // leaves are the errors that have no finer cause. Alternatives (oneOf, anyOf) are told as one.
-func leaves(root any, e *jsonschema.ValidationError) []*sdk.ConfigError {
+func (s *schema) leaves(root any, e *jsonschema.ValidationError) []*sdk.ConfigError {
 	switch k := e.ErrorKind.(type) {
 	case *kind.AnyOf, *kind.OneOf:
-		return []*sdk.ConfigError{alternatives(root, e)}
+		return []*sdk.ConfigError{s.alternatives(root, e)}
 	case *kind.AdditionalProperties:
 		return unknownFields(root, e, k.Properties)
 	}
 	if len(e.Causes) == 0 {
-		return []*sdk.ConfigError{{Field: fieldPath(root, e.InstanceLocation), Reason: reason(e)}}
+		return []*sdk.ConfigError{{Field: fieldPath(root, e.InstanceLocation), Reason: s.reason(e)}}
 	}
 	var out []*sdk.ConfigError
 	for _, cause := range e.Causes {
-		out = append(out, leaves(root, cause)...)
+		out = append(out, s.leaves(root, cause)...)
 	}
 	return out
 }
 
-func alternatives(root any, e *jsonschema.ValidationError) *sdk.ConfigError {
+func (s *schema) alternatives(root any, e *jsonschema.ValidationError) *sdk.ConfigError {
 	var texts []string
 	for _, cause := range e.Causes {
-		for _, leaf := range leaves(root, cause) {
+		for _, leaf := range s.leaves(root, cause) {
 			if !slices.Contains(texts, leaf.Reason) {
 				texts = append(texts, leaf.Reason)
 			}
@@ -194,7 +217,7 @@ var english = message.NewPrinter(language.English)
 var grouped = regexp.MustCompile(`\d(,\d{3})+\b`)
 
 // reason is what is wrong and, as far as the schema tells, what would be right.
-func reason(e *jsonschema.ValidationError) string {
+func (s *schema) reason(e *jsonschema.ValidationError) string {
 	switch k := e.ErrorKind.(type) {
 	case *kind.Required:
 		return "missing " + strings.Join(k.Missing, ", ")
@@ -205,6 +228,9 @@ func reason(e *jsonschema.ValidationError) string {
 	case *kind.Enum:
 		return fmt.Sprintf("is %v; want one of %s", k.Got, list(k.Want)) + unquoted(k)
 	case *kind.Pattern:
+		if words := s.patterns[k.Want]; words != "" {
+			return fmt.Sprintf("%q: want %s", k.Got, words)
+		}
 		return fmt.Sprintf("%q does not match the pattern %s", k.Got, k.Want)
 	}
 	return grouped.ReplaceAllStringFunc(e.ErrorKind.LocalizedString(english), func(n string) string { return strings.ReplaceAll(n, ",", "") })

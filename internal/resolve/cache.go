@@ -21,10 +21,14 @@ type cache struct {
 
 	mu    sync.Mutex
 	found map[string]map[string]Found // by source and name
-	dirty bool
+	dirty chan struct{}               // has room for one
 }
 
 const cacheEvery = time.Second
+
+func newCache(path string, log *slog.Logger) cache {
+	return cache{path: path, log: log, dirty: make(chan struct{}, 1)}
+}
 
 func (c *cache) read() map[string]map[string]Found {
 	c.mu.Lock()
@@ -52,30 +56,37 @@ func (c *cache) change(do func()) {
 		c.found = map[string]map[string]Found{}
 	}
 	do()
-	c.dirty = true
+	select {
+	case c.dirty <- struct{}{}:
+	default:
+	}
 }
 
+// run writes changes, and those of the last moment when ctx ends.
 func (c *cache) run(ctx context.Context) {
-	tick := time.NewTicker(cacheEvery)
-	defer tick.Stop()
 	for {
 		select {
-		case <-tick.C:
-			c.write()
+		case <-c.dirty:
 		case <-ctx.Done():
-			c.write()
+			if len(c.dirty) > 0 {
+				c.write()
+			}
 			return
 		}
+		select {
+		case <-time.After(cacheEvery):
+		case <-ctx.Done():
+		}
+		c.write()
 	}
 }
 
 func (c *cache) write() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if !c.dirty || c.path == "" {
+	if c.path == "" {
 		return
 	}
-	c.dirty = false
 	maps.DeleteFunc(c.found, func(_ string, all map[string]Found) bool { return len(all) == 0 })
 	data, err := json.Marshal(c.found)
 	if err == nil {

@@ -63,7 +63,7 @@ type question struct {
 // NewTable makes a table without virtual services. What resolvers find is kept in the file at path over restarts of the
 // agent, so that connections to it go on; an empty path keeps nothing.
 func NewTable(log *slog.Logger, path string, resolvers ...Resolver) *Table {
-	return &Table{log: log, cache: cache{path: path, log: log}, resolvers: resolvers, services: map[string]*entry{}, owners: map[netip.Addr]*entry{},
+	return &Table{log: log, cache: newCache(path, log), resolvers: resolvers, services: map[string]*entry{}, owners: map[netip.Addr]*entry{},
 		users: map[string]map[*entry]bool{}, atHome: map[netip.Addr]string{}, ofAddress: map[netip.Addr]map[*entry]int{},
 		shadowed: map[*entry]bool{}, wanted: map[netip.Addr]*question{}}
 }

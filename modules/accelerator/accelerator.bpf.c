@@ -60,10 +60,12 @@ int age(void *unused)
 	const struct accel_config *cfg = accel_config();
 	struct accel_age a = {.now = accel_now()};
 
-	if (accel_is_off(cfg) || cfg->mode != ACCEL_ADAPTIVE || !cfg->idle)
+	if (accel_is_off(cfg) || cfg->mode != ACCEL_ADAPTIVE || !cfg->idle || accel_set_unpaired(1))
 		return 0;
 	a.idle = cfg->idle;
 	bpf_for_each_map_elem(&ends, accel_age_one, &a, 0);
+	if (a.tended)
+		accel_set_unpaired(0);
 	return a.found;
 }
 

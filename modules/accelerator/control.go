@@ -103,7 +103,7 @@ func (a *Accelerator) read(ctx context.Context, live sdk.Live, to chan<- event) 
 		slog.Error("accelerator: no program is judged", "module", live.Module, "error", err)
 		return
 	}
-	for raw, err := range sdk.Events(ctx, ring) {
+	for raw, err := range sdk.PromptEvents(ctx, ring) {
 		e, ok := parseEvent(raw)
 		if err != nil || !ok {
 			slog.Warn("accelerator: no program is judged any more", "module", live.Module, "error", err)

@@ -16,8 +16,17 @@
 
 struct accel_age {
 	__u32 now, idle;
-	__u32 found; /* pairs */
+	__u32 found;  /* pairs */
+	__u32 tended; /* ends that may be found another time */
 };
+
+/* Returns what was there before. A walk that begins after a pair has been told of finds it: it is in ends by then. */
+static __always_inline int accel_set_unpaired(int is)
+{
+	__u32 zero = 0, *was = bpf_map_lookup_elem(&unpaired, &zero);
+
+	return was && __sync_lock_test_and_set(was, is);
+}
 
 static __always_inline int accel_silent(const struct accel_end *e, const struct accel_age *a)
 {
@@ -144,8 +153,11 @@ static long accel_age_one(void *map, __u64 *key, struct accel_end *e, struct acc
 	__u64 cookie = *key, other = e->peer;
 	struct accel_end *peer;
 
+	if (!other || e->out == ACCEL_GONE)
+		return 0;
+	a->tended++;
 	accel_listen(e, cookie, a->now);
-	if (!other || e->out == ACCEL_GONE || !(accel_stopped(e) || (e->is_client && accel_silent(e, a))))
+	if (!(accel_stopped(e) || (e->is_client && accel_silent(e, a))))
 		return 0;
 	peer = accel_end(other);
 	if (accel_stopped(e)) {

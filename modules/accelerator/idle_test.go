@@ -118,6 +118,22 @@ func TestRare(t *testing.T) {
 	p.empty(t)
 }
 
+// With nobody to look after, nothing is walked through; with the next pair it is again.
+func TestNobodyToLookAfter(t *testing.T) {
+	p := resting(t, 60*time.Millisecond)
+	unpaired := func() bool { return entries[uint32, uint32](p, "unpaired")[0] == 1 }
+	for range 3 {
+		eventually(t, "all are walked through", unpaired)
+		c := p.connect(t)
+		p.back(c)
+		p.rests(t)
+		p.back(c)
+		eventually(t, "nobody looks after a pair", func() bool { return !unpaired() }) // a walk says so before it begins
+		c.close()
+	}
+	p.empty(t)
+}
+
 func TestNeverIdle(t *testing.T) {
 	p := accelerate(t, usual)
 	defer p.tend(t)()

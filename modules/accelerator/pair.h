@@ -5,6 +5,7 @@
 #ifndef ACCEL_PAIR_H
 #define ACCEL_PAIR_H
 
+#include "idle.h"
 #include "judge.h"
 
 /* All fields are loaded, always: the compiler would else make one load of two, from an offset that varies. */
@@ -282,6 +283,7 @@ static __always_inline void accel_answer(struct bpf_sock_ops *ops, int all)
 		return;
 	}
 	__sync_lock_test_and_set(&client->peer, cookie); /* last: with it the client may redirect */
+	accel_set_unpaired(0);
 	accel_count(e.client, e.server, paired, 1);
 }
 

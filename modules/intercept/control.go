@@ -46,11 +46,12 @@ type Intercept struct {
 }
 
 var (
-	_ sdk.Compiled     = (*Intercept)(nil)
-	_ sdk.Handler      = (*Intercept)(nil)
-	_ sdk.Runner       = (*Intercept)(nil)
-	_ sdk.Measurer     = (*Intercept)(nil)
-	_ sdk.ClientServer = (*Intercept)(nil)
+	_ sdk.Compiled         = (*Intercept)(nil)
+	_ sdk.Handler          = (*Intercept)(nil)
+	_ sdk.Runner           = (*Intercept)(nil)
+	_ sdk.Measurer         = (*Intercept)(nil)
+	_ sdk.ClientServer     = (*Intercept)(nil)
+	_ sdk.InstanceFollower = (*Intercept)(nil)
 )
 
 // Names of maps in the data plane.

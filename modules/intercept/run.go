@@ -17,8 +17,9 @@ import (
 
 const (
 	graceTime  = 2 * time.Second        // in which programs come back after a change or a restart of the control plane
-	eventsTick = 250 * time.Millisecond // how often deadlines are looked at
-	tellEvery  = 10 * time.Second       // a class's misses go into the log no more often
+	eventsTick = 250 * time.Millisecond // how often deadlines are looked at for who reads events,
+	logTick    = 2 * time.Second        // and for the log,
+	tellEvery  = 10 * time.Second       // where a class's misses go no more often
 )
 
 // Run implements sdk.Runner: programs that do not come back, and deadlines that were missed.
@@ -40,7 +41,7 @@ func (f *Intercept) Run(ctx context.Context, live sdk.Live) {
 	}
 	grace := time.NewTimer(graceTime)
 	defer grace.Stop()
-	tick := time.NewTicker(eventsTick)
+	tick := time.NewTicker(logTick)
 	defer tick.Stop()
 	watch, log := newWatch(f, pages), &teller{live.Module, map[string]time.Time{}, map[string]uint64{}}
 	f.running.Store(live.Maps[mapTable])
@@ -54,6 +55,13 @@ func (f *Intercept) Run(ctx context.Context, live sdk.Live) {
 		case <-tick.C:
 			log.tell(watch.misses())
 		}
+	}
+}
+
+// InstanceChanged implements sdk.InstanceFollower.
+func (f *Intercept) InstanceChanged(live sdk.Live, i sdk.Instance, there bool) {
+	if len(f.answered()) > 0 {
+		f.answers.InstanceChanged(live, i, there)
 	}
 }
 

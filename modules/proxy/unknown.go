@@ -32,7 +32,7 @@ func (w *plane) follow(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	for raw, err := range sdk.Events(ctx, ring) {
+	for raw, err := range sdk.PromptEvents(ctx, ring) {
 		if err != nil {
 			return err
 		}

@@ -39,16 +39,19 @@ type Responder struct {
 	config    *config
 	listeners []*listener
 
+	refreshing sync.Mutex
+
 	mu      sync.Mutex
 	watches map[*ebpf.Map]*watch // by the generation's map of feeds
 }
 
 var (
-	_ sdk.Compiled      = (*Responder)(nil)
-	_ sdk.Handler       = (*Responder)(nil)
-	_ sdk.Runner        = (*Responder)(nil)
-	_ sdk.Measurer      = (*Responder)(nil)
-	_ sdk.HealthChecker = (*Responder)(nil)
+	_ sdk.Compiled         = (*Responder)(nil)
+	_ sdk.Handler          = (*Responder)(nil)
+	_ sdk.Runner           = (*Responder)(nil)
+	_ sdk.Measurer         = (*Responder)(nil)
+	_ sdk.HealthChecker    = (*Responder)(nil)
+	_ sdk.InstanceFollower = (*Responder)(nil)
 )
 
 // Names of maps in the data plane.

@@ -10,7 +10,6 @@ import (
 	"log/slog"
 	"net/netip"
 	"sync"
-	"time"
 
 	"github.com/cilium/ebpf"
 
@@ -18,10 +17,7 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// addressesEvery is how often the addresses of attach points are looked at.
-const addressesEvery = 200 * time.Millisecond
-
-// Run implements sdk.Runner: the addresses of attach points, the changes of states, and what applications do.
+// Run implements sdk.Runner: the changes of states, and what applications do.
 func (f *Responder) Run(ctx context.Context, live sdk.Live) {
 	placed, err := f.place(live.Maps)
 	if err == nil {
@@ -42,20 +38,19 @@ func (f *Responder) Run(ctx context.Context, live sdk.Live) {
 			}
 		}
 	}
-	tick := time.NewTicker(addressesEvery)
-	defer tick.Stop()
-	var reported error
-	for {
-		err := writeLocals(live.Maps, live.Interface())
-		if err != nil && (reported == nil || err.Error() != reported.Error()) {
-			slog.Warn("responder: addresses of attach points", "module", live.Module, "error", err)
-		}
-		reported = err
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-		}
+	f.refresh(live)
+	<-ctx.Done()
+}
+
+// InstanceChanged implements sdk.InstanceFollower.
+func (f *Responder) InstanceChanged(live sdk.Live, _ sdk.Instance, _ bool) { f.refresh(live) }
+
+// refresh tells the data plane the addresses of attach points.
+func (f *Responder) refresh(live sdk.Live) {
+	f.refreshing.Lock()
+	defer f.refreshing.Unlock()
+	if err := writeLocals(live.Maps, live.Interface()); err != nil {
+		slog.Warn("responder: addresses of attach points", "module", live.Module, "error", err)
 	}
 }
 

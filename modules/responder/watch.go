@@ -60,7 +60,7 @@ type subscriber struct {
 
 // run receives events until ctx ends.
 func (w *watch) run(ctx context.Context) {
-	for raw, err := range sdk.Events(ctx, w.maps[mapChanges]) {
+	for raw, err := range sdk.PromptEvents(ctx, w.maps[mapChanges]) {
 		if err != nil {
 			slog.Error("responder: no more events", "error", err)
 			return

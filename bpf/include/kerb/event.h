@@ -97,10 +97,11 @@ static __always_inline void kerb_event_submit(void *event, __u64 flags)
 	kerb_event_count(KERB_EVENTS_SENT, 1);
 }
 
-/* Gives the room back: neither sent nor lost. */
+/* Gives the room back: neither sent nor lost. A reader that waits has to pass over it, or else no later event would find that all
+ * before has been read, and wake it. */
 static __always_inline void kerb_event_discard(void *event)
 {
-	bpf_ringbuf_discard(event, BPF_RB_NO_WAKEUP);
+	bpf_ringbuf_discard(event, 0);
 }
 
 /* Flags that wake the reader only once that many bytes wait: fewer wake-ups at high rates. The reader must look by itself

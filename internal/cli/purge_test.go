@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/kerb-edge/kerb/internal/claim"
+	"github.com/kerb-edge/kerb/internal/fault"
+	"github.com/kerb-edge/kerb/internal/paths"
+)
+
+// An agent that has begun to start, and does not answer yet, keeps what it has: it claims the node before it opens anything.
+func TestPurgeDuringStart(t *testing.T) {
+	dir := t.TempDir()
+	p := paths.Paths{State: filepath.Join(dir, "state"), Run: filepath.Join(dir, "run"), BPF: filepath.Join(dir, "bpf")}
+	release, err := claim.Node(p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(os.Mkdir(p.State, 0o700), os.WriteFile(p.Store(), []byte("desired"), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	var conflict *fault.Conflict
+	if gone, err := purge(p, true); !errors.As(err, &conflict) || gone != (purged{}) {
+		t.Errorf("%+v, %v", gone, err)
+	}
+	if data, err := os.ReadFile(p.Store()); string(data) != "desired" {
+		t.Errorf("%q, %v", data, err)
+	}
+	if err := release(); err != nil {
+		t.Error(err)
+	}
+}
