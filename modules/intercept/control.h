@@ -25,9 +25,10 @@ struct {
 #define ICPT_AT_ONCE 16 /* messages of a class that one packet waits for */
 
 /* What is no message, the kernel skips by itself: up to 131,072 in milliseconds. Where that takes longer than messages do, the class
- * has a rest of a thousand times as long. */
+ * has a rest of a thousand times as long; not if it is the first time for a while, which may have been an interrupt or a hypervisor. */
 #define ICPT_DRAIN_NS 200000
 #define ICPT_REST     1000
+#define ICPT_WHILE    10000000000ULL /* ns */
 
 /* By slot: no control messages are taken before, ns. */
 struct {
@@ -144,7 +145,7 @@ static long icpt_drain(__u32 slot, struct icpt_draining *d)
 	bpf_user_ringbuf_drain(ring, icpt_message, d, BPF_RB_NO_WAKEUP);
 	took = bpf_ktime_get_ns() - start;
 	if (took > ICPT_DRAIN_NS)
-		*until = *until ? start + took * ICPT_REST : 1; /* once is forgiven: it may be an interrupt */
+		*until = start > *until + ICPT_WHILE ? start : start + took * ICPT_REST;
 	if (d->done >= ICPT_AT_ONCE) /* the next packet goes on */
 		__sync_lock_test_and_set(&s->doorbell, 1);
 	return 0;
