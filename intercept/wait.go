@@ -205,12 +205,8 @@ func (w *waiter) next(now int64) step {
 	regular, often := w.length+least < w.gap && w.lead+late < w.reach, w.gap < w.reach
 	crowded := w.ordinary && w.rest > 0
 	w.ease(now)
-	switch {
-	case regular:
-	case often:
+	if !regular {
 		late = w.gap
-	default:
-		late = 0
 	}
 	switch {
 	case w.patience > 0 && now < w.last+max(w.patience, w.reach):
@@ -220,7 +216,7 @@ func (w *waiter) next(now int64) step {
 	case regular && !crowded && now+least < due:
 		w.dozed = true
 		return step{stepDoze, due - w.lead}
-	case !crowded && now < due+late:
+	case !crowded && (regular || often) && now < due+late:
 		return w.spin(now)
 	}
 	w.dozed = false

@@ -58,6 +58,20 @@ func TestRestsBetweenBursts(t *testing.T) {
 	}
 }
 
+// Packets that are further apart than `reach`, and irregular, are not spun for.
+func TestSeldomPacketsAreSleptFor(t *testing.T) {
+	w := newWaiter(goals{reach: 1000 * us, awake: 975}, preferred)
+	now := int64(1_000_000_000)
+	for i := range int64(20) {
+		w.arrived(now)
+		now += 30 * us
+		if s := w.next(now); i > 0 && s.kind != stepSleep {
+			t.Errorf("after %d packets: %+v", i+1, s)
+		}
+		now += (5 + i*i%7*10) * 1000 * us
+	}
+}
+
 // An ordinary thread that has lost its CPU sleeps for each packet, and comes back to spinning.
 func TestOrdinaryGivesWay(t *testing.T) {
 	w := newWaiter(goals{reach: 1000 * us, awake: 950}, ordinary)

@@ -145,7 +145,7 @@ static struct wait_step adapt(struct wait *w, uint64_t now)
 		w->dozed = true;
 		return (struct wait_step){ STEP_DOZE, due - w->lead };
 	}
-	if (!crowded && now < due + (regular ? late : often ? w->gap : 0))
+	if (!crowded && (regular || often) && now < due + (regular ? late : w->gap))
 		return spin(w, now);
 	w->dozed = false;
 	return (struct wait_step){ STEP_SLEEP, 0 };
