@@ -3,7 +3,9 @@
 package intercept
 
 import (
+	"bytes"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"slices"
@@ -131,6 +133,30 @@ func TestSocketTellsLosses(t *testing.T) {
 	lost := samples[slices.IndexFunc(samples, func(s bench.Sample) bool { return s.Metric == "lost" })].Value
 	if unsound := e.run.Report().Unsound; lost == 0 || len(unsound) > 0 {
 		t.Errorf("%v of %d packets lost: %v", lost, sent.Sent, unsound)
+	}
+}
+
+// A receiver that follows right behind another has a socket that wakes it, too, which the kernel lets go of a moment late.
+func TestNextReceiverIsWokenBySocket(t *testing.T) {
+	if os.Getenv("KERB_MATRIX") != "" {
+		t.Skip("the emulated kernels have no AF_XDP")
+	}
+	e := newExperiment(t)
+	p, err := e.place("kerb")
+	if err != nil {
+		t.Fatalf("%.600v", err)
+	}
+	for i := range 5 {
+		r, err := e.startReceiver(t.Context(), configs[0], p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", r.cmd.Process.Pid))
+		if err != nil || !bytes.Contains(maps, []byte("socket:[")) {
+			t.Errorf("receiver %d has no socket's ring mapped (%v)", i, err)
+		}
+		_ = r.cmd.Process.Kill()
+		<-r.ended
 	}
 }
 

@@ -9,7 +9,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-enum { PATIENCE = 64 };
+enum { PATIENCE = 64, TRIES = 100 };
 
 static bool has_address(uint32_t ifindex, const char *want)
 {
@@ -24,7 +24,7 @@ static bool has_address(uint32_t ifindex, const char *want)
 	return known && !strcmp(have, want);
 }
 
-int bells_open(struct bells *b, uint32_t ifindex, const char *address)
+int bells_open(struct bells *b, uint32_t ifindex, const char *address, bool patient)
 {
 	if (b->n && b->ifindex == ifindex)
 		return b->n;
@@ -33,7 +33,7 @@ int bells_open(struct bells *b, uint32_t ifindex, const char *address)
 	b->silent = 0;
 	if (!has_address(ifindex, address))
 		return 0;
-	while (b->n < BELLS && !xsk_open_bell(&b->of[b->n], ifindex, (uint32_t)b->n))
+	while (b->n < BELLS && !xsk_open_bell(&b->of[b->n], ifindex, (uint32_t)b->n, patient ? TRIES : 1))
 		b->n++;
 	return b->n;
 }

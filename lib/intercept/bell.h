@@ -14,8 +14,9 @@ struct bells {
 	int silent; /* times that the ring woke, in a row */
 };
 
-/* bells_open opens one for each queue, as far as there are; address: the interface's, else it is another one. The number of bells. */
-int bells_open(struct bells *b, uint32_t ifindex, const char *address);
+/* bells_open opens one for each queue, as far as there are; address: the interface's, else it is another one. patient: it waits up to
+ * 100 ms for a queue that a program has just left. The number of bells. */
+int bells_open(struct bells *b, uint32_t ifindex, const char *address, bool patient);
 void bells_close(struct bells *b);
 /* bells_heard has bells ring again. woken: a packet woke this program. false: they are no good, as others woke it every time for long. */
 bool bells_heard(struct bells *b, bool woken);

@@ -211,13 +211,13 @@ static int give_socket(int conn, const struct xsk *x, bool bell)
 }
 
 /* hang_bells has the kernel part wake this receiver by sockets, if the module offers that and it may have such. */
-static void hang_bells(struct kerb_intercept *k, int conn, const char *answer)
+static void hang_bells(struct kerb_intercept *k, int conn, const char *answer, bool patient)
 {
 	uint32_t ifindex = (uint32_t)number(answer, "bell");
 	char address[NAME];
 
 	text(answer, "mac", address, sizeof(address));
-	if (!ifindex || k->xsk.fd >= 0 || k->options.wait == KERB_WAIT_SPIN || !bells_open(&k->bells, ifindex, address)) {
+	if (!ifindex || k->xsk.fd >= 0 || k->options.wait == KERB_WAIT_SPIN || !bells_open(&k->bells, ifindex, address, patient)) {
 		bells_close(&k->bells);
 		return;
 	}
@@ -230,6 +230,7 @@ static void hang_bells(struct kerb_intercept *k, int conn, const char *answer)
 static int join(struct kerb_intercept *k, bool takeover)
 {
 	int conn = dial(k->path), fds[DESCRIPTORS], code;
+	bool first = !k->state; /* nobody waits for packets yet */
 	char answer[LINE];
 
 	if (conn < 0)
@@ -245,7 +246,7 @@ static int join(struct kerb_intercept *k, bool takeover)
 		close(conn);
 		return code;
 	}
-	hang_bells(k, conn, answer);
+	hang_bells(k, conn, answer, first);
 	k->conn = conn;
 	k->restarted = false;
 	return 0;

@@ -64,8 +64,8 @@ struct xsk {
 };
 
 int xsk_open(struct xsk *x, const char *device, uint32_t queue, bool copy);
-/* xsk_open_bell opens a socket that only wakes. */
-int xsk_open_bell(struct xsk *x, uint32_t ifindex, uint32_t queue);
+/* xsk_open_bell opens a socket that only wakes. Tries are 1 ms apart. */
+int xsk_open_bell(struct xsk *x, uint32_t ifindex, uint32_t queue, int tries);
 /* xsk_silence tells whether a bell has rung, and has it ring again. */
 bool xsk_silence(struct xsk *x);
 void xsk_close(struct xsk *x);

@@ -85,7 +85,7 @@ static void prefer_busy_poll(struct xsk *x)
 		  !setsockopt(x->fd, SOL_SOCKET, SO_BUSY_POLL_BUDGET, &budget, sizeof(budget));
 }
 
-/* bind_queue waits a moment for the queue where told to: the kernel takes its time to let go of a socket before. */
+/* bind_queue waits a moment for the queue, one ms for each try but the last: the kernel takes its time to let go of a socket before. */
 static int bind_queue(struct xsk *x, bool copy, int tries)
 {
 	struct sockaddr_xdp at = { .sxdp_family = AF_XDP, .sxdp_ifindex = x->ifindex, .sxdp_queue_id = x->queue,
@@ -136,10 +136,10 @@ int xsk_open(struct xsk *x, const char *device, uint32_t queue, bool copy)
 	return code;
 }
 
-int xsk_open_bell(struct xsk *x, uint32_t ifindex, uint32_t queue)
+int xsk_open_bell(struct xsk *x, uint32_t ifindex, uint32_t queue, int tries)
 {
 	*x = (struct xsk){ .fd = -1, .n = BELL_FRAMES, .ifindex = ifindex, .queue = queue };
-	return make_socket(x, true, 1); /* a driver that does without copying would take its frames from this socket only */
+	return make_socket(x, true, tries); /* a driver that does without copying would take its frames from this socket only */
 }
 
 void xsk_close(struct xsk *x)

@@ -237,3 +237,22 @@ func TestBell(t *testing.T) {
 		t.Error("not woken where there is no bell")
 	}
 }
+
+// A queue has one socket: while a program is woken by those of an interface, they are not offered to programs of other classes.
+func TestBellsAreOfOneProgram(t *testing.T) {
+	cs, first, second := newConsumers(), &consumer{}, &consumer{}
+	if err := errors.Join(cs.take("a", first, false), cs.take("b", second, false)); err != nil {
+		t.Fatal(err)
+	}
+	if cs.others(first, 7) || cs.others(second, 7) {
+		t.Error("sockets of others, and there are none")
+	}
+	cs.hang(first, 7)
+	if cs.others(first, 7) || !cs.others(second, 7) || cs.others(second, 8) {
+		t.Error("the first program's sockets are its own, and on one interface")
+	}
+	cs.leave("a", first)
+	if cs.others(second, 7) {
+		t.Error("the first program has gone, and its sockets with it")
+	}
+}
