@@ -78,7 +78,7 @@ func (e Experiment) execute(cmd *cobra.Command, f flags) error {
 	run := NewRun(e, f.quick, f.rounds, loads, cmd.ErrOrStderr())
 	err = e.Run(ctx, run)
 	if ctx.Err() != nil {
-		err = errors.New("interrupted; what it had built is removed")
+		err = errors.New("interrupted; the next run removes what may be left")
 	}
 	if err != nil {
 		return fmt.Errorf("bench %s: %w", e.Name, err)
