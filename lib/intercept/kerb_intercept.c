@@ -4,7 +4,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <poll.h>
 #include <sched.h>
 #include <stddef.h>
 #include <stdio.h>
@@ -23,6 +22,7 @@
 #include "source.h"
 #include "thread.h"
 #include "wait.h"
+#include "watch.h"
 
 #define MS 1000000ULL
 
@@ -49,6 +49,7 @@ struct kerb_intercept {
 	struct ring ring;
 	struct xsk xsk;
 	struct bells bells;
+	struct watch watch; /* over all of these */
 	struct controls controls;
 	struct icpt_state *state;
 
@@ -249,6 +250,7 @@ static int join(struct kerb_intercept *k, bool takeover)
 	hang_bells(k, conn, answer, first);
 	k->conn = conn;
 	k->restarted = false;
+	watch_end(&k->watch);
 	return 0;
 }
 
@@ -264,7 +266,7 @@ static int fresh(struct kerb_intercept **out, const char *class_name, const stru
 		free(k);
 		return fail(EINVAL, "awake %u: at most 999 of 1000", o->awake);
 	}
-	k->conn = k->xsk.fd = -1;
+	k->conn = k->xsk.fd = k->watch.fd = -1;
 	snprintf(k->class_name, sizeof(k->class_name), "%s", class_name);
 	code = prepare_thread(&k->options);
 	if (code) {
@@ -333,6 +335,7 @@ void kerb_intercept_close(struct kerb_intercept *k)
 	}
 	xsk_close(&k->xsk);
 	bells_close(&k->bells);
+	watch_end(&k->watch);
 	if (k->conn >= 0)
 		close(k->conn);
 	if (k->schedstat >= 0)
@@ -449,6 +452,7 @@ static int attend(struct kerb_intercept *k, uint64_t now)
 	k->restarted = size <= 0;
 	close(k->conn);
 	k->conn = -1;
+	watch_end(&k->watch);
 	k->attend = now; /* first what is in the ring still */
 	return 0;
 }
@@ -473,41 +477,53 @@ static struct look look(const struct kerb_intercept *k) { return look_at_thread(
 
 static uint64_t earlier(uint64_t a, uint64_t b) { return a < b ? a : b; }
 
+static int watch(struct kerb_intercept *k)
+{
+	int code = watch_begin(&k->watch);
+
+	if (!code)
+		code = watch_add(&k->watch, k->ring.fd, WATCH_RING);
+	if (!code)
+		code = watch_add(&k->watch, k->conn, WATCH_CONNECTION);
+	if (!code)
+		code = watch_add(&k->watch, k->xsk.fd, WATCH_SOCKET);
+	for (int i = 0; !code && i < k->bells.n; i++)
+		code = watch_add(&k->watch, k->bells.of[i].fd, WATCH_BELL);
+	if (code)
+		watch_end(&k->watch);
+	return code;
+}
+
 /* doze sleeps until a packet comes, or a time. Whether a packet came is 1. */
 static int doze(struct kerb_intercept *k, uint64_t now, uint64_t until)
 {
-	struct pollfd fds[3 + BELLS] = { { .fd = k->ring.fd, .events = POLLIN }, { .fd = k->xsk.fd, .events = POLLIN },
-		{ .fd = k->conn, .events = POLLIN } };
-	struct timespec t;
+	int code = k->watch.fd < 0 ? watch(k) : 0;
 	bool broken;
-	int n, code;
 
+	if (code)
+		return code;
 	if (k->bells.n)
 		until = earlier(until, now + BELL_TIME);
-	for (int i = 0; i < k->bells.n; i++)
-		fds[3 + i] = (struct pollfd){ .fd = k->bells.of[i].fd, .events = POLLIN };
-	t = timespec_of(until > now ? until - now : 0);
 	if (k->options.wait != KERB_WAIT_SLEEP || k->state->deadline) /* a system call: a sleeper need not know who held it up */
 		k->before = look(k);
 	if (arm(k, k->bells.n ? ICPT_BY_BELL : ICPT_BY_RING)) {
 		bells_heard(&k->bells, false);
 		return 1;
 	}
-	n = ppoll(fds, 3 + (nfds_t)k->bells.n, until == UINT64_MAX ? NULL : &t, NULL);
-	code = errno;
+	code = watch_sleep(&k->watch, now, until);
 	settle(k);
-	if (n < 0)
-		return fail(code, "poll: %s", strerror(code));
-	if (fds[0].revents & (POLLERR | POLLHUP | POLLNVAL)) /* of the kernel module */
+	if (code < 0)
+		return code;
+	if (code & WATCH_BROKEN(WATCH_RING)) /* of the kernel module */
 		return fail(ENODEV, "the interface of the class has gone");
-	if (fds[2].revents)
+	if (code & WATCH_CONNECTION)
 		k->attend = 0;
-	broken = !n && ring_pending(&k->ring) && until == now + BELL_TIME;
-	for (int i = 0; i < k->bells.n; i++)
-		broken |= fds[3 + i].revents & (POLLERR | POLLHUP | POLLNVAL);
-	if (!bells_heard(&k->bells, fds[0].revents) || broken)
+	broken = code & WATCH_BROKEN(WATCH_BELL) || (!code && ring_pending(&k->ring) && until == now + BELL_TIME);
+	if (k->bells.n && (!bells_heard(&k->bells, code & WATCH_RING) || broken)) {
 		bells_close(&k->bells);
-	return n > 0;
+		watch_end(&k->watch);
+	}
+	return code > 0;
 }
 
 /* notice finds out whether others had the CPU: we were away for long, and not by ourselves. */

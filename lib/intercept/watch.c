@@ -1,0 +1,68 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#define _GNU_SOURCE
+#include "watch.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "connection.h"
+
+#ifndef SYS_epoll_pwait2 /* Linux 5.11 */
+#define SYS_epoll_pwait2 441
+#endif
+
+enum { EVENTS = 8 };
+
+int watch_begin(struct watch *w)
+{
+	w->fd = epoll_create1(EPOLL_CLOEXEC);
+	return w->fd < 0 ? fail(errno, "epoll: %s", strerror(errno)) : 0;
+}
+
+void watch_end(struct watch *w)
+{
+	if (w->fd >= 0)
+		close(w->fd);
+	w->fd = -1;
+}
+
+int watch_add(struct watch *w, int fd, enum watched what)
+{
+	/* A bell that has rung is made silent before the next sleep; the others are to be told of until they are dealt with. */
+	struct epoll_event e = { .events = EPOLLIN | (what == WATCH_BELL ? EPOLLET : 0), .data.u32 = what };
+
+	if (fd >= 0 && epoll_ctl(w->fd, EPOLL_CTL_ADD, fd, &e))
+		return fail(errno, "epoll: %s", strerror(errno));
+	return 0;
+}
+
+/* epoll_sleep does without epoll_pwait2 where that is unknown: epoll_wait itself counts in ms. */
+static int epoll_sleep(int fd, struct epoll_event *events, const struct timespec *t)
+{
+	int n = (int)syscall(SYS_epoll_pwait2, fd, events, EVENTS, t, NULL, 0);
+	struct pollfd one = { .fd = fd, .events = POLLIN };
+
+	if (n >= 0 || (errno != ENOSYS && errno != EPERM)) /* EPERM: seccomp filters that are older than the call */
+		return n;
+	n = ppoll(&one, 1, t, NULL);
+	return n > 0 ? epoll_wait(fd, events, EVENTS, 0) : n;
+}
+
+int watch_sleep(const struct watch *w, uint64_t now, uint64_t until)
+{
+	uint64_t left = until > now ? until - now : 0;
+	struct timespec t = { (time_t)(left / 1000000000), (long)(left % 1000000000) };
+	struct epoll_event events[EVENTS];
+	int what = 0, n = epoll_sleep(w->fd, events, until == UINT64_MAX ? NULL : &t);
+
+	if (n < 0)
+		return fail(errno, "epoll: %s", strerror(errno));
+	for (int i = 0; i < n; i++)
+		what |= (int)(events[i].data.u32 | (events[i].events & (EPOLLERR | EPOLLHUP) ? WATCH_BROKEN(events[i].data.u32) : 0));
+	return what;
+}

@@ -1,0 +1,28 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Sleeping until one of several descriptors has something: an epoll instance that stays, so that a sleep is one system call whose cost
+ * does not grow with what is watched. */
+#pragma once
+
+#include <stdint.h>
+
+enum watched {
+	WATCH_RING = 1,
+	WATCH_CONNECTION = 2,
+	WATCH_SOCKET = 4, /* with packets */
+	WATCH_BELL = 8,
+};
+
+#define WATCH_BROKEN(what) ((what) << 4) /* with that of the same descriptor */
+
+struct watch {
+	int fd; /* -1: begin again */
+};
+
+/* watch_begin watches nothing. 0, or a negative errno. */
+int watch_begin(struct watch *w);
+/* watch_end: before the next sleep, watching begins again; for when a descriptor has become another. */
+void watch_end(struct watch *w);
+/* watch_add watches a descriptor; -1 is none. */
+int watch_add(struct watch *w, int fd, enum watched what);
+/* watch_sleep returns what there is, 0 when it is time, or a negative errno. until: CLOCK_MONOTONIC, ns; now is before it. UINT64_MAX: for ever. */
+int watch_sleep(const struct watch *w, uint64_t now, uint64_t until);
