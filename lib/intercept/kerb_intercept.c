@@ -49,6 +49,7 @@ struct kerb_intercept {
 	struct ring ring;
 	struct xsk xsk;
 	struct bells bells;
+	bool by_ring; /* the ring has ended the last sleep */
 	struct watch watch; /* over all of these */
 	struct controls controls;
 	struct icpt_state *state;
@@ -497,19 +498,23 @@ static int watch(struct kerb_intercept *k)
 /* doze sleeps until a packet comes, or a time. Whether a packet came is 1. */
 static int doze(struct kerb_intercept *k, uint64_t now, uint64_t until)
 {
-	int code = k->watch.fd < 0 ? watch(k) : 0;
+	int code;
 	bool broken;
 
+	if (k->bells.n && !bells_heard(&k->bells, k->by_ring)) { /* not behind the sleep: there a packet waits */
+		bells_close(&k->bells);
+		watch_end(&k->watch);
+	}
+	k->by_ring = false;
+	code = k->watch.fd < 0 ? watch(k) : 0;
 	if (code)
 		return code;
 	if (k->bells.n)
 		until = earlier(until, now + BELL_TIME);
 	if (k->options.wait != KERB_WAIT_SLEEP || k->state->deadline) /* a system call: a sleeper need not know who held it up */
 		k->before = look(k);
-	if (arm(k, k->bells.n ? ICPT_BY_BELL : ICPT_BY_RING)) {
-		bells_heard(&k->bells, false);
+	if (arm(k, k->bells.n ? ICPT_BY_BELL : ICPT_BY_RING))
 		return 1;
-	}
 	code = watch_sleep(&k->watch, now, until);
 	settle(k);
 	if (code < 0)
@@ -518,8 +523,9 @@ static int doze(struct kerb_intercept *k, uint64_t now, uint64_t until)
 		return fail(ENODEV, "the interface of the class has gone");
 	if (code & WATCH_CONNECTION)
 		k->attend = 0;
+	k->by_ring = code & WATCH_RING;
 	broken = code & WATCH_BROKEN(WATCH_BELL) || (!code && ring_pending(&k->ring) && until == now + BELL_TIME);
-	if (k->bells.n && (!bells_heard(&k->bells, code & WATCH_RING) || broken)) {
+	if (broken) {
 		bells_close(&k->bells);
 		watch_end(&k->watch);
 	}

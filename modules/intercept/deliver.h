@@ -313,8 +313,7 @@ static __always_inline int icpt_to_socket(struct kerb_pkt *pkt, const struct icp
 	return bpf_redirect_map(&xsks, at, 0) == XDP_REDIRECT;
 }
 
-#define ICPT_BELL      1536 /* longer frames may be several buffers, which the socket would not take, */
-#define ICPT_BELL_SURE 64   /* and ring with so many bytes */
+#define ICPT_BELL 64 /* bytes of a frame that ring: the socket takes no frames of several buffers, and copies what it is given */
 
 /* Whether the packet, which is in the ring already, has gone to the socket that wakes. */
 static __always_inline int icpt_ring_bell(struct kerb_pkt *pkt, const struct icpt_found *k)
@@ -324,7 +323,7 @@ static __always_inline int icpt_ring_bell(struct kerb_pkt *pkt, const struct icp
 	if (at < 0)
 		return 0;
 	if (pkt->len > ICPT_BELL)
-		rc = bpf_xdp_adjust_tail(pkt->ctx, ICPT_BELL_SURE - (int)pkt->len);
+		rc = bpf_xdp_adjust_tail(pkt->ctx, ICPT_BELL - (int)pkt->len);
 	kerb_reload(pkt);
 	return !rc && bpf_redirect_map(&xsks, at, 0) == XDP_REDIRECT;
 }

@@ -39,7 +39,11 @@ type xsk struct {
 
 const chunks, chunkSize = 16, 4096
 
-const byBell = 2 // enum icpt_waiting
+const (
+	byBell    = 2  // enum icpt_waiting
+	bellBytes = 64 // ICPT_BELL
+	headers   = 14 + 20 + 8
+)
 
 func openXSK(t *testing.T, ifindex int) *xsk {
 	t.Helper()
@@ -221,8 +225,8 @@ func TestBell(t *testing.T) {
 		seq := uint64(2 * i)
 		atomic.StoreUint32(&r.state.Waiting, byBell)
 		send(text)
-		if _, frame := x.receive(t); !bytes.HasSuffix(frame, []byte(text)) {
-			t.Errorf("rung by %q, want %q", frame, text)
+		if _, frame := x.receive(t); !bytes.HasSuffix(frame, []byte(text[:min(len(text), bellBytes-headers)])) {
+			t.Errorf("rung by %q, want the beginning of %q", frame, text)
 		}
 		r.awaitRecord(t, seq, text)
 		send("awake")
