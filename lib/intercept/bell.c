@@ -44,15 +44,12 @@ void bells_close(struct bells *b)
 		xsk_close(&b->of[--b->n]);
 }
 
-bool bells_heard(struct bells *b, bool woken)
+bool bells_heard(struct bells *b, enum bell_missed missed)
 {
 	bool rang = false;
 
 	for (int i = 0; i < b->n; i++)
 		rang |= xsk_silence(&b->of[i]);
-	if (rang)
-		b->silent = 0;
-	else if (woken)
-		b->silent++;
+	b->silent = rang ? 0 : b->silent + (int)missed;
 	return b->silent < PATIENCE;
 }

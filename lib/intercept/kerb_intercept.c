@@ -26,7 +26,7 @@
 
 #define MS 1000000ULL
 
-#define BELL_TIME (100 * MS) /* a sleep is no longer: should no bell ring when one should, it is not for long */
+#define BELL_TIME (100 * MS) /* how often who sleeps for bells looks by itself: should none ring when one should, it is not for long */
 
 enum { AWAKE = 975 }; /* p99 is that of a wake-up that is a little late; 990 takes a quarter more CPU time */
 
@@ -49,7 +49,7 @@ struct kerb_intercept {
 	struct ring ring;
 	struct xsk xsk;
 	struct bells bells;
-	bool by_ring; /* the ring has ended the last sleep */
+	enum bell_missed missed; /* in the last sleep */
 	struct watch watch; /* over all of these */
 	struct controls controls;
 	struct icpt_state *state;
@@ -490,6 +490,8 @@ static int watch(struct kerb_intercept *k)
 		code = watch_add(&k->watch, k->xsk.fd, WATCH_SOCKET);
 	for (int i = 0; !code && i < k->bells.n; i++)
 		code = watch_add(&k->watch, k->bells.of[i].fd, WATCH_BELL);
+	if (!code && k->bells.n)
+		code = watch_clock(&k->watch, BELL_TIME);
 	if (code)
 		watch_end(&k->watch);
 	return code;
@@ -499,18 +501,15 @@ static int watch(struct kerb_intercept *k)
 static int doze(struct kerb_intercept *k, uint64_t now, uint64_t until)
 {
 	int code;
-	bool broken;
 
-	if (k->bells.n && !bells_heard(&k->bells, k->by_ring)) { /* not behind the sleep: there a packet waits */
+	if (k->bells.n && !bells_heard(&k->bells, k->missed)) { /* not behind the sleep: there a packet waits */
 		bells_close(&k->bells);
 		watch_end(&k->watch);
 	}
-	k->by_ring = false;
+	k->missed = BELL_NONE_MISSED;
 	code = k->watch.fd < 0 ? watch(k) : 0;
 	if (code)
 		return code;
-	if (k->bells.n)
-		until = earlier(until, now + BELL_TIME);
 	if (k->options.wait != KERB_WAIT_SLEEP || k->state->deadline) /* a system call: a sleeper need not know who held it up */
 		k->before = look(k);
 	if (arm(k, k->bells.n ? ICPT_BY_BELL : ICPT_BY_RING))
@@ -523,9 +522,11 @@ static int doze(struct kerb_intercept *k, uint64_t now, uint64_t until)
 		return fail(ENODEV, "the interface of the class has gone");
 	if (code & WATCH_CONNECTION)
 		k->attend = 0;
-	k->by_ring = code & WATCH_RING;
-	broken = code & WATCH_BROKEN(WATCH_BELL) || (!code && ring_pending(&k->ring) && until == now + BELL_TIME);
-	if (broken) {
+	if (code & WATCH_RING)
+		k->missed = BELL_MISSED;
+	else if (code == WATCH_CLOCK && ring_pending(&k->ring))
+		k->missed = BELL_MISSED_FOR_LONG;
+	if (code & WATCH_BROKEN(WATCH_BELL)) {
 		bells_close(&k->bells);
 		watch_end(&k->watch);
 	}

@@ -7,6 +7,7 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/syscall.h>
+#include <sys/timerfd.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -20,25 +21,39 @@ enum { EVENTS = 8 };
 
 int watch_begin(struct watch *w)
 {
-	w->fd = epoll_create1(EPOLL_CLOEXEC);
+	*w = (struct watch){ .fd = epoll_create1(EPOLL_CLOEXEC), .clock = -1 };
 	return w->fd < 0 ? fail(errno, "epoll: %s", strerror(errno)) : 0;
 }
 
 void watch_end(struct watch *w)
 {
-	if (w->fd >= 0)
-		close(w->fd);
-	w->fd = -1;
+	if (w->fd < 0)
+		return;
+	close(w->fd);
+	if (w->clock >= 0)
+		close(w->clock);
+	w->fd = w->clock = -1;
 }
 
 int watch_add(struct watch *w, int fd, enum watched what)
 {
-	/* A bell that has rung is made silent before the next sleep; the others are to be told of until they are dealt with. */
-	struct epoll_event e = { .events = EPOLLIN | (what == WATCH_BELL ? EPOLLET : 0), .data.u32 = what };
+	/* A bell is made silent before the next sleep, a clock need not be; others are told of until they are dealt with. */
+	struct epoll_event e = { .events = EPOLLIN | (what & (WATCH_BELL | WATCH_CLOCK) ? EPOLLET : 0), .data.u32 = what };
 
 	if (fd >= 0 && epoll_ctl(w->fd, EPOLL_CTL_ADD, fd, &e))
 		return fail(errno, "epoll: %s", strerror(errno));
 	return 0;
+}
+
+int watch_clock(struct watch *w, uint64_t every)
+{
+	struct timespec t = { (time_t)(every / 1000000000), (long)(every % 1000000000) };
+	struct itimerspec both = { t, t };
+
+	w->clock = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
+	if (w->clock < 0 || timerfd_settime(w->clock, 0, &both, NULL))
+		return fail(errno, "timerfd: %s", strerror(errno));
+	return watch_add(w, w->clock, WATCH_CLOCK);
 }
 
 /* epoll_sleep does without epoll_pwait2 where that is unknown: epoll_wait itself counts in ms. */

@@ -10,12 +10,14 @@ enum watched {
 	WATCH_CONNECTION = 2,
 	WATCH_SOCKET = 4, /* with packets */
 	WATCH_BELL = 8,
+	WATCH_CLOCK = 16,
 };
 
-#define WATCH_BROKEN(what) ((what) << 4) /* with that of the same descriptor */
+#define WATCH_BROKEN(what) ((what) << 5) /* with that of the same descriptor */
 
 struct watch {
-	int fd; /* -1: begin again */
+	int fd;	   /* -1: begin again */
+	int clock; /* -1: none */
 };
 
 /* watch_begin watches nothing. 0, or a negative errno. */
@@ -24,5 +26,7 @@ int watch_begin(struct watch *w);
 void watch_end(struct watch *w);
 /* watch_add watches a descriptor; -1 is none. */
 int watch_add(struct watch *w, int fd, enum watched what);
+/* watch_clock ends a sleep from time to time, which costs less than a limit for each; ns. */
+int watch_clock(struct watch *w, uint64_t every);
 /* watch_sleep returns what there is, 0 when it is time, or a negative errno. until: CLOCK_MONOTONIC, ns; now is before it. UINT64_MAX: for ever. */
 int watch_sleep(const struct watch *w, uint64_t now, uint64_t until);
