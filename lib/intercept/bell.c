@@ -9,6 +9,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "watch.h"
+
 enum { PATIENCE = 64, TRIES = 100 };
 
 static bool has_address(uint32_t ifindex, const char *want)
@@ -30,7 +32,7 @@ int bells_open(struct bells *b, uint32_t ifindex, const char *address, bool pati
 		return b->n;
 	bells_close(b);
 	b->ifindex = ifindex;
-	b->silent = 0;
+	b->armed = b->silent = 0;
 	if (!has_address(ifindex, address))
 		return 0;
 	while (b->n < BELLS && !xsk_open_bell(&b->of[b->n], ifindex, (uint32_t)b->n, patient ? TRIES : 1))
@@ -44,12 +46,23 @@ void bells_close(struct bells *b)
 		xsk_close(&b->of[--b->n]);
 }
 
-bool bells_heard(struct bells *b, enum bell_missed missed)
+/* A bell has room to ring some times before it has to be silenced, which takes cache lines that the kernel writes on another CPU. */
+void bells_arm(struct bells *b)
 {
-	bool rang = false;
-
+	if (++b->armed < BELL_FRAMES)
+		return;
 	for (int i = 0; i < b->n; i++)
-		rang |= xsk_silence(&b->of[i]);
-	b->silent = rang ? 0 : b->silent + (int)missed;
-	return b->silent < PATIENCE;
+		xsk_silence(&b->of[i]);
+	b->armed = 1;
+}
+
+bool bells_heard(struct bells *b, int what, bool packets)
+{
+	if (what & WATCH_BELL)
+		b->silent = 0;
+	else if (what & WATCH_RING)
+		b->silent++; /* a packet of another queue */
+	else if (what & WATCH_CLOCK && packets)
+		b->silent += PATIENCE / 2; /* one may be about to ring */
+	return b->silent < PATIENCE && !(what & WATCH_BROKEN(WATCH_BELL));
 }

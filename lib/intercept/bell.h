@@ -11,6 +11,7 @@ struct bells {
 	struct xsk of[BELLS];
 	int n;
 	uint32_t ifindex;
+	int armed;  /* times that one may have rung since all were silenced */
 	int silent; /* what was missed since one has rung */
 };
 
@@ -18,8 +19,8 @@ struct bells {
  * 100 ms for a queue that a program has just left. The number of bells. */
 int bells_open(struct bells *b, uint32_t ifindex, const char *address, bool patient);
 void bells_close(struct bells *b);
-/* Whether a bell should have rung that did not: the ring woke, which is no harm, or nothing did. One may be about to ring. */
-enum bell_missed { BELL_NONE_MISSED = 0, BELL_MISSED = 1, BELL_MISSED_FOR_LONG = 32 };
-
-/* bells_heard has bells ring again. false: they are no good, as too many were missed in a row. */
-bool bells_heard(struct bells *b, enum bell_missed missed);
+/* bells_arm has bells ring again: before each sleep that they may end. */
+void bells_arm(struct bells *b);
+/* bells_heard learns what has ended such a sleep (enum watched), and whether packets wait. false: they are no good, as others woke, or
+ * none did, too often in a row. */
+bool bells_heard(struct bells *b, int what, bool packets);

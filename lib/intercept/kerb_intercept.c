@@ -49,7 +49,6 @@ struct kerb_intercept {
 	struct ring ring;
 	struct xsk xsk;
 	struct bells bells;
-	enum bell_missed missed; /* in the last sleep */
 	struct watch watch; /* over all of these */
 	struct controls controls;
 	struct icpt_state *state;
@@ -500,18 +499,13 @@ static int watch(struct kerb_intercept *k)
 /* doze sleeps until a packet comes, or a time. Whether a packet came is 1. */
 static int doze(struct kerb_intercept *k, uint64_t now, uint64_t until)
 {
-	int code;
+	int code = k->watch.fd < 0 ? watch(k) : 0;
 
-	if (k->bells.n && !bells_heard(&k->bells, k->missed)) { /* not behind the sleep: there a packet waits */
-		bells_close(&k->bells);
-		watch_end(&k->watch);
-	}
-	k->missed = BELL_NONE_MISSED;
-	code = k->watch.fd < 0 ? watch(k) : 0;
 	if (code)
 		return code;
 	if (k->options.wait != KERB_WAIT_SLEEP || k->state->deadline) /* a system call: a sleeper need not know who held it up */
 		k->before = look(k);
+	bells_arm(&k->bells);
 	if (arm(k, k->bells.n ? ICPT_BY_BELL : ICPT_BY_RING))
 		return 1;
 	code = watch_sleep(&k->watch, now, until);
@@ -522,11 +516,7 @@ static int doze(struct kerb_intercept *k, uint64_t now, uint64_t until)
 		return fail(ENODEV, "the interface of the class has gone");
 	if (code & WATCH_CONNECTION)
 		k->attend = 0;
-	if (code & WATCH_RING)
-		k->missed = BELL_MISSED;
-	else if (code == WATCH_CLOCK && ring_pending(&k->ring))
-		k->missed = BELL_MISSED_FOR_LONG;
-	if (code & WATCH_BROKEN(WATCH_BELL)) {
+	if (k->bells.n && !bells_heard(&k->bells, code, ring_pending(&k->ring))) {
 		bells_close(&k->bells);
 		watch_end(&k->watch);
 	}
@@ -580,6 +570,8 @@ static int sleep_for(struct kerb_intercept *k, struct wait_step step, uint64_t n
 		code = doze(k, now, earlier(to, attend));
 		k->stats.slept++;
 	}
+	if (k->options.wait == KERB_WAIT_SLEEP) /* it learns nothing, and a packet waits */
+		return code < 0 ? code : 0;
 	k->seen = kerb_intercept_now();
 	wait_woke(&k->wait, code || step.kind == STEP_SLEEP || to != step.until ? 0 : to, k->seen);
 	return code < 0 ? code : 0;
@@ -593,7 +585,8 @@ static int await(struct kerb_intercept *k, uint64_t until)
 		struct wait_step step;
 		int code;
 
-		notice(k, now);
+		if (k->options.wait != KERB_WAIT_SLEEP)
+			notice(k, now);
 		if (now >= until)
 			return 0;
 		code = now >= k->attend ? attend(k, now) : 0;

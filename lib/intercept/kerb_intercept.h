@@ -90,7 +90,7 @@ struct kerb_intercept_stats {
 	uint64_t longest;  /* T2 - T1 */
 	uint64_t deadline; /* 0: none */
 	uint64_t slept, rested, spun; /* how the receiver waited: times that it slept, for packets and as a rest; looks at an empty ring */
-	uint64_t held_up;  /* times that others had the CPU for long */
+	uint64_t held_up;  /* times that others had the CPU for long; not of KERB_WAIT_SLEEP */
 };
 
 /* kerb_intercept_open opens a class of a module: its name, or the path of its socket, which is /run/kerb/modules/<name>.sock unless

@@ -20,7 +20,7 @@
 #define SO_BUSY_POLL_BUDGET 70
 #endif
 
-enum { FRAME = 4096, FRAMES = 4096, BELL_FRAMES = 4, BUSY_US = 20, BUSY_BUDGET = 64 };
+enum { FRAME = 4096, FRAMES = 4096, BUSY_US = 20, BUSY_BUDGET = 64 };
 
 static uint32_t load(const uint32_t *p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
 static void store(uint32_t *p, uint32_t v) { __atomic_store_n(p, v, __ATOMIC_RELEASE); }
@@ -218,13 +218,10 @@ void xsk_release(struct xsk *x)
 	x->held = 0;
 }
 
-bool xsk_silence(struct xsk *x)
+void xsk_silence(struct xsk *x)
 {
 	x->held = load(x->rx.producer) - *x->rx.consumer;
-	if (!x->held)
-		return false;
 	xsk_release(x);
-	return true;
 }
 
 bool xsk_owns(const struct xsk *x, const uint8_t *frame)
