@@ -4,6 +4,7 @@ package intercept
 
 import (
 	"bufio"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -46,24 +47,24 @@ func (c *consumer) expect(t *testing.T, lines ...string) {
 	}
 }
 
-type opener func(t *testing.T, m *module, class string, w Wait, count int, controls bool) *consumer
+type opener func(t *testing.T, m *module, class string, w Wait, count int, extra string) *consumer
 
 // both runs a test with the C library and with this package.
 func both(t *testing.T, test func(t *testing.T, open opener)) {
 	t.Run("C", func(t *testing.T) {
 		program := compileC(t, "receive.c")
-		test(t, func(t *testing.T, m *module, class string, w Wait, count int, controls bool) *consumer {
-			return openC(t, program, m, class, w, count, controls)
+		test(t, func(t *testing.T, m *module, class string, w Wait, count int, extra string) *consumer {
+			return openC(t, program, m, class, w, count, extra)
 		})
 	})
 	t.Run("Go", func(t *testing.T) { test(t, openGo) })
 }
 
-func openC(t *testing.T, program string, m *module, class string, w Wait, count int, controls bool) *consumer {
+func openC(t *testing.T, program string, m *module, class string, w Wait, count int, extra string) *consumer {
 	t.Helper()
 	args := []string{m.path, class, strconv.Itoa(int(w)), strconv.Itoa(count)}
-	if controls {
-		args = append(args, "control")
+	if extra != "" {
+		args = append(args, extra)
 	}
 	cmd := exec.Command(program, args...)
 	in, err := cmd.StdinPipe()
@@ -85,13 +86,13 @@ func openC(t *testing.T, program string, m *module, class string, w Wait, count 
 	return &consumer{in, bufio.NewScanner(out), cmd.Process.Pid}
 }
 
-func openGo(t *testing.T, m *module, class string, w Wait, count int, controls bool) *consumer {
+func openGo(t *testing.T, m *module, class string, w Wait, count int, extra string) *consumer {
 	begin, told := io.Pipe()
 	lines, out := io.Pipe()
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		if err := receive(m.path, class, w, count, controls, begin, out); err != nil {
+		if err := receive(m.path, class, w, count, extra, begin, out); err != nil {
 			fmt.Fprintf(out, "error %v\n", err)
 		}
 		_ = out.Close()
@@ -106,13 +107,13 @@ func openGo(t *testing.T, m *module, class string, w Wait, count int, controls b
 }
 
 // receive is testdata/receive.c.
-func receive(path, class string, w Wait, count int, controls bool, begin io.Reader, out io.Writer) error {
-	r, err := Open(path, class, Options{Wait: w, KeepPriority: true})
+func receive(path, class string, w Wait, count int, extra string, begin io.Reader, out io.Writer) error {
+	r, err := Open(path, class, Options{Wait: w, KeepPriority: true, IdlePoll: extra == "idle_poll"})
 	if err != nil {
 		return err
 	}
 	defer r.Close()
-	if controls {
+	if extra == "control" {
 		err = errors.Join(r.Stop(), r.Start(), r.SetAction(Copy), r.SetPriority(6), r.SetMaxBytes(99), r.SetDeadline(123456789),
 			r.SetPorts(1, 8000, 8010), r.SetPayload(2, 9, []byte{1, 2, 3}, []byte{0xff, 0xf0, 0x0f}))
 	}
@@ -163,7 +164,7 @@ func TestReceivesInOrder(t *testing.T) {
 	both(t, func(t *testing.T, open opener) {
 		for _, w := range []Wait{Adaptive, Spin, Sleep} {
 			m := newModule(t)
-			c := open(t, m, "ctrl", w, 300, false)
+			c := open(t, m, "ctrl", w, 300, "")
 			c.expect(t, "ready")
 			c.start()
 			for i := range 300 {
@@ -182,7 +183,7 @@ func TestReceivesInOrder(t *testing.T) {
 func TestTellsLosses(t *testing.T) {
 	both(t, func(t *testing.T, open opener) {
 		m := newModule(t)
-		c := open(t, m, "ctrl", Adaptive, fits+2, false)
+		c := open(t, m, "ctrl", Adaptive, fits+2, "")
 		c.expect(t, "ready")
 		m.emit(0, fits+9)
 		if n := m.numbers(); n.Lost != 9 {
@@ -206,7 +207,7 @@ func TestNeverMissesAWakeUp(t *testing.T) {
 		const count = 3000
 		for _, w := range []Wait{Sleep, Adaptive} {
 			m := newModule(t)
-			c := open(t, m, "ctrl", w, count, false)
+			c := open(t, m, "ctrl", w, count, "")
 			c.expect(t, "ready")
 			c.start()
 			for i := range count {
@@ -222,7 +223,7 @@ func TestNeverMissesAWakeUp(t *testing.T) {
 func TestGoesAlongWithANewConfiguration(t *testing.T) {
 	both(t, func(t *testing.T, open opener) {
 		m := newModule(t)
-		c := open(t, m, "ctrl", Adaptive, 6, false)
+		c := open(t, m, "ctrl", Adaptive, 6, "")
 		c.expect(t, "ready")
 		<-m.opened
 		m.emit(0, 4)
@@ -240,7 +241,7 @@ func TestGoesAlongWithANewConfiguration(t *testing.T) {
 func TestGoesAlongWithARestart(t *testing.T) {
 	both(t, func(t *testing.T, open opener) {
 		m := newModule(t)
-		c := open(t, m, "ctrl", Sleep, 4, false)
+		c := open(t, m, "ctrl", Sleep, 4, "")
 		c.expect(t, "ready")
 		<-m.opened
 		c.start()
@@ -256,7 +257,7 @@ func TestGoesAlongWithARestart(t *testing.T) {
 func TestTellsThatTheClassWasTaken(t *testing.T) {
 	both(t, func(t *testing.T, open opener) {
 		m := newModule(t)
-		c := open(t, m, "ctrl", Adaptive, 2, false)
+		c := open(t, m, "ctrl", Adaptive, 2, "")
 		c.expect(t, "ready")
 		<-m.opened
 		m.emit(0, 1)
@@ -273,7 +274,7 @@ func TestTellsThatTheClassWasTaken(t *testing.T) {
 func TestLeavesTheRingToTheNext(t *testing.T) {
 	both(t, func(t *testing.T, open opener) {
 		m := newModule(t)
-		c := open(t, m, "ctrl", Adaptive, 2, false)
+		c := open(t, m, "ctrl", Adaptive, 2, "")
 		c.expect(t, "ready")
 		<-m.opened
 		m.emit(0, 2)
@@ -294,7 +295,7 @@ func TestLeavesTheRingToTheNext(t *testing.T) {
 func TestTellsWhyItWasRefused(t *testing.T) {
 	both(t, func(t *testing.T, open opener) {
 		m := newModule(t)
-		open(t, m, "log", Adaptive, 1, false).expect(t, `error there is no class "log" that programs can open; there are: ctrl`)
+		open(t, m, "log", Adaptive, 1, "").expect(t, `error there is no class "log" that programs can open; there are: ctrl`)
 	})
 	if _, err := Open(t.TempDir()+"/none", "ctrl", Options{KeepPriority: true}); err == nil || !strings.Contains(err.Error(), "is the module applied") {
 		t.Errorf("without a module: %v", err)
@@ -304,7 +305,7 @@ func TestTellsWhyItWasRefused(t *testing.T) {
 func TestControlMessages(t *testing.T) {
 	both(t, func(t *testing.T, open opener) {
 		m := newModule(t)
-		open(t, m, "ctrl", Adaptive, 1, true).expect(t, "ready")
+		open(t, m, "ctrl", Adaptive, 1, "control").expect(t, "ready")
 		m.send(make([]byte, 14))
 		want := controlEntry{Op: opPayload, Index: 2, Value: 9<<16 | 3, Bytes: [8]byte{1, 2, 3}, Mask: [8]byte{0xff, 0xf0, 0x0f}}
 		n := m.numbers()
@@ -321,7 +322,7 @@ func TestLatePacketsAreNoted(t *testing.T) {
 	both(t, func(t *testing.T, open opener) {
 		m := newModule(t)
 		m.state.Deadline = 1
-		c := open(t, m, "ctrl", Adaptive, 20, false)
+		c := open(t, m, "ctrl", Adaptive, 20, "")
 		c.expect(t, "ready")
 		m.emit(0, 20)
 		c.start()
@@ -375,6 +376,48 @@ func TestIdleReceiverSleeps(t *testing.T) {
 	}
 }
 
+// While packets come, idle CPUs poll for who has asked for it, and no longer.
+func TestIdleCPUsPoll(t *testing.T) {
+	device, err := os.Open("/dev/cpu_dma_latency")
+	if err != nil {
+		t.Skip(err)
+	}
+	defer device.Close()
+	await := func(t *testing.T, polls bool) {
+		t.Helper()
+		us := make([]byte, 4)
+		for end := time.Now().Add(30 * time.Second); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+			if _, err := device.ReadAt(us, 0); err != nil {
+				t.Fatal(err)
+			}
+			if binary.NativeEndian.Uint32(us) == 0 == polls {
+				return
+			}
+		}
+		t.Fatalf("leaving an idle state may take %d us, want 0: %v", binary.NativeEndian.Uint32(us), polls)
+	}
+	await(t, false) // of others
+	both(t, func(t *testing.T, open opener) {
+		for _, w := range []Wait{Sleep, Adaptive} {
+			m := newModule(t)
+			c := open(t, m, "ctrl", w, 3, "idle_poll")
+			c.expect(t, "ready")
+			c.start()
+			await(t, false)
+			m.emit(0, 1)
+			c.expect(t, packet(0, 0, 0))
+			await(t, true)
+			await(t, false) // nothing comes any more
+			m.emit(1, 2)
+			c.expect(t, packet(1, 1, 0))
+			await(t, true)
+			m.emit(2, 3) // and it ends
+			c.expect(t, packet(2, 2, 0), "stats 3 0 0")
+			await(t, false)
+		}
+	})
+}
+
 // What a program has written that had the class before, harms the next one for as long as it takes to open the class.
 func TestBeginsAnewAfterNonsense(t *testing.T) {
 	for name, position := range map[string]uint64{"odd": 12345, "within a record": 24, "ahead": 1 << 40, "all bits": ^uint64(0)} {
@@ -384,7 +427,7 @@ func TestBeginsAnewAfterNonsense(t *testing.T) {
 				m.emit(0, 3)
 				scribble(t, m.kernel.Maps["ring"].FD(), 0, position)
 				scribble(t, m.kernel.Maps["controls"].FD(), os.Getpagesize(), position)
-				c := open(t, m, "ctrl", Adaptive, 2, true)
+				c := open(t, m, "ctrl", Adaptive, 2, "control")
 				c.expect(t, "ready")
 				lost := m.numbers().Lost
 				c.start()
@@ -419,7 +462,7 @@ func TestWritesItsOwnOnly(t *testing.T) {
 		t.Skip("rings are longer with pages of this size")
 	}
 	m := newModule(t)
-	c := openC(t, compileC(t, "receive.c"), m, "ctrl", Adaptive, 1, false)
+	c := openC(t, compileC(t, "receive.c"), m, "ctrl", Adaptive, 1, "")
 	c.expect(t, "ready")
 	maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", c.pid))
 	if err != nil {

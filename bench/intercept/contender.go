@@ -52,13 +52,18 @@ var configs = slices.Concat(
 	},
 )
 
-// classes are a config as any program runs, before these (the library's default), and of SCHED_FIFO.
+// classes are a config as any program runs, before these (the library's default), and of SCHED_FIFO; and, where it sleeps, before
+// others on CPUs that poll when they are idle.
 func classes(name, hook, program, wait string) []config {
-	return []config{
+	all := []config{
 		{name, hook, program, wait, "other", false},
 		{name + "-eager", hook, program, wait, "eager", false},
 		{name + "-fifo", hook, program, wait, "fifo", false},
 	}
+	if wait != "spin" {
+		all = append(all, config{name + "-ready", hook, program, wait, "ready", false})
+	}
+	return all
 }
 
 // withSocket has the programs bring AF_XDP sockets to the module.
@@ -70,8 +75,8 @@ func withSocket(all []config) []config {
 }
 
 // essential are the configs of --quick: ring and sockets that wait and are scheduled in the same ways.
-var essential = []string{"ringbuf", "ringbuf-eager", "ringbuf-fifo", "ringbuf-adaptive*", "ringbuf-spin-fifo",
-	"socket", "socket-eager", "socket-fifo", "socket-adaptive*", "socket-spin-fifo", "clock-fifo"}
+var essential = []string{"ringbuf-eager", "ringbuf-fifo", "ringbuf-ready", "ringbuf-adaptive-*", "ringbuf-spin-fifo",
+	"socket", "socket-eager", "socket-fifo", "socket-ready", "socket-adaptive-*", "socket-spin-fifo", "clock-fifo"}
 
 // enduring are those of the long loads.
 var enduring = []string{"ringbuf-adaptive-eager", "socket"}
@@ -92,8 +97,11 @@ func names() (all []string) {
 	return all
 }
 
-// possible tells why not: kernels with PREEMPT_RT have no busy polling of sockets.
+// possible tells why not: kernels with PREEMPT_RT have no busy polling of sockets, containers have not all devices.
 func (c config) possible() error {
+	if c.class == "ready" && unix.Access("/dev/cpu_dma_latency", unix.W_OK) != nil {
+		return fmt.Errorf("%w: there is no /dev/cpu_dma_latency", errLeftOut)
+	}
 	if c.wait != "busy" {
 		return nil
 	}

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //go:build ignore
-/* receive SOCKET CLASS WAIT COUNT [control]: opens a class, says so, begins when it is told, and writes what it gets. */
+/* receive SOCKET CLASS WAIT COUNT [control|idle_poll]: opens a class, says so, begins when it is told, and writes what it gets. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -26,7 +26,8 @@ static int send_controls(struct kerb_intercept *k)
 
 int main(int argc, char **argv)
 {
-	struct kerb_intercept_options options = { .wait = atoi(argv[3]), .keep = true };
+	const char *extra = argc > 5 ? argv[5] : "";
+	struct kerb_intercept_options options = { .wait = atoi(argv[3]), .keep = true, .idle_poll = !strcmp(extra, "idle_poll") };
 	long n = 0, count = atol(argv[4]);
 	struct kerb_intercept_stats stats;
 	struct kerb_packet p[BATCH];
@@ -35,7 +36,7 @@ int main(int argc, char **argv)
 	setvbuf(stdout, NULL, _IOLBF, 0);
 	if (kerb_intercept_open(&k, argv[1], argv[2], &options))
 		return refuse();
-	if (argc > 5 && send_controls(k))
+	if (!strcmp(extra, "control") && send_controls(k))
 		return refuse();
 	puts("ready");
 	if (getchar() == EOF)

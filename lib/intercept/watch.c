@@ -37,8 +37,8 @@ void watch_end(struct watch *w)
 
 int watch_add(struct watch *w, int fd, enum watched what)
 {
-	/* A bell is made silent before the next sleep, a clock need not be; others are told of until they are dealt with. */
-	struct epoll_event e = { .events = EPOLLIN | (what & (WATCH_BELL | WATCH_CLOCK) ? EPOLLET : 0), .data.u32 = what };
+	/* A bell goes on ringing until it is silenced, which is not every time; others are told of until they are dealt with. */
+	struct epoll_event e = { .events = EPOLLIN | (what == WATCH_BELL ? EPOLLET : 0), .data.u32 = what };
 
 	if (fd >= 0 && epoll_ctl(w->fd, EPOLL_CTL_ADD, fd, &e))
 		return fail(errno, "epoll: %s", strerror(errno));
@@ -74,10 +74,13 @@ int watch_sleep(const struct watch *w, uint64_t now, uint64_t until)
 	struct timespec t = { (time_t)(left / 1000000000), (long)(left % 1000000000) };
 	struct epoll_event events[EVENTS];
 	int what = 0, n = epoll_sleep(w->fd, events, until == UINT64_MAX ? NULL : &t);
+	uint64_t ticks;
 
 	if (n < 0)
 		return fail(errno, "epoll: %s", strerror(errno));
 	for (int i = 0; i < n; i++)
 		what |= (int)(events[i].data.u32 | (events[i].events & (EPOLLERR | EPOLLHUP) ? WATCH_BROKEN(events[i].data.u32) : 0));
+	if (what & WATCH_CLOCK)
+		(void)!read(w->clock, &ticks, sizeof(ticks)); /* it goes on when it is read */
 	return what;
 }

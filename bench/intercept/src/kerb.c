@@ -9,11 +9,11 @@ enum { CLASS_FD = 3, MOST = 64, PATIENCE_NS = 1000000 };
 
 static struct kerb_intercept *open_class(char **argv)
 {
-	bool fifo = !strcmp(argv[2], "fifo");
+	bool fifo = !strcmp(argv[2], "fifo"), ready = !strcmp(argv[2], "ready");
 	const char *where = argv[4];
 	struct kerb_intercept_options options = {
 		.wait = !strcmp(argv[1], "spin") ? KERB_WAIT_SPIN : !strcmp(argv[1], "sleep") ? KERB_WAIT_SLEEP : KERB_WAIT_ADAPTIVE,
-		.fifo = fifo ? FIFO_PRIORITY : 0, .keep = !strcmp(argv[2], "other"),
+		.fifo = fifo ? FIFO_PRIORITY : 0, .keep = !strcmp(argv[2], "other"), .idle_poll = ready,
 		.patience = strcmp(argv[1], "patient") ? 0 : PATIENCE_NS, .device = argv[5],
 		.takeover = true, /* that a receiver has gone is known a moment later where others have the CPU */
 	};
@@ -31,7 +31,7 @@ static struct kerb_intercept *open_class(char **argv)
 	return k;
 }
 
-/* kerb sleep|spin|adaptive|patient other|eager|fifo CPU SOCKET|BYTES-OF-THE-RING [DEVICE, for AF_XDP] */
+/* kerb sleep|spin|adaptive|patient other|eager|ready|fifo CPU SOCKET|BYTES-OF-THE-RING [DEVICE, for AF_XDP] */
 int main(int argc, char **argv)
 {
 	if (argc != 5 && argc != 6)

@@ -71,7 +71,7 @@ static void receive_adaptive(void)
 	}
 }
 
-/* socket block|busy|mmsg|spin|adaptive other|eager|fifo CPU PORT */
+/* socket block|busy|mmsg|spin|adaptive other|eager|ready|fifo CPU PORT */
 int main(int argc, char **argv)
 {
 	if (argc != 5)
