@@ -31,6 +31,7 @@ func openIdleStates() (idleStates, error) {
 }
 
 func (i *idleStates) close() {
+	i.set(false) // a child may have the descriptor, too
 	if i.fd >= 0 {
 		_ = unix.Close(i.fd)
 	}

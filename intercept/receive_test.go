@@ -376,6 +376,24 @@ func TestIdleReceiverSleeps(t *testing.T) {
 	}
 }
 
+// A receiver that was stopped while it slept goes on.
+func TestStoppedReceiverGoesOn(t *testing.T) {
+	m := newModule(t)
+	c := openC(t, compileC(t, "receive.c"), m, "ctrl", Sleep, 2, "")
+	c.expect(t, "ready")
+	c.start()
+	for i := range 2 {
+		for atomic.LoadUint32(&m.state.Waiting) == 0 {
+			time.Sleep(time.Millisecond)
+		}
+		if err := errors.Join(unix.Kill(c.pid, unix.SIGSTOP), unix.Kill(c.pid, unix.SIGCONT)); err != nil {
+			t.Fatal(err)
+		}
+		m.emit(i, i+1)
+		c.expect(t, packet(i, i, 0))
+	}
+}
+
 // While packets come, idle CPUs poll for who has asked for it, and no longer.
 func TestIdleCPUsPoll(t *testing.T) {
 	device, err := os.Open("/dev/cpu_dma_latency")

@@ -38,16 +38,17 @@ type Options struct {
 	// Patience: packets may wait so long to be taken together, which takes the least CPU of all.
 	Patience time.Duration
 	// Awake: of 1000 packets that come regularly, how many are to find the receiver running; the others wake it. Fewer take less
-	// CPU and have the longer tail. 0 is 975, with IdlePoll 800; at most 999.
+	// CPU and have the longer tail. 0 is 975; at most 999.
 	Awake int
 
 	CPUs         []int // that the thread may run on
 	FIFO         int   // SCHED_FIFO priority, 1 to 99; 0: nice -20 if the process may, and short slices
 	KeepPriority bool
 	LockMemory   bool
-	// IdlePoll: while packets come, all CPUs that have nothing to do poll instead of halting (PM QoS: /dev/cpu_dma_latency, which is
-	// root's), as by the kernel's parameter idle=poll: a wake-up takes 5 us instead of 40 on a virtual machine. They take energy for
-	// it and, of a virtual machine, time of the host's CPUs, but no time from anybody here.
+	// IdlePoll, not of Spin: all CPUs that have nothing to do poll instead of halting (PM QoS: /dev/cpu_dma_latency, which is root's),
+	// as by the kernel's parameter idle=poll, until this receiver has waited for a second without a packet: a wake-up takes 5 us
+	// instead of 40 on a virtual machine. It takes energy and, of a virtual machine, time of the host's CPUs, but no task's here. Where
+	// the first idle state is not POLL (arm64, no cpuidle driver) it changes little.
 	IdlePoll bool
 
 	Takeover bool // take the class from the program that has it
@@ -128,10 +129,7 @@ func Open(module, class string, o Options) (*Receiver, error) {
 	if o.Reach == 0 {
 		o.Reach = time.Millisecond
 	}
-	switch {
-	case o.Awake == 0 && o.IdlePoll:
-		o.Awake = oftenAwake
-	case o.Awake == 0:
+	if o.Awake == 0 {
 		o.Awake = mostlyAwake
 	}
 	if o.Awake < 0 || o.Awake > 999 {
@@ -151,7 +149,7 @@ func Open(module, class string, o Options) (*Receiver, error) {
 	r.before = lookAt(r.schedstat)
 	r.seen = r.now()
 	var err error
-	if o.IdlePoll {
+	if o.IdlePoll && o.Wait != Spin {
 		r.idle, err = openIdleStates()
 	}
 	if err == nil {

@@ -47,7 +47,6 @@ const (
 	mostRest     = 250
 	maxStrays    = 4
 	mostlyAwake  = 975 // of 1000
-	oftenAwake   = 800 // of 1000, where a wake-up takes little
 
 	never = int64(1) << 60
 	us    = int64(time.Microsecond)

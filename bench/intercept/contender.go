@@ -99,8 +99,10 @@ func names() (all []string) {
 
 // possible tells why not: kernels with PREEMPT_RT have no busy polling of sockets, containers have not all devices.
 func (c config) possible() error {
-	if c.class == "ready" && unix.Access("/dev/cpu_dma_latency", unix.W_OK) != nil {
-		return fmt.Errorf("%w: there is no /dev/cpu_dma_latency", errLeftOut)
+	if c.class == "ready" {
+		if err := unix.Access("/dev/cpu_dma_latency", unix.W_OK); err != nil {
+			return fmt.Errorf("%w: /dev/cpu_dma_latency: %w", errLeftOut, err)
+		}
 	}
 	if c.wait != "busy" {
 		return nil

@@ -14,7 +14,9 @@
 
 enum { BATCH = 64 };
 
-static void stop(int signal) { (void)signal; }
+static volatile sig_atomic_t stopped;
+
+static void stop(int signal) { stopped = signal; }
 
 /* addresses writes source and destination of an IP packet. */
 static void addresses(const struct kerb_packet *p, char *text, size_t size)
@@ -47,7 +49,7 @@ int main(int argc, char **argv)
 	struct kerb_intercept_stats stats;
 	struct kerb_packet packets[BATCH];
 	struct kerb_intercept *k;
-	int n;
+	int n = 0;
 
 	if (argc != 3) {
 		fputs("usage: intercept-log MODULE CLASS\n", stderr);
@@ -60,16 +62,16 @@ int main(int argc, char **argv)
 		fprintf(stderr, "intercept-log: %s\n", kerb_intercept_error());
 		return 1;
 	}
-	while ((n = kerb_intercept_receive(k, packets, BATCH, -1)) >= 0) {
+	while (!stopped && ((n = kerb_intercept_receive(k, packets, BATCH, -1)) >= 0 || n == -EINTR)) {
 		for (int i = 0; i < n; i++)
 			write_packet(&packets[i]);
 		fflush(stdout);
 	}
-	if (n != -EINTR)
+	if (!stopped)
 		fprintf(stderr, "intercept-log: %s\n", kerb_intercept_error());
 	kerb_intercept_stats(k, &stats);
 	fprintf(stderr, "%" PRIu64 " packets, %" PRIu64 " lost, %" PRIu64 " late, longest delay %.1f us\n", stats.received, stats.lost, stats.late,
 		(double)stats.longest / 1e3);
 	kerb_intercept_close(k);
-	return n != -EINTR;
+	return !stopped;
 }

@@ -5,6 +5,7 @@
  *
  * With -m, states come by the module intercept; else by an ordinary UDP socket. */
 #include <arpa/inet.h>
+#include <errno.h>
 #include <netinet/in.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -64,13 +65,14 @@ static int by_kerb(const struct settings *s)
 {
 	struct kerb_intercept *k;
 	struct kerb_packet p;
+	int n;
 
 	if (kerb_intercept_open(&k, s->module, s->class_name, &s->options))
 		goto failed;
-	while (kerb_intercept_receive(k, &p, 1, -1) >= 0) {
+	while ((n = kerb_intercept_receive(k, &p, 1, -1)) >= 0 || n == -EINTR) {
 		struct sockaddr_in from;
 
-		if (!(p.flags & KERB_PACKET_IP4) || !(p.flags & KERB_PACKET_L4))
+		if (n < 1 || !(p.flags & KERB_PACKET_IP4) || !(p.flags & KERB_PACKET_L4))
 			continue;
 		from = sender(&p);
 		push_back(s, p.frame + p.payload, p.caplen - p.payload, &from);

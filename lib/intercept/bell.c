@@ -11,7 +11,7 @@
 
 #include "watch.h"
 
-enum { PATIENCE = 64, TRIES = 100 };
+enum { PATIENCE = 64, TRIES = 50 };
 
 static bool has_address(uint32_t ifindex, const char *want)
 {
@@ -28,6 +28,8 @@ static bool has_address(uint32_t ifindex, const char *want)
 
 int bells_open(struct bells *b, uint32_t ifindex, const char *address, bool patient)
 {
+	int tries = patient ? TRIES : 1;
+
 	if (b->n && b->ifindex == ifindex)
 		return b->n;
 	bells_close(b);
@@ -35,7 +37,7 @@ int bells_open(struct bells *b, uint32_t ifindex, const char *address, bool pati
 	b->armed = b->silent = 0;
 	if (!has_address(ifindex, address))
 		return 0;
-	while (b->n < BELLS && !xsk_open_bell(&b->of[b->n], ifindex, (uint32_t)b->n, patient ? TRIES : 1))
+	while (b->n < BELLS && !xsk_open_bell(&b->of[b->n], ifindex, (uint32_t)b->n, &tries))
 		b->n++;
 	return b->n;
 }
@@ -49,7 +51,7 @@ void bells_close(struct bells *b)
 /* A bell has room to ring some times before it has to be silenced, which takes cache lines that the kernel writes on another CPU. */
 void bells_arm(struct bells *b)
 {
-	if (++b->armed < BELL_FRAMES)
+	if (++b->armed < BELL_FRAMES / 2) /* of two CPUs that share a queue each may ring once */
 		return;
 	for (int i = 0; i < b->n; i++)
 		xsk_silence(&b->of[i]);
@@ -64,5 +66,5 @@ bool bells_heard(struct bells *b, int what, bool packets)
 		b->silent++; /* a packet of another queue */
 	else if (what & WATCH_CLOCK && packets)
 		b->silent += PATIENCE / 2; /* one may be about to ring */
-	return b->silent < PATIENCE && !(what & WATCH_BROKEN(WATCH_BELL));
+	return b->silent < PATIENCE;
 }

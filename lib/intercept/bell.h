@@ -16,7 +16,7 @@ struct bells {
 };
 
 /* bells_open opens one for each queue, as far as there are; address: the interface's, else it is another one. patient: it waits up to
- * 100 ms for a queue that a program has just left. The number of bells. */
+ * 50 ms for queues that a program has just left. The number of bells. */
 int bells_open(struct bells *b, uint32_t ifindex, const char *address, bool patient);
 void bells_close(struct bells *b);
 /* bells_arm has bells ring again: before each sleep that they may end. */

@@ -23,6 +23,7 @@ int idle_open(struct idle *i)
 
 void idle_close(struct idle *i)
 {
+	idle_set(i, false); /* a child may have the descriptor, too */
 	if (i->fd >= 0)
 		close(i->fd);
 	i->fd = -1;

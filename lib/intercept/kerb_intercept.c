@@ -30,10 +30,7 @@
 #define LOOK_TIME  (100 * MS)  /* how often who sleeps for bells looks by itself: should none ring when one should, it is not for long */
 #define QUIET_TIME (1000 * MS) /* idle CPUs are left alone when no packet has come for so long */
 
-enum {
-	AWAKE = 975,	  /* p99 is that of a wake-up that is a little late; 990 takes a quarter more CPU time */
-	AWAKE_POLL = 800, /* a wake-up takes little; 975 takes half as much CPU time again */
-};
+enum { AWAKE = 975 }; /* p99 is that of a wake-up that is a little late; 990 takes a quarter more CPU time */
 
 _Static_assert(sizeof(struct icpt_state) <= ICPT_PAGE, "the consumer's state fits its page");
 
@@ -249,6 +246,7 @@ static int join(struct kerb_intercept *k, bool takeover)
 		code = enter(k, answer, fds);
 	if (!code && k->xsk.fd >= 0)
 		code = give_socket(conn, &k->xsk, false);
+	watch_end(&k->watch);
 	if (code) {
 		close(conn);
 		return code;
@@ -256,7 +254,6 @@ static int join(struct kerb_intercept *k, bool takeover)
 	hang_bells(k, conn, answer, first);
 	k->conn = conn;
 	k->restarted = false;
-	watch_end(&k->watch);
 	return 0;
 }
 
@@ -274,9 +271,7 @@ static int fresh(struct kerb_intercept **out, const char *class_name, const stru
 	}
 	k->conn = k->xsk.fd = k->watch.fd = k->idle.fd = -1;
 	snprintf(k->class_name, sizeof(k->class_name), "%s", class_name);
-	if (!k->options.awake)
-		k->options.awake = k->options.idle_poll ? AWAKE_POLL : AWAKE;
-	code = k->options.idle_poll ? idle_open(&k->idle) : 0;
+	code = k->options.idle_poll && k->options.wait != KERB_WAIT_SPIN ? idle_open(&k->idle) : 0;
 	if (!code)
 		code = prepare_thread(&k->options);
 	if (code) {
@@ -288,7 +283,7 @@ static int fresh(struct kerb_intercept **out, const char *class_name, const stru
 	k->before = look_at_thread(k->schedstat);
 	k->seen = kerb_intercept_now();
 	wait_init(&k->wait, &(struct wait_goals){ .mode = (enum wait_mode)k->options.wait, .reach = k->options.reach ? k->options.reach : MS,
-		.patience = k->options.patience, .awake = k->options.awake }, thread_standing());
+		.patience = k->options.patience, .awake = k->options.awake ? k->options.awake : AWAKE }, thread_standing());
 	*out = k;
 	return 0;
 }
@@ -482,7 +477,12 @@ static int arm(struct kerb_intercept *k, enum icpt_waiting how)
 	return 1;
 }
 
-int kerb_intercept_arm(struct kerb_intercept *k) { return arm(k, ICPT_BY_RING); }
+int kerb_intercept_arm(struct kerb_intercept *k)
+{
+	if (k->idle.fd >= 0)
+		idle_set(&k->idle, kerb_intercept_now() < k->wait.last + QUIET_TIME);
+	return arm(k, ICPT_BY_RING);
+}
 
 /* look at this thread; how long it waited only where late packets are told of: that is as expensive as a packet. */
 static struct look look(const struct kerb_intercept *k) { return look_at_thread(k->state->deadline ? k->schedstat : -1); }
@@ -501,14 +501,14 @@ static int watch(struct kerb_intercept *k)
 		code = watch_add(&k->watch, k->xsk.fd, WATCH_SOCKET);
 	for (int i = 0; !code && i < k->bells.n; i++)
 		code = watch_add(&k->watch, k->bells.of[i].fd, WATCH_BELL);
-	if (!code && (k->bells.n || k->idle.fd >= 0))
+	if (!code && k->bells.n)
 		code = watch_clock(&k->watch, LOOK_TIME);
 	if (code)
 		watch_end(&k->watch);
 	return code;
 }
 
-/* doze sleeps until a packet comes, or a time. Whether a packet came is 1. */
+/* doze sleeps until a time, which is 0, or until something else ends it, such as a packet, which is 1. */
 static int doze(struct kerb_intercept *k, uint64_t now, uint64_t until)
 {
 	int code = k->watch.fd < 0 ? watch(k) : 0;
@@ -524,7 +524,7 @@ static int doze(struct kerb_intercept *k, uint64_t now, uint64_t until)
 	settle(k);
 	if (code < 0)
 		return code;
-	if (code & WATCH_BROKEN(WATCH_RING)) /* of the kernel module */
+	if (code & WATCH_BROKEN) /* of the kernel module */
 		return fail(ENODEV, "the interface of the class has gone");
 	if (code & WATCH_CONNECTION)
 		k->attend = 0;
@@ -577,6 +577,8 @@ static int sleep_for(struct kerb_intercept *k, struct wait_step step, uint64_t n
 	int code = 0;
 
 	idle_set(&k->idle, now < k->wait.last + QUIET_TIME);
+	if (k->idle.polls && !k->bells.n) /* of bells, there is a clock */
+		attend = earlier(attend, k->wait.last + QUIET_TIME);
 	if (step.kind == STEP_REST) {
 		code = rest(k, now, &t);
 	} else {

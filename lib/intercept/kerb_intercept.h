@@ -42,7 +42,7 @@ struct kerb_intercept_options {
 	 * has to spare between its packets' arrival and their deadline. */
 	uint64_t patience;
 	/* Adaptive: of 1000 packets that come regularly, how many are to find the receiver running; the others wake it. Fewer take
-	 * less CPU and have the longer tail. 0: 975, with idle_poll 800; at most 999. */
+	 * less CPU and have the longer tail. 0: 975; at most 999. */
 	uint32_t awake;
 
 	/* The calling thread, which has to be the one that receives: */
@@ -51,9 +51,10 @@ struct kerb_intercept_options {
 	int fifo;	  /* SCHED_FIFO priority, 1 to 99; 0: nice -20 if the process may, and short slices */
 	bool keep;	  /* leave priority and slices as they are */
 	bool lock_memory; /* no page of this process is ever fetched from a disk */
-	/* While packets come, all CPUs that have nothing to do poll instead of halting (PM QoS: /dev/cpu_dma_latency, which is root's),
-	 * as by the kernel's parameter idle=poll: a wake-up takes 5 us instead of 40 on a virtual machine. They take energy for it and,
-	 * of a virtual machine, time of the host's CPUs, but no time from anybody here. */
+	/* Not of KERB_WAIT_SPIN: all CPUs that have nothing to do poll instead of halting (PM QoS: /dev/cpu_dma_latency, which is root's),
+	 * as by the kernel's parameter idle=poll, until this receiver has waited for a second without a packet: a wake-up takes 5 us
+	 * instead of 40 on a virtual machine. It takes energy and, of a virtual machine, time of the host's CPUs, but no task's here. Where
+	 * the first idle state is not POLL (arm64, no cpuidle driver) it changes little. */
 	bool idle_poll;
 
 	bool takeover;	     /* take the class from the program that has it */
@@ -109,7 +110,7 @@ int kerb_intercept_open_device(struct kerb_intercept **k, int fd, size_t ring, c
 void kerb_intercept_close(struct kerb_intercept *k);
 
 /* kerb_intercept_receive gives back the packets of the last call and waits for new ones: at most max, at most timeout ns (0: not
- * at all, negative: for ever). The number of packets; 0 after the timeout; -EINTR after a signal; -EPIPE if another program has taken
+ * at all, negative: for ever). The number of packets; 0 after the timeout; -EINTR after a signal, SIGCONT too; -EPIPE if another program has taken
  * the class over. A new configuration of the module, or a restart of Kerb, is gone along with. */
 int kerb_intercept_receive(struct kerb_intercept *k, struct kerb_packet *packets, int max, int64_t timeout);
 

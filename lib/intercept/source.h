@@ -64,10 +64,10 @@ struct xsk {
 };
 
 int xsk_open(struct xsk *x, const char *device, uint32_t queue, bool copy);
-enum { BELL_FRAMES = 16 }; /* that ring a bell until it has to be silenced */
+enum { BELL_FRAMES = 16 }; /* a bell rings so often until it has to be silenced */
 
-/* xsk_open_bell opens a socket that only wakes. Tries are 1 ms apart. */
-int xsk_open_bell(struct xsk *x, uint32_t ifindex, uint32_t queue, int tries);
+/* xsk_open_bell opens a socket that only wakes. Tries, of which it takes some, are 1 ms apart. */
+int xsk_open_bell(struct xsk *x, uint32_t ifindex, uint32_t queue, int *tries);
 /* xsk_silence has a bell ring again. */
 void xsk_silence(struct xsk *x);
 void xsk_close(struct xsk *x);

@@ -78,8 +78,11 @@ int watch_sleep(const struct watch *w, uint64_t now, uint64_t until)
 
 	if (n < 0)
 		return fail(errno, "epoll: %s", strerror(errno));
-	for (int i = 0; i < n; i++)
-		what |= (int)(events[i].data.u32 | (events[i].events & (EPOLLERR | EPOLLHUP) ? WATCH_BROKEN(events[i].data.u32) : 0));
+	for (int i = 0; i < n; i++) {
+		what |= (int)events[i].data.u32;
+		if (events[i].data.u32 == WATCH_RING && events[i].events & (EPOLLERR | EPOLLHUP))
+			what |= WATCH_BROKEN;
+	}
 	if (what & WATCH_CLOCK)
 		(void)!read(w->clock, &ticks, sizeof(ticks)); /* it goes on when it is read */
 	return what;

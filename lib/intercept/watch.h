@@ -11,9 +11,8 @@ enum watched {
 	WATCH_SOCKET = 4, /* with packets */
 	WATCH_BELL = 8,
 	WATCH_CLOCK = 16,
+	WATCH_BROKEN = 32, /* the ring will not have anything any more */
 };
-
-#define WATCH_BROKEN(what) ((what) << 5) /* with that of the same descriptor */
 
 struct watch {
 	int fd;	   /* -1: begin again */
@@ -28,5 +27,6 @@ void watch_end(struct watch *w);
 int watch_add(struct watch *w, int fd, enum watched what);
 /* watch_clock ends a sleep from time to time, which costs less than a limit for each; ns. */
 int watch_clock(struct watch *w, uint64_t every);
-/* watch_sleep returns what there is, 0 when it is time, or a negative errno. until: CLOCK_MONOTONIC, ns; now is before it. UINT64_MAX: for ever. */
+/* watch_sleep returns what there is, 0 when it is time, or a negative errno, -EINTR also when the process was stopped and goes
+ * on. until: CLOCK_MONOTONIC, ns; UINT64_MAX: for ever. */
 int watch_sleep(const struct watch *w, uint64_t now, uint64_t until);

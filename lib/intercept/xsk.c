@@ -85,14 +85,14 @@ static void prefer_busy_poll(struct xsk *x)
 		  !setsockopt(x->fd, SOL_SOCKET, SO_BUSY_POLL_BUDGET, &budget, sizeof(budget));
 }
 
-/* bind_queue waits a moment for the queue, one ms for each try but the last: the kernel takes its time to let go of a socket before. */
-static int bind_queue(struct xsk *x, bool copy, int tries)
+/* bind_queue waits a moment for the queue, 1 ms for each try: the kernel takes its time to let go of a socket before. */
+static int bind_queue(struct xsk *x, bool copy, int *tries)
 {
 	struct sockaddr_xdp at = { .sxdp_family = AF_XDP, .sxdp_ifindex = x->ifindex, .sxdp_queue_id = x->queue,
 		.sxdp_flags = (uint16_t)(XDP_USE_NEED_WAKEUP | (copy ? XDP_COPY : 0)) };
 
 	while (bind(x->fd, (void *)&at, sizeof(at))) {
-		if (errno != EBUSY || !--tries)
+		if (errno != EBUSY || --*tries <= 0)
 			return fail(errno, "AF_XDP: bind to queue %u of interface %u: %s%s", x->queue, x->ifindex, strerror(errno),
 				    errno == EBUSY ? " (another program's socket has it, or one that wakes a program: delivery: ringbuf does without)" : "");
 		usleep(1000);
@@ -100,7 +100,7 @@ static int bind_queue(struct xsk *x, bool copy, int tries)
 	return 0;
 }
 
-static int make_socket(struct xsk *x, bool copy, int tries)
+static int make_socket(struct xsk *x, bool copy, int *tries)
 {
 	struct rlimit all = { RLIM_INFINITY, RLIM_INFINITY };
 	int code;
@@ -127,16 +127,16 @@ int xsk_open(struct xsk *x, const char *device, uint32_t queue, bool copy)
 {
 	struct xdp_options zero = { 0 };
 	socklen_t length = sizeof(zero);
-	int code;
+	int tries = 1000, code;
 
 	*x = (struct xsk){ .fd = -1, .n = FRAMES, .ifindex = if_nametoindex(device), .queue = queue, .lost = UINT64_MAX };
-	code = x->ifindex ? make_socket(x, copy, 1000) : fail(ENODEV, "AF_XDP: there is no interface %s", device);
+	code = x->ifindex ? make_socket(x, copy, &tries) : fail(ENODEV, "AF_XDP: there is no interface %s", device);
 	if (!code && !getsockopt(x->fd, SOL_XDP, XDP_OPTIONS, &zero, &length) && zero.flags & XDP_OPTIONS_ZEROCOPY)
 		prefer_busy_poll(x);
 	return code;
 }
 
-int xsk_open_bell(struct xsk *x, uint32_t ifindex, uint32_t queue, int tries)
+int xsk_open_bell(struct xsk *x, uint32_t ifindex, uint32_t queue, int *tries)
 {
 	*x = (struct xsk){ .fd = -1, .n = BELL_FRAMES, .ifindex = ifindex, .queue = queue };
 	return make_socket(x, true, tries); /* a driver that does without copying would take its frames from this socket only */

@@ -28,7 +28,7 @@ type consumer struct {
 	client *sdk.Client
 	pid    int // as it says itself
 	since  time.Time
-	bells  uint32 // ifindex of the interface whose sockets wake it
+	queues uint32 // ifindex of the interface on which it has sockets
 }
 
 func newConsumers() *consumers { return &consumers{open: map[string]*consumer{}} }
@@ -53,19 +53,19 @@ func (cs *consumers) of(class string) *consumer {
 
 func (cs *consumers) has(class string) bool { return cs.of(class) != nil }
 
-// hang notes whose sockets wake c.
-func (cs *consumers) hang(c *consumer, ifindex uint32) {
+// occupy notes that c has sockets on an interface.
+func (cs *consumers) occupy(c *consumer, ifindex uint32) {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
-	c.bells = ifindex
+	c.queues = ifindex
 }
 
-// others tells whether another program than c has the sockets of an interface: each queue has one.
-func (cs *consumers) others(c *consumer, ifindex uint32) bool {
+// occupied tells whether another program than c has sockets on an interface, of whose queues each has one.
+func (cs *consumers) occupied(c *consumer, ifindex uint32) bool {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
 	for _, o := range cs.open {
-		if o != c && o.bells == ifindex {
+		if o != c && o.queues == ifindex {
 			return true
 		}
 	}
@@ -194,7 +194,7 @@ func (f *Intercept) serve(live sdk.Live, c *class, me *consumer, pages *pages) e
 	answer := opened{Class: c.Name, Slot: c.slot, Action: c.Action, Delivery: c.Delivery, Ring: c.ringSize, MaxBytes: c.MaxBytes,
 		Deadline: int64(c.Deadline), Watchdog: int64(c.Watchdog), Generation: s.Generation}
 	if on := live.Interface(); len(on) == 1 && on[0].Service == "" && c.Delivery == "auto" && c.Action == "steal" &&
-		!f.consumers.others(me, on[0].Ifindex) {
+		!f.consumers.occupied(me, on[0].Ifindex) {
 		answer.Bell, answer.MAC = on[0].Ifindex, on[0].MAC
 	}
 	if err := me.client.Give(answer, ringName(c.slot), stateName(c.slot), controlName(c.slot)); err != nil {
@@ -211,8 +211,8 @@ func (f *Intercept) serve(live sdk.Live, c *class, me *consumer, pages *pages) e
 		if err == nil {
 			err = placeSocket(live, c.slot, r.XSK, fd)
 		}
-		if err == nil && r.XSK.Bell {
-			f.consumers.hang(me, r.XSK.Ifindex)
+		if err == nil {
+			f.consumers.occupy(me, r.XSK.Ifindex)
 		}
 		closeDescriptor(fd)
 		if err != nil {

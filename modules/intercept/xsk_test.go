@@ -242,21 +242,21 @@ func TestBell(t *testing.T) {
 	}
 }
 
-// A queue has one socket: while a program is woken by those of an interface, they are not offered to programs of other classes.
-func TestBellsAreOfOneProgram(t *testing.T) {
+// A queue has one socket: while a program has those of an interface, none are offered to programs of other classes.
+func TestQueuesAreOfOneProgram(t *testing.T) {
 	cs, first, second := newConsumers(), &consumer{}, &consumer{}
 	if err := errors.Join(cs.take("a", first, false), cs.take("b", second, false)); err != nil {
 		t.Fatal(err)
 	}
-	if cs.others(first, 7) || cs.others(second, 7) {
+	if cs.occupied(first, 7) || cs.occupied(second, 7) {
 		t.Error("sockets of others, and there are none")
 	}
-	cs.hang(first, 7)
-	if cs.others(first, 7) || !cs.others(second, 7) || cs.others(second, 8) {
+	cs.occupy(first, 7)
+	if cs.occupied(first, 7) || !cs.occupied(second, 7) || cs.occupied(second, 8) {
 		t.Error("the first program's sockets are its own, and on one interface")
 	}
 	cs.leave("a", first)
-	if cs.others(second, 7) {
+	if cs.occupied(second, 7) {
 		t.Error("the first program has gone, and its sockets with it")
 	}
 }
