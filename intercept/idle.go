@@ -25,7 +25,7 @@ type idleStates struct {
 func openIdleStates() (idleStates, error) {
 	fd, err := unix.Open(idleDevice, unix.O_WRONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return idleStates{fd: -1}, fmt.Errorf("IdlePoll: %s: %w", idleDevice, err)
+		return idleStates{fd: -1}, fmt.Errorf("IdlePoll: %s: %w (it is root's, and not in every container)", idleDevice, err)
 	}
 	return idleStates{fd: fd}, nil
 }
