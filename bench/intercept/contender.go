@@ -8,6 +8,7 @@ import (
 	"path"
 	"slices"
 	"strconv"
+	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -28,12 +29,20 @@ type config struct {
 // beside receives the same packets as the config of the hook "both": T1, T2 and T3 of each are taken.
 var beside = config{"same-t3", "both", "socket", "block", "other", false}
 
-// Ours first. Whatever waits and is scheduled in some way has a socket that does the same to be compared with.
+// Classes of scheduling: as any program runs, before these, SCHED_FIFO, and before them on CPUs that poll when they are idle.
+var (
+	spinning = []string{"other", "eager", "fifo"}
+	sleeping = append(spinning, "ready") // and so waits for its CPU
+)
+
+// Ours first, and of that what a program has that asks for nothing. Whatever waits and is scheduled in some way has a socket that does the
+// same to be compared with.
 var configs = slices.Concat(
-	classes("ringbuf", "kerb", "kerb", "sleep"),
-	withSocket(classes("xsk", "kerb", "kerb", "sleep")),
-	classes("ringbuf-adaptive", "kerb", "kerb", "adaptive"),
-	classes("ringbuf-spin", "kerb", "kerb", "spin"),
+	[]config{{"ringbuf", "kerb", "kerb", "adaptive", "eager", false}},
+	classes("ringbuf-sleep", "kerb", "kerb", "sleep", sleeping),
+	withSocket(classes("xsk", "kerb", "kerb", "sleep", sleeping)),
+	classes("ringbuf-adaptive", "kerb", "kerb", "adaptive", []string{"other", "fifo", "ready"}),
+	classes("ringbuf-spin", "kerb", "kerb", "spin", spinning),
 	[]config{
 		{"ringbuf-patient", "kerb", "kerb", "patient", "eager", false},
 		{"same-t2", "both", "kerb", "adaptive", "eager", false},
@@ -42,9 +51,9 @@ var configs = slices.Concat(
 		{"afxdp-sleep", "xsk", "afxdp", "sleep", "other", false},
 		{"array", "array", "array", "spin", "other", false},
 	},
-	classes("socket", "stamp", "socket", "block"),
-	classes("socket-adaptive", "stamp", "socket", "adaptive"),
-	classes("socket-spin", "stamp", "socket", "spin"),
+	classes("socket", "stamp", "socket", "block", sleeping),
+	classes("socket-adaptive", "stamp", "socket", "adaptive", sleeping),
+	classes("socket-spin", "stamp", "socket", "spin", spinning),
 	[]config{
 		{"socket-busy", "stamp", "socket", "busy", "other", false},
 		{"socket-mmsg", "stamp", "socket", "mmsg", "other", false},
@@ -52,16 +61,10 @@ var configs = slices.Concat(
 	},
 )
 
-// classes are a config as any program runs, before these (the library's default), and of SCHED_FIFO; and, where it sleeps, before
-// others on CPUs that poll when they are idle.
-func classes(name, hook, program, wait string) []config {
-	all := []config{
-		{name, hook, program, wait, "other", false},
-		{name + "-eager", hook, program, wait, "eager", false},
-		{name + "-fifo", hook, program, wait, "fifo", false},
-	}
-	if wait != "spin" {
-		all = append(all, config{name + "-ready", hook, program, wait, "ready", false})
+// classes are a config in each class of scheduling.
+func classes(name, hook, program, wait string, of []string) (all []config) {
+	for _, class := range of {
+		all = append(all, config{strings.TrimSuffix(name+"-"+class, "-other"), hook, program, wait, class, false})
 	}
 	return all
 }
@@ -75,11 +78,11 @@ func withSocket(all []config) []config {
 }
 
 // essential are the configs of --quick: ring and sockets that wait and are scheduled in the same ways.
-var essential = []string{"ringbuf-eager", "ringbuf-fifo", "ringbuf-ready", "ringbuf-adaptive-*", "ringbuf-spin-fifo",
+var essential = []string{"ringbuf", "ringbuf-adaptive-*", "ringbuf-sleep-*", "ringbuf-spin-fifo",
 	"socket", "socket-eager", "socket-fifo", "socket-ready", "socket-adaptive-*", "socket-spin-fifo", "clock-fifo"}
 
 // enduring are those of the long loads.
-var enduring = []string{"ringbuf-adaptive-eager", "socket"}
+var enduring = []string{"ringbuf", "socket"}
 
 // errLeftOut is wrapped when something cannot be measured here.
 var errLeftOut = errors.New("cannot be measured")

@@ -184,8 +184,8 @@ func (e *experiment) notes() {
 		"all receivers map or take T1 the same way and read the same clock")
 	e.run.Note("the sender, SCHED_FIFO, is pinned to CPU %d and receivers to CPU %d; what the kernel does for a packet before it wakes somebody "+
 		"it does on the sender's", e.tools.sender, e.tools.receiver)
-	e.run.Note("-spin never sleeps, -adaptive spins a little and then sleeps, others sleep; -eager has nice -20 and slices of 100 us (Linux 6.12), " +
-		"as the library does by default, -ready has that and idle CPUs poll instead of halting (PM QoS, as the library does where it is asked to), " +
+	e.run.Note("ringbuf is the library as it is without options, adaptive and eager; -spin never sleeps, -adaptive spins a little and then sleeps, others " +
+		"sleep; -eager has nice -20 and slices of 100 us (Linux 6.12), -ready has that and idle CPUs poll instead of halting (PM QoS, as the library does where it is asked to), " +
 		"-fifo is SCHED_FIFO with priority 50, others run as any program, as the stress does; cpu is the receiver's time of one CPU")
 	e.run.Note("clock-fifo receives nothing: it is how late a thread that only looks at the clock would see packets that came at all times, and so " +
 		"what the machine takes from any receiver")
