@@ -175,6 +175,10 @@ func (e *experiment) send(ctx context.Context, p *place, l load, length time.Dur
 	if err != nil {
 		return sent, err
 	}
+	before, err := p.unsent()
+	if err != nil {
+		return sent, err
+	}
 	if err := cmd.Start(); err != nil {
 		return sent, err
 	}
@@ -182,6 +186,11 @@ func (e *experiment) send(ctx context.Context, p *place, l load, length time.Dur
 	if err := json.Unmarshal(line, &sent); err != nil {
 		return sent, fmt.Errorf("sender: %w: %w: %s", err, cmd.Wait(), &stderr)
 	}
+	after, err := p.unsent()
+	if err != nil {
+		return sent, err
+	}
+	sent.Sent -= min(sent.Sent, after-before)
 	for _, r := range receivers {
 		<-r.ended
 	}

@@ -96,6 +96,19 @@ func (p *place) attach(program, inherited string) error {
 	})
 }
 
+// unsent counts packets that found the queue of the sender's interface full: before Linux 6.5 what empties it may have to wait for a sender
+// that goes before all others.
+func (p *place) unsent() (n uint64, err error) {
+	err = p.sender.Do(func() error {
+		device, err := netlink.LinkByName(p.sender.Interface())
+		if err == nil {
+			n = device.Attrs().Statistics.TxDropped
+		}
+		return err
+	})
+	return n, err
+}
+
 // close undoes the newest first.
 func (p *place) close() error {
 	var errs []error
