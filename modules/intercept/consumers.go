@@ -93,14 +93,15 @@ func (cs *consumers) replace(class string, c *consumer, takeover bool) (*consume
 	return other, nil
 }
 
-// leave tells whether the class has no consumer now.
-func (cs *consumers) leave(class string, c *consumer) bool {
+// leave tells whether the class has no consumer now. Then it clears what c has left, before the next one can take the class.
+func (cs *consumers) leave(class string, c *consumer, clear func()) bool {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
 	if cs.open[class] != c {
 		return false
 	}
 	delete(cs.open, class)
+	clear()
 	return true
 }
 
@@ -174,15 +175,20 @@ func (f *Intercept) Client(ctx context.Context, live sdk.Live, client *sdk.Clien
 		return
 	}
 	err = f.serve(live, c, me, pages)
-	if !f.consumers.leave(c.Name, me) {
+	moved := ctx.Err() != nil
+	left := f.consumers.leave(c.Name, me, func() {
+		removeSockets(live.Maps, c.slot)
+		if !moved {
+			pages.state(c.slot).setConsumer(0)
+		}
+	})
+	if !left {
 		return // somebody else has it
 	}
-	removeSockets(live.Maps, c.slot)
-	if ctx.Err() != nil {
+	if moved {
 		_ = client.Send(event{"moved"})
 		return
 	}
-	pages.state(c.slot).setConsumer(0)
 	if err != nil {
 		_ = client.Send(refusal{err.Error()})
 	}

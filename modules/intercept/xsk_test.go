@@ -255,8 +255,32 @@ func TestQueuesAreOfOneProgram(t *testing.T) {
 	if cs.occupied(first, 7) || !cs.occupied(second, 7) || cs.occupied(second, 8) {
 		t.Error("the first program's sockets are its own, and on one interface")
 	}
-	cs.leave("a", first)
+	cs.leave("a", first, func() {})
 	if cs.occupied(second, 7) {
 		t.Error("the first program has gone, and its sockets with it")
+	}
+}
+
+// Who opens a class right behind another finds it as it was, and what it does with it is not undone.
+func TestClassIsClearedBeforeTheNextHasIt(t *testing.T) {
+	cs, first := newConsumers(), &consumer{}
+	if err := cs.take("a", first, false); err != nil {
+		t.Fatal(err)
+	}
+	var cleared atomic.Bool
+	taken := make(chan error, 1)
+	cs.leave("a", first, func() {
+		go func() {
+			err := cs.take("a", &consumer{}, false)
+			if !cleared.Load() {
+				err = errors.Join(err, errors.New("taken before it was cleared"))
+			}
+			taken <- err
+		}()
+		time.Sleep(50 * time.Millisecond)
+		cleared.Store(true)
+	})
+	if err := <-taken; err != nil {
+		t.Error(err)
 	}
 }
