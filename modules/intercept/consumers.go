@@ -51,7 +51,14 @@ func (cs *consumers) of(class string) *consumer {
 	return cs.open[class]
 }
 
-func (cs *consumers) has(class string) bool { return cs.of(class) != nil }
+// ifVacant clears a class that nobody has, before somebody can take it.
+func (cs *consumers) ifVacant(class string, clear func()) {
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	if cs.open[class] == nil {
+		clear()
+	}
+}
 
 // occupy notes that c has sockets on an interface.
 func (cs *consumers) occupy(c *consumer, ifindex uint32) {

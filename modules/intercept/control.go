@@ -107,7 +107,7 @@ func (f *Intercept) Fill(m sdk.Maps) error {
 		page := make([]byte, pageBytes)
 		s := pageOf(page)
 		s.Generation, s.Deadline, s.Watchdog = generation, uint64(c.Deadline), uint64(c.Watchdog)
-		if f.consumers.has(c.Name) { // it opens the class again, and packets are kept for it meanwhile
+		if f.consumers.of(c.Name) != nil { // it opens the class again, and packets are kept for it meanwhile
 			s.Consumer = 1
 		}
 		if err := put(m, stateName(c.slot), uint32(0), page); err != nil {

@@ -68,8 +68,8 @@ func (f *Intercept) InstanceChanged(live sdk.Live, i sdk.Instance, there bool) {
 // dismiss gives up on programs that had classes open before and did not come back.
 func (f *Intercept) dismiss(pages *pages) {
 	for _, c := range f.Classes {
-		if c.slot != noRing && !f.consumers.has(c.Name) {
-			pages.state(c.slot).setConsumer(0)
+		if c.slot != noRing {
+			f.consumers.ifVacant(c.Name, func() { pages.state(c.slot).setConsumer(0) })
 		}
 	}
 }
