@@ -76,10 +76,16 @@ func (m *Module) put(ctx context.Context, body string) (*speedlimit.State, error
 }
 
 // follow gives the states that the module tells to learn, until ctx ends. A stream that ends is begun anew: states are totals,
-// so that nothing is missed.
-func (m *Module) follow(ctx context.Context, learn func(context.Context, speedlimit.State)) {
+// so that nothing is missed. again: the state is the first of another stream.
+func (m *Module) follow(ctx context.Context, learn func(_ context.Context, _ speedlimit.State, again bool)) {
+	another := false
 	for ctx.Err() == nil {
-		if err := m.stream(ctx, learn); err != nil && ctx.Err() == nil {
+		first := true
+		err := m.stream(ctx, func(ctx context.Context, state speedlimit.State) {
+			learn(ctx, state, another && first)
+			first, another = false, true
+		})
+		if err != nil && ctx.Err() == nil {
 			slog.Debug("no events of the module", "error", err)
 		}
 		select {

@@ -133,12 +133,14 @@ func (s *Server) count(ctx context.Context, add int64) int64 {
 	return s.cars
 }
 
-// learn takes over what the module tells, and tells it what it does not know: of a module that has begun anew everything.
-func (s *Server) learn(ctx context.Context, state speedlimit.State) {
+// learn takes over what the module tells, and tells it what it does not know: of a module that has begun anew, which may be if it is
+// listened to again, everything. Else what is older than known was overtaken by an answer.
+func (s *Server) learn(ctx context.Context, state speedlimit.State, again bool) {
 	s.mu.Lock()
 	ahead := s.ahead
-	if state.Answered < s.kernel.Answered || state.Left < s.kernel.Left {
-		ahead = s.cars
+	older := state.Answered < s.kernel.Answered || state.Left < s.kernel.Left
+	if older && again {
+		ahead, older = s.cars, false
 	}
 	s.ahead = 0
 	s.mu.Unlock()
@@ -150,7 +152,10 @@ func (s *Server) learn(ctx context.Context, state speedlimit.State) {
 			s.mu.Unlock()
 			return
 		}
-		state = *told
+		state, older = *told, false
+	}
+	if older {
+		return
 	}
 	s.mu.Lock()
 	s.cars, s.kernel = state.Cars, state
