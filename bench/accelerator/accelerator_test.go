@@ -18,8 +18,8 @@ import (
 
 	"github.com/kerb-edge/kerb/bench"
 	"github.com/kerb-edge/kerb/bench/internal/benchtest"
+	"github.com/kerb-edge/kerb/internal/executable/executabletest"
 	"github.com/kerb-edge/kerb/internal/pkgs"
-	"github.com/kerb-edge/kerb/internal/pkgs/pkgstest"
 )
 
 func TestMain(m *testing.M) {
@@ -140,7 +140,7 @@ func TestWorkloads(t *testing.T) {
 
 // With the accelerator pings are redirected; a stream is left to TCP, but not by the design that redirects everything.
 func TestKerb(t *testing.T) {
-	pkgstest.NeedPIDs(t)
+	executabletest.NeedPIDs(t)
 	for config, accelerated := range map[string]map[string]float64{
 		"kerb":         {"echo-24": 1, "stream-64": 0},
 		"redirect-all": {"stream-64": 1},

@@ -15,7 +15,7 @@ import (
 
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/executable"
-	"github.com/kerb-edge/kerb/internal/pkgs/pkgstest"
+	"github.com/kerb-edge/kerb/internal/executable/executabletest"
 	"github.com/kerb-edge/kerb/internal/sockets"
 	"github.com/kerb-edge/kerb/sdk"
 )
@@ -472,7 +472,7 @@ func TestReasonsAreExplained(t *testing.T) {
 // All together, on this kernel: this program, which is made with Go and may splice, is kept out by itself, and takes part when the
 // config says so.
 func TestLive(t *testing.T) {
-	pkgstest.NeedPIDs(t)
+	executabletest.NeedPIDs(t)
 	c := governed(t, "")
 	result, err := sockets.Test(t.Context())
 	check(t, err)

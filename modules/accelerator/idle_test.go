@@ -17,13 +17,13 @@ import (
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
+	"github.com/kerb-edge/kerb/internal/executable/executabletest"
 	"github.com/kerb-edge/kerb/internal/fusetest"
-	"github.com/kerb-edge/kerb/internal/pkgs/pkgstest"
 )
 
 // resting has pairs go out of the map after that time, which is looked at more often than an agent does.
 func resting(t *testing.T, idle time.Duration) *plane {
-	pkgstest.NeedPIDs(t)
+	executabletest.NeedPIDs(t)
 	c := usual
 	c.Idle = uint32(idle >> 20)
 	p := accelerate(t, c)
@@ -198,7 +198,7 @@ func TestInUseStays(t *testing.T) {
 
 // An agent that is killed after it has found idle sockets, before it takes them out: they stay, by TCP, until the next comes.
 func TestAgentKilledWhileTakingOut(t *testing.T) {
-	pkgstest.NeedPIDs(t)
+	executabletest.NeedPIDs(t)
 	c0 := usual
 	c0.Idle = 50
 	p := accelerate(t, c0)
@@ -225,7 +225,7 @@ func TestAgentKilledWhileTakingOut(t *testing.T) {
 
 // Without an agent who went stays with TCP, and who is in the map stays in there.
 func TestNoAgent(t *testing.T) {
-	pkgstest.NeedPIDs(t)
+	executabletest.NeedPIDs(t)
 	c0 := usual
 	c0.Idle = 50
 	p := accelerate(t, c0)
@@ -333,7 +333,7 @@ func TestDrainWhileResting(t *testing.T) {
 // Hundreds of connections whose pauses are about as long as the time of idleness, so that they talk at the very moment when they go,
 // and when they come back. Meanwhile the agent is killed now and then; in the end the module leaves while they talk.
 func TestIdleIntegrity(t *testing.T) {
-	pkgstest.NeedPIDs(t)
+	executabletest.NeedPIDs(t)
 	const idle = 60 * time.Millisecond
 	c := usual
 	c.Idle = uint32(idle >> 20)

@@ -22,8 +22,8 @@ import (
 
 	"github.com/kerb-edge/kerb/internal/cgroup/cgrouptest"
 	"github.com/kerb-edge/kerb/internal/dataplane"
+	"github.com/kerb-edge/kerb/internal/executable/executabletest"
 	"github.com/kerb-edge/kerb/internal/netlab"
-	"github.com/kerb-edge/kerb/internal/pkgs/pkgstest"
 )
 
 func TestTurnsAreRedirected(t *testing.T) {
@@ -312,7 +312,7 @@ func TestConnectedBefore(t *testing.T) {
 
 // Programs are asked about once, and kept out until they are judged, and if they are unsafe.
 func TestExecutables(t *testing.T) {
-	pkgstest.NeedPIDs(t)
+	executabletest.NeedPIDs(t)
 	p := load(t, usual)
 	p.enter(dataplane.All)
 	events, err := ringbuf.NewReader(p.Maps[mapEvents])

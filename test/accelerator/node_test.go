@@ -16,10 +16,10 @@ import (
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/cgroup/cgrouptest"
+	"github.com/kerb-edge/kerb/internal/executable/executabletest"
 	"github.com/kerb-edge/kerb/internal/netlab"
 	kerbnode "github.com/kerb-edge/kerb/internal/node"
 	"github.com/kerb-edge/kerb/internal/node/nodetest"
-	"github.com/kerb-edge/kerb/internal/pkgs/pkgstest"
 )
 
 // node is a machine with two services, a and b, whose processes are in one cgroup, and one agent.
@@ -35,7 +35,7 @@ var plain = os.Getenv("KERB_PLAIN") != ""
 // newNode makes a node without an agent.
 func newNode(t *testing.T) *node {
 	t.Helper()
-	pkgstest.NeedPIDs(t) // else nobody is accelerated
+	executabletest.NeedPIDs(t) // else nobody is accelerated
 	cgroup, err := os.Open(cgrouptest.New(t, "", "kerb-peers"))
 	if err != nil {
 		t.Fatal(err)

@@ -16,9 +16,9 @@ import (
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/cgroup/cgrouptest"
+	"github.com/kerb-edge/kerb/internal/executable/executabletest"
 	"github.com/kerb-edge/kerb/internal/netlab"
 	"github.com/kerb-edge/kerb/internal/node/nodetest"
-	"github.com/kerb-edge/kerb/internal/pkgs/pkgstest"
 )
 
 // newSocketsNode is a node whose agent looks for sockets in a cgroup of this test, which is in it too.
@@ -158,7 +158,7 @@ func (s *talks) stop() {
 
 // The agent is killed, the module replaced, removed in mid-stream and put back: every byte arrives once and in order.
 func TestSocketsUnderTraffic(t *testing.T) {
-	pkgstest.NeedPIDs(t) // else nobody is accelerated
+	executabletest.NeedPIDs(t) // else nobody is accelerated
 	n := newSocketsNode(t)
 	n.apply(accelerator("*"))
 	n.untilRedirected()
@@ -241,7 +241,7 @@ func TestSocketsPurge(t *testing.T) {
 
 // Two agents on one cgroup do not disturb each other, and a cgroup that is of no use is told of.
 func TestSocketsOfTwoAgents(t *testing.T) {
-	pkgstest.NeedPIDs(t) // else nobody is accelerated
+	executabletest.NeedPIDs(t) // else nobody is accelerated
 	n := newSocketsNode(t)
 	n.apply(accelerator("*"))
 	other := newNode(t)

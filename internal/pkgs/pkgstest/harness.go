@@ -11,7 +11,6 @@ import (
 	"github.com/cilium/ebpf/rlimit"
 
 	"github.com/kerb-edge/kerb/internal/dataplane"
-	"github.com/kerb-edge/kerb/internal/executable"
 	"github.com/kerb-edge/kerb/internal/pkgs"
 )
 
@@ -29,14 +28,6 @@ func Package(t testing.TB) *pkgs.Package {
 		t.Skip(missing)
 	}
 	return p
-}
-
-// NeedPIDs skips a test that looks at processes by the numbers that the kernel tells, where they have others.
-func NeedPIDs(t testing.TB) {
-	t.Helper()
-	if err := executable.Reachable(); err != nil {
-		t.Skip(err)
-	}
 }
 
 // NeedRoot skips a test that may not load programs.

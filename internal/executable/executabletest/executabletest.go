@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package executabletest is for tests of what looks at processes.
+package executabletest
+
+import (
+	"testing"
+
+	"github.com/kerb-edge/kerb/internal/executable"
+)
+
+// NeedPIDs skips a test that looks at processes by the numbers that the kernel tells, where they have others.
+func NeedPIDs(t testing.TB) {
+	t.Helper()
+	if err := executable.Reachable(); err != nil {
+		t.Skip(err)
+	}
+}
