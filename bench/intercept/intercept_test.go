@@ -63,6 +63,19 @@ func newExperiment(t *testing.T) *experiment {
 	return e
 }
 
+// open skips the test where there is no such place.
+func (e *experiment) open(t *testing.T, hook string) *place {
+	t.Helper()
+	p, err := e.place(hook)
+	if errors.Is(err, bench.ErrNotBuilt) || errors.Is(err, errLeftOut) {
+		t.Skip(err)
+	}
+	if err != nil {
+		t.Fatalf("%.600v", err) // a refusal has the verifier's whole log
+	}
+	return p
+}
+
 // Every config has every packet of every size, in order, and says so.
 func TestAllReceive(t *testing.T) {
 	loadKmod(t)
@@ -103,13 +116,7 @@ func TestAllReceive(t *testing.T) {
 // A receiver with an AF_XDP socket that does not read for a while is told how many packets found no room in it.
 func TestSocketTellsLosses(t *testing.T) {
 	e := newExperiment(t)
-	p, err := e.place("kerb")
-	if errors.Is(err, bench.ErrNotBuilt) || errors.Is(err, errLeftOut) {
-		t.Skip(err)
-	}
-	if err != nil {
-		t.Fatalf("%.600v", err)
-	}
+	p := e.open(t, "kerb")
 	c := configs[slices.IndexFunc(configs, func(c config) bool { return c.name == "xsk" })]
 	r, err := e.startReceiver(t.Context(), c, p)
 	if err != nil {
@@ -142,13 +149,7 @@ func TestNextReceiverIsWokenBySocket(t *testing.T) {
 		t.Skip("the emulated kernels have no AF_XDP")
 	}
 	e := newExperiment(t)
-	p, err := e.place("kerb")
-	if errors.Is(err, bench.ErrNotBuilt) || errors.Is(err, errLeftOut) {
-		t.Skip(err)
-	}
-	if err != nil {
-		t.Fatalf("%.600v", err)
-	}
+	p := e.open(t, "kerb")
 	for i := range 5 {
 		r, err := e.startReceiver(t.Context(), configs[0], p)
 		if err != nil {
@@ -184,13 +185,7 @@ func (p *place) packets() (n uint64) {
 // An idle receiver is told from a busy one.
 func TestCPU(t *testing.T) {
 	e := newExperiment(t)
-	p, err := e.place("stamp")
-	if errors.Is(err, bench.ErrNotBuilt) || errors.Is(err, errLeftOut) {
-		t.Skip(err)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := e.open(t, "stamp")
 	use := map[string]float64{}
 	for _, c := range configs {
 		if c.name != "socket" && c.name != "socket-spin" {
