@@ -210,6 +210,10 @@ func randomFlow(rng *rand.Rand) flow {
 	f.ttl = byte(rng.IntN(256))
 	f.size = 40 + rng.IntN(100)
 	f.piece = piece(max(0, rng.IntN(5)-2))
+	if f.six && rng.IntN(4) == 0 {
+		room := abi.MaxHdrs - 54 - 4*len(f.tags) - 8 // of a Fragment header
+		f.exts = []ext{{60, 8 * (1 + rng.IntN(room/8)), 0}}
+	}
 	return f
 }
 
@@ -323,13 +327,14 @@ func TestRewrite(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	var flows []flow
 	for _, f := range []flow{base4(protoTCP), base4(protoUDP), base4(protoICMP), base4(protoSCTP), base6(protoTCP), base6(protoUDP), base6(protoICMPv6)} {
-		odd, tagged, first, later, none, longer := f, f, f, f, f, f
+		odd, tagged, first, later, none, longer, deepest := f, f, f, f, f, f, f
 		odd.size = 101
 		tagged.tags = []uint16{5, 6}
 		first.piece, later.piece = firstPiece, laterPiece
 		none.noChecksum = true
 		longer.options, longer.exts = 24, []ext{{0, 8, 0}, {43, 24, 0}}
-		flows = append(flows, f, odd, tagged, first, later, none, longer)
+		deepest.options, deepest.exts = 40, []ext{{60, 456, 0}} // the transport header starts at byte 510
+		flows = append(flows, f, odd, tagged, first, later, none, longer, deepest)
 	}
 	for _, r := range loadRewriters(t) {
 		for _, f := range flows {

@@ -65,6 +65,7 @@ func compare(t *testing.T, r *rand.Rand) int {
 		}
 		if p.Src.Is6() && r.IntN(4) == 0 {
 			f.ext = [][]int{{0}, {60}, {43, 60}, {0, 43, 60}}[r.IntN(4)]
+			f.extLen = 8 * r.IntN(1+(maxHeaders-54-4*f.vlans-8*(len(f.ext)-1))/8)
 		}
 		got := k.pass(f.bytes(), p.Ingress)
 		if got != want.Allow || k.hits(want.Slot) != before+1 {
@@ -78,6 +79,9 @@ func compare(t *testing.T, r *rand.Rand) int {
 	}
 	return n
 }
+
+// maxHeaders is how far into the frame the transport header may start (KERB_MAX_HDRS).
+const maxHeaders = 511
 
 // generator makes rules and packets from few values, so that they meet.
 type generator struct {

@@ -13,6 +13,7 @@ type frame struct {
 	vlans   int
 	options int   // bytes of IPv4 options, a multiple of 4
 	ext     []int // IPv6 extension headers by number (0 hop-by-hop, 43 routing, 60 destination, 44 fragment)
+	extLen  int   // bytes of the last extension header, a multiple of 8; 8 unless set
 	fragOff int   // bytes; with fragMore or an offset this is a fragment
 	more    bool
 	fragID  uint32
@@ -83,6 +84,10 @@ func (f frame) ip6() []byte {
 	next := f.Proto
 	for i := len(f.ext) - 1; i >= 0; i-- {
 		h := make([]byte, 8)
+		if i == len(f.ext)-1 && f.extLen > 8 {
+			h = make([]byte, f.extLen)
+			h[1] = byte(f.extLen/8 - 1)
+		}
 		h[0] = byte(next)
 		if f.ext[i] == 44 {
 			off := uint16(f.fragOff)

@@ -184,6 +184,9 @@ func randomConditions(r *rand.Rand) (out []map[string]any) {
 	return out
 }
 
+// maxHeaders is how far into the frame the transport header may start (KERB_MAX_HDRS).
+const maxHeaders = 511
+
 func randomFrame(r *rand.Rand) frame {
 	f := frame{proto: pick[uint8](r, udp, tcp, udp, icmp, 47), sport: uint16(r.IntN(8)), dport: pick(r, uint16(r.IntN(8)), 65530, 65535),
 		vlans: r.IntN(3), payload: bytes.Repeat([]byte{byte(r.IntN(2))}, r.IntN(16))}
@@ -200,7 +203,11 @@ func randomFrame(r *rand.Rand) frame {
 			f.proto = icmpv6
 		}
 	}
+	if len(f.ext) > 0 && r.IntN(2) == 0 {
+		f.extLen = 8 * (1 + r.IntN((maxHeaders-f.payloadAt())/8))
+	}
 	if r.IntN(6) == 0 {
+		f.extLen = 0
 		f.fragOff, f.more = r.IntN(2)*1480, true
 		if !f.src.Is4() {
 			f.ext = []uint8{44}

@@ -23,6 +23,7 @@ type frame struct {
 	vlans        int
 	options      int     // bytes of IPv4 options, a multiple of 4
 	ext          []uint8 // IPv6 extension headers by number (0 hop-by-hop, 60 destination, 44 fragment)
+	extLen       int     // bytes of the last of them, a multiple of 8; 8 unless set
 	fragOff      int     // bytes; with more or an offset this is a fragment
 	more         bool
 	tcpOptions   int // bytes, a multiple of 4
@@ -43,7 +44,7 @@ func (f frame) ipLen() int {
 	if f.src.Is4() {
 		return 20 + f.options
 	}
-	return 40 + 8*len(f.ext)
+	return 40 + 8*len(f.ext) + max(0, f.extLen-8)
 }
 
 // payloadAt is the offset of the payload in the frame.
@@ -115,6 +116,10 @@ func (f frame) ip6(body int) []byte {
 	next := f.proto
 	for i := len(f.ext) - 1; i >= 0; i-- {
 		h := make([]byte, 8)
+		if i == len(f.ext)-1 && f.extLen > 8 {
+			h = make([]byte, f.extLen)
+			h[1] = byte(f.extLen/8 - 1)
+		}
 		h[0] = next
 		if f.ext[i] == 44 {
 			binary.BigEndian.PutUint16(h[2:], f.fragment())

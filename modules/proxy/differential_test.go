@@ -78,7 +78,15 @@ func (w *twin) request() packet {
 		p.proto, p.noCheck, p.seq, p.ack = protoTCP, false, 7, 8
 		p.flags = []uint8{tcpSYN, tcpSYN, tcpACK, tcpACK, tcpACK | tcpFIN, tcpRST}[w.r.IntN(6)]
 	}
+	w.extend(&p)
 	return p
+}
+
+// extend puts an IPv6 extension header of any length in front of the transport header, which may start at byte 511 at most.
+func (w *twin) extend(p *packet) {
+	if p.src.Is6() && w.r.IntN(4) == 0 {
+		p.ext, p.extLen = []int{60}, 8*(1+w.r.IntN(57))
+	}
 }
 
 // answer is a packet to a client, mostly of a known session.
@@ -88,6 +96,7 @@ func (w *twin) answer() packet {
 		f := w.order[w.r.IntN(len(w.order))]
 		p = packet{src: f.src, dst: f.dst, proto: f.proto, sport: f.sport, dport: f.dport, payload: []byte("answer")}
 	}
+	w.extend(&p)
 	if p.proto == protoTCP {
 		p.flags = []uint8{tcpSYN | tcpACK, tcpACK, tcpACK, tcpACK | tcpFIN, tcpRST}[w.r.IntN(5)]
 	}

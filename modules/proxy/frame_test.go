@@ -35,6 +35,7 @@ type packet struct {
 	noCheck      bool   // UDP without checksum
 	options      int    // bytes of IPv4 options, a multiple of 4
 	ext          []int  // IPv6 extension headers by number
+	extLen       int    // bytes of the last one, a multiple of 8; 8 unless set
 	fragOff      int    // bytes
 	more         bool
 	fragID       uint32
@@ -149,6 +150,10 @@ func (p packet) ip6(body []byte) []byte {
 	next := p.proto
 	for i := len(p.ext) - 1; i >= 0; i-- {
 		h := make([]byte, 8)
+		if i == len(p.ext)-1 && p.ext[i] != 44 && p.extLen > 8 {
+			h = make([]byte, p.extLen)
+			h[1] = byte(p.extLen/8 - 1)
+		}
 		h[0] = byte(next)
 		if p.ext[i] == 44 {
 			off := uint16(p.fragOff)

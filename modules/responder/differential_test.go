@@ -129,6 +129,10 @@ func (g generator) extension() ext {
 	kind := pick[byte](g, 0, 60, 60, 43, 44, 51, 135)
 	body := pick(g, []byte{0, 1, 4, 0, 0, 0, 0}, []byte{0, 5, 2, 0, 0, 1, 0}, []byte{0, 0, 0, 0, 0, 0, 0}, []byte{0, 0xc2, 4, 0, 0, 0, 0}, []byte{0, 1, 200, 0, 0, 0, 0},
 		[]byte{1, 1, 12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}, append([]byte{0}, g.bytes(6)...))
+	if kind == 60 && g.IntN(3) == 0 { // the UDP header may start behind byte 500
+		body = make([]byte, 8*(1+g.IntN(57))-1)
+		body[0] = byte(len(body) / 8)
+	}
 	return ext{kind, body}
 }
 

@@ -75,15 +75,20 @@ static __always_inline void kerb_reload(struct kerb_pkt *pkt)
 	pkt->data_end = (void *)kerb_ctx_field(ctx, data_end);
 }
 
-/* Pointer to len bytes at offset off of the frame, or NULL when the linear part ends before. The mask is for the verifier:
- * it bounds off whatever became of the value on the way. The compiler must not know better and leave it out. */
+/* Pointer to len bytes at offset off of the frame, or NULL when the linear part ends before them or off is beyond
+ * KERB_MAX_OFFSET. The mask repeats the comparison for verifiers that lose the bound when the value is spilled; the barrier
+ * keeps the compiler from removing it. */
 static __always_inline void *kerb_at(const struct kerb_pkt *pkt, __u64 off, __u64 len)
 {
 	void *p;
 
 	if (!__builtin_constant_p(off))
 		asm volatile("" : "+r"(off));
-	p = pkt->data + (off & KERB_MAX_HDRS);
+	if (off > KERB_MAX_OFFSET)
+		return 0;
+	if (!__builtin_constant_p(off))
+		asm volatile("" : "+r"(off));
+	p = pkt->data + (off & KERB_MAX_OFFSET);
 
 	return p + len > pkt->data_end ? 0 : p;
 }

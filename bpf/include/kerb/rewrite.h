@@ -19,7 +19,6 @@
 #include <bpf/bpf_core_read.h>
 #include <kerb/packet.h>
 
-#define KERB_MAX_OFFSET 0x3fff /* how far kerb_load_bytes reaches in the linear part on XDP: the verifier wants a bound */
 #define KERB_MAX_ROOM	256    /* bytes that kerb_adjust_room adds or takes at once */
 
 /* Whether the running kernel has a helper; the verifier never sees the other branch. */
@@ -35,18 +34,10 @@ static __always_inline __u64 kerb_now(void)
 
 #ifdef KERB_HOOK_XDP
 
-/* Pointer to len bytes of the linear part at any offset up to KERB_MAX_OFFSET, or NULL. */
-static __always_inline void *kerb_linear(const struct kerb_pkt *pkt, __u64 off, __u64 len)
-{
-	void *p = pkt->data + (off & KERB_MAX_OFFSET);
-
-	return off > KERB_MAX_OFFSET || p + len > pkt->data_end ? 0 : p;
-}
-
 /* Copies len bytes (a constant) at offset off of the frame, wherever they lie. Frames in several buffers need Linux 5.18. */
 static __always_inline int kerb_load_bytes(const struct kerb_pkt *pkt, __u32 off, void *to, __u32 len)
 {
-	void *p = kerb_linear(pkt, off, len);
+	void *p = kerb_at(pkt, off, len);
 
 	if (p) {
 		__builtin_memcpy(to, p, len);
@@ -58,7 +49,7 @@ static __always_inline int kerb_load_bytes(const struct kerb_pkt *pkt, __u32 off
 /* Overwrites len bytes (a constant) at offset off. Checksums are the caller's. */
 static __always_inline int kerb_store_bytes(struct kerb_pkt *pkt, __u32 off, const void *from, __u32 len)
 {
-	void *p = kerb_linear(pkt, off, len);
+	void *p = kerb_at(pkt, off, len);
 
 	if (p) {
 		__builtin_memcpy(p, from, len);

@@ -59,6 +59,7 @@ enum kerb_drop_reason {
 
 #define KERB_MAX_EXT  6	    /* IPv6 extension headers followed */
 #define KERB_MAX_HDRS 0x1ff /* no header starts further into the frame than this */
+#define KERB_MAX_OFFSET 0x3fff /* how far kerb_at and, on XDP, kerb_load_bytes reach: the verifier needs a bound */
 
 /* The packet context: filled once at the head of the chain, handed to each module, kept on the dispatcher's stack.
  * Offsets are bytes from the start of the frame (data). 64-bit members come first and each has its own 8-byte slot:
