@@ -134,7 +134,7 @@ func listenTCP(o config.Oakestra, log *slog.Logger) (server.Endpoint, error) {
 	if at, ok := l.Addr().(*net.TCPAddr); ok && !at.IP.IsLoopback() {
 		log.Warn("whoever reaches the Oakestra listener can change the node: set oakestra.tls, or listen on 127.0.0.1", "address", at)
 	}
-	return server.Endpoint{Listener: l}, nil
+	return server.Endpoint{Listener: server.LimitConnections(l, server.MaxConnections)}, nil
 }
 
 // serve answers on all endpoints until ctx ends or one of them fails.
@@ -165,8 +165,8 @@ func (l *Listener) serve(ctx context.Context, endpoints []server.Endpoint) error
 }
 
 func (l *Listener) httpServer(e server.Endpoint) *http.Server {
-	return &http.Server{
-		Handler:           e.Guard(l.handler()),
+	h := &http.Server{
+		Handler:           l.handler(),
 		ReadHeaderTimeout: readTimeout,
 		ReadTimeout:       readTimeout,
 		WriteTimeout:      workTimeout + readTimeout,
@@ -174,6 +174,8 @@ func (l *Listener) httpServer(e server.Endpoint) *http.Server {
 		MaxHeaderBytes:    64 << 10,
 		ErrorLog:          slog.NewLogLogger(l.log.Handler(), slog.LevelDebug),
 	}
+	e.Protect(h, l.log)
+	return h
 }
 
 // handler has all routes. Web pages cannot use them: a browser on the node reaches 127.0.0.1, too.

@@ -9,11 +9,13 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	stdlog "log"
 	"log/slog"
 	"net"
 	"net/http"
 	"os"
 	"strings"
+	"time"
 
 	"github.com/kerb-edge/kerb/internal/config"
 	"github.com/kerb-edge/kerb/internal/fault"
@@ -24,6 +26,10 @@ import (
 type Endpoint struct {
 	net.Listener
 	token string // bearer token that every request must have, or empty
+
+	// Of an endpoint that needs credentials; else nil.
+	gate   *gate
+	failed *authFailures
 }
 
 // Listen opens all listeners that c asks for: the socket, and TCP if configured.
@@ -63,11 +69,12 @@ func ListenTCP(c config.TCP) (Endpoint, error) {
 			return Endpoint{}, err
 		}
 	}
-	l, err := tls.Listen("tcp", c.Address, secure)
+	l, err := net.Listen("tcp", c.Address)
 	if err != nil {
 		return Endpoint{}, fmt.Errorf("TCP listener: %w", err)
 	}
-	return Endpoint{Listener: l, token: token}, nil
+	limited := LimitConnections(l, MaxConnectionsPerAddress).(*gatedListener)
+	return Endpoint{Listener: tls.NewListener(limited, secure), token: token, gate: limited.gate, failed: newAuthFailures()}, nil
 }
 
 func tlsConfig(c config.TCP) (*tls.Config, error) {
@@ -113,24 +120,34 @@ func readToken(path string) (string, error) {
 	return token, nil
 }
 
-// Guard puts the endpoint's token in front of next.
-func (e Endpoint) Guard(next http.Handler) http.Handler {
-	if e.token == "" {
-		return next
+// Protect puts the endpoint's token in front of h, and bounds what a client without credentials can take: time, connections and log
+// lines. It changes nothing on endpoints that need no credentials.
+func (e Endpoint) Protect(h *http.Server, log *slog.Logger) {
+	if e.gate == nil {
+		return
 	}
-	return requireToken(e.token, next)
+	e.gate.log, e.failed.log = log, log
+	h.ReadHeaderTimeout = HandshakeTimeout // net/http takes it for the handshake, too
+	h.ErrorLog = stdlog.New(handshakeLog{e.failed, log}, "", 0)
+	if e.token != "" {
+		h.Handler = requireToken(e.token, e.failed, h.Handler)
+	}
 }
 
-func requireToken(token string, next http.Handler) http.Handler {
+func requireToken(token string, failed *authFailures, next http.Handler) http.Handler {
 	want := sha256.Sum256([]byte("Bearer " + token)) // hashed: the comparison takes the same time for every length
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		got := sha256.Sum256([]byte(r.Header.Get("Authorization")))
-		if subtle.ConstantTimeCompare(want[:], got[:]) != 1 {
-			slog.Warn("request without the right token", "remote", r.RemoteAddr)
-			w.Header().Set("WWW-Authenticate", "Bearer")
-			writeProblem(w, newProblem(typeInvalid, http.StatusUnauthorized, "the bearer token is missing or wrong"))
+		if subtle.ConstantTimeCompare(want[:], got[:]) == 1 {
+			next.ServeHTTP(w, r)
 			return
 		}
-		next.ServeHTTP(w, r)
+		select {
+		case <-time.After(failed.note(r.RemoteAddr, "the bearer token is missing or wrong")):
+		case <-r.Context().Done():
+		}
+		w.Header().Set("Connection", "close")
+		w.Header().Set("WWW-Authenticate", "Bearer")
+		writeProblem(w, newProblem(typeInvalid, http.StatusUnauthorized, "the bearer token is missing or wrong"))
 	})
 }

@@ -72,9 +72,9 @@ func (b *body) bytes() ([]byte, error) {
 	return nil, newProblem(typeInvalid, http.StatusUnsupportedMediaType, "Content-Type must be application/json or application/yaml")
 }
 
-// cutShort keeps the error for a body that is too large; all others mean that the client did not send it all in time.
+// cutShort keeps the errors for bodies that are too large; all others mean that the client did not send it all in time.
 func cutShort(err error) error {
-	if p := problemOf(err); p.Status == http.StatusRequestEntityTooLarge {
+	if p := problemOf(err); p.Status == http.StatusRequestEntityTooLarge || p.Status == http.StatusServiceUnavailable {
 		return p
 	}
 	return &fault.Invalid{Reason: "the body ended early: " + err.Error()}
@@ -173,7 +173,9 @@ func get[T any](one func(context.Context, string) (T, error)) func(context.Conte
 }
 
 func (s *Server) status(ctx context.Context, _ *none) (v1alpha1.NodeStatus, error) {
-	return s.backend.Status(ctx)
+	status, err := s.backend.Status(ctx)
+	status.Conditions = append(status.Conditions, s.conditions()...)
+	return status, err
 }
 
 func (s *Server) chain(ctx context.Context, in *byID) (v1alpha1.Chain, error) {

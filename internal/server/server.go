@@ -3,14 +3,17 @@
 package server
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net/http"
 	"runtime/debug"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/danielgtaylor/huma/v2"
@@ -28,6 +31,7 @@ const (
 	maxBody      = 32 << 20         // 10,000 firewall rules are about 2 MiB
 	largeBody    = 1 << 20          // decoded it takes many times of that,
 	largeAtOnce  = 2                // so that others wait
+	maxPending   = 128 << 20        // of all large bodies that are read or wait
 	readTimeout  = 30 * time.Second // for the whole request
 	workTimeout  = 5 * time.Minute  // an apply on hundreds of services, on a slow node
 	idleTimeout  = 2 * time.Minute
@@ -41,7 +45,11 @@ type Server struct {
 	mux     *http.ServeMux
 	api     huma.API
 	handler http.Handler
-	large   chan struct{} // requests with large bodies
+	large   chan struct{} // requests with large bodies that are worked on
+	pending atomic.Int64  // bytes of large bodies that are read or wait
+
+	mu      sync.Mutex
+	guarded []Endpoint // those that are served and need credentials
 }
 
 // New makes the API over backend.
@@ -51,7 +59,7 @@ func New(backend Backend, log *slog.Logger) *Server {
 	s.api = humago.New(s.mux, apiConfig())
 	s.addRoutes()
 	s.mux.Handle("/v1/modules/{name}/{path...}", http.HandlerFunc(s.serveModule))
-	s.mux.Handle("GET /metrics", metrics(backend.Collector(), log))
+	s.mux.Handle("GET /metrics", metrics(backend.Collector(), s, log))
 	s.mux.HandleFunc("GET /healthz", s.serveHealth)
 	s.mux.HandleFunc("/v1/modules/{name}", s.serveUnknown) // else it is redirected to the slash below it
 	s.mux.HandleFunc("/", s.serveUnknown)
@@ -89,7 +97,9 @@ func (s *Server) Serve(ctx context.Context, endpoints ...Endpoint) error {
 	failed := make(chan error, len(endpoints))
 	var serving sync.WaitGroup
 	for i, e := range endpoints {
-		servers[i] = s.httpServer(e)
+		servers[i] = s.httpServer()
+		e.Protect(servers[i], s.log)
+		s.observe(e)
 		serving.Go(func() { failed <- servers[i].Serve(e) })
 	}
 	defer serving.Wait() // they close their listeners, which removes the socket
@@ -109,9 +119,9 @@ func (s *Server) Serve(ctx context.Context, endpoints ...Endpoint) error {
 	return err
 }
 
-func (s *Server) httpServer(e Endpoint) *http.Server {
+func (s *Server) httpServer() *http.Server {
 	return &http.Server{
-		Handler:           e.Guard(s),
+		Handler:           s,
 		ReadHeaderTimeout: readTimeout,
 		ReadTimeout:       readTimeout,
 		WriteTimeout:      workTimeout + readTimeout, // who reads no more must not keep a trace running
@@ -141,19 +151,65 @@ func (s *Server) limit(next http.Handler) http.Handler {
 	})
 }
 
-// await waits for the turn of a request with a large body, or one of unknown length, or until nobody waits for it any more. end is
-// to be called when it is done.
+// await reads the body of a request that is large, or of unknown length, and then waits for its turn: a client that sends slowly
+// takes no turn of others. end is to be called when the request is done.
 func (s *Server) await(ctx context.Context, r *http.Request) (end func()) {
 	if 0 <= r.ContentLength && r.ContentLength < largeBody {
 		return func() {}
 	}
+	data, err := io.ReadAll(&accounted{r.Body, &s.pending})
+	r.Body = io.NopCloser(io.MultiReader(bytes.NewReader(data), failing{err}))
+	forget := func() { s.pending.Add(-int64(len(data))) }
 	select {
 	case s.large <- struct{}{}:
-		return func() { <-s.large }
+		return func() { forget(); <-s.large }
 	case <-ctx.Done():
 		r.Body = http.NoBody
-		return func() {}
+		return forget
 	}
+}
+
+// accounted is a body whose bytes count against maxPending.
+type accounted struct {
+	io.Reader
+	pending *atomic.Int64
+}
+
+func (a *accounted) Read(p []byte) (int, error) {
+	n, err := a.Reader.Read(p)
+	if a.pending.Add(int64(n)) > maxPending {
+		return n, &fault.Unavailable{Reason: fmt.Sprintf("large requests that wait take more than %d MiB together; try again", maxPending>>20)}
+	}
+	return n, err
+}
+
+// failing is the end of a body that could not be read completely, or io.EOF.
+type failing struct{ err error }
+
+func (f failing) Read([]byte) (int, error) {
+	if f.err == nil {
+		return 0, io.EOF
+	}
+	return 0, f.err
+}
+
+// observe adds an endpoint to what the status and the metrics report.
+func (s *Server) observe(e Endpoint) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if e.gate != nil {
+		s.guarded = append(s.guarded, e)
+	}
+}
+
+// conditions are those of the server's own endpoints.
+func (s *Server) conditions() (out []v1alpha1.Condition) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, e := range s.guarded {
+		out = append(out, e.gate.condition())
+	}
+	return out
 }
 
 // isFeed tells a request to a module whose body goes on for as long as its sender has something to say, a line at a time.
@@ -217,13 +273,30 @@ func (s *Server) serveUnknown(w http.ResponseWriter, r *http.Request) {
 	writeProblem(w, newProblem(typeInvalid, http.StatusMethodNotAllowed, r.URL.Path+" has only "+list))
 }
 
-func metrics(backend prometheus.Collector, log *slog.Logger) http.Handler {
+func metrics(backend prometheus.Collector, s *Server, log *slog.Logger) http.Handler {
 	registry := prometheus.NewRegistry()
-	registry.MustRegister(backend, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	registry.MustRegister(backend, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "kerb_api_connections", Help: "Open connections of the API's TCP endpoint."},
+			func() float64 { open, _, _ := s.counts(); return open }),
+		prometheus.NewCounterFunc(prometheus.CounterOpts{Name: "kerb_api_connections_refused_total", Help: "Connections of the API's TCP endpoint closed at the limit of one address."},
+			func() float64 { _, refused, _ := s.counts(); return refused }),
+		prometheus.NewCounterFunc(prometheus.CounterOpts{Name: "kerb_api_authentication_failures_total", Help: "Requests and TLS handshakes of the API's TCP endpoint without valid credentials."},
+			func() float64 { _, _, failed := s.counts(); return failed }))
 	return promhttp.HandlerFor(registry, promhttp.HandlerOpts{
 		ErrorLog:      slog.NewLogLogger(log.Handler(), slog.LevelWarn),
 		ErrorHandling: promhttp.ContinueOnError,
 	})
+}
+
+// counts are those of all TCP endpoints.
+func (s *Server) counts() (open, refused, failed float64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, e := range s.guarded {
+		o, r := e.gate.counts()
+		open, refused, failed = open+float64(o), refused+float64(r), failed+float64(e.failed.total.Load())
+	}
+	return open, refused, failed
 }
 
 // Run opens the listeners of c, calls ready, and serves backend until ctx ends.

@@ -3,6 +3,7 @@
 package server_test
 
 import (
+	"context"
 	"encoding/json"
 	"flag"
 	"fmt"
@@ -253,50 +254,78 @@ func TestBodyThatEndsEarly(t *testing.T) {
 	}
 }
 
-// slowBody counts how many of its kind are read at the same time. The reader of each waits a moment, or until there are enough.
-type slowBody struct {
-	now, most *atomic.Int32
+// slowBackend counts how many changes are under way at the same time. Each waits a moment, or until there are enough.
+type slowBackend struct {
+	server.Backend
+	now, most atomic.Int32
 	enough    int32
 }
 
-func (b slowBody) Read([]byte) (int, error) {
+func (b *slowBackend) Apply(ctx context.Context, r server.Request) (v1alpha1.ApplyResult, error) {
 	n := b.now.Add(1)
+	defer b.now.Add(-1)
 	for most := b.most.Load(); n > most && !b.most.CompareAndSwap(most, n); most = b.most.Load() {
 	}
 	time.Sleep(time.Millisecond)
 	for end := time.Now().Add(30 * time.Second); b.most.Load() < b.enough && time.Now().Before(end); {
 		time.Sleep(time.Millisecond)
 	}
-	b.now.Add(-1)
-	return 0, io.EOF
+	return v1alpha1.ApplyResult{}, nil
 }
 
-// Decoding takes many times of a body in memory, so that large ones are read by turns; small ones do not wait for them.
+// Decoding takes many times of a body in memory, so that large ones are decoded by turns; small ones do not wait for them.
 func TestLargeBodiesTakeTurns(t *testing.T) {
-	s := newServer(t)
-	most := func(length int64, enough int32) int32 {
-		var now, most atomic.Int32
+	most := func(body string, length int64, enough int32) int32 {
+		b := &slowBackend{enough: enough}
+		b.Backend = servertest.New(nil)
+		s := server.New(b, slog.New(slog.DiscardHandler))
 		var all sync.WaitGroup
 		for range 30 {
 			all.Go(func() {
-				r := httptest.NewRequest("POST", "/v1/apply", slowBody{&now, &most, enough})
+				r := httptest.NewRequest("POST", "/v1/apply", strings.NewReader(body))
 				r.ContentLength = length
 				r.Header.Set("Content-Type", "application/json")
 				s.ServeHTTP(httptest.NewRecorder(), r)
 			})
 		}
 		all.Wait()
-		return most.Load()
+		return b.most.Load()
 	}
-	for _, length := range []int64{-1, 4 << 20} {
-		if n := most(length, 1); n > 2 {
+	for body, length := range map[string]int64{counter: -1, counter + strings.Repeat(" ", 1<<20): 1<<20 + int64(len(counter))} {
+		if n := most(body, length, 1); n < 1 || n > 2 {
 			t.Errorf("%d bodies of length %d at once", n, length)
 		}
 	}
-	if n := most(1000, 3); n <= 2 {
+	if n := most(counter, int64(len(counter)), 3); n <= 2 {
 		t.Errorf("%d small bodies at once", n)
 	}
-	if w := call(s, "PUT", "/v1/modules/count", counter); w.Code != http.StatusOK {
+}
+
+// Large requests that wait take a bounded amount of memory; more are refused.
+func TestLargeBodiesTogetherAreBounded(t *testing.T) {
+	s := newServer(t)
+	var sending sync.WaitGroup
+	var slow []*io.PipeWriter
+	part := []byte(strings.Repeat(" ", 31<<20))
+	for range 4 {
+		r, w := io.Pipe()
+		slow = append(slow, w)
+		request := httptest.NewRequest("POST", "/v1/apply", r)
+		request.ContentLength = -1
+		request.Header.Set("Content-Type", "application/json")
+		sending.Go(func() { s.ServeHTTP(httptest.NewRecorder(), request) })
+		if _, err := w.Write(part); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if w := call(s, "POST", "/v1/apply", string(part)); w.Code != http.StatusServiceUnavailable {
+		t.Errorf("with 124 MiB waiting: %d %s", w.Code, w.Body)
+	}
+	for _, w := range slow {
+		w.Close()
+	}
+	sending.Wait()
+	if w := call(s, "POST", "/v1/apply", counter+string(part)); w.Code != http.StatusOK {
 		t.Errorf("afterwards: %d %s", w.Code, w.Body)
 	}
 }

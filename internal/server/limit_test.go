@@ -1,0 +1,231 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package server_test
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/kerb-edge/kerb/internal/config"
+	"github.com/kerb-edge/kerb/internal/server"
+	"github.com/kerb-edge/kerb/internal/server/servertest"
+	"github.com/kerb-edge/kerb/internal/store"
+)
+
+const testToken = "a-token-that-is-long-enough"
+
+// tcpServer runs a server on a Unix socket and on TCP with a token, and returns the TCP address, a client of the socket and the log.
+func tcpServer(t *testing.T, change func(*config.TCP)) (address string, unix *http.Client, log *lockedBuffer, files certificateFiles) {
+	t.Helper()
+	files = certificates(t)
+	c := config.Config{TCP: &config.TCP{Address: "127.0.0.1:0", Certificate: files.cert, Key: files.key, TokenFile: write(t, testToken, 0o600)}}
+	path := filepath.Join(t.TempDir(), "kerb.sock")
+	c.Paths = pathsIn(path)
+	if change != nil {
+		change(c.TCP)
+	}
+	endpoints, err := server.Listen(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	st, err := store.Open(filepath.Join(t.TempDir(), "state.db"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	log = &lockedBuffer{}
+	s := server.New(servertest.New(st), slog.New(slog.NewTextHandler(log, nil)))
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- s.Serve(ctx, endpoints...) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := errors.Join(<-done, st.Close()); err != nil {
+			t.Error(err)
+		}
+	})
+	unix = &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, "unix", path)
+	}}}
+	return endpoints[1].Addr().String(), unix, log, files
+}
+
+type lockedBuffer struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (b *lockedBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.Write(p)
+}
+
+func (b *lockedBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.String()
+}
+
+// dialFrom opens connections to address from an address of the loopback network, and sends the begin of a TLS record on each.
+func dialFrom(t *testing.T, from, address string, n int) (conns []net.Conn) {
+	t.Helper()
+	for range n {
+		c, err := (&net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(from)}}).Dial("tcp", address)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { c.Close() })
+		_, _ = c.Write([]byte{22, 3, 1, 2, 0, 1}) // a connection that was refused resets
+		conns = append(conns, c)
+	}
+	return conns
+}
+
+// awaitStatus reads the agent's status on the Unix socket until it contains want.
+func awaitStatus(t *testing.T, unix *http.Client, want string) {
+	t.Helper()
+	text := ""
+	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
+		r, err := unix.Get("http://kerb/v1/status")
+		if err != nil {
+			t.Fatal(err)
+		}
+		data, err := io.ReadAll(r.Body)
+		r.Body.Close()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if text = string(data); strings.Contains(text, want) {
+			return
+		}
+	}
+	t.Fatalf("the status never had %s: %s", want, text)
+}
+
+// One address cannot have more than its share of the TCP endpoint's connections, all together no more than the total, and the
+// Unix socket answers and reports it.
+func TestConnectionsAreLimited(t *testing.T) {
+	address, unix, _, _ := tcpServer(t, nil)
+	awaitStatus(t, unix, `"reason":"BelowLimit"`)
+	dialFrom(t, "127.0.0.2", address, server.MaxConnectionsPerAddress)
+	over := dialFrom(t, "127.0.0.2", address, 1)[0]
+	_ = over.SetReadDeadline(time.Now().Add(20 * time.Second))
+	if _, err := over.Read(make([]byte, 1)); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("a connection over the limit of an address is kept: %v", err)
+	}
+	awaitStatus(t, unix, "127.0.0.2")
+	for i := range server.MaxConnections / server.MaxConnectionsPerAddress {
+		dialFrom(t, fmt.Sprintf("127.0.1.%d", i+1), address, server.MaxConnectionsPerAddress)
+	}
+	awaitStatus(t, unix, fmt.Sprintf("%d of %d", server.MaxConnections, server.MaxConnections))
+}
+
+// A client that does not finish its TLS handshake is disconnected.
+func TestHandshakeHasADeadline(t *testing.T) {
+	if testing.Short() {
+		t.Skip("waits for the deadline")
+	}
+	t.Parallel()
+	address, _, _, _ := tcpServer(t, nil)
+	c := dialFrom(t, "127.0.0.3", address, 1)[0]
+	_ = c.SetReadDeadline(time.Now().Add(server.HandshakeTimeout + 15*time.Second)) // before: readTimeout, 30 s
+	if _, err := c.Read(make([]byte, 1)); errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("a connection without a handshake is kept: %v", err)
+	}
+}
+
+// A connection ends with the first request whose token is wrong, and the log has one line for many failures of one address.
+func TestFailedAuthenticationIsSlowAndQuiet(t *testing.T) {
+	address, _, log, files := tcpServer(t, nil)
+	c, err := tls.Dial("tcp", address, &tls.Config{RootCAs: files.pool, MinVersion: tls.VersionTLS13})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	const guess = "GET /v1/modules HTTP/1.1\r\nHost: kerb\r\nAuthorization: Bearer x\r\n\r\n"
+	_, _ = c.Write([]byte(strings.Repeat(guess, 100)))
+	_ = c.SetReadDeadline(time.Now().Add(20 * time.Second))
+	answers, _ := io.ReadAll(c)
+	if n := strings.Count(string(answers), "401 Unauthorized"); n != 1 {
+		t.Errorf("%d answers on one connection, want 1", n)
+	}
+	for range 4 {
+		if got := status(address, "x", files.pool, nil); got != 401 {
+			t.Errorf("status %d", got)
+		}
+	}
+	if n := strings.Count(log.String(), "127.0.0.1"); n != 1 {
+		t.Errorf("%d log lines of 5 failures, want 1:\n%s", n, log)
+	}
+	if got := status(address, testToken, files.pool, nil); got != 200 {
+		t.Errorf("the right token after failures: %d", got)
+	}
+}
+
+// A client without a certificate is a failed authentication, too.
+func TestHandshakeFailureIsLogged(t *testing.T) {
+	address, _, log, files := tcpServer(t, func(c *config.TCP) { c.ClientCA = c.Certificate })
+	for range 5 {
+		if got := status(address, testToken, files.pool, nil); got != 0 {
+			t.Errorf("status %d", got)
+		}
+	}
+	if n := strings.Count(log.String(), "client didn't provide a certificate"); n != 1 {
+		t.Errorf("%d log lines of 5 failures, want 1:\n%s", n, log)
+	}
+}
+
+// Clients that send large bodies slowly do not keep others waiting.
+func TestSlowBodiesTakeNoTurn(t *testing.T) {
+	s := newServer(t)
+	var sending sync.WaitGroup
+	var slow []*io.PipeWriter
+	for range 2 {
+		r, w := io.Pipe()
+		slow = append(slow, w)
+		request, err := http.NewRequest("POST", "/v1/apply", r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		request.Header.Set("Content-Type", "application/json")
+		sending.Go(func() { s.ServeHTTP(&discardWriter{header: http.Header{}}, request) })
+		if _, err := w.Write([]byte("[")); err != nil { // the server reads it
+			t.Fatal(err)
+		}
+	}
+	done := make(chan int, 1)
+	go func() {
+		done <- call(s, "POST", "/v1/apply", "["+counter+strings.Repeat(" ", 1<<20)+"]").Code
+	}()
+	select {
+	case code := <-done:
+		if code != 200 {
+			t.Errorf("status %d", code)
+		}
+	case <-time.After(20 * time.Second):
+		t.Error("a large change waits for clients that send slowly")
+	}
+	for _, w := range slow {
+		w.Close()
+	}
+	sending.Wait()
+}
+
+type discardWriter struct{ header http.Header }
+
+func (w *discardWriter) Header() http.Header         { return w.header }
+func (w *discardWriter) Write(p []byte) (int, error) { return len(p), nil }
+func (w *discardWriter) WriteHeader(int)             {}
