@@ -31,6 +31,9 @@ var (
 	ne = binary.NativeEndian
 )
 
+// tagTypes announce a VLAN tag: IEEE 802.1Q, 802.1ad, and what switches used before that.
+var tagTypes = []uint16{0x8100, 0x88a8, 0x9100, 0x9200}
+
 func (m *model) ethernet() abi.ParseOutcome {
 	if len(m.frame) < 14 {
 		return abi.ParseShortL2
@@ -40,7 +43,7 @@ func (m *model) ethernet() abi.ParseOutcome {
 		offset := 14 + 4*tags
 		m.L3, m.L4 = uint64(offset), uint64(offset)
 		m.EthType = be.Uint16(m.frame[offset-2:])
-		if m.EthType != 0x8100 && m.EthType != 0x88a8 {
+		if !slices.Contains(tagTypes, m.EthType) {
 			break
 		}
 		if tags == abi.VLANDepth {

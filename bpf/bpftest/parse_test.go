@@ -157,6 +157,8 @@ func samplesL2(tb testing.TB) []sample {
 		{"QinQ", tcp4(tb, 0, 0, 0, 100, 200), ok, 4, protoTCP, 22, 42, 20, abi.FlagL4, 100},
 		{"three tags", udp4(tb, 0, 5, 1, 2, 3), abi.ParseVLANDepth, 0, 0, 22, 22, 0, 0, 1},
 		{"VLAN, IPv6", frame6(tb, nil, protoUDP, udpSegment(tb, ipv6(protoUDP), 3), 4095), ok, 6, protoUDP, 18, 58, 11, abi.FlagL4, 4095},
+		{"old QinQ tag", with(udp4(tb, 0, 5, 7), 12, 0x91, 0), ok, 4, protoUDP, 18, 38, 13, abi.FlagL4, 7},
+		{"two old QinQ tags", with(tcp4(tb, 0, 0, 0, 100, 200), 12, 0x92, 0, 0, 100, 0x91, 0), ok, 4, protoTCP, 22, 42, 20, abi.FlagL4, 100},
 		{"VLAN, ARP", with(pad(arp, 4), 12, 0x81, 0, 0xe0, 5, 8, 6), abi.ParseNotIP, 0, 0, 18, 18, 0, 0, 0xe005},
 		{"VLAN cut", with(arp, 12, 0x81, 0)[:17], abi.ParseShortL2, 0, 0, 14, 14, 0, 0, 0},
 		{"second VLAN cut", udp4(tb, 0, 0, 9, 8)[:20], abi.ParseShortL2, 0, 0, 18, 18, 0, 0, 9},

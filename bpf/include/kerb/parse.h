@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* The one parser: Ethernet, up to two VLAN tags, IPv4 with options (RFC 791), IPv6 with extension headers (RFC 8200),
- * fragments marked, TCP, UDP, ICMP and ICMPv6 headers bounded. It runs once per packet at the head of a chain.
+/* The one parser: Ethernet, up to two VLAN tags (0x8100, 0x88a8, 0x9100, 0x9200), IPv4 with options (RFC 791), IPv6 with
+ * extension headers (RFC 8200), fragments marked, TCP, UDP, ICMP and ICMPv6 headers bounded. It runs once per packet at the
+ * head of a chain.
  *
  * Whatever the outcome, the context is safe to use:
  *   OK                      everything is set; l4 is a transport header only if KERB_F_L4 says so
@@ -107,9 +108,21 @@ static __always_inline int kerb_beyond(const struct kerb_walk *w, __u64 len)
 	return w->data + w->off + len > w->end;
 }
 
+/* 1 if a equals b, else 0, without a branch: each branch doubles what the verifier has to walk in the loops below. */
+static __always_inline __u64 kerb_same(__u64 a, __u64 b)
+{
+	__u64 differs = a ^ b;
+
+	asm volatile("" : "+r"(differs));
+	return (differs - 1) >> 63;
+}
+
+/* IEEE 802.1Q and 802.1ad, and the types that switches used for the outer tag before 802.1ad. The kernel takes off the first
+ * two only, but switches look through the others as well. */
 static __always_inline int kerb_is_vlan(__be16 type)
 {
-	return type == bpf_htons(ETH_P_8021Q) || type == bpf_htons(ETH_P_8021AD);
+	return kerb_same(type, bpf_htons(ETH_P_8021Q)) | kerb_same(type, bpf_htons(ETH_P_8021AD)) |
+	       kerb_same(type, bpf_htons(ETH_P_QINQ1)) | kerb_same(type, bpf_htons(ETH_P_QINQ2));
 }
 
 /* Steps over the VLAN tags. tags: how many the kernel has taken off already. */
@@ -221,15 +234,6 @@ static __always_inline int kerb_is_ext(__u8 next)
 {
 	return next == IPPROTO_HOPOPTS || next == IPPROTO_ROUTING || next == IPPROTO_DSTOPTS || next == IPPROTO_MH ||
 	       next == IPPROTO_FRAGMENT || next == IPPROTO_AH;
-}
-
-/* 1 if a equals b, else 0, without a branch: each branch doubles what the verifier has to walk in the loop below. */
-static __always_inline __u64 kerb_same(__u64 a, __u64 b)
-{
-	__u64 differs = a ^ b;
-
-	asm volatile("" : "+r"(differs));
-	return (differs - 1) >> 63;
 }
 
 /* Length of an extension header in bytes. */
