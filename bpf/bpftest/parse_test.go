@@ -8,7 +8,6 @@ import (
 	"os"
 	"slices"
 	"testing"
-	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
@@ -18,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	abi "github.com/kerb-edge/kerb/internal/kerbabi"
+	"github.com/kerb-edge/kerb/internal/seed"
 )
 
 func needRoot(tb testing.TB) {
@@ -388,12 +388,10 @@ func mutate(rng *rand.Rand, frame []byte) []byte {
 var interesting = []byte{0, 1, 4, 5, 6, 8, 17, 43, 44, 50, 51, 58, 59, 60, 135, 0x45, 0x46, 0x4f, 0x60, 0x81, 0x86, 0x88, 0xa8, 0xdd, 0xff}
 
 // TestDifferential compares kernel and model on damaged frames, of which the
-// rarest outcome is one in 160; the seed is printed, so that a failure can be
-// repeated.
+// rarest outcome is one in 160; package seed repeats a failure.
 func TestDifferential(t *testing.T) {
 	heads := loadHeads(t)
-	seed := uint64(time.Now().UnixNano())
-	rng := rand.New(rand.NewPCG(seed, 0))
+	rng := seed.Rand(t)
 	all := samples(t)
 	frames := 300_000
 	if testing.Short() {
@@ -404,7 +402,7 @@ func TestDifferential(t *testing.T) {
 		frame := mutate(rng, all[rng.IntN(len(all))].frame)
 		outcomes[check(t, heads, frame).Outcome]++
 	}
-	t.Logf("seed %d, outcomes %v", seed, outcomes)
+	t.Logf("outcomes %v", outcomes)
 	if len(outcomes) != len(abi.ParseOutcomes) {
 		t.Errorf("only %d of %d outcomes came up", len(outcomes), len(abi.ParseOutcomes))
 	}

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	abi "github.com/kerb-edge/kerb/internal/kerbabi"
+	"github.com/kerb-edge/kerb/internal/seed"
 )
 
 // The operations of testdata/rewrite.bpf.c.
@@ -347,8 +348,7 @@ func TestRewrite(t *testing.T) {
 
 func TestRewriteDifferential(t *testing.T) {
 	rewriters := loadRewriters(t)
-	seed := uint64(time.Now().UnixNano())
-	rng := rand.New(rand.NewPCG(seed, 0))
+	rng := seed.Rand(t)
 	most := 200_000
 	if testing.Short() {
 		most = 20_000
@@ -363,7 +363,7 @@ func TestRewriteDifferential(t *testing.T) {
 			}
 		}
 	}
-	t.Logf("seed %d, %d rewrites", seed, count)
+	t.Logf("%d rewrites", count)
 }
 
 // A computed UDP checksum of 0 is sent as 0xffff, for 0 means that there is

@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+import os
 from pathlib import Path
 
 import numpy as np
@@ -7,9 +8,16 @@ import pytest
 SHIPPED = Path(__file__).parents[2] / "modules" / "classifier" / "models"
 
 
+def random_numbers(seed):
+    """Random numbers of the seed of a test, or of KERB_SEED; pytest prints the seed when the test fails."""
+    seed = int(os.environ.get("KERB_SEED", seed))
+    print(f"seed {seed}; repeat with: KERB_SEED={seed} pytest")
+    return np.random.default_rng(seed)
+
+
 @pytest.fixture
 def rng():
-    return np.random.default_rng(7)
+    return random_numbers(7)
 
 
 @pytest.fixture

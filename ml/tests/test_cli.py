@@ -2,10 +2,10 @@
 import json
 import pickle
 
-import numpy as np
 import pytest
 from sklearn.tree import DecisionTreeClassifier
 
+from conftest import random_numbers
 from kerb_ml import cli
 
 
@@ -32,7 +32,7 @@ def test_errors_say_what_to_do(counts, tmp_path, capsys):
 
 
 def test_own_table(tmp_path, capsys):
-    rng = np.random.default_rng(3)
+    rng = random_numbers(3)
     table = tmp_path / "t.csv"
     rows = [(a, b, "flood" if a > 20 else "fine") for a, b in rng.integers(0, 40, (400, 2))]
     table.write_text("dis,dio,label\n" + "\n".join(",".join(map(str, r)) for r in rows))
@@ -47,7 +47,7 @@ def test_own_table(tmp_path, capsys):
 
 
 def test_hello_of_a_small_table(tmp_path):
-    rng = np.random.default_rng(3)
+    rng = random_numbers(3)
     lines = ["second;src;DioCount;DisCount;DaoCount;OtherMsg;label"]
     lines += [f"{n};fe80::{n % 5};{rng.integers(0, 60)};{rng.integers(90, 900) if n % 6 == 0 else 0};{rng.integers(0, 90)};0;{int(n % 6 == 0)}" for n in range(200)]
     (tmp_path / "t.csv").write_text("\n".join(lines))

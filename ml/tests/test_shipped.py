@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from conftest import random_numbers
 from kerb_ml import flows, model, simulate, windows
 from kerb_ml.windows import Event
 
@@ -21,7 +22,7 @@ def load(shipped, name):
 @pytest.mark.parametrize("seconds", WINDOWS)
 def test_nobody_is_accused_in_peace(shipped, seconds):
     doc, found = load(shipped, f"rpl-floods-{seconds}s")
-    rng, evaluations, accused = np.random.default_rng(1234), 0, 0
+    rng, evaluations, accused = random_numbers(1234), 0, 0
     for _ in range(12):
         rows = windows.rows(simulate.events(rng, simulate.draw(rng, attackers=0), 200), seconds, rng.uniform(0, seconds))
         evaluations += len(rows)
@@ -33,7 +34,7 @@ def test_nobody_is_accused_in_peace(shipped, seconds):
 @pytest.mark.parametrize("seconds", WINDOWS)
 def test_floods_are_found_within_two_windows(shipped, seconds, kind, rates):
     doc, found = load(shipped, f"rpl-floods-{seconds}s")
-    rng = np.random.default_rng(99)
+    rng = random_numbers(99)
     quiet = simulate.draw(rng, attackers=0)
     for rate in rates:
         peace = simulate.events(rng, replace(quiet, nodes=10), 60)
@@ -51,7 +52,7 @@ def test_floods_are_found_within_two_windows(shipped, seconds, kind, rates):
 def test_mixed_floods_are_found_within_two_windows(shipped, seconds, rate):
     """DIS, DIO and DAO by chance, at a rate in all at which each alone is hard to tell, by three attackers at the same time."""
     doc, found = load(shipped, f"rpl-floods-{seconds}s")
-    rng = np.random.default_rng(42)
+    rng = random_numbers(42)
     peace = simulate.events(rng, replace(simulate.draw(rng, attackers=0), nodes=10), 90)
     for offset in np.linspace(0, seconds, 5, endpoint=False):
         start = 40 + rng.uniform(0, seconds)
@@ -68,7 +69,7 @@ def test_mixed_floods_are_found_within_two_windows(shipped, seconds, rate):
 def test_repairs_are_no_attack(shipped, seconds, trickle_min):
     """The root has the network start over twice a minute, nodes lose their parents and solicit every 5 s."""
     doc, found = load(shipped, f"rpl-floods-{seconds}s")
-    rng = np.random.default_rng(8)
+    rng = random_numbers(8)
     quiet = simulate.draw(rng, attackers=0)
     restless = replace(quiet, nodes=40, trickle_min=trickle_min, trickle_doublings=16, solicit=5, resets=1e-3, orphaned=1e-3, repaired=1 / 30)
     rows = windows.rows(simulate.events(rng, restless, 300), seconds, 0.3)
@@ -80,7 +81,7 @@ def test_repairs_are_no_attack(shipped, seconds, trickle_min):
 def test_more_of_it_is_never_better(shipped, seconds):
     """Far beyond what was trained on too; a flood is no less of one for the source's other messages."""
     doc, found = load(shipped, f"rpl-floods-{seconds}s")
-    rng = np.random.default_rng(5)
+    rng = random_numbers(5)
     for feature in ("dis", "dio", "dao"):
         x = rng.integers(0, 4, (300, len(doc["features"])))
         for n in (70 if seconds > 1 else 25, 200, 5000, 2**31 - 1):
@@ -90,7 +91,7 @@ def test_more_of_it_is_never_better(shipped, seconds):
 
 def test_flows(shipped):
     _, found = load(shipped, "flow-floods")
-    x, y = flows.windows(np.random.default_rng(77), 400)
+    x, y = flows.windows(random_numbers(77), 400)
     assert (found.decide(x) == y).mean() > 0.97
     assert ((found.decide(x) > 0) & (y == 0)).sum() <= 2
 

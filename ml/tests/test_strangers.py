@@ -6,6 +6,7 @@ import json
 import numpy as np
 import pytest
 
+from conftest import random_numbers
 from kerb_ml import frames, model, windows
 from kerb_ml.windows import Event
 
@@ -65,7 +66,7 @@ def judged(shipped, seconds, heard):
 def test_floods(shipped, seconds, kinds, style, least):
     """From these rates on, all of two attackers are found within two windows, and nobody else is accused."""
     for rate in (least[seconds], 50):
-        rng = np.random.default_rng(31)
+        rng = random_numbers(31)
         heard, begins = list(peace(rng)), {}
         for source in (node(2), node(9)):
             begins[source], events = flood(rng, source, kinds, rate, style)
@@ -84,6 +85,6 @@ def test_floods(shipped, seconds, kinds, style, least):
 ])
 def test_peace(shipped, seconds, network):
     """Start-up with bursts of Trickle timers, networks of 5 to 60 nodes, repairs."""
-    heard = list(peace(np.random.default_rng(32), **network))
+    heard = list(peace(random_numbers(32), **network))
     for _, accused, rows in judged(shipped, seconds, heard):
         assert rows > 50 and not accused

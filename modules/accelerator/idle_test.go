@@ -19,6 +19,7 @@ import (
 
 	"github.com/kerb-edge/kerb/internal/executable/executabletest"
 	"github.com/kerb-edge/kerb/internal/fusetest"
+	"github.com/kerb-edge/kerb/internal/seed"
 )
 
 // resting has pairs go out of the map after that time, which is looked at more often than an agent does.
@@ -337,7 +338,7 @@ func TestIdleIntegrity(t *testing.T) {
 	const idle = 60 * time.Millisecond
 	c := usual
 	c.Idle = uint32(idle >> 20)
-	p := accelerate(t, c)
+	p, first := accelerate(t, c), seed.Of(t)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	check(t, err)
 	defer l.Close()
@@ -347,7 +348,7 @@ func TestIdleIntegrity(t *testing.T) {
 	var workers sync.WaitGroup
 	for worker := range uint64(300) {
 		workers.Go(func() {
-			r := rand.New(rand.NewPCG(worker, uint64(time.Now().UnixNano())))
+			r := rand.New(rand.NewPCG(first, worker))
 			if err := talkAndPause(l.Addr().String(), &over, idle, r); err != nil {
 				t.Errorf("client %d: %v", worker, err)
 			}

@@ -13,12 +13,14 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/kerb-edge/kerb/internal/seed"
 )
 
 // Many connections at once, with both ends at work at the same time: turns, bursts, streams both ways, half-closes. Meanwhile the
 // thresholds and the mode change. Every byte arrives where it belongs, in order, and nobody hangs.
 func TestIntegrity(t *testing.T) {
-	p := accelerate(t, usual)
+	p, first := accelerate(t, usual), seed.Of(t)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	check(t, err)
 	defer l.Close()
@@ -27,7 +29,7 @@ func TestIntegrity(t *testing.T) {
 	var workers sync.WaitGroup
 	for worker := range uint64(6) {
 		workers.Go(func() {
-			r := rand.New(rand.NewPCG(worker, uint64(time.Now().UnixNano())))
+			r := rand.New(rand.NewPCG(first, worker))
 			for time.Now().Before(end) {
 				client, err := net.Dial("tcp", l.Addr().String())
 				if err != nil {

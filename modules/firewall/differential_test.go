@@ -13,17 +13,15 @@ import (
 	"time"
 
 	"github.com/kerb-edge/kerb/internal/pkgs/pkgstest"
+	"github.com/kerb-edge/kerb/internal/seed"
 )
 
 // The data plane and the model in Go must decide alike, packet by packet, with and without state, and move the same
-// counters. FIREWALL_SEED repeats a failure, FIREWALL_SECONDS sets how long (10 unless said).
+// counters. FIREWALL_SECONDS sets how long (10 unless said).
 func TestAgainstModel(t *testing.T) {
 	notEmulated(t)
 	pkgstest.NeedRoot(t)
-	seed := uint64(time.Now().UnixNano())
-	if s, err := strconv.ParseUint(os.Getenv("FIREWALL_SEED"), 10, 64); err == nil {
-		seed = s
-	}
+	first := seed.Of(t)
 	seconds := 10
 	if s, err := strconv.Atoi(os.Getenv("FIREWALL_SECONDS")); err == nil {
 		seconds = s
@@ -31,12 +29,12 @@ func TestAgainstModel(t *testing.T) {
 	end := time.Now().Add(time.Duration(seconds) * time.Second)
 	sets, packets := 0, 0
 	for round := uint64(0); round == 0 || time.Now().Before(end); round++ {
-		name := fmt.Sprint(seed + round)
+		name := fmt.Sprint(first + round)
 		ok := t.Run(name, func(t *testing.T) {
-			packets += compare(t, rand.New(rand.NewPCG(seed+round, 1)))
+			packets += compare(t, rand.New(rand.NewPCG(first+round, 1)))
 		})
 		if !ok {
-			t.Fatalf("repeat with FIREWALL_SEED=%s", name)
+			t.Fatalf("repeat with %s=%s", seed.Variable, name)
 		}
 		sets++
 	}

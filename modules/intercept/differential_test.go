@@ -13,21 +13,20 @@ import (
 	"strconv"
 	"testing"
 	"time"
+
+	"github.com/kerb-edge/kerb/internal/seed"
 )
 
-// The data plane and the model decide alike. INTERCEPT_SEED repeats a failure, INTERCEPT_SECONDS sets how long.
+// The data plane and the model decide alike. INTERCEPT_SECONDS sets how long.
 func TestAgainstModel(t *testing.T) {
-	seed, seconds := uint64(time.Now().UnixNano()), 1
-	if n, err := strconv.ParseUint(os.Getenv("INTERCEPT_SEED"), 10, 64); err == nil {
-		seed = n
-	}
+	first, seconds := seed.Of(t), 1
 	if n, err := strconv.Atoi(os.Getenv("INTERCEPT_SECONDS")); err == nil {
 		seconds = n
 	}
 	onHooks(t, everything, func(t *testing.T, k *kernel) {
 		configs, packets, found := uint64(0), 0, 0
 		for end := time.Now().Add(time.Duration(seconds) * time.Second); configs < 20 || time.Now().Before(end); configs++ {
-			r := rand.New(rand.NewPCG(seed+configs, 1))
+			r := rand.New(rand.NewPCG(first+configs, 1))
 			c := randomConfig(r)
 			if err := k.become(c); err != nil {
 				t.Fatal(err)
@@ -37,7 +36,7 @@ func TestAgainstModel(t *testing.T) {
 				want := decide(c, f)
 				if got := k.decision(c, f.bytes()); got != want {
 					text, _ := json.Marshal(c)
-					t.Fatalf("class %d, want %d: %+v\n%s\nrepeat with INTERCEPT_SEED=%d", got, want, f, text, seed+configs)
+					t.Fatalf("class %d, want %d: %+v\n%s\nrepeat with %s=%d", got, want, f, text, seed.Variable, first+configs)
 				}
 				if packets++; want >= 0 {
 					found++

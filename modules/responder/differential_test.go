@@ -15,6 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/kerb-edge/kerb/internal/dataplane"
+	"github.com/kerb-edge/kerb/internal/seed"
 )
 
 const fuzzConfig = `{"listeners": [
@@ -176,8 +177,7 @@ func rounds(t testing.TB) int {
 // afterwards on all counters.
 func TestAgreesWithTheModel(t *testing.T) {
 	onHooks(t, fuzzConfig, func(t *testing.T, k *kernel) {
-		seed := rand.Uint64()
-		g, m := generator{rand.New(rand.NewPCG(seed, 0)), shortest[k.hook]}, fuzzModel(k.hook)
+		g, m := generator{seed.Rand(t), shortest[k.hook]}, fuzzModel(k.hook)
 		k.at(fuzzNetworks...)
 		opts := newRun()
 		for i := range rounds(t) {
@@ -188,12 +188,12 @@ func TestAgreesWithTheModel(t *testing.T) {
 			want, reply := m.run(frame)
 			got, out := opts.run(k, frame)
 			if got != want || want != dropped && !bytes.Equal(out, reply) {
-				t.Fatalf("seed %d, request %d: %s, model %s\nframe %x\n  got %x\nmodel %x", seed, i, got, want, frame, out, reply)
+				t.Fatalf("request %d: %s, model %s\nframe %x\n  got %x\nmodel %x", i, got, want, frame, out, reply)
 			}
 		}
 		for _, name := range []string{"", "echo", "kernel", "mixed"} {
 			if diff := cmp.Diff(m.counts[name], k.packets(name)); diff != "" {
-				t.Errorf("seed %d: packets of %q: model - kernel +\n%s", seed, name, diff)
+				t.Errorf("packets of %q: model - kernel +\n%s", name, diff)
 			}
 		}
 		// The generator reaches everything but what the tests of limits and of real traffic are for.
@@ -201,13 +201,13 @@ func TestAgreesWithTheModel(t *testing.T) {
 			for i, outcome := range outcomes {
 				n := m.counts[""][outcome] + m.counts["echo"][outcome] + m.counts["kernel"][outcome]
 				if n == 0 && !slices.Contains([]string{"not_linear", "source_limit", "total_limit", "no_room", "lost"}, outcome) {
-					t.Errorf("seed %d: outcome %d, %s, never came up", seed, i, outcome)
+					t.Errorf("outcome %d, %s, never came up", i, outcome)
 				}
 			}
 		}
 		for _, l := range m.listeners[1:] {
 			if got := k.cars(l.name); got != *l.cars {
-				t.Errorf("seed %d: %s counts %d cars, model %d", seed, l.name, got, *l.cars)
+				t.Errorf("%s counts %d cars, model %d", l.name, got, *l.cars)
 			}
 		}
 	})

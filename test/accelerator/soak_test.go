@@ -4,7 +4,6 @@ package accelerator
 
 import (
 	"fmt"
-	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -12,6 +11,7 @@ import (
 	"time"
 
 	"github.com/kerb-edge/kerb/internal/netlab"
+	"github.com/kerb-edge/kerb/internal/seed"
 )
 
 // soakTime is how long conversations go on: as long as KERB_SOAK says, or a moment.
@@ -45,12 +45,11 @@ func allowed() map[string]any {
 	return map[string]any{"programs": map[string]any{"allow": []string{filepath.Base(talker)}}}
 }
 
-// newSoak starts conversations; their seed is told, for when one fails.
+// newSoak starts conversations; package seed repeats what they say.
 func newSoak(n *node, options ...string) *soak {
 	n.T.Helper()
-	seed := rand.Uint64()
-	n.T.Logf("seed %d", seed)
-	s := &soak{n: n, options: append([]string{"-s", strconv.FormatUint(seed, 10)}, options...)}
+	first := seed.Of(n.T)
+	s := &soak{n: n, options: append([]string{"-s", strconv.FormatUint(first, 10)}, options...)}
 	for _, h := range []*netlab.Host{n.a, n.b} {
 		s.servers = append(s.servers, n.serve(h, s.options...))
 	}
@@ -111,12 +110,12 @@ func TestSoak(t *testing.T) {
 // Processes die in the middle of conversations: what arrives is right until then, and the other side gets an end.
 func TestKilledPeers(t *testing.T) {
 	n := newAcceleratedNode(t, allowed())
-	s := newSoak(n, blocking, "-c")
+	s, r := newSoak(n, blocking, "-c"), seed.Rand(t)
 	killed := 0
 	for end := time.Now().Add(soakTime(t, 2*time.Second)); time.Now().Before(end); killed++ {
-		time.Sleep(time.Duration(50+rand.IntN(250)) * time.Millisecond)
-		i := rand.IntN(2)
-		if rand.IntN(2) == 0 {
+		time.Sleep(time.Duration(50+r.IntN(250)) * time.Millisecond)
+		i := r.IntN(2)
+		if r.IntN(2) == 0 {
 			s.servers[i].kill()
 			s.servers[i] = n.serve([]*netlab.Host{n.a, n.b}[i], s.options...)
 		} else {

@@ -4,7 +4,6 @@ package e2e
 
 import (
 	"fmt"
-	"math/rand/v2"
 	"strings"
 	"testing"
 
@@ -16,6 +15,7 @@ import (
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/netlab"
+	"github.com/kerb-edge/kerb/internal/seed"
 )
 
 // runs checks by the kernel that a host's veth has the chain of a service: as many programs on each side as wanted, and
@@ -57,7 +57,8 @@ func TestServicesComeAndGo(t *testing.T) {
 	if c := get[[]v1.Chain](n, "chain"); len(c) != 4 {
 		t.Errorf("%d chains instead of two kinds of service times two directions: %+v", len(c), c)
 	}
-	order := rand.Perm(count)
+	r := seed.Rand(t)
+	order := r.Perm(count)
 	for _, i := range order[:20] {
 		if err := hosts[i].Remove(); err != nil {
 			t.Fatal(err)
@@ -71,7 +72,7 @@ func TestServicesComeAndGo(t *testing.T) {
 		}
 	}
 	n.tidy()
-	for _, i := range rand.Perm(count) {
+	for _, i := range r.Perm(count) {
 		if name := fmt.Sprintf("s%d", i); hosts[i].Namespace == nil {
 			hosts[i] = n.Host(name)
 		}

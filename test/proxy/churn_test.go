@@ -18,6 +18,7 @@ import (
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/netlab"
 	"github.com/kerb-edge/kerb/internal/node/nodetest"
+	"github.com/kerb-edge/kerb/internal/seed"
 )
 
 // hostState is what may become of connections to a host: ended is odd while it is ceasing to be an instance, and even when the
@@ -30,6 +31,7 @@ type hostState struct {
 // churn changes a virtual service while clients use it.
 type churn struct {
 	t        *testing.T
+	r        *rand.Rand // of the changes
 	n        *node
 	client   *netlab.Host
 	witness  witness
@@ -38,6 +40,7 @@ type churn struct {
 	free     []string // hosts that are no instance
 	stop     chan struct{}
 	clients  sync.WaitGroup
+	targets  atomic.Int64 // addresses taken, in turn
 	opened   atomic.Int64 // connections
 	kept     atomic.Int64 // exchanges on them
 	legit    atomic.Int64 // broken, and rightly: their host is an instance no more
@@ -117,7 +120,7 @@ func TestChurn(t *testing.T) {
 func newChurn(t *testing.T) *churn {
 	t.Helper()
 	n := &node{nodetest.New(t)}
-	c := &churn{t: t, n: n, client: n.Host("client"), hosts: map[string]*hostState{}, stop: make(chan struct{})}
+	c := &churn{t: t, r: seed.Rand(t), n: n, client: n.Host("client"), hosts: map[string]*hostState{}, stop: make(chan struct{})}
 	resources := []any{service(c.client)}
 	for i := range churnHosts {
 		h := n.Host(fmt.Sprintf("h%d", i))
@@ -150,9 +153,9 @@ func (c *churn) change() {
 	c.t.Helper()
 	c.spec.Instances = slices.Clone(c.spec.Instances)
 	var gone []string
-	i := rand.IntN(len(c.spec.Instances))
+	i := c.r.IntN(len(c.spec.Instances))
 	at := &c.spec.Instances[i]
-	switch rand.IntN(4) {
+	switch c.r.IntN(4) {
 	case 0:
 		gone = append(gone, at.Service)
 		at.Service, at.Draining = c.takeFree(), false
@@ -207,7 +210,7 @@ func (c *churn) stopped() bool {
 }
 
 func (c *churn) target() netip.AddrPort {
-	if rand.IntN(2) == 0 {
+	if c.targets.Add(1)%2 == 0 {
 		return netip.AddrPortFrom(virtual4, port)
 	}
 	return netip.AddrPortFrom(virtual6, port)

@@ -11,11 +11,13 @@ import (
 	"runtime"
 	"strings"
 	"testing"
+
+	"github.com/kerb-edge/kerb/internal/seed"
 )
 
 // Whatever is in the maps, inference ends, and stays within them: models that are noise, and good ones with bytes changed.
 func TestNoiseInTheMapsIsHarmless(t *testing.T) {
-	r, k := newRand(t), newKernel(t)
+	r, k := seed.Rand(t), newKernel(t)
 	models, good := k.coll.Maps["models"], pack(t, forest(r, Forest, 8, 3, 5, 4, false), names(8)).Bytes()
 	for i := range 200 {
 		value := make([]byte, ValueSize)
@@ -207,7 +209,7 @@ func TestBombsAreRefused(t *testing.T) {
 
 // The largest forest that can be loaded is no bomb.
 func TestTheLargestForestIsRead(t *testing.T) {
-	d := forest(newRand(t), Forest, 8, MaxClasses, 31, 9, true)
+	d := forest(seed.Rand(t), Forest, 8, MaxClasses, 31, 9, true)
 	text, err := json.Marshal(d)
 	if err != nil {
 		t.Fatal(err)

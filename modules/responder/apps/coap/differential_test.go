@@ -14,27 +14,21 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/kerb-edge/kerb/internal/seed"
 )
 
 // The data plane and the model must answer alike, byte by byte: random requests, and damaged ones. KERB_MUTATIONS is how many
-// (4,000 unless said), KERB_SEED repeats a failure.
+// (4,000 unless said).
 func TestAgainstModel(t *testing.T) {
-	n, seed := 4000, uint64(time.Now().UnixNano())
+	n, first := 4000, seed.Of(t)
 	if v, err := strconv.Atoi(os.Getenv("KERB_MUTATIONS")); err == nil {
 		n = v
-	}
-	if v, err := strconv.ParseUint(os.Getenv("KERB_SEED"), 10, 64); err == nil {
-		seed = v
 	}
 	for _, hook := range hooks {
 		t.Run(hook.name, func(t *testing.T) {
 			d := load(t, hook, fuzzConfig())
-			defer func() {
-				if t.Failed() {
-					t.Logf("repeat with KERB_SEED=%d", seed)
-				}
-			}()
-			compare(t, d, rand.New(rand.NewPCG(seed, 1)), n)
+			compare(t, d, rand.New(rand.NewPCG(first, 1)), n)
 		})
 	}
 }
