@@ -176,6 +176,7 @@ type ServiceLink struct {
 	Interface string      `json:"interface"`
 	Ifindex   int         `json:"ifindex"`
 	Peer      string      `json:"peer,omitempty" doc:"Name of the interface inside the service"`
+	Moved     bool        `json:"moved,omitempty" doc:"The other end is no longer where the service is registered; the chain stays"`
 	MTU       int         `json:"mtu"`
 	Hooks     []HookState `json:"hooks,omitempty"`
 }

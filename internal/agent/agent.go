@@ -49,6 +49,7 @@ type Agent struct {
 	examiner executable.Examiner
 	kernel   *kernelFacts
 	watcher  *service.Watcher
+	bindings *service.Bindings // of interfaces to services
 	virtual  *resolve.Table
 	models   *models.Table
 	started  time.Time
@@ -144,6 +145,9 @@ func open(ctx context.Context, cfg config.Config, log *slog.Logger) (*Agent, err
 	a.virtual.Restore()
 	a.models.Apply(slices.Collect(maps.Values(desired.Models)), nil)
 	a.catalog.SetPulled(oci.NewStore(cfg.Paths.Packages(), cfg.Paths.Keys()))
+	if a.bindings, err = service.OpenBindings(cfg.Paths.Bindings()); err != nil {
+		log.Warn("which interface belongs to which service is not known from before; those that have left their service are not found", "error", err)
+	}
 	if err := a.catalog.Err(); err != nil {
 		log.Error("built-in packages that cannot be used", "error", err)
 	}

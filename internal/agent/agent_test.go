@@ -24,7 +24,6 @@ import (
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/claim"
@@ -34,7 +33,6 @@ import (
 	"github.com/kerb-edge/kerb/internal/netlab"
 	"github.com/kerb-edge/kerb/internal/pkgs"
 	"github.com/kerb-edge/kerb/internal/server"
-	"github.com/kerb-edge/kerb/internal/service"
 )
 
 // node is an agent on directories of its own, with two services.
@@ -226,17 +224,6 @@ func TestServicesComeAndGo(t *testing.T) {
 	})
 	if got := n.chainsOn(t, n.web); len(got) != 2 {
 		t.Errorf("the other service runs %v", got)
-	}
-}
-
-// Only what is known to be gone loses its chain: failing to look is no reason.
-func TestKeepUnknown(t *testing.T) {
-	seen := service.State{Links: []service.Link{{Name: "v", Ifindex: 7}}}
-	a := &Agent{states: map[string]service.State{"lost": seen, "gone": seen}}
-	now := map[string]service.State{"lost": {Err: unix.EMFILE}, "gone": {Err: fmt.Errorf("x: %w", service.ErrNamespaceGone)}, "new": {Err: unix.EMFILE}}
-	a.keepUnknown(now)
-	if len(now["lost"].Links) != 1 || now["lost"].Err == nil || len(now["gone"].Links) != 0 || len(now["new"].Links) != 0 {
-		t.Errorf("%+v", now)
 	}
 }
 

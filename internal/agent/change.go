@@ -244,7 +244,7 @@ func (a *Agent) lookAround(w *world) error {
 		return err
 	}
 	maps.Copy(w.services, late)
-	a.keepUnknown(w.services)
+	w.owners = a.bindings.Hold(w.services)
 	maps.Copy(w.interfaces, a.watcher.HostInterfaces())
 	for _, d := range w.modules {
 		for _, name := range d.resource.Spec.Attach.Interfaces {
@@ -258,16 +258,6 @@ func (a *Agent) lookAround(w *world) error {
 	}
 	w.sockets, w.cgroup = a.lookAtSockets(*w), a.cgroup
 	return nil
-}
-
-// keepUnknown leaves services where they were last seen while looking for them fails: want of file descriptors, for
-// example, must not take a firewall off.
-func (a *Agent) keepUnknown(services map[string]service.State) {
-	for name, s := range services {
-		if before, ok := a.states[name]; ok && s.Err != nil && !service.Known(s.Err) {
-			services[name] = service.State{Links: before.Links, Addresses: before.Addresses, Err: s.Err}
-		}
-	}
 }
 
 // verifyIdle loads new modules that no attach point selects, so that a package that the kernel refuses is refused now

@@ -19,6 +19,7 @@ type world struct {
 	desired    store.Desired
 	modules    map[string]*deployment
 	services   map[string]service.State
+	owners     map[int]string          // services, by the ifindexes of their links
 	interfaces map[string]service.Link // of the node, by name
 	sockets    *socketsView
 	cgroup     string // in which the sockets of services are
@@ -106,7 +107,7 @@ func (w world) ports(order []*deployment) []*port {
 	byIndex := map[int]*port{}
 	for _, name := range slices.Sorted(maps.Keys(w.services)) {
 		for _, l := range w.services[name].Links {
-			if byIndex[l.Ifindex] == nil {
+			if w.owners[l.Ifindex] == name {
 				byIndex[l.Ifindex] = &port{link: l, service: name}
 			}
 		}

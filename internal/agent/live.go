@@ -12,6 +12,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/control"
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/fault"
+	"github.com/kerb-edge/kerb/internal/service"
 	"github.com/kerb-edge/kerb/sdk"
 )
 
@@ -33,6 +34,7 @@ func (l *liveModule) close() {
 // adopt makes w the present: control planes are told of new generations, and those that nothing needs any more are ended.
 func (a *Agent) adopt(w world, points map[dataplane.Point]placement) {
 	before, deaf := a.modules, a.letRepliesIn(w, points)
+	a.bind(w)
 	a.replace(w, points, deaf)
 	for name, d := range before {
 		now := w.modules[name]
@@ -42,6 +44,24 @@ func (a *Agent) adopt(w world, points map[dataplane.Point]placement) {
 			go d.plane.Close() // it may take its time
 		}
 	}
+}
+
+// bind binds the interfaces of services to them, and reports those that have left their service since the last time.
+func (a *Agent) bind(w world) {
+	if err := a.bindings.Bind(w.services, w.owners); err != nil {
+		a.log.Warn("an agent that is started again will not know interfaces that have left their service", "error", err)
+	}
+	for name, s := range w.services {
+		for _, l := range s.Links {
+			if l.Left && !left(a.states[name], l.Ifindex) {
+				a.log.Warn("an interface has left its service; its chain stays on it", "service", name, "interface", l.Name, "reason", s.Err)
+			}
+		}
+	}
+}
+
+func left(s service.State, ifindex int) bool {
+	return slices.ContainsFunc(s.Links, func(l service.Link) bool { return l.Left && l.Ifindex == ifindex })
 }
 
 // forget ends a module's control plane before what it has kept is removed: else it would write it again. Not under a.mu,

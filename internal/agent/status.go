@@ -243,7 +243,7 @@ func (a *Agent) programs() map[dataplane.Point]uint32 {
 func (a *Agent) serviceWithStatus(name string, programs map[dataplane.Point]uint32) v1.Service {
 	s := a.desired.Services[name]
 	state := a.states[name]
-	s.Status = &v1.ServiceStatus{Conditions: []v1.Condition{a.serviceReady(state)}}
+	s.Status = &v1.ServiceStatus{Conditions: append([]v1.Condition{a.serviceReady(state)}, a.movedConditions(state)...)}
 	for _, addr := range state.Addresses {
 		s.Status.Addresses = append(s.Status.Addresses, addr.String())
 	}
@@ -253,7 +253,7 @@ func (a *Agent) serviceWithStatus(name string, programs map[dataplane.Point]uint
 		}
 	}
 	for _, l := range state.Links {
-		link := v1.ServiceLink{Interface: l.Name, Ifindex: l.Ifindex, Peer: l.Peer, MTU: l.MTU}
+		link := v1.ServiceLink{Interface: l.Name, Ifindex: l.Ifindex, Peer: l.Peer, MTU: l.MTU, Moved: l.Left}
 		for _, side := range []dataplane.Side{dataplane.OnXDP, dataplane.OnTCIngress, dataplane.OnTCEgress} {
 			p := dataplane.Point{Ifindex: l.Ifindex, Side: side}
 			if place, ok := a.points[p]; ok {
@@ -279,12 +279,28 @@ func (a *Agent) serviceReady(state service.State) v1.Condition {
 	switch {
 	case state.Err != nil:
 		c.Reason, c.Message = "NotFound", state.Err.Error()
-	case len(state.Links) == 0:
+	case !slices.ContainsFunc(state.Links, func(l service.Link) bool { return !l.Left }):
 		c.Reason, c.Message = "NoInterface", "the service has no veth to this node yet"
 	default:
 		c.Status, c.Reason = "True", "Found"
 	}
 	return c
+}
+
+// movedConditions are there only for services whose interfaces are no longer where the service is registered.
+func (a *Agent) movedConditions(state service.State) []v1.Condition {
+	var names []string
+	for _, l := range state.Links {
+		if l.Left {
+			names = append(names, l.Name)
+		}
+	}
+	if len(names) == 0 {
+		return nil
+	}
+	return []v1.Condition{{Type: "InterfacesInPlace", Status: "False", Reason: "InterfaceMoved", Since: a.metrics.since(),
+		Message: fmt.Sprintf("the other end of %s is no longer where the service is registered; its chain stays until the interface or the service is deleted",
+			strings.Join(names, ", "))}}
 }
 
 // Chains lists the chains that run, and those that are pinned without running.

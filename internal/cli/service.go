@@ -67,13 +67,20 @@ func describeService(w io.Writer, s v1alpha1.Service) {
 	printConditions(w, status.Conditions)
 	for _, l := range status.Links {
 		fmt.Fprintln(w)
-		field(w, "Interface", fmt.Sprintf("%s (index %d, MTU %d)", l.Interface, l.Ifindex, l.MTU))
+		field(w, "Interface", fmt.Sprintf("%s (index %d, MTU %d)%s", l.Interface, l.Ifindex, l.MTU, movedNote(l)))
 		field(w, "Peer", l.Peer)
 		for _, h := range l.Hooks {
 			field(w, "  "+h.Hook, fmt.Sprintf("%s, chain %s, program %d: %s", h.Mode, h.Chain, h.Program, strings.Join(h.Modules, " > ")))
 			field(w, "  on the hook", strings.Join(h.Programs, " > "))
 		}
 	}
+}
+
+func movedNote(l v1alpha1.ServiceLink) string {
+	if l.Moved {
+		return ", moved out of the service"
+	}
+	return ""
 }
 
 func (a *app) serviceAddCommand() *cobra.Command {

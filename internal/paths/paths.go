@@ -41,6 +41,9 @@ func (p Paths) Resolved() string { return filepath.Join(p.Run, "resolved.json") 
 // SocketFacts is the file of how redirected sockets behave on this kernel.
 func (p Paths) SocketFacts() string { return filepath.Join(p.Run, "sockets.json") }
 
+// Bindings is the file of which interface belongs to which service; it holds for one boot.
+func (p Paths) Bindings() string { return filepath.Join(p.State, "interfaces.json") }
+
 // Lock is the file whose lock makes an agent the only one on its node.
 func (p Paths) Lock() string { return filepath.Join(p.Run, "kerb.lock") }
 

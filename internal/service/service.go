@@ -52,6 +52,8 @@ type Link struct {
 	Peer    string           // name of the other end inside the service; empty if unknown
 	MTU     int              // bytes
 	MAC     net.HardwareAddr // of this end
+	// Left: the link is bound to the service, but its other end is no longer where the service is registered.
+	Left bool
 	// Addresses of this end, sorted; only HostInterfaces tells them.
 	Addresses []netip.Prefix
 

@@ -169,8 +169,10 @@ func (w *Watcher) logChanges(states map[string]State) {
 		before := w.states[name]
 		switch {
 		case now.Err != nil && !sameReason(now.Err, before.Err):
-			w.log.Info("service not found", "service", name, "reason", now.Err)
-		case len(now.Links) != len(before.Links):
+			w.log.Warn("service not found", "service", name, "reason", now.Err)
+		case len(now.Links) < len(before.Links):
+			w.log.Warn("service has lost interfaces", "service", name, "before", len(before.Links), "now", len(now.Links))
+		case len(now.Links) > len(before.Links):
 			w.log.Info("service has changed its interfaces", "service", name, "before", len(before.Links), "now", len(now.Links))
 		}
 	}
