@@ -69,14 +69,11 @@ func (a *Agent) Open(i sdk.Instance) (*os.File, error) {
 	return nil, errors.New("the interface has just gone")
 }
 
-// Ended are the instances whose namespaces have ended but for packet sockets. Of services that are registered by path or
-// process the end is seen otherwise.
+// Ended are the instances whose namespaces have ended but for packet sockets.
 func (a *Agent) Ended(list []sdk.Instance) []uint32 {
 	var look []uint32
 	for _, i := range list {
-		if spec, _ := a.serviceOf(i.Service); spec.Interface != "" {
-			look = append(look, i.Ifindex)
-		}
+		look = append(look, i.Ifindex)
 	}
 	return service.Ended(look)
 }
