@@ -26,6 +26,8 @@ type ObjectMeta struct {
 	Name       string            `json:"name" minLength:"1" maxLength:"63" pattern:"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$" patternDescription:"of lower-case letters, digits and dashes, with no dash at either end" doc:"Unique per kind on the node"`
 	Labels     map[string]string `json:"labels,omitempty" doc:"Labels that selectors match"`
 	Generation int64             `json:"generation,omitempty" readOnly:"true" doc:"Counts changes of the spec, starting at 1"`
+
+	ResourceVersion string `json:"resourceVersion,omitempty" readOnly:"true" doc:"Changes with every change of the resource; the entity tag of the resource, and what apply compares with ifUnchanged"`
 }
 
 // Module deploys a package on attach points of the node.

@@ -91,3 +91,9 @@ type TraceStep struct {
 	Verdict string `json:"verdict"`
 	Reason  string `json:"reason,omitempty" doc:"Of a drop"`
 }
+
+// Meta returns the metadata of a resource.
+func (m *Module) Meta() *ObjectMeta         { return &m.Metadata }
+func (s *Service) Meta() *ObjectMeta        { return &s.Metadata }
+func (s *VirtualService) Meta() *ObjectMeta { return &s.Metadata }
+func (m *Model) Meta() *ObjectMeta          { return &m.Metadata }

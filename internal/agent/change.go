@@ -27,6 +27,9 @@ func (a *Agent) Apply(_ context.Context, r server.Request) (v1.ApplyResult, erro
 	defer a.changes.Unlock()
 	next := a.desired.Clone()
 	result := v1.ApplyResult{DryRun: r.DryRun}
+	if err := server.CheckUnchanged(next, r.Expected()); err != nil {
+		return result, err
+	}
 	serviceKind.apply(r.Services, next.Services, &result)
 	moduleKind.apply(r.Modules, next.Modules, &result)
 	part, err := applyPart(r, next, &result)
@@ -55,6 +58,9 @@ func (a *Agent) Delete(_ context.Context, refs []server.Ref, dryRun bool) (v1.Ap
 	defer a.changes.Unlock()
 	next := a.desired.Clone()
 	result := v1.ApplyResult{DryRun: dryRun}
+	if err := server.CheckUnchanged(next, refs); err != nil {
+		return result, err
+	}
 	var part store.Part
 	for _, ref := range refs {
 		switch {

@@ -223,6 +223,13 @@ func (d *deployment) start(m sdk.Maps, instances []sdk.Instance) error {
 }
 
 func (d *deployment) configError(err error) error {
+	if joined, ok := err.(interface{ Unwrap() []error }); ok {
+		var all []error
+		for _, one := range joined.Unwrap() {
+			all = append(all, d.configError(one))
+		}
+		return errors.Join(all...)
+	}
 	var mistake *sdk.ConfigError
 	if errors.As(err, &mistake) {
 		return d.invalid(strings.TrimSuffix("spec.config."+mistake.Field, "."), errors.New(mistake.Reason))

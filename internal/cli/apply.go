@@ -3,6 +3,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -10,12 +11,14 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 
 	"github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/fault"
 	"github.com/kerb-edge/kerb/internal/server"
+	"github.com/kerb-edge/kerb/internal/yamldoc"
 	"github.com/rogpeppe/go-internal/diff"
 	"github.com/spf13/cobra"
 	"sigs.k8s.io/yaml"
@@ -23,30 +26,38 @@ import (
 
 func (a *app) applyCommand() *cobra.Command {
 	var files []string
-	var dryRun bool
+	var dryRun, ifUnchanged bool
 	c := answers(&cobra.Command{
-		Use:   "apply -f FILE|DIR|-",
+		Use:   "apply FILE|DIR|-...",
 		Short: "Create or update resources: all of them or none",
 		Long: "Makes the resources in the files what they say there. All of it happens or none: on any error the node is as before.\n" +
-			"What is applied already is left untouched. Resources that are in no file stay; see kerb delete.",
-		Example: `  kerb apply -f firewall.yaml
+			"What is applied already is left untouched. Resources that are in no file stay; see kerb delete.\n\n" +
+			"With --if-unchanged nothing is applied if a resource has been changed since the file was read from the agent: its\n" +
+			"metadata.resourceVersion must be the present one. A resource without one must not exist.",
+		Example: `  kerb apply firewall.yaml
   kerb apply -f node.d --dry-run
+  kerb apply --if-unchanged firewall.yaml
   kerb module get fw -o yaml | sed s/deny/allow/ | kerb apply -f -`,
-		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			in, err := readInput(files, cmd.InOrStdin())
+		Args: filesGiven(&files),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			in, err := readInput(slices.Concat(files, args), cmd.InOrStdin())
 			if err != nil {
 				return err
 			}
-			result, err := a.change(cmd.Context(), http.MethodPost, "/v1/apply", dryRun, in.resources)
+			path := "/v1/apply"
+			if ifUnchanged {
+				path += "?ifUnchanged=true"
+			}
+			result, err := a.change(cmd.Context(), http.MethodPost, path, dryRun, in.resources)
 			if err != nil {
-				return err
+				return in.locate(err)
 			}
 			return a.printResult(cmd, result)
 		},
 	})
 	addFiles(c, &files)
 	addDryRun(c, &dryRun)
+	c.Flags().BoolVar(&ifUnchanged, "if-unchanged", false, "only if no resource has been changed since it was read")
 	return c
 }
 
@@ -54,18 +65,18 @@ func (a *app) diffCommand() *cobra.Command {
 	var files []string
 	var exit bool
 	c := answers(&cobra.Command{
-		Use:     "diff -f FILE|DIR|-",
+		Use:     "diff FILE|DIR|-...",
 		Short:   "Show what apply would change",
 		Example: "  kerb diff -f node.d\n  kerb diff -f firewall.yaml --exit-code",
-		Args:    cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			in, err := readInput(files, cmd.InOrStdin())
+		Args:    filesGiven(&files),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			in, err := readInput(slices.Concat(files, args), cmd.InOrStdin())
 			if err != nil {
 				return err
 			}
 			result, err := a.change(cmd.Context(), http.MethodPost, "/v1/apply", true, in.resources)
 			if err != nil {
-				return err
+				return in.locate(err)
 			}
 			if err := a.print(cmd.OutOrStdout(), result, func(io.Writer) { printDiff(cmd.OutOrStdout(), result) }); err != nil {
 				return err
@@ -105,12 +116,12 @@ func (a *app) deleteCommand() *cobra.Command {
 	var files []string
 	var dryRun, ignore bool
 	c := answers(&cobra.Command{
-		Use:     "delete -f FILE|DIR|-",
+		Use:     "delete FILE|DIR|-...",
 		Short:   "Delete the resources that the files name: all of them or none",
 		Example: "  kerb delete -f firewall.yaml\n  kerb delete -f node.d --ignore-missing",
-		Args:    cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			in, err := readInput(files, cmd.InOrStdin())
+		Args:    filesGiven(&files),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			in, err := readInput(slices.Concat(files, args), cmd.InOrStdin())
 			if err == nil && ignore {
 				err = a.dropMissing(cmd.Context(), &in)
 			}
@@ -157,8 +168,17 @@ func (a *app) dropMissing(ctx context.Context, in *input) error {
 }
 
 func addFiles(c *cobra.Command, files *[]string) {
-	c.Flags().StringArrayVarP(files, "filename", "f", nil, "file, directory or - for standard input; may be given several times")
-	_ = c.MarkFlagRequired("filename")
+	c.Flags().StringArrayVarP(files, "filename", "f", nil, "file, directory or - for standard input; may be given several times, and without the flag")
+}
+
+// filesGiven wants at least one file, as an argument or by -f.
+func filesGiven(files *[]string) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		if len(*files)+len(args) == 0 {
+			return fmt.Errorf("%s needs a file, a directory, or - for standard input", cmd.CommandPath())
+		}
+		return nil
+	}
 }
 
 // printResult tells every change on its own line, and with -v the steps.
@@ -191,35 +211,130 @@ func dryMark(dryRun bool) string {
 type input struct {
 	resources []any
 	refs      []server.Ref
+	places    map[string]place // by "Kind name"
+	files     []string
 }
 
-// readInput reads and checks all files, so that a mistake is told with the name of the file.
+// place is where a resource is.
+type place struct {
+	file     string
+	index    yamldoc.Index
+	resource int
+}
+
+// readInput reads and checks all files, and returns all mistakes in them with their places.
 func readInput(files []string, stdin io.Reader) (input, error) {
-	var in input
+	in := input{places: map[string]place{}}
 	paths, err := expand(files)
 	if err != nil {
 		return in, err
 	}
+	var wrong []error
 	for _, path := range paths {
 		data, err := readFile(path, stdin)
 		if err != nil {
 			return in, err
 		}
-		request, err := server.Decode(data)
-		if err != nil {
-			return in, fmt.Errorf("%s: %w", fileName(path), err)
-		}
-		resources, err := server.Documents(data)
-		if err != nil {
-			return in, fmt.Errorf("%s: %w", fileName(path), err)
-		}
-		in.resources = append(in.resources, resources...)
-		in.refs = append(in.refs, request.Refs()...)
+		wrong = append(wrong, in.add(fileName(path), data))
+	}
+	if err := errors.Join(wrong...); err != nil {
+		return in, err
 	}
 	if len(in.resources) == 0 {
 		return in, &fault.Invalid{Resource: fileName(strings.Join(files, ", ")), Reason: "there is no resource in it"}
 	}
 	return in, nil
+}
+
+// add adds the resources of a file, or returns what is wrong with them.
+func (in *input) add(file string, data []byte) error {
+	in.files = append(in.files, file)
+	resources, err := server.Documents(data)
+	if err != nil {
+		return located(err, func(*fault.Invalid) place { return place{file: file} })
+	}
+	index := yamldoc.Parse(data)
+	labels := server.Labels(resources)
+	request, err := server.Decode(data)
+	if err != nil {
+		return located(err, func(e *fault.Invalid) place { return place{file, index, slices.Index(labels, e.Resource)} })
+	}
+	for i, label := range labels {
+		if _, twice := in.places[label]; !twice {
+			in.places[label] = place{file, index, i}
+		}
+	}
+	in.resources = append(in.resources, resources...)
+	in.refs = append(in.refs, request.Refs()...)
+	return nil
+}
+
+// locate says where in the files that is which the agent refuses.
+func (in *input) locate(err error) error {
+	if len(fault.Invalids(err)) > 0 {
+		return located(err, func(e *fault.Invalid) place { return in.places[e.Resource] })
+	}
+	for label, at := range in.places {
+		if err != nil && mentions(err.Error(), label) {
+			line, column := at.index.At(at.resource, "")
+			return fmt.Errorf("%s%s: %w", at.file, lineColumn(line, column), err)
+		}
+	}
+	return err
+}
+
+// mentions reports whether a text names a resource, as "module fw" or "Module fw".
+func mentions(text, label string) bool {
+	found, _ := regexp.MatchString(`(?i)\b`+regexp.QuoteMeta(label)+`($|[^A-Za-z0-9-])`, text)
+	return found
+}
+
+// located is err with the place of each mistake, in the order of places.
+func located(err error, find func(*fault.Invalid) place) error {
+	var all []*locatedError
+	for _, e := range fault.Invalids(err) {
+		at := find(e)
+		l := &locatedError{e, at.file, e.Line, e.Column}
+		if e.Line == 0 {
+			l.line, l.column = at.index.At(at.resource, e.Field)
+		}
+		all = append(all, l)
+	}
+	slices.SortStableFunc(all, func(a, b *locatedError) int {
+		return cmp.Or(cmp.Compare(a.file, b.file), cmp.Compare(a.line, b.line), cmp.Compare(a.column, b.column))
+	})
+	var out []error
+	for _, l := range all {
+		out = append(out, l)
+	}
+	return errors.Join(out...)
+}
+
+// locatedError is a mistake and where it is. Its file is empty if it is in none.
+type locatedError struct {
+	*fault.Invalid
+	file         string
+	line, column int
+}
+
+func (e *locatedError) Error() string {
+	if e.file == "" {
+		return e.Invalid.Error()
+	}
+	plain := *e.Invalid
+	plain.Line = 0 // it is in front
+	return e.file + lineColumn(e.line, e.column) + ": " + plain.Error()
+}
+
+func (e *locatedError) Unwrap() error { return e.Invalid }
+
+func lineColumn(line, column int) (text string) {
+	for _, n := range []int{line, column} {
+		if n > 0 {
+			text += fmt.Sprintf(":%d", n)
+		}
+	}
+	return text
 }
 
 // expand replaces directories by the YAML and JSON files in them.

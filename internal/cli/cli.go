@@ -13,6 +13,8 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
+	"strconv"
+	"strings"
 	"syscall"
 
 	"github.com/kerb-edge/kerb/internal/config"
@@ -104,6 +106,7 @@ the kernel.`,
 	flags.BoolVarP(&a.json, "json", "j", false, "the same as -o json")
 	flags.BoolVarP(&a.verbose, "verbose", "v", false, "tell more on standard error: steps, verifier logs")
 	_ = root.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"table", "json", "yaml"}, cobra.ShellCompDirectiveNoFileComp))
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return plainFlagError(err) })
 	root.PersistentPreRunE = func(cmd *cobra.Command, _ []string) error { return a.checkOutput(cmd) }
 	root.AddCommand(
 		a.agentCommand(), a.applyCommand(), a.diffCommand(), a.deleteCommand(),
@@ -120,6 +123,22 @@ func defaultSocket() string {
 		return socket
 	}
 	return paths.Default().Socket()
+}
+
+// plainFlagError says in words what Go's packages say of a value that is no number.
+func plainFlagError(err error) error {
+	var number *strconv.NumError
+	if !errors.As(err, &number) {
+		return err
+	}
+	reason := "not a number"
+	if errors.Is(err, strconv.ErrRange) {
+		reason = "too large or too small"
+	} else if number.Func == "ParseBool" {
+		reason = "neither true nor false"
+	}
+	before, _, _ := strings.Cut(err.Error(), "strconv.")
+	return errors.New(before + reason)
 }
 
 const answersMark = "kerb.dev/answers"
@@ -194,6 +213,7 @@ func exitCode(err error) int {
 		notFound    *fault.NotFound
 		unreachable *unreachableError
 		conflict    *fault.Conflict
+		changed     *fault.Changed
 		rejected    *fault.Rejected
 	)
 	switch {
@@ -203,7 +223,7 @@ func exitCode(err error) int {
 		return ExitNotFound
 	case errors.As(err, &unreachable):
 		return ExitUnreachable
-	case errors.As(err, &conflict), errors.As(err, &rejected):
+	case errors.As(err, &conflict), errors.As(err, &changed), errors.As(err, &rejected):
 		return ExitConflict
 	}
 	return ExitFailure
@@ -222,7 +242,9 @@ func (a *app) report(w io.Writer, cmd *cobra.Command, err error) int {
 	if isRejected && a.verbose {
 		fmt.Fprintln(w, rejected.Log) // first: it may have thousands of lines, and the sentence must be seen
 	}
-	fmt.Fprintln(w, "kerb:", err)
+	for line := range strings.Lines(err.Error()) {
+		fmt.Fprintln(w, "kerb:", strings.TrimSuffix(line, "\n"))
+	}
 	switch {
 	case !errors.As(err, &ran), errors.As(err, &usage):
 		fmt.Fprintf(w, "Run %q for what is possible.\n", cmd.CommandPath()+" --help")

@@ -147,7 +147,11 @@ func (a *app) change(ctx context.Context, method, path string, dryRun bool, body
 		return result, err
 	}
 	if dryRun {
-		path += "?dryRun=true"
+		separator := "?"
+		if strings.Contains(path, "?") {
+			separator = "&"
+		}
+		path += separator + "dryRun=true"
 	}
 	data, err = a.call(ctx, method, path, data)
 	if err == nil {

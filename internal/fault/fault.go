@@ -4,7 +4,10 @@
 // them to HTTP statuses and the command line to exit codes, each in one place.
 package fault
 
-import "fmt"
+import (
+	"errors"
+	"fmt"
+)
 
 // NotFound says that a named thing does not exist.
 type NotFound struct {
@@ -19,6 +22,8 @@ type Invalid struct {
 	Resource string // for example Module fw; empty when the request itself is wrong
 	Field    string // for example spec.config.rules[3].dstPort; empty when it is not one field
 	Reason   string // what is wrong and what would be right
+	Line     int    // in the YAML that it was in, from 1; 0 if unknown
+	Column   int
 }
 
 func (e *Invalid) Error() string {
@@ -29,7 +34,26 @@ func (e *Invalid) Error() string {
 	if e.Resource != "" {
 		text = e.Resource + ": " + text
 	}
+	if e.Line > 0 {
+		text = fmt.Sprintf("line %d: %s", e.Line, text)
+	}
 	return text
+}
+
+// Invalids lists the *Invalid that err wraps or joins, in their order.
+func Invalids(err error) (all []*Invalid) {
+	switch e := err.(type) {
+	case nil:
+	case *Invalid:
+		return []*Invalid{e}
+	case interface{ Unwrap() []error }:
+		for _, one := range e.Unwrap() {
+			all = append(all, Invalids(one)...)
+		}
+	default:
+		return Invalids(errors.Unwrap(err))
+	}
+	return all
 }
 
 // Conflict says that a request is right in itself but does not go with what is there.
@@ -38,6 +62,14 @@ type Conflict struct {
 }
 
 func (e *Conflict) Error() string { return e.Reason }
+
+// Changed says that a resource is not what the client had read when it asked for a change.
+type Changed struct {
+	Resource string
+	Reason   string
+}
+
+func (e *Changed) Error() string { return e.Resource + ": " + e.Reason }
 
 // Unavailable says that something the request needs is not there now; the same request may succeed later.
 type Unavailable struct {

@@ -7,8 +7,10 @@ import (
 	"fmt"
 	"io/fs"
 	"path/filepath"
+	"strings"
 	"sync"
 
+	"github.com/kerb-edge/kerb/internal/nearest"
 	"github.com/kerb-edge/kerb/sdk"
 )
 
@@ -85,16 +87,12 @@ func (c *Catalog) Get(ref string) (*Package, error) {
 			return b.pkg, b.err
 		}
 	}
-	return nil, fmt.Errorf("package %q: %w; built-in are %s, and the absolute path of a package directory or the reference of a pulled package is one too", ref, ErrUnknown, c.names())
+	return nil, fmt.Errorf("package %q: %w; built-in are %s, and the absolute path of a package directory or the reference of a pulled package is one too%s", ref, ErrUnknown, strings.Join(c.names(), ", "), nearest.Hint(ref, c.names()))
 }
 
-func (c *Catalog) names() string {
-	out := ""
-	for i, b := range c.builtins() {
-		if i > 0 {
-			out += ", "
-		}
-		out += b.name
+func (c *Catalog) names() (out []string) {
+	for _, b := range c.builtins() {
+		out = append(out, b.name)
 	}
 	return out
 }

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/text/language"
 	"golang.org/x/text/message"
 
+	"github.com/kerb-edge/kerb/internal/nearest"
 	"github.com/kerb-edge/kerb/sdk"
 )
 
@@ -25,6 +26,7 @@ import (
 // unless the schema says additionalProperties.
 type schema struct {
 	compiled *jsonschema.Schema
+	root     map[string]any
 	patterns map[string]string // what they want, in words
 }
 
@@ -69,7 +71,7 @@ func compileSchema(tree map[string]any) (*schema, error) {
 	if err != nil {
 		return nil, fmt.Errorf("not a valid JSON Schema: %w", err)
 	}
-	s := &schema{compiled, map[string]string{}}
+	s := &schema{compiled, root, map[string]string{}}
 	s.describePatterns(root)
 	return s, nil
 }
@@ -176,9 +178,9 @@ func configErrors(err error) []*sdk.ConfigError {
 func (s *schema) leaves(root any, e *jsonschema.ValidationError) []*sdk.ConfigError {
 	switch k := e.ErrorKind.(type) {
 	case *kind.AnyOf, *kind.OneOf:
-		return []*sdk.ConfigError{s.alternatives(root, e)}
+		return s.alternatives(root, e)
 	case *kind.AdditionalProperties:
-		return unknownFields(root, e, k.Properties)
+		return s.unknownFields(root, e, k.Properties)
 	}
 	if len(e.Causes) == 0 {
 		return []*sdk.ConfigError{{Field: fieldPath(root, e.InstanceLocation), Reason: s.reason(e)}}
@@ -190,25 +192,68 @@ func (s *schema) leaves(root any, e *jsonschema.ValidationError) []*sdk.ConfigEr
 	return out
 }
 
-func (s *schema) alternatives(root any, e *jsonschema.ValidationError) *sdk.ConfigError {
+// alternatives are the errors of the branches that are for a value of this type, or of all where there is none.
+func (s *schema) alternatives(root any, e *jsonschema.ValidationError) []*sdk.ConfigError {
+	branches := slices.DeleteFunc(slices.Clone(e.Causes), func(b *jsonschema.ValidationError) bool { return ofOtherType(b, e.InstanceLocation) })
+	switch len(branches) {
+	case 1:
+		return s.leaves(root, branches[0])
+	case 0:
+		branches = e.Causes
+	}
 	var texts []string
-	for _, cause := range e.Causes {
+	for _, cause := range branches {
 		for _, leaf := range s.leaves(root, cause) {
 			if !slices.Contains(texts, leaf.Reason) {
 				texts = append(texts, leaf.Reason)
 			}
 		}
 	}
-	return &sdk.ConfigError{Field: fieldPath(root, e.InstanceLocation), Reason: strings.Join(texts, ", or ")}
+	return []*sdk.ConfigError{{Field: fieldPath(root, e.InstanceLocation), Reason: strings.Join(texts, ", or ")}}
 }
 
-func unknownFields(root any, e *jsonschema.ValidationError, names []string) []*sdk.ConfigError {
+// ofOtherType reports whether a branch wants another type of value at the location.
+func ofOtherType(branch *jsonschema.ValidationError, location []string) bool {
+	if _, ok := branch.ErrorKind.(*kind.Type); ok && slices.Equal(branch.InstanceLocation, location) {
+		return true
+	}
+	return slices.ContainsFunc(branch.Causes, func(c *jsonschema.ValidationError) bool { return ofOtherType(c, location) })
+}
+
+func (s *schema) unknownFields(root any, e *jsonschema.ValidationError, names []string) []*sdk.ConfigError {
+	known := s.properties(e.SchemaURL)
 	var out []*sdk.ConfigError
 	for _, name := range names {
 		path := append(slices.Clone(e.InstanceLocation), name)
-		out = append(out, &sdk.ConfigError{Field: fieldPath(root, path), Reason: "unknown field"})
+		reason := "unknown field"
+		if len(known) > 0 {
+			reason += "; known are " + strings.Join(known, ", ") + nearest.Hint(name, known)
+		}
+		out = append(out, &sdk.ConfigError{Field: fieldPath(root, path), Reason: reason})
 	}
 	return out
+}
+
+// properties are the names that the part of the schema at a URL knows.
+func (s *schema) properties(url string) []string {
+	_, pointer, _ := strings.Cut(url, "#")
+	var at any = s.root
+	for _, token := range strings.Split(strings.Trim(pointer, "/"), "/") {
+		token = strings.ReplaceAll(strings.ReplaceAll(token, "~1", "/"), "~0", "~")
+		switch v := at.(type) {
+		case map[string]any:
+			if token != "" {
+				at = v[token]
+			}
+		case []any:
+			if i, err := strconv.Atoi(token); err == nil && i < len(v) {
+				at = v[i]
+			}
+		}
+	}
+	object, _ := at.(map[string]any)
+	known, _ := object["properties"].(map[string]any)
+	return slices.Sorted(maps.Keys(known))
 }
 
 var english = message.NewPrinter(language.English)

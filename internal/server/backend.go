@@ -53,11 +53,15 @@ type Request struct {
 	Services        []v1alpha1.Service
 	VirtualServices []v1alpha1.VirtualService
 	Models          []v1alpha1.Model
-	DryRun          bool // work out and answer what would happen, without effect
+	versions        map[Ref]string // metadata.resourceVersion of those that have one
+	IfUnchanged     bool           // only if each resource is in the version that the request names, or does not exist if it names none
+	DryRun          bool           // work out and answer what would happen, without effect
 }
 
 // Ref names a resource.
 type Ref struct {
 	Kind string `json:"kind" enum:"Module,Service,VirtualService,Model" doc:"Kind of resource"`
 	Name string `json:"name" minLength:"1" doc:"Its name"`
+
+	ResourceVersion string `json:"resourceVersion,omitempty" doc:"Only if it is in this version: what metadata.resourceVersion was"`
 }

@@ -4,6 +4,7 @@ package server
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -11,6 +12,7 @@ import (
 	"maps"
 	"path/filepath"
 	"reflect"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -21,26 +23,30 @@ import (
 	"github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/fault"
 	"github.com/kerb-edge/kerb/internal/models"
+	"github.com/kerb-edge/kerb/internal/nearest"
 	resolver "github.com/kerb-edge/kerb/internal/resolve"
+	"github.com/kerb-edge/kerb/internal/yamldoc"
 	"k8s.io/apimachinery/pkg/api/validate/content"
 	"sigs.k8s.io/yaml"
 )
 
 // Decode reads resources strictly: a JSON resource or list of them, or YAML with any number of documents, each a resource
-// or a list. Unknown fields, wrong types, keys and names given twice are *fault.Invalid with their place. Status is dropped
-// and defaults are set. Server and command line share it, so that both say the same about the same file.
+// or a list. Unknown fields, wrong types, keys and names given twice are *fault.Invalid with their place, all of them joined. Status
+// is dropped and defaults are set. Server and command line share it, so that both say the same about the same file.
 func Decode(data []byte) (Request, error) {
 	var r Request
 	values, err := Documents(data)
 	if err != nil {
 		return r, err
 	}
+	var wrong []error
 	for i, value := range values {
-		if err := add(&r, value, i+1); err != nil {
-			return Request{}, err
-		}
+		wrong = append(wrong, add(&r, value, i+1))
 	}
-	return r, checkUnique(r)
+	if err := errors.Join(append(wrong, checkUnique(r))...); err != nil {
+		return Request{}, err
+	}
+	return r, nil
 }
 
 // Documents returns the resources in data as JSON values, not yet looked into.
@@ -50,18 +56,53 @@ func Documents(data []byte) ([]any, error) {
 		return jsonDocuments(data)
 	}
 	var all []any
-	for _, doc := range splitYAML(data) {
+	for _, doc := range yamldoc.Split(data) {
 		data, err := yaml.YAMLToJSONStrict(doc)
 		if err != nil {
-			return nil, &fault.Invalid{Reason: strings.Join(strings.Fields(err.Error()), " ")} // it has line breaks
+			return nil, syntaxErrors(err)
 		}
 		values, err := jsonDocuments(data)
 		if err != nil {
 			return nil, err
 		}
+		if err := refuseOctals(values, doc); err != nil {
+			return nil, err
+		}
 		all = append(all, values...)
 	}
 	return all, nil
+}
+
+var yamlLine = regexp.MustCompile(`^(?:yaml: )?line (\d+): (.*)$`)
+
+// syntaxErrors are what the YAML parser has to say, with their lines.
+func syntaxErrors(err error) error {
+	var all []error
+	for line := range strings.Lines(err.Error()) {
+		line = strings.TrimSpace(strings.TrimPrefix(line, "error converting YAML to JSON: "))
+		match := yamlLine.FindStringSubmatch(line)
+		switch {
+		case match != nil:
+			number, _ := strconv.Atoi(match[1])
+			all = append(all, &fault.Invalid{Reason: match[2], Line: number})
+		case line != "yaml: unmarshal errors:":
+			all = append(all, &fault.Invalid{Reason: strings.TrimPrefix(line, "yaml: ")})
+		}
+	}
+	return errors.Join(all...)
+}
+
+// refuseOctals refuses numbers that YAML 1.1 reads otherwise than people do.
+func refuseOctals(values []any, doc []byte) error {
+	var all []error
+	for _, o := range yamldoc.Octals(doc) {
+		invalid := &fault.Invalid{Field: o.Field, Reason: o.Error(), Line: o.Line, Column: o.Column}
+		if object, ok := values[0].(map[string]any); ok && len(values) == 1 {
+			invalid.Resource = label(object, 1)
+		}
+		all = append(all, invalid)
+	}
+	return errors.Join(all...)
 }
 
 // jsonDocuments reads one JSON value; a list is its elements and null is nothing.
@@ -77,21 +118,6 @@ func jsonDocuments(data []byte) ([]any, error) {
 		return value, nil
 	}
 	return []any{value}, nil
-}
-
-// splitYAML cuts data at its document markers. Every part keeps the line numbers of the whole by leading empty lines.
-func splitYAML(data []byte) [][]byte {
-	var parts [][]byte
-	var part []byte
-	for i, line := range bytes.SplitAfter(data, []byte("\n")) {
-		if rest, ok := bytes.CutPrefix(line, []byte("---")); ok && len(bytes.TrimLeft(rest, " \t\r\n")) < max(len(rest), 1) {
-			parts = append(parts, part)
-			part = bytes.Repeat([]byte("\n"), i)
-			line = append([]byte("   "), rest...)
-		}
-		part = append(part, line...)
-	}
-	return append(parts, part)
 }
 
 // decodeJSON reads one JSON value and refuses keys given twice, which encoding/json lets pass.
@@ -199,9 +225,13 @@ func add(r *Request, value any, number int) error {
 		return &fault.Invalid{Resource: name, Field: "apiVersion", Reason: "must be " + v1alpha1.APIVersion}
 	}
 	delete(object, "status") // answered, never asked for: what get printed can be applied again
-	if err := checkLabels(object, name); err != nil {
-		return err
-	}
+	return errors.Join(checkLabels(object, name), addAs(r, object, name))
+}
+
+// kinds are the names that field kind may have.
+var kinds = []string{v1alpha1.KindModule, v1alpha1.KindService, v1alpha1.KindVirtualService, v1alpha1.KindModel}
+
+func addAs(r *Request, object map[string]any, name string) error {
 	switch object["kind"] {
 	case v1alpha1.KindModule:
 		m, err := decodeAs[v1alpha1.Module](object, name)
@@ -209,6 +239,7 @@ func add(r *Request, value any, number int) error {
 			return err
 		}
 		setModuleDefaults(&m, object)
+		r.expect(v1alpha1.KindModule, &m.Metadata)
 		r.Modules = append(r.Modules, m)
 		return nil
 	case v1alpha1.KindService:
@@ -216,6 +247,7 @@ func add(r *Request, value any, number int) error {
 		if err != nil {
 			return err
 		}
+		r.expect(v1alpha1.KindService, &s.Metadata)
 		r.Services = append(r.Services, s)
 		return checkService(s, name)
 	case v1alpha1.KindVirtualService:
@@ -223,6 +255,7 @@ func add(r *Request, value any, number int) error {
 		if err != nil {
 			return err
 		}
+		r.expect(v1alpha1.KindVirtualService, &s.Metadata)
 		r.VirtualServices = append(r.VirtualServices, s)
 		return resolver.Check(s)
 	case v1alpha1.KindModel:
@@ -230,10 +263,24 @@ func add(r *Request, value any, number int) error {
 		if err != nil {
 			return err
 		}
+		r.expect(v1alpha1.KindModel, &m.Metadata)
 		r.Models = append(r.Models, m)
 		return models.Check(m)
 	}
-	return &fault.Invalid{Resource: name, Field: "kind", Reason: "must be Module, Service, VirtualService or Model"}
+	kind, _ := object["kind"].(string)
+	return &fault.Invalid{Resource: name, Field: "kind", Reason: "must be Module, Service, VirtualService or Model" + nearest.Hint(kind, kinds)}
+}
+
+// expect notes the version that a resource says it is, which is no part of what is stored.
+func (r *Request) expect(kind string, meta *v1alpha1.ObjectMeta) {
+	if meta.ResourceVersion == "" {
+		return
+	}
+	if r.versions == nil {
+		r.versions = map[Ref]string{}
+	}
+	r.versions[Ref{Kind: kind, Name: meta.Name}] = meta.ResourceVersion
+	meta.ResourceVersion = ""
 }
 
 // checkLabels refuses labels that no selector could name. What is no label at all is left to the schema.
@@ -261,11 +308,25 @@ func label(object map[string]any, number int) string {
 	return kind + " " + name
 }
 
+// Labels names the resources that Documents has returned, as errors do.
+func Labels(resources []any) []string {
+	all := make([]string, len(resources))
+	for i, r := range resources {
+		object, _ := r.(map[string]any)
+		all[i] = label(object, i+1)
+	}
+	return all
+}
+
 func decodeAs[T any](object map[string]any, name string) (T, error) {
 	var v T
-	if err := validate(reflect.TypeFor[T](), object); err != nil {
-		err.Resource = name
-		return v, err
+	if wrong := validate(reflect.TypeFor[T](), object); len(wrong) > 0 {
+		var all []error
+		for _, err := range wrong {
+			err.Resource = name
+			all = append(all, err)
+		}
+		return v, errors.Join(all...)
 	}
 	data, err := json.Marshal(object)
 	if err == nil {
@@ -321,20 +382,32 @@ func checkUnique(r Request) error {
 	return nil
 }
 
+// Expected names all resources of the request in the versions that they must have for it to be carried out.
+func (r Request) Expected() []Ref {
+	if !r.IfUnchanged {
+		return nil
+	}
+	refs := r.Refs()
+	for i := range refs {
+		refs[i].ResourceVersion = cmp.Or(r.versions[refs[i]], absent)
+	}
+	return refs
+}
+
 // Refs names all resources of the request.
 func (r Request) Refs() []Ref {
 	refs := make([]Ref, 0, len(r.Modules)+len(r.Services)+len(r.VirtualServices)+len(r.Models))
 	for _, m := range r.Modules {
-		refs = append(refs, Ref{v1alpha1.KindModule, m.Metadata.Name})
+		refs = append(refs, Ref{Kind: v1alpha1.KindModule, Name: m.Metadata.Name})
 	}
 	for _, s := range r.Services {
-		refs = append(refs, Ref{v1alpha1.KindService, s.Metadata.Name})
+		refs = append(refs, Ref{Kind: v1alpha1.KindService, Name: s.Metadata.Name})
 	}
 	for _, s := range r.VirtualServices {
-		refs = append(refs, Ref{v1alpha1.KindVirtualService, s.Metadata.Name})
+		refs = append(refs, Ref{Kind: v1alpha1.KindVirtualService, Name: s.Metadata.Name})
 	}
 	for _, m := range r.Models {
-		refs = append(refs, Ref{v1alpha1.KindModel, m.Metadata.Name})
+		refs = append(refs, Ref{Kind: v1alpha1.KindModel, Name: m.Metadata.Name})
 	}
 	return refs
 }
@@ -353,30 +426,43 @@ func newRegistry() huma.Registry {
 	return registry
 }
 
-// validate checks value, as decoded from JSON, against the schema of t and returns the first mistake by place.
-func validate(t reflect.Type, value any) *fault.Invalid {
+// validate checks value, as decoded from JSON, against the schema of t and returns the mistakes by place.
+func validate(t reflect.Type, value any) []*fault.Invalid {
 	registry, schema := schemas(), schemas().Schema(t, true, "")
 	result := &huma.ValidateResult{}
 	huma.Validate(registry, schema, huma.NewPathBuffer(nil, 0), huma.ModeWriteToServer, value, result)
-	var first *huma.ErrorDetail
+	var all []*fault.Invalid
+	meant := map[string]bool{} // fields whose names are misspelt: that they are missing is the same mistake
 	for _, err := range result.Errors {
 		var detail *huma.ErrorDetail
-		if errors.As(err, &detail) && (first == nil || detail.Location < first.Location) {
-			first = detail
+		if !errors.As(err, &detail) {
+			continue
 		}
+		reason := detail.Message
+		if reason == validation.MsgUnexpectedProperty {
+			known := knownFields(registry, schema, detail.Location)
+			parent, name := splitField(detail.Location)
+			hint := nearest.To(name, known)
+			meant[parent+fmt.Sprintf(validation.MsgExpectedRequiredProperty, hint)] = true
+			reason = "unknown field; known are " + strings.Join(known, ", ") + nearest.Hint(name, known)
+		}
+		all = append(all, &fault.Invalid{Field: detail.Location, Reason: reason})
 	}
-	if first == nil {
-		return nil
+	all = slices.DeleteFunc(all, func(e *fault.Invalid) bool { return meant[e.Field+e.Reason] })
+	slices.SortStableFunc(all, func(a, b *fault.Invalid) int { return cmp.Compare(a.Field, b.Field) })
+	return all
+}
+
+// splitField separates the last name of a path from what is above it.
+func splitField(field string) (parent, name string) {
+	if i := strings.LastIndex(field, "."); i >= 0 {
+		return field[:i], field[i+1:]
 	}
-	reason := first.Message
-	if reason == validation.MsgUnexpectedProperty {
-		reason = "unknown field; known are " + knownFields(registry, schema, first.Location)
-	}
-	return &fault.Invalid{Field: first.Location, Reason: reason}
+	return "", field
 }
 
 // knownFields lists the fields beside the one at location.
-func knownFields(registry huma.Registry, schema *huma.Schema, location string) string {
+func knownFields(registry huma.Registry, schema *huma.Schema, location string) []string {
 	steps := strings.Split(location, ".")
 	for _, step := range steps[:len(steps)-1] {
 		name, _, _ := strings.Cut(step, "[")
@@ -395,7 +481,7 @@ func knownFields(registry huma.Registry, schema *huma.Schema, location string) s
 		}
 	}
 	slices.Sort(names)
-	return strings.Join(names, ", ")
+	return names
 }
 
 func resolve(registry huma.Registry, schema *huma.Schema) *huma.Schema {

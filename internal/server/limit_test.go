@@ -229,3 +229,69 @@ type discardWriter struct{ header http.Header }
 func (w *discardWriter) Header() http.Header         { return w.header }
 func (w *discardWriter) Write(p []byte) (int, error) { return len(p), nil }
 func (w *discardWriter) WriteHeader(int)             {}
+
+// An entity tag changes with what the operator wrote, and a change that was made for an older version is refused.
+func TestIfMatch(t *testing.T) {
+	s := newServer(t)
+	call(s, "POST", "/v1/apply", counter)
+	first := call(s, "GET", "/v1/modules/count", "").Header().Get("ETag")
+	if !strings.HasPrefix(first, `"`) || first != call(s, "GET", "/v1/modules/count", "").Header().Get("ETag") {
+		t.Fatalf("ETag %q", first)
+	}
+	changed := strings.Replace(counter, `"services":"*"`, `"services":"app=web"`, 1)
+	if got := call(s, "PUT", "/v1/modules/count", changed, "If-Match", first); got.Code != 200 {
+		t.Fatalf("with the present version: %d %s", got.Code, got.Body)
+	}
+	got := call(s, "PUT", "/v1/modules/count", counter, "If-Match", first)
+	if p := got.problem(t); got.Code != 412 || p.Resource != "Module count" || !strings.Contains(p.Detail, "changed since") {
+		t.Errorf("with an old version: %d %+v", got.Code, p)
+	}
+	for _, c := range []struct {
+		method, path, header, value string
+		want                        int
+	}{
+		{"DELETE", "/v1/modules/count", "If-Match", first, 412},
+		{"PUT", "/v1/modules/count", "If-None-Match", "*", 412},
+		{"PUT", "/v1/modules/count", "If-Match", "*", 200},
+		{"PUT", "/v1/modules/count", "If-Match", `W/"x"`, 400},
+		{"PUT", "/v1/modules/count", "If-Match", call(s, "GET", "/v1/modules/count", "").Header().Get("ETag"), 200},
+	} {
+		if got := call(s, c.method, c.path, changed, c.header, c.value); got.Code != c.want {
+			t.Errorf("%s %s: %s: %d %s, want %d", c.method, c.header, c.value, got.Code, got.Body, c.want)
+		}
+	}
+	// Deleted and created again: the generation is the same, the version is not.
+	call(s, "DELETE", "/v1/modules/count", "")
+	call(s, "POST", "/v1/apply", changed)
+	if again := call(s, "GET", "/v1/modules/count", "").Header().Get("ETag"); again == first {
+		t.Errorf("a resource of other content has the same ETag %s", again)
+	}
+}
+
+// Apply with ifUnchanged compares metadata.resourceVersion; all resources must match, or nothing happens.
+func TestApplyIfUnchanged(t *testing.T) {
+	s := newServer(t)
+	const path = "/v1/apply?ifUnchanged=true"
+	if got := call(s, "POST", path, "["+counter+","+web+"]"); got.Code != 200 {
+		t.Fatalf("of what does not exist: %d %s", got.Code, got.Body)
+	}
+	if got := call(s, "POST", path, counter); got.Code != 412 || !strings.Contains(got.Body.String(), "exists already") {
+		t.Errorf("without a version of what exists: %d %s", got.Code, got.Body)
+	}
+	read := call(s, "GET", "/v1/modules", "").Body.String()
+	if !strings.Contains(read, "resourceVersion") {
+		t.Fatalf("no resourceVersion in %s", read)
+	}
+	if got := call(s, "POST", path, read); got.Code != 200 {
+		t.Errorf("with the present version: %d %s", got.Code, got.Body)
+	}
+	call(s, "POST", "/v1/apply", strings.Replace(counter, `"*"`, `"app=web"`, 1))
+	service := call(s, "GET", "/v1/services/web", "").Body.String()
+	both := "[" + strings.Replace(service, "/run/netns/web", "/run/netns/other", 1) + "," + strings.Trim(read, "[]\n") + "]"
+	if got := call(s, "POST", path, both); got.Code != 412 {
+		t.Errorf("one of two has changed: %d %s", got.Code, got.Body)
+	}
+	if now := call(s, "GET", "/v1/services/web", "").Body.String(); now != service {
+		t.Errorf("the other was changed: %s", now)
+	}
+}

@@ -16,13 +16,23 @@ import (
 // Problem is an error on the wire (RFC 9457, application/problem+json). It is an error itself, and unwraps to the error of
 // package fault that it was made of.
 type Problem struct {
-	Type     string `json:"type" doc:"Kind of problem, for programs" enum:"urn:kerb:invalid,urn:kerb:not-found,urn:kerb:conflict,urn:kerb:unavailable,urn:kerb:rejected,urn:kerb:read-only,urn:kerb:internal"`
-	Title    string `json:"title" doc:"Kind of problem, for people"`
-	Status   int    `json:"status" doc:"HTTP status"`
-	Detail   string `json:"detail" doc:"What is wrong, and where possible what would be right"`
+	Type     string    `json:"type" doc:"Kind of problem, for programs" enum:"urn:kerb:invalid,urn:kerb:not-found,urn:kerb:conflict,urn:kerb:changed,urn:kerb:unavailable,urn:kerb:rejected,urn:kerb:read-only,urn:kerb:internal"`
+	Title    string    `json:"title" doc:"Kind of problem, for people"`
+	Status   int       `json:"status" doc:"HTTP status"`
+	Detail   string    `json:"detail" doc:"What is wrong, and where possible what would be right"`
+	Resource string    `json:"resource,omitempty" doc:"The resource that is wrong, for example Module fw"`
+	Field    string    `json:"field,omitempty" doc:"The field that is wrong, for example spec.config.rules[3].dstPort"`
+	Errors   []Mistake `json:"errors,omitempty" doc:"All that is wrong, where it is more than one or has a place of its own"`
+	Log      string    `json:"log,omitempty" doc:"The verifier's log, complete"`
+}
+
+// Mistake is one of the things that are wrong in a request.
+type Mistake struct {
 	Resource string `json:"resource,omitempty" doc:"The resource that is wrong, for example Module fw"`
 	Field    string `json:"field,omitempty" doc:"The field that is wrong, for example spec.config.rules[3].dstPort"`
-	Log      string `json:"log,omitempty" doc:"The verifier's log, complete"`
+	Detail   string `json:"detail" doc:"What is wrong, and where possible what would be right"`
+	Line     int    `json:"line,omitempty" doc:"Line of the request's YAML, from 1"`
+	Column   int    `json:"column,omitempty" doc:"Column of the request's YAML, from 1"`
 }
 
 // Problem types.
@@ -30,6 +40,7 @@ const (
 	typeInvalid     = "urn:kerb:invalid"
 	typeNotFound    = "urn:kerb:not-found"
 	typeConflict    = "urn:kerb:conflict"
+	typeChanged     = "urn:kerb:changed"
 	typeUnavailable = "urn:kerb:unavailable"
 	typeRejected    = "urn:kerb:rejected"
 	typeReadOnly    = "urn:kerb:read-only"
@@ -43,6 +54,7 @@ func problemOf(err error) *Problem {
 		invalid     *fault.Invalid
 		notFound    *fault.NotFound
 		conflict    *fault.Conflict
+		changed     *fault.Changed
 		unavailable *fault.Unavailable
 		rejected    *fault.Rejected
 		readOnly    *fault.ReadOnly
@@ -55,6 +67,9 @@ func problemOf(err error) *Problem {
 	case errors.As(err, &invalid):
 		p := newProblem(typeInvalid, http.StatusBadRequest, detail)
 		p.Resource, p.Field = invalid.Resource, invalid.Field
+		for _, m := range fault.Invalids(err) {
+			p.Errors = append(p.Errors, Mistake{Resource: m.Resource, Field: m.Field, Detail: m.Reason, Line: m.Line, Column: m.Column})
+		}
 		return p
 	case errors.As(err, &notFound):
 		p := newProblem(typeNotFound, http.StatusNotFound, detail)
@@ -62,6 +77,10 @@ func problemOf(err error) *Problem {
 		return p
 	case errors.As(err, &conflict):
 		return newProblem(typeConflict, http.StatusConflict, detail)
+	case errors.As(err, &changed):
+		p := newProblem(typeChanged, http.StatusPreconditionFailed, detail)
+		p.Resource = changed.Resource
+		return p
 	case errors.As(err, &rejected):
 		p := newProblem(typeRejected, http.StatusUnprocessableEntity, detail)
 		p.Log = rejected.Log
@@ -86,11 +105,13 @@ func (p *Problem) Error() string { return p.Detail }
 func (p *Problem) Unwrap() error {
 	switch p.Type {
 	case typeInvalid:
-		return &fault.Invalid{Resource: p.Resource, Field: p.Field, Reason: p.Detail}
+		return p.invalids()
 	case typeNotFound:
 		return &fault.NotFound{Name: p.Resource}
 	case typeConflict:
 		return &fault.Conflict{Reason: p.Detail}
+	case typeChanged:
+		return &fault.Changed{Resource: p.Resource, Reason: p.Detail}
 	case typeUnavailable:
 		return &fault.Unavailable{Reason: p.Detail}
 	case typeRejected:
@@ -101,6 +122,17 @@ func (p *Problem) Unwrap() error {
 		return p.byStatus()
 	}
 	return nil
+}
+
+func (p *Problem) invalids() error {
+	if len(p.Errors) == 0 {
+		return &fault.Invalid{Resource: p.Resource, Field: p.Field, Reason: p.Detail}
+	}
+	var all []error
+	for _, m := range p.Errors {
+		all = append(all, &fault.Invalid{Resource: m.Resource, Field: m.Field, Reason: m.Detail, Line: m.Line, Column: m.Column})
+	}
+	return errors.Join(all...)
 }
 
 // byStatus is for problems of modules, which need not name a type: the status says it all then (RFC 9457, 4.2.1).

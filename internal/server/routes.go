@@ -29,19 +29,30 @@ type (
 		Generation int64  `path:"generation" minimum:"1" doc:"metadata.generation that it had"`
 	}
 	deleteInput struct {
+		Conditional
 		Name   string `path:"name" doc:"Name of the resource"`
 		DryRun bool   `query:"dryRun" doc:"Only answer what would happen"`
 	}
 	putInput struct {
 		body
+		Conditional
 		Name   string `path:"name" doc:"Name of the resource"`
 		DryRun bool   `query:"dryRun" doc:"Only answer what would happen"`
+	}
+	applyInput struct {
+		body
+		DryRun      bool `query:"dryRun" doc:"Only answer what would happen"`
+		IfUnchanged bool `query:"ifUnchanged" doc:"Only if each resource is in the version that its metadata.resourceVersion says; without one it must not exist"`
 	}
 	manyInput struct {
 		body
 		DryRun bool `query:"dryRun" doc:"Only answer what would happen"`
 	}
-	answer[T any] struct{ Body T }
+	answer[T any]   struct{ Body T }
+	resource[T any] struct {
+		ETag string `header:"ETag" doc:"metadata.resourceVersion in quotes, for If-Match"`
+		Body T
+	}
 )
 
 // body is the request's body, read here and not by huma: it may be YAML, and mistakes in it are told with the name of the
@@ -82,20 +93,20 @@ func cutShort(err error) error {
 
 func (s *Server) addRoutes() {
 	route(s, "GET", "/v1/status", "status", "The agent's state at a glance", s.status)
-	route(s, "GET", "/v1/modules", "listModules", "All modules", list(s.backend.Modules))
-	route(s, "GET", "/v1/modules/{name}", "getModule", "One module", get(s.backend.Module))
+	route(s, "GET", "/v1/modules", "listModules", "All modules", listVersions(s.backend.Modules, (*v1alpha1.Module).Meta, moduleVersion))
+	routeResource(s, "/v1/modules/{name}", "getModule", "One module", s.backend.Module, (*v1alpha1.Module).Meta, moduleVersion)
 	route(s, "PUT", "/v1/modules/{name}", "putModule", "Create or update a module", s.put(v1alpha1.KindModule))
 	route(s, "DELETE", "/v1/modules/{name}", "deleteModule", "Delete a module", s.delete(v1alpha1.KindModule))
-	route(s, "GET", "/v1/services", "listServices", "All services", list(s.backend.Services))
-	route(s, "GET", "/v1/services/{name}", "getService", "One service", get(s.backend.Service))
+	route(s, "GET", "/v1/services", "listServices", "All services", listVersions(s.backend.Services, (*v1alpha1.Service).Meta, serviceVersion))
+	routeResource(s, "/v1/services/{name}", "getService", "One service", s.backend.Service, (*v1alpha1.Service).Meta, serviceVersion)
 	route(s, "PUT", "/v1/services/{name}", "putService", "Create or update a service", s.put(v1alpha1.KindService))
 	route(s, "DELETE", "/v1/services/{name}", "deleteService", "Delete a service", s.delete(v1alpha1.KindService))
-	route(s, "GET", "/v1/virtualservices", "listVirtualServices", "All virtual services, also those that resolvers found", list(s.backend.VirtualServices))
-	route(s, "GET", "/v1/virtualservices/{name}", "getVirtualService", "One virtual service", get(s.backend.VirtualService))
+	route(s, "GET", "/v1/virtualservices", "listVirtualServices", "All virtual services, also those that resolvers found", listVersions(s.backend.VirtualServices, (*v1alpha1.VirtualService).Meta, virtualVersion))
+	routeResource(s, "/v1/virtualservices/{name}", "getVirtualService", "One virtual service", s.backend.VirtualService, (*v1alpha1.VirtualService).Meta, virtualVersion)
 	route(s, "PUT", "/v1/virtualservices/{name}", "putVirtualService", "Create or update a virtual service", s.put(v1alpha1.KindVirtualService))
 	route(s, "DELETE", "/v1/virtualservices/{name}", "deleteVirtualService", "Delete a virtual service", s.delete(v1alpha1.KindVirtualService))
 	route(s, "GET", "/v1/models", "listModels", "All models, without their documents", list(s.backend.Models))
-	route(s, "GET", "/v1/models/{name}", "getModel", "One model", get(s.backend.Model))
+	routeResource(s, "/v1/models/{name}", "getModel", "One model", s.backend.Model, (*v1alpha1.Model).Meta, modelVersion)
 	route(s, "GET", "/v1/models/{name}/versions/{generation}", "getModelVersion", "A model as it was, to put it again", s.modelVersion)
 	route(s, "PUT", "/v1/models/{name}", "putModel", "Create or update a model", s.put(v1alpha1.KindModel))
 	route(s, "DELETE", "/v1/models/{name}", "deleteModel", "Delete a model", s.delete(v1alpha1.KindModel))
@@ -148,13 +159,43 @@ func route[I, O any](s *Server, method, path, id, summary string, do func(contex
 	huma.Register(s.api, op, func(ctx context.Context, in *I) (*answer[O], error) {
 		out, err := do(ctx, in)
 		if err != nil {
-			p := problemOf(err)
-			if p.Type == typeInternal {
-				s.log.Error("request failed", "method", method, "path", path, "error", err)
-			}
-			return nil, p
+			return nil, s.problem(err, method, path)
 		}
 		return &answer[O]{out}, nil
+	})
+}
+
+// routeResource registers reading a resource: it is answered with its version.
+func routeResource[T any](s *Server, path, id, summary string, one func(context.Context, string) (T, error), meta func(*T) *v1alpha1.ObjectMeta, version func(*T) string) {
+	op := huma.Operation{OperationID: id, Method: http.MethodGet, Path: path, Summary: summary}
+	huma.Register(s.api, op, func(ctx context.Context, in *byName) (*resource[T], error) {
+		got, err := one(ctx, in.Name)
+		if err != nil {
+			return nil, s.problem(err, http.MethodGet, path)
+		}
+		v := version(&got)
+		meta(&got).ResourceVersion = v
+		return &resource[T]{ETag: `"` + v + `"`, Body: got}, nil
+	})
+}
+
+// problem is what is answered for an error; the log has those that are the agent's own fault.
+func (s *Server) problem(err error, method, path string) *Problem {
+	p := problemOf(err)
+	if p.Type == typeInternal {
+		s.log.Error("request failed", "method", method, "path", path, "error", err)
+	}
+	return p
+}
+
+// listVersions is list with the version of each resource.
+func listVersions[T any](all func(context.Context) ([]T, error), meta func(*T) *v1alpha1.ObjectMeta, version func(*T) string) func(context.Context, *none) ([]T, error) {
+	return list(func(ctx context.Context) ([]T, error) {
+		got, err := all(ctx)
+		for i := range got {
+			meta(&got[i]).ResourceVersion = version(&got[i])
+		}
+		return got, err
 	})
 }
 
@@ -201,18 +242,25 @@ func (s *Server) put(kind string) func(context.Context, *putInput) (v1alpha1.App
 		if err != nil {
 			return v1alpha1.ApplyResult{}, err
 		}
-		if refs := r.Refs(); len(refs) != 1 || refs[0] != (Ref{kind, in.Name}) {
+		ref := Ref{Kind: kind, Name: in.Name}
+		if refs := r.Refs(); len(refs) != 1 || refs[0] != ref {
 			return v1alpha1.ApplyResult{}, &fault.Invalid{Field: "metadata.name", Reason: fmt.Sprintf("the body must be the %s %s, as the path says", kind, in.Name)}
 		}
+		version, err := in.version()
+		if err != nil {
+			return v1alpha1.ApplyResult{}, err
+		}
+		r.IfUnchanged, r.versions = version != "", map[Ref]string{ref: version}
 		return s.backend.Apply(ctx, r)
 	}
 }
 
-func (s *Server) apply(ctx context.Context, in *manyInput) (v1alpha1.ApplyResult, error) {
+func (s *Server) apply(ctx context.Context, in *applyInput) (v1alpha1.ApplyResult, error) {
 	r, err := in.request(in.DryRun)
 	if err != nil {
 		return v1alpha1.ApplyResult{}, err
 	}
+	r.IfUnchanged = in.IfUnchanged
 	return s.backend.Apply(ctx, r)
 }
 
@@ -231,7 +279,11 @@ func (b *body) request(dryRun bool) (Request, error) {
 
 func (s *Server) delete(kind string) func(context.Context, *deleteInput) (v1alpha1.ApplyResult, error) {
 	return func(ctx context.Context, in *deleteInput) (v1alpha1.ApplyResult, error) {
-		return s.backend.Delete(ctx, []Ref{{kind, in.Name}}, in.DryRun)
+		version, err := in.version()
+		if err != nil {
+			return v1alpha1.ApplyResult{}, err
+		}
+		return s.backend.Delete(ctx, []Ref{{Kind: kind, Name: in.Name, ResourceVersion: version}}, in.DryRun)
 	}
 }
 

@@ -153,7 +153,7 @@ func TestBadInput(t *testing.T) {
 		"unknown field":      {edit(`"attach"`, `"atach":1,"attach"`), "Module count", "spec.atach", "unknown field; known are attach, budget, config"},
 		"unknown deep field": {edit(`"services"`, `"servces":"*","services"`), "Module count", "spec.attach.servces", "known are cgroups, interfaces, services"},
 		"unknown top field":  {edit(`"kind"`, `"extra":1,"kind"`), "Module count", "extra", "unknown field"},
-		"wrong case":         {edit(`"package"`, `"Package"`), "Module count", "spec", "package"},
+		"wrong case":         {edit(`"package"`, `"Package"`), "Module count", "spec.Package", "did you mean package"},
 		"wrong type":         {edit(`"services":"*"`, `"services":["*"]`), "Module count", "spec.attach.services", "expected string"},
 		"wrong type in list": {edit(`"services":"*"`, `"interfaces":["eth0",1]`), "Module count", "spec.attach.interfaces[1]", "expected string"},
 		"wrong enum":         {edit(`"attach"`, `"hook":"xpd","attach"`), "Module count", "spec.hook", "auto, xdp, tc"},
@@ -306,7 +306,7 @@ func TestLargeBodiesTogetherAreBounded(t *testing.T) {
 	s := newServer(t)
 	var sending sync.WaitGroup
 	var slow []*io.PipeWriter
-	part := []byte(strings.Repeat(" ", 31<<20))
+	part := []byte("[" + strings.Repeat(" ", 31<<20))
 	for range 4 {
 		r, w := io.Pipe()
 		slow = append(slow, w)
@@ -325,7 +325,7 @@ func TestLargeBodiesTogetherAreBounded(t *testing.T) {
 		w.Close()
 	}
 	sending.Wait()
-	if w := call(s, "POST", "/v1/apply", counter+string(part)); w.Code != http.StatusOK {
+	if w := call(s, "POST", "/v1/apply", string(part)+counter+"]"); w.Code != http.StatusOK {
 		t.Errorf("afterwards: %d %s", w.Code, w.Body)
 	}
 }
@@ -399,5 +399,5 @@ func TestDocumentIsServed(t *testing.T) {
 func ExampleDecode() {
 	_, err := server.Decode([]byte("apiVersion: kerb.dev/v1alpha1\nkind: Service\nmetadata: {name: web}\nspec: {nets: /run/netns/web}\n"))
 	fmt.Println(err)
-	// Output: Service web: spec.nets: unknown field; known are interface, netns, pid
+	// Output: Service web: spec.nets: unknown field; known are interface, netns, pid; did you mean netns?
 }

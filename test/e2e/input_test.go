@@ -73,7 +73,7 @@ func mistakes(t *testing.T, n *node) map[string]mistake {
 	t.Helper()
 	pass, drop := testPackage(t, "pass"), testPackage(t, "drop")
 	all := map[string]mistake{
-		"malformed YAML":       {"kind: [", 2, []string{"input.yaml", "yaml: line"}},
+		"malformed YAML":       {"kind: [", 2, []string{"input.yaml:1: "}},
 		"nothing":              {"# nothing\n", 2, []string{"there is no resource in it"}},
 		"unknown kind":         {fmt.Sprintf(head, "Modul", "x", "{}"), 2, []string{"kind", "Module", "Service"}},
 		"other version":        {strings.Replace(packageSpec(pass), "v1alpha1", "v1", 1), 2, []string{"apiVersion", "kerb.dev/v1alpha1"}},
@@ -81,7 +81,7 @@ func mistakes(t *testing.T, n *node) map[string]mistake {
 		"wrong type":           {yamlModule("{package: " + pass + ", attach: {services: 7}}"), 2, []string{"Module x: spec.attach.services: expected string"}},
 		"bad name":             {strings.Replace(packageSpec(pass), "name: x", "name: X_Y", 1), 2, []string{"metadata.name"}},
 		"name taken twice":     {packageSpec(pass) + "---\n" + packageSpec(drop), 2, []string{"Module x: metadata.name: given twice"}},
-		"key twice":            {packageSpec(pass) + "kind: Module\n", 2, []string{"line 5", "already"}},
+		"key twice":            {packageSpec(pass) + "kind: Module\n", 2, []string{":5: ", "already"}},
 		"selector":             {yamlModule("{package: " + pass + ", attach: {services: 'app in web'}}"), 2, []string{"Module x: spec.attach.services: not a label selector", "app in web"}},
 		"selects nothing":      {yamlModule("{package: " + pass + ", attach: {}}"), 2, []string{"Module x: spec.attach: selects nothing"}},
 		"unknown package":      {packageSpec("nosuch"), 2, []string{"Module x: spec.package", `"nosuch"`, "built-in are"}},

@@ -20,6 +20,7 @@ import (
 	"github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/fault"
 	"github.com/kerb-edge/kerb/internal/models"
+	"github.com/kerb-edge/kerb/internal/nearest"
 	"github.com/kerb-edge/kerb/internal/server"
 	"github.com/kerb-edge/kerb/internal/store"
 	"github.com/prometheus/client_golang/prometheus"
@@ -42,6 +43,9 @@ var _ server.Backend = (*Fake)(nil)
 // Apply implements server.Backend.
 func (f *Fake) Apply(_ context.Context, r server.Request) (v1alpha1.ApplyResult, error) {
 	return f.change(r.DryRun, func(d store.Desired, result *v1alpha1.ApplyResult) error {
+		if err := server.CheckUnchanged(d, r.Expected()); err != nil {
+			return err
+		}
 		for _, m := range r.Modules {
 			if err := checkPackage(m); err != nil {
 				return err
@@ -76,6 +80,9 @@ func (f *Fake) Apply(_ context.Context, r server.Request) (v1alpha1.ApplyResult,
 // Delete implements server.Backend.
 func (f *Fake) Delete(_ context.Context, refs []server.Ref, dryRun bool) (v1alpha1.ApplyResult, error) {
 	return f.change(dryRun, func(d store.Desired, result *v1alpha1.ApplyResult) error {
+		if err := server.CheckUnchanged(d, refs); err != nil {
+			return err
+		}
 		for _, ref := range refs {
 			if err := remove(d, ref); err != nil {
 				return err
@@ -110,7 +117,7 @@ func checkPackage(m v1alpha1.Module) error {
 			Log:   "0: R1=ctx() R10=fp0\n1: (71) r0 = *(u8 *)(r1 +14)\ninvalid access to packet\n",
 		})
 	}
-	return &fault.Invalid{Resource: "Module " + m.Metadata.Name, Field: "spec.package", Reason: "no package " + m.Spec.Package}
+	return &fault.Invalid{Resource: "Module " + m.Metadata.Name, Field: "spec.package", Reason: "no package " + m.Spec.Package + nearest.Hint(m.Spec.Package, []string{"counter", "firewall"})}
 }
 
 func note(result *v1alpha1.ApplyResult, kind, name string, exists bool, before, after any) {

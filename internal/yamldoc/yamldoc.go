@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package yamldoc knows where in a YAML file, or a JSON file, a resource and its fields are, and which numbers in it YAML 1.1 reads
+// otherwise than people do.
+package yamldoc
+
+import (
+	"bytes"
+	"fmt"
+	"regexp"
+	"strconv"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// Split cuts data at its document markers. Every part keeps the line numbers of the whole by leading empty lines.
+func Split(data []byte) [][]byte {
+	var parts [][]byte
+	var part []byte
+	for i, line := range bytes.SplitAfter(data, []byte("\n")) {
+		if rest, ok := bytes.CutPrefix(line, []byte("---")); ok && len(bytes.TrimLeft(rest, " \t\r\n")) < max(len(rest), 1) {
+			parts = append(parts, part)
+			part = bytes.Repeat([]byte("\n"), i)
+			line = append([]byte("   "), rest...)
+		}
+		part = append(part, line...)
+	}
+	return append(parts, part)
+}
+
+// Index has the positions in a file, by resource.
+type Index []*yaml.Node
+
+// Parse returns the positions in data. A part that is not YAML has none.
+func Parse(data []byte) Index {
+	var all Index
+	for _, part := range Split(data) {
+		root := parse(part)
+		if root == nil {
+			continue
+		}
+		if root.Kind == yaml.SequenceNode {
+			all = append(all, root.Content...)
+		} else {
+			all = append(all, root)
+		}
+	}
+	return all
+}
+
+func parse(part []byte) *yaml.Node {
+	var doc yaml.Node
+	if yaml.Unmarshal(part, &doc) != nil || len(doc.Content) == 0 || doc.Content[0].Tag == "!!null" {
+		return nil
+	}
+	return doc.Content[0]
+}
+
+// At returns where a field of the resource is, counted from 1, or the nearest thing above it that is there.
+func (x Index) At(resource int, field string) (line, column int) {
+	if resource < 0 || resource >= len(x) {
+		return 0, 0
+	}
+	node := x[resource]
+	line, column = node.Line, node.Column
+	for field != "" {
+		key, value, rest := step(node, field)
+		if key == nil {
+			break
+		}
+		line, column, node, field = key.Line, key.Column, value, rest
+	}
+	return line, column
+}
+
+// step follows the first part of a path like rules[3].dstPort. Keys may have dots.
+func step(node *yaml.Node, field string) (key, value *yaml.Node, rest string) {
+	if node.Kind == yaml.AliasNode {
+		node = node.Alias
+	}
+	if index, after, ok := strings.Cut(strings.TrimPrefix(field, "["), "]"); ok && node.Kind == yaml.SequenceNode && field[0] == '[' {
+		if i, err := strconv.Atoi(index); err == nil && 0 <= i && i < len(node.Content) {
+			return node.Content[i], node.Content[i], strings.TrimPrefix(after, ".")
+		}
+		return nil, nil, ""
+	}
+	if node.Kind != yaml.MappingNode {
+		return nil, nil, ""
+	}
+	for i := 0; i+1 < len(node.Content); i += 2 {
+		k := node.Content[i]
+		after, ok := strings.CutPrefix(field, k.Value)
+		if ok && k.Value != "" && (key == nil || len(k.Value) > len(key.Value)) && (after == "" || after[0] == '.' || after[0] == '[') {
+			key, value, rest = k, node.Content[i+1], strings.TrimPrefix(after, ".")
+		}
+	}
+	return key, value, rest
+}
+
+// Octal is a number with a leading zero.
+type Octal struct {
+	Line, Column int
+	Field, Value string
+	Octal        string // what YAML 1.1 makes of it, in decimal; empty if it has no octal meaning
+}
+
+func (o Octal) Error() string {
+	plain := strings.TrimLeft(strings.Replace(o.Value, "_", "", -1), "+-0")
+	if plain == "" {
+		plain = "0"
+	}
+	if o.Octal == "" {
+		return fmt.Sprintf("%s: a number must not begin with 0; write %s, or \"%s\" in quotes for a text", o.Value, plain, o.Value)
+	}
+	return fmt.Sprintf("%s: YAML 1.1 reads a number that begins with 0 as octal, here as %s; write %s if that is meant, %s for the decimal number, or \"%s\" in quotes for a text",
+		o.Value, o.Octal, o.Octal, plain, o.Value)
+}
+
+var (
+	leadingZero = regexp.MustCompile(`^[-+]?0[0-9_]+$`)
+	maybeOctal  = regexp.MustCompile(`(^|[\s:\[,{-])[-+]?0[0-9_]`) // cheap, before a file is parsed again
+)
+
+// Octals finds the numbers with a leading zero in one document, as Split returns it.
+func Octals(part []byte) []Octal {
+	if !maybeOctal.Match(part) {
+		return nil
+	}
+	root := parse(part)
+	if root == nil {
+		return nil
+	}
+	return octals(root, "")
+}
+
+func octals(node *yaml.Node, path string) (out []Octal) {
+	switch node.Kind {
+	case yaml.MappingNode:
+		for i := 0; i+1 < len(node.Content); i += 2 {
+			out = append(out, octals(node.Content[i+1], strings.TrimPrefix(path+"."+node.Content[i].Value, "."))...)
+		}
+	case yaml.SequenceNode:
+		for i, item := range node.Content {
+			out = append(out, octals(item, fmt.Sprintf("%s[%d]", path, i))...)
+		}
+	case yaml.ScalarNode:
+		if node.Style&(yaml.SingleQuotedStyle|yaml.DoubleQuotedStyle|yaml.LiteralStyle|yaml.FoldedStyle|yaml.TaggedStyle) == 0 && leadingZero.MatchString(node.Value) {
+			o := Octal{Line: node.Line, Column: node.Column, Field: path, Value: node.Value}
+			if n, err := strconv.ParseInt(strings.Replace(node.Value, "_", "", -1), 8, 64); err == nil {
+				o.Octal = strconv.FormatInt(n, 10)
+			}
+			out = append(out, o)
+		}
+	}
+	return out
+}
