@@ -103,15 +103,6 @@ static __always_inline __u32 cls_act(struct cls_work *w, struct cls_fuse *z, con
 	return watch ? CLS_EVENT : action;
 }
 
-/* Ends what a model has done to a source that is not suspicious any more, unless that is the operator's to do. */
-static __always_inline void cls_let_go(struct cls_work *w, struct cls_fuse *z)
-{
-	struct cls_block *b = bpf_map_lookup_elem(&blocks, &w->job.source);
-
-	if (b && b->until && b->version)
-		cls_unblock(z, &w->job.source);
-}
-
 static __always_inline int cls_against(__u32 role, const struct cls_decision *d, __u32 suspicious)
 {
 	struct cls_policy *p = bpf_map_lookup_elem(&policy, &role);
@@ -134,7 +125,7 @@ static __always_inline void cls_compare(struct cls_scratch *s, __u32 against)
 		cls_count(CLS_COUNT_SAME_CLASS);
 }
 
-/* Hysteresis, then what follows from it. */
+/* Hysteresis, then what follows from it. A block of a source that is cleared lasts until its time: action_ns is a minimum. */
 static __always_inline void cls_conclude(struct cls_work *w, struct cls_fuse *z, struct cls_record *r, const struct cls_decision *d,
 					 __u32 against)
 {
@@ -150,8 +141,6 @@ static __always_inline void cls_conclude(struct cls_work *w, struct cls_fuse *z,
 	w->event.hits = hits;
 	if (is && against)
 		done = cls_act(w, z, d, &new);
-	if (was && !is)
-		cls_let_go(w, z);
 	kind = is && (!was || new) ? CLS_EVENT_SUSPICIOUS : was && !is ? CLS_EVENT_CLEARED : CLS_EVENT_EVALUATED;
 	cls_tell(w, kind, done);
 }
@@ -168,6 +157,14 @@ static __always_inline void cls_prepare_event(struct cls_work *w, const struct c
 	e->class = d->class;
 	e->score = d->score;
 	__builtin_memcpy(e->values, w->job.values, sizeof(e->values));
+}
+
+/* Whether the source of the job is among z->held: it was blocked before the window began. */
+static __always_inline int cls_is_held(struct cls_work *w, const struct cls_fuse *z)
+{
+	struct cls_block *b = z->held ? bpf_map_lookup_elem(&blocks, &w->job.source) : 0;
+
+	return b && b->since / cls_epoch_ns() < z->window;
 }
 
 /* What follows from the decisions on this CPU's job. compared: the shadow model has decided, too. */
@@ -187,7 +184,8 @@ __noinline int cls_sentence(__u32 compared)
 	r = bpf_map_lookup_elem(&records, &w->job.source);
 	if (r && r->judged != z->window) {
 		r->judged = z->window;
-		cls_add(z->judged, 1);
+		if (!cls_is_held(w, z))
+			cls_add(z->judged, 1);
 	}
 	against = cls_against(CLS_LIVE, &s->decision[CLS_LIVE], r && r->suspicious);
 	if (against)

@@ -189,6 +189,56 @@ func TestHysteresis(t *testing.T) {
 	})
 }
 
+// `for` is a minimum: a block lasts that long after the last evaluation against the source, and what is dropped counts in the next
+// window, so that a flood that goes on never passes.
+func TestBlockOutlastsTheFlood(t *testing.T) {
+	onHooks(t, with(dropping, settings{"hits_needed": uint8(1), "hits_of": uint8(1), "action_ns": 5 * second}), func(t *testing.T, k *kernel) {
+		k.use(0, "rpl", "dis", 10)
+		var seq byte
+		const windows, perWindow = 20, 20
+		for w := range uint64(windows) {
+			k.at((100+w)*second + second/2)
+			k.flood(7, &seq, perWindow)
+		}
+		if got := kinds(k.events()); fmt.Sprint(got) != "[suspicious 3]" {
+			t.Errorf("a flood without a pause: %v", got)
+		}
+		if n, want := k.count(countDropped), uint64(windows-1)*perWindow-1; n != want {
+			t.Errorf("%d packets of the flood were dropped, not %d", n, want)
+		}
+		// The first packet after the flood ends its last window at 120.5 s: blocked until 125.5 s, cleared before.
+		for w := uint64(20); w < 28; w++ {
+			want := dropped
+			if w > 24 {
+				want = passed
+			}
+			k.at((100+w)*second + second/2)
+			if got := k.flood(7, &seq, 1); got != want {
+				t.Errorf("%d s after the flood: %s", w-19, got)
+			}
+		}
+		if got := kinds(k.events()); fmt.Sprint(got) != "[cleared 0]" || k.fuse().Blocked != 0 {
+			t.Errorf("%v, %d blocked", got, k.fuse().Blocked)
+		}
+	})
+}
+
+// The same for IP flows, by the remote address.
+func TestBlockedFlowsCount(t *testing.T) {
+	config := with(dropping, settings{"extractor": uint8(1), "by_peer": true, "hits_needed": uint8(1), "hits_of": uint8(1), "action_ns": 2 * second})
+	onHooks(t, config, func(t *testing.T, k *kernel) {
+		k.use(0, "flow", "packets", 10)
+		packet := udp6(1, 2, []byte("flood"))
+		for w := range uint64(10) {
+			k.at((100+w)*second + second/2)
+			k.runs(packet, 20)
+		}
+		if n := k.count(countDropped); n != 9*20-1 {
+			t.Errorf("%d packets of the flood were dropped, not %d", n, 9*20-1)
+		}
+	})
+}
+
 // suspect makes a node suspicious: two windows full of DIS. The clock is at the given second then.
 func (k *kernel) suspect(n uint64, until uint64) {
 	k.t.Helper()

@@ -56,7 +56,7 @@ const leastBlocks = 1024 // compiled size of the map
 func (f *Classifier) Settings() sdk.Settings {
 	c := f.config
 	out := sdk.Settings{Constants: c.constants(), MaxEntries: map[string]uint32{
-		mapRecords: c.Sources, "newcomers": c.Sources, mapWindows: c.Sources, mapBlocks: max(leastBlocks, 2*c.Fuse.Sources)}}
+		mapRecords: c.Sources, "newcomers": c.Sources, "lapsing": 2 * c.Sources, mapWindows: c.Sources, mapBlocks: max(leastBlocks, 2*c.Fuse.Sources)}}
 	if c.Action.Do == "mark" {
 		out.Hooks = []string{"tc"} // packets on XDP have no mark
 	}

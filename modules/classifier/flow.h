@@ -147,6 +147,7 @@ static __always_inline void cls_flow_counted(struct kerb_pkt *pkt, struct cls_wo
 		if (when == CLS_PER_WINDOW && w->held)
 			w->due = 1;
 	}
+	cls_arm(w, r);
 	cls_flow_packet(pkt, w, r, by_peer ? local : local != r->opener);
 	if (cls_due_now(w, r)) {
 		cls_flow_values(w, r);
@@ -157,21 +158,17 @@ static __always_inline void cls_flow_counted(struct kerb_pkt *pkt, struct cls_wo
 static __always_inline int cls_flow(struct kerb_pkt *pkt, struct cls_work *w, struct cls_fuse *z, __u32 local)
 {
 	struct cls_record *r;
-	int verdict;
 
 	if (cls_flow_source(pkt, w, local)) {
 		cls_count(pkt->outcome > KERB_PARSE_NOT_IP ? CLS_COUNT_TRUNCATED : CLS_COUNT_NOT_OURS);
 		return KERB_NEXT;
 	}
-	verdict = cls_enforce(pkt, w, z);
-	if (verdict != KERB_NEXT)
-		return verdict;
 	w->fresh.opener = local;
 	w->fresh.service_port = cls_to_port(&w->job.source, local);
 	r = cls_meet(w, z);
 	if (r)
 		cls_flow_counted(pkt, w, r, local);
-	return KERB_NEXT;
+	return cls_enforce(pkt, w, z); /* what is dropped has been counted: its window decides whether the block goes on */
 }
 
 #endif

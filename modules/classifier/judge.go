@@ -108,7 +108,9 @@ func (w *plane) judgeOne(s source, win *window) error {
 	j.counts[countEvaluated]++
 	d := l.infer(&win.Values)
 	v := w.verdictOf(s)
-	w.enter(v, win.Time/w.config.epoch())
+	if err := w.enter(s, v, win.Time/w.config.epoch()); err != nil {
+		return err
+	}
 	against := l.rule.against(d, v.suspicious)
 	if against {
 		j.counts[countPositive]++
@@ -144,8 +146,8 @@ func (w *plane) verdictOf(s source) *verdict {
 	return v
 }
 
-// enter counts the sources of a window.
-func (w *plane) enter(v *verdict, number uint64) {
+// enter counts the sources of a window: those that were blocked when it began are counted already.
+func (w *plane) enter(s source, v *verdict, number uint64) error {
 	j := &w.judge
 	if number > j.number {
 		j.sourcesBefore = 0
@@ -154,19 +156,32 @@ func (w *plane) enter(v *verdict, number uint64) {
 		}
 		j.number, j.judged, j.held = number, 0, atomic.LoadUint32(&w.fuse.Blocked)
 	}
-	if v.window != j.number+1 {
-		v.window = j.number + 1
+	if v.window == j.number+1 {
+		return nil
+	}
+	v.window = j.number + 1
+	held, err := w.isHeld(s)
+	if !held {
 		j.judged++
 	}
+	return err
 }
 
-// sourcesOfWindow is cls_sources: dropped ones are not judged.
-func (w *plane) sourcesOfWindow() uint32 {
-	if w.config.Action.Do == "drop" {
-		return w.judge.judged + w.judge.held
+// isHeld is cls_is_held: it reports whether a source was blocked before the window began.
+func (w *plane) isHeld(s source) (bool, error) {
+	if w.judge.held == 0 {
+		return false, nil
 	}
-	return w.judge.judged
+	m, err := w.live.Maps.Get(mapBlocks)
+	if err != nil {
+		return false, err
+	}
+	var b block
+	return m.Lookup(s, &b) == nil && b.Since/w.config.epoch() < w.judge.number, nil
 }
+
+// sourcesOfWindow is cls_sources.
+func (w *plane) sourcesOfWindow() uint32 { return w.judge.judged + w.judge.held }
 
 // compare asks the shadow model.
 func (w *plane) compare(values *[valuesMax]int32, live model.Decision, against bool) {
@@ -211,11 +226,8 @@ func (w *plane) conclude(s source, v *verdict, win *window, d model.Decision, ag
 	switch {
 	case v.suspicious && (!was || isNew):
 		e.Kind = kindSuspicious
-	case was && !v.suspicious:
+	case was && !v.suspicious: // its block lasts until its time: action.for is a minimum
 		e.Kind = kindCleared
-		if err := w.letGo(s); err != nil {
-			return err
-		}
 	}
 	w.tell(&e)
 	return nil
@@ -283,23 +295,6 @@ func (w *plane) tooMuch() uint32 {
 		return causeShare
 	}
 	return 0
-}
-
-// letGo ends what a model has done to a source that is not suspicious any more, unless that is the operator's to do.
-func (w *plane) letGo(s source) error {
-	m, err := w.live.Maps.Get(mapBlocks)
-	if err != nil {
-		return err
-	}
-	var b block
-	if m.Lookup(s, &b) != nil || b.Until == 0 || b.Version == 0 {
-		return nil
-	}
-	was, err := remove(w.live.Maps, mapBlocks, s)
-	if was {
-		atomic.AddUint32(&w.fuse.Blocked, ^uint32(0))
-	}
-	return err
 }
 
 // tell passes an event on if the config wants such ones.

@@ -47,8 +47,8 @@ func newJudged(t *testing.T, changes ...string) *plant {
 	return p
 }
 
-// In user mode a source is blocked after two windows of three, stays so while it goes on, and is let go when it has been quiet
-// for three.
+// In user mode a source is blocked after two windows of three, and stays so while it goes on. One that has been quiet for three is
+// cleared; its block lasts until its time.
 func TestJudge(t *testing.T) {
 	p := newJudged(t)
 	l := p.stream.listen()
@@ -57,7 +57,7 @@ func TestJudge(t *testing.T) {
 		blocked string
 		kind    string
 	}{{5, "", "evaluated"}, {0, "", "evaluated"}, {5, "fe80::1", "suspicious"}, {0, "fe80::1", "evaluated"}, {0, "fe80::1", "evaluated"},
-		{0, "", "cleared"}, {5, "", "evaluated"}} {
+		{0, "fe80::1", "cleared"}, {5, "fe80::1", "evaluated"}} {
 		for quiet := byte(10); quiet < 20; quiet++ {
 			p.see(nodeSource(quiet), uint64(n+1), 0, 0)
 			<-l.events

@@ -57,6 +57,7 @@ type (
 // record mirrors struct cls_record.
 type record struct {
 	First, Last, Slice, Judged uint64
+	Armed                      uint64
 	Sum                        [sums]uint64
 	Past                       [slices4]slice
 	Before                     [before]uint32

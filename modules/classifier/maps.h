@@ -72,7 +72,7 @@ KERB_CONFIG(__u8, when, CLS_PER_WINDOW);
 KERB_CONFIG(__u32, every, 16); /* of CLS_EVERY_N */
 KERB_CONFIG(__u8, deferred, CLS_AT_ONCE);
 KERB_CONFIG(__u8, action, CLS_EVENT);
-KERB_CONFIG(__u64, action_ns, 60000000000); /* how long the action lasts; 0: until told */
+KERB_CONFIG(__u64, action_ns, 60000000000); /* how long the action lasts after the last evaluation against the source; 0: until told */
 KERB_CONFIG(__u32, mark, 1);		    /* of CLS_MARK */
 KERB_CONFIG(__u64, rate_cost, 100000000);   /* of CLS_RATE_LIMIT: ns per packet */
 KERB_CONFIG(__u64, rate_burst, 1000000000); /* ns that a source may be ahead of it */
@@ -160,6 +160,7 @@ struct cls_record {
 	__u64 first, last;		   /* when packets (messages) were counted */
 	__u64 slice;			   /* number of the slice that it is in: time / (length of slices) */
 	__u64 judged;			   /* cls_fuse.window in which it was evaluated last */
+	__u64 armed;			   /* number of the last slice that lapsing has an entry of, plus 1 */
 	__u64 sum[CLS_SUMS];		   /* since first */
 	struct cls_slice past[CLS_SLICES]; /* by number modulo CLS_SLICES */
 	__u32 before[CLS_BEFORE];	   /* the first sums, over the last whole window */
@@ -222,8 +223,8 @@ struct cls_fuse {
 	__u32 cause;  /* enum cls_fuse_cause */
 	__u32 blocked; /* entries in blocks; who adds or deletes one changes this by an atomic addition */
 	__u64 window; /* number of the window that what follows is of */
-	__u32 judged; /* sources */
-	__u32 sources_before; /* in the window before, those included that were blocked and not judged */
+	__u32 judged; /* sources, those in held excepted */
+	__u32 sources_before; /* in the window before, those included that were blocked */
 	__u64 packets, dropped; /* counted if fuse_packets is below 100 */
 	__u32 admitted, promoted; /* sources that got a record at once, or as newcomers */
 	__u32 held; /* blocked when the window began */
@@ -304,7 +305,7 @@ struct cls_window {
 enum cls_event_kind {
 	CLS_EVENT_EVALUATED = 0,  /* nothing has changed */
 	CLS_EVENT_SUSPICIOUS = 1, /* the source has become so; action is what is done */
-	CLS_EVENT_CLEARED = 2,	  /* it is so no more */
+	CLS_EVENT_CLEARED = 2,	  /* it is so no more; a block lasts until its time */
 	CLS_EVENT_FUSE = 3,	  /* the fuse has blown, on this source */
 };
 
@@ -339,7 +340,7 @@ enum cls_count {
 	CLS_COUNT_EMPTY = 11,	/* pauses of a source of a window (sliding: a quarter) or more: nothing to evaluate */
 	CLS_COUNT_NO_MODEL = 12, /* evaluations without a model */
 	CLS_COUNT_POSITIVE = 13, /* evaluations against a source */
-	CLS_COUNT_NO_ROOM = 14,	 /* evaluations that found due or windows full */
+	CLS_COUNT_NO_ROOM = 14,	 /* evaluations that found due or windows full, windows that found lapsing full */
 	CLS_COUNT_ALLOWED = 15,	 /* actions not carried out: the source is on the allow-list */
 	CLS_COUNT_WATCHED = 16,	 /* packets that would have been dropped, limited or marked but for watch mode or the fuse */
 	CLS_COUNT_MARKED = 17,
@@ -450,11 +451,24 @@ struct {
 	__type(value, struct cls_lock);
 } locks SEC(".maps");
 
+/* A window that has something in it, and its end: entries of lapsing, which the timer reads. */
+struct cls_lapse {
+	__u64 due;
+	struct cls_source source;
+};
+
+/* In the order in which windows end, for all end at multiples of their length. Twice as many as sources: those of the window before
+ * may still wait. Without room a window ends with the next packet of its source. */
+struct {
+	__uint(type, BPF_MAP_TYPE_QUEUE);
+	__uint(max_entries, 8192);
+	__type(value, struct cls_lapse);
+} lapsing SEC(".maps");
+
 /* Started by the first packet of a program; a config map, so that each program has its own. */
 struct cls_timer {
 	struct bpf_timer timer;
 	__u64 started;
-	__u64 lapse; /* when lapsed windows are looked for again; by bpf_ktime_get_ns() */
 };
 
 struct {

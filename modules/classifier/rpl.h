@@ -236,6 +236,7 @@ static __always_inline void cls_rpl_counted(struct cls_work *w, struct cls_recor
 		if (when == CLS_PER_WINDOW && w->held)
 			w->due = 1;
 	}
+	cls_arm(w, r);
 	if (outcome == CLS_FRAGMENT) {
 		cls_add(r->sum[CLS_RPL_FRAGMENTS], 1);
 		return;
@@ -294,7 +295,7 @@ static __always_inline int cls_rpl(struct kerb_pkt *pkt, struct cls_work *w, str
 {
 	struct cls_place at = cls_find_frame(pkt);
 	struct cls_record *r;
-	int outcome, verdict;
+	int outcome;
 
 	if (!at.len) {
 		cls_count(CLS_COUNT_NOT_OURS);
@@ -308,13 +309,10 @@ static __always_inline int cls_rpl(struct kerb_pkt *pkt, struct cls_work *w, str
 	}
 	if (cls_rpl_owner(pkt, w, outcome))
 		return KERB_NEXT;
-	verdict = cls_enforce(pkt, w, z);
-	if (verdict != KERB_NEXT)
-		return verdict;
 	r = cls_meet(w, z);
 	if (r)
 		cls_rpl_counted(w, r, outcome, at.len);
-	return KERB_NEXT;
+	return cls_enforce(pkt, w, z); /* what is dropped has been counted: its window decides whether the block goes on */
 }
 
 #endif

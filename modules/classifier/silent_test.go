@@ -6,6 +6,10 @@ import (
 	"fmt"
 	"testing"
 	"time"
+
+	"github.com/cilium/ebpf/asm"
+
+	"github.com/kerb-edge/kerb/internal/pkgs/pkgstest"
 )
 
 // A window ends by time, too: who floods and falls silent is judged, once. Silence is not judged.
@@ -34,8 +38,47 @@ func TestSilentSources(t *testing.T) {
 		}
 		k.stays(countEvaluated, 2) // the first packet after a pause ends a window with nothing in it
 		k.at(105 * second)
-		k.becomes(countEvaluated, 3)
+		k.becomes(countEvaluated, 4) // of both: what was dropped counts
 	})
+}
+
+// Thousands of windows that end at the same moment are all judged, each once, in runs of the timer that are short.
+func TestManySilentSources(t *testing.T) {
+	const sources = 3000
+	config := with(dropping, settings{"action": uint8(doEvent), "lapse_ns": second / 50, "capacity": uint32(1 << 20)})
+	onAHook(t, config, func(t *testing.T, k *kernel) {
+		k.use(0, "rpl", "dis", 10)
+		var seq byte
+		k.at(100 * second)
+		for n := range uint64(sources) {
+			k.flood(n, &seq, 1)
+		}
+		k.at(101 * second)
+		k.becomes(countEvaluated, sources)
+		k.at(103 * second)
+		k.stays(countEvaluated, sources)
+		if n := k.count(countNoRoom); n != 0 {
+			t.Errorf("%d found no room", n)
+		}
+	})
+}
+
+// A run of the timer takes a bounded number of steps, however many sources are known: nothing in the programs walks a map.
+func TestTimerIsBounded(t *testing.T) {
+	p := pkgstest.Package(t)
+	for _, hook := range hooks {
+		spec, err := p.Spec(string(hook))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for name, prog := range spec.Programs {
+			for _, ins := range prog.Instructions {
+				if ins.IsBuiltinCall() && ins.Constant == int64(asm.FnForEachMapElem) {
+					t.Errorf("%s, %s: bpf_for_each_map_elem", hook, name)
+				}
+			}
+		}
+	}
 }
 
 // The same where the control plane judges, and with windows that slide: each that has the flood in it is judged.

@@ -7,22 +7,40 @@
 #include "rpl.h"
 #include "flow.h"
 
-#define CLS_TIMER_NS 10000000 /* between two runs while there is work */
-#define CLS_LAPSES   256      /* windows of one run */
+#define CLS_TIMER_NS 10000000 /* between two runs while evaluations wait */
+#define CLS_LAPSE_NS 1000000  /* between two runs while windows wait that have ended */
+#define CLS_LAPSES   64	      /* windows of one run: the timer is short, for what else the CPU has to do */
 
 #define CLS_CLOCK_MONOTONIC 1
 
-/* Ends the window of a source that has sent in it and not since. 1: so many are enough for this run. */
-static long cls_lapse(void *map, struct cls_source *source, struct cls_record *r, void *none)
+/* Whether the source of the record has sent in the window that ends with a slice. */
+static __always_inline int cls_is_filled(const struct cls_record *r, __u64 slice)
+{
+	return r->last >= (slice - (sliding ? CLS_SLICES - 1 : 0)) * cls_slice_ns();
+}
+
+static __always_inline void cls_judge_lapsed(struct cls_work *w)
+{
+	if (deferred == CLS_USER)
+		cls_dispatch(w);
+	else
+		cls_judge();
+}
+
+/* Ends the window of the source of w->lapse, unless a packet has. */
+__noinline int cls_lapse_one(void)
 {
 	struct cls_work *w = cls_work();
-	__u64 slice = *(volatile __u64 *)&r->slice;
+	struct cls_record *r;
+	__u64 slice;
 
-	if (!w)
-		return 1;
-	if (r->span != cls_span() || r->last < (slice - (sliding ? CLS_SLICES - 1 : 0)) * cls_slice_ns())
+	r = w ? bpf_map_lookup_elem(&records, &w->lapse.source) : 0;
+	if (!r)
 		return 0;
-	w->job.source = *source;
+	slice = *(volatile __u64 *)&r->slice;
+	if (r->span != cls_span() || !cls_is_filled(r, slice))
+		return 0;
+	w->job.source = w->lapse.source;
 	if (!cls_close(w, r, &slice))
 		return 0;
 	if (extractor == CLS_RPL)
@@ -30,41 +48,47 @@ static long cls_lapse(void *map, struct cls_source *source, struct cls_record *r
 	else
 		cls_flow_values(w, r);
 	cls_closed(w, r, slice);
-	if (w->held && deferred == CLS_USER)
-		cls_dispatch(w);
-	else if (w->held)
-		cls_judge();
-	w->lapses++;
-	return w->lapses >= CLS_LAPSES;
+	if (sliding && cls_is_filled(r, r->slice))
+		cls_arm(w, r);
+	if (w->held)
+		cls_judge_lapsed(w);
+	return 0;
 }
 
-/* Ends all such windows. A function of its own for its stack. 1: there may be more. */
-static __noinline int cls_lapse_all(void)
+/* Ends windows that are due, a bounded number. 1: more may be. Entries that are due later than any of this config are of another
+ * one: their records tell. */
+static __noinline int cls_lapse_some(void)
 {
 	struct cls_work *w = cls_work();
 
 	if (!w)
 		return 0;
 	w->now = cls_clock();
-	w->lapses = 0;
-	bpf_for_each_map_elem(&records, cls_lapse, 0, 0);
-	return w->lapses >= CLS_LAPSES;
+#pragma clang loop unroll(disable)
+	for (__u32 i = 0; i < CLS_LAPSES; i++) {
+		if (bpf_map_peek_elem(&lapsing, &w->lapse))
+			return 0;
+		if (w->lapse.due > w->now && w->lapse.due - w->now <= cls_slice_ns())
+			return 0;
+		if (bpf_map_pop_elem(&lapsing, &w->lapse))
+			return 0;
+		cls_lapse_one();
+	}
+	return 1;
 }
 
 static int cls_tick(void *map, __u32 *key, struct cls_timer *t)
 {
-	__u64 now = bpf_ktime_get_ns(), wait = lapse_ns;
+	__u64 wait = lapse_ns;
 
-	if (lapse_ns && now >= t->lapse) {
-		t->lapse = now + lapse_ns;
-		if (cls_lapse_all())
-			t->lapse = now;
-	}
+	if (lapse_ns && cls_lapse_some())
+		wait = CLS_LAPSE_NS;
 	if (deferred == CLS_TIMER) {
 		cls_drain(CLS_DRAIN);
-		wait = CLS_TIMER_NS;
+		if (!lapse_ns || wait > CLS_TIMER_NS)
+			wait = CLS_TIMER_NS;
 	}
-	bpf_timer_start(&t->timer, t->lapse == now ? CLS_TIMER_NS : wait, 0);
+	bpf_timer_start(&t->timer, wait, 0);
 	return 0;
 }
 

@@ -15,7 +15,7 @@ struct cls_work {
 	struct cls_prefix prefix;
 	__u32 due;		   /* the job is complete */
 	__u64 held;		   /* 0: the window had nothing in it */
-	__u32 lapses;		   /* windows that a run of the timer has ended */
+	struct cls_lapse lapse;	   /* of the timer, or for it */
 	__u64 total[CLS_SUMS];	   /* sums of the record at one moment */
 	__u64 sum[CLS_SUMS];	   /* of the window */
 	struct cls_range length, gap;
@@ -94,10 +94,10 @@ static __always_inline int cls_claim(__u64 *place, __u64 from, __u64 to, __u32 w
 	return won;
 }
 
-/* Sources of the window so far: dropped ones are not judged. */
+/* Sources of the window so far; those that are blocked count even if they are silent. */
 static __always_inline __u64 cls_sources(const struct cls_fuse *z)
 {
-	return z->judged + (action == CLS_DROP ? (__u64)z->held : 0);
+	return (__u64)z->judged + z->held;
 }
 
 /* Begins a new window of what is counted of all sources. */
@@ -285,6 +285,20 @@ static __always_inline void cls_closed(struct cls_work *w, struct cls_record *r,
 	cls_keep_before(w, r, slice, n);
 	cls_begin(w, r, slice, n);
 	*(volatile __u64 *)&r->slice = n;
+}
+
+/* Has the timer end the slice that the record is in, should no packet do so. */
+static __always_inline void cls_arm(struct cls_work *w, struct cls_record *r)
+{
+	__u64 slice = *(volatile __u64 *)&r->slice;
+
+	if (!lapse_ns || slice & CLS_ROLLING || r->armed == slice + 1)
+		return;
+	r->armed = slice + 1;
+	w->lapse.source = w->job.source;
+	w->lapse.due = (slice + 1) * cls_slice_ns();
+	if (bpf_map_push_elem(&lapsing, &w->lapse, 0))
+		cls_count(CLS_COUNT_NO_ROOM);
 }
 
 /* Whether this packet makes an evaluation due, over the window so far. */
