@@ -3,8 +3,6 @@
 package dataplane
 
 import (
-	"os"
-
 	"github.com/kerb-edge/kerb/internal/kerbabi"
 	"github.com/kerb-edge/kerb/sdk"
 )
@@ -25,7 +23,3 @@ func Events(maps sdk.Maps) (sent, lost uint64, ok bool, err error) {
 	}
 	return counts[kerbabi.EventsSent], counts[kerbabi.EventsLost], true, nil
 }
-
-// ringSize is the size of a ring buffer on this machine: the kernel wants whole pages, which may be larger than those
-// that the module was written for. All sizes involved are powers of two.
-func ringSize(n uint32) uint32 { return max(n, uint32(os.Getpagesize())) }

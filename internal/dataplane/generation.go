@@ -129,11 +129,19 @@ func applySettings(spec *ebpf.CollectionSpec, mod Module, known map[string]bool)
 		}
 	}
 	for _, m := range spec.Maps {
-		if m.Type == ebpf.RingBuf || m.Type == ebpf.UserRingbuf {
-			m.MaxEntries = ringSize(m.MaxEntries)
-		}
+		wholePages(m, uint32(os.Getpagesize()))
 	}
 	return nil
+}
+
+// wholePages makes rings at least a page large, which may be larger than those that the module was written for; those inside of other
+// maps, too.
+func wholePages(m *ebpf.MapSpec, page uint32) {
+	for ; m != nil; m = m.InnerMap {
+		if m.Type == ebpf.RingBuf || m.Type == ebpf.UserRingbuf {
+			m.MaxEntries = max(m.MaxEntries, page)
+		}
+	}
 }
 
 // setConstant writes an integer or boolean of whatever Go type (JSON numbers are float64) in the variable's width.

@@ -105,7 +105,7 @@ func MapMemory(m *ebpf.MapSpec) int64 {
 		// The kernel's account leaves out the nodes that only fork, as many as entries at most. They are memory too.
 		return structMap + 2*n*(structTrieNode+int64(m.KeySize)-prefixLen+int64(m.ValueSize))
 	case ebpf.RingBuf, ebpf.UserRingbuf:
-		pages := n / pageSize
+		pages := max(1, n/pageSize) // the agent makes smaller ones a page large
 		return structMap + (ringMetaPages+pages)*pageSize + (ringMetaPages+2*pages)*ringPagePointer
 	case ebpf.ArrayOfMaps:
 		return structMap + n*(pointer+innerMemory(m))

@@ -122,3 +122,19 @@ func needRoot(t *testing.T) {
 		t.Skip("needs root")
 	}
 }
+
+// Where pages are 16 or 64 KiB (arm64) a smaller ring takes a page all the same, inside of another map, too.
+func TestRingsTakeWholePages(t *testing.T) {
+	defer func(n int64) { pageSize = n }(pageSize)
+	for _, pageSize = range []int64{4096, 16384, 65536} {
+		for _, kind := range []ebpf.MapType{ebpf.RingBuf, ebpf.UserRingbuf} {
+			small, whole := &ebpf.MapSpec{Type: kind, MaxEntries: 4096}, &ebpf.MapSpec{Type: kind, MaxEntries: uint32(pageSize)}
+			if got, want := MapMemory(small), MapMemory(whole); got != want {
+				t.Errorf("pages of %d bytes: %s of 4096 bytes takes %d, one of a page %d", pageSize, kind, got, want)
+			}
+			if got := MapMemory(&ebpf.MapSpec{Type: ebpf.ArrayOfMaps, MaxEntries: 3, InnerMap: small}); got < 3*pageSize {
+				t.Errorf("pages of %d bytes: 3 of %s inside of a map take %d", pageSize, kind, got)
+			}
+		}
+	}
+}

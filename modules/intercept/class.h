@@ -51,7 +51,9 @@ struct icpt_class {
 	struct icpt_prefix to_addr[ICPT_LIST], from_addr[ICPT_LIST];
 };
 
-/* All classes of a configuration. Control messages change them: version is odd meanwhile, and another one afterwards. */
+/* All classes of a configuration, twice: packets are compared with classes[version & 1]. Control messages change the others, then the
+ * version, then the others again. So a packet never waits for a change, however long the CPU that makes it is away; it compares again
+ * if the version has changed meanwhile, for then what it has read may have been rewritten. */
 struct icpt_table {
 	__u32 draining;	   /* 1: some CPU takes control messages */
 	__u32 rings;	   /* slots in use, from 0 on */
@@ -61,7 +63,7 @@ struct icpt_table {
 	__u32 directions;  /* enum icpt_direction: some class has it */
 	__u32 ports[2048]; /* bits by destination port: some class may match it */
 	__u8 of_ring[ICPT_RINGS]; /* index of the class with a ring */
-	struct icpt_class classes[ICPT_CLASSES];
+	struct icpt_class classes[2][ICPT_CLASSES];
 };
 
 struct {
@@ -96,6 +98,7 @@ struct icpt_key {
 	__u32 payload_len; /* 0 where it is not known */
 	__u16 from_port, to_port;
 	__u8 direction, family, proto, has_ports;
+	__u32 version;	   /* of the table */
 	__u64 found; /* ICPT_FOUND, or ICPT_NONE */
 };
 
@@ -186,34 +189,42 @@ static long icpt_try_class(__u32 i, struct icpt_key *k)
 
 	if (!t || i >= t->n || i >= ICPT_CLASSES)
 		return 1;
-	c = &t->classes[i];
+	c = &t->classes[k->version & 1][i];
 	if (!icpt_matches(c, k))
 		return 0;
 	k->found = ICPT_FOUND(i, c->action, c->max_bytes & 0xffff, c->priority);
 	return 1;
 }
 
-/* One attempt: ends with 1 unless the table was changed meanwhile. Reading the clock is a read barrier too (the clock is under a
- * sequence counter itself): the second look at the version is not before the classes were read. */
+/* What is read or written before it is so before what is read or written behind it, on processors that reorder: of BPF's instructions
+ * atomic ones that return a value are full barriers, others none (Documentation/atomic_t.txt). */
+static __always_inline void icpt_barrier(void)
+{
+	__u64 word = 0;
+
+	asm volatile("" ::"r"(&word) : "memory");
+	__sync_lock_test_and_set(&word, 1);
+	asm volatile("" ::: "memory");
+}
+
+/* One attempt: ends with 1 unless the classes have changed meanwhile. */
 static long icpt_attempt(__u32 i, struct icpt_key *k)
 {
 	struct icpt_table *t = icpt_table();
-	__u32 version;
 
 	if (!t)
 		return 1;
-	version = *(volatile __u32 *)&t->version;
+	k->version = *(volatile __u32 *)&t->version;
+	icpt_barrier();
 	k->found = ICPT_NONE;
-	if (version & 1)
-		return 0;
 	bpf_loop(ICPT_CLASSES, icpt_try_class, k, 0);
-	bpf_ktime_get_ns();
-	return *(volatile __u32 *)&t->version == version;
+	icpt_barrier();
+	return *(volatile __u32 *)&t->version == k->version;
 }
 
-/* Of about 10 ns each: far longer than a change takes. Should the CPU that makes it be taken away meanwhile (by a hypervisor), the
- * packet is of no class. */
-#define ICPT_ATTEMPTS 16384
+/* Each but the first is for a change that ended during the one before; a change takes longer than an attempt. What the last one says
+ * holds. */
+#define ICPT_ATTEMPTS 16
 
 static __always_inline int icpt_may_match(const struct icpt_table *t, const struct icpt_key *k)
 {

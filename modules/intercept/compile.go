@@ -86,7 +86,8 @@ func (c *config) table() *tableEntry {
 		t.OfRing[i] = noRing
 	}
 	for i, one := range c.Classes {
-		t.Classes[i] = one.entry()
+		t.Classes[0][i] = one.entry()
+		t.Classes[1][i] = t.Classes[0][i]
 		t.Directions |= uint32(one.directions())
 		if one.slot != noRing {
 			t.OfRing[one.slot] = uint8(i)

@@ -67,7 +67,7 @@ func TestFullTable(t *testing.T) {
 		}
 	}
 	f := compileConfig(t, classes(32, `{"name": "c%d", "action": "drop"}`))
-	if got := f.table(); got.N != 32 || got.Classes[31].Ring != noRing || got.OfRing[0] != noRing {
+	if got := f.table(); got.N != 32 || got.Classes[1][31].Ring != noRing || got.OfRing[0] != noRing {
 		t.Errorf("%d classes, rings %v", got.N, got.OfRing)
 	}
 }

@@ -118,12 +118,31 @@ static long icpt_message(struct bpf_dynptr *from, struct icpt_draining *d)
 	if (!t || !d->state || slot >= ICPT_RINGS)
 		return 1;
 	class = t->of_ring[slot];
-	if (class < ICPT_CLASSES && !bpf_dynptr_read(&m, sizeof(m), from, 0, 0)) {
-		__sync_fetch_and_add(&t->version, 1);
-		icpt_set(t, &t->classes[class], d->state, &m);
-		__sync_fetch_and_add(&t->version, 1);
-	}
+	if (class < ICPT_CLASSES && !bpf_dynptr_read(&m, sizeof(m), from, 0, 0))
+		icpt_set(t, &t->classes[~t->version & 1][class], d->state, &m);
 	return ++d->done >= ICPT_AT_ONCE;
+}
+
+/* Has packets meet what icpt_message has changed of the class of a slot, then changes the other copy. The result of the addition is
+ * used: else it would be no barrier. Global, as icpt_classify is. */
+__attribute__((noinline)) int icpt_publish(__u32 slot)
+{
+	struct icpt_table *t = icpt_table();
+	__u64 *from, *to;
+	__u32 class, now;
+
+	if (!t || slot >= ICPT_RINGS)
+		return 0;
+	class = t->of_ring[slot];
+	if (class >= ICPT_CLASSES)
+		return 0;
+	now = __sync_fetch_and_add(&t->version, 1) + 1;
+	from = (__u64 *)&t->classes[now & 1][class];
+	to = (__u64 *)&t->classes[~now & 1][class];
+#pragma clang loop unroll(disable)
+	for (__u32 i = 0; i < sizeof(struct icpt_class) / sizeof(*to); i++)
+		*(volatile __u64 *)&to[i] = from[i];
+	return 0;
 }
 
 static long icpt_drain(__u32 slot, struct icpt_draining *d)
@@ -143,6 +162,8 @@ static long icpt_drain(__u32 slot, struct icpt_draining *d)
 	d->state = s;
 	d->done = 0;
 	bpf_user_ringbuf_drain(ring, icpt_message, d, BPF_RB_NO_WAKEUP);
+	if (d->done)
+		icpt_publish(slot);
 	took = bpf_ktime_get_ns() - start;
 	if (took > ICPT_DRAIN_NS)
 		*until = start > *until + ICPT_WHILE ? start : start + took * ICPT_REST;

@@ -10,7 +10,11 @@ import (
 	"testing"
 	"unsafe"
 
+	"github.com/cilium/ebpf/asm"
 	"golang.org/x/sys/unix"
+
+	"github.com/kerb-edge/kerb/internal/dataplane"
+	"github.com/kerb-edge/kerb/internal/pkgs/pkgstest"
 )
 
 // Operations of control messages, enum icpt_op.
@@ -126,6 +130,9 @@ func TestHostileControls(t *testing.T) {
 			if err := k.maps[mapTable].Lookup(uint32(0), &e); err != nil {
 				t.Fatal(err)
 			}
+			if e.Classes[0] != e.Classes[1] {
+				t.Error("the two copies of the classes differ")
+			}
 			e.Version = 0
 			return e
 		}
@@ -152,8 +159,8 @@ func TestHostileControls(t *testing.T) {
 		if err := k.maps["rests"].Lookup(uint32(c.slot), &rested); err != nil {
 			t.Fatal(err)
 		}
-		if want := flood/16 + 1; packets < want || packets > want && rested == 0 || table().Classes[0].MaxBytes != uint32(99+flood) {
-			t.Errorf("%d messages took %d packets, want %d; the last set %d", flood, packets, want, table().Classes[0].MaxBytes)
+		if want := flood/16 + 1; packets < want || packets > want && rested == 0 || table().Classes[0][0].MaxBytes != uint32(99+flood) {
+			t.Errorf("%d messages took %d packets, want %d; the last set %d", flood, packets, want, table().Classes[0][0].MaxBytes)
 		}
 		r.drain()
 		for i := range 100 {
@@ -167,7 +174,7 @@ func TestHostileControls(t *testing.T) {
 		if n := k.report("data").Packets; n != 100 {
 			t.Errorf("%d packets of the other class, want 100", n)
 		}
-		if e := table(); e.Classes[1] != before.Classes[1] || e.Classes[2] != before.Classes[2] {
+		if e := table(); e.Classes[0][1] != before.Classes[0][1] || e.Classes[0][2] != before.Classes[0][2] {
 			t.Error("another class was changed")
 		}
 	})
@@ -250,12 +257,73 @@ func TestNoTornClass(t *testing.T) {
 			default:
 			}
 		}
-		// Where the CPU that makes a change is taken away from under it, as from virtual machines, packets are of no class for
-		// that long, which may be a quarter of all; never of the wrong one.
 		for i, class := range []string{"a", "b"} {
-			if n := k.report(class).Packets; n > sent[i] || n < sent[i]/2 {
+			if n := k.report(class).Packets; n != sent[i] {
 				t.Errorf("%d packets of class %s, want %d, with %d changes", n, class, sent[i], changes.Load())
 			}
 		}
 	})
+}
+
+// A CPU that is taken away in the middle of a change, by a hypervisor or a task of higher priority, holds no packet up and lets none
+// pass: packets meet the classes as they were.
+func TestStuckWriter(t *testing.T) {
+	onHooks(t, `{"classes": [{"name": "no", "match": {"protocol": "udp", "ports": [7]}, "action": "drop"}]}`, func(t *testing.T, k *kernel) {
+		var e tableEntry
+		if err := k.maps[mapTable].Lookup(uint32(0), &e); err != nil {
+			t.Fatal(err)
+		}
+		for version := range uint32(4) {
+			e.Version, e.Draining = version, 1
+			written := &e.Classes[1-version&1][0]
+			written.Stopped, written.Family = 1, 6
+			if err := k.maps[mapTable].Put(uint32(0), e); err != nil {
+				t.Fatal(err)
+			}
+			if got := k.run(datagram(7, "x").bytes()); got != dropped {
+				t.Errorf("version %d: a packet of a class that drops is %s", version, got)
+			}
+			*written = e.Classes[version&1][0]
+		}
+	})
+}
+
+// Processors with weak memory ordering (arm64) need barriers where a table changes hands, and BPF's only ones are atomic operations
+// that return a value (Documentation/atomic_t.txt). Emulation on x86 cannot show that one is missing, the instructions can.
+func TestChangesAreOrdered(t *testing.T) {
+	at := int16(unsafe.Offsetof(tableEntry{}.Version))
+	p := pkgstest.Package(t)
+	for _, hook := range []dataplane.Hook{dataplane.XDP, dataplane.TC} {
+		spec, err := p.Spec(string(hook))
+		if err != nil {
+			t.Fatal(err)
+		}
+		function, flips, look, ordered := "", 0, 0, 0
+		for _, prog := range spec.Programs {
+			for _, ins := range prog.Instructions {
+				if s := ins.Symbol(); s != "" {
+					function, look = s, 0
+				}
+				atomic := ins.OpCode.Class() == asm.StXClass && ins.OpCode.Mode() == asm.AtomicMode
+				fetches := atomic && ins.Constant&unix.BPF_FETCH != 0
+				word := atomic && ins.Offset == at && ins.OpCode.Size() == asm.Word
+				switch {
+				case word && !fetches:
+					t.Errorf("%s, %s: an atomic addition to the version is no barrier: %v", hook, function, ins)
+				case word:
+					flips++
+				case function == "icpt_attempt" && fetches && look == 1:
+					look = 2
+				case function == "icpt_attempt" && ins.OpCode.Class() == asm.LdXClass && ins.Offset == at:
+					if look == 2 {
+						ordered++
+					}
+					look = max(look, 1)
+				}
+			}
+		}
+		if flips == 0 || ordered == 0 {
+			t.Errorf("%s: %d changes of the version, %d second looks at it behind a barrier", hook, flips, ordered)
+		}
+	}
 }

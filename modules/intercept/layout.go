@@ -49,7 +49,7 @@ type tableEntry struct {
 	Version, N, AnyPort, Directions uint32
 	Ports                           [2048]uint32
 	OfRing                          [maxRings]uint8
-	Classes                         [maxClasses]classEntry
+	Classes                         [2][maxClasses]classEntry // by version
 }
 
 type flowEntry struct{ Seq, Lost, Position, Since, Last uint64 }
