@@ -77,14 +77,15 @@ static __always_inline void kerb_reload(struct kerb_pkt *pkt)
 }
 
 /* Pointer to len bytes at offset off of the frame, or NULL when the linear part ends before them or off is beyond
- * KERB_MAX_OFFSET. The mask repeats the comparison for verifiers that lose the bound when the value is spilled; the barrier
- * keeps the compiler from removing it. */
+ * KERB_MAX_OFFSET. The xor makes off a value of its own to the verifier: otherwise the comparison would bound what off was
+ * computed from, and keep states of the caller apart that could be merged. The mask repeats the comparison for verifiers that lose
+ * the bound when the value is spilled; the barrier keeps the compiler from removing it. */
 static __always_inline void *kerb_at(const struct kerb_pkt *pkt, __u64 off, __u64 len)
 {
 	void *p;
 
 	if (!__builtin_constant_p(off))
-		asm volatile("" : "+r"(off));
+		asm volatile("%0 ^= 0" : "+r"(off));
 	if (off > KERB_MAX_OFFSET)
 		return 0;
 	if (!__builtin_constant_p(off))
