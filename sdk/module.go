@@ -100,6 +100,8 @@ type Instance struct {
 	Ifindex   uint32 `json:"ifindex"`
 	// Addresses are those of the interface inside the service, with prefix length; for one of the node its own.
 	Addresses []string `json:"addresses,omitempty"`
+	// LinkLocal are the link-local addresses of the interface inside the service.
+	LinkLocal []string `json:"linkLocal,omitempty"`
 	MAC       string   `json:"mac,omitempty"` // of the interface inside the service; for one of the node its own
 	MTU       int      `json:"mtu,omitempty"` // bytes; the smaller one of both ends
 	// Ingress are the modules that packets to the service meet on TC, in order.
@@ -127,7 +129,7 @@ type ChainMember struct {
 func (i Instance) Equal(o Instance) bool {
 	return i.Service == o.Service && i.Interface == o.Interface && i.Ifindex == o.Ifindex && i.MAC == o.MAC && i.MTU == o.MTU &&
 		i.NetnsCookie == o.NetnsCookie && i.Cgroup == o.Cgroup && i.CgroupID == o.CgroupID &&
-		slices.Equal(i.Addresses, o.Addresses) && slices.Equal(i.Ingress, o.Ingress) && slices.Equal(i.Chain, o.Chain)
+		slices.Equal(i.Addresses, o.Addresses) && slices.Equal(i.LinkLocal, o.LinkLocal) && slices.Equal(i.Ingress, o.Ingress) && slices.Equal(i.Chain, o.Chain)
 }
 
 // InstanceKey tells the instances of a module apart: interfaces by their index, and on the hook sockets services and cgroups.

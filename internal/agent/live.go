@@ -158,7 +158,7 @@ func sdkInstance(place placement, ingress []string) sdk.Instance {
 	if l.PeerMTU > 0 {
 		i.MTU = min(l.MTU, l.PeerMTU)
 	}
-	i.Addresses = texts(l.PeerAddresses)
+	i.Addresses, i.LinkLocal = texts(l.PeerAddresses), texts(l.PeerLinkLocal)
 	return i
 }
 

@@ -216,8 +216,21 @@ func (in inside) complete(outer rawLink) Link {
 	if peer := in.links[outer.peerIndex]; peer.peerIndex == outer.Ifindex {
 		outer.Peer, outer.PeerIndex, outer.PeerMAC, outer.PeerMTU = peer.Name, peer.Ifindex, peer.MAC, peer.MTU
 		outer.PeerAddresses = in.addresses(func(a rawAddr) bool { return a.ifindex == peer.Ifindex })
+		outer.PeerLinkLocal = in.linkLocal(peer.Ifindex)
 	}
 	return outer.Link
+}
+
+// linkLocal are the link-local addresses of an interface.
+func (in inside) linkLocal(ifindex int) []netip.Prefix {
+	var found []netip.Prefix
+	for _, a := range in.addrs {
+		if a.ifindex == ifindex && a.prefix.Addr().IsLinkLocalUnicast() {
+			found = append(found, a.prefix)
+		}
+	}
+	slices.SortFunc(found, netip.Prefix.Compare)
+	return slices.Compact(found)
 }
 
 func (in inside) addresses(want func(rawAddr) bool) []netip.Prefix {

@@ -62,6 +62,7 @@ type Link struct {
 	PeerMAC       net.HardwareAddr
 	PeerMTU       int            // bytes
 	PeerAddresses []netip.Prefix // sorted, without loopback and link-local ones
+	PeerLinkLocal []netip.Prefix // sorted
 }
 
 // State is what is known of a service at one moment.

@@ -71,19 +71,28 @@ func resolveOn(node *netlab.Namespace, spec v1alpha1.ServiceSpec) (state State, 
 func wantOf(t testing.TB, lab *netlab.Lab, h *netlab.Host) State {
 	t.Helper()
 	var outer, inner netlink.Link
+	var linkLocal []netip.Prefix
 	within(t, lab.Node(), func() (err error) {
 		outer, err = netlink.LinkByName(h.Outer())
 		return err
 	})
 	within(t, h.Namespace, func() (err error) {
-		inner, err = netlink.LinkByName(h.Interface())
+		if inner, err = netlink.LinkByName(h.Interface()); err != nil {
+			return err
+		}
+		all, err := netlink.AddrList(inner, unix.AF_INET6)
+		for _, a := range all {
+			if ip, _ := netip.AddrFromSlice(a.IP); ip.IsLinkLocalUnicast() {
+				linkLocal = append(linkLocal, netip.PrefixFrom(ip, 64))
+			}
+		}
 		return err
 	})
 	addresses := []netip.Prefix{netip.PrefixFrom(h.Addr4(), 16), netip.PrefixFrom(h.Addr6(), 64)}
 	return State{
 		Links: []Link{{Name: h.Outer(), Ifindex: h.OuterIndex(), Kind: "veth", Type: 1, Peer: h.Interface(),
 			MTU: outer.Attrs().MTU, MAC: outer.Attrs().HardwareAddr,
-			PeerIndex: inner.Attrs().Index, PeerMAC: inner.Attrs().HardwareAddr, PeerMTU: inner.Attrs().MTU, PeerAddresses: addresses}},
+			PeerIndex: inner.Attrs().Index, PeerMAC: inner.Attrs().HardwareAddr, PeerMTU: inner.Attrs().MTU, PeerAddresses: addresses, PeerLinkLocal: linkLocal}},
 		Addresses: addresses,
 	}
 }
