@@ -123,6 +123,9 @@ func applySettings(spec *ebpf.CollectionSpec, mod Module, known map[string]bool)
 			return fmt.Errorf("constant %s: %w", name, err)
 		}
 	}
+	if err := setSKBConstants(spec); err != nil {
+		return err
+	}
 	for name, size := range mod.Settings.MaxEntries {
 		if m := spec.Maps[name]; m != nil {
 			m.MaxEntries = size

@@ -10,6 +10,7 @@ import (
 	"github.com/cilium/ebpf/rlimit"
 	"golang.org/x/sys/unix"
 
+	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/dataplane/probe"
 )
 
@@ -17,7 +18,7 @@ import (
 const oldestMajor, oldestMinor = 5, 10
 
 func kernel(Options) []Check {
-	return []Check{version(release()), btfFile("/sys/kernel/btf/vmlinux"), jit()}
+	return []Check{version(release()), btfFile("/sys/kernel/btf/vmlinux"), jit(), offload()}
 }
 
 func release() string {
@@ -59,6 +60,16 @@ func btfFile(path string) Check {
 		return bad(Warn, "BTF", remedy, "%s is not type information", path)
 	}
 	return ok("BTF", "%s", path)
+}
+
+// offload tries what the firewall needs to check where deferred checksums are written.
+func offload() Check {
+	const name = "checksum offload"
+	if err := dataplane.HaveSKBFields(); err != nil {
+		return bad(Warn, name, "boot a kernel with CONFIG_DEBUG_INFO_BTF=y, and without lockdown=confidentiality",
+			"the firewall cannot check packets with a deferred checksum: %v; a service with packet sockets can have a port overwritten after the verdict", err)
+	}
+	return ok(name, "the firewall checks where deferred checksums are written")
 }
 
 // jit looks at a loaded program and not at net.core.bpf_jit_enable, which

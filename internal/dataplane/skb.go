@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dataplane
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/btf"
+	"github.com/cilium/ebpf/features"
+)
+
+// skbWindow is how many bytes of struct sk_buff a module reads at once: FW_SKB_WINDOW in modules/firewall/offload.h.
+const skbWindow = 80
+
+// skbConstants are where the running kernel keeps fields of struct sk_buff that struct __sk_buff does not show, by the
+// constants of data planes that read them. A module that declares them gets them set; it must do without them where they
+// are zero.
+var skbConstants = sync.OnceValues(func() (map[string]any, error) {
+	if err := features.HaveProgramHelper(ebpf.SchedCLS, asm.FnProbeReadKernel); err != nil {
+		return nil, fmt.Errorf("TC programs cannot read kernel memory: %w", err)
+	}
+	types, err := btf.LoadKernelSpec()
+	if err != nil {
+		return nil, fmt.Errorf("type information of the kernel: %w", err)
+	}
+	var skb *btf.Struct
+	if err := types.TypeByName("sk_buff", &skb); err != nil {
+		return nil, err
+	}
+	return skbLayout(skb)
+})
+
+// HaveSKBFields reports why data planes cannot read the checksum fields of struct sk_buff, nil if they can.
+func HaveSKBFields() error {
+	_, err := skbConstants()
+	return err
+}
+
+var errSKBLayout = errors.New("struct sk_buff has another layout than expected")
+
+func skbLayout(skb *btf.Struct) (map[string]any, error) {
+	offsets, bits := map[string]uint32{}, uint32(0)
+	for _, name := range []string{"ip_summed", "csum_start", "csum_offset", "mac_header"} {
+		m, offset, found := findMember(skb.Members, name, 0)
+		if !found {
+			return nil, fmt.Errorf("%w: no field %s", errSKBLayout, name)
+		}
+		if name == "ip_summed" {
+			bits = uint32(offset%8) + uint32(m.BitfieldSize)<<8
+		}
+		offsets[name] = uint32(offset / 8)
+	}
+	window := offsets["ip_summed"] &^ 7
+	shift, size := bits&0xff, bits>>8
+	if binary.NativeEndian.Uint16([]byte{0, 1}) == 1 { // bit fields are counted from the highest bit there
+		shift = 8 - shift - size
+	}
+	last := max(offsets["csum_start"]+4, offsets["mac_header"]+2)
+	if size != 2 || offsets["csum_offset"] != offsets["csum_start"]+2 || min(offsets["csum_start"], offsets["mac_header"]) < window || last > window+skbWindow {
+		return nil, fmt.Errorf("%w: %v", errSKBLayout, offsets)
+	}
+	return map[string]any{
+		"kerb_skb_window":          window,
+		"kerb_skb_ip_summed":       offsets["ip_summed"] - window,
+		"kerb_skb_ip_summed_shift": shift,
+		"kerb_skb_csum":            offsets["csum_start"] - window,
+		"kerb_skb_mac_header":      offsets["mac_header"] - window,
+	}, nil
+}
+
+// findMember looks for a member, also in anonymous structures and unions. The offset is in bits.
+func findMember(members []btf.Member, name string, base btf.Bits) (btf.Member, btf.Bits, bool) {
+	for _, m := range members {
+		if m.Name == name {
+			return m, base + m.Offset, true
+		}
+		if m.Name != "" {
+			continue
+		}
+		var inner []btf.Member
+		switch t := btf.UnderlyingType(m.Type).(type) {
+		case *btf.Struct:
+			inner = t.Members
+		case *btf.Union:
+			inner = t.Members
+		}
+		if found, offset, ok := findMember(inner, name, base+m.Offset); ok {
+			return found, offset, true
+		}
+	}
+	return btf.Member{}, 0, false
+}
+
+// setSKBConstants sets the constants that a data plane declares.
+func setSKBConstants(spec *ebpf.CollectionSpec) error {
+	if spec.Variables["kerb_skb_window"] == nil {
+		return nil
+	}
+	constants, err := skbConstants()
+	if err != nil {
+		return nil // kerb doctor says so
+	}
+	for name, value := range constants {
+		if v := spec.Variables[name]; v != nil {
+			if err := setConstant(v, value); err != nil {
+				return fmt.Errorf("constant %s: %w", name, err)
+			}
+		}
+	}
+	return nil
+}
