@@ -20,9 +20,9 @@ type ifreqData struct {
 	_    [16]byte
 }
 
-// setTxChecksum switches checksum offload of an interface in the namespace of
+// SetTxChecksum switches checksum offload of an interface in the namespace of
 // the calling thread.
-func setTxChecksum(name string, on bool) error {
+func SetTxChecksum(name string, on bool) error {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return err

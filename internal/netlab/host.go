@@ -204,7 +204,7 @@ func (h *Host) configureInner() error {
 	}
 	h.mac = link.Attrs().HardwareAddr
 	if h.opts.TxChecksumOff {
-		if err := h.Do(func() error { return setTxChecksum(hostInterface, false) }); err != nil {
+		if err := h.Do(func() error { return SetTxChecksum(hostInterface, false) }); err != nil {
 			return err
 		}
 	}

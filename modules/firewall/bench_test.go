@@ -68,7 +68,7 @@ func (f family) config(n int, v4, state bool) map[string]any {
 	for i := range rules {
 		rules[i] = f.rule(r, v4, i)
 	}
-	return map[string]any{"rules": rules, "state": map[string]any{"enabled": state},
+	return map[string]any{"rules": rules, "state": map[string]any{"enabled": state}, "antiSpoof": false,
 		"defaultPolicy": map[string]any{"ingress": "deny", "egress": "deny"}}
 }
 

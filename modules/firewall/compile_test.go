@@ -6,6 +6,7 @@ import (
 	"errors"
 	"math"
 	"math/rand/v2"
+	"strings"
 	"testing"
 )
 
@@ -177,7 +178,7 @@ func TestEntangledRulesAreRefused(t *testing.T) {
 }
 
 func TestIdleOnlyWhenNothingIsDecided(t *testing.T) {
-	idle := `"state": {"enabled": false}, "malformed": "allow"`
+	idle := `"state": {"enabled": false}, "malformed": "allow", "nonIP": "allow", "linkControl": "rules"`
 	for config, want := range map[string]int{
 		`{` + idle + `}`: 1,
 		`{` + idle + `, "rules": [{"action": "allow", "direction": "ingress"}]}`: 1,
@@ -185,10 +186,12 @@ func TestIdleOnlyWhenNothingIsDecided(t *testing.T) {
 		`{` + idle + `, "rules": [{"action": "allow", "direction": "egress"}]}`:  0,
 		`{` + idle + `, "defaultPolicy": {"egress": "deny"}}`:                    0,
 		`{` + idle + `, "fragments": "deny"}`:                                    0,
-		`{` + idle + `, "nonIP": "deny"}`:                                        0,
+		strings.Replace(`{`+idle+`}`, `"nonIP": "allow"`, `"nonIP": "arp"`, 1):   0,
+		strings.Replace(`{`+idle+`}`, `rules`, `allow`, 1):                       0,
+		`{` + idle + `, "antiSpoof": true}`:                                      0,
 		`{` + idle + `, "extensionHeaders": "deny"}`:                             0,
-		`{"state": {"enabled": true}, "malformed": "allow"}`:                     0,
-		`{"state": {"enabled": false}}`:                                          0,
+		strings.Replace(`{`+idle+`}`, `false`, `true`, 1):                        0,
+		strings.Replace(`{`+idle+`}`, `"malformed": "allow", `, ``, 1):           0,
 	} {
 		if got := compileConfig(t, config).Settings().Idle; len(got) != want {
 			t.Errorf("%s: idle in %v", config, got)

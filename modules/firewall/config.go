@@ -28,8 +28,12 @@ type config struct {
 	Fragments        string       `json:"fragments"`
 	ExtensionHeaders action       `json:"extensionHeaders"`
 	Malformed        action       `json:"malformed"`
-	NonIP            action       `json:"nonIP"`
+	NonIP            nonIP        `json:"nonIP"`
 	LinkControl      string       `json:"linkControl"`
+	AntiSpoof        *bool        `json:"antiSpoof"`
+	Addresses        []string     `json:"addresses"`
+
+	addresses []netip.Prefix
 }
 
 type ruleConfig struct {
@@ -96,7 +100,7 @@ func (d *duration) UnmarshalJSON(text []byte) error {
 
 // parseConfig reads a config over the defaults.
 func parseConfig(raw json.RawMessage) (*config, error) {
-	c := &config{Fragments: "track", ExtensionHeaders: true, NonIP: true, LinkControl: "allow"}
+	c := &config{Fragments: "track", ExtensionHeaders: true, NonIP: nonIP{types: []uint16{etherTypeARP}}, LinkControl: "allow"}
 	c.DefaultPolicy.Egress = true
 	c.State = stateConfig{Enabled: true, MaxConnections: 65536, WhenFull: "stateless", Timeouts: timeouts{
 		TCPSyn: duration(time.Minute), TCPEstablished: duration(24 * time.Hour), TCPClosing: duration(time.Minute),
@@ -113,6 +117,9 @@ func parseConfig(raw json.RawMessage) (*config, error) {
 }
 
 func (c *config) check() error {
+	if err := c.parseAddresses(); err != nil {
+		return err
+	}
 	if len(c.Rules) > MaxRules {
 		return &sdk.ConfigError{Field: "rules", Reason: fmt.Sprintf("%d rules; at most %d are possible", len(c.Rules), MaxRules)}
 	}

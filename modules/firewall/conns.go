@@ -149,6 +149,7 @@ const sweepEvery = 10 * time.Second
 
 // Run ages established connections: those that the data plane does not meet again itself.
 func (f *Firewall) Run(ctx context.Context, live sdk.Live) {
+	f.followAddresses(live)
 	if !f.config.State.Enabled {
 		return
 	}

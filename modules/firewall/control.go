@@ -45,6 +45,8 @@ type Firewall struct {
 	boxes6 []box
 	roots  map[string]uint32 // constant to root
 
+	owning sync.Mutex // one writer of the own addresses at a time
+
 	filling   sync.Mutex // one Fill at a time
 	fillSlots []uint32   // by rule, in the maps that are being filled
 
@@ -58,6 +60,8 @@ var (
 	_ sdk.Handler  = (*Firewall)(nil)
 	_ sdk.Runner   = (*Firewall)(nil)
 	_ sdk.Measurer = (*Firewall)(nil)
+
+	_ sdk.InstanceFollower = (*Firewall)(nil)
 )
 
 func (f *Firewall) compile() error {
@@ -129,8 +133,11 @@ func (f *Firewall) Settings() sdk.Settings {
 		"allow_ingress":      bool(c.DefaultPolicy.Ingress),
 		"allow_extensions":   bool(c.ExtensionHeaders),
 		"allow_malformed":    bool(c.Malformed),
-		"allow_non_ip":       bool(c.NonIP),
-		"allow_link":         c.LinkControl == "allow",
+		"allow_non_ip":       c.NonIP.all,
+		"ether_types0":       c.NonIP.words()[0],
+		"ether_types1":       c.NonIP.words()[1],
+		"link_control":       c.LinkControl == "allow",
+		"anti_spoof":         c.antiSpoof(),
 		"fragments":          fragmentPolicies[c.Fragments],
 		"state":              c.State.Enabled,
 		"drop_when_full":     c.State.WhenFull == "drop",
@@ -168,7 +175,10 @@ func (f *Firewall) idle() []string {
 			return nil
 		}
 	}
-	if c.State.Enabled || c.Fragments == "deny" || !bool(c.DefaultPolicy.Egress && c.ExtensionHeaders && c.Malformed && c.NonIP) {
+	if c.State.Enabled || c.Fragments == "deny" || !bool(c.DefaultPolicy.Egress && c.ExtensionHeaders && c.Malformed) {
+		return nil
+	}
+	if !c.NonIP.all || c.LinkControl == "allow" || c.antiSpoof() {
 		return nil
 	}
 	return []string{"egress"}
@@ -189,6 +199,7 @@ const (
 	mapHits         = "hits"
 	mapOwners       = "owners"
 	mapTable        = "table"
+	mapOwn          = "own"
 	mapEstablished4 = "established4"
 	mapEstablished6 = "established6"
 	mapPending4     = "pending4"

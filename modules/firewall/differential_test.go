@@ -55,8 +55,6 @@ func compare(t *testing.T, r *rand.Rand) int {
 		}
 		p := g.packet(model)
 		p.Ifindex = 1 // loopback: where test runs pretend to come from
-		want := model.Decide(&p, time.Duration(i))
-		before := k.hits(want.Slot)
 		f := frame{Packet: p, vlans: r.IntN(3), payload: r.IntN(40)}
 		if p.Src.Is4() && r.IntN(4) == 0 {
 			f.options = 4 * r.IntN(10)
@@ -65,6 +63,9 @@ func compare(t *testing.T, r *rand.Rand) int {
 			f.ext = [][]int{{0}, {60}, {43, 60}, {0, 43, 60}}[r.IntN(4)]
 			f.extLen = 8 * r.IntN(1+(maxHeaders-54-4*f.vlans-8*(len(f.ext)-1))/8)
 		}
+		model.headers = headers{f.ext, f.extLen}
+		want := model.Decide(&p, time.Duration(i))
+		before := k.hits(want.Slot)
 		got := k.pass(f.bytes(), p.Ingress)
 		if got != want.Allow || k.hits(want.Slot) != before+1 {
 			rule := "none"
@@ -100,6 +101,7 @@ func (g *generator) config() map[string]any {
 		"defaultPolicy": map[string]any{"ingress": pick(g, "allow", "deny"), "egress": pick(g, "allow", "deny")},
 		"state":         map[string]any{"enabled": g.IntN(4) > 0},
 		"linkControl":   pick(g, "allow", "rules"),
+		"antiSpoof":     false, // TestAntiSpoof
 	}
 }
 

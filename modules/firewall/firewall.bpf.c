@@ -10,13 +10,14 @@
 #include "state.h"
 #include "fragment.h"
 #include "icmp.h"
+#include "link.h"
+#include "spoof.h"
+#include "offload.h"
 
 KERB_CONFIG(_Bool, allow_egress, 1); /* default policies */
 KERB_CONFIG(_Bool, allow_ingress, 0);
 KERB_CONFIG(_Bool, allow_extensions, 1);
 KERB_CONFIG(_Bool, allow_malformed, 0);
-KERB_CONFIG(_Bool, allow_non_ip, 1);
-KERB_CONFIG(_Bool, allow_link, 1); /* neighbour and multicast listener discovery */
 
 /* Packets by what decided on them: the slots below, then one per rule (control.go assigns them). */
 enum fw_slot {
@@ -24,7 +25,7 @@ enum fw_slot {
 	FW_SLOT_INGRESS = 1,
 	FW_SLOT_TRACKED = 2, /* of a known connection */
 	FW_SLOT_RELATED = 3, /* ICMP error about one */
-	FW_SLOT_LINK = 4,
+	FW_SLOT_LINK = 4,    /* control protocol of the link */
 	FW_SLOT_NON_IP = 5,
 	FW_SLOT_MALFORMED = 6,
 	FW_SLOT_EXTENSION = 7,
@@ -32,7 +33,17 @@ enum fw_slot {
 	FW_SLOT_FRAGMENT_NEXT = 9, /* fragments that passed by the fragment policy */
 	FW_SLOT_FULL = 10,
 	FW_SLOT_REVOKED = 11, /* of a connection that a new rule set ended */
+	FW_SLOT_SPOOFED = 12, /* a sender's address that is not the service's */
+	FW_SLOT_OFFLOAD = 13, /* the checksum would overwrite something that was judged */
+	FW_SLOT_LINK_DENIED = 14, /* control protocol in a part that is not a service's, or in a form that hides it */
 	FW_SLOT_RULES = 16,
+};
+
+/* Reasons of drops that are the firewall's own; the manifest has the names. */
+enum fw_drop {
+	FW_DROP_SPOOFED = KERB_DROP_MODULE_FIRST,
+	FW_DROP_BAD_OFFLOAD,
+	FW_DROP_LINK_CONTROL,
 };
 
 #define FW_SLOTS 20480 /* 10,000 rules, the 10,000 before them, and the above */
@@ -164,8 +175,11 @@ static __noinline __u32 fw_judge(__u64 now)
 /* Packets that did not parse. */
 static __always_inline __u32 judge_odd(const struct kerb_pkt *pkt)
 {
-	if (pkt->outcome == KERB_PARSE_NOT_IP)
-		return allow_non_ip ? FW_SLOT_NON_IP : FW_DENY(FW_SLOT_NON_IP, KERB_DROP_POLICY);
+	if (pkt->outcome == KERB_PARSE_NOT_IP) {
+		int allow = allow_non_ip || fw_ether_type_listed(pkt->eth_type);
+
+		return allow ? FW_SLOT_NON_IP : FW_DENY(FW_SLOT_NON_IP, KERB_DROP_POLICY);
+	}
 	return allow_malformed ? FW_SLOT_MALFORMED : FW_DENY(FW_SLOT_MALFORMED, KERB_DROP_MALFORMED);
 }
 
@@ -192,14 +206,43 @@ static __always_inline void blur(struct kerb_pkt *pkt, const struct fw_flow *f)
 
 static __always_inline __u32 judge(struct kerb_pkt *pkt, struct fw_flow *f, __u32 dir)
 {
-	if (allow_link && fw_is_link(pkt))
-		return FW_SLOT_LINK;
+	__u32 decision;
+	__u64 now;
+
 	if (fw_read(pkt, f, dir))
 		return FW_DENY(FW_SLOT_MALFORMED, KERB_DROP_MALFORMED);
+	if (link_control && dir == FW_EGRESS && fw_is_dhcp_reply(f))
+		return FW_DENY(FW_SLOT_LINK_DENIED, FW_DROP_LINK_CONTROL);
 	if (state && f->kind == FW_ERROR)
 		fw_read_quoted(pkt, f);
 	kerb_reload(pkt);
-	return fw_judge(state ? fw_now() : 0);
+	now = state ? fw_now() : 0;
+	decision = fw_judge(now);
+	if (!state)
+		return decision;
+	if (dir == FW_EGRESS && !(decision >> 16) && fw_is_dhcp_request(f))
+		fw_dhcp_requested(pkt, now);
+	if (dir == FW_INGRESS && decision >> 16 && fw_is_dhcp_reply(f) && fw_dhcp_expected(pkt, now))
+		return FW_SLOT_RELATED;
+	return decision;
+}
+
+/* Decides on packets whose Ethernet, ARP or ICMPv6 headers say enough, 0 on all others. */
+static __noinline __u32 judge_link(struct kerb_pkt *pkt, __u32 dir)
+{
+	int link = FW_LINK_NONE;
+
+	if (fw_is_reserved_group(pkt) && !(pkt->outcome == KERB_PARSE_NOT_IP && fw_ether_type_listed(pkt->eth_type)))
+		return FW_DENY(FW_SLOT_LINK_DENIED, FW_DROP_LINK_CONTROL);
+	if (fw_bad_offload(pkt))
+		return FW_DENY(FW_SLOT_OFFLOAD, FW_DROP_BAD_OFFLOAD);
+	if (anti_spoof && dir == FW_EGRESS && !fw_is_own(pkt))
+		return FW_DENY(FW_SLOT_SPOOFED, FW_DROP_SPOOFED);
+	if (link_control && !pkt->outcome && !(pkt->flags & KERB_F_FRAG_LATER))
+		link = fw_link(pkt, dir);
+	if (link == FW_LINK_DROP)
+		return FW_DENY(FW_SLOT_LINK_DENIED, FW_DROP_LINK_CONTROL);
+	return link == FW_LINK_PASS ? FW_SLOT_LINK : 0;
 }
 
 static __always_inline __u32 decide(struct kerb_pkt *pkt, __u32 dir)
@@ -210,6 +253,10 @@ static __always_inline __u32 decide(struct kerb_pkt *pkt, __u32 dir)
 	if (!f)
 		return FW_DENY(FW_SLOT_MALFORMED, KERB_DROP_NO_MEMORY);
 	blur(pkt, f);
+	decision = judge_link(pkt, dir);
+	blur(pkt, f);
+	if (decision)
+		return decision;
 	if (pkt->outcome)
 		return judge_odd(pkt);
 	if (!allow_extensions && pkt->flags & KERB_F_EXT)

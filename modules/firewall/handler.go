@@ -72,6 +72,7 @@ var otherSlots = map[uint32]string{
 	slotEgress: "default_egress", slotIngress: "default_ingress", slotTracked: "tracked", slotRelated: "related",
 	slotLink: "link_control", slotNonIP: "non_ip", slotMalformed: "malformed", slotExtension: "extension_header",
 	slotFragment: "fragment_dropped", slotFragmentNext: "fragment_passed", slotFull: "table_full", slotRevoked: "revoked",
+	slotSpoofed: "spoofed", slotOffload: "bad_offload", slotLinkDenied: "link_control_denied",
 }
 
 // currentSlots are the rules' hit counters. After a restart of the agent, which fills nothing, the maps tell them.

@@ -1,39 +1,9 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* ICMP that other traffic needs: errors about a tracked connection, and what IPv6 needs on its link. */
+/* ICMP errors about a tracked connection. */
 #ifndef FW_ICMP_H
 #define FW_ICMP_H
 
 #include "flow.h"
-
-#define ND_FIRST   133 /* router solicitation; 134 advertisement, 135 and 136 for neighbours, 137 redirect (RFC 4861) */
-#define ND_LAST	   137
-#define MLD_FIRST  130 /* query, report, done (RFC 2710) */
-#define MLD_LAST   132
-#define MLD_REPORT 143 /* RFC 3810 */
-
-/* Neighbour discovery with hop limit 255, which no router lets through, and multicast listener discovery from a link-local
- * (or no) address with hop limit 1. */
-static __always_inline int fw_is_link(const struct kerb_pkt *pkt)
-{
-	struct ipv6hdr *ip;
-	struct fw_icmp *icmp;
-
-	if (pkt->proto != IPPROTO_ICMPV6 || pkt->family != 6 || !(pkt->flags & KERB_F_L4))
-		return 0;
-	ip = kerb_at(pkt, pkt->l3, sizeof(*ip));
-	icmp = kerb_at(pkt, pkt->l4, sizeof(*icmp));
-	if (!ip || !icmp || icmp->code)
-		return 0;
-	if (icmp->type >= ND_FIRST && icmp->type <= ND_LAST)
-		return ip->hop_limit == 255;
-	if ((icmp->type < MLD_FIRST || icmp->type > MLD_LAST) && icmp->type != MLD_REPORT)
-		return 0;
-	if (ip->hop_limit != 1)
-		return 0;
-	if ((ip->saddr.s6_addr32[0] & bpf_htonl(0xffc00000)) == bpf_htonl(0xfe800000))
-		return 1;
-	return !(ip->saddr.s6_addr32[0] | ip->saddr.s6_addr32[1] | ip->saddr.s6_addr32[2] | ip->saddr.s6_addr32[3]);
-}
 
 /* The ports or echo identifier of the packet that an error quotes, which went the other way. Returns 0 when they tell
  * nothing of a connection. */

@@ -54,26 +54,15 @@ func (p *Packet) isAnswer() bool {
 	return p.Src.Is4() && p.ICMPType == 0 || p.Src.Is6() && p.ICMPType == 129
 }
 
-// isLink tells neighbour and multicast listener discovery that cannot come from beyond the link.
-func (p *Packet) isLink() bool {
-	if !p.Src.Is6() || p.Proto != protoICMPv6 || p.ICMPCode != 0 {
-		return false
-	}
-	if p.ICMPType >= 133 && p.ICMPType <= 137 {
-		return p.HopLimit == 255
-	}
-	mld := p.ICMPType >= 130 && p.ICMPType <= 132 || p.ICMPType == 143
-	return mld && p.HopLimit == 1 && (p.Src.IsLinkLocalUnicast() || p.Src.IsUnspecified())
-}
-
 // Model is the firewall in plain Go: the meaning that the data plane is tested against. It knows no limits of tables.
 type Model struct {
 	*Firewall
-	conns map[connKey]*connState
+	conns   map[connKey]*connState
+	headers headers
 }
 
 // NewModel returns a model without connections.
-func NewModel(f *Firewall) *Model { return &Model{f, map[connKey]*connState{}} }
+func NewModel(f *Firewall) *Model { return &Model{Firewall: f, conns: map[connKey]*connState{}} }
 
 // connKey is a connection as seen from the service.
 type connKey struct {
@@ -125,8 +114,8 @@ func (m *Model) expired(k connKey, c *connState, now time.Duration) bool {
 
 // Decide is the decision on a packet at a time on any monotonic clock, with its effect on the connections.
 func (m *Model) Decide(p *Packet, now time.Duration) Decision {
-	if m.config.LinkControl == "allow" && p.isLink() {
-		return Decision{true, -1, slotLink}
+	if d, decided := m.byLink(p); decided {
+		return d
 	}
 	if !m.config.State.Enabled {
 		return m.byRules(p)

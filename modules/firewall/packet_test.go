@@ -150,50 +150,25 @@ func TestExtensionHeaders(t *testing.T) {
 	}
 }
 
-func TestNeighbourDiscoveryPassesUnderDefaultDeny(t *testing.T) {
+func TestMalformed(t *testing.T) {
 	notEmulated(t)
-	nd := func(t uint8, hops uint8) frame {
-		p := icmp("fe80::1", "ff02::1", t, 0)
-		p.HopLimit = hops
-		return frame{Packet: p, payload: 16}
-	}
-	for _, direction := range []bool{false, true} {
-		k := loadFirewall(t, `{"defaultPolicy": {"egress": "deny"}}`)
-		k.steps(
-			step{"solicitation", nd(135, 255), direction, true},
-			step{"advertisement", nd(136, 255), direction, true},
-			step{"router advertisement", nd(134, 255), direction, true},
-			step{"solicitation from beyond", nd(135, 254), direction, false},
-			step{"listener report", nd(143, 1), direction, true},
-			step{"listener report from beyond", nd(143, 64), direction, false},
-			step{"echo request", nd(128, 255), direction, false},
-		)
-		loadFirewall(t, `{"defaultPolicy": {"egress": "deny"}, "linkControl": "rules"}`).steps(
-			step{"solicitation, left to the rules", nd(135, 255), direction, false})
-	}
-}
-
-func TestNonIPAndMalformed(t *testing.T) {
-	notEmulated(t)
-	arp := make([]byte, 60)
-	arp[12], arp[13] = 0x08, 0x06
 	short := frame{Packet: udp(svc4, 1, far4, 2)}.bytes()[:36]
 	k := loadFirewall(t, `{"defaultPolicy": {"egress": "allow"}}`)
-	if !k.pass(arp, false) || k.pass(short, false) {
-		t.Error("by default ARP passes and what does not parse is dropped")
+	if k.pass(short, false) {
+		t.Error("by default what does not parse is dropped")
 	}
 	if k.drops(dropMalformed) != 1 {
 		t.Error("drop was not counted as malformed")
 	}
-	k = loadFirewall(t, `{"nonIP": "deny", "malformed": "allow", "defaultPolicy": {"egress": "deny"}}`)
-	if k.pass(arp, false) || !k.pass(short, false) {
-		t.Error("nonIP deny or malformed allow is not obeyed")
+	k = loadFirewall(t, `{"malformed": "allow", "antiSpoof": false, "defaultPolicy": {"egress": "deny"}}`)
+	if !k.pass(short, false) {
+		t.Error("malformed allow is not obeyed")
 	}
 }
 
 // Whatever arrives, nothing passes an all-denying firewall but what it names, and nothing breaks.
 func TestHostileFrames(t *testing.T) {
-	k := loadFirewall(t, `{"defaultPolicy": {"egress": "deny", "ingress": "deny"}, "nonIP": "deny", "linkControl": "rules",
+	k := loadFirewall(t, `{"defaultPolicy": {"egress": "deny", "ingress": "deny"}, "nonIP": "deny", "linkControl": "rules", "antiSpoof": false,
 		"rules": [{"action": "allow", "protocol": "tcp", "dstPort": 80}]}`)
 	r := rand.New(rand.NewPCG(1, 2))
 	whole := []frame{
@@ -285,7 +260,7 @@ func TestFullTable(t *testing.T) {
 // A flood of beginnings, answered or not, costs an established connection nothing.
 func TestFloodSparesEstablished(t *testing.T) {
 	notEmulated(t)
-	k := loadFirewall(t, `{"rules": [{"action": "allow", "direction": "ingress", "protocol": "tcp", "dstPort": 80}], "defaultPolicy": {"egress": "deny"}}`)
+	k := loadFirewall(t, `{"rules": [{"action": "allow", "direction": "ingress", "protocol": "tcp", "dstPort": 80}], "defaultPolicy": {"egress": "deny"}, "antiSpoof": false}`)
 	good := tcp(far4, 999, svc4, 80, tcpSYN)
 	back := tcp(svc4, 80, far4, 999, tcpSYN|tcpACK)
 	k.pass(frame{Packet: good}.bytes(), true)

@@ -27,6 +27,9 @@ const (
 	slotFragmentNext = 9
 	slotFull         = 10
 	slotRevoked      = 11
+	slotSpoofed      = 12
+	slotOffload      = 13
+	slotLinkDenied   = 14
 	slotRules        = 16
 )
 

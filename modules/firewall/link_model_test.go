@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package firewall
+
+import "slices"
+
+// headers are the IPv6 extension headers of the packet that is to be decided on.
+type headers struct {
+	ext    []int
+	extLen int
+}
+
+// onlyAlert reports whether there is room for nothing but a router alert.
+func (h headers) onlyAlert() bool {
+	return len(h.ext) == 0 || len(h.ext) == 1 && h.ext[0] == 0 && h.extLen <= 8
+}
+
+// byLink is what linkControl makes of an IPv6 packet; IPv4 has no control protocol that Packet can describe.
+func (m *Model) byLink(p *Packet) (d Decision, decided bool) {
+	if m.config.LinkControl != "allow" || !p.Src.Is6() || p.Proto != protoICMPv6 {
+		return d, false
+	}
+	host := []uint8{133, 135, 136}
+	listener := []uint8{131, 132, 143}
+	switch t := p.ICMPType; {
+	case t >= 133 && t <= 137:
+		if len(m.headers.ext) > 0 || !p.Ingress && !slices.Contains(host, t) {
+			return Decision{false, -1, slotLinkDenied}, true
+		}
+		return Decision{true, -1, slotLink}, p.ICMPCode == 0 && p.HopLimit == 255
+	case t == 130 || slices.Contains(listener, t):
+		onLink := p.Src.IsLinkLocalUnicast() || p.Src.IsUnspecified()
+		if p.ICMPCode != 0 || p.HopLimit != 1 || !onLink || !m.headers.onlyAlert() {
+			return d, false
+		}
+		if t == 130 && !p.Ingress {
+			return Decision{false, -1, slotLinkDenied}, true
+		}
+		return Decision{true, -1, slotLink}, true
+	}
+	return d, false
+}

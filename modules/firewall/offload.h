@@ -1,0 +1,73 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* Deferred checksums. A packet whose checksum is left to the device (CHECKSUM_PARTIAL) says where the device has to write it.
+ * A sender that chooses the place itself (PACKET_VNET_HDR) so has 16 bits of the packet changed after the verdict: a port, an
+ * address. Here the place must be the checksum of the transport header, or lie behind all that the firewall has read.
+ *
+ * struct __sk_buff does not show the fields. They are read from the kernel's own structure, at offsets that the agent takes
+ * from the kernel's type information; where there is none, nothing is checked (kerb doctor). */
+#ifndef FW_OFFLOAD_H
+#define FW_OFFLOAD_H
+
+#include "flow.h"
+
+#define FW_SKB_WINDOW	   80 /* bytes; mirrored in internal/dataplane/skb.go */
+#define FW_CHECKSUM_PARTIAL 3
+
+const volatile __u32 kerb_skb_window = 0;	  /* offset in struct sk_buff of the bytes that are read; 0: unknown */
+const volatile __u32 kerb_skb_ip_summed = 0;	  /* in the window, as all that follow */
+const volatile __u32 kerb_skb_ip_summed_shift = 0; /* of its two bits */
+const volatile __u32 kerb_skb_csum = 0;		  /* csum_start; csum_offset is behind it */
+const volatile __u32 kerb_skb_mac_header = 0;
+
+#ifdef KERB_HOOK_TC
+/* Where the transport header has its checksum; -1: not known here. */
+static __always_inline __s32 fw_checksum_offset(const struct kerb_pkt *pkt)
+{
+	switch (pkt->proto) {
+	case IPPROTO_TCP:
+		return 16;
+	case IPPROTO_UDP:
+		return 6;
+	case IPPROTO_ICMPV6:
+		return 2;
+	}
+	return -1;
+}
+
+/* Whether a checksum, counted from start and written offset bytes further on, is written over something that was judged. */
+static __always_inline int fw_overwrites(const struct kerb_pkt *pkt, __s32 start, __s32 offset)
+{
+	__s32 at = start + offset, l4 = pkt->l4;
+
+	if (pkt->outcome == KERB_PARSE_NOT_IP)
+		return pkt->eth_type == ETH_P_ARP || at < (__s32)pkt->l3;
+	if (pkt->outcome)
+		return 1;
+	if (!(pkt->flags & KERB_F_L4))
+		return at < l4;
+	if (start == l4 && offset == fw_checksum_offset(pkt))
+		return 0;
+	return pkt->proto != IPPROTO_UDP || at < l4 + (__s32)sizeof(struct udphdr); /* tunnels of the service's own */
+}
+
+static __noinline int fw_bad_offload(const struct kerb_pkt *pkt)
+{
+	__u8 window[FW_SKB_WINDOW] __attribute__((aligned(8)));
+
+	if (!kerb_skb_window)
+		return 0;
+	if (bpf_probe_read_kernel(window, sizeof(window), pkt->ctx + kerb_skb_window))
+		return 0;
+	if ((window[kerb_skb_ip_summed] >> kerb_skb_ip_summed_shift & 3) != FW_CHECKSUM_PARTIAL)
+		return 0;
+	return fw_overwrites(pkt, *(__u16 *)(window + kerb_skb_csum) - *(__u16 *)(window + kerb_skb_mac_header),
+			     *(__u16 *)(window + kerb_skb_csum + 2));
+}
+#else
+static __always_inline int fw_bad_offload(const struct kerb_pkt *pkt)
+{
+	return 0;
+}
+#endif
+
+#endif
