@@ -13,6 +13,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/config"
 	"github.com/kerb-edge/kerb/internal/fault"
 	"github.com/kerb-edge/kerb/internal/paths"
+	"github.com/kerb-edge/kerb/internal/server"
 	"github.com/spf13/cobra"
 )
 
@@ -25,11 +26,13 @@ type agentFlags struct {
 
 func (a *app) agentCommand() *cobra.Command {
 	var f agentFlags
+	var check bool
 	c := &cobra.Command{
 		Use:   "agent",
 		Short: "Run the agent of this node",
 		Long: `Runs the agent in the foreground until it is told to end (SIGTERM, Ctrl-C). What it has put into the kernel goes on
-without it, and the next agent takes it over.
+without it, and the next agent takes it over. SIGHUP (systemctl reload kerb) reads the configuration again: log.level, and the
+certificates, keys and tokens of tcp, change while the agent runs; of other fields it logs that they need a restart.
 
 The configuration file may hold:
 
@@ -45,6 +48,7 @@ The configuration file may hold:
     tokenFile: /etc/kerb/token
   oakestra: {}                          # the routes of Oakestra's network manager; docs/oakestra.md`,
 		Example: `  kerb agent
+  kerb agent --check
   kerb agent --log-level debug --log-format json
   kerb agent --state /tmp/k/state --run /tmp/k/run --bpf /sys/fs/bpf/kerb-test`,
 		Args: cobra.NoArgs,
@@ -53,21 +57,72 @@ The configuration file may hold:
 			if err != nil {
 				return err
 			}
+			if check {
+				return checkAgent(cmd.OutOrStdout(), c)
+			}
 			if err := makeDirectories(c.Paths); err != nil {
 				return err
 			}
-			log := newLogger(cmd.ErrOrStderr(), c.Log)
+			level := new(slog.LevelVar)
+			level.Set(c.Log.Level)
+			log := newLogger(cmd.ErrOrStderr(), c.Log.Format, level)
 			slog.SetDefault(log)
+			c.Reloads = &config.Reloads{}
+			c.Reloads.On(func(next config.Config) error { level.Set(next.Log.Level); return nil })
+			a.hangup.Store(func() { f.reload(c, log) })
 			return a.build.Agent(cmd.Context(), c, log)
 		},
 	}
 	f.addPaths(c)
 	flags := c.Flags()
+	flags.BoolVar(&check, "check", false, "only check the configuration and the files that it names")
 	flags.StringVar(&f.level, "log-level", "", "debug, info, warn or error")
 	flags.StringVar(&f.format, "log-format", "", "text or json")
 	flags.StringVar(&f.cgroup, "cgroup", "", "cgroup below which the services' sockets are")
 	flags.StringVar(&f.group, "socket-group", "", "group that may use the socket")
 	return c
+}
+
+// checkAgent reads what the configuration names. The configuration itself has been checked.
+func checkAgent(w io.Writer, c config.Config) error {
+	if c.TCP != nil {
+		if err := server.CheckTCP(*c.TCP); err != nil {
+			return inFile(err, c.Paths.Config)
+		}
+	}
+	if c.Oakestra != nil && c.Oakestra.TLS != nil {
+		if err := server.CheckTCP(*c.Oakestra.TLS); err != nil {
+			return inFile(err, c.Paths.Config)
+		}
+	}
+	_, err := fmt.Fprintf(w, "%s: ok\n", c.Paths.Config)
+	return err
+}
+
+// inFile names the configuration file in an error that has none.
+func inFile(err error, file string) error {
+	var invalid *fault.Invalid
+	if errors.As(err, &invalid) && invalid.Resource == "" {
+		return &fault.Invalid{Resource: file, Field: invalid.Field, Reason: invalid.Reason}
+	}
+	return err
+}
+
+// reload reads the configuration again and passes it on. What is wrong with it is logged, and everything stays as it is.
+func (f agentFlags) reload(was config.Config, log *slog.Logger) {
+	next, err := f.resolve(false)
+	if err != nil {
+		log.Error("configuration not reloaded", "error", err)
+		return
+	}
+	if err := was.Reloads.Take(next); err != nil {
+		log.Error("configuration not reloaded completely", "error", err)
+		return
+	}
+	log.Info("configuration reloaded")
+	if fields := was.NeedRestart(next); len(fields) > 0 {
+		log.Warn("changed fields take effect when the agent is restarted", "fields", fields)
+	}
 }
 
 // addPaths adds the flags that say which agent of the node is meant.
@@ -126,9 +181,9 @@ func makeDirectories(p paths.Paths) error {
 	return nil
 }
 
-func newLogger(w io.Writer, l config.Log) *slog.Logger {
-	options := &slog.HandlerOptions{Level: l.Level}
-	if l.Format == "json" {
+func newLogger(w io.Writer, format string, level slog.Leveler) *slog.Logger {
+	options := &slog.HandlerOptions{Level: level}
+	if format == "json" {
 		return slog.New(slog.NewJSONHandler(w, options))
 	}
 	return slog.New(slog.NewTextHandler(w, options))

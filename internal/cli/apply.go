@@ -97,7 +97,7 @@ func changes(c v1alpha1.Change) bool { return c.Action != "unchanged" }
 func printDiff(w io.Writer, result v1alpha1.ApplyResult) {
 	for _, c := range result.Changes {
 		name := strings.ToLower(c.Kind) + "/" + c.Name
-		_, _ = w.Write(diff.Diff(name+" now", yamlOf(c.Before), name+" then", yamlOf(c.After)))
+		_, _ = coloured(w).Write(diff.Diff(name+" now", yamlOf(c.Before), name+" then", yamlOf(c.After)))
 	}
 }
 

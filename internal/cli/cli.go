@@ -15,10 +15,12 @@ import (
 	"os/signal"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"syscall"
 
 	"github.com/kerb-edge/kerb/internal/config"
 	"github.com/kerb-edge/kerb/internal/fault"
+	"github.com/kerb-edge/kerb/internal/nearest"
 	"github.com/kerb-edge/kerb/internal/paths"
 	"github.com/spf13/cobra"
 )
@@ -44,17 +46,25 @@ type Build struct {
 type app struct {
 	build   Build
 	socket  string
+	server  string
+	context string
 	output  string
 	json    bool
 	verbose bool
+
+	hangup      atomic.Value // func(): what SIGHUP does
+	socketGiven bool         // by flag or variable
+	endpoint    *endpoint
 }
 
 // Main runs the command line of the process and returns its exit code.
 func Main(b Build) int {
-	ctx, stop := signal.NotifyContext(context.Background(), endings()...)
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE) // a write fails, and what was made is removed in order
 	a := &app{build: b}
+	ctx, end := a.onHangup(ctx)
+	defer end()
 	root := a.root()
 	cmd, err := root.ExecuteContextC(ctx)
 	switch {
@@ -66,13 +76,22 @@ func Main(b Build) int {
 	return a.report(visible{root.ErrOrStderr()}, cmd, err)
 }
 
-// endings are the signals that end a command in order; a closed terminal does, unless nohup(1) is in between.
-func endings() []os.Signal {
-	all := []os.Signal{os.Interrupt, syscall.SIGTERM}
-	if !signal.Ignored(syscall.SIGHUP) {
-		all = append(all, syscall.SIGHUP)
+// onHangup ends a command in order when its terminal is closed, unless nohup(1) is in between or the command has another use for the
+// signal.
+func (a *app) onHangup(ctx context.Context) (context.Context, func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	a.hangup.Store(func() { cancel() })
+	if signal.Ignored(syscall.SIGHUP) {
+		return ctx, cancel
 	}
-	return all
+	hangups := make(chan os.Signal, 1)
+	signal.Notify(hangups, syscall.SIGHUP)
+	go func() {
+		for range hangups {
+			a.hangup.Load().(func())()
+		}
+	}()
+	return ctx, cancel
 }
 
 // nobodyReads is for output into a pipe whose reader has seen enough.
@@ -97,20 +116,36 @@ the kernel.`,
   kerb service add web --netns /run/netns/web --label app=web
   kerb apply -f firewall.yaml
   kerb module list`,
+		Version:       a.build.Version,
 		SilenceErrors: true,
 		SilenceUsage:  true,
 	}
+	root.SetVersionTemplate("kerb {{.Version}}\n")
 	flags := root.PersistentFlags()
 	flags.StringVar(&a.socket, "socket", defaultSocket(), "socket of the agent; also by KERB_SOCKET")
-	flags.StringVarP(&a.output, "output", "o", "table", "how to print the answer: table, json or yaml")
+	flags.StringVar(&a.server, "server", os.Getenv("KERB_SERVER"), "agent of another node, https://HOST:PORT; also by KERB_SERVER")
+	flags.StringVar(&a.context, "context", os.Getenv("KERB_CONTEXT"), "agent of another node, by the name that kerb context set gave it; also by KERB_CONTEXT")
+	flags.StringVarP(&a.output, "output", "o", "table", "how to print the answer: table, wide, name, json or yaml")
 	flags.BoolVarP(&a.json, "json", "j", false, "the same as -o json")
 	flags.BoolVarP(&a.verbose, "verbose", "v", false, "tell more on standard error: steps, verifier logs")
-	_ = root.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"table", "json", "yaml"}, cobra.ShellCompDirectiveNoFileComp))
+	_ = root.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"table", "wide", "name", "json", "yaml"}, cobra.ShellCompDirectiveNoFileComp))
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return plainFlagError(err) })
-	root.PersistentPreRunE = func(cmd *cobra.Command, _ []string) error { return a.checkOutput(cmd) }
+	root.PersistentPreRunE = func(cmd *cobra.Command, _ []string) error {
+		switch {
+		case cmd.Flags().Changed("socket"):
+			a.server, a.context = "", ""
+		case cmd.Flags().Changed("server"):
+			a.context = ""
+		case cmd.Flags().Changed("context"):
+			a.server = ""
+		}
+		a.socketGiven = cmd.Flags().Changed("socket") || os.Getenv("KERB_SOCKET") != ""
+		return a.checkOutput(cmd)
+	}
+	root.MarkFlagsMutuallyExclusive("socket", "server", "context")
 	root.AddCommand(
-		a.agentCommand(), a.applyCommand(), a.diffCommand(), a.deleteCommand(),
-		a.moduleCommand(), a.serviceCommand(), a.virtualServiceCommand(), a.modelCommand(), a.chainCommand(), a.newPackageCommand(), a.interceptCommand(),
+		a.agentCommand(), a.applyCommand(), a.diffCommand(), a.deleteCommand(), a.getCommand(), a.exportCommand(), a.explainCommand(), a.schemaCommand(),
+		a.moduleCommand(), a.serviceCommand(), a.virtualServiceCommand(), a.modelCommand(), a.chainCommand(), a.contextCommand(), a.newPackageCommand(), a.interceptCommand(),
 		a.statusCommand(), a.topCommand(), a.traceCommand(), a.doctorCommand(), a.purgeCommand(), a.versionCommand(), manCommand(),
 	)
 	root.AddCommand(a.build.Commands...)
@@ -149,6 +184,12 @@ func answers(c *cobra.Command) *cobra.Command {
 	return c
 }
 
+// names marks a command that lists resources, which -o wide and -o name can print.
+func names(c *cobra.Command) *cobra.Command {
+	c.Annotations = map[string]string{answersMark: "names"}
+	return c
+}
+
 func (a *app) checkOutput(cmd *cobra.Command) error {
 	if a.json {
 		a.output = "json"
@@ -156,13 +197,18 @@ func (a *app) checkOutput(cmd *cobra.Command) error {
 	switch a.output {
 	case "table":
 		return nil
+	case "wide", "name":
+		if cmd.Annotations[answersMark] != "names" {
+			return &usageError{fmt.Errorf("%s does not list resources: leave -o %s out", cmd.CommandPath(), a.output)}
+		}
+		return nil
 	case "json", "yaml":
 		if cmd.Annotations[answersMark] == "" {
 			return &usageError{fmt.Errorf("%s has no answer in %s: leave -o out", cmd.CommandPath(), a.output)}
 		}
 		return nil
 	}
-	return &usageError{fmt.Errorf("output %q: use table, json or yaml", a.output)}
+	return &usageError{fmt.Errorf("output %q: use table, wide, name, json or yaml", a.output)}
 }
 
 // noun makes a command that only has subcommands.
@@ -170,13 +216,25 @@ func noun(use, short string, commands ...*cobra.Command) *cobra.Command {
 	c := answers(&cobra.Command{
 		Use:   use,
 		Short: short,
-		Args:  cobra.NoArgs,
+		Args:  noSubcommand,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return &usageError{fmt.Errorf("%s needs a verb", cmd.CommandPath())}
 		},
 	})
 	c.AddCommand(commands...)
 	return c
+}
+
+// noSubcommand refuses arguments, and suggests the subcommand that was probably meant.
+func noSubcommand(cmd *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return nil
+	}
+	var known []string
+	for _, sub := range cmd.Commands() {
+		known = append(append(known, sub.Name()), sub.Aliases...)
+	}
+	return fmt.Errorf("unknown command %q for %q%s", args[0], cmd.CommandPath(), nearest.Hint(args[0], known))
 }
 
 // usageError is a mistake on the command line.

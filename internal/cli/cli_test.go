@@ -4,15 +4,23 @@ package cli
 
 import (
 	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"encoding/pem"
 	"fmt"
 	"io"
 	"log/slog"
+	"math/big"
+	"net"
 	"os"
 	"path/filepath"
 	"regexp"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/kerb-edge/kerb/internal/config"
 	"github.com/kerb-edge/kerb/internal/fault"
@@ -48,7 +56,8 @@ func TestScripts(t *testing.T) {
 			env.Setenv("TMPDIR", env.WorkDir)
 			return nil
 		},
-		Cmds: map[string]func(*testscript.TestScript, bool, []string){"exits": exits, "awaitsocket": awaitSocket},
+		Cmds: map[string]func(*testscript.TestScript, bool, []string){"exits": exits, "awaitsocket": awaitSocket, "awaitlog": awaitLog,
+			"certificates": certificates},
 	})
 }
 
@@ -74,6 +83,42 @@ func awaitSocket(ts *testscript.TestScript, _ bool, _ []string) {
 		}
 	}
 	ts.Fatalf("the agent did not start")
+}
+
+// awaitLog waits until agent.log has a line that matches, after the one that was found last.
+func awaitLog(ts *testscript.TestScript, _ bool, args []string) {
+	pattern := regexp.MustCompile(args[0])
+	for range 500 {
+		if pattern.MatchString(ts.ReadFile("agent.log")) {
+			return
+		}
+		if ts.Exec("sleep", "0.02") != nil {
+			break
+		}
+	}
+	ts.Fatalf("no line of agent.log matches %s:\n%s", args[0], ts.ReadFile("agent.log"))
+}
+
+// certificates writes cert.pem and key.pem for an agent on 127.0.0.1, and sets PORT to a free port.
+func certificates(ts *testscript.TestScript, _ bool, _ []string) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	ts.Check(err)
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), IsCA: true,
+		BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature,
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	ts.Check(err)
+	keyDER, err := x509.MarshalPKCS8PrivateKey(key)
+	ts.Check(err)
+	ts.Check(os.WriteFile(ts.MkAbs("cert.pem"), pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), 0o644))
+	ts.Check(os.WriteFile(ts.MkAbs("key.pem"), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: keyDER}), 0o600))
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	ts.Check(err)
+	_, port, _ := net.SplitHostPort(l.Addr().String())
+	ts.Check(l.Close())
+	ts.Setenv("PORT", port)
 }
 
 // TestEveryCommandIsDocumented keeps help texts and examples complete.
@@ -105,7 +150,7 @@ func authored(c *cobra.Command) bool {
 // TestExamplesParse checks that every example in the help is a command line that exists, with flags that exist.
 func TestExamplesParse(t *testing.T) {
 	walk(Root(Build{Version: "test"}), func(c *cobra.Command) {
-		for _, example := range regexp.MustCompile(`kerb [a-z][^|&#\n]*`).FindAllString(c.Example, -1) {
+		for _, example := range regexp.MustCompile(`kerb [a-z][^|&#>\n]*`).FindAllString(c.Example, -1) {
 			if err := parses(strings.Fields(example)[1:]); err != nil {
 				t.Errorf("%s: example %q: %v", c.CommandPath(), example, err)
 			}

@@ -5,6 +5,7 @@ package cli
 import (
 	"bytes"
 	"context"
+	"crypto/x509"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -12,6 +13,7 @@ import (
 	"io/fs"
 	"net"
 	"net/http"
+	"net/url"
 	"os"
 	"os/user"
 	"strconv"
@@ -24,11 +26,14 @@ import (
 
 // unreachableError says that no agent answers on the socket, and what to do about it.
 type unreachableError struct {
-	socket string
+	socket string // or the URL of an agent of another node
 	cause  error
 }
 
 func (e *unreachableError) Error() string {
+	if strings.HasPrefix(e.socket, "https://") {
+		return fmt.Sprintf("no agent answers on %s: %v%s", e.socket, e.cause, remedy(e.cause))
+	}
 	if errors.Is(e.cause, fs.ErrPermission) {
 		return fmt.Sprintf("you may not use %s: run this as root%s", e.socket, orJoin(e.socket))
 	}
@@ -36,6 +41,21 @@ func (e *unreachableError) Error() string {
 }
 
 func (e *unreachableError) Unwrap() error { return e.cause }
+
+// remedy says what to do about a connection that TLS refuses.
+func remedy(err error) string {
+	var authority x509.UnknownAuthorityError
+	var name x509.HostnameError
+	switch {
+	case errors.As(err, &authority):
+		return "; name the authority of its certificate: kerb context set --ca, or KERB_CA"
+	case errors.As(err, &name):
+		return "; use a name or an address that its certificate has"
+	case strings.Contains(err.Error(), "tls: certificate required"):
+		return "; it wants a client certificate: kerb context set --certificate --key, or KERB_CERTIFICATE and KERB_KEY"
+	}
+	return ""
+}
 
 // orJoin names the group that may use a socket, if there is one beside root's.
 func orJoin(socket string) string {
@@ -59,8 +79,8 @@ type dialError struct{ error }
 
 func (e *dialError) Unwrap() error { return e.error }
 
-// httpClient speaks HTTP over the socket.
-func (a *app) httpClient() *http.Client {
+// socketClient speaks HTTP over the socket.
+func (a *app) socketClient() *http.Client {
 	return &http.Client{Transport: &http.Transport{
 		DisableKeepAlives: true,
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
@@ -75,15 +95,11 @@ func (a *app) httpClient() *http.Client {
 
 // call makes one request. Errors that the agent answers are *server.Problem.
 func (a *app) call(ctx context.Context, method, path string, body []byte) ([]byte, error) {
-	r, err := http.NewRequestWithContext(ctx, method, "http://kerb"+path, bytes.NewReader(body))
-	if err != nil {
+	response, err := a.request(ctx, method, path, bytes.NewReader(body))
+	var unreachable *unreachableError
+	var chosen *endpointError
+	if errors.As(err, &unreachable) || errors.As(err, &chosen) {
 		return nil, err
-	}
-	r.Header.Set("Content-Type", "application/json")
-	response, err := a.httpClient().Do(r)
-	var dial *dialError
-	if errors.As(err, &dial) {
-		return nil, &unreachableError{a.socket, dial.error}
 	}
 	if err != nil && ctx.Err() != nil {
 		return nil, interrupted(method)
@@ -101,6 +117,37 @@ func (a *app) call(ctx context.Context, method, path string, body []byte) ([]byt
 	}
 	return answer, nil
 }
+
+// request sends a request to the agent that is chosen.
+func (a *app) request(ctx context.Context, method, path string, body io.Reader) (*http.Response, error) {
+	e, err := a.agentEndpoint()
+	if err != nil {
+		return nil, &endpointError{err}
+	}
+	r, err := http.NewRequestWithContext(ctx, method, e.base+path, body)
+	if err != nil {
+		return nil, err
+	}
+	r.Header.Set("Content-Type", "application/json")
+	if e.token != "" {
+		r.Header.Set("Authorization", "Bearer "+e.token)
+	}
+	response, err := e.client.Do(r)
+	var dial *dialError
+	var url *url.Error
+	switch {
+	case errors.As(err, &dial):
+		return nil, &unreachableError{e.name, dial.error}
+	case !e.socket && errors.As(err, &url) && ctx.Err() == nil:
+		return nil, &unreachableError{e.name, url.Err}
+	}
+	return response, err
+}
+
+// endpointError says that it is not known which agent to ask, or how.
+type endpointError struct{ error }
+
+func (e *endpointError) Unwrap() error { return e.error }
 
 // interrupted tells what becomes of a change that nobody waits for any more: it is all or nothing, and goes on.
 func interrupted(method string) error {

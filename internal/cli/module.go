@@ -27,6 +27,11 @@ func moduleKind() kind[v1alpha1.Module] {
 		row:      moduleRow,
 		describe: describeModule,
 		id:       func(m v1alpha1.Module) string { return m.Metadata.Name },
+
+		wideHeader: []any{"HOOK", "PRIORITY", "FAILS", "SERVICES", "INTERFACES"},
+		wideRow: func(m v1alpha1.Module) []any {
+			return []any{m.Spec.Hook, m.Spec.Order.Priority, m.Spec.FailurePolicy, m.Spec.Attach.Services, strings.Join(m.Spec.Attach.Interfaces, ",")}
+		},
 	}
 }
 

@@ -7,11 +7,14 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"os"
+	"regexp"
 	"strings"
 	"text/tabwriter"
 	"unicode"
 
 	"github.com/kerb-edge/kerb/api/v1alpha1"
+	"golang.org/x/sys/unix"
 	"sigs.k8s.io/yaml"
 )
 
@@ -31,9 +34,50 @@ func (a *app) print(w io.Writer, v any, table func(io.Writer)) error {
 		_, err = w.Write(data)
 		return err
 	}
-	aligned := tabwriter.NewWriter(visible{w}, 0, 0, 2, ' ', tabwriter.DiscardEmptyColumns)
+	aligned := tabwriter.NewWriter(visible{coloured(w)}, 0, 0, 2, ' ', tabwriter.DiscardEmptyColumns)
 	table(aligned)
 	return aligned.Flush()
+}
+
+// coloured paints lines for a terminal that wants it (https://no-color.org).
+func coloured(w io.Writer) io.Writer {
+	if !wantsColour(w) {
+		return w
+	}
+	return painter{w}
+}
+
+func wantsColour(w io.Writer) bool {
+	f, ok := w.(*os.File)
+	if !ok || os.Getenv("NO_COLOR") != "" || os.Getenv("TERM") == "dumb" {
+		return false
+	}
+	_, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS)
+	return err == nil
+}
+
+// painter paints what is wrong red, and the lines of a difference. It is written to in whole lines.
+type painter struct{ io.Writer }
+
+var paints = []struct {
+	pattern *regexp.Regexp
+	with    string
+}{
+	{regexp.MustCompile(`(?m)^\+.*$`), "\x1b[32m$0\x1b[0m"},
+	{regexp.MustCompile(`(?m)^-.*$`), "\x1b[31m$0\x1b[0m"},
+	{regexp.MustCompile(`\bno: \w+`), "\x1b[31m$0\x1b[0m"},
+	{regexp.MustCompile(`(?m)\bFalse \(\w+\)`), "\x1b[31m$0\x1b[0m"},
+}
+
+func (p painter) Write(text []byte) (int, error) {
+	out := text
+	for _, paint := range paints {
+		out = paint.pattern.ReplaceAll(out, []byte(paint.with))
+	}
+	if _, err := p.Writer.Write(out); err != nil {
+		return 0, err
+	}
+	return len(text), nil
 }
 
 // visible shows what would steer a terminal, in the place of doing so: what is printed is in part what packages, control

@@ -4,11 +4,17 @@ package cli
 
 import (
 	"bytes"
+	"context"
+	"fmt"
 	"io"
+	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 )
 
 // What a control plane says about itself does not steer the terminal of who reads it.
@@ -24,5 +30,79 @@ func TestTerminalIsNotSteered(t *testing.T) {
 	}
 	if !strings.Contains(out.String(), "␛[2Jfine") {
 		t.Errorf("what was said is not to be seen: %q", out.String())
+	}
+}
+
+// Colour goes to terminals only, and to none where NO_COLOR is set.
+func TestColour(t *testing.T) {
+	pty, terminal := openTerminal(t)
+	text := "fw  firewall  no: CannotRun\n-old\n+new\n"
+	read := func(w *os.File) string {
+		t.Helper()
+		if _, err := coloured(w).Write([]byte(text)); err != nil {
+			t.Fatal(err)
+		}
+		buffer := make([]byte, 4096)
+		n, err := pty.Read(buffer)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return strings.ReplaceAll(string(buffer[:n]), "\r", "")
+	}
+	t.Setenv("NO_COLOR", "")
+	t.Setenv("TERM", "xterm")
+	if got, want := read(terminal), "fw  firewall  \x1b[31mno: CannotRun\x1b[0m\n\x1b[31m-old\x1b[0m\n\x1b[32m+new\x1b[0m\n"; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+	t.Setenv("NO_COLOR", "1")
+	if got := read(terminal); got != text {
+		t.Errorf("with NO_COLOR %q", got)
+	}
+	t.Setenv("NO_COLOR", "")
+	if file, err := os.Create(t.TempDir() + "/file"); err != nil || wantsColour(file) {
+		t.Errorf("a file is coloured: %v", err)
+	}
+}
+
+func openTerminal(t *testing.T) (pty, terminal *os.File) {
+	t.Helper()
+	pty, err := os.OpenFile("/dev/ptmx", os.O_RDWR, 0)
+	if err != nil {
+		t.Skip("no terminals: ", err)
+	}
+	t.Cleanup(func() { pty.Close() })
+	number, err := unix.IoctlGetInt(int(pty.Fd()), unix.TIOCGPTN)
+	if err == nil {
+		err = unix.IoctlSetPointerInt(int(pty.Fd()), unix.TIOCSPTLCK, 0)
+	}
+	if err == nil {
+		terminal, err = os.OpenFile(fmt.Sprintf("/dev/pts/%d", number), os.O_RDWR|unix.O_NOCTTY, 0)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { terminal.Close() })
+	return pty, terminal
+}
+
+// Watching prints again only what has changed, and ends in order when it is interrupted.
+func TestWatch(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	var out bytes.Buffer
+	cmd := &cobra.Command{}
+	cmd.SetContext(ctx)
+	cmd.SetOut(&out)
+	calls := 0
+	defer func(was time.Duration) { watchPeriod = was }(watchPeriod)
+	watchPeriod = time.Millisecond
+	err := (&app{output: "table"}).repeat(cmd, true, func(w io.Writer) error {
+		if calls++; calls == 4 {
+			cancel()
+		}
+		fmt.Fprintln(w, "state", calls/2)
+		return nil
+	})
+	if want := "state 0\nstate 1\n"; err != nil || out.String() != want {
+		t.Errorf("%v, printed %q, want %q", err, out.String(), want)
 	}
 }

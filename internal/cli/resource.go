@@ -4,6 +4,8 @@ package cli
 
 import (
 	"cmp"
+	"context"
+	"fmt"
 	"io"
 	"maps"
 	"net/http"
@@ -23,21 +25,30 @@ type kind[T any] struct {
 	row      func(T) []any
 	describe func(io.Writer, T)
 	id       func(T) string
+
+	wideHeader []any // further columns of -o wide
+	wideRow    func(T) []any
 }
 
 func (k kind[T]) list(a *app) *cobra.Command {
-	return answers(&cobra.Command{
+	var watch bool
+	c := names(&cobra.Command{
 		Use:     "list",
 		Aliases: []string{"ls"},
 		Short:   "List all " + k.noun + "s",
-		Example: "  kerb " + k.noun + " list\n  kerb " + k.noun + " list -o yaml",
-		Args:    cobra.NoArgs,
-		RunE:    func(cmd *cobra.Command, _ []string) error { return k.printAll(a, cmd) },
+		Example: "  kerb " + k.noun + " list\n  kerb " + k.noun + " list -o yaml\n  kerb " + k.noun + " list --watch",
+		Args:    noSubcommand,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return a.repeat(cmd, watch, func(w io.Writer) error { return k.printAll(cmd.Context(), a, w) })
+		},
 	})
+	addWatch(c, &watch)
+	return c
 }
 
 func (k kind[T]) get(a *app) *cobra.Command {
-	return answers(&cobra.Command{
+	var watch bool
+	c := names(&cobra.Command{
 		Use:               "get [NAME]",
 		Aliases:           []string{"show"},
 		Short:             "Show one " + k.noun + ", or list all",
@@ -45,27 +56,53 @@ func (k kind[T]) get(a *app) *cobra.Command {
 		Args:              cobra.MaximumNArgs(1),
 		ValidArgsFunction: k.complete(a),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if len(args) == 0 {
-				return k.printAll(a, cmd)
-			}
-			got, err := fetch[T](cmd.Context(), a, k.path+"/"+url.PathEscape(args[0]))
-			if err != nil {
-				return err
-			}
-			return a.print(cmd.OutOrStdout(), got, func(w io.Writer) { k.describe(w, got) })
+			return a.repeat(cmd, watch, func(w io.Writer) error { return k.print(cmd.Context(), a, w, args) })
 		},
 	})
+	addWatch(c, &watch)
+	return c
 }
 
-func (k kind[T]) printAll(a *app, cmd *cobra.Command) error {
-	all, err := fetch[[]T](cmd.Context(), a, k.path)
+// print prints the one that is named, or all.
+func (k kind[T]) print(ctx context.Context, a *app, w io.Writer, names []string) error {
+	if len(names) == 0 {
+		return k.printAll(ctx, a, w)
+	}
+	got, err := fetch[T](ctx, a, k.path+"/"+url.PathEscape(names[0]))
 	if err != nil {
 		return err
 	}
-	return a.print(cmd.OutOrStdout(), all, func(w io.Writer) {
-		line(w, k.header...)
-		for _, v := range all {
-			line(w, k.row(v)...)
+	return a.print(w, got, func(w io.Writer) {
+		switch a.output {
+		case "name":
+			fmt.Fprintln(w, k.noun+"/"+k.id(got))
+		default:
+			k.describe(w, got)
+		}
+	})
+}
+
+func (k kind[T]) printAll(ctx context.Context, a *app, w io.Writer) error {
+	all, err := fetch[[]T](ctx, a, k.path)
+	if err != nil {
+		return err
+	}
+	return a.print(w, all, func(w io.Writer) {
+		switch {
+		case a.output == "name":
+			for _, v := range all {
+				fmt.Fprintln(w, k.noun+"/"+k.id(v))
+			}
+		case a.output == "wide" && k.wideRow != nil:
+			line(w, slices.Concat(k.header, k.wideHeader)...)
+			for _, v := range all {
+				line(w, slices.Concat(k.row(v), k.wideRow(v))...)
+			}
+		default:
+			line(w, k.header...)
+			for _, v := range all {
+				line(w, k.row(v)...)
+			}
 		}
 	})
 }

@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/url"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/kerb-edge/kerb/api/v1alpha1"
@@ -23,6 +24,9 @@ func serviceKind() kind[v1alpha1.Service] {
 		row:      serviceRow,
 		describe: describeService,
 		id:       func(s v1alpha1.Service) string { return s.Metadata.Name },
+
+		wideHeader: []any{"MODULES"},
+		wideRow:    func(s v1alpha1.Service) []any { return []any{modulesOn(s)} },
 	}
 }
 
@@ -38,6 +42,19 @@ func serviceRow(s v1alpha1.Service) []any {
 		links = append(links, l.Interface)
 	}
 	return []any{s.Metadata.Name, printLabels(s.Metadata.Labels), foundBy(s.Spec), ready(status.Conditions), strings.Join(links, ","), strings.Join(status.Addresses, ",")}
+}
+
+// modulesOn are the modules on a service's interfaces and sockets.
+func modulesOn(s v1alpha1.Service) string {
+	status := serviceStatus(s)
+	all := slices.Clone(status.Sockets)
+	for _, l := range status.Links {
+		for _, h := range l.Hooks {
+			all = append(all, h.Modules...)
+		}
+	}
+	slices.Sort(all)
+	return strings.Join(slices.Compact(all), ",")
 }
 
 func serviceStatus(s v1alpha1.Service) v1alpha1.ServiceStatus {

@@ -140,15 +140,7 @@ type answer struct {
 
 // stream starts a request whose answer comes bit by bit.
 func (a *app) stream(ctx context.Context, path string) (*answer, error) {
-	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://kerb"+path, nil)
-	if err != nil {
-		return nil, err
-	}
-	response, err := a.httpClient().Do(r)
-	var dial *dialError
-	if errors.As(err, &dial) {
-		return nil, &unreachableError{a.socket, dial.error}
-	}
+	response, err := a.request(ctx, http.MethodGet, path, nil)
 	if err != nil {
 		return nil, err
 	}

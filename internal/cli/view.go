@@ -14,8 +14,8 @@ import (
 	"github.com/spf13/cobra"
 )
 
-func (a *app) chainCommand() *cobra.Command {
-	k := kind[v1alpha1.Chain]{
+func chainKind() kind[v1alpha1.Chain] {
+	return kind[v1alpha1.Chain]{
 		noun:   "chain",
 		path:   "/v1/chains",
 		header: []any{"ID", "HOOK", "DIRECTION", "MODULES", "PROGRAM", "PARTS", "POINTS"},
@@ -25,6 +25,10 @@ func (a *app) chainCommand() *cobra.Command {
 		describe: describeChain,
 		id:       func(c v1alpha1.Chain) string { return c.ID },
 	}
+}
+
+func (a *app) chainCommand() *cobra.Command {
+	k := chainKind()
 	return noun("chain", "Modules in the order in which packets meet them, linked into one program", k.list(a), k.get(a))
 }
 
@@ -38,9 +42,8 @@ func describeChain(w io.Writer, c v1alpha1.Chain) {
 	printInstances(w, c.Points)
 }
 
-// newPackageCommand is `kerb package`: what the agent knows of packages, and what authors do with them.
-func (a *app) newPackageCommand() *cobra.Command {
-	k := kind[v1alpha1.Package]{
+func packageKind() kind[v1alpha1.Package] {
+	return kind[v1alpha1.Package]{
 		noun:   "package",
 		path:   "/v1/packages",
 		header: []any{"NAME", "VERSION", "HOOKS", "MEMORY", "SOURCE", "DESCRIPTION"},
@@ -50,6 +53,11 @@ func (a *app) newPackageCommand() *cobra.Command {
 		describe: describePackage,
 		id:       func(p v1alpha1.Package) string { return p.Name },
 	}
+}
+
+// newPackageCommand is `kerb package`: what the agent knows of packages, and what authors do with them.
+func (a *app) newPackageCommand() *cobra.Command {
+	k := packageKind()
 	c := noun("package", "Packages that modules are made of", k.list(a), k.get(a))
 	c.AddCommand(a.packageAuthorCommands()...)
 	c.AddCommand(a.registryCommands()...)

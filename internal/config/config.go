@@ -26,6 +26,8 @@ type Config struct {
 	TCP         *TCP        `json:"tcp,omitempty"`         // nil: the socket only
 	Oakestra    *Oakestra   `json:"oakestra,omitempty"`    // nil: off
 	Resolvers   Resolvers   `json:"resolvers,omitzero"`
+
+	Reloads *Reloads `json:"-"` // nil: never read again
 }
 
 // Log says what is logged and how.

@@ -15,6 +15,7 @@ import (
 	"net/http"
 	"os"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/kerb-edge/kerb/internal/config"
@@ -25,12 +26,44 @@ import (
 // Endpoint is a listener and what it asks of clients.
 type Endpoint struct {
 	net.Listener
-	token string // bearer token that every request must have, or empty
 
 	// Of an endpoint that needs credentials; else nil.
-	gate   *gate
-	failed *authFailures
+	credentials *credentials
+	gate        *gate
+	failed      *authFailures
 }
+
+// credentials are the server's certificate and what clients must show. They may change while the endpoint is served.
+type credentials struct {
+	now atomic.Pointer[keys]
+}
+
+type keys struct {
+	tls   *tls.Config
+	token string // bearer token that every request must have, or empty
+}
+
+// load reads the files that c names, and keeps what was there before if one is wrong.
+func (k *credentials) load(c config.TCP) error {
+	if c.ClientCA == "" && c.TokenFile == "" {
+		return &fault.Invalid{Field: "tcp", Reason: "a TCP listener needs clientCA or tokenFile, so that not everybody can change the node"}
+	}
+	secure, err := tlsConfig(c)
+	if err != nil {
+		return err
+	}
+	next := &keys{tls: secure}
+	if c.TokenFile != "" {
+		if next.token, err = readToken(c.TokenFile); err != nil {
+			return err
+		}
+	}
+	k.now.Store(next)
+	return nil
+}
+
+// CheckTCP reads the certificates, keys and tokens that c names.
+func CheckTCP(c config.TCP) error { return new(credentials).load(c) }
 
 // Listen opens all listeners that c asks for: the socket, and TCP if configured.
 func Listen(c config.Config) ([]Endpoint, error) {
@@ -42,6 +75,12 @@ func Listen(c config.Config) ([]Endpoint, error) {
 	if err != nil {
 		return nil, errors.Join(err, socket.Close())
 	}
+	c.Reloads.On(func(next config.Config) error {
+		if next.TCP == nil {
+			return nil // the listener stays until a restart
+		}
+		return tcp.credentials.load(*next.TCP)
+	})
 	return []Endpoint{{Listener: socket}, tcp}, nil
 }
 
@@ -56,25 +95,19 @@ func ListenUnix(path, group string) (net.Listener, error) {
 
 // ListenTCP listens as c says, always with TLS 1.3. It refuses to listen without client certificates or a token.
 func ListenTCP(c config.TCP) (Endpoint, error) {
-	if c.ClientCA == "" && c.TokenFile == "" {
-		return Endpoint{}, &fault.Invalid{Field: "tcp", Reason: "a TCP listener needs clientCA or tokenFile, so that not everybody can change the node"}
-	}
-	secure, err := tlsConfig(c)
-	if err != nil {
+	known := &credentials{}
+	if err := known.load(c); err != nil {
 		return Endpoint{}, err
-	}
-	var token string
-	if c.TokenFile != "" {
-		if token, err = readToken(c.TokenFile); err != nil {
-			return Endpoint{}, err
-		}
 	}
 	l, err := net.Listen("tcp", c.Address)
 	if err != nil {
 		return Endpoint{}, fmt.Errorf("TCP listener: %w", err)
 	}
 	limited := LimitConnections(l, MaxConnectionsPerAddress).(*gatedListener)
-	return Endpoint{Listener: tls.NewListener(limited, secure), token: token, gate: limited.gate, failed: newAuthFailures()}, nil
+	secure := &tls.Config{MinVersion: tls.VersionTLS13, GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) {
+		return known.now.Load().tls, nil
+	}}
+	return Endpoint{Listener: tls.NewListener(limited, secure), credentials: known, gate: limited.gate, failed: newAuthFailures()}, nil
 }
 
 func tlsConfig(c config.TCP) (*tls.Config, error) {
@@ -129,16 +162,15 @@ func (e Endpoint) Protect(h *http.Server, log *slog.Logger) {
 	e.gate.log, e.failed.log = log, log
 	h.ReadHeaderTimeout = HandshakeTimeout // net/http takes it for the handshake, too
 	h.ErrorLog = stdlog.New(handshakeLog{e.failed, log}, "", 0)
-	if e.token != "" {
-		h.Handler = requireToken(e.token, e.failed, h.Handler)
-	}
+	h.Handler = requireToken(e.credentials, e.failed, h.Handler)
 }
 
-func requireToken(token string, failed *authFailures, next http.Handler) http.Handler {
-	want := sha256.Sum256([]byte("Bearer " + token)) // hashed: the comparison takes the same time for every length
+func requireToken(known *credentials, failed *authFailures, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		token := known.now.Load().token
+		want := sha256.Sum256([]byte("Bearer " + token)) // hashed: the comparison takes the same time for every length
 		got := sha256.Sum256([]byte(r.Header.Get("Authorization")))
-		if subtle.ConstantTimeCompare(want[:], got[:]) == 1 {
+		if token == "" || subtle.ConstantTimeCompare(want[:], got[:]) == 1 {
 			next.ServeHTTP(w, r)
 			return
 		}

@@ -1,0 +1,246 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/kerb-edge/kerb/internal/fault"
+	"github.com/kerb-edge/kerb/internal/nearest"
+	"github.com/kerb-edge/kerb/internal/pkgs"
+	"github.com/kerb-edge/kerb/internal/server"
+	"github.com/kerb-edge/kerb/modules"
+	"github.com/spf13/cobra"
+)
+
+func (a *app) schemaCommand() *cobra.Command {
+	return answers(&cobra.Command{
+		Use:   "schema",
+		Short: "Print the JSON Schema of all resources, for editors and checkers",
+		Long: "Prints a JSON Schema (2020-12) for files with resources, the configurations of built-in packages included. Editors with a\n" +
+			"YAML language server take it by a comment in the first line of a file:\n\n" +
+			"  # yaml-language-server: $schema=/etc/kerb/schema.json",
+		Example: "  kerb schema > /etc/kerb/schema.json",
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			schema, err := fullSchema()
+			if err != nil {
+				return err
+			}
+			if a.output == "table" {
+				defer func(output string) { a.output = output }(a.output)
+				a.output = "json"
+			}
+			return a.print(cmd.OutOrStdout(), schema, nil)
+		},
+	})
+}
+
+// fullSchema is that of the resources, in which the configuration of a module is that of its package.
+func fullSchema() (map[string]any, error) {
+	schema, err := server.Schema()
+	if err != nil {
+		return nil, err
+	}
+	var cases []any
+	for _, p := range pkgs.NewCatalog(modules.Packages(), modules.Controls()).Builtin() {
+		if p.ConfigSchema == nil {
+			continue
+		}
+		cases = append(cases, map[string]any{
+			"if":   map[string]any{"properties": map[string]any{"package": map[string]any{"const": p.Name}}, "required": []any{"package"}},
+			"then": map[string]any{"properties": map[string]any{"config": map[string]any{"$ref": "#/$defs/config-" + p.Name}}},
+		})
+		config, err := embedded(p.ConfigSchema, "#/$defs/config-"+p.Name)
+		if err != nil {
+			return nil, err
+		}
+		schema["$defs"].(map[string]any)["config-"+p.Name] = config
+	}
+	schema["$defs"].(map[string]any)["ModuleSpec"].(map[string]any)["allOf"] = cases
+	return schema, nil
+}
+
+// embedded is a copy of a package's schema whose references are to the place where it is now.
+func embedded(tree map[string]any, at string) (out map[string]any, err error) {
+	text, err := json.Marshal(tree)
+	if err != nil {
+		return nil, err
+	}
+	err = json.Unmarshal([]byte(strings.ReplaceAll(string(text), `"$ref":"#/`, `"$ref":"`+at+`/`)), &out)
+	return out, err
+}
+
+func (a *app) explainCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "explain KIND[.FIELD...]|PACKAGE[.FIELD...]",
+		Short: "Describe a kind of resource, a package's configuration, or a field of either",
+		Example: `  kerb explain module
+  kerb explain module.spec.attach
+  kerb explain firewall.rules.dstPort`,
+		Args: cobra.ExactArgs(1),
+		ValidArgsFunction: func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+			return explained(), cobra.ShellCompDirectiveNoFileComp
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			schema, err := fullSchema()
+			if err != nil {
+				return err
+			}
+			e := explanation{schema["$defs"].(map[string]any)}
+			return e.explain(cmd.OutOrStdout(), args[0])
+		},
+	}
+}
+
+var explainedKinds = map[string]string{"module": "Module", "service": "Service", "virtualservice": "VirtualService", "vs": "VirtualService", "model": "Model"}
+
+// explained are the words that explain takes.
+func explained() []string {
+	out := slices.Collect(maps.Keys(explainedKinds))
+	for _, p := range pkgs.NewCatalog(modules.Packages(), modules.Controls()).Builtin() {
+		out = append(out, p.Name)
+	}
+	slices.Sort(out)
+	return out
+}
+
+// explanation reads schemas.
+type explanation struct{ defs map[string]any }
+
+func (e explanation) explain(w io.Writer, path string) error {
+	steps := strings.Split(path, ".")
+	word := strings.ToLower(strings.TrimSuffix(steps[0], "s"))
+	if word == "packet" {
+		return &fault.Invalid{Reason: "the word packet is reserved; kerb trace shows what becomes of packets"}
+	}
+	at, ok := e.defs[explainedKinds[word]].(map[string]any)
+	if !ok {
+		at, ok = e.defs["config-"+steps[0]].(map[string]any)
+	}
+	if !ok {
+		return &fault.Invalid{Reason: fmt.Sprintf("%q is no kind of resource and no package; there are %s%s", steps[0], strings.Join(explained(), ", "), nearest.Hint(steps[0], explained()))}
+	}
+	for i, name := range steps[1:] {
+		name, _, _ = strings.Cut(name, "[")
+		fields := e.fields(at)
+		next, ok := fields[name].(map[string]any)
+		if !ok {
+			known := slices.Sorted(maps.Keys(fields))
+			return &fault.Invalid{Field: strings.Join(steps[:i+1], "."), Reason: fmt.Sprintf("no field %s; known are %s%s", name, strings.Join(known, ", "), nearest.Hint(name, known))}
+		}
+		at = next
+	}
+	e.print(w, path, at)
+	return nil
+}
+
+func (e explanation) print(w io.Writer, path string, at map[string]any) {
+	full := e.resolve(at)
+	fmt.Fprintln(w, strings.TrimSpace(path+"  "+e.typeOf(at)))
+	for _, source := range []map[string]any{at, full} {
+		if text, _ := source["description"].(string); text != "" {
+			fmt.Fprintf(w, "\n  %s\n", text)
+			break
+		}
+	}
+	for _, key := range []string{"default", "enum", "minimum", "maximum", "minLength", "maxLength", "minItems", "maxItems", "pattern", "patternDescription"} {
+		if value, ok := full[key]; ok {
+			text, _ := cell(value)
+			fmt.Fprintf(w, "  %s: %v\n", key, text)
+		}
+	}
+	fields := e.fields(at)
+	if len(fields) == 0 {
+		return
+	}
+	fmt.Fprintln(w, "\nFields:")
+	required, _ := e.items(at)["required"].([]any)
+	for _, name := range sortedKeys(fields) {
+		e.printField(w, name, fields[name], slices.Contains(required, any(name)))
+	}
+}
+
+func (e explanation) printField(w io.Writer, name string, v any, required bool) {
+	field, _ := v.(map[string]any)
+	mark := ""
+	if required {
+		mark = " (required)"
+	}
+	fmt.Fprintf(w, "  %-16s %s%s\n", name, e.typeOf(field), mark)
+	text, _ := field["description"].(string)
+	if text == "" {
+		text, _ = e.resolve(field)["description"].(string)
+	}
+	if text != "" {
+		fmt.Fprintf(w, "      %s\n", text)
+	}
+}
+
+// fields are those of an object, or of the objects in a list.
+func (e explanation) fields(at map[string]any) map[string]any {
+	fields, _ := e.items(at)["properties"].(map[string]any)
+	return fields
+}
+
+func (e explanation) items(at map[string]any) map[string]any {
+	at = e.resolve(at)
+	for items, ok := at["items"].(map[string]any); ok; items, ok = at["items"].(map[string]any) {
+		at = e.resolve(items)
+	}
+	return at
+}
+
+// resolve follows references.
+func (e explanation) resolve(at map[string]any) map[string]any {
+	for range 8 { // more than any schema needs, and an end for a circle
+		ref, _ := at["$ref"].(string)
+		path, ok := strings.CutPrefix(ref, "#/$defs/")
+		if !ok {
+			break
+		}
+		var next any = e.defs
+		for _, step := range strings.Split(path, "/") {
+			object, _ := next.(map[string]any)
+			next = object[step]
+		}
+		at, _ = next.(map[string]any)
+	}
+	return at
+}
+
+func (e explanation) typeOf(at map[string]any) string {
+	full := e.resolve(at)
+	for _, key := range []string{"oneOf", "anyOf"} {
+		branches, _ := full[key].([]any)
+		var texts []string
+		for _, b := range branches {
+			branch, _ := b.(map[string]any)
+			if text := e.typeOf(branch); !slices.Contains(texts, text) {
+				texts = append(texts, text)
+			}
+		}
+		if len(texts) > 0 {
+			return strings.Join(texts, " or ")
+		}
+	}
+	switch t := full["type"].(type) {
+	case string:
+		if items, ok := full["items"].(map[string]any); ok && t == "array" {
+			return "list of " + e.typeOf(items)
+		}
+		return t
+	case []any:
+		text, _ := cell(slices.DeleteFunc(slices.Clone(t), func(v any) bool { return v == "null" }))
+		if items, ok := full["items"].(map[string]any); ok && text == "array" {
+			return "list of " + e.typeOf(items)
+		}
+		return text.(string)
+	}
+	return ""
+}

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package config
+
+import (
+	"errors"
+	"reflect"
+	"slices"
+	"sync"
+)
+
+// Reloads passes a configuration that was read again to the parts of the agent that can change while they run. Its zero value is
+// ready.
+type Reloads struct {
+	mu  sync.Mutex
+	all []func(Config) error
+}
+
+// On adds a part. It is called with every new configuration, and keeps the one before if it returns an error.
+func (r *Reloads) On(take func(Config) error) {
+	if r == nil {
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.all = append(r.all, take)
+}
+
+// Take passes a configuration on.
+func (r *Reloads) Take(c Config) error {
+	r.mu.Lock()
+	all := slices.Clone(r.all)
+	r.mu.Unlock()
+	var errs []error
+	for _, take := range all {
+		errs = append(errs, take(c))
+	}
+	return errors.Join(errs...)
+}
+
+// NeedRestart names the fields that differ and that a running agent cannot change.
+func (c Config) NeedRestart(next Config) (fields []string) {
+	addresses := func(c Config) string {
+		if c.TCP == nil {
+			return ""
+		}
+		return c.TCP.Address
+	}
+	for _, f := range []struct {
+		name      string
+		now, then any
+	}{
+		{"paths", c.Paths, next.Paths}, {"log.format", c.Log.Format, next.Log.Format}, {"socketGroup", c.SocketGroup, next.SocketGroup},
+		{"cgroup", c.Cgroup, next.Cgroup}, {"tcp.address", addresses(c), addresses(next)}, {"oakestra", c.Oakestra, next.Oakestra},
+		{"resolvers", c.Resolvers, next.Resolvers},
+	} {
+		if !reflect.DeepEqual(f.now, f.then) {
+			fields = append(fields, f.name)
+		}
+	}
+	return fields
+}
