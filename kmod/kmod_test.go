@@ -7,6 +7,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"net/netip"
 	"os"
@@ -21,6 +22,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kerb-edge/kerb/internal/netlab"
+	"github.com/kerb-edge/kerb/internal/seed"
 	"github.com/kerb-edge/kerb/internal/traffic"
 )
 
@@ -78,6 +80,11 @@ type bed struct {
 
 func open(t *testing.T) *bed {
 	t.Helper()
+	return openWith(t, netlab.HostOptions{Routed: true, TxChecksumOff: true})
+}
+
+func openWith(t *testing.T, options netlab.HostOptions) *bed {
+	t.Helper()
 	const prefix = "kbkm"
 	if err := netlab.Sweep(prefix); err != nil {
 		t.Fatal(err)
@@ -88,7 +95,7 @@ func open(t *testing.T) *bed {
 	}
 	t.Cleanup(func() { lab.Close() })
 	b := &bed{lab: lab}
-	if b.host, err = lab.Host("sender", netlab.HostOptions{Routed: true, TxChecksumOff: true}); err != nil {
+	if b.host, err = lab.Host("sender", options); err != nil {
 		t.Fatal(err)
 	}
 	err = lab.Node().Do(func() error {
@@ -451,6 +458,84 @@ func TestHostileProgram(t *testing.T) {
 				t.Fatalf("position %d: the other program's record %d: %+v, %v", position, i, rec, ok)
 			}
 		}
+	}
+}
+
+// A consumer position ahead of the producer, or one that promises more room than the ring has, gives no room: the kernel
+// must not write beyond the ring. Without the comparisons of ring_reserve this panics the machine.
+func TestConsumerPositionsAreNotTrusted(t *testing.T) {
+	load(t)
+	b := openWith(t, netlab.HostOptions{Routed: true, TxChecksumOff: true, MTU: 65535})
+	rule := b.rule()
+	rule.Ring = uint32(os.Getpagesize())
+	f, r := b.attach(t, rule)
+	conn := b.dial(t, b.lab.Gateway4(), port)
+	large := make([]byte, 60000)
+	lost := uint64(0)
+	for _, ahead := range []uint64{60000, 60200, 65536, 1 << 20, 1 << 63} {
+		atomic.StoreUint64(word(r.consumer), ahead)
+		for range 20 {
+			if _, err := conn.Write(large); err != nil {
+				t.Fatal(err)
+			}
+			lost++
+		}
+	}
+	b.received(t)
+	if s, err := Count(f); err != nil || s.Packets != lost || s.Lost != lost || s.Delivered != 0 {
+		t.Fatalf("%+v, %v; want %d packets, all lost", s, err, lost)
+	}
+	atomic.StoreUint64(word(r.consumer), 0)
+	send(t, conn, 1)
+	if rec, frame, ok := r.await(); !ok || rec.Lost != lost || !bytes.Equal(frame[rec.Payload:], payload(0)) {
+		t.Fatalf("an honest consumer does not receive again: %+v, %v", rec, ok)
+	}
+}
+
+// Random consumer positions, stored while packets of random sizes arrive on another CPU, cost the program's own packets only:
+// TestMain looks for what the kernel noticed.
+func TestRandomConsumerPositions(t *testing.T) {
+	load(t)
+	first := seed.Of(t)
+	rng := rand.New(rand.NewPCG(first, 0))
+	b := openWith(t, netlab.HostOptions{Routed: true, TxChecksumOff: true, MTU: 65535})
+	rule := b.rule()
+	rule.Ring = uint32(os.Getpagesize())
+	f, r := b.attach(t, rule)
+	other := b.rule()
+	other.FirstPort, other.LastPort = port+1, port+1
+	_, honest := b.attach(t, other)
+	conn := b.dial(t, b.lab.Gateway4(), port)
+	stop, done := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		positions := rand.New(rand.NewPCG(first, 1))
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+				produced := atomic.LoadUint64(word(r.rest))
+				atomic.StoreUint64(word(r.consumer), produced+uint64(positions.Int64N(1<<18))-(1<<16))
+			}
+		}
+	}()
+	const packets = 3000
+	for range packets {
+		if _, err := conn.Write(make([]byte, rng.IntN(60000))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	close(stop)
+	<-done
+	send(t, b.dial(t, b.lab.Gateway4(), port+1), 50)
+	for i := range 50 {
+		if rec, frame, ok := honest.await(); !ok || !bytes.Equal(frame[rec.Payload:], payload(i)) {
+			t.Fatalf("the other program's record %d: %+v, %v", i, rec, ok)
+		}
+	}
+	if s, err := Count(f); err != nil || s.Delivered+s.Lost != s.Packets || s.Packets != packets {
+		t.Errorf("%+v, %v", s, err)
 	}
 }
 

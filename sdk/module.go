@@ -46,6 +46,8 @@ type Settings struct {
 	// Hooks and LinkTypes are those of the manifest's with which this config works; all, unless said.
 	Hooks     []string `json:"hooks,omitempty"`
 	LinkTypes []string `json:"linkTypes,omitempty"`
+	// LongReplies: with this config the module answers packets by longer ones. Native XDP on a veth has no room for them.
+	LongReplies bool `json:"longReplies,omitempty"`
 }
 
 // Maps of a module by the names in its source.
@@ -104,6 +106,8 @@ type Instance struct {
 	LinkLocal []string `json:"linkLocal,omitempty"`
 	MAC       string   `json:"mac,omitempty"` // of the interface inside the service; for one of the node its own
 	MTU       int      `json:"mtu,omitempty"` // bytes; the smaller one of both ends
+	// Kind is rtnetlink's kind of the interface, such as veth or bridge; empty for a network card and loopback.
+	Kind string `json:"kind,omitempty"`
 	// Ingress are the modules that packets to the service meet on TC, in order.
 	Ingress []string `json:"ingress,omitempty"`
 
@@ -127,10 +131,14 @@ type ChainMember struct {
 
 // Equal tells whether nothing has changed.
 func (i Instance) Equal(o Instance) bool {
-	return i.Service == o.Service && i.Interface == o.Interface && i.Ifindex == o.Ifindex && i.MAC == o.MAC && i.MTU == o.MTU &&
+	return i.Service == o.Service && i.Interface == o.Interface && i.Ifindex == o.Ifindex && i.MAC == o.MAC && i.MTU == o.MTU && i.Kind == o.Kind &&
 		i.NetnsCookie == o.NetnsCookie && i.Cgroup == o.Cgroup && i.CgroupID == o.CgroupID &&
 		slices.Equal(i.Addresses, o.Addresses) && slices.Equal(i.LinkLocal, o.LinkLocal) && slices.Equal(i.Ingress, o.Ingress) && slices.Equal(i.Chain, o.Chain)
 }
+
+// Virtual reports whether packets of the interface come from the memory of this machine and not from a wire. Stacked interfaces,
+// such as bridge, bond and vlan, are not: what is below them may be a network card.
+func (i Instance) Virtual() bool { return i.Kind == "veth" || i.Kind == "netkit" || i.Kind == "tun" }
 
 // InstanceKey tells the instances of a module apart: interfaces by their index, and on the hook sockets services and cgroups.
 type InstanceKey struct {

@@ -231,13 +231,58 @@ func TestServicesComeAndGo(t *testing.T) {
 func TestHookAuto(t *testing.T) {
 	for _, hooks := range [][]string{{"xdp", "tc"}, {"tc", "xdp"}, {"xdp"}, {"tc"}} {
 		d := &deployment{pkg: &pkgs.Package{Manifest: pkgs.Manifest{Hooks: hooks}}}
-		if got := d.hook(false); string(got) != hooks[0] {
+		if got := d.hook(false, ""); string(got) != hooks[0] {
 			t.Errorf("%v: %s on an interface", hooks, got)
 		}
-		if got := d.hook(true); slices.Contains(hooks, "tc") != (got == dataplane.TC) {
+		if got := d.hook(false, "veth"); string(got) != hooks[0] {
+			t.Errorf("%v: %s on a veth", hooks, got)
+		}
+		d.module.Settings.LongReplies = true
+		if got := d.hook(false, "veth"); slices.Contains(hooks, "tc") != (got == dataplane.TC) {
+			t.Errorf("%v: %s on a veth, with replies that are longer than their requests", hooks, got)
+		}
+		if got := d.hook(false, ""); string(got) != hooks[0] {
+			t.Errorf("%v: %s on an interface, with such replies", hooks, got)
+		}
+		if got := d.hook(true, ""); slices.Contains(hooks, "tc") != (got == dataplane.TC) {
 			t.Errorf("%v: %s for a service", hooks, got)
 		}
 	}
+}
+
+// On a veth a module whose replies are longer than their requests runs on TC; native XDP, where an operator asks for it, has no
+// room for them, which a condition reports.
+func TestLongRepliesOnVeth(t *testing.T) {
+	n := newNode(t)
+	resources := []any{map[string]any{"path": "a", "value": "a value that is longer than the request for it"}}
+	things := module("things", "responder", "", map[string]any{"listeners": []any{map[string]any{"app": "coap", "port": 5683, "resources": resources}}})
+	things.Spec.Attach.Interfaces = []string{n.web.Outer()}
+	n.apply(t, nil, things)
+	if on := n.chainsOn(t, n.web); len(on) != 1 || on["tc-ingress"] == "" {
+		t.Errorf("hook auto: %v", on)
+	}
+	if got := n.replies(t, "things"); got.Status != "True" {
+		t.Errorf("hook auto: %+v", got)
+	}
+	things.Spec.Hook = v1.HookXDP
+	n.apply(t, nil, things)
+	if got := n.replies(t, "things"); got.Status != "False" || got.Reason != "NoRoom" || !strings.Contains(got.Message, "hook: tc") {
+		t.Errorf("hook xdp: %+v", got)
+	}
+}
+
+// replies is the condition of that name.
+func (n *node) replies(t *testing.T, name string) v1.Condition {
+	t.Helper()
+	m, err := n.Module(t.Context(), name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	i := slices.IndexFunc(m.Status.Conditions, func(c v1.Condition) bool { return c.Type == "Replies" })
+	if i < 0 {
+		t.Fatalf("no condition Replies: %+v", m.Status.Conditions)
+	}
+	return m.Status.Conditions[i]
 }
 
 // A module is told of the addresses that an interface has, and of those that it gets later; the responder has them answered.

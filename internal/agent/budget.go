@@ -91,12 +91,13 @@ func (d *deployment) costKey() string {
 func (d *deployment) hooks() []dataplane.Hook {
 	var out []dataplane.Hook
 	if d.resource.Spec.Attach.Services != "" {
-		out = append(out, d.hook(true))
+		out = append(out, d.hook(true, "veth"))
 	}
-	if len(d.resource.Spec.Attach.Interfaces) > 0 && !slices.Contains(out, d.hook(false)) {
-		out = append(out, d.hook(false))
+	if len(d.resource.Spec.Attach.Interfaces) > 0 {
+		out = append(out, d.hook(false, ""), d.hook(false, "veth"))
 	}
-	return out
+	slices.Sort(out)
+	return slices.Compact(out)
 }
 
 // limit is a budget and whose it is: exceeding the operator's is refused, exceeding the package's promise is told.

@@ -318,8 +318,9 @@ func (d *deployment) failClosed() bool {
 }
 
 // hook chooses where the module runs on an attach point. Services carry TCP, whose large packets native XDP on a veth
-// would take apart, so that auto means TC for them; on interfaces of the node it is the hook that the package names first.
-func (d *deployment) hook(isService bool) dataplane.Hook {
+// would take apart, so that auto means TC for them; on interfaces of the node it is the hook that the package names first. On
+// any veth native XDP has no room for replies that are longer than their requests: there auto means TC for such modules.
+func (d *deployment) hook(isService bool, kind string) dataplane.Hook {
 	if d.err != nil {
 		return dataplane.TC
 	}
@@ -330,7 +331,8 @@ func (d *deployment) hook(isService bool) dataplane.Hook {
 	if only := d.module.Settings.Hooks; len(only) > 0 {
 		hooks = only
 	}
-	if isService && slices.Contains(hooks, string(dataplane.TC)) {
+	tc := isService || kind == "veth" && d.module.Settings.LongReplies
+	if tc && slices.Contains(hooks, string(dataplane.TC)) {
 		return dataplane.TC
 	}
 	return dataplane.Hook(hooks[0])
@@ -351,8 +353,9 @@ func (d *deployment) checkHooks(only []string) error {
 }
 
 // covers tells whether the module has something to do on a side of an attach point.
-func (d *deployment) covers(isService bool, side dataplane.Side, dir dataplane.Direction) bool {
-	if d.hook(isService) != side.Hook() {
+func (d *deployment) covers(p *port, side dataplane.Side, dir dataplane.Direction) bool {
+	isService := p.service != ""
+	if d.hook(isService, p.link.Kind) != side.Hook() {
 		return false
 	}
 	if d.err != nil {

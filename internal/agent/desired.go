@@ -71,7 +71,7 @@ func (w world) place() (map[dataplane.Point]placement, error) {
 		for side, dir := range sides {
 			chain := dataplane.ChainSpec{Side: side, Direction: dir}
 			for _, d := range p.modules {
-				if d.covers(p.service != "", side, dir) && d.reads(p.link) {
+				if d.covers(p, side, dir) && d.reads(p.link) {
 					chain.Members = append(chain.Members, d.member())
 				}
 			}

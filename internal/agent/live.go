@@ -149,7 +149,7 @@ func (a *Agent) instances(name string) []sdk.Instance {
 
 func sdkInstance(place placement, ingress []string) sdk.Instance {
 	l := place.link
-	i := sdk.Instance{Service: place.service, Interface: l.Name, Ifindex: uint32(l.Ifindex), MTU: l.MTU, Ingress: ingress}
+	i := sdk.Instance{Service: place.service, Interface: l.Name, Ifindex: uint32(l.Ifindex), Kind: l.Kind, MTU: l.MTU, Ingress: ingress}
 	if place.service == "" {
 		i.MAC, i.Addresses = l.MAC.String(), texts(l.Addresses)
 		return i

@@ -4,6 +4,7 @@ package agent
 
 import (
 	"errors"
+	"fmt"
 	"maps"
 	"slices"
 
@@ -37,18 +38,28 @@ func (w world) replies(chain dataplane.ChainSpec) bool {
 	})
 }
 
-// repliesCondition tells whether a module's replies arrive.
+// repliesCondition reports whether a module's replies arrive.
 func (a *Agent) repliesCondition(name string) v1.Condition {
 	c := v1.Condition{Type: "Replies", Status: "True", Reason: "Arrive", Since: a.metrics.since()}
-	var errs []error
-	for _, ifindex := range slices.Sorted(maps.Keys(a.deaf)) {
-		chain := a.points[dataplane.Point{Ifindex: ifindex, Side: dataplane.OnXDP}].chain
-		if slices.ContainsFunc(chain.Members, func(m dataplane.Member) bool { return m.Name == name }) {
-			errs = append(errs, a.deaf[ifindex])
+	var lost, noRoom []error
+	for _, p := range slices.SortedFunc(maps.Keys(a.points), func(p, q dataplane.Point) int { return p.Ifindex - q.Ifindex }) {
+		place := a.points[p]
+		if p.Side != dataplane.OnXDP || !slices.ContainsFunc(place.chain.Members, func(m dataplane.Member) bool { return m.Name == name }) {
+			continue
+		}
+		if err := a.deaf[p.Ifindex]; err != nil {
+			lost = append(lost, err)
+		}
+		if a.modules[name].module.Settings.LongReplies && place.link.Kind == "veth" && a.dp.View(p).Mode == dataplane.ModeXDPNative {
+			noRoom = append(noRoom, fmt.Errorf("native XDP on the veth %s has no room for replies that are longer than their requests, "+
+				"which go on to the ordinary server", place.link.Name))
 		}
 	}
-	if err := errors.Join(errs...); err != nil {
-		c.Status, c.Reason, c.Message = "False", "Vanish", err.Error()+"; or choose hook: tc"
+	if err := errors.Join(append(lost, noRoom...)...); err != nil {
+		c.Status, c.Reason, c.Message = "False", "NoRoom", err.Error()+"; set hook: tc"
+		if len(lost) > 0 {
+			c.Reason = "Vanish"
+		}
 	}
 	return c
 }

@@ -26,6 +26,8 @@ enum rsp_outcome {
 	RSP_TOTAL_LIMIT = 16,	  /* over the rate of all */
 	RSP_NO_ROOM = 17,	  /* no memory for the reply */
 	RSP_LOST = 18,		  /* dropped: what was begun could not be finished */
+	RSP_UNPROVEN = 19,	  /* the reply would amplify, and the source has not proven its address */
+	RSP_CHALLENGED = 20,	  /* answered by asking the source for a proof of its address */
 	RSP_APP = 24,		  /* the application's own reasons to pass */
 	RSP_OUTCOMES = RSP_APP + RSP_APP_REASONS,
 };
@@ -108,6 +110,14 @@ struct {
 enum rsp_local {
 	RSP_OWN = 1,
 	RSP_BROADCAST = 2,
+	RSP_VIRTUAL = 3, /* of the address 0: no packet of the interface has been on a wire */
+};
+
+/* What becomes of UDP checksums that hold the sum of the pseudo-header alone. */
+enum rsp_partial_policy {
+	RSP_PARTIAL_PASS = 0,	 /* left to the ordinary server */
+	RSP_PARTIAL_ACCEPT = 1,
+	RSP_PARTIAL_VIRTUAL = 2, /* accepted on virtual interfaces */
 };
 
 struct rsp_local4 {
@@ -138,7 +148,7 @@ struct {
 
 KERB_CONFIG(_Bool, by_address, 1);   /* some listener has addresses of its own */
 KERB_CONFIG(_Bool, by_interface, 1); /* some listener has those of the interface */
-KERB_CONFIG(_Bool, accept_partial, 1); /* a checksum that the sender left to its network card is right */
+KERB_CONFIG(__u8, partial_policy, RSP_PARTIAL_VIRTUAL); /* enum rsp_partial_policy */
 
 /* The addresses and what depends on them, of either family. */
 struct rsp_ends {
@@ -373,8 +383,7 @@ static __always_inline int rsp_ip4_checksum_right(const struct kerb_pkt *pkt, co
 }
 
 /* Whether a checksum that holds the sum of the pseudo-header alone is one that the sender left to its network card. XDP cannot
- * know: such a one counts as right, if the configuration says so. On TC the kernel does: it changes no partial one for
- * payload. */
+ * know: it depends on the interface. On TC the kernel knows: it does not change a partial checksum for a change of payload. */
 static __always_inline int rsp_partial(const struct rsp_request *r, struct udphdr *udp)
 {
 #ifdef KERB_HOOK_TC
@@ -387,11 +396,17 @@ static __always_inline int rsp_partial(const struct rsp_request *r, struct udphd
 	if (!udp)
 		return 0;
 	if (udp->check == before)
-		return accept_partial;
+		return partial_policy != RSP_PARTIAL_PASS;
 	udp->check = before;
 	return 0;
 #else
-	return accept_partial;
+	struct rsp_local4 key = {.ifindex = r->pkt->ifindex};
+	__u32 *kind;
+
+	if (partial_policy != RSP_PARTIAL_VIRTUAL)
+		return partial_policy;
+	kind = bpf_map_lookup_elem(&local4, &key);
+	return kind && *kind == RSP_VIRTUAL;
 #endif
 }
 

@@ -15,12 +15,13 @@ import (
 )
 
 const (
-	maxListeners  = 31
-	maxAddresses  = 64
-	maxEntries    = 256 // addresses and ports of all listeners, by family
-	maxPayload    = 1472
-	defaultReply  = 1232 // fits every IPv6 link
-	defaultSource = 10000
+	maxListeners         = 31
+	maxAddresses         = 64
+	maxEntries           = 256 // addresses and ports of all listeners, by family
+	maxPayload           = 1472
+	defaultReply         = 1232 // fits every IPv6 link
+	defaultSource        = 50
+	defaultAmplification = 3 // as QUIC's (RFC 9000, section 8.1)
 )
 
 // config is the module's config as kerb.yaml describes it.
@@ -31,14 +32,15 @@ type config struct {
 
 // common are the properties that every listener has.
 type common struct {
-	App        string   `json:"app"`
-	Name       string   `json:"name"`
-	Port       uint16   `json:"port"`
-	Addresses  []string `json:"addresses"`
-	MaxReply   uint16   `json:"maxReply"`
-	SourceRate uint32   `json:"sourceRate"`
-	TotalRate  uint32   `json:"totalRate"`
-	WhenOver   string   `json:"whenOver"`
+	App           string   `json:"app"`
+	Name          string   `json:"name"`
+	Port          uint16   `json:"port"`
+	Addresses     []string `json:"addresses"`
+	MaxReply      uint16   `json:"maxReply"`
+	SourceRate    uint32   `json:"sourceRate"`
+	TotalRate     uint32   `json:"totalRate"`
+	WhenOver      string   `json:"whenOver"`
+	Amplification uint32   `json:"amplification"`
 }
 
 // listener is one of them, compiled.
@@ -50,7 +52,7 @@ type listener struct {
 }
 
 func parseConfig(raw json.RawMessage) (*config, []*listener, error) {
-	c := &config{PartialChecksums: "accept"}
+	c := &config{PartialChecksums: "virtual"}
 	dec := json.NewDecoder(bytes.NewReader(raw))
 	dec.DisallowUnknownFields()
 	if err := dec.Decode(c); err != nil {
@@ -83,7 +85,7 @@ func within(i int, err error) error {
 }
 
 func parseListener(raw json.RawMessage) (*listener, error) {
-	l := &listener{common: common{MaxReply: defaultReply, SourceRate: defaultSource, WhenOver: "pass"}}
+	l := &listener{common: common{MaxReply: defaultReply, SourceRate: defaultSource, WhenOver: "drop", Amplification: defaultAmplification}}
 	if err := json.Unmarshal(raw, &l.common); err != nil {
 		return nil, &sdk.ConfigError{Field: "config", Reason: err.Error()}
 	}
@@ -126,7 +128,7 @@ func ownProperties(raw json.RawMessage) (json.RawMessage, error) {
 	if err := json.Unmarshal(raw, &properties); err != nil {
 		return nil, &sdk.ConfigError{Field: "config", Reason: err.Error()}
 	}
-	for _, name := range []string{"app", "name", "port", "addresses", "maxReply", "sourceRate", "totalRate", "whenOver"} {
+	for _, name := range []string{"app", "name", "port", "addresses", "maxReply", "sourceRate", "totalRate", "whenOver", "amplification"} {
 		delete(properties, name)
 	}
 	return json.Marshal(properties)

@@ -68,6 +68,9 @@ const (
 	mapTotals     = "totals"
 )
 
+// partialPolicies are enum rsp_partial_policy.
+var partialPolicies = map[string]uint8{"pass": 0, "accept": 1, "virtual": 2}
+
 // Settings implements sdk.Compiled.
 func (f *Responder) Settings() sdk.Settings {
 	out := sdk.Settings{Constants: map[string]any{
@@ -75,8 +78,9 @@ func (f *Responder) Settings() sdk.Settings {
 		"by_interface":   slices.ContainsFunc(f.listeners, func(l *listener) bool { return len(l.addresses) == 0 }),
 		"limit_sources":  slices.ContainsFunc(f.listeners, func(l *listener) bool { return l.SourceRate > 0 }),
 		"limit_total":    slices.ContainsFunc(f.listeners, func(l *listener) bool { return l.TotalRate > 0 }),
-		"accept_partial": f.config.PartialChecksums == "accept",
+		"partial_policy": partialPolicies[f.config.PartialChecksums],
 	}, MaxEntries: map[string]uint32{}}
+	out.LongReplies = slices.ContainsFunc(f.listeners, func(l *listener) bool { return l.service.Shape().LongReplies })
 	for i, a := range apps {
 		services := f.services(uint8(i))
 		out.Constants["use_"+a.name] = len(services) > 0
@@ -111,22 +115,25 @@ type Entry struct {
 	SourceCost           uint64
 	SourceBurst          uint64
 	Config               [app.Words]uint32
+	Amplification, _     uint32
 }
 
 const (
 	windowShift = 27      // of struct rsp_total: requests are counted in windows of 2^27 ns
 	minBurst    = 1 << 27 // ns that a source may be ahead of its rate: the clock is right to 10 ms
+	burst       = 10      // requests that a source may be ahead, if that is longer
 )
 
 func (l *listener) entry(slot uint32) Entry {
 	shape := l.service.Shape()
-	e := Entry{Slot: slot, App: l.number, MinRequest: shape.MinRequest, MaxRequest: shape.MaxRequest, MaxReply: l.MaxReply, Config: shape.Config}
+	e := Entry{Slot: slot, App: l.number, MinRequest: shape.MinRequest, MaxRequest: shape.MaxRequest, MaxReply: l.MaxReply, Config: shape.Config,
+		Amplification: l.Amplification}
 	if l.WhenOver == "drop" {
 		e.Drop = 1
 	}
 	if l.SourceRate > 0 {
 		e.SourceCost = max(1, 1e9/uint64(l.SourceRate))
-		e.SourceBurst = max(minBurst, e.SourceCost)
+		e.SourceBurst = max(minBurst, burst*e.SourceCost)
 	}
 	if l.TotalRate > 0 {
 		e.TotalRate = uint32(math.Ceil(float64(l.TotalRate) * (1 << windowShift) / 1e9))

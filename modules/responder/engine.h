@@ -119,7 +119,7 @@ static __always_inline int rsp_answer(struct rsp_request *r, const struct rsp_en
 		rsp_count(r->slot, RSP_LOST, 0);
 		return kerb_drop(r->pkt, KERB_DROP_NO_MEMORY);
 	}
-	return rsp_count(r->slot, RSP_ANSWERED, KERB_REPLY);
+	return rsp_count(r->slot, r->challenge ? RSP_CHALLENGED : RSP_ANSWERED, KERB_REPLY);
 }
 
 static __always_inline int rsp_consume(struct rsp_request *r)
@@ -144,6 +144,8 @@ static __always_inline int rsp_respond(struct rsp_request *r, const struct rsp_p
 		return rsp_count(r->slot, RSP_APP + (r->why & (RSP_APP_REASONS - 1)), KERB_NEXT);
 	if (decision == RSP_REPLY && !rsp_fits(r))
 		return rsp_count(r->slot, RSP_REPLY_SIZE, KERB_NEXT);
+	if (decision == RSP_REPLY && rsp_amplifies(r))
+		return rsp_count(r->slot, RSP_UNPROVEN, KERB_NEXT);
 	outcome = rsp_limit(r, &e);
 	if (outcome)
 		return rsp_count(r->slot, outcome, r->listener->drop ? kerb_drop(r->pkt, KERB_DROP_RATE) : KERB_NEXT);

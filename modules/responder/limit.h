@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Rate limits, so that nobody can be flooded with answers to requests in his name. */
+/* Rate limits: how much a source, which may be forged, can have sent to itself. */
 #ifndef RSP_LIMIT_H
 #define RSP_LIMIT_H
 
@@ -38,8 +38,26 @@ struct {
 	__type(value, struct rsp_total);
 } totals SEC(".maps");
 
-/* As how many requests one counts: a reply that is n times as long as its request, headers too, as n. So what is sent in
- * answer to forged requests is not much more than they. */
+/* Whether a reply of so many bytes of payload is more than most times the request's asked bytes, which include its IP header. A
+ * function that the verifier follows once: comparisons in the caller would teach it bounds that keep it from merging states. */
+RSP_GLOBAL int rsp_exceeds(__u32 reply, __u32 family, __u32 asked, __u32 most)
+{
+	__u32 headers = (family == 4 ? sizeof(struct iphdr) : sizeof(struct ipv6hdr)) + sizeof(struct udphdr);
+
+	return most && headers + (__u64)reply > (__u64)most * asked;
+}
+
+/* Whether the reply amplifies, to a source that has not proven its address. */
+static __always_inline int rsp_amplifies(const struct rsp_request *r)
+{
+	int exceeds = rsp_exceeds(r->reply_len, r->pkt->family, (__u32)(r->payload - r->pkt->l3) + r->len,
+				  r->listener->amplification);
+
+	return exceeds & !r->proven;
+}
+
+/* The number of requests that one counts as: n for a reply with n times the bytes of its request, headers included. A source
+ * without a proof of its address gets listener->amplification times its bytes at most (rsp_amplifies). */
 static __always_inline __u64 rsp_weight(const struct rsp_request *r)
 {
 	__u32 headers = rsp_ip_len(r->pkt) + sizeof(struct udphdr), len = r->len & 0x7ff;

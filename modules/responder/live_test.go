@@ -37,6 +37,7 @@ import (
 // and on the server's veth, as it meets packets of the client there.
 type stage struct {
 	*kernel
+	on             sdk.Instance // the interface that the program is attached to
 	t              *testing.T
 	lab            *netlab.Lab
 	client, server *netlab.Host
@@ -91,12 +92,14 @@ func (s *stage) attach(kind string) {
 	err := s.place(kind).Do(func() (err error) {
 		switch kind {
 		case tc:
+			s.on = sdk.Instance{Interface: s.server.Outer(), Ifindex: uint32(s.server.OuterIndex()), Kind: "veth"}
 			l, err = link.AttachTCX(link.TCXOptions{Interface: s.server.OuterIndex(), Program: s.prog, Attach: ebpf.AttachTCXEgress})
 		default:
 			at, lookup := net.InterfaceByName(s.server.Interface())
 			if lookup != nil {
 				return lookup
 			}
+			s.on = sdk.Instance{Interface: at.Name, Ifindex: uint32(at.Index), Kind: "veth"}
 			flags := link.XDPGenericMode
 			if kind == native {
 				flags = link.XDPDriverMode
@@ -149,7 +152,7 @@ func (s *stage) serveRoutes() {
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	live := sdk.Live{Module: "sign", Maps: s.maps, Interface: func() []sdk.Instance { return nil }}
+	live := sdk.Live{Module: "sign", Maps: s.maps, Interface: func() []sdk.Instance { return []sdk.Instance{s.on} }}
 	mux := http.NewServeMux()
 	mux.Handle("/v1/modules/sign/", http.StripPrefix("/v1/modules/sign", s.Handler(live)))
 	routes := &http.Server{Handler: mux}
@@ -230,7 +233,7 @@ func TestLive(t *testing.T) {
 	}
 }
 
-const roadConfig = `{"listeners": [{"app": "speedlimit", "name": "road", "port": 8080, "addresses": [ADDRESSES]}]}`
+const roadConfig = `{"listeners": [{"app": "speedlimit", "name": "road", "port": 8080, "sourceRate": 0, "addresses": [ADDRESSES]}]}`
 
 func testLive(s *stage) {
 	s.open(8080, server.NewModule(s.socket, "sign", "road"))
@@ -405,8 +408,8 @@ func TestServerAlone(t *testing.T) {
 // In mixed mode the limit follows the count: at once, if told to. Values can be set from outside.
 func TestMixedFollowsTheCount(t *testing.T) {
 	s := build(t, native, `{"listeners": [
-		{"app": "speedlimit", "name": "now", "port": 8080, "mode": "mixed", "recompute": "change", "addresses": [ADDRESSES]},
-		{"app": "speedlimit", "name": "tick", "port": 8081, "mode": "mixed", "recompute": "20ms", "addresses": [ADDRESSES]}]}`)
+		{"app": "speedlimit", "name": "now", "port": 8080, "mode": "mixed", "recompute": "change", "sourceRate": 0, "addresses": [ADDRESSES]},
+		{"app": "speedlimit", "name": "tick", "port": 8081, "mode": "mixed", "recompute": "20ms", "sourceRate": 0, "addresses": [ADDRESSES]}]}`)
 	for port, name := range map[int]string{8080: "now", 8081: "tick"} {
 		s.set(name+"/cars", "99")
 		s.eventually(func() bool { return s.car(s.server.Addr4(), 0, port, binary.LittleEndian, 4) == 30 })

@@ -175,22 +175,30 @@ type parentless struct{ testing.TB }
 
 func (parentless) Cleanup(func()) {}
 
-// A checksum that the sender left to its card counts as right on XDP, which cannot know better, unless told otherwise. On TC
-// the kernel knows that a test run has none.
+// On XDP, a checksum that the sender left to its network card counts as right on virtual interfaces only, unless configured
+// otherwise. On TC the kernel knows that a test run has no such checksum.
 func TestPartialChecksums(t *testing.T) {
-	for setting, want := range map[string]verdict{"accept": answered, "pass": passed} {
-		config := strings.TrimSuffix(echoConfig, "}") + fmt.Sprintf(`, "partialChecksums": %q}`, setting)
-		onHooks(t, config, func(t *testing.T, k *kernel) {
-			k.at(fuzzNetworks...)
+	for _, c := range []struct {
+		config, kind string
+		want         verdict
+	}{
+		{"", "veth", answered}, {"", "tun", answered}, {"", "", passed}, {"", "vlan", passed}, {`, "partialChecksums": "virtual"`, "veth", answered},
+		{`, "partialChecksums": "accept"`, "", answered}, {`, "partialChecksums": "pass"`, "veth", passed},
+	} {
+		onHooks(t, strings.TrimSuffix(echoConfig, "}")+c.config+"}", func(t *testing.T, k *kernel) {
+			if err := writeLocals(k.maps, []sdk.Instance{{Interface: "lo", Ifindex: testIndex, Kind: c.kind, Addresses: fuzzNetworks}}); err != nil {
+				t.Fatal(err)
+			}
+			want := c.want
+			if k.hook == dataplane.TC {
+				want = passed
+			}
 			for _, p := range []packet{get(), get6()} {
 				p.checksum = partial
 				frame := p.frame()
 				got, out := k.run(frame)
-				if k.hook == dataplane.TC {
-					want = passed
-				}
 				if got != want || got == passed && !slices.Equal(out, frame) {
-					t.Errorf("%s: %s %x", setting, got, out)
+					t.Errorf("%+v: %s %x", c, got, out)
 				}
 			}
 		})
@@ -258,7 +266,7 @@ func TestLimits(t *testing.T) {
 // A long reply to a short request counts as many: forged requests gain little.
 func TestLimitsWeighReplies(t *testing.T) {
 	const rate, weight = 100, 31 // 34 bytes with headers, 1045 of the reply
-	config := fmt.Sprintf(`{"listeners": [{"app": "coap", "name": "things", "port": 5683, "sourceRate": %d, "resources": [{"path": "a", "value": %q}]}]}`,
+	config := fmt.Sprintf(`{"listeners": [{"app": "coap", "name": "things", "port": 5683, "sourceRate": %d, "amplification": 0, "resources": [{"path": "a", "value": %q}]}]}`,
 		rate, strings.Repeat("v", 1000))
 	onHooks(t, config, func(t *testing.T, k *kernel) {
 		k.at(fuzzNetworks...)
@@ -485,7 +493,7 @@ func TestLayouts(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := map[string][2]int{mapListeners4: {8, 64}, mapListeners6: {20, 64}, mapPorts: {4, binary.Size(ports{})}, mapLocal4: {binary.Size(local4{}), 4},
+	want := map[string][2]int{mapListeners4: {8, 72}, mapListeners6: {20, 72}, mapPorts: {4, binary.Size(ports{})}, mapLocal4: {binary.Size(local4{}), 4},
 		mapLocal6: {binary.Size(local6{}), 4}, mapCounts: {4, binary.Size(counts{})}, mapOwners: {4, binary.Size(owner{})}, mapFeeds: {4, binary.Size(feed{})}}
 	got := map[string][2]int{}
 	for name := range want {
@@ -495,7 +503,7 @@ func TestLayouts(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("Go - C +\n%s", diff)
 	}
-	if binary.Size(Entry{}) != 64 || binary.Size(key4{}) != 8 || binary.Size(key6{}) != 20 || spec.Maps[mapCounts].MaxEntries != slots {
+	if binary.Size(Entry{}) != 72 || binary.Size(key4{}) != 8 || binary.Size(key6{}) != 20 || spec.Maps[mapCounts].MaxEntries != slots {
 		t.Error("entries differ")
 	}
 }

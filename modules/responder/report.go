@@ -12,7 +12,7 @@ import (
 // outcomes are enum rsp_outcome by name; "" is not used. Those of an application begin at firstReason.
 var outcomes = [...]string{"answered", "consumed", "malformed", "later_fragment", "other_address", "fragment", "not_linear",
 	"link_address", "source_address", "source_port", "options", "size", "header_checksum", "checksum", "reply_size", "source_limit",
-	"total_limit", "no_room", "lost"}
+	"total_limit", "no_room", "lost", "unproven", "challenged"}
 
 const (
 	firstReason = 24

@@ -17,6 +17,10 @@
  * rsp_scratch(), from where they are copied. What it leaves alone is still the request's: an echo has nothing to write. It
  * returns 0, or -1 to drop the request after all.
  *
+ * A reply may have listener->amplification times the bytes of its request, IP headers included, unless the application sets
+ * r->proven. check can reply with a challenge instead (r->challenge); what is longer and not proven goes on to the ordinary
+ * server.
+ *
  * Everything else is done for it: addresses, ports, lengths, checksums, options, limits, counters.
  *
  * State lives in maps of the application, arrays of RSP_SLOTS elements indexed by r->slot: one per listener, kept for as long
@@ -51,6 +55,8 @@ struct rsp_listener {
 	__u64 source_cost;  /* ns between two requests of one source in the long run, 0: no limit */
 	__u64 source_burst; /* ns that a source may be ahead of that */
 	__u32 config[RSP_APP_WORDS]; /* the application's own */
+	__u32 amplification; /* IP bytes of a reply for one of the request, to a source that is not proven; 0: no limit */
+	__u32 zero;
 };
 
 /* A request. Offsets are from the start of the frame. */
@@ -65,6 +71,8 @@ struct rsp_request {
 	__u8 why;     /* the application's reason to pass */
 	__u8 scratch; /* the reply is in rsp_scratch() */
 	__u8 same;    /* the reply's payload is the request's */
+	__u8 proven;  /* the request shows that its sender receives what is sent to its source address */
+	__u8 challenge; /* the reply asks for such a proof */
 };
 
 /* Room for a reply of up to RSP_MAX_REPLY bytes that is not written in place. It is longer, so that an offset that is masked with

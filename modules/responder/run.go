@@ -74,6 +74,7 @@ type local6 struct {
 const (
 	isOwn       = 1
 	isBroadcast = 2
+	isVirtual   = 3
 )
 
 // locals says what addresses are to attach points. Interfaces of the node share theirs: it takes a packet for any of its
@@ -82,6 +83,9 @@ func locals(instances []sdk.Instance) (map[local4]uint32, map[local6]uint32, err
 	v4, v6 := map[local4]uint32{}, map[local6]uint32{}
 	var wrong error
 	for _, at := range instances {
+		if at.Virtual() {
+			v4[local4{Ifindex: at.Ifindex}] = isVirtual
+		}
 		for _, from := range instances {
 			if from.Ifindex != at.Ifindex && (from.Service != "" || at.Service != "") {
 				continue

@@ -76,6 +76,7 @@ const Words = 8
 type Shape struct {
 	MinRequest, MaxRequest uint16        // bytes of payload; others pass
 	Config                 [Words]uint32 // struct rsp_listener's config
+	LongReplies            bool          // replies may be longer than their requests
 }
 
 // Service is a listener, compiled.

@@ -6,6 +6,7 @@ package coap
 
 import (
 	"context"
+	"crypto/rand"
 	"encoding/base64"
 	"encoding/json"
 	"errors"
@@ -42,7 +43,7 @@ func (coap) Compile(l app.Listener) (app.Service, error) { return compile(l) }
 
 // Shape implements app.Service.
 func (l *Listener) Shape() app.Shape {
-	shape := app.Shape{MinRequest: 4, MaxRequest: MaxRequest}
+	shape := app.Shape{MinRequest: 4, MaxRequest: MaxRequest, LongReplies: true}
 	if l.duplicates {
 		shape.Config[0] = 1 // COAP_CONFIG_DUPLICATES
 	}
@@ -79,6 +80,9 @@ func (coap) Fill(maps sdk.Maps, all []app.Placed) error {
 		return err
 	}
 	defer t.close()
+	if err := fillSecret(maps); err != nil {
+		return err
+	}
 	writing.Lock()
 	defer writing.Unlock()
 	first := uint32(0)
@@ -91,6 +95,25 @@ func (coap) Fill(maps sdk.Maps, all []app.Placed) error {
 		first += uint32(len(l.resources))
 	}
 	return err
+}
+
+// secret mirrors struct coap_secret.
+type secret [16]byte
+
+// fillSecret writes a new key of Echo values: those made with another one are challenged again.
+func fillSecret(maps sdk.Maps) error {
+	var key secret
+	if _, err := rand.Read(key[:]); err != nil {
+		return fmt.Errorf("random key: %w", err)
+	}
+	m, err := maps.Get(mapSecrets)
+	if err != nil {
+		return err
+	}
+	if err := m.Put(uint32(0), key); err != nil {
+		return fmt.Errorf("write map %s: %w", mapSecrets, err)
+	}
+	return nil
 }
 
 // fill enters a listener, whose resources are numbered from first on.

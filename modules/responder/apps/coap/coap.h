@@ -7,6 +7,7 @@
 
 #include "message.h"
 #include "value.h"
+#include "challenge.h"
 
 #define COAP_VALID   0x43
 #define COAP_CONTENT 0x45
@@ -51,7 +52,9 @@ struct coap_scratch {
 	struct coap_work work;
 	struct coap_exchange exchange;
 	struct coap_answered answer;
+	struct coap_claim claim;
 	__u64 is_new; /* to be remembered */
+	__u64 reply_len, proven, challenge; /* between coap_answer_with and coap_prove */
 };
 
 struct {
@@ -134,6 +137,7 @@ static __always_inline void coap_begin(struct rsp_request *r, struct coap_work *
 	w->path = 0;
 	w->path_end = 0;
 	w->host_len = 0;
+	w->echo = 0;
 	w->port = udp ? bpf_ntohs(udp->dest) : 0;
 	w->accept = COAP_ANY_FORMAT;
 	w->block = COAP_NO_BLOCK;
@@ -194,8 +198,6 @@ static __always_inline int coap_knows_etag(const struct coap_work *w, __u64 etag
 	return 0;
 }
 
-#define COAP_OUT(type, off) (*(type *)(out + ((off) & 0x3f)))
-
 /* Writes Max-Age, as a number without leading zeros, behind an option whose number is delta less. Returns where it ends. */
 static __always_inline __u32 coap_put_max_age(__u8 *out, __u32 off, __u32 delta, __u64 age)
 {
@@ -215,16 +217,21 @@ static __always_inline __u32 coap_put_block(__u8 *out, __u32 off, __u32 block)
 	return off + 1 + len;
 }
 
-/* Writes header, token and ETag of the reply. Returns where they end. */
-static __always_inline __u32 coap_put_head(__u8 *out, const struct coap_work *w, __u32 code, __u64 etag)
+/* Writes header and token of the reply. Returns where they end. */
+static __always_inline __u32 coap_put_head(__u8 *out, const struct coap_work *w, __u32 code)
 {
-	__u32 len = coap_token_len(w), off = 4 + len;
+	__u32 len = coap_token_len(w);
 	__u16 id = COAP_LOAD(__u16, w, 2);
 
 	COAP_OUT(__u8, 0) = (coap_is_non(w) ? 0x50 : 0x60) | len; /* NON, or ACK */
 	COAP_OUT(__u8, 1) = code;
 	COAP_OUT(__u16, 2) = coap_is_non(w) ? ~id : id;
 	COAP_OUT(__u64, 4) = COAP_LOAD(__u64, w, 4);
+	return 4 + len;
+}
+
+static __always_inline __u32 coap_put_etag(__u8 *out, __u32 off, __u64 etag)
+{
 	COAP_OUT(__u8, off) = 4 << 4 | COAP_ETAG_LEN;
 	COAP_OUT(__u64, off + 1) = etag;
 	return off + 1 + COAP_ETAG_LEN;
@@ -244,13 +251,13 @@ static __always_inline int coap_reply(struct rsp_request *r, struct coap_work *w
 		return coap_pass(r, COAP_TOO_LONG);
 	out = scratch->data;
 	if (coap_knows_etag(w, etag)) {
-		off = coap_put_head(out, w, COAP_VALID, etag);
+		off = coap_put_etag(out, coap_put_head(out, w, COAP_VALID), etag);
 		r->reply_len = coap_forget(w, coap_put_max_age(out, off, 14 - 4, age));
 		return RSP_REPLY;
 	}
 	if (w->block != COAP_NO_BLOCK && len > 16 << (w->block & 7))
 		return coap_pass(r, COAP_TOO_LONG);
-	off = coap_put_head(out, w, COAP_CONTENT, etag);
+	off = coap_put_etag(out, coap_put_head(out, w, COAP_CONTENT), etag);
 	COAP_OUT(__u32, off) = *(__u32 *)v->option;
 	off += v->option_len & 3;
 	off = coap_put_max_age(out, off, v->option_len ? 14 - 12 : 14 - 4, age);
@@ -261,6 +268,40 @@ static __always_inline int coap_reply(struct rsp_request *r, struct coap_work *w
 	*after |= coap_copy_value(out, off, v);
 	r->reply_len = coap_forget(w, off + len);
 	return RSP_REPLY;
+}
+
+/* Replaces a reply that amplifies by a challenge, unless its source has proven its address. A function that the verifier follows
+ * once: what it is about and what it decides is in the scratch memory, so that there is no branch for it in the caller. asked: bytes
+ * of the request with its IP header. limits: max_reply and, above 16 bits, the amplification. */
+RSP_GLOBAL int coap_prove(kerb_ctx *ctx, __u32 l3, __u32 family, __u32 asked, __u32 limits)
+{
+	__u32 zero = 0, headers = (family == 4 ? sizeof(struct iphdr) : sizeof(struct ipv6hdr)) + sizeof(struct udphdr);
+	struct coap_secret *secret = bpf_map_lookup_elem(&coap_secrets, &zero);
+	struct rsp_scratch *reply = rsp_scratch();
+	struct coap_scratch *s = coap_scratch();
+	__u64 *addr;
+
+	if (!s)
+		return 0;
+	s->proven = 0;
+	s->challenge = 0;
+	if (!(limits >> 16) || headers + s->reply_len <= (limits >> 16) * (__u64)asked || s->reply_len > (limits & 0xffff))
+		return 0;
+	addr = rsp_frame_at(ctx, l3 + (family == 4 ? 12 : 8), 16); /* of IPv4 both */
+	if (!addr || !reply || !secret || !(secret->key[0] | secret->key[1]))
+		return 0; /* nothing can be proven */
+	s->claim.addr[0] = family == 4 ? *(__u32 *)addr : addr[0];
+	s->claim.addr[1] = family == 4 ? 0 : addr[1];
+	s->claim.family = family;
+	s->claim.period = kerb_now() >> COAP_ECHO_SHIFT;
+	if (s->work.echo && coap_is_proven(s->work.echo, &s->claim, secret)) {
+		s->proven = 1;
+		return 0;
+	}
+	s->reply_len = coap_put_challenge(reply->data, coap_put_head(reply->data, &s->work, COAP_UNAUTHORIZED), coap_hash(&s->claim, secret));
+	s->challenge = 1;
+	s->is_new = 0;
+	return 0;
 }
 
 static __always_inline int coap_answer_with(struct rsp_request *r, struct coap_scratch *s, __u32 resource)
@@ -295,7 +336,17 @@ static __always_inline int coap_answer_with(struct rsp_request *r, struct coap_s
 		return coap_pass(r, COAP_UNACCEPTABLE);
 	r->scratch = 1;
 	decision = coap_reply(r, &s->work, v, now, &after);
-	return coap_is_whole(state, version, after) ? decision : coap_pass(r, COAP_CHANGED);
+	if (!coap_is_whole(state, version, after))
+		return coap_pass(r, COAP_CHANGED);
+	if (decision != RSP_REPLY)
+		return decision;
+	s->reply_len = r->reply_len;
+	coap_prove(r->pkt->ctx, r->pkt->l3, r->pkt->family, (__u32)(r->payload - r->pkt->l3) + r->len,
+		   r->listener->amplification << 16 | r->listener->max_reply);
+	r->reply_len = s->reply_len;
+	r->proven = s->proven;
+	r->challenge = s->challenge;
+	return RSP_REPLY;
 }
 
 static __always_inline int coap_check(struct rsp_request *r)

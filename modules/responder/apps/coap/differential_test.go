@@ -27,7 +27,7 @@ func TestAgainstModel(t *testing.T) {
 	}
 	for _, hook := range hooks {
 		t.Run(hook.name, func(t *testing.T) {
-			d := load(t, hook, fuzzConfig())
+			d := loadWith(t, hook, fuzzConfig(), amplification)
 			compare(t, d, rand.New(rand.NewPCG(first, 1)), n)
 		})
 	}
@@ -60,6 +60,7 @@ func compare(t *testing.T, d *device, r *rand.Rand, n int) {
 			d.setRandom(t, g)
 		}
 		from := netip.MustParseAddrPort(pick(g, "192.0.2.1:1000", "192.0.2.1:1001", "192.0.2.2:1000", "[2001:db8::1]:1000", "[2001:db8::2]:1000"))
+		g.proof = d.model.proof(from.Addr(), coarseClock(t)>>echoShift-time.Duration(r.IntN(3)))
 		verdicts[d.check(t, i, from, serverOf(from), g.datagram())]++
 		if t.Failed() {
 			return

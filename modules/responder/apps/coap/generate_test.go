@@ -12,7 +12,8 @@ type generator struct {
 	*rand.Rand
 	model *Model
 	paths [][]string
-	ids   int // how many message ids there are
+	ids   int    // how many message ids there are
+	proof []byte // an Echo value that is good for the source, or was
 }
 
 func pick[T any](g *generator, from ...T) T { return from[g.IntN(len(from))] }
@@ -77,6 +78,9 @@ func (g *generator) message() *Message {
 	}
 	for range g.IntN(3) {
 		m.Options = append(m.Options, g.option())
+	}
+	if g.proof != nil && g.IntN(2) == 0 {
+		m.Options = append(m.Options, Option{Echo, g.proof})
 	}
 	if g.IntN(40) == 0 {
 		for range g.IntN(20) {

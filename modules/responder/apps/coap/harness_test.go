@@ -86,6 +86,8 @@ type device struct {
 	maps     sdk.Maps
 	listener *Listener
 	model    *Model
+
+	amplification int
 }
 
 // listenerConfig mirrors struct rsp_listener.
@@ -96,11 +98,18 @@ type listenerConfig struct {
 	TotalRate                        uint32
 	SourceCost, SourceBurst          uint64
 	Config                           [app.Words]uint32
+	Amplification, _                 uint32
 }
 
-const maxReply = 1232
+const (
+	maxReply      = 1232
+	amplification = 3
+)
 
-func load(t testing.TB, h hook, config any) *device {
+// load has no limit of amplification, so that tests of other things need no proofs.
+func load(t testing.TB, h hook, config any) *device { return loadWith(t, h, config, 0) }
+
+func loadWith(t testing.TB, h hook, config any, amplification int) *device {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("needs root for BPF")
@@ -116,7 +125,7 @@ func load(t testing.TB, h hook, config any) *device {
 	if err != nil {
 		t.Fatal(err)
 	}
-	d := &device{hook: h}
+	d := &device{hook: h, amplification: amplification}
 	if d.listener, err = compile(app.Listener{Name: "coap", Port: port, Config: raw}); err != nil {
 		t.Fatal(err)
 	}
@@ -139,7 +148,11 @@ func load(t testing.TB, h hook, config any) *device {
 	}
 	t.Cleanup(d.loaded.Close)
 	d.maps = d.loaded.Maps["coap"]
-	d.model = &Model{Hosts: map[string]bool{}, Resources: map[string]*Resource{}, MaxReply: maxReply, Duplicates: d.listener.duplicates}
+	d.model = &Model{Hosts: map[string]bool{}, Resources: map[string]*Resource{}, MaxReply: maxReply, Duplicates: d.listener.duplicates,
+		Amplification: d.amplification}
+	if err := d.maps[mapSecrets].Lookup(uint32(0), &d.model.Secret); err != nil {
+		t.Fatal(err)
+	}
 	for _, host := range d.listener.hosts {
 		d.model.Hosts[host] = true
 	}
@@ -160,7 +173,7 @@ func (d *device) fill(maps sdk.Maps) error {
 	ports := make([]byte, 8+2*8192)
 	binary.NativeEndian.PutUint32(ports[8+port/32*4:], 1<<(port%32))
 	l := listenerConfig{Slot: slot, MinRequest: 1, MaxRequest: 1472, MaxReply: maxReply}
-	l.Config = d.listener.Shape().Config
+	l.Config, l.Amplification = d.listener.Shape().Config, uint32(d.amplification)
 	err := maps["ports"].Put(uint32(0), ports)
 	for _, text := range serverAddrs {
 		addr := netip.MustParseAddr(text)

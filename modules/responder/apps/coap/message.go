@@ -33,6 +33,8 @@ const (
 	FETCH   Code = 5    // RFC 8132
 	Valid   Code = 0x43 // 2.03
 	Content Code = 0x45 // 2.05
+
+	Unauthorized Code = 0x81 // 4.01
 )
 
 // Numbers of options.
@@ -51,6 +53,7 @@ const (
 	Block2        = 23 // RFC 7959
 	ProxyURI      = 35
 	Size1         = 60
+	Echo          = 252 // RFC 9175
 	NoResponse    = 258 // RFC 7967
 )
 

@@ -20,6 +20,7 @@ enum coap_option {
 	COAP_URI_PATH = 11,
 	COAP_ACCEPT = 17,
 	COAP_BLOCK2 = 23, /* RFC 7959 */
+	COAP_ECHO = 252, /* RFC 9175 */
 	COAP_NO_RESPONSE = 258, /* RFC 7967 */
 };
 
@@ -63,6 +64,7 @@ struct coap_work {
 	__u32 host, host_len;
 	__u32 port;	   /* the request's destination */
 	__u32 accept;	   /* COAP_ANY_FORMAT: not asked for */
+	__u64 echo;	   /* the Echo option, of 8 bytes as ours have; 0: none */
 	__u32 block;	   /* size asked for, as its exponent less 4; COAP_NO_BLOCK: not asked for */
 	struct coap_name name;
 };
@@ -162,6 +164,9 @@ static __always_inline int coap_take(struct coap_work *w, __u32 head, __u32 at, 
 		return coap_once(w, 1, len, 2);
 	case COAP_BLOCK2:
 		return coap_once(w, 2, len, 3) ?: coap_block(w, at, len);
+	case COAP_ECHO:
+		w->echo = len == sizeof(w->echo) ? COAP_LOAD(__u64, w, at) : 0;
+		return 0;
 	case COAP_URI_HOST:
 		w->host = at;
 		w->host_len = len;

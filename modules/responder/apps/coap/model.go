@@ -3,8 +3,12 @@
 package coap
 
 import (
+	"bytes"
+	"encoding/binary"
 	"net/netip"
 	"time"
+
+	"github.com/dchest/siphash"
 )
 
 // Limits of what the data plane answers; what exceeds them goes on to the server.
@@ -37,6 +41,10 @@ type Model struct {
 	Resources  map[string]*Resource
 	MaxReply   int // bytes of a message
 	Duplicates bool
+	// Amplification is the number of bytes of a reply for each byte of its request, IP headers included, to a source without a
+	// proof of its address; 0: no limit. Secret is the key of the proofs.
+	Amplification int
+	Secret        [16]byte
 
 	seen map[exchange]answered
 }
@@ -70,8 +78,9 @@ type request struct {
 	*Message
 	path   string // as in a request
 	etags  [][8]byte
-	accept int // -1: anything
-	block  int // largest block, as its exponent less 4; -1: not asked for
+	accept int    // -1: anything
+	echo   []byte // of 8 bytes; nil: none
+	block  int    // largest block, as its exponent less 4; -1: not asked for
 }
 
 // Decide is what becomes of a datagram that arrives at now, a time since boot.
@@ -105,6 +114,9 @@ func (m *Model) Decide(from, to netip.AddrPort, datagram []byte, now time.Durati
 	if reply == nil || len(reply) > m.MaxReply {
 		return nil, Pass
 	}
+	if !m.isProven(r, from.Addr(), len(reply), len(datagram), now) {
+		return r.challenge(m.proof(from.Addr(), now>>echoShift)), Reply
+	}
 	if m.Duplicates && !known {
 		if m.seen == nil {
 			m.seen = map[exchange]answered{}
@@ -112,6 +124,49 @@ func (m *Model) Decide(from, to netip.AddrPort, datagram []byte, now time.Durati
 		m.seen[key] = answered{datagram[0], string(r.Token), res, value, now}
 	}
 	return reply, Reply
+}
+
+// echoShift: an Echo value is good for the period of 2^36 ns that it was made in, and for the next one.
+const echoShift = 36
+
+// proof is the Echo value that a source gets in a period: SipHash-2-4 of address, family and period.
+func (m *Model) proof(source netip.Addr, period time.Duration) []byte {
+	claim := make([]byte, 32)
+	copy(claim, source.AsSlice())
+	claim[16] = 6
+	if source.Is4() {
+		claim[16] = 4
+	}
+	binary.LittleEndian.PutUint64(claim[24:], uint64(period))
+	hash := siphash.Hash(binary.LittleEndian.Uint64(m.Secret[:]), binary.LittleEndian.Uint64(m.Secret[8:]), claim)
+	return binary.LittleEndian.AppendUint64(nil, hash)
+}
+
+// isProven reports whether a source may have a reply: a small one, or one for which it shows that it receives at its address.
+func (m *Model) isProven(r *request, source netip.Addr, reply, asked int, now time.Duration) bool {
+	headers := 48
+	if source.Is4() {
+		headers = 28
+	}
+	if m.Amplification == 0 || headers+reply <= m.Amplification*(headers+asked) {
+		return true
+	}
+	period := now >> echoShift
+	return bytes.Equal(r.echo, m.proof(source, period)) || bytes.Equal(r.echo, m.proof(source, period-1))
+}
+
+// challenge is 4.01 with an Echo value to repeat the request with (RFC 9175, section 2.3).
+func (r *request) challenge(echo []byte) []byte {
+	return r.answer(Unauthorized, Option{Echo, echo}).Bytes()
+}
+
+// answer is a response without a payload.
+func (r *request) answer(code Code, options ...Option) *Message {
+	out := &Message{Type: Acknowledgement, Code: code, ID: r.ID, Token: r.Token, Options: options}
+	if r.Type == NonConfirmable {
+		out.Type, out.ID = NonConfirmable, ^r.ID
+	}
+	return out
 }
 
 // read returns nil for a message that is none of the data plane's.
@@ -133,6 +188,10 @@ func (m *Model) read(datagram []byte, port uint16) *request {
 		case ETag:
 			if len(o.Value) == 8 {
 				r.etags = append(r.etags, [8]byte(o.Value))
+			}
+		case Echo:
+			if r.echo = nil; len(o.Value) == 8 {
+				r.echo = o.Value
 			}
 		case Accept:
 			n, ok := o.Uint(2)
@@ -170,15 +229,11 @@ func (r *request) reply(v *Value, at time.Duration) []byte {
 	if v == nil || v.Expires != 0 && at >= v.Expires || r.accept >= 0 && r.accept != v.Format {
 		return nil
 	}
-	out := &Message{Type: Acknowledgement, Code: Content, ID: r.ID, Token: r.Token}
-	if r.Type == NonConfirmable {
-		out.Type, out.ID = NonConfirmable, ^r.ID
-	}
 	age := uint32(v.MaxAge)
 	if v.Expires != 0 {
 		age = uint32((v.Expires - at) / time.Second)
 	}
-	out.Options = []Option{{ETag, v.ETag[:]}, Uint(MaxAge, age)}
+	out := r.answer(Content, Option{ETag, v.ETag[:]}, Uint(MaxAge, age))
 	for _, etag := range r.etags {
 		if etag == v.ETag {
 			out.Code = Valid

@@ -289,3 +289,69 @@ func TestMaxAgeCountsDown(t *testing.T) {
 		})
 	}
 }
+
+// A reply of more than three times the bytes of its request goes to a source that has proven its address: others get 4.01 with an
+// Echo value that is good for their address only, for the period that it was made in and the next one (RFC 9175).
+func TestAmplification(t *testing.T) {
+	config := map[string]any{"resources": []any{
+		map[string]any{"path": "long", "value": strings.Repeat("v", 1000)}, map[string]any{"path": "short", "value": "v"}}}
+	clients := []netip.AddrPort{netip.MustParseAddrPort("192.0.2.1:1000"), netip.MustParseAddrPort("192.0.2.2:1000"),
+		netip.MustParseAddrPort("[2001:db8::1]:1000"), netip.MustParseAddrPort("[2001:db8::2]:1000")}
+	for _, hook := range hooks {
+		t.Run(hook.name, func(t *testing.T) {
+			d := loadWith(t, hook, config, amplification)
+			id := uint16(0)
+			ask := func(from netip.AddrPort, path string, echo []byte) *Message {
+				t.Helper()
+				id++
+				m := &Message{Type: Confirmable, Code: GET, ID: id, Token: []byte{1}, Options: []Option{{URIPath, []byte(path)}}}
+				if echo != nil {
+					m.Options = append(m.Options, Option{Echo, echo})
+				}
+				request := m.Bytes()
+				reply, verdict := d.send(t, from, serverOf(from), request)
+				if verdict != Reply {
+					t.Fatalf("%s from %v: %v", path, from, verdict)
+				}
+				out, err := Read(reply)
+				if err != nil || out.ID != id || string(out.Token) != "\x01" {
+					t.Fatalf("%+v, %v", out, err)
+				}
+				if headers := 28; out.Code == Unauthorized && headers+len(reply) > amplification*(headers+len(request)) {
+					t.Errorf("a challenge of %d bytes for a request of %d", len(reply), len(request))
+				}
+				return out
+			}
+			for i, from := range clients {
+				if got := ask(from, "short", nil); got.Code != Content {
+					t.Errorf("a short value: %v", got.Code)
+				}
+				challenge := ask(from, "long", nil)
+				if challenge.Code != Unauthorized || len(challenge.Options) != 1 || challenge.Options[0].Number != Echo {
+					t.Fatalf("%+v", challenge)
+				}
+				echo := challenge.Options[0].Value
+				if got := ask(from, "long", echo); got.Code != Content || len(got.Payload) != 1000 {
+					t.Errorf("with the proof: %v, %d bytes", got.Code, len(got.Payload))
+				}
+				other := netip.AddrPortFrom(from.Addr(), 2000)
+				if got := ask(other, "long", echo); got.Code != Content {
+					t.Errorf("from another port of the same address: %v", got.Code)
+				}
+				if got := ask(clients[(i+1)%len(clients)], "long", echo); got.Code != Unauthorized {
+					t.Errorf("from another address: %v", got.Code)
+				}
+				if got := ask(from, "long", make([]byte, 8)); got.Code != Unauthorized {
+					t.Errorf("with zeros: %v", got.Code)
+				}
+				period := coarseClock(t) >> echoShift
+				if got := ask(from, "long", d.model.proof(from.Addr(), period-1)); got.Code != Content {
+					t.Errorf("with the proof of the period before: %v", got.Code)
+				}
+				if got := ask(from, "long", d.model.proof(from.Addr(), period-3)); got.Code != Unauthorized {
+					t.Errorf("with an old proof: %v", got.Code)
+				}
+			}
+		})
+	}
+}

@@ -21,6 +21,7 @@ const (
 	mapValues    = "coap_values"
 	mapSet       = "coap_set"
 	mapExchanges = "coap_exchanges"
+	mapSecrets   = "coap_secrets"
 )
 
 const (
