@@ -196,11 +196,11 @@ func TestAgreesWithTheModel(t *testing.T) {
 				t.Errorf("packets of %q: model - kernel +\n%s", name, diff)
 			}
 		}
-		// The generator reaches everything but what the tests of limits and of real traffic are for.
+		// The generator reaches everything but what the tests of limits, of challenges and of real traffic are for.
 		if rounds(t) >= 100000 {
 			for i, outcome := range outcomes {
 				n := m.counts[""][outcome] + m.counts["echo"][outcome] + m.counts["kernel"][outcome]
-				if n == 0 && !slices.Contains([]string{"not_linear", "source_limit", "total_limit", "no_room", "lost"}, outcome) {
+				if n == 0 && !slices.Contains([]string{"not_linear", "source_limit", "total_limit", "no_room", "lost", "unproven", "challenged"}, outcome) {
 					t.Errorf("outcome %d, %s, never came up", i, outcome)
 				}
 			}

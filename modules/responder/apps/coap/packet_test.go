@@ -322,6 +322,16 @@ func TestAmplification(t *testing.T) {
 				}
 				return out
 			}
+			request := (&Message{Type: Confirmable, Code: GET, ID: 1, Options: []Option{{URIPath, []byte("long")}}}).Bytes()
+			if err := d.maps[mapSecrets].Put(uint32(0), secret{}); err != nil {
+				t.Fatal(err)
+			}
+			if _, verdict := d.send(t, clients[0], serverOf(clients[0]), request); verdict != Pass {
+				t.Errorf("without a key a long value: %v", verdict)
+			}
+			if err := d.maps[mapSecrets].Put(uint32(0), d.model.Secret); err != nil {
+				t.Fatal(err)
+			}
 			for i, from := range clients {
 				if got := ask(from, "short", nil); got.Code != Content {
 					t.Errorf("a short value: %v", got.Code)
