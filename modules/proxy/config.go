@@ -19,20 +19,23 @@ type config struct {
 	Tables    tables         `json:"tables"`
 	Timeouts  timeouts       `json:"timeouts"`
 	Unknown   unknownConfig  `json:"unknown"`
+	Health    healthConfig   `json:"passiveHealth"`
 }
 
 // tables are sizes of maps.
 type tables struct {
-	Sessions  uint32 `json:"sessions"`
-	Addresses uint32 `json:"addresses"`
-	Ports     uint32 `json:"ports"`
-	Instances uint32 `json:"instances"`
-	Slots     uint32 `json:"slots"`
+	Sessions           uint32 `json:"sessions"`
+	SessionsPerService uint32 `json:"sessionsPerService"` // 0: four times what is free
+	Addresses          uint32 `json:"addresses"`
+	Ports              uint32 `json:"ports"`
+	Instances          uint32 `json:"instances"`
+	Slots              uint32 `json:"slots"`
 }
 
 type timeouts struct {
 	TCPSyn         duration `json:"tcpSyn"`
 	TCPEstablished duration `json:"tcpEstablished"`
+	TCPHalfClosed  duration `json:"tcpHalfClosed"`
 	TCPClosing     duration `json:"tcpClosing"`
 	UDP            duration `json:"udp"`
 	UDPStream      duration `json:"udpStream"`
@@ -45,6 +48,13 @@ type unknownConfig struct {
 	HoldPerAddress int      `json:"holdPerAddress"`
 	HoldTime       duration `json:"holdTime"`
 	NegativeTTL    duration `json:"negativeTTL"`
+}
+
+// healthConfig says when an instance gets no new sessions because connections to it fail.
+type healthConfig struct {
+	Failures   int      `json:"failures"` // in a row; 0: never
+	EjectFor   duration `json:"ejectFor"` // the first time; twice as long each further time, up to maxBackOff times
+	MaxEjected int      `json:"maxEjected"`
 }
 
 type duration time.Duration
@@ -63,9 +73,10 @@ func defaults() *config {
 	return &config{
 		ShortPath: true,
 		Tables:    tables{Sessions: 65536, Addresses: 16384, Ports: 16384, Instances: 16384, Slots: 1 << 18},
-		Timeouts: timeouts{TCPSyn: duration(30 * time.Second), TCPEstablished: duration(24 * time.Hour), TCPClosing: duration(time.Minute),
+		Timeouts: timeouts{TCPSyn: duration(30 * time.Second), TCPEstablished: duration(24 * time.Hour), TCPHalfClosed: duration(time.Hour), TCPClosing: duration(time.Minute),
 			UDP: duration(time.Minute), UDPStream: duration(3 * time.Minute), ICMP: duration(30 * time.Second)},
 		Unknown: unknownConfig{HoldPackets: 1024, HoldPerAddress: 16, HoldTime: duration(5 * time.Second), NegativeTTL: duration(10 * time.Second)},
+		Health:  healthConfig{Failures: 5, EjectFor: duration(30 * time.Second), MaxEjected: 50},
 	}
 }
 
@@ -82,6 +93,9 @@ func parseConfig(raw json.RawMessage) (*config, error) {
 	}
 	return c, c.check()
 }
+
+// minTimeout is above what the data plane rounds times of sessions to: PX_TICK jiffies, 2.6 s at 100 Hz.
+const minTimeout = duration(3 * time.Second)
 
 func (c *config) check() error {
 	if len(c.Ranges) > maxRanges {
@@ -102,12 +116,22 @@ func (c *config) check() error {
 		field string
 		value duration
 	}{
-		{"timeouts.tcpSyn", t.TCPSyn}, {"timeouts.tcpEstablished", t.TCPEstablished}, {"timeouts.tcpClosing", t.TCPClosing},
-		{"timeouts.udp", t.UDP}, {"timeouts.udpStream", t.UDPStream}, {"timeouts.icmp", t.ICMP},
-		{"unknown.holdTime", u.HoldTime}, {"unknown.negativeTTL", u.NegativeTTL},
+		{"unknown.holdTime", u.HoldTime}, {"unknown.negativeTTL", u.NegativeTTL}, {"passiveHealth.ejectFor", c.Health.EjectFor},
 	} {
 		if d.value <= 0 {
 			return &sdk.ConfigError{Field: d.field, Reason: "must be longer than 0"}
+		}
+	}
+	for _, d := range []struct {
+		field string
+		value duration
+	}{
+		{"timeouts.tcpSyn", t.TCPSyn}, {"timeouts.tcpEstablished", t.TCPEstablished}, {"timeouts.tcpHalfClosed", t.TCPHalfClosed},
+		{"timeouts.tcpClosing", t.TCPClosing}, {"timeouts.udp", t.UDP}, {"timeouts.udpStream", t.UDPStream}, {"timeouts.icmp", t.ICMP},
+	} {
+		if d.value < minTimeout {
+			return &sdk.ConfigError{Field: d.field, Reason: fmt.Sprintf("%s is shorter than the %s to which the data plane knows the age of a session; write 3s or more",
+				time.Duration(d.value), time.Duration(minTimeout))}
 		}
 	}
 	for _, n := range []struct {

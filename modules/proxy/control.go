@@ -6,6 +6,7 @@
 package proxy
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -48,6 +49,7 @@ var (
 	_ sdk.Runner             = (*Proxy)(nil)
 	_ sdk.Measurer           = (*Proxy)(nil)
 	_ sdk.HealthChecker      = (*Proxy)(nil)
+	_ sdk.Conditioner        = (*Proxy)(nil)
 	_ sdk.VirtualServiceUser = (*Proxy)(nil)
 	_ sdk.InstanceFollower   = (*Proxy)(nil)
 )
@@ -56,21 +58,52 @@ var (
 func (p *Proxy) Settings() sdk.Settings {
 	t := p.config.Tables
 	return sdk.Settings{
-		Constants: map[string]any{"short_path": p.config.ShortPath},
+		Constants: map[string]any{"short_path": p.config.ShortPath, "max_sessions": uint64(t.Sessions), "service_sessions": uint64(t.SessionsPerService),
+			"pending_budget": t.Sessions / 4},
 		MaxEntries: map[string]uint32{
-			mapSessions: 2 * t.Sessions, mapVIPs: t.Addresses + maxNegative, mapPorts: t.Ports, mapSlots: t.Slots,
+			mapSessions: 2 * t.Sessions, mapPending: 2 * t.Sessions, mapVIPs: t.Addresses + maxNegative, mapPorts: t.Ports, mapSlots: t.Slots,
 			mapTurns: t.Addresses + 1, mapInstances: t.Instances + 1, mapOwners: t.Instances + 1, mapInstanceStats: t.Instances + 1, // index 0 is none
 		},
 	}
 }
 
-// Fill implements sdk.Compiled. All but the ranges is state, which the generations share.
+// Fill implements sdk.Compiled. All but the ranges is state, which the generations share; sessions move if their table changes.
 func (p *Proxy) Fill(maps sdk.Maps) error {
 	m, err := maps.Get(mapRanges)
 	if err != nil {
 		return err
 	}
-	return write(m, mapRanges, uint32(0), rangesOf(p.config.Ranges))
+	if err := write(m, mapRanges, uint32(0), rangesOf(p.config.Ranges)); err != nil {
+		return err
+	}
+	if before := maps[previousSessions]; before != nil {
+		return carryOver(before, maps)
+	}
+	return nil
+}
+
+// previousSessions is the table of sessions of the running generation, if the new one has another.
+const previousSessions = "previous." + mapSessions
+
+// carryOver puts sessions where they belong now. Of versions before 0.2 all of them are in one table.
+func carryOver(before *ebpf.Map, maps sdk.Maps) error {
+	sessions, err := maps.Get(mapSessions)
+	if err != nil {
+		return err
+	}
+	pending, err := maps.Get(mapPending)
+	if err != nil {
+		return err
+	}
+	var failed error
+	err = each(before, previousSessions, func(keys []flow, values []session) {
+		for i := range keys {
+			if !values[i].live() || sessions.Put(&keys[i], &values[i]) != nil { // full: it may be evicted, as before
+				failed = cmp.Or(failed, write(pending, mapPending, &keys[i], &values[i]))
+			}
+		}
+	})
+	return cmp.Or(err, failed)
 }
 
 func rangesOf(all []netip.Prefix) (out addressRanges) {
@@ -132,7 +165,6 @@ func (p *Proxy) InstanceChanged(live sdk.Live, i sdk.Instance, there bool) {
 const (
 	tickEvery  = time.Second
 	sweepEvery = 10 * time.Second
-	sweepShare = 200 // a sweep that takes long is made less often: at most one part in so many of the time goes into it
 )
 
 // Run implements sdk.Runner.
@@ -146,19 +178,36 @@ func (p *Proxy) Run(ctx context.Context, live sdk.Live) {
 	var following sync.WaitGroup
 	defer following.Wait()
 	following.Go(func() { w.note("events", w.follow(ctx)) })
-	tick, sweep := time.NewTicker(tickEvery), time.NewTimer(sweepEvery)
+	following.Go(func() { w.age(ctx) })
+	tick := time.NewTicker(tickEvery)
 	defer tick.Stop()
-	defer sweep.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case now := <-tick.C:
 			w.tick(now)
-		case now := <-sweep.C:
-			w.note("ageing of sessions", w.sweep(now))
-			w.note("another try", w.again(now))
-			sweep.Reset(max(sweepEvery, sweepShare*w.tally.Took))
+		}
+	}
+}
+
+// age sweeps the tables of sessions until ctx ends: at once, as the counts may be those of another version, and every 10 s.
+func (w *plane) age(ctx context.Context) {
+	w.pause = func(d time.Duration) {
+		select {
+		case <-ctx.Done():
+		case <-time.After(d):
+		}
+	}
+	sweep := time.NewTicker(sweepEvery)
+	defer sweep.Stop()
+	for now := time.Now(); ; {
+		w.note("ageing of sessions", w.sweep(now))
+		w.note("another try", w.again(now))
+		select {
+		case <-ctx.Done():
+			return
+		case now = <-sweep.C:
 		}
 	}
 }
@@ -175,6 +224,7 @@ func (w *plane) tick(now time.Time) {
 	w.inject(free)
 	w.note("unknown addresses", err)
 	w.note("closest instances", w.rankAgain(now))
+	w.note("passive health", w.judge(now))
 }
 
 // note remembers how background work went, for the health.

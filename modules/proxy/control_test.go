@@ -52,6 +52,8 @@ func TestConfigMistakes(t *testing.T) {
 		`{"ranges": ["all"]}`:                                                   "config",
 		`{"timeouts": {"udp": "0s"}}`:                                           "timeouts.udp",
 		`{"timeouts": {"udp": "soon"}}`:                                         "config",
+		`{"timeouts": {"udpStream": "500ms"}}`:                                  "timeouts.udpStream",
+		`{"passiveHealth": {"ejectFor": "0s"}}`:                                 "passiveHealth.ejectFor",
 		`{"unknown": {"holdPackets": -1}}`:                                      "unknown.holdPackets",
 		`{"tables": {"slots": 0}}`:                                              "tables.slots",
 		`{"colour": "red"}`:                                                     "config",
@@ -156,7 +158,7 @@ func TestRoutes(t *testing.T) {
 	p.sweep()
 	var stats StatsReport
 	p.get("/stats", &stats)
-	p.same("instances", stats.Instances, map[string]int{"ready": 1, "draining": 1, "gone": 0})
+	p.same("instances", stats.Instances, map[string]int{"ready": 1, "draining": 1, "ejected": 0, "gone": 0})
 	p.same("addresses", stats.Tables["addresses"], Occupancy{3, 16384})
 	p.same("sessions", stats.Tables["sessions"].Capacity, 65536)
 }

@@ -23,14 +23,15 @@ static __always_inline const struct px_hot *px_find_hot(const struct kerb_pkt *p
 	int v4 = p->family == 4;
 	const px_wide *addr = p->ip + (v4 ? 12 : 8);
 	const __be32 *word = (const void *)addr;
-	__u32 slot = px_hot_slot(word[v4 ? 0 : 3], word[v4 ? 1 : 7], px_anew(*px_ports(p->l4)), px_anew(pkt->ifindex));
-	const __u32 *epoch = bpf_map_lookup_elem(&epochs, &slot);
+	__u32 hash = px_hot_hash(word[v4 ? 0 : 3], word[v4 ? 1 : 7], px_anew(*px_ports(p->l4)), px_anew(pkt->ifindex));
+	__u32 slot = px_hot_slot(hash), epoch_slot = px_epoch_slot(hash);
+	const struct px_epoch *epoch = bpf_map_lookup_elem(&epochs, &epoch_slot);
 	const struct px_hot *h = bpf_map_lookup_elem(&hot, &slot);
 	__u64 differs;
 
 	if (!epoch || !h)
 		return 0;
-	differs = (h->epoch ^ *epoch) | (h->tick ^ (__u32)(bpf_jiffies64() / PX_HOT_TICK));
+	differs = (h->epoch ^ epoch->count) | (h->tick ^ (__u32)(bpf_jiffies64() / PX_HOT_TICK));
 	differs |= (h->ports ^ px_anew(*px_ports(p->l4))) | (h->ifindex ^ px_anew(pkt->ifindex));
 	differs |= h->kind ^ PX_HOT_KIND(p->family, px_anew(pkt->proto), p->hook);
 #pragma unroll

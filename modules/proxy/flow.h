@@ -44,6 +44,8 @@ struct px_work {
 	struct px_head head;
 	struct px_flow flow; /* of the packet */
 	struct px_flow pair; /* of the session's other entry */
+	struct px_flow other; /* of a session that is not the packet's */
+	struct px_ask ask;
 	struct px_session made, mirror;
 	struct px_fragment datagram;
 	struct px_fragment_of first;
@@ -58,6 +60,9 @@ struct px_work {
 	__u8 state;  /* of a session to be made */
 	__u8 quoted; /* PX_ERROR: enum px_kind of the packet in it */
 	__u8 step;   /* enum px_step */
+	__u8 was;    /* state of the session before the packet */
+	__u8 kept;   /* the packet's session was found in sessions, not in pending */
+	__u8 judged; /* PX_JUDGED for a session to be made, or 0 */
 	__u64 inner; /* PX_ERROR: offset of the quoted transport header */
 };
 

@@ -97,7 +97,7 @@ type InstanceReport struct {
 	Index      uint32   `json:"index"`
 	Generation uint32   `json:"generation"` // one more with each redeployment
 	Addresses  []string `json:"addresses"`
-	State      string   `json:"state"` // ready, draining, gone
+	State      string   `json:"state"` // ready, draining, ejected, gone
 	Interface  string   `json:"interface,omitempty"`
 	Path       string   `json:"path"` // peer: straight into its namespace; interface: through its chain; ordinary: by the bridge or the stack
 	Node       string   `json:"node,omitempty"`
@@ -106,6 +106,8 @@ type InstanceReport struct {
 	Sessions   int64    `json:"sessions"`
 	Opened     uint64   `json:"opened"`            // ever
 	Connect    string   `json:"connect,omitempty"` // time from SYN to SYN/ACK, moving average
+	Failures   uint64   `json:"failures"`          // connects refused or not answered, ever
+	Ejected    string   `json:"ejected,omitempty"` // why it gets no new sessions, and for how long
 }
 
 func (w *plane) listInstances(service string) []InstanceReport {
@@ -130,7 +132,7 @@ func (w *plane) listInstances(service string) []InstanceReport {
 func (w *plane) report(t *target, at *localService) InstanceReport {
 	stats := &w.maps.stats[t.index]
 	r := InstanceReport{Name: t.name, Index: t.index, Generation: t.entry.Generation, Addresses: t.place().addresses(), State: "ready", Path: "ordinary",
-		Node: t.node, Weight: t.weight, Distance: t.distance, Sessions: stats.sessions(), Opened: stats.opened()}
+		Node: t.node, Weight: t.weight, Distance: t.distance, Sessions: stats.sessions(), Opened: stats.opened(), Failures: stats.failures()}
 	if t.service != nil {
 		r.Service = t.service.name
 	}
@@ -139,6 +141,8 @@ func (w *plane) report(t *target, at *localService) InstanceReport {
 		r.State = "gone"
 	case t.drains:
 		r.State = "draining"
+	case t.health.ejected():
+		r.State, r.Ejected = "ejected", fmt.Sprintf("%s; until %s", t.health.why, t.health.until.Format(time.TimeOnly))
 	}
 	if at != nil {
 		r.Interface = at.Interface
@@ -175,7 +179,7 @@ type SessionReport struct {
 	Service  string `json:"service,omitempty"`
 	Instance string `json:"instance,omitempty"`
 	Ifindex  uint32 `json:"ifindex"` // of the client's interface
-	State    string `json:"state"`   // new, established, closing, reset
+	State    string `json:"state"`   // new, established, half_closed, closing, reset
 	Hairpin  bool   `json:"hairpin,omitempty"`
 	Idle     string `json:"idle"`
 }
@@ -202,7 +206,7 @@ func (w *plane) listSessions(q url.Values) (*SessionsReport, error) {
 	}
 	out := &SessionsReport{Sessions: []SessionReport{}}
 	now := monotonic()
-	err := each(w.maps.sessions, mapSessions, func(keys []flow, values []session) {
+	list := func(keys []flow, values []session) {
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		for i := range keys {
@@ -219,8 +223,11 @@ func (w *plane) listSessions(q url.Values) (*SessionsReport, error) {
 			}
 			out.Sessions = append(out.Sessions, r)
 		}
-	})
-	return out, err
+	}
+	if err := each(w.maps.sessions, mapSessions, list); err != nil {
+		return nil, err
+	}
+	return out, each(w.maps.pending, mapPending, list)
 }
 
 func (w *plane) reportSession(k *flow, s *session, now uint64) SessionReport {
@@ -281,12 +288,15 @@ type StatsReport struct {
 	Counters  map[string]uint64    `json:"counters"`
 	Unknown   unknowns             `json:"unknown"`
 	Instances map[string]int       `json:"instances"` // by state
+	Ejections uint64               `json:"ejections"` // ever
+	Failures  uint64               `json:"failures"`  // connects that instances refused or did not answer
 }
 
 // countNames are the counters of the data plane.
 var countNames = [...]string{countOpened: "opened", countChosenAnew: "chosen_anew", countMoved: "moved", countReset: "reset", countUnknown: "unknown",
 	countUnanswered: "unanswered", countNegative: "negative", countNoInstance: "no_instance", countNoPort: "no_port", countClash: "clash",
-	countNoSession: "no_session", countFragment: "fragment", countTableFull: "table_full"}
+	countNoSession: "no_session", countFragment: "fragment", countTableFull: "table_full", countOverQuota: "over_quota", countCrowded: "crowded",
+	countRecovered: "recovered"}
 
 func (w *plane) stats() (*StatsReport, error) {
 	counters, err := w.counters()
@@ -299,13 +309,15 @@ func (w *plane) stats() (*StatsReport, error) {
 	for _, v := range w.addresses {
 		ports += len(v.ports)
 	}
-	states := map[string]int{"ready": 0, "draining": 0, "gone": 0}
+	states, failures := map[string]int{"ready": 0, "draining": 0, "ejected": 0, "gone": 0}, uint64(0)
 	for _, t := range w.targets {
 		states[w.report(t, nil).State]++
+		failures += w.maps.stats[t.index].failures()
 	}
 	k := w.maps
-	out := &StatsReport{Counters: counters, Unknown: w.unknowns, Sessions: w.tally, Instances: states, Tables: map[string]Occupancy{
+	out := &StatsReport{Counters: counters, Unknown: w.unknowns, Sessions: w.tally, Instances: states, Ejections: w.ejections, Failures: failures, Tables: map[string]Occupancy{
 		"sessions":   {(w.tally.Entries + 1) / 2, int(k.sessions.MaxEntries()) / 2},
+		"pending":    {(w.tally.Pending + 1) / 2, int(k.pending.MaxEntries()) / 2},
 		"addresses":  {len(w.addresses), int(w.config.Tables.Addresses)},
 		"ports":      {ports, int(k.ports.MaxEntries())},
 		"instances":  {len(w.targets), int(k.instances.MaxEntries()) - 1},
@@ -361,6 +373,9 @@ func (p *Proxy) Measure(live sdk.Live) ([]sdk.Sample, error) {
 	for state, n := range s.Instances {
 		add("instances", "Instances of virtual services.", false, float64(n), "state", state)
 	}
+	add("instance_ejections_total", "How often an instance was ejected because connects to it failed.", true, float64(s.Ejections))
+	add("instance_connect_failures", "Connects that the present instances refused or did not answer.", false, float64(s.Failures))
+	add("sessions_evictable", "Live sessions beyond the share of their interface, which may be evicted.", false, float64(s.Sessions.Crowded))
 	for event, n := range s.Counters {
 		add("events_total", "What the data plane did beside translating packets.", true, float64(n), "event", event)
 	}

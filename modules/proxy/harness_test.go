@@ -46,6 +46,7 @@ type kernel struct {
 	slots           uint32
 	instances       uint32
 	locals          uint32
+	on              uint32 // interface that packets meet the proxy on, 0: testIfindex
 }
 
 // testIfindex is the interface that PROG_TEST_RUN says packets come from, if told nothing else: lo.
@@ -53,8 +54,20 @@ const testIfindex = 1
 
 func loadProxy(t testing.TB, constants map[string]any) *kernel {
 	t.Helper()
+	return load(t, module(t, constants))
+}
+
+// loadConfigured loads the proxy as a config makes it.
+func loadConfigured(t testing.TB, config string) *kernel {
+	t.Helper()
+	mod := module(t, nil)
+	mod.Settings = compileConfig(t, config).Settings()
+	return load(t, mod)
+}
+
+func load(t testing.TB, mod dataplane.Module) *kernel {
+	t.Helper()
 	pkgstest.NeedRoot(t)
-	mod := module(t, constants)
 	l, err := dataplane.Load(dataplane.OnTCIngress, dataplane.Egress, mod)
 	pkgstest.Explain(t, err)
 	t.Cleanup(l.Close)
@@ -174,6 +187,11 @@ func (k *kernel) run(p *ebpf.Program, frame []byte) result {
 	k.t.Helper()
 	out := make([]byte, len(frame)+2048)
 	opts := &ebpf.RunOptions{Data: frame, DataOut: out}
+	if k.on != 0 {
+		ctx := make([]byte, 192) // struct __sk_buff
+		binary.NativeEndian.PutUint32(ctx[40:], k.on)
+		opts.Context = ctx
+	}
 	ret, err := p.Run(opts)
 	if err != nil {
 		k.t.Fatal(err)
@@ -207,21 +225,36 @@ func (k *kernel) count(what uint32) uint64 {
 	return sum
 }
 
-// table is all sessions.
+// table is all sessions, of both tables.
 func (k *kernel) table() map[flow]session {
 	k.t.Helper()
 	out := map[flow]session{}
 	var key flow
 	var value session
-	it := k.maps[mapSessions].Iterate()
-	for it.Next(&key, &value) {
-		out[key] = value
-	}
-	if err := it.Err(); err != nil {
-		k.t.Fatal(err)
+	for _, name := range []string{mapPending, mapSessions} {
+		it := k.maps[name].Iterate()
+		for it.Next(&key, &value) {
+			out[key] = value
+		}
+		if err := it.Err(); err != nil {
+			k.t.Fatal(err)
+		}
 	}
 	return out
 }
+
+// forget removes an entry from its table.
+func (k *kernel) forget(key flow) {
+	k.t.Helper()
+	for _, name := range []string{mapPending, mapSessions} {
+		if err := remove(k.maps[name], name, key); err != nil {
+			k.t.Fatal(err)
+		}
+	}
+}
+
+// isKept reports whether an entry is in the table that nothing is evicted from.
+func (k *kernel) isKept(key flow) bool { return k.maps[mapSessions].Lookup(key, &session{}) == nil }
 
 // readEvents returns a function that returns the next event.
 func readEvents(t testing.TB, ring *ebpf.Map) func() (unknown, []byte) {

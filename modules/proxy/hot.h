@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /* Sessions that this CPU has just used, in front of the map of all: a lookup there costs four calls and a hash over 44 bytes.
  * A copy is used for a moment only, so that the map's LRU sees that the session lives; and only while no session whose key
- * has the same hash was made or forgotten by any CPU. */
+ * has the same hash was forgotten by any CPU. */
 #ifndef PX_HOT_H
 #define PX_HOT_H
 
 #include "flow.h"
 
 #define PX_HOT	     512 /* a power of two */
+#define PX_EPOCHS    32768 /* many more: connections of one service seldom make the copies of another one useless */
 #define PX_HOT_TICK  32	 /* jiffies: 32 ms at 1000 Hz, 0.3 s at 100 Hz */
 
 /* Eight bytes of a packet or an address, whatever their type. */
@@ -19,7 +20,7 @@ struct px_hot {
 	__be32 word[8];
 	__u32 ports, ifindex;
 	__u32 kind;  /* PX_HOT_KIND */
-	__u32 epoch; /* of the hash when the session was looked up */
+	__u32 epoch; /* of the hash before the session was looked up */
 	__u32 tick;  /* jiffies / PX_HOT_TICK then */
 	__u16 addresses, sum; /* differences that the changed addresses, and ports too, make to a checksum */
 	struct px_session session;
@@ -35,32 +36,62 @@ struct {
 	__type(value, struct px_hot);
 } hot SEC(".maps");
 
-/* By px_hot_slot: how often a session was made or forgotten. */
+/* How often a session with such a key was forgotten. */
+struct px_epoch {
+	__u32 count;
+	struct bpf_spin_lock lock;
+};
+
+/* By px_epoch_slot. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, PX_HOT);
+	__uint(max_entries, PX_EPOCHS);
 	__type(key, __u32);
-	__type(value, __u32);
+	__type(value, struct px_epoch);
 } epochs SEC(".maps");
 
 /* Fibonacci hashing (Knuth, TAOCP 6.4) of the words that differ most: the last ones of the addresses. */
-static __always_inline __u32 px_hot_slot(__be32 src, __be32 dst, __u32 ports, __u32 ifindex)
+static __always_inline __u32 px_hot_hash(__be32 src, __be32 dst, __u32 ports, __u32 ifindex)
 {
-	return ((src ^ dst) + ports * 31 + ifindex) * 2654435769U >> 23 & (PX_HOT - 1);
+	return ((src ^ dst) + ports * 31 + ifindex) * 2654435769U;
 }
 
-static __always_inline __u32 px_hot_slot_of(const struct px_flow *f)
+static __always_inline __u32 px_hot_hash_of(const struct px_flow *f)
 {
-	return px_hot_slot(f->src.word[3], f->dst.word[3], *px_ports((void *)&f->sport), f->ifindex);
+	return px_hot_hash(f->src.word[3], f->dst.word[3], *px_ports((void *)&f->sport), f->ifindex);
 }
 
-/* To be called after the map has changed. */
+static __always_inline __u32 px_hot_slot(__u32 hash)
+{
+	return hash >> 23 & (PX_HOT - 1);
+}
+
+static __always_inline __u32 px_epoch_slot(__u32 hash)
+{
+	return hash >> 17 & (PX_EPOCHS - 1);
+}
+
+/* To be called after the map has changed. The map's own lock was released by then: taking another one orders the change before
+ * the count on every processor (on arm64 a release followed by an acquire is a full barrier). An atomic add alone would not,
+ * and those that return a value came with Linux 5.12. */
 static __always_inline void px_changed(const struct px_flow *f)
 {
-	__u32 slot = px_hot_slot_of(f), *epoch = bpf_map_lookup_elem(&epochs, &slot);
+	__u32 slot = px_epoch_slot(px_hot_hash_of(f));
+	struct px_epoch *epoch = bpf_map_lookup_elem(&epochs, &slot);
 
-	if (epoch)
-		__sync_fetch_and_add(epoch, 1);
+	if (!epoch)
+		return;
+	bpf_spin_lock(&epoch->lock);
+	epoch->count++;
+	bpf_spin_unlock(&epoch->lock);
+}
+
+/* A session, in whichever table it is. */
+static __always_inline struct px_session *px_find(const struct px_flow *f)
+{
+	struct px_session *s = bpf_map_lookup_elem(&sessions, f);
+
+	return s ?: bpf_map_lookup_elem(&pending, f);
 }
 
 static __always_inline int px_same_session(const struct px_session *a, const struct px_session *b)
@@ -78,10 +109,12 @@ struct px_warm {
 
 static __always_inline void px_warm_up(const struct px_flow *f, struct px_warm *w)
 {
-	__u32 slot = px_hot_slot_of(f), *epoch = bpf_map_lookup_elem(&epochs, &slot);
+	__u32 hash = px_hot_hash_of(f), slot = px_epoch_slot(hash);
+	struct px_epoch *epoch = bpf_map_lookup_elem(&epochs, &slot);
 
+	slot = px_hot_slot(hash);
 	w->at = epoch ? bpf_map_lookup_elem(&hot, &slot) : 0;
-	w->epoch = epoch ? *(volatile __u32 *)epoch : 0;
+	w->epoch = epoch ? *(volatile __u32 *)&epoch->count : 0;
 	w->tick = bpf_jiffies64() / PX_HOT_TICK;
 }
 
@@ -124,7 +157,8 @@ static __noinline int px_keep_hot(const struct px_flow *f, __u32 family, const s
 	h->epoch = w->epoch;
 	px_keep_flow(h, f, family);
 	px_keep_session(h, f, s);
-	s = bpf_map_lookup_elem(&sessions, f);
+	bpf_ktime_get_ns(); /* a read barrier in its sequence counter: what is found now is not older than the epoch */
+	s = px_find(f);
 	if (!s || !px_same_session(s, &h->session))
 		return 0;
 	h->tick = w->tick;

@@ -20,7 +20,7 @@ func TestDataPlaneLayouts(t *testing.T) {
 		"px_vip": vip{}, "px_port": portKey{}, "px_range": addressRange{}, "px_ranges": addressRanges{},
 		"px_place": place{}, "px_instance": instance{}, "px_instance_stats": instanceStats{}, "px_local": local{},
 		"px_flow": flow{}, "px_session": session{}, "px_fragment": fragment{}, "px_fragment_of": fragmentOf{},
-		"px_asked": asked{}, "px_unknown": unknown{},
+		"px_asked": asked{}, "px_ask": askKey{}, "px_share": share{}, "px_unknown": unknown{},
 	} {
 		pkgstest.NamedLayout(t, spec.Types, name, mirror)
 	}

@@ -172,6 +172,7 @@ func (l *locals) free(s *localService, now time.Time) error {
 	if err := write(l.maps.locals, mapLocals, s.index, local{}); err != nil {
 		return err
 	}
+	l.maps.shares[s.index] = share{}
 	delete(l.byIfindex, s.entry.Ifindex)
 	l.indices.release(s.index, now)
 	return nil

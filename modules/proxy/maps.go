@@ -18,6 +18,8 @@ const (
 	mapInterfaces    = "interfaces"
 	mapHomes         = "homes"
 	mapSessions      = "sessions"
+	mapPending       = "pending"
+	mapShares        = "shares"
 	mapFragments     = "fragments"
 	mapAsked         = "asked"
 	mapUnknown       = "unknown"
@@ -113,6 +115,17 @@ type instanceStats struct {
 	Sessions int64
 	Opened   uint64
 	RTT      uint64
+	Answers  uint64
+	Failures uint64
+}
+
+// share mirrors struct px_share.
+type share struct {
+	Sessions uint64
+	Window   uint32
+	Opened   uint32
+	Closed   uint32
+	Asked    uint32
 }
 
 // localPeer is a flag of local.
@@ -147,6 +160,7 @@ const (
 	sessionReverse = 1 << 0
 	sessionHairpin = 1 << 1
 	sessionFar     = 1 << 2
+	sessionJudged  = 1 << 3
 
 	stateAnswered  = 1 << 0
 	stateClientFIN = 1 << 1
@@ -189,6 +203,12 @@ type fragmentOf struct {
 	_    uint32
 }
 
+// askKey mirrors struct px_ask.
+type askKey struct {
+	Addr    address
+	Ifindex uint32
+}
+
 // asked mirrors struct px_asked.
 type asked struct{ Since, Packets uint64 }
 
@@ -219,4 +239,7 @@ const (
 	countNoSession
 	countFragment
 	countTableFull
+	countOverQuota
+	countCrowded
+	countRecovered
 )

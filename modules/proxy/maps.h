@@ -2,7 +2,8 @@
 /* The maps of the proxy, and who writes them. maps.go says the same in Go; a test compares both by BTF.
  *
  *	vips, ports, ranges, slots, instances, owners, locals, interfaces, homes	the control plane
- *	turns, instance_stats, sessions, fragments, asked, counts	the data plane; the control plane ages and corrects
+ *	turns, instance_stats, sessions, pending, shares, fragments, asked, counts
+ *									the data plane; the control plane ages and corrects
  *	unknown								the data plane sends, the control plane reads
  *
  * Addresses and ports are in network byte order, all else in the host's. Index 0 of instances and of locals stands for
@@ -18,6 +19,7 @@
 #define PX_LOCALS     4096
 #define PX_HOMES      (2 * PX_LOCALS)
 #define PX_SESSIONS   (2 * 65536) /* two entries per session */
+#define PX_PENDING    (2 * 65536)
 #define PX_FRAGMENTS  4096
 #define PX_ASKED      4096
 #define PX_UNKNOWN    (1 << 20)
@@ -95,6 +97,8 @@ struct px_instance_stats {
 	__s64 sessions; /* open now: for PX_LEAST */
 	__u64 opened;	/* sessions ever */
 	__u64 rtt;	/* ns from SYN to SYN/ACK, moving average (weight 1/8 for each new one), 0: not measured */
+	__u64 answers;	/* TCP connections that the instance accepted */
+	__u64 failures; /* SYNs that it refused or left unanswered, of sessions with PX_JUDGED */
 };
 
 #define PX_LOCAL_PEER (1 << 0) /* no module but the proxy sees packets to it: hand them straight into its namespace */
@@ -128,6 +132,7 @@ struct px_flow {
 #define PX_REVERSE (1 << 0) /* the entry for what the instance answers */
 #define PX_HAIRPIN (1 << 1) /* the client is the instance: it sees itself as the virtual address */
 #define PX_FAR	   (1 << 2) /* the instance is not local: its answers are met on their way to the client */
+#define PX_JUDGED  (1 << 3) /* the virtual service names its ports: a failed connect says something about the instance */
 
 /* What has been seen of a session. Both entries have all of it, only the forward one exactly. */
 #define PX_ANSWERED   (1 << 0) /* by the instance; TCP: with SYN and ACK */
@@ -147,7 +152,7 @@ struct px_session {
 	__u64 opened;	     /* forward: when the SYN passed, 0 as soon as its answer was timed */
 	struct px_addr addr; /* forward: the instance's; reverse: the virtual one; hairpin, reverse: the client's */
 	__be16 sport, dport; /* as they will be; ICMP echo: as in px_flow */
-	__u32 instance;	     /* index */
+	__u32 instance;	     /* index; 0: a connection to the instance's own address, which only needs another source port */
 	__u32 generation;    /* of the instance when the session was made or came to its new place */
 	__u32 other;	     /* ifindex on which packets of the other direction are met */
 	__u32 local;	     /* index in locals of whom the changed packet is for; 0: the bridge or the stack takes it there */
@@ -156,6 +161,16 @@ struct px_session {
 	__u8 state;	     /* PX_ANSWERED ... */
 	__u16 zero;
 	__u32 zero2;
+};
+
+/* By index in locals: what the clients behind an interface hold. Index 0: the sum of all interfaces, and of those that are no
+ * local. The rest counts within a window of 2^30 ns; two CPUs that begin one at a time may lose a few. */
+struct px_share {
+	__u64 sessions; /* in the table sessions */
+	__u32 window;
+	__u32 opened; /* sessions begun and not answered: at most pending_budget */
+	__u32 closed; /* sessions that went back to pending: as many */
+	__u32 asked;  /* packets to unknown addresses: at most PX_ASK_SERVICE */
 };
 
 #define PX_TICK 256 /* jiffies: 0.26 s at 1000 Hz, 1 s at 250 Hz, 2.6 s at 100 Hz */
@@ -177,14 +192,22 @@ struct px_fragment_of {
 	__u32 zero;
 };
 
-/* How often an unknown address was asked for lately: at most PX_ASK_MOST packets per PX_ASK_NS reach the control plane. */
+/* Key of asked: one service's scan does not use up what another one may ask for. */
+struct px_ask {
+	struct px_addr addr;
+	__u32 ifindex;
+};
+
+/* How often an interface asked for an unknown address lately: at most PX_ASK_MOST packets per PX_ASK_NS reach the control
+ * plane, and PX_ASK_SERVICE of all addresses. */
 struct px_asked {
 	__u64 since;
 	__u64 packets;
 };
 
-#define PX_ASK_MOST 64
-#define PX_ASK_NS   (1ULL << 30)
+#define PX_ASK_MOST    64
+#define PX_ASK_SERVICE 256
+#define PX_ASK_NS      (1ULL << 30)
 
 /* Event in the ring buffer unknown: a packet to an address that may be virtual and is not known. It was taken out of the
  * way, and is to be sent again once the address is known. */
@@ -214,9 +237,12 @@ enum px_count {
 	PX_COUNT_NO_INSTANCE = 7,  /* to virtual addresses without an instance that takes new sessions */
 	PX_COUNT_NO_PORT = 8,	   /* to ports that the virtual service does not have */
 	PX_COUNT_CLASH = 9,	   /* sessions that got another source port, as the instance has one like it from elsewhere */
-	PX_COUNT_NO_SESSION = 10,  /* TCP amid a connection that no session is known of */
+	PX_COUNT_NO_SESSION = 10,  /* TCP amid a connection that no session is known of, and whose instance is not certain */
 	PX_COUNT_FRAGMENT = 11,	   /* later fragments to virtual addresses without a first one */
 	PX_COUNT_TABLE_FULL = 12,  /* sessions that found no room or no free source port */
+	PX_COUNT_OVER_QUOTA = 13,  /* sessions not begun: the interface has too many without an answer */
+	PX_COUNT_CROWDED = 14,	   /* answered sessions that stay in pending: the interface's share of sessions is used up */
+	PX_COUNT_RECOVERED = 15,   /* TCP sessions made in the middle of a connection: only one instance can have it */
 	PX_COUNTS = 16,
 };
 
@@ -309,12 +335,32 @@ struct {
 	__type(value, __u32);
 } homes SEC(".maps");
 
+/* Sessions that were answered and are not closed, both entries of each. Nothing is evicted: what finds no room, or is beyond
+ * the share of its client's interface, stays in pending. */
 struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, PX_SESSIONS);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__type(key, struct px_flow);
 	__type(value, struct px_session);
 } sessions SEC(".maps");
+
+/* Sessions without an answer, and closed ones for their last packets: a flood of new or of short connections pushes out only
+ * others of its kind, and not before they have had time for an answer (struct px_share). */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, PX_PENDING);
+	__type(key, struct px_flow);
+	__type(value, struct px_session);
+} pending SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, PX_LOCALS);
+	__uint(map_flags, BPF_F_MMAPABLE); /* the control plane counts what it removes, atomically */
+	__type(key, __u32);
+	__type(value, struct px_share);
+} shares SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
@@ -326,7 +372,7 @@ struct {
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, PX_ASKED);
-	__type(key, struct px_addr);
+	__type(key, struct px_ask);
 	__type(value, struct px_asked);
 } asked SEC(".maps");
 

@@ -18,12 +18,13 @@ import (
 
 // mapSet is access to the maps of a generation.
 type mapSet struct {
-	vips, ports, instances, owners, locals, interfaces, homes, sessions, counts *ebpf.Map
+	vips, ports, instances, owners, locals, interfaces, homes, sessions, pending, counts *ebpf.Map
 
 	turns uint32 // ids of virtual addresses that there are counters for
 	// Shared with the data plane. They end when the set is no longer reachable.
-	stats []instanceStats
-	slots []slot
+	stats  []instanceStats
+	slots  []slot
+	shares []share
 }
 
 // slot is how an element of slots lies in memory: arrays round their elements up to 8 bytes.
@@ -31,10 +32,10 @@ type slot struct{ index, _ uint32 }
 
 func openMaps(maps sdk.Maps) (*mapSet, error) {
 	k := &mapSet{}
-	var slots, stats, turns *ebpf.Map
+	var slots, stats, turns, shares *ebpf.Map
 	for name, m := range map[string]**ebpf.Map{
 		mapVIPs: &k.vips, mapPorts: &k.ports, mapSlots: &slots, mapInstances: &k.instances, mapOwners: &k.owners, mapLocals: &k.locals,
-		mapInterfaces: &k.interfaces, mapHomes: &k.homes, mapSessions: &k.sessions, mapCounts: &k.counts, mapInstanceStats: &stats, mapTurns: &turns,
+		mapInterfaces: &k.interfaces, mapHomes: &k.homes, mapSessions: &k.sessions, mapPending: &k.pending, mapShares: &shares, mapCounts: &k.counts, mapInstanceStats: &stats, mapTurns: &turns,
 	} {
 		var err error
 		if *m, err = maps.Get(name); err != nil {
@@ -43,15 +44,18 @@ func openMaps(maps sdk.Maps) (*mapSet, error) {
 	}
 	k.turns = turns.MaxEntries()
 	var err error
-	if k.stats, err = share[instanceStats](k, mapInstanceStats, stats); err != nil {
+	if k.stats, err = mapArray[instanceStats](k, mapInstanceStats, stats); err != nil {
 		return nil, err
 	}
-	k.slots, err = share[slot](k, mapSlots, slots)
+	if k.slots, err = mapArray[slot](k, mapSlots, slots); err != nil {
+		return nil, err
+	}
+	k.shares, err = mapArray[share](k, mapShares, shares)
 	return k, err
 }
 
-// share maps an array into memory, for as long as the set is reachable. V is of a multiple of 8 bytes.
-func share[V any](k *mapSet, name string, m *ebpf.Map) ([]V, error) {
+// mapArray maps an array into memory, for as long as the set is reachable. V is of a multiple of 8 bytes.
+func mapArray[V any](k *mapSet, name string, m *ebpf.Map) ([]V, error) {
 	var v V
 	size, page := int(m.MaxEntries())*int(unsafe.Sizeof(v)), os.Getpagesize()
 	memory, err := unix.Mmap(m.FD(), 0, (size+page-1)/page*page, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
@@ -75,14 +79,21 @@ func (s *instanceStats) sessions() int64      { return atomic.LoadInt64(&s.Sessi
 func (s *instanceStats) addSessions(by int64) { atomic.AddInt64(&s.Sessions, by) }
 func (s *instanceStats) opened() uint64       { return atomic.LoadUint64(&s.Opened) }
 func (s *instanceStats) rtt() uint64          { return atomic.LoadUint64(&s.RTT) }
+func (s *instanceStats) answers() uint64      { return atomic.LoadUint64(&s.Answers) }
+func (s *instanceStats) failures() uint64     { return atomic.LoadUint64(&s.Failures) }
 func (s *instanceStats) measureFromScratch()  { atomic.StoreUint64(&s.RTT, 0) }
 
 // begin counts for another instance.
 func (s *instanceStats) begin() {
 	atomic.StoreInt64(&s.Sessions, 0)
 	atomic.StoreUint64(&s.Opened, 0)
+	atomic.StoreUint64(&s.Answers, 0)
+	atomic.StoreUint64(&s.Failures, 0)
 	s.measureFromScratch()
 }
+
+func (s *share) sessions() uint64     { return atomic.LoadUint64(&s.Sessions) }
+func (s *share) addSessions(by int64) { atomic.AddUint64(&s.Sessions, uint64(by)) }
 
 func write[K, V any](m *ebpf.Map, name string, k K, v V) error {
 	if err := m.Put(k, v); err != nil {

@@ -33,8 +33,10 @@ func families(t *testing.T, test func(t *testing.T, w *world)) {
 	}
 }
 
-func newWorld(t testing.TB, v4 bool) *world {
-	w := &world{kernel: loadProxy(t, nil), v4: v4, nearMAC: [6]byte{2, 0, 0, 0, 0, 0x77}, testMAC: [6]byte{2, 0, 0, 0, 0, 2}}
+func newWorld(t testing.TB, v4 bool) *world { t.Helper(); return newWorldOn(loadProxy(t, nil), v4) }
+
+func newWorldOn(k *kernel, v4 bool) *world {
+	w := &world{kernel: k, v4: v4, nearMAC: [6]byte{2, 0, 0, 0, 0, 0x77}, testMAC: [6]byte{2, 0, 0, 0, 0, 2}}
 	if v4 {
 		w.client, w.near, w.far, w.nearVIP, w.farVIP = "10.18.0.2", "10.18.0.3", "10.19.0.3", "10.30.0.2", "10.30.0.3"
 	} else {
@@ -508,22 +510,22 @@ func TestPortsAreUsedAgain(t *testing.T) {
 	})
 }
 
-// A burst of connections with all 65536 source ports, each found again: the published proxy has room for 128.
+// A burst of connections from ports all over the range, each found again: the published proxy has room for 128.
 func TestManySessions(t *testing.T) {
 	w := newWorld(t, true)
-	for port := range 20000 {
-		p := tcp(w.client, uint16(port*3), w.farVIP, 80, tcpSYN)
+	for port := range 16000 {
+		p := tcp(w.client, uint16(port*4), w.farVIP, 80, tcpSYN)
 		w.want(w.out(p.bytes()), tcNext, nil)
 	}
 	missing := 0
-	for port := range 20000 {
-		got := w.in(tcp(w.far, 80, w.client, uint16(port*3), tcpSYN|tcpACK).bytes())
-		if !bytes.Equal(got.frame, tcp(w.farVIP, 80, w.client, uint16(port*3), tcpSYN|tcpACK).bytes()) {
+	for port := range 16000 {
+		got := w.in(tcp(w.far, 80, w.client, uint16(port*4), tcpSYN|tcpACK).bytes())
+		if !bytes.Equal(got.frame, tcp(w.farVIP, 80, w.client, uint16(port*4), tcpSYN|tcpACK).bytes()) {
 			missing++
 		}
 	}
 	if missing > 0 {
-		t.Errorf("%d of 20000 sessions are lost", missing)
+		t.Errorf("%d of 16000 sessions are lost", missing)
 	}
 	if testing.Verbose() {
 		fmt.Println(len(w.table()), "entries")

@@ -37,7 +37,9 @@ type plane struct {
 	seen      map[string]bool // put since the agent began to tell all; nil: it has told all
 	told      bool            // all, at least once
 	sweeper   *sweeper
+	pause     func(time.Duration) // between the steps of a sweep; nil: none
 	tally     tally
+	ejections uint64 // ever
 	unknowns  unknowns
 	troubles  map[string]error // of background work, by what it is
 }
@@ -65,6 +67,7 @@ type target struct {
 	weight   uint32
 	distance uint32
 	drains   bool
+	health   health
 	gone     time.Time
 	entry    instance // in the map
 }

@@ -17,7 +17,8 @@
 #include "fast.h"
 #include "unknown.h"
 
-#define PX_DROP_HELD KERB_DROP_MODULE_FIRST /* given to the control plane, which sends it again */
+#define PX_DROP_HELD  KERB_DROP_MODULE_FIRST	     /* given to the control plane, which sends it again */
+#define PX_DROP_QUOTA (KERB_DROP_MODULE_FIRST + 1) /* its interface has too many sessions without an answer */
 
 /* A session that needs no attention: its instance is where it was, and nothing begins or ends. */
 static __always_inline int is_settled(const struct px_session *s, int tcp)
@@ -80,16 +81,20 @@ static __always_inline int is_reply(const struct px_work *w)
 	return w->kind == PX_ECHO && w->flow.dport != bpf_htons(w->v4 ? ICMP4_ECHO_REQUEST : ICMP6_ECHO_REQUEST);
 }
 
-/* A packet from the service that belongs to no session: one begins if it is for a virtual address. Other nodes choose as this
- * one does from a hash, so that there a connection may go on whose session is not known. */
+/* A packet from the service that belongs to no session: one begins if it is for a virtual address. Where all choose the same
+ * instance, from a hash or because there is one only, a connection may go on whose session is not known. */
 static __always_inline int begin(struct px_work *w)
 {
 	struct px_vip *v = bpf_map_lookup_elem(&vips, &w->flow.dst);
+	int amid;
 
 	if (w->kind == PX_ERROR)
 		return v ? PX_STRAY : PX_PASS;
-	if (!v || (v->flags & PX_VIP_NEGATIVE && v->expires <= w->now))
-		return px_is_virtual(&w->flow.dst) ? PX_UNKNOWN_ADDR : PX_PASS;
+	if (!v || (v->flags & PX_VIP_NEGATIVE && v->expires <= w->now)) {
+		if (px_is_virtual(&w->flow.dst))
+			return PX_UNKNOWN_ADDR;
+		return w->kind == PX_PLAIN && px_begins(w) ? px_begin_direct(w) : PX_PASS;
+	}
 	if (v->flags & PX_VIP_NEGATIVE)
 		return PX_NO_ADDR;
 	if (w->kind == PX_LATER)
@@ -98,11 +103,15 @@ static __always_inline int begin(struct px_work *w)
 		return PX_STRAY;
 	if (w->kind == PX_OTHER || !is_served(w, v))
 		return PX_NO_PORT;
-	if (w->flow.proto == IPPROTO_TCP && !(w->tcp & TCP_SYN) && v->policy != PX_HASH_SOURCE && v->policy != PX_HASH_FLOW)
+	amid = w->flow.proto == IPPROTO_TCP && !(w->tcp & TCP_SYN);
+	if (amid && v->count > 1 && v->policy != PX_HASH_SOURCE && v->policy != PX_HASH_FLOW)
 		return PX_NO_SESSION;
 	px_choose(w, v);
 	if (!px_unknown_to_verifier(w->instance))
 		return PX_NO_INSTANCE;
+	w->judged = v->flags & PX_VIP_PORTS ? PX_JUDGED : 0;
+	if (amid)
+		px_count(PX_COUNT_RECOVERED);
 	px_count(PX_COUNT_OPENED);
 	return PX_ENROL;
 }
@@ -153,6 +162,8 @@ static __always_inline int conclude(struct kerb_pkt *pkt, struct px_work *w, __u
 	switch (step) {
 	case PX_STRAY:
 		return kerb_drop(pkt, KERB_DROP_STATE);
+	case PX_OVER_QUOTA:
+		return count_and_drop(pkt, PX_COUNT_OVER_QUOTA, PX_DROP_QUOTA);
 	case PX_FULL:
 		return count_and_drop(pkt, PX_COUNT_TABLE_FULL, KERB_DROP_TABLE_FULL);
 	case PX_NO_FIRST:
@@ -181,6 +192,15 @@ static __always_inline int conclude(struct kerb_pkt *pkt, struct px_work *w, __u
 	return refuse(pkt, w, px_unknown_to_verifier(w->step));
 }
 
+/* The packet's session. */
+static __always_inline struct px_session *find(struct px_work *w)
+{
+	struct px_session *s = bpf_map_lookup_elem(&sessions, &w->flow);
+
+	w->kept = s != 0;
+	return s ?: bpf_map_lookup_elem(&pending, &w->flow);
+}
+
 /* The session that an ICMP error of the node's own stack is about: the stack had a packet for an instance of this node, whose
  * answers are met on its interface, and tells the client, who is met here. */
 static __always_inline struct px_session *find_at_home(struct px_work *w)
@@ -192,14 +212,14 @@ static __always_inline struct px_session *find_at_home(struct px_work *w)
 		return 0;
 	w->flow.ifindex = *home;
 	w->flow.hook = PX_EGRESS;
-	s = bpf_map_lookup_elem(&sessions, &w->flow);
+	s = find(w);
 	return s && s->flags & PX_REVERSE && s->other == client ? s : 0;
 }
 
 /* Everything that does not touch the packet, from what is in the work to a step. */
 static __always_inline void decide(struct px_work *w, __u32 hook)
 {
-	struct px_session *s = bpf_map_lookup_elem(&sessions, &w->flow);
+	struct px_session *s = find(w);
 
 	if (!s && hook == PX_INGRESS && px_unknown_to_verifier(w->kind) == PX_ERROR)
 		s = find_at_home(w);
@@ -256,10 +276,10 @@ static __always_inline int uncommon(struct kerb_pkt *pkt, __u32 hook)
 	return verdict;
 }
 
-/* Whether a packet from the service that has no session may begin one, or is to be asked about. */
-static __always_inline int is_wanted(const struct px_flow *f)
+/* Whether a packet from the service that has no session may begin one, or is to be asked about. tcp: its flags. */
+static __always_inline int is_wanted(const struct px_flow *f, int tcp)
 {
-	return bpf_map_lookup_elem(&vips, &f->dst) || px_is_virtual(&f->dst);
+	return (tcp & (TCP_SYN | TCP_ACK)) == TCP_SYN || bpf_map_lookup_elem(&vips, &f->dst) || px_is_virtual(&f->dst);
 }
 
 /* The packets that are common: of settled sessions, and those that the proxy has nothing to do with. Returns -1 for the rest. */
@@ -268,7 +288,7 @@ static __always_inline int carry_on(struct kerb_pkt *pkt, __u32 hook)
 	const struct px_session *s;
 	struct px_warm warm;
 	struct px_flow flow;
-	int tcp, verdict;
+	int tcp, verdict, kept;
 
 	if (!px_is_common(pkt))
 		return -1;
@@ -277,11 +297,14 @@ static __always_inline int carry_on(struct kerb_pkt *pkt, __u32 hook)
 		return KERB_NEXT;
 	px_warm_up(&flow, &warm);
 	s = bpf_map_lookup_elem(&sessions, &flow);
+	kept = s != 0;
 	if (!s)
-		return hook == PX_EGRESS && is_wanted(&flow) ? -1 : KERB_NEXT;
+		s = bpf_map_lookup_elem(&pending, &flow);
+	if (!s)
+		return hook == PX_EGRESS && is_wanted(&flow, tcp) ? -1 : KERB_NEXT;
 	if (!is_settled(s, tcp))
 		return -1;
-	if (px_keep_hot(&flow, pkt->family, &warm, s) && !px_has_pair(&flow, s))
+	if ((px_keep_hot(&flow, pkt->family, &warm, s) || !kept) && !px_has_pair(&flow, s))
 		return -1; /* makes it again, before the answer comes */
 	verdict = hook == PX_EGRESS ? px_hand_over(pkt, px_ether(pkt), px_target(s)) : KERB_NEXT;
 	px_translate_common(pkt, s);

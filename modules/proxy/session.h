@@ -5,12 +5,15 @@
 
 #include "choose.h"
 #include "hot.h"
+#include "share.h"
 
 #define PX_PORT_TRIES 8
 #define PX_PORT_FIRST 49152 /* ports that are nobody's (RFC 6335, 6) */
 #define PX_PORT_MASK  16383
 
 #define PX_EXIST -17 /* EEXIST */
+
+#define PX_RETRY_NS (500 * 1000 * 1000) /* a SYN is sent again after 1 s (RFC 6298) */
 
 /* What becomes of a packet. */
 enum px_step {
@@ -27,6 +30,7 @@ enum px_step {
 	PX_NO_PORT = 9,
 	PX_NO_SESSION = 10, /* TCP amid a connection */
 	PX_NO_FIRST = 11,   /* a later fragment, its first one unseen */
+	PX_OVER_QUOTA = 13, /* the interface has begun too many sessions */
 };
 
 static __always_inline void px_count(__u32 what)
@@ -70,7 +74,7 @@ static __noinline int px_has_pair(const struct px_flow *f, const struct px_sessi
 	struct px_flow pair;
 
 	px_pair_key(f, s, &pair);
-	return !!bpf_map_lookup_elem(&sessions, &pair);
+	return !!px_find(&pair);
 }
 
 /* The other entry itself. local: see struct px_session. */
@@ -89,13 +93,6 @@ static __noinline int px_pair_entry(const struct px_flow *f, const struct px_ses
 	return 0;
 }
 
-static __always_inline __u32 px_local_of(__u32 ifindex)
-{
-	__u32 *local = bpf_map_lookup_elem(&interfaces, &ifindex);
-
-	return local ? *local : 0;
-}
-
 /* Where an instance is met: its interface here, or 0. */
 static __always_inline __u32 px_interface_of(__u32 local)
 {
@@ -107,23 +104,37 @@ static __always_inline __u32 px_interface_of(__u32 local)
 /* Whom changed packets of the other entry are for: the client if its answers come by on egress of the instance. */
 static __always_inline __u32 px_pair_local(const struct px_flow *f, const struct px_session *s)
 {
+	if (!s->instance)
+		return 0;
 	if (s->flags & PX_REVERSE)
 		return px_local_of(s->flags & PX_FAR ? 0 : f->ifindex);
 	return s->flags & PX_FAR ? 0 : px_local_of(f->ifindex);
 }
 
-/* Removes both entries of the packet's session; who removes the forward one counts. */
-static __always_inline void px_forget(struct px_work *w, const struct px_session *s)
+/* Removes an entry, of whichever table; returns whether it was there. A forward one is met on its client's interface. */
+static __always_inline int px_remove(const struct px_flow *f, int forward)
 {
-	int counted = !(s->state & PX_CLOSED);
+	if (bpf_map_delete_elem(&sessions, f))
+		return !bpf_map_delete_elem(&pending, f);
+	if (forward)
+		px_share_count(f->ifindex, -1);
+	return 1;
+}
+
+/* Removes both entries of a session, of which s is the one under the key f: who removes the forward one counts. */
+static __noinline int px_forget(struct px_work *w, const struct px_flow *f, const struct px_session *s)
+{
+	int reverse = s->flags & PX_REVERSE, counted = !(s->state & PX_CLOSED), pair, own;
 	__u32 instance = s->instance;
 
-	px_pair_key(&w->flow, s, &w->pair);
-	bpf_map_delete_elem(&sessions, &w->pair);
-	if (!bpf_map_delete_elem(&sessions, &w->flow) && counted)
+	px_pair_key(f, s, &w->pair);
+	pair = px_remove(&w->pair, reverse);
+	own = px_remove(f, !reverse);
+	if (counted && (reverse ? pair : own))
 		px_count_sessions(instance, -1);
 	px_changed(&w->pair);
-	px_changed(&w->flow);
+	px_changed(f);
+	return 0;
 }
 
 /* Whether an entry in the way, under the key w->pair, is of the session that is being made, or of none any more. */
@@ -134,7 +145,21 @@ static __always_inline int px_stale(struct px_work *w, const struct px_session *
 	if (!(there->flags & PX_REVERSE))
 		return 0;
 	px_pair_key(&w->pair, there, &forward);
-	return !__builtin_memcmp(&forward, &w->flow, sizeof(forward)) || !bpf_map_lookup_elem(&sessions, &forward);
+	return !__builtin_memcmp(&forward, &w->flow, sizeof(forward)) || !px_find(&forward);
+}
+
+/* Whether the table sessions has a session of its own under the key w->pair. */
+static __always_inline int px_is_taken(struct px_work *w)
+{
+	struct px_session *there = bpf_map_lookup_elem(&sessions, &w->pair);
+
+	if (!there)
+		return 0;
+	if (!px_stale(w, there))
+		return 1;
+	bpf_map_delete_elem(&sessions, &w->pair);
+	px_changed(&w->pair);
+	return 0;
 }
 
 /* Puts the reverse entry of w->made, with a source port of its own if the client's is taken. */
@@ -147,15 +172,18 @@ static __always_inline int px_put_reverse(struct px_work *w, __u32 local)
 		px_pair_key(&w->flow, &w->made, &w->pair);
 		px_pair_entry(&w->flow, &w->made, &w->mirror, local);
 		rc = PX_EXIST; /* a service that calls itself from the port it serves */
-		if (__builtin_memcmp(&w->pair, &w->flow, sizeof(w->flow)))
-			rc = bpf_map_update_elem(&sessions, &w->pair, &w->mirror, BPF_NOEXIST);
+		if (__builtin_memcmp(&w->pair, &w->flow, sizeof(w->flow)) && !px_is_taken(w))
+			rc = bpf_map_update_elem(&pending, &w->pair, &w->mirror, BPF_NOEXIST);
 		if (!rc)
 			return 0;
 		if (rc != PX_EXIST)
 			return -1;
-		there = bpf_map_lookup_elem(&sessions, &w->pair);
-		if (there && px_stale(w, there))
-			return bpf_map_update_elem(&sessions, &w->pair, &w->mirror, BPF_ANY) ? -1 : 0;
+		there = bpf_map_lookup_elem(&pending, &w->pair);
+		if (there && px_stale(w, there)) {
+			rc = bpf_map_update_elem(&pending, &w->pair, &w->mirror, BPF_ANY);
+			px_changed(&w->pair);
+			return rc ? -1 : 0;
+		}
 		if (w->flow.proto == IPPROTO_SCTP) /* its checksum covers the ports, and is too dear to compute */
 			return -1;
 		if (!i)
@@ -165,23 +193,51 @@ static __always_inline int px_put_reverse(struct px_work *w, __u32 local)
 	return -1;
 }
 
+/* Where the session w->made leads: to the place of w->instance, or to where the packet goes anyway. Returns the interface on
+ * which the answers are met, 0: that of the client. */
+static __always_inline __u32 px_set_target(struct px_work *w, const struct px_instance *in)
+{
+	const struct px_place *p = &in->place[in->generation & 1];
+	struct px_session *s = &w->made;
+	__u32 ifindex;
+
+	if (!w->instance) {
+		s->addr = w->flow.dst;
+		return w->other.hook == PX_EGRESS ? w->other.ifindex : 0;
+	}
+	if (w->v4)
+		px_set4(&s->addr, p->addr4);
+	else
+		s->addr = p->addr6;
+	ifindex = px_interface_of(p->local);
+	s->local = ifindex ? p->local : 0;
+	return ifindex;
+}
+
+/* Whether the client's interface may begin another session. */
+static __always_inline int px_may_open(struct px_work *w)
+{
+	struct px_share *share = px_share_of(w->flow.ifindex, w->now);
+
+	if (!share || share->opened >= pending_budget)
+		return 0;
+	__sync_fetch_and_add(&share->opened, 1);
+	return 1;
+}
+
 /* Makes a session of the packet with w->instance, to port w->target there. It is left in w->made. */
 static __noinline int px_enrol(struct px_work *w)
 {
 	struct px_instance *in = bpf_map_lookup_elem(&instances, &w->instance);
 	struct px_session *s = &w->made;
-	struct px_place *p;
 	__u32 ifindex;
 
 	if (!in)
 		return PX_FULL;
-	p = px_place(in);
-	ifindex = px_interface_of(p->local);
+	if (!px_may_open(w))
+		return PX_OVER_QUOTA;
 	__builtin_memset(s, 0, sizeof(*s));
-	if (w->v4)
-		px_set4(&s->addr, p->addr4);
-	else
-		s->addr = p->addr6;
+	ifindex = px_set_target(w, in);
 	s->seen = w->now;
 	s->opened = w->tcp & TCP_SYN ? w->now : 0;
 	s->state = w->state;
@@ -189,14 +245,11 @@ static __noinline int px_enrol(struct px_work *w)
 	s->dport = w->target;
 	s->instance = w->instance;
 	s->generation = in->generation;
-	s->local = ifindex ? p->local : 0;
 	s->other = ifindex ?: w->flow.ifindex;
 	s->tick = bpf_jiffies64() / PX_TICK;
-	s->flags = !ifindex ? PX_FAR : ifindex == w->flow.ifindex ? PX_HAIRPIN : 0;
-	if (px_put_reverse(w, px_pair_local(&w->flow, s)) || bpf_map_update_elem(&sessions, &w->flow, s, BPF_ANY))
+	s->flags = (!ifindex ? PX_FAR : ifindex == w->flow.ifindex ? PX_HAIRPIN : 0) | w->judged;
+	if (px_put_reverse(w, px_pair_local(&w->flow, s)) || bpf_map_update_elem(&pending, &w->flow, s, BPF_ANY))
 		return PX_FULL;
-	px_changed(&w->pair);
-	px_changed(&w->flow);
 	px_count_sessions(w->instance, 1);
 	return PX_GO;
 }
@@ -210,6 +263,20 @@ static __always_inline void px_time_answer(struct px_work *w, struct px_session 
 	if (stats && forward->opened && rtt > 0)
 		stats->rtt = stats->rtt ? stats->rtt + ((rtt - (__s64)stats->rtt) >> 3) : rtt;
 	forward->opened = 0;
+}
+
+/* Whether the instance accepts connections. A SYN that comes again at once was only lost or sent twice. */
+static __always_inline void px_judge_instance(const struct px_work *w, const struct px_session *s)
+{
+	struct px_instance_stats *stats = bpf_map_lookup_elem(&instance_stats, &s->instance);
+	int reverse = s->flags & PX_REVERSE;
+
+	if (!stats || s->state & PX_ANSWERED)
+		return;
+	if (reverse && w->tcp & TCP_SYN)
+		__sync_fetch_and_add(&stats->answers, 1);
+	else if (s->flags & PX_JUDGED && (reverse ? w->tcp & TCP_RST : w->tcp & TCP_SYN && (__s64)(w->now - s->seen) > PX_RETRY_NS))
+		__sync_fetch_and_add(&stats->failures, 1);
 }
 
 static __always_inline __u8 px_next_state(const struct px_work *w, const struct px_session *s)
@@ -228,38 +295,103 @@ static __always_inline __u8 px_next_state(const struct px_work *w, const struct 
 	return state;
 }
 
-/* Takes note of a packet of a session in both its entries. The other one may be missing, put out by the LRU: both are of
- * use only together, so it is made again. */
+/* Moves a session that was answered, w->made and w->mirror, from pending to sessions: first there, then from here, so that
+ * packets find one of them. Another CPU may be about it too: then it is done with a later packet. */
+static __noinline int px_promote(struct px_work *w)
+{
+	__u32 client = w->made.flags & PX_REVERSE ? w->made.other : w->flow.ifindex;
+	struct px_share *share = px_share_of(client, w->now);
+
+	if (share && share->opened && !(w->was & PX_ANSWERED))
+		__sync_fetch_and_add(&share->opened, -1);
+	if (!px_share_allows(share)) {
+		if (!(w->was & PX_ANSWERED))
+			px_count(PX_COUNT_CROWDED);
+		return 0;
+	}
+	if (bpf_map_update_elem(&sessions, &w->pair, &w->mirror, BPF_NOEXIST))
+		return 0;
+	if (bpf_map_update_elem(&sessions, &w->flow, &w->made, BPF_NOEXIST)) {
+		bpf_map_delete_elem(&sessions, &w->pair);
+		return 0;
+	}
+	px_share_count(client, 1);
+	bpf_map_delete_elem(&pending, &w->pair);
+	bpf_map_delete_elem(&pending, &w->flow);
+	return 0;
+}
+
+/* Moves a session that has ended to pending, for its last packets; if its interface closes too many, it is gone at once. */
+static __noinline int px_demote(struct px_work *w)
+{
+	int reverse = w->made.flags & PX_REVERSE;
+	struct px_share *share = px_share_of(reverse ? w->made.other : w->flow.ifindex, w->now);
+
+	if (share && share->closed < pending_budget) {
+		__sync_fetch_and_add(&share->closed, 1);
+		bpf_map_update_elem(&pending, &w->pair, &w->mirror, BPF_ANY);
+		bpf_map_update_elem(&pending, &w->flow, &w->made, BPF_ANY);
+	}
+	if (!bpf_map_delete_elem(&sessions, &w->pair) && reverse)
+		px_share_count(w->pair.ifindex, -1);
+	if (!bpf_map_delete_elem(&sessions, &w->flow) && !reverse)
+		px_share_count(w->flow.ifindex, -1);
+	return 0;
+}
+
+/* Puts the session w->made, whose entries are up to date, into the table where it belongs. */
+static __always_inline void px_settle(struct px_work *w)
+{
+	__u8 state = w->made.state;
+
+	if (state & PX_CLOSED) {
+		if (w->kept)
+			px_demote(w);
+	} else if (state & PX_ANSWERED && !w->kept) {
+		px_promote(w);
+	}
+}
+
+/* Takes note of a packet of a session in both its entries, and leaves it in w->made. The other one may be missing, put out by
+ * the LRU: both are of use only together, so it is made again. */
 static __always_inline void px_note(struct px_work *w, struct px_session *s)
 {
 	struct px_session *pair;
 	__u8 state = px_next_state(w, s);
 
 	px_pair_key(&w->flow, s, &w->pair);
-	pair = bpf_map_lookup_elem(&sessions, &w->pair);
-	if (pair)
+	pair = px_find(&w->pair);
+	if (pair) {
 		state |= pair->state;
+		if (s->flags & PX_REVERSE && w->tcp & TCP_SYN && pair->opened)
+			px_time_answer(w, pair);
+	}
+	w->was = s->state;
+	if (w->flow.proto == IPPROTO_TCP)
+		px_judge_instance(w, s);
 	if (state & PX_RESET || (state & PX_CLIENT_FIN && state & PX_SERVER_FIN)) {
 		if (!(state & PX_CLOSED))
 			px_count_sessions(s->instance, -1);
 		state |= PX_CLOSED;
 	}
-	if (pair && s->flags & PX_REVERSE && w->tcp & TCP_SYN && pair->opened)
-		px_time_answer(w, pair);
 	if (!(s->flags & PX_REVERSE) && w->tcp & TCP_SYN)
 		s->opened = 0; /* sent again: what is answered later nobody can tell (Karn's algorithm) */
 	s->seen = w->now;
 	s->state = state;
 	s->tick = bpf_jiffies64() / PX_TICK;
+	w->made = *s;
+	px_pair_entry(&w->flow, s, &w->mirror, px_pair_local(&w->flow, s));
+	asm volatile("" : "+r"(pair)); /* tested again: the verifier does not know what the first test said */
 	if (pair) {
 		pair->seen = s->seen;
 		pair->state = state;
 		pair->tick = s->tick;
-		return;
+	} else if (w->kept) {
+		bpf_map_update_elem(&sessions, &w->pair, &w->mirror, BPF_NOEXIST);
+	} else {
+		bpf_map_update_elem(&pending, &w->pair, &w->mirror, BPF_NOEXIST);
 	}
-	px_pair_entry(&w->flow, s, &w->mirror, px_pair_local(&w->flow, s));
-	bpf_map_update_elem(&sessions, &w->pair, &w->mirror, BPF_NOEXIST);
-	px_changed(&w->pair);
+	px_settle(w);
 }
 
 /* Whether packets are met where they were when the session was made: the proxy may have come to or gone from the
@@ -277,6 +409,7 @@ static __always_inline int px_move(struct px_work *w, const struct px_session *s
 	w->instance = s->instance;
 	w->target = s->dport;
 	w->state = s->state & PX_ANSWERED;
+	w->judged = s->flags & PX_JUDGED;
 	px_count(PX_COUNT_MOVED);
 	return PX_ENROL;
 }
@@ -312,6 +445,8 @@ static __always_inline int px_judge(struct px_work *w, const struct px_session *
 		return PX_GO;
 	if (px_begins(w) && s->state & PX_CLOSED)
 		return PX_ANEW;
+	if (!s->instance)
+		return PX_GO;
 	in = bpf_map_lookup_elem(&instances, &s->instance);
 	if (!in)
 		return px_lost(w, s, 1);
@@ -325,12 +460,38 @@ static __noinline int px_attend(struct px_work *w, struct px_session *s)
 {
 	w->step = px_judge(w, s);
 	if (px_unknown_to_verifier(w->step) != PX_GO) {
-		px_forget(w, s);
+		px_forget(w, &w->flow, s);
 		return 0;
 	}
 	px_note(w, s);
-	w->made = *s;
 	return 0;
+}
+
+/* A client begins a connection to an address that is not virtual. If a session of its own leads to the same port there, from
+ * the same source port, the answers could not be told apart: a closed session is forgotten, and beside one that is open the
+ * connection becomes a session too, which gives it another source port. */
+static __noinline int px_begin_direct(struct px_work *w)
+{
+	__u32 *home = bpf_map_lookup_elem(&homes, &w->flow.dst);
+	struct px_session *there;
+
+	w->other = w->flow;
+	px_turn_round(&w->other);
+	if (home)
+		w->other.ifindex = *home;
+	else
+		w->other.hook = PX_INGRESS;
+	there = px_find(&w->other);
+	if (!there || !(there->flags & PX_REVERSE))
+		return PX_PASS;
+	if (there->state & PX_CLOSED) {
+		px_forget(w, &w->other, there);
+		return PX_PASS;
+	}
+	w->instance = 0;
+	w->judged = 0;
+	w->target = w->flow.dport;
+	return PX_ENROL;
 }
 
 #endif

@@ -4,7 +4,11 @@ package proxy
 
 import (
 	"encoding/binary"
+	"errors"
+	"fmt"
 	"time"
+
+	"github.com/cilium/ebpf"
 )
 
 // IANA numbers of protocols.
@@ -23,10 +27,12 @@ func (t *timeouts) timeout(proto, state uint8) uint64 {
 	switch {
 	case proto == protoICMP || proto == protoICMPv6:
 		d = t.ICMP
-	case (proto == protoTCP || proto == protoSCTP) && state&(stateClientFIN|stateServerFIN|stateReset|stateClosed) != 0:
+	case (proto == protoTCP || proto == protoSCTP) && state&(stateReset|stateClosed) != 0:
 		d = t.TCPClosing
 	case proto == protoTCP && !answered:
 		d = t.TCPSyn
+	case proto == protoTCP && state&(stateClientFIN|stateServerFIN) != 0:
+		d = t.TCPHalfClosed
 	case proto == protoTCP || proto == protoSCTP:
 		d = t.TCPEstablished
 	case answered:
@@ -39,8 +45,11 @@ func (t *timeouts) timeout(proto, state uint8) uint64 {
 
 // shortest is the shortest time that sessions of a protocol are remembered, whatever their state.
 func (t *timeouts) shortest(proto uint8) uint64 {
-	return min(t.timeout(proto, 0), t.timeout(proto, stateAnswered), t.timeout(proto, stateClosed))
+	return min(t.timeout(proto, 0), t.timeout(proto, stateAnswered), t.timeout(proto, stateAnswered|stateClientFIN), t.timeout(proto, stateClosed))
 }
+
+// live reports whether a session belongs in the table that nothing is evicted from.
+func (s *session) live() bool { return s.State&(stateAnswered|stateClosed) == stateAnswered }
 
 // forward is the key of a session's forward entry, told from either one.
 func forward(k *flow, s *session) flow {
@@ -65,15 +74,19 @@ func (k *flow) hash() uint64 {
 
 // tally is what a sweep has found.
 type tally struct {
-	Entries  int            `json:"entries"`  // in the table, two per session
+	Entries  int            `json:"entries"`  // in sessions, two per session
+	Pending  int            `json:"pending"`  // and in pending
 	Sessions int            `json:"sessions"` // open ones
 	States   map[string]int `json:"states"`
 	Expired  uint64         `json:"expired"` // entries removed, ever
-	Took     time.Duration  `json:"-"`
+	Crowded  int            `json:"crowded"` // live sessions in pending, which may be evicted
+	crowded  map[uint32]int // the same by the client's interface
+	Took     time.Duration  `json:"-"` // without pauses
 	At       time.Time      `json:"-"`
 }
 
-// sweeper reads the table of sessions in one go. Its memory is used again by the next.
+// sweeper reads the tables of sessions, pending first: a session that moves on meanwhile is met. Its memory is used again by
+// the next.
 type sweeper struct {
 	now        uint64
 	pairs      map[uint64]pair
@@ -81,6 +94,7 @@ type sweeper struct {
 	open       []int64        // sessions by instance
 	refs       []int          // entries by instance
 	localRefs  map[uint32]int // and by index in locals
+	kept       map[uint32]int // live sessions by the client's interface
 	tally      tally
 }
 
@@ -89,10 +103,13 @@ type pair struct {
 	seen  uint64
 	state uint8
 	lost  bool // cannot go on: its client or its instance is gone
+	met   bool // its forward entry was
 }
 
 type candidateEntry struct {
 	key      flow
+	kept     bool // in sessions
+	seen     uint64
 	hash     uint64
 	instance uint32
 	local    uint32
@@ -100,58 +117,72 @@ type candidateEntry struct {
 }
 
 func newSweeper(instances int) *sweeper {
-	return &sweeper{pairs: map[uint64]pair{}, open: make([]int64, instances), refs: make([]int, instances), localRefs: map[uint32]int{}}
+	return &sweeper{pairs: map[uint64]pair{}, open: make([]int64, instances), refs: make([]int, instances), localRefs: map[uint32]int{}, kept: map[uint32]int{}}
 }
 
-// note takes one entry of the table.
-func (s *sweeper) note(k *flow, e *session, t *timeouts, lost bool) {
+// note takes one entry of a table: of sessions (kept) or of pending.
+func (s *sweeper) note(k *flow, e *session, t *timeouts, lost, kept bool) {
 	f := forward(k, e)
 	hash := f.hash()
 	p := s.pairs[hash]
-	p.seen, p.state, p.lost = max(p.seen, e.Seen), p.state|e.State, p.lost || lost
+	first := e.Flags&sessionReverse == 0 && !p.met
+	p.seen, p.state, p.lost, p.met = max(p.seen, e.Seen), p.state|e.State, p.lost || lost, p.met || first
 	s.pairs[hash] = p
-	open := e.Flags&sessionReverse == 0 && e.State&stateClosed == 0
-	s.count(e.Instance, e.Local, open, 1)
-	if e.Flags&sessionReverse == 0 {
+	c := candidateEntry{key: *k, kept: kept, seen: e.Seen, hash: hash, instance: e.Instance, local: e.Local, open: first && e.State&stateClosed == 0}
+	s.count(&c, 1)
+	if first {
 		s.tally.States[stateName(e.State)]++
+		if !kept && e.live() {
+			s.tally.Crowded++
+			s.tally.crowded[k.Ifindex]++
+		}
 	}
 	if lost || s.now-min(s.now, e.Seen) > t.shortest(k.Proto) {
-		s.candidates = append(s.candidates, candidateEntry{*k, hash, e.Instance, e.Local, open})
+		s.candidates = append(s.candidates, c)
 	}
 }
 
-func (s *sweeper) count(instance, local uint32, open bool, by int) {
-	s.tally.Entries += by
-	s.localRefs[local] += by
-	if int(instance) >= len(s.refs) {
+func (s *sweeper) count(c *candidateEntry, by int) {
+	if c.kept {
+		s.tally.Entries += by
+	} else {
+		s.tally.Pending += by
+	}
+	s.localRefs[c.local] += by
+	if c.open && c.kept {
+		s.kept[c.key.Ifindex] += by
+	}
+	if int(c.instance) >= len(s.refs) {
 		return
 	}
-	s.refs[instance] += by
-	if open {
-		s.open[instance] += int64(by)
+	s.refs[c.instance] += by
+	if c.open {
+		s.open[c.instance] += int64(by)
 	}
 }
 
-// over returns the keys of sessions that have ended, and takes them out of the counts.
-func (s *sweeper) over(t *timeouts) []flow {
-	var keys []flow
+// over returns the entries of sessions that have ended, and takes them out of the counts.
+func (s *sweeper) over(t *timeouts) []candidateEntry {
+	var out []candidateEntry
 	for _, c := range s.candidates {
 		p := s.pairs[c.hash]
 		if !p.lost && s.now-min(s.now, p.seen) <= t.timeout(c.key.Proto, p.state) {
 			continue
 		}
-		keys = append(keys, c.key)
-		s.count(c.instance, c.local, c.open, -1)
+		out = append(out, c)
+		s.count(&c, -1)
 	}
-	return keys
+	return out
 }
 
 func stateName(state uint8) string {
 	switch {
 	case state&stateReset != 0:
 		return "reset"
-	case state&(stateClosed|stateClientFIN|stateServerFIN) != 0:
+	case state&stateClosed != 0:
 		return "closing"
+	case state&(stateClientFIN|stateServerFIN) != 0:
+		return "half_closed"
 	case state&stateAnswered != 0:
 		return "established"
 	}
@@ -161,31 +192,24 @@ func stateName(state uint8) string {
 // goneFor is how long sessions that refer to an instance that is gone are kept, to be reset or to find another one.
 const goneFor = 5 * time.Minute
 
-// sweep removes sessions that have ended, corrects how many each instance has, and frees instances and interfaces that are
-// gone when no session refers to them.
+// sweep removes sessions that have ended, corrects how many instances and interfaces have, and frees those that are gone when no
+// session refers to them.
 func (w *plane) sweep(now time.Time) error {
-	begin := time.Now()
 	s := w.sweeper
 	s.begin(monotonic())
-	before := w.sessionCounts()
-	gone := w.gone(now)
-	err := each(w.maps.sessions, mapSessions, func(keys []flow, values []session) {
-		for i := range keys {
-			s.note(&keys[i], &values[i], &w.config.Timeouts, gone.has(&keys[i], &values[i]))
-		}
-	})
-	if err != nil {
+	before, steps := w.sessionCounts(), w.newSteps()
+	if err := w.read(w.gone(now), steps); err != nil {
 		return err
 	}
-	over := s.over(&w.config.Timeouts)
-	if err := removeAll(w.maps.sessions, mapSessions, over); err != nil {
+	expired, err := w.expire(s.over(&w.config.Timeouts), steps)
+	if err != nil {
 		return err
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	expired := w.tally.Expired + uint64(len(over))
+	expired += w.tally.Expired
 	w.tally = s.tally
-	w.tally.Expired, w.tally.Took, w.tally.At = expired, time.Since(begin), now
+	w.tally.Expired, w.tally.Took, w.tally.At = expired, steps.took(), now
 	w.correct(before)
 	if err := w.free(now); err != nil {
 		return err
@@ -194,13 +218,105 @@ func (w *plane) sweep(now time.Time) error {
 	return nil
 }
 
+// steps pauses a sweep after each step for three times as long as it took: it uses a quarter of one CPU at most.
+type steps struct {
+	pause func(time.Duration)
+	begin time.Time
+	work  time.Duration
+}
+
+func (w *plane) newSteps() *steps { return &steps{pause: w.pause, begin: time.Now()} }
+
+func (s *steps) done() {
+	d := time.Since(s.begin)
+	s.work += d
+	if s.pause != nil {
+		s.pause(3 * d)
+	}
+	s.begin = time.Now()
+}
+
+func (s *steps) took() time.Duration { return s.work + time.Since(s.begin) }
+
+// read takes note of all sessions.
+func (w *plane) read(gone goneThings, steps *steps) error {
+	table := func(kept bool) func([]flow, []session) {
+		return func(keys []flow, values []session) {
+			for i := range keys {
+				w.sweeper.note(&keys[i], &values[i], &w.config.Timeouts, gone.has(&keys[i], &values[i]), kept)
+			}
+			steps.done()
+		}
+	}
+	if err := each(w.maps.pending, mapPending, table(false)); err != nil {
+		return err
+	}
+	return each(w.maps.sessions, mapSessions, table(true))
+}
+
+// expire removes entries. What is in sessions is looked at once more, as a packet may have come since; and what its interface
+// holds is counted.
+func (w *plane) expire(over []candidateEntry, steps *steps) (uint64, error) {
+	removed := uint64(0)
+	var pending []flow
+	for i := range over {
+		c := &over[i]
+		if i%batch == batch-1 {
+			steps.done()
+		}
+		if !c.kept {
+			pending = append(pending, c.key)
+			continue
+		}
+		gone, err := w.expireKept(c)
+		if err != nil {
+			return 0, err
+		}
+		if gone {
+			removed++
+		} else {
+			w.sweeper.count(c, 1)
+		}
+	}
+	return removed + uint64(len(pending)), removeAll(w.maps.pending, mapPending, pending)
+}
+
+func (w *plane) expireKept(c *candidateEntry) (bool, error) {
+	var e session
+	if err := w.maps.sessions.Lookup(&c.key, &e); err != nil || e.Seen != c.seen && !w.sweeper.pairs[c.hash].lost {
+		return errors.Is(err, ebpf.ErrKeyNotExist), nil
+	}
+	err := w.maps.sessions.Delete(&c.key)
+	if errors.Is(err, ebpf.ErrKeyNotExist) {
+		return true, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("delete from map %s: %w", mapSessions, err)
+	}
+	if e.Flags&sessionReverse == 0 {
+		w.returnShare(c.key.Ifindex)
+	}
+	return true, nil
+}
+
+// returnShare counts a session that an interface has no more.
+func (w *plane) returnShare(ifindex uint32) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.maps.shares[0].addSessions(-1)
+	if l := w.locals.byIfindex[ifindex]; l != nil {
+		w.maps.shares[l.index].addSessions(-1)
+	}
+}
+
 func (s *sweeper) begin(now uint64) {
 	s.now, s.candidates = now, s.candidates[:0]
 	clear(s.pairs)
 	clear(s.open)
 	clear(s.refs)
 	clear(s.localRefs)
-	s.tally = tally{States: map[string]int{}}
+	clear(s.kept)
+	s.tally = tally{States: map[string]int{}, crowded: map[uint32]int{}}
 }
 
 // goneThings are the clients and instances whose sessions cannot go on.
@@ -237,27 +353,55 @@ func (g *goneThings) has(k *flow, e *session) bool {
 	return !g.clients[client] || int(e.Instance) < len(g.instances) && g.instances[e.Instance] != nil
 }
 
-// sessionCounts are the data plane's numbers of sessions by instance.
-func (w *plane) sessionCounts() []int64 {
-	out := make([]int64, len(w.maps.stats))
-	for i := range out {
-		out[i] = w.maps.stats[i].sessions()
-	}
-	return out
+// reading is what the data plane has counted.
+type reading struct {
+	open, opened []int64 // sessions by instance
+	shares       []int64 // by index in locals
 }
 
-// correct sets right how many sessions instances have: entries that the full table dropped, and those just removed, are still
-// counted. Between both readings of a number any value may have been true.
-func (w *plane) correct(before []int64) {
+func (w *plane) sessionCounts() reading {
+	r := reading{open: make([]int64, len(w.maps.stats)), opened: make([]int64, len(w.maps.stats)), shares: make([]int64, len(w.maps.shares))}
+	for i := range r.open {
+		r.open[i], r.opened[i] = w.maps.stats[i].sessions(), int64(w.maps.stats[i].opened())
+	}
+	for i := range r.shares {
+		r.shares[i] = int64(w.maps.shares[i].sessions())
+	}
+	return r
+}
+
+// astray is what a number is to be corrected by that was before and after a sweep, which has found another one. churn is how many
+// came, and as many may have gone, meanwhile.
+func astray(before, found, after, churn int64) int64 {
+	if least := min(before, after) - churn; found < least {
+		return found - least
+	}
+	if most := max(before, after) + churn; found > most {
+		return found - most
+	}
+	return 0
+}
+
+// correct sets right how many sessions instances and interfaces have: entries that pending dropped are still counted, and another
+// version may have counted nothing.
+func (w *plane) correct(before reading) {
+	all, found := int64(0), make([]int64, len(w.maps.shares))
 	for _, t := range w.targets {
-		found, after := w.sweeper.open[t.index], w.maps.stats[t.index].sessions()
-		least, most := min(before[t.index], after), max(before[t.index], after)
-		if found < least {
-			w.maps.stats[t.index].addSessions(found - least)
-		} else if found > most {
-			w.maps.stats[t.index].addSessions(found - most)
+		stats := &w.maps.stats[t.index]
+		churn := max(0, int64(stats.opened())-before.opened[t.index])
+		stats.addSessions(astray(before.open[t.index], w.sweeper.open[t.index], stats.sessions(), churn))
+		w.tally.Sessions += int(w.sweeper.open[t.index])
+		all += churn
+	}
+	for ifindex, n := range w.sweeper.kept {
+		if l := w.locals.byIfindex[ifindex]; l != nil {
+			found[l.index] += int64(n)
 		}
-		w.tally.Sessions += int(found)
+		found[0] += int64(n)
+	}
+	for i := range w.maps.shares {
+		s := &w.maps.shares[i]
+		s.addSessions(astray(before.shares[i], found[i], int64(s.sessions()), all))
 	}
 }
 

@@ -20,8 +20,9 @@ func TestTimeouts(t *testing.T) {
 	}{
 		{"SYN", protoTCP, 0, 30 * time.Second},
 		{"established", protoTCP, stateAnswered, 24 * time.Hour},
-		{"one FIN", protoTCP, stateAnswered | stateClientFIN, time.Minute},
-		{"other FIN", protoTCP, stateAnswered | stateServerFIN, time.Minute},
+		{"one FIN", protoTCP, stateAnswered | stateClientFIN, time.Hour},
+		{"other FIN", protoTCP, stateAnswered | stateServerFIN, time.Hour},
+		{"both FINs", protoTCP, stateAnswered | stateClientFIN | stateServerFIN | stateClosed, time.Minute},
 		{"reset", protoTCP, stateReset | stateClosed, time.Minute},
 		{"UDP", protoUDP, 0, time.Minute},
 		{"UDP answered", protoUDP, stateAnswered, 3 * time.Minute},
@@ -144,8 +145,8 @@ func TestCorrectLeavesWhatMayBeRight(t *testing.T) {
 	} {
 		stats.begin()
 		stats.addSessions(c.after)
-		before := make([]int64, len(p.w.maps.stats))
-		before[index], p.w.sweeper.open[index] = c.before, c.found
+		before := p.w.sessionCounts()
+		before.open[index], p.w.sweeper.open[index] = c.before, c.found
 		p.w.correct(before)
 		if got := stats.sessions(); got != c.want {
 			t.Errorf("%d before, %d found, %d after: %d, want %d", c.before, c.found, c.after, got, c.want)

@@ -3,7 +3,7 @@
 #ifndef PX_UNKNOWN_H
 #define PX_UNKNOWN_H
 
-#include "flow.h"
+#include "share.h"
 
 static __always_inline int px_in_range(const struct px_addr *a, const struct px_range *r)
 {
@@ -29,17 +29,23 @@ static __always_inline int px_is_virtual(const struct px_addr *a)
 	return 0;
 }
 
-/* Whether so many packets to an address were given to the control plane lately that more are of no use to it. */
-static __always_inline int px_asked_enough(const struct px_work *w)
+/* Whether the interface gave so many packets to the control plane lately, to this address or to all, that it gets no more. */
+static __always_inline int px_asked_enough(struct px_work *w)
 {
-	struct px_asked fresh = {.since = w->now, .packets = 1};
-	struct px_asked *asking = bpf_map_lookup_elem(&asked, &w->flow.dst);
+	struct px_asked fresh = {.since = w->now, .packets = 1}, *asking;
+	struct px_share *share = px_share_of(w->flow.ifindex, w->now);
 
+	if (!share || share->asked >= PX_ASK_SERVICE)
+		return 1;
+	__sync_fetch_and_add(&share->asked, 1);
+	w->ask.addr = w->flow.dst;
+	w->ask.ifindex = w->flow.ifindex;
+	asking = bpf_map_lookup_elem(&asked, &w->ask);
 	if (asking && (__s64)(w->now - asking->since) <= (__s64)PX_ASK_NS) {
 		__sync_fetch_and_add(&asking->packets, 1);
 		return asking->packets > PX_ASK_MOST;
 	}
-	bpf_map_update_elem(&asked, &w->flow.dst, &fresh, BPF_ANY);
+	bpf_map_update_elem(&asked, &w->ask, &fresh, BPF_ANY);
 	return 0;
 }
 
@@ -91,7 +97,7 @@ static __always_inline int px_send_address(const struct kerb_pkt *pkt, const str
 }
 
 /* 0 if the control plane has got the packet. */
-static __always_inline int px_ask(const struct kerb_pkt *pkt, const struct px_work *w)
+static __always_inline int px_ask(const struct kerb_pkt *pkt, struct px_work *w)
 {
 	__u64 len = pkt->len;
 

@@ -91,6 +91,7 @@ func (w *plane) run(v *virtual, now time.Time) []uint32 {
 			able = append(able, t)
 		}
 	}
+	able = healthy(able)
 	if len(able) < 2 {
 		return indicesOf(able)
 	}

@@ -1,0 +1,271 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package proxy
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+	"runtime"
+	"testing"
+
+	"github.com/kerb-edge/kerb/internal/netlab"
+)
+
+// twoSlots is a virtual address of two slots: sessions to it are not made again in the middle of a connection.
+func (w *world) twoSlots() { w.addVIP(w.farVIP, policyTurns, 0, w.farI, w.farI) }
+
+// open makes a connection to the far instance.
+func (w *world) open(port uint16) {
+	w.out(tcp(w.client, port, w.farVIP, 80, tcpSYN).bytes())
+	w.in(tcp(w.far, 80, w.client, port, tcpSYN|tcpACK).bytes())
+	w.out(tcp(w.client, port, w.farVIP, 80, tcpACK).bytes())
+}
+
+// talk sends data in a connection and reports whether it goes on.
+func (w *world) talk(port uint16) bool {
+	w.t.Helper()
+	p := tcp(w.client, port, w.farVIP, 80, tcpACK)
+	want := p
+	want.dst = addr(w.far)
+	got := w.out(p.bytes())
+	return got.action == tcNext && bytes.Equal(got.frame, want.bytes())
+}
+
+func (w *world) close(port uint16) {
+	w.talk(port)
+	w.out(tcp(w.client, port, w.farVIP, 80, tcpACK|tcpFIN).bytes())
+	w.in(tcp(w.far, 80, w.client, port, tcpACK|tcpFIN).bytes())
+	w.out(tcp(w.client, port, w.farVIP, 80, tcpACK).bytes())
+}
+
+// Connections that have ended take no room from those that live.
+func TestClosedSessionsEvictNoLiveOnes(t *testing.T) {
+	for _, v4 := range []bool{true, false} {
+		w := newWorldOn(loadConfigured(t, `{"tables": {"sessions": 4096}}`), v4)
+		w.twoSlots()
+		const n = 3200
+		for i := range uint16(n) {
+			w.open(10000 + i)
+		}
+		for i := range uint16(n) {
+			for range 2 {
+				w.talk(10000 + i)
+				w.in(tcp(w.far, 80, w.client, 10000+i, tcpACK).bytes())
+			}
+		}
+		for i := range uint16(n) {
+			w.close(10000 + i)
+		}
+		for i := range uint16(n) {
+			w.open(20000 + i)
+		}
+		reset := 0
+		for i := range uint16(n) {
+			if !w.talk(20000 + i) {
+				reset++
+			}
+		}
+		if reset > 0 {
+			t.Errorf("%d of %d live connections are reset", reset, n)
+		}
+	}
+}
+
+// neighbours has another service on the node, which is up to no good.
+type neighbours struct {
+	*world
+	lab  *netlab.Lab
+	evil uint32 // its interface
+}
+
+func newNeighbours(t *testing.T, config string) *neighbours {
+	t.Helper()
+	w := newWorldOn(loadConfigured(t, config), true)
+	if err := netlab.Sweep("kpxe"); err != nil {
+		t.Fatal(err)
+	}
+	lab, err := netlab.Open("kpxe", netlab.Options{OwnNode: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { lab.Close() })
+	host, err := lab.Host("evil", netlab.HostOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := &neighbours{world: w, lab: lab, evil: uint32(host.OuterIndex())}
+	n.addLocal(n.evil, [6]byte(host.MAC()), localPeer)
+	w.twoSlots()
+	return n
+}
+
+// attack runs with packets that meet the proxy on the other service's interface.
+func (n *neighbours) attack(do func()) {
+	n.t.Helper()
+	err := n.lab.Node().Do(func() error {
+		n.on = n.evil
+		defer func() { n.on = 0 }()
+		do()
+		return nil
+	})
+	if err != nil {
+		n.t.Fatal(err)
+	}
+}
+
+const evilClient = "10.18.66.6"
+
+// flood sends packets from so many ports; answered: the instance answers each.
+func (n *neighbours) flood(flows, packets int, answered bool) {
+	for i := range flows {
+		for range packets {
+			n.out(udp(evilClient, uint16(1024+i), n.farVIP, 53).bytes())
+		}
+		if answered {
+			n.in(udp(n.far, 53, evilClient, uint16(1024+i)).bytes())
+		}
+	}
+}
+
+// What one service sends evicts no session of another one: neither idle connections, nor those that wait for their first answer;
+// and those that come later find room.
+func TestFloodsEvictNoSessionsOfOthers(t *testing.T) {
+	for _, c := range []struct {
+		name     string
+		packets  int
+		answered bool
+	}{{"one packet", 1, false}, {"two packets", 2, false}, {"answered", 2, true}} {
+		t.Run(c.name, func(t *testing.T) {
+			n := newNeighbours(t, `{"tables": {"sessions": 4096}}`)
+			n.open(1000)
+			n.out(tcp(n.client, 1001, n.farVIP, 80, tcpSYN).bytes())
+			n.attack(func() { n.flood(6000, c.packets, c.answered) })
+			if !n.talk(1000) {
+				t.Error("an idle connection of another service is reset")
+			}
+			back := tcp(n.farVIP, 80, n.client, 1001, tcpSYN|tcpACK)
+			if got := n.in(tcp(n.far, 80, n.client, 1001, tcpSYN|tcpACK).bytes()); !bytes.Equal(got.frame, back.bytes()) {
+				t.Error("another service's connection that waits for its answer is forgotten")
+			}
+			for port := range uint16(100) {
+				n.open(2000 + port)
+			}
+			n.attack(func() { n.flood(30000, c.packets, c.answered) })
+			for port := range uint16(100) {
+				if !n.talk(2000 + port) {
+					t.Fatalf("connection %d that was opened under the flood is reset", port)
+				}
+			}
+		})
+	}
+}
+
+// A service that asks for unknown addresses leaves the others what they may ask for: of other addresses, and of the same.
+func TestUnknownAddressesOfOthers(t *testing.T) {
+	for _, same := range []bool{false, true} {
+		t.Run(fmt.Sprintf("same=%t", same), func(t *testing.T) {
+			n := newNeighbours(t, "")
+			events := readEvents(t, n.maps[mapUnknown])
+			n.attack(func() {
+				for i := range 3000 {
+					p := udp(evilClient, 1000, "10.30.77.77", 53)
+					if !same {
+						p.dst = addr("10.30.64.0")
+						a := p.dst.As4()
+						a[2], a[3] = a[2]+byte(i>>8), byte(i)
+						p.dst = netip.AddrFrom4(a)
+					}
+					p.payload = make([]byte, 1400)
+					n.out(p.bytes())
+				}
+			})
+			asked := n.count(countUnknown)
+			p := udp(n.client, 1000, "10.30.77.77", 53)
+			p.payload = make([]byte, 1400)
+			n.out(p.bytes())
+			if n.count(countUnknown) != asked+1 {
+				t.Fatalf("after %d packets of one service another one's is not held", asked)
+			}
+			for {
+				if e, _ := events(); e.Ifindex == testIfindex {
+					break
+				}
+			}
+		})
+	}
+}
+
+// Connections of one service leave the copies alone that CPUs keep of other sessions.
+func TestFloodsKeepCopiesOfOthers(t *testing.T) {
+	n := newNeighbours(t, "")
+	sent, changed := n.connect()
+	key := n.entry(false)
+	s := n.table()[key]
+	served := false
+	onCPU(t, 0, func() {
+		for try := 0; try < 20 && !served; try++ { // the moment may end between the packets
+			n.want(n.out(sent.bytes()), tcNext, changed.bytes())
+			n.want(n.out(sent.bytes()), tcNext, changed.bytes())
+			runtime.LockOSThread()
+			for i := range 3000 {
+				n.out(udp("10.18.66.7", uint16(5000*try+i), n.farVIP, 53).bytes())
+			}
+			if err := n.maps[mapSessions].Delete(key); err != nil {
+				t.Fatal(err)
+			}
+			opened, refused := n.count(countOpened), n.count(countNoSession)
+			served = n.out(sent.bytes()).action == tcNext && n.count(countOpened) == opened && n.count(countNoSession) == refused
+			n.put(mapSessions, key, s)
+		}
+	})
+	if !served {
+		t.Error("3000 new sessions of others make a copy useless")
+	}
+}
+
+// A connection to an instance's own address from the port of one to its virtual address: closed or open, both work.
+func TestDirectBesideVirtual(t *testing.T) {
+	families(t, func(t *testing.T, w *world) {
+		for port, end := range map[uint16]string{4000: "closed", 4001: "reset", 4002: "open"} {
+			w.open(port)
+			switch end {
+			case "closed":
+				w.close(port)
+			case "reset":
+				w.in(tcp(w.far, 80, w.client, port, tcpRST).bytes())
+			}
+			syn := tcp(w.client, port, w.far, 80, tcpSYN)
+			got := w.out(syn.bytes())
+			seen := binary.BigEndian.Uint16(got.frame[len(got.frame)-len(syn.payload)-20:])
+			if end != "open" && seen != port || end == "open" && seen == port || got.action != tcNext {
+				t.Errorf("%s: the instance sees source port %d of %d", end, seen, port)
+			}
+			answer, back := tcp(w.far, 80, w.client, seen, tcpSYN|tcpACK), tcp(w.far, 80, w.client, port, tcpSYN|tcpACK)
+			w.want(w.in(answer.bytes()), tcNext, back.bytes())
+			data, onward := tcp(w.client, port, w.far, 80, tcpACK), tcp(w.client, seen, w.far, 80, tcpACK)
+			for range 3 {
+				w.want(w.out(data.bytes()), tcNext, onward.bytes())
+			}
+			if end == "open" && !w.talk(port) {
+				t.Error("the connection to the virtual address does not go on")
+			}
+		}
+	})
+}
+
+// A TCP packet without a session starts one where only one instance can have the connection; else it is answered with a reset.
+func TestSessionsAreRecovered(t *testing.T) {
+	families(t, func(t *testing.T, w *world) {
+		if !w.talk(4000) {
+			t.Error("the only instance does not get the packet")
+		}
+		back := tcp(w.farVIP, 80, w.client, 4000, tcpACK)
+		w.want(w.in(tcp(w.far, 80, w.client, 4000, tcpACK).bytes()), tcNext, back.bytes())
+		w.twoSlots()
+		if w.talk(4001) {
+			t.Error("one of two instances gets the packet")
+		}
+	})
+}

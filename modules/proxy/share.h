@@ -1,0 +1,59 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* What the clients behind one interface may take of the tables that all share. */
+#ifndef PX_SHARE_H
+#define PX_SHARE_H
+
+#include "flow.h"
+
+#define PX_SHARE_OF_FREE 4 /* a share of sessions may be so many times what is free: one interface alone gets 80% */
+
+KERB_CONFIG(__u64, max_sessions, 65536);
+KERB_CONFIG(__u64, service_sessions, 0); /* of one interface; 0: PX_SHARE_OF_FREE alone decides */
+KERB_CONFIG(__u32, pending_budget, 16384); /* sessions per window: see struct px_share */
+
+static __always_inline __u32 px_local_of(__u32 ifindex)
+{
+	__u32 *local = bpf_map_lookup_elem(&interfaces, &ifindex);
+
+	return local ? *local : 0;
+}
+
+/* The share of an interface, with the counts of the present window. */
+static __always_inline struct px_share *px_share_of(__u32 ifindex, __u64 now)
+{
+	__u32 local = px_local_of(ifindex), window = now >> 30;
+	struct px_share *s = bpf_map_lookup_elem(&shares, &local);
+
+	if (s && s->window != window) {
+		s->window = window;
+		s->opened = s->closed = s->asked = 0;
+	}
+	return s;
+}
+
+/* Whether sessions has room for one more of the interface: fewer as the table fills, so that there is some for the others. */
+static __always_inline int px_share_allows(const struct px_share *s)
+{
+	__u32 zero = 0;
+	struct px_share *all = bpf_map_lookup_elem(&shares, &zero);
+
+	if (!s || !all || all->sessions >= max_sessions)
+		return 0;
+	if (service_sessions)
+		return s->sessions < service_sessions;
+	return s->sessions < PX_SHARE_OF_FREE * (max_sessions - all->sessions);
+}
+
+/* Counts a session that enters (1) or leaves (-1) the table sessions. */
+static __always_inline void px_share_count(__u32 ifindex, __s64 n)
+{
+	__u32 local = px_local_of(ifindex), zero = 0;
+	struct px_share *s = bpf_map_lookup_elem(&shares, &local), *all = bpf_map_lookup_elem(&shares, &zero);
+
+	if (s && local)
+		__sync_fetch_and_add(&s->sessions, n);
+	if (all)
+		__sync_fetch_and_add(&all->sessions, n);
+}
+
+#endif
