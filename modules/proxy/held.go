@@ -4,7 +4,9 @@ package proxy
 
 import (
 	"container/list"
+	"iter"
 	"net/netip"
+	"slices"
 	"time"
 )
 
@@ -36,7 +38,8 @@ func newHeld(perAddress, perAll, bytes int, wait time.Duration) *held {
 	return &held{perAddress: perAddress, perAll: perAll, bytes: bytes, wait: wait, all: list.New(), addresses: map[netip.Addr]*waiting{}}
 }
 
-// add holds a packet, and tells whether it is the first for its address, which then is to be asked for. The oldest give way.
+// add holds a packet, and tells whether it is the first for its address, which then is to be asked for. The oldest
+// of the interface that holds most give way.
 func (h *held) add(p heldPacket, now time.Time) (first bool) {
 	w, known := h.addresses[p.to]
 	if !known {
@@ -44,10 +47,10 @@ func (h *held) add(p heldPacket, now time.Time) (first bool) {
 		h.addresses[p.to] = w
 	}
 	if len(w.packets) >= h.perAddress {
-		h.drop(w.packets[0])
+		h.drop(oldest(slices.Values(w.packets)))
 	}
 	for h.all.Len() >= h.perAll || h.size+len(p.frame) > h.bytes && h.all.Len() > 0 {
-		if of := h.drop(h.all.Front()); of != p.to && len(h.addresses[of].packets) == 0 {
+		if of := h.drop(oldest(elements(h.all))); of != p.to && len(h.addresses[of].packets) == 0 {
 			delete(h.addresses, of)
 		}
 	}
@@ -56,12 +59,37 @@ func (h *held) add(p heldPacket, now time.Time) (first bool) {
 	return !known
 }
 
-// drop lets go of the oldest packet of an address, and returns the address.
+// oldest returns the oldest packet of the interface that has most bytes among those given, so that no service pushes out what
+// others wait for.
+func oldest(all iter.Seq[*list.Element]) *list.Element {
+	size, first := map[uint32]int{}, map[uint32]*list.Element{}
+	var out *list.Element
+	for e := range all {
+		p := e.Value.(*heldPacket)
+		size[p.ifindex] += len(p.frame)
+		if first[p.ifindex] == nil {
+			first[p.ifindex] = e
+		}
+		if out == nil || size[p.ifindex] > size[out.Value.(*heldPacket).ifindex] {
+			out = first[p.ifindex]
+		}
+	}
+	return out
+}
+
+func elements(l *list.List) iter.Seq[*list.Element] {
+	return func(yield func(*list.Element) bool) {
+		for e := l.Front(); e != nil && yield(e); e = e.Next() {
+		}
+	}
+}
+
+// drop lets go of a packet, and returns its address.
 func (h *held) drop(e *list.Element) netip.Addr {
 	p := h.all.Remove(e).(*heldPacket)
 	h.size -= len(p.frame)
 	w := h.addresses[p.to]
-	w.packets = w.packets[1:]
+	w.packets = slices.DeleteFunc(w.packets, func(o *list.Element) bool { return o == e })
 	h.Dropped++
 	return p.to
 }

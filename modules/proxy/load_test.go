@@ -5,6 +5,7 @@ package proxy
 import (
 	"testing"
 
+	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/btf"
 
 	"github.com/kerb-edge/kerb/internal/dataplane"
@@ -59,4 +60,71 @@ func TestVerifies(t *testing.T) {
 			}
 		})
 	}
+}
+
+// On processors that reorder (arm64) the epoch has to be counted after the map was changed, and a copy to be compared with what the
+// map has after the epoch was read. Neither shows in a test that runs: so the code has the lock and the sequence counter's
+// barrier (hot.h), and no atomic add, which is unordered without a result.
+func TestEpochsAreOrdered(t *testing.T) {
+	spec, err := pkgstest.Package(t).Spec(string(dataplane.TC))
+	if err != nil {
+		t.Fatal(err)
+	}
+	locks, barriers := 0, 0
+	for _, p := range spec.Programs {
+		function := ""
+		epoch := false // the instructions behind a load of the map, until the next map
+		for i := range p.Instructions {
+			in := &p.Instructions[i]
+			if f := btf.FuncMetadata(in); f != nil {
+				function = f.Name
+			}
+			if in.IsLoadFromMap() {
+				epoch = in.Reference() == "epochs"
+			}
+			switch {
+			case epoch && in.OpCode.Class() == asm.StXClass && in.OpCode.Mode() == asm.AtomicMode:
+				t.Errorf("%s: an epoch is counted without order: %v", function, in)
+			case in.IsBuiltinCall() && asm.BuiltinFunc(in.Constant) == asm.FnSpinLock:
+				locks += countedUnderLock(t, function, p.Instructions[i+1:])
+			case function == "px_keep_hot" && in.IsBuiltinCall() && asm.BuiltinFunc(in.Constant) == asm.FnKtimeGetNs:
+				barriers += lookupsBehind(p.Instructions[i+1:])
+			}
+		}
+	}
+	if locks == 0 || barriers == 0 {
+		t.Errorf("%d epochs counted under their lock, %d look-ups behind a barrier", locks, barriers)
+	}
+}
+
+// countedUnderLock returns 1 if nothing but a count lies between a lock and its end.
+func countedUnderLock(t *testing.T, function string, behind asm.Instructions) int {
+	stores := 0
+	for i := range behind {
+		in := &behind[i]
+		if in.OpCode.Class() == asm.StXClass {
+			stores++
+		}
+		if in.IsBuiltinCall() {
+			if asm.BuiltinFunc(in.Constant) == asm.FnSpinUnlock && stores == 1 {
+				return 1
+			}
+			break
+		}
+	}
+	t.Errorf("%s: %d stores under the lock", function, stores)
+	return 0
+}
+
+// lookupsBehind returns 1 if a map is looked up next.
+func lookupsBehind(behind asm.Instructions) int {
+	for i := range behind {
+		if behind[i].IsBuiltinCall() {
+			if asm.BuiltinFunc(behind[i].Constant) == asm.FnMapLookupElem {
+				return 1
+			}
+			break
+		}
+	}
+	return 0
 }

@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cilium/ebpf"
+
 	"github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/sdk"
 )
@@ -99,6 +101,10 @@ func TestSweep(t *testing.T) {
 		f.State, r.State = stateAnswered|stateClientFIN|stateServerFIN|stateClosed, stateAnswered
 		f.Seen, r.Seen = ago(61*time.Second), ago(61*time.Second)
 	}))
+	check("half-closed", true, put(1035, protoTCP, func(f, r *session) {
+		f.State, r.State = stateAnswered|stateClientFIN, stateAnswered|stateClientFIN
+		f.Seen, r.Seen = ago(2*time.Minute), ago(2*time.Minute)
+	}))
 	check("UDP one way", true, put(1040, protoUDP, func(f, r *session) { r.Seen = ago(time.Hour) }))
 	check("UDP the other way", true, put(1050, protoUDP, func(f, r *session) { f.Seen, f.State = ago(time.Hour), stateAnswered }))
 	check("UDP", false, put(1060, protoUDP, func(f, r *session) { f.Seen, r.Seen = ago(61*time.Second), ago(2*time.Minute) }))
@@ -125,11 +131,71 @@ func TestSweep(t *testing.T) {
 			}
 		}
 	}
-	if got := p.w.maps.stats[index].sessions(); got != 4 {
-		t.Errorf("the instance has %d sessions, want 4", got)
+	if got := p.w.maps.stats[index].sessions(); got != 5 {
+		t.Errorf("the instance has %d sessions, want 5", got)
 	}
-	if got := p.w.tally; got.Entries != 8 || got.Sessions != 4 || got.Expired != 8 {
+	if got := p.w.tally; got.Entries != 10 || got.Sessions != 5 || got.Expired != 8 {
 		t.Errorf("%+v", got)
+	}
+}
+
+// What interfaces hold of the table is set right by a sweep, and counted down by what it removes.
+func TestSweepCountsShares(t *testing.T) {
+	p := newPlant(t, "")
+	p.w.instanceChanged(sdk.Instance{Service: "client", Ifindex: 7}, true, p.now)
+	p.w.instanceChanged(sdk.Instance{Service: "server", Ifindex: 8}, true, p.now)
+	p.put(webService(1, v1alpha1.PolicyRoundRobin))
+	index, _ := p.entry("web-0")
+	shares := func() [2]uint64 {
+		return [2]uint64{p.w.maps.shares[0].sessions(), p.w.maps.shares[p.w.locals.byIfindex[7].index].sessions()}
+	}
+	put := func(sport uint16, age time.Duration) {
+		k, s := pairOf("10.18.0.9", "10.30.0.1", "10.18.0.1", protoUDP, sport, index, false)
+		for i := range k {
+			s[i].Seen, s[i].State = monotonic()-uint64(age), stateAnswered
+			p.session(k[i], s[i])
+		}
+	}
+	put(1000, 0)
+	put(1010, 0)
+	p.sweep()
+	p.same("of another version", shares(), [2]uint64{2, 2})
+	put(1020, 200*time.Second)
+	p.w.maps.shares[0].addSessions(1)
+	p.w.maps.shares[p.w.locals.byIfindex[7].index].addSessions(1)
+	p.sweep()
+	p.same("one removed", shares(), [2]uint64{2, 2})
+}
+
+// An upgrade keeps sessions: those that live in the table that nothing is evicted from, and the others beside it.
+func TestSessionsAreCarriedOver(t *testing.T) {
+	p := compileConfig(t, "")
+	maps := newMaps(t, p)
+	before, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.LRUHash, KeySize: maps[mapSessions].KeySize(), ValueSize: maps[mapSessions].ValueSize(), MaxEntries: 1024})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer before.Close()
+	for state, sport := range map[uint8]uint16{0: 1000, stateAnswered: 1010, stateAnswered | stateClientFIN: 1020, stateAnswered | stateReset | stateClosed: 1030} {
+		k, s := pairOf("10.18.0.9", "10.30.0.1", "10.18.0.1", protoTCP, sport, 1, false)
+		for i := range k {
+			s[i].State = state
+			if err := before.Put(&k[i], &s[i]); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	maps[previousSessions] = before
+	if err := p.Fill(maps); err != nil {
+		t.Fatal(err)
+	}
+	for sport, name := range map[uint16]string{1000: mapPending, 1010: mapSessions, 1020: mapSessions, 1030: mapPending} {
+		k, _ := pairOf("10.18.0.9", "10.30.0.1", "10.18.0.1", protoTCP, sport, 1, false)
+		for i := range k {
+			if err := maps[name].Lookup(&k[i], &session{}); err != nil {
+				t.Errorf("port %d, entry %d in %s: %v", sport, i, name, err)
+			}
+		}
 	}
 }
 

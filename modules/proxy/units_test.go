@@ -176,6 +176,24 @@ func TestHeld(t *testing.T) {
 	}
 }
 
+// What one service has held pushes out nothing that others wait for: to other addresses, or to the same.
+func TestHeldByInterface(t *testing.T) {
+	for _, same := range []bool{false, true} {
+		h, now := newHeld(4, 8, 1000, time.Second), time.Unix(0, 0)
+		h.add(heldPacket{to: addressNo(1), ifindex: 7, frame: []byte("mine")}, now)
+		for n := range 100 {
+			to := addressNo(1)
+			if !same {
+				to = addressNo(2 + n)
+			}
+			h.add(heldPacket{to: to, ifindex: 8, frame: []byte("evil")}, now)
+		}
+		if got := frames(h.take(addressNo(1))); len(got) == 0 || got[0] != "mine" {
+			t.Errorf("same address %t: %v", same, got)
+		}
+	}
+}
+
 // A scan of a virtual range with one packet per address is bounded, too.
 func TestHeldBoundsAddresses(t *testing.T) {
 	h, now := newHeld(3, 6, 1000, 5*time.Second), time.Unix(0, 0)
