@@ -16,7 +16,20 @@ type Condition struct {
 	Message string `json:"message,omitempty"`
 }
 
+// InstanceReporter is a Compiled that finds out which instances of virtual services do not answer.
+type InstanceReporter interface {
+	Ejected(live Live) ([]EjectedInstance, error)
+}
+
+// EjectedInstance is an instance of a virtual service that gets no new connections for a while.
+type EjectedInstance struct {
+	Service  string `json:"service"` // the virtual service
+	Instance string `json:"instance"`
+	Reason   string `json:"reason"`
+}
+
 // HealthAnswer is the body of the answer to health.
 type HealthAnswer struct {
-	Conditions []Condition `json:"conditions,omitempty"`
+	Conditions []Condition       `json:"conditions,omitempty"`
+	Ejected    []EjectedInstance `json:"ejected,omitempty"`
 }

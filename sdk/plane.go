@@ -405,15 +405,19 @@ func (p *plane) serveHealth(*http.Request) (any, error) {
 			return nil, &unhealthyError{err}
 		}
 	}
-	c, ok := now.compiled.(Conditioner)
-	if !ok {
-		return nil, nil
+	var answer HealthAnswer
+	var err error
+	if c, ok := now.compiled.(Conditioner); ok {
+		if answer.Conditions, err = c.Conditions(now.live); err != nil {
+			return nil, &unhealthyError{err}
+		}
 	}
-	conditions, err := c.Conditions(now.live)
-	if err != nil {
-		return nil, &unhealthyError{err}
+	if r, ok := now.compiled.(InstanceReporter); ok {
+		if answer.Ejected, err = r.Ejected(now.live); err != nil {
+			return nil, &unhealthyError{err}
+		}
 	}
-	return HealthAnswer{Conditions: conditions}, nil
+	return answer, nil
 }
 
 func (p *plane) serveMetrics(*http.Request) (any, error) {

@@ -91,5 +91,6 @@ type VirtualInstanceStatus struct {
 	Service   string   `json:"service,omitempty" doc:"The Service of this node that has one of these addresses"`
 	Node      string   `json:"node,omitempty" doc:"Address of the other node where it runs"`
 	Draining  bool     `json:"draining,omitempty"`
+	Ejected   string   `json:"ejected,omitempty" doc:"Why a module gives it no new connections for a while"`
 	Reason    string   `json:"reason,omitempty" doc:"Why it has no address"`
 }

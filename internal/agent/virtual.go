@@ -5,8 +5,10 @@ package agent
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/netip"
 	"os"
+	"slices"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/fault"
@@ -16,11 +18,11 @@ import (
 
 // VirtualServices lists the virtual services, those that resolvers found included.
 func (a *Agent) VirtualServices(context.Context) ([]v1.VirtualService, error) {
-	desired := a.desiredVirtual()
+	desired, ejected := a.desiredVirtual(), a.ejected()
 	var out []v1.VirtualService
 	for _, name := range a.virtual.Names() {
 		if s, ok := a.virtual.View(name); ok {
-			out = append(out, withOwn(s, desired))
+			out = append(out, withEjected(withOwn(s, desired), ejected))
 		}
 	}
 	return out, nil
@@ -32,7 +34,7 @@ func (a *Agent) VirtualService(_ context.Context, name string) (v1.VirtualServic
 	if !ok {
 		return s, &fault.NotFound{Kind: v1.KindVirtualService, Name: name}
 	}
-	return withOwn(s, a.desiredVirtual()), nil
+	return withEjected(withOwn(s, a.desiredVirtual()), a.ejected()), nil
 }
 
 func (a *Agent) desiredVirtual() map[string]v1.VirtualService {
@@ -46,6 +48,50 @@ func withOwn(s v1.VirtualService, desired map[string]v1.VirtualService) v1.Virtu
 	if own, ok := desired[s.Metadata.Name]; ok && s.Status.Source == v1.SourceStatic {
 		s.Metadata, s.Spec = own.Metadata, own.Spec
 	}
+	return s
+}
+
+// ejected is why modules give instances no new connections, by virtual service and instance.
+func (a *Agent) ejected() map[[2]string]string {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	out := map[[2]string]string{}
+	for name, d := range a.modules {
+		if d == nil || d.plane == nil {
+			continue
+		}
+		for _, e := range d.plane.State().Ejected {
+			out[[2]string{e.Service, e.Instance}] = "module " + name + ": " + e.Reason
+		}
+	}
+	return out
+}
+
+// withEjected shows which instances get no new connections, in their status and in the condition Ready.
+func withEjected(s v1.VirtualService, ejected map[[2]string]string) v1.VirtualService {
+	status := *s.Status
+	status.Instances = slices.Clone(status.Instances)
+	n, takes := 0, 0
+	for i := range status.Instances {
+		one := &status.Instances[i]
+		one.Ejected = ejected[[2]string{s.Metadata.Name, one.Name}]
+		switch {
+		case one.Ejected != "":
+			n++
+		case len(one.Addresses) > 0 && !one.Draining:
+			takes++
+		}
+	}
+	if n == 0 {
+		return s
+	}
+	status.Conditions = slices.Clone(status.Conditions)
+	for i := range status.Conditions {
+		if c := &status.Conditions[i]; c.Type == "Ready" && c.Status == "True" {
+			c.Message = fmt.Sprintf("%d of %d instances take connections; %d ejected", takes, len(status.Instances), n)
+		}
+	}
+	s.Status = &status
 	return s
 }
 

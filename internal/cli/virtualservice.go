@@ -100,5 +100,8 @@ func whereabouts(i v1alpha1.VirtualInstanceStatus) string {
 	if i.Draining {
 		parts = append(parts, "draining")
 	}
+	if i.Ejected != "" {
+		parts = append(parts, "ejected by "+i.Ejected)
+	}
 	return strings.Join(parts, "; ")
 }

@@ -91,6 +91,8 @@ type State struct {
 	Since    time.Time
 	// Conditions are what it tells besides, at its last sign of health.
 	Conditions []Condition
+	// Ejected are the instances of virtual services that it gives no new connections.
+	Ejected []sdk.EjectedInstance
 }
 
 // Condition is one that the control plane tells, with the time since when it is so.
@@ -456,7 +458,7 @@ func byIndex(list []sdk.Instance) map[uint32]sdk.Instance {
 
 // checkHealth returns how many checks in a row had no answer at all.
 func (p *Plane) checkHealth(ctx context.Context, r *run, missed int) int {
-	conditions, err := p.askHealth(ctx, r)
+	health, err := p.askHealth(ctx, r)
 	var answer *AnswerError
 	if err != nil && !errors.As(err, &answer) {
 		p.setState(func(s *State) { s.Healthy, s.Reason = false, err.Error() })
@@ -468,19 +470,18 @@ func (p *Plane) checkHealth(ctx context.Context, r *run, missed int) int {
 			s.Reason = err.Error()
 			return
 		}
-		s.Conditions = since(conditions, s.Conditions)
+		s.Conditions, s.Ejected = since(health.Conditions, s.Conditions), health.Ejected
 	})
 	return 0
 }
 
 // askHealth returns what the control plane tells besides. An unhealthy one answers with an error.
-func (p *Plane) askHealth(ctx context.Context, r *run) ([]sdk.Condition, error) {
-	var health sdk.HealthAnswer
-	err := p.call(ctx, r, callTime, "health", nil, &health)
+func (p *Plane) askHealth(ctx context.Context, r *run) (health sdk.HealthAnswer, err error) {
+	err = p.call(ctx, r, callTime, "health", nil, &health)
 	if answered(err, http.StatusNotFound) || errors.Is(err, errNotUnderstood) { // any 200 is good health
-		return nil, nil
+		return sdk.HealthAnswer{}, nil
 	}
-	return health.Conditions, err
+	return health, err
 }
 
 // since gives conditions the time of their last change.

@@ -50,6 +50,7 @@ var (
 	_ sdk.Measurer           = (*Proxy)(nil)
 	_ sdk.HealthChecker      = (*Proxy)(nil)
 	_ sdk.Conditioner        = (*Proxy)(nil)
+	_ sdk.InstanceReporter   = (*Proxy)(nil)
 	_ sdk.VirtualServiceUser = (*Proxy)(nil)
 	_ sdk.InstanceFollower   = (*Proxy)(nil)
 )

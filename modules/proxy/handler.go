@@ -142,7 +142,7 @@ func (w *plane) report(t *target, at *localService) InstanceReport {
 	case t.drains:
 		r.State = "draining"
 	case t.health.ejected():
-		r.State, r.Ejected = "ejected", fmt.Sprintf("%s; until %s", t.health.why, t.health.until.Format(time.TimeOnly))
+		r.State, r.Ejected = "ejected", t.health.text()
 	}
 	if at != nil {
 		r.Interface = at.Interface

@@ -26,6 +26,10 @@ type health struct {
 
 func (h *health) ejected() bool { return !h.until.IsZero() }
 
+func (h *health) text() string {
+	return fmt.Sprintf("%s; until %s", h.why, h.until.Format(time.TimeOnly))
+}
+
 // judge ejects instances to which connects fail, and lets those return whose time is over.
 func (w *plane) judge(now time.Time) error {
 	w.mu.Lock()
@@ -106,6 +110,23 @@ func (p *Proxy) Conditions(live sdk.Live) ([]sdk.Condition, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return []sdk.Condition{w.sessionsCondition(), w.instancesCondition()}, nil
+}
+
+// Ejected implements sdk.InstanceReporter.
+func (p *Proxy) Ejected(live sdk.Live) ([]sdk.EjectedInstance, error) {
+	w, err := p.plane(live)
+	if err != nil {
+		return nil, err
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	var out []sdk.EjectedInstance
+	for _, t := range w.targets {
+		if t.service != nil && t.health.ejected() {
+			out = append(out, sdk.EjectedInstance{Service: t.service.name, Instance: t.name, Reason: t.health.text()})
+		}
+	}
+	return out, nil
 }
 
 // sessionsCondition says whether live sessions may be evicted.
