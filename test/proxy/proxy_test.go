@@ -296,3 +296,51 @@ func TestRedeployed(t *testing.T) {
 	again.Close()
 	t.Logf("connected in %v", time.Since(begin))
 }
+
+// A server that has ended gets no new connections, and the operator reads why; when it listens again it gets its share.
+func TestEjected(t *testing.T) {
+	n := &node{nodetest.New(t)}
+	client, web, ended := n.Host("client"), n.Host("web0"), n.Host("web1")
+	serve(t, web)
+	n.Start()
+	n.Apply(service(client), service(web), service(ended), proxyModule(map[string]any{"passiveHealth": map[string]any{"ejectFor": "3s"}}),
+		virtualService("web", v1.VirtualServiceSpec{Ports: bothPorts, Addresses: []v1.VirtualAddress{{Address: virtual4.String()}},
+			Instances: []v1.VirtualInstance{instance(web, true), instance(ended, true)}}))
+	n.told("web")
+	connects := func() map[string]int {
+		got := map[string]int{}
+		for range 12 {
+			c, err := dialTCP(client, netip.AddrPortFrom(virtual4, port))
+			if errors.Is(err, syscall.ECONNREFUSED) {
+				got["refused"]++
+				continue
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			got[c.server]++
+			c.Close()
+		}
+		return got
+	}
+	if got := connects(); got["refused"] != 6 {
+		t.Fatalf("before: %v", got)
+	}
+	var status *v1.VirtualServiceStatus
+	n.Eventually("the status names the ejected instance", func() bool {
+		connects()
+		var s v1.VirtualService
+		n.Must(http.MethodGet, "/v1/virtualservices/web", nil, &s)
+		status = s.Status
+		return status.Instances[1].Ejected != ""
+	})
+	if text := status.Instances[1].Ejected; !strings.HasPrefix(text, "module px: ") || !strings.Contains(text, "connects failed in a row; until ") {
+		t.Errorf("why: %q", text)
+	}
+	if ready := status.Conditions[0]; ready.Message != "1 of 2 instances take connections; 1 ejected" {
+		t.Errorf("%+v", ready)
+	}
+	n.Eventually("all connections succeed", func() bool { return connects()["web0"] == 12 })
+	serve(t, ended)
+	n.Eventually("the instance has returned", func() bool { return connects()["web1"] == 6 })
+}
