@@ -192,40 +192,43 @@ static __always_inline int conclude(struct kerb_pkt *pkt, struct px_work *w, __u
 	return refuse(pkt, w, px_unknown_to_verifier(w->step));
 }
 
-/* The packet's session. */
-static __always_inline struct px_session *find(struct px_work *w)
+/* Copies the packet's session to w->made: the verifier need not know which table it is of. Returns whether there is one. */
+static __noinline int find(struct px_work *w)
 {
 	struct px_session *s = bpf_map_lookup_elem(&sessions, &w->flow);
 
 	w->kept = s != 0;
-	return s ?: bpf_map_lookup_elem(&pending, &w->flow);
+	if (!s)
+		s = bpf_map_lookup_elem(&pending, &w->flow);
+	if (!s)
+		return 0;
+	w->made = *s;
+	return 1;
 }
 
 /* The session that an ICMP error of the node's own stack is about: the stack had a packet for an instance of this node, whose
  * answers are met on its interface, and tells the client, who is met here. */
-static __always_inline struct px_session *find_at_home(struct px_work *w)
+static __always_inline int find_at_home(struct px_work *w)
 {
 	__u32 *home = bpf_map_lookup_elem(&homes, &w->flow.src), client = w->flow.ifindex;
-	struct px_session *s;
 
 	if (!home)
 		return 0;
 	w->flow.ifindex = *home;
 	w->flow.hook = PX_EGRESS;
-	s = find(w);
-	return s && s->flags & PX_REVERSE && s->other == client ? s : 0;
+	return find(w) && w->made.flags & PX_REVERSE && w->made.other == client;
 }
 
 /* Everything that does not touch the packet, from what is in the work to a step. */
 static __always_inline void decide(struct px_work *w, __u32 hook)
 {
-	struct px_session *s = find(w);
+	int found = find(w);
 
-	if (!s && hook == PX_INGRESS && px_unknown_to_verifier(w->kind) == PX_ERROR)
-		s = find_at_home(w);
+	if (!found && hook == PX_INGRESS && px_unknown_to_verifier(w->kind) == PX_ERROR)
+		found = find_at_home(w);
 	w->step = PX_ANEW;
-	if (s)
-		px_attend(w, s);
+	if (found)
+		px_attend(w);
 	if (px_unknown_to_verifier(w->step) == PX_ANEW)
 		w->step = hook == PX_EGRESS ? begin(w) : PX_PASS;
 	if (px_unknown_to_verifier(w->step) == PX_ENROL)

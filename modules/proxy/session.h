@@ -352,20 +352,41 @@ static __always_inline void px_settle(struct px_work *w)
 	}
 }
 
-/* Takes note of a packet of a session in both its entries, and leaves it in w->made. The other one may be missing, put out by
- * the LRU: both are of use only together, so it is made again. */
-static __always_inline void px_note(struct px_work *w, struct px_session *s)
+/* Writes what has been seen of a session into its entry. Returns whether it is there. */
+static __noinline int px_write(const struct px_flow *f, const struct px_session *from)
 {
-	struct px_session *pair;
+	struct px_session *s = px_find(f);
+
+	if (!s)
+		return 0;
+	s->seen = from->seen;
+	s->opened = from->opened;
+	s->state = from->state;
+	s->tick = from->tick;
+	return 1;
+}
+
+/* What the other entry knows. It may be missing, put out by the LRU. */
+static __always_inline __u8 px_pair_state(struct px_work *w)
+{
+	struct px_session *pair = px_find(&w->pair);
+
+	if (!pair)
+		return 0;
+	if (w->made.flags & PX_REVERSE && w->tcp & TCP_SYN && pair->opened)
+		px_time_answer(w, pair);
+	return pair->state;
+}
+
+/* Takes note of a packet of the session w->made in both its entries: they are of use only together, so that the other one is made
+ * again if it is missing. */
+static __always_inline void px_note(struct px_work *w)
+{
+	struct px_session *s = &w->made;
 	__u8 state = px_next_state(w, s);
 
 	px_pair_key(&w->flow, s, &w->pair);
-	pair = px_find(&w->pair);
-	if (pair) {
-		state |= pair->state;
-		if (s->flags & PX_REVERSE && w->tcp & TCP_SYN && pair->opened)
-			px_time_answer(w, pair);
-	}
+	state |= px_pair_state(w);
 	w->was = s->state;
 	if (w->flow.proto == IPPROTO_TCP)
 		px_judge_instance(w, s);
@@ -379,17 +400,13 @@ static __always_inline void px_note(struct px_work *w, struct px_session *s)
 	s->seen = w->now;
 	s->state = state;
 	s->tick = bpf_jiffies64() / PX_TICK;
-	w->made = *s;
+	px_write(&w->flow, s);
 	px_pair_entry(&w->flow, s, &w->mirror, px_pair_local(&w->flow, s));
-	asm volatile("" : "+r"(pair)); /* tested again: the verifier does not know what the first test said */
-	if (pair) {
-		pair->seen = s->seen;
-		pair->state = state;
-		pair->tick = s->tick;
-	} else if (w->kept) {
-		bpf_map_update_elem(&sessions, &w->pair, &w->mirror, BPF_NOEXIST);
-	} else {
-		bpf_map_update_elem(&pending, &w->pair, &w->mirror, BPF_NOEXIST);
+	if (!px_write(&w->pair, &w->mirror)) {
+		if (w->kept)
+			bpf_map_update_elem(&sessions, &w->pair, &w->mirror, BPF_NOEXIST);
+		else
+			bpf_map_update_elem(&pending, &w->pair, &w->mirror, BPF_NOEXIST);
 	}
 	px_settle(w);
 }
@@ -455,15 +472,14 @@ static __always_inline int px_judge(struct px_work *w, const struct px_session *
 	return px_is_met(w, s, in) ? PX_GO : px_move(w, s);
 }
 
-/* A packet of a known session, which is forgotten unless it goes on as it is: then it is in w->made. */
-static __noinline int px_attend(struct px_work *w, struct px_session *s)
+/* A packet of the known session w->made, which is forgotten unless it goes on as it is. */
+static __noinline int px_attend(struct px_work *w)
 {
-	w->step = px_judge(w, s);
-	if (px_unknown_to_verifier(w->step) != PX_GO) {
-		px_forget(w, &w->flow, s);
-		return 0;
-	}
-	px_note(w, s);
+	w->step = px_judge(w, &w->made);
+	if (px_unknown_to_verifier(w->step) != PX_GO)
+		px_forget(w, &w->flow, &w->made);
+	else
+		px_note(w);
 	return 0;
 }
 
