@@ -113,6 +113,9 @@ func (g *generation) create(previous, shared map[string]*ebpf.Map) error {
 
 // applySettings sets constants and map sizes; known collects the constants that were found.
 func applySettings(spec *ebpf.CollectionSpec, mod Module, known map[string]bool) error {
+	if err := setSKBConstants(spec); err != nil {
+		return err
+	}
 	for name, value := range mod.Settings.Constants {
 		v := spec.Variables[name]
 		if v == nil {
@@ -122,9 +125,6 @@ func applySettings(spec *ebpf.CollectionSpec, mod Module, known map[string]bool)
 		if err := setConstant(v, value); err != nil {
 			return fmt.Errorf("constant %s: %w", name, err)
 		}
-	}
-	if err := setSKBConstants(spec); err != nil {
-		return err
 	}
 	for name, size := range mod.Settings.MaxEntries {
 		if m := spec.Maps[name]; m != nil {

@@ -204,6 +204,7 @@ func (l *linker) function(spec *ebpf.CollectionSpec, entry, prefix string, g *ge
 			}
 			*ins = btf.WithFuncMetadata(*ins, &linked)
 		}
+		linkCast(ins)
 		if ins.IsFunctionReference() {
 			*ins = ins.WithReference(rename(ins.Reference()))
 			continue

@@ -17,27 +17,71 @@ import (
 // skbWindow is how many bytes of struct sk_buff a module reads at once: FW_SKB_WINDOW in modules/firewall/offload.h.
 const skbWindow = 80
 
-// skbConstants are where the running kernel keeps fields of struct sk_buff that struct __sk_buff does not show, by the
-// constants of data planes that read them. A module that declares them gets them set; it must do without them where they
-// are zero.
-var skbConstants = sync.OnceValues(func() (map[string]any, error) {
-	if err := features.HaveProgramHelper(ebpf.SchedCLS, asm.FnProbeReadKernel); err != nil {
-		return nil, fmt.Errorf("TC programs cannot read kernel memory: %w", err)
-	}
+// castNumber is called by data planes in place of bpf_cast_to_kern_ctx. No helper has this number. The loader of objects would
+// otherwise look for the function among the kernel's types, and those of all its modules, whenever a chain is linked.
+const castNumber = 0x6b6572
+
+// skbAccess is how the running kernel lets data planes read struct sk_buff.
+type skbAccess struct {
+	// constants are where fields are that struct __sk_buff does not show, by the constants of data planes that read them. A
+	// module that declares them gets them set; it must do without them where they are zero.
+	constants map[string]any
+	cast      btf.TypeID // of bpf_cast_to_kern_ctx (Linux 6.2), 0 if it cannot be called
+}
+
+var skbFields = sync.OnceValues(func() (a skbAccess, err error) {
 	types, err := btf.LoadKernelSpec()
 	if err != nil {
-		return nil, fmt.Errorf("type information of the kernel: %w", err)
+		return a, fmt.Errorf("type information of the kernel: %w", err)
 	}
 	var skb *btf.Struct
 	if err := types.TypeByName("sk_buff", &skb); err != nil {
-		return nil, err
+		return a, err
 	}
-	return skbLayout(skb)
+	if a.constants, err = skbLayout(skb); err != nil {
+		return a, err
+	}
+	var fn *btf.Func
+	if types.TypeByName("bpf_cast_to_kern_ctx", &fn) == nil {
+		if id, err := types.TypeID(fn); err == nil && canCast(id, a.constants["kerb_skb_window"].(uint32)+a.constants["kerb_skb_ip_summed"].(uint32)) {
+			a.cast, a.constants["kerb_skb_cast"] = id, true
+			return a, nil
+		}
+	}
+	if err := features.HaveProgramHelper(ebpf.SchedCLS, asm.FnProbeReadKernel); err != nil {
+		return a, fmt.Errorf("TC programs cannot read kernel memory: %w", err)
+	}
+	return a, nil
 })
+
+// canCast tries to load a program that reads a byte of struct sk_buff.
+func canCast(id btf.TypeID, offset uint32) bool {
+	prog, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.SchedCLS, License: "Dual BSD/GPL", Instructions: asm.Instructions{
+		castCall(id), asm.LoadMem(asm.R0, asm.R0, int16(offset), asm.Byte), asm.Return()}})
+	if err != nil {
+		return false
+	}
+	prog.Close()
+	return true
+}
+
+func castCall(id btf.TypeID) asm.Instruction {
+	return asm.Instruction{OpCode: asm.OpCode(asm.JumpClass).SetJumpOp(asm.Call), Src: asm.PseudoKfuncCall, Constant: int64(id)}
+}
+
+// linkCast makes a call of castNumber one of the kernel's function. Without that it stays, in code that is not reached.
+func linkCast(ins *asm.Instruction) {
+	if !ins.IsBuiltinCall() || ins.Constant != castNumber {
+		return
+	}
+	if a, err := skbFields(); err == nil && a.cast != 0 {
+		ins.Src, ins.Constant = asm.PseudoKfuncCall, int64(a.cast)
+	}
+}
 
 // HaveSKBFields reports why data planes cannot read the checksum fields of struct sk_buff, nil if they can.
 func HaveSKBFields() error {
-	_, err := skbConstants()
+	_, err := skbFields()
 	return err
 }
 
@@ -101,11 +145,11 @@ func setSKBConstants(spec *ebpf.CollectionSpec) error {
 	if spec.Variables["kerb_skb_window"] == nil {
 		return nil
 	}
-	constants, err := skbConstants()
+	a, err := skbFields()
 	if err != nil {
 		return nil // kerb doctor says so
 	}
-	for name, value := range constants {
+	for name, value := range a.constants {
 		if v := spec.Variables[name]; v != nil {
 			if err := setConstant(v, value); err != nil {
 				return fmt.Errorf("constant %s: %w", name, err)

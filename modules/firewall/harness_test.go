@@ -5,6 +5,7 @@ package firewall
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"os"
 	"testing"
 
@@ -68,9 +69,16 @@ type kernel struct {
 
 func loadFirewall(t testing.TB, config any) *kernel {
 	t.Helper()
+	return loadWith(t, config, nil)
+}
+
+// loadWith sets constants that are not the control plane's.
+func loadWith(t testing.TB, config any, constants map[string]any) *kernel {
+	t.Helper()
 	pkgstest.NeedRoot(t)
 	f := compileConfig(t, config)
 	mod := module(t, f)
+	maps.Copy(mod.Settings.Constants, constants)
 	l, err := dataplane.Load(dataplane.OnTCIngress, dataplane.Egress, mod)
 	pkgstest.Explain(t, err)
 	t.Cleanup(l.Close)

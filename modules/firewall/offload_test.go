@@ -71,27 +71,33 @@ func TestChecksumCannotOverwriteWhatWasJudged(t *testing.T) {
 	if got := w.withOffload(fd, attack, 34, 2); !slices.Equal(got, []uint16{22}) {
 		t.Fatalf("without a firewall the packet arrives at ports %v, not at 22: the test shows nothing", got)
 	}
-	k := loadFirewall(t, allButOnePort)
-	b.filter(k)
-	for _, c := range []struct {
-		name          string
-		start, offset int
-		arrives       []uint16
-	}{
-		{"own checksum", 34, 6, []uint16{7777}},
-		{"over the destination port", 34, 2, nil},
-		{"over the source port", 34, 0, nil},
-		{"from another start over the destination port", 35, 1, nil},
-		{"over the source address", 20, 6, nil},
-		{"over the destination address", 26, 6, nil},
-		{"over the last byte of the UDP header", 34, 7, nil},
-		{"inside of a tunnel", 42, 6, []uint16{7777}},
-	} {
-		if got := w.withOffload(fd, attack, c.start, c.offset); !slices.Equal(got, c.arrives) {
-			t.Errorf("%s: arrives at ports %v, want %v", c.name, got, c.arrives)
-		}
-	}
-	if n := k.drops(dropBadOffload); n != 6 {
-		t.Errorf("%d drops as bad_offload, want 6", n)
+	for way, constants := range map[string]map[string]any{"as the kernel can": nil, "by copying, as before Linux 6.2": {"kerb_skb_cast": false}} {
+		t.Run(way, func(t *testing.T) {
+			b := b.within(t)
+			k := loadWith(t, allButOnePort, constants)
+			b.filter(k)
+			w.t = t
+			for _, c := range []struct {
+				name          string
+				start, offset int
+				arrives       []uint16
+			}{
+				{"own checksum", 34, 6, []uint16{7777}},
+				{"over the destination port", 34, 2, nil},
+				{"over the source port", 34, 0, nil},
+				{"from another start over the destination port", 35, 1, nil},
+				{"over the source address", 20, 6, nil},
+				{"over the destination address", 26, 6, nil},
+				{"over the last byte of the UDP header", 34, 7, nil},
+				{"inside of a tunnel", 42, 6, []uint16{7777}},
+			} {
+				if got := w.withOffload(fd, attack, c.start, c.offset); !slices.Equal(got, c.arrives) {
+					t.Errorf("%s: arrives at ports %v, want %v", c.name, got, c.arrives)
+				}
+			}
+			if n := k.drops(dropBadOffload); n != 6 {
+				t.Errorf("%d drops as bad_offload, want 6", n)
+			}
+		})
 	}
 }
