@@ -15,16 +15,17 @@ type Chain struct {
 
 // Package is a package as the node knows it.
 type Package struct {
-	Name        string         `json:"name"`
-	Version     string         `json:"version"`
-	Digest      string         `json:"digest"`
-	Source      string         `json:"source" doc:"builtin, the directory, or the reference of a pulled package"`
-	Description string         `json:"description,omitempty"`
-	Hooks       []string       `json:"hooks"`
-	Memory      int64          `json:"memoryBytes" doc:"Kernel memory of its maps at their compiled sizes, in bytes"`
-	Resources   []string       `json:"resources,omitempty" doc:"Kinds of resources that its control plane is told of"`
-	Inject      bool           `json:"inject,omitempty" doc:"Its control plane sends frames in the name of services"`
-	Config      map[string]any `json:"configSchema,omitempty" doc:"JSON Schema of its configuration"`
+	Name        string            `json:"name"`
+	Version     string            `json:"version"`
+	Digest      string            `json:"digest"`
+	Source      string            `json:"source" doc:"builtin, the directory, or the reference of a pulled package"`
+	Description string            `json:"description,omitempty"`
+	Hooks       []string          `json:"hooks"`
+	Memory      int64             `json:"memoryBytes" doc:"Kernel memory of its maps at their compiled sizes, in bytes"`
+	Resources   []string          `json:"resources,omitempty" doc:"Kinds of resources that its control plane is told of"`
+	Inject      bool              `json:"inject,omitempty" doc:"Its control plane sends frames in the name of services"`
+	Queries     map[string]string `json:"queries,omitempty" doc:"Paths below /v1/modules/NAME/ that its control plane answers, with what it answers"`
+	Config      map[string]any    `json:"configSchema,omitempty" doc:"JSON Schema of its configuration"`
 }
 
 // NodeStatus is the agent's state at a glance.

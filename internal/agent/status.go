@@ -385,7 +385,7 @@ func (a *Agent) Package(_ context.Context, name string) (v1.Package, error) {
 
 func packageView(p *pkgs.Package) v1.Package {
 	return v1.Package{Name: p.Name, Version: p.Version, Digest: p.Digest, Source: p.Source, Description: p.Description, Hooks: p.Hooks,
-		Memory: p.Memory(nil), Config: p.ConfigSchema, Resources: p.Resources, Inject: p.Inject}
+		Memory: p.Memory(nil), Config: p.ConfigSchema, Resources: p.Resources, Queries: p.Queries, Inject: p.Inject}
 }
 
 // Status is the agent at a glance.

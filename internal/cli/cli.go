@@ -13,10 +13,13 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
+	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
 	"syscall"
+	"time"
 
 	"github.com/kerb-edge/kerb/internal/config"
 	"github.com/kerb-edge/kerb/internal/fault"
@@ -322,8 +325,30 @@ func (a *app) report(w io.Writer, cmd *cobra.Command, err error) int {
 	return code
 }
 
+// keptLogs is how many verifier logs stay in the directory of temporary files.
+const keptLogs = 5
+
+// removeOldLogs removes logs of this user's earlier commands.
+func removeOldLogs() {
+	all, _ := filepath.Glob(filepath.Join(os.TempDir(), "kerb-verifier-*.log"))
+	at := map[string]time.Time{}
+	all = slices.DeleteFunc(all, func(path string) bool {
+		info, err := os.Lstat(path)
+		if err != nil || !info.Mode().IsRegular() || info.Sys().(*syscall.Stat_t).Uid != uint32(os.Geteuid()) {
+			return true
+		}
+		at[path] = info.ModTime()
+		return false
+	})
+	slices.SortFunc(all, func(a, b string) int { return at[b].Compare(at[a]) })
+	for _, path := range all[min(keptLogs-1, len(all)):] {
+		_ = os.Remove(path)
+	}
+}
+
 // saveLog keeps the verifier's log in a file.
 func saveLog(w io.Writer, log string) {
+	removeOldLogs()
 	f, err := os.CreateTemp("", "kerb-verifier-*.log")
 	if err == nil {
 		_, err = f.WriteString(log)

@@ -158,14 +158,17 @@ func printDrops(w io.Writer, modules []v1alpha1.Module) {
 
 func (a *app) queryCommand() *cobra.Command {
 	return answers(&cobra.Command{
-		Use:   "query NAME PATH",
+		Use:   "query NAME [PATH]",
 		Short: "Read what a module itself offers",
-		Long: "Reads a route that the module's control plane serves below /v1/modules/NAME/. The README of its package lists them.\n" +
+		Long: "Reads a route that the module's control plane serves below /v1/modules/NAME/. Without a path it lists those there are.\n" +
 			"A stream of events is printed as it comes, until it is interrupted.",
-		Example:           "  kerb module query count counts\n  kerb module query fw rules -o json\n  kerb module query guard events",
-		Args:              cobra.ExactArgs(2),
-		ValidArgsFunction: first(moduleKind().complete(a)),
+		Example:           "  kerb module query fw\n  kerb module query count counts\n  kerb module query fw rules -o json\n  kerb module query guard events",
+		Args:              cobra.RangeArgs(1, 2),
+		ValidArgsFunction: a.completeQuery,
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) == 1 {
+				return a.printQueries(cmd, args[0])
+			}
 			path := "/v1/modules/" + url.PathEscape(args[0]) + "/" + strings.TrimPrefix(args[1], "/")
 			body, err := a.stream(cmd.Context(), path)
 			if err != nil {
@@ -184,7 +187,7 @@ func (e *noRouteError) Error() string {
 	if first, _, _ := strings.Cut(e.path, "/"); first == "values" {
 		return fmt.Sprintf("module %s has no values that can be set while it runs", e.module)
 	}
-	return fmt.Sprintf("module %s has nothing at %s; the documents of its package list what it has", e.module, cmp.Or(e.path, "/"))
+	return fmt.Sprintf("module %s has nothing at %s; kerb module query %s lists what it has", e.module, cmp.Or(e.path, "/"), e.module)
 }
 
 func (*noRouteError) Unwrap() error { return &fault.NotFound{} }
@@ -201,7 +204,11 @@ func (a *app) printAnswer(w io.Writer, body *answer) error {
 	}
 	var v any
 	if json.Unmarshal(data, &v) == nil {
-		return a.print(w, v, func(w io.Writer) { printAny(w, v) })
+		ordered, err := decodeOrdered(data)
+		if err != nil {
+			return err
+		}
+		return a.print(w, v, func(w io.Writer) { printAnswerTable(w, "", ordered) })
 	}
 	if a.output != "table" {
 		return &usageError{fmt.Errorf("the module answers in a format of its own, not in %s: leave -o out", a.output)}
@@ -231,47 +238,6 @@ func (a *app) printStream(w io.Writer, stream io.Reader) error {
 	}
 }
 
-// printAny makes a table of a list of objects that are flat, or have lists and objects of plain values, and lines of anything else.
-func printAny(w io.Writer, v any) {
-	list, ok := v.([]any)
-	columns, flat := columnsOf(list)
-	if !ok || !flat {
-		printLines(w, "", v)
-		return
-	}
-	var header []any
-	for _, name := range columns {
-		header = append(header, strings.ToUpper(name))
-	}
-	line(w, header...)
-	for _, row := range list {
-		var cells []any
-		for _, name := range columns {
-			value, _ := cell(row.(map[string]any)[name])
-			cells = append(cells, value)
-		}
-		line(w, cells...)
-	}
-}
-
-// columnsOf returns the fields of a list of objects, if each fits into a cell.
-func columnsOf(list []any) ([]string, bool) {
-	names := map[string]bool{}
-	for _, row := range list {
-		object, ok := row.(map[string]any)
-		if !ok {
-			return nil, false
-		}
-		for name, value := range object {
-			if _, fits := cell(value); !fits {
-				return nil, false
-			}
-			names[name] = true
-		}
-	}
-	return sortedKeys(names), len(names) > 0
-}
-
 // cell is a plain value, or a list or an object of some: a, b or name=value.
 func cell(v any) (text any, fits bool) {
 	var parts []string
@@ -299,21 +265,6 @@ func isNested(v any) bool {
 		return true
 	}
 	return false
-}
-
-func printLines(w io.Writer, path string, v any) {
-	switch v := v.(type) {
-	case map[string]any:
-		for _, name := range sortedKeys(v) {
-			printLines(w, strings.TrimPrefix(path+"."+name, "."), v[name])
-		}
-	case []any:
-		for i, value := range v {
-			printLines(w, fmt.Sprintf("%s[%d]", path, i), value)
-		}
-	default:
-		fmt.Fprintf(w, "%s:\t%v\n", path, plain(v))
-	}
 }
 
 // plain prints whole numbers as such: JSON has only one kind.

@@ -52,9 +52,11 @@ func TestQueryInYAML(t *testing.T) {
 func TestQueryOfValues(t *testing.T) {
 	for text, want := range map[string]string{
 		`[{"a":1,"b":"x"}]`:                            "A  B\n1  x\n",
-		`[{"a":{"y":2,"x":1},"b":["p","q"]},{"b":[]}]`: "A         B\nx=1, y=2  p, q\n-         -\n",
-		`[{"a":{"x":[1]}}]`:                            "[0].a.x[0]:  1\n",
-		"no JSON\n":                                    "no JSON\n",
+		`[{"b":{"y":2,"x":1},"a":["p","q"]},{"a":[]}]`: "B         A\ny=2, x=1  p, q\n-         -\n",
+		`[{"a":{"x":[1]}}]`:                            "A\nx=(1)\n",
+		`{"rules":[{"name":"web","packets":9007199254740993,"none":null},{"name":"admin","packets":0}],"mode":"on","default":[{"n":1}]}`: "mode:  on\n\nrules:\nNAME   PACKETS\nweb    9007199254740993\nadmin  0\n\ndefault:\nN\n1\n",
+		`{"a":{"b":[{"c":1}]},"d":"x"}`: "d:  x\n\na.b:\nC\n1\n",
+		"no JSON\n":                     "no JSON\n",
 	} {
 		var out bytes.Buffer
 		a := &app{output: "table"}

@@ -21,7 +21,8 @@ import (
 
 // packageAuthorCommands are the parts of `kerb package` that work on files, without an agent.
 func (a *app) packageAuthorCommands() []*cobra.Command {
-	return []*cobra.Command{a.packageNewCommand(), a.packageBuildCommand(), a.packageVerifyCommand(), a.packageInspectCommand()}
+	return []*cobra.Command{a.packageNewCommand(), a.packageBuildCommand(), a.packageVerifyCommand(), a.packageTestCommand(), a.packageInspectCommand(),
+		a.packageHeadersCommand()}
 }
 
 func (a *app) packageNewCommand() *cobra.Command {
@@ -130,6 +131,27 @@ func (a *app) packageInspectCommand() *cobra.Command {
 	})
 	f.add(c)
 	return c
+}
+
+func (a *app) packageHeadersCommand() *cobra.Command {
+	return answers(&cobra.Command{
+		Use:     "headers DIR",
+		Short:   "Write the headers that modules include, for editors and for reading",
+		Long:    "Writes kerb/*.h of this binary below DIR. `kerb package build` does not need them; editors and clangd do, with -IDIR.",
+		Example: "  kerb package headers include",
+		Args:    cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			files, err := pkgs.WriteHeaders(args[0])
+			if err != nil {
+				return err
+			}
+			return a.print(cmd.OutOrStdout(), files, func(w io.Writer) {
+				for _, file := range files {
+					fmt.Fprintln(w, file)
+				}
+			})
+		},
+	})
 }
 
 // packageFault gives errors of packages the kinds that exit codes know.

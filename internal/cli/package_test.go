@@ -3,10 +3,22 @@
 package cli
 
 import (
+	"bytes"
+	"errors"
 	"fmt"
+	"io"
+	"net/netip"
 	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
 	"testing"
+	"time"
 
+	"github.com/gopacket/gopacket"
+	"github.com/gopacket/gopacket/layers"
+	"github.com/gopacket/gopacket/pcapgo"
+	"github.com/kerb-edge/kerb/internal/pkttest"
 	"github.com/rogpeppe/go-internal/testscript"
 )
 
@@ -37,4 +49,98 @@ func runPackage(ts *testscript.TestScript, fails bool, args []string) {
 	if !fails {
 		ts.Check(err)
 	}
+}
+
+// Only the newest verifier logs of a user stay.
+func TestOldVerifierLogsAreRemoved(t *testing.T) {
+	t.Setenv("TMPDIR", t.TempDir())
+	for range 3 * keptLogs {
+		saveLog(io.Discard, "log")
+	}
+	if all, _ := filepath.Glob(filepath.Join(os.TempDir(), "kerb-verifier-*.log")); len(all) != keptLogs {
+		t.Errorf("%d logs are kept, want %d", len(all), keptLogs)
+	}
+}
+
+// Tests of an author fail when a verdict, a reason or a packet is not as expected, and say in what.
+func TestPackageTest(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+	file := filepath.Join(t.TempDir(), "test.yaml")
+	text := `
+tests:
+- name: right
+  packets:
+  - fields: {src: 192.0.2.1, dst: 192.0.2.2, udp: {src: 1, dst: 2}, payload: x}
+    repeat: 3
+    want: {verdict: next, unchanged: true, packet: {fields: {src: 192.0.2.1, dst: 192.0.2.2, udp: {src: 1, dst: 2}, payload: x}}}
+- name: wrong
+  hooks: [tc]
+  direction: egress
+  packets:
+  - hex: "02000000000202000000000108060001"
+    want: {verdict: drop, reason: policy, packet: {hex: "02000000000202000000000108060002"}}
+`
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	out, err := runRoot(t, "package", "test", "counter", "--file", file)
+	for _, want := range []string{"ok    right (tc)", "ok    right (xdp)", "FAIL  wrong (tc)",
+		"packet 1: verdict next, want drop; reason none, want policy; another packet: at byte 15: 01, want 02"} {
+		if !strings.Contains(out, want) {
+			t.Errorf("no %q in\n%s", want, out)
+		}
+	}
+	if err == nil || !strings.Contains(err.Error(), "1 tests failed: wrong") {
+		t.Errorf("%v", err)
+	}
+}
+
+// A capture is run without expectations, and the stateful firewall sees its packets one after the other.
+func TestPackageTestOfACapture(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+	frames, err := pkttest.Packet{Fields: &pkttest.Fields{Src: netip.MustParseAddr("192.0.2.1"), Dst: netip.MustParseAddr("192.0.2.2"),
+		TCP: &pkttest.TCP{Ports: pkttest.Ports{Src: 4000, Dst: 80}, Flags: "S"}}}.Frames("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(t.TempDir(), "capture.pcap")
+	f, err := os.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := pcapgo.NewWriter(f)
+	err = errors.Join(w.WriteFileHeader(65535, layers.LinkTypeEthernet),
+		w.WritePacket(gopacket.CaptureInfo{Timestamp: time.Unix(1, 0), CaptureLength: len(frames[0]), Length: len(frames[0])}, frames[0]), f.Close())
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := runRoot(t, "package", "test", "firewall", "--pcap", path, "--hook", "tc")
+	if err != nil || !regexp.MustCompile(`1 +tc +ingress +60 +drop +policy`).MatchString(out) {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
+
+func TestPackageHeaders(t *testing.T) {
+	dir := t.TempDir()
+	if _, err := runRoot(t, "package", "headers", dir); err != nil {
+		t.Fatal(err)
+	}
+	if text, err := os.ReadFile(filepath.Join(dir, "kerb", "module.h")); err != nil || len(text) == 0 {
+		t.Errorf("%d bytes, %v", len(text), err)
+	}
+}
+
+func runRoot(t *testing.T, args ...string) (string, error) {
+	t.Helper()
+	root := Root(Build{Version: "test"})
+	var out bytes.Buffer
+	root.SetArgs(args)
+	root.SetOut(&out)
+	root.SetErr(&out)
+	err := root.ExecuteContext(t.Context())
+	return out.String(), err
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/kerb-edge/kerb/internal/dataplane"
+	"github.com/kerb-edge/kerb/internal/fault"
 	"github.com/kerb-edge/kerb/internal/pkgs"
 	"github.com/kerb-edge/kerb/sdk"
 )
@@ -115,9 +116,17 @@ func verdictOn(what string, p *ebpf.Program) (verdict, error) {
 	return verdict{what, n}, nil
 }
 
-// defaultModule is the package as a module with the default config.
+// defaultModule is the package as a module with the default config. One whose config has properties without default keeps the
+// constants that were compiled in.
 func defaultModule(p *pkgs.Package) (dataplane.Module, error) {
-	module := dataplane.Module{
+	if _, err := p.Defaulted(nil); err != nil {
+		return bareModule(p), nil
+	}
+	return moduleOf(p, nil)
+}
+
+func bareModule(p *pkgs.Package) dataplane.Module {
+	return dataplane.Module{
 		Name: p.Name, ID: "verify", ConfigMaps: p.Maps.Config, SharedMaps: p.Maps.Shared,
 		FailClosed: p.FailurePolicy == "closed", Frags: p.Frags,
 		Spec: func(hook dataplane.Hook) (*ebpf.CollectionSpec, error) {
@@ -127,9 +136,14 @@ func defaultModule(p *pkgs.Package) (dataplane.Module, error) {
 			return p.Spec(string(hook))
 		},
 	}
-	config, err := p.Defaulted(nil)
+}
+
+// moduleOf is the package as a module with a config.
+func moduleOf(p *pkgs.Package, given map[string]any) (dataplane.Module, error) {
+	module := bareModule(p)
+	config, err := p.Defaulted(given)
 	if err != nil {
-		return module, nil // properties without default: the data plane is verified with its own constants
+		return module, &fault.Invalid{Field: "config", Reason: err.Error()}
 	}
 	if p.ControlPlane == nil && p.Control != nil { // a process, which is not run for this: constants and sizes are the compiled ones
 		return module, nil

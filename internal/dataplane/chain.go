@@ -141,7 +141,7 @@ func (c *chain) loadPart(l *linker, first, last int, table *ebpf.Map, slot int) 
 		return nil, fmt.Errorf("%w: %w", errTooComplex, err)
 	}
 	if err != nil {
-		prog, err = ebpf.NewProgramWithOptions(spec, ebpf.ProgramOptions{LogLevel: ebpf.LogLevelBranch})
+		prog, err = ebpf.NewProgramWithOptions(spec, ebpf.ProgramOptions{LogLevel: logLevel(err)})
 	}
 	if err == nil {
 		return prog, nil
@@ -150,6 +150,15 @@ func (c *chain) loadPart(l *linker, first, last int, table *ebpf.Map, slot int) 
 		return nil, fmt.Errorf("%w: %w", errTooComplex, rejected(err, c.names()))
 	}
 	return nil, rejected(err, c.names())
+}
+
+// logLevel asks for the complaint alone where the verifier has followed too many paths: its steps have up to gigabytes, and the
+// log of a million of them takes seconds.
+func logLevel(err error) ebpf.LogLevel {
+	if errors.Is(err, unix.E2BIG) || errors.Is(err, unix.EFAULT) {
+		return ebpf.LogLevelStats
+	}
+	return ebpf.LogLevelBranch
 }
 
 func (c *chain) names() []string {
@@ -163,7 +172,7 @@ func (c *chain) names() []string {
 // tooComplex recognises the verifier's limits, the only reason to split a chain.
 func tooComplex(err error) bool {
 	var verifier *ebpf.VerifierError
-	if errors.Is(err, unix.E2BIG) {
+	if errors.Is(err, unix.E2BIG) || errors.Is(err, unix.EFAULT) {
 		return true
 	}
 	if !errors.As(err, &verifier) {

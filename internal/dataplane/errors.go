@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
 )
 
 // Errors that callers tell apart.
@@ -49,7 +50,7 @@ var plainWords = []struct {
 	{regexp.MustCompile(`invalid mem access 'scalar'|invalid mem access 'inv'`), "it uses a number as a pointer, for example a packet pointer kept across a call that changes the packet"},
 	{regexp.MustCompile(`!read_ok|invalid (indirect )?read from stack`), "it reads a variable that was never set"},
 	{regexp.MustCompile(`infinite loop|back-edge`), "it has a loop whose end the verifier cannot prove; give it a constant bound"},
-	{regexp.MustCompile(`too large|The sequence of \d+ jumps|too complex`), "it is too large or has too many branches to be verified; shorten loops or split the module"},
+	{regexp.MustCompile(`too large|The sequence of \d+ jumps|too complex`), loopWords},
 	{regexp.MustCompile(`combined stack size`), "its functions need more than 512 bytes of stack together; move large variables into a per-CPU map"},
 	{regexp.MustCompile(`unknown func|program of this type cannot use helper|invalid func`), "it calls a helper that this kernel or hook does not offer"},
 	{regexp.MustCompile(`cannot call GPL`), "it calls a helper that needs a GPL-compatible licence; see KERB_LICENSE"},
@@ -58,14 +59,30 @@ var plainWords = []struct {
 	{regexp.MustCompile(`pointer arithmetic`), "it does arithmetic on a pointer that the verifier cannot bound"},
 }
 
+const loopWords = "it has a loop without a bound that the verifier can see, or is too large; count loops to a constant, as in for (i = 0; i < 16; i++), or use bpf_loop() (Linux 5.17), or split the module"
+
 // rejected wraps a load error. Errors other than the verifier's are returned as they are.
 func rejected(err error, modules []string) error {
 	var verifier *ebpf.VerifierError
+	if errors.Is(err, unix.EFAULT) { // of push_stack() in the verifier; cilium/ebpf drops the log, which says "The sequence of 8193 jumps is too complex"
+		return &RejectedError{Modules: modules, Plain: loopWords + " (the kernel stopped after 8192 jumps: EFAULT)", Err: err}
+	}
 	if !errors.As(err, &verifier) {
 		return err
 	}
-	log := strings.Join(verifier.Log, "\n")
+	log := boundLog(strings.Join(verifier.Log, "\n"))
 	return &RejectedError{Modules: modules, Plain: plain(verifier.Log), Log: log, Err: err}
+}
+
+// maxLog bounds what is kept of a log: its begin, and its end, which has the complaint.
+const maxLog = 1 << 20
+
+func boundLog(log string) string {
+	if len(log) <= maxLog {
+		return log
+	}
+	const begin = 64 << 10
+	return fmt.Sprintf("%s\n[%d bytes left out]\n%s", log[:begin], len(log)-maxLog, log[len(log)-maxLog+begin:])
 }
 
 // plain finds the complaint, which is near the end of the log, and the source line that it is about.
@@ -76,6 +93,7 @@ func plain(log []string) string {
 		switch {
 		case strings.HasPrefix(line, ";"):
 			source = strings.TrimSpace(strings.TrimPrefix(line, ";"))
+		case strings.HasPrefix(line, "cur state:") || strings.HasPrefix(line, "old state:"): // after "infinite loop detected"
 		case line == "" || strings.HasPrefix(line, "processed ") || strings.HasPrefix(line, "verification time") || strings.HasPrefix(line, "stack depth"):
 		default:
 			last = line

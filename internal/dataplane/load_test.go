@@ -9,6 +9,7 @@ import (
 	"errors"
 	"net"
 	"os"
+	"strings"
 	"testing"
 
 	"github.com/cilium/ebpf"
@@ -216,4 +217,28 @@ func keyOf(constants map[string]any) string {
 		b.WriteString(stringOf(constants[k]))
 	}
 	return b.String()
+}
+
+// A loop without a bound is the commonest mistake. The kernel answers EFAULT when the log of the steps before it does not fit; the
+// complaint must reach the author all the same, in a log of bounded size.
+func TestUnboundedLoopIsExplained(t *testing.T) {
+	_, err := Load(OnTCIngress, Egress, testModule(t, "loop", "loop", nil))
+	var rej *RejectedError
+	if !errors.As(err, &rej) {
+		t.Fatalf("got %v", err)
+	}
+	if !strings.Contains(rej.Plain, "a loop without a bound") || !strings.Contains(rej.Plain, "bpf_loop()") {
+		t.Errorf("plain: %s", rej.Plain)
+	}
+	if len(rej.Log) > 64<<10 {
+		t.Errorf("the log has %d bytes", len(rej.Log))
+	}
+}
+
+func TestLogIsBounded(t *testing.T) {
+	log := "first" + strings.Repeat("x", 5*maxLog) + "complaint"
+	got := boundLog(log)
+	if len(got) > maxLog+100 || !strings.HasPrefix(got, "first") || !strings.HasSuffix(got, "complaint") {
+		t.Errorf("%d bytes", len(got))
+	}
 }

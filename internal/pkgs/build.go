@@ -106,6 +106,27 @@ func headers() fs.FS {
 	return sub
 }
 
+// WriteHeaders writes the headers that modules include below dir, and returns their paths. Those of another version are replaced.
+func WriteHeaders(dir string) (files []string, err error) {
+	all := headers()
+	err = fs.WalkDir(all, ".", func(path string, entry fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		to := filepath.Join(dir, path)
+		if entry.IsDir() {
+			return os.MkdirAll(to, 0o755)
+		}
+		text, err := fs.ReadFile(all, path)
+		if err != nil {
+			return err
+		}
+		files = append(files, to)
+		return os.WriteFile(to, text, 0o644)
+	})
+	return files, err
+}
+
 // compile returns the object for one hook. The private directory does not show in it: equal sources give equal objects.
 func (b *builder) compile(ctx context.Context, hook string) ([]byte, error) {
 	object := filepath.Join(b.temp, hook+".o")

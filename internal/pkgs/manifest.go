@@ -50,6 +50,8 @@ type Manifest struct {
 	// Resources are kinds of resources that the control plane works with besides its config: ResourceVirtualServices,
 	// ResourceModels, ResourceExecutables.
 	Resources []string `json:"resources,omitempty"`
+	// Queries are the paths that the control plane answers (GET), with what it answers: kerb module query lists them.
+	Queries map[string]string `json:"queries,omitempty"`
 	// Inject lets the control plane send frames as if the services had sent them.
 	Inject bool `json:"inject,omitempty"`
 	// Replies: the data plane answers packets, by KERB_REPLY.

@@ -39,6 +39,7 @@ func skeletons(name, control string) ([]skeleton, error) {
 			{"kerb.yaml", ManifestName, 0o644},
 			{"module.bpf.c", name + ".bpf.c", 0o644},
 			{"README.md", "README.md", 0o644},
+			{"test.yaml", "test.yaml", 0o644},
 			{"test.sh", "test.sh", 0o755},
 		}, nil
 	case NewWithPython:

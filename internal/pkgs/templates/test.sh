@@ -7,4 +7,5 @@ kerb=${KERB:-kerb}
 
 "$kerb" package build .
 "$kerb" package verify .
+[ ! -e test.yaml ] || "$kerb" package test .
 echo "{{.Name}}: ok"

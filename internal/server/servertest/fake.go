@@ -284,7 +284,8 @@ func (f *Fake) Chains(ctx context.Context) ([]v1alpha1.Chain, error) {
 func (f *Fake) Packages(context.Context) ([]v1alpha1.Package, error) {
 	return []v1alpha1.Package{
 		{Name: "counter", Version: "0.1.0", Digest: "sha256:0123", Source: "builtin", Description: "Counts packets", Hooks: []string{"xdp", "tc"}, Memory: 4096},
-		{Name: "firewall", Version: "0.1.0", Digest: "sha256:4567", Source: "builtin", Description: "Filters packets", Hooks: []string{"tc"}, Memory: 65536},
+		{Name: "firewall", Version: "0.1.0", Digest: "sha256:4567", Source: "builtin", Description: "Filters packets", Hooks: []string{"tc"}, Memory: 65536,
+			Queries: map[string]string{"rules": "rules in order", "connections": "tracked connections"}},
 	}, nil
 }
 

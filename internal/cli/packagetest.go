@@ -1,0 +1,410 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"bytes"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/cilium/ebpf"
+	"github.com/spf13/cobra"
+	"sigs.k8s.io/yaml"
+
+	"github.com/kerb-edge/kerb/internal/dataplane"
+	"github.com/kerb-edge/kerb/internal/fault"
+	"github.com/kerb-edge/kerb/internal/kerbabi"
+	"github.com/kerb-edge/kerb/internal/pkgs"
+	"github.com/kerb-edge/kerb/internal/pkttest"
+)
+
+// packageTests is the file test.yaml of a package.
+type packageTests struct {
+	Config map[string]any `json:"config,omitempty"` // of all tests that have none of their own
+	Tests  []packageCase  `json:"tests"`
+}
+
+// packageCase is a sequence of packets through one loaded chain: maps keep what packets before have left in them.
+type packageCase struct {
+	Name      string         `json:"name"`
+	Config    map[string]any `json:"config,omitempty"`
+	Hooks     []string       `json:"hooks,omitempty"` // absent: those of the package
+	Direction string         `json:"direction,omitempty"`
+	Packets   []packetCase   `json:"packets"`
+}
+
+// packetCase is a packet and what is expected of it.
+type packetCase struct {
+	pkttest.Packet
+	Direction string       `json:"direction,omitempty"` // absent: that of the test
+	Repeat    int          `json:"repeat,omitempty"`    // the same packet so many times
+	Want      *expectation `json:"want,omitempty"`
+}
+
+type expectation struct {
+	Verdict   string          `json:"verdict,omitempty"`
+	Reason    string          `json:"reason,omitempty"`
+	Packet    *pkttest.Packet `json:"packet,omitempty"`
+	Unchanged bool            `json:"unchanged,omitempty"`
+}
+
+// packetResult is what became of one packet.
+type packetResult struct {
+	Test      string `json:"test"`
+	Hook      string `json:"hook"`
+	Direction string `json:"direction"`
+	Packet    int    `json:"packet"` // from 1
+	Verdict   string `json:"verdict"`
+	Reason    string `json:"reason,omitempty"`
+	Out       string `json:"packetOut,omitempty"` // hexadecimal, if it was changed
+	Problem   string `json:"problem,omitempty"`
+	in, out   []byte
+}
+
+func (a *app) packageTestCommand() *cobra.Command {
+	var f storeFlags
+	var file, pcap, direction, hook string
+	c := answers(&cobra.Command{
+		Use:   "test DIR|NAME|REFERENCE",
+		Short: "Run packets through a package in the kernel, and compare verdicts and packets",
+		Long: `Links the package into a chain of one as the agent does, runs packets through it by BPF_PROG_TEST_RUN, and compares what
+comes out with test.yaml in the package's directory. Nothing is attached; no packet leaves. Needs root, or CAP_BPF and
+CAP_NET_ADMIN. With --pcap it prints what becomes of each packet of a capture.
+
+  config: {port: 9999, drop: true}
+  tests:
+  - name: datagrams to the port are dropped
+    direction: ingress                    # egress: from the service
+    packets:
+    - fields: {src: 192.0.2.1, dst: 192.0.2.2, udp: {src: 4000, dst: 9999}, payload: hello}
+      want: {verdict: drop, reason: blocked_port}
+    - hex: "0200000000010200000000020800..."
+      want: {verdict: next, unchanged: true}`,
+		Example: "  kerb package test ./udp-watch\n  kerb package test counter --pcap capture.pcap --direction ingress",
+		Args:    cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			p, err := findPackage(cmd, &f, args[0])
+			if err != nil {
+				return packageFault(err)
+			}
+			tests, dir, err := readTests(args[0], file, pcap, direction)
+			if err != nil {
+				return err
+			}
+			if hook != "" {
+				for i := range tests.Tests {
+					tests.Tests[i].Hooks = []string{hook}
+				}
+			}
+			results, err := runTests(p, tests, dir)
+			if err != nil {
+				return packageFault(err)
+			}
+			printed := a.print(cmd.OutOrStdout(), results, func(w io.Writer) { printResults(w, results, pcap != "") })
+			return errors.Join(failures(results), printed)
+		},
+	})
+	f.add(c)
+	flags := c.Flags()
+	flags.StringVar(&file, "file", "", "file with tests (default: test.yaml in the directory of the package)")
+	flags.StringVar(&pcap, "pcap", "", "capture (pcap or pcapng) whose packets are run, without expectations")
+	flags.StringVar(&direction, "direction", "ingress", "of the packets in the capture: ingress or egress")
+	flags.StringVar(&hook, "hook", "", "only this hook: tc or xdp")
+	c.MarkFlagsMutuallyExclusive("file", "pcap")
+	return c
+}
+
+// readTests reads the tests, and returns the directory that captures in them are relative to.
+func readTests(ref, file, pcap, direction string) (t packageTests, dir string, err error) {
+	if pcap != "" {
+		one := packageCase{Name: filepath.Base(pcap), Direction: direction, Packets: []packetCase{{Packet: pkttest.Packet{Pcap: pcap}}}}
+		return packageTests{Tests: []packageCase{one}}, "", nil
+	}
+	if file == "" {
+		file = filepath.Join(ref, "test.yaml")
+	}
+	data, err := os.ReadFile(file)
+	if err != nil {
+		return t, "", err
+	}
+	if err := yaml.UnmarshalStrict(data, &t); err != nil {
+		reason := strings.Join(strings.Fields(err.Error()), " ")
+		return t, "", &fault.Invalid{Resource: file, Reason: strings.TrimPrefix(reason, "error unmarshaling JSON: while decoding JSON: json: ")}
+	}
+	if len(t.Tests) == 0 {
+		return t, "", &fault.Invalid{Resource: file, Field: "tests", Reason: "there is none"}
+	}
+	return t, filepath.Dir(file), nil
+}
+
+func runTests(p *pkgs.Package, tests packageTests, dir string) (all []packetResult, err error) {
+	if p.RunsOn(pkgs.HookSockets) {
+		return nil, &fault.Invalid{Reason: "the package runs on sockets, which the kernel offers no test run for"}
+	}
+	for _, t := range tests.Tests {
+		if t.Config == nil {
+			t.Config = tests.Config
+		}
+		for _, hook := range p.Hooks {
+			if len(t.Hooks) > 0 && !slices.Contains(t.Hooks, hook) {
+				continue
+			}
+			results, err := runTest(p, t, hook, dir)
+			if err != nil {
+				return all, fmt.Errorf("%s, %s: %w", t.Name, hook, err)
+			}
+			all = append(all, results...)
+		}
+	}
+	return all, nil
+}
+
+// testBench is a package that is loaded for tests on one hook: both directions share the maps, as on a node.
+type testBench struct {
+	hook    string
+	module  string
+	reasons map[uint64]string
+	loaded  *dataplane.Loaded
+	by      map[string]*ebpf.Program // by direction
+}
+
+func newBench(p *pkgs.Package, hook string, config map[string]any) (*testBench, error) {
+	module, err := moduleOf(p, config)
+	if err != nil {
+		return nil, err
+	}
+	spec, err := p.Spec(hook)
+	if err != nil {
+		return nil, err
+	}
+	b := &testBench{hook: hook, module: module.Name, reasons: map[uint64]string{}, by: map[string]*ebpf.Program{}}
+	for name, number := range p.DropReasons {
+		b.reasons[uint64(number)] = name
+	}
+	for _, dir := range []dataplane.Direction{dataplane.Egress, dataplane.Ingress} {
+		if spec.Programs["kerb_"+string(dir)] == nil {
+			continue
+		}
+		if err := b.load(dir, module); err != nil {
+			b.close()
+			return nil, err
+		}
+	}
+	return b, nil
+}
+
+func (b *testBench) load(dir dataplane.Direction, module dataplane.Module) (err error) {
+	side := sides[b.hook][dir]
+	if b.loaded == nil {
+		if b.loaded, err = dataplane.Load(side, dir, module); err != nil {
+			return err
+		}
+		b.by[string(dir)], err = b.loaded.Program.Clone()
+		return err
+	}
+	member := dataplane.Member{Name: module.Name, ID: module.ID, FailClosed: module.FailClosed}
+	b.by[string(dir)], err = b.loaded.Relink(dataplane.ChainSpec{Side: side, Direction: dir, Members: []dataplane.Member{member}})
+	return err
+}
+
+func (b *testBench) close() {
+	for _, p := range b.by {
+		p.Close()
+	}
+	if b.loaded != nil {
+		b.loaded.Close()
+	}
+}
+
+func runTest(p *pkgs.Package, t packageCase, hook, dir string) (all []packetResult, err error) {
+	b, err := newBench(p, hook, t.Config)
+	if err != nil {
+		return nil, err
+	}
+	defer b.close()
+	for i, c := range t.Packets {
+		frames, err := c.Frames(dir)
+		if err != nil {
+			return all, &fault.Invalid{Resource: t.Name, Field: fmt.Sprintf("packets[%d]", i), Reason: err.Error()}
+		}
+		for range max(c.Repeat, 1) {
+			for _, frame := range frames {
+				direction := firstOf(c.Direction, t.Direction, "ingress")
+				r, err := b.run(direction, frame)
+				if err != nil {
+					return all, &fault.Invalid{Resource: t.Name, Field: fmt.Sprintf("packets[%d]", i), Reason: err.Error()}
+				}
+				r.Test, r.Packet = t.Name, len(all)+1
+				if r.Problem, err = c.Want.compare(r, dir); err != nil {
+					return all, &fault.Invalid{Resource: t.Name, Field: fmt.Sprintf("packets[%d].want", i), Reason: err.Error()}
+				}
+				all = append(all, r)
+			}
+		}
+	}
+	return all, nil
+}
+
+func firstOf(all ...string) string {
+	for _, s := range all {
+		if s != "" {
+			return s
+		}
+	}
+	return ""
+}
+
+// run sends a packet through the chain.
+func (b *testBench) run(direction string, frame []byte) (packetResult, error) {
+	r := packetResult{Hook: b.hook, Direction: direction, in: frame}
+	program := b.by[direction]
+	if program == nil {
+		if direction != "ingress" && direction != "egress" {
+			return r, fmt.Errorf("direction %q is neither ingress nor egress", direction)
+		}
+		r.Verdict = "next" // the agent does not put the module there
+		return r, nil
+	}
+	before, err := b.loaded.Drops(b.module)
+	if err != nil {
+		return r, err
+	}
+	out := make([]byte, len(frame)+1024)
+	result := &ebpf.RunOptions{Data: frame, DataOut: out}
+	code, err := program.Run(result)
+	if err != nil {
+		return r, fmt.Errorf("test run: %w", err)
+	}
+	r.out = result.DataOut
+	if !bytes.Equal(r.in, r.out) {
+		r.Out = hex.EncodeToString(r.out)
+	}
+	r.Verdict = verdicts[b.hook][code]
+	if r.Verdict == "" {
+		r.Verdict = fmt.Sprintf("%d", code)
+	}
+	after, err := b.loaded.Drops(b.module)
+	for i := range after {
+		if after[i] > before[i] {
+			r.Reason = b.reason(uint64(i))
+		}
+	}
+	return r, err
+}
+
+// verdicts are what chains return to the kernel.
+var verdicts = map[string]map[uint32]string{
+	pkgs.HookTC:  {0: "next", 0xffffffff: "next", 2: "drop", 7: "redirect"},
+	pkgs.HookXDP: {0: "aborted", 1: "drop", 2: "next", 3: "reply", 4: "redirect"},
+}
+
+func (b *testBench) reason(number uint64) string {
+	if name := b.reasons[number]; name != "" {
+		return name
+	}
+	return kerbabi.DropReasonName(uint32(number))
+}
+
+// compare says what is not as expected.
+func (e *expectation) compare(r packetResult, dir string) (problem string, err error) {
+	if e == nil {
+		return "", nil
+	}
+	var wrong []string
+	verdict := e.Verdict
+	if verdict == "reply" && r.Hook == pkgs.HookTC {
+		verdict = "redirect" // out of the interface that it came from
+	}
+	if verdict != "" && verdict != r.Verdict {
+		wrong = append(wrong, fmt.Sprintf("verdict %s, want %s", r.Verdict, e.Verdict))
+	}
+	if e.Reason != "" && e.Reason != r.Reason {
+		wrong = append(wrong, fmt.Sprintf("reason %s, want %s", firstOf(r.Reason, "none"), e.Reason))
+	}
+	if e.Unchanged && r.Out != "" {
+		wrong = append(wrong, "the packet was changed: "+difference(r.in, r.out))
+	}
+	if e.Packet != nil {
+		frames, err := e.Packet.Frames(dir)
+		if err != nil {
+			return "", err
+		}
+		if len(frames) != 1 {
+			return "", errors.New("want.packet must be one packet")
+		}
+		if !bytes.Equal(frames[0], r.out) {
+			wrong = append(wrong, "another packet: "+difference(frames[0], r.out))
+		}
+	}
+	return strings.Join(wrong, "; "), nil
+}
+
+// difference shows the first place where two packets differ.
+func difference(want, got []byte) string {
+	if len(want) != len(got) {
+		return fmt.Sprintf("%d bytes, want %d", len(got), len(want))
+	}
+	for i := range want {
+		if want[i] != got[i] {
+			end := min(i+8, len(want))
+			return fmt.Sprintf("at byte %d: %x, want %x", i, got[i:end], want[i:end])
+		}
+	}
+	return "none"
+}
+
+func printResults(w io.Writer, all []packetResult, each bool) {
+	if each {
+		line(w, "PACKET", "HOOK", "DIRECTION", "LENGTH", "VERDICT", "REASON", "CHANGED")
+		for _, r := range all {
+			changed := ""
+			if r.Out != "" {
+				changed = difference(r.in, r.out)
+			}
+			line(w, r.Packet, r.Hook, r.Direction, len(r.in), r.Verdict, r.Reason, changed)
+		}
+		return
+	}
+	type key struct{ test, hook string }
+	var order []key
+	wrong := map[key][]string{}
+	for _, r := range all {
+		k := key{r.Test, r.Hook}
+		if !slices.Contains(order, k) {
+			order = append(order, k)
+		}
+		if r.Problem != "" {
+			wrong[k] = append(wrong[k], fmt.Sprintf("packet %d: %s", r.Packet, r.Problem))
+		}
+	}
+	for _, k := range order {
+		if len(wrong[k]) == 0 {
+			fmt.Fprintf(w, "ok    %s (%s)\n", k.test, k.hook)
+			continue
+		}
+		fmt.Fprintf(w, "FAIL  %s (%s)\n", k.test, k.hook)
+		for _, text := range wrong[k] {
+			fmt.Fprintf(w, "      %s\n", text)
+		}
+	}
+}
+
+func failures(all []packetResult) error {
+	failed := map[string]bool{}
+	for _, r := range all {
+		if r.Problem != "" {
+			failed[r.Test] = true
+		}
+	}
+	if len(failed) == 0 {
+		return nil
+	}
+	return fmt.Errorf("%d tests failed: %s", len(failed), strings.Join(slices.Sorted(maps.Keys(failed)), ", "))
+}

@@ -1,0 +1,235 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/url"
+	"strings"
+
+	"github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/spf13/cobra"
+)
+
+// member of a JSON object, which keeps the order that its author gave it.
+type member struct {
+	name  string
+	value any
+}
+
+type object []member
+
+// decodeOrdered reads one JSON value: object, []any, json.Number, string, bool or nil.
+func decodeOrdered(data []byte) (any, error) {
+	d := json.NewDecoder(bytes.NewReader(data))
+	d.UseNumber()
+	return orderedValue(d)
+}
+
+func orderedValue(d *json.Decoder) (any, error) {
+	token, err := d.Token()
+	if err != nil {
+		return nil, err
+	}
+	switch token {
+	case json.Delim('{'):
+		out := object{}
+		for d.More() {
+			name, err := d.Token()
+			if err != nil {
+				return nil, err
+			}
+			value, err := orderedValue(d)
+			if err != nil {
+				return nil, err
+			}
+			out = append(out, member{name.(string), value})
+		}
+		_, err = d.Token()
+		return out, err
+	case json.Delim('['):
+		out := []any{}
+		for d.More() {
+			value, err := orderedValue(d)
+			if err != nil {
+				return nil, err
+			}
+			out = append(out, value)
+		}
+		_, err = d.Token()
+		return out, err
+	}
+	return token, nil
+}
+
+// printAnswerTable prints the answer of a module for people: plain fields as lines, each list of objects as a table.
+func printAnswerTable(w io.Writer, path string, v any) {
+	switch v := v.(type) {
+	case object:
+		printObject(w, path, v)
+	case []any:
+		if columns := tableColumns(v); columns != nil {
+			printRows(w, columns, v)
+			return
+		}
+		for i, value := range v {
+			printAnswerTable(w, fmt.Sprintf("%s[%d]", path, i), value)
+		}
+	default:
+		fmt.Fprintf(w, "%s:\t%v\n", path, inCell(v))
+	}
+}
+
+// printObject prints what fits into lines first, and then the tables, each under its name.
+func printObject(w io.Writer, path string, o object) {
+	var later []member
+	for _, m := range o {
+		if needsTable(m.value) {
+			later = append(later, m)
+			continue
+		}
+		fmt.Fprintf(w, "%s:\t%s\n", strings.TrimPrefix(path+"."+m.name, "."), inCell(m.value))
+	}
+	for i, m := range later {
+		if i > 0 || len(later) < len(o) {
+			fmt.Fprintln(w)
+		}
+		name := strings.TrimPrefix(path+"."+m.name, ".")
+		if rows, ok := m.value.([]any); ok && tableColumns(rows) != nil {
+			fmt.Fprintf(w, "%s:\n", name)
+		}
+		printAnswerTable(w, name, m.value)
+	}
+}
+
+// needsTable reports whether a value is a list of objects, or an object that is not flat.
+func needsTable(v any) bool {
+	switch v := v.(type) {
+	case []any:
+		return tableColumns(v) != nil
+	case object:
+		for _, m := range v {
+			switch m.value.(type) {
+			case object, []any:
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// tableColumns are the fields of a list of objects in the order in which they come, those that are empty everywhere left out.
+func tableColumns(rows []any) (columns []string) {
+	at := map[string]bool{}
+	for _, row := range rows {
+		o, ok := row.(object)
+		if !ok {
+			return nil
+		}
+		for _, m := range o {
+			if !at[m.name] && inCell(m.value) != "" {
+				at[m.name] = true
+				columns = append(columns, m.name)
+			}
+		}
+	}
+	return columns
+}
+
+func printRows(w io.Writer, columns []string, rows []any) {
+	var header []any
+	for _, name := range columns {
+		header = append(header, strings.ToUpper(name))
+	}
+	line(w, header...)
+	for _, row := range rows {
+		values := map[string]any{}
+		for _, m := range row.(object) {
+			values[m.name] = m.value
+		}
+		var cells []any
+		for _, name := range columns {
+			cells = append(cells, inCell(values[name]))
+		}
+		line(w, cells...)
+	}
+}
+
+// inCell is a value in one cell of a table: a, b or name=value; what is nested deeper is compact.
+func inCell(v any) string {
+	var parts []string
+	switch v := v.(type) {
+	case nil:
+		return ""
+	case object:
+		for _, m := range v {
+			if text := inCell(m.value); text != "" {
+				parts = append(parts, m.name+"="+bracketed(m.value, text))
+			}
+		}
+	case []any:
+		for _, value := range v {
+			parts = append(parts, bracketed(value, inCell(value)))
+		}
+	default:
+		return fmt.Sprint(v)
+	}
+	return strings.Join(parts, ", ")
+}
+
+func bracketed(v any, text string) string {
+	switch v.(type) {
+	case object, []any:
+		return "(" + text + ")"
+	}
+	return text
+}
+
+// queries are the paths that the package of a module says it serves.
+func (a *app) queries(ctx context.Context, module string) (map[string]string, error) {
+	m, err := fetch[v1alpha1.Module](ctx, a, "/v1/modules/"+url.PathEscape(module))
+	if err != nil {
+		return nil, err
+	}
+	all, err := fetch[[]v1alpha1.Package](ctx, a, "/v1/packages")
+	for _, p := range all {
+		if p.Name == m.Spec.Package || p.Source == m.Spec.Package || p.Digest == statusOf(m).Package.Digest {
+			return p.Queries, err
+		}
+	}
+	return nil, err
+}
+
+// printQueries lists what can be queried.
+func (a *app) printQueries(cmd *cobra.Command, module string) error {
+	queries, err := a.queries(cmd.Context(), module)
+	if err != nil {
+		return err
+	}
+	return a.print(cmd.OutOrStdout(), queries, func(w io.Writer) {
+		if len(queries) == 0 {
+			fmt.Fprintf(w, "the package of module %s lists no paths; its documents may\n", module)
+			return
+		}
+		line(w, "PATH", "ANSWERS")
+		for _, path := range sortedKeys(queries) {
+			line(w, path, queries[path])
+		}
+	})
+}
+
+// completeQuery completes modules, and then their paths.
+func (a *app) completeQuery(cmd *cobra.Command, args []string, begun string) ([]string, cobra.ShellCompDirective) {
+	if len(args) == 0 {
+		return moduleKind().complete(a)(cmd, args, begun)
+	}
+	queries, err := a.queries(cmd.Context(), args[0])
+	if err != nil || len(args) > 1 {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	return sortedKeys(queries), cobra.ShellCompDirectiveNoFileComp
+}
