@@ -201,6 +201,7 @@ func TestSlowBodiesTakeNoTurn(t *testing.T) {
 			t.Fatal(err)
 		}
 		request.Header.Set("Content-Type", "application/json")
+		request.ContentLength = -1
 		sending.Go(func() { s.ServeHTTP(&discardWriter{header: http.Header{}}, request) })
 		if _, err := w.Write([]byte("[")); err != nil { // the server reads it
 			t.Fatal(err)
