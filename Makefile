@@ -10,7 +10,8 @@ ROOT_GO := $(SUDO) env "PATH=$(PATH)" CGO_ENABLED=0 go
 
 CLANG ?= clang-19
 MULTIARCH := /usr/include/$(shell uname -m)-linux-gnu
-BPF_FLAGS := -O2 -g -Wall -Werror -target bpf -mcpu=v3 -Ibpf/include -idirafter $(MULTIARCH)
+# No path of this directory gets into an object, so that every checkout builds the same bytes.
+BPF_FLAGS := -O2 -g -Wall -Werror -target bpf -mcpu=v3 -Ibpf/include -idirafter $(MULTIARCH) -ffile-prefix-map=$(CURDIR)=. -fdebug-compilation-dir=.
 HEADERS := $(wildcard bpf/include/kerb/*.h)
 CHAIN := bpf/chain.tc.o bpf/chain.xdp.o bpf/chain.xdp-frags.o
 # Programs of the benches that are no modules (those have a kerb.yaml): plain C to plain object.
