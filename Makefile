@@ -20,14 +20,17 @@ BENCH := $(patsubst %.c,%.o,$(shell find bench -name '*.bpf.c' | while read f; d
 # Kernels that the kernel module is for.
 KMOD_KERNELS := 6.1,6.1-rt,6.12,6.12-rt
 
-.PHONY: help setup bpf lib packages generate build test test-most test-alone test-ml ml models test-kernels test-kmod demo demo-check demo-build demo-setup lint clean
+.PHONY: help setup bpf lib packages generate build test test-setup test-most test-alone test-ml test-unit ml models test-kernels test-kmod demo demo-check demo-build demo-setup lint clean
 .DEFAULT_GOAL := help
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup: ## install what building and testing need (apt), mount bpffs
-	@scripts/setup
+setup: ## install what building needs (apt)
+	@scripts/setup build
+
+test-setup:
+	@scripts/setup test
 
 bpf: $(CHAIN) $(BENCH) packages ## compile the data planes that are older than their sources
 
@@ -70,7 +73,7 @@ lint: ## formatting, go vet, shell syntax
 ALONE := ./bench/... ./intercept ./internal/traffic ./kmod ./modules/intercept ./test/e2e
 TEST := $(ROOT_GO) test -vet=off -timeout 15m -parallel 4 # vetted by lint
 
-test: setup bpf lint ## set up, compile, lint, and run every test as root
+test: test-setup bpf lint ## set up, compile, lint, and run every test as root
 	@$(MAKE) --no-print-directory --keep-going test-most test-alone test-ml
 
 test-most:
@@ -82,17 +85,22 @@ test-alone:
 test-ml:
 	out/kerb-ml/bin/python -m pytest -q ml
 
+test-unit: ## deploy/systemd/kerb.service as shipped, under this distribution's systemd in a container, with every built-in module
+	@scripts/setup unit
+	@$(MAKE) --no-print-directory -s bpf
+	$(SUDO) env "PATH=$(PATH)" CGO_ENABLED=0 KERB_TEST_UNIT=1 go test -vet=off -count=1 -timeout 15m ./test/unit
+
 ml: ## install kerb-ml, which trains and imports models, in out/kerb-ml
-	@scripts/setup
+	@scripts/setup ml
 	@echo "out/kerb-ml/bin/kerb-ml is there; PATH or KERB_ML tells \`kerb model import\` of it"
 
 models: ml ## train the shipped models anew
 	out/kerb-ml/bin/kerb-ml train shipped --data bench/classifier/data -o modules/classifier/models
 
-test-kernels: setup bpf ## the kernel tests on 5.10, 6.1, 6.1-rt, 6.12 and the newest kernel, emulated; or KERNELS= PKGS= RUN=
+test-kernels: test-setup bpf ## the kernel tests on 5.10, 6.1, 6.1-rt, 6.12 and the newest kernel, emulated; or KERNELS= PKGS= RUN=
 	go run ./test/kernels $(if $(KERNELS),-kernels $(KERNELS)) $(if $(PKGS),-pkgs '$(PKGS)') $(if $(RUN),-run '$(RUN)')
 
-test-kmod: setup bpf ## the kernel module and bench intercept on 6.1, 6.1-rt, 6.12 and 6.12-rt, emulated; or KERNELS=
+test-kmod: test-setup bpf ## the kernel module and bench intercept on 6.1, 6.1-rt, 6.12 and 6.12-rt, emulated; or KERNELS=
 	KERB_BENCH_PROGRAMS=$(CURDIR)/bench/intercept/testdata go test -count=1 -run TestCompile ./bench/intercept
 	go run ./test/kernels -kernels $(or $(KERNELS),$(KMOD_KERNELS)) -kmod kmod -pkgs ./kmod,./bench/intercept
 

@@ -75,7 +75,7 @@ func prerequisites() error {
 	}
 	for program, pkg := range map[string]string{"iperf3": "iperf3", "nsenter": "util-linux"} {
 		if _, err := exec.LookPath(program); err != nil {
-			return fmt.Errorf("%s is missing: apt-get install %s, or make setup", program, pkg)
+			return fmt.Errorf("%s is missing: apt-get install %s, or scripts/setup demo", program, pkg)
 		}
 	}
 	return nil

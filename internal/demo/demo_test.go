@@ -5,6 +5,9 @@ package demo
 import (
 	"errors"
 	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -73,5 +76,19 @@ func TestTheWebServerRefusesBadPorts(t *testing.T) {
 	c.SetErr(io.Discard)
 	if err := c.ExecuteContext(t.Context()); err == nil {
 		t.Error("no error for a port that is none")
+	}
+}
+
+// What KEEP=1 prints works when it is pasted into a shell that has never heard of this checkout.
+func TestThePrintedEnvironmentFindsKerb(t *testing.T) {
+	program := filepath.Join(t.TempDir(), "a checkout", "kerb")
+	if err := errors.Join(os.Mkdir(filepath.Dir(program), 0o755), os.WriteFile(program, []byte("#!/bin/sh\necho $KERB_SOCKET $1\n"), 0o755)); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command("sh", "-c", environment(program)+"; cd /; kerb top")
+	cmd.Env = []string{"PATH=/usr/bin:/bin"}
+	out, err := cmd.CombinedOutput()
+	if want := socketPath + " top\n"; err != nil || string(out) != want {
+		t.Errorf("%q, %v, want %q", out, err, want)
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
@@ -424,16 +425,21 @@ func mean(values []float64) (m float64) {
 	return m
 }
 
+// environment is the shell command after which kerb is this program, and speaks with the agent of the demo.
+func environment(program string) string {
+	return fmt.Sprintf("export PATH='%s':$PATH KERB_SOCKET=%s", filepath.Dir(program), socketPath)
+}
+
 func (d *demo) stepStay(ctx context.Context) error {
 	d.say("Everything stays until Ctrl-C, or: kill %d. Requests and iperf3 go on. In another terminal, as root:", unix.Getpid())
-	d.show(fmt.Sprintf(`export KERB_SOCKET=%s; cd %s
+	d.show(fmt.Sprintf(`%s; cd %s
 kerb top
 kerb service get web
 kerb module query fw rules
 kerb module drops
 ip netns exec %s-client curl -m 2 http://%s/
 sed -i 's/8080/9090/' fw.yaml; kerb apply -f fw.yaml
-`, socketPath, runDir, prefix, d.at(d.web, 8080)))
+`, environment(self()), runDir, prefix, d.at(d.web, 8080)))
 	<-ctx.Done()
 	d.say("Ending.")
 	return nil

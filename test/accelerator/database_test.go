@@ -42,7 +42,7 @@ func (n *node) postgres() {
 	n.T.Helper()
 	owner, err := user.Lookup("postgres")
 	if err != nil {
-		n.T.Fatalf("PostgreSQL is not installed, run make setup: %v", err)
+		n.T.Fatalf("PostgreSQL is not installed, run scripts/setup test: %v", err)
 	}
 	uid, _ := strconv.Atoi(owner.Uid)
 	gid, _ := strconv.Atoi(owner.Gid)

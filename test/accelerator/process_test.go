@@ -16,7 +16,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/node/nodetest"
 )
 
-// installed is where a program is that `make setup` installs.
+// installed is where a program is that `scripts/setup test` installs.
 func installed(t *testing.T, pattern string) string {
 	t.Helper()
 	if path, err := exec.LookPath(pattern); err == nil {
@@ -28,7 +28,7 @@ func installed(t *testing.T, pattern string) string {
 	}
 	found, _ := filepath.Glob(pattern)
 	if len(found) == 0 {
-		t.Fatalf("%s is not installed, run make setup", pattern)
+		t.Fatalf("%s is not installed, run scripts/setup test", pattern)
 	}
 	path, err := filepath.Abs(found[len(found)-1])
 	if err != nil {

@@ -47,7 +47,7 @@ func newSite(t *testing.T, hook string) *site {
 	t.Helper()
 	for _, program := range []string{"coap-client-notls", "coap-server-notls", "nsenter"} {
 		if _, err := exec.LookPath(program); err != nil || os.Geteuid() != 0 {
-			t.Skipf("needs root and %s (make setup)", program)
+			t.Skipf("needs root and %s (scripts/setup test)", program)
 		}
 	}
 	if err := netlab.Sweep(labPrefix); err != nil {
@@ -338,7 +338,7 @@ func (s *site) aiocoap() {
 	s.t.Helper()
 	python := "../../../../out/aiocoap/bin/python"
 	if _, err := os.Stat(python); err != nil {
-		s.t.Log("without aiocoap: make setup")
+		s.t.Log("without aiocoap: scripts/setup test")
 		return
 	}
 	for _, addr := range s.addrs {
