@@ -454,12 +454,20 @@ func (d *deployment) meanwhile() string {
 // controlPlanes sums the control planes up.
 func (a *Agent) controlPlanes() v1.Condition {
 	c := v1.Condition{Type: "ControlPlanes", Status: "True", Reason: "Running", Since: a.started}
+	if err := a.control.Problem(); err != nil {
+		c.Status, c.Reason, c.Message = "False", "SandboxFailed", "control planes cannot start: "+err.Error()+"; run kerb doctor"
+		return c
+	}
+	c.Message = strings.Join(a.control.Weaknesses(), "; ")
 	for _, name := range slices.Sorted(maps.Keys(a.modules)) {
 		d := a.modules[name]
 		if d.plane == nil {
 			continue
 		}
 		if one := controlCondition(d.plane.State()); one.Status != "True" {
+			if c.Status == "True" {
+				c.Message = ""
+			}
 			c.Status, c.Reason, c.Since = "False", one.Reason, one.Since
 			c.Message = strings.TrimPrefix(c.Message+"; "+name+": "+one.Message, "; ")
 		}

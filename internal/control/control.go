@@ -37,6 +37,7 @@ func Intercept(builtins map[string]sdk.Control) {
 		err = sandbox.Main(os.Args[2:])
 	case hostCommand:
 		err = host(builtins)
+	case tryCommand:
 	default:
 		return
 	}
@@ -82,6 +83,9 @@ type Manager struct {
 	files   *packageFiles
 	shared  *shared
 	planes  sync.WaitGroup
+
+	problem    error
+	weaknesses []string
 }
 
 // New prepares the directories. Where the state cannot be written, what control planes keep lasts until a reboot only.
@@ -108,10 +112,13 @@ func New(opts Options) (*Manager, error) {
 	if err != nil {
 		opts.Log.Warn("control planes may have the same users as those of another agent on this machine", "error", err)
 	}
-	for _, reason := range sandbox.Reasons() {
-		opts.Log.Warn("control planes are confined less on this kernel", "reason", reason)
+	m := &Manager{opts: opts, spawner: sandbox.NewSpawner(), users: users, files: files, weaknesses: sandbox.Reasons()}
+	for _, reason := range m.weaknesses {
+		opts.Log.Warn("control planes are confined less on this node", "reason", reason)
 	}
-	m := &Manager{opts: opts, spawner: sandbox.NewSpawner(), users: users, files: files}
+	if m.problem = m.trySandbox(); m.problem != nil {
+		opts.Log.Error("control planes cannot start; modules that have one cannot be applied. Run kerb doctor", "error", m.problem)
+	}
 	m.shared = &shared{manager: m}
 	return m, nil
 }

@@ -52,6 +52,7 @@ func Run(ctx context.Context, opts Options) []Check {
 		features,
 		mounts,
 		confinement,
+		unit,
 		redirected,
 		interfaces,
 		limits,

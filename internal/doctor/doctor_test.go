@@ -373,3 +373,28 @@ func traces(t *testing.T) string {
 	links, _ := filepath.Glob("/sys/class/net/kerbprobe*")
 	return fmt.Sprint(len(fds), spaces, pins, links)
 }
+
+// The limits of the unit are those that systemd has loaded: `systemctl show` prints groups as their calls.
+func TestUnit(t *testing.T) {
+	const complete = "read seccomp landlock_create_ruleset landlock_add_rule landlock_restrict_self"
+	for _, c := range []struct {
+		filter, delegated string
+		calls, delegation Status
+	}{
+		{complete, "memory pids", OK, OK},
+		{"", "memory pids", OK, OK},
+		{"read write", "", Fail, Warn},
+		{"read seccomp", "pids", Warn, Warn},
+		{"~seccomp:EPERM reboot", "memory", Fail, OK},
+		{"~reboot", "memory", OK, OK},
+	} {
+		checks := judgeUnit(properties("LoadState=loaded\nSystemCallFilter=" + c.filter + "\nDelegateControllers=" + c.delegated + "\n"))
+		wellFormed(t, checks)
+		if statusOf(checks, "unit system calls") != c.calls || statusOf(checks, "unit delegation") != c.delegation {
+			t.Errorf("%+v: %+v", c, checks)
+		}
+	}
+	if checks := judgeUnit(properties("LoadState=not-found\n")); len(checks) != 0 {
+		t.Errorf("without a unit: %+v", checks)
+	}
+}

@@ -14,11 +14,7 @@ import (
 
 // Reasons says what of the protection this kernel lacks, for people. Programs start nevertheless, except without seccomp.
 func Reasons() []string {
-	abi, err := ll.LandlockGetABIVersion()
-	if err != nil {
-		abi = 0
-	}
-	out := landlockReasons(abi)
+	out := landlockReasons(ll.LandlockGetABIVersion())
 	if err := unix.Prctl(unix.PR_GET_SECCOMP, 0, 0, 0, 0); errors.Is(err, unix.EINVAL) {
 		out = append(out, "no seccomp: control planes do not start (CONFIG_SECCOMP_FILTER)")
 	}
@@ -31,11 +27,14 @@ func Reasons() []string {
 	return out
 }
 
-// landlockReasons are by the version of Landlock; 0 is none.
-func landlockReasons(abi int) []string {
+// landlockReasons are by what the kernel answers when asked for the version of Landlock. EPERM is never the kernel's own answer.
+func landlockReasons(abi int, err error) []string {
+	const readable = ": control planes can read what all users can"
 	switch {
-	case abi == 0:
-		return []string{"no Landlock (Linux 5.13, and landlock in lsm= of the command line): control planes can read what all users can"}
+	case errors.Is(err, unix.EPERM):
+		return []string{"a system call filter keeps Landlock from Kerb (SystemCallFilter= of its unit must list landlock_create_ruleset, landlock_add_rule and landlock_restrict_self)" + readable}
+	case err != nil || abi == 0:
+		return []string{"no Landlock (Linux 5.13, and landlock in lsm= of the command line)" + readable}
 	case abi < 3:
 		return []string{"Landlock is older than Linux 6.2: control planes can truncate files that all users can write"}
 	case abi < 6:

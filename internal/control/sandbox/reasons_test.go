@@ -2,12 +2,22 @@
 
 package sandbox
 
-import "testing"
+import (
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
 
 func TestLandlockReasons(t *testing.T) {
 	for version, want := range map[int]int{0: 1, 1: 1, 2: 1, 3: 1, 5: 1, 6: 0, 7: 0} {
-		if got := landlockReasons(version); len(got) != want {
+		if got := landlockReasons(version, nil); len(got) != want {
 			t.Errorf("version %d: %q", version, got)
+		}
+	}
+	for err, want := range map[error]string{unix.ENOSYS: "Linux 5.13", unix.EOPNOTSUPP: "lsm=", unix.EPERM: "SystemCallFilter="} {
+		if got := landlockReasons(0, err); len(got) != 1 || !strings.Contains(got[0], want) {
+			t.Errorf("%v: %q, which does not name %s", err, got, want)
 		}
 	}
 }

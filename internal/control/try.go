@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package control
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/kerb-edge/kerb/internal/control/sandbox"
+)
+
+// tryCommand makes this binary a program that does nothing, which is started to test the sandbox.
+const tryCommand = "control-try"
+
+// tryName stands for it among the users of modules; no module can have this name.
+const tryName = "(try)"
+
+// tryTime is more than a start takes on the slowest node.
+const tryTime = 30 * time.Second
+
+// Problem returns why this node cannot start control planes, as found out when the manager was made; nil if it can.
+func (m *Manager) Problem() error { return m.problem }
+
+// Weaknesses are what the sandbox lacks on this node, for operators.
+func (m *Manager) Weaknesses() []string { return m.weaknesses }
+
+// trySandbox starts a program in the sandbox of control planes, and waits for its end. Only this shows the limits of the
+// agent's own unit: its system call filter and its capabilities.
+func (m *Manager) trySandbox() error {
+	uid, err := m.users.take(tryName, -1)
+	if err != nil {
+		return err
+	}
+	defer m.users.release(uid)
+	dir := filepath.Join(m.opts.Run, "try")
+	defer os.RemoveAll(dir)
+	if err := makeOwn(dir, uid); err != nil {
+		return err
+	}
+	cmd, err := sandbox.Command(self, sandbox.Spec{Command: []string{self, tryCommand}, Dir: dir, UID: uid, Read: []string{self}, Inject: true, KeepBPF: sandbox.NeedsBPF()})
+	if err != nil {
+		return err
+	}
+	var said bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &said, &said
+	if err := m.spawner.Start(cmd); err != nil {
+		return fmt.Errorf("start a process in namespaces of its own: %w", err)
+	}
+	timeout := time.AfterFunc(tryTime, func() { _ = cmd.Process.Kill() })
+	defer timeout.Stop()
+	if err := cmd.Wait(); err != nil {
+		return fmt.Errorf("%s (%w)", strings.TrimSpace(said.String()), err)
+	}
+	return nil
+}
