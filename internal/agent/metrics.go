@@ -3,6 +3,7 @@
 package agent
 
 import (
+	"cmp"
 	"maps"
 	"slices"
 	"strings"
@@ -24,8 +25,22 @@ type metrics struct {
 	failures prometheus.Counter
 	points   atomic.Pointer[map[dataplane.Point]placement]
 
-	mu   sync.Mutex
-	last time.Time // of the last change
+	mu      sync.Mutex
+	last    time.Time         // of the last change
+	clashes map[string]string // of the last scrape: module to a metric of it that is left out
+}
+
+func (m *metrics) setClashes(clashes map[string]string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.clashes = clashes
+}
+
+// clash is a metric of a module that is left out; empty if none is.
+func (m *metrics) clash(module string) string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.clashes[module]
 }
 
 func newMetrics() *metrics {
@@ -77,11 +92,7 @@ func (c collector) Collect(out chan<- prometheus.Metric) {
 	a := c.agent
 	a.collectOutcomes(out)
 	planes := a.collectOwn(out)
-	var asking sync.WaitGroup // outside the lock: one that does not answer must not keep the agent from changes
-	for name, plane := range planes {
-		asking.Go(func() { a.collectPlane(name, plane, out) })
-	}
-	asking.Wait()
+	a.metrics.setClashes(exportPlanes(a.askPlanes(planes), out)) // outside the lock: one that does not answer must not keep the agent from changes
 }
 
 // collectOwn reads what needs no control plane, and returns those that there are.
@@ -118,19 +129,72 @@ func (a *Agent) collectModule(name string, out chan<- prometheus.Metric) {
 	collectEvents(name, l, out)
 }
 
-func (a *Agent) collectPlane(name string, plane *control.Plane, out chan<- prometheus.Metric) {
-	state := plane.State()
-	up := prometheus.NewDesc("kerb_control_plane_up", "1 while a module's control plane runs and says that all is well.", []string{"module"}, nil)
-	out <- prometheus.MustNewConstMetric(up, prometheus.GaugeValue, boolValue(controlCondition(state).Status == "True"), name)
-	restarts := prometheus.NewDesc("kerb_control_plane_restarts_total", "Times that a module's control plane was started again.", []string{"module"}, nil)
-	out <- prometheus.MustNewConstMetric(restarts, prometheus.CounterValue, float64(state.Restarts), name)
-	samples, err := plane.Metrics(a.base)
-	if err != nil {
-		a.log.Warn("cannot read metrics", "module", name, "error", err)
+// scraped is what a module's control plane answered to a scrape.
+type scraped struct {
+	module  string
+	pkg     string
+	builtin bool
+	state   control.State
+	stale   bool // of an answer before
+	samples []sdk.Sample
+}
+
+// askPlanes asks all control planes at once. Those of built-in packages come first in the answer.
+func (a *Agent) askPlanes(planes map[string]*control.Plane) []scraped {
+	names := slices.Sorted(maps.Keys(planes))
+	out := make([]scraped, len(names))
+	var asking sync.WaitGroup
+	for i, name := range names {
+		asking.Go(func() {
+			plane := planes[name]
+			p := plane.Package()
+			samples, stale, err := plane.Metrics(a.base)
+			if err != nil {
+				a.log.Warn("a control plane does not answer with metrics; its last ones are served", "module", name, "error", err)
+			}
+			out[i] = scraped{name, p.Name, p.Source == pkgsBuiltin, plane.State(), stale, samples}
+		})
 	}
-	for _, s := range samples {
-		out <- sampleMetric(name, plane.Package().Name, s)
+	asking.Wait()
+	slices.SortStableFunc(out, func(x, y scraped) int { return cmp.Compare(boolValue(y.builtin), boolValue(x.builtin)) })
+	return out
+}
+
+// exportPlanes writes the metrics of control planes, and returns the modules some of whose metrics are left out, with the name of
+// one: it means something else in another module, which comes before it.
+func exportPlanes(all []scraped, out chan<- prometheus.Metric) (clashes map[string]string) {
+	gauge := func(name, help, module string, kind prometheus.ValueType, value float64) {
+		out <- prometheus.MustNewConstMetric(prometheus.NewDesc(name, help, []string{"module"}, nil), kind, value, module)
 	}
+	families := map[string]sdk.Sample{}
+	clashes = map[string]string{}
+	for _, m := range all {
+		gauge("kerb_control_plane_up", "1 while a module's control plane runs and says that all is well.", m.module, prometheus.GaugeValue,
+			boolValue(controlCondition(m.state).Status == "True"))
+		gauge("kerb_control_plane_restarts_total", "Times that a module's control plane was started again.", m.module, prometheus.CounterValue, float64(m.state.Restarts))
+		gauge("kerb_control_plane_stale", "1 while a module's control plane does not answer with metrics, so that its last ones are served.", m.module, prometheus.GaugeValue,
+			boolValue(m.stale))
+		for _, s := range m.samples {
+			name := m.family(s)
+			first, known := families[name]
+			if known && (first.Help != s.Help || first.Counter != s.Counter) {
+				clashes[m.module] = name
+				continue
+			}
+			families[name] = s
+			out <- sampleMetric(m.module, name, s)
+		}
+	}
+	return clashes
+}
+
+// family is the name of a metric. Those of built-in packages and of the agent are reserved: packages of others have a prefix.
+func (m scraped) family(s sdk.Sample) string {
+	prefix := "kerb_x_"
+	if m.builtin {
+		prefix = "kerb_"
+	}
+	return prefix + strings.ReplaceAll(m.pkg, "-", "_") + "_" + s.Name
 }
 
 func boolValue(b bool) float64 {
@@ -140,8 +204,8 @@ func boolValue(b bool) float64 {
 	return 0
 }
 
-// sampleMetric is what a control plane measured, under the name of its package.
-func sampleMetric(module, pkg string, s sdk.Sample) prometheus.Metric {
+// sampleMetric is what a control plane measured.
+func sampleMetric(module, name string, s sdk.Sample) prometheus.Metric {
 	keys := slices.Sorted(maps.Keys(s.Labels))
 	values := []string{module}
 	for _, k := range keys {
@@ -151,7 +215,7 @@ func sampleMetric(module, pkg string, s sdk.Sample) prometheus.Metric {
 	if s.Counter {
 		kind = prometheus.CounterValue
 	}
-	desc := prometheus.NewDesc("kerb_"+strings.ReplaceAll(pkg, "-", "_")+"_"+s.Name, s.Help, append([]string{"module"}, keys...), nil)
+	desc := prometheus.NewDesc(name, s.Help, append([]string{"module"}, keys...), nil)
 	metric, err := prometheus.NewConstMetric(desc, kind, s.Value, values...)
 	if err != nil {
 		return prometheus.NewInvalidMetric(desc, err)

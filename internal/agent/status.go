@@ -133,6 +133,9 @@ func (a *Agent) extraConditions(d *deployment) []v1.Condition {
 	for _, c := range d.plane.State().Conditions {
 		out = append(out, v1.Condition{Type: c.Type, Status: c.Status, Reason: c.Reason, Message: c.Message, Since: c.Since})
 	}
+	if name := a.metrics.clash(d.resource.Metadata.Name); name != "" {
+		add("Metrics", "", "NameClash", fmt.Errorf("%s is exported by another module with another help text or type: that of this module is left out", name))
+	}
 	if d.pkg.Inject {
 		add("Inject", "Possible", "NotEverywhere", d.plane.InjectErr())
 	}

@@ -28,6 +28,7 @@ const (
 	compileTime = 10 * time.Second
 	fillTime    = 30 * time.Second
 	callTime    = 5 * time.Second
+	metricsTime = time.Second // a scrape waits for all control planes
 )
 
 // Restarts and checks.
@@ -70,6 +71,7 @@ type Plane struct {
 	resume      chan struct{} // closed otherwise
 	serial      int           // makes names of generations unique
 	progress    chan struct{} // closed and replaced whenever state changes
+	measured    []sdk.Sample  // its last metrics
 }
 
 // live is the generation that the control plane is to work on.
@@ -672,21 +674,23 @@ func (p *Plane) AwaitHealthy(ctx context.Context) error {
 	}
 }
 
-// Metrics asks for the module's metrics.
-func (p *Plane) Metrics(ctx context.Context) ([]sdk.Sample, error) {
-	ctx, cancel := context.WithTimeout(ctx, callTime)
+// Metrics asks for the module's metrics. When the control plane does not answer in time, they are those of its last answer,
+// and stale.
+func (p *Plane) Metrics(ctx context.Context) (samples []sdk.Sample, stale bool, err error) {
+	ctx, cancel := context.WithTimeout(ctx, metricsTime)
 	defer cancel()
-	r := p.ready(ctx)
-	if r == nil {
-		return nil, nil
+	if r := p.ready(ctx); r != nil {
+		err = p.call(ctx, r, metricsTime, "metrics", nil, &samples)
+		if err == nil || answered(err, http.StatusNotFound) {
+			p.mu.Lock()
+			defer p.mu.Unlock()
+			p.measured = samples
+			return samples, false, nil
+		}
 	}
-	var out []sdk.Sample
-	err := p.call(ctx, r, callTime, "metrics", nil, &out)
-	var answer *AnswerError
-	if errors.As(err, &answer) && answer.Status == http.StatusNotFound {
-		return nil, nil
-	}
-	return out, err
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.measured, true, err
 }
 
 // present waits for a run: a control plane that is just starting again is worth a moment.

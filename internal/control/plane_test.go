@@ -412,3 +412,35 @@ func TestUsers(t *testing.T) {
 	b.close() // as the kernel does when an agent dies
 	take(a, "v", firstUser+3, firstUser+3)
 }
+
+// A control plane that does not answer with metrics holds a scrape up for a second, and its last ones are served as stale.
+func TestSilentMetrics(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		silent := make(chan struct{})
+		h := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			select {
+			case <-silent:
+				<-r.Context().Done()
+			default:
+				fmt.Fprint(w, `[{"name":"n","value":7}]`)
+			}
+		})
+		r := newFake(h).run
+		p := testPlane(nil)
+		p.run, p.state.Started = r, true
+		check := func(wantStale bool, atMost time.Duration) {
+			t.Helper()
+			begin := time.Now()
+			samples, stale, _ := p.Metrics(t.Context())
+			if took := time.Since(begin); len(samples) != 1 || samples[0].Value != 7 || stale != wantStale || took > atMost {
+				t.Errorf("%v, stale %v, after %v", samples, stale, took)
+			}
+		}
+		check(false, 0)
+		close(silent)
+		check(true, metricsTime+100*time.Millisecond)
+		p.run, p.state.Restarts = nil, 1
+		check(true, 0)
+		r.process.end("the test ends")
+	})
+}
