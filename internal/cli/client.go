@@ -108,9 +108,9 @@ func (a *app) call(ctx context.Context, method, path string, body []byte) ([]byt
 		return nil, fmt.Errorf("the agent ended before it answered: see what is there when it runs again (%w)", err)
 	}
 	defer response.Body.Close()
-	answer, err := io.ReadAll(response.Body)
+	answer, err := readAnswer(response.Body)
 	if err != nil {
-		return nil, fmt.Errorf("the agent's answer broke off: %w", err)
+		return nil, err
 	}
 	if response.StatusCode >= http.StatusBadRequest {
 		return nil, problem(response, answer)
@@ -148,6 +148,20 @@ func (a *app) request(ctx context.Context, method, path string, body io.Reader) 
 type endpointError struct{ error }
 
 func (e *endpointError) Unwrap() error { return e.error }
+
+// maxAnswer is more than any answer of the agent: what a module answers may have no end.
+const maxAnswer = 64 << 20
+
+func readAnswer(body io.Reader) ([]byte, error) {
+	data, err := io.ReadAll(io.LimitReader(body, maxAnswer+1))
+	if err != nil {
+		return nil, fmt.Errorf("the agent's answer broke off: %w", err)
+	}
+	if len(data) > maxAnswer {
+		return nil, fmt.Errorf("the answer has more than %d MiB; read it with curl --unix-socket if it is meant to be so long", maxAnswer>>20)
+	}
+	return data, nil
+}
 
 // interrupted tells what becomes of a change that nobody waits for any more: it is all or nothing, and goes on.
 func interrupted(method string) error {

@@ -198,9 +198,9 @@ func (a *app) printAnswer(w io.Writer, body *answer) error {
 	if body.stream {
 		return a.printStream(w, body)
 	}
-	data, err := io.ReadAll(body)
+	data, err := readAnswer(body)
 	if err != nil {
-		return fmt.Errorf("the agent's answer broke off: %w", err)
+		return err
 	}
 	var v any
 	if json.Unmarshal(data, &v) == nil {

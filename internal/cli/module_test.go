@@ -65,3 +65,22 @@ func TestQueryOfValues(t *testing.T) {
 		}
 	}
 }
+
+// endless is a control plane that never stops answering.
+type endless struct{ read int }
+
+func (e *endless) Read(p []byte) (int, error) {
+	e.read += len(p)
+	return len(p), nil
+}
+
+func (*endless) Close() error { return nil }
+
+func TestQueryWithoutEnd(t *testing.T) {
+	body := &endless{}
+	a := &app{output: "table"}
+	err := a.printAnswer(io.Discard, &answer{body, false})
+	if err == nil || !strings.Contains(err.Error(), "more than 64 MiB") || body.read > 2*maxAnswer {
+		t.Errorf("after %d bytes: %v", body.read, err)
+	}
+}
