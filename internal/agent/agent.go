@@ -136,7 +136,7 @@ func open(ctx context.Context, cfg config.Config, log *slog.Logger) (*Agent, err
 		costs:   newCosts(),
 	}
 	a.control, err = control.New(control.Options{Run: cfg.Paths.ControlSockets(), State: cfg.Paths.ControlState(), Log: log, Services: a.virtual, Models: a.models, Packets: a,
-		Examine: a.examine, Kernel: a.kernel.get,
+		Examine: a.examine, Kernel: a.kernel.get, Limits: controlLimits(cfg.Limits),
 		ModuleSocket: cfg.Paths.ModuleSocket, SocketGroup: cfg.SocketGroup})
 	if err != nil {
 		return nil, errors.Join(err, st.Close())
@@ -244,6 +244,13 @@ func (a *Agent) follow(ctx context.Context) {
 		a.changes.Unlock()
 		a.costs.poke()
 	}
+}
+
+// controlLimits are those of a configuration that has been checked.
+func controlLimits(l config.Limits) (out control.Limits) {
+	out.Memory, _ = pkgs.ParseBytes(l.ControlMemory)
+	out.Disk, _ = pkgs.ParseBytes(l.ControlDisk)
+	return out
 }
 
 // resolvers are those of the configuration.

@@ -41,6 +41,24 @@ func Mount() (string, error) {
 	return mountIn(f)
 }
 
+// Own is the directory of this process's cgroup.
+func Own() (string, error) {
+	mount, err := Mount()
+	if err != nil {
+		return "", err
+	}
+	data, err := os.ReadFile("/proc/self/cgroup")
+	if err != nil {
+		return "", err
+	}
+	for line := range strings.Lines(string(data)) {
+		if path, ok := strings.CutPrefix(strings.TrimSpace(line), "0::"); ok {
+			return filepath.Join(mount, path), nil
+		}
+	}
+	return "", errors.New("this process is in no cgroup of version 2")
+}
+
 // mountIn reads proc(5)'s mountinfo: what is mounted is the fourth field, where the fifth, the type the first after a lone hyphen. A
 // mount of a cgroup below the root, as for a container, will only do if there is no other.
 func mountIn(mountinfo io.Reader) (string, error) {

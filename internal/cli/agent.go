@@ -40,6 +40,7 @@ The configuration file may hold:
   log: {level: info, format: text}      # debug, info, warn, error; text, json
   socketGroup: kerb                     # may use the socket, if there is such a group
   cgroup: /                             # of version 2: modules on sockets find the services' sockets below it
+  limits: {controlMemory: 512Mi, controlDisk: 1Gi}   # the most that a package may ask for its control plane
   tcp:                                  # only with TLS, and clientCA or tokenFile
     address: 192.0.2.1:4600
     certificate: /etc/kerb/node.pem

@@ -210,6 +210,9 @@ func printInspection(w io.Writer, in *pkgs.Inspection) {
 	field(w, "Hooks", strings.Join(m.Hooks, ", "))
 	field(w, "Fails", m.FailurePolicy)
 	field(w, "Memory", pkgs.FormatBytes(in.Memory))
+	if c := m.Control; c != nil && !c.Builtin {
+		field(w, "Control", fmt.Sprintf("at most %s of memory, %s on disk", pkgs.FormatBytes(c.MemoryLimit()), pkgs.FormatBytes(c.DiskLimit())))
+	}
 	fmt.Fprintln(w)
 	line(w, "HOOK", "FUNCTION", "INSTRUCTIONS")
 	for _, h := range in.Hooks {

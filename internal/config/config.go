@@ -14,6 +14,7 @@ import (
 
 	"github.com/kerb-edge/kerb/internal/fault"
 	"github.com/kerb-edge/kerb/internal/paths"
+	"github.com/kerb-edge/kerb/internal/pkgs"
 	"sigs.k8s.io/yaml"
 )
 
@@ -26,8 +27,15 @@ type Config struct {
 	TCP         *TCP        `json:"tcp,omitempty"`         // nil: the socket only
 	Oakestra    *Oakestra   `json:"oakestra,omitempty"`    // nil: off
 	Resolvers   Resolvers   `json:"resolvers,omitzero"`
+	Limits      Limits      `json:"limits,omitzero"`
 
 	Reloads *Reloads `json:"-"` // nil: never read again
+}
+
+// Limits are the most that manifests of packages may ask for; built-in ones are not held to them.
+type Limits struct {
+	ControlMemory string `json:"controlMemory,omitempty"` // control.memory, for example 512Mi
+	ControlDisk   string `json:"controlDisk,omitempty"`   // control.disk
 }
 
 // Log says what is logged and how.
@@ -51,6 +59,7 @@ func Default() Config {
 		Paths:       paths.Default(),
 		Log:         Log{Format: "text"},
 		SocketGroup: "kerb",
+		Limits:      Limits{ControlMemory: "512Mi", ControlDisk: "1Gi"},
 	}
 }
 
@@ -82,6 +91,11 @@ func (c Config) Check() error {
 	}
 	if c.Log.Format != "text" && c.Log.Format != "json" {
 		return c.invalid("log.format", fmt.Sprintf("%q is neither text nor json", c.Log.Format))
+	}
+	for name, size := range map[string]string{"limits.controlMemory": c.Limits.ControlMemory, "limits.controlDisk": c.Limits.ControlDisk} {
+		if n, err := pkgs.ParseBytes(size); err != nil || n == 0 {
+			return c.invalid(name, fmt.Sprintf("%q is not a size; write for example 512Mi", size))
+		}
 	}
 	if c.TCP != nil {
 		if err := c.checkTCP(*c.TCP); err != nil {

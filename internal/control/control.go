@@ -53,6 +53,8 @@ type Options struct {
 	Run   string // directory of sockets
 	State string // directory of what is to survive a restart
 	Log   *slog.Logger
+	// Limits are the most that packages may ask for.
+	Limits Limits
 	// Services are the virtual services that control planes may ask for; nil if there are none.
 	Services *resolve.Table
 	// Models are the models that control planes may ask for; nil if there are none.
@@ -66,6 +68,26 @@ type Options struct {
 	// ModuleSocket is the path of the socket that programs find a module by; nil if there are none. SocketGroup may use it.
 	ModuleSocket func(module string) string
 	SocketGroup  string
+}
+
+// Limits are in bytes; 0 is no limit.
+type Limits struct{ Memory, Disk int64 }
+
+// check refuses what a package asks for above the limits of the node.
+func (l Limits) check(p *pkgs.Package) error {
+	for _, c := range []struct {
+		field, setting string
+		asked, limit   int64
+	}{
+		{"control.memory", "limits.controlMemory", p.Control.MemoryLimit(), l.Memory},
+		{"control.disk", "limits.controlDisk", p.Control.DiskLimit(), l.Disk},
+	} {
+		if c.limit > 0 && c.asked > c.limit {
+			return fmt.Errorf("package %s asks for %s of %s, and this node allows %s: set %s in the agent's configuration if that is meant",
+				p.Name, pkgs.FormatBytes(c.asked), c.field, pkgs.FormatBytes(c.limit), c.setting)
+		}
+	}
+	return nil
 }
 
 // sockets is the directory of sockets, which is closed to all others.
@@ -83,6 +105,7 @@ type Manager struct {
 	files   *packageFiles
 	shared  *shared
 	planes  sync.WaitGroup
+	cgroups *cgroups // nil where the agent has no cgroup to divide
 
 	problem    error
 	weaknesses []string
@@ -113,6 +136,9 @@ func New(opts Options) (*Manager, error) {
 		opts.Log.Warn("control planes may have the same users as those of another agent on this machine", "error", err)
 	}
 	m := &Manager{opts: opts, spawner: sandbox.NewSpawner(), users: users, files: files, weaknesses: sandbox.Reasons()}
+	if m.cgroups, err = newCgroups(); err != nil {
+		opts.Log.Info("the memory of control planes is sampled, not limited by a cgroup", "reason", err)
+	}
 	for _, reason := range m.weaknesses {
 		opts.Log.Warn("control planes are confined less on this node", "reason", reason)
 	}
@@ -150,6 +176,9 @@ func (m *Manager) Plane(module string, p *pkgs.Package) (*Plane, error) {
 	}
 	start, release := m.shared.starter(p.Name), func() {}
 	if !p.Control.Builtin {
+		if err := m.opts.Limits.check(p); err != nil {
+			return nil, err
+		}
 		prog, err := m.program(module, p)
 		if err != nil {
 			return nil, err

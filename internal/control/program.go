@@ -81,7 +81,7 @@ func (p *program) start(module string, listen, maps *os.File) (*process, error) 
 			Command: p.command, Dir: p.files, UID: uid, Read: []string{p.files}, Write: []string{p.state},
 			Env: []string{"PATH=" + strings.Join(programPath, ":"), "LANG=C.UTF-8", "HOME=" + p.state, "TMPDIR=" + p.state, "STATE_DIRECTORY=" + p.state,
 				"KERB_MODULE=" + module, "KERB_PACKAGE=" + p.pkg.Name, "KERB_VERSION=" + p.pkg.Version, "KERB_CONTRACT=1", "PYTHONUNBUFFERED=1"},
-			Memory: p.pkg.Control.MemoryLimit(), Network: p.pkg.Control.Network, Inject: p.pkg.Inject, KeepBPF: sandbox.NeedsBPF(),
+			Memory: p.pkg.Control.MemoryLimit(), Disk: p.pkg.Control.DiskLimit(), Network: p.pkg.Control.Network, Inject: p.pkg.Inject, KeepBPF: sandbox.NeedsBPF(),
 			Files: descriptors(p.pkg.Inject),
 		},
 		state: p.state, files: []*os.File{listen, maps},
@@ -130,6 +130,31 @@ func (m *Manager) launch(l launch) (*process, error) {
 		return nil, err
 	}
 	l.spec.Read = append(l.spec.Read, "/sys/devices/system/cpu") // the number of CPUs is the length of per-CPU values
+	group, err := m.enclose(&l.spec)
+	if err != nil {
+		return nil, err
+	}
+	started, err := m.spawn(l, group)
+	if err != nil && group != nil {
+		group.remove()
+	}
+	return started, err
+}
+
+// enclose makes the cgroup of a process; nil where the agent has none to divide.
+func (m *Manager) enclose(spec *sandbox.Spec) (*group, error) {
+	if m.cgroups == nil || spec.Memory <= 0 {
+		return nil, nil
+	}
+	g, err := m.cgroups.group(spec.Memory)
+	if err != nil {
+		return nil, fmt.Errorf("cgroup of a control plane: %w", err)
+	}
+	spec.Cgroup = g.dir
+	return g, nil
+}
+
+func (m *Manager) spawn(l launch, group *group) (*process, error) {
 	cmd, err := sandbox.Command(self, l.spec)
 	if err != nil {
 		return nil, err
@@ -148,7 +173,7 @@ func (m *Manager) launch(l launch) (*process, error) {
 	_ = os.WriteFile(fmt.Sprintf("/proc/%d/oom_score_adj", cmd.Process.Pid), []byte("500"), 0)
 	log := newLogReader(m.opts.Log.With("module", l.name), reader)
 	go log.run()
-	return watch(cmd, l.spec.Memory, log), nil
+	return watch(cmd, l.spec, group, log), nil
 }
 
 // makeOwn makes a directory that is the user's alone, with what is in it. The directory itself comes last: its owner says that
@@ -172,8 +197,8 @@ func makeOwn(dir string, uid int) error {
 	return os.Lchown(dir, uid, uid)
 }
 
-// watch reaps the process.
-func watch(cmd *exec.Cmd, memory int64, log *logReader) *process {
+// watch reaps the process. group may be nil.
+func watch(cmd *exec.Cmd, spec sandbox.Spec, group *group, log *logReader) *process {
 	var (
 		mu     sync.Mutex
 		asked  string
@@ -201,10 +226,16 @@ func watch(cmd *exec.Cmd, memory int64, log *logReader) *process {
 		state := cmd.Wait()
 		mu.Lock()
 		defer mu.Unlock()
+		if group != nil {
+			if asked == "" && group.exceeded() {
+				asked = memoryExceeded(spec.Memory, spec.Memory)
+			}
+			go group.remove()
+		}
 		result = endOf(asked, state, log)
 		close(p.ended)
 	}()
-	go watchMemory(p, memory)
+	go watchLimits(p, spec)
 	return p
 }
 

@@ -21,6 +21,9 @@ import (
 // sharedMemory is what the control planes inside the binary may use together, in bytes.
 const sharedMemory = 512 << 20
 
+// sharedDisk is what they may keep together, in bytes.
+const sharedDisk = 256 << 20
+
 // sharedName is what the log calls their process; no module can have this name.
 const sharedName = "(built-in)"
 
@@ -116,7 +119,7 @@ func (s *shared) ensure() error {
 		name: sharedName,
 		spec: sandbox.Spec{Command: []string{self, hostCommand}, Dir: state, UID: uid, Read: []string{self}, Write: []string{state},
 			Env:    []string{"HOME=" + state, "TMPDIR=" + state, "STATE_DIRECTORY=" + state, "KERB_CONTRACT=1", "GOGC=" + os.Getenv("GOGC")},
-			Memory: sharedMemory, Files: max(4096, descriptors(true)), Inject: true, KeepBPF: sandbox.NeedsBPF()},
+			Memory: sharedMemory, Disk: sharedDisk, Files: max(4096, descriptors(true)), Inject: true, KeepBPF: sandbox.NeedsBPF()},
 		state: state, files: []*os.File{theirs},
 	})
 	if err != nil {

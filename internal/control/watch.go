@@ -9,39 +9,81 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/kerb-edge/kerb/internal/control/sandbox"
 )
 
-const memoryEvery = 500 * time.Millisecond
+const (
+	limitsEvery = 500 * time.Millisecond
+	diskEvery   = 4 // of these times: it looks at each file
+)
 
-// watchMemory ends a process whose own memory is over the limit. A cgroup would do it sooner, but the agent may not make
-// one everywhere; the sandbox's limit on data bounds what can happen in between.
-func watchMemory(p *process, limit int64) {
-	tick := time.NewTicker(memoryEvery)
+// watchLimits ends a process that holds more than it may. A cgroup stops memory sooner, where the agent has one to divide; the
+// sandbox's limits bound what can happen in between.
+func watchLimits(p *process, spec sandbox.Spec) {
+	tick := time.NewTicker(limitsEvery)
 	defer tick.Stop()
-	processes, ran := []int{p.pid}, time.Duration(-1)
-	for {
+	processes, ran, wrote := []int{p.pid}, time.Duration(-1), time.Duration(-1) // CPU time at the last look at memory, and at files
+	for n := 1; ; n++ {
 		select {
 		case <-p.ended:
 			return
 		case <-tick.C:
 		}
-		if now := runTime(processes); now > 0 && now == ran { // who has not run has neither grown nor started others
+		now := runTime(processes)
+		if now > 0 && now == ran && (now == wrote || n < diskEvery) { // who has not run has neither grown nor started others
 			continue
 		}
 		processes = family(p.pid)
 		ran = runTime(processes)
-		if got := resident(processes); limit > 0 && got > limit {
-			p.end(fmt.Sprintf("used %d MiB of memory, and may use %d (control.memory in the package's manifest)", got>>20, limit>>20))
+		why := memoryOver(processes, spec)
+		if why == "" && n >= diskEvery {
+			why, n, wrote = diskOver(processes, spec), 0, ran
+		}
+		if why != "" {
+			p.end(why)
 			return
 		}
 	}
+}
+
+// memoryOver says by how much processes are over their limit of memory; empty if they are not.
+func memoryOver(pids []int, spec sandbox.Spec) string {
+	memory := resident(pids)
+	if !spec.Network { // else the sockets of the node are among those counted
+		memory += socketBuffers(pids[0])
+	}
+	if spec.Memory > 0 && memory > spec.Memory {
+		return memoryExceeded(memory, spec.Memory)
+	}
+	return ""
+}
+
+// diskOver does the same for what they may write.
+func diskOver(pids []int, spec sandbox.Spec) string {
+	if spec.Disk <= 0 {
+		return ""
+	}
+	for _, dir := range spec.Write {
+		if bytes, files := diskUse(dir, pids, spec.Disk); bytes > spec.Disk || files > maxFiles(spec.Disk) {
+			return fmt.Sprintf("has %d MiB in %d files in %s, and may have %d MiB in %d (control.disk in the package's manifest): remove some",
+				bytes>>20, files, dir, spec.Disk>>20, maxFiles(spec.Disk))
+		}
+	}
+	return ""
+}
+
+func memoryExceeded(used, limit int64) string {
+	return fmt.Sprintf("used %d MiB of memory, and may use %d (control.memory in the package's manifest)", used>>20, limit>>20)
 }
 
 // family are a process and those that it has started.
@@ -70,19 +112,39 @@ func runTime(pids []int) (sum time.Duration) {
 	return sum
 }
 
-// resident is the memory that processes share with nobody, in bytes.
+// resident is the memory of processes but for files: their own, what they share, swapped or not, and page tables. In bytes.
 func resident(pids []int) (sum int64) {
 	for _, pid := range pids {
-		fields := strings.Fields(procFile(fmt.Sprintf("/proc/%d/statm", pid)))
-		if len(fields) < 3 {
-			continue // gone
+		for line := range strings.Lines(procFile(fmt.Sprintf("/proc/%d/status", pid))) {
+			name, value, _ := strings.Cut(line, ":")
+			switch name {
+			case "RssAnon", "RssShmem", "VmSwap", "VmPTE":
+				kilobytes, _ := strconv.ParseInt(strings.TrimSuffix(strings.TrimSpace(value), " kB"), 10, 64)
+				sum += kilobytes << 10
+			}
 		}
-		all, _ := strconv.ParseInt(fields[1], 10, 64)
-		shared, _ := strconv.ParseInt(fields[2], 10, 64)
-		sum += (all - shared) * int64(os.Getpagesize())
 	}
 	return sum
 }
+
+// socketBuffers is what the sockets of a process's own network namespace can hold, in bytes. It cannot make their buffers larger.
+func socketBuffers(pid int) int64 {
+	text := procFile(fmt.Sprintf("/proc/%d/net/sockstat", pid))
+	var sockets int64
+	if _, err := fmt.Sscanf(text, "sockets: used %d", &sockets); err != nil {
+		return 0 // gone
+	}
+	return sockets * socketBuffer()
+}
+
+// socketBuffer is the size of a socket's buffer that the kernel gives without being asked.
+var socketBuffer = sync.OnceValue(func() int64 {
+	n, err := strconv.ParseInt(strings.TrimSpace(procFile("/proc/sys/net/core/wmem_default")), 10, 64)
+	if err != nil || n <= 0 {
+		return 208 << 10
+	}
+	return n
+})
 
 // procFile is the text of a file of proc(5), empty if its process is gone. os.ReadFile takes three times as long.
 func procFile(path string) string {
@@ -111,14 +173,17 @@ const (
 
 // logReader carries the output of a control plane into the agent's log.
 type logReader struct {
-	log *slog.Logger
-	in  io.ReadCloser
+	log     *slog.Logger
+	in      io.ReadCloser
+	highest slog.Level // of its lines: errors in the log are the agent's
 
 	mu   sync.Mutex
 	last string
 }
 
-func newLogReader(log *slog.Logger, in io.ReadCloser) *logReader { return &logReader{log: log, in: in} }
+func newLogReader(log *slog.Logger, in io.ReadCloser) *logReader {
+	return &logReader{log: log, in: in, highest: slog.LevelWarn}
+}
 
 func (l *logReader) lastLine() string {
 	l.mu.Lock()
@@ -142,7 +207,7 @@ func (l *logReader) run() {
 			l.remember(text)
 			if tokens >= 1 {
 				tokens--
-				l.tell(text)
+				l.relay(text)
 			} else {
 				lost++
 			}
@@ -163,8 +228,8 @@ func (l *logReader) remember(text string) {
 	l.last = text[:min(len(text), 200)]
 }
 
-// tell logs a line; one of slog's JSON keeps its level and attributes.
-func (l *logReader) tell(text string) {
+// relay logs a line. One of slog's JSON keeps its level, and its attributes as a group: none can pass for the agent's own.
+func (l *logReader) relay(text string) {
 	var fields map[string]any
 	level := slog.LevelInfo
 	message, isText := "", false
@@ -175,14 +240,13 @@ func (l *logReader) tell(text string) {
 		}
 	}
 	if !isText {
-		l.log.Info("control plane says", "line", text)
-		return
+		message, fields = text, nil
 	}
-	var attrs []slog.Attr
-	for key, value := range fields {
+	var attrs []any
+	for _, key := range slices.Sorted(maps.Keys(fields)) {
 		if key != slog.MessageKey && key != slog.LevelKey && key != slog.TimeKey {
-			attrs = append(attrs, slog.Any(key, value))
+			attrs = append(attrs, slog.Any(key, fields[key]))
 		}
 	}
-	l.log.LogAttrs(context.Background(), level, message, attrs...)
+	l.log.LogAttrs(context.Background(), min(level, l.highest), "control plane says", slog.String("line", message), slog.Group("said", attrs...))
 }

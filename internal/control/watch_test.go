@@ -15,6 +15,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/kerb-edge/kerb/internal/control/sandbox"
 )
 
 func mustURL(path string) *url.URL { return &url.URL{Path: path} }
@@ -35,21 +37,23 @@ func lines(t *testing.T, text string) (out []map[string]any, last string) {
 	return out, l.lastLine()
 }
 
-// Lines come as lines; those of slog keep their level and attributes, and what only looks like them does no harm.
+// Lines come as lines; those of slog keep their level and attributes, and what only looks like them does no harm. None can pass for a line of the agent.
 func TestLog(t *testing.T) {
-	got, last := lines(t, "plain\n\n"+`{"level":"WARN","msg":"careful","port":7}`+"\n"+`{"level":"LOUD","msg":"x"}`+"\n"+`{"msg":7}`+"\n{broken\nno end of line")
-	want := []string{"INFO control plane says plain", "WARN careful 7", "INFO x <nil>", `INFO control plane says {"msg":7}`, "INFO control plane says {broken",
+	got, last := lines(t, "plain\n\n"+`{"level":"WARN","msg":"careful","port":7}`+"\n"+`{"level":"LOUD","msg":"x"}`+"\n"+`{"level":"ERROR","msg":"chain detached","module":"firewall","time":"x","error":"y","said":"z"}`+"\n"+`{"msg":7}`+"\n{broken\nno end of line")
+	want := []string{"INFO control plane says plain", `WARN control plane says careful {"port":7}`, "INFO control plane says x",
+		`WARN control plane says chain detached {"error":"y","module":"firewall","said":"z"}`, `INFO control plane says {"msg":7}`, "INFO control plane says {broken",
 		"INFO control plane says no end of line"}
 	if len(got) != len(want) || last != "no end of line" {
 		t.Fatalf("%d lines, the last %q: %v", len(got), last, got)
 	}
 	for i, f := range got {
-		rest := f["port"]
-		if line, ok := f["line"]; ok {
-			rest = line
+		text := fmt.Sprint(f["level"], " ", f["msg"], " ", f["line"])
+		if said, ok := f["said"]; ok {
+			data, _ := json.Marshal(said)
+			text += " " + string(data)
 		}
-		if text := fmt.Sprint(f["level"], " ", f["msg"], " ", rest); text != want[i] {
-			t.Errorf("%q, want %q", text, want[i])
+		if text != want[i] || f["module"] != nil || f["error"] != nil {
+			t.Errorf("%q, want %q, and no attributes of the agent's: %v", text, want[i], f)
 		}
 	}
 }
@@ -98,7 +102,7 @@ func TestMemory(t *testing.T) {
 		t.Errorf("%v and %v of CPU time", runTime(all[:1]), runTime(all[1:]))
 	}
 	ended := make(chan string, 1)
-	watchMemory(&process{pid: child.Process.Pid, ended: make(chan struct{}), end: func(why string) { ended <- why }}, 32<<20)
+	watchLimits(&process{pid: child.Process.Pid, ended: make(chan struct{}), end: func(why string) { ended <- why }}, sandbox.Spec{Memory: 32 << 20, Network: true})
 	if why := <-ended; !strings.Contains(why, "may use 32 (control.memory") {
 		t.Errorf("it is told: %s", why)
 	}

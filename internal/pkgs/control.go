@@ -18,6 +18,7 @@ const ControlBuiltin = "builtin"
 // Limits and defaults of control planes.
 const (
 	DefaultControlMemory       = 64 << 20 // bytes
+	DefaultControlDisk         = 64 << 20 // bytes
 	DefaultControlHealthWithin = 5 * time.Second
 	maxControlFiles            = 256
 	maxControlFile             = 64 << 20 // bytes
@@ -29,7 +30,8 @@ type Control struct {
 	Builtin      bool     `json:"-"`
 	Command      []string `json:"command,omitempty"`      // with a slash in the first: relative to the package
 	Files        []string `json:"files,omitempty"`        // what of the package the process needs
-	Memory       string   `json:"memory,omitempty"`       // resident, for example 64Mi
+	Memory       string   `json:"memory,omitempty"`       // at most, for example 64Mi
+	Disk         string   `json:"disk,omitempty"`         // at most, in its state directory, for example 64Mi
 	Network      bool     `json:"network,omitempty"`      // uses the network of the node
 	HealthWithin string   `json:"healthWithin,omitempty"` // a new version that is not healthy by then is rolled back
 }
@@ -53,12 +55,17 @@ func (c *Control) UnmarshalJSON(data []byte) error {
 	return json.Unmarshal(data, (*plain)(c))
 }
 
-// MemoryLimit is the resident memory that the process may have, in bytes.
-func (c *Control) MemoryLimit() int64 {
-	if n, err := ParseBytes(c.Memory); err == nil && n > 0 {
+// MemoryLimit is the memory that the process and its children may have, in bytes.
+func (c *Control) MemoryLimit() int64 { return bytesOr(c.Memory, DefaultControlMemory) }
+
+// DiskLimit is what they may keep in their state directory, in bytes.
+func (c *Control) DiskLimit() int64 { return bytesOr(c.Disk, DefaultControlDisk) }
+
+func bytesOr(text string, otherwise int64) int64 {
+	if n, err := ParseBytes(text); err == nil && n > 0 {
 		return n
 	}
-	return DefaultControlMemory
+	return otherwise
 }
 
 // HealthTime is how long a new version has to become healthy.
@@ -88,6 +95,9 @@ func (c *Control) check() (field, reason string) {
 	}
 	if _, err := ParseBytes(c.Memory); err != nil {
 		return "control.memory", err.Error()
+	}
+	if _, err := ParseBytes(c.Disk); err != nil {
+		return "control.disk", err.Error()
 	}
 	if d, err := time.ParseDuration(c.HealthWithin); c.HealthWithin != "" && (err != nil || d <= 0 || d > time.Minute) {
 		return "control.healthWithin", fmt.Sprintf("%q is not a duration of at most 1m; write for example 5s", c.HealthWithin)

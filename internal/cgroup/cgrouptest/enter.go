@@ -66,7 +66,7 @@ func remove(t testing.TB, dir string) {
 // Enter moves the test's process into a cgroup until the test ends: sockets belong to the cgroup in which they are made.
 func Enter(t testing.TB, dir string) {
 	t.Helper()
-	before, err := own()
+	before, err := cgroup.Own()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -82,22 +82,4 @@ func Enter(t testing.TB, dir string) {
 
 func move(dir string) error {
 	return os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte(strconv.Itoa(os.Getpid())), 0)
-}
-
-// own is the directory of the cgroup that this process is in: the line of /proc/self/cgroup that begins with 0::.
-func own() (string, error) {
-	mount, err := cgroup.Mount()
-	if err != nil {
-		return "", err
-	}
-	data, err := os.ReadFile("/proc/self/cgroup")
-	if err != nil {
-		return "", err
-	}
-	for line := range strings.Lines(string(data)) {
-		if path, ok := strings.CutPrefix(strings.TrimSpace(line), "0::"); ok {
-			return filepath.Join(mount, path), nil
-		}
-	}
-	return "", errors.New("this process is in no cgroup of version 2")
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math"
 	"os"
+	"path/filepath"
 	"runtime"
 	"strconv"
 	"strings"
@@ -16,7 +17,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-const maxProcesses = 256 // threads count, and a Go program may have a few per processor
+// MaxProcesses is a limit for each user. Threads count, and a Go program may have a few per processor.
+const MaxProcesses = 256
 
 // Main is the life of the launcher: it takes the rights from itself and becomes the program. It returns on errors only.
 //
@@ -46,6 +48,7 @@ type step struct {
 func (o *order) steps() []step {
 	return []step{
 		{"close descriptors", closeFiles},
+		{"enter cgroup", o.enterCgroup},
 		{"set limits", o.setLimits},
 		{"drop capabilities", o.dropBounding},
 		{"set no_new_privs", func() error { return unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) }},
@@ -80,11 +83,20 @@ func closeEach() error {
 	return nil
 }
 
+// enterCgroup moves this process. Starting it there takes clone3(2), which units that restrict namespaces are denied.
+func (o *order) enterCgroup() error {
+	if o.Cgroup == "" {
+		return nil
+	}
+	return os.WriteFile(filepath.Join(o.Cgroup, "cgroup.procs"), []byte("0"), 0)
+}
+
 func (o *order) setLimits() error {
 	for resource, limit := range map[int]uint64{
 		unix.RLIMIT_NOFILE: o.files(),
 		unix.RLIMIT_DATA:   o.dataLimit(),
-		unix.RLIMIT_NPROC:  maxProcesses,
+		unix.RLIMIT_NPROC:  MaxProcesses,
+		unix.RLIMIT_FSIZE:  o.fileLimit(),
 		unix.RLIMIT_CORE:   0,
 	} {
 		// Not prlimit: syscall.Exec would undo that for NOFILE.

@@ -15,7 +15,7 @@ var systemPaths = []string{
 	"/usr", "/bin", "/lib", "/lib32", "/lib64",
 	"/etc/ld.so.cache", "/etc/alternatives", "/etc/localtime", "/etc/mime.types",
 	"/etc/ssl", "/etc/ca-certificates", "/etc/pki/tls", "/etc/pki/ca-trust", "/etc/crypto-policies",
-	"/dev/urandom", "/dev/random", "/dev/zero",
+	"/dev/urandom", "/dev/random", // not /dev/zero: mapped, it is memory that no process owns
 	"/proc/self", "/sys/devices/system/cpu", "/sys/kernel/mm/transparent_hugepage",
 }
 

@@ -58,6 +58,8 @@ func init() {
 		"exhaust":    exhaust,
 		"map":        useMap,
 		"allocate":   allocate,
+		"buffers":    buffers,
+		"grow":       grow,
 		"sleep":      func([]string) string { fmt.Println("started"); time.Sleep(time.Minute); return "" },
 		"forever":    forever,
 		"parent":     parent,
@@ -184,6 +186,34 @@ func allocate(args []string) string {
 	n, _ := strconv.Atoi(args[0])
 	_, err := unix.Mmap(-1, 0, n, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
 	return result(err)
+}
+
+// buffers asks for larger socket buffers.
+func buffers([]string) string {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM, 0)
+	if err != nil {
+		return result(err)
+	}
+	for _, option := range []int{unix.SO_SNDBUF, unix.SO_RCVBUF} {
+		before, _ := unix.GetsockoptInt(fds[0], unix.SOL_SOCKET, option)
+		if err := unix.SetsockoptInt(fds[0], unix.SOL_SOCKET, option, before/4); err != nil {
+			return result(err)
+		}
+		if now, err := unix.GetsockoptInt(fds[0], unix.SOL_SOCKET, option); now != before || err != nil {
+			return fmt.Sprintf("%d bytes before, %d now: %v", before, now, err)
+		}
+	}
+	return "same"
+}
+
+func grow(args []string) string {
+	size, _ := strconv.ParseInt(args[1], 10, 64)
+	f, err := os.Create(args[0])
+	if err != nil {
+		return result(err)
+	}
+	defer f.Close()
+	return result(f.Truncate(size))
 }
 
 // forever forks a process in a session of its own, which would outlive this one.

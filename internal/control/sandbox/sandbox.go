@@ -13,6 +13,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -39,7 +40,9 @@ type Spec struct {
 	UID     int      // also the group; there are no others
 	Read    []string // files and directories that may be read and executed, beside the system's programs and libraries
 	Write   []string // directories that may be written
-	Memory  int64    // resident, in bytes: the caller's to enforce; see dataLimit
+	Memory  int64    // in bytes: the caller's to enforce; see dataLimit
+	Cgroup  string   // directory of a cgroup to enter; empty to stay in the caller's
+	Disk    int64    // bytes in Write, which is the caller's to enforce; no file may be larger. 0: no limit
 	Files   uint64   // limit on descriptors; 0 is 256
 	Network bool     // false: an empty network namespace, and no Unix sockets but those it is given
 	Inject  bool     // is given packet sockets, and may write to them; not with Network
@@ -112,6 +115,14 @@ func (s *Spec) files() uint64 {
 // the caller looks at its resident memory.
 func (s *Spec) dataLimit() uint64 {
 	return uint64(max(minData, 8*s.Memory))
+}
+
+// fileLimit is the size of the largest file.
+func (s *Spec) fileLimit() uint64 {
+	if s.Disk <= 0 {
+		return math.MaxUint64
+	}
+	return uint64(s.Disk)
 }
 
 func encode(o order) string {

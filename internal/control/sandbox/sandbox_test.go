@@ -223,6 +223,12 @@ func TestSystemCalls(t *testing.T) {
 		"pair of datagrams": {unix.SYS_SOCKETPAIR, unix.AF_UNIX, unix.SOCK_DGRAM | unix.SOCK_CLOEXEC, 0, 0},
 		"memory file":       {unix.SYS_MEMFD_CREATE},
 		"shared memory":     {unix.SYS_SHMGET, 0, 4096},
+		"system V queue":    {unix.SYS_MSGGET, 0, 0o1600},
+		"system V locks":    {unix.SYS_SEMGET, 0, 1, 0o1600},
+		"attach by id":      {unix.SYS_SHMAT, 0, 0, 0},
+		"POSIX queue":       {unix.SYS_MQ_OPEN, 0, 0},
+		"shared anonymous":  {unix.SYS_MMAP, 0, 4096, unix.PROT_READ, unix.MAP_SHARED | unix.MAP_ANONYMOUS, -1, 0},
+		"shared, validated": {unix.SYS_MMAP, 0, 4096, unix.PROT_READ, unix.MAP_SHARED_VALIDATE | unix.MAP_ANONYMOUS, -1, 0},
 		"outlive the agent": {unix.SYS_PRCTL, unix.PR_SET_PDEATHSIG, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -232,6 +238,8 @@ func TestSystemCalls(t *testing.T) {
 		})
 	}
 	b.expect("ENOSYS", "call", numbers([]int{unix.SYS_CLONE3})...)
+	b.expect("ENOTSUP", "call", numbers([]int{unix.SYS_FALLOCATE, 0, unix.FALLOC_FL_KEEP_SIZE, 0, 1 << 30})...)
+	b.expect("same", "buffers")
 	b.expect("EFAULT", "call", numbers([]int{unix.SYS_SOCKETPAIR, unix.AF_UNIX, unix.SOCK_STREAM, 0, 0})...)
 	b.expect("ok", "call", numbers([]int{unix.SYS_SOCKET, unix.AF_NETLINK, unix.SOCK_RAW, unix.NETLINK_ROUTE})...)
 	b.expect("ok", "call", numbers([]int{unix.SYS_PRCTL, unix.PR_GET_DUMPABLE})...)
@@ -338,6 +346,18 @@ func TestMemory(t *testing.T) {
 	b.expect("ok", "allocate", fmt.Sprint(256<<20))
 	b.Memory = 128 << 20
 	b.expect("ok", "allocate", fmt.Sprint(512<<20))
+}
+
+// A file cannot become larger than what the program may keep, and memory cannot come from devices.
+func TestFileSize(t *testing.T) {
+	b := newBox(t)
+	b.Disk = 1 << 20
+	b.expect("ok", "grow", filepath.Join(b.Write[0], "small"), fmt.Sprint(1<<20))
+	b.expect("EFBIG", "grow", filepath.Join(b.Write[0], "large"), fmt.Sprint(1<<20+1))
+	b.Disk = 0
+	b.expect("ok", "grow", filepath.Join(b.Write[0], "large"), fmt.Sprint(2<<20))
+	needLandlock(t, 1)
+	b.expect("EACCES", "read", "/dev/zero")
 }
 
 // started returns the output of a command, of which "started" has been read.

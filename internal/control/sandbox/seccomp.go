@@ -22,7 +22,11 @@ var (
 	deny  = bpf.RetConstant{Val: unix.SECCOMP_RET_ERRNO | uint32(unix.EPERM)}
 	// absent makes libraries use the older system call, whose arguments a filter can see.
 	absent = bpf.RetConstant{Val: unix.SECCOMP_RET_ERRNO | uint32(unix.ENOSYS)}
-	kill   = bpf.RetConstant{Val: unix.SECCOMP_RET_KILL_PROCESS}
+	// unsupported makes the C library fall back to writing, which limits of the process and the disk quota see.
+	unsupported = bpf.RetConstant{Val: unix.SECCOMP_RET_ERRNO | uint32(unix.EOPNOTSUPP)}
+	// ignored answers success without the call.
+	ignored = bpf.RetConstant{Val: unix.SECCOMP_RET_ERRNO}
+	kill    = bpf.RetConstant{Val: unix.SECCOMP_RET_KILL_PROCESS}
 )
 
 // mapCommands are the operations of bpf(2) on maps whose descriptor the program has, by enum bpf_cmd.
@@ -41,7 +45,7 @@ var mapCommands = []uint32{
 
 // denied are system calls that a control plane has no use for, and that have been a way to more rights, or tell of others.
 // Most need a capability as well. Memory in files without a directory counts in no process as resident, and could be
-// executed after it was written.
+// executed after it was written; SysV objects and message queues are kernel memory that no limit of the process counts.
 var denied = []uint32{
 	unix.SYS_PTRACE, unix.SYS_PROCESS_VM_READV, unix.SYS_PROCESS_VM_WRITEV, unix.SYS_PROCESS_MADVISE, unix.SYS_PROCESS_MRELEASE,
 	unix.SYS_KCMP, unix.SYS_PIDFD_GETFD,
@@ -55,7 +59,7 @@ var denied = []uint32{
 	unix.SYS_IO_URING_SETUP, unix.SYS_IO_URING_ENTER, unix.SYS_IO_URING_REGISTER,
 	unix.SYS_REBOOT, unix.SYS_SWAPON, unix.SYS_SWAPOFF, unix.SYS_ACCT, unix.SYS_QUOTACTL, unix.SYS_QUOTACTL_FD, unix.SYS_SYSLOG,
 	unix.SYS_OPEN_BY_HANDLE_AT, unix.SYS_NAME_TO_HANDLE_AT,
-	unix.SYS_MEMFD_CREATE, unix.SYS_MEMFD_SECRET, unix.SYS_SHMGET,
+	unix.SYS_MEMFD_CREATE, unix.SYS_MEMFD_SECRET, unix.SYS_SHMGET, unix.SYS_SHMAT, unix.SYS_MSGGET, unix.SYS_SEMGET, unix.SYS_MQ_OPEN,
 }
 
 const namespaceFlags = unix.CLONE_NEWNS | unix.CLONE_NEWCGROUP | unix.CLONE_NEWUTS | unix.CLONE_NEWIPC | unix.CLONE_NEWUSER |
@@ -75,6 +79,9 @@ func (s *Spec) filter() []bpf.Instruction {
 	out = append(out, on(unix.SYS_PRCTL, noneOf(0, unix.PR_SET_PDEATHSIG))...)
 	out = append(out, on(unix.SYS_SOCKET, s.sockets())...)
 	out = append(out, on(unix.SYS_SOCKETPAIR, s.socketPairs())...)
+	out = append(out, on(unix.SYS_MMAP, noSharedMemory())...)
+	out = append(out, on(unix.SYS_FALLOCATE, []bpf.Instruction{unsupported})...)
+	out = append(out, on(unix.SYS_SETSOCKOPT, s.socketOptions())...)
 	if s.Inject {
 		out = append(out, packetSockets()...)
 	}
@@ -156,8 +163,29 @@ func packetSockets() []bpf.Instruction {
 		out = append(out, on(number, []bpf.Instruction{deny})...)
 	}
 	out = append(out, on(unix.SYS_SENDTO, isNull(4))...)
-	out = append(out, on(unix.SYS_SETSOCKOPT, noneOf(1, unix.SOL_PACKET))...)
 	return append(out, on(unix.SYS_IOCTL, noSocketIoctl())...)
+}
+
+// noSharedMemory has no anonymous memory that children share: it counts in no process as its own, and outlives all mappings
+// but one. Shared mappings of files remain; maps of the data plane need them.
+func noSharedMemory() []bpf.Instruction {
+	const both = unix.MAP_SHARED | unix.MAP_ANONYMOUS // MAP_SHARED_VALIDATE has the bit of MAP_SHARED
+	out := []bpf.Instruction{loadArg(3), bpf.ALUOpConstant{Op: bpf.ALUOpAnd, Val: both}}
+	return append(append(out, when(both, deny)...), allow)
+}
+
+// socketOptions keeps the size of socket buffers, which are kernel memory, as it is. A program cannot depend on the size: the
+// kernel does not take it literally either.
+func (s *Spec) socketOptions() []bpf.Instruction {
+	out := []bpf.Instruction{loadArg(1)}
+	if s.Inject {
+		out = append(out, when(unix.SOL_PACKET, deny)...)
+	}
+	out = append(out, bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.SOL_SOCKET, SkipTrue: 1}, allow, loadArg(2))
+	for _, name := range []uint32{unix.SO_SNDBUF, unix.SO_RCVBUF, unix.SO_SNDBUFFORCE, unix.SO_RCVBUFFORCE} {
+		out = append(out, when(name, ignored)...)
+	}
+	return append(out, allow)
 }
 
 // isNull allows a null pointer only, both halves of which are looked at.
