@@ -224,6 +224,7 @@ func (a *app) packagePullCommand() *cobra.Command {
 	f.add(c)
 	addPlainHTTP(c, &transport)
 	c.Flags().BoolVar(&trust.AllowUnsigned, "allow-unsigned", false, "take it without a signature by a key of this node")
+	c.Flags().BoolVar(&trust.AllowDowngrade, "allow-downgrade", false, "take an older version than the tag led to before")
 	c.Flags().StringVar(&trust.Identity, "identity", "", "name that the signature must be for (default: registry and repository)")
 	return c
 }

@@ -15,6 +15,9 @@ var (
 	ErrDigest     = errors.New("not what its digest says")
 	ErrPlatform   = errors.New("not for this platform")
 	ErrArchive    = errors.New("refused archive")
+	ErrVersion    = errors.New("the tag is not the package's version")
+	ErrDowngrade  = errors.New("older than before")
+	ErrDenied     = errors.New("denied on this node")
 	ErrForeign    = errors.New("neither a package of Kerb nor an image of eBPF programs")
 )
 

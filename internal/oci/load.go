@@ -31,6 +31,7 @@ type loaded struct {
 	signatures *ocispec.Descriptor // manifest of the signatures; nil without
 	signer     string              // name of the key; empty if the signature was waived
 	blobs      []blob
+	foreign    bool // no package, but an image of programs, which has no version
 }
 
 // loader reads an artifact from wherever it is. Nothing is believed that its digest does not prove.
@@ -53,6 +54,9 @@ func load(ctx context.Context, from content.Fetcher, ref Reference, root ocispec
 		return nil, err
 	}
 	if err := l.content(ctx, manifest); err != nil {
+		return nil, fmt.Errorf("%s: %w", ref, err)
+	}
+	if err := checkDenied(trust.Keys, &l.out); err != nil {
 		return nil, fmt.Errorf("%s: %w", ref, err)
 	}
 	return &l.out, nil
@@ -179,6 +183,7 @@ func (l *loader) content(ctx context.Context, m *ocispec.Manifest) error {
 		l.out.pkg, err = openFiles(content, l.ref.String())
 		return err
 	}
+	l.out.foreign = true
 	l.out.pkg, err = openImage(l.ref, config, content)
 	return err
 }

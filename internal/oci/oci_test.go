@@ -30,7 +30,7 @@ func TestPushPullRegistry(t *testing.T) {
 	host, dir, n := startRegistry(t), limiter(t), newNode(t)
 	signer, public := author(t, "acme")
 	n.trusts(public)
-	target := host + "/acme/limiter:1.0.0"
+	target := host + "/acme/limiter:0.1.0"
 	pushed := push(t, target, dir, signer)
 	pulled := n.mustPull(target)
 	if pulled.Digest != pushed.Digest || pulled.SignedBy != "acme" || pulled.Name != "limiter" {
@@ -356,7 +356,7 @@ func TestImageLayout(t *testing.T) {
 	signer, public := author(t, "acme")
 	n.trusts(public)
 	layout := filepath.Join(t.TempDir(), "layout")
-	target := "oci:" + layout + ":1.0.0"
+	target := "oci:" + layout + ":0.1.0"
 	pushed := push(t, target, limiter(t), signer)
 	n.mustPull(target)
 	n.mustPull("oci:" + layout + "@" + pushed.Digest)

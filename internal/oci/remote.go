@@ -153,6 +153,9 @@ func Push(ctx context.Context, ref Reference, src Source, signer *Signer, identi
 	if err != nil {
 		return nil, err
 	}
+	if err := checkTag(ref, a.pkg.Version); err != nil {
+		return nil, err
+	}
 	target, err := t.writer(ref)
 	if err != nil {
 		return nil, err
@@ -259,6 +262,16 @@ func (s *Store) Pull(ctx context.Context, ref Reference, trust Trust, t Transpor
 	got, err := load(ctx, target, ref, root, signatures, trust)
 	if err != nil {
 		return nil, err
+	}
+	if !got.foreign {
+		if err := checkTag(ref, got.pkg.Version); err != nil {
+			return nil, err
+		}
+	}
+	if !trust.AllowDowngrade {
+		if err := s.checkVersion(ref, got); err != nil {
+			return nil, err
+		}
 	}
 	moved, err := s.add(ref, got, trust)
 	if err != nil {

@@ -189,8 +189,8 @@ func loadKey(path string) (crypto.PublicKey, error) {
 	if !info.Mode().IsRegular() || info.Size() > maxKeyFile {
 		return nil, fmt.Errorf("%s is not a key", path)
 	}
-	if info.Mode().Perm()&0o022 != 0 {
-		return nil, fmt.Errorf("%s can be written by others than its owner", path)
+	if err := strictModes(path); err != nil {
+		return nil, err
 	}
 	data, err := os.ReadFile(path)
 	if err != nil {
@@ -212,6 +212,8 @@ type Trust struct {
 	Keys          string // directory of public keys
 	Identity      string // name that the signature must be for; empty: that of the reference
 	AllowUnsigned bool   // take it without a signature that holds
+
+	AllowDowngrade bool // take an older version than the reference led to before
 }
 
 // verify looks for one signature that is for this artifact, under this name, and by a key of the node. It returns the
