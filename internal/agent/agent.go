@@ -55,7 +55,8 @@ type Agent struct {
 	started  time.Time
 	base     context.Context // of control planes' background work
 
-	wake chan struct{} // asks for a reconciliation
+	wake       chan struct{} // asks for a reconciliation
+	reconciled chan struct{} // closed after the first one, whether it succeeded or not
 
 	seen    atomic.Pointer[dataplane.State] // of the kernel, at the last look
 	changes sync.Mutex                      // one change at a time, which may wait for control planes
@@ -128,7 +129,7 @@ func open(ctx context.Context, cfg config.Config, log *slog.Logger) (*Agent, err
 		watcher: service.NewWatcher(log),
 		cgroup:  cmp.Or(cfg.Cgroup, "/"),
 		kernel:  newKernelFacts(cfg.Paths.SocketFacts(), log),
-		wake:    make(chan struct{}, 1),
+		wake:    make(chan struct{}, 1), reconciled: make(chan struct{}),
 		desired: desired,
 		modules: map[string]*deployment{},
 		live:    map[string]*liveModule{},
@@ -202,13 +203,34 @@ func (a *Agent) run(ctx context.Context, cfg config.Config) error {
 		}
 	})
 	err := server.Run(ctx, cfg, a, a.log, func() {
-		_, _ = daemon.SdNotify(false, daemon.SdNotifyReady)
-		a.log.Info("ready", "socket", cfg.Paths.Socket())
+		wg.Go(func() { a.notifyReady(ctx, cfg.Paths.Socket()) })
 	})
 	if cause := context.Cause(ctx); err == nil && cause != nil && !errors.Is(cause, context.Canceled) {
 		err = cause
 	}
 	return err
+}
+
+// notifyReady notifies systemd once chains are as desired, or as near as the first reconciliation came: services that are ordered
+// after the agent are not to start without their modules. The API answers before that.
+func (a *Agent) notifyReady(ctx context.Context, socket string) {
+	select {
+	case <-a.reconciled:
+	case <-ctx.Done():
+		return
+	}
+	_, _ = daemon.SdNotify(false, daemon.SdNotifyReady)
+	a.log.Info("ready", "socket", socket)
+}
+
+// starting reports whether the first reconciliation is still to come.
+func (a *Agent) starting() bool {
+	select {
+	case <-a.reconciled:
+		return false
+	default:
+		return true
+	}
 }
 
 // poke asks for a reconciliation soon.
@@ -242,6 +264,9 @@ func (a *Agent) follow(ctx context.Context) {
 			timer.Reset(retry)
 		}
 		a.changes.Unlock()
+		if a.starting() {
+			close(a.reconciled)
+		}
 		a.costs.poke()
 	}
 }

@@ -42,6 +42,8 @@ type node struct {
 	web  *netlab.Host
 	db   *netlab.Host
 	stop func()
+
+	opened func(*Agent) // called before it runs; may be nil
 }
 
 func newNode(t *testing.T) *node { return newNodeIn(t, "") }
@@ -92,6 +94,9 @@ func (n *node) start(t *testing.T) {
 	}
 	if n.Agent, err = open(ctx, n.cfg, log); err != nil {
 		t.Fatal(err)
+	}
+	if n.opened != nil {
+		n.opened(n.Agent)
 	}
 	done := make(chan error)
 	a := n.Agent

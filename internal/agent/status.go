@@ -411,7 +411,9 @@ func (a *Agent) Status(context.Context) (v1.NodeStatus, error) {
 
 func (a *Agent) nodeConditions() []v1.Condition {
 	reconciled := v1.Condition{Type: "Reconciled", Status: "True", Reason: "AsDesired", Since: a.metrics.since()}
-	if a.problem != nil {
+	if a.starting() {
+		reconciled.Status, reconciled.Reason, reconciled.Message = "False", "Starting", "the first reconciliation since the start of the agent is under way"
+	} else if a.problem != nil {
 		reconciled.Status, reconciled.Reason, reconciled.Message = "False", "Retrying", a.problem.Error()
 	} else if failed := a.cannotRun(); failed != "" {
 		reconciled.Status, reconciled.Reason, reconciled.Message = "False", "CannotRun", failed
