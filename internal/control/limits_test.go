@@ -213,6 +213,7 @@ func TestMemoryCgroup(t *testing.T) {
 	if err := unix.Setxattr(dir, "trusted.delegate", []byte("1"), 0); err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() { _ = unix.Rmdir(filepath.Join(dir, agentGroup)) })            // once the test has left it, and before its parent goes
 	if mount, err := cgroup.Mount(); err == nil && os.Getenv("KERB_MATRIX") != "" { // elsewhere the root is not ours
 		_ = os.WriteFile(filepath.Join(mount, "cgroup.subtree_control"), []byte("+memory +pids"), 0)
 	}
@@ -225,7 +226,6 @@ func TestMemoryCgroup(t *testing.T) {
 	if m.cgroups == nil {
 		t.Fatal("the delegated cgroup is not used")
 	}
-	t.Cleanup(func() { _ = unix.Rmdir(filepath.Join(dir, agentGroup)) }) // before the cgroup's own
 	for _, kind := range []string{"memory", "sockets", "tmpfs"} {
 		state := filepath.Join(m.opts.State, "modules", kind)
 		if kind == "tmpfs" {
