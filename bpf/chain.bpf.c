@@ -155,21 +155,36 @@ struct kerb_trace_filter {
 	__u64 lost; /* events for which the ring buffer had no room */
 };
 
-/* One module's verdict on one packet. */
+#define KERB_TRACE_HEAD 0xff /* position of a packet's first event: as it came in, before any module */
+
+/* A packet at the head of the chain, or after a module's verdict. */
 struct kerb_trace_event {
-	__u64 time; /* ns, CLOCK_MONOTONIC */
+	__u64 time;   /* ns, CLOCK_MONOTONIC */
+	__u64 packet; /* number of the packet on its CPU */
 	__u32 ifindex;
 	__u32 len;
-	__u32 chain; /* number that the agent gave to the chain */
+	__u32 chain;	  /* number that the agent gave to the chain */
+	__u32 to_ifindex; /* of KERB_REDIRECT */
 	__u16 cpu;
+	__u16 sport, dport; /* host byte order; 0 without ports */
 	__u8 position;
 	__u8 verdict;
 	__u8 reason;
 	__u8 outcome;
 	__u8 family;
 	__u8 proto;
-	__u16 sport, dport; /* host byte order; 0 without ports */
+	__u8 tcp_flags;
+	__u8 icmp_type;
+	__u8 icmp_code;
+	__u8 pad;
 	__u8 saddr[16], daddr[16];
+};
+
+/* The packet that a CPU's chain is working on. Not on the stack of the chain, as parts of a split chain do not share it. */
+struct kerb_traced {
+	__u64 packets; /* so far */
+	__u64 wanted;  /* whether the filter matched the last of them */
+	__u64 where;   /* trace_where of the last of them */
 };
 
 struct {
@@ -184,32 +199,75 @@ struct {
 	__uint(max_entries, 1 << 20);
 } kerb_events SEC(".maps");
 
-static __always_inline void trace_addresses(const struct kerb_pkt *pkt, struct kerb_trace_event *e)
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct kerb_traced);
+} kerb_traced SEC(".maps");
+
+/* Where things are in the packet, in one number, so that kerb_trace_event takes numbers only. */
+union trace_where {
+	struct {
+		__u16 l3, l4;
+		__u8 family, proto, flags, outcome;
+	};
+	__u64 all;
+};
+
+union trace_what {
+	struct {
+		__u32 to_ifindex;
+		__u16 chain;
+		__u8 position, reason;
+	};
+	__u64 all;
+};
+
+/* Reads what a module may have made of the headers. l4 is right as long as nothing was put before it; else it is worked out. */
+static __always_inline __u32 trace_ip(const void *data, const void *end, union trace_where w, __u32 l4, struct kerb_trace_event *e)
 {
-	struct iphdr *ip4;
-	struct ipv6hdr *ip6;
+	const void *l3 = data + (w.l3 & KERB_MAX_HDRS);
+	const struct ipv6hdr *ip6 = l3;
+	const struct iphdr *ip4 = l3;
 
-	if (pkt->family == 4) {
-		ip4 = kerb_at(pkt, pkt->l3, sizeof(*ip4));
-		if (ip4) {
-			__builtin_memcpy(e->saddr, &ip4->saddr, 4);
-			__builtin_memcpy(e->daddr, &ip4->daddr, 4);
-		}
-	} else if (pkt->family == 6) {
-		ip6 = kerb_at(pkt, pkt->l3, sizeof(*ip6));
-		if (ip6) {
-			__builtin_memcpy(e->saddr, &ip6->saddr, 16);
-			__builtin_memcpy(e->daddr, &ip6->daddr, 16);
-		}
+	if (!w.family || l3 + sizeof(*ip4) > end)
+		return 0;
+	if (ip4->version == 4) {
+		e->family = 4;
+		e->proto = ip4->protocol;
+		__builtin_memcpy(e->saddr, &ip4->saddr, 4);
+		__builtin_memcpy(e->daddr, &ip4->daddr, 4);
+		if (ip4->frag_off & bpf_htons(0x1fff))
+			return 0;
+		return w.family == 4 && w.proto == e->proto ? l4 : w.l3 + ip4->ihl * 4;
 	}
-	if (pkt->flags & KERB_F_L4 && (pkt->proto == IPPROTO_TCP || pkt->proto == IPPROTO_UDP)) {
-		struct udphdr *ports = kerb_at(pkt, pkt->l4, sizeof(*ports));
+	if (ip4->version != 6 || l3 + sizeof(*ip6) > end)
+		return 0;
+	e->family = 6;
+	e->proto = w.family == 6 ? w.proto : ip6->nexthdr;
+	__builtin_memcpy(e->saddr, &ip6->saddr, 16);
+	__builtin_memcpy(e->daddr, &ip6->daddr, 16);
+	return w.family == 6 ? l4 : w.l3 + sizeof(*ip6);
+}
 
-		if (ports) {
-			e->sport = bpf_ntohs(ports->source);
-			e->dport = bpf_ntohs(ports->dest);
-		}
+static __always_inline void trace_l4(const void *data, const void *end, __u32 off, struct kerb_trace_event *e)
+{
+	const void *l4 = data + (off & KERB_MAX_HDRS);
+	const __u8 *byte = l4;
+
+	if (!off || l4 + 8 > end)
+		return;
+	if (e->proto == IPPROTO_ICMP || e->proto == IPPROTO_ICMPV6) {
+		e->icmp_type = byte[0];
+		e->icmp_code = byte[1];
 	}
+	if (e->proto != IPPROTO_TCP && e->proto != IPPROTO_UDP)
+		return;
+	e->sport = bpf_ntohs(*(__u16 *)l4);
+	e->dport = bpf_ntohs(*(__u16 *)(l4 + 2));
+	if (e->proto == IPPROTO_TCP && l4 + 14 <= end)
+		e->tcp_flags = byte[13];
 }
 
 static __always_inline int same_address(const __u8 *a, const __u8 *b)
@@ -230,29 +288,73 @@ static __always_inline int trace_wanted(const struct kerb_trace_filter *f, const
 	return !f->family || same_address(f->addr, e->saddr) || same_address(f->addr, e->daddr);
 }
 
-/* Called after each module, but only in the chains that the agent links while somebody traces: others do not pay for it. */
-SEC("kerb/trace") int kerb_trace(struct kerb_pkt *pkt, __u32 position, __u32 verdict, __u32 chain)
+/* Takes numbers and the hook's context only, so that the verifier checks it once, and not in the context of each module. The
+ * caller has no branches, after each of which the verifier would walk the modules again. */
+__noinline int kerb_trace_event(kerb_ctx *ctx, __u64 where, __u64 what, __u32 verdict)
 {
 	struct kerb_trace_event e __attribute__((aligned(8))) = {};
+	union trace_what did = {.all = what};
+	union trace_where w;
 	__u32 zero = 0;
+	struct kerb_traced *packet = bpf_map_lookup_elem(&kerb_traced, &zero);
 	struct kerb_trace_filter *f = bpf_map_lookup_elem(&kerb_filter, &zero);
+	void *data = (void *)kerb_ctx_field(ctx, data), *end = (void *)kerb_ctx_field(ctx, data_end);
 
-	e.family = pkt->family;
-	e.proto = pkt->proto;
-	trace_addresses(pkt, &e);
-	if (!f || !trace_wanted(f, &e))
+	if (!packet || !f || (did.position != KERB_TRACE_HEAD && !packet->wanted))
 		return 0;
+	if (did.position == KERB_TRACE_HEAD)
+		packet->where = where;
+	w.all = packet->where;
+	trace_l4(data, end, trace_ip(data, end, w, w.flags & KERB_F_L4 ? w.l4 : 0, &e), &e);
+	if (did.position == KERB_TRACE_HEAD) {
+		packet->packets += 1;
+		packet->wanted = trace_wanted(f, &e);
+		if (!packet->wanted)
+			return 0;
+	}
 	e.time = bpf_ktime_get_ns();
-	e.ifindex = pkt->ifindex;
-	e.len = pkt->len;
-	e.chain = chain;
+	e.packet = packet->packets;
+#ifdef KERB_HOOK_XDP
+	e.ifindex = ctx->ingress_ifindex;
+#ifdef KERB_XDP_FRAGS
+	e.len = bpf_xdp_get_buff_len(ctx);
+#else
+	e.len = end - data;
+#endif
+#else
+	e.ifindex = ctx->ifindex;
+	e.len = ctx->len;
+#endif
+	e.chain = did.chain;
+	e.to_ifindex = did.to_ifindex;
 	e.cpu = bpf_get_smp_processor_id();
-	e.position = position;
+	e.position = did.position;
 	e.verdict = verdict > 0xff ? 0xff : verdict;
-	e.reason = pkt->reason;
-	e.outcome = pkt->outcome;
+	e.reason = did.reason;
+	e.outcome = w.outcome;
 	if (bpf_ringbuf_output(&kerb_events, &e, sizeof(e), 0))
 		__sync_fetch_and_add(&f->lost, 1);
+	return 0;
+}
+
+/* Called at the head of a chain, only in the chains that the agent links for a trace: others do not pay for it. */
+SEC("kerb/trace_head") int kerb_trace_head(struct kerb_pkt *pkt, __u32 chain)
+{
+	union trace_where w = {
+		.l3 = pkt->l3, .l4 = pkt->l4, .family = pkt->family, .proto = pkt->proto, .flags = pkt->flags, .outcome = pkt->outcome};
+	union trace_what did = {.chain = chain, .position = KERB_TRACE_HEAD};
+
+	kerb_trace_event(pkt->ctx, w.all, did.all, KERB_NEXT);
+	return 0;
+}
+
+/* Called after each module. It reads nothing of the packet context that the head has written: else the verifier would walk
+ * the modules once for each way through the parser. */
+SEC("kerb/trace") int kerb_trace(struct kerb_pkt *pkt, __u32 position, __u32 verdict, __u32 chain)
+{
+	union trace_what did = {.to_ifindex = pkt->to_ifindex, .chain = chain, .position = position, .reason = pkt->reason};
+
+	kerb_trace_event(pkt->ctx, 0, did.all, verdict);
 	return 0;
 }
 

@@ -2,6 +2,8 @@
 
 package v1alpha1
 
+import "time"
+
 // Chain is the ordered modules on one hook, running on one or more attach points as one linked program.
 type Chain struct {
 	ID        string     `json:"id" doc:"Hash of everything that went into the program: equal chains have equal identities"`
@@ -9,6 +11,7 @@ type Chain struct {
 	Direction string     `json:"direction" doc:"egress: from the service; ingress: to the service; both on sockets"`
 	Modules   []string   `json:"modules" doc:"In the order in which packets meet them"`
 	Program   uint32     `json:"program" doc:"Kernel id of the entry program"`
+	Cost      float64    `json:"cost,omitempty" doc:"What its modules add to the packet that takes longest, in nanoseconds, as measured before they went live"`
 	Parts     int        `json:"parts" doc:"Programs that the chain was split into; 1 unless the verifier's limits demanded more"`
 	Points    []Instance `json:"points,omitempty" doc:"Where it runs"`
 }
@@ -30,18 +33,29 @@ type Package struct {
 
 // NodeStatus is the agent's state at a glance.
 type NodeStatus struct {
-	Version         string      `json:"version"`
-	Kernel          string      `json:"kernel"`
-	PID             int         `json:"pid"`
-	Uptime          string      `json:"uptime"`
-	Modules         int         `json:"modules"`
-	Services        int         `json:"services"`
-	VirtualServices int         `json:"virtualServices"`
-	Models          int         `json:"models"`
-	Chains          int         `json:"chains"`
-	Points          int         `json:"attachPoints"`
-	Memory          int64       `json:"memoryBytes" doc:"Kernel memory of all maps, in bytes"`
-	Conditions      []Condition `json:"conditions"`
+	Version         string        `json:"version"`
+	Kernel          string        `json:"kernel"`
+	PID             int           `json:"pid"`
+	Uptime          string        `json:"uptime"`
+	Modules         int           `json:"modules"`
+	Services        int           `json:"services"`
+	VirtualServices int           `json:"virtualServices"`
+	Models          int           `json:"models"`
+	Chains          int           `json:"chains"`
+	Points          int           `json:"attachPoints"`
+	Memory          int64         `json:"memoryBytes" doc:"Kernel memory of all maps, in bytes"`
+	Conditions      []Condition   `json:"conditions"`
+	Problems        []NodeProblem `json:"problems,omitempty" doc:"Everything that is wrong: of the agent, modules, services and virtual services"`
+}
+
+// NodeProblem is something that is wrong and that an operator should see to.
+type NodeProblem struct {
+	Kind    string    `json:"kind" doc:"Agent, Module, Service or VirtualService"`
+	Name    string    `json:"name,omitempty"`
+	Type    string    `json:"type" doc:"The condition that is not met"`
+	Reason  string    `json:"reason"`
+	Message string    `json:"message,omitempty"`
+	Since   time.Time `json:"since"`
 }
 
 // Change is one difference between what is and what would be.
@@ -72,8 +86,9 @@ type TraceRequest struct {
 	Seconds  int    `query:"seconds" minimum:"1" maximum:"240" default:"30" doc:"End after so many seconds"`
 }
 
-// TracedPacket is what the modules of one chain did to one packet.
+// TracedPacket is a packet as it came to a chain, and what the modules did to it.
 type TracedPacket struct {
+	Time        time.Time   `json:"time" doc:"When it came"`
 	Service     string      `json:"service,omitempty"`
 	Interface   string      `json:"interface"`
 	Hook        string      `json:"hook"`
@@ -82,6 +97,9 @@ type TracedPacket struct {
 	Protocol    string      `json:"protocol"`
 	Source      string      `json:"source,omitempty"`
 	Destination string      `json:"destination,omitempty"`
+	TCPFlags    string      `json:"tcpFlags,omitempty" doc:"Letters as tcpdump prints them: S SYN, . ACK, F FIN, R RST, P PSH, U URG"`
+	ICMPType    *uint8      `json:"icmpType,omitempty" doc:"Of ICMP and ICMPv6"`
+	ICMPCode    *uint8      `json:"icmpCode,omitempty"`
 	Outcome     string      `json:"outcome" doc:"How parsing ended; ok for plain packets"`
 	Steps       []TraceStep `json:"steps"`
 }
@@ -91,6 +109,12 @@ type TraceStep struct {
 	Module  string `json:"module"`
 	Verdict string `json:"verdict"`
 	Reason  string `json:"reason,omitempty" doc:"Of a drop"`
+
+	Protocol    string `json:"protocol,omitempty" doc:"After the module, if it has changed it"`
+	Source      string `json:"source,omitempty" doc:"After the module, if it has changed source or destination"`
+	Destination string `json:"destination,omitempty"`
+	Interface   string `json:"interface,omitempty" doc:"That a redirect leads to"`
+	Service     string `json:"service,omitempty" doc:"That the interface belongs to"`
 }
 
 // Meta returns the metadata of a resource.

@@ -58,21 +58,22 @@ type Agent struct {
 	wake       chan struct{} // asks for a reconciliation
 	reconciled chan struct{} // closed after the first one, whether it succeeded or not
 
-	seen    atomic.Pointer[dataplane.State] // of the kernel, at the last look
-	changes sync.Mutex                      // one change at a time, which may wait for control planes
-	mu      sync.Mutex                      // guards what follows, which only changes write; never held for long, so that the agent can always tell how it is
-	desired store.Desired
-	modules map[string]*deployment
-	states  map[string]service.State // services at the last reconciliation
-	points  map[dataplane.Point]placement
-	sockets *socketsView // nil before the first reconciliation
-	live    map[string]*liveModule
-	busy    map[dataplane.Point]error // points that a program of others keeps from their chain
-	deaf    map[int]error             // interfaces whose other end does not take replies of native XDP
-	problem error                     // of the last reconciliation
-	tracing *traceRun                 // nil most of the time
-	metrics *metrics
-	costs   *costs // guards itself
+	seen      atomic.Pointer[dataplane.State] // of the kernel, at the last look
+	changes   sync.Mutex                      // one change at a time, which may wait for control planes
+	mu        sync.Mutex                      // guards what follows, which only changes write; never held for long, so that the agent can always tell how it is
+	desired   store.Desired
+	modules   map[string]*deployment
+	states    map[string]service.State // services at the last reconciliation
+	points    map[dataplane.Point]placement
+	sockets   *socketsView // nil before the first reconciliation
+	live      map[string]*liveModule
+	busy      map[dataplane.Point]error // points that a program of others keeps from their chain
+	deaf      map[int]error             // interfaces whose other end does not take replies of native XDP
+	problem   error                     // of the last reconciliation
+	tracing   *traceRun                 // nil most of the time
+	lastTrace *traceRun                 // guarded by changes; also one that has ended
+	metrics   *metrics
+	costs     *costs // guards itself
 }
 
 var _ server.Backend = (*Agent)(nil)

@@ -700,6 +700,28 @@ func TestTrace(t *testing.T) {
 	}
 }
 
+// A trace that begins while the one of a client that has just been killed is ending waits for it.
+func TestTraceAfterKilledOne(t *testing.T) {
+	n := newNode(t)
+	n.apply(t, n.both(), module("count", testPackage(t, "pass"), "*", nil))
+	stop := make(chan struct{})
+	defer close(stop)
+	go sendUDP(n.web, n.db, 53, stop)
+	for range 3 {
+		ctx, kill := context.WithCancel(t.Context())
+		begun, done := make(chan struct{}, 100), make(chan error)
+		go func() {
+			done <- n.Trace(ctx, v1.TraceRequest{Port: 53, Seconds: 60}, func(v1.TracedPacket) error { begun <- struct{}{}; return nil })
+		}()
+		<-begun
+		kill()
+		if err := n.Trace(t.Context(), v1.TraceRequest{Port: 53, Count: 1, Seconds: 60}, func(v1.TracedPacket) error { return nil }); err != nil {
+			t.Error(err)
+		}
+		<-done
+	}
+}
+
 // A change of the node ends a trace: its chains are replaced.
 func TestChangeEndsTrace(t *testing.T) {
 	n := newNode(t)

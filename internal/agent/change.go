@@ -22,12 +22,12 @@ import (
 )
 
 // Apply creates or updates resources: all of them or none.
-func (a *Agent) Apply(_ context.Context, r server.Request) (v1.ApplyResult, error) {
+func (a *Agent) Apply(_ context.Context, r server.Request) (result v1.ApplyResult, err error) {
 	a.changes.Lock()
 	defer a.changes.Unlock()
 	next := a.desired.Clone()
-	result := v1.ApplyResult{DryRun: r.DryRun}
-	if err := server.CheckUnchanged(next, r.Expected()); err != nil {
+	result.DryRun = r.DryRun
+	if err = server.CheckUnchanged(next, r.Expected()); err != nil {
 		return result, err
 	}
 	serviceKind.apply(r.Services, next.Services, &result)
@@ -36,10 +36,16 @@ func (a *Agent) Apply(_ context.Context, r server.Request) (v1.ApplyResult, erro
 	if err != nil {
 		return result, err
 	}
+	defer func() {
+		if err == nil && !r.DryRun {
+			result.Warnings = append(append(result.Warnings, a.moduleWarnings(r.Modules)...), a.answerWarnings()...)
+		}
+	}()
 	if len(r.Modules)+len(r.Services) == 0 {
-		return result, a.commitPart(next, part, r.DryRun)
+		err = a.commitPart(next, part, r.DryRun)
+		return result, err
 	}
-	if err := a.checkServices(next); err != nil {
+	if err = a.checkServices(next); err != nil {
 		return result, err
 	}
 	keep := a.store.Recovered() && len(r.Modules) == 0
@@ -350,6 +356,11 @@ func (a *Agent) converge(w world) error {
 		a.metrics.failed()
 		return err
 	}
+	if a.tracing == nil {
+		if err := a.dp.ForgetTraces(); err != nil {
+			a.log.Warn("cannot remove what a trace has left", "error", err)
+		}
+	}
 	if waits := a.finish(exec); len(steps) > waits {
 		a.interruptTrace()
 		a.log.Info("reconciled", "steps", len(steps), "attachPoints", len(points))
@@ -409,7 +420,7 @@ func (a *Agent) explain(err error) error {
 	if errors.As(err, &rejected) {
 		return &fault.Rejected{Plain: rejected.Error(), Log: rejected.Log}
 	}
-	if errors.Is(err, dataplane.ErrBusy) || errors.Is(err, dataplane.ErrSplit) {
+	if errors.Is(err, dataplane.ErrBusy) {
 		return &fault.Conflict{Reason: err.Error()}
 	}
 	var migration *dataplane.MigrationError

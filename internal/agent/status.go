@@ -3,6 +3,7 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -60,7 +61,7 @@ func (a *Agent) moduleWithStatus(name string) v1.Module {
 		st.Drops = drops(d, l)
 		st.Events = events(l)
 	}
-	st.Conditions = []v1.Condition{a.moduleReady(d, len(st.Instances))}
+	st.Conditions = []v1.Condition{a.moduleReady(d, len(st.Instances), a.missing(m))}
 	if d != nil && d.plane != nil {
 		st.Conditions = append(st.Conditions, controlCondition(d.plane.State()))
 		st.Conditions = append(st.Conditions, a.extraConditions(d)...)
@@ -70,6 +71,7 @@ func (a *Agent) moduleWithStatus(name string) v1.Module {
 	}
 	st.Conditions = append(st.Conditions, a.shadowConditions(name)...)
 	st.Conditions = append(st.Conditions, a.linkConditions(name)...)
+	st.Conditions = append(st.Conditions, a.answerConditions(name)...)
 	if d != nil && d.pkg != nil && d.pkg.Replies {
 		st.Conditions = append(st.Conditions, a.repliesCondition(name))
 	}
@@ -77,7 +79,8 @@ func (a *Agent) moduleWithStatus(name string) v1.Module {
 	return m
 }
 
-func (a *Agent) moduleReady(d *deployment, instances int) v1.Condition {
+// moduleReady reports whether a module runs; missing says what it selects and the node does not have.
+func (a *Agent) moduleReady(d *deployment, instances int, missing string) v1.Condition {
 	c := v1.Condition{Type: "Ready", Status: "False", Since: a.metrics.since()}
 	switch {
 	case d == nil:
@@ -87,7 +90,7 @@ func (a *Agent) moduleReady(d *deployment, instances int) v1.Condition {
 	case a.problem != nil:
 		c.Reason, c.Message = "NotReconciled", a.problem.Error()
 	case instances == 0:
-		c.Reason, c.Message = "NoAttachPoint", "nothing that it selects is there"
+		c.Reason, c.Message = "NoAttachPoint", cmp.Or(missing, "nothing that it selects is there")
 		if d.resource.Spec.Hook == v1.HookXDP {
 			c.Message += ", or none where XDP sees packets of its directions: on a service's veth it sees only what the service sends (hook: tc sees both)"
 		}
@@ -323,7 +326,7 @@ func (a *Agent) Chains(context.Context) ([]v1.Chain, error) {
 }
 
 func (a *Agent) chainView(c dataplane.PinnedChain, points []dataplane.Attached) v1.Chain {
-	view := v1.Chain{ID: c.ID, Hook: string(c.Spec.Side), Direction: string(c.Spec.Direction), Program: uint32(c.Program), Parts: c.Parts}
+	view := v1.Chain{Cost: a.chainCost(c.Spec), ID: c.ID, Hook: string(c.Spec.Side), Direction: string(c.Spec.Direction), Program: uint32(c.Program), Parts: c.Parts}
 	for _, m := range c.Spec.Members {
 		view.Modules = append(view.Modules, m.Name)
 	}
@@ -341,6 +344,27 @@ func (a *Agent) chainView(c dataplane.PinnedChain, points []dataplane.Attached) 
 		view.Points = append(view.Points, i)
 	}
 	return view
+}
+
+// chainCost is what the modules of a chain add to the packet that takes longest, in ns; 0 if not all are measured.
+func (a *Agent) chainCost(spec dataplane.ChainSpec) (sum float64) {
+	for _, m := range spec.Members {
+		d, cost := a.modules[m.Name], 0.0
+		if d == nil || d.err != nil {
+			return 0
+		}
+		known, _ := a.costs.get(d)
+		for _, l := range known.Latency {
+			if l.Hook == spec.Side.Hook() && l.Direction == spec.Direction {
+				cost = tenths(l.Worst().Median)
+			}
+		}
+		if cost == 0 {
+			return 0
+		}
+		sum += cost
+	}
+	return tenths(sum)
 }
 
 // Packages lists the built-in packages, those that were pulled and those that modules use.
@@ -405,7 +429,7 @@ func (a *Agent) Status(context.Context) (v1.NodeStatus, error) {
 	for _, l := range a.live {
 		st.Memory += dataplane.Memory(l.maps)
 	}
-	st.Conditions = a.nodeConditions()
+	st.Conditions, st.Problems = a.nodeConditions(), a.problems()
 	return st, nil
 }
 

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"os"
 	"strconv"
@@ -13,6 +14,7 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/dataplane"
@@ -33,13 +35,13 @@ func (a *Agent) Trace(ctx context.Context, r v1.TraceRequest, tell func(v1.Trace
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, time.Duration(r.Seconds)*time.Second)
-	defer cancel()
 	run, err := a.startTrace(ctx, r, filter)
 	if err != nil {
 		return err
 	}
 	defer a.endTrace(run)
+	ctx, cancel := context.WithTimeout(ctx, time.Duration(r.Seconds)*time.Second) // linking the chains does not count
+	defer cancel()
 	return run.follow(ctx, r.Count, tell)
 }
 
@@ -69,20 +71,23 @@ func traceFilter(r v1.TraceRequest) (dataplane.TraceFilter, error) {
 type traceRun struct {
 	trace  *dataplane.Trace
 	points map[dataplane.Point]placement
+	links  map[uint32]placement // of all points, by ifindex
+	boot   time.Time            // zero of the events' clock
+	ended  chan struct{}        // closed when the plain chains are back
 	reason func(module string, reason int) string
 	cancel context.CancelCauseFunc
 	ctx    context.Context
 }
 
 func (a *Agent) startTrace(ctx context.Context, r v1.TraceRequest, f dataplane.TraceFilter) (*traceRun, error) {
-	a.changes.Lock()
-	defer a.changes.Unlock()
-	if a.tracing != nil {
-		return nil, &fault.Conflict{Reason: "somebody traces already; one trace runs at a time"}
+	if err := a.awaitTrace(ctx); err != nil {
+		return nil, err
 	}
-	run := &traceRun{points: map[dataplane.Point]placement{}, reason: a.reasonNames()}
+	defer a.changes.Unlock()
+	run := &traceRun{points: map[dataplane.Point]placement{}, links: map[uint32]placement{}, boot: bootTime(), ended: make(chan struct{}), reason: a.reasonNames()}
 	specs := map[dataplane.Point]dataplane.ChainSpec{}
 	for p, place := range a.points {
+		run.links[uint32(p.Ifindex)] = place
 		if p.Side != dataplane.OnSockets && (r.Service == "" || place.service == r.Service) {
 			run.points[p], specs[p] = place, place.chain
 		}
@@ -102,8 +107,46 @@ func (a *Agent) startTrace(ctx context.Context, r v1.TraceRequest, f dataplane.T
 		return nil, errors.Join(a.explain(err), a.reconcile())
 	}
 	run.ctx, run.cancel = context.WithCancelCause(ctx)
-	a.tracing = run
+	a.tracing, a.lastTrace = run, run
 	return run, nil
+}
+
+// awaitTrace returns with the lock of changes when no trace runs. One whose client has just been killed ends within moments.
+func (a *Agent) awaitTrace(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, traceEnds)
+	defer cancel()
+	for {
+		a.changes.Lock()
+		before := a.lastTrace
+		if before == nil || before.over() {
+			return nil
+		}
+		a.changes.Unlock()
+		select {
+		case <-before.ended:
+		case <-ctx.Done():
+			return &fault.Conflict{Reason: "another trace is running; one trace runs at a time"}
+		}
+	}
+}
+
+// traceEnds is how long a trace may take to put the plain chains back after its client has gone.
+const traceEnds = 3 * time.Second
+
+func (run *traceRun) over() bool {
+	select {
+	case <-run.ended:
+		return true
+	default:
+		return false
+	}
+}
+
+// bootTime is when CLOCK_MONOTONIC was zero.
+func bootTime() time.Time {
+	var since unix.Timespec
+	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &since) // fails for unknown clocks only
+	return time.Now().Add(-time.Duration(since.Nano()))
 }
 
 // reasonNames is a snapshot: events are read without the agent's lock.
@@ -119,6 +162,7 @@ func (a *Agent) reasonNames() func(string, int) string {
 func (a *Agent) endTrace(run *traceRun) {
 	a.changes.Lock()
 	defer a.changes.Unlock()
+	defer close(run.ended)
 	defer run.trace.Close()
 	run.cancel(nil)
 	if n := run.trace.Lost(); n > 0 {
@@ -181,7 +225,7 @@ func (a *Agent) interruptTrace() {
 // follow puts the events of each packet together. Those of one packet follow each other on a CPU.
 func (run *traceRun) follow(ctx context.Context, count int, tell func(v1.TracedPacket) error) error {
 	const look = 100 * time.Millisecond
-	open := map[uint16]*v1.TracedPacket{}
+	open := map[uint16]*openPacket{}
 	told := 0
 	finish := func(cpu uint16) error {
 		p := open[cpu]
@@ -190,7 +234,7 @@ func (run *traceRun) follow(ctx context.Context, count int, tell func(v1.TracedP
 			return nil
 		}
 		told++
-		return tell(*p)
+		return tell(p.TracedPacket)
 	}
 	for run.ctx.Err() == nil && ctx.Err() == nil && (count == 0 || told < count) {
 		e, err := run.trace.Read(time.Now().Add(look))
@@ -205,13 +249,22 @@ func (run *traceRun) follow(ctx context.Context, count int, tell func(v1.TracedP
 		if err != nil {
 			return err
 		}
-		if p := open[e.CPU]; p == nil || int(e.Position) != len(p.Steps) || p.Hook != run.hook(e) {
+		if e.Head() {
 			if err := finish(e.CPU); err != nil {
 				return err
 			}
 			open[e.CPU] = run.packet(e)
+			continue
 		}
-		run.step(open[e.CPU], e)
+		p := open[e.CPU]
+		if p == nil || p.number != e.Packet {
+			continue // there was no room for its first event
+		}
+		if run.step(p, e) {
+			if err := finish(e.CPU); err != nil {
+				return err
+			}
+		}
 	}
 	for cpu := range open {
 		if err := finish(cpu); err != nil {
@@ -228,28 +281,80 @@ func (run *traceRun) chain(e dataplane.TraceEvent) dataplane.ChainSpec {
 	return run.trace.Chains[e.Chain-1]
 }
 
-func (run *traceRun) hook(e dataplane.TraceEvent) string { return string(run.chain(e).Side) }
-
-func (run *traceRun) packet(e dataplane.TraceEvent) *v1.TracedPacket {
-	spec := run.chain(e)
-	place := run.points[dataplane.Point{Ifindex: int(e.Ifindex), Side: spec.Side}]
-	return &v1.TracedPacket{
-		Service: place.service, Interface: place.link.Name, Hook: string(spec.Side), Direction: string(spec.Direction),
-		Length: e.Len, Protocol: protocolName(e), Outcome: kerbabi.ParseOutcome(e.Outcome).String(),
-		Source: endpoint(e.Addr(e.SourceAddr), e.SourcePort), Destination: endpoint(e.Addr(e.DestAddr), e.DestPort),
-	}
+// openPacket is a packet of which more events may come.
+type openPacket struct {
+	v1.TracedPacket
+	number uint64
+	now    packetEnds
 }
 
-func (run *traceRun) step(p *v1.TracedPacket, e dataplane.TraceEvent) {
+// packetEnds are what modules change of a packet.
+type packetEnds struct{ protocol, source, destination string }
+
+func endsOf(e dataplane.TraceEvent) packetEnds {
+	return packetEnds{protocolName(e), endpoint(e.Addr(e.SourceAddr), e.SourcePort), endpoint(e.Addr(e.DestAddr), e.DestPort)}
+}
+
+// packet is a packet as it came in.
+func (run *traceRun) packet(e dataplane.TraceEvent) *openPacket {
+	spec := run.chain(e)
+	place := run.points[dataplane.Point{Ifindex: int(e.Ifindex), Side: spec.Side}]
+	ends := endsOf(e)
+	p := &openPacket{number: e.Packet, now: ends, TracedPacket: v1.TracedPacket{
+		Time: run.boot.Add(time.Duration(e.Time)), Service: place.service, Interface: place.link.Name, Hook: string(spec.Side), Direction: string(spec.Direction),
+		Length: e.Len, Protocol: ends.protocol, Source: ends.source, Destination: ends.destination, Outcome: kerbabi.ParseOutcome(e.Outcome).String(),
+	}}
+	switch e.Proto {
+	case protocols["tcp"]:
+		p.TCPFlags = tcpFlags(e.TCPFlags)
+	case protocols["icmp"], protocols["icmpv6"]:
+		p.ICMPType, p.ICMPCode = &e.ICMPType, &e.ICMPCode
+	}
+	return p
+}
+
+// step adds a module's verdict, and reports whether it was the last one.
+func (run *traceRun) step(p *openPacket, e dataplane.TraceEvent) (last bool) {
 	members := run.chain(e).Members
 	s := v1.TraceStep{Module: members[e.Position].Name, Verdict: "invalid"}
+	verdict := kerbabi.Verdict(e.Verdict)
 	if int(e.Verdict) < len(kerbabi.Verdicts) {
 		s.Verdict = kerbabi.Verdicts[e.Verdict]
 	}
-	if kerbabi.Verdict(e.Verdict) == kerbabi.Drop {
+	if verdict == kerbabi.Drop {
 		s.Reason = run.reason(s.Module, int(e.Reason))
 	}
+	if now := endsOf(e); now != p.now {
+		s.Protocol, s.Source, s.Destination = now.protocol, now.source, now.destination
+		p.now = now
+	}
+	if verdict == kerbabi.Redirect && e.ToIfindex != 0 {
+		s.Interface, s.Service = run.target(e.ToIfindex)
+	}
 	p.Steps = append(p.Steps, s)
+	return int(e.Position) == len(members)-1 || verdict == kerbabi.Drop || verdict == kerbabi.Reply || verdict == kerbabi.Redirect
+}
+
+// target names an interface, and its service.
+func (run *traceRun) target(ifindex uint32) (name, service string) {
+	if place, ok := run.links[ifindex]; ok {
+		return place.link.Name, place.service
+	}
+	if l, err := net.InterfaceByIndex(int(ifindex)); err == nil {
+		return l.Name, ""
+	}
+	return fmt.Sprint(ifindex), ""
+}
+
+// tcpFlags are the letters that tcpdump prints.
+func tcpFlags(bits uint8) string {
+	out := ""
+	for i, letter := range []string{"F", "S", "R", "P", ".", "U", "E", "W"} {
+		if bits&(1<<i) != 0 {
+			out += letter
+		}
+	}
+	return out
 }
 
 func protocolName(e dataplane.TraceEvent) string {

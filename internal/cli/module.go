@@ -23,7 +23,7 @@ func moduleKind() kind[v1alpha1.Module] {
 		name:     v1alpha1.KindModule,
 		noun:     "module",
 		path:     "/v1/modules",
-		header:   []any{"NAME", "PACKAGE", "VERSION", "READY", "POINTS", "MEMORY", "DROPS"},
+		header:   []any{"NAME", "PACKAGE", "VERSION", "READY", "POINTS", "MEMORY", "COST", "DROPS"},
 		row:      moduleRow,
 		describe: describeModule,
 		id:       func(m v1alpha1.Module) string { return m.Metadata.Name },
@@ -47,7 +47,25 @@ func moduleRow(m v1alpha1.Module) []any {
 	for _, d := range s.Drops {
 		drops += d.Packets
 	}
-	return []any{m.Metadata.Name, m.Spec.Package, s.Package.Version, ready(s.Conditions), len(s.Instances), pkgs.FormatBytes(s.Memory), drops}
+	return []any{m.Metadata.Name, m.Spec.Package, s.Package.Version, ready(s.Conditions), len(s.Instances), pkgs.FormatBytes(s.Memory), worstCost(s.Cost), drops}
+}
+
+// worstCost is the time that a module adds to the packet that takes longest.
+func worstCost(c *v1alpha1.Cost) string {
+	worst := 0.0
+	if c != nil {
+		for _, l := range c.Latency {
+			worst = max(worst, l.Worst)
+		}
+	}
+	return costText(worst)
+}
+
+func costText(n float64) string {
+	if n == 0 {
+		return ""
+	}
+	return fmt.Sprintf("%.0f ns", n)
 }
 
 func statusOf(m v1alpha1.Module) v1alpha1.ModuleStatus {

@@ -4,6 +4,7 @@ package cli
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -31,8 +32,9 @@ func (a *app) traceCommand() *cobra.Command {
 	c := answers(&cobra.Command{
 		Use:   "trace",
 		Short: "Show which module does what to packets",
-		Long: "Shows the verdict of each module on each matching packet, drops with their reason, until the count or the time is\n" +
-			"reached or it is interrupted. For that time the chains are linked again with a call after each module; packets\n" +
+		Long: "Shows each matching packet as it came to the chain, and the verdict of each module on it, drops with their reason,\n" +
+			"until the count or the time is reached or it is interrupted. Filters match the packet as it came. What a module\n" +
+			"has changed of addresses and ports follows its verdict. For that time the chains are linked again with a call after each module; packets\n" +
 			"are neither lost nor let through by the change, and chains that nobody traces pay nothing.",
 		Example: "  kerb trace --service web --protocol tcp --port 80\n  kerb trace --host 192.0.2.7 --count 5 --for 10s",
 		Args:    cobra.NoArgs,
@@ -114,9 +116,12 @@ func describeTraced(w io.Writer, p v1alpha1.TracedPacket) {
 	if p.Service != "" {
 		where = p.Service + " " + p.Direction
 	}
-	ends := p.Protocol
-	if p.Source != "" {
-		ends += " " + p.Source + " > " + p.Destination
+	ends := packetEnds(p.Protocol, p.Source, p.Destination)
+	if p.TCPFlags != "" {
+		ends += " [" + p.TCPFlags + "]"
+	}
+	if p.ICMPType != nil && p.ICMPCode != nil {
+		ends += fmt.Sprintf(" type %d code %d", *p.ICMPType, *p.ICMPCode)
 	}
 	if p.Outcome != "ok" && p.Outcome != "not_ip" {
 		ends += " (" + p.Outcome + ")"
@@ -127,9 +132,22 @@ func describeTraced(w io.Writer, p v1alpha1.TracedPacket) {
 		if s.Reason != "" {
 			text += " (" + s.Reason + ")"
 		}
+		if s.Protocol != "" {
+			text += " -> " + packetEnds(s.Protocol, s.Source, s.Destination)
+		}
+		if to := cmp.Or(s.Service, s.Interface); to != "" {
+			text += " to " + to
+		}
 		steps = append(steps, text)
 	}
-	fmt.Fprintf(w, "%-20s %s len %d  %s\n", where, ends, p.Length, strings.Join(steps, " "))
+	fmt.Fprintf(w, "%s %-20s %s len %d  %s\n", p.Time.Local().Format("15:04:05.000000"), where, ends, p.Length, strings.Join(steps, " "))
+}
+
+func packetEnds(protocol, source, destination string) string {
+	if source == "" {
+		return protocol
+	}
+	return protocol + " " + source + " > " + destination
 }
 
 // answer of an agent, as it comes.

@@ -18,9 +18,9 @@ func chainKind() kind[v1alpha1.Chain] {
 	return kind[v1alpha1.Chain]{
 		noun:   "chain",
 		path:   "/v1/chains",
-		header: []any{"ID", "HOOK", "DIRECTION", "MODULES", "PROGRAM", "PARTS", "POINTS"},
+		header: []any{"ID", "HOOK", "DIRECTION", "MODULES", "PROGRAM", "PARTS", "COST", "POINTS"},
 		row: func(c v1alpha1.Chain) []any {
-			return []any{c.ID, c.Hook, c.Direction, strings.Join(c.Modules, " > "), c.Program, c.Parts, len(c.Points)}
+			return []any{c.ID, c.Hook, c.Direction, strings.Join(c.Modules, " > "), c.Program, c.Parts, costText(c.Cost), len(c.Points)}
 		},
 		describe: describeChain,
 		id:       func(c v1alpha1.Chain) string { return c.ID },
@@ -39,6 +39,7 @@ func describeChain(w io.Writer, c v1alpha1.Chain) {
 	field(w, "Modules", strings.Join(c.Modules, " > "))
 	field(w, "Program", c.Program)
 	field(w, "Parts", c.Parts)
+	field(w, "Cost", costText(c.Cost))
 	printInstances(w, c.Points)
 }
 
@@ -89,19 +90,29 @@ func describePackage(w io.Writer, p v1alpha1.Package) {
 }
 
 func (a *app) statusCommand() *cobra.Command {
-	return answers(&cobra.Command{
-		Use:     "status",
-		Short:   "Show the agent's state at a glance",
-		Example: "  kerb status\n  kerb status -j",
+	var exit bool
+	c := answers(&cobra.Command{
+		Use:   "status",
+		Short: "Show the agent's state at a glance",
+		Long: "Shows what is deployed, and everything that is wrong: modules that do not run, exceed their budget or select nothing,\n" +
+			"services that are missing or whose interfaces have left, instances that do not answer, and whatever condition of a\n" +
+			"resource is not met.",
+		Example: "  kerb status\n  kerb status --exit-code\n  kerb status -o json",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			s, err := fetch[v1alpha1.NodeStatus](cmd.Context(), a, "/v1/status")
 			if err != nil {
 				return err
 			}
-			return a.print(cmd.OutOrStdout(), s, func(w io.Writer) { describeNode(w, s) })
+			err = a.print(cmd.OutOrStdout(), s, func(w io.Writer) { describeNode(w, s) })
+			if err == nil && exit && len(s.Problems) > 0 {
+				err = fmt.Errorf("there are problems: %d", len(s.Problems))
+			}
+			return err
 		},
 	})
+	c.Flags().BoolVar(&exit, "exit-code", false, "exit with 1 if there are problems")
+	return c
 }
 
 func (a *app) doctorCommand() *cobra.Command {
@@ -147,4 +158,11 @@ func describeNode(w io.Writer, s v1alpha1.NodeStatus) {
 	field(w, "Attach points", s.Points)
 	field(w, "Memory", pkgs.FormatBytes(s.Memory))
 	printConditions(w, s.Conditions)
+	if len(s.Problems) == 0 {
+		return
+	}
+	fmt.Fprintln(w, "\nProblems:")
+	for _, p := range s.Problems {
+		fmt.Fprintf(w, "  %s\t%s (%s)\t%s\n", strings.TrimSuffix(strings.ToLower(p.Kind)+"/"+p.Name, "/"), p.Type, p.Reason, p.Message)
+	}
 }

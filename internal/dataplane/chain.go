@@ -75,10 +75,11 @@ func (c *chain) create(l *linker) (err error) {
 
 const outcomesMap = "kerb_outcomes"
 
-// load tries the chain as one program and, where the verifier gives up, in more and more parts.
+// load tries the chain as one program, or in the parts that it is known to need, and, where the verifier gives up, in more and
+// more parts.
 func (c *chain) load(l *linker) error {
 	n := len(l.members)
-	for count := 1; ; count *= 2 {
+	for count := max(l.parts, 1); ; count *= 2 {
 		err := c.loadParts(l, min(count, max(n, 1)))
 		if err == nil || !errors.Is(err, errTooComplex) || count >= n {
 			return err

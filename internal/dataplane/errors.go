@@ -21,7 +21,6 @@ var (
 	ErrBusy       = errors.New("another program holds the hook exclusively")
 	ErrNotMounted = errors.New("no BPF file system")
 	ErrLicense    = errors.New("licences cannot be mixed in one program")
-	ErrSplit      = errors.New("with a trace it does not fit one program; trace services with fewer modules")
 	errTooComplex = errors.New("more than the verifier can follow")
 )
 

@@ -18,6 +18,7 @@ import (
 //	                                     of sockets: /all, /services, /messages, /drain, /age, and the maps /sockets, /off, /drained, /returning
 //	<root>/links/<ifindex>_<side>                  attach points (XDP and TCX)
 //	            /cgroup<id>_<entry>_<module>       attach points (sockets)
+//	<root>/traces/<id>                             tail-call tables of split chains that are traced
 //	<root>/shared/<map>                            maps shared by name between modules
 type layout struct{ root string }
 
@@ -26,6 +27,7 @@ const tempPrefix = "tmp_"
 func (l layout) modules() string { return filepath.Join(l.root, "modules") }
 func (l layout) chains() string  { return filepath.Join(l.root, "chains") }
 func (l layout) links() string   { return filepath.Join(l.root, "links") }
+func (l layout) traces() string  { return filepath.Join(l.root, "traces") }
 func (l layout) shared() string  { return filepath.Join(l.root, "shared") }
 
 func (l layout) module(name string) string { return filepath.Join(l.modules(), name) }

@@ -69,6 +69,7 @@ type linker struct {
 	maps    map[string]*ebpf.Map // of chain.bpf.c
 	members []*generation
 	traced  int32 // number of the chain in a trace, 0 for none
+	parts   int   // that the chain is known to need, 0 if nothing is known
 	frags   bool
 	pktSize int32 // of struct kerb_pkt
 	frame   int32 // bytes from the frame pointer of the entry down to the packet context
@@ -134,8 +135,17 @@ func (l *linker) link(first, last int, parts *ebpf.Map, slot int) (asm.Instructi
 	if l.traced == 0 {
 		return out, nil
 	}
-	code, err = l.function(l.object, "kerb_trace", "kerb_trace", nil)
-	return append(out, code...), err
+	names := []string{"kerb_trace"}
+	if first == 0 {
+		names = append(names, "kerb_trace_head")
+	}
+	for _, name := range names {
+		if code, err = l.function(l.object, name, name, nil); err != nil {
+			return nil, err
+		}
+		out = append(out, code...)
+	}
+	return out, nil
 }
 
 // module returns the code of a member, with every name prefixed by its place in the chain.
@@ -272,6 +282,9 @@ func (l *linker) entry(first int, head body, modules []body, verdict body, parts
 	for n, m := range modules {
 		i := first + n
 		start := l.pkt(asm.R1)
+		if l.traced != 0 && i == 0 {
+			start = append(l.traceHead(), start...)
+		}
 		start[0] = start[0].WithSymbol(next)
 		next = fmt.Sprintf("next%d", i)
 		said, other := fmt.Sprintf("check%d", i), fmt.Sprintf("verdict%d", i)
@@ -311,7 +324,12 @@ func (l *linker) pkt(dst asm.Register) asm.Instructions {
 	return asm.Instructions{asm.Mov.Reg(dst, asm.RFP), asm.Add.Imm(dst, -l.frame)}
 }
 
-// trace tells of the verdict in R0 and keeps it.
+// traceHead reports the packet as it came in.
+func (l *linker) traceHead() asm.Instructions {
+	return append(l.pkt(asm.R1), asm.Mov.Imm(asm.R2, l.traced), asm.Call.Label("kerb_trace_head"))
+}
+
+// trace reports the verdict of module i in R0, and keeps it.
 func (l *linker) trace(i int) asm.Instructions {
 	code := append(asm.Instructions{asm.Mov.Reg(asm.R7, asm.R0)}, l.pkt(asm.R1)...)
 	return append(code,

@@ -24,18 +24,30 @@ type TraceFilter struct {
 	Port  uint16 // source or destination
 }
 
-// TraceEvent is one module's verdict on one packet. Events of a packet follow each other on a CPU, by position.
+// TraceEvent is a packet at the head of a chain, or after one module's verdict: struct kerb_trace_event. Events of a packet
+// follow each other on a CPU, by position.
 type TraceEvent struct {
 	Time                 uint64 // ns, CLOCK_MONOTONIC
+	Packet               uint64 // number of the packet on its CPU
 	Ifindex, Len         uint32
 	Chain                uint32
+	ToIfindex            uint32 // of a redirect
 	CPU                  uint16
+	SourcePort, DestPort uint16
 	Position, Verdict    uint8
 	Reason, Outcome      uint8
 	Family, Proto        uint8
-	SourcePort, DestPort uint16
+	TCPFlags             uint8
+	ICMPType, ICMPCode   uint8
+	_                    uint8
 	SourceAddr, DestAddr [16]byte
 }
+
+// traceHead is the position of a packet's first event: the packet as it came in.
+const traceHead = 0xff
+
+// Head reports whether the event is the packet as it came in, before any module.
+func (e TraceEvent) Head() bool { return e.Position == traceHead }
 
 // Addr is one of the event's addresses; invalid for packets that are not IP.
 func (e TraceEvent) Addr(raw [16]byte) netip.Addr {
@@ -54,6 +66,7 @@ type Trace struct {
 	filter *ebpf.Map
 	events *ebpf.Map
 	reader *ringbuf.Reader
+	traced *ebpf.Map // the packet that each CPU works on
 	progs  []*chain
 }
 
@@ -104,6 +117,9 @@ func (t *Trace) prepare(f TraceFilter) error {
 	if t.filter, err = ebpf.NewMap(l.object.Maps["kerb_filter"]); err != nil {
 		return fmt.Errorf("trace: %w", err)
 	}
+	if t.traced, err = ebpf.NewMap(l.object.Maps["kerb_traced"]); err != nil {
+		return fmt.Errorf("trace: %w", err)
+	}
 	if t.events, err = ebpf.NewMap(l.object.Maps["kerb_events"]); err != nil {
 		return fmt.Errorf("trace: %w", err)
 	}
@@ -123,9 +139,6 @@ func (t *Trace) prepare(f TraceFilter) error {
 }
 
 func (d *Dataplane) traced(t *Trace, spec ChainSpec, modules map[string]Module) (*chain, error) {
-	if _, err := os.Stat(filepath.Join(d.layout.chain(spec), "prog1")); err == nil {
-		return nil, fmt.Errorf("chain %s: %w", spec.ID(), ErrSplit)
-	}
 	members, err := d.openMembers(spec, modules)
 	defer closeMembers(members)
 	if err != nil {
@@ -137,17 +150,30 @@ func (d *Dataplane) traced(t *Trace, spec ChainSpec, modules map[string]Module) 
 	}
 	t.Chains = append(t.Chains, spec)
 	l.traced = int32(len(t.Chains))
-	l.maps["kerb_filter"], l.maps["kerb_events"] = t.filter, t.events
+	if plain, err := filepath.Glob(filepath.Join(d.layout.chain(spec), "prog*")); err == nil {
+		l.parts = len(plain)
+	}
+	l.maps["kerb_filter"], l.maps["kerb_events"], l.maps["kerb_traced"] = t.filter, t.events, t.traced
 	c, err := l.chain()
 	if err != nil {
 		return nil, err
 	}
 	t.progs = append(t.progs, c)
-	if c.parts != nil { // its table would end with this process, and the chain with it
-		return nil, fmt.Errorf("chain %s: %w", spec.ID(), ErrSplit)
+	if c.parts == nil {
+		return c, nil
+	}
+	// Without a pin the kernel empties the table when this process ends, and packets would miss the other parts.
+	if err := os.MkdirAll(d.layout.traces(), 0o700); err != nil {
+		return nil, err
+	}
+	if err := pinCopy(c.parts, filepath.Join(d.layout.traces(), spec.ID())); err != nil {
+		return nil, fmt.Errorf("chain %s: pin its tail-call table: %w", spec.ID(), err)
 	}
 	return c, nil
 }
+
+// ForgetTraces unpins what traced chains need to outlive an agent. Call it when none is attached.
+func (d *Dataplane) ForgetTraces() error { return removePins(d.layout.traces()) }
 
 // Read returns the next event. It waits until the deadline at most: os.ErrDeadlineExceeded then.
 func (t *Trace) Read(deadline time.Time) (TraceEvent, error) {
@@ -189,7 +215,7 @@ func (t *Trace) Close() {
 	for _, c := range t.progs {
 		c.Close()
 	}
-	for _, m := range []*ebpf.Map{t.filter, t.events} {
+	for _, m := range []*ebpf.Map{t.filter, t.events, t.traced} {
 		if m != nil {
 			m.Close()
 		}

@@ -3,8 +3,8 @@
 package dataplane
 
 import (
-	"errors"
 	"os"
+	"path/filepath"
 	"testing"
 	"time"
 
@@ -36,13 +36,16 @@ func TestTraceTellsWhoDropped(t *testing.T) {
 			if !w.passes(t, 54) || !w.dropped(t, 53) {
 				t.Error("the chain does not drop port 53 alone")
 			}
-			for position, verdict := range []kerbabi.Verdict{kerbabi.Next, kerbabi.Drop} {
+			for i, want := range []struct {
+				position uint8
+				verdict  kerbabi.Verdict
+			}{{traceHead, kerbabi.Next}, {0, kerbabi.Next}, {1, kerbabi.Drop}} {
 				e, err := trace.Read(time.Now().Add(30 * time.Second))
 				if err != nil {
 					t.Fatal(err)
 				}
-				if int(e.Position) != position || kerbabi.Verdict(e.Verdict) != verdict || e.DestPort != 53 || e.Addr(e.SourceAddr) != w.a.Addr4() || e.Addr(e.DestAddr) != w.b.Addr4() {
-					t.Errorf("event %d: %+v", position, e)
+				if e.Position != want.position || kerbabi.Verdict(e.Verdict) != want.verdict || e.Packet == 0 || e.DestPort != 53 || e.Addr(e.SourceAddr) != w.a.Addr4() || e.Addr(e.DestAddr) != w.b.Addr4() {
+					t.Errorf("event %d: %+v", i, e)
 				}
 			}
 			if err := w.Attach(p, spec); err != nil {
@@ -52,8 +55,8 @@ func TestTraceTellsWhoDropped(t *testing.T) {
 	}
 }
 
-// A chain in several parts is not traced: its table would be lost with the agent.
-func TestTraceRefusesSplitChain(t *testing.T) {
+// A chain in several parts is traced in parts, which outlive the agent: their table is pinned until plain chains are back.
+func TestTraceOfSplitChain(t *testing.T) {
 	if os.Getenv("KERB_MATRIX") != "" {
 		t.Skip("millions of verified instructions take minutes in an emulated machine")
 	}
@@ -66,10 +69,41 @@ func TestTraceRefusesSplitChain(t *testing.T) {
 		list = append(list, mods[name])
 	}
 	spec := w.deploy(t, p, Egress, list...)
-	if _, err := w.Trace(TraceFilter{}, map[Point]ChainSpec{p: spec}, mods); !errors.Is(err, ErrSplit) {
-		t.Errorf("trace of a split chain: %v, want ErrSplit", err)
+	trace, err := w.Trace(TraceFilter{Proto: 17, Port: 54}, map[Point]ChainSpec{p: spec}, mods)
+	if err != nil {
+		t.Fatal(err)
 	}
-	if state, err := w.Observe(); err != nil || state.Points[0].Program != state.Chains[0].Program {
-		t.Errorf("the plain chain does not run any more: %+v (%v)", state, err)
+	defer trace.Close()
+	if !w.passes(t, 54) {
+		t.Error("a traced chain does not pass what the plain one passes")
+	}
+	var packet uint64
+	for i, want := range []uint8{traceHead, 0, 1, 2} {
+		e, err := trace.Read(time.Now().Add(30 * time.Second))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if e.Head() {
+			packet = e.Packet
+		}
+		if e.Position != want || kerbabi.Verdict(e.Verdict) != kerbabi.Next || e.DestPort != 54 || e.Packet != packet {
+			t.Errorf("event %d: %+v", i, e)
+		}
+	}
+	tables := func() []string {
+		found, err := filepath.Glob(filepath.Join(w.layout.traces(), "*"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return found
+	}
+	if found := tables(); len(found) != 1 {
+		t.Errorf("pinned while the trace runs: %v", found)
+	}
+	if err := w.Attach(p, spec); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.ForgetTraces(); err != nil || len(tables()) != 0 {
+		t.Errorf("pinned after it: %v (%v)", tables(), err)
 	}
 }

@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package proxy
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+
+	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	kerbnode "github.com/kerb-edge/kerb/internal/node"
+)
+
+// Filters of a trace match packets as they come, also where a module gives them other addresses or answers them: behind a
+// firewall, before a tunnel, all on one service.
+func TestTraceBeforeTranslation(t *testing.T) {
+	n, client, servers := newMesh(t, "", nil)
+	allow := map[string]any{"ingress": "allow", "egress": "allow"}
+	tunnel := kerbnode.Module("tun", "tunnel", "app=mesh", map[string]any{
+		"nodes": []any{map[string]any{"address": n.Lab.Gateway4().String(), "subnets": []string{"10.18.0.0/26"}}}})
+	tunnel.Spec.Attach.Interfaces = []string{n.Lab.Bridge()}
+	n.Apply(kerbnode.Module("fw", "firewall", "app=mesh", map[string]any{"defaultPolicy": allow}), tunnel)
+	spec := meshSpec(servers, v1.PolicyRoundRobin)
+	spec.Instances = spec.Instances[:1]
+	spec.Addresses = spec.Addresses[:2]
+	n.Apply(virtualService("web", spec))
+	n.told("web")
+	server := netip.AddrPortFrom(servers[0].Addr4(), targetPort).String()
+	for _, c := range []struct {
+		port        uint16
+		verdict, to string
+	}{{port, "redirect", server}, {port + 1, "reply", client.Addr4().String()}} {
+		at := netip.AddrPortFrom(virtual4, c.port)
+		got := n.traced(t, []string{"--service", "client", "--host", virtual4.String(), "--protocol", "tcp"}, func() {
+			if conn, err := dialTCP(client, at); err == nil {
+				conn.Close()
+			}
+		})
+		var modules []string
+		for _, s := range got.Steps {
+			modules = append(modules, s.Module)
+		}
+		if got.Direction != "egress" || got.Destination != at.String() || !strings.HasPrefix(got.Source, client.Addr4().String()+":") ||
+			got.Time.IsZero() || strings.Join(modules, ",") != "fw,px" {
+			t.Fatalf("traced to %s: %+v", at, got)
+		}
+		if last := got.Steps[1]; last.Verdict != c.verdict || !strings.HasPrefix(last.Destination, c.to) {
+			t.Errorf("to %s the proxy does %+v", at, last)
+		}
+	}
+}
+
+// traced is the first opening of a connection that a trace shows while something is tried again and again.
+func (n *node) traced(t *testing.T, flags []string, try func()) (p v1.TracedPacket) {
+	t.Helper()
+	cmd := n.Command(t.Context(), append([]string{"trace", "-o", "json", "--count", "0", "--for", "1m"}, flags...)...)
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }()
+	found := make(chan bool)
+	go func() {
+		for lines := json.NewDecoder(out); ; {
+			p = v1.TracedPacket{}
+			if err := lines.Decode(&p); err != nil || p.TCPFlags == "S" {
+				found <- err == nil
+				return
+			}
+		}
+	}()
+	for {
+		select {
+		case ok := <-found:
+			if !ok {
+				t.Fatalf("kerb trace shows no connection that is opened; the agent said\n%s", n.Log())
+			}
+			return p
+		default:
+			try()
+		}
+	}
+}
+
+// A firewall that denies by default and the proxy on one client get no answers of instances that the proxy does not run on.
+// Until chains are mirrored, the operator is told so, and how to get them.
+func TestFirewallBesideProxy(t *testing.T) {
+	n, client, servers := newMesh(t, "", nil)
+	spec := meshSpec(servers, v1.PolicyRoundRobin)
+	spec.Instances = spec.Instances[2:]
+	spec.Addresses = spec.Addresses[:1]
+	n.Apply(virtualService("web", spec), kerbnode.Service(client, "app=mesh", "role=client"))
+	n.told("web")
+	far := servers[2].Addr4().String()
+	apply := func(rules ...any) string {
+		t.Helper()
+		var result v1.ApplyResult
+		fw := kerbnode.Module("fw", "firewall", "role=client", map[string]any{"rules": rules})
+		n.Must("PUT", "/v1/modules/fw", fw, &result)
+		return strings.Join(result.Warnings, "\n")
+	}
+	conditions := func() (out []string) {
+		for _, name := range []string{"fw", "px"} {
+			var m v1.Module
+			n.Must("GET", "/v1/modules/"+name, nil, &m)
+			for _, c := range m.Status.Conditions {
+				if c.Type == "RemoteInstances" && c.Status == "False" && strings.Contains(c.Message, far) {
+					out = append(out, name)
+				}
+			}
+		}
+		return out
+	}
+	if text := apply(); !strings.Contains(text, far) || !strings.Contains(text, "direction: ingress") {
+		t.Errorf("the warning is %q", text)
+	}
+	if got := conditions(); len(got) != 2 {
+		t.Errorf("modules with the condition: %v", got)
+	}
+	var status v1.NodeStatus
+	n.Must("GET", "/v1/status", nil, &status)
+	if got := fmt.Sprint(status.Problems); strings.Count(got, "RemoteInstances") != 2 {
+		t.Errorf("problems: %s", got)
+	}
+	if text := apply(map[string]any{"name": "answers", "action": "allow", "direction": "ingress", "src": far}); strings.Contains(text, far) {
+		t.Errorf("with the rule the warning is %q", text)
+	}
+	if got := conditions(); len(got) != 0 {
+		t.Errorf("with the rule these modules have the condition: %v", got)
+	}
+	c, err := dialTCP(client, netip.AddrPortFrom(virtual4, port))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.exchange("hello"); err != nil {
+		t.Error(err)
+	}
+	c.Close()
+}
