@@ -22,7 +22,8 @@ type firewallPolicy struct {
 	DefaultPolicy struct{ Ingress string }
 	Rules         []struct {
 		Action, Direction, Src, Dst string
-		Protocol, SrcPort, DstPort  json.RawMessage
+		Protocol                    any
+		SrcPort, DstPort            json.RawMessage
 	}
 }
 
@@ -36,7 +37,7 @@ func (p firewallPolicy) admits(a netip.Addr) bool {
 		if one, bad := netip.ParseAddr(r.Src); bad == nil {
 			src, err = netip.PrefixFrom(one, one.BitLen()), nil
 		}
-		plain := r.Action == "allow" && r.Direction != "egress" && r.Dst == "" && len(r.Protocol)+len(r.SrcPort)+len(r.DstPort) == 0
+		plain := r.Action == "allow" && r.Direction != "egress" && (r.Protocol == nil || r.Protocol == "any") && r.Dst == "" && len(r.SrcPort)+len(r.DstPort) == 0
 		if plain && (r.Src == "" || err == nil && src.Contains(a)) {
 			return true
 		}

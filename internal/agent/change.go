@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"reflect"
 	"slices"
@@ -22,7 +23,8 @@ import (
 )
 
 // Apply creates or updates resources: all of them or none.
-func (a *Agent) Apply(_ context.Context, r server.Request) (result v1.ApplyResult, err error) {
+func (a *Agent) Apply(ctx context.Context, r server.Request) (result v1.ApplyResult, err error) {
+	defer func() { a.audit(ctx, result, err) }()
 	a.changes.Lock()
 	defer a.changes.Unlock()
 	next := a.desired.Clone()
@@ -59,12 +61,13 @@ func (a *Agent) Apply(_ context.Context, r server.Request) (result v1.ApplyResul
 }
 
 // Delete removes resources: all of them or none.
-func (a *Agent) Delete(_ context.Context, refs []server.Ref, dryRun bool) (v1.ApplyResult, error) {
+func (a *Agent) Delete(ctx context.Context, refs []server.Ref, dryRun bool) (result v1.ApplyResult, err error) {
+	defer func() { a.audit(ctx, result, err) }()
 	a.changes.Lock()
 	defer a.changes.Unlock()
 	next := a.desired.Clone()
-	result := v1.ApplyResult{DryRun: dryRun}
-	if err := server.CheckUnchanged(next, refs); err != nil {
+	result.DryRun = dryRun
+	if err = server.CheckUnchanged(next, refs); err != nil {
 		return result, err
 	}
 	var part store.Part
@@ -82,12 +85,34 @@ func (a *Agent) Delete(_ context.Context, refs []server.Ref, dryRun bool) (v1.Ap
 	if part.Len() == len(refs) {
 		return result, a.commitPart(next, part, dryRun)
 	}
-	var err error
 	result.Steps, result.Warnings, err = a.change(next, nil, dryRun, a.store.Recovered())
 	if err == nil && !dryRun {
 		a.tell(part)
 	}
 	return result, err
+}
+
+// audit logs a change: who asked for it, what of, and what has become of it.
+func (a *Agent) audit(ctx context.Context, result v1.ApplyResult, err error) {
+	if result.DryRun {
+		return
+	}
+	by := slog.Any("by", server.Caller(ctx))
+	logged := false
+	for _, c := range result.Changes {
+		switch {
+		case c.Action == "unchanged":
+			continue
+		case err != nil:
+			a.log.Warn("change refused", by, "action", c.Action, "kind", c.Kind, "name", c.Name, "error", err)
+		default:
+			a.log.Info("change", by, "action", c.Action, "kind", c.Kind, "name", c.Name, "outcome", "done")
+		}
+		logged = true
+	}
+	if err != nil && !logged {
+		a.log.Warn("change refused", by, "error", err)
+	}
 }
 
 func changeOf(kind, name string, exists bool, before, after map[string]any) v1.Change {

@@ -12,6 +12,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/control"
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/fault"
+	"github.com/kerb-edge/kerb/internal/server"
 	"github.com/kerb-edge/kerb/internal/service"
 	"github.com/kerb-edge/kerb/sdk"
 )
@@ -197,5 +198,9 @@ func (a *Agent) ServeModule(w http.ResponseWriter, r *http.Request, name string)
 	if l.plane == nil {
 		return &fault.NotFound{Kind: "Routes of module", Name: name}
 	}
-	return l.plane.ServeHTTP(w, r)
+	err := l.plane.ServeHTTP(w, r)
+	if r.Method != http.MethodGet && r.Method != http.MethodHead {
+		a.log.Info("request to module", "by", server.Caller(r.Context()), "method", r.Method, "module", name, "path", r.URL.Path, "error", err)
+	}
+	return err
 }

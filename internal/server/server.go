@@ -98,6 +98,7 @@ func (s *Server) Serve(ctx context.Context, endpoints ...Endpoint) error {
 	var serving sync.WaitGroup
 	for i, e := range endpoints {
 		servers[i] = s.httpServer()
+		servers[i].ConnContext = e.connContext
 		e.Protect(servers[i], s.log)
 		s.observe(e)
 		serving.Go(func() { failed <- servers[i].Serve(e) })

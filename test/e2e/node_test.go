@@ -78,11 +78,21 @@ func (n *node) input(stdin, command string, args ...string) result {
 	return r
 }
 
+// complaint is what a command says on standard error but for warnings: of selectors that match nothing yet, of budgets.
+func (r result) complaint() (out string) {
+	for line := range strings.Lines(r.stderr) {
+		if !strings.HasPrefix(line, "warning: ") {
+			out += line
+		}
+	}
+	return out
+}
+
 // must returns the answer of a command that has to succeed, and to say nothing else.
 func (n *node) must(command string, args ...string) string {
 	n.T.Helper()
 	r := n.kerb(command, args...)
-	if r.code != 0 || r.stderr != "" {
+	if r.code != 0 || r.complaint() != "" {
 		n.T.Fatalf("kerb %s %s: exit status %d: %s", command, strings.Join(args, " "), r.code, r.stderr)
 	}
 	return r.stdout
@@ -107,7 +117,7 @@ func (n *node) refused(r result, code int, says ...string) {
 // apply gives resources to the agent as a file.
 func (n *node) apply(resources ...any) {
 	n.T.Helper()
-	if r := n.tryApply(resources...); r.code != 0 || r.stderr != "" {
+	if r := n.tryApply(resources...); r.code != 0 || r.complaint() != "" {
 		n.T.Fatalf("apply: exit status %d: %s", r.code, r.stderr)
 	}
 }

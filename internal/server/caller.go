@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package server
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"log/slog"
+	"net"
+
+	"golang.org/x/sys/unix"
+)
+
+type connKey struct{}
+
+// connected is a client's connection, and what its endpoint asks of it.
+type connected struct {
+	net.Conn
+	token bool
+}
+
+// connContext keeps the connection for Caller.
+func (e Endpoint) connContext(ctx context.Context, c net.Conn) context.Context {
+	return context.WithValue(ctx, connKey{}, connected{c, e.token != ""})
+}
+
+// Caller describes who has made the request that ctx belongs to, for the log: by the kernel's word on a Unix socket, by
+// certificate and address on TCP. Without a request it is the agent itself.
+func Caller(ctx context.Context) slog.Value {
+	c, ok := ctx.Value(connKey{}).(connected)
+	if !ok {
+		return slog.StringValue("agent")
+	}
+	conn, secure := c.Conn.(*tls.Conn)
+	if !secure {
+		return peerOf(c.Conn)
+	}
+	who := "address " + conn.RemoteAddr().String()
+	if peers := conn.ConnectionState().PeerCertificates; len(peers) > 0 {
+		who = "certificate " + peers[0].Subject.String() + ", " + who
+	}
+	if c.token {
+		who = "token, " + who
+	}
+	return slog.StringValue(who)
+}
+
+// peerOf is the process at the other end of a Unix socket.
+func peerOf(c net.Conn) slog.Value {
+	u, ok := c.(*net.UnixConn)
+	if !ok {
+		return slog.StringValue("unknown")
+	}
+	raw, err := u.SyscallConn()
+	if err != nil {
+		return slog.StringValue("unknown")
+	}
+	var peer *unix.Ucred
+	failed := raw.Control(func(fd uintptr) { peer, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) })
+	if failed != nil || err != nil {
+		return slog.StringValue("unknown")
+	}
+	return slog.StringValue(fmt.Sprintf("uid %d pid %d", peer.Uid, peer.Pid))
+}
