@@ -22,7 +22,7 @@ type connected struct {
 
 // connContext keeps the connection for Caller.
 func (e Endpoint) connContext(ctx context.Context, c net.Conn) context.Context {
-	return context.WithValue(ctx, connKey{}, connected{c, e.token != ""})
+	return context.WithValue(ctx, connKey{}, connected{c, e.credentials != nil && e.credentials.now.Load().token != ""})
 }
 
 // Caller describes who has made the request that ctx belongs to, for the log: by the kernel's word on a Unix socket, by

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+)
+
+// What is wrong is in one list, and who has caused it is warned at once.
+func TestProblems(t *testing.T) {
+	n := newNode(t)
+	problems := func() string {
+		t.Helper()
+		s, err := n.Status(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		var out []string
+		for _, p := range s.Problems {
+			out = append(out, fmt.Sprintf("%s/%s %s: %s", p.Kind, p.Name, p.Reason, p.Message))
+		}
+		return strings.Join(out, "\n")
+	}
+	n.apply(t, n.both(), module("count", testPackage(t, "pass"), "app=web", nil))
+	eventually(t, "a node without problems", func() bool { return problems() == "" })
+	typo, part := module("typo", testPackage(t, "pass"), "app=wbe", nil), module("part", testPackage(t, "pass"), "app=web", nil)
+	part.Spec.Attach.Interfaces = []string{"nope0"}
+	warnings := strings.Join(n.apply(t, nil, typo, part).Warnings, "\n")
+	for text, want := range map[string][]string{
+		warnings:   {`typo: its selector "app=wbe" matches no service`, "part: the node has no interface nope0"},
+		problems(): {`Module/typo NoAttachPoint: its selector "app=wbe" matches no service`, "Module/part NotThere: the node has no interface nope0"},
+	} {
+		for _, w := range want {
+			if !strings.Contains(text, w) {
+				t.Errorf("no %q in\n%s", w, text)
+			}
+		}
+	}
+	if err := n.db.Remove(); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the missing service is a problem", func() bool { return strings.Contains(problems(), "Service/db NotFound") })
+	if c, err := n.Chains(t.Context()); err != nil || len(c) == 0 || c[0].Cost == 0 {
+		t.Errorf("chains without cost: %+v (%v)", c, err)
+	}
+}
