@@ -110,6 +110,10 @@ type Instance struct {
 	Kind string `json:"kind,omitempty"`
 	// Ingress are the modules that packets to the service meet on TC, in order.
 	Ingress []string `json:"ingress,omitempty"`
+	// LinkType is what frames begin with; empty for Ethernet, none for bare IP.
+	LinkType string `json:"linkType,omitempty"`
+	// IPsec lists the node's policies, for interfaces of the node; nil if they are not known yet.
+	IPsec *IPsec `json:"ipsec,omitempty"`
 
 	// What follows is told to modules on the hook sockets, which have one instance for each service (Interface is its first
 	// one, if it has any) and one for each cgroup of attach.cgroups.
@@ -133,7 +137,7 @@ type ChainMember struct {
 func (i Instance) Equal(o Instance) bool {
 	return i.Service == o.Service && i.Interface == o.Interface && i.Ifindex == o.Ifindex && i.MAC == o.MAC && i.MTU == o.MTU && i.Kind == o.Kind &&
 		i.NetnsCookie == o.NetnsCookie && i.Cgroup == o.Cgroup && i.CgroupID == o.CgroupID &&
-		slices.Equal(i.Addresses, o.Addresses) && slices.Equal(i.LinkLocal, o.LinkLocal) && slices.Equal(i.Ingress, o.Ingress) && slices.Equal(i.Chain, o.Chain)
+		i.LinkType == o.LinkType && i.IPsec.Equal(o.IPsec) && slices.Equal(i.Addresses, o.Addresses) && slices.Equal(i.LinkLocal, o.LinkLocal) && slices.Equal(i.Ingress, o.Ingress) && slices.Equal(i.Chain, o.Chain)
 }
 
 // Virtual reports whether packets of the interface come from the memory of this machine and not from a wire. Stacked interfaces,

@@ -151,8 +151,11 @@ func (a *Agent) instances(name string) []sdk.Instance {
 func sdkInstance(place placement, ingress []string) sdk.Instance {
 	l := place.link
 	i := sdk.Instance{Service: place.service, Interface: l.Name, Ifindex: uint32(l.Ifindex), Kind: l.Kind, MTU: l.MTU, Ingress: ingress}
+	if kind := l.LinkType(); kind != "ethernet" {
+		i.LinkType = kind
+	}
 	if place.service == "" {
-		i.MAC, i.Addresses = l.MAC.String(), texts(l.Addresses)
+		i.MAC, i.Addresses, i.IPsec = l.MAC.String(), texts(l.Addresses), l.IPsec
 		return i
 	}
 	i.MAC = l.PeerMAC.String()

@@ -51,6 +51,7 @@ func (s *scanner) affected(n news) bool {
 type events struct {
 	epoll   int
 	netlink int
+	xfrm    int // -1 without XFRM in the kernel
 	mounts  int
 	wake    *waker
 	pids    map[string]process // by service
@@ -65,7 +66,7 @@ type process struct {
 }
 
 func openEvents(wake *waker) (*events, error) {
-	e := &events{epoll: -1, netlink: -1, mounts: -1, wake: wake, pids: make(map[string]process), buf: make([]byte, 64<<10)}
+	e := &events{epoll: -1, netlink: -1, xfrm: -1, mounts: -1, wake: wake, pids: make(map[string]process), buf: make([]byte, 64<<10)}
 	if err := e.open(); err != nil {
 		e.close()
 		return nil, err
@@ -79,6 +80,14 @@ func (e *events) open() (err error) {
 	}
 	if e.netlink, err = subscribe(); err != nil {
 		return fmt.Errorf("subscribe to link events: %w", err)
+	}
+	if e.xfrm, err = subscribeXfrm(); err != nil {
+		return fmt.Errorf("subscribe to IPsec policy events: %w", err)
+	}
+	if e.xfrm >= 0 {
+		if err := e.add(e.xfrm, unix.EPOLLIN); err != nil {
+			return err
+		}
 	}
 	if e.mounts, err = unix.Open("/proc/thread-self/mountinfo", unix.O_RDONLY|unix.O_CLOEXEC, 0); err != nil {
 		return fmt.Errorf("open mountinfo: %w", err)
@@ -124,7 +133,7 @@ func (e *events) close() {
 		e.release(name)
 	}
 	e.wake.close()
-	for _, fd := range []int{e.mounts, e.netlink, e.epoll} {
+	for _, fd := range []int{e.mounts, e.xfrm, e.netlink, e.epoll} {
 		if fd >= 0 {
 			unix.Close(fd)
 		}
@@ -146,6 +155,9 @@ func (e *events) wait(limit time.Duration) (news, error) {
 		switch fd := int(ev.Fd); fd {
 		case e.netlink:
 			e.readNetlink(&all)
+		case e.xfrm:
+			e.drainXfrm()
+			all.node = true
 		case e.mounts:
 			all.mount = true
 		case e.wake.fd:

@@ -67,13 +67,17 @@ func (c *conn) close() { c.socket[unix.NETLINK_ROUTE].Close() }
 // execute runs a request; a dump that a concurrent change interrupted is
 // repeated, because it may have skipped or doubled entries.
 func (c *conn) execute(kind, flags int, reply uint16, data ...nl.NetlinkRequestData) ([][]byte, error) {
+	return c.executeOn(unix.NETLINK_ROUTE, kind, flags, reply, data...)
+}
+
+func (c *conn) executeOn(protocol, kind, flags int, reply uint16, data ...nl.NetlinkRequestData) ([][]byte, error) {
 	for range 20 {
 		req := nl.NewNetlinkRequest(kind, flags)
 		req.Sockets = c.socket
 		for _, d := range data {
 			req.AddData(d)
 		}
-		msgs, err := req.Execute(unix.NETLINK_ROUTE, reply)
+		msgs, err := req.Execute(protocol, reply)
 		if !errors.Is(err, netlink.ErrDumpInterrupted) {
 			return msgs, err
 		}

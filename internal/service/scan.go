@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/sdk"
 )
 
 // scanner resolves services against one dump of the node's links. That dump
@@ -21,12 +22,14 @@ import (
 // mistaken for each other.
 type scanner struct {
 	conn *conn
+	xfrm xfrm
 	own  nsKey
 
 	byName map[string]rawLink
 	byNSID map[int32][]rawLink // veths whose peer is in another namespace, by ifindex
 	addrs  []rawAddr
 	inside map[int32]inside // what is known of peer namespaces
+	ipsec  *sdk.IPsec
 	paths  map[string]nsKey // what was at the paths of services; zero if nothing
 }
 
@@ -48,10 +51,13 @@ func openScanner() (*scanner, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &scanner{conn: c, own: own, inside: make(map[int32]inside)}, nil
+	return &scanner{conn: c, xfrm: openXfrm(), own: own, inside: make(map[int32]inside)}, nil
 }
 
-func (s *scanner) close() { s.conn.close() }
+func (s *scanner) close() {
+	s.xfrm.close()
+	s.conn.close()
+}
 
 // refresh takes a new dump of the node's links and addresses.
 func (s *scanner) refresh() error {
@@ -62,6 +68,7 @@ func (s *scanner) refresh() error {
 	if s.addrs, err = s.conn.addresses(noNSID); err != nil {
 		return err
 	}
+	s.ipsec = s.xfrm.policies()
 	slices.SortFunc(links, func(a, b rawLink) int { return cmp.Compare(a.Ifindex, b.Ifindex) })
 	s.paths = make(map[string]nsKey)
 	s.byName = make(map[string]rawLink, len(links))
@@ -100,7 +107,7 @@ func (s *scanner) moved() bool {
 func (s *scanner) interfaces() map[string]Link {
 	all := make(map[string]Link, len(s.byName))
 	for name, l := range s.byName {
-		l.Addresses = addressesOf(s.addrs, l.Ifindex)
+		l.Addresses, l.IPsec = addressesOf(s.addrs, l.Ifindex), s.ipsec
 		all[name] = l.Link
 	}
 	return all
@@ -148,6 +155,7 @@ func (s *scanner) resolveInterface(name string) (State, error) {
 		return State{}, fmt.Errorf("%s: %w", name, ErrInterfaceGone)
 	}
 	if l.Kind != "veth" || l.peerNSID == noNSID {
+		l.IPsec = s.ipsec
 		return State{Links: []Link{l.Link}}, nil
 	}
 	in, err := s.look(l.peerNSID)

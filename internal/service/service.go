@@ -13,6 +13,7 @@ import (
 	"net/netip"
 
 	"github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/sdk"
 )
 
 // What can be wrong with a service. A service without a veth is not an error:
@@ -56,6 +57,8 @@ type Link struct {
 	Left bool
 	// Addresses of this end, sorted; only HostInterfaces tells them.
 	Addresses []netip.Prefix
+	// IPsec lists the node's IPsec policies; only HostInterfaces tells them.
+	IPsec *sdk.IPsec
 
 	// What follows is about the other end, and zero if that is unknown.
 	PeerIndex     int
