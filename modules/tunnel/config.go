@@ -4,11 +4,10 @@ package tunnel
 
 import (
 	"bytes"
-	"encoding/binary"
-	"encoding/hex"
 	"encoding/json"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"github.com/kerb-edge/kerb/sdk"
 )
@@ -38,20 +37,21 @@ type config struct {
 	Nodes          []nodeConfig `json:"nodes"`
 	Keys           []keyConfig  `json:"keys"`
 
-	local    []netip.Addr
-	peers    []peer
-	sendKey  int
-	material map[int]macKey // by id
+	local   []netip.Addr
+	peers   []peer
+	cluster []secretKey
 }
 
 type nodeConfig struct {
-	Address string   `json:"address"`
-	Subnets []string `json:"subnets"`
+	Address string      `json:"address"`
+	Subnets []string    `json:"subnets"`
+	Keys    []keyConfig `json:"keys"`
 }
 
 type keyConfig struct {
 	ID  int    `json:"id"`
 	Key secret `json:"key"`
+	MAC int    `json:"mac"` // 0 is macVersion
 }
 
 // secret is never printed.
@@ -64,6 +64,7 @@ func (secret) GoString() string { return "(secret)" }
 type peer struct {
 	addr    netip.Addr
 	subnets []netip.Prefix
+	keys    []secretKey // that only this node and that one have
 }
 
 func parseConfig(raw json.RawMessage) (*config, error) {
@@ -95,7 +96,7 @@ func (c *config) checkMode() error {
 	if _, ok := modes[c.Mode]; !ok {
 		return wrong("mode", "%q is none of kerb, oakestra and device", c.Mode)
 	}
-	if c.Mode != modeKerb && len(c.Keys) > 0 {
+	if c.Mode != modeKerb && (len(c.Keys) > 0 || slices.ContainsFunc(c.Nodes, func(n nodeConfig) bool { return len(n.Keys) > 0 })) {
 		return wrong("keys", "only mode kerb has a header that a MAC fits into")
 	}
 	if c.Mode == modeOakestra && c.Network != 0 {
@@ -188,26 +189,22 @@ func (c *config) checkNodes() error {
 	return nil
 }
 
-func (c *config) parseKeys() error {
-	c.material = map[int]macKey{}
-	for i, k := range c.Keys {
-		field := fmt.Sprintf("keys[%d]", i)
-		if k.ID < 1 || k.ID > 255 {
-			return wrong(field+".id", "%d is not between 1 and 255", k.ID)
-		}
-		if _, taken := c.material[k.ID]; taken {
-			return wrong(field+".id", "%d is used before", k.ID)
-		}
-		key, err := hex.DecodeString(string(k.Key))
-		if err != nil || len(key) != 16 {
-			return wrong(field+".key", "is not 32 hexadecimal digits; make one: openssl rand -hex 16")
-		}
-		c.material[k.ID] = macKey{K: [2]uint64{binary.LittleEndian.Uint64(key), binary.LittleEndian.Uint64(key[8:])}, Active: 1}
+// parseKeys reads all keys. Every node needs some if one has: a packet without MAC is not accepted then.
+func (c *config) parseKeys() (err error) {
+	if c.cluster, err = parseKeys("keys", c.Keys); err != nil {
+		return err
 	}
-	if len(c.Keys) > 0 {
-		c.sendKey = c.Keys[0].ID
+	for i, n := range c.Nodes {
+		if c.peers[i].keys, err = parseKeys(fmt.Sprintf("nodes[%d].keys", i), n.Keys); err != nil {
+			return err
+		}
 	}
 	return nil
+}
+
+// keyed reports whether packets need a MAC.
+func (c *config) keyed() bool {
+	return len(c.cluster) > 0 || slices.ContainsFunc(c.peers, func(p peer) bool { return len(p.keys) > 0 })
 }
 
 // overhead is what the tunnel adds to a packet to a node, in bytes.
@@ -222,7 +219,7 @@ func (c *config) overhead(to netip.Addr) int {
 		return 0 // the device's MTU knows
 	case c.Mode == modeOakestra:
 		return n
-	case len(c.Keys) > 0:
+	case c.keyed():
 		n += mac
 	}
 	return n + header

@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"sync"
 	"time"
 
@@ -29,7 +30,7 @@ func (control) Compile(raw json.RawMessage) (sdk.Compiled, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Tunnel{config: c, virtual: map[string][]remote{}}, nil
+	return &Tunnel{config: c, virtual: map[string][]remote{}, paths: map[netip.Addr]pathMTU{}}, nil
 }
 
 // Tunnel is a configuration at work.
@@ -42,6 +43,9 @@ type Tunnel struct {
 	complete bool                // all virtual services are known
 	problem  error               // why the tables are not what they should be
 	gone     map[uint32]bool     // places of nodes that nobody needed at the last sweep
+	ways     map[netip.Addr]node // nodes as last written
+	refused  map[netip.Addr]string
+	paths    map[netip.Addr]pathMTU
 }
 
 var (
@@ -49,6 +53,7 @@ var (
 	_ sdk.Runner             = (*Tunnel)(nil)
 	_ sdk.Measurer           = (*Tunnel)(nil)
 	_ sdk.HealthChecker      = (*Tunnel)(nil)
+	_ sdk.Conditioner        = (*Tunnel)(nil)
 	_ sdk.VirtualServiceUser = (*Tunnel)(nil)
 	_ sdk.InstanceFollower   = (*Tunnel)(nil)
 )
@@ -56,10 +61,13 @@ var (
 // Settings implements sdk.Compiled. Keys are no constants: those are kept on disk.
 func (t *Tunnel) Settings() sdk.Settings {
 	c := t.config
-	return sdk.Settings{Constants: map[string]any{
-		"mode": modes[c.Mode], "port": c.Port, "network": c.Network, "keyed": len(c.Keys) > 0, "send_key": c.sendKey,
-		"decap_l3": knowsDecap(),
+	settings := sdk.Settings{Constants: map[string]any{
+		"mode": modes[c.Mode], "port": c.Port, "network": c.Network, "keyed": c.keyed(), "decap_l3": knowsDecap(),
 	}}
+	if c.Mode == modeDevice {
+		settings.LinkTypes = []string{"ethernet"}
+	}
+	return settings
 }
 
 // knowsDecap tells whether the kernel has BPF_F_ADJ_ROOM_DECAP_L3_*. A control plane may not load programs, so that it cannot
@@ -72,15 +80,6 @@ var knowsDecap = sync.OnceValue(func() bool {
 // Fill implements sdk.Compiled. Nodes have their places in a map that is shared with the running generation: those that are
 // new to it take free ones, which nothing there points to.
 func (t *Tunnel) Fill(maps sdk.Maps) error {
-	keys, err := maps.Get(mapKeys)
-	if err != nil {
-		return err
-	}
-	for id, key := range t.config.material {
-		if err := keys.Put(uint32(id), key); err != nil {
-			return fmt.Errorf("fill map %s: %w", mapKeys, err)
-		}
-	}
 	prefixes, err := maps.Get(mapPrefixes)
 	if err != nil {
 		return err
@@ -105,6 +104,14 @@ func (t *Tunnel) Fill(maps sdk.Maps) error {
 			}
 		}
 	}
+	for at, n := range places.nodes { // those of virtual services, too, which the running generation knows
+		if n.Addr == (address{}) {
+			continue
+		}
+		if err := t.config.writeKeys(maps, uint32(at), n); err != nil {
+			return err
+		}
+	}
 	return nil
 }
 
@@ -114,6 +121,9 @@ const sweepEvery = 30 * time.Second
 func (t *Tunnel) Run(ctx context.Context, live sdk.Live) {
 	tick := time.NewTicker(sweepEvery)
 	defer tick.Stop()
+	var learning sync.WaitGroup
+	defer learning.Wait()
+	learning.Go(func() { t.followPath(ctx, live) })
 	for {
 		t.refresh(live)
 		t.sweep(live)

@@ -43,6 +43,9 @@ func TestConfigErrors(t *testing.T) {
 		`{"nodes": [], "localAddresses": ["192.0.2.1", "192.0.2.2"]}`:                                                          "localAddresses[1]",
 		`{"nodes": [], "keys": [{"id": 0, ` + key + `}]}`:                                                                      "keys[0].id",
 		`{"nodes": [], "keys": [{"id": 1, ` + key + `}, {"id": 1, ` + key + `}]}`:                                              "keys[1].id",
+		`{"nodes": [{"address": "192.0.2.2", "keys": [{"id": 0, ` + key + `}]}]}`:                                              "nodes[0].keys[0].id",
+		`{"nodes": [], "keys": [{"id": 1, "mac": 3, ` + key + `}]}`:                                                            "keys[0].mac",
+		`{"mode": "device", "nodes": [{"address": "192.0.2.2", "keys": [{"id": 1, ` + key + `}]}]}`:                            "keys",
 		`{"nodes": [], "keys": [{"id": 1, "key": "0011"}]}`:                                                                    "keys[0].key",
 	} {
 		_, err := Control().Compile(json.RawMessage(text))
@@ -299,7 +302,7 @@ func TestLayouts(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for name, mine := range map[string]any{"tun_end": end{}, "tun_node": node{}, "tun_stats": Stats{}, "tun_key": macKey{}, "tun_prefix": prefix{}} {
+	for name, mine := range map[string]any{"tun_end": end{}, "tun_node": node{}, "tun_stats": Stats{}, "tun_key": macKey{}, "tun_keys": nodeKeys{}, "tun_prefix": prefix{}} {
 		var theirs *btf.Struct
 		if err := spec.Types.TypeByName(name, &theirs); err != nil {
 			t.Fatal(err)

@@ -3,11 +3,10 @@
 #ifndef TUN_DECAP_H
 #define TUN_DECAP_H
 
+#include "icmp.h"
 #include "segment.h"
 
 KERB_CONFIG(_Bool, decap_l3, 1); /* BPF_F_ADJ_ROOM_DECAP_L3_* (Linux 6.3) */
-
-#define TUN_PULL (ETH_HLEN + 60 + 60) /* IPv4 and TCP with all options */
 
 #define TUN_DECAP_L3_IPV4 (1ULL << 7) /* younger than the headers of Debian 12 */
 #define TUN_DECAP_L3_IPV6 (1ULL << 8)
@@ -45,7 +44,7 @@ static __always_inline int tun_read_header(struct kerb_pkt *pkt, struct tun_arri
 	if (a->header.network != bpf_htons(network))
 		return TUN_DROP_OTHER_NETWORK;
 	if (!keyed)
-		return a->header.version_flags & TUN_F_MAC || a->header.key ? TUN_DROP_UNKNOWN_KEY : 0;
+		return a->header.version_flags & TUN_F_KNOWN || a->header.key ? TUN_DROP_UNKNOWN_KEY : 0;
 	if (!(a->header.version_flags & TUN_F_MAC))
 		return TUN_DROP_NO_MAC;
 	return kerb_load_bytes(pkt, off + sizeof(a->header), &a->mac, sizeof(a->mac)) ? TUN_DROP_BAD_HEADER : 0;
@@ -80,15 +79,16 @@ static __always_inline int tun_same(const struct in6_addr *a, const struct in6_a
 	return !((x[0] ^ y[0]) | (x[1] ^ y[1]) | (x[2] ^ y[2]) | (x[3] ^ y[3]));
 }
 
-static __always_inline int tun_mac_is_right(struct tun_flow *f, const struct tun_arrival *a)
+/* at: the place of the node that the packet comes from. */
+static __always_inline int tun_mac_is_right(struct tun_flow *f, const struct tun_arrival *a, __u32 at)
 {
-	__u32 id = a->header.key;
-	struct tun_key *key = bpf_map_lookup_elem(&keys, &id);
+	struct tun_keys *k = bpf_map_lookup_elem(&keys, &at);
+	const struct tun_key *key = k ? tun_receive_key(k, &a->header) : 0;
 
-	if (!key || !key->active)
+	if (!key)
 		return -ENOENT;
 	f->header = a->header;
-	return tun_mac(f, key) == a->mac;
+	return tun_mac(f, key, a->header.version_flags & TUN_F_BOUND) == a->mac;
 }
 
 /* Writes the ECN field of the inner packet. */
@@ -158,8 +158,10 @@ static __always_inline int tun_receive(struct kerb_pkt *pkt, const struct tun_ar
 	if (!n || !s || n->self || !tun_same(&n->addr, &a->from))
 		return kerb_drop(pkt, TUN_DROP_UNKNOWN_SOURCE);
 	s->errors++; /* until all is well */
+	if (n->refuse & TUN_REFUSE_IN)
+		return kerb_drop(pkt, TUN_DROP_IPSEC);
 	if (keyed && mode == TUN_MODE_KERB) {
-		right = tun_mac_is_right(&f, a);
+		right = tun_mac_is_right(&f, a, at);
 		if (right <= 0)
 			return kerb_drop(pkt, right ? TUN_DROP_UNKNOWN_KEY : TUN_DROP_BAD_MAC);
 	}
@@ -177,7 +179,7 @@ static __always_inline int tun_receive(struct kerb_pkt *pkt, const struct tun_ar
 }
 
 /* UDP to our port at one of our addresses is the tunnel's, everything else is not. */
-static __always_inline int tun_from_underlay(struct kerb_pkt *pkt)
+static __noinline int tun_from_underlay(struct kerb_pkt *pkt)
 {
 	struct tun_arrival a = {};
 	struct tun_flow f = {};
@@ -185,14 +187,17 @@ static __always_inline int tun_from_underlay(struct kerb_pkt *pkt)
 	struct ethhdr *eth;
 	int outer, why;
 
-	if (!tun_blur(pkt))
+	if (tun_is_raw(pkt) && (!tun_is_for_us(pkt) || !tun_add_link_header(pkt) || kerb_reparse(pkt)))
 		return KERB_NEXT;
+	kerb_forget(pkt);
 	outer = pkt->family;
 	udp = kerb_udp(pkt);
+	if (!udp && (pkt->proto == IPPROTO_ICMP || pkt->proto == IPPROTO_ICMPV6) && pkt->flags & KERB_F_L4)
+		tun_report_icmp(pkt, pkt->l4 - pkt->l3);
 	if (!udp || udp->dest != bpf_htons(port) || pkt->vlan || pkt->l3 != ETH_HLEN)
 		return KERB_NEXT;
 	a.room = bpf_ntohs(udp->len);
-	if (!tun_read(pkt, &f) || !bpf_map_lookup_elem(&own, &f.dst))
+	if (!tun_read_addresses(pkt, &f) || !bpf_map_lookup_elem(&own, &f.dst))
 		return KERB_NEXT;
 	if (pkt->flags & KERB_F_FRAG)
 		return kerb_drop(pkt, KERB_DROP_FRAGMENT);
@@ -208,15 +213,16 @@ static __always_inline int tun_from_underlay(struct kerb_pkt *pkt)
 	if (!eth || (a.version != 4 && a.version != 6))
 		return kerb_drop(pkt, TUN_DROP_BAD_INNER);
 	__builtin_memcpy(a.via, eth->h_dest, ETH_ALEN);
-	if (tun_pop(pkt, &a) || !tun_blur(pkt))
+	if (tun_pop(pkt, &a))
 		return kerb_drop(pkt, TUN_DROP_BAD_INNER);
+	kerb_forget(pkt);
 	if (tun_length(pkt) > a.room && !kerb_ctx_field(pkt->ctx, gso_size))
 		return kerb_drop(pkt, TUN_DROP_BAD_INNER);
 	return tun_receive(pkt, &a, decap_l3 || outer == a.version);
 }
 
 /* The tunnel device has taken the headers off and tells whose they were. */
-static __always_inline int tun_from_device(struct kerb_pkt *pkt)
+static __noinline int tun_from_device(struct kerb_pkt *pkt)
 {
 	struct tun_arrival a = {};
 	struct bpf_tunnel_key key = {};

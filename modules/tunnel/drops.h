@@ -16,6 +16,7 @@ enum tun_drop {
 	TUN_DROP_BAD_INNER,	 /* the inner packet does not parse, or is longer than the outer one */
 	TUN_DROP_BAD_ECN,	 /* RFC 6040: congestion, but the inner packet cannot say so */
 	TUN_DROP_NESTED,	 /* the service tunnels itself, and the kernel wraps such packets once only */
+	TUN_DROP_IPSEC,		 /* an IPsec policy covers the packet, which the tunnel would bypass */
 };
 
 #endif

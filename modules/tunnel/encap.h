@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* From a service to another node. What does not fit is answered; a sender without DF too: Linux then makes its packets smaller,
- * which costs less than fragments of tunnelled packets would. */
+/* From a service to another node. What does not fit is answered, or cut into fragments if its sender allows that. */
 #ifndef TUN_ENCAP_H
 #define TUN_ENCAP_H
 
 #include <kerb/answer.h>
-#include "segment.h"
+#include "fragment.h"
 
 #define TUN_TTL	       64
 #define TUN_PORT_FIRST 49152 /* source ports: 16384 of them, one per flow, by which cards and routers spread load */
@@ -102,30 +101,51 @@ static __always_inline int tun_by_device(struct kerb_pkt *pkt, const struct tun_
 	return kerb_redirect(pkt, n->ifindex, 0);
 }
 
-static __always_inline int tun_by_udp(struct kerb_pkt *pkt, const struct tun_node *n, struct tun_flow *f)
+/* Fills in the tunnel's header. Returns 0 without a key to send with. */
+static __always_inline int tun_fill_header(struct tun_flow *f, __u32 at, __u64 *mac)
 {
-	struct tun_key *key;
+	struct tun_keys *k;
+
+	f->header.version_flags = TUN_VERSION << 4;
+	f->header.network = bpf_htons(network);
+	if (!keyed)
+		return 1;
+	k = bpf_map_lookup_elem(&keys, &at);
+	if (!k || !k->id[0])
+		return 0;
+	f->header.version_flags |= TUN_F_MAC | (k->bound & 1 ? TUN_F_BOUND : 0);
+	f->header.key = k->id[0];
+	*mac = tun_mac(f, &k->send[0], k->bound & 1);
+	return 1;
+}
+
+static __always_inline int tun_by_udp(struct kerb_pkt *pkt, const struct tun_node *n, __u32 at, struct tun_flow *f)
+{
 	__u64 mac = 0;
-	__u32 id = send_key;
 	int rc;
 
-	if (mode == TUN_MODE_KERB) {
-		f->header.version_flags = TUN_VERSION << 4 | (keyed ? TUN_F_MAC : 0);
-		f->header.network = bpf_htons(network);
-		if (keyed) {
-			f->header.key = id;
-			key = bpf_map_lookup_elem(&keys, &id);
-			if (!key)
-				return kerb_drop(pkt, TUN_DROP_UNKNOWN_KEY);
-			mac = tun_mac(f, key);
-		}
-	}
+	if (mode == TUN_MODE_KERB && !tun_fill_header(f, at, &mac))
+		return kerb_drop(pkt, TUN_DROP_UNKNOWN_KEY);
 	rc = tun_is4(&n->addr) ? tun_push4(pkt, n, f, mac) : tun_push6(pkt, n, f, mac);
 	if (rc == -EALREADY)
 		return kerb_drop(pkt, TUN_DROP_NESTED);
 	if (rc)
 		return kerb_drop(pkt, KERB_DROP_NO_MEMORY);
 	return kerb_redirect(pkt, n->ifindex, KERB_TO_NEIGH);
+}
+
+static __always_inline int tun_transmit(struct kerb_pkt *pkt, const struct tun_node *n, struct tun_stats *s, __u32 at, struct tun_flow *f)
+{
+	s->sent_packets++;
+	s->sent_bytes += tun_length(pkt);
+	return mode == TUN_MODE_DEVICE ? tun_by_device(pkt, n, f) : tun_by_udp(pkt, n, at, f);
+}
+
+static __always_inline __u32 tun_node_of(const struct in6_addr *addr)
+{
+	struct tun_end *end = tun_find(addr);
+
+	return end ? end->node : 0;
 }
 
 static __always_inline int tun_send(struct kerb_pkt *pkt)
@@ -150,16 +170,51 @@ static __always_inline int tun_send(struct kerb_pkt *pkt)
 		return kerb_drop(pkt, KERB_DROP_MALFORMED);
 	if (!n || !s || !n->ifindex)
 		return kerb_drop(pkt, KERB_DROP_NO_ROUTE);
+	if (n->refuse & TUN_REFUSE_OUT)
+		return kerb_drop(pkt, TUN_DROP_IPSEC);
 	mtu = tun_mtu(n);
 	if (tun_wire_length(pkt) > mtu) {
+		if (tun_may_fragment(pkt)) {
+			s->fragmented++;
+			return tun_fragment(pkt, n, mtu);
+		}
 		s->too_big++;
 		return kerb_icmp_too_big(pkt, mtu) == KERB_REPLY ? KERB_REPLY : kerb_drop(pkt, KERB_DROP_TOO_BIG);
 	}
 	if (tun_clamp(pkt, mtu))
 		return kerb_drop(pkt, KERB_DROP_NO_MEMORY);
-	s->sent_packets++;
-	s->sent_bytes += tun_length(pkt);
-	return mode == TUN_MODE_DEVICE ? tun_by_device(pkt, n, &f) : tun_by_udp(pkt, n, &f);
+	return tun_transmit(pkt, n, s, at, &f);
+}
+
+/* A packet that this module has received with the mark of a fragment: on the underlay interface, from itself. */
+static __noinline int tun_send_piece(struct kerb_pkt *pkt, __u32 which)
+{
+	struct tun_flow f = {};
+	struct in6_addr dst;
+	struct tun_node *n;
+	struct tun_stats *s;
+	struct iphdr *ip;
+	__u32 at;
+
+	tun_set_mark(pkt, 0);
+	if (!tun_add_link_header(pkt))
+		return kerb_drop(pkt, KERB_DROP_NO_MEMORY);
+	kerb_reload(pkt);
+	ip = kerb_at(pkt, ETH_HLEN, sizeof(*ip));
+	if (!ip)
+		return kerb_drop(pkt, KERB_DROP_MALFORMED);
+	dst = tun_mapped(ip->daddr);
+	at = tun_node_of(&dst);
+	n = bpf_map_lookup_elem(&nodes, &at);
+	s = bpf_map_lookup_elem(&stats, &at);
+	if (!at || !n || !s || !n->ifindex)
+		return kerb_drop(pkt, KERB_DROP_NO_ROUTE);
+	if (tun_take_piece(pkt, which, tun_mtu(n)))
+		return kerb_drop(pkt, KERB_DROP_NO_MEMORY);
+	kerb_forget(pkt);
+	if (!tun_read(pkt, &f))
+		return kerb_drop(pkt, KERB_DROP_MALFORMED);
+	return tun_transmit(pkt, n, s, at, &f);
 }
 
 #endif

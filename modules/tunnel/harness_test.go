@@ -66,7 +66,7 @@ var (
 	service    = sdk.Instance{Service: "web", Interface: "veth0", Ifindex: serviceIndex, MAC: serviceMAC, MTU: 1500,
 		Addresses: []string{"10.1.0.5/24", "fd01::5/64"}}
 	underlay = sdk.Instance{Interface: "eth0", Ifindex: underlayIndex, MTU: 1500,
-		Addresses: []string{"192.0.2.1/24", "2001:db8::1/64", "fe80::1/64"}}
+		Addresses: []string{"192.0.2.1/24", "2001:db8::1/64", "fe80::1/64"}, IPsec: &sdk.IPsec{}}
 )
 
 func loadTunnel(t testing.TB, config string) *kernel {

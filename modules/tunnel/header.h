@@ -7,7 +7,8 @@
 
 #define TUN_VERSION 1
 #define TUN_F_MAC   (1 << 0) /* eight bytes of MAC follow */
-#define TUN_F_KNOWN TUN_F_MAC
+#define TUN_F_BOUND (1 << 1) /* the MAC is of version 2: bound to the pair of nodes, and to the fragment */
+#define TUN_F_KNOWN (TUN_F_MAC | TUN_F_BOUND)
 
 #define TUN_MODE_KERB	  0
 #define TUN_MODE_OAKESTRA 1
@@ -17,7 +18,6 @@ KERB_CONFIG(__u8, mode, TUN_MODE_KERB);
 KERB_CONFIG(__u16, port, 7187);
 KERB_CONFIG(__u16, network, 0); /* virtual network: packets of others are not ours */
 KERB_CONFIG(_Bool, keyed, 0);	/* every packet needs a MAC */
-KERB_CONFIG(__u8, send_key, 0); /* id of the key that is sent with */
 
 struct tun_header {
 	__u8 version_flags; /* version in the upper four bits */
@@ -25,18 +25,24 @@ struct tun_header {
 	__be16 network;
 };
 
+#define TUN_PULL (ETH_HLEN + 60 + 60) /* IPv4 and TCP with all options */
+
 #define TUN_HEADER_LEN	   (mode == TUN_MODE_OAKESTRA ? 0 : sizeof(struct tun_header) + (keyed ? sizeof(__u64) : 0))
 #define TUN_OVERHEAD(ip6) ((ip6 ? sizeof(struct ipv6hdr) : sizeof(struct iphdr)) + sizeof(struct udphdr) + TUN_HEADER_LEN)
 
-/* What is read of the inner packet. The first 44 bytes are what the MAC covers: nothing in them changes when a large TCP or UDP
- * packet is cut into segments (GSO), each of which gets a copy of the header. */
+/* What is read of the inner packet. The first 52 bytes are what the MAC covers: nothing in them changes when a large TCP or UDP
+ * packet is cut into segments (GSO), each of which gets a copy of the header. Fragments are never segmented, so that more of
+ * them can be covered. */
 struct tun_flow {
 	struct tun_header header;
-	__be32 ports; /* source and destination of TCP and UDP, behind extension headers too; 0 in fragments and all other protocols */
+	__be32 ports; /* source and destination of TCP and UDP, behind extension headers too; 0 without them */
 	struct in6_addr src, dst;
 	__u8 proto; /* what the IP header names, which may be an extension header */
-	__u8 zero[3];
-	__u8 tos; /* DSCP and ECN; not covered */
+	__u8 zero;
+	__be16 offset; /* of fragments: the field with the offset and more-fragments bit, without DF */
+	__be32 id;     /* of fragments */
+	__be32 len;    /* of fragments: bytes of the IP packet; 0 in others */
+	__u8 tos;      /* DSCP and ECN; not covered */
 } __attribute__((aligned(8)));
 
 #define TUN_MAPPED bpf_htonl(0xffff) /* third word of ::ffff:0:0/96 */
@@ -46,12 +52,26 @@ static __always_inline struct in6_addr tun_mapped(__be32 addr)
 	return (struct in6_addr){.in6_u.u6_addr32 = {0, 0, TUN_MAPPED, addr}};
 }
 
-/* Returns 0 if the packet has no addresses. */
-static __always_inline int tun_read(const struct kerb_pkt *pkt, struct tun_flow *f)
+static __always_inline void tun_read_fragment(const struct kerb_pkt *pkt, struct tun_flow *f)
+{
+	struct iphdr *ip4 = kerb_ip4(pkt);
+	struct kerb_ext_hdr *ext = ip4 ? 0 : kerb_fragment(pkt);
+
+	f->len = bpf_htonl((__u32)(pkt->l4 - pkt->l3) + pkt->l4_len);
+	if (ip4) {
+		f->offset = ip4->frag_off & bpf_htons(KERB_IP_FRAG_ANY);
+		f->id = (__be32)ip4->id;
+	} else if (ext) {
+		f->offset = ext->frag_off;
+		f->id = ext->id;
+	}
+}
+
+/* Reads addresses, protocol and TOS. Returns 0 if the packet has none. */
+static __always_inline int tun_read_addresses(const struct kerb_pkt *pkt, struct tun_flow *f)
 {
 	struct iphdr *ip4 = kerb_ip4(pkt);
 	struct ipv6hdr *ip6 = kerb_ip6(pkt);
-	__be16 *ports = pkt->flags & KERB_F_FRAG ? 0 : kerb_ports(pkt);
 
 	if (ip4) {
 		f->src = tun_mapped(ip4->saddr);
@@ -66,15 +86,35 @@ static __always_inline int tun_read(const struct kerb_pkt *pkt, struct tun_flow 
 	} else {
 		return 0;
 	}
+	return 1;
+}
+
+static __always_inline int tun_read(const struct kerb_pkt *pkt, struct tun_flow *f)
+{
+	__be16 *ports = kerb_ports(pkt);
+	__u64 zero = kerb_ctx_field(pkt->ctx, ifindex) - kerb_ctx_field(pkt->ctx, ifindex);
+
+	/* A zero that the verifier does not know, as in kerb_forget(): else it would follow each kind of packet by itself. */
+	asm volatile("" : "+r"(zero));
+	f->ports = zero;
+	f->offset = zero;
+	f->id = zero;
+	f->len = zero;
+	if (!tun_read_addresses(pkt, f))
+		return 0;
 	if (ports)
 		f->ports = *(__be32 *)ports;
+	if (pkt->flags & KERB_F_FRAG)
+		tun_read_fragment(pkt, f);
 	return 1;
 }
 
 #if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
 #define tun_le64(x) (x)
+#define tun_le32(x) (x)
 #else
 #define tun_le64(x) __builtin_bswap64(x)
+#define tun_le32(x) __builtin_bswap32(x)
 #endif
 
 static __always_inline __u64 tun_rol(__u64 x, int n)
@@ -90,23 +130,37 @@ static __always_inline __u64 tun_rol(__u64 x, int n)
 		v2 += v1; v1 = tun_rol(v1, 17); v1 ^= v2; v2 = tun_rol(v2, 32);                                                \
 	} while (0)
 
-#define TUN_MAC_INPUT 44
+#define TUN_SIPWORD(word)                                                                                                      \
+	do {                                                                                                                   \
+		__u64 m = word;                                                                                                \
+                                                                                                                               \
+		v3 ^= m;                                                                                                       \
+		TUN_SIPROUND;                                                                                                  \
+		TUN_SIPROUND;                                                                                                  \
+		v0 ^= m;                                                                                                       \
+	} while (0)
 
-/* SipHash-2-4 (Aumasson and Bernstein, 2012) of the first 44 bytes, as it is written to the packet. */
-static __always_inline __u64 tun_mac(const struct tun_flow *f, const struct tun_key *key)
+#define TUN_MAC_INPUT  52
+#define TUN_MAC1_INPUT 44 /* version 1: without fragment, length, and ports of fragments */
+
+/* SipHash-2-4 (Aumasson and Bernstein, 2012), as it is written to the packet. */
+static __always_inline __u64 tun_mac(const struct tun_flow *f, const struct tun_key *key, int bound)
 {
 	const __u64 *words = (const __u64 *)f;
+	__u64 first = tun_le64(words[0]);
 	__u64 v0 = key->k[0] ^ 0x736f6d6570736575ULL, v1 = key->k[1] ^ 0x646f72616e646f6dULL;
 	__u64 v2 = key->k[0] ^ 0x6c7967656e657261ULL, v3 = key->k[1] ^ 0x7465646279746573ULL;
 
+	if (!bound && f->len)
+		first &= 0xffffffff;
 #pragma unroll
-	for (int i = 0; i < 6; i++) {
-		__u64 m = i < 5 ? tun_le64(words[i]) : (__u64)TUN_MAC_INPUT << 56 | f->proto;
-
-		v3 ^= m;
-		TUN_SIPROUND;
-		TUN_SIPROUND;
-		v0 ^= m;
+	for (int i = 0; i < 5; i++)
+		TUN_SIPWORD(i ? tun_le64(words[i]) : first);
+	if (bound) {
+		TUN_SIPWORD(tun_le64(words[5]));
+		TUN_SIPWORD((__u64)TUN_MAC_INPUT << 56 | tun_le32(f->len));
+	} else {
+		TUN_SIPWORD((__u64)TUN_MAC1_INPUT << 56 | f->proto);
 	}
 	v2 ^= 0xff;
 	TUN_SIPROUND;
@@ -114,6 +168,19 @@ static __always_inline __u64 tun_mac(const struct tun_flow *f, const struct tun_
 	TUN_SIPROUND;
 	TUN_SIPROUND;
 	return tun_le64(v0 ^ v1 ^ v2 ^ v3);
+}
+
+/* The key to check a received packet with, or NULL. Its version of the MAC must be that of the packet. */
+static __always_inline const struct tun_key *tun_receive_key(const struct tun_keys *k, const struct tun_header *h)
+{
+	__u32 bound = !!(h->version_flags & TUN_F_BOUND);
+
+#pragma unroll
+	for (int i = 0; i < TUN_KEYS; i++) {
+		if (h->key && k->id[i] == h->key)
+			return (k->bound >> i & 1) == bound ? &k->receive[i] : 0;
+	}
+	return 0;
 }
 
 #endif

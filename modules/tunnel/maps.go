@@ -15,12 +15,15 @@ const (
 	mapStats    = "stats"
 	mapKeys     = "keys"
 	mapOwn      = "own"
+	mapRaw      = "raw_links"
+	mapErrors   = "icmp_errors"
 )
 
 // Sizes in maps.h.
 const (
 	maxHosts = 65536
 	maxNodes = 1024
+	maxRaw   = 8
 )
 
 // address mirrors struct in6_addr: 16 bytes, IPv4 as ::ffff:a.b.c.d.
@@ -44,6 +47,7 @@ type node struct {
 	Addr, Local  address
 	Ifindex, MTU uint32
 	Self         uint32
+	Refuse       uint32 // refuseOut, refuseIn
 }
 
 // Stats mirrors struct tun_stats.
@@ -52,19 +56,26 @@ type Stats struct {
 	SentBytes       uint64 `json:"sentBytes"` // of inner packets
 	ReceivedPackets uint64 `json:"receivedPackets"`
 	ReceivedBytes   uint64 `json:"receivedBytes"`
-	TooBig          uint64 `json:"tooBig"` // sent packets that did not fit
-	Errors          uint64 `json:"errors"` // packets from this node that were dropped
+	TooBig          uint64 `json:"tooBig"`     // sent packets that did not fit
+	Fragmented      uint64 `json:"fragmented"` // packets that were sent as fragments, each of which counts as sent
+	Errors          uint64 `json:"errors"`     // packets from this node that were dropped
 }
 
 func (s Stats) plus(o Stats) Stats {
 	return Stats{s.SentPackets + o.SentPackets, s.SentBytes + o.SentBytes, s.ReceivedPackets + o.ReceivedPackets,
-		s.ReceivedBytes + o.ReceivedBytes, s.TooBig + o.TooBig, s.Errors + o.Errors}
+		s.ReceivedBytes + o.ReceivedBytes, s.TooBig + o.TooBig, s.Fragmented + o.Fragmented, s.Errors + o.Errors}
 }
 
 // macKey mirrors struct tun_key.
 type macKey struct {
-	K      [2]uint64
-	Active uint64
+	K [2]uint64
+}
+
+// nodeKeys mirrors struct tun_keys.
+type nodeKeys struct {
+	ID            [maxKeys]uint8
+	Bound         uint32
+	Send, Receive [maxKeys]macKey
 }
 
 // prefix mirrors struct tun_prefix.

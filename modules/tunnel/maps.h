@@ -9,7 +9,8 @@
 #define TUN_HOSTS    65536
 #define TUN_PREFIXES 16384
 #define TUN_NODES    1024 /* place 0 stands for this node */
-#define TUN_KEYS     256
+#define TUN_KEYS     4 /* of one node */
+#define TUN_RAW	     8
 #define TUN_OWN	     256
 
 #define TUN_PEER (1 << 0) /* nothing decides on packets to this service: they go straight into it */
@@ -28,18 +29,37 @@ struct tun_node {
 	__u32 ifindex;	       /* underlay interface, in mode device the tunnel device; 0: none has a way there */
 	__u32 mtu;	       /* of that interface */
 	__u32 self;	       /* it is this node: packets to its addresses are not ours */
+	__u32 refuse;	       /* TUN_REFUSE_* */
 };
+
+/* An IPsec policy covers the packets, which the kernel does not evaluate for packets that this module sends or takes. */
+#define TUN_REFUSE_OUT (1 << 0)
+#define TUN_REFUSE_IN  (1 << 1)
+
 
 struct tun_stats {
 	__u64 sent_packets, sent_bytes; /* bytes of inner packets */
 	__u64 received_packets, received_bytes;
 	__u64 too_big; /* sent packets that were answered or dropped for their size */
+	__u64 fragmented; /* sent packets that were cut into fragments, which count as sent */
 	__u64 errors;  /* received packets that came from this node, and were dropped */
 };
 
 struct tun_key {
 	__u64 k[2];
-	__u64 active; /* 1: accepted */
+};
+
+/* The keys shared with one node. Unless they are older (mac: 1), they differ between the two directions. */
+struct tun_keys {
+	__u8 id[TUN_KEYS]; /* 0: none. The first is sent with */
+	__u32 bound;	   /* bit n: the MAC of key n is of version 2 */
+	struct tun_key send[TUN_KEYS];
+	struct tun_key receive[TUN_KEYS];
+};
+
+/* Underlay interfaces without a link header (WireGuard, XFRM interfaces); 0 ends the list. */
+struct tun_raw {
+	__u32 ifindex[TUN_RAW];
 };
 
 struct tun_prefix {
@@ -79,13 +99,20 @@ struct {
 	__type(value, struct tun_stats);
 } stats SEC(".maps");
 
-/* By key id. */
+/* By place of the node. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, TUN_KEYS);
+	__uint(max_entries, TUN_NODES);
 	__type(key, __u32);
-	__type(value, struct tun_key);
+	__type(value, struct tun_keys);
 } keys SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct tun_raw);
+} raw_links SEC(".maps");
 
 /* This node's addresses on the underlay. */
 struct {

@@ -3,6 +3,8 @@
 package tunnel
 
 import (
+	"crypto/hmac"
+	"crypto/sha256"
 	"encoding/binary"
 	"encoding/hex"
 	"math/bits"
@@ -14,8 +16,8 @@ import (
 
 var be = binary.BigEndian
 
-// sipHash is SipHash-2-4, written from the paper.
-func sipHash(key [16]byte, data []byte) uint64 {
+// modelSipHash is SipHash-2-4, written from the paper.
+func modelSipHash(key [16]byte, data []byte) uint64 {
 	k0, k1 := binary.LittleEndian.Uint64(key[:]), binary.LittleEndian.Uint64(key[8:])
 	v := [4]uint64{k0 ^ 0x736f6d6570736575, k1 ^ 0x646f72616e646f6d, k0 ^ 0x6c7967656e657261, k1 ^ 0x7465646279746573}
 	round := func(n int) {
@@ -52,7 +54,7 @@ func TestSipHashVectors(t *testing.T) {
 	}
 	copy(key[:], data)
 	for n, want := range map[int]string{0: "310e0edd47db6f72", 1: "fd67dc93c539f874", 15: "e545be4961ca29a1", 44: "5370cd2a3d8f2e4c"} {
-		got := binary.LittleEndian.AppendUint64(nil, sipHash(key, data[:n]))
+		got := binary.LittleEndian.AppendUint64(nil, modelSipHash(key, data[:n]))
 		if n == 44 {
 			continue // not in the paper; the packets below have this length
 		}
@@ -69,6 +71,7 @@ type wire struct {
 	network  uint16
 	keyID    byte
 	key      *[16]byte
+	old      bool // MAC version 1
 	from, to netip.Addr
 	tos      byte // of the outer packet; of the inner one unless set
 	setTOS   bool
@@ -93,26 +96,51 @@ func (p packet) addrs() (src, dst netip.Addr) {
 	return netip.AddrFrom16([16]byte(p[8:])), netip.AddrFrom16([16]byte(p[24:]))
 }
 
-// covered is what the MAC is made from.
-func (p packet) covered(header []byte) []byte {
-	proto, ports := p[6], make([]byte, 4)
+// covered is what the MAC is made from, in a version of it.
+func (p packet) covered(header []byte, mac int) []byte {
+	proto, ports, offset, id, length := p[6], make([]byte, 4), make([]byte, 2), make([]byte, 4), make([]byte, 4)
+	at, last, later := 40, proto, false
 	if p.version() == 4 {
 		proto = p[9]
+		at, last = int(p[0]&15)*4, proto
+		if be.Uint16(p[6:])&0x3fff != 0 {
+			be.PutUint16(offset, be.Uint16(p[6:])&0x3fff)
+			copy(id, p[4:6])
+			be.PutUint32(length, uint32(be.Uint16(p[2:])))
+			later = be.Uint16(p[6:])&0x1fff != 0
+		}
 	}
-	at, last := 40, proto
-	if p.version() == 4 {
-		at = int(p[0]&15) * 4
-	} else if proto == 60 { // the only extension header of the tests
-		last, at = p[40], 48+8*int(p[41])
+	for p.version() == 6 && (last == 60 || last == 44) && !later { // the only extension headers of the tests
+		size := 8 + 8*int(p[at+1])
+		if last == 44 {
+			size = 8
+			copy(offset, p[at+2:])
+			copy(id, p[at+4:at+8])
+			be.PutUint32(length, uint32(40+be.Uint16(p[4:])))
+			later = be.Uint16(p[at+2:])&0xfff8 != 0
+		}
+		last, at = p[at], at+size
 	}
-	if fragment := p.version() == 4 && be.Uint16(p[6:])&0x3fff != 0; !fragment && (last == 6 || last == 17) {
+	if fragment := be.Uint32(length) != 0; !later && (last == 6 || last == 17) && (mac == 2 || !fragment) {
 		ports = p[at : at+4]
 	}
 	src, dst := p.addrs()
 	a, b := src.As16(), dst.As16()
 	out := append(append([]byte{}, header...), ports...)
 	out = append(append(out, a[:]...), b[:]...)
-	return append(out, proto, 0, 0, 0)
+	out = append(out, proto, 0)
+	if mac == 1 {
+		return append(out, 0, 0)
+	}
+	return append(append(append(out, offset...), id...), length...)
+}
+
+// pairKey is what docs/tunnel.md says of it.
+func pairKey(key [16]byte, from, to netip.Addr) [16]byte {
+	h := hmac.New(sha256.New, key[:])
+	a, b := from.As16(), to.As16()
+	h.Write(append(append([]byte("kerb tunnel MAC 2"), a[:]...), b[:]...))
+	return [16]byte(h.Sum(nil))
 }
 
 // header is the tunnel's.
@@ -124,8 +152,13 @@ func (w wire) header(p packet) []byte {
 	if w.key == nil {
 		return out
 	}
+	key, version := *w.key, 1
 	out[0], out[1] = out[0]|1, w.keyID
-	return binary.LittleEndian.AppendUint64(out, sipHash(*w.key, p.covered(out)))
+	if !w.old {
+		out[0] |= 2
+		key, version = pairKey(key, w.from, w.to), 2
+	}
+	return binary.LittleEndian.AppendUint64(out, modelSipHash(key, p.covered(out, version)))
 }
 
 // wrap makes the outer packet. sport is the kernel's choice.

@@ -34,11 +34,13 @@ func keyBytes(text string) *[16]byte {
 
 var wires = map[string]wire{
 	"keyed":    {port: Port, network: 7, keyID: 3, key: keyBytes(testKey)},
+	"old MAC":  {port: Port, network: 7, keyID: 3, key: keyBytes(testKey), old: true},
 	"unkeyed":  {port: Port},
 	"oakestra": {mode: modeOakestra, port: PortOakestra},
 }
 
 var configs = map[string]string{"keyed": keyed, "unkeyed": unkeyed,
+	"old MAC":  `{"keys": [{"id": 3, "mac": 1, "key": "` + testKey + `"}, {"id": 4, "key": "ffeeddccbbaa99887766554433221100"}], "network": 7, ` + testNodes + `}`,
 	"oakestra": `{"mode": "oakestra", "nodes": [{"address": "192.0.2.2", "subnets": ["10.2.0.0/24", "fd02::/64"]}]}`}
 
 // inners are packets between a service of this node and those of two others.
@@ -52,7 +54,14 @@ func inners(local4, local6, remote4, remote6 string) map[string]packet {
 	be.PutUint16(ecn[10:], 0)
 	be.PutUint16(ecn[10:], checksum(ecn[:20]))
 	ext := ip(local6, remote6, 60, append([]byte{17, 0, 1, 4, 0, 0, 0, 0}, udpBody(33)...))
+	first := ip(local4, remote4, 17, udpBody(640))
+	first[6], first[7] = 0x20, 0
+	be.PutUint16(first[10:], 0)
+	be.PutUint16(first[10:], checksum(first[:20]))
+	first6 := ip(local6, remote6, 44, append([]byte{17, 0, 0, 1, 1, 2, 3, 4}, udpBody(640)...))
+	later6 := ip(local6, remote6, 44, append([]byte{17, 0, 2, 8, 1, 2, 3, 4}, make([]byte, 64)...))
 	return map[string]packet{
+		"first fragment": first, "first fragment of IPv6": first6, "later fragment of IPv6": later6,
 		"tcp4": ip(local4, remote4, 6, tcpBody(0x18, []byte{1, 1, 8, 10, 0, 0, 0, 1, 0, 0, 0, 2}, 500)), "tcp6": ip(local6, remote6, 6, tcpBody(0x10, nil, 0)),
 		"udp4": ip(local4, remote4, 17, udpBody(1)), "udp6": ip(local6, remote6, 17, udpBody(999)),
 		"icmp4": ip(local4, remote4, 1, icmpBody(8, 56)), "icmp6": ip(local6, remote6, 58, icmpBody(128, 56)),
@@ -256,7 +265,9 @@ func TestHostile(t *testing.T) {
 		{"no MAC", k, fromTo(wire{port: Port, network: 7}, "192.0.2.2").arrival(k, inner), "no_mac"},
 		{"MAC that nobody asked for", plain, change(good, func(f []byte) { f[head+3] = 0 }), "unknown_key"},
 		{"version", k, change(good, func(f []byte) { f[head] = 0x21 }), "bad_header"},
-		{"unknown flag", k, change(good, func(f []byte) { f[head] = 0x13 }), "bad_header"},
+		{"unknown flag", k, change(good, func(f []byte) { f[head] = 0x17 }), "bad_header"},
+		{"older MAC than the key's", k, fromTo(wires["old MAC"], "192.0.2.2").arrival(k, inner), "unknown_key"},
+		{"older flag", k, change(good, func(f []byte) { f[head] = 0x11 }), "unknown_key"},
 		{"network", k, change(good, func(f []byte) { f[head+3] = 8 }), "other_network"},
 		{"inner port", k, change(good, func(f []byte) { f[body+21] ^= 1 }), "bad_mac"},
 		{"inner protocol", k, change(good, func(f []byte) { f[body+9] = 132; refresh(f[body:]) }), "bad_mac"},
@@ -335,7 +346,7 @@ func TestRandomDamage(t *testing.T) {
 					continue
 				}
 				p := packet(f[outer+12:])
-				if !bytes.Equal(p.covered(f[outer:outer+4]), inner.covered(good[outer:outer+4])) || at < outer+12 {
+				if !bytes.Equal(p.covered(f[outer:outer+4], 2), inner.covered(good[outer:outer+4], 2)) || at < outer+12 {
 					t.Fatalf("%s: byte %d is covered by the MAC, and passes", kind, at)
 				}
 				if got = got[:min(len(got), 14+len(p))]; !bytes.Equal(got[14:], p) { // older kernels pad the shortest ones

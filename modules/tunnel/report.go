@@ -18,6 +18,9 @@ type Node struct {
 	Interface string         `json:"interface,omitempty"` // by which it is reached; absent if it is not
 	Source    string         `json:"source,omitempty"`    // this node's address towards it
 	MTU       int            `json:"mtu,omitempty"`       // of inner packets
+	PathMTU   int            `json:"pathMTU,omitempty"`   // of outer packets, if routers have reported a smaller one than the interface's
+	Refused   string         `json:"refused,omitempty"`   // why no packets are sent to it or taken from it: an IPsec policy
+	Keys      []int          `json:"keys,omitempty"`      // ids of its own keys
 	Local     bool           `json:"local,omitempty"`     // it is this node
 	Stats
 }
@@ -66,10 +69,14 @@ func (t *Tunnel) report(live sdk.Live) (*Report, error) {
 
 func (t *Tunnel) describe(live sdk.Live, at uint32, n node, places *places) (Node, error) {
 	addr := n.Addr.addr()
-	out := Node{Address: addr.String()}
+	out := Node{Address: addr.String(), PathMTU: t.pathTo(addr), Refused: t.refused[addr]}
 	for _, p := range t.config.peers {
-		if p.addr == addr {
-			out.Subnets = p.subnets
+		if p.addr != addr {
+			continue
+		}
+		out.Subnets = p.subnets
+		for _, k := range p.keys {
+			out.Keys = append(out.Keys, k.id)
 		}
 	}
 	for _, list := range t.virtual {
@@ -115,7 +122,11 @@ func (t *Tunnel) Measure(live sdk.Live) ([]sdk.Sample, error) {
 		{Name: "nodes", Help: "Nodes that are known.", Value: float64(len(report.Nodes))},
 		{Name: "local_addresses", Help: "Addresses of services of this node.", Value: float64(report.Addresses)},
 	}
+	refused := 0
 	for _, n := range report.Nodes {
+		if n.Refused != "" {
+			refused++
+		}
 		for _, s := range []struct {
 			name, help, direction string
 			value                 uint64
@@ -130,6 +141,13 @@ func (t *Tunnel) Measure(live sdk.Live) ([]sdk.Sample, error) {
 			out = append(out, sdk.Sample{Name: s.name, Help: s.help, Counter: true, Value: float64(s.value),
 				Labels: map[string]string{"node": n.Address, "direction": s.direction}})
 		}
+		out = append(out, sdk.Sample{Name: "fragmented_total", Help: "Packets that were sent to a node as fragments.", Counter: true,
+			Value: float64(n.Fragmented), Labels: map[string]string{"node": n.Address}})
+		if n.Interface != "" {
+			out = append(out, sdk.Sample{Name: "mtu_bytes", Help: "Largest inner packet to a node.", Value: float64(n.MTU),
+				Labels: map[string]string{"node": n.Address}})
+		}
 	}
+	out = append(out, sdk.Sample{Name: "refused_nodes", Help: "Nodes whose packets are dropped since an IPsec policy covers them.", Value: float64(refused)})
 	return out, nil
 }

@@ -72,22 +72,23 @@ func (c *config) locals(all []link) map[netip.Addr]bool {
 	return out
 }
 
-// way is how a node is reached: by the interface with an address in its network, else by the first one.
-func (c *config) way(to netip.Addr, all []link) node {
+// way is how a node is reached: by the interface with an address in its network, else by the first one. With it come the
+// IPsec policies of this node.
+func (c *config) way(to netip.Addr, all []link) (node, *sdk.IPsec) {
 	n := node{Addr: to.As16()}
 	if c.locals(all)[to] {
 		n.Self = 1
-		return n
+		return n, nil
 	}
 	if len(all) == 0 {
-		return n
+		return n, nil
 	}
 	at := max(0, slices.IndexFunc(all, func(l link) bool {
 		return slices.ContainsFunc(l.addrs, func(p netip.Prefix) bool { return p.Contains(to) })
 	}))
 	local := c.source(to, all[at].addrs)
 	if !local.IsValid() && c.Mode != modeDevice {
-		return n
+		return n, nil
 	}
 	n.Ifindex, n.MTU = all[at].Ifindex, uint32(max(all[at].MTU, 1280))
 	if c.MTU != 0 {
@@ -96,7 +97,7 @@ func (c *config) way(to netip.Addr, all []link) node {
 	if local.IsValid() {
 		n.Local = local.As16()
 	}
-	return n
+	return n, all[at].IPsec
 }
 
 // source is this node's address for packets to another: the one of the configuration, else one in the same network, else any
@@ -149,18 +150,69 @@ func (t *Tunnel) apply(live sdk.Live) error {
 	for _, i := range live.Interface() {
 		addServices(hosts, i, func(a address, e end) bool { return t.takes(hosts, before, a, e) })
 	}
-	for at, n := range places.nodes {
-		if n.Addr == (address{}) {
-			continue
-		}
-		if err := places.set(uint32(at), t.config.way(n.Addr.addr(), all)); err != nil {
-			return err
-		}
+	if err := t.syncNodes(live, places, all, localsOf(hosts)); err != nil {
+		return err
 	}
 	if err := syncOwn(live.Maps, locals); err != nil {
 		return err
 	}
+	if err := syncRaw(live.Maps, all); err != nil {
+		return err
+	}
 	return t.syncHosts(live.Maps, hosts)
+}
+
+// syncNodes writes how nodes are reached, and the keys shared with them. ours are the addresses of this node's services.
+func (t *Tunnel) syncNodes(live sdk.Live, places *places, all []link, ours []netip.Prefix) error {
+	ways, refused := map[netip.Addr]node{}, map[netip.Addr]string{}
+	for at, n := range places.nodes {
+		addr := n.Addr.addr()
+		if n.Addr == (address{}) {
+			continue
+		}
+		w, ipsec := t.config.way(addr, all)
+		why := ""
+		if w.Refuse, why = t.config.refusal(w, ipsec, t.innerOf(addr), ours); why != "" {
+			refused[addr] = why
+		}
+		if learned := t.pathTo(addr); learned != 0 {
+			w.MTU = min(w.MTU, uint32(learned))
+		}
+		if err := t.config.writeKeys(live.Maps, uint32(at), w); err != nil {
+			return err
+		}
+		if err := places.set(uint32(at), w); err != nil {
+			return err
+		}
+		ways[addr] = w
+	}
+	t.ways = ways
+	t.setRefused(live.Module, refused)
+	return nil
+}
+
+// syncRaw writes which underlay interfaces have no link header.
+func syncRaw(maps sdk.Maps, all []link) error {
+	m, err := maps.Get(mapRaw)
+	if err != nil {
+		return err
+	}
+	var raw [maxRaw]uint32
+	n := 0
+	for _, l := range all {
+		if l.LinkType == "" {
+			continue
+		}
+		if n == maxRaw {
+			return fmt.Errorf("more than %d underlay interfaces without link header", maxRaw)
+		}
+		raw[n] = l.Ifindex
+		n++
+	}
+	if err := m.Put(uint32(0), raw); err != nil {
+		return fmt.Errorf("write map %s: %w", mapRaw, err)
+	}
+	return nil
 }
 
 // takes tells whether a service of this node gets an address that it has. Who runs a service may give it any address, and so must
