@@ -392,6 +392,7 @@ func TestTooBig(t *testing.T) {
 	later := inners("10.1.0.5", "fd01::5", "10.2.0.7", "fd02::7")["later fragment"]
 	big := append(bytes.Clone(later), make([]byte, 1400)...)
 	be.PutUint16(big[2:], uint16(len(big)))
+	be.PutUint16(big[6:], 0x4000|20) // with DF: else it would be cut into smaller ones
 	if ret, why := k.reason(k.wrap, frame(big)); ret != tcShot || why != "kerb_9" {
 		t.Errorf("later fragment: action %d %s", ret, why)
 	}
