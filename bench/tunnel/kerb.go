@@ -34,7 +34,9 @@ func startKerb(g *ground, authenticated bool, configOf func(node int) map[string
 		}
 		k.agents = append(k.agents, n)
 		config := configOf(i)
-		config["nodes"] = []any{nodeConfig(g, 0), nodeConfig(g, 1)}
+		if config["nodes"] == nil {
+			config["nodes"] = []any{nodeConfig(g, 0), nodeConfig(g, 1)}
+		}
 		if authenticated {
 			file := filepath.Join(n.Dir, "tunnel.key")
 			if err := os.WriteFile(file, []byte(hex.EncodeToString(secret)+"\n"), 0o600); err != nil {
