@@ -20,7 +20,7 @@ BENCH := $(patsubst %.c,%.o,$(shell find bench -name '*.bpf.c' | while read f; d
 # Kernels that the kernel module is for.
 KMOD_KERNELS := 6.1,6.1-rt,6.12,6.12-rt
 
-.PHONY: help setup bpf lib packages generate build test test-setup test-most test-alone test-ml test-unit ml models test-kernels test-kmod demo demo-check demo-build demo-setup lint clean
+.PHONY: help setup bpf lib packages generate build test test-setup test-most test-alone test-ml test-unit ml models test-kernels test-kmod test-soak demo demo-check demo-build demo-setup lint clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -70,7 +70,7 @@ lint: ## formatting, go vet, shell syntax
 
 # Packages whose tests measure, run threads at real-time priority or load all CPUs have the machine for themselves. Those of the
 # rest wait half of the time, mostly for RCU's grace periods, so that two at a time go on.
-ALONE := ./bench/... ./intercept ./internal/traffic ./kmod ./modules/intercept ./test/e2e
+ALONE := ./bench/... ./intercept ./internal/traffic ./kmod ./modules/intercept ./test/e2e ./test/soak
 TEST := $(ROOT_GO) test -vet=off -timeout 15m -parallel 4 # vetted by lint
 
 test: test-setup bpf lint ## set up, compile, lint, and run every test as root
@@ -103,6 +103,9 @@ test-kernels: test-setup bpf ## the kernel tests on 5.10, 6.1, 6.1-rt, 6.12 and 
 test-kmod: test-setup bpf ## the kernel module and bench intercept on 6.1, 6.1-rt, 6.12 and 6.12-rt, emulated; or KERNELS=
 	KERB_BENCH_PROGRAMS=$(CURDIR)/bench/intercept/testdata go test -count=1 -run TestCompile ./bench/intercept
 	go run ./test/kernels -kernels $(or $(KERNELS),$(KMOD_KERNELS)) -kmod kmod -pkgs ./kmod,./bench/intercept
+
+test-soak: test-setup bpf ## one hostile service of 20, all modules, against a counter alone: half an hour; or KERB_SOAK= (one run) KERB_SOAK_PAIRS=
+	$(SUDO) env "PATH=$(PATH)" CGO_ENABLED=0 KERB_SOAK=$(or $(KERB_SOAK),3m) KERB_SOAK_PAIRS=$(or $(KERB_SOAK_PAIRS),5) go test -vet=off -count=1 -v -timeout 3h ./test/soak
 
 demo: demo-build ## set up, build, and watch modules at work on three services; KEEP=1 stays up
 	@$(SUDO) ./kerb demo $(if $(filter-out 0,$(KEEP)),--keep)
