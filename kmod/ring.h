@@ -82,12 +82,14 @@ static int ring_init(struct ring *r, u32 size)
 
 static u64 ring_position(const struct ring *r) { return smp_load_acquire(r->consumer); }
 
-/* ring_reserve returns where a record of so many bytes goes, NULL if there is no room. The lock is held until ring_commit. */
+/* ring_reserve returns where a record of so many bytes goes, NULL if there is no room. The lock is held until ring_commit.
+ * The program writes the consumer position: it may be ahead of the producer, or so far behind that the ring is more than full.
+ * Both give no room, as does a record that is longer than the ring. */
 static void *ring_reserve(struct ring *r, u32 size)
 {
-	u64 total = round_up((u64)size + BPF_RINGBUF_HDR_SZ, 8);
+	u64 total = round_up((u64)size + BPF_RINGBUF_HDR_SZ, 8), used = r->written - ring_position(r);
 
-	if (r->written + total - ring_position(r) > r->mask)
+	if (total > r->mask || used > r->mask || used + total > r->mask)
 		return NULL;
 	return r->data + (r->written & r->mask) + BPF_RINGBUF_HDR_SZ;
 }
