@@ -37,6 +37,7 @@ var Hooks = []Hook{XDP, TC}
 //go:generate clang-19 -g -O2 -target bpf -mcpu=v3 -I../include -idirafter /usr/include/x86_64-linux-gnu -DKERB_HOOK_XDP -c testdata/parse.bpf.c -o testdata/parse.XDP.o
 //go:generate clang-19 -g -O2 -target bpf -mcpu=v3 -I../include -idirafter /usr/include/x86_64-linux-gnu -DKERB_HOOK_TC -c testdata/parse.bpf.c -o testdata/parse.TC.o
 //go:generate clang-19 -g -O2 -target bpf -mcpu=v3 -I../include -idirafter /usr/include/x86_64-linux-gnu -DKERB_HOOK_XDP -c testdata/frags.bpf.c -o testdata/frags.XDP.o
+//go:generate clang-19 -g -O2 -target bpf -mcpu=v3 -I../include -idirafter /usr/include/x86_64-linux-gnu -DKERB_HOOK_XDP -c testdata/answer.bpf.c -o testdata/answer.XDP.o
 //go:generate clang-19 -g -O2 -target bpf -mcpu=v3 -I../include -idirafter /usr/include/x86_64-linux-gnu -DKERB_HOOK_XDP -c testdata/rewrite.bpf.c -o testdata/rewrite.XDP.o
 //go:generate clang-19 -g -O2 -target bpf -mcpu=v3 -I../include -idirafter /usr/include/x86_64-linux-gnu -DKERB_HOOK_TC -c testdata/rewrite.bpf.c -o testdata/rewrite.TC.o
 //go:generate clang-19 -g -O2 -target bpf -mcpu=v3 -I../include -idirafter /usr/include/x86_64-linux-gnu -DKERB_HOOK_XDP -c testdata/module.bpf.c -o testdata/module.XDP.o

@@ -125,8 +125,8 @@ static __always_inline int kerb_cut(struct kerb_pkt *pkt, __u32 len)
 }
 
 /* Sum over len bytes, a multiple of 4, from an offset on: further into the frame than kerb_at() reaches. The helper takes
- * up to 512 bytes, and a size that the verifier knows. */
-static __attribute__((noinline, unused)) __u32 kerb_sum_quote(const struct kerb_pkt *pkt, __u32 off, __u32 len)
+ * up to 512 bytes, and a size that the verifier knows. Negative where they are not linear, as XDP frames in several buffers. */
+static __attribute__((noinline, unused)) __s64 kerb_sum_quote(const struct kerb_pkt *pkt, __u32 off, __u32 len)
 {
 	const __u32 sizes[] = {512, 512, 256, 128, 64, 32, 16, 8, 4};
 	__u32 sum = 0;
@@ -138,7 +138,7 @@ static __attribute__((noinline, unused)) __u32 kerb_sum_quote(const struct kerb_
 		if (len < sizes[i])
 			continue;
 		if (p + sizes[i] > pkt->data_end)
-			return 0;
+			return -EFAULT;
 		sum = bpf_csum_diff(0, 0, p, sizes[i], sum);
 		off += sizes[i];
 		len -= sizes[i];
@@ -166,17 +166,21 @@ struct kerb_answer6 {
 /* What to add to the sum of the quoted bytes: a transport checksum left to the device (CHECKSUM_PARTIAL) may still be
  * computed on the answer's way, whose quote it is in. The bytes that it covers sum up to the complement of the field then;
  * and where nobody computes it, nobody checks the answer's either. */
-static __always_inline __u64 kerb_sum_when_complete(const struct kerb_pkt *pkt, __u64 sum, __u32 start, __u32 len)
+static __always_inline __s64 kerb_sum_when_complete(const struct kerb_pkt *pkt, __s64 sum, __u32 start, __u32 len)
 {
 #ifndef KERB_HOOK_XDP
 	__u32 off = start + (pkt->proto == IPPROTO_TCP ? 16 : 6);
+	__s64 quoted;
 	__u16 field;
 
 	if (!(pkt->flags & KERB_F_L4) || (pkt->proto != IPPROTO_TCP && pkt->proto != IPPROTO_UDP) || !kerb_is_partial(pkt))
 		return sum;
 	if (kerb_load_bytes(pkt, off, &field, sizeof(field)))
 		return sum;
-	sum = kerb_diff32(kerb_fold(kerb_sum_quote(pkt, start, len)), 0) + sum;
+	quoted = kerb_sum_quote(pkt, start, len);
+	if (quoted < 0)
+		return quoted;
+	sum = kerb_diff32(kerb_fold(quoted), 0) + sum;
 	return sum + (__u16)~field;
 #else
 	return sum;
@@ -188,7 +192,7 @@ static __always_inline int kerb_send_icmp4(struct kerb_pkt *pkt, __u8 type, __u8
 	struct iphdr *was = kerb_at(pkt, pkt->l3, sizeof(*was));
 	__u32 l4 = pkt->l4 - pkt->l3, flags = pkt->flags;
 	struct kerb_answer4 a = {};
-	__u64 sum;
+	__s64 sum;
 
 	if (!was)
 		return -EFAULT;
@@ -209,7 +213,10 @@ static __always_inline int kerb_send_icmp4(struct kerb_pkt *pkt, __u8 type, __u8
 		return -EFAULT;
 	pkt->flags = flags;
 	sum = kerb_sum_quote(pkt, pkt->l3 + sizeof(a), quote);
-	sum = kerb_sum_when_complete(pkt, sum, pkt->l3 + sizeof(a) + l4, quote - l4);
+	if (sum >= 0)
+		sum = kerb_sum_when_complete(pkt, sum, pkt->l3 + sizeof(a) + l4, quote - l4);
+	if (sum < 0)
+		return sum;
 	sum += bpf_csum_diff(0, 0, (void *)&a.icmp, sizeof(a.icmp), 0);
 	a.icmp.check = ~kerb_fold(sum);
 	return kerb_store_bytes(pkt, pkt->l3, &a, sizeof(a));
@@ -220,7 +227,7 @@ static __always_inline int kerb_send_icmp6(struct kerb_pkt *pkt, __u8 type, __u8
 	struct ipv6hdr *was = kerb_at(pkt, pkt->l3, sizeof(*was));
 	__u32 l4 = pkt->l4 - pkt->l3, flags = pkt->flags;
 	struct kerb_answer6 a = {};
-	__u64 sum;
+	__s64 sum;
 
 	if (!was)
 		return -EFAULT;
@@ -237,7 +244,10 @@ static __always_inline int kerb_send_icmp6(struct kerb_pkt *pkt, __u8 type, __u8
 		return -EFAULT;
 	pkt->flags = flags;
 	sum = kerb_sum_quote(pkt, pkt->l3 + sizeof(a), quote);
-	sum = kerb_sum_when_complete(pkt, sum, pkt->l3 + sizeof(a) + l4, quote - l4);
+	if (sum >= 0)
+		sum = kerb_sum_when_complete(pkt, sum, pkt->l3 + sizeof(a) + l4, quote - l4);
+	if (sum < 0)
+		return sum;
 	sum += bpf_csum_diff(0, 0, (void *)&a.ip.saddr, 32, 0);
 	sum += bpf_csum_diff(0, 0, (void *)&a.icmp, sizeof(a.icmp), 0);
 	sum += bpf_htons(IPPROTO_ICMPV6) + a.ip.payload_len;
