@@ -4,6 +4,7 @@
 
 /* Local TCP connections skip the network stack where that is faster, and nothing changes that an application relies on. */
 #include "close.h"
+#include "listen.h"
 #include "pair.h"
 #include "turn.h"
 
@@ -60,7 +61,10 @@ int age(void *unused)
 	const struct accel_config *cfg = accel_config();
 	struct accel_age a = {.now = accel_now()};
 
-	if (accel_is_off(cfg) || cfg->mode != ACCEL_ADAPTIVE || !cfg->idle || accel_set_unpaired(1))
+	if (accel_is_off(cfg))
+		return 0;
+	accel_search();
+	if (cfg->mode != ACCEL_ADAPTIVE || !cfg->idle || accel_set_unpaired(1))
 		return 0;
 	a.idle = cfg->idle;
 	bpf_for_each_map_elem(&ends, accel_age_one, &a, 0);

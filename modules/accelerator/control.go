@@ -181,7 +181,8 @@ func (a *Accelerator) setMembers(live sdk.Live) error {
 		}
 	}
 	for cookie, entry := range wanted {
-		if have[cookie] == entry {
+		was, known := have[cookie]
+		if was.Flags &^= searched; known && was == entry {
 			continue
 		}
 		if err := put(live.Maps, mapMembers, cookie, entry); err != nil {

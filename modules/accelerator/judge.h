@@ -74,25 +74,25 @@ static __always_inline struct accel_file accel_file_of(__u64 task)
 /* Of the process that this code runs in, which has to be the socket's. */
 #define accel_current_file() accel_file_of(bpf_get_current_task())
 
-static __noinline int accel_describe(struct accel_event *e, __u64 netns, __u32 port, __u32 listens)
+static __noinline int accel_describe(struct accel_event *e, __u64 address, __u64 netns, __u32 port, __u32 listens)
 {
-	struct task_struct *task = bpf_get_current_task_btf();
-	__u64 inode = accel_inode_of((__u64)task);
+	struct task_struct *task = accel_cast(struct task_struct, address);
+	__u64 inode = accel_inode_of(address), leader = (__u64)accel_get(task, group_leader);
 
 	e->modified = accel_modified(inode);
 	e->size = accel_get(accel_cast(struct inode, inode), i_size);
 	e->netns = netns;
-	e->start = task->group_leader->start_boottime;
-	e->pid = task->tgid;
+	e->start = accel_get(accel_cast(struct task_struct, leader), start_boottime);
+	e->pid = accel_get(task, tgid);
 	e->port = port;
 	e->listens = listens;
 	e->zero = 0;
-	return bpf_probe_read_kernel(e->comm, sizeof(e->comm), task->comm);
+	return bpf_probe_read_kernel(e->comm, sizeof(e->comm), (void *)(address + bpf_core_field_offset(struct task_struct, comm)));
 }
 
-/* Asks the control plane about the process that this code runs in: once, and again after a second without an answer, as some have
+/* Asks the control plane about a process: once, and again after a second without an answer, as some have
  * ended when they are looked at. */
-static __always_inline void accel_ask(const struct accel_file *f, __u64 netns, __u32 port, __u32 listens)
+static __always_inline void accel_ask_about(__u64 task, const struct accel_file *f, __u64 netns, __u32 port, __u32 listens)
 {
 	struct accel_executable asked = {.verdict = ACCEL_ASKED, .since = bpf_ktime_get_ns()}, *known;
 	struct accel_event *e;
@@ -105,8 +105,29 @@ static __always_inline void accel_ask(const struct accel_file *f, __u64 netns, _
 		return;
 	bpf_map_update_elem(&executables, f, &asked, BPF_ANY);
 	e->file = *f;
-	accel_describe(e, netns, port, listens);
+	accel_describe(e, task, netns, port, listens);
 	bpf_ringbuf_submit(e, 0);
+}
+
+/* The same about the process that this code runs in. */
+#define accel_ask(f, netns, port, listens) accel_ask_about(bpf_get_current_task(), f, netns, port, listens)
+
+#define ACCEL_IO_WORKER 0x10 /* PF_IO_WORKER */
+
+/* Whether a thread, or the one that its process began with, has ever used io_uring. What is received by it, armed by poll or by a
+ * thread of the kernel, shows in no wait queue, so that nothing of what redirected sockets cannot do would be seen. */
+static __always_inline int accel_uses_uring(__u64 address)
+{
+	struct task_struct *task = accel_cast(struct task_struct, address), *leader;
+	__u64 first;
+
+	if (!bpf_core_field_exists(task->io_uring))
+		return 0;
+	if (accel_get(task, io_uring) || accel_get(task, flags) & ACCEL_IO_WORKER)
+		return 1;
+	first = (__u64)accel_get(task, group_leader);
+	leader = accel_cast(struct task_struct, first);
+	return !!accel_get(leader, io_uring);
 }
 
 static __always_inline enum accel_reason accel_judge(const struct accel_file *f)

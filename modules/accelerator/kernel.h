@@ -28,7 +28,18 @@ typedef struct {
 	atomic_t refs;
 } refcount_t;
 
+struct net {
+	__u64 net_cookie;
+};
+
+typedef struct {
+	struct net *net;
+} possible_net_t;
+
 struct sock_common {
+	unsigned short skc_family;
+	unsigned short skc_num;
+	possible_net_t skc_net;
 	unsigned char skc_state;
 	unsigned long skc_flags;
 	atomic64_t skc_cookie;
@@ -59,6 +70,7 @@ struct sock {
 	socket_lock_t sk_lock;
 	struct socket_wq *sk_wq;
 	void *sk_user_data;
+	__u16 sk_type, sk_protocol;
 	int sk_rcvlowat;
 	int sk_peek_off;
 	unsigned int sk_ll_usec;
@@ -81,6 +93,10 @@ struct tcp_sock {
 	__u8 recvmsg_inq : 1;
 };
 
+struct socket {
+	struct sock *sk;
+};
+
 struct sk_psock {
 	struct list_head ingress_msg;
 	refcount_t refcnt;
@@ -96,6 +112,7 @@ struct bpf_sock_ops_kern {
 
 struct super_block {
 	unsigned int s_dev;
+	unsigned long s_magic;
 };
 
 struct inode {
@@ -126,6 +143,16 @@ struct inode___6_11 {
 
 struct file {
 	struct inode *f_inode;
+	void *private_data;
+};
+
+struct fdtable {
+	unsigned int max_fds;
+	struct file **fd;
+};
+
+struct files_struct {
+	struct fdtable *fdt;
 };
 
 struct mm_struct {
@@ -141,6 +168,10 @@ struct pt_regs {
 
 struct task_struct {
 	void *stack;
+	unsigned int flags;
+	struct list_head tasks;
+	struct files_struct *files;
+	void *io_uring;
 	struct mm_struct *mm;
 	int pid, tgid;
 	struct task_struct *group_leader;

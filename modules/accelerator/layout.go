@@ -41,8 +41,11 @@ type configEntry struct {
 	Idle                      uint32 // in 2^20 ns
 }
 
-// within: only connections that stay in the namespace.
-const within = 1
+// Flags of services: only connections that stay in the namespace; the data plane knows the programs that listen there.
+const (
+	within   = 1
+	searched = 2
+)
 
 type serviceEntry struct{ ID, Flags uint32 }
 
@@ -89,7 +92,7 @@ type destinationEntry struct{ Offers, Turns, Passed, _ uint32 }
 
 // Why a connection is plain, by what the data plane calls it, and what people read.
 var reasons = [...]string{"", "port", "visible", "policy", "unjudged", "executable", "short", "remote", "full", "poisoned", "option", "waitall",
-	"urgent", "threads", "stream", "closed", "switched", "blocking", "owned", "quota"}
+	"urgent", "threads", "stream", "closed", "switched", "blocking", "owned", "quota", "uring", "unjudgedServer"}
 
 type routeKey struct{ Client, Server uint32 }
 

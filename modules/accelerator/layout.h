@@ -60,7 +60,9 @@ struct accel_config {
 	__u32 idle;		/* time without a message after which a pair goes out until it talks again; see accel_now. 0: never */
 };
 
-#define ACCEL_WITHIN (1 << 0) /* accel_service.flags: only connections that stay in the namespace; others pass modules that must see them */
+/* accel_service.flags */
+#define ACCEL_WITHIN   (1 << 0) /* only connections that stay in the namespace; others pass modules that must see them */
+#define ACCEL_SEARCHED (1 << 1) /* the data plane's: programs that have listened there before are known */
 
 struct accel_service {
 	__u32 id;    /* the control plane's number; 0: the node itself (sockets by cgroup) */
@@ -209,6 +211,8 @@ enum accel_reason {
 	ACCEL_BLOCKING,	   /* blocks in recv, rather than in poll or epoll */
 	ACCEL_OWNED,	   /* another program has the socket in a map of its own */
 	ACCEL_QUOTA,	   /* the client's service has its share of the table */
+	ACCEL_URING,	   /* the program uses io_uring, whose receives do not see what was redirected */
+	ACCEL_UNJUDGED_SERVER, /* as ACCEL_UNJUDGED, which is the client's */
 	ACCEL_REASONS,
 };
 

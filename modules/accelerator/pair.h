@@ -138,6 +138,8 @@ static __always_inline void accel_connecting(struct bpf_sock_ops *ops, int all)
 		why = accel_judge(&f);
 		if (why == ACCEL_UNJUDGED)
 			accel_ask(&f, bpf_get_netns_cookie(ops), port, 0);
+		else if (why == ACCEL_FINE && accel_uses_uring(bpf_get_current_task()))
+			why = ACCEL_URING;
 	}
 	if (why == ACCEL_FINE) {
 		e.client = s.id;
@@ -238,7 +240,7 @@ static __always_inline enum accel_reason accel_may_answer(struct bpf_sock_ops *o
 	 * is, and can be asked again. */
 	bpf_map_update_elem(&listeners, &p, &unknown, BPF_NOEXIST);
 	bpf_sock_ops_cb_flags_set(ops, ops->bpf_sock_ops_cb_flags | BPF_SOCK_OPS_STATE_CB_FLAG);
-	return ACCEL_UNJUDGED;
+	return ACCEL_UNJUDGED_SERVER;
 }
 
 /* A server's socket is established: does a client here say that it is the other end? */
@@ -299,11 +301,22 @@ static __always_inline int accel_still_listens(const struct accel_listener *l)
 	return sk && accel_cookie(sk) == l->cookie && accel_get(accel_sock(sk), __sk_common.skc_state) == BPF_TCP_LISTEN;
 }
 
+/* A program listens: it is the one that is asked about, or one of several. */
+static __always_inline void accel_note_listener(const struct accel_port *p, const struct accel_listener *l)
+{
+	struct accel_listener *known = bpf_map_lookup_elem(&listeners, p);
+
+	if (known && known->file.inode && accel_still_listens(known))
+		known->mixed |= !accel_same_file(&known->file, &l->file) && !accel_is_each(&known->file);
+	else
+		bpf_map_update_elem(&listeners, p, l, BPF_ANY);
+}
+
 /* A socket begins to listen, in its process. */
 static __always_inline void accel_listening(struct bpf_sock_ops *ops, int all)
 {
 	struct accel_port p = {.netns = bpf_get_netns_cookie(ops), .port = ops->local_port};
-	struct accel_listener l = {.cookie = bpf_get_socket_cookie(ops), .sk = accel_ops_sk(ops)}, *known;
+	struct accel_listener l = {.cookie = bpf_get_socket_cookie(ops), .sk = accel_ops_sk(ops)};
 	struct accel_service s;
 
 	if (!accel_service(ops, all, &s))
@@ -311,11 +324,7 @@ static __always_inline void accel_listening(struct bpf_sock_ops *ops, int all)
 	l.file = accel_current_file();
 	if (accel_judge(&l.file) == ACCEL_UNJUDGED)
 		accel_ask(&l.file, p.netns, p.port, 1);
-	known = bpf_map_lookup_elem(&listeners, &p);
-	if (known && accel_still_listens(known))
-		known->mixed |= !accel_same_file(&known->file, &l.file) && !accel_is_each(&known->file);
-	else
-		bpf_map_update_elem(&listeners, &p, &l, BPF_ANY);
+	accel_note_listener(&p, &l);
 }
 
 /* A server closes a connection, in its process, whose listening socket was there before we were, or whose program is not judged. */

@@ -243,10 +243,41 @@ func TestListenedBefore(t *testing.T) {
 	c := p.connectTo(t, l)
 	p.plain(c)
 	c.close()
-	if p.refused("unjudged") != 1 {
+	if p.refused("unjudgedServer") != 1 {
 		t.Errorf("%+v", p.counts())
 	}
 	p.warm(p.connectTo(t, l))
+}
+
+// Programs that listened before their service was attached are found, asked about, and known from the first connection on.
+func TestListenersAreFound(t *testing.T) {
+	executabletest.NeedPIDs(t)
+	p := load(t, usual)
+	p.enter(dataplane.Services)
+	l := p.listen(t) // in no service yet
+	defer unix.Close(l)
+	events, err := ringbuf.NewReader(p.Maps[mapEvents])
+	check(t, err)
+	defer events.Close()
+	netns, err := unix.GetsockoptUint64(l, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
+	check(t, err)
+	p.put(mapMembers, netns, serviceEntry{ID: 7})
+	defer p.tend(t)()
+	events.SetDeadline(time.Now().Add(patience))
+	for asked := false; !asked; { // others may listen on this machine
+		var e event
+		record, err := events.Read()
+		check(t, err)
+		check(t, binary.Read(bytes.NewReader(record.RawSample), binary.LittleEndian, &e))
+		if asked = int(e.PID) == os.Getpid(); asked && (e.Listens != 1 || e.Start/1e7 != startOf(t)) {
+			t.Errorf("%+v", e)
+		}
+	}
+	p.judge(allowed, asked)
+	p.warm(p.connectTo(t, l))
+	if p.refused("unjudged") != 0 || p.refused("unjudgedServer") != 0 {
+		t.Errorf("%+v", p.counts())
+	}
 }
 
 // A server whose verdict was forgotten, or never came: it is asked about when one of its connections closes.
@@ -263,7 +294,7 @@ func TestAsksAgainAboutAServer(t *testing.T) {
 	}
 	check(t, writeAll(client, noise(100)))
 	c := accepted(t, client, l)
-	if n := len(entries[fileKey, executableEntry](p, mapExecutables)); n != 0 || p.refused("unjudged") != 1 {
+	if n := len(entries[fileKey, executableEntry](p, mapExecutables)); n != 0 || p.refused("unjudgedServer") != 1 {
 		t.Fatalf("%d programs are known; %+v", n, p.counts())
 	}
 	c.receive(c.server, 100)

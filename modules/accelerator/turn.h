@@ -57,6 +57,8 @@ static __always_inline void accel_check_process(struct accel_end *e)
 	struct accel_file f;
 	enum accel_reason why;
 
+	if (accel_uses_uring(bpf_get_current_task()))
+		accel_stop(e, ACCEL_URING);
 	if (e->process == process && e->executed == executed)
 		return;
 	e->process = process;
