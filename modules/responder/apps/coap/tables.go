@@ -80,12 +80,20 @@ func (t *table) version(resource uint32, off int) *atomic.Uint32 {
 func (t *table) put(resource uint32, v *Value) error {
 	active, writing := t.version(resource, 0), t.version(resource, 4)
 	next := active.Load() + 1
-	writing.Store(next)
+	announce(writing, next)
 	if err := t.values.Put(resource*2+next&1, v.kernel()); err != nil {
 		return fmt.Errorf("map %s: %w", mapValues, err)
 	}
 	active.Store(next)
 	return nil
+}
+
+// announce stores n before all that is written afterwards. A store by itself orders what was written before it only: on processors with
+// weak memory ordering (arm64) the first bytes of the value could be seen before it. The load of what was stored waits for it, and all
+// that follows waits for the load: sync/atomic is sequentially consistent.
+func announce(to *atomic.Uint32, n uint32) {
+	to.Store(n)
+	to.Load()
 }
 
 // get is the value of a resource; nil if it has none.
