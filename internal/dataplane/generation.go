@@ -9,9 +9,11 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/btf"
+	"golang.org/x/sys/unix"
 
 	"github.com/kerb-edge/kerb/internal/kerbabi"
 	"github.com/kerb-edge/kerb/sdk"
@@ -126,6 +128,11 @@ func applySettings(spec *ebpf.CollectionSpec, mod Module, known map[string]bool)
 			return fmt.Errorf("constant %s: %w", name, err)
 		}
 	}
+	if v, given := spec.Variables[preemptible], mod.Settings.Constants[preemptible]; v != nil && given == nil {
+		if err := setConstant(v, isPreemptible()); err != nil {
+			return fmt.Errorf("constant %s: %w", preemptible, err)
+		}
+	}
 	for name, size := range mod.Settings.MaxEntries {
 		if m := spec.Maps[name]; m != nil {
 			m.MaxEntries = size
@@ -136,6 +143,15 @@ func applySettings(spec *ebpf.CollectionSpec, mod Module, known map[string]bool)
 	}
 	return nil
 }
+
+// preemptible is the constant of kerb/scratch.h: one packet may interrupt another on the same CPU.
+const preemptible = "kerb_preemptible"
+
+// isPreemptible reports whether the kernel has PREEMPT_RT.
+var isPreemptible = sync.OnceValue(func() bool {
+	var u unix.Utsname
+	return unix.Uname(&u) == nil && strings.Contains(unix.ByteSliceToString(u.Version[:]), "PREEMPT_RT")
+})
 
 // wholePages makes rings at least a page large, which may be larger than those that the module was written for; those inside of other
 // maps, too.

@@ -35,6 +35,8 @@ static __always_inline int classify(struct kerb_pkt *pkt, __u32 local)
 	if (!w)
 		return KERB_NEXT;
 	kerb_forget(pkt);
+	if (!kerb_scratch_enter())
+		return KERB_NEXT;
 	cls_count(CLS_COUNT_PACKETS);
 	if (deferred == CLS_TIMER || lapse_ns)
 		cls_start_timer();
@@ -44,6 +46,7 @@ static __always_inline int classify(struct kerb_pkt *pkt, __u32 local)
 		cls_dispatch(w);
 	if (judges_later(w))
 		cls_drain(1);
+	kerb_scratch_leave();
 	return verdict;
 }
 

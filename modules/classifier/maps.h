@@ -9,6 +9,7 @@
 #define CLS_MAPS_H
 
 #include <kerb/module.h>
+#include <kerb/scratch.h>
 #include "features.h"
 
 enum cls_extractor {

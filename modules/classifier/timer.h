@@ -81,6 +81,10 @@ static int cls_tick(void *map, __u32 *key, struct cls_timer *t)
 {
 	__u64 wait = lapse_ns;
 
+	if (!kerb_scratch_enter()) {
+		bpf_timer_start(&t->timer, CLS_LAPSE_NS, 0);
+		return 0;
+	}
 	if (lapse_ns && cls_lapse_some())
 		wait = CLS_LAPSE_NS;
 	if (deferred == CLS_TIMER) {
@@ -88,6 +92,7 @@ static int cls_tick(void *map, __u32 *key, struct cls_timer *t)
 		if (!lapse_ns || wait > CLS_TIMER_NS)
 			wait = CLS_TIMER_NS;
 	}
+	kerb_scratch_leave();
 	bpf_timer_start(&t->timer, wait, 0);
 	return 0;
 }

@@ -5,6 +5,7 @@
 /* The firewall: packets of known connections pass, the first rule that matches decides on all others, else the default
  * policy of the direction. control.go fills the maps, compile.go builds the search tree, model.go says the same in Go. */
 #include <kerb/module.h>
+#include <kerb/scratch.h>
 #include "flow.h"
 #include "classify.h"
 #include "state.h"
@@ -271,14 +272,25 @@ static __always_inline __u32 decide(struct kerb_pkt *pkt, __u32 dir)
 	return decision;
 }
 
+static __always_inline int filter(struct kerb_pkt *pkt, __u32 dir)
+{
+	__u32 decision;
+
+	if (!kerb_scratch_enter())
+		return kerb_drop(pkt, KERB_DROP_NO_MEMORY);
+	decision = decide(pkt, dir);
+	kerb_scratch_leave();
+	return carry_out(pkt, decision);
+}
+
 KERB_EGRESS(pkt)
 {
-	return carry_out(pkt, decide(pkt, FW_EGRESS));
+	return filter(pkt, FW_EGRESS);
 }
 
 KERB_INGRESS(pkt)
 {
-	return carry_out(pkt, decide(pkt, FW_INGRESS));
+	return filter(pkt, FW_INGRESS);
 }
 
 KERB_LICENSE("Dual BSD/GPL");

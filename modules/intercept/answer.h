@@ -25,6 +25,7 @@ __attribute__((noinline)) int icpt_respond(kerb_ctx *ctx, __u32 offsets, __u32 k
 	__u32 zero = 0, class = kind & 0xff;
 	struct rsp_ports *p = bpf_map_lookup_elem(&ports, &zero);
 	struct rsp_request r = {.pkt = &pkt};
+	int verdict;
 
 	r.listener = bpf_map_lookup_elem(&answers, &class);
 	if (!p || !r.listener)
@@ -34,7 +35,11 @@ __attribute__((noinline)) int icpt_respond(kerb_ctx *ctx, __u32 offsets, __u32 k
 		return KERB_NEXT;
 	r.slot = r.listener->slot;
 	r.payload = pkt.l4 + sizeof(struct udphdr);
-	return rsp_respond(&r, p) | pkt.reason << 8;
+	if (!kerb_scratch_enter())
+		return KERB_NEXT;
+	verdict = rsp_respond(&r, p);
+	kerb_scratch_leave();
+	return verdict | pkt.reason << 8;
 }
 
 /* The length of the frame as it is now. */

@@ -5,6 +5,7 @@
 /* The responder answers UDP requests in the kernel: those for the address and port of a listener (engine.h). All other packets go
  * on untouched. control.go fills the maps. */
 #include <kerb/module.h>
+#include <kerb/scratch.h>
 #include "engine.h"
 
 /* Mixes a zero that the verifier does not know into what the parser found: else it would follow all of this, and the modules
@@ -30,6 +31,7 @@ KERB_INGRESS(pkt)
 	struct iphdr *ip4;
 	struct ipv6hdr *ip6;
 	struct udphdr *udp;
+	int verdict;
 
 	if (!p)
 		return KERB_NEXT;
@@ -53,7 +55,11 @@ KERB_INGRESS(pkt)
 		return rsp_count(0, RSP_OTHER_ADDRESS, KERB_NEXT);
 	r.slot = r.listener->slot;
 	r.payload = pkt->l4 + sizeof(*udp);
-	return rsp_respond(&r, p);
+	if (!kerb_scratch_enter())
+		return KERB_NEXT; /* its server answers */
+	verdict = rsp_respond(&r, p);
+	kerb_scratch_leave();
+	return verdict;
 }
 
 KERB_LICENSE("Dual BSD/GPL");
