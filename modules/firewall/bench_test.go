@@ -130,18 +130,15 @@ func BenchmarkState(b *testing.B) {
 		f := ruleFamilies[1]
 		k := loadFirewall(b, f.config(10000, v4, true))
 		out := inside(&k.rules[9999])
-		back := out
-		back.Src, back.Dst, back.SrcPort, back.DstPort, back.Ingress = out.Dst, out.Src, out.DstPort, out.SrcPort, true
+		flow := newTCPFlow(out.Src.String(), out.SrcPort, out.Dst.String(), out.DstPort)
 		name := fmt.Sprintf("ip%d", map[bool]int{true: 4, false: 6}[v4])
-		k.pass(frame{Packet: out}.bytes(), false)
 		b.Run(name+"/one-way", func(b *testing.B) {
-			p := out
-			p.TCPFlags = tcpSYN
-			measure(b, k.egress, frame{Packet: p}.bytes())
+			measure(b, k.egress, newTCPFlow(out.Src.String(), 1, out.Dst.String(), 1).out(tcpSYN, 0).bytes())
 		})
-		k.pass(frame{Packet: back}.bytes(), true)
-		k.pass(frame{Packet: out}.bytes(), false)
-		b.Run(name+"/established", func(b *testing.B) { measure(b, k.egress, frame{Packet: out}.bytes()) })
+		if !k.establish(flow, 0) {
+			b.Fatal("no handshake")
+		}
+		b.Run(name+"/established", func(b *testing.B) { measure(b, k.egress, flow.out(tcpACK, 0).bytes()) })
 	}
 }
 

@@ -52,12 +52,16 @@ type stateConfig struct {
 	Enabled        bool     `json:"enabled"`
 	MaxConnections uint32   `json:"maxConnections"`
 	WhenFull       string   `json:"whenFull"`
+	Pickup         duration `json:"pickup"`
 	Timeouts       timeouts `json:"timeouts"`
+
+	assured duration // how long an answered flow must last to be established; differs in tests only
 }
 
 type timeouts struct {
 	TCPSyn         duration `json:"tcpSyn"`
 	TCPEstablished duration `json:"tcpEstablished"`
+	TCPHalfClosed  duration `json:"tcpHalfClosed"`
 	TCPClosing     duration `json:"tcpClosing"`
 	UDP            duration `json:"udp"`
 	UDPStream      duration `json:"udpStream"`
@@ -102,9 +106,10 @@ func (d *duration) UnmarshalJSON(text []byte) error {
 func parseConfig(raw json.RawMessage) (*config, error) {
 	c := &config{Fragments: "track", ExtensionHeaders: true, NonIP: nonIP{types: []uint16{etherTypeARP}}, LinkControl: "allow"}
 	c.DefaultPolicy.Egress = true
-	c.State = stateConfig{Enabled: true, MaxConnections: 65536, WhenFull: "stateless", Timeouts: timeouts{
-		TCPSyn: duration(time.Minute), TCPEstablished: duration(24 * time.Hour), TCPClosing: duration(time.Minute),
-		UDP: duration(30 * time.Second), UDPStream: duration(3 * time.Minute), ICMP: duration(30 * time.Second)}}
+	c.State = stateConfig{Enabled: true, MaxConnections: 65536, WhenFull: "stateless", Pickup: duration(5 * time.Minute), assured: duration(assuredFrom)}
+	c.State.Timeouts = timeouts{
+		TCPSyn: duration(time.Minute), TCPEstablished: duration(24 * time.Hour), TCPHalfClosed: duration(time.Hour), TCPClosing: duration(time.Minute),
+		UDP: duration(30 * time.Second), UDPStream: duration(3 * time.Minute), ICMP: duration(30 * time.Second)}
 	if len(raw) == 0 {
 		return c, nil
 	}
@@ -115,6 +120,8 @@ func parseConfig(raw json.RawMessage) (*config, error) {
 	}
 	return c, c.check()
 }
+
+const minTimeout = duration(3 * time.Second)
 
 func (c *config) check() error {
 	if err := c.parseAddresses(); err != nil {
@@ -128,12 +135,16 @@ func (c *config) check() error {
 		value duration
 	}{
 		{"tcpSyn", c.State.Timeouts.TCPSyn}, {"tcpEstablished", c.State.Timeouts.TCPEstablished},
-		{"tcpClosing", c.State.Timeouts.TCPClosing}, {"udp", c.State.Timeouts.UDP},
+		{"tcpHalfClosed", c.State.Timeouts.TCPHalfClosed}, {"tcpClosing", c.State.Timeouts.TCPClosing}, {"udp", c.State.Timeouts.UDP},
 		{"udpStream", c.State.Timeouts.UDPStream}, {"icmp", c.State.Timeouts.ICMP},
 	} {
-		if t.value <= 0 {
-			return &sdk.ConfigError{Field: "state.timeouts." + t.field, Reason: "must be longer than 0"}
+		if t.value < minTimeout {
+			return &sdk.ConfigError{Field: "state.timeouts." + t.field, Reason: fmt.Sprintf("%v is too short: the data plane notes once a second "+
+				"that a connection is in use, and would drop packets of busy ones; set at least %v", time.Duration(t.value), time.Duration(minTimeout))}
 		}
+	}
+	if c.State.Pickup < 0 {
+		return &sdk.ConfigError{Field: "state.pickup", Reason: "must not be negative; 0s picks up nothing from outside"}
 	}
 	if c.State.MaxConnections == 0 {
 		return &sdk.ConfigError{Field: "state.maxConnections", Reason: "must be at least 1; to track nothing set state.enabled to false"}

@@ -42,9 +42,11 @@ func TestErrorsNameRuleAndField(t *testing.T) {
 
 func TestErrorsOutsideRules(t *testing.T) {
 	for config, field := range map[string]string{
-		`{"state": {"timeouts": {"udp": "0s"}}}`: "state.timeouts.udp",
-		`{"state": {"maxConnections": 0}}`:       "state.maxConnections",
-		`{"ruels": []}`:                          "config",
+		`{"state": {"timeouts": {"udp": "0s"}}}`:           "state.timeouts.udp",
+		`{"state": {"timeouts": {"udpStream": "2900ms"}}}`: "state.timeouts.udpStream",
+		`{"state": {"pickup": "-1s"}}`:                     "state.pickup",
+		`{"state": {"maxConnections": 0}}`:                 "state.maxConnections",
+		`{"ruels": []}`:                                    "config",
 		`{"rules": [` + strings.Repeat(`{"action": "deny"},`, MaxRules) + `{"action": "deny"}]}`: "rules",
 	} {
 		_, err := Control().Compile(json.RawMessage(config))

@@ -27,7 +27,15 @@ type conn struct {
 	State      uint8
 	From       uint8
 	Fins       uint8
-	_          uint8
+	Flags      uint8
+	Peer       [2]peer // of TCP
+}
+
+// peer mirrors struct fw_peer.
+type peer struct {
+	End, MaxEnd, MaxWin, Acked uint32
+	Scale, Flags               uint8
+	_                          uint16
 }
 
 // key4 mirrors struct fw_key4, key6 struct fw_key6. Addresses and ports are in network byte order.
@@ -101,8 +109,10 @@ func (c *conn) timeout(proto, kind uint8, t *timeouts) time.Duration {
 		return time.Duration(t.UDPStream)
 	case proto != protoTCP:
 		return time.Duration(t.UDP)
-	case state >= phaseReset || c.Fins != 0:
+	case state >= phaseReset:
 		return time.Duration(t.TCPClosing)
+	case c.Fins != 0:
+		return time.Duration(t.TCPHalfClosed)
 	case state == phaseEstablished:
 		return time.Duration(t.TCPEstablished)
 	}
@@ -143,9 +153,20 @@ func eachConn[K interface{ id() connID }](m *ebpf.Map, do func(K, conn) bool) er
 }
 
 // tableStats mirrors struct fw_table.
-type tableStats struct{ Established, Full uint64 }
+type tableStats struct {
+	Established, Full, Opening  uint64
+	Share, Common               uint32
+	OpeningShare, OpeningCommon uint32
+}
 
-const sweepEvery = 10 * time.Second
+// usageStats mirrors struct fw_usage.
+type usageStats struct{ Established, Opening, Since uint64 }
+
+const (
+	sweepEvery  = 10 * time.Second
+	maxOpening  = 16384 // mirrors FW_OPENING
+	assuredFrom = 2 * time.Second
+)
 
 // Run ages established connections: those that the data plane does not meet again itself.
 func (f *Firewall) Run(ctx context.Context, live sdk.Live) {
@@ -167,60 +188,114 @@ func (f *Firewall) Run(ctx context.Context, live sdk.Live) {
 	}
 }
 
-// sweep removes connections that are over, and those of interfaces that are gone.
-func (f *Firewall) sweep(live sdk.Live) error {
-	there := map[uint32]bool{}
+// census counts entries by interface. An interface without entries has a zero.
+type census map[uint32]uint64
+
+func newCensus(live sdk.Live) census {
+	out := census{}
 	for _, i := range live.Interface() {
-		there[i.Ifindex] = true
+		out[i.Ifindex] = 0
 	}
-	left4, err := sweepTable[key4](f, live.Maps, mapEstablished4, there)
-	if err != nil {
-		return err
-	}
-	left6, err := sweepTable[key6](f, live.Maps, mapEstablished6, there)
-	if err != nil {
-		return err
-	}
-	if _, err := sweepTable[key4](f, live.Maps, mapPending4, there); err != nil {
-		return err
-	}
-	if _, err := sweepTable[key6](f, live.Maps, mapPending6, there); err != nil {
-		return err
-	}
-	return correctCount(live.Maps, left4+left6)
+	return out
 }
 
-// sweepTable returns how many entries are left.
-func sweepTable[K interface{ id() connID }](f *Firewall, maps sdk.Maps, name string, there map[uint32]bool) (int, error) {
+func (c census) total() (n uint64) {
+	for _, count := range c {
+		n += count
+	}
+	return
+}
+
+// sweep removes connections that are over, and those of interfaces that are gone, and puts counters and quotas right.
+func (f *Firewall) sweep(live sdk.Live) error {
+	established, opening, pending := newCensus(live), newCensus(live), newCensus(live)
+	for _, t := range []struct {
+		count census
+		maps  [2]string
+	}{
+		{established, [2]string{mapEstablished4, mapEstablished6}},
+		{opening, [2]string{mapOpening4, mapOpening6}},
+		{pending, [2]string{mapPending4, mapPending6}},
+	} {
+		if err := errors.Join(sweepTable[key4](f, live.Maps, t.maps[0], t.count), sweepTable[key6](f, live.Maps, t.maps[1], t.count)); err != nil {
+			return err
+		}
+	}
+	if err := sweepUsage(live.Maps, established, opening); err != nil {
+		return err
+	}
+	return f.correctTable(live.Maps, established, opening)
+}
+
+// sweepTable adds what is left to the census, whose interfaces are those that exist.
+func sweepTable[K interface{ id() connID }](f *Firewall, maps sdk.Maps, name string, count census) error {
 	m, err := maps.Get(name)
 	if err != nil {
-		return 0, err
+		return err
 	}
-	now, left := monotonic(), 0
+	now := monotonic()
 	var over []K
 	err = eachConn(m, func(k K, c conn) bool {
 		id := k.id()
-		if !there[id.Ifindex] || now-int64(c.Seen) > int64(c.timeout(id.Proto, id.Kind, &f.config.State.Timeouts)) {
+		if _, there := count[id.Ifindex]; !there || now-int64(c.Seen) > int64(c.timeout(id.Proto, id.Kind, &f.config.State.Timeouts)) {
 			over = append(over, k)
 		} else {
-			left++
+			count[id.Ifindex]++
 		}
 		return true
 	})
 	if err != nil {
-		return 0, fmt.Errorf("read map %s: %w", name, err)
+		return fmt.Errorf("read map %s: %w", name, err)
 	}
 	for _, k := range over {
 		if err := m.Delete(k); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-			return 0, fmt.Errorf("delete from map %s: %w", name, err)
+			return fmt.Errorf("delete from map %s: %w", name, err)
 		}
 	}
-	return left, nil
+	return nil
 }
 
-// correctCount sets the number of established connections to what a sweep has found. The data plane counts on meanwhile;
-// what is off by that is put right by the next sweep.
-func correctCount(maps sdk.Maps, established int) error {
+// sweepUsage sets the interfaces' counters to what the sweep has found. What the data plane counts in the same moment is
+// lost, and found by the next sweep.
+func sweepUsage(maps sdk.Maps, established, opening census) error {
+	m, err := maps.Get(mapUsage)
+	if err != nil {
+		return err
+	}
+	entries, ifindex, link := m.Iterate(), uint32(0), usageStats{}
+	found := map[uint32]usageStats{}
+	for entries.Next(&ifindex, &link) {
+		found[ifindex] = link
+	}
+	if err := entries.Err(); err != nil && !errors.Is(err, ebpf.ErrIterationAborted) {
+		return fmt.Errorf("read map %s: %w", mapUsage, err)
+	}
+	for ifindex, link := range found {
+		var err error
+		count := usageStats{established[ifindex], opening[ifindex], link.Since}
+		if _, there := established[ifindex]; !there {
+			err = m.Delete(ifindex)
+		} else if count != link {
+			err = m.Update(ifindex, count, ebpf.UpdateExist)
+		}
+		if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			return fmt.Errorf("update map %s: %w", mapUsage, err)
+		}
+	}
+	return nil
+}
+
+// quota is what an interface may add to a table: half of the table is common to all, the other half is shared out evenly.
+func quota(size uint32, interfaces int) (share, common uint32) {
+	if interfaces <= 1 {
+		return size, size
+	}
+	return max(1, size/2/uint32(interfaces)), size / 2
+}
+
+// correctTable sets counters to what a sweep has found, and quotas to the number of interfaces. The data plane counts on
+// meanwhile; the next sweep corrects what is off by that.
+func (f *Firewall) correctTable(maps sdk.Maps, established, opening census) error {
 	m, err := maps.Get(mapTable)
 	if err != nil {
 		return err
@@ -230,8 +305,37 @@ func correctCount(maps sdk.Maps, established int) error {
 		return fmt.Errorf("map %s: mmap: %w", mapTable, err)
 	}
 	defer unix.Munmap(mem)
-	atomic.StoreUint64((*uint64)(unsafe.Pointer(&mem[0])), uint64(established))
+	t := (*tableStats)(unsafe.Pointer(&mem[0]))
+	atomic.StoreUint64(&t.Established, established.total())
+	atomic.StoreUint64(&t.Opening, opening.total())
+	share, common := quota(f.config.State.MaxConnections, len(established))
+	openingShare, openingCommon := quota(maxOpening, len(established))
+	atomic.StoreUint32(&t.Common, common)
+	atomic.StoreUint32(&t.Share, share)
+	atomic.StoreUint32(&t.OpeningCommon, openingCommon)
+	atomic.StoreUint32(&t.OpeningShare, openingShare)
 	return nil
+}
+
+// forgetUsage removes what is known of interfaces: when tracking begins again, connections that exist are picked up.
+func forgetUsage(maps sdk.Maps) error {
+	m, err := maps.Get(mapUsage)
+	if err != nil {
+		return err
+	}
+	for {
+		var ifindex uint32
+		err := m.NextKey(nil, &ifindex)
+		if errors.Is(err, ebpf.ErrKeyNotExist) {
+			return nil
+		}
+		if err == nil {
+			err = m.Delete(ifindex)
+		}
+		if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			return fmt.Errorf("map %s: %w", mapUsage, err)
+		}
+	}
 }
 
 func readStats(maps sdk.Maps) (tableStats, error) {

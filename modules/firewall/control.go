@@ -146,10 +146,13 @@ func (f *Firewall) Settings() sdk.Settings {
 		"max_connections":    uint64(c.State.MaxConnections),
 		"tcp_syn_ns":         uint64(t.TCPSyn),
 		"tcp_established_ns": uint64(t.TCPEstablished),
+		"tcp_half_closed_ns": uint64(t.TCPHalfClosed),
 		"tcp_closing_ns":     uint64(t.TCPClosing),
 		"udp_ns":             uint64(t.UDP),
 		"udp_stream_ns":      uint64(t.UDPStream),
+		"udp_assured_ns":     uint64(c.State.assured),
 		"icmp_ns":            uint64(t.ICMP),
+		"pickup_ns":          uint64(c.State.Pickup),
 	}
 	for name, root := range f.roots {
 		constants[name] = root
@@ -202,8 +205,11 @@ const (
 	mapOwn          = "own"
 	mapEstablished4 = "established4"
 	mapEstablished6 = "established6"
+	mapOpening4     = "opening4"
+	mapOpening6     = "opening6"
 	mapPending4     = "pending4"
 	mapPending6     = "pending6"
+	mapUsage        = "usage"
 )
 
 // Fill implements sdk.Compiled.
@@ -213,6 +219,11 @@ func (f *Firewall) Fill(maps sdk.Maps) error {
 	slots, err := assignSlots(maps, f.rules)
 	if err != nil {
 		return err
+	}
+	if !f.config.State.Enabled {
+		if err := forgetUsage(maps); err != nil {
+			return err
+		}
 	}
 	f.mu.Lock()
 	f.fillSlots, f.filled = slots, false // maps may be filled for a trial: what is live is read from the live ones

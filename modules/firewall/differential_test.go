@@ -45,8 +45,11 @@ func TestAgainstModel(t *testing.T) {
 // checked again.
 func compare(t *testing.T, r *rand.Rand) int {
 	g := generator{r, 1 + r.IntN(3)}
-	config := g.config()
-	k := loadFirewall(t, config)
+	fw := compileConfig(t, g.config())
+	const hour = duration(time.Hour)
+	fw.config.State.assured = pick(&g, 0, hour)
+	fw.config.State.Timeouts = timeouts{hour, hour, hour, hour, hour, hour, hour} // the machine may be slow, the model's clock is
+	k := loadCompiled(t, fw, nil)
 	model := NewModel(k.Firewall)
 	const n = 3000
 	for i := range n {
@@ -55,13 +58,18 @@ func compare(t *testing.T, r *rand.Rand) int {
 		}
 		p := g.packet(model)
 		p.Ifindex = 1 // loopback: where test runs pretend to come from
-		f := frame{Packet: p, vlans: r.IntN(3), payload: r.IntN(40)}
+		p.Len = r.IntN(40)
+		f := frame{Packet: p, vlans: r.IntN(3), payload: p.Len}
 		if p.Src.Is4() && r.IntN(4) == 0 {
 			f.options = 4 * r.IntN(10)
 		}
 		if p.Src.Is6() && r.IntN(4) == 0 {
 			f.ext = [][]int{{0}, {60}, {43, 60}, {0, 43, 60}}[r.IntN(4)]
-			f.extLen = 8 * r.IntN(1+(maxHeaders-54-4*f.vlans-8*(len(f.ext)-1))/8)
+			room := maxHeaders - 54 - 4*f.vlans - 8*(len(f.ext)-1)
+			if p.Scale != 0 {
+				room -= 28 // behind TCP's header there are options to be read
+			}
+			f.extLen = 8 * r.IntN(1+room/8)
 		}
 		model.headers = headers{f.ext, f.extLen}
 		want := model.Decide(&p, time.Duration(i))
@@ -99,7 +107,7 @@ func (g *generator) config() map[string]any {
 	return map[string]any{
 		"rules":         rules,
 		"defaultPolicy": map[string]any{"ingress": pick(g, "allow", "deny"), "egress": pick(g, "allow", "deny")},
-		"state":         map[string]any{"enabled": g.IntN(4) > 0},
+		"state":         map[string]any{"enabled": g.IntN(4) > 0, "pickup": pick(g, "0s", "1h")},
 		"linkControl":   pick(g, "allow", "rules"),
 		"antiSpoof":     false, // TestAntiSpoof
 	}
@@ -188,6 +196,7 @@ func (g *generator) fill(p *Packet) {
 	switch {
 	case p.Proto == protoTCP:
 		p.SrcPort, p.DstPort, p.TCPFlags = g.port(), g.port(), g.flags()
+		g.window(p)
 	case p.Proto == protoUDP:
 		p.SrcPort, p.DstPort = g.port(), g.port()
 	case p.isICMP():
@@ -196,7 +205,27 @@ func (g *generator) fill(p *Packet) {
 }
 
 func (g *generator) flags() uint8 {
-	return pick[uint8](g, tcpSYN, tcpSYN|tcpACK, tcpACK, tcpACK, tcpFIN|tcpACK, tcpRST, 0)
+	return pick[uint8](g, tcpSYN, tcpSYN, tcpSYN|tcpACK, tcpSYN|tcpACK, tcpACK, tcpACK, tcpACK|tcpPSH, tcpFIN|tcpACK, tcpRST, tcpRST|tcpACK, uint8(g.IntN(64)))
+}
+
+// window gives a segment numbers from a small space near its wrap.
+func (g *generator) window(p *Packet) {
+	p.Seq, p.Ack, p.Win = -uint32(g.IntN(1<<12)), -uint32(g.IntN(1<<12)), pick[uint16](g, 0, 1, 300, 65535)
+	if p.TCPFlags&tcpSYN != 0 && g.IntN(2) == 0 {
+		p.Scale = uint8(g.IntN(17))
+	}
+}
+
+// segment gives a segment of a connection numbers at the edges of what fits, or flags that continue it.
+func (g *generator) segment(p *Packet, c *connState) {
+	s, r := c.peers(p)
+	if g.IntN(2) == 0 {
+		p.TCPFlags = []uint8{tcpSYN | tcpACK, tcpACK, tcpACK, tcpACK, tcpSYN}[min(4, c.phase)]
+	}
+	if g.IntN(4) > 0 {
+		p.Seq = pick(g, s.end, s.end, s.end, s.end, r.acked, s.maxEnd, s.end-r.maxWin) + pick[uint32](g, 0, 0, 0, 0, 1, ^uint32(0), uint32(g.IntN(100)))
+		p.Ack = pick(g, r.end, r.end, r.end, r.end, s.acked, r.maxEnd, r.end-s.maxWin, r.end-lag) + pick[uint32](g, 0, 0, 0, 0, 1, ^uint32(0))
+	}
 }
 
 // continued is a packet of a connection, or an ICMP error about it.
@@ -223,6 +252,7 @@ func (g *generator) continued(m *Model) Packet {
 		}
 	case p.Proto == protoTCP:
 		p.TCPFlags = g.flags()
+		g.window(&p)
 	}
 	if g.IntN(2) == 0 {
 		p.Ingress = true
@@ -230,6 +260,12 @@ func (g *generator) continued(m *Model) Packet {
 		if best.kind != kindPlain {
 			p.ICMPType = map[uint8]uint8{8: 0, 0: 8, 128: 129, 129: 128}[p.ICMPType]
 		}
+	}
+	if c := m.conns[best]; p.Proto == protoTCP && c != nil {
+		if alt := m.beside[best]; alt != nil && g.IntN(2) == 0 {
+			c = alt
+		}
+		g.segment(&p, c)
 	}
 	if g.IntN(6) == 0 {
 		return g.errorAbout(p)

@@ -37,6 +37,7 @@ enum fw_slot {
 	FW_SLOT_SPOOFED = 12, /* a sender's address that is not the service's */
 	FW_SLOT_OFFLOAD = 13, /* the checksum would overwrite something that was judged */
 	FW_SLOT_LINK_DENIED = 14, /* control protocol in a part that is not a service's, or in a form that hides it */
+	FW_SLOT_INVALID = 15, /* TCP that does not fit its connection, or has none, or flags that no TCP sends together */
 	FW_SLOT_RULES = 16,
 };
 
@@ -45,6 +46,8 @@ enum fw_drop {
 	FW_DROP_SPOOFED = KERB_DROP_MODULE_FIRST,
 	FW_DROP_BAD_OFFLOAD,
 	FW_DROP_LINK_CONTROL,
+	FW_DROP_INVALID_STATE,
+	FW_DROP_INVALID_FLAGS,
 };
 
 #define FW_SLOTS 20480 /* 10,000 rules, the 10,000 before them, and the above */
@@ -91,31 +94,31 @@ static __always_inline int carry_out(struct kerb_pkt *pkt, __u32 decision)
 static __always_inline int look_up(struct fw_flow *f, __u64 now)
 {
 	if (f->family == 4)
-		return fw_track(&established4, &pending4, &f->key4, f, now);
-	return fw_track(&established6, &pending6, &f->key6, f, now);
+		return fw_track(&established4, &opening4, &pending4, f, now);
+	return fw_track(&established6, &opening6, &pending6, f, now);
 }
 
 static __always_inline int is_related(struct fw_flow *f, __u64 now)
 {
 	if (f->family == 4)
-		return fw_alive(&established4, &pending4, &f->key4, f, now);
-	return fw_alive(&established6, &pending6, &f->key6, f, now);
+		return fw_alive(&established4, &opening4, &pending4, f, now);
+	return fw_alive(&established6, &opening6, &pending6, f, now);
 }
 
 static __always_inline void begin(struct fw_flow *f, __u64 now)
 {
 	if (f->family == 4)
-		fw_begin(&pending4, &f->key4, f, now);
+		fw_begin(&opening4, &pending4, now);
 	else
-		fw_begin(&pending6, &f->key6, f, now);
+		fw_begin(&opening6, &pending6, now);
 }
 
 static __always_inline void renew(struct fw_flow *f, int allowed)
 {
 	if (f->family == 4)
-		fw_renew(&established4, &pending4, &f->key4, allowed);
+		fw_renew(&established4, &opening4, &pending4, allowed);
 	else
-		fw_renew(&established6, &pending6, &f->key6, allowed);
+		fw_renew(&established6, &opening6, &pending6, allowed);
 }
 
 /* Asks the rules, about the packet or about the one that it answers. */
@@ -134,6 +137,16 @@ static __always_inline __u32 ask_rules(struct fw_flow *f)
 	return allow_ingress ? FW_SLOT_INGRESS : FW_DENY(FW_SLOT_INGRESS, KERB_DROP_POLICY);
 }
 
+/* What becomes of a packet of no known connection that the rules allow. */
+static __always_inline __u32 admit(struct fw_flow *f, __u32 decision, __u64 now)
+{
+	if (fw_is_tcp(f) && f->begins != FW_BEGINS && !fw_may_pick_up(f, now))
+		return FW_DENY(FW_SLOT_INVALID, FW_DROP_INVALID_STATE);
+	if (f->begins)
+		begin(f, now);
+	return decision;
+}
+
 /* Decides on the packet in the scratch map. Takes nothing from it but the time: see blur. */
 static __noinline __u32 fw_judge(__u64 now)
 {
@@ -148,10 +161,12 @@ static __noinline __u32 fw_judge(__u64 now)
 			if (is_related(f, now))
 				return FW_SLOT_RELATED;
 		} else if (f->kind < FW_ERROR) {
-			track = look_up(f, now);
+			track = fw_blur(f, look_up(f, now));
 		}
 		if (track == FW_TRACKED)
 			return FW_SLOT_TRACKED;
+		if (track == FW_INVALID)
+			return FW_DENY(FW_SLOT_INVALID, FW_DROP_INVALID_STATE);
 		if (track == FW_FULL)
 			return FW_DENY(FW_SLOT_FULL, KERB_DROP_TABLE_FULL);
 	}
@@ -162,11 +177,8 @@ static __noinline __u32 fw_judge(__u64 now)
 	decision = ask_rules(f);
 	if (!state)
 		return decision;
-	if (f->stale == FW_UNKNOWN) {
-		if (!(decision >> 16) && f->begins && !f->quoting)
-			begin(f, now);
-		return decision;
-	}
+	if (f->stale == FW_UNKNOWN)
+		return decision >> 16 || f->quoting ? decision : admit(f, decision, now);
 	renew(f, !(decision >> 16));
 	if (f->stale == FW_STALE)
 		return decision;
@@ -214,11 +226,13 @@ static __always_inline __u32 judge(struct kerb_pkt *pkt, struct fw_flow *f, __u3
 		return FW_DENY(FW_SLOT_MALFORMED, KERB_DROP_MALFORMED);
 	if (link_control && dir == FW_EGRESS && fw_is_dhcp_reply(f))
 		return FW_DENY(FW_SLOT_LINK_DENIED, FW_DROP_LINK_CONTROL);
+	if (!allow_malformed && pkt->proto == IPPROTO_TCP && pkt->flags & KERB_F_L4 && !fw_tcp_flags_valid(f->tcp))
+		return FW_DENY(FW_SLOT_INVALID, FW_DROP_INVALID_FLAGS);
 	if (state && f->kind == FW_ERROR)
 		fw_read_quoted(pkt, f);
 	kerb_reload(pkt);
 	now = state ? fw_now() : 0;
-	decision = fw_judge(now);
+	decision = fw_blur(f, fw_judge(now));
 	if (!state)
 		return decision;
 	if (dir == FW_EGRESS && !(decision >> 16) && fw_is_dhcp_request(f))

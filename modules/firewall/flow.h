@@ -5,6 +5,8 @@
 #ifndef FW_FLOW_H
 #define FW_FLOW_H
 
+#include "conn.h"
+
 #define FW_EGRESS  0
 #define FW_INGRESS 1
 #define FW_FORKS   32 /* mirrored in compile.go */
@@ -13,6 +15,11 @@
 #define TCP_SYN 0x02
 #define TCP_RST 0x04
 #define TCP_ACK 0x10
+#define TCP_URG 0x20
+
+#define FW_SCALE_MAX	    14 /* RFC 7323 */
+#define FW_SCALE_NONE	    0xff
+#define FW_SCALE_UNREADABLE 0xfe
 
 #define ICMP4_ECHO_REPLY   0
 #define ICMP4_UNREACHABLE  3
@@ -37,6 +44,13 @@ enum fw_kind {
 	FW_ECHO_REMOTE = 2, /* ICMP echo that the other side asked for */
 	FW_ERROR = 3,	    /* ICMP error: belongs to the connection quoted in it */
 	FW_LOOSE = 4,	    /* any other ICMP: belongs to nothing */
+};
+
+/* Whether a packet may begin a connection. */
+enum fw_begins {
+	FW_BEGINS_NOT = 0,
+	FW_BEGINS = 1,
+	FW_BEGINS_MIDSTREAM = 2, /* a TCP segment of a connection that must have begun before */
 };
 
 /* Keys of connections. Addresses and ports in network byte order; no padding. */
@@ -77,10 +91,19 @@ struct fw_flow {
 	__u8 proto;   /* of the packet, or of the one it quotes */
 	__u8 kind;    /* enum fw_kind; of the packet that key is about */
 	__u8 tcp;     /* TCP flags */
-	__u8 begins;  /* may begin a connection */
-	__u8 quoting; /* an ICMP error: key is of the packet it quotes */
+	__u8 begins;  /* enum fw_begins */
+	__u8 quoting; /* an ICMP error: key, and seq of TCP, are of the packet it quotes */
 	__u8 stale;   /* enum fw_track while the rules are asked */
-	__u8 spare;
+	__u8 fragment; /* the first of several */
+	__u8 scale;    /* TCP window scale of a SYN; FW_SCALE_NONE, FW_SCALE_UNREADABLE */
+	__u8 cursor;   /* where in options the parser is */
+	__u8 options_len;
+	__u8 unused;
+	__u32 blurred; /* see fw_blur */
+	struct fw_conn next; /* what an entry becomes */
+	struct fw_usage usage; /* what an interface begins with */
+	__u32 seq, ack, end, win; /* TCP, host byte order; end is after the last byte, win unscaled */
+	__u8 options[40];	  /* of a SYN */
 	/* The search's: see classify.h. */
 	__u32 asked; /* direction of the rules */
 	__u32 root, chunk, rule, best, forks;
@@ -93,6 +116,13 @@ struct {
 	__type(key, __u32);
 	__type(value, struct fw_flow);
 } scratch SEC(".maps");
+
+/* A value that the verifier does not know: it follows what is behind once and not once for each value. */
+static __always_inline __u32 fw_blur(struct fw_flow *f, __u32 value)
+{
+	*(volatile __u32 *)&f->blurred = value;
+	return *(volatile __u32 *)&f->blurred;
+}
 
 struct fw_icmp {
 	__u8 type, code;
@@ -183,6 +213,87 @@ static __always_inline void fw_read_icmp(const struct kerb_pkt *pkt, struct fw_f
 	fw_set_key(f, v4, icmp->id, 0);
 }
 
+/* The window scale among the options of a SYN. The cursor is kept in memory, where the verifier does not follow it: one
+ * round of the loop is like another to it. */
+static __always_inline __u8 fw_find_scale(struct fw_flow *f)
+{
+	volatile __u8 *cursor = &f->cursor;
+
+	*cursor = 0;
+	for (int i = 0; i < 40; i++) {
+		__u32 at = *cursor, kind, len;
+
+		if (at >= f->options_len || at >= sizeof(f->options) - 2)
+			return FW_SCALE_NONE;
+		kind = f->options[at];
+		if (!kind)
+			return FW_SCALE_NONE;
+		if (kind == 1) {
+			*cursor = at + 1;
+			continue;
+		}
+		len = f->options[at + 1];
+		if (kind == 3 && len == 3)
+			return f->options[at + 2] > FW_SCALE_MAX ? FW_SCALE_MAX : f->options[at + 2];
+		if (len < 2)
+			return FW_SCALE_NONE;
+		*cursor = at + len > 0xff ? 0xff : at + len;
+	}
+	return FW_SCALE_NONE;
+}
+
+static __noinline __u8 fw_read_scale(const struct kerb_pkt *pkt, struct fw_flow *f)
+{
+#pragma clang loop unroll(disable)
+	for (__u32 i = 0; i < sizeof(f->options) / 4; i++) {
+		__u32 *word;
+
+		if (i * 4 >= f->options_len)
+			break;
+		word = kerb_at(pkt, pkt->l4 + sizeof(struct tcphdr) + i * 4, 4);
+		if (!word)
+			return FW_SCALE_UNREADABLE;
+		__builtin_memcpy(&f->options[i * 4], word, 4);
+	}
+	return fw_find_scale(f);
+}
+
+static __always_inline int fw_read_tcp(const struct kerb_pkt *pkt, struct fw_flow *f)
+{
+	struct tcphdr *tcp = kerb_at(pkt, pkt->l4, sizeof(*tcp));
+	__u32 hlen;
+
+	if (!tcp)
+		return -1;
+	hlen = tcp->doff * 4;
+	f->tcp = ((__u8 *)tcp)[13];
+	f->seq = bpf_ntohl(tcp->seq);
+	f->ack = bpf_ntohl(tcp->ack_seq);
+	f->win = bpf_ntohs(tcp->window);
+	f->end = f->seq + pkt->l4_len - hlen + !!(f->tcp & TCP_SYN) + !!(f->tcp & TCP_FIN);
+	f->fragment = !!(pkt->flags & KERB_F_FRAG_FIRST);
+	f->begins = f->tcp & (TCP_RST | TCP_SYN) ? FW_BEGINS_NOT : FW_BEGINS_MIDSTREAM;
+	if ((f->tcp & (TCP_SYN | TCP_ACK | TCP_RST | TCP_FIN)) == TCP_SYN)
+		f->begins = FW_BEGINS;
+	if (f->tcp & TCP_SYN) {
+		f->options_len = hlen - sizeof(*tcp);
+		f->scale = fw_read_scale(pkt, f);
+	}
+	return 0;
+}
+
+/* Flags that some TCP sends together (RFC 9293); PSH, ECE and CWR go with all of them. */
+static __always_inline int fw_tcp_flags_valid(__u8 flags)
+{
+	const __u32 valid = 1 << 2 | 1 << 18 |	      /* SYN, with URG */
+			    1 << 10 |		      /* SYN ACK */
+			    1 << 4 | 1 << 12 |	      /* RST, with ACK */
+			    1 << 8 | 1 << 24 |	      /* ACK, with URG */
+			    1 << 9 | 1 << 25;	      /* FIN ACK, with URG */
+
+	return valid >> ((flags & 7) | (flags & (TCP_ACK | TCP_URG)) >> 1) & 1;
+}
+
 /* Reads a packet that has parsed and is no later fragment. */
 static __always_inline int fw_read(const struct kerb_pkt *pkt, struct fw_flow *f, __u32 dir)
 {
@@ -207,14 +318,8 @@ static __always_inline int fw_read(const struct kerb_pkt *pkt, struct fw_flow *f
 				return -1;
 			sport = port[0];
 			dport = port[1];
-			if (pkt->proto == IPPROTO_TCP) {
-				__u8 *flags = kerb_at(pkt, pkt->l4 + 13, 1);
-
-				if (!flags)
-					return -1;
-				f->tcp = *flags;
-				f->begins = !(f->tcp & TCP_RST);
-			}
+			if (pkt->proto == IPPROTO_TCP && fw_read_tcp(pkt, f))
+				return -1;
 		} else {
 			fw_read_icmp(pkt, f);
 			return 0;

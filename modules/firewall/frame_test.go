@@ -41,7 +41,13 @@ func (f frame) transport() []byte {
 		out = make([]byte, 20)
 		binary.BigEndian.PutUint16(out, f.SrcPort)
 		binary.BigEndian.PutUint16(out[2:], f.DstPort)
-		out[12], out[13] = 5<<4, f.TCPFlags
+		binary.BigEndian.PutUint32(out[4:], f.Seq)
+		binary.BigEndian.PutUint32(out[8:], f.Ack)
+		if f.Scale != 0 { // behind another option
+			out = append(out, 2, 4, 5, 0xb4, 1, 3, 3, f.Scale-1)
+		}
+		out[12], out[13] = byte(len(out)/4)<<4, f.TCPFlags
+		binary.BigEndian.PutUint16(out[14:], f.Win)
 	case f.Proto == protoUDP:
 		out = make([]byte, 8)
 		binary.BigEndian.PutUint16(out, f.SrcPort)
@@ -112,7 +118,7 @@ func (f frame) ip6() []byte {
 func addr(s string) netip.Addr { return netip.MustParseAddr(s) }
 
 func tcp(src string, sport uint16, dst string, dport uint16, flags uint8) Packet {
-	return Packet{Src: addr(src), Dst: addr(dst), Proto: protoTCP, SrcPort: sport, DstPort: dport, TCPFlags: flags, HopLimit: 64}
+	return Packet{Src: addr(src), Dst: addr(dst), Proto: protoTCP, SrcPort: sport, DstPort: dport, TCPFlags: flags, Win: 1000, HopLimit: 64}
 }
 
 func udp(src string, sport uint16, dst string, dport uint16) Packet {
@@ -125,4 +131,42 @@ func icmp(src, dst string, t uint8, id uint16) Packet {
 		p.Proto = protoICMPv6
 	}
 	return p
+}
+
+// tcpFlow makes the segments of one connection, with the sequence numbers that its two sides have come to.
+type tcpFlow struct {
+	addr [2]string // of the service, and of the other side
+	port [2]uint16
+	next [2]uint32
+}
+
+func newTCPFlow(service string, servicePort uint16, far string, farPort uint16) *tcpFlow {
+	return &tcpFlow{[2]string{service, far}, [2]uint16{servicePort, farPort}, [2]uint32{1000, 0xfffffff0}}
+}
+
+// out is a segment from the service.
+func (f *tcpFlow) out(flags uint8, length int) frame { return f.segment(0, flags, length) }
+
+// in is a segment to the service.
+func (f *tcpFlow) in(flags uint8, length int) frame { return f.segment(1, flags, length) }
+
+func (f *tcpFlow) segment(from int, flags uint8, length int) frame {
+	p := tcp(f.addr[from], f.port[from], f.addr[1-from], f.port[1-from], flags)
+	p.Ingress, p.Seq, p.Len = from == 1, f.next[from], length
+	if flags&tcpACK != 0 {
+		p.Ack = f.next[1-from]
+	}
+	f.next[from] = p.end()
+	return frame{Packet: p, payload: length}
+}
+
+// establish passes the handshake of a connection that the service or the other side begins.
+func (k *kernel) establish(f *tcpFlow, from int) bool {
+	k.t.Helper()
+	for _, segment := range []frame{f.segment(from, tcpSYN, 0), f.segment(1-from, tcpSYN|tcpACK, 0), f.segment(from, tcpACK, 0)} {
+		if !k.pass(segment.bytes(), segment.Ingress) {
+			return false
+		}
+	}
+	return true
 }

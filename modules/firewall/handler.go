@@ -73,6 +73,7 @@ var otherSlots = map[uint32]string{
 	slotLink: "link_control", slotNonIP: "non_ip", slotMalformed: "malformed", slotExtension: "extension_header",
 	slotFragment: "fragment_dropped", slotFragmentNext: "fragment_passed", slotFull: "table_full", slotRevoked: "revoked",
 	slotSpoofed: "spoofed", slotOffload: "bad_offload", slotLinkDenied: "link_control_denied",
+	slotInvalid: "invalid_tcp",
 }
 
 // currentSlots are the rules' hit counters. After a restart of the agent, which fills nothing, the maps tell them.
@@ -132,7 +133,9 @@ func (f *Firewall) otherHits(maps sdk.Maps) (map[string]Hits, error) {
 type ConnectionsReport struct {
 	Established uint64       `json:"established"`
 	Capacity    uint32       `json:"capacity"`
-	Full        uint64       `json:"full"` // times that a connection found no room
+	Full        uint64       `json:"full"`    // times that a connection found no room
+	Opening     uint64       `json:"opening"` // new, answered and closed ones with a place of their own
+	Share       uint32       `json:"share"`   // of the capacity that is kept for each interface
 	Connections []Connection `json:"connections"`
 	Truncated   bool         `json:"truncated,omitempty"`
 }
@@ -143,7 +146,7 @@ func (f *Firewall) listConnections(live sdk.Live, limit int) (*ConnectionsReport
 		return nil, err
 	}
 	out := &ConnectionsReport{Established: stats.Established, Capacity: f.config.State.MaxConnections, Full: stats.Full,
-		Connections: []Connection{}}
+		Opening: stats.Opening, Share: stats.Share, Connections: []Connection{}}
 	where := map[uint32]sdk.Instance{}
 	for _, i := range live.Interface() {
 		where[i.Ifindex] = i
@@ -158,12 +161,12 @@ func (f *Firewall) listConnections(live sdk.Live, limit int) (*ConnectionsReport
 		}
 		return true
 	}
-	for _, name := range []string{mapEstablished4, mapPending4} {
+	for _, name := range []string{mapEstablished4, mapOpening4, mapPending4} {
 		if err := addConns[key4](live.Maps, name, add); err != nil {
 			return nil, err
 		}
 	}
-	for _, name := range []string{mapEstablished6, mapPending6} {
+	for _, name := range []string{mapEstablished6, mapOpening6, mapPending6} {
 		if err := addConns[key6](live.Maps, name, add); err != nil {
 			return nil, err
 		}
@@ -269,6 +272,8 @@ func (f *Firewall) Measure(live sdk.Live) ([]sdk.Sample, error) {
 	out := []sdk.Sample{
 		{Name: "connections", Help: "Established connections.", Value: float64(stats.Established)},
 		{Name: "connections_capacity", Help: "Established connections that there is room for.", Value: float64(f.config.State.MaxConnections)},
+		{Name: "connections_opening", Help: "New, answered and closed connections with a place of their own.", Value: float64(stats.Opening)},
+		{Name: "connections_share", Help: "Established connections that there is room for on each interface.", Value: float64(stats.Share)},
 		{Name: "connections_full_total", Help: "Times that a connection found no room among the established ones.", Counter: true, Value: float64(stats.Full)},
 	}
 	var allowed, denied Hits

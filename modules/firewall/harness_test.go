@@ -75,8 +75,12 @@ func loadFirewall(t testing.TB, config any) *kernel {
 // loadWith sets constants that are not the control plane's.
 func loadWith(t testing.TB, config any, constants map[string]any) *kernel {
 	t.Helper()
+	return loadCompiled(t, compileConfig(t, config), constants)
+}
+
+func loadCompiled(t testing.TB, f *Firewall, constants map[string]any) *kernel {
+	t.Helper()
 	pkgstest.NeedRoot(t)
-	f := compileConfig(t, config)
 	mod := module(t, f)
 	maps.Copy(mod.Settings.Constants, constants)
 	l, err := dataplane.Load(dataplane.OnTCIngress, dataplane.Egress, mod)
@@ -147,13 +151,17 @@ func (k *kernel) other() map[string]Hits {
 // outdate makes all connections look as if another rule set had allowed them.
 func (k *kernel) outdate(m *Model) {
 	k.t.Helper()
-	for _, c := range m.conns {
-		c.generation--
+	for _, conns := range []map[connKey]*connState{m.conns, m.beside} {
+		for _, c := range conns {
+			c.generation--
+		}
 	}
-	outdateTable[key4](k, mapEstablished4)
-	outdateTable[key4](k, mapPending4)
-	outdateTable[key6](k, mapEstablished6)
-	outdateTable[key6](k, mapPending6)
+	for _, name := range []string{mapEstablished4, mapOpening4, mapPending4} {
+		outdateTable[key4](k, name)
+	}
+	for _, name := range []string{mapEstablished6, mapOpening6, mapPending6} {
+		outdateTable[key6](k, name)
+	}
 }
 
 func outdateTable[K interface{ id() connID }](k *kernel, name string) {

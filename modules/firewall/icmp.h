@@ -15,10 +15,11 @@ static __always_inline int fw_read_quoted_ports(const struct kerb_pkt *pkt, stru
 	f->proto = proto;
 	f->kind = FW_PLAIN;
 	if (proto == IPPROTO_TCP || proto == IPPROTO_UDP) {
-		__be16 *port = kerb_at(pkt, off, 4);
+		__be16 *port = kerb_at(pkt, off, 8); /* RFC 792 has that much quoted */
 
 		if (!port)
 			return 0;
+		f->seq = bpf_ntohl(*(__be32 *)(port + 2)); /* of TCP */
 		local = in ? port[0] : port[1];
 		remote = in ? port[1] : port[0];
 	} else if (proto == (v4 ? IPPROTO_ICMP : IPPROTO_ICMPV6)) {

@@ -13,6 +13,10 @@ type Packet struct {
 	SrcPort  uint16 // TCP and UDP
 	DstPort  uint16
 	TCPFlags uint8
+	Seq, Ack uint32
+	Win      uint16
+	Scale    uint8 // 1 more than the window scale option of a SYN; 0: it has none
+	Len      int   // bytes after the TCP header
 	ICMPType uint8
 	ICMPCode uint8
 	ICMPID   uint16  // identifier of an echo

@@ -12,8 +12,9 @@ const (
 	tcpFIN = 1 << iota
 	tcpSYN
 	tcpRST
-	_
+	tcpPSH
 	tcpACK
+	tcpURG
 )
 
 // kind mirrors enum fw_kind.
@@ -58,11 +59,14 @@ func (p *Packet) isAnswer() bool {
 type Model struct {
 	*Firewall
 	conns   map[connKey]*connState
+	beside  map[connKey]*connState // begun again by the side that began an established one
 	headers headers
 }
 
 // NewModel returns a model without connections.
-func NewModel(f *Firewall) *Model { return &Model{Firewall: f, conns: map[connKey]*connState{}} }
+func NewModel(f *Firewall) *Model {
+	return &Model{Firewall: f, conns: map[connKey]*connState{}, beside: map[connKey]*connState{}}
+}
 
 // connKey is a connection as seen from the service.
 type connKey struct {
@@ -79,6 +83,16 @@ type connState struct {
 	phase      connPhase
 	ingress    bool // direction of the first packet
 	fins       int
+	learnt     bool // TCP that began unseen
+	peer       [2]tcpPeer
+	begun      time.Duration
+}
+
+// tcpPeer is one side of a TCP connection. Sequence numbers.
+type tcpPeer struct {
+	end, maxEnd, maxWin, acked uint32
+	scale                      uint8
+	hasScale, hasAcked         bool
 }
 
 func (p *Packet) key() connKey {
@@ -102,8 +116,10 @@ func (m *Model) expired(k connKey, c *connState, now time.Duration) bool {
 	case k.proto != protoTCP && c.phase == phaseEstablished:
 		limit = t.UDPStream
 	case k.proto != protoTCP:
-	case c.phase >= phaseReset || c.fins != 0:
+	case c.phase >= phaseReset:
 		limit = t.TCPClosing
+	case c.fins != 0:
+		limit = t.TCPHalfClosed
 	case c.phase == phaseEstablished:
 		limit = t.TCPEstablished
 	default:
@@ -116,6 +132,9 @@ func (m *Model) expired(k connKey, c *connState, now time.Duration) bool {
 func (m *Model) Decide(p *Packet, now time.Duration) Decision {
 	if d, decided := m.byLink(p); decided {
 		return d
+	}
+	if p.Proto == protoTCP && !bool(m.config.Malformed) && !p.flagsValid() {
+		return Decision{false, -1, slotInvalid}
 	}
 	if !m.config.State.Enabled {
 		return m.byRules(p)
@@ -132,38 +151,139 @@ func (m *Model) Decide(p *Packet, now time.Duration) Decision {
 	return m.track(p, now)
 }
 
+func (p *Packet) flagsValid() bool {
+	switch p.TCPFlags &^ tcpPSH & 0x3f {
+	case tcpSYN, tcpSYN | tcpURG, tcpSYN | tcpACK, tcpRST, tcpRST | tcpACK, tcpACK, tcpACK | tcpURG, tcpFIN | tcpACK, tcpFIN | tcpACK | tcpURG:
+		return true
+	}
+	return false
+}
+
+func (p *Packet) tcp(flags uint8) bool { return p.Proto == protoTCP && p.TCPFlags&flags != 0 }
+
+func (p *Packet) isSYN() bool {
+	return p.Proto == protoTCP && p.TCPFlags&(tcpSYN|tcpACK|tcpRST|tcpFIN) == tcpSYN
+}
+
+var invalid = Decision{false, -1, slotInvalid}
+
 func (m *Model) track(p *Packet, now time.Duration) Decision {
 	k := p.key()
 	c := m.conns[k]
-	opens := p.Proto == protoTCP && p.TCPFlags&(tcpSYN|tcpACK) == tcpSYN
-	if c != nil && (m.expired(k, c, now) || opens && c.phase >= phaseReset) {
-		delete(m.conns, k)
-		c = nil
+	if c != nil && c.phase == phaseEstablished {
+		if !m.expired(k, c, now) {
+			return m.onEstablished(p, k, c, now)
+		}
+		m.dropEstablished(k)
+		c = m.conns[k]
 	}
 	if c == nil {
-		d := m.byRules(p)
-		if d.Allow && p.begins() {
-			m.conns[k] = &connState{seen: now, generation: m.generation(), ingress: p.Ingress}
+		return m.unknown(p, k, m.conns, now)
+	}
+	known, fits := m.onOpening(p, k, c, now)
+	switch {
+	case !known:
+		delete(m.conns, k)
+		return m.unknown(p, k, m.conns, now)
+	case !fits:
+		return invalid
+	}
+	return m.tracked(p, k, c)
+}
+
+// dropEstablished leaves the connection that was begun beside it, if any.
+func (m *Model) dropEstablished(k connKey) {
+	delete(m.conns, k)
+	if c := m.beside[k]; c != nil {
+		m.conns[k] = c
+		delete(m.beside, k)
+	}
+}
+
+func (m *Model) onEstablished(p *Packet, k connKey, c *connState, now time.Duration) Decision {
+	if p.Proto != protoTCP {
+		c.seen = now
+		return m.tracked(p, k, c)
+	}
+	if p.TCPFlags&(tcpSYN|tcpACK|tcpRST) == tcpSYN && p.Ingress == c.ingress {
+		return m.unknown(p, k, m.beside, now)
+	}
+	switch c.fit(p) {
+	case fitNot:
+		alt := m.beside[k]
+		if alt == nil {
+			return invalid
 		}
+		known, fits := m.onOpening(p, k, alt, now)
+		if !known {
+			delete(m.beside, k)
+		}
+		if !known || !fits {
+			return invalid
+		}
+		if p.tcp(tcpSYN | tcpRST) {
+			m.dropEstablished(k)
+		}
+		return m.tracked(p, k, alt)
+	case fitPass:
+		return m.tracked(p, k, c)
+	}
+	c.seen = now
+	c.ends(p)
+	if c.phase != phaseEstablished {
+		delete(m.beside, k)
+	}
+	return m.tracked(p, k, c)
+}
+
+// ends is the effect of FIN and RST.
+func (c *connState) ends(p *Packet) {
+	if p.tcp(tcpRST) {
+		if c.phase != phaseClosed {
+			c.phase = phaseReset
+		}
+	} else if p.tcp(tcpFIN) {
+		c.fins |= 1 << side(p)
+		if c.fins == 3 {
+			c.phase = phaseClosed
+		}
+	}
+}
+
+// unknown is a packet without a connection, or that may begin one in a table.
+func (m *Model) unknown(p *Packet, k connKey, table map[connKey]*connState, now time.Duration) Decision {
+	d := m.byRules(p)
+	if !d.Allow || !p.begins() && p.Proto != protoTCP {
 		return d
 	}
-	if c.generation != m.generation() {
-		return m.recheck(p, k, c)
+	c := &connState{seen: now, begun: now, generation: m.generation(), ingress: p.Ingress}
+	if p.Proto == protoTCP && !p.isSYN() {
+		midstream := !p.tcp(tcpSYN | tcpRST)
+		if p.Ingress && !(midstream && m.config.State.Pickup > 0) {
+			return invalid
+		}
+		if !midstream {
+			return d
+		}
+		c.learnt = true
+		c.fit(p)
+		if p.tcp(tcpFIN) {
+			c.fins = 1 << side(p)
+		}
+	} else if p.Proto == protoTCP {
+		c.peer[side(p)].init(p)
 	}
-	c.advance(p)
-	c.seen = now
-	return Decision{true, -1, slotTracked}
+	table[k] = c
+	return d
 }
 
-func (p *Packet) begins() bool {
-	if p.kind() == kindPlain {
-		return p.Proto != protoTCP || p.TCPFlags&tcpRST == 0
-	}
-	return p.isRequest()
-}
+func (p *Packet) begins() bool { return p.kind() == kindPlain || p.isRequest() }
 
-// recheck asks the present rules about the beginning of a connection that others allowed.
-func (m *Model) recheck(p *Packet, k connKey, c *connState) Decision {
+// tracked is a packet of a connection. One that other rules allowed is looked at again.
+func (m *Model) tracked(p *Packet, k connKey, c *connState) Decision {
+	if c.generation == m.generation() {
+		return Decision{true, -1, slotTracked}
+	}
 	first := *p
 	if p.Ingress != c.ingress {
 		first.Ingress, first.Src, first.Dst, first.SrcPort, first.DstPort = c.ingress, p.Dst, p.Src, p.DstPort, p.SrcPort
@@ -173,9 +293,10 @@ func (m *Model) recheck(p *Packet, k connKey, c *connState) Decision {
 	}
 	d := m.byRules(&first)
 	if d.Allow {
-		c.generation = m.generation()
+		m.conns[k].generation = m.generation()
 	} else {
 		delete(m.conns, k)
+		delete(m.beside, k)
 	}
 	if p.Ingress != c.ingress {
 		d.Slot, d.Rule = slotTracked, -1
@@ -186,33 +307,29 @@ func (m *Model) recheck(p *Packet, k connKey, c *connState) Decision {
 	return d
 }
 
-func (c *connState) advance(p *Packet) {
-	flags := uint8(0)
+// onOpening is a packet of a connection that is not established, or no longer.
+func (m *Model) onOpening(p *Packet, k connKey, c *connState, now time.Duration) (known, fits bool) {
+	opens := p.Proto == protoTCP && p.TCPFlags&(tcpSYN|tcpACK) == tcpSYN && p.Ingress == c.ingress
+	if m.expired(k, c, now) || opens && c.phase >= phaseReset {
+		return false, false
+	}
 	if p.Proto == protoTCP {
-		flags = p.TCPFlags
+		fit := c.open(p)
+		if fit == fitYes {
+			c.seen = now
+		}
+		return true, fit != fitNot
 	}
-	bit := 1
-	if p.Ingress {
-		bit = 2
-	}
+	c.seen = now
 	switch {
-	case flags&tcpRST != 0:
-		if c.phase != phaseClosed {
-			c.phase = phaseReset
-		}
-	case flags&tcpFIN != 0:
-		c.fins |= bit
-		if c.fins == 3 {
-			c.phase = phaseClosed
-		}
-	case c.phase == phaseEstablished || c.phase == phaseClosed:
 	case p.Ingress != c.ingress:
 		if c.phase == phaseNew {
 			c.phase = phaseReplied
 		}
-	case c.phase != phaseNew && !p.isICMP() && flags&tcpSYN == 0:
+	case c.phase == phaseReplied && !p.isICMP() && now-c.begun >= time.Duration(m.config.State.assured):
 		c.phase = phaseEstablished
 	}
+	return true, true
 }
 
 // related tells whether an ICMP error is about a connection and goes to whom the quoted packet came from.
@@ -228,5 +345,5 @@ func (m *Model) related(p *Packet, now time.Duration) bool {
 		return false
 	}
 	c := m.conns[k]
-	return c != nil && c.generation == m.generation() && !m.expired(k, c, now)
+	return c != nil && c.generation == m.generation() && !m.expired(k, c, now) && (q.Proto != protoTCP || c.quotes(&quoted))
 }

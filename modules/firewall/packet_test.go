@@ -50,23 +50,18 @@ const (
 func TestRepliesPassUnderDefaultDeny(t *testing.T) {
 	for _, a := range [][2]string{{svc4, far4}, {svc6, far6}} {
 		k := loadFirewall(t, `{}`)
-		out := func(sport, dport uint16, flags uint8) frame {
-			return frame{Packet: tcp(a[0], sport, a[1], dport, flags)}
-		}
-		in := func(sport, dport uint16, flags uint8) frame {
-			return frame{Packet: tcp(a[1], sport, a[0], dport, flags)}
-		}
+		f, other := newTCPFlow(a[0], 5000, a[1], 80), newTCPFlow(a[0], 5001, a[1], 80)
 		k.steps(
-			step{"uninvited", in(80, 5000, tcpSYN|tcpACK), true, false},
-			step{"SYN", out(5000, 80, tcpSYN), false, true},
-			step{"SYN ACK", in(80, 5000, tcpSYN|tcpACK), true, true},
-			step{"SYN ACK to another port", in(80, 5001, tcpSYN|tcpACK), true, false},
-			step{"ACK", out(5000, 80, tcpACK), false, true},
-			step{"data", in(80, 5000, tcpACK), true, true},
-			step{"FIN", in(80, 5000, tcpFIN|tcpACK), true, true},
-			step{"FIN back", out(5000, 80, tcpFIN|tcpACK), false, true},
-			step{"last ACK", in(80, 5000, tcpACK), true, true},
-			step{"new SYN from outside on the closed connection", in(80, 5000, tcpSYN), true, false},
+			step{"uninvited", newTCPFlow(a[0], 5000, a[1], 80).in(tcpSYN|tcpACK, 0), true, false},
+			step{"SYN", f.out(tcpSYN, 0), false, true},
+			step{"SYN ACK", f.in(tcpSYN|tcpACK, 0), true, true},
+			step{"SYN ACK to another port", other.in(tcpSYN|tcpACK, 0), true, false},
+			step{"ACK", f.out(tcpACK, 0), false, true},
+			step{"data", f.in(tcpACK, 100), true, true},
+			step{"FIN", f.in(tcpFIN|tcpACK, 0), true, true},
+			step{"FIN back", f.out(tcpFIN|tcpACK, 0), false, true},
+			step{"last ACK", f.in(tcpACK, 0), true, true},
+			step{"new SYN from outside on the closed connection", f.in(tcpSYN, 0), true, false},
 			step{"echo reply uninvited", frame{Packet: icmp(a[1], a[0], echoReply(a[1]), 9)}, true, false},
 			step{"echo request out", frame{Packet: icmp(a[0], a[1], echoRequest(a[0]), 9)}, false, true},
 			step{"echo reply", frame{Packet: icmp(a[1], a[0], echoReply(a[1]), 9)}, true, true},
@@ -84,17 +79,17 @@ func TestStateOfAnotherInterfaceDoesNotCount(t *testing.T) {
 	k.pass(f.bytes(), false)
 	var key key4
 	var c conn
-	if err := k.maps[mapPending4].NextKey(nil, &key); err != nil {
+	if err := k.maps[mapOpening4].NextKey(nil, &key); err != nil {
 		t.Fatal(err)
 	}
-	if err := k.maps[mapPending4].Lookup(key, &c); err != nil {
+	if err := k.maps[mapOpening4].Lookup(key, &c); err != nil {
 		t.Fatal(err)
 	}
-	if err := k.maps[mapPending4].Delete(key); err != nil {
+	if err := k.maps[mapOpening4].Delete(key); err != nil {
 		t.Fatal(err)
 	}
 	key.Ifindex++
-	if err := k.maps[mapPending4].Put(key, c); err != nil {
+	if err := k.maps[mapOpening4].Put(key, c); err != nil {
 		t.Fatal(err)
 	}
 	k.steps(step{"answer at this interface", frame{Packet: udp(far4, 53, svc4, 5000)}, true, false})
@@ -234,48 +229,42 @@ func ptr[T any](v T) *T { return &v }
 
 func TestFullTable(t *testing.T) {
 	notEmulated(t)
-	establish := func(k *kernel, port uint16) bool {
-		out, in := tcp(svc4, port, far4, 80, tcpSYN), tcp(far4, 80, svc4, port, tcpSYN|tcpACK)
-		ack := tcp(svc4, port, far4, 80, tcpACK)
-		return k.pass(frame{Packet: out}.bytes(), false) && k.pass(frame{Packet: in}.bytes(), true) && k.pass(frame{Packet: ack}.bytes(), false)
-	}
+	flow := func(port uint16) *tcpFlow { return newTCPFlow(svc4, port, far4, 80) }
 	k := loadFirewall(t, `{"state": {"maxConnections": 2, "whenFull": "drop"}}`)
-	if !establish(k, 1) || !establish(k, 2) || establish(k, 3) {
+	if !k.establish(flow(1), 0) || !k.establish(flow(2), 0) || k.establish(flow(3), 0) {
 		t.Error("drop: two connections should be established, a third one not")
 	}
 	if k.drops(dropTableFull) != 1 {
 		t.Error("drop was not counted as full table")
 	}
 	k = loadFirewall(t, `{"state": {"maxConnections": 2}}`)
-	if !establish(k, 1) || !establish(k, 2) || !establish(k, 3) {
+	third := flow(3)
+	if !k.establish(flow(1), 0) || !k.establish(flow(2), 0) || !k.establish(third, 0) {
 		t.Error("stateless: three connections should work")
 	}
 	if s, err := readStats(k.maps); err != nil || s.Established != 2 || s.Full != 1 {
 		t.Errorf("%+v %v, want 2 established, 1 time full", s, err)
 	}
-	data := frame{Packet: tcp(far4, 80, svc4, 3, tcpACK)}
-	k.steps(step{"stateless: the third one's answers pass", data, true, true})
+	k.steps(step{"stateless: the third one's answers pass", third.in(tcpACK, 10), true, true})
 }
 
 // A flood of beginnings, answered or not, costs an established connection nothing.
 func TestFloodSparesEstablished(t *testing.T) {
 	notEmulated(t)
 	k := loadFirewall(t, `{"rules": [{"action": "allow", "direction": "ingress", "protocol": "tcp", "dstPort": 80}], "defaultPolicy": {"egress": "deny"}, "antiSpoof": false}`)
-	good := tcp(far4, 999, svc4, 80, tcpSYN)
-	back := tcp(svc4, 80, far4, 999, tcpSYN|tcpACK)
-	k.pass(frame{Packet: good}.bytes(), true)
-	k.pass(frame{Packet: back}.bytes(), false)
-	good.TCPFlags, back.TCPFlags = tcpACK, tcpACK
-	k.pass(frame{Packet: good}.bytes(), true)
+	good := newTCPFlow(svc4, 80, far4, 999)
+	if !k.establish(good, 1) {
+		t.Fatal("no handshake")
+	}
 	for i := range 40000 {
-		from := fmt.Sprintf("198.51.%d.%d", i>>8&0xff, i&0xff)
-		k.pass(frame{Packet: tcp(from, uint16(i), svc4, 80, tcpSYN)}.bytes(), true)
-		k.pass(frame{Packet: tcp(svc4, 80, from, uint16(i), tcpSYN|tcpACK)}.bytes(), false)
+		f := newTCPFlow(svc4, 80, fmt.Sprintf("198.51.%d.%d", i>>8&0xff, i&0xff), uint16(i))
+		k.pass(f.in(tcpSYN, 0).bytes(), true)
+		k.pass(f.out(tcpSYN|tcpACK, 0).bytes(), false)
 	}
 	if s, err := readStats(k.maps); err != nil || s.Established != 1 {
 		t.Errorf("%+v %v, want 1 established", s, err)
 	}
-	k.steps(step{"answer of the established connection", frame{Packet: back}, false, true})
+	k.steps(step{"answer of the established connection", good.out(tcpACK, 10), false, true})
 }
 
 // tick waits until the coarse clock has gone on.
@@ -292,13 +281,15 @@ func tick(t *testing.T) {
 }
 
 func TestAgeing(t *testing.T) {
-	k := loadFirewall(t, `{"state": {"timeouts": {"udp": "1ns", "udpStream": "1ns", "tcpSyn": "1h"}}}`)
+	f := compileConfig(t, `{"state": {"timeouts": {"tcpSyn": "1h"}}}`)
+	f.config.State.Timeouts.UDP = 1
+	k, flow := loadCompiled(t, f, nil), newTCPFlow(svc4, 1, far4, 53)
 	k.pass(frame{Packet: udp(svc4, 1, far4, 53)}.bytes(), false)
 	tick(t)
 	k.steps(step{"answer to an expired UDP flow", frame{Packet: udp(far4, 53, svc4, 1)}, true, false})
-	k.pass(frame{Packet: tcp(svc4, 1, far4, 53, tcpSYN)}.bytes(), false)
+	k.pass(flow.out(tcpSYN, 0).bytes(), false)
 	tick(t)
-	k.steps(step{"answer to a fresh TCP connection", frame{Packet: tcp(far4, 53, svc4, 1, tcpSYN|tcpACK)}, true, true})
+	k.steps(step{"answer to a fresh TCP connection", flow.in(tcpSYN|tcpACK, 0), true, true})
 }
 
 func (k *kernel) live(ifindexes ...uint32) sdk.Live {
@@ -311,7 +302,9 @@ func (k *kernel) live(ifindexes ...uint32) sdk.Live {
 }
 
 func TestSweep(t *testing.T) {
-	k := loadFirewall(t, `{}`)
+	f := compileConfig(t, `{}`)
+	f.config.State.assured = 0
+	k := loadCompiled(t, f, nil)
 	for _, a := range [][2]string{{svc4, far4}, {svc6, far6}} {
 		k.pass(frame{Packet: udp(a[0], 1, a[1], 53)}.bytes(), false)
 		k.pass(frame{Packet: udp(a[1], 53, a[0], 1)}.bytes(), true)
@@ -327,7 +320,7 @@ func TestSweep(t *testing.T) {
 		}
 	}
 	check("all alive", 2, 1)
-	if err := correctCount(k.maps, 77); err != nil {
+	if err := k.correctTable(k.maps, census{1: 77}, census{}); err != nil {
 		t.Fatal(err)
 	}
 	check("count put right", 2, 1)

@@ -30,6 +30,7 @@ const (
 	slotSpoofed      = 12
 	slotOffload      = 13
 	slotLinkDenied   = 14
+	slotInvalid      = 15
 	slotRules        = 16
 )
 

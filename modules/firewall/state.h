@@ -1,16 +1,31 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Connections. Two tables per family: a new connection lives in `pending`, an LRU table that a flood may churn as it
- * likes, until the side that began it answers the answer; then it moves to `established`, where nothing is ever evicted.
- * A closed connection goes back to pending for its last packets. So spoofed packets, answered or not, cost no live
- * connection its entry. Entries are keyed by the service's interface and side: both directions find the same one. */
+/* Connections. Three tables per family: a new connection lives in `opening` until the side that began it answers the
+ * answer; then it moves to `established`. A closed connection goes back to opening for its last packets. Nothing is ever
+ * evicted from these two: each interface has a quota in both, and what exceeds it in opening goes to `pending`, an LRU
+ * table that a flood may churn. So a service under a flood, answered or not, costs no other service an entry, and itself
+ * only new ones. Entries are keyed by the service's interface and side: both directions find the same one.
+ *
+ * The kernel may give an entry's memory to another key while a program holds a pointer to it. Therefore a change that
+ * trusts a connection more (state, generation) writes a whole value by key; only time and windows are updated in place. */
 #ifndef FW_STATE_H
 #define FW_STATE_H
 
 #include "flow.h"
+#include "tcp.h"
 
-#define FW_PENDING     16384
+#define FW_OPENING     16384
+#define FW_PENDING    16384
 #define FW_ESTABLISHED 65536 /* max_connections unless configured; entries are allocated when needed */
+#define FW_INTERFACES       65536
 #define FW_TOUCH_NS    (1ULL << 30)
+#define FW_EEXIST      17
+
+/* XDP sees one direction only. */
+#ifdef KERB_HOOK_XDP
+#define FW_BOTH_WAYS 0
+#else
+#define FW_BOTH_WAYS 1
+#endif
 
 KERB_CONFIG(_Bool, state, 1);
 KERB_CONFIG(_Bool, coarse_clock, 0); /* bpf_ktime_get_coarse_ns is there (5.11) */
@@ -19,31 +34,22 @@ KERB_CONFIG(__u32, generation, 0); /* identity of the rule set: entries of anoth
 KERB_CONFIG(__u64, max_connections, 65536);
 KERB_CONFIG(__u64, tcp_syn_ns, 60000000000ULL);
 KERB_CONFIG(__u64, tcp_established_ns, 86400000000000ULL);
+KERB_CONFIG(__u64, tcp_half_closed_ns, 3600000000000ULL);
 KERB_CONFIG(__u64, tcp_closing_ns, 60000000000ULL);
 KERB_CONFIG(__u64, udp_ns, 30000000000ULL);
 KERB_CONFIG(__u64, udp_stream_ns, 180000000000ULL);
+KERB_CONFIG(__u64, udp_assured_ns, 2000000000ULL); /* an answered flow is established once it has lasted this long */
 KERB_CONFIG(__u64, icmp_ns, 30000000000ULL);
+KERB_CONFIG(__u64, pickup_ns, 300000000000ULL); /* how long after the first packet TCP from outside may begin unseen */
 
-enum fw_state {
-	FW_NEW = 0,	    /* packets from the beginner only */
-	FW_REPLIED = 1,	    /* and an answer */
-	FW_ESTABLISHED_ = 2, /* and an answer to that */
-	FW_RESET = 3,	    /* a RST was seen: goes on if packets do, as the RST may have been forged */
-	FW_CLOSED = 4,	    /* both sides sent FIN */
-};
-
-struct fw_conn {
-	__u64 seen; /* monotonic clock, to about a second */
-	__u32 generation;
-	__u8 state; /* enum fw_state */
-	__u8 from;  /* direction of the first packet */
-	__u8 fins;  /* bit per direction */
-	__u8 zero;
-};
-
+/* Counters of both families together, and quotas of an interface in entries. An interface may add an entry if it has less
+ * than its share, or all together less than what is common. The control plane writes the quotas; zero: not yet. */
 struct fw_table {
-	__u64 established; /* entries in both established tables */
-	__u64 full;	   /* times that there was no room */
+	__u64 established;
+	__u64 full; /* times that there was no room */
+	__u64 opening;
+	__u32 share, common;
+	__u32 opening_share, opening_common;
 };
 
 struct {
@@ -63,6 +69,22 @@ struct {
 } established6 SEC(".maps");
 
 struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, FW_OPENING);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct fw_key4);
+	__type(value, struct fw_conn);
+} opening4 SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, FW_OPENING);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct fw_key6);
+	__type(value, struct fw_conn);
+} opening6 SEC(".maps");
+
+struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, FW_PENDING);
 	__type(key, struct fw_key4);
@@ -75,6 +97,14 @@ struct {
 	__type(key, struct fw_key6);
 	__type(value, struct fw_conn);
 } pending6 SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, FW_INTERFACES);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, __u32); /* ifindex */
+	__type(value, struct fw_usage);
+} usage SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -91,6 +121,16 @@ enum fw_track {
 	FW_FULL = 2,	/* of one that found no room */
 	FW_STALE = 3,	/* of one that other rules allowed, sent by who began it: today's rules decide */
 	FW_STALE_ANSWER = 4, /* the same from the other side: today's rules decide on the opposite packet */
+	FW_INVALID = 5, /* TCP that does not fit its connection */
+};
+
+/* Why the established table alone does not decide. */
+enum fw_why {
+	FW_WHY_ABSENT = 0,
+	FW_WHY_EXPIRED = 1,
+	FW_WHY_MISFIT = 2,
+	FW_WHY_ENDS = 3, /* FIN or RST */
+	FW_WHY_NOT = 4,	 /* it does */
 };
 
 static __always_inline __u64 fw_now(void)
@@ -103,10 +143,12 @@ static __always_inline __u64 fw_timeout(const struct fw_conn *c, const struct fw
 	if (f->kind != FW_PLAIN)
 		return icmp_ns;
 	if (f->proto != IPPROTO_TCP)
-		return c->state == FW_ESTABLISHED_ ? udp_stream_ns : udp_ns;
-	if (c->state >= FW_RESET || c->fins)
+		return fw_state(c) == FW_ESTABLISHED_ ? udp_stream_ns : udp_ns;
+	if (fw_state(c) >= FW_RESET)
 		return tcp_closing_ns;
-	return c->state == FW_ESTABLISHED_ ? tcp_established_ns : tcp_syn_ns;
+	if (c->fins)
+		return tcp_half_closed_ns;
+	return fw_state(c) == FW_ESTABLISHED_ ? tcp_established_ns : tcp_syn_ns;
 }
 
 /* A clock read on another CPU may lie a little ahead of ours: the difference is signed. */
@@ -121,6 +163,19 @@ static __always_inline void fw_touch(struct fw_conn *c, __u64 now)
 		c->seen = now;
 }
 
+/* TCP whose windows are tracked. */
+static __always_inline int fw_is_tcp(const struct fw_flow *f)
+{
+	return FW_BOTH_WAYS && f->proto == IPPROTO_TCP && f->kind == FW_PLAIN;
+}
+
+static __always_inline int fw_stale(const struct fw_conn *c, const struct fw_flow *f)
+{
+	if (c->generation == generation)
+		return FW_TRACKED;
+	return f->dir == c->from ? FW_STALE : FW_STALE_ANSWER;
+}
+
 static __always_inline struct fw_table *fw_get_table(void)
 {
 	__u32 zero = 0;
@@ -128,147 +183,345 @@ static __always_inline struct fw_table *fw_get_table(void)
 	return bpf_map_lookup_elem(&table, &zero);
 }
 
-/* Moves c, an entry of pending, to established. */
-static __always_inline int fw_promote(void *established, void *pending, const void *key, const struct fw_conn *c)
+static __always_inline struct fw_usage *fw_get_usage(struct fw_flow *f, __u64 now)
 {
-	struct fw_conn copy = {.seen = c->seen, .generation = c->generation, .state = FW_ESTABLISHED_, .from = c->from, .fins = c->fins};
+	struct fw_usage *u = bpf_map_lookup_elem(&usage, &f->key4.ifindex);
+
+	if (u)
+		return u;
+	__builtin_memset(&f->usage, 0, sizeof(f->usage));
+	f->usage.since = now;
+	bpf_map_update_elem(&usage, &f->key4.ifindex, &f->usage, BPF_NOEXIST);
+	return bpf_map_lookup_elem(&usage, &f->key4.ifindex);
+}
+
+/* Counters may be off, even below zero, until the control plane counts. */
+static __always_inline int fw_room(__s64 own, __s64 all, __u32 share, __u32 common, __u64 most)
+{
+	if (!share)
+		return all < (__s64)most;
+	return all < (__s64)most && (own < (__s64)share || all < (__s64)common);
+}
+
+/* Whether f->next found its place; counts against the interface. What has not been answered, or is over, may have half of it. */
+static __always_inline int fw_add_opening(void *opening, struct fw_flow *f, __u64 now)
+{
+	const struct fw_conn *c = &f->next;
+	int half = fw_state(c) == FW_NEW || fw_state(c) >= FW_RESET, err;
+	struct fw_usage *u = fw_get_usage(f, now);
 	struct fw_table *t = fw_get_table();
+
+	if (!t || !u)
+		return 0;
+	if (!fw_room(u->opening << half, t->opening << half, t->opening_share, t->opening_common, FW_OPENING))
+		return !bpf_map_update_elem(opening, &f->key4, c, BPF_EXIST);
+	err = bpf_map_update_elem(opening, &f->key4, c, BPF_NOEXIST);
+	if (err == -FW_EEXIST)
+		return !bpf_map_update_elem(opening, &f->key4, c, BPF_EXIST);
+	if (err)
+		return 0;
+	__sync_fetch_and_add(&u->opening, 1);
+	__sync_fetch_and_add(&t->opening, 1);
+	return 1;
+}
+
+/* Writes f->next as a new entry. */
+static __noinline int fw_put(void *opening, void *pending, __u64 now)
+{
+	struct fw_flow *f = fw_flow();
+
+	if (f && !fw_add_opening(opening, f, now))
+		bpf_map_update_elem(pending, &f->key4, &f->next, BPF_ANY);
+	return 0;
+}
+
+static __noinline int fw_forget_opening(void *opening, void *pending)
+{
+	struct fw_flow *f = fw_flow();
+	struct fw_table *t = fw_get_table();
+	struct fw_usage *u;
+
+	if (!f || !t)
+		return 0;
+	if (bpf_map_delete_elem(opening, &f->key4)) {
+		bpf_map_delete_elem(pending, &f->key4);
+		return 0;
+	}
+	__sync_fetch_and_add(&t->opening, -1);
+	u = bpf_map_lookup_elem(&usage, &f->key4.ifindex);
+	if (u)
+		__sync_fetch_and_add(&u->opening, -1);
+	return 0;
+}
+
+static __noinline int fw_forget(void *established)
+{
+	struct fw_flow *f = fw_flow();
+	struct fw_table *t = fw_get_table();
+	struct fw_usage *u;
+
+	if (!f || !t || bpf_map_delete_elem(established, &f->key4))
+		return 0;
+	__sync_fetch_and_add(&t->established, -1);
+	u = bpf_map_lookup_elem(&usage, &f->key4.ifindex);
+	if (u)
+		__sync_fetch_and_add(&u->established, -1);
+	return 0;
+}
+
+/* Whether a connection, which has become f->next, finds room among the established ones. */
+static __noinline int fw_promote(void *established, __u64 now)
+{
+	struct fw_flow *f = fw_flow();
+	struct fw_table *t = fw_get_table();
+	struct fw_usage *u;
 	int err; /* before Linux 6.4 only the lower half of what the helper returns is right */
 
-	if (!t)
-		return FW_TRACKED;
-	if (t->established >= max_connections) {
+	if (!f || !t)
+		return 0;
+	u = fw_get_usage(f, now);
+	if (!u || !fw_room(u->established, t->established, t->share, t->common, max_connections)) {
 		__sync_fetch_and_add(&t->full, 1);
-		return drop_when_full ? FW_FULL : FW_TRACKED;
+		return 0;
 	}
-	err = bpf_map_update_elem(established, key, &copy, BPF_NOEXIST);
-	if (!err) {
+	err = bpf_map_update_elem(established, &f->key4, &f->next, BPF_NOEXIST);
+	if (err && err != -FW_EEXIST) {
+		__sync_fetch_and_add(&t->full, 1);
+		return 0;
+	}
+	if (!err) { /* else another CPU was faster */
 		__sync_fetch_and_add(&t->established, 1);
-		bpf_map_delete_elem(pending, key);
-	} else if (err != -17) { /* EEXIST: another CPU was faster */
-		__sync_fetch_and_add(&t->full, 1);
-		return drop_when_full ? FW_FULL : FW_TRACKED;
+		__sync_fetch_and_add(&u->established, 1);
 	}
-	return FW_TRACKED;
+	return 1;
 }
 
-static __always_inline void fw_forget(void *established, const void *key)
+/* FIN or RST on an established connection that they fit. */
+static __always_inline int fw_ends(void *established, void *opening, void *pending, struct fw_flow *f, __u64 now)
 {
-	struct fw_table *t = fw_get_table();
+	struct fw_conn *c = bpf_map_lookup_elem(established, &f->key4), *n = &f->next;
 
-	if (!bpf_map_delete_elem(established, key) && t)
-		__sync_fetch_and_add(&t->established, -1);
+	if (!c)
+		return FW_TRACKED;
+	*n = *c;
+	n->seen = now;
+	if (f->tcp & TCP_RST)
+		n->state = FW_RESET;
+	else if ((n->fins |= 1 << (f->dir & 1)) == 3)
+		n->state = FW_CLOSED;
+	if (fw_state(n) == FW_ESTABLISHED_) {
+		bpf_map_update_elem(established, &f->key4, n, BPF_EXIST);
+	} else {
+		fw_put(opening, pending, now);
+		fw_forget(established);
+	}
+	return fw_stale(n, f);
 }
 
-/* Moves c, an entry of established, to pending. */
-static __always_inline void fw_demote(void *established, void *pending, const void *key, const struct fw_conn *c, __u8 state, __u64 now)
+/* What becomes of a connection that is no TCP, or seen one way only. */
+static __always_inline void fw_advance(struct fw_conn *n, const struct fw_flow *f, __u64 now)
 {
-	struct fw_conn copy = {.seen = now, .generation = c->generation, .state = state, .from = c->from, .fins = c->fins};
-
-	bpf_map_update_elem(pending, key, &copy, BPF_ANY);
-	fw_forget(established, key);
+	if (f->dir != n->from) {
+		if (fw_state(n) == FW_NEW)
+			n->state = FW_REPLIED;
+	} else if (fw_state(n) == FW_REPLIED && f->kind == FW_PLAIN && (__s64)(now - n->begun) >= (__s64)udp_assured_ns) {
+		n->state = FW_ESTABLISHED_;
+	}
 }
 
-static __always_inline int fw_on_established(void *established, void *pending, const void *key, struct fw_conn *c,
-					     const struct fw_flow *f, __u64 now)
+/* Writes f->next over the entry that it was copied from. What has been answered leaves the LRU table if there is room. */
+static __always_inline void fw_write_back(void *opening, void *pending, struct fw_flow *f, int answered, __u64 now)
 {
-	if (fw_expired(c, f, now)) {
-		fw_forget(established, key);
+	if (!bpf_map_update_elem(opening, &f->key4, &f->next, BPF_EXIST))
+		return;
+	if (answered) {
+		bpf_map_delete_elem(pending, &f->key4);
+		fw_put(opening, pending, now);
+	} else {
+		bpf_map_update_elem(pending, &f->key4, &f->next, BPF_EXIST);
+	}
+}
+
+static __always_inline int fw_on_opening(void *established, void *opening, void *pending, struct fw_conn *c, struct fw_flow *f,
+					 __u64 now)
+{
+	int opens = (f->tcp & (TCP_SYN | TCP_ACK)) == TCP_SYN && (!FW_BOTH_WAYS || f->dir == c->from);
+	struct fw_conn *n = &f->next;
+	__u32 fit = FW_FIT_YES;
+
+	*n = *c;
+	if (fw_expired(n, f, now) || (opens && fw_state(n) >= FW_RESET)) {
+		fw_forget_opening(opening, pending);
 		return FW_UNKNOWN;
 	}
-	if (c->generation != generation)
-		return f->dir == c->from ? FW_STALE : FW_STALE_ANSWER;
-	if (f->tcp & (TCP_FIN | TCP_RST)) {
-		if (f->tcp & TCP_RST) {
-			fw_demote(established, pending, key, c, FW_RESET, now);
-			return FW_TRACKED;
+	if (fw_is_tcp(f))
+		fit = fw_blur(f, fw_tcp_opening(n, f));
+	else
+		fw_advance(n, f, now);
+	if (fit == FW_FIT_NOT)
+		return FW_INVALID;
+	if (fit == FW_FIT_YES)
+		n->seen = now;
+	if (fw_state(n) == FW_ESTABLISHED_) {
+		if (fw_promote(established, now)) {
+			fw_forget_opening(opening, pending);
+			return fw_stale(n, f);
 		}
-		c->fins |= 1 << f->dir;
-		if (c->fins == 3) {
-			fw_demote(established, pending, key, c, FW_CLOSED, now);
-			return FW_TRACKED;
-		}
+		n->state = FW_REPLIED; /* as long as there is no room */
+		fw_write_back(opening, pending, f, 0, now);
+		return drop_when_full ? FW_FULL : fw_stale(n, f);
 	}
-	fw_touch(c, now);
-	return FW_TRACKED;
+	if (fit == FW_FIT_PASS)
+		return fw_stale(n, f);
+	if (fw_is_tcp(f) || fw_state(n) != c->state)
+		fw_write_back(opening, pending, f, fw_state(n) == FW_REPLIED && fw_state(c) == FW_NEW, now);
+	else
+		fw_touch(c, now);
+	return fw_stale(n, f);
 }
 
-static __always_inline int fw_on_pending(void *established, void *pending, const void *key, struct fw_conn *c,
-					 const struct fw_flow *f, __u64 now)
+/* All that the established table alone does not decide. */
+static __noinline int fw_track_slowly(void *established, void *opening, void *pending, __u64 now, int why)
 {
-	int opens = (f->tcp & (TCP_SYN | TCP_ACK)) == TCP_SYN;
+	struct fw_flow *f = fw_flow();
+	struct fw_conn *c;
+	int track;
 
-	if (fw_expired(c, f, now) || (opens && c->state >= FW_RESET)) {
-		bpf_map_delete_elem(pending, key);
+	if (!f)
 		return FW_UNKNOWN;
+	if (why == FW_WHY_ENDS)
+		return fw_ends(established, opening, pending, f, now);
+	if (why == FW_WHY_EXPIRED)
+		fw_forget(established);
+	c = bpf_map_lookup_elem(opening, &f->key4);
+	if (!c)
+		c = bpf_map_lookup_elem(pending, &f->key4);
+	if (!c)
+		return why == FW_WHY_MISFIT ? FW_INVALID : FW_UNKNOWN;
+	track = fw_blur(f, fw_on_opening(established, opening, pending, c, f, now));
+	if (why != FW_WHY_MISFIT)
+		return track;
+	/* Beside the established connection one side has begun another one. Once the other side knows that one only: */
+	if (track != FW_UNKNOWN && track != FW_INVALID && f->tcp & (TCP_SYN | TCP_RST))
+		fw_forget(established);
+	return track == FW_UNKNOWN ? FW_INVALID : track;
+}
+
+/* Looks at the established entry of a packet. What the slow path must do, or FW_WHY_NOT with the answer in *track. */
+static __always_inline int fw_on_established(struct fw_conn *c, struct fw_flow *f, __u64 now, int *track)
+{
+	if (fw_expired(c, f, now))
+		return FW_WHY_EXPIRED;
+	if (fw_is_tcp(f)) {
+		__u32 fit;
+
+		if ((f->tcp & (TCP_SYN | TCP_ACK | TCP_RST)) == TCP_SYN && f->dir == c->from) {
+			*track = FW_UNKNOWN; /* one that has lost the connection begins another one, which may be a lie */
+			return FW_WHY_NOT;
+		}
+		fit = fw_blur(f, fw_tcp_fit(c, f));
+		if (fit == FW_FIT_NOT)
+			return FW_WHY_MISFIT;
+		if (fit == FW_FIT_YES && f->tcp & (TCP_FIN | TCP_RST))
+			return FW_WHY_ENDS;
+		if (fit == FW_FIT_YES)
+			fw_touch(c, now);
+	} else {
+		fw_touch(c, now);
 	}
-	if (c->generation != generation)
-		return f->dir == c->from ? FW_STALE : FW_STALE_ANSWER;
-	if (f->tcp & TCP_RST) {
-		if (c->state != FW_CLOSED)
-			c->state = FW_RESET;
-	} else if (f->tcp & TCP_FIN) {
-		c->fins |= 1 << f->dir;
-		if (c->fins == 3)
-			c->state = FW_CLOSED;
-	} else if (f->dir != c->from) {
-		if (c->state == FW_NEW)
-			c->state = FW_REPLIED;
-	} else if ((c->state == FW_REPLIED || c->state == FW_RESET) && f->kind == FW_PLAIN && !(f->tcp & TCP_SYN)) {
-		c->seen = now;
-		return fw_promote(established, pending, key, c);
-	}
-	fw_touch(c, now);
-	return FW_TRACKED;
+	*track = fw_stale(c, f);
+	return FW_WHY_NOT;
 }
 
 /* What the tables say of the packet, and its effect on them. */
-static __always_inline int fw_track(void *established, void *pending, const void *key, const struct fw_flow *f, __u64 now)
+static __always_inline int fw_track(void *established, void *opening, void *pending, struct fw_flow *f, __u64 now)
 {
-	struct fw_conn *c = bpf_map_lookup_elem(established, key);
+	struct fw_conn *c = bpf_map_lookup_elem(established, &f->key4);
+	int why = FW_WHY_ABSENT, track = FW_UNKNOWN;
 
 	if (c)
-		return fw_on_established(established, pending, key, c, f, now);
-	c = bpf_map_lookup_elem(pending, key);
-	if (c)
-		return fw_on_pending(established, pending, key, c, f, now);
-	return FW_UNKNOWN;
+		why = fw_on_established(c, f, now, &track);
+	if (why == FW_WHY_NOT)
+		return track;
+	return fw_track_slowly(established, opening, pending, now, fw_blur(f, why));
 }
 
 /* Whether a connection with this key is alive. For packets that tell of it without being part of it. */
-static __always_inline int fw_alive(void *established, void *pending, const void *key, const struct fw_flow *f, __u64 now)
+static __always_inline int fw_alive(void *established, void *opening, void *pending, const struct fw_flow *f, __u64 now)
 {
-	struct fw_conn *c = bpf_map_lookup_elem(established, key);
+	struct fw_conn *c = bpf_map_lookup_elem(established, &f->key4);
 
 	if (!c)
-		c = bpf_map_lookup_elem(pending, key);
-	return c && c->generation == generation && !fw_expired(c, f, now);
+		c = bpf_map_lookup_elem(opening, &f->key4);
+	if (!c)
+		c = bpf_map_lookup_elem(pending, &f->key4);
+	if (!c || c->generation != generation || fw_expired(c, f, now))
+		return 0;
+	return !fw_is_tcp(f) || fw_tcp_quotes(c, f);
 }
 
-static __always_inline void fw_begin(void *pending, const void *key, const struct fw_flow *f, __u64 now)
+/* Whether TCP that began unseen may be taken up. What the service sends is part of a connection that it has. From outside
+ * it may be forged, so that it is believed only while the firewall is new to the interface. */
+static __always_inline int fw_may_pick_up(struct fw_flow *f, __u64 now)
 {
-	struct fw_conn c = {.seen = now, .generation = generation, .state = FW_NEW, .from = f->dir};
+	struct fw_usage *u;
 
-	bpf_map_update_elem(pending, key, &c, BPF_ANY);
+	if (f->dir == FW_EGRESS)
+		return 1;
+	if (f->begins != FW_BEGINS_MIDSTREAM)
+		return 0;
+	u = fw_get_usage(f, now);
+	return u && (__s64)(now - u->since) < (__s64)pickup_ns;
+}
+
+static __noinline int fw_begin(void *opening, void *pending, __u64 now)
+{
+	struct fw_flow *f = fw_flow();
+	struct fw_conn *n;
+
+	if (!f)
+		return 0;
+	n = &f->next;
+	__builtin_memset(n, 0, sizeof(*n));
+	n->seen = now;
+	n->generation = generation;
+	n->from = f->dir;
+	if (!fw_is_tcp(f)) {
+		n->begun = now;
+	} else if (f->begins == FW_BEGINS && f->scale != FW_SCALE_UNREADABLE) {
+		fw_peer_init(&n->peer[f->dir & 1], f);
+	} else {
+		n->flags = FW_CONN_LEARNT;
+		fw_tcp_learn(&n->peer[f->dir & 1], &n->peer[~f->dir & 1], f);
+		n->fins = f->tcp & TCP_FIN ? 1 << (f->dir & 1) : 0;
+	}
+	return fw_put(opening, pending, now);
 }
 
 /* After the rules have looked again at the connection of a stale entry. */
-static __always_inline void fw_renew(void *established, void *pending, const void *key, int allowed)
+static __noinline int fw_renew(void *established, void *opening, void *pending, int allowed)
 {
-	struct fw_conn *c = bpf_map_lookup_elem(established, key);
+	struct fw_flow *f = fw_flow();
+	void *map = established;
+	struct fw_conn *c;
 
-	if (c && !allowed) {
-		fw_forget(established, key);
-		return;
+	if (!f)
+		return 0;
+	if (!allowed) {
+		fw_forget(established);
+		return fw_forget_opening(opening, pending);
 	}
+	c = bpf_map_lookup_elem(map, &f->key4);
 	if (!c)
-		c = bpf_map_lookup_elem(pending, key);
+		c = bpf_map_lookup_elem(map = opening, &f->key4);
 	if (!c)
-		return;
-	if (allowed)
-		c->generation = generation;
-	else
-		bpf_map_delete_elem(pending, key);
+		c = bpf_map_lookup_elem(map = pending, &f->key4);
+	if (!c)
+		return 0;
+	f->next = *c;
+	f->next.generation = generation;
+	bpf_map_update_elem(map, &f->key4, &f->next, BPF_EXIST);
+	return 0;
 }
 
 #endif

@@ -1,0 +1,51 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* What is known of a connection. */
+#ifndef FW_CONN_H
+#define FW_CONN_H
+
+#include <linux/types.h>
+
+#define FW_PEER_ACKED (1 << 0) /* acked is known */
+#define FW_PEER_SCALE (1 << 1) /* its SYN had a window scale option */
+
+/* One side of a TCP connection. Sequence numbers in host byte order. */
+struct fw_peer {
+	__u32 end;    /* after the last byte sent */
+	__u32 maxend; /* after the last byte that the other side has allowed */
+	__u32 maxwin; /* largest window offered, scaled; 0: this side has not been seen */
+	__u32 acked;  /* highest acknowledgement number sent */
+	__u8 scale;
+	__u8 flags; /* FW_PEER_* */
+	__u16 zero;
+};
+
+enum fw_state {
+	FW_NEW = 0,	    /* packets from the beginner only */
+	FW_REPLIED = 1,	    /* and an answer */
+	FW_ESTABLISHED_ = 2, /* and an answer to that */
+	FW_RESET = 3,	    /* ended by RST */
+	FW_CLOSED = 4,	    /* both sides sent FIN */
+};
+
+#define FW_CONN_LEARNT (1 << 0) /* TCP that began unseen: window scales are unknown, so that windows are not checked */
+
+struct fw_conn {
+	__u64 seen; /* monotonic clock, to about a second */
+	__u32 generation;
+	__u8 state; /* enum fw_state */
+	__u8 from;  /* direction of the first packet */
+	__u8 fins;  /* bit per direction; FINs on two CPUs at once may lose one, then the half-closed time-out holds */
+	__u8 flags; /* FW_CONN_* */
+	union {
+		struct fw_peer peer[2]; /* TCP; by direction that it sends in */
+		__u64 begun;		/* others; monotonic clock */
+	};
+};
+
+/* What an interface has in the tables. */
+struct fw_usage {
+	__u64 established, opening;
+	__u64 since; /* monotonic clock at the first packet without a connection */
+};
+
+#endif

@@ -1,0 +1,237 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* TCP segments against the windows of their connection (Guido van Rooij, "Real Stateful TCP Packet Filtering in IP Filter",
+ * 2000). Each side's record says what it has sent and what the other side has allowed it to send; a segment fits if it
+ * lies in that window and acknowledges what has been sent. What does not fit is dropped and changes nothing.
+ *
+ * Both directions of a connection may run on two CPUs at once. All fields but maxwin are written by one direction only,
+ * and the segment that an acknowledgement answers passed here before it: no lock is needed. */
+#ifndef FW_TCP_H
+#define FW_TCP_H
+
+#include "flow.h"
+
+#define FW_LAG 66000 /* an acknowledgement may be this many bytes behind, or the largest window if that is more */
+
+enum fw_fit {
+	FW_FIT_NOT = 0,
+	FW_FIT_PASS = 1, /* passes and changes nothing */
+	FW_FIT_YES = 2,
+};
+
+/* 1 if sequence number a is after b, else 0. By its sign, so that a comparison leaves the verifier no ranges of a and b to
+ * follow: before Linux 6.3 it would go on once for each. */
+static __always_inline __u32 fw_after(__u32 a, __u32 b)
+{
+	__u32 sign = b - a;
+
+	asm volatile("" : "+r"(sign));
+	return sign >> 31;
+}
+
+/* The larger of FW_LAG and win. */
+static __always_inline __u32 fw_lag(__u32 win)
+{
+	__u32 more = win - FW_LAG;
+
+	return FW_LAG + (more & (fw_after(FW_LAG, win) - 1));
+}
+
+/* win, or 1 instead of 0: a closed window is probed with one byte. */
+static __always_inline __u32 fw_probed(__u32 win)
+{
+	return win + fw_after(1, win);
+}
+
+/* Read each time, for the verifier not to follow each state through a function. */
+static __always_inline __u8 fw_state(const struct fw_conn *n)
+{
+	return *(const volatile __u8 *)&n->state;
+}
+
+static __always_inline void fw_peer_ack(struct fw_peer *s, __u32 ack)
+{
+	if (s->flags & FW_PEER_ACKED && !fw_after(ack, s->acked))
+		return;
+	s->acked = ack;
+	s->flags |= FW_PEER_ACKED;
+}
+
+/* Neither side is known of a connection that an earlier version of the module has tracked. */
+static __always_inline int fw_is_learnt(struct fw_conn *c)
+{
+	if (!(c->peer[0].maxwin | c->peer[1].maxwin))
+		c->flags |= FW_CONN_LEARNT;
+	return c->flags & FW_CONN_LEARNT;
+}
+
+/* Starts a side's record with its SYN. */
+static __always_inline void fw_peer_init(struct fw_peer *s, const struct fw_flow *f)
+{
+	s->end = f->end;
+	s->maxend = f->seq + 1;
+	s->maxwin = fw_probed(f->win);
+	s->scale = f->scale <= FW_SCALE_MAX ? f->scale : 0;
+	s->flags = f->scale <= FW_SCALE_MAX ? FW_PEER_SCALE : 0;
+	s->acked = 0;
+}
+
+/* A segment of a connection that began unseen: RST and FIN count if they continue exactly what is known. */
+static __always_inline int fw_tcp_learn(struct fw_peer *s, const struct fw_peer *r, const struct fw_flow *f)
+{
+	int next = s->maxwin ? f->seq == s->end : !(f->tcp & TCP_RST);
+
+	if (f->tcp & TCP_RST)
+		return next || (r->flags & FW_PEER_ACKED && f->seq == r->acked) ? FW_FIT_YES : FW_FIT_PASS;
+	if (!s->maxwin || fw_after(f->end, s->end))
+		s->end = f->end;
+	s->maxwin = 1;
+	fw_peer_ack(s, f->ack);
+	return f->tcp & TCP_FIN && !next ? FW_FIT_PASS : FW_FIT_YES;
+}
+
+static __always_inline void fw_tcp_advance(struct fw_peer *s, struct fw_peer *r, const struct fw_flow *f, __u32 end, __u32 ack)
+{
+	__u32 unscaled = f->tcp >> 1 & 1, win, edge; /* SYN */
+
+	win = f->win << (s->scale & 15 & (unscaled - 1));
+	if (fw_after(win, s->maxwin))
+		s->maxwin = win;
+	if (fw_after(end, s->maxend))
+		r->maxwin += end - s->maxend;
+	if (fw_after(end, s->end))
+		s->end = end;
+	if (f->tcp & TCP_ACK)
+		fw_peer_ack(s, ack);
+	edge = ack + fw_probed(win);
+	if (fw_after(edge, r->maxend))
+		r->maxend = edge;
+}
+
+/* Whether a segment fits a connection whose both sides are known, and its effect on their records. A RST must not be
+ * before what the other side has acknowledged; it counts if it is exactly there or at the end of what was sent, else it
+ * passes and the receiver challenges it (RFC 5961). */
+static __noinline int fw_tcp_fit(struct fw_conn *c, const struct fw_flow *f)
+{
+	struct fw_peer *s = &c->peer[f->dir & 1], *r = &c->peer[~f->dir & 1];
+	__u32 end = f->end, ack = f->tcp & TCP_ACK ? f->ack : r->end, lag = fw_lag(s->maxwin);
+
+	if (!(f->tcp & (TCP_ACK | TCP_RST)))
+		return FW_FIT_NOT;
+	if (fw_is_learnt(c))
+		return fw_tcp_learn(s, r, f);
+	if (fw_after(f->seq, s->maxend) | fw_after(s->end - r->maxwin, end) | fw_after(ack, r->end) | fw_after(r->end - lag, ack))
+		return FW_FIT_NOT;
+	if (f->tcp & TCP_RST) {
+		if (!(r->flags & FW_PEER_ACKED))
+			return f->seq == s->end ? FW_FIT_YES : FW_FIT_PASS;
+		if (fw_after(r->acked, f->seq))
+			return FW_FIT_NOT;
+		return f->seq == s->end || f->seq == r->acked ? FW_FIT_YES : FW_FIT_PASS;
+	}
+	if (f->fragment && fw_after(s->maxend, end)) /* how long the segment is the other fragments know */
+		end = s->maxend;
+	fw_tcp_advance(s, r, f, end, ack);
+	return FW_FIT_YES;
+}
+
+/* A SYN+ACK. Until the other side has acknowledged it, one with another sequence number takes its place. */
+static __always_inline int fw_tcp_accept(struct fw_conn *n, struct fw_peer *s, struct fw_peer *r, const struct fw_flow *f)
+{
+	if (fw_state(n) == FW_NEW ? !r->maxwin | fw_after(r->maxend, f->ack) | fw_after(f->ack, r->end)
+			       : !(s->flags & FW_PEER_ACKED) || f->ack != s->acked)
+		return FW_FIT_NOT;
+	if (!s->maxwin || f->end != s->end)
+		fw_peer_init(s, f);
+	if (!(s->flags & r->flags & FW_PEER_SCALE))
+		s->scale = r->scale = 0;
+	fw_peer_ack(s, f->ack);
+	r->maxend = f->ack + fw_probed(f->win);
+	n->state = FW_REPLIED;
+	return FW_FIT_YES;
+}
+
+/* A segment of a connection whose SYN has not been answered. */
+static __always_inline int fw_tcp_open(struct fw_conn *n, struct fw_peer *s, struct fw_peer *r, const struct fw_flow *f)
+{
+	__u32 what = f->tcp & (TCP_SYN | TCP_ACK | TCP_RST | TCP_FIN);
+	int first = f->dir == n->from;
+
+	if (what == TCP_SYN) { /* sent again, or by both sides at once (RFC 9293, 3.5) */
+		if (s->maxwin && !fw_after(f->end, s->end))
+			return FW_FIT_PASS;
+		fw_peer_init(s, f);
+		return FW_FIT_YES;
+	}
+	if (what == (TCP_SYN | TCP_ACK))
+		return fw_tcp_accept(n, s, r, f);
+	if (what == TCP_ACK && !first && f->seq == f->end) { /* of an old connection: the beginner will reset it (RFC 9293, 3.5.1) */
+		s->acked = f->ack;
+		s->flags |= FW_PEER_ACKED;
+		return FW_FIT_YES;
+	}
+	if (what == TCP_RST && first && r->flags & FW_PEER_ACKED && f->seq == r->acked)
+		return FW_FIT_PASS;
+	if (!(what & TCP_RST))
+		return FW_FIT_NOT;
+	if (first ? f->seq != s->end : !(what & TCP_ACK) || fw_after(r->maxend, f->ack) || fw_after(f->ack, r->end))
+		return FW_FIT_NOT;
+	n->state = FW_RESET;
+	return FW_FIT_YES;
+}
+
+/* Whether the beginner's segment leaves the SYN+ACK unacknowledged. Until it has acknowledged that, the other side's maxend
+ * is what it must acknowledge at least. */
+static __always_inline int fw_tcp_skips_handshake(const struct fw_conn *n, const struct fw_peer *s, const struct fw_peer *r,
+						  const struct fw_flow *f)
+{
+	if (fw_state(n) != FW_REPLIED || f->dir != n->from || s->flags & FW_PEER_ACKED || f->tcp & TCP_RST)
+		return 0;
+	return !(f->tcp & TCP_ACK) || fw_after(r->maxend, f->ack);
+}
+
+/* A segment of a connection that is not established, or no longer: n is a copy of its entry. Says in n what becomes of it;
+ * FW_ESTABLISHED_ means that the handshake is complete. */
+static __noinline int fw_tcp_opening(struct fw_conn *n, const struct fw_flow *f)
+{
+	struct fw_peer *s = &n->peer[f->dir & 1], *r = &n->peer[~f->dir & 1];
+	int learnt = fw_is_learnt(n), first = f->dir == n->from, fit;
+
+	if (fw_state(n) == FW_NEW && !learnt)
+		return fw_tcp_open(n, s, r, f);
+	if ((f->tcp & (TCP_SYN | TCP_ACK)) == TCP_SYN) /* sent again */
+		return fw_state(n) == FW_REPLIED && (first || f->end == s->end) ? FW_FIT_PASS : FW_FIT_NOT;
+	if (f->tcp & TCP_SYN && fw_state(n) == FW_REPLIED && !(r->flags & FW_PEER_ACKED) && f->end != s->end)
+		return fw_tcp_accept(n, s, r, f);
+	if (!learnt && fw_tcp_skips_handshake(n, s, r, f))
+		return FW_FIT_NOT;
+	fit = fw_tcp_fit(n, f);
+	if (fit != FW_FIT_YES)
+		return fit;
+	if (f->tcp & TCP_RST) {
+		n->state = fw_state(n) == FW_CLOSED ? FW_CLOSED : FW_RESET;
+		return fit;
+	}
+	if (f->tcp & TCP_FIN) {
+		n->fins |= 1 << (f->dir & 1);
+		if (n->fins == 3)
+			n->state = FW_CLOSED;
+	}
+	if (fw_state(n) == FW_NEW && !first)
+		n->state = FW_REPLIED;
+	else if (fw_state(n) == FW_REPLIED && (learnt ? first : s->flags & r->flags & FW_PEER_ACKED))
+		n->state = FW_ESTABLISHED_;
+	return fit;
+}
+
+/* Whether an ICMP error, that f is of, quotes a segment that may be on its way. */
+static __always_inline int fw_tcp_quotes(const struct fw_conn *c, const struct fw_flow *f)
+{
+	const struct fw_peer *s = &c->peer[~f->dir & 1], *r = &c->peer[f->dir & 1];
+	__u32 lag = fw_lag(r->maxwin);
+
+	if (c->flags & FW_CONN_LEARNT || !(s->maxwin | r->maxwin))
+		return 1;
+	return s->maxwin && s->end - f->seq <= lag;
+}
+
+#endif
