@@ -4,6 +4,7 @@ package unit
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -18,7 +19,11 @@ import (
 	"github.com/kerb-edge/kerb/internal/cgroup/cgrouptest"
 )
 
-const bootTime = 2 * time.Minute // under load
+const (
+	bootTime = 2 * time.Minute // under load
+	// With cgroup v1 beside v2, systemd-nspawn creates the container's cgroups in systemd's own hierarchy, too, and does not remove them.
+	legacyHierarchy = "/sys/fs/cgroup/systemd"
+)
 
 // machine is a container with the programs of this machine, an empty /etc and /var, and its own systemd, network and bpffs.
 type machine struct {
@@ -55,6 +60,11 @@ func boot(t *testing.T, kerb string, units map[string]string) *machine {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
 		empty(cgroup)
+		legacy := filepath.Join(legacyHierarchy, filepath.Base(cgroup))
+		empty(legacy)
+		if err := rmdir(legacy); err != nil && !errors.Is(err, syscall.ENOENT) {
+			t.Errorf("remove cgroup %s: %v", legacy, err)
+		}
 		if t.Failed() {
 			t.Logf("console: %s", m.console)
 		}
@@ -83,8 +93,15 @@ func empty(dir string) {
 		return nil
 	})
 	for _, path := range slices.Backward(below) {
-		for end := time.Now().Add(10 * time.Second); syscall.Rmdir(path) == syscall.EBUSY && time.Now().Before(end); {
-			time.Sleep(10 * time.Millisecond)
+		_ = rmdir(path)
+	}
+}
+
+// rmdir removes a cgroup. The kernel needs a moment after the last process has ended.
+func rmdir(path string) error {
+	for end := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		if err := syscall.Rmdir(path); err != syscall.EBUSY || time.Now().After(end) {
+			return err
 		}
 	}
 }

@@ -37,7 +37,7 @@ var modules = map[string]string{
 	"counter":     "{}",
 	"firewall":    "{rules: [{name: web, action: allow, direction: ingress, protocol: tcp, dstPort: 80}]}",
 	"proxy":       "{}",
-	"tunnel":      "{nodes: [{address: 10.99.0.1, subnets: [10.18.0.0/26]}, {address: 192.0.2.2, subnets: [10.18.0.64/26]}]}",
+	"tunnel":      "{nodes: [{address: 192.0.2.1, subnets: [10.18.0.0/26]}, {address: 192.0.2.2, subnets: [10.18.0.64/26]}]}",
 	"responder":   "{listeners: [{app: echo, port: 7777}]}",
 	"intercept":   "{classes: [{name: ping, match: {protocol: icmp}}]}",
 	"classifier":  "{extractor: flow}",
@@ -45,7 +45,11 @@ var modules = map[string]string{
 }
 
 func manifest(pkg, config string) string {
-	return fmt.Sprintf("apiVersion: kerb.dev/v1alpha1\nkind: Module\nmetadata: {name: %s}\nspec:\n  package: %s\n  attach: {services: \"*\"}\n  config: %s\n", pkg, pkg, config)
+	attach := `services: "*"`
+	if pkg == "tunnel" {
+		attach += ", interfaces: [underlay0]" // without an underlay it is unhealthy
+	}
+	return fmt.Sprintf("apiVersion: kerb.dev/v1alpha1\nkind: Module\nmetadata: {name: %s}\nspec:\n  package: %s\n  attach: {%s}\n  config: %s\n", pkg, pkg, attach, config)
 }
 
 // The unit as shipped starts under this distribution's systemd, confines control planes, and runs every built-in module.
@@ -103,11 +107,12 @@ func (m *machine) ready(name string) {
 	})
 }
 
-// service makes a network namespace with an interface to the container's node.
+// service makes a network namespace with an interface to the container's node, and an underlay for the node.
 func (m *machine) service() {
 	m.Helper()
 	for _, line := range []string{"ip netns add web", "ip link add web0 type veth peer name eth0 netns web", "ip addr add 10.99.0.1/24 dev web0",
-		"ip link set web0 up", "ip -n web addr add 10.99.0.2/24 dev eth0", "ip -n web link set eth0 up"} {
+		"ip link set web0 up", "ip -n web addr add 10.99.0.2/24 dev eth0", "ip -n web link set eth0 up",
+		"ip link add underlay0 type veth peer name underlay1", "ip addr add 192.0.2.1/24 dev underlay0", "ip link set underlay0 up", "ip link set underlay1 up"} {
 		m.do(strings.Fields(line)...)
 	}
 }
