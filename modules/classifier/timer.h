@@ -27,7 +27,8 @@ static __always_inline void cls_judge_lapsed(struct cls_work *w)
 		cls_judge();
 }
 
-/* Ends the window of the source of w->lapse, unless a packet has. */
+/* Ends the window of the source of w->lapse, unless a packet has. 1: it is to be judged, which the caller does, for models need the stack
+ * that this takes. */
 __noinline int cls_lapse_one(void)
 {
 	struct cls_work *w = cls_work();
@@ -50,9 +51,7 @@ __noinline int cls_lapse_one(void)
 	cls_closed(w, r, slice);
 	if (sliding && cls_is_filled(r, r->slice))
 		cls_arm(w, r);
-	if (w->held)
-		cls_judge_lapsed(w);
-	return 0;
+	return !!w->held;
 }
 
 /* Ends windows that are due, a bounded number. 1: more may be. Entries that are due later than any of this config are of another
@@ -72,7 +71,8 @@ static __noinline int cls_lapse_some(void)
 			return 0;
 		if (bpf_map_pop_elem(&lapsing, &w->lapse))
 			return 0;
-		cls_lapse_one();
+		if (cls_lapse_one())
+			cls_judge_lapsed(w);
 	}
 	return 1;
 }
