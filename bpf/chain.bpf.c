@@ -128,8 +128,28 @@ static __always_inline int redirect(kerb_ctx *ctx, const struct kerb_pkt *pkt)
 #endif
 }
 
-/* Turns a module's verdict into the hook's action, and counts drops by reason in the module's own map. */
-SEC("kerb/verdict") int kerb_verdict(struct kerb_pkt *pkt, __u32 verdict, void *drops, __u32 call)
+/* Key of the drops by interface; the value is a __u64. The agent reads it (internal/dataplane/drops.go). */
+struct kerb_drop_key {
+	__u32 ifindex;
+	__u32 reason;
+};
+
+/* Counts in the module's own maps: all by reason, and by interface as far as there is room. */
+static __always_inline void count_drop(void *drops, void *by_ifindex, __u32 ifindex, __u32 reason)
+{
+	struct kerb_drop_key key = {.ifindex = ifindex, .reason = reason};
+	__u64 one = 1, *n;
+
+	count(drops, reason);
+	n = bpf_map_lookup_elem(by_ifindex, &key);
+	if (n)
+		*n += 1;
+	else
+		bpf_map_update_elem(by_ifindex, &key, &one, BPF_ANY); /* of a per-CPU map: the value of this CPU only */
+}
+
+/* Turns a module's verdict into the hook's action, and counts drops. */
+SEC("kerb/verdict") int kerb_verdict(struct kerb_pkt *pkt, __u32 verdict, void *drops, __u32 call, void *by_ifindex)
 {
 	kerb_ctx *ctx = pkt->ctx;
 
@@ -138,10 +158,10 @@ SEC("kerb/verdict") int kerb_verdict(struct kerb_pkt *pkt, __u32 verdict, void *
 	if (verdict == KERB_REDIRECT)
 		return redirect(ctx, pkt);
 	if (verdict != KERB_DROP) {
-		count(drops, KERB_DROP_BAD_VERDICT);
+		count_drop(drops, by_ifindex, pkt->ifindex, KERB_DROP_BAD_VERDICT);
 		return call & KERB_CALL_FAIL_CLOSED ? KERB_ACT_DROP : KERB_GO_ON;
 	}
-	count(drops, pkt->reason < KERB_DROP_REASONS ? pkt->reason : KERB_DROP_UNSPEC);
+	count_drop(drops, by_ifindex, pkt->ifindex, pkt->reason < KERB_DROP_REASONS ? pkt->reason : KERB_DROP_UNSPEC);
 	return KERB_ACT_DROP;
 }
 

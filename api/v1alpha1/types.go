@@ -146,7 +146,14 @@ type Instance struct {
 
 // Drop counts the packets that a module dropped for one reason.
 type Drop struct {
-	Reason  string `json:"reason"`
+	Reason   string        `json:"reason"`
+	Packets  uint64        `json:"packets" doc:"All of them; those of the services are counted among them"`
+	Services []ServiceDrop `json:"services,omitempty" doc:"By service. What is dropped on other interfaces of the node, was dropped of services that are gone, or finds no room in the table by service counts in packets only"`
+}
+
+// ServiceDrop counts the packets of one service that a module dropped for one reason.
+type ServiceDrop struct {
+	Service string `json:"service"`
 	Packets uint64 `json:"packets"`
 }
 
@@ -171,6 +178,14 @@ type ServiceStatus struct {
 	Links      []ServiceLink `json:"links,omitempty" doc:"Host-side interfaces; empty while the service is not there"`
 	Addresses  []string      `json:"addresses,omitempty" doc:"Addresses inside the service, with prefix length"`
 	Sockets    []string      `json:"sockets,omitempty" doc:"Modules on its sockets"`
+	Drops      []ModuleDrop  `json:"drops,omitempty" doc:"Packets of the service that modules dropped, by module and reason"`
+}
+
+// ModuleDrop counts the packets of a service that one module dropped for one reason.
+type ModuleDrop struct {
+	Module  string `json:"module"`
+	Reason  string `json:"reason"`
+	Packets uint64 `json:"packets"`
 }
 
 // ServiceLink is one host-side interface of a service and what runs on it.

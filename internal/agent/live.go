@@ -94,6 +94,7 @@ func (a *Agent) replace(w world, points map[dataplane.Point]placement, deaf map[
 			a.log.Error("module cannot be followed", "module", name, "error", err)
 		}
 	}
+	a.forgetDrops()
 }
 
 // enliven opens the maps of a generation that is new, and tells its control plane where it runs.

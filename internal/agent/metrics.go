@@ -123,8 +123,13 @@ func (a *Agent) collectModule(name string, out chan<- prometheus.Metric) {
 	out <- prometheus.MustNewConstMetric(memory, prometheus.GaugeValue, float64(dataplane.Memory(l.maps)), name)
 	a.collectCost(d, out)
 	dropped := prometheus.NewDesc("kerb_dropped_packets_total", "Packets that a module dropped, by reason.", []string{"module", "reason"}, nil)
-	for _, drop := range drops(d, l) {
+	ofServices := prometheus.NewDesc("kerb_service_dropped_packets_total", "Packets of a service that a module dropped, by reason.",
+		[]string{"module", "service", "reason"}, nil)
+	for _, drop := range a.drops(d, l) {
 		out <- prometheus.MustNewConstMetric(dropped, prometheus.CounterValue, float64(drop.Packets), name, drop.Reason)
+		for _, s := range drop.Services {
+			out <- prometheus.MustNewConstMetric(ofServices, prometheus.CounterValue, float64(s.Packets), name, s.Service, drop.Reason)
+		}
 	}
 	collectEvents(name, l, out)
 }

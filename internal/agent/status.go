@@ -18,7 +18,6 @@ import (
 	"github.com/kerb-edge/kerb/internal/control"
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/fault"
-	"github.com/kerb-edge/kerb/internal/kerbabi"
 	"github.com/kerb-edge/kerb/internal/pkgs"
 	"github.com/kerb-edge/kerb/internal/service"
 	"github.com/kerb-edge/kerb/internal/version"
@@ -58,7 +57,7 @@ func (a *Agent) moduleWithStatus(name string) v1.Module {
 	}
 	if l := a.live[name]; l != nil {
 		st.Memory = dataplane.Memory(l.maps)
-		st.Drops = drops(d, l)
+		st.Drops = a.drops(d, l)
 		st.Events = events(l)
 	}
 	st.Conditions = []v1.Condition{a.moduleReady(d, len(st.Instances), a.missing(m))}
@@ -176,21 +175,6 @@ func instance(p dataplane.Point, place placement, position int) v1.Instance {
 		Direction: string(place.chain.Direction), Chain: place.chain.ID(), Position: position}
 }
 
-// drops are the counters that are not zero, by name of the reason.
-func drops(d *deployment, l *liveModule) []v1.Drop {
-	counts, err := dataplane.Drops(l.maps)
-	if err != nil {
-		return nil
-	}
-	var out []v1.Drop
-	for reason, n := range counts {
-		if n > 0 {
-			out = append(out, v1.Drop{Reason: reasonName(d, reason), Packets: n})
-		}
-	}
-	return out
-}
-
 // events are the counters of a module that sends events.
 func events(l *liveModule) *v1.Events {
 	sent, lost, ok, err := dataplane.Events(l.maps)
@@ -198,16 +182,6 @@ func events(l *liveModule) *v1.Events {
 		return nil
 	}
 	return &v1.Events{Sent: sent, Lost: lost}
-}
-
-// reasonName prefers the names that the package's manifest gives to its own reasons.
-func reasonName(d *deployment, reason int) string {
-	if d != nil && d.pkg != nil {
-		if name := d.pkg.DropReason(reason); name != "" {
-			return name
-		}
-	}
-	return kerbabi.DropReason(reason).String()
 }
 
 // Services lists the services with what is known of them.
@@ -268,6 +242,7 @@ func (a *Agent) serviceWithStatus(name string, programs map[dataplane.Point]uint
 		}
 		s.Status.Links = append(s.Status.Links, link)
 	}
+	s.Status.Drops = a.serviceDrops(name)
 	return s
 }
 

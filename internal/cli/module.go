@@ -139,7 +139,7 @@ func (a *app) dropsCommand() *cobra.Command {
 	k := moduleKind()
 	return answers(&cobra.Command{
 		Use:               "drops [NAME]",
-		Short:             "Show which module dropped how many packets, and why",
+		Short:             "Show which module dropped how many packets of which service, and why",
 		Example:           "  kerb module drops\n  kerb module drops fw -o json",
 		Args:              cobra.MaximumNArgs(1),
 		ValidArgsFunction: k.complete(a),
@@ -166,11 +166,23 @@ func (a *app) someModules(cmd *cobra.Command, names []string) ([]v1alpha1.Module
 }
 
 func printDrops(w io.Writer, modules []v1alpha1.Module) {
-	line(w, "MODULE", "REASON", "PACKETS")
+	line(w, "MODULE", "SERVICE", "REASON", "PACKETS")
 	for _, m := range modules {
 		for _, d := range statusOf(m).Drops {
-			line(w, m.Metadata.Name, d.Reason, d.Packets)
+			printDrop(w, m.Metadata.Name, d)
 		}
+	}
+}
+
+// printDrop prints a line for each service, and one for packets that are of none.
+func printDrop(w io.Writer, module string, d v1alpha1.Drop) {
+	rest := d.Packets
+	for _, s := range d.Services {
+		line(w, module, s.Service, d.Reason, s.Packets)
+		rest -= min(s.Packets, rest) // the counters are not read all at once
+	}
+	if rest > 0 {
+		line(w, module, "", d.Reason, rest)
 	}
 }
 

@@ -91,6 +91,13 @@ func describeService(w io.Writer, s v1alpha1.Service) {
 			field(w, "  on the hook", strings.Join(h.Programs, " > "))
 		}
 	}
+	if len(status.Drops) > 0 {
+		fmt.Fprintln(w)
+		line(w, "MODULE", "REASON", "PACKETS")
+	}
+	for _, d := range status.Drops {
+		line(w, d.Module, d.Reason, d.Packets)
+	}
 }
 
 func movedNote(l v1alpha1.ServiceLink) string {

@@ -188,6 +188,9 @@ func (d *Dataplane) openMembers(spec ChainSpec, modules map[string]Module) ([]*g
 			return members, fmt.Errorf("module %s: %w", m.Name, err)
 		}
 		members = append(members, g)
+		if err := g.completeDrops(d.layout); err != nil {
+			return members, fmt.Errorf("module %s: %w", m.Name, err)
+		}
 	}
 	return members, nil
 }
@@ -247,9 +250,6 @@ func (d *Dataplane) Maps(name, id string) (sdk.Maps, error) {
 	}
 	return out, nil
 }
-
-// Drops returns the packets that a generation's module dropped, by reason, summed over the CPUs.
-func Drops(maps sdk.Maps) ([]uint64, error) { return sumPerCPU(maps[dropsMap]) }
 
 // Outcomes returns the packets that did not parse, by outcome, summed over the CPUs.
 func (d *Dataplane) Outcomes(c PinnedChain) ([]uint64, error) {

@@ -12,15 +12,10 @@ import (
 	"sync"
 
 	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/btf"
 	"golang.org/x/sys/unix"
 
-	"github.com/kerb-edge/kerb/internal/kerbabi"
 	"github.com/kerb-edge/kerb/sdk"
 )
-
-// dropsMap is the map of drop counters that every generation has beside the module's own maps.
-const dropsMap = "kerb_drops"
 
 // generation is the maps of a module for one config, by pin name.
 type generation struct {
@@ -286,18 +281,6 @@ func compareLayout(spec *ebpf.MapSpec, m *ebpf.Map) layoutDiff {
 		return otherSize
 	}
 	return sameLayout
-}
-
-func (g *generation) addDrops(previous map[string]*ebpf.Map) error {
-	if old := previous[dropsMap]; old != nil {
-		m, err := old.Clone()
-		g.maps[dropsMap] = m
-		return err
-	}
-	m, err := ebpf.NewMap(&ebpf.MapSpec{Name: dropsMap, Type: ebpf.PerCPUArray, KeySize: 4, ValueSize: 8, MaxEntries: uint32(kerbabi.DropReasonCount),
-		Key: &btf.Int{Name: "u32", Size: 4}, Value: &btf.Int{Name: "u64", Size: 8}})
-	g.maps[dropsMap] = m
-	return err
 }
 
 // pin makes the generation durable under dir, all at once.

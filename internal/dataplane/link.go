@@ -372,6 +372,7 @@ func (l *linker) cold(i int, verdict body, symbol, next string) asm.Instructions
 	code = append(code,
 		asm.LoadMapPtr(asm.R3, l.members[i].maps[dropsMap].FD()),
 		asm.Mov.Imm(asm.R4, flags),
+		asm.LoadMapPtr(asm.R5, l.members[i].maps[ifindexDropsMap].FD()),
 	)
 	acted := fmt.Sprintf("acted%d", i)
 	return append(append(code, call(verdict, acted)...),

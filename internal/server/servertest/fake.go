@@ -181,7 +181,7 @@ func status(m v1alpha1.Module) *v1alpha1.ModuleStatus {
 		Cost: &v1alpha1.Cost{Memory: 64 << 10, Latency: []v1alpha1.Latency{
 			{Hook: "tc", Direction: "egress", Worst: 42.5, Packet: "IPv6 UDP 64 B", Median: 30, Least: 40},
 		}},
-		Drops: []v1alpha1.Drop{{Reason: "rule", Packets: 3}},
+		Drops: []v1alpha1.Drop{{Reason: "rule", Packets: 3, Services: []v1alpha1.ServiceDrop{{Service: "web", Packets: 2}}}},
 	}
 }
 
@@ -199,6 +199,7 @@ func (f *Fake) Services(context.Context) ([]v1alpha1.Service, error) {
 		all[i].Status = &v1alpha1.ServiceStatus{
 			Links:     []v1alpha1.ServiceLink{{Interface: "veth0", Ifindex: 7, Peer: "eth0", MTU: 1500}},
 			Addresses: []string{"10.0.0.2/24"},
+			Drops:     []v1alpha1.ModuleDrop{{Module: "fw", Reason: "rule", Packets: 2}},
 		}
 	}
 	return all, err

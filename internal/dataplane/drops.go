@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dataplane
+
+import (
+	"fmt"
+	"path/filepath"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/btf"
+
+	"github.com/kerb-edge/kerb/internal/kerbabi"
+	"github.com/kerb-edge/kerb/sdk"
+)
+
+// The drop counters that every generation has beside the module's own maps: of all packets, and by interface.
+const (
+	dropsMap        = "kerb_drops"
+	ifindexDropsMap = "kerb_if_drops"
+)
+
+// ifindexDropsEntries is how many pairs of interface and reason a module counts at most. An interface takes one for each of
+// the reasons that its packets are dropped for, and there are 64 reasons.
+const ifindexDropsEntries = 1024
+
+// dropSpecs describe these maps. Drops by interface take memory only for entries that are there.
+func dropSpecs() map[string]*ebpf.MapSpec {
+	u32, u64 := &btf.Int{Name: "u32", Size: 4}, &btf.Int{Name: "u64", Size: 8}
+	return map[string]*ebpf.MapSpec{
+		dropsMap:        {Name: dropsMap, Type: ebpf.PerCPUArray, KeySize: 4, ValueSize: 8, MaxEntries: uint32(kerbabi.DropReasonCount), Key: u32, Value: u64},
+		ifindexDropsMap: {Name: ifindexDropsMap, Type: ebpf.PerCPUHash, KeySize: 8, ValueSize: 8, MaxEntries: ifindexDropsEntries, Flags: noPrealloc},
+	}
+}
+
+const noPrealloc = 1 // BPF_F_NO_PREALLOC
+
+// addDrops gives the generation the counters of the previous one, and new ones in place of those that it does not have.
+func (g *generation) addDrops(previous map[string]*ebpf.Map) (err error) {
+	for name, spec := range dropSpecs() {
+		if old := previous[name]; old != nil {
+			g.maps[name], err = old.Clone()
+		} else {
+			g.maps[name], err = ebpf.NewMap(spec)
+		}
+		if err != nil {
+			return fmt.Errorf("map %s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+// completeDrops adds the drops by interface to a pinned generation that lacks them, because an older agent made it.
+func (g *generation) completeDrops(l layout) (err error) {
+	if g.Sockets || g.maps[ifindexDropsMap] != nil {
+		return nil
+	}
+	if g.maps[ifindexDropsMap], err = ebpf.NewMap(dropSpecs()[ifindexDropsMap]); err != nil {
+		return err
+	}
+	return pinCopy(g.maps[ifindexDropsMap], filepath.Join(l.generation(g.Name, g.ID), ifindexDropsMap))
+}
+
+// Drops returns the packets that a generation's module dropped, by reason, summed over the CPUs.
+func Drops(maps sdk.Maps) ([]uint64, error) { return sumPerCPU(maps[dropsMap]) }
+
+// DropKey is an interface and a reason: struct kerb_drop_key.
+type DropKey struct {
+	Ifindex, Reason uint32
+}
+
+// IfindexDrops returns the packets that a generation's module dropped, by interface and reason, summed over the CPUs.
+func IfindexDrops(maps sdk.Maps) (map[DropKey]uint64, error) {
+	out := map[DropKey]uint64{}
+	m := maps[ifindexDropsMap]
+	if m == nil { // of a generation that an older agent made
+		return out, nil
+	}
+	var key DropKey
+	var perCPU []uint64
+	entries := m.Iterate()
+	for entries.Next(&key, &perCPU) {
+		for _, n := range perCPU {
+			out[key] += n
+		}
+	}
+	return out, entries.Err()
+}
+
+// ForgetDrops removes the drops by interface of interfaces that are not to be kept, which makes room for others.
+func ForgetDrops(maps sdk.Maps, keep func(ifindex int) bool) error {
+	all, err := IfindexDrops(maps)
+	if err != nil {
+		return err
+	}
+	for key := range all {
+		if keep(int(key.Ifindex)) {
+			continue
+		}
+		if err := maps[ifindexDropsMap].Delete(key); err != nil {
+			return fmt.Errorf("map %s: %w", ifindexDropsMap, err)
+		}
+	}
+	return nil
+}

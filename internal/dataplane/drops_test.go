@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dataplane
+
+import (
+	"maps"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/kerb-edge/kerb/internal/kerbabi"
+	"github.com/kerb-edge/kerb/sdk"
+)
+
+const loopback = 1 // the interface of test runs
+
+// wantDrops checks a module's drops by policy: all of them, and those of the interface of test runs.
+func wantDrops(t *testing.T, m sdk.Maps, all, here uint64) {
+	t.Helper()
+	total, err := Drops(m)
+	if err != nil {
+		t.Fatal(err)
+	}
+	by, err := IfindexDrops(m)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := by[DropKey{loopback, uint32(kerbabi.DropPolicy)}]; total[kerbabi.DropPolicy] != all || n != here {
+		t.Errorf("%d drops, %d of them on the interface; want %d and %d", total[kerbabi.DropPolicy], n, all, here)
+	}
+}
+
+func TestIfindexDrops(t *testing.T) {
+	for _, s := range sides {
+		l := load(t, s.side, s.dir, testModule(t, "drop", "dropper", map[string]any{"port": 53}))
+		for range 3 {
+			run(t, l.Program, udpPacket(t, 53, nil))
+		}
+		run(t, l.Program, udpPacket(t, 54, nil))
+		wantDrops(t, l.Maps["dropper"], 3, 3)
+	}
+}
+
+// A full table changes neither the verdict nor the sum. It has room again when interfaces are forgotten.
+func TestIfindexDropsAreBounded(t *testing.T) {
+	l := load(t, OnTCIngress, Egress, testModule(t, "drop", "dropper", map[string]any{"port": 53}))
+	m := l.Maps["dropper"]
+	for i := range uint32(ifindexDropsEntries) {
+		if err := m[ifindexDropsMap].Put(DropKey{loopback + 1 + i, 1}, make([]uint64, ebpf.MustPossibleCPU())); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if ret, _ := run(t, l.Program, udpPacket(t, 53, nil)); ret != tcShot {
+		t.Errorf("action %d with a full table, want %d", ret, tcShot)
+	}
+	wantDrops(t, m, 1, 0)
+	if err := ForgetDrops(m, func(ifindex int) bool { return ifindex != loopback+1 }); err != nil {
+		t.Fatal(err)
+	}
+	if by, _ := IfindexDrops(m); len(by) != ifindexDropsEntries-1 {
+		t.Errorf("%d entries after one was forgotten, want %d", len(by), ifindexDropsEntries-1)
+	}
+	run(t, l.Program, udpPacket(t, 53, nil))
+	wantDrops(t, m, 2, 1)
+}
+
+// A generation that an older agent pinned has no drops by interface: the chain that links it adds them.
+func TestIfindexDropsOfOlderGeneration(t *testing.T) {
+	w := newWorld(t, Options{})
+	m := testModule(t, "drop", "dropper", map[string]any{"port": 53})
+	if err := w.CreateGeneration(m, ""); err != nil {
+		t.Fatal(err)
+	}
+	pin := filepath.Join(w.layout.generation(m.Name, m.ID), ifindexDropsMap)
+	if err := os.Remove(pin); err != nil {
+		t.Fatal(err)
+	}
+	w.deploy(t, Point{Ifindex: w.a.OuterIndex(), Side: OnTCIngress}, Egress, m)
+	if !w.dropped(t, 53) {
+		t.Error("the chain does not drop")
+	}
+	live, err := w.Maps(m.Name, m.ID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer closeAll(live)
+	by, err := IfindexDrops(live)
+	want := map[DropKey]uint64{{uint32(w.a.OuterIndex()), uint32(kerbabi.DropPolicy)}: 5}
+	if err != nil || !maps.Equal(by, want) {
+		t.Errorf("%v (%v), want %v", by, err, want)
+	}
+}
