@@ -36,16 +36,17 @@ static long accel_search_fd(__u32 i, struct accel_searching *s)
 {
 	struct accel_listener l = {};
 	struct accel_port p = {};
-	__u64 file = 0, net;
+	__u64 file = 0, sk, net;
 
 	bpf_probe_read_kernel(&file, sizeof(file), (void *)(s->fds + i * 8ull));
-	l.sk = file ? accel_listening_sk(file) : 0;
-	if (!l.sk)
+	sk = file ? accel_listening_sk(file) : 0;
+	if (!sk)
 		return 0;
-	net = (__u64)accel_get(accel_sock(l.sk), __sk_common.skc_net.net);
+	net = (__u64)accel_get(accel_sock(sk), __sk_common.skc_net.net);
 	p.netns = accel_get(accel_cast(struct net, net), net_cookie);
-	p.port = accel_get(accel_sock(l.sk), __sk_common.skc_num);
-	l.cookie = accel_cookie(l.sk);
+	p.port = accel_get(accel_sock(sk), __sk_common.skc_num);
+	l.sk = sk;
+	l.cookie = accel_cookie(sk);
 	if (!bpf_map_lookup_elem(&members, &p.netns))
 		return 0;
 	l.file = accel_file_of(s->task);
