@@ -118,7 +118,7 @@ demo-build: demo-setup
 	@echo "compiling the data planes"
 	@$(MAKE) --no-print-directory -s bpf
 	@echo "building ./kerb (the first time takes a minute or two)"
-	@go build -trimpath -ldflags '$(LDFLAGS)' -o kerb ./cmd/kerb
+	@go build -ldflags '$(LDFLAGS)' -o kerb ./cmd/kerb
 
 demo-setup:
 	@scripts/setup demo
