@@ -134,18 +134,28 @@ struct kerb_drop_key {
 	__u32 reason;
 };
 
-/* Counts in the module's own maps: all by reason, and by interface as far as there is room. */
+/* Counts in the module's own maps: all by reason, and by interface as far as there is room. The key is written as one word: the
+ * verifier takes a slot of the stack that is written by halves for one that was read before, and then keeps states of the modules
+ * apart that differ in nothing but what is left there: four times as many for the firewall. */
 static __always_inline void count_drop(void *drops, void *by_ifindex, __u32 ifindex, __u32 reason)
 {
-	struct kerb_drop_key key = {.ifindex = ifindex, .reason = reason};
+	union {
+		struct kerb_drop_key key;
+		__u64 word;
+	} u;
 	__u64 one = 1, *n;
 
+#if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+	u.word = (__u64)reason << 32 | ifindex;
+#else
+	u.word = (__u64)ifindex << 32 | reason;
+#endif
 	count(drops, reason);
-	n = bpf_map_lookup_elem(by_ifindex, &key);
+	n = bpf_map_lookup_elem(by_ifindex, &u);
 	if (n)
 		*n += 1;
 	else
-		bpf_map_update_elem(by_ifindex, &key, &one, BPF_ANY); /* of a per-CPU map: the value of this CPU only */
+		bpf_map_update_elem(by_ifindex, &u, &one, BPF_ANY); /* of a per-CPU map: the value of this CPU only */
 }
 
 /* Turns a module's verdict into the hook's action, and counts drops. */
