@@ -135,7 +135,7 @@ func (c *connState) accept(p *Packet) fit {
 		s.scale, r.scale = 0, 0
 	}
 	s.ack(p.Ack)
-	r.maxEnd = p.Ack + max(1, uint32(p.Win))
+	r.end, r.maxEnd = p.Ack, p.Ack+max(1, uint32(p.Win))
 	c.phase = phaseReplied
 	return fitYes
 }

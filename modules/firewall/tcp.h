@@ -145,6 +145,7 @@ static __always_inline int fw_tcp_accept(struct fw_conn *n, struct fw_peer *s, s
 	if (!(s->flags & r->flags & FW_PEER_SCALE))
 		s->scale = r->scale = 0;
 	fw_peer_ack(s, f->ack);
+	r->end = f->ack; /* data of the SYN that was not taken will be sent again (RFC 7413) */
 	r->maxend = f->ack + fw_probed(f->win);
 	n->state = FW_REPLIED;
 	return FW_FIT_YES;
