@@ -48,7 +48,7 @@ var plainWords = []struct {
 	{regexp.MustCompile(`invalid access to map value`), "it reads or writes beyond the end of a map value; bound the offset first"},
 	{regexp.MustCompile(`invalid mem access 'scalar'|invalid mem access 'inv'`), "it uses a number as a pointer, for example a packet pointer kept across a call that changes the packet"},
 	{regexp.MustCompile(`!read_ok|invalid (indirect )?read from stack`), "it reads a variable that was never set"},
-	{regexp.MustCompile(`infinite loop|back-edge`), "it has a loop whose end the verifier cannot prove; give it a constant bound"},
+	{regexp.MustCompile(`infinite loop|back-edge`), loopWords},
 	{regexp.MustCompile(`too large|The sequence of \d+ jumps|too complex`), loopWords},
 	{regexp.MustCompile(`combined stack size`), "its functions need more than 512 bytes of stack together; move large variables into a per-CPU map"},
 	{regexp.MustCompile(`unknown func|program of this type cannot use helper|invalid func`), "it calls a helper that this kernel or hook does not offer"},

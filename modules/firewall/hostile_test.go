@@ -530,6 +530,7 @@ const allButOnePort = `{"defaultPolicy": {"ingress": "deny", "egress": "deny"},
 // Frames of every kind from a tenant, and to it, with a firewall that allows one UDP port, beside a bridge of nftables with the
 // best known rules: whatever passes Kerb passes those rules as well, and what a host needs passes both.
 func TestHostileFramesOnABridge(t *testing.T) {
+	notEmulated(t)
 	b := newBridged(t)
 	replace := strings.NewReplacer("PORT", b.tenant.Outer(), "MAC", b.tenant.MAC().String(), "ADDR4", b.tenant.Addr4().String(),
 		"ADDR6", b.tenant.Addr6().String(), "LOCAL", linkLocal([6]byte(b.tenant.MAC())).String())
