@@ -19,6 +19,9 @@ import (
 
 // firewallPolicy is what of a firewall's config decides about packets without a connection.
 type firewallPolicy struct {
+	State struct {
+		Enabled *bool `json:"enabled"`
+	} `json:"state"`
 	DefaultPolicy struct{ Ingress string }
 	Rules         []struct {
 		Action, Direction, Src, Dst string
@@ -63,7 +66,7 @@ func (a *Agent) lostAnswers() map[string]string {
 			continue
 		}
 		text := fmt.Sprintf("on service %s, module %s drops the answers of instance %s (%s), which has no module %s on this node, to virtual addresses: "+
-			"give %s a rule {action: allow, direction: ingress, src: %s}, or take one of the two off the service",
+			"give %s state: {enabled: false} and a rule {action: allow, direction: ingress, src: %s}, or take one of the two off the service",
 			place.service, firewall.module.Name, instance, addr, proxy.module.Name, firewall.module.Name, addr)
 		out[firewall.module.Name], out[proxy.module.Name] = text, text
 	}
@@ -99,7 +102,7 @@ func (a *Agent) unadmitted(firewall *deployment, proxy string) (instance string,
 		}
 		for _, i := range view.Status.Instances {
 			for _, text := range i.Addresses {
-				if at, err := netip.ParseAddr(text); err == nil && !local[i.Service] && !policy.admits(at) {
+				if at, err := netip.ParseAddr(text); err == nil && !local[i.Service] && (policy.tracks() || !policy.admits(at)) {
 					return name + "/" + i.Name, at
 				}
 			}
@@ -107,6 +110,10 @@ func (a *Agent) unadmitted(firewall *deployment, proxy string) (instance string,
 	}
 	return "", addr
 }
+
+// tracks reports whether the firewall follows connections: then an answer from another address than the one that was asked belongs
+// to none, and a rule does not admit it.
+func (p firewallPolicy) tracks() bool { return p.State.Enabled == nil || *p.State.Enabled }
 
 func (a *Agent) answerWarnings() (out []string) {
 	lost := a.lostAnswers()

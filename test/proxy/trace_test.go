@@ -100,7 +100,7 @@ func TestFirewallBesideProxy(t *testing.T) {
 	apply := func(rules ...any) string {
 		t.Helper()
 		var result v1.ApplyResult
-		fw := kerbnode.Module("fw", "firewall", "role=client", map[string]any{"rules": append([]any{}, rules...)})
+		fw := kerbnode.Module("fw", "firewall", "role=client", map[string]any{"rules": append([]any{}, rules...), "state": map[string]any{"enabled": len(rules) == 0}})
 		n.Must("PUT", "/v1/modules/fw", fw, &result)
 		return strings.Join(result.Warnings, "\n")
 	}
