@@ -196,7 +196,7 @@ func stir(t *testing.T) {
 	}
 }
 
-// keeps checks that the service's firewall is where it was, and that the operator is told.
+// keeps checks that the service's firewall is where it was, and that the operator sees a condition.
 func (n *node) keeps(t *testing.T, pid int) {
 	t.Helper()
 	if got := n.chainsOn(t, n.web); len(got) != 2 {

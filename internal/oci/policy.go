@@ -144,7 +144,7 @@ func checkDenied(keys string, got *loaded) error {
 }
 
 // strictModes refuses a file that another user could have written: as sshd's StrictModes, the file and all directories above
-// it must belong to root or to this process's user, and nobody else may write there. A directory with the sticky bit keeps the
+// it must belong to root or to this process's user, and no other user may write there. A directory with the sticky bit keeps the
 // entries of others.
 func strictModes(path string) error {
 	info, err := os.Lstat(path)

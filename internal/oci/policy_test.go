@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// Whoever moves a tag cannot take a node back to an older version, however well that is signed.
+// A registry that moves a tag cannot take a node back to an older version, however well that is signed.
 func TestDowngrade(t *testing.T) {
 	host, n, dir := startRegistry(t), newNode(t), limiter(t)
 	signer, public := author(t, "acme")

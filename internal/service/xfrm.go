@@ -25,7 +25,7 @@ const (
 
 var xfrmDirections = []string{sdk.IPsecIn, sdk.IPsecOut, sdk.IPsecForward} // by XFRM_POLICY_*
 
-// maxPolicies bounds what is told to control planes.
+// maxPolicies bounds the policies that the agent passes to control planes.
 const maxPolicies = 4096
 
 // xfrm is an XFRM netlink socket. Listing policies needs CAP_NET_ADMIN in the namespace, which control planes do not have.

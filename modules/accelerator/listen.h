@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Programs that listened before their service was attached, when nobody was told: they are found by their descriptors. All is read
+/* Programs that listened before their service was attached, when no event reported them: they are found by their descriptors. All is read
  * without locks, as in kernel.h; a process that ends meanwhile may hide others, whose connections show who they are when they close. */
 #ifndef ACCEL_LISTEN_H
 #define ACCEL_LISTEN_H

@@ -24,7 +24,7 @@ struct {
 	__type(value, __u32);
 } kerb_users SEC(".maps");
 
-/* 0: another packet has the work space. Whoever finds only itself has it: one that comes between the addition and the look adds
+/* 0: another packet has the work space. The packet that finds only itself has it: one that comes between the addition and the look adds
  * itself, too, and either has left by then or is seen. An addition that returns nothing will do, all being on one CPU. */
 static __always_inline int kerb_scratch_enter(void)
 {
