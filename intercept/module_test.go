@@ -20,7 +20,7 @@ import (
 )
 
 // Objects for machines without a compiler, such as those of the kernel matrix.
-//go:generate clang-19 -g -O2 -target bpf -mcpu=v3 -idirafter /usr/include/x86_64-linux-gnu -c testdata/emit.bpf.c -o testdata/emit.XDP.o
+//go:generate go run github.com/kerb-edge/kerb/bpf/bpftest/object testdata/emit.XDP.o
 
 const (
 	slot     = 3

@@ -30,23 +30,15 @@ const (
 	TC  Hook = "TC"
 )
 
+const compiler = "clang-19"
+
 // Hooks are all of them.
 var Hooks = []Hook{XDP, TC}
 
 // Objects for machines without a compiler, such as those of the kernel matrix.
-//go:generate clang-19 -g -O2 -target bpf -mcpu=v3 -I../include -idirafter /usr/include/x86_64-linux-gnu -DKERB_HOOK_XDP -c testdata/parse.bpf.c -o testdata/parse.XDP.o
-//go:generate clang-19 -g -O2 -target bpf -mcpu=v3 -I../include -idirafter /usr/include/x86_64-linux-gnu -DKERB_HOOK_TC -c testdata/parse.bpf.c -o testdata/parse.TC.o
-//go:generate clang-19 -g -O2 -target bpf -mcpu=v3 -I../include -idirafter /usr/include/x86_64-linux-gnu -DKERB_HOOK_XDP -c testdata/frags.bpf.c -o testdata/frags.XDP.o
-//go:generate clang-19 -g -O2 -target bpf -mcpu=v3 -I../include -idirafter /usr/include/x86_64-linux-gnu -DKERB_HOOK_XDP -c testdata/answer.bpf.c -o testdata/answer.XDP.o
-//go:generate clang-19 -g -O2 -target bpf -mcpu=v3 -I../include -idirafter /usr/include/x86_64-linux-gnu -DKERB_HOOK_XDP -c testdata/rewrite.bpf.c -o testdata/rewrite.XDP.o
-//go:generate clang-19 -g -O2 -target bpf -mcpu=v3 -I../include -idirafter /usr/include/x86_64-linux-gnu -DKERB_HOOK_TC -c testdata/rewrite.bpf.c -o testdata/rewrite.TC.o
-//go:generate clang-19 -g -O2 -target bpf -mcpu=v3 -I../include -idirafter /usr/include/x86_64-linux-gnu -DKERB_HOOK_XDP -c testdata/module.bpf.c -o testdata/module.XDP.o
-//go:generate clang-19 -g -O2 -target bpf -mcpu=v3 -I../include -idirafter /usr/include/x86_64-linux-gnu -DKERB_HOOK_TC -c testdata/module.bpf.c -o testdata/module.TC.o
-//go:generate clang-19 -g -O2 -target bpf -mcpu=v3 -I../include -idirafter /usr/include/x86_64-linux-gnu -DKERB_HOOK_XDP -c testdata/hop.bpf.c -o testdata/hop.XDP.o
-//go:generate clang-19 -g -O2 -target bpf -mcpu=v3 -I../include -idirafter /usr/include/x86_64-linux-gnu -DKERB_HOOK_TC -c testdata/hop.bpf.c -o testdata/hop.TC.o
-//go:generate clang-19 -g -O2 -target bpf -mcpu=v3 -I../include -idirafter /usr/include/x86_64-linux-gnu -DKERB_HOOK_TC -c testdata/live.bpf.c -o testdata/live.TC.o
-//go:generate clang-19 -g -O2 -target bpf -mcpu=v3 -I../include -idirafter /usr/include/x86_64-linux-gnu -DKERB_HOOK_XDP -c testdata/events.bpf.c -o testdata/events.XDP.o
-//go:generate clang-19 -g -O2 -target bpf -mcpu=v3 -I../include -idirafter /usr/include/x86_64-linux-gnu -DKERB_HOOK_TC -c testdata/events.bpf.c -o testdata/events.TC.o
+//go:generate go run ./object testdata/parse.XDP.o testdata/parse.TC.o testdata/frags.XDP.o testdata/answer.XDP.o
+//go:generate go run ./object testdata/rewrite.XDP.o testdata/rewrite.TC.o testdata/module.XDP.o testdata/module.TC.o
+//go:generate go run ./object testdata/hop.XDP.o testdata/hop.TC.o testdata/live.TC.o testdata/events.XDP.o testdata/events.TC.o
 
 // Compile builds a C file against the headers, for one hook, and reads the
 // object. Functions outside of program sections become static, as the chain
@@ -64,9 +56,12 @@ func Compile(tb testing.TB, source string, hook Hook) *ebpf.CollectionSpec {
 func Object(tb testing.TB, source string, hook Hook) *ebpf.CollectionSpec {
 	tb.Helper()
 	object := strings.TrimSuffix(source, ".bpf.c") + "." + string(hook) + ".o"
-	if compiler, err := exec.LookPath("clang-19"); err == nil {
+	if _, err := exec.LookPath(compiler); err == nil {
 		object = filepath.Join(tb.TempDir(), "test.o")
-		compile(tb, compiler, source, object, hook)
+		noteInputs(tb, source)
+		if err := CompileObject(source, object, hook); err != nil {
+			tb.Fatal(err)
+		}
 	}
 	spec, err := ebpf.LoadCollectionSpec(object)
 	if err != nil {
@@ -75,14 +70,14 @@ func Object(tb testing.TB, source string, hook Hook) *ebpf.CollectionSpec {
 	return spec
 }
 
-func compile(tb testing.TB, compiler, source, object string, hook Hook) {
-	tb.Helper()
-	noteInputs(tb, source)
+// CompileObject builds a C file against the headers, for one hook.
+func CompileObject(source, object string, hook Hook) error {
 	cmd := exec.Command(compiler, "-g", "-O2", "-Wall", "-Werror", "-target", "bpf", "-mcpu=v3", "-DKERB_HOOK_"+string(hook),
 		"-I"+includes(), "-idirafter", multiarch(), "-c", source, "-o", object)
 	if out, err := cmd.CombinedOutput(); err != nil {
-		tb.Fatalf("clang-19 on %s: %v\n%s", source, err, out)
+		return fmt.Errorf("%s on %s: %w\n%s", compiler, source, err, out)
 	}
+	return nil
 }
 
 // noteInputs looks at the files that the compiler is going to read, so that

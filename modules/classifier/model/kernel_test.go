@@ -13,7 +13,7 @@ import (
 )
 
 // Object for machines without a compiler, such as those of the kernel matrix.
-//go:generate clang-19 -g -O2 -target bpf -mcpu=v3 -idirafter /usr/include/x86_64-linux-gnu -DKERB_HOOK_XDP -c testdata/engine.bpf.c -o testdata/engine.XDP.o
+//go:generate go run github.com/kerb-edge/kerb/bpf/bpftest/object testdata/engine.XDP.o
 
 // kernel is the engine in the kernel.
 type kernel struct {
