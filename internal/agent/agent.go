@@ -19,6 +19,7 @@ import (
 	"github.com/coreos/go-systemd/v22/daemon"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/bpf"
 	"github.com/kerb-edge/kerb/internal/claim"
 	"github.com/kerb-edge/kerb/internal/config"
 	"github.com/kerb-edge/kerb/internal/control"
@@ -81,6 +82,9 @@ var _ server.Backend = (*Agent)(nil)
 // Run is the agent's life: it returns when ctx ends, or with the error that keeps it from starting. What runs in the
 // kernel goes on either way.
 func Run(ctx context.Context, cfg config.Config, log *slog.Logger) error {
+	if err := checkBuilt(bpf.FS, modules.Packages()); err != nil {
+		return err
+	}
 	lean.Keep()
 	if _, err := user.LookupGroup(cfg.SocketGroup); err != nil && cfg.SocketGroup != config.Default().SocketGroup {
 		log.Warn("only root can use the sockets", "reason", err, "socketGroup", cfg.SocketGroup)

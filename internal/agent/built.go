@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"errors"
+	"io/fs"
+	"path"
+	"strings"
+
+	"github.com/kerb-edge/kerb/internal/pkgs"
+)
+
+// checkBuilt returns an error that names the data planes which this binary lacks. `go build` embeds the objects that
+// `make bpf` has compiled; in a fresh clone there are none, and it succeeds all the same.
+func checkBuilt(chain, packages fs.FS) error {
+	var missing []string
+	for _, name := range []string{"chain.tc.o", "chain.xdp.o", "chain.xdp-frags.o"} {
+		if _, err := fs.Stat(chain, name); err != nil {
+			missing = append(missing, "bpf/"+name)
+		}
+	}
+	manifests, err := fs.Glob(packages, "*/"+pkgs.ManifestName)
+	if err != nil {
+		return err
+	}
+	for _, manifest := range manifests {
+		dir := path.Dir(manifest)
+		if objects, _ := fs.Glob(packages, dir+"/*.o"); len(objects) == 0 {
+			missing = append(missing, "modules/"+dir)
+		}
+	}
+	if len(missing) == 0 {
+		return nil
+	}
+	return errors.New("this kerb was built without data planes (" + strings.Join(missing, ", ") +
+		"): run `make build` in its source directory, which compiles them, and use the kerb that it makes")
+}
