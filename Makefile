@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# `make` tells what there is. Everything works on a fresh Debian 12 with git, Go and root.
+# `make` lists the targets. Everything works on a fresh Debian 12 with git, Go and root.
 
 export CGO_ENABLED = 0
 
@@ -20,21 +20,25 @@ BENCH := $(patsubst %.c,%.o,$(shell find bench -name '*.bpf.c' | while read f; d
 # Kernels that the kernel module is for.
 KMOD_KERNELS := 6.1,6.1-rt,6.12,6.12-rt
 
-.PHONY: help setup bpf lib packages generate build test test-setup test-most test-alone test-ml test-unit ml models test-kernels test-kmod test-soak demo demo-check demo-build demo-setup lint clean
+.PHONY: help setup bpf lib packages generate build fmt lint lint-setup vet unit test test-setup test-most test-alone test-ml test-unit ml models test-kernels test-kmod test-soak demo demo-check demo-build demo-setup lint clean
 .DEFAULT_GOAL := help
 
-help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+# A target is listed under the group that its text begins with.
+help: ## Develop: this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { i = index($$2, ": "); g = substr($$2, 1, i - 1); \
+	    list[g] = list[g] sprintf("  make %-14s %s\n", $$1, substr($$2, i + 2)) } \
+	  END { n = split("Build Test Run Develop", groups, " "); for (i = 1; i <= n; i++) print groups[i] "\n" list[groups[i]] }' \
+	  $(MAKEFILE_LIST)
 
-setup: ## install what building needs (apt)
+setup: ## Build: install what building needs (apt)
 	@scripts/setup build
 
 test-setup:
 	@scripts/setup test
 
-bpf: $(CHAIN) $(BENCH) packages ## compile the data planes that are older than their sources
+bpf: $(CHAIN) $(BENCH) packages ## Build: compile the data planes that are older than their sources
 
-lib: ## the C library for programs that receive packets, lib/intercept/libkerb-intercept.a
+lib: ## Build: the C library for programs that receive packets, lib/intercept/libkerb-intercept.a
 	@$(MAKE) --no-print-directory -s -C lib/intercept CC=$(CLANG)
 
 packages: $(CHAIN)
@@ -54,15 +58,32 @@ bench/inference/engine.bpf.o: $(wildcard modules/classifier/*.h)
 %.bpf.o: %.bpf.c $$(wildcard $$(dir $$@)*.h) $(HEADERS)
 	$(CLANG) $(BPF_FLAGS) -c $< -o $@
 
-generate: ## write generated Go files anew
+generate: ## Develop: write the generated Go files and test objects again
 	go generate ./...
 
-build: bpf ## ./kerb and static binaries for amd64 and arm64 in dist/
+build: bpf ## Build: ./kerb and static binaries for amd64 and arm64 in dist/
 	GOARCH=amd64 go build -trimpath -ldflags '$(LDFLAGS)' -o dist/kerb-linux-amd64 ./cmd/kerb
 	GOARCH=arm64 go build -trimpath -ldflags '$(LDFLAGS)' -o dist/kerb-linux-arm64 ./cmd/kerb
 	cp dist/kerb-linux-$$(go env GOARCH) kerb
 
-lint: ## formatting, go vet, shell syntax
+fmt: ## Develop: format Go, and the changed lines of C if clang-format-19 is installed
+	gofmt -w $$(git ls-files -co --exclude-standard '*.go')
+	@if [ -n "$(GOLANGCI)" ]; then echo golangci-lint fmt; $(GOLANGCI) fmt; \
+	  else echo "the order of imports is left as it is: make lint-setup installs golangci-lint"; fi
+	@if command -v git-clang-format-19 >/dev/null; then git clang-format-19 --extensions c,h || [ $$? = 1 ]; \
+	  else echo "C is left as it is: apt-get install clang-format-19"; fi
+
+# golangci-lint, where it is installed: by make lint-setup, or otherwise on PATH.
+GOLANGCI_VERSION := v2.15.0
+GOLANGCI = $(or $(wildcard out/golangci-lint),$(shell command -v golangci-lint))
+
+lint: vet ## Develop: vet, and golangci-lint if it is installed
+	@if [ -n "$(GOLANGCI)" ]; then echo golangci-lint run; $(GOLANGCI) run; else echo "golangci-lint is not installed: make lint-setup"; fi
+
+lint-setup: ## Develop: build golangci-lint in out/: several minutes
+	GOBIN=$(CURDIR)/out go install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(GOLANGCI_VERSION)
+
+vet: ## Develop: formatting, go vet, shell syntax
 	@unformatted=$$(gofmt -l $$(git ls-files -co --exclude-standard '*.go')); \
 	  [ -z "$$unformatted" ] || { echo "gofmt -w $$unformatted"; exit 1; }
 	go vet ./...
@@ -73,8 +94,13 @@ lint: ## formatting, go vet, shell syntax
 ALONE := ./bench/... ./intercept ./internal/traffic ./kmod ./modules/intercept ./test/e2e ./test/soak
 TEST := $(ROOT_GO) test -vet=off -timeout 15m -parallel 4 # vetted by lint
 
-test: test-setup bpf lint ## set up, compile, lint, and run every test as root
+ifdef PKG
+test: demo-setup bpf
+	$(TEST) -count=1 $(if $(RUN),-run '$(RUN)') $(PKG)
+else
+test: test-setup bpf vet ## Test: set up, compile, vet, and run every test as root; or PKG=./modules/firewall RUN=TestName
 	@$(MAKE) --no-print-directory --keep-going test-most test-alone test-ml
+endif
 
 test-most:
 	$(TEST) -p 2 $$(go list ./... | grep -vxF "$$(go list $(ALONE))")
@@ -85,32 +111,32 @@ test-alone:
 test-ml:
 	out/kerb-ml/bin/python -m pytest -q ml
 
-test-unit: ## deploy/systemd/kerb.service as shipped, under this distribution's systemd in a container, with every built-in module
+test-unit: ## Test: deploy/systemd/kerb.service as shipped, under this distribution's systemd in a container, with every built-in module
 	@scripts/setup unit
 	@$(MAKE) --no-print-directory -s bpf
 	$(SUDO) env "PATH=$(PATH)" CGO_ENABLED=0 KERB_TEST_UNIT=1 go test -vet=off -count=1 -timeout 15m ./test/unit
 
-ml: ## install kerb-ml, which trains and imports models, in out/kerb-ml
+ml: ## Build: install kerb-ml, which trains and imports models, in out/kerb-ml
 	@scripts/setup ml
 	@echo "out/kerb-ml/bin/kerb-ml is there; PATH or KERB_ML tells \`kerb model import\` of it"
 
-models: ml ## train the shipped models anew
+models: ml ## Develop: train the shipped models again
 	out/kerb-ml/bin/kerb-ml train shipped --data bench/classifier/data -o modules/classifier/models
 
-test-kernels: test-setup bpf ## the kernel tests on 5.10, 6.1, 6.1-rt, 6.12 and the newest kernel, emulated; or KERNELS= PKGS= RUN=
+test-kernels: test-setup bpf ## Test: the kernel tests on 5.10, 6.1, 6.1-rt, 6.12 and the newest kernel, emulated; or KERNELS= PKGS= RUN=
 	go run ./test/kernels $(if $(KERNELS),-kernels $(KERNELS)) $(if $(PKGS),-pkgs '$(PKGS)') $(if $(RUN),-run '$(RUN)')
 
-test-kmod: test-setup bpf ## the kernel module and bench intercept on 6.1, 6.1-rt, 6.12 and 6.12-rt, emulated; or KERNELS=
+test-kmod: test-setup bpf ## Test: the kernel module and bench intercept on 6.1, 6.1-rt, 6.12 and 6.12-rt, emulated; or KERNELS=
 	KERB_BENCH_PROGRAMS=$(CURDIR)/bench/intercept/testdata go test -count=1 -run TestCompile ./bench/intercept
 	go run ./test/kernels -kernels $(or $(KERNELS),$(KMOD_KERNELS)) -kmod kmod -pkgs ./kmod,./bench/intercept
 
-test-soak: test-setup bpf ## one hostile service of 20, all modules, against a counter alone: half an hour; or KERB_SOAK= (one run) KERB_SOAK_PAIRS=
+test-soak: test-setup bpf ## Test: one hostile service of 20, all modules, against a counter alone: half an hour; or KERB_SOAK= (one run) KERB_SOAK_PAIRS=
 	$(SUDO) env "PATH=$(PATH)" CGO_ENABLED=0 KERB_SOAK=$(or $(KERB_SOAK),3m) KERB_SOAK_PAIRS=$(or $(KERB_SOAK_PAIRS),5) go test -vet=off -count=1 -v -timeout 3h ./test/soak
 
-demo: demo-build ## set up, build, and watch modules at work on three services; KEEP=1 stays up
+demo: demo-build ## Run: set up, build, and watch modules at work on three services; KEEP=1 stays up
 	@$(SUDO) ./kerb demo $(if $(filter-out 0,$(KEEP)),--keep)
 
-demo-check: demo-build ## the same for scripts: fails unless every step shows what it should
+demo-check: demo-build ## Run: the demo for scripts: fails unless every step shows what it should
 	@$(SUDO) ./kerb demo --check
 
 # Only for this machine, and without what only the tests need.
@@ -123,7 +149,7 @@ demo-build: demo-setup
 demo-setup:
 	@scripts/setup demo
 
-clean: ## remove everything that was built
+clean: ## Build: remove everything that was built
 	rm -rf dist out kerb
 	find bpf bench examples internal lib modules test -name '*.o' -delete
 	rm -f lib/intercept/*.a
