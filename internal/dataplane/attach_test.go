@@ -27,6 +27,7 @@ type world struct {
 
 func newWorld(t *testing.T, opts Options) *world {
 	t.Helper()
+	needsRoot(t)
 	lab, err := netlab.New("kdp")
 	if err != nil {
 		t.Fatal(err)

@@ -22,9 +22,7 @@ func ringModule(size uint32) Module {
 
 func ringGeneration(t *testing.T, size uint32, previous map[string]*ebpf.Map) *generation {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("needs root for BPF")
-	}
+	needsRoot(t)
 	if err := rlimit.RemoveMemlock(); err != nil {
 		t.Fatal(err)
 	}

@@ -5,9 +5,18 @@ package dataplane
 import (
 	"fmt"
 	"maps"
+	"os"
 	"slices"
+	"testing"
 )
 
 func sortedKeys(m map[string]any) []string { return slices.Sorted(maps.Keys(m)) }
 
 func stringOf(v any) string { return fmt.Sprint(v) }
+
+func needsRoot(tb testing.TB) {
+	tb.Helper()
+	if os.Geteuid() != 0 {
+		tb.Skip("needs root for BPF")
+	}
+}

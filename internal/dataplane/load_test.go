@@ -25,6 +25,7 @@ var testModules embed.FS
 // testModule is a module of testdata. The identity covers its constants.
 func testModule(t testing.TB, object, name string, constants map[string]any) Module {
 	t.Helper()
+	needsRoot(t)
 	return Module{
 		Name: name,
 		ID:   ShortHash([]byte(object), []byte(keyOf(constants))),
@@ -68,6 +69,7 @@ func run(t testing.TB, p *ebpf.Program, packet []byte) (int32, []byte) {
 
 func load(t testing.TB, side Side, dir Direction, mods ...Module) *Loaded {
 	t.Helper()
+	needsRoot(t)
 	l, err := Load(side, dir, mods...)
 	var rej *RejectedError
 	if errors.As(err, &rej) {

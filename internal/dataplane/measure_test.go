@@ -14,6 +14,7 @@ import (
 )
 
 func newMeter(t *testing.T) *Meter {
+	needsRoot(t)
 	m := &Meter{}
 	t.Cleanup(m.Close)
 	return m

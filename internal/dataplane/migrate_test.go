@@ -16,6 +16,7 @@ import (
 
 // withState is pass with one more map, called state.
 func withState(t *testing.T, rule string, state ebpf.MapSpec) Module {
+	needsRoot(t)
 	m := testModule(t, "pass", "m", nil)
 	object := m.Spec
 	m.Spec = func(h Hook) (*ebpf.CollectionSpec, error) {

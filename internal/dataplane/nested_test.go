@@ -3,7 +3,6 @@
 package dataplane
 
 import (
-	"os"
 	"testing"
 
 	"github.com/cilium/ebpf"
@@ -11,9 +10,7 @@ import (
 
 // A map of maps has its entries after one call, the spec keeps them, and what is not there is told.
 func TestNested(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("needs root")
-	}
+	needsRoot(t)
 	inner := &ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 8, MaxEntries: 1}
 	specs := map[string]*ebpf.MapSpec{"a": inner, "b": inner, "outer": {Type: ebpf.ArrayOfMaps, KeySize: 4, ValueSize: 4, MaxEntries: 3,
 		InnerMap: inner, Contents: []ebpf.MapKV{{Key: uint32(0), Value: "a"}, {Key: uint32(2), Value: "b"}}}}
