@@ -7,9 +7,10 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/spf13/cobra"
+
 	"github.com/kerb-edge/kerb/internal/netlab"
 	"github.com/kerb-edge/kerb/internal/scratch"
-	"github.com/spf13/cobra"
 )
 
 // flags are what every experiment takes.

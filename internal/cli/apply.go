@@ -15,13 +15,14 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/rogpeppe/go-internal/diff"
+	"github.com/spf13/cobra"
+	"sigs.k8s.io/yaml"
+
 	"github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/fault"
 	"github.com/kerb-edge/kerb/internal/server"
 	"github.com/kerb-edge/kerb/internal/yamldoc"
-	"github.com/rogpeppe/go-internal/diff"
-	"github.com/spf13/cobra"
-	"sigs.k8s.io/yaml"
 )
 
 func (a *app) applyCommand() *cobra.Command {

@@ -22,13 +22,14 @@ import (
 	"testing"
 	"time"
 
+	"github.com/rogpeppe/go-internal/testscript"
+	"github.com/spf13/cobra"
+
 	"github.com/kerb-edge/kerb/internal/config"
 	"github.com/kerb-edge/kerb/internal/fault"
 	"github.com/kerb-edge/kerb/internal/server"
 	"github.com/kerb-edge/kerb/internal/server/servertest"
 	"github.com/kerb-edge/kerb/internal/store"
-	"github.com/rogpeppe/go-internal/testscript"
-	"github.com/spf13/cobra"
 )
 
 // TestMain lets scripts run this program as kerb, with a real server and store and no kernel.

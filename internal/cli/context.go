@@ -15,10 +15,11 @@ import (
 	"path/filepath"
 	"strings"
 
-	"github.com/kerb-edge/kerb/internal/fault"
-	"github.com/kerb-edge/kerb/internal/nearest"
 	"github.com/spf13/cobra"
 	"sigs.k8s.io/yaml"
+
+	"github.com/kerb-edge/kerb/internal/fault"
+	"github.com/kerb-edge/kerb/internal/nearest"
 )
 
 // contexts is the file that says how to reach agents of other nodes.

@@ -8,9 +8,10 @@ import (
 	"os"
 	"runtime"
 
-	"github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/spf13/cobra"
 	"github.com/spf13/cobra/doc"
+
+	"github.com/kerb-edge/kerb/api/v1alpha1"
 )
 
 func (a *app) versionCommand() *cobra.Command {

@@ -10,12 +10,13 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/spf13/cobra"
+
 	"github.com/kerb-edge/kerb/internal/fault"
 	"github.com/kerb-edge/kerb/internal/nearest"
 	"github.com/kerb-edge/kerb/internal/pkgs"
 	"github.com/kerb-edge/kerb/internal/server"
 	"github.com/kerb-edge/kerb/modules"
-	"github.com/spf13/cobra"
 )
 
 func (a *app) schemaCommand() *cobra.Command {

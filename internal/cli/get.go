@@ -11,9 +11,10 @@ import (
 	"strings"
 	"time"
 
+	"github.com/spf13/cobra"
+
 	"github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/nearest"
-	"github.com/spf13/cobra"
 )
 
 // shown is a kind of things that `kerb get` prints.

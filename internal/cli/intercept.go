@@ -13,8 +13,9 @@ import (
 	"strings"
 	"time"
 
-	"github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/spf13/cobra"
+
+	"github.com/kerb-edge/kerb/api/v1alpha1"
 )
 
 // interceptClass is what `classes` of the module intercept tells, as far as tables show it.

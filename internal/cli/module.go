@@ -12,10 +12,11 @@ import (
 	"strings"
 	"time"
 
+	"github.com/spf13/cobra"
+
 	"github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/fault"
 	"github.com/kerb-edge/kerb/internal/pkgs"
-	"github.com/spf13/cobra"
 )
 
 func moduleKind() kind[v1alpha1.Module] {

@@ -13,9 +13,10 @@ import (
 	"text/tabwriter"
 	"unicode"
 
-	"github.com/kerb-edge/kerb/api/v1alpha1"
 	"golang.org/x/sys/unix"
 	"sigs.k8s.io/yaml"
+
+	"github.com/kerb-edge/kerb/api/v1alpha1"
 )
 
 // print writes v as JSON or YAML if that was asked for, and else calls table.

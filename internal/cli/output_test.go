@@ -12,9 +12,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
+
+	"github.com/kerb-edge/kerb/api/v1alpha1"
 )
 
 // What a control plane says about itself does not steer the terminal of who reads it.

@@ -18,8 +18,9 @@ import (
 	"github.com/gopacket/gopacket"
 	"github.com/gopacket/gopacket/layers"
 	"github.com/gopacket/gopacket/pcapgo"
-	"github.com/kerb-edge/kerb/internal/pkttest"
 	"github.com/rogpeppe/go-internal/testscript"
+
+	"github.com/kerb-edge/kerb/internal/pkttest"
 )
 
 // TestPackageScripts runs testdata/package/*.txtar with `package` as the part of the command line that works on files. It

@@ -11,8 +11,9 @@ import (
 	"net/url"
 	"strings"
 
-	"github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/spf13/cobra"
+
+	"github.com/kerb-edge/kerb/api/v1alpha1"
 )
 
 // member of a JSON object, which keeps the order that its author gave it.

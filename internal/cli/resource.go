@@ -12,8 +12,9 @@ import (
 	"net/url"
 	"slices"
 
-	"github.com/kerb-edge/kerb/internal/server"
 	"github.com/spf13/cobra"
+
+	"github.com/kerb-edge/kerb/internal/server"
 )
 
 // kind is how one kind of thing is listed, described and deleted.

@@ -11,8 +11,9 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/spf13/cobra"
+
+	"github.com/kerb-edge/kerb/api/v1alpha1"
 )
 
 func serviceKind() kind[v1alpha1.Service] {

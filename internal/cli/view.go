@@ -8,10 +8,11 @@ import (
 	"io"
 	"strings"
 
+	"github.com/spf13/cobra"
+
 	"github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/doctor"
 	"github.com/kerb-edge/kerb/internal/pkgs"
-	"github.com/spf13/cobra"
 )
 
 func chainKind() kind[v1alpha1.Chain] {

@@ -7,8 +7,9 @@ import (
 	"io"
 	"strings"
 
-	"github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/spf13/cobra"
+
+	"github.com/kerb-edge/kerb/api/v1alpha1"
 )
 
 func virtualServiceKind() kind[v1alpha1.VirtualService] {

@@ -8,8 +8,9 @@ import (
 	"context"
 	"net/http"
 
-	"github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/kerb-edge/kerb/api/v1alpha1"
 )
 
 // Backend is what the API needs of the agent. Its errors are those of package fault; all others are the agent's own fault.

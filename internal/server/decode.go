@@ -20,14 +20,15 @@ import (
 
 	"github.com/danielgtaylor/huma/v2"
 	"github.com/danielgtaylor/huma/v2/validation"
+	"k8s.io/apimachinery/pkg/api/validate/content"
+	"sigs.k8s.io/yaml"
+
 	"github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/fault"
 	"github.com/kerb-edge/kerb/internal/models"
 	"github.com/kerb-edge/kerb/internal/nearest"
 	resolver "github.com/kerb-edge/kerb/internal/resolve"
 	"github.com/kerb-edge/kerb/internal/yamldoc"
-	"k8s.io/apimachinery/pkg/api/validate/content"
-	"sigs.k8s.io/yaml"
 )
 
 // Decode reads resources strictly: a JSON resource or list of them, or YAML with any number of documents, each a resource

@@ -11,8 +11,9 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/kerb-edge/kerb/api/v1alpha1"
 	"golang.org/x/net/netutil"
+
+	"github.com/kerb-edge/kerb/api/v1alpha1"
 )
 
 // Limits of a TCP endpoint. Connections are counted before TLS and before any token, so that a client without credentials cannot

@@ -12,6 +12,7 @@ import (
 	"reflect"
 
 	"github.com/danielgtaylor/huma/v2"
+
 	"github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/fault"
 )

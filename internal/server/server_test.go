@@ -20,11 +20,12 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"go.uber.org/goleak"
+
 	"github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/server"
 	"github.com/kerb-edge/kerb/internal/server/servertest"
 	"github.com/kerb-edge/kerb/internal/store"
-	"go.uber.org/goleak"
 )
 
 var update = flag.Bool("update", false, "write docs/openapi.yaml")

@@ -12,9 +12,10 @@ import (
 	"slices"
 	"time"
 
+	"go.etcd.io/bbolt"
+
 	"github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/fault"
-	"go.etcd.io/bbolt"
 )
 
 // VersionsKept is how many earlier versions of a model are kept.

@@ -16,10 +16,11 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/kerb-edge/kerb/api/v1alpha1"
-	"github.com/kerb-edge/kerb/internal/fault"
 	"go.etcd.io/bbolt"
 	bolterrors "go.etcd.io/bbolt/errors"
+
+	"github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/fault"
 )
 
 // SchemaVersion is the layout of the file that this build writes. It reads older ones, too.

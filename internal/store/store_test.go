@@ -14,8 +14,9 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/kerb-edge/kerb/api/v1alpha1"
 	"go.etcd.io/bbolt"
+
+	"github.com/kerb-edge/kerb/api/v1alpha1"
 )
 
 func TestRoundTrip(t *testing.T) {
