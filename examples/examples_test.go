@@ -345,18 +345,3 @@ func TestPythonSkeleton(t *testing.T) {
 		t.Errorf("health, of which it says nothing: %d", status)
 	}
 }
-
-// The helper of control planes in Python is one file in two places.
-func TestHelpersAreTheSame(t *testing.T) {
-	here, err := os.ReadFile("topports/kerb.py")
-	if err != nil {
-		t.Fatal(err)
-	}
-	there, err := os.ReadFile("../internal/pkgs/templates/python/kerb.py")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(string(here), string(there)); diff != "" {
-		t.Error("examples/topports/kerb.py and internal/pkgs/templates/python/kerb.py differ\n", diff)
-	}
-}
