@@ -6,11 +6,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
 	"runtime"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/kerb-edge/kerb/internal/atomicfile"
 )
 
 // Cell is one figure: the stat of a metric of one config under one load.
@@ -82,18 +82,5 @@ func (r *Report) writeJSON(path string) error {
 	if err != nil {
 		return err
 	}
-	tmp, err := os.CreateTemp(filepath.Dir(path), ".bench-*")
-	if err != nil {
-		return err
-	}
-	defer os.Remove(tmp.Name())
-	if err := errors.Join(tmp.Chmod(0o644), write(tmp, append(data, '\n')), tmp.Close()); err != nil {
-		return err
-	}
-	return os.Rename(tmp.Name(), path)
-}
-
-func write(f *os.File, data []byte) error {
-	_, err := f.Write(data)
-	return err
+	return atomicfile.Write(path, append(data, '\n'), 0o644)
 }

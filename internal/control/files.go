@@ -71,7 +71,7 @@ func writeFiles(dir string, files map[string][]byte) error {
 	return nil
 }
 
-// replaceFile writes a file in one step.
+// replaceFile writes a file in one step, without fsync, as changes wait for it: what a crash of the machine loses is asked for again.
 func replaceFile(path string, data []byte, mode fs.FileMode) error {
 	f, err := os.CreateTemp(filepath.Dir(path), ".new-*")
 	if err != nil {

@@ -8,9 +8,9 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"path/filepath"
 	"slices"
 
+	"github.com/kerb-edge/kerb/internal/atomicfile"
 	"github.com/kerb-edge/kerb/internal/fault"
 )
 
@@ -65,30 +65,10 @@ func (l *Listener) save() error {
 	if err != nil {
 		return err
 	}
-	if err := replace(l.file, append(data, '\n')); err != nil {
+	if err := atomicfile.Write(l.file, append(data, '\n'), 0o600); err != nil {
 		return &fault.ReadOnly{Reason: err.Error()}
 	}
 	return nil
-}
-
-func replace(path string, data []byte) error {
-	f, err := os.CreateTemp(filepath.Dir(path), ".oakestra-")
-	if err != nil {
-		return err
-	}
-	defer os.Remove(f.Name()) // it has another name by then, if all went well
-	_, err = f.Write(data)
-	if err := errors.Join(err, f.Sync(), f.Close()); err != nil {
-		return err
-	}
-	if err := os.Rename(f.Name(), path); err != nil {
-		return err
-	}
-	dir, err := os.Open(filepath.Dir(path))
-	if err != nil {
-		return err
-	}
-	return errors.Join(dir.Sync(), dir.Close())
 }
 
 func (s *state) service(name string, instance int) *service {

@@ -55,7 +55,7 @@ func TestKilledAtAnyTime(t *testing.T) {
 	if _, err := s.Pull(t.Context(), ref(t, target), Trust{AllowUnsigned: true}, Transport{}); err != nil {
 		t.Fatal(err)
 	}
-	if left, err := filepath.Glob(filepath.Join(s.blobDir(), tempPrefix+"*")); err != nil || len(left) > 0 {
+	if left, err := filepath.Glob(filepath.Join(s.blobDir(), ".*")); err != nil || len(left) > 0 {
 		t.Errorf("left behind: %v, %v", left, err)
 	}
 }

@@ -330,7 +330,7 @@ func TestKilledInTheMiddle(t *testing.T) {
 	push(t, host+"/acme/limiter:1", dir, signer)
 	n.mustPull(host + "/acme/limiter:1")
 	orphan := n.blobPath(digest.FromString("half a package"))
-	for _, file := range []string{filepath.Join(n.dir, tempPrefix+"1"), filepath.Join(n.blobDir(), tempPrefix+"2"), orphan} {
+	for _, file := range []string{filepath.Join(n.dir, ".index.json1"), filepath.Join(n.blobDir(), ".2"), orphan} {
 		write(t, file, []byte("half"))
 	}
 	if p, err := n.Get(host + "/acme/limiter:1"); err != nil || p.Version != "0.1.0" {
@@ -339,7 +339,7 @@ func TestKilledInTheMiddle(t *testing.T) {
 	newVersion(t, dir, "2.0.0")
 	push(t, host+"/acme/limiter:2", dir, signer)
 	n.mustPull(host + "/acme/limiter:2")
-	for _, pattern := range []string{filepath.Join(n.dir, tempPrefix+"*"), filepath.Join(n.blobDir(), tempPrefix+"*"), orphan} {
+	for _, pattern := range []string{filepath.Join(n.dir, ".index*"), filepath.Join(n.blobDir(), ".*"), orphan} {
 		if left, err := filepath.Glob(pattern); err != nil || len(left) > 0 {
 			t.Errorf("left behind: %v, %v", left, err)
 		}

@@ -19,9 +19,13 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"golang.org/x/sys/unix"
 
+	"github.com/kerb-edge/kerb/internal/atomicfile"
 	"github.com/kerb-edge/kerb/internal/fault"
 	"github.com/kerb-edge/kerb/internal/pkgs"
 )
+
+// lockName is the only hidden file of the store that is not a temporary one.
+const lockName = ".lock"
 
 // Annotations of the store's index: what was decided when a package was pulled.
 const (
@@ -29,9 +33,6 @@ const (
 	annotationIdentity   = "dev.kerb.identity"
 	annotationSignatures = "dev.kerb.signatures" // digest of the manifest of the signatures
 )
-
-// tempPrefix begins the names of files that are not complete.
-const tempPrefix = ".tmp-"
 
 // Store holds pulled packages as an image layout that one process changes at a time, while others read. A change is
 // complete or has not happened, whenever the process dies: blobs are written first, under their digests, and the index,
@@ -270,7 +271,7 @@ func (s *Store) lock() (unlock func(), err error) {
 			return nil, fmt.Errorf("store of packages: %w", err)
 		}
 	}
-	f, err := os.OpenFile(filepath.Join(s.dir, ".lock"), os.O_CREATE|os.O_RDWR|unix.O_CLOEXEC, 0o600)
+	f, err := os.OpenFile(filepath.Join(s.dir, lockName), os.O_CREATE|os.O_RDWR|unix.O_CLOEXEC, 0o600)
 	if err != nil {
 		return nil, err
 	}
@@ -281,7 +282,7 @@ func (s *Store) lock() (unlock func(), err error) {
 	layout, _ := json.Marshal(ocispec.ImageLayout{Version: ocispec.ImageLayoutVersion}) // cannot fail
 	index, err := s.index()
 	if err == nil {
-		err = errors.Join(writeFile(filepath.Join(s.dir, ocispec.ImageLayoutFile), layout), s.sweep(index))
+		err = errors.Join(atomicfile.Write(filepath.Join(s.dir, ocispec.ImageLayoutFile), layout, 0o600), s.sweep(index))
 	}
 	if err != nil {
 		f.Close()
@@ -295,32 +296,12 @@ func (s *Store) writeIndex(index ocispec.Index) error {
 	if err != nil {
 		return err
 	}
-	return writeFile(s.indexPath(), data)
+	return atomicfile.Write(s.indexPath(), data, 0o600)
 }
 
 // writeBlob writes a blob that its digest has proven. One that is there may be damaged, so that it is written again.
-func (s *Store) writeBlob(b blob) error { return writeFile(s.blobPath(b.Digest), b.data) }
-
-// writeFile replaces a file in one step that a crash does not undo or halve.
-func writeFile(path string, data []byte) error {
-	dir := filepath.Dir(path)
-	f, err := os.CreateTemp(dir, tempPrefix+"*")
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(data)
-	if err = errors.Join(err, f.Sync(), f.Close()); err == nil {
-		err = os.Rename(f.Name(), path)
-	}
-	if err != nil {
-		return errors.Join(err, os.Remove(f.Name()))
-	}
-	d, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	defer d.Close()
-	return d.Sync()
+func (s *Store) writeBlob(b blob) error {
+	return atomicfile.Write(s.blobPath(b.Digest), b.data, 0o600)
 }
 
 // sweep removes unfinished files and blobs that nothing refers to.
@@ -332,7 +313,8 @@ func (s *Store) sweep(index ocispec.Index) error {
 		problems = errors.Join(problems, err)
 		for _, e := range entries {
 			unused := dir == s.blobDir() && !used[digest.NewDigestFromEncoded(digest.SHA256, e.Name())]
-			if unused || strings.HasPrefix(e.Name(), tempPrefix) {
+			temporary := strings.HasPrefix(e.Name(), ".") && e.Name() != lockName
+			if unused || temporary {
 				problems = errors.Join(problems, os.Remove(filepath.Join(dir, e.Name())))
 			}
 		}

@@ -17,6 +17,7 @@ import (
 	"strings"
 
 	"github.com/kerb-edge/kerb/bpf"
+	"github.com/kerb-edge/kerb/internal/atomicfile"
 )
 
 // Options of Build.
@@ -54,7 +55,7 @@ func Build(ctx context.Context, dir string, opts Options) error {
 		return err
 	}
 	for _, hook := range m.Hooks {
-		if err := writeAtomic(filepath.Join(dir, m.Object(hook)), objects[hook]); err != nil {
+		if err := atomicfile.Write(filepath.Join(dir, m.Object(hook)), objects[hook], 0o644); err != nil {
 			return err
 		}
 	}
@@ -212,19 +213,4 @@ func clangVersion(ctx context.Context, name string) (int, error) {
 		return 0, errors.New("not clang")
 	}
 	return strconv.Atoi(string(found[1]))
-}
-
-// writeAtomic replaces a file in one step.
-func writeAtomic(path string, data []byte) error {
-	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+"-*")
-	if err != nil {
-		return err
-	}
-	defer os.Remove(f.Name())
-	_, err = f.Write(data)
-	err = errors.Join(err, f.Chmod(0o644), f.Close())
-	if err != nil {
-		return err
-	}
-	return os.Rename(f.Name(), path)
 }

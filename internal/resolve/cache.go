@@ -12,6 +12,8 @@ import (
 	"os"
 	"sync"
 	"time"
+
+	"github.com/kerb-edge/kerb/internal/atomicfile"
 )
 
 // cache keeps what resolvers found in a file, written a moment after a change. To lose it is no harm beyond a question.
@@ -90,10 +92,7 @@ func (c *cache) write() {
 	maps.DeleteFunc(c.found, func(_ string, all map[string]Found) bool { return len(all) == 0 })
 	data, err := json.Marshal(c.found)
 	if err == nil {
-		err = os.WriteFile(c.path+".new", data, 0o600)
-	}
-	if err == nil {
-		err = os.Rename(c.path+".new", c.path)
+		err = atomicfile.Write(c.path, data, 0o600)
 	}
 	if err != nil {
 		c.log.Warn("what resolvers found is not kept", "error", err)

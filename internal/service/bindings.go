@@ -12,13 +12,14 @@ import (
 	"maps"
 	"net/netip"
 	"os"
-	"path/filepath"
 	"reflect"
 	"slices"
 	"strings"
 	"sync"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/kerb-edge/kerb/internal/atomicfile"
 )
 
 // Bindings record which service a node-side link belongs to. A link that was found for a service stays bound to it until the
@@ -163,16 +164,8 @@ func (b *Bindings) write() error {
 	if err != nil {
 		return err
 	}
-	f, err := os.CreateTemp(filepath.Dir(b.path), ".links-*")
-	if err != nil {
+	if err := atomicfile.Write(b.path, text, 0o600); err != nil {
 		return fmt.Errorf("keep bindings of interfaces: %w", err)
-	}
-	_, err = f.Write(text)
-	if err = errors.Join(err, f.Close()); err == nil {
-		err = os.Rename(f.Name(), b.path)
-	}
-	if err != nil {
-		return errors.Join(fmt.Errorf("keep bindings of interfaces: %w", err), os.Remove(f.Name()))
 	}
 	return nil
 }

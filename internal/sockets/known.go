@@ -5,9 +5,10 @@ package sockets
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"os"
 	"strings"
+
+	"github.com/kerb-edge/kerb/internal/atomicfile"
 )
 
 // known is what a file keeps of a test: it is true until the next boot.
@@ -44,8 +45,7 @@ func TestOnce(ctx context.Context, file string) (Result, error) {
 	if err != nil {
 		return result, err
 	}
-	temp := file + ".new"
-	return result, errors.Join(os.WriteFile(temp, data, 0o600), os.Rename(temp, file))
+	return result, atomicfile.Write(file, data, 0o600)
 }
 
 func bootID() (string, error) {

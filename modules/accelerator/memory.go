@@ -18,6 +18,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/kerb-edge/kerb/internal/atomicfile"
 	"github.com/kerb-edge/kerb/sdk"
 )
 
@@ -376,10 +377,7 @@ func (s *memory) save() {
 	}
 	data, err := json.Marshal(saved{s.all(), services})
 	if err == nil {
-		err = os.WriteFile(s.file()+".new", data, 0o600)
-	}
-	if err == nil {
-		err = os.Rename(s.file()+".new", s.file())
+		err = atomicfile.Write(s.file(), data, 0o600)
 	}
 	if err != nil {
 		slog.Warn("accelerator: programs have to be examined again after a restart", "module", s.module, "error", err)
