@@ -4,7 +4,10 @@
 // A resource is desired state (spec) that the operator writes and status that the agent answers.
 package v1alpha1
 
-import "time"
+import (
+	"slices"
+	"time"
+)
 
 // APIVersion is the only value of apiVersion that this build accepts.
 const APIVersion = "kerb.dev/v1alpha1"
@@ -214,5 +217,22 @@ type Condition struct {
 	Status  string    `json:"status" enum:"True,False,Unknown"`
 	Reason  string    `json:"reason" doc:"One CamelCase word for programs"`
 	Message string    `json:"message,omitempty" doc:"A sentence for people"`
-	Since   time.Time `json:"lastTransitionTime"`
+	Since   time.Time `json:"lastTransitionTime" doc:"When the status last changed, as far as this run of the agent has seen"`
+
+	ObservedGeneration int64 `json:"observedGeneration,omitempty" doc:"metadata.generation that the condition was evaluated for; absent for what has no generation"`
+}
+
+// Transition returns the conditions now with the times of their last transitions, given those before: a condition keeps its time
+// while its status stays the same, whatever becomes of its reason and message.
+func Transition(before, now []Condition) []Condition {
+	out := slices.Clone(now)
+	for i := range out {
+		at := slices.IndexFunc(before, func(c Condition) bool { return c.Type == out[i].Type })
+		if at >= 0 && before[at].Status == out[i].Status {
+			out[i].Since = before[at].Since
+		} else {
+			out[i].Since = time.Now()
+		}
+	}
+	return out
 }

@@ -34,6 +34,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/resolve"
 	"github.com/kerb-edge/kerb/internal/server"
 	"github.com/kerb-edge/kerb/internal/service"
+	"github.com/kerb-edge/kerb/internal/status"
 	"github.com/kerb-edge/kerb/internal/store"
 	"github.com/kerb-edge/kerb/modules"
 )
@@ -74,7 +75,8 @@ type Agent struct {
 	tracing   *traceRun                 // nil most of the time
 	lastTrace *traceRun                 // guarded by changes; also one that has ended
 	metrics   *metrics
-	costs     *costs // guards itself
+	costs     *costs           // guards itself
+	recorder  *status.Recorder // guards itself; the last conditions of all resources
 }
 
 var _ server.Backend = (*Agent)(nil)
@@ -140,13 +142,18 @@ func open(ctx context.Context, cfg config.Config, log *slog.Logger) (*Agent, err
 		live:    map[string]*liveModule{},
 		metrics: newMetrics(),
 		costs:   newCosts(),
+
+		recorder: status.NewRecorder(),
 	}
 	a.control, err = control.New(control.Options{Run: cfg.Paths.ControlSockets(), State: cfg.Paths.ControlState(), Log: log, Services: a.virtual, Models: a.models, Packets: a,
-		Examine: a.examine, Kernel: a.kernel.get, Limits: controlLimits(cfg.Limits),
+		OnChange: func(module string) { a.recorder.Mark(status.Resource{Kind: v1.KindModule, Name: module}) },
+		Examine:  a.examine, Kernel: a.kernel.get, Limits: controlLimits(cfg.Limits),
 		ModuleSocket: cfg.Paths.ModuleSocket, SocketGroup: cfg.SocketGroup})
 	if err != nil {
 		return nil, errors.Join(err, st.Close())
 	}
+	a.virtual.OnChange(func(name string) { a.recorder.Mark(status.Resource{Kind: v1.KindVirtualService, Name: name}) })
+	a.models.OnChange(func(name string) { a.recorder.Mark(status.Resource{Kind: v1.KindModel, Name: name}) })
 	a.virtual.Apply(slices.Collect(maps.Values(desired.VirtualServices)), nil)
 	a.virtual.Restore()
 	a.models.Apply(slices.Collect(maps.Values(desired.Models)), nil)
@@ -196,6 +203,7 @@ func (a *Agent) run(ctx context.Context, cfg config.Config) error {
 	})
 	wg.Go(func() { a.follow(ctx) })
 	wg.Go(func() { a.measureRestored(ctx) })
+	wg.Go(func() { a.recorder.Run(ctx, a.evaluate) })
 	wg.Go(func() { a.watchCgroups(ctx) })
 	wg.Go(func() {
 		if err := a.virtual.Run(ctx); err != nil {
@@ -271,6 +279,7 @@ func (a *Agent) follow(ctx context.Context) {
 		a.changes.Unlock()
 		if a.starting() {
 			close(a.reconciled)
+			a.recorder.Mark(agentItself)
 		}
 		a.costs.poke()
 	}

@@ -133,5 +133,5 @@ func (a *Agent) answerConditions(name string) []v1.Condition {
 	if !lost {
 		return nil
 	}
-	return []v1.Condition{{Type: "RemoteInstances", Status: "False", Reason: "AnswersDropped", Message: text, Since: a.metrics.since()}}
+	return []v1.Condition{{Type: "RemoteInstances", Status: "False", Reason: "AnswersDropped", Message: text}}
 }

@@ -17,6 +17,7 @@ import (
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/pkgs"
+	"github.com/kerb-edge/kerb/internal/status"
 )
 
 // costs remembers what modules were found to cost. It has a lock of its own, held for no measurement.
@@ -221,6 +222,7 @@ func (a *Agent) measureRestored(ctx context.Context) {
 				return
 			}
 			a.warn(d, a.costs.measure(d))
+			a.recorder.Mark(status.Resource{Kind: v1.KindModule, Name: d.module.Name})
 		}
 	}
 }
@@ -244,18 +246,27 @@ func (a *Agent) unmeasured() []*deployment {
 	return out
 }
 
-// addCost puts the figures into the status.
-func (a *Agent) addCost(st *v1.ModuleStatus, d *deployment) {
+// cost returns the figures for the status, nil if there are none.
+func (a *Agent) cost(d *deployment) *v1.Cost {
 	if d == nil || d.err != nil {
-		return
+		return nil
+	}
+	if m, ok := a.costs.get(d); ok && m.Memory > 0 {
+		return costView(m)
+	}
+	return nil
+}
+
+// budgetConditions are there only for modules with a budget.
+func (a *Agent) budgetConditions(d *deployment) []v1.Condition {
+	if d.err != nil {
+		return nil
+	}
+	if l := d.limits(); l.latency == 0 && l.memory == 0 {
+		return nil
 	}
 	m, ok := a.costs.get(d)
-	if ok && m.Memory > 0 {
-		st.Cost = costView(m)
-	}
-	if l := d.limits(); l.latency > 0 || l.memory > 0 {
-		st.Conditions = append(st.Conditions, d.withinBudget(m, ok))
-	}
+	return []v1.Condition{d.withinBudget(m, ok)}
 }
 
 func costView(m measured) *v1.Cost {
@@ -271,7 +282,7 @@ func costView(m measured) *v1.Cost {
 func tenths(n float64) float64 { return math.Round(10*n) / 10 }
 
 func (d *deployment) withinBudget(m measured, known bool) v1.Condition {
-	c := v1.Condition{Type: "WithinBudget", Status: "Unknown", Reason: "NotMeasured", Message: "not measured yet", Since: m.at}
+	c := v1.Condition{Type: "WithinBudget", Status: "Unknown", Reason: "NotMeasured", Message: "not measured yet"}
 	e, over := d.exceeded(m)
 	switch {
 	case over:

@@ -362,6 +362,7 @@ func (a *Agent) reconcile() error {
 	}
 	a.mu.Lock()
 	a.problem = err
+	a.markAll()
 	a.mu.Unlock()
 	return err
 }

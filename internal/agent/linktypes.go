@@ -62,5 +62,5 @@ func (a *Agent) linkConditions(name string) []v1.Condition {
 	if text == "" {
 		return nil
 	}
-	return []v1.Condition{{Type: "ReadsFrames", Status: "False", Reason: "OtherLinkType", Message: text, Since: a.metrics.since()}}
+	return []v1.Condition{{Type: "ReadsFrames", Status: "False", Reason: "OtherLinkType", Message: text}}
 }

@@ -80,6 +80,7 @@ func (a *Agent) forget(d *deployment) {
 func (a *Agent) replace(w world, points map[dataplane.Point]placement, deaf map[int]error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	a.forgetConditions(w.desired)
 	a.desired, a.modules, a.states, a.points, a.deaf, a.sockets = w.desired, w.modules, w.services, points, deaf, w.sockets
 	a.virtual.SetLocals(addresses(w.services))
 	a.metrics.publish(a) // before control planes start: they forget what belongs to interfaces that are not listed
@@ -95,6 +96,7 @@ func (a *Agent) replace(w world, points map[dataplane.Point]placement, deaf map[
 		}
 	}
 	a.forgetDrops()
+	a.markAll()
 }
 
 // enliven opens the maps of a generation that is new, and tells its control plane where it runs.

@@ -26,14 +26,16 @@ type metrics struct {
 	points   atomic.Pointer[map[dataplane.Point]placement]
 
 	mu      sync.Mutex
-	last    time.Time         // of the last change
 	clashes map[string]string // of the last scrape: module to a metric of it that is left out
 }
 
-func (m *metrics) setClashes(clashes map[string]string) {
+// setClashes reports whether they have changed.
+func (m *metrics) setClashes(clashes map[string]string) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	before := m.clashes
 	m.clashes = clashes
+	return !maps.Equal(before, clashes)
 }
 
 // clash is a metric of a module that is left out; empty if none is.
@@ -60,9 +62,6 @@ func (m *metrics) changed(d time.Duration) { m.changes.Observe(d.Seconds()) }
 func (m *metrics) publish(a *Agent) {
 	now := maps.Clone(a.points)
 	m.points.Store(&now)
-	m.mu.Lock()
-	m.last = time.Now()
-	m.mu.Unlock()
 }
 
 func (m *metrics) placements() map[dataplane.Point]placement {
@@ -70,12 +69,6 @@ func (m *metrics) placements() map[dataplane.Point]placement {
 		return *p
 	}
 	return nil
-}
-
-func (m *metrics) since() time.Time {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.last
 }
 
 // Collector gives the agent's and the modules' metrics.
@@ -92,7 +85,12 @@ func (c collector) Collect(out chan<- prometheus.Metric) {
 	a := c.agent
 	a.collectOutcomes(out)
 	planes := a.collectOwn(out)
-	a.metrics.setClashes(exportPlanes(a.askPlanes(planes), out)) // outside the lock: one that does not answer must not keep the agent from changes
+	clashes := exportPlanes(a.askPlanes(planes), out) // outside the lock: one that does not answer must not keep the agent from changes
+	if a.metrics.setClashes(clashes) {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		a.markAll()
+	}
 }
 
 // collectOwn reads what needs no control plane, and returns those that there are.

@@ -16,7 +16,7 @@ func (a *Agent) Models(context.Context) ([]v1.Model, error) {
 	for _, name := range a.models.Names() {
 		if m, ok := desired[name]; ok {
 			m.Spec.Document = ""
-			m.Status = a.models.Status(name)
+			m.Status = a.modelStatus(m)
 			out = append(out, m)
 		}
 	}
@@ -29,12 +29,19 @@ func (a *Agent) Model(_ context.Context, name string) (v1.Model, error) {
 	if !ok {
 		return m, &fault.NotFound{Kind: v1.KindModel, Name: name}
 	}
-	if m.Status = a.models.Status(name); m.Status == nil { // it is just coming
-		m.Status = &v1.ModelStatus{}
-	}
+	m.Status = a.modelStatus(m)
 	var err error
 	m.Status.Versions, err = a.store.ModelVersions(name)
 	return m, err
+}
+
+func (a *Agent) modelStatus(m v1.Model) *v1.ModelStatus {
+	s := a.models.Status(m.Metadata.Name)
+	if s == nil { // it is just coming
+		return &v1.ModelStatus{}
+	}
+	s.Conditions = a.record(v1.KindModel, m.Metadata, s.Conditions)
+	return s
 }
 
 // ModelVersion returns one as it was in an earlier generation.

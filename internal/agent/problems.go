@@ -9,7 +9,6 @@ import (
 	"strings"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
-	"github.com/kerb-edge/kerb/internal/kerbabi"
 )
 
 // problems lists what is wrong: every condition that is False, of the agent, modules, services and virtual services, and what
@@ -23,7 +22,7 @@ func (a *Agent) problems() []v1.NodeProblem {
 			}
 		}
 	}
-	for _, c := range a.nodeConditions() {
+	for _, c := range a.recordNode() {
 		switch {
 		case c.Type == "ControlPlanes": // a condition of each module, too
 		case c.Type == "StoreLost": // is True when it is wrong
@@ -34,32 +33,16 @@ func (a *Agent) problems() []v1.NodeProblem {
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(a.desired.Modules)) {
-		m := a.moduleWithStatus(name)
-		add(v1.KindModule, name, m.Status.Conditions)
-		add(v1.KindModule, name, a.moduleProblems(m))
+		m := a.desired.Modules[name]
+		add(v1.KindModule, name, a.recordModule(m, a.modules[name], len(a.moduleInstances(name))))
 	}
 	for _, name := range slices.Sorted(maps.Keys(a.desired.Services)) {
-		add(v1.KindService, name, append(a.movedConditions(a.states[name]), a.serviceReady(a.states[name])))
+		add(v1.KindService, name, a.recordService(a.desired.Services[name], a.states[name]))
 	}
 	for _, name := range a.virtual.Names() {
-		if s, ok := a.virtual.View(name); ok && s.Status != nil {
+		if s, ok := a.virtualView(name, a.desired.VirtualServices); ok {
 			add(v1.KindVirtualService, name, s.Status.Conditions)
 		}
-	}
-	return out
-}
-
-// moduleProblems are those that no condition of a module shows.
-func (a *Agent) moduleProblems(m v1.Module) (out []v1.Condition) {
-	since := a.metrics.since()
-	for _, d := range m.Status.Drops {
-		if d.Reason == kerbabi.DropBadVerdict.String() {
-			out = append(out, v1.Condition{Type: "ValidVerdicts", Status: "False", Reason: "BadVerdict", Since: since,
-				Message: fmt.Sprintf("it returned no valid verdict for %d packets, which were treated by its failurePolicy", d.Packets)})
-		}
-	}
-	if text := a.missing(m); text != "" && len(m.Status.Instances) > 0 { // else it is not Ready
-		out = append(out, v1.Condition{Type: "AttachPoints", Status: "False", Reason: "NotThere", Message: text, Since: since})
 	}
 	return out
 }

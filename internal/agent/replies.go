@@ -40,7 +40,7 @@ func (w world) replies(chain dataplane.ChainSpec) bool {
 
 // repliesCondition reports whether a module's replies arrive.
 func (a *Agent) repliesCondition(name string) v1.Condition {
-	c := v1.Condition{Type: "Replies", Status: "True", Reason: "Arrive", Since: a.metrics.since()}
+	c := v1.Condition{Type: "Replies", Status: "True", Reason: "Arrive"}
 	var lost, noRoom []error
 	for _, p := range slices.SortedFunc(maps.Keys(a.points), func(p, q dataplane.Point) int { return p.Ifindex - q.Ifindex }) {
 		place := a.points[p]

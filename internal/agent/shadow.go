@@ -57,5 +57,5 @@ func (a *Agent) shadowConditions(name string) []v1.Condition {
 	if !shadowed {
 		return nil
 	}
-	return []v1.Condition{{Type: "SeesAll", Status: "False", Reason: "Shadowed", Message: text, Since: a.metrics.since()}}
+	return []v1.Condition{{Type: "SeesAll", Status: "False", Reason: "Shadowed", Message: text}}
 }

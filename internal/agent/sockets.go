@@ -212,7 +212,7 @@ func (a *Agent) tend(d *deployment, l *liveModule) {
 
 // placedCondition tells whether a module on sockets is wherever it is wanted.
 func (a *Agent) placedCondition(d *deployment) v1.Condition {
-	c := v1.Condition{Type: "Placed", Status: "True", Reason: "Everywhere", Since: a.metrics.since()}
+	c := v1.Condition{Type: "Placed", Status: "True", Reason: "Everywhere"}
 	if others := a.neighbours(d); len(others) > 0 {
 		c.Message = "sockets that are in a map of another program as well stay as they are; on the same cgroup: " + strings.Join(others, ", ")
 	}

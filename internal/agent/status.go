@@ -60,27 +60,14 @@ func (a *Agent) moduleWithStatus(name string) v1.Module {
 		st.Drops = a.drops(d, l)
 		st.Events = events(l)
 	}
-	st.Conditions = []v1.Condition{a.moduleReady(d, len(st.Instances), a.missing(m))}
-	if d != nil && d.plane != nil {
-		st.Conditions = append(st.Conditions, controlCondition(d.plane.State()))
-		st.Conditions = append(st.Conditions, a.extraConditions(d)...)
-	}
-	if d != nil && d.onSockets() {
-		st.Conditions = append(st.Conditions, a.placedCondition(d))
-	}
-	st.Conditions = append(st.Conditions, a.shadowConditions(name)...)
-	st.Conditions = append(st.Conditions, a.linkConditions(name)...)
-	st.Conditions = append(st.Conditions, a.answerConditions(name)...)
-	if d != nil && d.pkg != nil && d.pkg.Replies {
-		st.Conditions = append(st.Conditions, a.repliesCondition(name))
-	}
-	a.addCost(st, d)
+	st.Cost = a.cost(d)
+	st.Conditions = a.recordModule(m, d, len(st.Instances))
 	return m
 }
 
 // moduleReady reports whether a module runs; missing says what it selects and the node does not have.
 func (a *Agent) moduleReady(d *deployment, instances int, missing string) v1.Condition {
-	c := v1.Condition{Type: "Ready", Status: "False", Since: a.metrics.since()}
+	c := v1.Condition{Type: "Ready", Status: "False"}
 	switch {
 	case d == nil:
 		c.Reason, c.Message = "Starting", "not looked at yet"
@@ -101,7 +88,7 @@ func (a *Agent) moduleReady(d *deployment, instances int, missing string) v1.Con
 
 // controlCondition tells how a control plane is. The data plane goes on in any case.
 func controlCondition(s control.State) v1.Condition {
-	c := v1.Condition{Type: "ControlPlane", Status: "True", Reason: "Running", Since: s.Since}
+	c := v1.Condition{Type: "ControlPlane", Status: "True", Reason: "Running"}
 	switch {
 	case !s.Running:
 		c.Status, c.Reason, c.Message = "False", "NotRunning", s.Reason
@@ -120,7 +107,7 @@ func controlCondition(s control.State) v1.Condition {
 func (a *Agent) extraConditions(d *deployment) []v1.Condition {
 	var out []v1.Condition
 	add := func(kind, well, ill string, err error) {
-		c := v1.Condition{Type: kind, Status: "True", Reason: well, Since: a.metrics.since()}
+		c := v1.Condition{Type: kind, Status: "True", Reason: well}
 		if err != nil {
 			c.Status, c.Reason, c.Message = "False", ill, err.Error()
 		}
@@ -133,7 +120,7 @@ func (a *Agent) extraConditions(d *deployment) []v1.Condition {
 		add("Models", "Told", "NotTaken", d.plane.ModelsErr())
 	}
 	for _, c := range d.plane.State().Conditions {
-		out = append(out, v1.Condition{Type: c.Type, Status: c.Status, Reason: c.Reason, Message: c.Message, Since: c.Since})
+		out = append(out, v1.Condition{Type: c.Type, Status: c.Status, Reason: c.Reason, Message: c.Message})
 	}
 	if name := a.metrics.clash(d.resource.Metadata.Name); name != "" {
 		add("Metrics", "", "NameClash", fmt.Errorf("%s is exported by another module with another help text or type: that of this module is left out", name))
@@ -223,7 +210,7 @@ func (a *Agent) programs() map[dataplane.Point]uint32 {
 func (a *Agent) serviceWithStatus(name string, programs map[dataplane.Point]uint32) v1.Service {
 	s := a.desired.Services[name]
 	state := a.states[name]
-	s.Status = &v1.ServiceStatus{Conditions: append([]v1.Condition{a.serviceReady(state)}, a.movedConditions(state)...)}
+	s.Status = &v1.ServiceStatus{Conditions: a.recordService(s, state)}
 	for _, addr := range state.Addresses {
 		s.Status.Addresses = append(s.Status.Addresses, addr.String())
 	}
@@ -256,7 +243,7 @@ func (a *Agent) hookState(p dataplane.Point, place placement, program uint32) v1
 }
 
 func (a *Agent) serviceReady(state service.State) v1.Condition {
-	c := v1.Condition{Type: "Ready", Status: "False", Since: a.metrics.since()}
+	c := v1.Condition{Type: "Ready", Status: "False"}
 	switch {
 	case state.Err != nil:
 		c.Reason, c.Message = "NotFound", state.Err.Error()
@@ -279,7 +266,7 @@ func (a *Agent) movedConditions(state service.State) []v1.Condition {
 	if len(names) == 0 {
 		return nil
 	}
-	return []v1.Condition{{Type: "InterfacesInPlace", Status: "False", Reason: "InterfaceMoved", Since: a.metrics.since(),
+	return []v1.Condition{{Type: "InterfacesInPlace", Status: "False", Reason: "InterfaceMoved",
 		Message: fmt.Sprintf("the other end of %s is no longer where the service is registered; its chain stays until the interface or the service is deleted",
 			strings.Join(names, ", "))}}
 }
@@ -404,12 +391,12 @@ func (a *Agent) Status(context.Context) (v1.NodeStatus, error) {
 	for _, l := range a.live {
 		st.Memory += dataplane.Memory(l.maps)
 	}
-	st.Conditions, st.Problems = a.nodeConditions(), a.problems()
+	st.Conditions, st.Problems = a.recordNode(), a.problems()
 	return st, nil
 }
 
 func (a *Agent) nodeConditions() []v1.Condition {
-	reconciled := v1.Condition{Type: "Reconciled", Status: "True", Reason: "AsDesired", Since: a.metrics.since()}
+	reconciled := v1.Condition{Type: "Reconciled", Status: "True", Reason: "AsDesired"}
 	if a.starting() {
 		reconciled.Status, reconciled.Reason, reconciled.Message = "False", "Starting", "the first reconciliation since the start of the agent is under way"
 	} else if a.problem != nil {
@@ -417,20 +404,20 @@ func (a *Agent) nodeConditions() []v1.Condition {
 	} else if failed := a.cannotRun(); failed != "" {
 		reconciled.Status, reconciled.Reason, reconciled.Message = "False", "CannotRun", failed
 	}
-	stored := v1.Condition{Type: "StoreWritable", Status: "True", Reason: "Writable", Since: a.started}
+	stored := v1.Condition{Type: "StoreWritable", Status: "True", Reason: "Writable"}
 	if a.store.ReadOnly() {
 		stored.Status, stored.Reason, stored.Message = "False", "ReadOnly", "the store can only be read: changes are refused"
 	}
 	out := []v1.Condition{reconciled, stored, a.controlPlanes()}
 	if n, err := a.virtual.Resolvers(); n > 0 {
-		c := v1.Condition{Type: "Resolvers", Status: "True", Reason: "Answering", Since: a.started}
+		c := v1.Condition{Type: "Resolvers", Status: "True", Reason: "Answering"}
 		if err != nil {
 			c.Status, c.Reason, c.Message = "False", "NotAnswering", err.Error()
 		}
 		out = append(out, c)
 	}
 	if a.store.Recovered() {
-		out = append(out, v1.Condition{Type: "StoreLost", Status: "True", Reason: "SetAside", Since: a.started,
+		out = append(out, v1.Condition{Type: "StoreLost", Status: "True", Reason: "SetAside",
 			Message: "the store was damaged and set aside; chains that ran go on untouched until modules are applied again"})
 	}
 	return out
@@ -457,7 +444,7 @@ func (d *deployment) meanwhile() string {
 
 // controlPlanes sums the control planes up.
 func (a *Agent) controlPlanes() v1.Condition {
-	c := v1.Condition{Type: "ControlPlanes", Status: "True", Reason: "Running", Since: a.started}
+	c := v1.Condition{Type: "ControlPlanes", Status: "True", Reason: "Running"}
 	if err := a.control.Problem(); err != nil {
 		c.Status, c.Reason, c.Message = "False", "SandboxFailed", "control planes cannot start: "+err.Error()+"; run kerb doctor"
 		return c
@@ -472,7 +459,7 @@ func (a *Agent) controlPlanes() v1.Condition {
 			if c.Status == "True" {
 				c.Message = ""
 			}
-			c.Status, c.Reason, c.Since = "False", one.Reason, one.Since
+			c.Status, c.Reason = "False", one.Reason
 			c.Message = strings.TrimPrefix(c.Message+"; "+name+": "+one.Message, "; ")
 		}
 	}

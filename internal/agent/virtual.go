@@ -21,8 +21,8 @@ func (a *Agent) VirtualServices(context.Context) ([]v1.VirtualService, error) {
 	desired, ejected := a.desiredVirtual(), a.ejected()
 	var out []v1.VirtualService
 	for _, name := range a.virtual.Names() {
-		if s, ok := a.virtual.View(name); ok {
-			out = append(out, withEjected(withOwn(s, desired), ejected))
+		if s, ok := a.virtualView(name, desired); ok {
+			out = append(out, withEjected(s, ejected))
 		}
 	}
 	return out, nil
@@ -30,11 +30,22 @@ func (a *Agent) VirtualServices(context.Context) ([]v1.VirtualService, error) {
 
 // VirtualService returns one.
 func (a *Agent) VirtualService(_ context.Context, name string) (v1.VirtualService, error) {
-	s, ok := a.virtual.View(name)
+	s, ok := a.virtualView(name, a.desiredVirtual())
 	if !ok {
 		return s, &fault.NotFound{Kind: v1.KindVirtualService, Name: name}
 	}
-	return withEjected(withOwn(s, a.desiredVirtual()), a.ejected()), nil
+	return withEjected(s, a.ejected()), nil
+}
+
+// virtualView returns one as it was applied or found, with the times of its conditions.
+func (a *Agent) virtualView(name string, desired map[string]v1.VirtualService) (v1.VirtualService, bool) {
+	s, ok := a.virtual.View(name)
+	if !ok {
+		return s, false
+	}
+	s = withOwn(s, desired)
+	s.Status.Conditions = a.record(v1.KindVirtualService, s.Metadata, s.Status.Conditions)
+	return s, true
 }
 
 func (a *Agent) desiredVirtual() map[string]v1.VirtualService {

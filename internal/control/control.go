@@ -61,6 +61,8 @@ type Options struct {
 	Models *models.Table
 	// Examine finds out what programs processes run; nil if it cannot.
 	Examine func(sdk.Process) sdk.Executable
+	// OnChange is called when the state of a module's control plane has changed, under a lock of its own; may be nil.
+	OnChange func(module string)
 	// Kernel tells packages on the hook sockets how this kernel behaves, for which they may have to wait; nil if that is not known.
 	Kernel func(context.Context) sdk.Kernel
 	// Packets let control planes send in the name of services; nil if none may.

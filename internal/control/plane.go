@@ -58,6 +58,8 @@ type Plane struct {
 	examine func(sdk.Process) sdk.Executable // nil unless it asks for programs of processes
 	kernel  func(context.Context) sdk.Kernel // never nil
 
+	onChange func(module string) // may be nil
+
 	sending sync.Mutex // while maps of want are sent or closed
 
 	mu      sync.Mutex
@@ -90,27 +92,26 @@ type State struct {
 	Reason   string // why not
 	Restarts int
 	PID      int
-	Since    time.Time
 	// Conditions are what it tells besides, at its last sign of health.
-	Conditions []Condition
+	Conditions []sdk.Condition
 	// Ejected are the instances of virtual services that it gives no new connections.
 	Ejected []sdk.EjectedInstance
 }
 
-// Condition is one that the control plane tells, with the time since when it is so.
-type Condition struct {
-	sdk.Condition
-	Since time.Time
+// sameStatus reports whether the states differ in reasons and figures only.
+func (s State) sameStatus(o State) bool {
+	return s.Running == o.Running && s.Started == o.Started && s.Healthy == o.Healthy &&
+		slices.EqualFunc(s.Conditions, o.Conditions, func(c, d sdk.Condition) bool { return c.Type == d.Type && c.Status == d.Status })
 }
 
 func newPlane(module string, p *pkgs.Package, opts Options, start starter) *Plane {
-	plane := &Plane{module: module, pkg: p, log: opts.Log.With("module", module),
+	plane := &Plane{module: module, pkg: p, log: opts.Log.With("module", module), onChange: opts.OnChange,
 		closing: make(chan struct{}), closed: make(chan struct{}), changed: make(chan struct{}, 1),
 		arrived: make(chan struct{}), progress: make(chan struct{}), rest: make(chan struct{}), resume: make(chan struct{})}
 	plane.kernel = func(context.Context) sdk.Kernel { return sdk.Kernel{} }
 	close(plane.resume)
 	plane.start = func() (*run, error) { return newRun(opts.sockets(), module, start) }
-	plane.state = State{Healthy: true, Reason: "starting", Since: time.Now()}
+	plane.state = State{Healthy: true, Reason: "starting"}
 	return plane
 }
 
@@ -129,11 +130,11 @@ func (p *Plane) setState(change func(*State)) {
 	defer p.mu.Unlock()
 	before := p.state
 	change(&p.state)
-	if p.state.Running != before.Running || p.state.Healthy != before.Healthy || p.state.Started != before.Started {
-		p.state.Since = time.Now()
-	}
 	close(p.progress)
 	p.progress = make(chan struct{})
+	if p.onChange != nil && !p.state.sameStatus(before) {
+		p.onChange(p.module)
+	}
 }
 
 // Close ends the control plane and returns when it has ended.
@@ -472,7 +473,7 @@ func (p *Plane) checkHealth(ctx context.Context, r *run, missed int) int {
 			s.Reason = err.Error()
 			return
 		}
-		s.Conditions, s.Ejected = since(health.Conditions, s.Conditions), health.Ejected
+		s.Conditions, s.Ejected = health.Conditions, health.Ejected
 	})
 	return 0
 }
@@ -484,20 +485,6 @@ func (p *Plane) askHealth(ctx context.Context, r *run) (health sdk.HealthAnswer,
 		return sdk.HealthAnswer{}, nil
 	}
 	return health, err
-}
-
-// since gives conditions the time of their last change.
-func since(now []sdk.Condition, before []Condition) []Condition {
-	out := make([]Condition, len(now))
-	for i, c := range now {
-		out[i] = Condition{c, time.Now()}
-		for _, b := range before {
-			if b.Type == c.Type && b.Status == c.Status && b.Reason == c.Reason {
-				out[i].Since = b.Since
-			}
-		}
-	}
-	return out
 }
 
 // Compile has a config worked out. known is false when the control plane leaves that to the agent. A mistake in the config

@@ -211,7 +211,7 @@ func TestHealth(t *testing.T) {
 	}
 }
 
-// What a control plane tells besides is kept with the time of its last change.
+// The conditions that a control plane reports are kept, and a change of their status is announced.
 func TestConditions(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		begin := time.Now()
@@ -223,6 +223,8 @@ func TestConditions(t *testing.T) {
 			fmt.Fprintf(w, `{"conditions": [{"type": "Fuse", "status": %q, "reason": "R", "message": "at %v"}]}`, status, time.Since(begin))
 		}
 		p := testPlane(func() (*run, error) { return newFake(http.HandlerFunc(answers)).run, nil })
+		var changed time.Duration
+		p.onChange = func(string) { changed = time.Since(begin) }
 		go p.supervise()
 		for _, want := range []struct {
 			at     time.Duration
@@ -231,8 +233,8 @@ func TestConditions(t *testing.T) {
 		}{{healthEvery, "True", healthEvery}, {6 * healthEvery, "True", healthEvery}, {8 * healthEvery, "False", 7 * healthEvery}} {
 			time.Sleep(want.at - time.Since(begin) + time.Second)
 			all := p.State().Conditions
-			if len(all) != 1 || all[0].Type != "Fuse" || all[0].Status != want.status || all[0].Since.Sub(begin) != want.since {
-				t.Errorf("after %v: %+v, want %+v", want.at, all, want)
+			if len(all) != 1 || all[0].Type != "Fuse" || all[0].Status != want.status || changed != want.since {
+				t.Errorf("after %v: %+v since %v, want %+v", want.at, all, changed, want)
 			}
 		}
 		p.Close()

@@ -6,6 +6,8 @@ package feed
 
 import (
 	"encoding/json"
+	"maps"
+	"slices"
 	"sync"
 )
 
@@ -19,6 +21,7 @@ const (
 type Source interface {
 	All() []string                       // names in order
 	Encoded(name string) json.RawMessage // as control planes get it; nil if there is none of that name
+	Changed(names ...string)             // what control planes lack of these has changed
 }
 
 // Follower is what one control plane has been told. Its methods may be called from several goroutines, but Next and Taken
@@ -92,6 +95,7 @@ func (f *Follower) restart() {
 	f.resets, f.telling, f.complete, f.sending = true, true, false, nil
 	f.rest = f.source.All()
 	clear(f.dirty)
+	f.source.Changed(f.rest...)
 	f.Wake()
 }
 
@@ -140,10 +144,13 @@ func (f *Follower) Taken(u Update, err error) {
 		f.restart()
 		return
 	}
+	sent := slices.Collect(maps.Keys(f.sending))
 	f.resets, f.sending = false, nil
 	if u.Complete {
 		f.telling, f.complete = false, true
+		sent = f.source.All()
 	}
+	f.source.Changed(sent...)
 	if f.telling || len(f.dirty) > 0 {
 		f.Wake()
 	}

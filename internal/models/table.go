@@ -11,7 +11,6 @@ import (
 	"maps"
 	"slices"
 	"sync"
-	"time"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/feed"
@@ -33,12 +32,12 @@ type Table struct {
 	mu        sync.Mutex
 	models    map[string]*entry
 	followers []*Follower
+	changed   func(name string) // may be nil
 }
 
 type entry struct {
 	model   v1.Model
 	summary v1.ModelSummary
-	since   time.Time
 }
 
 // NewTable makes a table without models.
@@ -57,12 +56,17 @@ func (t *Table) Apply(put []v1.Model, remove []string) {
 		if err != nil { // one that an older build took
 			t.log.Error("model", "name", m.Metadata.Name, "error", err)
 		}
-		t.models[m.Metadata.Name] = &entry{model: m, summary: summary, since: time.Now()}
+		t.models[m.Metadata.Name] = &entry{model: m, summary: summary}
 		t.tell(m.Metadata.Name)
 	}
 }
 
+// OnChange has f called with the name of each model whose conditions may have changed, under the table's lock. It must be called
+// before anything else is.
+func (t *Table) OnChange(f func(name string)) { t.changed = f }
+
 func (t *Table) tell(name string) {
+	source{t}.Changed(name)
 	for _, f := range t.followers {
 		delete(f.using, name)
 		delete(f.refused, name)
@@ -86,7 +90,7 @@ func (t *Table) Status(name string) *v1.ModelStatus {
 		return nil
 	}
 	status := &v1.ModelStatus{Summary: e.summary}
-	ready := v1.Condition{Type: "Ready", Status: "True", Reason: ReasonNotUsed, Message: "no module uses it", Since: e.since}
+	ready := v1.Condition{Type: "Ready", Status: "True", Reason: ReasonNotUsed, Message: "no module uses it"}
 	for _, f := range t.followers {
 		switch lacks := f.Lacks(name); {
 		case f.refused[name] != "":
@@ -123,6 +127,14 @@ func (t source) Encoded(name string) json.RawMessage {
 	return data
 }
 
+func (t source) Changed(names ...string) {
+	for _, name := range names {
+		if t.changed != nil {
+			t.changed(name)
+		}
+	}
+}
+
 // Follower is what one control plane has been told, and what it says of it.
 type Follower struct {
 	*feed.Follower
@@ -154,6 +166,7 @@ func (f *Follower) Close() {
 	f.table.mu.Lock()
 	defer f.table.mu.Unlock()
 	f.table.followers = slices.DeleteFunc(f.table.followers, func(o *Follower) bool { return o == f })
+	source{f.table}.Changed(source{f.table}.All()...)
 }
 
 // Next is the next update, false if there is nothing to tell. Taken must follow.

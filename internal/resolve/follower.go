@@ -47,6 +47,14 @@ func (t source) Encoded(name string) json.RawMessage {
 	return nil
 }
 
+func (t source) Changed(names ...string) {
+	for _, name := range names {
+		if t.changed != nil {
+			t.changed(name)
+		}
+	}
+}
+
 // Close ends it. What it wanted goes over to the follower of the module's next version, or is idle.
 func (f *Follower) Close() {
 	t := f.table
@@ -66,6 +74,7 @@ func (f *Follower) Close() {
 		}
 		t.idle(f, name)
 	}
+	source{t}.Changed(source{t}.All()...)
 }
 
 // answerUnknown tells that nobody knows an address. The table's lock is held.

@@ -13,7 +13,6 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
-	"time"
 
 	"golang.org/x/sync/errgroup"
 
@@ -37,6 +36,7 @@ type Table struct {
 	shadowed  map[*entry]bool               // found ones that lack an address because another has it
 	wanted    map[netip.Addr]*question
 	followers []*Follower
+	changed   func(name string) // may be nil
 }
 
 // entry is one virtual service.
@@ -45,8 +45,7 @@ type entry struct {
 	source string
 	spec   v1.VirtualServiceSpec // as it was stated
 	owned  []netip.Addr          // those of its addresses that no other has
-	since  time.Time
-	users  map[*Follower]bool // of a dynamic one: who wanted it
+	users  map[*Follower]bool    // of a dynamic one: who wanted it
 
 	encoded   json.RawMessage // as control planes get it
 	instances []v1.VirtualInstanceStatus
@@ -174,7 +173,7 @@ func (t *Table) moveLocal(name string, before, now []netip.Addr, stale map[*entr
 func (t *Table) put(name, source string, spec v1.VirtualServiceSpec) {
 	e := t.services[name]
 	if e == nil {
-		e = &entry{name: name, source: source, since: time.Now(), users: map[*Follower]bool{}}
+		e = &entry{name: name, source: source, users: map[*Follower]bool{}}
 		t.services[name] = e
 	}
 	t.disown(e)
@@ -310,7 +309,12 @@ func (t *Table) locate(i v1.VirtualInstance) v1.VirtualInstanceStatus {
 	return status
 }
 
+// OnChange has f called with the name of each virtual service whose conditions may have changed, under the table's lock. It must
+// be called before anything else is.
+func (t *Table) OnChange(f func(name string)) { t.changed = f }
+
 func (t *Table) tell(name string) {
+	source{t}.Changed(name)
 	for _, f := range t.followers {
 		f.Tell(name)
 	}
@@ -449,7 +453,7 @@ func (t *Table) View(name string) (s v1.VirtualService, ok bool) {
 	}
 	s = v1.VirtualService{TypeMeta: v1.TypeMeta{APIVersion: v1.APIVersion, Kind: v1.KindVirtualService}, Metadata: v1.ObjectMeta{Name: name}, Spec: e.spec}
 	s.Status = &v1.VirtualServiceStatus{Source: e.source, Instances: e.instances}
-	programmed := v1.Condition{Type: "Programmed", Status: "False", Reason: "NoModule", Since: e.since,
+	programmed := v1.Condition{Type: "Programmed", Status: "False", Reason: "NoModule",
 		Message: "no module works with virtual services; apply one that does, such as the package proxy"}
 	for _, f := range t.followers {
 		reason := f.Lacks(name)
@@ -469,7 +473,7 @@ func (t *Table) View(name string) (s v1.VirtualService, ok bool) {
 }
 
 func (e *entry) ready() v1.Condition {
-	c := v1.Condition{Type: "Ready", Status: "False", Reason: "NoInstance", Message: "no instance has an address and takes connections", Since: e.since}
+	c := v1.Condition{Type: "Ready", Status: "False", Reason: "NoInstance", Message: "no instance has an address and takes connections"}
 	n := 0
 	for _, i := range e.instances {
 		if len(i.Addresses) > 0 && !i.Draining {
@@ -483,7 +487,7 @@ func (e *entry) ready() v1.Condition {
 }
 
 func (e *entry) resolved() v1.Condition {
-	c := v1.Condition{Type: "Resolved", Status: "True", Reason: "AllResolved", Since: e.since}
+	c := v1.Condition{Type: "Resolved", Status: "True", Reason: "AllResolved"}
 	for _, i := range e.instances {
 		if i.Reason != "" {
 			c.Status, c.Reason, c.Message = "False", "NotFound", fmt.Sprintf("instance %s: %s", i.Name, i.Reason)

@@ -37,6 +37,7 @@ type gate struct {
 	at      time.Time // when a limit was last reached
 	what    string    // which one
 	warned  time.Time
+	before  []v1alpha1.Condition // for the time of the last transition
 }
 
 // LimitConnections bounds the connections of a listener: all of them, and those of one address. Connections above the total wait in
@@ -44,6 +45,7 @@ type gate struct {
 func LimitConnections(l net.Listener, perAddress int) net.Listener {
 	total := connectionLimit()
 	g := &gate{total: total, perAddress: min(perAddress, total), by: map[netip.Addr]int{}, log: slog.Default()}
+	g.condition()
 	return &gatedListener{netutil.LimitListener(l, total), g}
 }
 
@@ -117,7 +119,9 @@ func (g *gate) enter(from netip.Addr) bool {
 
 // reached notes and logs that a limit was reached, at most once a minute.
 func (g *gate) reached(what string) {
+	g.evaluate() // an earlier limit may have passed unnoticed
 	g.at, g.what = time.Now(), what
+	g.evaluate()
 	if time.Since(g.warned) >= reportedFor {
 		g.warned = g.at
 		g.log.Warn("TCP endpoint is at a connection limit", "reason", what)
@@ -137,12 +141,17 @@ func (g *gate) leave(from netip.Addr) {
 func (g *gate) condition() v1alpha1.Condition {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	c := v1alpha1.Condition{Type: "TCPEndpoint", Status: "True", Reason: "BelowLimit", Since: g.at,
+	return g.evaluate()
+}
+
+func (g *gate) evaluate() v1alpha1.Condition {
+	c := v1alpha1.Condition{Type: "TCPEndpoint", Status: "True", Reason: "BelowLimit",
 		Message: fmt.Sprintf("%d of %d connections are open", g.open, g.total)}
 	if g.open >= g.total || !g.at.IsZero() && time.Since(g.at) < reportedFor {
 		c.Status, c.Reason, c.Message = "False", "AtLimit", g.what
 	}
-	return c
+	g.before = v1alpha1.Transition(g.before, []v1alpha1.Condition{c})
+	return g.before[0]
 }
 
 func (g *gate) counts() (open int, refused uint64) {

@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"context"
+	"fmt"
+
+	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/dataplane"
+	"github.com/kerb-edge/kerb/internal/kerbabi"
+	"github.com/kerb-edge/kerb/internal/service"
+	"github.com/kerb-edge/kerb/internal/status"
+	"github.com/kerb-edge/kerb/internal/store"
+)
+
+// Conditions are evaluated from the agent's state whenever they are read, and soon after that state has changed. The recorder
+// holds the last ones, so that each has the time of its last transition.
+
+// agentItself is what the conditions of the node status belong to.
+var agentItself = status.Resource{Kind: "Agent"}
+
+// record gives the present conditions of a resource their transition times and the generation that they are about.
+func (a *Agent) record(kind string, meta v1.ObjectMeta, now []v1.Condition) []v1.Condition {
+	return a.recorder.Record(status.Resource{Kind: kind, Name: meta.Name}, meta.Generation, now)
+}
+
+func (a *Agent) recordNode() []v1.Condition {
+	return a.recorder.Record(agentItself, 0, a.nodeConditions())
+}
+
+func (a *Agent) recordService(s v1.Service, state service.State) []v1.Condition {
+	return a.record(v1.KindService, s.Metadata, append([]v1.Condition{a.serviceReady(state)}, a.movedConditions(state)...))
+}
+
+func (a *Agent) recordModule(m v1.Module, d *deployment, instances int) []v1.Condition {
+	return a.record(v1.KindModule, m.Metadata, a.moduleConditions(m, d, instances))
+}
+
+func (a *Agent) moduleConditions(m v1.Module, d *deployment, instances int) []v1.Condition {
+	name, missing := m.Metadata.Name, a.missing(m)
+	out := []v1.Condition{a.moduleReady(d, instances, missing)}
+	if d == nil {
+		return out
+	}
+	if d.plane != nil {
+		out = append(out, controlCondition(d.plane.State()))
+		out = append(out, a.extraConditions(d)...)
+	}
+	if d.onSockets() {
+		out = append(out, a.placedCondition(d))
+	}
+	out = append(out, a.shadowConditions(name)...)
+	out = append(out, a.linkConditions(name)...)
+	out = append(out, a.answerConditions(name)...)
+	if d.pkg != nil && d.pkg.Replies {
+		out = append(out, a.repliesCondition(name))
+	}
+	out = append(out, a.budgetConditions(d)...)
+	out = append(out, a.verdictConditions(name)...)
+	if missing != "" && instances > 0 { // else it is not Ready
+		out = append(out, v1.Condition{Type: "AttachPoints", Status: "False", Reason: "NotThere", Message: missing})
+	}
+	return out
+}
+
+// verdictConditions are there only for modules that have returned invalid verdicts.
+func (a *Agent) verdictConditions(name string) []v1.Condition {
+	l := a.live[name]
+	if l == nil {
+		return nil
+	}
+	counts, err := dataplane.Drops(l.maps)
+	if err != nil || counts[kerbabi.DropBadVerdict] == 0 {
+		return nil
+	}
+	return []v1.Condition{{Type: "ValidVerdicts", Status: "False", Reason: "BadVerdict",
+		Message: fmt.Sprintf("it returned no valid verdict for %d packets, which were treated by its failurePolicy", counts[kerbabi.DropBadVerdict])}}
+}
+
+// evaluate records the conditions of a resource whose state has changed.
+func (a *Agent) evaluate(of status.Resource) {
+	ctx := context.Background()
+	switch of.Kind {
+	case v1.KindVirtualService:
+		if _, err := a.VirtualService(ctx, of.Name); err != nil {
+			a.recorder.Forget(of)
+		}
+	case v1.KindModel:
+		if m, ok := a.desiredModels()[of.Name]; ok {
+			a.modelStatus(m)
+		} else {
+			a.recorder.Forget(of)
+		}
+	default:
+		a.evaluateLocal(of)
+	}
+}
+
+// evaluateLocal is for what only the agent knows.
+func (a *Agent) evaluateLocal(of status.Resource) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if m, ok := a.desired.Modules[of.Name]; ok && of.Kind == v1.KindModule {
+		a.recordModule(m, a.modules[of.Name], len(a.moduleInstances(of.Name)))
+	}
+	if s, ok := a.desired.Services[of.Name]; ok && of.Kind == v1.KindService {
+		a.recordService(s, a.states[of.Name])
+	}
+	if of == agentItself {
+		a.recordNode()
+	}
+}
+
+// markAll has all conditions evaluated that depend on chains and services. a.mu is held.
+func (a *Agent) markAll() {
+	all := []status.Resource{agentItself}
+	for name := range a.desired.Modules {
+		all = append(all, status.Resource{Kind: v1.KindModule, Name: name})
+	}
+	for name := range a.desired.Services {
+		all = append(all, status.Resource{Kind: v1.KindService, Name: name})
+	}
+	a.recorder.Mark(all...)
+}
+
+// forgetConditions forgets those of resources that next has no more: one that is created again starts without. a.mu is held.
+func (a *Agent) forgetConditions(next store.Desired) {
+	forget(a.recorder, v1.KindModule, a.desired.Modules, next.Modules)
+	forget(a.recorder, v1.KindService, a.desired.Services, next.Services)
+	forget(a.recorder, v1.KindVirtualService, a.desired.VirtualServices, next.VirtualServices)
+	forget(a.recorder, v1.KindModel, a.desired.Models, next.Models)
+}
+
+func forget[T any](r *status.Recorder, kind string, before, next map[string]T) {
+	for name := range before {
+		if _, stays := next[name]; !stays {
+			r.Forget(status.Resource{Kind: kind, Name: name})
+		}
+	}
+}

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package status records the conditions of resources, so that each has the time of its last transition.
+package status
+
+import (
+	"context"
+	"slices"
+	"sync"
+
+	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+)
+
+// Resource identifies what conditions belong to. The agent itself has no name.
+type Resource struct{ Kind, Name string }
+
+// Recorder holds the conditions of all resources since the start of the agent. It is safe for concurrent use and calls nothing
+// under its lock.
+type Recorder struct {
+	mu    sync.Mutex
+	known map[Resource][]v1.Condition
+	stale map[Resource]bool
+	wake  chan struct{}
+}
+
+// NewRecorder returns a recorder without conditions.
+func NewRecorder() *Recorder {
+	return &Recorder{known: map[Resource][]v1.Condition{}, stale: map[Resource]bool{}, wake: make(chan struct{}, 1)}
+}
+
+// Record takes the present conditions of a resource, evaluated for a generation of its spec, and returns them with the times of their
+// last transitions.
+func (r *Recorder) Record(of Resource, generation int64, now []v1.Condition) []v1.Condition {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	now = v1.Transition(r.known[of], now)
+	for i := range now {
+		now[i].ObservedGeneration = generation
+	}
+	r.known[of] = now
+	return slices.Clone(now)
+}
+
+// Forget removes the conditions of resources that no longer exist.
+func (r *Recorder) Forget(all ...Resource) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, of := range all {
+		delete(r.known, of)
+	}
+}
+
+// Mark has the conditions of resources evaluated soon, because what they depend on has changed.
+func (r *Recorder) Mark(all ...Resource) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, of := range all {
+		r.stale[of] = true
+	}
+	select {
+	case r.wake <- struct{}{}:
+	default:
+	}
+}
+
+// Run calls evaluate for marked resources until ctx ends. Resources that are marked several times before that are evaluated once.
+func (r *Recorder) Run(ctx context.Context, evaluate func(Resource)) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-r.wake:
+		}
+		for of := range r.takeStale() {
+			evaluate(of)
+		}
+	}
+}
+
+func (r *Recorder) takeStale() map[Resource]bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	stale := r.stale
+	r.stale = map[Resource]bool{}
+	return stale
+}
