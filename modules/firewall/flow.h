@@ -5,31 +5,17 @@
 #ifndef FW_FLOW_H
 #define FW_FLOW_H
 
+#include <kerb/l4.h>
+
 #include "conn.h"
 
 #define FW_EGRESS  0
 #define FW_INGRESS 1
 #define FW_FORKS   32 /* mirrored in compile.go */
 
-#define TCP_FIN 0x01
-#define TCP_SYN 0x02
-#define TCP_RST 0x04
-#define TCP_ACK 0x10
-#define TCP_URG 0x20
-
 #define FW_SCALE_MAX	    14 /* RFC 7323 */
 #define FW_SCALE_NONE	    0xff
 #define FW_SCALE_UNREADABLE 0xfe
-
-#define ICMP4_ECHO_REPLY   0
-#define ICMP4_UNREACHABLE  3
-#define ICMP4_ECHO_REQUEST 8
-#define ICMP4_TIME	   11
-#define ICMP4_PARAMETER	   12
-#define ICMP6_UNREACHABLE  1
-#define ICMP6_PARAMETER	   4
-#define ICMP6_ECHO_REQUEST 128
-#define ICMP6_ECHO_REPLY   129
 
 /* Dimensions of the rules: words in host byte order. IPv4 has its addresses in words 0 and 1, IPv6 in 0-3 and 4-7. For
  * ICMP the type stands in place of the source port and the code in place of the destination port. */

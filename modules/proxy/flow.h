@@ -4,22 +4,9 @@
 #ifndef PX_FLOW_H
 #define PX_FLOW_H
 
+#include <kerb/l4.h>
+
 #include "maps.h"
-
-#define TCP_FIN 0x01
-#define TCP_SYN 0x02
-#define TCP_RST 0x04
-#define TCP_ACK 0x10
-
-#define ICMP4_ECHO_REPLY   0
-#define ICMP4_UNREACHABLE  3
-#define ICMP4_ECHO_REQUEST 8
-#define ICMP4_TIME	   11
-#define ICMP4_PARAMETER	   12
-#define ICMP6_UNREACHABLE  1
-#define ICMP6_PARAMETER	   4
-#define ICMP6_ECHO_REQUEST 128
-#define ICMP6_ECHO_REPLY   129
 
 enum px_kind {
 	PX_NOTHING = 0, /* the proxy has nothing to do with it */
