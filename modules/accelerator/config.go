@@ -3,7 +3,6 @@
 package accelerator
 
 import (
-	"bytes"
 	"encoding/json"
 	"fmt"
 	"net/netip"
@@ -49,16 +48,8 @@ type thresholds struct {
 
 // parseConfig reads a config over the defaults.
 func parseConfig(raw json.RawMessage) (*config, error) {
-	c := &config{Mode: "adaptive", Past: []string{"proxy", "tunnel"}, Quota: 16384, Thresholds: thresholds{Turns: 1, PassMessages: 8,
-		LeaveMessages: 64, LeaveBytes: 8 << 20, Backlog: 256 << 10, MinTurns: 4, Retry: 64, Idle: 10}}
-	if len(raw) > 0 {
-		dec := json.NewDecoder(bytes.NewReader(raw))
-		dec.DisallowUnknownFields()
-		if err := dec.Decode(c); err != nil {
-			return nil, &sdk.ConfigError{Field: "config", Reason: err.Error()}
-		}
-	}
-	return c, c.check()
+	return sdk.DecodeConfig(raw, &config{Mode: "adaptive", Past: []string{"proxy", "tunnel"}, Quota: 16384, Thresholds: thresholds{Turns: 1, PassMessages: 8,
+		LeaveMessages: 64, LeaveBytes: 8 << 20, Backlog: 256 << 10, MinTurns: 4, Retry: 64, Idle: 10}}, (*config).check)
 }
 
 var modes = map[string]uint32{"off": modeOff, "adaptive": modeAdaptive, "redirect-all": modeAll}

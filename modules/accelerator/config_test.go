@@ -46,7 +46,7 @@ func TestConfigErrors(t *testing.T) {
 		{`{"thresholds": {"retry": 3}}`, "thresholds.retry", "power of two"},
 		{`{"thresholds": {"minTurns": 4294967295}}`, "thresholds.minTurns", "too large"},
 		{`{"thresholds": {"minTurns": 268435456}}`, "thresholds.minTurns", "too large"},
-		{`{"colour": "red"}`, "config", "unknown field"},
+		{`{"colour": "red"}`, "colour", "no such property"},
 	} {
 		_, err := Control().Compile(json.RawMessage(c.config))
 		var wrong *sdk.ConfigError

@@ -3,7 +3,6 @@
 package classifier
 
 import (
-	"bytes"
 	"encoding/json"
 	"fmt"
 	"math"
@@ -98,18 +97,10 @@ func (d *duration) UnmarshalJSON(data []byte) error {
 	return err
 }
 
-func wrong(field, format string, args ...any) error {
-	return &sdk.ConfigError{Field: field, Reason: fmt.Sprintf(format, args...)}
-}
+var wrong = sdk.ConfigErrorf
 
 func parseConfig(raw json.RawMessage) (*config, error) {
-	c := defaults()
-	dec := json.NewDecoder(bytes.NewReader(raw))
-	dec.DisallowUnknownFields()
-	if err := dec.Decode(c); err != nil {
-		return nil, wrong("config", "%v", err)
-	}
-	return c, c.check()
+	return sdk.DecodeConfig(raw, defaults(), (*config).check)
 }
 
 // check finds what the schema cannot.

@@ -457,7 +457,7 @@ func TestConfigErrors(t *testing.T) {
 		`{"action": {"do": "drop", "for": "-1s"}}`:                                               "action.for",
 		`{"model": "m", "shadow": "m"}`:                                                          "shadow",
 		`{"allow": ["192.0.2.1", "node-7"]}`:                                                     "allow[1]",
-		`{"weather": "fine"}`:                                                                    "config",
+		`{"weather": "fine"}`:                                                                    "weather",
 	} {
 		_, err := Control().Compile(json.RawMessage(config))
 		var wrong *sdk.ConfigError

@@ -5,13 +5,11 @@
 package counter
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"net/http"
 	"slices"
@@ -30,15 +28,8 @@ type control struct{}
 
 // Compile implements sdk.Control. There is nothing to configure.
 func (control) Compile(raw json.RawMessage) (sdk.Compiled, error) {
-	if len(raw) == 0 {
-		return compiled{}, nil
-	}
-	dec := json.NewDecoder(bytes.NewReader(raw))
-	dec.DisallowUnknownFields()
-	if err := dec.Decode(&struct{}{}); err != nil && !errors.Is(err, io.EOF) {
-		return nil, &sdk.ConfigError{Field: "config", Reason: "the counter has no properties: " + err.Error()}
-	}
-	return compiled{}, nil
+	_, err := sdk.DecodeConfig(raw, &struct{}{})
+	return compiled{}, err
 }
 
 type compiled struct{}

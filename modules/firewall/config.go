@@ -3,7 +3,6 @@
 package firewall
 
 import (
-	"bytes"
 	"encoding/json"
 	"fmt"
 	"net/netip"
@@ -90,17 +89,7 @@ func (a action) String() string {
 	return "deny"
 }
 
-type duration time.Duration
-
-func (d *duration) UnmarshalJSON(text []byte) error {
-	var s string
-	if err := json.Unmarshal(text, &s); err != nil {
-		return err
-	}
-	v, err := time.ParseDuration(s)
-	*d = duration(v)
-	return err
-}
+type duration = sdk.Duration
 
 // parseConfig reads a config over the defaults.
 func parseConfig(raw json.RawMessage) (*config, error) {
@@ -110,15 +99,7 @@ func parseConfig(raw json.RawMessage) (*config, error) {
 	c.State.Timeouts = timeouts{
 		TCPSyn: duration(time.Minute), TCPEstablished: duration(24 * time.Hour), TCPHalfClosed: duration(time.Hour), TCPClosing: duration(time.Minute),
 		UDP: duration(30 * time.Second), UDPStream: duration(3 * time.Minute), ICMP: duration(30 * time.Second)}
-	if len(raw) == 0 {
-		return c, nil
-	}
-	dec := json.NewDecoder(bytes.NewReader(raw))
-	dec.DisallowUnknownFields()
-	if err := dec.Decode(c); err != nil {
-		return nil, &sdk.ConfigError{Field: "config", Reason: err.Error()}
-	}
-	return c, c.check()
+	return sdk.DecodeConfig(raw, c, (*config).check)
 }
 
 const minTimeout = duration(3 * time.Second)

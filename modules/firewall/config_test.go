@@ -46,7 +46,7 @@ func TestErrorsOutsideRules(t *testing.T) {
 		`{"state": {"timeouts": {"udpStream": "2900ms"}}}`: "state.timeouts.udpStream",
 		`{"state": {"pickup": "-1s"}}`:                     "state.pickup",
 		`{"state": {"maxConnections": 0}}`:                 "state.maxConnections",
-		`{"ruels": []}`:                                    "config",
+		`{"ruels": []}`:                                    "ruels",
 		`{"rules": [` + strings.Repeat(`{"action": "deny"},`, MaxRules) + `{"action": "deny"}]}`: "rules",
 	} {
 		_, err := Control().Compile(json.RawMessage(config))

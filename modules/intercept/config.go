@@ -3,10 +3,8 @@
 package intercept
 
 import (
-	"bytes"
 	"encoding/hex"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"math/bits"
 	"net/netip"
@@ -65,11 +63,9 @@ const (
 )
 
 func parseConfig(raw json.RawMessage) (*config, error) {
-	c := &config{}
-	dec := json.NewDecoder(bytes.NewReader(raw))
-	dec.DisallowUnknownFields()
-	if err := dec.Decode(c); err != nil {
-		return nil, &sdk.ConfigError{Field: "config", Reason: err.Error()}
+	c, err := sdk.DecodeConfig(raw, &config{})
+	if err != nil {
+		return nil, err
 	}
 	if len(c.Classes) > maxClasses {
 		return nil, &sdk.ConfigError{Field: "classes", Reason: fmt.Sprintf("%d classes; at most %d are possible", len(c.Classes), maxClasses)}
@@ -96,34 +92,23 @@ func parseConfig(raw json.RawMessage) (*config, error) {
 }
 
 // within puts the place of a class before the field of an error.
-func within(i int, err error) error {
-	var wrong *sdk.ConfigError
-	if !errors.As(err, &wrong) {
-		return err
-	}
-	return &sdk.ConfigError{Field: fmt.Sprintf("classes[%d].%s", i, wrong.Field), Reason: wrong.Reason}
-}
+func within(i int, err error) error { return sdk.Below(fmt.Sprintf("classes[%d]", i), err) }
 
 // UnmarshalJSON reads a class over its defaults.
 func (c *class) UnmarshalJSON(text []byte) error {
 	type plain class
-	p := plain{Direction: "ingress", Action: "copy", MaxBytes: maxFrame, Watchdog: duration(100 * time.Millisecond), Delivery: "auto"}
-	dec := json.NewDecoder(bytes.NewReader(text))
-	dec.DisallowUnknownFields()
-	if err := dec.Decode(&p); err != nil {
-		return err
+	p, err := sdk.DecodeConfig(text, &plain{Direction: "ingress", Action: "copy", MaxBytes: maxFrame, Watchdog: duration(100 * time.Millisecond), Delivery: "auto"})
+	if err == nil {
+		*c = class(*p)
 	}
-	*c = class(p)
-	return nil
+	return err
 }
 
 // delivers tells whether programs can open the class: it is delivered, or could be at the word of a control message.
 func (c *class) delivers() bool { return c.Action == "copy" || c.Action == "steal" || c.Ring != "" }
 
 func (c *class) check() error {
-	wrong := func(field, format string, args ...any) error {
-		return &sdk.ConfigError{Field: field, Reason: fmt.Sprintf(format, args...)}
-	}
+	wrong := sdk.ConfigErrorf
 	if !slices.Contains(actions[:], c.Action) {
 		return wrong("action", "%q is none of %s", c.Action, strings.Join(actions[:], ", "))
 	}

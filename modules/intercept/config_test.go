@@ -49,7 +49,7 @@ func TestConfigErrors(t *testing.T) {
 		{`{"classes": [{"name": "a", "action": "answer", "answer": {"app": "echo"}}]}`, "classes[0].match", "one port"},
 		{`{"classes": [{"name": "b"}, {"name": "a", "action": "answer", "match": {"protocol": "udp", "ports": [7]}, "answer": {"app": "ech"}}]}`, "classes[1].answer.app", "none of"},
 		{`{"classes": [{"name": "a", "action": "answer", "match": {"protocol": "udp", "ports": [7]}, "answer": {"app": "echo", "port": 8}}]}`, "classes[0].answer.port", "say it there"},
-		{`{"classes": [{"name": "a", "colour": "red"}]}`, "config", "unknown field"},
+		{`{"classes": [{"name": "a", "colour": "red"}]}`, "colour", "no such property"},
 	} {
 		_, err := Control().Compile(json.RawMessage(c.config))
 		var wrong *sdk.ConfigError

@@ -3,7 +3,6 @@
 package proxy
 
 import (
-	"bytes"
 	"encoding/json"
 	"fmt"
 	"net/netip"
@@ -57,17 +56,7 @@ type healthConfig struct {
 	MaxEjected int      `json:"maxEjected"`
 }
 
-type duration time.Duration
-
-func (d *duration) UnmarshalJSON(text []byte) error {
-	var s string
-	if err := json.Unmarshal(text, &s); err != nil {
-		return err
-	}
-	v, err := time.ParseDuration(s)
-	*d = duration(v)
-	return err
-}
+type duration = sdk.Duration
 
 func defaults() *config {
 	return &config{
@@ -82,16 +71,7 @@ func defaults() *config {
 
 // parseConfig reads a config over the defaults.
 func parseConfig(raw json.RawMessage) (*config, error) {
-	c := defaults()
-	if len(raw) == 0 {
-		return c, nil
-	}
-	dec := json.NewDecoder(bytes.NewReader(raw))
-	dec.DisallowUnknownFields()
-	if err := dec.Decode(c); err != nil {
-		return nil, &sdk.ConfigError{Field: "config", Reason: err.Error()}
-	}
-	return c, c.check()
+	return sdk.DecodeConfig(raw, defaults(), (*config).check)
 }
 
 // minTimeout is above what the data plane rounds times of sessions to: PX_TICK jiffies, 2.6 s at 100 Hz.
@@ -99,15 +79,15 @@ const minTimeout = duration(3 * time.Second)
 
 func (c *config) check() error {
 	if len(c.Ranges) > maxRanges {
-		return &sdk.ConfigError{Field: "ranges", Reason: fmt.Sprintf("%d prefixes; at most %d are possible", len(c.Ranges), maxRanges)}
+		return sdk.ConfigErrorf("ranges", "%d prefixes; at most %d are possible", len(c.Ranges), maxRanges)
 	}
 	for i, p := range c.Ranges {
 		if err := checkRange(p); err != nil {
-			return &sdk.ConfigError{Field: fmt.Sprintf("ranges[%d]", i), Reason: err.Error()}
+			return sdk.ConfigErrorf(fmt.Sprintf("ranges[%d]", i), "%v", err)
 		}
 		for j, other := range c.Ranges[:i] {
 			if p.Overlaps(other) {
-				return &sdk.ConfigError{Field: fmt.Sprintf("ranges[%d]", i), Reason: fmt.Sprintf("%s overlaps ranges[%d], %s; leave one out", p, j, other)}
+				return sdk.ConfigErrorf(fmt.Sprintf("ranges[%d]", i), "%s overlaps ranges[%d], %s; leave one out", p, j, other)
 			}
 		}
 	}
@@ -119,7 +99,7 @@ func (c *config) check() error {
 		{"unknown.holdTime", u.HoldTime}, {"unknown.negativeTTL", u.NegativeTTL}, {"passiveHealth.ejectFor", c.Health.EjectFor},
 	} {
 		if d.value <= 0 {
-			return &sdk.ConfigError{Field: d.field, Reason: "must be longer than 0"}
+			return sdk.ConfigErrorf(d.field, "must be longer than 0")
 		}
 	}
 	for _, d := range []struct {
@@ -143,7 +123,7 @@ func (c *config) check() error {
 		{"unknown.holdPackets", uint32(max(0, u.HoldPackets))}, {"unknown.holdPerAddress", uint32(max(0, u.HoldPerAddress))},
 	} {
 		if n.value == 0 {
-			return &sdk.ConfigError{Field: n.field, Reason: "must be at least 1"}
+			return sdk.ConfigErrorf(n.field, "must be at least 1")
 		}
 	}
 	return nil

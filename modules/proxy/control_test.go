@@ -56,7 +56,7 @@ func TestConfigMistakes(t *testing.T) {
 		`{"passiveHealth": {"ejectFor": "0s"}}`:                                 "passiveHealth.ejectFor",
 		`{"unknown": {"holdPackets": -1}}`:                                      "unknown.holdPackets",
 		`{"tables": {"slots": 0}}`:                                              "tables.slots",
-		`{"colour": "red"}`:                                                     "config",
+		`{"colour": "red"}`:                                                     "colour",
 		`{"ranges": [` + strings.Repeat(`"10.0.0.0/8",`, 16) + `"11.0.0.0/8"]}`: "ranges",
 	} {
 		_, err := Control().Compile(json.RawMessage(config))

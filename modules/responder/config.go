@@ -3,9 +3,7 @@
 package responder
 
 import (
-	"bytes"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -52,11 +50,9 @@ type listener struct {
 }
 
 func parseConfig(raw json.RawMessage) (*config, []*listener, error) {
-	c := &config{PartialChecksums: "virtual"}
-	dec := json.NewDecoder(bytes.NewReader(raw))
-	dec.DisallowUnknownFields()
-	if err := dec.Decode(c); err != nil {
-		return nil, nil, &sdk.ConfigError{Field: "config", Reason: err.Error()}
+	c, err := sdk.DecodeConfig(raw, &config{PartialChecksums: "virtual"})
+	if err != nil {
+		return nil, nil, err
 	}
 	if len(c.Listeners) > maxListeners {
 		return nil, nil, &sdk.ConfigError{Field: "listeners", Reason: fmt.Sprintf("%d listeners; at most %d are possible", len(c.Listeners), maxListeners)}
@@ -68,20 +64,11 @@ func parseConfig(raw json.RawMessage) (*config, []*listener, error) {
 			err = l.distinct(all)
 		}
 		if err != nil {
-			return nil, nil, within(i, err)
+			return nil, nil, sdk.Below(fmt.Sprintf("listeners[%d]", i), err)
 		}
 		all = append(all, l)
 	}
 	return c, all, checkEntries(all)
-}
-
-// within puts the place of a listener before the field of an error.
-func within(i int, err error) error {
-	var wrong *sdk.ConfigError
-	if !errors.As(err, &wrong) {
-		return err
-	}
-	return &sdk.ConfigError{Field: fmt.Sprintf("listeners[%d].%s", i, wrong.Field), Reason: wrong.Reason}
 }
 
 func parseListener(raw json.RawMessage) (*listener, error) {

@@ -476,7 +476,7 @@ func TestConfigErrors(t *testing.T) {
 		`{"listeners": [{"app": "echo", "port": 1, "mode": "kernel"}]}`:                                     "listeners[0].mode",
 		`{"listeners": [{"app": "speedlimit", "port": 1, "mode": "fast"}]}`:                                 "listeners[0].mode",
 		`{"listeners": [{"app": "speedlimit", "port": 1, "recompute": "0s"}]}`:                              "listeners[0].recompute",
-		`{"listeners": [], "typo": 1}`:                                                                      "config",
+		`{"listeners": [], "typo": 1}`:                                                                      "typo",
 	} {
 		_, err := Control().Compile(rawMessage(config))
 		wrong, ok := err.(*sdk.ConfigError)

@@ -3,7 +3,6 @@
 package tunnel
 
 import (
-	"bytes"
 	"encoding/json"
 	"fmt"
 	"net/netip"
@@ -68,31 +67,19 @@ type peer struct {
 }
 
 func parseConfig(raw json.RawMessage) (*config, error) {
-	c := &config{Mode: modeKerb}
-	dec := json.NewDecoder(bytes.NewReader(raw))
-	dec.DisallowUnknownFields()
-	if err := dec.Decode(c); err != nil {
-		return nil, &sdk.ConfigError{Field: "config", Reason: err.Error()}
-	}
+	return sdk.DecodeConfig(raw, &config{Mode: modeKerb}, (*config).checkMode, (*config).parseLocal, (*config).parseNodes, (*config).checkNodes, (*config).parseKeys)
+}
+
+var wrong = sdk.ConfigErrorf
+
+// checkMode also completes the port, whose default depends on the mode.
+func (c *config) checkMode() error {
 	if c.Port == 0 {
 		c.Port = Port
 		if c.Mode == modeOakestra {
 			c.Port = PortOakestra
 		}
 	}
-	for _, step := range []func() error{c.checkMode, c.parseLocal, c.parseNodes, c.checkNodes, c.parseKeys} {
-		if err := step(); err != nil {
-			return nil, err
-		}
-	}
-	return c, nil
-}
-
-func wrong(field, format string, args ...any) error {
-	return &sdk.ConfigError{Field: field, Reason: fmt.Sprintf(format, args...)}
-}
-
-func (c *config) checkMode() error {
 	if _, ok := modes[c.Mode]; !ok {
 		return wrong("mode", "%q is none of kerb, oakestra and device", c.Mode)
 	}

@@ -27,7 +27,7 @@ func TestConfigErrors(t *testing.T) {
 	key := `"key": "` + testKey + `"`
 	for text, field := range map[string]string{
 		`{"nodes": [], "mode": "ipip"}`:                                                                                        "mode",
-		`{"nodes": [], "unknown": 1}`:                                                                                          "config",
+		`{"nodes": [], "unknown": 1}`:                                                                                          "unknown",
 		`{"nodes": [], "mode": "oakestra", "keys": [{"id": 1, ` + key + `}]}`:                                                  "keys",
 		`{"nodes": [], "mode": "oakestra", "network": 3}`:                                                                      "network",
 		`{"nodes": [], "mtu": 500}`:                                                                                            "mtu",

@@ -5,14 +5,9 @@
 package app
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
-	"fmt"
 	"net/http"
-	"reflect"
-	"strings"
 
 	"github.com/kerb-edge/kerb/sdk"
 )
@@ -31,42 +26,13 @@ type Listener struct {
 	Config json.RawMessage // an object with the properties that are not every listener's
 }
 
-// Decode reads the config over the defaults in to; unknown properties are refused.
-func (l Listener) Decode(to any) error { return Decode(l.Config, to) }
-
 // Decode reads an object over the defaults in to. Errors are *sdk.ConfigError; a property that is not known is one.
-func Decode(text []byte, to any) error {
-	dec := json.NewDecoder(bytes.NewReader(text))
-	dec.DisallowUnknownFields()
-	return configError(dec.Decode(to))
-}
-
-// configError says what encoding/json found in terms of the config. An error of a property that reads itself stays as it is.
-func configError(err error) error {
-	var own *sdk.ConfigError
-	var wrong *json.UnmarshalTypeError
-	if err == nil || errors.As(err, &own) {
-		return err
+func Decode[T any](text []byte, to *T) error {
+	if len(text) == 0 {
+		return sdk.ConfigErrorf("config", "is empty")
 	}
-	if errors.As(err, &wrong) {
-		return &sdk.ConfigError{Field: wrong.Field, Reason: fmt.Sprintf("want %s, not %s", nameOf(wrong.Type.Kind()), wrong.Value)}
-	}
-	if name, ok := strings.CutPrefix(err.Error(), "json: unknown field "); ok {
-		return &sdk.ConfigError{Field: strings.Trim(name, `"`), Reason: "there is no such property"}
-	}
-	return &sdk.ConfigError{Field: "object", Reason: err.Error()}
-}
-
-func nameOf(k reflect.Kind) string {
-	switch k {
-	case reflect.Slice:
-		return "array"
-	case reflect.Struct, reflect.Map:
-		return "object"
-	case reflect.String, reflect.Bool:
-		return k.String()
-	}
-	return "number"
+	_, err := sdk.DecodeConfig(text, to)
+	return err
 }
 
 // Words is how many words of config the data plane has for a listener's application.

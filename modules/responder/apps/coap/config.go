@@ -111,7 +111,7 @@ type Listener struct {
 // compile checks a listener's config. Errors are *sdk.ConfigError.
 func compile(in app.Listener) (*Listener, error) {
 	c := Config{Duplicates: true}
-	if err := in.Decode(&c); err != nil {
+	if err := app.Decode(in.Config, &c); err != nil {
 		return nil, err
 	}
 	l := &Listener{byPath: map[string]*resource{}, duplicates: c.Duplicates}

@@ -11,7 +11,9 @@ func App() app.App { return echo{} }
 type echo struct{}
 
 // Compile implements app.App.
-func (echo) Compile(l app.Listener) (app.Service, error) { return service{}, l.Decode(&struct{}{}) }
+func (echo) Compile(l app.Listener) (app.Service, error) {
+	return service{}, app.Decode(l.Config, &struct{}{})
+}
 
 type service struct{}
 

@@ -58,7 +58,7 @@ var modes = map[string]uint32{"mixed": 0, "kernel": 1, "user": 2}
 // Compile implements app.App.
 func (speedlimit) Compile(l app.Listener) (app.Service, error) {
 	c := Config{Mode: "kernel", Recompute: "1s"}
-	if err := l.Decode(&c); err != nil {
+	if err := app.Decode(l.Config, &c); err != nil {
 		return nil, err
 	}
 	mode, ok := modes[c.Mode]
