@@ -18,7 +18,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/kerb-edge/kerb/internal/atomicfile"
+	"github.com/google/renameio/v2"
+
 	"github.com/kerb-edge/kerb/sdk"
 )
 
@@ -377,7 +378,7 @@ func (s *memory) save() {
 	}
 	data, err := json.Marshal(saved{s.all(), services})
 	if err == nil {
-		err = atomicfile.Write(s.file(), data, 0o600)
+		err = renameio.WriteFile(s.file(), data, 0o600, renameio.WithTempDir(os.Getenv("STATE_DIRECTORY")))
 	}
 	if err != nil {
 		slog.Warn("accelerator: programs have to be examined again after a restart", "module", s.module, "error", err)
