@@ -26,7 +26,13 @@ func main() {
 	}
 }
 
+// source has the comment that runs this command, in the directory that it is for.
+const source = "modules.go"
+
 func run(dir string) error {
+	if _, err := os.Stat(filepath.Join(dir, source)); err != nil {
+		return fmt.Errorf("run this in modules/, as `go generate ./modules` does: %w", err)
+	}
 	text, err := generate(dir)
 	if err != nil {
 		return err

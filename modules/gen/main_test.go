@@ -3,6 +3,8 @@
 package main
 
 import (
+	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -50,5 +52,15 @@ func TestGenerate(t *testing.T) {
 	}
 	if strings.Contains(string(text), "other") {
 		t.Errorf("a directory without control plane is listed:\n%s", text)
+	}
+}
+
+func TestAnotherDirectoryIsRefused(t *testing.T) {
+	dir := t.TempDir()
+	if err := run(dir); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("a directory without %s: %v", source, err)
+	}
+	if _, err := os.Stat(filepath.Join(dir, output)); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("%s was written: %v", output, err)
 	}
 }
