@@ -11,7 +11,6 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
-	"text/template"
 )
 
 //go:embed templates
@@ -19,7 +18,7 @@ var templateFS embed.FS
 
 var packageName = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]*[a-z0-9])?$`)
 
-// skeleton is a file of a new package: the template it is made of, and its name.
+// skeleton is a file of a new package: the template it is made of, in which {{.Name}} stands for the name of the package, and its name.
 type skeleton struct {
 	template, file string
 	mode           fs.FileMode
@@ -89,13 +88,9 @@ func makeEmpty(dir string) error {
 }
 
 func render(name, path string, mode fs.FileMode, module string) error {
-	t, err := template.ParseFS(templateFS, "templates/"+name)
+	text, err := templateFS.ReadFile("templates/" + name)
 	if err != nil {
 		return err
 	}
-	var text bytes.Buffer
-	if err := t.Execute(&text, struct{ Name string }{module}); err != nil {
-		return err
-	}
-	return os.WriteFile(path, text.Bytes(), mode)
+	return os.WriteFile(path, bytes.ReplaceAll(text, []byte("{{.Name}}"), []byte(module)), mode)
 }
