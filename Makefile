@@ -14,8 +14,8 @@ MULTIARCH := /usr/include/$(shell uname -m)-linux-gnu
 BPF_FLAGS := -O2 -g -Wall -Werror -target bpf -mcpu=v3 -Ibpf/include -idirafter $(MULTIARCH) -ffile-prefix-map=$(CURDIR)=. -fdebug-compilation-dir=.
 HEADERS := $(wildcard bpf/include/kerb/*.h)
 CHAIN := bpf/chain.tc.o bpf/chain.xdp.o bpf/chain.xdp-frags.o
-# Programs of the benches that are no modules (those have a kerb.yaml): plain C to plain object.
-BENCH := $(patsubst %.c,%.o,$(shell find bench -name '*.bpf.c' | while read f; do [ -e $$(dirname $$f)/kerb.yaml ] || echo $$f; done))
+# Programs that are no modules (those have a kerb.yaml): plain C to plain object.
+PLAIN := modules/classifier/inference/engine.bpf.o $(patsubst %.c,%.o,$(shell find bench -name '*.bpf.c' | while read f; do [ -e $$(dirname $$f)/kerb.yaml ] || echo $$f; done))
 
 # Kernels that the kernel module is for.
 KMOD_KERNELS := 6.1,6.1-rt,6.12,6.12-rt
@@ -36,7 +36,7 @@ setup: ## Build: install what building needs (apt)
 test-setup:
 	@scripts/setup test
 
-bpf: $(CHAIN) $(BENCH) packages ## Build: compile the data planes that are older than their sources
+bpf: $(CHAIN) $(PLAIN) packages ## Build: compile the data planes that are older than their sources
 
 lib: ## Build: the C library for programs that receive packets, lib/intercept/libkerb-intercept.a
 	@$(MAKE) --no-print-directory -s -C lib/intercept CC=$(CLANG)
@@ -51,8 +51,7 @@ bpf/chain.xdp.o: bpf/chain.bpf.c $(HEADERS)
 bpf/chain.xdp-frags.o: bpf/chain.bpf.c $(HEADERS)
 	$(CLANG) $(BPF_FLAGS) -DKERB_HOOK_XDP -DKERB_XDP_FRAGS -c $< -o $@
 
-# The classifier's engine by itself.
-bench/inference/engine.bpf.o: $(wildcard modules/classifier/*.h)
+modules/classifier/inference/engine.bpf.o: $(wildcard modules/classifier/*.h)
 
 .SECONDEXPANSION:
 %.bpf.o: %.bpf.c $$(wildcard $$(dir $$@)*.h) $(HEADERS)
@@ -61,10 +60,10 @@ bench/inference/engine.bpf.o: $(wildcard modules/classifier/*.h)
 generate: ## Develop: write the generated Go files and test objects again
 	go generate ./...
 
-build: bpf ## Build: ./kerb and static binaries for amd64 and arm64 in dist/
-	GOARCH=amd64 go build -trimpath -ldflags '$(LDFLAGS)' -o dist/kerb-linux-amd64 ./cmd/kerb
-	GOARCH=arm64 go build -trimpath -ldflags '$(LDFLAGS)' -o dist/kerb-linux-arm64 ./cmd/kerb
-	cp dist/kerb-linux-$$(go env GOARCH) kerb
+build: bpf ## Build: ./kerb, ./kerb-bench, and static binaries for amd64 and arm64 in dist/
+	for program in kerb kerb-bench; do for arch in amd64 arm64; do \
+	  GOARCH=$$arch go build -trimpath -ldflags '$(LDFLAGS)' -o dist/$$program-linux-$$arch ./cmd/$$program || exit 1; done; \
+	  cp dist/$$program-linux-$$(go env GOARCH) $$program; done
 
 fmt: ## Develop: format Go, and the changed lines of C if clang-format-19 is installed
 	gofmt -w $$(git ls-files -co --exclude-standard '*.go')
@@ -143,13 +142,13 @@ demo-check: demo-build ## Run: the demo for scripts: fails unless every step sho
 demo-build: demo-setup
 	@echo "compiling the data planes"
 	@$(MAKE) --no-print-directory -s bpf
-	@echo "building ./kerb (the first time takes a minute or two)"
-	@go build -ldflags '$(LDFLAGS)' -o kerb ./cmd/kerb
+	@echo "building ./kerb and ./kerb-bench (the first time takes a minute or two)"
+	@go build -ldflags '$(LDFLAGS)' -o . ./cmd/kerb ./cmd/kerb-bench
 
 demo-setup:
 	@scripts/setup demo
 
 clean: ## Build: remove everything that was built
-	rm -rf dist out kerb
+	rm -rf dist out kerb kerb-bench
 	find bpf bench examples internal lib modules test -name '*.o' -delete
 	rm -f lib/intercept/*.a

@@ -32,10 +32,28 @@ func Command() *cobra.Command {
 		Args: cobra.NoArgs, // a name that is misspelt
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
+	cmd.AddCommand(sweepCommand())
 	for _, name := range names() {
 		cmd.AddCommand(experiments[name].command())
 	}
 	return cmd
+}
+
+func sweepCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "sweep",
+		Short: "Remove what killed benchmarks have left",
+		Long:  "Removes the network namespaces, directories and pins of benchmarks that were killed. Every benchmark begins with it.",
+		Args:  cobra.NoArgs,
+		RunE:  func(*cobra.Command, []string) error { return sweep() },
+	}
+}
+
+func sweep() error {
+	if err := errors.Join(scratch.Sweep(), netlab.SweepDead()); err != nil {
+		return fmt.Errorf("remove what a killed bench has left: %w", err)
+	}
+	return nil
 }
 
 func (e Experiment) command() *cobra.Command {
@@ -73,8 +91,8 @@ func (e Experiment) execute(cmd *cobra.Command, f flags) error {
 	if ctx == nil {
 		ctx = context.Background()
 	}
-	if err := errors.Join(scratch.Sweep(), netlab.SweepDead()); err != nil {
-		return fmt.Errorf("remove what a killed bench has left: %w", err)
+	if err := sweep(); err != nil {
+		return err
 	}
 	run := NewRun(e, f.quick, f.rounds, loads, cmd.ErrOrStderr())
 	err = e.Run(ctx, run)

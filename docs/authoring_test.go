@@ -70,7 +70,7 @@ func TestAuthoringWorks(t *testing.T) {
 func execute(t *testing.T, script string) string {
 	t.Helper()
 	bin, dir := t.TempDir(), t.TempDir()
-	if out, err := exec.Command("go", "build", "-o", filepath.Join(bin, "kerb"), "../cmd/kerb").CombinedOutput(); err != nil {
+	if out, err := exec.Command("go", "build", "-o", bin, "../cmd/kerb", "../cmd/kerb-bench").CombinedOutput(); err != nil {
 		t.Fatalf("go build: %v\n%s", err, out)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)

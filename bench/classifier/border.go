@@ -18,11 +18,11 @@ import (
 	"golang.org/x/sys/unix"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
-	"github.com/kerb-edge/kerb/bench/inference"
 	"github.com/kerb-edge/kerb/bench/kerbmods"
 	"github.com/kerb-edge/kerb/internal/netlab"
 	"github.com/kerb-edge/kerb/internal/node"
 	"github.com/kerb-edge/kerb/internal/traffic"
+	"github.com/kerb-edge/kerb/modules/classifier/inference"
 	"github.com/kerb-edge/kerb/modules/classifier/model"
 )
 

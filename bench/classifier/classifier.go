@@ -20,9 +20,9 @@ import (
 	"strings"
 
 	"github.com/kerb-edge/kerb/bench"
-	"github.com/kerb-edge/kerb/bench/inference"
 	"github.com/kerb-edge/kerb/internal/scratch"
 	"github.com/kerb-edge/kerb/internal/traffic"
+	"github.com/kerb-edge/kerb/modules/classifier/inference"
 	"github.com/kerb-edge/kerb/modules/classifier/model"
 )
 

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/kerb-edge/kerb/bench"
+	"github.com/kerb-edge/kerb/modules/classifier/inference"
 	"github.com/kerb-edge/kerb/modules/classifier/model"
 )
 
@@ -20,7 +21,7 @@ func TestExperiment(t *testing.T) {
 	}
 	loads := []string{"mlp-4-3-2-1/int8", "mlp-16-32-16-2/q15", "forest-10x10", "rpl/1s"}
 	r := bench.NewRun(bench.Experiment{Name: "classifier", Baseline: "user"}, true, 1, loads, io.Discard)
-	if err := run(t.Context(), r); errors.Is(err, bench.ErrNotBuilt) {
+	if err := run(t.Context(), r); errors.Is(err, inference.ErrNotBuilt) {
 		t.Skip(err)
 	} else if err != nil {
 		t.Fatal(err)

@@ -6,7 +6,7 @@ import (
 	"encoding/binary"
 	"slices"
 
-	"github.com/kerb-edge/kerb/bench/inference"
+	"github.com/kerb-edge/kerb/modules/classifier/inference"
 )
 
 // A batch has a message of each kind of each source of the published network, as ZEP datagrams (version 2, data) of one length:

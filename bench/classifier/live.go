@@ -14,9 +14,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kerb-edge/kerb/bench"
-	"github.com/kerb-edge/kerb/bench/inference"
 	"github.com/kerb-edge/kerb/internal/traffic"
 	"github.com/kerb-edge/kerb/modules/classifier"
+	"github.com/kerb-edge/kerb/modules/classifier/inference"
 	"github.com/kerb-edge/kerb/modules/classifier/model"
 	"github.com/kerb-edge/kerb/modules/classifier/models"
 )

@@ -12,10 +12,10 @@ import (
 	"time"
 
 	"github.com/kerb-edge/kerb/bench"
-	"github.com/kerb-edge/kerb/bench/inference"
 	"github.com/kerb-edge/kerb/bench/internal/benchtest"
 	"github.com/kerb-edge/kerb/internal/traffic"
 	"github.com/kerb-edge/kerb/modules/classifier/extract"
+	"github.com/kerb-edge/kerb/modules/classifier/inference"
 )
 
 func TestMain(m *testing.M) { os.Exit(benchtest.Main(m)) }

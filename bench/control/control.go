@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 
 	"github.com/kerb-edge/kerb/bench"
+	"github.com/kerb-edge/kerb/internal/companion"
 	"github.com/kerb-edge/kerb/internal/netlab"
 	"github.com/kerb-edge/kerb/internal/scratch"
 )
@@ -78,7 +79,7 @@ func newGround(prefix string) (*ground, error) {
 	if err := netlab.Sweep(prefix); err != nil {
 		return nil, err
 	}
-	binary, err := copySelf()
+	binary, err := copyKerb()
 	if err != nil {
 		return nil, err
 	}
@@ -100,27 +101,31 @@ func (g *ground) close() error {
 	return err
 }
 
-// copySelf copies this program, in a directory of its own: of pages that this process has of the same file the agent would
-// be charged a part only, and look smaller than it is on a node.
-func copySelf() (string, error) {
+// copyKerb copies the installed kerb into a directory of its own: pages of the same file that other processes have mapped would
+// be charged to the agent only in part, and it would look smaller than it is on a node.
+func copyKerb() (string, error) {
+	kerb, err := companion.FindKerb()
+	if err != nil {
+		return "", err
+	}
 	dir, err := scratch.Dir()
 	if err != nil {
 		return "", err
 	}
 	path := filepath.Join(dir, "kerb")
-	if err := errors.Join(os.Chmod(dir, 0o755), copyProgram(path)); err != nil {
-		return "", errors.Join(fmt.Errorf("copy this program: %w", err), scratch.Remove(dir))
+	if err := errors.Join(os.Chmod(dir, 0o755), copyProgram(kerb, path)); err != nil {
+		return "", errors.Join(fmt.Errorf("copy %s: %w", kerb, err), scratch.Remove(dir))
 	}
 	return path, nil
 }
 
-func copyProgram(path string) error {
-	in, err := os.Open("/proc/self/exe")
+func copyProgram(from, to string) error {
+	in, err := os.Open(from)
 	if err != nil {
 		return err
 	}
 	defer in.Close()
-	out, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o755)
+	out, err := os.OpenFile(to, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o755)
 	if err != nil {
 		return err
 	}

@@ -6,14 +6,9 @@ package main
 import (
 	"os"
 
-	"github.com/spf13/cobra"
-
-	"github.com/kerb-edge/kerb/bench"
-	_ "github.com/kerb-edge/kerb/bench/all"
 	"github.com/kerb-edge/kerb/internal/agent"
 	"github.com/kerb-edge/kerb/internal/cli"
 	"github.com/kerb-edge/kerb/internal/control"
-	"github.com/kerb-edge/kerb/internal/demo"
 	"github.com/kerb-edge/kerb/internal/version"
 	"github.com/kerb-edge/kerb/modules"
 )
@@ -24,9 +19,5 @@ func main() {
 }
 
 func build() cli.Build {
-	return cli.Build{
-		Version:  version.Version(),
-		Agent:    agent.Run,
-		Commands: []*cobra.Command{bench.Command(), demo.Command()},
-	}
+	return cli.Build{Version: version.Version(), Agent: agent.Run}
 }

@@ -41,9 +41,8 @@ const (
 
 // Build is what the program consists of beside this package.
 type Build struct {
-	Version  string
-	Agent    func(context.Context, config.Config, *slog.Logger) error // runs until the context ends
-	Commands []*cobra.Command                                         // further commands of the root
+	Version string
+	Agent   func(context.Context, config.Config, *slog.Logger) error // runs until the context ends
 }
 
 // app is what the commands share.
@@ -63,13 +62,24 @@ type app struct {
 
 // Main runs the command line of the process and returns its exit code.
 func Main(b Build) int {
+	a := &app{build: b}
+	return a.execute(a.root())
+}
+
+// Execute is Main for another program of Kerb: signals, messages and exit codes are the same.
+func Execute(root *cobra.Command) int {
+	root.SilenceErrors, root.SilenceUsage = true, true
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return plainFlagError(err) })
+	finish(root)
+	return new(app).execute(root)
+}
+
+func (a *app) execute(root *cobra.Command) int {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE) // a write fails, and what was made is removed in order
-	a := &app{build: b}
 	ctx, end := a.onHangup(ctx)
 	defer end()
-	root := a.root()
 	cmd, err := root.ExecuteContextC(ctx)
 	switch {
 	case err == nil:
@@ -124,7 +134,6 @@ the kernel.`,
 		SilenceErrors: true,
 		SilenceUsage:  true,
 	}
-	root.SetVersionTemplate("kerb {{.Version}}\n")
 	flags := root.PersistentFlags()
 	flags.StringVar(&a.socket, "socket", defaultSocket(), "socket of the agent; also by KERB_SOCKET")
 	flags.StringVar(&a.server, "server", os.Getenv("KERB_SERVER"), "agent of another node, https://HOST:PORT; also by KERB_SERVER")
@@ -152,7 +161,7 @@ the kernel.`,
 		a.moduleCommand(), a.serviceCommand(), a.virtualServiceCommand(), a.modelCommand(), a.chainCommand(), a.contextCommand(), a.newPackageCommand(), a.interceptCommand(),
 		a.statusCommand(), a.topCommand(), a.traceCommand(), a.doctorCommand(), a.purgeCommand(), a.versionCommand(), manCommand(),
 	)
-	root.AddCommand(a.build.Commands...)
+	root.AddCommand(benchCommands()...)
 	finish(root)
 	return root
 }

@@ -13,7 +13,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/kerb-edge/kerb/bench"
+	"github.com/kerb-edge/kerb/modules/classifier/inference"
 	"github.com/kerb-edge/kerb/modules/classifier/model"
 )
 
@@ -53,7 +53,7 @@ func TestModelCheck(t *testing.T) {
 		t.Skip("needs root for BPF")
 	}
 	out, _, err := author(t, "check", write(t, "m.json", guardDocument), "--data", write(t, "d.csv", guardTable), "-o", "json")
-	if errors.Is(err, bench.ErrNotBuilt) {
+	if errors.Is(err, inference.ErrNotBuilt) {
 		t.Skip(err)
 	}
 	if err != nil {

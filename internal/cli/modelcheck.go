@@ -5,12 +5,12 @@ package cli
 import (
 	"fmt"
 	"io"
+	"slices"
 
 	"github.com/spf13/cobra"
 
-	"github.com/kerb-edge/kerb/bench"
-	"github.com/kerb-edge/kerb/bench/inference"
 	"github.com/kerb-edge/kerb/internal/fault"
+	"github.com/kerb-edge/kerb/modules/classifier/inference"
 	"github.com/kerb-edge/kerb/modules/classifier/model"
 )
 
@@ -104,7 +104,8 @@ func checkModel(d *model.Document, s *samples) (*checked, error) {
 		}
 	}
 	out.Agreement = 1 - float64(out.Differ)/float64(len(s.rows))
-	out.Nanoseconds = bench.Median(times)
+	slices.Sort(times)
+	out.Nanoseconds = times[len(times)/2]
 	if len(s.classes) > 0 {
 		out.Accuracy, out.AsTrained = share(right, s), share(rightFloat, s)
 	}

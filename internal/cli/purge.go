@@ -16,10 +16,8 @@ import (
 	"github.com/kerb-edge/kerb/internal/claim"
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/fault"
-	"github.com/kerb-edge/kerb/internal/netlab"
 	"github.com/kerb-edge/kerb/internal/oakestra"
 	"github.com/kerb-edge/kerb/internal/paths"
-	"github.com/kerb-edge/kerb/internal/scratch"
 )
 
 func (a *app) purgeCommand() *cobra.Command {
@@ -29,7 +27,7 @@ func (a *app) purgeCommand() *cobra.Command {
 		Use:   "purge",
 		Short: "Remove everything that Kerb has in the kernel",
 		Long: "Detaches all chains of this node's agent and removes its programs, maps and pins, and the ports, bridge and veths\n" +
-			"of its Oakestra listener; and what benches that were killed have left. Other programs are left alone.\n" +
+			"of its Oakestra listener; and, with kerb-bench, what benchmarks that were killed have left. Other programs are left alone.\n" +
 			"The agent must not be running. The desired state stays, and an agent that is started again brings all back, unless\n" +
 			"--all removes it as well.",
 		Example: "  systemctl stop kerb && kerb purge\n  kerb purge --all",
@@ -81,8 +79,8 @@ func purge(p paths.Paths, all bool) (gone purged, err error) {
 	if err := oakestra.Purge(p); err != nil {
 		return gone, err
 	}
-	if err := errors.Join(scratch.Sweep(), netlab.SweepDead()); err != nil {
-		return gone, fmt.Errorf("what a killed bench has left: %w", err)
+	if err := sweepBenches(); err != nil {
+		return gone, err
 	}
 	gone.Kernel = true
 	if all {

@@ -13,6 +13,8 @@ import (
 	"os/exec"
 
 	"github.com/spf13/cobra"
+
+	"github.com/kerb-edge/kerb/internal/companion"
 )
 
 // Command is `kerb demo`.
@@ -46,12 +48,16 @@ func run(ctx context.Context, t *teller, keep bool) error {
 	if err := prerequisites(); err != nil {
 		return err
 	}
+	program, err := companion.FindKerb()
+	if err != nil {
+		return err
+	}
 	unlock, err := onlyDemo()
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	d := &demo{teller: t, keep: keep, steps: steps(keep)}
+	d := &demo{teller: t, program: program, keep: keep, steps: steps(keep)}
 	err = d.play(ctx)
 	switch {
 	case err != nil && ctx.Err() != nil:

@@ -25,7 +25,7 @@ import (
 
 // startAgent runs the agent on the demo's node until it answers.
 func (d *demo) startAgent() error {
-	p, err := d.start(d.lab.Node(), filepath.Base(logFile), self(), "agent", "--config", configFile)
+	p, err := d.start(d.lab.Node(), filepath.Base(logFile), d.program, "agent", "--config", configFile)
 	if err != nil {
 		return err
 	}
@@ -49,7 +49,7 @@ func (d *demo) kerb(ctx context.Context, args ...string) error {
 }
 
 func (d *demo) quietly(ctx context.Context, args ...string) (string, error) {
-	cmd := exec.CommandContext(ctx, self(), args...)
+	cmd := exec.CommandContext(ctx, d.program, args...)
 	cmd.Dir = runDir
 	cmd.Env = append(os.Environ(), "KERB_SOCKET="+socketPath)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}

@@ -41,8 +41,9 @@ var (
 // demo is one run.
 type demo struct {
 	*teller
-	keep  bool
-	steps []step
+	program string // kerb
+	keep    bool
+	steps   []step
 
 	lab                *netlab.Lab
 	web, client, iperf *netlab.Host
@@ -80,25 +81,25 @@ func (d *demo) mountBPF() error {
 }
 
 // sweep removes what a demo left that was killed. It returns what was there.
-func sweep() ([]string, error) {
+func (d *demo) sweep() ([]string, error) {
 	found := leftovers()
 	if len(found) == 0 {
 		return nil, nil
 	}
 	var err error
 	if _, e := os.Stat(pinsIn); e == nil {
-		err = purgeLeftPins()
+		err = d.purgeLeftPins()
 	}
 	return found, errors.Join(err, netlab.Sweep(prefix), removeFiles())
 }
 
 // purgeLeftPins runs kerb purge where the interfaces of the killed demo are, or where no interfaces are at all.
-func purgeLeftPins() error {
+func (d *demo) purgeLeftPins() error {
 	in := []string{"unshare", "--net", "--"}
 	if _, err := os.Stat(nodeNS); err == nil {
 		in = []string{"nsenter", "--net=" + nodeNS, "--"}
 	}
-	args := append(in, self(), "purge", "--config", os.DevNull, "--state", stateIn, "--run", runDir, "--bpf", pinsIn)
+	args := append(in, d.program, "purge", "--config", os.DevNull, "--state", stateIn, "--run", runDir, "--bpf", pinsIn)
 	if out, err := exec.Command(args[0], args[1:]...).CombinedOutput(); err != nil {
 		return fmt.Errorf("kerb purge: %w: %s", err, strings.TrimSpace(string(out)))
 	}
@@ -129,20 +130,12 @@ func removeIfThere(dir string) error {
 	return nil
 }
 
-func self() string {
-	path, err := os.Executable()
-	if err != nil {
-		return "/proc/self/exe"
-	}
-	return path
-}
-
 // build makes the network and starts the services' programs.
 func (d *demo) build() error {
-	if err := os.MkdirAll(runDir, 0o755); err != nil {
+	self, err := os.Executable()
+	if err := errors.Join(err, os.MkdirAll(runDir, 0o755)); err != nil {
 		return err
 	}
-	var err error
 	if d.lab, err = netlab.NewIn(prefix); err != nil {
 		return err
 	}
@@ -154,7 +147,7 @@ func (d *demo) build() error {
 			return err
 		}
 	}
-	if _, err = d.start(d.web.Namespace, "web.log", self(), "demo", "web", "8080", "9090"); err != nil {
+	if _, err = d.start(d.web.Namespace, "web.log", self, "demo", "web", "8080", "9090"); err != nil {
 		return err
 	}
 	if _, err = d.start(d.iperf.Namespace, "iperf.log", "iperf3", "--server"); err != nil {
@@ -242,7 +235,7 @@ func (d *demo) end() error {
 		err = d.agent.stop(syscall.SIGTERM)
 	}
 	if _, e := os.Stat(pinsIn); e == nil {
-		err = errors.Join(err, purgeLeftPins())
+		err = errors.Join(err, d.purgeLeftPins())
 	}
 	err = errors.Join(err, d.lab.Close(), removeFiles(), d.unmount())
 	found := append(leftovers(), d.programsLeft()...)

@@ -38,7 +38,7 @@ func steps(keep bool) []step {
 }
 
 func (d *demo) stepBuild(context.Context) error {
-	found, err := sweep()
+	found, err := d.sweep()
 	if err != nil {
 		return fmt.Errorf("remove what an earlier demo left: %w", err)
 	}
@@ -439,7 +439,7 @@ kerb module query fw rules
 kerb module drops
 ip netns exec %s-client curl -m 2 http://%s/
 sed -i 's/8080/9090/' fw.yaml; kerb apply -f fw.yaml
-`, environment(self()), runDir, prefix, d.at(d.web, 8080)))
+`, environment(d.program), runDir, prefix, d.at(d.web, 8080)))
 	<-ctx.Done()
 	d.say("Ending.")
 	return nil

@@ -25,6 +25,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/companion"
 	"github.com/kerb-edge/kerb/internal/netlab"
 	"github.com/kerb-edge/kerb/internal/paths"
 	"github.com/kerb-edge/kerb/internal/scratch"
@@ -47,16 +48,16 @@ type Node struct {
 	err   error // how it ended
 }
 
-// Start runs an agent, this very binary, in a namespace, and returns when it answers.
+// Start runs an agent of the installed kerb in a namespace, and returns when it answers.
 func Start(ns *netlab.Namespace) (*Node, error) {
-	self, err := os.Executable()
+	kerb, err := companion.FindKerb()
 	if err != nil {
 		return nil, err
 	}
-	return StartBinary(ns, self)
+	return StartBinary(ns, kerb)
 }
 
-// StartBinary is Start with a binary other than this one, such as a copy that shares no memory with this process.
+// StartBinary is Start with another binary, such as a copy that shares no memory with other processes.
 func StartBinary(ns *netlab.Namespace, binary string) (*Node, error) {
 	n, err := New(ns, binary)
 	if err != nil {

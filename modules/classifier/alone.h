@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* The engine with nothing around it, for programs that test and measure it: model/testdata, bench/inference. */
+/* The engine with nothing around it, for programs that test and measure it: model/testdata, inference. */
 #ifndef CLS_ALONE_H
 #define CLS_ALONE_H
 

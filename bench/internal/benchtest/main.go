@@ -4,11 +4,13 @@
 package benchtest
 
 import (
+	"errors"
 	"os"
 	"testing"
 
 	"github.com/kerb-edge/kerb/internal/agent"
 	"github.com/kerb-edge/kerb/internal/cli"
+	"github.com/kerb-edge/kerb/internal/companion"
 	"github.com/kerb-edge/kerb/internal/control"
 	"github.com/kerb-edge/kerb/modules"
 )
@@ -18,6 +20,10 @@ func Main(m *testing.M) int {
 	control.Intercept(modules.Controls())
 	if len(os.Args) > 1 && (os.Args[1] == "agent" || os.Args[1] == "purge") {
 		os.Exit(cli.Main(cli.Build{Version: "test", Agent: agent.Run}))
+	}
+	self, err := os.Executable()
+	if err := errors.Join(err, os.Setenv(companion.KerbVariable, self)); err != nil {
+		panic(err)
 	}
 	return m.Run()
 }

@@ -5,19 +5,24 @@
 package inference
 
 import (
+	"bytes"
 	"embed"
 	"encoding/binary"
+	"errors"
 	"fmt"
+	"io/fs"
 	"time"
 
 	"github.com/cilium/ebpf"
 
-	"github.com/kerb-edge/kerb/bench"
 	"github.com/kerb-edge/kerb/modules/classifier/model"
 )
 
 //go:embed *.bpf.*
 var files embed.FS
+
+// ErrNotBuilt is returned by a program that was built without the compiled engine.
+var ErrNotBuilt = errors.New("the inference engine is not built in; run `make bpf`, then build again")
 
 // Kernel is the engine, loaded.
 type Kernel struct {
@@ -28,7 +33,7 @@ type Kernel struct {
 
 // Open loads the engine.
 func Open() (*Kernel, error) {
-	spec, err := bench.Object(files, "engine.bpf.o")
+	spec, err := object()
 	if err != nil {
 		return nil, err
 	}
@@ -37,6 +42,17 @@ func Open() (*Kernel, error) {
 		return nil, fmt.Errorf("load the engine: %w", err)
 	}
 	return &Kernel{coll, model.NewSlots(coll.Maps["models"], coll.Maps["active"]), make([]byte, 8*model.MaxFeatures)}, nil
+}
+
+func object() (*ebpf.CollectionSpec, error) {
+	data, err := files.ReadFile("engine.bpf.o")
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, ErrNotBuilt
+	}
+	if err != nil {
+		return nil, err
+	}
+	return ebpf.LoadCollectionSpecFromReader(bytes.NewReader(data))
 }
 
 // Close removes it.

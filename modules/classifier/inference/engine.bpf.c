@@ -4,7 +4,7 @@
 
 /* The classifier's engine with nothing around it, and the evaluation of a window of the published study: what was counted of each
  * source, then the model. */
-#include "../../modules/classifier/alone.h"
+#include "../alone.h"
 
 /* Inference and nothing else, of the features that judge left. */
 SEC("xdp")

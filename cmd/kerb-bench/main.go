@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Command kerb-bench has Kerb's benchmarks and the demo. It runs agents and commands of the kerb that lies beside it.
+package main
+
+import (
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"github.com/kerb-edge/kerb/bench"
+	_ "github.com/kerb-edge/kerb/bench/all"
+	"github.com/kerb-edge/kerb/internal/cli"
+	"github.com/kerb-edge/kerb/internal/companion"
+	"github.com/kerb-edge/kerb/internal/demo"
+	"github.com/kerb-edge/kerb/internal/version"
+)
+
+func main() { os.Exit(cli.Execute(root())) }
+
+func root() *cobra.Command {
+	c := &cobra.Command{
+		Use:   companion.Bench,
+		Short: "Measure Kerb against its references, and watch it work",
+		Long: "kerb-bench has Kerb's benchmarks and the demo; \"kerb bench\" and \"kerb demo\" run it. Agents and commands are those of the\n" +
+			"kerb that " + companion.KerbVariable + " names, or else that lies beside kerb-bench or on PATH.",
+		Version: version.Version(),
+	}
+	if os.Getenv(companion.KerbVariable) != "" { // help shows what was typed
+		c.Annotations = map[string]string{cobra.CommandDisplayNameAnnotation: companion.Kerb}
+	}
+	c.AddCommand(bench.Command(), demo.Command())
+	return c
+}

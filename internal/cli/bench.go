@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"github.com/kerb-edge/kerb/internal/companion"
+)
+
+// benchCommands run kerb-bench, so that nodes do not carry benchmarks and the demo in every agent.
+func benchCommands() []*cobra.Command {
+	return []*cobra.Command{
+		benchCommand("bench", "Measure Kerb against its references on this machine"),
+		benchCommand("demo", "Watch modules work, and change them, on three services made for it"),
+	}
+}
+
+func benchCommand(name, short string) *cobra.Command {
+	return &cobra.Command{
+		Use:   name + " ...",
+		Short: short,
+		Long: short + ".\nRuns kerb-bench " + name + " with the same arguments; --help shows its own. kerb-bench is a program of its own that `make build`\n" +
+			"builds together with kerb: install it in the same directory as kerb, or on PATH.",
+		Example:            "  kerb " + name + " --help",
+		DisableFlagParsing: true,
+		ValidArgsFunction: func(_ *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective) {
+			return completeBench(append([]string{name}, append(args, word)...))
+		},
+		RunE: func(_ *cobra.Command, args []string) error {
+			program, err := companion.Find(companion.Bench)
+			if err != nil {
+				return err
+			}
+			self, err := os.Executable()
+			if err != nil {
+				return err
+			}
+			err = unix.Exec(program, append([]string{program, name}, args...), append(os.Environ(), companion.KerbVariable+"="+self))
+			return fmt.Errorf("run %s: %w", program, err)
+		},
+	}
+}
+
+// completeBench has kerb-bench complete its own arguments. Its last line is the directive.
+func completeBench(words []string) ([]string, cobra.ShellCompDirective) {
+	program, err := companion.Find(companion.Bench)
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveError
+	}
+	out, err := exec.Command(program, append([]string{cobra.ShellCompRequestCmd}, words...)...).Output()
+	values, last, found := strings.Cut(string(out), "\n:")
+	directive, wrong := strconv.Atoi(strings.TrimSpace(last))
+	if err != nil || !found || wrong != nil {
+		return nil, cobra.ShellCompDirectiveError
+	}
+	return strings.Split(values, "\n"), cobra.ShellCompDirective(directive)
+}
+
+// sweepBenches removes what killed benchmarks have left. Without kerb-bench there were none.
+func sweepBenches() error {
+	program, err := companion.Find(companion.Bench)
+	if err != nil {
+		return nil
+	}
+	if out, err := exec.Command(program, "bench", "sweep").CombinedOutput(); err != nil {
+		return fmt.Errorf("remove what killed benchmarks have left: %w: %s", err, strings.TrimSpace(string(out)))
+	}
+	return nil
+}

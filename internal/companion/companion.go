@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package companion finds the other programs of an installation: kerb runs kerb-bench, and kerb-bench runs kerb.
+package companion
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+)
+
+// The programs.
+const (
+	Kerb  = "kerb"       // the agent and its command line
+	Bench = "kerb-bench" // benchmarks and the demo
+)
+
+// KerbVariable is the environment variable that names the kerb that kerb-bench runs.
+const KerbVariable = "KERB_PROGRAM"
+
+// Find returns the path of a program: beside this one, or else on PATH.
+func Find(name string) (string, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return "", err
+	}
+	return find(filepath.Dir(self), name)
+}
+
+func find(dir, name string) (string, error) {
+	if path, err := exec.LookPath(filepath.Join(dir, name)); err == nil {
+		return path, nil
+	}
+	path, err := exec.LookPath(name)
+	if err != nil {
+		return "", fmt.Errorf("%s is neither in %s nor on PATH; `make build` in a checkout of Kerb builds kerb and kerb-bench: "+
+			"install both in one directory", name, dir)
+	}
+	return path, nil
+}
+
+// FindKerb returns the path of the kerb that experiments run: the one that KERB_PROGRAM names, or else what Find returns.
+func FindKerb() (string, error) {
+	if path := os.Getenv(KerbVariable); path != "" {
+		return path, nil
+	}
+	return Find(Kerb)
+}

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package companion
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+func TestFind(t *testing.T) {
+	beside, onPath := t.TempDir(), t.TempDir()
+	t.Setenv("PATH", onPath)
+	place := func(dir, name string, mode os.FileMode) string {
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, nil, mode); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	if _, err := find(beside, Bench); err == nil || !strings.Contains(err.Error(), "make build") || !strings.Contains(err.Error(), beside) {
+		t.Errorf("a missing program: %v", err)
+	}
+	installed := place(onPath, Bench, 0o755)
+	place(beside, Bench, 0o644) // cannot be executed
+	if got, err := find(beside, Bench); got != installed || err != nil {
+		t.Errorf("on PATH: %q, %v", got, err)
+	}
+	if err := os.Chmod(filepath.Join(beside, Bench), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := find(beside, Bench); got != filepath.Join(beside, Bench) || err != nil {
+		t.Errorf("beside this program: %q, %v", got, err)
+	}
+}
+
+func TestTheEnvironmentNamesKerb(t *testing.T) {
+	t.Setenv(KerbVariable, "/opt/kerb")
+	if got, err := FindKerb(); got != "/opt/kerb" || err != nil {
+		t.Errorf("%q, %v", got, err)
+	}
+}
