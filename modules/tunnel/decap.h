@@ -50,20 +50,20 @@ static __always_inline int tun_read_header(struct kerb_pkt *pkt, struct tun_arri
 	return kerb_load_bytes(pkt, off + sizeof(a->header), &a->mac, sizeof(a->mac)) ? TUN_DROP_BAD_HEADER : 0;
 }
 
-/* Takes the outer headers off; what is left is a frame with the inner packet. */
-static __always_inline int tun_pop(struct kerb_pkt *pkt, const struct tun_arrival *a)
+/* Takes the outer headers off; what is left is a frame with an inner packet of this type (ETH_P_IP or ETH_P_IPV6). */
+static __always_inline int tun_pop(struct kerb_pkt *pkt, __u32 type)
 {
 	__s32 len = pkt->l4 - pkt->l3 + sizeof(struct udphdr) + TUN_HEADER_LEN;
-	__u64 l3 = a->version == 4 ? TUN_DECAP_L3_IPV4 : TUN_DECAP_L3_IPV6;
-	__be16 type = a->version == 4 ? bpf_htons(ETH_P_IP) : bpf_htons(ETH_P_IPV6);
+	__u64 l3 = type == ETH_P_IP ? TUN_DECAP_L3_IPV4 : TUN_DECAP_L3_IPV6;
+	__be16 wire = bpf_htons(type);
 	int rc;
 
 	/* Such a kernel wants to see room for an IPv6 header, even if what is left is IPv4. What is padded is cut off again by IP. */
-	if (!decap_l3 && a->version == 4 && pkt->len - len < ETH_HLEN + sizeof(struct ipv6hdr))
+	if (!decap_l3 && type == ETH_P_IP && pkt->len - len < ETH_HLEN + sizeof(struct ipv6hdr))
 		bpf_skb_change_tail(pkt->ctx, pkt->len + sizeof(struct ipv6hdr) - sizeof(struct iphdr), 0);
 	rc = kerb_adjust_room(pkt, -len, BPF_F_ADJ_ROOM_FIXED_GSO | (decap_l3 ? l3 : 0));
 
-	if (rc || kerb_store_bytes(pkt, __builtin_offsetof(struct ethhdr, h_proto), &type, sizeof(type)))
+	if (rc || kerb_store_bytes(pkt, __builtin_offsetof(struct ethhdr, h_proto), &wire, sizeof(wire)))
 		return -EINVAL;
 	if (pkt->data + TUN_PULL > pkt->data_end) {
 		bpf_skb_pull_data(pkt->ctx, pkt->len < TUN_PULL ? pkt->len : TUN_PULL);
@@ -80,10 +80,10 @@ static __always_inline int tun_same(const struct in6_addr *a, const struct in6_a
 }
 
 /* at: the place of the node that the packet comes from. */
-static __always_inline int tun_mac_is_right(struct tun_flow *f, const struct tun_arrival *a, __u32 at)
+static __always_inline int tun_mac_is_right(const struct kerb_pkt *pkt, struct tun_flow *f, const struct tun_arrival *a, __u32 at)
 {
 	struct tun_keys *k = bpf_map_lookup_elem(&keys, &at);
-	const struct tun_key *key = k ? tun_receive_key(k, &a->header) : 0;
+	const struct tun_key *key = k ? tun_receive_key(pkt, k, &a->header) : 0;
 
 	if (!key)
 		return -ENOENT;
@@ -161,7 +161,7 @@ static __always_inline int tun_receive(struct kerb_pkt *pkt, const struct tun_ar
 	if (n->refuse & TUN_REFUSE_IN)
 		return kerb_drop(pkt, TUN_DROP_IPSEC);
 	if (keyed && mode == TUN_MODE_KERB) {
-		right = tun_mac_is_right(&f, a, at);
+		right = tun_mac_is_right(pkt, &f, a, at);
 		if (right <= 0)
 			return kerb_drop(pkt, right ? TUN_DROP_UNKNOWN_KEY : TUN_DROP_BAD_MAC);
 	}
@@ -185,11 +185,14 @@ static __noinline int tun_from_underlay(struct kerb_pkt *pkt)
 	struct tun_flow f = {};
 	struct udphdr *udp;
 	struct ethhdr *eth;
-	int outer, why;
+	int outer, why, same;
+	__u32 type;
 
-	if (tun_is_raw(pkt) && (!tun_is_for_us(pkt) || !tun_add_link_header(pkt) || kerb_reparse(pkt)))
-		return KERB_NEXT;
-	kerb_forget(pkt);
+	if (tun_is_raw(pkt)) {
+		if (!tun_is_for_us(pkt) || !tun_add_link_header(pkt) || kerb_reparse(pkt))
+			return KERB_NEXT;
+		kerb_forget(pkt);
+	}
 	outer = pkt->family;
 	udp = kerb_udp(pkt);
 	if (!udp && (pkt->proto == IPPROTO_ICMP || pkt->proto == IPPROTO_ICMPV6) && pkt->flags & KERB_F_L4)
@@ -213,12 +216,15 @@ static __noinline int tun_from_underlay(struct kerb_pkt *pkt)
 	if (!eth || (a.version != 4 && a.version != 6))
 		return kerb_drop(pkt, TUN_DROP_BAD_INNER);
 	__builtin_memcpy(a.via, eth->h_dest, ETH_ALEN);
-	if (tun_pop(pkt, &a))
+	type = a.version == 4 ? ETH_P_IP : ETH_P_IPV6;
+	/* The parser follows: once, and not once for each pair of IP versions. */
+	same = (a.version ^ outer ^ tun_zero(pkt)) == 0;
+	if (tun_pop(pkt, type ^ tun_zero(pkt)))
 		return kerb_drop(pkt, TUN_DROP_BAD_INNER);
 	kerb_forget(pkt);
 	if (tun_length(pkt) > a.room && !kerb_ctx_field(pkt->ctx, gso_size))
 		return kerb_drop(pkt, TUN_DROP_BAD_INNER);
-	return tun_receive(pkt, &a, decap_l3 || outer == a.version);
+	return tun_receive(pkt, &a, decap_l3 || same);
 }
 
 /* The tunnel device has taken the headers off and tells whose they were. */
@@ -228,7 +234,7 @@ static __noinline int tun_from_device(struct kerb_pkt *pkt)
 	struct bpf_tunnel_key key = {};
 	struct ethhdr *eth = kerb_at(pkt, 0, sizeof(*eth));
 
-	if (!tun_blur(pkt) || !eth || !pkt->family)
+	if (!eth || !pkt->family)
 		return KERB_NEXT;
 	__builtin_memcpy(a.via, eth->h_dest, ETH_ALEN);
 	if (!bpf_skb_get_tunnel_key(pkt->ctx, &key, sizeof(key), 0))

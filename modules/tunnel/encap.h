@@ -156,7 +156,8 @@ static __always_inline int tun_send(struct kerb_pkt *pkt)
 	struct tun_stats *s;
 	__u32 at, mtu;
 
-	if (!tun_blur(pkt) || pkt->vlan || pkt->l3 != ETH_HLEN || !tun_read(pkt, &f))
+	kerb_forget(pkt);
+	if (pkt->vlan || pkt->l3 != ETH_HLEN || !tun_read(pkt, &f))
 		return KERB_NEXT;
 	to = tun_find(&f.dst);
 	if (!to || !to->node)

@@ -67,15 +67,31 @@ static __always_inline void tun_read_fragment(const struct kerb_pkt *pkt, struct
 	}
 }
 
+/* Zero, which the verifier does not know, as in kerb_forget(). */
+static __always_inline __u64 tun_zero(const struct kerb_pkt *pkt)
+{
+	__u64 zero = kerb_ctx_field(pkt->ctx, ifindex) - kerb_ctx_field(pkt->ctx, ifindex);
+
+	asm volatile("" : "+r"(zero));
+	return zero;
+}
+
+/* An address whose constant part the verifier does not know: else it would follow IPv4 and IPv6 packets separately. */
+static __always_inline struct in6_addr tun_address4(__be32 addr, __u32 zero)
+{
+	return (struct in6_addr){.in6_u.u6_addr32 = {zero, zero, TUN_MAPPED ^ zero, addr}};
+}
+
 /* Reads addresses, protocol and TOS. Returns 0 if the packet has none. */
 static __always_inline int tun_read_addresses(const struct kerb_pkt *pkt, struct tun_flow *f)
 {
 	struct iphdr *ip4 = kerb_ip4(pkt);
 	struct ipv6hdr *ip6 = kerb_ip6(pkt);
+	__u32 zero = tun_zero(pkt);
 
 	if (ip4) {
-		f->src = tun_mapped(ip4->saddr);
-		f->dst = tun_mapped(ip4->daddr);
+		f->src = tun_address4(ip4->saddr, zero);
+		f->dst = tun_address4(ip4->daddr, zero);
 		f->proto = ip4->protocol;
 		f->tos = ip4->tos;
 	} else if (ip6) {
@@ -92,10 +108,8 @@ static __always_inline int tun_read_addresses(const struct kerb_pkt *pkt, struct
 static __always_inline int tun_read(const struct kerb_pkt *pkt, struct tun_flow *f)
 {
 	__be16 *ports = kerb_ports(pkt);
-	__u64 zero = kerb_ctx_field(pkt->ctx, ifindex) - kerb_ctx_field(pkt->ctx, ifindex);
+	__u64 zero = tun_zero(pkt); /* else the verifier would follow each kind of packet by itself */
 
-	/* A zero that the verifier does not know, as in kerb_forget(): else it would follow each kind of packet by itself. */
-	asm volatile("" : "+r"(zero));
 	f->ports = zero;
 	f->offset = zero;
 	f->id = zero;
@@ -171,16 +185,23 @@ static __always_inline __u64 tun_mac(const struct tun_flow *f, const struct tun_
 }
 
 /* The key to check a received packet with, or NULL. Its version of the MAC must be that of the packet. */
-static __always_inline const struct tun_key *tun_receive_key(const struct tun_keys *k, const struct tun_header *h)
+static __always_inline const struct tun_key *tun_receive_key(const struct kerb_pkt *pkt, const struct tun_keys *k, const struct tun_header *h)
 {
-	__u32 bound = !!(h->version_flags & TUN_F_BOUND);
+	__u64 place = TUN_KEYS;
 
+	if (!h->key)
+		return 0;
 #pragma unroll
-	for (int i = 0; i < TUN_KEYS; i++) {
-		if (h->key && k->id[i] == h->key)
-			return (k->bound >> i & 1) == bound ? &k->receive[i] : 0;
+	for (int i = TUN_KEYS - 1; i >= 0; i--) {
+		if (k->id[i] == h->key)
+			place = i;
 	}
-	return 0;
+	if (place >= TUN_KEYS)
+		return 0;
+	/* One place that the verifier does not know, instead of each: it would follow the MAC for each. */
+	place ^= tun_zero(pkt);
+	asm volatile("%0 &= %1" : "+r"(place) : "i"(TUN_KEYS - 1));
+	return (k->bound >> place & 1) == !!(h->version_flags & TUN_F_BOUND) ? &k->receive[place] : 0;
 }
 
 #endif

@@ -123,27 +123,6 @@ struct {
 	__type(value, __u32);
 } own SEC(".maps");
 
-/* Mixes a zero that the verifier does not know into what the parser found. Else it would follow everything behind once for each
- * of the hundred or so ways through the parser. Place 0 counts nothing. */
-static __always_inline int tun_blur(struct kerb_pkt *pkt)
-{
-	__u32 none = 0;
-	struct tun_stats *s = bpf_map_lookup_elem(&stats, &none);
-	__u64 zero;
-
-	if (!s)
-		return 0;
-	zero = *(const volatile __u64 *)&s->errors;
-	pkt->l3 ^= zero;
-	pkt->l4 ^= zero;
-	pkt->l4_len ^= zero;
-	pkt->family ^= zero;
-	pkt->proto ^= zero;
-	pkt->flags ^= zero;
-	pkt->outcome ^= zero;
-	return 1;
-}
-
 /* The exact address, else the longest prefix; NULL if nobody is known to have it. */
 static __always_inline struct tun_end *tun_find(const struct in6_addr *addr)
 {

@@ -18,6 +18,7 @@ KERB_INGRESS(pkt)
 {
 	__u32 mark = kerb_ctx_field(pkt->ctx, mark);
 
+	kerb_forget(pkt);
 	if ((mark & TUN_MARK_MASK) == TUN_MARK)
 		return tun_send_piece(pkt, mark & ~TUN_MARK_MASK);
 	return mode == TUN_MODE_DEVICE ? tun_from_device(pkt) : tun_from_underlay(pkt);
