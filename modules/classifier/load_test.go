@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kerb-edge/kerb/internal/dataplane"
+	"github.com/kerb-edge/kerb/internal/pkgs/pkgstest"
 )
 
 // The verifier's work bounds how many modules fit into one program with the classifier (1,000,000 in all).
@@ -24,16 +25,7 @@ func TestVerifies(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			onHooks(t, config, func(t *testing.T, k *kernel) {
-				info, err := k.prog.Info()
-				if err != nil {
-					t.Fatal(err)
-				}
-				n, known := info.VerifiedInstructions()
-				size, _ := info.TranslatedSize()
-				t.Logf("%d instructions verified, %d bytes", n, size)
-				if known && n > maxVerified {
-					t.Errorf("%d instructions verified, more than %d", n, maxVerified)
-				}
+				pkgstest.CheckVerified(t, k.prog, maxVerified)
 			})
 		})
 	}

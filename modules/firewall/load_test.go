@@ -23,16 +23,7 @@ func TestVerifies(t *testing.T) {
 			l, err := dataplane.Load(c.side, c.dir, module(t, compileConfig(t, `{"extensionHeaders": "deny"}`)))
 			pkgstest.Explain(t, err)
 			defer l.Close()
-			info, err := l.Program.Info()
-			if err != nil {
-				t.Fatal(err)
-			}
-			n, known := info.VerifiedInstructions()
-			size, _ := info.TranslatedSize()
-			t.Logf("%d instructions verified, %d bytes", n, size)
-			if known && n > maxVerified {
-				t.Errorf("%d instructions verified, more than %d", n, maxVerified)
-			}
+			pkgstest.CheckVerified(t, l.Program, maxVerified)
 		})
 	}
 }

@@ -36,16 +36,7 @@ func TestVerifies(t *testing.T) {
 }
 
 func verifies(t *testing.T, k *kernel) {
-	info, err := k.prog.Info()
-	if err != nil {
-		t.Fatal(err)
-	}
-	n, known := info.VerifiedInstructions()
-	size, _ := info.TranslatedSize()
-	t.Logf("%d instructions verified, %d bytes", n, size)
-	if known && n > maxVerified {
-		t.Errorf("%d instructions verified, more than %d", n, maxVerified)
-	}
+	pkgstest.CheckVerified(t, k.prog, maxVerified)
 }
 
 // The Go structures have the layout that the data plane was compiled with.

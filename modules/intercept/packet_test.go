@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kerb-edge/kerb/internal/dataplane"
+	"github.com/kerb-edge/kerb/internal/pkgs/pkgstest"
 )
 
 const threeClasses = `{"classes": [
@@ -99,25 +100,12 @@ func testRecords(t *testing.T, hook dataplane.Hook, direction dataplane.Directio
 		if rec.Time < before || rec.Time > now() {
 			t.Errorf("T1 %d is not between %d and %d", rec.Time, before, now())
 		}
-		if rec.PID == 0 && kernelAtLeast(t, 6, 17) {
+		if rec.PID == 0 && pkgstest.KernelAtLeast(t, 6, 17) {
 			t.Error("not known who was running")
 		}
 		before = rec.Time
 		seq++
 	}
-}
-
-func kernelAtLeast(t *testing.T, major, minor int) bool {
-	t.Helper()
-	var name unix.Utsname
-	var a, b int
-	if err := unix.Uname(&name); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := fmt.Sscanf(unix.ByteSliceToString(name.Release[:]), "%d.%d", &a, &b); err != nil {
-		t.Fatal(err)
-	}
-	return a > major || a == major && b >= minor
 }
 
 func now() uint64 {

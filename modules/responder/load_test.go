@@ -2,7 +2,11 @@
 
 package responder
 
-import "testing"
+import (
+	"testing"
+
+	"github.com/kerb-edge/kerb/internal/pkgs/pkgstest"
+)
 
 // The verifier's work bounds how many modules fit into one program with the responder (1,000,000 in all). Linux 6.1 and
 // 5.10 follow half as many again as later kernels.
@@ -13,15 +17,6 @@ func TestVerifies(t *testing.T) {
 	const config = `{"listeners": [{"app": "echo", "port": 7000}, {"app": "speedlimit", "port": 8080},
 		{"app": "coap", "port": 5683, "resources": [{"path": "/a"}]}]}`
 	onHooks(t, config, func(t *testing.T, k *kernel) {
-		info, err := k.prog.Info()
-		if err != nil {
-			t.Fatal(err)
-		}
-		n, known := info.VerifiedInstructions()
-		size, _ := info.TranslatedSize()
-		t.Logf("%d instructions verified, %d bytes", n, size)
-		if known && n > maxVerified {
-			t.Errorf("%d instructions verified, more than %d", n, maxVerified)
-		}
+		pkgstest.CheckVerified(t, k.prog, maxVerified)
 	})
 }

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
+
+	"github.com/kerb-edge/kerb/internal/pkgs/pkgstest"
 )
 
 // The kernel follows at most 1,000,000 instructions; 6.1 follows half as many again as later ones.
@@ -17,16 +19,7 @@ const maxVerified = 400000
 func TestVerifies(t *testing.T) {
 	for _, h := range hooks {
 		d := load(t, h, casesConfig())
-		info, err := d.loaded.Program.Info()
-		if err != nil {
-			t.Fatal(err)
-		}
-		n, known := info.VerifiedInstructions()
-		size, _ := info.TranslatedSize()
-		t.Logf("%s: %d instructions verified, %d bytes", h.name, n, size)
-		if known && n > maxVerified {
-			t.Errorf("%s: %d instructions verified, more than %d", h.name, n, maxVerified)
-		}
+		pkgstest.CheckVerified(t, d.loaded.Program, maxVerified)
 	}
 }
 
