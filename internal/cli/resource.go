@@ -148,16 +148,6 @@ func (k kind[T]) complete(a *app) cobra.CompletionFunc {
 	}
 }
 
-// first completes only the first argument.
-func first(complete cobra.CompletionFunc) cobra.CompletionFunc {
-	return func(cmd *cobra.Command, args []string, begun string) ([]string, cobra.ShellCompDirective) {
-		if len(args) > 0 {
-			return nil, cobra.ShellCompDirectiveNoFileComp
-		}
-		return complete(cmd, args, begun)
-	}
-}
-
 func addDryRun(c *cobra.Command, dryRun *bool) {
 	c.Flags().BoolVar(dryRun, "dry-run", false, "only tell what would happen")
 }

@@ -54,12 +54,6 @@ var linkerDigest = sync.OnceValue(func() string {
 	return ShortHash(parts...)
 })
 
-// part is one linked program: the modules from first to last-1 of a chain.
-type part struct {
-	first, last int
-	instrs      asm.Instructions
-}
-
 // linker joins the code of a chain. Functions become static: the verifier then checks them in the caller's context, and packet
 // pointers in the context, which is on the entry's stack, stay known from module to module. Only what stands alone stays
 // global.

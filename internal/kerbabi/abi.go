@@ -66,8 +66,10 @@ const (
 	DropUnavailable
 
 	DropModuleFirst DropReason = 32
-	DropReasonCount            = 64
 )
+
+// DropReasonCount is how many numbers there are.
+const DropReasonCount = 64
 
 // DropReasons are the names of Kerb's own reasons, by number.
 var DropReasons = []string{"unspec", "policy", "malformed", "fragment", "extension", "state", "table_full", "rate", "no_route",

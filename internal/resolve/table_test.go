@@ -239,7 +239,6 @@ func TestInstancesFollowServices(t *testing.T) {
 
 // dynamic is a resolver that does what the test says.
 type dynamic struct {
-	table *Table
 	asked []netip.Addr
 	idle  []string
 }

@@ -336,22 +336,22 @@ func (a *Accelerator) Measure(live sdk.Live) ([]sdk.Sample, error) {
 		sdk.Sample{Name: "sockets_capacity", Help: "Sockets that there is room for.", Value: float64(ends.MaxEntries())}), nil
 }
 
-func (p *PairReport) samples() (out []sdk.Sample) {
+func (r *PairReport) samples() (out []sdk.Sample) {
 	add := func(name, help, label, value string, n uint64) {
-		labels := map[string]string{"client": p.Client, "server": p.Server}
+		labels := map[string]string{"client": r.Client, "server": r.Server}
 		if label != "" {
 			labels[label] = value
 		}
 		out = append(out, sdk.Sample{Name: name, Help: help, Counter: true, Labels: labels, Value: float64(n)})
 	}
 	const connections = "Connections by how far they came: offered by the client, paired with the server, accelerated, left for good; and times that they rested and returned."
-	for stage, n := range map[string]uint64{"offered": p.Offered, "paired": p.Paired, "accelerated": p.Accelerated, "left": p.Left,
-		"rested": p.Rested, "returned": p.Returned} {
+	for stage, n := range map[string]uint64{"offered": r.Offered, "paired": r.Paired, "accelerated": r.Accelerated, "left": r.Left,
+		"rested": r.Rested, "returned": r.Returned} {
 		add("connections_total", connections, "stage", stage, n)
 	}
-	add("messages_total", "Redirected messages.", "", "", p.Messages)
-	add("bytes_total", "Redirected bytes.", "", "", p.Bytes)
-	for reason, n := range p.Refused {
+	add("messages_total", "Redirected messages.", "", "", r.Messages)
+	add("bytes_total", "Redirected bytes.", "", "", r.Bytes)
+	for reason, n := range r.Refused {
 		add("refused_total", "Connections that stayed with TCP or went back to it, by reason.", "reason", reason, n)
 	}
 	return out

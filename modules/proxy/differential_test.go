@@ -20,7 +20,6 @@ type twin struct {
 	vips      []netip.Addr
 	instances []*modelInstance
 	fresh     netip.Addr // next address of a redeployed instance
-	said      map[*modelInstance]netip.Addr
 }
 
 func newTwin(t *testing.T, v4 bool, seed uint64) *twin {

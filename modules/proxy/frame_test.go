@@ -7,12 +7,6 @@ import (
 	"net/netip"
 )
 
-// IANA protocol numbers.
-const (
-	protoGRE     = 47
-	protoUDPLite = 136
-)
-
 // TCP flags.
 const (
 	tcpFIN = 1 << iota

@@ -42,7 +42,7 @@ type kernel struct {
 	loaded          *dataplane.Loaded
 	egress, ingress *ebpf.Program
 	maps            sdk.Maps
-	vips, ports     uint32 // numbers given out
+	vips            uint32 // numbers given out
 	slots           uint32
 	instances       uint32
 	locals          uint32
@@ -252,9 +252,6 @@ func (k *kernel) forget(key flow) {
 		}
 	}
 }
-
-// isKept reports whether an entry is in the table that nothing is evicted from.
-func (k *kernel) isKept(key flow) bool { return k.maps[mapSessions].Lookup(key, &session{}) == nil }
 
 // readEvents returns a function that returns the next event.
 func readEvents(t testing.TB, ring *ebpf.Map) func() (unknown, []byte) {

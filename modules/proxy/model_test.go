@@ -63,8 +63,6 @@ const (
 
 func flowOf(p packet) modelFlow { return modelFlow{p.proto, p.src, p.dst, p.sport, p.dport} }
 
-func (f modelFlow) turned() modelFlow { return modelFlow{f.proto, f.dst, f.src, f.dport, f.sport} }
-
 // out is what happens to a packet from the client; a changed one is returned.
 func (m *model) out(p packet) (modelVerdict, packet) {
 	f := flowOf(p)

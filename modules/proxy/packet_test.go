@@ -17,7 +17,7 @@ import (
 type world struct {
 	*kernel
 	v4               bool
-	client, vip      string
+	client           string
 	near, far        string // instances
 	nearI, farI      uint32
 	nearVIP, farVIP  string

@@ -44,16 +44,13 @@ func module(t testing.TB, tun *Tunnel) dataplane.Module {
 // kernel is a tunnel loaded for both directions, but not attached. The instances are what the agent would tell of.
 type kernel struct {
 	*Tunnel
-	t             testing.TB
-	loaded        *dataplane.Loaded
-	wrap, unwrap  *ebpf.Program
-	live          sdk.Live
-	instances     []sdk.Instance
-	dropped, seen []uint64
+	t            testing.TB
+	loaded       *dataplane.Loaded
+	wrap, unwrap *ebpf.Program
+	live         sdk.Live
+	instances    []sdk.Instance
+	seen         []uint64
 }
-
-// loopback is the interface of test runs.
-const loopback = 1
 
 // Interfaces of the instances; nothing is sent in test runs.
 const (

@@ -24,7 +24,7 @@ type Value struct {
 // another one meanwhile.
 func newValue(data []byte, format int, maxAge uint32, expires time.Duration) *Value {
 	h := sha256.New()
-	binary.Write(h, binary.BigEndian, int32(format))
+	_ = binary.Write(h, binary.BigEndian, int32(format))
 	h.Write(data)
 	return &Value{Data: data, Format: format, ETag: [8]byte(h.Sum(nil)), MaxAge: maxAge, Expires: expires}
 }
