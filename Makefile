@@ -93,6 +93,13 @@ vet: ## Develop: formatting, go vet, shell syntax
 ALONE := ./bench/... ./intercept ./internal/traffic ./kmod ./modules/intercept ./test/e2e ./test/soak
 TEST := $(ROOT_GO) test -vet=off -timeout 15m -parallel 4 # vetted by lint
 
+# What runs without root and within a minute: not the modules' long comparisons with models, benches, and tests of whole nodes.
+UNIT := ./api/... ./bpf ./cmd/... ./internal/... ./lib ./modules ./modules/counter ./modules/gen ./modules/responder/gen ./sdk \
+	./test/kernels ./test/repository
+
+unit: bpf ## Test: the tests that need no root, in a minute
+	go test -vet=off -short -timeout 5m $(if $(SUDO),,-exec $(CURDIR)/scripts/unprivileged) $(UNIT)
+
 ifdef PKG
 test: demo-setup bpf
 	$(TEST) -count=1 $(if $(RUN),-run '$(RUN)') $(PKG)

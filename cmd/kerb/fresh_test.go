@@ -15,6 +15,9 @@ import (
 // An agent that `go build` makes in a fresh clone, where no data plane is compiled yet, does not start, and says what to
 // run; it builds packages, as `make bpf` needs it to.
 func TestFreshClone(t *testing.T) {
+	if testing.Short() {
+		t.Skip("builds kerb")
+	}
 	dir := t.TempDir()
 	kerb := filepath.Join(dir, "kerb")
 	if out, err := exec.Command("go", "build", "-overlay", withoutObjects(t, dir), "-o", kerb, ".").CombinedOutput(); err != nil {

@@ -51,6 +51,9 @@ func newNode(t *testing.T) *node { return newNodeIn(t, "") }
 // newNodeIn is newNode with an agent that looks for sockets in a cgroup.
 func newNodeIn(t *testing.T, cgroup string) *node {
 	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root for network namespaces")
+	}
 	lab, err := netlab.New("kag")
 	if err != nil {
 		t.Fatal(err)

@@ -712,6 +712,9 @@ func TestThirdWithTheSamePair(t *testing.T) {
 // lab is two services, with a bridge between them.
 func lab(t *testing.T) (a, b *netlab.Host) {
 	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root for network namespaces")
+	}
 	l, err := netlab.New("acplane")
 	check(t, err)
 	t.Cleanup(func() { l.Close() })
