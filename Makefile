@@ -90,7 +90,7 @@ vet: ## Develop: formatting, go vet, shell syntax
 
 # Packages whose tests measure, run threads at real-time priority or load all CPUs have the machine for themselves. Those of the
 # rest wait half of the time, mostly for RCU's grace periods, so that two at a time go on.
-ALONE := ./bench/... ./intercept ./internal/traffic ./kmod ./modules/intercept ./test/e2e ./test/soak
+ALONE := ./bench/... ./intercept ./internal/lab/traffic ./kmod ./modules/intercept ./test/e2e ./test/soak
 TEST := $(ROOT_GO) test -vet=off -timeout 15m -parallel 4 # vetted by lint
 
 # What runs without root and within a minute: not the modules' long comparisons with models, benches, and tests of whole nodes.

@@ -12,7 +12,7 @@ import (
 	"testing"
 	"unsafe"
 
-	"github.com/kerb-edge/kerb/internal/scratch"
+	"github.com/kerb-edge/kerb/internal/lab/scratch"
 )
 
 const library, headers = "../lib/intercept", "../modules/intercept"

@@ -18,7 +18,7 @@ import (
 
 	"github.com/kerb-edge/kerb/bench"
 	"github.com/kerb-edge/kerb/bench/internal/benchtest"
-	"github.com/kerb-edge/kerb/internal/executable/executabletest"
+	"github.com/kerb-edge/kerb/internal/lab/executabletest"
 	"github.com/kerb-edge/kerb/internal/pkgs"
 )
 

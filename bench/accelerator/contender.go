@@ -15,8 +15,8 @@ import (
 	"time"
 
 	"github.com/kerb-edge/kerb/bench/internal/path"
-	"github.com/kerb-edge/kerb/internal/netlab"
-	"github.com/kerb-edge/kerb/internal/scratch"
+	"github.com/kerb-edge/kerb/internal/lab/netlab"
+	"github.com/kerb-edge/kerb/internal/lab/scratch"
 )
 
 // contender is a config at its place, which it has for itself: hosts, a cgroup for all that runs on them, and proxies.

@@ -11,7 +11,7 @@ import (
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/bench"
-	"github.com/kerb-edge/kerb/internal/node"
+	"github.com/kerb-edge/kerb/internal/lab/node"
 )
 
 // kerb is the agent of a contender, with the accelerator on all that runs in the contender's cgroup.

@@ -19,9 +19,9 @@ import (
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/bench/kerbmods"
-	"github.com/kerb-edge/kerb/internal/netlab"
-	"github.com/kerb-edge/kerb/internal/node"
-	"github.com/kerb-edge/kerb/internal/traffic"
+	"github.com/kerb-edge/kerb/internal/lab/netlab"
+	"github.com/kerb-edge/kerb/internal/lab/node"
+	"github.com/kerb-edge/kerb/internal/lab/traffic"
 	"github.com/kerb-edge/kerb/modules/classifier/inference"
 	"github.com/kerb-edge/kerb/modules/classifier/model"
 )

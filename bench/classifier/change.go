@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/kerb-edge/kerb/bench"
-	"github.com/kerb-edge/kerb/internal/traffic"
+	"github.com/kerb-edge/kerb/internal/lab/traffic"
 )
 
 // Changes of the model in a round.

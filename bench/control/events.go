@@ -12,7 +12,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/kerb-edge/kerb/bench"
-	"github.com/kerb-edge/kerb/internal/traffic"
+	"github.com/kerb-edge/kerb/internal/lab/traffic"
 )
 
 // The sweep doubles the rate until events are lost, and then halves the gap (in the logarithm) a few times.

@@ -14,7 +14,7 @@ import (
 	"github.com/kerb-edge/kerb/bench"
 	"github.com/kerb-edge/kerb/bench/kerbmods"
 	"github.com/kerb-edge/kerb/examples"
-	"github.com/kerb-edge/kerb/internal/node"
+	"github.com/kerb-edge/kerb/internal/lab/node"
 )
 
 // eventPort is the port of whose packets the Python module tells.

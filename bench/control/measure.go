@@ -10,7 +10,7 @@ import (
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/bench"
-	"github.com/kerb-edge/kerb/internal/node"
+	"github.com/kerb-edge/kerb/internal/lab/node"
 )
 
 const totalMemory = "agent_and_control_memory"

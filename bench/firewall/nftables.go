@@ -11,7 +11,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/kerb-edge/kerb/internal/netlab"
+	"github.com/kerb-edge/kerb/internal/lab/netlab"
 )
 
 // nftTimeout bounds one rule set; 10,000 ranges take seconds.

@@ -8,7 +8,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/kerb-edge/kerb/bench"
-	"github.com/kerb-edge/kerb/internal/traffic"
+	"github.com/kerb-edge/kerb/internal/lab/traffic"
 )
 
 // skBuff is the head of struct __sk_buff (linux/bpf.h); a test run takes the

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kerb-edge/kerb/bench"
-	"github.com/kerb-edge/kerb/internal/scratch"
+	"github.com/kerb-edge/kerb/internal/lab/scratch"
 	"github.com/kerb-edge/kerb/lib"
 	"github.com/kerb-edge/kerb/modules/intercept"
 )

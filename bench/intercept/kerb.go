@@ -13,7 +13,7 @@ import (
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/bench/kerbmods"
-	"github.com/kerb-edge/kerb/internal/node"
+	"github.com/kerb-edge/kerb/internal/lab/node"
 	"github.com/kerb-edge/kerb/kmod"
 )
 

@@ -11,7 +11,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/kerb-edge/kerb/internal/scratch"
+	"github.com/kerb-edge/kerb/internal/lab/scratch"
 )
 
 // stress is what keeps the machine busy beside the measurement.

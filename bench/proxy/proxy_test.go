@@ -11,7 +11,7 @@ import (
 
 	"github.com/kerb-edge/kerb/bench/internal/benchtest"
 	"github.com/kerb-edge/kerb/bench/internal/path"
-	"github.com/kerb-edge/kerb/internal/traffic"
+	"github.com/kerb-edge/kerb/internal/lab/traffic"
 )
 
 func TestMain(m *testing.M) { os.Exit(benchtest.Main(m)) }

@@ -9,7 +9,7 @@ import (
 	"github.com/vishvananda/netlink/nl"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
-	"github.com/kerb-edge/kerb/internal/node"
+	"github.com/kerb-edge/kerb/internal/lab/node"
 )
 
 // sourceRate keeps the responder's limit in force, but above what the client can send.

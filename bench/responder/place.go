@@ -9,7 +9,7 @@ import (
 	"net/netip"
 	"os/exec"
 
-	"github.com/kerb-edge/kerb/internal/netlab"
+	"github.com/kerb-edge/kerb/internal/lab/netlab"
 )
 
 // place is where a contender serves: the client's host, the server's and the interface at which requests come in there.

@@ -7,8 +7,8 @@ import (
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/bench/kerbmods"
-	"github.com/kerb-edge/kerb/internal/netlab"
-	"github.com/kerb-edge/kerb/internal/node"
+	"github.com/kerb-edge/kerb/internal/lab/netlab"
+	"github.com/kerb-edge/kerb/internal/lab/node"
 )
 
 func init() { Kerb = openKerb }

@@ -4,8 +4,8 @@ package swap
 
 import (
 	"github.com/kerb-edge/kerb/bench/kerbmods"
-	"github.com/kerb-edge/kerb/internal/netlab"
-	"github.com/kerb-edge/kerb/internal/node"
+	"github.com/kerb-edge/kerb/internal/lab/netlab"
+	"github.com/kerb-edge/kerb/internal/lab/node"
 )
 
 func init() { Kerb = openKerb }

@@ -10,7 +10,7 @@ import (
 	"github.com/cilium/ebpf/link"
 
 	"github.com/kerb-edge/kerb/bench"
-	"github.com/kerb-edge/kerb/internal/netlab"
+	"github.com/kerb-edge/kerb/internal/lab/netlab"
 )
 
 //go:embed *.bpf.*

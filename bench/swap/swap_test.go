@@ -8,8 +8,8 @@ import (
 	"testing"
 
 	"github.com/kerb-edge/kerb/bench"
-	"github.com/kerb-edge/kerb/internal/netlab"
-	"github.com/kerb-edge/kerb/internal/traffic"
+	"github.com/kerb-edge/kerb/internal/lab/netlab"
+	"github.com/kerb-edge/kerb/internal/lab/traffic"
 )
 
 // The stream sees every packet but those that the kernel says it had no room for, and tells a hook that misses packets while it

@@ -12,7 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/kerb-edge/kerb/internal/netlab"
+	"github.com/kerb-edge/kerb/internal/lab/netlab"
 )
 
 // Underlay interfaces without link header, as WireGuard and XFRM interfaces are: here a TUN device on each node, whose packets a process

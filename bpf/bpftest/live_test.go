@@ -20,7 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	abi "github.com/kerb-edge/kerb/internal/kerbabi"
-	"github.com/kerb-edge/kerb/internal/netlab"
+	"github.com/kerb-edge/kerb/internal/lab/netlab"
 )
 
 // The address that stands for the server, and its port and the real one.

@@ -12,7 +12,7 @@ import (
 	_ "github.com/kerb-edge/kerb/bench/all"
 	"github.com/kerb-edge/kerb/internal/cli"
 	"github.com/kerb-edge/kerb/internal/companion"
-	"github.com/kerb-edge/kerb/internal/demo"
+	"github.com/kerb-edge/kerb/internal/lab/demo"
 	"github.com/kerb-edge/kerb/internal/version"
 )
 

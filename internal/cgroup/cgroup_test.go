@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	"github.com/kerb-edge/kerb/internal/cgroup"
-	"github.com/kerb-edge/kerb/internal/cgroup/cgrouptest"
+	"github.com/kerb-edge/kerb/internal/lab/cgrouptest"
 )
 
 func TestFind(t *testing.T) {

@@ -18,7 +18,7 @@ import (
 	"github.com/cilium/ebpf/features"
 
 	"github.com/kerb-edge/kerb/internal/cgroup"
-	"github.com/kerb-edge/kerb/internal/cgroup/cgrouptest"
+	"github.com/kerb-edge/kerb/internal/lab/cgrouptest"
 	"github.com/kerb-edge/kerb/sdk"
 )
 

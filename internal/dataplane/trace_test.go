@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/kerb-edge/kerb/internal/kerbabi"
-	"github.com/kerb-edge/kerb/internal/netlab"
+	"github.com/kerb-edge/kerb/internal/lab/netlab"
 )
 
 func TestTraceTellsWhoDropped(t *testing.T) {

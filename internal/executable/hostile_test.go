@@ -21,7 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kerb-edge/kerb/internal/bounded"
-	"github.com/kerb-edge/kerb/internal/fusetest"
+	"github.com/kerb-edge/kerb/internal/lab/fusetest"
 	"github.com/kerb-edge/kerb/internal/pkgs/pkgstest"
 )
 

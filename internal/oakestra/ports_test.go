@@ -15,7 +15,7 @@ import (
 	"github.com/google/nftables"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
-	"github.com/kerb-edge/kerb/internal/netlab"
+	"github.com/kerb-edge/kerb/internal/lab/netlab"
 )
 
 // tables are the nftables tables on the node.

@@ -7,7 +7,7 @@ import (
 	"testing"
 
 	"github.com/kerb-edge/kerb/api/v1alpha1"
-	"github.com/kerb-edge/kerb/internal/netlab"
+	"github.com/kerb-edge/kerb/internal/lab/netlab"
 )
 
 // A service's cookie is what its own sockets have, however the service is named.

@@ -15,7 +15,7 @@ import (
 
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/executable"
-	"github.com/kerb-edge/kerb/internal/executable/executabletest"
+	"github.com/kerb-edge/kerb/internal/lab/executabletest"
 	"github.com/kerb-edge/kerb/internal/sockets"
 	"github.com/kerb-edge/kerb/sdk"
 )

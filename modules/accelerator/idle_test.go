@@ -17,8 +17,8 @@ import (
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
-	"github.com/kerb-edge/kerb/internal/executable/executabletest"
-	"github.com/kerb-edge/kerb/internal/fusetest"
+	"github.com/kerb-edge/kerb/internal/lab/executabletest"
+	"github.com/kerb-edge/kerb/internal/lab/fusetest"
 	"github.com/kerb-edge/kerb/internal/seed"
 )
 

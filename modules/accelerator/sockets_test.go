@@ -20,10 +20,10 @@ import (
 	"github.com/cilium/ebpf/ringbuf"
 	"golang.org/x/sys/unix"
 
-	"github.com/kerb-edge/kerb/internal/cgroup/cgrouptest"
 	"github.com/kerb-edge/kerb/internal/dataplane"
-	"github.com/kerb-edge/kerb/internal/executable/executabletest"
-	"github.com/kerb-edge/kerb/internal/netlab"
+	"github.com/kerb-edge/kerb/internal/lab/cgrouptest"
+	"github.com/kerb-edge/kerb/internal/lab/executabletest"
+	"github.com/kerb-edge/kerb/internal/lab/netlab"
 )
 
 func TestTurnsAreRedirected(t *testing.T) {

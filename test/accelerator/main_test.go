@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	"github.com/kerb-edge/kerb/bench"
-	"github.com/kerb-edge/kerb/internal/node/nodetest"
+	"github.com/kerb-edge/kerb/internal/lab/node/nodetest"
 )
 
 // Programs that the tests run, beside kerb.

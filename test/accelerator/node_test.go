@@ -15,11 +15,11 @@ import (
 	"github.com/cilium/ebpf"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
-	"github.com/kerb-edge/kerb/internal/cgroup/cgrouptest"
-	"github.com/kerb-edge/kerb/internal/executable/executabletest"
-	"github.com/kerb-edge/kerb/internal/netlab"
-	kerbnode "github.com/kerb-edge/kerb/internal/node"
-	"github.com/kerb-edge/kerb/internal/node/nodetest"
+	"github.com/kerb-edge/kerb/internal/lab/cgrouptest"
+	"github.com/kerb-edge/kerb/internal/lab/executabletest"
+	"github.com/kerb-edge/kerb/internal/lab/netlab"
+	kerbnode "github.com/kerb-edge/kerb/internal/lab/node"
+	"github.com/kerb-edge/kerb/internal/lab/node/nodetest"
 )
 
 // node is a machine with two services, a and b, whose processes are in one cgroup, and one agent.

@@ -12,8 +12,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kerb-edge/kerb/internal/netlab"
-	"github.com/kerb-edge/kerb/internal/node/nodetest"
+	"github.com/kerb-edge/kerb/internal/lab/netlab"
+	"github.com/kerb-edge/kerb/internal/lab/node/nodetest"
 )
 
 // installed is where a program is that `scripts/setup test` installs.

@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kerb-edge/kerb/internal/netlab"
+	"github.com/kerb-edge/kerb/internal/lab/netlab"
 	"github.com/kerb-edge/kerb/internal/seed"
 )
 

@@ -11,7 +11,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/kerb-edge/kerb/internal/netlab"
+	"github.com/kerb-edge/kerb/internal/lab/netlab"
 )
 
 const (

@@ -13,8 +13,8 @@ import (
 	"time"
 
 	"github.com/kerb-edge/kerb/intercept"
-	"github.com/kerb-edge/kerb/internal/netlab"
-	"github.com/kerb-edge/kerb/internal/node/nodetest"
+	"github.com/kerb-edge/kerb/internal/lab/netlab"
+	"github.com/kerb-edge/kerb/internal/lab/node/nodetest"
 )
 
 const ctrlPort = 5005

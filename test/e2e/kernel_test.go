@@ -15,7 +15,7 @@ import (
 	"github.com/cilium/ebpf/link"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
-	"github.com/kerb-edge/kerb/internal/netlab"
+	"github.com/kerb-edge/kerb/internal/lab/netlab"
 )
 
 // On the node's end of a veth.

@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kerb-edge/kerb/internal/node/nodetest"
+	"github.com/kerb-edge/kerb/internal/lab/node/nodetest"
 )
 
 var newer string // kerb with another linker revision

@@ -13,9 +13,9 @@ import (
 	"testing"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
-	"github.com/kerb-edge/kerb/internal/netlab"
-	kerbnode "github.com/kerb-edge/kerb/internal/node"
-	"github.com/kerb-edge/kerb/internal/node/nodetest"
+	"github.com/kerb-edge/kerb/internal/lab/netlab"
+	kerbnode "github.com/kerb-edge/kerb/internal/lab/node"
+	"github.com/kerb-edge/kerb/internal/lab/node/nodetest"
 )
 
 // node is a machine with two services, web and db, and one agent.

@@ -9,7 +9,7 @@ import (
 
 	"github.com/cilium/ebpf"
 
-	"github.com/kerb-edge/kerb/internal/node/nodetest"
+	"github.com/kerb-edge/kerb/internal/lab/node/nodetest"
 )
 
 func (n *node) checkPurged(o objects) {

@@ -17,8 +17,8 @@ import (
 	"github.com/cilium/ebpf"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
-	"github.com/kerb-edge/kerb/internal/node/nodetest"
-	"github.com/kerb-edge/kerb/internal/traffic"
+	"github.com/kerb-edge/kerb/internal/lab/node/nodetest"
+	"github.com/kerb-edge/kerb/internal/lab/traffic"
 )
 
 // upgrades is how many there are in TestUpgradeUnderLoad; each second fails.

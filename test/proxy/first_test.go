@@ -24,7 +24,7 @@ import (
 	"github.com/cilium/ebpf/link"
 	mqtt "github.com/eclipse/paho.mqtt.golang"
 
-	"github.com/kerb-edge/kerb/internal/cgroup/cgrouptest"
+	"github.com/kerb-edge/kerb/internal/lab/cgrouptest"
 )
 
 const (

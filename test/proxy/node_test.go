@@ -8,9 +8,9 @@ import (
 	"testing"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
-	"github.com/kerb-edge/kerb/internal/netlab"
-	kerbnode "github.com/kerb-edge/kerb/internal/node"
-	"github.com/kerb-edge/kerb/internal/node/nodetest"
+	"github.com/kerb-edge/kerb/internal/lab/netlab"
+	kerbnode "github.com/kerb-edge/kerb/internal/lab/node"
+	"github.com/kerb-edge/kerb/internal/lab/node/nodetest"
 )
 
 func TestMain(m *testing.M) { os.Exit(nodetest.Main(m)) }

@@ -10,7 +10,7 @@ import (
 	"testing"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
-	kerbnode "github.com/kerb-edge/kerb/internal/node"
+	kerbnode "github.com/kerb-edge/kerb/internal/lab/node"
 )
 
 // Filters of a trace match packets as they come, also where a module gives them other addresses or answers them: behind a

@@ -15,7 +15,7 @@ import (
 	"golang.org/x/net/bpf"
 	"golang.org/x/sys/unix"
 
-	"github.com/kerb-edge/kerb/internal/netlab"
+	"github.com/kerb-edge/kerb/internal/lab/netlab"
 )
 
 func portAt(data []byte) uint16 { return uint16(data[0])<<8 | uint16(data[1]) }

@@ -47,19 +47,22 @@ func importRules(t *testing.T) map[string]importRule {
 	return rules
 }
 
-// covers understands the patterns that .golangci.yml has: ${config-path}/DIR/** and !$test.
+// covers understands the patterns that .golangci.yml has: ${config-path}/DIR/**, !${config-path}/DIR/** and !$test.
 func (r importRule) covers(t *testing.T, file string) bool {
 	t.Helper()
 	covered := false
 	for _, pattern := range r.Files {
-		dir, ok := strings.CutPrefix(pattern, "${config-path}/")
+		positive, excludes := strings.CutPrefix(pattern, "!")
+		dir, ok := strings.CutPrefix(positive, "${config-path}/")
 		switch {
 		case pattern == "!$test":
 			covered = covered && !strings.HasSuffix(file, "_test.go")
+		case ok && excludes && strings.HasSuffix(dir, "/**"):
+			covered = covered && !strings.HasPrefix(file, strings.TrimSuffix(dir, "**"))
 		case ok && strings.HasSuffix(dir, "/**"):
 			covered = covered || strings.HasPrefix(file, strings.TrimSuffix(dir, "**"))
 		default:
-			t.Fatalf("%s: give ${config-path}/DIR/** and !$test", pattern)
+			t.Fatalf("%s: give ${config-path}/DIR/**, the same after !, and !$test", pattern)
 		}
 	}
 	return covered
@@ -113,6 +116,10 @@ func TestImportRules(t *testing.T) {
 	rule := importRules(t)["sdk"]
 	if rule.refuses(module+"/internal/agent") == "" || rule.refuses(module+"/api/v1alpha1") != "" || rule.refuses("fmt") != "" {
 		t.Error("sdk may import api, the standard library, and nothing else of Kerb")
+	}
+	product := importRules(t)["product"]
+	if product.covers(t, "internal/lab/node/node.go") || !product.covers(t, "internal/cli/cli.go") || product.refuses(module+"/bench") == "" {
+		t.Error("the product has no benchmarks, and the laboratory is not of it")
 	}
 	if rule.covers(t, "sdk/wire_test.go") || !rule.covers(t, "sdk/wire.go") || rule.covers(t, "modules/sdk/wire.go") {
 		t.Error("the rule is for sdk without its tests")

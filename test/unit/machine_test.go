@@ -16,7 +16,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kerb-edge/kerb/internal/cgroup/cgrouptest"
+	"github.com/kerb-edge/kerb/internal/lab/cgrouptest"
 )
 
 const (

@@ -12,7 +12,7 @@ import (
 	"testing"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
-	"github.com/kerb-edge/kerb/internal/node/nodetest"
+	"github.com/kerb-edge/kerb/internal/lab/node/nodetest"
 )
 
 func TestMain(m *testing.M) {

@@ -17,8 +17,8 @@ import (
 	"time"
 
 	"github.com/kerb-edge/kerb/bench"
-	"github.com/kerb-edge/kerb/internal/netlab"
-	"github.com/kerb-edge/kerb/internal/traffic"
+	"github.com/kerb-edge/kerb/internal/lab/netlab"
+	"github.com/kerb-edge/kerb/internal/lab/traffic"
 )
 
 // Ports that have to be reachable, TCP and UDP.

@@ -22,7 +22,7 @@ import (
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/link"
 
-	"github.com/kerb-edge/kerb/internal/netlab"
+	"github.com/kerb-edge/kerb/internal/lab/netlab"
 )
 
 // The clients of other people against the module on a real path, native XDP and TC: libcoap's, and aiocoap (out/aiocoap, which

@@ -26,9 +26,9 @@ import (
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/companion"
-	"github.com/kerb-edge/kerb/internal/netlab"
+	"github.com/kerb-edge/kerb/internal/lab/netlab"
+	"github.com/kerb-edge/kerb/internal/lab/scratch"
 	"github.com/kerb-edge/kerb/internal/paths"
-	"github.com/kerb-edge/kerb/internal/scratch"
 )
 
 // patience is how long an agent may take to start, to end, and to answer, on a busy machine.

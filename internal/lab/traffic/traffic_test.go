@@ -13,7 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/kerb-edge/kerb/internal/netlab"
+	"github.com/kerb-edge/kerb/internal/lab/netlab"
 )
 
 func twoHosts(t *testing.T) (a, b *netlab.Host) {

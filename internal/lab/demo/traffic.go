@@ -15,7 +15,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/kerb-edge/kerb/internal/netlab"
+	"github.com/kerb-edge/kerb/internal/lab/netlab"
 )
 
 // dialIn connects from a namespace. The address has no names to look up.

@@ -18,9 +18,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kerb-edge/kerb/internal/netlab"
-	"github.com/kerb-edge/kerb/internal/node"
-	"github.com/kerb-edge/kerb/internal/scratch"
+	"github.com/kerb-edge/kerb/internal/lab/netlab"
+	"github.com/kerb-edge/kerb/internal/lab/node"
+	"github.com/kerb-edge/kerb/internal/lab/scratch"
 )
 
 // Patience is how long anything may take that takes a few seconds at most: more is a hang, also on a busy machine.
