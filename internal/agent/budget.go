@@ -161,17 +161,16 @@ func nanoseconds(n float64) time.Duration { return time.Duration(math.Round(n)) 
 // a budget for. With another config only, a module is measured afterwards, so that a changed rule is in the kernel at once.
 // One that cannot be measured is let through: if the kernel does not take it, the change fails by itself.
 func (a *Agent) checkBudgets(w world) error {
+	var refused []error
 	for _, name := range slices.Sorted(maps.Keys(w.modules)) {
 		d := w.modules[name]
 		before := a.modules[name]
 		if d == nil || d.err != nil || before == d || d.onlyConfigured(before) {
 			continue
 		}
-		if err := a.checkBudgetOf(d); err != nil {
-			return err
-		}
+		refused = append(refused, a.checkBudgetOf(d))
 	}
-	return nil
+	return errors.Join(refused...)
 }
 
 // onlyConfigured tells whether d is before with another config, and nobody asks for more than its package's promise.

@@ -34,8 +34,10 @@ func (a *Agent) Apply(ctx context.Context, r server.Request) (result v1.ApplyRes
 	}
 	serviceKind.apply(r.Services, next.Services, &result)
 	moduleKind.apply(r.Modules, next.Modules, &result)
-	part, err := applyPart(r, next, &result)
-	if err != nil {
+	part, refused := applyPart(r, next, &result)
+	prepared, err := a.prepareAll(next, r.Modules)
+	if err = errors.Join(refused, a.checkServices(next), err); err != nil {
+		a.releaseAll(prepared)
 		return result, err
 	}
 	defer func() {
@@ -47,12 +49,9 @@ func (a *Agent) Apply(ctx context.Context, r server.Request) (result v1.ApplyRes
 		err = a.commitPart(next, part, r.DryRun)
 		return result, err
 	}
-	if err = a.checkServices(next); err != nil {
-		return result, err
-	}
 	keep := a.store.Recovered() && len(r.Modules) == 0
 	doubts := result.Warnings
-	result.Steps, result.Warnings, err = a.change(next, r.Modules, r.DryRun, keep)
+	result.Steps, result.Warnings, err = a.change(next, prepared, r.DryRun, keep)
 	result.Warnings = append(doubts, result.Warnings...)
 	if err == nil && !r.DryRun {
 		a.tell(part)
@@ -104,7 +103,8 @@ func (a *Agent) audit(ctx context.Context, result v1.ApplyResult, err error) {
 		case c.Action == "unchanged":
 			continue
 		case err != nil:
-			a.log.Warn("change refused", by, "action", c.Action, "kind", c.Kind, "name", c.Name, "error", err)
+			why := refusalOf(c, err)
+			a.log.Warn("change refused", by, "action", c.Action, "kind", c.Kind, "name", c.Name, "error", why)
 		default:
 			a.log.Info("change", by, "action", c.Action, "kind", c.Kind, "name", c.Name, "outcome", "done")
 		}
@@ -114,6 +114,23 @@ func (a *Agent) audit(ctx context.Context, result v1.ApplyResult, err error) {
 		a.log.Warn("change refused", by, "error", err)
 	}
 }
+
+// refusalOf returns what an error that refuses a request says of one of its resources.
+func refusalOf(c v1.Change, err error) error {
+	all := fault.Invalids(err)
+	if len(all) == 0 {
+		return err
+	}
+	var own []error
+	for _, one := range all {
+		if one.Resource == c.Kind+" "+c.Name || one.Resource == "" {
+			own = append(own, one)
+		}
+	}
+	return cmp.Or(errors.Join(own...), errOthersRefused)
+}
+
+var errOthersRefused = errors.New("other resources of the request were refused")
 
 func changeOf(kind, name string, exists bool, before, after map[string]any) v1.Change {
 	switch {
@@ -131,12 +148,13 @@ func (a *Agent) checkServices(next store.Desired) error {
 	if err != nil {
 		return err
 	}
+	var refused []error
 	for _, name := range slices.Sorted(maps.Keys(states)) {
 		if err := states[name].Err; err != nil {
-			return &fault.Invalid{Resource: "Service " + name, Field: "spec", Reason: err.Error()}
+			refused = append(refused, &fault.Invalid{Resource: "Service " + name, Field: "spec", Reason: err.Error()})
 		}
 	}
-	return nil
+	return errors.Join(refused...)
 }
 
 // lookUpNew looks up the services that the watcher cannot know yet.
@@ -152,13 +170,15 @@ func (a *Agent) lookUpNew(next store.Desired) (map[string]service.State, error) 
 
 // change takes the node from the present to the next desired state: kernel first, then the store. If either fails, both
 // are as before.
-func (a *Agent) change(next store.Desired, asked []v1.Module, dryRun, keep bool) (texts, warnings []string, err error) {
-	w, err := a.worldOf(next, asked)
+func (a *Agent) change(next store.Desired, prepared map[string]*deployment, dryRun, keep bool) (
+	texts, warnings []string, err error,
+) {
 	defer func() {
 		if err != nil || dryRun {
-			a.releaseAll(w)
+			a.releaseAll(prepared)
 		}
 	}()
+	w, err := a.worldOf(next, prepared)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -166,7 +186,7 @@ func (a *Agent) change(next store.Desired, asked []v1.Module, dryRun, keep bool)
 	if err != nil {
 		return nil, nil, orderError(err)
 	}
-	if err := w.checkLinkTypes(asked); err != nil {
+	if err := w.checkLinkTypes(prepared); err != nil {
 		return nil, nil, err
 	}
 	if err := a.verifyIdle(w, points); err != nil {
@@ -234,28 +254,51 @@ func (a *Agent) commit(next store.Desired, keep bool) error {
 	return a.store.Commit(next)
 }
 
-// worldOf prepares a desired state. Modules that nobody asked about are taken as they are, cannot run or not: what has
-// become of their package or of the kernel meanwhile must neither change them nor block a change of others.
-func (a *Agent) worldOf(next store.Desired, asked []v1.Module) (world, error) {
+// worldOf returns a desired state with the modules that were prepared for it. All others are taken as they are, also
+// those that cannot run: what has become of their package or of the kernel meanwhile must neither change them nor block
+// a change of others.
+func (a *Agent) worldOf(next store.Desired, prepared map[string]*deployment) (world, error) {
 	w := newWorld(next, map[string]*deployment{})
 	for name := range next.Modules {
-		w.modules[name] = a.modules[name]
-	}
-	for _, m := range asked {
-		m = next.Modules[m.Metadata.Name]
-		if d := w.modules[m.Metadata.Name]; d != nil && d.err == nil && reflect.DeepEqual(d.resource, m) && d.pkg.Source == pkgsBuiltin {
-			continue
-		}
-		d, err := a.prepare(m)
-		if err != nil {
-			return w, err
-		}
-		w.modules[m.Metadata.Name] = d
-		if err := a.checkCgroups(d); err != nil {
-			return w, err
-		}
+		w.modules[name] = cmp.Or(prepared[name], a.modules[name])
 	}
 	return w, a.lookAround(&w)
+}
+
+// prepareAll prepares the modules of a request and joins the mistakes in all of them. It returns at the first error of
+// another kind, so that a request does not wait for each of several control planes that do not answer.
+func (a *Agent) prepareAll(next store.Desired, asked []v1.Module) (map[string]*deployment, error) {
+	prepared := map[string]*deployment{}
+	var refused []error
+	for _, m := range asked {
+		d, err := a.prepareNext(next.Modules[m.Metadata.Name])
+		if err != nil {
+			refused = append(refused, err)
+			if len(fault.Invalids(err)) == 0 {
+				break
+			}
+			continue
+		}
+		prepared[m.Metadata.Name] = d
+	}
+	return prepared, errors.Join(refused...)
+}
+
+// prepareNext prepares a module unless what runs is the same.
+func (a *Agent) prepareNext(m v1.Module) (*deployment, error) {
+	now := a.modules[m.Metadata.Name]
+	if now != nil && now.err == nil && reflect.DeepEqual(now.resource, m) && now.pkg.Source == pkgsBuiltin {
+		return now, nil
+	}
+	d, err := a.prepare(m)
+	if err != nil {
+		return nil, err
+	}
+	if err := a.checkCgroups(d); err != nil {
+		a.release(d)
+		return nil, err
+	}
+	return d, nil
 }
 
 // lookAround finds the services and interfaces. Services are looked up by the watcher; those it does not know yet at once.

@@ -43,29 +43,11 @@ func (a *Agent) prepare(m v1.Module) (_ *deployment, err error) {
 			a.release(d)
 		}
 	}()
-	if d.selector, err = service.ParseSelector(m.Spec.Attach.Services); err != nil {
-		return nil, d.invalid("spec.attach.services", err)
-	}
-	if m.Spec.Attach.Services == "" && len(m.Spec.Attach.Interfaces)+len(m.Spec.Attach.Cgroups) == 0 {
-		return nil, d.invalid("spec.attach", errors.New("selects nothing; set services to a label selector (* for every service) or list interfaces or cgroups"))
-	}
-	if d.pkg, err = a.catalog.Get(m.Spec.Package); err != nil {
-		return nil, d.invalid("spec.package", err)
-	}
-	if hook := m.Spec.Hook; hook != "" && hook != v1.HookAuto && !d.pkg.RunsOn(string(hook)) {
-		return nil, d.invalid("spec.hook", fmt.Errorf("package %s does not run on %s, only on %v", d.pkg.Name, hook, d.pkg.Hooks))
-	}
-	if err := d.checkAttach(); err != nil {
+	if err := d.checkSpec(a.catalog); err != nil {
 		return nil, err
-	}
-	if err := d.pkg.CheckFeatures(); err != nil {
-		return nil, d.invalid("spec.package", err)
 	}
 	if d.onSockets() {
 		a.kernel.seek() // its control plane will ask
-	}
-	if d.config, err = d.canonical(); err != nil {
-		return nil, err
 	}
 	settings, err := a.settings(d)
 	if err != nil {
@@ -83,6 +65,35 @@ func (a *Agent) prepare(m v1.Module) (_ *deployment, err error) {
 	d.module = d.dataplaneModule(settings)
 	d.module.Fill = a.fill(d)
 	return d, nil
+}
+
+var errSelectsNothing = errors.New("selects nothing; " +
+	"set services to a label selector (* for every service) or list interfaces or cgroups")
+
+// checkSpec reads the spec and the package, and returns all mistakes that they show by themselves.
+func (d *deployment) checkSpec(catalog *pkgs.Catalog) (err error) {
+	spec := d.resource.Spec
+	var wrong []error
+	if d.selector, err = service.ParseSelector(spec.Attach.Services); err != nil {
+		wrong = append(wrong, d.invalid("spec.attach.services", err))
+	}
+	if spec.Attach.Services == "" && len(spec.Attach.Interfaces)+len(spec.Attach.Cgroups) == 0 {
+		wrong = append(wrong, d.invalid("spec.attach", errSelectsNothing))
+	}
+	wrong = append(wrong, d.checkBudgetSyntax())
+	if d.pkg, err = catalog.Get(spec.Package); err != nil {
+		return errors.Join(append(wrong, d.invalid("spec.package", err))...)
+	}
+	if hook := spec.Hook; hook != "" && hook != v1.HookAuto && !d.pkg.RunsOn(string(hook)) {
+		err := fmt.Errorf("package %s does not run on %s, only on %v", d.pkg.Name, hook, d.pkg.Hooks)
+		wrong = append(wrong, d.invalid("spec.hook", err))
+	}
+	wrong = append(wrong, d.checkAttach())
+	if err := d.pkg.CheckFeatures(); err != nil {
+		wrong = append(wrong, d.invalid("spec.package", err))
+	}
+	d.config, err = d.canonical()
+	return errors.Join(append(wrong, err)...)
 }
 
 // prepareOrFail is prepare for modules that were accepted earlier: what is wrong with them now is a condition.
@@ -167,7 +178,7 @@ func (a *Agent) settings(d *deployment) (settings sdk.Settings, err error) {
 	case errors.As(err, &mistake):
 		return settings, d.configError(err)
 	case err != nil:
-		return settings, &fault.Unavailable{Reason: "Module " + name + ": " + err.Error()}
+		return settings, &fault.Unavailable{Resource: "Module " + name, Reason: err.Error()}
 	case !known:
 		return d.constants()
 	}
@@ -241,15 +252,20 @@ func (d *deployment) configError(err error) error {
 	return d.invalid("spec.config", err)
 }
 
-func (d *deployment) checkBudget(settings sdk.Settings) error {
+func (d *deployment) checkBudgetSyntax() error {
 	budget := d.resource.Spec.Budget
+	var wrong []error
 	if _, err := pkgs.ParseBytes(budget.Memory); budget.Memory != "" && err != nil {
-		return d.invalid("spec.budget.memory", err)
+		wrong = append(wrong, d.invalid("spec.budget.memory", err))
 	}
 	if _, err := time.ParseDuration(budget.Latency); budget.Latency != "" && err != nil {
-		return d.invalid("spec.budget.latency", err)
+		wrong = append(wrong, d.invalid("spec.budget.latency", err))
 	}
-	if err := d.pkg.CheckMemory(budget.Memory, settings.MaxEntries); err != nil {
+	return errors.Join(wrong...)
+}
+
+func (d *deployment) checkBudget(settings sdk.Settings) error {
+	if err := d.pkg.CheckMemory(d.resource.Spec.Budget.Memory, settings.MaxEntries); err != nil {
 		return d.invalid("spec.budget.memory", err)
 	}
 	return nil

@@ -5,6 +5,7 @@ package agent
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -47,13 +48,14 @@ func (w world) unread(d *deployment) string {
 
 // checkLinkTypes refuses modules for interfaces that they cannot read. Later an interface may come back as one of another type,
 // which is a condition.
-func (w world) checkLinkTypes(asked []v1.Module) error {
-	for _, m := range asked {
-		if text := w.unread(w.modules[m.Metadata.Name]); text != "" {
-			return w.modules[m.Metadata.Name].invalid("spec.attach.interfaces", errors.New(text))
+func (w world) checkLinkTypes(prepared map[string]*deployment) error {
+	var refused []error
+	for _, name := range slices.Sorted(maps.Keys(prepared)) {
+		if text := w.unread(prepared[name]); text != "" {
+			refused = append(refused, prepared[name].invalid("spec.attach.interfaces", errors.New(text)))
 		}
 	}
-	return nil
+	return errors.Join(refused...)
 }
 
 // linkConditions are there only for modules that name an interface which they cannot read.

@@ -14,8 +14,8 @@ import (
 )
 
 // releaseAll ends the control planes that a change has started, if it does not come to be. Those before them go on.
-func (a *Agent) releaseAll(w world) {
-	for name, d := range w.modules {
+func (a *Agent) releaseAll(prepared map[string]*deployment) {
+	for name, d := range prepared {
 		if a.modules[name] != d {
 			a.release(d)
 		}

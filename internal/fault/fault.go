@@ -73,10 +73,16 @@ func (e *Changed) Error() string { return e.Resource + ": " + e.Reason }
 
 // Unavailable says that something the request needs is not there now; the same request may succeed later.
 type Unavailable struct {
-	Reason string
+	Resource string // for example Module fw; empty when it is not about one
+	Reason   string
 }
 
-func (e *Unavailable) Error() string { return e.Reason }
+func (e *Unavailable) Error() string {
+	if e.Resource == "" {
+		return e.Reason
+	}
+	return e.Resource + ": " + e.Reason
+}
 
 // Rejected says that the kernel's verifier refused a program.
 type Rejected struct {

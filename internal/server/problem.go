@@ -68,9 +68,7 @@ func problemOf(err error) *Problem {
 	case errors.As(err, &invalid):
 		p := newProblem(typeInvalid, http.StatusBadRequest, detail)
 		p.Resource, p.Field = invalid.Resource, invalid.Field
-		for _, m := range fault.Invalids(err) {
-			p.Errors = append(p.Errors, Mistake{Resource: m.Resource, Field: m.Field, Detail: m.Reason, Line: m.Line, Column: m.Column})
-		}
+		p.Errors = mistakesOf(err)
 		return p
 	case errors.As(err, &notFound):
 		p := newProblem(typeNotFound, http.StatusNotFound, detail)
@@ -94,6 +92,28 @@ func problemOf(err error) *Problem {
 		return newProblem(typeInvalid, http.StatusRequestEntityTooLarge, fmt.Sprintf("the body is larger than %d MiB", tooLarge.Limit>>20))
 	}
 	return newProblem(typeInternal, http.StatusInternalServerError, detail)
+}
+
+// mistakesOf lists what err joins. Beside mistakes there may be a reason why something could not be checked.
+func mistakesOf(err error) (all []Mistake) {
+	if joined, ok := err.(interface{ Unwrap() []error }); ok {
+		for _, one := range joined.Unwrap() {
+			all = append(all, mistakesOf(one)...)
+		}
+		return all
+	}
+	for _, m := range fault.Invalids(err) {
+		all = append(all, Mistake{Resource: m.Resource, Field: m.Field, Detail: m.Reason, Line: m.Line, Column: m.Column})
+	}
+	var unavailable *fault.Unavailable
+	switch {
+	case len(all) > 0:
+	case errors.As(err, &unavailable):
+		all = []Mistake{{Resource: unavailable.Resource, Detail: unavailable.Reason}}
+	default:
+		all = []Mistake{{Detail: err.Error()}}
+	}
+	return all
 }
 
 func newProblem(kind string, status int, detail string) *Problem {

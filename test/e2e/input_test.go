@@ -59,6 +59,32 @@ func TestBadInput(t *testing.T) {
 	}
 }
 
+// All that one file has wrong is reported at once, each mistake with its place, whatever kind of resource it is in.
+func TestAllMistakesAtOnce(t *testing.T) {
+	n := newRunningNode(t)
+	path := filepath.Join(n.Dir, "input.yaml")
+	named := func(name, resource string) string {
+		return "---\n" + strings.Replace(resource, "name: x", "name: "+name, 1)
+	}
+	text := yamlService("{netns: /run/netns/ke2e-nosuch}") + named("a", packageSpec("nosuch")) +
+		named("b", yamlModule("{package: firewall, hook: xdp, attach: {services: 'in ('}, "+
+			"config: {antiSpof: false, rules: [{dstPort: 70000}]}}")) +
+		named("c", yamlModule("{package: counter, attach: {}, budget: {latency: soon, memory: much}}")) +
+		named("good", packageSpec(testPackage(t, "pass")))
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r := n.kerb("apply", "-f", path)
+	n.refused(r, 2, "input.yaml:4:1: Service x: spec: ", "input.yaml:9:8: Module a: spec.package: ",
+		"input.yaml:14:47: Module b: spec.attach.services: ",
+		"input.yaml:14:75: Module b: spec.config.antiSpof: unknown field; known are ",
+		"input.yaml:14:101: Module b: spec.config.rules[0].dstPort: ", "input.yaml:19:26: Module c: spec.attach: selects nothing",
+		"input.yaml:19:47: Module c: spec.budget.latency: ", "input.yaml:19:62: Module c: spec.budget.memory: ")
+	if modules := n.must("module", "list"); strings.Contains(modules, "good") {
+		t.Errorf("modules are\n%s", modules)
+	}
+}
+
 func mistakes(t *testing.T, n *node) map[string]mistake {
 	t.Helper()
 	pass, drop := testPackage(t, "pass"), testPackage(t, "drop")
