@@ -316,11 +316,8 @@ func (run *traceRun) packet(e dataplane.TraceEvent) *openPacket {
 // step adds a module's verdict, and reports whether it was the last one.
 func (run *traceRun) step(p *openPacket, e dataplane.TraceEvent) (last bool) {
 	members := run.chain(e).Members
-	s := v1.TraceStep{Module: members[e.Position].Name, Verdict: "invalid"}
 	verdict := kerbabi.Verdict(e.Verdict)
-	if int(e.Verdict) < len(kerbabi.Verdicts) {
-		s.Verdict = kerbabi.Verdicts[e.Verdict]
-	}
+	s := v1.TraceStep{Module: members[e.Position].Name, Verdict: verdict.String()}
 	if verdict == kerbabi.Drop {
 		s.Reason = run.reason(s.Module, int(e.Reason))
 	}

@@ -45,6 +45,32 @@ func Load(side Side, dir Direction, modules ...Module) (*Loaded, error) {
 
 // Relink links the same generations again, for example in another order or for another side.
 func (l *Loaded) Relink(spec ChainSpec) (*ebpf.Program, error) {
+	members, err := l.members(spec)
+	if err != nil {
+		return nil, err
+	}
+	c, err := loadChain(spec, members)
+	if err != nil {
+		return nil, err
+	}
+	defer c.Close()
+	return c.entry().Clone()
+}
+
+// Trace is Relink for a chain that reports each module's verdict to t, which has to outlive the program.
+func (l *Loaded) Trace(t *Trace, spec ChainSpec) (*ebpf.Program, error) {
+	members, err := l.members(spec)
+	if err != nil {
+		return nil, err
+	}
+	c, err := t.link(spec, members, 1)
+	if err != nil {
+		return nil, err
+	}
+	return c.entry().Clone()
+}
+
+func (l *Loaded) members(spec ChainSpec) ([]*generation, error) {
 	members := make([]*generation, len(spec.Members))
 	for i, m := range spec.Members {
 		for _, g := range l.generations {
@@ -56,12 +82,7 @@ func (l *Loaded) Relink(spec ChainSpec) (*ebpf.Program, error) {
 			return nil, fmt.Errorf("module %s is not loaded", m.Name)
 		}
 	}
-	c, err := loadChain(spec, members)
-	if err != nil {
-		return nil, err
-	}
-	defer c.Close()
-	return c.entry().Clone()
+	return members, nil
 }
 
 // Drops returns the packets that a module dropped, by reason, summed over the CPUs.

@@ -83,9 +83,8 @@ type traceFilter struct {
 // Trace links the chains of the points again with a call after each module, and puts them in place of the plain ones, in
 // one step each. To end it, close it and attach the plain chains again: any plan does, as a traced chain is not pinned.
 func (d *Dataplane) Trace(f TraceFilter, points map[Point]ChainSpec, modules map[string]Module) (*Trace, error) {
-	t := &Trace{}
-	if err := t.prepare(f); err != nil {
-		t.Close()
+	t, err := NewTrace(f)
+	if err != nil {
 		return nil, err
 	}
 	loaded := map[string]*chain{}
@@ -104,6 +103,16 @@ func (d *Dataplane) Trace(f TraceFilter, points map[Point]ChainSpec, modules map
 			t.Close()
 			return nil, err
 		}
+	}
+	return t, nil
+}
+
+// NewTrace returns a trace without chains, as Loaded.Trace adds them.
+func NewTrace(f TraceFilter) (*Trace, error) {
+	t := &Trace{}
+	if err := t.prepare(f); err != nil {
+		t.Close()
+		return nil, err
 	}
 	return t, nil
 }
@@ -144,21 +153,14 @@ func (d *Dataplane) traced(t *Trace, spec ChainSpec, modules map[string]Module) 
 	if err != nil {
 		return nil, err
 	}
-	l, err := newLinker(spec, members)
+	plain, err := filepath.Glob(filepath.Join(d.layout.chain(spec), "prog*"))
 	if err != nil {
 		return nil, err
 	}
-	t.Chains = append(t.Chains, spec)
-	l.traced = int32(len(t.Chains))
-	if plain, err := filepath.Glob(filepath.Join(d.layout.chain(spec), "prog*")); err == nil {
-		l.parts = len(plain)
-	}
-	l.maps["kerb_filter"], l.maps["kerb_events"], l.maps["kerb_traced"] = t.filter, t.events, t.traced
-	c, err := l.chain()
+	c, err := t.link(spec, members, len(plain))
 	if err != nil {
 		return nil, err
 	}
-	t.progs = append(t.progs, c)
 	if c.parts == nil {
 		return c, nil
 	}
@@ -169,6 +171,23 @@ func (d *Dataplane) traced(t *Trace, spec ChainSpec, modules map[string]Module) 
 	if err := pinCopy(c.parts, filepath.Join(d.layout.traces(), spec.ID())); err != nil {
 		return nil, fmt.Errorf("chain %s: pin its tail-call table: %w", spec.ID(), err)
 	}
+	return c, nil
+}
+
+// link links a chain that reports to the trace, in that many parts at least.
+func (t *Trace) link(spec ChainSpec, members []*generation, parts int) (*chain, error) {
+	l, err := newLinker(spec, members)
+	if err != nil {
+		return nil, err
+	}
+	t.Chains = append(t.Chains, spec)
+	l.traced, l.parts = int32(len(t.Chains)), parts
+	l.maps["kerb_filter"], l.maps["kerb_events"], l.maps["kerb_traced"] = t.filter, t.events, t.traced
+	c, err := l.chain()
+	if err != nil {
+		return nil, err
+	}
+	t.progs = append(t.progs, c)
 	return c, nil
 }
 

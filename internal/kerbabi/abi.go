@@ -21,6 +21,14 @@ const (
 // Verdicts are the names of the verdicts, by number.
 var Verdicts = []string{"next", "drop", "reply", "redirect"}
 
+// String returns the name, or invalid: what Kerb makes of all other numbers.
+func (v Verdict) String() string {
+	if int(v) < len(Verdicts) {
+		return Verdicts[v]
+	}
+	return "invalid"
+}
+
 // ParseOutcome is how parsing a packet ended (enum kerb_parse).
 type ParseOutcome uint8
 
