@@ -89,24 +89,15 @@ The configuration file may hold:
 func checkAgent(w io.Writer, c config.Config) error {
 	if c.TCP != nil {
 		if err := server.CheckTCP(*c.TCP); err != nil {
-			return inFile(err, c.Paths.Config)
+			return c.Locate(err)
 		}
 	}
 	if c.Oakestra != nil && c.Oakestra.TLS != nil {
 		if err := server.CheckTCP(*c.Oakestra.TLS); err != nil {
-			return inFile(err, c.Paths.Config)
+			return c.Locate(err)
 		}
 	}
 	_, err := fmt.Fprintf(w, "%s: ok\n", c.Paths.Config)
-	return err
-}
-
-// inFile names the configuration file in an error that has none.
-func inFile(err error, file string) error {
-	var invalid *fault.Invalid
-	if errors.As(err, &invalid) && invalid.Resource == "" {
-		return &fault.Invalid{Resource: file, Field: invalid.Field, Reason: invalid.Reason}
-	}
 	return err
 }
 

@@ -3,7 +3,6 @@
 package cli
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -278,7 +277,7 @@ func (in *input) locate(err error) error {
 	for label, at := range in.places {
 		if err != nil && mentions(err.Error(), label) {
 			line, column := at.index.At(at.resource, "")
-			return fmt.Errorf("%s%s: %w", at.file, lineColumn(line, column), err)
+			return fmt.Errorf("%s: %w", fault.Place(at.file, line, column), err)
 		}
 	}
 	return err
@@ -292,50 +291,14 @@ func mentions(text, label string) bool {
 
 // located is err with the place of each mistake, in the order of places.
 func located(err error, find func(*fault.Invalid) place) error {
-	var all []*locatedError
-	for _, e := range fault.Invalids(err) {
-		at := find(e)
-		l := &locatedError{e, at.file, e.Line, e.Column}
-		if e.Line == 0 {
-			l.line, l.column = at.index.At(at.resource, e.Field)
-		}
-		all = append(all, l)
-	}
-	slices.SortStableFunc(all, func(a, b *locatedError) int {
-		return cmp.Or(cmp.Compare(a.file, b.file), cmp.Compare(a.line, b.line), cmp.Compare(a.column, b.column))
-	})
-	var out []error
-	for _, l := range all {
-		out = append(out, l)
-	}
-	return errors.Join(out...)
-}
-
-// locatedError is a mistake and where it is. Its file is empty if it is in none.
-type locatedError struct {
-	*fault.Invalid
-	file         string
-	line, column int
-}
-
-func (e *locatedError) Error() string {
-	if e.file == "" {
-		return e.Invalid.Error()
-	}
-	plain := *e.Invalid
-	plain.Line = 0 // it is in front
-	return e.file + lineColumn(e.line, e.column) + ": " + plain.Error()
-}
-
-func (e *locatedError) Unwrap() error { return e.Invalid }
-
-func lineColumn(line, column int) (text string) {
-	for _, n := range []int{line, column} {
-		if n > 0 {
-			text += fmt.Sprintf(":%d", n)
+	all := fault.Invalids(err)
+	for i, e := range all {
+		if at := find(e); at.file != "" {
+			all[i] = at.index.Place(at.file, at.resource, e)
 		}
 	}
-	return text
+	yamldoc.SortByPlace(all)
+	return fault.Join(all)
 }
 
 // expand replaces directories by the YAML and JSON files in them.

@@ -19,6 +19,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/kerb-edge/kerb/internal/atomicfile"
+	"github.com/kerb-edge/kerb/internal/decode"
 	"github.com/kerb-edge/kerb/internal/fault"
 	"github.com/kerb-edge/kerb/internal/nearest"
 )
@@ -57,10 +58,8 @@ func readContexts() (c contexts, path string, err error) {
 	if err != nil {
 		return c, path, err
 	}
-	if err := yaml.UnmarshalStrict(data, &c); err != nil {
-		return c, path, &fault.Invalid{Resource: path, Reason: strings.Join(strings.Fields(err.Error()), " ")}
-	}
-	return c, path, nil
+	_, err = decode.File(path, data, &c)
+	return c, path, err
 }
 
 func (c contexts) find(name string) (remote, error) {

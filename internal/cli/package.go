@@ -156,15 +156,9 @@ func (a *app) packageHeadersCommand() *cobra.Command {
 
 // packageFault gives errors of packages the kinds that exit codes know.
 func packageFault(err error) error {
-	var (
-		manifest *pkgs.ManifestError
-		rejected *dataplane.RejectedError
-	)
-	switch {
-	case errors.As(err, &rejected):
+	var rejected *dataplane.RejectedError
+	if errors.As(err, &rejected) {
 		return &fault.Rejected{Plain: err.Error(), Log: rejected.Log}
-	case errors.As(err, &manifest):
-		return &fault.Invalid{Reason: err.Error()}
 	}
 	return err
 }

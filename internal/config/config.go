@@ -10,13 +10,12 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
-	"strings"
 
-	"sigs.k8s.io/yaml"
-
+	"github.com/kerb-edge/kerb/internal/decode"
 	"github.com/kerb-edge/kerb/internal/fault"
 	"github.com/kerb-edge/kerb/internal/paths"
 	"github.com/kerb-edge/kerb/internal/pkgs"
+	"github.com/kerb-edge/kerb/internal/yamldoc"
 )
 
 // Config of the agent.
@@ -31,6 +30,8 @@ type Config struct {
 	Limits      Limits      `json:"limits,omitzero"`
 
 	Reloads *Reloads `json:"-"` // nil: never read again
+
+	positions yamldoc.Index // in the file
 }
 
 // Limits are the most that manifests of packages may ask for; built-in ones are not held to them.
@@ -41,17 +42,18 @@ type Limits struct {
 
 // Log says what is logged and how.
 type Log struct {
-	Level  slog.Level `json:"level,omitempty"`  // debug, info, warn or error
+	// Level is debug, info, warn or error.
+	Level  slog.Level `json:"level,omitempty" pattern:"^(?i:debug|info|warn|error)([-+][0-9]+)?$" patternDescription:"debug, info, warn or error"`
 	Format string     `json:"format,omitempty"` // text or json
 }
 
 // TCP is an additional listener. It is always encrypted and always authenticated.
 type TCP struct {
-	Address     string `json:"address"`             // host:port
-	Certificate string `json:"certificate"`         // PEM file
-	Key         string `json:"key"`                 // PEM file
-	ClientCA    string `json:"clientCA,omitempty"`  // PEM file; clients must show a certificate signed by it
-	TokenFile   string `json:"tokenFile,omitempty"` // clients must send its content as bearer token
+	Address     string `json:"address,omitempty"`     // host:port
+	Certificate string `json:"certificate,omitempty"` // PEM file
+	Key         string `json:"key,omitempty"`         // PEM file
+	ClientCA    string `json:"clientCA,omitempty"`    // PEM file; clients must show a certificate signed by it
+	TokenFile   string `json:"tokenFile,omitempty"`   // clients must send its content as bearer token
 }
 
 // Default returns the configuration without a file.
@@ -75,57 +77,59 @@ func Load(path string, required bool) (Config, error) {
 	if err != nil {
 		return c, fmt.Errorf("configuration: %w", err)
 	}
-	if err := yaml.UnmarshalStrict(data, &c); err != nil {
-		reason := strings.Join(strings.Fields(err.Error()), " ") // it has line breaks
-		return c, &fault.Invalid{Resource: path, Reason: strings.TrimPrefix(reason, "error unmarshaling JSON: while decoding JSON: json: ")}
-	}
+	c.positions, err = decode.File(path, data, &c)
 	c.Paths.Config = path
-	return c, nil
+	return c, err
 }
 
-// Check returns *fault.Invalid for the first mistake.
+// Locate returns the mistakes that err joins with their places in the configuration's file.
+func (c Config) Locate(err error) error { return c.positions.Locate(c.Paths.Config, err) }
+
+// Check returns all mistakes, joined, as *fault.Invalid with their places.
 func (c Config) Check() error {
-	for name, path := range map[string]string{"paths.state": c.Paths.State, "paths.run": c.Paths.Run, "paths.bpf": c.Paths.BPF} {
-		if !filepath.IsAbs(path) {
-			return c.invalid(name, fmt.Sprintf("%q is not an absolute path", path))
+	var wrong []error
+	for _, dir := range []struct{ field, path string }{
+		{"paths.state", c.Paths.State}, {"paths.run", c.Paths.Run}, {"paths.bpf", c.Paths.BPF},
+	} {
+		if !filepath.IsAbs(dir.path) {
+			wrong = append(wrong, invalid(dir.field, fmt.Sprintf("%q is not an absolute path", dir.path)))
 		}
 	}
 	if c.Log.Format != "text" && c.Log.Format != "json" {
-		return c.invalid("log.format", fmt.Sprintf("%q is neither text nor json", c.Log.Format))
+		wrong = append(wrong, invalid("log.format", fmt.Sprintf("%q is neither text nor json", c.Log.Format)))
 	}
-	for name, size := range map[string]string{"limits.controlMemory": c.Limits.ControlMemory, "limits.controlDisk": c.Limits.ControlDisk} {
-		if n, err := pkgs.ParseBytes(size); err != nil || n == 0 {
-			return c.invalid(name, fmt.Sprintf("%q is not a size; write for example 512Mi", size))
+	for _, limit := range []struct{ field, size string }{
+		{"limits.controlMemory", c.Limits.ControlMemory}, {"limits.controlDisk", c.Limits.ControlDisk},
+	} {
+		if n, err := pkgs.ParseBytes(limit.size); err != nil || n == 0 {
+			wrong = append(wrong, invalid(limit.field, fmt.Sprintf("%q is not a size; write for example 512Mi", limit.size)))
 		}
 	}
 	if c.TCP != nil {
-		if err := c.checkTCP(*c.TCP); err != nil {
-			return err
-		}
+		wrong = append(wrong, c.TCP.check("tcp"))
 	}
 	if o := c.Resolvers.Oakestra; o != nil {
-		if err := c.checkOakestraResolver(*o); err != nil {
-			return err
-		}
+		wrong = append(wrong, o.check())
 	}
 	if c.Oakestra != nil {
-		return c.checkOakestra(c.Oakestra.Complete(c.Paths))
+		wrong = append(wrong, c.Oakestra.Complete(c.Paths).check())
 	}
-	return nil
+	return c.Locate(errors.Join(wrong...))
 }
 
-func (c Config) checkTCP(t TCP) error {
-	switch {
-	case t.Address == "":
-		return c.invalid("tcp.address", "missing; write host:port")
-	case t.Certificate == "" || t.Key == "":
-		return c.invalid("tcp.certificate", "a TCP listener needs a certificate and a key")
-	case t.ClientCA == "" && t.TokenFile == "":
-		return c.invalid("tcp", "a TCP listener needs clientCA or tokenFile, so that not everybody can change the node")
+func (t TCP) check(field string) error {
+	var wrong []error
+	if t.Address == "" {
+		wrong = append(wrong, invalid(field+".address", "missing; write host:port"))
 	}
-	return nil
+	if t.Certificate == "" || t.Key == "" {
+		wrong = append(wrong, invalid(field+".certificate", "a TCP listener needs a certificate and a key"))
+	}
+	if t.ClientCA == "" && t.TokenFile == "" {
+		wrong = append(wrong, invalid(field,
+			"a TCP listener needs clientCA or tokenFile, so that not everybody can change the node"))
+	}
+	return errors.Join(wrong...)
 }
 
-func (c Config) invalid(field, reason string) error {
-	return &fault.Invalid{Resource: c.Paths.Config, Field: field, Reason: reason}
-}
+func invalid(field, reason string) error { return &fault.Invalid{Field: field, Reason: reason} }

@@ -9,9 +9,7 @@ import (
 	"net/netip"
 	"path/filepath"
 	"regexp"
-	"strings"
 
-	"github.com/kerb-edge/kerb/internal/fault"
 	"github.com/kerb-edge/kerb/internal/paths"
 )
 
@@ -44,57 +42,49 @@ func (o Oakestra) Complete(p paths.Paths) Oakestra {
 // The kernel takes nearly anything as name of an interface; this is what goes through files and shells unharmed.
 var interfaceName = regexp.MustCompile(`^[A-Za-z][A-Za-z0-9_-]{0,14}$`)
 
-func (c Config) checkOakestra(o Oakestra) error {
+func (o Oakestra) check() error {
+	var wrong []error
 	if o.Socket != "" && !filepath.IsAbs(o.Socket) {
-		return c.invalid("oakestra.socket", fmt.Sprintf("%q is not an absolute path", o.Socket))
+		wrong = append(wrong, invalid("oakestra.socket", fmt.Sprintf("%q is not an absolute path", o.Socket)))
 	}
 	if !interfaceName.MatchString(o.Bridge) {
-		return c.invalid("oakestra.bridge", fmt.Sprintf("%q is no name for an interface: a letter, then up to 14 of a-z, A-Z, 0-9, - and _", o.Bridge))
+		wrong = append(wrong, invalid("oakestra.bridge", fmt.Sprintf(
+			"%q is no name for an interface: a letter, then up to 14 of a-z, A-Z, 0-9, - and _", o.Bridge)))
 	}
-	if err := c.checkSubnet("oakestra.subnet", o.Subnet, true); err != nil {
-		return err
-	}
-	if err := c.checkSubnet("oakestra.subnet6", o.Subnet6, false); err != nil {
-		return err
-	}
-	return c.checkOakestraTCP(o)
+	wrong = append(wrong, checkSubnet("oakestra.subnet", o.Subnet, true), checkSubnet("oakestra.subnet6", o.Subnet6, false))
+	return errors.Join(append(wrong, o.checkTCP())...)
 }
 
 // checkSubnet demands room for the bridge, a service and what cannot be given to either.
-func (c Config) checkSubnet(field, text string, four bool) error {
+func checkSubnet(field, text string, four bool) error {
 	p, err := netip.ParsePrefix(text)
 	if err != nil || p.Addr().Is4() != four || p != p.Masked() {
 		version := map[bool]string{true: "IPv4, as 10.18.0.0/26", false: "IPv6, as fc00::/120"}[four]
-		return c.invalid(field, fmt.Sprintf("%q is not a network of %s", text, version))
+		return invalid(field, fmt.Sprintf("%q is not a network of %s", text, version))
 	}
 	if p.Addr().BitLen()-p.Bits() < 2 {
-		return c.invalid(field, text+" has no room for services: at least four addresses are needed")
+		return invalid(field, text+" has no room for services: at least four addresses are needed")
 	}
 	return nil
 }
 
-func (c Config) checkOakestraTCP(o Oakestra) error {
+func (o Oakestra) checkTCP() error {
 	if o.TCP == "" {
 		if o.TLS != nil {
-			return c.invalid("oakestra.tls", "there is no oakestra.tcp that it could protect")
+			return invalid("oakestra.tls", "there is no oakestra.tcp that it could protect")
 		}
 		return nil
 	}
 	if _, _, err := net.SplitHostPort(o.TCP); err != nil {
-		return c.invalid("oakestra.tcp", fmt.Sprintf("%q is not host:port", o.TCP))
+		return invalid("oakestra.tcp", fmt.Sprintf("%q is not host:port", o.TCP))
 	}
 	if o.TLS == nil {
 		return nil
 	}
 	if o.TLS.Address != "" {
-		return c.invalid("oakestra.tls.address", "the address is that of oakestra.tcp")
+		return invalid("oakestra.tls.address", "the address is that of oakestra.tcp")
 	}
 	t := *o.TLS
 	t.Address = o.TCP
-	var invalid *fault.Invalid
-	err := c.checkTCP(t)
-	if errors.As(err, &invalid) {
-		invalid.Field = strings.Replace(invalid.Field, "tcp", "oakestra.tls", 1)
-	}
-	return err
+	return t.check("oakestra.tls")
 }

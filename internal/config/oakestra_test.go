@@ -62,9 +62,9 @@ func TestOakestraMistakes(t *testing.T) {
 		"oakestra: {tcp: ':1', tls: {address: ':2'}}":                     "oakestra.tls.address",
 		"oakestra: {tcp: ':1', tls: {certificate: a, key: b}}":            "oakestra.tls",
 		"oakestra: {tcp: ':1', tls: {certificate: a, tokenFile: t}}":      "oakestra.tls.certificate",
-		"oakestra: {sockets: /run/oak.sock}":                              "",
+		"oakestra: {sockets: /run/oak.sock}":                              "oakestra.sockets",
 		"{tcp: {address: ':1', certificate: a, key: b}, oakestra: {}}":    "tcp",
-		"{oakestra: {tcp: ':1', tls: {certificate: a, key: b, file: c}}}": "",
+		"{oakestra: {tcp: ':1', tls: {certificate: a, key: b, file: c}}}": "oakestra.tls.file",
 	} {
 		var invalid *fault.Invalid
 		if _, err := load(t, text); !errors.As(err, &invalid) || invalid.Field != field {

@@ -3,6 +3,7 @@
 package config
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"net/url"
@@ -18,8 +19,8 @@ type Resolvers struct {
 
 // OakestraResolver is Oakestra's table query over MQTT.
 type OakestraResolver struct {
-	Broker  string   `json:"broker"`            // tcp://host:port, or ssl://host:port
-	Node    string   `json:"node"`              // id that the cluster gave to this node
+	Broker  string   `json:"broker,omitempty"`  // tcp://host:port, or ssl://host:port
+	Node    string   `json:"node,omitempty"`    // id that the cluster gave to this node
 	Address string   `json:"address,omitempty"` // of this node as the cluster knows it; those of its interfaces are known
 	Ranges  []string `json:"ranges,omitempty"`  // of virtual addresses; default Oakestra's
 
@@ -44,28 +45,31 @@ func (o OakestraResolver) Complete() OakestraResolver {
 // An id is a level of MQTT topics, which + # and / would make something else.
 var nodeID = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$`)
 
-func (c Config) checkOakestraResolver(o OakestraResolver) error {
-	const at = "resolvers.oakestra."
+func (o OakestraResolver) check() error {
+	var wrong []error
+	refuse := func(field, format string, args ...any) {
+		wrong = append(wrong, invalid("resolvers.oakestra."+field, fmt.Sprintf(format, args...)))
+	}
 	u, err := url.Parse(o.Broker)
 	if err != nil || u.Port() == "" || u.Scheme != "tcp" && u.Scheme != "ssl" {
-		return c.invalid(at+"broker", fmt.Sprintf("%q is not the address of a broker; write tcp://host:10003 or ssl://host:port", o.Broker))
+		refuse("broker", "%q is not the address of a broker; write tcp://host:10003 or ssl://host:port", o.Broker)
+	} else if u.Scheme == "tcp" && (o.CA != "" || o.Certificate != "") {
+		refuse("broker", "ca and certificate are for encrypted connections: write ssl:// instead of tcp://")
 	}
 	if !nodeID.MatchString(o.Node) {
-		return c.invalid(at+"node", fmt.Sprintf("%q is not the id of a node: letters, digits, . _ and -", o.Node))
+		refuse("node", "%q is not the id of a node: letters, digits, . _ and -", o.Node)
 	}
 	if _, err := netip.ParseAddr(o.Address); o.Address != "" && err != nil {
-		return c.invalid(at+"address", fmt.Sprintf("%q is not an address", o.Address))
+		refuse("address", "%q is not an address", o.Address)
 	}
 	for i, text := range o.Ranges {
 		if p, err := netip.ParsePrefix(text); err != nil || p != p.Masked() {
-			return c.invalid(fmt.Sprintf("%sranges[%d]", at, i), fmt.Sprintf("%q is not a network; write for example %s", text, strings.Join(OakestraRanges, " or ")))
+			known := strings.Join(OakestraRanges, " or ")
+			refuse(fmt.Sprintf("ranges[%d]", i), "%q is not a network; write for example %s", text, known)
 		}
 	}
 	if (o.Certificate == "") != (o.Key == "") {
-		return c.invalid(at+"certificate", "certificate and key go together")
+		refuse("certificate", "certificate and key go together")
 	}
-	if u.Scheme == "tcp" && (o.CA != "" || o.Certificate != "") {
-		return c.invalid(at+"broker", "ca and certificate are for encrypted connections: write ssl:// instead of tcp://")
-	}
-	return nil
+	return errors.Join(wrong...)
 }

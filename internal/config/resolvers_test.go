@@ -20,24 +20,24 @@ func TestOakestraResolver(t *testing.T) {
 	if err != nil || !slices.Equal(c.Resolvers.Oakestra.Complete().Ranges, config.OakestraRanges) {
 		t.Errorf("%+v, %v", c.Resolvers.Oakestra, err)
 	}
-	c, err = load(t, "resolvers: {oakestra: {broker: 'ssl://broker:8883', node: n, ranges: [10.30.0.0/16], ca: /ca, certificate: /c, key: /k, address: 192.0.2.7}}")
+	c, err = load(t, "resolvers: {oakestra: {broker: 'ssl://broker:8883', node: n1, ranges: [10.30.0.0/16], ca: /ca, certificate: /c, key: /k, address: 192.0.2.7}}")
 	if err != nil || !slices.Equal(c.Resolvers.Oakestra.Complete().Ranges, []string{"10.30.0.0/16"}) {
 		t.Errorf("%+v, %v", c.Resolvers.Oakestra, err)
 	}
 	for text, field := range map[string]string{
-		"node: n":                                                        "broker",
-		"broker: '192.0.2.1:10003', node: n":                             "broker",
-		"broker: 'ws://192.0.2.1:10003', node: n":                        "broker",
-		"broker: 'tcp://192.0.2.1', node: n":                             "broker",
-		"broker: 'tcp://h:1', node: n, ca: /ca":                          "broker",
-		"broker: 'tcp://h:1'":                                            "node",
-		"broker: 'tcp://h:1', node: 'a/b'":                               "node",
-		"broker: 'tcp://h:1', node: '#'":                                 "node",
-		"broker: 'tcp://h:1', node: n, address: host":                    "address",
-		"broker: 'tcp://h:1', node: n, ranges: [10.30.0.1/16]":           "ranges[0]",
-		"broker: 'tcp://h:1', node: n, ranges: [10.30.0.0/16, x]":        "ranges[1]",
-		"broker: 'ssl://h:1', node: n, certificate: /c":                  "certificate",
-		"broker: 'ssl://h:1', node: n, key: /k, certificate: '', ca: ''": "certificate",
+		"node: n1":                                                        "broker",
+		"broker: '192.0.2.1:10003', node: n1":                             "broker",
+		"broker: 'ws://192.0.2.1:10003', node: n1":                        "broker",
+		"broker: 'tcp://192.0.2.1', node: n1":                             "broker",
+		"broker: 'tcp://h:1', node: n1, ca: /ca":                          "broker",
+		"broker: 'tcp://h:1'":                                             "node",
+		"broker: 'tcp://h:1', node: 'a/b'":                                "node",
+		"broker: 'tcp://h:1', node: '#'":                                  "node",
+		"broker: 'tcp://h:1', node: n1, address: host":                    "address",
+		"broker: 'tcp://h:1', node: n1, ranges: [10.30.0.1/16]":           "ranges[0]",
+		"broker: 'tcp://h:1', node: n1, ranges: [10.30.0.0/16, x]":        "ranges[1]",
+		"broker: 'ssl://h:1', node: n1, certificate: /c":                  "certificate",
+		"broker: 'ssl://h:1', node: n1, key: /k, certificate: '', ca: ''": "certificate",
 	} {
 		var wrong *fault.Invalid
 		if _, err := load(t, "resolvers: {oakestra: {"+text+"}}"); !errors.As(err, &wrong) || wrong.Field != "resolvers.oakestra."+field || strings.Contains(wrong.Reason, "%!") {

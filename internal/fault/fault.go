@@ -22,6 +22,7 @@ type Invalid struct {
 	Resource string // for example Module fw; empty when the request itself is wrong
 	Field    string // for example spec.config.rules[3].dstPort; empty when it is not one field
 	Reason   string // what is wrong and what would be right
+	File     string // that it is in; empty if unknown
 	Line     int    // in the YAML that it was in, from 1; 0 if unknown
 	Column   int
 }
@@ -34,10 +35,23 @@ func (e *Invalid) Error() string {
 	if e.Resource != "" {
 		text = e.Resource + ": " + text
 	}
-	if e.Line > 0 {
-		text = fmt.Sprintf("line %d: %s", e.Line, text)
+	switch {
+	case e.File != "":
+		return Place(e.File, e.Line, e.Column) + ": " + text
+	case e.Line > 0:
+		return fmt.Sprintf("line %d: %s", e.Line, text)
 	}
 	return text
+}
+
+// Place writes a place in a file as compilers do: file:line:column, as far as they are known.
+func Place(file string, line, column int) string {
+	for _, n := range []int{line, column} {
+		if n > 0 {
+			file += fmt.Sprintf(":%d", n)
+		}
+	}
+	return file
 }
 
 // Invalids lists the *Invalid that err wraps or joins, in their order.
@@ -54,6 +68,15 @@ func Invalids(err error) (all []*Invalid) {
 		return Invalids(errors.Unwrap(err))
 	}
 	return all
+}
+
+// Join is errors.Join for mistakes.
+func Join(all []*Invalid) error {
+	var errs []error
+	for _, e := range all {
+		errs = append(errs, e)
+	}
+	return errors.Join(errs...)
 }
 
 // Conflict says that a request is right in itself but does not go with what is there.

@@ -25,20 +25,6 @@ var (
 	ErrForeignEntry = errors.New("a program that is neither kerb_egress nor kerb_ingress; make it a static function")
 )
 
-// ManifestError is a mistake in a manifest.
-type ManifestError struct {
-	File   string // path of the manifest
-	Field  string // for example maps.config[0]; empty when the whole file is meant
-	Reason string // what is wrong and what would be right
-}
-
-func (e *ManifestError) Error() string {
-	if e.Field == "" {
-		return fmt.Sprintf("%s: %s", e.File, e.Reason)
-	}
-	return fmt.Sprintf("%s: %s: %s", e.File, e.Field, e.Reason)
-}
-
 // ObjectError is a fault of a compiled data plane. Err is one of the sentinels above, or tells more.
 type ObjectError struct {
 	File string // name of the object

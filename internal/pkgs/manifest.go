@@ -5,13 +5,13 @@ package pkgs
 import (
 	_ "embed"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
 	"time"
 
-	"sigs.k8s.io/yaml"
+	"github.com/kerb-edge/kerb/internal/decode"
+	"github.com/kerb-edge/kerb/internal/fault"
 )
 
 // ManifestName is the file that makes a directory a package.
@@ -111,21 +111,21 @@ var ManifestSchema []byte
 
 var manifestSchema = mustCompile(ManifestSchema)
 
-// ParseManifest reads a manifest. file is its name for errors, which are *ManifestError, possibly several joined.
+// ParseManifest reads a manifest. file is its name for errors, which are *fault.Invalid with their places, joined.
 func ParseManifest(file string, data []byte) (*Manifest, error) {
-	var tree map[string]any
-	if err := yaml.UnmarshalStrict(data, &tree); err != nil {
-		return nil, &ManifestError{File: file, Reason: fmt.Sprintf("not valid YAML: %v", err)}
+	tree, index, err := decode.Object(file, data)
+	if err != nil {
+		return nil, err
 	}
 	if err := manifestSchema.validate(tree); err != nil {
-		return nil, manifestErrors(file, err)
+		return nil, index.Locate(file, manifestErrors(err))
 	}
 	m, err := decodeManifest(tree)
 	if err != nil {
-		return nil, &ManifestError{File: file, Reason: err.Error()}
+		return nil, index.Locate(file, &fault.Invalid{Reason: err.Error()})
 	}
-	if err := m.check(file); err != nil {
-		return nil, err
+	if err := m.check(); err != nil {
+		return nil, index.Locate(file, err)
 	}
 	return m, nil
 }
@@ -146,65 +146,71 @@ func decodeManifest(tree map[string]any) (*Manifest, error) {
 }
 
 // manifestErrors turns the schema's complaints into the manifest's.
-func manifestErrors(file string, err error) error {
-	var out []error
+func manifestErrors(err error) error {
+	var out []*fault.Invalid
 	for _, e := range configErrors(err) {
-		out = append(out, &ManifestError{File: file, Field: e.Field, Reason: e.Reason})
+		out = append(out, &fault.Invalid{Field: e.Field, Reason: e.Reason})
 	}
-	return errors.Join(out...)
+	return fault.Join(out)
 }
 
 // check covers what the schema cannot say.
-func (m *Manifest) check(file string) error {
-	wrong := func(field, format string, args ...any) error {
-		return &ManifestError{File: file, Field: field, Reason: fmt.Sprintf(format, args...)}
+func (m *Manifest) check() error {
+	var all []*fault.Invalid
+	wrong := func(field, format string, args ...any) {
+		if field != "" {
+			all = append(all, &fault.Invalid{Field: field, Reason: fmt.Sprintf(format, args...)})
+		}
 	}
 	if m.Contract != Contract {
-		return wrong("contract", "is %d; this build of Kerb understands contract %d only", m.Contract, Contract)
+		wrong("contract", "is %d; this build of Kerb understands contract %d only", m.Contract, Contract)
 	}
+	m.checkMaps(wrong)
+	field, reason := m.checkSockets()
+	wrong(field, "%s", reason)
+	if m.Control == nil && (len(m.Resources) > 0 || m.Inject || m.Socket) {
+		wrong("control", "is absent, but resources, inject and socket are a control plane's")
+	}
+	if m.Inject && m.Control != nil && m.Control.Network {
+		wrong("inject", "cannot go with control.network: who sends in the name of services has no network of its own")
+	}
+	field, reason = m.Control.check()
+	wrong(field, "%s", reason)
+	if a, b, n := sameReason(m.DropReasons); a != "" {
+		wrong("dropReasons."+b, "%d is also %s; give each reason a number of its own", n, a)
+	}
+	if _, err := ParseBytes(m.Budget.Memory); err != nil {
+		wrong("budget.memory", "%v", err)
+	}
+	if d, err := time.ParseDuration(m.Budget.Latency); m.Budget.Latency != "" && (err != nil || d <= 0) {
+		wrong("budget.latency", "%q is not a duration; write for example 200ns or 2us", m.Budget.Latency)
+	}
+	for i, name := range m.Requires {
+		if _, err := parseFeature(name); err != nil {
+			wrong(fmt.Sprintf("requires[%d]", i), "%v", err)
+		}
+	}
+	if _, err := compileSchema(m.ConfigSchema); err != nil {
+		wrong("configSchema", "%v", err)
+	}
+	return fault.Join(all)
+}
+
+func (m *Manifest) checkMaps(wrong func(field, format string, args ...any)) {
 	for i, name := range m.Maps.Config {
 		if slices.Contains(m.Maps.Shared, name) {
-			return wrong(fmt.Sprintf("maps.config[%d]", i), "%s is also in maps.shared; a map is either new for every configuration or shared", name)
+			wrong(fmt.Sprintf("maps.config[%d]", i),
+				"%s is also in maps.shared; a map is either new for every configuration or shared", name)
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(m.Maps.Migrate)) {
 		if slices.Contains(m.Maps.Config, name) || slices.Contains(m.Maps.Shared, name) {
-			return wrong("maps.migrate."+name, "only state maps are migrated, and this one is in maps.config or maps.shared")
+			wrong("maps.migrate."+name, "only state maps are migrated, and this one is in maps.config or maps.shared")
 		}
 		if m.Maps.Migrate[name] == MigrateControl && m.Control == nil {
-			return wrong("maps.migrate."+name, "is left to the control plane, but there is none")
+			wrong("maps.migrate."+name, "is left to the control plane, but there is none")
 		}
 	}
-	if field, reason := m.checkSockets(); field != "" {
-		return wrong(field, "%s", reason)
-	}
-	if m.Control == nil && (len(m.Resources) > 0 || m.Inject || m.Socket) {
-		return wrong("control", "is absent, but resources, inject and socket are a control plane's")
-	}
-	if m.Inject && m.Control.Network {
-		return wrong("inject", "cannot go with control.network: who sends in the name of services has no network of its own")
-	}
-	if field, reason := m.Control.check(); field != "" {
-		return wrong(field, "%s", reason)
-	}
-	if a, b, n := sameReason(m.DropReasons); a != "" {
-		return wrong("dropReasons."+b, "%d is also %s; give each reason a number of its own", n, a)
-	}
-	if _, err := ParseBytes(m.Budget.Memory); err != nil {
-		return wrong("budget.memory", "%v", err)
-	}
-	if d, err := time.ParseDuration(m.Budget.Latency); m.Budget.Latency != "" && (err != nil || d <= 0) {
-		return wrong("budget.latency", "%q is not a duration; write for example 200ns or 2us", m.Budget.Latency)
-	}
-	for i, name := range m.Requires {
-		if _, err := parseFeature(name); err != nil {
-			return wrong(fmt.Sprintf("requires[%d]", i), "%v", err)
-		}
-	}
-	if _, err := compileSchema(m.ConfigSchema); err != nil {
-		return wrong("configSchema", "%v", err)
-	}
-	return nil
 }
 
 // sameReason finds two names for one number.

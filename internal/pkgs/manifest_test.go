@@ -4,11 +4,14 @@ package pkgs
 
 import (
 	"errors"
+	"fmt"
+	"regexp"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/kerb-edge/kerb/internal/fault"
 	"github.com/kerb-edge/kerb/sdk"
 )
 
@@ -82,11 +85,13 @@ func TestManifestErrors(t *testing.T) {
 		{"frames and network", goodManifest + "inject: true\ncontrol: {command: [sh], network: true}", "inject", "no network of its own"},
 		{"other resources", goodManifest + "resources: [modules]\ncontrol: {command: [sh]}", "resources[0]", "virtualServices"},
 		{"twice", goodManifest + "name: other", "", "already set"},
-		{"no mapping", "- a", "", "not valid YAML"},
+		{"no mapping", "- a", "", "expected one document with named fields"},
+		{"two documents", goodManifest + "---\n" + goodManifest, "", "expected one document with named fields"},
+		{"octal", goodManifest + "rank: 010", "rank", "here as 8; write 8 if that is meant"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			_, err := ParseManifest("dir/kerb.yaml", []byte(c.text))
-			var wrong *ManifestError
+			var wrong *fault.Invalid
 			if !errors.As(err, &wrong) {
 				t.Fatalf("got %v", err)
 			}
@@ -94,6 +99,26 @@ func TestManifestErrors(t *testing.T) {
 				t.Errorf("got %q, want field %q and a reason with %q", wrong, c.field, c.reason)
 			}
 		})
+	}
+}
+
+// All that a manifest has wrong is reported at once, with line and column.
+func TestManifestErrorsHavePlaces(t *testing.T) {
+	for text, want := range map[string]string{
+		goodManifest + "faliurePolicy: open\nmaps: {\n  confg: [a]}\nfrags: 3\n": "" +
+			"kerb.yaml:7:1: faliurePolicy: unknown field; known are .*; did you mean failurePolicy\\?\n" +
+			"kerb.yaml:9:3: maps.confg: unknown field; known are config, migrate, shared; did you mean config\\?\n" +
+			"kerb.yaml:10:1: frags: is of type number; want boolean",
+		goodManifest + "budget: {memory: much, latency: soon}\nrequires: [\n  warp]\n": "" +
+			"kerb.yaml:7:10: budget.memory: .*\nkerb.yaml:7:24: budget.latency: .*\nkerb.yaml:9:3: requires\\[0\\]: .*",
+		goodManifest + "rank: 010\nname: x\n": "kerb.yaml:8: .*name.* already set .*",
+		goodManifest + "rank: 010\ndropReasons: {a: 040}\n": "" +
+			"kerb.yaml:7:7: rank: 010: .* here as 8; .*\nkerb.yaml:8:18: dropReasons.a: 040: .* here as 32; .*",
+	} {
+		_, err := ParseManifest("kerb.yaml", []byte(text))
+		if got := fmt.Sprint(err); !regexp.MustCompile("^" + want + "$").MatchString(got) {
+			t.Errorf("got\n%s\nwant\n%s", got, want)
+		}
 	}
 }
 

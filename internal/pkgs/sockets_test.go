@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/kerb-edge/kerb/internal/fault"
 )
 
 var socketsManifest = strings.Replace(goodManifest, "[xdp, tc]", "[sockets]", 1)
@@ -30,11 +32,11 @@ func TestManifestOfSockets(t *testing.T) {
 	}
 }
 
-func parseError(text string) *ManifestError {
+func parseError(text string) *fault.Invalid {
 	_, err := ParseManifest("kerb.yaml", []byte(text))
-	var fault *ManifestError
-	errors.As(err, &fault)
-	return fault
+	var wrong *fault.Invalid
+	errors.As(err, &wrong)
+	return wrong
 }
 
 const (
@@ -90,8 +92,8 @@ func TestDataPlanesOnSockets(t *testing.T) {
 				}
 				return
 			}
-			var fault *ObjectError
-			if !errors.As(err, &fault) || c.want != nil && !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.what) {
+			var wrong *ObjectError
+			if !errors.As(err, &wrong) || c.want != nil && !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.what) {
 				t.Fatalf("got %v", err)
 			}
 		})

@@ -5,25 +5,18 @@ package server
 import (
 	"bytes"
 	"cmp"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"path/filepath"
 	"reflect"
-	"regexp"
 	"slices"
-	"strconv"
-	"strings"
-	"sync"
 
 	"github.com/danielgtaylor/huma/v2"
-	"github.com/danielgtaylor/huma/v2/validation"
 	"k8s.io/apimachinery/pkg/api/validate/content"
-	"sigs.k8s.io/yaml"
 
 	"github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/decode"
 	"github.com/kerb-edge/kerb/internal/fault"
 	"github.com/kerb-edge/kerb/internal/models"
 	"github.com/kerb-edge/kerb/internal/nearest"
@@ -54,165 +47,40 @@ func Decode(data []byte) (Request, error) {
 func Documents(data []byte) ([]any, error) {
 	first := bytes.TrimLeft(data, " \t\r\n")
 	if bytes.HasPrefix(first, []byte("{")) || bytes.HasPrefix(first, []byte("[")) {
-		return jsonDocuments(data)
+		value, err := decode.JSON(data)
+		return elements(value), err
 	}
 	var all []any
 	for _, doc := range yamldoc.Split(data) {
-		data, err := yaml.YAMLToJSONStrict(doc)
+		value, err := decode.YAML(doc)
 		if err != nil {
-			return nil, syntaxErrors(err)
+			return nil, named(err, value)
 		}
-		values, err := jsonDocuments(data)
-		if err != nil {
-			return nil, err
-		}
-		if err := refuseOctals(values, doc); err != nil {
-			return nil, err
-		}
-		all = append(all, values...)
+		all = append(all, elements(value)...)
 	}
 	return all, nil
 }
 
-var yamlLine = regexp.MustCompile(`^(?:yaml: )?line (\d+): (.*)$`)
-
-// syntaxErrors are what the YAML parser has to say, with their lines.
-func syntaxErrors(err error) error {
-	var all []error
-	for line := range strings.Lines(err.Error()) {
-		line = strings.TrimSpace(strings.TrimPrefix(line, "error converting YAML to JSON: "))
-		match := yamlLine.FindStringSubmatch(line)
-		switch {
-		case match != nil:
-			number, _ := strconv.Atoi(match[1])
-			all = append(all, &fault.Invalid{Reason: match[2], Line: number})
-		case line != "yaml: unmarshal errors:":
-			all = append(all, &fault.Invalid{Reason: strings.TrimPrefix(line, "yaml: ")})
+// named is err with the resource that a document is.
+func named(err error, value any) error {
+	all := fault.Invalids(err)
+	if object, ok := value.(map[string]any); ok {
+		for _, e := range all {
+			e.Resource = label(object, 1)
 		}
 	}
-	return errors.Join(all...)
+	return fault.Join(all)
 }
 
-// refuseOctals refuses numbers that YAML 1.1 reads otherwise than people do.
-func refuseOctals(values []any, doc []byte) error {
-	var all []error
-	for _, o := range yamldoc.Octals(doc) {
-		invalid := &fault.Invalid{Field: o.Field, Reason: o.Error(), Line: o.Line, Column: o.Column}
-		if object, ok := values[0].(map[string]any); ok && len(values) == 1 {
-			invalid.Resource = label(object, 1)
-		}
-		all = append(all, invalid)
-	}
-	return errors.Join(all...)
-}
-
-// jsonDocuments reads one JSON value; a list is its elements and null is nothing.
-func jsonDocuments(data []byte) ([]any, error) {
-	value, err := decodeJSON(data)
-	if err != nil {
-		return nil, err
-	}
+// elements are those of a list, nothing for null, and otherwise the value itself.
+func elements(value any) []any {
 	switch value := value.(type) {
 	case nil:
-		return nil, nil
+		return nil
 	case []any:
-		return value, nil
+		return value
 	}
-	return []any{value}, nil
-}
-
-// decodeJSON reads one JSON value and refuses keys given twice, which encoding/json lets pass.
-func decodeJSON(data []byte) (any, error) {
-	d := json.NewDecoder(bytes.NewReader(data))
-	d.UseNumber()
-	value, err := decodeValue(d, "", 0)
-	if err != nil {
-		return nil, explain(err, d.InputOffset())
-	}
-	if _, err := d.Token(); !errors.Is(err, io.EOF) {
-		return nil, &fault.Invalid{Reason: "there is something after the JSON value"}
-	}
-	return value, nil
-}
-
-func explain(err error, offset int64) error {
-	var invalid *fault.Invalid
-	switch {
-	case errors.As(err, &invalid):
-		return err
-	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
-		return &fault.Invalid{Reason: "the JSON ends too early"}
-	}
-	return &fault.Invalid{Reason: fmt.Sprintf("not JSON: %v (at byte %d)", err, offset)}
-}
-
-// maxDepth is far more than any resource needs: decoding recurses, and a stack that overflows ends the agent.
-const maxDepth = 64
-
-func decodeValue(d *json.Decoder, path string, depth int) (any, error) {
-	token, err := d.Token()
-	if err != nil {
-		return nil, err
-	}
-	if depth > maxDepth {
-		return nil, &fault.Invalid{Reason: fmt.Sprintf("nested more than %d deep", maxDepth)}
-	}
-	switch token {
-	case json.Delim('{'):
-		return decodeObject(d, path, depth+1)
-	case json.Delim('['):
-		return decodeList(d, path, depth+1)
-	}
-	if number, ok := token.(json.Number); ok {
-		return decodeNumber(number, path)
-	}
-	return token, nil
-}
-
-// decodeNumber refuses integers that another would silently take the place of: numbers are kept as float64, which is exact up
-// to 2^53.
-func decodeNumber(number json.Number, path string) (any, error) {
-	value, err := number.Float64()
-	if err != nil {
-		return nil, &fault.Invalid{Field: path, Reason: number.String() + " is beyond all numbers that there can be"}
-	}
-	if text := number.String(); !strings.ContainsAny(text, ".eE") && strconv.FormatFloat(value, 'f', 0, 64) != text {
-		return nil, &fault.Invalid{Field: path, Reason: fmt.Sprintf("%s cannot be kept exactly, as all integers up to %d can", text, 1<<53)}
-	}
-	return value, nil
-}
-
-func decodeObject(d *json.Decoder, path string, depth int) (any, error) {
-	object := map[string]any{}
-	for d.More() {
-		token, err := d.Token()
-		if err != nil {
-			return nil, err
-		}
-		key := token.(string) // a key is a string, or Token has failed
-		field := strings.TrimPrefix(path+"."+key, ".")
-		if _, ok := object[key]; ok {
-			return nil, &fault.Invalid{Field: field, Reason: "given twice"}
-		}
-		if object[key], err = decodeValue(d, field, depth); err != nil {
-			return nil, err
-		}
-	}
-	_, err := d.Token()
-	return object, err
-}
-
-func decodeList(d *json.Decoder, path string, depth int) (any, error) {
-	list := []any{}
-	for d.More() {
-		value, err := decodeValue(d, fmt.Sprintf("%s[%d]", path, len(list)), depth)
-		if err != nil {
-			return nil, err
-		}
-		list = append(list, value)
-	}
-	_, err := d.Token()
-	return list, err
+	return []any{value}
 }
 
 // add checks value against the schema of its kind and puts it into r.
@@ -319,28 +187,12 @@ func Labels(resources []any) []string {
 	return all
 }
 
-func decodeAs[T any](object map[string]any, name string) (T, error) {
-	var v T
-	if wrong := validate(reflect.TypeFor[T](), object); len(wrong) > 0 {
-		var all []error
-		for _, err := range wrong {
-			err.Resource = name
-			all = append(all, err)
-		}
-		return v, errors.Join(all...)
+func decodeAs[T any](object map[string]any, name string) (v T, err error) {
+	all := fault.Invalids(decode.Into(object, &v))
+	for _, e := range all {
+		e.Resource = name
 	}
-	data, err := json.Marshal(object)
-	if err == nil {
-		err = json.Unmarshal(data, &v)
-	}
-	var mismatch *json.UnmarshalTypeError // what the schema lets pass: integers beyond those of Go
-	if errors.As(err, &mismatch) {
-		return v, &fault.Invalid{Resource: name, Field: mismatch.Field, Reason: "cannot be a " + mismatch.Value}
-	}
-	if err != nil {
-		return v, &fault.Invalid{Resource: name, Reason: err.Error()}
-	}
-	return v, nil
+	return v, fault.Join(all)
 }
 
 // setModuleDefaults sets the defaults that the schema states.
@@ -413,83 +265,14 @@ func (r Request) Refs() []Ref {
 	return refs
 }
 
-// schemas of the resources, made once. Looking one up does not change them.
-var schemas = sync.OnceValue(newRegistry)
-
 // newRegistry returns the schemas of everything that a body may hold.
 func newRegistry() huma.Registry {
-	huma.ValidateStrictCasing = true // huma's own default takes SPEC for spec
 	registry := huma.NewMapRegistry("#/components/schemas/", huma.DefaultSchemaNamer)
 	for _, t := range []reflect.Type{reflect.TypeFor[v1alpha1.Module](), reflect.TypeFor[v1alpha1.Service](), reflect.TypeFor[v1alpha1.VirtualService](),
 		reflect.TypeFor[v1alpha1.Model](), reflect.TypeFor[Ref]()} {
 		registry.Schema(t, true, "")
 	}
 	return registry
-}
-
-// validate checks value, as decoded from JSON, against the schema of t and returns the mistakes by place.
-func validate(t reflect.Type, value any) []*fault.Invalid {
-	registry, schema := schemas(), schemas().Schema(t, true, "")
-	result := &huma.ValidateResult{}
-	huma.Validate(registry, schema, huma.NewPathBuffer(nil, 0), huma.ModeWriteToServer, value, result)
-	var all []*fault.Invalid
-	meant := map[string]bool{} // fields whose names are misspelt: that they are missing is the same mistake
-	for _, err := range result.Errors {
-		var detail *huma.ErrorDetail
-		if !errors.As(err, &detail) {
-			continue
-		}
-		reason := detail.Message
-		if reason == validation.MsgUnexpectedProperty {
-			known := knownFields(registry, schema, detail.Location)
-			parent, name := splitField(detail.Location)
-			hint := nearest.To(name, known)
-			meant[parent+fmt.Sprintf(validation.MsgExpectedRequiredProperty, hint)] = true
-			reason = "unknown field; known are " + strings.Join(known, ", ") + nearest.Hint(name, known)
-		}
-		all = append(all, &fault.Invalid{Field: detail.Location, Reason: reason})
-	}
-	all = slices.DeleteFunc(all, func(e *fault.Invalid) bool { return meant[e.Field+e.Reason] })
-	slices.SortStableFunc(all, func(a, b *fault.Invalid) int { return cmp.Compare(a.Field, b.Field) })
-	return all
-}
-
-// splitField separates the last name of a path from what is above it.
-func splitField(field string) (parent, name string) {
-	if i := strings.LastIndex(field, "."); i >= 0 {
-		return field[:i], field[i+1:]
-	}
-	return "", field
-}
-
-// knownFields lists the fields beside the one at location.
-func knownFields(registry huma.Registry, schema *huma.Schema, location string) []string {
-	steps := strings.Split(location, ".")
-	for _, step := range steps[:len(steps)-1] {
-		name, _, _ := strings.Cut(step, "[")
-		schema = resolve(registry, schema)
-		if next := schema.Properties[name]; next != nil {
-			schema = resolve(registry, next)
-		}
-		if schema.Items != nil {
-			schema = schema.Items
-		}
-	}
-	var names []string
-	for name, property := range resolve(registry, schema).Properties {
-		if !property.ReadOnly {
-			names = append(names, name)
-		}
-	}
-	slices.Sort(names)
-	return names
-}
-
-func resolve(registry huma.Registry, schema *huma.Schema) *huma.Schema {
-	for schema.Ref != "" {
-		schema = registry.SchemaFromRef(schema.Ref)
-	}
-	return schema
 }
 
 // decodeRefs reads references as strictly as Decode reads resources.

@@ -69,10 +69,7 @@ func New(backend Backend, log *slog.Logger) *Server {
 }
 
 // setUpHuma sets what huma keeps in package variables.
-var setUpHuma = sync.OnceFunc(func() {
-	schemas()
-	huma.NewError = humaProblem
-})
+var setUpHuma = sync.OnceFunc(func() { huma.NewError = humaProblem })
 
 func apiConfig() huma.Config {
 	config := huma.DefaultConfig("Kerb node agent", strings.TrimPrefix(v1alpha1.APIVersion, "kerb.dev/"))

@@ -6,12 +6,16 @@ package yamldoc
 
 import (
 	"bytes"
+	"cmp"
 	"fmt"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 
 	"go.yaml.in/yaml/v3"
+
+	"github.com/kerb-edge/kerb/internal/fault"
 )
 
 // Split cuts data at its document markers. Every part keeps the line numbers of the whole by leading empty lines.
@@ -72,6 +76,37 @@ func (x Index) At(resource int, field string) (line, column int) {
 		line, column, node, field = key.Line, key.Column, value, rest
 	}
 	return line, column
+}
+
+// Locate returns the mistakes that err joins with their places in the first resource of a file. Other errors stay as they
+// are.
+func (x Index) Locate(file string, err error) error {
+	all := fault.Invalids(err)
+	if len(all) == 0 {
+		return err
+	}
+	for i, e := range all {
+		all[i] = x.Place(file, 0, e)
+	}
+	SortByPlace(all)
+	return fault.Join(all)
+}
+
+// Place returns a mistake with its place, by its field.
+func (x Index) Place(file string, resource int, e *fault.Invalid) *fault.Invalid {
+	at := *e
+	at.File = file
+	if at.Line == 0 {
+		at.Line, at.Column = x.At(resource, at.Field)
+	}
+	return &at
+}
+
+// SortByPlace sorts mistakes by file, line and column.
+func SortByPlace(all []*fault.Invalid) {
+	slices.SortStableFunc(all, func(a, b *fault.Invalid) int {
+		return cmp.Or(cmp.Compare(a.File, b.File), cmp.Compare(a.Line, b.Line), cmp.Compare(a.Column, b.Column))
+	})
 }
 
 // step follows the first part of a path like rules[3].dstPort. Keys may have dots.

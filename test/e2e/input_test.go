@@ -139,10 +139,10 @@ func badPackages(t *testing.T) map[string]mistake {
 	return map[string]mistake{
 		"without manifest":       {packageSpec(t.TempDir()), 2, []string{"Module x: spec.package", "kerb.yaml"}},
 		"with unknown field":     edited("version:", "vresion:", "kerb.yaml", "vresion"),
-		"of another contract":    edited("contract: 1", "contract: 99", "kerb.yaml: contract"),
+		"of another contract":    edited("contract: 1", "contract: 99", "kerb.yaml:4:1: contract"),
 		"that is malformed":      edited("name: pass", "name: [", "kerb.yaml"),
 		"needs a newer kernel":   edited("hooks:", "requires: ['kernel>=99.0']\nhooks:", "needs kernel>=99.0, which kernel", "does not have"),
-		"needs an odd feature":   edited("hooks:", "requires: [bpf_frobnicate]\nhooks:", "kerb.yaml: requires", "bpf_frobnicate"),
+		"needs an odd feature":   edited("hooks:", "requires: [bpf_frobnicate]\nhooks:", "kerb.yaml:8:12: requires", "bpf_frobnicate"),
 		"over its own budget":    edited("hooks:", "budget: {memory: '8'}\nhooks:", "the budget is 8 B"),
 		"with a config map less": edited("hooks:", "maps: {config: [nosuch]}\nhooks:", "nosuch"),
 		"that is not an ELF":     withObject(t, "not a whole ELF", func(string) []byte { return []byte("#!/bin/sh\n") }),

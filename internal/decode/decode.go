@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package decode reads YAML and JSON that people have written, strictly: unknown fields, keys given twice, numbers that
+// YAML 1.1 reads as octal and wrong types are *fault.Invalid, all of them joined, with lines and columns as far as they
+// are known.
+package decode
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"reflect"
+	"regexp"
+	"strconv"
+	"strings"
+
+	"sigs.k8s.io/yaml"
+
+	"github.com/kerb-edge/kerb/internal/fault"
+	"github.com/kerb-edge/kerb/internal/yamldoc"
+)
+
+// File reads the one document of a file into v, a pointer to a struct; fields that the file does not have keep their
+// values. The index has the positions of the fields, for mistakes that the caller finds.
+func File(file string, data []byte, v any) (yamldoc.Index, error) {
+	object, index, err := Object(file, data)
+	if err != nil {
+		return index, err
+	}
+	return index, index.Locate(file, Into(object, v))
+}
+
+// Object reads the one document of a file, which is a mapping, as encoding/json has it.
+func Object(file string, data []byte) (map[string]any, yamldoc.Index, error) {
+	index := yamldoc.Parse(data)
+	object := map[string]any{}
+	found := false
+	for _, doc := range yamldoc.Split(data) {
+		value, err := YAML(doc)
+		if err != nil {
+			return nil, index, index.Locate(file, err)
+		}
+		if value == nil {
+			continue
+		}
+		mapping, ok := value.(map[string]any)
+		if !ok || found {
+			return nil, index, index.Locate(file, &fault.Invalid{Reason: "expected one document with named fields"})
+		}
+		object, found = mapping, true
+	}
+	return object, index, nil
+}
+
+// Into checks a value, as decoded from JSON, against the schema of what v points to, and puts it there.
+func Into(object map[string]any, v any) error {
+	if err := Validate(reflect.TypeOf(v).Elem(), object); err != nil {
+		return err
+	}
+	data, err := json.Marshal(object)
+	if err == nil {
+		err = json.Unmarshal(data, v)
+	}
+	var mismatch *json.UnmarshalTypeError // what the schema lets pass: integers beyond those of Go
+	if errors.As(err, &mismatch) {
+		return &fault.Invalid{Field: mismatch.Field, Reason: "cannot be a " + mismatch.Value}
+	}
+	if err != nil {
+		return &fault.Invalid{Reason: err.Error()}
+	}
+	return nil
+}
+
+// YAML reads one YAML document. Beside mistakes in numbers there is a value.
+func YAML(doc []byte) (any, error) {
+	data, err := yaml.YAMLToJSONStrict(doc)
+	if err != nil {
+		return nil, syntaxErrors(err)
+	}
+	value, err := JSON(data)
+	if err != nil {
+		return nil, err
+	}
+	return value, refuseOctals(doc)
+}
+
+var yamlLine = regexp.MustCompile(`^(?:yaml: )?line (\d+): (.*)$`)
+
+// syntaxErrors are what the YAML parser has to say, with their lines.
+func syntaxErrors(err error) error {
+	var all []error
+	for line := range strings.Lines(err.Error()) {
+		line = strings.TrimSpace(strings.TrimPrefix(line, "error converting YAML to JSON: "))
+		match := yamlLine.FindStringSubmatch(line)
+		switch {
+		case match != nil:
+			number, _ := strconv.Atoi(match[1])
+			all = append(all, &fault.Invalid{Reason: match[2], Line: number})
+		case line != "yaml: unmarshal errors:":
+			all = append(all, &fault.Invalid{Reason: strings.TrimPrefix(line, "yaml: ")})
+		}
+	}
+	return errors.Join(all...)
+}
+
+// refuseOctals refuses numbers that YAML 1.1 reads otherwise than people do.
+func refuseOctals(doc []byte) error {
+	var all []error
+	for _, o := range yamldoc.Octals(doc) {
+		all = append(all, &fault.Invalid{Field: o.Field, Reason: o.Error(), Line: o.Line, Column: o.Column})
+	}
+	return errors.Join(all...)
+}
+
+// JSON reads one JSON value and refuses keys given twice, which encoding/json lets pass.
+func JSON(data []byte) (any, error) {
+	d := json.NewDecoder(bytes.NewReader(data))
+	d.UseNumber()
+	value, err := decodeValue(d, "", 0)
+	if err != nil {
+		return nil, explain(err, d.InputOffset())
+	}
+	if _, err := d.Token(); !errors.Is(err, io.EOF) {
+		return nil, &fault.Invalid{Reason: "there is something after the JSON value"}
+	}
+	return value, nil
+}
+
+func explain(err error, offset int64) error {
+	var invalid *fault.Invalid
+	switch {
+	case errors.As(err, &invalid):
+		return err
+	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
+		return &fault.Invalid{Reason: "the JSON ends too early"}
+	}
+	return &fault.Invalid{Reason: fmt.Sprintf("not JSON: %v (at byte %d)", err, offset)}
+}
+
+// maxDepth is far more than any resource needs: decoding recurses, and a stack that overflows ends the agent.
+const maxDepth = 64
+
+func decodeValue(d *json.Decoder, path string, depth int) (any, error) {
+	token, err := d.Token()
+	if err != nil {
+		return nil, err
+	}
+	if depth > maxDepth {
+		return nil, &fault.Invalid{Reason: fmt.Sprintf("nested more than %d deep", maxDepth)}
+	}
+	switch token {
+	case json.Delim('{'):
+		return decodeObject(d, path, depth+1)
+	case json.Delim('['):
+		return decodeList(d, path, depth+1)
+	}
+	if number, ok := token.(json.Number); ok {
+		return decodeNumber(number, path)
+	}
+	return token, nil
+}
+
+// decodeNumber refuses integers that would be rounded: numbers are kept as float64, which is exact up to 2^53.
+func decodeNumber(number json.Number, path string) (any, error) {
+	value, err := number.Float64()
+	if err != nil {
+		return nil, &fault.Invalid{Field: path, Reason: number.String() + " is beyond all numbers that there can be"}
+	}
+	if text := number.String(); !strings.ContainsAny(text, ".eE") && strconv.FormatFloat(value, 'f', 0, 64) != text {
+		reason := fmt.Sprintf("%s cannot be kept exactly, as all integers up to %d can", text, 1<<53)
+		return nil, &fault.Invalid{Field: path, Reason: reason}
+	}
+	return value, nil
+}
+
+func decodeObject(d *json.Decoder, path string, depth int) (any, error) {
+	object := map[string]any{}
+	for d.More() {
+		token, err := d.Token()
+		if err != nil {
+			return nil, err
+		}
+		key := token.(string) // a key is a string, or Token has failed
+		field := strings.TrimPrefix(path+"."+key, ".")
+		if _, ok := object[key]; ok {
+			return nil, &fault.Invalid{Field: field, Reason: "given twice"}
+		}
+		if object[key], err = decodeValue(d, field, depth); err != nil {
+			return nil, err
+		}
+	}
+	_, err := d.Token()
+	return object, err
+}
+
+func decodeList(d *json.Decoder, path string, depth int) (any, error) {
+	list := []any{}
+	for d.More() {
+		value, err := decodeValue(d, fmt.Sprintf("%s[%d]", path, len(list)), depth)
+		if err != nil {
+			return nil, err
+		}
+		list = append(list, value)
+	}
+	_, err := d.Token()
+	return list, err
+}
