@@ -98,6 +98,76 @@ tests:
 	}
 }
 
+// Verdicts are those of the module, on hooks too whose actions are the same for two of them.
+func TestPackageTestVerdicts(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+	text := "tests:\n"
+	verdicts := []string{"next", "drop", "reply", "redirect", "invalid"}
+	for number, is := range verdicts {
+		for _, want := range verdicts {
+			text += fmt.Sprintf("- name: %s for %s\n  config: {verdict: %d, ifindex: 1}\n", is, want, number) +
+				"  packets:\n  - hex: '02000000000202000000000108060001'\n" + fmt.Sprintf("    want: {verdict: %s}\n", want)
+		}
+	}
+	file := filepath.Join(t.TempDir(), "test.yaml")
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	out, err := runRoot(t, "package", "test", "../dataplane/testdata/verdict", "--file", file)
+	for _, is := range verdicts {
+		for _, want := range verdicts {
+			for _, hook := range []string{"tc", "xdp"} {
+				result := "FAIL  "
+				if is == want {
+					result = "ok    "
+				}
+				if line := fmt.Sprintf("%s%s for %s (%s)\n", result, is, want, hook); !strings.Contains(out, line) {
+					t.Errorf("no %q: %v", line, err)
+				}
+			}
+		}
+	}
+}
+
+// All mistakes in a file with tests are reported at once, with line and column.
+func TestPackageTestMistakes(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "test.yaml")
+	for text, want := range map[string][]string{
+		"confg: {}\ntests:\n- packets:\n  - {hex: x, repat: 2}\n  - want: {\n     verdict: drp}\n": {
+			"1:1: confg: unknown field; known are config, tests; did you mean config?",
+			"3:3: tests[0]: expected required property name to be present",
+			"4:14: tests[0].packets[0].repat: unknown field; known are ",
+			"6:6: tests[0].packets[1].want.verdict: expected value to be one of"},
+		"tests:\n- name: x\n  packets:\n  - fields: {src: 192.0.2.1, dst: 192.0.2.2, udp: {dst: 070, src: 70000}}\n": {
+			"4:57: tests[0].packets[0].fields.udp.dst: 070: YAML 1.1 reads a number that begins with 0 as octal, here as"},
+		"tests:\n- name: x\n  packets:\n  - fields: {src: x, dst: 192.0.2.2, udp: {src: 70000}}\n": {
+			"4:14: tests[0].packets[0].fields.src: expected string to be ",
+			"4:44: tests[0].packets[0].fields.udp.src: expected number <= 65535"},
+		"config: {defaultPolcy: {}}\ntests:\n- name: x\n  config: {\n    defaultPolicy: {ingress: maybe}}\n" +
+			"  packets:\n  - hex: x\n- name: other\n  packets:\n  - {}\n": {
+			"1:10: config.defaultPolcy: unknown field; ", "5:21: tests[0].config.defaultPolicy.ingress: ",
+			"7:5: tests[0].packets[0]: encoding/hex",
+			"10:5: tests[1].packets[0]: set exactly one of"},
+	} {
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		_, err := runRoot(t, "package", "test", "firewall", "--file", file)
+		lines := strings.Split(fmt.Sprint(err), "\n")
+		if len(lines) != len(want) {
+			t.Errorf("%d mistakes in\n%s\nwant %d:\n%v", len(lines), text, len(want), err)
+			continue
+		}
+		for i, line := range lines {
+			if !strings.HasPrefix(line, file+":"+want[i]) {
+				t.Errorf("got  %s\nwant %s:%s", line, file, want[i])
+			}
+		}
+	}
+}
+
 // A capture is run without expectations, and the stateful firewall sees its packets one after the other.
 func TestPackageTestOfACapture(t *testing.T) {
 	if os.Geteuid() != 0 {

@@ -13,43 +13,51 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/spf13/cobra"
-	"sigs.k8s.io/yaml"
 
 	"github.com/kerb-edge/kerb/internal/dataplane"
+	"github.com/kerb-edge/kerb/internal/decode"
 	"github.com/kerb-edge/kerb/internal/fault"
 	"github.com/kerb-edge/kerb/internal/kerbabi"
 	"github.com/kerb-edge/kerb/internal/pkgs"
 	"github.com/kerb-edge/kerb/internal/pkttest"
+	"github.com/kerb-edge/kerb/internal/yamldoc"
 )
 
 // packageTests is the file test.yaml of a package.
 type packageTests struct {
 	Config map[string]any `json:"config,omitempty"` // of all tests that have none of their own
 	Tests  []packageCase  `json:"tests"`
+
+	file      string
+	positions yamldoc.Index
 }
+
+// dir is what captures in the tests are relative to.
+func (t packageTests) dir() string { return filepath.Dir(t.file) }
 
 // packageCase is a sequence of packets through one loaded chain: maps keep what packets before have left in them.
 type packageCase struct {
 	Name      string         `json:"name"`
 	Config    map[string]any `json:"config,omitempty"`
-	Hooks     []string       `json:"hooks,omitempty"` // absent: those of the package
-	Direction string         `json:"direction,omitempty"`
+	Hooks     []string       `json:"hooks,omitempty" enum:"tc,xdp"` // absent: those of the package
+	Direction string         `json:"direction,omitempty" enum:"ingress,egress"`
 	Packets   []packetCase   `json:"packets"`
 }
 
 // packetCase is a packet and what is expected of it.
 type packetCase struct {
 	pkttest.Packet
-	Direction string       `json:"direction,omitempty"` // absent: that of the test
-	Repeat    int          `json:"repeat,omitempty"`    // the same packet so many times
+	Direction string       `json:"direction,omitempty" enum:"ingress,egress"` // absent: that of the test
+	Repeat    int          `json:"repeat,omitempty" minimum:"1"`              // the same packet so many times
 	Want      *expectation `json:"want,omitempty"`
 }
 
 type expectation struct {
-	Verdict   string          `json:"verdict,omitempty"`
+	Verdict   string          `json:"verdict,omitempty" enum:"next,drop,reply,redirect,invalid"`
 	Reason    string          `json:"reason,omitempty"`
 	Packet    *pkttest.Packet `json:"packet,omitempty"`
 	Unchanged bool            `json:"unchanged,omitempty"`
@@ -94,7 +102,10 @@ CAP_NET_ADMIN. With --pcap it prints what becomes of each packet of a capture.
 			if err != nil {
 				return packageFault(err)
 			}
-			tests, dir, err := readTests(args[0], file, pcap, direction)
+			tests, err := readTests(args[0], file, pcap, direction)
+			if err == nil {
+				err = tests.check(p)
+			}
 			if err != nil {
 				return err
 			}
@@ -103,7 +114,7 @@ CAP_NET_ADMIN. With --pcap it prints what becomes of each packet of a capture.
 					tests.Tests[i].Hooks = []string{hook}
 				}
 			}
-			results, err := runTests(p, tests, dir)
+			results, err := runTests(p, tests)
 			if err != nil {
 				return packageFault(err)
 			}
@@ -121,30 +132,68 @@ CAP_NET_ADMIN. With --pcap it prints what becomes of each packet of a capture.
 	return c
 }
 
-// readTests reads the tests, and returns the directory that captures in them are relative to.
-func readTests(ref, file, pcap, direction string) (t packageTests, dir string, err error) {
+// readTests reads the tests, or makes one of a capture.
+func readTests(ref, file, pcap, direction string) (t packageTests, err error) {
 	if pcap != "" {
 		one := packageCase{Name: filepath.Base(pcap), Direction: direction, Packets: []packetCase{{Packet: pkttest.Packet{Pcap: pcap}}}}
-		return packageTests{Tests: []packageCase{one}}, "", nil
+		return packageTests{Tests: []packageCase{one}}, nil
 	}
-	if file == "" {
-		file = filepath.Join(ref, "test.yaml")
-	}
-	data, err := os.ReadFile(file)
+	t.file = firstOf(file, filepath.Join(ref, "test.yaml"))
+	data, err := os.ReadFile(t.file)
 	if err != nil {
-		return t, "", err
+		return t, err
 	}
-	if err := yaml.UnmarshalStrict(data, &t); err != nil {
-		reason := strings.Join(strings.Fields(err.Error()), " ")
-		return t, "", &fault.Invalid{Resource: file, Reason: strings.TrimPrefix(reason, "error unmarshaling JSON: while decoding JSON: json: ")}
+	if t.positions, err = decode.File(t.file, data, &t); err == nil && len(t.Tests) == 0 {
+		err = t.positions.Locate(t.file, &fault.Invalid{Field: "tests", Reason: "there is none"})
 	}
-	if len(t.Tests) == 0 {
-		return t, "", &fault.Invalid{Resource: file, Field: "tests", Reason: "there is none"}
-	}
-	return t, filepath.Dir(file), nil
+	return t, err
 }
 
-func runTests(p *pkgs.Package, tests packageTests, dir string) (all []packetResult, err error) {
+// check returns all mistakes in configs and packets, with their places.
+func (t packageTests) check(p *pkgs.Package) error {
+	wrong := []error{checkConfig(p, t.Config, "config")}
+	for i, c := range t.Tests {
+		field := fmt.Sprintf("tests[%d].", i)
+		if c.Config != nil {
+			wrong = append(wrong, checkConfig(p, c.Config, field+"config"))
+		}
+		for j, packet := range c.Packets {
+			wrong = append(wrong, packet.check(fmt.Sprintf("%spackets[%d]", field, j), t.dir()))
+		}
+	}
+	if !slices.ContainsFunc(t.Tests, func(c packageCase) bool { return c.Config == nil }) {
+		wrong = wrong[1:]
+	}
+	return t.positions.Locate(t.file, errors.Join(wrong...))
+}
+
+// checkConfig returns what is wrong with a config, whose place is field.
+func checkConfig(p *pkgs.Package, config map[string]any, field string) error {
+	_, err := moduleOf(p, config)
+	for _, e := range fault.Invalids(err) {
+		e.Field = field + strings.TrimPrefix(e.Field, "config")
+	}
+	return err
+}
+
+func (c packetCase) check(field, dir string) error {
+	if _, err := c.Frames(dir); err != nil {
+		return &fault.Invalid{Field: field, Reason: err.Error()}
+	}
+	if c.Want == nil || c.Want.Packet == nil {
+		return nil
+	}
+	frames, err := c.Want.Packet.Frames(dir)
+	if err == nil && len(frames) != 1 {
+		err = fmt.Errorf("must be one packet, not %d", len(frames))
+	}
+	if err != nil {
+		return &fault.Invalid{Field: field + ".want.packet", Reason: err.Error()}
+	}
+	return nil
+}
+
+func runTests(p *pkgs.Package, tests packageTests) (all []packetResult, err error) {
 	if p.RunsOn(pkgs.HookSockets) {
 		return nil, &fault.Invalid{Reason: "the package runs on sockets, which the kernel offers no test run for"}
 	}
@@ -156,7 +205,7 @@ func runTests(p *pkgs.Package, tests packageTests, dir string) (all []packetResu
 			if len(t.Hooks) > 0 && !slices.Contains(t.Hooks, hook) {
 				continue
 			}
-			results, err := runTest(p, t, hook, dir)
+			results, err := runTest(p, t, hook, tests.dir())
 			if err != nil {
 				return all, fmt.Errorf("%s, %s: %w", t.Name, hook, err)
 			}
@@ -172,6 +221,7 @@ type testBench struct {
 	module  string
 	reasons map[uint64]string
 	loaded  *dataplane.Loaded
+	trace   *dataplane.Trace         // reports what the module returns, which the action of the hook does not show
 	by      map[string]*ebpf.Program // by direction
 }
 
@@ -187,6 +237,9 @@ func newBench(p *pkgs.Package, hook string, config map[string]any) (*testBench, 
 	b := &testBench{hook: hook, module: module.Name, reasons: map[uint64]string{}, by: map[string]*ebpf.Program{}}
 	for name, number := range p.DropReasons {
 		b.reasons[uint64(number)] = name
+	}
+	if b.trace, err = dataplane.NewTrace(dataplane.TraceFilter{}); err != nil {
+		return nil, err
 	}
 	for _, dir := range []dataplane.Direction{dataplane.Egress, dataplane.Ingress} {
 		if spec.Programs["kerb_"+string(dir)] == nil {
@@ -206,11 +259,10 @@ func (b *testBench) load(dir dataplane.Direction, module dataplane.Module) (err 
 		if b.loaded, err = dataplane.Load(side, dir, module); err != nil {
 			return err
 		}
-		b.by[string(dir)], err = b.loaded.Program.Clone()
-		return err
 	}
 	member := dataplane.Member{Name: module.Name, ID: module.ID, FailClosed: module.FailClosed}
-	b.by[string(dir)], err = b.loaded.Relink(dataplane.ChainSpec{Side: side, Direction: dir, Members: []dataplane.Member{member}})
+	spec := dataplane.ChainSpec{Side: side, Direction: dir, Members: []dataplane.Member{member}}
+	b.by[string(dir)], err = b.loaded.Trace(b.trace, spec)
 	return err
 }
 
@@ -218,6 +270,7 @@ func (b *testBench) close() {
 	for _, p := range b.by {
 		p.Close()
 	}
+	b.trace.Close()
 	if b.loaded != nil {
 		b.loaded.Close()
 	}
@@ -229,21 +282,21 @@ func runTest(p *pkgs.Package, t packageCase, hook, dir string) (all []packetResu
 		return nil, err
 	}
 	defer b.close()
-	for i, c := range t.Packets {
+	for _, c := range t.Packets {
 		frames, err := c.Frames(dir)
 		if err != nil {
-			return all, &fault.Invalid{Resource: t.Name, Field: fmt.Sprintf("packets[%d]", i), Reason: err.Error()}
+			return all, err
 		}
 		for range max(c.Repeat, 1) {
 			for _, frame := range frames {
 				direction := firstOf(c.Direction, t.Direction, "ingress")
 				r, err := b.run(direction, frame)
 				if err != nil {
-					return all, &fault.Invalid{Resource: t.Name, Field: fmt.Sprintf("packets[%d]", i), Reason: err.Error()}
+					return all, err
 				}
 				r.Test, r.Packet = t.Name, len(all)+1
 				if r.Problem, err = c.Want.compare(r, dir); err != nil {
-					return all, &fault.Invalid{Resource: t.Name, Field: fmt.Sprintf("packets[%d].want", i), Reason: err.Error()}
+					return all, err
 				}
 				all = append(all, r)
 			}
@@ -269,7 +322,7 @@ func (b *testBench) run(direction string, frame []byte) (packetResult, error) {
 		if direction != "ingress" && direction != "egress" {
 			return r, fmt.Errorf("direction %q is neither ingress nor egress", direction)
 		}
-		r.Verdict = "next" // the agent does not put the module there
+		r.Verdict = kerbabi.Next.String() // the agent does not put the module there
 		return r, nil
 	}
 	before, err := b.loaded.Drops(b.module)
@@ -278,17 +331,15 @@ func (b *testBench) run(direction string, frame []byte) (packetResult, error) {
 	}
 	out := make([]byte, len(frame)+1024)
 	result := &ebpf.RunOptions{Data: frame, DataOut: out}
-	code, err := program.Run(result)
-	if err != nil {
+	if _, err := program.Run(result); err != nil {
 		return r, fmt.Errorf("test run: %w", err)
 	}
 	r.out = result.DataOut
 	if !bytes.Equal(r.in, r.out) {
 		r.Out = hex.EncodeToString(r.out)
 	}
-	r.Verdict = verdicts[b.hook][code]
-	if r.Verdict == "" {
-		r.Verdict = fmt.Sprintf("%d", code)
+	if r.Verdict, err = b.verdict(); err != nil {
+		return r, err
 	}
 	after, err := b.loaded.Drops(b.module)
 	for i := range after {
@@ -299,10 +350,20 @@ func (b *testBench) run(direction string, frame []byte) (packetResult, error) {
 	return r, err
 }
 
-// verdicts are what chains return to the kernel.
-var verdicts = map[string]map[uint32]string{
-	pkgs.HookTC:  {0: "next", 0xffffffff: "next", 2: "drop", 7: "redirect"},
-	pkgs.HookXDP: {0: "aborted", 1: "drop", 2: "next", 3: "reply", 4: "redirect"},
+// verdict is what the module has returned for the last packet.
+func (b *testBench) verdict() (verdict string, err error) {
+	for {
+		e, err := b.trace.Read(time.Now())
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			return verdict, nil
+		}
+		if err != nil {
+			return "", fmt.Errorf("read the verdict: %w", err)
+		}
+		if !e.Head() {
+			verdict = kerbabi.Verdict(e.Verdict).String()
+		}
+	}
 }
 
 func (b *testBench) reason(number uint64) string {
@@ -318,11 +379,7 @@ func (e *expectation) compare(r packetResult, dir string) (problem string, err e
 		return "", nil
 	}
 	var wrong []string
-	verdict := e.Verdict
-	if verdict == "reply" && r.Hook == pkgs.HookTC {
-		verdict = "redirect" // out of the interface that it came from
-	}
-	if verdict != "" && verdict != r.Verdict {
+	if e.Verdict != "" && e.Verdict != r.Verdict {
 		wrong = append(wrong, fmt.Sprintf("verdict %s, want %s", r.Verdict, e.Verdict))
 	}
 	if e.Reason != "" && e.Reason != r.Reason {
@@ -335,9 +392,6 @@ func (e *expectation) compare(r packetResult, dir string) (problem string, err e
 		frames, err := e.Packet.Frames(dir)
 		if err != nil {
 			return "", err
-		}
-		if len(frames) != 1 {
-			return "", errors.New("want.packet must be one packet")
 		}
 		if !bytes.Equal(frames[0], r.out) {
 			wrong = append(wrong, "another packet: "+difference(frames[0], r.out))

@@ -4,9 +4,11 @@ package cli
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 
 	"github.com/cilium/ebpf"
 
@@ -143,17 +145,33 @@ func moduleOf(p *pkgs.Package, given map[string]any) (dataplane.Module, error) {
 	module := bareModule(p)
 	config, err := p.Defaulted(given)
 	if err != nil {
-		return module, &fault.Invalid{Field: "config", Reason: err.Error()}
+		return module, configMistakes(err)
 	}
 	if p.ControlPlane == nil && p.Control != nil { // a process, which is not run for this: constants and sizes are the compiled ones
 		return module, nil
 	}
 	if p.ControlPlane == nil {
 		module.Settings.Constants, err = p.Constants(config)
-		return module, err
+		return module, configMistakes(err)
 	}
 	module.Settings, module.Fill, err = compileControl(p, config)
-	return module, err
+	return module, configMistakes(err)
+}
+
+// configMistakes returns the mistakes in a config that err joins as *fault.Invalid. Other errors stay as they are.
+func configMistakes(err error) error {
+	if joined, ok := err.(interface{ Unwrap() []error }); ok {
+		var all []error
+		for _, one := range joined.Unwrap() {
+			all = append(all, configMistakes(one))
+		}
+		return errors.Join(all...)
+	}
+	var mistake *sdk.ConfigError
+	if errors.As(err, &mistake) {
+		return &fault.Invalid{Field: strings.TrimSuffix("config."+mistake.Field, "."), Reason: mistake.Reason}
+	}
+	return err
 }
 
 func compileControl(p *pkgs.Package, config map[string]any) (sdk.Settings, func(sdk.Maps) error, error) {

@@ -30,11 +30,11 @@ type Packet struct {
 type Fields struct {
 	SrcMAC  string     `json:"srcMAC,omitempty"`
 	DstMAC  string     `json:"dstMAC,omitempty"`
-	VLAN    uint16     `json:"vlan,omitempty"`
+	VLAN    uint16     `json:"vlan,omitempty" maximum:"4094"`
 	Src     netip.Addr `json:"src"`
 	Dst     netip.Addr `json:"dst"`
-	TTL     uint8      `json:"ttl,omitempty"`
-	TOS     uint8      `json:"tos,omitempty"`
+	TTL     uint8      `json:"ttl,omitempty" maximum:"255"`
+	TOS     uint8      `json:"tos,omitempty" maximum:"255"`
 	TCP     *TCP       `json:"tcp,omitempty"`
 	UDP     *Ports     `json:"udp,omitempty"`
 	ICMP    *ICMP      `json:"icmp,omitempty"`
@@ -43,8 +43,8 @@ type Fields struct {
 
 // Ports are those of a datagram.
 type Ports struct {
-	Src uint16 `json:"src"`
-	Dst uint16 `json:"dst"`
+	Src uint16 `json:"src,omitempty" maximum:"65535"`
+	Dst uint16 `json:"dst,omitempty" maximum:"65535"`
 }
 
 // TCP is a segment.
@@ -57,10 +57,10 @@ type TCP struct {
 
 // ICMP is a message, of ICMPv6 if the addresses are.
 type ICMP struct {
-	Type uint8  `json:"type"`
-	Code uint8  `json:"code,omitempty"`
-	ID   uint16 `json:"id,omitempty"`
-	Seq  uint16 `json:"seq,omitempty"`
+	Type uint8  `json:"type,omitempty" maximum:"255"`
+	Code uint8  `json:"code,omitempty" maximum:"255"`
+	ID   uint16 `json:"id,omitempty" maximum:"65535"`
+	Seq  uint16 `json:"seq,omitempty" maximum:"65535"`
 }
 
 // Frames returns the packets. Captures are relative to dir.
