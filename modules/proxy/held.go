@@ -31,6 +31,7 @@ type heldPacket struct {
 // waiting is what waits for one address.
 type waiting struct {
 	since   time.Time
+	ifindex uint32          // of the packet that asked for it
 	packets []*list.Element // oldest first
 }
 
@@ -43,7 +44,7 @@ func newHeld(perAddress, perAll, bytes int, wait time.Duration) *held {
 func (h *held) add(p heldPacket, now time.Time) (first bool) {
 	w, known := h.addresses[p.to]
 	if !known {
-		w = &waiting{since: now}
+		w = &waiting{since: now, ifindex: p.ifindex}
 		h.addresses[p.to] = w
 	}
 	if len(w.packets) >= h.perAddress {
@@ -92,6 +93,14 @@ func (h *held) drop(e *list.Element) netip.Addr {
 	w.packets = slices.DeleteFunc(w.packets, func(o *list.Element) bool { return o == e })
 	h.Dropped++
 	return p.to
+}
+
+// asker is the interface whose packet asked for an address, or 0.
+func (h *held) asker(to netip.Addr) uint32 {
+	if w, ok := h.addresses[to]; ok {
+		return w.ifindex
+	}
+	return 0
 }
 
 // take returns the packets for an address, oldest first, and waits for it no longer.

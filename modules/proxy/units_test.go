@@ -208,7 +208,7 @@ func TestHeldBoundsAddresses(t *testing.T) {
 func TestNegative(t *testing.T) {
 	n, now := newNegative(10*time.Second, 3), time.Unix(0, 0)
 	for i := range 5 {
-		until, over := n.add(addressNo(i), now.Add(time.Duration(i)*time.Second))
+		until, over := n.add(addressNo(i), 7, now.Add(time.Duration(i)*time.Second))
 		if want := now.Add(time.Duration(10+i) * time.Second); until != want {
 			t.Errorf("%d until %v, want %v", i, until, want)
 		}
@@ -217,14 +217,14 @@ func TestNegative(t *testing.T) {
 		}
 	}
 	n.remove(addressNo(3))
-	n.add(addressNo(2), now.Add(5*time.Second)) // asked for again
+	n.add(addressNo(2), 7, now.Add(5*time.Second)) // asked for again
 	if over := n.expired(now.Add(14*time.Second - 1)); over != nil {
 		t.Errorf("%v too early", over)
 	}
 	if over := n.expired(now.Add(15 * time.Second)); len(over) != 2 || over[0] != addressNo(4) || over[1] != addressNo(2) {
 		t.Errorf("%v, want 4 and 2", over)
 	}
-	if n.order.Len() != 0 || len(n.entries) != 0 {
+	if len(n.askers) != 0 || len(n.entries) != 0 {
 		t.Error("not empty")
 	}
 }

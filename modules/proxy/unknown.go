@@ -73,13 +73,16 @@ func (w *plane) deny(a netip.Addr, now time.Time) ([]*heldPacket, error) {
 	if v := w.addresses[a]; v != nil && v.service != nil {
 		return nil, nil
 	}
-	until, over := w.negative.add(a, now)
+	until, over := w.negative.add(a, w.held.asker(a), now)
 	w.unknowns.Denied++
+	if err := w.forget(over); err != nil { // first, as the table has no room beyond the limit
+		return nil, err
+	}
 	expires := monotonic() + uint64(until.Sub(now))
 	if err := write(w.maps.vips, mapVIPs, addressOf(a), vip{Expires: expires, Flags: vipNegative}); err != nil {
 		return nil, err
 	}
-	return w.held.take(a), w.forget(over)
+	return w.held.take(a), nil
 }
 
 // forget makes addresses unknown again that count as not existing.

@@ -27,7 +27,12 @@ func event(to string, ifindex uint32, frame string) []byte {
 
 func (p *plant) arrive(to, frame string) {
 	p.t.Helper()
-	packet, ok := parseUnknown(event(to, 7, frame))
+	p.arriveFrom(7, to, frame)
+}
+
+func (p *plant) arriveFrom(ifindex uint32, to, frame string) {
+	p.t.Helper()
+	packet, ok := parseUnknown(event(to, ifindex, frame))
 	if !ok {
 		p.t.Fatal("event not understood")
 	}
@@ -144,6 +149,26 @@ func TestUnknownScan(t *testing.T) {
 	p.restart("")
 	if n := len(p.w.addresses); n != 0 {
 		t.Errorf("%d addresses after a restart", n)
+	}
+}
+
+// A service that scans a range pushes out its own denials only: those of other services are not asked for again.
+func TestUnknownScanLeavesOthers(t *testing.T) {
+	p := newPlant(t, "")
+	deny := func(ifindex uint32, a netip.Addr) {
+		p.arriveFrom(ifindex, a.String(), "x")
+		p.tell(sdk.VirtualServiceUpdate{Unknown: []netip.Addr{a}})
+	}
+	for i := range 10 {
+		deny(8, netip.AddrFrom4([4]byte{10, 30, 9, byte(i)}))
+	}
+	for i := range 3 * maxNegative {
+		deny(7, netip.AddrFrom4([4]byte{10, 31, byte(i >> 8), byte(i)}))
+	}
+	for i := range 10 {
+		if a := netip.AddrFrom4([4]byte{10, 30, 9, byte(i)}); !p.negative(a.String()) {
+			t.Errorf("%v gave way to the scan of another service", a)
+		}
 	}
 }
 
