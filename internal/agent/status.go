@@ -92,7 +92,7 @@ func controlCondition(s control.State) v1.Condition {
 	switch {
 	case !s.Running:
 		c.Status, c.Reason, c.Message = "False", "NotRunning", s.Reason
-	case !s.Started:
+	case !s.Started, !s.HealthKnown:
 		c.Status, c.Reason, c.Message = "False", "Starting", s.Reason
 	case !s.Healthy:
 		c.Status, c.Reason, c.Message = "False", "Unhealthy", s.Reason

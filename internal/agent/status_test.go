@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/control"
 	"github.com/kerb-edge/kerb/internal/fault"
 	"github.com/kerb-edge/kerb/sdk"
 )
@@ -20,6 +21,23 @@ func TestNoAttachPoint(t *testing.T) {
 		d.resource.Spec.Hook = hook
 		if c := a.moduleReady(d, 0, ""); c.Reason != "NoAttachPoint" || strings.Contains(c.Message, "hook: tc") != hint {
 			t.Errorf("hook %s: %+v", hook, c)
+		}
+	}
+}
+
+// A control plane is reported to run when it has said that it is well, not before.
+func TestControlPlaneIsStartingUntilItAnswers(t *testing.T) {
+	for _, c := range []struct {
+		state          control.State
+		status, reason string
+	}{
+		{control.State{Running: true}, "False", "Starting"},
+		{control.State{Running: true, Started: true}, "False", "Starting"},
+		{control.State{Running: true, Started: true, HealthKnown: true}, "False", "Unhealthy"},
+		{control.State{Running: true, Started: true, HealthKnown: true, Healthy: true}, "True", "Running"},
+	} {
+		if got := controlCondition(c.state); got.Status != c.status || got.Reason != c.reason {
+			t.Errorf("%+v: %s (%s)", c.state, got.Status, got.Reason)
 		}
 	}
 }

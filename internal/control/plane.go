@@ -86,12 +86,13 @@ type live struct {
 
 // State is what becomes of a control plane.
 type State struct {
-	Running  bool
-	Started  bool   // has taken the present generation over
-	Healthy  bool   // by its own word; true until it says otherwise
-	Reason   string // why not
-	Restarts int
-	PID      int
+	Running     bool
+	Started     bool   // has taken the present generation over
+	HealthKnown bool   // has been asked for its health since then
+	Healthy     bool   // by its own word
+	Reason      string // why not
+	Restarts    int
+	PID         int
 	// Conditions are what it tells besides, at its last sign of health.
 	Conditions []sdk.Condition
 	// Ejected are the instances of virtual services that it gives no new connections.
@@ -100,7 +101,7 @@ type State struct {
 
 // sameStatus reports whether the states differ in reasons and figures only.
 func (s State) sameStatus(o State) bool {
-	return s.Running == o.Running && s.Started == o.Started && s.Healthy == o.Healthy &&
+	return s.Running == o.Running && s.Started == o.Started && s.HealthKnown == o.HealthKnown && s.Healthy == o.Healthy &&
 		slices.EqualFunc(s.Conditions, o.Conditions, func(c, d sdk.Condition) bool { return c.Type == d.Type && c.Status == d.Status })
 }
 
@@ -111,7 +112,7 @@ func newPlane(module string, p *pkgs.Package, opts Options, start starter) *Plan
 	plane.kernel = func(context.Context) sdk.Kernel { return sdk.Kernel{} }
 	close(plane.resume)
 	plane.start = func() (*run, error) { return newRun(opts.sockets(), module, start) }
-	plane.state = State{Healthy: true, Reason: "starting"}
+	plane.state = State{Reason: "starting"}
 	return plane
 }
 
@@ -261,7 +262,7 @@ func (p *Plane) live(rest <-chan struct{}) error {
 	close(p.arrived)
 	p.arrived = make(chan struct{})
 	p.mu.Unlock()
-	p.setState(func(s *State) { s.Running, s.Healthy, s.Reason, s.PID = true, true, "", r.process.pid })
+	p.setState(func(s *State) { s.Running, s.HealthKnown, s.Reason, s.PID = true, false, "", r.process.pid })
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -367,8 +368,11 @@ func (p *Plane) tellRun(ctx context.Context, r *run, t *told, want *live) error 
 		p.mu.Lock()
 		p.startedWith = want.name
 		p.mu.Unlock()
-		p.setState(func(s *State) { s.Started, s.Healthy, s.Reason = true, true, "" })
+		p.setState(func(s *State) {
+			s.Started, s.HealthKnown, s.Reason = true, false, "no answer to health yet"
+		})
 		p.openDoor(r, t)
+		p.checkHealth(ctx, r, 0)
 		return nil
 	}
 	now := byKey(want.instances)
@@ -464,11 +468,11 @@ func (p *Plane) checkHealth(ctx context.Context, r *run, missed int) int {
 	health, err := p.askHealth(ctx, r)
 	var answer *AnswerError
 	if err != nil && !errors.As(err, &answer) {
-		p.setState(func(s *State) { s.Healthy, s.Reason = false, err.Error() })
+		p.setState(func(s *State) { s.HealthKnown, s.Healthy, s.Reason = true, false, err.Error() })
 		return missed + 1
 	}
 	p.setState(func(s *State) {
-		s.Healthy, s.Reason = err == nil, ""
+		s.HealthKnown, s.Healthy, s.Reason = true, err == nil, ""
 		if err != nil {
 			s.Reason = err.Error()
 			return

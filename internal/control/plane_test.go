@@ -211,6 +211,32 @@ func TestHealth(t *testing.T) {
 	}
 }
 
+// Health is unknown until the first answer, which is asked for as soon as the control plane has taken its generation over.
+func TestHealthIsUnknownAtFirst(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFake(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.URL.Path == sdk.PathPrefix+"health" {
+				time.Sleep(3 * time.Second)
+				http.Error(w, `{"reason": "tired"}`, http.StatusServiceUnavailable)
+			}
+		}))
+		f.run.maps = unread(t)
+		p := testPlane(func() (*run, error) { return f.run, nil })
+		p.want = &live{name: "live-1"}
+		p.wake()
+		go p.supervise()
+		time.Sleep(2 * time.Second)
+		if s := p.State(); !s.Started || s.HealthKnown || s.Healthy {
+			t.Errorf("before the first answer: %+v", s)
+		}
+		time.Sleep(2 * time.Second)
+		if s := p.State(); !s.HealthKnown || s.Healthy || !strings.Contains(s.Reason, "tired") {
+			t.Errorf("after the first answer: %+v", s)
+		}
+		p.Close()
+	})
+}
+
 // The conditions that a control plane reports are kept, and a change of their status is announced.
 func TestConditions(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
