@@ -94,7 +94,7 @@ ALONE := ./bench/... ./intercept ./internal/lab/traffic ./kmod ./modules/interce
 TEST := $(ROOT_GO) test -vet=off -timeout 15m -parallel 4 # vetted by lint
 
 # What runs without root and within a minute: not the modules' long comparisons with models, benches, and tests of whole nodes.
-UNIT := ./api/... ./bpf ./cmd/... ./internal/... ./lib ./modules ./modules/counter ./modules/gen ./modules/responder/gen ./sdk \
+UNIT := ./api/... ./bpf ./internal/... ./lib ./modules ./modules/counter ./modules/gen ./modules/responder/gen ./sdk \
 	./test/kernels ./test/repository
 
 unit: bpf ## Test: the tests that need no root, in a minute

@@ -6,13 +6,14 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 )
 
 // kerb bench and kerb demo are kerb-bench from the directory of kerb.
 func TestBenchAndDemoRunKerbBench(t *testing.T) {
-	kerb := buildKerb(t, "")
+	kerb := buildKerb(t)
 	t.Setenv("PATH", t.TempDir())
 	t.Run("without it the help has both commands, which say how to get it", func(t *testing.T) {
 		for _, command := range []string{"\n  bench ", "\n  demo "} {
@@ -55,11 +56,11 @@ func placeBench(t *testing.T, kerb, script string) {
 	}
 }
 
-// buildKerb builds kerb alone in a directory.
-func buildKerb(t *testing.T, ldflags string) string {
+// buildKerb builds kerb alone in a directory, with flags of go build.
+func buildKerb(t *testing.T, flags ...string) string {
 	t.Helper()
 	program := filepath.Join(t.TempDir(), "kerb")
-	build := exec.Command("go", "build", "-ldflags", ldflags, "-o", program, ".")
+	build := exec.Command("go", slices.Concat([]string{"build", "-o", program}, flags, []string{"."})...)
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)

@@ -32,7 +32,7 @@ func TestSize(t *testing.T) {
 	if runtime.GOARCH != "amd64" {
 		t.Skip("the limit is for amd64")
 	}
-	info, err := os.Stat(buildKerb(t, "-s -w"))
+	info, err := os.Stat(buildKerb(t, "-ldflags", "-s -w"))
 	if err != nil {
 		t.Fatal(err)
 	}
