@@ -3,7 +3,6 @@
 package agent
 
 import (
-	"context"
 	"errors"
 	"net"
 	"net/http"
@@ -15,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/client"
 )
 
 // systemd and `kerb status` learn that the node is ready only after the first reconciliation; the API answers before.
@@ -72,13 +72,10 @@ func (n *node) reconciledCondition(t *testing.T) v1.Condition {
 // awaitAPI waits until the socket answers.
 func (n *node) awaitAPI(t *testing.T) {
 	t.Helper()
-	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return (&net.Dialer{}).DialContext(ctx, "unix", n.cfg.Paths.Socket())
-	}}}
+	agent := client.New(n.cfg.Paths.Socket())
 	for end := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
-		res, err := client.Get("http://kerb/v1/status")
+		err := agent.Call(t.Context(), http.MethodGet, "/v1/status", nil, nil)
 		if err == nil {
-			res.Body.Close()
 			return
 		}
 		if time.Now().After(end) {

@@ -11,7 +11,6 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"net"
 	"net/http"
 	"net/url"
 	"os"
@@ -21,6 +20,7 @@ import (
 	"syscall"
 
 	"github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/client"
 	"github.com/kerb-edge/kerb/internal/server"
 )
 
@@ -74,25 +74,6 @@ func orJoin(socket string) string {
 	return ", or join the group " + group.Name
 }
 
-// dialError marks failures to connect among all that an HTTP client can return.
-type dialError struct{ error }
-
-func (e *dialError) Unwrap() error { return e.error }
-
-// socketClient speaks HTTP over the socket.
-func (a *app) socketClient() *http.Client {
-	return &http.Client{Transport: &http.Transport{
-		DisableKeepAlives: true,
-		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			c, err := (&net.Dialer{}).DialContext(ctx, "unix", a.socket)
-			if err != nil {
-				return nil, &dialError{err}
-			}
-			return c, nil
-		},
-	}}
-}
-
 // call makes one request. Errors that the agent answers are *server.Problem.
 func (a *app) call(ctx context.Context, method, path string, body []byte) ([]byte, error) {
 	response, err := a.request(ctx, method, path, bytes.NewReader(body))
@@ -124,20 +105,12 @@ func (a *app) request(ctx context.Context, method, path string, body io.Reader) 
 	if err != nil {
 		return nil, &endpointError{err}
 	}
-	r, err := http.NewRequestWithContext(ctx, method, e.base+path, body)
-	if err != nil {
-		return nil, err
-	}
-	r.Header.Set("Content-Type", "application/json")
-	if e.token != "" {
-		r.Header.Set("Authorization", "Bearer "+e.token)
-	}
-	response, err := e.client.Do(r)
-	var dial *dialError
+	response, err := e.client.Send(ctx, method, path, body)
+	var dial *client.DialError
 	var url *url.Error
 	switch {
 	case errors.As(err, &dial):
-		return nil, &unreachableError{e.name, dial.error}
+		return nil, &unreachableError{e.name, dial.Err}
 	case !e.socket && errors.As(err, &url) && ctx.Err() == nil:
 		return nil, &unreachableError{e.name, url.Err}
 	}

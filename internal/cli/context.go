@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"net/http"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -18,6 +17,7 @@ import (
 	"github.com/spf13/cobra"
 	"sigs.k8s.io/yaml"
 
+	"github.com/kerb-edge/kerb/client"
 	"github.com/kerb-edge/kerb/internal/atomicfile"
 	"github.com/kerb-edge/kerb/internal/decode"
 	"github.com/kerb-edge/kerb/internal/fault"
@@ -72,10 +72,8 @@ func (c contexts) find(name string) (remote, error) {
 // endpoint is where the agent is that commands speak to.
 type endpoint struct {
 	name   string // for messages
-	base   string // of URLs
-	client *http.Client
+	client *client.Client
 	socket bool
-	token  string
 }
 
 // agentEndpoint chooses the agent: flags before variables of the environment before the current context, and else this node's.
@@ -88,7 +86,7 @@ func (a *app) agentEndpoint() (*endpoint, error) {
 		return nil, err
 	}
 	if r == nil {
-		a.endpoint = &endpoint{name: a.socket, base: "http://kerb", client: a.socketClient(), socket: true}
+		a.endpoint = &endpoint{name: a.socket, client: client.New(a.socket), socket: true}
 		return a.endpoint, nil
 	}
 	a.endpoint, err = r.endpoint()
@@ -157,8 +155,7 @@ func (r remote) endpoint() (*endpoint, error) {
 		secure.Certificates = []tls.Certificate{pair}
 	}
 	token, err := clientToken(r.TokenFile)
-	return &endpoint{name: r.Server, base: strings.TrimSuffix(r.Server, "/"), token: token,
-		client: &http.Client{Transport: &http.Transport{DisableKeepAlives: true, TLSClientConfig: secure}}}, err
+	return &endpoint{name: r.Server, client: client.NewHTTPS(strings.TrimSuffix(r.Server, "/"), token, secure)}, err
 }
 
 // clientToken reads a token that no other user may read.

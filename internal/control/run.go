@@ -3,7 +3,6 @@
 package control
 
 import (
-	"context"
 	"crypto/rand"
 	"errors"
 	"fmt"
@@ -16,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/kerb-edge/kerb/client"
 	"github.com/kerb-edge/kerb/sdk"
 )
 
@@ -67,12 +67,9 @@ func newRun(dir, module string, start starter) (*run, error) {
 		return nil, errors.Join(err, os.Remove(socket))
 	}
 	r := &run{maps: ours, socket: socket, ended: make(chan struct{}), process: p}
-	r.transport = &http.Transport{
-		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			return (&net.Dialer{}).DialContext(ctx, "unix", socket)
-		},
-		MaxIdleConns: 6, IdleConnTimeout: 30 * time.Second, MaxResponseHeaderBytes: 64 << 10, DisableCompression: true,
-	}
+	r.transport = client.Unix(socket)
+	r.transport.DisableKeepAlives, r.transport.MaxIdleConns, r.transport.IdleConnTimeout = false, 6, 30*time.Second
+	r.transport.MaxResponseHeaderBytes, r.transport.DisableCompression = 64<<10, true
 	go func() {
 		<-p.ended
 		r.why = p.why()

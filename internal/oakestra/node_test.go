@@ -23,6 +23,7 @@ import (
 	"github.com/vishvananda/netns"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/client"
 	"github.com/kerb-edge/kerb/internal/lab/node/nodetest"
 )
 
@@ -37,12 +38,7 @@ type node struct {
 func newNode(t *testing.T) *node {
 	t.Helper()
 	n := &node{Node: nodetest.New(t)}
-	n.client = &http.Client{Timeout: nodetest.Patience, Transport: &http.Transport{
-		DisableKeepAlives: true,
-		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			return (&net.Dialer{}).DialContext(ctx, "unix", n.OakestraSocket())
-		},
-	}}
+	n.client = &http.Client{Timeout: nodetest.Patience, Transport: client.Unix(n.OakestraSocket())}
 	n.Configure("oakestra: {bridge: oakbr}\n")
 	t.Cleanup(n.purged)
 	n.start()

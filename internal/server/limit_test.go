@@ -19,6 +19,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kerb-edge/kerb/client"
 	"github.com/kerb-edge/kerb/internal/config"
 	"github.com/kerb-edge/kerb/internal/server"
 	"github.com/kerb-edge/kerb/internal/server/servertest"
@@ -56,9 +57,7 @@ func tcpServer(t *testing.T, change func(*config.TCP)) (address string, unix *ht
 			t.Error(err)
 		}
 	})
-	unix = &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return (&net.Dialer{}).DialContext(ctx, "unix", path)
-	}}}
+	unix = &http.Client{Transport: client.Unix(path)}
 	return endpoints[1].Addr().String(), unix, log, files
 }
 

@@ -22,6 +22,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kerb-edge/kerb/client"
 	"github.com/kerb-edge/kerb/internal/config"
 	"github.com/kerb-edge/kerb/internal/fault"
 	"github.com/kerb-edge/kerb/internal/paths"
@@ -108,17 +109,9 @@ func TestServeEndsWithItsContext(t *testing.T) {
 	done := make(chan error, 1)
 	s := newServer(t)
 	go func() { done <- s.Serve(ctx, endpoints...) }()
-	client := &http.Client{Transport: &http.Transport{
-		DisableKeepAlives: true,
-		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			return (&net.Dialer{}).DialContext(ctx, "unix", path)
-		},
-	}}
-	got, err := client.Get("http://kerb/healthz")
-	if err != nil || got.StatusCode != 200 {
-		t.Fatalf("%v %v", got, err)
+	if err := client.New(path).Call(ctx, http.MethodGet, "/healthz", nil, nil); err != nil {
+		t.Fatal(err)
 	}
-	got.Body.Close()
 	cancel()
 	if err := <-done; err != nil {
 		t.Error(err)

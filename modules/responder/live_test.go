@@ -26,6 +26,7 @@ import (
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
 
+	"github.com/kerb-edge/kerb/client"
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
 	"github.com/kerb-edge/kerb/internal/pkgs/pkgstest"
@@ -435,14 +436,7 @@ func (s *stage) eventually(right func() bool) {
 
 func (s *stage) request(method, path, body string) *http.Response {
 	s.t.Helper()
-	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return (&net.Dialer{}).DialContext(ctx, "unix", s.socket)
-	}}}
-	r, err := http.NewRequestWithContext(s.t.Context(), method, "http://kerb/v1/modules/sign/"+path, strings.NewReader(body))
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	response, err := client.Do(r)
+	response, err := client.New(s.socket).Send(s.t.Context(), method, "/v1/modules/sign/"+path, strings.NewReader(body))
 	if err != nil {
 		s.t.Fatal(err)
 	}

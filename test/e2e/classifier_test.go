@@ -9,7 +9,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -22,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/client"
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
 	"github.com/kerb-edge/kerb/internal/lab/node/nodetest"
 )
@@ -221,22 +221,15 @@ type verdict struct {
 // verdicts streams them from the agent, until it ends.
 func (n *node) verdicts(ctx context.Context) <-chan verdict {
 	n.T.Helper()
-	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return (&net.Dialer{}).DialContext(ctx, "unix", n.Socket())
-	}}}
-	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://kerb/v1/modules/guard/events", nil)
-	if err != nil {
-		n.T.Fatal(err)
-	}
-	response, err := client.Do(r)
+	stream, err := client.New(n.Socket()).Stream(ctx, "/v1/modules/guard/events")
 	if err != nil {
 		n.T.Fatal(err)
 	}
 	out := make(chan verdict, 1000)
 	go func() {
-		defer response.Body.Close()
+		defer stream.Close()
 		defer close(out)
-		for lines := json.NewDecoder(response.Body); ; {
+		for lines := json.NewDecoder(stream); ; {
 			var v verdict
 			if lines.Decode(&v) != nil {
 				return

@@ -7,12 +7,12 @@ import (
 	"encoding/binary"
 	"encoding/json"
 	"net"
-	"net/http"
 	"net/netip"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/kerb-edge/kerb/client"
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
 	"github.com/kerb-edge/kerb/internal/lab/node/nodetest"
 )
@@ -63,22 +63,15 @@ func (n *node) signState() (s signState) {
 // signEvents streams the states of the sign from the agent.
 func (n *node) signEvents(ctx context.Context) <-chan signState {
 	n.T.Helper()
-	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return (&net.Dialer{}).DialContext(ctx, "unix", n.Socket())
-	}}}
-	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://kerb/v1/modules/sign/events?listener=road", nil)
-	if err != nil {
-		n.T.Fatal(err)
-	}
-	response, err := client.Do(r)
+	stream, err := client.New(n.Socket()).Stream(ctx, "/v1/modules/sign/events?listener=road")
 	if err != nil {
 		n.T.Fatal(err)
 	}
 	out := make(chan signState)
 	go func() {
-		defer response.Body.Close()
+		defer stream.Close()
 		defer close(out)
-		for lines := json.NewDecoder(response.Body); ; {
+		for lines := json.NewDecoder(stream); ; {
 			var s signState
 			if lines.Decode(&s) != nil {
 				return

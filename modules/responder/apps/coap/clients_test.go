@@ -22,6 +22,7 @@ import (
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/link"
 
+	apiclient "github.com/kerb-edge/kerb/client"
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
 )
 
@@ -151,9 +152,7 @@ func (s *site) start(lab *netlab.Lab) {
 	s.t.Helper()
 	s.background(lab.Node().Command(context.Background(), s.kerb, append([]string{"agent"}, s.flags()...)...))
 	socket := filepath.Join(s.dir, "run", "kerb.sock")
-	s.running = &http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return (&net.Dialer{}).DialContext(ctx, "unix", socket)
-	}}}
+	s.running = &http.Client{Transport: apiclient.Unix(socket)}
 	s.eventually("the agent answers", func() bool {
 		_, err := s.running.Get("http://kerb/v1/status")
 		return err == nil

@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package client calls the API of a Kerb agent, over its Unix socket or over HTTPS.
+package client
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+)
+
+// Client is an agent's API. It is safe for concurrent use.
+type Client struct {
+	base, token string
+	http        *http.Client
+}
+
+// New returns a client of the agent that listens on a Unix socket.
+func New(socket string) *Client {
+	return &Client{base: "http://kerb", http: &http.Client{Transport: Unix(socket)}}
+}
+
+// NewHTTPS returns a client of the agent at a URL such as https://node:7188. The token may be empty.
+func NewHTTPS(url, token string, config *tls.Config) *Client {
+	return &Client{base: url, token: token, http: &http.Client{Transport: &http.Transport{DisableKeepAlives: true, TLSClientConfig: config}}}
+}
+
+// Unix returns a transport whose connections, one for each request, go to a Unix socket whatever the URL says.
+func Unix(socket string) *http.Transport {
+	return &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		c, err := (&net.Dialer{}).DialContext(ctx, "unix", socket)
+		if err != nil {
+			return nil, &DialError{err}
+		}
+		return c, nil
+	}}
+}
+
+// DialError is returned when no agent accepts connections on the socket, so that it received nothing.
+type DialError struct{ Err error }
+
+func (e *DialError) Error() string { return e.Err.Error() }
+
+func (e *DialError) Unwrap() error { return e.Err }
+
+// StatusError is an answer other than success.
+type StatusError struct {
+	Method, Path string
+	Status       int
+	Body         []byte // application/problem+json (RFC 9457) if the agent itself refused the request
+}
+
+func (e *StatusError) Error() string {
+	return fmt.Sprintf("%s %s: %d %s: %s", e.Method, e.Path, e.Status, http.StatusText(e.Status), bytes.TrimSpace(e.Body))
+}
+
+// Send sends a request to a path such as /v1/status. The caller closes the body of the answer, whatever its status is.
+func (c *Client) Send(ctx context.Context, method, path string, body io.Reader) (*http.Response, error) {
+	r, err := http.NewRequestWithContext(ctx, method, c.base+path, body)
+	if err != nil {
+		return nil, err
+	}
+	r.Header.Set("Content-Type", "application/json")
+	if c.token != "" {
+		r.Header.Set("Authorization", "Bearer "+c.token)
+	}
+	return c.http.Do(r)
+}
+
+// Stream sends a GET and returns the body of a successful answer, which the caller closes.
+func (c *Client) Stream(ctx context.Context, path string) (io.ReadCloser, error) {
+	return c.open(ctx, http.MethodGet, path, nil)
+}
+
+// Call sends in as JSON, unless it is nil, and decodes the answer into out, unless that is nil.
+func (c *Client) Call(ctx context.Context, method, path string, in, out any) error {
+	var text []byte
+	var err error
+	if in != nil {
+		if text, err = json.Marshal(in); err != nil {
+			return err
+		}
+	}
+	body, err := c.open(ctx, method, path, bytes.NewReader(text))
+	if err != nil {
+		return err
+	}
+	defer body.Close()
+	if out == nil {
+		return nil
+	}
+	return json.NewDecoder(body).Decode(out)
+}
+
+func (c *Client) open(ctx context.Context, method, path string, body io.Reader) (io.ReadCloser, error) {
+	answer, err := c.Send(ctx, method, path, body)
+	if err != nil {
+		return nil, err
+	}
+	if answer.StatusCode < http.StatusMultipleChoices {
+		return answer.Body, nil
+	}
+	defer answer.Body.Close()
+	text, err := io.ReadAll(answer.Body)
+	if err != nil {
+		return nil, err
+	}
+	return nil, &StatusError{method, path, answer.StatusCode, text}
+}

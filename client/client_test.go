@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package client_test
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"path/filepath"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/kerb-edge/kerb/client"
+)
+
+// agent answers with what it was asked.
+func agent(w http.ResponseWriter, r *http.Request) {
+	body, _ := io.ReadAll(r.Body)
+	if r.URL.Path == "/v1/none" {
+		http.Error(w, "none", http.StatusNotFound)
+		return
+	}
+	_ = json.NewEncoder(w).Encode([]string{r.Method, r.URL.RequestURI(), r.Header.Get("Authorization"), r.Header.Get("Content-Type"), string(body)})
+}
+
+func onSocket(t *testing.T) *client.Client {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "s")
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &httptest.Server{Listener: l, Config: &http.Server{Handler: http.HandlerFunc(agent)}}
+	s.Start()
+	t.Cleanup(s.Close)
+	return client.New(path)
+}
+
+func TestCall(t *testing.T) {
+	s := httptest.NewTLSServer(http.HandlerFunc(agent))
+	defer s.Close()
+	trusted := x509.NewCertPool()
+	trusted.AddCert(s.Certificate())
+	for name, c := range map[string]struct {
+		*client.Client
+		auth string
+	}{
+		"socket": {onSocket(t), ""},
+		"https":  {client.NewHTTPS(s.URL, "secret", &tls.Config{RootCAs: trusted}), "Bearer secret"},
+	} {
+		var got []string
+		err := c.Call(t.Context(), http.MethodPut, "/v1/x?y=1", map[string]int{"a": 1}, &got)
+		if diff := cmp.Diff([]string{"PUT", "/v1/x?y=1", c.auth, "application/json", `{"a":1}`}, got); err != nil || diff != "" {
+			t.Errorf("%s: %v %s", name, err, diff)
+		}
+		if err := c.Call(t.Context(), http.MethodDelete, "/v1/x", nil, nil); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		err = c.Call(t.Context(), http.MethodGet, "/v1/none", nil, &got)
+		var status *client.StatusError
+		if !errors.As(err, &status) || status.Status != http.StatusNotFound || err.Error() != "GET /v1/none: 404 Not Found: none" {
+			t.Errorf("%s: %v", name, err)
+		}
+		body, err := c.Stream(t.Context(), "/v1/events")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if text, err := io.ReadAll(body); err != nil || string(text) != fmt.Sprintf("[\"GET\",\"/v1/events\",%q,\"application/json\",\"\"]\n", c.auth) {
+			t.Errorf("%s: %s, %v", name, text, err)
+		}
+		body.Close()
+	}
+}
+
+func TestNobodyListens(t *testing.T) {
+	err := client.New(filepath.Join(t.TempDir(), "s")).Call(t.Context(), http.MethodGet, "/v1/status", nil, nil)
+	var dial *client.DialError
+	if !errors.As(err, &dial) || !errors.Is(err, fs.ErrNotExist) {
+		t.Error(err)
+	}
+}
