@@ -3,6 +3,8 @@
 #ifndef TUN_HEADER_H
 #define TUN_HEADER_H
 
+#include <kerb/siphash.h>
+
 #include "maps.h"
 
 #define TUN_VERSION 1
@@ -131,57 +133,28 @@ static __always_inline int tun_read(const struct kerb_pkt *pkt, struct tun_flow 
 #define tun_le32(x) __builtin_bswap32(x)
 #endif
 
-static __always_inline __u64 tun_rol(__u64 x, int n)
-{
-	return x << n | x >> (64 - n);
-}
-
-#define TUN_SIPROUND                                                                                                           \
-	do {                                                                                                                   \
-		v0 += v1; v1 = tun_rol(v1, 13); v1 ^= v0; v0 = tun_rol(v0, 32);                                                \
-		v2 += v3; v3 = tun_rol(v3, 16); v3 ^= v2;                                                                      \
-		v0 += v3; v3 = tun_rol(v3, 21); v3 ^= v0;                                                                      \
-		v2 += v1; v1 = tun_rol(v1, 17); v1 ^= v2; v2 = tun_rol(v2, 32);                                                \
-	} while (0)
-
-#define TUN_SIPWORD(word)                                                                                                      \
-	do {                                                                                                                   \
-		__u64 m = word;                                                                                                \
-                                                                                                                               \
-		v3 ^= m;                                                                                                       \
-		TUN_SIPROUND;                                                                                                  \
-		TUN_SIPROUND;                                                                                                  \
-		v0 ^= m;                                                                                                       \
-	} while (0)
-
 #define TUN_MAC_INPUT  52
 #define TUN_MAC1_INPUT 44 /* version 1: without fragment, length, and ports of fragments */
 
-/* SipHash-2-4 (Aumasson and Bernstein, 2012), as it is written to the packet. */
+/* The MAC as it is written to the packet. */
 static __always_inline __u64 tun_mac(const struct tun_flow *f, const struct tun_key *key, int bound)
 {
 	const __u64 *words = (const __u64 *)f;
 	__u64 first = tun_le64(words[0]);
-	__u64 v0 = key->k[0] ^ 0x736f6d6570736575ULL, v1 = key->k[1] ^ 0x646f72616e646f6dULL;
-	__u64 v2 = key->k[0] ^ 0x6c7967656e657261ULL, v3 = key->k[1] ^ 0x7465646279746573ULL;
+	kerb_siphash_begin(key->k);
 
 	if (!bound && f->len)
 		first &= 0xffffffff;
 #pragma unroll
 	for (int i = 0; i < 5; i++)
-		TUN_SIPWORD(i ? tun_le64(words[i]) : first);
+		kerb_siphash_update(i ? tun_le64(words[i]) : first);
 	if (bound) {
-		TUN_SIPWORD(tun_le64(words[5]));
-		TUN_SIPWORD((__u64)TUN_MAC_INPUT << 56 | tun_le32(f->len));
+		kerb_siphash_update(tun_le64(words[5]));
+		kerb_siphash_update((__u64)TUN_MAC_INPUT << 56 | tun_le32(f->len));
 	} else {
-		TUN_SIPWORD((__u64)TUN_MAC1_INPUT << 56 | f->proto);
+		kerb_siphash_update((__u64)TUN_MAC1_INPUT << 56 | f->proto);
 	}
-	v2 ^= 0xff;
-	TUN_SIPROUND;
-	TUN_SIPROUND;
-	TUN_SIPROUND;
-	TUN_SIPROUND;
-	return tun_le64(v0 ^ v1 ^ v2 ^ v3);
+	return tun_le64(kerb_siphash_end());
 }
 
 /* The key to check a received packet with, or NULL. Its version of the MAC must be that of the packet. */

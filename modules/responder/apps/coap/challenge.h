@@ -5,6 +5,8 @@
 #ifndef RSP_COAP_CHALLENGE_H
 #define RSP_COAP_CHALLENGE_H
 
+#include <kerb/siphash.h>
+
 #include "message.h"
 
 #define COAP_UNAUTHORIZED 0x81
@@ -31,35 +33,15 @@ struct coap_claim {
 
 #define COAP_OUT(type, off) (*(type *)(out + ((off) & 0x3f)))
 
-#define coap_rol(x, n) ((x) << (n) | (x) >> (64 - (n)))
-#define COAP_SIPROUND                                                                                                          \
-	do {                                                                                                                   \
-		v0 += v1; v1 = coap_rol(v1, 13); v1 ^= v0; v0 = coap_rol(v0, 32);                                              \
-		v2 += v3; v3 = coap_rol(v3, 16); v3 ^= v2;                                                                     \
-		v0 += v3; v3 = coap_rol(v3, 21); v3 ^= v0;                                                                     \
-		v2 += v1; v1 = coap_rol(v1, 17); v1 ^= v2; v2 = coap_rol(v2, 32);                                              \
-	} while (0)
-
-/* SipHash-2-4 (Aumasson and Bernstein, 2012) of the claim's four words. */
 static __noinline __u64 coap_hash(const struct coap_claim *c, const struct coap_secret *secret)
 {
-	__u64 v0 = secret->key[0] ^ 0x736f6d6570736575ULL, v1 = secret->key[1] ^ 0x646f72616e646f6dULL;
-	__u64 v2 = secret->key[0] ^ 0x6c7967656e657261ULL, v3 = secret->key[1] ^ 0x7465646279746573ULL;
+	kerb_siphash_begin(secret->key);
 	__u64 words[5] = {c->addr[0], c->addr[1], c->family, c->period, sizeof(*c) << 56};
 
 #pragma unroll
-	for (int i = 0; i < 5; i++) {
-		v3 ^= words[i];
-		COAP_SIPROUND;
-		COAP_SIPROUND;
-		v0 ^= words[i];
-	}
-	v2 ^= 0xff;
-	COAP_SIPROUND;
-	COAP_SIPROUND;
-	COAP_SIPROUND;
-	COAP_SIPROUND;
-	return v0 ^ v1 ^ v2 ^ v3;
+	for (int i = 0; i < 5; i++)
+		kerb_siphash_update(words[i]);
+	return kerb_siphash_end();
 }
 
 /* Writes 4.01 with an Echo option behind header and token, which are there already. Returns the length of the reply. */
