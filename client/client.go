@@ -27,18 +27,20 @@ func New(socket string) *Client {
 
 // NewHTTPS returns a client of the agent at a URL such as https://node:7188. The token may be empty.
 func NewHTTPS(url, token string, config *tls.Config) *Client {
-	return &Client{base: url, token: token, http: &http.Client{Transport: &http.Transport{DisableKeepAlives: true, TLSClientConfig: config}}}
+	transport := &http.Transport{DisableKeepAlives: true, TLSClientConfig: config}
+	return &Client{base: url, token: token, http: &http.Client{Transport: transport}}
 }
 
 // Unix returns a transport whose connections, one for each request, go to a Unix socket whatever the URL says.
 func Unix(socket string) *http.Transport {
-	return &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
 		c, err := (&net.Dialer{}).DialContext(ctx, "unix", socket)
 		if err != nil {
 			return nil, &DialError{err}
 		}
 		return c, nil
-	}}
+	}
+	return &http.Transport{DisableKeepAlives: true, DialContext: dial}
 }
 
 // DialError is returned when no agent accepts connections on the socket, so that it received nothing.
@@ -56,7 +58,8 @@ type StatusError struct {
 }
 
 func (e *StatusError) Error() string {
-	return fmt.Sprintf("%s %s: %d %s: %s", e.Method, e.Path, e.Status, http.StatusText(e.Status), bytes.TrimSpace(e.Body))
+	reason := http.StatusText(e.Status)
+	return fmt.Sprintf("%s %s: %d %s: %s", e.Method, e.Path, e.Status, reason, bytes.TrimSpace(e.Body))
 }
 
 // Send sends a request to a path such as /v1/status. The caller closes the body of the answer, whatever its status is.

@@ -12,8 +12,9 @@ import (
 	"time"
 )
 
-// DecodeConfig decodes a config over the defaults in into, which it returns when all checks accept it. No config at all is one
-// without properties. Its errors are *ConfigError, and those of the checks; a property that is not known is an error.
+// DecodeConfig decodes a config over the defaults in into, which it returns when all checks accept it. No config at
+// all is one without properties. Its errors are *ConfigError, and those of the checks; a property that is not known
+// is an error.
 func DecodeConfig[T any](raw json.RawMessage, into *T, checks ...func(*T) error) (*T, error) {
 	if len(raw) > 0 {
 		dec := json.NewDecoder(bytes.NewReader(raw))
@@ -30,7 +31,8 @@ func DecodeConfig[T any](raw json.RawMessage, into *T, checks ...func(*T) error)
 	return into, nil
 }
 
-// configError says what encoding/json found in terms of the config. An error of a property that decodes itself stays as it is.
+// configError says what encoding/json found in terms of the config. An error of a property that decodes itself
+// stays as it is.
 func configError(err error) error {
 	var own *ConfigError
 	var wrong *json.UnmarshalTypeError

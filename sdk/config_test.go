@@ -31,7 +31,7 @@ func TestDecodeConfig(t *testing.T) {
 		`{}`:                                  defaults(),
 		`null`:                                defaults(),
 		`{"name": "y", "wait": "1m30s"}`:      {Name: "y", Wait: sdk.Duration(90 * time.Second)},
-		`{"ports": [1], "sub": {"level": 2}}`: {Name: "x", Wait: sdk.Duration(time.Second), Ports: []int{1}, Sub: &sub{2}},
+		`{"ports": [1], "sub": {"level": 2}}`: {"x", sdk.Duration(time.Second), []int{1}, &sub{2}},
 	} {
 		got, err := sdk.DecodeConfig(json.RawMessage(raw), defaults())
 		if diff := cmp.Diff(want, got); err != nil || diff != "" {

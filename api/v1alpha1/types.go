@@ -217,13 +217,13 @@ type Condition struct {
 	Status  string    `json:"status" enum:"True,False,Unknown"`
 	Reason  string    `json:"reason" doc:"One CamelCase word for programs"`
 	Message string    `json:"message,omitempty" doc:"A sentence for people"`
-	Since   time.Time `json:"lastTransitionTime" doc:"When the status last changed, as far as this run of the agent has seen"`
+	Since   time.Time `json:"lastTransitionTime" doc:"When the status last changed, since the agent started"`
 
-	ObservedGeneration int64 `json:"observedGeneration,omitempty" doc:"metadata.generation that the condition was evaluated for; absent for what has no generation"`
+	ObservedGeneration int64 `json:"observedGeneration,omitempty" doc:"The metadata.generation that it is about"`
 }
 
-// Transition returns the conditions now with the times of their last transitions, given those before: a condition keeps its time
-// while its status stays the same, whatever becomes of its reason and message.
+// Transition returns the conditions now with the times of their last transitions, given those before: a condition
+// keeps its time while its status stays the same, whatever becomes of its reason and message.
 func Transition(before, now []Condition) []Condition {
 	out := slices.Clone(now)
 	for i := range out {

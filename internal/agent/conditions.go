@@ -14,8 +14,8 @@ import (
 	"github.com/kerb-edge/kerb/internal/store"
 )
 
-// Conditions are evaluated from the agent's state whenever they are read, and soon after that state has changed. The recorder
-// holds the last ones, so that each has the time of its last transition.
+// Conditions are evaluated from the agent's state whenever they are read, and soon after that state has changed.
+// The recorder holds the last ones, so that each has the time of its last transition.
 
 // agentItself is what the conditions of the node status belong to.
 var agentItself = status.Resource{Kind: "Agent"}
@@ -30,7 +30,8 @@ func (a *Agent) recordNode() []v1.Condition {
 }
 
 func (a *Agent) recordService(s v1.Service, state service.State) []v1.Condition {
-	return a.record(v1.KindService, s.Metadata, append([]v1.Condition{a.serviceReady(state)}, a.movedConditions(state)...))
+	now := append([]v1.Condition{a.serviceReady(state)}, a.movedConditions(state)...)
+	return a.record(v1.KindService, s.Metadata, now)
 }
 
 func (a *Agent) recordModule(m v1.Module, d *deployment, instances int) []v1.Condition {
@@ -74,8 +75,9 @@ func (a *Agent) verdictConditions(name string) []v1.Condition {
 	if err != nil || counts[kerbabi.DropBadVerdict] == 0 {
 		return nil
 	}
-	return []v1.Condition{{Type: "ValidVerdicts", Status: "False", Reason: "BadVerdict",
-		Message: fmt.Sprintf("it returned no valid verdict for %d packets, which were treated by its failurePolicy", counts[kerbabi.DropBadVerdict])}}
+	text := fmt.Sprintf("it returned no valid verdict for %d packets, which were treated by its failurePolicy",
+		counts[kerbabi.DropBadVerdict])
+	return []v1.Condition{{Type: "ValidVerdicts", Status: "False", Reason: "BadVerdict", Message: text}}
 }
 
 // evaluate records the conditions of a resource whose state has changed.
@@ -124,7 +126,8 @@ func (a *Agent) markAll() {
 	a.recorder.Mark(all...)
 }
 
-// forgetConditions forgets those of resources that next has no more: one that is created again starts without. a.mu is held.
+// forgetConditions forgets those of resources that next has no more: one that is created again starts without. a.mu
+// is held.
 func (a *Agent) forgetConditions(next store.Desired) {
 	forget(a.recorder, v1.KindModule, a.desired.Modules, next.Modules)
 	forget(a.recorder, v1.KindService, a.desired.Services, next.Services)

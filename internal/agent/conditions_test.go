@@ -106,7 +106,8 @@ func TestTransitionTimes(t *testing.T) {
 	changed.Spec.Order.Priority = 7
 	n.apply(t, nil, changed)
 	first := n.conditions(t)["module/first Ready"]
-	if want := before["module/first Ready"]; !first.Transition.Equal(want.Transition) || first.Observed != 2 || want.Observed != 1 {
+	want := before["module/first Ready"]
+	if !first.Transition.Equal(want.Transition) || first.Observed != 2 || want.Observed != 1 {
 		t.Errorf("with another spec: %+v, was %+v", first, want)
 	}
 
@@ -115,7 +116,8 @@ func TestTransitionTimes(t *testing.T) {
 	}
 	eventually(t, "the service is gone", func() bool { return n.conditions(t)["service/web Ready"].Status == "False" })
 	after := n.conditions(t)
-	if now, was := after["service/web Ready"], before["service/web Ready"]; !now.Transition.After(was.Transition) || now.Observed != 1 {
+	now, was := after["service/web Ready"], before["service/web Ready"]
+	if !now.Transition.After(was.Transition) || now.Observed != 1 {
 		t.Errorf("the service that is gone: %+v, was %+v", now, was)
 	}
 	if now, was := after["service/db Ready"], before["service/db Ready"]; now != was {

@@ -85,7 +85,8 @@ func (c collector) Collect(out chan<- prometheus.Metric) {
 	a := c.agent
 	a.collectOutcomes(out)
 	planes := a.collectOwn(out)
-	clashes := exportPlanes(a.askPlanes(planes), out) // outside the lock: one that does not answer must not keep the agent from changes
+	// Outside the lock: one that does not answer must not keep the agent from changes.
+	clashes := exportPlanes(a.askPlanes(planes), out)
 	if a.metrics.setClashes(clashes) {
 		a.mu.Lock()
 		defer a.mu.Unlock()

@@ -12,7 +12,8 @@ import (
 	"github.com/google/renameio/v2"
 )
 
-// Write replaces the file at path. After a crash the file has either its old or its new content; after Write has returned, the new.
+// Write replaces the file at path. After a crash the file has either its old or its new content; after Write has
+// returned, the new.
 func Write(path string, data []byte, perm fs.FileMode) error {
 	dir := filepath.Dir(path)
 	f, err := renameio.NewPendingFile(path, renameio.WithTempDir(dir), renameio.WithStaticPermissions(perm))

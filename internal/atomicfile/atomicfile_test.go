@@ -17,10 +17,11 @@ import (
 func TestWrite(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "file")
 	defer unix.Umask(unix.Umask(0o077))
+	// Neither the umask nor the file that is replaced changes the permissions.
 	for _, step := range []struct {
 		text string
 		perm fs.FileMode
-	}{{"first", 0o644}, {"second", 0o600}} { // neither the umask nor the file that is replaced limits or widens permissions
+	}{{"first", 0o644}, {"second", 0o600}} {
 		if err := atomicfile.Write(path, []byte(step.text), step.perm); err != nil {
 			t.Fatal(err)
 		}

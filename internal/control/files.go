@@ -13,9 +13,9 @@ import (
 	"github.com/kerb-edge/kerb/internal/pkgs"
 )
 
-// packageFiles keeps what control planes need of their packages where their processes may read it: what was checked is what
-// runs, and a package directory that changes or vanishes does not matter. A version's files are there as long as a control
-// plane has it.
+// packageFiles keeps what control planes need of their packages where their processes may read it: what was checked
+// is what runs, and a package directory that changes or vanishes does not matter. A version's files are there as
+// long as a control plane has it.
 type packageFiles struct {
 	root string
 
@@ -71,7 +71,8 @@ func writeFiles(dir string, files map[string][]byte) error {
 	return nil
 }
 
-// replaceFile writes a file in one step, without fsync, as changes wait for it: what a crash of the machine loses is asked for again.
+// replaceFile writes a file in one step, without fsync, as changes wait for it: what a crash of the machine loses
+// is asked for again.
 func replaceFile(path string, data []byte, mode fs.FileMode) error {
 	f, err := os.CreateTemp(filepath.Dir(path), ".new-*")
 	if err != nil {

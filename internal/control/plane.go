@@ -101,8 +101,10 @@ type State struct {
 
 // sameStatus reports whether the states differ in reasons and figures only.
 func (s State) sameStatus(o State) bool {
-	return s.Running == o.Running && s.Started == o.Started && s.HealthKnown == o.HealthKnown && s.Healthy == o.Healthy &&
-		slices.EqualFunc(s.Conditions, o.Conditions, func(c, d sdk.Condition) bool { return c.Type == d.Type && c.Status == d.Status })
+	same := func(c, d sdk.Condition) bool { return c.Type == d.Type && c.Status == d.Status }
+	return s.Running == o.Running && s.Started == o.Started &&
+		s.HealthKnown == o.HealthKnown && s.Healthy == o.Healthy &&
+		slices.EqualFunc(s.Conditions, o.Conditions, same)
 }
 
 func newPlane(module string, p *pkgs.Package, opts Options, start starter) *Plane {

@@ -61,8 +61,8 @@ func (t *Table) Apply(put []v1.Model, remove []string) {
 	}
 }
 
-// OnChange has f called with the name of each model whose conditions may have changed, under the table's lock. It must be called
-// before anything else is.
+// OnChange has f called with the name of each model whose conditions may have changed, under the table's lock. It
+// must be called before anything else is.
 func (t *Table) OnChange(f func(name string)) { t.changed = f }
 
 func (t *Table) tell(name string) {

@@ -309,8 +309,8 @@ func (t *Table) locate(i v1.VirtualInstance) v1.VirtualInstanceStatus {
 	return status
 }
 
-// OnChange has f called with the name of each virtual service whose conditions may have changed, under the table's lock. It must
-// be called before anything else is.
+// OnChange has f called with the name of each virtual service whose conditions may have changed, under the table's
+// lock. It must be called before anything else is.
 func (t *Table) OnChange(f func(name string)) { t.changed = f }
 
 func (t *Table) tell(name string) {

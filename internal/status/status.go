@@ -14,8 +14,8 @@ import (
 // Resource identifies what conditions belong to. The agent itself has no name.
 type Resource struct{ Kind, Name string }
 
-// Recorder holds the conditions of all resources since the start of the agent. It is safe for concurrent use and calls nothing
-// under its lock.
+// Recorder holds the conditions of all resources since the start of the agent. It is safe for concurrent use and
+// calls nothing under its lock.
 type Recorder struct {
 	mu    sync.Mutex
 	known map[Resource][]v1.Condition
@@ -28,8 +28,8 @@ func NewRecorder() *Recorder {
 	return &Recorder{known: map[Resource][]v1.Condition{}, stale: map[Resource]bool{}, wake: make(chan struct{}, 1)}
 }
 
-// Record takes the present conditions of a resource, evaluated for a generation of its spec, and returns them with the times of their
-// last transitions.
+// Record takes the present conditions of a resource, evaluated for a generation of its spec, and returns them with
+// the times of their last transitions.
 func (r *Recorder) Record(of Resource, generation int64, now []v1.Condition) []v1.Condition {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -63,7 +63,8 @@ func (r *Recorder) Mark(all ...Resource) {
 	}
 }
 
-// Run calls evaluate for marked resources until ctx ends. Resources that are marked several times before that are evaluated once.
+// Run calls evaluate for marked resources until ctx ends. Resources that are marked several times before that are
+// evaluated once.
 func (r *Recorder) Run(ctx context.Context, evaluate func(Resource)) {
 	for {
 		select {

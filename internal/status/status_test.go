@@ -19,9 +19,16 @@ var (
 	db  = status.Resource{Kind: v1.KindService, Name: "db"}
 )
 
-func condition(kind, status, reason string) v1.Condition {
-	return v1.Condition{Type: kind, Status: status, Reason: reason}
+func ready(status, reason string) v1.Condition {
+	return v1.Condition{Type: "Ready", Status: status, Reason: reason}
 }
+
+type (
+	conditions = []v1.Condition
+	seconds    = []time.Duration
+)
+
+var here = v1.Condition{Type: "Moved", Status: "False", Reason: "Here"}
 
 // Only a change of the status moves the time, and only that of its condition and its resource.
 func TestTransitionTimes(t *testing.T) {
@@ -31,17 +38,17 @@ func TestTransitionTimes(t *testing.T) {
 			name        string
 			of          status.Resource
 			generation  int64
-			now         []v1.Condition
-			transitions []time.Duration // since the first step; one second passes before every other step
+			now         conditions
+			transitions seconds // since the first step; one second passes before every other step
 		}{
-			{"first", web, 1, []v1.Condition{condition("Ready", "True", "Found"), condition("Moved", "False", "Here")}, []time.Duration{0, 0}},
-			{"nothing changes", web, 1, []v1.Condition{condition("Ready", "True", "Found"), condition("Moved", "False", "Here")}, []time.Duration{0, 0}},
-			{"another resource", db, 1, []v1.Condition{condition("Ready", "True", "Found")}, []time.Duration{2}},
-			{"reason, generation and order", web, 2, []v1.Condition{condition("Moved", "False", "Here"), condition("Ready", "True", "Other")}, []time.Duration{0, 0}},
-			{"status of one", web, 2, []v1.Condition{condition("Ready", "False", "Gone"), condition("Moved", "False", "Here")}, []time.Duration{4, 0}},
-			{"one is left out", web, 2, []v1.Condition{condition("Ready", "False", "Gone")}, []time.Duration{4}},
-			{"and comes back", web, 2, []v1.Condition{condition("Ready", "False", "Gone"), condition("Moved", "False", "Here")}, []time.Duration{4, 6}},
-			{"the other one is as it was", db, 1, []v1.Condition{condition("Ready", "True", "Found")}, []time.Duration{2}},
+			{"first", web, 1, conditions{ready("True", "Found"), here}, seconds{0, 0}},
+			{"nothing changes", web, 1, conditions{ready("True", "Found"), here}, seconds{0, 0}},
+			{"another resource", db, 1, conditions{ready("True", "Found")}, seconds{2}},
+			{"reason, generation and order", web, 2, conditions{here, ready("True", "Other")}, seconds{0, 0}},
+			{"status of one", web, 2, conditions{ready("False", "Gone"), here}, seconds{4, 0}},
+			{"one is left out", web, 2, conditions{ready("False", "Gone")}, seconds{4}},
+			{"and comes back", web, 2, conditions{ready("False", "Gone"), here}, seconds{4, 6}},
+			{"the other one is as it was", db, 1, conditions{ready("True", "Found")}, seconds{2}},
 		} {
 			got := r.Record(step.of, step.generation, step.now)
 			want := step.now
@@ -55,7 +62,7 @@ func TestTransitionTimes(t *testing.T) {
 		}
 		r.Forget(web)
 		again := time.Now()
-		if got := r.Record(web, 1, []v1.Condition{condition("Ready", "False", "Gone")}); !got[0].Since.Equal(again) {
+		if got := r.Record(web, 1, conditions{ready("False", "Gone")}); !got[0].Since.Equal(again) {
 			t.Errorf("after Forget: %v, want %v", got[0].Since, again)
 		}
 	})

@@ -48,8 +48,10 @@ type thresholds struct {
 
 // parseConfig reads a config over the defaults.
 func parseConfig(raw json.RawMessage) (*config, error) {
-	return sdk.DecodeConfig(raw, &config{Mode: "adaptive", Past: []string{"proxy", "tunnel"}, Quota: 16384, Thresholds: thresholds{Turns: 1, PassMessages: 8,
-		LeaveMessages: 64, LeaveBytes: 8 << 20, Backlog: 256 << 10, MinTurns: 4, Retry: 64, Idle: 10}}, (*config).check)
+	c := &config{Mode: "adaptive", Past: []string{"proxy", "tunnel"}, Quota: 16384}
+	c.Thresholds = thresholds{Turns: 1, PassMessages: 8, LeaveMessages: 64, LeaveBytes: 8 << 20, Backlog: 256 << 10,
+		MinTurns: 4, Retry: 64, Idle: 10}
+	return sdk.DecodeConfig(raw, c, (*config).check)
 }
 
 var modes = map[string]uint32{"off": modeOff, "adaptive": modeAdaptive, "redirect-all": modeAll}

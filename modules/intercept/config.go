@@ -97,7 +97,8 @@ func within(i int, err error) error { return sdk.Below(fmt.Sprintf("classes[%d]"
 // UnmarshalJSON reads a class over its defaults.
 func (c *class) UnmarshalJSON(text []byte) error {
 	type plain class
-	p, err := sdk.DecodeConfig(text, &plain{Direction: "ingress", Action: "copy", MaxBytes: maxFrame, Watchdog: duration(100 * time.Millisecond), Delivery: "auto"})
+	p, err := sdk.DecodeConfig(text, &plain{Direction: "ingress", Action: "copy", MaxBytes: maxFrame,
+		Watchdog: duration(100 * time.Millisecond), Delivery: "auto"})
 	if err == nil {
 		*c = class(*p)
 	}

@@ -87,7 +87,8 @@ func (c *config) check() error {
 		}
 		for j, other := range c.Ranges[:i] {
 			if p.Overlaps(other) {
-				return sdk.ConfigErrorf(fmt.Sprintf("ranges[%d]", i), "%s overlaps ranges[%d], %s; leave one out", p, j, other)
+				field := fmt.Sprintf("ranges[%d]", i)
+				return sdk.ConfigErrorf(field, "%s overlaps ranges[%d], %s; leave one out", p, j, other)
 			}
 		}
 	}

@@ -67,7 +67,8 @@ type peer struct {
 }
 
 func parseConfig(raw json.RawMessage) (*config, error) {
-	return sdk.DecodeConfig(raw, &config{Mode: modeKerb}, (*config).checkMode, (*config).parseLocal, (*config).parseNodes, (*config).checkNodes, (*config).parseKeys)
+	return sdk.DecodeConfig(raw, &config{Mode: modeKerb}, (*config).checkMode,
+		(*config).parseLocal, (*config).parseNodes, (*config).checkNodes, (*config).parseKeys)
 }
 
 var wrong = sdk.ConfigErrorf
