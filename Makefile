@@ -69,7 +69,7 @@ fmt: ## Develop: format Go, and the changed lines of C if clang-format-19 is ins
 	gofmt -w $$(git ls-files -co --exclude-standard '*.go')
 	@if [ -n "$(GOLANGCI)" ]; then echo golangci-lint fmt; $(GOLANGCI) fmt; \
 	  else echo "the order of imports is left as it is: make lint-setup installs golangci-lint"; fi
-	@if command -v git-clang-format-19 >/dev/null; then git clang-format-19 --extensions c,h || [ $$? = 1 ]; \
+	@if command -v git-clang-format-19 >/dev/null; then git clang-format-19 --force --binary clang-format-19 --extensions c,h || [ $$? = 1 ]; \
 	  else echo "C is left as it is: apt-get install clang-format-19"; fi
 
 # golangci-lint, where it is installed: by make lint-setup, or otherwise on PATH.
