@@ -8,8 +8,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"net"
-	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -21,6 +19,7 @@ import (
 	"github.com/prometheus/common/model"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/client"
 )
 
 // startAgent runs the agent on the demo's node until it answers.
@@ -71,29 +70,14 @@ func (d *demo) write(name, text string) error {
 	return nil
 }
 
-// overSocket is a client of the agent.
-var overSocket = &http.Client{Transport: &http.Transport{
-	DisableKeepAlives: true,
-	DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return (&net.Dialer{}).DialContext(ctx, "unix", socketPath)
-	},
-}}
-
+// read returns what the agent answers on a path.
 func read(ctx context.Context, path string) ([]byte, error) {
-	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://kerb"+path, nil)
+	answer, err := client.New(socketPath).Stream(ctx, path)
 	if err != nil {
 		return nil, err
 	}
-	answer, err := overSocket.Do(r)
-	if err != nil {
-		return nil, err
-	}
-	defer answer.Body.Close()
-	data, err := io.ReadAll(answer.Body)
-	if err == nil && answer.StatusCode != http.StatusOK {
-		err = fmt.Errorf("GET %s: %s: %s", path, answer.Status, bytes.TrimSpace(data))
-	}
-	return data, err
+	defer answer.Close()
+	return io.ReadAll(answer)
 }
 
 // ask reads a view of the agent.

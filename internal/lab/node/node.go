@@ -5,14 +5,10 @@
 package node
 
 import (
-	"bytes"
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -25,6 +21,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/client"
 	"github.com/kerb-edge/kerb/internal/companion"
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
 	"github.com/kerb-edge/kerb/internal/lab/scratch"
@@ -42,7 +39,6 @@ type Node struct {
 	Stderr *os.File // of agents that are started from now on; nil is LogFile
 
 	ns    *netlab.Namespace
-	http  *http.Client
 	agent *exec.Cmd // nil while none runs
 	ended chan struct{}
 	err   error // how it ended
@@ -77,9 +73,6 @@ func New(ns *netlab.Namespace, binary string) (*Node, error) {
 	}
 	n := &Node{ns: ns, Binary: binary, Dir: dir, Paths: paths.Paths{Config: filepath.Join(dir, "kerb.yaml"), State: filepath.Join(dir, "state"),
 		Run: filepath.Join(dir, "run"), BPF: scratch.Pins(dir)}}
-	n.http = &http.Client{Timeout: patience, Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return (&net.Dialer{}).DialContext(ctx, "unix", n.Socket())
-	}}}
 	if err := errors.Join(os.Chmod(dir, 0o711), n.Configure("")); err != nil { // control planes are other users
 		return nil, errors.Join(err, scratch.Remove(dir))
 	}
@@ -190,36 +183,14 @@ func (n *Node) Close() error {
 	if n.Running() {
 		err = n.Stop()
 	}
-	n.http.CloseIdleConnections()
 	return errors.Join(err, n.Purge(), scratch.Remove(n.Dir))
 }
 
 // Call makes a request to the agent. Its answer goes into a value, or nowhere if that is nil.
 func (n *Node) Call(method, path string, body, into any) error {
-	text, err := json.Marshal(body)
-	if err != nil {
-		return err
-	}
-	r, err := http.NewRequest(method, "http://kerb"+path, bytes.NewReader(text))
-	if err != nil {
-		return err
-	}
-	r.Header.Set("Content-Type", "application/json")
-	answer, err := n.http.Do(r)
-	if err != nil {
-		return err
-	}
-	defer answer.Body.Close()
-	if text, err = io.ReadAll(answer.Body); err != nil {
-		return err
-	}
-	if answer.StatusCode >= http.StatusMultipleChoices {
-		return fmt.Errorf("%s %s: %s: %s", method, path, answer.Status, text)
-	}
-	if into == nil {
-		return nil
-	}
-	return json.Unmarshal(text, into)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	return client.New(n.Socket()).Call(ctx, method, path, body, into)
 }
 
 // Apply gives resources to the agent and returns when they are in effect.
