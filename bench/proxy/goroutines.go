@@ -23,10 +23,8 @@ func init() {
 	if len(os.Args) < 2 || os.Args[1] != goProxy {
 		return
 	}
-	if err := runGoProxy(os.Args[2:]); err != nil {
-		fmt.Fprintln(os.Stderr, "goroutines:", err)
-		os.Exit(1)
-	}
+	fmt.Fprintln(os.Stderr, "goroutines:", runGoProxy(os.Args[2:]))
+	os.Exit(1)
 }
 
 // runGoProxy takes the arguments of tun.c but for the mode.

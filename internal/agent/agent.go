@@ -95,7 +95,7 @@ func Run(ctx context.Context, cfg config.Config, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
-	defer giveBack()
+	defer func() { _ = giveBack() }()
 	release, err := dataplane.Lock(cfg.Paths.BPF)
 	if err != nil {
 		return err

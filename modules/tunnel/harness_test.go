@@ -49,7 +49,6 @@ type kernel struct {
 	wrap, unwrap *ebpf.Program
 	live         sdk.Live
 	instances    []sdk.Instance
-	seen         []uint64
 }
 
 // Interfaces of the instances; nothing is sent in test runs.

@@ -231,8 +231,8 @@ func (d *device) set(t testing.TB, path string, data []byte, lease time.Duration
 	if err != nil {
 		t.Fatal(err)
 	}
-	key := string(encodePath(segments))
-	r := d.listener.byPath[key]
+	key := encodePath(segments)
+	r := d.listener.byPath[string(key)]
 	var s *setting
 	if data != nil {
 		s = newSetting(data, lease)
@@ -245,5 +245,5 @@ func (d *device) set(t testing.TB, path string, data []byte, lease time.Duration
 	if err := table.set(newName(slot, 0, r.path), r, s); err != nil {
 		t.Fatal(err)
 	}
-	d.model.Resources[key].Set(r.value(s))
+	d.model.Resources[string(key)].Set(r.value(s))
 }
