@@ -16,6 +16,7 @@ import (
 	"github.com/cilium/ebpf/rlimit"
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/pkgs"
 	"github.com/kerb-edge/kerb/sdk"
@@ -49,7 +50,7 @@ func compile(t *testing.T, dir string) *pkgs.Package {
 }
 
 // load links a package alone, for one direction.
-func load(t *testing.T, p *pkgs.Package, side dataplane.Side, settings sdk.Settings, fill func(sdk.Maps) error) *dataplane.Loaded {
+func load(t *testing.T, p *pkgs.Package, side chain.Side, settings sdk.Settings, fill func(sdk.Maps) error) *dataplane.Loaded {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("needs root for BPF")
@@ -57,8 +58,8 @@ func load(t *testing.T, p *pkgs.Package, side dataplane.Side, settings sdk.Setti
 	if err := rlimit.RemoveMemlock(); err != nil {
 		t.Fatal(err)
 	}
-	l, err := dataplane.Load(side, dataplane.Egress, dataplane.Module{Name: p.Name, ID: "0123456789", Frags: p.Frags, Settings: settings, Fill: fill,
-		Spec: func(h dataplane.Hook) (*ebpf.CollectionSpec, error) { return p.Spec(string(h)) }})
+	l, err := dataplane.Load(side, chain.Egress, dataplane.Module{Name: p.Name, ID: "0123456789", Frags: p.Frags, Settings: settings, Fill: fill,
+		Spec: func(h chain.Hook) (*ebpf.CollectionSpec, error) { return p.Spec(string(h)) }})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -66,7 +67,7 @@ func load(t *testing.T, p *pkgs.Package, side dataplane.Side, settings sdk.Setti
 	return l
 }
 
-var sides = []dataplane.Side{dataplane.OnXDP, dataplane.OnTCIngress}
+var sides = []chain.Side{chain.OnXDP, chain.OnTCIngress}
 
 func run(t *testing.T, l *dataplane.Loaded, frame []byte, times int) {
 	t.Helper()
@@ -137,7 +138,7 @@ func TestRatelimit(t *testing.T) {
 // The highest rate and burst do not overflow: a full bucket stays full.
 func TestRatelimitAtItsHighest(t *testing.T) {
 	p, _ := build(t, "ratelimit")
-	l := load(t, p, dataplane.OnTCIngress, sdk.Settings{Constants: map[string]any{"rate": 10_000_000, "burst": 1_000_000}}, nil)
+	l := load(t, p, chain.OnTCIngress, sdk.Settings{Constants: map[string]any{"rate": 10_000_000, "burst": 1_000_000}}, nil)
 	run(t, l, udp4(53), 10)
 	time.Sleep(50 * time.Millisecond)
 	run(t, l, udp4(53), 10)
@@ -171,7 +172,7 @@ type eventsAnswer struct {
 const generation, watchConfig = "b71a0a7ce1", `{"watch": [53, 443], "keep": 1000}`
 
 // startTopports takes topports to where packets meet it.
-func startTopports(t *testing.T, side dataplane.Side) (*process, *dataplane.Loaded) {
+func startTopports(t *testing.T, side chain.Side) (*process, *dataplane.Loaded) {
 	t.Helper()
 	p, dir := build(t, "topports")
 	pr := startProcess(t, p, dir)
@@ -231,7 +232,7 @@ func (p *process) waitForEvents(n int) eventsAnswer {
 
 // The ring runs over its end several times; every event that was sent is read, in order.
 func TestTopportsReadsAroundTheRing(t *testing.T) {
-	pr, l := startTopports(t, dataplane.OnTCIngress)
+	pr, l := startTopports(t, chain.OnTCIngress)
 	const packets, each = 20000, 1000 // of 56 bytes in the ring of 262144
 	for i := range packets / each {
 		run(t, l, udp4(53), each)
@@ -251,7 +252,7 @@ func TestTopportsReadsAroundTheRing(t *testing.T) {
 
 // The next generation has new watched ports and the same ring: its reader goes on where the last one stopped.
 func TestTopportsChangesGeneration(t *testing.T) {
-	pr, l := startTopports(t, dataplane.OnTCIngress)
+	pr, l := startTopports(t, chain.OnTCIngress)
 	run(t, l, udp4(53), 2)
 	pr.waitForEvents(2)
 	if err := pr.send("another", l.Maps["topports"]); err != nil {
@@ -319,7 +320,7 @@ func TestPythonSkeleton(t *testing.T) {
 	const config = `{"ports": [53, 9999], "drop": true}`
 	var settings sdk.Settings
 	pr.must("compile", sdk.CompileRequest{Config: json.RawMessage(config)}, &settings)
-	l := load(t, p, dataplane.OnXDP, settings, pr.fill(generation, config))
+	l := load(t, p, chain.OnXDP, settings, pr.fill(generation, config))
 	pr.must("start", request(generation, config), nil)
 	run(t, l, udp4(53), 3)
 	run(t, l, udp4(54), 2)

@@ -8,6 +8,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/kerb-edge/kerb/bench/kerbmods"
+	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/dataplane"
 )
 
@@ -15,15 +16,15 @@ func init() { Kerb = loadKerb }
 
 // kerb is a chain that the data plane has linked, as for the agent.
 type kerb struct {
-	spec     dataplane.ChainSpec
+	spec     chain.Spec
 	loaded   *dataplane.Loaded
 	replaced []*ebpf.Program
 }
 
 func loadKerb(hook string, n int) (Linked, error) {
-	k := &kerb{spec: dataplane.ChainSpec{Side: dataplane.OnTCIngress, Direction: dataplane.Ingress}}
+	k := &kerb{spec: chain.Spec{Side: chain.OnTCIngress, Direction: chain.Ingress}}
 	if hook == "xdp" {
-		k.spec.Side = dataplane.OnXDP
+		k.spec.Side = chain.OnXDP
 	}
 	var mods []dataplane.Module
 	for i := range n {
@@ -32,7 +33,7 @@ func loadKerb(hook string, n int) (Linked, error) {
 			return nil, err
 		}
 		mods = append(mods, m)
-		k.spec.Members = append(k.spec.Members, dataplane.Member{Name: m.Name, ID: m.ID})
+		k.spec.Members = append(k.spec.Members, chain.Member{Name: m.Name, ID: m.ID})
 	}
 	var err error
 	k.loaded, err = dataplane.Load(k.spec.Side, k.spec.Direction, mods...)

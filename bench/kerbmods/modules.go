@@ -13,6 +13,7 @@ import (
 
 	"github.com/cilium/ebpf"
 
+	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/pkgs"
 	"github.com/kerb-edge/kerb/sdk"
@@ -35,10 +36,10 @@ func Module(pkg, name string, constants map[string]any) (dataplane.Module, error
 	}
 	return dataplane.Module{
 		Name:     name,
-		ID:       dataplane.ShortHash([]byte(p.Digest), fmt.Append(nil, constants)),
+		ID:       chain.ShortHash([]byte(p.Digest), fmt.Append(nil, constants)),
 		Frags:    p.Frags,
 		Settings: sdk.Settings{Constants: constants},
-		Spec:     func(h dataplane.Hook) (*ebpf.CollectionSpec, error) { return p.Spec(string(h)) },
+		Spec:     func(h chain.Hook) (*ebpf.CollectionSpec, error) { return p.Spec(string(h)) },
 	}, nil
 }
 

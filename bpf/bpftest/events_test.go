@@ -15,6 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/dataplane"
 )
 
@@ -32,11 +33,11 @@ type event struct {
 }
 
 // onEvents runs a test on both hooks and directions: the ways in which the module sends.
-func onEvents(t *testing.T, do func(*testing.T, *dataplane.Loaded, dataplane.Direction)) {
+func onEvents(t *testing.T, do func(*testing.T, *dataplane.Loaded, chain.Direction)) {
 	needRoot(t)
-	for _, side := range []dataplane.Side{dataplane.OnXDP, dataplane.OnTCIngress} {
-		for _, dir := range []dataplane.Direction{dataplane.Egress, dataplane.Ingress} {
-			t.Run(string(side)+" "+string(dir), func(t *testing.T) { do(t, chain(t, side, dir, "events"), dir) })
+	for _, side := range []chain.Side{chain.OnXDP, chain.OnTCIngress} {
+		for _, dir := range []chain.Direction{chain.Egress, chain.Ingress} {
+			t.Run(string(side)+" "+string(dir), func(t *testing.T) { do(t, chainOf(t, side, dir, "events"), dir) })
 		}
 	}
 }
@@ -78,7 +79,7 @@ func checkCounts(t *testing.T, l *dataplane.Loaded, sent, lost int) {
 }
 
 func TestEveryPacketIsAnEvent(t *testing.T) {
-	onEvents(t, func(t *testing.T, l *dataplane.Loaded, _ dataplane.Direction) {
+	onEvents(t, func(t *testing.T, l *dataplane.Loaded, _ chain.Direction) {
 		var want, got []event
 		for i := range 100 {
 			frame := udpTo(t, 1000+i)
@@ -97,7 +98,7 @@ func TestEveryPacketIsAnEvent(t *testing.T) {
 
 // Without a reader the ring fills up; what does not fit is counted, with its bytes.
 func TestLostEventsAreCounted(t *testing.T) {
-	onEvents(t, func(t *testing.T, l *dataplane.Loaded, _ dataplane.Direction) {
+	onEvents(t, func(t *testing.T, l *dataplane.Loaded, _ chain.Direction) {
 		const packets = 1000
 		for range packets {
 			Run(t, l.Program, udpTo(t, 53))
@@ -124,8 +125,8 @@ func TestLostEventsAreCounted(t *testing.T) {
 }
 
 func TestDiscardedEventsDoNotCount(t *testing.T) {
-	onEvents(t, func(t *testing.T, l *dataplane.Loaded, dir dataplane.Direction) {
-		if dir == dataplane.Egress {
+	onEvents(t, func(t *testing.T, l *dataplane.Loaded, dir chain.Direction) {
+		if dir == chain.Egress {
 			t.Skip("copied events cannot be discarded")
 		}
 		Run(t, l.Program, udpTo(t, discarded))
@@ -139,7 +140,7 @@ func TestDiscardedEventsDoNotCount(t *testing.T) {
 // A reader that waits is woken for an event that was discarded: with it before them, none later would wake it.
 func TestDiscardedEventsArePassedOver(t *testing.T) {
 	needRoot(t)
-	l := chain(t, dataplane.OnTCIngress, dataplane.Ingress, "events")
+	l := chainOf(t, chain.OnTCIngress, chain.Ingress, "events")
 	rd, err := ringbuf.NewReader(l.Maps["events"]["events"])
 	if err != nil {
 		t.Fatal(err)
@@ -166,7 +167,7 @@ func TestDiscardedEventsArePassedOver(t *testing.T) {
 // Two rings of a module have one pair of counters.
 func TestTwoRings(t *testing.T) {
 	needRoot(t)
-	l := chain(t, dataplane.OnTCIngress, dataplane.Egress, "events")
+	l := chainOf(t, chain.OnTCIngress, chain.Egress, "events")
 	for _, port := range []int{53, toOther, toOther} {
 		Run(t, l.Program, udpTo(t, port))
 	}
@@ -179,7 +180,7 @@ func TestTwoRings(t *testing.T) {
 
 // Nothing is counted twice or not at all when all CPUs send at once.
 func TestEventsFromSeveralCPUs(t *testing.T) {
-	onEvents(t, func(t *testing.T, l *dataplane.Loaded, _ dataplane.Direction) {
+	onEvents(t, func(t *testing.T, l *dataplane.Loaded, _ chain.Direction) {
 		const each = 5000
 		frame := udpTo(t, 53)
 		var wg sync.WaitGroup
@@ -211,7 +212,7 @@ func runOn(t *testing.T, cpu int, prog *ebpf.Program, frame []byte, times int) {
 // A module without events has neither the map nor the counters.
 func TestModulesWithoutEvents(t *testing.T) {
 	needRoot(t)
-	l := chain(t, dataplane.OnTCIngress, dataplane.Egress, "hop")
+	l := chainOf(t, chain.OnTCIngress, chain.Egress, "hop")
 	if _, _, ok, err := dataplane.Events(l.Maps["hop"]); ok || err != nil {
 		t.Errorf("%t, %v", ok, err)
 	}

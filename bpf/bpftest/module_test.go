@@ -12,20 +12,21 @@ import (
 	"github.com/gopacket/gopacket"
 	"github.com/vishvananda/netlink"
 
+	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	abi "github.com/kerb-edge/kerb/internal/kerbabi"
 )
 
-var hookOf = map[dataplane.Hook]Hook{dataplane.XDP: XDP, dataplane.TC: TC}
+var hookOf = map[chain.Hook]Hook{chain.XDP: XDP, chain.TC: TC}
 
 func module(t *testing.T, name string) dataplane.Module {
-	return dataplane.Module{Name: name, ID: name, Spec: func(h dataplane.Hook) (*ebpf.CollectionSpec, error) {
+	return dataplane.Module{Name: name, ID: name, Spec: func(h chain.Hook) (*ebpf.CollectionSpec, error) {
 		return Object(t, "testdata/"+name+".bpf.c", hookOf[h]), nil
 	}}
 }
 
 // chain links modules by the real linker.
-func chain(t *testing.T, side dataplane.Side, dir dataplane.Direction, names ...string) *dataplane.Loaded {
+func chainOf(t *testing.T, side chain.Side, dir chain.Direction, names ...string) *dataplane.Loaded {
 	t.Helper()
 	if err := rlimit.RemoveMemlock(); err != nil {
 		t.Fatal(err)
@@ -56,12 +57,12 @@ func TestLinkedModules(t *testing.T) {
 	entered := serialize(t, append(ether4(), outer, gopacket.Payload(inner.build(t)[14:]))...)
 	left := inner
 	left.ttl--
-	for _, side := range []dataplane.Side{dataplane.OnXDP, dataplane.OnTCIngress} {
-		in := chain(t, side, dataplane.Egress, "module", "hop")
+	for _, side := range []chain.Side{chain.OnXDP, chain.OnTCIngress} {
+		in := chainOf(t, side, chain.Egress, "module", "hop")
 		if _, got := Run(t, in.Program, inner.build(t)); !bytes.Equal(got, entered) {
 			t.Errorf("%s: into the tunnel:\nwant %x\ngot  %x", side, entered, got)
 		}
-		out := chain(t, side, dataplane.Ingress, "module", "hop")
+		out := chainOf(t, side, chain.Ingress, "module", "hop")
 		if _, got := Run(t, out.Program, entered); !bytes.Equal(got, left.build(t)) {
 			t.Errorf("%s: out of the tunnel:\nwant %x\ngot  %x", side, left.build(t), got)
 		}
@@ -88,7 +89,7 @@ func TestLinkedModuleDrops(t *testing.T) {
 	needRoot(t)
 	f := base6(protoTCP)
 	f.ttl = 1
-	l := chain(t, dataplane.OnTCIngress, dataplane.Egress, "hop")
+	l := chainOf(t, chain.OnTCIngress, chain.Egress, "hop")
 	if ret, got := Run(t, l.Program, f.build(t)); ret != uint32(netlink.TC_ACT_SHOT) || !bytes.Equal(got, f.build(t)) {
 		t.Errorf("returned %d, frame %x", ret, got)
 	}

@@ -20,6 +20,7 @@ import (
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/bpf"
+	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/claim"
 	"github.com/kerb-edge/kerb/internal/config"
 	"github.com/kerb-edge/kerb/internal/control"
@@ -60,20 +61,20 @@ type Agent struct {
 	wake       chan struct{} // asks for a reconciliation
 	reconciled chan struct{} // closed after the first one, whether it succeeded or not
 
-	seen      atomic.Pointer[dataplane.State] // of the kernel, at the last look
-	changes   sync.Mutex                      // one change at a time, which may wait for control planes
-	mu        sync.Mutex                      // guards what follows, which only changes write; never held for long, so that the agent can always tell how it is
+	seen      atomic.Pointer[chain.State] // of the kernel, at the last look
+	changes   sync.Mutex                  // one change at a time, which may wait for control planes
+	mu        sync.Mutex                  // guards what follows, which only changes write; never held for long, so that the agent can always tell how it is
 	desired   store.Desired
 	modules   map[string]*deployment
 	states    map[string]service.State // services at the last reconciliation
-	points    map[dataplane.Point]placement
+	points    map[chain.Point]placement
 	sockets   *socketsView // nil before the first reconciliation
 	live      map[string]*liveModule
-	busy      map[dataplane.Point]error // points that a program of others keeps from their chain
-	deaf      map[int]error             // interfaces whose other end does not take replies of native XDP
-	problem   error                     // of the last reconciliation
-	tracing   *traceRun                 // nil most of the time
-	lastTrace *traceRun                 // guarded by changes; also one that has ended
+	busy      map[chain.Point]error // points that a program of others keeps from their chain
+	deaf      map[int]error         // interfaces whose other end does not take replies of native XDP
+	problem   error                 // of the last reconciliation
+	tracing   *traceRun             // nil most of the time
+	lastTrace *traceRun             // guarded by changes; also one that has ended
 	metrics   *metrics
 	costs     *costs           // guards itself
 	recorder  *status.Recorder // guards itself; the last conditions of all resources

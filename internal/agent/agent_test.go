@@ -26,6 +26,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/claim"
 	"github.com/kerb-edge/kerb/internal/config"
 	"github.com/kerb-edge/kerb/internal/dataplane"
@@ -246,13 +247,13 @@ func TestHookAuto(t *testing.T) {
 			t.Errorf("%v: %s on a veth", hooks, got)
 		}
 		d.module.Settings.LongReplies = true
-		if got := d.hook(false, "veth"); slices.Contains(hooks, "tc") != (got == dataplane.TC) {
+		if got := d.hook(false, "veth"); slices.Contains(hooks, "tc") != (got == chain.TC) {
 			t.Errorf("%v: %s on a veth, with replies that are longer than their requests", hooks, got)
 		}
 		if got := d.hook(false, ""); string(got) != hooks[0] {
 			t.Errorf("%v: %s on an interface, with such replies", hooks, got)
 		}
-		if got := d.hook(true, ""); slices.Contains(hooks, "tc") != (got == dataplane.TC) {
+		if got := d.hook(true, ""); slices.Contains(hooks, "tc") != (got == chain.TC) {
 			t.Errorf("%v: %s for a service", hooks, got)
 		}
 	}

@@ -10,7 +10,7 @@ import (
 	"slices"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
-	"github.com/kerb-edge/kerb/internal/dataplane"
+	"github.com/kerb-edge/kerb/internal/chain"
 )
 
 // A firewall and a proxy on one client meet packets in the same order in both directions. The firewall tracks a connection to
@@ -54,7 +54,7 @@ func (a *Agent) lostAnswers() map[string]string {
 	out := map[string]string{}
 	for _, p := range sortedPoints(a.points) {
 		place := a.points[p]
-		if place.service == "" || place.chain.Direction != dataplane.Ingress {
+		if place.service == "" || place.chain.Direction != chain.Ingress {
 			continue
 		}
 		firewall, proxy := a.memberOf(place.chain, "firewall"), a.memberOf(place.chain, "proxy")
@@ -74,7 +74,7 @@ func (a *Agent) lostAnswers() map[string]string {
 }
 
 // memberOf is the first module of a chain that is of a built-in package.
-func (a *Agent) memberOf(chain dataplane.ChainSpec, pkg string) *deployment {
+func (a *Agent) memberOf(chain chain.Spec, pkg string) *deployment {
 	for _, m := range chain.Members {
 		if d := a.modules[m.Name]; d != nil && d.err == nil && d.pkg.Name == pkg && d.pkg.Source == pkgsBuiltin {
 			return d
@@ -91,7 +91,7 @@ func (a *Agent) unadmitted(firewall *deployment, proxy string) (instance string,
 	}
 	local := map[string]bool{}
 	for _, place := range a.points {
-		if slices.ContainsFunc(place.chain.Members, func(m dataplane.Member) bool { return m.Name == proxy }) {
+		if slices.ContainsFunc(place.chain.Members, func(m chain.Member) bool { return m.Name == proxy }) {
 			local[place.service] = true
 		}
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/pkgs"
 	"github.com/kerb-edge/kerb/internal/status"
@@ -89,8 +90,8 @@ func (d *deployment) costKey() string {
 }
 
 // hooks are those that the module runs on where it is attached.
-func (d *deployment) hooks() []dataplane.Hook {
-	var out []dataplane.Hook
+func (d *deployment) hooks() []chain.Hook {
+	var out []chain.Hook
 	if d.resource.Spec.Attach.Services != "" {
 		out = append(out, d.hook(true, "veth"))
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/fault"
 	"github.com/kerb-edge/kerb/internal/pkgs"
@@ -135,7 +136,7 @@ func TestCostsAreRemembered(t *testing.T) {
 
 func TestExceeded(t *testing.T) {
 	took := func(ns float64, memory int64) measured {
-		return measured{Cost: dataplane.Cost{Memory: memory, Latency: []dataplane.Latency{{Hook: dataplane.TC, Direction: dataplane.Egress,
+		return measured{Cost: dataplane.Cost{Memory: memory, Latency: []dataplane.Latency{{Hook: chain.TC, Direction: chain.Egress,
 			Packets: []dataplane.PacketCost{{Kind: "quick", Median: 1}, {Kind: "slow", Median: 10 * ns, Least: ns}}}}}}
 	}
 	for _, c := range []struct {

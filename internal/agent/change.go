@@ -14,6 +14,7 @@ import (
 	"time"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/fault"
 	"github.com/kerb-edge/kerb/internal/plan"
@@ -208,7 +209,7 @@ func (a *Agent) change(next store.Desired, prepared map[string]*deployment, dryR
 	if dryRun {
 		return texts, warnings, nil
 	}
-	exec := a.execution(w, func(p dataplane.Point) bool { return a.busy[p] != nil })
+	exec := a.execution(w, func(p chain.Point) bool { return a.busy[p] != nil })
 	begin := time.Now()
 	if err := exec.run(steps); err != nil {
 		a.metrics.failed()
@@ -342,7 +343,7 @@ func (a *Agent) lookAround(w *world) error {
 
 // verifyIdle loads new modules that no attach point selects, so that a package that the kernel refuses is refused now
 // and not when the first service comes.
-func (a *Agent) verifyIdle(w world, points map[dataplane.Point]placement) error {
+func (a *Agent) verifyIdle(w world, points map[chain.Point]placement) error {
 	used := map[string]bool{}
 	for _, p := range points {
 		for _, m := range p.chain.Members {
@@ -382,8 +383,8 @@ func (d *deployment) verify() error {
 	return nil
 }
 
-func (a *Agent) execution(w world, spare func(dataplane.Point) bool) *execution {
-	e := &execution{dp: a.dp, log: a.log, modules: map[string]dataplane.Module{}, spare: spare, busy: map[dataplane.Point]error{}}
+func (a *Agent) execution(w world, spare func(chain.Point) bool) *execution {
+	e := &execution{dp: a.dp, log: a.log, modules: map[string]dataplane.Module{}, spare: spare, busy: map[chain.Point]error{}}
 	for name, d := range w.modules {
 		e.modules[name] = d.module
 	}
@@ -419,7 +420,7 @@ func (a *Agent) converge(w world) error {
 	if err != nil {
 		return err
 	}
-	exec := a.execution(w, func(dataplane.Point) bool { return true })
+	exec := a.execution(w, func(chain.Point) bool { return true })
 	steps := plan.Steps(w.want(points, a.store.Recovered()), state)
 	if err := exec.run(steps); err != nil {
 		a.metrics.failed()

@@ -13,6 +13,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/control"
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/fault"
@@ -31,7 +32,7 @@ type deployment struct {
 	started  bool            // the plane works on this generation
 	module   dataplane.Module
 	selector service.Selector
-	entries  map[dataplane.Hook]map[dataplane.Direction]bool
+	entries  map[chain.Hook]map[chain.Direction]bool
 	err      error // why it cannot run: only for modules from the store
 }
 
@@ -273,17 +274,17 @@ func (d *deployment) checkBudget(settings sdk.Settings) error {
 
 // findEntries notes for which hooks and directions the package has a function.
 func (d *deployment) findEntries() error {
-	d.entries = map[dataplane.Hook]map[dataplane.Direction]bool{}
+	d.entries = map[chain.Hook]map[chain.Direction]bool{}
 	for _, hook := range d.pkg.Hooks {
 		spec, err := d.pkg.Spec(hook)
 		if err != nil {
 			return err
 		}
-		has := map[dataplane.Direction]bool{}
-		for _, dir := range []dataplane.Direction{dataplane.Egress, dataplane.Ingress} {
+		has := map[chain.Direction]bool{}
+		for _, dir := range []chain.Direction{chain.Egress, chain.Ingress} {
 			has[dir] = spec.Programs["kerb_"+string(dir)] != nil
 		}
-		d.entries[dataplane.Hook(hook)] = has
+		d.entries[chain.Hook(hook)] = has
 	}
 	return nil
 }
@@ -294,7 +295,7 @@ func (d *deployment) identity() string {
 	if d.pkg.Control != nil && d.pkg.Control.Builtin {
 		builder = version.Version()
 	}
-	return dataplane.ShortHash([]byte(d.pkg.Digest), d.config, []byte(builder))
+	return chain.ShortHash([]byte(d.pkg.Digest), d.config, []byte(builder))
 }
 
 func (a *Agent) fill(d *deployment) func(sdk.Maps) error {
@@ -315,7 +316,7 @@ func (d *deployment) dataplaneModule(settings sdk.Settings) dataplane.Module {
 		FailClosed: d.failClosed(),
 		Frags:      d.pkg.Frags,
 		Sockets:    d.onSockets(),
-		Spec: func(h dataplane.Hook) (*ebpf.CollectionSpec, error) {
+		Spec: func(h chain.Hook) (*ebpf.CollectionSpec, error) {
 			if !d.pkg.RunsOn(string(h)) {
 				return nil, nil
 			}
@@ -336,22 +337,22 @@ func (d *deployment) failClosed() bool {
 // hook chooses where the module runs on an attach point. Services carry TCP, whose large packets native XDP on a veth
 // would take apart, so that auto means TC for them; on interfaces of the node it is the hook that the package names first. On
 // any veth native XDP has no room for replies that are longer than their requests: there auto means TC for such modules.
-func (d *deployment) hook(isService bool, kind string) dataplane.Hook {
+func (d *deployment) hook(isService bool, kind string) chain.Hook {
 	if d.err != nil {
-		return dataplane.TC
+		return chain.TC
 	}
 	if h := d.resource.Spec.Hook; h == v1.HookXDP || h == v1.HookTC {
-		return dataplane.Hook(h)
+		return chain.Hook(h)
 	}
 	hooks := d.pkg.Hooks
 	if only := d.module.Settings.Hooks; len(only) > 0 {
 		hooks = only
 	}
 	tc := isService || kind == "veth" && d.module.Settings.LongReplies
-	if tc && slices.Contains(hooks, string(dataplane.TC)) {
-		return dataplane.TC
+	if tc && slices.Contains(hooks, string(chain.TC)) {
+		return chain.TC
 	}
-	return dataplane.Hook(hooks[0])
+	return chain.Hook(hooks[0])
 }
 
 // checkHooks refuses a hook on which the config does not work, as its control plane says.
@@ -369,7 +370,7 @@ func (d *deployment) checkHooks(only []string) error {
 }
 
 // covers tells whether the module has something to do on a side of an attach point.
-func (d *deployment) covers(p *port, side dataplane.Side, dir dataplane.Direction) bool {
+func (d *deployment) covers(p *port, side chain.Side, dir chain.Direction) bool {
 	isService := p.service != ""
 	if d.hook(isService, p.link.Kind) != side.Hook() {
 		return false
@@ -388,6 +389,6 @@ func (d *deployment) rank() int {
 	return d.pkg.Rank
 }
 
-func (d *deployment) member() dataplane.Member {
-	return dataplane.Member{Name: d.module.Name, ID: d.module.ID, FailClosed: d.module.FailClosed}
+func (d *deployment) member() chain.Member {
+	return chain.Member{Name: d.module.Name, ID: d.module.ID, FailClosed: d.module.FailClosed}
 }

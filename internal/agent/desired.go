@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/plan"
 	"github.com/kerb-edge/kerb/internal/service"
@@ -33,7 +34,7 @@ func newWorld(desired store.Desired, modules map[string]*deployment) world {
 type placement struct {
 	service string // empty for an interface of the node
 	link    service.Link
-	chain   dataplane.ChainSpec
+	chain   chain.Spec
 
 	cgroup    string // OnSockets: its path
 	instances []sdk.Instance
@@ -48,36 +49,36 @@ type port struct {
 
 // On the node's end of a service's veth the kernel's directions are the opposite of the service's. XDP sees only what
 // arrives at an interface.
-var serviceSides = map[dataplane.Side]dataplane.Direction{
-	dataplane.OnXDP: dataplane.Egress, dataplane.OnTCIngress: dataplane.Egress, dataplane.OnTCEgress: dataplane.Ingress,
+var serviceSides = map[chain.Side]chain.Direction{
+	chain.OnXDP: chain.Egress, chain.OnTCIngress: chain.Egress, chain.OnTCEgress: chain.Ingress,
 }
 
-var interfaceSides = map[dataplane.Side]dataplane.Direction{
-	dataplane.OnXDP: dataplane.Ingress, dataplane.OnTCIngress: dataplane.Ingress, dataplane.OnTCEgress: dataplane.Egress,
+var interfaceSides = map[chain.Side]chain.Direction{
+	chain.OnXDP: chain.Ingress, chain.OnTCIngress: chain.Ingress, chain.OnTCEgress: chain.Egress,
 }
 
 // place works out the chain of every attach point.
-func (w world) place() (map[dataplane.Point]placement, error) {
+func (w world) place() (map[chain.Point]placement, error) {
 	order, err := w.order()
 	if err != nil {
 		return nil, err
 	}
-	out := map[dataplane.Point]placement{}
+	out := map[chain.Point]placement{}
 	for _, p := range w.ports(order) {
 		sides := interfaceSides
 		if p.service != "" {
 			sides = serviceSides
 		}
 		for side, dir := range sides {
-			chain := dataplane.ChainSpec{Side: side, Direction: dir}
+			spec := chain.Spec{Linker: dataplane.Linker(), Side: side, Direction: dir}
 			for _, d := range p.modules {
 				if d.covers(p, side, dir) && d.reads(p.link) {
-					chain.Members = append(chain.Members, d.member())
+					spec.Members = append(spec.Members, d.member())
 				}
 			}
-			chain.Veth = side == dataplane.OnXDP && p.link.Kind == "veth" && w.replies(chain)
-			if len(chain.Members) > 0 {
-				out[dataplane.Point{Ifindex: p.link.Ifindex, Side: side}] = placement{service: p.service, link: p.link, chain: chain}
+			spec.Veth = side == chain.OnXDP && p.link.Kind == "veth" && w.replies(spec)
+			if len(spec.Members) > 0 {
+				out[chain.Point{Ifindex: p.link.Ifindex, Side: side}] = placement{service: p.service, link: p.link, chain: spec}
 			}
 		}
 	}
@@ -141,8 +142,8 @@ func (w world) addInterface(byIndex map[int]*port, name string, d *deployment) {
 }
 
 // want is the plan's input.
-func (w world) want(points map[dataplane.Point]placement, keep bool) plan.Desired {
-	d := plan.Desired{Generations: map[string]string{}, Points: map[dataplane.Point]dataplane.ChainSpec{}, Keep: keep}
+func (w world) want(points map[chain.Point]placement, keep bool) plan.Desired {
+	d := plan.Desired{Generations: map[string]string{}, Points: map[chain.Point]chain.Spec{}, Keep: keep}
 	for name, m := range w.modules {
 		d.Generations[name] = m.module.ID
 	}

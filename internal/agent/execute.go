@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/plan"
 )
@@ -22,8 +23,8 @@ type execution struct {
 	dp      *dataplane.Dataplane
 	log     *slog.Logger
 	modules map[string]dataplane.Module
-	spare   func(dataplane.Point) bool // points whose conflicts with others must not stop the rest
-	busy    map[dataplane.Point]error  // and those that had one
+	spare   func(chain.Point) bool // points whose conflicts with others must not stop the rest
+	busy    map[chain.Point]error  // and those that had one
 	undo    []func() error
 	cleanup []plan.Step
 }
@@ -126,8 +127,8 @@ func (e *execution) take(s plan.Step) error {
 }
 
 // without drops the points that the chains could not be put on.
-func (e *execution) without(points map[dataplane.Point]placement) map[dataplane.Point]placement {
-	maps.DeleteFunc(points, func(p dataplane.Point, _ placement) bool { return e.busy[p] != nil })
+func (e *execution) without(points map[chain.Point]placement) map[chain.Point]placement {
+	maps.DeleteFunc(points, func(p chain.Point, _ placement) bool { return e.busy[p] != nil })
 	return points
 }
 
@@ -146,13 +147,13 @@ func (e *execution) rollback() error {
 // finish removes what nothing uses any more. What fails is found again by the next plan; how many steps have to wait for
 // connections is returned.
 func (e *execution) finish() (waits int) {
-	kept := map[dataplane.Member]bool{}
+	kept := map[chain.Member]bool{}
 	for _, s := range e.cleanup {
 		e.log.Debug("step", "step", s.String())
 		var err error
 		if s.Action == plan.RemoveChain {
 			err = e.dp.RemoveChain(s.Old)
-		} else if kept[dataplane.Member{Name: s.Module, ID: s.Generation}] {
+		} else if kept[chain.Member{Name: s.Module, ID: s.Generation}] {
 			waits++
 			continue
 		} else {
@@ -162,7 +163,7 @@ func (e *execution) finish() (waits int) {
 			e.log.Debug("step waits", "step", s.String(), "reason", err)
 			waits++
 			for _, m := range draining.Modules {
-				kept[dataplane.Member{Name: m.Name, ID: m.ID}] = true
+				kept[chain.Member{Name: m.Name, ID: m.ID}] = true
 			}
 		} else if err != nil {
 			e.log.Warn("could not remove", "step", s.String(), "error", err)

@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/control"
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/fault"
@@ -33,7 +34,7 @@ func (l *liveModule) close() {
 }
 
 // adopt makes w the present: control planes are told of new generations, and those that nothing needs any more are ended.
-func (a *Agent) adopt(w world, points map[dataplane.Point]placement) {
+func (a *Agent) adopt(w world, points map[chain.Point]placement) {
 	before, deaf := a.modules, a.letRepliesIn(w, points)
 	a.bind(w)
 	a.replace(w, points, deaf)
@@ -77,7 +78,7 @@ func (a *Agent) forget(d *deployment) {
 	}
 }
 
-func (a *Agent) replace(w world, points map[dataplane.Point]placement, deaf map[int]error) {
+func (a *Agent) replace(w world, points map[chain.Point]placement, deaf map[int]error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.forgetConditions(w.desired)
@@ -177,13 +178,13 @@ func texts(prefixes []netip.Prefix) (out []string) {
 }
 
 // ingress are the modules on TC that packets to a service, or into the node, meet at an interface.
-func ingress(placements map[dataplane.Point]placement, ifindex int, isService bool) []string {
-	side := dataplane.OnTCIngress
+func ingress(placements map[chain.Point]placement, ifindex int, isService bool) []string {
+	side := chain.OnTCIngress
 	if isService {
-		side = dataplane.OnTCEgress
+		side = chain.OnTCEgress
 	}
 	var out []string
-	for _, m := range placements[dataplane.Point{Ifindex: ifindex, Side: side}].chain.Members {
+	for _, m := range placements[chain.Point{Ifindex: ifindex, Side: side}].chain.Members {
 		out = append(out, m.Name)
 	}
 	return out

@@ -13,6 +13,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/control"
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/kerbabi"
@@ -23,7 +24,7 @@ import (
 type metrics struct {
 	changes  prometheus.Histogram
 	failures prometheus.Counter
-	points   atomic.Pointer[map[dataplane.Point]placement]
+	points   atomic.Pointer[map[chain.Point]placement]
 
 	mu      sync.Mutex
 	clashes map[string]string // of the last scrape: module to a metric of it that is left out
@@ -64,7 +65,7 @@ func (m *metrics) publish(a *Agent) {
 	m.points.Store(&now)
 }
 
-func (m *metrics) placements() map[dataplane.Point]placement {
+func (m *metrics) placements() map[chain.Point]placement {
 	if p := m.points.Load(); p != nil {
 		return *p
 	}
@@ -259,6 +260,6 @@ func (a *Agent) collectOutcomes(out chan<- prometheus.Metric) {
 	}
 }
 
-func sortedPoints[V any](m map[dataplane.Point]V) []dataplane.Point {
-	return slices.SortedFunc(maps.Keys(m), dataplane.Point.Compare)
+func sortedPoints[V any](m map[chain.Point]V) []chain.Point {
+	return slices.SortedFunc(maps.Keys(m), chain.Point.Compare)
 }

@@ -9,6 +9,7 @@ import (
 	"slices"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/service"
 )
@@ -16,10 +17,10 @@ import (
 // letRepliesIn makes interfaces ready for what modules send back by native XDP, which the other end of a veth does not take
 // by itself: such packets count as sent, and vanish. What it cannot make ready it returns, by ifindex. Generic XDP goes the
 // way of ordinary packets.
-func (a *Agent) letRepliesIn(w world, points map[dataplane.Point]placement) map[int]error {
+func (a *Agent) letRepliesIn(w world, points map[chain.Point]placement) map[int]error {
 	failed := map[int]error{}
 	for p, place := range points {
-		if p.Side != dataplane.OnXDP || !w.replies(place.chain) || a.dp.View(p).Mode != dataplane.ModeXDPNative {
+		if p.Side != chain.OnXDP || !w.replies(place.chain) || a.dp.View(p).Mode != dataplane.ModeXDPNative {
 			continue
 		}
 		if err := service.LetRepliesIn(place.link); err != nil {
@@ -31,8 +32,8 @@ func (a *Agent) letRepliesIn(w world, points map[dataplane.Point]placement) map[
 }
 
 // replies tells whether a module of the chain answers packets.
-func (w world) replies(chain dataplane.ChainSpec) bool {
-	return slices.ContainsFunc(chain.Members, func(m dataplane.Member) bool {
+func (w world) replies(spec chain.Spec) bool {
+	return slices.ContainsFunc(spec.Members, func(m chain.Member) bool {
 		d := w.modules[m.Name]
 		return d != nil && d.pkg != nil && d.pkg.Replies
 	})
@@ -42,9 +43,9 @@ func (w world) replies(chain dataplane.ChainSpec) bool {
 func (a *Agent) repliesCondition(name string) v1.Condition {
 	c := v1.Condition{Type: "Replies", Status: "True", Reason: "Arrive"}
 	var lost, noRoom []error
-	for _, p := range slices.SortedFunc(maps.Keys(a.points), func(p, q dataplane.Point) int { return p.Ifindex - q.Ifindex }) {
+	for _, p := range slices.SortedFunc(maps.Keys(a.points), func(p, q chain.Point) int { return p.Ifindex - q.Ifindex }) {
 		place := a.points[p]
-		if p.Side != dataplane.OnXDP || !slices.ContainsFunc(place.chain.Members, func(m dataplane.Member) bool { return m.Name == name }) {
+		if p.Side != chain.OnXDP || !slices.ContainsFunc(place.chain.Members, func(m chain.Member) bool { return m.Name == name }) {
 			continue
 		}
 		if err := a.deaf[p.Ifindex]; err != nil {

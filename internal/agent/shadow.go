@@ -9,12 +9,12 @@ import (
 	"slices"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
-	"github.com/kerb-edge/kerb/internal/dataplane"
+	"github.com/kerb-edge/kerb/internal/chain"
 )
 
 // shadows tells of modules that miss packets, because a module that takes packets past the rest of the chain comes before
 // them. By their rank such modules come last: only the operator's order brings them forward.
-func (w world) shadows(points map[dataplane.Point]placement) map[string]string {
+func (w world) shadows(points map[chain.Point]placement) map[string]string {
 	out := map[string]string{}
 	for _, p := range sortedPoints(points) {
 		members := points[p].chain.Members
@@ -38,7 +38,7 @@ func (w world) rankOf(module string) int {
 }
 
 // warnings are for who asked for a change.
-func (w world) warnings(points map[dataplane.Point]placement) (out []string) {
+func (w world) warnings(points map[chain.Point]placement) (out []string) {
 	shadows := w.shadows(points)
 	for _, name := range slices.Sorted(maps.Keys(shadows)) {
 		out = append(out, "Module "+name+": "+shadows[name])

@@ -6,7 +6,7 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/kerb-edge/kerb/internal/dataplane"
+	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/pkgs"
 )
 
@@ -24,9 +24,9 @@ func TestShadows(t *testing.T) {
 	} {
 		place := placement{service: "web"}
 		for _, name := range c.chain {
-			place.chain.Members = append(place.chain.Members, dataplane.Member{Name: name})
+			place.chain.Members = append(place.chain.Members, chain.Member{Name: name})
 		}
-		points := map[dataplane.Point]placement{{Ifindex: 7, Side: dataplane.OnTCIngress}: place}
+		points := map[chain.Point]placement{{Ifindex: 7, Side: chain.OnTCIngress}: place}
 		var got []string
 		for name := range w.shadows(points) {
 			got = append(got, name)

@@ -13,6 +13,7 @@ import (
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/cgroup"
+	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/pkgs"
 	"github.com/kerb-edge/kerb/sdk"
@@ -109,7 +110,7 @@ func (a *Agent) lookAtSockets(w world) *socketsView {
 func serviceKey(name string) string { return "service " + name }
 
 // placeSockets adds the cgroups on which modules on sockets run.
-func (w world) placeSockets(order []*deployment, out map[dataplane.Point]placement) {
+func (w world) placeSockets(order []*deployment, out map[chain.Point]placement) {
 	if w.sockets == nil {
 		return
 	}
@@ -121,22 +122,22 @@ func (w world) placeSockets(order []*deployment, out map[dataplane.Point]placeme
 		place := placement{chain: d.socketsChain()}
 		for _, found := range w.cgroupsOf(d) {
 			place.cgroup, place.instances = found.Path, []sdk.Instance{{Cgroup: found.Path, CgroupID: found.ID}}
-			out[d.socketPoint(found, dataplane.All)] = place
+			out[d.socketPoint(found, chain.All)] = place
 		}
 		own, there := w.sockets.cgroups[w.cgroup]
 		place.cgroup, place.instances = own.Path, w.serviceInstances(d, chains)
 		if len(place.instances) > 0 && there {
-			out[d.socketPoint(own, dataplane.Services)] = place
+			out[d.socketPoint(own, chain.Services)] = place
 		}
 	}
 }
 
-func (d *deployment) socketsChain() dataplane.ChainSpec {
-	return dataplane.ChainSpec{Side: dataplane.OnSockets, Direction: dataplane.Both, Members: []dataplane.Member{d.member()}}
+func (d *deployment) socketsChain() chain.Spec {
+	return chain.Spec{Linker: dataplane.Linker(), Side: chain.OnSockets, Direction: chain.Both, Members: []chain.Member{d.member()}}
 }
 
-func (d *deployment) socketPoint(c cgroup.Cgroup, entry dataplane.Entry) dataplane.Point {
-	return dataplane.Point{Side: dataplane.OnSockets, Cgroup: c.ID, Entry: entry, Module: d.module.Name}
+func (d *deployment) socketPoint(c cgroup.Cgroup, entry chain.Entry) chain.Point {
+	return chain.Point{Side: chain.OnSockets, Cgroup: c.ID, Entry: entry, Module: d.module.Name}
 }
 
 // cgroupsOf are those that a module selects and that are there. One below another is left out: the kernel runs the programs of
@@ -174,7 +175,7 @@ func (w world) serviceInstances(d *deployment, chains map[string][]sdk.ChainMemb
 }
 
 // serviceChains are the modules that the packets of services meet, in either direction and on any of their interfaces.
-func (w world) serviceChains(points map[dataplane.Point]placement) map[string][]sdk.ChainMember {
+func (w world) serviceChains(points map[chain.Point]placement) map[string][]sdk.ChainMember {
 	out := map[string][]sdk.ChainMember{}
 	for _, p := range sortedPoints(points) {
 		service := points[p].service

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/control"
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/fault"
@@ -152,12 +153,12 @@ func (a *Agent) moduleInstances(name string) []v1.Instance {
 func socketInstances(place placement) (out []v1.Instance) {
 	for _, i := range place.instances {
 		out = append(out, v1.Instance{Service: i.Service, Interface: i.Interface, Ifindex: int(i.Ifindex), Cgroup: place.cgroup,
-			Hook: string(dataplane.OnSockets), Direction: string(dataplane.Both), Chain: place.chain.ID()})
+			Hook: string(chain.OnSockets), Direction: string(chain.Both), Chain: place.chain.ID()})
 	}
 	return out
 }
 
-func instance(p dataplane.Point, place placement, position int) v1.Instance {
+func instance(p chain.Point, place placement, position int) v1.Instance {
 	return v1.Instance{Service: place.service, Interface: place.link.Name, Ifindex: p.Ifindex, Hook: string(p.Side),
 		Direction: string(place.chain.Direction), Chain: place.chain.ID(), Position: position}
 }
@@ -195,8 +196,8 @@ func (a *Agent) Service(_ context.Context, name string) (v1.Service, error) {
 }
 
 // programs are the kernel's ids of running programs by attach point.
-func (a *Agent) programs() map[dataplane.Point]uint32 {
-	out := map[dataplane.Point]uint32{}
+func (a *Agent) programs() map[chain.Point]uint32 {
+	out := map[chain.Point]uint32{}
 	state, err := a.look()
 	if err != nil {
 		a.log.Warn("cannot read the state of the kernel", "error", err)
@@ -207,7 +208,7 @@ func (a *Agent) programs() map[dataplane.Point]uint32 {
 	return out
 }
 
-func (a *Agent) serviceWithStatus(name string, programs map[dataplane.Point]uint32) v1.Service {
+func (a *Agent) serviceWithStatus(name string, programs map[chain.Point]uint32) v1.Service {
 	s := a.desired.Services[name]
 	state := a.states[name]
 	s.Status = &v1.ServiceStatus{Conditions: a.recordService(s, state)}
@@ -221,8 +222,8 @@ func (a *Agent) serviceWithStatus(name string, programs map[dataplane.Point]uint
 	}
 	for _, l := range state.Links {
 		link := v1.ServiceLink{Interface: l.Name, Ifindex: l.Ifindex, Peer: l.Peer, MTU: l.MTU, Moved: l.Left}
-		for _, side := range []dataplane.Side{dataplane.OnXDP, dataplane.OnTCIngress, dataplane.OnTCEgress} {
-			p := dataplane.Point{Ifindex: l.Ifindex, Side: side}
+		for _, side := range []chain.Side{chain.OnXDP, chain.OnTCIngress, chain.OnTCEgress} {
+			p := chain.Point{Ifindex: l.Ifindex, Side: side}
 			if place, ok := a.points[p]; ok {
 				link.Hooks = append(link.Hooks, a.hookState(p, place, programs[p]))
 			}
@@ -233,7 +234,7 @@ func (a *Agent) serviceWithStatus(name string, programs map[dataplane.Point]uint
 	return s
 }
 
-func (a *Agent) hookState(p dataplane.Point, place placement, program uint32) v1.HookState {
+func (a *Agent) hookState(p chain.Point, place placement, program uint32) v1.HookState {
 	view := a.dp.View(p)
 	h := v1.HookState{Hook: string(p.Side), Mode: view.Mode, Chain: place.chain.ID(), Program: program, Programs: view.Programs}
 	for _, m := range place.chain.Members {
@@ -287,7 +288,7 @@ func (a *Agent) Chains(context.Context) ([]v1.Chain, error) {
 	return out, nil
 }
 
-func (a *Agent) chainView(c dataplane.PinnedChain, points []dataplane.Attached) v1.Chain {
+func (a *Agent) chainView(c chain.Pinned, points []chain.Attached) v1.Chain {
 	view := v1.Chain{Cost: a.chainCost(c.Spec), ID: c.ID, Hook: string(c.Spec.Side), Direction: string(c.Spec.Direction), Program: uint32(c.Program), Parts: c.Parts}
 	for _, m := range c.Spec.Members {
 		view.Modules = append(view.Modules, m.Name)
@@ -297,7 +298,7 @@ func (a *Agent) chainView(c dataplane.PinnedChain, points []dataplane.Attached) 
 			continue
 		}
 		place := a.points[p.Point]
-		if p.Point.Side == dataplane.OnSockets {
+		if p.Point.Side == chain.OnSockets {
 			view.Points = append(view.Points, socketInstances(place)...)
 			continue
 		}
@@ -309,7 +310,7 @@ func (a *Agent) chainView(c dataplane.PinnedChain, points []dataplane.Attached) 
 }
 
 // chainCost is what the modules of a chain add to the packet that takes longest, in ns; 0 if not all are measured.
-func (a *Agent) chainCost(spec dataplane.ChainSpec) (sum float64) {
+func (a *Agent) chainCost(spec chain.Spec) (sum float64) {
 	for _, m := range spec.Members {
 		d, cost := a.modules[m.Name], 0.0
 		if d == nil || d.err != nil {

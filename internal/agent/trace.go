@@ -13,10 +13,10 @@ import (
 	"strings"
 	"time"
 
-	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/fault"
 	"github.com/kerb-edge/kerb/internal/kerbabi"
@@ -70,7 +70,7 @@ func traceFilter(r v1.TraceRequest) (dataplane.TraceFilter, error) {
 // traceRun is a trace with what is needed to put its events into words.
 type traceRun struct {
 	trace  *dataplane.Trace
-	points map[dataplane.Point]placement
+	points map[chain.Point]placement
 	links  map[uint32]placement // of all points, by ifindex
 	boot   time.Time            // zero of the events' clock
 	ended  chan struct{}        // closed when the plain chains are back
@@ -84,11 +84,11 @@ func (a *Agent) startTrace(ctx context.Context, r v1.TraceRequest, f dataplane.T
 		return nil, err
 	}
 	defer a.changes.Unlock()
-	run := &traceRun{points: map[dataplane.Point]placement{}, links: map[uint32]placement{}, boot: bootTime(), ended: make(chan struct{}), reason: a.reasonNames()}
-	specs := map[dataplane.Point]dataplane.ChainSpec{}
+	run := &traceRun{points: map[chain.Point]placement{}, links: map[uint32]placement{}, boot: bootTime(), ended: make(chan struct{}), reason: a.reasonNames()}
+	specs := map[chain.Point]chain.Spec{}
 	for p, place := range a.points {
 		run.links[uint32(p.Ifindex)] = place
-		if p.Side != dataplane.OnSockets && (r.Service == "" || place.service == r.Service) {
+		if p.Side != chain.OnSockets && (r.Service == "" || place.service == r.Service) {
 			run.points[p], specs[p] = place, place.chain
 		}
 	}
@@ -179,12 +179,12 @@ func (a *Agent) endTrace(run *traceRun) {
 
 // observe reads the state of the kernel. While a trace runs, its chains count as the plain ones that they stand for:
 // looking at the node must not end a trace.
-func (a *Agent) observe() (dataplane.State, error) {
+func (a *Agent) observe() (chain.State, error) {
 	state, err := a.dp.Observe()
 	if err != nil || a.tracing == nil {
 		return state, err
 	}
-	plain := map[string]ebpf.ProgramID{}
+	plain := map[string]uint32{}
 	for _, c := range state.Chains {
 		plain[c.ID] = c.Program
 	}
@@ -198,7 +198,7 @@ func (a *Agent) observe() (dataplane.State, error) {
 
 // look is observe for those who only tell of the node; they must not hold the agent's lock. When a change takes long,
 // as it may when it waits for a control plane, it is what was seen before.
-func (a *Agent) look() (dataplane.State, error) {
+func (a *Agent) look() (chain.State, error) {
 	const patience, step = time.Second, 5 * time.Millisecond
 	for waited := time.Duration(0); !a.changes.TryLock(); waited += step {
 		if seen := a.seen.Load(); seen != nil && waited >= patience {
@@ -277,7 +277,7 @@ func (run *traceRun) follow(ctx context.Context, count int, tell func(v1.TracedP
 	return nil
 }
 
-func (run *traceRun) chain(e dataplane.TraceEvent) dataplane.ChainSpec {
+func (run *traceRun) chain(e dataplane.TraceEvent) chain.Spec {
 	return run.trace.Chains[e.Chain-1]
 }
 
@@ -298,7 +298,7 @@ func endsOf(e dataplane.TraceEvent) packetEnds {
 // packet is a packet as it came in.
 func (run *traceRun) packet(e dataplane.TraceEvent) *openPacket {
 	spec := run.chain(e)
-	place := run.points[dataplane.Point{Ifindex: int(e.Ifindex), Side: spec.Side}]
+	place := run.points[chain.Point{Ifindex: int(e.Ifindex), Side: spec.Side}]
 	ends := endsOf(e)
 	p := &openPacket{number: e.Packet, now: ends, TracedPacket: v1.TracedPacket{
 		Time: run.boot.Add(time.Duration(e.Time)), Service: place.service, Interface: place.link.Name, Hook: string(spec.Side), Direction: string(spec.Direction),

@@ -18,6 +18,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/spf13/cobra"
 
+	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/decode"
 	"github.com/kerb-edge/kerb/internal/fault"
@@ -241,7 +242,7 @@ func newBench(p *pkgs.Package, hook string, config map[string]any) (*testBench, 
 	if b.trace, err = dataplane.NewTrace(dataplane.TraceFilter{}); err != nil {
 		return nil, err
 	}
-	for _, dir := range []dataplane.Direction{dataplane.Egress, dataplane.Ingress} {
+	for _, dir := range []chain.Direction{chain.Egress, chain.Ingress} {
 		if spec.Programs["kerb_"+string(dir)] == nil {
 			continue
 		}
@@ -253,15 +254,15 @@ func newBench(p *pkgs.Package, hook string, config map[string]any) (*testBench, 
 	return b, nil
 }
 
-func (b *testBench) load(dir dataplane.Direction, module dataplane.Module) (err error) {
+func (b *testBench) load(dir chain.Direction, module dataplane.Module) (err error) {
 	side := sides[b.hook][dir]
 	if b.loaded == nil {
 		if b.loaded, err = dataplane.Load(side, dir, module); err != nil {
 			return err
 		}
 	}
-	member := dataplane.Member{Name: module.Name, ID: module.ID, FailClosed: module.FailClosed}
-	spec := dataplane.ChainSpec{Side: side, Direction: dir, Members: []dataplane.Member{member}}
+	member := chain.Member{Name: module.Name, ID: module.ID, FailClosed: module.FailClosed}
+	spec := chain.Spec{Side: side, Direction: dir, Members: []chain.Member{member}}
 	b.by[string(dir)], err = b.loaded.Trace(b.trace, spec)
 	return err
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/cilium/ebpf"
 
+	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/fault"
 	"github.com/kerb-edge/kerb/internal/pkgs"
@@ -46,9 +47,9 @@ func verifyPackage(p *pkgs.Package) ([]verdict, error) {
 }
 
 // sides of a service's interface on the host, by hook and direction.
-var sides = map[string]map[dataplane.Direction]dataplane.Side{
-	pkgs.HookTC:  {dataplane.Egress: dataplane.OnTCIngress, dataplane.Ingress: dataplane.OnTCEgress},
-	pkgs.HookXDP: {dataplane.Egress: dataplane.OnXDP, dataplane.Ingress: dataplane.OnXDP},
+var sides = map[string]map[chain.Direction]chain.Side{
+	pkgs.HookTC:  {chain.Egress: chain.OnTCIngress, chain.Ingress: chain.OnTCEgress},
+	pkgs.HookXDP: {chain.Egress: chain.OnXDP, chain.Ingress: chain.OnXDP},
 }
 
 func verifyHook(p *pkgs.Package, hook string, module dataplane.Module) ([]verdict, error) {
@@ -57,7 +58,7 @@ func verifyHook(p *pkgs.Package, hook string, module dataplane.Module) ([]verdic
 		return nil, err
 	}
 	var lines []verdict
-	for _, dir := range []dataplane.Direction{dataplane.Egress, dataplane.Ingress} {
+	for _, dir := range []chain.Direction{chain.Egress, chain.Ingress} {
 		if spec.Programs["kerb_"+string(dir)] == nil {
 			continue
 		}
@@ -70,7 +71,7 @@ func verifyHook(p *pkgs.Package, hook string, module dataplane.Module) ([]verdic
 	return lines, nil
 }
 
-func verifyOne(hook string, dir dataplane.Direction, module dataplane.Module) (verdict, error) {
+func verifyOne(hook string, dir chain.Direction, module dataplane.Module) (verdict, error) {
 	loaded, err := dataplane.Load(sides[hook][dir], dir, module)
 	if err != nil {
 		return verdict{}, err
@@ -131,7 +132,7 @@ func bareModule(p *pkgs.Package) dataplane.Module {
 	return dataplane.Module{
 		Name: p.Name, ID: "verify", ConfigMaps: p.Maps.Config, SharedMaps: p.Maps.Shared,
 		FailClosed: p.FailurePolicy == "closed", Frags: p.Frags,
-		Spec: func(hook dataplane.Hook) (*ebpf.CollectionSpec, error) {
+		Spec: func(hook chain.Hook) (*ebpf.CollectionSpec, error) {
 			if !p.RunsOn(string(hook)) {
 				return nil, nil
 			}

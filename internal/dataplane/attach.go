@@ -12,6 +12,8 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
+
+	"github.com/kerb-edge/kerb/internal/chain"
 )
 
 // Modes in which a chain runs on a point.
@@ -25,15 +27,15 @@ const (
 
 // Attached is what runs on a point.
 type Attached struct {
-	Point   Point
+	Point   chain.Point
 	Program ebpf.ProgramID
 	Mode    string
 }
 
 // attach puts a program on a free point or in place of the one that Kerb has there, in one step: every packet meets
 // either the old or the new program.
-func (d *Dataplane) attach(p Point, prog *ebpf.Program) error {
-	if p.Side.Hook() == TC && !d.tcx {
+func (d *Dataplane) attach(p chain.Point, prog *ebpf.Program) error {
+	if p.Side.Hook() == chain.TC && !d.tcx {
 		return d.attachClsact(p, prog)
 	}
 	old, err := openLink(d.layout.link(p))
@@ -57,13 +59,13 @@ func (d *Dataplane) attach(p Point, prog *ebpf.Program) error {
 	return nil
 }
 
-func (d *Dataplane) attachNew(p Point, prog *ebpf.Program) error {
+func (d *Dataplane) attachNew(p chain.Point, prog *ebpf.Program) error {
 	var l link.Link
 	var err error
 	switch p.Side {
-	case OnSockets:
+	case chain.OnSockets:
 		l, err = attachCgroup(p, prog)
-	case OnXDP:
+	case chain.OnXDP:
 		l, err = attachXDP(p.Ifindex, prog)
 	default:
 		l, err = d.attachTCX(p, prog)
@@ -75,7 +77,7 @@ func (d *Dataplane) attachNew(p Point, prog *ebpf.Program) error {
 	return d.pinLink(p, l)
 }
 
-func (d *Dataplane) pinLink(p Point, l link.Link) error {
+func (d *Dataplane) pinLink(p chain.Point, l link.Link) error {
 	if err := os.MkdirAll(d.layout.links(), 0o700); err != nil {
 		return err
 	}
@@ -85,9 +87,9 @@ func (d *Dataplane) pinLink(p Point, l link.Link) error {
 	return nil
 }
 
-func attachError(p Point, err error) error {
+func attachError(p chain.Point, err error) error {
 	switch {
-	case p.Side == OnSockets:
+	case p.Side == chain.OnSockets:
 		return err
 	case errors.Is(err, unix.ENODEV):
 		return fmt.Errorf("interface %d: %w", p.Ifindex, ErrGone)
@@ -106,9 +108,9 @@ func interfaceName(ifindex int) string {
 }
 
 // attachTCX joins the other TCX programs first or last, as configured. Foreign programs are never touched.
-func (d *Dataplane) attachTCX(p Point, prog *ebpf.Program) (link.Link, error) {
+func (d *Dataplane) attachTCX(p chain.Point, prog *ebpf.Program) (link.Link, error) {
 	opts := link.TCXOptions{Interface: p.Ifindex, Program: prog, Attach: ebpf.AttachTCXIngress, Anchor: link.Head()}
-	if p.Side == OnTCEgress {
+	if p.Side == chain.OnTCEgress {
 		opts.Attach = ebpf.AttachTCXEgress
 	}
 	if d.opts.Last {
@@ -131,8 +133,8 @@ func attachXDP(ifindex int, prog *ebpf.Program) (link.Link, error) {
 }
 
 // detach takes Kerb's program from a point. A point that has none, or an interface that is gone, is no error.
-func (d *Dataplane) detach(p Point) error {
-	if p.Side.Hook() == TC && !d.tcx {
+func (d *Dataplane) detach(p chain.Point) error {
+	if p.Side.Hook() == chain.TC && !d.tcx {
 		return d.detachClsact(p)
 	}
 	path := d.layout.link(p)
@@ -163,12 +165,12 @@ func openLink(path string) (link.Link, error) {
 }
 
 // readLinks lists what runs where. A link whose interface is gone has a zero ifindex: it is listed with Program 0.
-func (d *Dataplane) readLinks() ([]Attached, error) {
+func (d *Dataplane) readLinks() ([]chain.Attached, error) {
 	entries, err := os.ReadDir(d.layout.links())
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, err
 	}
-	var out []Attached
+	var out []chain.Attached
 	for _, e := range entries {
 		p, ok := parsePoint(e.Name())
 		if !ok {
@@ -187,17 +189,17 @@ func (d *Dataplane) readLinks() ([]Attached, error) {
 	return out, nil
 }
 
-func (d *Dataplane) readLink(p Point) (Attached, error) {
+func (d *Dataplane) readLink(p chain.Point) (chain.Attached, error) {
 	l, err := openLink(d.layout.link(p))
 	if err != nil {
-		return Attached{}, err
+		return chain.Attached{}, err
 	}
 	defer l.Close()
 	info, err := l.Info()
 	if err != nil {
-		return Attached{}, fmt.Errorf("link of %s: %w", p, err)
+		return chain.Attached{}, fmt.Errorf("link of %s: %w", p, err)
 	}
-	a := Attached{Point: p, Program: info.Program, Mode: ModeTCX}
+	a := chain.Attached{Point: p, Program: uint32(info.Program), Mode: ModeTCX}
 	ifindex := uint32(0)
 	if c := info.Cgroup(); c != nil {
 		a.Mode = ModeCgroup

@@ -15,6 +15,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
 )
 
@@ -56,9 +57,9 @@ func newWorld(t *testing.T, opts Options) *world {
 }
 
 // deploy makes what is missing and puts the chain on a point.
-func (w *world) deploy(t *testing.T, p Point, dir Direction, mods ...Module) ChainSpec {
+func (w *world) deploy(t *testing.T, p chain.Point, dir chain.Direction, mods ...Module) chain.Spec {
 	t.Helper()
-	spec := ChainSpec{Side: p.Side, Direction: dir}
+	spec := chain.Spec{Side: p.Side, Direction: dir}
 	byName := map[string]Module{}
 	state, err := w.Observe()
 	if err != nil {
@@ -73,7 +74,7 @@ func (w *world) deploy(t *testing.T, p Point, dir Direction, mods ...Module) Cha
 			t.Fatal(err)
 		}
 		byName[m.Name] = m
-		spec.Members = append(spec.Members, Member{m.Name, m.ID, m.FailClosed})
+		spec.Members = append(spec.Members, chain.Member{Name: m.Name, ID: m.ID, FailClosed: m.FailClosed})
 	}
 	if err := w.CreateChain(spec, byName); err != nil {
 		t.Fatal(err)
@@ -121,9 +122,9 @@ func (w *world) send(t *testing.T, port, packets int) bool {
 	return false
 }
 
-func testAttach(t *testing.T, opts Options, side Side, dir Direction, host func(*world) *netlab.Host) {
+func testAttach(t *testing.T, opts Options, side chain.Side, dir chain.Direction, host func(*world) *netlab.Host) {
 	w := newWorld(t, opts)
-	p := Point{Ifindex: host(w).OuterIndex(), Side: side}
+	p := chain.Point{Ifindex: host(w).OuterIndex(), Side: side}
 	if !w.passes(t, 53) {
 		t.Fatal("no connection before anything is attached")
 	}
@@ -152,7 +153,7 @@ func testAttach(t *testing.T, opts Options, side Side, dir Direction, host func(
 }
 
 // checkCarriedOver: the counter has seen packets under both chains, so its map must have outlived the first.
-func (w *world) checkCarriedOver(t *testing.T, p Point) {
+func (w *world) checkCarriedOver(t *testing.T, p chain.Point) {
 	t.Helper()
 	state, _ := w.Observe()
 	m, err := w.Maps("count", state.Generations["count"][0])
@@ -174,19 +175,25 @@ func (w *world) checkCarriedOver(t *testing.T, p Point) {
 func hostA(w *world) *netlab.Host { return w.a }
 func hostB(w *world) *netlab.Host { return w.b }
 
-func TestAttachTCIngress(t *testing.T) { testAttach(t, Options{}, OnTCIngress, Egress, hostA) }
-func TestAttachTCEgress(t *testing.T)  { testAttach(t, Options{}, OnTCEgress, Ingress, hostB) }
-func TestAttachXDP(t *testing.T)       { testAttach(t, Options{}, OnXDP, Egress, hostA) }
+func TestAttachTCIngress(t *testing.T) {
+	testAttach(t, Options{}, chain.OnTCIngress, chain.Egress, hostA)
+}
+func TestAttachTCEgress(t *testing.T) {
+	testAttach(t, Options{}, chain.OnTCEgress, chain.Ingress, hostB)
+}
+func TestAttachXDP(t *testing.T) { testAttach(t, Options{}, chain.OnXDP, chain.Egress, hostA) }
 func TestAttachClsact(t *testing.T) {
-	t.Run("first", func(t *testing.T) { testAttach(t, Options{NoTCX: true}, OnTCIngress, Egress, hostA) })
-	t.Run("last", func(t *testing.T) { testAttach(t, Options{NoTCX: true, Last: true}, OnTCEgress, Ingress, hostB) })
+	t.Run("first", func(t *testing.T) { testAttach(t, Options{NoTCX: true}, chain.OnTCIngress, chain.Egress, hostA) })
+	t.Run("last", func(t *testing.T) {
+		testAttach(t, Options{NoTCX: true, Last: true}, chain.OnTCEgress, chain.Ingress, hostB)
+	})
 }
 
 // Without TCX there is no pinned link that tells whose a filter is.
 func TestAgentsShareClsact(t *testing.T) {
 	w := newWorld(t, Options{NoTCX: true})
-	p := Point{Ifindex: w.a.OuterIndex(), Side: OnTCIngress}
-	w.deploy(t, p, Egress, testModule(t, "pass", "mine", nil))
+	p := chain.Point{Ifindex: w.a.OuterIndex(), Side: chain.OnTCIngress}
+	w.deploy(t, p, chain.Egress, testModule(t, "pass", "mine", nil))
 	other, err := Open(Options{Root: w.root + "-other", NoTCX: true})
 	if err != nil {
 		t.Fatal(err)
@@ -205,8 +212,8 @@ func TestAgentsShareClsact(t *testing.T) {
 // A second data plane on the same pins, as after a restart, finds what runs and leaves it alone.
 func TestReopenFindsAll(t *testing.T) {
 	w := newWorld(t, Options{})
-	p := Point{Ifindex: w.a.OuterIndex(), Side: OnTCIngress}
-	spec := w.deploy(t, p, Egress, testModule(t, "drop", "dropper", map[string]any{"port": 53}))
+	p := chain.Point{Ifindex: w.a.OuterIndex(), Side: chain.OnTCIngress}
+	spec := w.deploy(t, p, chain.Egress, testModule(t, "drop", "dropper", map[string]any{"port": 53}))
 	before, _ := w.Observe()
 	again, err := Open(Options{Root: w.root})
 	if err != nil {
@@ -235,8 +242,8 @@ func TestOpenSweepsHalfBuilt(t *testing.T) {
 
 func TestVanishedInterface(t *testing.T) {
 	w := newWorld(t, Options{})
-	for _, side := range []Side{OnTCIngress, OnXDP} {
-		w.deploy(t, Point{Ifindex: w.a.OuterIndex(), Side: side}, Egress, testModule(t, "pass", "count", nil))
+	for _, side := range []chain.Side{chain.OnTCIngress, chain.OnXDP} {
+		w.deploy(t, chain.Point{Ifindex: w.a.OuterIndex(), Side: side}, chain.Egress, testModule(t, "pass", "count", nil))
 	}
 	if err := netlink.LinkDel(&netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Index: w.a.OuterIndex()}}); err != nil {
 		t.Fatal(err)
@@ -253,29 +260,29 @@ func TestVanishedInterface(t *testing.T) {
 			t.Errorf("detach from a vanished interface: %v", err)
 		}
 	}
-	spec := ChainSpec{Side: OnTCIngress, Direction: Egress, Members: []Member{{"count", testModule(t, "pass", "count", nil).ID, false}}}
-	if err := w.Attach(Point{Ifindex: w.a.OuterIndex(), Side: OnTCIngress}, spec); !errors.Is(err, ErrGone) {
+	spec := chain.Spec{Side: chain.OnTCIngress, Direction: chain.Egress, Members: []chain.Member{{Name: "count", ID: testModule(t, "pass", "count", nil).ID}}}
+	if err := w.Attach(chain.Point{Ifindex: w.a.OuterIndex(), Side: chain.OnTCIngress}, spec); !errors.Is(err, ErrGone) {
 		t.Errorf("attach to a vanished interface: %v, want ErrGone", err)
 	}
 }
 
 func TestForeignXDPIsLeftAlone(t *testing.T) {
 	w := newWorld(t, Options{})
-	foreign := load(t, OnXDP, Egress, testModule(t, "pass", "foreign", nil))
+	foreign := load(t, chain.OnXDP, chain.Egress, testModule(t, "pass", "foreign", nil))
 	l, err := attachXDP(w.a.OuterIndex(), foreign.Program)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer l.Close()
 	m := testModule(t, "pass", "count", nil)
-	spec := ChainSpec{Side: OnXDP, Direction: Egress, Members: []Member{{m.Name, m.ID, false}}}
+	spec := chain.Spec{Side: chain.OnXDP, Direction: chain.Egress, Members: []chain.Member{{Name: m.Name, ID: m.ID}}}
 	if err := w.CreateGeneration(m, ""); err != nil {
 		t.Fatal(err)
 	}
 	if err := w.CreateChain(spec, map[string]Module{m.Name: m}); err != nil {
 		t.Fatal(err)
 	}
-	if err := w.Attach(Point{Ifindex: w.a.OuterIndex(), Side: OnXDP}, spec); !errors.Is(err, ErrBusy) {
+	if err := w.Attach(chain.Point{Ifindex: w.a.OuterIndex(), Side: chain.OnXDP}, spec); !errors.Is(err, ErrBusy) {
 		t.Errorf("attach where a foreign program is: %v, want ErrBusy", err)
 	}
 }

@@ -5,30 +5,30 @@ package dataplane
 import (
 	"errors"
 	"fmt"
-	"maps"
 	"os"
 	"path/filepath"
-	"slices"
 	"sort"
 	"strings"
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
+
+	"github.com/kerb-edge/kerb/internal/chain"
 )
 
-// chain is a linked chain in the kernel. The entry is progs[0]; there are more only when the verifier could not follow
+// linkedChain is a linked chain in the kernel. The entry is progs[0]; there are more only when the verifier could not follow
 // the whole in one piece.
-type chain struct {
-	spec     ChainSpec
+type linkedChain struct {
+	spec     chain.Spec
 	progs    []*ebpf.Program
 	parts    *ebpf.Map // tail-call table, nil for one program
 	outcomes *ebpf.Map
 	drops    []*ebpf.Map
 }
 
-func (c *chain) entry() *ebpf.Program { return c.progs[0] }
+func (c *linkedChain) entry() *ebpf.Program { return c.progs[0] }
 
-func (c *chain) Close() {
+func (c *linkedChain) Close() {
 	for _, p := range c.progs {
 		p.Close()
 	}
@@ -40,7 +40,7 @@ func (c *chain) Close() {
 }
 
 // loadChain links and loads a chain. It is not pinned or attached.
-func loadChain(spec ChainSpec, members []*generation) (*chain, error) {
+func loadChain(spec chain.Spec, members []*generation) (*linkedChain, error) {
 	l, err := newLinker(spec, members)
 	if err != nil {
 		return nil, err
@@ -48,8 +48,8 @@ func loadChain(spec ChainSpec, members []*generation) (*chain, error) {
 	return l.chain()
 }
 
-func (l *linker) chain() (*chain, error) {
-	c := &chain{spec: l.spec}
+func (l *linker) chain() (*linkedChain, error) {
+	c := &linkedChain{spec: l.spec}
 	err := c.create(l)
 	if err != nil {
 		c.Close()
@@ -58,7 +58,7 @@ func (l *linker) chain() (*chain, error) {
 	return c, nil
 }
 
-func (c *chain) create(l *linker) (err error) {
+func (c *linkedChain) create(l *linker) (err error) {
 	if c.outcomes, err = ebpf.NewMap(l.object.Maps[outcomesMap]); err != nil {
 		return fmt.Errorf("create parse counters: %w", err)
 	}
@@ -77,7 +77,7 @@ const outcomesMap = "kerb_outcomes"
 
 // load tries the chain as one program, or in the parts that it is known to need, and, where the verifier gives up, in more and
 // more parts.
-func (c *chain) load(l *linker) error {
+func (c *linkedChain) load(l *linker) error {
 	n := len(l.members)
 	for count := max(l.parts, 1); ; count *= 2 {
 		err := c.loadParts(l, min(count, max(n, 1)))
@@ -88,7 +88,7 @@ func (c *chain) load(l *linker) error {
 }
 
 // loadParts loads the chain as count programs, the last one first, as each needs the table that holds its successor.
-func (c *chain) loadParts(l *linker, count int) (err error) {
+func (c *linkedChain) loadParts(l *linker, count int) (err error) {
 	c.progs, c.parts = make([]*ebpf.Program, count), nil
 	if count > 1 {
 		c.parts, err = ebpf.NewMap(&ebpf.MapSpec{Name: "kerb_parts", Type: ebpf.ProgramArray, KeySize: 4, ValueSize: 4, MaxEntries: uint32(count)})
@@ -118,7 +118,7 @@ func (c *chain) loadParts(l *linker, count int) (err error) {
 	return nil
 }
 
-func (c *chain) dropParts() {
+func (c *linkedChain) dropParts() {
 	for _, p := range c.progs {
 		if p != nil {
 			p.Close()
@@ -131,7 +131,7 @@ func (c *chain) dropParts() {
 	}
 }
 
-func (c *chain) loadPart(l *linker, first, last int, table *ebpf.Map, slot int) (*ebpf.Program, error) {
+func (c *linkedChain) loadPart(l *linker, first, last int, table *ebpf.Map, slot int) (*ebpf.Program, error) {
 	code, err := l.link(first, last, table, slot)
 	if err != nil {
 		return nil, err
@@ -162,7 +162,7 @@ func logLevel(err error) ebpf.LogLevel {
 	return ebpf.LogLevelBranch
 }
 
-func (c *chain) names() []string {
+func (c *linkedChain) names() []string {
 	var names []string
 	for _, m := range c.spec.Members {
 		names = append(names, m.Name)
@@ -184,7 +184,7 @@ func tooComplex(err error) bool {
 }
 
 // pin makes the chain durable, all at once.
-func (c *chain) pin(l layout) error {
+func (c *linkedChain) pin(l layout) error {
 	return pinDir(l.chain(c.spec), func(tmp string) error {
 		for i, p := range c.progs {
 			if err := p.Pin(filepath.Join(tmp, fmt.Sprintf("prog%d", i))); err != nil {
@@ -207,26 +207,8 @@ func (c *chain) pin(l layout) error {
 	})
 }
 
-// PinnedChain is a chain found among the pins.
-type PinnedChain struct {
-	ID      string // as in its directory's name; it differs from Spec.ID() when another build linked it
-	Spec    ChainSpec
-	Program ebpf.ProgramID
-	Parts   int
-	Entries map[Entry]ebpf.ProgramID // of sockets; Program is one of them
-	dir     string
-}
-
-// Programs are those that attach points may have.
-func (c PinnedChain) Programs() []ebpf.ProgramID {
-	if c.Spec.Side == OnSockets {
-		return slices.Collect(maps.Values(c.Entries))
-	}
-	return []ebpf.ProgramID{c.Program}
-}
-
 // readChains lists the chains that are pinned.
-func readChains(l layout) ([]PinnedChain, error) {
+func readChains(l layout) ([]chain.Pinned, error) {
 	entries, err := os.ReadDir(l.chains())
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, nil
@@ -234,17 +216,18 @@ func readChains(l layout) ([]PinnedChain, error) {
 	if err != nil {
 		return nil, err
 	}
-	var out []PinnedChain
+	var out []chain.Pinned
 	for _, e := range entries {
 		spec, id, ok := parseChainPin(e.Name())
 		if !ok {
 			continue
 		}
-		c := PinnedChain{ID: id, Spec: spec, dir: filepath.Join(l.chains(), e.Name())}
-		if _, err := os.Stat(entryPin(c.dir)); errors.Is(err, os.ErrNotExist) {
+		dir := filepath.Join(l.chains(), e.Name())
+		if _, err := os.Stat(entryPin(dir)); errors.Is(err, os.ErrNotExist) {
 			continue // somebody has unpinned it by hand
 		}
-		if err := c.read(); err != nil {
+		c := chain.Pinned{ID: id, Spec: spec}
+		if err := readPins(&c, dir); err != nil {
 			return nil, fmt.Errorf("chain %s: %w", e.Name(), err)
 		}
 		out = append(out, c)
@@ -252,8 +235,9 @@ func readChains(l layout) ([]PinnedChain, error) {
 	return out, nil
 }
 
-func (c *PinnedChain) read() error {
-	files, err := os.ReadDir(c.dir)
+// readPins fills in what the pins of a chain say: its members, and its programs.
+func readPins(c *chain.Pinned, dir string) error {
+	files, err := os.ReadDir(dir)
 	if err != nil {
 		return err
 	}
@@ -266,12 +250,12 @@ func (c *PinnedChain) read() error {
 			c.Parts++
 		}
 	}
-	if c.Program, err = pinnedID(entryPin(c.dir)); err != nil || c.Spec.Side != OnSockets {
+	if c.Program, err = pinnedID(entryPin(dir)); err != nil || c.Spec.Side != chain.OnSockets {
 		return err
 	}
-	c.Parts, c.Entries = 1, map[Entry]ebpf.ProgramID{}
-	for _, e := range []Entry{All, Services} {
-		id, err := pinnedID(filepath.Join(c.dir, string(e)))
+	c.Parts, c.Entries = 1, map[chain.Entry]uint32{}
+	for _, e := range []chain.Entry{chain.All, chain.Services} {
+		id, err := pinnedID(filepath.Join(dir, string(e)))
 		if err == nil {
 			c.Entries[e] = id
 		} else if !errors.Is(err, os.ErrNotExist) {
@@ -282,7 +266,7 @@ func (c *PinnedChain) read() error {
 }
 
 // pinnedID is the kernel's id of a pinned program.
-func pinnedID(path string) (ebpf.ProgramID, error) {
+func pinnedID(path string) (uint32, error) {
 	prog, err := ebpf.LoadPinnedProgram(path, nil)
 	if err != nil {
 		return 0, err
@@ -293,13 +277,8 @@ func pinnedID(path string) (ebpf.ProgramID, error) {
 		return 0, err
 	}
 	id, _ := info.ID()
-	return id, nil
-}
-
-// open opens the entry program.
-func (c *PinnedChain) open() (*ebpf.Program, error) {
-	return ebpf.LoadPinnedProgram(entryPin(c.dir), nil)
+	return uint32(id), nil
 }
 
 // programName is the owner tag of Kerb's programs.
-func programName(c ChainSpec) string { return "kerb_" + c.ID() }
+func programName(c chain.Spec) string { return "kerb_" + c.ID() }

@@ -12,6 +12,8 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/kerb-edge/kerb/internal/chain"
 )
 
 // Before Linux 6.6 there is no TCX: the chain is a cls_bpf filter in direct-action mode on the clsact qdisc, found again
@@ -22,8 +24,8 @@ const (
 	clsactNameStart = "kerb_"
 )
 
-func clsactParent(s Side) uint32 {
-	if s == OnTCEgress {
+func clsactParent(s chain.Side) uint32 {
+	if s == chain.OnTCEgress {
 		return netlink.HANDLE_MIN_EGRESS
 	}
 	return netlink.HANDLE_MIN_INGRESS
@@ -36,7 +38,7 @@ func (l layout) clsactHandle() uint32 {
 	return h.Sum32()&0x7fffffff | 1 // 0 lets the kernel choose
 }
 
-func (d *Dataplane) attachClsact(p Point, prog *ebpf.Program) error {
+func (d *Dataplane) attachClsact(p chain.Point, prog *ebpf.Program) error {
 	qdisc := &netlink.GenericQdisc{QdiscType: "clsact", QdiscAttrs: netlink.QdiscAttrs{
 		LinkIndex: p.Ifindex, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT}}
 	if err := netlink.QdiscAdd(qdisc); err != nil && !errors.Is(err, unix.EEXIST) {
@@ -52,7 +54,7 @@ func (d *Dataplane) attachClsact(p Point, prog *ebpf.Program) error {
 	return nil
 }
 
-func (d *Dataplane) clsactFilter(p Point, fd int, name string) *netlink.BpfFilter {
+func (d *Dataplane) clsactFilter(p chain.Point, fd int, name string) *netlink.BpfFilter {
 	priority := uint16(clsactFirst)
 	if d.opts.Last {
 		priority = clsactLast
@@ -63,7 +65,7 @@ func (d *Dataplane) clsactFilter(p Point, fd int, name string) *netlink.BpfFilte
 	}
 }
 
-func (d *Dataplane) detachClsact(p Point) error {
+func (d *Dataplane) detachClsact(p chain.Point) error {
 	found, err := d.listClsact(p)
 	if err != nil || found == nil {
 		return err
@@ -75,7 +77,7 @@ func (d *Dataplane) detachClsact(p Point) error {
 }
 
 // listClsact returns Kerb's own filter on a point, nil if there is none.
-func (d *Dataplane) listClsact(p Point) (*netlink.BpfFilter, error) {
+func (d *Dataplane) listClsact(p chain.Point) (*netlink.BpfFilter, error) {
 	l, err := netlink.LinkByIndex(p.Ifindex)
 	var missing netlink.LinkNotFoundError
 	if errors.As(err, &missing) {
@@ -98,21 +100,21 @@ func (d *Dataplane) listClsact(p Point) (*netlink.BpfFilter, error) {
 }
 
 // readClsact looks at every interface of the node.
-func (d *Dataplane) readClsact() ([]Attached, error) {
+func (d *Dataplane) readClsact() ([]chain.Attached, error) {
 	links, err := netlink.LinkList()
 	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
 		return nil, err
 	}
-	var out []Attached
+	var out []chain.Attached
 	for _, l := range links {
-		for _, side := range []Side{OnTCIngress, OnTCEgress} {
-			p := Point{Ifindex: l.Attrs().Index, Side: side}
+		for _, side := range []chain.Side{chain.OnTCIngress, chain.OnTCEgress} {
+			p := chain.Point{Ifindex: l.Attrs().Index, Side: side}
 			f, err := d.listClsact(p)
 			if err != nil {
 				return nil, err
 			}
 			if f != nil {
-				out = append(out, Attached{Point: p, Program: ebpf.ProgramID(f.Id), Mode: ModeClsact})
+				out = append(out, chain.Attached{Point: p, Program: uint32(f.Id), Mode: ModeClsact})
 			}
 		}
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/cilium/ebpf/rlimit"
 	"golang.org/x/sys/unix"
 
+	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/sdk"
 )
 
@@ -93,13 +94,13 @@ func checkBPFFS(root string) error {
 // State is what runs in the kernel, as its pins tell.
 type State struct {
 	Generations map[string][]string // identities by module
-	Chains      []PinnedChain
-	Points      []Attached
+	Chains      []chain.Pinned
+	Points      []chain.Attached
 }
 
 // Observe reads the state.
-func (d *Dataplane) Observe() (State, error) {
-	s := State{Generations: map[string][]string{}}
+func (d *Dataplane) Observe() (chain.State, error) {
+	s := chain.State{Generations: map[string][]string{}}
 	dirs, _ := filepath.Glob(filepath.Join(d.layout.modules(), "*", "*"))
 	for _, dir := range dirs {
 		name := filepath.Base(filepath.Dir(dir))
@@ -156,7 +157,7 @@ func (d *Dataplane) RemoveGeneration(name, id string) error {
 }
 
 // CreateChain links, verifies and pins a chain of generations that exist. One that exists already is left as it is.
-func (d *Dataplane) CreateChain(spec ChainSpec, modules map[string]Module) error {
+func (d *Dataplane) CreateChain(spec chain.Spec, modules map[string]Module) error {
 	if _, err := os.Stat(entryPin(d.layout.chain(spec))); err == nil {
 		return nil
 	}
@@ -168,7 +169,7 @@ func (d *Dataplane) CreateChain(spec ChainSpec, modules map[string]Module) error
 	if err != nil {
 		return err
 	}
-	if spec.Side == OnSockets {
+	if spec.Side == chain.OnSockets {
 		return createSockets(members[0], d.layout.chain(spec), spec.Members[0])
 	}
 	c, err := loadChain(spec, members)
@@ -180,7 +181,7 @@ func (d *Dataplane) CreateChain(spec ChainSpec, modules map[string]Module) error
 }
 
 // openMembers opens the generations of a chain. The caller closes those that it gets, even with an error.
-func (d *Dataplane) openMembers(spec ChainSpec, modules map[string]Module) ([]*generation, error) {
+func (d *Dataplane) openMembers(spec chain.Spec, modules map[string]Module) ([]*generation, error) {
 	var members []*generation
 	for _, m := range spec.Members {
 		g, err := openGeneration(d.layout, modules[m.Name])
@@ -203,29 +204,29 @@ func closeMembers(members []*generation) {
 
 // RemoveChain drops a chain that runs nowhere any more. Programs on sockets first let go of their sockets; while some hold bytes
 // the error is a *DrainingError, and RemoveChain is to be called again a moment later.
-func (d *Dataplane) RemoveChain(c PinnedChain) error {
-	if c.Spec.Side == OnSockets {
+func (d *Dataplane) RemoveChain(c chain.Pinned) error {
+	if c.Spec.Side == chain.OnSockets {
 		if err := d.drainPinned(c); err != nil {
 			return err
 		}
 	}
-	return removePins(c.dir)
+	return removePins(d.layout.pinned(c))
 }
 
 // RemoveChainSpec is RemoveChain for a chain known by what it was made from.
-func (d *Dataplane) RemoveChainSpec(spec ChainSpec) error { return removePins(d.layout.chain(spec)) }
+func (d *Dataplane) RemoveChainSpec(spec chain.Spec) error { return removePins(d.layout.chain(spec)) }
 
 // Attach puts a chain on a point, in place of the one that runs there.
-func (d *Dataplane) Attach(p Point, spec ChainSpec) error {
-	return d.AttachPinned(p, PinnedChain{dir: d.layout.chain(spec)})
+func (d *Dataplane) Attach(p chain.Point, spec chain.Spec) error {
+	return d.AttachPinned(p, chain.Pinned{ID: spec.ID(), Spec: spec})
 }
 
 // AttachPinned is Attach for a chain known by its pins only: what an undo needs.
-func (d *Dataplane) AttachPinned(p Point, c PinnedChain) error {
-	if p.Side == OnSockets {
-		return d.attachSockets(p, c.dir)
+func (d *Dataplane) AttachPinned(p chain.Point, c chain.Pinned) error {
+	if p.Side == chain.OnSockets {
+		return d.attachSockets(p, d.layout.pinned(c))
 	}
-	prog, err := c.open()
+	prog, err := ebpf.LoadPinnedProgram(entryPin(d.layout.pinned(c)), nil)
 	if err != nil {
 		return fmt.Errorf("open chain: %w", err)
 	}
@@ -234,7 +235,7 @@ func (d *Dataplane) AttachPinned(p Point, c PinnedChain) error {
 }
 
 // Detach takes Kerb's chain from a point.
-func (d *Dataplane) Detach(p Point) error { return d.detach(p) }
+func (d *Dataplane) Detach(p chain.Point) error { return d.detach(p) }
 
 // Maps opens the maps of a generation, for its control plane. The caller closes them.
 func (d *Dataplane) Maps(name, id string) (sdk.Maps, error) {
@@ -252,8 +253,8 @@ func (d *Dataplane) Maps(name, id string) (sdk.Maps, error) {
 }
 
 // Outcomes returns the packets that did not parse, by outcome, summed over the CPUs.
-func (d *Dataplane) Outcomes(c PinnedChain) ([]uint64, error) {
-	m, err := ebpf.LoadPinnedMap(filepath.Join(c.dir, "outcomes"), nil)
+func (d *Dataplane) Outcomes(c chain.Pinned) ([]uint64, error) {
+	m, err := ebpf.LoadPinnedMap(filepath.Join(d.layout.pinned(c), "outcomes"), nil)
 	if err != nil {
 		return nil, err
 	}

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
+
+	"github.com/kerb-edge/kerb/internal/chain"
 )
 
 // Redirected bytes that nobody has read are lost when their socket leaves the SOCKHASH. So a module that leaves is first told
@@ -90,7 +92,7 @@ var leaveTime = 10 * time.Second
 
 // DrainingError tells that sockets hold redirected bytes that nobody has read.
 type DrainingError struct {
-	Modules []Member
+	Modules []chain.Member
 	Left    int
 }
 
@@ -99,8 +101,9 @@ func (e *DrainingError) Error() string {
 }
 
 // drainPinned lets go of a chain's sockets, unless another chain has the same. It fails with a *DrainingError for leaveTime.
-func (d *Dataplane) drainPinned(c PinnedChain) error {
-	s, err := openSockets(c.dir)
+func (d *Dataplane) drainPinned(c chain.Pinned) error {
+	dir := d.layout.pinned(c)
+	s, err := openSockets(dir)
 	if err != nil {
 		return fmt.Errorf("open programs: %w", err)
 	}
@@ -113,29 +116,29 @@ func (d *Dataplane) drainPinned(c PinnedChain) error {
 	if err != nil {
 		return err
 	}
-	since, known := d.leaves[c.dir]
+	since, known := d.leaves[dir]
 	if !known {
 		since = time.Now()
-		d.leaves[c.dir] = since
+		d.leaves[dir] = since
 	}
 	if left > 0 && s.progs[drainPin] != nil && time.Since(since) < leaveTime {
 		return &DrainingError{Modules: c.Spec.Members, Left: left}
 	}
-	delete(d.leaves, c.dir)
+	delete(d.leaves, dir)
 	return nil
 }
 
 // sharesSockets tells whether another version of the module works on the same sockets.
-func (d *Dataplane) sharesSockets(c PinnedChain, s *sockets) (bool, error) {
+func (d *Dataplane) sharesSockets(c chain.Pinned, s *sockets) (bool, error) {
 	chains, err := readChains(d.layout)
 	if err != nil || s.maps[socketsPin] == nil {
 		return false, err
 	}
 	for _, other := range chains {
-		if other.Spec.Side != OnSockets || other.dir == c.dir {
+		if other.Spec.Side != chain.OnSockets || d.layout.pinned(other) == d.layout.pinned(c) {
 			continue
 		}
-		m, err := ebpf.LoadPinnedMap(filepath.Join(other.dir, socketsPin), nil)
+		m, err := ebpf.LoadPinnedMap(filepath.Join(d.layout.pinned(other), socketsPin), nil)
 		if errors.Is(err, os.ErrNotExist) {
 			continue
 		}
@@ -156,7 +159,7 @@ func (d *Dataplane) drainAll() error {
 	chains, err := readChains(d.layout)
 	errs := []error{err}
 	for _, c := range chains {
-		if c.Spec.Side != OnSockets {
+		if c.Spec.Side != chain.OnSockets {
 			continue
 		}
 		var draining *DrainingError

@@ -12,6 +12,7 @@ import (
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
+	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/kerbabi"
 	"github.com/kerb-edge/kerb/sdk"
 )
@@ -47,7 +48,7 @@ func TestIfindexDrops(t *testing.T) {
 
 // A full table changes neither the verdict nor the sum. It has room again when interfaces are forgotten.
 func TestIfindexDropsAreBounded(t *testing.T) {
-	l := load(t, OnTCIngress, Egress, testModule(t, "drop", "dropper", map[string]any{"port": 53}))
+	l := load(t, chain.OnTCIngress, chain.Egress, testModule(t, "drop", "dropper", map[string]any{"port": 53}))
 	m := l.Maps["dropper"]
 	for i := range uint32(ifindexDropsEntries) {
 		key, zeros := DropKey{loopback + 1 + i, 1}, make([]uint64, ebpf.MustPossibleCPU())
@@ -84,7 +85,7 @@ func TestIfindexDropsOfOlderGeneration(t *testing.T) {
 	if err := os.Remove(pin); err != nil {
 		t.Fatal(err)
 	}
-	w.deploy(t, Point{Ifindex: w.a.OuterIndex(), Side: OnTCIngress}, Egress, m)
+	w.deploy(t, chain.Point{Ifindex: w.a.OuterIndex(), Side: chain.OnTCIngress}, chain.Egress, m)
 	if !w.dropped(t, 53) {
 		t.Error("the chain does not drop")
 	}

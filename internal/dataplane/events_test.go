@@ -8,11 +8,13 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/rlimit"
+
+	"github.com/kerb-edge/kerb/internal/chain"
 )
 
 // ringModule has a ring buffer of so many bytes and nothing else.
 func ringModule(size uint32) Module {
-	return Module{Name: "rings", ID: "0123456789", Spec: func(Hook) (*ebpf.CollectionSpec, error) {
+	return Module{Name: "rings", ID: "0123456789", Spec: func(chain.Hook) (*ebpf.CollectionSpec, error) {
 		return &ebpf.CollectionSpec{Maps: map[string]*ebpf.MapSpec{
 			"ring":    {Name: "ring", Type: ebpf.RingBuf, MaxEntries: size},
 			eventsMap: {Name: eventsMap, Type: ebpf.PerCPUArray, KeySize: 4, ValueSize: 8, MaxEntries: 3},

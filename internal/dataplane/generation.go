@@ -14,6 +14,7 @@ import (
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
+	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/sdk"
 )
 
@@ -42,10 +43,10 @@ func (g *generation) sdkMaps() sdk.Maps {
 }
 
 // hooksOf calls do with the object for each hook that the module can run on.
-func hooksOf(mod Module, do func(Hook, *ebpf.CollectionSpec) error) error {
-	hooks := []Hook{TC, XDP}
+func hooksOf(mod Module, do func(chain.Hook, *ebpf.CollectionSpec) error) error {
+	hooks := []chain.Hook{chain.TC, chain.XDP}
 	if mod.Sockets {
-		hooks = []Hook{Sockets}
+		hooks = []chain.Hook{chain.Sockets}
 	}
 	for _, hook := range hooks {
 		spec, err := mod.Spec(hook)
@@ -81,7 +82,7 @@ func (g *generation) create(previous, shared map[string]*ebpf.Map) error {
 		previous = nil
 	}
 	known := map[string]bool{}
-	err := hooksOf(mod, func(hook Hook, spec *ebpf.CollectionSpec) error {
+	err := hooksOf(mod, func(hook chain.Hook, spec *ebpf.CollectionSpec) error {
 		if err := applySettings(spec, mod, known); err != nil {
 			return err
 		}
@@ -203,7 +204,7 @@ func fits(n uint64, size int) bool {
 	return n < 1<<bits || signed < 0 && signed >= -(1<<(bits-1))
 }
 
-func (g *generation) addMaps(hook Hook, spec *ebpf.CollectionSpec, previous, shared map[string]*ebpf.Map) error {
+func (g *generation) addMaps(hook chain.Hook, spec *ebpf.CollectionSpec, previous, shared map[string]*ebpf.Map) error {
 	replace := map[string]*ebpf.Map{}
 	var copies []mapCopy
 	for name, ms := range spec.Maps {

@@ -10,6 +10,8 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
+
+	"github.com/kerb-edge/kerb/internal/chain"
 )
 
 // HookView is everything that runs on a point, in the order in which packets meet it.
@@ -19,11 +21,11 @@ type HookView struct {
 }
 
 // View looks at a point, foreign programs included. What cannot be read, for want of rights, is left out.
-func (d *Dataplane) View(p Point) HookView {
+func (d *Dataplane) View(p chain.Point) HookView {
 	switch p.Side {
-	case OnXDP:
+	case chain.OnXDP:
 		return viewXDP(p.Ifindex)
-	case OnSockets:
+	case chain.OnSockets:
 		return HookView{Mode: ModeCgroup, Programs: cgroupPrograms(p)}
 	}
 	v := HookView{Mode: ModeClsact}
@@ -36,7 +38,7 @@ func (d *Dataplane) View(p Point) HookView {
 }
 
 // cgroupPrograms lists the programs on sockets of a cgroup itself; those of the cgroups above run, too.
-func cgroupPrograms(p Point) (out []string) {
+func cgroupPrograms(p chain.Point) (out []string) {
 	dir, err := dirOf(p)
 	if err != nil {
 		return nil
@@ -72,9 +74,9 @@ func viewXDP(ifindex int) HookView {
 	return v
 }
 
-func tcxPrograms(p Point) []string {
+func tcxPrograms(p chain.Point) []string {
 	attach := ebpf.AttachTCXIngress
-	if p.Side == OnTCEgress {
+	if p.Side == chain.OnTCEgress {
 		attach = ebpf.AttachTCXEgress
 	}
 	result, err := link.QueryPrograms(link.QueryOptions{Target: p.Ifindex, Attach: attach})
@@ -89,7 +91,7 @@ func tcxPrograms(p Point) []string {
 }
 
 // clsactPrograms lists cls_bpf filters, which run after TCX programs.
-func clsactPrograms(p Point) []string {
+func clsactPrograms(p chain.Point) []string {
 	l, err := netlink.LinkByIndex(p.Ifindex)
 	if err != nil {
 		return nil

@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+
+	"github.com/kerb-edge/kerb/internal/chain"
 )
 
 // layout is the one place that knows the pins' names. bpffs refuses dots in names.
@@ -35,20 +37,24 @@ func (l layout) generation(name, id string) string {
 	return filepath.Join(l.module(name), id)
 }
 
-func (l layout) chain(c ChainSpec) string {
-	direction := string(c.Direction)
-	if c.Veth {
+func (l layout) chain(s chain.Spec) string { return l.chainDir(s, s.ID()) }
+
+func (l layout) pinned(c chain.Pinned) string { return l.chainDir(c.Spec, c.ID) }
+
+func (l layout) chainDir(s chain.Spec, id string) string {
+	direction := string(s.Direction)
+	if s.Veth {
 		direction += vethSuffix
 	}
-	return filepath.Join(l.chains(), fmt.Sprintf("%s_%s_%s", c.Side, direction, c.ID()))
+	return filepath.Join(l.chains(), fmt.Sprintf("%s_%s_%s", s.Side, direction, id))
 }
 
 const vethSuffix = "-veth"
 
 // entryPin is the first program of a chain's directory.
-func entryPin(chain string) string { return filepath.Join(chain, "prog0") }
+func entryPin(dir string) string { return filepath.Join(dir, "prog0") }
 
-func (l layout) link(p Point) string { return filepath.Join(l.links(), p.String()) }
+func (l layout) link(p chain.Point) string { return filepath.Join(l.links(), p.String()) }
 
 // temp is where a directory is built before it is renamed to its place.
 func temp(path string) string {
@@ -56,14 +62,14 @@ func temp(path string) string {
 }
 
 // mapPin is the file name of a map; data sections (.rodata, .bss) differ per hook.
-func mapPin(hook Hook, name string) string {
+func mapPin(hook chain.Hook, name string) string {
 	if !strings.HasPrefix(name, ".") {
 		return name
 	}
 	return string(hook) + "-" + strings.ReplaceAll(strings.TrimPrefix(name, "."), ".", "_")
 }
 
-func memberPin(i int, m Member) string {
+func memberPin(i int, m chain.Member) string {
 	closed := "o"
 	if m.FailClosed {
 		closed = "c"
@@ -71,41 +77,41 @@ func memberPin(i int, m Member) string {
 	return fmt.Sprintf("m%02d_%s%s_%s", i, m.ID, closed, m.Name)
 }
 
-func parseMemberPin(name string) (Member, bool) {
+func parseMemberPin(name string) (chain.Member, bool) {
 	parts := strings.SplitN(name, "_", 3)
 	if len(parts) != 3 || !strings.HasPrefix(parts[0], "m") || len(parts[1]) < 2 {
-		return Member{}, false
+		return chain.Member{}, false
 	}
 	id, policy := parts[1][:len(parts[1])-1], parts[1][len(parts[1])-1:]
-	return Member{Name: parts[2], ID: id, FailClosed: policy == "c"}, true
+	return chain.Member{Name: parts[2], ID: id, FailClosed: policy == "c"}, true
 }
 
-func parseChainPin(name string) (spec ChainSpec, id string, ok bool) {
+func parseChainPin(name string) (spec chain.Spec, id string, ok bool) {
 	parts := strings.Split(name, "_")
 	if len(parts) != 3 {
-		return ChainSpec{}, "", false
+		return chain.Spec{}, "", false
 	}
 	direction, veth := strings.CutSuffix(parts[1], vethSuffix)
-	return ChainSpec{Side: Side(parts[0]), Direction: Direction(direction), Veth: veth}, parts[2], true
+	return chain.Spec{Side: chain.Side(parts[0]), Direction: chain.Direction(direction), Veth: veth}, parts[2], true
 }
 
-func parsePoint(name string) (Point, bool) {
+func parsePoint(name string) (chain.Point, bool) {
 	if rest, ok := strings.CutPrefix(name, "cgroup"); ok {
 		return parseCgroupPoint(rest)
 	}
 	index, side, found := strings.Cut(name, "_")
 	n, err := strconv.Atoi(index)
 	if !found || err != nil {
-		return Point{}, false
+		return chain.Point{}, false
 	}
-	return Point{Ifindex: n, Side: Side(side)}, true
+	return chain.Point{Ifindex: n, Side: chain.Side(side)}, true
 }
 
-func parseCgroupPoint(name string) (Point, bool) {
+func parseCgroupPoint(name string) (chain.Point, bool) {
 	parts := strings.SplitN(name, "_", 3)
 	if len(parts) != 3 {
-		return Point{}, false
+		return chain.Point{}, false
 	}
 	id, err := strconv.ParseUint(parts[0], 10, 64)
-	return Point{Side: OnSockets, Cgroup: id, Entry: Entry(parts[1]), Module: parts[2]}, err == nil
+	return chain.Point{Side: chain.OnSockets, Cgroup: id, Entry: chain.Entry(parts[1]), Module: parts[2]}, err == nil
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/cilium/ebpf/btf"
 
 	"github.com/kerb-edge/kerb/bpf"
+	"github.com/kerb-edge/kerb/internal/chain"
 )
 
 // linkerVersion changes whenever the code generated here does, so that an upgraded agent replaces running chains.
@@ -44,21 +45,24 @@ func chainObject(name string) ([]byte, error) {
 	return obj, nil
 }
 
-// linkerDigest identifies everything that goes into chains beside the modules.
+// Linker identifies everything in a chain besides its modules: chain.Spec.Linker. A newer build of the linker has another one, so
+// that it replaces the chains of an older build.
+func Linker() string { return linkerDigest() }
+
 var linkerDigest = sync.OnceValue(func() string {
 	parts := [][]byte{{linkerVersion}, []byte(linkerRevision)}
 	for _, name := range []string{"tc", "xdp", "xdp-frags"} {
 		obj, _ := chainObject(name)
 		parts = append(parts, obj)
 	}
-	return ShortHash(parts...)
+	return chain.ShortHash(parts...)
 })
 
 // linker joins the code of a chain. Functions become static: the verifier then checks them in the caller's context, and packet
 // pointers in the context, which is on the entry's stack, stay known from module to module. Only what stands alone stays
 // global.
 type linker struct {
-	spec    ChainSpec
+	spec    chain.Spec
 	object  *ebpf.CollectionSpec // chain.bpf.c
 	maps    map[string]*ebpf.Map // of chain.bpf.c
 	members []*generation
@@ -69,15 +73,15 @@ type linker struct {
 	frame   int32 // bytes from the frame pointer of the entry down to the packet context
 }
 
-func newLinker(spec ChainSpec, members []*generation) (*linker, error) {
-	frags := spec.Side == OnXDP && len(members) > 0 && haveXDPFrags()
+func newLinker(spec chain.Spec, members []*generation) (*linker, error) {
+	frags := spec.Side == chain.OnXDP && len(members) > 0 && haveXDPFrags()
 	for _, g := range members {
 		frags = frags && g.Frags
 	}
 	return newLinkerFor(spec, members, frags)
 }
 
-func newLinkerFor(spec ChainSpec, members []*generation, frags bool) (*linker, error) {
+func newLinkerFor(spec chain.Spec, members []*generation, frags bool) (*linker, error) {
 	l := &linker{spec: spec, members: members, maps: map[string]*ebpf.Map{}, frags: frags}
 	name := string(spec.Side.Hook())
 	if l.frags {
@@ -356,7 +360,7 @@ func (l *linker) cold(i int, verdict body, symbol, next string) asm.Instructions
 	if l.spec.Members[i].FailClosed {
 		flags |= callFailClosed
 	}
-	if l.spec.Side == OnTCEgress {
+	if l.spec.Side == chain.OnTCEgress {
 		flags |= callTCEgress
 	}
 	if l.spec.Veth {
@@ -376,7 +380,7 @@ func (l *linker) cold(i int, verdict body, symbol, next string) asm.Instructions
 }
 
 func (l *linker) action(xdp, tc int32) int32 {
-	if l.spec.Side == OnXDP {
+	if l.spec.Side == chain.OnXDP {
 		return xdp
 	}
 	return tc
@@ -402,7 +406,7 @@ func (l *linker) entryType() *btf.Func {
 // programSpec wraps linked code for loading.
 func (l *linker) programSpec(code asm.Instructions, name string) *ebpf.ProgramSpec {
 	spec := &ebpf.ProgramSpec{Name: name, Type: ebpf.SchedCLS, License: "Dual BSD/GPL", Instructions: code, ByteOrder: l.object.ByteOrder}
-	if l.spec.Side == OnXDP {
+	if l.spec.Side == chain.OnXDP {
 		// One attach type for good: the kernel refuses to replace programs of different ones.
 		spec.Type, spec.AttachType = ebpf.XDP, ebpf.AttachXDP
 		if l.frags {

@@ -16,6 +16,7 @@ import (
 	"github.com/gopacket/gopacket"
 	"github.com/gopacket/gopacket/layers"
 
+	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/sdk"
 )
 
@@ -28,8 +29,8 @@ func testModule(t testing.TB, object, name string, constants map[string]any) Mod
 	needsRoot(t)
 	return Module{
 		Name: name,
-		ID:   ShortHash([]byte(object), []byte(keyOf(constants))),
-		Spec: func(h Hook) (*ebpf.CollectionSpec, error) {
+		ID:   chain.ShortHash([]byte(object), []byte(keyOf(constants))),
+		Spec: func(h chain.Hook) (*ebpf.CollectionSpec, error) {
 			raw, err := testModules.ReadFile("testdata/" + object + "/" + object + "." + string(h) + ".o")
 			if err != nil {
 				return nil, err
@@ -67,7 +68,7 @@ func run(t testing.TB, p *ebpf.Program, packet []byte) (int32, []byte) {
 	return int32(ret), opts.DataOut
 }
 
-func load(t testing.TB, side Side, dir Direction, mods ...Module) *Loaded {
+func load(t testing.TB, side chain.Side, dir chain.Direction, mods ...Module) *Loaded {
 	t.Helper()
 	needsRoot(t)
 	l, err := Load(side, dir, mods...)
@@ -96,13 +97,13 @@ func counted(t testing.TB, m *ebpf.Map) (packets, bytes uint64) {
 }
 
 var sides = []struct {
-	side       Side
-	dir        Direction
+	side       chain.Side
+	dir        chain.Direction
 	pass, drop int32
 }{
-	{OnXDP, Egress, xdpPass, xdpDrop},
-	{OnTCIngress, Egress, tcNext, tcShot},
-	{OnTCEgress, Ingress, tcNext, tcShot},
+	{chain.OnXDP, chain.Egress, xdpPass, xdpDrop},
+	{chain.OnTCIngress, chain.Egress, tcNext, tcShot},
+	{chain.OnTCEgress, chain.Ingress, tcNext, tcShot},
 }
 
 func TestChainOrderAndVerdicts(t *testing.T) {
@@ -157,8 +158,8 @@ func TestReplyAndRedirect(t *testing.T) {
 	for _, s := range sides {
 		for verdict, want := range map[int]map[bool]int32{2: {true: xdpTX, false: tcRedirect}, 3: {true: xdpRedirect, false: tcRedirect}} {
 			l := load(t, s.side, s.dir, testModule(t, "verdict", "v", map[string]any{"verdict": verdict, "ifindex": 1}))
-			if ret, _ := run(t, l.Program, udpPacket(t, 1, nil)); ret != want[s.side == OnXDP] {
-				t.Errorf("%s verdict %d: action %d, want %d", s.side, verdict, ret, want[s.side == OnXDP])
+			if ret, _ := run(t, l.Program, udpPacket(t, 1, nil)); ret != want[s.side == chain.OnXDP] {
+				t.Errorf("%s verdict %d: action %d, want %d", s.side, verdict, ret, want[s.side == chain.OnXDP])
 			}
 		}
 	}
@@ -174,7 +175,7 @@ func TestEmptyChainPasses(t *testing.T) {
 }
 
 func TestStampRewritesPayload(t *testing.T) {
-	l := load(t, OnTCIngress, Egress, testModule(t, "stamp", "a", map[string]any{"generation": 5}), testModule(t, "stamp", "b", map[string]any{"generation": 6}))
+	l := load(t, chain.OnTCIngress, chain.Egress, testModule(t, "stamp", "a", map[string]any{"generation": 5}), testModule(t, "stamp", "b", map[string]any{"generation": 6}))
 	_, out := run(t, l.Program, udpPacket(t, 7007, make([]byte, 16)))
 	if stamps, gen := binary.LittleEndian.Uint32(out[50:]), binary.LittleEndian.Uint32(out[54:]); stamps != 2 || gen != 6 {
 		t.Errorf("stamps %d generation %d, want 2 and 6", stamps, gen)
@@ -205,7 +206,7 @@ func TestSplitChain(t *testing.T) {
 
 func TestConstants(t *testing.T) {
 	for _, c := range []map[string]any{{"nosuch": 1}, {"port": 65536}, {"port": 1.5}, {"port": "x"}} {
-		if l, err := Load(OnTCIngress, Egress, testModule(t, "drop", "d", c)); err == nil {
+		if l, err := Load(chain.OnTCIngress, chain.Egress, testModule(t, "drop", "d", c)); err == nil {
 			l.Close()
 			t.Errorf("constants %v were accepted", c)
 		}
@@ -224,7 +225,7 @@ func keyOf(constants map[string]any) string {
 // A loop without a bound is the commonest mistake. The kernel answers EFAULT when the log of the steps before it does not fit; the
 // complaint must reach the author all the same, in a log of bounded size.
 func TestUnboundedLoopIsExplained(t *testing.T) {
-	_, err := Load(OnTCIngress, Egress, testModule(t, "loop", "loop", nil))
+	_, err := Load(chain.OnTCIngress, chain.Egress, testModule(t, "loop", "loop", nil))
 	var rej *RejectedError
 	if !errors.As(err, &rej) {
 		t.Fatalf("got %v", err)

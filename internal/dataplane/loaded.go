@@ -7,6 +7,7 @@ import (
 
 	"github.com/cilium/ebpf"
 
+	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/sdk"
 )
 
@@ -16,14 +17,14 @@ type Loaded struct {
 	Parts       int
 	Maps        map[string]sdk.Maps // by module
 	Outcomes    *ebpf.Map           // packets by parse outcome, per CPU
-	chain       *chain
+	chain       *linkedChain
 	generations []*generation
 }
 
 // Load creates the maps of the modules, fills them, and links the modules in the given order.
-func Load(side Side, dir Direction, modules ...Module) (*Loaded, error) {
+func Load(side chain.Side, dir chain.Direction, modules ...Module) (*Loaded, error) {
 	out := &Loaded{Maps: map[string]sdk.Maps{}}
-	spec := ChainSpec{Side: side, Direction: dir}
+	spec := chain.Spec{Side: side, Direction: dir}
 	for _, mod := range modules {
 		g, err := newGeneration(mod, nil, nil)
 		if err != nil {
@@ -32,7 +33,7 @@ func Load(side Side, dir Direction, modules ...Module) (*Loaded, error) {
 		}
 		out.generations = append(out.generations, g)
 		out.Maps[mod.Name] = g.sdkMaps()
-		spec.Members = append(spec.Members, Member{Name: mod.Name, ID: mod.ID, FailClosed: mod.FailClosed})
+		spec.Members = append(spec.Members, chain.Member{Name: mod.Name, ID: mod.ID, FailClosed: mod.FailClosed})
 	}
 	c, err := loadChain(spec, out.generations)
 	if err != nil {
@@ -44,7 +45,7 @@ func Load(side Side, dir Direction, modules ...Module) (*Loaded, error) {
 }
 
 // Relink links the same generations again, for example in another order or for another side.
-func (l *Loaded) Relink(spec ChainSpec) (*ebpf.Program, error) {
+func (l *Loaded) Relink(spec chain.Spec) (*ebpf.Program, error) {
 	members, err := l.members(spec)
 	if err != nil {
 		return nil, err
@@ -58,7 +59,7 @@ func (l *Loaded) Relink(spec ChainSpec) (*ebpf.Program, error) {
 }
 
 // Trace is Relink for a chain that reports each module's verdict to t, which has to outlive the program.
-func (l *Loaded) Trace(t *Trace, spec ChainSpec) (*ebpf.Program, error) {
+func (l *Loaded) Trace(t *Trace, spec chain.Spec) (*ebpf.Program, error) {
 	members, err := l.members(spec)
 	if err != nil {
 		return nil, err
@@ -70,7 +71,7 @@ func (l *Loaded) Trace(t *Trace, spec ChainSpec) (*ebpf.Program, error) {
 	return c.entry().Clone()
 }
 
-func (l *Loaded) members(spec ChainSpec) ([]*generation, error) {
+func (l *Loaded) members(spec chain.Spec) ([]*generation, error) {
 	members := make([]*generation, len(spec.Members))
 	for i, m := range spec.Members {
 		for _, g := range l.generations {

@@ -13,6 +13,8 @@ import (
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sync/errgroup"
+
+	"github.com/kerb-edge/kerb/internal/chain"
 )
 
 // Cost is what a module takes of the node.
@@ -23,8 +25,8 @@ type Cost struct {
 
 // Latency is what a module adds to the time of a packet on one hook in one direction.
 type Latency struct {
-	Hook      Hook
-	Direction Direction
+	Hook      chain.Hook
+	Direction chain.Direction
 	Packets   []PacketCost
 }
 
@@ -68,12 +70,12 @@ const MeasureTime = 30 * time.Millisecond
 // takes the kernel longer than the measurement. The zero value is ready; it may be used by several at once.
 type Meter struct {
 	mu         sync.Mutex
-	references map[reference]*chain
+	references map[reference]*linkedChain
 }
 
 // reference names a chain without modules, whose parser is that of a chain with the module.
 type reference struct {
-	hook  Hook
+	hook  chain.Hook
 	frags bool
 }
 
@@ -90,7 +92,7 @@ func (m *Meter) Close() {
 // Measure loads a module by itself into maps of its own, which it fills, and runs representative packets through it on
 // the hooks given, in every direction that the module has and that its settings do not call idle. The packets are real
 // to the module, but reach nobody. One that a module rewrites stays rewritten for the next run.
-func (m *Meter) Measure(mod Module, hooks ...Hook) (Cost, error) {
+func (m *Meter) Measure(mod Module, hooks ...chain.Hook) (Cost, error) {
 	targets, err := targetsOf(mod, hooks)
 	if err != nil {
 		return Cost{}, fmt.Errorf("%w: %w", ErrNotMeasured, err)
@@ -120,26 +122,26 @@ func (m *Meter) Measure(mod Module, hooks ...Hook) (Cost, error) {
 }
 
 // measure compares a chain of one module with one that only parses.
-func (m *Meter) measure(c *chain, frags bool, duration time.Duration) ([]PacketCost, error) {
+func (m *Meter) measure(c *linkedChain, frags bool, duration time.Duration) ([]PacketCost, error) {
 	hook := c.spec.Side.Hook()
-	only, err := m.reference(reference{hook, hook == XDP && frags && haveXDPFrags()})
+	only, err := m.reference(reference{hook, hook == chain.XDP && frags && haveXDPFrags()})
 	if err != nil {
 		return nil, err
 	}
 	return compare(c.entry(), only.entry(), sampler(hook), duration)
 }
 
-func (m *Meter) reference(r reference) (*chain, error) {
+func (m *Meter) reference(r reference) (*linkedChain, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if c := m.references[r]; c != nil {
 		return c, nil
 	}
-	side := OnTCIngress
-	if r.hook == XDP {
-		side = OnXDP
+	side := chain.OnTCIngress
+	if r.hook == chain.XDP {
+		side = chain.OnXDP
 	}
-	l, err := newLinkerFor(ChainSpec{Side: side, Direction: Egress}, nil, r.frags)
+	l, err := newLinkerFor(chain.Spec{Side: side, Direction: chain.Egress}, nil, r.frags)
 	if err != nil {
 		return nil, err
 	}
@@ -148,7 +150,7 @@ func (m *Meter) reference(r reference) (*chain, error) {
 		return nil, err
 	}
 	if m.references == nil {
-		m.references = map[reference]*chain{}
+		m.references = map[reference]*linkedChain{}
 	}
 	m.references[r] = c
 	return c, nil
@@ -156,13 +158,13 @@ func (m *Meter) reference(r reference) (*chain, error) {
 
 // loadAlone loads a chain of one module for each target, on all CPUs. The caller closes those that it gets, even with an
 // error.
-func loadAlone(g *generation, targets []target) ([]*chain, error) {
-	chains := make([]*chain, len(targets))
+func loadAlone(g *generation, targets []target) ([]*linkedChain, error) {
+	chains := make([]*linkedChain, len(targets))
 	var work errgroup.Group
 	work.SetLimit(runtime.NumCPU())
 	for i, t := range targets {
 		work.Go(func() (err error) {
-			spec := ChainSpec{Side: t.side, Direction: t.dir, Members: []Member{{Name: g.Name, ID: g.ID, FailClosed: g.FailClosed}}}
+			spec := chain.Spec{Side: t.side, Direction: t.dir, Members: []chain.Member{{Name: g.Name, ID: g.ID, FailClosed: g.FailClosed}}}
 			chains[i], err = loadChain(spec, []*generation{g})
 			return err
 		})
@@ -170,7 +172,7 @@ func loadAlone(g *generation, targets []target) ([]*chain, error) {
 	return chains, work.Wait()
 }
 
-func closeChains(chains []*chain) {
+func closeChains(chains []*linkedChain) {
 	for _, c := range chains {
 		if c != nil {
 			c.Close()
@@ -180,14 +182,14 @@ func closeChains(chains []*chain) {
 
 // target is a function of a module, on a side where it may run.
 type target struct {
-	side Side
-	dir  Direction
+	side chain.Side
+	dir  chain.Direction
 }
 
-func targetsOf(mod Module, hooks []Hook) ([]target, error) {
+func targetsOf(mod Module, hooks []chain.Hook) ([]target, error) {
 	var out []target
-	err := hooksOf(mod, func(hook Hook, spec *ebpf.CollectionSpec) error {
-		for _, t := range []target{{OnTCIngress, Egress}, {OnTCEgress, Ingress}, {OnXDP, Egress}, {OnXDP, Ingress}} {
+	err := hooksOf(mod, func(hook chain.Hook, spec *ebpf.CollectionSpec) error {
+		for _, t := range []target{{chain.OnTCIngress, chain.Egress}, {chain.OnTCEgress, chain.Ingress}, {chain.OnXDP, chain.Egress}, {chain.OnXDP, chain.Ingress}} {
 			idle := slices.Contains(mod.Settings.Idle, string(t.dir))
 			if t.side.Hook() == hook && slices.Contains(hooks, hook) && spec.Programs["kerb_"+string(t.dir)] != nil && !idle {
 				out = append(out, t)
@@ -275,8 +277,8 @@ func costs(all []*series) []PacketCost {
 // sampleFunc gives the nanoseconds per packet of one round.
 type sampleFunc func(*ebpf.Program, *series) (float64, error)
 
-func sampler(hook Hook) sampleFunc {
-	if hook == XDP {
+func sampler(hook chain.Hook) sampleFunc {
+	if hook == chain.XDP {
 		return sampleSingly
 	}
 	return sampleRepeated

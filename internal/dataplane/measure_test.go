@@ -9,6 +9,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/kerb-edge/kerb/bpf/bpftest"
+	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/kerbabi"
 	"github.com/kerb-edge/kerb/sdk"
 )
@@ -23,11 +24,11 @@ func newMeter(t *testing.T) *Meter {
 // Every step of spin takes a nanosecond at least, and pass two map accesses: between them is room for all noise.
 func TestMeasureTellsSlowFromFast(t *testing.T) {
 	meter := newMeter(t)
-	slow, err := meter.Measure(testModule(t, "spin", "slow", nil), TC, XDP)
+	slow, err := meter.Measure(testModule(t, "spin", "slow", nil), chain.TC, chain.XDP)
 	if err != nil {
 		t.Fatal(err)
 	}
-	fast, err := meter.Measure(testModule(t, "pass", "fast", nil), TC, XDP)
+	fast, err := meter.Measure(testModule(t, "pass", "fast", nil), chain.TC, chain.XDP)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -49,16 +50,16 @@ func TestMeasureTellsSlowFromFast(t *testing.T) {
 func TestMeasureOnlyWhatCanRun(t *testing.T) {
 	m := testModule(t, "pass", "half", nil)
 	m.Settings.Idle = []string{"ingress"}
-	cost, err := newMeter(t).Measure(m, TC)
-	if err != nil || len(cost.Latency) != 1 || cost.Latency[0].Hook != TC || cost.Latency[0].Direction != Egress {
+	cost, err := newMeter(t).Measure(m, chain.TC)
+	if err != nil || len(cost.Latency) != 1 || cost.Latency[0].Hook != chain.TC || cost.Latency[0].Direction != chain.Egress {
 		t.Errorf("%+v, %v; want TC egress only", cost, err)
 	}
 	m.Settings.Idle = []string{"ingress", "egress"}
-	if cost, err := newMeter(t).Measure(m, TC); err != nil || len(cost.Latency) != 0 || cost.Memory == 0 {
+	if cost, err := newMeter(t).Measure(m, chain.TC); err != nil || len(cost.Latency) != 0 || cost.Memory == 0 {
 		t.Errorf("without work: %+v, %v; want memory only", cost, err)
 	}
-	m.Spec = func(Hook) (*ebpf.CollectionSpec, error) { return nil, errors.New("unreadable") }
-	if _, err := newMeter(t).Measure(m, TC); !errors.Is(err, ErrNotMeasured) {
+	m.Spec = func(chain.Hook) (*ebpf.CollectionSpec, error) { return nil, errors.New("unreadable") }
+	if _, err := newMeter(t).Measure(m, chain.TC); !errors.Is(err, ErrNotMeasured) {
 		t.Errorf("unreadable: %v", err)
 	}
 }
@@ -67,11 +68,11 @@ func TestMeasureOnlyWhatCanRun(t *testing.T) {
 func TestMeasureFills(t *testing.T) {
 	m, filled := testModule(t, "pass", "filled", nil), 0
 	m.Fill = func(sdk.Maps) error { filled++; return nil }
-	if _, err := newMeter(t).Measure(m, TC); err != nil || filled != 1 {
+	if _, err := newMeter(t).Measure(m, chain.TC); err != nil || filled != 1 {
 		t.Errorf("filled %d times, %v", filled, err)
 	}
 	m.Fill = func(sdk.Maps) error { return errors.New("no") }
-	if _, err := newMeter(t).Measure(m, TC); !errors.Is(err, ErrNotMeasured) {
+	if _, err := newMeter(t).Measure(m, chain.TC); !errors.Is(err, ErrNotMeasured) {
 		t.Errorf("with maps that cannot be filled: %v", err)
 	}
 }

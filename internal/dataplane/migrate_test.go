@@ -11,6 +11,7 @@ import (
 
 	"github.com/cilium/ebpf"
 
+	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/sdk"
 )
 
@@ -19,7 +20,7 @@ func withState(t *testing.T, rule string, state ebpf.MapSpec) Module {
 	needsRoot(t)
 	m := testModule(t, "pass", "m", nil)
 	object := m.Spec
-	m.Spec = func(h Hook) (*ebpf.CollectionSpec, error) {
+	m.Spec = func(h chain.Hook) (*ebpf.CollectionSpec, error) {
 		spec, err := object(h)
 		if err == nil {
 			spec.Maps["state"] = state.Copy()

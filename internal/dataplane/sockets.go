@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kerb-edge/kerb/internal/cgroup"
+	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/sdk"
 )
 
@@ -50,7 +51,7 @@ func (s *sockets) Close() {
 
 // loadSockets loads the programs on the maps of a generation.
 func loadSockets(g *generation) (*sockets, error) {
-	spec, err := g.Spec(Sockets)
+	spec, err := g.Spec(chain.Sockets)
 	if err != nil {
 		return nil, fmt.Errorf("module %s: %w", g.Name, err)
 	}
@@ -81,7 +82,7 @@ func (s *sockets) load(g *generation, spec *ebpf.CollectionSpec) error {
 		} else if name != offMap && name != drainedMap && name != returningMap {
 			continue
 		}
-		own, err := g.maps[mapPin(Sockets, name)].Clone()
+		own, err := g.maps[mapPin(chain.Sockets, name)].Clone()
 		if err != nil {
 			return err
 		}
@@ -97,7 +98,7 @@ func loadOn(g *generation, prog *ebpf.ProgramSpec) (*ebpf.Program, error) {
 		if !ins.IsLoadFromMap() || ins.Reference() == "" {
 			continue
 		}
-		m := g.maps[mapPin(Sockets, ins.Reference())]
+		m := g.maps[mapPin(chain.Sockets, ins.Reference())]
 		if m == nil {
 			return nil, fmt.Errorf("map %s is missing", ins.Reference())
 		}
@@ -123,7 +124,7 @@ func (s *sockets) attachMessages() error {
 }
 
 // attachCgroup runs an entry for all that happens to sockets of a cgroup from now on.
-func attachCgroup(p Point, prog *ebpf.Program) (link.Link, error) {
+func attachCgroup(p chain.Point, prog *ebpf.Program) (link.Link, error) {
 	dir, err := dirOf(p)
 	if err != nil {
 		return nil, err
@@ -133,7 +134,7 @@ func attachCgroup(p Point, prog *ebpf.Program) (link.Link, error) {
 }
 
 // dirOf is where the cgroup of a point is.
-func dirOf(p Point) (string, error) {
+func dirOf(p chain.Point) (string, error) {
 	dir, err := cgroup.Dir(p.Cgroup)
 	if errors.Is(err, cgroup.ErrGone) {
 		return "", fmt.Errorf("cgroup %d: %w", p.Cgroup, ErrGone)
@@ -156,7 +157,7 @@ func cgroupError(dir string, err error) error {
 }
 
 // createSockets loads and pins the programs of a module.
-func createSockets(g *generation, dir string, m Member) error {
+func createSockets(g *generation, dir string, m chain.Member) error {
 	s, err := loadSockets(g)
 	if err != nil {
 		return err
@@ -166,9 +167,9 @@ func createSockets(g *generation, dir string, m Member) error {
 }
 
 // pin pins everything that is needed to attach and to drain. One of the entries stands for the whole, as prog0 and for the member.
-func (s *sockets) pin(dir string, m Member) error {
+func (s *sockets) pin(dir string, m chain.Member) error {
 	pins := maps.Clone(s.progs)
-	for _, e := range []Entry{All, Services} {
+	for _, e := range []chain.Entry{chain.All, chain.Services} {
 		if p := s.progs[string(e)]; p != nil {
 			pins[filepath.Base(entryPin(dir))], pins[memberPin(0, m)] = p, p
 		}
@@ -193,8 +194,8 @@ func (s *sockets) pin(dir string, m Member) error {
 }
 
 // attachSockets puts the sk_msg program of a pinned chain on its map, and the entry on the cgroup.
-func (d *Dataplane) attachSockets(p Point, chain string) error {
-	s, err := openSockets(chain)
+func (d *Dataplane) attachSockets(p chain.Point, dir string) error {
+	s, err := openSockets(dir)
 	if err != nil {
 		return fmt.Errorf("open programs: %w", err)
 	}
@@ -209,7 +210,7 @@ func (d *Dataplane) attachSockets(p Point, chain string) error {
 	if err := s.attachMessages(); err != nil {
 		return err
 	}
-	delete(d.leaves, chain) // it may have been about to leave
+	delete(d.leaves, dir) // it may have been about to leave
 	if err := s.setOff(false); err != nil {
 		return err
 	}
@@ -245,7 +246,7 @@ func LoadSockets(mod Module) (*LoadedSockets, error) {
 }
 
 // Attach runs an entry on the cgroup in a directory, until Close.
-func (l *LoadedSockets) Attach(dir string, entry Entry) error {
+func (l *LoadedSockets) Attach(dir string, entry chain.Entry) error {
 	prog := l.sockets.progs[string(entry)]
 	if prog == nil {
 		return fmt.Errorf("module %s: program %s: %w", l.gen.Name, entry, ErrNoProgram)
@@ -278,10 +279,10 @@ func (l *LoadedSockets) Close() {
 }
 
 // openSockets opens what of a pinned chain is needed to attach and to drain it.
-func openSockets(chain string) (*sockets, error) {
+func openSockets(dir string) (*sockets, error) {
 	s := &sockets{progs: map[string]*ebpf.Program{}, maps: map[string]*ebpf.Map{}}
-	for _, name := range []string{string(All), string(Services), messagesPin, drainPin, agePin} {
-		p, err := ebpf.LoadPinnedProgram(filepath.Join(chain, name), nil)
+	for _, name := range []string{string(chain.All), string(chain.Services), messagesPin, drainPin, agePin} {
+		p, err := ebpf.LoadPinnedProgram(filepath.Join(dir, name), nil)
 		if err == nil {
 			s.progs[name] = p
 		} else if !errors.Is(err, os.ErrNotExist) {
@@ -290,7 +291,7 @@ func openSockets(chain string) (*sockets, error) {
 		}
 	}
 	for _, name := range []string{socketsPin, offMap, drainedMap, returningMap} {
-		m, err := ebpf.LoadPinnedMap(filepath.Join(chain, name), nil)
+		m, err := ebpf.LoadPinnedMap(filepath.Join(dir, name), nil)
 		if err == nil {
 			s.maps[name] = m
 		} else if !errors.Is(err, os.ErrNotExist) {
@@ -307,7 +308,7 @@ func (g *generation) newSockets(previous map[string]*ebpf.Map) (bool, error) {
 	if !g.Sockets || previous == nil {
 		return false, nil
 	}
-	spec, err := g.Spec(Sockets)
+	spec, err := g.Spec(chain.Sockets)
 	if err != nil {
 		return false, err
 	}
@@ -315,7 +316,7 @@ func (g *generation) newSockets(previous map[string]*ebpf.Map) (bool, error) {
 		return false, err
 	}
 	for name, m := range spec.Maps {
-		old := previous[mapPin(Sockets, name)]
+		old := previous[mapPin(chain.Sockets, name)]
 		if old == nil && m.Type == ebpf.SockHash || old != nil && g.carried(name) && g.Migrate[name] == "" && compareLayout(m, old) != sameLayout {
 			return true, nil
 		}

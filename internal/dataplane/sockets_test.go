@@ -18,6 +18,7 @@ import (
 	"github.com/cilium/ebpf/features"
 
 	"github.com/kerb-edge/kerb/internal/cgroup"
+	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/lab/cgrouptest"
 	"github.com/kerb-edge/kerb/sdk"
 )
@@ -94,7 +95,7 @@ func TestSocketsLoadedAlone(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	if err := l.Attach(dir, All); err != nil {
+	if err := l.Attach(dir, chain.All); err != nil {
 		t.Fatal(err)
 	}
 	p := connect(t)
@@ -117,7 +118,7 @@ func TestSocketsLoadedAlone(t *testing.T) {
 type socketsWorld struct {
 	*Dataplane
 	root, dir string
-	point     Point
+	point     chain.Point
 }
 
 func newSocketsWorld(t *testing.T) *socketsWorld {
@@ -129,7 +130,7 @@ func newSocketsWorld(t *testing.T) *socketsWorld {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w.point = Point{Side: OnSockets, Cgroup: found.ID, Entry: All, Module: "sockets"}
+	w.point = chain.Point{Side: chain.OnSockets, Cgroup: found.ID, Entry: chain.All, Module: "sockets"}
 	w.reopen(t)
 	t.Cleanup(func() {
 		if err := w.Purge(); err != nil {
@@ -151,9 +152,9 @@ func (w *socketsWorld) reopen(t *testing.T) {
 	}
 }
 
-func (w *socketsWorld) deploy(t *testing.T, m Module, from string) ChainSpec {
+func (w *socketsWorld) deploy(t *testing.T, m Module, from string) chain.Spec {
 	t.Helper()
-	spec := ChainSpec{Side: OnSockets, Direction: Both, Members: []Member{{Name: m.Name, ID: m.ID}}}
+	spec := chain.Spec{Side: chain.OnSockets, Direction: chain.Both, Members: []chain.Member{{Name: m.Name, ID: m.ID}}}
 	for _, err := range []error{w.CreateGeneration(m, from), w.CreateChain(spec, map[string]Module{m.Name: m}), w.Attach(w.point, spec)} {
 		if err != nil {
 			t.Fatal(err)
@@ -176,7 +177,7 @@ func (w *socketsWorld) maps(t *testing.T, m Module) sdk.Maps {
 	return maps
 }
 
-func (w *socketsWorld) observe(t *testing.T) State {
+func (w *socketsWorld) observe(t *testing.T) chain.State {
 	t.Helper()
 	s, err := w.Observe()
 	if err != nil {
@@ -199,7 +200,7 @@ func TestSocketsArePinned(t *testing.T) {
 	}
 	s := w.observe(t)
 	if len(s.Chains) != 1 || len(s.Points) != 1 || s.Chains[0].ID != spec.ID() || s.Points[0].Point != w.point ||
-		s.Points[0].Program != s.Chains[0].Entries[All] || s.Points[0].Mode != ModeCgroup {
+		s.Points[0].Program != s.Chains[0].Entries[chain.All] || s.Points[0].Mode != ModeCgroup {
 		t.Fatalf("observed %+v", s)
 	}
 	if err := w.Detach(w.point); err != nil {
@@ -328,7 +329,7 @@ func replaceSockets(t *testing.T, table string) {
 		t.Errorf("a connection of the old version is not redirected any more")
 	}
 	third := socketsModule(t, "sockets", map[string]any{"only_port": 0})
-	third.ID, third.Settings.MaxEntries = ShortHash([]byte("third")), map[string]uint32{table: 64}
+	third.ID, third.Settings.MaxEntries = chain.ShortHash([]byte("third")), map[string]uint32{table: 64}
 	w.deploy(t, third, second.ID)
 	if n := count(w.maps(t, third)["peers"]); n != 0 {
 		t.Errorf("a new table has %d sockets", n)

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kerb-edge/kerb/internal/bounded"
+	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/sdk"
 )
 
@@ -32,7 +33,7 @@ type Tended struct {
 
 // Tend looks after the sockets of a chain, and tells should it have to give up. It returns nil if the chain is not there, or the
 // module has no need of it.
-func (d *Dataplane) Tend(spec ChainSpec, gaveUp func(error)) (*Tended, error) {
+func (d *Dataplane) Tend(spec chain.Spec, gaveUp func(error)) (*Tended, error) {
 	s, err := openSockets(d.layout.chain(spec))
 	if err != nil {
 		return nil, fmt.Errorf("open programs: %w", err)

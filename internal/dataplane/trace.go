@@ -15,6 +15,8 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/ringbuf"
+
+	"github.com/kerb-edge/kerb/internal/chain"
 )
 
 // TraceFilter says which packets a trace is about. Zero values stand for any.
@@ -62,12 +64,12 @@ func (e TraceEvent) Addr(raw [16]byte) netip.Addr {
 
 // Trace is a running trace: chains that tell of each module's verdict stand on the points in place of the plain ones.
 type Trace struct {
-	Chains []ChainSpec // by number - 1 in the events
+	Chains []chain.Spec // by number - 1 in the events
 	filter *ebpf.Map
 	events *ebpf.Map
 	reader *ringbuf.Reader
 	traced *ebpf.Map // the packet that each CPU works on
-	progs  []*chain
+	progs  []*linkedChain
 }
 
 // traceFilter is struct kerb_trace_filter.
@@ -82,13 +84,13 @@ type traceFilter struct {
 
 // Trace links the chains of the points again with a call after each module, and puts them in place of the plain ones, in
 // one step each. To end it, close it and attach the plain chains again: any plan does, as a traced chain is not pinned.
-func (d *Dataplane) Trace(f TraceFilter, points map[Point]ChainSpec, modules map[string]Module) (*Trace, error) {
+func (d *Dataplane) Trace(f TraceFilter, points map[chain.Point]chain.Spec, modules map[string]Module) (*Trace, error) {
 	t, err := NewTrace(f)
 	if err != nil {
 		return nil, err
 	}
-	loaded := map[string]*chain{}
-	for _, p := range slices.SortedFunc(maps.Keys(points), func(a, b Point) int { return a.Ifindex - b.Ifindex }) {
+	loaded := map[string]*linkedChain{}
+	for _, p := range slices.SortedFunc(maps.Keys(points), func(a, b chain.Point) int { return a.Ifindex - b.Ifindex }) {
 		spec := points[p]
 		c := loaded[spec.ID()]
 		if c == nil {
@@ -119,7 +121,7 @@ func NewTrace(f TraceFilter) (*Trace, error) {
 
 // prepare makes the maps of a trace.
 func (t *Trace) prepare(f TraceFilter) error {
-	l, err := newLinker(ChainSpec{Side: OnTCIngress}, nil)
+	l, err := newLinker(chain.Spec{Side: chain.OnTCIngress}, nil)
 	if err != nil {
 		return err
 	}
@@ -147,7 +149,7 @@ func (t *Trace) prepare(f TraceFilter) error {
 	return err
 }
 
-func (d *Dataplane) traced(t *Trace, spec ChainSpec, modules map[string]Module) (*chain, error) {
+func (d *Dataplane) traced(t *Trace, spec chain.Spec, modules map[string]Module) (*linkedChain, error) {
 	members, err := d.openMembers(spec, modules)
 	defer closeMembers(members)
 	if err != nil {
@@ -175,7 +177,7 @@ func (d *Dataplane) traced(t *Trace, spec ChainSpec, modules map[string]Module) 
 }
 
 // link links a chain that reports to the trace, in that many parts at least.
-func (t *Trace) link(spec ChainSpec, members []*generation, parts int) (*chain, error) {
+func (t *Trace) link(spec chain.Spec, members []*generation, parts int) (*linkedChain, error) {
 	l, err := newLinker(spec, members)
 	if err != nil {
 		return nil, err
@@ -206,10 +208,10 @@ func (t *Trace) Read(deadline time.Time) (TraceEvent, error) {
 }
 
 // Runs tells whether a program is one of the trace's.
-func (t *Trace) Runs(id ebpf.ProgramID) bool {
+func (t *Trace) Runs(id uint32) bool {
 	for _, c := range t.progs {
 		if info, err := c.entry().Info(); err == nil {
-			if own, ok := info.ID(); ok && own == id {
+			if own, ok := info.ID(); ok && uint32(own) == id {
 				return true
 			}
 		}

@@ -8,27 +8,28 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/kerbabi"
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
 )
 
 func TestTraceTellsWhoDropped(t *testing.T) {
 	for name, c := range map[string]struct {
-		side Side
+		side chain.Side
 		opts Options
 		host func(*world) *netlab.Host
-		dir  Direction
+		dir  chain.Direction
 	}{
-		"tc":     {OnTCIngress, Options{}, hostA, Egress},
-		"clsact": {OnTCEgress, Options{NoTCX: true}, hostB, Ingress},
-		"xdp":    {OnXDP, Options{}, hostA, Egress},
+		"tc":     {chain.OnTCIngress, Options{}, hostA, chain.Egress},
+		"clsact": {chain.OnTCEgress, Options{NoTCX: true}, hostB, chain.Ingress},
+		"xdp":    {chain.OnXDP, Options{}, hostA, chain.Egress},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t, c.opts)
-			p := Point{Ifindex: c.host(w).OuterIndex(), Side: c.side}
+			p := chain.Point{Ifindex: c.host(w).OuterIndex(), Side: c.side}
 			pass, drop := testModule(t, "pass", "count", nil), testModule(t, "drop", "dropper", map[string]any{"port": 53})
 			spec := w.deploy(t, p, c.dir, pass, drop)
-			trace, err := w.Trace(TraceFilter{Proto: 17, Port: 53, Addr: w.b.Addr4()}, map[Point]ChainSpec{p: spec}, map[string]Module{"count": pass, "dropper": drop})
+			trace, err := w.Trace(TraceFilter{Proto: 17, Port: 53, Addr: w.b.Addr4()}, map[chain.Point]chain.Spec{p: spec}, map[string]Module{"count": pass, "dropper": drop})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -61,15 +62,15 @@ func TestTraceOfSplitChain(t *testing.T) {
 		t.Skip("millions of verified instructions take minutes in an emulated machine")
 	}
 	w := newWorld(t, Options{})
-	p := Point{Ifindex: w.a.OuterIndex(), Side: OnTCIngress}
+	p := chain.Point{Ifindex: w.a.OuterIndex(), Side: chain.OnTCIngress}
 	mods := map[string]Module{}
 	var list []Module
 	for _, name := range []string{"h1", "h2", "h3"} {
 		mods[name] = testModule(t, "huge", name, nil)
 		list = append(list, mods[name])
 	}
-	spec := w.deploy(t, p, Egress, list...)
-	trace, err := w.Trace(TraceFilter{Proto: 17, Port: 54}, map[Point]ChainSpec{p: spec}, mods)
+	spec := w.deploy(t, p, chain.Egress, list...)
+	trace, err := w.Trace(TraceFilter{Proto: 17, Port: 54}, map[chain.Point]chain.Spec{p: spec}, mods)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -9,6 +9,7 @@ import (
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/btf"
 
+	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/kerbabi"
 )
 
@@ -17,7 +18,7 @@ const unavailableID = "unavailable"
 // Unavailable stands in a chain for a module that cannot be loaded. If it fails closed it drops every packet, with a
 // reason of its own; a module that fails open is left out of chains instead.
 func Unavailable(name string, closed bool) Module {
-	return Module{Name: name, ID: unavailableID, FailClosed: closed, Spec: func(Hook) (*ebpf.CollectionSpec, error) { return nil, nil }}
+	return Module{Name: name, ID: unavailableID, FailClosed: closed, Spec: func(chain.Hook) (*ebpf.CollectionSpec, error) { return nil, nil }}
 }
 
 // unavailable is the code of such a module: pkt->reason = KERB_DROP_UNAVAILABLE; return KERB_DROP.

@@ -17,6 +17,7 @@ import (
 	"github.com/gopacket/gopacket/layers"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
+	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/pkgs"
 )
@@ -101,19 +102,19 @@ func TestImageOfOthers(t *testing.T) {
 		t.Skip("needs root")
 	}
 	// By port: what the programs return, and what becomes of it in a chain.
-	for side, want := range map[dataplane.Side]map[uint16]int32{
-		dataplane.OnXDP:       {1000: 2, 1001: 1, 1002: 3, 1003: 1, 1004: 1},
-		dataplane.OnTCIngress: {1000: -1, 1001: 2, 1002: -1, 1003: -1, 1004: 2},
+	for side, want := range map[chain.Side]map[uint16]int32{
+		chain.OnXDP:       {1000: 2, 1001: 1, 1002: 3, 1003: 1, 1004: 1},
+		chain.OnTCIngress: {1000: -1, 1001: 2, 1002: -1, 1003: -1, 1004: 2},
 	} {
 		runForeign(t, p, side, want)
 	}
 }
 
 // runForeign runs the programs in a chain that fails closed, so that actions without a verdict are drops.
-func runForeign(t *testing.T, p *pkgs.Package, side dataplane.Side, want map[uint16]int32) {
+func runForeign(t *testing.T, p *pkgs.Package, side chain.Side, want map[uint16]int32) {
 	t.Helper()
-	loaded, err := dataplane.Load(side, dataplane.Egress, dataplane.Module{Name: p.Name, ID: "test", FailClosed: true,
-		Spec: func(h dataplane.Hook) (*ebpf.CollectionSpec, error) { return p.Spec(string(h)) }})
+	loaded, err := dataplane.Load(side, chain.Egress, dataplane.Module{Name: p.Name, ID: "test", FailClosed: true,
+		Spec: func(h chain.Hook) (*ebpf.CollectionSpec, error) { return p.Spec(string(h)) }})
 	if err != nil {
 		t.Fatalf("%s: %v", side, err)
 	}

@@ -9,13 +9,13 @@ import (
 	"maps"
 	"slices"
 
-	"github.com/kerb-edge/kerb/internal/dataplane"
+	"github.com/kerb-edge/kerb/internal/chain"
 )
 
 // Desired is what should run.
 type Desired struct {
 	Generations map[string]string // identity of each module's generation by module name
-	Points      map[dataplane.Point]dataplane.ChainSpec
+	Points      map[chain.Point]chain.Spec
 	// Keep leaves the chains alone that nobody asks for: after the loss of the store.
 	Keep bool
 }
@@ -37,12 +37,12 @@ const (
 // Step is one change in the kernel.
 type Step struct {
 	Action     Action
-	Module     string                // CreateGeneration, RemoveGeneration
-	Generation string                // of Module
-	From       string                // CreateGeneration: the running generation, whose state is carried over
-	Point      dataplane.Point       // Attach, Replace, Detach
-	Chain      dataplane.ChainSpec   // CreateChain, Attach, Replace
-	Old        dataplane.PinnedChain // Replace, Detach, RemoveChain: what runs now
+	Module     string       // CreateGeneration, RemoveGeneration
+	Generation string       // of Module
+	From       string       // CreateGeneration: the running generation, whose state is carried over
+	Point      chain.Point  // Attach, Replace, Detach
+	Chain      chain.Spec   // CreateChain, Attach, Replace
+	Old        chain.Pinned // Replace, Detach, RemoveChain: what runs now
 }
 
 func (s Step) String() string {
@@ -61,7 +61,7 @@ func (s Step) String() string {
 	return fmt.Sprintf("%s chain %s to %s", s.Action, s.Chain.ID(), s.Point)
 }
 
-func names(c dataplane.ChainSpec) string {
+func names(c chain.Spec) string {
 	out := ""
 	for i, m := range c.Members {
 		if i > 0 {
@@ -73,7 +73,7 @@ func names(c dataplane.ChainSpec) string {
 }
 
 // Steps lists what leads from observed to desired; none when they agree.
-func Steps(want Desired, have dataplane.State) []Step {
+func Steps(want Desired, have chain.State) []Step {
 	running := runningChains(have)
 	steps := generations(want, have, running)
 	steps = append(steps, chains(want, have)...)
@@ -82,21 +82,21 @@ func Steps(want Desired, have dataplane.State) []Step {
 }
 
 // runningChains gives the chain on each point; a program that belongs to no pinned chain has an empty one.
-func runningChains(have dataplane.State) map[dataplane.Point]dataplane.PinnedChain {
-	byProgram := map[uint32]dataplane.PinnedChain{}
+func runningChains(have chain.State) map[chain.Point]chain.Pinned {
+	byProgram := map[uint32]chain.Pinned{}
 	for _, c := range have.Chains {
 		for _, program := range c.Programs() {
-			byProgram[uint32(program)] = c
+			byProgram[program] = c
 		}
 	}
-	out := map[dataplane.Point]dataplane.PinnedChain{}
+	out := map[chain.Point]chain.Pinned{}
 	for _, a := range have.Points {
-		out[a.Point] = byProgram[uint32(a.Program)]
+		out[a.Point] = byProgram[a.Program]
 	}
 	return out
 }
 
-func generations(want Desired, have dataplane.State, running map[dataplane.Point]dataplane.PinnedChain) []Step {
+func generations(want Desired, have chain.State, running map[chain.Point]chain.Pinned) []Step {
 	var steps []Step
 	for _, name := range slices.Sorted(maps.Keys(want.Generations)) {
 		id := want.Generations[name]
@@ -109,7 +109,7 @@ func generations(want Desired, have dataplane.State, running map[dataplane.Point
 }
 
 // predecessor is the generation whose state a new one inherits: the one that sees packets, else any that is there.
-func predecessor(name string, have dataplane.State, running map[dataplane.Point]dataplane.PinnedChain) string {
+func predecessor(name string, have chain.State, running map[chain.Point]chain.Pinned) string {
 	for _, p := range sortedPoints(running) {
 		for _, m := range running[p].Spec.Members {
 			if m.Name == name && slices.Contains(have.Generations[name], m.ID) {
@@ -123,7 +123,7 @@ func predecessor(name string, have dataplane.State, running map[dataplane.Point]
 	return ""
 }
 
-func chains(want Desired, have dataplane.State) []Step {
+func chains(want Desired, have chain.State) []Step {
 	known := map[string]bool{}
 	for _, c := range have.Chains {
 		known[c.ID] = true
@@ -139,7 +139,7 @@ func chains(want Desired, have dataplane.State) []Step {
 	return steps
 }
 
-func points(want Desired, have dataplane.State, running map[dataplane.Point]dataplane.PinnedChain) []Step {
+func points(want Desired, have chain.State, running map[chain.Point]chain.Pinned) []Step {
 	var steps []Step
 	gone := gonePoints(have)
 	for _, p := range sortedPoints(want.Points) {
@@ -161,8 +161,8 @@ func points(want Desired, have dataplane.State, running map[dataplane.Point]data
 }
 
 // gonePoints are those whose interface has vanished under its link.
-func gonePoints(have dataplane.State) map[dataplane.Point]bool {
-	out := map[dataplane.Point]bool{}
+func gonePoints(have chain.State) map[chain.Point]bool {
+	out := map[chain.Point]bool{}
 	for _, a := range have.Points {
 		if a.Program == 0 {
 			out[a.Point] = true
@@ -172,9 +172,9 @@ func gonePoints(have dataplane.State) map[dataplane.Point]bool {
 }
 
 // leftovers are chains and generations that nothing uses once the points are switched.
-func leftovers(want Desired, have dataplane.State, running map[dataplane.Point]dataplane.PinnedChain) []Step {
+func leftovers(want Desired, have chain.State, running map[chain.Point]chain.Pinned) []Step {
 	usedChains, usedGenerations := map[string]bool{}, map[string]bool{}
-	use := func(id string, members []dataplane.Member) {
+	use := func(id string, members []chain.Member) {
 		usedChains[id] = true
 		for _, m := range members {
 			usedGenerations[m.Name+"/"+m.ID] = true
@@ -209,6 +209,6 @@ func leftovers(want Desired, have dataplane.State, running map[dataplane.Point]d
 	return steps
 }
 
-func sortedPoints[V any](m map[dataplane.Point]V) []dataplane.Point {
-	return slices.SortedFunc(maps.Keys(m), dataplane.Point.Compare)
+func sortedPoints[V any](m map[chain.Point]V) []chain.Point {
+	return slices.SortedFunc(maps.Keys(m), chain.Point.Compare)
 }

@@ -7,26 +7,25 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/cilium/ebpf"
 	"github.com/google/go-cmp/cmp"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
-	"github.com/kerb-edge/kerb/internal/dataplane"
+	"github.com/kerb-edge/kerb/internal/chain"
 )
 
-func spec(ids ...string) dataplane.ChainSpec {
-	c := dataplane.ChainSpec{Side: dataplane.OnTCIngress, Direction: dataplane.Egress}
+func spec(ids ...string) chain.Spec {
+	c := chain.Spec{Side: chain.OnTCIngress, Direction: chain.Egress}
 	for _, id := range ids {
-		c.Members = append(c.Members, dataplane.Member{Name: id[:1], ID: id})
+		c.Members = append(c.Members, chain.Member{Name: id[:1], ID: id})
 	}
 	return c
 }
 
-func pinned(c dataplane.ChainSpec, program uint32) dataplane.PinnedChain {
-	return dataplane.PinnedChain{ID: c.ID(), Spec: c, Program: ebpf.ProgramID(program)}
+func pinned(c chain.Spec, program uint32) chain.Pinned {
+	return chain.Pinned{ID: c.ID(), Spec: c, Program: program}
 }
 
-var port1, port2 = dataplane.Point{Ifindex: 1, Side: dataplane.OnTCIngress}, dataplane.Point{Ifindex: 2, Side: dataplane.OnTCIngress}
+var port1, port2 = chain.Point{Ifindex: 1, Side: chain.OnTCIngress}, chain.Point{Ifindex: 2, Side: chain.OnTCIngress}
 
 func actions(steps []Step) []string {
 	var out []string
@@ -45,28 +44,28 @@ func actions(steps []Step) []string {
 
 func TestSteps(t *testing.T) {
 	old, next := spec("a1", "b1"), spec("a2", "b1")
-	running := dataplane.State{
+	running := chain.State{
 		Generations: map[string][]string{"a": {"a1"}, "b": {"b1"}},
-		Chains:      []dataplane.PinnedChain{pinned(old, 7)},
-		Points:      []dataplane.Attached{{Point: port1, Program: 7}},
+		Chains:      []chain.Pinned{pinned(old, 7)},
+		Points:      []chain.Attached{{Point: port1, Program: 7}},
 	}
 	vanished := running
-	vanished.Points = []dataplane.Attached{{Point: port1, Program: 0}}
+	vanished.Points = []chain.Attached{{Point: port1, Program: 0}}
 	for name, c := range map[string]struct {
 		want Desired
-		have dataplane.State
+		have chain.State
 		is   []string
 	}{
-		"nothing": {Desired{}, dataplane.State{}, nil},
-		"first": {Desired{Generations: map[string]string{"a": "a1"}, Points: map[dataplane.Point]dataplane.ChainSpec{port1: spec("a1"), port2: spec("a1")}}, dataplane.State{},
+		"nothing": {Desired{}, chain.State{}, nil},
+		"first": {Desired{Generations: map[string]string{"a": "a1"}, Points: map[chain.Point]chain.Spec{port1: spec("a1"), port2: spec("a1")}}, chain.State{},
 			[]string{"create generation a1", "create chain", "attach 1_tc-ingress", "attach 2_tc-ingress"}},
-		"same": {Desired{Generations: map[string]string{"a": "a1", "b": "b1"}, Points: map[dataplane.Point]dataplane.ChainSpec{port1: old}}, running, nil},
-		"new config": {Desired{Generations: map[string]string{"a": "a2", "b": "b1"}, Points: map[dataplane.Point]dataplane.ChainSpec{port1: next}}, running,
+		"same": {Desired{Generations: map[string]string{"a": "a1", "b": "b1"}, Points: map[chain.Point]chain.Spec{port1: old}}, running, nil},
+		"new config": {Desired{Generations: map[string]string{"a": "a2", "b": "b1"}, Points: map[chain.Point]chain.Spec{port1: next}}, running,
 			[]string{"create generation a2", "create chain", "replace 1_tc-ingress", "remove chain", "remove generation a1"}},
 		"all gone":           {Desired{}, running, []string{"detach 1_tc-ingress", "remove chain", "remove generation a1", "remove generation b1"}},
 		"all gone, but keep": {Desired{Keep: true}, running, nil},
 		"interface vanished": {Desired{Generations: map[string]string{"a": "a1", "b": "b1"}}, vanished, []string{"detach 1_tc-ingress", "remove chain"}},
-		"index used again": {Desired{Generations: map[string]string{"a": "a1", "b": "b1"}, Points: map[dataplane.Point]dataplane.ChainSpec{port1: old}}, vanished,
+		"index used again": {Desired{Generations: map[string]string{"a": "a1", "b": "b1"}, Points: map[chain.Point]chain.Spec{port1: old}}, vanished,
 			[]string{"attach 1_tc-ingress"}},
 		"vanished, but keep": {Desired{Generations: map[string]string{"a": "a1", "b": "b1"}, Keep: true}, vanished, []string{"detach 1_tc-ingress", "remove chain"}},
 	} {
@@ -78,13 +77,13 @@ func TestSteps(t *testing.T) {
 
 // A new generation inherits from the one that sees packets, not from one that a killed agent left behind.
 func TestPredecessor(t *testing.T) {
-	chain := spec("a2")
-	have := dataplane.State{
+	old := spec("a2")
+	have := chain.State{
 		Generations: map[string][]string{"a": {"a1", "a2"}},
-		Chains:      []dataplane.PinnedChain{pinned(chain, 7)},
-		Points:      []dataplane.Attached{{Point: port1, Program: 7}},
+		Chains:      []chain.Pinned{pinned(old, 7)},
+		Points:      []chain.Attached{{Point: port1, Program: 7}},
 	}
-	steps := Steps(Desired{Generations: map[string]string{"a": "a3"}, Points: map[dataplane.Point]dataplane.ChainSpec{port1: spec("a3")}}, have)
+	steps := Steps(Desired{Generations: map[string]string{"a": "a3"}, Points: map[chain.Point]chain.Spec{port1: spec("a3")}}, have)
 	if steps[0].From != "a2" {
 		t.Errorf("inherits from %s, want a2", steps[0].From)
 	}

@@ -13,7 +13,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kerb-edge/kerb/internal/dataplane"
+	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/executable"
 	"github.com/kerb-edge/kerb/internal/lab/executabletest"
 	"github.com/kerb-edge/kerb/internal/sockets"
@@ -486,7 +486,7 @@ func TestLive(t *testing.T) {
 		go c.a.Executables(c.live, []sdk.Executable{{Process: p, Path: facts.Path, Device: facts.Device, Inode: facts.Inode,
 			Modified: facts.Modified, Size: facts.Size, Uses: facts.Uses, Go: facts.Go}})
 	}
-	c.enter(dataplane.All)
+	c.enter(chain.All)
 	running := c.run("")
 	eventually(t, "the mode is not set", func() bool { return c.present().Mode == modeAdaptive })
 	c.connect(t)

@@ -16,6 +16,7 @@ import (
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
+	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/lab/cgrouptest"
 	"github.com/kerb-edge/kerb/internal/pkgs/pkgstest"
@@ -48,8 +49,8 @@ func module(t testing.TB) dataplane.Module {
 	p := pkgstest.Package(t)
 	return dataplane.Module{
 		Name: "accel", ID: "0123456789", ConfigMaps: p.Maps.Config,
-		Spec: func(h dataplane.Hook) (*ebpf.CollectionSpec, error) {
-			if h != dataplane.Sockets {
+		Spec: func(h chain.Hook) (*ebpf.CollectionSpec, error) {
+			if h != chain.Sockets {
 				return nil, nil
 			}
 			return p.Spec(string(h))
@@ -76,13 +77,13 @@ func load(t testing.TB, config configEntry) *plane {
 func accelerate(t testing.TB, config configEntry) *plane {
 	t.Helper()
 	p := load(t, config)
-	p.enter(dataplane.All)
+	p.enter(chain.All)
 	unix.Close(p.listen(t))
 	p.judge(allowed, asked)
 	return p
 }
 
-func (p *plane) enter(entry dataplane.Entry) {
+func (p *plane) enter(entry chain.Entry) {
 	p.t.Helper()
 	dir := cgrouptest.New(p.t, "", "kerb-accelerator")
 	if err := p.Attach(dir, entry); err != nil {

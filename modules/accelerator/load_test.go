@@ -10,6 +10,7 @@ import (
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/btf"
 
+	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/pkgs/pkgstest"
 )
@@ -56,7 +57,7 @@ func TestVerifies(t *testing.T) {
 
 // The Go structures have the layout that the data plane was compiled with.
 func TestLayouts(t *testing.T) {
-	spec, err := pkgstest.Package(t).Spec(string(dataplane.Sockets))
+	spec, err := pkgstest.Package(t).Spec(string(chain.Sockets))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -73,7 +74,7 @@ func TestLayouts(t *testing.T) {
 // Where loads may overtake each other, as on arm64, the barriers of such machines are in: the verifier takes these paths, too.
 func TestVerifiesWhereLoadsAreNotOrdered(t *testing.T) {
 	pkgstest.NeedRoot(t)
-	spec, err := pkgstest.Package(t).Spec(string(dataplane.Sockets))
+	spec, err := pkgstest.Package(t).Spec(string(chain.Sockets))
 	if err != nil {
 		t.Fatal(err)
 	}

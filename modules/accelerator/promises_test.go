@@ -14,7 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/kerb-edge/kerb/internal/dataplane"
+	"github.com/kerb-edge/kerb/internal/chain"
 )
 
 // What sockets promise, and redirected ones would break. Each connection is brought to where both ends redirect before.
@@ -430,7 +430,7 @@ func TestPeek(t *testing.T) {
 // so on several, unless it is allowed to: it would see EAGAIN when a signal comes.
 func TestBlockingReader(t *testing.T) {
 	p := load(t, usual)
-	p.enter(dataplane.All)
+	p.enter(chain.All)
 	unix.Close(p.listen(t))
 	p.judge(safe, asked)
 	l := p.listen(t)

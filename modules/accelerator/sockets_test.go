@@ -20,7 +20,7 @@ import (
 	"github.com/cilium/ebpf/ringbuf"
 	"golang.org/x/sys/unix"
 
-	"github.com/kerb-edge/kerb/internal/dataplane"
+	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/lab/cgrouptest"
 	"github.com/kerb-edge/kerb/internal/lab/executabletest"
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
@@ -182,7 +182,7 @@ func TestNobodyAnswers(t *testing.T) {
 	p := load(t, usual)
 	l := p.listen(t) // in no cgroup that the data plane sees
 	defer unix.Close(l)
-	p.enter(dataplane.All)
+	p.enter(chain.All)
 	unix.Close(p.listen(t))
 	p.judge(allowed, asked)
 	check(t, p.Maps["listeners"].Put(portKey{cookieOf(t, l), uint64(p.port)}, listenerEntry{}))
@@ -253,7 +253,7 @@ func TestListenedBefore(t *testing.T) {
 func TestListenersAreFound(t *testing.T) {
 	executabletest.NeedPIDs(t)
 	p := load(t, usual)
-	p.enter(dataplane.Services)
+	p.enter(chain.Services)
 	l := p.listen(t) // in no service yet
 	defer unix.Close(l)
 	events, err := ringbuf.NewReader(p.Maps[mapEvents])
@@ -332,7 +332,7 @@ func TestConnectsAnew(t *testing.T) {
 func TestConnectedBefore(t *testing.T) {
 	p := load(t, usual)
 	c := p.connect(t)
-	p.enter(dataplane.All)
+	p.enter(chain.All)
 	unix.Close(p.listen(t))
 	p.judge(allowed, asked)
 	p.plain(c)
@@ -345,7 +345,7 @@ func TestConnectedBefore(t *testing.T) {
 func TestExecutables(t *testing.T) {
 	executabletest.NeedPIDs(t)
 	p := load(t, usual)
-	p.enter(dataplane.All)
+	p.enter(chain.All)
 	events, err := ringbuf.NewReader(p.Maps[mapEvents])
 	check(t, err)
 	defer events.Close()
@@ -384,7 +384,7 @@ func TestExecutables(t *testing.T) {
 // before as well.
 func TestEachProcess(t *testing.T) {
 	p := load(t, usual)
-	p.enter(dataplane.All)
+	p.enter(chain.All)
 	l := p.listen(t)
 	defer unix.Close(l)
 	p.judge(each, asked)
@@ -648,7 +648,7 @@ func TestOwnedByAnother(t *testing.T) {
 	first, second := load(t, usual), load(t, usual)
 	dir := cgrouptest.New(t, "", "kerb-accelerator")
 	for _, p := range []*plane{first, second} {
-		check(t, p.Attach(dir, dataplane.All))
+		check(t, p.Attach(dir, chain.All))
 	}
 	cgrouptest.Enter(t, dir)
 	unix.Close(first.listen(t))
@@ -741,7 +741,7 @@ func cookieOf(t *testing.T, fd int) uint64 {
 func TestServices(t *testing.T) {
 	a, b := lab(t)
 	p := load(t, usual)
-	p.enter(dataplane.Services)
+	p.enter(chain.Services)
 	listen := func(h *netlab.Host, port int) int {
 		return inside(t, h, func() int {
 			return p.listenAt(t, &unix.SockaddrInet4{Port: port}, option{unix.SOL_SOCKET, unix.SO_REUSEADDR, 1})

@@ -13,7 +13,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/ringbuf"
 
-	"github.com/kerb-edge/kerb/internal/dataplane"
+	"github.com/kerb-edge/kerb/internal/chain"
 )
 
 // Enums of maps.h.
@@ -67,7 +67,7 @@ type (
 )
 
 // judged is a kernel with a model that is against sources with more than so much of a feature.
-func judged(t testing.TB, hook dataplane.Hook, feature string, above int, config settings) *kernel {
+func judged(t testing.TB, hook chain.Hook, feature string, above int, config settings) *kernel {
 	t.Helper()
 	k := load(t, hook, config)
 	k.use(0, "rpl", feature, above)
@@ -294,7 +294,7 @@ func TestRateLimit(t *testing.T) {
 }
 
 func TestMark(t *testing.T) {
-	k := judged(t, dataplane.TC, "dis", 10, with(dropping, settings{"action": uint8(doMark), "mark": uint32(77)}))
+	k := judged(t, chain.TC, "dis", 10, with(dropping, settings{"action": uint8(doMark), "mark": uint32(77)}))
 	k.suspect(7, 100)
 	out := skb{}
 	opts := ebpf.RunOptions{Data: disFrame(7, 0), Repeat: 1, ContextOut: &out}

@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kerb-edge/kerb/internal/dataplane"
+	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/modules/classifier/extract"
 )
 
@@ -155,7 +155,7 @@ func TestDetection(t *testing.T) {
 		}
 		for _, path := range captures(t) {
 			t.Run(fmt.Sprintf("%ds/%s", seconds, filepath.Base(path)), func(t *testing.T) {
-				k := load(t, dataplane.XDP, with(inEthernet, settings{"window_ns": seconds * second, "events": uint8(1)}))
+				k := load(t, chain.XDP, with(inEthernet, settings{"window_ns": seconds * second, "events": uint8(1)}))
 				k.load(0, document)
 				var against []event
 				for _, h := range capture(t, path) {

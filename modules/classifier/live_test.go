@@ -12,7 +12,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/kerb-edge/kerb/internal/dataplane"
+	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
 	"github.com/kerb-edge/kerb/internal/pkgs/pkgstest"
 )
@@ -20,7 +20,7 @@ import (
 // wire is a way for raw frames into an interface, one end of which is in a namespace of its own.
 type wire struct {
 	name string
-	hook dataplane.Hook
+	hook chain.Hook
 	mode link.XDPAttachFlags
 	open func(t *testing.T, lab *netlab.Lab, h *netlab.Host) (iface string, send func(frame []byte) error)
 }
@@ -30,10 +30,10 @@ type wire struct {
 func TestRawInterfaces(t *testing.T) {
 	pkgstest.NeedRoot(t)
 	for _, w := range []wire{
-		{"veth, native XDP", dataplane.XDP, link.XDPDriverMode, overVeth},
-		{"veth, TC", dataplane.TC, 0, overVeth},
-		{"tun, generic XDP", dataplane.XDP, link.XDPGenericMode, overTun},
-		{"tun, TC", dataplane.TC, 0, overTun},
+		{"veth, native XDP", chain.XDP, link.XDPDriverMode, overVeth},
+		{"veth, TC", chain.TC, 0, overVeth},
+		{"tun, generic XDP", chain.XDP, link.XDPGenericMode, overTun},
+		{"tun, TC", chain.TC, 0, overTun},
 	} {
 		t.Run(w.name, func(t *testing.T) {
 			lab, err := netlab.NewIn("clst")
@@ -79,7 +79,7 @@ func (w *wire) attach(t *testing.T, k *kernel, h *netlab.Host, iface string) {
 		if err != nil {
 			return err
 		}
-		if w.hook == dataplane.XDP {
+		if w.hook == chain.XDP {
 			l, err = link.AttachXDP(link.XDPOptions{Interface: at.Index, Program: k.prog, Flags: w.mode})
 		} else {
 			l, err = link.AttachTCX(link.TCXOptions{Interface: at.Index, Program: k.prog, Attach: ebpf.AttachTCXIngress})

@@ -10,7 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/kerb-edge/kerb/internal/dataplane"
+	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/pkgs/pkgstest"
 )
 
@@ -53,7 +53,7 @@ func TestFlood(t *testing.T) {
 // TestTwoCPUs counts exactly what two CPUs receive of the same sources at once, also while windows end.
 func TestTwoCPUs(t *testing.T) {
 	const each, windows = 40000, 10
-	k := load(t, dataplane.XDP, settings{"repeat_ns": uint64(0), "window_ns": second, "deferred": inUser})
+	k := load(t, chain.XDP, settings{"repeat_ns": uint64(0), "window_ns": second, "deferred": inUser})
 	var messages int64
 	for w := range uint64(windows) {
 		k.at((100 + w) * second)
@@ -132,7 +132,7 @@ func TestForgedSources(t *testing.T) {
 // TestNewcomers are many at once: all that stay become sources, an eighth of the table a window.
 func TestNewcomers(t *testing.T) {
 	const capacity, nodes = 256, 100 // 32 at once, 32 more a window
-	k := load(t, dataplane.XDP, settings{"capacity": uint32(capacity), "probation_packets": uint32(4)})
+	k := load(t, chain.XDP, settings{"capacity": uint32(capacity), "probation_packets": uint32(4)})
 	var known []uint64
 	for w := range uint64(3) {
 		k.at((100 + 5*w) * second)

@@ -12,6 +12,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 
+	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/pkgs/pkgstest"
 	"github.com/kerb-edge/kerb/modules/classifier"
@@ -23,13 +24,13 @@ import (
 // kernel is a classifier loaded on one hook, but not attached, with a clock that stands unless it is set.
 type kernel struct {
 	t      testing.TB
-	hook   dataplane.Hook
+	hook   chain.Hook
 	loaded *dataplane.Loaded
 	prog   *ebpf.Program
 	maps   sdk.Maps
 }
 
-var hooks = []dataplane.Hook{dataplane.XDP, dataplane.TC}
+var hooks = []chain.Hook{chain.XDP, chain.TC}
 
 // settings are the data plane's constants and sizes, by name.
 type settings = map[string]any
@@ -65,21 +66,21 @@ func withClock(spec *ebpf.CollectionSpec) (*ebpf.CollectionSpec, error) {
 	return spec, nil
 }
 
-func load(t testing.TB, hook dataplane.Hook, config settings) *kernel {
+func load(t testing.TB, hook chain.Hook, config settings) *kernel {
 	t.Helper()
 	pkgstest.NeedRoot(t)
 	p := pkgstest.Package(t)
-	side := dataplane.OnXDP
-	if hook == dataplane.TC {
-		side = dataplane.OnTCEgress
+	side := chain.OnXDP
+	if hook == chain.TC {
+		side = chain.OnTCEgress
 	}
-	l, err := dataplane.Load(side, dataplane.Ingress, dataplane.Module{
+	l, err := dataplane.Load(side, chain.Ingress, dataplane.Module{
 		Name:       "cls",
 		ID:         "0123456789",
 		ConfigMaps: p.Maps.Config,
 		Frags:      p.Frags,
 		Settings:   sdk.Settings{Constants: with(settings{"lapse_ns": uint64(0)}, config)}, // the test's clock ends windows
-		Spec: func(h dataplane.Hook) (*ebpf.CollectionSpec, error) {
+		Spec: func(h chain.Hook) (*ebpf.CollectionSpec, error) {
 			spec, err := p.Spec(string(h))
 			if err != nil {
 				return nil, err
@@ -95,11 +96,11 @@ func load(t testing.TB, hook dataplane.Hook, config settings) *kernel {
 // otherWay is the same for packets from the service, on the same maps.
 func (k *kernel) otherWay() *kernel {
 	k.t.Helper()
-	side := dataplane.OnXDP
-	if k.hook == dataplane.TC {
-		side = dataplane.OnTCIngress
+	side := chain.OnXDP
+	if k.hook == chain.TC {
+		side = chain.OnTCIngress
 	}
-	prog, err := k.loaded.Relink(dataplane.ChainSpec{Side: side, Direction: dataplane.Egress, Members: []dataplane.Member{{Name: "cls", ID: "0123456789"}}})
+	prog, err := k.loaded.Relink(chain.Spec{Side: side, Direction: chain.Egress, Members: []chain.Member{{Name: "cls", ID: "0123456789"}}})
 	pkgstest.Explain(k.t, err)
 	k.t.Cleanup(func() { prog.Close() })
 	return &kernel{k.t, k.hook, k.loaded, prog, k.maps}
@@ -113,7 +114,7 @@ const (
 	dropped verdict = "dropped"
 )
 
-var actions = map[dataplane.Hook]map[int32]verdict{dataplane.XDP: {2: passed, 1: dropped}, dataplane.TC: {-1: passed, 2: dropped}}
+var actions = map[chain.Hook]map[int32]verdict{chain.XDP: {2: passed, 1: dropped}, chain.TC: {-1: passed, 2: dropped}}
 
 const second = uint64(1e9)
 

@@ -21,6 +21,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/pkgs"
 	"github.com/kerb-edge/kerb/sdk"
@@ -66,7 +67,7 @@ func module(t testing.TB) dataplane.Module {
 		t.Fatal(err)
 	}
 	return dataplane.Module{Name: "counter", ID: "0123456789", Frags: p.Frags,
-		Spec: func(h dataplane.Hook) (*ebpf.CollectionSpec, error) { return p.Spec(string(h)) }}
+		Spec: func(h chain.Hook) (*ebpf.CollectionSpec, error) { return p.Spec(string(h)) }}
 }
 
 // counter is a loaded chain of this module alone, for both directions.
@@ -75,7 +76,7 @@ type counter struct {
 	live            sdk.Live
 }
 
-func load(t testing.TB, side dataplane.Side, change func(*dataplane.Module)) *counter {
+func load(t testing.TB, side chain.Side, change func(*dataplane.Module)) *counter {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("needs root for BPF")
@@ -87,12 +88,12 @@ func load(t testing.TB, side dataplane.Side, change func(*dataplane.Module)) *co
 	if change != nil {
 		change(&mod)
 	}
-	l, err := dataplane.Load(side, dataplane.Egress, mod)
+	l, err := dataplane.Load(side, chain.Egress, mod)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(l.Close)
-	ingress, err := l.Relink(dataplane.ChainSpec{Side: side, Direction: dataplane.Ingress, Members: []dataplane.Member{{Name: mod.Name, ID: mod.ID}}})
+	ingress, err := l.Relink(chain.Spec{Side: side, Direction: chain.Ingress, Members: []chain.Member{{Name: mod.Name, ID: mod.ID}}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -129,7 +130,7 @@ func ip6(proto byte, payload int) []byte {
 }
 
 func TestCounts(t *testing.T) {
-	for _, side := range []dataplane.Side{dataplane.OnTCIngress, dataplane.OnXDP} {
+	for _, side := range []chain.Side{chain.OnTCIngress, chain.OnXDP} {
 		t.Run(string(side), func(t *testing.T) {
 			c := load(t, side, nil)
 			run(t, c.egress, ip4(6, 20), 3)
@@ -153,7 +154,7 @@ func TestCounts(t *testing.T) {
 				{"web", "lo", "ingress", "ipv4", "tcp", Count{5, 5 * 54}},
 			}, Totals: map[string]Count{"egress": {11, 3*54 + 60 + 74 + 2*74 + 240}, "ingress": {5, 5 * 54}},
 				Overflow: map[string]Count{"egress": {}, "ingress": {}}}
-			if side == dataplane.OnXDP {
+			if side == chain.OnXDP {
 				for i := range want.Counts {
 					want.Counts[i].Interface = report.Counts[i].Interface // test runs come from an interface of their own
 				}
@@ -173,7 +174,7 @@ func TestExactOnSeveralCPUs(t *testing.T) {
 }
 
 func exactOnSeveralCPUs(t *testing.T, places uint32) {
-	c := load(t, dataplane.OnTCIngress, func(m *dataplane.Module) { m.Settings.MaxEntries = map[string]uint32{mapPlaces: places} })
+	c := load(t, chain.OnTCIngress, func(m *dataplane.Module) { m.Settings.MaxEntries = map[string]uint32{mapPlaces: places} })
 	const repeat, rounds = 3000, 20
 	var wg sync.WaitGroup
 	for cpu := range runtime.NumCPU() {
@@ -213,7 +214,7 @@ func exactOnSeveralCPUs(t *testing.T, places uint32) {
 }
 
 func TestFullTableCountsInOverflow(t *testing.T) {
-	c := load(t, dataplane.OnTCIngress, func(m *dataplane.Module) {
+	c := load(t, chain.OnTCIngress, func(m *dataplane.Module) {
 		m.Settings.MaxEntries = map[string]uint32{mapPlaces: 1, mapCounts: 2} // no key of the test has place 0
 	})
 	for proto := range byte(5) {
@@ -229,7 +230,7 @@ func TestFullTableCountsInOverflow(t *testing.T) {
 }
 
 func TestSweepForgetsVanishedInterfaces(t *testing.T) {
-	c := load(t, dataplane.OnTCIngress, func(m *dataplane.Module) { m.Settings.MaxEntries = map[string]uint32{mapPlaces: 1} })
+	c := load(t, chain.OnTCIngress, func(m *dataplane.Module) { m.Settings.MaxEntries = map[string]uint32{mapPlaces: 1} })
 	run(t, c.egress, ip4(6, 20), 1)
 	run(t, c.egress, ip6(6, 20), 1)
 	gone := map[uint32]bool{}
@@ -272,7 +273,7 @@ func TestSweepForgetsVanishedInterfaces(t *testing.T) {
 
 // A place is freed only if no CPU can be taking it meanwhile.
 func TestSweepFreesPlaces(t *testing.T) {
-	c := load(t, dataplane.OnTCIngress, nil)
+	c := load(t, chain.OnTCIngress, nil)
 	cpus := ebpf.MustPossibleCPU()
 	all, some := make([]place, cpus), make([]place, cpus)
 	for cpu := range all {
@@ -300,7 +301,7 @@ func TestSweepFreesPlaces(t *testing.T) {
 }
 
 func TestHandlerAndMeasure(t *testing.T) {
-	c := load(t, dataplane.OnTCIngress, nil)
+	c := load(t, chain.OnTCIngress, nil)
 	run(t, c.ingress, ip4(6, 20), 7)
 	w := httptest.NewRecorder()
 	compiled{}.Handler(c.live).ServeHTTP(w, httptest.NewRequest("GET", "/counts", nil))
@@ -336,7 +337,7 @@ func BenchmarkCount(b *testing.B) {
 	const repeat = 100_000
 	for name, size := range map[string]uint32{"place": 2048, "hash": 1} {
 		b.Run(name, func(b *testing.B) {
-			c := load(b, dataplane.OnTCIngress, func(m *dataplane.Module) { m.Settings.MaxEntries = map[string]uint32{mapPlaces: size} })
+			c := load(b, chain.OnTCIngress, func(m *dataplane.Module) { m.Settings.MaxEntries = map[string]uint32{mapPlaces: size} })
 			best := time.Duration(math.MaxInt64)
 			for range b.N {
 				start := time.Now()

@@ -15,14 +15,14 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
-	"github.com/kerb-edge/kerb/internal/dataplane"
+	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/pkgs/pkgstest"
 )
 
 // The Go structures that go into maps have the layout that the data plane was compiled with.
 func TestLayouts(t *testing.T) {
 	p := pkgstest.Package(t)
-	spec, err := p.Spec(string(dataplane.TC))
+	spec, err := p.Spec(string(chain.TC))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/cilium/ebpf"
 
+	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/pkgs/pkgstest"
 	"github.com/kerb-edge/kerb/sdk"
@@ -31,8 +32,8 @@ func module(t testing.TB, f *Firewall) dataplane.Module {
 	p := pkgstest.Package(t)
 	return dataplane.Module{
 		Name:       "fw",
-		ID:         dataplane.ShortHash(fmt.Append(nil, f.generation())),
-		Spec:       func(h dataplane.Hook) (*ebpf.CollectionSpec, error) { return p.Spec(string(h)) },
+		ID:         chain.ShortHash(fmt.Append(nil, f.generation())),
+		Spec:       func(h chain.Hook) (*ebpf.CollectionSpec, error) { return p.Spec(string(h)) },
 		ConfigMaps: p.Maps.Config,
 		Settings:   f.Settings(),
 		Fill:       f.Fill,
@@ -83,11 +84,11 @@ func loadCompiled(t testing.TB, f *Firewall, constants map[string]any) *kernel {
 	pkgstest.NeedRoot(t)
 	mod := module(t, f)
 	maps.Copy(mod.Settings.Constants, constants)
-	l, err := dataplane.Load(dataplane.OnTCIngress, dataplane.Egress, mod)
+	l, err := dataplane.Load(chain.OnTCIngress, chain.Egress, mod)
 	pkgstest.Explain(t, err)
 	t.Cleanup(l.Close)
-	ingress, err := l.Relink(dataplane.ChainSpec{Side: dataplane.OnTCEgress, Direction: dataplane.Ingress,
-		Members: []dataplane.Member{{Name: mod.Name, ID: mod.ID, FailClosed: true}}})
+	ingress, err := l.Relink(chain.Spec{Side: chain.OnTCEgress, Direction: chain.Ingress,
+		Members: []chain.Member{{Name: mod.Name, ID: mod.ID, FailClosed: true}}})
 	pkgstest.Explain(t, err)
 	t.Cleanup(func() { ingress.Close() })
 	return &kernel{f, t, l, l.Program, ingress, l.Maps[mod.Name]}

@@ -5,6 +5,7 @@ package firewall
 import (
 	"testing"
 
+	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/pkgs/pkgstest"
 )
@@ -16,9 +17,9 @@ const maxVerified = 400000
 func TestVerifies(t *testing.T) {
 	pkgstest.NeedRoot(t)
 	for _, c := range []struct {
-		side dataplane.Side
-		dir  dataplane.Direction
-	}{{dataplane.OnXDP, dataplane.Egress}, {dataplane.OnTCIngress, dataplane.Egress}, {dataplane.OnTCEgress, dataplane.Ingress}} {
+		side chain.Side
+		dir  chain.Direction
+	}{{chain.OnXDP, chain.Egress}, {chain.OnTCIngress, chain.Egress}, {chain.OnTCEgress, chain.Ingress}} {
 		t.Run(string(c.side), func(t *testing.T) {
 			l, err := dataplane.Load(c.side, c.dir, module(t, compileConfig(t, `{"extensionHeaders": "deny"}`)))
 			pkgstest.Explain(t, err)

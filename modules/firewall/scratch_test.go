@@ -8,6 +8,7 @@ import (
 
 	"github.com/cilium/ebpf"
 
+	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/kerbabi"
 	"github.com/kerb-edge/kerb/internal/pkgs/pkgstest"
@@ -19,7 +20,7 @@ func TestWorkSpaceInUse(t *testing.T) {
 	pkgstest.NeedRoot(t)
 	mod := module(t, compileConfig(t, `{"rules": [{"action": "allow", "direction": "egress"}]}`))
 	mod.Settings.Constants["kerb_preemptible"] = true
-	l, err := dataplane.Load(dataplane.OnTCIngress, dataplane.Egress, mod)
+	l, err := dataplane.Load(chain.OnTCIngress, chain.Egress, mod)
 	pkgstest.Explain(t, err)
 	defer l.Close()
 	k := &kernel{t: t, loaded: l, egress: l.Program, maps: l.Maps[mod.Name]}

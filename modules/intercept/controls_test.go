@@ -13,7 +13,7 @@ import (
 	"github.com/cilium/ebpf/asm"
 	"golang.org/x/sys/unix"
 
-	"github.com/kerb-edge/kerb/internal/dataplane"
+	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/pkgs/pkgstest"
 )
 
@@ -293,7 +293,7 @@ func TestStuckWriter(t *testing.T) {
 func TestChangesAreOrdered(t *testing.T) {
 	at := int16(unsafe.Offsetof(tableEntry{}.Version))
 	p := pkgstest.Package(t)
-	for _, hook := range []dataplane.Hook{dataplane.XDP, dataplane.TC} {
+	for _, hook := range []chain.Hook{chain.XDP, chain.TC} {
 		spec, err := p.Spec(string(hook))
 		if err != nil {
 			t.Fatal(err)

@@ -13,6 +13,7 @@ import (
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
+	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/pkgs/pkgstest"
 	"github.com/kerb-edge/kerb/sdk"
@@ -34,7 +35,7 @@ func module(t testing.TB, f *Intercept) dataplane.Module {
 	return dataplane.Module{
 		Name:       "icpt",
 		ID:         "0123456789",
-		Spec:       func(h dataplane.Hook) (*ebpf.CollectionSpec, error) { return p.Spec(string(h)) },
+		Spec:       func(h chain.Hook) (*ebpf.CollectionSpec, error) { return p.Spec(string(h)) },
 		ConfigMaps: p.Maps.Config,
 		Settings:   f.Settings(),
 		Fill:       f.Fill,
@@ -46,7 +47,7 @@ func module(t testing.TB, f *Intercept) dataplane.Module {
 type kernel struct {
 	*Intercept
 	t     testing.TB
-	hook  dataplane.Hook
+	hook  chain.Hook
 	prog  *ebpf.Program
 	maps  sdk.Maps
 	pages *pages
@@ -54,20 +55,20 @@ type kernel struct {
 
 // onHooks runs a test on each hook, for packets to the service.
 func onHooks(t *testing.T, config string, test func(t *testing.T, k *kernel)) {
-	for _, hook := range []dataplane.Hook{dataplane.XDP, dataplane.TC} {
-		t.Run(string(hook), func(t *testing.T) { test(t, load(t, hook, dataplane.Ingress, config)) })
+	for _, hook := range []chain.Hook{chain.XDP, chain.TC} {
+		t.Run(string(hook), func(t *testing.T) { test(t, load(t, hook, chain.Ingress, config)) })
 	}
 }
 
-func load(t testing.TB, hook dataplane.Hook, direction dataplane.Direction, config string) *kernel {
+func load(t testing.TB, hook chain.Hook, direction chain.Direction, config string) *kernel {
 	t.Helper()
-	if hook == dataplane.TC {
-		return loadOn(t, dataplane.OnTCEgress, direction, config)
+	if hook == chain.TC {
+		return loadOn(t, chain.OnTCEgress, direction, config)
 	}
-	return loadOn(t, dataplane.OnXDP, direction, config)
+	return loadOn(t, chain.OnXDP, direction, config)
 }
 
-func loadOn(t testing.TB, side dataplane.Side, direction dataplane.Direction, config string) *kernel {
+func loadOn(t testing.TB, side chain.Side, direction chain.Direction, config string) *kernel {
 	t.Helper()
 	pkgstest.NeedRoot(t)
 	f := compileConfig(t, config)
@@ -79,9 +80,9 @@ func loadOn(t testing.TB, side dataplane.Side, direction dataplane.Direction, co
 		t.Fatal(err)
 	}
 	t.Cleanup(pages.close)
-	hook := dataplane.TC
-	if side == dataplane.OnXDP {
-		hook = dataplane.XDP
+	hook := chain.TC
+	if side == chain.OnXDP {
+		hook = chain.XDP
 	}
 	return &kernel{f, t, hook, l.Program, l.Maps["icpt"], pages}
 }
@@ -94,9 +95,9 @@ const (
 	answered verdict = "answered"
 )
 
-var verdicts = map[dataplane.Hook]map[int32]verdict{
-	dataplane.XDP: {2: passed, 1: dropped, 3: answered},
-	dataplane.TC:  {-1: passed, 2: dropped, 7: answered},
+var verdicts = map[chain.Hook]map[int32]verdict{
+	chain.XDP: {2: passed, 1: dropped, 3: answered},
+	chain.TC:  {-1: passed, 2: dropped, 7: answered},
 }
 
 // run gives a frame to the program.

@@ -15,7 +15,7 @@ import (
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
 
-	"github.com/kerb-edge/kerb/internal/dataplane"
+	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
 	"github.com/kerb-edge/kerb/internal/pkgs/pkgstest"
 )
@@ -33,8 +33,8 @@ func TestJumboAndVLAN(t *testing.T) {
 	pkgstest.NeedRoot(t)
 	for _, w := range []struct {
 		name string
-		side dataplane.Side
-	}{{"XDP", dataplane.OnXDP}, {"TC ingress", dataplane.OnTCIngress}, {"TC egress", dataplane.OnTCEgress}} {
+		side chain.Side
+	}{{"XDP", chain.OnXDP}, {"TC ingress", chain.OnTCIngress}, {"TC egress", chain.OnTCEgress}} {
 		t.Run(w.name, func(t *testing.T) {
 			lab, err := netlab.NewIn("icpj")
 			if err != nil {
@@ -45,7 +45,7 @@ func TestJumboAndVLAN(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			k := loadOn(t, w.side, dataplane.Ingress, jumbos)
+			k := loadOn(t, w.side, chain.Ingress, jumbos)
 			deep, all := k.open("deep"), k.open("all")
 			send := k.attach(lab, h, w.side)
 			for _, vlans := range []int{0, 1, 2} {
@@ -53,13 +53,13 @@ func TestJumboAndVLAN(t *testing.T) {
 					for _, f := range []frame{datagram(8080, ""), packet("fd00::1", "fd00::2", udp, 40000, 8080, "")} {
 						f.vlans, f.payload = vlans, bytes.Repeat([]byte{byte(size), byte(vlans)}, size/2)
 						send(f.bytes())
-						all.expect(f, w.side == dataplane.OnTCIngress)
+						all.expect(f, w.side == chain.OnTCIngress)
 						if size <= deepAt {
 							continue
 						}
 						copy(f.payload[deepAt:], "KERB")
 						send(f.bytes())
-						deep.expect(f, w.side == dataplane.OnTCIngress)
+						deep.expect(f, w.side == chain.OnTCIngress)
 					}
 				}
 			}
@@ -68,20 +68,20 @@ func TestJumboAndVLAN(t *testing.T) {
 }
 
 // attach puts the program where frames to a host pass, and returns what sends some.
-func (k *kernel) attach(lab *netlab.Lab, h *netlab.Host, side dataplane.Side) (send func([]byte)) {
+func (k *kernel) attach(lab *netlab.Lab, h *netlab.Host, side chain.Side) (send func([]byte)) {
 	k.t.Helper()
 	var l link.Link
 	at := h.Namespace
-	if side == dataplane.OnTCEgress {
+	if side == chain.OnTCEgress {
 		at = lab.Node()
 	}
 	err := at.Do(func() error {
 		inner, err := net.InterfaceByName(h.Interface())
 		switch {
-		case side == dataplane.OnTCEgress:
+		case side == chain.OnTCEgress:
 			l, err = link.AttachTCX(link.TCXOptions{Interface: h.OuterIndex(), Program: k.prog, Attach: ebpf.AttachTCXEgress})
 		case err != nil:
-		case side == dataplane.OnTCIngress:
+		case side == chain.OnTCIngress:
 			l, err = link.AttachTCX(link.TCXOptions{Interface: inner.Index, Program: k.prog, Attach: ebpf.AttachTCXIngress})
 		default:
 			l, err = link.AttachXDP(link.XDPOptions{Interface: inner.Index, Program: k.prog, Flags: link.XDPDriverMode})

@@ -5,7 +5,7 @@ package intercept
 import (
 	"testing"
 
-	"github.com/kerb-edge/kerb/internal/dataplane"
+	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/pkgs/pkgstest"
 )
 
@@ -21,14 +21,14 @@ const answering = `{"classes": [{"name": "all", "direction": "both"},
 const maxVerified = 300000
 
 func TestVerifies(t *testing.T) {
-	for _, hook := range []dataplane.Hook{dataplane.XDP, dataplane.TC} {
+	for _, hook := range []chain.Hook{chain.XDP, chain.TC} {
 		for _, c := range []struct {
 			name      string
-			direction dataplane.Direction
+			direction chain.Direction
 			config    string
 		}{
-			{"ingress", dataplane.Ingress, everything}, {"egress", dataplane.Egress, everything},
-			{"answers", dataplane.Ingress, answering},
+			{"ingress", chain.Ingress, everything}, {"egress", chain.Egress, everything},
+			{"answers", chain.Ingress, answering},
 		} {
 			t.Run(string(hook)+" "+c.name, func(t *testing.T) { verifies(t, load(t, hook, c.direction, c.config)) })
 		}
@@ -42,7 +42,7 @@ func verifies(t *testing.T, k *kernel) {
 // The Go structures have the layout that the data plane was compiled with.
 func TestLayouts(t *testing.T) {
 	p := pkgstest.Package(t)
-	spec, err := p.Spec(string(dataplane.TC))
+	spec, err := p.Spec(string(chain.TC))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -15,7 +15,7 @@ import (
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
-	"github.com/kerb-edge/kerb/internal/dataplane"
+	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/pkgs/pkgstest"
 )
 
@@ -61,18 +61,18 @@ func TestClasses(t *testing.T) {
 
 // A record has the frame as it came, and says where things are, whatever the size.
 func TestRecords(t *testing.T) {
-	for _, hook := range []dataplane.Hook{dataplane.XDP, dataplane.TC} {
-		for _, direction := range []dataplane.Direction{dataplane.Ingress, dataplane.Egress} {
+	for _, hook := range []chain.Hook{chain.XDP, chain.TC} {
+		for _, direction := range []chain.Direction{chain.Ingress, chain.Egress} {
 			t.Run(string(hook)+" "+string(direction), func(t *testing.T) { testRecords(t, hook, direction) })
 		}
 	}
 }
 
-func testRecords(t *testing.T, hook dataplane.Hook, direction dataplane.Direction) {
+func testRecords(t *testing.T, hook chain.Hook, direction chain.Direction) {
 	k := load(t, hook, direction, everything)
 	r := k.open("all")
 	largest := 3500 // test runs on TC take less than a page
-	if hook == dataplane.XDP {
+	if hook == chain.XDP {
 		largest = 9000
 	}
 	before := now()
@@ -91,7 +91,7 @@ func testRecords(t *testing.T, hook dataplane.Hook, direction dataplane.Directio
 		want := *rec
 		want.Seq, want.Lost, want.Len, want.CapLen, want.Slot = seq, 0, uint32(len(raw)), uint32(len(raw)), 0
 		want.L3, want.L4, want.Payload = uint16(f.linkLen()), uint16(f.linkLen()+f.ipLen()), uint16(f.payloadAt())
-		if want.Flags = flagIP4 | flagL4; direction == dataplane.Egress {
+		if want.Flags = flagIP4 | flagL4; direction == chain.Egress {
 			want.Flags |= flagEgress
 		}
 		if *rec != want {
@@ -171,7 +171,7 @@ func TestNotIP(t *testing.T) {
 		for _, f := range []frame{datagram(8080, "1234"), packet("fd00::1", "fd00::2", tcp, 1, 2, "x")} {
 			whole := f.bytes()
 			first := 15
-			if k.hook == dataplane.TC { // test runs take nothing shorter
+			if k.hook == chain.TC { // test runs take nothing shorter
 				first = f.linkLen() + f.ipLen()
 			}
 			for n := first; n < len(whole); n++ {
@@ -328,7 +328,7 @@ func (r *reader) sleeps(patience time.Duration, do func()) (woken bool) {
 func TestMark(t *testing.T) {
 	const config = `{"classes": [{"name": "m", "direction": "both", "action": "mark", "priority": 6}]}`
 	const priorityAt = 32 // of struct __sk_buff
-	k := load(t, dataplane.TC, dataplane.Egress, config)
+	k := load(t, chain.TC, chain.Egress, config)
 	out := make([]byte, 192)
 	opts := ebpf.RunOptions{Data: datagram(1, "").bytes(), DataOut: make([]byte, 300), Context: make([]byte, 192), ContextOut: out}
 	if _, err := k.prog.Run(&opts); err != nil {
@@ -337,7 +337,7 @@ func TestMark(t *testing.T) {
 	if p := binary.NativeEndian.Uint32(out[priorityAt:]); p != 6 {
 		t.Errorf("priority %d", p)
 	}
-	k = load(t, dataplane.XDP, dataplane.Ingress, config)
+	k = load(t, chain.XDP, chain.Ingress, config)
 	if v := k.run(datagram(1, "").bytes()); v != passed || k.report("m").Unmarked != 1 {
 		t.Errorf("XDP: %s %+v", v, k.report("m"))
 	}
@@ -369,7 +369,7 @@ func TestHostilePage(t *testing.T) {
 
 // What a program is given to map ends with its own class.
 func TestOwnPageOnly(t *testing.T) {
-	k := load(t, dataplane.TC, dataplane.Ingress, threeClasses)
+	k := load(t, chain.TC, chain.Ingress, threeClasses)
 	page := os.Getpagesize()
 	for _, name := range []string{"ctrl", "data"} {
 		c := k.class(name)
@@ -388,7 +388,7 @@ func TestOwnPageOnly(t *testing.T) {
 
 // Counters go on when the configuration changes, and are forgotten with their class.
 func TestCountersGoOn(t *testing.T) {
-	k := load(t, dataplane.TC, dataplane.Ingress, threeClasses)
+	k := load(t, chain.TC, chain.Ingress, threeClasses)
 	k.run(datagram(8080, "1234LOGS").bytes())
 	next := compileConfig(t, `{"classes": [{"name": "new"}, {"name": "log"}]}`)
 	if err := next.Fill(k.maps); err != nil { // the state maps of the next configuration are the same

@@ -16,7 +16,7 @@ import (
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
 
-	"github.com/kerb-edge/kerb/internal/dataplane"
+	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
 	"github.com/kerb-edge/kerb/sdk"
 )
@@ -120,7 +120,7 @@ func withSocket(t *testing.T) (k *kernel, r *reader, x *xsk, ifindex uint32, sen
 	if os.Getenv("KERB_MATRIX") != "" {
 		t.Skip("the emulated kernels have no AF_XDP")
 	}
-	k = load(t, dataplane.XDP, dataplane.Ingress, `{"classes": [{"name": "a", "match": {"protocol": "udp", "ports": [7000]}, "action": "steal"}]}`)
+	k = load(t, chain.XDP, chain.Ingress, `{"classes": [{"name": "a", "match": {"protocol": "udp", "ports": [7000]}, "action": "steal"}]}`)
 	r = k.open("a")
 	lab, err := netlab.NewIn("icpt")
 	if err != nil {

@@ -13,6 +13,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/ringbuf"
 
+	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/kerbabi"
 	"github.com/kerb-edge/kerb/internal/pkgs/pkgstest"
@@ -25,9 +26,9 @@ func module(t testing.TB, constants map[string]any) dataplane.Module {
 	p := pkgstest.Package(t)
 	return dataplane.Module{
 		Name: "proxy",
-		ID:   dataplane.ShortHash(fmt.Append(nil, constants)),
-		Spec: func(h dataplane.Hook) (*ebpf.CollectionSpec, error) {
-			if h != dataplane.TC {
+		ID:   chain.ShortHash(fmt.Append(nil, constants)),
+		Spec: func(h chain.Hook) (*ebpf.CollectionSpec, error) {
+			if h != chain.TC {
 				return nil, nil
 			}
 			return p.Spec(string(h))
@@ -68,11 +69,11 @@ func loadConfigured(t testing.TB, config string) *kernel {
 func load(t testing.TB, mod dataplane.Module) *kernel {
 	t.Helper()
 	pkgstest.NeedRoot(t)
-	l, err := dataplane.Load(dataplane.OnTCIngress, dataplane.Egress, mod)
+	l, err := dataplane.Load(chain.OnTCIngress, chain.Egress, mod)
 	pkgstest.Explain(t, err)
 	t.Cleanup(l.Close)
-	ingress, err := l.Relink(dataplane.ChainSpec{Side: dataplane.OnTCEgress, Direction: dataplane.Ingress,
-		Members: []dataplane.Member{{Name: mod.Name, ID: mod.ID}}})
+	ingress, err := l.Relink(chain.Spec{Side: chain.OnTCEgress, Direction: chain.Ingress,
+		Members: []chain.Member{{Name: mod.Name, ID: mod.ID}}})
 	pkgstest.Explain(t, err)
 	t.Cleanup(func() { ingress.Close() })
 	return &kernel{t: t, loaded: l, egress: l.Program, ingress: ingress, maps: l.Maps[mod.Name]}

@@ -5,14 +5,14 @@ package proxy
 import (
 	"testing"
 
-	"github.com/kerb-edge/kerb/internal/dataplane"
+	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/pkgs/pkgstest"
 )
 
 // The Go structures that go into maps have the layout that the data plane was compiled with: fields are matched by name.
 func TestDataPlaneLayouts(t *testing.T) {
 	p := pkgstest.Package(t)
-	spec, err := p.Spec(string(dataplane.TC))
+	spec, err := p.Spec(string(chain.TC))
 	if err != nil {
 		t.Fatal(err)
 	}

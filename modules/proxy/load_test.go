@@ -8,6 +8,7 @@ import (
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/btf"
 
+	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/pkgs/pkgstest"
 )
@@ -21,7 +22,7 @@ const maxVerified = 150000
 const inlineMost = 512
 
 func TestEntriesAreInlined(t *testing.T) {
-	spec, err := pkgstest.Package(t).Spec(string(dataplane.TC))
+	spec, err := pkgstest.Package(t).Spec(string(chain.TC))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -41,9 +42,9 @@ func TestEntriesAreInlined(t *testing.T) {
 func TestVerifies(t *testing.T) {
 	pkgstest.NeedRoot(t)
 	for _, c := range []struct {
-		side dataplane.Side
-		dir  dataplane.Direction
-	}{{dataplane.OnTCIngress, dataplane.Egress}, {dataplane.OnTCEgress, dataplane.Ingress}} {
+		side chain.Side
+		dir  chain.Direction
+	}{{chain.OnTCIngress, chain.Egress}, {chain.OnTCEgress, chain.Ingress}} {
 		t.Run(string(c.dir), func(t *testing.T) {
 			l, err := dataplane.Load(c.side, c.dir, module(t, nil))
 			pkgstest.Explain(t, err)
@@ -57,7 +58,7 @@ func TestVerifies(t *testing.T) {
 // map has after the epoch was read. Neither shows in a test that runs: so the code has the lock and the sequence counter's
 // barrier (hot.h), and no atomic add, which is unordered without a result.
 func TestEpochsAreOrdered(t *testing.T) {
-	spec, err := pkgstest.Package(t).Spec(string(dataplane.TC))
+	spec, err := pkgstest.Package(t).Spec(string(chain.TC))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -14,7 +14,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/kerb-edge/kerb/internal/dataplane"
+	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/seed"
 )
 
@@ -25,7 +25,7 @@ const fuzzConfig = `{"listeners": [
 
 var fuzzNetworks = []string{"192.0.2.1/24", "198.51.100.9/31", "2001:db8::1/64", "fe80::1/64"}
 
-func fuzzModel(hook dataplane.Hook) *model {
+func fuzzModel(hook chain.Hook) *model {
 	m := &model{hook: hook, partial: true, listeners: []modelListener{
 		{name: "echo", app: "echo", port: 7000, maxReply: 700},
 		{name: "kernel", app: "speedlimit", port: 8080, maxReply: 1232, kernel: true, cars: new(int64)},
@@ -44,7 +44,7 @@ type generator struct {
 	shortest int // frame: a test run on TC wants the IP header that the EtherType promises
 }
 
-var shortest = map[dataplane.Hook]int{dataplane.XDP: 14, dataplane.TC: 54}
+var shortest = map[chain.Hook]int{chain.XDP: 14, chain.TC: 54}
 
 func pick[T any](g generator, from ...T) T { return from[g.IntN(len(from))] }
 

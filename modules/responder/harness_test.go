@@ -8,6 +8,7 @@ import (
 
 	"github.com/cilium/ebpf"
 
+	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/pkgs/pkgstest"
 	"github.com/kerb-edge/kerb/modules/responder/app"
@@ -31,7 +32,7 @@ func module(t testing.TB, f *Responder) dataplane.Module {
 	return dataplane.Module{
 		Name:       "resp",
 		ID:         "0123456789",
-		Spec:       func(h dataplane.Hook) (*ebpf.CollectionSpec, error) { return p.Spec(string(h)) },
+		Spec:       func(h chain.Hook) (*ebpf.CollectionSpec, error) { return p.Spec(string(h)) },
 		ConfigMaps: p.Maps.Config,
 		Settings:   f.Settings(),
 		Fill:       f.Fill,
@@ -43,13 +44,13 @@ func module(t testing.TB, f *Responder) dataplane.Module {
 type kernel struct {
 	*Responder
 	t      testing.TB
-	hook   dataplane.Hook
+	hook   chain.Hook
 	loaded *dataplane.Loaded
 	prog   *ebpf.Program
 	maps   sdk.Maps
 }
 
-var hooks = []dataplane.Hook{dataplane.XDP, dataplane.TC}
+var hooks = []chain.Hook{chain.XDP, chain.TC}
 
 // onHooks runs a test on each hook.
 func onHooks(t *testing.T, config string, test func(t *testing.T, k *kernel)) {
@@ -58,15 +59,15 @@ func onHooks(t *testing.T, config string, test func(t *testing.T, k *kernel)) {
 	}
 }
 
-func load(t testing.TB, hook dataplane.Hook, config string) *kernel {
+func load(t testing.TB, hook chain.Hook, config string) *kernel {
 	t.Helper()
 	pkgstest.NeedRoot(t)
 	f := compileConfig(t, config)
-	side := dataplane.OnXDP
-	if hook == dataplane.TC {
-		side = dataplane.OnTCEgress
+	side := chain.OnXDP
+	if hook == chain.TC {
+		side = chain.OnTCEgress
 	}
-	l, err := dataplane.Load(side, dataplane.Ingress, module(t, f))
+	l, err := dataplane.Load(side, chain.Ingress, module(t, f))
 	pkgstest.Explain(t, err)
 	t.Cleanup(l.Close)
 	return &kernel{f, t, hook, l, l.Program, l.Maps["resp"]}
@@ -93,9 +94,9 @@ const (
 	answered verdict = "answered"
 )
 
-var actions = map[dataplane.Hook]map[int32]verdict{
-	dataplane.XDP: {2: passed, 1: dropped, 3: answered},
-	dataplane.TC:  {-1: passed, 2: dropped, 7: answered},
+var actions = map[chain.Hook]map[int32]verdict{
+	chain.XDP: {2: passed, 1: dropped, 3: answered},
+	chain.TC:  {-1: passed, 2: dropped, 7: answered},
 }
 
 // run gives a frame to the program, and returns what left it.

@@ -27,7 +27,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kerb-edge/kerb/client"
-	"github.com/kerb-edge/kerb/internal/dataplane"
+	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
 	"github.com/kerb-edge/kerb/internal/pkgs/pkgstest"
 	"github.com/kerb-edge/kerb/modules/responder/apps/speedlimit/server"
@@ -77,9 +77,9 @@ func buildWith(t *testing.T, kind, config string, opts netlab.HostOptions) *stag
 		}
 	}
 	config = strings.ReplaceAll(config, "ADDRESSES", fmt.Sprintf(`"%s", "%s"`, s.server.Addr4(), s.server.Addr6()))
-	hook := dataplane.XDP
+	hook := chain.XDP
 	if kind == tc {
-		hook = dataplane.TC
+		hook = chain.TC
 	}
 	s.kernel = load(t, hook, config)
 	s.attach(kind)

@@ -8,7 +8,7 @@ import (
 	"slices"
 
 	"github.com/kerb-edge/kerb/bpf/bpftest"
-	"github.com/kerb-edge/kerb/internal/dataplane"
+	"github.com/kerb-edge/kerb/internal/chain"
 	abi "github.com/kerb-edge/kerb/internal/kerbabi"
 	"github.com/kerb-edge/kerb/modules/responder/apps/speedlimit"
 )
@@ -16,7 +16,7 @@ import (
 // model says in plain Go what the data plane has to do with a packet on an interface with these addresses. It is written from
 // docs/responder.md, without limits of rates.
 type model struct {
-	hook      dataplane.Hook
+	hook      chain.Hook
 	listeners []modelListener
 	networks  []netip.Prefix // addresses of the interface
 	partial   bool
@@ -144,7 +144,7 @@ func (m *model) check(frame []byte, p *abi.Packet, src, dst netip.Addr, l *model
 		return "checksum"
 	case check == 0, sum(ph, udp[:length]) == 0xffff:
 		return ""
-	case m.hook == dataplane.XDP && m.partial && check == sum(ph): // test runs on TC have no partial checksums
+	case m.hook == chain.XDP && m.partial && check == sum(ph): // test runs on TC have no partial checksums
 		return ""
 	}
 	return "checksum"
@@ -184,7 +184,7 @@ func (m *model) harmless(frame []byte, p *abi.Packet) bool {
 	if p.Family == 4 && p.L4-p.L3 == 20 || p.Family == 6 && p.L4-p.L3 == 40 {
 		return true
 	}
-	if m.hook == dataplane.TC && p.L3 != 14 {
+	if m.hook == chain.TC && p.L3 != 14 {
 		return false
 	}
 	if p.Family == 4 {
@@ -276,7 +276,7 @@ func (m *model) reply(frame []byte, p *abi.Packet, src, dst netip.Addr, answer [
 	udp := be.AppendUint16(slices.Clone(frame[p.L4+2:p.L4+4]), be.Uint16(frame[p.L4:]))
 	udp = append(be.AppendUint16(udp, uint16(8+len(answer))), 0, 0)
 	udp = append(udp, answer...)
-	if asked := be.Uint16(frame[p.L4+6:]); m.hook == dataplane.XDP || asked != 0 {
+	if asked := be.Uint16(frame[p.L4+6:]); m.hook == chain.XDP || asked != 0 {
 		check := ^sum(pseudo(dst.AsSlice(), src.AsSlice(), len(udp)), udp)
 		if check == 0 {
 			check = 0xffff

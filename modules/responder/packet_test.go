@@ -17,7 +17,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/kerb-edge/kerb/internal/dataplane"
+	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/pkgs/pkgstest"
 	"github.com/kerb-edge/kerb/modules/responder/apps/speedlimit"
 	"github.com/kerb-edge/kerb/sdk"
@@ -143,7 +143,7 @@ func TestChecks(t *testing.T) {
 	}
 }
 
-func fuzzLikeModel(hook dataplane.Hook) *model {
+func fuzzLikeModel(hook chain.Hook) *model {
 	m := fuzzModel(hook)
 	m.listeners = []modelListener{{name: "echo-7000", app: "echo", port: 7000, maxReply: defaultReply}}
 	return m
@@ -190,7 +190,7 @@ func TestPartialChecksums(t *testing.T) {
 				t.Fatal(err)
 			}
 			want := c.want
-			if k.hook == dataplane.TC {
+			if k.hook == chain.TC {
 				want = passed
 			}
 			for _, p := range []packet{get(), get6()} {
@@ -396,7 +396,7 @@ func TestCountIsExact(t *testing.T) {
 
 // Counters and states belong to a listener's name: they stay when others come and go, and when the control plane starts anew.
 func TestSlots(t *testing.T) {
-	k := load(t, dataplane.XDP, `{"listeners": [{"app": "speedlimit", "name": "sign", "port": 8080, "sourceRate": 0}]}`).at(fuzzNetworks...)
+	k := load(t, chain.XDP, `{"listeners": [{"app": "speedlimit", "name": "sign", "port": 8080, "sourceRate": 0}]}`).at(fuzzNetworks...)
 	for range 3 {
 		k.run(ask(4).frame())
 	}

@@ -18,7 +18,7 @@ import (
 	"github.com/cilium/ebpf/btf"
 
 	"github.com/kerb-edge/kerb/api/v1alpha1"
-	"github.com/kerb-edge/kerb/internal/dataplane"
+	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/pkgs/pkgstest"
 	"github.com/kerb-edge/kerb/sdk"
 )
@@ -298,7 +298,7 @@ func TestReportAndMetrics(t *testing.T) {
 // The structures of both sides have the same layout.
 func TestLayouts(t *testing.T) {
 	p := pkgstest.Package(t)
-	spec, err := p.Spec(string(dataplane.TC))
+	spec, err := p.Spec(string(chain.TC))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/cilium/ebpf"
 
+	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/pkgs/pkgstest"
 	"github.com/kerb-edge/kerb/sdk"
@@ -29,7 +30,7 @@ func module(t testing.TB, tun *Tunnel) dataplane.Module {
 	return dataplane.Module{
 		Name: "tun",
 		ID:   "0123456789",
-		Spec: func(h dataplane.Hook) (*ebpf.CollectionSpec, error) {
+		Spec: func(h chain.Hook) (*ebpf.CollectionSpec, error) {
 			if !p.RunsOn(string(h)) {
 				return nil, nil
 			}
@@ -70,11 +71,11 @@ func loadTunnel(t testing.TB, config string) *kernel {
 	pkgstest.NeedRoot(t)
 	tun := compileConfig(t, config)
 	mod := module(t, tun)
-	l, err := dataplane.Load(dataplane.OnTCIngress, dataplane.Egress, mod)
+	l, err := dataplane.Load(chain.OnTCIngress, chain.Egress, mod)
 	pkgstest.Explain(t, err)
 	t.Cleanup(l.Close)
-	unwrap, err := l.Relink(dataplane.ChainSpec{Side: dataplane.OnTCIngress, Direction: dataplane.Ingress,
-		Members: []dataplane.Member{{Name: mod.Name, ID: mod.ID}}})
+	unwrap, err := l.Relink(chain.Spec{Side: chain.OnTCIngress, Direction: chain.Ingress,
+		Members: []chain.Member{{Name: mod.Name, ID: mod.ID}}})
 	pkgstest.Explain(t, err)
 	t.Cleanup(func() { unwrap.Close() })
 	k := &kernel{Tunnel: tun, t: t, loaded: l, wrap: l.Program, unwrap: unwrap, instances: []sdk.Instance{service, underlay}}

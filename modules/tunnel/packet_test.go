@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"testing"
 
+	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/pkgs/pkgstest"
 )
@@ -503,9 +504,9 @@ const maxVerified = 300000
 func TestVerifies(t *testing.T) {
 	pkgstest.NeedRoot(t)
 	for name, config := range map[string]string{"keyed": keyed, "unkeyed": unkeyed, "oakestra": configs["oakestra"], "device": `{"mode": "device", ` + testNodes + `}`} {
-		for _, dir := range []dataplane.Direction{dataplane.Egress, dataplane.Ingress} {
+		for _, dir := range []chain.Direction{chain.Egress, chain.Ingress} {
 			t.Run(name+" "+string(dir), func(t *testing.T) {
-				l, err := dataplane.Load(dataplane.OnTCIngress, dir, module(t, compileConfig(t, config)))
+				l, err := dataplane.Load(chain.OnTCIngress, dir, module(t, compileConfig(t, config)))
 				pkgstest.Explain(t, err)
 				defer l.Close()
 				pkgstest.CheckVerified(t, l.Program, maxVerified)

@@ -18,6 +18,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/rlimit"
 
+	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/pkgs"
 	"github.com/kerb-edge/kerb/modules/responder/app"
@@ -68,11 +69,11 @@ func copyFile(to, from string) error {
 // hook is where the data plane runs, and what it returns there.
 type hook struct {
 	name              string
-	side              dataplane.Side
+	side              chain.Side
 	next, reply, drop int32
 }
 
-var hooks = []hook{{"xdp", dataplane.OnXDP, 2, 3, 1}, {"tc", dataplane.OnTCEgress, -1, 7, 2}}
+var hooks = []hook{{"xdp", chain.OnXDP, 2, 3, 1}, {"tc", chain.OnTCEgress, -1, 7, 2}}
 
 const (
 	slot = 5
@@ -134,9 +135,9 @@ func loadWith(t testing.TB, h hook, config any, amplification int) *device {
 	for _, other := range []string{"echo", "speedlimit"} {
 		settings.Constants["use_"+other] = false
 	}
-	d.loaded, err = dataplane.Load(h.side, dataplane.Ingress, dataplane.Module{
+	d.loaded, err = dataplane.Load(h.side, chain.Ingress, dataplane.Module{
 		Name: "coap", ID: "c0a9c0a9", ConfigMaps: p.Maps.Config, Settings: settings,
-		Spec: func(h dataplane.Hook) (*ebpf.CollectionSpec, error) { return p.Spec(string(h)) },
+		Spec: func(h chain.Hook) (*ebpf.CollectionSpec, error) { return p.Spec(string(h)) },
 		Fill: func(maps sdk.Maps) error { return errors.Join(d.fill(maps), coap{}.Fill(maps, d.placed())) },
 	})
 	var rejected *dataplane.RejectedError

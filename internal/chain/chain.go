@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package dataplane
+// Package chain is the vocabulary of what runs where: hooks, attach points, chains and their members. Plans are made of it,
+// and the data plane carries them out. It imports nothing of Kerb.
+package chain
 
 import (
 	"cmp"
@@ -8,10 +10,6 @@ import (
 	"encoding/hex"
 	"fmt"
 	"strings"
-
-	"github.com/cilium/ebpf"
-
-	"github.com/kerb-edge/kerb/sdk"
 )
 
 // Hook is the kind of program that a chain is linked for.
@@ -21,7 +19,7 @@ type Hook string
 const (
 	XDP     Hook = "xdp"
 	TC      Hook = "tc"
-	Sockets Hook = "sockets" // no chain of modules: each module has programs of its own
+	Sockets Hook = "sockets" // no chain of modules: each module has its own programs
 )
 
 // Direction is seen from the service.
@@ -73,7 +71,7 @@ type Entry string
 // Entries.
 const (
 	All      Entry = "all"      // for all sockets of the cgroup
-	Services Entry = "services" // for those that are services'
+	Services Entry = "services" // for those that belong to services
 )
 
 func (p Point) String() string {
@@ -89,44 +87,27 @@ func (p Point) Compare(o Point) int {
 		cmp.Compare(p.Entry, o.Entry), cmp.Compare(p.Module, o.Module))
 }
 
-// Module is what a generation is made from.
-type Module struct {
-	Name string // name of the module on the node
-	ID   string // identity of the generation: equal for equal code and config
-	// Spec returns a fresh copy of the object for a hook, nil if the package does not run there.
-	Spec       func(Hook) (*ebpf.CollectionSpec, error)
-	ConfigMaps []string // made anew for each generation; all others are carried over
-	SharedMaps []string // shared by name with other modules
-	// Migrate has the rules (MigrateExtend and others) for carried-over maps that differ from the running generation's.
-	Migrate    map[string]string
-	Settings   sdk.Settings
-	Fill       func(sdk.Maps) error // may be nil
-	FailClosed bool
-	Frags      bool // copes with XDP packets in several buffers
-	Sockets    bool // runs on sockets, and on no packets
-}
-
-// Member is a generation's place in a chain.
+// Member is the place of a module's generation in a chain.
 type Member struct {
 	Name       string
-	ID         string
+	ID         string // of the generation
 	FailClosed bool
 }
 
-// ChainSpec is what a chain is made from.
-type ChainSpec struct {
+// Spec is what a chain is made from.
+type Spec struct {
+	Linker    string // revision of the linker: each builds other chains from the same members
 	Side      Side
 	Direction Direction
 	Members   []Member
-	Veth      bool // XDP: replies go by redirect, since a veth forgets to wake a receiver of XDP_TX that has no XDP itself
+	Veth      bool // XDP: replies use a redirect, since XDP_TX does not wake a receiver on the veth that has no XDP program itself
 }
 
-// ID is the identity of the chain: equal for equal members, side and linker. A newer build of the linker has other
-// identities, so that it replaces the chains of an older one.
-func (c ChainSpec) ID() string {
+// ID is the identity of the chain: equal for equal members, side and linker.
+func (s Spec) ID() string {
 	var text strings.Builder
-	fmt.Fprintf(&text, "%s %s %s %t\n", linkerDigest(), c.Side, c.Direction, c.Veth)
-	for _, m := range c.Members {
+	fmt.Fprintf(&text, "%s %s %s %t\n", s.Linker, s.Side, s.Direction, s.Veth)
+	for _, m := range s.Members {
 		fmt.Fprintf(&text, "%s %s %t\n", m.Name, m.ID, m.FailClosed)
 	}
 	return ShortHash([]byte(text.String()))

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package chain
+
+import (
+	"maps"
+	"slices"
+)
+
+// State is what runs in the kernel, as its pins record it.
+type State struct {
+	Generations map[string][]string // identities by module
+	Chains      []Pinned
+	Points      []Attached
+}
+
+// Pinned is a chain found among the pins.
+type Pinned struct {
+	ID      string // from the name of its directory; it differs from Spec.ID() when another build linked it
+	Spec    Spec   // without Linker
+	Program uint32 // the kernel's id of the first program
+	Parts   int
+	Entries map[Entry]uint32 // of sockets: ids of the programs; Program is one of them
+}
+
+// Programs are the ids of those programs that attach points may have.
+func (c Pinned) Programs() []uint32 {
+	if c.Spec.Side == OnSockets {
+		return slices.Collect(maps.Values(c.Entries))
+	}
+	return []uint32{c.Program}
+}
+
+// Attached is what runs on a point.
+type Attached struct {
+	Point   Point
+	Program uint32 // its id; 0 if the interface has vanished under the link
+	Mode    string
+}

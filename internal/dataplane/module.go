@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dataplane
+
+import (
+	"github.com/cilium/ebpf"
+
+	"github.com/kerb-edge/kerb/internal/chain"
+	"github.com/kerb-edge/kerb/sdk"
+)
+
+// Module is what a generation is made from.
+type Module struct {
+	Name string // name of the module on the node
+	ID   string // identity of the generation: equal for equal code and config
+	// Spec returns a fresh copy of the object for a hook, nil if the package does not run there.
+	Spec       func(chain.Hook) (*ebpf.CollectionSpec, error)
+	ConfigMaps []string // made anew for each generation; all others are carried over
+	SharedMaps []string // shared by name with other modules
+	// Migrate has the rules (MigrateExtend and others) for carried-over maps that differ from the running generation's.
+	Migrate    map[string]string
+	Settings   sdk.Settings
+	Fill       func(sdk.Maps) error // may be nil
+	FailClosed bool
+	Frags      bool // copes with XDP packets in several buffers
+	Sockets    bool // runs on sockets, and on no packets
+}
