@@ -21,7 +21,7 @@ const (
 	changesQuick = 2
 	startLimit   = time.Minute
 	pollEvery    = time.Millisecond
-	settle       = 1500 * time.Millisecond // after a change, until what only it needed is given back (package lean)
+	settle       = 5 * time.Second // after a change, until what only it needed is given back (package lean)
 )
 
 // measure is one round of one load, with an agent of its own: its control planes start cold.
@@ -146,7 +146,7 @@ func (s *subject) memory(context.Context, *bench.Run) error {
 	if err != nil {
 		return err
 	}
-	planes, err := descendants(s.PID())
+	planes, err := Descendants(s.PID())
 	if err != nil {
 		return err
 	}

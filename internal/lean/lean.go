@@ -18,7 +18,7 @@ import (
 )
 
 const (
-	look  = 500 * time.Millisecond
+	look  = 2 * time.Second
 	quiet = 64 << 10 // bytes allocated between two looks: nothing is going on
 	worth = 2 << 20  // bytes allocated since the last time: there may be something to give back
 )

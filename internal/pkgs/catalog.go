@@ -151,5 +151,6 @@ func (c *Catalog) readBuiltin(name string, fsys fs.FS) builtin {
 		return builtin{name: name, err: err}
 	}
 	p.Source = SourceBuiltin
+	p.readAgain(fsys)
 	return builtin{name: name, pkg: p}
 }

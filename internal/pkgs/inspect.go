@@ -70,7 +70,7 @@ func (p *Package) Inspect() (*Inspection, error) {
 }
 
 func (p *Package) inspectHook(hook string, spec *ebpf.CollectionSpec) HookReport {
-	report := HookReport{Hook: hook, Object: p.Object(hook), Bytes: len(p.objects[hook]), Functions: functions(spec)}
+	report := HookReport{Hook: hook, Object: p.Object(hook), Bytes: len(p.objects[hook]()), Functions: functions(spec)}
 	for _, name := range slices.Sorted(maps.Keys(spec.Variables)) {
 		if spec.Variables[name].Constant() {
 			report.Constants = append(report.Constants, name)

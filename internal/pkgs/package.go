@@ -15,7 +15,6 @@ import (
 	"maps"
 	"os"
 	"slices"
-	"sync"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/btf"
@@ -41,9 +40,25 @@ type Package struct {
 	ControlPlane sdk.Control       // of packages in the binary that have one; set by the Catalog
 	ControlFiles map[string][]byte // what a control plane process needs, by path in the package
 
-	objects map[string][]byte // by hook
+	objects map[string]object // by hook
 	whole   map[string]string // by hook: programs that are no modules and need an adaptor; see OpenForeign
-	parse   map[string]func() (*ebpf.CollectionSpec, error)
+	parsed  map[string]*parsed
+}
+
+// object returns the bytes of a compiled data plane.
+type object func() []byte
+
+// readAgain has objects read when they are needed. It is for files that cannot change: those in the binary are in memory already.
+func (p *Package) readAgain(fsys fs.FS) {
+	for _, hook := range p.Hooks {
+		p.objects[hook] = func() []byte {
+			data, err := fs.ReadFile(fsys, p.Object(hook))
+			if err != nil { // it was read before
+				panic(err)
+			}
+			return data
+		}
+	}
 }
 
 // Open reads the package in a directory. Symbolic links that lead out of it are refused.
@@ -126,12 +141,12 @@ func readFile(fsys fs.FS, name string, limit int64) ([]byte, error) {
 }
 
 func newPackage(m *Manifest, source string, objects, files map[string][]byte) *Package {
-	p := &Package{Manifest: *m, Source: source, ControlFiles: files, objects: objects}
-	p.Digest = p.digest()
-	p.parse = map[string]func() (*ebpf.CollectionSpec, error){}
+	p := &Package{Manifest: *m, Source: source, ControlFiles: files, objects: map[string]object{}, parsed: map[string]*parsed{}}
 	for _, hook := range m.Hooks {
-		p.parse[hook] = sync.OnceValues(func() (*ebpf.CollectionSpec, error) { return p.load(hook) })
+		p.objects[hook] = func() []byte { return objects[hook] }
+		p.parsed[hook] = &parsed{load: func() (*ebpf.CollectionSpec, error) { return p.load(hook) }}
 	}
+	p.Digest = p.digest()
 	return p
 }
 
@@ -151,7 +166,7 @@ func (p *Package) digest() string {
 	}
 	add("kerb package 1", manifest)
 	for _, hook := range p.Hooks {
-		add(hook, p.objects[hook])
+		add(hook, p.objects[hook]())
 		if p.whole[hook] != "" {
 			add("whole "+adaptorVersion, []byte(p.whole[hook]))
 		}
@@ -168,15 +183,15 @@ func (p *Package) RunsOn(hook string) bool { return slices.Contains(p.Hooks, hoo
 // Spec returns the checked data plane for a hook (HookTC, HookXDP), a fresh copy each time. Faults are *ObjectError;
 // a hook that the package does not have is ErrNoHook.
 func (p *Package) Spec(hook string) (*ebpf.CollectionSpec, error) {
-	parse, ok := p.parse[hook]
+	parsed, ok := p.parsed[hook]
 	if !ok {
 		return nil, fmt.Errorf("package %s, %s: %w (it has %v)", p.Name, hook, ErrNoHook, p.Hooks)
 	}
-	spec, err := parse()
+	spec, err := parsed.get()
 	if err != nil {
 		return nil, fmt.Errorf("package %s: %w", p.Name, err)
 	}
-	return spec.Copy(), nil
+	return spec, nil
 }
 
 // Files is everything that the package consists of when it is deployed, by path: the manifest's bytes are not kept, so
@@ -187,7 +202,7 @@ func (p *Package) Files() map[string][]byte {
 		out = map[string][]byte{}
 	}
 	for hook, object := range p.objects {
-		out[p.Object(hook)] = object
+		out[p.Object(hook)] = object()
 	}
 	return out
 }
@@ -207,7 +222,7 @@ func (p *Package) Specs() (map[string]*ebpf.CollectionSpec, error) {
 
 func (p *Package) load(hook string) (*ebpf.CollectionSpec, error) {
 	file := p.Object(hook)
-	spec, err := loadObject(file, p.objects[hook])
+	spec, err := loadObject(file, p.objects[hook]())
 	if err != nil {
 		return nil, err
 	}
