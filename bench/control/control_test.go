@@ -34,7 +34,7 @@ func TestDescendants(t *testing.T) {
 	if _, err := out.Read(make([]byte, 1)); err != nil {
 		t.Fatal(err)
 	}
-	all, err := descendants(os.Getpid())
+	all, err := Descendants(os.Getpid())
 	if err != nil || !slices.Contains(all, shell.Process.Pid) || len(all) != 2 {
 		t.Errorf("%v, %v; the shell is %d", all, err, shell.Process.Pid)
 	}

@@ -28,8 +28,8 @@ func Proportional(pid int) (int64, error) {
 	return 0, fmt.Errorf("%s has no Pss", path)
 }
 
-// descendants are the processes that a process has started, and those that they have.
-func descendants(pid int) ([]int, error) {
+// Descendants are the processes that a process has started, and those that they have.
+func Descendants(pid int) ([]int, error) {
 	files, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
 	if err != nil {
 		return nil, err
@@ -48,7 +48,7 @@ func descendants(pid int) ([]int, error) {
 			if err != nil {
 				return nil, fmt.Errorf("%s: %w", file, err)
 			}
-			further, err := descendants(child)
+			further, err := Descendants(child)
 			if err != nil {
 				return nil, err
 			}

@@ -25,8 +25,8 @@ func TestKerbHasNoLaboratory(t *testing.T) {
 	}
 }
 
-// maxSize is of the binary as it is released. Later work stays inside.
-const maxSize = 28_400_000
+// maxSize is of the binary as it is released, in bytes. Later work stays inside; the goal is 20 MB.
+const maxSize = 26_600_000
 
 func TestSize(t *testing.T) {
 	if runtime.GOARCH != "amd64" {

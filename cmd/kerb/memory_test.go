@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+	"io/fs"
+	"net/http"
+	"os"
+	"strings"
+	"testing"
+
+	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/bench/control"
+	"github.com/kerb-edge/kerb/internal/lab/cgrouptest"
+	"github.com/kerb-edge/kerb/internal/lab/node"
+	"github.com/kerb-edge/kerb/internal/lab/node/nodetest"
+	"github.com/kerb-edge/kerb/modules"
+)
+
+// What an idle node may have in memory. Later work stays inside.
+const (
+	maxIdle = 25 << 20 // VmRSS of an agent without modules
+	maxAll  = 46 << 20 // PSS of an agent with all modules, and of their control planes; the goal is 40 MiB
+)
+
+// configs are those of the built-in packages that need one.
+var configs = map[string]map[string]any{
+	"tunnel": {"nodes": []any{map[string]any{"address": "192.0.2.1", "subnets": []string{"10.18.0.0/26"}},
+		map[string]any{"address": "192.0.2.2", "subnets": []string{"10.18.0.64/26"}}}},
+	"responder":  {"listeners": []any{map[string]any{"app": "echo", "port": 7}}},
+	"intercept":  {"classes": []any{map[string]any{"name": "ctrl", "match": map[string]any{"protocol": "udp", "ports": []int{8080}}}}},
+	"classifier": {"extractor": "flow"},
+}
+
+func TestMemory(t *testing.T) {
+	nodetest.Kerb = buildKerb(t, "-ldflags", "-s -w")
+	n := nodetest.New(t)
+	n.Configure("cgroup: " + cgrouptest.New(t, "", "kerb-memory") + "\n")
+	n.Start()
+	atMost(t, "VmRSS of the idle agent", maxIdle, func() (int64, error) { return resident(n.PID()) })
+
+	packages, err := fs.Glob(modules.Packages(), "*/kerb.yaml")
+	if err != nil || len(packages) != 8 {
+		t.Fatal(packages, err)
+	}
+	n.Apply(node.Service(n.Host("web")))
+	addUnderlay(t, n)
+	for _, path := range packages {
+		name := strings.TrimSuffix(path, "/kerb.yaml")
+		m := node.Module(name, name, "*", configs[name])
+		if name == "tunnel" {
+			m.Spec.Attach.Interfaces = []string{underlay}
+		}
+		n.Apply(m)
+		n.Eventually("the control plane of "+name+" runs", func() bool { return controlled(n, name) })
+	}
+	atMost(t, "PSS with all modules", maxAll, func() (int64, error) { return proportional(n.PID()) })
+}
+
+const underlay = "underlay0" // of the tunnel, which is not healthy without one
+
+func addUnderlay(t *testing.T, n *nodetest.Node) {
+	t.Helper()
+	for _, args := range []string{"link add underlay0 type veth peer name underlay1", "addr add 192.0.2.1/24 dev underlay0",
+		"link set underlay0 up", "link set underlay1 up"} {
+		if out, err := n.Lab.Node().Command(t.Context(), "ip", strings.Fields(args)...).CombinedOutput(); err != nil {
+			t.Fatalf("ip %s: %v\n%s", args, err, out)
+		}
+	}
+}
+
+// controlled reports whether a module's control plane runs.
+func controlled(n *nodetest.Node, name string) bool {
+	var m v1.Module
+	n.Must(http.MethodGet, "/v1/modules/"+name, nil, &m)
+	for _, c := range m.Status.Conditions {
+		if c.Type == "ControlPlane" && c.Status == "True" {
+			return true
+		}
+	}
+	return false
+}
+
+// atMost waits until a process at rest has given back what only changes needed.
+func atMost(t *testing.T, what string, limit int64, measure func() (int64, error)) {
+	t.Helper()
+	var got int64
+	defer func() { t.Logf("%s: %.1f MiB, at most %d", what, float64(got)/(1<<20), limit>>20) }()
+	nodetest.Eventually(t, what, func() bool {
+		var err error
+		if got, err = measure(); err != nil {
+			t.Fatal(err)
+		}
+		return got <= limit
+	})
+}
+
+func resident(pid int) (kib int64, err error) {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		return 0, err
+	}
+	_, rest, _ := strings.Cut(string(text), "VmRSS:")
+	_, err = fmt.Sscan(rest, &kib)
+	return kib << 10, err
+}
+
+// proportional is the PSS of a process and its descendants.
+func proportional(pid int) (int64, error) {
+	all, err := control.Descendants(pid)
+	if err != nil {
+		return 0, err
+	}
+	var sum int64
+	for _, pid := range append(all, pid) {
+		one, err := control.Proportional(pid)
+		if err != nil {
+			return 0, err
+		}
+		sum += one
+	}
+	return sum, nil
+}
