@@ -9,8 +9,8 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-// keepParsed is how long a parsed data plane stays after its last use. A change asks for it several times, and it takes several times
-// the memory of the object. Package lean waits longer.
+// keepParsed is how long a parsed data plane stays after its last use. A change asks for it several times, and it
+// takes several times the memory of the object. Package lean waits longer.
 const keepParsed = time.Second
 
 // parsed is a data plane that is parsed when it is needed. It is safe for concurrent use.

@@ -25,7 +25,7 @@ func readCapture(path string) ([][]byte, error) {
 	return frames, nil
 }
 
-// parseCapture reads pcap or pcapng, by the number that the file begins with, whose order of bytes is that of all others.
+// parseCapture reads pcap or pcapng. The number at the start of the file gives the format and the order of bytes.
 func parseCapture(data []byte) ([][]byte, error) {
 	if len(data) < 24 {
 		return nil, errors.New("neither pcap nor pcapng: it is too short")

@@ -73,7 +73,8 @@ func (f *Fields) network(protocol uint8, length int) []byte {
 		return slices.Concat(header, f.Src.AsSlice(), f.Dst.AsSlice())
 	}
 	length += 20
-	header := slices.Concat([]byte{0x45, f.TOS, byte(length >> 8), byte(length), 0, 0, 0, 0, ttl, protocol, 0, 0}, f.Src.AsSlice(), f.Dst.AsSlice())
+	header := []byte{0x45, f.TOS, byte(length >> 8), byte(length), 0, 0, 0, 0, ttl, protocol, 0, 0}
+	header = slices.Concat(header, f.Src.AsSlice(), f.Dst.AsSlice())
 	binary.BigEndian.PutUint16(header[10:], checksum(header))
 	return header
 }
