@@ -28,8 +28,14 @@ import (
 	"github.com/kerb-edge/kerb/internal/paths"
 )
 
-// patience is how long an agent may take to start, to end, and to answer, on a busy machine.
-const patience = time.Minute
+// patience is how long an agent may take to start, to end, and to answer, on a busy machine. Emulated ones are 10 to 20 times slower.
+var patience = time.Minute
+
+func init() {
+	if os.Getenv("KERB_MATRIX") != "" {
+		patience *= 10
+	}
+}
 
 // Node is a place for one agent, which may run.
 type Node struct {
