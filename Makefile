@@ -20,7 +20,7 @@ PLAIN := modules/classifier/inference/engine.bpf.o $(patsubst %.c,%.o,$(shell fi
 # Kernels that the kernel module is for.
 KMOD_KERNELS := 6.1,6.1-rt,6.12,6.12-rt
 
-.PHONY: help setup bpf lib packages generate build fmt lint lint-setup vet unit test test-setup test-most test-alone test-ml test-unit ml models test-kernels test-kmod test-soak demo demo-check demo-build demo-setup lint clean
+.PHONY: help setup bpf lib packages generate build fmt lint lint-setup vet unit test test-setup test-most test-alone test-ml test-unit ml models test-kernels test-kmod test-underlay test-soak demo demo-check demo-build demo-setup lint clean
 .DEFAULT_GOAL := help
 
 # A target is listed under the group that its text begins with.
@@ -135,6 +135,10 @@ test-kernels: test-setup bpf ## Test: the kernel tests on 5.10, 6.1, 6.1-rt, 6.1
 test-kmod: test-setup bpf ## Test: the kernel module and bench intercept on 6.1, 6.1-rt, 6.12 and 6.12-rt, emulated; or KERNELS=
 	KERB_BENCH_PROGRAMS=$(CURDIR)/bench/intercept/testdata go test -count=1 -run TestCompile ./bench/intercept
 	go run ./test/kernels -kernels $(or $(KERNELS),$(KMOD_KERNELS)) -kmod kmod -pkgs ./kmod,./bench/intercept
+
+test-underlay: test-setup bpf ## Test: the tunnel over WireGuard and beside IPsec policies, on 6.1, emulated; or KERNELS=
+	go run ./test/kernels -kernels $(or $(KERNELS),6.1) -pkgs ./bench/tunnel -pkg-timeout 40m -timeout 45m \
+	  -run '^(TestTunnelOverBareIP|TestTunnelObeysIPsecPolicies)$$'
 
 test-soak: test-setup bpf ## Test: one hostile service of 20, all modules, against a counter alone: half an hour; or KERB_SOAK= (one run) KERB_SOAK_PAIRS=
 	$(SUDO) env "PATH=$(PATH)" CGO_ENABLED=0 KERB_SOAK=$(or $(KERB_SOAK),3m) KERB_SOAK_PAIRS=$(or $(KERB_SOAK_PAIRS),5) go test -vet=off -count=1 -v -timeout 3h ./test/soak

@@ -10,6 +10,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"os"
 	"os/exec"
 	"testing"
 	"time"
@@ -173,7 +174,7 @@ func (c counts) lost(before counts) int64 {
 func (c counts) check(t *testing.T, g *ground) {
 	t.Helper()
 	now := read(t, g)
-	for end := time.Now().Add(30 * time.Second); now.lost(c) > int64(now.full-c.full) && time.Now().Before(end); now = read(t, g) {
+	for end := time.Now().Add(patience); now.lost(c) > int64(now.full-c.full) && time.Now().Before(end); now = read(t, g) {
 		time.Sleep(20 * time.Millisecond)
 	}
 	if now.lost(c) > int64(now.full-c.full) || now.nodes[0].Errors+now.nodes[1].Errors != c.nodes[0].Errors+c.nodes[1].Errors ||
@@ -204,6 +205,15 @@ type live struct {
 	*ground
 	to  netip.Addr
 	mtu int
+}
+
+// patience ends tests that hang, and streamed is how many bytes a stream has; emulated machines are 10 to 20 times slower.
+var patience, streamed = 30 * time.Second, 8 << 20
+
+func init() {
+	if os.Getenv("KERB_MATRIX") != "" {
+		patience, streamed = 10*patience, streamed/8
+	}
 }
 
 const (
@@ -292,7 +302,7 @@ func (l *live) echo() net.PacketConn {
 func (l *live) dial(network string) net.Conn {
 	l.Helper()
 	return within(l, l.client, func() (net.Conn, error) {
-		return (&net.Dialer{Timeout: 30 * time.Second}).DialContext(context.Background(), network, netip.AddrPortFrom(l.to, livePort).String())
+		return (&net.Dialer{Timeout: patience}).DialContext(context.Background(), network, netip.AddrPortFrom(l.to, livePort).String())
 	})
 }
 
@@ -313,7 +323,7 @@ func (l *live) learnsMTU() {
 		l.Fatal(err)
 	}
 	known := 0
-	for end := time.Now().Add(30 * time.Second); time.Now().Before(end); {
+	for end := time.Now().Add(patience); time.Now().Before(end); {
 		_, _ = client.Write(make([]byte, l.mtu+1-l.headers()))
 		time.Sleep(10 * time.Millisecond)
 		_ = raw.Control(func(fd uintptr) { known, err = unix.GetsockoptInt(int(fd), level, option) })
@@ -349,7 +359,7 @@ func (l *live) comesBack(client net.Conn, data []byte, first bool) bool {
 		}
 		_ = client.SetReadDeadline(time.Now().Add(again))
 		if first {
-			_ = client.SetReadDeadline(time.Now().Add(30 * time.Second))
+			_ = client.SetReadDeadline(time.Now().Add(patience))
 		}
 		for {
 			n, err := client.Read(got)
@@ -381,8 +391,8 @@ func (l *live) stream() {
 	}()
 	client := l.dial("tcp")
 	defer client.Close()
-	_ = client.SetDeadline(time.Now().Add(30 * time.Second))
-	data := make([]byte, 8<<20)
+	_ = client.SetDeadline(time.Now().Add(patience))
+	data := make([]byte, streamed)
 	for i := range data {
 		data[i] = byte(i * 7 >> 3)
 	}

@@ -21,7 +21,7 @@ import (
 // eventually waits for what must come true; how soon is not tested.
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	for end := time.Now().Add(time.Minute); !ok(); time.Sleep(20 * time.Millisecond) {
+	for end := time.Now().Add(2 * patience); !ok(); time.Sleep(20 * time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatalf("did not come true: %s", what)
 		}
@@ -31,6 +31,9 @@ func eventually(t *testing.T, what string, ok func() bool) {
 func (g *ground) onNode(t *testing.T, i int, args string) {
 	t.Helper()
 	words := strings.Fields(args)
+	if words[0] == "ip" {
+		words[0] = iproute2()
+	}
 	if out, err := g.labs[i].Node().Command(context.Background(), words[0], words[1:]...).CombinedOutput(); err != nil {
 		t.Fatalf("%s: %v: %s", args, err, out)
 	}
@@ -169,7 +172,7 @@ func (l *live) arrives(client net.Conn, server net.PacketConn, size int) {
 		return
 	}
 	got := make([]byte, 1<<16)
-	_ = server.SetReadDeadline(time.Now().Add(20 * time.Second))
+	_ = server.SetReadDeadline(time.Now().Add(patience))
 	n, _, err := server.ReadFrom(got)
 	if err != nil || !bytes.Equal(got[:n], data) {
 		l.Errorf("of %d bytes %d arrive, %v", size, n, err)
