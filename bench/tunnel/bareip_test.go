@@ -38,6 +38,10 @@ var bares = map[string]bare{
 		probe: "ip link add bare0 type wireguard",
 		add:   addWireGuard, carrier: carrier{unix.IPPROTO_UDP, wireGuardPort},
 	},
+	"XFRM": {
+		probe: "ip link add bare0 type xfrm dev lo if_id 1 && ip " + xfrmState("192.0.2.1", "192.0.2.2", 1),
+		add:   addXFRM, carrier: carrier{proto: unix.IPPROTO_ESP},
+	},
 }
 
 // deviceAddrs are the nodes' addresses on the device, by IP version.

@@ -8,8 +8,10 @@ import (
 	"crypto/rand"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"net"
 	"net/netip"
+	"strings"
 	"testing"
 
 	"github.com/vishvananda/netlink"
@@ -95,6 +97,31 @@ func sockaddr(a netip.AddrPort) []byte {
 	binary.BigEndian.PutUint16(out[2:], a.Port())
 	copy(out[at:], a.Addr().AsSlice())
 	return out
+}
+
+// xfrmState is a command of iproute2 that adds a security association of AES-GCM for XFRM interfaces with if_id 1.
+func xfrmState(src, dst string, spi int) string {
+	const state = "xfrm state add src %s dst %s proto esp spi %d reqid 1 mode tunnel if_id 1 "
+	const aead = `aead rfc4106\(gcm\(aes\)\) 0x%s 128`
+	return fmt.Sprintf(state+aead, src, dst, spi, strings.Repeat("5a", 20))
+}
+
+// addXFRM creates the interfaces with security associations and policies for everything that is sent over them.
+func addXFRM(t *testing.T, g *ground) (start func(), err error) {
+	all := "0.0.0.0/0"
+	if g.ip6 {
+		all = "::/0"
+	}
+	for i, lab := range g.labs {
+		g.onNode(t, i, fmt.Sprintf("ip link add %s type xfrm dev %s if_id 1", device, g.wire.Interface(lab)))
+		for from, direction := range map[int]string{i: "out", 1 - i: "in"} {
+			src, dst := g.node(from), g.node(1-from)
+			g.onNode(t, i, "ip "+strings.ReplaceAll(xfrmState(src.String(), dst.String(), 0x100+from), `\`, ""))
+			policy := "ip xfrm policy add src %s dst %s dir %s if_id 1 tmpl src %s dst %s proto esp reqid 1 mode tunnel"
+			g.onNode(t, i, fmt.Sprintf(policy, all, all, direction, src, dst))
+		}
+	}
+	return func() {}, nil
 }
 
 // carrier are the packets that an encrypted underlay sends over the wire: a protocol, and for UDP a port.
