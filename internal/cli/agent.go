@@ -71,7 +71,7 @@ The configuration file may hold:
 			slog.SetDefault(log)
 			c.Reloads = &config.Reloads{}
 			c.Reloads.On(func(next config.Config) error { level.Set(next.Log.Level); return nil })
-			a.hangup.Store(func() { f.reload(c, log) })
+			a.hangup.does(func() { f.reload(c, log) })
 			return a.build.Agent(cmd.Context(), c, log)
 		},
 	}

@@ -17,6 +17,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -55,8 +56,8 @@ type app struct {
 	json    bool
 	verbose bool
 
-	hangup      atomic.Value // func(): what SIGHUP does
-	socketGiven bool         // by flag or variable
+	hangup      hangup
+	socketGiven bool // by flag or variable
 	endpoint    *endpoint
 }
 
@@ -94,18 +95,29 @@ func (a *app) execute(root *cobra.Command) int {
 // signal.
 func (a *app) onHangup(ctx context.Context) (context.Context, func()) {
 	ctx, cancel := context.WithCancel(ctx)
-	a.hangup.Store(func() { cancel() })
-	if signal.Ignored(syscall.SIGHUP) {
-		return ctx, cancel
+	if !signal.Ignored(syscall.SIGHUP) {
+		a.hangup.does(func() { cancel() })
 	}
-	hangups := make(chan os.Signal, 1)
-	signal.Notify(hangups, syscall.SIGHUP)
-	go func() {
-		for range hangups {
-			a.hangup.Load().(func())()
-		}
-	}()
 	return ctx, cancel
+}
+
+// hangup is what SIGHUP does, from the first call of does on.
+type hangup struct {
+	action atomic.Value // func()
+	listen sync.Once
+}
+
+func (h *hangup) does(action func()) {
+	h.action.Store(action)
+	h.listen.Do(func() {
+		signals := make(chan os.Signal, 1)
+		signal.Notify(signals, syscall.SIGHUP)
+		go func() {
+			for range signals {
+				h.action.Load().(func())()
+			}
+		}()
+	})
 }
 
 // nobodyReads is for output into a pipe whose reader has seen enough.
