@@ -49,9 +49,12 @@ func newLoad(name, dir string) (load, error) {
 
 // others are the built-in modules beside counter and firewall, each with something to do.
 func others() []v1.Module {
+	tunnel := node.Module("tunnel", "tunnel", "*", map[string]any{
+		"nodes": []map[string]any{{"address": "192.0.2.2", "subnets": []string{"10.18.0.64/26"}}}})
+	tunnel.Spec.Attach.Interfaces = []string{underlay}
 	return []v1.Module{
+		tunnel,
 		node.Module("proxy", "proxy", "*", nil),
-		node.Module("tunnel", "tunnel", "*", map[string]any{"nodes": []map[string]any{{"address": "192.0.2.2", "subnets": []string{"10.18.0.64/26"}}}}),
 		node.Module("responder", "responder", "*", map[string]any{"listeners": []map[string]any{{"app": "echo", "port": 7}}}),
 		node.Module("intercept", "intercept", "*", map[string]any{"classes": []map[string]any{{"name": "ctrl", "match": map[string]any{"protocol": "udp", "ports": []int{8080}}}}}),
 		node.Module("classifier", "classifier", "*", map[string]any{"extractor": "flow"}),
