@@ -38,18 +38,22 @@ func (f *Responder) Run(ctx context.Context, live sdk.Live) {
 			}
 		}
 	}
-	f.refresh(live)
+	f.refreshOrWarn(live)
 	<-ctx.Done()
 }
 
 // InstanceChanged implements sdk.InstanceFollower.
-func (f *Responder) InstanceChanged(live sdk.Live, _ sdk.Instance, _ bool) { f.refresh(live) }
+func (f *Responder) InstanceChanged(live sdk.Live, _ sdk.Instance, _ bool) { f.refreshOrWarn(live) }
 
 // refresh tells the data plane the addresses of attach points.
-func (f *Responder) refresh(live sdk.Live) {
+func (f *Responder) refresh(live sdk.Live) error {
 	f.refreshing.Lock()
 	defer f.refreshing.Unlock()
-	if err := writeLocals(live.Maps, live.Interface()); err != nil {
+	return writeLocals(live.Maps, live.Interface())
+}
+
+func (f *Responder) refreshOrWarn(live sdk.Live) {
+	if err := f.refresh(live); err != nil {
 		slog.Warn("responder: addresses of attach points", "module", live.Module, "error", err)
 	}
 }
@@ -160,8 +164,12 @@ func adapt[K comparable](m sdk.Maps, name string, want map[K]uint32) error {
 	return nil
 }
 
-// Health implements sdk.HealthChecker: a listener without addresses needs to be told those of the attach points.
+// Health implements sdk.HealthChecker: a healthy responder has written the addresses and kinds of its attach points, without
+// which the data plane leaves requests with partial checksums to the server. A listener without addresses needs theirs.
 func (f *Responder) Health(live sdk.Live) error {
+	if err := f.refresh(live); err != nil {
+		return fmt.Errorf("addresses of attach points: %w", err)
+	}
 	for _, l := range f.listeners {
 		if len(l.addresses) > 0 {
 			continue

@@ -92,7 +92,7 @@ func TestBadDirectoriesAndConfiguration(t *testing.T) {
 	}
 	n.refused(n.second("--run", n.Run, "--bpf", n.BPF, "--config", relative), 2, "paths.state", "absolute")
 	for text, says := range map[string]string{
-		"log: {levl: debug}":  `unknown field "levl"`,
+		"log: {levl: debug}":  "log.levl: unknown field",
 		"log: [":              "yaml",
 		"paths: {state: [7]}": "state",
 		"tcp: {address: ':1', certificate: c, key: k}": "clientCA or tokenFile",

@@ -94,6 +94,7 @@ func TestResponderOnXDP(t *testing.T) {
 		"port": signPort, "addresses": []string{n.db.Addr4().String(), n.db.Addr6().String()}}}})
 	m.Spec.Attach.Interfaces = []string{n.web.Outer()}
 	n.apply(m)
+	n.Eventually("the data plane knows the interface", func() bool { return n.condition("sign").Status == "True" })
 	for _, to := range []netip.Addr{n.db.Addr4(), n.db.Addr6()} {
 		if got := n.askSign(n.web, to); got != 120 {
 			t.Errorf("%v: %d km/h", to, got)
