@@ -3,6 +3,7 @@
 package cli
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"fmt"
@@ -37,18 +38,22 @@ func TestTerminalIsNotSteered(t *testing.T) {
 // Colour goes to terminals only, and to none where NO_COLOR is set.
 func TestColour(t *testing.T) {
 	pty, terminal := openTerminal(t)
+	lines := bufio.NewReader(pty)
 	text := "fw  firewall  no: CannotRun\n-old\n+new\n"
 	read := func(w *os.File) string {
 		t.Helper()
 		if _, err := coloured(w).Write([]byte(text)); err != nil {
 			t.Fatal(err)
 		}
-		buffer := make([]byte, 4096)
-		n, err := pty.Read(buffer)
-		if err != nil {
-			t.Fatal(err)
+		var out strings.Builder
+		for range strings.Count(text, "\n") { // the terminal may hand the text over in pieces
+			line, err := lines.ReadString('\n')
+			if err != nil {
+				t.Fatal(err)
+			}
+			out.WriteString(line)
 		}
-		return strings.ReplaceAll(string(buffer[:n]), "\r", "")
+		return strings.ReplaceAll(out.String(), "\r", "")
 	}
 	t.Setenv("NO_COLOR", "")
 	t.Setenv("TERM", "xterm")
