@@ -80,7 +80,10 @@ func TestTransitionTimes(t *testing.T) {
 	n := newNode(t)
 	n.apply(t, n.both(), module("first", testPackage(t, "pass"), "app=web", nil))
 	n.applyVirtual(t, virtualService("api", []string{"10.30.0.1"}, v1.VirtualInstance{Name: "a", Service: "web"}))
-	eventually(t, "all is well", func() bool { return n.conditions(t)["module/first Ready"].Status == "True" })
+	eventually(t, "all is well", func() bool {
+		now := n.conditions(t)
+		return now["module/first Ready"].Status == "True" && now["agent/ Reconciled"].Status == "True"
+	})
 	before := n.conditions(t)
 	if len(before) < 7 {
 		t.Fatalf("conditions are missing: %v", before)
