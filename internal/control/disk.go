@@ -11,24 +11,54 @@ import (
 	"path/filepath"
 	"strings"
 	"syscall"
+
+	"golang.org/x/sys/unix"
 )
 
 // maxFiles is how many files and directories go with a quota of bytes.
 func maxFiles(disk int64) int64 { return max(256, disk>>14) }
 
-// usage counts files once, by their inodes.
+type inode struct{ device, number uint64 }
+
+// usage counts the files of one file system, each inode once.
 type usage struct {
 	device       uint64
-	seen         map[uint64]bool
+	overlay      *unix.Statfs_t // of overlayfs, nil on others
+	seen         map[inode]bool
 	bytes, files int64
 }
 
-func (u *usage) add(info fs.FileInfo) {
+// start makes the file system of a directory the one that is counted.
+func (u *usage) start(dir string, info fs.FileInfo) {
+	u.device = info.Sys().(*syscall.Stat_t).Dev
+	var st unix.Statfs_t
+	if unix.Statfs(dir, &st) == nil && st.Type == unix.OVERLAYFS_SUPER_MAGIC {
+		u.overlay = &st
+	}
+}
+
+// here reports whether a file is on the file system that is counted. Files of overlayfs have the device numbers of its layers,
+// its directories that of the overlay (Documentation/filesystems/overlayfs.rst, "Inode properties").
+func (u *usage) here(path string, st *syscall.Stat_t) bool {
+	if st.Dev == u.device || u.overlay == nil {
+		return st.Dev == u.device
+	}
+	var on unix.Statfs_t
+	return unix.Statfs(path, &on) == nil && on.Type == u.overlay.Type && on.Fsid == u.overlay.Fsid
+}
+
+func (u *usage) add(path string, info fs.FileInfo) {
 	st, ok := info.Sys().(*syscall.Stat_t)
-	if !ok || u.device != 0 && st.Dev != u.device || u.seen[st.Ino] {
+	if !ok || u.seen[inode{st.Dev, st.Ino}] {
 		return
 	}
-	u.seen[st.Ino] = true
+	if info.Mode().Type() == fs.ModeSymlink {
+		path = filepath.Dir(path) // statfs(2) follows links
+	}
+	if !u.here(path, st) {
+		return
+	}
+	u.seen[inode{st.Dev, st.Ino}] = true
 	u.bytes += st.Blocks * 512
 	u.files++
 }
@@ -36,7 +66,7 @@ func (u *usage) add(info fs.FileInfo) {
 // diskUse is what a directory takes on its disk, with the files that processes hold open or mapped after they have removed
 // them. It stops counting above the limit.
 func diskUse(dir string, pids []int, limit int64) (bytes, files int64) {
-	u := usage{seen: map[uint64]bool{}}
+	u := usage{seen: map[inode]bool{}}
 	over := func() bool { return u.bytes > limit || u.files > maxFiles(limit) }
 	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 		if err != nil {
@@ -47,9 +77,9 @@ func diskUse(dir string, pids []int, limit int64) (bytes, files int64) {
 			return ignoreGone(err)
 		}
 		if u.device == 0 {
-			u.device = info.Sys().(*syscall.Stat_t).Dev
+			u.start(path, info)
 		}
-		if u.add(info); over() {
+		if u.add(path, info); over() {
 			return fs.SkipAll
 		}
 		return nil
@@ -83,7 +113,7 @@ func (u *usage) addRemoved(pid int) {
 				continue
 			}
 			if info, err := os.Stat(path); err == nil && info.Mode().IsRegular() {
-				u.add(info)
+				u.add(path, info)
 			}
 		}
 	}
