@@ -15,7 +15,7 @@ type Module struct {
 	ID   string // identity of the generation: equal for equal code and config
 	// Spec returns a fresh copy of the object for a hook, nil if the package does not run there.
 	Spec       func(chain.Hook) (*ebpf.CollectionSpec, error)
-	ConfigMaps []string // made anew for each generation; all others are carried over
+	ConfigMaps []string // re-created for each generation; all others are carried over
 	SharedMaps []string // shared by name with other modules
 	// Migrate has the rules (MigrateExtend and others) for carried-over maps that differ from the running generation's.
 	Migrate    map[string]string
