@@ -12,7 +12,6 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"strings"
 
 	"github.com/kerb-edge/kerb/bench"
 	"github.com/kerb-edge/kerb/internal/companion"
@@ -91,23 +90,10 @@ func newGround(prefix string) (*ground, error) {
 	if g.service, err = g.lab.Host("service", netlab.HostOptions{}); err != nil {
 		return nil, errors.Join(err, g.close())
 	}
-	if err := g.addUnderlay(); err != nil {
+	if err := g.lab.AddUnderlay(); err != nil {
 		return nil, errors.Join(err, g.close())
 	}
 	return g, nil
-}
-
-const underlay = "underlay0" // of the tunnel, which is not healthy without one
-
-func (g *ground) addUnderlay() error {
-	for _, args := range []string{"link add " + underlay + " type veth peer name underlay1",
-		"addr add 192.0.2.1/24 dev " + underlay, "link set " + underlay + " up", "link set underlay1 up"} {
-		out, err := g.lab.Node().Command(context.Background(), "ip", strings.Fields(args)...).CombinedOutput()
-		if err != nil {
-			return fmt.Errorf("ip %s: %w: %s", args, err, out)
-		}
-	}
-	return nil
 }
 
 func (g *ground) close() error {

@@ -14,6 +14,7 @@ import (
 	"github.com/kerb-edge/kerb/bench"
 	"github.com/kerb-edge/kerb/bench/kerbmods"
 	"github.com/kerb-edge/kerb/examples"
+	"github.com/kerb-edge/kerb/internal/lab/netlab"
 	"github.com/kerb-edge/kerb/internal/lab/node"
 )
 
@@ -51,7 +52,7 @@ func newLoad(name, dir string) (load, error) {
 func others() []v1.Module {
 	tunnel := node.Module("tunnel", "tunnel", "*", map[string]any{
 		"nodes": []map[string]any{{"address": "192.0.2.2", "subnets": []string{"10.18.0.64/26"}}}})
-	tunnel.Spec.Attach.Interfaces = []string{underlay}
+	tunnel.Spec.Attach.Interfaces = []string{netlab.Underlay} // without one it is not healthy
 	return []v1.Module{
 		tunnel,
 		node.Module("proxy", "proxy", "*", nil),

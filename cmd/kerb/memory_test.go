@@ -13,6 +13,7 @@ import (
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/bench/control"
 	"github.com/kerb-edge/kerb/internal/lab/cgrouptest"
+	"github.com/kerb-edge/kerb/internal/lab/netlab"
 	"github.com/kerb-edge/kerb/internal/lab/node"
 	"github.com/kerb-edge/kerb/internal/lab/node/nodetest"
 	"github.com/kerb-edge/kerb/modules"
@@ -45,29 +46,19 @@ func TestMemory(t *testing.T) {
 		t.Fatal(packages, err)
 	}
 	n.Apply(node.Service(n.Host("web")))
-	addUnderlay(t, n)
+	if err := n.Lab.AddUnderlay(); err != nil {
+		t.Fatal(err)
+	}
 	for _, path := range packages {
 		name := strings.TrimSuffix(path, "/kerb.yaml")
 		m := node.Module(name, name, "*", configs[name])
 		if name == "tunnel" {
-			m.Spec.Attach.Interfaces = []string{underlay}
+			m.Spec.Attach.Interfaces = []string{netlab.Underlay} // without one it is not healthy
 		}
 		n.Apply(m)
 		n.Eventually("the control plane of "+name+" runs", func() bool { return controlled(n, name) })
 	}
 	atMost(t, "PSS with all modules", maxAll, func() (int64, error) { return proportional(n.PID()) })
-}
-
-const underlay = "underlay0" // of the tunnel, which is not healthy without one
-
-func addUnderlay(t *testing.T, n *nodetest.Node) {
-	t.Helper()
-	for _, args := range []string{"link add underlay0 type veth peer name underlay1", "addr add 192.0.2.1/24 dev underlay0",
-		"link set underlay0 up", "link set underlay1 up"} {
-		if out, err := n.Lab.Node().Command(t.Context(), "ip", strings.Fields(args)...).CombinedOutput(); err != nil {
-			t.Fatalf("ip %s: %v\n%s", args, err, out)
-		}
-	}
 }
 
 // controlled reports whether a module's control plane runs.

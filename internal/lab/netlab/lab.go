@@ -155,6 +155,27 @@ func (l *Lab) addBridge() error {
 	return l.nl.LinkSetUp(bridge)
 }
 
+// Underlay is the interface that AddUnderlay adds.
+const Underlay = "underlay0"
+
+// AddUnderlay gives the node an interface with 192.0.2.1/24, as a network between nodes has. Its other end leads nowhere.
+func (l *Lab) AddUnderlay() error {
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name = Underlay
+	underlay := &netlink.Veth{LinkAttrs: attrs, PeerName: "underlay1"}
+	if err := l.nl.LinkAdd(underlay); err != nil {
+		return fmt.Errorf("add %s: %w", Underlay, err)
+	}
+	if err := addAddresses(l.nl, underlay, netip.MustParsePrefix("192.0.2.1/24")); err != nil {
+		return err
+	}
+	peer, err := l.nl.LinkByName(underlay.PeerName)
+	if err != nil {
+		return fmt.Errorf("find %s: %w", underlay.PeerName, err)
+	}
+	return errors.Join(l.nl.LinkSetUp(underlay), l.nl.LinkSetUp(peer))
+}
+
 func (l *Lab) gateway4() netip.Prefix { return nth(l.opts.Plan4, 1) }
 func (l *Lab) gateway6() netip.Prefix { return nth(l.opts.Plan6, 1) }
 
