@@ -362,8 +362,10 @@ __noinline int kerb_trace_event(kerb_ctx *ctx, __u64 where, __u64 what, __u32 ve
 	e.verdict = verdict > 0xff ? 0xff : verdict;
 	e.reason = did.reason;
 	e.outcome = w.outcome;
-	if (bpf_ringbuf_output(&kerb_events, &e, sizeof(e), 0))
+	if (bpf_ringbuf_output(&kerb_events, &e, sizeof(e), 0)) {
 		__sync_fetch_and_add(&f->lost, 1);
+		packet->wanted = 0; /* the rest would be shown without this event */
+	}
 	return 0;
 }
 

@@ -707,6 +707,56 @@ func TestTrace(t *testing.T) {
 	}
 }
 
+// A trace that is too slow for its packets loses whole packets: none is shown without the verdict that decided.
+func TestSlowTraceShowsWholePackets(t *testing.T) {
+	n := newNode(t)
+	drop := module("drop", testPackage(t, "drop"), "*", map[string]any{"port": float64(53)})
+	n.apply(t, n.both(), module("count", testPackage(t, "pass"), "*", nil), drop)
+	stop := make(chan struct{})
+	defer close(stop)
+	go floodUDP(n.web, n.db, 53, stop)
+	shown, lost := 0, uint64(0)
+	r := v1.TraceRequest{Service: "web", Protocol: "udp", Port: 53, Count: 20000, Seconds: 60}
+	err := n.Trace(t.Context(), r, func(p v1.TracedPacket) error {
+		if len(p.Steps) != 2 || p.Steps[1].Verdict != "drop" {
+			t.Fatalf("packet %d is shown with the steps %+v", shown, p.Steps)
+		}
+		if shown++; shown%2000 == 1 { // until the ring is full, and more
+			eventually(t, "the trace loses events", func() bool { return n.lost() > lost+100 })
+			lost = n.lost()
+		}
+		return nil
+	})
+	if err != nil || shown != r.Count {
+		t.Errorf("%d packets are shown: %v", shown, err)
+	}
+}
+
+// lost is how many events the trace that runs has had no room for.
+func (n *node) lost() uint64 {
+	n.changes.Lock()
+	defer n.changes.Unlock()
+	return n.tracing.trace.Lost()
+}
+
+func floodUDP(from, to *netlab.Host, port int, stop chan struct{}) {
+	_ = from.Do(func() error {
+		c, err := net.Dial("udp4", netip.AddrPortFrom(to.Addr4(), uint16(port)).String())
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		for {
+			select {
+			case <-stop:
+				return nil
+			default:
+				_, _ = c.Write([]byte("x"))
+			}
+		}
+	})
+}
+
 // A trace that begins while the one of a client that has just been killed is ending waits for it.
 func TestTraceAfterKilledOne(t *testing.T) {
 	n := newNode(t)

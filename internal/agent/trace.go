@@ -222,57 +222,74 @@ func (a *Agent) interruptTrace() {
 	}
 }
 
-// follow puts the events of each packet together. Those of one packet follow each other on a CPU.
-func (run *traceRun) follow(ctx context.Context, count int, tell func(v1.TracedPacket) error) error {
-	const look = 100 * time.Millisecond
-	open := map[uint16]*openPacket{}
-	told := 0
-	finish := func(cpu uint16) error {
-		p := open[cpu]
-		delete(open, cpu)
-		if p == nil || count > 0 && told == count {
-			return nil
-		}
-		told++
-		return tell(p.TracedPacket)
-	}
-	for run.ctx.Err() == nil && ctx.Err() == nil && (count == 0 || told < count) {
-		e, err := run.trace.Read(time.Now().Add(look))
-		if errors.Is(err, os.ErrDeadlineExceeded) {
-			for cpu := range open { // nothing more comes for these
-				if err := finish(cpu); err != nil {
-					return err
-				}
-			}
-			continue
+// follow puts the events of each packet together, which follow each other on a CPU, and shows count packets; all for 0.
+func (run *traceRun) follow(ctx context.Context, count int, show func(v1.TracedPacket) error) error {
+	const pause = 100 * time.Millisecond
+	s := shown{show: show, count: count, open: map[uint16]*openPacket{}}
+	for run.ctx.Err() == nil && ctx.Err() == nil && !s.full() {
+		e, err := run.trace.Read(time.Now().Add(pause))
+		if errors.Is(err, os.ErrDeadlineExceeded) { // nothing more comes for the packets that are open
+			err = run.finishAll(&s)
+		} else if err == nil {
+			err = run.take(&s, e)
 		}
 		if err != nil {
 			return err
 		}
-		if e.Head() {
-			if err := finish(e.CPU); err != nil {
-				return err
-			}
-			open[e.CPU] = run.packet(e)
-			continue
-		}
-		p := open[e.CPU]
-		if p == nil || p.number != e.Packet {
-			continue // there was no room for its first event
-		}
-		if run.step(p, e) {
-			if err := finish(e.CPU); err != nil {
-				return err
-			}
-		}
 	}
-	for cpu := range open {
-		if err := finish(cpu); err != nil {
-			return err
-		}
+	if err := run.finishAll(&s); err != nil {
+		return err
 	}
 	if cause := context.Cause(run.ctx); errors.Is(cause, errChanged) {
 		return &fault.Conflict{Reason: cause.Error()}
+	}
+	return nil
+}
+
+// shown are the packets that a client gets.
+type shown struct {
+	show  func(v1.TracedPacket) error
+	count int // limit, 0 for none
+	total int
+	open  map[uint16]*openPacket // by CPU
+}
+
+func (s *shown) full() bool { return s.count > 0 && s.total == s.count }
+
+// take adds an event to its packet.
+func (run *traceRun) take(s *shown, e dataplane.TraceEvent) error {
+	if e.Head() {
+		err := run.finish(s, e.CPU)
+		s.open[e.CPU] = run.packet(e)
+		return err
+	}
+	p := s.open[e.CPU]
+	if p == nil || p.number != e.Packet {
+		return nil // its first event is missing
+	}
+	if p.decided = run.step(p, e); p.decided {
+		return run.finish(s, e.CPU)
+	}
+	return nil
+}
+
+// finish shows the packet of a CPU. One without its last verdict is left out once the trace has lost events: it would seem
+// to have ended where it did not.
+func (run *traceRun) finish(s *shown, cpu uint16) error {
+	p := s.open[cpu]
+	delete(s.open, cpu)
+	if p == nil || s.full() || !p.decided && run.trace.Lost() > 0 {
+		return nil
+	}
+	s.total++
+	return s.show(p.TracedPacket)
+}
+
+func (run *traceRun) finishAll(s *shown) error {
+	for cpu := range s.open {
+		if err := run.finish(s, cpu); err != nil {
+			return err
+		}
 	}
 	return nil
 }
@@ -284,8 +301,9 @@ func (run *traceRun) chain(e dataplane.TraceEvent) chain.Spec {
 // openPacket is a packet of which more events may come.
 type openPacket struct {
 	v1.TracedPacket
-	number uint64
-	now    packetEnds
+	number  uint64
+	now     packetEnds
+	decided bool // its last verdict is known
 }
 
 // packetEnds are what modules change of a packet.
