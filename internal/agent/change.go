@@ -14,6 +14,7 @@ import (
 	"time"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/apply"
 	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/fault"
@@ -172,7 +173,7 @@ func (a *Agent) lookUpNew(next store.Desired) (map[string]service.State, error) 
 // change takes the node from the present to the next desired state: kernel first, then the store. If either fails, both
 // are as before.
 func (a *Agent) change(next store.Desired, prepared map[string]*deployment, dryRun, keep bool) (
-	texts, warnings []string, err error,
+	steps, warnings []string, err error,
 ) {
 	defer func() {
 		if err != nil || dryRun {
@@ -187,62 +188,97 @@ func (a *Agent) change(next store.Desired, prepared map[string]*deployment, dryR
 	if err != nil {
 		return nil, nil, orderError(err)
 	}
-	if err := w.checkLinkTypes(prepared); err != nil {
-		return nil, nil, err
-	}
-	if err := a.verifyIdle(w, points); err != nil {
-		return nil, nil, a.explain(err)
-	}
-	if err := a.checkBudgets(w); err != nil {
-		return nil, nil, err
-	}
-	state, err := a.observe()
-	if err != nil {
+	if err := a.admit(w, points, prepared); err != nil {
 		return nil, nil, err
 	}
 	warnings = w.warnings(points)
-	steps := plan.Steps(w.want(points, keep), state)
-	texts = make([]string, len(steps))
-	for i, s := range steps {
-		texts[i] = s.String()
+	busy := a.busy
+	r, err := a.converge(w, points, keep, apply.Policy{
+		DryRun: dryRun,
+		Skip:   func(p chain.Point) bool { return busy[p] != nil },
+		Commit: func() error {
+			if err := a.awaitUpgrades(w); err != nil {
+				return err
+			}
+			return a.commit(next, keep)
+		},
+	})
+	for _, s := range r.Steps {
+		steps = append(steps, s.String())
 	}
-	if dryRun {
-		return texts, warnings, nil
+	if err != nil {
+		return steps, nil, a.explain(a.findRejected(w, err))
 	}
-	exec := a.execution(w, func(p chain.Point) bool { return a.busy[p] != nil })
-	begin := time.Now()
-	if err := exec.run(steps); err != nil {
-		a.metrics.failed()
-		return texts, nil, a.explain(a.blame(w, err))
+	if !dryRun {
+		a.metrics.changed(r.Took)
+		a.costs.poke()
+		a.watcher.Set(specs(next))
 	}
-	if err := a.awaitUpgrades(w); err != nil {
-		a.metrics.failed()
-		return texts, nil, errors.Join(err, exec.rollback())
-	}
-	a.log.Debug("step", "step", "store what is desired")
-	if err := a.commit(next, keep); err != nil {
-		return texts, nil, errors.Join(err, exec.rollback())
-	}
-	a.finish(exec)
-	a.metrics.changed(time.Since(begin))
-	if len(steps) > 0 {
-		a.interruptTrace()
-	}
-	a.adopt(w, exec.without(points))
-	a.costs.poke()
-	a.watcher.Set(specs(next))
-	return texts, warnings, nil
+	return steps, warnings, nil
 }
 
-// drainPeriod is how soon connections are looked at again that keep a module from leaving.
+// admit refuses what can be refused before the kernel is changed.
+func (a *Agent) admit(w world, points map[chain.Point]placement, prepared map[string]*deployment) error {
+	if err := w.checkLinkTypes(prepared); err != nil {
+		return err
+	}
+	if err := a.verifyIdle(w, points); err != nil {
+		return a.explain(err)
+	}
+	return a.checkBudgets(w)
+}
+
+// drainPeriod is how soon removals are tried again that wait for connections.
 const drainPeriod = 200 * time.Millisecond
 
-// finish returns how many removals have to wait.
-func (a *Agent) finish(exec *execution) (waits int) {
-	if waits = exec.finish(); waits > 0 {
+// converge is the way of every change and of every reconciliation: it makes the kernel run what w describes, then makes w
+// the agent's present state. After an error both are as before.
+func (a *Agent) converge(w world, points map[chain.Point]placement, keep bool, p apply.Policy) (apply.Result, error) {
+	r, err := apply.Converge(a.kernelOf(w), w.want(points, keep), p, a.log)
+	if err != nil {
+		if len(r.Steps) > 0 {
+			a.metrics.failed()
+		}
+		return r, err
+	}
+	if p.DryRun {
+		return r, nil
+	}
+	if r.Draining > 0 {
 		time.AfterFunc(drainPeriod, a.poke)
 	}
-	return waits
+	if len(r.Steps) > r.Draining {
+		a.interruptTrace()
+	}
+	a.mu.Lock()
+	a.busy = r.Busy
+	a.mu.Unlock()
+	a.adopt(w, without(points, r.Busy))
+	return r, nil
+}
+
+// without deletes the points that another program keeps from their chain.
+func without(points map[chain.Point]placement, busy map[chain.Point]error) map[chain.Point]placement {
+	maps.DeleteFunc(points, func(p chain.Point, _ placement) bool { return busy[p] != nil })
+	return points
+}
+
+// kernel is the data plane with the modules of one change. Traced chains count as the plain ones that they stand for.
+type kernel struct {
+	dataplane.Bound
+	observe func() (chain.State, error)
+}
+
+var _ apply.Kernel = kernel{}
+
+func (k kernel) Observe() (chain.State, error) { return k.observe() }
+
+func (a *Agent) kernelOf(w world) kernel {
+	b := dataplane.Bound{Dataplane: a.dp, Modules: map[string]dataplane.Module{}}
+	for name, d := range w.modules {
+		b.Modules[name] = d.module
+	}
+	return kernel{b, a.observe}
 }
 
 func (a *Agent) commit(next store.Desired, keep bool) error {
@@ -383,26 +419,18 @@ func (d *deployment) verify() error {
 	return nil
 }
 
-func (a *Agent) execution(w world, spare func(chain.Point) bool) *execution {
-	e := &execution{dp: a.dp, log: a.log, modules: map[string]dataplane.Module{}, spare: spare, busy: map[chain.Point]error{}}
-	for name, d := range w.modules {
-		e.modules[name] = d.module
-	}
-	return e
-}
-
 // reconcile makes the node what it should be, after services have changed or the agent has started. A module that the
-// kernel refuses now is taken out by its failure policy, and a point that others hold is left to them, instead of keeping
-// all others from running.
+// kernel rejects now is disabled by its failure policy, and a point that another program holds is skipped, instead of
+// keeping all others from running.
 func (a *Agent) reconcile() error {
 	w := newWorld(a.desired, a.modules)
 	err := a.lookAround(&w)
 	if err == nil {
-		err = a.converge(w)
+		err = a.reconcileTo(w)
 	}
 	var rejected *dataplane.RejectedError
-	if errors.As(err, &rejected) && a.takeOut(w, rejected.Modules) {
-		err = a.converge(w)
+	if errors.As(err, &rejected) && a.disable(w, rejected.Modules) {
+		err = a.reconcileTo(w)
 	}
 	a.mu.Lock()
 	a.problem = err
@@ -411,39 +439,36 @@ func (a *Agent) reconcile() error {
 	return err
 }
 
-func (a *Agent) converge(w world) error {
+func (a *Agent) reconcileTo(w world) error {
 	points, err := w.place()
 	if err != nil {
 		return err
 	}
-	state, err := a.observe()
+	r, err := a.converge(w, points, a.store.Recovered(), apply.Policy{
+		Skip:   func(chain.Point) bool { return true },
+		Commit: func() error { a.forgetTraces(); return nil },
+	})
 	if err != nil {
 		return err
 	}
-	exec := a.execution(w, func(chain.Point) bool { return true })
-	steps := plan.Steps(w.want(points, a.store.Recovered()), state)
-	if err := exec.run(steps); err != nil {
-		a.metrics.failed()
-		return err
+	if len(r.Steps) > r.Draining {
+		a.log.Info("reconciled", "steps", len(r.Steps), "attachPoints", len(points))
 	}
-	if a.tracing == nil {
-		if err := a.dp.ForgetTraces(); err != nil {
-			a.log.Warn("cannot remove what a trace has left", "error", err)
-		}
-	}
-	if waits := a.finish(exec); len(steps) > waits {
-		a.interruptTrace()
-		a.log.Info("reconciled", "steps", len(steps), "attachPoints", len(points))
-	}
-	a.mu.Lock()
-	a.busy = exec.busy
-	a.mu.Unlock()
-	a.adopt(w, exec.without(points))
-	return errors.Join(slices.Collect(maps.Values(exec.busy))...)
+	return errors.Join(slices.Collect(maps.Values(r.Busy))...)
 }
 
-// takeOut finds the modules that the kernel refuses by themselves.
-func (a *Agent) takeOut(w world, names []string) bool {
+// forgetTraces removes what a trace of a killed agent has left.
+func (a *Agent) forgetTraces() {
+	if a.tracing != nil {
+		return
+	}
+	if err := a.dp.ForgetTraces(); err != nil {
+		a.log.Warn("cannot remove what a trace has left", "error", err)
+	}
+}
+
+// disable disables those of the modules that the kernel rejects by themselves, and reports whether there are any.
+func (a *Agent) disable(w world, names []string) bool {
 	found := false
 	for _, name := range names {
 		d := w.modules[name]
@@ -465,9 +490,9 @@ func (a *Agent) takeOut(w world, names []string) bool {
 	return found
 }
 
-// blame finds the module for which the kernel refuses a chain: of those that are new, the one that it refuses alone. If
-// it takes each of them alone, the error stays that of the chain.
-func (a *Agent) blame(w world, err error) error {
+// findRejected finds the module for which the kernel rejects a chain: of those that are new, the one that it rejects alone.
+// If it accepts each of them alone, the error stays that of the chain.
+func (a *Agent) findRejected(w world, err error) error {
 	var rejected *dataplane.RejectedError
 	if !errors.As(err, &rejected) || len(rejected.Modules) < 2 {
 		return err
@@ -490,7 +515,7 @@ func (a *Agent) explain(err error) error {
 	if errors.As(err, &rejected) {
 		return &fault.Rejected{Plain: rejected.Error(), Log: rejected.Log}
 	}
-	if errors.Is(err, dataplane.ErrBusy) {
+	if errors.Is(err, chain.ErrBusy) {
 		return &fault.Conflict{Reason: err.Error()}
 	}
 	var migration *dataplane.MigrationError

@@ -4,7 +4,6 @@ package agent
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -319,11 +318,4 @@ func (a *Agent) failsClosed(m v1.Module) bool {
 		}
 	}
 	return true
-}
-
-// isDraining tells of a module that waits for its connections.
-func isDraining(err error) (*dataplane.DrainingError, bool) {
-	var draining *dataplane.DrainingError
-	ok := errors.As(err, &draining)
-	return draining, ok
 }

@@ -25,13 +25,6 @@ const (
 	ModeCgroup     = "cgroup"
 )
 
-// Attached is what runs on a point.
-type Attached struct {
-	Point   chain.Point
-	Program ebpf.ProgramID
-	Mode    string
-}
-
 // attach puts a program on a free point or in place of the one that Kerb has there, in one step: every packet meets
 // either the old or the new program.
 func (d *Dataplane) attach(p chain.Point, prog *ebpf.Program) error {
@@ -92,9 +85,9 @@ func attachError(p chain.Point, err error) error {
 	case p.Side == chain.OnSockets:
 		return err
 	case errors.Is(err, unix.ENODEV):
-		return fmt.Errorf("interface %d: %w", p.Ifindex, ErrGone)
+		return fmt.Errorf("interface %d: %w", p.Ifindex, chain.ErrGone)
 	case errors.Is(err, unix.EBUSY), errors.Is(err, unix.EEXIST):
-		return fmt.Errorf("%s of %s: %w (%w); see its owner with: bpftool net show", p.Side, interfaceName(p.Ifindex), ErrBusy, err)
+		return fmt.Errorf("%s of %s: %w (%w); see its owner with: bpftool net show", p.Side, interfaceName(p.Ifindex), chain.ErrBusy, err)
 	}
 	return fmt.Errorf("%s of %s: %w", p.Side, interfaceName(p.Ifindex), err)
 }

@@ -261,8 +261,8 @@ func TestVanishedInterface(t *testing.T) {
 		}
 	}
 	spec := chain.Spec{Side: chain.OnTCIngress, Direction: chain.Egress, Members: []chain.Member{{Name: "count", ID: testModule(t, "pass", "count", nil).ID}}}
-	if err := w.Attach(chain.Point{Ifindex: w.a.OuterIndex(), Side: chain.OnTCIngress}, spec); !errors.Is(err, ErrGone) {
-		t.Errorf("attach to a vanished interface: %v, want ErrGone", err)
+	if err := w.Attach(chain.Point{Ifindex: w.a.OuterIndex(), Side: chain.OnTCIngress}, spec); !errors.Is(err, chain.ErrGone) {
+		t.Errorf("attach to a vanished interface: %v, want chain.ErrGone", err)
 	}
 }
 
@@ -282,8 +282,8 @@ func TestForeignXDPIsLeftAlone(t *testing.T) {
 	if err := w.CreateChain(spec, map[string]Module{m.Name: m}); err != nil {
 		t.Fatal(err)
 	}
-	if err := w.Attach(chain.Point{Ifindex: w.a.OuterIndex(), Side: chain.OnXDP}, spec); !errors.Is(err, ErrBusy) {
-		t.Errorf("attach where a foreign program is: %v, want ErrBusy", err)
+	if err := w.Attach(chain.Point{Ifindex: w.a.OuterIndex(), Side: chain.OnXDP}, spec); !errors.Is(err, chain.ErrBusy) {
+		t.Errorf("attach where a foreign program is: %v, want chain.ErrBusy", err)
 	}
 }
 

@@ -91,13 +91,6 @@ func checkBPFFS(root string) error {
 	}
 }
 
-// State is what runs in the kernel, as its pins tell.
-type State struct {
-	Generations map[string][]string // identities by module
-	Chains      []chain.Pinned
-	Points      []chain.Attached
-}
-
 // Observe reads the state.
 func (d *Dataplane) Observe() (chain.State, error) {
 	s := chain.State{Generations: map[string][]string{}}
@@ -203,7 +196,7 @@ func closeMembers(members []*generation) {
 }
 
 // RemoveChain drops a chain that runs nowhere any more. Programs on sockets first let go of their sockets; while some hold bytes
-// the error is a *DrainingError, and RemoveChain is to be called again a moment later.
+// the error is a *chain.DrainingError, and RemoveChain is to be called again a moment later.
 func (d *Dataplane) RemoveChain(c chain.Pinned) error {
 	if c.Spec.Side == chain.OnSockets {
 		if err := d.drainPinned(c); err != nil {

@@ -90,17 +90,7 @@ func (s *sockets) letGo() (gone int, err error) {
 // parts of the module, plain TCP otherwise, until they are closed. Tests have it shorter.
 var leaveTime = 10 * time.Second
 
-// DrainingError tells that sockets hold redirected bytes that nobody has read.
-type DrainingError struct {
-	Modules []chain.Member
-	Left    int
-}
-
-func (e *DrainingError) Error() string {
-	return fmt.Sprintf("%d connections have to read what was redirected before the module can leave", e.Left)
-}
-
-// drainPinned lets go of a chain's sockets, unless another chain has the same. It fails with a *DrainingError for leaveTime.
+// drainPinned lets go of a chain's sockets, unless another chain has the same. It fails with a *chain.DrainingError for leaveTime.
 func (d *Dataplane) drainPinned(c chain.Pinned) error {
 	dir := d.layout.pinned(c)
 	s, err := openSockets(dir)
@@ -122,7 +112,7 @@ func (d *Dataplane) drainPinned(c chain.Pinned) error {
 		d.leaves[dir] = since
 	}
 	if left > 0 && s.progs[drainPin] != nil && time.Since(since) < leaveTime {
-		return &DrainingError{Modules: c.Spec.Members, Left: left}
+		return &chain.DrainingError{Modules: c.Spec.Members, Left: left}
 	}
 	delete(d.leaves, dir)
 	return nil
@@ -162,7 +152,7 @@ func (d *Dataplane) drainAll() error {
 		if c.Spec.Side != chain.OnSockets {
 			continue
 		}
-		var draining *DrainingError
+		var draining *chain.DrainingError
 		err := d.RemoveChain(c)
 		for errors.As(err, &draining) {
 			time.Sleep(settleTime)

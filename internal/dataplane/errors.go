@@ -17,8 +17,6 @@ var (
 	ErrNoEntry    = errors.New("the object has neither kerb_egress nor kerb_ingress")
 	ErrNoProgram  = errors.New("the data plane has no such program")
 	ErrNoConstant = errors.New("the data plane has no such constant")
-	ErrGone       = errors.New("the attach point is gone")
-	ErrBusy       = errors.New("another program holds the hook exclusively")
 	ErrNotMounted = errors.New("no BPF file system")
 	ErrLicense    = errors.New("licences cannot be mixed in one program")
 	errTooComplex = errors.New("more than the verifier can follow")

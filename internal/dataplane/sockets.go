@@ -137,7 +137,7 @@ func attachCgroup(p chain.Point, prog *ebpf.Program) (link.Link, error) {
 func dirOf(p chain.Point) (string, error) {
 	dir, err := cgroup.Dir(p.Cgroup)
 	if errors.Is(err, cgroup.ErrGone) {
-		return "", fmt.Errorf("cgroup %d: %w", p.Cgroup, ErrGone)
+		return "", fmt.Errorf("cgroup %d: %w", p.Cgroup, chain.ErrGone)
 	}
 	return dir, err
 }
@@ -147,11 +147,11 @@ func cgroupError(dir string, err error) error {
 	case err == nil:
 		return nil
 	case errors.Is(err, os.ErrNotExist), errors.Is(err, unix.ENODEV):
-		return fmt.Errorf("cgroup %s: %w", dir, ErrGone)
+		return fmt.Errorf("cgroup %s: %w", dir, chain.ErrGone)
 	case errors.Is(err, unix.EPERM):
-		return fmt.Errorf("cgroup %s: %w: a program there or above allows no others (%w): bpftool cgroup tree", dir, ErrBusy, err)
+		return fmt.Errorf("cgroup %s: %w: a program there or above allows no others (%w): bpftool cgroup tree", dir, chain.ErrBusy, err)
 	case errors.Is(err, unix.E2BIG):
-		return fmt.Errorf("cgroup %s: %w: 64 programs are there already, which is all that the kernel runs (%w)", dir, ErrBusy, err)
+		return fmt.Errorf("cgroup %s: %w: 64 programs are there already, which is all that the kernel runs (%w)", dir, chain.ErrBusy, err)
 	}
 	return fmt.Errorf("cgroup %s: %w", dir, err)
 }

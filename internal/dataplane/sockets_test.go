@@ -228,9 +228,9 @@ func TestSocketsAreDrained(t *testing.T) {
 	if err := w.Detach(w.point); err != nil {
 		t.Fatal(err)
 	}
-	chain := w.observe(t).Chains[0]
-	var draining *DrainingError
-	if err := w.RemoveChain(chain); !errors.As(err, &draining) || draining.Left != 1 {
+	pinned := w.observe(t).Chains[0]
+	var draining *chain.DrainingError
+	if err := w.RemoveChain(pinned); !errors.As(err, &draining) || draining.Left != 1 {
 		t.Fatalf("remove with one socket that holds bytes: %v", err)
 	}
 	busy.send(t, "after")
@@ -240,11 +240,11 @@ func TestSocketsAreDrained(t *testing.T) {
 		t.Errorf("%d messages were redirected, one of them after the module was told to leave", n)
 	}
 	w.reopen(t) // the agent was killed meanwhile
-	if err := w.RemoveChain(chain); !errors.As(err, &draining) {
+	if err := w.RemoveChain(pinned); !errors.As(err, &draining) {
 		t.Fatalf("remove after a restart: %v", err)
 	}
 	busy.expect(t, "beforeafter")
-	if err := w.RemoveChain(chain); err != nil {
+	if err := w.RemoveChain(pinned); err != nil {
 		t.Fatal(err)
 	}
 	if n := count(maps["peers"]); n != 0 {
@@ -289,7 +289,7 @@ func TestSocketsComeBack(t *testing.T) {
 	if err := w.Detach(w.point); err != nil {
 		t.Fatal(err)
 	}
-	var draining *DrainingError
+	var draining *chain.DrainingError
 	if err := w.RemoveChain(w.observe(t).Chains[0]); !errors.As(err, &draining) {
 		t.Fatal(err)
 	}
@@ -375,7 +375,7 @@ func TestSocketsOfVanishedCgroup(t *testing.T) {
 			t.Fatal("a point whose cgroup has gone still has a program")
 		}
 	}
-	if err := w.Attach(w.point, spec); !errors.Is(err, ErrGone) {
+	if err := w.Attach(w.point, spec); !errors.Is(err, chain.ErrGone) {
 		t.Errorf("attach to a cgroup that has gone: %v", err)
 	}
 	if err := w.Detach(w.point); err != nil {

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package apply
+
+import (
+	"errors"
+	"log/slog"
+	"time"
+
+	"github.com/kerb-edge/kerb/internal/chain"
+	"github.com/kerb-edge/kerb/internal/plan"
+)
+
+// Policy is what differs between a requested change and a reconciliation.
+type Policy struct {
+	// Skip reports whether to go on without a point when another program holds its hook. On all other points that is an error.
+	Skip func(chain.Point) bool
+	// DryRun ends after the plan.
+	DryRun bool
+	// Commit is called when all points run what is desired, before anything is removed. After its error the change is undone.
+	Commit func() error
+}
+
+// Result is what Converge did, or what it would do.
+type Result struct {
+	Steps    []plan.Step
+	Busy     map[chain.Point]error // points that were skipped, and why
+	Draining int                   // removals that wait for connections: the caller converges again soon
+	Took     time.Duration         // all steps
+}
+
+// Converge makes the kernel run what is desired. It builds everything new, switches the attach points, commits, and removes
+// what was replaced. After an error the kernel is as it was before.
+func Converge(k Kernel, want plan.Desired, p Policy, log *slog.Logger) (r Result, err error) {
+	have, err := k.Observe()
+	if err != nil {
+		return r, err
+	}
+	r.Steps = plan.Steps(want, have)
+	if p.DryRun {
+		return r, nil
+	}
+	begin := time.Now()
+	e := &execution{kernel: k, log: log, skip: p.Skip, busy: map[chain.Point]error{}}
+	if err := e.run(r.Steps); err != nil {
+		return r, err
+	}
+	if err := p.Commit(); err != nil {
+		return r, errors.Join(err, e.rollback())
+	}
+	r.Busy, r.Draining = e.busy, e.finish()
+	r.Took = time.Since(begin)
+	return r, nil
+}

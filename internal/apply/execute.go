@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package apply
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"runtime"
+	"slices"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/kerb-edge/kerb/internal/chain"
+	"github.com/kerb-edge/kerb/internal/plan"
+)
+
+// execution executes steps and records how to undo them. Removals come last and only after the change is committed: they
+// cannot be undone, and nothing depends on them.
+type execution struct {
+	kernel  Kernel
+	log     *slog.Logger
+	skip    func(chain.Point) bool // see Policy
+	busy    map[chain.Point]error  // the points that were skipped
+	undo    []func() error
+	cleanup []plan.Step
+}
+
+// run executes the steps up to the removals. After an error the kernel is as it was before.
+func (e *execution) run(steps []plan.Step) error {
+	for len(steps) > 0 {
+		s, batch := steps[0], sameAction(steps)
+		steps = steps[len(batch):]
+		if s.Action == plan.RemoveChain || s.Action == plan.RemoveGeneration {
+			e.cleanup = append(e.cleanup, batch...)
+			continue
+		}
+		var err error
+		if s.Action == plan.CreateChain {
+			err = e.createChains(batch)
+		} else {
+			err = e.executeAll(batch)
+		}
+		if err != nil {
+			return errors.Join(fmt.Errorf("%s: %w", s.Action, err), e.rollback())
+		}
+	}
+	return nil
+}
+
+// sameAction returns the steps at the front that have one action.
+func sameAction(steps []plan.Step) []plan.Step {
+	n := slices.IndexFunc(steps, func(s plan.Step) bool { return s.Action != steps[0].Action })
+	if n < 0 {
+		return steps
+	}
+	return steps[:n]
+}
+
+// createChains uses all CPUs: verifying a chain is the longest part of a change, and chains do not depend on each other.
+func (e *execution) createChains(steps []plan.Step) error {
+	var work errgroup.Group
+	work.SetLimit(runtime.NumCPU())
+	for _, s := range steps {
+		e.log.Debug("step", "step", s.String())
+		e.undo = append(e.undo, func() error { return e.kernel.RemoveChainSpec(s.Chain) })
+		work.Go(func() error { return e.kernel.CreateChain(s.Chain) })
+	}
+	return work.Wait()
+}
+
+func (e *execution) executeAll(steps []plan.Step) (err error) {
+	if a := steps[0].Action; a == plan.Attach || a == plan.Detach {
+		restore := e.kernel.Expedite(len(steps))
+		defer func() { err = errors.Join(err, restore()) }()
+	}
+	for _, s := range steps {
+		e.log.Debug("step", "step", s.String())
+		err := e.execute(s)
+		if errors.Is(err, chain.ErrGone) {
+			e.log.Info("attach point vanished while it was being changed", "step", s.String())
+			continue
+		}
+		if errors.Is(err, chain.ErrBusy) && e.skip(s.Point) {
+			e.busy[s.Point] = err
+			continue
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (e *execution) execute(s plan.Step) error {
+	switch s.Action {
+	case plan.CreateGeneration:
+		e.undo = append(e.undo, func() error { return e.kernel.RemoveGeneration(s.Module, s.Generation) })
+		return e.kernel.CreateGeneration(s.Module, s.Generation, s.From)
+	case plan.Attach:
+		if err := e.kernel.Attach(s.Point, s.Chain); err != nil {
+			return err
+		}
+		e.undo = append(e.undo, func() error { return e.kernel.Detach(s.Point) })
+	case plan.Replace:
+		if err := e.kernel.Attach(s.Point, s.Chain); err != nil {
+			return err
+		}
+		e.restoreOld(s)
+	case plan.Detach:
+		if err := e.kernel.Detach(s.Point); err != nil {
+			return err
+		}
+		e.restoreOld(s)
+	}
+	return nil
+}
+
+// restoreOld restores the chain that ran before a step, unless its pins are gone: then there is nothing to restore.
+func (e *execution) restoreOld(s plan.Step) {
+	if s.Old.ID != "" {
+		e.undo = append(e.undo, func() error { return e.kernel.AttachPinned(s.Point, s.Old) })
+	}
+}
+
+// rollback undoes all steps, the last one first.
+func (e *execution) rollback() error {
+	var errs []error
+	for _, undo := range slices.Backward(e.undo) {
+		if err := undo(); err != nil && !errors.Is(err, chain.ErrGone) {
+			errs = append(errs, fmt.Errorf("undo: %w", err))
+		}
+	}
+	e.undo = nil
+	return errors.Join(errs...)
+}
+
+// finish removes what is no longer used. It returns how many removals have to wait for connections; the next plan contains
+// them again, as it does those that failed.
+func (e *execution) finish() (draining int) {
+	kept := map[chain.Member]bool{}
+	for _, s := range e.cleanup {
+		e.log.Debug("step", "step", s.String())
+		if kept[chain.Member{Name: s.Module, ID: s.Generation}] {
+			draining++
+			continue
+		}
+		err := e.remove(s)
+		var wait *chain.DrainingError
+		if errors.As(err, &wait) {
+			e.log.Debug("step waits", "step", s.String(), "reason", err)
+			draining++
+			for _, m := range wait.Modules {
+				kept[chain.Member{Name: m.Name, ID: m.ID}] = true
+			}
+		} else if err != nil {
+			e.log.Warn("could not remove", "step", s.String(), "error", err)
+		}
+	}
+	return draining
+}
+
+func (e *execution) remove(s plan.Step) error {
+	if s.Action == plan.RemoveChain {
+		return e.kernel.RemoveChain(s.Old)
+	}
+	return e.kernel.RemoveGeneration(s.Module, s.Generation)
+}
