@@ -43,7 +43,7 @@ func configError(err error) error {
 		return ConfigErrorf(wrong.Field, "want %s, not %s", jsonType(wrong.Type.Kind()), wrong.Value)
 	}
 	if name, ok := strings.CutPrefix(err.Error(), "json: unknown field "); ok {
-		return ConfigErrorf(strings.Trim(name, `"`), "there is no such property")
+		return ConfigErrorf(strings.Trim(name, `"`), "unknown property")
 	}
 	return ConfigErrorf("config", "%v", err)
 }

@@ -45,7 +45,7 @@ func TestDecodeConfig(t *testing.T) {
 		return nil
 	}
 	for raw, want := range map[string]sdk.ConfigError{
-		`{"nam": "y"}`:           {Field: "nam", Reason: "there is no such property"},
+		`{"nam": "y"}`:           {Field: "nam", Reason: "unknown property"},
 		`{"name": 7}`:            {Field: "name", Reason: "want string, not number"},
 		`{"ports": "1"}`:         {Field: "ports", Reason: "want array, not string"},
 		`{"sub": {"level": ""}}`: {Field: "sub.level", Reason: "want number, not string"},

@@ -219,7 +219,7 @@ func (p *plane) serveStart(r *http.Request) (any, error) {
 	p.starting.Lock()
 	defer p.starting.Unlock()
 	if p.ended {
-		return nil, errors.New("the control plane ends")
+		return nil, errors.New("the control plane is shutting down")
 	}
 	before := p.running() // nobody else starts or stops it meanwhile
 	if before != nil && before.generation == req.Generation {
@@ -436,7 +436,7 @@ func (p *plane) serveMetrics(*http.Request) (any, error) {
 func (p *plane) serveModule(w http.ResponseWriter, r *http.Request) {
 	now := p.use()
 	if now == nil {
-		reply(w)(nil, &unhealthyError{errors.New("the module does not run yet")})
+		reply(w)(nil, &unhealthyError{errors.New("the module is not running yet")})
 		return
 	}
 	defer now.users.Done()

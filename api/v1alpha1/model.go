@@ -33,18 +33,18 @@ type ModelSpec struct {
 // ModelStatus is what has become of a model.
 type ModelStatus struct {
 	Conditions []Condition    `json:"conditions,omitempty"`
-	Summary    ModelSummary   `json:"summary" doc:"What the document holds"`
-	Modules    []string       `json:"modules,omitempty" doc:"Modules that have taken over its present state and use it"`
-	Versions   []ModelVersion `json:"versions,omitempty" doc:"Earlier ones that are kept for a roll back, newest first; absent in lists"`
+	Summary    ModelSummary   `json:"summary" doc:"Contents of the document"`
+	Modules    []string       `json:"modules,omitempty" doc:"Modules that use its current version"`
+	Versions   []ModelVersion `json:"versions,omitempty" doc:"Previous versions kept for a rollback, newest first; absent in lists"`
 }
 
 // ModelSummary is what a document holds, without its numbers.
 type ModelSummary struct {
 	Name      string   `json:"name" doc:"As the document says"`
-	Version   uint32   `json:"version" doc:"As the document says; part of every verdict"`
+	Version   uint32   `json:"version" doc:"Version from the document; part of every verdict"`
 	Model     string   `json:"model" doc:"Kind of model, for example mlp or forest"`
 	Shape     string   `json:"shape" doc:"For example 4-3-2-1 for a perceptron"`
-	Extractor string   `json:"extractor" doc:"What computes its features"`
+	Extractor string   `json:"extractor" doc:"Extractor that computes its features"`
 	Features  []string `json:"features"`
 	Classes   []string `json:"classes,omitempty"`
 	Digest    string   `json:"digest" doc:"SHA-256 of the document"`
@@ -53,10 +53,10 @@ type ModelSummary struct {
 
 // ModelVersion is an earlier state of a model.
 type ModelVersion struct {
-	Generation int64     `json:"generation" doc:"metadata.generation that it had"`
+	Generation int64     `json:"generation" doc:"metadata.generation of the version"`
 	Version    uint32    `json:"version" doc:"As its document says"`
 	Digest     string    `json:"digest" doc:"SHA-256 of its document"`
-	Replaced   time.Time `json:"replaced" doc:"When another took its place"`
+	Replaced   time.Time `json:"replaced" doc:"When it was replaced"`
 }
 
 // Digest is the SHA-256 of the document.

@@ -28,7 +28,7 @@ type TypeMeta struct {
 type ObjectMeta struct {
 	Name       string            `json:"name" minLength:"1" maxLength:"63" pattern:"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$" patternDescription:"of lower-case letters, digits and dashes, with no dash at either end" doc:"Unique per kind on the node"`
 	Labels     map[string]string `json:"labels,omitempty" doc:"Labels that selectors match"`
-	Generation int64             `json:"generation,omitempty" readOnly:"true" doc:"Counts changes of the spec, starting at 1"`
+	Generation int64             `json:"generation,omitempty" readOnly:"true" doc:"Incremented with every change of the spec, starting at 1"`
 
 	ResourceVersion string `json:"resourceVersion,omitempty" readOnly:"true" doc:"Changes with every change of the resource; the entity tag of the resource, and what apply compares with ifUnchanged"`
 }
@@ -45,11 +45,11 @@ type Module struct {
 type ModuleSpec struct {
 	Package       string         `json:"package" minLength:"1" doc:"Name of a built-in package, the absolute path of a package directory, or the reference of a pulled package"`
 	Config        map[string]any `json:"config,omitempty" doc:"Configuration, checked against the schema in the package's manifest"`
-	Attach        Attach         `json:"attach" doc:"Where instances of the module go"`
-	Hook          Hook           `json:"hook,omitempty" enum:"auto,xdp,tc" default:"auto" doc:"Kernel hook; auto takes TC for services, and for interfaces the one that the package names first"`
+	Attach        Attach         `json:"attach" doc:"Where the module is attached"`
+	Hook          Hook           `json:"hook,omitempty" enum:"auto,xdp,tc" default:"auto" doc:"Kernel hook; auto selects TC for services, and for interfaces the first hook of the package"`
 	Order         Order          `json:"order,omitempty" doc:"Place in the chain"`
-	FailurePolicy FailurePolicy  `json:"failurePolicy,omitempty" enum:"open,closed" doc:"What happens to packets when the module cannot decide; default is the package's"`
-	Budget        Budget         `json:"budget,omitempty" doc:"Limits that the module must keep; default is the package's"`
+	FailurePolicy FailurePolicy  `json:"failurePolicy,omitempty" enum:"open,closed" doc:"What happens to packets while the module cannot run or returns no valid verdict; default is the package's"`
+	Budget        Budget         `json:"budget,omitempty" doc:"Limits for the module; default is the package's"`
 }
 
 // Hook is where in the kernel a module runs.
@@ -75,7 +75,7 @@ const (
 type Attach struct {
 	Services   string   `json:"services,omitempty" doc:"Label selector, for example app=web,tier in (edge,core); * selects every service"`
 	Interfaces []string `json:"interfaces,omitempty" doc:"Interfaces of the node, by name"`
-	Cgroups    []string `json:"cgroups,omitempty" doc:"Cgroups of version 2, by path, for packages on sockets: all sockets made in them from then on"`
+	Cgroups    []string `json:"cgroups,omitempty" doc:"Paths of cgroups (v2), for packages on sockets: applies to all sockets created in them from then on"`
 }
 
 // DefaultPriority is the priority of a module whose resource states none.
@@ -84,8 +84,8 @@ const DefaultPriority = 100
 // Order is the place of a module among the others on the same hook. Ties are broken by name.
 type Order struct {
 	Priority int      `json:"priority" required:"false" default:"100" doc:"Lower runs earlier, in both directions"`
-	Before   []string `json:"before,omitempty" doc:"Modules that this one precedes"`
-	After    []string `json:"after,omitempty" doc:"Modules that this one follows"`
+	Before   []string `json:"before,omitempty" doc:"Modules that run after this one"`
+	After    []string `json:"after,omitempty" doc:"Modules that run before this one"`
 }
 
 // Budget limits what a module may use.
@@ -97,10 +97,10 @@ type Budget struct {
 // ModuleStatus is what became of a module.
 type ModuleStatus struct {
 	Conditions []Condition `json:"conditions,omitempty"`
-	Package    PackageRef  `json:"package" doc:"The package that is deployed"`
+	Package    PackageRef  `json:"package" doc:"The deployed package"`
 	Instances  []Instance  `json:"instances,omitempty" doc:"One per attach point"`
 	Memory     int64       `json:"memoryBytes" doc:"Kernel memory of the module's maps, in bytes"`
-	Cost       *Cost       `json:"cost,omitempty" doc:"What the module was found to cost before it went live; absent until it has been measured"`
+	Cost       *Cost       `json:"cost,omitempty" doc:"Measured cost of the module before it went live; absent until measured"`
 	Drops      []Drop      `json:"drops,omitempty" doc:"Packets dropped, by reason"`
 	Events     *Events     `json:"events,omitempty" doc:"Events sent to the control plane; absent if the module sends none"`
 }
@@ -108,7 +108,7 @@ type ModuleStatus struct {
 // Events counts what a module sends to its control plane through ring buffers.
 type Events struct {
 	Sent uint64 `json:"sent"`
-	Lost uint64 `json:"lost" doc:"Found no room, because the control plane was too slow or was not there"`
+	Lost uint64 `json:"lost" doc:"Events lost because the ring buffer was full: the control plane was too slow or not running"`
 }
 
 // Cost is what test runs of a module with packets of several kinds found.
@@ -122,10 +122,10 @@ type Cost struct {
 type Latency struct {
 	Hook      string  `json:"hook" enum:"xdp,tc"`
 	Direction string  `json:"direction" enum:"egress,ingress" doc:"egress: from the service; ingress: to the service"`
-	Worst     float64 `json:"worstNanoseconds" doc:"Of the kind of packet that takes longest"`
-	Packet    string  `json:"worstPacket" doc:"That kind of packet"`
-	Median    float64 `json:"medianNanoseconds" doc:"Of all kinds of packets"`
-	Least     float64 `json:"leastNanoseconds" doc:"What the kind of packet that takes longest took in its best run; compared with the budget"`
+	Worst     float64 `json:"worstNanoseconds" doc:"Average of the slowest kind of packet"`
+	Packet    string  `json:"worstPacket" doc:"The slowest kind of packet"`
+	Median    float64 `json:"medianNanoseconds" doc:"Average over all kinds of packets"`
+	Least     float64 `json:"leastNanoseconds" doc:"Time of the slowest kind of packet in its best run; compared with the budget"`
 }
 
 // PackageRef identifies a package exactly.
@@ -143,15 +143,15 @@ type Instance struct {
 	Cgroup    string `json:"cgroup,omitempty" doc:"On sockets: the cgroup that the programs run on"`
 	Hook      string `json:"hook" doc:"xdp, tc-ingress or tc-egress, as the kernel names it on this interface; or sockets"`
 	Direction string `json:"direction" doc:"egress: from the service; ingress: to the service; both on sockets"`
-	Chain     string `json:"chain" doc:"Identity of the chain that runs there"`
+	Chain     string `json:"chain" doc:"Identity of the chain on this attach point"`
 	Position  int    `json:"position" doc:"Place in the chain, from 0"`
 }
 
 // Drop counts the packets that a module dropped for one reason.
 type Drop struct {
 	Reason   string        `json:"reason"`
-	Packets  uint64        `json:"packets" doc:"All of them; those of the services are counted among them"`
-	Services []ServiceDrop `json:"services,omitempty" doc:"By service. What is dropped on other interfaces of the node, was dropped of services that are gone, or finds no room in the table by service counts in packets only"`
+	Packets  uint64        `json:"packets" doc:"All drops, including those of services"`
+	Services []ServiceDrop `json:"services,omitempty" doc:"By service. Drops on other interfaces of the node, drops of deleted services, and drops for which the per-service table was full are counted in packets only"`
 }
 
 // ServiceDrop counts the packets of one service that a module dropped for one reason.
@@ -171,17 +171,17 @@ type Service struct {
 // ServiceSpec says how to find the service. Exactly one of netns, pid and interface is set.
 type ServiceSpec struct {
 	Netns     string `json:"netns,omitempty" doc:"Path of the network namespace, for example /run/netns/web"`
-	PID       int    `json:"pid,omitempty" minimum:"0" doc:"A process in the network namespace"`
-	Interface string `json:"interface,omitempty" doc:"Host-side interface, when the namespace is not known"`
+	PID       int    `json:"pid,omitempty" minimum:"0" doc:"Id of a process in the network namespace"`
+	Interface string `json:"interface,omitempty" doc:"Host-side interface, if the network namespace is unknown"`
 }
 
 // ServiceStatus is what is known of a service now.
 type ServiceStatus struct {
 	Conditions []Condition   `json:"conditions,omitempty"`
-	Links      []ServiceLink `json:"links,omitempty" doc:"Host-side interfaces; empty while the service is not there"`
+	Links      []ServiceLink `json:"links,omitempty" doc:"Host-side interfaces; empty while the service does not exist"`
 	Addresses  []string      `json:"addresses,omitempty" doc:"Addresses inside the service, with prefix length"`
-	Sockets    []string      `json:"sockets,omitempty" doc:"Modules on its sockets"`
-	Drops      []ModuleDrop  `json:"drops,omitempty" doc:"Packets of the service that modules dropped, by module and reason"`
+	Sockets    []string      `json:"sockets,omitempty" doc:"Modules attached to its sockets"`
+	Drops      []ModuleDrop  `json:"drops,omitempty" doc:"Dropped packets of the service, by module and reason"`
 }
 
 // ModuleDrop counts the packets of a service that one module dropped for one reason.
@@ -196,7 +196,7 @@ type ServiceLink struct {
 	Interface string      `json:"interface"`
 	Ifindex   int         `json:"ifindex"`
 	Peer      string      `json:"peer,omitempty" doc:"Name of the interface inside the service"`
-	Moved     bool        `json:"moved,omitempty" doc:"The other end is no longer where the service is registered; the chain stays"`
+	Moved     bool        `json:"moved,omitempty" doc:"The veth peer is no longer in the registered network namespace; the chain stays attached"`
 	MTU       int         `json:"mtu"`
 	Hooks     []HookState `json:"hooks,omitempty"`
 }
@@ -208,18 +208,18 @@ type HookState struct {
 	Chain    string   `json:"chain"`
 	Program  uint32   `json:"program" doc:"Kernel id of the linked program"`
 	Modules  []string `json:"modules" doc:"In the order in which packets meet them"`
-	Programs []string `json:"programs,omitempty" doc:"All programs on the hook in order, foreign ones included"`
+	Programs []string `json:"programs,omitempty" doc:"All programs on the hook in order, including foreign ones"`
 }
 
 // Condition is one aspect of a resource's state, in the manner of Kubernetes.
 type Condition struct {
 	Type    string    `json:"type" doc:"For example Ready"`
 	Status  string    `json:"status" enum:"True,False,Unknown"`
-	Reason  string    `json:"reason" doc:"One CamelCase word for programs"`
-	Message string    `json:"message,omitempty" doc:"A sentence for people"`
+	Reason  string    `json:"reason" doc:"Machine-readable reason, one CamelCase word"`
+	Message string    `json:"message,omitempty" doc:"Human-readable explanation"`
 	Since   time.Time `json:"lastTransitionTime" doc:"When the status last changed, since the agent started"`
 
-	ObservedGeneration int64 `json:"observedGeneration,omitempty" doc:"The metadata.generation that it is about"`
+	ObservedGeneration int64 `json:"observedGeneration,omitempty" doc:"The metadata.generation that the condition refers to"`
 }
 
 // Transition returns the conditions now with the times of their last transitions, given those before: a condition

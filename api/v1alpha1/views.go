@@ -6,13 +6,13 @@ import "time"
 
 // Chain is the ordered modules on one hook, running on one or more attach points as one linked program.
 type Chain struct {
-	ID        string     `json:"id" doc:"Hash of everything that went into the program: equal chains have equal identities"`
+	ID        string     `json:"id" doc:"Hash over all inputs of the program: equal chains have equal identities"`
 	Hook      string     `json:"hook" doc:"xdp, tc-ingress or tc-egress; or sockets"`
 	Direction string     `json:"direction" doc:"egress: from the service; ingress: to the service; both on sockets"`
 	Modules   []string   `json:"modules" doc:"In the order in which packets meet them"`
 	Program   uint32     `json:"program" doc:"Kernel id of the entry program"`
-	Cost      float64    `json:"cost,omitempty" doc:"What its modules add to the packet that takes longest, in nanoseconds, as measured before they went live"`
-	Parts     int        `json:"parts" doc:"Programs that the chain was split into; 1 unless the verifier's limits demanded more"`
+	Cost      float64    `json:"cost,omitempty" doc:"Nanoseconds that its modules add to the slowest kind of packet, as measured before they went live"`
+	Parts     int        `json:"parts" doc:"Number of programs that the chain is split into; more than 1 only if it exceeds the verifier's limits"`
 	Points    []Instance `json:"points,omitempty" doc:"Where it runs"`
 }
 
@@ -25,9 +25,9 @@ type Package struct {
 	Description string            `json:"description,omitempty"`
 	Hooks       []string          `json:"hooks"`
 	Memory      int64             `json:"memoryBytes" doc:"Kernel memory of its maps at their compiled sizes, in bytes"`
-	Resources   []string          `json:"resources,omitempty" doc:"Kinds of resources that its control plane is told of"`
-	Inject      bool              `json:"inject,omitempty" doc:"Its control plane sends frames in the name of services"`
-	Queries     map[string]string `json:"queries,omitempty" doc:"Paths below /v1/modules/NAME/ that its control plane answers, with what it answers"`
+	Resources   []string          `json:"resources,omitempty" doc:"Resource kinds that its control plane receives"`
+	Inject      bool              `json:"inject,omitempty" doc:"Its control plane may inject frames on behalf of services"`
+	Queries     map[string]string `json:"queries,omitempty" doc:"Paths below /v1/modules/NAME/ that its control plane serves, with descriptions"`
 	Config      map[string]any    `json:"configSchema,omitempty" doc:"JSON Schema of its configuration"`
 }
 
@@ -52,7 +52,7 @@ type NodeStatus struct {
 type NodeProblem struct {
 	Kind    string    `json:"kind" doc:"Agent, Module, Service or VirtualService"`
 	Name    string    `json:"name,omitempty"`
-	Type    string    `json:"type" doc:"The condition that is not met"`
+	Type    string    `json:"type" doc:"The condition that is in its problem state"`
 	Reason  string    `json:"reason"`
 	Message string    `json:"message,omitempty"`
 	Since   time.Time `json:"since"`
@@ -71,9 +71,9 @@ type Change struct {
 type ApplyResult struct {
 	DryRun  bool     `json:"dryRun"`
 	Changes []Change `json:"changes"`
-	Steps   []string `json:"steps" doc:"What was (or would be) done in the kernel, in order"`
+	Steps   []string `json:"steps" doc:"Steps performed in the kernel (or planned, with dryRun), in order"`
 
-	Warnings []string `json:"warnings,omitempty" doc:"What is allowed and hardly meant"`
+	Warnings []string `json:"warnings,omitempty" doc:"Accepted, but probably not what you intended"`
 }
 
 // TraceRequest says which packets to trace, where, and how long. Zero values stand for any.
@@ -82,8 +82,8 @@ type TraceRequest struct {
 	Host     string `query:"host" doc:"Source or destination address"`
 	Protocol string `query:"protocol" doc:"tcp, udp, icmp, icmpv6 or a number"`
 	Port     uint16 `query:"port" doc:"Source or destination port"`
-	Count    int    `query:"count" minimum:"0" maximum:"100000" default:"100" doc:"End after so many packets"`
-	Seconds  int    `query:"seconds" minimum:"1" maximum:"240" default:"30" doc:"End after so many seconds"`
+	Count    int    `query:"count" minimum:"0" maximum:"100000" default:"100" doc:"Stop after this many packets"`
+	Seconds  int    `query:"seconds" minimum:"1" maximum:"240" default:"30" doc:"Stop after this many seconds"`
 }
 
 // TracedPacket is a packet as it came to a chain, and what the modules did to it.

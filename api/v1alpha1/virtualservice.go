@@ -16,16 +16,16 @@ type VirtualService struct {
 
 // VirtualServiceSpec says which addresses stand for which instances.
 type VirtualServiceSpec struct {
-	Addresses []VirtualAddress  `json:"addresses" minItems:"1" maxItems:"64" doc:"Virtual addresses, each used by one virtual service only"`
-	Ports     []VirtualPort     `json:"ports,omitempty" maxItems:"1024" doc:"Ports that are served; absent: every port and protocol, ports as they are"`
-	Instances []VirtualInstance `json:"instances,omitempty" maxItems:"10000" doc:"Who answers"`
+	Addresses []VirtualAddress  `json:"addresses" minItems:"1" maxItems:"64" doc:"Virtual addresses; each may be used by one virtual service only"`
+	Ports     []VirtualPort     `json:"ports,omitempty" maxItems:"1024" doc:"Served ports; if absent, all ports and protocols, without port translation"`
+	Instances []VirtualInstance `json:"instances,omitempty" maxItems:"10000" doc:"Instances that serve the address"`
 }
 
 // VirtualAddress is one address with the policy that chooses among the instances, or with the one instance it stands for.
 type VirtualAddress struct {
 	Address  string `json:"address" minLength:"1" doc:"IPv4 or IPv6 address"`
-	Policy   Policy `json:"policy,omitempty" enum:"roundRobin,weighted,leastConnections,sourceAffinity,consistentHash,closest" doc:"How an instance is chosen for a new connection; default roundRobin"`
-	Instance string `json:"instance,omitempty" doc:"Name of the one instance that the address stands for, in place of a policy"`
+	Policy   Policy `json:"policy,omitempty" enum:"roundRobin,weighted,leastConnections,sourceAffinity,consistentHash,closest" doc:"Load-balancing policy for new connections; default roundRobin"`
+	Instance string `json:"instance,omitempty" doc:"Name of the only instance behind the address; excludes a policy"`
 }
 
 // Policy chooses an instance for a new connection.
@@ -44,8 +44,8 @@ const (
 // VirtualPort is a port that clients use, with the one that instances listen on.
 type VirtualPort struct {
 	Port       uint16   `json:"port" minimum:"1" maximum:"65535" doc:"Port of the virtual address"`
-	TargetPort uint16   `json:"targetPort,omitempty" minimum:"1" maximum:"65535" doc:"Port of the instances; default the same"`
-	Protocol   Protocol `json:"protocol,omitempty" enum:"tcp,udp,sctp" doc:"Default tcp"`
+	TargetPort uint16   `json:"targetPort,omitempty" minimum:"1" maximum:"65535" doc:"Port on the instances; default is the same port"`
+	Protocol   Protocol `json:"protocol,omitempty" enum:"tcp,udp,sctp" doc:"Transport protocol; default tcp"`
 }
 
 // Protocol is a transport protocol with ports.
@@ -63,19 +63,19 @@ const (
 type VirtualInstance struct {
 	Name      string   `json:"name" minLength:"1" maxLength:"63" pattern:"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$" patternDescription:"of lower-case letters, digits, dashes and dots, with a letter or digit at both ends" doc:"Unique in the virtual service"`
 	Addresses []string `json:"addresses,omitempty" doc:"At most one of IPv4 and one of IPv6"`
-	Service   string   `json:"service,omitempty" doc:"A Service of this node, whose addresses these are, in place of addresses"`
-	Node      string   `json:"node,omitempty" doc:"Address of the node where it runs, for tunnels; absent: this node, or reached by ordinary routing"`
+	Service   string   `json:"service,omitempty" doc:"A Service of this node whose addresses are used; excludes addresses"`
+	Node      string   `json:"node,omitempty" doc:"Address of the node where it runs, for tunnels; if absent, this node, or reachable by routing"`
 	Weight    int      `json:"weight,omitempty" minimum:"1" maximum:"256" doc:"Share of new connections by policy weighted; default 1"`
-	Distance  int      `json:"distance,omitempty" minimum:"1" maximum:"1000000" doc:"For policy closest: less is closer, in any unit; absent: round trip time is measured"`
-	Draining  bool     `json:"draining,omitempty" doc:"Keeps its connections and gets no new ones"`
+	Distance  int      `json:"distance,omitempty" minimum:"1" maximum:"1000000" doc:"For policy closest: lower is closer, in any unit; if absent, the round-trip time is measured"`
+	Draining  bool     `json:"draining,omitempty" doc:"Drain: existing connections continue, new ones go to other instances"`
 }
 
 // VirtualServiceStatus is what has become of a virtual service.
 type VirtualServiceStatus struct {
 	Conditions []Condition             `json:"conditions,omitempty"`
-	Source     string                  `json:"source" doc:"Who says so: static for resources that were applied, or the name of a resolver"`
+	Source     string                  `json:"source" doc:"Source of the mapping: static for applied resources, or the name of a resolver"`
 	Instances  []VirtualInstanceStatus `json:"instances,omitempty"`
-	Modules    []string                `json:"modules,omitempty" doc:"Modules that have taken over its present state"`
+	Modules    []string                `json:"modules,omitempty" doc:"Modules that have applied its current state"`
 }
 
 // Sources of virtual services.
@@ -87,10 +87,10 @@ const (
 // VirtualInstanceStatus is what an instance was resolved to.
 type VirtualInstanceStatus struct {
 	Name      string   `json:"name"`
-	Addresses []string `json:"addresses,omitempty" doc:"Where packets to it go"`
+	Addresses []string `json:"addresses,omitempty" doc:"Destination addresses of its packets"`
 	Service   string   `json:"service,omitempty" doc:"The Service of this node that has one of these addresses"`
-	Node      string   `json:"node,omitempty" doc:"Address of the other node where it runs"`
+	Node      string   `json:"node,omitempty" doc:"Address of the remote node where it runs"`
 	Draining  bool     `json:"draining,omitempty"`
-	Ejected   string   `json:"ejected,omitempty" doc:"Why a module gives it no new connections for a while"`
+	Ejected   string   `json:"ejected,omitempty" doc:"Why a module temporarily assigns it no new connections"`
 	Reason    string   `json:"reason,omitempty" doc:"Why it has no address"`
 }

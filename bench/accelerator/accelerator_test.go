@@ -261,7 +261,7 @@ func TestServerThatEnds(t *testing.T) {
 			s.process.exit <- <-s.process.exit
 			return []bench.Sample{{Metric: "rate", Stat: "p50", Unit: "1/s", Value: 1}}, nil
 		}}}
-	if err := e.runLoad(t.Context(), "loopback/ends"); err == nil || !strings.Contains(err.Error(), "ended by itself") {
+	if err := e.runLoad(t.Context(), "loopback/ends"); err == nil || !strings.Contains(err.Error(), "exited") {
 		t.Error(err)
 	}
 }

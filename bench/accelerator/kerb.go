@@ -97,7 +97,7 @@ func (s *serving) judged(ctx context.Context) error {
 			return err
 		}
 		after, err := s.kerb.counts()
-		if err != nil || after.since(before).refused["unjudged"] == 0 {
+		if err != nil || after.since(before).refused["unexamined"] == 0 {
 			return err
 		}
 	}

@@ -23,7 +23,7 @@ func root() *cobra.Command {
 		Use:   companion.Bench,
 		Short: "Measure Kerb against its references, and watch it work",
 		Long: "kerb-bench has Kerb's benchmarks and the demo; \"kerb bench\" and \"kerb demo\" run it. Agents and commands are those of the\n" +
-			"kerb that " + companion.KerbVariable + " names, or else that lies beside kerb-bench or on PATH.",
+			"kerb that " + companion.KerbVariable + " names, or otherwise in the directory of kerb-bench or on PATH.",
 		Version: version.Version(),
 	}
 	if os.Getenv(companion.KerbVariable) != "" { // help shows what was typed

@@ -121,7 +121,7 @@ func runAsJSON(t *testing.T, path []string) (out []byte, refused bool) {
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second) // some go on until they are told to end
 	defer cancel()
 	err = root.ExecuteContext(ctx)
-	return text.Bytes(), err != nil && strings.HasSuffix(err.Error(), "leave -o out")
+	return text.Bytes(), err != nil && strings.HasSuffix(err.Error(), "omit -o")
 }
 
 // values counts those that a text of JSON has.

@@ -27,9 +27,9 @@ func main() {
 func run() error {
 	listen := flag.String("listen", ":8080", "address and port")
 	socket := flag.String("socket", "/run/kerb/kerb.sock", "the agent's socket")
-	module := flag.String("module", "", "name of the responder module; empty: there is none")
+	module := flag.String("module", "", "name of the responder module; empty: no responder module")
 	listener := flag.String("listener", "speedlimit-8080", "its listener")
-	every := flag.Duration("print", 10*time.Second, "how often to print what was counted")
+	every := flag.Duration("print", 10*time.Second, "interval between printed counters")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()

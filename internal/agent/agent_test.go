@@ -275,7 +275,7 @@ func TestLongRepliesOnVeth(t *testing.T) {
 	}
 	things.Spec.Hook = v1.HookXDP
 	n.apply(t, nil, things)
-	if got := n.replies(t, "things"); got.Status != "False" || got.Reason != "NoRoom" || !strings.Contains(got.Message, "hook: tc") {
+	if got := n.replies(t, "things"); got.Status != "False" || got.Reason != "NoHeadroom" || !strings.Contains(got.Message, "hook: tc") {
 		t.Errorf("hook xdp: %+v", got)
 	}
 }
@@ -474,7 +474,7 @@ func TestRefusedModuleBlocksNothing(t *testing.T) {
 	n.start(t)
 	eventually(t, "the refused module is told", func() bool {
 		m, err := n.Module(t.Context(), "was-good")
-		return err == nil && m.Status.Conditions[0].Reason == "CannotRun"
+		return err == nil && m.Status.Conditions[0].Reason == "ModuleFailed"
 	})
 	n.apply(t, nil, module("other", testPackage(t, "pass"), "*", nil))
 	if got := n.chainsOn(t, n.web)["tc-ingress"]; !strings.HasPrefix(got, "other ") {
@@ -514,7 +514,7 @@ func TestFailurePolicy(t *testing.T) {
 	if reached(t, n.web, n.db, time.Second) {
 		t.Error("a packet has passed a module that fails closed and cannot run")
 	}
-	if c := n.reconciled(t); c.Reason != "CannotRun" || !strings.Contains(c.Message, "module guard cannot run, all packets are dropped") ||
+	if c := n.reconciled(t); c.Reason != "ModuleFailed" || !strings.Contains(c.Message, "module guard cannot run, all packets are dropped") ||
 		!strings.Contains(c.Message, "module count cannot run, packets pass without it") {
 		t.Errorf("the node's state: %+v", c)
 	}
@@ -625,7 +625,7 @@ func TestBusyInterfaceBlocksNothing(t *testing.T) {
 	n.start(t)
 	eventually(t, "the free interface has its chain", func() bool { return n.chainsOn(t, n.web)["xdp"] != "" })
 	m, err := n.Module(t.Context(), "count")
-	if err != nil || len(m.Status.Instances) != 1 || !strings.Contains(m.Status.Conditions[0].Message, "another program holds") {
+	if err != nil || len(m.Status.Instances) != 1 || !strings.Contains(m.Status.Conditions[0].Message, "another program is attached") {
 		t.Errorf("status %+v, %v", m.Status, err)
 	}
 	n.apply(t, nil, module("other", testPackage(t, "pass"), "*", nil))

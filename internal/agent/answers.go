@@ -66,7 +66,7 @@ func (a *Agent) lostAnswers() map[string]string {
 			continue
 		}
 		text := fmt.Sprintf("on service %s, module %s drops the answers of instance %s (%s), which has no module %s on this node, to virtual addresses: "+
-			"give %s state: {enabled: false} and a rule {action: allow, direction: ingress, src: %s}, or take one of the two off the service",
+			"set state: {enabled: false} in %s and add a rule {action: allow, direction: ingress, src: %s}, or remove one of the two modules from the service",
 			place.service, firewall.module.Name, instance, addr, proxy.module.Name, firewall.module.Name, addr)
 		out[firewall.module.Name], out[proxy.module.Name] = text, text
 	}
@@ -133,5 +133,5 @@ func (a *Agent) answerConditions(name string) []v1.Condition {
 	if !lost {
 		return nil
 	}
-	return []v1.Condition{{Type: "RemoteInstances", Status: "False", Reason: "AnswersDropped", Message: text}}
+	return []v1.Condition{{Type: "RemoteInstances", Status: "False", Reason: "RepliesDropped", Message: text}}
 }

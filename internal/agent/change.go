@@ -463,7 +463,7 @@ func (a *Agent) forgetTraces() {
 		return
 	}
 	if err := a.dp.ForgetTraces(); err != nil {
-		a.log.Warn("cannot remove what a trace has left", "error", err)
+		a.log.Warn("cannot remove the leftovers of a trace", "error", err)
 	}
 }
 

@@ -60,7 +60,7 @@ func (a *Agent) moduleConditions(m v1.Module, d *deployment, instances int) []v1
 	out = append(out, a.budgetConditions(d)...)
 	out = append(out, a.verdictConditions(name)...)
 	if missing != "" && instances > 0 { // else it is not Ready
-		out = append(out, v1.Condition{Type: "AttachPoints", Status: "False", Reason: "NotThere", Message: missing})
+		out = append(out, v1.Condition{Type: "AttachPoints", Status: "False", Reason: "NotFound", Message: missing})
 	}
 	return out
 }
@@ -77,7 +77,7 @@ func (a *Agent) verdictConditions(name string) []v1.Condition {
 	}
 	text := fmt.Sprintf("it returned no valid verdict for %d packets, which were treated by its failurePolicy",
 		counts[kerbabi.DropBadVerdict])
-	return []v1.Condition{{Type: "ValidVerdicts", Status: "False", Reason: "BadVerdict", Message: text}}
+	return []v1.Condition{{Type: "ValidVerdicts", Status: "False", Reason: "InvalidVerdict", Message: text}}
 }
 
 // evaluate records the conditions of a resource whose state has changed.

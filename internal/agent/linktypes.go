@@ -64,5 +64,5 @@ func (a *Agent) linkConditions(name string) []v1.Condition {
 	if text == "" {
 		return nil
 	}
-	return []v1.Condition{{Type: "ReadsFrames", Status: "False", Reason: "OtherLinkType", Message: text}}
+	return []v1.Condition{{Type: "LinkTypeSupported", Status: "False", Reason: "LinkTypeMismatch", Message: text}}
 }

@@ -86,11 +86,11 @@ func TestLinkTypes(t *testing.T) {
 	_, ifindex = n.addTun(t, wpan, unix.ARPHRD_IEEE802154_MONITOR)
 	eventually(t, "the module tells that it does not read the interface", func() bool {
 		m, err := n.Module(t.Context(), "pass")
-		return err == nil && strings.Contains(conditionOf(m, "ReadsFrames"), "False OtherLinkType cannot read the frames of kagwpan (ieee802154)")
+		return err == nil && strings.Contains(conditionOf(m, "LinkTypeSupported"), "False LinkTypeMismatch cannot read the frames of kagwpan (ieee802154)")
 	})
 	eventually(t, "only the one that reads it is there", func() bool { return strings.HasPrefix(n.chainsAt(t, ifindex)["tc-ingress"], "guard ") })
-	if m, err := n.Module(t.Context(), "guard"); err != nil || conditionOf(m, "ReadsFrames") != "" {
-		t.Errorf("guard: %s, %v", conditionOf(m, "ReadsFrames"), err)
+	if m, err := n.Module(t.Context(), "guard"); err != nil || conditionOf(m, "LinkTypeSupported") != "" {
+		t.Errorf("guard: %s, %v", conditionOf(m, "LinkTypeSupported"), err)
 	}
 }
 

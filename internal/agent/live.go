@@ -56,7 +56,7 @@ func (a *Agent) bind(w world) {
 	for name, s := range w.services {
 		for _, l := range s.Links {
 			if l.Left && !left(a.states[name], l.Ifindex) {
-				a.log.Warn("an interface has left its service; its chain stays on it", "service", name, "interface", l.Name, "reason", s.Err)
+				a.log.Warn("an interface no longer belongs to its service; its chain stays attached", "service", name, "interface", l.Name, "reason", s.Err)
 			}
 		}
 	}
@@ -74,7 +74,7 @@ func (a *Agent) forget(d *deployment) {
 	}
 	name := d.resource.Metadata.Name
 	if err := a.control.Forget(name); err != nil {
-		a.log.Warn("cannot remove what was kept of a module", "module", name, "error", err)
+		a.log.Warn("cannot remove stored data of a module", "module", name, "error", err)
 	}
 }
 
@@ -123,7 +123,7 @@ func (a *Agent) enliven(d *deployment) error {
 		return nil
 	}
 	if err := a.control.Remember(name, d.module.ID, d.module.Settings); err != nil {
-		a.log.Warn("what the control plane made of the config is not kept; the next agent asks again", "module", name, "error", err)
+		a.log.Warn("cannot store the compiled config; the agent will ask the control plane for it after a restart", "module", name, "error", err)
 	}
 	return d.start(m, a.instances(name))
 }
@@ -197,7 +197,7 @@ func (a *Agent) ServeModule(w http.ResponseWriter, r *http.Request, name string)
 	_, exists := a.desired.Modules[name]
 	a.mu.Unlock()
 	if l == nil && exists {
-		return &fault.Unavailable{Reason: "module " + name + " does not run, or not yet: kerb module get " + name}
+		return &fault.Unavailable{Reason: "module " + name + " is not running, or not yet: kerb module get " + name}
 	}
 	if l == nil {
 		return &fault.NotFound{Kind: "Module", Name: name}

@@ -80,7 +80,7 @@ func TestModels(t *testing.T) {
 	}
 	n.applyModels(t, modelOf("m", 13))
 	n.modelReady(t, "m", "False Refused module probe: 13 is no good version")
-	if got := n.moduleCondition(t, "Models"); got != "False NotTaken model m: 13 is no good version" {
+	if got := n.moduleCondition(t, "Models"); got != "False SyncFailed model m: 13 is no good version" {
 		t.Error(got)
 	}
 	n.hasModels(t, map[string]int64{"early": 1, "m": 1})

@@ -41,7 +41,7 @@ func (w world) replies(spec chain.Spec) bool {
 
 // repliesCondition reports whether a module's replies arrive.
 func (a *Agent) repliesCondition(name string) v1.Condition {
-	c := v1.Condition{Type: "Replies", Status: "True", Reason: "Arrive"}
+	c := v1.Condition{Type: "Replies", Status: "True", Reason: "RepliesDelivered"}
 	var lost, noRoom []error
 	for _, p := range slices.SortedFunc(maps.Keys(a.points), func(p, q chain.Point) int { return p.Ifindex - q.Ifindex }) {
 		place := a.points[p]
@@ -53,13 +53,13 @@ func (a *Agent) repliesCondition(name string) v1.Condition {
 		}
 		if a.modules[name].module.Settings.LongReplies && place.link.Kind == "veth" && a.dp.View(p).Mode == dataplane.ModeXDPNative {
 			noRoom = append(noRoom, fmt.Errorf("native XDP on the veth %s has no room for replies that are longer than their requests, "+
-				"which go on to the ordinary server", place.link.Name))
+				"which are passed to the ordinary server", place.link.Name))
 		}
 	}
 	if err := errors.Join(append(lost, noRoom...)...); err != nil {
-		c.Status, c.Reason, c.Message = "False", "NoRoom", err.Error()+"; set hook: tc"
+		c.Status, c.Reason, c.Message = "False", "NoHeadroom", err.Error()+"; set hook: tc"
 		if len(lost) > 0 {
-			c.Reason = "Vanish"
+			c.Reason = "RepliesLost"
 		}
 	}
 	return c

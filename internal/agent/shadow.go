@@ -21,8 +21,8 @@ func (w world) shadows(points map[chain.Point]placement) map[string]string {
 		for i, second := range members {
 			for _, first := range members[:i] {
 				if w.rankOf(first.Name) > w.rankOf(second.Name) {
-					out[second.Name] = fmt.Sprintf("%s comes before it on %s, and it does not see the packets that %s takes: give it an order.priority that is lower",
-						first.Name, cmp.Or(points[p].service, points[p].link.Name), first.Name)
+					out[second.Name] = fmt.Sprintf("%[1]s runs before it on %[2]s and takes packets off the chain, so this module does not see them: set a lower order.priority",
+						first.Name, cmp.Or(points[p].service, points[p].link.Name))
 				}
 			}
 		}
@@ -57,5 +57,5 @@ func (a *Agent) shadowConditions(name string) []v1.Condition {
 	if !shadowed {
 		return nil
 	}
-	return []v1.Condition{{Type: "SeesAll", Status: "False", Reason: "Shadowed", Message: text}}
+	return []v1.Condition{{Type: "SeesAllPackets", Status: "False", Reason: "Shadowed", Message: text}}
 }

@@ -49,7 +49,7 @@ func (d *deployment) checkAttach() error {
 		return d.invalid("spec.package", err)
 	}
 	if attach.Services != "" && spec.Programs[pkgs.EntryServices] == nil {
-		return wrong("attach.services", "has no program for services; give cgroups")
+		return wrong("attach.services", "has no program for services; set cgroups")
 	}
 	if len(attach.Cgroups) > 0 && spec.Programs[pkgs.EntryAll] == nil {
 		return wrong("attach.cgroups", "has no program for whole cgroups; select services")
@@ -202,7 +202,7 @@ func (a *Agent) tend(d *deployment, l *liveModule) {
 		return
 	}
 	gaveUp := func(err error) {
-		a.log.Error("idle sockets stay in the module's map, or out of it", "module", d.module.Name, "error", err)
+		a.log.Error("idle sockets are no longer aged out of the module's map", "module", d.module.Name, "error", err)
 	}
 	var err error
 	if l.tended, err = a.dp.Tend(d.socketsChain(), gaveUp); err != nil {
@@ -212,12 +212,12 @@ func (a *Agent) tend(d *deployment, l *liveModule) {
 
 // placedCondition tells whether a module on sockets is wherever it is wanted.
 func (a *Agent) placedCondition(d *deployment) v1.Condition {
-	c := v1.Condition{Type: "Placed", Status: "True", Reason: "Everywhere"}
+	c := v1.Condition{Type: "Placed", Status: "True", Reason: "AllAttached"}
 	if others := a.neighbours(d); len(others) > 0 {
-		c.Message = "sockets that are in a map of another program as well stay as they are; on the same cgroup: " + strings.Join(others, ", ")
+		c.Message = "sockets that another program also holds in a map are not changed; other programs on the same cgroup: " + strings.Join(others, ", ")
 	}
 	if texts := a.unplaced(d); len(texts) > 0 {
-		c.Status, c.Reason, c.Message = "False", "NotEverywhere", strings.Join(texts, "; ")
+		c.Status, c.Reason, c.Message = "False", "PartiallyAttached", strings.Join(texts, "; ")
 	}
 	return c
 }

@@ -71,9 +71,9 @@ func (a *Agent) moduleReady(d *deployment, instances int, missing string) v1.Con
 	c := v1.Condition{Type: "Ready", Status: "False"}
 	switch {
 	case d == nil:
-		c.Reason, c.Message = "Starting", "not looked at yet"
+		c.Reason, c.Message = "Starting", "not evaluated yet"
 	case d.err != nil:
-		c.Reason, c.Message = "CannotRun", d.err.Error()+"; "+d.meanwhile()
+		c.Reason, c.Message = "ModuleFailed", d.err.Error()+"; "+d.meanwhile()
 	case a.problem != nil:
 		c.Reason, c.Message = "NotReconciled", a.problem.Error()
 	case instances == 0:
@@ -115,19 +115,19 @@ func (a *Agent) extraConditions(d *deployment) []v1.Condition {
 		out = append(out, c)
 	}
 	if slices.Contains(d.pkg.Resources, pkgs.ResourceVirtualServices) {
-		add("VirtualServices", "Told", "NotTaken", d.plane.ServicesErr())
+		add("VirtualServices", "Synced", "SyncFailed", d.plane.ServicesErr())
 	}
 	if slices.Contains(d.pkg.Resources, pkgs.ResourceModels) {
-		add("Models", "Told", "NotTaken", d.plane.ModelsErr())
+		add("Models", "Synced", "SyncFailed", d.plane.ModelsErr())
 	}
 	for _, c := range d.plane.State().Conditions {
 		out = append(out, v1.Condition{Type: c.Type, Status: c.Status, Reason: c.Reason, Message: c.Message})
 	}
 	if name := a.metrics.clash(d.resource.Metadata.Name); name != "" {
-		add("Metrics", "", "NameClash", fmt.Errorf("%s is exported by another module with another help text or type: that of this module is left out", name))
+		add("Metrics", "", "NameConflict", fmt.Errorf("another module exports %s with a different help text or type: this module's samples are omitted", name))
 	}
 	if d.pkg.Inject {
-		add("Inject", "Possible", "NotEverywhere", d.plane.InjectErr())
+		add("Inject", "Available", "PartiallyAvailable", d.plane.InjectErr())
 	}
 	return out
 }
@@ -268,7 +268,7 @@ func (a *Agent) movedConditions(state service.State) []v1.Condition {
 		return nil
 	}
 	return []v1.Condition{{Type: "InterfacesInPlace", Status: "False", Reason: "InterfaceMoved",
-		Message: fmt.Sprintf("the other end of %s is no longer where the service is registered; its chain stays until the interface or the service is deleted",
+		Message: fmt.Sprintf("the veth peer of %s is no longer in the registered network namespace; its chain stays attached until the interface or the service is deleted",
 			strings.Join(names, ", "))}}
 }
 
@@ -397,13 +397,13 @@ func (a *Agent) Status(context.Context) (v1.NodeStatus, error) {
 }
 
 func (a *Agent) nodeConditions() []v1.Condition {
-	reconciled := v1.Condition{Type: "Reconciled", Status: "True", Reason: "AsDesired"}
+	reconciled := v1.Condition{Type: "Reconciled", Status: "True", Reason: "InSync"}
 	if a.starting() {
 		reconciled.Status, reconciled.Reason, reconciled.Message = "False", "Starting", "the first reconciliation since the start of the agent is under way"
 	} else if a.problem != nil {
 		reconciled.Status, reconciled.Reason, reconciled.Message = "False", "Retrying", a.problem.Error()
 	} else if failed := a.cannotRun(); failed != "" {
-		reconciled.Status, reconciled.Reason, reconciled.Message = "False", "CannotRun", failed
+		reconciled.Status, reconciled.Reason, reconciled.Message = "False", "ModuleFailed", failed
 	}
 	stored := v1.Condition{Type: "StoreWritable", Status: "True", Reason: "Writable"}
 	if a.store.ReadOnly() {
@@ -411,15 +411,15 @@ func (a *Agent) nodeConditions() []v1.Condition {
 	}
 	out := []v1.Condition{reconciled, stored, a.controlPlanes()}
 	if n, err := a.virtual.Resolvers(); n > 0 {
-		c := v1.Condition{Type: "Resolvers", Status: "True", Reason: "Answering"}
+		c := v1.Condition{Type: "Resolvers", Status: "True", Reason: "Responding"}
 		if err != nil {
-			c.Status, c.Reason, c.Message = "False", "NotAnswering", err.Error()
+			c.Status, c.Reason, c.Message = "False", "NotResponding", err.Error()
 		}
 		out = append(out, c)
 	}
 	if a.store.Recovered() {
-		out = append(out, v1.Condition{Type: "StoreLost", Status: "True", Reason: "SetAside",
-			Message: "the store was damaged and set aside; chains that ran go on untouched until modules are applied again"})
+		out = append(out, v1.Condition{Type: "StoreLost", Status: "True", Reason: "Corrupted",
+			Message: "the store was damaged and has been moved aside; attached chains keep running unchanged until modules are applied again"})
 	}
 	return out
 }
@@ -438,9 +438,9 @@ func (a *Agent) cannotRun() string {
 // meanwhile is what becomes of packets while a module cannot run.
 func (d *deployment) meanwhile() string {
 	if d.module.FailClosed {
-		return "all packets are dropped meanwhile (failurePolicy closed)"
+		return "all packets are dropped until it runs (failurePolicy closed)"
 	}
-	return "packets pass without it meanwhile (failurePolicy open)"
+	return "packets bypass it until it runs (failurePolicy open)"
 }
 
 // controlPlanes sums the control planes up.

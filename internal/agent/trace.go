@@ -26,7 +26,7 @@ import (
 var protocols = map[string]uint8{"": 0, "icmp": 1, "tcp": 6, "udp": 17, "icmpv6": 58}
 
 // errChanged ends a trace whose chains have been replaced by a change of the node.
-var errChanged = errors.New("the chains have changed; the trace has ended")
+var errChanged = errors.New("the chains changed, which ended the trace")
 
 // Trace tells of packets until ctx ends, the request's limits are reached, or the node changes. While it lasts, the
 // chains that it is about are slower by some hundred nanoseconds a module.
@@ -51,7 +51,7 @@ func traceFilter(r v1.TraceRequest) (dataplane.TraceFilter, error) {
 	if !known {
 		n, err := strconv.ParseUint(r.Protocol, 10, 8)
 		if err != nil {
-			return f, &fault.Invalid{Field: "protocol", Reason: fmt.Sprintf("%q is none of tcp, udp, icmp, icmpv6 and no number up to 255", r.Protocol)}
+			return f, &fault.Invalid{Field: "protocol", Reason: fmt.Sprintf("%q is neither tcp, udp, icmp, icmpv6 nor a number up to 255", r.Protocol)}
 		}
 		proto = uint8(n)
 	}

@@ -22,7 +22,7 @@ import (
 // Errors that callers tell apart.
 var (
 	ErrNotMounted = errors.New("cgroup v2 is not mounted")
-	ErrGone       = errors.New("there is no such cgroup")
+	ErrGone       = errors.New("no such cgroup")
 )
 
 // Cgroup is one that exists.

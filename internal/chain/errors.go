@@ -10,7 +10,7 @@ import (
 // Reasons for which an attach point does not take a chain.
 var (
 	ErrGone = errors.New("the attach point is gone")
-	ErrBusy = errors.New("another program holds the hook exclusively")
+	ErrBusy = errors.New("another program is attached to the hook exclusively")
 )
 
 // DrainingError reports that a chain on sockets cannot be removed yet: sockets hold redirected bytes that no process has read.
@@ -20,5 +20,5 @@ type DrainingError struct {
 }
 
 func (e *DrainingError) Error() string {
-	return fmt.Sprintf("%d connections have to read what was redirected before the module can leave", e.Left)
+	return fmt.Sprintf("%d connections still have redirected data to read; the module can be detached afterwards", e.Left)
 }

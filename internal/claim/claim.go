@@ -112,7 +112,7 @@ func Node(p paths.Paths) (release func() error, err error) {
 	}
 	f, err := Dir(p.Run).Take(filepath.Base(p.Lock()), "")
 	if errors.Is(err, ErrTaken) {
-		return nil, &fault.Conflict{Reason: "another kerb agent is running on this node (it holds " + p.Lock() + "); stop it first, or give this one other directories by paths: in its configuration"}
+		return nil, &fault.Conflict{Reason: "another kerb agent is running on this node (it holds " + p.Lock() + "); stop it first, or set different directories in paths: of this agent's configuration"}
 	}
 	if err != nil {
 		return nil, err

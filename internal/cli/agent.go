@@ -31,8 +31,8 @@ func (a *app) agentCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "agent",
 		Short: "Run the agent of this node",
-		Long: `Runs the agent in the foreground until it is told to end (SIGTERM, Ctrl-C). What it has put into the kernel goes on
-without it, and the next agent takes it over. SIGHUP (systemctl reload kerb) reads the configuration again: log.level, and the
+		Long: `Runs the agent in the foreground until SIGTERM or Ctrl-C. Programs that it has loaded keep running
+without it, and the next agent takes them over. SIGHUP (systemctl reload kerb) reads the configuration again: log.level, and the
 certificates, keys and tokens of tcp, change while the agent runs; of other fields it logs that they need a restart.
 
 The configuration file may hold:
@@ -40,8 +40,8 @@ The configuration file may hold:
   paths: {state: /var/lib/kerb, run: /run/kerb, bpf: /sys/fs/bpf/kerb}
   log: {level: info, format: text}      # debug, info, warn, error; text, json
   socketGroup: kerb                     # may use the socket, if there is such a group
-  cgroup: /                             # of version 2: modules on sockets find the services' sockets below it
-  limits: {controlMemory: 512Mi, controlDisk: 1Gi}   # the most that a package may ask for its control plane
+  cgroup: /                             # cgroup v2: modules on sockets look for the services' sockets below it
+  limits: {controlMemory: 512Mi, controlDisk: 1Gi}   # upper limits for what packages may request for their control planes
   tcp:                                  # only with TLS, and clientCA or tokenFile
     address: 192.0.2.1:4600
     certificate: /etc/kerb/node.pem
@@ -144,7 +144,7 @@ func (f agentFlags) resolve(required bool) (config.Config, error) {
 	override(&c.Cgroup, f.cgroup)
 	if f.level != "" {
 		if err := c.Log.Level.UnmarshalText([]byte(f.level)); err != nil {
-			return c, &fault.Invalid{Field: "log.level", Reason: fmt.Sprintf("%q is none of debug, info, warn and error", f.level)}
+			return c, &fault.Invalid{Field: "log.level", Reason: fmt.Sprintf("%q is not one of debug, info, warn and error", f.level)}
 		}
 	}
 	return c, c.Check()

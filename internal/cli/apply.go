@@ -30,8 +30,8 @@ func (a *app) applyCommand() *cobra.Command {
 	c := answers(&cobra.Command{
 		Use:   "apply FILE|DIR|-...",
 		Short: "Create or update resources: all of them or none",
-		Long: "Makes the resources in the files what they say there. All of it happens or none: on any error the node is as before.\n" +
-			"What is applied already is left untouched. Resources that are in no file stay; see kerb delete.\n\n" +
+		Long: "Creates or updates the resources in the files, all or nothing: after any error the node is unchanged.\n" +
+			"Resources that are already as described are left alone. Resources that are in no file are kept; see kerb delete.\n\n" +
 			"With --if-unchanged nothing is applied if a resource has been changed since the file was read from the agent: its\n" +
 			"metadata.resourceVersion must be the present one. A resource without one must not exist.",
 		Example: `  kerb apply firewall.yaml
@@ -140,7 +140,7 @@ func (a *app) deleteCommand() *cobra.Command {
 	})
 	addFiles(c, &files)
 	addDryRun(c, &dryRun)
-	c.Flags().BoolVar(&ignore, "ignore-missing", false, "leave out what does not exist")
+	c.Flags().BoolVar(&ignore, "ignore-missing", false, "ignore resources that do not exist")
 	return c
 }
 
@@ -168,7 +168,7 @@ func (a *app) dropMissing(ctx context.Context, in *input) error {
 }
 
 func addFiles(c *cobra.Command, files *[]string) {
-	c.Flags().StringArrayVarP(files, "filename", "f", nil, "file, directory or - for standard input; may be given several times, and without the flag")
+	c.Flags().StringArrayVarP(files, "filename", "f", nil, "file, directory or - for standard input; may be repeated; arguments without the flag are files too")
 }
 
 // filesGiven wants at least one file, as an argument or by -f.
@@ -241,7 +241,7 @@ func readInput(files []string, stdin io.Reader) (input, error) {
 		return in, err
 	}
 	if len(in.resources) == 0 {
-		return in, &fault.Invalid{Resource: fileName(strings.Join(files, ", ")), Reason: "there is no resource in it"}
+		return in, &fault.Invalid{Resource: fileName(strings.Join(files, ", ")), Reason: "contains no resource"}
 	}
 	return in, nil
 }

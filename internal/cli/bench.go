@@ -27,7 +27,7 @@ func benchCommand(name, short string) *cobra.Command {
 	return &cobra.Command{
 		Use:   name + " ...",
 		Short: short,
-		Long: short + ".\nRuns kerb-bench " + name + " with the same arguments; --help shows its own. kerb-bench is a program of its own that `make build`\n" +
+		Long: short + ".\nRuns kerb-bench " + name + " with the same arguments; --help shows its own. kerb-bench is a separate program that `make build`\n" +
 			"builds together with kerb: install it in the same directory as kerb, or on PATH.",
 		Example:            "  kerb " + name + " --help",
 		DisableFlagParsing: true,
@@ -71,7 +71,7 @@ func sweepBenches() error {
 		return nil
 	}
 	if out, err := exec.Command(program, "bench", "sweep").CombinedOutput(); err != nil {
-		return fmt.Errorf("remove what killed benchmarks have left: %w: %s", err, strings.TrimSpace(string(out)))
+		return fmt.Errorf("remove the leftovers of killed benchmarks: %w: %s", err, strings.TrimSpace(string(out)))
 	}
 	return nil
 }

@@ -152,7 +152,7 @@ the kernel.`,
 	flags.StringVar(&a.context, "context", os.Getenv("KERB_CONTEXT"), "agent of another node, by the name that kerb context set gave it; also by KERB_CONTEXT")
 	flags.StringVarP(&a.output, "output", "o", "table", "how to print the answer: table, wide, name, json or yaml")
 	flags.BoolVarP(&a.json, "json", "j", false, "the same as -o json")
-	flags.BoolVarP(&a.verbose, "verbose", "v", false, "tell more on standard error: steps, verifier logs")
+	flags.BoolVarP(&a.verbose, "verbose", "v", false, "print more to standard error: steps, verifier logs")
 	_ = root.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"table", "wide", "name", "json", "yaml"}, cobra.ShellCompDirectiveNoFileComp))
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return plainFlagError(err) })
 	root.PersistentPreRunE = func(cmd *cobra.Command, _ []string) error {
@@ -229,7 +229,7 @@ func (a *app) checkOutput(cmd *cobra.Command) error {
 		return nil
 	case "json", "yaml":
 		if cmd.Annotations[answersMark] == "" {
-			return &usageError{fmt.Errorf("%s has no answer in %s: leave -o out", cmd.CommandPath(), a.output)}
+			return &usageError{fmt.Errorf("%s has no answer in %s: omit -o", cmd.CommandPath(), a.output)}
 		}
 		return nil
 	}
@@ -330,7 +330,7 @@ func (a *app) report(w io.Writer, cmd *cobra.Command, err error) int {
 	}
 	switch {
 	case !errors.As(err, &ran), errors.As(err, &usage):
-		fmt.Fprintf(w, "Run %q for what is possible.\n", cmd.CommandPath()+" --help")
+		fmt.Fprintf(w, "Run %q for usage.\n", cmd.CommandPath()+" --help")
 	case isRejected && !a.verbose && rejected.Log != "":
 		saveLog(w, rejected.Log)
 	case errors.As(err, &notFound) && notFound.Name != "" && cmd.HasParent() && cmd.Parent().HasParent():
@@ -338,11 +338,11 @@ func (a *app) report(w io.Writer, cmd *cobra.Command, err error) int {
 		if err != nil || list == cmd.Parent() { // commands of a package are about modules
 			list, _, _ = cmd.Root().Find([]string{"module", "list"})
 		}
-		fmt.Fprintf(w, "Run %q for what there is.\n", list.CommandPath())
+		fmt.Fprintf(w, "Run %q for the list.\n", list.CommandPath())
 	case code == ExitFailure && errors.Is(err, fs.ErrPermission) && os.Geteuid() != 0:
 		fmt.Fprintln(w, "You are not root, as this needs.")
 	case code == ExitFailure && errors.Is(err, fs.ErrPermission):
-		fmt.Fprintln(w, "You are root without a right that this needs, as in a container; \"kerb doctor\" tells which are missing.")
+		fmt.Fprintln(w, "Running as root but missing a capability (in a container?). \"kerb doctor\" lists which.")
 	}
 	return code
 }

@@ -86,7 +86,7 @@ func (a *app) call(ctx context.Context, method, path string, body []byte) ([]byt
 		return nil, interrupted(method)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("the agent ended before it answered: see what is there when it runs again (%w)", err)
+		return nil, fmt.Errorf("the agent exited before it replied: once it is running again, check whether the change was applied (%w)", err)
 	}
 	defer response.Body.Close()
 	answer, err := readAnswer(response.Body)
@@ -141,7 +141,7 @@ func interrupted(method string) error {
 	if method == http.MethodGet {
 		return errors.New("interrupted")
 	}
-	return errors.New("interrupted; a change that has reached the agent goes on, whole or not at all: see what is there in a moment")
+	return errors.New("interrupted: if the agent already received the change it is still applied, all or nothing; check with kerb status")
 }
 
 func problem(response *http.Response, answer []byte) error {
@@ -196,7 +196,7 @@ func (a *app) change(ctx context.Context, method, path string, dryRun bool, body
 
 func understand(data []byte, v any) error {
 	if err := json.Unmarshal(data, v); err != nil {
-		return fmt.Errorf("the agent's answer is not what this kerb expects (is it of another version?): %w", err)
+		return fmt.Errorf("unexpected response from the agent (is it a different version?): %w", err)
 	}
 	return nil
 }

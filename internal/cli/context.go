@@ -144,7 +144,7 @@ func (r remote) endpoint() (*endpoint, error) {
 		}
 		secure.RootCAs = x509.NewCertPool()
 		if !secure.RootCAs.AppendCertsFromPEM(data) {
-			return nil, &fault.Invalid{Resource: r.CA, Reason: "holds no PEM certificate"}
+			return nil, &fault.Invalid{Resource: r.CA, Reason: "contains no PEM certificate"}
 		}
 	}
 	if r.Certificate != "" || r.Key != "" {

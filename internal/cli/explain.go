@@ -118,14 +118,14 @@ func (e explanation) explain(w io.Writer, path string) error {
 	steps := strings.Split(path, ".")
 	word := strings.ToLower(strings.TrimSuffix(steps[0], "s"))
 	if word == "packet" {
-		return &fault.Invalid{Reason: "the word packet is reserved; kerb trace shows what becomes of packets"}
+		return &fault.Invalid{Reason: "the word packet is reserved; kerb trace shows what happens to packets"}
 	}
 	at, ok := e.defs[explainedKinds[word]].(map[string]any)
 	if !ok {
 		at, ok = e.defs["config-"+steps[0]].(map[string]any)
 	}
 	if !ok {
-		return &fault.Invalid{Reason: fmt.Sprintf("%q is no kind of resource and no package; there are %s%s", steps[0], strings.Join(explained(), ", "), nearest.Hint(steps[0], explained()))}
+		return &fault.Invalid{Reason: fmt.Sprintf("%q is neither a resource kind nor a package; known are %s%s", steps[0], strings.Join(explained(), ", "), nearest.Hint(steps[0], explained()))}
 	}
 	for i, name := range steps[1:] {
 		name, _, _ = strings.Cut(name, "[")

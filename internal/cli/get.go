@@ -46,7 +46,7 @@ func findKind(name string) (shown, error) {
 		}
 		known = append(known, k.names...)
 	}
-	return shown{}, &usageError{fmt.Errorf("no kind %q; there are modules, services, virtualservices, models, chains, packages and all%s", name, nearest.Hint(name, known))}
+	return shown{}, &usageError{fmt.Errorf("no kind %q; kinds are modules, services, virtualservices, models, chains, packages and all%s", name, nearest.Hint(name, known))}
 }
 
 func (a *app) getCommand() *cobra.Command {
@@ -81,7 +81,7 @@ func (a *app) getAll(cmd *cobra.Command, names []string, watch bool) error {
 		return &usageError{fmt.Errorf("kerb get all takes no name")}
 	}
 	if a.output == "json" || a.output == "yaml" {
-		return &usageError{fmt.Errorf("kerb get all has no answer in %s: use kerb export, or leave -o out", a.output)}
+		return &usageError{fmt.Errorf("kerb get all has no answer in %s: use kerb export, or omit -o", a.output)}
 	}
 	return a.repeat(cmd, watch, func(w io.Writer) error {
 		for i, k := range shownKinds() {

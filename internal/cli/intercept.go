@@ -45,9 +45,9 @@ type latePacket struct {
 
 func (a *app) interceptCommand() *cobra.Command {
 	return noun("intercept", "Packets delivered to programs: classes, delays, what was late",
-		interceptQuery(a, "classes", "Show classes, what became of their packets, and who has them open", "classes", printClasses),
+		interceptQuery(a, "classes", "Show classes, their packet counters, and the programs that have them open", "classes", printClasses),
 		interceptQuery(a, "stats", "Show how long delivery takes, from the kernel part to the program", "classes", printDelays),
-		interceptQuery(a, "late", "Show the last packets that came after their deadline, and what the CPUs were doing", "late", printLate))
+		interceptQuery(a, "late", "Show the last packets that missed their deadline, and what the CPUs were doing", "late", printLate))
 }
 
 // interceptQuery reads a route of a module, which need not be named where there is one of the package only.
@@ -96,7 +96,7 @@ func (a *app) interceptModule(ctx context.Context, args []string) (string, error
 	}
 	switch len(names) {
 	case 0:
-		return "", errors.New("there is no module of the package intercept: docs/intercept.md has one to apply")
+		return "", errors.New("no module of package intercept is deployed: docs/intercept.md has an example")
 	case 1:
 		return names[0], nil
 	}

@@ -96,7 +96,7 @@ func (a *app) modelLoadCommand() *cobra.Command {
 	c := answers(&cobra.Command{
 		Use:   "load FILE",
 		Short: "Load a model, or replace one while packets flow",
-		Long: "Loads a document of the format kerb-model/1; - is standard input. Modules whose config names the model take it over at once:\n" +
+		Long: "Loads a document of the format kerb-model/1; - is standard input. Modules whose config names the model switch to it at once:\n" +
 			"no packet meets half of it, and none is lost. If one cannot use it, what it ran before runs on, and load says why and exits\n" +
 			"with 5. The versions before are kept; see kerb model rollback.",
 		Example: `  kerb model load dis.json
@@ -121,7 +121,7 @@ func (a *app) modelLoadCommand() *cobra.Command {
 		},
 	})
 	c.Flags().StringVar(&m.Metadata.Name, "name", "", "name of the resource; the one in the document unless said")
-	c.Flags().StringToStringVarP(&m.Metadata.Labels, "label", "l", nil, "a label, as key=value, in place of those that it has; may be given several times")
+	c.Flags().StringToStringVarP(&m.Metadata.Labels, "label", "l", nil, "label as key=value; replaces all existing labels; may be repeated")
 	l.addFlags(c)
 	return c
 }
@@ -173,15 +173,15 @@ func (a *app) awaitModel(ctx context.Context, name string, limit time.Duration) 
 		}
 		i := slices.IndexFunc(all, func(m v1alpha1.Model) bool { return m.Metadata.Name == name })
 		if i < 0 {
-			return &fault.Conflict{Reason: "model " + name + " was deleted meanwhile"}
+			return &fault.Conflict{Reason: "model " + name + " was deleted in the meantime"}
 		}
 		switch ready := readyCondition(modelStatus(all[i]).Conditions); {
 		case ready.Status != "False":
 			return nil
 		case ready.Reason == models.ReasonRefused:
-			return &fault.Conflict{Reason: fmt.Sprintf("model %s is kept but not used, what ran before runs on: %s", name, ready.Message)}
+			return &fault.Conflict{Reason: fmt.Sprintf("model %s is stored but not in use, the previous version keeps running: %s", name, ready.Message)}
 		case time.Now().After(end):
-			return fmt.Errorf("model %s is kept but not used yet: %s", name, ready.Message)
+			return fmt.Errorf("model %s is stored but not in use yet: %s", name, ready.Message)
 		}
 		select {
 		case <-ctx.Done():
@@ -203,7 +203,7 @@ func readyCondition(all []v1alpha1.Condition) v1alpha1.Condition {
 func (a *app) modelDescribeCommand() *cobra.Command {
 	return answers(&cobra.Command{
 		Use:   "describe NAME|FILE",
-		Short: "Show what a model holds, what it costs, and how far it is from the limits",
+		Short: "Show a model's contents and cost, and its distance from the limits",
 		Long: "Describes a model of the node, or a document in a file (a path with a dot or a slash; - is standard input), for which no\n" +
 			"agent is needed.",
 		Example:           "  kerb model describe guard\n  kerb model describe dis.json",
@@ -250,7 +250,7 @@ func (a *app) modelRollbackCommand() *cobra.Command {
 	c := answers(&cobra.Command{
 		Use:   "rollback NAME",
 		Short: "Go back to an earlier version of a model",
-		Long: "Puts an earlier version in the place of the present one, which is kept in turn. The last " + strconv.Itoa(models.VersionsKept) + " are kept;\n" +
+		Long: "Replaces the current version with an earlier one; the current one is kept as an earlier version. The last " + strconv.Itoa(models.VersionsKept) + " are kept;\n" +
 			"kerb model get NAME lists them.",
 		Example:           "  kerb model rollback guard\n  kerb model rollback guard --to 3",
 		Args:              cobra.ExactArgs(1),

@@ -93,7 +93,7 @@ func TestModelDataThatIsWrong(t *testing.T) {
 		"dis,dio,label\n1,x,0\n":     `line 2: "x" is no whole number`,
 		"dis,dio,label\n1,1.5,0\n":   `line 2: "1.5" is no whole number`,
 		"dis,dio,label\n1,NaN,0\n":   "no whole number",
-		"dis,dio,label\n1,2,worse\n": "none of the model's: normal, flood",
+		"dis,dio,label\n1,2,worse\n": "not one of the model's: normal, flood",
 		"dis,dio,label\n":            "no rows",
 		"":                           "no heading",
 	} {

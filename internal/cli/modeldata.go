@@ -112,7 +112,7 @@ func (s *samples) add(record []string, columns []int, class int, classes []strin
 		i = n
 	}
 	if i < 0 {
-		return fmt.Errorf("class %q is none of the model's: %s", record[class], strings.Join(classes, ", "))
+		return fmt.Errorf("class %q is not one of the model's: %s", record[class], strings.Join(classes, ", "))
 	}
 	s.classes = append(s.classes, i)
 	return nil

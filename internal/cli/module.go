@@ -38,7 +38,7 @@ func moduleKind() kind[v1alpha1.Module] {
 
 func (a *app) moduleCommand() *cobra.Command {
 	k := moduleKind()
-	return noun("module", "Packages deployed on the node, and what they do", k.list(a), k.get(a), k.delete(a), a.dropsCommand(), a.queryCommand(),
+	return noun("module", "Modules: packages deployed on the node", k.list(a), k.get(a), k.delete(a), a.dropsCommand(), a.queryCommand(),
 		a.valuesCommand(), a.setCommand())
 }
 
@@ -190,8 +190,8 @@ func printDrop(w io.Writer, module string, d v1alpha1.Drop) {
 func (a *app) queryCommand() *cobra.Command {
 	return answers(&cobra.Command{
 		Use:   "query NAME [PATH]",
-		Short: "Read what a module itself offers",
-		Long: "Reads a route that the module's control plane serves below /v1/modules/NAME/. Without a path it lists those there are.\n" +
+		Short: "Query a module's own routes",
+		Long: "Reads a route that the module's control plane serves below /v1/modules/NAME/. Without a path it lists the available routes.\n" +
 			"A stream of events is printed as it comes, until it is interrupted.",
 		Example:           "  kerb module query fw\n  kerb module query count counts\n  kerb module query fw rules -o json\n  kerb module query guard events",
 		Args:              cobra.RangeArgs(1, 2),
@@ -218,7 +218,7 @@ func (e *noRouteError) Error() string {
 	if first, _, _ := strings.Cut(e.path, "/"); first == "values" {
 		return fmt.Sprintf("module %s has no values that can be set while it runs", e.module)
 	}
-	return fmt.Sprintf("module %s has nothing at %s; kerb module query %s lists what it has", e.module, cmp.Or(e.path, "/"), e.module)
+	return fmt.Sprintf("module %s serves nothing at %s; kerb module query %s lists its routes", e.module, cmp.Or(e.path, "/"), e.module)
 }
 
 func (*noRouteError) Unwrap() error { return &fault.NotFound{} }
@@ -242,7 +242,7 @@ func (a *app) printAnswer(w io.Writer, body *answer) error {
 		return a.print(w, v, func(w io.Writer) { printAnswerTable(w, "", ordered) })
 	}
 	if a.output != "table" {
-		return &usageError{fmt.Errorf("the module answers in a format of its own, not in %s: leave -o out", a.output)}
+		return &usageError{fmt.Errorf("the module replies in its own format, not in %s: omit -o", a.output)}
 	}
 	_, err = w.Write(data)
 	return err

@@ -115,7 +115,7 @@ func (a *app) packageInspectCommand() *cobra.Command {
 	var f storeFlags
 	c := answers(&cobra.Command{
 		Use:   "inspect DIR|NAME|REFERENCE",
-		Short: "Show what a package consists of and costs",
+		Short: "Show a package's contents and cost",
 		Args:  cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			p, err := findPackage(cmd, &f, args[0])

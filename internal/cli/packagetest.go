@@ -85,7 +85,7 @@ func (a *app) packageTestCommand() *cobra.Command {
 		Short: "Run packets through a package in the kernel, and compare verdicts and packets",
 		Long: `Links the package into a chain of one as the agent does, runs packets through it by BPF_PROG_TEST_RUN, and compares what
 comes out with test.yaml in the package's directory. Nothing is attached; no packet leaves. Needs root, or CAP_BPF and
-CAP_NET_ADMIN. With --pcap it prints what becomes of each packet of a capture.
+CAP_NET_ADMIN. With --pcap it prints the verdict on each packet of a capture.
 
   config: {port: 9999, drop: true}
   tests:
@@ -145,7 +145,7 @@ func readTests(ref, file, pcap, direction string) (t packageTests, err error) {
 		return t, err
 	}
 	if t.positions, err = decode.File(t.file, data, &t); err == nil && len(t.Tests) == 0 {
-		err = t.positions.Locate(t.file, &fault.Invalid{Field: "tests", Reason: "there is none"})
+		err = t.positions.Locate(t.file, &fault.Invalid{Field: "tests", Reason: "contains no test"})
 	}
 	return t, err
 }

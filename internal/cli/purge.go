@@ -27,8 +27,8 @@ func (a *app) purgeCommand() *cobra.Command {
 		Use:   "purge",
 		Short: "Remove everything that Kerb has in the kernel",
 		Long: "Detaches all chains of this node's agent and removes its programs, maps and pins, and the ports, bridge and veths\n" +
-			"of its Oakestra listener; and, with kerb-bench, what benchmarks that were killed have left. Other programs are left alone.\n" +
-			"The agent must not be running. The desired state stays, and an agent that is started again brings all back, unless\n" +
+			"of its Oakestra listener; and, with kerb-bench, the leftovers of killed benchmarks. Other programs are not touched.\n" +
+			"The agent must not be running. The desired state is kept, and an agent that is started again restores everything, unless\n" +
 			"--all removes it as well.",
 		Example: "  systemctl stop kerb && kerb purge\n  kerb purge --all",
 		Args:    cobra.NoArgs,

@@ -42,7 +42,7 @@ func (a *app) packageKeygenCommand() *cobra.Command {
 			}
 			keys := map[string]string{"private": private, "public": public}
 			return a.print(cmd.OutOrStdout(), keys, func(w io.Writer) {
-				fmt.Fprintf(w, "private key %s: keep it, sign with it\npublic key %s: for /etc/kerb/keys on nodes\n", private, public)
+				fmt.Fprintf(w, "private key %s: keep it secret, sign with it\npublic key %s: for /etc/kerb/keys on nodes\n", private, public)
 			})
 		},
 	})
@@ -71,7 +71,7 @@ func (a *app) packagePushCommand() *cobra.Command {
 		Use:   "push [DIR] REFERENCE",
 		Short: "Put a built package into a registry or an image layout",
 		Long: "Pushes the package in DIR, which must be built, as an OCI artifact, and signs it if --key is given. A package whose\n" +
-			"control plane is compiled for one architecture is given once for each by --platform, in the place of DIR; nodes then pull\n" +
+			"control plane is compiled per architecture takes one --platform for each instead of DIR; nodes then pull\n" +
 			"theirs.\n" + referenceHelp,
 		Example: `  kerb package push ./limiter registry.example.org/acme/limiter:1.2.0 --key acme.key
   kerb package push ./limiter oci:/srv/packages/limiter:1.2.0
@@ -108,7 +108,7 @@ func signedWord(signed bool) string {
 	if signed {
 		return "signed"
 	}
-	return "not signed: nodes refuse it unless told otherwise"
+	return "not signed: nodes refuse it unless it is pulled with --allow-unsigned"
 }
 
 // signer is nil if no key was named.
@@ -142,7 +142,7 @@ func (a *app) packageSignCommand() *cobra.Command {
 	c := answers(&cobra.Command{
 		Use:   "sign REFERENCE --key FILE",
 		Short: "Sign a package that was pushed",
-		Long: "Signs the digest that REFERENCE leads to, beside the signatures that are there, in the form of cosign.\n" +
+		Long: "Adds a signature to the digest that REFERENCE resolves to, in cosign format.\n" +
 			referenceHelp,
 		Example: `  kerb package sign registry.example.org/acme/limiter:1.2.0 --key acme.key
   kerb package sign oci:/srv/packages/limiter:1.2.0 --key acme.key --identity registry.example.org/acme/limiter`,
@@ -234,7 +234,7 @@ func printPulled(w io.Writer, p *oci.Pulled) {
 	field(w, "Reference", p.Reference)
 	field(w, "Pinned", p.Pinned)
 	if p.SignedBy == "" {
-		p.SignedBy = "nobody that this node trusts: unsigned was allowed"
+		p.SignedBy = "not signed by a key that this node trusts: unsigned packages were allowed"
 	}
 	field(w, "Signed by", p.SignedBy)
 	if p.Moved != "" {

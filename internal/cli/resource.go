@@ -149,7 +149,7 @@ func (k kind[T]) complete(a *app) cobra.CompletionFunc {
 }
 
 func addDryRun(c *cobra.Command, dryRun *bool) {
-	c.Flags().BoolVar(dryRun, "dry-run", false, "only tell what would happen")
+	c.Flags().BoolVar(dryRun, "dry-run", false, "only show what would happen")
 }
 
 func sortedKeys[K cmp.Ordered, V any](m map[K]V) []K { return slices.Sorted(maps.Keys(m)) }

@@ -134,7 +134,7 @@ func (a *app) serviceAddCommand() *cobra.Command {
 	flags.StringVar(&s.Spec.Netns, "netns", "", "path of its network namespace")
 	flags.IntVar(&s.Spec.PID, "pid", 0, "a process in its network namespace")
 	flags.StringVar(&s.Spec.Interface, "interface", "", "its interface on the host's side")
-	flags.StringToStringVarP(&s.Metadata.Labels, "label", "l", nil, "a label, as key=value; may be given several times")
+	flags.StringToStringVarP(&s.Metadata.Labels, "label", "l", nil, "label as key=value; may be repeated")
 	c.MarkFlagsMutuallyExclusive("netns", "pid", "interface")
 	c.MarkFlagsOneRequired("netns", "pid", "interface")
 	addDryRun(c, &dryRun)

@@ -41,7 +41,7 @@ func (a *app) topCommand() *cobra.Command {
 		},
 	})
 	c.Flags().DurationVar(&interval, "interval", time.Second, "time between two measurements")
-	c.Flags().IntVar(&count, "count", 0, "end after so many tables (0: never)")
+	c.Flags().IntVar(&count, "count", 0, "stop after this many tables (0: never)")
 	return c
 }
 

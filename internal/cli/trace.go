@@ -35,7 +35,7 @@ func (a *app) traceCommand() *cobra.Command {
 		Long: "Shows each matching packet as it came to the chain, and the verdict of each module on it, drops with their reason,\n" +
 			"until the count or the time is reached or it is interrupted. Filters match the packet as it came. What a module\n" +
 			"has changed of addresses and ports follows its verdict. For that time the chains are linked again with a call after each module; packets\n" +
-			"are neither lost nor let through by the change, and chains that nobody traces pay nothing.",
+			"are neither lost nor let through by the change, and chains that are not traced cost nothing extra.",
 		Example: "  kerb trace --service web --protocol tcp --port 80\n  kerb trace --host 192.0.2.7 --count 5 --for 10s",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -54,8 +54,8 @@ func (a *app) traceCommand() *cobra.Command {
 	flags.StringVar(&r.Host, "host", "", "source or destination address")
 	flags.StringVar(&r.Protocol, "protocol", "", "tcp, udp, icmp, icmpv6 or a number")
 	flags.Uint16Var(&r.Port, "port", 0, "source or destination port")
-	flags.IntVar(&r.Count, "count", 100, "end after so many packets (0: only by time)")
-	flags.DurationVar(&lasting, "for", 30*time.Second, "end after this time, at most 4m")
+	flags.IntVar(&r.Count, "count", 100, "stop after this many packets (0: only by time)")
+	flags.DurationVar(&lasting, "for", 30*time.Second, "stop after this time, at most 4m")
 	return c
 }
 

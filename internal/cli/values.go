@@ -16,7 +16,7 @@ import (
 func (a *app) valuesCommand() *cobra.Command {
 	return answers(&cobra.Command{
 		Use:               "values NAME",
-		Short:             "Show what can be set in a module while it runs",
+		Short:             "Show the values that can be set while a module runs",
 		Example:           "  kerb module values sign",
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: moduleKind().complete(a),
@@ -41,7 +41,7 @@ func (a *app) setCommand() *cobra.Command {
 	return answers(&cobra.Command{
 		Use:               "set NAME PATH=VALUE...",
 		Short:             "Set values of a module while it runs",
-		Long:              "Sets values that the module offers: `kerb module values NAME` lists them. The first one that is refused ends it.",
+		Long:              "Sets values of the module: `kerb module values NAME` lists them. Stops at the first value that is refused.",
 		Example:           "  kerb module set sign sign/cars=12\n  kerb module set things things/sensors/temperature=21.5",
 		Args:              cobra.MinimumNArgs(2),
 		ValidArgsFunction: moduleKind().complete(a),

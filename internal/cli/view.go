@@ -96,7 +96,7 @@ func (a *app) statusCommand() *cobra.Command {
 		Use:   "status",
 		Short: "Show the agent's state at a glance",
 		Long: "Shows what is deployed, and everything that is wrong: modules that do not run, exceed their budget or select nothing,\n" +
-			"services that are missing or whose interfaces have left, instances that do not answer, and whatever condition of a\n" +
+			"services that are missing or whose interfaces have moved, instances that do not respond, and any condition of a\n" +
 			"resource is not met.",
 		Example: "  kerb status\n  kerb status --exit-code\n  kerb status -o json",
 		Args:    cobra.NoArgs,
@@ -107,7 +107,7 @@ func (a *app) statusCommand() *cobra.Command {
 			}
 			err = a.print(cmd.OutOrStdout(), s, func(w io.Writer) { describeNode(w, s) })
 			if err == nil && exit && len(s.Problems) > 0 {
-				err = fmt.Errorf("there are problems: %d", len(s.Problems))
+				err = fmt.Errorf("%d problems", len(s.Problems))
 			}
 			return err
 		},
@@ -121,7 +121,7 @@ func (a *app) doctorCommand() *cobra.Command {
 	c := answers(&cobra.Command{
 		Use:   "doctor",
 		Short: "Examine whether this node can run Kerb, and how well",
-		Long: "Tries what Kerb needs of the kernel, and looks at mounts, interfaces and programs of others. Changes nothing and needs no\n" +
+		Long: "Tests the kernel features that Kerb needs, and examines mounts, interfaces and foreign programs. Changes nothing and needs no\n" +
 			"agent. Exits with 1 if something stops Kerb from working.",
 		Example: "  kerb doctor\n  kerb doctor -o json",
 		Args:    cobra.NoArgs,
@@ -137,7 +137,7 @@ func (a *app) doctorCommand() *cobra.Command {
 				err = a.print(cmd.OutOrStdout(), checks, nil)
 			}
 			if err == nil && doctor.Worst(checks) == doctor.Fail {
-				err = errors.New("this node cannot run Kerb as it is")
+				err = errors.New("this node cannot run Kerb in its present state")
 			}
 			return err
 		},

@@ -71,7 +71,7 @@ func checkSubnet(field, text string, four bool) error {
 func (o Oakestra) checkTCP() error {
 	if o.TCP == "" {
 		if o.TLS != nil {
-			return invalid("oakestra.tls", "there is no oakestra.tcp that it could protect")
+			return invalid("oakestra.tls", "has no effect without oakestra.tcp")
 		}
 		return nil
 	}

@@ -123,7 +123,7 @@ func New(opts Options) (*Manager, error) {
 		return nil, fmt.Errorf("control planes: %w", err)
 	}
 	if err := opts.makeState(); err != nil {
-		opts.Log.Warn("control planes keep what they know until a reboot only", "error", err)
+		opts.Log.Warn("control planes keep their state until the next reboot only", "error", err)
 		opts.State = filepath.Join(opts.Run, "state")
 		if err := opts.makeState(); err != nil {
 			return nil, fmt.Errorf("control planes: %w", err)
@@ -221,7 +221,7 @@ func reachable(dir string) error {
 			return err
 		}
 		if info.Mode().Perm()&0o001 == 0 {
-			return fmt.Errorf("control planes run as users of their own, who cannot come to %s: chmod o+x %s", dir, at)
+			return fmt.Errorf("control planes run as unprivileged users, which cannot traverse %s: chmod o+x %s", dir, at)
 		}
 	}
 	return nil

@@ -161,7 +161,7 @@ func (p *Plane) give(g sdk.Give) {
 	}
 	defer conn.Close()
 	if err := p.giveMaps(conn, g); err != nil {
-		p.log.Warn("a program was not given what it asked for", "error", err)
+		p.log.Warn("cannot serve the request of a program", "error", err)
 		_ = errors.Join(conn.CloseRead(), conn.CloseWrite())
 	}
 }

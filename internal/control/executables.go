@@ -27,7 +27,7 @@ func (p *Plane) examineAll(ctx context.Context, r *run, wanted []sdk.Process) {
 		update := sdk.ExecutablesUpdate{Generation: generation, Executables: []sdk.Executable{found}}
 		err := p.call(ctx, r, updateTime, "executables", update, nil)
 		if err != nil && ctx.Err() == nil && !answered(err, http.StatusNotFound) && !answered(err, http.StatusConflict) {
-			p.log.Warn("control plane does not take what was found out about a program", "program", found.Path, "error", err)
+			p.log.Warn("control plane rejects the examination result of a program", "program", found.Path, "error", err)
 		}
 	}
 }

@@ -231,7 +231,7 @@ func (p *Plane) supervise() {
 		if time.Since(begin) > calmAfter {
 			pause = firstPause
 		}
-		p.log.Error("control plane ended; the data plane goes on without it", "error", err, "nextTry", pause)
+		p.log.Error("control plane exited; the data plane keeps running", "error", err, "nextTry", pause)
 		p.setState(func(s *State) {
 			s.Running, s.Started, s.PID, s.Reason = false, false, 0, fmt.Sprintf("%v; tried again after %v", err, pause)
 			s.Restarts++

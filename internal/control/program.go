@@ -52,7 +52,7 @@ func (m *Manager) program(module string, p *pkgs.Package) (*program, error) {
 
 func (p *program) release() {
 	if err := p.manager.files.release(p.files); err != nil {
-		p.manager.opts.Log.Warn("cannot remove the files of a package that is not used any more", "package", p.pkg.Name, "error", err)
+		p.manager.opts.Log.Warn("cannot remove the files of an unused package", "package", p.pkg.Name, "error", err)
 	}
 }
 
@@ -244,7 +244,7 @@ func endOf(asked string, err error, log *logReader) error {
 	if asked != "" {
 		return errors.New(asked)
 	}
-	text := "ended by itself"
+	text := "exited"
 	if err != nil {
 		text = err.Error()
 	}

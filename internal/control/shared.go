@@ -143,7 +143,7 @@ func (s *shared) close() {
 	if s.process == nil {
 		return
 	}
-	s.process.end("the agent ends")
+	s.process.end("the agent is shutting down")
 	<-s.process.ended
 	s.forget()
 }

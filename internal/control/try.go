@@ -48,7 +48,7 @@ func (m *Manager) trySandbox() error {
 	var said bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &said, &said
 	if err := m.spawner.Start(cmd); err != nil {
-		return fmt.Errorf("start a process in namespaces of its own: %w", err)
+		return fmt.Errorf("start a process in new namespaces: %w", err)
 	}
 	timeout := time.AfterFunc(tryTime, func() { _ = cmd.Process.Kill() })
 	defer timeout.Stop()

@@ -67,7 +67,7 @@ func checkOwner(root string) error {
 		return fmt.Errorf("%s: %w", root, err)
 	}
 	if st.Mode&unix.S_IFMT != unix.S_IFDIR || int(st.Uid) != os.Geteuid() && st.Uid != 0 || st.Mode&0o022 != 0 {
-		return fmt.Errorf("%s is not the agent's alone (user %d, mode %04o), others could take chains away: remove it, as with rmdir %s", root, st.Uid, st.Mode&0o7777, root)
+		return fmt.Errorf("%s is writable by other users (user %d, mode %04o), who could remove chains: remove it, for example with rmdir %s", root, st.Uid, st.Mode&0o7777, root)
 	}
 	return nil
 }

@@ -52,13 +52,13 @@ func (s *sockets) drain() (left int, err error) {
 	}
 	if !s.isOff() {
 		if err := s.setOff(true); err != nil {
-			return 0, fmt.Errorf("tell the module to redirect no more: %w", err)
+			return 0, fmt.Errorf("stop redirection by the module: %w", err)
 		}
 		time.Sleep(settleTime)
 	}
 	for {
 		if _, err := prog.Run(&ebpf.RunOptions{}); err != nil {
-			return 0, fmt.Errorf("find sockets that can be let go of: %w", err)
+			return 0, fmt.Errorf("find sockets that can be released: %w", err)
 		}
 		gone, err := s.letGo()
 		if err != nil {
@@ -77,7 +77,7 @@ func (s *sockets) letGo() (gone int, err error) {
 		for _, m := range []*ebpf.Map{s.maps[socketsPin], s.maps[drainedMap]} { // what is in drained may still be in there
 			err := m.Delete(key)
 			if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) { // closed meanwhile
-				return gone, fmt.Errorf("let go of a socket: %w", err)
+				return gone, fmt.Errorf("release a socket: %w", err)
 			}
 		}
 		gone++

@@ -40,7 +40,7 @@ func (n nested) put(m *ebpf.Map, all map[string]*ebpf.Map) error {
 	var keys, values []uint32
 	for key, inner := range n {
 		if all[inner] == nil {
-			return fmt.Errorf("entry %d: there is no map %s", key, inner)
+			return fmt.Errorf("entry %d: no map %s", key, inner)
 		}
 		keys, values = append(keys, key), append(values, uint32(all[inner].FD()))
 	}

@@ -123,7 +123,7 @@ func JSON(data []byte) (any, error) {
 		return nil, explain(err, d.InputOffset())
 	}
 	if _, err := d.Token(); !errors.Is(err, io.EOF) {
-		return nil, &fault.Invalid{Reason: "there is something after the JSON value"}
+		return nil, &fault.Invalid{Reason: "unexpected data after the JSON value"}
 	}
 	return value, nil
 }
@@ -134,7 +134,7 @@ func explain(err error, offset int64) error {
 	case errors.As(err, &invalid):
 		return err
 	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
-		return &fault.Invalid{Reason: "the JSON ends too early"}
+		return &fault.Invalid{Reason: "unexpected end of JSON"}
 	}
 	return &fault.Invalid{Reason: fmt.Sprintf("not JSON: %v (at byte %d)", err, offset)}
 }
@@ -166,7 +166,7 @@ func decodeValue(d *json.Decoder, path string, depth int) (any, error) {
 func decodeNumber(number json.Number, path string) (any, error) {
 	value, err := number.Float64()
 	if err != nil {
-		return nil, &fault.Invalid{Field: path, Reason: number.String() + " is beyond all numbers that there can be"}
+		return nil, &fault.Invalid{Field: path, Reason: number.String() + " is out of range for a number"}
 	}
 	if text := number.String(); !strings.ContainsAny(text, ".eE") && strconv.FormatFloat(value, 'f', 0, 64) != text {
 		reason := fmt.Sprintf("%s cannot be kept exactly, as all integers up to %d can", text, 1<<53)
@@ -185,7 +185,7 @@ func decodeObject(d *json.Decoder, path string, depth int) (any, error) {
 		key := token.(string) // a key is a string, or Token has failed
 		field := strings.TrimPrefix(path+"."+key, ".")
 		if _, ok := object[key]; ok {
-			return nil, &fault.Invalid{Field: field, Reason: "given twice"}
+			return nil, &fault.Invalid{Field: field, Reason: "occurs twice"}
 		}
 		if object[key], err = decodeValue(d, field, depth); err != nil {
 			return nil, err

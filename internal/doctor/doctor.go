@@ -87,7 +87,7 @@ func Print(w io.Writer, checks []Check) error {
 			fmt.Fprintf(tw, "\t\t-> %s\n", c.Remedy)
 		}
 	}
-	fmt.Fprintf(tw, "\n%d ok, %d to look at, %d that stop Kerb\n", count[OK], count[Warn], count[Fail])
+	fmt.Fprintf(tw, "\n%d ok, %d warnings, %d that prevent Kerb from running\n", count[OK], count[Warn], count[Fail])
 	return tw.Flush()
 }
 

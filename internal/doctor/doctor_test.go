@@ -326,7 +326,7 @@ func TestPrint(t *testing.T) {
 fail  bpffs   not mounted
               -> mount -t bpf bpf /x
 
-1 ok, 0 to look at, 1 that stop Kerb
+1 ok, 0 warnings, 1 that prevent Kerb from running
 `
 	if err != nil || out.String() != want {
 		t.Errorf("%v, printed:\n%s", err, out.String())

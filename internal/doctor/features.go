@@ -44,7 +44,7 @@ var meanings = map[string]meaning{
 	"clsact":         {OK, "Kerb uses TCX instead", "4.5 with CONFIG_NET_SCH_INGRESS"},
 	"xdp-native":     {Warn, "XDP on veths runs in generic mode, which is slower", "4.19"},
 	"xdp-frags":      {OK, "native XDP on veths only up to an MTU of about a page", "5.18"},
-	"xdp-generic":    {Warn, "no XDP on interfaces whose driver has none", "4.12"},
+	"xdp-generic":    {Warn, "no XDP on interfaces whose driver does not support it", "4.12"},
 }
 
 // features tries what the kernel can do.

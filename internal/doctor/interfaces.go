@@ -65,15 +65,15 @@ func onInterface(l netlink.Link, foreign []probe.Program, err error) Check {
 	name := "interface " + a.Name
 	found := fmt.Sprintf("MTU %d, %d rx and %d tx queues, %s", a.MTU, a.NumRxQueues, a.NumTxQueues, xdpModes(l))
 	if err != nil {
-		return bad(Warn, name, "sudo kerb doctor", "%s; cannot tell what runs on it: %s", found, probe.Reason(err))
+		return bad(Warn, name, "sudo kerb doctor", "%s; cannot list its programs: %s", found, probe.Reason(err))
 	}
 	if len(foreign) == 0 {
 		return ok(name, "%s", found)
 	}
-	found += "; beside Kerb: " + list(foreign)
+	found += "; other programs: " + list(foreign)
 	if foreign[0].Hook == "xdp" && foreign[0].Name != "" {
 		return bad(Warn, name, fmt.Sprintf("have its owner remove it, or: ip link set dev %s xdp off", a.Name),
-			"%s; Kerb cannot use XDP here meanwhile, TC is shared", found)
+			"%s; Kerb cannot use XDP here while it is attached, TC is shared", found)
 	}
 	return ok(name, "%s", found)
 }

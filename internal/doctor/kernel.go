@@ -78,7 +78,7 @@ func jit() Check {
 	const name, remedy = "BPF JIT", "sysctl -w net.core.bpf_jit_enable=1"
 	jitted, err := probe.Jitted()
 	if err != nil {
-		return bad(Warn, name, "sudo kerb doctor", "cannot tell: %s", probe.Reason(err))
+		return bad(Warn, name, "sudo kerb doctor", "unknown: %s", probe.Reason(err))
 	}
 	if !jitted {
 		return bad(Warn, name, remedy, "off: programs are interpreted, several times slower")

@@ -53,7 +53,7 @@ func redirected(opts Options) []Check {
 	if !known {
 		var err error
 		if result, err = sockets.Test(context.Background()); err != nil {
-			return []Check{bad(Warn, name, "sudo kerb doctor", "cannot be tried: modules that redirect bytes between sockets keep programs out that they need not: %v", err)}
+			return []Check{bad(Warn, name, "sudo kerb doctor", "cannot be tested: modules that redirect bytes between sockets exclude more programs than necessary: %v", err)}
 		}
 	}
 	var others []string
@@ -65,7 +65,7 @@ func redirected(opts Options) []Check {
 	if len(others) == 0 {
 		return []Check{ok(name, "behave as TCP does")}
 	}
-	return []Check{ok(name, "differ from TCP in %s: what relies on these, modules keep with TCP (docs/accelerator.md)", strings.Join(others, ", "))}
+	return []Check{ok(name, "differ from TCP in %s: modules leave programs that rely on these on plain TCP (docs/accelerator.md)", strings.Join(others, ", "))}
 }
 
 // bpffs wants the directory of pins, or the nearest one above that exists, to
@@ -79,7 +79,7 @@ func bpffs(dir string) Check {
 	}
 	if vfs.Type != unix.BPF_FS_MAGIC {
 		mount := bpffsRoot(dir)
-		return bad(Fail, name, fmt.Sprintf("mount -t bpf -o mode=700 bpf %s", mount), "%s is not on a bpffs: programs would end with the agent", dir)
+		return bad(Fail, name, fmt.Sprintf("mount -t bpf -o mode=700 bpf %s", mount), "%s is not on a bpffs: programs would be unloaded when the agent exits", dir)
 	}
 	if err := probe.Pin(pinRoom(there)); err != nil {
 		return bad(Fail, name, "sudo kerb doctor; mount -o remount,rw "+there, "%s: cannot pin: %s", there, probe.Reason(err))
@@ -211,7 +211,7 @@ func others() []Check {
 	if len(found) == 0 {
 		return []Check{ok(name, "none recognized by the names of its programs")}
 	}
-	return []Check{ok(name, "%s; Kerb runs beside them, in the order shown per interface", strings.Join(found, ", "))}
+	return []Check{ok(name, "%s; Kerb coexists with them, in the order shown per interface", strings.Join(found, ", "))}
 }
 
 func recognize(programs map[string]int) []string {

@@ -59,7 +59,7 @@ func judgeCalls(filter string) Check {
 	missing := slices.DeleteFunc(slices.Clone(unitCalls), func(call string) bool { return allows(filter, call) })
 	if len(missing) > 0 {
 		return bad(Warn, name, dropInFor+"SystemCallFilter="+strings.Join(missing, " "),
-			"SystemCallFilter of %s lacks %s: control planes run without Landlock and can read what all users can", unitName, strings.Join(missing, ", "))
+			"SystemCallFilter of %s lacks %s: control planes run without Landlock and can read all world-readable files", unitName, strings.Join(missing, ", "))
 	}
 	return ok(name, "%s may confine control planes", unitName)
 }
@@ -77,7 +77,7 @@ func judgeDelegation(controllers string) Check {
 	const name = "unit delegation"
 	if !slices.Contains(strings.Fields(controllers), "memory") {
 		return bad(Warn, name, dropInFor+"Delegate=memory pids",
-			"%s has no memory controller of its own: the memory of control planes is sampled, not limited by a cgroup", unitName)
+			"%s has no delegated memory controller: the memory of control planes is sampled, not limited by a cgroup", unitName)
 	}
 	return ok(name, "%s may limit control planes by cgroups", unitName)
 }

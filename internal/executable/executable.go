@@ -46,10 +46,10 @@ type Facts struct {
 }
 
 // ErrGone: the process has ended, or another one has its number, or it runs another program by now.
-var ErrGone = errors.New("the process has ended, or has become another program")
+var ErrGone = errors.New("the process has exited or executed another program")
 
 // ErrElsewhere: process ids that the kernel tells are those of its first PID namespace.
-var ErrElsewhere = errors.New("the agent has a PID namespace of its own, in which processes have other numbers: " +
+var ErrElsewhere = errors.New("the agent runs in a separate PID namespace, where process ids differ: " +
 	"run it in that of the node (docker run --pid=host, hostPID: true)")
 
 // firstNamespace is PROC_PID_INIT_INO of the kernel.

@@ -162,9 +162,9 @@ func (f *Follower) Lacks(name string) string {
 	case f.refused != nil:
 		return f.refused.Error()
 	case !f.complete:
-		return "has not been told of everything yet"
+		return "the first update is still in progress"
 	case f.dirty[name] || f.sending[name]:
-		return "is just being told"
+		return "update in progress"
 	}
 	return ""
 }

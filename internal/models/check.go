@@ -43,9 +43,9 @@ func CheckTogether(all map[string]v1.Model, put []v1.Model) error {
 		wrong := &fault.Invalid{Resource: v1.KindModel + " " + m.Metadata.Name}
 		switch {
 		case m.Metadata.Generation == 1 && len(all) > MaxModels:
-			wrong.Reason = fmt.Sprintf("a node has at most %d models, this would be one of %d; delete others with kerb model delete", MaxModels, len(all))
+			wrong.Reason = fmt.Sprintf("a node can have at most %d models, this would make %d; delete some with kerb model delete", MaxModels, len(all))
 		case size > MaxBytes:
-			wrong.Reason = fmt.Sprintf("the documents of all models would be %d MiB, more than %d; delete others with kerb model delete", size>>20, MaxBytes>>20)
+			wrong.Reason = fmt.Sprintf("the documents of all models would take %d MiB, more than %d; delete some with kerb model delete", size>>20, MaxBytes>>20)
 		default:
 			continue
 		}
@@ -70,7 +70,7 @@ func Doubts(m v1.Model, modules map[string]v1.Module) (out []string) {
 		}
 		named, err := classifier.Fits(modules[name].Spec.Config, m.Metadata.Name, doc)
 		if used = used || named; err != nil {
-			out = append(out, fmt.Sprintf("model %s: module %s names it and cannot use it, what ran before runs on: %v", m.Metadata.Name, name, err))
+			out = append(out, fmt.Sprintf("model %s: module %s references it but cannot use it, the previous version keeps running: %v", m.Metadata.Name, name, err))
 		}
 	}
 	features, known := classifier.Features[doc.Extractor]
@@ -78,7 +78,7 @@ func Doubts(m v1.Model, modules map[string]v1.Module) (out []string) {
 		return out
 	}
 	if !known {
-		return []string{fmt.Sprintf("model %s: no module that Kerb ships has the extractor %s; there are %q", m.Metadata.Name, doc.Extractor, slices.Sorted(maps.Keys(classifier.Features)))}
+		return []string{fmt.Sprintf("model %s: no built-in module has the extractor %s; known are %q", m.Metadata.Name, doc.Extractor, slices.Sorted(maps.Keys(classifier.Features)))}
 	}
 	if _, err := doc.Pack(features); err != nil {
 		out = append(out, fmt.Sprintf("model %s: only a module with evaluate.where: user can use it: %v", m.Metadata.Name, err))

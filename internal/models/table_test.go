@@ -175,8 +175,8 @@ func TestDoubts(t *testing.T) {
 	}{
 		"fits":              {rpl, map[string]any{"model": "m"}, ""},
 		"nobody names it":   {rpl, map[string]any{"model": "n"}, ""},
-		"unknown extractor": {document(1), nil, `no module that Kerb ships has the extractor own; there are ["flow" "rpl"]`},
-		"other extractor":   {rpl, map[string]any{"extractor": "flow", "model": "m"}, "module guard names it and cannot use it, what ran before runs on: it is made for the extractor rpl"},
+		"unknown extractor": {document(1), nil, `no built-in module has the extractor own; known are ["flow" "rpl"]`},
+		"other extractor":   {rpl, map[string]any{"extractor": "flow", "model": "m"}, "module guard references it but cannot use it, the previous version keeps running: it is made for the extractor rpl"},
 		"other classes":     {rpl, map[string]any{"shadow": "m", "harmless": []any{"calm"}}, "harmless names the class"},
 		"too large":         {strings.Replace(rpl, "[0]", "[70000]", 1), nil, "only a module with evaluate.where: user can use it: "},
 		"too large, used":   {strings.Replace(rpl, "[0]", "[70000]", 1), map[string]any{"model": "m"}, "evaluate.where: user runs it in the control plane"},

@@ -68,7 +68,7 @@ func readJSON(w http.ResponseWriter, r *http.Request, v any) bool {
 		if _, err = d.Token(); errors.Is(err, io.EOF) {
 			return true
 		}
-		err = errors.New("there is something after the JSON value")
+		err = errors.New("unexpected data after the JSON value")
 	}
 	http.Error(w, "not the JSON of this request: "+err.Error(), http.StatusBadRequest)
 	return false
@@ -246,7 +246,7 @@ func (m module) resource(ranges []string) (v1.Module, error) {
 	pkg, known := packages[m.Name]
 	if !known {
 		names := slices.Sorted(maps.Keys(packages))
-		return v1.Module{}, fmt.Errorf("there is no module %q; there are %v", m.Name, names)
+		return v1.Module{}, fmt.Errorf("no module %q; known are %v", m.Name, names)
 	}
 	config, err := m.translate(ranges)
 	if err != nil {

@@ -48,7 +48,7 @@ func (l *Listener) registerNode(w http.ResponseWriter, r *http.Request) {
 	case in.ClientID == "":
 		http.Error(w, "client_id: missing", http.StatusBadRequest)
 	case in.Mode != "" && in.Mode != "cluster":
-		http.Error(w, fmt.Sprintf("mode: %q is not supported; there is only cluster", in.Mode), http.StatusBadRequest)
+		http.Error(w, fmt.Sprintf("mode: %q is not supported; only cluster is", in.Mode), http.StatusBadRequest)
 	case in.ClientID == l.state.Worker:
 	case l.state.Worker != "" && len(l.state.Services) > 0:
 		http.Error(w, "services of the worker "+l.state.Worker+" are still deployed", http.StatusBadRequest)
@@ -196,7 +196,7 @@ func (l *Listener) openPorts(s service) error {
 		return err
 	}
 	if err := errors.Join(err, l.net.forward(l.log)); err != nil {
-		l.log.Warn("oakestra: services do not reach what is beyond the node", "error", err)
+		l.log.Warn("oakestra: services cannot reach destinations outside the node", "error", err)
 	}
 	l.forgetFlows(s)
 	return nil

@@ -132,7 +132,7 @@ func listenTCP(o config.Oakestra, log *slog.Logger) (server.Endpoint, error) {
 		return server.Endpoint{}, fmt.Errorf("TCP listener: %w", err)
 	}
 	if at, ok := l.Addr().(*net.TCPAddr); ok && !at.IP.IsLoopback() {
-		log.Warn("whoever reaches the Oakestra listener can change the node: set oakestra.tls, or listen on 127.0.0.1", "address", at)
+		log.Warn("the Oakestra listener is unauthenticated: any client that can connect can reconfigure this node; set oakestra.tls, or listen on 127.0.0.1", "address", at)
 	}
 	return server.Endpoint{Listener: server.LimitConnections(l, server.MaxConnections)}, nil
 }

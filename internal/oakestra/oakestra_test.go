@@ -61,7 +61,7 @@ func TestDocumentedRequests(t *testing.T) {
 		{"GET /ebpf/1", "", 404, isText, "no ebpf module with id 1 exists\n"},
 		{"POST /ebpf", `{"name":`, 400, isText, "not the JSON of this request: unexpected EOF\n"},
 		{"POST /ebpf", `{"name":"router","config":{}}`, 500, isText,
-			"Error creating Ebpf: there is no module \"router\"; there are [firewall packetCounter proxy]\n"},
+			"Error creating Ebpf: no module \"router\"; known are [firewall packetCounter proxy]\n"},
 		{"POST /ebpf", `{"name":"firewall","config":{"colour":"red"}}`, 500, isText, ""},
 		{"POST /ebpf", `{"name":"firewall","config":7}`, 500, isText, "Error creating Ebpf: config is not an object\n"},
 		{"POST /ebpf", `{"name":"firewall","config":{}}`, 200, isJSON, `{"id":3,"name":"firewall","priority":4,"config":{}}`},

@@ -101,7 +101,7 @@ func (c *container) serve(port int, name string) {
 
 func ipOf(a net.Addr) netip.Addr { return netip.MustParseAddrPort(a.String()).Addr().Unmap() }
 
-// Who answers has half a minute for it, nobody a second.
+// Instances that serve the address has half a minute for it, nobody a second.
 const patience, impatience = 30 * time.Second, time.Second
 
 func dial(from place, network string, to netip.AddrPort, within time.Duration) (conn net.Conn, err error) {

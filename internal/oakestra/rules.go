@@ -98,7 +98,7 @@ func (r rule) translate() (map[string]any, error) {
 		out["protocol"] = map[bool]string{true: "icmp", false: "icmpv6"}[src.Is4()]
 		return out, r.checkNoPorts()
 	default:
-		return nil, &fault.Invalid{Field: "proto", Reason: fmt.Sprintf("%q is none of TCP, UDP and ICMP", r.Proto)}
+		return nil, &fault.Invalid{Field: "proto", Reason: fmt.Sprintf("%q is not one of TCP, UDP and ICMP", r.Proto)}
 	}
 	return out, r.addPorts(out)
 }

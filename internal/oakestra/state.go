@@ -54,7 +54,7 @@ func readState(path string) (state, error) {
 		return fresh, err
 	}
 	if err := json.Unmarshal(data, &fresh); err != nil {
-		return fresh, &fault.Invalid{Resource: path, Reason: fmt.Sprintf("damaged: %v; remove it to begin anew", err)}
+		return fresh, &fault.Invalid{Resource: path, Reason: fmt.Sprintf("damaged: %v; remove it to start with empty state", err)}
 	}
 	return fresh, nil
 }

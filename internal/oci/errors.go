@@ -10,9 +10,9 @@ import (
 // Errors that callers tell apart.
 var (
 	ErrUnsigned   = errors.New("not signed")
-	ErrUnknownKey = errors.New("signed, but by none of the keys on this node")
+	ErrUnknownKey = errors.New("signed, but not by a key that this node trusts")
 	ErrIdentity   = errors.New("signed for another name")
-	ErrDigest     = errors.New("not what its digest says")
+	ErrDigest     = errors.New("does not match its digest")
 	ErrPlatform   = errors.New("not for this platform")
 	ErrArchive    = errors.New("refused archive")
 	ErrVersion    = errors.New("the tag is not the package's version")

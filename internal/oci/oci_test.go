@@ -195,7 +195,7 @@ func TestECDSAKeys(t *testing.T) {
 	if err := os.Chmod(filepath.Join(n.keys, "p256.pub"), 0o666); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := n.Get(host + "/acme/limiter:1"); err == nil || !strings.Contains(err.Error(), "can be written by others") {
+	if _, err := n.Get(host + "/acme/limiter:1"); err == nil || !strings.Contains(err.Error(), "is writable by users other") {
 		t.Errorf("a key that everybody can write: %v", err)
 	}
 }

@@ -187,7 +187,7 @@ func strictMode(path string, info fs.FileInfo) error {
 		return fmt.Errorf("%s belongs to user %d: chown root %s", path, st.Uid, path)
 	}
 	if info.Mode().Perm()&0o022 != 0 && info.Mode()&(fs.ModeSticky|fs.ModeSymlink) == 0 {
-		return fmt.Errorf("%s can be written by others than its owner: chmod go-w %s", path, path)
+		return fmt.Errorf("%s is writable by users other than its owner: chmod go-w %s", path, path)
 	}
 	return nil
 }

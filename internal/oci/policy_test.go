@@ -128,8 +128,8 @@ func TestKeysAreStrict(t *testing.T) {
 		},
 		"belongs to user 1":   func(_, key string) error { return os.Chown(key, 1, 1) },
 		"keys belongs to":     func(keys, _ string) error { return os.Chown(keys, 1, 1) },
-		"keys can be written": func(keys, _ string) error { return os.Chmod(keys, 0o775) },
-		"kerb can be written": func(keys, _ string) error { return os.Chmod(filepath.Dir(keys), 0o757) },
+		"keys is writable": func(keys, _ string) error { return os.Chmod(keys, 0o775) },
+		"kerb is writable": func(keys, _ string) error { return os.Chmod(filepath.Dir(keys), 0o757) },
 		"aside belongs to":    aside,
 	} {
 		dir := filepath.Join(t.TempDir(), "kerb")

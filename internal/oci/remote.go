@@ -147,7 +147,7 @@ func (s Source) build() (*artifact, error) {
 // Push builds an artifact, signs it unless signer is nil, and puts it where ref says; the tag comes last.
 func Push(ctx context.Context, ref Reference, src Source, signer *Signer, identity string, t Transport) (*Pushed, error) {
 	if ref.Tag == "" {
-		return nil, &fault.Invalid{Resource: "reference " + ref.String(), Reason: "packages are pushed to a tag; their digest is what comes of it"}
+		return nil, &fault.Invalid{Resource: "reference " + ref.String(), Reason: "packages are pushed to a tag, not to a digest"}
 	}
 	a, err := src.build()
 	if err != nil {

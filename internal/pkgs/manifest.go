@@ -172,12 +172,12 @@ func (m *Manifest) check() error {
 		wrong("control", "is absent, but resources, inject and socket are a control plane's")
 	}
 	if m.Inject && m.Control != nil && m.Control.Network {
-		wrong("inject", "cannot go with control.network: who sends in the name of services has no network of its own")
+		wrong("inject", "cannot be combined with control.network: a control plane that sends in the name of services has no network access")
 	}
 	field, reason = m.Control.check()
 	wrong(field, "%s", reason)
 	if a, b, n := sameReason(m.DropReasons); a != "" {
-		wrong("dropReasons."+b, "%d is also %s; give each reason a number of its own", n, a)
+		wrong("dropReasons."+b, "%d is also the number of %s; give each reason a different number", n, a)
 	}
 	if _, err := ParseBytes(m.Budget.Memory); err != nil {
 		wrong("budget.memory", "%v", err)
@@ -208,7 +208,7 @@ func (m *Manifest) checkMaps(wrong func(field, format string, args ...any)) {
 			wrong("maps.migrate."+name, "only state maps are migrated, and this one is in maps.config or maps.shared")
 		}
 		if m.Maps.Migrate[name] == MigrateControl && m.Control == nil {
-			wrong("maps.migrate."+name, "is left to the control plane, but there is none")
+			wrong("maps.migrate."+name, "requires a control plane, but the package has none")
 		}
 	}
 }

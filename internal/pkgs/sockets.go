@@ -28,7 +28,7 @@ const (
 
 // What can be wrong with a data plane on sockets.
 var (
-	ErrSocketsEntry = errors.New("not what a data plane on sockets has: sockops programs all or services, one sk_msg program, syscall programs drain and age")
+	ErrSocketsEntry = errors.New("not a valid data plane on sockets: it has sockops programs all or services, one sk_msg program, and syscall programs drain and age")
 	ErrNoSocketMap  = errors.New("a sk_msg program needs exactly one map of type SOCKHASH, which it is attached to")
 	ErrNoDrain      = errors.New("needs a map off (ARRAY of u32) and a map drained (HASH with the keys of the SOCKHASH), neither in maps.config")
 	ErrNoAge        = errors.New("needs drain, a SOCKHASH by socket cookies (u64), and a map returning (RINGBUF), not in maps.config")

@@ -11,7 +11,7 @@ import (
 
 const ethernet = 1 // of the link types of captures
 
-var errCut = errors.New("the file ends in the middle of a packet")
+var errCut = errors.New("truncated in the middle of a packet")
 
 func readCapture(path string) ([][]byte, error) {
 	data, err := os.ReadFile(path)
@@ -38,7 +38,7 @@ func parseCapture(data []byte) ([][]byte, error) {
 			return parsePcapng(data)
 		}
 	}
-	return nil, fmt.Errorf("neither pcap nor pcapng: it begins with %x", data[:4])
+	return nil, fmt.Errorf("neither pcap nor pcapng: first bytes are %x", data[:4])
 }
 
 func checkLink(link uint32) error {
@@ -110,7 +110,7 @@ func orderOf(section []byte) (binary.ByteOrder, error) {
 			return order, nil
 		}
 	}
-	return nil, fmt.Errorf("a section of it begins with %x, which is no order of bytes", section[:4])
+	return nil, fmt.Errorf("section starts with %x, which is not a valid byte order mark", section[:4])
 }
 
 // parseBlock returns the packet in a block, nil if there is none.

@@ -41,7 +41,7 @@ func (c *cache) read() map[string]map[string]Found {
 		err = json.Unmarshal(data, &c.found)
 	}
 	if err != nil && c.path != "" && !errors.Is(err, fs.ErrNotExist) {
-		c.log.Warn("what resolvers found before is asked for again", "error", err)
+		c.log.Warn("cached answers of resolvers are discarded and resolved again", "error", err)
 		c.found = map[string]map[string]Found{}
 	}
 	return c.found
@@ -95,6 +95,6 @@ func (c *cache) write() {
 		err = atomicfile.Write(c.path, data, 0o600)
 	}
 	if err != nil {
-		c.log.Warn("what resolvers found is not kept", "error", err)
+		c.log.Warn("cannot store the answers of resolvers", "error", err)
 	}
 }

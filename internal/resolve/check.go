@@ -43,7 +43,7 @@ func (c *checker) checkInstances() error {
 	for n, i := range c.spec.Instances {
 		field := fmt.Sprintf("instances[%d]", n)
 		if _, twice := c.instances[i.Name]; twice {
-			return c.wrong(field+".name", "%s is given twice", i.Name)
+			return c.wrong(field+".name", "%s occurs twice", i.Name)
 		}
 		c.instances[i.Name] = i
 		switch {
@@ -73,7 +73,7 @@ func (c *checker) checkAddresses() error {
 			return c.wrong(field+".address", "%v", err)
 		}
 		if seen[addr] {
-			return c.wrong(field+".address", "%v is given twice", addr)
+			return c.wrong(field+".address", "%v occurs twice", addr)
 		}
 		seen[addr] = true
 		if a.Instance != "" {
@@ -81,7 +81,7 @@ func (c *checker) checkAddresses() error {
 				return c.wrong(field, "has instance and policy: an address stands for one instance, or a policy chooses")
 			}
 			if _, ok := c.instances[a.Instance]; !ok {
-				return c.wrong(field+".instance", "there is no instance %s in spec.instances", a.Instance)
+				return c.wrong(field+".instance", "no instance %s in spec.instances", a.Instance)
 			}
 		}
 		if !c.reaches(addr, a.Instance) {
@@ -117,7 +117,7 @@ func (c *checker) checkPorts() error {
 	seen := map[key]bool{}
 	for n, p := range completed(c.spec).Ports {
 		if seen[key{p.Protocol, p.Port}] {
-			return c.wrong(fmt.Sprintf("ports[%d].port", n), "%s port %d is given twice", p.Protocol, p.Port)
+			return c.wrong(fmt.Sprintf("ports[%d].port", n), "%s port %d occurs twice", p.Protocol, p.Port)
 		}
 		seen[key{p.Protocol, p.Port}] = true
 	}
@@ -158,12 +158,12 @@ func CheckTogether(all map[string]v1.VirtualService, changed []v1.VirtualService
 }
 
 func addressTwice(addr netip.Addr, a, b string) error {
-	return &fault.Conflict{Reason: fmt.Sprintf("VirtualServices %s and %s both have the address %v: give one of them another", min(a, b), max(a, b), addr)}
+	return &fault.Conflict{Reason: fmt.Sprintf("VirtualServices %s and %s both have the address %v: change one of them", min(a, b), max(a, b), addr)}
 }
 
 func instanceIsVirtual(addr netip.Addr, user, owner string) error {
 	return &fault.Conflict{Reason: fmt.Sprintf("VirtualService %s: an instance has the address %v, which is a virtual address of %s: "+
-		"an instance needs an address of its own", user, addr, owner)}
+		"an instance needs its own address", user, addr, owner)}
 }
 
 func virtualAddresses(s v1.VirtualService) iter.Seq[netip.Addr] {

@@ -499,7 +499,7 @@ func TestCheck(t *testing.T) {
 		"node":              {func(s *v1.VirtualServiceSpec) { s.Instances[0].Node = "node-2" }, "spec.instances[0].node", "is not an address"},
 		"two of a family":   {func(s *v1.VirtualServiceSpec) { s.Instances[0].Addresses[1] = "10.18.0.6" }, "spec.instances[0].addresses", "two addresses of one family"},
 		"virtual itself":    {func(s *v1.VirtualServiceSpec) { s.Instances[0].Addresses[0] = "10.30.0.2" }, "spec.instances[0].addresses[0]", "virtual addresses itself"},
-		"port twice":        {func(s *v1.VirtualServiceSpec) { s.Ports[1].Protocol = "" }, "spec.ports[1].port", "tcp port 80 is given twice"},
+		"port twice":        {func(s *v1.VirtualServiceSpec) { s.Ports[1].Protocol = "" }, "spec.ports[1].port", "tcp port 80 occurs twice"},
 	} {
 		spec := v1.VirtualServiceSpec{Addresses: slices.Clone(good.Addresses), Ports: slices.Clone(good.Ports), Instances: slices.Clone(good.Instances)}
 		spec.Instances[0].Addresses = slices.Clone(good.Instances[0].Addresses)

@@ -64,5 +64,5 @@ type Ref struct {
 	Kind string `json:"kind" enum:"Module,Service,VirtualService,Model" doc:"Kind of resource"`
 	Name string `json:"name" minLength:"1" doc:"Its name"`
 
-	ResourceVersion string `json:"resourceVersion,omitempty" doc:"Only if it is in this version: what metadata.resourceVersion was"`
+	ResourceVersion string `json:"resourceVersion,omitempty" doc:"Delete only if metadata.resourceVersion is still this"`
 }

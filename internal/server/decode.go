@@ -228,7 +228,7 @@ func checkUnique(r Request) error {
 	for _, ref := range r.Refs() {
 		name := ref.Kind + " " + ref.Name
 		if seen[name] {
-			return &fault.Invalid{Resource: name, Field: "metadata.name", Reason: "given twice in one request"}
+			return &fault.Invalid{Resource: name, Field: "metadata.name", Reason: "occurs twice in the request"}
 		}
 		seen[name] = true
 	}
@@ -282,7 +282,7 @@ func decodeRefs(data []byte) ([]Ref, error) {
 		return nil, err
 	}
 	if len(values) == 0 {
-		return nil, &fault.Invalid{Reason: "there is no reference in the request"}
+		return nil, &fault.Invalid{Reason: "the request contains no reference"}
 	}
 	var refs []Ref
 	for i, value := range values {

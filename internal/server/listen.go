@@ -125,7 +125,7 @@ func tlsConfig(c config.TCP) (*tls.Config, error) {
 	}
 	secure.ClientCAs = x509.NewCertPool()
 	if !secure.ClientCAs.AppendCertsFromPEM(data) {
-		return nil, &fault.Invalid{Field: "tcp.clientCA", Reason: c.ClientCA + " holds no PEM certificate"}
+		return nil, &fault.Invalid{Field: "tcp.clientCA", Reason: c.ClientCA + " contains no PEM certificate"}
 	}
 	secure.ClientAuth = tls.RequireAndVerifyClientCert
 	return secure, nil

@@ -27,27 +27,27 @@ type (
 	}
 	byGeneration struct {
 		Name       string `path:"name" doc:"Name of the resource"`
-		Generation int64  `path:"generation" minimum:"1" doc:"metadata.generation that it had"`
+		Generation int64  `path:"generation" minimum:"1" doc:"metadata.generation of the version"`
 	}
 	deleteInput struct {
 		Conditional
 		Name   string `path:"name" doc:"Name of the resource"`
-		DryRun bool   `query:"dryRun" doc:"Only answer what would happen"`
+		DryRun bool   `query:"dryRun" doc:"Validate and report what would happen, change nothing"`
 	}
 	putInput struct {
 		body
 		Conditional
 		Name   string `path:"name" doc:"Name of the resource"`
-		DryRun bool   `query:"dryRun" doc:"Only answer what would happen"`
+		DryRun bool   `query:"dryRun" doc:"Validate and report what would happen, change nothing"`
 	}
 	applyInput struct {
 		body
-		DryRun      bool `query:"dryRun" doc:"Only answer what would happen"`
-		IfUnchanged bool `query:"ifUnchanged" doc:"Only if each resource is in the version that its metadata.resourceVersion says; without one it must not exist"`
+		DryRun      bool `query:"dryRun" doc:"Validate and report what would happen, change nothing"`
+		IfUnchanged bool `query:"ifUnchanged" doc:"Apply only if each resource still has the metadata.resourceVersion given; a resource without one must not exist"`
 	}
 	manyInput struct {
 		body
-		DryRun bool `query:"dryRun" doc:"Only answer what would happen"`
+		DryRun bool `query:"dryRun" doc:"Validate and report what would happen, change nothing"`
 	}
 	answer[T any]   struct{ Body T }
 	resource[T any] struct {
@@ -89,11 +89,11 @@ func cutShort(err error) error {
 	if p := problemOf(err); p.Status == http.StatusRequestEntityTooLarge || p.Status == http.StatusServiceUnavailable {
 		return p
 	}
-	return &fault.Invalid{Reason: "the body ended early: " + err.Error()}
+	return &fault.Invalid{Reason: "incomplete body: " + err.Error()}
 }
 
 func (s *Server) addRoutes() {
-	route(s, "GET", "/v1/status", "status", "The agent's state at a glance", s.status)
+	route(s, "GET", "/v1/status", "status", "Summary of the agent's state", s.status)
 	route(s, "GET", "/v1/modules", "listModules", "All modules", listVersions(s.backend.Modules, (*v1alpha1.Module).Meta, moduleVersion))
 	routeResource(s, "/v1/modules/{name}", "getModule", "One module", s.backend.Module, (*v1alpha1.Module).Meta, moduleVersion)
 	route(s, "PUT", "/v1/modules/{name}", "putModule", "Create or update a module", s.put(v1alpha1.KindModule))
@@ -102,22 +102,22 @@ func (s *Server) addRoutes() {
 	routeResource(s, "/v1/services/{name}", "getService", "One service", s.backend.Service, (*v1alpha1.Service).Meta, serviceVersion)
 	route(s, "PUT", "/v1/services/{name}", "putService", "Create or update a service", s.put(v1alpha1.KindService))
 	route(s, "DELETE", "/v1/services/{name}", "deleteService", "Delete a service", s.delete(v1alpha1.KindService))
-	route(s, "GET", "/v1/virtualservices", "listVirtualServices", "All virtual services, also those that resolvers found", listVersions(s.backend.VirtualServices, (*v1alpha1.VirtualService).Meta, virtualVersion))
+	route(s, "GET", "/v1/virtualservices", "listVirtualServices", "All virtual services, including those found by resolvers", listVersions(s.backend.VirtualServices, (*v1alpha1.VirtualService).Meta, virtualVersion))
 	routeResource(s, "/v1/virtualservices/{name}", "getVirtualService", "One virtual service", s.backend.VirtualService, (*v1alpha1.VirtualService).Meta, virtualVersion)
 	route(s, "PUT", "/v1/virtualservices/{name}", "putVirtualService", "Create or update a virtual service", s.put(v1alpha1.KindVirtualService))
 	route(s, "DELETE", "/v1/virtualservices/{name}", "deleteVirtualService", "Delete a virtual service", s.delete(v1alpha1.KindVirtualService))
 	route(s, "GET", "/v1/models", "listModels", "All models, without their documents", list(s.backend.Models))
 	routeResource(s, "/v1/models/{name}", "getModel", "One model", s.backend.Model, (*v1alpha1.Model).Meta, modelVersion)
-	route(s, "GET", "/v1/models/{name}/versions/{generation}", "getModelVersion", "A model as it was, to put it again", s.modelVersion)
+	route(s, "GET", "/v1/models/{name}/versions/{generation}", "getModelVersion", "An earlier version of a model, for a rollback", s.modelVersion)
 	route(s, "PUT", "/v1/models/{name}", "putModel", "Create or update a model", s.put(v1alpha1.KindModel))
 	route(s, "DELETE", "/v1/models/{name}", "deleteModel", "Delete a model", s.delete(v1alpha1.KindModel))
-	route(s, "GET", "/v1/chains", "listChains", "All chains that run", list(s.backend.Chains))
+	route(s, "GET", "/v1/chains", "listChains", "All attached chains", list(s.backend.Chains))
 	route(s, "GET", "/v1/chains/{id}", "getChain", "One chain", s.chain)
-	route(s, "GET", "/v1/packages", "listPackages", "All packages that the node knows", list(s.backend.Packages))
+	route(s, "GET", "/v1/packages", "listPackages", "All packages known to the node", list(s.backend.Packages))
 	route(s, "GET", "/v1/packages/{name}", "getPackage", "One package", get(s.backend.Package))
 	route(s, "POST", "/v1/apply", "apply", "Create or update resources: all of them or none", s.apply)
 	route(s, "POST", "/v1/delete", "delete", "Delete resources: all of them or none", s.deleteMany)
-	huma.Register(s.api, huma.Operation{OperationID: "trace", Method: "GET", Path: "/v1/trace", Summary: "What modules do to packets, one JSON object a line"}, s.trace)
+	huma.Register(s.api, huma.Operation{OperationID: "trace", Method: "GET", Path: "/v1/trace", Summary: "Trace of packets through chains, one JSON object per line"}, s.trace)
 	describeBodies(s.api.OpenAPI())
 }
 
@@ -273,7 +273,7 @@ func (b *body) request(dryRun bool) (Request, error) {
 	r, err := Decode(data)
 	r.DryRun = dryRun
 	if err == nil && len(r.Refs()) == 0 {
-		err = &fault.Invalid{Reason: "there is no resource in the request"}
+		err = &fault.Invalid{Reason: "the request contains no resource"}
 	}
 	return r, err
 }

@@ -73,7 +73,7 @@ var setUpHuma = sync.OnceFunc(func() { huma.NewError = humaProblem })
 
 func apiConfig() huma.Config {
 	config := huma.DefaultConfig("Kerb node agent", strings.TrimPrefix(v1alpha1.APIVersion, "kerb.dev/"))
-	config.Info.Description = "Desired state of the node, what has become of it, and what its modules offer. " +
+	config.Info.Description = "Desired state of the node, its status, and the routes of its modules. " +
 		"Served on the Unix socket /run/kerb/kerb.sock."
 	config.Components.Schemas = newRegistry()
 	config.CreateHooks = nil // no $schema fields in answers

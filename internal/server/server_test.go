@@ -165,10 +165,10 @@ func TestBadInput(t *testing.T) {
 		"name with slash":    {edit(`"count"`, `"../x"`), "Module ../x", "metadata.name", "lower-case letters, digits and dashes"},
 		"wrong version":      {edit(`v1alpha1`, `v2`), "Module count", "apiVersion", "kerb.dev/v1alpha1"},
 		"wrong kind":         {edit(`"Module"`, `"Modul"`), "Modul count", "kind", "Module, Service, VirtualService or Model"},
-		"key given twice":    {edit(`"package":"counter"`, `"package":"counter","package":"firewall"`), "", "spec.package", "given twice"},
+		"key given twice":    {edit(`"package":"counter"`, `"package":"counter","package":"firewall"`), "", "spec.package", "occurs twice"},
 		"nested too deep":    {strings.Repeat("[", 1<<20), "", "", "nested more than"},
-		"name given twice":   {"[" + counter + "," + web + "," + counter + "]", "Module count", "metadata.name", "given twice"},
-		"truncated":          {counter[:len(counter)-3], "", "", "ends too early"},
+		"name given twice":   {"[" + counter + "," + web + "," + counter + "]", "Module count", "metadata.name", "occurs twice"},
+		"truncated":          {counter[:len(counter)-3], "", "", "unexpected end of JSON"},
 		"two values":         {counter + counter, "", "", "after the JSON value"},
 		"nothing":            {"", "", "", "no resource"},
 		"empty list":         {"[]", "", "", "no resource"},
@@ -183,7 +183,7 @@ func TestBadInput(t *testing.T) {
 		"label is no text":   {edit(`"name":"count"`, `"name":"count","labels":{"app":1}`), "Module count", "metadata.labels.app", "expected string"},
 		"inexact number":     {edit(`"attach"`, `"config":{"a":[9007199254740993]},"attach"`), "", "spec.config.a[0]", "cannot be kept exactly"},
 		"inexact maximum":    {edit(`"attach"`, `"config":{"a":18446744073709551615},"attach"`), "", "spec.config.a", "cannot be kept exactly"},
-		"endless number":     {edit(`"attach"`, `"config":{"a":1e999},"attach"`), "", "spec.config.a", "beyond all numbers"},
+		"endless number":     {edit(`"attach"`, `"config":{"a":1e999},"attach"`), "", "spec.config.a", "out of range for a number"},
 		"huge number":        {edit(`"attach"`, `"order":{"priority":1e30},"attach"`), "Module count", "spec.order.priority", "cannot be"},
 		"unknown package":    {edit("counter", "cuonter"), "Module count", "spec.package", "no package"},
 	} {
@@ -250,7 +250,7 @@ func TestBodyThatEndsEarly(t *testing.T) {
 	r.Header.Set("Content-Type", "application/json")
 	w := httptest.NewRecorder()
 	newServer(t).ServeHTTP(w, r)
-	if p := (response{w}).problem(t); w.Code != 400 || !strings.Contains(p.Detail, "ended early") {
+	if p := (response{w}).problem(t); w.Code != 400 || !strings.Contains(p.Detail, "incomplete body") {
 		t.Errorf("%d %+v", w.Code, p)
 	}
 }

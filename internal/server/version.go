@@ -59,7 +59,7 @@ func CheckUnchanged(d store.Desired, refs []Ref) error {
 func changeFrom(expected, now string) string {
 	switch {
 	case now == absent:
-		return "it does not exist any more"
+		return "it no longer exists"
 	case expected == absent:
 		return "it exists already, in version " + now
 	}

@@ -165,7 +165,7 @@ func (b *Bindings) write() error {
 		return err
 	}
 	if err := atomicfile.Write(b.path, text, 0o600); err != nil {
-		return fmt.Errorf("keep bindings of interfaces: %w", err)
+		return fmt.Errorf("store the bindings of interfaces: %w", err)
 	}
 	return nil
 }

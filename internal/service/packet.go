@@ -19,7 +19,7 @@ import (
 )
 
 // ErrNoWayIn: a service is known by its interface, and no process and no path leads to the namespace behind it.
-var ErrNoWayIn = errors.New("nothing leads to its network namespace (no process is in it, and no file holds it); register the service by netns or pid")
+var ErrNoWayIn = errors.New("cannot open its network namespace (no process is in it, and it is not mounted); register the service by netns or pid")
 
 // OpenPacket opens a packet socket inside a service, bound to the other end of one of its links: a frame written to it is
 // as if the service had sent it. Nothing can ever be received by it. It needs CAP_SYS_ADMIN to enter the namespace and

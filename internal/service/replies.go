@@ -53,19 +53,19 @@ func receiveAt(outer rawLink) error {
 	defer c.close()
 	peer, err := c.link(outer.peerIndex)
 	if err != nil {
-		return fmt.Errorf("the other end of %s: %w", outer.Name, err)
+		return fmt.Errorf("the veth peer of %s: %w", outer.Name, err)
 	}
 	if peer.peerIndex != outer.Ifindex || peer.Kind != "veth" {
-		return fmt.Errorf("the other end of %s has just been replaced", outer.Name)
+		return fmt.Errorf("the veth peer of %s has just been replaced", outer.Name)
 	}
 	if peer.xdp {
 		return nil
 	}
 	if version, err := features.LinuxVersionCode(); err != nil || version < groQueues {
-		return errors.Join(err, fmt.Errorf("before Linux 5.13 the other end of %s needs an XDP program of its own", outer.Name))
+		return errors.Join(err, fmt.Errorf("before Linux 5.13 the veth peer of %s needs its own XDP program", outer.Name))
 	}
 	if err := setGRO(peer.Name); err != nil {
-		return fmt.Errorf("the other end of %s: switch GRO on at %s: %w", outer.Name, peer.Name, err)
+		return fmt.Errorf("the veth peer of %s: enable GRO on %s: %w", outer.Name, peer.Name, err)
 	}
 	return nil
 }

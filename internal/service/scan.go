@@ -199,7 +199,7 @@ func (s *scanner) look(nsid int32) (inside, error) {
 }
 
 // errVanished: the namespace ended after the node's links were dumped.
-var errVanished = errors.New("the namespace has just ended")
+var errVanished = errors.New("the namespace was just removed")
 
 // peerError: the kernel answers EINVAL for an id that no namespace has.
 func peerError(nsid int32, err error) error {

@@ -22,13 +22,13 @@ var (
 	// ErrSpec: not exactly one of netns, pid and interface is set.
 	ErrSpec = errors.New("a service needs exactly one of netns, pid and interface")
 	// ErrNamespaceGone: nothing is at the path of the namespace.
-	ErrNamespaceGone = errors.New("there is no such network namespace")
+	ErrNamespaceGone = errors.New("no such network namespace")
 	// ErrNotNamespace: what is at the path is not a network namespace.
 	ErrNotNamespace = errors.New("not a network namespace")
 	// ErrOwnNamespace: the namespace is the one the agent runs in.
 	ErrOwnNamespace = errors.New("this is the network namespace of the node itself")
 	// ErrProcessGone: no process has the id, or the one that had it ended.
-	ErrProcessGone = errors.New("there is no such process")
+	ErrProcessGone = errors.New("no such process")
 	// ErrInterfaceGone: the node has no interface of the name.
 	ErrInterfaceGone = errors.New("the node has no such interface")
 )

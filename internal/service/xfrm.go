@@ -78,7 +78,7 @@ func (x *xfrm) list() ([]sdk.IPsecPolicy, error) {
 		}
 	}
 	if len(out) > maxPolicies {
-		return nil, fmt.Errorf("there are %d, more than %d", len(out), maxPolicies)
+		return nil, fmt.Errorf("%d found, more than %d", len(out), maxPolicies)
 	}
 	slices.SortStableFunc(out, func(a, b sdk.IPsecPolicy) int {
 		// Among those of one priority it is not known which one the kernel finds first: the allowing ones come last.

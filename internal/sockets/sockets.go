@@ -161,7 +161,7 @@ func (l *lab) all() (Result, error) {
 	}
 	turns, err := l.turns()
 	if err != nil {
-		slog.Warn("what redirection saves on this machine was not measured", "error", err)
+		slog.Warn("the benefit of redirection on this machine was not measured", "error", err)
 	}
 	return Result{l.checked, turns}, nil
 }

@@ -71,7 +71,7 @@ func checkFree(path string) error {
 	switch {
 	case err == nil:
 		c.Close()
-		return &fault.Conflict{Reason: fmt.Sprintf("another agent answers on %s; there is one per node", path)}
+		return &fault.Conflict{Reason: fmt.Sprintf("another agent is listening on %s; only one can run per node", path)}
 	case errors.Is(err, syscall.ECONNREFUSED):
 		return nil // nobody listens any more
 	}

@@ -148,7 +148,7 @@ func (o Octal) Error() string {
 	if o.Octal == "" {
 		return fmt.Sprintf("%s: a number must not begin with 0; write %s, or \"%s\" in quotes for a text", o.Value, plain, o.Value)
 	}
-	return fmt.Sprintf("%s: YAML 1.1 reads a number that begins with 0 as octal, here as %s; write %s if that is meant, %s for the decimal number, or \"%s\" in quotes for a text",
+	return fmt.Sprintf("%s: YAML 1.1 reads a number that begins with 0 as octal, here as %s; write %s if octal is intended, %s for the decimal number, or \"%s\" in quotes for a text",
 		o.Value, o.Octal, o.Octal, plain, o.Value)
 }
 

@@ -60,7 +60,7 @@ func (c *config) check() error {
 	t := &c.Thresholds
 	switch _, known := modes[c.Mode]; {
 	case !known:
-		return &sdk.ConfigError{Field: "mode", Reason: fmt.Sprintf("%q is none of adaptive, redirect-all, off", c.Mode)}
+		return &sdk.ConfigError{Field: "mode", Reason: fmt.Sprintf("%q is not one of adaptive, redirect-all, off", c.Mode)}
 	case t.PassMessages > t.LeaveMessages:
 		return &sdk.ConfigError{Field: "thresholds.leaveMessages", Reason: fmt.Sprintf("must be at least passMessages, which is %d", t.PassMessages)}
 	case t.PassBytes > t.LeaveBytes:

@@ -29,7 +29,7 @@ func TestConfigErrors(t *testing.T) {
 		ports[i] = fmt.Sprint(2*i + 1)
 	}
 	for _, c := range []struct{ config, field, reason string }{
-		{`{"mode": "fast"}`, "mode", "none of adaptive"},
+		{`{"mode": "fast"}`, "mode", "not one of adaptive"},
 		{`{"ports": {"only": ["9-1"]}}`, "ports.only[0]", "range such as"},
 		{`{"ports": {"only": [80, 65536]}}`, "ports.only[1]", "range such as"},
 		{`{"ports": {"only": [0]}}`, "ports.only[0]", "range such as"},
@@ -46,7 +46,7 @@ func TestConfigErrors(t *testing.T) {
 		{`{"thresholds": {"retry": 3}}`, "thresholds.retry", "power of two"},
 		{`{"thresholds": {"minTurns": 4294967295}}`, "thresholds.minTurns", "too large"},
 		{`{"thresholds": {"minTurns": 268435456}}`, "thresholds.minTurns", "too large"},
-		{`{"colour": "red"}`, "colour", "no such property"},
+		{`{"colour": "red"}`, "colour", "unknown property"},
 	} {
 		_, err := Control().Compile(json.RawMessage(c.config))
 		var wrong *sdk.ConfigError

@@ -91,7 +91,7 @@ func (a *Accelerator) Run(ctx context.Context, live sdk.Live) {
 			a.askAgain(live)
 		}
 		if err != nil {
-			slog.Warn("accelerator: connections stay with TCP", "module", live.Module, "error", err)
+			slog.Warn("accelerator: connections use plain TCP", "module", live.Module, "error", err)
 		}
 	}
 }
@@ -106,7 +106,7 @@ func (a *Accelerator) read(ctx context.Context, live sdk.Live, to chan<- event) 
 	for raw, err := range sdk.PromptEvents(ctx, ring) {
 		e, ok := parseEvent(raw)
 		if err != nil || !ok {
-			slog.Warn("accelerator: no program is judged any more", "module", live.Module, "error", err)
+			slog.Warn("accelerator: programs are no longer examined", "module", live.Module, "error", err)
 			return
 		}
 		select {

@@ -138,11 +138,11 @@ func TestConfigReachesTheDataPlane(t *testing.T) {
 
 // Without a self-test that says that nothing is lost, nobody is accelerated.
 func TestKernelsThatAreNotTrusted(t *testing.T) {
-	for reason, kernel := range map[string]sdk.Kernel{"KernelUnknown": {}, "KernelUnsafe": lacking("integrity")} {
+	for reason, kernel := range map[string]sdk.Kernel{"KernelNotTested": {}, "KernelUnsupported": lacking("integrity")} {
 		c := governed(t, "")
 		c.live.Kernel = kernel
 		c.use(`{"mode": "redirect-all"}`)
-		if got := c.condition("Accelerates"); c.present().Mode != modeOff || got.Status != "False" || got.Reason != reason {
+		if got := c.condition("Accelerating"); c.present().Mode != modeOff || got.Status != "False" || got.Reason != reason {
 			t.Errorf("mode %d, %+v", c.present().Mode, got)
 		}
 	}
@@ -162,7 +162,7 @@ func TestMembers(t *testing.T) {
 	if len(got) != 2 || got[7] != (serviceEntry{ID: idOf("web")}) || got[8] != (serviceEntry{ID: idOf("db"), Flags: within}) {
 		t.Errorf("%+v", got)
 	}
-	if v := c.condition("Visible"); v.Status != "True" || !strings.Contains(v.Message, "db (fw)") || strings.Contains(v.Message, "web") {
+	if v := c.condition("VisibilityRequired"); v.Status != "True" || !strings.Contains(v.Message, "db (fw)") || strings.Contains(v.Message, "web") {
 		t.Errorf("%+v", v)
 	}
 	web.NetnsCookie = 70 // it has begun anew
@@ -252,7 +252,7 @@ func TestPrograms(t *testing.T) {
 	if len(report) != 2 || report[0].Verdict != "unknown" || report[0].Why != "gone" || report[1].Verdict != "kept out" || !strings.Contains(report[1].Why, "splice(2)") {
 		t.Errorf("%+v", report)
 	}
-	if v := c.condition("Refused"); v.Status != "True" || !strings.Contains(v.Message, "/server (on this kernel: it may use splice(2)") {
+	if v := c.condition("ProgramsExcluded"); v.Status != "True" || !strings.Contains(v.Message, "/server (on this kernel: it may use splice(2)") {
 		t.Errorf("%+v", v)
 	}
 	// Asked about again, it is not examined again; the config's word counts at once.
@@ -413,11 +413,11 @@ func TestGoneServices(t *testing.T) {
 	if n := len(c.a.memory(c.live).services); n != 1 {
 		t.Errorf("%d names", n)
 	}
-	if got := c.condition("Full"); got.Status != "True" || !strings.HasPrefix(got.Message, "2 ") { // since this config
+	if got := c.condition("TableFull"); got.Status != "True" || !strings.HasPrefix(got.Message, "2 ") { // since this config
 		t.Errorf("%+v", got)
 	}
 	c.use("")
-	if got := c.condition("Full"); got.Status != "False" {
+	if got := c.condition("TableFull"); got.Status != "False" {
 		t.Errorf("%+v", got)
 	}
 }
@@ -444,11 +444,11 @@ func TestReports(t *testing.T) {
 	if c.get("/refused", &refused); len(refused) != 2 || refused[1].Reason != "stream" || refused[1].Meaning == "" {
 		t.Errorf("%+v", refused)
 	}
-	if v := c.condition("Full"); v.Status != "True" || !strings.HasPrefix(v.Message, "2 connections") {
+	if v := c.condition("TableFull"); v.Status != "True" || !strings.HasPrefix(v.Message, "2 connections") {
 		t.Errorf("%+v", v)
 	}
 	c.use("") // counts from now on
-	if v := c.condition("Full"); v.Status != "False" {
+	if v := c.condition("TableFull"); v.Status != "False" {
 		t.Errorf("%+v", v)
 	}
 	samples, err := c.a.Measure(c.live)
@@ -490,7 +490,7 @@ func TestLive(t *testing.T) {
 	running := c.run("")
 	eventually(t, "the mode is not set", func() bool { return c.present().Mode == modeAdaptive })
 	c.connect(t)
-	patiently(t, "no verdict", func() bool { return c.condition("Refused").Status == "True" })
+	patiently(t, "no verdict", func() bool { return c.condition("ProgramsExcluded").Status == "True" })
 	c.plain(c.connect(t))
 	if c.refused("executable") == 0 {
 		t.Errorf("%+v", c.counts())
@@ -545,7 +545,7 @@ func TestRewrittenProgramsAreJudgedAgain(t *testing.T) {
 	check(t, err)
 	check(t, os.Chtimes(path, time.Time{}, time.Now()))
 	p.plain(p.connect(t))
-	if p.refused("unjudged") == 0 || len(entries[fileKey, executableEntry](p, mapExecutables)) != 2 {
+	if p.refused("unexamined") == 0 || len(entries[fileKey, executableEntry](p, mapExecutables)) != 2 {
 		t.Errorf("%+v", p.counts())
 	}
 }
@@ -562,7 +562,7 @@ func TestStoppedConnectionsTeachNothing(t *testing.T) {
 	first.close()
 	p.judge(allowed, asked)
 	p.warm(p.connectTo(t, l))
-	if p.refused("short") != 0 || p.refused("unjudged") != 1 {
+	if p.refused("short") != 0 || p.refused("unexamined") != 1 {
 		t.Errorf("%+v", p.counts())
 	}
 }

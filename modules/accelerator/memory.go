@@ -228,7 +228,7 @@ func (a *Accelerator) judgeAll(live sdk.Live) error {
 var hazards = []struct {
 	use, behaviours, says string
 }{
-	{"splice", "spliceRedirected", "splice(2), which never finds what was redirected"},
+	{"splice", "spliceRedirected", "splice(2), which does not see redirected data"},
 	{"FIONREAD", "fionreadRedirected fionreadPassed", "ioctl(FIONREAD), which answers 0 while data waits"},
 	{"MSG_WAITALL", "waitAll", "recv(MSG_WAITALL), which does not wait for all"},
 	{"MSG_OOB", "urgent", "urgent data, which comes among the other"},

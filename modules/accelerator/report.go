@@ -50,26 +50,26 @@ var (
 
 // explanations of reasons.
 var explanations = map[string]string{
-	"port":           "the config leaves the server's port out",
-	"visible":        "the config says that somebody must see it",
-	"policy":         "another module on one of the services must see what passes between namespaces",
-	"unjudged":       "the client's program was not examined yet; a connection that it opens a second later may be redirected",
-	"executable":     "the program may do what redirected sockets cannot; see executables",
-	"short":          "connections there end before they gain anything; one of some tries again",
-	"remote":         "nobody on this node answers there; one of some tries again",
-	"full":           "a table is full",
-	"poisoned":       "another connection looked the same",
-	"option":         "a socket option that redirected sockets do not honour",
-	"waitall":        "the receiver waits by MSG_WAITALL",
-	"blocking":       "it blocks in recv, where signals would show as EAGAIN; programs.allow lets it take part",
-	"urgent":         "urgent data",
-	"threads":        "one thread receives while another sends",
-	"stream":         "one side sends on without waiting, which is faster by TCP",
-	"owned":          "another program has the socket in a map of its own",
-	"quota":          "the client's service has as many connections as the config allows a service",
-	"switched":       "the mode is off",
-	"uring":          "the program uses io_uring, whose receives do not see what was redirected",
-	"unjudgedServer": "the server's program was not examined yet; it is asked about when its service is attached, when it listens, and when one of its connections closes",
+	"port":             "the config leaves the server's port out",
+	"visible":          "config.visible lists it",
+	"policy":           "another module on one of the services must see traffic between network namespaces",
+	"unexamined":       "the client's program is not examined yet; connections opened about a second later may be redirected",
+	"executable":       "the program may use socket features that redirected sockets do not support; see executables",
+	"short":            "connections to this destination close before redirection pays off; a sample is retried (config.when.retry)",
+	"remote":           "no local server at this destination; a sample is retried (config.when.retry)",
+	"full":             "a table is full",
+	"ambiguous":        "another connection with the same sequence numbers exists",
+	"option":           "a socket option that redirected sockets do not honour",
+	"waitall":          "the receiver waits by MSG_WAITALL",
+	"blocking":         "it blocks in recv, where a signal would cause EAGAIN; add it to programs.allow to accept that",
+	"urgent":           "urgent data",
+	"threads":          "one thread receives while another sends",
+	"stream":           "one side streams without waiting for replies, which is faster over plain TCP",
+	"foreignMap":       "another BPF program holds the socket in its own map",
+	"quota":            "the client's service has reached its quota of connections",
+	"modeOff":          "the mode is off",
+	"uring":            "the program uses io_uring, whose receives do not see redirected data",
+	"serverUnexamined": "the server's program is not examined yet; this happens when its service is attached, when it listens, and when one of its connections closes",
 }
 
 // PairReport is about the connections from one service to another.
@@ -245,19 +245,19 @@ func (a *Accelerator) Conditions(live sdk.Live) ([]sdk.Condition, error) {
 }
 
 func (a *Accelerator) accelerates(live sdk.Live) sdk.Condition {
-	out := sdk.Condition{Type: "Accelerates", Status: "True", Reason: "Adaptive"}
+	out := sdk.Condition{Type: "Accelerating", Status: "True", Reason: "Adaptive"}
 	if turns := live.Kernel.Turns; len(turns) > 0 {
 		out.Message = fmt.Sprintf("a turn of %d bytes over loopback takes %v instead of %v", turns[0].Bytes, turns[0].Redirected, turns[0].Plain)
 	}
 	switch {
 	case a.Mode == "off":
-		out.Status, out.Reason, out.Message = "False", "Off", "the mode is off: all connections go by TCP"
+		out.Status, out.Reason, out.Message = "False", "Disabled", "mode is off: all connections use plain TCP"
 	case len(live.Kernel.Sockets) == 0:
-		out.Status, out.Reason, out.Message = "False", "KernelUnknown", "how this kernel redirects was not found out: all connections go by TCP; see kerb doctor"
+		out.Status, out.Reason, out.Message = "False", "KernelNotTested", "socket redirection was not tested on this kernel: all connections use plain TCP; see kerb doctor"
 	case !a.trusts(live.Kernel):
-		out.Status, out.Reason, out.Message = "False", "KernelUnsafe", "this kernel does not deliver what was redirected: all connections go by TCP; see kerb doctor"
+		out.Status, out.Reason, out.Message = "False", "KernelUnsupported", "this kernel does not deliver redirected data reliably: all connections use plain TCP; see kerb doctor"
 	case a.Mode == "redirect-all":
-		out.Reason, out.Message = "RedirectAll", "streams are slower than by TCP: this mode is for comparisons"
+		out.Reason, out.Message = "RedirectAll", "streams are slower than with plain TCP: this mode is for comparisons only"
 	}
 	return out
 }
@@ -273,9 +273,9 @@ func keptOut(all []ExecutableReport) sdk.Condition {
 		}
 	}
 	if len(out) == 0 {
-		return sdk.Condition{Type: "Refused", Status: "False", Reason: "AllSafe"}
+		return sdk.Condition{Type: "ProgramsExcluded", Status: "False", Reason: "NoneExcluded"}
 	}
-	return sdk.Condition{Type: "Refused", Status: "True", Reason: "Programs", Message: "their connections go by TCP: " + first(out)}
+	return sdk.Condition{Type: "ProgramsExcluded", Status: "True", Reason: "UnsafePrograms", Message: "connections of these programs use plain TCP: " + first(out)}
 }
 
 func first(list []string) string {
@@ -293,17 +293,17 @@ func (a *Accelerator) visibleHere(live sdk.Live) sdk.Condition {
 		}
 	}
 	if len(out) == 0 {
-		return sdk.Condition{Type: "Visible", Status: "False", Reason: "NobodyLooks"}
+		return sdk.Condition{Type: "VisibilityRequired", Status: "False", Reason: "NotRequired"}
 	}
-	return sdk.Condition{Type: "Visible", Status: "True", Reason: "OtherModules",
-		Message: "between namespaces, connections of these services go by TCP, where other modules see them: " + first(out) + "; past names packages that need not"}
+	return sdk.Condition{Type: "VisibilityRequired", Status: "True", Reason: "OtherModules",
+		Message: "connections of these services to and from other network namespaces use plain TCP, because other modules must see them: " + first(out) + "; list packages in past that need not see them"}
 }
 
 func (a *Accelerator) room(counts map[routeKey]countsEntry) sdk.Condition {
 	if n := total(counts, reasonFull) - a.full.Load(); n > 0 {
-		return sdk.Condition{Type: "Full", Status: "True", Reason: "Tables", Message: fmt.Sprintf("%d connections found no room and went by TCP", n)}
+		return sdk.Condition{Type: "TableFull", Status: "True", Reason: "LimitReached", Message: fmt.Sprintf("%d connections used plain TCP because a table was full", n)}
 	}
-	return sdk.Condition{Type: "Full", Status: "False", Reason: "Room"}
+	return sdk.Condition{Type: "TableFull", Status: "False", Reason: "BelowLimit"}
 }
 
 // Measure implements sdk.Measurer.
@@ -325,15 +325,15 @@ func (a *Accelerator) Measure(live sdk.Live) ([]sdk.Sample, error) {
 		by[x.Verdict]++
 	}
 	for verdict, n := range by {
-		out = append(out, sdk.Sample{Name: "executables", Help: "Programs by what is thought of them.", Labels: map[string]string{"verdict": verdict}, Value: float64(n)})
+		out = append(out, sdk.Sample{Name: "executables", Help: "Programs by verdict of their examination.", Labels: map[string]string{"verdict": verdict}, Value: float64(n)})
 	}
 	ends, err := live.Maps.Get(mapEnds)
 	if err != nil {
 		return nil, err
 	}
 	return append(out,
-		sdk.Sample{Name: "sockets", Help: "Sockets that take part now.", Value: float64(countKeys[uint64](ends))},
-		sdk.Sample{Name: "sockets_capacity", Help: "Sockets that there is room for.", Value: float64(ends.MaxEntries())}), nil
+		sdk.Sample{Name: "sockets", Help: "Sockets in the redirection map.", Value: float64(countKeys[uint64](ends))},
+		sdk.Sample{Name: "sockets_capacity", Help: "Maximum number of sockets in the redirection map.", Value: float64(ends.MaxEntries())}), nil
 }
 
 func (r *PairReport) samples() (out []sdk.Sample) {

@@ -243,7 +243,7 @@ func TestListenedBefore(t *testing.T) {
 	c := p.connectTo(t, l)
 	p.plain(c)
 	c.close()
-	if p.refused("unjudgedServer") != 1 {
+	if p.refused("serverUnexamined") != 1 {
 		t.Errorf("%+v", p.counts())
 	}
 	p.warm(p.connectTo(t, l))
@@ -275,7 +275,7 @@ func TestListenersAreFound(t *testing.T) {
 	}
 	p.judge(allowed, asked)
 	p.warm(p.connectTo(t, l))
-	if p.refused("unjudged") != 0 || p.refused("unjudgedServer") != 0 {
+	if p.refused("unexamined") != 0 || p.refused("serverUnexamined") != 0 {
 		t.Errorf("%+v", p.counts())
 	}
 }
@@ -294,7 +294,7 @@ func TestAsksAgainAboutAServer(t *testing.T) {
 	}
 	check(t, writeAll(client, noise(100)))
 	c := accepted(t, client, l)
-	if n := len(entries[fileKey, executableEntry](p, mapExecutables)); n != 0 || p.refused("unjudgedServer") != 1 {
+	if n := len(entries[fileKey, executableEntry](p, mapExecutables)); n != 0 || p.refused("serverUnexamined") != 1 {
 		t.Fatalf("%d programs are known; %+v", n, p.counts())
 	}
 	c.receive(c.server, 100)
@@ -369,7 +369,7 @@ func TestExecutables(t *testing.T) {
 	}
 	p.judge(unsafe, asked)
 	p.plain(p.connect(t))
-	if p.refused("executable") != 1 || p.refused("unjudged") != 3 {
+	if p.refused("executable") != 1 || p.refused("unexamined") != 3 {
 		t.Errorf("%+v", p.counts())
 	}
 	p.judge(allowed, unsafe)
@@ -437,7 +437,7 @@ func TestInheritedByAnotherProgram(t *testing.T) {
 	if string(got) != "Name:" {
 		t.Errorf("%q", got)
 	}
-	if p.refused("unjudged") != 1 {
+	if p.refused("unexamined") != 1 {
 		t.Errorf("%+v", p.counts())
 	}
 	c.server = -1
@@ -463,7 +463,7 @@ func TestBecomesAnotherProgram(t *testing.T) {
 	if string(got) != "hello\nName:" {
 		t.Errorf("%q", got)
 	}
-	if p.refused("unjudged") != 2 { // the shell when it was new, and cat
+	if p.refused("unexamined") != 2 { // the shell when it was new, and cat
 		t.Errorf("%+v", p.counts())
 	}
 }
@@ -656,7 +656,7 @@ func TestOwnedByAnother(t *testing.T) {
 		p.judge(allowed, asked)
 	}
 	first.warm(first.connect(t))
-	if second.refused("owned") != 1 || second.enrolled() != 0 {
+	if second.refused("foreignMap") != 1 || second.enrolled() != 0 {
 		t.Errorf("%+v", second.counts())
 	}
 }
@@ -703,7 +703,7 @@ func TestThirdWithTheSamePair(t *testing.T) {
 		option{unix.IPPROTO_TCP, unix.TCP_REPAIR_QUEUE, 1}, option{unix.IPPROTO_TCP, unix.TCP_QUEUE_SEQ, int(int32(e.Pair.Server))})
 	defer unix.Close(third)
 	check(t, unix.Connect(third, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}, Port: int(p.port)}))
-	if _, known := p.end(third); known || p.refused("poisoned") != 2 {
+	if _, known := p.end(third); known || p.refused("ambiguous") != 2 {
 		t.Errorf("%+v", p.counts())
 	}
 	p.plain(c)

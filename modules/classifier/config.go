@@ -77,10 +77,10 @@ func defaults() *config {
 	return c
 }
 
-// duration is one such as 500ms, or untilTold.
+// duration is one such as 500ms, or untilUnblocked.
 type duration time.Duration
 
-const untilTold duration = -1
+const untilUnblocked duration = -1
 
 // UnmarshalJSON implements json.Unmarshaler.
 func (d *duration) UnmarshalJSON(data []byte) error {
@@ -88,8 +88,8 @@ func (d *duration) UnmarshalJSON(data []byte) error {
 	if err := json.Unmarshal(data, &text); err != nil {
 		return err
 	}
-	if text == "untilTold" {
-		*d = untilTold
+	if text == "untilUnblocked" || text == "untilTold" { // the name in 0.1
+		*d = untilUnblocked
 		return nil
 	}
 	parsed, err := time.ParseDuration(text)
@@ -109,22 +109,22 @@ func (c *config) check() error {
 	whole := c.Extractor == "flow" && c.Window == 0
 	switch {
 	case whole && c.Evaluate.When == "window":
-		return wrong("window", "0s has no end: evaluate.when has to be packet or packets")
+		return wrong("window", "0s means no window: evaluate.when must be packet or packets")
 	case !whole && (c.Window < shortest || c.Window > longest):
 		return wrong("window", "has to be from 100ms to 1h; with flow also 0s, for all of the flow")
 	case whole && c.Sliding:
-		return wrong("sliding", "a window that has no end cannot slide")
+		return wrong("sliding", "0s means no window, which cannot slide")
 	case c.RPL.Repeats < 0 || c.RPL.Repeats > duration(time.Minute):
 		return wrong("rpl.repeats", "has to be at most 1m")
 	case c.Hysteresis.Hits > c.Hysteresis.Of:
 		return wrong("hysteresis.hits", "%d of the last %d evaluations are not possible", c.Hysteresis.Hits, c.Hysteresis.Of)
-	case c.Action.For <= 0 && c.Action.For != untilTold:
-		return wrong("action.for", "has to be longer, or untilTold")
+	case c.Action.For <= 0 && c.Action.For != untilUnblocked:
+		return wrong("action.for", "has to be longer, or untilUnblocked")
 	case c.Shadow != "" && c.Shadow == c.Model:
 		return wrong("shadow", "is the model itself: name another one to compare it with")
 	}
 	if r, k := c.Hysteresis.Raise, c.Hysteresis.Clear; r != nil && k != nil && *k > *r {
-		return wrong("hysteresis.clear", "%v is above raise, %v: a source would never stay suspicious", *k, *r)
+		return wrong("hysteresis.clear", "%v is above raise (%v): a source would never stay suspicious", *k, *r)
 	}
 	for i, text := range c.Allow {
 		if _, err := parsePrefix(text); err != nil {
@@ -223,7 +223,7 @@ func parsePrefix(text string) (netip.Prefix, error) {
 	if err != nil {
 		addr, addrErr := netip.ParseAddr(text)
 		if addrErr != nil || addr.Zone() != "" {
-			return p, fmt.Errorf("%q is none of an address such as 192.0.2.1, a prefix such as fe80::/64 and an EUI-64 such as 00:12:4b:00:06:0d:9b:00", text)
+			return p, fmt.Errorf("%q is not an address such as 192.0.2.1, a prefix such as fe80::/64 or an EUI-64 such as 00:12:4b:00:06:0d:9b:00", text)
 		}
 		p = netip.PrefixFrom(addr, addr.BitLen())
 	}

@@ -230,7 +230,7 @@ func TestModelsAreLoaded(t *testing.T) {
 		t.Errorf("%+v", a)
 	}
 	p.expect(0, 0)
-	if c := p.condition("Model"); c.Status != "False" || !strings.Contains(c.Message, "there is no model m") {
+	if c := p.condition("Model"); c.Status != "False" || !strings.Contains(c.Message, "no model m") {
 		t.Errorf("%+v", c)
 	}
 	if a := p.tellModels(sdk.ModelUpdate{Put: []sdk.Model{modelOf("m", document(1, "dis", 0)), modelOf("s", document(2, "dio", 3))}}); len(a.Using) != 2 {
@@ -253,7 +253,7 @@ func TestModelsAreLoaded(t *testing.T) {
 			t.Errorf("%s: %+v", name, a)
 		}
 		p.expect(3, 2)
-		if c := p.condition("Model"); c.Status != "False" || c.Reason != "EarlierOneRuns" {
+		if c := p.condition("Model"); c.Status != "False" || c.Reason != "PreviousVersionRunning" {
 			t.Errorf("%s: %+v", name, c)
 		}
 	}
@@ -304,7 +304,7 @@ func TestHarmlessClasses(t *testing.T) {
 func TestDoubtfulModel(t *testing.T) {
 	p := newPlant(t, `{"model": "m", "window": "10s"}`)
 	p.all(modelOf("m", document(1, "dis", 0)))
-	if c := p.condition("Model"); c.Status != "True" || c.Reason != "Doubtful" || !strings.Contains(c.Message, "5s") {
+	if c := p.condition("Model"); c.Status != "True" || c.Reason != "WindowMismatch" || !strings.Contains(c.Message, "5s") {
 		t.Errorf("%+v", c)
 	}
 }
@@ -350,7 +350,7 @@ func TestBlockedAreFreed(t *testing.T) {
 			t.Errorf("%+v", b)
 		}
 	}
-	if status, text := p.ask("GET", "/nosuch", ""); status != 404 || !strings.Contains(text, "there are sources, blocked") {
+	if status, text := p.ask("GET", "/nosuch", ""); status != 404 || !strings.Contains(text, "known are sources, blocked") {
 		t.Errorf("a route that is not there: %d %s", status, text)
 	}
 	if status, text := p.ask("DELETE", "/blocked/fe80::9", ""); status != 404 || !strings.Contains(text, "fe80::9") {
@@ -463,6 +463,15 @@ func TestConfigErrors(t *testing.T) {
 		var wrong *sdk.ConfigError
 		if !errors.As(err, &wrong) || wrong.Field != field {
 			t.Errorf("%s: %v, want an error of %s", config, err, field)
+		}
+	}
+}
+
+// Both names of an action without an end are accepted: stored configs have the one of 0.1.
+func TestUntilUnblocked(t *testing.T) {
+	for _, name := range []string{"untilUnblocked", "untilTold"} {
+		if _, err := Control().Compile(json.RawMessage(`{"action": {"for": "` + name + `"}}`)); err != nil {
+			t.Errorf("%s: %v", name, err)
 		}
 	}
 }

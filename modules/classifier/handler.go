@@ -50,7 +50,7 @@ func (f *Classifier) Handler(live sdk.Live) http.Handler {
 	serve("PUT /values/{path...}", w.putValue)
 	mux.HandleFunc("GET /events", w.stream.serve)
 	serve("/", func(r *http.Request) (any, error) {
-		return nil, sdk.NotFound(fmt.Sprintf("no %s %s; there are sources, blocked, models, agreement, stats, fuse, events, values", r.Method, r.URL.Path))
+		return nil, sdk.NotFound(fmt.Sprintf("no %s %s; known are sources, blocked, models, agreement, stats, fuse, events, values", r.Method, r.URL.Path))
 	})
 	return mux
 }
@@ -140,7 +140,7 @@ func (w *plane) putValue(r *http.Request) (any, error) {
 	source, ok := strings.CutPrefix(path, "blocked/")
 	switch {
 	case !ok:
-		return nil, sdk.NotFound(fmt.Sprintf("there is no value %s", path))
+		return nil, sdk.NotFound(fmt.Sprintf("no value %s", path))
 	case body.Value != "none":
 		return nil, wrong("value", "%q is not none, which frees the source", body.Value)
 	}

@@ -253,7 +253,7 @@ func (w *plane) drop(meant func(wanted string) bool) error {
 		}
 		w.loaded[i], w.refused[i] = nil, nil
 		if wanted != "" {
-			w.refused[i] = fmt.Errorf("there is no model %s: load it with kerb model load", wanted)
+			w.refused[i] = fmt.Errorf("no model %s: load it with kerb model load", wanted)
 		}
 	}
 	return nil
@@ -268,17 +268,17 @@ func (w *plane) modelCondition() sdk.Condition {
 	case err != nil:
 		c.Status, c.Reason, c.Message = "False", "NotRunning", err.Error()
 		if w.loaded[model.Live] != nil {
-			c.Reason = "EarlierOneRuns"
+			c.Reason = "PreviousVersionRunning"
 		}
 	case w.config.Model == "":
-		c.Status, c.Reason, c.Message = "False", "NoneNamed", "the config names no model: sources are only counted"
+		c.Status, c.Reason, c.Message = "False", "NoModelConfigured", "config.model is not set: packets are counted but not classified"
 	case !w.told:
 		c.Status, c.Reason = "Unknown", "Starting"
 	case w.loaded[model.Live] != nil:
 		l := w.loaded[model.Live]
 		c.Message = fmt.Sprintf("%s, version %d", l.Name, l.Version)
 		if l.Note != "" {
-			c.Reason, c.Message = "Doubtful", c.Message+": "+l.Note
+			c.Reason, c.Message = "WindowMismatch", c.Message+": "+l.Note
 		}
 	}
 	return c

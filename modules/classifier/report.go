@@ -117,19 +117,19 @@ func (f *Classifier) Measure(live sdk.Live) ([]sdk.Sample, error) {
 	if w.fuse.blown() {
 		blown = 1
 	}
-	out = append(out, sdk.Sample{Name: "fuse_blown", Help: "1 when the model has done more than it may, and only watches.", Value: blown},
-		sdk.Sample{Name: "blocked_sources", Help: "Sources that something is done to.", Value: float64(atomic.LoadUint32(&w.fuse.Blocked))})
+	out = append(out, sdk.Sample{Name: "fuse_blown", Help: "1 when the fuse is blown: the model exceeded its limits, and its verdicts have no effect.", Value: blown},
+		sdk.Sample{Name: "blocked_sources", Help: "Sources with an action in effect.", Value: float64(atomic.LoadUint32(&w.fuse.Blocked))})
 	for role, l := range w.models() {
-		out = append(out, sdk.Sample{Name: "model_info", Help: "Models that run.", Value: 1,
+		out = append(out, sdk.Sample{Name: "model_info", Help: "Models in use.", Value: 1,
 			Labels: map[string]string{"role": role, "model": l.Name, "version": strconv.FormatUint(uint64(l.Version), 10), "kind": l.Kind}})
 	}
 	return out, nil
 }
 
 var metricHelp = map[string]string{
-	"packets_total":     "Packets by what became of them; one packet may be several kinds.",
-	"evaluations_total": "Evaluations by what came out.",
-	"agreement_total":   "Evaluations by what the live and the shadow model say.",
+	"packets_total":     "Packets by outcome; one packet may count in several.",
+	"evaluations_total": "Evaluations by result.",
+	"agreement_total":   "Evaluations by verdict of the live and the shadow model.",
 }
 
 // metricOf sorts the counters into metrics.

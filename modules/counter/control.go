@@ -235,7 +235,7 @@ func (compiled) Measure(live sdk.Live) ([]sdk.Sample, error) {
 			sdk.Sample{Name: "bytes_total", Help: "Bytes of frames seen.", Counter: true, Labels: labels, Value: float64(e.Bytes)})
 	}
 	for direction, c := range report.Overflow {
-		out = append(out, sdk.Sample{Name: "overflow_packets_total", Help: "Packets that the full table could not tell by protocol.",
+		out = append(out, sdk.Sample{Name: "overflow_packets_total", Help: "Packets not counted by protocol because the table was full.",
 			Counter: true, Labels: map[string]string{"direction": direction}, Value: float64(c.Packets)})
 	}
 	return out, nil

@@ -254,7 +254,7 @@ func parseRule(in *ruleConfig, out *Rule, fail failure) error {
 	case "ingress":
 		out.Ingress = true
 	default:
-		return fail("direction", "%q is none of ingress, egress, both", in.Direction)
+		return fail("direction", "%q is not one of ingress, egress, both", in.Direction)
 	}
 	var err error
 	if out.Proto, err = parseProto(in.Protocol); err != nil {
@@ -322,7 +322,7 @@ func parseProto(raw json.RawMessage) (int, error) {
 	}
 	n, err := strconv.Atoi(text)
 	if err != nil || n < 0 || n > 255 {
-		return 0, fmt.Errorf("%s is none of tcp, udp, icmp, icmpv6, any, nor a number from 0 to 255", raw)
+		return 0, fmt.Errorf("%s is neither tcp, udp, icmp, icmpv6, any nor a number from 0 to 255", raw)
 	}
 	return n, nil
 }
@@ -363,7 +363,7 @@ func parsePorts(raw json.RawMessage) (Ports, error) {
 		return Ports{}, fmt.Errorf("%q is neither a port from 0 to 65535 nor a range such as 1000-2000", text)
 	}
 	if lo > hi {
-		return Ports{}, fmt.Errorf("%q begins after its end; did you mean %d-%d?", text, hi, lo)
+		return Ports{}, fmt.Errorf("%q starts after its end; did you mean %d-%d?", text, hi, lo)
 	}
 	return Ports{uint16(lo), uint16(hi)}, nil
 }

@@ -27,7 +27,7 @@ func TestErrorsNameRuleAndField(t *testing.T) {
 		{`{"action": "allow", "protocol": "icmp", "dst": "::/0"}`, "rules[1].dst", "icmpv6"},
 		{`{"action": "allow", "protocol": "icmpv6", "src": "10.0.0.0/8"}`, "rules[1].src", "use icmp"},
 		{`{"action": "allow", "protocol": 256}`, "rules[1].protocol", "0 to 255"},
-		{`{"action": "allow", "protocol": "tpc"}`, "rules[1].protocol", "none of tcp"},
+		{`{"action": "allow", "protocol": "tpc"}`, "rules[1].protocol", "neither tcp"},
 		{`{"action": "allow", "protocol": "tcp", "icmpType": 8}`, "rules[1].icmpType", "use icmp"},
 		{`{"action": "allow", "direction": "out"}`, "rules[1].direction", "ingress, egress, both"},
 		{`{"action": "allow", "name": "first"}`, "rules[1].name", "unique"},

@@ -271,14 +271,14 @@ func (f *Firewall) Measure(live sdk.Live) ([]sdk.Sample, error) {
 	}
 	out := []sdk.Sample{
 		{Name: "connections", Help: "Established connections.", Value: float64(stats.Established)},
-		{Name: "connections_capacity", Help: "Established connections that there is room for.", Value: float64(f.config.State.MaxConnections)},
-		{Name: "connections_opening", Help: "New, answered and closed connections with a place of their own.", Value: float64(stats.Opening)},
-		{Name: "connections_share", Help: "Established connections that there is room for on each interface.", Value: float64(stats.Share)},
-		{Name: "connections_full_total", Help: "Times that a connection found no room among the established ones.", Counter: true, Value: float64(stats.Full)},
+		{Name: "connections_capacity", Help: "Maximum number of established connections.", Value: float64(f.config.State.MaxConnections)},
+		{Name: "connections_opening", Help: "New, answered and closed connections, kept in a separate table.", Value: float64(stats.Opening)},
+		{Name: "connections_share", Help: "Maximum number of established connections per interface.", Value: float64(stats.Share)},
+		{Name: "connections_full_total", Help: "Times that the table of established connections was full.", Counter: true, Value: float64(stats.Full)},
 	}
 	var allowed, denied Hits
 	for _, r := range report.Rules {
-		out = append(out, sdk.Sample{Name: "rule_packets_total", Help: "Packets that the rule decided on.", Counter: true,
+		out = append(out, sdk.Sample{Name: "rule_packets_total", Help: "Packets decided by the rule.", Counter: true,
 			Labels: map[string]string{"rule": ruleName(r), "action": r.Action}, Value: float64(r.Packets)})
 		sum := &denied
 		if r.Action == "allow" {
@@ -288,7 +288,7 @@ func (f *Firewall) Measure(live sdk.Live) ([]sdk.Sample, error) {
 	}
 	report.Other["rule_allow"], report.Other["rule_deny"] = allowed, denied
 	for name, hits := range report.Other {
-		out = append(out, sdk.Sample{Name: "packets_total", Help: "Packets by what decided on them.", Counter: true,
+		out = append(out, sdk.Sample{Name: "packets_total", Help: "Packets by deciding stage.", Counter: true,
 			Labels: map[string]string{"decision": name}, Value: float64(hits.Packets)})
 	}
 	return out, nil

@@ -41,7 +41,7 @@ func (n *nonIP) UnmarshalJSON(text []byte) error {
 	}
 	var list []json.RawMessage
 	if err := json.Unmarshal(text, &list); err != nil {
-		return fmt.Errorf("nonIP: %s is none of arp, allow, deny, nor a list of EtherTypes", text)
+		return fmt.Errorf("nonIP: %s is neither arp, allow, deny nor a list of EtherTypes", text)
 	}
 	if len(list) > maxEtherTypes {
 		return fmt.Errorf("nonIP: %d EtherTypes; at most %d are possible", len(list), maxEtherTypes)

@@ -68,7 +68,7 @@ func TestNonIP(t *testing.T) {
 
 func TestNonIPErrors(t *testing.T) {
 	for config, reason := range map[string]string{
-		`{"nonIP": "lldp"}`:      "none of arp, allow, deny",
+		`{"nonIP": "lldp"}`:      "neither arp, allow, deny",
 		`{"nonIP": ["0x0800"]}`:  "0x0800 is IPv4, which the rules decide on",
 		`{"nonIP": [34984]}`:     "34984 is a VLAN tag",
 		`{"nonIP": [64]}`:        "neither arp nor an EtherType from 0x0600",

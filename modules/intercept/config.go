@@ -85,7 +85,7 @@ func parseConfig(raw json.RawMessage) (*config, error) {
 			rings++
 		}
 		if rings > maxRings {
-			return nil, within(i, &sdk.ConfigError{Field: "action", Reason: fmt.Sprintf("more than %d classes can be opened by programs: let one of them pass, drop, mark or answer, without a ring", maxRings)})
+			return nil, within(i, &sdk.ConfigError{Field: "action", Reason: fmt.Sprintf("more than %d classes can be opened by programs: set action pass, drop, mark or answer without a ring on one of them", maxRings)})
 		}
 	}
 	return c, nil
@@ -111,7 +111,7 @@ func (c *class) delivers() bool { return c.Action == "copy" || c.Action == "stea
 func (c *class) check() error {
 	wrong := sdk.ConfigErrorf
 	if !slices.Contains(actions[:], c.Action) {
-		return wrong("action", "%q is none of %s", c.Action, strings.Join(actions[:], ", "))
+		return wrong("action", "%q is not one of %s", c.Action, strings.Join(actions[:], ", "))
 	}
 	if c.MaxBytes < 64 || c.MaxBytes > maxFrame {
 		return wrong("maxBytes", "has to be 64 to %d", maxFrame)
@@ -120,7 +120,7 @@ func (c *class) check() error {
 		return wrong("watchdog", "has to be 1ms or more: a program cannot read faster in every case")
 	}
 	if (c.Action == "answer") != (c.Answer != nil) {
-		return wrong("answer", "belongs to classes whose action is answer, and to all of them: it names the application")
+		return wrong("answer", "required with action answer, and only there: it names the application")
 	}
 	var err error
 	if c.ringSize, err = ringBytes(c.Ring); err != nil {
@@ -154,7 +154,7 @@ func (m *match) check() error {
 		}
 	}
 	if len(m.Ports)+len(m.SourcePorts) > 0 && !m.Protocol.hasPorts() {
-		return &sdk.ConfigError{Field: "match.protocol", Reason: "has to be udp or tcp where there are ports"}
+		return &sdk.ConfigError{Field: "match.protocol", Reason: "must be udp or tcp when ports are set"}
 	}
 	if m.Family != 0 && m.Family != 4 && m.Family != 6 {
 		return &sdk.ConfigError{Field: "match.family", Reason: "has to be 4 or 6, or absent"}
@@ -189,7 +189,7 @@ func (m *match) checkFamily() error {
 			m.Family = family
 		}
 		if m.Family != family {
-			return &sdk.ConfigError{Field: "match", Reason: fmt.Sprintf("%s is not of IPv%d, as others here: make a class for each", p, m.Family)}
+			return &sdk.ConfigError{Field: "match", Reason: fmt.Sprintf("%s is not an IPv%d address like the others: use one class per IP version", p, m.Family)}
 		}
 	}
 	return nil

@@ -94,7 +94,7 @@ func (cs *consumers) replace(class string, c *consumer, takeover bool) (*consume
 	defer cs.mu.Unlock()
 	other := cs.open[class]
 	if other != nil && !takeover {
-		return nil, fmt.Errorf("class %s has a consumer (pid %d): end it, or open it with takeover", class, other.pid)
+		return nil, fmt.Errorf("class %s has a consumer (pid %d): stop it, or open the class with takeover", class, other.pid)
 	}
 	cs.open[class] = c
 	return other, nil
@@ -167,7 +167,7 @@ func (f *Intercept) Client(ctx context.Context, live sdk.Live, client *sdk.Clien
 	}
 	c := f.class(r.Open)
 	if c == nil {
-		_ = client.Send(refusal{fmt.Sprintf("there is no class %q that programs can open; there are: %s", r.Open, strings.Join(f.offered(), ", "))})
+		_ = client.Send(refusal{fmt.Sprintf("no class %q that programs can open; known are: %s", r.Open, strings.Join(f.offered(), ", "))})
 		return
 	}
 	pages, err := f.mapPages(live.Maps)

@@ -26,7 +26,7 @@ const (
 func (f *Intercept) Run(ctx context.Context, live sdk.Live) {
 	f.consumers.run(f.Classes)
 	if err := f.forget(live.Maps, nil); err != nil {
-		slog.Warn("intercept: counters of former classes stay", "module", live.Module, "error", err)
+		slog.Warn("intercept: cannot remove the counters of deleted classes", "module", live.Module, "error", err)
 	}
 	pages, err := f.mapPages(live.Maps)
 	if err != nil {

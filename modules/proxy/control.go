@@ -159,7 +159,7 @@ func (p *Proxy) InstanceChanged(live sdk.Live, i sdk.Instance, there bool) {
 		err = w.instanceChanged(i, there, time.Now())
 	}
 	if err != nil {
-		slog.Warn("proxy: the data plane is not told of a service that came or went", "module", live.Module, "interface", i.Interface, "error", err)
+		slog.Warn("proxy: cannot update the data plane after a service was added or removed", "module", live.Module, "interface", i.Interface, "error", err)
 	}
 }
 

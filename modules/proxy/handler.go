@@ -365,7 +365,7 @@ func (p *Proxy) Measure(live sdk.Live) ([]sdk.Sample, error) {
 	}
 	for name, o := range s.Tables {
 		add("table_used", "Entries in use.", false, float64(o.Used), "table", name)
-		add("table_capacity", "Entries that there is room for.", false, float64(o.Capacity), "table", name)
+		add("table_capacity", "Maximum number of entries.", false, float64(o.Capacity), "table", name)
 	}
 	for state, n := range s.Sessions.States {
 		add("sessions", "Sessions, as the last sweep found them.", false, float64(n), "state", state)
@@ -377,7 +377,7 @@ func (p *Proxy) Measure(live sdk.Live) ([]sdk.Sample, error) {
 	add("instance_connect_failures", "Connects that the present instances refused or did not answer.", false, float64(s.Failures))
 	add("sessions_evictable", "Live sessions beyond the share of their interface, which may be evicted.", false, float64(s.Sessions.Crowded))
 	for event, n := range s.Counters {
-		add("events_total", "What the data plane did beside translating packets.", true, float64(n), "event", event)
+		add("events_total", "Actions of the data plane other than translating packets.", true, float64(n), "event", event)
 	}
 	add("sessions_expired_total", "Entries of sessions that were removed because of their age.", true, float64(s.Sessions.Expired))
 	add("sweep_seconds", "How long the last sweep of sessions took.", false, s.Sessions.Took.Seconds())
@@ -385,10 +385,10 @@ func (p *Proxy) Measure(live sdk.Live) ([]sdk.Sample, error) {
 	add("held_packets", "Packets that wait for their destination to be known.", false, float64(held.Packets))
 	add("held_dropped_total", "Held packets that gave way to younger ones.", true, float64(held.Dropped))
 	for outcome, n := range map[string]uint64{"asked": s.Unknown.Asked, "answered": s.Unknown.Answered, "denied": s.Unknown.Denied, "overdue": s.Unknown.Overdue} {
-		add("unknown_addresses_total", "Addresses that were not known, by what became of them.", true, float64(n), "outcome", outcome)
+		add("unknown_addresses_total", "Unknown addresses, by outcome.", true, float64(n), "outcome", outcome)
 	}
 	for outcome, n := range map[string]uint64{"injected": s.Unknown.Injected, "lost": s.Unknown.Lost} {
-		add("held_packets_total", "Packets that were held, by what became of them.", true, float64(n), "outcome", outcome)
+		add("held_packets_total", "Held packets, by outcome.", true, float64(n), "outcome", outcome)
 	}
 	return out, nil
 }

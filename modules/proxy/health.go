@@ -131,7 +131,7 @@ func (p *Proxy) Ejected(live sdk.Live) ([]sdk.EjectedInstance, error) {
 
 // sessionsCondition says whether live sessions may be evicted.
 func (w *plane) sessionsCondition() sdk.Condition {
-	c := sdk.Condition{Type: "SessionsKept", Status: "True", Reason: "RoomForAll"}
+	c := sdk.Condition{Type: "SessionsKept", Status: "True", Reason: "BelowLimit"}
 	ifindex, most := uint32(0), 0
 	for i, n := range w.tally.crowded {
 		if n > most || n == most && i < ifindex {
@@ -159,7 +159,7 @@ func (w *plane) sessionsCondition() sdk.Condition {
 
 // instancesCondition names the instances that get no new sessions because connects to them fail.
 func (w *plane) instancesCondition() sdk.Condition {
-	c := sdk.Condition{Type: "InstancesAnswer", Status: "True", Reason: "AllAnswer"}
+	c := sdk.Condition{Type: "InstancesHealthy", Status: "True", Reason: "AllHealthy"}
 	var out []string
 	for _, t := range w.targets {
 		if t.service != nil && t.health.ejected() {

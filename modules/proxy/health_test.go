@@ -101,8 +101,8 @@ func TestFailingInstanceIsEjected(t *testing.T) {
 			}
 			c.connect(3, sick)
 			c.look(time.Second)
-			if c.takesPart("web-1") || c.condition("InstancesAnswer").Status != "False" {
-				t.Fatalf("not ejected: %+v", c.condition("InstancesAnswer"))
+			if c.takesPart("web-1") || c.condition("InstancesHealthy").Status != "False" {
+				t.Fatalf("not ejected: %+v", c.condition("InstancesHealthy"))
 			}
 			if got := c.shares(8, clientsOf[0]); got["web-1"] != 0 || got["web-0"] != 4 {
 				t.Errorf("new connections go to %v", got)
@@ -194,7 +194,7 @@ func TestCrowdedSessionsAreACondition(t *testing.T) {
 		w.out(udp(w.client, 1000+i, w.farVIP, 53).bytes())
 		w.in(udp(w.far, 53, w.client, 1000+i).bytes())
 	}
-	p.same("with room", condition(), sdk.Condition{Type: "SessionsKept", Status: "True", Reason: "RoomForAll"})
+	p.same("with room", condition(), sdk.Condition{Type: "SessionsKept", Status: "True", Reason: "BelowLimit"})
 	p.w.maps.shares[0].addSessions(60)
 	for i := range uint16(10) {
 		w.out(udp(w.client, 2000+i, w.farVIP, 53).bytes())

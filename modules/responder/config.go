@@ -106,7 +106,7 @@ func (l *listener) application() (app.App, error) {
 		}
 		names = append(names, a.name)
 	}
-	return nil, &sdk.ConfigError{Field: "app", Reason: fmt.Sprintf("%q is none of %v", l.App, names)}
+	return nil, &sdk.ConfigError{Field: "app", Reason: fmt.Sprintf("%q is not one of %v", l.App, names)}
 }
 
 // ownProperties is the listener's config without the properties that all have.
@@ -143,7 +143,7 @@ func parseAddresses(texts []string) ([]netip.Addr, error) {
 func (l *listener) distinct(others []*listener) error {
 	for _, o := range others {
 		if o.Name == l.Name {
-			return &sdk.ConfigError{Field: "name", Reason: fmt.Sprintf("%q is another listener's too; give them names", l.Name)}
+			return &sdk.ConfigError{Field: "name", Reason: fmt.Sprintf("%q is used by another listener too; set unique names", l.Name)}
 		}
 		if o.Port != l.Port {
 			continue

@@ -75,13 +75,13 @@ func (h *handler) one(name string) (*listener, app.Placed, error) {
 			return l, placed[i], nil
 		}
 	}
-	return nil, app.Placed{}, sdk.NotFound(fmt.Sprintf("there is no listener %q", name))
+	return nil, app.Placed{}, sdk.NotFound(fmt.Sprintf("no listener %q", name))
 }
 
 func (h *handler) state(l *listener, p app.Placed) (*State, error) {
 	s, ok := apps[l.number].App.(app.Stateful)
 	if !ok {
-		return nil, sdk.NotFound(fmt.Sprintf("listener %s has no state: %s keeps none", l.Name, l.App))
+		return nil, sdk.NotFound(fmt.Sprintf("listener %s has no state: application %s is stateless", l.Name, l.App))
 	}
 	state, err := s.State(h.live.Maps, p)
 	return &State{l.Name, l.App, state}, err
@@ -119,7 +119,7 @@ func (h *handler) putState(r *http.Request) (any, error) {
 	}
 	s, ok := apps[l.number].App.(app.Stateful)
 	if !ok {
-		return nil, sdk.NotFound(fmt.Sprintf("listener %s has no state: %s keeps none", l.Name, l.App))
+		return nil, sdk.NotFound(fmt.Sprintf("listener %s has no state: application %s is stateless", l.Name, l.App))
 	}
 	body, err := readBody(r)
 	if err != nil {
@@ -176,7 +176,7 @@ func (h *handler) putValue(r *http.Request) (any, error) {
 	}
 	s, ok := apps[l.number].App.(app.Valuer)
 	if !ok {
-		return nil, sdk.NotFound(fmt.Sprintf("listener %s has no values: %s keeps none", l.Name, l.App))
+		return nil, sdk.NotFound(fmt.Sprintf("listener %s has no values: application %s offers none", l.Name, l.App))
 	}
 	body, err := readBody(r)
 	if err != nil {
@@ -213,7 +213,7 @@ func (h *handler) events(w http.ResponseWriter, r *http.Request) {
 		}
 	}
 	if only != "" && len(wanted) == 0 {
-		sdk.Answer(w)(nil, sdk.NotFound(fmt.Sprintf("there is no listener %q with a state", only)))
+		sdk.Answer(w)(nil, sdk.NotFound(fmt.Sprintf("no listener %q with state", only)))
 		return
 	}
 	w.Header().Set("Content-Type", "application/x-ndjson")

@@ -105,7 +105,7 @@ func (f *Responder) Measure(live sdk.Live) ([]sdk.Sample, error) {
 	var out []sdk.Sample
 	add := func(listener, app string, packets map[string]uint64) {
 		for outcome, n := range packets {
-			out = append(out, sdk.Sample{Name: "packets_total", Help: "Packets for answered ports by what became of them.", Counter: true,
+			out = append(out, sdk.Sample{Name: "packets_total", Help: "Packets to served ports, by outcome.", Counter: true,
 				Labels: map[string]string{"listener": listener, "app": app, "outcome": outcome}, Value: float64(n)})
 		}
 	}

@@ -176,7 +176,7 @@ func (f *Responder) Health(live sdk.Live) error {
 		}
 		for _, at := range live.Interface() {
 			if len(at.Addresses) == 0 {
-				return fmt.Errorf("interface %s has no address that listener %s could answer; give the listener addresses", at.Interface, l.Name)
+				return fmt.Errorf("interface %s has no address for listener %s; set the listener's addresses", at.Interface, l.Name)
 			}
 		}
 	}

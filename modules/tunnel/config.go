@@ -82,7 +82,7 @@ func (c *config) checkMode() error {
 		}
 	}
 	if _, ok := modes[c.Mode]; !ok {
-		return wrong("mode", "%q is none of kerb, oakestra and device", c.Mode)
+		return wrong("mode", "%q is not one of kerb, oakestra and device", c.Mode)
 	}
 	if c.Mode != modeKerb && (len(c.Keys) > 0 || slices.ContainsFunc(c.Nodes, func(n nodeConfig) bool { return len(n.Keys) > 0 })) {
 		return wrong("keys", "only mode kerb has a header that a MAC fits into")

@@ -38,7 +38,7 @@ func (t *Tunnel) followPath(ctx context.Context, live sdk.Live) {
 	n := 0
 	for record, err := range sdk.PromptEvents(ctx, ring) {
 		if err != nil {
-			slog.Warn("tunnel: path MTU is not learned any more", "module", live.Module, "error", err)
+			slog.Warn("tunnel: path MTU discovery has stopped", "module", live.Module, "error", err)
 			return
 		}
 		if t.learn(record) {

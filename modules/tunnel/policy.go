@@ -159,7 +159,7 @@ func (t *Tunnel) setRefused(module string, now map[netip.Addr]string) {
 	}
 	for addr := range t.refused {
 		if now[addr] == "" {
-			slog.Info("tunnel: node not refused any more", "module", module, "node", addr)
+			slog.Info("tunnel: node is no longer refused", "module", module, "node", addr)
 		}
 	}
 	t.refused = now

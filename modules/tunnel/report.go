@@ -119,7 +119,7 @@ func (t *Tunnel) Measure(live sdk.Live) ([]sdk.Sample, error) {
 		return nil, err
 	}
 	out := []sdk.Sample{
-		{Name: "nodes", Help: "Nodes that are known.", Value: float64(len(report.Nodes))},
+		{Name: "nodes", Help: "Known nodes.", Value: float64(len(report.Nodes))},
 		{Name: "local_addresses", Help: "Addresses of services of this node.", Value: float64(report.Addresses)},
 	}
 	refused := 0
@@ -148,6 +148,6 @@ func (t *Tunnel) Measure(live sdk.Live) ([]sdk.Sample, error) {
 				Labels: map[string]string{"node": n.Address}})
 		}
 	}
-	out = append(out, sdk.Sample{Name: "refused_nodes", Help: "Nodes whose packets are dropped since an IPsec policy covers them.", Value: float64(refused)})
+	out = append(out, sdk.Sample{Name: "refused_nodes", Help: "Nodes whose packets are dropped because an IPsec policy covers them.", Value: float64(refused)})
 	return out, nil
 }

@@ -255,7 +255,7 @@ func syncOwn(maps sdk.Maps, locals map[netip.Addr]bool) error {
 // syncHosts writes the addresses. After a restart those of virtual services stay until all services have been told.
 func (t *Tunnel) syncHosts(maps sdk.Maps, want map[address]end) error {
 	if len(want) > maxHosts {
-		return fmt.Errorf("%d addresses, and there is room for %d", len(want), maxHosts)
+		return fmt.Errorf("%d addresses exceed the maximum of %d", len(want), maxHosts)
 	}
 	return align(maps, mapHosts, want, func(e end) bool { return e.Node == 0 || t.complete })
 }
@@ -347,7 +347,7 @@ func (p *places) take(addr netip.Addr) (uint32, error) {
 		}
 	}
 	if free == 0 {
-		return 0, fmt.Errorf("no room for node %s: there are %d already", addr, maxNodes-1)
+		return 0, fmt.Errorf("no space for node %s: the maximum of %d is reached", addr, maxNodes-1)
 	}
 	if err := p.stats.Put(uint32(free), make([]Stats, ebpf.MustPossibleCPU())); err != nil {
 		return 0, fmt.Errorf("reset counters: %w", err)

@@ -90,13 +90,13 @@ func mistakes(t *testing.T, n *node) map[string]mistake {
 	pass, drop := testPackage(t, "pass"), testPackage(t, "drop")
 	all := map[string]mistake{
 		"malformed YAML":       {"kind: [", 2, []string{"input.yaml:1: "}},
-		"nothing":              {"# nothing\n", 2, []string{"there is no resource in it"}},
+		"nothing":              {"# nothing\n", 2, []string{"contains no resource"}},
 		"unknown kind":         {fmt.Sprintf(head, "Modul", "x", "{}"), 2, []string{"kind", "Module", "Service"}},
 		"other version":        {strings.Replace(packageSpec(pass), "v1alpha1", "v1", 1), 2, []string{"apiVersion", "kerb.dev/v1alpha1"}},
 		"unknown field":        {yamlModule("{package: " + pass + ", attach: {servces: '*'}}"), 2, []string{"Module x: spec.attach.servces: unknown field"}},
 		"wrong type":           {yamlModule("{package: " + pass + ", attach: {services: 7}}"), 2, []string{"Module x: spec.attach.services: expected string"}},
 		"bad name":             {strings.Replace(packageSpec(pass), "name: x", "name: X_Y", 1), 2, []string{"metadata.name"}},
-		"name taken twice":     {packageSpec(pass) + "---\n" + packageSpec(drop), 2, []string{"Module x: metadata.name: given twice"}},
+		"name taken twice":     {packageSpec(pass) + "---\n" + packageSpec(drop), 2, []string{"Module x: metadata.name: occurs twice"}},
 		"key twice":            {packageSpec(pass) + "kind: Module\n", 2, []string{":5: ", "already"}},
 		"selector":             {yamlModule("{package: " + pass + ", attach: {services: 'app in web'}}"), 2, []string{"Module x: spec.attach.services: not a label selector", "app in web"}},
 		"selects nothing":      {yamlModule("{package: " + pass + ", attach: {}}"), 2, []string{"Module x: spec.attach: selects nothing"}},
@@ -114,7 +114,7 @@ func mistakes(t *testing.T, n *node) map[string]mistake {
 		"no namespace":         {yamlService("{netns: /run/netns/ke2e-nosuch}"), 2, []string{"Service x: spec", "/run/netns/ke2e-nosuch: there is no such network namespace"}},
 		"not a namespace":      {yamlService("{netns: " + n.Dir + "}"), 2, []string{"Service x: spec", n.Dir + ": not a network namespace"}},
 		"no interface":         {yamlService("{interface: ke2enosuch}"), 2, []string{"Service x: spec", "ke2enosuch", "no such interface"}},
-		"no process":           {yamlService("{pid: 4194305}"), 2, []string{"Service x: spec", "there is no such process"}},
+		"no process":           {yamlService("{pid: 4194305}"), 2, []string{"Service x: spec", "no such process"}},
 		"nothing to find":      {yamlService("{}"), 2, []string{"exactly one of netns, pid and interface"}},
 		"good and bad":         {yamlService("{netns: "+n.web.Path()+"}") + "---\n" + packageSpec("nosuch"), 2, []string{"nosuch"}},
 	}
@@ -204,5 +204,5 @@ func TestNameTakenByAnother(t *testing.T) {
 	n.apply(other)
 	n.settled(map[string]int{"x": 2})
 	text := fmt.Sprintf(head, "Service", "web", "{netns: "+n.web.Path()+"}") + "---\n" + fmt.Sprintf(head, "Service", "web", "{netns: "+n.db.Path()+"}")
-	n.refused(n.input(text, "apply", "-f", "-"), 2, "Service web: metadata.name: given twice")
+	n.refused(n.input(text, "apply", "-f", "-"), 2, "Service web: metadata.name: occurs twice")
 }

@@ -41,7 +41,7 @@ func TestProblemsOfModules(t *testing.T) {
 			t.Errorf("no %q in\n%s", want, r.stdout)
 		}
 	}
-	if r.code != 1 || !strings.Contains(r.stderr, "there are problems: 2") {
+	if r.code != 1 || !strings.Contains(r.stderr, "2 problems") {
 		t.Errorf("exit status %d: %s", r.code, r.stderr)
 	}
 	if r := n.kerb("status"); r.code != 0 {

@@ -100,12 +100,12 @@ func TestResponderOnXDP(t *testing.T) {
 			t.Errorf("%v: %d km/h", to, got)
 		}
 	}
-	if out := n.must("module", "get", "sign"); !strings.Contains(out, "Arrive") {
+	if out := n.must("module", "get", "sign"); !strings.Contains(out, "RepliesDelivered") {
 		t.Errorf("the module does not say that replies arrive: %s", out)
 	}
 	n.Kill()
 	n.start()
-	n.Eventually("the chain is adopted", func() bool { return strings.Contains(n.must("module", "get", "sign"), "Arrive") })
+	n.Eventually("the chain is adopted", func() bool { return strings.Contains(n.must("module", "get", "sign"), "RepliesDelivered") })
 	if got := n.askSign(n.web, n.db.Addr4()); got != 120 {
 		t.Errorf("after a restart: %d km/h", got)
 	}

@@ -256,7 +256,7 @@ func TestForeignXDPIsAConflict(t *testing.T) {
 	defer l.Close()
 	module := n.pass("fast", "*")
 	module.Spec.Hook = "xdp"
-	n.refused(n.tryApply(module), 5, "another program holds the hook", n.web.Outer(), "bpftool net")
+	n.refused(n.tryApply(module), 5, "another program is attached to the hook", n.web.Outer(), "bpftool net")
 	if after := n.programs(); after != before {
 		t.Errorf("programs were %s and are %s", before, after)
 	}

@@ -27,7 +27,7 @@ var (
 // Kernel implements apply.Kernel. Its fields are set between calls.
 type Kernel struct {
 	Interfaces map[int]bool          // that exist, by ifindex
-	Foreign    map[chain.Point]bool  // where another program holds the hook
+	Foreign    map[chain.Point]bool  // where another program is attached to the hook
 	Draining   map[string]int        // how many more times RemoveChain of a chain fails as its sockets drain, by id
 	Calls      int                   // that change the kernel, so far
 	FailAt     int                   // the number of the call that fails without effect, from 1; 0 for none

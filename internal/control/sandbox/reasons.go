@@ -29,7 +29,7 @@ func Reasons() []string {
 
 // landlockReasons are by what the kernel answers when asked for the version of Landlock. EPERM is never the kernel's own answer.
 func landlockReasons(abi int, err error) []string {
-	const readable = ": control planes can read what all users can"
+	const readable = ": control planes can read all world-readable files"
 	switch {
 	case errors.Is(err, unix.EPERM):
 		return []string{"a system call filter keeps Landlock from Kerb (SystemCallFilter= of its unit must list landlock_create_ruleset, landlock_add_rule and landlock_restrict_self)" + readable}

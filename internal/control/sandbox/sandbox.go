@@ -83,7 +83,7 @@ func (s *Spec) check() error {
 		return fmt.Errorf("user %d: must be above 0", s.UID)
 	}
 	if s.Inject && s.Network {
-		return errors.New("packet sockets and a network of its own exclude each other")
+		return errors.New("packet sockets and a separate network namespace are mutually exclusive")
 	}
 	if s.Files != 0 && s.Files < minFiles {
 		return fmt.Errorf("%d descriptors: must be at least %d", s.Files, minFiles)

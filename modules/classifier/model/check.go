@@ -42,11 +42,11 @@ func (d *Document) checkHead() error {
 	case !namePattern.MatchString(d.Name):
 		return wrong("name", "%q; use up to 63 lower-case letters, digits, dashes and dots", d.Name)
 	case d.Version == 0:
-		return wrong("version", "give a number from 1 on")
+		return wrong("version", "must be 1 or greater")
 	case !d.layered() && !slices.Contains([]string{Tree, Forest, Boosting}, d.Kind):
-		return wrong("kind", "%q is none of mlp, conv1d, logistic, linear, tree, forest, boosting", d.Kind)
+		return wrong("kind", "%q is not one of mlp, conv1d, logistic, linear, tree, forest, boosting", d.Kind)
 	case d.Extractor == "":
-		return wrong("extractor", "say whose features they are: rpl or flow")
+		return wrong("extractor", "required: rpl or flow")
 	}
 	if d.Window != "" {
 		if w, err := time.ParseDuration(d.Window); err != nil || w <= 0 {
@@ -109,7 +109,7 @@ func (d *Document) checkScale() error {
 		return nil
 	}
 	if (s.Mean == nil) != (s.Std == nil) || (s.Min == nil) != (s.Max == nil) || (s.Mean == nil) == (s.Min == nil) {
-		return wrong("scale", "give mean and std, or min and max")
+		return wrong("scale", "set mean and std, or min and max")
 	}
 	for _, l := range []struct {
 		name string
@@ -186,7 +186,7 @@ func (d *Document) checkLayers() error {
 			return err
 		}
 		if last := i == len(d.Layers)-1; !last && !slices.Contains([]string{Identity, ReLU, LeakyReLU, Sigmoid, Tanh}, d.Layers[i].Activation) {
-			return wrong(fmt.Sprintf("layers[%d].activation", i), "%q is none of identity, relu, leakyRelu, sigmoid, tanh", d.Layers[i].Activation)
+			return wrong(fmt.Sprintf("layers[%d].activation", i), "%q is not one of identity, relu, leakyRelu, sigmoid, tanh", d.Layers[i].Activation)
 		}
 	}
 	return d.checkOutput(width)
@@ -302,7 +302,7 @@ func (d *Document) checkTrees() error {
 	case len(d.Layers) > 0 || d.Arithmetic != "" || d.Ranges != nil:
 		return wrong("layers", "a model of kind %s has trees; no layers, arithmetic or ranges", d.Kind)
 	case len(d.Trees) == 0 || len(d.Trees) > MaxTrees || d.Kind == Tree && len(d.Trees) > 1:
-		return wrong("trees", "%d trees; a tree has 1, others have 1 to %d", len(d.Trees), MaxTrees)
+		return wrong("trees", "%d trees; kind tree has 1, other kinds have 1 to %d", len(d.Trees), MaxTrees)
 	}
 	if d.Kind != Boosting {
 		if d.Base != nil {
@@ -373,7 +373,7 @@ func (d *Document) checkTree(field string, tree Nodes) error {
 		}
 	}
 	if i := slices.Index(met, false); i >= 0 {
-		return wrong(fmt.Sprintf("%s[%d]", field, i), "is nobody's child; leave it out")
+		return wrong(fmt.Sprintf("%s[%d]", field, i), "is not reachable from the root; remove it")
 	}
 	return nil
 }
@@ -383,7 +383,7 @@ func (n *Node) leaf() bool { return len(n.Value) > 0 }
 func (d *Document) checkNode(field string, n *Node) error {
 	if !n.leaf() {
 		if n.Feature < 0 || n.Feature >= len(d.Features) {
-			return wrong(field+".feature", "%d; there are %d features, from 0", n.Feature, len(d.Features))
+			return wrong(field+".feature", "%d; the model has %d features, counted from 0", n.Feature, len(d.Features))
 		}
 		return finite(field+".threshold", n.Threshold)
 	}

@@ -49,7 +49,7 @@ func Parse(text []byte) (*Document, error) {
 		return nil, explain(err)
 	}
 	if _, err := dec.Token(); err != io.EOF {
-		return nil, wrong("", "there is something behind the document; one file is one model")
+		return nil, wrong("", "unexpected data after the document; a file contains one model")
 	}
 	return &d, d.Check()
 }
@@ -64,7 +64,7 @@ func explain(err error) error {
 	case errors.As(err, &kind):
 		return wrong(kind.Field, "%s is no %s, or out of range", kind.Value, kind.Type)
 	case errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, io.EOF):
-		return wrong("", "the document ends too early; copy it again")
+		return wrong("", "truncated document; copy it again")
 	}
 	return wrong("", "%v", err)
 }

@@ -71,7 +71,7 @@ func (f *format) UnmarshalJSON(text []byte) error {
 	}
 	n, known := formats[name]
 	if !known {
-		return &sdk.ConfigError{Field: "resources.contentFormat", Reason: fmt.Sprintf("%q has no number here; give its number", name)}
+		return &sdk.ConfigError{Field: "resources.contentFormat", Reason: fmt.Sprintf("unknown name %q; use its number", name)}
 	}
 	*f = format(n) + 1
 	return nil

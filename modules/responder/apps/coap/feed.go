@@ -117,12 +117,12 @@ func endReading(w http.ResponseWriter) {
 
 func (t *table) take(all []app.Placed, l *line) error {
 	if l.Listener == "" && len(all) > 1 {
-		return &sdk.ConfigError{Field: "listener", Reason: "there are several; say which one"}
+		return &sdk.ConfigError{Field: "listener", Reason: "several exist; name one"}
 	}
 	for _, p := range all {
 		if l.Listener == "" || l.Listener == p.Name {
 			return t.update(p, l.Path, &l.Update)
 		}
 	}
-	return fmt.Errorf("there is no listener %q: %w", l.Listener, app.ErrNoValue)
+	return fmt.Errorf("no listener %q: %w", l.Listener, app.ErrNoValue)
 }

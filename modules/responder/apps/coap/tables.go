@@ -142,7 +142,7 @@ func (t *table) set(n *name, r *resource, s *setting) error {
 		err = t.settings.Put(n, s)
 	}
 	if errors.Is(err, unix.E2BIG) {
-		return fmt.Errorf("there are %d values set already; no more are possible", maxSet)
+		return fmt.Errorf("the maximum of %d values is already set", maxSet)
 	}
 	if err != nil {
 		return fmt.Errorf("map %s: %w", mapSet, err)

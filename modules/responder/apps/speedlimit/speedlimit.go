@@ -63,7 +63,7 @@ func (speedlimit) Compile(l app.Listener) (app.Service, error) {
 	}
 	mode, ok := modes[c.Mode]
 	if !ok {
-		return nil, &sdk.ConfigError{Field: "mode", Reason: fmt.Sprintf("%q is none of user, mixed, kernel", c.Mode)}
+		return nil, &sdk.ConfigError{Field: "mode", Reason: fmt.Sprintf("%q is not one of user, mixed, kernel", c.Mode)}
 	}
 	s := &service{mode: mode}
 	if c.Recompute != "change" {
