@@ -126,11 +126,11 @@ func TestKeysAreStrict(t *testing.T) {
 		"is not a regular": func(_, key string) error {
 			return errors.Join(os.Rename(key, key+".real"), os.Symlink(key+".real", key))
 		},
-		"belongs to user 1":   func(_, key string) error { return os.Chown(key, 1, 1) },
-		"keys belongs to":     func(keys, _ string) error { return os.Chown(keys, 1, 1) },
-		"keys is writable": func(keys, _ string) error { return os.Chmod(keys, 0o775) },
-		"kerb is writable": func(keys, _ string) error { return os.Chmod(filepath.Dir(keys), 0o757) },
-		"aside belongs to":    aside,
+		"belongs to user 1": func(_, key string) error { return os.Chown(key, 1, 1) },
+		"keys belongs to":   func(keys, _ string) error { return os.Chown(keys, 1, 1) },
+		"keys is writable":  func(keys, _ string) error { return os.Chmod(keys, 0o775) },
+		"kerb is writable":  func(keys, _ string) error { return os.Chmod(filepath.Dir(keys), 0o757) },
+		"aside belongs to":  aside,
 	} {
 		dir := filepath.Join(t.TempDir(), "kerb")
 		n := node{NewStore(filepath.Join(dir, "store"), filepath.Join(dir, "keys")), t}
