@@ -20,7 +20,7 @@ PLAIN := modules/classifier/inference/engine.bpf.o $(patsubst %.c,%.o,$(shell fi
 # Kernels that the kernel module is for.
 KMOD_KERNELS := 6.1,6.1-rt,6.12,6.12-rt
 
-.PHONY: help setup bpf lib packages generate build fmt lint lint-setup vet unit test test-setup test-most test-alone test-ml test-unit ml models test-kernels test-kmod test-underlay test-soak demo demo-check demo-build demo-setup lint clean
+.PHONY: help setup bpf lib packages generate build fmt lint lint-setup vet unit test test-setup kernels-setup test-most test-alone test-ml test-unit ml models test-kernels test-kmod test-underlay test-soak demo demo-check demo-build demo-setup clean
 .DEFAULT_GOAL := help
 
 # A target is listed under the group that its text begins with.
@@ -35,6 +35,9 @@ setup: ## Build: install what building needs (apt)
 
 test-setup:
 	@scripts/setup test
+
+kernels-setup:
+	@scripts/setup kernels
 
 bpf: $(CHAIN) $(PLAIN) packages ## Build: compile the data planes that are older than their sources
 
@@ -129,14 +132,14 @@ ml: ## Build: install kerb-ml, which trains and imports models, in out/kerb-ml
 models: ml ## Develop: train the shipped models again
 	out/kerb-ml/bin/kerb-ml train shipped --data bench/classifier/data -o modules/classifier/models
 
-test-kernels: test-setup bpf ## Test: the kernel tests on 5.10, 6.1, 6.1-rt, 6.12 and the newest kernel, emulated; or KERNELS= PKGS= RUN=
-	go run ./test/kernels $(if $(KERNELS),-kernels $(KERNELS)) $(if $(PKGS),-pkgs '$(PKGS)') $(if $(RUN),-run '$(RUN)')
+test-kernels: kernels-setup bpf ## Test: the kernel tests on 5.10, 6.1, 6.1-rt, 6.12 and the newest kernel, emulated; or KERNELS= PKGS= RUN= ARCH=arm64
+	go run ./test/kernels $(if $(ARCH),-arch $(ARCH)) $(if $(KERNELS),-kernels $(KERNELS)) $(if $(PKGS),-pkgs '$(PKGS)') $(if $(RUN),-run '$(RUN)')
 
-test-kmod: test-setup bpf ## Test: the kernel module and bench intercept on 6.1, 6.1-rt, 6.12 and 6.12-rt, emulated; or KERNELS=
+test-kmod: kernels-setup bpf ## Test: the kernel module and bench intercept on 6.1, 6.1-rt, 6.12 and 6.12-rt, emulated; or KERNELS=
 	KERB_BENCH_PROGRAMS=$(CURDIR)/bench/intercept/testdata go test -count=1 -run TestCompile ./bench/intercept
 	go run ./test/kernels -kernels $(or $(KERNELS),$(KMOD_KERNELS)) -kmod kmod -pkgs ./kmod,./bench/intercept
 
-test-underlay: test-setup bpf ## Test: the tunnel over WireGuard and XFRM interfaces, and beside IPsec policies, on 6.1, emulated; or KERNELS=
+test-underlay: kernels-setup bpf ## Test: the tunnel over WireGuard and XFRM interfaces, and beside IPsec policies, on 6.1, emulated; or KERNELS=
 	go run ./test/kernels -kernels $(or $(KERNELS),6.1) -pkgs ./bench/tunnel -pkg-timeout 40m -timeout 45m \
 	  -modules sha512_generic,drbg,gcm,ctr,ghash_generic,seqiv \
 	  -run '^(TestTunnelOverBareIP|TestTunnelObeysIPsecPolicies)$$'

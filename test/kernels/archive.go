@@ -21,17 +21,17 @@ var (
 
 // sourcesText are the suites that together carry 5.10 and everything newer that Debian still builds.
 const sourcesText = `Types: deb
-URIs: %s
+URIs: %[1]s
 Suites: bookworm bookworm-backports trixie-backports
 Components: main
-Architectures: amd64
+Architectures: %[3]s
 Signed-By: /usr/share/keyrings/debian-archive-keyring.gpg
 
 Types: deb
-URIs: %s
+URIs: %[2]s
 Suites: bullseye-security bookworm-security
 Components: main
-Architectures: amd64
+Architectures: %[3]s
 Signed-By: /usr/share/keyrings/debian-archive-keyring.gpg
 `
 
@@ -39,17 +39,20 @@ Signed-By: /usr/share/keyrings/debian-archive-keyring.gpg
 const listsAge = 12 * time.Hour
 
 // archive is a private view of the Debian archive: its own sources, lists and cache below dir, the machine's proxies and keys.
-type archive struct{ dir string }
+type archive struct {
+	dir  string
+	arch arch
+}
 
 // openArchive writes the private apt configuration and brings the package lists up to date. Old lists serve if that fails.
-func openArchive(ctx context.Context, dir string, m mirrors) (*archive, error) {
+func openArchive(ctx context.Context, dir string, m mirrors, of arch) (*archive, error) {
 	fillFromMachine(&m)
 	if m.main == "" || m.security == "" {
 		return nil, errNoMirror
 	}
-	a := &archive{dir}
+	a := &archive{dir, of}
 	sources := filepath.Join(dir, "sources", "kernels.sources")
-	want := fmt.Sprintf(sourcesText, m.main, m.security)
+	want := fmt.Sprintf(sourcesText, m.main, m.security, of.name)
 	old, _ := os.ReadFile(sources)
 	info, err := os.Stat(a.stamp())
 	if string(old) == want && err == nil && time.Since(info.ModTime()) < listsAge {
@@ -98,7 +101,8 @@ func (a *archive) command(ctx context.Context, name string, args ...string) *exe
 		"-o", "Dir::Cache=" + filepath.Join(a.dir, "cache"),
 		"-o", "Acquire::Languages=none",
 		"-o", "Acquire::IndexTargets::deb::DEP-11::DefaultEnabled=false",
-		"-o", "APT::Architecture=amd64",
+		"-o", "APT::Architecture=" + a.arch.name,
+		"-o", "APT::Architectures=" + a.arch.name,
 		"-o", "APT::Sandbox::User=", // apt's own user cannot write into a home directory
 	}
 	cmd := exec.CommandContext(ctx, name, append(options, args...)...)

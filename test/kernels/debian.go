@@ -79,24 +79,26 @@ func sourceURIs(text string) []string {
 type spec struct {
 	name    string
 	series  string // "6.1"; empty for the newest
-	flavour string // the end of Debian's package names: "cloud-amd64", "rt-amd64", "amd64"
+	flavour string // the end of Debian's package names: "cloud-amd64", "rt-arm64", "amd64", "arm64-16k"
 }
 
-var specForm = regexp.MustCompile(`^(newest|\d+\.\d+)(-rt|-cloud|-generic)?$`)
+var specForm = regexp.MustCompile(`^(newest|\d+\.\d+)(-rt|-cloud|-generic|-16k)?$`)
 
-func parseSpecs(names []string) ([]spec, error) {
+func parseSpecs(names []string, a arch) ([]spec, error) {
 	var specs []spec
 	for _, name := range names {
 		m := specForm.FindStringSubmatch(name)
-		if m == nil {
-			return nil, fmt.Errorf("kernel %q: want a series such as 6.1, or newest, perhaps with -rt or -generic", name)
+		if m == nil || m[2] == "-16k" && a.name != "arm64" {
+			return nil, fmt.Errorf("kernel %q: want a series such as 6.1, or newest, perhaps with -rt, -generic or (on arm64) -16k", name)
 		}
-		s := spec{name: name, series: m[1], flavour: "cloud-amd64"}
+		s := spec{name: name, series: m[1], flavour: "cloud-" + a.name}
 		switch m[2] {
 		case "-rt":
-			s.flavour = "rt-amd64"
+			s.flavour = "rt-" + a.name
 		case "-generic":
-			s.flavour = "amd64"
+			s.flavour = a.name
+		case "-16k":
+			s.flavour = a.name + "-16k"
 		}
 		if s.series == "newest" {
 			s.series = ""

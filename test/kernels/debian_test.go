@@ -62,7 +62,7 @@ func TestNewestOf(t *testing.T) {
 		"6.12":   "6.12.117-1~deb12u1",
 		"5.10":   "",
 	} {
-		specs, err := parseSpecs([]string{name})
+		specs, err := parseSpecs([]string{name}, amd64(t))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -81,7 +81,7 @@ func TestKernelParts(t *testing.T) {
 }
 
 func TestConcreteImages(t *testing.T) {
-	specs, err := parseSpecs([]string{"6.18", "6.18-generic", "newest"})
+	specs, err := parseSpecs([]string{"6.18", "6.18-generic", "newest"}, amd64(t))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -103,9 +103,41 @@ func TestConcreteImages(t *testing.T) {
 }
 
 func TestParseSpecsRefuses(t *testing.T) {
-	for _, bad := range [][]string{nil, {"6"}, {"6.1-fast"}, {"6.1.3"}, {"6.1", "-rt"}} {
-		if specs, err := parseSpecs(bad); err == nil {
+	for _, bad := range [][]string{nil, {"6"}, {"6.1-fast"}, {"6.1.3"}, {"6.1", "-rt"}, {"6.12-16k"}} {
+		if specs, err := parseSpecs(bad, amd64(t)); err == nil {
 			t.Errorf("%q is accepted as %v", bad, specs)
 		}
+	}
+}
+
+func amd64(t *testing.T) arch {
+	t.Helper()
+	a, err := findArch("amd64")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return a
+}
+
+func TestFlavours(t *testing.T) {
+	arm64, err := findArch("arm64")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string][2]string{
+		"6.12":         {"cloud-amd64", "cloud-arm64"},
+		"6.12-rt":      {"rt-amd64", "rt-arm64"},
+		"6.12-generic": {"amd64", "arm64"},
+		"6.12-16k":     {"", "arm64-16k"},
+	} {
+		for i, a := range []arch{amd64(t), arm64} {
+			specs, err := parseSpecs([]string{name}, a)
+			if (err != nil) != (want[i] == "") || err == nil && specs[0].flavour != want[i] {
+				t.Errorf("%s on %s: %v, %v, want %q", name, a.name, specs, err, want[i])
+			}
+		}
+	}
+	if _, err := findArch("riscv64"); err == nil {
+		t.Error("an unknown architecture is accepted")
 	}
 }

@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 # The machine's first process: makes the file systems, loads the modules, runs every test binary of /matrix/plan and powers off.
-# /matrix/settings gives nonce (the word that starts each line meant for the host), limit (seconds per binary), run and skip (-test.run and -test.skip).
+# /matrix/settings gives nonce (the word that starts each line meant for the host), port (the second serial port), limit (seconds per binary), run and skip (-test.run and -test.skip).
 # Modules that the kernel refuses are listed in /run/not-loaded, where the smoke tests look.
 # The kernel writes to the first serial port, everything here to the second: neither can cut a line of the other.
 
@@ -23,8 +23,8 @@ mount -t debugfs debugfs /sys/kernel/debug
 ln -s /proc/self/fd /dev/fd
 mount --make-rshared / # as systemd leaves it
 
-exec </dev/null >/dev/ttyS1 2>&1
 . /matrix/settings
+exec </dev/null >"/dev/$port" 2>&1
 
 # An empty line first: a test may have left its last line open.
 tell() { printf '\n%s %s\n' "$nonce" "$*"; }

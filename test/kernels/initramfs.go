@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"debug/elf"
 	_ "embed"
 	"errors"
 	"fmt"
@@ -11,7 +12,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -26,6 +26,7 @@ var errNoTool = errors.New("not installed (the needed packages: -print-packages)
 type guestPlan struct {
 	tests     []testBinary
 	nonce     string
+	port      string        // device of the second serial port
 	timeout   time.Duration // of one binary
 	run, skip string        // -test.run and -test.skip
 }
@@ -37,11 +38,11 @@ var accounts = map[string]string{
 	"etc/hosts":  "127.0.0.1 localhost\n::1 localhost\n",
 }
 
-// buildBase writes the archive that all kernels share: programs, init, test binaries and their testdata.
-func buildBase(ctx context.Context, archive string, plan guestPlan) error {
+// buildBase writes the archive that all kernels share: programs from tools, init, test binaries and their testdata.
+func buildBase(ctx context.Context, archive, tools, triplet string, plan guestPlan) error {
 	root := archive + ".d"
 	defer os.RemoveAll(root)
-	if err := addTools(ctx, root); err != nil {
+	if err := addTools(root, tools, triplet); err != nil {
 		return err
 	}
 	if err := addTests(root, plan.tests); err != nil {
@@ -63,36 +64,46 @@ func buildBase(ctx context.Context, archive string, plan guestPlan) error {
 
 // settings is a piece of shell: init.sh reads it.
 func (p guestPlan) settings() string {
-	return fmt.Sprintf("nonce=%s\nlimit=%d\nrun=%s\nskip=%s\n", p.nonce, int(p.timeout.Seconds()), shellQuote(p.run), shellQuote(p.skip))
+	return fmt.Sprintf("nonce=%s\nport=%s\nlimit=%d\nrun=%s\nskip=%s\n", p.nonce, p.port, int(p.timeout.Seconds()), shellQuote(p.run), shellQuote(p.skip))
 }
 
 func shellQuote(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }
 
-// addTools puts busybox, ip and tc with their libraries below root.
-func addTools(ctx context.Context, root string) error {
-	busybox, err := tool("busybox")
-	if err != nil {
-		return err
-	}
-	if err := copyFile(filepath.Join(root, "bin/busybox"), busybox, 0o755); err != nil {
+// addTools puts busybox, ip and tc with their libraries from tree below root.
+func addTools(root, tree, triplet string) error {
+	if err := addProgram(root, tree, triplet, "bin/busybox"); err != nil {
 		return err
 	}
 	if err := os.Symlink("busybox", filepath.Join(root, "bin/sh")); err != nil {
 		return err
 	}
-	for _, name := range []string{"ip", "tc"} {
-		path, err := tool(name)
-		if err != nil {
-			return err
+	return errors.Join(addProgram(root, tree, triplet, "sbin/ip"), addProgram(root, tree, triplet, "sbin/tc"))
+}
+
+// addProgram copies a program from where tree has it, with its loader and the libraries that it and they need.
+func addProgram(root, tree, triplet, target string) error {
+	path, err := find(tree, filepath.Base(target), "bin", "sbin", "usr/bin", "usr/sbin")
+	if err != nil {
+		return err
+	}
+	if err := copyFile(filepath.Join(root, target), filepath.Join(tree, path), 0o755); err != nil {
+		return err
+	}
+	return addLibraries(root, tree, triplet, filepath.Join(tree, path))
+}
+
+// find returns the first of the directories' files with that name, relative to tree. A link to an absolute path leads out of the tree.
+func find(tree, name string, dirs ...string) (string, error) {
+	for _, dir := range dirs {
+		path := filepath.Join(dir, name)
+		if target, err := os.Readlink(filepath.Join(tree, path)); err == nil && filepath.IsAbs(target) {
+			continue
 		}
-		if err := copyFile(filepath.Join(root, "sbin", name), path, 0o755); err != nil {
-			return err
-		}
-		if err := addLibraries(ctx, root, path); err != nil {
-			return err
+		if _, err := os.Stat(filepath.Join(tree, path)); err == nil {
+			return path, nil
 		}
 	}
-	return nil
+	return "", fmt.Errorf("%s in %s: %w", name, tree, errNoTool)
 }
 
 // tool finds a program, also where ordinary users' PATH does not look.
@@ -107,7 +118,10 @@ func tool(name string) (string, error) {
 
 // checkTools finds out before the work begins whether this machine has all programs that it will need.
 func checkTools(opts options) error {
-	tools := []string{"qemu-system-x86_64", "busybox", "ip", "tc", "ldd", "cpio", "xz", "zstd", "apt-get", "apt-cache", "dpkg", "dpkg-deb"}
+	tools := []string{opts.arch.qemu, "cpio", "xz", "zstd", "apt-get", "apt-cache", "dpkg", "dpkg-deb"}
+	if opts.arch.native() {
+		tools = append(tools, "busybox", "ip", "tc")
+	}
 	if opts.kmod != "" {
 		tools = append(tools, "make", "gcc-12", "pahole")
 	}
@@ -119,20 +133,49 @@ func checkTools(opts options) error {
 	return nil
 }
 
-// library matches the paths in ldd's answer.
-var library = regexp.MustCompile(`(/\S+) \(0x`)
-
-func addLibraries(ctx context.Context, root, program string) error {
-	text, err := output(ctx, exec.CommandContext(ctx, "ldd", program))
+// addLibraries copies what a dynamic program or library needs, unless it is there.
+func addLibraries(root, tree, triplet, program string) error {
+	file, err := elf.Open(program)
 	if err != nil {
-		return err
+		return fmt.Errorf("%s: %w", program, err)
 	}
-	for _, m := range library.FindAllStringSubmatch(text, -1) {
-		if err := copyFile(filepath.Join(root, m[1]), m[1], 0o755); err != nil {
+	defer file.Close()
+	needed, err := file.ImportedLibraries()
+	if err != nil {
+		return fmt.Errorf("%s: %w", program, err)
+	}
+	if loader := file.Section(".interp"); loader != nil {
+		path, err := loader.Data()
+		if err != nil {
+			return fmt.Errorf("%s: %w", program, err)
+		}
+		needed = append(needed, strings.TrimRight(string(path), "\x00"))
+	}
+	for _, name := range needed {
+		if err := addLibrary(root, tree, triplet, name); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// addLibrary copies a library that is named, or the loader, which has a full path.
+func addLibrary(root, tree, triplet, name string) error {
+	path := name
+	if !filepath.IsAbs(name) {
+		var err error
+		if path, err = find(tree, name, "lib/"+triplet, "usr/lib/"+triplet, "lib", "lib64"); err != nil {
+			return err
+		}
+	}
+	target := filepath.Join(root, path)
+	if _, err := os.Stat(target); err == nil {
+		return nil
+	}
+	if err := copyFile(target, filepath.Join(tree, path), 0o755); err != nil {
+		return err
+	}
+	return addLibraries(root, tree, triplet, target)
 }
 
 // addTests lays each package out as in the repository: in its directory the binary, the files that are not Go source, and testdata.

@@ -3,9 +3,13 @@
 package main
 
 import (
+	"errors"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"runtime"
+	"syscall"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -51,9 +55,43 @@ func TestAddTests(t *testing.T) {
 }
 
 func TestSettingsQuote(t *testing.T) {
-	p := guestPlan{nonce: "@@n", timeout: 90e9, run: "^(A|B)$", skip: "it's"}
-	want := "nonce=@@n\nlimit=90\nrun='^(A|B)$'\nskip='it'\\''s'\n"
+	p := guestPlan{nonce: "@@n", port: "ttyS0", timeout: 90e9, run: "^(A|B)$", skip: "it's"}
+	want := "nonce=@@n\nport=ttyS0\nlimit=90\nrun='^(A|B)$'\nskip='it'\\''s'\n"
 	if d := cmp.Diff(want, p.settings()); d != "" {
 		t.Fatal(d)
+	}
+}
+
+// Programs come with their loader and libraries, from a tree as Debian's packages make it: some names are links to absolute paths.
+func TestAddTools(t *testing.T) {
+	a, err := findArch(runtime.GOARCH)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := find("/", "ip", "bin", "sbin"); err != nil {
+		t.Skip("needs iproute2")
+	}
+	tree, root := t.TempDir(), t.TempDir()
+	for _, name := range []string{"busybox", "tc"} {
+		if err := writeFile(filepath.Join(tree, "bin", name), "", 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := addProgram(root, "/", a.triplet, "sbin/ip"); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command("/sbin/ip", "-V")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Chroot: root}
+	if out, err := cmd.CombinedOutput(); os.Geteuid() == 0 && err != nil {
+		t.Errorf("ip does not run in the new root: %v: %s", err, out)
+	}
+	if err := errors.Join(os.Mkdir(filepath.Join(tree, "sbin"), 0o755), os.Symlink("/bin/tc", filepath.Join(tree, "sbin/tc"))); err != nil {
+		t.Fatal(err)
+	}
+	if path, err := find(tree, "tc", "sbin", "bin"); err != nil || path != "bin/tc" {
+		t.Errorf("tc is found as %q, %v", path, err)
+	}
+	if err := addTools(t.TempDir(), tree, a.triplet); err == nil {
+		t.Error("files that are no programs are accepted")
 	}
 }

@@ -15,7 +15,7 @@ var errNoImage = errors.New("the packages hold no kernel image")
 // kernel is an unpacked kernel.
 type kernel struct {
 	release string // as uname -r says
-	image   string // path of the bzImage
+	image   string // path of the bzImage, or of the Image on arm64
 	modules string // path of the directory lib/modules/RELEASE
 }
 

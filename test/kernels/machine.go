@@ -13,6 +13,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -43,6 +44,7 @@ func isHung(err error) bool {
 
 // machine is an emulated computer with one kernel. It has two serial ports and no network device.
 type machine struct {
+	arch    arch
 	dir     string // for files of this run
 	logs    string // directory of the two ports' logs
 	base    string // the initramfs that all kernels share
@@ -96,7 +98,7 @@ func (m machine) watch(ctx context.Context, log *transcript, tests io.Writer, ar
 	defer waiting.Stop()
 
 	var said bytes.Buffer
-	qemu := exec.CommandContext(deadline, "qemu-system-x86_64", arguments...)
+	qemu := exec.CommandContext(deadline, m.arch.qemu, arguments...)
 	qemu.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	qemu.Stderr = &said
 	port, err := qemu.StdoutPipe()
@@ -145,7 +147,7 @@ func (m machine) verdict(ctx, deadline context.Context, log *transcript, late bo
 	}
 }
 
-// arguments are QEMU's: emulation, for a test of behaviour must not need KVM; q35, for microvm hangs now and then; panic=-1 with -no-reboot ends
+// arguments are QEMU's: emulation, for a test of behaviour must not need KVM; panic=-1 with -no-reboot ends
 // the machine at once when the kernel dies. The kernel's mitigations stay on, they change what the verifier accepts. The second attempt
 // emulates both processors in one thread, where the emulator's races cannot happen; so does a machine for a kernel module, whose hooks
 // have the kernel patch its code (static keys): a processor in a thread of its own may meet the breakpoint after the patch is done.
@@ -154,13 +156,13 @@ func (m machine) arguments(console string, attempt int) []string {
 	if attempt > 1 || len(m.built) > 0 {
 		threads = "single"
 	}
-	return []string{
-		"-accel", "tcg,thread=" + threads, "-M", "q35", "-cpu", "max", "-smp", "2", "-m", m.memory,
+	return slices.Concat(m.arch.machine, []string{
+		"-accel", "tcg,thread=" + threads, "-smp", "2", "-m", m.memory,
 		"-nodefaults", "-no-user-config", "-display", "none", "-monitor", "none", "-nic", "none", "-no-reboot",
-		"-serial", "file:" + console, "-serial", "stdio",
 		"-kernel", m.kernel.image, "-initrd", m.initrd,
-		"-append", "console=ttyS0 panic=-1 oops=panic loglevel=6",
-	}
+		"-append", "console=" + m.arch.console + " panic=-1 oops=panic loglevel=6",
+		"-serial", "file:" + console,
+	}, m.arch.tests)
 }
 
 // panicLine is the line of the kernel's log that says why it died.

@@ -14,6 +14,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"syscall"
 	"time"
@@ -31,6 +32,7 @@ const (
 
 // options are the command line.
 type options struct {
+	arch                    arch
 	kernels, tests, modules []string
 	timeout, testTimeout    time.Duration // of one machine; of one test binary in it
 	run, skip               string        // -test.run and -test.skip of every binary
@@ -41,7 +43,11 @@ type options struct {
 }
 
 func main() {
-	opts := parseFlags()
+	opts, err := parseFlags()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "kernels:", err)
+		os.Exit(2)
+	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	results, err := run(ctx, opts)
@@ -54,9 +60,10 @@ func main() {
 	}
 }
 
-func parseFlags() options {
+func parseFlags() (options, error) {
 	var o options
-	kernels := flag.String("kernels", defaultKernels, "kernels, comma-separated: SERIES or newest, with -rt or -generic for another flavour than cloud")
+	arch := flag.String("arch", runtime.GOARCH, "architecture of the machines, amd64 or arm64")
+	kernels := flag.String("kernels", defaultKernels, "kernels, comma-separated: SERIES or newest, with -rt, -generic or -16k (pages of 16 KiB, arm64) for another flavour than cloud")
 	tests := flag.String("pkgs", defaultTests, "Go package patterns, comma-separated; packages without tests, and commands that only a ... matches, are left out")
 	modules := flag.String("modules", "", "further kernel modules to load, comma-separated")
 	flag.StringVar(&o.kmod, "kmod", "", "directory with a kernel module of this repository, built for each kernel; its tests find the .ko in their directory")
@@ -75,7 +82,11 @@ func parseFlags() options {
 		os.Exit(0)
 	}
 	o.kernels, o.tests, o.modules = fields(*kernels), fields(*tests), fields(*modules)
-	return o
+	var err error
+	if o.arch, err = findArch(*arch); err == nil && o.kmod != "" && !o.arch.native() {
+		err = fmt.Errorf("-kmod builds for %s only: leave out -arch %s", runtime.GOARCH, *arch)
+	}
+	return o, err
 }
 
 // fields splits at commas and drops what is empty.
@@ -94,7 +105,7 @@ func defaultCache() string {
 // run builds the tests once and then takes the kernels one after the other. A kernel that cannot be had or does not answer is a
 // result; an error is what spoils the whole run.
 func run(ctx context.Context, opts options) ([]kernelResult, error) {
-	specs, err := parseSpecs(opts.kernels)
+	specs, err := parseSpecs(opts.kernels, opts.arch)
 	if err != nil {
 		return nil, err
 	}
@@ -106,8 +117,9 @@ func run(ctx context.Context, opts options) ([]kernelResult, error) {
 		return nil, err
 	}
 	defer unlock()
+	opts.cache = opts.arch.cache(opts.cache)
 	work := filepath.Join(opts.cache, "run") // may be left over from a run that was killed
-	if err := errors.Join(os.RemoveAll(work), os.Mkdir(work, 0o755)); err != nil {
+	if err := errors.Join(os.RemoveAll(work), os.MkdirAll(work, 0o755)); err != nil {
 		return nil, err
 	}
 	defer os.RemoveAll(work)
@@ -115,25 +127,30 @@ func run(ctx context.Context, opts options) ([]kernelResult, error) {
 }
 
 func runAll(ctx context.Context, opts options, specs []spec, work string) ([]kernelResult, error) {
-	tests, err := buildTests(ctx, work, opts.tests)
+	tests, err := buildTests(ctx, work, opts.arch, opts.tests)
 	if err != nil {
 		return nil, err
+	}
+	debian, err := openArchive(ctx, filepath.Join(opts.cache, "apt"), opts.mirrors, opts.arch)
+	if err != nil {
+		return nil, err
+	}
+	tools, err := fetchTools(ctx, debian, filepath.Join(opts.cache, "tools"))
+	if err != nil {
+		return nil, fmt.Errorf("programs for the machine: %w", err)
 	}
 	nonce := newNonce()
 	base := filepath.Join(work, "base.cpio")
-	if err := buildBase(ctx, base, guestPlan{tests, nonce, opts.testTimeout, opts.run, opts.skip}); err != nil {
+	plan := guestPlan{tests, nonce, opts.arch.port, opts.testTimeout, opts.run, opts.skip}
+	if err := buildBase(ctx, base, tools, opts.arch.triplet, plan); err != nil {
 		return nil, fmt.Errorf("build the initramfs: %w", err)
-	}
-	debian, err := openArchive(ctx, filepath.Join(opts.cache, "apt"), opts.mirrors)
-	if err != nil {
-		return nil, err
 	}
 	var results []kernelResult
 	for _, s := range specs {
 		if ctx.Err() != nil {
 			return results, ctx.Err()
 		}
-		results = append(results, runKernel(ctx, opts, debian, s, machine{dir: work, base: base, nonce: nonce}, tests))
+		results = append(results, runKernel(ctx, opts, debian, s, machine{arch: opts.arch, dir: work, base: base, nonce: nonce}, tests))
 	}
 	return results, nil
 }

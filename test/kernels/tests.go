@@ -34,8 +34,8 @@ type goPackage struct {
 }
 
 // buildTests compiles every package that matches and has tests into dir, static.
-func buildTests(ctx context.Context, dir string, patterns []string) ([]testBinary, error) {
-	packages, err := listPackages(ctx, patterns)
+func buildTests(ctx context.Context, dir string, a arch, patterns []string) ([]testBinary, error) {
+	packages, err := listPackages(ctx, a, patterns)
 	if err != nil {
 		return nil, err
 	}
@@ -48,7 +48,7 @@ func buildTests(ctx context.Context, dir string, patterns []string) ([]testBinar
 		t := testBinary{filepath.ToSlash(rel), p.Dir, filepath.Join(dir, fmt.Sprintf("%d.test", i))}
 		progress("build %s (%d of %d)", t.pkg, i+1, len(packages))
 		cmd := exec.CommandContext(ctx, "go", "test", "-c", "-ldflags=-s -w", "-o", t.binary, p.Dir)
-		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOARCH="+a.name)
 		if _, err := output(ctx, cmd); err != nil {
 			return nil, err
 		}
@@ -65,10 +65,10 @@ func (p goPackage) wanted() bool {
 }
 
 // listPackages returns the packages to test, as built without cgo. A pattern with "..." may match nothing.
-func listPackages(ctx context.Context, patterns []string) ([]goPackage, error) {
+func listPackages(ctx context.Context, a arch, patterns []string) ([]goPackage, error) {
 	args := append([]string{"list", "-json=Dir,Name,Match,Module,TestGoFiles,XTestGoFiles"}, patterns...)
 	cmd := exec.CommandContext(ctx, "go", args...)
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOARCH="+a.name)
 	text, err := output(ctx, cmd)
 	if err != nil {
 		return nil, err
