@@ -9,7 +9,6 @@ import (
 
 	"gonum.org/v1/plot"
 	"gonum.org/v1/plot/plotter"
-	"gonum.org/v1/plot/plotutil"
 	"gonum.org/v1/plot/vg"
 )
 
@@ -22,21 +21,21 @@ type box struct {
 	values [5]float64
 }
 
-// writeBoxes draws a PNG for each metric and load that has all stats of a box
+// writeBoxes draws a plot for each metric and load that has all stats of a box
 // for at least two configs.
-func (r *Report) writeBoxes(dir string) error {
+func (r *Report) writeBoxes(dir string, wanted func(string) bool) error {
 	for _, t := range r.tables() {
 		if t.stat != boxStats[1] {
 			continue
 		}
 		for _, load := range t.loads {
 			boxes := r.boxes(t, load)
-			if len(boxes) < 2 {
+			name := fileName(strings.Join([]string{r.Experiment, t.metric, "boxes", load}, "-"))
+			if len(boxes) < 2 || !wanted(name) {
 				continue
 			}
-			name := fileName(strings.Join([]string{r.Experiment, t.metric, "boxes", load}, "-"))
 			title := fmt.Sprintf("%s: %s %s, quartiles, p1 and p99", r.Experiment, strings.ReplaceAll(t.metric, "_", " "), load)
-			if err := saveBoxes(boxes, title, t.unit, filepath.Join(dir, name+".png")); err != nil {
+			if err := saveBoxes(boxes, title, t.unit, filepath.Join(dir, name)); err != nil {
 				return fmt.Errorf("plot %s: %w", name, err)
 			}
 		}
@@ -62,10 +61,12 @@ func (r *Report) boxes(t *table, load string) []box {
 // saveBoxes draws them on a logarithmic scale: what is compared here may lie
 // factors apart.
 func saveBoxes(boxes []box, title, unit, path string) error {
-	p := plot.New()
+	return saveSVG(path, func(p *plot.Plot) error { return addBoxes(p, boxes, title, unit) })
+}
+
+func addBoxes(p *plot.Plot, boxes []box, title, unit string) error {
 	p.Title.Text, p.Y.Label.Text = title, unit
 	p.Y.Scale, p.Y.Tick.Marker = plot.LogScale{}, plot.LogTicks{Prec: -1}
-	p.Add(plotter.NewGrid())
 	var names []string
 	for i, b := range boxes {
 		drawn, err := plotter.NewBoxPlot(vg.Centimeter, float64(i), plotter.Values(b.values[:]))
@@ -75,10 +76,11 @@ func saveBoxes(boxes []box, title, unit, path string) error {
 		// What it computed of five values as if they were the sample.
 		drawn.AdjLow, drawn.Quartile1, drawn.Median, drawn.Quartile3, drawn.AdjHigh =
 			b.values[0], b.values[1], b.values[2], b.values[3], b.values[4]
-		drawn.Outside, drawn.FillColor = nil, plotutil.Color(i)
+		drawn.Outside, drawn.FillColor = nil, colour(i)
+		drawn.BoxStyle.Color, drawn.MedianStyle.Color, drawn.WhiskerStyle.Color = p.X.Color, p.X.Color, p.X.Color
 		p.Add(drawn)
 		names = append(names, b.config)
 	}
 	p.NominalX(names...)
-	return savePNG(p, path)
+	return nil
 }

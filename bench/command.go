@@ -32,7 +32,7 @@ func Command() *cobra.Command {
 		Args: cobra.NoArgs, // a name that is misspelt
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.AddCommand(sweepCommand())
+	cmd.AddCommand(sweepCommand(), plotCommand())
 	for _, name := range names() {
 		cmd.AddCommand(experiments[name].command())
 	}
@@ -70,8 +70,8 @@ func (e Experiment) command() *cobra.Command {
 	cmd.Flags().BoolVar(&f.quick, "quick", false, "few loads and short measurements, within 45 seconds")
 	cmd.Flags().StringSliceVar(&f.loads, "loads", nil, "only these loads, separated by commas; veth/* stands for all of that kind")
 	cmd.Flags().IntVar(&f.rounds, "rounds", MinRounds, "how often every measurement is repeated")
-	cmd.Flags().StringVar(&f.out, "out", "", "write the figures to this file as JSON")
-	cmd.Flags().StringVar(&f.plots, "plots", "", "write plots (PNG) into this directory")
+	cmd.Flags().StringVar(&f.out, "out", "", "write the figures to this file as JSON, compressed if it ends in .gz")
+	cmd.Flags().StringVar(&f.plots, "plots", "", "write plots (SVG) into this directory")
 	if e.Flags != nil {
 		e.Flags(cmd)
 	}
@@ -117,5 +117,5 @@ func (r *Report) publish(cmd *cobra.Command, f flags) error {
 	if f.plots == "" {
 		return nil
 	}
-	return r.writePlots(f.plots)
+	return r.writePlots(f.plots, func(string) bool { return true })
 }

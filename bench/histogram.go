@@ -99,17 +99,17 @@ func (r *Report) writeTails(w io.Writer) error {
 	return tw.Flush()
 }
 
-// writeHistograms draws a PNG for each load, metric and group: a line for each config, both axes logarithmic, so that the few that
+// writeHistograms draws a plot for each load, metric and group: a line for each config, both axes logarithmic, so that the few that
 // came late are seen beside the many that did not.
-func (r *Report) writeHistograms(dir string) error {
+func (r *Report) writeHistograms(dir string, wanted func(string) bool) error {
 	drawn := map[string]bool{}
 	for _, h := range r.Histograms {
 		name := fileName(fmt.Sprintf("%s-%s-histogram-%s-%s", r.Experiment, h.Metric, h.Load, h.Group))
-		if drawn[name] {
+		if drawn[name] || !wanted(name) {
 			continue
 		}
 		drawn[name] = true
-		if err := r.saveHistogram(h, filepath.Join(dir, name+".png")); err != nil {
+		if err := r.saveHistogram(h, filepath.Join(dir, name)); err != nil {
 			return fmt.Errorf("plot %s: %w", name, err)
 		}
 	}
@@ -118,12 +118,14 @@ func (r *Report) writeHistograms(dir string) error {
 
 // saveHistogram draws one and its group.
 func (r *Report) saveHistogram(first Histogram, path string) error {
-	p := plot.New()
-	p.Title.Text = fmt.Sprintf("%s: %s, %s, %s", r.Experiment, first.Metric, first.Load, first.Group)
+	return saveSVG(path, func(p *plot.Plot) error { return r.addHistogram(p, first) })
+}
+
+func (r *Report) addHistogram(p *plot.Plot, first Histogram) error {
+	p.Title.Text = cmp.Or(r.title, fmt.Sprintf("%s: %s, %s, %s", r.Experiment, first.Metric, first.Load, first.Group))
 	p.X.Label.Text, p.Y.Label.Text = first.Unit, "count"
 	p.X.Scale, p.X.Tick.Marker = plot.LogScale{}, plot.LogTicks{Prec: -1}
 	p.Y.Scale, p.Y.Tick.Marker = plot.LogScale{}, plot.LogTicks{Prec: -1}
-	p.Add(plotter.NewGrid())
 	p.Legend.Top = true
 	i := 0
 	for _, h := range r.Histograms {
@@ -136,12 +138,12 @@ func (r *Report) saveHistogram(first Histogram, path string) error {
 			return err
 		}
 		line.StepStyle, line.Width = plotter.PostStep, vg.Points(1.2)
-		line.Color, line.Dashes = plotutil.Color(i), plotutil.Dashes(i/7)
+		line.Color, line.Dashes = colour(i), plotutil.Dashes(i/len(palette))
 		p.Add(line)
 		p.Legend.Add(h.Config, line)
 		i++
 	}
-	return savePNG(p, path)
+	return nil
 }
 
 // points leaves out what a logarithm has no place for.

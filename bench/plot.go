@@ -3,6 +3,7 @@
 package bench
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math"
@@ -16,32 +17,27 @@ import (
 	"gonum.org/v1/plot/plotter"
 	"gonum.org/v1/plot/plotutil"
 	"gonum.org/v1/plot/vg"
-	"gonum.org/v1/plot/vg/draw"
-	"gonum.org/v1/plot/vg/vgimg"
 )
 
-const (
-	plotWidth  = 18 * vg.Centimeter
-	plotHeight = 11 * vg.Centimeter
-)
-
-// writePlots draws one PNG per metric and stat into dir: lines over the
-// number at the end of the loads' names (tc/1, echo-64K), one file per word
-// before it, or bars where loads are not numbers; and box plots where there
-// are quartiles.
-func (r *Report) writePlots(dir string) error {
+// writePlots draws the plots whose name matches into dir, each for a light and a dark background. There is one per metric and stat: lines
+// over the number at the end of the loads' names (tc/1, echo-64K), one file per word before it, or bars where loads are not numbers; and
+// box plots where there are quartiles.
+func (r *Report) writePlots(dir string, wanted func(name string) bool) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
 	for _, t := range r.tables() {
 		for _, f := range t.figures() {
-			name := strings.Join([]string{r.Experiment, t.metric, t.stat, f.family}, "-")
-			if err := f.save(r, filepath.Join(dir, fileName(name)+".png")); err != nil {
+			name := fileName(strings.Join([]string{r.Experiment, t.metric, t.stat, f.family}, "-"))
+			if !wanted(name) {
+				continue
+			}
+			if err := f.save(r, filepath.Join(dir, name)); err != nil {
 				return fmt.Errorf("plot %s: %w", name, err)
 			}
 		}
 	}
-	return errors.Join(r.writeBoxes(dir), r.writeHistograms(dir))
+	return errors.Join(r.writeBoxes(dir, wanted), r.writeHistograms(dir, wanted))
 }
 
 func fileName(s string) string {
@@ -88,11 +84,14 @@ func splitLoad(load string) (family string, n float64, ok bool) {
 }
 
 func (f figure) save(r *Report, path string) error {
-	p := plot.New()
-	p.Title.Text = strings.TrimSpace(fmt.Sprintf("%s: %s %s %s", r.Experiment, strings.ReplaceAll(f.metric, "_", " "), f.stat, f.family))
-	p.X.Label.Text, p.Y.Label.Text = f.family, f.unit
+	return saveSVG(path, func(p *plot.Plot) error { return f.draw(r, p) })
+}
+
+func (f figure) draw(r *Report, p *plot.Plot) error {
+	name := strings.TrimSpace(fmt.Sprintf("%s: %s %s %s", r.Experiment, strings.ReplaceAll(f.metric, "_", " "), f.stat, f.family))
+	p.Title.Text = cmp.Or(r.title, name)
+	p.X.Label.Text, p.Y.Label.Text = cmp.Or(r.x, f.family), f.unit
 	p.Y.Min = 0
-	p.Add(plotter.NewGrid())
 	p.Legend.Top, p.Legend.Left = true, true
 	p.Legend.Padding = vg.Millimeter
 	var err error
@@ -104,8 +103,8 @@ func (f figure) save(r *Report, path string) error {
 	if err != nil {
 		return err
 	}
-	p.Y.Max *= 1.25 // room for the legend
-	return savePNG(p, path)
+	p.Y.Max *= 1 + 0.09*float64(len(f.configs)) // room for the legend
+	return nil
 }
 
 func (f figure) addLines(p *plot.Plot) error {
@@ -128,7 +127,7 @@ func (f figure) addLines(p *plot.Plot) error {
 		if err != nil {
 			return err
 		}
-		line.Color, dots.Color = plotutil.Color(i), plotutil.Color(i)
+		line.Color, dots.Color = colour(i), colour(i)
 		line.Width, dots.Shape = vg.Points(1.5), plotutil.Shape(i)
 		p.Add(line, dots)
 		p.Legend.Add(config, line, dots)
@@ -170,7 +169,7 @@ func (f figure) addBars(p *plot.Plot) error {
 		if err != nil {
 			return err
 		}
-		bars.Color, bars.LineStyle.Width = plotutil.Color(i), 0
+		bars.Color, bars.LineStyle.Width = colour(i), 0
 		bars.Offset = width * (vg.Length(i) - vg.Length(len(f.configs)-1)/2)
 		p.Add(bars)
 		p.Legend.Add(config, bars)
@@ -178,18 +177,4 @@ func (f figure) addBars(p *plot.Plot) error {
 	p.NominalX(f.loads...)
 	p.X.Min, p.X.Max = -0.5, float64(len(f.loads))-0.5
 	return nil
-}
-
-func savePNG(p *plot.Plot, path string) error {
-	canvas := vgimg.NewWith(vgimg.UseWH(plotWidth, plotHeight), vgimg.UseDPI(150))
-	p.Draw(draw.New(canvas))
-	file, err := os.Create(path)
-	if err != nil {
-		return err
-	}
-	if _, err := (vgimg.PngCanvas{Canvas: canvas}).WriteTo(file); err != nil {
-		file.Close()
-		return err
-	}
-	return file.Close()
 }

@@ -3,10 +3,15 @@
 package bench
 
 import (
+	"bytes"
+	"compress/gzip"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
+	"os"
 	"runtime"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -39,6 +44,8 @@ type Report struct {
 	Notes []string `json:"notes,omitempty"`
 	// Unsound says what makes the run void; a sound run has none.
 	Unsound []string `json:"unsound,omitempty"`
+
+	title, x string // of plots, instead of what their names say
 }
 
 func newReport(e Experiment, quick bool) *Report {
@@ -76,11 +83,45 @@ func (r *Report) err() error {
 	return fmt.Errorf("%w: %s", ErrUnsound, r.Unsound[0])
 }
 
+// compressed is how the name of a report ends that is compressed by gzip.
+const compressed = ".gz"
+
 // writeJSON replaces path as a whole.
 func (r *Report) writeJSON(path string) error {
 	data, err := json.MarshalIndent(r, "", "  ")
 	if err != nil {
 		return err
 	}
-	return atomicfile.Write(path, append(data, '\n'), 0o644)
+	data = append(data, '\n')
+	if strings.HasSuffix(path, compressed) {
+		var packed bytes.Buffer
+		w, _ := gzip.NewWriterLevel(&packed, gzip.BestCompression) // fails for unknown levels only
+		if _, err := w.Write(data); err != nil {
+			return err
+		}
+		if err := w.Close(); err != nil {
+			return err
+		}
+		data = packed.Bytes()
+	}
+	return atomicfile.Write(path, data, 0o644)
+}
+
+// readReport reads what writeJSON has written.
+func readReport(path string) (*Report, error) {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	var r io.Reader = bytes.NewReader(data)
+	if strings.HasSuffix(path, compressed) {
+		if r, err = gzip.NewReader(r); err != nil {
+			return nil, fmt.Errorf("%s: %w", path, err)
+		}
+	}
+	var report Report
+	if err := json.NewDecoder(r).Decode(&report); err != nil {
+		return nil, fmt.Errorf("%s is no report of a benchmark: %w", path, err)
+	}
+	return &report, nil
 }

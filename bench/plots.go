@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bench
+
+import (
+	"fmt"
+	"path"
+	"slices"
+
+	"github.com/spf13/cobra"
+)
+
+// plotFlags are what `bench plot` takes.
+type plotFlags struct {
+	dir            string
+	only           []string
+	configs, loads []string
+	ratio          bool
+	title, x       string
+}
+
+func plotCommand() *cobra.Command {
+	var f plotFlags
+	cmd := &cobra.Command{
+		Use:   "plot REPORT",
+		Short: "Draw the figures of a report",
+		Long: "Draws a report that a benchmark has written with --out, each plot for a light and for a dark background (SVG). Plots are\n" +
+			"named EXPERIMENT-METRIC-STAT-LOADS, box plots EXPERIMENT-METRIC-boxes-LOAD, histograms EXPERIMENT-METRIC-histogram-LOAD-GROUP.",
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			cmd.SilenceUsage = true
+			return f.draw(args[0])
+		},
+	}
+	cmd.Flags().StringVar(&f.dir, "plots", ".", "write the plots into this directory")
+	cmd.Flags().StringSliceVar(&f.only, "only", nil, "only plots of these names, separated by commas; * stands for any text")
+	cmd.Flags().StringSliceVar(&f.configs, "configs", nil, "only these configs, in this order")
+	cmd.Flags().StringSliceVar(&f.loads, "loads", nil, "only these loads; veth/* stands for all of that kind")
+	cmd.Flags().StringVar(&f.title, "title", "", "title of the plots, instead of their names")
+	cmd.Flags().StringVar(&f.x, "x", "", "what the loads are, for the horizontal axis")
+	cmd.Flags().BoolVar(&f.ratio, "ratio", false, "draw ratios to the baseline")
+	return cmd
+}
+
+func (f plotFlags) draw(file string) error {
+	report, err := readReport(file)
+	if err != nil {
+		return err
+	}
+	if f.ratio {
+		report.Cells = report.ratios()
+	}
+	if report.Cells = f.pick(report.Cells); len(report.Cells) == 0 {
+		return fmt.Errorf("%s has no figures of these configs and loads", file)
+	}
+	report.title, report.x = f.title, f.x
+	drawn := 0
+	wanted := func(name string) bool {
+		if len(f.only) > 0 && !matches(f.only, name) {
+			return false
+		}
+		drawn++
+		return true
+	}
+	if err := report.writePlots(f.dir, wanted); err != nil {
+		return err
+	}
+	if drawn == 0 {
+		return fmt.Errorf("%s has no plot of these names", file)
+	}
+	return nil
+}
+
+// pick returns the cells that are to be drawn, in the order of the configs.
+func (f plotFlags) pick(cells []Cell) (picked []Cell) {
+	for _, c := range cells {
+		if (len(f.configs) == 0 || slices.Contains(f.configs, c.Config)) && (len(f.loads) == 0 || matches(f.loads, c.Load)) {
+			picked = append(picked, c)
+		}
+	}
+	slices.SortStableFunc(picked, func(a, b Cell) int {
+		return slices.Index(f.configs, a.Config) - slices.Index(f.configs, b.Config)
+	})
+	return picked
+}
+
+func matches(patterns []string, name string) bool {
+	return slices.ContainsFunc(patterns, func(pattern string) bool {
+		ok, err := path.Match(pattern, name)
+		return err == nil && ok
+	})
+}
+
+// ratios returns the cells of all configs but the baseline, divided by its.
+func (r *Report) ratios() (cells []Cell) {
+	for _, c := range r.Cells {
+		base, ok := r.Find(r.Baseline, c.Load, c.Metric, c.Stat)
+		if ok && base.Value > 0 && c.Config != r.Baseline {
+			c.Value, c.Unit, c.Rounds = c.Value/base.Value, "ratio to "+r.Baseline, nil
+			cells = append(cells, c)
+		}
+	}
+	return cells
+}
