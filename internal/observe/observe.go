@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package observe finds what a change acts on: services, interfaces and cgroups of the node. A change observes once.
+package observe
+
+import (
+	"reflect"
+	"strings"
+
+	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/service"
+)
+
+// Snapshot is what was found on the node.
+type Snapshot struct {
+	Services   map[string]service.State
+	New        []string                // services that no change before had, or not with this spec
+	Owners     map[int]string          // services, by the ifindexes of their links
+	Interfaces map[string]service.Link // of the node, by name
+	Sockets    *Sockets                // nil until FindSockets
+}
+
+// Watcher follows the services and interfaces of the node.
+type Watcher interface {
+	States() map[string]service.State
+	HostInterfaces() map[string]service.Link
+}
+
+// Binder remembers which interfaces belong to which services.
+type Binder interface {
+	Hold(map[string]service.State) (owners map[int]string)
+}
+
+// Observer observes the node.
+type Observer struct {
+	Watcher Watcher
+	Binder  Binder
+	Cgroup  string // in which the sockets of services are looked for
+	// Resolve looks services up now: service.ResolveAll.
+	Resolve func(map[string]v1.ServiceSpec) (map[string]service.State, error)
+
+	cookies service.Cookies
+}
+
+// Request is what a change needs to know.
+type Request struct {
+	Services map[string]v1.Service // that are desired
+	Before   map[string]v1.Service // that were desired before: the watcher follows them
+	Modules  map[string]v1.Module  // whose interfaces are wanted
+}
+
+// Observe takes services and interfaces from the watcher, and looks up at once those that it does not know yet.
+func (o *Observer) Observe(r Request) (Snapshot, error) {
+	s := Snapshot{Services: map[string]service.State{}, Interfaces: o.Watcher.HostInterfaces()}
+	if s.Interfaces == nil {
+		s.Interfaces = map[string]service.Link{}
+	}
+	unknown, known := map[string]v1.ServiceSpec{}, o.Watcher.States()
+	for name, wanted := range r.Services {
+		before, exists := r.Before[name]
+		if !exists || !reflect.DeepEqual(before.Spec, wanted.Spec) {
+			s.New = append(s.New, name)
+			unknown[name] = wanted.Spec
+		} else if state, ok := known[name]; ok {
+			s.Services[name] = state
+		} else { // accepted a moment ago
+			unknown[name] = wanted.Spec
+		}
+	}
+	for _, m := range r.Modules {
+		for _, name := range m.Spec.Attach.Interfaces {
+			if _, ok := s.Interfaces[name]; !ok {
+				unknown[interfaceKey+name] = v1.ServiceSpec{Interface: name}
+			}
+		}
+	}
+	found, err := o.Resolve(unknown)
+	if err != nil {
+		return s, err
+	}
+	s.add(found)
+	s.Owners = o.Binder.Hold(s.Services)
+	return s, nil
+}
+
+// interfaceKey begins the keys of interfaces among services, whose names have no spaces.
+const interfaceKey = "interface "
+
+func (s *Snapshot) add(found map[string]service.State) {
+	for key, state := range found {
+		name, isInterface := strings.CutPrefix(key, interfaceKey)
+		switch {
+		case !isInterface:
+			s.Services[name] = state
+		case state.Err == nil && len(state.Links) > 0:
+			s.Interfaces[name] = state.Links[0]
+		}
+	}
+}

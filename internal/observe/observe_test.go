@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package observe
+
+import (
+	"errors"
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/service"
+)
+
+// node is a watcher that knows some services and interfaces, and counts what is looked up besides.
+type node struct {
+	states     map[string]service.State
+	interfaces map[string]service.Link
+	lookups    []map[string]v1.ServiceSpec
+	err        error
+}
+
+func (n *node) States() map[string]service.State        { return n.states }
+func (n *node) HostInterfaces() map[string]service.Link { return n.interfaces }
+
+func (n *node) Hold(states map[string]service.State) map[int]string {
+	owners := map[int]string{}
+	for name, s := range states {
+		for _, l := range s.Links {
+			owners[l.Ifindex] = name
+		}
+	}
+	return owners
+}
+
+// resolve finds everything but services and interfaces that are called missing.
+func (n *node) resolve(specs map[string]v1.ServiceSpec) (map[string]service.State, error) {
+	n.lookups = append(n.lookups, specs)
+	out := map[string]service.State{}
+	for name, spec := range specs {
+		if spec.Netns == "missing" || spec.Interface == "missing" {
+			out[name] = service.State{Err: errors.New("missing")}
+		} else {
+			out[name] = state(30 + len(out))
+		}
+	}
+	return out, n.err
+}
+
+func (n *node) observer() *Observer {
+	return &Observer{Watcher: n, Binder: n, Resolve: n.resolve}
+}
+
+func state(ifindex int) service.State {
+	return service.State{Links: []service.Link{{Ifindex: ifindex}}}
+}
+
+func in(netns string) v1.Service { return v1.Service{Spec: v1.ServiceSpec{Netns: netns}} }
+
+func onInterfaces(names ...string) v1.Module {
+	return v1.Module{Spec: v1.ModuleSpec{Attach: v1.Attach{Interfaces: names}}}
+}
+
+// What the watcher knows is not looked up; all else is, in one look at the node.
+func TestObserveLooksUpOnce(t *testing.T) {
+	n := &node{states: map[string]service.State{"known": state(1), "moved": state(2)},
+		interfaces: map[string]service.Link{"eth0": {Name: "eth0", Ifindex: 9}}}
+	before := map[string]v1.Service{"known": in("a"), "moved": in("b"), "late": in("c")}
+	s, err := n.observer().Observe(Request{
+		Services: map[string]v1.Service{"known": in("a"), "moved": in("b2"), "late": in("c"), "new": in("d"), "lost": in("missing")},
+		Before:   before,
+		Modules:  map[string]v1.Module{"fw": onInterfaces("eth0", "tun0"), "px": onInterfaces("missing", "tun0")},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := map[string]v1.ServiceSpec{"moved": {Netns: "b2"}, "late": {Netns: "c"}, "new": {Netns: "d"}, "lost": {Netns: "missing"},
+		"interface tun0": {Interface: "tun0"}, "interface missing": {Interface: "missing"}}
+	if diff := cmp.Diff([]map[string]v1.ServiceSpec{want}, n.lookups); diff != "" {
+		t.Errorf("lookups, want (-), got (+):\n%s", diff)
+	}
+	slices.Sort(s.New)
+	if diff := cmp.Diff([]string{"lost", "moved", "new"}, s.New); diff != "" {
+		t.Errorf("new services, want (-), got (+):\n%s", diff)
+	}
+	if _, ok := s.Interfaces["missing"]; ok || s.Interfaces["eth0"].Ifindex != 9 || s.Interfaces["tun0"].Ifindex < 30 || len(s.Services) != 5 {
+		t.Errorf("interfaces %v, services %v", s.Interfaces, s.Services)
+	}
+	if s.Services["known"].Links[0].Ifindex != 1 || s.Services["moved"].Links[0].Ifindex < 30 || s.Services["lost"].Err == nil || s.Owners[1] != "known" {
+		t.Errorf("services %v, owners %v", s.Services, s.Owners)
+	}
+}
+
+func TestObserveFails(t *testing.T) {
+	n := &node{err: errors.New("no netlink")}
+	if _, err := n.observer().Observe(Request{}); !errors.Is(err, n.err) {
+		t.Errorf("%v, want %v", err, n.err)
+	}
+}
+
+// A cgroup that is not there, and a service that was not found, are told apart from one that is there.
+func TestFindSockets(t *testing.T) {
+	n := &node{}
+	all, err := service.ParseSelector("*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := Snapshot{Services: map[string]service.State{"lost": {Err: errors.New("missing")}, "web": state(1)}}
+	n.observer().FindSockets(&s, map[string]v1.Service{"lost": in("missing"), "web": in("/does/not/exist")},
+		[]Selection{{Cgroups: []string{"/kerb-test-not-there"}, Services: all}})
+	v := s.Sockets
+	if v.Errs["/kerb-test-not-there"] == nil || v.Errs[ServiceKey("web")] == nil || v.Errs[ServiceKey("lost")] != nil {
+		t.Errorf("errors: %v", v.Errs)
+	}
+	if len(v.Cgroups) != 0 || v.Cookies["web"] != 0 {
+		t.Errorf("cgroups %v, cookies %v", v.Cgroups, v.Cookies)
+	}
+}

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package observe
+
+import (
+	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/cgroup"
+	"github.com/kerb-edge/kerb/internal/service"
+)
+
+// Sockets is what modules on sockets are placed by.
+type Sockets struct {
+	Root    string                   // path of the cgroup in which the sockets of services are
+	Cgroups map[string]cgroup.Cgroup // that exist, by the path in a spec
+	Cookies map[string]uint64        // of network namespaces, by service; those that are known
+	Errs    map[string]error         // by path or ServiceKey: why not
+}
+
+// ServiceKey is the key of a service in Errs.
+func ServiceKey(name string) string { return "service " + name }
+
+// Selection is what a module on sockets selects.
+type Selection struct {
+	Cgroups  []string // paths
+	Services service.Selector
+}
+
+// FindSockets adds what modules on sockets need: cgroups, and the cookies of services' network namespaces.
+func (o *Observer) FindSockets(s *Snapshot, services map[string]v1.Service, modules []Selection) {
+	v := &Sockets{Root: o.Cgroup, Cgroups: map[string]cgroup.Cgroup{}, Cookies: map[string]uint64{}, Errs: map[string]error{}}
+	for _, m := range modules {
+		for _, path := range m.Cgroups {
+			if found, err := cgroup.Find(path); err != nil {
+				v.Errs[path] = err
+			} else {
+				v.Cgroups[path] = found
+			}
+		}
+		for name, wanted := range services {
+			if state := s.Services[name]; m.Services.Matches(wanted.Metadata.Labels) && state.Err == nil {
+				v.Cookies[name], v.Errs[ServiceKey(name)] = o.cookies.Of(wanted.Spec, state.Links)
+			}
+		}
+	}
+	s.Sockets = v
+}
