@@ -30,8 +30,10 @@ import (
 	"github.com/kerb-edge/kerb/internal/lean"
 	"github.com/kerb-edge/kerb/internal/models"
 	"github.com/kerb-edge/kerb/internal/oakestra"
+	"github.com/kerb-edge/kerb/internal/observe"
 	"github.com/kerb-edge/kerb/internal/oci"
 	"github.com/kerb-edge/kerb/internal/pkgs"
+	"github.com/kerb-edge/kerb/internal/plan"
 	"github.com/kerb-edge/kerb/internal/resolve"
 	"github.com/kerb-edge/kerb/internal/server"
 	"github.com/kerb-edge/kerb/internal/service"
@@ -47,8 +49,7 @@ type Agent struct {
 	dp       *dataplane.Dataplane
 	catalog  *pkgs.Catalog
 	control  *control.Manager
-	cgroup   string          // in which the sockets of services are looked for
-	cookies  service.Cookies // of services' network namespaces
+	observer *observe.Observer
 	examiner executable.Examiner
 	kernel   *kernelFacts
 	watcher  *service.Watcher
@@ -67,11 +68,11 @@ type Agent struct {
 	desired   store.Desired
 	modules   map[string]*deployment
 	states    map[string]service.State // services at the last reconciliation
-	points    map[chain.Point]placement
-	sockets   *socketsView // nil before the first reconciliation
+	points    plan.Placements
+	sockets   *observe.Sockets // nil before the first reconciliation
 	live      map[string]*liveModule
 	busy      map[chain.Point]error // points that a program of others keeps from their chain
-	deaf      map[int]error         // interfaces whose other end does not take replies of native XDP
+	noReplies map[int]error         // interfaces whose other end does not receive replies of native XDP
 	problem   error                 // of the last reconciliation
 	tracing   *traceRun             // nil most of the time
 	lastTrace *traceRun             // guarded by changes; also one that has ended
@@ -135,7 +136,6 @@ func open(ctx context.Context, cfg config.Config, log *slog.Logger) (*Agent, err
 		models:  models.NewTable(log),
 		catalog: pkgs.NewCatalog(modules.Packages(), modules.Controls()),
 		watcher: service.NewWatcher(log),
-		cgroup:  cmp.Or(cfg.Cgroup, "/"),
 		kernel:  newKernelFacts(cfg.Paths.SocketFacts(), log),
 		wake:    make(chan struct{}, 1), reconciled: make(chan struct{}),
 		desired: desired,
@@ -162,6 +162,7 @@ func open(ctx context.Context, cfg config.Config, log *slog.Logger) (*Agent, err
 	if a.bindings, err = service.OpenBindings(cfg.Paths.Bindings()); err != nil {
 		log.Warn("which interface belongs to which service is not known from before; those that have left their service are not found", "error", err)
 	}
+	a.observer = &observe.Observer{Watcher: a.watcher, Binder: a.bindings, Cgroup: cmp.Or(cfg.Cgroup, "/"), Resolve: service.ResolveAll}
 	if err := a.catalog.Err(); err != nil {
 		log.Error("built-in packages that cannot be used", "error", err)
 	}

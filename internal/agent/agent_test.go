@@ -26,13 +26,11 @@ import (
 	"github.com/vishvananda/netlink"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
-	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/claim"
 	"github.com/kerb-edge/kerb/internal/config"
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/fault"
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
-	"github.com/kerb-edge/kerb/internal/pkgs"
 	"github.com/kerb-edge/kerb/internal/server"
 )
 
@@ -233,29 +231,6 @@ func TestServicesComeAndGo(t *testing.T) {
 	})
 	if got := n.chainsOn(t, n.web); len(got) != 2 {
 		t.Errorf("the other service runs %v", got)
-	}
-}
-
-// auto means TC for services, and for interfaces what the package names first.
-func TestHookAuto(t *testing.T) {
-	for _, hooks := range [][]string{{"xdp", "tc"}, {"tc", "xdp"}, {"xdp"}, {"tc"}} {
-		d := &deployment{pkg: &pkgs.Package{Manifest: pkgs.Manifest{Hooks: hooks}}}
-		if got := d.hook(false, ""); string(got) != hooks[0] {
-			t.Errorf("%v: %s on an interface", hooks, got)
-		}
-		if got := d.hook(false, "veth"); string(got) != hooks[0] {
-			t.Errorf("%v: %s on a veth", hooks, got)
-		}
-		d.module.Settings.LongReplies = true
-		if got := d.hook(false, "veth"); slices.Contains(hooks, "tc") != (got == chain.TC) {
-			t.Errorf("%v: %s on a veth, with replies that are longer than their requests", hooks, got)
-		}
-		if got := d.hook(false, ""); string(got) != hooks[0] {
-			t.Errorf("%v: %s on an interface, with such replies", hooks, got)
-		}
-		if got := d.hook(true, ""); slices.Contains(hooks, "tc") != (got == chain.TC) {
-			t.Errorf("%v: %s for a service", hooks, got)
-		}
 	}
 }
 

@@ -54,10 +54,10 @@ func (a *Agent) lostAnswers() map[string]string {
 	out := map[string]string{}
 	for _, p := range sortedPoints(a.points) {
 		place := a.points[p]
-		if place.service == "" || place.chain.Direction != chain.Ingress {
+		if place.Service == "" || place.Chain.Direction != chain.Ingress {
 			continue
 		}
-		firewall, proxy := a.memberOf(place.chain, "firewall"), a.memberOf(place.chain, "proxy")
+		firewall, proxy := a.memberOf(place.Chain, "firewall"), a.memberOf(place.Chain, "proxy")
 		if firewall == nil || proxy == nil {
 			continue
 		}
@@ -67,7 +67,7 @@ func (a *Agent) lostAnswers() map[string]string {
 		}
 		text := fmt.Sprintf("on service %s, module %s drops the answers of instance %s (%s), which has no module %s on this node, to virtual addresses: "+
 			"set state: {enabled: false} in %s and add a rule {action: allow, direction: ingress, src: %s}, or remove one of the two modules from the service",
-			place.service, firewall.module.Name, instance, addr, proxy.module.Name, firewall.module.Name, addr)
+			place.Service, firewall.module.Name, instance, addr, proxy.module.Name, firewall.module.Name, addr)
 		out[firewall.module.Name], out[proxy.module.Name] = text, text
 	}
 	return out
@@ -91,8 +91,8 @@ func (a *Agent) unadmitted(firewall *deployment, proxy string) (instance string,
 	}
 	local := map[string]bool{}
 	for _, place := range a.points {
-		if slices.ContainsFunc(place.chain.Members, func(m chain.Member) bool { return m.Name == proxy }) {
-			local[place.service] = true
+		if slices.ContainsFunc(place.Chain.Members, func(m chain.Member) bool { return m.Name == proxy }) {
+			local[place.Service] = true
 		}
 	}
 	for _, name := range a.virtual.Names() {

@@ -92,11 +92,11 @@ func (d *deployment) costKey() string {
 // hooks are those that the module runs on where it is attached.
 func (d *deployment) hooks() []chain.Hook {
 	var out []chain.Hook
-	if d.resource.Spec.Attach.Services != "" {
-		out = append(out, d.hook(true, "veth"))
+	if d.Resource.Spec.Attach.Services != "" {
+		out = append(out, d.Hook(true, "veth"))
 	}
-	if len(d.resource.Spec.Attach.Interfaces) > 0 {
-		out = append(out, d.hook(false, ""), d.hook(false, "veth"))
+	if len(d.Resource.Spec.Attach.Interfaces) > 0 {
+		out = append(out, d.Hook(false, ""), d.Hook(false, "veth"))
 	}
 	slices.Sort(out)
 	return slices.Compact(out)
@@ -112,7 +112,7 @@ type limit struct {
 
 // limits of a module: the operator's, or else its package's. Both were parsed when they were accepted.
 func (d *deployment) limits() limit {
-	own, promised := d.resource.Spec.Budget, d.pkg.Budget
+	own, promised := d.Resource.Spec.Budget, d.pkg.Budget
 	l := limit{latencyOfSpec: own.Latency != "", memoryOfSpec: own.Memory != ""}
 	if own.Latency == "" {
 		own.Latency = promised.Latency
@@ -161,10 +161,10 @@ func nanoseconds(n float64) time.Duration { return time.Duration(math.Round(n)) 
 // checkBudgets measures the modules that a change brings, those whose code it changes, and those that the operator has set
 // a budget for. With another config only, a module is measured afterwards, so that a changed rule is in the kernel at once.
 // One that cannot be measured is let through: if the kernel does not take it, the change fails by itself.
-func (a *Agent) checkBudgets(w world) error {
+func (a *Agent) checkBudgets(t target) error {
 	var refused []error
-	for _, name := range slices.Sorted(maps.Keys(w.modules)) {
-		d := w.modules[name]
+	for _, name := range slices.Sorted(maps.Keys(t.modules)) {
+		d := t.modules[name]
 		before := a.modules[name]
 		if d == nil || d.err != nil || before == d || d.onlyConfigured(before) {
 			continue

@@ -155,7 +155,7 @@ func TestExceeded(t *testing.T) {
 		{"not measurable", "100ns 2Ki", "", measured{err: dataplane.ErrNotMeasured}, "NotMeasured", false},
 	} {
 		d := &deployment{pkg: &pkgs.Package{}}
-		d.resource.Spec.Budget = v1.Budget(budgetOf(c.own))
+		d.Resource.Spec.Budget = v1.Budget(budgetOf(c.own))
 		d.pkg.Budget = budgetOf(c.promised)
 		if e, _ := d.exceeded(c.m); e.refused != c.refused {
 			t.Errorf("%s: refused %t (%s), want %t", c.name, e.refused, e.text, c.refused)

@@ -9,6 +9,7 @@ import (
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/kerbabi"
+	"github.com/kerb-edge/kerb/internal/plan"
 	"github.com/kerb-edge/kerb/internal/service"
 	"github.com/kerb-edge/kerb/internal/status"
 	"github.com/kerb-edge/kerb/internal/store"
@@ -52,7 +53,7 @@ func (a *Agent) moduleConditions(m v1.Module, d *deployment, instances int) []v1
 		out = append(out, a.placedCondition(d))
 	}
 	out = append(out, a.shadowConditions(name)...)
-	out = append(out, a.linkConditions(name)...)
+	out = append(out, a.linkConditions(d)...)
 	out = append(out, a.answerConditions(name)...)
 	if d.pkg != nil && d.pkg.Replies {
 		out = append(out, a.repliesCondition(name))
@@ -63,6 +64,31 @@ func (a *Agent) moduleConditions(m v1.Module, d *deployment, instances int) []v1
 		out = append(out, v1.Condition{Type: "AttachPoints", Status: "False", Reason: "NotFound", Message: missing})
 	}
 	return out
+}
+
+// shadowConditions are there only for modules that miss packets.
+func (a *Agent) shadowConditions(name string) []v1.Condition {
+	text, shadowed := plan.Shadowed(a.points, a.rankOf)[name]
+	if !shadowed {
+		return nil
+	}
+	return []v1.Condition{{Type: "SeesAllPackets", Status: "False", Reason: "Shadowed", Message: text}}
+}
+
+func (a *Agent) rankOf(module string) int {
+	if d := a.modules[module]; d != nil {
+		return d.Rank
+	}
+	return 0
+}
+
+// linkConditions are there only for modules that name an interface which they cannot read.
+func (a *Agent) linkConditions(d *deployment) []v1.Condition {
+	text := d.Unreadable(a.watcher.HostInterfaces())
+	if text == "" {
+		return nil
+	}
+	return []v1.Condition{{Type: "LinkTypeSupported", Status: "False", Reason: "LinkTypeMismatch", Message: text}}
 }
 
 // verdictConditions are there only for modules that have returned invalid verdicts.

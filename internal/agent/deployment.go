@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"reflect"
 	"slices"
 	"strings"
 	"time"
@@ -18,27 +19,27 @@ import (
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/fault"
 	"github.com/kerb-edge/kerb/internal/pkgs"
+	"github.com/kerb-edge/kerb/internal/plan"
 	"github.com/kerb-edge/kerb/internal/service"
+	"github.com/kerb-edge/kerb/internal/store"
 	"github.com/kerb-edge/kerb/internal/version"
 	"github.com/kerb-edge/kerb/sdk"
 )
 
 // deployment is a module with all that is needed to run it.
 type deployment struct {
-	resource v1.Module
-	pkg      *pkgs.Package
-	plane    *control.Plane  // nil without a control plane
-	config   json.RawMessage // with its defaults
-	started  bool            // the plane works on this generation
-	module   dataplane.Module
-	selector service.Selector
-	entries  map[chain.Hook]map[chain.Direction]bool
-	err      error // why it cannot run: only for modules from the store
+	plan.Module
+	pkg     *pkgs.Package
+	plane   *control.Plane  // nil without a control plane
+	config  json.RawMessage // with its defaults
+	started bool            // the plane works on this generation
+	module  dataplane.Module
+	err     error // why it cannot run: only for modules from the store
 }
 
 // prepare checks a module as far as that is possible without the kernel. Its errors are those of package fault.
 func (a *Agent) prepare(m v1.Module) (_ *deployment, err error) {
-	d := &deployment{resource: m}
+	d := &deployment{Module: plan.Module{Resource: m}}
 	defer func() {
 		if err != nil {
 			a.release(d)
@@ -65,6 +66,7 @@ func (a *Agent) prepare(m v1.Module) (_ *deployment, err error) {
 	}
 	d.module = d.dataplaneModule(settings)
 	d.module.Fill = a.fill(d)
+	d.describe(settings)
 	return d, nil
 }
 
@@ -73,9 +75,9 @@ var errSelectsNothing = errors.New("selects nothing; " +
 
 // checkSpec reads the spec and the package, and returns all mistakes that they show by themselves.
 func (d *deployment) checkSpec(catalog *pkgs.Catalog) (err error) {
-	spec := d.resource.Spec
+	spec := d.Resource.Spec
 	var wrong []error
-	if d.selector, err = service.ParseSelector(spec.Attach.Services); err != nil {
+	if d.Selector, err = service.ParseSelector(spec.Attach.Services); err != nil {
 		wrong = append(wrong, d.invalid("spec.attach.services", err))
 	}
 	if spec.Attach.Services == "" && len(spec.Attach.Interfaces)+len(spec.Attach.Cgroups) == 0 {
@@ -97,6 +99,42 @@ func (d *deployment) checkSpec(catalog *pkgs.Catalog) (err error) {
 	return errors.Join(append(wrong, err)...)
 }
 
+// prepareAll prepares the modules of a request and joins the mistakes in all of them. It returns at the first error of
+// another kind, so that a request does not wait for each of several control planes that do not answer.
+func (a *Agent) prepareAll(next store.Desired, asked []v1.Module) (map[string]*deployment, error) {
+	prepared := map[string]*deployment{}
+	var refused []error
+	for _, m := range asked {
+		d, err := a.prepareNext(next.Modules[m.Metadata.Name])
+		if err != nil {
+			refused = append(refused, err)
+			if len(fault.Invalids(err)) == 0 {
+				break
+			}
+			continue
+		}
+		prepared[m.Metadata.Name] = d
+	}
+	return prepared, errors.Join(refused...)
+}
+
+// prepareNext prepares a module unless what runs is the same.
+func (a *Agent) prepareNext(m v1.Module) (*deployment, error) {
+	now := a.modules[m.Metadata.Name]
+	if now != nil && now.err == nil && reflect.DeepEqual(now.Resource, m) && now.pkg.Source == pkgsBuiltin {
+		return now, nil
+	}
+	d, err := a.prepare(m)
+	if err != nil {
+		return nil, err
+	}
+	if err := a.checkCgroups(d); err != nil {
+		a.release(d)
+		return nil, err
+	}
+	return d, nil
+}
+
 // prepareOrFail is prepare for modules that were accepted earlier: what is wrong with them now is a condition.
 func (a *Agent) prepareOrFail(m v1.Module) *deployment {
 	d, err := a.prepare(m)
@@ -110,7 +148,9 @@ func (a *Agent) prepareOrFail(m v1.Module) *deployment {
 // unavailable stands for a module that cannot run, where the module would be.
 func unavailable(m v1.Module, why error, closed bool) *deployment {
 	selector, _ := service.ParseSelector(m.Spec.Attach.Services) // one that is wrong selects nothing
-	return &deployment{resource: m, err: why, selector: selector, module: dataplane.Unavailable(m.Metadata.Name, closed)}
+	module := dataplane.Unavailable(m.Metadata.Name, closed)
+	return &deployment{err: why, module: module,
+		Module: plan.Module{Resource: m, Selector: selector, CannotRun: true, Member: chainMember(module)}}
 }
 
 // retryFailed prepares those modules again that could not run when the agent started: a file system that was not mounted, a
@@ -124,7 +164,7 @@ func (a *Agent) retryFailed() {
 		if d.err == nil || errors.As(d.err, &rejected) {
 			continue
 		}
-		if next, err := a.prepare(d.resource); err == nil {
+		if next, err := a.prepare(d.Resource); err == nil {
 			a.log.Info("module can run again", "module", name)
 			a.mu.Lock()
 			a.modules[name] = next
@@ -138,19 +178,16 @@ func (a *Agent) retryFailed() {
 }
 
 func (d *deployment) invalid(field string, err error) error {
-	return &fault.Invalid{Resource: "Module " + d.resource.Metadata.Name, Field: field, Reason: err.Error()}
+	return &fault.Invalid{Resource: "Module " + d.Resource.Metadata.Name, Field: field, Reason: err.Error()}
 }
 
 // canonical is the config with its secrets and defaults, never shown or kept: what the generation's identity is made from.
 func (d *deployment) canonical() (json.RawMessage, error) {
-	config, err := d.pkg.Reveal(d.resource.Spec.Config, readSecret)
+	config, err := d.pkg.Reveal(d.Resource.Spec.Config, readSecret)
 	if err != nil {
 		return nil, d.configError(err)
 	}
 	if config, err = d.pkg.Defaulted(config); err != nil {
-		return nil, d.configError(err)
-	}
-	if err := d.pkg.ValidateConfig(config); err != nil {
 		return nil, d.configError(err)
 	}
 	text, err := json.Marshal(config)
@@ -169,7 +206,7 @@ func (a *Agent) settings(d *deployment) (settings sdk.Settings, err error) {
 	if d.plane, err = a.planeOf(d); err != nil {
 		return settings, d.invalid("spec.package", err)
 	}
-	name := d.resource.Metadata.Name
+	name := d.Resource.Metadata.Name
 	if settings, ok := a.control.Recall(name, d.identity()); ok {
 		return settings, nil
 	}
@@ -200,7 +237,7 @@ func (d *deployment) constants() (settings sdk.Settings, err error) {
 
 // planeOf is the module's control plane: the one that runs, as long as the package is the same.
 func (a *Agent) planeOf(d *deployment) (*control.Plane, error) {
-	name := d.resource.Metadata.Name
+	name := d.Resource.Metadata.Name
 	if now := a.modules[name]; now != nil && now.plane != nil && now.plane.Package().Digest == d.pkg.Digest {
 		return now.plane, nil
 	}
@@ -212,7 +249,7 @@ func (a *Agent) release(d *deployment) {
 	if d == nil || d.plane == nil {
 		return
 	}
-	now := a.modules[d.resource.Metadata.Name]
+	now := a.modules[d.Resource.Metadata.Name]
 	if now != nil && now.plane == d.plane {
 		return
 	}
@@ -254,7 +291,7 @@ func (d *deployment) configError(err error) error {
 }
 
 func (d *deployment) checkBudgetSyntax() error {
-	budget := d.resource.Spec.Budget
+	budget := d.Resource.Spec.Budget
 	var wrong []error
 	if _, err := pkgs.ParseBytes(budget.Memory); budget.Memory != "" && err != nil {
 		wrong = append(wrong, d.invalid("spec.budget.memory", err))
@@ -266,7 +303,7 @@ func (d *deployment) checkBudgetSyntax() error {
 }
 
 func (d *deployment) checkBudget(settings sdk.Settings) error {
-	if err := d.pkg.CheckMemory(d.resource.Spec.Budget.Memory, settings.MaxEntries); err != nil {
+	if err := d.pkg.CheckMemory(d.Resource.Spec.Budget.Memory, settings.MaxEntries); err != nil {
 		return d.invalid("spec.budget.memory", err)
 	}
 	return nil
@@ -274,7 +311,7 @@ func (d *deployment) checkBudget(settings sdk.Settings) error {
 
 // findEntries notes for which hooks and directions the package has a function.
 func (d *deployment) findEntries() error {
-	d.entries = map[chain.Hook]map[chain.Direction]bool{}
+	d.Entries = map[chain.Hook]map[chain.Direction]bool{}
 	for _, hook := range d.pkg.Hooks {
 		spec, err := d.pkg.Spec(hook)
 		if err != nil {
@@ -284,7 +321,7 @@ func (d *deployment) findEntries() error {
 		for _, dir := range []chain.Direction{chain.Egress, chain.Ingress} {
 			has[dir] = spec.Programs["kerb_"+string(dir)] != nil
 		}
-		d.entries[chain.Hook(hook)] = has
+		d.Entries[chain.Hook(hook)] = has
 	}
 	return nil
 }
@@ -307,7 +344,7 @@ func (a *Agent) fill(d *deployment) func(sdk.Maps) error {
 
 func (d *deployment) dataplaneModule(settings sdk.Settings) dataplane.Module {
 	m := dataplane.Module{
-		Name:       d.resource.Metadata.Name,
+		Name:       d.Resource.Metadata.Name,
 		ID:         d.identity(),
 		ConfigMaps: d.pkg.Maps.Config,
 		SharedMaps: d.pkg.Maps.Shared,
@@ -328,31 +365,10 @@ func (d *deployment) dataplaneModule(settings sdk.Settings) dataplane.Module {
 
 // failClosed is the module's policy, or else its package's.
 func (d *deployment) failClosed() bool {
-	if p := d.resource.Spec.FailurePolicy; p != "" {
+	if p := d.Resource.Spec.FailurePolicy; p != "" {
 		return p == v1.FailClosed
 	}
 	return d.pkg.FailurePolicy == string(v1.FailClosed)
-}
-
-// hook chooses where the module runs on an attach point. Services carry TCP, whose large packets native XDP on a veth
-// would take apart, so that auto means TC for them; on interfaces of the node it is the hook that the package names first. On
-// any veth native XDP has no room for replies that are longer than their requests: there auto means TC for such modules.
-func (d *deployment) hook(isService bool, kind string) chain.Hook {
-	if d.err != nil {
-		return chain.TC
-	}
-	if h := d.resource.Spec.Hook; h == v1.HookXDP || h == v1.HookTC {
-		return chain.Hook(h)
-	}
-	hooks := d.pkg.Hooks
-	if only := d.module.Settings.Hooks; len(only) > 0 {
-		hooks = only
-	}
-	tc := isService || kind == "veth" && d.module.Settings.LongReplies
-	if tc && slices.Contains(hooks, string(chain.TC)) {
-		return chain.TC
-	}
-	return chain.Hook(hooks[0])
 }
 
 // checkHooks refuses a hook on which the config does not work, as its control plane says.
@@ -362,33 +378,38 @@ func (d *deployment) checkHooks(only []string) error {
 			return d.invalid("spec.package", fmt.Errorf("its control plane wants the hook %s, for which the package has no data plane", hook))
 		}
 	}
-	hook := d.resource.Spec.Hook
+	hook := d.Resource.Spec.Hook
 	if len(only) > 0 && hook != "" && hook != v1.HookAuto && !slices.Contains(only, string(hook)) {
 		return d.invalid("spec.hook", fmt.Errorf("this config works on %v only: set hook to that, or to auto", only))
 	}
 	return nil
 }
 
-// covers tells whether the module has something to do on a side of an attach point.
-func (d *deployment) covers(p *port, side chain.Side, dir chain.Direction) bool {
-	isService := p.service != ""
-	if d.hook(isService, p.link.Kind) != side.Hook() {
-		return false
+// describe gives plans what they need to know of the module.
+func (d *deployment) describe(settings sdk.Settings) {
+	d.Member = chainMember(d.module)
+	d.Package, d.Rank, d.Sockets, d.Replies = d.pkg.Name, d.pkg.Rank, d.onSockets(), d.pkg.Replies
+	d.LongReplies = settings.LongReplies
+	if d.LinkTypes = settings.LinkTypes; len(d.LinkTypes) == 0 {
+		d.LinkTypes = d.pkg.Reads()
 	}
-	if d.err != nil {
-		return d.module.FailClosed
+	hooks := settings.Hooks
+	if len(hooks) == 0 {
+		hooks = d.pkg.Hooks
 	}
-	return d.entries[side.Hook()][dir] && d.pkg.Directions.Has(isService, string(dir)) && !slices.Contains(d.module.Settings.Idle, string(dir))
+	d.Hooks = as[chain.Hook](hooks)
+	d.OnServices, d.OnInterfaces = as[chain.Direction](d.pkg.Directions.Services), as[chain.Direction](d.pkg.Directions.Interfaces)
+	d.Idle = as[chain.Direction](settings.Idle)
 }
 
-// rank is that of its package; one that cannot be read has none.
-func (d *deployment) rank() int {
-	if d.pkg == nil {
-		return 0
+// as gives strings of manifests and control planes their type.
+func as[T ~string](texts []string) (out []T) {
+	for _, text := range texts {
+		out = append(out, T(text))
 	}
-	return d.pkg.Rank
+	return out
 }
 
-func (d *deployment) member() chain.Member {
-	return chain.Member{Name: d.module.Name, ID: d.module.ID, FailClosed: d.module.FailClosed}
+func chainMember(m dataplane.Module) chain.Member {
+	return chain.Member{Name: m.Name, ID: m.ID, FailClosed: m.FailClosed}
 }

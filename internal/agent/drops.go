@@ -58,8 +58,8 @@ func (a *Agent) dropsByService(l *liveModule) map[int][]v1.ServiceDrop {
 func (a *Agent) owners() map[int]string {
 	out := map[int]string{}
 	for p, place := range a.points {
-		if place.service != "" {
-			out[p.Ifindex] = place.service
+		if place.Service != "" {
+			out[p.Ifindex] = place.Service
 		}
 	}
 	return out

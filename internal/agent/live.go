@@ -13,6 +13,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/control"
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/fault"
+	"github.com/kerb-edge/kerb/internal/plan"
 	"github.com/kerb-edge/kerb/internal/server"
 	"github.com/kerb-edge/kerb/internal/service"
 	"github.com/kerb-edge/kerb/sdk"
@@ -20,26 +21,27 @@ import (
 
 // liveModule is a generation that sees packets.
 type liveModule struct {
-	id     string
-	maps   sdk.Maps
-	plane  *control.Plane    // nil if the package has none
-	tended *dataplane.Tended // nil but for modules that let idle sockets rest
+	id    string
+	maps  sdk.Maps
+	plane *control.Plane    // nil if the package has none
+	aging *dataplane.Tended // nil unless the module takes idle sockets out of its map
 }
 
 func (l *liveModule) close() {
-	l.tended.Close()
+	l.aging.Close()
 	for _, m := range l.maps {
 		m.Close()
 	}
 }
 
-// adopt makes w the present: control planes are told of new generations, and those that nothing needs any more are ended.
-func (a *Agent) adopt(w world, points map[chain.Point]placement) {
-	before, deaf := a.modules, a.letRepliesIn(w, points)
-	a.bind(w)
-	a.replace(w, points, deaf)
+// install makes t the agent's current state, notifies control planes of new generations, and stops those that are no longer
+// used.
+func (a *Agent) install(t target, points plan.Placements) {
+	before, noReplies := a.modules, a.enableReplies(t, points)
+	a.bind(t)
+	a.replace(t, points, noReplies)
 	for name, d := range before {
-		now := w.modules[name]
+		now := t.modules[name]
 		if now == nil {
 			a.forget(d)
 		} else if d.plane != nil && now.plane != d.plane {
@@ -49,11 +51,11 @@ func (a *Agent) adopt(w world, points map[chain.Point]placement) {
 }
 
 // bind binds the interfaces of services to them, and reports those that have left their service since the last time.
-func (a *Agent) bind(w world) {
-	if err := a.bindings.Bind(w.services, w.owners); err != nil {
+func (a *Agent) bind(t target) {
+	if err := a.bindings.Bind(t.Observed.Services, t.Observed.Owners); err != nil {
 		a.log.Warn("an agent that is started again will not know interfaces that have left their service", "error", err)
 	}
-	for name, s := range w.services {
+	for name, s := range t.Observed.Services {
 		for _, l := range s.Links {
 			if l.Left && !left(a.states[name], l.Ifindex) {
 				a.log.Warn("an interface no longer belongs to its service; its chain stays attached", "service", name, "interface", l.Name, "reason", s.Err)
@@ -72,27 +74,27 @@ func (a *Agent) forget(d *deployment) {
 	if d.plane != nil {
 		d.plane.Close()
 	}
-	name := d.resource.Metadata.Name
+	name := d.Resource.Metadata.Name
 	if err := a.control.Forget(name); err != nil {
 		a.log.Warn("cannot remove stored data of a module", "module", name, "error", err)
 	}
 }
 
-func (a *Agent) replace(w world, points map[chain.Point]placement, deaf map[int]error) {
+func (a *Agent) replace(t target, points plan.Placements, noReplies map[int]error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.forgetConditions(w.desired)
-	a.desired, a.modules, a.states, a.points, a.deaf, a.sockets = w.desired, w.modules, w.services, points, deaf, w.sockets
-	a.virtual.SetLocals(addresses(w.services))
+	a.forgetConditions(t.desired)
+	a.desired, a.modules, a.states, a.points, a.noReplies, a.sockets = t.desired, t.modules, t.Observed.Services, points, noReplies, t.Observed.Sockets
+	a.virtual.SetLocals(addresses(t.Observed.Services))
 	a.metrics.publish(a) // before control planes start: they forget what belongs to interfaces that are not listed
 	for name, l := range a.live {
-		if d := w.modules[name]; d == nil || d.module.ID != l.id || d.plane != l.plane {
+		if d := t.modules[name]; d == nil || d.module.ID != l.id || d.plane != l.plane {
 			l.close()
 			delete(a.live, name)
 		}
 	}
-	for _, name := range slices.Sorted(maps.Keys(w.modules)) {
-		if err := a.enliven(w.modules[name]); err != nil {
+	for _, name := range slices.Sorted(maps.Keys(t.modules)) {
+		if err := a.activate(t.modules[name]); err != nil {
 			a.log.Error("module cannot be followed", "module", name, "error", err)
 		}
 	}
@@ -100,14 +102,14 @@ func (a *Agent) replace(w world, points map[chain.Point]placement, deaf map[int]
 	a.markAll()
 }
 
-// enliven opens the maps of a generation that is new, and tells its control plane where it runs.
-func (a *Agent) enliven(d *deployment) error {
+// activate opens the maps of a new generation, and notifies its control plane of where it runs.
+func (a *Agent) activate(d *deployment) error {
 	if d.err != nil {
 		return nil
 	}
 	name := d.module.Name
 	if a.live[name] != nil {
-		a.tend(d, a.live[name])
+		a.ageIdle(d, a.live[name])
 		if d.plane != nil {
 			d.plane.Instances(a.instances(name))
 		}
@@ -118,7 +120,7 @@ func (a *Agent) enliven(d *deployment) error {
 		return err
 	}
 	a.live[name] = &liveModule{id: d.module.ID, maps: m, plane: d.plane}
-	a.tend(d, a.live[name])
+	a.ageIdle(d, a.live[name])
 	if d.plane == nil {
 		return nil
 	}
@@ -136,13 +138,13 @@ func (a *Agent) instances(name string) []sdk.Instance {
 	placements := a.metrics.placements()
 	for point, place := range placements {
 		if point.Module == name {
-			out = append(out, place.instances...)
+			out = append(out, place.Instances...)
 			continue
 		}
-		for _, m := range place.chain.Members {
+		for _, m := range place.Chain.Members {
 			if m.Name == name && !seen[point.Ifindex] {
 				seen[point.Ifindex] = true
-				out = append(out, sdkInstance(place, ingress(placements, point.Ifindex, place.service != "")))
+				out = append(out, sdkInstance(place, ingress(placements, point.Ifindex, place.Service != "")))
 			}
 		}
 	}
@@ -152,13 +154,13 @@ func (a *Agent) instances(name string) []sdk.Instance {
 	return out
 }
 
-func sdkInstance(place placement, ingress []string) sdk.Instance {
-	l := place.link
-	i := sdk.Instance{Service: place.service, Interface: l.Name, Ifindex: uint32(l.Ifindex), Kind: l.Kind, MTU: l.MTU, Ingress: ingress}
+func sdkInstance(place plan.Placement, ingress []string) sdk.Instance {
+	l := place.Link
+	i := sdk.Instance{Service: place.Service, Interface: l.Name, Ifindex: uint32(l.Ifindex), Kind: l.Kind, MTU: l.MTU, Ingress: ingress}
 	if kind := l.LinkType(); kind != "ethernet" {
 		i.LinkType = kind
 	}
-	if place.service == "" {
+	if place.Service == "" {
 		i.MAC, i.Addresses, i.IPsec = l.MAC.String(), texts(l.Addresses), l.IPsec
 		return i
 	}
@@ -178,13 +180,13 @@ func texts(prefixes []netip.Prefix) (out []string) {
 }
 
 // ingress are the modules on TC that packets to a service, or into the node, meet at an interface.
-func ingress(placements map[chain.Point]placement, ifindex int, isService bool) []string {
+func ingress(placements plan.Placements, ifindex int, isService bool) []string {
 	side := chain.OnTCIngress
 	if isService {
 		side = chain.OnTCEgress
 	}
 	var out []string
-	for _, m := range placements[chain.Point{Ifindex: ifindex, Side: side}].chain.Members {
+	for _, m := range placements[chain.Point{Ifindex: ifindex, Side: side}].Chain.Members {
 		out = append(out, m.Name)
 	}
 	return out

@@ -17,6 +17,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/control"
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/kerbabi"
+	"github.com/kerb-edge/kerb/internal/plan"
 	"github.com/kerb-edge/kerb/sdk"
 )
 
@@ -24,7 +25,7 @@ import (
 type metrics struct {
 	changes  prometheus.Histogram
 	failures prometheus.Counter
-	points   atomic.Pointer[map[chain.Point]placement]
+	points   atomic.Pointer[plan.Placements]
 
 	mu      sync.Mutex
 	clashes map[string]string // of the last scrape: module to a metric of it that is left out
@@ -65,7 +66,7 @@ func (m *metrics) publish(a *Agent) {
 	m.points.Store(&now)
 }
 
-func (m *metrics) placements() map[chain.Point]placement {
+func (m *metrics) placements() plan.Placements {
 	if p := m.points.Load(); p != nil {
 		return *p
 	}

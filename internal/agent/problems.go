@@ -54,11 +54,11 @@ func (a *Agent) missing(m v1.Module) string {
 	if d == nil || d.err != nil {
 		return ""
 	}
-	if d.resource.Spec.Attach.Services != "" && d.resource.Spec.Attach.Services != "*" && !a.selects(d) {
-		parts = append(parts, fmt.Sprintf("its selector %q matches no service of this node", d.resource.Spec.Attach.Services))
+	if d.Resource.Spec.Attach.Services != "" && d.Resource.Spec.Attach.Services != "*" && !a.selects(d) {
+		parts = append(parts, fmt.Sprintf("its selector %q matches no service of this node", d.Resource.Spec.Attach.Services))
 	}
 	there := a.watcher.HostInterfaces()
-	for _, name := range d.resource.Spec.Attach.Interfaces {
+	for _, name := range d.Resource.Spec.Attach.Interfaces {
 		if _, ok := there[name]; !ok && there != nil {
 			parts = append(parts, "the node has no interface "+name)
 		}
@@ -68,7 +68,7 @@ func (a *Agent) missing(m v1.Module) string {
 
 func (a *Agent) selects(d *deployment) bool {
 	for _, s := range a.desired.Services {
-		if d.selector.Matches(s.Metadata.Labels) {
+		if d.Selector.Matches(s.Metadata.Labels) {
 			return true
 		}
 	}

@@ -11,32 +11,25 @@ import (
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/dataplane"
+	"github.com/kerb-edge/kerb/internal/plan"
 	"github.com/kerb-edge/kerb/internal/service"
 )
 
-// letRepliesIn makes interfaces ready for what modules send back by native XDP, which the other end of a veth does not take
-// by itself: such packets count as sent, and vanish. What it cannot make ready it returns, by ifindex. Generic XDP goes the
-// way of ordinary packets.
-func (a *Agent) letRepliesIn(w world, points map[chain.Point]placement) map[int]error {
+// enableReplies prepares interfaces for what modules send back by native XDP, which the other end of a veth does not receive
+// by itself: such packets count as sent, and vanish. It returns the interfaces that it cannot prepare, by ifindex, and why.
+// Replies of generic XDP take the path of ordinary packets.
+func (a *Agent) enableReplies(t target, points plan.Placements) map[int]error {
 	failed := map[int]error{}
 	for p, place := range points {
-		if p.Side != chain.OnXDP || !w.replies(place.chain) || a.dp.View(p).Mode != dataplane.ModeXDPNative {
+		if p.Side != chain.OnXDP || !t.Replies(place.Chain) || a.dp.View(p).Mode != dataplane.ModeXDPNative {
 			continue
 		}
-		if err := service.LetRepliesIn(place.link); err != nil {
-			a.log.Warn("replies may not arrive", "interface", place.link.Name, "error", err)
+		if err := service.LetRepliesIn(place.Link); err != nil {
+			a.log.Warn("replies may not arrive", "interface", place.Link.Name, "error", err)
 			failed[p.Ifindex] = err
 		}
 	}
 	return failed
-}
-
-// replies tells whether a module of the chain answers packets.
-func (w world) replies(spec chain.Spec) bool {
-	return slices.ContainsFunc(spec.Members, func(m chain.Member) bool {
-		d := w.modules[m.Name]
-		return d != nil && d.pkg != nil && d.pkg.Replies
-	})
 }
 
 // repliesCondition reports whether a module's replies arrive.
@@ -45,15 +38,15 @@ func (a *Agent) repliesCondition(name string) v1.Condition {
 	var lost, noRoom []error
 	for _, p := range slices.SortedFunc(maps.Keys(a.points), func(p, q chain.Point) int { return p.Ifindex - q.Ifindex }) {
 		place := a.points[p]
-		if p.Side != chain.OnXDP || !slices.ContainsFunc(place.chain.Members, func(m chain.Member) bool { return m.Name == name }) {
+		if p.Side != chain.OnXDP || !slices.ContainsFunc(place.Chain.Members, func(m chain.Member) bool { return m.Name == name }) {
 			continue
 		}
-		if err := a.deaf[p.Ifindex]; err != nil {
+		if err := a.noReplies[p.Ifindex]; err != nil {
 			lost = append(lost, err)
 		}
-		if a.modules[name].module.Settings.LongReplies && place.link.Kind == "veth" && a.dp.View(p).Mode == dataplane.ModeXDPNative {
+		if a.modules[name].module.Settings.LongReplies && place.Link.Kind == "veth" && a.dp.View(p).Mode == dataplane.ModeXDPNative {
 			noRoom = append(noRoom, fmt.Errorf("native XDP on the veth %s has no room for replies that are longer than their requests, "+
-				"which are passed to the ordinary server", place.link.Name))
+				"which are passed to the ordinary server", place.Link.Name))
 		}
 	}
 	if err := errors.Join(append(lost, noRoom...)...); err != nil {

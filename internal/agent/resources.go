@@ -3,6 +3,8 @@
 package agent
 
 import (
+	"reflect"
+
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/models"
 	"github.com/kerb-edge/kerb/internal/resolve"
@@ -53,6 +55,16 @@ func (k kind[T]) apply(all []T, next map[string]T, result *v1.ApplyResult) (chan
 	return changed
 }
 
+func changeOf(kind, name string, exists bool, before, after map[string]any) v1.Change {
+	switch {
+	case !exists:
+		return v1.Change{Action: "create", Kind: kind, Name: name, After: after}
+	case reflect.DeepEqual(before, after):
+		return v1.Change{Action: "unchanged", Kind: kind, Name: name}
+	}
+	return v1.Change{Action: "update", Kind: kind, Name: name, Before: before, After: after}
+}
+
 // delete takes what a reference names out of the next desired state, if it is of this kind and there.
 func (k kind[T]) delete(ref server.Ref, next map[string]T, result *v1.ApplyResult) bool {
 	old, exists := next[ref.Name]
@@ -95,12 +107,12 @@ func (a *Agent) commitPart(next store.Desired, p store.Part, dryRun bool) error 
 	a.mu.Lock()
 	a.desired = next
 	a.mu.Unlock()
-	a.tell(p)
+	a.notify(p)
 	return nil
 }
 
-// tell tells control planes of what has been committed.
-func (a *Agent) tell(p store.Part) {
+// notify notifies control planes of what has been committed.
+func (a *Agent) notify(p store.Part) {
 	a.virtual.Apply(p.VirtualServices.Put, p.VirtualServices.Remove)
 	a.models.Apply(p.Models.Put, p.Models.Remove)
 }

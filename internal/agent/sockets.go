@@ -12,25 +12,17 @@ import (
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/cgroup"
-	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/dataplane"
+	"github.com/kerb-edge/kerb/internal/observe"
 	"github.com/kerb-edge/kerb/internal/pkgs"
-	"github.com/kerb-edge/kerb/sdk"
 )
-
-// socketsView is what modules on sockets are placed by.
-type socketsView struct {
-	cgroups map[string]cgroup.Cgroup // by the path that somebody wrote; those that are there
-	cookies map[string]uint64        // of network namespaces, by service; those that are known
-	errs    map[string]error         // by path or serviceKey: why not
-}
 
 // onSockets tells whether the module runs on sockets and not on packets.
 func (d *deployment) onSockets() bool { return d.pkg != nil && d.pkg.RunsOn(pkgs.HookSockets) }
 
 // checkAttach compares the attach points that a module is wanted on with what its package runs on.
 func (d *deployment) checkAttach() error {
-	attach := d.resource.Spec.Attach
+	attach := d.Resource.Spec.Attach
 	wrong := func(field, reason string) error {
 		return d.invalid("spec."+field, fmt.Errorf("package %s %s", d.pkg.Name, reason))
 	}
@@ -39,7 +31,7 @@ func (d *deployment) checkAttach() error {
 		return wrong("attach.cgroups", "runs on packets, which cgroups do not have; select services or interfaces")
 	case !d.onSockets():
 		return nil
-	case d.resource.Spec.FailurePolicy == v1.FailClosed:
+	case d.Resource.Spec.FailurePolicy == v1.FailClosed:
 		return wrong("failurePolicy", "runs on sockets, which cannot fail closed: without it they are plain TCP")
 	case len(attach.Interfaces) > 0:
 		return wrong("attach.interfaces", "runs on sockets, which interfaces do not have; select services or cgroups")
@@ -61,9 +53,9 @@ func (d *deployment) checkAttach() error {
 func (a *Agent) checkCgroups(d *deployment) error {
 	var known []string
 	if before := a.modules[d.module.Name]; before != nil {
-		known = before.resource.Spec.Attach.Cgroups
+		known = before.Resource.Spec.Attach.Cgroups
 	}
-	for i, path := range d.resource.Spec.Attach.Cgroups {
+	for i, path := range d.Resource.Spec.Attach.Cgroups {
 		if slices.Contains(known, path) {
 			continue
 		}
@@ -79,133 +71,28 @@ func (a *Agent) cgroupPaths(d *deployment) []string {
 	if !d.onSockets() {
 		return nil
 	}
-	paths := slices.Clone(d.resource.Spec.Attach.Cgroups)
-	if d.resource.Spec.Attach.Services != "" {
-		paths = append(paths, a.cgroup)
+	paths := slices.Clone(d.Resource.Spec.Attach.Cgroups)
+	if d.Resource.Spec.Attach.Services != "" {
+		paths = append(paths, a.observer.Cgroup)
 	}
 	return paths
 }
 
-// lookAtSockets finds cgroups and the cookies of network namespaces, if a module needs them.
-func (a *Agent) lookAtSockets(w world) *socketsView {
-	v := &socketsView{cgroups: map[string]cgroup.Cgroup{}, cookies: map[string]uint64{}, errs: map[string]error{}}
-	for _, d := range w.modules {
-		for _, path := range a.cgroupPaths(d) {
-			if found, err := cgroup.Find(path); err != nil {
-				v.errs[path] = err
-			} else {
-				v.cgroups[path] = found
-			}
-		}
-		for name, s := range w.desired.Services {
-			if d.onSockets() && d.selector.Matches(s.Metadata.Labels) && w.services[name].Err == nil {
-				v.cookies[name], v.errs[serviceKey(name)] = a.cookies.Of(s.Spec, w.services[name].Links)
-			}
-		}
-	}
-	return v
-}
-
-func serviceKey(name string) string { return "service " + name }
-
-// placeSockets adds the cgroups on which modules on sockets run.
-func (w world) placeSockets(order []*deployment, out map[chain.Point]placement) {
-	if w.sockets == nil {
-		return
-	}
-	chains := w.serviceChains(out)
-	for _, d := range order {
-		if d.err != nil || !d.onSockets() {
-			continue
-		}
-		place := placement{chain: d.socketsChain()}
-		for _, found := range w.cgroupsOf(d) {
-			place.cgroup, place.instances = found.Path, []sdk.Instance{{Cgroup: found.Path, CgroupID: found.ID}}
-			out[d.socketPoint(found, chain.All)] = place
-		}
-		own, there := w.sockets.cgroups[w.cgroup]
-		place.cgroup, place.instances = own.Path, w.serviceInstances(d, chains)
-		if len(place.instances) > 0 && there {
-			out[d.socketPoint(own, chain.Services)] = place
-		}
-	}
-}
-
-func (d *deployment) socketsChain() chain.Spec {
-	return chain.Spec{Linker: dataplane.Linker(), Side: chain.OnSockets, Direction: chain.Both, Members: []chain.Member{d.member()}}
-}
-
-func (d *deployment) socketPoint(c cgroup.Cgroup, entry chain.Entry) chain.Point {
-	return chain.Point{Side: chain.OnSockets, Cgroup: c.ID, Entry: entry, Module: d.module.Name}
-}
-
-// cgroupsOf are those that a module selects and that are there. One below another is left out: the kernel runs the programs of
-// those above, too.
-func (w world) cgroupsOf(d *deployment) []cgroup.Cgroup {
-	byPath := map[string]cgroup.Cgroup{}
-	for _, path := range d.resource.Spec.Attach.Cgroups {
-		if found, ok := w.sockets.cgroups[path]; ok {
-			byPath[found.Path] = found
-		}
-	}
-	var out []cgroup.Cgroup
-	for _, path := range slices.Sorted(maps.Keys(byPath)) { // those above come first
-		if !slices.ContainsFunc(out, func(above cgroup.Cgroup) bool { return cgroup.Contains(above.Path, path) }) {
-			out = append(out, byPath[path])
-		}
-	}
-	return out
-}
-
-// serviceInstances are the services that a module selects and whose sockets can be told apart.
-func (w world) serviceInstances(d *deployment, chains map[string][]sdk.ChainMember) (out []sdk.Instance) {
-	for _, name := range slices.Sorted(maps.Keys(w.services)) {
-		cookie := w.sockets.cookies[name]
-		if cookie == 0 || !d.selector.Matches(w.desired.Services[name].Metadata.Labels) {
-			continue
-		}
-		i := sdk.Instance{Service: name, NetnsCookie: cookie, Addresses: texts(w.services[name].Addresses), Chain: chains[name]}
-		if links := w.services[name].Links; len(links) > 0 {
-			i.Interface, i.Ifindex = links[0].Name, uint32(links[0].Ifindex)
-		}
-		out = append(out, i)
-	}
-	return out
-}
-
-// serviceChains are the modules that the packets of services meet, in either direction and on any of their interfaces.
-func (w world) serviceChains(points map[chain.Point]placement) map[string][]sdk.ChainMember {
-	out := map[string][]sdk.ChainMember{}
-	for _, p := range sortedPoints(points) {
-		service := points[p].service
-		for _, m := range points[p].chain.Members {
-			one := sdk.ChainMember{Module: m.Name}
-			if d := w.modules[m.Name]; d.pkg != nil {
-				one.Package = d.pkg.Name
-			}
-			if service != "" && !slices.Contains(out[service], one) {
-				out[service] = append(out[service], one)
-			}
-		}
-	}
-	return out
-}
-
-// tend has idle sockets of a module rest while it is attached, and brings those back that talk again.
-func (a *Agent) tend(d *deployment, l *liveModule) {
+// ageIdle takes idle sockets out of a module's map while it is attached, and puts those back that become active.
+func (a *Agent) ageIdle(d *deployment, l *liveModule) {
 	if !d.onSockets() || len(a.instances(d.module.Name)) == 0 {
-		l.tended.Close()
-		l.tended = nil
+		l.aging.Close()
+		l.aging = nil
 		return
 	}
-	if l.tended != nil {
+	if l.aging != nil {
 		return
 	}
 	gaveUp := func(err error) {
 		a.log.Error("idle sockets are no longer aged out of the module's map", "module", d.module.Name, "error", err)
 	}
 	var err error
-	if l.tended, err = a.dp.Tend(d.socketsChain(), gaveUp); err != nil {
+	if l.aging, err = a.dp.Tend(d.SocketsChain(dataplane.Linker()), gaveUp); err != nil {
 		gaveUp(err)
 	}
 }
@@ -242,7 +129,7 @@ func (a *Agent) unplaced(d *deployment) (out []string) {
 		return nil
 	}
 	add := func(key, format string, args ...any) {
-		if err := a.sockets.errs[key]; err != nil {
+		if err := a.sockets.Errs[key]; err != nil {
 			out = append(out, fmt.Sprintf(format, args...)+err.Error())
 		}
 	}
@@ -250,8 +137,8 @@ func (a *Agent) unplaced(d *deployment) (out []string) {
 		add(path, "")
 	}
 	for _, name := range slices.Sorted(maps.Keys(a.desired.Services)) {
-		if d.selector.Matches(a.desired.Services[name].Metadata.Labels) {
-			add(serviceKey(name), "service %s: ", name)
+		if d.Selector.Matches(a.desired.Services[name].Metadata.Labels) {
+			add(observe.ServiceKey(name), "service %s: ", name)
 		}
 	}
 	return out
@@ -286,10 +173,10 @@ func (a *Agent) cgroupsMoved() bool {
 	}
 	a.mu.Unlock()
 	for path := range paths {
-		if v == nil || v.cgroups[path].Exists() {
+		if v == nil || v.Cgroups[path].Exists() {
 			continue
 		}
-		if found, _ := cgroup.Find(path); v.cgroups[path] != found {
+		if found, _ := cgroup.Find(path); v.Cgroups[path] != found {
 			return true
 		}
 	}

@@ -20,6 +20,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/fault"
 	"github.com/kerb-edge/kerb/internal/pkgs"
+	"github.com/kerb-edge/kerb/internal/plan"
 	"github.com/kerb-edge/kerb/internal/service"
 	"github.com/kerb-edge/kerb/internal/version"
 	"github.com/kerb-edge/kerb/sdk"
@@ -78,7 +79,7 @@ func (a *Agent) moduleReady(d *deployment, instances int, missing string) v1.Con
 		c.Reason, c.Message = "NotReconciled", a.problem.Error()
 	case instances == 0:
 		c.Reason, c.Message = "NoAttachPoint", cmp.Or(missing, "nothing that it selects is there")
-		if d.resource.Spec.Hook == v1.HookXDP {
+		if d.Resource.Spec.Hook == v1.HookXDP {
 			c.Message += ", or none where XDP sees packets of its directions: on a service's veth it sees only what the service sends (hook: tc sees both)"
 		}
 	default:
@@ -123,7 +124,7 @@ func (a *Agent) extraConditions(d *deployment) []v1.Condition {
 	for _, c := range d.plane.State().Conditions {
 		out = append(out, v1.Condition{Type: c.Type, Status: c.Status, Reason: c.Reason, Message: c.Message})
 	}
-	if name := a.metrics.clash(d.resource.Metadata.Name); name != "" {
+	if name := a.metrics.clash(d.Resource.Metadata.Name); name != "" {
 		add("Metrics", "", "NameConflict", fmt.Errorf("another module exports %s with a different help text or type: this module's samples are omitted", name))
 	}
 	if d.pkg.Inject {
@@ -140,7 +141,7 @@ func (a *Agent) moduleInstances(name string) []v1.Instance {
 			out = append(out, socketInstances(place)...)
 			continue
 		}
-		for i, m := range place.chain.Members {
+		for i, m := range place.Chain.Members {
 			if m.Name == name {
 				out = append(out, instance(p, place, i))
 			}
@@ -150,17 +151,17 @@ func (a *Agent) moduleInstances(name string) []v1.Instance {
 }
 
 // socketInstances are those of a module on sockets: one for each service or cgroup.
-func socketInstances(place placement) (out []v1.Instance) {
-	for _, i := range place.instances {
-		out = append(out, v1.Instance{Service: i.Service, Interface: i.Interface, Ifindex: int(i.Ifindex), Cgroup: place.cgroup,
-			Hook: string(chain.OnSockets), Direction: string(chain.Both), Chain: place.chain.ID()})
+func socketInstances(place plan.Placement) (out []v1.Instance) {
+	for _, i := range place.Instances {
+		out = append(out, v1.Instance{Service: i.Service, Interface: i.Interface, Ifindex: int(i.Ifindex), Cgroup: place.Cgroup,
+			Hook: string(chain.OnSockets), Direction: string(chain.Both), Chain: place.Chain.ID()})
 	}
 	return out
 }
 
-func instance(p chain.Point, place placement, position int) v1.Instance {
-	return v1.Instance{Service: place.service, Interface: place.link.Name, Ifindex: p.Ifindex, Hook: string(p.Side),
-		Direction: string(place.chain.Direction), Chain: place.chain.ID(), Position: position}
+func instance(p chain.Point, place plan.Placement, position int) v1.Instance {
+	return v1.Instance{Service: place.Service, Interface: place.Link.Name, Ifindex: p.Ifindex, Hook: string(p.Side),
+		Direction: string(place.Chain.Direction), Chain: place.Chain.ID(), Position: position}
 }
 
 // events are the counters of a module that sends events.
@@ -216,7 +217,7 @@ func (a *Agent) serviceWithStatus(name string, programs map[chain.Point]uint32) 
 		s.Status.Addresses = append(s.Status.Addresses, addr.String())
 	}
 	for _, p := range sortedPoints(a.points) {
-		if slices.ContainsFunc(a.points[p].instances, func(i sdk.Instance) bool { return i.Service == name }) {
+		if slices.ContainsFunc(a.points[p].Instances, func(i sdk.Instance) bool { return i.Service == name }) {
 			s.Status.Sockets = append(s.Status.Sockets, p.Module)
 		}
 	}
@@ -234,10 +235,10 @@ func (a *Agent) serviceWithStatus(name string, programs map[chain.Point]uint32) 
 	return s
 }
 
-func (a *Agent) hookState(p chain.Point, place placement, program uint32) v1.HookState {
+func (a *Agent) hookState(p chain.Point, place plan.Placement, program uint32) v1.HookState {
 	view := a.dp.View(p)
-	h := v1.HookState{Hook: string(p.Side), Mode: view.Mode, Chain: place.chain.ID(), Program: program, Programs: view.Programs}
-	for _, m := range place.chain.Members {
+	h := v1.HookState{Hook: string(p.Side), Mode: view.Mode, Chain: place.Chain.ID(), Program: program, Programs: view.Programs}
+	for _, m := range place.Chain.Members {
 		h.Modules = append(h.Modules, m.Name)
 	}
 	return h
@@ -386,7 +387,7 @@ func (a *Agent) Status(context.Context) (v1.NodeStatus, error) {
 		Modules: len(a.desired.Modules), Services: len(a.desired.Services), VirtualServices: len(a.virtual.Names()), Models: len(a.desired.Models), Points: len(a.points)}
 	chains := map[string]bool{}
 	for _, p := range a.points {
-		chains[p.chain.ID()] = true
+		chains[p.Chain.ID()] = true
 	}
 	st.Chains = len(chains)
 	for _, l := range a.live {

@@ -18,7 +18,7 @@ func TestNoAttachPoint(t *testing.T) {
 	a := &Agent{metrics: newMetrics()}
 	for hook, hint := range map[v1.Hook]bool{v1.HookXDP: true, v1.HookTC: false} {
 		d := &deployment{}
-		d.resource.Spec.Hook = hook
+		d.Resource.Spec.Hook = hook
 		if c := a.moduleReady(d, 0, ""); c.Reason != "NoAttachPoint" || strings.Contains(c.Message, "hook: tc") != hint {
 			t.Errorf("hook %s: %+v", hook, c)
 		}

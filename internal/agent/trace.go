@@ -20,6 +20,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/fault"
 	"github.com/kerb-edge/kerb/internal/kerbabi"
+	"github.com/kerb-edge/kerb/internal/plan"
 )
 
 // protocols that a trace knows by name.
@@ -70,10 +71,10 @@ func traceFilter(r v1.TraceRequest) (dataplane.TraceFilter, error) {
 // traceRun is a trace with what is needed to put its events into words.
 type traceRun struct {
 	trace  *dataplane.Trace
-	points map[chain.Point]placement
-	links  map[uint32]placement // of all points, by ifindex
-	boot   time.Time            // zero of the events' clock
-	ended  chan struct{}        // closed when the plain chains are back
+	points plan.Placements
+	links  map[uint32]plan.Placement // of all points, by ifindex
+	boot   time.Time                 // zero of the events' clock
+	ended  chan struct{}             // closed when the plain chains are back
 	reason func(module string, reason int) string
 	cancel context.CancelCauseFunc
 	ctx    context.Context
@@ -84,12 +85,12 @@ func (a *Agent) startTrace(ctx context.Context, r v1.TraceRequest, f dataplane.T
 		return nil, err
 	}
 	defer a.changes.Unlock()
-	run := &traceRun{points: map[chain.Point]placement{}, links: map[uint32]placement{}, boot: bootTime(), ended: make(chan struct{}), reason: a.reasonNames()}
+	run := &traceRun{points: plan.Placements{}, links: map[uint32]plan.Placement{}, boot: bootTime(), ended: make(chan struct{}), reason: a.reasonNames()}
 	specs := map[chain.Point]chain.Spec{}
 	for p, place := range a.points {
 		run.links[uint32(p.Ifindex)] = place
-		if p.Side != chain.OnSockets && (r.Service == "" || place.service == r.Service) {
-			run.points[p], specs[p] = place, place.chain
+		if p.Side != chain.OnSockets && (r.Service == "" || place.Service == r.Service) {
+			run.points[p], specs[p] = place, place.Chain
 		}
 	}
 	if _, ok := a.desired.Services[r.Service]; r.Service != "" && !ok {
@@ -177,9 +178,9 @@ func (a *Agent) endTrace(run *traceRun) {
 	}
 }
 
-// observe reads the state of the kernel. While a trace runs, its chains count as the plain ones that they stand for:
+// observeKernel reads the state of the kernel. While a trace runs, its chains count as the plain ones that they stand for:
 // looking at the node must not end a trace.
-func (a *Agent) observe() (chain.State, error) {
+func (a *Agent) observeKernel() (chain.State, error) {
 	state, err := a.dp.Observe()
 	if err != nil || a.tracing == nil {
 		return state, err
@@ -190,13 +191,13 @@ func (a *Agent) observe() (chain.State, error) {
 	}
 	for i, p := range state.Points {
 		if place, ok := a.tracing.points[p.Point]; ok && a.tracing.trace.Runs(p.Program) {
-			state.Points[i].Program = plain[place.chain.ID()]
+			state.Points[i].Program = plain[place.Chain.ID()]
 		}
 	}
 	return state, nil
 }
 
-// look is observe for those who only tell of the node; they must not hold the agent's lock. When a change takes long,
+// look is observeKernel for those who only tell of the node; they must not hold the agent's lock. When a change takes long,
 // as it may when it waits for a control plane, it is what was seen before.
 func (a *Agent) look() (chain.State, error) {
 	const patience, step = time.Second, 5 * time.Millisecond
@@ -207,7 +208,7 @@ func (a *Agent) look() (chain.State, error) {
 		time.Sleep(step)
 	}
 	defer a.changes.Unlock()
-	state, err := a.observe()
+	state, err := a.observeKernel()
 	if err == nil {
 		a.seen.Store(&state)
 	}
@@ -319,7 +320,7 @@ func (run *traceRun) packet(e dataplane.TraceEvent) *openPacket {
 	place := run.points[chain.Point{Ifindex: int(e.Ifindex), Side: spec.Side}]
 	ends := endsOf(e)
 	p := &openPacket{number: e.Packet, now: ends, TracedPacket: v1.TracedPacket{
-		Time: run.boot.Add(time.Duration(e.Time)), Service: place.service, Interface: place.link.Name, Hook: string(spec.Side), Direction: string(spec.Direction),
+		Time: run.boot.Add(time.Duration(e.Time)), Service: place.Service, Interface: place.Link.Name, Hook: string(spec.Side), Direction: string(spec.Direction),
 		Length: e.Len, Protocol: ends.protocol, Source: ends.source, Destination: ends.destination, Outcome: kerbabi.ParseOutcome(e.Outcome).String(),
 	}}
 	switch e.Proto {
@@ -353,7 +354,7 @@ func (run *traceRun) step(p *openPacket, e dataplane.TraceEvent) (last bool) {
 // target names an interface, and its service.
 func (run *traceRun) target(ifindex uint32) (name, service string) {
 	if place, ok := run.links[ifindex]; ok {
-		return place.link.Name, place.service
+		return place.Link.Name, place.Service
 	}
 	if l, err := net.InterfaceByIndex(int(ifindex)); err == nil {
 		return l.Name, ""

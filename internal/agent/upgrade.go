@@ -24,9 +24,9 @@ func (a *Agent) releaseAll(prepared map[string]*deployment) {
 
 // awaitUpgrades gives the new version of each upgraded module its time to become healthy on live traffic. The old version
 // is still whole, maps and control plane: an error takes the change back.
-func (a *Agent) awaitUpgrades(w world) error {
+func (a *Agent) awaitUpgrades(t target) error {
 	var all errgroup.Group
-	for name, d := range w.modules {
+	for name, d := range t.modules {
 		before := a.modules[name]
 		if d == before || before == nil || before.plane == nil || d.plane == nil || d.plane == before.plane {
 			continue

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package plan is pure: from what should run and what does run it makes the list of steps between them, and it decides
-// the order of modules in a chain. Build everything new, switch the attach points, then remove what is old.
+// Package plan is pure. From modules, services and what was observed it decides which chain runs on which attach point, in
+// which order of modules, and with which warnings; from that and the state of the kernel it makes the list of steps: build
+// everything new, switch the attach points, then remove what is old.
 package plan
 
 import (

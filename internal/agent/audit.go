@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"log/slog"
+
+	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/fault"
+	"github.com/kerb-edge/kerb/internal/server"
+)
+
+// audit logs a change: who asked for it, what of, and what has become of it.
+func (a *Agent) audit(ctx context.Context, result v1.ApplyResult, err error) {
+	if result.DryRun {
+		return
+	}
+	by := slog.Any("by", server.Caller(ctx))
+	logged := false
+	for _, c := range result.Changes {
+		switch {
+		case c.Action == "unchanged":
+			continue
+		case err != nil:
+			why := refusalOf(c, err)
+			a.log.Warn("change refused", by, "action", c.Action, "kind", c.Kind, "name", c.Name, "error", why)
+		default:
+			a.log.Info("change", by, "action", c.Action, "kind", c.Kind, "name", c.Name, "outcome", "done")
+		}
+		logged = true
+	}
+	if err != nil && !logged {
+		a.log.Warn("change refused", by, "error", err)
+	}
+}
+
+// refusalOf returns what an error that refuses a request says of one of its resources.
+func refusalOf(c v1.Change, err error) error {
+	all := fault.Invalids(err)
+	if len(all) == 0 {
+		return err
+	}
+	var own []error
+	for _, one := range all {
+		if one.Resource == c.Kind+" "+c.Name || one.Resource == "" {
+			own = append(own, one)
+		}
+	}
+	return cmp.Or(errors.Join(own...), errOthersRefused)
+}
+
+var errOthersRefused = errors.New("other resources of the request were refused")

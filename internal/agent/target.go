@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"cmp"
+	"errors"
+	"maps"
+	"slices"
+
+	"github.com/kerb-edge/kerb/internal/dataplane"
+	"github.com/kerb-edge/kerb/internal/fault"
+	"github.com/kerb-edge/kerb/internal/observe"
+	"github.com/kerb-edge/kerb/internal/plan"
+	"github.com/kerb-edge/kerb/internal/store"
+)
+
+// target is the state that a change or a reconciliation leads to.
+type target struct {
+	desired store.Desired
+	modules map[string]*deployment
+	plan.Inputs
+}
+
+// observe finds the services and interfaces that the next desired state is about.
+func (a *Agent) observe(next store.Desired) (observe.Snapshot, error) {
+	return a.observer.Observe(observe.Request{Services: next.Services, Before: a.desired.Services, Modules: next.Modules})
+}
+
+// target joins a desired state, its modules and what was observed for it.
+func (a *Agent) target(next store.Desired, modules map[string]*deployment, seen observe.Snapshot) target {
+	var onSockets []observe.Selection
+	t := target{next, modules, plan.Inputs{Modules: map[string]*plan.Module{}, Services: next.Services, Linker: dataplane.Linker()}}
+	for name, d := range modules {
+		t.Modules[name] = &d.Module
+		if d.Sockets {
+			onSockets = append(onSockets, observe.Selection{Cgroups: a.cgroupPaths(d), Services: d.Selector})
+		}
+	}
+	a.observer.FindSockets(&seen, next.Services, onSockets)
+	t.Observed = seen
+	return t
+}
+
+// deployed returns the modules of the next desired state: those that were prepared for it, and all others as they are, also
+// those that cannot run. What has become of their package or of the kernel meanwhile must neither change them nor block a
+// change of others.
+func (a *Agent) deployed(next store.Desired, prepared map[string]*deployment) map[string]*deployment {
+	out := map[string]*deployment{}
+	for name := range next.Modules {
+		out[name] = cmp.Or(prepared[name], a.modules[name])
+	}
+	return out
+}
+
+// checkServices rejects new services that cannot be found: most often a mistake in the path. Later they may go and come.
+func checkServices(seen observe.Snapshot) error {
+	var rejected []error
+	for _, name := range slices.Sorted(slices.Values(seen.New)) {
+		if err := seen.Services[name].Err; err != nil {
+			rejected = append(rejected, &fault.Invalid{Resource: "Service " + name, Field: "spec", Reason: err.Error()})
+		}
+	}
+	return errors.Join(rejected...)
+}
+
+// checkLinkTypes rejects modules for interfaces that they cannot read. Later an interface may come back as one of another
+// type, which is a condition.
+func (t target) checkLinkTypes(prepared map[string]*deployment) error {
+	var rejected []error
+	for _, name := range slices.Sorted(maps.Keys(prepared)) {
+		if text := prepared[name].Unreadable(t.Observed.Interfaces); text != "" {
+			rejected = append(rejected, prepared[name].invalid("spec.attach.interfaces", errors.New(text)))
+		}
+	}
+	return errors.Join(rejected...)
+}

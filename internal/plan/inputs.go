@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package plan
+
+import (
+	"maps"
+	"slices"
+
+	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/chain"
+	"github.com/kerb-edge/kerb/internal/observe"
+	"github.com/kerb-edge/kerb/internal/service"
+	"github.com/kerb-edge/kerb/sdk"
+)
+
+// Module is what plans know of a module. One that cannot run has Resource, Selector, Member and CannotRun only.
+type Module struct {
+	Resource  v1.Module
+	Selector  service.Selector
+	Member    chain.Member // in chains
+	CannotRun bool
+
+	Package      string
+	Rank         int // of the package; modules that take packets past the rest of the chain have a higher one
+	Sockets      bool
+	Hooks        []chain.Hook // on which the module works with its config, the preferred one first
+	Entries      map[chain.Hook]map[chain.Direction]bool
+	OnServices   []chain.Direction // in which packets of services meet the module; all if empty
+	OnInterfaces []chain.Direction // the same for interfaces of the node
+	Idle         []chain.Direction // in which it has nothing to do with its config
+	LinkTypes    []string          // that it reads
+	Replies      bool              // it answers packets
+	LongReplies  bool              // its replies may be longer than their requests
+}
+
+// Inputs is everything that chains and attach points are decided by.
+type Inputs struct {
+	Modules  map[string]*Module
+	Services map[string]v1.Service
+	Observed observe.Snapshot
+	Linker   string // revision of the linker
+}
+
+// Placement is what an attach point belongs to, and its chain.
+type Placement struct {
+	Service string // empty for an interface of the node
+	Link    service.Link
+	Chain   chain.Spec
+
+	Cgroup    string         // of sockets: its path
+	Instances []sdk.Instance // of sockets: what the module serves there
+}
+
+// Placements has a chain for each attach point.
+type Placements map[chain.Point]Placement
+
+// Sorted returns the attach points in order.
+func (p Placements) Sorted() []chain.Point { return sortedPoints(p) }
+
+// Desired is what should run: chains on attach points, and a generation of each module, also of those that are on none.
+func (in Inputs) Desired(placed Placements, keep bool) Desired {
+	d := Desired{Generations: map[string]string{}, Points: map[chain.Point]chain.Spec{}, Keep: keep}
+	for name, m := range in.Modules {
+		d.Generations[name] = m.Member.ID
+	}
+	for p, at := range placed {
+		d.Points[p] = at.Chain
+	}
+	return d
+}
+
+// order returns the modules in their order in chains.
+func (in Inputs) order() ([]*Module, error) {
+	var resources []v1.Module
+	for _, name := range slices.Sorted(maps.Keys(in.Modules)) {
+		resources = append(resources, in.Modules[name].Resource)
+	}
+	sorted, err := Order(resources, in.rank)
+	if err != nil {
+		return nil, err
+	}
+	var out []*Module
+	for _, m := range sorted {
+		out = append(out, in.Modules[m.Metadata.Name])
+	}
+	return out, nil
+}
+
+func (in Inputs) rank(module string) int {
+	if m := in.Modules[module]; m != nil {
+		return m.Rank
+	}
+	return 0
+}
+
+func (in Inputs) labels(service string) map[string]string {
+	return in.Services[service].Metadata.Labels
+}
