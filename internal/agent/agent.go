@@ -64,7 +64,7 @@ type Agent struct {
 
 	seen      atomic.Pointer[chain.State] // of the kernel, at the last look
 	changes   sync.Mutex                  // one change at a time, which may wait for control planes
-	mu        sync.Mutex                  // guards what follows, which only changes write; never held for long, so that the agent can always tell how it is
+	mu        sync.Mutex                  // guards what follows, which only changes write; never held for long, so that status is always available
 	desired   store.Desired
 	modules   map[string]*deployment
 	states    map[string]service.State // services at the last reconciliation

@@ -13,7 +13,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/server"
 )
 
-// audit logs a change: who asked for it, what of, and what has become of it.
+// audit logs a change: the client, the resources and the outcome.
 func (a *Agent) audit(ctx context.Context, result v1.ApplyResult, err error) {
 	if result.DryRun {
 		return

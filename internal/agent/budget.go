@@ -102,7 +102,7 @@ func (d *deployment) hooks() []chain.Hook {
 	return slices.Compact(out)
 }
 
-// limit is a budget and whose it is: exceeding the operator's is refused, exceeding the package's promise is told.
+// limit is a budget and who set it: exceeding the operator's is an error, exceeding the package's is a warning.
 type limit struct {
 	latency       time.Duration // 0: none
 	memory        int64         // bytes, 0: none
@@ -174,7 +174,7 @@ func (a *Agent) checkBudgets(t target) error {
 	return errors.Join(refused...)
 }
 
-// onlyConfigured tells whether d is before with another config, and nobody asks for more than its package's promise.
+// onlyConfigured reports whether d differs from before in its config only, and the operator has set no budget.
 func (d *deployment) onlyConfigured(before *deployment) bool {
 	l := d.limits()
 	return before != nil && before.pkg != nil && before.pkg.Digest == d.pkg.Digest && !l.latencyOfSpec && !l.memoryOfSpec

@@ -73,7 +73,7 @@ func (a *Agent) prepare(m v1.Module) (_ *deployment, err error) {
 var errSelectsNothing = errors.New("selects nothing; " +
 	"set services to a label selector (* for every service) or list interfaces or cgroups")
 
-// checkSpec reads the spec and the package, and returns all mistakes that they show by themselves.
+// checkSpec reads the spec and the package, and returns all mistakes in them.
 func (d *deployment) checkSpec(catalog *pkgs.Catalog) (err error) {
 	spec := d.Resource.Spec
 	var wrong []error
@@ -197,8 +197,8 @@ func (d *deployment) canonical() (json.RawMessage, error) {
 	return text, nil
 }
 
-// settings has the config worked out. A generation that a control plane has worked out before does not need it again: what
-// runs must not depend on whether it answers.
+// settings has the control plane compile the config. A generation that was compiled before does not need the control plane
+// again: what runs must not depend on whether it responds.
 func (a *Agent) settings(d *deployment) (settings sdk.Settings, err error) {
 	if d.pkg.Control == nil {
 		return d.constants()
@@ -223,7 +223,7 @@ func (a *Agent) settings(d *deployment) (settings sdk.Settings, err error) {
 	return settings, nil
 }
 
-// constants is what becomes of a config that no control plane works out.
+// constants returns the settings for a config that no control plane compiles.
 func (d *deployment) constants() (settings sdk.Settings, err error) {
 	var config map[string]any
 	if err := json.Unmarshal(d.config, &config); err != nil {
@@ -244,7 +244,7 @@ func (a *Agent) planeOf(d *deployment) (*control.Plane, error) {
 	return a.control.Plane(name, d.pkg)
 }
 
-// release ends the control plane of a deployment that does not come to be, unless the present one uses it.
+// release stops the control plane of a deployment that is not used, unless the current one uses it.
 func (a *Agent) release(d *deployment) {
 	if d == nil || d.plane == nil {
 		return

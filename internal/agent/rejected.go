@@ -13,8 +13,8 @@ import (
 	"github.com/kerb-edge/kerb/internal/plan"
 )
 
-// verifyIdle loads new modules that no attach point selects, so that a package that the kernel refuses is refused now
-// and not when the first service comes.
+// verifyIdle loads new modules that no attach point selects, so that a package that the kernel rejects is rejected
+// now and not when the first service appears.
 func (a *Agent) verifyIdle(t target, points plan.Placements) error {
 	used := map[string]bool{}
 	for _, p := range points {
@@ -33,7 +33,7 @@ func (a *Agent) verifyIdle(t target, points plan.Placements) error {
 	return nil
 }
 
-// verify loads the module alone on each of its hooks, and lets go of it again.
+// verify loads the module alone on each of its hooks, and unloads it again.
 func (d *deployment) verify() error {
 	if d.onSockets() {
 		l, err := dataplane.LoadSockets(d.module)
@@ -55,7 +55,7 @@ func (d *deployment) verify() error {
 	return nil
 }
 
-// disable disables those of the modules that the kernel rejects by themselves, and reports whether there are any.
+// disable disables those of the modules that the kernel rejects even alone, and reports whether there are any.
 func (a *Agent) disable(names []string) bool {
 	found := false
 	for _, name := range names {

@@ -16,7 +16,7 @@ import (
 type kind[T any] struct {
 	name    string
 	meta    func(*T) *v1.ObjectMeta
-	content func(*T) any // of the spec: what a difference is told of
+	content func(*T) any // of the spec: what a difference shows
 	bare    func(*T)     // takes the status off
 }
 
@@ -81,7 +81,7 @@ func (k kind[T]) sum(r *T) map[string]any {
 	return map[string]any{"labels": k.meta(r).Labels, "spec": k.content(r)}
 }
 
-// applyPart puts the resources of a request that only control planes are told of into the next desired state.
+// applyPart puts the resources that concern control planes only into the next desired state.
 func applyPart(r server.Request, next store.Desired, result *v1.ApplyResult) (p store.Part, err error) {
 	p.VirtualServices.Put = virtualKind.apply(r.VirtualServices, next.VirtualServices, result)
 	p.Models.Put = modelKind.apply(r.Models, next.Models, result)
@@ -96,7 +96,7 @@ func applyPart(r server.Request, next store.Desired, result *v1.ApplyResult) (p 
 	return p, models.CheckTogether(next.Models, p.Models.Put)
 }
 
-// commitPart is a change of such resources alone: nothing in the kernel is planned or loaded, control planes are told.
+// commitPart commits a change of such resources alone: it changes nothing in the kernel, and notifies control planes.
 func (a *Agent) commitPart(next store.Desired, p store.Part, dryRun bool) error {
 	if dryRun || p.Len() == 0 {
 		return nil
@@ -111,7 +111,7 @@ func (a *Agent) commitPart(next store.Desired, p store.Part, dryRun bool) error 
 	return nil
 }
 
-// notify notifies control planes of what has been committed.
+// notify notifies control planes of committed changes.
 func (a *Agent) notify(p store.Part) {
 	a.virtual.Apply(p.VirtualServices.Put, p.VirtualServices.Remove)
 	a.models.Apply(p.Models.Put, p.Models.Remove)

@@ -13,7 +13,7 @@ import (
 
 const maxSecret = 64 << 10
 
-// readSecret reads a file that nobody but its owner, who is root or the agent's user, may read or write.
+// readSecret reads a file that only its owner, root or the agent's user, may read or write.
 func readSecret(path string) (string, error) {
 	if !filepath.IsAbs(path) {
 		return "", fmt.Errorf("%q is not an absolute path", path)

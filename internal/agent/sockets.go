@@ -17,7 +17,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/pkgs"
 )
 
-// onSockets tells whether the module runs on sockets and not on packets.
+// onSockets reports whether the module runs on sockets and not on packets.
 func (d *deployment) onSockets() bool { return d.pkg != nil && d.pkg.RunsOn(pkgs.HookSockets) }
 
 // checkAttach compares the attach points that a module is wanted on with what its package runs on.
@@ -97,7 +97,7 @@ func (a *Agent) ageIdle(d *deployment, l *liveModule) {
 	}
 }
 
-// placedCondition tells whether a module on sockets is wherever it is wanted.
+// placedCondition reports whether a module on sockets is attached wherever it is wanted.
 func (a *Agent) placedCondition(d *deployment) v1.Condition {
 	c := v1.Condition{Type: "Placed", Status: "True", Reason: "AllAttached"}
 	if others := a.neighbours(d); len(others) > 0 {
@@ -183,7 +183,7 @@ func (a *Agent) cgroupsMoved() bool {
 	return false
 }
 
-// failsClosed tells whether a module that cannot run keeps packets from passing: by its own policy, or else its package's. One on
+// failsClosed reports whether a module that cannot run keeps packets from passing: by its own policy, or else its package's. One on
 // sockets does not: what it did not touch is plain TCP. Where the package cannot be read, what it left in the kernel tells; if
 // that is nothing, it might have been a firewall.
 func (a *Agent) failsClosed(m v1.Module) bool {

@@ -74,7 +74,7 @@ func (a *Agent) moduleReady(d *deployment, instances int, missing string) v1.Con
 	case d == nil:
 		c.Reason, c.Message = "Starting", "not evaluated yet"
 	case d.err != nil:
-		c.Reason, c.Message = "ModuleFailed", d.err.Error()+"; "+d.meanwhile()
+		c.Reason, c.Message = "ModuleFailed", d.err.Error()+"; "+d.failureEffect()
 	case a.problem != nil:
 		c.Reason, c.Message = "NotReconciled", a.problem.Error()
 	case instances == 0:
@@ -88,7 +88,7 @@ func (a *Agent) moduleReady(d *deployment, instances int, missing string) v1.Con
 	return c
 }
 
-// controlCondition tells how a control plane is. The data plane goes on in any case.
+// controlCondition reports the state of a control plane. The data plane continues in any case.
 func controlCondition(s control.State) v1.Condition {
 	c := v1.Condition{Type: "ControlPlane", Status: "True", Reason: "Running"}
 	switch {
@@ -105,7 +105,7 @@ func controlCondition(s control.State) v1.Condition {
 	return c
 }
 
-// extraConditions tell of what only some control planes ask for.
+// extraConditions report what only some control planes request.
 func (a *Agent) extraConditions(d *deployment) []v1.Condition {
 	var out []v1.Condition
 	add := func(kind, well, ill string, err error) {
@@ -425,19 +425,19 @@ func (a *Agent) nodeConditions() []v1.Condition {
 	return out
 }
 
-// cannotRun tells of the modules that do not run, and what that means; empty if there are none.
+// cannotRun lists the modules that do not run, and the effect; empty if there are none.
 func (a *Agent) cannotRun() string {
 	var failed []string
 	for _, name := range slices.Sorted(maps.Keys(a.modules)) {
 		if d := a.modules[name]; d.err != nil {
-			failed = append(failed, "module "+name+" cannot run, "+d.meanwhile())
+			failed = append(failed, "module "+name+" cannot run, "+d.failureEffect())
 		}
 	}
 	return strings.Join(failed, "; ")
 }
 
-// meanwhile is what becomes of packets while a module cannot run.
-func (d *deployment) meanwhile() string {
+// failureEffect describes what happens to packets while a module cannot run.
+func (d *deployment) failureEffect() string {
 	if d.module.FailClosed {
 		return "all packets are dropped until it runs (failurePolicy closed)"
 	}

@@ -43,8 +43,7 @@ func (a *Agent) target(next store.Desired, modules map[string]*deployment, seen 
 }
 
 // deployed returns the modules of the next desired state: those that were prepared for it, and all others as they are, also
-// those that cannot run. What has become of their package or of the kernel meanwhile must neither change them nor block a
-// change of others.
+// those that cannot run. A package or kernel that has changed since must neither change them nor block a change of others.
 func (a *Agent) deployed(next store.Desired, prepared map[string]*deployment) map[string]*deployment {
 	out := map[string]*deployment{}
 	for name := range next.Modules {

@@ -29,9 +29,9 @@ var protocols = map[string]uint8{"": 0, "icmp": 1, "tcp": 6, "udp": 17, "icmpv6"
 // errChanged ends a trace whose chains have been replaced by a change of the node.
 var errChanged = errors.New("the chains changed, which ended the trace")
 
-// Trace tells of packets until ctx ends, the request's limits are reached, or the node changes. While it lasts, the
+// Trace reports packets until ctx ends, the request's limits are reached, or the node changes. While it lasts, the
 // chains that it is about are slower by some hundred nanoseconds a module.
-func (a *Agent) Trace(ctx context.Context, r v1.TraceRequest, tell func(v1.TracedPacket) error) error {
+func (a *Agent) Trace(ctx context.Context, r v1.TraceRequest, show func(v1.TracedPacket) error) error {
 	filter, err := traceFilter(r)
 	if err != nil {
 		return err
@@ -43,7 +43,7 @@ func (a *Agent) Trace(ctx context.Context, r v1.TraceRequest, tell func(v1.Trace
 	defer a.endTrace(run)
 	ctx, cancel := context.WithTimeout(ctx, time.Duration(r.Seconds)*time.Second) // linking the chains does not count
 	defer cancel()
-	return run.follow(ctx, r.Count, tell)
+	return run.follow(ctx, r.Count, show)
 }
 
 func traceFilter(r v1.TraceRequest) (dataplane.TraceFilter, error) {
@@ -197,7 +197,7 @@ func (a *Agent) observeKernel() (chain.State, error) {
 	return state, nil
 }
 
-// look is observeKernel for those who only tell of the node; they must not hold the agent's lock. When a change takes long,
+// look is observeKernel for status and metrics; the caller must not hold the agent's lock. When a change takes long,
 // as it may when it waits for a control plane, it is what was seen before.
 func (a *Agent) look() (chain.State, error) {
 	const patience, step = time.Second, 5 * time.Millisecond

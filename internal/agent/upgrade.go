@@ -13,7 +13,7 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// releaseAll ends the control planes that a change has started, if it does not come to be. Those before them go on.
+// releaseAll stops the control planes that a failed change has started. Those before them continue.
 func (a *Agent) releaseAll(prepared map[string]*deployment) {
 	for name, d := range prepared {
 		if a.modules[name] != d {
@@ -59,8 +59,8 @@ func (a *Agent) awaitUpgrade(before, d *deployment) error {
 	return nil
 }
 
-// hasRing tells whether there is a ring buffer among maps. Generations share it, and it can have one reader only: two would
-// move its one position to and fro, and lose events or read them twice.
+// hasRing reports whether there is a ring buffer among maps. Generations share it, and it can have one reader only: two would
+// both move its consumer position, and lose events or read them twice.
 func hasRing(m sdk.Maps) bool {
 	for _, one := range m {
 		if one.Type() == ebpf.RingBuf {

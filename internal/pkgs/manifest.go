@@ -66,15 +66,6 @@ type Directions struct {
 	Interfaces []string `json:"interfaces,omitempty"` // of the node
 }
 
-// Has tells whether packets in a direction meet the module.
-func (d Directions) Has(isService bool, direction string) bool {
-	wanted := d.Interfaces
-	if isService {
-		wanted = d.Services
-	}
-	return len(wanted) == 0 || slices.Contains(wanted, direction)
-}
-
 // Resources that a control plane may be told of: all of the kind, or what it asks for.
 const (
 	ResourceVirtualServices = "virtualServices"

@@ -40,9 +40,8 @@ func TestDirections(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	d := m.Directions
-	if !d.Has(true, "egress") || d.Has(true, "ingress") || !d.Has(false, "egress") || !d.Has(false, "ingress") {
-		t.Errorf("%+v", d)
+	if diff := cmp.Diff(Directions{Services: []string{"egress"}}, m.Directions); diff != "" {
+		t.Errorf("want - have +\n%s", diff)
 	}
 }
 

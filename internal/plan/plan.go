@@ -17,7 +17,7 @@ import (
 type Desired struct {
 	Generations map[string]string // identity of each module's generation by module name
 	Points      map[chain.Point]chain.Spec
-	// Keep leaves the chains alone that nobody asks for: after the loss of the store.
+	// Keep leaves chains attached that no module asks for: after the loss of the store.
 	Keep bool
 }
 

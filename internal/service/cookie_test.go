@@ -32,7 +32,7 @@ func TestCookies(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, spec := range []v1alpha1.ServiceSpec{{Netns: h.Path()}, {Interface: h.Outer()}} {
-			state, err := Resolve(spec)
+			state, err := resolveOne(spec)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -18,7 +18,7 @@ import (
 func openOn(t *testing.T, node *netlab.Namespace, spec v1alpha1.ServiceSpec) (fd int, link Link) {
 	t.Helper()
 	within(t, node, func() error {
-		state, err := Resolve(spec)
+		state, err := resolveOne(spec)
 		if err != nil {
 			return err
 		}

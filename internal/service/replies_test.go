@@ -85,7 +85,7 @@ func TestLetRepliesIn(t *testing.T) {
 	h := newHost(t, lab, "web")
 	var outer Link
 	within(t, lab.Node(), func() error {
-		state, err := Resolve(v1alpha1.ServiceSpec{Netns: h.Path()})
+		state, err := resolveOne(v1alpha1.ServiceSpec{Netns: h.Path()})
 		outer = state.Links[0]
 		runXDP(t, outer.Ifindex, sendBack(outer.Ifindex)...)
 		return err
@@ -125,7 +125,7 @@ func TestLetRepliesInWithinTheNode(t *testing.T) {
 				return err
 			}
 		}
-		near, err := Resolve(v1alpha1.ServiceSpec{Interface: "ksvnear"})
+		near, err := resolveOne(v1alpha1.ServiceSpec{Interface: "ksvnear"})
 		if err != nil {
 			return err
 		}

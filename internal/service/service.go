@@ -95,18 +95,9 @@ func Validate(spec v1alpha1.ServiceSpec) error {
 	return nil
 }
 
-// Resolve looks a service up once, as seen from the network namespace of the
-// calling thread. Errors wrap one of this package's.
-func Resolve(spec v1alpha1.ServiceSpec) (State, error) {
-	states, err := ResolveAll(map[string]v1alpha1.ServiceSpec{"": spec})
-	if err != nil {
-		return State{}, err
-	}
-	return states[""], states[""].Err
-}
-
-// ResolveAll is Resolve for many services, with one look at the node. What is
-// wrong with one of them is its State's Err.
+// ResolveAll looks services up once, as seen from the network namespace of the
+// calling thread. What is wrong with one of them is its State's Err, which wraps
+// one of this package's errors.
 func ResolveAll(specs map[string]v1alpha1.ServiceSpec) (map[string]State, error) {
 	states := make(map[string]State, len(specs))
 	if len(specs) == 0 {

@@ -61,7 +61,7 @@ func within(t testing.TB, ns *netlab.Namespace, f func() error) {
 // resolveOn resolves as seen from a node.
 func resolveOn(node *netlab.Namespace, spec v1alpha1.ServiceSpec) (state State, err error) {
 	err = node.Do(func() error {
-		state, err = Resolve(spec)
+		state, err = resolveOne(spec)
 		return err
 	})
 	return state, err
@@ -179,7 +179,7 @@ func TestResolveErrors(t *testing.T) {
 			t.Errorf("%+v: want %q, got %+v, %v", c.spec, c.want, got, err)
 		}
 	}
-	if _, err := Resolve(v1alpha1.ServiceSpec{PID: os.Getpid()}); !errors.Is(err, ErrOwnNamespace) {
+	if _, err := resolveOne(v1alpha1.ServiceSpec{PID: os.Getpid()}); !errors.Is(err, ErrOwnNamespace) {
 		t.Errorf("own process: %v", err)
 	}
 }
@@ -257,4 +257,13 @@ func TestSeveralLinks(t *testing.T) {
 	if err != nil || len(got.Links) != 2 || got.Links[0].Peer != "eth0" || got.Links[1].Peer != "eth1" {
 		t.Errorf("got %+v, %v", got, err)
 	}
+}
+
+// resolveOne looks one service up.
+func resolveOne(spec v1alpha1.ServiceSpec) (State, error) {
+	states, err := ResolveAll(map[string]v1alpha1.ServiceSpec{"": spec})
+	if err != nil {
+		return State{}, err
+	}
+	return states[""], states[""].Err
 }
