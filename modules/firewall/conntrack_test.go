@@ -213,7 +213,7 @@ func (r *router) guardByFirewall(t *testing.T) {
 		{"action": "allow", "direction": "ingress", "protocol": "tcp", "dstPort": %d},
 		{"action": "allow", "direction": "ingress", "protocol": "udp", "dstPort": %d}]}`, diffPort, diffPort))
 	err := r.lab.Node().Do(func() error {
-		for attach, program := range map[ebpf.AttachType]*ebpf.Program{ebpf.AttachTCXIngress: k.egress, ebpf.AttachTCXEgress: k.ingress} {
+		for attach, program := range map[ebpf.AttachType]*ebpf.Program{ebpf.AttachTCXIngress: k.egress, ebpf.AttachTCXEgress: k.ingress()} {
 			l, err := link.AttachTCX(link.TCXOptions{Interface: r.web.host.OuterIndex(), Program: program, Attach: attach})
 			if err != nil {
 				return err

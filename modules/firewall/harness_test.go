@@ -62,10 +62,11 @@ func compileConfig(t testing.TB, config any) *Firewall {
 // kernel is a firewall loaded for both directions, but not attached.
 type kernel struct {
 	*Firewall
-	t               testing.TB
-	loaded          *dataplane.Loaded
-	egress, ingress *ebpf.Program
-	maps            sdk.Maps
+	t       testing.TB
+	loaded  *dataplane.Loaded
+	egress  *ebpf.Program
+	ingress func() *ebpf.Program
+	maps    sdk.Maps
 }
 
 func loadFirewall(t testing.TB, config any) *kernel {
@@ -87,10 +88,8 @@ func loadCompiled(t testing.TB, f *Firewall, constants map[string]any) *kernel {
 	l, err := dataplane.Load(chain.OnTCIngress, chain.Egress, mod)
 	pkgstest.Explain(t, err)
 	t.Cleanup(l.Close)
-	ingress, err := l.Relink(chain.Spec{Side: chain.OnTCEgress, Direction: chain.Ingress,
+	ingress := pkgstest.Relink(t, l, chain.Spec{Side: chain.OnTCEgress, Direction: chain.Ingress,
 		Members: []chain.Member{{Name: mod.Name, ID: mod.ID, FailClosed: true}}})
-	pkgstest.Explain(t, err)
-	t.Cleanup(func() { ingress.Close() })
 	return &kernel{f, t, l, l.Program, ingress, l.Maps[mod.Name]}
 }
 
@@ -104,7 +103,7 @@ func (k *kernel) pass(frame []byte, ingress bool) bool {
 	k.t.Helper()
 	p := k.egress
 	if ingress {
-		p = k.ingress
+		p = k.ingress()
 	}
 	ret, err := p.Run(&ebpf.RunOptions{Data: frame})
 	if err != nil {

@@ -52,7 +52,7 @@ func newBridged(t *testing.T) *bridged {
 func (b *bridged) filter(k *kernel) {
 	b.t.Helper()
 	b.attach(netlink.HANDLE_MIN_INGRESS, k.egress.FD())
-	b.attach(netlink.HANDLE_MIN_EGRESS, k.ingress.FD())
+	b.attach(netlink.HANDLE_MIN_EGRESS, k.ingress().FD())
 	k.InstanceChanged(b.live(k), sdk.Instance{}, true)
 }
 

@@ -206,7 +206,7 @@ func (k *kernel) try(f []byte, ingress bool) (passed, ran bool) {
 	k.t.Helper()
 	p := k.egress
 	if ingress {
-		p = k.ingress
+		p = k.ingress()
 	}
 	ret, err := p.Run(&ebpf.RunOptions{Data: f})
 	if err != nil && !errors.Is(err, unix.EINVAL) {

@@ -215,7 +215,7 @@ func (k *kernel) passAt(ifindex int, f frame) bool {
 	binary.NativeEndian.PutUint32(skb[40:], uint32(ifindex)) // of struct __sk_buff
 	p := k.egress
 	if f.Ingress {
-		p = k.ingress
+		p = k.ingress()
 	}
 	ret, err := p.Run(&ebpf.RunOptions{Data: f.bytes(), Context: skb})
 	if err != nil {

@@ -39,15 +39,16 @@ func module(t testing.TB, constants map[string]any) dataplane.Module {
 
 // kernel is a proxy loaded for both directions, but not attached. Frames meet it on the interface of PROG_TEST_RUN.
 type kernel struct {
-	t               testing.TB
-	loaded          *dataplane.Loaded
-	egress, ingress *ebpf.Program
-	maps            sdk.Maps
-	vips            uint32 // numbers given out
-	slots           uint32
-	instances       uint32
-	locals          uint32
-	on              uint32 // interface that packets meet the proxy on, 0: testIfindex
+	t         testing.TB
+	loaded    *dataplane.Loaded
+	egress    *ebpf.Program
+	ingress   func() *ebpf.Program
+	maps      sdk.Maps
+	vips      uint32 // numbers given out
+	slots     uint32
+	instances uint32
+	locals    uint32
+	on        uint32 // interface that packets meet the proxy on, 0: testIfindex
 }
 
 // testIfindex is the interface that PROG_TEST_RUN says packets come from, if told nothing else: lo.
@@ -72,10 +73,8 @@ func load(t testing.TB, mod dataplane.Module) *kernel {
 	l, err := dataplane.Load(chain.OnTCIngress, chain.Egress, mod)
 	pkgstest.Explain(t, err)
 	t.Cleanup(l.Close)
-	ingress, err := l.Relink(chain.Spec{Side: chain.OnTCEgress, Direction: chain.Ingress,
+	ingress := pkgstest.Relink(t, l, chain.Spec{Side: chain.OnTCEgress, Direction: chain.Ingress,
 		Members: []chain.Member{{Name: mod.Name, ID: mod.ID}}})
-	pkgstest.Explain(t, err)
-	t.Cleanup(func() { ingress.Close() })
 	return &kernel{t: t, loaded: l, egress: l.Program, ingress: ingress, maps: l.Maps[mod.Name]}
 }
 
@@ -202,7 +201,7 @@ func (k *kernel) run(p *ebpf.Program, frame []byte) result {
 
 // out sends a frame from the service, in one to it.
 func (k *kernel) out(frame []byte) result { k.t.Helper(); return k.run(k.egress, frame) }
-func (k *kernel) in(frame []byte) result  { k.t.Helper(); return k.run(k.ingress, frame) }
+func (k *kernel) in(frame []byte) result  { k.t.Helper(); return k.run(k.ingress(), frame) }
 
 func (k *kernel) drops(reason kerbabi.DropReason) uint64 {
 	k.t.Helper()

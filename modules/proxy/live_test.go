@@ -52,7 +52,7 @@ func openSite(t *testing.T, opts netlab.HostOptions, flags uint8) *site {
 			t.Fatal(err)
 		}
 		s.attach(*h, k.egress, netlink.HANDLE_MIN_INGRESS)
-		s.attach(*h, k.ingress, netlink.HANDLE_MIN_EGRESS)
+		s.attach(*h, k.ingress(), netlink.HANDLE_MIN_EGRESS)
 		k.addLocal(uint32((*h).OuterIndex()), [6]byte((*h).MAC()), flags)
 	}
 	var slot uint32

@@ -196,13 +196,13 @@ func TestInstances(t *testing.T) {
 	k := loadTunnel(t, unkeyed)
 	w := fromTo(wires["unkeyed"], "192.0.2.2")
 	inner := ip("10.2.0.7", "10.1.0.6", 17, udpBody(9))
-	if _, why := k.reason(k.unwrap, w.arrival(k, inner)); why != "not_local" {
+	if _, why := k.reason(k.unwrap(), w.arrival(k, inner)); why != "not_local" {
 		t.Errorf("before it is there: %q", why)
 	}
 	api := sdk.Instance{Service: "api", Interface: "veth1", Ifindex: 79, MAC: "02:00:00:00:00:06", Addresses: []string{"10.1.0.6/24"}, Ingress: []string{"fw"}}
 	k.instances = append(k.instances, api)
 	k.InstanceChanged(k.live, api, true)
-	ret, got := k.run(k.unwrap, w.arrival(k, inner), 0)
+	ret, got := k.run(k.unwrap(), w.arrival(k, inner), 0)
 	if ret != tcRedirect || !slices.Equal(got[:6], []byte{2, 0, 0, 0, 0, 6}) {
 		t.Errorf("action %d, %x", ret, got[:12])
 	}
@@ -215,7 +215,7 @@ func TestInstances(t *testing.T) {
 	}
 	k.instances = k.instances[:2]
 	k.InstanceChanged(k.live, api, false)
-	if _, why := k.reason(k.unwrap, w.arrival(k, inner)); why != "not_local" {
+	if _, why := k.reason(k.unwrap(), w.arrival(k, inner)); why != "not_local" {
 		t.Errorf("after it has gone: %q", why)
 	}
 	k.instances = k.instances[:1]
@@ -265,8 +265,8 @@ func TestReportAndMetrics(t *testing.T) {
 		k.run(k.wrap, frame(ip("10.1.0.5", "10.2.0.7", 17, udpBody(72))), 0)
 	}
 	w := fromTo(wires["keyed"], "192.0.2.2")
-	k.run(k.unwrap, w.arrival(k, ip("10.2.0.7", "10.1.0.5", 17, udpBody(72))), 0)
-	k.run(k.unwrap, w.arrival(k, ip("10.2.0.7", "10.1.0.77", 17, udpBody(72))), 0)
+	k.run(k.unwrap(), w.arrival(k, ip("10.2.0.7", "10.1.0.5", 17, udpBody(72))), 0)
+	k.run(k.unwrap(), w.arrival(k, ip("10.2.0.7", "10.1.0.77", 17, udpBody(72))), 0)
 	record := httptest.NewRecorder()
 	k.Handler(k.live).ServeHTTP(record, httptest.NewRequest("GET", "/nodes", nil))
 	var report Report

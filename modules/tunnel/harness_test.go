@@ -45,11 +45,12 @@ func module(t testing.TB, tun *Tunnel) dataplane.Module {
 // kernel is a tunnel loaded for both directions, but not attached. The instances are what the agent would tell of.
 type kernel struct {
 	*Tunnel
-	t            testing.TB
-	loaded       *dataplane.Loaded
-	wrap, unwrap *ebpf.Program
-	live         sdk.Live
-	instances    []sdk.Instance
+	t         testing.TB
+	loaded    *dataplane.Loaded
+	wrap      *ebpf.Program
+	unwrap    func() *ebpf.Program
+	live      sdk.Live
+	instances []sdk.Instance
 }
 
 // Interfaces of the instances; nothing is sent in test runs.
@@ -74,10 +75,8 @@ func loadTunnel(t testing.TB, config string) *kernel {
 	l, err := dataplane.Load(chain.OnTCIngress, chain.Egress, mod)
 	pkgstest.Explain(t, err)
 	t.Cleanup(l.Close)
-	unwrap, err := l.Relink(chain.Spec{Side: chain.OnTCIngress, Direction: chain.Ingress,
+	unwrap := pkgstest.Relink(t, l, chain.Spec{Side: chain.OnTCIngress, Direction: chain.Ingress,
 		Members: []chain.Member{{Name: mod.Name, ID: mod.ID}}})
-	pkgstest.Explain(t, err)
-	t.Cleanup(func() { unwrap.Close() })
 	k := &kernel{Tunnel: tun, t: t, loaded: l, wrap: l.Program, unwrap: unwrap, instances: []sdk.Instance{service, underlay}}
 	k.live = sdk.Live{Module: "tun", Maps: l.Maps[mod.Name], Interface: func() []sdk.Instance { return k.instances }}
 	k.tell(sdk.VirtualServiceUpdate{Reset: true, Complete: true})

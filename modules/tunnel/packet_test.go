@@ -190,7 +190,7 @@ func TestUnwrapsWhatTheModelWraps(t *testing.T) {
 					remote4, remote6 = "10.3.200.1", "fd03::7"
 				}
 				for kind, inner := range inners(remote4, remote6, "10.1.0.5", "fd01::5") {
-					ret, got := k.run(k.unwrap, w.arrival(k, inner), 0)
+					ret, got := k.run(k.unwrap(), w.arrival(k, inner), 0)
 					want := frame(inner)
 					copy(want, []byte{2, 0, 0, 0, 0, 5, 2, 0, 0, 0, 0, 1})
 					got = got[:min(len(got), len(want))] // older kernels pad the shortest ones
@@ -209,15 +209,15 @@ func TestKeyRotation(t *testing.T) {
 	inner := ip("10.2.0.7", "10.1.0.5", 17, udpBody(9))
 	w := fromTo(wires["keyed"], "192.0.2.2")
 	w.keyID, w.key = 4, keyBytes("ffeeddccbbaa99887766554433221100")
-	if ret, why := k.reason(k.unwrap, w.arrival(k, inner)); ret != tcRedirect {
+	if ret, why := k.reason(k.unwrap(), w.arrival(k, inner)); ret != tcRedirect {
 		t.Errorf("second key: action %d %s", ret, why)
 	}
 	w.keyID = 3
-	if _, why := k.reason(k.unwrap, w.arrival(k, inner)); why != "bad_mac" {
+	if _, why := k.reason(k.unwrap(), w.arrival(k, inner)); why != "bad_mac" {
 		t.Errorf("second key as the first: %q", why)
 	}
 	w.keyID = 5
-	if _, why := k.reason(k.unwrap, w.arrival(k, inner)); why != "unknown_key" {
+	if _, why := k.reason(k.unwrap(), w.arrival(k, inner)); why != "unknown_key" {
 		t.Errorf("unknown key: %q", why)
 	}
 }
@@ -305,7 +305,7 @@ func TestHostile(t *testing.T) {
 		{"UDP length 7", k, change(good, func(f []byte) { be.PutUint16(f[udp+4:], 7) }), ""},
 		{"TCP", k, frame(ip("192.0.2.2", "192.0.2.1", 6, tcpBody(2, nil, 0))), ""},
 	} {
-		ret, why := c.k.reason(c.k.unwrap, c.frame)
+		ret, why := c.k.reason(c.k.unwrap(), c.frame)
 		want := map[string]int32{"": tcNext, "-": tcRedirect}[c.why]
 		if c.why != "" && c.why != "-" {
 			want = tcShot
@@ -339,7 +339,7 @@ func TestRandomDamage(t *testing.T) {
 				f := bytes.Clone(good)
 				at := outer + random.IntN(min(12+60, len(f)-outer))
 				f[at] ^= byte(1 + random.IntN(255))
-				ret, got := k.run(k.unwrap, f, 0)
+				ret, got := k.run(k.unwrap(), f, 0)
 				if ret == tcNext {
 					t.Fatalf("%s: byte %d sends a tunnel packet up the stack", kind, at)
 				}
@@ -442,7 +442,7 @@ func TestClampsMSS(t *testing.T) {
 				name := fmt.Sprintf("options %d, flags %x, to %s", i, flags, to)
 				checkMSS(t, name, got[len(got)-len(p):], p, most, flags&2 != 0 && i < 4)
 				p = ip(to, src, 6, tcpBody(flags, bytes.Clone(options), 0))
-				_, got = k.run(k.unwrap, w.arrival(k, p), 0)
+				_, got = k.run(k.unwrap(), w.arrival(k, p), 0)
 				checkMSS(t, name+", back", got[14:], p, most, flags&2 != 0 && i < 4)
 			}
 		}
@@ -483,7 +483,7 @@ func TestCongestion(t *testing.T) {
 				}
 				w := fromTo(wires["keyed"], "192.0.2.2")
 				w.tos, w.setTOS = byte(outer), true
-				ret, got := k.run(k.unwrap, w.arrival(k, p), 0)
+				ret, got := k.run(k.unwrap(), w.arrival(k, p), 0)
 				if want == drop {
 					if ret != tcShot {
 						t.Errorf("outer %d, inner %d passes", outer, inner)

@@ -45,7 +45,7 @@ func TestMACIsBound(t *testing.T) {
 		"first fragment's, other datagram": stolen(otherID, w, first),
 		"first fragment's on a whole one":  stolen(ip("10.2.0.7", "10.1.0.5", 17, udpBody(92)), w, first),
 	} {
-		if ret, why := k.reason(k.unwrap, f); ret != tcShot || why != "bad_mac" {
+		if ret, why := k.reason(k.unwrap(), f); ret != tcShot || why != "bad_mac" {
 			t.Errorf("%s: action %d %q", name, ret, why)
 		}
 	}
@@ -53,10 +53,10 @@ func TestMACIsBound(t *testing.T) {
 	reflected.from, reflected.to = w.to, w.from
 	f := w.arrival(k, first)
 	copy(f[mac:mac+8], reflected.header(first)[4:])
-	if ret, why := k.reason(k.unwrap, f); ret != tcShot || why != "bad_mac" {
+	if ret, why := k.reason(k.unwrap(), f); ret != tcShot || why != "bad_mac" {
 		t.Errorf("of the other direction: action %d %q", ret, why)
 	}
-	if ret, why := k.reason(k.unwrap, w.arrival(k, first)); ret != tcRedirect {
+	if ret, why := k.reason(k.unwrap(), w.arrival(k, first)); ret != tcRedirect {
 		t.Errorf("the fragment itself: action %d %q", ret, why)
 	}
 }
@@ -67,11 +67,11 @@ func TestKeysOfOneNode(t *testing.T) {
 	k := loadTunnel(t, strings.Replace(keyed, `"subnets": ["10.2.0.0/24"`, `"keys": [{"id": 3, "key": "`+own+`"}], "subnets": ["10.2.0.0/24"`, 1))
 	w := fromTo(wires["keyed"], "192.0.2.2")
 	inner := ip("10.2.0.7", "10.1.0.5", 17, udpBody(9))
-	if ret, why := k.reason(k.unwrap, w.arrival(k, inner)); ret != tcShot || why != "bad_mac" {
+	if ret, why := k.reason(k.unwrap(), w.arrival(k, inner)); ret != tcShot || why != "bad_mac" {
 		t.Errorf("the cluster's key: action %d %q", ret, why)
 	}
 	w.key = keyBytes(own)
-	if ret, why := k.reason(k.unwrap, w.arrival(k, inner)); ret != tcRedirect {
+	if ret, why := k.reason(k.unwrap(), w.arrival(k, inner)); ret != tcRedirect {
 		t.Errorf("its own: action %d %q", ret, why)
 	}
 }
@@ -106,7 +106,7 @@ func TestLearnsPathMTU(t *testing.T) {
 			}
 		}()
 		report := func(f []byte) bool {
-			if ret, _ := k.run(k.unwrap, f, 0); ret != tcNext {
+			if ret, _ := k.run(k.unwrap(), f, 0); ret != tcNext {
 				t.Fatalf("an ICMP error does not go on to the stack: %d", ret)
 			}
 			select {

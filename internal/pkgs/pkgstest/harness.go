@@ -8,8 +8,10 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/rlimit"
 
+	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/pkgs"
 )
@@ -39,6 +41,18 @@ func NeedRoot(t testing.TB) {
 	if err := rlimit.RemoveMemlock(); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// Relink returns a function that links the module once more, for another hook, when it is first called: the verifier takes most of
+// the time of a test, and many tests have packets in one direction only.
+func Relink(t testing.TB, l *dataplane.Loaded, spec chain.Spec) func() *ebpf.Program {
+	return sync.OnceValue(func() *ebpf.Program {
+		t.Helper()
+		program, err := l.Relink(spec)
+		Explain(t, err)
+		t.Cleanup(func() { program.Close() })
+		return program
+	})
 }
 
 // Explain ends the test if there is an error; of what the verifier said it tells the end.
