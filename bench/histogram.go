@@ -99,8 +99,8 @@ func (r *Report) writeTails(w io.Writer) error {
 	return tw.Flush()
 }
 
-// writeHistograms draws a plot for each load, metric and group: a line for each config, both axes logarithmic, so that the few that
-// came late are seen beside the many that did not.
+// writeHistograms draws a plot for each load, metric and group: a line for each config, both axes logarithmic, so
+// that the few that came late are seen beside the many that did not.
 func (r *Report) writeHistograms(dir string, wanted func(string) bool) error {
 	drawn := map[string]bool{}
 	for _, h := range r.Histograms {

@@ -19,9 +19,9 @@ import (
 	"gonum.org/v1/plot/vg"
 )
 
-// writePlots draws the plots whose name matches into dir, each for a light and a dark background. There is one per metric and stat: lines
-// over the number at the end of the loads' names (tc/1, echo-64K), one file per word before it, or bars where loads are not numbers; and
-// box plots where there are quartiles.
+// writePlots draws the plots whose name matches into dir, each for a light and a dark background. There is one per
+// metric and stat: lines over the number at the end of the loads' names (tc/1, echo-64K), one file per word before
+// it, or bars where loads are not numbers; and box plots where there are quartiles.
 func (r *Report) writePlots(dir string, wanted func(name string) bool) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err

@@ -140,7 +140,7 @@ func TestRatelimitAtItsHighest(t *testing.T) {
 	p, _ := build(t, "ratelimit")
 	l := load(t, p, chain.OnTCIngress, sdk.Settings{Constants: map[string]any{"rate": 10_000_000, "burst": 1_000_000}}, nil)
 	run(t, l, udp4(53), 10)
-	time.Sleep(50 * time.Millisecond)
+	time.Sleep(50 * time.Millisecond) // the bucket fills up
 	run(t, l, udp4(53), 10)
 	if n := dropped(t, l); n != 0 {
 		t.Errorf("%d packets dropped", n)

@@ -193,8 +193,7 @@ func TestTellsLosses(t *testing.T) {
 		for i := range fits {
 			c.expect(t, packet(i, i, 0))
 		}
-		for !m.taken() {
-			time.Sleep(time.Millisecond)
+		for ; !m.taken(); time.Sleep(time.Millisecond) {
 		}
 		m.emit(50, 52)
 		c.expect(t, packet(50, fits+9, 9), packet(51, fits+10, 0), fmt.Sprintf("stats %d 9 0", fits+2))
@@ -383,8 +382,7 @@ func TestStoppedReceiverGoesOn(t *testing.T) {
 	c.expect(t, "ready")
 	c.start()
 	for i := range 2 {
-		for atomic.LoadUint32(&m.state.Waiting) == 0 {
-			time.Sleep(time.Millisecond)
+		for ; atomic.LoadUint32(&m.state.Waiting) == 0; time.Sleep(time.Millisecond) {
 		}
 		if err := errors.Join(unix.Kill(c.pid, unix.SIGSTOP), unix.Kill(c.pid, unix.SIGCONT)); err != nil {
 			t.Fatal(err)

@@ -226,7 +226,7 @@ func (s single) Compile(json.RawMessage) (Compiled, error) { return s, nil }
 func (s single) Run(ctx context.Context, _ Live) {
 	s.most.Store(max(s.most.Load(), s.working.Add(1)))
 	<-ctx.Done()
-	time.Sleep(50 * time.Millisecond)
+	time.Sleep(50 * time.Millisecond) // the next one would overlap if it did not wait
 	s.working.Add(-1)
 }
 

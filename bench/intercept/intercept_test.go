@@ -166,8 +166,7 @@ func TestNextReceiverIsWokenBySocket(t *testing.T) {
 
 // awaitPackets returns when n more have come to the place's interface, or when the test ends.
 func (p *place) awaitPackets(t *testing.T, n uint64) {
-	for first := p.packets(); t.Context().Err() == nil && p.packets() < first+n; {
-		time.Sleep(time.Millisecond)
+	for first := p.packets(); t.Context().Err() == nil && p.packets() < first+n; time.Sleep(time.Millisecond) {
 	}
 }
 

@@ -75,11 +75,10 @@ func TestKmodAsEBPF(t *testing.T) {
 }
 
 func await(r *kmod.Ring) (rec kmod.Record, frame []byte, ok bool) {
-	for range 5000 {
+	for end := time.Now().Add(30 * time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) {
 		if rec, frame, ok = r.Next(); ok {
 			break
 		}
-		time.Sleep(time.Millisecond)
 	}
 	return rec, frame, ok
 }

@@ -155,7 +155,7 @@ func settled(t *testing.T, g *ground) (now counts) {
 		if now = read(t, g); now.moved() == before.moved() {
 			return now
 		}
-		time.Sleep(again)
+		time.Sleep(again) // what is on its way arrives between two readings
 	}
 }
 
@@ -175,7 +175,7 @@ func (c counts) check(t *testing.T, g *ground) {
 	t.Helper()
 	now := read(t, g)
 	for end := time.Now().Add(patience); now.lost(c) > int64(now.full-c.full) && time.Now().Before(end); now = read(t, g) {
-		time.Sleep(20 * time.Millisecond)
+		time.Sleep(20 * time.Millisecond) // the rest is on its way
 	}
 	if now.lost(c) > int64(now.full-c.full) || now.nodes[0].Errors+now.nodes[1].Errors != c.nodes[0].Errors+c.nodes[1].Errors ||
 		now.nodes[0].SentPackets == c.nodes[0].SentPackets {
@@ -325,7 +325,7 @@ func (l *live) learnsMTU() {
 	known := 0
 	for end := time.Now().Add(patience); time.Now().Before(end); {
 		_, _ = client.Write(make([]byte, l.mtu+1-l.headers()))
-		time.Sleep(10 * time.Millisecond)
+		time.Sleep(10 * time.Millisecond) // the answer is on its way
 		_ = raw.Control(func(fd uintptr) { known, err = unix.GetsockoptInt(int(fd), level, option) })
 		if known == l.mtu {
 			return

@@ -32,8 +32,7 @@ func TestStuck(t *testing.T) {
 		t.Fatal(err)
 	}
 	close(answer)
-	for c.waiting.Load() > 0 {
-		time.Sleep(time.Millisecond)
+	for ; c.waiting.Load() > 0; time.Sleep(time.Millisecond) {
 	}
 	if _, err := Do(&c, time.Minute, call); err != nil {
 		t.Fatal(err)

@@ -23,7 +23,7 @@ func TestMain(m *testing.M) {
 	}
 	_, err := Dir(dir).Take("other", "of another process")
 	fmt.Println(err)
-	time.Sleep(time.Minute)
+	time.Sleep(time.Minute) // until it is killed
 }
 
 // startOther returns when another process has the name.

@@ -116,6 +116,6 @@ func TestHelperAllocates(t *testing.T) {
 	}
 	held := bytes.Repeat([]byte{1}, n<<20)
 	fmt.Println("allocated")
-	time.Sleep(time.Minute)
+	time.Sleep(time.Minute) // until it is killed
 	fmt.Println(held[0])
 }

@@ -268,8 +268,10 @@ func TestSocketsStayWithWhoDoesNotRead(t *testing.T) {
 		t.Fatal(err)
 	}
 	chain := w.observe(t).Chains[0]
-	for w.RemoveChain(chain) != nil {
-		time.Sleep(20 * time.Millisecond)
+	for end := time.Now().Add(time.Minute); w.RemoveChain(chain) != nil; time.Sleep(20 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("the chain cannot be removed")
+		}
 	}
 	if err := w.RemoveGeneration(m.Name, m.ID); err != nil {
 		t.Fatal(err)

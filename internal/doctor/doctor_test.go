@@ -348,7 +348,7 @@ func TestLeavesNothing(t *testing.T) {
 func settled(t *testing.T) string {
 	t.Helper()
 	for now := traces(t); ; {
-		time.Sleep(100 * time.Millisecond)
+		time.Sleep(100 * time.Millisecond) // a thread that is ending does not stay for so long
 		before := now
 		if now = traces(t); now == before {
 			return now

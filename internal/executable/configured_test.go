@@ -95,7 +95,7 @@ func written(t *testing.T, text string) string {
 	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	time.Sleep(2 * tick)
+	time.Sleep(2 * tick) // the start of a process is counted in ticks: it is later than the file
 	return path
 }
 

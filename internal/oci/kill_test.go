@@ -37,7 +37,7 @@ func TestKilledAtAnyTime(t *testing.T) {
 		if err := cmd.Start(); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(time.Duration(60+i*7) * time.Millisecond)
+		time.Sleep(time.Duration(60+i*7) * time.Millisecond) // each time at another point of the download
 		cmd.Process.Kill()
 		if err := cmd.Wait(); err == nil || cmd.ProcessState.Exited() {
 			t.Fatalf("the process ended before it was killed: %v", err)

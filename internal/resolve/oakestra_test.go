@@ -321,7 +321,7 @@ func TestUpdates(t *testing.T) {
 		c.manager.set("shop.ns", instances)
 		eventually(t, kind+" is taken over", func() bool {
 			c.manager.announce("shop.ns", kind)
-			time.Sleep(20 * time.Millisecond)
+			time.Sleep(20 * time.Millisecond) // the message arrives meanwhile, or in the next round
 			c.sync()
 			return c.shop() == want
 		})

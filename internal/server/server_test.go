@@ -267,9 +267,8 @@ func (b *slowBackend) Apply(ctx context.Context, r server.Request) (v1alpha1.App
 	defer b.now.Add(-1)
 	for most := b.most.Load(); n > most && !b.most.CompareAndSwap(most, n); most = b.most.Load() {
 	}
-	time.Sleep(time.Millisecond)
-	for end := time.Now().Add(30 * time.Second); b.most.Load() < b.enough && time.Now().Before(end); {
-		time.Sleep(time.Millisecond)
+	time.Sleep(time.Millisecond) // others come meanwhile
+	for end := time.Now().Add(30 * time.Second); b.most.Load() < b.enough && time.Now().Before(end); time.Sleep(time.Millisecond) {
 	}
 	return v1alpha1.ApplyResult{}, nil
 }

@@ -144,7 +144,7 @@ func (k *kernel) awaitEvents(n int) (all []event) {
 // stays looks whether a count is still the same after some runs of the timer.
 func (k *kernel) stays(what uint32, want uint64) {
 	k.t.Helper()
-	time.Sleep(100 * time.Millisecond)
+	time.Sleep(100 * time.Millisecond) // several runs of the timer
 	if got := k.count(what); got != want {
 		k.t.Fatalf("count %d is %d, want %d", what, got, want)
 	}

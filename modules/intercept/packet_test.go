@@ -218,7 +218,7 @@ func TestWatchdog(t *testing.T) {
 			if v := k.run(f); v != dropped {
 				t.Fatalf("round %d: the first one %s", round, v)
 			}
-			time.Sleep(40 * time.Millisecond)
+			time.Sleep(40 * time.Millisecond) // twice the watchdog's time
 			for range 10 {
 				if v := k.run(f); v != passed {
 					t.Fatalf("round %d: %s, though the consumer does not read", round, v)

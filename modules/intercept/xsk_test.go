@@ -277,7 +277,7 @@ func TestClassIsClearedBeforeTheNextHasIt(t *testing.T) {
 			}
 			taken <- err
 		}()
-		time.Sleep(50 * time.Millisecond)
+		time.Sleep(50 * time.Millisecond) // the other one waits by then; the test holds if it does not
 		cleared.Store(true)
 	})
 	if err := <-taken; err != nil {

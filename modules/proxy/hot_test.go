@@ -75,7 +75,7 @@ func TestCopiesOfSessions(t *testing.T) {
 			if !served {
 				t.Error("the copy is not used")
 			}
-			time.Sleep(cold)
+			time.Sleep(cold) // how long a copy is used is what is tested
 			if got := w.out(sent.bytes()); got.action == tcNext {
 				t.Error("the copy is used for too long")
 			}
@@ -121,7 +121,7 @@ func TestOneEntryIsMissing(t *testing.T) {
 			if err := w.maps[mapSessions].Delete(w.entry(reverse)); err != nil {
 				t.Fatal(err)
 			}
-			time.Sleep(cold)
+			time.Sleep(cold) // no copy is used any more
 			answer := tcp(w.far, 80, w.client, 40000, tcpACK)
 			back := answer
 			back.src = addr(w.farVIP)

@@ -43,7 +43,7 @@ func TestBuiltinsUnderTraffic(t *testing.T) {
 		n.apply(counter(round), firewall(round), n.stamp(round))
 		if round%2 == 0 {
 			n.Kill()
-			time.Sleep(100 * time.Millisecond)
+			time.Sleep(100 * time.Millisecond) // traffic without an agent
 			n.start()
 			n.settled(map[string]int{"traffic": 4, "fw": 2, "stamp": 2})
 		}

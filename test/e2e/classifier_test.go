@@ -161,7 +161,7 @@ func (r *radio) muted() {
 	r.t.Helper()
 	nodetest.Eventually(r.t, "the attacker is dropped", func() bool {
 		before, sent := r.heard[attacker].Load(), r.sent[attacker].Load()
-		time.Sleep(200 * time.Millisecond)
+		time.Sleep(200 * time.Millisecond) // the attacker sends meanwhile
 		return r.heard[attacker].Load() == before && r.sent[attacker].Load() > sent
 	})
 }

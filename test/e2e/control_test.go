@@ -139,6 +139,7 @@ var misbehaviours = map[string]func(n *node, dir string){
 		begin := time.Now()
 		change("flood")(n, dir)
 		n.Eventually("it is in the log", func() bool { return len(n.Log()) > 100<<10 })
+		// The flood continues; what is logged of it is limited by time.
 		time.Sleep(time.Second)
 		most := 1<<20 + int(time.Since(begin).Seconds()*100_000) // 100 lines at once, 10 a second
 		if size := len(n.Log()); size > most {

@@ -169,7 +169,7 @@ func TestSocketsUnderTraffic(t *testing.T) {
 		switch round % 4 {
 		case 0:
 			n.Kill()
-			time.Sleep(100 * time.Millisecond)
+			time.Sleep(100 * time.Millisecond) // traffic without an agent
 			n.start()
 		case 1:
 			n.must("module", "delete", "accel")
@@ -203,7 +203,7 @@ func (n *node) untilRedirected() {
 	before := n.redirected()
 	n.Eventually("connections are redirected", func() bool {
 		s := startTalks(n.T, n.web, n.db, 1)
-		time.Sleep(50 * time.Millisecond)
+		time.Sleep(50 * time.Millisecond) // the connection takes turns meanwhile
 		s.finish()
 		return n.redirected() > before
 	})
@@ -224,7 +224,7 @@ func TestSocketsPurge(t *testing.T) {
 			n := newSocketsNode(t)
 			n.apply(accelerator("*"))
 			s := startTalks(t, n.web, n.db, 4)
-			time.Sleep(200 * time.Millisecond)
+			time.Sleep(200 * time.Millisecond) // connections are open and in use
 			o := n.objects()
 			if len(o.programs) < 3 || len(o.links) != 1 {
 				t.Fatalf("before the purge: %+v", o)

@@ -56,9 +56,9 @@ func TestKillUnderTraffic(t *testing.T) {
 	udp, web := startStream(t, n.db, n.web), startRequests(t, n.db, n.web)
 	restarts := 0
 	for end := time.Now().Add(trafficTime(t)); time.Now().Before(end); restarts++ {
-		time.Sleep(200 * time.Millisecond)
+		time.Sleep(200 * time.Millisecond) // traffic with an agent
 		n.Kill()
-		time.Sleep(200 * time.Millisecond)
+		time.Sleep(200 * time.Millisecond) // traffic without one
 		n.start()
 		n.settled(map[string]int{"count": 4, "stamp": 2})
 		if after := n.programs(); after != before {
@@ -219,7 +219,7 @@ func TestStopLeavesDataPlaneRunning(t *testing.T) {
 		t.Error("the socket is still there")
 	}
 	n.refused(n.kerb("status"), 4, "no agent answers on "+n.Socket())
-	time.Sleep(300 * time.Millisecond)
+	time.Sleep(300 * time.Millisecond) // traffic without an agent
 	n.start()
 	n.settled(map[string]int{"stamp": 2})
 	if after := n.programs(); after != before {
@@ -234,7 +234,7 @@ func TestUpgradeUnderTraffic(t *testing.T) {
 	n.apply(n.pass("count", "*"), n.stamp(1))
 	before, counters := n.programIDs(), n.mapID("count", "totals")
 	udp, web := startStream(t, n.db, n.web), startRequests(t, n.db, n.web)
-	time.Sleep(500 * time.Millisecond)
+	time.Sleep(500 * time.Millisecond) // traffic before the upgrade
 	n.Stop()
 	n.Binary = newer
 	n.start()
@@ -251,7 +251,7 @@ func TestUpgradeUnderTraffic(t *testing.T) {
 	if id := n.mapID("count", "totals"); id != counters {
 		t.Errorf("the counters were map %d and are map %d", counters, id)
 	}
-	time.Sleep(500 * time.Millisecond)
+	time.Sleep(500 * time.Millisecond) // traffic after it
 	udp.finish(1)
 	web.finish()
 	n.tidy()

@@ -23,16 +23,20 @@ type arch struct {
 	tests   []string // QEMU's arguments that connect the second port to standard output
 }
 
-// architectures: q35, for microvm hangs now and then. `virt` has one UART, so its second port is a PCI card, whose driver Debian builds
-// in. Pointer authentication by QEMU's own algorithm, for the architected one takes half of the time.
+// architectures: q35, for microvm hangs now and then. `virt` has one UART, so its second port is a PCI card, whose
+// driver Debian builds in. Pointer authentication by QEMU's own algorithm, for the architected one takes half of the
+// time.
 var architectures = []arch{
 	{
-		name: "amd64", triplet: "x86_64-linux-gnu", qemu: "qemu-system-x86_64", machine: []string{"-M", "q35", "-cpu", "max"},
+		name: "amd64", triplet: "x86_64-linux-gnu", qemu: "qemu-system-x86_64",
+		machine: []string{"-M", "q35", "-cpu", "max"},
 		console: "ttyS0", port: "ttyS1", tests: []string{"-serial", "stdio"},
 	},
 	{
-		name: "arm64", triplet: "aarch64-linux-gnu", qemu: "qemu-system-aarch64", machine: []string{"-M", "virt", "-cpu", "max,pauth-impdef=on"},
-		console: "ttyAMA0", port: "ttyS0", tests: []string{"-chardev", "stdio,id=tests", "-device", "pci-serial,chardev=tests"},
+		name: "arm64", triplet: "aarch64-linux-gnu", qemu: "qemu-system-aarch64",
+		machine: []string{"-M", "virt", "-cpu", "max,pauth-impdef=on"},
+		console: "ttyAMA0", port: "ttyS0",
+		tests: []string{"-chardev", "stdio,id=tests", "-device", "pci-serial,chardev=tests"},
 	},
 }
 
@@ -61,8 +65,8 @@ func (a arch) cache(dir string) string {
 // guestPrograms are the packages with the programs of the emulated machine.
 var guestPrograms = []string{"busybox-static", "iproute2"}
 
-// fetchTools returns a directory tree with busybox, ip, tc and their libraries: this machine's own, or Debian's packages for another
-// architecture, unpacked below dir and kept as long as the archive has no newer ones.
+// fetchTools returns a directory tree with busybox, ip, tc and their libraries: this machine's own, or Debian's
+// packages for another architecture, unpacked below dir and kept as long as the archive has no newer ones.
 func fetchTools(ctx context.Context, debian *archive, dir string) (string, error) {
 	if debian.arch.native() {
 		return "/", nil
@@ -88,10 +92,11 @@ func fetchTools(ctx context.Context, debian *archive, dir string) (string, error
 	return dir, writeFile(filepath.Join(dir, "packages"), want, 0o644)
 }
 
-// libraries returns the packages and the libraries that they need, of one release: what only the backports have is another package
-// that provides a library, built for a newer C library.
+// libraries returns the packages and the libraries that they need, of one release: what only the backports have is
+// another package that provides a library, built for a newer C library.
 func (a *archive) libraries(ctx context.Context, names []string) ([]pkgVersion, error) {
-	args := []string{"depends", "--recurse", "--no-recommends", "--no-suggests", "--no-conflicts", "--no-breaks", "--no-replaces", "--no-enhances"}
+	args := []string{"depends", "--recurse", "--no-recommends", "--no-suggests",
+		"--no-conflicts", "--no-breaks", "--no-replaces", "--no-enhances"}
 	text, err := output(ctx, a.command(ctx, "apt-cache", append(args, names...)...))
 	if err != nil {
 		return nil, err

@@ -89,7 +89,8 @@ func parseSpecs(names []string, a arch) ([]spec, error) {
 	for _, name := range names {
 		m := specForm.FindStringSubmatch(name)
 		if m == nil || m[2] == "-16k" && a.name != "arm64" {
-			return nil, fmt.Errorf("kernel %q: want a series such as 6.1, or newest, perhaps with -rt, -generic or (on arm64) -16k", name)
+			return nil, fmt.Errorf("kernel %q: want a series such as 6.1, or newest, "+
+				"perhaps with -rt, -generic or (on arm64) -16k", name)
 		}
 		s := spec{name: name, series: m[1], flavour: "cloud-" + a.name}
 		switch m[2] {

@@ -64,7 +64,8 @@ func buildBase(ctx context.Context, archive, tools, triplet string, plan guestPl
 
 // settings is a piece of shell: init.sh reads it.
 func (p guestPlan) settings() string {
-	return fmt.Sprintf("nonce=%s\nport=%s\nlimit=%d\nrun=%s\nskip=%s\n", p.nonce, p.port, int(p.timeout.Seconds()), shellQuote(p.run), shellQuote(p.skip))
+	return fmt.Sprintf("nonce=%s\nport=%s\nlimit=%d\nrun=%s\nskip=%s\n",
+		p.nonce, p.port, int(p.timeout.Seconds()), shellQuote(p.run), shellQuote(p.skip))
 }
 
 func shellQuote(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }
@@ -92,7 +93,8 @@ func addProgram(root, tree, triplet, target string) error {
 	return addLibraries(root, tree, triplet, filepath.Join(tree, path))
 }
 
-// find returns the first of the directories' files with that name, relative to tree. A link to an absolute path leads out of the tree.
+// find returns the first of the directories' files with that name, relative to tree. A link to an absolute path leads
+// out of the tree.
 func find(tree, name string, dirs ...string) (string, error) {
 	for _, dir := range dirs {
 		path := filepath.Join(dir, name)

@@ -62,7 +62,8 @@ func TestSettingsQuote(t *testing.T) {
 	}
 }
 
-// Programs come with their loader and libraries, from a tree as Debian's packages make it: some names are links to absolute paths.
+// Programs come with their loader and libraries, from a tree as Debian's packages make it: some names are links to
+// absolute paths.
 func TestAddTools(t *testing.T) {
 	a, err := findArch(runtime.GOARCH)
 	if err != nil {
@@ -85,7 +86,9 @@ func TestAddTools(t *testing.T) {
 	if out, err := cmd.CombinedOutput(); os.Geteuid() == 0 && err != nil {
 		t.Errorf("ip does not run in the new root: %v: %s", err, out)
 	}
-	if err := errors.Join(os.Mkdir(filepath.Join(tree, "sbin"), 0o755), os.Symlink("/bin/tc", filepath.Join(tree, "sbin/tc"))); err != nil {
+	err = errors.Join(os.Mkdir(filepath.Join(tree, "sbin"), 0o755),
+		os.Symlink("/bin/tc", filepath.Join(tree, "sbin/tc")))
+	if err != nil {
 		t.Fatal(err)
 	}
 	if path, err := find(tree, "tc", "sbin", "bin"); err != nil || path != "bin/tc" {

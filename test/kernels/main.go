@@ -150,7 +150,8 @@ func runAll(ctx context.Context, opts options, specs []spec, work string) ([]ker
 		if ctx.Err() != nil {
 			return results, ctx.Err()
 		}
-		results = append(results, runKernel(ctx, opts, debian, s, machine{arch: opts.arch, dir: work, base: base, nonce: nonce}, tests))
+		m := machine{arch: opts.arch, dir: work, base: base, nonce: nonce}
+		results = append(results, runKernel(ctx, opts, debian, s, m, tests))
 	}
 	return results, nil
 }

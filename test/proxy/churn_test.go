@@ -263,7 +263,7 @@ func (c *churn) use(conn *connection, ended int64, times int) bool {
 			return false
 		}
 		c.kept.Add(1)
-		time.Sleep(5 * time.Millisecond)
+		time.Sleep(5 * time.Millisecond) // the client's pace
 	}
 	return true
 }
@@ -302,6 +302,6 @@ func (c *churn) keepAsking() {
 			c.silent.Add(1)
 		}
 		c.datagram.Add(1)
-		time.Sleep(2 * time.Millisecond)
+		time.Sleep(2 * time.Millisecond) // the client's pace
 	}
 }

@@ -99,7 +99,7 @@ func (m *manager) serve(_ mqtt.Client, message mqtt.Message) {
 	if instances == nil {
 		return
 	}
-	time.Sleep(m.latency)
+	time.Sleep(m.latency) // the manager's latency is what is tested
 	var list []map[string]any
 	for i, a := range instances {
 		list = append(list, map[string]any{"instance_number": i, "namespace_ip": a.String(), "host_ip": "", "host_port": 0,

@@ -52,7 +52,7 @@ func (p *place) run(length time.Duration, virtual bool) float64 {
 		work.Go(func() { t.ping(stop) })
 		work.Go(func() { t.send(stop) })
 	}
-	time.Sleep(length)
+	time.Sleep(length) // the measurement
 	close(stop)
 	work.Wait()
 	attacks := attack()
@@ -212,8 +212,8 @@ func (t *talk) send(stop <-chan struct{}) {
 
 // settle waits for what is on its way.
 func (t *talk) settle() {
-	for end := time.Now().Add(10 * time.Second); atomic.LoadUint64(&t.received) < t.sent && time.Now().Before(end); {
-		time.Sleep(10 * time.Millisecond)
+	arrived := func() bool { return atomic.LoadUint64(&t.received) >= t.sent }
+	for end := time.Now().Add(10 * time.Second); !arrived() && time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
 	}
 }
 

@@ -60,7 +60,7 @@ func init() {
 		"allocate":   allocate,
 		"buffers":    buffers,
 		"grow":       grow,
-		"sleep":      func([]string) string { fmt.Println("started"); time.Sleep(time.Minute); return "" },
+		"sleep":      func([]string) string { fmt.Println("started"); time.Sleep(time.Minute); return "" }, // until it is killed
 		"forever":    forever,
 		"parent":     parent,
 		"main":       onMainThread,
@@ -223,7 +223,7 @@ func forever([]string) string {
 	if err != nil {
 		return err.Error()
 	}
-	time.Sleep(time.Minute)
+	time.Sleep(time.Minute) // until it is killed
 	return ""
 }
 
@@ -241,7 +241,7 @@ func parent(args []string) string {
 	if err := NewSpawner().Start(cmd); err != nil {
 		return err.Error()
 	}
-	time.Sleep(time.Minute)
+	time.Sleep(time.Minute) // until it is killed
 	return ""
 }
 

@@ -22,7 +22,7 @@ func TestMain(m *testing.M) {
 	}
 	dir, err := Dir()
 	fmt.Println(dir, err)
-	time.Sleep(time.Minute)
+	time.Sleep(time.Minute) // until it is killed
 }
 
 // What living processes have stays. Of killed ones the directory goes with whatever is in it, and the pins, also when the
