@@ -62,6 +62,15 @@ func (e *StatusError) Error() string {
 	return fmt.Sprintf("%s %s: %d %s: %s", e.Method, e.Path, e.Status, reason, bytes.TrimSpace(e.Body))
 }
 
+// Detail returns what the agent says is wrong.
+func (e *StatusError) Detail() string {
+	var problem struct{ Detail string }
+	if json.Unmarshal(e.Body, &problem) == nil && problem.Detail != "" {
+		return problem.Detail
+	}
+	return e.Error()
+}
+
 // Send sends a request to a path such as /v1/status. The caller closes the body of the answer, whatever its status is.
 func (c *Client) Send(ctx context.Context, method, path string, body io.Reader) (*http.Response, error) {
 	r, err := http.NewRequestWithContext(ctx, method, c.base+path, body)

@@ -90,3 +90,16 @@ func TestNobodyListens(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+func TestDetail(t *testing.T) {
+	for body, want := range map[string]string{
+		`{"type":"urn:kerb:invalid","detail":"a reason"}`: "a reason",
+		"no JSON": "GET /v1/x: 404 Not Found: no JSON",
+		"{}":      "GET /v1/x: 404 Not Found: {}",
+	} {
+		e := &client.StatusError{Method: "GET", Path: "/v1/x", Status: 404, Body: []byte(body)}
+		if got := e.Detail(); got != want {
+			t.Errorf("%s: %q, want %q", body, got, want)
+		}
+	}
+}

@@ -6,18 +6,19 @@ package main
 import (
 	"os"
 
-	"github.com/kerb-edge/kerb/internal/agent"
 	"github.com/kerb-edge/kerb/internal/cli"
 	"github.com/kerb-edge/kerb/internal/control"
+	"github.com/kerb-edge/kerb/internal/integration"
 	"github.com/kerb-edge/kerb/internal/version"
 	"github.com/kerb-edge/kerb/modules"
 )
 
 func main() {
 	control.Intercept(modules.Controls())
+	integration.Intercept(integrations)
 	os.Exit(cli.Main(build()))
 }
 
 func build() cli.Build {
-	return cli.Build{Version: version.Version(), Agent: agent.Run}
+	return cli.Build{Version: version.Version(), Agent: runAgent, Purge: purge}
 }

@@ -27,9 +27,9 @@ import (
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/executable"
 	"github.com/kerb-edge/kerb/internal/fault"
+	"github.com/kerb-edge/kerb/internal/integration"
 	"github.com/kerb-edge/kerb/internal/lean"
 	"github.com/kerb-edge/kerb/internal/models"
-	"github.com/kerb-edge/kerb/internal/oakestra"
 	"github.com/kerb-edge/kerb/internal/observe"
 	"github.com/kerb-edge/kerb/internal/oci"
 	"github.com/kerb-edge/kerb/internal/pkgs"
@@ -79,13 +79,15 @@ type Agent struct {
 	metrics   *metrics
 	costs     *costs           // guards itself
 	recorder  *status.Recorder // guards itself; the last conditions of all resources
+
+	integrations *integration.Set // guards itself
 }
 
 var _ server.Backend = (*Agent)(nil)
 
 // Run is the agent's life: it returns when ctx ends, or with the error that keeps it from starting. What runs in the
-// kernel goes on either way.
-func Run(ctx context.Context, cfg config.Config, log *slog.Logger) error {
+// kernel goes on either way. Integrations run as its children.
+func Run(ctx context.Context, cfg config.Config, log *slog.Logger, integrations ...integration.Program) error {
 	if err := checkBuilt(bpf.FS, modules.Packages()); err != nil {
 		return err
 	}
@@ -108,6 +110,7 @@ func Run(ctx context.Context, cfg config.Config, log *slog.Logger) error {
 		return err
 	}
 	defer a.close()
+	a.integrations = integration.NewSet(integrations, log, func() { a.recorder.Mark(agentItself) })
 	return a.run(ctx, cfg)
 }
 
@@ -145,6 +148,8 @@ func open(ctx context.Context, cfg config.Config, log *slog.Logger) (*Agent, err
 		costs:   newCosts(),
 
 		recorder: status.NewRecorder(),
+
+		integrations: integration.NewSet(nil, log, nil),
 	}
 	a.control, err = control.New(control.Options{Run: cfg.Paths.ControlSockets(), State: cfg.Paths.ControlState(), Log: log, Services: a.virtual, Models: a.models, Packets: a,
 		OnChange: func(module string) { a.recorder.Mark(status.Resource{Kind: v1.KindModule, Name: module}) },
@@ -212,13 +217,15 @@ func (a *Agent) run(ctx context.Context, cfg config.Config) error {
 			cancel(err)
 		}
 	})
-	wg.Go(func() {
-		if err := oakestra.Run(ctx, cfg, a, a.log); err != nil {
-			cancel(err)
-		}
-	})
-	err := server.Run(ctx, cfg, a, a.log, func() {
+	serving, stopServing := context.WithCancel(context.WithoutCancel(ctx))
+	defer stopServing()
+	err := server.Run(serving, cfg, a, a.log, func() {
 		wg.Go(func() { a.notifyReady(ctx, cfg.Paths.Socket()) })
+		wg.Go(func() {
+			defer stopServing() // after integrations: they finish what is under way by the API
+			a.integrations.Run(ctx)
+			<-ctx.Done()
+		})
 	})
 	if cause := context.Cause(ctx); err == nil && cause != nil && !errors.Is(cause, context.Canceled) {
 		err = cause

@@ -10,7 +10,7 @@ import (
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/fault"
-	"github.com/kerb-edge/kerb/internal/server"
+	"github.com/kerb-edge/kerb/internal/serve"
 )
 
 // audit logs a change: the client, the resources and the outcome.
@@ -18,7 +18,7 @@ func (a *Agent) audit(ctx context.Context, result v1.ApplyResult, err error) {
 	if result.DryRun {
 		return
 	}
-	by := slog.Any("by", server.Caller(ctx))
+	by := slog.Any("by", serve.Caller(ctx, a.integrations.NameOf))
 	logged := false
 	for _, c := range result.Changes {
 		switch {

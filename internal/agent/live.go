@@ -14,7 +14,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/fault"
 	"github.com/kerb-edge/kerb/internal/plan"
-	"github.com/kerb-edge/kerb/internal/server"
+	"github.com/kerb-edge/kerb/internal/serve"
 	"github.com/kerb-edge/kerb/internal/service"
 	"github.com/kerb-edge/kerb/sdk"
 )
@@ -209,7 +209,7 @@ func (a *Agent) ServeModule(w http.ResponseWriter, r *http.Request, name string)
 	}
 	err := l.plane.ServeHTTP(w, r)
 	if r.Method != http.MethodGet && r.Method != http.MethodHead {
-		a.log.Info("request to module", "by", server.Caller(r.Context()), "method", r.Method, "module", name, "path", r.URL.Path, "error", err)
+		a.log.Info("request to module", "by", serve.Caller(r.Context(), a.integrations.NameOf), "method", r.Method, "module", name, "path", r.URL.Path, "error", err)
 	}
 	return err
 }

@@ -418,6 +418,9 @@ func (a *Agent) nodeConditions() []v1.Condition {
 		}
 		out = append(out, c)
 	}
+	if c, configured := a.integrations.Condition(); configured {
+		out = append(out, c)
+	}
 	if a.store.Recovered() {
 		out = append(out, v1.Condition{Type: "StoreLost", Status: "True", Reason: "Corrupted",
 			Message: "the store was damaged and has been moved aside; attached chains keep running unchanged until modules are applied again"})

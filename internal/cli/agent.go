@@ -15,7 +15,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/config"
 	"github.com/kerb-edge/kerb/internal/fault"
 	"github.com/kerb-edge/kerb/internal/paths"
-	"github.com/kerb-edge/kerb/internal/server"
+	"github.com/kerb-edge/kerb/internal/serve"
 )
 
 // agentFlags override the configuration file. Empty ones do not.
@@ -88,12 +88,12 @@ The configuration file may hold:
 // checkAgent reads what the configuration names. The configuration itself has been checked.
 func checkAgent(w io.Writer, c config.Config) error {
 	if c.TCP != nil {
-		if err := server.CheckTCP(*c.TCP); err != nil {
+		if err := serve.CheckTCP(*c.TCP); err != nil {
 			return c.Locate(err)
 		}
 	}
 	if c.Oakestra != nil && c.Oakestra.TLS != nil {
-		if err := server.CheckTCP(*c.Oakestra.TLS); err != nil {
+		if err := serve.CheckTCP(*c.Oakestra.TLS); err != nil {
 			return c.Locate(err)
 		}
 	}

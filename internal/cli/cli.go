@@ -44,6 +44,7 @@ const (
 type Build struct {
 	Version string
 	Agent   func(context.Context, config.Config, *slog.Logger) error // runs until the context ends
+	Purge   func(paths.Paths) error                                  // removes what integrations have in the kernel; nil without any
 }
 
 // app is what the commands share.

@@ -16,7 +16,6 @@ import (
 	"github.com/kerb-edge/kerb/internal/claim"
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/fault"
-	"github.com/kerb-edge/kerb/internal/oakestra"
 	"github.com/kerb-edge/kerb/internal/paths"
 )
 
@@ -40,7 +39,7 @@ func (a *app) purgeCommand() *cobra.Command {
 			if err := checkNoAgent(c.Paths.Socket()); err != nil {
 				return err
 			}
-			gone, err := purge(c.Paths, all)
+			gone, err := a.purge(c.Paths, all)
 			if err != nil {
 				return fmt.Errorf("purge: %w", err)
 			}
@@ -64,7 +63,7 @@ type purged struct {
 }
 
 // purge keeps agents from starting until it is done: what they would make meanwhile would go too.
-func purge(p paths.Paths, all bool) (gone purged, err error) {
+func (a *app) purge(p paths.Paths, all bool) (gone purged, err error) {
 	giveBack, err := claim.Node(p)
 	if err != nil {
 		return gone, err
@@ -76,8 +75,10 @@ func purge(p paths.Paths, all bool) (gone purged, err error) {
 	if err := purgeKernel(p.BPF, p.Run); err != nil {
 		return gone, err
 	}
-	if err := oakestra.Purge(p); err != nil {
-		return gone, err
+	if a.build.Purge != nil {
+		if err := a.build.Purge(p); err != nil {
+			return gone, err
+		}
 	}
 	if err := sweepBenches(); err != nil {
 		return gone, err

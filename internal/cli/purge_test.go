@@ -25,7 +25,7 @@ func TestPurgeDuringStart(t *testing.T) {
 		t.Fatal(err)
 	}
 	var conflict *fault.Conflict
-	if gone, err := purge(p, true); !errors.As(err, &conflict) || gone != (purged{}) {
+	if gone, err := new(app).purge(p, true); !errors.As(err, &conflict) || gone != (purged{}) {
 		t.Errorf("%+v, %v", gone, err)
 	}
 	if data, err := os.ReadFile(p.Store()); string(data) != "desired" {

@@ -15,6 +15,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/fault"
 	"github.com/kerb-edge/kerb/internal/paths"
 	"github.com/kerb-edge/kerb/internal/pkgs"
+	"github.com/kerb-edge/kerb/internal/serve"
 	"github.com/kerb-edge/kerb/internal/yamldoc"
 )
 
@@ -47,14 +48,8 @@ type Log struct {
 	Format string     `json:"format,omitempty"` // text or json
 }
 
-// TCP is an additional listener. It is always encrypted and always authenticated.
-type TCP struct {
-	Address     string `json:"address,omitempty"`     // host:port
-	Certificate string `json:"certificate,omitempty"` // PEM file
-	Key         string `json:"key,omitempty"`         // PEM file
-	ClientCA    string `json:"clientCA,omitempty"`    // PEM file; clients must show a certificate signed by it
-	TokenFile   string `json:"tokenFile,omitempty"`   // clients must send its content as bearer token
-}
+// TCP is an additional listener.
+type TCP = serve.TCP
 
 // Default returns the configuration without a file.
 func Default() Config {
@@ -106,7 +101,7 @@ func (c Config) Check() error {
 		}
 	}
 	if c.TCP != nil {
-		wrong = append(wrong, c.TCP.check("tcp"))
+		wrong = append(wrong, c.TCP.Check("tcp"))
 	}
 	if o := c.Resolvers.Oakestra; o != nil {
 		wrong = append(wrong, o.check())
@@ -115,21 +110,6 @@ func (c Config) Check() error {
 		wrong = append(wrong, c.Oakestra.Complete(c.Paths).check())
 	}
 	return c.Locate(errors.Join(wrong...))
-}
-
-func (t TCP) check(field string) error {
-	var wrong []error
-	if t.Address == "" {
-		wrong = append(wrong, invalid(field+".address", "missing; write host:port"))
-	}
-	if t.Certificate == "" || t.Key == "" {
-		wrong = append(wrong, invalid(field+".certificate", "a TCP listener needs a certificate and a key"))
-	}
-	if t.ClientCA == "" && t.TokenFile == "" {
-		wrong = append(wrong, invalid(field,
-			"a TCP listener needs clientCA or tokenFile, so that not everybody can change the node"))
-	}
-	return errors.Join(wrong...)
 }
 
 func invalid(field, reason string) error { return &fault.Invalid{Field: field, Reason: reason} }

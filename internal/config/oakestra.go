@@ -86,5 +86,5 @@ func (o Oakestra) checkTCP() error {
 	}
 	t := *o.TLS
 	t.Address = o.TCP
-	return t.check("oakestra.tls")
+	return t.Check("oakestra.tls")
 }

@@ -21,6 +21,7 @@ import (
 
 	"github.com/kerb-edge/kerb/client"
 	"github.com/kerb-edge/kerb/internal/config"
+	"github.com/kerb-edge/kerb/internal/serve"
 	"github.com/kerb-edge/kerb/internal/server"
 	"github.com/kerb-edge/kerb/internal/server/servertest"
 	"github.com/kerb-edge/kerb/internal/store"
@@ -119,17 +120,17 @@ func awaitStatus(t *testing.T, unix *http.Client, want string) {
 func TestConnectionsAreLimited(t *testing.T) {
 	address, unix, _, _ := tcpServer(t, nil)
 	awaitStatus(t, unix, `"reason":"BelowLimit"`)
-	dialFrom(t, "127.0.0.2", address, server.MaxConnectionsPerAddress)
+	dialFrom(t, "127.0.0.2", address, serve.MaxConnectionsPerAddress)
 	over := dialFrom(t, "127.0.0.2", address, 1)[0]
 	_ = over.SetReadDeadline(time.Now().Add(20 * time.Second))
 	if _, err := over.Read(make([]byte, 1)); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Errorf("a connection over the limit of an address is kept: %v", err)
 	}
 	awaitStatus(t, unix, "127.0.0.2")
-	for i := range server.MaxConnections / server.MaxConnectionsPerAddress {
-		dialFrom(t, fmt.Sprintf("127.0.1.%d", i+1), address, server.MaxConnectionsPerAddress)
+	for i := range serve.MaxConnections / serve.MaxConnectionsPerAddress {
+		dialFrom(t, fmt.Sprintf("127.0.1.%d", i+1), address, serve.MaxConnectionsPerAddress)
 	}
-	awaitStatus(t, unix, fmt.Sprintf("%d of %d", server.MaxConnections, server.MaxConnections))
+	awaitStatus(t, unix, fmt.Sprintf("%d of %d", serve.MaxConnections, serve.MaxConnections))
 }
 
 // A client that does not finish its TLS handshake is disconnected.
@@ -140,7 +141,7 @@ func TestHandshakeHasADeadline(t *testing.T) {
 	t.Parallel()
 	address, _, _, _ := tcpServer(t, nil)
 	c := dialFrom(t, "127.0.0.3", address, 1)[0]
-	_ = c.SetReadDeadline(time.Now().Add(server.HandshakeTimeout + 15*time.Second)) // before: readTimeout, 30 s
+	_ = c.SetReadDeadline(time.Now().Add(serve.HandshakeTimeout + 15*time.Second)) // before: readTimeout, 30 s
 	if _, err := c.Read(make([]byte, 1)); errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Errorf("a connection without a handshake is kept: %v", err)
 	}

@@ -26,6 +26,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/config"
 	"github.com/kerb-edge/kerb/internal/fault"
 	"github.com/kerb-edge/kerb/internal/paths"
+	"github.com/kerb-edge/kerb/internal/serve"
 	"github.com/kerb-edge/kerb/internal/server"
 )
 
@@ -40,7 +41,7 @@ func TestSocket(t *testing.T) {
 		t.Errorf("left behind: %v", left)
 	}
 	var conflict *fault.Conflict
-	if _, err := server.ListenUnix(path, ""); !errors.As(err, &conflict) || !strings.Contains(err.Error(), "another agent") {
+	if _, err := serve.ListenUnix(path, ""); !errors.As(err, &conflict) || !strings.Contains(err.Error(), "another agent") {
 		t.Errorf("a second agent: %v", err)
 	}
 	l.Close()
@@ -71,7 +72,7 @@ func TestSomethingElseIsLeftAlone(t *testing.T) {
 		t.Fatal(err)
 	}
 	var conflict *fault.Conflict
-	if _, err := server.ListenUnix(path, ""); !errors.As(err, &conflict) || !strings.Contains(err.Error(), "not a socket") {
+	if _, err := serve.ListenUnix(path, ""); !errors.As(err, &conflict) || !strings.Contains(err.Error(), "not a socket") {
 		t.Errorf("got %v", err)
 	}
 	if data, err := os.ReadFile(path); string(data) != "precious" {
@@ -81,7 +82,7 @@ func TestSomethingElseIsLeftAlone(t *testing.T) {
 
 func TestSocketPathTooLong(t *testing.T) {
 	var invalid *fault.Invalid
-	if _, err := server.ListenUnix(filepath.Join(t.TempDir(), strings.Repeat("x", 100), "s"), ""); !errors.As(err, &invalid) {
+	if _, err := serve.ListenUnix(filepath.Join(t.TempDir(), strings.Repeat("x", 100), "s"), ""); !errors.As(err, &invalid) {
 		t.Errorf("got %v", err)
 	}
 }
@@ -147,7 +148,7 @@ func TestTCPNeedsProtection(t *testing.T) {
 	nothing.Certificate, nothing.TokenFile = "/nowhere", write(t, "a-token-that-is-long-enough", 0o600)
 	for name, c := range map[string]config.TCP{"open": open, "short token": short, "public token": public, "no certificate": nothing} {
 		var invalid *fault.Invalid
-		if e, err := server.ListenTCP(c); !errors.As(err, &invalid) {
+		if e, err := serve.ListenTCP(c); !errors.As(err, &invalid) {
 			t.Errorf("%s: listens on %v, %v", name, e, err)
 		}
 	}
@@ -155,7 +156,7 @@ func TestTCPNeedsProtection(t *testing.T) {
 
 func TestTCPWithTokenAndCertificate(t *testing.T) {
 	files := certificates(t)
-	endpoint, err := server.ListenTCP(config.TCP{
+	endpoint, err := serve.ListenTCP(config.TCP{
 		Address: "127.0.0.1:0", Certificate: files.cert, Key: files.key, ClientCA: files.cert,
 		TokenFile: write(t, "a-token-that-is-long-enough\n", 0o600),
 	})
@@ -251,7 +252,7 @@ func write(t *testing.T, text string, mode fs.FileMode) string {
 
 func listen(t *testing.T, path string) net.Listener {
 	t.Helper()
-	l, err := server.ListenUnix(path, "no-such-group")
+	l, err := serve.ListenUnix(path, "no-such-group")
 	if err != nil {
 		t.Fatal(err)
 	}

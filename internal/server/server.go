@@ -25,18 +25,16 @@ import (
 	"github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/config"
 	"github.com/kerb-edge/kerb/internal/fault"
+	"github.com/kerb-edge/kerb/internal/serve"
 )
 
 // Limits of a request.
 const (
-	maxBody      = 32 << 20         // 10,000 firewall rules are about 2 MiB
-	largeBody    = 1 << 20          // decoded it takes many times of that,
-	largeAtOnce  = 2                // so that others wait
-	maxPending   = 128 << 20        // of all large bodies that are read or wait
-	readTimeout  = 30 * time.Second // for the whole request
-	workTimeout  = 5 * time.Minute  // an apply on hundreds of services, on a slow node
-	idleTimeout  = 2 * time.Minute
-	closeTimeout = 5 * time.Second // for requests under way when the agent ends
+	maxBody     = 32 << 20        // 10,000 firewall rules are about 2 MiB
+	largeBody   = 1 << 20         // decoded it takes many times of that,
+	largeAtOnce = 2               // so that others wait
+	maxPending  = 128 << 20       // of all large bodies that are read or wait
+	workTimeout = 5 * time.Minute // an apply on hundreds of services, on a slow node
 )
 
 // Server is the API over one Backend.
@@ -50,7 +48,7 @@ type Server struct {
 	pending atomic.Int64  // bytes of large bodies that are read or wait
 
 	mu      sync.Mutex
-	guarded []Endpoint // those that are served and need credentials
+	guarded []serve.Endpoint // those that are served and need credentials
 }
 
 // New makes the API over backend.
@@ -90,44 +88,14 @@ func (s *Server) OpenAPI() ([]byte, error) { return s.api.OpenAPI().YAML() }
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) { s.handler.ServeHTTP(w, r) }
 
 // Serve answers on all endpoints until ctx ends or one of them fails, and closes them.
-func (s *Server) Serve(ctx context.Context, endpoints ...Endpoint) error {
-	servers := make([]*http.Server, len(endpoints))
-	failed := make(chan error, len(endpoints))
-	var serving sync.WaitGroup
-	for i, e := range endpoints {
-		servers[i] = s.httpServer()
-		servers[i].ConnContext = e.connContext
-		e.Protect(servers[i], s.log)
+func (s *Server) Serve(ctx context.Context, endpoints ...serve.Endpoint) error {
+	for _, e := range endpoints {
 		s.observe(e)
-		serving.Go(func() { failed <- servers[i].Serve(e) })
 	}
-	defer serving.Wait() // they close their listeners, which removes the socket
-	var err error
-	select {
-	case <-ctx.Done():
-	case err = <-failed:
-		err = fmt.Errorf("API: %w", err)
+	if err := serve.Until(ctx, s, workTimeout, s.log, endpoints...); err != nil {
+		return fmt.Errorf("API: %w", err)
 	}
-	ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
-	defer cancel()
-	for _, h := range servers {
-		if h.Shutdown(ending) != nil {
-			err = errors.Join(err, h.Close())
-		}
-	}
-	return err
-}
-
-func (s *Server) httpServer() *http.Server {
-	return &http.Server{
-		Handler:           s,
-		ReadHeaderTimeout: readTimeout,
-		ReadTimeout:       readTimeout,
-		WriteTimeout:      workTimeout + readTimeout, // who reads no more must not keep a trace running
-		IdleTimeout:       idleTimeout,
-		MaxHeaderBytes:    64 << 10,
-		ErrorLog:          slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
-	}
+	return nil
 }
 
 // limit bounds what a request may take, and keeps the agent alive if a handler panics.
@@ -193,10 +161,10 @@ func (f failing) Read([]byte) (int, error) {
 }
 
 // observe adds an endpoint to what the status and the metrics report.
-func (s *Server) observe(e Endpoint) {
+func (s *Server) observe(e serve.Endpoint) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if e.gate != nil {
+	if e.Guarded() {
 		s.guarded = append(s.guarded, e)
 	}
 }
@@ -206,7 +174,7 @@ func (s *Server) conditions() (out []v1alpha1.Condition) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, e := range s.guarded {
-		out = append(out, e.gate.condition())
+		out = append(out, e.Condition())
 	}
 	return out
 }
@@ -292,10 +260,29 @@ func (s *Server) counts() (open, refused, failed float64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, e := range s.guarded {
-		o, r := e.gate.counts()
-		open, refused, failed = open+float64(o), refused+float64(r), failed+float64(e.failed.total.Load())
+		o, r, f := e.Counts()
+		open, refused, failed = open+o, refused+r, failed+f
 	}
 	return open, refused, failed
+}
+
+// Listen opens all listeners that c asks for: the socket, and TCP if configured.
+func Listen(c config.Config) ([]serve.Endpoint, error) {
+	socket, err := serve.ListenUnix(c.Paths.Socket(), c.SocketGroup)
+	if err != nil || c.TCP == nil {
+		return []serve.Endpoint{{Listener: socket}}, err
+	}
+	tcp, err := serve.ListenTCP(*c.TCP)
+	if err != nil {
+		return nil, errors.Join(err, socket.Close())
+	}
+	c.Reloads.On(func(next config.Config) error {
+		if next.TCP == nil {
+			return nil // the listener stays until a restart
+		}
+		return tcp.Reload(*next.TCP)
+	})
+	return []serve.Endpoint{{Listener: socket}, tcp}, nil
 }
 
 // Run opens the listeners of c, calls ready, and serves backend until ctx ends.

@@ -4,13 +4,16 @@
 package benchtest
 
 import (
+	"context"
 	"errors"
+	"log/slog"
 	"os"
 	"testing"
 
 	"github.com/kerb-edge/kerb/internal/agent"
 	"github.com/kerb-edge/kerb/internal/cli"
 	"github.com/kerb-edge/kerb/internal/companion"
+	"github.com/kerb-edge/kerb/internal/config"
 	"github.com/kerb-edge/kerb/internal/control"
 	"github.com/kerb-edge/kerb/modules"
 )
@@ -19,7 +22,8 @@ import (
 func Main(m *testing.M) int {
 	control.Intercept(modules.Controls())
 	if len(os.Args) > 1 && (os.Args[1] == "agent" || os.Args[1] == "purge") {
-		os.Exit(cli.Main(cli.Build{Version: "test", Agent: agent.Run}))
+		run := func(ctx context.Context, c config.Config, log *slog.Logger) error { return agent.Run(ctx, c, log) }
+		os.Exit(cli.Main(cli.Build{Version: "test", Agent: run}))
 	}
 	self, err := os.Executable()
 	if err := errors.Join(err, os.Setenv(companion.KerbVariable, self)); err != nil {

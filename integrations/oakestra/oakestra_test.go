@@ -3,7 +3,6 @@
 package oakestra_test
 
 import (
-	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -334,6 +333,7 @@ func TestBadInput(t *testing.T) {
 	}
 }
 
+// The agent does without an integration that cannot start, and says why.
 func TestDamagedFileIsNotOverwritten(t *testing.T) {
 	n := newNode(t)
 	n.Kill()
@@ -341,13 +341,18 @@ func TestDamagedFileIsNotOverwritten(t *testing.T) {
 	if err := os.WriteFile(path, []byte("{"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	out, err := n.Command(context.Background(), append([]string{"agent"}, n.Flags()...)...).CombinedOutput()
-	if err == nil || !strings.Contains(string(out), "damaged") {
-		t.Errorf("the agent said %q, %v", out, err)
-	}
+	n.Start()
+	n.Eventually("the condition says why", func() bool {
+		c := n.condition()
+		return c.Status == "False" && strings.Contains(c.Message, path+" is damaged")
+	})
 	if data, _ := os.ReadFile(path); string(data) != "{" {
 		t.Errorf("the file has become %q", data)
 	}
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	n.Eventually("it starts without the file", func() bool { return n.answersAgain() && n.condition().Status == "True" })
 }
 
 func TestLostFile(t *testing.T) {

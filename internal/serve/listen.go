@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package server
+package serve
 
 import (
 	"crypto/sha256"
@@ -9,6 +9,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"io"
 	stdlog "log"
 	"log/slog"
 	"net"
@@ -18,10 +19,35 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/kerb-edge/kerb/internal/config"
+	"github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/fault"
 	"github.com/kerb-edge/kerb/internal/unixlisten"
 )
+
+// TCP is a listener that is always encrypted and always authenticated.
+type TCP struct {
+	Address     string `json:"address,omitempty"`     // host:port
+	Certificate string `json:"certificate,omitempty"` // PEM file
+	Key         string `json:"key,omitempty"`         // PEM file
+	ClientCA    string `json:"clientCA,omitempty"`    // PEM file; clients must show a certificate signed by it
+	TokenFile   string `json:"tokenFile,omitempty"`   // clients must send its content as bearer token
+}
+
+// Check returns all that is wrong with t as a field of a configuration, joined, as *fault.Invalid.
+func (t TCP) Check(field string) error {
+	var wrong []error
+	invalid := func(field, reason string) { wrong = append(wrong, &fault.Invalid{Field: field, Reason: reason}) }
+	if t.Address == "" {
+		invalid(field+".address", "missing; write host:port")
+	}
+	if t.Certificate == "" || t.Key == "" {
+		invalid(field+".certificate", "a TCP listener needs a certificate and a key")
+	}
+	if t.ClientCA == "" && t.TokenFile == "" {
+		invalid(field, "a TCP listener needs clientCA or tokenFile, so that not everybody can change the node")
+	}
+	return errors.Join(wrong...)
+}
 
 // Endpoint is a listener and what it asks of clients.
 type Endpoint struct {
@@ -44,7 +70,7 @@ type keys struct {
 }
 
 // load reads the files that c names, and keeps what was there before if one is wrong.
-func (k *credentials) load(c config.TCP) error {
+func (k *credentials) load(c TCP) error {
 	if c.ClientCA == "" && c.TokenFile == "" {
 		return &fault.Invalid{Field: "tcp", Reason: "a TCP listener needs clientCA or tokenFile, so that not everybody can change the node"}
 	}
@@ -62,27 +88,23 @@ func (k *credentials) load(c config.TCP) error {
 	return nil
 }
 
-// CheckTCP reads the certificates, keys and tokens that c names.
-func CheckTCP(c config.TCP) error { return new(credentials).load(c) }
+// Guarded reports whether the endpoint needs credentials.
+func (e Endpoint) Guarded() bool { return e.gate != nil }
 
-// Listen opens all listeners that c asks for: the socket, and TCP if configured.
-func Listen(c config.Config) ([]Endpoint, error) {
-	socket, err := ListenUnix(c.Paths.Socket(), c.SocketGroup)
-	if err != nil || c.TCP == nil {
-		return []Endpoint{{Listener: socket}}, err
-	}
-	tcp, err := ListenTCP(*c.TCP)
-	if err != nil {
-		return nil, errors.Join(err, socket.Close())
-	}
-	c.Reloads.On(func(next config.Config) error {
-		if next.TCP == nil {
-			return nil // the listener stays until a restart
-		}
-		return tcp.credentials.load(*next.TCP)
-	})
-	return []Endpoint{{Listener: socket}, tcp}, nil
+// Reload takes over certificates and tokens of a guarded endpoint, or keeps those it has if one of the new is wrong.
+func (e Endpoint) Reload(c TCP) error { return e.credentials.load(c) }
+
+// Condition reports whether a guarded endpoint is at a limit of connections.
+func (e Endpoint) Condition() v1alpha1.Condition { return e.gate.condition() }
+
+// Counts are a guarded endpoint's open and refused connections, and its failed authentications.
+func (e Endpoint) Counts() (open, refused, failed float64) {
+	o, r := e.gate.counts()
+	return float64(o), float64(r), float64(e.failed.total.Load())
 }
+
+// CheckTCP reads the certificates, keys and tokens that c names.
+func CheckTCP(c TCP) error { return new(credentials).load(c) }
 
 // ListenUnix listens on a socket at path: mode 0660, owned by root and by group if there is such a group.
 func ListenUnix(path, group string) (net.Listener, error) {
@@ -94,7 +116,7 @@ func ListenUnix(path, group string) (net.Listener, error) {
 }
 
 // ListenTCP listens as c says, always with TLS 1.3. It refuses to listen without client certificates or a token.
-func ListenTCP(c config.TCP) (Endpoint, error) {
+func ListenTCP(c TCP) (Endpoint, error) {
 	known := &credentials{}
 	if err := known.load(c); err != nil {
 		return Endpoint{}, err
@@ -110,7 +132,7 @@ func ListenTCP(c config.TCP) (Endpoint, error) {
 	return Endpoint{Listener: tls.NewListener(limited, secure), credentials: known, gate: limited.gate, failed: newAuthFailures()}, nil
 }
 
-func tlsConfig(c config.TCP) (*tls.Config, error) {
+func tlsConfig(c TCP) (*tls.Config, error) {
 	pair, err := tls.LoadX509KeyPair(c.Certificate, c.Key)
 	if err != nil {
 		return nil, &fault.Invalid{Field: "tcp.certificate", Reason: err.Error()}
@@ -153,9 +175,18 @@ func readToken(path string) (string, error) {
 	return token, nil
 }
 
-// Protect puts the endpoint's token in front of h, and bounds what a client without credentials can take: time, connections and log
+// ListenOpenTCP listens for everybody who reaches the address, without encryption.
+func ListenOpenTCP(address string) (Endpoint, error) {
+	l, err := net.Listen("tcp", address)
+	if err != nil {
+		return Endpoint{}, fmt.Errorf("TCP listener: %w", err)
+	}
+	return Endpoint{Listener: LimitConnections(l, MaxConnections)}, nil
+}
+
+// protect puts the endpoint's token in front of h, and bounds what a client without credentials can take: time, connections and log
 // lines. It changes nothing on endpoints that need no credentials.
-func (e Endpoint) Protect(h *http.Server, log *slog.Logger) {
+func (e Endpoint) protect(h *http.Server, log *slog.Logger) {
 	if e.gate == nil {
 		return
 	}
@@ -164,6 +195,10 @@ func (e Endpoint) Protect(h *http.Server, log *slog.Logger) {
 	h.ErrorLog = stdlog.New(handshakeLog{e.failed, log}, "", 0)
 	h.Handler = requireToken(e.credentials, e.failed, h.Handler)
 }
+
+// unauthorized is a problem of RFC 9457, as the API's others are.
+const unauthorized = `{"type":"urn:kerb:invalid","title":"Unauthorized","status":401,"detail":"the bearer token is missing or wrong"}
+`
 
 func requireToken(known *credentials, failed *authFailures, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -180,6 +215,8 @@ func requireToken(known *credentials, failed *authFailures, next http.Handler) h
 		}
 		w.Header().Set("Connection", "close")
 		w.Header().Set("WWW-Authenticate", "Bearer")
-		writeProblem(w, newProblem(typeInvalid, http.StatusUnauthorized, "the bearer token is missing or wrong"))
+		w.Header().Set("Content-Type", "application/problem+json")
+		w.WriteHeader(http.StatusUnauthorized)
+		_, _ = io.WriteString(w, unauthorized)
 	})
 }

@@ -12,8 +12,6 @@ import (
 	"strings"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
-	"github.com/kerb-edge/kerb/internal/fault"
-	"github.com/kerb-edge/kerb/internal/server"
 )
 
 // allowList is the firewall of Oakestra: packets pass in either direction if a rule says so, each by itself, and no others.
@@ -57,7 +55,7 @@ func (l *Listener) addRule(w http.ResponseWriter, r *http.Request, m module) {
 func (l *Listener) appendRule(ctx context.Context, name string, rule map[string]any) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	resource, err := l.agent.Module(ctx, name)
+	resource, err := l.agent.module(ctx, name)
 	if err != nil {
 		return err
 	}
@@ -65,14 +63,8 @@ func (l *Listener) appendRule(ctx context.Context, name string, rule map[string]
 	if slices.ContainsFunc(rules, func(have any) bool { return reflect.DeepEqual(have, any(rule)) }) {
 		return nil
 	}
-	config := map[string]any{} // the agent's own must not change under it
-	for key, value := range resource.Spec.Config {
-		config[key] = value
-	}
-	config["rules"] = append(slices.Clone(rules), rule)
-	resource.Spec.Config, resource.Status = config, nil
-	_, err = l.agent.Apply(ctx, server.Request{Modules: []v1.Module{resource}})
-	return err
+	resource.Spec.Config["rules"], resource.Status = append(rules, rule), nil
+	return l.agent.call(ctx, http.MethodPost, "/v1/apply?ifUnchanged=true", []v1.Module{resource}, nil)
 }
 
 // translate checks a rule and returns it in the words of Kerb's firewall. Numbers are float64, as JSON has them.
@@ -86,7 +78,7 @@ func (r rule) translate() (map[string]any, error) {
 		return nil, err
 	}
 	if src.Is4() != dst.Is4() {
-		return nil, &fault.Invalid{Field: "dstIp", Reason: "srcIp and dstIp are of different IP versions"}
+		return nil, &invalid{"dstIp", "srcIp and dstIp are of different IP versions"}
 	}
 	out := map[string]any{"action": "allow", "direction": "both", "src": src.String(), "dst": dst.String()}
 	switch proto := strings.ToLower(r.Proto); proto {
@@ -98,7 +90,7 @@ func (r rule) translate() (map[string]any, error) {
 		out["protocol"] = map[bool]string{true: "icmp", false: "icmpv6"}[src.Is4()]
 		return out, r.checkNoPorts()
 	default:
-		return nil, &fault.Invalid{Field: "proto", Reason: fmt.Sprintf("%q is not one of TCP, UDP and ICMP", r.Proto)}
+		return nil, &invalid{"proto", fmt.Sprintf("%q is not one of TCP, UDP and ICMP", r.Proto)}
 	}
 	return out, r.addPorts(out)
 }
@@ -106,7 +98,7 @@ func (r rule) translate() (map[string]any, error) {
 func ruleAddress(field, text string) (netip.Addr, error) {
 	a, err := netip.ParseAddr(text)
 	if err != nil || a.Zone() != "" || a.Is4In6() {
-		return a, &fault.Invalid{Field: field, Reason: fmt.Sprintf("%q is not an IP address", text)}
+		return a, &invalid{field, fmt.Sprintf("%q is not an IP address", text)}
 	}
 	return a, nil
 }
@@ -117,7 +109,7 @@ func (r rule) source() (*uint16, error) {
 		return r.SrcPort, nil
 	}
 	if r.SrcPort != nil && *r.SrcPort != *r.ScrPort {
-		return nil, &fault.Invalid{Field: "srcPort", Reason: "it is not the same as scrPort"}
+		return nil, &invalid{"srcPort", "it is not the same as scrPort"}
 	}
 	return r.ScrPort, nil
 }
@@ -133,7 +125,7 @@ func (r rule) addPorts(out map[string]any) error {
 		value *uint16
 	}{{"srcPort", src}, {"dstPort", r.DstPort}} {
 		if p.value == nil {
-			return &fault.Invalid{Field: p.field, Reason: "missing; rules for TCP and UDP have both ports"}
+			return &invalid{p.field, "missing; rules for TCP and UDP have both ports"}
 		}
 		out[p.field] = float64(*p.value)
 	}
@@ -144,7 +136,7 @@ func (r rule) addPorts(out map[string]any) error {
 func (r rule) checkNoPorts() error {
 	for _, port := range []*uint16{r.ScrPort, r.SrcPort, r.DstPort} {
 		if port != nil && *port != 0 {
-			return &fault.Invalid{Field: "proto", Reason: "ICMP has no ports"}
+			return &invalid{"proto", "ICMP has no ports"}
 		}
 	}
 	return nil

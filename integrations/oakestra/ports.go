@@ -7,8 +7,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-
-	"github.com/kerb-edge/kerb/internal/fault"
 )
 
 // port leads from a port of the node to one of a service.
@@ -32,16 +30,16 @@ func parsePorts(text string) ([]port, error) {
 		}
 		p, err := parsePort(part)
 		if err != nil {
-			return nil, &fault.Invalid{Field: "portMappings", Reason: fmt.Sprintf("%q: %v; write NODE:SERVICE/PROTOCOL, for example 80:8080/tcp", part, err)}
+			return nil, &invalid{"portMappings", fmt.Sprintf("%q: %v; write NODE:SERVICE/PROTOCOL, for example 80:8080/tcp", part, err)}
 		}
 		if i := slices.IndexFunc(all, func(q port) bool { return q.String() == p.String() }); i < 0 {
 			all = append(all, p)
 		} else if all[i] != p {
-			return nil, &fault.Invalid{Field: "portMappings", Reason: fmt.Sprintf("port %s of the node has two destinations", p)}
+			return nil, &invalid{"portMappings", fmt.Sprintf("port %s of the node has two destinations", p)}
 		}
 	}
 	if len(all) > maxPorts {
-		return nil, &fault.Invalid{Field: "portMappings", Reason: fmt.Sprintf("%d ports; a service may have %d", len(all), maxPorts)}
+		return nil, &invalid{"portMappings", fmt.Sprintf("%d ports; a service may have %d", len(all), maxPorts)}
 	}
 	return all, nil
 }
@@ -80,7 +78,7 @@ func (s *state) checkPorts(name string, ports []port) error {
 		for _, p := range other.Ports {
 			taken := func(q port) bool { return q.String() == p.String() }
 			if other.Name != name && slices.ContainsFunc(ports, taken) {
-				return &fault.Conflict{Reason: fmt.Sprintf("portMappings: port %s of the node belongs to %s, instance %d", p, other.Name, other.Instance)}
+				return fmt.Errorf("portMappings: port %s of the node belongs to %s, instance %d", p, other.Name, other.Instance)
 			}
 		}
 	}

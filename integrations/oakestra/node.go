@@ -18,8 +18,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
-	"github.com/kerb-edge/kerb/internal/fault"
-	"github.com/kerb-edge/kerb/internal/server"
 )
 
 func (l *Listener) addNodeRoutes(mux *http.ServeMux) {
@@ -102,10 +100,10 @@ var serviceName = regexp.MustCompile(`^[A-Za-z0-9_-]{1,64}(\.[A-Za-z0-9_-]{1,64}
 
 func (d deployment) check() error {
 	if !serviceName.MatchString(d.Name) {
-		return &fault.Invalid{Field: "serviceName", Reason: fmt.Sprintf("%q is not app.namespace.service.namespace", d.Name)}
+		return &invalid{"serviceName", fmt.Sprintf("%q is not app.namespace.service.namespace", d.Name)}
 	}
 	if d.Instance < 0 {
-		return &fault.Invalid{Field: "instanceNumber", Reason: "must not be negative"}
+		return &invalid{"instanceNumber", "must not be negative"}
 	}
 	return nil
 }
@@ -119,7 +117,7 @@ func (l *Listener) deployContainer(w http.ResponseWriter, r *http.Request) {
 	defer l.mu.Unlock()
 	number, err := l.deployService(r.Context(), in)
 	if err != nil {
-		l.log.Error("oakestra: a service cannot be deployed", "service", in.Name, "instance", in.Instance, "error", err)
+		l.log.Error("a service cannot be deployed", "service", in.Name, "instance", in.Instance, "error", err)
 		fail(w, "deploy", err)
 		return
 	}
@@ -196,7 +194,7 @@ func (l *Listener) openPorts(s service) error {
 		return err
 	}
 	if err := errors.Join(err, l.net.forward(l.log)); err != nil {
-		l.log.Warn("oakestra: services cannot reach destinations outside the node", "error", err)
+		l.log.Warn("services cannot reach destinations outside the node", "error", err)
 	}
 	l.forgetFlows(s)
 	return nil
@@ -215,7 +213,7 @@ func (l *Listener) closePorts(s service) error {
 
 func (l *Listener) forgetFlows(s service) {
 	if err := l.net.forgetFlows(s); err != nil {
-		l.log.Debug("oakestra: connections to a service are not forgotten", "service", s.Name, "instance", s.Instance, "error", err)
+		l.log.Debug("connections to a service are not forgotten", "service", s.Name, "instance", s.Instance, "error", err)
 	}
 }
 
@@ -223,16 +221,16 @@ func (l *Listener) forgetFlows(s service) {
 // has nothing that could be connected.
 func openNamespace(pid int) (netns.NsHandle, uint64, error) {
 	if pid <= 0 {
-		return netns.None(), 0, &fault.Invalid{Field: "pid", Reason: fmt.Sprintf("%d is not the id of a process", pid)}
+		return netns.None(), 0, &invalid{"pid", fmt.Sprintf("%d is not the id of a process", pid)}
 	}
 	ns, err := netns.GetFromPath(fmt.Sprintf("/proc/%d/ns/net", pid))
 	if err != nil {
-		return ns, 0, &fault.Invalid{Field: "pid", Reason: fmt.Sprintf("the namespace of process %d: %v", pid, err)}
+		return ns, 0, &invalid{"pid", fmt.Sprintf("the namespace of process %d: %v", pid, err)}
 	}
 	var theirs, own unix.Stat_t
 	err = errors.Join(unix.Fstat(int(ns), &theirs), unix.Stat("/proc/self/ns/net", &own))
 	if err == nil && theirs.Ino == own.Ino {
-		err = &fault.Invalid{Field: "pid", Reason: fmt.Sprintf("process %d is in the node's own network namespace", pid)}
+		err = &invalid{"pid", fmt.Sprintf("process %d is in the node's own network namespace", pid)}
 	}
 	if err != nil {
 		ns.Close()
@@ -295,10 +293,8 @@ func (l *Listener) undeployContainer(w http.ResponseWriter, r *http.Request) {
 
 // releaseService undoes a deployment, the entry in the state last: what fails or is cut short is done again by a sweep.
 func (l *Listener) releaseService(ctx context.Context, s service) error {
-	ref := server.Ref{Kind: v1.KindService, Name: s.resourceName()}
-	_, err := l.agent.Delete(ctx, []server.Ref{ref}, false)
-	var missing *fault.NotFound
-	if err != nil && !errors.As(err, &missing) {
+	err := l.agent.delete(ctx, []ref{{v1.KindService, s.resourceName()}})
+	if err != nil && !isMissing(err) {
 		return err
 	}
 	if err := errors.Join(l.closePorts(s), l.net.disconnect(s.Number)); err != nil {
@@ -327,11 +323,11 @@ func (l *Listener) sweep(ctx context.Context, start bool) error {
 		if err := l.releaseService(ctx, s); err != nil {
 			return err
 		}
-		l.log.Info("oakestra: a service is gone", "service", s.Name, "instance", s.Instance)
+		l.log.Info("a service is gone", "service", s.Name, "instance", s.Instance)
 	}
 	if start || len(l.state.Services) > 0 && l.net.lostTable() { // nft flush ruleset, as firewalls do when they start
 		if err := l.net.translate(l.state.Services); err != nil {
-			l.log.Warn("oakestra: ports of services are not open", "error", err)
+			l.log.Warn("ports of services are not open", "error", err)
 		}
 	}
 	if !start {
@@ -345,11 +341,11 @@ func (l *Listener) sweep(ctx context.Context, start bool) error {
 
 // sweepResources removes what the agent has for services that are not deployed: the file was lost, or a release cut short.
 func (l *Listener) sweepResources(ctx context.Context) error {
-	services, err := l.agent.Services(ctx)
+	services, err := l.agent.services(ctx)
 	if err != nil {
 		return err
 	}
-	modules, err := l.agent.Modules(ctx)
+	modules, err := l.agent.modules(ctx)
 	if err != nil {
 		return err
 	}
@@ -357,19 +353,19 @@ func (l *Listener) sweepResources(ctx context.Context) error {
 	for _, s := range l.state.Services {
 		names[s.resourceName()], owners[selector(s.Name)] = true, true
 	}
-	var refs []server.Ref
+	var refs []ref
 	for _, s := range services {
 		if _, ours := s.Metadata.Labels[labelInstance]; ours && !names[s.Metadata.Name] {
-			refs = append(refs, server.Ref{Kind: v1.KindService, Name: s.Metadata.Name})
+			refs = append(refs, ref{v1.KindService, s.Metadata.Name})
 		}
 	}
 	for _, m := range modules {
 		if _, ours := m.Metadata.Labels[labelModule]; ours && !owners[m.Spec.Attach.Services] {
-			refs = append(refs, server.Ref{Kind: v1.KindModule, Name: m.Metadata.Name})
+			refs = append(refs, ref{v1.KindModule, m.Metadata.Name})
 		}
 	}
 	if len(refs) > 0 {
-		if _, err := l.agent.Delete(ctx, refs, false); err != nil {
+		if err := l.agent.delete(ctx, refs); err != nil {
 			return err
 		}
 	}

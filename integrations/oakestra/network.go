@@ -13,10 +13,6 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
-
-	"github.com/kerb-edge/kerb/internal/config"
-	"github.com/kerb-edge/kerb/internal/fault"
-	"github.com/kerb-edge/kerb/internal/paths"
 )
 
 const (
@@ -36,20 +32,20 @@ type network struct {
 	veth             string // what names of host ends begin with
 }
 
-func newNetwork(p paths.Paths, o config.Oakestra) *network {
+func newNetwork(o Options) *network {
 	return &network{
 		bridge:  o.Bridge,
 		subnet4: netip.MustParsePrefix(o.Subnet), // checked with the configuration
 		subnet6: netip.MustParsePrefix(o.Subnet6),
-		group:   linkGroup(p),
-		veth:    fmt.Sprintf("ko%04x-", uint16(linkGroup(p))),
+		group:   linkGroup(o.State),
+		veth:    fmt.Sprintf("ko%04x-", uint16(linkGroup(o.State))),
 	}
 }
 
 // linkGroup marks the interfaces that the listener of one agent has made, from the moment they exist.
-func linkGroup(p paths.Paths) uint32 {
+func linkGroup(state string) uint32 {
 	h := fnv.New32a()
-	h.Write([]byte("kerb/oakestra" + p.State))
+	h.Write([]byte("kerb/oakestra" + state))
 	return h.Sum32() | 1 // group 0 is everybody's
 }
 
@@ -97,7 +93,7 @@ func (n *network) take(s *state) (int, error) {
 			return number, nil
 		}
 	}
-	return 0, &fault.Conflict{Reason: fmt.Sprintf("all %d addresses of %s and %s are in use", count, n.subnet4, n.subnet6)}
+	return 0, fmt.Errorf("all %d addresses of %s and %s are in use", count, n.subnet4, n.subnet6)
 }
 
 // ensureBridge returns the bridge, and makes it if it is not there.
@@ -111,7 +107,7 @@ func (n *network) ensureBridge() (netlink.Link, error) {
 		return nil, fmt.Errorf("bridge %s: %w", n.bridge, err)
 	}
 	if link.Type() != "bridge" || link.Attrs().Group != n.group {
-		return nil, &fault.Conflict{Reason: fmt.Sprintf("the interface %s is there and is not this agent's bridge; set oakestra.bridge to another name", n.bridge)}
+		return nil, fmt.Errorf("the interface %s is there and is not this agent's bridge; set oakestra.bridge to another name", n.bridge)
 	}
 	return link, n.setUpBridge(link)
 }
@@ -286,5 +282,8 @@ func listLinks() ([]netlink.Link, error) {
 	return nil, netlink.ErrDumpInterrupted
 }
 
-// Purge removes the ports, the bridge and all veths of an agent's listener. Services lose what they were connected with.
-func Purge(p paths.Paths) error { return errors.Join(purgeTable(p), removeLinks(linkGroup(p), nil)) }
+// Purge removes the ports, the bridge and all veths of the listener of an agent with this directory of state. Services lose their
+// connection.
+func Purge(state string) error {
+	return errors.Join(purgeTable(linkGroup(state)), removeLinks(linkGroup(state), nil))
+}

@@ -11,7 +11,6 @@ import (
 	"slices"
 
 	"github.com/kerb-edge/kerb/internal/atomicfile"
-	"github.com/kerb-edge/kerb/internal/fault"
 )
 
 // state is what the file holds.
@@ -54,7 +53,7 @@ func readState(path string) (state, error) {
 		return fresh, err
 	}
 	if err := json.Unmarshal(data, &fresh); err != nil {
-		return fresh, &fault.Invalid{Resource: path, Reason: fmt.Sprintf("damaged: %v; remove it to start with empty state", err)}
+		return fresh, fmt.Errorf("%s is damaged: %w; remove it to start with empty state", path, err)
 	}
 	return fresh, nil
 }
@@ -65,10 +64,7 @@ func (l *Listener) save() error {
 	if err != nil {
 		return err
 	}
-	if err := atomicfile.Write(l.file, append(data, '\n'), 0o600); err != nil {
-		return &fault.ReadOnly{Reason: err.Error()}
-	}
-	return nil
+	return atomicfile.Write(l.file, append(data, '\n'), 0o600)
 }
 
 func (s *state) service(name string, instance int) *service {

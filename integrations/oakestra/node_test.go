@@ -60,14 +60,7 @@ func (n *node) purged() {
 func (n *node) start() {
 	n.T.Helper()
 	n.Start()
-	n.Eventually("the listener answers", func() bool {
-		r, err := n.client.Get("http://node/ebpf")
-		if err != nil {
-			return false
-		}
-		r.Body.Close()
-		return r.StatusCode == 200
-	})
+	n.Eventually("the listener answers", n.answersAgain)
 }
 
 // list reads all resources of a kind from the agent.

@@ -17,8 +17,6 @@ import (
 	"github.com/google/nftables/expr"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
-
-	"github.com/kerb-edge/kerb/internal/paths"
 )
 
 // The nftables table of one agent's listener, of family inet (NAT there: Linux 5.2). It follows from the services alone, so
@@ -213,7 +211,7 @@ func (n *network) forward(log *slog.Logger) error {
 			errs = append(errs, fmt.Errorf("packets of services are not forwarded: %w; set it to %s", err, after))
 			return false
 		}
-		log.Info("oakestra: the node forwards for its services", "setting", path[len(root):], "before", before, "now", after)
+		log.Info("the node forwards for its services", "setting", path[len(root):], "before", before, "now", after)
 		return true
 	}
 	set(root+"ipv4/ip_forward", "0", "1")
@@ -232,7 +230,7 @@ func hasTable(c *nftables.Conn, name string) (bool, error) {
 	return slices.ContainsFunc(tables, func(t *nftables.Table) bool { return t.Name == name }), err
 }
 
-// lostTable tells whether somebody else has removed the table.
+// lostTable reports whether another program has removed the table.
 func (n *network) lostTable() bool {
 	c, err := nftables.New()
 	if err != nil {
@@ -242,12 +240,12 @@ func (n *network) lostTable() bool {
 	return err == nil && !there
 }
 
-func purgeTable(p paths.Paths) error {
+func purgeTable(group uint32) error {
 	c, err := nftables.New()
 	if err != nil {
 		return err
 	}
-	table := newTable(linkGroup(p))
+	table := newTable(group)
 	if there, err := hasTable(c, table.Name); err != nil || !there {
 		return nil // a kernel without nf_tables has none
 	}

@@ -16,8 +16,6 @@ import (
 	"strconv"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
-	"github.com/kerb-edge/kerb/internal/fault"
-	"github.com/kerb-edge/kerb/internal/server"
 )
 
 // packages are Kerb's packages by Oakestra's names.
@@ -77,13 +75,13 @@ func readJSON(w http.ResponseWriter, r *http.Request, v any) bool {
 // fail maps errors to the statuses of Oakestra: 400 where the request is wrong, else 500.
 func fail(w http.ResponseWriter, what string, err error) {
 	status := http.StatusInternalServerError
-	var invalid *fault.Invalid
-	var missing *fault.NotFound
+	var wrong *invalid
+	var r *refused
 	switch {
-	case errors.As(err, &invalid):
+	case errors.As(err, &wrong):
 		status = http.StatusBadRequest
-	case errors.As(err, &missing):
-		status = http.StatusNotFound
+	case errors.As(err, &r) && (r.status == http.StatusBadRequest || r.status == http.StatusNotFound):
+		status = r.status
 	}
 	http.Error(w, what+": "+err.Error(), status)
 }
@@ -126,7 +124,7 @@ func (l *Listener) present(ctx context.Context) ([]module, error) {
 }
 
 func (l *Listener) presentLocked(ctx context.Context) ([]module, error) {
-	there, err := l.agent.Modules(ctx)
+	there, err := l.agent.modules(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -187,28 +185,27 @@ func (l *Listener) createModule(w http.ResponseWriter, r *http.Request) {
 func (l *Listener) undo(before state) {
 	l.state = before
 	if err := l.save(); err != nil {
-		l.log.Error("oakestra: the file of deployments is not up to date", "path", l.file, "error", err)
+		l.log.Error("the file of deployments is not up to date", "path", l.file, "error", err)
 	}
 }
 
 // deploy makes modules for one service, or for all, and in the same step makes services known. The counters are saved
 // first: an id that may have been seen is never given again.
 func (l *Listener) deploy(ctx context.Context, only string, want []wanted, services []v1.Service) ([]module, error) {
-	request := server.Request{Services: services}
 	var all []module
+	var resources []v1.Module
 	for _, x := range want {
 		m := l.register(only, x, all)
 		resource, err := m.resource(l.ranges)
 		if err != nil {
 			return nil, err
 		}
-		all, request.Modules = append(all, m), append(request.Modules, resource)
+		all, resources = append(all, m), append(resources, resource)
 	}
 	if err := l.save(); err != nil {
 		return nil, err
 	}
-	_, err := l.agent.Apply(ctx, request)
-	return all, err
+	return all, l.agent.apply(ctx, services, resources)
 }
 
 // register puts a module into the state. One of the same name that the service has keeps its id and its place; two of one
@@ -315,14 +312,14 @@ func (l *Listener) removeModules(ctx context.Context, which func(module) bool) e
 	if err != nil {
 		return err
 	}
-	var refs []server.Ref
+	var refs []ref
 	for _, m := range there {
 		if which(m) {
-			refs = append(refs, server.Ref{Kind: v1.KindModule, Name: resourceOf(m.ID)})
+			refs = append(refs, ref{v1.KindModule, resourceOf(m.ID)})
 		}
 	}
 	if len(refs) > 0 {
-		if _, err := l.agent.Delete(ctx, refs, false); err != nil {
+		if err := l.agent.delete(ctx, refs); err != nil {
 			return err
 		}
 	}
@@ -336,11 +333,7 @@ func (l *Listener) removeModules(ctx context.Context, which func(module) bool) e
 
 // passOn hands a request to what the module itself offers.
 func (l *Listener) passOn(w http.ResponseWriter, r *http.Request, m module) {
-	inner := r.Clone(r.Context())
-	inner.URL.Path, inner.URL.RawPath = "/"+r.PathValue("path"), ""
-	if err := l.agent.ServeModule(w, inner, resourceOf(m.ID)); err != nil {
-		fail(w, m.Name, err)
-	}
+	l.agent.serve(w, r, resourceOf(m.ID), r.PathValue("path"))
 }
 
 // adopt makes the state fit what the agent has: a module that was never applied is forgotten, and one that the file does not
@@ -350,7 +343,7 @@ func (l *Listener) adopt(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	there, err := l.agent.Modules(ctx)
+	there, err := l.agent.modules(ctx)
 	if err != nil {
 		return err
 	}

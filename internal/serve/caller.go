@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package server
+package serve
 
 import (
 	"context"
@@ -25,16 +25,16 @@ func (e Endpoint) connContext(ctx context.Context, c net.Conn) context.Context {
 	return context.WithValue(ctx, connKey{}, connected{c, e.credentials != nil && e.credentials.now.Load().token != ""})
 }
 
-// Caller describes who has made the request that ctx belongs to, for the log: by the kernel's word on a Unix socket, by
-// certificate and address on TCP. Without a request it is the agent itself.
-func Caller(ctx context.Context) slog.Value {
+// Caller describes the client whose request ctx belongs to, for the log: by the kernel's word on a Unix socket, by certificate and
+// address on TCP. Without a request it is the agent itself. name returns what a process is known as, or an empty string.
+func Caller(ctx context.Context, name func(pid int) string) slog.Value {
 	c, ok := ctx.Value(connKey{}).(connected)
 	if !ok {
 		return slog.StringValue("agent")
 	}
 	conn, secure := c.Conn.(*tls.Conn)
 	if !secure {
-		return peerOf(c.Conn)
+		return peerOf(c.Conn, name)
 	}
 	who := "address " + conn.RemoteAddr().String()
 	if peers := conn.ConnectionState().PeerCertificates; len(peers) > 0 {
@@ -47,7 +47,7 @@ func Caller(ctx context.Context) slog.Value {
 }
 
 // peerOf is the process at the other end of a Unix socket.
-func peerOf(c net.Conn) slog.Value {
+func peerOf(c net.Conn, name func(pid int) string) slog.Value {
 	u, ok := c.(*net.UnixConn)
 	if !ok {
 		return slog.StringValue("unknown")
@@ -61,5 +61,9 @@ func peerOf(c net.Conn) slog.Value {
 	if failed != nil || err != nil {
 		return slog.StringValue("unknown")
 	}
-	return slog.StringValue(fmt.Sprintf("uid %d pid %d", peer.Uid, peer.Pid))
+	who := fmt.Sprintf("uid %d pid %d", peer.Uid, peer.Pid)
+	if known := name(int(peer.Pid)); known != "" {
+		who = known + ", " + who
+	}
+	return slog.StringValue(who)
 }

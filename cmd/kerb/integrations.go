@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"log/slog"
+
+	"github.com/kerb-edge/kerb/integrations/oakestra"
+	"github.com/kerb-edge/kerb/internal/agent"
+	"github.com/kerb-edge/kerb/internal/config"
+	"github.com/kerb-edge/kerb/internal/integration"
+	"github.com/kerb-edge/kerb/internal/paths"
+)
+
+// integrations are those inside the binary.
+var integrations = map[string]integration.Main{"oakestra": oakestra.Main}
+
+// configured are the integrations that a configuration asks for.
+func configured(c config.Config) []integration.Program {
+	if c.Oakestra == nil {
+		return nil
+	}
+	o := c.Oakestra.Complete(c.Paths)
+	ranges := config.OakestraRanges
+	if r := c.Resolvers.Oakestra; r != nil {
+		ranges = r.Complete().Ranges
+	}
+	return []integration.Program{{Name: "oakestra", Options: oakestra.Options{
+		Agent: c.Paths.Socket(), State: c.Paths.State, File: c.Paths.Oakestra(),
+		Socket: o.Socket, SocketGroup: c.SocketGroup, TCP: o.TCP, TLS: o.TLS,
+		Bridge: o.Bridge, Subnet: o.Subnet, Subnet6: o.Subnet6, Ranges: ranges,
+	}}}
+}
+
+func runAgent(ctx context.Context, c config.Config, log *slog.Logger) error {
+	return agent.Run(ctx, c, log, configured(c)...)
+}
+
+func purge(p paths.Paths) error { return oakestra.Purge(p.State) }

@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package oakestra
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httputil"
+	"strings"
+
+	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/client"
+)
+
+// agent is the agent's API.
+type agent struct {
+	client *client.Client
+	socket string
+}
+
+func newAgent(socket string) agent { return agent{client.New(socket), socket} }
+
+// ref names a resource.
+type ref struct {
+	Kind string `json:"kind"`
+	Name string `json:"name"`
+}
+
+// call returns a *refused if the agent answers with an error.
+func (a agent) call(ctx context.Context, method, path string, in, out any) error {
+	err := a.client.Call(ctx, method, path, in, out)
+	var status *client.StatusError
+	if errors.As(err, &status) {
+		return &refused{status.Status, status.Detail()}
+	}
+	return err
+}
+
+// apply creates or updates resources: all of them or none.
+func (a agent) apply(ctx context.Context, services []v1.Service, modules []v1.Module) error {
+	var all []any
+	for _, s := range services {
+		all = append(all, s)
+	}
+	for _, m := range modules {
+		all = append(all, m)
+	}
+	if len(all) == 0 {
+		return nil
+	}
+	return a.call(ctx, http.MethodPost, "/v1/apply", all, nil)
+}
+
+// delete removes resources: all of them or none.
+func (a agent) delete(ctx context.Context, refs []ref) error {
+	return a.call(ctx, http.MethodPost, "/v1/delete", refs, nil)
+}
+
+func (a agent) modules(ctx context.Context) (all []v1.Module, err error) {
+	return all, a.call(ctx, http.MethodGet, "/v1/modules", nil, &all)
+}
+
+func (a agent) module(ctx context.Context, name string) (m v1.Module, err error) {
+	return m, a.call(ctx, http.MethodGet, "/v1/modules/"+name, nil, &m)
+}
+
+func (a agent) services(ctx context.Context) (all []v1.Service, err error) {
+	return all, a.call(ctx, http.MethodGet, "/v1/services", nil, &all)
+}
+
+// serve hands a request on to a path of a module, and the answer back.
+func (a agent) serve(w http.ResponseWriter, r *http.Request, module, path string) {
+	proxy := httputil.ReverseProxy{
+		Transport: client.Unix(a.socket),
+		Rewrite: func(p *httputil.ProxyRequest) {
+			p.Out.URL.Scheme, p.Out.URL.Host = "http", "kerb"
+			p.Out.URL.Path, p.Out.URL.RawPath = "/v1/modules/"+module+"/"+path, ""
+		},
+		ModifyResponse: plainProblem,
+		ErrorHandler: func(w http.ResponseWriter, _ *http.Request, err error) {
+			http.Error(w, "the agent does not answer: "+err.Error(), http.StatusInternalServerError)
+		},
+	}
+	proxy.ServeHTTP(w, r)
+}
+
+// plainProblem makes a problem, with which the agent refuses, plain text: clients of Oakestra know no other errors.
+func plainProblem(r *http.Response) error {
+	if r.Header.Get("Content-Type") != "application/problem+json" {
+		return nil
+	}
+	text, err := io.ReadAll(r.Body)
+	if err != nil {
+		return err
+	}
+	detail := (&client.StatusError{Status: r.StatusCode, Body: text}).Detail() + "\n"
+	r.Body.Close()
+	r.Body, r.ContentLength = io.NopCloser(strings.NewReader(detail)), int64(len(detail))
+	r.Header.Set("Content-Type", "text/plain; charset=utf-8")
+	r.Header.Set("Content-Length", fmt.Sprint(len(detail)))
+	return nil
+}
+
+// ask gets JSON from a path of a module.
+func (a agent) ask(ctx context.Context, module, path string, out any) error {
+	body, err := a.client.Stream(ctx, "/v1/modules/"+module+path)
+	if err != nil {
+		return err
+	}
+	defer body.Close()
+	return json.NewDecoder(body).Decode(out)
+}
+
+// refused is an answer of the agent other than success.
+type refused struct {
+	status int
+	detail string
+}
+
+func (e *refused) Error() string { return e.detail }
+
+// isMissing reports whether the agent has no such resource.
+func isMissing(err error) bool {
+	var r *refused
+	return errors.As(err, &r) && r.status == http.StatusNotFound
+}
+
+// invalid is a mistake in a request.
+type invalid struct{ field, reason string }
+
+func (e *invalid) Error() string { return e.field + ": " + e.reason }

@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package oakestra stands in for the network manager of an Oakestra node: it answers the requests of its eBPF manager
+// (/ebpf) and those that NodeEngine makes when containers come and go, and turns both into resources of the agent. It is a
+// process of its own, a client of the agent's API like any other.
+//
+// The agent's resources are the truth about what runs. A small file beside the store keeps what they cannot hold: counters
+// that never go back, configs as they were sent, and who has which address. It is written before the kernel is touched,
+// so that whatever a killed process leaves behind is found, and finished or removed, by the next.
+package oakestra
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"runtime/debug"
+	"sync"
+	"time"
+
+	"github.com/kerb-edge/kerb/internal/serve"
+)
+
+// Options are what the agent starts the integration with.
+type Options struct {
+	Agent       string     `json:"agent"`       // socket of the agent's API
+	State       string     `json:"state"`       // directory of the agent's state: interfaces and tables are named after it
+	File        string     `json:"file"`        // of what is deployed
+	Socket      string     `json:"socket"`      // that NodeEngine uses; empty: none
+	SocketGroup string     `json:"socketGroup"` // group that may use it
+	TCP         string     `json:"tcp"`         // host:port; empty: none
+	TLS         *serve.TCP `json:"tls"`         // nil: everybody who reaches TCP may change the node
+	Bridge      string     `json:"bridge"`
+	Subnet      string     `json:"subnet"`
+	Subnet6     string     `json:"subnet6"`
+	Ranges      []string   `json:"ranges"` // of virtual addresses, for the proxy
+}
+
+// Limits of a request. Applying may verify chains of many services on a slow node.
+const (
+	maxBody     = 1 << 20
+	workTimeout = 5 * time.Minute
+	sweepEvery  = 5 * time.Second
+)
+
+// Listener answers Oakestra's requests.
+type Listener struct {
+	agent agent
+	log   *slog.Logger
+	file  string
+	// ranges are those of virtual addresses, for the proxy.
+	ranges []string
+
+	mu    sync.Mutex // one request that changes something at a time; guards what follows
+	net   *network
+	state state
+}
+
+// Main is the integration's process: it serves until ctx ends. options is the JSON of Options.
+func Main(ctx context.Context, options []byte, log *slog.Logger) error {
+	var o Options
+	if err := json.Unmarshal(options, &o); err != nil {
+		return fmt.Errorf("options: %w", err)
+	}
+	l, err := open(ctx, o, log)
+	if err != nil {
+		return err
+	}
+	endpoints, err := listen(o, log)
+	if err != nil {
+		return err
+	}
+	var follow sync.WaitGroup
+	defer follow.Wait()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	follow.Go(func() { l.follow(ctx) })
+	log.Info("serving Oakestra", "socket", o.Socket, "tcp", o.TCP)
+	return serve.Until(ctx, l.handler(), workTimeout, log, endpoints...)
+}
+
+// open reads what is left of the last run, and clears away what that run did not finish.
+func open(ctx context.Context, o Options, log *slog.Logger) (*Listener, error) {
+	l := &Listener{agent: newAgent(o.Agent), log: log, file: o.File, ranges: o.Ranges, net: newNetwork(o)}
+	var err error
+	if l.state, err = readState(l.file); err != nil {
+		return nil, err
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if err := l.adopt(ctx); err != nil {
+		return nil, err
+	}
+	return l, l.sweep(ctx, true)
+}
+
+func listen(o Options, log *slog.Logger) ([]serve.Endpoint, error) {
+	var all []serve.Endpoint
+	if o.Socket != "" {
+		socket, err := serve.ListenUnix(o.Socket, o.SocketGroup)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, serve.Endpoint{Listener: socket})
+	}
+	if o.TCP == "" {
+		return all, nil
+	}
+	tcp, err := listenTCP(o, log)
+	if err != nil {
+		for _, e := range all {
+			err = errors.Join(err, e.Close())
+		}
+		return nil, err
+	}
+	return append(all, tcp), nil
+}
+
+func listenTCP(o Options, log *slog.Logger) (serve.Endpoint, error) {
+	if o.TLS != nil {
+		t := *o.TLS
+		t.Address = o.TCP
+		return serve.ListenTCP(t)
+	}
+	e, err := serve.ListenOpenTCP(o.TCP)
+	if err != nil {
+		return e, err
+	}
+	if at, ok := e.Addr().(*net.TCPAddr); ok && !at.IP.IsLoopback() {
+		log.Warn("the Oakestra listener is unauthenticated: any client that can connect can reconfigure this node; "+
+			"set oakestra.tls, or listen on 127.0.0.1", "address", at)
+	}
+	return e, nil
+}
+
+// handler has all routes. Web pages cannot use them: a browser on the node reaches 127.0.0.1, too.
+func (l *Listener) handler() http.Handler {
+	mux := http.NewServeMux()
+	l.addModuleRoutes(mux)
+	l.addNodeRoutes(mux)
+	limited := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		// A change that has begun is finished, even when the client has gone.
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), workTimeout)
+		defer cancel()
+		r.Body = http.MaxBytesReader(w, r.Body, maxBody)
+		defer l.recover(w, r)
+		mux.ServeHTTP(w, r.WithContext(ctx))
+	})
+	return http.NewCrossOriginProtection().Handler(limited)
+}
+
+// recover answers and logs a panic of a handler.
+func (l *Listener) recover(w http.ResponseWriter, r *http.Request) {
+	if reason := recover(); reason != nil {
+		l.log.Error("panic in a request of Oakestra", "method", r.Method, "path", r.URL.Path, "panic", reason, "stack", string(debug.Stack()))
+		http.Error(w, fmt.Sprintf("internal error; the agent's log has the details: %v", reason), http.StatusInternalServerError)
+	}
+}
+
+// follow clears away services whose namespace has ended without an undeploy.
+func (l *Listener) follow(ctx context.Context) {
+	tick := time.NewTicker(sweepEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		l.mu.Lock()
+		if err := l.sweep(ctx, false); err != nil && ctx.Err() == nil {
+			l.log.Error("services that are gone cannot be cleared away", "error", err)
+		}
+		l.mu.Unlock()
+	}
+}

@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package integration runs integrations: programs inside the binary that connect the agent with an orchestrator. Each is a child
+// process with few capabilities that uses the agent's API as any client does. The agent starts it, restarts it with backoff,
+// carries its log, and stops it; it does not outlive the agent.
+package integration
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"os/exec"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/control/sandbox"
+)
+
+const (
+	minDelay = 200 * time.Millisecond // before a restart; doubles until
+	maxDelay = 30 * time.Second
+	steady   = time.Minute     // after running this long the delay is the shortest again
+	stopTime = 7 * time.Second // between SIGTERM and SIGKILL
+)
+
+// Program is an integration that the configuration asks for.
+type Program struct {
+	Name    string
+	Options any // becomes JSON
+}
+
+// Set are the integrations of an agent. It is safe for concurrent use.
+type Set struct {
+	log      *slog.Logger
+	onChange func()
+
+	mu  sync.Mutex
+	all []*child
+}
+
+// child is one integration; pid is 0 while no process runs, and problem then says why.
+type child struct {
+	Program
+	pid     int
+	problem string
+}
+
+// NewSet prepares integrations. onChange is called when Condition has changed.
+func NewSet(programs []Program, log *slog.Logger, onChange func()) *Set {
+	s := &Set{log: log, onChange: onChange}
+	for _, p := range programs {
+		s.all = append(s.all, &child{Program: p, problem: "has not been started yet"})
+	}
+	return s
+}
+
+// Run keeps all integrations running until ctx ends, and returns when all have ended.
+func (s *Set) Run(ctx context.Context) {
+	spawner := sandbox.NewSpawner()
+	defer spawner.Close()
+	var running sync.WaitGroup
+	defer running.Wait()
+	for _, c := range s.all {
+		running.Go(func() { s.keep(ctx, c, spawner) })
+	}
+}
+
+func (s *Set) keep(ctx context.Context, c *child, spawner *sandbox.Spawner) {
+	for delay := minDelay; ; delay = min(2*delay, maxDelay) {
+		started := time.Now()
+		err := s.once(ctx, c, spawner)
+		if ctx.Err() != nil {
+			return
+		}
+		if time.Since(started) > steady {
+			delay = minDelay
+		}
+		s.log.Error("integration exited", "integration", c.Name, "reason", err, "restartIn", delay)
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(delay):
+		}
+	}
+}
+
+// once runs the process to its end, which it returns the reason of.
+func (s *Set) once(ctx context.Context, c *child, spawner *sandbox.Spawner) error {
+	options, err := json.Marshal(c.Options)
+	if err != nil {
+		return err
+	}
+	out := &relay{log: s.log.With("integration", c.Name)}
+	cmd := exec.CommandContext(ctx, self, confineCommand, c.Name, string(options))
+	cmd.Args[0], cmd.Env, cmd.Stdout, cmd.Stderr = "kerb", []string{}, out, out
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	cmd.Cancel, cmd.WaitDelay = func() error { return cmd.Process.Signal(syscall.SIGTERM) }, stopTime
+	if err = spawner.Start(cmd); err == nil {
+		s.set(c, cmd.Process.Pid, "")
+		err = cmd.Wait()
+	}
+	if err == nil {
+		err = fmt.Errorf("exited by itself")
+	}
+	if out.first != "" {
+		err = fmt.Errorf("%w: %s", err, out.first)
+	}
+	s.set(c, 0, err.Error())
+	return err
+}
+
+func (s *Set) set(c *child, pid int, problem string) {
+	s.mu.Lock()
+	c.pid, c.problem = pid, problem
+	s.mu.Unlock()
+	s.onChange()
+}
+
+// NameOf returns what a process is known as in the log of changes: the integration, or nothing.
+func (s *Set) NameOf(pid int) string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if i := slices.IndexFunc(s.all, func(c *child) bool { return c.pid == pid }); i >= 0 {
+		return "integration " + s.all[i].Name
+	}
+	return ""
+}
+
+// Condition reports whether all integrations run. Without any there is none.
+func (s *Set) Condition() (c v1.Condition, configured bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	c = v1.Condition{Type: "Integrations", Status: "True", Reason: "Running"}
+	var problems []string
+	for _, one := range s.all {
+		if one.problem != "" {
+			problems = append(problems, one.Name+": "+one.problem)
+		}
+	}
+	if len(problems) > 0 {
+		c.Status, c.Reason, c.Message = "False", "NotRunning", strings.Join(problems, "; ")
+	}
+	return c, len(s.all) > 0
+}
