@@ -35,7 +35,7 @@ func withoutObjects(t *testing.T) string {
 	replace := map[string]string{}
 	for _, top := range []string{"../../bpf", "../../modules"} {
 		err := filepath.WalkDir(top, func(path string, _ fs.DirEntry, err error) error {
-			if err == nil && strings.HasSuffix(path, ".o") {
+			if err == nil && (strings.HasSuffix(path, ".o") || strings.HasSuffix(path, ".zip")) {
 				path, err = filepath.Abs(path)
 				replace[path] = ""
 			}

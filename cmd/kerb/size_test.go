@@ -26,7 +26,7 @@ func TestKerbHasNoLaboratory(t *testing.T) {
 }
 
 // maxSize is of the binary as it is released, in bytes. Later work stays inside; the goal is 20 MB.
-const maxSize = 26_600_000
+const maxSize = 24_600_000
 
 func TestSize(t *testing.T) {
 	if runtime.GOARCH != "amd64" {

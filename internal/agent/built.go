@@ -24,6 +24,9 @@ func checkBuilt(chain, packages fs.FS) error {
 	if err != nil {
 		return err
 	}
+	if len(manifests) == 0 {
+		missing = append(missing, "modules/packages.zip")
+	}
 	for _, manifest := range manifests {
 		dir := path.Dir(manifest)
 		if objects, _ := fs.Glob(packages, dir+"/*.o"); len(objects) == 0 {
