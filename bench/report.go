@@ -38,7 +38,7 @@ type Report struct {
 	Quick      bool   `json:"quick"`
 	Baseline   string `json:"baseline,omitempty"`
 	Cells      []Cell `json:"cells"`
-	// Histograms show how single values are spread, where an experiment looks at tails.
+	// Histograms show how single values are spread, where an experiment examines tails.
 	Histograms []Histogram `json:"histograms,omitempty"`
 	// Notes say what was left out or measured otherwise, and why.
 	Notes []string `json:"notes,omitempty"`

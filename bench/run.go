@@ -99,7 +99,7 @@ func (r *Run) Note(format string, args ...any) {
 	}
 }
 
-// Unsound voids the run, which goes on so that the rest can be seen.
+// Unsound voids the run, which continues so that the rest can be seen.
 func (r *Run) Unsound(format string, args ...any) {
 	r.report.Unsound = append(r.report.Unsound, fmt.Sprintf(format, args...))
 }

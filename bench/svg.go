@@ -19,7 +19,7 @@ const (
 	plotHeight = 10 * vg.Centimeter
 )
 
-// theme is how a plot looks beside text that is dark on light or light on dark.
+// theme is how a plot looks alongside text that is dark on light or light on dark.
 type theme struct {
 	name                  string
 	ink, grid, background color.Color

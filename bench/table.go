@@ -116,7 +116,7 @@ func heading(metric, unit string) string {
 	return fmt.Sprintf("%s (%s)", strings.ReplaceAll(metric, "_", " "), unit)
 }
 
-// statText explains the columns; ratios need another config beside the baseline.
+// statText explains the columns; ratios need another config alongside the baseline.
 func (t *table) statText(baseline string) string {
 	text := t.stat + " ±spread"
 	if t.stat == "sum" || t.stat == "max" || t.stat == "min" {

@@ -15,7 +15,7 @@
 #define KERB_ACT_DROP TC_ACT_SHOT
 #endif
 
-/* What kerb_verdict returns to go on with the next module: no action has this number. */
+/* What kerb_verdict returns to continue with the next module: no action has this number. */
 #define KERB_GO_ON 0x100
 #define KERB_PULL_LEN (KERB_MAX_HDRS + 60) /* the last header may start at KERB_MAX_HDRS, and be TCP with options */
 
@@ -118,7 +118,7 @@ static __always_inline int redirect(kerb_ctx *ctx, const struct kerb_pkt *pkt)
 	return pkt->to_flags & KERB_TO_MAP ? XDP_REDIRECT : bpf_redirect(pkt->to_ifindex, 0);
 #else
 	if (pkt->to_flags & KERB_TO_PEER) {
-		if (ctx->pkt_type != PACKET_HOST) /* else the stack there takes it for somebody else's */
+		if (ctx->pkt_type != PACKET_HOST) /* else the stack there treats it as PACKET_OTHERHOST */
 			bpf_skb_change_type(ctx, PACKET_HOST);
 		return bpf_redirect_peer(pkt->to_ifindex, 0);
 	}

@@ -250,7 +250,7 @@ func TestTopportsReadsAroundTheRing(t *testing.T) {
 	}
 }
 
-// The next generation has new watched ports and the same ring: its reader goes on where the last one stopped.
+// The next generation has new watched ports and the same ring: its reader continues where the last one stopped.
 func TestTopportsChangesGeneration(t *testing.T) {
 	pr, l := startTopports(t, chain.OnTCIngress)
 	run(t, l, udp4(53), 2)

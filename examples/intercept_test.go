@@ -83,7 +83,7 @@ func TestPendulumFallsWithLateAnswers(t *testing.T) {
 }
 
 // undisturbed is a command before others, with those of its kind on one CPU: of two programs, one of which waits for the other, the one
-// does not go on where the other is held up.
+// does not continue where the other is held up.
 func undisturbed(t *testing.T, command string, args ...string) *exec.Cmd {
 	t.Helper()
 	if os.Getuid() != 0 {

@@ -172,7 +172,7 @@ func (m *module) numbers() (n numbers) {
 	return n
 }
 
-// frame is of any size up to the kernel's limit for test runs, and tells which it is by its bytes.
+// frame is of any size up to the kernel's limit for test runs, and reports which it is by its bytes.
 func frame(i int) []byte {
 	f := make([]byte, 15+i*37%1485)
 	for j := range f {

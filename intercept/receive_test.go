@@ -218,7 +218,7 @@ func TestNeverMissesAWakeUp(t *testing.T) {
 	})
 }
 
-// A new configuration has a new ring: what is in the old one comes first, and the numbers go on.
+// A new configuration has a new ring: what is in the old one comes first, and the numbers continue.
 func TestGoesAlongWithANewConfiguration(t *testing.T) {
 	both(t, func(t *testing.T, open opener) {
 		m := newModule(t)
@@ -375,7 +375,7 @@ func TestIdleReceiverSleeps(t *testing.T) {
 	}
 }
 
-// A receiver that was stopped while it slept goes on.
+// A receiver that was stopped while it slept continues.
 func TestStoppedReceiverGoesOn(t *testing.T) {
 	m := newModule(t)
 	c := openC(t, compileC(t, "receive.c"), m, "ctrl", Sleep, 2, "")

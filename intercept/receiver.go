@@ -59,7 +59,7 @@ type Flags uint32
 
 const (
 	Egress    Flags = 1 << iota // the service has sent it; else it is for the service
-	Stolen                      // nobody else gets it
+	Stolen                      // no other receiver gets it
 	Truncated                   // there is less of it here than Len
 	Segments                    // it stands for several packets (GRO, GSO)
 	Fragment
@@ -83,13 +83,13 @@ type Packet struct {
 	cpu, pid uint32
 }
 
-// Stats: packets are counted by class, whoever receives them; the rest is the receiver's.
+// Stats: packets are counted by class, for all receivers together; the rest is the receiver's.
 type Stats struct {
 	Received, Lost    uint64
 	Late              uint64 // received after the deadline
 	Longest, Deadline time.Duration
 	Slept, Rested     uint64 // times, for packets and as a rest
-	Spun              uint64 // looks at an empty ring
+	Spun              uint64 // checks of an empty ring
 	HeldUp            uint64 // times that others had the CPU for long
 }
 
@@ -202,7 +202,7 @@ func (r *Receiver) setClock() {
 
 func (r *Receiver) now() int64 { return r.base + int64(time.Since(r.origin)) }
 
-// join connects and opens the class; a receiver that has it already goes on with what is there now.
+// join connects and opens the class; a receiver that has it already continues with what is there now.
 func (r *Receiver) join(takeover bool) error {
 	conn, err := dial(r.path)
 	if err != nil {
@@ -289,7 +289,7 @@ func (r *Receiver) release() {
 	}
 }
 
-// isTaken tells whether the ring has become another program's, without taking the word off the connection.
+// isTaken reports whether the ring has become another program's, without taking the word off the connection.
 func (r *Receiver) isTaken() bool {
 	if r.taken || r.conn < 0 {
 		return r.taken
@@ -313,7 +313,7 @@ func (r *Receiver) fetch(packets []Packet) int {
 	return n
 }
 
-// await tells whether there is something in the ring before it is time.
+// await reports whether there is something in the ring before it is time.
 func (r *Receiver) await(until int64) (bool, error) {
 	for !r.ring.pending() {
 		now := r.now()
@@ -341,7 +341,7 @@ func (r *Receiver) await(until int64) (bool, error) {
 	return true, nil
 }
 
-// look at this thread; how long it waited only where late packets are told of: that is as expensive as a packet.
+// examine this thread; how long it waited only where late packets are reported: that is as expensive as a packet.
 func (r *Receiver) look() look {
 	if r.state.Deadline == 0 {
 		return lookAt(nil)
@@ -492,7 +492,7 @@ func (r *Receiver) recordLate(p *Packet, queued int) {
 	l, now := &r.state.Log, lookAt(r.schedstat)
 	cpu := currentCPU()
 	waited := now.waited - r.before.waited
-	if r.before.waited == 0 { // not looked at
+	if r.before.waited == 0 { // not examined
 		waited = 0
 	}
 	l.Last[l.Lates%lates] = lateEntry{Seq: p.Seq, T1: uint64(p.Sent), T2: uint64(p.Received), Waited: waited,

@@ -87,7 +87,7 @@ func (r *ring) release() {
 	}
 }
 
-// moved tells whether somebody else has written the consumer's position.
+// moved reports whether another program has written the consumer's position.
 func (r *ring) moved() bool { return atomic.LoadUint64(r.consumer) != r.released }
 
 // fetch gives out what there is, at most as many as fit.

@@ -5,7 +5,7 @@ package intercept
 import "testing"
 
 // replay has bursts of five packets come to a waiter on a machine whose timers are late by slip, whose packets wake within 20 us, and
-// where going to sleep takes 20 us. Times are its own. It tells how many packets found it asleep or resting, and how long it slept, of all.
+// where going to sleep takes 20 us. Times are its own. It reports how many packets found it asleep or resting, and how long it slept, of all.
 func replay(w *waiter, bursts int, period, slip int64) (asleep int, slept float64) {
 	begin := max(w.first+period, 1_000_000_000)
 	now, sleeps := max(w.last, 1_000_000_000), int64(0)

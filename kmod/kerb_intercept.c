@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
 //go:build ignore
 
-/* Delivery of time-critical packets by a kernel module, the other method beside eBPF: a netfilter hook at the ingress of a
+/* Delivery of time-critical packets by a kernel module, the other method alongside eBPF: a netfilter hook at the ingress of a
  * device copies what a class matches into a ring that the program has mapped. A class lives as long as its open file: the
  * module cannot be removed under it, and a program that ends, however it ends, leaves nothing behind. */
 #include <linux/capability.h>
@@ -89,7 +89,7 @@ static bool deliver(struct icpt_class *c, const struct sk_buff *skb, const struc
 	return true;
 }
 
-/* stalled tells that a program lets records wait for longer than it may: then nothing is stolen from the stack. */
+/* stalled reports that a program lets records wait for longer than it may: then nothing is stolen from the stack. */
 static bool stalled(struct icpt_class *c, u64 now)
 {
 	u64 position = ring_position(&c->ring);
@@ -101,7 +101,7 @@ static bool stalled(struct icpt_class *c, u64 now)
 	return steals(c) && now > c->moved && now - c->moved > c->rule.watchdog; /* another CPU may have set moved since now */
 }
 
-/* What finds no room goes on to the stack even if it was to be stolen: a program that does not read starves nobody. */
+/* What finds no room passes to the stack even if it was to be stolen: a program that does not read cannot starve the stack. */
 static unsigned int receive(void *priv, struct sk_buff *skb, const struct nf_hook_state *state)
 {
 	u64 now = ktime_get_mono_fast_ns(); /* the clock of bpf_ktime_get_ns */
@@ -275,7 +275,7 @@ static struct miscdevice device = {
 	.mode = 0600,
 };
 
-/* A device that goes, or leaves its namespace, takes its hooks along; the program is told by EPOLLHUP. Under rtnl. */
+/* A device that goes, or leaves its namespace, takes its hooks along; the program is notified by EPOLLHUP. Under rtnl. */
 static int device_event(struct notifier_block *block, unsigned long event, void *info)
 {
 	struct net_device *dev = netdev_notifier_info_to_dev(info);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package kmod speaks to the kernel module that lies beside it: Kerb's other way to hand time-critical packets to a program,
-// for kernels and devices where eBPF cannot. README.md tells how the module is built and what it promises.
+// Package kmod speaks to the kernel module that lies alongside it: Kerb's other way to hand time-critical packets to a program,
+// for kernels and devices where eBPF cannot. README.md describes how the module is built and what it promises.
 package kmod
 
 import (

@@ -53,7 +53,7 @@ func load(t *testing.T) {
 // taints are the kernel's marks of its own bad state: a page freed twice, an oops, a warning, a lockup.
 const taints = 1<<5 | 1<<7 | 1<<9 | 1<<14
 
-// The kernel is as well after all tests as it was before; pages are looked at when they leave the CPUs' lists.
+// The kernel is as well after all tests as it was before; pages are examined when they leave the CPUs' lists.
 func TestMain(m *testing.M) {
 	before := tainted()
 	code := m.Run()
@@ -433,7 +433,7 @@ func TestRefusesBadRules(t *testing.T) {
 	}
 }
 
-// A program can write nowhere but into its own page, and what it writes there hurts nobody else.
+// A program can write nowhere but into its own page, and what it writes there hurts no other program.
 func TestHostileProgram(t *testing.T) {
 	load(t)
 	b := open(t)

@@ -48,12 +48,12 @@ func (r *Ring) Close() error { return errors.Join(unix.Munmap(r.consumer), unix.
 
 func word(page []byte) *uint64 { return (*uint64)(unsafe.Pointer(&page[0])) }
 
-// Empty tells that everything has been read.
+// Empty reports that everything has been read.
 func (r *Ring) Empty() bool {
 	return atomic.LoadUint64(word(r.consumer)) == atomic.LoadUint64(word(r.rest))
 }
 
-// In the first word of a record's header, beside its length (linux/bpf.h).
+// In the first word of a record's header, alongside its length (linux/bpf.h).
 const (
 	busy    = 1 << 31 // being written
 	discard = 1 << 30

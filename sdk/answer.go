@@ -31,6 +31,6 @@ func Answer(w http.ResponseWriter) func(any, error) {
 			w.WriteHeader(status)
 			v = map[string]any{"title": http.StatusText(status), "status": status, "detail": err.Error()}
 		}
-		_ = json.NewEncoder(w).Encode(v) // the reader has gone: nobody to tell
+		_ = json.NewEncoder(w).Encode(v) // the client has disconnected
 	}
 }

@@ -4,7 +4,7 @@ package sdk
 
 import "time"
 
-// ExecutableUser is a Compiled of a package whose manifest says resources: [executables]. It is told what the agent found out
+// ExecutableUser is a Compiled of a package whose manifest says resources: [executables]. It receives what the agent found out
 // about the programs of processes that Live.Examine named. Calls come one at a time.
 type ExecutableUser interface {
 	Executables(live Live, found []Executable) error

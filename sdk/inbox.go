@@ -143,7 +143,7 @@ func (b *inbox) takePackets(message MapsMessage, fds []int) error {
 	return nil
 }
 
-// SendPackets sends packet sockets, which stay the caller's, by ifindex, and tells which ones are to be closed before.
+// SendPackets sends packet sockets, which stay the caller's, by ifindex, and reports which ones are to be closed before.
 func SendPackets(conn *net.UnixConn, sockets map[uint32]int, closed []uint32) error {
 	for {
 		message := MapsMessage{Closed: closed[:min(len(closed), maxClosed)]}

@@ -33,7 +33,7 @@ type Model struct {
 	Document   json.RawMessage `json:"document"` // of the format kerb-model/1, valid by itself
 }
 
-// ModelAnswer tells what has become of the models of one update, by name. Models that are in neither are not used.
+// ModelAnswer reports what has become of the models of one update, by name. Models that are in neither are not used.
 type ModelAnswer struct {
 	Using   []string          `json:"using,omitempty"`   // run on packets now
 	Refused map[string]string `json:"refused,omitempty"` // should, but cannot: why

@@ -17,7 +17,7 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-// Control is the control plane of a package. Compile is its only duty; what else it can do is told by the optional
+// Control is the control plane of a package. Compile is its only duty; what else it can do is declared by the optional
 // interfaces Handler, Runner, Measurer, HealthChecker, VirtualServiceUser, ModelUser, ExecutableUser, Conditioner, InstanceFollower and ClientServer
 // on the Compiled it returns.
 type Control interface {
@@ -43,7 +43,7 @@ type Settings struct {
 	MaxEntries map[string]uint32 `json:"maxEntries,omitempty"` // sizes of config maps by name; others have the size they are compiled with
 	// Idle are directions (egress, ingress) in which this config decides nothing: packets do not meet the module there.
 	Idle []string `json:"idle,omitempty"`
-	// Hooks and LinkTypes are those of the manifest's with which this config works; all, unless said.
+	// Hooks and LinkTypes are those of the manifest's with which this config works; all by default.
 	Hooks     []string `json:"hooks,omitempty"`
 	LinkTypes []string `json:"linkTypes,omitempty"`
 	// LongReplies: with this config the module answers packets by longer ones. Native XDP on a veth has no room for them.
@@ -81,7 +81,7 @@ type Live struct {
 	// Want asks for the virtual service of an address. The answer comes by VirtualServiceUser: a virtual service with it, or
 	// the address in Unknown. It does not wait; an address that is wanted already is not asked for twice.
 	Want func(addr netip.Addr)
-	// Idle tells that nobody uses a dynamic virtual service any more.
+	// Idle reports a dynamic virtual service that is no longer in use.
 	Idle func(name string)
 	// Inject sends a frame, with its Ethernet header, as if the service behind an interface had sent it: it goes through the
 	// whole chain. Needs inject: true in the manifest. Checksums of TCP and UDP are completed, since a service may leave them
@@ -115,10 +115,10 @@ type Instance struct {
 	// IPsec lists the node's policies, for interfaces of the node; nil if they are not known yet.
 	IPsec *IPsec `json:"ipsec,omitempty"`
 
-	// What follows is told to modules on the hook sockets, which have one instance for each service (Interface is its first
+	// What follows is passed to modules on the hook sockets, which have one instance for each service (Interface is its first
 	// one, if it has any) and one for each cgroup of attach.cgroups.
 
-	// NetnsCookie is what bpf_get_netns_cookie tells of the service's sockets.
+	// NetnsCookie is what bpf_get_netns_cookie reports the service's sockets.
 	NetnsCookie uint64 `json:"netnsCookie,omitempty"`
 	// Chain are the other modules that the service's packets meet, in either direction.
 	Chain []ChainMember `json:"chain,omitempty"`
@@ -133,7 +133,7 @@ type ChainMember struct {
 	Package string `json:"package,omitempty"` // empty if it cannot be read
 }
 
-// Equal tells whether nothing has changed.
+// Equal reports whether nothing has changed.
 func (i Instance) Equal(o Instance) bool {
 	return i.Service == o.Service && i.Interface == o.Interface && i.Ifindex == o.Ifindex && i.MAC == o.MAC && i.MTU == o.MTU && i.Kind == o.Kind &&
 		i.NetnsCookie == o.NetnsCookie && i.Cgroup == o.Cgroup && i.CgroupID == o.CgroupID &&
@@ -169,7 +169,7 @@ type Runner interface {
 	Run(ctx context.Context, live Live)
 }
 
-// HealthChecker is a Compiled that can tell whether it does its work. A new version that cannot is rolled back.
+// HealthChecker is a Compiled that can report whether it does its work. A new version that cannot is rolled back.
 type HealthChecker interface {
 	Health(live Live) error
 }

@@ -139,7 +139,7 @@ func reply(w http.ResponseWriter) func(any, error) {
 			w.WriteHeader(status)
 			v = problem
 		}
-		_ = json.NewEncoder(w).Encode(v) // the reader has gone: nobody to tell
+		_ = json.NewEncoder(w).Encode(v) // the client has disconnected
 	}
 }
 
@@ -221,7 +221,7 @@ func (p *plane) serveStart(r *http.Request) (any, error) {
 	if p.ended {
 		return nil, errors.New("the control plane is shutting down")
 	}
-	before := p.running() // nobody else starts or stops it meanwhile
+	before := p.running() // no other goroutine starts or stops it in the meantime
 	if before != nil && before.generation == req.Generation {
 		before.setInstances(req.Instances)
 		return nil, nil

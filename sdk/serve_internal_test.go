@@ -244,7 +244,7 @@ func TestOneGenerationWorks(t *testing.T) {
 	}
 }
 
-// Maps that never come are told of, before the caller gives up.
+// Maps that never come are notified of, before the caller gives up.
 func TestServeUnknownGeneration(t *testing.T) {
 	s := serveEcho(t)
 	defer s.end()

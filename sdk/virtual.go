@@ -9,7 +9,7 @@ import (
 )
 
 // VirtualServiceUser is a Compiled of a package whose manifest says resources: [virtualServices]. After each start of a
-// generation it is told of all virtual services, in several calls if there are many, and then of differences. Calls come
+// generation it is notified of all virtual services, in several calls if there are many, and then of differences. Calls come
 // one at a time. An error makes the agent begin again with all of them, a moment later.
 type VirtualServiceUser interface {
 	VirtualServices(live Live, update VirtualServiceUpdate) error
@@ -26,7 +26,7 @@ type VirtualServiceUpdate struct {
 
 	Put    []VirtualService `json:"put,omitempty"`    // new or changed
 	Remove []string         `json:"remove,omitempty"` // by name
-	// Unknown are addresses that were wanted and that nobody knows.
+	// Unknown are requested addresses that no resolver knows.
 	Unknown []netip.Addr `json:"unknown,omitempty"`
 }
 
@@ -41,8 +41,8 @@ type VirtualService struct {
 
 // Wanted is the answer to the agent's question what the control plane wants of it.
 type Wanted struct {
-	Addresses []netip.Addr `json:"addresses,omitempty"` // somebody sends to them, and no virtual service has them
-	Idle      []string     `json:"idle,omitempty"`      // dynamic virtual services that nobody uses any more
+	Addresses []netip.Addr `json:"addresses,omitempty"` // packets are sent to them, and no virtual service has them
+	Idle      []string     `json:"idle,omitempty"`      // dynamic virtual services that are no longer in use
 	Give      []Give       `json:"give,omitempty"`      // what clients are to be sent
 	// Executables are processes whose programs are to be examined.
 	Executables []Process `json:"executables,omitempty"`

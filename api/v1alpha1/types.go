@@ -67,7 +67,7 @@ type FailurePolicy string
 
 // Failure policies.
 const (
-	FailOpen   FailurePolicy = "open"   // the packet goes on as if the module were not there
+	FailOpen   FailurePolicy = "open"   // the packet continues as if the module were not there
 	FailClosed FailurePolicy = "closed" // the packet is dropped
 )
 

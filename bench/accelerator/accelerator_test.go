@@ -169,7 +169,7 @@ func TestPlaces(t *testing.T) {
 		for _, proxy := range proxyNames() {
 			t.Run(where+"/"+proxy, func(t *testing.T) {
 				if where == "veth" && proxy != "haproxy" || where == "proxy" && proxy == "envoy" { // slow to start: once is enough
-					t.Skip("there is no proxy, or it is tried beside the services")
+					t.Skip("there is no proxy, or it is tried alongside the services")
 				}
 				e := newExperiment(t, where)
 				e.proxy = proxy

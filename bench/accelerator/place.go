@@ -126,7 +126,7 @@ func (p *place) addProxy() error {
 	return nil
 }
 
-// addSidecars puts a proxy beside the client, which talks to one beside the server.
+// addSidecars puts a proxy alongside the client, which talks to one alongside the server.
 func (p *place) addSidecars() {
 	p.target = at(p.loopback, 0)
 	p.hops = []hop{

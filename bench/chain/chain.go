@@ -145,7 +145,7 @@ func check(ch Chain, n int, sent uint64) error {
 }
 
 // swap replaces the module in the middle and sends a few packets to see that
-// the new one is in effect, whether its counters start anew or go on.
+// the new one is in effect, whether its counters start again or continue.
 func (s *stage) swap(r *bench.Run, name, kind string, ch Chain, p placed) (time.Duration, error) {
 	start := time.Now()
 	if err := p.swap(); err != nil {

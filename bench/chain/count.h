@@ -16,7 +16,7 @@ struct counter {
 	__u64 bytes;
 };
 
-/* parse_udp tells whether the frame is unfragmented IPv4 UDP. */
+/* parse_udp reports whether the frame is unfragmented IPv4 UDP. */
 static __always_inline int parse_udp(void *data, void *end)
 {
 	struct ethhdr *eth = data;

@@ -59,7 +59,7 @@ func (k *kerb) Packets() ([]uint64, error) {
 	return out, nil
 }
 
-// Replace links the chain anew, which is what a changed module takes.
+// Replace links the chain again, which is what a changed module takes.
 func (k *kerb) Replace() (*ebpf.Program, error) {
 	p, err := k.loaded.Relink(k.spec)
 	if err == nil {

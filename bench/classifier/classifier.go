@@ -76,7 +76,7 @@ func run(ctx context.Context, r *bench.Run) (err error) {
 		r.Note("frames: kernel and user are chains with the classifier, its model in the data plane and in the control plane, none has the classifier "+
 			"without a model, bare is without it. Sender, chain and receiver share a CPU, and a batch of %d waits for the one before. lossfree_rate is "+
 			"what a quarter of the turns of a round surpass; few turns have the end of a window in them, while cpu is of all turns, and control_cpu what the agent and "+
-			"the control planes took beside", batchLen)
+			"the control planes took alongside", batchLen)
 	}
 	return nil
 }

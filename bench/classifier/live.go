@@ -194,7 +194,7 @@ func takeTurns(ctx context.Context, borders []*border, flows []flow, l lengths) 
 	return nil
 }
 
-// rate is what a quarter of the turns that lost nothing surpass, 0 if there was none: in others somebody else had the CPU.
+// rate is what a quarter of the turns that lost nothing surpass, 0 if there was none: in others another task had the CPU.
 func (f *flow) rate() float64 {
 	if len(f.rates) == 0 {
 		return 0
@@ -237,7 +237,7 @@ func (e *experiment) account(b *border, f *flow, load string) error {
 	return nil
 }
 
-// tooShort tells that no window need have ended: rounds of a quick run are shorter than those of 5 and 10 s.
+// tooShort reports that no window need have ended: rounds of a quick run are shorter than those of 5 and 10 s.
 func (e *experiment) tooShort(load string) bool {
 	return e.run.Quick && (load == "rpl/5s" || load == "rpl/10s")
 }

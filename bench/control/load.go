@@ -48,7 +48,7 @@ func newLoad(name, dir string) (load, error) {
 	return load{}, fmt.Errorf("no load %q", name)
 }
 
-// others are the built-in modules beside counter and firewall, each with something to do.
+// others are the built-in modules alongside counter and firewall, each with something to do.
 func others() []v1.Module {
 	tunnel := node.Module("tunnel", "tunnel", "*", map[string]any{
 		"nodes": []map[string]any{{"address": "192.0.2.2", "subnets": []string{"10.18.0.64/26"}}}})

@@ -4,7 +4,7 @@
 // (exact, with prefixes, with prefixes and port ranges) cost two services on a
 // bridge, with Kerb, with nftables, and with no firewall at all. Every config
 // has a lab of its own for the whole load, so rounds alternate without loading
-// rules again. Beside throughput and round trips of TCP it sends frames through
+// rules again. In addition to throughput and round trips of TCP it sends frames through
 // the bridge by XDP test run in live-frames mode (Linux 5.18): `forward` is a
 // packet's whole way into the service, in which the firewalls differ by tens of
 // nanoseconds that a TCP connection does not show.

@@ -74,7 +74,7 @@ func TestSetIsOfIntervalsOnlyWhereNeeded(t *testing.T) {
 	}
 }
 
-// Both forms of the reference let the client through and nobody else, and the
+// Both forms of the reference let the client through and nothing else, and the
 // generators reach the service through them.
 func TestNFTablesFiltersTheService(t *testing.T) {
 	if os.Geteuid() != 0 {

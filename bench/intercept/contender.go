@@ -26,8 +26,8 @@ type config struct {
 	device  bool   // the program brings an AF_XDP socket
 }
 
-// beside receives the same packets as the config of the hook "both": T1, T2 and T3 of each are taken.
-var beside = config{"same-t3", "both", "socket", "block", "other", false}
+// alongside receives the same packets as the config of the hook "both": T1, T2 and T3 of each are taken.
+var alongside = config{"same-t3", "both", "socket", "block", "other", false}
 
 // Classes of scheduling: as any program runs, before these, SCHED_FIFO, and before them on CPUs that poll when they are idle.
 var (
@@ -87,7 +87,7 @@ var enduring = []string{"ringbuf", "socket"}
 // errLeftOut is wrapped when something cannot be measured here.
 var errLeftOut = errors.New("cannot be measured")
 
-// called tells whether a pattern stands for the config.
+// called reports whether a pattern stands for the config.
 func (c config) called(pattern string) bool {
 	ok, _ := path.Match(pattern, c.name) // a bad pattern is no config's name
 	return ok

@@ -182,12 +182,12 @@ func (e *experiment) runLoad(ctx context.Context, l load) (err error) {
 func (e *experiment) notes() {
 	e.run.Note("delay is T2-T1, for sockets T3-T1: from when a program of the driver's hook has the packet until the receiving program has it; " +
 		"all receivers map or take T1 the same way and read the same clock")
-	e.run.Note("the sender, SCHED_FIFO, is pinned to CPU %d and receivers to CPU %d; what the kernel does for a packet before it wakes somebody "+
+	e.run.Note("the sender, SCHED_FIFO, is pinned to CPU %d and receivers to CPU %d; what the kernel does for a packet before it wakes a receiver "+
 		"it does on the sender's", e.tools.sender, e.tools.receiver)
 	e.run.Note("ringbuf is the library as it is without options, adaptive and eager; -spin never sleeps, -adaptive spins a little and then sleeps, others " +
 		"sleep; -eager has nice -20 and slices of 100 us (Linux 6.12), -ready has that and idle CPUs poll instead of halting (PM QoS, as the library does where it is asked to), " +
 		"-fifo is SCHED_FIFO with priority 50, others run as any program, as the stress does; cpu is the receiver's time of one CPU")
-	e.run.Note("clock-fifo receives nothing: it is how late a thread that only looks at the clock would see packets that came at all times, and so " +
+	e.run.Note("clock-fifo receives nothing: it is how late a thread that only examines the clock would see packets that came at all times, and so " +
 		"what the machine takes from any receiver")
 	e.run.Note("above 10,000 packets/s the sender sends what is due ten thousand times a second, so that packets come in bursts of five and more")
 }

@@ -113,7 +113,7 @@ func TestAllReceive(t *testing.T) {
 	}
 }
 
-// A receiver with an AF_XDP socket that does not read for a while is told how many packets found no room in it.
+// A receiver with an AF_XDP socket that does not read for a while learns how many packets found no room in it.
 func TestSocketTellsLosses(t *testing.T) {
 	e := newExperiment(t)
 	p := e.open(t, "kerb")

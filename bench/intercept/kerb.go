@@ -56,7 +56,7 @@ func (p *place) awaitSocket() (err error) {
 			return nil
 		}
 	}
-	return fmt.Errorf("the intercept module lets nobody in: %w", err)
+	return fmt.Errorf("the intercept module accepts no programs: %w", err)
 }
 
 func (p *place) module(pkg string, config map[string]any) v1.Module {

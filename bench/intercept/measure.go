@@ -36,14 +36,14 @@ type receivedBy struct {
 	Bins                              []bench.Bin
 }
 
-// measure is one round of a config. What receives the same packets beside it is recorded under its own name.
+// measure is one round of a config. What receives the same packets alongside it is recorded under its own name.
 func (e *experiment) measure(ctx context.Context, c config, p *place, l load) ([]bench.Sample, error) {
 	length := l.length(e.length, e.run.Quick)
 	ctx, cancel := context.WithTimeout(ctx, length+grace)
 	defer cancel()
 	running := []config{c}
-	if c.hook == beside.hook {
-		running = append(running, beside)
+	if c.hook == alongside.hook {
+		running = append(running, alongside)
 	}
 	var receivers []*receiver
 	for _, c := range running {
@@ -102,7 +102,7 @@ func (e *experiment) check(c config, l load, sent sentBy, received receivedBy) {
 		e.run.Unsound("%s, %s: %d of %d packets out of order, of %d sent", c.name, l.name, received.Disorder, received.Received, sent.Sent)
 	}
 	if lost := sent.Sent - min(sent.Sent, received.Received); c.program == "kerb" && lost != received.Told {
-		e.run.Unsound("%s, %s: %d packets lost, the receiver was told of %d", c.name, l.name, lost, received.Told)
+		e.run.Unsound("%s, %s: %d packets lost, the receiver was notified of %d", c.name, l.name, lost, received.Told)
 	}
 	if reached := float64(sent.Sent) / sent.Seconds; reached < 0.98*float64(l.rate) {
 		e.run.Note("%s: the sender reached only %.0f packets/s at least once", l.name, reached)

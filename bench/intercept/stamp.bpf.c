@@ -2,7 +2,7 @@
 //go:build ignore
 
 /* What takes T1 for the receivers that are compared with the intercept module: `stamp` writes it into the packet and has the
- * stack go on, `to_socket` hands the packet to an AF_XDP socket, `to_array` is the original's way, a copy in an array that
+ * stack continue, `to_socket` hands the packet to an AF_XDP socket, `to_array` is the original's way, a copy in an array that
  * user space polls. IPv4 without options, and UDP without checksum, to the server's port. */
 #include <linux/bpf.h>
 #include <linux/if_ether.h>

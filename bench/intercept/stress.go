@@ -14,7 +14,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/scratch"
 )
 
-// stress is what keeps the machine busy beside the measurement.
+// stress is what keeps the machine busy alongside the measurement.
 type stress struct {
 	cmd    *exec.Cmd
 	dir    string

@@ -152,7 +152,7 @@ func (d *decoded) checkOffset() int {
 	return 6
 }
 
-// with is the packet between other addresses, made anew.
+// with is the packet between other addresses, made again.
 func (d *decoded) with(src, dst netip.Addr) []byte {
 	packet := append([]byte(nil), d.packet...)
 	size := src.BitLen() / 8

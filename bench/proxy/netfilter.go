@@ -13,7 +13,7 @@ import (
 	"github.com/kerb-edge/kerb/bench/internal/path"
 )
 
-// others are the services beside the one that is measured.
+// others are the services alongside the one that is measured.
 const others = 99
 
 // ports of the measured service.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package proxy is `kerb bench proxy`: two services on one node, and what it costs to reach one of them by a virtual address:
-// by Kerb's proxy, by nftables and iptables in kube-proxy's style, by user-space proxies on a TUN device, beside the direct way
+// by Kerb's proxy, by nftables and iptables in kube-proxy's style, by user-space proxies on a TUN device, alongside the direct way
 // by its own address over the bridge, which is the limit that only a shorter path can pass. Every config has a lab of its own
 // for the whole load, so rounds alternate without setting anything up again.
 package proxy

@@ -14,7 +14,7 @@ import (
 type answerTo struct {
 	Sent, Answered, Wrong, Curved uint64
 	Seconds                       float64
-	// Time of all CPUs in s that somebody had, and of that what the client, the server and the kernel between them had.
+	// Busy time of all CPUs in s, and of that what the client, the server and the kernel between them had.
 	Taken, Spent           float64
 	P1, P25, P50, P75, P99 float64
 	P999                   float64 `json:"p99.9"`

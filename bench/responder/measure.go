@@ -150,7 +150,7 @@ func (e *experiment) measureUntilLoss(c *contender, most int) ([]bench.Sample, e
 	return []bench.Sample{{Metric: "lossfree_threads", Stat: "p50", Unit: "count", Value: float64(good)}}, err
 }
 
-// measureOffered sends at a rate, and tells how much of it is lost.
+// measureOffered sends at a rate, and reports how much of it is lost.
 func (e *experiment) measureOffered(c *contender, rate int) ([]bench.Sample, error) {
 	var a answerTo
 	err := c.serving(c.variant, func() (err error) {

@@ -68,7 +68,7 @@ func (k *kerb) check(first string) error {
 	return nil
 }
 
-// Check tells whether the changes are really in effect; it is not part of what is timed.
+// Check reports whether the changes are really in effect; it is not part of what is timed.
 func (k *kerb) Check(rechained bool) error {
 	if rechained {
 		return k.check("m3")

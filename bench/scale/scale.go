@@ -150,7 +150,7 @@ func measure(open func(*netlab.Lab) (Node, error), lab *netlab.Lab, services []*
 	}, nil
 }
 
-// check asks a node that can tell whether what it was told to do is in effect.
+// check asks a node that can report whether what it was asked to do is in effect.
 func check(node Node, rechained bool) error {
 	if c, ok := node.(interface{ Check(rechained bool) error }); ok {
 		return c.Check(rechained)

@@ -10,7 +10,7 @@ import (
 
 func init() { Kerb = openKerb }
 
-// kerb is the agent with the stamping module beside a counting one. Each replacement is a change of the module's config
+// kerb is the agent with the stamping module alongside a counting one. Each replacement is a change of the module's config
 // through the API: planned, linked, verified, swapped, committed to the store.
 type kerb struct {
 	*node.Node

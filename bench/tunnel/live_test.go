@@ -169,7 +169,7 @@ func (c counts) lost(before counts) int64 {
 	return int64(now[0] + now[2] - then[0] - then[2] - (now[1] + now[3] - then[1] - then[3]))
 }
 
-// check tells that no packet of the other node was dropped since before, and none was sent that nobody got, but for those that found
+// check reports that no packet of the other node was dropped since before, and none was sent that nobody got, but for those that found
 // a queue full. The last ones may be on their way.
 func (c counts) check(t *testing.T, g *ground) {
 	t.Helper()

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package tunnel is `kerb bench tunnel`: two nodes with a service each, and what it costs to reach the one from the other: by
-// Kerb's tunnel, with and without authentication, by the kernel's VXLAN, by a user-space tunnel on a TUN device, beside plain
+// Kerb's tunnel, with and without authentication, by the kernel's VXLAN, by a user-space tunnel on a TUN device, alongside plain
 // routing without a tunnel, which is the limit. Every config has nodes of its own for the whole load.
 package tunnel
 

@@ -51,7 +51,7 @@ func Compile(tb testing.TB, source string, hook Hook) *ebpf.CollectionSpec {
 }
 
 // Object is Compile for a module: everything is left as the compiler made it.
-// Where there is no compiler, the object that go generate left beside the
+// Where there is no compiler, the object that go generate left alongside the
 // source is taken.
 func Object(tb testing.TB, source string, hook Hook) *ebpf.CollectionSpec {
 	tb.Helper()
@@ -80,7 +80,7 @@ func CompileObject(source, object string, hook Hook) error {
 	return nil
 }
 
-// noteInputs looks at the files that the compiler is going to read, so that
+// noteInputs examines the files that the compiler is going to read, so that
 // the go command knows that the test depends on them and does not answer from
 // its cache when they change.
 func noteInputs(tb testing.TB, source string) {

@@ -443,7 +443,7 @@ func TestLoadAndStoreBytesInFragments(t *testing.T) {
 	}
 }
 
-// An outer IPv4 header is put in front, and the context must tell of it; taken
+// An outer IPv4 header is put in front, and the context must report it; taken
 // out again, the frame is what it was.
 func TestAdjustRoom(t *testing.T) {
 	for _, r := range loadRewriters(t) {

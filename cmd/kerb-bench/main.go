@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command kerb-bench has Kerb's benchmarks and the demo. It runs agents and commands of the kerb that lies beside it.
+// Command kerb-bench has Kerb's benchmarks and the demo. It runs agents and commands of the kerb that lies alongside it.
 package main
 
 import (

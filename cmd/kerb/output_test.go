@@ -45,7 +45,7 @@ func TestNoCommandIgnoresTheOutput(t *testing.T) {
 			printed++
 		}
 	}
-	if printed < 15 { // the others have nothing to tell of what is here
+	if printed < 15 { // the others have nothing to report what is here
 		t.Errorf("only %d commands printed something", printed)
 	}
 }
@@ -118,7 +118,7 @@ func runAsJSON(t *testing.T, path []string) (out []byte, refused bool) {
 	root.SetArgs(append(append(path[:len(path):len(path)], args...), "-o", "json"))
 	root.SetOut(&text)
 	root.SetErr(io.Discard)
-	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second) // some go on until they are told to end
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second) // some continue until they are asked to end
 	defer cancel()
 	err = root.ExecuteContext(ctx)
 	return text.Bytes(), err != nil && strings.HasSuffix(err.Error(), "omit -o")

@@ -53,7 +53,7 @@ static __always_inline bool take(struct bucket *b, __u64 now)
 	__u64 elapsed;
 
 	bpf_spin_lock(&b->lock);
-	elapsed = now > b->last ? now - b->last : 0; /* another CPU may have looked at the clock later and come first */
+	elapsed = now > b->last ? now - b->last : 0; /* another CPU may have examined the clock later and come first */
 	if (elapsed > LONGEST)
 		elapsed = LONGEST;
 	b->last += elapsed;

@@ -51,7 +51,7 @@ static long take(struct bpf_dynptr *message, __u32 *zero)
 	return 0;
 }
 
-/* A packet of 14 bytes is none: it has control messages looked at. */
+/* A packet of 14 bytes is none: it has control messages examined. */
 SEC("xdp") int emit(struct xdp_md *ctx)
 {
 	__u32 zero = 0, len = (__u32)bpf_xdp_get_buff_len(ctx), wait;

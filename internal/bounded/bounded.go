@@ -23,7 +23,7 @@ const mostStuck = 4
 // Calls are of one kind. The zero value is ready.
 type Calls struct{ waiting atomic.Int32 }
 
-// Do waits for a call, but not longer than that. The call goes on alone then, and what it returns is lost.
+// Do waits for a call, but not longer than that. The call continues alone then, and what it returns is lost.
 func Do[T any](c *Calls, limit time.Duration, call func() (T, error)) (value T, err error) {
 	if c.waiting.Add(1) > mostStuck {
 		c.waiting.Add(-1)

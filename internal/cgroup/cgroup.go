@@ -31,7 +31,7 @@ type Cgroup struct {
 	ID   uint64 // the inode, which bpf_get_current_cgroup_id tells too; not used again until a reboot
 }
 
-// Mount is where cgroup v2 is mounted. With version 1 beside it, that is not /sys/fs/cgroup.
+// Mount is where cgroup v2 is mounted. With version 1 alongside it, that is not /sys/fs/cgroup.
 func Mount() (string, error) {
 	f, err := os.Open("/proc/thread-self/mountinfo")
 	if err != nil {
@@ -112,7 +112,7 @@ func Below(mount, path string) string {
 	return path
 }
 
-// Contains tells whether a cgroup is another one or above it.
+// Contains reports whether a cgroup is another one or above it.
 func Contains(above, path string) bool {
 	return above == path || strings.HasPrefix(path, strings.TrimSuffix(above, "/")+"/")
 }
@@ -137,7 +137,7 @@ func Dir(id uint64) (string, error) {
 	return walkTo(id)
 }
 
-// Exists tells whether a cgroup that Find has told of is still there.
+// Exists reports whether a cgroup that Find has told of is still there.
 func (c Cgroup) Exists() bool {
 	_, ok := known(c.ID)
 	return ok

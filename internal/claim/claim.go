@@ -21,10 +21,10 @@ import (
 // ErrTaken is wrapped by Take for a name that a living process has, this one too.
 var ErrTaken = errors.New("a living process has it")
 
-// Dir is a directory of claims. It has to vanish with a reboot, and nobody else may write there.
+// Dir is a directory of claims. It has to vanish with a reboot, and no other user may write there.
 type Dir string
 
-// Take claims a name, with a note for whoever clears away after this process.
+// Take claims a name, with a note for the process that cleans up after this one.
 func (d Dir) Take(name, note string) (*os.File, error) {
 	if err := os.MkdirAll(string(d), 0o700); err != nil {
 		return nil, err
@@ -121,7 +121,7 @@ func Node(p paths.Paths) (release func() error, err error) {
 }
 
 // Sweep calls clear for every name whose process is no more, with its note, and gives the name back if that succeeds. Sweeps
-// wait for each other, so that everything is cleared when one has returned, whoever did it.
+// wait for each other, so that everything is cleared when one has returned, no matter which did it.
 func (d Dir) Sweep(clear func(name, note string) error) error {
 	dir, err := d.lock()
 	if errors.Is(err, fs.ErrNotExist) {

@@ -40,7 +40,7 @@ const (
 	ExitConflict    = 5 // does not go with what is there, or the kernel refused the program
 )
 
-// Build is what the program consists of beside this package.
+// Build is what the program consists of alongside this package.
 type Build struct {
 	Version string
 	Agent   func(context.Context, config.Config, *slog.Logger) error // runs until the context ends
@@ -313,7 +313,7 @@ func exitCode(err error) int {
 	return ExitFailure
 }
 
-// report tells what went wrong, and what to do where that is known.
+// report reports what went wrong, and what to do where that is known.
 func (a *app) report(w io.Writer, cmd *cobra.Command, err error) int {
 	code := exitCode(err)
 	var (

@@ -200,7 +200,7 @@ func TestExitCodes(t *testing.T) {
 	}
 }
 
-// A reader that has seen enough is no failure to tell of; a peer that has gone is.
+// A reader that has seen enough is no failure to report; a peer that has gone is.
 func TestNobodyReads(t *testing.T) {
 	for name, want := range map[string]bool{os.Stdout.Name(): true, "/run/peer": false} {
 		r, w, err := os.Pipe()

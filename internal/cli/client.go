@@ -57,7 +57,7 @@ func remedy(err error) string {
 	return ""
 }
 
-// orJoin names the group that may use a socket, if there is one beside root's.
+// orJoin names the group that may use a socket, if there is one alongside root's.
 func orJoin(socket string) string {
 	info, err := os.Stat(socket)
 	if err != nil {
@@ -136,7 +136,7 @@ func readAnswer(body io.Reader) ([]byte, error) {
 	return data, nil
 }
 
-// interrupted tells what becomes of a change that nobody waits for any more: it is all or nothing, and goes on.
+// interrupted reports what becomes of a change whose client has disconnected: it is all or nothing, and continues.
 func interrupted(method string) error {
 	if method == http.MethodGet {
 		return errors.New("interrupted")

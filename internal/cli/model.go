@@ -120,7 +120,7 @@ func (a *app) modelLoadCommand() *cobra.Command {
 			return a.loadModel(cmd, m, l)
 		},
 	})
-	c.Flags().StringVar(&m.Metadata.Name, "name", "", "name of the resource; the one in the document unless said")
+	c.Flags().StringVar(&m.Metadata.Name, "name", "", "name of the resource; the one in the document by default")
 	c.Flags().StringToStringVarP(&m.Metadata.Labels, "label", "l", nil, "label as key=value; replaces all existing labels; may be repeated")
 	l.addFlags(c)
 	return c
@@ -233,7 +233,7 @@ func (a *app) modelDescribeCommand() *cobra.Command {
 	})
 }
 
-// completeWithFiles offers files beside names.
+// completeWithFiles offers files alongside names.
 func completeWithFiles(names cobra.CompletionFunc) cobra.CompletionFunc {
 	return func(cmd *cobra.Command, args []string, text string) ([]string, cobra.ShellCompDirective) {
 		if len(args) > 0 {
@@ -275,7 +275,7 @@ func (a *app) modelRollbackCommand() *cobra.Command {
 			return a.loadModel(cmd, now, l)
 		},
 	})
-	c.Flags().Int64Var(&to, "to", 0, "generation to go back to; the one before unless said")
+	c.Flags().Int64Var(&to, "to", 0, "generation to go back to; the one before by default")
 	_ = c.RegisterFlagCompletionFunc("to", a.completeGenerations)
 	l.addFlags(c)
 	return c
@@ -310,7 +310,7 @@ func printDescription(w io.Writer, d models.Description) {
 		field(w, "Accuracy", *d.Accuracy)
 	}
 	for _, r := range d.Rules {
-		field(w, "Beside it", fmt.Sprintf("the rule %s has %v", r.Rule, r.Accuracy))
+		field(w, "In addition to it", fmt.Sprintf("the rule %s has %v", r.Rule, r.Accuracy))
 	}
 	field(w, "Too large for the data plane", d.TooLarge)
 	fmt.Fprintln(w)

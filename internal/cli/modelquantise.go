@@ -45,7 +45,7 @@ func (a *app) modelQuantiseCommand() *cobra.Command {
 		},
 	}
 	dataFlags(c, &data, &label)
-	c.Flags().StringVarP(&output, "out", "f", "", "file to write; standard output unless said")
+	c.Flags().StringVarP(&output, "out", "f", "", "file to write; standard output by default")
 	return c
 }
 

@@ -282,7 +282,7 @@ func (a *app) packageRemoveCommand() *cobra.Command {
 	return c
 }
 
-// packagesInUse are the packages of modules. Without an agent nobody can tell, and the operator is told so.
+// packagesInUse are the packages of modules. Without an agent that is unknown, and the operator is warned.
 func (a *app) packagesInUse(cmd *cobra.Command) (map[string]string, error) {
 	modules, err := fetch[[]v1alpha1.Module](cmd.Context(), a, "/v1/modules")
 	var gone *unreachableError

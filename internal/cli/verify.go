@@ -19,7 +19,7 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// verifyPackage loads every hook and direction of the package into the kernel and tells what the verifier made of it.
+// verifyPackage loads every hook and direction of the package into the kernel and reports what the verifier made of it.
 // The config is the schema's defaults.
 func verifyPackage(p *pkgs.Package) ([]verdict, error) {
 	if err := p.CheckFeatures(); err != nil {

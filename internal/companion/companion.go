@@ -19,7 +19,7 @@ const (
 // KerbVariable is the environment variable that names the kerb that kerb-bench runs.
 const KerbVariable = "KERB_PROGRAM"
 
-// Find returns the path of a program: beside this one, or else on PATH.
+// Find returns the path of a program: alongside this one, or else on PATH.
 func Find(name string) (string, error) {
 	self, err := os.Executable()
 	if err != nil {

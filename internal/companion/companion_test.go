@@ -10,7 +10,7 @@ import (
 )
 
 func TestFind(t *testing.T) {
-	beside, onPath := t.TempDir(), t.TempDir()
+	alongside, onPath := t.TempDir(), t.TempDir()
 	t.Setenv("PATH", onPath)
 	place := func(dir, name string, mode os.FileMode) string {
 		path := filepath.Join(dir, name)
@@ -19,19 +19,19 @@ func TestFind(t *testing.T) {
 		}
 		return path
 	}
-	if _, err := find(beside, Bench); err == nil || !strings.Contains(err.Error(), "make build") || !strings.Contains(err.Error(), beside) {
+	if _, err := find(alongside, Bench); err == nil || !strings.Contains(err.Error(), "make build") || !strings.Contains(err.Error(), alongside) {
 		t.Errorf("a missing program: %v", err)
 	}
 	installed := place(onPath, Bench, 0o755)
-	place(beside, Bench, 0o644) // cannot be executed
-	if got, err := find(beside, Bench); got != installed || err != nil {
+	place(alongside, Bench, 0o644) // cannot be executed
+	if got, err := find(alongside, Bench); got != installed || err != nil {
 		t.Errorf("on PATH: %q, %v", got, err)
 	}
-	if err := os.Chmod(filepath.Join(beside, Bench), 0o755); err != nil {
+	if err := os.Chmod(filepath.Join(alongside, Bench), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if got, err := find(beside, Bench); got != filepath.Join(beside, Bench) || err != nil {
-		t.Errorf("beside this program: %q, %v", got, err)
+	if got, err := find(alongside, Bench); got != filepath.Join(alongside, Bench) || err != nil {
+		t.Errorf("alongside this program: %q, %v", got, err)
 	}
 }
 

@@ -17,7 +17,7 @@ const (
 	updateTime = 30 * time.Second
 )
 
-// follower knows what a control plane has been told of one kind of resources, in updates U.
+// follower knows what a control plane has been notified of one kind of resources, in updates U.
 type follower[U any] interface {
 	Restart()
 	Ready() <-chan struct{}
@@ -141,7 +141,7 @@ func nothing(w sdk.Wanted) bool {
 	return len(w.Addresses)+len(w.Idle)+len(w.Give)+len(w.Executables) == 0
 }
 
-// answered tells whether an error is an answer with this status.
+// answered reports whether an error is an answer with this status.
 func answered(err error, status int) bool {
 	var answer *AnswerError
 	return errors.As(err, &answer) && answer.Status == status

@@ -24,7 +24,7 @@ type Packets interface {
 	Ended(list []sdk.Instance) []uint32
 }
 
-// packets are the packet sockets of a control plane. They are opened for each run anew, and only it has them: a socket
+// packets are the packet sockets of a control plane. They are opened for each run again, and only it has them: a socket
 // keeps its service's namespace alive.
 type packets struct {
 	from Packets
@@ -96,7 +96,7 @@ func (p *packets) openNew(there map[uint32]sdk.Instance, want []sdk.Instance, lo
 	return files
 }
 
-// sameInside tells whether a socket that was opened for one is as good for the other.
+// sameInside reports whether a socket that was opened for one is as good for the other.
 func sameInside(a, b sdk.Instance) bool {
 	return a.Service == b.Service && a.Interface == b.Interface && a.MAC == b.MAC && slices.Equal(a.Addresses, b.Addresses)
 }

@@ -121,7 +121,7 @@ func newPlane(module string, p *pkgs.Package, opts Options, start starter) *Plan
 // Package is what the control plane belongs to.
 func (p *Plane) Package() *pkgs.Package { return p.pkg }
 
-// State tells how it is.
+// State reports how it is.
 func (p *Plane) State() State {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -185,7 +185,7 @@ func (p *Plane) Resume() {
 	}
 }
 
-// turns are closed when the control plane is to rest, and when it is to go on.
+// turns are closed when the control plane is to rest, and when it is to continue.
 func (p *Plane) turns() (rest, resume <-chan struct{}) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -267,7 +267,7 @@ func TestConditions(t *testing.T) {
 	})
 }
 
-// Each run is told of the generation, and one that rests is not there until it goes on.
+// Each run is notified of the generation, and one that rests is not there until it continues.
 func TestRest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := &handler{answers: map[string]int{"start": 204}}

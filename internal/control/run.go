@@ -50,7 +50,7 @@ func newRun(dir, module string, start starter) (*run, error) {
 		return nil, err
 	}
 	listener.SetUnlinkOnClose(false)
-	defer listener.Close() // the process has the only copy, so that nobody waits for one that is gone
+	defer listener.Close() // the process has the only copy, so that no client waits for one that has exited
 	listenFile, err := listener.File()
 	if err != nil {
 		return nil, errors.Join(err, os.Remove(socket))

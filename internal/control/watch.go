@@ -24,7 +24,7 @@ import (
 
 const (
 	limitsEvery = 500 * time.Millisecond
-	diskEvery   = 4 // of these times: it looks at each file
+	diskEvery   = 4 // of these times: it examines each file
 )
 
 // watchLimits ends a process that holds more than it may. A cgroup stops memory sooner, where the agent has one to divide; the
@@ -32,7 +32,7 @@ const (
 func watchLimits(p *process, spec sandbox.Spec) {
 	tick := time.NewTicker(limitsEvery)
 	defer tick.Stop()
-	processes, ran, wrote := []int{p.pid}, time.Duration(-1), time.Duration(-1) // CPU time at the last look at memory, and at files
+	processes, ran, wrote := []int{p.pid}, time.Duration(-1), time.Duration(-1) // CPU time at the last check of memory, and of files
 	for n := 1; ; n++ {
 		select {
 		case <-p.ended:

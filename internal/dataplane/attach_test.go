@@ -85,13 +85,13 @@ func (w *world) deploy(t *testing.T, p chain.Point, dir chain.Direction, mods ..
 	return spec
 }
 
-// passes tells whether UDP packets from host a to a port of host b arrive, however slow the machine or the bridge is at first.
+// passes reports whether UDP packets from host a to a port of host b arrive, however slow the machine or the bridge is at first.
 func (w *world) passes(t *testing.T, port int) bool { return w.send(t, port, 100) }
 
-// dropped tells that none does.
+// dropped reports that none does.
 func (w *world) dropped(t *testing.T, port int) bool { return !w.send(t, port, 5) }
 
-// send tells whether one of so many packets arrives.
+// send reports whether one of so many packets arrives.
 func (w *world) send(t *testing.T, port, packets int) bool {
 	t.Helper()
 	var server, client net.PacketConn

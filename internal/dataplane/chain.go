@@ -224,7 +224,7 @@ func readChains(l layout) ([]chain.Pinned, error) {
 		}
 		dir := filepath.Join(l.chains(), e.Name())
 		if _, err := os.Stat(entryPin(dir)); errors.Is(err, os.ErrNotExist) {
-			continue // somebody has unpinned it by hand
+			continue // unpinned by hand
 		}
 		c := chain.Pinned{ID: id, Spec: spec}
 		if err := readPins(&c, dir); err != nil {

@@ -99,7 +99,7 @@ func (d *Dataplane) listClsact(p chain.Point) (*netlink.BpfFilter, error) {
 	return nil, err // nil, or the list may lack it
 }
 
-// readClsact looks at every interface of the node.
+// readClsact examines every interface of the node.
 func (d *Dataplane) readClsact() ([]chain.Attached, error) {
 	links, err := netlink.LinkList()
 	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {

@@ -72,7 +72,7 @@ func checkOwner(root string) error {
 	return nil
 }
 
-// checkBPFFS looks at the nearest directory that exists.
+// checkBPFFS examines the nearest directory that exists.
 func checkBPFFS(root string) error {
 	const magic = 0xcafe4a11 // BPF_FS_MAGIC
 	for dir := root; ; dir = filepath.Dir(dir) {
@@ -134,7 +134,7 @@ func (d *Dataplane) CreateGeneration(mod Module, from string) error {
 	return g.pin(d.layout)
 }
 
-// HasGeneration tells whether the maps of a generation are there: CreateGeneration would not fill them.
+// HasGeneration reports whether the maps of a generation are there: CreateGeneration would not fill them.
 func (d *Dataplane) HasGeneration(name, id string) bool {
 	_, err := os.Stat(d.layout.generation(name, id))
 	return err == nil

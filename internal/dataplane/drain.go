@@ -14,7 +14,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/chain"
 )
 
-// Redirected bytes that nobody has read are lost when their socket leaves the SOCKHASH. So a module that leaves is first told
+// Unread redirected bytes are lost when their socket leaves the SOCKHASH. So a module that leaves is first told
 // to redirect no more (its map off), and then sockets are taken out as they are found to hold none. A message may be under way
 // from the program's verdict to the receiver's queue when off is set: it gets there within settleTime, a few microseconds
 // unless its sender is kept from running.
@@ -33,7 +33,7 @@ func (s *sockets) setOff(off bool) error {
 	return m.Put(uint32(0), value)
 }
 
-// isOff tells whether the module was told so.
+// isOff reports whether the module was told so.
 func (s *sockets) isOff() bool {
 	value := uint32(0)
 	m := s.maps[offMap]
@@ -118,7 +118,7 @@ func (d *Dataplane) drainPinned(c chain.Pinned) error {
 	return nil
 }
 
-// sharesSockets tells whether another version of the module works on the same sockets.
+// sharesSockets reports whether another version of the module works on the same sockets.
 func (d *Dataplane) sharesSockets(c chain.Pinned, s *sockets) (bool, error) {
 	chains, err := readChains(d.layout)
 	if err != nil || s.maps[socketsPin] == nil {
@@ -163,7 +163,7 @@ func (d *Dataplane) drainAll() error {
 	return errors.Join(errs...)
 }
 
-// leaving tells whether the maps of a generation are those of a module that lets go of its sockets.
+// leaving reports whether the maps of a generation are those of a module that lets go of its sockets.
 func leaving(maps map[string]*ebpf.Map) bool {
 	return (&sockets{maps: maps}).isOff()
 }

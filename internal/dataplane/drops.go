@@ -13,7 +13,7 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// The drop counters that every generation has beside the module's own maps: of all packets, and by interface.
+// The drop counters that every generation has alongside the module's own maps: of all packets, and by interface.
 const (
 	dropsMap        = "kerb_drops"
 	ifindexDropsMap = "kerb_if_drops"

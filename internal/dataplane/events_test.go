@@ -46,7 +46,7 @@ func mapID(t *testing.T, m *ebpf.Map) ebpf.MapID {
 	return id
 }
 
-// The next generation goes on with the ring and its counters; one of another size begins with an empty ring.
+// The next generation continues with the ring and its counters; one of another size begins with an empty ring.
 func TestRingIsCarriedOver(t *testing.T) {
 	page := uint32(os.Getpagesize())
 	first := ringGeneration(t, page, nil)

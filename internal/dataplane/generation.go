@@ -194,7 +194,7 @@ func setConstant(v *ebpf.VariableSpec, value any) error {
 	return v.Set(buf[:v.Size()])
 }
 
-// fits tells whether n, read as signed or unsigned, fits size bytes.
+// fits reports whether n, read as signed or unsigned, fits size bytes.
 func fits(n uint64, size int) bool {
 	if size >= 8 {
 		return true
@@ -256,7 +256,7 @@ func (g *generation) addMaps(hook chain.Hook, spec *ebpf.CollectionSpec, previou
 	return nil
 }
 
-// carried tells whether a map outlives its generation.
+// carried reports whether a map outlives its generation.
 func (g *generation) carried(name string) bool {
 	return !slices.Contains(g.ConfigMaps, name) && !strings.HasPrefix(name, ".rodata") && !strings.HasPrefix(name, ".kconfig")
 }
@@ -269,7 +269,7 @@ const (
 	otherLayout
 )
 
-// compareLayout tells whether a running map can serve a new generation.
+// compareLayout reports whether a running map can serve a new generation.
 func compareLayout(spec *ebpf.MapSpec, m *ebpf.Map) layoutDiff {
 	const kernelSet = 1 << 10 // BPF_F_MMAPABLE, which the loader adds to data sections
 	if spec.Type != m.Type() || spec.KeySize != m.KeySize() && spec.Type != ebpf.RingBuf || spec.ValueSize != m.ValueSize() && spec.Type != ebpf.RingBuf {

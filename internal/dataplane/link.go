@@ -126,7 +126,7 @@ func (l *linker) link(first, last int, parts *ebpf.Map, slot int) (asm.Instructi
 	for _, m := range modules {
 		out = append(out, m.rest()...)
 	}
-	if len(modules) == 0 { // a function that nobody calls is none to the kernel
+	if len(modules) == 0 { // the kernel refuses functions that are never called
 		return out, nil
 	}
 	out = append(out, verdict.rest()...)
@@ -265,7 +265,7 @@ func (l *linker) mapOf(name string, g *generation) (*ebpf.Map, error) {
 // entry generates the program that everything else is called from:
 //
 //	kerb_head(ctx, &pkt)
-//	for each module: if (module(&pkt)) -> cold code: kerb_verdict(...), exit or go on
+//	for each module: if (module(&pkt)) -> cold code: kerb_verdict(...), exit or continue
 //	return the hook's "next", or tail call into the next part
 //
 // Calls of small functions are replaced by their code. The context is at the bottom of the frame. Code for verdicts other

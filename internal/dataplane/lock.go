@@ -13,7 +13,7 @@ import (
 )
 
 // Lock makes the caller the only one that uses the pins under root, which is made if it is missing. Two agents on the
-// same pins would each undo what the other does. Whoever changes pins takes the lock before Open; the kernel lets go of
+// same pins would each undo what the other does. A process that changes pins takes the lock before Open; the kernel lets go of
 // it when the process ends. If it is taken, the error is *fault.Conflict.
 func Lock(root string) (unlock func(), err error) {
 	if err := checkBPFFS(root); err != nil {

@@ -62,7 +62,7 @@ var ErrNotMeasured = errors.New("cannot be measured")
 // ErrNotPackets is returned with the memory of a module on sockets.
 var ErrNotPackets = fmt.Errorf("%w: what it costs is part of send() and of connections, which the kernel offers no test run for; its memory is known", ErrNotMeasured)
 
-// MeasureTime is about how long a measurement lasts, beside loading. A module that is slow takes longer, but not more
+// MeasureTime is about how long a measurement lasts, alongside loading. A module that is slow takes longer, but not more
 // than some times as long.
 const MeasureTime = 30 * time.Millisecond
 
@@ -91,7 +91,7 @@ func (m *Meter) Close() {
 
 // Measure loads a module by itself into maps of its own, which it fills, and runs representative packets through it on
 // the hooks given, in every direction that the module has and that its settings do not call idle. The packets are real
-// to the module, but reach nobody. One that a module rewrites stays rewritten for the next run.
+// to the module, but reach no receiver. One that a module rewrites stays rewritten for the next run.
 func (m *Meter) Measure(mod Module, hooks ...chain.Hook) (Cost, error) {
 	targets, err := targetsOf(mod, hooks)
 	if err != nil {

@@ -83,7 +83,7 @@ func (g *generation) fillMaps(previous map[string]*ebpf.Map) sdk.Maps {
 	return out
 }
 
-// sameObject tells whether two descriptors are of one map of the kernel.
+// sameObject reports whether two descriptors are of one map of the kernel.
 func sameObject(a, b *ebpf.Map) bool {
 	if a == nil || b == nil {
 		return false
@@ -99,7 +99,7 @@ func sameObject(a, b *ebpf.Map) bool {
 }
 
 // copyEntries copies all entries. Those that packets change meanwhile may be copied as they were. Queues and the like,
-// which have no entries to look at, begin empty.
+// which have no entries to examine, begin empty.
 func copyEntries(name string, from, to *ebpf.Map) error {
 	if !slices.Contains(copyable, from.Type()) {
 		return nil

@@ -302,7 +302,7 @@ func openSockets(dir string) (*sockets, error) {
 	return s, nil
 }
 
-// newSockets tells whether a generation has to begin with empty maps: connections cannot move from one SOCKHASH to another, what is
+// newSockets reports whether a generation has to begin with empty maps: connections cannot move from one SOCKHASH to another, what is
 // known of them goes with them, and messages on those that are in one are seen by the program, and its maps, that they came in with.
 func (g *generation) newSockets(previous map[string]*ebpf.Map) (bool, error) {
 	if !g.Sockets || previous == nil {

@@ -237,7 +237,7 @@ func TestSocketsAreDrained(t *testing.T) {
 	idle.send(t, "plain")
 	idle.expect(t, "plain")
 	if n := redirected(t, maps); n != 1 {
-		t.Errorf("%d messages were redirected, one of them after the module was told to leave", n)
+		t.Errorf("%d messages were redirected, one of them after the module was asked to leave", n)
 	}
 	w.reopen(t) // the agent was killed meanwhile
 	if err := w.RemoveChain(pinned); !errors.As(err, &draining) {

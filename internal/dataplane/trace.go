@@ -62,7 +62,7 @@ func (e TraceEvent) Addr(raw [16]byte) netip.Addr {
 	return netip.Addr{}
 }
 
-// Trace is a running trace: chains that tell of each module's verdict stand on the points in place of the plain ones.
+// Trace is a running trace: chains that report each module's verdict stand on the points in place of the plain ones.
 type Trace struct {
 	Chains []chain.Spec // by number - 1 in the events
 	filter *ebpf.Map
@@ -207,7 +207,7 @@ func (t *Trace) Read(deadline time.Time) (TraceEvent, error) {
 	return e, binary.Read(bytes.NewReader(record.RawSample), binary.NativeEndian, &e)
 }
 
-// Runs tells whether a program is one of the trace's.
+// Runs reports whether a program is one of the trace's.
 func (t *Trace) Runs(id uint32) bool {
 	for _, c := range t.progs {
 		if info, err := c.entry().Info(); err == nil {

@@ -73,7 +73,7 @@ func Into(object map[string]any, v any) error {
 	return nil
 }
 
-// YAML reads one YAML document. Beside mistakes in numbers there is a value.
+// YAML reads one YAML document. In addition to mistakes in numbers there is a value.
 func YAML(doc []byte) (any, error) {
 	data, err := yaml.YAMLToJSONStrict(doc)
 	if err != nil {

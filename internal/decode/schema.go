@@ -74,7 +74,7 @@ func splitField(field string) (parent, name string) {
 	return "", field
 }
 
-// knownFields lists the fields beside the one at location.
+// knownFields lists the fields alongside the one at location.
 func (s *schema) knownFields(location string) []string {
 	at := s.root
 	steps := strings.Split(location, ".")

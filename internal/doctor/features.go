@@ -61,7 +61,7 @@ func features(Options) []Check {
 	return append(checks, nativeMTU(results["xdp-native"])...)
 }
 
-// missing tells that the kernel has been asked, and does not have it.
+// missing reports that the kernel has been asked, and does not have it.
 func missing(err error) bool {
 	return err != nil && !errors.Is(err, probe.ErrNoNamespace) && !errors.Is(err, unix.EPERM)
 }
@@ -87,7 +87,7 @@ func newer(version string) string {
 	return fmt.Sprintf("boot Linux %s or newer; on Debian: apt install linux-image-$(dpkg --print-architecture)", version)
 }
 
-// nativeMTU tells how large packets may be with XDP in the driver of a veth.
+// nativeMTU reports how large packets may be with XDP in the driver of a veth.
 func nativeMTU(native error) []Check {
 	if native != nil {
 		return nil

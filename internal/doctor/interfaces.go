@@ -17,7 +17,7 @@ import (
 // ownPrefix begins the names of Kerb's programs.
 const ownPrefix = "kerb_"
 
-// interfaces tells of each interface of the node, and of veths, which are
+// interfaces reports each interface of the node, and of veths, which are
 // services and may be hundreds, together unless something foreign runs there.
 // A program whose name may not be read counts as foreign without a warning.
 func interfaces(Options) []Check {

@@ -72,7 +72,7 @@ func offload() Check {
 	return ok(name, "the firewall checks where deferred checksums are written")
 }
 
-// jit looks at a loaded program and not at net.core.bpf_jit_enable, which
+// jit examines a loaded program and not at net.core.bpf_jit_enable, which
 // namespaces hide and CONFIG_BPF_JIT_ALWAYS_ON overrules.
 func jit() Check {
 	const name, remedy = "BPF JIT", "sysctl -w net.core.bpf_jit_enable=1"

@@ -32,7 +32,7 @@ func mounts(opts Options) []Check {
 	return []Check{bpffs(opts.Paths.BPF), cgroup2()}
 }
 
-// confinement tells what this kernel lacks to keep control planes from all else.
+// confinement reports what this kernel lacks to keep control planes from all else.
 func confinement(Options) []Check {
 	return []Check{judgeConfinement(sandbox.Reasons())}
 }
@@ -200,7 +200,7 @@ var agents = []struct{ prefix, name string }{
 	{"balancer_ingres", "Katran"},
 }
 
-// others tells of agents that may be there; Kerb runs beside them.
+// others reports agents that may be there; Kerb runs alongside them.
 func others() []Check {
 	const name = "other agents"
 	names, err := probe.ProgramNames()

@@ -42,7 +42,7 @@ func properties(text string) map[string]string {
 	return out
 }
 
-// judgeUnit looks at the unit as loaded. A node without the unit runs the agent in another way.
+// judgeUnit examines the unit as loaded. A node without the unit runs the agent in another way.
 func judgeUnit(unit map[string]string) []Check {
 	if unit["LoadState"] != "loaded" {
 		return nil

@@ -23,7 +23,7 @@ type receivers struct {
 	stubs map[uint64]int // of the procedure linkage table, by address
 }
 
-// maxWays are more than a program has, unless somebody has made it to have more, and fools himself.
+// maxWays is more than any program has that was not crafted to exceed it; such a program harms only itself.
 const maxWays = 1 << 16
 
 func note(ways map[uint64]int, at uint64, argument int) {

@@ -50,7 +50,7 @@ func (c x86) mark(uses map[string]bool, text []byte, static bool) {
 	}
 }
 
-// loads tells whether a register is given the constant, by MOV r32, imm32 (B8+r) or MOV r64, imm32 (C7 /0), and what is behind it
+// loads reports whether a register is given the constant, by MOV r32, imm32 (B8+r) or MOV r64, imm32 (C7 /0), and what is behind it
 // satisfies then.
 func (x86) loads(text []byte, constant uint32, then func(rest []byte) bool) bool {
 	var imm [4]byte
@@ -68,7 +68,7 @@ func (x86) loads(text []byte, constant uint32, then func(rest []byte) bool) bool
 	}
 }
 
-// isMove tells whether what is in front of a constant makes it an operand of MOV to a register.
+// isMove reports whether what is in front of a constant makes it an operand of MOV to a register.
 func isMove(before []byte) bool {
 	n := len(before)
 	return n >= 1 && before[n-1]&0xf8 == 0xb8 || n >= 2 && before[n-2] == 0xc7 && before[n-1]&0xf8 == 0xc0

@@ -19,7 +19,7 @@ import (
 // configured are programs whose configuration says that they never make calls which they contain, by the name of the file.
 var configured = map[string]func(p *running) (never []string){"haproxy": haproxy}
 
-// running is a process, with what it was told when it began.
+// running is a process, with what it received when it started.
 type running struct {
 	dir   string // in /proc
 	start uint64 // ns since boot
@@ -77,7 +77,7 @@ func (p *running) haproxyFiles() (names []string, ok bool) {
 	return names, true
 }
 
-// haproxySplices tells whether a line that is no comment has the word.
+// haproxySplices reports whether a line that is no comment has the word.
 func haproxySplices(text []byte) bool {
 	for line := range bytes.Lines(text) {
 		if line = bytes.TrimSpace(line); !bytes.HasPrefix(line, []byte("#")) && bytes.Contains(line, []byte("splice")) {
@@ -163,7 +163,7 @@ func (p *running) root() string {
 	return p.dir + "/root"
 }
 
-// mentions tells whether a file of /proc has a word, or cannot be read.
+// mentions reports whether a file of /proc has a word, or cannot be read.
 func (p *running) mentions(file, word string) bool {
 	text, err := readProc(p.dir + file)
 	return err != nil || bytes.Contains(text, []byte(word))

@@ -83,7 +83,7 @@ func TestConfigIsAPipe(t *testing.T) {
 	}
 }
 
-// written is a file that is older than any process that begins now, by what /proc tells of it.
+// written is a file that is older than any process that begins now, by what /proc reports it.
 func written(t *testing.T, text string) string {
 	t.Helper()
 	if _, err := exec.LookPath("haproxy"); err != nil {

@@ -22,7 +22,7 @@ type contents struct {
 }
 
 const (
-	maxSearched = 512 << 20 // bytes of a program and its libraries that are looked at: Envoy has 100 MB, Chrome 250 MB
+	maxSearched = 512 << 20 // bytes of a program and its libraries that are examined: Envoy has 100 MB, Chrome 250 MB
 	chunk       = 1 << 20
 	overlap     = 128 // bytes that chunks share, so that none of what is searched for is cut
 )
@@ -70,7 +70,7 @@ func (o *object) isInnocent() (bool, error) {
 	return slices.Contains(innocent, stem), err
 }
 
-// markImports tells whether there are imports: a static program has none.
+// markImports reports whether there are imports: a static program has none.
 func markImports(uses map[string]bool, s symbols) (found bool) {
 	for i := range uint64(len(s.table) / symbolSize) {
 		name, imported := s.imported(i)
@@ -92,7 +92,7 @@ var goFunctions = map[string]string{
 	"\x00golang.org/x/sys/unix.Splice\x00": Splice,
 }
 
-// search looks at what the program has in memory while it runs.
+// search examines what the program has in memory while it runs.
 func (c *contents) search(uses map[string]bool, o *object, s symbols, static bool) error {
 	code := codeOf(o.machine)
 	if code == nil {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package executable tells what the program that a process runs may ask of its sockets, without running or stopping it: by
+// Package executable reports what the program that a process runs may ask of its sockets, without running or stopping it: by
 // what its executable and the libraries that are mapped import, by the constants in their machine code, and by the names of
 // functions that Go keeps. It errs on the side of "uses": a program may contain a call that it never makes.
 package executable
@@ -55,7 +55,7 @@ var ErrElsewhere = errors.New("the agent runs in a separate PID namespace, where
 // firstNamespace is PROC_PID_INIT_INO of the kernel.
 const firstNamespace = "pid:[4026531836]"
 
-// Reachable tells whether this process sees processes by the numbers that the kernel tells.
+// Reachable reports whether this process sees processes by the numbers that the kernel tells.
 func Reachable() error {
 	if ns, err := os.Readlink("/proc/self/ns/pid"); err == nil && ns != firstNamespace {
 		return ErrElsewhere
@@ -267,7 +267,7 @@ func mapped(dir string) (names []string, err error) {
 	return names, nil
 }
 
-// maxProc is more than /proc tells of a process that has not made it to be much: 65,530 mappings by default, 128 KiB for an argument.
+// maxProc is more than /proc reports a process that has not made it to be much: 65,530 mappings by default, 128 KiB for an argument.
 const maxProc = 16 << 20 // bytes
 
 // readProc reads a file of /proc. A process says itself where its arguments and its environment are: PR_SET_MM_MAP of prctl(2).

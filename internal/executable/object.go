@@ -12,7 +12,7 @@ import (
 	"strings"
 )
 
-// object is a 64-bit little-endian ELF file. Whoever runs a service may have written it to hurt the agent, so that only what is asked
+// object is a 64-bit little-endian ELF file. A tenant may have crafted it to harm the agent, so that only what is asked
 // for is read, and nothing that is kept is larger than it is in the file. debug/elf would copy names that overlap, and unpack what is
 // compressed.
 type object struct {

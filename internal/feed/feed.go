@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package feed keeps track of what a control plane has been told of one kind of resources: all of them when it starts, and
+// Package feed keeps track of what a control plane has been notified of one kind of resources: all of them when it starts, and
 // from then on what changes.
 package feed
 
@@ -133,10 +133,10 @@ func (f *Follower) add(u *Update, name string, goes bool) {
 	}
 }
 
-// room tells whether one more fits: the schemas keep a single one below half of the limit.
+// room reports whether one more fits: the schemas keep a single one below half of the limit.
 func (u *Update) room() bool { return len(u.Put)+len(u.Remove) < MaxResources && u.size < MaxBytes/2 }
 
-// Taken tells what became of the last update. After an error all is told again.
+// Taken reports what became of the last update. After an error all is told again.
 func (f *Follower) Taken(u Update, err error) {
 	f.lock.Lock()
 	defer f.lock.Unlock()

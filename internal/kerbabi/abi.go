@@ -32,7 +32,7 @@ func (v Verdict) String() string {
 // ParseOutcome is how parsing a packet ended (enum kerb_parse).
 type ParseOutcome uint8
 
-// The outcomes; bpf/include/kerb/parse.h tells what the context holds after each.
+// The outcomes; bpf/include/kerb/parse.h documents what the context holds after each.
 const (
 	ParseOK ParseOutcome = iota
 	ParseNotIP

@@ -66,7 +66,7 @@ func allocated() uint64 {
 
 // dropProgram takes the pages of the program file out of this process: the start and a change touch a large part of them, and
 // waiting a small one, which comes back from the page cache when it is touched, page by page instead of 16 at a time. It is
-// safe since nobody writes to these mappings. What it cannot do is no harm.
+// safe because these mappings are never written. What it cannot do is no harm.
 func dropProgram() {
 	program, err := os.Readlink("/proc/self/exe")
 	if err != nil {

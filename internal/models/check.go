@@ -33,7 +33,7 @@ func Check(m v1.Model) error {
 	return nil
 }
 
-// CheckTogether finds out whether models are too many beside the others, which are among all. Errors are *fault.Invalid.
+// CheckTogether finds out whether models are too many alongside the others, which are among all. Errors are *fault.Invalid.
 func CheckTogether(all map[string]v1.Model, put []v1.Model) error {
 	size := 0
 	for _, m := range all {

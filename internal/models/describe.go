@@ -48,7 +48,7 @@ func Describe(spec v1.ModelSpec) (Description, error) {
 	return d, nil
 }
 
-// usage tells how much of the data plane's room a document takes, or why it takes too much.
+// usage reports how much of the data plane's room a document takes, or why it takes too much.
 func usage(doc *model.Document) (out []Usage, tooLarge string) {
 	out = []Usage{{"features", len(doc.Features), model.MaxFeatures}, {"classes", len(doc.Classes), model.MaxClasses}}
 	packed, err := doc.Pack(doc.Features)

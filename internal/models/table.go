@@ -19,7 +19,7 @@ import (
 
 // Reasons of a model's condition Ready.
 const (
-	ReasonNotUsed = "NotUsed" // and nobody has to be told
+	ReasonNotUsed = "NotUsed" // no module has to be notified
 	ReasonInUse   = "InUse"
 	ReasonPending = "Pending" // modules are being told
 	ReasonRefused = "Refused" // a module's config names it, and the module cannot use it
@@ -175,7 +175,7 @@ func (f *Follower) Next() (Update, bool) {
 	return Update{Update: u}, more
 }
 
-// Taken tells what became of the last update.
+// Taken reports what became of the last update.
 func (f *Follower) Taken(u Update, err error) {
 	f.table.mu.Lock()
 	if err == nil && u.Reset {

@@ -162,7 +162,7 @@ func TestTooMany(t *testing.T) {
 	}
 }
 
-// What keeps a model from running is told when it is loaded, not found out later.
+// What prevents a model from running is reported when it is loaded, not later.
 func TestDoubts(t *testing.T) {
 	rpl := strings.NewReplacer(`"own"`, `"rpl"`, `"f", "g"`, `"dis", "dio"`).Replace(document(1))
 	modules := func(config map[string]any) map[string]v1.Module {

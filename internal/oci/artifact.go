@@ -103,7 +103,7 @@ func packageFiles(dir string, p *pkgs.Package) (files, error) {
 	return content, err
 }
 
-// openFiles makes a package of an archive. Files that no package has are refused: nobody would look at them.
+// openFiles makes a package of an archive. Files that do not belong to a package are refused: they would never be checked.
 func openFiles(content files, source string) (*pkgs.Package, error) {
 	p, err := pkgs.OpenFS(content, source)
 	if err != nil {

@@ -225,7 +225,7 @@ func programsOf(labels map[string]string) (map[string]string, error) {
 	return programs, nil
 }
 
-// notFound tells what is not there from what cannot be had.
+// notFound distinguishes what does not exist from what cannot be read.
 func notFound(err error) bool {
 	return errors.Is(err, errdef.ErrNotFound) || errors.Is(err, fs.ErrNotExist) || err != nil && strings.Contains(err.Error(), "NAME_UNKNOWN")
 }

@@ -20,7 +20,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// deniedName is the file of digests beside the directory of keys.
+// deniedName is the file of digests alongside the directory of keys.
 const deniedName = "denied-digests"
 
 var versionTag = regexp.MustCompile(`^v?[0-9]+\.[0-9]+\.[0-9]+(-[0-9A-Za-z.-]+)?$`)

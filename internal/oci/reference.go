@@ -32,7 +32,7 @@ type Reference struct {
 
 var tagPattern = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}$`)
 
-// IsReference tells whether text is meant as a reference, right or wrong, and not as a directory or the name of a built-in.
+// IsReference reports whether text is meant as a reference, right or wrong, and not as a directory or the name of a built-in.
 func IsReference(text string) bool {
 	if strings.HasPrefix(text, layoutScheme) {
 		return true
@@ -138,7 +138,7 @@ func (r Reference) identity() string {
 	return r.Name()
 }
 
-// loopback registries may be spoken to without TLS: nobody can be in between.
+// loopback registries may be spoken to without TLS: no man in the middle is possible.
 func (r Reference) loopback() bool {
 	host, _, err := net.SplitHostPort(r.Registry)
 	if err != nil {

@@ -122,7 +122,7 @@ func findSignatures(ctx context.Context, target oras.ReadOnlyTarget, root digest
 	return &ocispec.Descriptor{MediaType: d.MediaType, Digest: d.Digest, Size: d.Size}, nil
 }
 
-// Pushed tells what was pushed.
+// Pushed reports what was pushed.
 type Pushed struct {
 	Reference string `json:"reference"`
 	Name      string `json:"name"`
@@ -232,7 +232,7 @@ func addSignature(ctx context.Context, target oras.Target, root digest.Digest, s
 	return target.Tag(ctx, manifest.Descriptor, signatureTag(root))
 }
 
-// Pulled tells what was pulled.
+// Pulled reports what was pulled.
 type Pulled struct {
 	Reference string `json:"reference"`
 	Pinned    string `json:"pinned"` // the reference that always means this content

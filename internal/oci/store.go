@@ -47,7 +47,7 @@ var _ pkgs.Pulled = (*Store)(nil)
 // NewStore is the store in a directory, which need not be there yet, and the directory of keys that it trusts.
 func NewStore(dir, keys string) *Store { return &Store{dir: dir, keys: keys} }
 
-// Names tells whether ref is meant as a pulled package.
+// Names reports whether ref is meant as a pulled package.
 func (s *Store) Names(ref string) bool { return IsReference(ref) }
 
 // Get opens the package that ref leads to, after the checks that pulling makes.

@@ -35,7 +35,7 @@ func (p Paths) Oakestra() string { return filepath.Join(p.State, "oakestra.json"
 // OakestraSocket is where the Oakestra listener is unless its configuration says otherwise.
 func (p Paths) OakestraSocket() string { return filepath.Join(p.Run, "oakestra.sock") }
 
-// Resolved is the file of what resolvers found: a restart of the agent goes on with it, a reboot asks again.
+// Resolved is the file of what resolvers found: a restart of the agent continues with it, a reboot asks again.
 func (p Paths) Resolved() string { return filepath.Join(p.Run, "resolved.json") }
 
 // SocketFacts is the file of how redirected sockets behave on this kernel.

@@ -32,7 +32,7 @@ const (
 	aptRemedy   = "apt-get install clang llvm libbpf-dev"
 )
 
-// Build compiles the package in a directory, once per hook, with the headers of this binary, and puts the objects beside
+// Build compiles the package in a directory, once per hook, with the headers of this binary, and puts the objects alongside
 // the manifest. Objects that would not pass Spec are not written. Errors are *ToolError, *CompileError, *fault.Invalid
 // or *ObjectError.
 func Build(ctx context.Context, dir string, opts Options) error {

@@ -54,7 +54,7 @@ func (c *Catalog) Pulled() ([]*Package, error) {
 	return c.pulled.List()
 }
 
-// Builtin lists the packages in the binary by name. Those that cannot be used are left out; Err tells of them.
+// Builtin lists the packages in the binary by name. Those that cannot be used are left out; Err reports them.
 func (c *Catalog) Builtin() []*Package {
 	var out []*Package
 	for _, b := range c.builtins() {
@@ -65,7 +65,7 @@ func (c *Catalog) Builtin() []*Package {
 	return out
 }
 
-// Err tells what is wrong with built-ins; nil in a binary that was built in full.
+// Err reports what is wrong with built-ins; nil in a binary that was built in full.
 func (c *Catalog) Err() error {
 	var all []error
 	for _, b := range c.builtins() {

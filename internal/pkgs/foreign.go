@@ -59,7 +59,7 @@ func OpenForeign(name, source string, object []byte, programs map[string]string)
 		return nil, fmt.Errorf("%s: %w: its programs are %s, and Kerb runs those for xdp and tc only", source, ErrNoWhole, joinKeys(programs))
 	}
 	m.Hooks = slices.Sorted(maps.Keys(whole))
-	m.LinkTypes = LinkTypes // nobody says
+	m.LinkTypes = LinkTypes // not stated
 	m.Description = "eBPF image without manifest: " + joinKeys(programs)
 	spec, err := loadObject(source, object)
 	if err != nil {

@@ -12,7 +12,7 @@ import (
 	"github.com/cilium/ebpf/btf"
 )
 
-// Inspection is what `kerb package inspect` tells of a package.
+// Inspection is what `kerb package inspect` reports a package.
 type Inspection struct {
 	Manifest Manifest     `json:"manifest"`
 	Source   string       `json:"source"`

@@ -24,7 +24,7 @@ const Contract = 1
 const (
 	HookTC      = "tc"
 	HookXDP     = "xdp"
-	HookSockets = "sockets" // TCP sockets of cgroups, instead of packets; a package has no other hook beside it
+	HookSockets = "sockets" // TCP sockets of cgroups, instead of packets; a package has no other hook alongside it
 )
 
 // Manifest is what kerb.yaml says. ManifestSchema describes it exactly.
@@ -34,10 +34,10 @@ type Manifest struct {
 	Description   string         `json:"description,omitempty"`
 	License       string         `json:"license"`
 	Contract      int            `json:"contract"`
-	DataPlane     string         `json:"dataplane,omitempty"` // C source; <name>.bpf.c unless said
+	DataPlane     string         `json:"dataplane,omitempty"` // C source; <name>.bpf.c by default
 	Hooks         []string       `json:"hooks"`
 	Directions    Directions     `json:"directions,omitzero"`
-	LinkTypes     []string       `json:"linkTypes,omitempty"`     // of interfaces whose frames it reads; ethernet unless said
+	LinkTypes     []string       `json:"linkTypes,omitempty"`     // of interfaces whose frames it reads; ethernet by default
 	Rank          int            `json:"rank,omitempty"`          // place in chains among modules of the same priority: lower first
 	Frags         bool           `json:"frags,omitempty"`         // copes with XDP packets in several buffers
 	FailurePolicy string         `json:"failurePolicy,omitempty"` // open or closed
@@ -60,7 +60,7 @@ type Manifest struct {
 	Socket bool `json:"socket,omitempty"`
 }
 
-// Directions are those in which packets meet the module, by kind of attach point; all that it has code for, unless said.
+// Directions are those in which packets meet the module, by kind of attach point; all that it has code for by default.
 type Directions struct {
 	Services   []string `json:"services,omitempty"`
 	Interfaces []string `json:"interfaces,omitempty"` // of the node
@@ -78,7 +78,7 @@ const (
 type MapRoles struct {
 	Config []string `json:"config,omitempty"` // new and empty for every configuration
 	Shared []string `json:"shared,omitempty"` // one for all modules of the node that name it
-	// Migrate says what becomes of the contents of state maps whose layout an upgrade changes: MigrateDiscard unless said.
+	// Migrate says what becomes of the contents of state maps whose layout an upgrade changes: MigrateDiscard by default.
 	Migrate map[string]string `json:"migrate,omitempty"`
 }
 

@@ -97,7 +97,7 @@ func MapMemory(m *ebpf.MapSpec) int64 {
 	case ebpf.PerCPUHash, ebpf.LRUCPUHash:
 		return hashMemory(m, structElem+key+pointer+value*cpus, cpus)
 	case ebpf.SockHash:
-		// What a socket in a map costs besides, struct sk_psock of about 700 bytes, is charged to nobody's map.
+		// What a socket in a map costs besides, struct sk_psock of about 700 bytes, is charged to no map.
 		return structHash + int64(1)<<bits.Len64(uint64(max(n, 1)-1))*structBucket + n*(structSockElem+key)
 	case ebpf.SkStorage: // one for each socket that has it, as they come: no size is known
 		return structMap

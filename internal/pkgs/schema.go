@@ -281,7 +281,7 @@ func (s *schema) reason(e *jsonschema.ValidationError) string {
 	return grouped.ReplaceAllStringFunc(e.ErrorKind.LocalizedString(english), func(n string) string { return strings.ReplaceAll(n, ",", "") })
 }
 
-// unquoted tells of words that YAML takes for a boolean.
+// unquoted reports words that YAML takes for a boolean.
 func unquoted(k *kind.Enum) string {
 	words := map[bool][]any{true: {"on", "yes", "y"}, false: {"off", "no", "n"}}
 	got, ok := k.Got.(bool)

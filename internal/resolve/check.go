@@ -98,7 +98,7 @@ func (c *checker) checkAddresses() error {
 	return nil
 }
 
-// reaches tells whether an instance has, or may have, an address of the family. Without instances there is none yet.
+// reaches reports whether an instance has, or may have, an address of the family. Without instances there is none yet.
 func (c *checker) reaches(addr netip.Addr, only string) bool {
 	for name, i := range c.instances {
 		same := func(text string) bool { a, err := netip.ParseAddr(text); return err == nil && a.Is4() == addr.Is4() }
@@ -125,7 +125,7 @@ func (c *checker) checkPorts() error {
 }
 
 // CheckTogether finds addresses that two virtual services have, or that are one's and an instance's of another. Only those
-// that change are looked at, beside all that there will be. Errors are *fault.Conflict.
+// that change are examined, alongside all that there will be. Errors are *fault.Conflict.
 func CheckTogether(all map[string]v1.VirtualService, changed []v1.VirtualService) error {
 	owners, users := map[netip.Addr]string{}, map[netip.Addr]string{}
 	for _, s := range changed {

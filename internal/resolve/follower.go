@@ -12,7 +12,7 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// Follower is what one control plane has been told of a table. Its methods may be called from several goroutines, but
+// Follower is what one control plane has been notified of a table. Its methods may be called from several goroutines, but
 // Next and Taken only in turn.
 type Follower struct {
 	*feed.Follower
@@ -77,7 +77,7 @@ func (f *Follower) Close() {
 	source{t}.Changed(source{t}.All()...)
 }
 
-// answerUnknown tells that nobody knows an address. The table's lock is held.
+// answerUnknown reports an address that no resolver knows. The table's lock is held.
 func (f *Follower) answerUnknown(addr netip.Addr) {
 	f.unknown[addr] = true
 	f.Wake()
@@ -92,7 +92,7 @@ func (f *Follower) Next() (Update, bool) {
 	return Update{u, unknown}, more || len(unknown) > 0
 }
 
-// Taken tells what became of the last update. After an error all is told again.
+// Taken reports what became of the last update. After an error all is told again.
 func (f *Follower) Taken(u Update, err error) {
 	if err == nil {
 		f.table.mu.Lock()

@@ -109,7 +109,7 @@ func (t translation) node(host string) string {
 	if err != nil || t.own[a] {
 		return ""
 	}
-	if _, err := parseUnicast(a.String()); err != nil { // no tunnel may send to a group, or to nobody
+	if _, err := parseUnicast(a.String()); err != nil { // a tunnel must not send to a multicast or unspecified address
 		return ""
 	}
 	return a.String()

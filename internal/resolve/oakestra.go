@@ -171,7 +171,7 @@ func (o *Oakestra) Run(ctx context.Context, tell Answers) error {
 	o.mu.Lock()
 	o.client = client
 	o.mu.Unlock()
-	client.Connect() // goes on in the background until there is a broker
+	client.Connect() // continues in the background until there is a broker
 	defer client.Disconnect(250)
 	var working sync.WaitGroup
 	defer working.Wait()
@@ -410,7 +410,7 @@ func (o *Oakestra) take(r tableResult, tell Answers) {
 	}
 	found := Found{Name: oakestraPrefix + r.App, Spec: translation{o.ranges, o.own}.spec(r)}
 	if known != nil && len(found.Spec.Instances) == 0 {
-		found.Spec.Addresses = known.found.Spec.Addresses // nobody answers, but the addresses remain the service's
+		found.Spec.Addresses = known.found.Spec.Addresses // no instance answers, but the addresses remain the service's
 	}
 	useful := r.App != "" && len(found.Spec.Addresses) > 0
 	if useful && known == nil {

@@ -200,7 +200,7 @@ func (m *manager) asked(request string) int {
 	return n
 }
 
-// running is an instance as the service manager tells of it.
+// running is an instance as the service manager reports it.
 func running(number int, address, address6, host string) string {
 	return fmt.Sprintf(`{"instance_number":%d,"namespace_ip":%q,"namespace_ip_v6":%q,"host_ip":%q,"host_port":50103,"service_ip":[
 		{"IpType":"RR","Address":"10.30.0.2","Address_v6":"fdff:2000::2"},
@@ -412,7 +412,7 @@ func TestBrokerRestart(t *testing.T) {
 	}, "0=10.18.0.4@198.51.100.2")
 }
 
-// A restarted agent goes on with what it had, and asks again.
+// A restarted agent continues with what it had, and asks again.
 func TestAgentRestart(t *testing.T) {
 	b := startBroker(t)
 	c, cache := &cluster{broker: b, manager: startManager(t, b)}, filepath.Join(t.TempDir(), "resolved.json")
@@ -482,7 +482,7 @@ func TestHostileAnswers(t *testing.T) {
 	}
 }
 
-// Whoever tries all addresses keeps nobody else from being answered for long, and uses no memory without end.
+// A client that tries all addresses does not delay other clients for long, and uses bounded memory.
 func TestQueriesAreBounded(t *testing.T) {
 	o := NewOakestra(config.OakestraResolver{Node: nodeID}, quiet)
 	given := map[netip.Addr]bool{}

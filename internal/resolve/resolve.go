@@ -21,7 +21,7 @@ type Resolver interface {
 	// Want asks for an address. One that is not among the resolver's is answered false; else Found with it, or Unknown,
 	// follows at some time.
 	Want(addr netip.Addr) bool
-	// Idle tells that nobody uses a virtual service any more, which is Gone from then on.
+	// Idle reports a virtual service that is no longer in use; it is Gone from then on.
 	Idle(name string)
 	// Err is why it cannot answer now, nil if it can.
 	Err() error

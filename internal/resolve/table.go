@@ -60,7 +60,7 @@ type question struct {
 }
 
 // NewTable makes a table without virtual services. What resolvers find is kept in the file at path over restarts of the
-// agent, so that connections to it go on; an empty path keeps nothing.
+// agent, so that connections to it continue; an empty path keeps nothing.
 func NewTable(log *slog.Logger, path string, resolvers ...Resolver) *Table {
 	return &Table{log: log, cache: newCache(path, log), resolvers: resolvers, services: map[string]*entry{}, owners: map[netip.Addr]*entry{},
 		users: map[string]map[*entry]bool{}, atHome: map[netip.Addr]string{}, ofAddress: map[netip.Addr]map[*entry]int{},
@@ -123,7 +123,7 @@ func (t *Table) Restore() {
 	}
 }
 
-// SetLocals tells which addresses the Services of this node have.
+// SetLocals reports which addresses the Services of this node have.
 func (t *Table) SetLocals(addresses map[string][]netip.Prefix) {
 	locals := make(map[string][]netip.Addr, len(addresses))
 	for name, prefixes := range addresses {
@@ -426,7 +426,7 @@ func (t *Table) idle(f *Follower, name string) {
 	}
 }
 
-// Resolvers tells whether there are any, and why one cannot answer now.
+// Resolvers reports whether there are any, and why one cannot answer now.
 func (t *Table) Resolvers() (n int, err error) {
 	for _, r := range t.resolvers {
 		if e := r.Err(); e != nil {
@@ -443,7 +443,7 @@ func (t *Table) Names() []string {
 	return slices.Sorted(maps.Keys(t.services))
 }
 
-// View is a virtual service with its status. Metadata is filled by whoever has it. ok is false if there is none.
+// View is a virtual service with its status. The caller fills Metadata. ok is false if there is none.
 func (t *Table) View(name string) (s v1.VirtualService, ok bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

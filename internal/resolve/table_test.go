@@ -385,7 +385,7 @@ func TestAddressesChangeHands(t *testing.T) {
 	}
 }
 
-// A restarted agent goes on with what was found, until its resolver knows better.
+// A restarted agent continues with what was found, until its resolver knows better.
 func TestFoundSurvivesTheAgent(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "resolved.json")
 	ctx, cancel := context.WithCancel(t.Context())

@@ -15,7 +15,7 @@ import (
 	"github.com/kerb-edge/kerb/api/v1alpha1"
 )
 
-// linkGroups are the multicast groups that tell of links and addresses.
+// linkGroups are the multicast groups that report links and addresses.
 const linkGroups = unix.RTMGRP_LINK | unix.RTMGRP_IPV4_IFADDR | unix.RTMGRP_IPV6_IFADDR
 
 // receiveBuffer holds the events of some thousand new links; more is ENOBUFS.
@@ -29,7 +29,7 @@ type news struct {
 	peers map[int32]bool // ids of other namespaces whose links or addresses changed
 }
 
-// affected forgets what the news make stale, and tells whether to rescan.
+// affected forgets what the news make stale, and reports whether to rescan.
 func (s *scanner) affected(n news) bool {
 	if n.lost {
 		clear(s.inside)
@@ -280,7 +280,7 @@ func (e *events) release(service string) {
 // waker interrupts a wait from other goroutines.
 type waker struct {
 	mu sync.Mutex
-	fd int // eventfd, or -1 while nobody waits
+	fd int // eventfd, or -1 while no goroutine waits
 }
 
 func (w *waker) open() (err error) {

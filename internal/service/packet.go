@@ -85,7 +85,7 @@ func Ended(ifindexes []uint32) []uint32 {
 	}
 	c, err := openConn()
 	if err != nil {
-		return nil // looked at again later
+		return nil // examined again later
 	}
 	defer c.close()
 	held := map[int32]bool{}
@@ -113,7 +113,7 @@ func (c *conn) eachNamespace(visit func(nsid int32, fd int) bool) {
 	for _, path := range append(paths, heldNamespaces()...) {
 		key, err := nsKeyAt(path)
 		if err != nil || seen[key] {
-			continue // gone meanwhile, or somebody else's business
+			continue // already gone, or in use by another process
 		}
 		seen[key] = true
 		fd, err := openNamespace(path)

@@ -40,7 +40,7 @@ func runXDP(t *testing.T, ifindex int, code ...asm.Instruction) {
 	t.Cleanup(func() { l.Close() })
 }
 
-// isReflected sends a frame out of an interface of the current namespace and tells whether it comes back. If it should, that may
+// isReflected sends a frame out of an interface of the current namespace and reports whether it comes back. If it should, that may
 // take long on a busy machine.
 func isReflected(t *testing.T, name string, want bool) bool {
 	t.Helper()
@@ -67,7 +67,7 @@ func isReflected(t *testing.T, name string, want bool) bool {
 		t.Fatal(err)
 	}
 	n, _, err := unix.Recvfrom(fd, make([]byte, 128), 0)
-	for errors.Is(err, unix.EINTR) { // with a limit of time the kernel does not go on by itself
+	for errors.Is(err, unix.EINTR) { // with a limit of time the kernel does not continue by itself
 		n, _, err = unix.Recvfrom(fd, make([]byte, 128), 0)
 	}
 	if err != nil && !errors.Is(err, unix.EAGAIN) {

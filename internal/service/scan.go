@@ -92,7 +92,7 @@ func addressesOf(all []rawAddr, ifindex int) (out []netip.Prefix) {
 	return
 }
 
-// moved tells whether something else is now at a service's path. An inode that
+// moved reports whether something else is now at a service's path. An inode that
 // was used again escapes it, but then the old namespace's links have gone.
 func (s *scanner) moved() bool {
 	for path, was := range s.paths {

@@ -37,7 +37,7 @@ func ParseSelector(text string) (Selector, error) {
 	return Selector{parsed, text}, nil
 }
 
-// Matches tells whether a service with these labels is chosen.
+// Matches reports whether a service with these labels is chosen.
 func (s Selector) Matches(set map[string]string) bool {
 	return s.labels != nil && s.labels.Matches(labels.Set(set))
 }

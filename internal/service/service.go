@@ -33,7 +33,7 @@ var (
 	ErrInterfaceGone = errors.New("the node has no such interface")
 )
 
-// Known tells whether an error is one of the above: about the service, and not
+// Known reports whether an error is one of the above: about the service, and not
 // about looking for it, which may succeed the next time.
 func Known(err error) bool {
 	for _, kind := range []error{ErrSpec, ErrNamespaceGone, ErrNotNamespace, ErrOwnNamespace, ErrProcessGone, ErrInterfaceGone} {
@@ -81,7 +81,7 @@ type State struct {
 	Err error
 }
 
-// Validate tells whether a spec names one way to find the service.
+// Validate reports whether a spec names one way to find the service.
 func Validate(spec v1alpha1.ServiceSpec) error {
 	set := 0
 	for _, given := range []bool{spec.Netns != "", spec.PID != 0, spec.Interface != ""} {

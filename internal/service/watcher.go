@@ -163,7 +163,7 @@ func (w *Watcher) publish(states map[string]State, interfaces map[string]Link) {
 	}
 }
 
-// logChanges tells of services that came, went or turned out wrong.
+// logChanges reports services that came, went or turned out wrong.
 func (w *Watcher) logChanges(states map[string]State) {
 	for name, now := range states {
 		before := w.states[name]

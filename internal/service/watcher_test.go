@@ -50,7 +50,7 @@ func watch(t testing.TB, node *netlab.Namespace) *Watcher {
 	return w
 }
 
-// found tells whether a service has n links.
+// found reports whether a service has n links.
 func found(w *Watcher, name string, n int) func() bool {
 	return func() bool {
 		s, ok := w.States()[name]

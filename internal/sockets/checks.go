@@ -84,7 +84,7 @@ func integrity(p *pair) error {
 	return errors.Join(errs...)
 }
 
-// queued: ioctl(FIONREAD) tells how many bytes wait.
+// queued: ioctl(FIONREAD) reports how many bytes wait.
 func queued(p *pair) error {
 	if err := errors.Join(p.exchange(), send(p.a, hello)); err != nil {
 		return err
@@ -258,7 +258,7 @@ func urgent(p *pair) error {
 	return errors.Join(receive(p.b, hello), receive(p.b, hello))
 }
 
-// halfClose: what was sent before shutdown(WR) arrives, then the end, and the other direction goes on.
+// halfClose: what was sent before shutdown(WR) arrives, then the end, and the other direction continues.
 func halfClose(p *pair) error {
 	if err := errors.Join(p.exchange(), send(p.a, hello), unix.Shutdown(p.a, unix.SHUT_WR), receive(p.b, hello)); err != nil {
 		return err
@@ -310,10 +310,10 @@ func waitAfterShutdown(p *pair) error {
 	return errors.Join(err, <-sent)
 }
 
-// interrupted: a recv(2) that waits goes on waiting after a signal (SA_RESTART).
+// interrupted: a recv(2) that waits continues waiting after a signal (SA_RESTART).
 func interrupted(p *pair) error {
 	if err := errors.Join(p.exchange(), unix.SetsockoptTimeval(p.b, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{})); err != nil {
-		return err // with a limit to its time it would not go on
+		return err // with a limit to its time it would not continue
 	}
 	thread, received := make(chan int, 1), make(chan error, 1)
 	go func() {
@@ -340,7 +340,7 @@ func pause() { time.Sleep(20 * time.Millisecond) }
 // mostUnread is far more than the buffers of both ends together are by default.
 const mostUnread = 64 << 20 // bytes
 
-// backPressure: a sender is stopped when nobody reads.
+// backPressure: a sender blocks while the receiver does not read.
 func backPressure(p *pair) error {
 	if err := p.exchange(); err != nil {
 		return err
@@ -356,7 +356,7 @@ func backPressure(p *pair) error {
 		}
 		sent += n
 	}
-	return fmt.Errorf("%d MiB were taken that nobody reads", mostUnread>>20)
+	return fmt.Errorf("%d MiB were accepted although the receiver does not read", mostUnread>>20)
 }
 
 // sendfile: sendfile(2) from a file.

@@ -139,7 +139,7 @@ func (p *pair) exchange() error {
 
 var hello = []byte("hello, neighbour")
 
-// readable waits until there is something to read, and tells whether there is.
+// readable waits until there is something to read, and reports whether there is.
 func readable(fd int, wait time.Duration) (bool, error) {
 	fds := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
 	for end := time.Now().Add(wait); ; {

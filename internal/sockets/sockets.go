@@ -77,7 +77,7 @@ func testAside(ctx context.Context) (Result, error) {
 	return result, err
 }
 
-// testHere moves the calling thread into a namespace that nobody else is in.
+// testHere moves the calling thread into a new namespace.
 func testHere(ctx context.Context) (Result, error) {
 	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 		return Result{}, fmt.Errorf("create a network namespace to try sockets in: %w", err)
@@ -109,7 +109,7 @@ type mode int
 
 const (
 	redirected mode = iota // each message goes to the other end's queue
-	passed                 // the sockets are in the map; messages go on by TCP
+	passed                 // the sockets are in the map; messages continue by TCP
 )
 
 func newLab(ctx context.Context) (*lab, error) {

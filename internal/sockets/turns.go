@@ -82,7 +82,7 @@ func (p *pair) turn(buffers [2][]byte) (time.Duration, error) {
 func fill(fd int, buffer []byte) error {
 	for n := 0; n < len(buffer); {
 		m, _, err := unix.Recvfrom(fd, buffer[n:], 0)
-		if err == unix.EINTR { // with a limit of time the kernel does not go on by itself
+		if err == unix.EINTR { // with a limit of time the kernel does not continue by itself
 			continue
 		}
 		if err != nil {

@@ -23,7 +23,7 @@ const maxSocketPath = 107
 
 // Listen listens on a socket at path: mode 0660, owned by root and by group if there is such a group. network is unix or
 // unixpacket. The directory is made if it is missing. The socket is made in a private directory and renamed into place, so
-// that nobody ever meets one with other permissions, or none where one was. The socket of a dead agent is replaced; if one is
+// that no client ever sees one with other permissions, or none where one was. The socket of a dead agent is replaced; if one is
 // alive, or path is something else than a socket, the error is *fault.Conflict and nothing has changed.
 func Listen(network, path, group string) (*Listener, error) {
 	if err := checkFree(path); err != nil {
@@ -52,7 +52,7 @@ func Replace(network, path, group string) (*Listener, error) {
 	return newListener(l, path)
 }
 
-// checkFree tells whether a socket may be put at path.
+// checkFree reports whether a socket may be put at path.
 func checkFree(path string) error {
 	if len(path) > maxSocketPath {
 		return &fault.Invalid{Field: "paths.run", Reason: fmt.Sprintf("%s is too long for a socket: at most %d bytes", path, maxSocketPath)}
@@ -73,7 +73,7 @@ func checkFree(path string) error {
 		c.Close()
 		return &fault.Conflict{Reason: fmt.Sprintf("another agent is listening on %s; only one can run per node", path)}
 	case errors.Is(err, syscall.ECONNREFUSED):
-		return nil // nobody listens any more
+		return nil // no process listens any more
 	}
 	return &fault.Conflict{Reason: fmt.Sprintf("%s may be in use: %v", path, err)}
 }

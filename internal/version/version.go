@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package version tells which build this is.
+// Package version reports which build this is.
 package version
 
 import "runtime/debug"

@@ -110,7 +110,7 @@ static void unmap_controls(struct controls *c)
 	c->producer = NULL;
 }
 
-/* sound tells whether what waits are messages: a program that had the class before may have left anything. */
+/* sound reports whether what waits are messages: a program that had the class before may have left anything. */
 static bool sound(const struct controls *c)
 {
 	const uint32_t want[2] = { sizeof(struct icpt_control), 0 };
@@ -230,11 +230,11 @@ static void hang_bells(struct kerb_intercept *k, int conn, const char *answer, b
 			bells_close(&k->bells);
 }
 
-/* join connects and opens the class; a receiver that has it already goes on with what is there now. */
+/* join connects and opens the class; a receiver that has it already continues with what is there now. */
 static int join(struct kerb_intercept *k, bool takeover)
 {
 	int conn = dial(k->path), fds[DESCRIPTORS], code;
-	bool first = !k->state; /* nobody waits for packets yet */
+	bool first = !k->state; /* no thread waits for packets yet */
 	char answer[LINE];
 
 	if (conn < 0)
@@ -484,7 +484,7 @@ int kerb_intercept_arm(struct kerb_intercept *k)
 	return arm(k, ICPT_BY_RING);
 }
 
-/* look at this thread; how long it waited only where late packets are told of: that is as expensive as a packet. */
+/* examine this thread; how long it waited only where late packets are reported: that is as expensive as a packet. */
 static struct look look(const struct kerb_intercept *k) { return look_at_thread(k->state->deadline ? k->schedstat : -1); }
 
 static uint64_t earlier(uint64_t a, uint64_t b) { return a < b ? a : b; }
@@ -626,7 +626,7 @@ static int await(struct kerb_intercept *k, uint64_t until)
 	return 1;
 }
 
-/* is_taken tells whether the ring has become another program's, without taking the word off the connection. */
+/* is_taken reports whether the ring has become another program's, without taking the word off the connection. */
 static bool is_taken(const struct kerb_intercept *k)
 {
 	char line[LINE], event[NAME] = "";

@@ -80,7 +80,7 @@ struct kerb_packet {
 };
 
 #define KERB_PACKET_EGRESS    (1u << 0) /* the service has sent it; else it is for the service */
-#define KERB_PACKET_STOLEN    (1u << 1) /* nobody else gets it */
+#define KERB_PACKET_STOLEN    (1u << 1) /* no other receiver gets it */
 #define KERB_PACKET_TRUNCATED (1u << 2) /* caplen < len */
 #define KERB_PACKET_SEGMENTS  (1u << 3) /* stands for several packets (GRO, GSO) */
 #define KERB_PACKET_FRAGMENT  (1u << 4)
@@ -88,13 +88,13 @@ struct kerb_packet {
 #define KERB_PACKET_IP6	      (1u << 6)
 #define KERB_PACKET_L4	      (1u << 7) /* l4 is a complete TCP, UDP, ICMP or ICMPv6 header */
 
-/* Packets are counted by class, whoever receives them; how one waits is the receiver's. */
+/* Packets are counted by class, for all receivers together; how one waits is the receiver's. */
 struct kerb_intercept_stats {
 	uint64_t received, lost;
 	uint64_t late;	   /* received after the deadline */
 	uint64_t longest;  /* T2 - T1 */
 	uint64_t deadline; /* 0: none */
-	uint64_t slept, rested, spun; /* how the receiver waited: times that it slept, for packets and as a rest; looks at an empty ring */
+	uint64_t slept, rested, spun; /* how the receiver waited: times that it slept, for packets and as a rest; checks of an empty ring */
 	uint64_t held_up;  /* times that others had the CPU for long; not of KERB_WAIT_SLEEP */
 };
 

@@ -31,7 +31,7 @@ static inline bool ring_pending(const struct ring *r)
 	return __atomic_load_n(r->producer, __ATOMIC_ACQUIRE) != r->next;
 }
 
-/* ring_moved tells whether somebody else has written the consumer's position. */
+/* ring_moved reports whether another program has written the consumer's position. */
 static inline bool ring_moved(const struct ring *r)
 {
 	return __atomic_load_n(r->consumer, __ATOMIC_RELAXED) != r->released;

@@ -14,7 +14,7 @@ enum {
 
 #define WORTH	   (30 * US)  /* shorter sleeps cost more than they save */
 #define TOGETHER   (15 * US)  /* packets that come so soon behind another one are of its burst, */
-#define LONGEST	   (200 * US) /* up to here: what goes on for longer is none */
+#define LONGEST	   (200 * US) /* up to here: what continues for longer is none */
 #define BEHIND	   (5 * US)   /* a burst: when a rest has to begin that is to end before the next */
 #define LEAST_LEAD (2 * US)
 #define LEAST_REST (2 * US)   /* beyond what timers are late */
@@ -94,7 +94,7 @@ void wait_arrived(struct wait *w, uint64_t time)
 /* over is when the last burst is. */
 static uint64_t over(const struct wait *w) { return w->first + (w->length ? w->length + w->length / 4 + 3 * US : 0); }
 
-/* A rest is longer the more is owed: each one may end while somebody else's slice does, which holds it up to the next tick. */
+/* A rest is longer the more is owed: each one may end while another program's slice does, which holds it up to the next tick. */
 static uint64_t rest_length(const struct wait *w) { return 40 * US + 150 * US * w->rest / 1000 * w->rest / 1000; }
 
 /* room is how long a rest is that begins behind a burst and is over before the next, and so delays nothing. 0: none is. */

@@ -9,7 +9,7 @@
  *  - spins through where packets come too fast or too irregularly for that, but no more seldom than `reach`; and sleeps for
  *    good when they stop;
  *  - rests by itself, shortly and often, as much as makes others leave its CPU alone: behind a burst, where nothing comes, before
- *    they want it; elsewhere when they have taken it. A thread that goes before nobody sleeps for each packet then. */
+ *    they want it; elsewhere when they have taken it. A thread at normal priority sleeps for each packet then. */
 #pragma once
 
 #include <stdbool.h>
@@ -42,7 +42,7 @@ struct wait_goals {
 
 struct wait {
 	struct wait_goals goals;
-	bool ordinary;	      /* shares its CPU evenly, and spins only where nobody else wants it */
+	bool ordinary;	      /* shares its CPU evenly, and spins only where no other task wants it */
 	uint32_t least;	      /* rest that is always taken, of 1000: the kernel stops real-time threads that take none */
 
 	uint64_t last, first;  /* T1 of the last packet, and of the first one of its burst */
@@ -53,7 +53,7 @@ struct wait {
 	bool dozed;	       /* the last sleep was for the next packet */
 	uint64_t slip;	       /* how late timers are, the mean */
 	uint64_t gain;	       /* what others have of a rest, the mean */
-	uint32_t rest;	       /* part of the time to rest, of 1000; 0: nobody wants this CPU */
+	uint32_t rest;	       /* part of the time to rest, of 1000; 0: no other task wants this CPU */
 	uint64_t eased, step;  /* when rest changed last; how long until some of it is taken back */
 	uint64_t running;      /* since when this thread runs */
 };

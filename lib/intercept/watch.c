@@ -37,7 +37,7 @@ void watch_end(struct watch *w)
 
 int watch_add(struct watch *w, int fd, enum watched what)
 {
-	/* A bell goes on ringing until it is silenced, which is not every time; others are told of until they are dealt with. */
+	/* A bell continues ringing until it is silenced, which is not every time; others are notified of until they are dealt with. */
 	struct epoll_event e = { .events = EPOLLIN | (what == WATCH_BELL ? EPOLLET : 0), .data.u32 = what };
 
 	if (fd >= 0 && epoll_ctl(w->fd, EPOLL_CTL_ADD, fd, &e))
@@ -84,6 +84,6 @@ int watch_sleep(const struct watch *w, uint64_t now, uint64_t until)
 			what |= WATCH_BROKEN;
 	}
 	if (what & WATCH_CLOCK)
-		(void)!read(w->clock, &ticks, sizeof(ticks)); /* it goes on when it is read */
+		(void)!read(w->clock, &ticks, sizeof(ticks)); /* it continues when it is read */
 	return what;
 }

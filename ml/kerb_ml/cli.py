@@ -33,14 +33,14 @@ def _parser():
     c.set_defaults(run=_evaluate)
     c = commands.add_parser("detect", help="what a model of RPL windows finds in captures, and whom it accuses wrongly")
     c.add_argument("model")
-    c.add_argument("captures", nargs="+", help="pcap files; NAME.attack-intervals.txt beside NAME-root.pcap tells when attacks were on")
+    c.add_argument("captures", nargs="+", help="pcap files; NAME.attack-intervals.txt alongside NAME-root.pcap tells when attacks were on")
     c.add_argument("--attacker", action="append", default=[], help="interface identifier of an attacker, 16 hexadecimal digits; may be given several times")
     c.set_defaults(run=_detect)
     c = commands.add_parser("generate", help="make traffic: a capture of an RPL network (.pcap), or windows of flows (.csv)")
     c.add_argument("what", choices=["rpl", "flow"])
     c.add_argument("-o", "--output", required=True)
     c.add_argument("--seconds", type=float, default=600, help="length of the capture")
-    c.add_argument("--attackers", type=int, help="in the RPL network; 0 to 4 by chance unless said")
+    c.add_argument("--attackers", type=int, help="in the RPL network; 0 to 4 by chance by default")
     c.add_argument("--windows", type=int, default=1000, help="of flows")
     c.add_argument("--seed", type=int, default=1)
     c.set_defaults(run=_generate)
@@ -51,14 +51,14 @@ def _import_parser(commands):
     c = commands.add_parser("import", help="make a document of a model of scikit-learn, ONNX or treelite")
     c.add_argument("file", help="pickle or joblib (.pkl, .joblib), .onnx, or treelite's .json")
     c.add_argument("--features", required=True, help="names of its inputs, by the extractor's list, separated by commas")
-    c.add_argument("--name", help="of the model; the file's unless said")
+    c.add_argument("--name", help="of the model; the file's by default")
     c.add_argument("--extractor", default="rpl", choices=["rpl", "flow"])
     c.add_argument("--classes", help="names of its classes, separated by commas; the first is what is normal")
     c.add_argument("--window", help="length of the windows that it was trained with, such as 10s")
     c.add_argument("--revision", type=int, default=1, help="version in the document, 1 or more")
     c.add_argument("--description")
     c.add_argument("--trust-pickle", action="store_true", help="read a pickle, which can run any program")
-    c.add_argument("-o", "--output", help="file to write; standard output unless said")
+    c.add_argument("-o", "--output", help="file to write; standard output by default")
     c.set_defaults(run=_import)
 
 
@@ -68,14 +68,14 @@ def _train_parser(commands):
     c.add_argument("--data", help="CSV, or with `shipped` the directory of the published windows")
     c.add_argument("--seconds", type=int, default=10, choices=[1, 5, 10], help="length of RPL windows")
     c.add_argument("--label", default="label", help="own: column with the class")
-    c.add_argument("--normal", help="own: the class that is normal; the first in the file unless said")
+    c.add_argument("--normal", help="own: the class that is normal; the first in the file by default")
     c.add_argument("--kind", default="forest", choices=list(train.ESTIMATORS), help="own: kind of model")
     c.add_argument("--name", default="own")
     c.add_argument("--extractor", default="rpl", choices=["rpl", "flow"])
     c.add_argument("--window", help="own: length of the windows, such as 10s")
     c.add_argument("--networks", type=int, default=train.NETWORKS, help="rpl: how many to simulate")
     c.add_argument("--seed", type=int, default=1)
-    c.add_argument("-o", "--output", help="file to write, or with `shipped` the directory; standard output unless said")
+    c.add_argument("-o", "--output", help="file to write, or with `shipped` the directory; standard output by default")
     c.set_defaults(run=_train)
 
 
@@ -111,8 +111,8 @@ def _train(args):
 def _write(doc, path):
     model.write(doc, path or "/dev/stdout")
     if "accuracy" in doc:
-        beside = "; ".join(f"{r['rule']}: {r['accuracy']}" for r in doc["rules"])
-        print(f"{doc['name']}: accuracy {doc['accuracy']}; rules beside it: {beside}", file=sys.stderr)
+        alongside = "; ".join(f"{r['rule']}: {r['accuracy']}" for r in doc["rules"])
+        print(f"{doc['name']}: accuracy {doc['accuracy']}; rules alongside it: {alongside}", file=sys.stderr)
 
 
 def _evaluate(args):

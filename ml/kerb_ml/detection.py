@@ -20,7 +20,7 @@ class Result:
 
 
 def intervals(capture):
-    """Attacks told by the file beside a capture, if there is one."""
+    """Attacks told by the file alongside a capture, if there is one."""
     path = Path(str(capture).replace("-root.pcap", ".attack-intervals.txt"))
     return windows.attacks(path) if path != Path(capture) and path.exists() else []
 

@@ -29,7 +29,7 @@ class Network:
     repaired: float  # how often all timers of all nodes start over, per second
     probe: float  # between unicast DIO
     refresh: float  # between DAO
-    storing: bool  # a node tells of those behind it in DAO of its own
+    storing: bool  # a node reports those behind it in DAO of its own
     period: float  # between readings
     transfer: float  # probability that a node sends a large block now and then
     loss: float

@@ -18,7 +18,7 @@ def node(n):
 
 
 def peace(rng, nodes=12, trickle=4.0, solicit=30.0, formation=30.0, refresh=600.0, repairs=()):
-    """Nodes solicit until they join, send DIO by Trickle timers, which repairs of the network start anew, DAO and readings."""
+    """Nodes solicit until they join, send DIO by Trickle timers, which repairs of the network start again, DAO and readings."""
     for source in map(node, range(2, nodes + 2)):
         joined = rng.uniform(0, formation)
         for time in np.arange(rng.uniform(0, solicit), joined, solicit):
@@ -64,7 +64,7 @@ def judged(shipped, seconds, heard):
 ])
 @pytest.mark.parametrize("seconds", (1, 5, 10))
 def test_floods(shipped, seconds, kinds, style, least):
-    """From these rates on, all of two attackers are found within two windows, and nobody else is accused."""
+    """From these rates on, all of two attackers are found within two windows, and no other node is accused."""
     for rate in (least[seconds], 50):
         rng = random_numbers(31)
         heard, begins = list(peace(rng)), {}

@@ -10,9 +10,9 @@
 #define ACCEL_MSG_OOB	   0x1
 #define ACCEL_MSG_WAITALL  0x100
 #define ACCEL_MSG_ZEROCOPY 0x4000000
-#define ACCEL_WAITERS	  4 /* entries of a wait queue that are looked at; more than one thread at one socket is rare */
+#define ACCEL_WAITERS	  4 /* entries of a wait queue that are examined; more than one thread at one socket is rare */
 
-/* The lower half of a pointer, as a number: the verifier lets nobody calculate with more. */
+/* The lower half of a pointer, as a number: the verifier allows arithmetic on no more than that. */
 static __always_inline __u32 accel_low(const void *p)
 {
 	__u64 low;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* What TCP tells of enrolled sockets after they are established. */
+/* What TCP reports enrolled sockets after they are established. */
 #ifndef ACCEL_CLOSE_H
 #define ACCEL_CLOSE_H
 
@@ -21,7 +21,7 @@ static __always_inline struct accel_destination *accel_destination(struct bpf_so
 	return bpf_map_lookup_elem(&destinations, &a);
 }
 
-/* To offer a connection costs more than all else that short ones pay: not where nobody takes it. */
+/* Offering a connection is the main cost of short ones: not done where no peer accepts offers. */
 static __always_inline void accel_learn_vain(struct bpf_sock_ops *ops)
 {
 	struct accel_destination *d = accel_destination(ops);
@@ -30,7 +30,7 @@ static __always_inline void accel_learn_vain(struct bpf_sock_ops *ops)
 		__sync_fetch_and_add(&d->offers, 1);
 }
 
-/* Nobody here has answered, although the other end has acknowledged data and so knows the connection. */
+/* No local socket has answered, although the other end has acknowledged data and so knows the connection. */
 static __always_inline void accel_unanswered(struct bpf_sock_ops *ops, struct accel_end *e)
 {
 	accel_learn_vain(ops);
@@ -90,7 +90,7 @@ static __always_inline void accel_closed(struct bpf_sock_ops *ops, struct accel_
 		accel_learn_vain(ops);
 	if (peer)
 		accel_stop(peer, ACCEL_CLOSED);
-	if (accel_may_leave_alone(e, peer)) /* else it stays until its descriptor is closed, and nobody finds it any more */
+	if (accel_may_leave_alone(e, peer)) /* else it stays until its descriptor is closed, and it can no longer be found */
 		accel_take_out(e, cookie);
 	if (e->uncounted)
 		accel_flush(e);

@@ -190,7 +190,7 @@ func (c *config) visibles() (out []visibleEntry) {
 	return out
 }
 
-// allows tells whether a program may take part by what the config says of it.
+// allows reports whether a program may take part by what the config says of it.
 func (c *config) allows(path string) bool { return listed(c.Programs.Allow, path) }
 
 func (c *config) denies(path string) bool { return listed(c.Programs.Deny, path) }

@@ -165,7 +165,7 @@ func TestMembers(t *testing.T) {
 	if v := c.condition("VisibilityRequired"); v.Status != "True" || !strings.Contains(v.Message, "db (fw)") || strings.Contains(v.Message, "web") {
 		t.Errorf("%+v", v)
 	}
-	web.NetnsCookie = 70 // it has begun anew
+	web.NetnsCookie = 70 // it has begun again
 	if got = follow(web); len(got) != 1 || got[70].ID != idOf("web") {
 		t.Errorf("%+v", got)
 	}
@@ -210,11 +210,11 @@ func TestHazardsHaveTheirNames(t *testing.T) {
 	behaviours := []string{sockets.SpliceRedirected, sockets.QueuedRedirected, sockets.QueuedPassed, sockets.WaitAll, sockets.Urgent}
 	for _, h := range hazards {
 		if !slices.Contains(uses, h.use) {
-			t.Errorf("nothing tells of %s", h.use)
+			t.Errorf("nothing reports %s", h.use)
 		}
 		for b := range strings.FieldsSeq(h.behaviours) {
 			if !slices.Contains(behaviours, b) {
-				t.Errorf("nothing tells of %s", b)
+				t.Errorf("nothing reports %s", b)
 			}
 		}
 	}
@@ -332,7 +332,7 @@ func TestTriesAgain(t *testing.T) {
 	}
 }
 
-// What is known outlives the control plane, until the node starts anew.
+// What is known outlives the control plane, until the node starts again.
 func TestMemory(t *testing.T) {
 	t.Setenv("STATE_DIRECTORY", t.TempDir())
 	c := governed(t, "")
@@ -378,7 +378,7 @@ func TestMemoryOfTwoModules(t *testing.T) {
 	}
 }
 
-// A program that the data plane knows, and nobody else any more, is asked about again: the config may deny it.
+// A program that only the data plane still knows is examined again: the config may deny it.
 func TestForgottenPrograms(t *testing.T) {
 	c, file := governed(t, ""), fileKey{Inode: 1}
 	c.put(mapExecutables, file, executableEntry{Verdict: safe})
@@ -537,7 +537,7 @@ func (c *controlled) run(config string) (end func()) {
 	}
 }
 
-// A file that was written anew where it lies, as compilers do, is another program.
+// A file that was written again where it lies, as compilers do, is another program.
 func TestRewrittenProgramsAreJudgedAgain(t *testing.T) {
 	p := accelerate(t, usual)
 	p.warm(p.connect(t))

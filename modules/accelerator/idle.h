@@ -4,8 +4,8 @@
  * takes out what it finds, and puts in what asks for it.
  *
  * A message that is sent while its socket goes must neither be lost nor overtake. Who sends by the sk_msg program holds a reference
- * to its psock all the time, and looks at stop after it has taken it; we set stop and look at references then. So with no more
- * than the map's nobody is under way, and who comes later goes by TCP. One reference too many, such as of a thread that waits in
+ * to its psock all the time, and examines stop after it has taken it; we set stop and examine references then. So with no more
+ * than the map's no call is in progress, and later ones use plain TCP. One reference too many, such as of a thread that waits in
  * recv, and the pair stays. */
 #ifndef ACCEL_IDLE_H
 #define ACCEL_IDLE_H
@@ -20,7 +20,7 @@ struct accel_age {
 	__u32 tended; /* ends that may be found another time */
 };
 
-/* Returns what was there before. A walk that begins after a pair has been told of finds it: it is in ends by then. */
+/* Returns what was there before. A walk that begins after a pair has been notified of finds it: it is in ends by then. */
 static __always_inline int accel_set_unpaired(int is)
 {
 	__u32 zero = 0, *was = bpf_map_lookup_elem(&unpaired, &zero);
@@ -147,7 +147,7 @@ static __always_inline void accel_age_stopped(struct accel_end *e, __u64 cookie,
 	}
 }
 
-/* Those aside are looked at, too: some came back into the map and said nothing more. */
+/* Those aside are examined, too: some came back into the map and said nothing more. */
 static long accel_age_one(void *map, __u64 *key, struct accel_end *e, struct accel_age *a)
 {
 	__u64 cookie = *key, other = e->peer;

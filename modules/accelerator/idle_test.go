@@ -22,7 +22,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/seed"
 )
 
-// resting has pairs go out of the map after that time, which is looked at more often than an agent does.
+// resting has pairs go out of the map after that time, which is examined more often than an agent does.
 func resting(t *testing.T, idle time.Duration) *plane {
 	executabletest.NeedPIDs(t)
 	c := usual
@@ -273,7 +273,7 @@ func TestReturnsOnlyItself(t *testing.T) {
 	}
 }
 
-// A file that has a socket's number by now is closed by who has looked at it, which its file system need not answer to. Others come
+// A file that has a socket's number by now is closed by who has examined it, which its file system need not answer to. Others come
 // back all the same.
 func TestReturnsDespiteAFileSystem(t *testing.T) {
 	p := resting(t, 50*time.Millisecond)
@@ -364,7 +364,7 @@ func TestIdleIntegrity(t *testing.T) {
 	}
 	_, err = p.Drain()
 	check(t, err)
-	time.Sleep(500 * time.Millisecond) // they go on
+	time.Sleep(500 * time.Millisecond) // they continue
 	over.Store(true)
 	workers.Wait()
 	kill()

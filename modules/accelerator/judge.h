@@ -5,7 +5,7 @@
 
 #include "maps.h"
 
-/* When a file was written, ns since 1970: anew where it lies, it keeps its inode. */
+/* When a file was written, ns since 1970: again where it lies, it keeps its inode. */
 static __always_inline __u64 accel_modified(__u64 inode)
 {
 	struct inode___before_6_7 *old = accel_cast(struct inode___before_6_7, inode);
@@ -36,7 +36,7 @@ static __always_inline __u64 accel_inode_of(__u64 task)
 	return (__u64)accel_get(accel_cast(struct file, exe), f_inode);
 }
 
-/* The same for all that a process does until it executes a file anew. */
+/* The same for all that a process does until it executes a file again. */
 static __always_inline __u32 accel_process_of(__u64 task)
 {
 	__u64 leader = (__u64)accel_get(accel_cast(struct task_struct, task), group_leader);
@@ -91,7 +91,7 @@ static __noinline int accel_describe(struct accel_event *e, __u64 address, __u64
 }
 
 /* Asks the control plane about a process: once, and again after a second without an answer, as some have
- * ended when they are looked at. */
+ * ended when they are examined. */
 static __always_inline void accel_ask_about(__u64 task, const struct accel_file *f, __u64 netns, __u32 port, __u32 listens)
 {
 	struct accel_executable asked = {.verdict = ACCEL_ASKED, .since = bpf_ktime_get_ns()}, *known;

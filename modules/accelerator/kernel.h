@@ -181,7 +181,7 @@ struct task_struct {
 
 #pragma clang attribute pop
 
-/* Since Linux 6.2 the verifier can be told what an address points to. Loads are then loads, a tenth of a probe_read call. */
+/* Since Linux 6.2 a cast can declare to the verifier what an address points to. Loads are then loads, a tenth of a probe_read call. */
 void *bpf_rdonly_cast(const void *address, __u32 type) __ksym __weak;
 #define ACCEL_TYPED (bpf_rdonly_cast != 0)
 

@@ -5,7 +5,7 @@
  *	config		ARRAY, 1	accel_config	written by the control plane; mode ACCEL_OFF switches all off, losing nothing
  *	members		HASH		accel_service	by netns cookie: who may
  *	ports		ARRAY, 1024	u64		bit port % 64 of element port / 64: the server's port may be accelerated
- *	visibles	ARRAY		accel_visible	connections that somebody must see stay with TCP; config.visibles of them
+ *	visibles	ARRAY		accel_visible	connections that must stay visible use plain TCP; config.visibles of them
  *	executables	HASH		accel_executable	by accel_file: what the control plane thinks of a program
  *	listeners	LRU_HASH	accel_listener	by accel_port: whose listening socket it is. The control plane may add those that
  *							were there before
@@ -16,8 +16,8 @@
  *	sockets		SOCKHASH	u64		by socket cookie; the sk_msg program is on it
  *	counts		HASH		accel_counts	by accel_route
  *	none		ARRAY, 1	accel_counts	zeroes, which do not fit on a stack
- *	events		RINGBUF		accel_event	programs that nobody has judged yet
- *	off		ARRAY, 1	u32		1: about to leave. Nobody enrols any more, and nothing is redirected
+ *	events		RINGBUF		accel_event	programs that are not examined yet
+ *	off		ARRAY, 1	u32		1: about to be detached. No socket enrols any more, and nothing is redirected
  *	shares		HASH		u32		by number of a service: clients that it has in `ends`
  *	drained		HASH		u8		by socket cookie: what `drain` and `age` have found
  *	returning	RINGBUF		accel_return	sockets that went out while they were idle, and talk again
@@ -27,7 +27,7 @@
  * go yet.
  *
  * Idle connections: `age`, run every second, puts their sockets into `drained` as well; user space deletes them from `sockets`, and
- * puts those back that `returning` tells of.
+ * puts those back that `returning` reports.
  */
 #ifndef ACCEL_LAYOUT_H
 #define ACCEL_LAYOUT_H
@@ -40,7 +40,7 @@
 #define ACCEL_NOBODY	  0xffffffff /* the other service is not known */
 
 enum accel_mode {
-	ACCEL_OFF = 0,	    /* nobody enrols, everything goes by TCP */
+	ACCEL_OFF = 0,	    /* no socket enrols, everything uses plain TCP */
 	ACCEL_ADAPTIVE = 1,
 	ACCEL_ALL = 2,	    /* the published design: enrol everything, redirect everything that order permits */
 };
@@ -49,7 +49,7 @@ struct accel_config {
 	__u32 mode;
 	__u32 visibles;		/* elements of that map that count */
 	__u32 warm;		/* answers that an end waits for before it redirects: 1 */
-	__u32 pass_messages;	/* a side that has sent more than this without an answer goes on by TCP ... */
+	__u32 pass_messages;	/* a side that has sent more than this without an answer continues by TCP ... */
 	__u32 pass_bytes;
 	__u32 leave_messages;	/* ... and with more than this the connection leaves for ever */
 	__u32 leave_bytes;
@@ -86,7 +86,7 @@ struct accel_file {
 };
 
 enum accel_verdict {
-	ACCEL_ASKED = 1,  /* by an event; nobody has answered */
+	ACCEL_ASKED = 1,  /* by an event; no answer yet */
 	ACCEL_SAFE = 2,
 	ACCEL_UNSAFE = 3, /* by examination or configuration */
 	ACCEL_CAUGHT = 4, /* seen doing what redirected sockets cannot: accel_executable.reason */
@@ -123,7 +123,7 @@ struct accel_address {
 };
 
 struct accel_destination {
-	__u32 offers; /* that nobody has answered, in a row */
+	__u32 offers; /* unanswered, in a row */
 	__u32 turns;  /* exponential average over connections, times 16; 0: not known yet */
 	__u32 passed; /* connections that did not enrol since the last that did */
 	__u32 zero;
@@ -136,7 +136,7 @@ struct accel_pair {
 
 struct accel_offer {
 	__u64 client; /* cookie */
-	__u64 server; /* cookie of who answered, 0: nobody yet. A third makes the pair plain */
+	__u64 server; /* cookie of the socket that answered, 0: none yet. A third makes the pair plain */
 };
 
 /* Times of ends, as accel_now tells them: in 2^20 ns, about a millisecond. They wrap after 52 days.
@@ -166,7 +166,7 @@ struct accel_end {
 	__u32 uncounted;  /* own: as well messages */
 	__u32 last;	  /* own: time of the last redirect, 0: none since it came into the map; aside, of its last question */
 	__u32 heard;	  /* own: time of the last message; out of the map, of the last acknowledgement */
-	__u32 process, executed; /* own: that was looked at last, and how often it had executed a file */
+	__u32 process, executed; /* own: that was examined last, and how often it had executed a file */
 	__u32 fd;	  /* own: that it sent through */
 	__u32 written;	  /* own: write_seq at the last redirect: no byte went by TCP since, if it is still the same; aside, at the
 			   * last run of `age` */

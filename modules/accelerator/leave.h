@@ -23,8 +23,8 @@ static __always_inline void accel_flush(struct accel_end *e)
 	__sync_fetch_and_add(&c->bytes, bytes);
 }
 
-/* No message of this end is on its way into the other's queue, nor will there be one: stop was set before we look at redirects, and
- * the sender looks at stop after it has counted itself there. References are the map's, of calls (that we are in: 0 or 1), and of
+/* No message of this end is on its way into the other's queue, nor will there be one: stop was set before we examine redirects, and
+ * the sender examines stop after it has counted itself there. References are the map's, of calls (that we are in: 0 or 1), and of
  * threads that wait in recv; these are believed only a while after the last redirect, since they come and go while we count. */
 static __always_inline int accel_quiet(const struct accel_end *e, int calls)
 {
@@ -46,7 +46,7 @@ static __always_inline void accel_stop_both(struct accel_end *e, struct accel_en
 		accel_stop(peer, why);
 }
 
-/* First nobody sends any more, then the queues are looked at: what was on its way is in one by then. */
+/* First all senders stop, then the queues are examined: what was on its way is in one by then. */
 static __always_inline int accel_may_leave(const struct accel_end *e, const struct accel_end *peer, int calls)
 {
 	if (!e->stop || !accel_quiet(e, calls) || (peer && (!peer->stop || !accel_quiet(peer, 0))))

@@ -48,7 +48,7 @@ static __always_inline const struct accel_config *accel_config(void)
 	return bpf_map_lookup_elem(&config, &zero);
 }
 
-/* Whether nobody enrols and nothing is redirected any more: by configuration, or since the module is about to leave. */
+/* Whether enrolment and redirection have stopped: by configuration, or since the module is about to leave. */
 static __always_inline int accel_is_off(const struct accel_config *cfg)
 {
 	__u32 zero = 0, *leaving = bpf_map_lookup_elem(&off, &zero);
@@ -113,7 +113,7 @@ static __always_inline void accel_return_share(__u32 service)
 		__sync_fetch_and_add(share, -1);
 }
 
-/* Plain from now on; the first reason is told, but for that it is idle. The barrier is what accel_leave and the sender's last look at
+/* Plain from now on; the first reason is told, but for that it is idle. The barrier is what accel_leave and the sender's last check of stop
  * stop rely on. */
 static __always_inline void accel_stop(struct accel_end *e, enum accel_reason why)
 {

@@ -56,7 +56,7 @@ type memory struct {
 type program struct {
 	File           fileKey
 	Modified, Size uint64      // of the file, when the data plane asked
-	Process        sdk.Process // by which it can be looked at
+	Process        sdk.Process // by which it can be examined
 	Comm           string
 	Asked          time.Time
 	Tries          int
@@ -64,11 +64,11 @@ type program struct {
 	Problem        string          // why not
 }
 
-// byProcess tells whether each process of the file has a verdict of its own, and this is none of them.
+// byProcess reports whether each process of the file has a verdict of its own, and this is none of them.
 func (p *program) byProcess() bool { return p.Facts.Configured && p.File.Device&ofProcess == 0 }
 
 const (
-	maxPrograms = 3072 // the data plane's table has room for 4096, some of which nobody has told us of
+	maxPrograms = 3072 // the data plane's table has room for 4096, some of which were not reported to us
 	maxServices = 4096
 	againAfter  = 10 * time.Second // an examination that brought nothing is tried again,
 	maxTries    = 3                // so often
@@ -83,7 +83,7 @@ func parseEvent(raw []byte) (e event, ok bool) {
 	return e, err == nil
 }
 
-// ask has the agent look at a program, unless it is known.
+// ask has the agent examine a program, unless it is known.
 func (a *Accelerator) ask(live sdk.Live, e *event) error {
 	p, forgotten := a.memory(live).note(e)
 	if forgotten != nil {
@@ -192,7 +192,7 @@ func (a *Accelerator) tell(live sdk.Live, p *program) error {
 	return nil
 }
 
-// judgeAll judges anew, by another config or on another kernel. What the data plane has caught stays so, unless the config says
+// judgeAll judges again, by another config or on another kernel. What the data plane has caught stays so, unless the config says
 // otherwise. It asks again about programs of which nothing is known any more, as when an agent was killed before it wrote them down.
 func (a *Accelerator) judgeAll(live sdk.Live) error {
 	told, err := told(live.Maps)
@@ -338,8 +338,8 @@ func (s *memory) file() string {
 	return filepath.Join(os.Getenv("STATE_DIRECTORY"), "accelerator-"+s.module+".json")
 }
 
-// load reads it, once. Numbers of files and processes mean something until the node starts anew: those programs are believed that
-// the data plane, which starts anew with it, has asked about.
+// load reads it, once. Numbers of files and processes mean something until the node starts again: those programs are believed that
+// the data plane, which starts again with it, has asked about.
 func (s *memory) load(told map[fileKey]executableEntry) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -27,7 +27,7 @@ type model struct {
 	stopped bool
 }
 
-// send tells whether a message is redirected.
+// send reports whether a message is redirected.
 func (m *model) send(from, size int) bool {
 	e, peer := &m.ends[from], &m.ends[1-from]
 	if m.redirects(e, peer, size) {

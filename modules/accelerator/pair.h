@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Who takes part, and how the two ends of a connection find each other. The client is looked at when it connects (in its process),
+/* Who takes part, and how the two ends of a connection find each other. The client is examined when it connects (in its process),
  * enrols when it is established and offers its pair of sequence numbers; the server answers an offer when it is established, which
  * is always later. */
 #ifndef ACCEL_PAIR_H
@@ -182,7 +182,7 @@ static __always_inline void accel_poison(struct accel_offer *o)
 		accel_stop(client, ACCEL_POISONED);
 	if (server)
 		accel_stop(server, ACCEL_POISONED);
-	o->server = ~0ull; /* nobody's: whoever answers now is too late */
+	o->server = ~0ull; /* no socket's: an answer from now on is too late */
 }
 
 /* The client has the server's SYN-ACK; the server does not know yet. */

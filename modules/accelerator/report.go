@@ -162,7 +162,7 @@ func (a *Accelerator) refused(live sdk.Live) ([]RefusedReport, error) {
 // ExecutableReport is what is thought of a program.
 type ExecutableReport struct {
 	Path    string   `json:"path,omitempty"` // as its processes see it
-	Command string   `json:"command"`        // name of the process that was looked at
+	Command string   `json:"command"`        // name of the process that was examined
 	PID     int      `json:"pid"`
 	Verdict string   `json:"verdict"` // safe, kept out, unknown
 	Why     string   `json:"why,omitempty"`
@@ -206,7 +206,7 @@ type DestinationReport struct {
 	Client     string  `json:"client"`
 	Address    string  `json:"address"`
 	Turns      float64 `json:"turns"`      // average of its connections
-	Unanswered uint32  `json:"unanswered"` // offers in a row that nobody has answered
+	Unanswered uint32  `json:"unanswered"` // unanswered offers in a row
 	Skipped    uint32  `json:"skipped"`    // connections since the last that was tried
 }
 

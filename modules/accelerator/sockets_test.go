@@ -72,7 +72,7 @@ func TestAddresses(t *testing.T) {
 	}
 }
 
-// A side that sends on without waiting goes by TCP, in order; both sockets then leave the map while the connection goes on.
+// A side that sends on without waiting goes by TCP, in order; both sockets then leave the map while the connection continues.
 func TestStreamLeaves(t *testing.T) {
 	p := accelerate(t, usual)
 	for _, size := range []int{64, 100000} {
@@ -303,7 +303,7 @@ func TestAsksAgainAboutAServer(t *testing.T) {
 	p.warm(p.connect(t))
 }
 
-// What was redirected and not read is gone with its connection when the socket connects anew.
+// What was redirected and not read is gone with its connection when the socket connects again.
 func TestConnectsAnew(t *testing.T) {
 	p := accelerate(t, usual)
 	l := p.listen(t)

@@ -170,7 +170,7 @@ static __always_inline int accel_message(struct sk_msg_md *msg)
 	accel_check_process(e);
 	if (e->stop || !accel_look(e, peer, cfg, &v) || !accel_redirects(e, cfg, &v))
 		return SK_PASS;
-	__sync_fetch_and_add(&e->redirects, 1); /* before the last look at stop: see accel_quiet */
+	__sync_fetch_and_add(&e->redirects, 1); /* before the last check of stop: see accel_quiet */
 	if (e->stop || peer->stop || bpf_msg_redirect_hash(msg, &sockets, &cookie, BPF_F_INGRESS) != SK_PASS)
 		return SK_PASS;
 	if (e->redirects == ACCEL_PROVEN)

@@ -114,7 +114,7 @@ static __always_inline int cls_against(__u32 role, const struct cls_decision *d,
 	return !(p->harmless >> (d->class & 63) & 1) && d->score >= p->raise;
 }
 
-/* The shadow model's opinion, beside the live one's. */
+/* The shadow model's opinion, alongside the live one's. */
 static __always_inline void cls_compare(struct cls_scratch *s, __u32 against)
 {
 	__u32 other = cls_against(CLS_SHADOW, &s->decision[CLS_SHADOW], 0);
@@ -198,7 +198,7 @@ __noinline int cls_sentence(__u32 compared)
 	return 0;
 }
 
-/* Judges the job of this CPU. Packets, timers and queues come here. Global functions, so that the verifier looks at them once; two,
+/* Judges the job of this CPU. Packets, timers and queues come here. Global functions, so that the verifier examines them once; two,
  * so that models have the stack that the sentence takes. */
 __noinline int cls_judge(void)
 {

@@ -190,7 +190,7 @@ func TestHysteresis(t *testing.T) {
 }
 
 // `for` is a minimum: a block lasts that long after the last evaluation against the source, and what is dropped counts in the next
-// window, so that a flood that goes on never passes.
+// window, so that a flood that continues never passes.
 func TestBlockOutlastsTheFlood(t *testing.T) {
 	onHooks(t, with(dropping, settings{"hits_needed": uint8(1), "hits_of": uint8(1), "action_ns": 5 * second}), func(t *testing.T, k *kernel) {
 		k.use(0, "rpl", "dis", 10)

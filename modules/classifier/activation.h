@@ -25,7 +25,7 @@ static __always_inline __s64 cls_table(const __u32 *table, __u64 z)
 	return low + ((high - low) * (__s64)(z & ((1 << CLS_TABLE_STEP) - 1)) >> CLS_TABLE_STEP);
 }
 
-/* 1 / (1 + exp(-z)) in Q30; of -z it is 1 - that of z. Nobody can guess the sign, so nothing branches on it. */
+/* 1 / (1 + exp(-z)) in Q30; of -z it is 1 - that of z. The sign is unpredictable, so nothing branches on it. */
 static __always_inline __s64 cls_sigmoid(__s64 z)
 {
 	__s64 negative = z >> 63, v;

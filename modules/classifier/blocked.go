@@ -90,7 +90,7 @@ func (w *plane) freeAllowed() error {
 	return err
 }
 
-// allows tells whether the allow-list has one end of a source.
+// allows reports whether the allow-list has one end of a source.
 func (c *config) allows(s source) bool {
 	for _, text := range c.Allow {
 		p, err := parsePrefix(text)

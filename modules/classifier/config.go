@@ -134,7 +134,7 @@ func (c *config) check() error {
 	return nil
 }
 
-// inUser tells whether models run in the control plane.
+// inUser reports whether models run in the control plane.
 func (c *config) inUser() bool { return c.Evaluate.Where == "user" }
 
 // index is the place of a word in a list of an enum's names, by value.
@@ -183,7 +183,7 @@ func (c *config) lapse() int64 {
 	return int64(max(100*time.Millisecond, min(time.Duration(c.Window)/10, time.Second)))
 }
 
-// raise and clear are scores in Q15; what nobody said rules nothing out.
+// raise and clear are scores in Q15; values that are not set exclude nothing.
 func (c *config) raise() int32 { return score(c.Hysteresis.Raise, math.MinInt32) }
 func (c *config) clear() int32 { return score(c.Hysteresis.Clear, math.MaxInt32) }
 

@@ -130,7 +130,7 @@ func (p *plant) tellModels(u sdk.ModelUpdate) sdk.ModelAnswer {
 	return answer
 }
 
-// all tells of all the models that there are.
+// all reports all the models that there are.
 func (p *plant) all(models ...sdk.Model) sdk.ModelAnswer {
 	p.Helper()
 	return p.tellModels(sdk.ModelUpdate{Reset: true, Complete: true, Put: models})
@@ -200,7 +200,7 @@ func TestDataPlaneLayouts(t *testing.T) {
 	}
 }
 
-// Enums that are told by name have the data plane's values. What no code uses is not in its BTF: the header says it.
+// Enums that are reported by name have the data plane's values. What no code uses is not in its BTF: the header says it.
 func TestNames(t *testing.T) {
 	header, err := os.ReadFile("maps.h")
 	if err != nil {
@@ -220,7 +220,7 @@ func TestNames(t *testing.T) {
 	}
 }
 
-// A model comes, changes, is followed by one that cannot be used, and goes; a shadow comes beside it.
+// A model comes, changes, is followed by one that cannot be used, and goes; a shadow comes alongside it.
 func TestModelsAreLoaded(t *testing.T) {
 	p := newPlant(t, `{"model": "m", "shadow": "s"}`)
 	if c := p.condition("Model"); c.Status != "Unknown" {
@@ -266,7 +266,7 @@ func TestModelsAreLoaded(t *testing.T) {
 	p.expect(0, 0)
 }
 
-// What ran before a control plane was started runs on until it is told, and what it is told of in parts is complete only at
+// What ran before a control plane was started runs on until it is told, and what it is notified of in parts is complete only at
 // the end.
 func TestModelsAreAdopted(t *testing.T) {
 	const config = `{"model": "m", "shadow": "s"}`

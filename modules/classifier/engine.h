@@ -18,7 +18,7 @@ static __always_inline const __s64 *cls_outputs(const struct cls_model *m, const
 	return m->kind >= CLS_SMALL ? s->out : s->a[cls_fresh(m->layers) & 1];
 }
 
-/* The first of the largest outputs. Nobody can guess which, so nothing branches on it. */
+/* The first of the largest outputs. It is unpredictable, so nothing branches on it. */
 static __always_inline __u32 cls_largest(const struct cls_model *m, const __s64 *out)
 {
 	__s64 most = out[0];
@@ -87,7 +87,7 @@ static __always_inline void cls_decide(const struct cls_model *m, const __s64 *o
 	d->score = cls_score(m, out, cls_fresh(d->class), d->slot);
 }
 
-/* Layers that take longer than a call; the verifier looks at them once. */
+/* Layers that take longer than a call; the verifier examines them once. */
 __noinline int cls_large(__u32 slot, __u32 role)
 {
 	const struct cls_model *m = cls_model(slot);

@@ -81,7 +81,7 @@ func (w *plane) describe(e *event) *Verdict {
 	return out
 }
 
-// follow reads the data plane's events until ctx ends. They are read also when nobody listens: else the first ones that a
+// follow reads the data plane's events until ctx ends. They are read also without a subscriber: else the first ones that a
 // listener gets would be old.
 func (w *plane) follow(ctx context.Context) error {
 	ring, err := w.live.Maps.Get(mapVerdicts)
@@ -156,7 +156,7 @@ func (s *stream) leave(l *listener) {
 	delete(s.listeners, l)
 }
 
-// serve writes events to a client, one JSON object a line, until it or the generation ends. {"lost": n} tells of those that
+// serve writes events to a client, one JSON object a line, until it or the generation ends. {"lost": n} reports those that
 // it was too slow for.
 func (s *stream) serve(w http.ResponseWriter, r *http.Request) {
 	l := s.listen()

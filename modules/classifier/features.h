@@ -9,7 +9,7 @@
  *	if (!cls_infer(CLS_LIVE))
  *		act(&s->decision[CLS_LIVE]);
  *
- * All of it on one CPU, in one run of the program. Models look at features and leave them as they are. */
+ * All of it on one CPU, in one run of the program. Models examine features and leave them as they are. */
 #ifndef CLS_FEATURES_H
 #define CLS_FEATURES_H
 

@@ -168,7 +168,7 @@ static __always_inline int cls_flow(struct kerb_pkt *pkt, struct cls_work *w, st
 	r = cls_meet(w, z);
 	if (r)
 		cls_flow_counted(pkt, w, r, local);
-	return cls_enforce(pkt, w, z); /* what is dropped has been counted: its window decides whether the block goes on */
+	return cls_enforce(pkt, w, z); /* what is dropped has been counted: its window decides whether the block continues */
 }
 
 #endif

@@ -17,7 +17,7 @@ var (
 type macFrame struct {
 	version   uint16 // 0: 2003, 1: 2006, 2: 2015
 	kind      uint16 // 0: data (type 1), else the frame type + 1
-	flags     uint16 // of the frame control field, beside what follows
+	flags     uint16 // of the frame control field, alongside what follows
 	noSeq     bool
 	seq       byte
 	dst, src  any // nil, uint16 or uint64
@@ -129,7 +129,7 @@ func ethernet(etherType uint16, payload []byte) []byte {
 	return slices.Concat([]byte{2, 0, 0, 0, 0, 2, 2, 0, 0, 0, 0, 1}, be.AppendUint16(nil, etherType), payload)
 }
 
-// udp6 is an Ethernet frame with a UDP datagram; the checksum is not looked at.
+// udp6 is an Ethernet frame with a UDP datagram; the checksum is not examined.
 func udp6(sport, dport uint16, payload []byte) []byte {
 	length := uint16(8 + len(payload))
 	h := slices.Concat([]byte{0x60, 0, 0, 0}, be.AppendUint16(nil, length), []byte{17, 64}, make([]byte, 15), []byte{1}, make([]byte, 15), []byte{2})

@@ -17,7 +17,7 @@ import (
 // sharedFuse is the data plane's fuse as memory, because both sides change it.
 type sharedFuse struct{ *fuse }
 
-// shareFuse maps the fuse until nobody uses it any more: requests may outlive their generation.
+// shareFuse maps the fuse until its last user is done: requests may outlive their generation.
 func shareFuse(maps sdk.Maps) (*sharedFuse, error) {
 	m, err := maps.Get(mapFuse)
 	if err != nil {
@@ -34,7 +34,7 @@ func shareFuse(maps sdk.Maps) (*sharedFuse, error) {
 
 func (s *sharedFuse) blown() bool { return atomic.LoadUint64(&s.Blown) != 0 }
 
-// blow makes the data plane do nothing to packets any more. It tells whether it was intact.
+// blow makes the data plane do nothing to packets any more. It reports whether it was intact.
 func (s *sharedFuse) blow(cause uint32) bool {
 	atomic.StoreUint32(&s.Cause, cause)
 	return atomic.CompareAndSwapUint64(&s.Blown, 0, monotonic())

@@ -14,12 +14,12 @@ import (
 
 // Handler serves:
 //
-//	GET    sources            what is known of sources; ?limit=n, 1000 unless said
+//	GET    sources            what is known of sources; ?limit=n, 1000 by default
 //	GET    blocked            sources that something is done to
 //	DELETE blocked            frees all
 //	DELETE blocked/SOURCE     frees one
 //	GET    models             the models that run
-//	GET    agreement          what the shadow model says beside the live one
+//	GET    agreement          what the shadow model says alongside the live one
 //	GET    stats              counters
 //	GET    fuse               whether the model has done more than it may
 //	PUT    fuse               {"state": "intact"} frees all and lets it act again

@@ -6,7 +6,7 @@
 
 #include "maps.h"
 
-#define CLS_FRAME_MAX 127 /* aMaxPHYPacketSize; of longer frames (802.15.4g) the first so many bytes are looked at */
+#define CLS_FRAME_MAX 127 /* aMaxPHYPacketSize; of longer frames (802.15.4g) the first so many bytes are examined */
 
 /* What became of a frame. */
 enum cls_outcome {

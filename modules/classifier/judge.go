@@ -15,7 +15,7 @@ import (
 	"github.com/kerb-edge/kerb/modules/classifier/model"
 )
 
-// judge is what user mode knows beside the data plane: the same as action.h keeps in records.
+// judge is what user mode knows alongside the data plane: the same as action.h keeps in records.
 type judge struct {
 	sources map[source]*verdict
 	counts  [counts]uint64
@@ -38,7 +38,7 @@ type verdict struct {
 
 func newJudge() judge { return judge{sources: map[source]*verdict{}} }
 
-// free forgets what was said of a source, so that it is judged anew.
+// free forgets what was said of a source, so that it is judged again.
 func (j *judge) free(s source) { delete(j.sources, s) }
 
 // infer runs a model on the values of a window. Of one that is too large for the data plane's integers that is in floating
@@ -59,7 +59,7 @@ func (l *loaded) infer(values *[valuesMax]int32) model.Decision {
 	return model.Decision{Version: l.Version, Class: uint32(class), Score: int32(math.Round(score * model.ScoreOne))}
 }
 
-// against tells whether a decision is, as cls_against does.
+// against reports whether a decision is, as cls_against does.
 func (p *policy) against(d model.Decision, suspicious bool) bool {
 	if suspicious && d.Score >= p.Clear {
 		return true

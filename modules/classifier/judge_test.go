@@ -47,7 +47,7 @@ func newJudged(t *testing.T, changes ...string) *plant {
 	return p
 }
 
-// In user mode a source is blocked after two windows of three, and stays so while it goes on. One that has been quiet for three is
+// In user mode a source is blocked after two windows of three, and stays so while it continues. One that has been quiet for three is
 // cleared; its block lasts until its time.
 func TestJudge(t *testing.T) {
 	p := newJudged(t)
@@ -189,7 +189,7 @@ func TestJudgeLargeModel(t *testing.T) {
 	}
 }
 
-// A listener that is slow loses events, and is told how many.
+// A listener that is slow loses events, and learns how many.
 func TestSlowListener(t *testing.T) {
 	s := newStream()
 	l := s.listen()

@@ -89,7 +89,7 @@ func TestTwoCPUs(t *testing.T) {
 	}
 }
 
-// TestForgedSources has 100,000 of them in one window beside honest nodes, which are heard once in each third of the flood.
+// TestForgedSources has 100,000 of them in one window alongside honest nodes, which are heard once in each third of the flood.
 func TestForgedSources(t *testing.T) {
 	const forged, honest, capacity = 100000, 100, 4096
 	onAHook(t, settings{"deferred": inUser, "capacity": uint32(capacity)}, func(t *testing.T, k *kernel) {

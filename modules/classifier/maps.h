@@ -327,11 +327,11 @@ struct cls_event {
 
 /* Indices of counts. */
 enum cls_count {
-	CLS_COUNT_PACKETS = 0,	 /* that the extractor looked at */
+	CLS_COUNT_PACKETS = 0,	 /* that the extractor examined */
 	CLS_COUNT_NOT_OURS = 1,	 /* no frames of the configured kind, passed */
 	CLS_COUNT_TRUNCATED = 2, /* ended within a header, passed */
 	CLS_COUNT_MALFORMED = 3, /* reserved modes, impossible lengths, passed */
-	CLS_COUNT_NO_SOURCE = 4, /* nobody to count it for: acknowledgements, beacons, commands, no source address */
+	CLS_COUNT_NO_SOURCE = 4, /* no source to count it for: acknowledgements, beacons, commands, no source address */
 	CLS_COUNT_SECURED = 5,
 	CLS_COUNT_REPEATS = 6,
 	CLS_COUNT_MESSAGES = 7, /* counted for a source */
@@ -348,7 +348,7 @@ enum cls_count {
 	CLS_COUNT_LIMITED = 18, /* dropped over the rate */
 	CLS_COUNT_DROPPED = 19,
 	CLS_COUNT_DROPPED_SECURED = 20,
-	/* Shadow model beside the live one, by what they say of a source: */
+	/* Shadow model alongside the live one, by what they say of a source: */
 	CLS_COUNT_BOTH_HARMLESS = 21,
 	CLS_COUNT_BOTH_POSITIVE = 22,
 	CLS_COUNT_ONLY_LIVE = 23,

@@ -197,7 +197,7 @@ func (c *config) fit(doc *model.Document) (f fitting, err error) {
 	return f, nil
 }
 
-// Fits tells whether a module's config names a model, and if it does, why it cannot have that run.
+// Fits reports whether a module's config names a model, and if it does, why it cannot have that run.
 func Fits(settings map[string]any, name string, doc *model.Document) (named bool, err error) {
 	raw, err := json.Marshal(settings)
 	if err != nil {
@@ -232,7 +232,7 @@ func CheckFeatures(doc *model.Document) error {
 	return err
 }
 
-// mismatch tells what makes a model's results doubtful though it runs.
+// mismatch reports what makes a model's results doubtful though it runs.
 func (c *config) mismatch(doc *model.Document) string {
 	trained, err := time.ParseDuration(doc.Window)
 	if err != nil || trained == time.Duration(c.Window) {
@@ -259,7 +259,7 @@ func (w *plane) drop(meant func(wanted string) bool) error {
 	return nil
 }
 
-// modelCondition tells whether the models run that the config names.
+// modelCondition reports whether the models run that the config names.
 func (w *plane) modelCondition() sdk.Condition {
 	w.mu.Lock()
 	defer w.mu.Unlock()

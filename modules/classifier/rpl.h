@@ -312,7 +312,7 @@ static __always_inline int cls_rpl(struct kerb_pkt *pkt, struct cls_work *w, str
 	r = cls_meet(w, z);
 	if (r)
 		cls_rpl_counted(w, r, outcome, at.len);
-	return cls_enforce(pkt, w, z); /* what is dropped has been counted: its window decides whether the block goes on */
+	return cls_enforce(pkt, w, z); /* what is dropped has been counted: its window decides whether the block continues */
 }
 
 #endif

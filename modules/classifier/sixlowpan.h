@@ -174,7 +174,7 @@ static __always_inline int cls_iphc(struct cls_frame *f)
 	return first & 4 ? cls_nhc(f) : cls_ip_payload(f);
 }
 
-/* Mesh header (RFC 4944, 5.2): the originator is the source, whoever has sent the frame. */
+/* Mesh header (RFC 4944, 5.2): the originator is the source, regardless of the frame's sender. */
 static __always_inline int cls_mesh(struct cls_frame *f)
 {
 	__u8 first = cls_byte(f, 0);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /* Decision trees. Each is walked for as many steps as the deepest needs; a leaf leads to itself. Several are walked side by side,
- * so that one's node is fetched while another's is looked at, and no step branches on a value. */
+ * so that one's node is fetched while another's is examined, and no step branches on a value. */
 #ifndef CLS_TREES_H
 #define CLS_TREES_H
 

@@ -244,7 +244,7 @@ static __always_inline void cls_keep_before(struct cls_work *w, struct cls_recor
 	}
 }
 
-/* Begins to count anew, in slice n: what was counted before was in windows of another length. */
+/* Begins to count again, in slice n: what was counted before was in windows of another length. */
 static __always_inline void cls_restart(struct cls_work *w, struct cls_record *r, __u64 n)
 {
 	cls_begin(w, r, n - CLS_SLICES, n);

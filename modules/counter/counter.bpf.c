@@ -33,7 +33,7 @@ struct counter_value {
 };
 
 struct counter_place {
-	__u64 key; /* struct counter_key of whoever came first on this CPU, 0: free */
+	__u64 key; /* struct counter_key of the first packet on this CPU, 0: free */
 	struct counter_value value;
 };
 

@@ -27,7 +27,7 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// compile builds the package beside the source tree. On the kernels of the matrix there is no compiler, but the objects
+// compile builds the package alongside the source tree. On the kernels of the matrix there is no compiler, but the objects
 // that were built before.
 func compile(t testing.TB) *pkgs.Package {
 	t.Helper()
@@ -103,7 +103,7 @@ func load(t testing.TB, side chain.Side, change func(*dataplane.Module)) *counte
 	}}}
 }
 
-// run passes a frame through a program. One at a time: a run of several that a signal interrupts begins anew.
+// run passes a frame through a program. One at a time: a run of several that a signal interrupts begins again.
 func run(t *testing.T, p *ebpf.Program, frame []byte, times int) {
 	t.Helper()
 	for range times {
@@ -189,7 +189,7 @@ func exactOnSeveralCPUs(t *testing.T, places uint32) {
 				return
 			}
 			for round := range rounds {
-				for range repeat { // one by one: a signal ends a longer run half-way, and it is begun anew
+				for range repeat { // one by one: a signal ends a longer run half-way, and it is begun again
 					if _, err := c.egress.Run(&ebpf.RunOptions{Data: ip4(byte(100+round), 20)}); err != nil {
 						t.Error(err)
 						return

@@ -15,12 +15,12 @@
  * FW_NODE_CUT are offsets of words (in bytes) to compare with value: at most, then child, else the node after child. */
 enum fw_node {
 	FW_NODE_CUT = 60,
-	FW_NODE_RULE = 64,  /* does rule value match? else go on at child */
+	FW_NODE_RULE = 64,  /* does rule value match? else continue at child */
 	FW_NODE_MATCH = 65, /* rule value matches everything that comes here */
-	FW_NODE_JUMP = 66,  /* go on in chunk value at child */
-	FW_NODE_FORK = 67,  /* go on at child, then in chunk value where the node after child says, if rules from its value on can still win */
+	FW_NODE_JUMP = 66,  /* continue in chunk value at child */
+	FW_NODE_FORK = 67,  /* continue at child, then in chunk value where the node after child says, if rules from its value on can still win */
 	FW_NODE_END = 68,   /* nothing (more) matches here */
-	FW_NODE_TABLE = 128, /* plus offset of a word: go on at child plus (word - value) >> shift nodes, of FW_TABLE */
+	FW_NODE_TABLE = 128, /* plus offset of a word: continue at child plus (word - value) >> shift nodes, of FW_TABLE */
 };
 
 #define FW_TABLE 64

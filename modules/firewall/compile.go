@@ -146,7 +146,7 @@ type builder struct {
 }
 
 // Lists up to shortList rules are not worth cutting; many rules that a cut would only copy to both sides get a tree of
-// their own beside it.
+// their own alongside it.
 const (
 	shortList = 2
 	manyWide  = 16
@@ -354,7 +354,7 @@ type cut struct {
 const maxCandidates = 32 // cuts tried per dimension
 
 // bestCut finds the cut that leaves the least work: an even one that copies few rules to both sides. Only the middle half
-// of a dimension's edges is looked at, so that each cut takes at least a quarter of them away: where all rules are nested,
+// of a dimension's edges is examined, so that each cut takes at least a quarter of them away: where all rules are nested,
 // nothing else leads to an end.
 func (b *builder) bestCut(list []int32, part *box) (cut, bool) {
 	best := cut{cost: math.Inf(1)}

@@ -27,7 +27,7 @@ import (
 // The same random conversations, honest and hostile packets, go through two routers: one with the firewall on the service's
 // interface, one with nftables and strict connection tracking. Each packet is looked for on the other side of both. The
 // firewall must pass no hostile packet that conntrack refuses, and refuse no honest one that conntrack passes.
-// KERB_DIFF_PACKETS sets how many packets, 4000 unless said; the long form:
+// KERB_DIFF_PACKETS sets how many packets, 4000 by default; the long form:
 //
 //	KERB_DIFF_PACKETS=120000 go test -count=1 -timeout 60m -run TestAgainstConntrack -v ./modules/firewall
 func TestAgainstConntrack(t *testing.T) {

@@ -17,7 +17,7 @@ import (
 )
 
 // The data plane and the model in Go must decide alike, packet by packet, with and without state, and move the same
-// counters. FIREWALL_SECONDS sets how long (10 unless said).
+// counters. FIREWALL_SECONDS sets how long (10 by default).
 func TestAgainstModel(t *testing.T) {
 	notEmulated(t)
 	pkgstest.NeedRoot(t)
@@ -262,7 +262,7 @@ func (g *generator) continued(m *Model) Packet {
 		}
 	}
 	if c := m.conns[best]; p.Proto == protoTCP && c != nil {
-		if alt := m.beside[best]; alt != nil && g.IntN(2) == 0 {
+		if alt := m.alongside[best]; alt != nil && g.IntN(2) == 0 {
 			c = alt
 		}
 		g.segment(&p, c)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* What the firewall takes from a packet: the words that rules look at, and the key that connections are known by. It lies
- * in a per-CPU map, not on the stack: before 5.12 nobody may index the stack by a variable, and what is in a map is
+/* What the firewall takes from a packet: the words that rules examine, and the key that connections are known by. It lies
+ * in a per-CPU map, not on the stack: before 5.12 programs may not index the stack by a variable, and what is in a map is
  * unknown to the verifier, so it follows the code behind once and not once per kind of packet. */
 #ifndef FW_FLOW_H
 #define FW_FLOW_H

@@ -16,7 +16,7 @@ import (
 // Handler serves:
 //
 //	GET  rules          the rules in order with their hits, and what was decided without a rule
-//	GET  connections    tracked connections; ?limit=n, 1000 unless said
+//	GET  connections    tracked connections; ?limit=n, 1000 by default
 //	POST explain        which rule decides on a packet
 func (f *Firewall) Handler(live sdk.Live) http.Handler {
 	mux := http.NewServeMux()
@@ -67,7 +67,7 @@ type RulesReport struct {
 	Other         map[string]Hits   `json:"other"`
 }
 
-// otherSlots names what decides beside rules.
+// otherSlots names what decides alongside rules.
 var otherSlots = map[uint32]string{
 	slotEgress: "default_egress", slotIngress: "default_ingress", slotTracked: "tracked", slotRelated: "related",
 	slotLink: "link_control", slotNonIP: "non_ip", slotMalformed: "malformed", slotExtension: "extension_header",

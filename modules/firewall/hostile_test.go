@@ -527,7 +527,7 @@ const reference = `table bridge kerbtest {
 const allButOnePort = `{"defaultPolicy": {"ingress": "deny", "egress": "deny"},
 	"rules": [{"action": "allow", "protocol": "udp", "dstPort": 7777}]}`
 
-// Frames of every kind from a tenant, and to it, with a firewall that allows one UDP port, beside a bridge of nftables with the
+// Frames of every kind from a tenant, and to it, with a firewall that allows one UDP port, alongside a bridge of nftables with the
 // best known rules: whatever passes Kerb passes those rules as well, and what a host needs passes both.
 func TestHostileFramesOnABridge(t *testing.T) {
 	notEmulated(t)

@@ -211,7 +211,7 @@ func TestGroupMembership(t *testing.T) {
 	}
 }
 
-// A DHCP server may answer an interface whose request the rules have allowed, by any address; nobody else gets in.
+// A DHCP server may answer an interface whose request the rules have allowed, by any address; nothing else gets in.
 func TestDHCP(t *testing.T) {
 	notEmulated(t)
 	for _, d := range []struct{ request, offer, stranger frame }{
@@ -298,7 +298,7 @@ func TestOwnAddresses(t *testing.T) {
 	}{
 		"own":                     {key(web, "10.0.0.2"), true},
 		"another's":               {key(thief, "10.0.0.2"), false},
-		"own beside another's":    {key(thief, "10.0.0.3"), true},
+		"own alongside another's": {key(thief, "10.0.0.3"), true},
 		"with another's MAC":      {key(twin, "10.0.0.4"), false},
 		"outside of the prefixes": {key(web, "192.0.2.9"), true},
 	} {

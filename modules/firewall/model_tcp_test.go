@@ -207,7 +207,7 @@ func (c *connState) handshake(p *Packet) fit {
 	return fitNot
 }
 
-// quotes tells whether an ICMP error may be about a segment.
+// quotes reports whether an ICMP error may be about a segment.
 func (c *connState) quotes(p *Packet) bool {
 	s, r := c.peers(p)
 	return c.unseen() || s.maxWin != 0 && s.end-p.Seq <= max(r.maxWin, lag)

@@ -58,14 +58,14 @@ func (p *Packet) isAnswer() bool {
 // Model is the firewall in plain Go: the meaning that the data plane is tested against. It knows no limits of tables.
 type Model struct {
 	*Firewall
-	conns   map[connKey]*connState
-	beside  map[connKey]*connState // begun again by the side that began an established one
-	headers headers
+	conns     map[connKey]*connState
+	alongside map[connKey]*connState // begun again by the side that began an established one
+	headers   headers
 }
 
 // NewModel returns a model without connections.
 func NewModel(f *Firewall) *Model {
-	return &Model{Firewall: f, conns: map[connKey]*connState{}, beside: map[connKey]*connState{}}
+	return &Model{Firewall: f, conns: map[connKey]*connState{}, alongside: map[connKey]*connState{}}
 }
 
 // connKey is a connection as seen from the service.
@@ -191,12 +191,12 @@ func (m *Model) track(p *Packet, now time.Duration) Decision {
 	return m.tracked(p, k, c)
 }
 
-// dropEstablished leaves the connection that was begun beside it, if any.
+// dropEstablished leaves the connection that was begun alongside it, if any.
 func (m *Model) dropEstablished(k connKey) {
 	delete(m.conns, k)
-	if c := m.beside[k]; c != nil {
+	if c := m.alongside[k]; c != nil {
 		m.conns[k] = c
-		delete(m.beside, k)
+		delete(m.alongside, k)
 	}
 }
 
@@ -206,17 +206,17 @@ func (m *Model) onEstablished(p *Packet, k connKey, c *connState, now time.Durat
 		return m.tracked(p, k, c)
 	}
 	if p.TCPFlags&(tcpSYN|tcpACK|tcpRST) == tcpSYN && p.Ingress == c.ingress {
-		return m.unknown(p, k, m.beside, now)
+		return m.unknown(p, k, m.alongside, now)
 	}
 	switch c.fit(p) {
 	case fitNot:
-		alt := m.beside[k]
+		alt := m.alongside[k]
 		if alt == nil {
 			return invalid
 		}
 		known, fits := m.onOpening(p, k, alt, now)
 		if !known {
-			delete(m.beside, k)
+			delete(m.alongside, k)
 		}
 		if !known || !fits {
 			return invalid
@@ -231,7 +231,7 @@ func (m *Model) onEstablished(p *Packet, k connKey, c *connState, now time.Durat
 	c.seen = now
 	c.ends(p)
 	if c.phase != phaseEstablished {
-		delete(m.beside, k)
+		delete(m.alongside, k)
 	}
 	return m.tracked(p, k, c)
 }
@@ -279,7 +279,7 @@ func (m *Model) unknown(p *Packet, k connKey, table map[connKey]*connState, now 
 
 func (p *Packet) begins() bool { return p.kind() == kindPlain || p.isRequest() }
 
-// tracked is a packet of a connection. One that other rules allowed is looked at again.
+// tracked is a packet of a connection. One that other rules allowed is examined again.
 func (m *Model) tracked(p *Packet, k connKey, c *connState) Decision {
 	if c.generation == m.generation() {
 		return Decision{true, -1, slotTracked}
@@ -296,7 +296,7 @@ func (m *Model) tracked(p *Packet, k connKey, c *connState) Decision {
 		m.conns[k].generation = m.generation()
 	} else {
 		delete(m.conns, k)
-		delete(m.beside, k)
+		delete(m.alongside, k)
 	}
 	if p.Ingress != c.ingress {
 		d.Slot, d.Rule = slotTracked, -1
@@ -332,7 +332,7 @@ func (m *Model) onOpening(p *Packet, k connKey, c *connState, now time.Duration)
 	return true, true
 }
 
-// related tells whether an ICMP error is about a connection and goes to whom the quoted packet came from.
+// related reports whether an ICMP error is about a connection and goes to whom the quoted packet came from.
 func (m *Model) related(p *Packet, now time.Duration) bool {
 	q := p.Quoted
 	if q == nil || q.Src != p.Dst || q.Src.Is4() != p.Src.Is4() {

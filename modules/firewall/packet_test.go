@@ -215,7 +215,7 @@ func (k *kernel) try(f []byte, ingress bool) (passed, ran bool) {
 	return err == nil && ret != tcShot, err == nil
 }
 
-// mayPass tells whether a mutated frame may have become TCP.
+// mayPass reports whether a mutated frame may have become TCP.
 func mayPass(f []byte) bool {
 	for _, b := range f[14:] {
 		if b == protoTCP {

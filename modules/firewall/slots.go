@@ -105,7 +105,7 @@ func findSlots(maps sdk.Maps, rules []Rule) ([]uint32, error) {
 	return slots, err
 }
 
-// chooseSlots changes owners to what they will be. Fresh slots have counters of somebody else.
+// chooseSlots changes owners to what they will be. Fresh slots have counters of another rule.
 func chooseSlots(owners []owner, rules []uint64) (slots []uint32, fresh map[uint32]bool, err error) {
 	known := map[uint64]uint32{}
 	fill := uint64(0)

@@ -401,13 +401,13 @@ static __noinline int fw_track_slowly(void *established, void *opening, void *pe
 	track = fw_blur(f, fw_on_opening(established, opening, pending, c, f, now));
 	if (why != FW_WHY_MISFIT)
 		return track;
-	/* Beside the established connection one side has begun another one. Once the other side knows that one only: */
+	/* In addition to the established connection one side has begun another one. Once the other side knows that one only: */
 	if (track != FW_UNKNOWN && track != FW_INVALID && f->tcp & (TCP_SYN | TCP_RST))
 		fw_forget(established);
 	return track == FW_UNKNOWN ? FW_INVALID : track;
 }
 
-/* Looks at the established entry of a packet. What the slow path must do, or FW_WHY_NOT with the answer in *track. */
+/* Examines the established entry of a packet. What the slow path must do, or FW_WHY_NOT with the answer in *track. */
 static __always_inline int fw_on_established(struct fw_conn *c, struct fw_flow *f, __u64 now, int *track)
 {
 	if (fw_expired(c, f, now))
@@ -446,7 +446,7 @@ static __always_inline int fw_track(void *established, void *opening, void *pend
 	return fw_track_slowly(established, opening, pending, now, fw_blur(f, why));
 }
 
-/* Whether a connection with this key is alive. For packets that tell of it without being part of it. */
+/* Whether a connection with this key is alive. For packets that report it without being part of it. */
 static __always_inline int fw_alive(void *established, void *opening, void *pending, const struct fw_flow *f, __u64 now)
 {
 	struct fw_conn *c = bpf_map_lookup_elem(established, &f->key4);

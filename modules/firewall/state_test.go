@@ -66,7 +66,7 @@ func TestBlindSegmentsChangeNothing(t *testing.T) {
 }
 
 // A RST counts if it is exactly where the receiver is; one that is only in the window passes, so that the receiver can
-// challenge it (RFC 5961), and the connection goes on.
+// challenge it (RFC 5961), and the connection continues.
 func TestResetOnlyWhereTheReceiverIs(t *testing.T) {
 	k := loadFirewall(t, `{`+allowWeb+`}`)
 	f := newTCPFlow(svc4, 80, far4, 999)
@@ -144,7 +144,7 @@ func TestErrorsQuoteWhatWasSent(t *testing.T) {
 	}
 }
 
-// Connections that began before the firewall was there go on: always if the service sends, and for a time if the other
+// Connections that began before the firewall was there continue: always if the service sends, and for a time if the other
 // side does.
 func TestPickUp(t *testing.T) {
 	running := func() *tcpFlow { return newTCPFlow(svc4, 80, far4, 999) }
@@ -163,7 +163,7 @@ func TestPickUp(t *testing.T) {
 		step{"answer", f.in(tcpACK, 10), true, true})
 }
 
-// An entry that a version without windows has left is of a connection that goes on and ends as others do.
+// An entry that a version without windows has left is of a connection that continues and ends as others do.
 func TestConnectionsOfEarlierVersions(t *testing.T) {
 	k, f := loadFirewall(t, `{`+allowWeb+`}`), newTCPFlow(svc4, 80, far4, 999)
 	if !k.establish(f, 1) {

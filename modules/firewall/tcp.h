@@ -19,7 +19,7 @@ enum fw_fit {
 };
 
 /* 1 if sequence number a is after b, else 0. By its sign, so that a comparison leaves the verifier no ranges of a and b to
- * follow: before Linux 6.3 it would go on once for each. */
+ * follow: before Linux 6.3 it would continue once for each. */
 static __always_inline __u32 fw_after(__u32 a, __u32 b)
 {
 	__u32 sign = b - a;

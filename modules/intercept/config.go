@@ -105,7 +105,7 @@ func (c *class) UnmarshalJSON(text []byte) error {
 	return err
 }
 
-// delivers tells whether programs can open the class: it is delivered, or could be at the word of a control message.
+// delivers reports whether programs can open the class: it is delivered, or could be at the word of a control message.
 func (c *class) delivers() bool { return c.Action == "copy" || c.Action == "steal" || c.Ring != "" }
 
 func (c *class) check() error {
@@ -168,7 +168,7 @@ func (m *match) check() error {
 			return &sdk.ConfigError{Field: fmt.Sprintf("match.payload[%d]", i), Reason: "bytes are hexadecimal digits, and mask has as many"}
 		}
 		if int(c.Offset)+len(c.Bytes) > maxFrame {
-			return &sdk.ConfigError{Field: fmt.Sprintf("match.payload[%d].offset", i), Reason: fmt.Sprintf("is beyond the %d bytes that are looked at", maxFrame)}
+			return &sdk.ConfigError{Field: fmt.Sprintf("match.payload[%d].offset", i), Reason: fmt.Sprintf("is beyond the %d bytes that are examined", maxFrame)}
 		}
 		words += (len(c.Bytes) + wordBytes - 1) / wordBytes
 	}

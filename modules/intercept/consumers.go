@@ -51,7 +51,7 @@ func (cs *consumers) of(class string) *consumer {
 	return cs.open[class]
 }
 
-// ifVacant clears a class that nobody has, before somebody can take it.
+// ifVacant clears a class without consumer, before one can take it.
 func (cs *consumers) ifVacant(class string, clear func()) {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
@@ -67,7 +67,7 @@ func (cs *consumers) occupy(c *consumer, ifindex uint32) {
 	c.queues = ifindex
 }
 
-// occupied tells whether another program than c has sockets on an interface, of whose queues each has one.
+// occupied reports whether another program than c has sockets on an interface, of whose queues each has one.
 func (cs *consumers) occupied(c *consumer, ifindex uint32) bool {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
@@ -100,7 +100,7 @@ func (cs *consumers) replace(class string, c *consumer, takeover bool) (*consume
 	return other, nil
 }
 
-// leave tells whether the class has no consumer now. Then it clears what c has left, before the next one can take the class.
+// leave reports whether the class has no consumer now. Then it clears what c has left, before the next one can take the class.
 func (cs *consumers) leave(class string, c *consumer, clear func()) bool {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
@@ -190,7 +190,7 @@ func (f *Intercept) Client(ctx context.Context, live sdk.Live, client *sdk.Clien
 		}
 	})
 	if !left {
-		return // somebody else has it
+		return // another consumer has it
 	}
 	if moved {
 		_ = client.Send(event{"moved"})

@@ -167,7 +167,7 @@ static long icpt_drain(__u32 slot, struct icpt_draining *d)
 	took = bpf_ktime_get_ns() - start;
 	if (took > ICPT_DRAIN_NS)
 		*until = start > *until + ICPT_WHILE ? start : start + took * ICPT_REST;
-	if (d->done >= ICPT_AT_ONCE) /* the next packet goes on */
+	if (d->done >= ICPT_AT_ONCE) /* the next packet continues */
 		__sync_lock_test_and_set(&s->doorbell, 1);
 	return 0;
 }

@@ -180,7 +180,7 @@ func TestHostileControls(t *testing.T) {
 	})
 }
 
-// A ring full of what is no message is skipped by the kernel, as far as its producer says, and then not looked at for a while: packets
+// A ring full of what is no message is skipped by the kernel, as far as its producer says, and then not examined for a while: packets
 // do not wait for it each time. Messages of other classes are taken.
 func TestSkippedControls(t *testing.T) {
 	onHooks(t, threeClasses, func(t *testing.T, k *kernel) {
@@ -323,7 +323,7 @@ func TestChangesAreOrdered(t *testing.T) {
 			}
 		}
 		if flips == 0 || ordered == 0 {
-			t.Errorf("%s: %d changes of the version, %d second looks at it behind a barrier", hook, flips, ordered)
+			t.Errorf("%s: %d changes of the version, %d second examines it behind a barrier", hook, flips, ordered)
 		}
 	}
 }

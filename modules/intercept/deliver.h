@@ -85,7 +85,7 @@ struct icpt_counts {
 	__u64 gaps[ICPT_BUCKETS]; /* time since the class's last packet, ns */
 };
 
-/* By struct icpt_class.identity: they go on when the configuration changes. */
+/* By struct icpt_class.identity: they continue when the configuration changes. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_HASH);
 	__uint(max_entries, 2 * ICPT_CLASSES);
@@ -249,7 +249,7 @@ static __always_inline __u32 icpt_flags(const struct kerb_pkt *pkt, const struct
 	return flags;
 }
 
-/* The thread that this CPU was running. Allowed to all kinds of programs since Linux 6.17, which is told by a type that came with
+/* The thread that this CPU was running. Allowed to all kinds of programs since Linux 6.17, which is detected by a type that came with
  * it. */
 struct bpf_stream___icpt {
 	int unused;

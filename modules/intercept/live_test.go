@@ -111,7 +111,7 @@ func (k *kernel) attach(lab *netlab.Lab, h *netlab.Host, side chain.Side) (send 
 	}
 }
 
-// expect waits for a frame. The kernel takes the outer tag out of what comes to TC ingress, and leaves it beside the frame.
+// expect waits for a frame. The kernel takes the outer tag out of what comes to TC ingress, and leaves it alongside the frame.
 func (r *reader) expect(f frame, untagged bool) {
 	r.t.Helper()
 	want, tci := f.bytes(), uint16(0)

@@ -288,7 +288,7 @@ func TestWakes(t *testing.T) {
 	})
 }
 
-// wakes tells whether a packet ends a sleep that has begun before it.
+// wakes reports whether a packet ends a sleep that has begun before it.
 func (k *kernel) wakes(r *reader, waiting bool) bool {
 	k.t.Helper()
 	patience := 300 * time.Millisecond
@@ -299,7 +299,7 @@ func (k *kernel) wakes(r *reader, waiting bool) bool {
 	return r.sleeps(patience, func() { k.run(datagram(1, "").bytes()) })
 }
 
-// sleeps until the ring wakes it, which do is to bring about: it tells whether that comes to pass in time.
+// sleeps until the ring wakes it, which do is to bring about: it reports whether that comes to pass in time.
 func (r *reader) sleeps(patience time.Duration, do func()) (woken bool) {
 	r.t.Helper()
 	fd, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
@@ -386,7 +386,7 @@ func TestOwnPageOnly(t *testing.T) {
 	}
 }
 
-// Counters go on when the configuration changes, and are forgotten with their class.
+// Counters continue when the configuration changes, and are forgotten with their class.
 func TestCountersGoOn(t *testing.T) {
 	k := load(t, chain.TC, chain.Ingress, threeClasses)
 	k.run(datagram(8080, "1234LOGS").bytes())

@@ -18,7 +18,7 @@
  *	<- {"event": "moved"}	a new configuration runs, with new rings. What is in the old one stays readable; nothing more comes
  *				into it. Open the class again: records of the new ring come after those of the old one, and their
  *				seq begins at 0. Copy your numbers (icpt_state from received on) into the new page.
- *	<- {"event": "taken"}	somebody else has opened the class with takeover
+ *	<- {"event": "taken"}	another program has opened the class with takeover
  *
  * and ends the connection. If it ends without a word, the control plane was restarted: keep your ring and open again, with the same
  * descriptors' contents if "generation" is the same.
@@ -55,7 +55,7 @@
 #define ICPT_MAX_BYTES 16384 /* of a frame are delivered at most */
 
 #define ICPT_EGRESS    (1 << 0) /* the service has sent it; else it is for the service */
-#define ICPT_STOLEN    (1 << 1) /* nobody else gets this packet */
+#define ICPT_STOLEN    (1 << 1) /* no other program gets this packet */
 #define ICPT_TRUNCATED (1 << 2) /* caplen < len */
 #define ICPT_SEGMENTS  (1 << 3) /* stands for several packets (GRO, GSO) */
 #define ICPT_FRAGMENT  (1 << 4) /* an IP fragment: without ports, or without all of the payload */
@@ -120,14 +120,14 @@ struct icpt_state {
 	__u64 generation; /* of the configuration */
 	__u64 deadline;	  /* ns, 0: none. T2 - T1 above it is late */
 	__u64 watchdog;	  /* ns that records may wait before the class's packets pass */
-	__u32 consumer;	  /* 1: somebody has the class open */
+	__u32 consumer;	  /* 1: a program has the class open */
 	__u32 stopped;	  /* 1: by a control message */
 	__u32 doorbell;	  /* 1: there is a control message */
 	__u32 zero1[7];
-	__u32 waiting; /* enum icpt_waiting: set it, look at the ring once more, then sleep: the next record wakes, and sets it to 0.
+	__u32 waiting; /* enum icpt_waiting: set it, examine the ring once more, then sleep: the next record wakes, and sets it to 0.
 			* While it is 0 nothing wakes: spinning costs the sender nothing */
 	__u32 pid;     /* thread that receives */
-	__u64 heartbeat; /* when it last looked at the ring */
+	__u64 heartbeat; /* when it last examined the ring */
 	__u64 received;	 /* records */
 	__u64 late;	 /* of these */
 	__u64 missed;	 /* packets that it was told were lost */
@@ -140,7 +140,7 @@ struct icpt_state {
 
 /* Control messages change the class whose ring they come through, until the next configuration. */
 enum icpt_op {
-	ICPT_OP_START = 1,    /* go on after ICPT_OP_STOP */
+	ICPT_OP_START = 1,    /* continue after ICPT_OP_STOP */
 	ICPT_OP_STOP = 2,     /* packets of the class pass, as if it were not there */
 	ICPT_OP_ACTION = 3,   /* value: ICPT_PASS, ICPT_DROP, ICPT_COPY, ICPT_STEAL or ICPT_MARK */
 	ICPT_OP_PRIORITY = 4, /* value: for ICPT_MARK */

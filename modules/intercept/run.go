@@ -17,7 +17,7 @@ import (
 
 const (
 	graceTime  = 2 * time.Second        // in which programs come back after a change or a restart of the control plane
-	eventsTick = 250 * time.Millisecond // how often deadlines are looked at for who reads events,
+	eventsTick = 250 * time.Millisecond // how often deadlines are examined for who reads events,
 	logTick    = 2 * time.Second        // and for the log,
 	tellEvery  = 10 * time.Second       // where a class's misses go no more often
 )

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// adopt takes over what is in the maps. After a restart packets go on by them, and ids, indices and runs keep their places:
+// adopt takes over what is in the maps. After a restart packets continue by them, and ids, indices and runs keep their places:
 // what the agent then tells again is found to be there already.
 func (w *plane) adopt(now time.Time) error {
 	if err := w.adoptLocals(now); err != nil {
@@ -95,7 +95,7 @@ func (w *plane) adoptVirtuals() error {
 		return err
 	}
 	w.ids = newNumbers(1, w.maps.turns, restFor, taken)
-	if err := removeAll(w.maps.vips, mapVIPs, negative); err != nil { // asked for anew
+	if err := removeAll(w.maps.vips, mapVIPs, negative); err != nil { // asked for again
 		return err
 	}
 	return each(w.maps.ports, mapPorts, func(keys []portKey, targets []port) {

@@ -28,7 +28,7 @@ func measure(b *testing.B, p *ebpf.Program, frame []byte) {
 	b.ReportMetric(0, "ns/op")
 }
 
-// swing makes sessions between which a packet goes to and fro, as PROG_TEST_RUN gives the changed packet to the next round.
+// swing makes sessions between which a packet goes back and forth, as PROG_TEST_RUN gives the changed packet to the next round.
 func swing(k *kernel, p packet, other string, flags uint8) {
 	there := flow{Src: addressOf(p.src), Dst: addressOf(p.dst), SPort: portOf(p.sport), DPort: portOf(p.dport), Ifindex: testIfindex, Proto: uint8(p.proto)}
 	back := there

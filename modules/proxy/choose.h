@@ -5,7 +5,7 @@
 
 #include "flow.h"
 
-#define PX_TRIES 8 /* slots looked at when the one chosen takes no new sessions, as happens until the control plane has seen it */
+#define PX_TRIES 8 /* slots examined when the one chosen takes no new sessions, as happens until the control plane has seen it */
 
 static __always_inline struct px_place *px_place(struct px_instance *in)
 {

@@ -180,7 +180,7 @@ func TestClosestIsChosen(t *testing.T) {
 	c.same("measured", c.shares(9, clientsOf[1]), map[string]int{"web-2": 9})
 }
 
-// A packet to an unknown address comes to the control plane whole, and goes on when the answer is in the maps.
+// A packet to an unknown address comes to the control plane whole, and continues when the answer is in the maps.
 func TestUnknownComesAndGoes(t *testing.T) {
 	data := loadProxy(t, nil)
 	config := `{"ranges": ["10.30.0.0/16", "fdff:2000::/21"]}`

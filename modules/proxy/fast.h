@@ -14,7 +14,7 @@ struct px_plain {
 	__u32 family, hook;
 };
 
-/* Read anew, and not kept on the stack, which has to do for whole chains of calls. */
+/* Read again, and not kept on the stack, which has to do for whole chains of calls. */
 #define px_anew(x) px_unknown_to_verifier(x)
 
 /* The copy of the packet's session, or NULL. */

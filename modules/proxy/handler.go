@@ -19,8 +19,8 @@ import (
 //
 //	GET services     virtual services with their addresses; ?name=
 //	GET instances    instances with their sessions and connect times; ?service=
-//	GET sessions     open sessions; ?service=, ?instance=, ?client= (address), ?protocol=, ?limit=n, 1000 unless said
-//	GET held         packets that wait for their destination to be known, and addresses that nobody knows
+//	GET sessions     open sessions; ?service=, ?instance=, ?client= (address), ?protocol=, ?limit=n, 1000 by default
+//	GET held         packets that wait for their destination to be known, and unknown addresses
 //	GET stats        how full the tables are, and what happened so far
 func (p *Proxy) Handler(live sdk.Live) http.Handler {
 	mux := http.NewServeMux()

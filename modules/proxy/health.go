@@ -17,7 +17,7 @@ const maxBackOff = 10
 
 // health is what the connections of clients say about an instance.
 type health struct {
-	answers  uint64    // when last looked at
+	answers  uint64    // when last examined
 	failures uint64    // when it last accepted a connection, or returned
 	until    time.Time // ejected until then; zero: it takes part
 	times    int       // ejected so often without a connection that succeeded

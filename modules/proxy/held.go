@@ -39,7 +39,7 @@ func newHeld(perAddress, perAll, bytes int, wait time.Duration) *held {
 	return &held{perAddress: perAddress, perAll: perAll, bytes: bytes, wait: wait, all: list.New(), addresses: map[netip.Addr]*waiting{}}
 }
 
-// add holds a packet, and tells whether it is the first for its address, which then is to be asked for. The oldest
+// add holds a packet, and reports whether it is the first for its address, which then is to be asked for. The oldest
 // of the interface that holds most give way.
 func (h *held) add(p heldPacket, now time.Time) (first bool) {
 	w, known := h.addresses[p.to]

@@ -83,7 +83,7 @@ func TestCopiesOfSessions(t *testing.T) {
 	})
 }
 
-// When a session ends or begins, no CPU goes on with a copy.
+// When a session ends or begins, no CPU continues with a copy.
 func TestCopiesAreDroppedOnAllCPUs(t *testing.T) {
 	if runtime.NumCPU() < 2 {
 		t.Skip("needs two CPUs")

@@ -24,7 +24,7 @@ func (w *world) open(port uint16) {
 	w.out(tcp(w.client, port, w.farVIP, 80, tcpACK).bytes())
 }
 
-// talk sends data in a connection and reports whether it goes on.
+// talk sends data in a connection and reports whether it continues.
 func (w *world) talk(port uint16) bool {
 	w.t.Helper()
 	p := tcp(w.client, port, w.farVIP, 80, tcpACK)
@@ -290,7 +290,7 @@ func TestDirectBesideVirtual(t *testing.T) {
 				w.want(w.out(data.bytes()), tcNext, onward.bytes())
 			}
 			if end == "open" && !w.talk(port) {
-				t.Error("the connection to the virtual address does not go on")
+				t.Error("the connection to the virtual address does not continue")
 			}
 		}
 	})

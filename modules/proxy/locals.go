@@ -29,7 +29,7 @@ type localService struct {
 	gone  time.Time // when it was missed first
 }
 
-// entryOf is what the data plane is told of an interface. One of the node itself is only a client there: what is for it, the
+// entryOf is what the data plane is notified of an interface. One of the node itself is only a client there: what is for it, the
 // stack has to deliver.
 func (l *locals) entryOf(i sdk.Instance) local {
 	e := local{Ifindex: i.Ifindex}
@@ -91,7 +91,7 @@ func (l *locals) putAll(all []sdk.Instance, now time.Time) error {
 	return nil
 }
 
-// index finds the addresses of services anew.
+// index finds the addresses of services again.
 func (l *locals) index() error {
 	clear(l.byAddress)
 	for _, s := range l.byIfindex {

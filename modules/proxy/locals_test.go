@@ -133,7 +133,7 @@ func TestLocals(t *testing.T) {
 }
 
 // A service that takes another's address gets nothing that is for the other: who names a service means that one, and where nobody does,
-// the packets go on as addresses and bridges have it.
+// the packets continue as addresses and bridges have it.
 func TestStolenAddress(t *testing.T) {
 	for ifindex, first := range map[uint32]bool{6: true, 8: false} {
 		p := newPlant(t, "")

@@ -73,7 +73,7 @@ struct px_ranges {
 };
 
 #define PX_DRAINING (1 << 0) /* no new sessions */
-#define PX_GONE	    (1 << 1) /* no instance any more: TCP is reset, anything else chooses anew */
+#define PX_GONE	    (1 << 1) /* no instance any more: TCP is reset, anything else chooses again */
 
 /* Where an instance is. */
 struct px_place {

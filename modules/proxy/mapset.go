@@ -158,7 +158,7 @@ func eachSlowly[K, V any](m *ebpf.Map, name string, do func([]K, []V)) error {
 	return nil
 }
 
-// removeAll deletes keys, many at a time. A batch ends at a key that is gone already, and goes on after it.
+// removeAll deletes keys, many at a time. A batch ends at a key that is gone already, and continues after it.
 func removeAll[K any](m *ebpf.Map, name string, keys []K) error {
 	for len(keys) > 0 {
 		n, err := m.BatchDelete(keys, nil)

@@ -89,7 +89,7 @@ func (m *model) out(p packet) (modelVerdict, packet) {
 	return modelChange, p
 }
 
-// attend says whether the packet goes on, with or without the session.
+// attend says whether the packet continues, with or without the session.
 func (m *model) attend(s *modelSession, p packet) (modelVerdict, bool) {
 	in, begins := s.instance, p.flags&(tcpSYN|tcpACK) == tcpSYN
 	if begins && s.closed {

@@ -65,7 +65,7 @@ func (w *world) want(got result, action int32, frame []byte) {
 
 func (p packet) to(mac [6]byte) packet { p.dstMAC = mac[:]; return p }
 
-// A connection to an instance on the node is handed to its interface; one to another node goes on with the stack.
+// A connection to an instance on the node is handed to its interface; one to another node continues with the stack.
 func TestForward(t *testing.T) {
 	families(t, func(t *testing.T, w *world) {
 		for _, proto := range []int{protoTCP, protoUDP, protoSCTP} {
@@ -459,7 +459,7 @@ func TestInstancesComeAndGo(t *testing.T) {
 		synack := tcp(w.far, 80, w.client, 5000, tcpSYN|tcpACK)
 		w.want(w.in(synack.bytes()), tcNext, tcp(vip, 80, w.client, 5000, tcpSYN|tcpACK).bytes())
 
-		w.setFlags(w.farI, instanceDraining) // goes on, but nothing new
+		w.setFlags(w.farI, instanceDraining) // continues, but nothing new
 		flows[0].flags = tcpACK
 		w.want(w.out(flows[0].bytes()), tcNext, tcp(w.client, 5000, w.far, 80, tcpACK).bytes())
 		for port := range uint16(4) {

@@ -108,7 +108,7 @@ func identityOf(service, instance string) uint64 {
 	return max(1, h.Sum64())
 }
 
-// update takes over what the agent tells. It returns the packets that can go on now.
+// update takes over what the agent tells. It returns the packets that can continue now.
 func (w *plane) update(u *sdk.VirtualServiceUpdate, now time.Time) ([]*heldPacket, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -278,7 +278,7 @@ func (w *plane) placeOf(vi *v1alpha1.VirtualInstance) (p place, err error) {
 }
 
 // move writes where an instance is now. Another address makes a new generation: first the place that does not count, then
-// the generation, by which it counts. With the old address sessions just go on.
+// the generation, by which it counts. With the old address sessions just continue.
 func (w *plane) move(t *target, where place, flags uint32) error {
 	before := *t.place()
 	e := t.entry

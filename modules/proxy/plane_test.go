@@ -124,7 +124,7 @@ func (p *plant) put(all ...sdk.VirtualService) {
 	p.tell(sdk.VirtualServiceUpdate{Put: all})
 }
 
-// all tells of everything there is.
+// all reports everything there is.
 func (p *plant) all(all ...sdk.VirtualService) {
 	p.t.Helper()
 	p.tell(sdk.VirtualServiceUpdate{Reset: true, Complete: true, Put: all})

@@ -82,7 +82,7 @@ static __always_inline int is_reply(const struct px_work *w)
 }
 
 /* A packet from the service that belongs to no session: one begins if it is for a virtual address. Where all choose the same
- * instance, from a hash or because there is one only, a connection may go on whose session is not known. */
+ * instance, from a hash or because there is one only, a connection may continue whose session is not known. */
 static __always_inline int begin(struct px_work *w)
 {
 	struct px_vip *v = bpf_map_lookup_elem(&vips, &w->flow.dst);
@@ -247,7 +247,7 @@ static __always_inline int attend(struct kerb_pkt *pkt, struct px_work *w, __u32
 	return conclude(pkt, w, px_unknown_to_verifier(w->step));
 }
 
-/* All packets but the common ones. A global function: the verifier looks at it by itself, and so once. It takes nothing but
+/* All packets but the common ones. A global function: the verifier examines it by itself, and so once. It takes nothing but
  * the context and numbers; what the parser found is in the work. */
 __noinline int px_uncommon(kerb_ctx *ctx, __u32 hook)
 {
@@ -315,7 +315,7 @@ static __always_inline int carry_on(struct kerb_pkt *pkt, __u32 hook)
 }
 
 /* What that has to know of the packet, in arguments: a global function takes nothing but the context and numbers. The
- * verifier looks at it by itself then, once, and not once for each of the hundred or so ways through the parser. */
+ * verifier examines it by itself then, once, and not once for each of the hundred or so ways through the parser. */
 #define PX_WHERE(pkt) ((__u32)(pkt)->l3 | (__u32)(pkt)->l4 << 16)
 /* One byte at a time: the compiler would read two at once that the parser has just written one by one, and such a read waits
  * until they have reached the cache. */

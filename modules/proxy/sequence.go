@@ -31,7 +31,7 @@ func sequence(members []member) []uint32 {
 	return out
 }
 
-// scale divides weights by what they have in common, and further if their sum is too great; nobody goes without.
+// scale divides weights by what they have in common, and further if their sum is too great; each keeps at least 1.
 func scale(members []member) []member {
 	members = slices.Clone(members)
 	common, sum := uint64(0), uint64(0)

@@ -8,7 +8,7 @@
 #include "share.h"
 
 #define PX_PORT_TRIES 8
-#define PX_PORT_FIRST 49152 /* ports that are nobody's (RFC 6335, 6) */
+#define PX_PORT_FIRST 49152 /* dynamic ports (RFC 6335, 6) */
 #define PX_PORT_MASK  16383
 
 #define PX_EXIST -17 /* EEXIST */
@@ -396,7 +396,7 @@ static __always_inline void px_note(struct px_work *w)
 		state |= PX_CLOSED;
 	}
 	if (!(s->flags & PX_REVERSE) && w->tcp & TCP_SYN)
-		s->opened = 0; /* sent again: what is answered later nobody can tell (Karn's algorithm) */
+		s->opened = 0; /* sent again: later replies are ambiguous (Karn's algorithm) */
 	s->seen = w->now;
 	s->state = state;
 	s->tick = bpf_jiffies64() / PX_TICK;
@@ -452,7 +452,7 @@ static __always_inline int px_lost(struct px_work *w, const struct px_session *s
 	return PX_ANEW;
 }
 
-/* Whether a session can go on as it is: PX_GO. Errors and later fragments go with it in any case: the next whole packet sees
+/* Whether a session can continue as it is: PX_GO. Errors and later fragments go with it in any case: the next whole packet sees
  * to what has changed. */
 static __always_inline int px_judge(struct px_work *w, const struct px_session *s)
 {
@@ -472,7 +472,7 @@ static __always_inline int px_judge(struct px_work *w, const struct px_session *
 	return px_is_met(w, s, in) ? PX_GO : px_move(w, s);
 }
 
-/* A packet of the known session w->made, which is forgotten unless it goes on as it is. */
+/* A packet of the known session w->made, which is forgotten unless it continues as it is. */
 static __noinline int px_attend(struct px_work *w)
 {
 	w->step = px_judge(w, &w->made);
@@ -484,7 +484,7 @@ static __noinline int px_attend(struct px_work *w)
 }
 
 /* A client begins a connection to an address that is not virtual. If a session of its own leads to the same port there, from
- * the same source port, the answers could not be told apart: a closed session is forgotten, and beside one that is open the
+ * the same source port, the answers could not be told apart: a closed session is forgotten, and alongside one that is open the
  * connection becomes a session too, which gives it another source port. */
 static __noinline int px_begin_direct(struct px_work *w)
 {

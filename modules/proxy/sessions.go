@@ -102,7 +102,7 @@ type sweeper struct {
 type pair struct {
 	seen  uint64
 	state uint8
-	lost  bool // cannot go on: its client or its instance is gone
+	lost  bool // cannot continue: its client or its instance is gone
 	met   bool // its forward entry was
 }
 
@@ -254,7 +254,7 @@ func (w *plane) read(gone goneThings, steps *steps) error {
 	return each(w.maps.sessions, mapSessions, table(true))
 }
 
-// expire removes entries. What is in sessions is looked at once more, as a packet may have come since; and what its interface
+// expire removes entries. What is in sessions is examined once more, as a packet may have come since; and what its interface
 // holds is counted.
 func (w *plane) expire(over []candidateEntry, steps *steps) (uint64, error) {
 	removed := uint64(0)
@@ -319,7 +319,7 @@ func (s *sweeper) begin(now uint64) {
 	s.tally = tally{States: map[string]int{}, crowded: map[uint32]int{}}
 }
 
-// goneThings are the clients and instances whose sessions cannot go on.
+// goneThings are the clients and instances whose sessions cannot continue.
 type goneThings struct {
 	clients   map[uint32]bool // ifindex: there
 	instances []*target
@@ -342,7 +342,7 @@ func (w *plane) gone(now time.Time) goneThings {
 }
 
 // absentFor is how long sessions of a client are kept whose interface is missing: a service that is only being registered
-// again goes on.
+// again continues.
 const absentFor = 30 * time.Second
 
 func (g *goneThings) has(k *flow, e *session) bool {
@@ -431,7 +431,7 @@ func (w *plane) free(now time.Time) error {
 // idleFor is how long a dynamic virtual service is kept without sessions.
 const idleFor = 10 * time.Minute
 
-// idle tells the agent which dynamic virtual services nobody uses.
+// idle reports to the agent which dynamic virtual services are not in use.
 func (w *plane) idle(now time.Time) {
 	for _, s := range w.services {
 		for _, t := range s.targets {

@@ -167,7 +167,7 @@ func TestSweepCountsShares(t *testing.T) {
 	p.same("one removed", shares(), [2]uint64{2, 2})
 }
 
-// An upgrade keeps sessions: those that live in the table that nothing is evicted from, and the others beside it.
+// An upgrade keeps sessions: those that live in the table that nothing is evicted from, and the others alongside it.
 func TestSessionsAreCarriedOver(t *testing.T) {
 	p := compileConfig(t, "")
 	maps := newMaps(t, p)
@@ -220,7 +220,7 @@ func TestCorrectLeavesWhatMayBeRight(t *testing.T) {
 	}
 }
 
-// Dynamic virtual services that nobody uses are told of, once in a while.
+// Dynamic virtual services that nobody uses are notified of, once in a while.
 func TestIdle(t *testing.T) {
 	p := newPlant(t, "")
 	vs := webService(1, v1alpha1.PolicyRoundRobin)

@@ -20,7 +20,7 @@ import (
 type unknowns struct {
 	Asked    uint64 `json:"asked"`    // addresses asked for
 	Answered uint64 `json:"answered"` // turned out to be virtual services
-	Denied   uint64 `json:"denied"`   // nobody knows them
+	Denied   uint64 `json:"denied"`   // no resolver knows them
 	Overdue  uint64 `json:"overdue"`  // no answer came in time
 	Injected uint64 `json:"injected"` // packets sent again
 	Lost     uint64 `json:"lost"`     // could not be sent again: their service is gone, or the packet is no whole one
@@ -53,7 +53,7 @@ func parseUnknown(raw []byte) (*heldPacket, bool) {
 	return &heldPacket{to: u.Dst.addr(), ifindex: u.Ifindex, frame: bytes.Clone(raw[unknownSize : unknownSize+u.Len])}, true
 }
 
-// arrive holds a packet and asks for its destination, once. It returns the packets that can go on at once, as the answer has
+// arrive holds a packet and asks for its destination, once. It returns the packets that can continue at once, as the answer has
 // come while the packet was on its way here.
 func (w *plane) arrive(p *heldPacket, now time.Time) []*heldPacket {
 	w.mu.Lock()
@@ -111,7 +111,7 @@ func (w *plane) inject(packets []*heldPacket) {
 	w.unknowns.Lost += uint64(len(packets)) - sent
 }
 
-// overdue denies addresses that nobody has answered for in time, and forgets what was denied long enough ago.
+// overdue denies addresses that were not resolved in time, and forgets what was denied long enough ago.
 func (w *plane) overdue(now time.Time) ([]*heldPacket, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -45,7 +45,7 @@ func (p *plant) frames() []string {
 	return out
 }
 
-// Packets wait together for one answer, and go on in order when the maps are ready.
+// Packets wait together for one answer, and continue in order when the maps are ready.
 func TestUnknownIsAnswered(t *testing.T) {
 	for _, to := range []string{"10.30.0.1", "fdff:2000::1"} {
 		p := newPlant(t, "")
@@ -70,7 +70,7 @@ func (p *plant) negative(a string) bool {
 	return err == nil && v.Flags&vipNegative != 0 && v.Expires > monotonic()
 }
 
-// What nobody knows is told to the data plane, which then answers the packets that waited; for a while.
+// Unknown addresses are reported to the data plane, which then answers the packets that waited; for a while.
 func TestUnknownIsDenied(t *testing.T) {
 	p := newPlant(t, "")
 	a := netip.MustParseAddr("10.30.0.1")

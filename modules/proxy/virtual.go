@@ -225,7 +225,7 @@ func (w *plane) dropPorts(v *virtual, before []portEntry) error {
 	return nil
 }
 
-// dropVirtuals removes the addresses of before that the service has no more, and nobody else has taken over.
+// dropVirtuals removes the addresses of before that the service has no more, and that no other service has taken over.
 func (w *plane) dropVirtuals(s *service, before []*virtual, now time.Time) error {
 	for _, v := range before {
 		if v.service != s || slices.Contains(s.virtuals, v) {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* What a packet must be for the kernel to answer it. Whatever fails one check goes on to the ordinary server, untouched. */
+/* What a packet must be for the kernel to answer it. Whatever fails one check passes to the ordinary server, untouched. */
 #ifndef RSP_CHECK_H
 #define RSP_CHECK_H
 
@@ -277,7 +277,7 @@ RSP_GLOBAL int rsp_ip4_options_harmless(kerb_ctx *ctx, __u32 l3, __u32 end)
 	return off >= end;
 }
 
-#define RSP_EXT_STEPS 48 /* headers and options that are looked at */
+#define RSP_EXT_STEPS 48 /* headers and options that are examined */
 
 /* Extension headers that an answer may do without: hop-by-hop and destination options that say themselves that who does not
  * know them skips them (RFC 8200, 4.2), routing headers that are used up, fragment headers of whole packets (RFC 6946). */

@@ -34,7 +34,7 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// stage is a client and a server beside each other on a bridge, with the responder between the bridge and the server: on XDP
+// stage is a client and a server alongside each other on a bridge, with the responder between the bridge and the server: on XDP
 // and on the server's veth, as it meets packets of the client there.
 type stage struct {
 	*kernel
@@ -273,7 +273,7 @@ func testLive(s *stage) {
 }
 
 // Requests with a VLAN tag, which here is not among the packet's bytes, get replies with it. Native XDP cannot: a veth hands the
-// tag over beside the frame.
+// tag over alongside the frame.
 func TestVLAN(t *testing.T) {
 	const tag = 0x6005 // priority 3, VLAN 5
 	for _, kind := range []string{generic, tc} {

@@ -179,7 +179,7 @@ func (m *model) notSource(port uint16) bool {
 		slices.ContainsFunc(m.listeners, func(l modelListener) bool { return l.port == port })
 }
 
-// harmless tells whether options and extension headers may be left out.
+// harmless reports whether options and extension headers may be left out.
 func (m *model) harmless(frame []byte, p *abi.Packet) bool {
 	if p.Family == 4 && p.L4-p.L3 == 20 || p.Family == 6 && p.L4-p.L3 == 40 {
 		return true

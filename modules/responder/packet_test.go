@@ -42,7 +42,7 @@ func (p packet) with(change func(*packet)) packet {
 	return p
 }
 
-// Each check by itself: what fails it goes on untouched, and is counted under its name.
+// Each check by itself: what fails it continues untouched, and is counted under its name.
 func TestChecks(t *testing.T) {
 	edit := func(f func(f []byte, l3, l4 int)) func(*packet) { return func(p *packet) { p.edit = f } }
 	ip4 := func(f func(h []byte)) func(*packet) {
@@ -343,7 +343,7 @@ func TestSpeedLimit(t *testing.T) {
 	})
 }
 
-// Cars come and go on several CPUs at the same time, and user space changes their number meanwhile: none is lost.
+// Cars come and continue several CPUs at the same time, and user space changes their number meanwhile: none is lost.
 func TestCountIsExact(t *testing.T) {
 	onHooks(t, `{"listeners": [{"app": "speedlimit", "name": "sign", "port": 8080, "sourceRate": 0}]}`, func(t *testing.T, k *kernel) {
 		k.at(fuzzNetworks...)
@@ -394,7 +394,7 @@ func TestCountIsExact(t *testing.T) {
 	})
 }
 
-// Counters and states belong to a listener's name: they stay when others come and go, and when the control plane starts anew.
+// Counters and states belong to a listener's name: they stay when others come and go, and when the control plane starts again.
 func TestSlots(t *testing.T) {
 	k := load(t, chain.XDP, `{"listeners": [{"app": "speedlimit", "name": "sign", "port": 8080, "sourceRate": 0}]}`).at(fuzzNetworks...)
 	for range 3 {

@@ -100,7 +100,7 @@ static __always_inline int rsp_copy(struct rsp_request *r)
 	return sum < 0 ? -1 : 0;
 }
 
-/* The IP header anew: no options, own TTL, nothing of the request's type of service, and nothing to be fragmented. Ends
+/* The IP header again: no options, own TTL, nothing of the request's type of service, and nothing to be fragmented. Ends
  * swapped. An IPv4 header that is right before and after adds nothing to CHECKSUM_COMPLETE, and neither does a swap. */
 static __always_inline int rsp_ip4_header(struct kerb_pkt *pkt, __u32 udp_len)
 {

@@ -4,7 +4,7 @@
  *	static __always_inline int <name>_check(struct rsp_request *r)
  *	static __always_inline int <name>_answer(struct rsp_request *r)
  *
- * check looks at a request that has passed everything an ordinary server relies on (headers, checksums, a listener for its
+ * check examines a request that has passed everything an ordinary server relies on (headers, checksums, a listener for its
  * address and port, a source that may be answered, a length within the application's limits). It changes nothing that
  * anybody can see, and returns
  *
@@ -18,7 +18,7 @@
  * returns 0, or -1 to drop the request after all.
  *
  * A reply may have listener->amplification times the bytes of its request, IP headers included, unless the application sets
- * r->proven. check can reply with a challenge instead (r->challenge); what is longer and not proven goes on to the ordinary
+ * r->proven. check can reply with a challenge instead (r->challenge); what is longer and not proven passes to the ordinary
  * server.
  *
  * Everything else is done for it: addresses, ports, lengths, checksums, options, limits, counters.
@@ -30,8 +30,8 @@
 
 #include <kerb/module.h>
 
-#define RSP_SLOTS	64   /* listeners of this configuration and the one before it; slot 0 is nobody's */
-#define RSP_MAX_REQUEST 1472 /* bytes of payload that are looked at, and of a reply: what fits an Ethernet frame */
+#define RSP_SLOTS	64   /* listeners of this configuration and the one before it; slot 0 is not used */
+#define RSP_MAX_REQUEST 1472 /* bytes of payload that are examined, and of a reply: what fits an Ethernet frame */
 #define RSP_MAX_REPLY	1472
 #define RSP_APP_WORDS	8
 #define RSP_APP_REASONS 8
@@ -114,7 +114,7 @@ static __always_inline int rsp_store(struct rsp_request *r, __u32 off, const voi
 }
 
 /* Changes of state, told to user space at its own pace: who reads sets armed when it has seen everything, and is sent one
- * event by the next change. Costs a request one look at a flag. */
+ * event by the next change. Costs a request one check of a flag. */
 struct rsp_feed {
 	__u32 armed;
 	__u32 zero;

@@ -13,7 +13,7 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// slots mirrors RSP_SLOTS: twice the listeners, so that those of a new configuration have room beside those of the running
+// slots mirrors RSP_SLOTS: twice the listeners, so that those of a new configuration have room alongside those of the running
 // one. Slot 0 counts what no listener was found for.
 const slots = 64
 
@@ -40,7 +40,7 @@ func readOwners(m sdk.Maps) (out [slots]owner, err error) {
 	return out, nil
 }
 
-// assign gives each listener its slot: the one it has, else one that nobody has used for longest. Slots of the running
+// assign gives each listener its slot: the one it has, else the one unused for longest. Slots of the running
 // configuration are left alone, however many others were tried since.
 func (f *Responder) assign(m sdk.Maps) ([]app.Placed, error) {
 	owners, err := readOwners(m)

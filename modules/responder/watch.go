@@ -87,7 +87,7 @@ func (w *watch) changed(slot uint32) {
 }
 
 // subscribe sends the slots of listeners at once, and again when their states have changed, until ctx or the generation ends. A
-// slot is armed before it is sent: a state that is read then has all that will not be told of.
+// slot is armed before it is sent: a state that is read then has all that will not be notified of.
 func (w *watch) subscribe(ctx context.Context, all []app.Placed) <-chan uint32 {
 	s := &subscriber{slots: map[uint32]bool{}, pending: map[uint32]bool{}, wake: make(chan struct{}, 1)}
 	for _, p := range all {
@@ -133,7 +133,7 @@ func (w *watch) send(ctx context.Context, s *subscriber, out chan<- uint32) {
 	}
 }
 
-// take returns what a subscriber has not been told of yet.
+// take returns what a subscriber has not been notified of yet.
 func (w *watch) take(s *subscriber) map[uint32]bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -121,7 +121,7 @@ func TestVirtualServices(t *testing.T) {
 	k.wantGoes(map[string]string{"10.18.0.5": ""})
 }
 
-// A control plane that starts anew leaves what is in the maps in use until it has been told everything.
+// A control plane that starts again leaves what is in the maps in use until it has received everything.
 func TestAdoptsAfterRestart(t *testing.T) {
 	k := loadTunnel(t, unkeyed)
 	k.tell(sdk.VirtualServiceUpdate{Put: []sdk.VirtualService{virtual("web", instance("web-0", "192.0.2.9", "10.18.0.5"))}})
@@ -135,7 +135,7 @@ func TestAdoptsAfterRestart(t *testing.T) {
 	}
 }
 
-// A generation that is filled while the present one is told of new nodes: no two nodes get one place.
+// A generation that is filled while the present one is notified of new nodes: no two nodes get one place.
 func TestFillWhileNodesCome(t *testing.T) {
 	k := loadTunnel(t, `{"nodes": []}`)
 	for round := range 20 {

@@ -26,7 +26,7 @@ struct tun_outer6 {
 	struct tun_tail tail;
 };
 
-/* Large packets may be longer with the headers than a length field can say. It is made anew for each segment. */
+/* Large packets may be longer with the headers than a length field can say. It is made again for each segment. */
 static __always_inline __be16 tun_len16(__u32 len)
 {
 	return bpf_htons(len > 0xffff ? 0xffff : len);
@@ -91,7 +91,7 @@ static __always_inline int tun_by_device(struct kerb_pkt *pkt, const struct tun_
 
 	if (tun_is4(&n->addr)) {
 		key.remote_ipv4 = bpf_ntohl(n->addr.in6_u.u6_addr32[3]);
-		flags |= BPF_F_ZERO_CSUM_TX; /* over IPv6 a device takes zero only if it was told to */
+		flags |= BPF_F_ZERO_CSUM_TX; /* over IPv6 a device takes zero only if it was asked to */
 	} else {
 		__builtin_memcpy(key.remote_ipv6, &n->addr, sizeof(n->addr));
 		flags |= BPF_F_TUNINFO_IPV6;

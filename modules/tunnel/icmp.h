@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /* The path MTU: routers report outer packets that are too big. Such ICMP errors are copied to the control plane, which finds out
- * whether they quote a packet of ours, and go on to the stack. */
+ * whether they quote a packet of ours, and pass to the stack. */
 #ifndef TUN_ICMP_H
 #define TUN_ICMP_H
 

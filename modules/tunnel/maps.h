@@ -123,7 +123,7 @@ struct {
 	__type(value, __u32);
 } own SEC(".maps");
 
-/* The exact address, else the longest prefix; NULL if nobody is known to have it. */
+/* The exact address, else the longest prefix; NULL if no node is known to have it. */
 static __always_inline struct tun_end *tun_find(const struct in6_addr *addr)
 {
 	struct tun_end *end = bpf_map_lookup_elem(&hosts, addr);

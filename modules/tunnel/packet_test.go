@@ -255,7 +255,7 @@ func TestHostile(t *testing.T) {
 		name  string
 		k     *kernel
 		frame []byte
-		why   string // "" goes on untouched
+		why   string // "" continues untouched
 	}{
 		{"good", k, good, "-"},
 		{"good without key", plain, u.arrival(plain, inner), "-"},
@@ -422,7 +422,7 @@ func checkTooBig(t *testing.T, name string, got []byte, inner packet, mtu int) {
 	}
 }
 
-// A SYN tells of no larger segments than fit, wherever the option is, in both directions; the checksum stays right.
+// A SYN reports no larger segments than fit, wherever the option is, in both directions; the checksum stays right.
 func TestClampsMSS(t *testing.T) {
 	k := loadTunnel(t, keyed)
 	for i, options := range [][]byte{

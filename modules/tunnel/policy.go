@@ -92,7 +92,7 @@ func host(addr netip.Addr) netip.Prefix { return netip.PrefixFrom(addr, addr.Bit
 // Source ports of outer packets (TUN_PORT_FIRST).
 const portFirst, portLast = 49152, 65535
 
-// refusal tells which packets of a node must not pass, and why. inner are addresses of its services, ours those of this node's.
+// refusal reports which packets of a node must not pass, and why. inner are addresses of its services, ours those of this node's.
 func (c *config) refusal(n node, ipsec *sdk.IPsec, inner, ours []netip.Prefix) (refuse uint32, why string) {
 	switch {
 	case c.Mode == modeDevice || n.Ifindex == 0: // the device's packets pass through the stack

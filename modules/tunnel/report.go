@@ -10,7 +10,7 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// Node is a node as GET nodes tells of it.
+// Node is a node as GET nodes reports it.
 type Node struct {
 	Address   string         `json:"address"`
 	Subnets   []netip.Prefix `json:"subnets,omitempty"`   // of the configuration

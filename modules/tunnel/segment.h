@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Sizes: what the path to a node can carry, and what TCP is told of it when a connection opens. */
+/* Sizes: what the path to a node can carry, and what TCP is notified of it when a connection opens. */
 #ifndef TUN_SEGMENT_H
 #define TUN_SEGMENT_H
 
@@ -8,7 +8,7 @@
 #define TUN_TCP_LEN    20
 #define TUN_TCPOPT_NOP 1
 #define TUN_TCPOPT_MSS 2
-#define TUN_TCPOPTS    20 /* looked at: the one that is looked for comes early */
+#define TUN_TCPOPTS    20 /* examined: the one that is looked for comes early */
 
 /* Bytes of the IP packet, without what pads the frame. */
 static __always_inline __u32 tun_length(const struct kerb_pkt *pkt)

@@ -215,7 +215,7 @@ func syncRaw(maps sdk.Maps, all []link) error {
 	return nil
 }
 
-// takes tells whether a service of this node gets an address that it has. Who runs a service may give it any address, and so must
+// takes reports whether a service of this node gets an address that it has. Who runs a service may give it any address, and so must
 // not get what is for others: for instances elsewhere, nor for a service that has had the address before.
 func (t *Tunnel) takes(hosts, before map[address]end, a address, e end) bool {
 	other, taken := hosts[a]
@@ -260,7 +260,7 @@ func (t *Tunnel) syncHosts(maps sdk.Maps, want map[address]end) error {
 	return align(maps, mapHosts, want, func(e end) bool { return e.Node == 0 || t.complete })
 }
 
-// align makes a hash map hold what is wanted; remove tells which of the other entries go.
+// align makes a hash map hold what is wanted; remove reports which of the other entries go.
 func align[V comparable](maps sdk.Maps, name string, want map[address]V, remove func(V) bool) error {
 	m, err := maps.Get(name)
 	if err != nil {

@@ -84,7 +84,7 @@ func fragNeeded(mtu int, outer []byte, quote int) []byte {
 	return frame(ip("198.51.100.1", "192.0.2.1", 1, body))
 }
 
-// The path MTU is learned from routers that quote a packet of ours, and from nobody else; it expires.
+// The path MTU is learned from routers that quote a packet of ours, and from nothing else; it expires.
 func TestLearnsPathMTU(t *testing.T) {
 	for _, config := range []string{keyed, unkeyed} {
 		k := loadTunnel(t, config)

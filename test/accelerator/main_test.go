@@ -12,7 +12,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/node/nodetest"
 )
 
-// Programs that the tests run, beside kerb.
+// Programs that the tests run, alongside kerb.
 var (
 	talker string // testdata/peer
 	copier string // testdata/copier

@@ -102,7 +102,7 @@ func (p *peer) ended() bool {
 	}
 }
 
-// finish waits until a peer has done what it was asked to; a server does so until it is told to end.
+// finish waits until a peer has done what it was asked to; a server does so until it is asked to end.
 func (p *peer) finish() error {
 	_ = p.stdin.Close()
 	<-p.done

@@ -14,7 +14,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/seed"
 )
 
-// soakTime is how long conversations go on: as long as KERB_SOAK says, or a moment.
+// soakTime is how long conversations continue: as long as KERB_SOAK says, or a moment.
 func soakTime(t *testing.T, usual time.Duration) time.Duration {
 	t.Helper()
 	text := os.Getenv("KERB_SOAK")

@@ -77,7 +77,7 @@ func (n *node) fetched(name string, i int) string {
 	return filepath.Join(n.Dir, fmt.Sprintf("got-%s-%d", name, i))
 }
 
-// load is wrk on connections that are kept: it tells of every answer that is none.
+// load is wrk on connections that are kept: it reports every answer that is none.
 func (n *node) load(from *netlab.Host, base string) {
 	n.T.Helper()
 	url := base + "/page"

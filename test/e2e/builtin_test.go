@@ -20,7 +20,7 @@ func counter(round int) v1.Module {
 	return m
 }
 
-// firewall lets only the traffic of these tests to web; every round has other rules beside those.
+// firewall lets only the traffic of these tests to web; every round has other rules alongside those.
 func firewall(round int) v1.Module {
 	rule := func(name, protocol string, port int) map[string]any {
 		return map[string]any{"name": name, "action": "allow", "direction": "ingress", "protocol": protocol, "dstPort": port}
@@ -88,7 +88,7 @@ func (n *node) counted(service, direction, protocol string) uint64 {
 }
 
 // sendDenied sends datagrams to a port of web that no rule opens, until the function that it returns is called, which
-// tells how many; none of them may arrive.
+// reports how many; none of them may arrive.
 func (n *node) sendDenied() func() uint64 {
 	n.T.Helper()
 	at := net.UDPAddrFromAddrPort(netip.AddrPortFrom(n.web.Addr4(), 9))

@@ -322,7 +322,7 @@ func (n *node) replaceModels(air *radio) {
 	air.muted()
 }
 
-// refuseModels tries models that cannot run; the one that runs goes on.
+// refuseModels tries models that cannot run; the one that runs continues.
 func (n *node) refuseModels() {
 	n.T.Helper()
 	n.refused(n.kerb("model", "load", n.writeModel(30, 3, "[0, 1]", "[0, NaN]")), 2, "not JSON", "NaN")
@@ -354,7 +354,7 @@ func (n *node) outliveAgent(air *radio) {
 	}
 	air.muted()
 	n.must("module", "set", "guard", "blocked/"+nodeName(attacker)+"=none")
-	air.muted() // it goes on, and is blocked again
+	air.muted() // it continues, and is blocked again
 }
 
 // judgeInUser has the control plane run the models.

@@ -19,7 +19,7 @@ import (
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 )
 
-// controlled makes a package: the data plane of stamp, so that every packet tells that it was processed, under the control
+// controlled makes a package: the data plane of stamp, so that every packet reports that it was processed, under the control
 // plane in testdata.
 func (n *node) controlled(version string) string {
 	n.T.Helper()
@@ -130,7 +130,7 @@ var misbehaviours = map[string]func(n *node, dir string){
 	},
 	"leak": func(n *node, dir string) {
 		change("leak")(n, dir)
-		n.Eventually("the log tells of the memory", func() bool {
+		n.Eventually("the log reports the memory", func() bool {
 			return strings.Contains(n.Log(), "MiB of memory, and may use 64")
 		})
 		n.tells("started again")

@@ -88,7 +88,7 @@ func TestExamplesAtRunTime(t *testing.T) {
 	n.Eventually("packets to a watched port are told", told)
 	before := n.packets()
 	n.apply(module("top", example(t, "topports", "0.2.0"), "app=web", watch(streamPort)), module("limit", limit, "app=web", fast))
-	n.Eventually("they are told to the new version", told)
+	n.Eventually("they are sent to the new version", told)
 	for _, name := range []string{"top", "limit"} {
 		if got := get[v1.Module](n, "module", name).Status.Package.Version; got != "0.2.0" {
 			t.Errorf("%s has version %s after the upgrade", name, got)
@@ -99,7 +99,7 @@ func TestExamplesAtRunTime(t *testing.T) {
 	}
 	n.refused(n.tryApply(module("top", n.sickExample("topports"), "app=web", watch(streamPort))), 5, "rolled back to 0.2.0", "never well")
 	n.well("top")
-	n.Eventually("they are told to the old version again, which was away meanwhile", told)
+	n.Eventually("they are sent to the old version again, which was away meanwhile", told)
 	udp.finish(1)
 	n.apply(module("limit", limit, "app=web", slow))
 	for range 100 {

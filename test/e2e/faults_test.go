@@ -38,7 +38,7 @@ func TestOneAgentPerNode(t *testing.T) {
 	n.refused(n.second(n.Flags()...), 5, "another kerb agent is running")
 	n.refused(n.second("--state", elsewhere, "--run", elsewhere, "--bpf", n.BPF, "--config", os.DevNull), 5, "another kerb agent", n.BPF)
 	n.refused(n.second("--state", n.State, "--run", elsewhere, "--bpf", n.BPF+"-other", "--config", os.DevNull), 5, "another kerb agent", n.State)
-	if err := os.Remove(n.BPF + "-other"); err != nil { // made before the store was looked at
+	if err := os.Remove(n.BPF + "-other"); err != nil { // made before the store was examined
 		t.Error(err)
 	}
 	n.refused(n.kerb("purge", n.with("--run", elsewhere)...), 5, "another kerb agent", n.BPF)
@@ -229,7 +229,7 @@ func TestReadOnlyStateAtFirstStart(t *testing.T) {
 	n.refusedAgent(1, n.State, "can only be read")
 }
 
-// A damaged store is set aside and told; traffic goes on over the chains that ran until modules are applied again.
+// A damaged store is set aside and told; traffic continues over the chains that ran until modules are applied again.
 func TestCorruptStore(t *testing.T) {
 	n := newRunningNode(t)
 	n.apply(n.stamp(1), n.pass("count", "*"))
@@ -261,7 +261,7 @@ func TestCorruptStore(t *testing.T) {
 		t.Errorf("programs were %s and are %s", before, after)
 	}
 	if text := n.must("status"); strings.Contains(text, "StoreLost") {
-		t.Errorf("the status still tells of the loss:\n%s", text)
+		t.Errorf("the status still reports the loss:\n%s", text)
 	}
 	udp.finish(1)
 	n.tidy()

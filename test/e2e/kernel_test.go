@@ -49,7 +49,7 @@ func (n *node) programs() string {
 	return strings.Join(out, " ")
 }
 
-// settled waits until the agent has looked at the node and all modules are where they belong.
+// settled waits until the agent has examined the node and all modules are where they belong.
 func (n *node) settled(instances map[string]int) {
 	n.T.Helper()
 	n.Eventually(fmt.Sprintf("modules on as many attach points as expected, %v", instances), func() bool {

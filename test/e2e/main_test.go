@@ -26,7 +26,7 @@ func run(m *testing.M) int {
 	return code
 }
 
-// checkObjects tells what to do before a hundred tests fail for the same reason.
+// checkObjects reports what to do before a hundred tests fail for the same reason.
 func checkObjects(string) error {
 	for _, path := range []string{"../../bpf/chain.tc.o", "../../internal/dataplane/testdata/pass/pass.tc.o", "../../internal/dataplane/testdata/stamp/stamp.tc.o"} {
 		if _, err := os.Stat(path); err != nil {

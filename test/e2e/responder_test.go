@@ -19,7 +19,7 @@ import (
 
 const signPort = 8080
 
-// signState is what the module tells of its sign.
+// signState is what the module reports its sign.
 type signState struct {
 	State struct {
 		Cars     int64
@@ -112,7 +112,7 @@ func TestResponderOnXDP(t *testing.T) {
 	n.tidy()
 }
 
-// The kernel answers for a service, with and without the agent; the count goes on through a restart and a change of the
+// The kernel answers for a service, with and without the agent; the count continues through a restart and a change of the
 // config, can be set, and is streamed.
 func TestResponder(t *testing.T) {
 	n := newRunningNode(t)

@@ -113,7 +113,7 @@ func TestLabelsMoveChains(t *testing.T) {
 	n.tidy()
 }
 
-// foreign is a program of somebody else that counts the packets it sees and lets them pass.
+// foreign is a foreign program that counts the packets it sees and lets them pass.
 type foreign struct {
 	program *ebpf.Program
 	counter *ebpf.Map
@@ -198,7 +198,7 @@ func (n *node) shown(hook string) string {
 	return ""
 }
 
-// Programs of others stay, run and are shown in their place, whatever Kerb does beside them.
+// Programs of others stay, run and are shown in their place, whatever Kerb does alongside them.
 func TestForeignProgramsStay(t *testing.T) {
 	n := newRunningNode(t)
 	tcx := newForeign(t, ebpf.SchedCLS, "foreign_tcx", -1)      // TCX_NEXT

@@ -239,7 +239,7 @@ func TestSocketsPurge(t *testing.T) {
 	}
 }
 
-// Two agents on one cgroup do not disturb each other, and a cgroup that is of no use is told of.
+// Two agents on one cgroup do not disturb each other, and a cgroup that is of no use is notified of.
 func TestSocketsOfTwoAgents(t *testing.T) {
 	executabletest.NeedPIDs(t) // else nobody is accelerated
 	n := newSocketsNode(t)

@@ -65,7 +65,7 @@ func (s *stepping) read() {
 	}
 }
 
-// note tells whether to read no more.
+// note reports whether to read no more.
 func (s *stepping) note(line string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -73,7 +73,7 @@ func TestKillUnderTraffic(t *testing.T) {
 
 // The agent is killed in each step of a change: after a restart the node is as before the change or as after it.
 func TestKillDuringApply(t *testing.T) {
-	const more = 3 // services beside web, so that most kills meet a node half switched
+	const more = 3 // services alongside web, so that most kills meet a node half switched
 	n := newRunningNode(t)
 	like := []*netlab.Host{n.web}
 	for i := range more {
@@ -208,7 +208,7 @@ func TestConcurrentChanges(t *testing.T) {
 	n.tidy()
 }
 
-// SIGTERM ends the agent; what it has put into the kernel goes on, and the next one finds it.
+// SIGTERM ends the agent; what it has put into the kernel continues, and the next one finds it.
 func TestStopLeavesDataPlaneRunning(t *testing.T) {
 	n := newRunningNode(t)
 	n.apply(n.stamp(1))
@@ -228,7 +228,7 @@ func TestStopLeavesDataPlaneRunning(t *testing.T) {
 	udp.finish(1)
 }
 
-// A newer build takes over under traffic: all chains are new, no packet is lost, counters go on.
+// A newer build takes over under traffic: all chains are new, no packet is lost, counters continue.
 func TestUpgradeUnderTraffic(t *testing.T) {
 	n := newRunningNode(t)
 	n.apply(n.pass("count", "*"), n.stamp(1))

@@ -35,7 +35,7 @@ func upgrades(t *testing.T) int {
 	return n
 }
 
-// Three modules are upgraded to and fro together under more than 100,000 packets/s: one whose control plane is a process of
+// Three modules are upgraded back and forth together under more than 100,000 packets/s: one whose control plane is a process of
 // its own, and the firewall and the counter as packages in a directory. Each second time the first of them is not healthy,
 // and all three are taken back by themselves. No packet is lost or goes unprocessed, connections live on, and every packet
 // is counted once. All of it, which takes a quarter of an hour and most of two CPUs at real-time priority:

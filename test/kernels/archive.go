@@ -179,7 +179,7 @@ func (a *archive) unpack(ctx context.Context, dir string, pkgs []pkgVersion) err
 		get.Args = append(get.Args, p.String())
 	}
 	if _, err := output(ctx, get); err != nil {
-		os.Remove(a.stamp()) // the lists may name what the mirror has dropped: the next run fetches them anew
+		os.Remove(a.stamp()) // the lists may name what the mirror has dropped: the next run fetches them again
 		return err
 	}
 	files, _ := filepath.Glob(filepath.Join(debs, "*.deb"))

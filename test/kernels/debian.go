@@ -121,7 +121,7 @@ func (s spec) metas() []string {
 	return names
 }
 
-// matches tells whether a version of a Debian kernel package belongs to the series.
+// matches reports whether a version of a Debian kernel package belongs to the series.
 func (s spec) matches(version string) bool {
 	return s.series == "" || strings.HasPrefix(version, s.series+".")
 }

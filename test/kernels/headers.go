@@ -66,7 +66,7 @@ func unpackHeaders(ctx context.Context, debian *archive, target, build string, p
 }
 
 // buildKmod compiles the module in a directory of the source tree for a kernel, and returns the .ko files. The work is done on a
-// copy; what lies beside the directory is reached as there.
+// copy; what lies alongside the directory is reached as there.
 func buildKmod(ctx context.Context, work, source, headers string) ([]string, error) {
 	source, err := filepath.Abs(source)
 	if err != nil {

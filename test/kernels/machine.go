@@ -36,7 +36,7 @@ var (
 	errNothingRan = errors.New("not one test ran")
 )
 
-// isHung tells what may be the emulator's fault and is worth a second boot: a few boots in a hundred hang, or reset without a word.
+// isHung reports what may be the emulator's fault and is worth a second boot: a few boots in a hundred hang, or reset without a word.
 // A kernel that says why it dies is a finding.
 func isHung(err error) bool {
 	return errors.Is(err, errNoBoot) || errors.Is(err, errHung) || errors.Is(err, errGone)
@@ -56,7 +56,7 @@ type machine struct {
 	timeout time.Duration
 }
 
-// boot runs the machine once and returns what it said, also beside an error.
+// boot runs the machine once and returns what it said, also alongside an error.
 func (m machine) boot(ctx context.Context, attempt int) (*transcript, error) {
 	log := &transcript{nonce: m.nonce}
 	if attempt == 1 {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Command kernels runs Go test packages on a matrix of Debian kernels: it downloads each kernel, puts the static test binaries into an
-// initramfs, boots it in an emulated machine without a network, and prints what passed where. README.md tells how it works.
+// initramfs, boots it in an emulated machine without a network, and prints what passed where. README.md describes how it works.
 package main
 
 import (
@@ -203,7 +203,7 @@ func buildFor(ctx context.Context, opts options, debian *archive, s spec, m mach
 	return buildKmod(ctx, m.dir, opts.kmod, headers)
 }
 
-// lockDir makes dir and keeps other runs out of it, for they would boot a second machine beside this one.
+// lockDir makes dir and keeps other runs out of it, for they would boot a second machine alongside this one.
 func lockDir(dir string) (unlock func(), err error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, err

@@ -16,7 +16,7 @@ import (
 )
 
 // TestScale applies KERB_SCALE virtual services of ten instances each, changes one of them, and connects to one of them. It
-// tells what that takes; the published figure is KERB_SCALE=10000.
+// reports what that takes; the published figure is KERB_SCALE=10000.
 func TestScale(t *testing.T) {
 	count, err := strconv.Atoi(os.Getenv("KERB_SCALE"))
 	if err != nil {

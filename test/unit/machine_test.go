@@ -21,7 +21,7 @@ import (
 
 const (
 	bootTime = 2 * time.Minute // under load
-	// With cgroup v1 beside v2, systemd-nspawn creates the container's cgroups in systemd's own hierarchy, too, and does not remove them.
+	// With cgroup v1 alongside v2, systemd-nspawn creates the container's cgroups in systemd's own hierarchy, too, and does not remove them.
 	legacyHierarchy = "/sys/fs/cgroup/systemd"
 )
 
@@ -32,7 +32,7 @@ type machine struct {
 	console *bytes.Buffer
 }
 
-// boot starts a container whose /etc/systemd/system has these units beside the shipped one.
+// boot starts a container whose /etc/systemd/system has these units alongside the shipped one.
 func boot(t *testing.T, kerb string, units map[string]string) *machine {
 	t.Helper()
 	bin, etc := t.TempDir(), t.TempDir()

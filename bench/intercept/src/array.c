@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The original's receiver: polls the slots of an array (descriptor 3) that a program of the kernel fills in turn, mapped, so that
- * a look costs no system call. A slot that was filled again before it was read tells how many packets were lost. */
+ * a look costs no system call. A slot that was filled again before it was read reports how many packets were lost. */
 #define _GNU_SOURCE
 #include "meter.h"
 

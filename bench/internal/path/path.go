@@ -31,7 +31,7 @@ const (
 type Path struct {
 	Client, Server *netlab.Host
 	Address        netip.Addr // where the client finds the server
-	Group          *Group     // counts CPU time; whoever forwards in user space belongs into it too
+	Group          *Group     // counts CPU time; processes that forward in user space belong into it too
 	iperf          *exec.Cmd
 	said           bytes.Buffer
 }

@@ -81,7 +81,7 @@ static int64_t busy(void)
 	return used(CLOCK_THREAD_CPUTIME_ID) + used(clock);
 }
 
-/* soak reads the clock all the time that nobody else wants the CPU; a gap between two readings is somebody else's time. What
+/* soak reads the clock whenever the CPU is otherwise idle; a gap between two readings is another task's time. What
  * of the gaps is on this thread's account, too, is interrupts and what the kernel did for packets after them. */
 static void *soak(void *arg)
 {

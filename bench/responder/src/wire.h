@@ -119,7 +119,7 @@ static inline bool right_speed(const uint8_t *in, size_t n)
 	return m.op == REPLY && m.value >= 30 && m.value <= 120;
 }
 
-/* curved tells whether a right answer is neither the highest nor the lowest limit. */
+/* curved reports whether a right answer is neither the highest nor the lowest limit. */
 static inline bool curved(const uint8_t *in, size_t n)
 {
 	struct speed m;
@@ -136,7 +136,7 @@ static inline bool right_coap(const uint8_t *in, size_t n)
 	       in[3] == in[4] && in[2] == in[5] && !memcmp(in + n - value, COAP_VALUE, value);
 }
 
-/* right tells whether an answer is one to a request of ask. */
+/* right reports whether an answer is one to a request of ask. */
 static inline bool right(bool coap, const uint8_t *in, size_t n)
 {
 	return coap ? right_coap(in, n) : right_speed(in, n);

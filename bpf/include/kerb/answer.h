@@ -165,7 +165,7 @@ struct kerb_answer6 {
 
 /* What to add to the sum of the quoted bytes: a transport checksum left to the device (CHECKSUM_PARTIAL) may still be
  * computed on the answer's way, whose quote it is in. The bytes that it covers sum up to the complement of the field then;
- * and where nobody computes it, nobody checks the answer's either. */
+ * and where it is not computed, the reply's is not checked either. */
 static __always_inline __s64 kerb_sum_when_complete(const struct kerb_pkt *pkt, __s64 sum, __u32 start, __u32 len)
 {
 #ifndef KERB_HOOK_XDP

@@ -9,7 +9,7 @@
  *   failure in an IPv6      family is 6, l4, l4_len and proto are those of the extension header that stopped the parser;
  *   extension header        flags hold what was seen before it
  *   other IP failures       family, proto, flags and l4_len are 0, l3 and l4 are where the IP header should be
- *   NOT_IP                  the same; eth_type tells what it is
+ *   NOT_IP                  the same; eth_type has the type
  *   SHORT_L2, VLAN_DEPTH    the same; l3 and l4 are where the parser stopped, eth_type the last type it read
  * So: family says that the addresses can be read, KERB_F_L4 that the ports can.
  *

@@ -3,7 +3,7 @@
  * header's and, in whole packets and first fragments, those of TCP, UDP and ICMPv6. A UDP checksum of 0 (none) stays 0, and
  * none becomes 0. Functions return 0 or a negative errno; after an error the packet may be half changed: drop it.
  *
- * They end the validity of pointers from kerb_ip4() and the like: fetch them anew.
+ * They end the validity of pointers from kerb_ip4() and the like: fetch them again.
  *
  * On TC the kernel knows whether a checksum is complete, still to be computed by the device (CHECKSUM_PARTIAL), or summed up
  * by it (CHECKSUM_COMPLETE), and the helpers used here keep to that. XDP cannot know: a packet from a veth whose peer
@@ -300,7 +300,7 @@ static __always_inline int kerb_ttl(const struct kerb_pkt *pkt)
 	return ip6 ? ip6->hop_limit : -EINVAL;
 }
 
-/* Takes one hop off, as a router does. -ETIME if there is none left: the packet is unchanged and must not go on. */
+/* Takes one hop off, as a router does. -ETIME if there is none left: the packet is unchanged and must not continue. */
 static __always_inline int kerb_decrement_ttl(struct kerb_pkt *pkt)
 {
 	int ttl = kerb_ttl(pkt);

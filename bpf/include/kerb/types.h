@@ -15,7 +15,7 @@ enum kerb_verdict {
 	KERB_REDIRECT = 3, /* hand it to the interface set by kerb_redirect() */
 };
 
-/* How parsing ended. Everything but KERB_PARSE_OK is counted by the dispatcher. parse.h tells what the context holds then. */
+/* How parsing ended. Everything but KERB_PARSE_OK is counted by the dispatcher. parse.h documents what the context holds then. */
 enum kerb_parse {
 	KERB_PARSE_OK = 0,	    /* L3 and L4 found (a later fragment has no L4: see KERB_F_FRAG_LATER) */
 	KERB_PARSE_NOT_IP = 1,	    /* neither IPv4 nor IPv6, for example ARP: l3 is set */

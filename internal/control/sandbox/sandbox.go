@@ -38,7 +38,7 @@ type Spec struct {
 	Env     []string // complete
 	Dir     string   // working directory; may be read
 	UID     int      // also the group; there are no others
-	Read    []string // files and directories that may be read and executed, beside the system's programs and libraries
+	Read    []string // files and directories that may be read and executed, alongside the system's programs and libraries
 	Write   []string // directories that may be written
 	Memory  int64    // in bytes: the caller's to enforce; see dataLimit
 	Cgroup  string   // directory of a cgroup to enter; empty to stay in the caller's
@@ -112,7 +112,7 @@ func (s *Spec) files() uint64 {
 }
 
 // dataLimit is far above Memory, as Go and Python map more than they touch: it is for a program that allocates faster than
-// the caller looks at its resident memory.
+// the caller examines its resident memory.
 func (s *Spec) dataLimit() uint64 {
 	return uint64(max(minData, 8*s.Memory))
 }

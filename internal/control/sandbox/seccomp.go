@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Offsets in struct seccomp_data. Arguments are 64 bits wide; only the lower half of those looked at counts for the kernel,
+// Offsets in struct seccomp_data. Arguments are 64 bits wide; only the lower half of those examined counts for the kernel,
 // and it comes first on both of our architectures.
 const (
 	offsetNumber = 0
@@ -43,7 +43,7 @@ var mapCommands = []uint32{
 	27, // BPF_MAP_DELETE_BATCH
 }
 
-// denied are system calls that a control plane has no use for, and that have been a way to more rights, or tell of others.
+// denied are system calls that a control plane has no use for, and that have been a way to more rights, or report others.
 // Most need a capability as well. Memory in files without a directory counts in no process as resident, and could be
 // executed after it was written; SysV objects and message queues are kernel memory that no limit of the process counts.
 var denied = []uint32{
@@ -188,14 +188,14 @@ func (s *Spec) socketOptions() []bpf.Instruction {
 	return append(out, allow)
 }
 
-// isNull allows a null pointer only, both halves of which are looked at.
+// isNull allows a null pointer only, both halves of which are examined.
 func isNull(arg uint32) []bpf.Instruction {
 	high := bpf.LoadAbsolute{Off: offsetArgs + 8*arg + 4, Size: 4}
 	out := append([]bpf.Instruction{loadArg(arg)}, bpf.JumpIf{Cond: bpf.JumpEqual, Val: 0, SkipTrue: 1}, deny, high)
 	return append(append(out, when(0, allow)...), deny)
 }
 
-// noSocketIoctl has no requests of SIOC*, which tell of the interfaces of a socket's namespace or change them.
+// noSocketIoctl has no requests of SIOC*, which report the interfaces of a socket's namespace or change them.
 func noSocketIoctl() []bpf.Instruction {
 	const kind, socketKind = 0xff00, 0x8900
 	out := []bpf.Instruction{loadArg(1), bpf.ALUOpConstant{Op: bpf.ALUOpAnd, Val: kind}}

@@ -81,7 +81,7 @@ func TestFilterOfSockets(t *testing.T) {
 	}
 }
 
-// Of packet sockets nothing is left but writing; all else goes on as without them.
+// Of packet sockets nothing is left but writing; all else continues as without them.
 func TestFilterOfPacketSockets(t *testing.T) {
 	for name, c := range map[string]struct {
 		number uint32

@@ -141,7 +141,7 @@ func Driver(name string) string {
 // linux/netdev.h.
 type XDPFeatures uint64
 
-// Has tells whether all of want are there.
+// Has reports whether all of want are there.
 func (f XDPFeatures) Has(want XDPFeatures) bool { return f&want == want }
 
 // Features of drivers.

@@ -63,7 +63,7 @@ func tryBatch() error {
 	return err
 }
 
-// Pin pins a map in a directory and takes it away again, which tells whether
+// Pin pins a map in a directory and takes it away again, which reports whether
 // the directory is on a bpffs that can be written to.
 func Pin(dir string) error {
 	m, err := ebpf.NewMap(array())

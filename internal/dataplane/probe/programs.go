@@ -50,7 +50,7 @@ func testRun(kind ebpf.ProgramType) error {
 	return err
 }
 
-// Jitted tells whether programs are compiled to machine code.
+// Jitted reports whether programs are compiled to machine code.
 func Jitted() (bool, error) {
 	p, err := ebpf.NewProgram(pass(ebpf.XDP))
 	if err != nil {

@@ -79,5 +79,5 @@ func (r *Relay) Put(fd int, local, remote uint16) error {
 	return nil
 }
 
-// Close ends the relay; its sockets go on by TCP.
+// Close ends the relay; its sockets continue by TCP.
 func (r *Relay) Close() error { return r.sockets.Close() }

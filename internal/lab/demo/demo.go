@@ -24,7 +24,7 @@ func Command() *cobra.Command {
 		Use:   "demo",
 		Short: "Watch modules work, and change them, on three services made for it",
 		Long: "Builds a network of three services in network namespaces (a web server, a client, an iperf3 server), starts an agent with\n" +
-			"directories of its own, deploys counter and firewall, and changes both while traffic flows: tells what it does, and checks\n" +
+			"directories of its own, deploys counter and firewall, and changes both while traffic flows: reports what it does, and checks\n" +
 			"what it sees. Takes under a minute, needs root, ip, nsenter and iperf3, and leaves nothing behind. Exits with 1 if anything\n" +
 			"was not as it should be.",
 		Example: "  kerb demo\n  kerb demo --keep\n  kerb demo --check",
@@ -93,7 +93,7 @@ type step struct {
 	run   func(*demo, context.Context) error
 }
 
-// play runs the steps in order until one cannot go on.
+// play runs the steps in order until one cannot continue.
 func (d *demo) play(ctx context.Context) error {
 	for i, s := range d.steps {
 		if err := ctx.Err(); err != nil {

@@ -192,7 +192,7 @@ func hasLabels(m *dto.Metric, want map[string]string) bool {
 	return found == len(want)
 }
 
-// tellLog shows the end of the agent's log, for a demo that could not go on.
+// tellLog shows the end of the agent's log, for a demo that could not continue.
 func (d *demo) tellLog() {
 	data, err := os.ReadFile(logFile)
 	if err != nil || len(data) == 0 {

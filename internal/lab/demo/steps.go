@@ -175,7 +175,7 @@ func (d *demo) stepFirewall(ctx context.Context) error {
 		return err
 	}
 	now, err := dropped(ctx, "fw")
-	d.check("the firewall tells what it dropped, and why", sum(now) > sum(drops), "%v after %v %v", now, drops, err)
+	d.check("the firewall reports what it dropped, and why", sum(now) > sum(drops), "%v after %v %v", now, drops, err)
 	hitsNow, err := ruleHits(ctx, "web")
 	d.check(fmt.Sprintf("the rule for port 8080 counts on, from %d to %d connections", hits, hitsNow), hits > 0 && hitsNow > hits, "%v", err)
 	d.checkTraffic(before, second)
@@ -211,7 +211,7 @@ func isTimeout(err error) bool {
 	return errors.As(err, &timeout) && timeout.Timeout()
 }
 
-// apply shows what a file would change, and makes it so. The file goes on being named like this.
+// apply shows what a file would change, and makes it so. The file continues being named like this.
 func (d *demo) apply(ctx context.Context, name, text string, showDiff bool) error {
 	if err := os.WriteFile(runDir+"/"+name, []byte(text), 0o644); err != nil {
 		return err
@@ -409,7 +409,7 @@ func (d *demo) stepPurge(ctx context.Context) error {
 		return err
 	}
 	err := d.askClosed(9090)
-	d.check("without the agent its modules go on: port 9090 stays closed", isTimeout(err), "%v", err)
+	d.check("without the agent its modules continue: port 9090 stays closed", isTimeout(err), "%v", err)
 	if err := d.kerb(ctx, "purge", "--all", "--config", "kerb.yaml"); err != nil {
 		return err
 	}
@@ -431,7 +431,7 @@ func environment(program string) string {
 }
 
 func (d *demo) stepStay(ctx context.Context) error {
-	d.say("Everything stays until Ctrl-C, or: kill %d. Requests and iperf3 go on. In another terminal, as root:", unix.Getpid())
+	d.say("Everything stays until Ctrl-C, or: kill %d. Requests and iperf3 continue. In another terminal, as root:", unix.Getpid())
 	d.show(fmt.Sprintf(`%s; cd %s
 kerb top
 kerb service get web

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package executabletest is for tests of what looks at processes.
+// Package executabletest is for tests of what examines processes.
 package executabletest
 
 import (
@@ -9,7 +9,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/executable"
 )
 
-// NeedPIDs skips a test that looks at processes by the numbers that the kernel tells, where they have others.
+// NeedPIDs skips a test that examines processes by the numbers that the kernel tells, where they have others.
 func NeedPIDs(t testing.TB) {
 	t.Helper()
 	if err := executable.Reachable(); err != nil {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package fusetest is a file system with one file, which answers until it is told not to: what a service can do to who looks at its
+// Package fusetest is a file system with one file, which answers until it is told not to: what a service can do to who examines its
 // files.
 package fusetest
 
@@ -21,7 +21,7 @@ import (
 // FS is mounted until the test ends.
 type FS struct {
 	Path   string // of the file, which holds some zeros
-	End    func() // with an error for whoever waits for an answer, as it does for who closes a file
+	End    func() // with an error for callers that wait for an answer, as for those that close a file
 	device *os.File
 	silent atomic.Bool
 	polled atomic.Bool
@@ -68,7 +68,7 @@ func (f *FS) Open(t testing.TB) *os.File {
 // Hush has it answer no more.
 func (f *FS) Hush() { f.silent.Store(true) }
 
-// Polled tells whether epoll has asked about the file.
+// Polled reports whether epoll has asked about the file.
 func (f *FS) Polled() bool { return f.polled.Load() }
 
 // Requests (linux/fuse.h).

@@ -217,7 +217,7 @@ func (h *Host) configureInner() error {
 	return h.addRoutes(nl, link)
 }
 
-// addRoutes leads to the gateway; a routed host has to be told that the
+// addRoutes leads to the gateway; a routed host has to know that the
 // gateway is on the link at all.
 func (h *Host) addRoutes(nl *netlink.Handle, link netlink.Link) error {
 	if !h.opts.Routed && !h.lab.opts.Gateway {

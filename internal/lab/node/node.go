@@ -146,7 +146,7 @@ func (n *Node) await() error {
 	}
 }
 
-// Running tells whether an agent was started and not ended.
+// Running reports whether an agent was started and not ended.
 func (n *Node) Running() bool { return n.agent != nil }
 
 // PID is the agent's process.

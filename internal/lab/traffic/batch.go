@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package traffic is the load generators of benchmarks and tests: batched UDP, TCP
-// streams and ping-pong, with the kernel's own loss counters beside them.
+// streams and ping-pong, with the kernel's own loss counters alongside them.
 // Sockets belong to the namespace of the thread that opens them.
 package traffic
 

@@ -218,7 +218,7 @@ func (t *tally) add(payload []byte) {
 	t.note(binary.NativeEndian.Uint32(payload[OffsetGen:]))
 }
 
-// mark remembers a sequence number and tells whether it came before.
+// mark remembers a sequence number and reports whether it came before.
 func (t *tally) mark(seq uint64) bool {
 	for uint64(len(t.seen)) <= seq {
 		t.seen = append(t.seen, make([]uint8, max(1<<20, len(t.seen)))...)

@@ -73,7 +73,7 @@ func dial(h *netlab.Host, at netip.AddrPort) (fd int, err error) {
 	return fd, err
 }
 
-// connect and accept go on after a signal: with a time limit on the socket the kernel does not do so by itself. A second
+// connect and accept continue after a signal: with a time limit on the socket the kernel does not do so by itself. A second
 // connect(2) waits for what the first one began.
 func connect(fd int, at netip.AddrPort) (err error) {
 	for err = unix.EINTR; err == unix.EINTR; {
@@ -208,7 +208,7 @@ func (p *Pair) sink() (bitsPerSecond float64, err error) {
 	}
 }
 
-// PingPong sends a byte to and fro and returns the time of each round trip in
+// PingPong sends a byte back and forth and returns the time of each round trip in
 // us. Both sides share a CPU, so that it shows the path rather than how fast
 // one virtual CPU wakes another.
 func (p *Pair) PingPong(duration time.Duration) ([]float64, error) {

@@ -13,7 +13,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/pkgs"
 )
 
-// Build compiles the package in the working directory, beside the source tree. On the kernels of the matrix there is no
+// Build compiles the package in the working directory, alongside the source tree. On the kernels of the matrix there is no
 // compiler, but the objects that were built before.
 func Build() (*pkgs.Package, error) {
 	if os.Getenv("KERB_MATRIX") != "" {

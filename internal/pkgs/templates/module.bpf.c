@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
 //go:build ignore
-/* Counts UDP packets to one port, and drops them if told to. */
+/* Counts UDP packets to one port, and drops them if configured to. */
 #include <stdbool.h>
 #include <kerb/module.h>
 

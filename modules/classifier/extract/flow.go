@@ -75,7 +75,7 @@ func (x *Flows) Packet(now uint64, p *Packet) *Window[Flow] {
 	return out
 }
 
-// So tells what the window of a flow has held so far.
+// So reports what the window of a flow has held so far.
 func (x *Flows) So(key Flow) []int64 {
 	r := x.flows[key]
 	if r == nil {

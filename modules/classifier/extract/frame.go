@@ -23,7 +23,7 @@ const (
 	Message   Outcome = iota
 	Fragment          // a later one
 	Secured           // cannot be read
-	NoSource          // acknowledgements, beacons, commands; nobody to count it for
+	NoSource          // acknowledgements, beacons, commands; no source to count it for
 	Truncated         // ends within a header
 	Malformed         // reserved modes, impossible lengths
 	NotOurs
@@ -56,7 +56,7 @@ type Frame struct {
 }
 
 const (
-	maxFrame = 127 // of longer frames the first so many bytes are looked at
+	maxFrame = 127 // of longer frames the first so many bytes are examined
 
 	fcfSecurity = 1 << 3
 	fcfCompress = 1 << 6
@@ -166,7 +166,7 @@ func (w *walk) macSource(mode uint16) {
 	}
 }
 
-// pans tells which PAN identifiers are there (IEEE 802.15.4-2015, table 7-2; before that version any address has one, but for
+// pans reports which PAN identifiers are there (IEEE 802.15.4-2015, table 7-2; before that version any address has one, but for
 // the source's with compression).
 func pans(fcf, version, dst, src uint16) (ofDst, ofSrc bool) {
 	compressed := fcf&fcfCompress != 0

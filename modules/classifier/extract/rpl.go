@@ -43,7 +43,7 @@ func NewRPL(c Config) *RPL {
 	return &RPL{Config: c, nodes: map[Node]*record{}, datagrams: map[datagram]Node{}}
 }
 
-// Nodes tells how many nodes are known.
+// Nodes reports how many nodes are known.
 func (x *RPL) Nodes() int { return len(x.nodes) }
 
 // owner is whose a frame is.
@@ -98,7 +98,7 @@ func (x *RPL) Frame(now uint64, b []byte) *Window[Node] {
 	return out
 }
 
-// So tells what the window of a node has held so far.
+// So reports what the window of a node has held so far.
 func (x *RPL) So(n Node) []int64 {
 	r := x.nodes[n]
 	if r == nil {

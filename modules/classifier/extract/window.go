@@ -116,7 +116,7 @@ func (c *Config) close(r *record, now uint64) (ended slice, end uint64, ok bool)
 	return c.window(r, r.slice), (r.slice + 1) * c.sliceLen(), true
 }
 
-// begin goes on with the slice of now, after close and what it was for.
+// begin continues with the slice of now, after close and what it was for.
 func (c *Config) begin(r *record, now uint64) {
 	n, per := c.number(now), uint64(1)
 	if c.Sliding {

@@ -79,7 +79,7 @@ func (k *Kernel) Decide(features []int64) (d model.Decision, err error) {
 	return d, err
 }
 
-// How long is measured: so many pairs of runs, each about so long. The quickest run counts, as nobody was in its way.
+// How long is measured: so many pairs of runs, each about so long. The quickest run counts, as the least disturbed.
 const (
 	timedRuns = 9
 	budget    = 5 * time.Millisecond

@@ -149,7 +149,7 @@ func (p *Packed) appendSmall(cells []cell, offset int64) {
 	}
 }
 
-// isSmall tells of a network whose values fit the registers.
+// isSmall reports a network whose values fit the registers.
 func isSmall(layers []Layer) bool {
 	for i, l := range layers {
 		if i >= smallLayers || len(l.Weights) > smallWidth || len(l.Weights[0]) > smallWidth || activationOf(&l) != clamped {

@@ -31,13 +31,13 @@ type Slots struct {
 	models, active *ebpf.Map
 
 	mu   sync.Mutex
-	free [slots]bool // nobody can be reading it
+	free [slots]bool // it has no readers
 }
 
 // NewSlots is for maps `models` and `active` of a data plane.
 func NewSlots(models, active *ebpf.Map) *Slots { return &Slots{models: models, active: active} }
 
-// Load puts a model to work in a role. On an error the one before goes on.
+// Load puts a model to work in a role. On an error the one before continues.
 func (s *Slots) Load(role Role, p *Packed) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// checking is a model whose score tells which version it is of, if all of it is: each of its trees, from the first word to the
+// checking is a model whose score reports which version it is of, if all of it is: each of its trees, from the first word to the
 // last, adds a part.
 func checking(version uint32) *Document {
 	d := &Document{Format: Format, Name: "checking", Version: version, Extractor: "test", Kind: Boosting, Features: names(1), Classes: names(2)}
@@ -155,7 +155,7 @@ func TestRolesAndUnload(t *testing.T) {
 	}
 }
 
-// Another process, which knows nothing of the first one's slots, goes on with the same maps.
+// Another process, which knows nothing of the first one's slots, continues with the same maps.
 func TestSlotsOutliveTheirProcess(t *testing.T) {
 	k := newKernel(t)
 	k.load(pack(t, checking(3), names(1)))

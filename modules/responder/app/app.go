@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package app is what an application of the responder is in user space. Its directory apps/<name> holds a Go package of that
-// name with func App() app.App beside <name>.h; `go generate` lists both.
+// name with func App() app.App alongside <name>.h; `go generate` lists both.
 package app
 
 import (
@@ -12,7 +12,7 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// App turns the config of its listeners into what the data plane needs. What else it can do is told by the optional
+// App turns the config of its listeners into what the data plane needs. What else it can do is declared by the optional
 // interfaces below; all of them get the listeners of this application in the order of the config.
 type App interface {
 	// Compile checks one listener. It has no effect. Errors are *sdk.ConfigError, with fields such as mode.
@@ -38,7 +38,7 @@ func Decode[T any](text []byte, to *T) error {
 // Words is how many words of config the data plane has for a listener's application.
 const Words = 8
 
-// Shape is what the data plane knows of a listener beside its address.
+// Shape is what the data plane knows of a listener alongside its address.
 type Shape struct {
 	MinRequest, MaxRequest uint16        // bytes of payload; others pass
 	Config                 [Words]uint32 // struct rsp_listener's config
@@ -55,11 +55,11 @@ type Placed struct {
 	Name    string
 	Port    uint16
 	Slot    uint32
-	Fresh   bool // in Fill: the slot was another's or nobody's, its state has to be cleared; else it has to stay
+	Fresh   bool // in Fill: the slot was another listener's or unused, its state has to be cleared; else it has to stay
 	Service Service
 }
 
-// Settler is an App with settings beside its shapes.
+// Settler is an App with settings alongside its shapes.
 type Settler interface {
 	Settings(all []Service) sdk.Settings
 }

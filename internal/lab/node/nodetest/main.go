@@ -17,7 +17,7 @@ import (
 // Kerb is kerb as it is in the tree, while Main runs the tests.
 var Kerb string
 
-// Main runs a package's tests, beside which those of other packages and other runs may go on. It clears away what killed runs
+// Main runs a package's tests, alongside which those of other packages and other runs may continue. It clears away what killed runs
 // have left, builds kerb, and lets the package prepare what else it needs, in a directory that every user may enter.
 func Main(m *testing.M, prepare ...func(dir string) error) int {
 	if os.Geteuid() != 0 {

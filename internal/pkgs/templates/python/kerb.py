@@ -110,9 +110,9 @@ class Map:
         _bpf(_DELETE, _Attr(self.fd, ctypes.addressof(key)))
 
     def items(self):
-        """All entries. Packets change the map meanwhile: after a key that has just gone, the kernel begins anew."""
+        """All entries. Packets change the map meanwhile: after a key that has just gone, the kernel begins again."""
         found, after = {}, None
-        for _ in range(2 * self.max_entries):  # bounds the beginning anew
+        for _ in range(2 * self.max_entries):  # bounds the beginning again
             following = ctypes.create_string_buffer(self._key_size)
             try:
                 _bpf(_NEXT_KEY, _Attr(self.fd, ctypes.addressof(after) if after else 0, ctypes.addressof(following)))
@@ -282,7 +282,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             else:
                 body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
                 status, out = self.server.agent.answer(self.command, self.path, body)
-        except Exception as e:  # whatever it is, the agent is told, and the process goes on
+        except Exception as e:  # whatever it is, the agent is told, and the process continues
             status, out = (400 if isinstance(e, ValueError) else 500), {"reason": f"{type(e).__name__}: {e}"}
             print(f"{self.command} {self.path}: {e!r}", file=sys.stderr, flush=True)
         text = b"" if out is None else json.dumps(out).encode()
@@ -341,7 +341,7 @@ class Events:
         self._thread = None
 
     def start(self, ring, keep):
-        """Goes on with the ring of a generation: the same ring as before, unless its size has changed."""
+        """Continues with the ring of a generation: the same ring as before, unless its size has changed."""
         self.stop()
         self.last = collections.deque(self.last, maxlen=keep)
         self.error, self._stop = None, threading.Event()

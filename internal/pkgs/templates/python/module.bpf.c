@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
 //go:build ignore
-/* Counts UDP packets to some ports, and drops them if told to. */
+/* Counts UDP packets to some ports, and drops them if configured to. */
 #include <stdbool.h>
 #include <kerb/module.h>
 
@@ -19,7 +19,7 @@ struct {
 	__type(value, __u8);
 } ports SEC(".maps");
 
-/* Packets by port. State: it goes on across configurations. */
+/* Packets by port. State: it continues across configurations. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 4096);

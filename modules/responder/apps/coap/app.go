@@ -35,7 +35,7 @@ var (
 	_ app.Namer   = coap{}
 )
 
-// writing is held by whoever changes values: there is one writer at a time.
+// writing is held while values change: there is one writer at a time.
 var writing sync.Mutex
 
 // Compile implements app.App.
@@ -212,7 +212,7 @@ func (v *Value) report(key string) app.Value {
 type Update struct {
 	Value  *string `json:"value"` // null takes back what was set
 	Base64 bool    `json:"base64"`
-	// MaxAge in seconds is how long the value is fresh: then requests go on to the server. Without it the value stays, and
+	// MaxAge in seconds is how long the value is fresh: then requests pass to the server. Without it the value stays, and
 	// Max-Age is that of the config.
 	MaxAge *uint32 `json:"maxAge"`
 }

@@ -12,7 +12,7 @@
 #define COAP_UNAUTHORIZED 0x81
 #define COAP_ECHO_SHIFT	  36 /* a value is good for the period of 2^36 ns (69 s) that it was made in, and for the next one */
 
-/* Made anew with each configuration. User space writes random numbers; zeros, as long as it has not, prove nothing. */
+/* Made again with each configuration. User space writes random numbers; zeros, as long as it has not, prove nothing. */
 struct coap_secret {
 	__u64 key[2];
 };

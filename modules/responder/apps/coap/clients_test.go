@@ -40,7 +40,7 @@ type site struct {
 	addrs   []netip.Addr // of the server
 	running *http.Client // of the agent's API
 	// padding is the value of an elective option that makes requests as long as their replies: behind a packet that a veth
-	// hands to XDP there is hardly room, and what does not fit goes on to the server.
+	// hands to XDP there is hardly room, and what does not fit passes to the server.
 	padding string
 }
 

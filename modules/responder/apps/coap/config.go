@@ -26,7 +26,7 @@ const defaultMaxAge = 60 * time.Second
 // Config of a listener whose app is coap.
 type Config struct {
 	Resources []ResourceConfig `json:"resources"`
-	// Hosts that a request may name in Uri-Host; one that names another goes on to the server.
+	// Hosts that a request may name in Uri-Host; one that names another passes to the server.
 	Hosts []string `json:"hosts"`
 	// Duplicates of a message get the answer of the first; false: they are answered like new requests.
 	Duplicates bool `json:"duplicates"`

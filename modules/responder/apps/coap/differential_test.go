@@ -19,7 +19,7 @@ import (
 )
 
 // The data plane and the model must answer alike, byte by byte: random requests, and damaged ones. KERB_MUTATIONS is how many
-// (4,000 unless said).
+// (4,000 by default).
 func TestAgainstModel(t *testing.T) {
 	n, first := 4000, seed.Of(t)
 	if v, err := strconv.Atoi(os.Getenv("KERB_MUTATIONS")); err == nil {

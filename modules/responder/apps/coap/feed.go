@@ -29,7 +29,7 @@ type line struct {
 //	PUT feed   values as they come: a JSON object a line with path and what values/LISTENER/PATH takes
 //
 // It ends when the sender has no more, at the first line that is wrong, or when the config changes: then the sender connects
-// again, and says all values anew. Lines before the end are taken.
+// again, and says all values again. Lines before the end are taken.
 func (coap) Handler(live app.Live) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("PUT /feed", func(w http.ResponseWriter, r *http.Request) {
@@ -45,7 +45,7 @@ func (coap) Handler(live app.Live) http.Handler {
 			w.Header().Set("Content-Type", "application/json")
 		}
 		w.WriteHeader(status)
-		_ = json.NewEncoder(w).Encode(answer) // the reader has gone: nobody to tell
+		_ = json.NewEncoder(w).Encode(answer) // the client has disconnected
 	})
 	return mux
 }
@@ -96,7 +96,7 @@ func takeFeed(live app.Live, w http.ResponseWriter, r *http.Request) (n int, err
 	}
 }
 
-// endWith ends the reading of a request's body when the generation ends, and tells of it.
+// endWith ends the reading of a request's body when the generation ends, and reports it.
 func endWith(live app.Live, w http.ResponseWriter, r *http.Request) <-chan struct{} {
 	ended := make(chan struct{})
 	go func() {

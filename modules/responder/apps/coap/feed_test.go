@@ -32,7 +32,7 @@ func (d *device) live() (l app.Live, ended func()) {
 	}}, func() { close(done) }
 }
 
-// payload of the answer to a GET; "" if it goes on to the server.
+// payload of the answer to a GET; "" if it passes to the server.
 func (d *device) payload(t *testing.T, id uint16, segments ...string) string {
 	t.Helper()
 	reply, verdict := d.send(t, client, serverOf(client), (&Message{Code: GET, ID: id, Options: path(segments...)}).Bytes())
@@ -46,7 +46,7 @@ func (d *device) payload(t *testing.T, id uint16, segments ...string) string {
 	return string(m.Payload)
 }
 
-// Values are taken while the feed goes on; it ends with a mistake, or with the generation.
+// Values are taken while the feed continues; it ends with a mistake, or with the generation.
 func TestFeed(t *testing.T) {
 	d := load(t, hooks[0], casesConfig())
 	live, end := d.live()

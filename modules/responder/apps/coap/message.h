@@ -32,7 +32,7 @@ enum coap_option {
 #define COAP_ANY_FORMAT	  0xffffffff
 #define COAP_NO_BLOCK	  0xffffffff
 
-/* Why a request goes on to the server; control plane and docs name them. */
+/* Why a request passes to the server; control plane and docs name them. */
 enum coap_why {
 	COAP_NO_GET = 0,	/* no message, or none that asks: another method, empty, with a payload */
 	COAP_OPTION = 1,	/* an option that is the server's, or twice or malformed */

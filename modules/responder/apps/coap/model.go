@@ -11,7 +11,7 @@ import (
 	"github.com/dchest/siphash"
 )
 
-// Limits of what the data plane answers; what exceeds them goes on to the server.
+// Limits of what the data plane answers; what exceeds them passes to the server.
 const (
 	MaxRequest = 256  // bytes of a message
 	MaxOptions = 16   // of a request

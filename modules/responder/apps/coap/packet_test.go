@@ -147,7 +147,7 @@ var cases = []struct {
 	{"257 bytes", temp(Option{2048, bytes.Repeat([]byte{1}, 257-len(temp())-4)}), ""},
 }
 
-// make16 are the 14 options that are possible beside two segments.
+// make16 are the 14 options that are possible alongside two segments.
 func make16() (out []Option) {
 	for range 14 {
 		out = append(out, Option{2048, nil})

@@ -25,7 +25,7 @@ func App() app.App { return speedlimit{} }
 
 type speedlimit struct{}
 
-// writing is held by whoever changes what user space gives to the data plane: there is one writer at a time.
+// writing is held while user space changes its values in the data plane: there is one writer at a time.
 var writing sync.Mutex
 
 var (

@@ -38,7 +38,7 @@ struct sl_count {
 
 /* Written by the control plane. */
 struct sl_given {
-	__s64 offset; /* cars that user space knows of beside those counted here */
+	__s64 offset; /* cars that user space knows of alongside those counted here */
 	__u32 limit;  /* km/h, for SL_MIXED */
 	__u32 zero;
 };

@@ -9,7 +9,7 @@
  *   peer [options] brief THREADS ADDRESS... PORT COUNT      connections of four turns
  *   peer [options] hold TURNS ADDRESS... PORT COUNT         connections that rest after some turns, and after some more
  *                                                          for each byte on stdin, until it ends
- * Options: -s SEED; -t SECONDS without a byte before a conversation hangs; -c: connections may be cut short (somebody kills peers);
+ * Options: -s SEED; -t SECONDS without a byte before a conversation hangs; -c: connections may be cut short (peers are killed);
  *          -b: blocks in recv, and is disturbed there by signals; else it waits in poll; -f FAULT: what is sent is wrong in this way.
  * Every half second: "at CONVERSATIONS BYTES"; at last "done ...", exit status 0. "wrong ..." and status 2, "hang ..." and status 3.
  */
@@ -145,7 +145,7 @@ static uint64_t key(struct talk *t, int way)
 	return mix(t->seed * 2 + (t->client == (way == OUT)));
 }
 
-/* spoil makes what is about to be sent wrong, and tells how much of the stream it is said to be. */
+/* spoil makes what is about to be sent wrong, and reports how much of the stream it is said to be. */
 static size_t spoil(struct talk *t, size_t n)
 {
 	if (!t->faulty || n < 2 || t->at[OUT] < 9000)
@@ -351,7 +351,7 @@ static enum state ended(struct talk *t)
 	return got == 0 ? FINE : CUT;
 }
 
-/* half_close lets one side end its direction while the other goes on. */
+/* half_close lets one side end its direction while the other continues. */
 static enum state half_close(struct talk *t, bool client, uint64_t rest)
 {
 	if (t->client == client) {
@@ -593,7 +593,7 @@ static struct talk *dial(struct random *r, bool second)
 	while (connect(t->fd, (void *)&to, sizeof(to))) {
 		if (errno == EISCONN)
 			break;
-		if (all.cuts && (gone(errno) || errno == ECONNREFUSED)) { /* nobody is there just now */
+		if (all.cuts && (gone(errno) || errno == ECONNREFUSED)) { /* no listener at the moment */
 			usleep(2000);
 			end(t, CUT);
 			return NULL;
@@ -666,7 +666,7 @@ static void keep(int count, int turns)
 			}
 }
 
-/* watch tells how it goes, and of conversations that do not go on. */
+/* watch reports how it goes, and of conversations that do not continue. */
 static void *watch(void *arg)
 {
 	for (;; usleep(500000)) {

@@ -39,7 +39,7 @@ type stateAnswer struct {
 	State speedlimit.State `json:"state"`
 }
 
-// add tells of cars and returns the state then; nil if the module does not answer.
+// add reports cars and returns the state then; nil if the module does not answer.
 func (m *Module) add(ctx context.Context, cars int64) *speedlimit.State {
 	if time.Now().UnixNano() < m.silent.Load() {
 		return nil
@@ -75,7 +75,7 @@ func (m *Module) put(ctx context.Context, body string) (*speedlimit.State, error
 	return &a.State, nil
 }
 
-// follow gives the states that the module tells to learn, until ctx ends. A stream that ends is begun anew: states are totals,
+// follow gives the states that the module tells to learn, until ctx ends. A stream that ends is begun again: states are totals,
 // so that nothing is missed. again: the state is the first of another stream.
 func (m *Module) follow(ctx context.Context, learn func(_ context.Context, _ speedlimit.State, again bool)) {
 	another := false

@@ -33,7 +33,7 @@ type Server struct {
 
 	mu       sync.Mutex
 	cars     int64            // in range, as far as known here
-	ahead    int64            // of them, those that the module has not been told of
+	ahead    int64            // of them, those that the module has not been notified of
 	kernel   speedlimit.State // what the module told last
 	answered uint64           // GET_SPEED_LIMIT answered here
 	left     uint64           // OUT_OF_RANGE that came here
@@ -133,7 +133,7 @@ func (s *Server) count(ctx context.Context, add int64) int64 {
 	return s.cars
 }
 
-// learn takes over what the module tells, and tells it what it does not know: of a module that has begun anew, which may be if it is
+// learn takes over what the module tells, and tells it what it does not know: of a module that has begun again, which may be if it is
 // listened to again, everything. Else what is older than known was overtaken by an answer.
 func (s *Server) learn(ctx context.Context, state speedlimit.State, again bool) {
 	s.mu.Lock()

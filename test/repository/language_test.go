@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package repository
+
+import (
+	"go/scanner"
+	"go/token"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+// wording is a phrase that readers neither use nor search for, and what to write.
+type wording struct {
+	phrase  *regexp.Regexp
+	instead string
+}
+
+func phrase(pattern, instead string) wording {
+	return wording{regexp.MustCompile(`(?i)\b(?:` + pattern + `)\b`), instead}
+}
+
+var wordings = []wording{
+	phrase(`tells (whether|if|which|what|how|that)`, "reports, returns, shows, logs"),
+	phrase(`(is|are|be|was|were|been|being|just) told`, "is notified, receives, learns; or name who sends what to whom"),
+	phrase(`whoever`, "the client, the caller, any process"),
+	phrase(`nobody|somebody`, "no process, no client, another program: name the actor"),
+	phrase(`anew`, "again, or the verb with re-: re-created"),
+	phrase(`of (its|their) own accord`, "on its own, without a request"),
+	phrase(`to and fro`, "in both directions, back and forth"),
+	phrase(`beside`, "next to, in addition to, alongside"),
+	phrase(`looks? at`, "examine, read, check"),
+	phrase(`what others`, "the foreign programs, the other modules: name them"),
+	phrase(`hardly meant`, "probably not intended"),
+	phrase(`unless (said|told)( otherwise)?`, "by default"),
+	phrase(`(goes|go|going) on(?: with)?`, "continues, keeps running, passes to"),
+	phrase(`gives? way`, "is evicted, is discarded"),
+	phrase(`has to be told|tell of|tells of|telling of`, "report, log, describe"),
+	phrase(`in its turn|takes? its turn`, "is next, runs"),
+}
+
+// oldWordings is how many there are below each directory at the top. A number may only go down.
+var oldWordings = map[string]int{
+	"api": 1, "bench": 20, "bpf": 1, "deploy": 1, "docs": 4, "examples": 2, "intercept": 9,
+	"internal": 148, "kmod": 3, "lib": 5, "modules": 82, "sdk": 4, "test": 24,
+}
+
+// Comments, texts and documents are in the terms of the field (docs/glossary.md). Older wordings are counted, so that no new ones
+// come.
+func TestLanguage(t *testing.T) {
+	found := map[string]int{}
+	for _, suffix := range []string{".go", ".c", ".h", ".md", ".yaml"} {
+		for _, file := range files(t, suffix) {
+			area, _, ok := strings.Cut(file, "/")
+			if !ok {
+				area = "."
+			}
+			if strings.Contains(file, "_gen.") || file == "CHANGELOG.md" || file == "test/repository/language_test.go" {
+				continue
+			}
+			for _, w := range wordings {
+				for _, match := range w.phrase.FindAllString(prose(suffix, read(t, file)), -1) {
+					found[area]++
+					t.Logf("%s: %q: write %s", file, match, w.instead)
+				}
+			}
+		}
+	}
+	for area, n := range found {
+		if allowed := oldWordings[area]; n > allowed {
+			t.Errorf("%s has %d wordings that are no English of the field, %d are allowed; -v lists them", area, n, allowed)
+		} else if n+20 < allowed {
+			t.Errorf("%s has %d old wordings left: lower its number in oldWordings", area, n)
+		}
+	}
+}
+
+var comments = regexp.MustCompile(`(?s)/\*.*?\*/|//[^\n]*`)
+
+// prose returns what people read of a file: comments and strings of Go, comments of C, all of a document.
+func prose(suffix, text string) string {
+	switch suffix {
+	case ".c", ".h":
+		return strings.Join(comments.FindAllString(text, -1), "\n")
+	case ".go":
+		return goProse(text)
+	}
+	return text
+}
+
+func goProse(text string) string {
+	var s scanner.Scanner
+	var out strings.Builder
+	set := token.NewFileSet()
+	s.Init(set.AddFile("", set.Base(), len(text)), []byte(text), nil, scanner.ScanComments)
+	for {
+		_, tok, literal := s.Scan()
+		switch tok {
+		case token.EOF:
+			return out.String()
+		case token.COMMENT, token.STRING:
+			out.WriteString(literal + "\n")
+		}
+	}
+}
+
+func TestLanguageIsFound(t *testing.T) {
+	for text, want := range map[string]int{
+		"// ready tells whether it runs\nfunc tells() {}":  1,
+		"var s = \"nobody listens\"":                       1,
+		"// ready reports whether it runs\nvar nobody = 1": 0,
+	} {
+		n := 0
+		for _, w := range wordings {
+			n += len(w.phrase.FindAllString(prose(".go", text), -1))
+		}
+		if n != want {
+			t.Errorf("%q: %d, want %d", text, n, want)
+		}
+	}
+}
