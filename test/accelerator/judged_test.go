@@ -59,7 +59,7 @@ func (n *node) known(run func(), programs ...string) {
 	})
 }
 
-// judged checks that the module reports what it thinks of each program that ran: their connections were accelerated, or they are
+// judged checks the module's verdict on each program that ran: their connections were accelerated, or they are
 // kept out, with the reason.
 func (n *node) judged(programs ...string) {
 	n.T.Helper()

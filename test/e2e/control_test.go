@@ -19,7 +19,7 @@ import (
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 )
 
-// controlled makes a package: the data plane of stamp, so that every packet reports that it was processed, under the control
+// controlled makes a package: the data plane of stamp, whose stamp shows that a packet was processed, under the control
 // plane in testdata.
 func (n *node) controlled(version string) string {
 	n.T.Helper()

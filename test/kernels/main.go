@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Command kernels runs Go test packages on a matrix of Debian kernels: it downloads each kernel, puts the static test binaries into an
-// initramfs, boots it in an emulated machine without a network, and prints what passed where. README.md describes how it works.
+// initramfs, boots it in an emulated machine without a network, and prints what passed where. See README.md.
 package main
 
 import (

@@ -9,7 +9,7 @@
  *   peer [options] brief THREADS ADDRESS... PORT COUNT      connections of four turns
  *   peer [options] hold TURNS ADDRESS... PORT COUNT         connections that rest after some turns, and after some more
  *                                                          for each byte on stdin, until it ends
- * Options: -s SEED; -t SECONDS without a byte before a conversation hangs; -c: connections may be cut short (peers are killed);
+ * Options: -s SEED; -t SECONDS without a byte before a conversation hangs; -c: connections may be cut short;
  *          -b: blocks in recv, and is disturbed there by signals; else it waits in poll; -f FAULT: what is sent is wrong in this way.
  * Every half second: "at CONVERSATIONS BYTES"; at last "done ...", exit status 0. "wrong ..." and status 2, "hang ..." and status 3.
  */
