@@ -151,7 +151,7 @@ func (k *kernel) other() map[string]Hits {
 // outdate makes all connections look as if another rule set had allowed them.
 func (k *kernel) outdate(m *Model) {
 	k.t.Helper()
-	for _, conns := range []map[connKey]*connState{m.conns, m.beside} {
+	for _, conns := range []map[connKey]*connState{m.conns, m.alongside} {
 		for _, c := range conns {
 			c.generation--
 		}
