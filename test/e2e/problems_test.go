@@ -35,7 +35,7 @@ func TestProblemsOfModules(t *testing.T) {
 	_, problems, _ := strings.Cut(r.stdout, "\nProblems:\n")
 	for _, want := range []string{
 		`module/slow +WithinBudget \(LatencyExceeded\) +a packet .* the budget of its package is 200ns`,
-		`module/odd +ValidVerdicts \(BadVerdict\) +it returned no valid verdict for [1-9][0-9]* packets`,
+		`module/odd +ValidVerdicts \(InvalidVerdict\) +it returned no valid verdict for [1-9][0-9]* packets`,
 	} {
 		if !regexp.MustCompile(want).MatchString(problems) {
 			t.Errorf("no %q in\n%s", want, r.stdout)
