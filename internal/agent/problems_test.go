@@ -30,7 +30,7 @@ func TestProblems(t *testing.T) {
 	warnings := strings.Join(n.apply(t, nil, typo, part).Warnings, "\n")
 	for text, want := range map[string][]string{
 		warnings:   {`typo: its selector "app=wbe" matches no service`, "part: the node has no interface nope0"},
-		problems(): {`Module/typo NoAttachPoint: its selector "app=wbe" matches no service`, "Module/part NotThere: the node has no interface nope0"},
+		problems(): {`Module/typo NoAttachPoint: its selector "app=wbe" matches no service`, "Module/part NotFound: the node has no interface nope0"},
 	} {
 		for _, w := range want {
 			if !strings.Contains(text, w) {
