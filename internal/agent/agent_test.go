@@ -490,7 +490,7 @@ func TestFailurePolicy(t *testing.T) {
 		t.Error("a packet has passed a module that fails closed and cannot run")
 	}
 	if c := n.reconciled(t); c.Reason != "ModuleFailed" || !strings.Contains(c.Message, "module guard cannot run, all packets are dropped") ||
-		!strings.Contains(c.Message, "module count cannot run, packets pass without it") {
+		!strings.Contains(c.Message, "module count cannot run, packets bypass it") {
 		t.Errorf("the node's state: %+v", c)
 	}
 	for _, dir := range packages {

@@ -142,7 +142,7 @@ func TestProgramsOpenClasses(t *testing.T) {
 		return first.records(fds[0]) > 0
 	})
 	for _, c := range []struct{ request, want string }{
-		{`{"open": "a"}`, "has a consumer"}, {`{"open": "drops"}`, "no class"}, {`{"open": "b"}`, "there are: a"}, {`{}`, "no class"},
+		{`{"open": "a"}`, "has a consumer"}, {`{"open": "drops"}`, "no class"}, {`{"open": "b"}`, "known are: a"}, {`{}`, "no class"},
 		{`what?`, "first message"}, {strings.Repeat("x", 3000), "first message"},
 	} {
 		other := n.connect(t)
