@@ -3,7 +3,9 @@
 /* The fixed parts of every chain. The agent links them with the modules: a generated entry calls kerb_head, then each
  * module, and kerb_verdict only when a module says something other than NEXT (internal/dataplane/link.go). All of them
  * become static functions, which the verifier checks in the caller's context: that is why packet pointers in the context
- * stay usable from one module to the next. Compiled once with KERB_HOOK_XDP and once with KERB_HOOK_TC. */
+ * stay usable from one module to the next. Functions that take numbers only, as the stages of the parser do, stay
+ * global. Compiled once with KERB_HOOK_XDP and once with KERB_HOOK_TC. */
+#define KERB_PARSE_STAGE __noinline
 #include <kerb/types.h>
 #include <kerb/parse.h>
 
@@ -36,9 +38,8 @@ static __always_inline void count(void *map, __u32 key)
 }
 
 #ifdef KERB_HOOK_XDP
-static __always_inline int parse(struct xdp_md *ctx, struct kerb_pkt *pkt)
+static __always_inline __u32 begin(struct xdp_md *ctx, struct kerb_pkt *pkt)
 {
-	kerb_reload(pkt);
 	pkt->ifindex = ctx->ingress_ifindex;
 #ifdef KERB_XDP_FRAGS
 	pkt->len = bpf_xdp_get_buff_len(ctx);
@@ -46,51 +47,58 @@ static __always_inline int parse(struct xdp_md *ctx, struct kerb_pkt *pkt)
 	pkt->len = pkt->data_end - pkt->data;
 #endif
 	pkt->vlan = 0;
-	return kerb_parse(pkt, 0);
+	return 0;
+}
+
+static __always_inline int parse_slow(struct xdp_md *ctx, struct kerb_pkt *pkt, __u32 tags)
+{
+	return kerb_parse_stages(pkt, tags);
 }
 #else
+static __always_inline __u32 begin(struct __sk_buff *ctx, struct kerb_pkt *pkt)
+{
+	__u32 tags = ctx->vlan_present & 1;
+
+	pkt->ifindex = ctx->ifindex;
+	pkt->len = ctx->len;
+	/* Without a branch, as one here would make the verifier walk what follows twice. */
+	asm volatile("" : "+r"(tags));
+	pkt->vlan = ctx->vlan_tci & -tags;
+	return tags;
+}
+
 static __always_inline int is_short(int outcome)
 {
 	return outcome == KERB_PARSE_SHORT_L2 || outcome == KERB_PARSE_SHORT_L3 || outcome == KERB_PARSE_SHORT_L4;
 }
 
-/* Headers may lie beyond the linear part: then they are pulled in and read again. A function of its own and no loop, whose
- * layout old verifiers (Linux 5.10, 6.1) refuse. */
-static __noinline int parse_pulled(struct __sk_buff *ctx, struct kerb_pkt *pkt, __u32 tags)
+/* Headers may lie beyond the linear part: then they are pulled in and read again. */
+static __always_inline int parse_slow(struct __sk_buff *ctx, struct kerb_pkt *pkt, __u32 tags)
 {
+	int outcome = kerb_parse_stages(pkt, tags);
+
+	if (!is_short(outcome) || pkt->data + pkt->len <= pkt->data_end)
+		return outcome;
 	bpf_skb_pull_data(ctx, pkt->len < KERB_PULL_LEN ? pkt->len : KERB_PULL_LEN);
 	kerb_reload(pkt);
-	return kerb_parse(pkt, tags & 1);
-}
-
-static __always_inline int parse(struct __sk_buff *ctx, struct kerb_pkt *pkt)
-{
-	__u32 tags = ctx->vlan_present & 1;
-	int outcome;
-
-	kerb_reload(pkt);
-	pkt->ifindex = ctx->ifindex;
-	pkt->len = ctx->len;
-	/* Without a branch, as one here would make the verifier walk the whole parser twice. */
-	asm volatile("" : "+r"(tags));
-	pkt->vlan = ctx->vlan_tci & -tags;
-	outcome = kerb_parse(pkt, tags);
-	if (is_short(outcome) && pkt->data + pkt->len > pkt->data_end)
-		return parse_pulled(ctx, pkt, tags);
-	return outcome;
+	return kerb_parse_stages(pkt, tags);
 }
 #endif
 
 SEC("kerb/head") int kerb_head(kerb_ctx *ctx, struct kerb_pkt *pkt)
 {
+	__u32 tags;
 	int outcome;
 
 	pkt->ctx = ctx;
 	pkt->reason = KERB_DROP_UNSPEC;
 	pkt->to_ifindex = 0;
 	pkt->to_flags = 0;
-	outcome = parse(ctx, pkt);
-	pkt->outcome = outcome;
+	kerb_reload(pkt);
+	tags = begin(ctx, pkt);
+	if (kerb_parse_plain(pkt))
+		return 0;
+	outcome = parse_slow(ctx, pkt, tags);
 	if (outcome)
 		count(&kerb_outcomes, outcome);
 	return 0;

@@ -13,6 +13,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 
@@ -41,7 +42,7 @@ var Hooks = []Hook{XDP, TC}
 //go:generate go run ./object testdata/hop.XDP.o testdata/hop.TC.o testdata/live.TC.o testdata/events.XDP.o testdata/events.TC.o
 
 // Compile builds a C file against the headers, for one hook, and reads the
-// object. Functions outside of program sections become static, as the chain
+// object. Functions that take the packet context become static, as the chain
 // linker makes them.
 func Compile(tb testing.TB, source string, hook Hook) *ebpf.CollectionSpec {
 	tb.Helper()
@@ -118,11 +119,19 @@ func makeStatic(spec *ebpf.CollectionSpec) {
 		}
 		for i := range prog.Instructions {
 			fn := btf.FuncMetadata(&prog.Instructions[i])
-			if i > 0 && fn != nil {
+			if i > 0 && fn != nil && takesPacket(fn) {
 				fn.Linkage = btf.StaticFunc
 			}
 		}
 	}
+}
+
+// takesPacket reports whether a parameter of the function points to struct kerb_pkt.
+func takesPacket(fn *btf.Func) bool {
+	return slices.ContainsFunc(fn.Type.(*btf.FuncProto).Params, func(p btf.FuncParam) bool {
+		to, ok := btf.UnderlyingType(p.Type).(*btf.Pointer)
+		return ok && btf.UnderlyingType(to.Target).TypeName() == "kerb_pkt"
+	})
 }
 
 // Load loads the programs of spec; all is closed with the test. Kernels before

@@ -66,8 +66,8 @@ var ErrNotPackets = fmt.Errorf("%w: what it costs is part of send() and of conne
 // than some times as long.
 const MeasureTime = 30 * time.Millisecond
 
-// Meter measures modules. It keeps the chains that it compares with: loading one is mostly verifying the parser, which
-// takes the kernel longer than the measurement. The zero value is ready; it may be used by several at once.
+// Meter measures modules. It keeps the chains that it compares with, as loading one takes about as long as the
+// measurement. The zero value is ready; it may be used by several at once.
 type Meter struct {
 	mu         sync.Mutex
 	references map[reference]*linkedChain

@@ -32,8 +32,8 @@ static __always_inline struct udphdr *kerb_udp(const struct kerb_pkt *pkt)
 #define KERB_CTX_IFINDEX ifindex
 #endif
 
-/* Has the verifier forget what it knows of the packet: it follows what is behind once then, and not once for each of the
- * hundred or so ways through the parser, and through branches before. Mixes in a zero that it does not see through. */
+/* Has the verifier forget what it knows of the packet: it follows what is behind once then, and not once for each
+ * way through the parser, and through branches before. Mixes in a zero that it does not see through. */
 static __always_inline void kerb_forget(struct kerb_pkt *pkt)
 {
 	__u64 zero = kerb_ctx_field(pkt->ctx, KERB_CTX_IFINDEX) - kerb_ctx_field(pkt->ctx, KERB_CTX_IFINDEX);

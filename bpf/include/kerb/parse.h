@@ -3,6 +3,11 @@
  * extension headers (RFC 8200), fragments marked, TCP, UDP, ICMP and ICMPv6 headers bounded. It runs once per packet at the
  * head of a chain.
  *
+ * It has two speeds. kerb_parse_plain is straight code for nearly every packet: TCP or UDP directly behind a plain
+ * Ethernet and IP header. It leaves everything else to kerb_parse_stages, which alone defines what the context holds. The
+ * stages exchange numbers only, so that the verifier can check each of them once, as a global function, and not once for
+ * each path to it.
+ *
  * Whatever the outcome, the context is safe to use:
  *   OK                      everything is set; l4 is a transport header only if KERB_F_L4 says so
  *   SHORT_L4, BAD_L4        the same without KERB_F_L4: addresses and protocol are known, ports are not
@@ -95,7 +100,37 @@ static __always_inline void *kerb_at(const struct kerb_pkt *pkt, __u64 off, __u6
 	return p + len > pkt->data_end ? 0 : p;
 }
 
-/* What changes while the parser walks along the headers. It lives in registers. */
+/* A module that calls kerb_reparse may define KERB_PARSE_STAGE as __noinline, as chain.bpf.c does: then the stages are
+ * global functions. Else they are inlined. */
+#ifndef KERB_PARSE_STAGE
+#define KERB_PARSE_STAGE static __always_inline
+#endif
+
+/* Result of the first stage: a global function returns one number. */
+union kerb_l2 {
+	struct {
+		__u16 off;	/* of what follows the Ethernet header and the tags */
+		__u16 eth_type; /* host byte order */
+		__u16 vlan;	/* TCI of the outermost tag in the frame, 0 if the kernel took one off */
+		__u16 outcome;
+	};
+	__u64 all;
+};
+
+/* Result of the stages behind it. */
+union kerb_l3 {
+	struct {
+		__u32 left; /* bytes of the datagram from off on */
+		__u8 proto; /* of the header at off */
+		__u8 flags;
+		__u16 off : 9; /* up to KERB_MAX_HDRS */
+		__u16 family : 3;
+		__u16 outcome : 4;
+	};
+	__u64 all;
+};
+
+/* What changes while a stage walks along the headers. It lives in registers. */
 struct kerb_walk {
 	void *data, *end; /* the linear part */
 	__u64 off;	  /* of the header that comes next */
@@ -103,6 +138,13 @@ struct kerb_walk {
 	__u8 proto;	  /* of the header that comes next */
 	__u8 flags;
 };
+
+static __always_inline struct kerb_walk kerb_walk_from(kerb_ctx *ctx, __u64 off)
+{
+	void *data = (void *)kerb_ctx_field(ctx, data), *end = (void *)kerb_ctx_field(ctx, data_end);
+
+	return (struct kerb_walk){.data = data, .end = end, .off = off};
+}
 
 static __always_inline int kerb_beyond(const struct kerb_walk *w, __u64 len)
 {
@@ -127,7 +169,7 @@ static __always_inline int kerb_is_vlan(__be16 type)
 }
 
 /* Steps over the VLAN tags. tags: how many the kernel has taken off already. */
-static __always_inline int kerb_parse_vlan(struct kerb_pkt *pkt, struct kerb_walk *w, __be16 *type, __u32 tags)
+static __always_inline int kerb_parse_vlan(struct kerb_walk *w, __be16 *type, __u16 *tci, __u32 tags)
 {
 #pragma unroll
 	for (__u32 i = 0; i < KERB_VLAN_DEPTH; i++) {
@@ -140,11 +182,33 @@ static __always_inline int kerb_parse_vlan(struct kerb_pkt *pkt, struct kerb_wal
 		if (kerb_beyond(w, sizeof(*vlan)))
 			return KERB_PARSE_SHORT_L2;
 		if (!i && !tags)
-			pkt->vlan = bpf_ntohs(vlan->tci);
+			*tci = bpf_ntohs(vlan->tci);
 		*type = vlan->eth_type;
 		w->off += sizeof(*vlan);
 	}
 	return kerb_is_vlan(*type) ? KERB_PARSE_VLAN_DEPTH : KERB_PARSE_OK;
+}
+
+/* Ethernet and VLAN tags. tags is 1 if the kernel took the outermost tag off, else 0. */
+KERB_PARSE_STAGE __u64 kerb_stage_l2(kerb_ctx *ctx, __u32 tags)
+{
+	struct kerb_walk w = kerb_walk_from(ctx, 0);
+	struct ethhdr *eth = w.data;
+	union kerb_l2 out = {};
+	__be16 type;
+	__u16 tci = 0;
+
+	if (kerb_beyond(&w, sizeof(*eth))) {
+		out.outcome = KERB_PARSE_SHORT_L2;
+		return out.all;
+	}
+	w.off = sizeof(*eth);
+	type = eth->h_proto;
+	out.outcome = kerb_parse_vlan(&w, &type, &tci, tags & 1);
+	out.off = w.off;
+	out.eth_type = bpf_ntohs(type);
+	out.vlan = tci;
+	return out.all;
 }
 
 static __always_inline int kerb_parse_tcp(struct kerb_walk *w)
@@ -174,29 +238,28 @@ static __always_inline int kerb_parse_udp(struct kerb_walk *w, __u32 jumbo)
 	return len > w->left && !(w->flags & KERB_F_FRAG_FIRST) ? KERB_PARSE_BAD_L4 : KERB_PARSE_OK;
 }
 
-/* Bounds the transport header and fills in what the walk has found. */
-static __always_inline int kerb_parse_l4(struct kerb_pkt *pkt, struct kerb_walk *w, __u32 ip6)
+/* Bounds the transport header. */
+KERB_PARSE_STAGE __u64 kerb_stage_l4(kerb_ctx *ctx, __u64 l3)
 {
-	int rc = KERB_PARSE_OK;
-	__u8 flags = w->flags;
+	union kerb_l3 out = {.all = l3};
+	struct kerb_walk w = kerb_walk_from(ctx, out.off);
+	__u32 ip6 = out.family == 6;
 
-	if (!(flags & KERB_F_FRAG_LATER)) {
-		flags |= KERB_F_L4;
-		if (w->proto == IPPROTO_TCP)
-			rc = kerb_parse_tcp(w);
-		else if (w->proto == IPPROTO_UDP)
-			rc = kerb_parse_udp(w, ip6);
-		else if (w->proto != (ip6 ? IPPROTO_ICMPV6 : IPPROTO_ICMP))
-			flags = w->flags;
-		else if (w->left < KERB_ICMP_LEN || kerb_beyond(w, KERB_ICMP_LEN))
-			rc = KERB_PARSE_SHORT_L4;
-	}
-	pkt->family = ip6 ? 6 : 4;
-	pkt->proto = w->proto;
-	pkt->l4 = w->off;
-	pkt->l4_len = w->left;
-	pkt->flags = rc ? w->flags : flags;
-	return rc;
+	w.left = out.left;
+	w.flags = out.flags;
+	if (out.flags & KERB_F_FRAG_LATER)
+		return out.all;
+	if (out.proto == IPPROTO_TCP)
+		out.outcome = kerb_parse_tcp(&w);
+	else if (out.proto == IPPROTO_UDP)
+		out.outcome = kerb_parse_udp(&w, ip6);
+	else if (out.proto != (ip6 ? IPPROTO_ICMPV6 : IPPROTO_ICMP))
+		return out.all;
+	else if (w.left < KERB_ICMP_LEN || kerb_beyond(&w, KERB_ICMP_LEN))
+		out.outcome = KERB_PARSE_SHORT_L4;
+	if (!out.outcome)
+		out.flags |= KERB_F_L4;
+	return out.all;
 }
 
 static __always_inline int kerb_parse_ip4(struct kerb_walk *w)
@@ -297,64 +360,113 @@ static __always_inline int kerb_parse_ip6(struct kerb_walk *w)
 	return KERB_PARSE_OK;
 }
 
-/* An IPv6 extension header that stops the parser: the context says where. */
-static __always_inline void kerb_parse_stopped(struct kerb_pkt *pkt, const struct kerb_walk *w)
+/* IPv4, or IPv6 with its extension headers, of a frame of len bytes. */
+KERB_PARSE_STAGE __u64 kerb_stage_l3(kerb_ctx *ctx, __u64 l2, __u32 len)
 {
-	pkt->family = 6;
-	pkt->proto = w->proto;
-	pkt->l4 = w->off;
-	pkt->l4_len = w->left;
-	pkt->flags = w->flags;
-}
+	union kerb_l2 in = {.all = l2};
+	union kerb_l3 out = {.off = in.off, .outcome = in.outcome};
+	struct kerb_walk w = kerb_walk_from(ctx, out.off);
+	int rc = KERB_PARSE_NOT_IP;
 
-static __always_inline int kerb_parse_l3(struct kerb_pkt *pkt, struct kerb_walk *w, __be16 type)
-{
-	int rc;
-
-	if (type == bpf_htons(ETH_P_IP))
-		rc = kerb_parse_ip4(w);
-	else if (type == bpf_htons(ETH_P_IPV6))
-		rc = kerb_parse_ip6(w);
-	else
-		return KERB_PARSE_NOT_IP;
+	if (in.outcome)
+		return out.all;
+	w.left = len - (__u32)w.off;
+	if (in.eth_type == ETH_P_IP)
+		rc = kerb_parse_ip4(&w);
+	else if (in.eth_type == ETH_P_IPV6)
+		rc = kerb_parse_ip6(&w);
+	out.outcome = rc;
 	if (rc)
-		return rc;
-	if (type == bpf_htons(ETH_P_IPV6) && kerb_is_ext(w->proto)) {
-		rc = kerb_parse_ext(w);
-		if (rc) {
-			kerb_parse_stopped(pkt, w);
-			return rc;
-		}
-	}
-	return kerb_parse_l4(pkt, w, type == bpf_htons(ETH_P_IPV6));
+		return out.all;
+	if (in.eth_type == ETH_P_IPV6 && kerb_is_ext(w.proto))
+		out.outcome = kerb_parse_ext(&w);
+	out.family = in.eth_type == ETH_P_IP ? 4 : 6;
+	out.proto = w.proto;
+	out.flags = w.flags;
+	out.off = w.off;
+	out.left = w.left;
+	return out.outcome ? out.all : kerb_stage_l4(ctx, out.all);
 }
 
-/* Fills l3, l4, l4_len, eth_type, family, proto and flags, and vlan unless the kernel took the outermost tag off (tags is
- * 1 then, else 0). data, data_end, len and vlan are set by the caller. */
+/* Parses any packet. data, data_end and len are set by the caller, and vlan to the tag that the kernel took off (tags is
+ * 1 then), else to 0. */
+static __always_inline int kerb_parse_stages(struct kerb_pkt *pkt, __u32 tags)
+{
+	union kerb_l2 l2 = {.all = kerb_stage_l2(pkt->ctx, tags)};
+	union kerb_l3 l3 = {.all = kerb_stage_l3(pkt->ctx, l2.all, pkt->len)};
+
+	pkt->l3 = l2.off & KERB_MAX_HDRS;
+	pkt->l4 = l3.off;
+	pkt->eth_type = l2.eth_type;
+	pkt->vlan |= l2.vlan;
+	pkt->family = l3.family;
+	pkt->proto = l3.proto;
+	pkt->flags = l3.flags;
+	pkt->outcome = l3.outcome;
+	pkt->l4_len = l3.left;
+	return l3.outcome;
+}
+
+/* Reports whether the TCP or UDP header at l4, of which 8 bytes are there, fits the frame and what is left of a datagram. */
+static __always_inline int kerb_is_plain_l4(const void *l4, const void *end, __u8 proto, __u32 left)
+{
+	const struct udphdr *udp = l4;
+	const __u8 *tcp = l4;
+	__u32 len;
+
+	if (proto == IPPROTO_UDP) {
+		len = bpf_ntohs(udp->len);
+		return len >= sizeof(*udp) && len <= left;
+	}
+	if (proto != IPPROTO_TCP || l4 + sizeof(struct tcphdr) > end)
+		return 0;
+	len = (tcp[12] & 0xf0) >> 2;
+	return len >= sizeof(struct tcphdr) && len <= left && l4 + len <= end;
+}
+
+/* Parses TCP or UDP directly behind a plain Ethernet and IP header; returns 0 for any other packet, of which it writes
+ * nothing. What the caller sets is as for kerb_parse_stages. */
+static __always_inline int kerb_parse_plain(struct kerb_pkt *pkt)
+{
+	void *data = pkt->data, *end = pkt->data_end;
+	struct iphdr *ip4 = data + ETH_HLEN;
+	struct ipv6hdr *ip6 = data + ETH_HLEN;
+	__u32 left, off = ETH_HLEN + sizeof(*ip4);
+	__be16 type;
+	__u8 proto;
+
+	if (data + off + sizeof(struct udphdr) > end)
+		return 0;
+	type = *(__be16 *)(data + __builtin_offsetof(struct ethhdr, h_proto));
+	if (type == bpf_htons(ETH_P_IP)) {
+		left = bpf_ntohs(ip4->tot_len) - sizeof(*ip4);
+		proto = ip4->protocol;
+		if (*(__u8 *)ip4 != 0x45 || ip4->frag_off & bpf_htons(KERB_IP_FRAG_ANY))
+			return 0;
+	} else {
+		off = ETH_HLEN + sizeof(*ip6);
+		if (type != bpf_htons(ETH_P_IPV6) || data + off + sizeof(struct udphdr) > end || ip6->version != 6)
+			return 0;
+		left = bpf_ntohs(ip6->payload_len);
+		proto = ip6->nexthdr;
+	}
+	if (left > pkt->len - off || !kerb_is_plain_l4(data + off, end, proto, left))
+		return 0;
+	pkt->l3 = ETH_HLEN;
+	pkt->l4 = off;
+	pkt->eth_type = bpf_ntohs(type);
+	pkt->family = type == bpf_htons(ETH_P_IP) ? 4 : 6;
+	pkt->proto = proto;
+	pkt->flags = KERB_F_L4;
+	pkt->outcome = KERB_PARSE_OK;
+	pkt->l4_len = left;
+	return 1;
+}
+
+/* Fills l3, l4, l4_len, eth_type, family, proto, flags and outcome, and vlan unless the kernel took a tag off. */
 static __always_inline int kerb_parse(struct kerb_pkt *pkt, __u32 tags)
 {
-	struct kerb_walk w = {.data = pkt->data, .end = pkt->data_end};
-	struct ethhdr *eth = w.data;
-	int rc = KERB_PARSE_OK;
-	__be16 type = 0;
-
-	pkt->family = 0;
-	pkt->proto = 0;
-	pkt->flags = 0;
-	pkt->l4_len = 0;
-	if (kerb_beyond(&w, sizeof(*eth))) {
-		rc = KERB_PARSE_SHORT_L2;
-	} else {
-		w.off = sizeof(*eth);
-		type = eth->h_proto;
-		if (type != bpf_htons(ETH_P_IP) && type != bpf_htons(ETH_P_IPV6))
-			rc = kerb_parse_vlan(pkt, &w, &type, tags);
-	}
-	pkt->eth_type = bpf_ntohs(type);
-	pkt->l3 = w.off;
-	pkt->l4 = w.off;
-	w.left = pkt->len - (__u32)w.off;
-	return rc ?: kerb_parse_l3(pkt, &w, type);
+	return kerb_parse_plain(pkt) ? KERB_PARSE_OK : kerb_parse_stages(pkt, tags);
 }
 
 #endif

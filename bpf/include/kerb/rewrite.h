@@ -385,16 +385,15 @@ static __attribute__((noinline, unused)) int kerb_reparse(struct kerb_pkt *pkt)
 {
 #ifdef KERB_HOOK_XDP
 	pkt->vlan = 0;
-	pkt->outcome = kerb_parse(pkt, 0);
+	return kerb_parse(pkt, 0);
 #else
 	__u32 tags = kerb_ctx_field(pkt->ctx, vlan_present) & 1;
 
 	/* Without a branch, as one here would make the verifier walk the whole parser twice. */
 	asm volatile("" : "+r"(tags));
 	pkt->vlan = kerb_ctx_field(pkt->ctx, vlan_tci) & -tags;
-	pkt->outcome = kerb_parse(pkt, tags);
+	return kerb_parse(pkt, tags);
 #endif
-	return pkt->outcome;
 }
 
 #ifdef KERB_HOOK_XDP
