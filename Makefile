@@ -20,7 +20,7 @@ PLAIN := modules/classifier/inference/engine.bpf.o $(patsubst %.c,%.o,$(shell fi
 # Kernels that the kernel module is for.
 KMOD_KERNELS := 6.1,6.1-rt,6.12,6.12-rt
 
-.PHONY: help setup bpf lib packages generate build fmt lint lint-setup vet unit test test-setup kernels-setup test-most test-alone test-ml test-unit ml models test-kernels test-kmod test-underlay test-soak demo demo-check demo-build demo-setup clean
+.PHONY: help setup bpf lib packages generate build fmt lint lint-setup vet unit test test-setup kernels-setup test-most test-alone test-ml test-unit ml models test-kernels test-kmod test-underlay test-soak test-parser demo demo-check demo-build demo-setup clean
 .DEFAULT_GOAL := help
 
 # A target is listed under the group that its text begins with.
@@ -146,6 +146,10 @@ test-underlay: kernels-setup bpf ## Test: the tunnel over WireGuard and XFRM int
 
 test-soak: test-setup bpf ## Test: one hostile service of 20, all modules, against a counter alone: half an hour; or KERB_SOAK= (one run) KERB_SOAK_PAIRS=
 	$(SUDO) env "PATH=$(PATH)" CGO_ENABLED=0 KERB_SOAK=$(or $(KERB_SOAK),3m) KERB_SOAK_PAIRS=$(or $(KERB_SOAK_PAIRS),5) go test -vet=off -count=1 -v -timeout 3h ./test/soak
+
+test-parser: test-setup bpf ## Test: the parser against its model on 10,000,000 frames: half an hour; or KERB_PARSE_FRAMES=
+	$(SUDO) env "PATH=$(PATH)" CGO_ENABLED=0 KERB_PARSE_FRAMES=$(or $(KERB_PARSE_FRAMES),10000000) \
+	  go test -vet=off -count=1 -v -timeout 3h -run '^TestDifferential$$' ./bpf/bpftest
 
 demo: demo-build ## Run: set up, build, and watch modules at work on three services; KEEP=1 stays up
 	@$(SUDO) ./kerb demo $(if $(filter-out 0,$(KEEP)),--keep)

@@ -273,7 +273,7 @@ func TestPulledHeaders(t *testing.T) {
 	coll := Load(t, Compile(t, "testdata/parse.bpf.c", TC))
 	attach(t, host, lab.Node(), coll.Programs["dump"], netlink.HANDLE_MIN_EGRESS)
 	send := packetSocket(t, lab.Node(), host.OuterIndex())
-	head := head{hook: TC, parsed: coll.Maps["parsed"]}
+	head := headOf(t, TC, coll)
 	for _, s := range samples(t) {
 		frame := pad(s.frame, 5000-len(s.frame))
 		for _, linear := range []int{14, 15, 18, 20, 33, 34, 38, 42, 53, 54, 61, 62, 70, 100, 200} {
@@ -297,7 +297,7 @@ func TestTagTakenOff(t *testing.T) {
 	host := addHost(t, lab, "source", netlab.HostOptions{})
 	coll := Load(t, Compile(t, "testdata/parse.bpf.c", TC))
 	attach(t, host, lab.Node(), coll.Programs["dump"], netlink.HANDLE_MIN_INGRESS)
-	head := head{hook: TC, parsed: coll.Maps["parsed"]}
+	head := headOf(t, TC, coll)
 	var inner *net.Interface
 	err := host.Do(func() (err error) {
 		inner, err = net.InterfaceByName(host.Interface())

@@ -17,6 +17,7 @@ __attribute__((noinline)) int kerb_head(struct __sk_buff *ctx, struct kerb_pkt *
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
 	__uint(max_entries, 1);
 	__type(key, __u32);
 	__type(value, struct kerb_pkt);
