@@ -10,9 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// CheckVerified fails if the verifier walked more than limit instructions to accept the program. Before Linux 6.5, which tracks
-// precision across calls of static functions, the verifier prunes less: the limit is twice as high there. The kernel's own limit is
-// a million.
+// CheckVerified fails if the verifier walked more than limit instructions to accept the program. The kernel's own limit
+// is a million.
 func CheckVerified(t testing.TB, p *ebpf.Program, limit uint32) {
 	t.Helper()
 	info, err := p.Info()
@@ -22,9 +21,6 @@ func CheckVerified(t testing.TB, p *ebpf.Program, limit uint32) {
 	n, known := info.VerifiedInstructions()
 	size, _ := info.TranslatedSize()
 	t.Logf("%d instructions verified, %d bytes", n, size)
-	if !KernelAtLeast(t, 6, 5) {
-		limit *= 2
-	}
 	if known && n > limit {
 		t.Errorf("%d instructions verified, more than %d", n, limit)
 	}
