@@ -21,6 +21,15 @@ type Model struct {
 	Status   *ModelStatus `json:"status,omitempty" readOnly:"true"`
 }
 
+// Meta returns the metadata.
+func (m *Model) Meta() *ObjectMeta { return &m.Metadata }
+
+// Content returns the spec.
+func (m *Model) Content() any { return m.Spec }
+
+// ClearStatus removes the status.
+func (m *Model) ClearStatus() { m.Status = nil }
+
 // MaxModelDocument is the size of the largest document, in bytes.
 const MaxModelDocument = 4 << 20
 

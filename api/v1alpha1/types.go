@@ -21,7 +21,7 @@ const (
 // TypeMeta names the schema of a resource.
 type TypeMeta struct {
 	APIVersion string `json:"apiVersion" enum:"kerb.dev/v1alpha1" doc:"Schema version"`
-	Kind       string `json:"kind" enum:"Module,Service,VirtualService,Model" doc:"Kind of resource"`
+	Kind       string `json:"kind" doc:"Kind of resource"`
 }
 
 // ObjectMeta identifies a resource on its node.
@@ -40,6 +40,15 @@ type Module struct {
 	Spec     ModuleSpec    `json:"spec"`
 	Status   *ModuleStatus `json:"status,omitempty" readOnly:"true"`
 }
+
+// Meta returns the metadata.
+func (m *Module) Meta() *ObjectMeta { return &m.Metadata }
+
+// Content returns the spec.
+func (m *Module) Content() any { return m.Spec }
+
+// ClearStatus removes the status.
+func (m *Module) ClearStatus() { m.Status = nil }
 
 // ModuleSpec is what the operator wants of a module.
 type ModuleSpec struct {
@@ -167,6 +176,15 @@ type Service struct {
 	Spec     ServiceSpec    `json:"spec"`
 	Status   *ServiceStatus `json:"status,omitempty" readOnly:"true"`
 }
+
+// Meta returns the metadata.
+func (s *Service) Meta() *ObjectMeta { return &s.Metadata }
+
+// Content returns the spec.
+func (s *Service) Content() any { return s.Spec }
+
+// ClearStatus removes the status.
+func (s *Service) ClearStatus() { s.Status = nil }
 
 // ServiceSpec says how to find the service. Exactly one of netns, pid and interface is set.
 type ServiceSpec struct {

@@ -116,9 +116,3 @@ type TraceStep struct {
 	Interface   string `json:"interface,omitempty" doc:"That a redirect leads to"`
 	Service     string `json:"service,omitempty" doc:"That the interface belongs to"`
 }
-
-// Meta returns the metadata of a resource.
-func (m *Module) Meta() *ObjectMeta         { return &m.Metadata }
-func (s *Service) Meta() *ObjectMeta        { return &s.Metadata }
-func (s *VirtualService) Meta() *ObjectMeta { return &s.Metadata }
-func (m *Model) Meta() *ObjectMeta          { return &m.Metadata }

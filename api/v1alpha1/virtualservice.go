@@ -14,6 +14,15 @@ type VirtualService struct {
 	Status   *VirtualServiceStatus `json:"status,omitempty" readOnly:"true"`
 }
 
+// Meta returns the metadata.
+func (s *VirtualService) Meta() *ObjectMeta { return &s.Metadata }
+
+// Content returns the spec.
+func (s *VirtualService) Content() any { return s.Spec }
+
+// ClearStatus removes the status.
+func (s *VirtualService) ClearStatus() { s.Status = nil }
+
 // VirtualServiceSpec says which addresses stand for which instances.
 type VirtualServiceSpec struct {
 	Addresses []VirtualAddress  `json:"addresses" minItems:"1" maxItems:"64" doc:"Virtual addresses; each may be used by one virtual service only"`

@@ -21,6 +21,7 @@ import (
 	"github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/cli"
 	"github.com/kerb-edge/kerb/internal/config"
+	"github.com/kerb-edge/kerb/internal/resource"
 	"github.com/kerb-edge/kerb/internal/server"
 	"github.com/kerb-edge/kerb/internal/server/servertest"
 	"github.com/kerb-edge/kerb/internal/store"
@@ -62,7 +63,7 @@ func startAgent(t *testing.T) (socket string) {
 	fake := servertest.New(s)
 	m, service := v1alpha1.Module{Spec: v1alpha1.ModuleSpec{Package: "counter"}}, v1alpha1.Service{}
 	m.Metadata.Name, service.Metadata.Name = name, name
-	if _, err := fake.Apply(t.Context(), server.Request{Modules: []v1alpha1.Module{m}, Services: []v1alpha1.Service{service}}); err != nil {
+	if _, err := fake.Apply(t.Context(), server.Request{Resources: []resource.Object{&m, &service}}); err != nil {
 		t.Fatal(err)
 	}
 	ready, ended := make(chan struct{}), make(chan error, 1)

@@ -35,6 +35,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/pkgs"
 	"github.com/kerb-edge/kerb/internal/plan"
 	"github.com/kerb-edge/kerb/internal/resolve"
+	"github.com/kerb-edge/kerb/internal/resource"
 	"github.com/kerb-edge/kerb/internal/server"
 	"github.com/kerb-edge/kerb/internal/service"
 	"github.com/kerb-edge/kerb/internal/status"
@@ -65,7 +66,7 @@ type Agent struct {
 	seen      atomic.Pointer[chain.State] // of the kernel, at the last look
 	changes   sync.Mutex                  // one change at a time, which may wait for control planes
 	mu        sync.Mutex                  // guards what follows, which only changes write; never held for long, so that status is always available
-	desired   store.Desired
+	desired   resource.Set
 	modules   map[string]*deployment
 	states    map[string]service.State // services at the last reconciliation
 	points    plan.Placements
@@ -160,9 +161,10 @@ func open(ctx context.Context, cfg config.Config, log *slog.Logger) (*Agent, err
 	}
 	a.virtual.OnChange(func(name string) { a.recorder.Mark(status.Resource{Kind: v1.KindVirtualService, Name: name}) })
 	a.models.OnChange(func(name string) { a.recorder.Mark(status.Resource{Kind: v1.KindModel, Name: name}) })
-	a.virtual.Apply(slices.Collect(maps.Values(desired.VirtualServices)), nil)
+	for _, all := range desired {
+		a.announce(resource.Changes{Put: slices.Collect(maps.Values(all))})
+	}
 	a.virtual.Restore()
-	a.models.Apply(slices.Collect(maps.Values(desired.Models)), nil)
 	a.catalog.SetPulled(oci.NewStore(cfg.Paths.Packages(), cfg.Paths.Keys()))
 	if a.bindings, err = service.OpenBindings(cfg.Paths.Bindings()); err != nil {
 		log.Warn("which interface belongs to which service is not known from before; those that have left their service are not found", "error", err)
@@ -171,7 +173,7 @@ func open(ctx context.Context, cfg config.Config, log *slog.Logger) (*Agent, err
 	if err := a.catalog.Err(); err != nil {
 		log.Error("built-in packages that cannot be used", "error", err)
 	}
-	for name, m := range desired.Modules {
+	for name, m := range resource.Module.All(desired) {
 		a.modules[name] = a.prepareOrFail(m)
 	}
 	a.watcher.Set(specs(desired))
@@ -310,9 +312,9 @@ func resolvers(cfg config.Config, log *slog.Logger) []resolve.Resolver {
 }
 
 // specs are the services that the watcher looks for.
-func specs(d store.Desired) map[string]v1.ServiceSpec {
+func specs(d resource.Set) map[string]v1.ServiceSpec {
 	out := map[string]v1.ServiceSpec{}
-	for name, s := range d.Services {
+	for name, s := range resource.Service.All(d) {
 		out[name] = s.Spec
 	}
 	return out

@@ -31,6 +31,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/fault"
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
+	"github.com/kerb-edge/kerb/internal/resource"
 	"github.com/kerb-edge/kerb/internal/server"
 )
 
@@ -148,9 +149,22 @@ func serviceOf(name string, h *netlab.Host) v1.Service {
 	}
 }
 
+func get[T any](ctx context.Context, n *node, kind *resource.Definition[T], name string) (v T, err error) {
+	o, err := n.Get(ctx, kind, name)
+	if err != nil {
+		return v, err
+	}
+	return kind.Of([]resource.Object{o})[0], nil
+}
+
+func list[T any](ctx context.Context, n *node, kind *resource.Definition[T]) ([]T, error) {
+	all, err := n.List(ctx, kind)
+	return kind.Of(all), err
+}
+
 func (n *node) apply(t *testing.T, services []v1.Service, modules ...v1.Module) v1.ApplyResult {
 	t.Helper()
-	r, err := n.Apply(t.Context(), server.Request{Services: services, Modules: modules})
+	r, err := n.Apply(t.Context(), server.Request{Resources: append(resource.Objects(services...), resource.Objects(modules...)...)})
 	if err != nil {
 		t.Fatalf("%v\nsteps: %v", err, r.Steps)
 	}
@@ -207,7 +221,7 @@ func TestApplySelectsOrdersAndRemoves(t *testing.T) {
 	if got := n.chainsOn(t, n.db)["tc-egress"]; !strings.HasPrefix(got, "a-late ") {
 		t.Errorf("db runs %q", got)
 	}
-	if _, err := n.Delete(t.Context(), []server.Ref{{Kind: v1.KindModule, Name: "z-early"}}, false); err != nil {
+	if _, err := n.Delete(t.Context(), []resource.Ref{{Kind: v1.KindModule, Name: "z-early"}}, false); err != nil {
 		t.Fatal(err)
 	}
 	if web, db := n.chainsOn(t, n.web), n.chainsOn(t, n.db); web["tc-ingress"] != db["tc-ingress"] {
@@ -226,7 +240,7 @@ func TestServicesComeAndGo(t *testing.T) {
 		t.Fatal(err)
 	}
 	eventually(t, "the vanished service loses its chain", func() bool {
-		s, err := n.Service(t.Context(), "db")
+		s, err := get(t.Context(), n, resource.Service, "db")
 		return err == nil && len(s.Status.Links) == 0 && len(n.chainsAt(t, ifindex)) == 0
 	})
 	if got := n.chainsOn(t, n.web); len(got) != 2 {
@@ -258,7 +272,7 @@ func TestLongRepliesOnVeth(t *testing.T) {
 // replies is the condition of that name.
 func (n *node) replies(t *testing.T, name string) v1.Condition {
 	t.Helper()
-	m, err := n.Module(t.Context(), name)
+	m, err := get(t.Context(), n, resource.Module, name)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -311,7 +325,7 @@ func TestRestartAdopts(t *testing.T) {
 	n.stop()
 	n.start(t)
 	eventually(t, "the modules are live again", func() bool {
-		m, err := n.Module(t.Context(), "count")
+		m, err := get(t.Context(), n, resource.Module, "count")
 		return err == nil && len(m.Status.Instances) == 4
 	})
 	if after := n.chainsOn(t, n.web); fmt.Sprint(after) != fmt.Sprint(before) {
@@ -382,15 +396,15 @@ func TestBadChangesLeaveAllAsItWas(t *testing.T) {
 		request server.Request
 		says    string
 	}{
-		"unknown package":  {server.Request{Modules: []v1.Module{module("x", "nosuch", "*", nil)}}, "nosuch"},
-		"no such config":   {server.Request{Modules: []v1.Module{module("x", testPackage(t, "drop"), "*", map[string]any{"prot": 1})}}, "prot"},
-		"bad selector":     {server.Request{Modules: []v1.Module{module("x", testPackage(t, "pass"), "app in web", nil)}}, "selector"},
-		"selects nothing":  {server.Request{Modules: []v1.Module{module("x", testPackage(t, "pass"), "", nil)}}, "spec.attach"},
-		"order cycle":      {server.Request{Modules: []v1.Module{cycle}}, "order"},
-		"over budget":      {server.Request{Modules: []v1.Module{budget}}, "budget"},
-		"verifier":         {server.Request{Modules: []v1.Module{module("x", testPackage(t, "bad"), "*", nil)}}, "verifier"},
-		"verifier, unused": {server.Request{Modules: []v1.Module{module("x", testPackage(t, "bad"), "app=none", nil)}}, "verifier"},
-		"no namespace":     {server.Request{Services: []v1.Service{gone}}, "namespace"},
+		"unknown package":  {server.Request{Resources: resource.Objects(module("x", "nosuch", "*", nil))}, "nosuch"},
+		"no such config":   {server.Request{Resources: resource.Objects(module("x", testPackage(t, "drop"), "*", map[string]any{"prot": 1}))}, "prot"},
+		"bad selector":     {server.Request{Resources: resource.Objects(module("x", testPackage(t, "pass"), "app in web", nil))}, "selector"},
+		"selects nothing":  {server.Request{Resources: resource.Objects(module("x", testPackage(t, "pass"), "", nil))}, "spec.attach"},
+		"order cycle":      {server.Request{Resources: resource.Objects(cycle)}, "order"},
+		"over budget":      {server.Request{Resources: resource.Objects(budget)}, "budget"},
+		"verifier":         {server.Request{Resources: resource.Objects(module("x", testPackage(t, "bad"), "*", nil))}, "verifier"},
+		"verifier, unused": {server.Request{Resources: resource.Objects(module("x", testPackage(t, "bad"), "app=none", nil))}, "verifier"},
+		"no namespace":     {server.Request{Resources: resource.Objects(gone)}, "namespace"},
 	} {
 		_, err := n.Apply(t.Context(), c.request)
 		if err == nil || !strings.Contains(err.Error(), c.says) {
@@ -399,7 +413,7 @@ func TestBadChangesLeaveAllAsItWas(t *testing.T) {
 		if after := n.chainsOn(t, n.web); fmt.Sprint(after) != fmt.Sprint(before) {
 			t.Errorf("%s: chains were %v, are %v", name, before, after)
 		}
-		if len(n.desired.Modules) != 1 || len(n.desired.Services) != 2 {
+		if n.desired.Len(resource.Module) != 1 || n.desired.Len(resource.Service) != 2 {
 			t.Errorf("%s: desired state has changed", name)
 		}
 	}
@@ -421,7 +435,7 @@ func TestPackageVanishes(t *testing.T) {
 	if got := n.chainsOn(t, n.web)["tc-ingress"]; !strings.HasPrefix(got, "count,other ") {
 		t.Errorf("web runs %q", got)
 	}
-	if _, err := n.Apply(t.Context(), server.Request{Modules: []v1.Module{count}}); err == nil || !strings.Contains(err.Error(), "not a package") {
+	if _, err := n.Apply(t.Context(), server.Request{Resources: resource.Objects(count)}); err == nil || !strings.Contains(err.Error(), "not a package") {
 		t.Errorf("applying it again: %v", err)
 	}
 }
@@ -448,7 +462,7 @@ func TestRefusedModuleBlocksNothing(t *testing.T) {
 	}
 	n.start(t)
 	eventually(t, "the refused module is told", func() bool {
-		m, err := n.Module(t.Context(), "was-good")
+		m, err := get(t.Context(), n, resource.Module, "was-good")
 		return err == nil && m.Status.Conditions[0].Reason == "ModuleFailed"
 	})
 	n.apply(t, nil, module("other", testPackage(t, "pass"), "*", nil))
@@ -599,7 +613,7 @@ func TestBusyInterfaceBlocksNothing(t *testing.T) {
 	defer taken.Close()
 	n.start(t)
 	eventually(t, "the free interface has its chain", func() bool { return n.chainsOn(t, n.web)["xdp"] != "" })
-	m, err := n.Module(t.Context(), "count")
+	m, err := get(t.Context(), n, resource.Module, "count")
 	if err != nil || len(m.Status.Instances) != 1 || !strings.Contains(m.Status.Conditions[0].Message, "another program is attached") {
 		t.Errorf("status %+v, %v", m.Status, err)
 	}
@@ -613,7 +627,7 @@ func TestBusyInterfaceBlocksNothing(t *testing.T) {
 
 func TestVerifierLogReachesOperator(t *testing.T) {
 	n := newNode(t)
-	_, err := n.Apply(t.Context(), server.Request{Services: n.both(), Modules: []v1.Module{module("x", testPackage(t, "bad"), "*", nil)}})
+	_, err := n.Apply(t.Context(), server.Request{Resources: append(resource.Objects(n.both()...), resource.Objects(module("x", testPackage(t, "bad"), "*", nil))...)})
 	var rejected *fault.Rejected
 	if !errors.As(err, &rejected) || !strings.Contains(rejected.Plain, "before checking that they are there") || len(rejected.Log) < 100 {
 		t.Errorf("error %v", err)

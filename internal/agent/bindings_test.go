@@ -20,7 +20,7 @@ import (
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
-	"github.com/kerb-edge/kerb/internal/server"
+	"github.com/kerb-edge/kerb/internal/resource"
 )
 
 // inNamespaceOf runs f in the network namespace of a process.
@@ -154,7 +154,7 @@ func (n *node) enforces(t *testing.T, pid int) {
 // question for the neighbour's.
 func (n *node) dropped(t *testing.T) (packets uint64) {
 	t.Helper()
-	m, err := n.Module(t.Context(), "fw")
+	m, err := get(t.Context(), n, resource.Module, "fw")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -179,7 +179,7 @@ func (n *node) escaped(t *testing.T) {
 	t.Helper()
 	stir(t)
 	eventually(t, "the agent notices that the interface has left", func() bool {
-		s, err := n.Service(t.Context(), "web")
+		s, err := get(t.Context(), n, resource.Service, "web")
 		return err == nil && s.Status.Conditions[0].Status == "False"
 	})
 }
@@ -203,7 +203,7 @@ func (n *node) keeps(t *testing.T, pid int) {
 		t.Errorf("the interface runs %v", got)
 	}
 	n.enforces(t, pid)
-	s, err := n.Service(t.Context(), "web")
+	s, err := get(t.Context(), n, resource.Service, "web")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -227,7 +227,7 @@ func TestMovedInterfaceKeepsItsChain(t *testing.T) {
 	n.start(t)
 	n.escaped(t)
 	n.keeps(t, pid)
-	if _, err := n.Delete(t.Context(), []server.Ref{{Kind: v1.KindService, Name: "web"}}, false); err != nil {
+	if _, err := n.Delete(t.Context(), []resource.Ref{{Kind: v1.KindService, Name: "web"}}, false); err != nil {
 		t.Fatal(err)
 	}
 	if got := n.chainsOn(t, n.web); len(got) != 0 {
@@ -249,7 +249,7 @@ func TestMovedWithoutAgent(t *testing.T) {
 		t.Fatal(err)
 	}
 	eventually(t, "a deleted interface is no longer the service's", func() bool {
-		s, err := n.Service(t.Context(), "web")
+		s, err := get(t.Context(), n, resource.Service, "web")
 		return err == nil && len(s.Status.Links) == 0
 	})
 }

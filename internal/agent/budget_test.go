@@ -15,12 +15,13 @@ import (
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/fault"
 	"github.com/kerb-edge/kerb/internal/pkgs"
+	"github.com/kerb-edge/kerb/internal/resource"
 	"github.com/kerb-edge/kerb/internal/server"
 )
 
 func (n *node) status(t *testing.T, name string) *v1.ModuleStatus {
 	t.Helper()
-	m, err := n.Module(t.Context(), name)
+	m, err := get(t.Context(), n, resource.Module, name)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -46,7 +47,7 @@ func TestBudgetRefuses(t *testing.T) {
 	slow := quick
 	slow.Spec.Config = map[string]any{"steps": 4000}
 	for _, dryRun := range []bool{true, false} {
-		_, err := n.Apply(t.Context(), server.Request{Modules: []v1.Module{slow}, DryRun: dryRun})
+		_, err := n.Apply(t.Context(), server.Request{Resources: resource.Objects(slow), DryRun: dryRun})
 		var invalid *fault.Invalid
 		if !errors.As(err, &invalid) || invalid.Field != "spec.budget.latency" {
 			t.Fatalf("dry run %t: 4000 steps within 1us: %v", dryRun, err)
@@ -55,7 +56,7 @@ func TestBudgetRefuses(t *testing.T) {
 	if after := n.chainsOn(t, n.web); after["tc-ingress"] != before["tc-ingress"] || after["tc-egress"] != before["tc-egress"] {
 		t.Errorf("before the refused change %v, after it %v", before, after)
 	}
-	if m, err := n.Module(t.Context(), "m"); err != nil || m.Metadata.Generation != 1 || condition(m.Status, "WithinBudget").Status != "True" {
+	if m, err := get(t.Context(), n, resource.Module, "m"); err != nil || m.Metadata.Generation != 1 || condition(m.Status, "WithinBudget").Status != "True" {
 		t.Errorf("after the refused change: %+v, %v", m.Status, err)
 	}
 	slow.Spec.Budget.Latency = "1s"

@@ -14,10 +14,9 @@ import (
 	"github.com/kerb-edge/kerb/internal/apply"
 	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/dataplane"
-	"github.com/kerb-edge/kerb/internal/fault"
 	"github.com/kerb-edge/kerb/internal/plan"
+	"github.com/kerb-edge/kerb/internal/resource"
 	"github.com/kerb-edge/kerb/internal/server"
-	"github.com/kerb-edge/kerb/internal/store"
 )
 
 // Apply creates or updates resources: all of them or none.
@@ -27,20 +26,20 @@ func (a *Agent) Apply(ctx context.Context, r server.Request) (result v1.ApplyRes
 	defer a.changes.Unlock()
 	next := a.desired.Clone()
 	result.DryRun = r.DryRun
-	if err = server.CheckUnchanged(next, r.Expected()); err != nil {
+	if err = next.CheckUnchanged(r.Expected()); err != nil {
 		return result, err
 	}
-	serviceKind.apply(r.Services, next.Services, &result)
-	moduleKind.apply(r.Modules, next.Modules, &result)
-	part, rejected := applyPart(r, next, &result)
+	changes, modules := next.Apply(r.Resources, &result), resource.Module.Of(r.Resources)
+	doubts, rejected := next.CheckAll(r.Resources, changes)
+	result.Warnings = doubts
 	defer func() {
 		if err == nil && !r.DryRun {
-			result.Warnings = append(append(result.Warnings, a.moduleWarnings(r.Modules)...), a.answerWarnings()...)
+			result.Warnings = append(append(result.Warnings, a.moduleWarnings(modules)...), a.answerWarnings()...)
 		}
 	}()
-	if len(r.Modules)+len(r.Services) == 0 {
+	if !resource.InKernel(r.Resources) {
 		if err = rejected; err == nil {
-			err = a.commitPart(next, part, r.DryRun)
+			err = a.commitOnly(next, changes, r.DryRun)
 		}
 		return result, err
 	}
@@ -48,46 +47,37 @@ func (a *Agent) Apply(ctx context.Context, r server.Request) (result v1.ApplyRes
 	if err != nil {
 		return result, err
 	}
-	prepared, err := a.prepareAll(next, r.Modules)
+	prepared, err := a.prepareAll(next, modules)
 	if err = errors.Join(rejected, checkServices(seen), err); err != nil {
 		a.releaseAll(prepared)
 		return result, err
 	}
-	keep := a.store.Recovered() && len(r.Modules) == 0
-	doubts := result.Warnings
+	keep := a.store.Recovered() && len(modules) == 0
 	t := a.target(next, a.deployed(next, prepared), seen)
 	result.Steps, result.Warnings, err = a.change(t, prepared, r.DryRun, keep)
 	result.Warnings = append(doubts, result.Warnings...)
 	if err == nil && !r.DryRun {
-		a.notify(part)
+		a.announce(changes)
 	}
 	return result, err
 }
 
 // Delete removes resources: all of them or none.
-func (a *Agent) Delete(ctx context.Context, refs []server.Ref, dryRun bool) (result v1.ApplyResult, err error) {
+func (a *Agent) Delete(ctx context.Context, refs []resource.Ref, dryRun bool) (result v1.ApplyResult, err error) {
 	defer func() { a.audit(ctx, result, err) }()
 	a.changes.Lock()
 	defer a.changes.Unlock()
 	next := a.desired.Clone()
 	result.DryRun = dryRun
-	if err = server.CheckUnchanged(next, refs); err != nil {
+	if err = next.CheckUnchanged(refs); err != nil {
 		return result, err
 	}
-	var part store.Part
-	for _, ref := range refs {
-		switch {
-		case moduleKind.delete(ref, next.Modules, &result), serviceKind.delete(ref, next.Services, &result):
-		case virtualKind.delete(ref, next.VirtualServices, &result):
-			part.VirtualServices.Remove = append(part.VirtualServices.Remove, ref.Name)
-		case modelKind.delete(ref, next.Models, &result):
-			part.Models.Remove = append(part.Models.Remove, ref.Name)
-		default:
-			return result, &fault.NotFound{Kind: ref.Kind, Name: ref.Name}
-		}
+	changes, err := next.Delete(refs, &result)
+	if err != nil {
+		return result, err
 	}
-	if part.Len() == len(refs) {
-		return result, a.commitPart(next, part, dryRun)
+	if !changes.InKernel() {
+		return result, a.commitOnly(next, changes, dryRun)
 	}
 	seen, err := a.observe(next)
 	if err != nil {
@@ -96,7 +86,7 @@ func (a *Agent) Delete(ctx context.Context, refs []server.Ref, dryRun bool) (res
 	t := a.target(next, a.deployed(next, nil), seen)
 	result.Steps, result.Warnings, err = a.change(t, nil, dryRun, a.store.Recovered())
 	if err == nil && !dryRun {
-		a.notify(part)
+		a.announce(changes)
 	}
 	return result, err
 }
@@ -208,7 +198,7 @@ func (a *Agent) kernelOf(t target) kernel {
 	return kernel{b, a.observeKernel}
 }
 
-func (a *Agent) commit(next store.Desired, keep bool) error {
+func (a *Agent) commit(next resource.Set, keep bool) error {
 	if a.store.Recovered() && !keep {
 		return a.store.Acknowledge(next)
 	}

@@ -3,16 +3,15 @@
 package agent
 
 import (
-	"context"
 	"fmt"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/kerbabi"
 	"github.com/kerb-edge/kerb/internal/plan"
+	"github.com/kerb-edge/kerb/internal/resource"
 	"github.com/kerb-edge/kerb/internal/service"
 	"github.com/kerb-edge/kerb/internal/status"
-	"github.com/kerb-edge/kerb/internal/store"
 )
 
 // Conditions are evaluated from the agent's state whenever they are read, and soon after that state has changed.
@@ -108,20 +107,20 @@ func (a *Agent) verdictConditions(name string) []v1.Condition {
 
 // evaluate records the conditions of a resource whose state has changed.
 func (a *Agent) evaluate(of status.Resource) {
-	ctx := context.Background()
+	if of == agentItself {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		a.recordNode()
+		return
+	}
 	switch of.Kind {
-	case v1.KindVirtualService:
-		if _, err := a.VirtualService(ctx, of.Name); err != nil {
-			a.recorder.Forget(of)
-		}
-	case v1.KindModel:
-		if m, ok := a.desiredModels()[of.Name]; ok {
-			a.modelStatus(m)
-		} else {
-			a.recorder.Forget(of)
-		}
-	default:
+	case v1.KindModule, v1.KindService: // without counters and programs, which views read of the kernel
 		a.evaluateLocal(of)
+	default:
+		kind, err := resource.Find(of.Kind)
+		if err != nil || a.viewsOf(kind)(of.Name) == nil {
+			a.recorder.Forget(of)
+		}
 	}
 }
 
@@ -129,42 +128,33 @@ func (a *Agent) evaluate(of status.Resource) {
 func (a *Agent) evaluateLocal(of status.Resource) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if m, ok := a.desired.Modules[of.Name]; ok && of.Kind == v1.KindModule {
+	if m, ok := resource.Module.Get(a.desired, of.Name); ok && of.Kind == v1.KindModule {
 		a.recordModule(m, a.modules[of.Name], len(a.moduleInstances(of.Name)))
 	}
-	if s, ok := a.desired.Services[of.Name]; ok && of.Kind == v1.KindService {
+	if s, ok := resource.Service.Get(a.desired, of.Name); ok && of.Kind == v1.KindService {
 		a.recordService(s, a.states[of.Name])
-	}
-	if of == agentItself {
-		a.recordNode()
 	}
 }
 
 // markAll has all conditions evaluated that depend on chains and services. a.mu is held.
 func (a *Agent) markAll() {
 	all := []status.Resource{agentItself}
-	for name := range a.desired.Modules {
-		all = append(all, status.Resource{Kind: v1.KindModule, Name: name})
-	}
-	for name := range a.desired.Services {
-		all = append(all, status.Resource{Kind: v1.KindService, Name: name})
+	for _, kind := range []string{v1.KindModule, v1.KindService} {
+		for name := range a.desired[kind] {
+			all = append(all, status.Resource{Kind: kind, Name: name})
+		}
 	}
 	a.recorder.Mark(all...)
 }
 
 // forgetConditions forgets those of resources that next has no more: one that is created again starts without. a.mu
 // is held.
-func (a *Agent) forgetConditions(next store.Desired) {
-	forget(a.recorder, v1.KindModule, a.desired.Modules, next.Modules)
-	forget(a.recorder, v1.KindService, a.desired.Services, next.Services)
-	forget(a.recorder, v1.KindVirtualService, a.desired.VirtualServices, next.VirtualServices)
-	forget(a.recorder, v1.KindModel, a.desired.Models, next.Models)
-}
-
-func forget[T any](r *status.Recorder, kind string, before, next map[string]T) {
-	for name := range before {
-		if _, stays := next[name]; !stays {
-			r.Forget(status.Resource{Kind: kind, Name: name})
+func (a *Agent) forgetConditions(next resource.Set) {
+	for kind, all := range a.desired {
+		for name := range all {
+			if _, stays := next[kind][name]; !stays {
+				a.recorder.Forget(status.Resource{Kind: kind, Name: name})
+			}
 		}
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/resource"
 )
 
 // reported is what tests need of a condition.
@@ -37,21 +38,21 @@ func (n *node) conditions(t *testing.T) map[string]reported {
 			out[kind+"/"+name+" "+c.Type] = r
 		}
 	}
-	modules, err := n.Modules(t.Context())
+	modules, err := list(t.Context(), n, resource.Module)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, m := range modules {
 		add("module", m.Metadata.Name, m.Status.Conditions)
 	}
-	services, err := n.Services(t.Context())
+	services, err := list(t.Context(), n, resource.Service)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, s := range services {
 		add("service", s.Metadata.Name, s.Status.Conditions)
 	}
-	virtual, err := n.VirtualServices(t.Context())
+	virtual, err := list(t.Context(), n, resource.VirtualService)
 	if err != nil {
 		t.Fatal(err)
 	}

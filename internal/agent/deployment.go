@@ -20,8 +20,8 @@ import (
 	"github.com/kerb-edge/kerb/internal/fault"
 	"github.com/kerb-edge/kerb/internal/pkgs"
 	"github.com/kerb-edge/kerb/internal/plan"
+	"github.com/kerb-edge/kerb/internal/resource"
 	"github.com/kerb-edge/kerb/internal/service"
-	"github.com/kerb-edge/kerb/internal/store"
 	"github.com/kerb-edge/kerb/internal/version"
 	"github.com/kerb-edge/kerb/sdk"
 )
@@ -101,11 +101,12 @@ func (d *deployment) checkSpec(catalog *pkgs.Catalog) (err error) {
 
 // prepareAll prepares the modules of a request and joins the mistakes in all of them. It returns at the first error of
 // another kind, so that a request does not wait for each of several control planes that do not answer.
-func (a *Agent) prepareAll(next store.Desired, asked []v1.Module) (map[string]*deployment, error) {
+func (a *Agent) prepareAll(next resource.Set, asked []v1.Module) (map[string]*deployment, error) {
 	prepared := map[string]*deployment{}
 	var refused []error
 	for _, m := range asked {
-		d, err := a.prepareNext(next.Modules[m.Metadata.Name])
+		m, _ = resource.Module.Get(next, m.Metadata.Name)
+		d, err := a.prepareNext(m)
 		if err != nil {
 			refused = append(refused, err)
 			if len(fault.Invalids(err)) == 0 {

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/resource"
 	"github.com/kerb-edge/kerb/modules/intercept"
 )
 
@@ -196,7 +197,7 @@ func TestProgramsComeAgain(t *testing.T) {
 	if p.records(fds[0]) == 0 || p.records(old[0]) != before {
 		t.Errorf("%+v; %d records, %d more in the old ring", n.classes(t)[1], p.records(fds[0]), p.records(old[0])-before)
 	}
-	m, err := n.Module(t.Context(), "icpt")
+	m, err := get(t.Context(), n, resource.Module, "icpt")
 	if err != nil {
 		t.Fatal(err)
 	}

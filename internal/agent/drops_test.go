@@ -12,7 +12,7 @@ import (
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
-	"github.com/kerb-edge/kerb/internal/server"
+	"github.com/kerb-edge/kerb/internal/resource"
 )
 
 // sendDatagrams sends datagrams to a port where no socket is.
@@ -45,7 +45,7 @@ func denyPort(name string) v1.Module {
 // policyDrops are what the API says about the drops of module fw by policy.
 func (n *node) policyDrops(t *testing.T) v1.Drop {
 	t.Helper()
-	m, err := n.Module(t.Context(), "fw")
+	m, err := get(t.Context(), n, resource.Module, "fw")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -88,7 +88,7 @@ func (n *node) checkWebDrops(t *testing.T, packets uint64) {
 		t.Errorf("%d drops by policy, of services %+v, want %d, all of web", d.Packets, d.Services, packets)
 	}
 	for name, want := range map[string][]v1.ModuleDrop{"web": {{Module: "fw", Reason: "policy", Packets: packets}}, "db": nil} {
-		s, err := n.Service(t.Context(), name)
+		s, err := get(t.Context(), n, resource.Service, name)
 		if err != nil || !slices.Equal(s.Status.Drops, want) {
 			t.Errorf("service %s: drops %+v, want %+v (%v)", name, s.Status.Drops, want, err)
 		}
@@ -115,7 +115,7 @@ func TestDropsByService(t *testing.T) {
 	sendDatagrams(t, n.web, n.db, 7000, 3)
 	n.checkWebDrops(t, 8)
 
-	if _, err := n.Delete(t.Context(), []server.Ref{{Kind: v1.KindService, Name: "web"}}, false); err != nil {
+	if _, err := n.Delete(t.Context(), []resource.Ref{{Kind: v1.KindService, Name: "web"}}, false); err != nil {
 		t.Fatal(err)
 	}
 	n.apply(t, n.both())

@@ -13,6 +13,7 @@ import (
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/fault"
+	"github.com/kerb-edge/kerb/internal/resource"
 	"github.com/kerb-edge/kerb/internal/server"
 )
 
@@ -55,7 +56,7 @@ func onInterface(name, pkg, iface string, config map[string]any) v1.Module {
 
 func (n *node) refuses(t *testing.T, m v1.Module, field, reason string) {
 	t.Helper()
-	_, err := n.Apply(t.Context(), server.Request{Modules: []v1.Module{m}})
+	_, err := n.Apply(t.Context(), server.Request{Resources: resource.Objects(m)})
 	var invalid *fault.Invalid
 	if !errors.As(err, &invalid) || invalid.Field != field || !strings.Contains(invalid.Reason, reason) {
 		t.Errorf("%s on %v: %v, want one about %s: %s", m.Spec.Package, m.Spec.Attach.Interfaces, err, field, reason)
@@ -80,16 +81,16 @@ func TestLinkTypes(t *testing.T) {
 	// A name that is Ethernet's now is another type's later.
 	tun.Close()
 	eventually(t, "the interface is known to be gone", func() bool {
-		_, err := n.Apply(t.Context(), server.Request{Modules: []v1.Module{pass}})
+		_, err := n.Apply(t.Context(), server.Request{Resources: resource.Objects(pass)})
 		return err == nil
 	})
 	_, ifindex = n.addTun(t, wpan, unix.ARPHRD_IEEE802154_MONITOR)
 	eventually(t, "the module tells that it does not read the interface", func() bool {
-		m, err := n.Module(t.Context(), "pass")
+		m, err := get(t.Context(), n, resource.Module, "pass")
 		return err == nil && strings.Contains(conditionOf(m, "LinkTypeSupported"), "False LinkTypeMismatch cannot read the frames of kagwpan (ieee802154)")
 	})
 	eventually(t, "only the one that reads it is there", func() bool { return strings.HasPrefix(n.chainsAt(t, ifindex)["tc-ingress"], "guard ") })
-	if m, err := n.Module(t.Context(), "guard"); err != nil || conditionOf(m, "LinkTypeSupported") != "" {
+	if m, err := get(t.Context(), n, resource.Module, "guard"); err != nil || conditionOf(m, "LinkTypeSupported") != "" {
 		t.Errorf("guard: %s, %v", conditionOf(m, "LinkTypeSupported"), err)
 	}
 }

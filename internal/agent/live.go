@@ -14,6 +14,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/fault"
 	"github.com/kerb-edge/kerb/internal/plan"
+	"github.com/kerb-edge/kerb/internal/resource"
 	"github.com/kerb-edge/kerb/internal/serve"
 	"github.com/kerb-edge/kerb/internal/service"
 	"github.com/kerb-edge/kerb/sdk"
@@ -196,7 +197,7 @@ func ingress(placements plan.Placements, ifindex int, isService bool) []string {
 func (a *Agent) ServeModule(w http.ResponseWriter, r *http.Request, name string) error {
 	a.mu.Lock()
 	l := a.live[name]
-	_, exists := a.desired.Modules[name]
+	_, exists := resource.Module.Get(a.desired, name)
 	a.mu.Unlock()
 	if l == nil && exists {
 		return &fault.Unavailable{Reason: "module " + name + " is not running, or not yet: kerb module get " + name}

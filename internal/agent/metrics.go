@@ -18,6 +18,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/kerbabi"
 	"github.com/kerb-edge/kerb/internal/plan"
+	"github.com/kerb-edge/kerb/internal/resource"
 	"github.com/kerb-edge/kerb/sdk"
 )
 
@@ -105,8 +106,8 @@ func (a *Agent) collectOwn(out chan<- prometheus.Metric) map[string]*control.Pla
 	gauge := func(name, help string, value float64) {
 		out <- prometheus.MustNewConstMetric(prometheus.NewDesc(name, help, nil, nil), prometheus.GaugeValue, value)
 	}
-	gauge("kerb_modules", "Modules deployed.", float64(len(a.desired.Modules)))
-	gauge("kerb_services", "Services registered.", float64(len(a.desired.Services)))
+	gauge("kerb_modules", "Modules deployed.", float64(a.desired.Len(resource.Module)))
+	gauge("kerb_services", "Services registered.", float64(a.desired.Len(resource.Service)))
 	gauge("kerb_attach_points", "Attach points that run a chain.", float64(len(a.points)))
 	planes := map[string]*control.Plane{}
 	for _, name := range slices.Sorted(maps.Keys(a.live)) {

@@ -3,36 +3,19 @@
 package agent
 
 import (
-	"context"
-
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
-	"github.com/kerb-edge/kerb/internal/fault"
+	"github.com/kerb-edge/kerb/internal/resource"
 )
 
-// Models lists the models, without their documents.
-func (a *Agent) Models(context.Context) ([]v1.Model, error) {
-	desired := a.desiredModels()
-	var out []v1.Model
-	for _, name := range a.models.Names() {
-		if m, ok := desired[name]; ok {
-			m.Spec.Document = ""
-			m.Status = a.modelStatus(m)
-			out = append(out, m)
+func (a *Agent) modelViews() func(string) resource.Object {
+	return func(name string) resource.Object {
+		m, ok := resource.Model.Get(a.present(), name)
+		if !ok {
+			return nil
 		}
+		m.Status = a.modelStatus(m)
+		return &m
 	}
-	return out, nil
-}
-
-// Model returns one.
-func (a *Agent) Model(_ context.Context, name string) (v1.Model, error) {
-	m, ok := a.desiredModels()[name]
-	if !ok {
-		return m, &fault.NotFound{Kind: v1.KindModel, Name: name}
-	}
-	m.Status = a.modelStatus(m)
-	var err error
-	m.Status.Versions, err = a.store.ModelVersions(name)
-	return m, err
 }
 
 func (a *Agent) modelStatus(m v1.Model) *v1.ModelStatus {
@@ -44,23 +27,12 @@ func (a *Agent) modelStatus(m v1.Model) *v1.ModelStatus {
 	return s
 }
 
-// ModelVersion returns one as it was in an earlier generation.
-func (a *Agent) ModelVersion(_ context.Context, name string, generation int64) (v1.Model, error) {
-	m, ok := a.desiredModels()[name]
-	if !ok {
-		return m, &fault.NotFound{Kind: v1.KindModel, Name: name}
-	}
-	if m.Metadata.Generation == generation {
-		return m, nil
-	}
-	var err error
-	m.Spec, err = a.store.ModelVersion(name, generation)
-	m.Metadata.Generation = generation
-	return m, err
+func (a *Agent) modelsCommitted(c resource.Changes) {
+	a.models.Apply(resource.Model.Of(c.Put), removed(c))
 }
 
-func (a *Agent) desiredModels() map[string]v1.Model {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return a.desired.Models
+func (a *Agent) addVersions(o resource.Object) (err error) {
+	m := o.(*v1.Model)
+	m.Status.Versions, err = a.store.Versions(resource.Model, m.Metadata.Name)
+	return err
 }

@@ -12,6 +12,7 @@ import (
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/fault"
+	"github.com/kerb-edge/kerb/internal/resource"
 	"github.com/kerb-edge/kerb/internal/server"
 )
 
@@ -23,7 +24,7 @@ func modelOf(name string, version int) v1.Model {
 
 func (n *node) applyModels(t *testing.T, all ...v1.Model) v1.ApplyResult {
 	t.Helper()
-	r, err := n.Apply(t.Context(), server.Request{Models: all})
+	r, err := n.Apply(t.Context(), server.Request{Resources: resource.Objects(all...)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -48,7 +49,7 @@ func (n *node) modelReady(t *testing.T, name, want string) {
 		}
 	}()
 	eventually(t, name+" is "+want, func() bool {
-		m, err := n.Model(t.Context(), name)
+		m, err := get(t.Context(), n, resource.Model, name)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -101,7 +102,7 @@ func TestModels(t *testing.T) {
 	n.hasModels(t, map[string]int64{"early": 1, "m": 3})
 	n.modelReady(t, "m", "True InUse")
 	n.keptVersions(t)
-	if _, err := n.Delete(t.Context(), []server.Ref{{Kind: v1.KindModel, Name: "early"}}, false); err != nil {
+	if _, err := n.Delete(t.Context(), []resource.Ref{{Kind: v1.KindModel, Name: "early"}}, false); err != nil {
 		t.Fatal(err)
 	}
 	n.hasModels(t, map[string]int64{"m": 3})
@@ -110,7 +111,7 @@ func TestModels(t *testing.T) {
 // keptVersions looks at those before the third generation of m, in the store of another agent than the one that made them.
 func (n *node) keptVersions(t *testing.T) {
 	t.Helper()
-	m, err := n.Model(t.Context(), "m")
+	m, err := get(t.Context(), n, resource.Model, "m")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -121,16 +122,16 @@ func (n *node) keptVersions(t *testing.T) {
 	if !slices.Equal(kept, []uint32{13, 1}) || m.Spec != modelOf("m", 2).Spec {
 		t.Errorf("kept %v beside %s", kept, m.Spec.Document)
 	}
-	if old, err := n.ModelVersion(t.Context(), "m", 1); err != nil || old.Spec != modelOf("m", 1).Spec {
+	if old, err := n.Version(t.Context(), resource.Model, "m", 1); err != nil || old.Content() != modelOf("m", 1).Spec {
 		t.Errorf("%+v, %v", old, err)
 	}
 	var missing *fault.NotFound
 	for name, generation := range map[string]int64{"m": 9, "nobody": 1} {
-		if _, err := n.ModelVersion(t.Context(), name, generation); !errors.As(err, &missing) {
+		if _, err := n.Version(t.Context(), resource.Model, name, generation); !errors.As(err, &missing) {
 			t.Errorf("%s %d: %v", name, generation, err)
 		}
 	}
-	all, err := n.Models(t.Context())
+	all, err := list(t.Context(), n, resource.Model)
 	if err != nil || len(all) != 2 || all[1].Spec.Document != "" || all[1].Status.Summary.Version != 2 {
 		t.Errorf("%+v, %v", all, err)
 	}
@@ -141,22 +142,23 @@ func TestModelsWithModules(t *testing.T) {
 	n := newNode(t)
 	dir := probePackage(t)
 	bad := module("probe", "no-such-package", "*", nil)
-	if _, err := n.Apply(t.Context(), server.Request{Models: []v1.Model{modelOf("m", 1)}, Modules: []v1.Module{bad}}); err == nil {
+	if _, err := n.Apply(t.Context(), server.Request{Resources: append(resource.Objects(modelOf("m", 1)), &bad)}); err == nil {
 		t.Error("applied")
 	}
-	if all, err := n.Models(t.Context()); err != nil || len(all) != 0 {
+	if all, err := list(t.Context(), n, resource.Model); err != nil || len(all) != 0 {
 		t.Errorf("%+v, %v", all, err)
 	}
-	request := server.Request{Models: []v1.Model{modelOf("m", 1)}, Modules: []v1.Module{module("probe", dir, "*", nil)}, Services: n.both()}
+	request := server.Request{Resources: slices.Concat(resource.Objects(modelOf("m", 1)),
+		resource.Objects(module("probe", dir, "*", nil)), resource.Objects(n.both()...))}
 	if _, err := n.Apply(t.Context(), request); err != nil {
 		t.Fatal(err)
 	}
 	n.hasModels(t, map[string]int64{"m": 1})
-	refs := []server.Ref{{Kind: v1.KindModel, Name: "m"}, {Kind: v1.KindModule, Name: "probe"}}
+	refs := []resource.Ref{{Kind: v1.KindModel, Name: "m"}, {Kind: v1.KindModule, Name: "probe"}}
 	if _, err := n.Delete(t.Context(), refs, false); err != nil {
 		t.Fatal(err)
 	}
-	if all, err := n.Models(t.Context()); err != nil || len(all) != 0 {
+	if all, err := list(t.Context(), n, resource.Model); err != nil || len(all) != 0 {
 		t.Errorf("%+v, %v", all, err)
 	}
 }

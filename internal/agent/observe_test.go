@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/resource"
 	"github.com/kerb-edge/kerb/internal/server"
 	"github.com/kerb-edge/kerb/internal/service"
 )
@@ -27,7 +28,7 @@ func TestChangeLooksUpOnce(t *testing.T) {
 	n.start(t)
 	m := module("count", testPackage(t, "pass"), "*", nil)
 	m.Spec.Attach.Interfaces = []string{"kagnone"}
-	r, err := n.Apply(t.Context(), server.Request{Services: n.both(), Modules: []v1.Module{m}, DryRun: true})
+	r, err := n.Apply(t.Context(), server.Request{Resources: append(resource.Objects(n.both()...), &m), DryRun: true})
 	if err != nil || len(r.Steps) == 0 {
 		t.Fatalf("%d steps: %v", len(r.Steps), err)
 	}

@@ -4,11 +4,10 @@ package agent
 
 import (
 	"fmt"
-	"maps"
-	"slices"
 	"strings"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/resource"
 )
 
 // problems lists what is wrong: every condition that is False, of the agent, modules, services and virtual services, and what
@@ -32,15 +31,16 @@ func (a *Agent) problems() []v1.NodeProblem {
 			add("Agent", "", []v1.Condition{c})
 		}
 	}
-	for _, name := range slices.Sorted(maps.Keys(a.desired.Modules)) {
-		m := a.desired.Modules[name]
+	for _, name := range a.desired.Names(resource.Module) {
+		m, _ := resource.Module.Get(a.desired, name)
 		add(v1.KindModule, name, a.recordModule(m, a.modules[name], len(a.moduleInstances(name))))
 	}
-	for _, name := range slices.Sorted(maps.Keys(a.desired.Services)) {
-		add(v1.KindService, name, a.recordService(a.desired.Services[name], a.states[name]))
+	for _, name := range a.desired.Names(resource.Service) {
+		s, _ := resource.Service.Get(a.desired, name)
+		add(v1.KindService, name, a.recordService(s, a.states[name]))
 	}
 	for _, name := range a.virtual.Names() {
-		if s, ok := a.virtualView(name, a.desired.VirtualServices); ok {
+		if s, ok := a.virtualView(name, a.desired); ok {
 			add(v1.KindVirtualService, name, s.Status.Conditions)
 		}
 	}
@@ -67,7 +67,7 @@ func (a *Agent) missing(m v1.Module) string {
 }
 
 func (a *Agent) selects(d *deployment) bool {
-	for _, s := range a.desired.Services {
+	for _, s := range resource.Service.All(a.desired) {
 		if d.Selector.Matches(s.Metadata.Labels) {
 			return true
 		}

@@ -3,116 +3,126 @@
 package agent
 
 import (
-	"reflect"
+	"context"
 
-	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
-	"github.com/kerb-edge/kerb/internal/models"
-	"github.com/kerb-edge/kerb/internal/resolve"
-	"github.com/kerb-edge/kerb/internal/server"
-	"github.com/kerb-edge/kerb/internal/store"
+	"github.com/kerb-edge/kerb/internal/fault"
+	"github.com/kerb-edge/kerb/internal/resource"
 )
 
-// kind is what changes know of one kind of resources.
-type kind[T any] struct {
-	name    string
-	meta    func(*T) *v1.ObjectMeta
-	content func(*T) any // of the spec: what a difference shows
-	bare    func(*T)     // takes the status off
+// kindOf is what the agent does for a kind of resources beyond storing them. All fields are optional.
+type kindOf struct {
+	// names lists the resources; those that were applied unless set.
+	names func() []string
+	// views returns a function that returns a resource with its status, or nil. What all views need is read once.
+	views func() func(name string) resource.Object
+	// detail adds what lists leave out.
+	detail func(resource.Object) error
+	// committed is called with changes after they were stored.
+	committed func(resource.Changes)
 }
 
-var (
-	moduleKind = kind[v1.Module]{v1.KindModule,
-		func(m *v1.Module) *v1.ObjectMeta { return &m.Metadata }, func(m *v1.Module) any { return m.Spec }, func(m *v1.Module) { m.Status = nil }}
-	serviceKind = kind[v1.Service]{v1.KindService,
-		func(s *v1.Service) *v1.ObjectMeta { return &s.Metadata }, func(s *v1.Service) any { return s.Spec }, func(s *v1.Service) { s.Status = nil }}
-	virtualKind = kind[v1.VirtualService]{v1.KindVirtualService,
-		func(s *v1.VirtualService) *v1.ObjectMeta { return &s.Metadata }, func(s *v1.VirtualService) any { return s.Spec },
-		func(s *v1.VirtualService) { s.Status = nil }}
-	modelKind = kind[v1.Model]{v1.KindModel,
-		func(m *v1.Model) *v1.ObjectMeta { return &m.Metadata }, modelContent, func(m *v1.Model) { m.Status = nil }}
-)
-
-// modelContent stands for a document that may have megabytes.
-func modelContent(m *v1.Model) any {
-	return map[string]any{"version": m.Spec.DocumentVersion(), "document": m.Spec.Digest()}
-}
-
-// apply puts resources into the next desired state, and returns those that change.
-func (k kind[T]) apply(all []T, next map[string]T, result *v1.ApplyResult) (changed []T) {
-	for _, r := range all {
-		meta := k.meta(&r)
-		old, exists := next[meta.Name]
-		change := changeOf(k.name, meta.Name, exists, k.sum(&old), k.sum(&r))
-		result.Changes = append(result.Changes, change)
-		if change.Action == "unchanged" {
-			continue
-		}
-		meta.Generation = k.meta(&old).Generation + 1
-		k.bare(&r)
-		next[meta.Name] = r
-		changed = append(changed, r)
+// kinds returns what the agent does for each kind that needs anything.
+func (a *Agent) kinds() map[resource.Kind]kindOf {
+	return map[resource.Kind]kindOf{
+		resource.Module:         {views: a.moduleViews},
+		resource.Service:        {views: a.serviceViews},
+		resource.VirtualService: {names: a.virtual.Names, views: a.virtualViews, committed: a.virtualCommitted},
+		resource.Model:          {views: a.modelViews, detail: a.addVersions, committed: a.modelsCommitted},
 	}
-	return changed
 }
 
-func changeOf(kind, name string, exists bool, before, after map[string]any) v1.Change {
-	switch {
-	case !exists:
-		return v1.Change{Action: "create", Kind: kind, Name: name, After: after}
-	case reflect.DeepEqual(before, after):
-		return v1.Change{Action: "unchanged", Kind: kind, Name: name}
+// List returns all resources of a kind with their status.
+func (a *Agent) List(_ context.Context, kind resource.Kind) ([]resource.Object, error) {
+	own := a.kinds()[kind]
+	names := own.names
+	if names == nil {
+		names = func() []string { return a.present().Names(kind) }
 	}
-	return v1.Change{Action: "update", Kind: kind, Name: name, Before: before, After: after}
-}
-
-// delete takes what a reference names out of the next desired state, if it is of this kind and there.
-func (k kind[T]) delete(ref server.Ref, next map[string]T, result *v1.ApplyResult) bool {
-	old, exists := next[ref.Name]
-	if ref.Kind != k.name || !exists {
-		return false
-	}
-	delete(next, ref.Name)
-	result.Changes = append(result.Changes, v1.Change{Action: "delete", Kind: ref.Kind, Name: ref.Name, Before: k.sum(&old)})
-	return true
-}
-
-// sum is what of a resource counts as its content.
-func (k kind[T]) sum(r *T) map[string]any {
-	return map[string]any{"labels": k.meta(r).Labels, "spec": k.content(r)}
-}
-
-// applyPart puts the resources that concern control planes only into the next desired state.
-func applyPart(r server.Request, next store.Desired, result *v1.ApplyResult) (p store.Part, err error) {
-	p.VirtualServices.Put = virtualKind.apply(r.VirtualServices, next.VirtualServices, result)
-	p.Models.Put = modelKind.apply(r.Models, next.Models, result)
-	if len(p.VirtualServices.Put) > 0 {
-		if err = resolve.CheckTogether(next.VirtualServices, p.VirtualServices.Put); err != nil {
-			return p, err
+	view := a.viewsOf(kind)
+	var out []resource.Object
+	for _, name := range names() {
+		if o := view(name); o != nil {
+			out = append(out, o)
 		}
 	}
-	for _, m := range r.Models {
-		result.Warnings = append(result.Warnings, models.Doubts(m, next.Modules)...)
-	}
-	return p, models.CheckTogether(next.Models, p.Models.Put)
+	return out, nil
 }
 
-// commitPart commits a change of such resources alone: it changes nothing in the kernel, and notifies control planes.
-func (a *Agent) commitPart(next store.Desired, p store.Part, dryRun bool) error {
-	if dryRun || p.Len() == 0 {
+// Get returns one.
+func (a *Agent) Get(_ context.Context, kind resource.Kind, name string) (resource.Object, error) {
+	o := a.viewsOf(kind)(name)
+	if o == nil {
+		return nil, &fault.NotFound{Kind: kind.Names().Kind, Name: name}
+	}
+	if detail := a.kinds()[kind].detail; detail != nil {
+		return o, detail(o)
+	}
+	return o, nil
+}
+
+// viewsOf returns the views of a kind. They are copies, which callers may change.
+func (a *Agent) viewsOf(kind resource.Kind) func(name string) resource.Object {
+	if views := a.kinds()[kind].views; views != nil {
+		return views()
+	}
+	return func(name string) resource.Object {
+		if o, ok := a.present()[kind.Names().Kind][name]; ok {
+			return kind.Copy(o)
+		}
 		return nil
 	}
-	if err := a.store.CommitPart(p); err != nil {
+}
+
+// Version returns a resource as it was in an earlier generation.
+func (a *Agent) Version(_ context.Context, kind resource.Kind, name string, generation int64) (resource.Object, error) {
+	now, ok := a.present()[kind.Names().Kind][name]
+	if !ok {
+		return nil, &fault.NotFound{Kind: kind.Names().Kind, Name: name}
+	}
+	o := kind.Copy(now)
+	if o.Meta().Generation == generation {
+		return o, nil
+	}
+	document, err := a.store.Document(kind, name, generation)
+	kind.Restore(o, generation, document)
+	return o, err
+}
+
+// present returns the desired state, in which nothing is changed.
+func (a *Agent) present() resource.Set {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.desired
+}
+
+// commitOnly commits changes that need nothing in the kernel.
+func (a *Agent) commitOnly(next resource.Set, c resource.Changes, dryRun bool) error {
+	if dryRun || c.Len() == 0 {
+		return nil
+	}
+	if err := a.store.CommitChanges(c); err != nil {
 		return err
 	}
 	a.mu.Lock()
 	a.desired = next
 	a.mu.Unlock()
-	a.notify(p)
+	a.announce(c)
 	return nil
 }
 
-// notify notifies control planes of committed changes.
-func (a *Agent) notify(p store.Part) {
-	a.virtual.Apply(p.VirtualServices.Put, p.VirtualServices.Remove)
-	a.models.Apply(p.Models.Put, p.Models.Remove)
+// announce passes on what has been committed.
+func (a *Agent) announce(c resource.Changes) {
+	for kind, own := range a.kinds() {
+		if own.committed != nil {
+			own.committed(c.Named(kind))
+		}
+	}
+}
+
+// removed returns the names of resources that changes remove.
+func removed(c resource.Changes) (names []string) {
+	for _, r := range c.Remove {
+		names = append(names, r.Name)
+	}
+	return names
 }

@@ -5,7 +5,6 @@ package agent
 import (
 	"context"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -15,6 +14,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/observe"
 	"github.com/kerb-edge/kerb/internal/pkgs"
+	"github.com/kerb-edge/kerb/internal/resource"
 )
 
 // onSockets reports whether the module runs on sockets and not on packets.
@@ -136,8 +136,8 @@ func (a *Agent) unplaced(d *deployment) (out []string) {
 	for _, path := range a.cgroupPaths(d) {
 		add(path, "")
 	}
-	for _, name := range slices.Sorted(maps.Keys(a.desired.Services)) {
-		if d.Selector.Matches(a.desired.Services[name].Metadata.Labels) {
+	for _, name := range a.desired.Names(resource.Service) {
+		if s, _ := resource.Service.Get(a.desired, name); d.Selector.Matches(s.Metadata.Labels) {
 			add(observe.ServiceKey(name), "service %s: ", name)
 		}
 	}

@@ -29,6 +29,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/fault"
 	"github.com/kerb-edge/kerb/internal/lab/cgrouptest"
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
+	"github.com/kerb-edge/kerb/internal/resource"
 	"github.com/kerb-edge/kerb/internal/server"
 	"github.com/kerb-edge/kerb/internal/sockets"
 	"github.com/kerb-edge/kerb/sdk"
@@ -243,7 +244,7 @@ func TestSocketsOfServices(t *testing.T) {
 	if got := n.socketsState(t, "fast").Redirected; got != 4 {
 		t.Errorf("%d messages were redirected, want 4", got)
 	}
-	m, err := n.Module(t.Context(), "fast")
+	m, err := get(t.Context(), n, resource.Module, "fast")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -254,7 +255,7 @@ func TestSocketsOfServices(t *testing.T) {
 	if one := m.Status.Instances[0]; len(m.Status.Instances) != 2 || one.Cgroup != found.Path || one.Hook != "sockets" || one.Service != "db" {
 		t.Errorf("instances %+v", m.Status.Instances)
 	}
-	if s, err := n.Service(t.Context(), "db"); err != nil || !slices.Equal(s.Status.Sockets, []string{"fast"}) {
+	if s, err := get(t.Context(), n, resource.Service, "db"); err != nil || !slices.Equal(s.Status.Sockets, []string{"fast"}) {
 		t.Errorf("the service says %+v, %v", s.Status, err)
 	}
 	if c := condition(m.Status, "Ready"); c.Status != "True" {
@@ -306,7 +307,7 @@ func TestSocketsLeave(t *testing.T) {
 	if n.socketsState(t, "fast").Redirected == 0 {
 		t.Error("nothing was redirected")
 	}
-	if _, err := n.Delete(t.Context(), []server.Ref{{Kind: v1.KindModule, Name: "fast"}}, false); err != nil {
+	if _, err := n.Delete(t.Context(), []resource.Ref{{Kind: v1.KindModule, Name: "fast"}}, false); err != nil {
 		t.Fatal(err)
 	}
 	state, err := n.dp.Observe()
@@ -335,7 +336,7 @@ func TestSocketsOfCgroups(t *testing.T) {
 	m.Spec.Attach.Cgroups = []string{below, dir}
 	n.apply(t, nil, m)
 	points := func() (out []string) {
-		status, err := n.Module(t.Context(), "fast")
+		status, err := get(t.Context(), n, resource.Module, "fast")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -360,7 +361,7 @@ func TestSocketsOfCgroups(t *testing.T) {
 		t.Fatal(err)
 	}
 	eventually(t, "the cgroup is gone", func() bool { return len(points()) == 0 })
-	status, err := n.Module(t.Context(), "fast")
+	status, err := get(t.Context(), n, resource.Module, "fast")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -395,7 +396,7 @@ func TestSocketsRefuseOtherAttachPoints(t *testing.T) {
 	} {
 		m := module("fast", c.pkg, "", nil)
 		m.Spec.Attach, m.Spec.FailurePolicy = c.attach, c.policy
-		_, err := n.Apply(t.Context(), server.Request{Modules: []v1.Module{m}})
+		_, err := n.Apply(t.Context(), server.Request{Resources: resource.Objects(m)})
 		var invalid *fault.Invalid
 		if !errors.As(err, &invalid) || invalid.Field != field {
 			t.Errorf("%s: %v", field, err)
@@ -442,7 +443,7 @@ func TestSocketsBesideOthers(t *testing.T) {
 	m := module("fast", testPackage(t, "sockets"), "", nil)
 	m.Spec.Attach.Cgroups = []string{dir}
 	n.apply(t, nil, m)
-	got, err := n.Module(t.Context(), "fast")
+	got, err := get(t.Context(), n, resource.Module, "fast")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -21,6 +21,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/fault"
 	"github.com/kerb-edge/kerb/internal/pkgs"
 	"github.com/kerb-edge/kerb/internal/plan"
+	"github.com/kerb-edge/kerb/internal/resource"
 	"github.com/kerb-edge/kerb/internal/service"
 	"github.com/kerb-edge/kerb/internal/version"
 	"github.com/kerb-edge/kerb/sdk"
@@ -28,29 +29,20 @@ import (
 
 const pkgsBuiltin = pkgs.SourceBuiltin
 
-// Modules lists the deployed modules with their status.
-func (a *Agent) Modules(context.Context) ([]v1.Module, error) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	var out []v1.Module
-	for _, name := range slices.Sorted(maps.Keys(a.desired.Modules)) {
-		out = append(out, a.moduleWithStatus(name))
+func (a *Agent) moduleViews() func(string) resource.Object {
+	return func(name string) resource.Object {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		m, ok := resource.Module.Get(a.desired, name)
+		if !ok {
+			return nil
+		}
+		return resource.ObjectOf(a.moduleWithStatus(m))
 	}
-	return out, nil
 }
 
-// Module returns one.
-func (a *Agent) Module(_ context.Context, name string) (v1.Module, error) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if _, ok := a.desired.Modules[name]; !ok {
-		return v1.Module{}, &fault.NotFound{Kind: v1.KindModule, Name: name}
-	}
-	return a.moduleWithStatus(name), nil
-}
-
-func (a *Agent) moduleWithStatus(name string) v1.Module {
-	m := a.desired.Modules[name]
+func (a *Agent) moduleWithStatus(m v1.Module) v1.Module {
+	name := m.Metadata.Name
 	st := &v1.ModuleStatus{Instances: a.moduleInstances(name)}
 	m.Status = st
 	d := a.modules[name]
@@ -173,27 +165,17 @@ func events(l *liveModule) *v1.Events {
 	return &v1.Events{Sent: sent, Lost: lost}
 }
 
-// Services lists the services with what is known of them.
-func (a *Agent) Services(context.Context) ([]v1.Service, error) {
+func (a *Agent) serviceViews() func(string) resource.Object {
 	programs := a.programs()
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	var out []v1.Service
-	for _, name := range slices.Sorted(maps.Keys(a.desired.Services)) {
-		out = append(out, a.serviceWithStatus(name, programs))
+	return func(name string) resource.Object {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		s, ok := resource.Service.Get(a.desired, name)
+		if !ok {
+			return nil
+		}
+		return resource.ObjectOf(a.serviceWithStatus(s, programs))
 	}
-	return out, nil
-}
-
-// Service returns one.
-func (a *Agent) Service(_ context.Context, name string) (v1.Service, error) {
-	programs := a.programs()
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if _, ok := a.desired.Services[name]; !ok {
-		return v1.Service{}, &fault.NotFound{Kind: v1.KindService, Name: name}
-	}
-	return a.serviceWithStatus(name, programs), nil
 }
 
 // programs are the kernel's ids of running programs by attach point.
@@ -209,8 +191,8 @@ func (a *Agent) programs() map[chain.Point]uint32 {
 	return out
 }
 
-func (a *Agent) serviceWithStatus(name string, programs map[chain.Point]uint32) v1.Service {
-	s := a.desired.Services[name]
+func (a *Agent) serviceWithStatus(s v1.Service, programs map[chain.Point]uint32) v1.Service {
+	name := s.Metadata.Name
 	state := a.states[name]
 	s.Status = &v1.ServiceStatus{Conditions: a.recordService(s, state)}
 	for _, addr := range state.Addresses {
@@ -384,7 +366,8 @@ func (a *Agent) Status(context.Context) (v1.NodeStatus, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	st := v1.NodeStatus{Version: version.Version(), Kernel: kernelRelease(), PID: os.Getpid(), Uptime: time.Since(a.started).Round(time.Second).String(),
-		Modules: len(a.desired.Modules), Services: len(a.desired.Services), VirtualServices: len(a.virtual.Names()), Models: len(a.desired.Models), Points: len(a.points)}
+		Modules: a.desired.Len(resource.Module), Services: a.desired.Len(resource.Service), VirtualServices: len(a.virtual.Names()),
+		Models: a.desired.Len(resource.Model), Points: len(a.points)}
 	chains := map[string]bool{}
 	for _, p := range a.points {
 		chains[p.Chain.ID()] = true

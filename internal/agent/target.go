@@ -12,41 +12,45 @@ import (
 	"github.com/kerb-edge/kerb/internal/fault"
 	"github.com/kerb-edge/kerb/internal/observe"
 	"github.com/kerb-edge/kerb/internal/plan"
-	"github.com/kerb-edge/kerb/internal/store"
+	"github.com/kerb-edge/kerb/internal/resource"
 )
 
 // target is the state that a change or a reconciliation leads to.
 type target struct {
-	desired store.Desired
+	desired resource.Set
 	modules map[string]*deployment
 	plan.Inputs
 }
 
 // observe finds the services and interfaces that the next desired state is about.
-func (a *Agent) observe(next store.Desired) (observe.Snapshot, error) {
-	return a.observer.Observe(observe.Request{Services: next.Services, Before: a.desired.Services, Modules: next.Modules})
+func (a *Agent) observe(next resource.Set) (observe.Snapshot, error) {
+	return a.observer.Observe(observe.Request{
+		Services: maps.Collect(resource.Service.All(next)), Before: maps.Collect(resource.Service.All(a.desired)),
+		Modules: maps.Collect(resource.Module.All(next)),
+	})
 }
 
 // target joins a desired state, its modules and what was observed for it.
-func (a *Agent) target(next store.Desired, modules map[string]*deployment, seen observe.Snapshot) target {
+func (a *Agent) target(next resource.Set, modules map[string]*deployment, seen observe.Snapshot) target {
 	var onSockets []observe.Selection
-	t := target{next, modules, plan.Inputs{Modules: map[string]*plan.Module{}, Services: next.Services, Linker: dataplane.Linker()}}
+	services := maps.Collect(resource.Service.All(next))
+	t := target{next, modules, plan.Inputs{Modules: map[string]*plan.Module{}, Services: services, Linker: dataplane.Linker()}}
 	for name, d := range modules {
 		t.Modules[name] = &d.Module
 		if d.Sockets {
 			onSockets = append(onSockets, observe.Selection{Cgroups: a.cgroupPaths(d), Services: d.Selector})
 		}
 	}
-	a.observer.FindSockets(&seen, next.Services, onSockets)
+	a.observer.FindSockets(&seen, services, onSockets)
 	t.Observed = seen
 	return t
 }
 
 // deployed returns the modules of the next desired state: those that were prepared for it, and all others as they are, also
 // those that cannot run. A package or kernel that has changed since must neither change them nor block a change of others.
-func (a *Agent) deployed(next store.Desired, prepared map[string]*deployment) map[string]*deployment {
+func (a *Agent) deployed(next resource.Set, prepared map[string]*deployment) map[string]*deployment {
 	out := map[string]*deployment{}
-	for name := range next.Modules {
+	for name := range resource.Module.All(next) {
 		out[name] = cmp.Or(prepared[name], a.modules[name])
 	}
 	return out

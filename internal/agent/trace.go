@@ -21,6 +21,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/fault"
 	"github.com/kerb-edge/kerb/internal/kerbabi"
 	"github.com/kerb-edge/kerb/internal/plan"
+	"github.com/kerb-edge/kerb/internal/resource"
 )
 
 // protocols that a trace knows by name.
@@ -93,7 +94,7 @@ func (a *Agent) startTrace(ctx context.Context, r v1.TraceRequest, f dataplane.T
 			run.points[p], specs[p] = place, place.Chain
 		}
 	}
-	if _, ok := a.desired.Services[r.Service]; r.Service != "" && !ok {
+	if _, ok := resource.Service.Get(a.desired, r.Service); r.Service != "" && !ok {
 		return nil, &fault.NotFound{Kind: v1.KindService, Name: r.Service}
 	}
 	if len(specs) == 0 {

@@ -3,7 +3,6 @@
 package agent
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -11,34 +10,24 @@ import (
 	"slices"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
-	"github.com/kerb-edge/kerb/internal/fault"
+	"github.com/kerb-edge/kerb/internal/resource"
 	"github.com/kerb-edge/kerb/internal/service"
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// VirtualServices lists the virtual services, those that resolvers found included.
-func (a *Agent) VirtualServices(context.Context) ([]v1.VirtualService, error) {
-	desired, ejected := a.desiredVirtual(), a.ejected()
-	var out []v1.VirtualService
-	for _, name := range a.virtual.Names() {
-		if s, ok := a.virtualView(name, desired); ok {
-			out = append(out, withEjected(s, ejected))
+func (a *Agent) virtualViews() func(string) resource.Object {
+	desired, ejected := a.present(), a.ejected()
+	return func(name string) resource.Object {
+		s, ok := a.virtualView(name, desired)
+		if !ok {
+			return nil
 		}
+		return resource.ObjectOf(withEjected(s, ejected))
 	}
-	return out, nil
-}
-
-// VirtualService returns one.
-func (a *Agent) VirtualService(_ context.Context, name string) (v1.VirtualService, error) {
-	s, ok := a.virtualView(name, a.desiredVirtual())
-	if !ok {
-		return s, &fault.NotFound{Kind: v1.KindVirtualService, Name: name}
-	}
-	return withEjected(s, a.ejected()), nil
 }
 
 // virtualView returns one as it was applied or found, with the times of its conditions.
-func (a *Agent) virtualView(name string, desired map[string]v1.VirtualService) (v1.VirtualService, bool) {
+func (a *Agent) virtualView(name string, desired resource.Set) (v1.VirtualService, bool) {
 	s, ok := a.virtual.View(name)
 	if !ok {
 		return s, false
@@ -48,15 +37,14 @@ func (a *Agent) virtualView(name string, desired map[string]v1.VirtualService) (
 	return s, true
 }
 
-func (a *Agent) desiredVirtual() map[string]v1.VirtualService {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return a.desired.VirtualServices
+func (a *Agent) virtualCommitted(c resource.Changes) {
+	a.virtual.Apply(resource.VirtualService.Of(c.Put), removed(c))
 }
 
 // withOwn shows what was applied as it was applied.
-func withOwn(s v1.VirtualService, desired map[string]v1.VirtualService) v1.VirtualService {
-	if own, ok := desired[s.Metadata.Name]; ok && s.Status.Source == v1.SourceStatic {
+func withOwn(s v1.VirtualService, desired resource.Set) v1.VirtualService {
+	own, ok := resource.VirtualService.Get(desired, s.Metadata.Name)
+	if ok && s.Status.Source == v1.SourceStatic {
 		s.Metadata, s.Spec = own.Metadata, own.Spec
 	}
 	return s
@@ -138,5 +126,6 @@ func (a *Agent) Ended(list []sdk.Instance) []uint32 {
 func (a *Agent) serviceOf(name string) (v1.ServiceSpec, service.State) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return a.desired.Services[name].Spec, a.states[name]
+	s, _ := resource.Service.Get(a.desired, name)
+	return s.Spec, a.states[name]
 }

@@ -27,6 +27,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/control"
 	"github.com/kerb-edge/kerb/internal/fault"
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
+	"github.com/kerb-edge/kerb/internal/resource"
 	"github.com/kerb-edge/kerb/internal/server"
 	"github.com/kerb-edge/kerb/sdk"
 )
@@ -42,7 +43,7 @@ func virtualService(name string, addresses []string, instances ...v1.VirtualInst
 
 func (n *node) applyVirtual(t *testing.T, all ...v1.VirtualService) v1.ApplyResult {
 	t.Helper()
-	r, err := n.Apply(t.Context(), server.Request{VirtualServices: all})
+	r, err := n.Apply(t.Context(), server.Request{Resources: resource.Objects(all...)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -87,7 +88,7 @@ func (n *node) has(t *testing.T, name string, want ...string) {
 
 func (n *node) virtualCondition(t *testing.T, name, kind string) string {
 	t.Helper()
-	s, err := n.VirtualService(t.Context(), name)
+	s, err := get(t.Context(), n, resource.VirtualService, name)
 	if err != nil {
 		return err.Error()
 	}
@@ -121,7 +122,7 @@ func TestVirtualServices(t *testing.T) {
 	}
 	n.has(t, "v", far, near)
 	eventually(t, "programmed", func() bool { return strings.HasPrefix(n.virtualCondition(t, "v", "Programmed"), "True") })
-	if s, _ := n.VirtualService(t.Context(), "v"); !slices.Equal(s.Status.Modules, []string{"probe"}) || s.Metadata.Generation != 1 || s.Status.Source != v1.SourceStatic {
+	if s, _ := get(t.Context(), n, resource.VirtualService, "v"); !slices.Equal(s.Status.Modules, []string{"probe"}) || s.Metadata.Generation != 1 || s.Status.Source != v1.SourceStatic {
 		t.Errorf("%+v", s)
 	}
 	if r := n.applyVirtual(t, virtualService("v", []string{"10.230.0.2", "fdff:2000::2"}, remote, local)); r.Changes[0].Action != "unchanged" {
@@ -140,7 +141,7 @@ func TestVirtualServices(t *testing.T) {
 	n.has(t, "v", far)
 	n.apply(t, nil, module("another", testPackage(t, "pass"), "app=web", nil))
 	eventually(t, "the chain towards an instance is told", func() bool { return slices.Contains(n.probe(t).Changes, "web true [another probe]") })
-	if _, err := n.Delete(t.Context(), []server.Ref{{Kind: v1.KindModule, Name: "another"}}, false); err != nil {
+	if _, err := n.Delete(t.Context(), []resource.Ref{{Kind: v1.KindModule, Name: "another"}}, false); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, "and told again", func() bool {
@@ -157,7 +158,7 @@ func TestVirtualServices(t *testing.T) {
 	n.has(t, "early", far)
 	n.apply(t, nil, module("probe", dir, "*", map[string]any{"number": 2})) // another generation, the same process
 	n.has(t, "early", far)
-	if _, err := n.Delete(t.Context(), []server.Ref{{Kind: v1.KindVirtualService, Name: "early"}}, false); err != nil {
+	if _, err := n.Delete(t.Context(), []resource.Ref{{Kind: v1.KindVirtualService, Name: "early"}}, false); err != nil {
 		t.Fatal(err)
 	}
 	n.has(t, "early")
@@ -227,7 +228,7 @@ func TestVirtualServicesRefused(t *testing.T) {
 
 func (n *node) moduleCondition(t *testing.T, kind string) string {
 	t.Helper()
-	m, err := n.Module(t.Context(), "probe")
+	m, err := get(t.Context(), n, resource.Module, "probe")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -243,33 +244,33 @@ func TestVirtualServicesTogether(t *testing.T) {
 	n := newNode(t)
 	n.applyVirtual(t, virtualService("a", []string{"10.230.0.1"}))
 	var conflict *fault.Conflict
-	_, err := n.Apply(t.Context(), server.Request{VirtualServices: []v1.VirtualService{virtualService("b", []string{"10.230.0.1"})}})
+	_, err := n.Apply(t.Context(), server.Request{Resources: resource.Objects(virtualService("b", []string{"10.230.0.1"}))})
 	if !errors.As(err, &conflict) {
 		t.Errorf("an address twice: %v", err)
 	}
-	if _, err := n.VirtualService(t.Context(), "b"); err == nil {
+	if _, err := get(t.Context(), n, resource.VirtualService, "b"); err == nil {
 		t.Error("what was refused is there")
 	}
-	r, err := n.Apply(t.Context(), server.Request{VirtualServices: []v1.VirtualService{virtualService("c", []string{"10.230.0.3"})}, DryRun: true})
+	r, err := n.Apply(t.Context(), server.Request{Resources: resource.Objects(virtualService("c", []string{"10.230.0.3"})), DryRun: true})
 	if err != nil || r.Changes[0].Action != "create" {
 		t.Errorf("%+v, %v", r, err)
 	}
-	if all, _ := n.VirtualServices(t.Context()); len(all) != 1 {
+	if all, _ := list(t.Context(), n, resource.VirtualService); len(all) != 1 {
 		t.Errorf("after a dry run: %+v", all)
 	}
 	// Together with others it is one change.
-	_, err = n.Apply(t.Context(), server.Request{Services: n.both(), VirtualServices: []v1.VirtualService{virtualService("d", []string{"10.230.0.4"})},
-		Modules: []v1.Module{module("x", "no-such-package", "*", nil)}})
-	if _, missing := n.VirtualService(t.Context(), "d"); err == nil || missing == nil {
+	_, err = n.Apply(t.Context(), server.Request{Resources: slices.Concat(resource.Objects(n.both()...),
+		resource.Objects(virtualService("d", []string{"10.230.0.4"})), resource.Objects(module("x", "no-such-package", "*", nil)))})
+	if _, missing := get(t.Context(), n, resource.VirtualService, "d"); err == nil || missing == nil {
 		t.Errorf("of a failed change a part is there: %v", err)
 	}
-	if _, err = n.Apply(t.Context(), server.Request{Services: n.both(), VirtualServices: []v1.VirtualService{virtualService("d", []string{"10.230.0.4"})}}); err != nil {
+	if _, err = n.Apply(t.Context(), server.Request{Resources: append(resource.Objects(n.both()...), resource.Objects(virtualService("d", []string{"10.230.0.4"}))...)}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := n.Delete(t.Context(), []server.Ref{{Kind: v1.KindVirtualService, Name: "a"}, {Kind: v1.KindService, Name: "db"}}, false); err != nil {
+	if _, err := n.Delete(t.Context(), []resource.Ref{{Kind: v1.KindVirtualService, Name: "a"}, {Kind: v1.KindService, Name: "db"}}, false); err != nil {
 		t.Fatal(err)
 	}
-	if all, _ := n.VirtualServices(t.Context()); len(all) != 1 || all[0].Metadata.Name != "d" {
+	if all, _ := list(t.Context(), n, resource.VirtualService); len(all) != 1 || all[0].Metadata.Name != "d" {
 		t.Errorf("after deleting: %+v", all)
 	}
 }

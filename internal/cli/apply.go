@@ -20,7 +20,7 @@ import (
 
 	"github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/fault"
-	"github.com/kerb-edge/kerb/internal/server"
+	"github.com/kerb-edge/kerb/internal/resource"
 	"github.com/kerb-edge/kerb/internal/yamldoc"
 )
 
@@ -146,25 +146,21 @@ func (a *app) deleteCommand() *cobra.Command {
 
 // dropMissing takes references out of in that the agent does not know.
 func (a *app) dropMissing(ctx context.Context, in *input) error {
-	exists := map[server.Ref]bool{}
-	modules, err := fetch[[]v1alpha1.Module](ctx, a, "/v1/modules")
-	if err != nil {
-		return err
+	exists := map[resource.Ref]bool{}
+	for _, of := range resource.Kinds() {
+		if !slices.ContainsFunc(in.refs, func(r resource.Ref) bool { return r.Kind == of.Names().Kind }) {
+			continue
+		}
+		all, err := kindOf(of).fetchAll(ctx, a)
+		if err != nil {
+			return err
+		}
+		for _, v := range all {
+			exists[resource.RefOf(v.(resource.Object))] = true
+		}
 	}
-	services, err := fetch[[]v1alpha1.Service](ctx, a, "/v1/services")
-	if err != nil {
-		return err
-	}
-	virtual, err := fetch[[]v1alpha1.VirtualService](ctx, a, "/v1/virtualservices")
-	if err != nil {
-		return err
-	}
-	models, err := fetch[[]v1alpha1.Model](ctx, a, "/v1/models")
-	for _, ref := range (server.Request{Modules: modules, Services: services, VirtualServices: virtual, Models: models}).Refs() {
-		exists[ref] = true
-	}
-	in.refs = slices.DeleteFunc(in.refs, func(r server.Ref) bool { return !exists[r] })
-	return err
+	in.refs = slices.DeleteFunc(in.refs, func(r resource.Ref) bool { return !exists[r] })
+	return nil
 }
 
 func addFiles(c *cobra.Command, files *[]string) {
@@ -210,7 +206,7 @@ func dryMark(dryRun bool) string {
 // input is what the files hold. Resources are sent as they were written, so that the agent sees what was left out.
 type input struct {
 	resources []any
-	refs      []server.Ref
+	refs      []resource.Ref
 	places    map[string]place // by "Kind name"
 	files     []string
 }
@@ -249,13 +245,13 @@ func readInput(files []string, stdin io.Reader) (input, error) {
 // add adds the resources of a file, or returns what is wrong with them.
 func (in *input) add(file string, data []byte) error {
 	in.files = append(in.files, file)
-	resources, err := server.Documents(data)
+	resources, err := resource.Documents(data)
 	if err != nil {
 		return located(err, func(*fault.Invalid) place { return place{file: file} })
 	}
 	index := yamldoc.Parse(data)
-	labels := server.Labels(resources)
-	request, err := server.Decode(data)
+	labels := resource.Titles(resources)
+	objects, err := resource.Decode(data)
 	if err != nil {
 		return located(err, func(e *fault.Invalid) place { return place{file, index, slices.Index(labels, e.Resource)} })
 	}
@@ -265,7 +261,7 @@ func (in *input) add(file string, data []byte) error {
 		}
 	}
 	in.resources = append(in.resources, resources...)
-	in.refs = append(in.refs, request.Refs()...)
+	in.refs = append(in.refs, resource.Refs(objects)...)
 	return nil
 }
 

@@ -171,9 +171,10 @@ the kernel.`,
 	root.MarkFlagsMutuallyExclusive("socket", "server", "context")
 	root.AddCommand(
 		a.agentCommand(), a.applyCommand(), a.diffCommand(), a.deleteCommand(), a.getCommand(), a.exportCommand(), a.explainCommand(), a.schemaCommand(),
-		a.moduleCommand(), a.serviceCommand(), a.virtualServiceCommand(), a.modelCommand(), a.chainCommand(), a.contextCommand(), a.newPackageCommand(), a.interceptCommand(),
+		a.chainCommand(), a.contextCommand(), a.newPackageCommand(), a.interceptCommand(),
 		a.statusCommand(), a.topCommand(), a.traceCommand(), a.doctorCommand(), a.purgeCommand(), a.versionCommand(), manCommand(),
 	)
+	root.AddCommand(a.kindCommands()...)
 	root.AddCommand(benchCommands()...)
 	finish(root)
 	return root

@@ -15,6 +15,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/fault"
 	"github.com/kerb-edge/kerb/internal/nearest"
 	"github.com/kerb-edge/kerb/internal/pkgs"
+	"github.com/kerb-edge/kerb/internal/resource"
 	"github.com/kerb-edge/kerb/internal/server"
 	"github.com/kerb-edge/kerb/modules"
 )
@@ -99,11 +100,12 @@ func (a *app) explainCommand() *cobra.Command {
 	}
 }
 
-var explainedKinds = map[string]string{"module": "Module", "service": "Service", "virtualservice": "VirtualService", "vs": "VirtualService", "model": "Model"}
-
 // explained are the words that explain takes.
 func explained() []string {
-	out := slices.Collect(maps.Keys(explainedKinds))
+	var out []string
+	for _, k := range resource.Kinds() {
+		out = append(append(out, k.Names().Noun), k.Names().Aliases...)
+	}
 	for _, p := range pkgs.NewCatalog(modules.Packages(), modules.Controls()).Builtin() {
 		out = append(out, p.Name)
 	}
@@ -116,12 +118,12 @@ type explanation struct{ defs map[string]any }
 
 func (e explanation) explain(w io.Writer, path string) error {
 	steps := strings.Split(path, ".")
-	word := strings.ToLower(strings.TrimSuffix(steps[0], "s"))
-	if word == "packet" {
+	kind, err := findKind(steps[0])
+	if word := strings.ToLower(steps[0]); word == "packet" || word == "packets" {
 		return &fault.Invalid{Reason: "the word packet is reserved; kerb trace shows what happens to packets"}
 	}
-	at, ok := e.defs[explainedKinds[word]].(map[string]any)
-	if !ok {
+	at, ok := e.defs[kind.Kind].(map[string]any)
+	if err != nil || !ok {
 		at, ok = e.defs["config-"+steps[0]].(map[string]any)
 	}
 	if !ok {

@@ -7,46 +7,37 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"net/http"
+	"net/url"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
-	"github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/nearest"
+	"github.com/kerb-edge/kerb/internal/resource"
 )
 
-// shown is a kind of things that `kerb get` prints.
-type shown struct {
-	names []string // the first is that of the list
-	print func(ctx context.Context, a *app, w io.Writer, names []string) error
-	all   bool // part of `kerb get all`
-	ids   func(*app) cobra.CompletionFunc
-}
-
-func showOf[T any](k kind[T], all bool, names ...string) shown {
-	return shown{append(names, k.noun), k.print, all, k.complete}
-}
-
 // shownKinds are all kinds that `kerb get` knows, in the order of `kerb get all`.
-func shownKinds() []shown {
-	return []shown{
-		showOf(moduleKind(), true, "modules", "mod"), showOf(serviceKind(), true, "services", "svc"),
-		showOf(virtualServiceKind(), true, "virtualservices", "vs"), showOf(modelKind(), true, "models"),
-		showOf(chainKind(), true, "chains"), showOf(packageKind(), false, "packages"),
+func shownKinds() (out []kind) {
+	for _, of := range resource.Kinds() {
+		out = append(out, kindOf(of))
 	}
+	return append(out, chainKind(), packageKind())
 }
 
-func findKind(name string) (shown, error) {
-	var known []string
+func findKind(name string) (kind, error) {
+	var known, plurals []string
 	for _, k := range shownKinds() {
-		if slices.Contains(k.names, strings.ToLower(name)) {
+		names := append([]string{k.Plural, k.Noun}, k.Aliases...)
+		if slices.Contains(names, strings.ToLower(name)) {
 			return k, nil
 		}
-		known = append(known, k.names...)
+		known, plurals = append(known, names...), append(plurals, k.Plural)
 	}
-	return shown{}, &usageError{fmt.Errorf("no kind %q; kinds are modules, services, virtualservices, models, chains, packages and all%s", name, nearest.Hint(name, known))}
+	there := strings.Join(plurals, ", ")
+	return kind{}, &usageError{fmt.Errorf("no kind %q; kinds are %s and all%s", name, there, nearest.Hint(name, known))}
 }
 
 func (a *app) getCommand() *cobra.Command {
@@ -54,7 +45,7 @@ func (a *app) getCommand() *cobra.Command {
 	c := names(&cobra.Command{
 		Use:   "get KIND [NAME]",
 		Short: "Show resources of a kind, one of them, or all of the node",
-		Long:  "Shows modules, services, virtualservices (vs), models, chains or packages; or all but packages.",
+		Long:  "Shows " + listing(shownKinds()) + "; or all but packages.",
 		Example: `  kerb get modules
   kerb get module fw -o yaml
   kerb get services -o wide --watch
@@ -76,6 +67,19 @@ func (a *app) getCommand() *cobra.Command {
 	return c
 }
 
+// listing names kinds with their short names, as in "modules (mod) or chains".
+func listing(all []kind) string {
+	names := make([]string, len(all))
+	for i, k := range all {
+		names[i] = k.Plural
+		if len(k.Aliases) > 0 {
+			names[i] += " (" + strings.Join(k.Aliases, ", ") + ")"
+		}
+	}
+	last := len(names) - 1
+	return strings.Join(names[:last], ", ") + " or " + names[last]
+}
+
 func (a *app) getAll(cmd *cobra.Command, names []string, watch bool) error {
 	if len(names) > 0 {
 		return &usageError{fmt.Errorf("kerb get all takes no name")}
@@ -92,7 +96,7 @@ func (a *app) getAll(cmd *cobra.Command, names []string, watch bool) error {
 				fmt.Fprintln(w)
 			}
 			if a.output != "name" {
-				fmt.Fprintln(w, strings.ToUpper(k.names[0]))
+				fmt.Fprintln(w, strings.ToUpper(k.Plural))
 			}
 			if err := k.print(cmd.Context(), a, w, nil); err != nil {
 				return err
@@ -106,7 +110,7 @@ func (a *app) completeKinds(cmd *cobra.Command, args []string, begun string) ([]
 	if len(args) == 0 {
 		out := []string{"all"}
 		for _, k := range shownKinds() {
-			out = append(out, k.names[0])
+			out = append(out, k.Plural)
 		}
 		return out, cobra.ShellCompDirectiveNoFileComp
 	}
@@ -114,7 +118,7 @@ func (a *app) completeKinds(cmd *cobra.Command, args []string, begun string) ([]
 	if err != nil || len(args) > 1 {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
-	return k.ids(a)(cmd, nil, begun)
+	return k.complete(a)(cmd, nil, begun)
 }
 
 func addWatch(c *cobra.Command, watch *bool) {
@@ -165,14 +169,11 @@ func showAgain(w io.Writer, text []byte, output string) error {
 	return err
 }
 
-// bare takes off what the agent has added to the metadata of a resource.
-func bare(meta *v1alpha1.ObjectMeta) { meta.Generation, meta.ResourceVersion = 0, "" }
-
 func (a *app) exportCommand() *cobra.Command {
 	return answers(&cobra.Command{
 		Use:   "export",
 		Short: "Print all resources as YAML that apply takes back",
-		Long: "Prints every Service, Model, VirtualService and Module that was applied, without status and versions: a backup, and the\n" +
+		Long: "Prints every resource that was applied, without status and versions: a backup, and the\n" +
 			"same node elsewhere. Virtual services that resolvers found are left out. -o json prints a list.",
 		Example: "  kerb export > node.yaml\n  kerb export | kerb --server https://192.0.2.2:4600 apply -",
 		Args:    cobra.NoArgs,
@@ -197,50 +198,39 @@ func (a *app) exportCommand() *cobra.Command {
 	})
 }
 
+// export returns what was applied of all kinds, those last that select others.
 func (a *app) export(ctx context.Context) ([]any, error) {
 	all := []any{}
-	services, err := fetch[[]v1alpha1.Service](ctx, a, "/v1/services")
-	if err != nil {
-		return nil, err
-	}
-	for _, s := range services {
-		s.Status = nil
-		bare(&s.Metadata)
-		all = append(all, s)
-	}
-	models, err := fetch[[]v1alpha1.Model](ctx, a, "/v1/models")
-	if err != nil {
-		return nil, err
-	}
-	for _, m := range models { // a list is without their documents
-		m, err := fetch[v1alpha1.Model](ctx, a, modelPath(m.Metadata.Name))
+	for _, of := range slices.Backward(resource.Kinds()) {
+		k := kindOf(of)
+		listed, err := k.fetchAll(ctx, a)
 		if err != nil {
 			return nil, err
 		}
-		m.Status = nil
-		bare(&m.Metadata)
-		all = append(all, m)
+		for _, v := range listed {
+			o := v.(resource.Object)
+			if !of.Applied(o) {
+				continue
+			}
+			if of.Trim(o) { // a list is without part of it
+				if o, err = a.one(ctx, of, o.Meta().Name); err != nil {
+					return nil, err
+				}
+			}
+			o.ClearStatus()
+			o.Meta().Generation, o.Meta().ResourceVersion = 0, ""
+			all = append(all, o)
+		}
 	}
-	return a.exportModules(ctx, all)
+	return all, nil
 }
 
-func (a *app) exportModules(ctx context.Context, all []any) ([]any, error) {
-	virtual, err := fetch[[]v1alpha1.VirtualService](ctx, a, "/v1/virtualservices")
+// one reads a resource.
+func (a *app) one(ctx context.Context, of resource.Kind, name string) (resource.Object, error) {
+	o := of.New()
+	data, err := a.call(ctx, http.MethodGet, kindOf(of).path()+"/"+url.PathEscape(name), nil)
 	if err != nil {
 		return nil, err
 	}
-	for _, s := range virtual {
-		if virtualStatus(s).Source == v1alpha1.SourceStatic {
-			s.Status = nil
-			bare(&s.Metadata)
-			all = append(all, s)
-		}
-	}
-	modules, err := fetch[[]v1alpha1.Module](ctx, a, "/v1/modules")
-	for _, m := range modules {
-		m.Status = nil
-		bare(&m.Metadata)
-		all = append(all, m)
-	}
-	return all, err
+	return o, understand(data, o)
 }

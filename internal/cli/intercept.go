@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/resource"
 )
 
 // interceptClass is what `classes` of the module intercept tells, as far as tables show it.
@@ -57,7 +58,7 @@ func interceptQuery[T any](a *app, verb, short, route string, table func(io.Writ
 		Short:             short,
 		Example:           "  kerb intercept " + verb + "\n  kerb intercept " + verb + " controller -o json",
 		Args:              cobra.MaximumNArgs(1),
-		ValidArgsFunction: moduleKind().complete(a),
+		ValidArgsFunction: kindOf(resource.Module).complete(a),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			name, err := a.interceptModule(cmd.Context(), args)
 			if err != nil {

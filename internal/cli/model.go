@@ -18,44 +18,13 @@ import (
 	"github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/fault"
 	"github.com/kerb-edge/kerb/internal/models"
+	"github.com/kerb-edge/kerb/internal/resource"
 )
 
-func modelKind() kind[v1alpha1.Model] {
-	return kind[v1alpha1.Model]{
-		name:     v1alpha1.KindModel,
-		noun:     "model",
-		path:     "/v1/models",
-		header:   []any{"NAME", "VERSION", "KIND", "SHAPE", "EXTRACTOR", "READY", "MODULES"},
-		row:      modelRow,
-		describe: describeModel,
-		id:       func(m v1alpha1.Model) string { return m.Metadata.Name },
-	}
-}
-
-func (a *app) modelCommand() *cobra.Command {
-	k := modelKind()
-	c := noun("model", "Trained models that modules run on packets", a.modelLoadCommand(), k.list(a), k.get(a), a.modelDescribeCommand(),
-		a.modelRollbackCommand(), k.delete(a))
-	c.AddCommand(a.modelAuthorCommands()...)
-	return c
-}
-
-func modelStatus(m v1alpha1.Model) v1alpha1.ModelStatus {
-	if m.Status == nil {
-		return v1alpha1.ModelStatus{}
-	}
-	return *m.Status
-}
-
-func modelRow(m v1alpha1.Model) []any {
-	s := modelStatus(m)
-	return []any{m.Metadata.Name, s.Summary.Version, s.Summary.Model, s.Summary.Shape, s.Summary.Extractor, ready(s.Conditions), strings.Join(s.Modules, ",")}
-}
-
 func describeModel(w io.Writer, m v1alpha1.Model) {
-	s := modelStatus(m)
+	s := resource.Status(m.Status)
 	field(w, "Name", m.Metadata.Name)
-	field(w, "Labels", printLabels(m.Metadata.Labels))
+	field(w, "Labels", resource.Labels(m.Metadata.Labels))
 	field(w, "Generation", m.Metadata.Generation)
 	printSummary(w, s.Summary)
 	field(w, "Modules", strings.Join(s.Modules, ", "))
@@ -175,7 +144,7 @@ func (a *app) awaitModel(ctx context.Context, name string, limit time.Duration) 
 		if i < 0 {
 			return &fault.Conflict{Reason: "model " + name + " was deleted in the meantime"}
 		}
-		switch ready := readyCondition(modelStatus(all[i]).Conditions); {
+		switch ready := readyCondition(resource.Status(all[i].Status).Conditions); {
 		case ready.Status != "False":
 			return nil
 		case ready.Reason == models.ReasonRefused:
@@ -208,7 +177,7 @@ func (a *app) modelDescribeCommand() *cobra.Command {
 			"agent is needed.",
 		Example:           "  kerb model describe guard\n  kerb model describe dis.json",
 		Args:              cobra.ExactArgs(1),
-		ValidArgsFunction: completeWithFiles(modelKind().complete(a)),
+		ValidArgsFunction: completeWithFiles(kindOf(resource.Model).complete(a)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			var spec v1alpha1.ModelSpec
 			if strings.ContainsAny(args[0], "./") || args[0] == "-" {
@@ -250,17 +219,17 @@ func (a *app) modelRollbackCommand() *cobra.Command {
 	c := answers(&cobra.Command{
 		Use:   "rollback NAME",
 		Short: "Go back to an earlier version of a model",
-		Long: "Replaces the current version with an earlier one; the current one is kept as an earlier version. The last " + strconv.Itoa(models.VersionsKept) + " are kept;\n" +
-			"kerb model get NAME lists them.",
+		Long: "Replaces the current version with an earlier one; the current one is kept as an earlier version.\n" +
+			"The last " + strconv.Itoa(resource.VersionsKept) + " are kept; kerb model get NAME lists them.",
 		Example:           "  kerb model rollback guard\n  kerb model rollback guard --to 3",
 		Args:              cobra.ExactArgs(1),
-		ValidArgsFunction: modelKind().complete(a),
+		ValidArgsFunction: kindOf(resource.Model).complete(a),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			now, err := fetch[v1alpha1.Model](cmd.Context(), a, modelPath(args[0]))
 			if err != nil {
 				return err
 			}
-			kept := modelStatus(now).Versions
+			kept := resource.Status(now.Status).Versions
 			if to == 0 && len(kept) == 0 {
 				return &fault.Conflict{Reason: "no earlier version of model " + args[0] + " is kept"}
 			}
@@ -290,7 +259,7 @@ func (a *app) completeGenerations(cmd *cobra.Command, args []string, _ string) (
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
-	for _, v := range modelStatus(m).Versions {
+	for _, v := range resource.Status(m.Status).Versions {
 		out = append(out, fmt.Sprintf("%d\tversion %d", v.Generation, v.Version))
 	}
 	return out, cobra.ShellCompDirectiveNoFileComp

@@ -17,69 +17,13 @@ import (
 	"github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/fault"
 	"github.com/kerb-edge/kerb/internal/pkgs"
+	"github.com/kerb-edge/kerb/internal/resource"
 )
 
-func moduleKind() kind[v1alpha1.Module] {
-	return kind[v1alpha1.Module]{
-		name:     v1alpha1.KindModule,
-		noun:     "module",
-		path:     "/v1/modules",
-		header:   []any{"NAME", "PACKAGE", "VERSION", "READY", "POINTS", "MEMORY", "COST", "DROPS"},
-		row:      moduleRow,
-		describe: describeModule,
-		id:       func(m v1alpha1.Module) string { return m.Metadata.Name },
-
-		wideHeader: []any{"HOOK", "PRIORITY", "FAILS", "SERVICES", "INTERFACES"},
-		wideRow: func(m v1alpha1.Module) []any {
-			return []any{m.Spec.Hook, m.Spec.Order.Priority, m.Spec.FailurePolicy, m.Spec.Attach.Services, strings.Join(m.Spec.Attach.Interfaces, ",")}
-		},
-	}
-}
-
-func (a *app) moduleCommand() *cobra.Command {
-	k := moduleKind()
-	return noun("module", "Modules: packages deployed on the node", k.list(a), k.get(a), k.delete(a), a.dropsCommand(), a.queryCommand(),
-		a.valuesCommand(), a.setCommand())
-}
-
-func moduleRow(m v1alpha1.Module) []any {
-	s := statusOf(m)
-	var drops uint64
-	for _, d := range s.Drops {
-		drops += d.Packets
-	}
-	return []any{m.Metadata.Name, m.Spec.Package, s.Package.Version, ready(s.Conditions), len(s.Instances), pkgs.FormatBytes(s.Memory), worstCost(s.Cost), drops}
-}
-
-// worstCost is the time that a module adds to the packet that takes longest.
-func worstCost(c *v1alpha1.Cost) string {
-	worst := 0.0
-	if c != nil {
-		for _, l := range c.Latency {
-			worst = max(worst, l.Worst)
-		}
-	}
-	return costText(worst)
-}
-
-func costText(n float64) string {
-	if n == 0 {
-		return ""
-	}
-	return fmt.Sprintf("%.0f ns", n)
-}
-
-func statusOf(m v1alpha1.Module) v1alpha1.ModuleStatus {
-	if m.Status == nil {
-		return v1alpha1.ModuleStatus{}
-	}
-	return *m.Status
-}
-
 func describeModule(w io.Writer, m v1alpha1.Module) {
-	s := statusOf(m)
+	s := resource.Status(m.Status)
 	field(w, "Name", m.Metadata.Name)
-	field(w, "Labels", printLabels(m.Metadata.Labels))
+	field(w, "Labels", resource.Labels(m.Metadata.Labels))
 	field(w, "Package", strings.TrimSpace(m.Spec.Package+" "+s.Package.Version))
 	field(w, "Digest", s.Package.Digest)
 	field(w, "Services", m.Spec.Attach.Services)
@@ -137,13 +81,12 @@ func printCost(w io.Writer, c *v1alpha1.Cost) {
 func nanoseconds(n float64) string { return strconv.FormatFloat(n, 'f', -1, 64) + " ns" }
 
 func (a *app) dropsCommand() *cobra.Command {
-	k := moduleKind()
 	return answers(&cobra.Command{
 		Use:               "drops [NAME]",
 		Short:             "Show which module dropped how many packets of which service, and why",
 		Example:           "  kerb module drops\n  kerb module drops fw -o json",
 		Args:              cobra.MaximumNArgs(1),
-		ValidArgsFunction: k.complete(a),
+		ValidArgsFunction: kindOf(resource.Module).complete(a),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			all, err := a.someModules(cmd, args)
 			if err != nil {
@@ -151,7 +94,7 @@ func (a *app) dropsCommand() *cobra.Command {
 			}
 			drops := map[string][]v1alpha1.Drop{}
 			for _, m := range all {
-				drops[m.Metadata.Name] = append([]v1alpha1.Drop{}, statusOf(m).Drops...)
+				drops[m.Metadata.Name] = append([]v1alpha1.Drop{}, resource.Status(m.Status).Drops...)
 			}
 			return a.print(cmd.OutOrStdout(), drops, func(w io.Writer) { printDrops(w, all) })
 		},
@@ -169,7 +112,7 @@ func (a *app) someModules(cmd *cobra.Command, names []string) ([]v1alpha1.Module
 func printDrops(w io.Writer, modules []v1alpha1.Module) {
 	line(w, "MODULE", "SERVICE", "REASON", "PACKETS")
 	for _, m := range modules {
-		for _, d := range statusOf(m).Drops {
+		for _, d := range resource.Status(m.Status).Drops {
 			printDrop(w, m.Metadata.Name, d)
 		}
 	}

@@ -124,30 +124,8 @@ func field(w io.Writer, name string, value any) {
 	}
 }
 
-// ready puts the condition Ready into a word.
-func ready(conditions []v1alpha1.Condition) string {
-	for _, c := range conditions {
-		switch {
-		case c.Type != "Ready":
-		case c.Status == "True":
-			return "yes"
-		case c.Status == "False":
-			return "no: " + c.Reason
-		}
-	}
-	return "unknown"
-}
-
 func printConditions(w io.Writer, conditions []v1alpha1.Condition) {
 	for _, c := range conditions {
 		field(w, c.Type, strings.TrimSpace(fmt.Sprintf("%s (%s) %s", c.Status, c.Reason, c.Message)))
 	}
-}
-
-func printLabels(labels map[string]string) string {
-	var all []string
-	for _, key := range sortedKeys(labels) {
-		all = append(all, key+"="+labels[key])
-	}
-	return strings.Join(all, ",")
 }

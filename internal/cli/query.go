@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/resource"
 )
 
 // member of a JSON object, which keeps the order that its author gave it.
@@ -198,7 +199,7 @@ func (a *app) queries(ctx context.Context, module string) (map[string]string, er
 	}
 	all, err := fetch[[]v1alpha1.Package](ctx, a, "/v1/packages")
 	for _, p := range all {
-		if p.Name == m.Spec.Package || p.Source == m.Spec.Package || p.Digest == statusOf(m).Package.Digest {
+		if p.Name == m.Spec.Package || p.Source == m.Spec.Package || p.Digest == resource.Status(m.Status).Package.Digest {
 			return p.Queries, err
 		}
 	}
@@ -226,7 +227,7 @@ func (a *app) printQueries(cmd *cobra.Command, module string) error {
 // completeQuery completes modules, and then their paths.
 func (a *app) completeQuery(cmd *cobra.Command, args []string, begun string) ([]string, cobra.ShellCompDirective) {
 	if len(args) == 0 {
-		return moduleKind().complete(a)(cmd, args, begun)
+		return kindOf(resource.Module).complete(a)(cmd, args, begun)
 	}
 	queries, err := a.queries(cmd.Context(), args[0])
 	if err != nil || len(args) > 1 {

@@ -5,6 +5,7 @@ package cli
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"fmt"
 	"io"
 	"maps"
@@ -14,30 +15,104 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/kerb-edge/kerb/internal/server"
+	"github.com/kerb-edge/kerb/internal/resource"
 )
 
-// kind is how one kind of thing is listed, described and deleted.
-type kind[T any] struct {
-	name     string // kind of a resource as deleted, for example Module
-	noun     string // for people: module
-	path     string // /v1/modules
-	header   []any
-	row      func(T) []any
-	describe func(io.Writer, T)
-	id       func(T) string
-
-	wideHeader []any // further columns of -o wide
-	wideRow    func(T) []any
+// kind is how resources of one kind, chains or packages are listed and described.
+type kind struct {
+	resource.Names
+	all          bool // part of `kerb get all`
+	narrow, wide []any
+	decode       func(data []byte) (any, error)
+	id           func(any) string
+	row          func(any) (narrow, wide []any)
+	describe     func(io.Writer, any)
 }
 
-func (k kind[T]) list(a *app) *cobra.Command {
+// kindOf returns the kind of resources.
+func kindOf(of resource.Kind) kind {
+	k := kind{Names: of.Names(), all: true}
+	k.narrow, k.wide = of.Header()
+	k.decode = func(data []byte) (any, error) {
+		o := of.New()
+		return o, understand(data, o)
+	}
+	k.id = func(v any) string { return v.(resource.Object).Meta().Name }
+	k.row = func(v any) (narrow, wide []any) { return of.Row(v.(resource.Object)) }
+	k.describe = descriptions[of]
+	if k.describe == nil {
+		k.describe = k.describePlainly
+	}
+	return k
+}
+
+// viewOf returns the kind of something that is no resource.
+func viewOf[T any](noun string, header []any, row func(T) []any, describe func(io.Writer, T)) kind {
+	return kind{
+		Names:  resource.Names{Noun: noun, Plural: noun + "s", Words: noun},
+		narrow: header,
+		decode: func(data []byte) (any, error) {
+			var v T
+			return v, understand(data, &v)
+		},
+		id:       func(v any) string { return fmt.Sprint(row(v.(T))[0]) },
+		row:      func(v any) (narrow, wide []any) { return row(v.(T)), nil },
+		describe: func(w io.Writer, v any) { describe(w, v.(T)) },
+	}
+}
+
+// descriptions are for kinds of which there is more to say than a table has.
+var descriptions = map[resource.Kind]func(io.Writer, any){
+	resource.Module:         describing(describeModule),
+	resource.Service:        describing(describeService),
+	resource.VirtualService: describing(describeVirtualService),
+	resource.Model:          describing(describeModel),
+}
+
+func describing[T any](describe func(io.Writer, T)) func(io.Writer, any) {
+	return func(w io.Writer, v any) { describe(w, *v.(*T)) }
+}
+
+// describePlainly describes a resource by its row and its content.
+func (k kind) describePlainly(w io.Writer, v any) {
+	narrow, wide := k.row(v)
+	for i, name := range slices.Concat(k.narrow, k.wide) {
+		field(w, fmt.Sprint(name), slices.Concat(narrow, wide)[i])
+	}
+	fmt.Fprintf(w, "\n%s", yamlOf(v.(resource.Object).Content()))
+}
+
+// verbs are further commands of kinds.
+func (a *app) verbs() map[resource.Kind][]*cobra.Command {
+	return map[resource.Kind][]*cobra.Command{
+		resource.Module:  {a.dropsCommand(), a.queryCommand(), a.valuesCommand(), a.setCommand()},
+		resource.Service: {a.serviceAddCommand()},
+		resource.Model: append(a.modelAuthorCommands(), a.modelLoadCommand(), a.modelDescribeCommand(),
+			a.modelRollbackCommand()),
+	}
+}
+
+// kindCommands are the commands of all kinds of resources.
+func (a *app) kindCommands() (all []*cobra.Command) {
+	verbs := a.verbs()
+	for _, of := range resource.Kinds() {
+		k := kindOf(of)
+		c := noun(k.Noun, k.Short, append(verbs[of], k.list(a), k.get(a), k.delete(a))...)
+		c.Aliases = k.Aliases
+		all = append(all, c)
+	}
+	return all
+}
+
+func (k kind) path() string { return "/v1/" + k.Plural }
+
+func (k kind) list(a *app) *cobra.Command {
 	var watch bool
 	c := names(&cobra.Command{
 		Use:     "list",
 		Aliases: []string{"ls"},
-		Short:   "List all " + k.noun + "s",
-		Example: "  kerb " + k.noun + " list\n  kerb " + k.noun + " list -o yaml\n  kerb " + k.noun + " list --watch",
+		Short:   "List all " + k.Noun + "s",
+		Example: "  kerb " + k.Noun + " list\n  kerb " + k.Noun + " list -o yaml\n  kerb " + k.Noun + " list --watch",
 		Args:    noSubcommand,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return a.repeat(cmd, watch, func(w io.Writer) error { return k.printAll(cmd.Context(), a, w) })
@@ -47,13 +122,13 @@ func (k kind[T]) list(a *app) *cobra.Command {
 	return c
 }
 
-func (k kind[T]) get(a *app) *cobra.Command {
+func (k kind) get(a *app) *cobra.Command {
 	var watch bool
 	c := names(&cobra.Command{
 		Use:               "get [NAME]",
 		Aliases:           []string{"show"},
-		Short:             "Show one " + k.noun + ", or list all",
-		Example:           "  kerb " + k.noun + " get NAME\n  kerb " + k.noun + " show NAME -o json",
+		Short:             "Show one " + k.Noun + ", or list all",
+		Example:           "  kerb " + k.Noun + " get NAME\n  kerb " + k.Noun + " show NAME -o json",
 		Args:              cobra.MaximumNArgs(1),
 		ValidArgsFunction: k.complete(a),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -65,62 +140,81 @@ func (k kind[T]) get(a *app) *cobra.Command {
 }
 
 // print prints the one that is named, or all.
-func (k kind[T]) print(ctx context.Context, a *app, w io.Writer, names []string) error {
+func (k kind) print(ctx context.Context, a *app, w io.Writer, names []string) error {
 	if len(names) == 0 {
 		return k.printAll(ctx, a, w)
 	}
-	got, err := fetch[T](ctx, a, k.path+"/"+url.PathEscape(names[0]))
+	data, err := a.call(ctx, http.MethodGet, k.path()+"/"+url.PathEscape(names[0]), nil)
+	if err != nil {
+		return err
+	}
+	got, err := k.decode(data)
 	if err != nil {
 		return err
 	}
 	return a.print(w, got, func(w io.Writer) {
 		switch a.output {
 		case "name":
-			fmt.Fprintln(w, k.noun+"/"+k.id(got))
+			fmt.Fprintln(w, k.Noun+"/"+k.id(got))
 		default:
 			k.describe(w, got)
 		}
 	})
 }
 
-func (k kind[T]) printAll(ctx context.Context, a *app, w io.Writer) error {
-	all, err := fetch[[]T](ctx, a, k.path)
+// fetchAll reads the list of what the agent has.
+func (k kind) fetchAll(ctx context.Context, a *app) ([]any, error) {
+	texts, err := fetch[[]json.RawMessage](ctx, a, k.path())
+	if err != nil {
+		return nil, err
+	}
+	all := make([]any, len(texts))
+	for i, text := range texts {
+		if all[i], err = k.decode(text); err != nil {
+			return nil, err
+		}
+	}
+	return all, nil
+}
+
+func (k kind) printAll(ctx context.Context, a *app, w io.Writer) error {
+	all, err := k.fetchAll(ctx, a)
 	if err != nil {
 		return err
 	}
 	return a.print(w, all, func(w io.Writer) {
-		switch {
-		case a.output == "name":
+		if a.output == "name" {
 			for _, v := range all {
-				fmt.Fprintln(w, k.noun+"/"+k.id(v))
+				fmt.Fprintln(w, k.Noun+"/"+k.id(v))
 			}
-		case a.output == "wide" && k.wideRow != nil:
-			line(w, slices.Concat(k.header, k.wideHeader)...)
-			for _, v := range all {
-				line(w, slices.Concat(k.row(v), k.wideRow(v))...)
+			return
+		}
+		print := func(narrow, wide []any) {
+			if a.output == "wide" {
+				narrow = slices.Concat(narrow, wide)
 			}
-		default:
-			line(w, k.header...)
-			for _, v := range all {
-				line(w, k.row(v)...)
-			}
+			line(w, narrow...)
+		}
+		print(k.narrow, k.wide)
+		for _, v := range all {
+			print(k.row(v))
 		}
 	})
 }
 
-func (k kind[T]) delete(a *app) *cobra.Command {
+func (k kind) delete(a *app) *cobra.Command {
 	var dryRun bool
 	c := answers(&cobra.Command{
 		Use:               "delete NAME...",
 		Aliases:           []string{"rm"},
-		Short:             "Delete " + k.noun + "s: all that are named, or none",
-		Example:           "  kerb " + k.noun + " delete NAME\n  kerb " + k.noun + " delete --dry-run NAME NAME",
+		Short:             "Delete " + k.Noun + "s: all that are named, or none",
+		Example:           "  kerb " + k.Noun + " delete NAME\n  kerb " + k.Noun + " delete --dry-run NAME NAME",
 		Args:              cobra.MinimumNArgs(1),
 		ValidArgsFunction: k.complete(a),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			refs := make([]server.Ref, len(args))
+			refs := make([]resource.Ref, len(args))
 			for i, name := range args {
-				refs[i] = server.Ref{Kind: k.name, Name: name}
+				refs[i] = resource.Ref{Kind: k.Kind, Name: name}
 			}
 			result, err := a.change(cmd.Context(), http.MethodPost, "/v1/delete", dryRun, refs)
 			if err != nil {
@@ -134,9 +228,9 @@ func (k kind[T]) delete(a *app) *cobra.Command {
 }
 
 // complete offers the names that there are.
-func (k kind[T]) complete(a *app) cobra.CompletionFunc {
+func (k kind) complete(a *app) cobra.CompletionFunc {
 	return func(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
-		all, err := fetch[[]T](cmd.Context(), a, k.path)
+		all, err := k.fetchAll(cmd.Context(), a)
 		if err != nil {
 			return nil, cobra.ShellCompDirectiveNoFileComp
 		}

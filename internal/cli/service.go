@@ -8,78 +8,19 @@ import (
 	"net/http"
 	"net/url"
 	"path/filepath"
-	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
 
 	"github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/resource"
 )
 
-func serviceKind() kind[v1alpha1.Service] {
-	return kind[v1alpha1.Service]{
-		name:     v1alpha1.KindService,
-		noun:     "service",
-		path:     "/v1/services",
-		header:   []any{"NAME", "LABELS", "FOUND BY", "READY", "INTERFACES", "ADDRESSES"},
-		row:      serviceRow,
-		describe: describeService,
-		id:       func(s v1alpha1.Service) string { return s.Metadata.Name },
-
-		wideHeader: []any{"MODULES"},
-		wideRow:    func(s v1alpha1.Service) []any { return []any{modulesOn(s)} },
-	}
-}
-
-func (a *app) serviceCommand() *cobra.Command {
-	k := serviceKind()
-	return noun("service", "Workloads of the node", k.list(a), k.get(a), a.serviceAddCommand(), k.delete(a))
-}
-
-func serviceRow(s v1alpha1.Service) []any {
-	status := serviceStatus(s)
-	var links []string
-	for _, l := range status.Links {
-		links = append(links, l.Interface)
-	}
-	return []any{s.Metadata.Name, printLabels(s.Metadata.Labels), foundBy(s.Spec), ready(status.Conditions), strings.Join(links, ","), strings.Join(status.Addresses, ",")}
-}
-
-// modulesOn are the modules on a service's interfaces and sockets.
-func modulesOn(s v1alpha1.Service) string {
-	status := serviceStatus(s)
-	all := slices.Clone(status.Sockets)
-	for _, l := range status.Links {
-		for _, h := range l.Hooks {
-			all = append(all, h.Modules...)
-		}
-	}
-	slices.Sort(all)
-	return strings.Join(slices.Compact(all), ",")
-}
-
-func serviceStatus(s v1alpha1.Service) v1alpha1.ServiceStatus {
-	if s.Status == nil {
-		return v1alpha1.ServiceStatus{}
-	}
-	return *s.Status
-}
-
-func foundBy(s v1alpha1.ServiceSpec) string {
-	switch {
-	case s.Netns != "":
-		return s.Netns
-	case s.PID != 0:
-		return fmt.Sprintf("pid %d", s.PID)
-	}
-	return "interface " + s.Interface
-}
-
 func describeService(w io.Writer, s v1alpha1.Service) {
-	status := serviceStatus(s)
+	status := resource.Status(s.Status)
 	field(w, "Name", s.Metadata.Name)
-	field(w, "Labels", printLabels(s.Metadata.Labels))
-	field(w, "Found by", foundBy(s.Spec))
+	field(w, "Labels", resource.Labels(s.Metadata.Labels))
+	field(w, "Found by", resource.FoundBy(s.Spec))
 	field(w, "Addresses", strings.Join(status.Addresses, ", "))
 	field(w, "Sockets", strings.Join(status.Sockets, ", "))
 	printConditions(w, status.Conditions)

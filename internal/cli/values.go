@@ -11,6 +11,8 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+
+	"github.com/kerb-edge/kerb/internal/resource"
 )
 
 func (a *app) valuesCommand() *cobra.Command {
@@ -19,7 +21,7 @@ func (a *app) valuesCommand() *cobra.Command {
 		Short:             "Show the values that can be set while a module runs",
 		Example:           "  kerb module values sign",
 		Args:              cobra.ExactArgs(1),
-		ValidArgsFunction: moduleKind().complete(a),
+		ValidArgsFunction: kindOf(resource.Module).complete(a),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			values, err := fetch[[]map[string]any](cmd.Context(), a, valuesPath(args[0]))
 			if err != nil {
@@ -44,7 +46,7 @@ func (a *app) setCommand() *cobra.Command {
 		Long:              "Sets values of the module: `kerb module values NAME` lists them. Stops at the first value that is refused.",
 		Example:           "  kerb module set sign sign/cars=12\n  kerb module set things things/sensors/temperature=21.5",
 		Args:              cobra.MinimumNArgs(2),
-		ValidArgsFunction: moduleKind().complete(a),
+		ValidArgsFunction: kindOf(resource.Module).complete(a),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			set := map[string]string{}
 			for _, assignment := range args[1:] {

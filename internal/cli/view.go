@@ -13,19 +13,16 @@ import (
 	"github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/doctor"
 	"github.com/kerb-edge/kerb/internal/pkgs"
+	"github.com/kerb-edge/kerb/internal/resource"
 )
 
-func chainKind() kind[v1alpha1.Chain] {
-	return kind[v1alpha1.Chain]{
-		noun:   "chain",
-		path:   "/v1/chains",
-		header: []any{"ID", "HOOK", "DIRECTION", "MODULES", "PROGRAM", "PARTS", "COST", "POINTS"},
-		row: func(c v1alpha1.Chain) []any {
-			return []any{c.ID, c.Hook, c.Direction, strings.Join(c.Modules, " > "), c.Program, c.Parts, costText(c.Cost), len(c.Points)}
-		},
-		describe: describeChain,
-		id:       func(c v1alpha1.Chain) string { return c.ID },
-	}
+func chainKind() kind {
+	k := viewOf("chain", []any{"ID", "HOOK", "DIRECTION", "MODULES", "PROGRAM", "PARTS", "COST", "POINTS"}, func(c v1alpha1.Chain) []any {
+		modules := strings.Join(c.Modules, " > ")
+		return []any{c.ID, c.Hook, c.Direction, modules, c.Program, c.Parts, resource.Cost(c.Cost), len(c.Points)}
+	}, describeChain)
+	k.all = true
+	return k
 }
 
 func (a *app) chainCommand() *cobra.Command {
@@ -40,21 +37,14 @@ func describeChain(w io.Writer, c v1alpha1.Chain) {
 	field(w, "Modules", strings.Join(c.Modules, " > "))
 	field(w, "Program", c.Program)
 	field(w, "Parts", c.Parts)
-	field(w, "Cost", costText(c.Cost))
+	field(w, "Cost", resource.Cost(c.Cost))
 	printInstances(w, c.Points)
 }
 
-func packageKind() kind[v1alpha1.Package] {
-	return kind[v1alpha1.Package]{
-		noun:   "package",
-		path:   "/v1/packages",
-		header: []any{"NAME", "VERSION", "HOOKS", "MEMORY", "SOURCE", "DESCRIPTION"},
-		row: func(p v1alpha1.Package) []any {
-			return []any{p.Name, p.Version, strings.Join(p.Hooks, ","), pkgs.FormatBytes(p.Memory), p.Source, p.Description}
-		},
-		describe: describePackage,
-		id:       func(p v1alpha1.Package) string { return p.Name },
-	}
+func packageKind() kind {
+	return viewOf("package", []any{"NAME", "VERSION", "HOOKS", "MEMORY", "SOURCE", "DESCRIPTION"}, func(p v1alpha1.Package) []any {
+		return []any{p.Name, p.Version, strings.Join(p.Hooks, ","), pkgs.FormatBytes(p.Memory), p.Source, p.Description}
+	}, describePackage)
 }
 
 // newPackageCommand is `kerb package`: what the agent knows of packages, and what authors do with them.

@@ -7,50 +7,14 @@ import (
 	"io"
 	"strings"
 
-	"github.com/spf13/cobra"
-
 	"github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/resource"
 )
 
-func virtualServiceKind() kind[v1alpha1.VirtualService] {
-	return kind[v1alpha1.VirtualService]{
-		name:     v1alpha1.KindVirtualService,
-		noun:     "virtualservice",
-		path:     "/v1/virtualservices",
-		header:   []any{"NAME", "SOURCE", "ADDRESSES", "READY", "INSTANCES", "MODULES"},
-		row:      virtualServiceRow,
-		describe: describeVirtualService,
-		id:       func(s v1alpha1.VirtualService) string { return s.Metadata.Name },
-	}
-}
-
-func (a *app) virtualServiceCommand() *cobra.Command {
-	k := virtualServiceKind()
-	c := noun("virtualservice", "Addresses that stand for groups of instances", k.list(a), k.get(a), k.delete(a))
-	c.Aliases = []string{"vs"}
-	return c
-}
-
-func virtualStatus(s v1alpha1.VirtualService) v1alpha1.VirtualServiceStatus {
-	if s.Status == nil {
-		return v1alpha1.VirtualServiceStatus{}
-	}
-	return *s.Status
-}
-
-func virtualServiceRow(s v1alpha1.VirtualService) []any {
-	status := virtualStatus(s)
-	var addresses []string
-	for _, a := range s.Spec.Addresses {
-		addresses = append(addresses, a.Address)
-	}
-	return []any{s.Metadata.Name, status.Source, strings.Join(addresses, ","), ready(status.Conditions), len(s.Spec.Instances), strings.Join(status.Modules, ",")}
-}
-
 func describeVirtualService(w io.Writer, s v1alpha1.VirtualService) {
-	status := virtualStatus(s)
+	status := resource.Status(s.Status)
 	field(w, "Name", s.Metadata.Name)
-	field(w, "Labels", printLabels(s.Metadata.Labels))
+	field(w, "Labels", resource.Labels(s.Metadata.Labels))
 	field(w, "Source", status.Source)
 	field(w, "Modules", strings.Join(status.Modules, ", "))
 	printConditions(w, status.Conditions)

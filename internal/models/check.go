@@ -11,13 +11,9 @@ import (
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/fault"
-	"github.com/kerb-edge/kerb/internal/store"
 	"github.com/kerb-edge/kerb/modules/classifier"
 	"github.com/kerb-edge/kerb/modules/classifier/model"
 )
-
-// VersionsKept is how many earlier versions of a model are kept.
-const VersionsKept = store.VersionsKept
 
 // Limits of a node: documents stay in memory.
 const (

@@ -5,12 +5,14 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"net/http"
 
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/resource"
 )
 
 // Backend is what the API needs of the agent. Its errors are those of package fault; all others are the agent's own fault.
@@ -19,21 +21,16 @@ type Backend interface {
 	// Apply creates or updates all resources of the request, or none of them.
 	Apply(ctx context.Context, r Request) (v1alpha1.ApplyResult, error)
 	// Delete deletes all of refs, or none of them. An unknown one is *fault.NotFound.
-	Delete(ctx context.Context, refs []Ref, dryRun bool) (v1alpha1.ApplyResult, error)
+	Delete(ctx context.Context, refs []resource.Ref, dryRun bool) (v1alpha1.ApplyResult, error)
 
-	// Lists are sorted by name; resources carry their status.
-	Modules(ctx context.Context) ([]v1alpha1.Module, error)
-	Module(ctx context.Context, name string) (v1alpha1.Module, error)
-	Services(ctx context.Context) ([]v1alpha1.Service, error)
-	Service(ctx context.Context, name string) (v1alpha1.Service, error)
-	// VirtualServices are also those that resolvers found.
-	VirtualServices(ctx context.Context) ([]v1alpha1.VirtualService, error)
-	VirtualService(ctx context.Context, name string) (v1alpha1.VirtualService, error)
-	// Models in a list are without their documents.
-	Models(ctx context.Context) ([]v1alpha1.Model, error)
-	Model(ctx context.Context, name string) (v1alpha1.Model, error)
-	// ModelVersion is a model as it was in an earlier generation that is kept.
-	ModelVersion(ctx context.Context, name string, generation int64) (v1alpha1.Model, error)
+	// List returns all resources of a kind with their status, sorted by name. They may be without what lists leave out.
+	List(ctx context.Context, kind resource.Kind) ([]resource.Object, error)
+	// Get returns one. *fault.NotFound if there is none.
+	Get(ctx context.Context, kind resource.Kind, name string) (resource.Object, error)
+	// Version returns a resource as it was in an earlier generation that is kept.
+	Version(ctx context.Context, kind resource.Kind, name string, generation int64) (resource.Object, error)
+
+	// Lists are sorted by name.
 	Chains(ctx context.Context) ([]v1alpha1.Chain, error)
 	Packages(ctx context.Context) ([]v1alpha1.Package, error)
 	Package(ctx context.Context, name string) (v1alpha1.Package, error)
@@ -49,20 +46,21 @@ type Backend interface {
 }
 
 // Request is a set of resources to apply together. They are valid by schema, have their defaults, and no status.
+// metadata.resourceVersion is the version that the client has seen.
 type Request struct {
-	Modules         []v1alpha1.Module
-	Services        []v1alpha1.Service
-	VirtualServices []v1alpha1.VirtualService
-	Models          []v1alpha1.Model
-	versions        map[Ref]string // metadata.resourceVersion of those that have one
-	IfUnchanged     bool           // only if each resource is in the version that the request names, or does not exist if it names none
-	DryRun          bool           // work out and answer what would happen, without effect
+	Resources   []resource.Object
+	IfUnchanged bool // only if each resource is in the version that it names, or does not exist if it names none
+	DryRun      bool // work out and answer what would happen, without effect
 }
 
-// Ref names a resource.
-type Ref struct {
-	Kind string `json:"kind" enum:"Module,Service,VirtualService,Model" doc:"Kind of resource"`
-	Name string `json:"name" minLength:"1" doc:"Its name"`
-
-	ResourceVersion string `json:"resourceVersion,omitempty" doc:"Delete only if metadata.resourceVersion is still this"`
+// Expected names all resources of the request in the versions that they must have for it to be carried out.
+func (r Request) Expected() []resource.Ref {
+	if !r.IfUnchanged {
+		return nil
+	}
+	refs := resource.Refs(r.Resources)
+	for i, o := range r.Resources {
+		refs[i].ResourceVersion = cmp.Or(o.Meta().ResourceVersion, resource.Absent)
+	}
+	return refs
 }

@@ -9,12 +9,12 @@ import (
 	"io"
 	"mime"
 	"net/http"
-	"reflect"
 
 	"github.com/danielgtaylor/huma/v2"
 
 	"github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/fault"
+	"github.com/kerb-edge/kerb/internal/resource"
 )
 
 type (
@@ -49,10 +49,10 @@ type (
 		body
 		DryRun bool `query:"dryRun" doc:"Validate and report what would happen, change nothing"`
 	}
-	answer[T any]   struct{ Body T }
-	resource[T any] struct {
+	answer[T any] struct{ Body T }
+	oneResource   struct {
 		ETag string `header:"ETag" doc:"metadata.resourceVersion in quotes, for If-Match"`
-		Body T
+		Body resource.Object
 	}
 )
 
@@ -94,23 +94,9 @@ func cutShort(err error) error {
 
 func (s *Server) addRoutes() {
 	route(s, "GET", "/v1/status", "status", "Summary of the agent's state", s.status)
-	route(s, "GET", "/v1/modules", "listModules", "All modules", listVersions(s.backend.Modules, (*v1alpha1.Module).Meta, moduleVersion))
-	routeResource(s, "/v1/modules/{name}", "getModule", "One module", s.backend.Module, (*v1alpha1.Module).Meta, moduleVersion)
-	route(s, "PUT", "/v1/modules/{name}", "putModule", "Create or update a module", s.put(v1alpha1.KindModule))
-	route(s, "DELETE", "/v1/modules/{name}", "deleteModule", "Delete a module", s.delete(v1alpha1.KindModule))
-	route(s, "GET", "/v1/services", "listServices", "All services", listVersions(s.backend.Services, (*v1alpha1.Service).Meta, serviceVersion))
-	routeResource(s, "/v1/services/{name}", "getService", "One service", s.backend.Service, (*v1alpha1.Service).Meta, serviceVersion)
-	route(s, "PUT", "/v1/services/{name}", "putService", "Create or update a service", s.put(v1alpha1.KindService))
-	route(s, "DELETE", "/v1/services/{name}", "deleteService", "Delete a service", s.delete(v1alpha1.KindService))
-	route(s, "GET", "/v1/virtualservices", "listVirtualServices", "All virtual services, including those found by resolvers", listVersions(s.backend.VirtualServices, (*v1alpha1.VirtualService).Meta, virtualVersion))
-	routeResource(s, "/v1/virtualservices/{name}", "getVirtualService", "One virtual service", s.backend.VirtualService, (*v1alpha1.VirtualService).Meta, virtualVersion)
-	route(s, "PUT", "/v1/virtualservices/{name}", "putVirtualService", "Create or update a virtual service", s.put(v1alpha1.KindVirtualService))
-	route(s, "DELETE", "/v1/virtualservices/{name}", "deleteVirtualService", "Delete a virtual service", s.delete(v1alpha1.KindVirtualService))
-	route(s, "GET", "/v1/models", "listModels", "All models, without their documents", list(s.backend.Models))
-	routeResource(s, "/v1/models/{name}", "getModel", "One model", s.backend.Model, (*v1alpha1.Model).Meta, modelVersion)
-	route(s, "GET", "/v1/models/{name}/versions/{generation}", "getModelVersion", "An earlier version of a model, for a rollback", s.modelVersion)
-	route(s, "PUT", "/v1/models/{name}", "putModel", "Create or update a model", s.put(v1alpha1.KindModel))
-	route(s, "DELETE", "/v1/models/{name}", "deleteModel", "Delete a model", s.delete(v1alpha1.KindModel))
+	for _, kind := range resource.Kinds() {
+		s.addKind(kind)
+	}
 	route(s, "GET", "/v1/chains", "listChains", "All attached chains", list(s.backend.Chains))
 	route(s, "GET", "/v1/chains/{id}", "getChain", "One chain", s.chain)
 	route(s, "GET", "/v1/packages", "listPackages", "All packages known to the node", list(s.backend.Packages))
@@ -118,7 +104,7 @@ func (s *Server) addRoutes() {
 	route(s, "POST", "/v1/apply", "apply", "Create or update resources: all of them or none", s.apply)
 	route(s, "POST", "/v1/delete", "delete", "Delete resources: all of them or none", s.deleteMany)
 	huma.Register(s.api, huma.Operation{OperationID: "trace", Method: "GET", Path: "/v1/trace", Summary: "Trace of packets through chains, one JSON object per line"}, s.trace)
-	describeBodies(s.api.OpenAPI())
+	s.describeBodies()
 }
 
 // trace streams. Errors before the first packet are problems; later ones are a line {"error": ...}.
@@ -166,20 +152,6 @@ func route[I, O any](s *Server, method, path, id, summary string, do func(contex
 	})
 }
 
-// routeResource registers reading a resource: it is answered with its version.
-func routeResource[T any](s *Server, path, id, summary string, one func(context.Context, string) (T, error), meta func(*T) *v1alpha1.ObjectMeta, version func(*T) string) {
-	op := huma.Operation{OperationID: id, Method: http.MethodGet, Path: path, Summary: summary}
-	huma.Register(s.api, op, func(ctx context.Context, in *byName) (*resource[T], error) {
-		got, err := one(ctx, in.Name)
-		if err != nil {
-			return nil, s.problem(err, http.MethodGet, path)
-		}
-		v := version(&got)
-		meta(&got).ResourceVersion = v
-		return &resource[T]{ETag: `"` + v + `"`, Body: got}, nil
-	})
-}
-
 // problem is what is answered for an error; the log has those that are the agent's own fault.
 func (s *Server) problem(err error, method, path string) *Problem {
 	p := problemOf(err)
@@ -187,17 +159,6 @@ func (s *Server) problem(err error, method, path string) *Problem {
 		s.log.Error("request failed", "method", method, "path", path, "error", err)
 	}
 	return p
-}
-
-// listVersions is list with the version of each resource.
-func listVersions[T any](all func(context.Context) ([]T, error), meta func(*T) *v1alpha1.ObjectMeta, version func(*T) string) func(context.Context, *none) ([]T, error) {
-	return list(func(ctx context.Context) ([]T, error) {
-		got, err := all(ctx)
-		for i := range got {
-			meta(&got[i]).ResourceVersion = version(&got[i])
-		}
-		return got, err
-	})
 }
 
 func list[T any](all func(context.Context) ([]T, error)) func(context.Context, *none) ([]T, error) {
@@ -233,29 +194,6 @@ func (s *Server) chain(ctx context.Context, in *byID) (v1alpha1.Chain, error) {
 	return v1alpha1.Chain{}, &fault.NotFound{Kind: "Chain", Name: in.ID}
 }
 
-func (s *Server) modelVersion(ctx context.Context, in *byGeneration) (v1alpha1.Model, error) {
-	return s.backend.ModelVersion(ctx, in.Name, in.Generation)
-}
-
-func (s *Server) put(kind string) func(context.Context, *putInput) (v1alpha1.ApplyResult, error) {
-	return func(ctx context.Context, in *putInput) (v1alpha1.ApplyResult, error) {
-		r, err := in.request(in.DryRun)
-		if err != nil {
-			return v1alpha1.ApplyResult{}, err
-		}
-		ref := Ref{Kind: kind, Name: in.Name}
-		if refs := r.Refs(); len(refs) != 1 || refs[0] != ref {
-			return v1alpha1.ApplyResult{}, &fault.Invalid{Field: "metadata.name", Reason: fmt.Sprintf("the body must be the %s %s, as the path says", kind, in.Name)}
-		}
-		version, err := in.version()
-		if err != nil {
-			return v1alpha1.ApplyResult{}, err
-		}
-		r.IfUnchanged, r.versions = version != "", map[Ref]string{ref: version}
-		return s.backend.Apply(ctx, r)
-	}
-}
-
 func (s *Server) apply(ctx context.Context, in *applyInput) (v1alpha1.ApplyResult, error) {
 	r, err := in.request(in.DryRun)
 	if err != nil {
@@ -270,22 +208,11 @@ func (b *body) request(dryRun bool) (Request, error) {
 	if err != nil {
 		return Request{}, err
 	}
-	r, err := Decode(data)
-	r.DryRun = dryRun
-	if err == nil && len(r.Refs()) == 0 {
+	all, err := resource.Decode(data)
+	if err == nil && len(all) == 0 {
 		err = &fault.Invalid{Reason: "the request contains no resource"}
 	}
-	return r, err
-}
-
-func (s *Server) delete(kind string) func(context.Context, *deleteInput) (v1alpha1.ApplyResult, error) {
-	return func(ctx context.Context, in *deleteInput) (v1alpha1.ApplyResult, error) {
-		version, err := in.version()
-		if err != nil {
-			return v1alpha1.ApplyResult{}, err
-		}
-		return s.backend.Delete(ctx, []Ref{{Kind: kind, Name: in.Name, ResourceVersion: version}}, in.DryRun)
-	}
+	return Request{Resources: all, DryRun: dryRun}, err
 }
 
 func (s *Server) deleteMany(ctx context.Context, in *manyInput) (v1alpha1.ApplyResult, error) {
@@ -293,37 +220,9 @@ func (s *Server) deleteMany(ctx context.Context, in *manyInput) (v1alpha1.ApplyR
 	if err != nil {
 		return v1alpha1.ApplyResult{}, err
 	}
-	refs, err := decodeRefs(data)
+	refs, err := resource.DecodeRefs(data)
 	if err != nil {
 		return v1alpha1.ApplyResult{}, err
 	}
 	return s.backend.Delete(ctx, refs, in.DryRun)
-}
-
-// describeBodies puts the bodies that are not read by huma into its document.
-func describeBodies(doc *huma.OpenAPI) {
-	schema := func(t reflect.Type) *huma.Schema { return doc.Components.Schemas.Schema(t, true, "") }
-	module, service := schema(reflect.TypeFor[v1alpha1.Module]()), schema(reflect.TypeFor[v1alpha1.Service]())
-	virtual, model := schema(reflect.TypeFor[v1alpha1.VirtualService]()), schema(reflect.TypeFor[v1alpha1.Model]())
-	resource := &huma.Schema{
-		OneOf: []*huma.Schema{module, service, virtual, model},
-		Discriminator: &huma.Discriminator{
-			PropertyName: "kind",
-			Mapping: map[string]string{v1alpha1.KindModule: module.Ref, v1alpha1.KindService: service.Ref,
-				v1alpha1.KindVirtualService: virtual.Ref, v1alpha1.KindModel: model.Ref},
-		},
-	}
-	doc.Paths["/v1/modules/{name}"].Put.RequestBody = required(module)
-	doc.Paths["/v1/services/{name}"].Put.RequestBody = required(service)
-	doc.Paths["/v1/virtualservices/{name}"].Put.RequestBody = required(virtual)
-	doc.Paths["/v1/models/{name}"].Put.RequestBody = required(model)
-	doc.Paths["/v1/apply"].Post.RequestBody = required(&huma.Schema{Type: huma.TypeArray, Items: resource})
-	doc.Paths["/v1/delete"].Post.RequestBody = required(schema(reflect.TypeFor[[]Ref]()))
-}
-
-func required(schema *huma.Schema) *huma.RequestBody {
-	return &huma.RequestBody{Required: true, Content: map[string]*huma.MediaType{
-		"application/json": {Schema: schema},
-		"application/yaml": {Schema: schema},
-	}}
 }

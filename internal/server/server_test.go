@@ -6,7 +6,6 @@ import (
 	"context"
 	"encoding/json"
 	"flag"
-	"fmt"
 	"io"
 	"log/slog"
 	"net/http"
@@ -345,23 +344,6 @@ func TestYAML(t *testing.T) {
 	}
 }
 
-func FuzzDecode(f *testing.F) {
-	f.Add([]byte(counter))
-	f.Add([]byte("[" + counter + "," + web + "]"))
-	f.Add([]byte("---\na: 1\n---\n- b\n"))
-	f.Fuzz(func(t *testing.T, data []byte) {
-		r, err := server.Decode(data)
-		if err != nil {
-			return
-		}
-		for _, m := range r.Modules {
-			if m.Status != nil || m.Metadata.Name == "" || m.Spec.Hook == "" {
-				t.Errorf("decoded %+v", m)
-			}
-		}
-	})
-}
-
 // TestDocumentIsCurrent runs with -update to write the document.
 func TestDocumentIsCurrent(t *testing.T) {
 	want, err := newServer(t).OpenAPI()
@@ -394,10 +376,4 @@ func TestDocumentIsServed(t *testing.T) {
 			}
 		}
 	}
-}
-
-func ExampleDecode() {
-	_, err := server.Decode([]byte("apiVersion: kerb.dev/v1alpha1\nkind: Service\nmetadata: {name: web}\nspec: {nets: /run/netns/web}\n"))
-	fmt.Println(err)
-	// Output: Service web: spec.nets: unknown field; known are interface, netns, pid; did you mean netns?
 }

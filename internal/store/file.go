@@ -16,24 +16,34 @@ import (
 	"strconv"
 
 	"go.etcd.io/bbolt"
+
+	"github.com/kerb-edge/kerb/internal/resource"
 )
 
-// Buckets and keys of schema version 3; version 1 had no virtual services, version 2 no models. Resources are JSON by name; the digest covers
-// all of them, because bbolt itself does not notice a changed byte in a data page.
+// Each kind has a bucket of JSON by name; version 1 had no virtual services, version 2 no models. The digest covers all of
+// them, because bbolt itself does not notice a changed byte in a data page.
 var (
-	bucketMeta            = []byte("meta")
-	bucketModules         = []byte("modules")
-	bucketServices        = []byte("services")
-	bucketVirtualServices = []byte("virtualservices")
-	bucketModels          = []byte("models")
-	bucketModelVersions   = []byte("modelversions")
-	keySchema             = []byte("schema")
-	keyRecovered          = []byte("recovered")
-	keyDigest             = []byte("digest")
+	bucketMeta   = []byte("meta")
+	keySchema    = []byte("schema")
+	keyRecovered = []byte("recovered")
+	keyDigest    = []byte("digest")
 )
 
-// resources are the buckets of them.
-var resources = [][]byte{bucketModules, bucketServices, bucketVirtualServices, bucketModels, bucketModelVersions}
+func bucketOf(kind resource.Kind) []byte { return []byte(kind.Names().Plural) }
+
+// versionsOf is the bucket of earlier versions.
+func versionsOf(kind resource.Kind) []byte { return []byte(kind.Names().Noun + "versions") }
+
+// buckets are those of all kinds.
+func buckets() (out [][]byte) {
+	for _, kind := range resource.Kinds() {
+		out = append(out, bucketOf(kind))
+		if kind.Archives() {
+			out = append(out, versionsOf(kind))
+		}
+	}
+	return out
+}
 
 // errPanic marks a panic of bbolt, which is how it meets pages that it does not understand.
 var errPanic = errors.New("unreadable page")
@@ -82,7 +92,7 @@ func initialize(path string, recovered bool) error {
 }
 
 func layOut(tx *bbolt.Tx, recovered bool) error {
-	for _, name := range append([][]byte{bucketMeta}, resources...) {
+	for _, name := range append(buckets(), bucketMeta) {
 		if _, err := tx.CreateBucket(name); err != nil {
 			return err
 		}
@@ -110,7 +120,7 @@ func syncDir(path string) error {
 // digest is the SHA-256 of all resources.
 func digest(tx *bbolt.Tx) []byte {
 	h := sha256.New()
-	for _, name := range resources {
+	for _, name := range buckets() {
 		if tx.Bucket(name) == nil { // of an older version
 			continue
 		}
@@ -133,8 +143,8 @@ func verifyTx(tx *bbolt.Tx, path string) error {
 	if err := verifySchema(tx, path); err != nil {
 		return err
 	}
-	for _, name := range [][]byte{bucketModules, bucketServices} {
-		if tx.Bucket(name) == nil {
+	for _, kind := range []resource.Kind{resource.Module, resource.Service} { // all versions have these
+		if name := bucketOf(kind); tx.Bucket(name) == nil {
 			return fmt.Errorf("%w: no bucket %s", ErrCorrupt, name)
 		}
 	}

@@ -9,8 +9,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"iter"
 	"maps"
 	"os"
+	"slices"
 	"strconv"
 	"sync"
 	"syscall"
@@ -19,12 +21,13 @@ import (
 	"go.etcd.io/bbolt"
 	bolterrors "go.etcd.io/bbolt/errors"
 
-	"github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/fault"
+	"github.com/kerb-edge/kerb/internal/resource"
 )
 
-// SchemaVersion is the layout of the file that this build writes. It reads older ones, too.
-const SchemaVersion = 3
+// SchemaVersion is the layout of the file that this build writes. It reads older ones, too. Each kind of resources that is
+// added makes a new version, which builds without it refuse: they would lose its resources.
+var SchemaVersion = len(resource.Kinds()) - 1
 
 // lockWait is how long Open waits for another process to let go of the file.
 const lockWait = 2 * time.Second
@@ -58,19 +61,6 @@ type Recovery struct {
 
 func (r *Recovery) Error() string {
 	return fmt.Sprintf("the store was damaged (%v) and is kept as %s; desired state starts empty", r.Cause, r.Path)
-}
-
-// Desired is everything the operator wants. Status is never part of it.
-type Desired struct {
-	Modules         map[string]v1alpha1.Module
-	Services        map[string]v1alpha1.Service
-	VirtualServices map[string]v1alpha1.VirtualService
-	Models          map[string]v1alpha1.Model
-}
-
-// Clone returns a copy with maps of its own; the resources in it are shared.
-func (d Desired) Clone() Desired {
-	return Desired{Modules: maps.Clone(d.Modules), Services: maps.Clone(d.Services), VirtualServices: maps.Clone(d.VirtualServices), Models: maps.Clone(d.Models)}
 }
 
 // Store is an open file. Its methods may be called from several goroutines.
@@ -173,96 +163,56 @@ func (s *Store) Recovered() bool {
 	return recovered && err == nil
 }
 
-// Snapshot returns the desired state. The caller owns it.
-func (s *Store) Snapshot() (Desired, error) {
-	d := Desired{Modules: map[string]v1alpha1.Module{}, Services: map[string]v1alpha1.Service{},
-		VirtualServices: map[string]v1alpha1.VirtualService{}, Models: map[string]v1alpha1.Model{}}
+// Snapshot returns the desired state: everything that was applied, without status. The caller owns it.
+func (s *Store) Snapshot() (resource.Set, error) {
+	d := resource.Set{}
 	err := s.view(func(tx *bbolt.Tx) error {
-		if err := read(tx.Bucket(bucketModules), d.Modules); err != nil {
-			return err
+		for _, kind := range resource.Kinds() {
+			if err := read(tx.Bucket(bucketOf(kind)), kind, d); err != nil {
+				return err
+			}
 		}
-		if err := read(tx.Bucket(bucketServices), d.Services); err != nil {
-			return err
-		}
-		if err := read(tx.Bucket(bucketVirtualServices), d.VirtualServices); err != nil {
-			return err
-		}
-		return read(tx.Bucket(bucketModels), d.Models)
+		return nil
 	})
 	return d, err
 }
 
 // Commit makes d the desired state: all of it or, with an error, none. When it returns nil, d is on the disk. Errors:
 // ErrReadOnly, ErrFull, ErrCorrupt.
-func (s *Store) Commit(d Desired) error {
+func (s *Store) Commit(d resource.Set) error {
 	return s.update(func(tx *bbolt.Tx) error { return commit(tx, d) })
 }
 
-// Part is a change of resources that only control planes are told of.
-type Part struct {
-	VirtualServices Some[v1alpha1.VirtualService]
-	Models          Some[v1alpha1.Model]
-}
-
-// Some are changes of one kind of resources.
-type Some[T any] struct {
-	Put    []T
-	Remove []string // by name
-}
-
-// Len is how many there are.
-func (s Some[T]) Len() int { return len(s.Put) + len(s.Remove) }
-
-// Len is how many resources change.
-func (p Part) Len() int { return p.VirtualServices.Len() + p.Models.Len() }
-
-// CommitPart is Commit of a part alone: what it costs does not depend on how many other resources there are.
-func (s *Store) CommitPart(p Part) error {
+// CommitChanges is Commit of changes alone: what it costs does not depend on how many other resources there are.
+func (s *Store) CommitChanges(c resource.Changes) error {
 	return s.update(func(tx *bbolt.Tx) error {
-		virtual, err := tx.CreateBucketIfNotExists(bucketVirtualServices)
-		if err != nil {
-			return err
-		}
-		for _, name := range p.VirtualServices.Remove {
-			if err := virtual.Delete([]byte(name)); err != nil {
+		for _, kind := range resource.Kinds() {
+			if err := write(tx, kind, c.Named(kind)); err != nil {
 				return err
 			}
-		}
-		for _, v := range p.VirtualServices.Put {
-			if _, err := writeOne(virtual, v.Metadata.Name, withoutVirtualServiceStatus(v)); err != nil {
-				return err
-			}
-		}
-		if err := writeModels(tx, p.Models); err != nil {
-			return err
 		}
 		return seal(tx)
 	})
 }
 
 // Acknowledge is Commit, and clears what Recovered tells: both or neither.
-func (s *Store) Acknowledge(d Desired) error {
+func (s *Store) Acknowledge(d resource.Set) error {
 	return s.update(func(tx *bbolt.Tx) error {
 		return errors.Join(commit(tx, d), tx.Bucket(bucketMeta).Delete(keyRecovered))
 	})
 }
 
-func commit(tx *bbolt.Tx, d Desired) error {
-	if err := write(tx.Bucket(bucketModules), d.Modules, withoutModuleStatus); err != nil {
-		return err
-	}
-	if err := write(tx.Bucket(bucketServices), d.Services, withoutServiceStatus); err != nil {
-		return err
-	}
-	later, err := tx.CreateBucketIfNotExists(bucketVirtualServices)
-	if err != nil {
-		return err
-	}
-	if err := write(later, d.VirtualServices, withoutVirtualServiceStatus); err != nil {
-		return err
-	}
-	if err := writeAllModels(tx, d.Models); err != nil {
-		return err
+func commit(tx *bbolt.Tx, d resource.Set) error {
+	for _, kind := range resource.Kinds() {
+		c := resource.Changes{Put: slices.Collect(maps.Values(d[kind.Names().Kind]))}
+		for name := range eachKey(tx.Bucket(bucketOf(kind))) {
+			if _, ok := d[kind.Names().Kind][name]; !ok {
+				c.Remove = append(c.Remove, resource.Ref{Kind: kind.Names().Kind, Name: name})
+			}
+		}
+		if err := write(tx, kind, c); err != nil {
+			return err
+		}
 	}
 	return seal(tx)
 }
@@ -272,11 +222,6 @@ func seal(tx *bbolt.Tx) error {
 	meta := tx.Bucket(bucketMeta)
 	return errors.Join(meta.Put(keySchema, []byte(strconv.Itoa(SchemaVersion))), meta.Put(keyDigest, digest(tx)))
 }
-
-func withoutVirtualServiceStatus(s v1alpha1.VirtualService) any { s.Status = nil; return s }
-func withoutModelStatus(m v1alpha1.Model) any                   { m.Status = nil; return m }
-func withoutModuleStatus(m v1alpha1.Module) any                 { m.Status = nil; return m }
-func withoutServiceStatus(s v1alpha1.Service) any               { s.Status = nil; return s }
 
 func (s *Store) view(do func(*bbolt.Tx) error) error {
 	s.mu.Lock()
@@ -335,62 +280,65 @@ func anyOf(err error, targets ...error) bool {
 }
 
 // read reads a bucket, which a file of an older version may not have.
-func read[T any](b *bbolt.Bucket, into map[string]T) error {
+func read(b *bbolt.Bucket, kind resource.Kind, into resource.Set) error {
 	if b == nil {
 		return nil
 	}
 	return b.ForEach(func(name, data []byte) error {
-		var v T
-		if err := json.Unmarshal(data, &v); err != nil {
+		o := kind.New()
+		if err := json.Unmarshal(data, o); err != nil {
 			return fmt.Errorf("%w: %s: %w", ErrCorrupt, name, err)
 		}
-		into[string(name)] = v
+		into.Put(o)
 		return nil
 	})
 }
 
-// write makes b hold exactly want, and touches only what differs: a page that is not touched is not written.
-func write[T any](b *bbolt.Bucket, want map[string]T, stored func(T) any) error {
-	if err := deleteOthers(b, want); err != nil {
+// eachKey iterates over the names in a bucket, which may not exist.
+func eachKey(b *bbolt.Bucket) iter.Seq[string] {
+	return func(yield func(string) bool) {
+		if b == nil {
+			return
+		}
+		c := b.Cursor()
+		for name, _ := c.First(); name != nil && yield(string(name)); name, _ = c.Next() {
+		}
+	}
+}
+
+// write changes resources of a kind, and touches only what differs: a page that is not touched is not written.
+func write(tx *bbolt.Tx, kind resource.Kind, c resource.Changes) error {
+	b, err := tx.CreateBucketIfNotExists(bucketOf(kind))
+	if err != nil {
 		return err
 	}
-	for name, v := range want {
-		if _, err := writeOne(b, name, stored(v)); err != nil {
+	for _, r := range c.Remove {
+		if err := errors.Join(b.Delete([]byte(r.Name)), forgetVersions(tx, kind, r.Name)); err != nil {
 			return err
+		}
+	}
+	for _, o := range c.Put {
+		if err := put(tx, b, kind, o); err != nil {
+			return fmt.Errorf("%s: %w", o.Meta().Name, err)
 		}
 	}
 	return nil
 }
 
-// writeOne returns what v takes the place of, nil if nothing.
-func writeOne(b *bbolt.Bucket, name string, v any) (before []byte, err error) {
-	data, err := json.Marshal(v)
+func put(tx *bbolt.Tx, b *bbolt.Bucket, kind resource.Kind, o resource.Object) error {
+	o = kind.Copy(o)
+	o.ClearStatus()
+	data, err := json.Marshal(o)
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", name, err)
+		return err
 	}
-	stored := b.Get([]byte(name))
+	name := []byte(o.Meta().Name)
+	stored := bytes.Clone(b.Get(name))
 	if bytes.Equal(stored, data) {
-		return nil, nil
-	}
-	before = bytes.Clone(stored)
-	if err := b.Put([]byte(name), data); err != nil {
-		return nil, fmt.Errorf("%s: %w", name, err)
-	}
-	return before, nil
-}
-
-func deleteOthers[T any](b *bbolt.Bucket, want map[string]T) error {
-	var gone [][]byte
-	_ = b.ForEach(func(name, _ []byte) error { // only the function given returns errors
-		if _, ok := want[string(name)]; !ok {
-			gone = append(gone, append([]byte(nil), name...))
-		}
 		return nil
-	})
-	for _, name := range gone {
-		if err := b.Delete(name); err != nil {
-			return err
-		}
 	}
-	return nil
+	if err := b.Put(name, data); err != nil || stored == nil {
+		return err
+	}
+	return keepVersion(tx, kind, stored, o)
 }

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -17,13 +18,14 @@ import (
 	"go.etcd.io/bbolt"
 
 	"github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/resource"
 )
 
 func TestRoundTrip(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "state.db")
 	want := desired(3)
 	s := mustOpen(t, path)
-	if got := mustSnapshot(t, s); len(got.Modules)+len(got.Services)+len(got.VirtualServices) != 0 {
+	if got := mustSnapshot(t, s); len(got) != 0 {
 		t.Errorf("a new store holds %v", got)
 	}
 	mustCommit(t, s, want)
@@ -36,7 +38,7 @@ func TestRoundTrip(t *testing.T) {
 	if s.Recovered() || s.Recovery() != nil {
 		t.Error("recovered without damage")
 	}
-	delete(want.Modules, "m1")
+	delete(want[v1alpha1.KindModule], "m1")
 	mustCommit(t, s, want)
 	if diff := cmp.Diff(want, mustSnapshot(t, s)); diff != "" {
 		t.Error(diff)
@@ -46,20 +48,17 @@ func TestRoundTrip(t *testing.T) {
 func TestStatusIsNotStored(t *testing.T) {
 	s := mustOpen(t, filepath.Join(t.TempDir(), "state.db"))
 	d := desired(1)
-	m, v := d.Modules["m0"], d.Services["s0"]
-	m.Status, v.Status = &v1alpha1.ModuleStatus{Memory: 1}, &v1alpha1.ServiceStatus{Addresses: []string{"10.0.0.1/24"}}
-	virtual := d.VirtualServices["v0"]
-	virtual.Status = &v1alpha1.VirtualServiceStatus{Source: v1alpha1.SourceStatic}
-	model := d.Models["n0"]
-	model.Status = &v1alpha1.ModelStatus{}
-	d.Modules["m0"], d.Services["s0"], d.VirtualServices["v0"], d.Models["n0"] = m, v, virtual, model
+	module := d[v1alpha1.KindModule]["m0"].(*v1alpha1.Module)
+	module.Status = &v1alpha1.ModuleStatus{Memory: 1}
+	d[v1alpha1.KindService]["s0"].(*v1alpha1.Service).Status = &v1alpha1.ServiceStatus{Addresses: []string{"10.0.0.1/24"}}
+	d[v1alpha1.KindVirtualService]["v0"].(*v1alpha1.VirtualService).Status = &v1alpha1.VirtualServiceStatus{Source: v1alpha1.SourceStatic}
+	d[v1alpha1.KindModel]["n0"].(*v1alpha1.Model).Status = &v1alpha1.ModelStatus{}
 	mustCommit(t, s, d)
-	got := mustSnapshot(t, s)
-	if got.Modules["m0"].Status != nil || got.Services["s0"].Status != nil || got.VirtualServices["v0"].Status != nil || got.Models["n0"].Status != nil {
-		t.Error("status was stored")
-	}
-	if d.Modules["m0"].Status == nil {
+	if module.Status == nil {
 		t.Error("Commit changed its argument")
+	}
+	if diff := cmp.Diff(desired(1), mustSnapshot(t, s)); diff != "" {
+		t.Error("status was stored", diff)
 	}
 }
 
@@ -97,8 +96,8 @@ func TestDamage(t *testing.T) {
 
 func checkFreshUntilAcknowledged(t *testing.T, s *Store, path string) {
 	t.Helper()
-	if got := mustSnapshot(t, s); len(got.Modules) != 0 {
-		t.Errorf("a recovered store holds %v", got.Modules)
+	if got := mustSnapshot(t, s); len(got) != 0 {
+		t.Errorf("a recovered store holds %v", got)
 	}
 	mustCommit(t, s, desired(2))
 	s.Close()
@@ -109,8 +108,8 @@ func checkFreshUntilAcknowledged(t *testing.T, s *Store, path string) {
 	if err := s.Acknowledge(desired(3)); err != nil || s.Recovered() {
 		t.Errorf("acknowledged: %v, %v", s.Recovered(), err)
 	}
-	if got := mustSnapshot(t, s); len(got.Modules) != len(desired(3).Modules) {
-		t.Errorf("acknowledged %d modules, stored %d", len(desired(3).Modules), len(got.Modules))
+	if diff := cmp.Diff(desired(3), mustSnapshot(t, s)); diff != "" {
+		t.Error("acknowledged and stored differ", diff)
 	}
 }
 
@@ -136,7 +135,7 @@ func TestRandomDamage(t *testing.T) {
 			t.Fatalf("seed %d: %v", seed, err)
 		}
 		got := mustSnapshot(t, s)
-		if s.Recovery() == nil && len(got.Modules) != 0 && !cmp.Equal(want, got) {
+		if s.Recovery() == nil && len(got) != 0 && !cmp.Equal(want, got) {
 			t.Errorf("seed %d: damage at %d+%d went unnoticed: %s", seed, at, n, cmp.Diff(want, got))
 		}
 		mustCommit(t, s, want)
@@ -158,16 +157,17 @@ func TestCommitVirtualServices(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "state.db")
 	s, want := mustOpen(t, path), desired(3)
 	mustCommit(t, s, want)
-	changed := want.VirtualServices["v1"]
+	changed, _ := resource.VirtualService.Get(want, "v1")
 	changed.Metadata.Generation = 2
 	stored := changed
 	stored.Status = &v1alpha1.VirtualServiceStatus{Source: v1alpha1.SourceStatic}
-	if err := s.CommitPart(Part{VirtualServices: Some[v1alpha1.VirtualService]{Put: []v1alpha1.VirtualService{stored}, Remove: []string{"v0", "no-such"}}}); err != nil {
+	gone := []resource.Ref{{Kind: v1alpha1.KindVirtualService, Name: "v0"}, {Kind: v1alpha1.KindVirtualService, Name: "no-such"}}
+	if err := s.CommitChanges(resource.Changes{Put: resource.Objects(stored), Remove: gone}); err != nil {
 		t.Fatal(err)
 	}
 	s.Close()
-	want.VirtualServices["v1"] = changed
-	delete(want.VirtualServices, "v0")
+	want.Put(&changed)
+	delete(want[v1alpha1.KindVirtualService], "v0")
 	s = mustOpen(t, path)
 	if diff := cmp.Diff(want, mustSnapshot(t, s)); diff != "" || s.Recovered() {
 		t.Error(diff)
@@ -183,15 +183,16 @@ func TestOlderSchema(t *testing.T) {
 	}
 	if err := db.Update(func(tx *bbolt.Tx) error {
 		meta := tx.Bucket(bucketMeta)
-		return errors.Join(tx.DeleteBucket(bucketVirtualServices), tx.DeleteBucket(bucketModels), tx.DeleteBucket(bucketModelVersions), meta.Put(keySchema, []byte("1")), meta.Put(keyDigest, digest(tx)))
+		return errors.Join(tx.DeleteBucket(bucketOf(resource.VirtualService)), tx.DeleteBucket(bucketOf(resource.Model)),
+			tx.DeleteBucket(versionsOf(resource.Model)), meta.Put(keySchema, []byte("1")), meta.Put(keyDigest, digest(tx)))
 	}); err != nil {
 		t.Fatal(err)
 	}
 	db.Close()
 	s := mustOpen(t, path)
 	got := mustSnapshot(t, s)
-	if s.Recovered() || len(got.Modules) == 0 || len(got.VirtualServices)+len(got.Models) != 0 {
-		t.Fatalf("recovered %v, %d modules, %d virtual services", s.Recovered(), len(got.Modules), len(got.VirtualServices))
+	if s.Recovered() || got.Len(resource.Module) == 0 || got.Len(resource.VirtualService)+got.Len(resource.Model) != 0 {
+		t.Fatalf("recovered %v: %v", s.Recovered(), got)
 	}
 	want := desired(3)
 	mustCommit(t, s, want)
@@ -208,14 +209,16 @@ func TestNewerSchema(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := db.Update(func(tx *bbolt.Tx) error { return tx.Bucket(bucketMeta).Put(keySchema, []byte("4")) }); err != nil {
+	if err := db.Update(func(tx *bbolt.Tx) error {
+		return tx.Bucket(bucketMeta).Put(keySchema, []byte(strconv.Itoa(SchemaVersion+1)))
+	}); err != nil {
 		t.Fatal(err)
 	}
 	db.Close()
 	before := readFile(t, path)
 	_, err = Open(path)
 	var newer *NewerError
-	if !errors.As(err, &newer) || newer.Found != 4 {
+	if !errors.As(err, &newer) || newer.Found != SchemaVersion+1 {
 		t.Errorf("got %v", err)
 	}
 	if string(readFile(t, path)) != string(before) {
@@ -330,9 +333,8 @@ func fillUp(t *testing.T, dir string) {
 	}
 }
 
-func desired(n int) Desired {
-	d := Desired{Modules: map[string]v1alpha1.Module{}, Services: map[string]v1alpha1.Service{},
-		VirtualServices: map[string]v1alpha1.VirtualService{}, Models: map[string]v1alpha1.Model{}}
+func desired(n int) resource.Set {
+	d := resource.Set{}
 	for i := range n {
 		m := v1alpha1.Module{
 			TypeMeta: v1alpha1.TypeMeta{APIVersion: v1alpha1.APIVersion, Kind: v1alpha1.KindModule},
@@ -349,9 +351,10 @@ func desired(n int) Desired {
 			Metadata: v1alpha1.ObjectMeta{Name: fmt.Sprintf("v%d", i)},
 			Spec:     v1alpha1.VirtualServiceSpec{Addresses: []v1alpha1.VirtualAddress{{Address: fmt.Sprintf("10.30.0.%d", i), Policy: v1alpha1.PolicyClosest}}},
 		}
-		d.Modules[m.Metadata.Name], d.Services[s.Metadata.Name], d.VirtualServices[v.Metadata.Name] = m, s, v
 		model := modelOf(fmt.Sprintf("n%d", i), 1)
-		d.Models[model.Metadata.Name] = model
+		for _, o := range []resource.Object{&m, &s, &v, &model} {
+			d.Put(o)
+		}
 	}
 	return d
 }
@@ -401,14 +404,14 @@ func mustOpen(t *testing.T, path string) *Store {
 	return s
 }
 
-func mustCommit(t *testing.T, s *Store, d Desired) {
+func mustCommit(t *testing.T, s *Store, d resource.Set) {
 	t.Helper()
 	if err := s.Commit(d); err != nil {
 		t.Fatal(err)
 	}
 }
 
-func mustSnapshot(t *testing.T, s *Store) Desired {
+func mustSnapshot(t *testing.T, s *Store) resource.Set {
 	t.Helper()
 	d, err := s.Snapshot()
 	if err != nil {

@@ -6,14 +6,11 @@ package servertest
 
 import (
 	"context"
-	"encoding/json"
-	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
 	"net/http"
 	"path"
-	"reflect"
 	"slices"
 	"sync"
 
@@ -23,6 +20,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/fault"
 	"github.com/kerb-edge/kerb/internal/models"
 	"github.com/kerb-edge/kerb/internal/nearest"
+	"github.com/kerb-edge/kerb/internal/resource"
 	"github.com/kerb-edge/kerb/internal/server"
 	"github.com/kerb-edge/kerb/internal/store"
 )
@@ -43,58 +41,32 @@ var _ server.Backend = (*Fake)(nil)
 
 // Apply implements server.Backend.
 func (f *Fake) Apply(_ context.Context, r server.Request) (v1alpha1.ApplyResult, error) {
-	return f.change(r.DryRun, func(d store.Desired, result *v1alpha1.ApplyResult) error {
-		if err := server.CheckUnchanged(d, r.Expected()); err != nil {
+	return f.change(r.DryRun, func(d resource.Set, result *v1alpha1.ApplyResult) error {
+		if err := d.CheckUnchanged(r.Expected()); err != nil {
 			return err
 		}
-		for _, m := range r.Modules {
+		for _, m := range resource.Module.Of(r.Resources) {
 			if err := checkPackage(m); err != nil {
 				return err
 			}
-			old, exists := d.Modules[m.Metadata.Name]
-			d.Modules[m.Metadata.Name] = m
-			note(result, v1alpha1.KindModule, m.Metadata.Name, exists, old.Spec, m.Spec)
 		}
-		for _, s := range r.Services {
-			old, exists := d.Services[s.Metadata.Name]
-			d.Services[s.Metadata.Name] = s
-			note(result, v1alpha1.KindService, s.Metadata.Name, exists, old.Spec, s.Spec)
-		}
-		for _, s := range r.VirtualServices {
-			old, exists := d.VirtualServices[s.Metadata.Name]
-			d.VirtualServices[s.Metadata.Name] = s
-			note(result, v1alpha1.KindVirtualService, s.Metadata.Name, exists, old.Spec, s.Spec)
-		}
-		for _, m := range r.Models {
-			old, exists := d.Models[m.Metadata.Name]
-			m.Metadata.Generation = old.Metadata.Generation
-			if old.Spec != m.Spec {
-				m.Metadata.Generation++
-			}
-			d.Models[m.Metadata.Name] = m
-			note(result, v1alpha1.KindModel, m.Metadata.Name, exists, old.Spec, m.Spec)
-		}
+		d.Apply(r.Resources, result)
 		return nil
 	})
 }
 
 // Delete implements server.Backend.
-func (f *Fake) Delete(_ context.Context, refs []server.Ref, dryRun bool) (v1alpha1.ApplyResult, error) {
-	return f.change(dryRun, func(d store.Desired, result *v1alpha1.ApplyResult) error {
-		if err := server.CheckUnchanged(d, refs); err != nil {
+func (f *Fake) Delete(_ context.Context, refs []resource.Ref, dryRun bool) (v1alpha1.ApplyResult, error) {
+	return f.change(dryRun, func(d resource.Set, result *v1alpha1.ApplyResult) error {
+		if err := d.CheckUnchanged(refs); err != nil {
 			return err
 		}
-		for _, ref := range refs {
-			if err := remove(d, ref); err != nil {
-				return err
-			}
-			result.Changes = append(result.Changes, v1alpha1.Change{Action: "delete", Kind: ref.Kind, Name: ref.Name})
-		}
-		return nil
+		_, err := d.Delete(refs, result)
+		return err
 	})
 }
 
-func (f *Fake) change(dryRun bool, do func(store.Desired, *v1alpha1.ApplyResult) error) (v1alpha1.ApplyResult, error) {
+func (f *Fake) change(dryRun bool, do func(resource.Set, *v1alpha1.ApplyResult) error) (v1alpha1.ApplyResult, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	result := v1alpha1.ApplyResult{DryRun: dryRun, Changes: []v1alpha1.Change{}, Steps: []string{}}
@@ -121,54 +93,64 @@ func checkPackage(m v1alpha1.Module) error {
 	return &fault.Invalid{Resource: "Module " + m.Metadata.Name, Field: "spec.package", Reason: "no package " + m.Spec.Package + nearest.Hint(m.Spec.Package, []string{"counter", "firewall"})}
 }
 
-func note(result *v1alpha1.ApplyResult, kind, name string, exists bool, before, after any) {
-	c := v1alpha1.Change{Kind: kind, Name: name, Before: before, After: after}
-	switch {
-	case !exists:
-		c.Action, c.Before = "create", nil
-	case sameJSON(before, after):
-		c.Action, c.Before, c.After = "unchanged", nil, nil
-	default:
-		c.Action = "update"
-	}
-	result.Changes = append(result.Changes, c)
-}
-
-// sameJSON compares as the store does: a map that is nil and one that is empty are the same.
-func sameJSON(a, b any) bool {
-	x, errX := json.Marshal(a)
-	y, errY := json.Marshal(b)
-	return errX == nil && errY == nil && reflect.DeepEqual(x, y)
-}
-
-func remove(d store.Desired, ref server.Ref) error {
-	_, module := d.Modules[ref.Name]
-	_, service := d.Services[ref.Name]
-	_, virtual := d.VirtualServices[ref.Name]
-	_, model := d.Models[ref.Name]
-	switch {
-	case ref.Kind == v1alpha1.KindModule && module:
-		delete(d.Modules, ref.Name)
-	case ref.Kind == v1alpha1.KindService && service:
-		delete(d.Services, ref.Name)
-	case ref.Kind == v1alpha1.KindVirtualService && virtual:
-		delete(d.VirtualServices, ref.Name)
-	case ref.Kind == v1alpha1.KindModel && model:
-		delete(d.Models, ref.Name)
-	default:
-		return &fault.NotFound{Kind: ref.Kind, Name: ref.Name}
-	}
-	return nil
-}
-
-// Modules implements server.Backend.
-func (f *Fake) Modules(context.Context) ([]v1alpha1.Module, error) {
+// List implements server.Backend.
+func (f *Fake) List(_ context.Context, kind resource.Kind) ([]resource.Object, error) {
 	d, err := f.store.Snapshot()
-	all := sorted(d.Modules)
-	for i := range all {
-		all[i].Status = status(all[i])
+	table := models.NewTable(slog.New(slog.DiscardHandler)) // no module uses them
+	table.Apply(resource.Model.Of(slices.Collect(maps.Values(d[v1alpha1.KindModel]))), nil)
+	var all []resource.Object
+	for _, name := range d.Names(kind) {
+		o := d[kind.Names().Kind][name]
+		switch o := o.(type) {
+		case *v1alpha1.Module:
+			o.Status = status(*o)
+		case *v1alpha1.Service:
+			o.Status = serviceStatus()
+		case *v1alpha1.VirtualService:
+			o.Status = virtualStatus(o.Spec)
+		case *v1alpha1.Model:
+			o.Status = table.Status(name)
+		}
+		all = append(all, o)
 	}
 	return all, err
+}
+
+// Get implements server.Backend.
+func (f *Fake) Get(ctx context.Context, kind resource.Kind, name string) (resource.Object, error) {
+	all, err := f.List(ctx, kind)
+	o, err := find(all, err, kind.Names().Kind, name, func(o resource.Object) string { return o.Meta().Name })
+	if m, ok := o.(*v1alpha1.Model); ok {
+		m.Status.Versions, err = f.store.Versions(kind, name)
+	}
+	return o, err
+}
+
+// Version implements server.Backend.
+func (f *Fake) Version(ctx context.Context, kind resource.Kind, name string, generation int64) (resource.Object, error) {
+	o, err := f.Get(ctx, kind, name)
+	if err != nil || o.Meta().Generation == generation {
+		return o, err
+	}
+	document, err := f.store.Document(kind, name, generation)
+	kind.Restore(o, generation, document)
+	return o, err
+}
+
+func serviceStatus() *v1alpha1.ServiceStatus {
+	return &v1alpha1.ServiceStatus{
+		Links:     []v1alpha1.ServiceLink{{Interface: "veth0", Ifindex: 7, Peer: "eth0", MTU: 1500}},
+		Addresses: []string{"10.0.0.2/24"},
+		Drops:     []v1alpha1.ModuleDrop{{Module: "fw", Reason: "rule", Packets: 2}},
+	}
+}
+
+func virtualStatus(spec v1alpha1.VirtualServiceSpec) *v1alpha1.VirtualServiceStatus {
+	s := &v1alpha1.VirtualServiceStatus{Source: v1alpha1.SourceStatic, Modules: []string{"proxy"}}
+	for _, i := range spec.Instances {
+		s.Instances = append(s.Instances, v1alpha1.VirtualInstanceStatus{Name: i.Name, Addresses: i.Addresses, Node: i.Node})
+	}
+	return s
 }
 
 func status(m v1alpha1.Module) *v1alpha1.ModuleStatus {
@@ -186,94 +168,13 @@ func status(m v1alpha1.Module) *v1alpha1.ModuleStatus {
 	}
 }
 
-// Module implements server.Backend.
-func (f *Fake) Module(ctx context.Context, name string) (v1alpha1.Module, error) {
-	all, err := f.Modules(ctx)
-	return find(all, err, v1alpha1.KindModule, name, func(m v1alpha1.Module) string { return m.Metadata.Name })
-}
-
-// Services implements server.Backend.
-func (f *Fake) Services(context.Context) ([]v1alpha1.Service, error) {
-	d, err := f.store.Snapshot()
-	all := sorted(d.Services)
-	for i := range all {
-		all[i].Status = &v1alpha1.ServiceStatus{
-			Links:     []v1alpha1.ServiceLink{{Interface: "veth0", Ifindex: 7, Peer: "eth0", MTU: 1500}},
-			Addresses: []string{"10.0.0.2/24"},
-			Drops:     []v1alpha1.ModuleDrop{{Module: "fw", Reason: "rule", Packets: 2}},
-		}
-	}
-	return all, err
-}
-
-// Service implements server.Backend.
-func (f *Fake) Service(ctx context.Context, name string) (v1alpha1.Service, error) {
-	all, err := f.Services(ctx)
-	return find(all, err, v1alpha1.KindService, name, func(s v1alpha1.Service) string { return s.Metadata.Name })
-}
-
-// VirtualServices implements server.Backend.
-func (f *Fake) VirtualServices(context.Context) ([]v1alpha1.VirtualService, error) {
-	d, err := f.store.Snapshot()
-	all := sorted(d.VirtualServices)
-	for i := range all {
-		all[i].Status = &v1alpha1.VirtualServiceStatus{Source: v1alpha1.SourceStatic, Modules: []string{"proxy"}}
-		for _, in := range all[i].Spec.Instances {
-			all[i].Status.Instances = append(all[i].Status.Instances, v1alpha1.VirtualInstanceStatus{Name: in.Name, Addresses: in.Addresses, Node: in.Node})
-		}
-	}
-	return all, err
-}
-
-// VirtualService implements server.Backend.
-func (f *Fake) VirtualService(ctx context.Context, name string) (v1alpha1.VirtualService, error) {
-	all, err := f.VirtualServices(ctx)
-	return find(all, err, v1alpha1.KindVirtualService, name, func(s v1alpha1.VirtualService) string { return s.Metadata.Name })
-}
-
-// Models implements server.Backend: no module uses them.
-func (f *Fake) Models(context.Context) ([]v1alpha1.Model, error) {
-	d, err := f.store.Snapshot()
-	table := models.NewTable(slog.New(slog.DiscardHandler))
-	table.Apply(slices.Collect(maps.Values(d.Models)), nil)
-	all := sorted(d.Models)
-	for i := range all {
-		all[i].Spec.Document = ""
-		all[i].Status = table.Status(all[i].Metadata.Name)
-	}
-	return all, err
-}
-
-// Model implements server.Backend.
-func (f *Fake) Model(ctx context.Context, name string) (v1alpha1.Model, error) {
-	all, err := f.Models(ctx)
-	m, err := find(all, err, v1alpha1.KindModel, name, func(m v1alpha1.Model) string { return m.Metadata.Name })
-	if err != nil {
-		return m, err
-	}
-	d, err := f.store.Snapshot()
-	m.Spec = d.Models[name].Spec
-	versions, versionsErr := f.store.ModelVersions(name)
-	m.Status.Versions = versions
-	return m, errors.Join(err, versionsErr)
-}
-
-// ModelVersion implements server.Backend.
-func (f *Fake) ModelVersion(ctx context.Context, name string, generation int64) (v1alpha1.Model, error) {
-	m, err := f.Model(ctx, name)
-	if err != nil || m.Metadata.Generation == generation {
-		return m, err
-	}
-	m.Spec, err = f.store.ModelVersion(name, generation)
-	return m, err
-}
-
 // Chains implements server.Backend: one chain of all modules.
 func (f *Fake) Chains(ctx context.Context) ([]v1alpha1.Chain, error) {
-	modules, err := f.Modules(ctx)
-	if len(modules) == 0 {
+	all, err := f.List(ctx, resource.Module)
+	if len(all) == 0 {
 		return nil, err
 	}
+	modules := resource.Module.Of(all)
 	c := v1alpha1.Chain{ID: "c0ffee", Hook: "tc-ingress", Direction: "egress", Program: 42, Parts: 1}
 	for _, m := range modules {
 		c.Modules = append(c.Modules, m.Metadata.Name)
@@ -301,14 +202,14 @@ func (f *Fake) Package(ctx context.Context, name string) (v1alpha1.Package, erro
 func (f *Fake) Status(context.Context) (v1alpha1.NodeStatus, error) {
 	d, err := f.store.Snapshot()
 	return v1alpha1.NodeStatus{
-		Version: "test", Kernel: "6.18.0", PID: 1, Uptime: "1m0s", Modules: len(d.Modules), Services: len(d.Services),
+		Version: "test", Kernel: "6.18.0", PID: 1, Uptime: "1m0s", Modules: d.Len(resource.Module), Services: d.Len(resource.Service),
 		Conditions: []v1alpha1.Condition{{Type: "Ready", Status: "True", Reason: "Running"}},
 	}, err
 }
 
 // ServeModule implements server.Backend: a module tells the path that it was asked for.
 func (f *Fake) ServeModule(w http.ResponseWriter, r *http.Request, name string) error {
-	if _, err := f.Module(r.Context(), name); err != nil {
+	if _, err := f.Get(r.Context(), resource.Module, name); err != nil {
 		return err
 	}
 	if r.URL.Path == "/broken" { // as of a stream that ends before its time
@@ -327,17 +228,9 @@ func (f *Fake) ServeModule(w http.ResponseWriter, r *http.Request, name string) 
 func (f *Fake) Collector() prometheus.Collector {
 	g := prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "kerb_modules", Help: "Modules."}, func() float64 {
 		d, _ := f.store.Snapshot()
-		return float64(len(d.Modules))
+		return float64(d.Len(resource.Module))
 	})
 	return g
-}
-
-func sorted[T any](all map[string]T) []T {
-	var list []T
-	for _, name := range slices.Sorted(maps.Keys(all)) {
-		list = append(list, all[name])
-	}
-	return list
 }
 
 func find[T any](all []T, err error, kind, name string, nameOf func(T) string) (T, error) {

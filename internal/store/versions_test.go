@@ -13,6 +13,7 @@ import (
 
 	"github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/fault"
+	"github.com/kerb-edge/kerb/internal/resource"
 )
 
 func modelOf(name string, generation int64) v1alpha1.Model {
@@ -25,7 +26,7 @@ func modelOf(name string, generation int64) v1alpha1.Model {
 
 func generations(t *testing.T, s *Store, name string) (out []int64) {
 	t.Helper()
-	all, err := s.ModelVersions(name)
+	all, err := s.Versions(resource.Model, name)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -46,10 +47,11 @@ func TestModelVersions(t *testing.T) {
 	mustCommit(t, s, d)
 	for g := int64(2); g <= 8; g++ {
 		next := d.Clone()
-		next.Models["n1"] = modelOf("n1", g)
+		m := modelOf("n1", g)
+		next.Put(&m)
 		var err error
 		if g%2 == 0 {
-			err = s.CommitPart(Part{Models: Some[v1alpha1.Model]{Put: []v1alpha1.Model{next.Models["n1"]}}})
+			err = s.CommitChanges(resource.Changes{Put: resource.Objects(m)})
 		} else {
 			err = s.Commit(next)
 		}
@@ -66,11 +68,11 @@ func TestModelVersions(t *testing.T) {
 	if got := generations(t, s, "n0"); len(got) != 0 {
 		t.Errorf("the other has %v", got)
 	}
-	if spec, err := s.ModelVersion("n1", 4); err != nil || spec != modelOf("n1", 4).Spec {
-		t.Errorf("%+v, %v", spec, err)
+	if document, err := s.Document(resource.Model, "n1", 4); err != nil || document != modelOf("n1", 4).Spec.Document {
+		t.Errorf("%s, %v", document, err)
 	}
 	var missing *fault.NotFound
-	if _, err := s.ModelVersion("n1", 2); !errors.As(err, &missing) {
+	if _, err := s.Document(resource.Model, "n1", 2); !errors.As(err, &missing) {
 		t.Errorf("got %v", err)
 	}
 	if diff := cmp.Diff(d, mustSnapshot(t, s)); diff != "" || s.Recovered() {
@@ -83,7 +85,7 @@ func TestModelVersionsEnd(t *testing.T) {
 	s := mustOpen(t, filepath.Join(t.TempDir(), "state.db"))
 	put := func(m v1alpha1.Model) {
 		t.Helper()
-		if err := s.CommitPart(Part{Models: Some[v1alpha1.Model]{Put: []v1alpha1.Model{m}}}); err != nil {
+		if err := s.CommitChanges(resource.Changes{Put: resource.Objects(m)}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -97,7 +99,7 @@ func TestModelVersionsEnd(t *testing.T) {
 	put(modelOf("m", 3))
 	put(modelOf("m0", 3)) // whose name begins alike
 	put(modelOf("m0", 4))
-	if err := s.CommitPart(Part{Models: Some[v1alpha1.Model]{Remove: []string{"m"}}}); err != nil {
+	if err := s.CommitChanges(resource.Changes{Remove: []resource.Ref{{Kind: v1alpha1.KindModel, Name: "m"}}}); err != nil {
 		t.Fatal(err)
 	}
 	if got := generations(t, s, "m"); len(got) != 0 {
@@ -106,7 +108,7 @@ func TestModelVersionsEnd(t *testing.T) {
 	if got := generations(t, s, "m0"); !slices.Equal(got, []int64{3}) {
 		t.Errorf("kept %v", got)
 	}
-	if err := s.Commit(Desired{}); err != nil {
+	if err := s.Commit(resource.Set{}); err != nil {
 		t.Fatal(err)
 	}
 	if got := generations(t, s, "m0"); len(got) != 0 {

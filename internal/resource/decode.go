@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package resource
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+
+	"k8s.io/apimachinery/pkg/api/validate/content"
+
+	"github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/decode"
+	"github.com/kerb-edge/kerb/internal/fault"
+	"github.com/kerb-edge/kerb/internal/yamldoc"
+)
+
+// Decode reads resources strictly: a JSON resource or list of them, or YAML with any number of documents, each a resource
+// or a list. Unknown fields, wrong types, keys and names given twice are *fault.Invalid with their place, all of them
+// joined. Status is dropped and defaults are set. Server and command line share it, so that both say the same about the
+// same file.
+func Decode(data []byte) ([]Object, error) {
+	values, err := Documents(data)
+	if err != nil {
+		return nil, err
+	}
+	var all []Object
+	var wrong []error
+	for i, value := range values {
+		o, err := decodeOne(value, i+1)
+		if o != nil {
+			all = append(all, o)
+		}
+		wrong = append(wrong, err)
+	}
+	if err := errors.Join(append(wrong, checkUnique(all))...); err != nil {
+		return nil, err
+	}
+	return all, nil
+}
+
+// Documents returns the resources in data as JSON values, not yet looked into.
+func Documents(data []byte) ([]any, error) {
+	first := bytes.TrimLeft(data, " \t\r\n")
+	if bytes.HasPrefix(first, []byte("{")) || bytes.HasPrefix(first, []byte("[")) {
+		value, err := decode.JSON(data)
+		return elements(value), err
+	}
+	var all []any
+	for _, doc := range yamldoc.Split(data) {
+		value, err := decode.YAML(doc)
+		if err != nil {
+			return nil, named(err, value)
+		}
+		all = append(all, elements(value)...)
+	}
+	return all, nil
+}
+
+// named is err with the resource that a document is.
+func named(err error, value any) error {
+	if object, ok := value.(map[string]any); ok {
+		return in(label(object, 1), err)
+	}
+	return err
+}
+
+// elements are those of a list, nothing for null, and otherwise the value itself.
+func elements(value any) []any {
+	switch value := value.(type) {
+	case nil:
+		return nil
+	case []any:
+		return value
+	}
+	return []any{value}
+}
+
+// decodeOne checks value against the schema of its kind. Beside mistakes that the schema does not show there is a resource.
+func decodeOne(value any, number int) (Object, error) {
+	object, ok := value.(map[string]any)
+	if !ok {
+		reason := "expected an object with apiVersion, kind, metadata and spec"
+		return nil, &fault.Invalid{Resource: fmt.Sprintf("resource %d", number), Reason: reason}
+	}
+	name := label(object, number)
+	if object["apiVersion"] != v1alpha1.APIVersion {
+		return nil, &fault.Invalid{Resource: name, Field: "apiVersion", Reason: "must be " + v1alpha1.APIVersion}
+	}
+	delete(object, "status") // answered, never asked for: what get printed can be applied again
+	text, _ := object["kind"].(string)
+	kind, err := Find(text)
+	if err != nil {
+		return nil, errors.Join(checkLabels(object, name), in(name, err))
+	}
+	o := kind.New()
+	if err := in(name, decode.Into(object, o)); err != nil {
+		return nil, errors.Join(checkLabels(object, name), err)
+	}
+	return o, errors.Join(checkLabels(object, name), in(name, kind.complete(o, object)))
+}
+
+// checkLabels refuses labels that no selector could name. What is no label at all is left to the schema.
+func checkLabels(object map[string]any, resource string) error {
+	metadata, _ := object["metadata"].(map[string]any)
+	labels, _ := metadata["labels"].(map[string]any)
+	for _, key := range slices.Sorted(maps.Keys(labels)) {
+		value, _ := labels[key].(string)
+		if len(content.IsLabelKey(key))+len(content.IsLabelValue(value)) > 0 {
+			return &fault.Invalid{Resource: resource, Field: "metadata.labels", Reason: fmt.Sprintf("no selector can name %q: %q; keys and values are up to 63 "+
+				"letters, digits, - _ and ., beginning and ending with a letter or digit, and a key may have a prefix as in example.org/team", key, value)}
+		}
+	}
+	return nil
+}
+
+// label names a resource that may be wrong in any way.
+func label(object map[string]any, number int) string {
+	kind, _ := object["kind"].(string)
+	metadata, _ := object["metadata"].(map[string]any)
+	name, _ := metadata["name"].(string)
+	if kind == "" || name == "" {
+		return fmt.Sprintf("resource %d", number)
+	}
+	return kind + " " + name
+}
+
+// Titles names the resources that Documents has returned, as errors do.
+func Titles(resources []any) []string {
+	all := make([]string, len(resources))
+	for i, r := range resources {
+		object, _ := r.(map[string]any)
+		all[i] = label(object, i+1)
+	}
+	return all
+}
+
+// in returns the mistakes in err as those of a resource.
+func in(resource string, err error) error {
+	all := fault.Invalids(err)
+	if len(all) == 0 {
+		return err
+	}
+	for _, e := range all {
+		e.Resource = resource
+	}
+	return fault.Join(all)
+}
+
+func checkUnique(all []Object) error {
+	seen := map[Ref]bool{}
+	for _, ref := range Refs(all) {
+		if seen[ref] {
+			return &fault.Invalid{Resource: ref.String(), Field: "metadata.name", Reason: "occurs twice in the request"}
+		}
+		seen[ref] = true
+	}
+	return nil
+}
+
+// DecodeRefs reads references as strictly as Decode reads resources.
+func DecodeRefs(data []byte) ([]Ref, error) {
+	values, err := Documents(data)
+	if err != nil {
+		return nil, err
+	}
+	if len(values) == 0 {
+		return nil, &fault.Invalid{Reason: "the request contains no reference"}
+	}
+	refs := make([]Ref, len(values))
+	for i, value := range values {
+		name := fmt.Sprintf("reference %d", i+1)
+		object, ok := value.(map[string]any)
+		if !ok {
+			return nil, &fault.Invalid{Resource: name, Reason: "expected an object with kind and name"}
+		}
+		err := decode.Into(object, &refs[i])
+		if err == nil {
+			_, err = Find(refs[i].Kind)
+		}
+		if err != nil {
+			return nil, in(name, err)
+		}
+	}
+	return refs, nil
+}

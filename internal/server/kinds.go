@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package server
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"reflect"
+	"strings"
+
+	"github.com/danielgtaylor/huma/v2"
+
+	"github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/fault"
+	"github.com/kerb-edge/kerb/internal/resource"
+)
+
+// addKind registers the routes of a kind.
+func (s *Server) addKind(kind resource.Kind) {
+	n := kind.Names()
+	all, one := "/v1/"+n.Plural, "/v1/"+n.Plural+"/{name}"
+	listed := "All " + n.Words + "s"
+	if n.ListNote != "" {
+		listed += ", " + n.ListNote
+	}
+	aWord := article(n.Words) + " " + n.Words
+	op := s.reading("list"+n.Kind+"s", all, listed, reflect.SliceOf(kind.Type()))
+	huma.Register(s.api, op, func(ctx context.Context, _ *none) (*answer[[]resource.Object], error) {
+		got, err := s.list(ctx, kind)
+		return answered(s, &answer[[]resource.Object]{got}, err, http.MethodGet, all)
+	})
+	op = s.reading("get"+n.Kind, one, "One "+n.Words, kind.Type())
+	huma.Register(s.api, op, func(ctx context.Context, in *byName) (*oneResource, error) {
+		got, err := s.get(ctx, kind, in.Name)
+		return answered(s, got, err, http.MethodGet, one)
+	})
+	if kind.Archives() {
+		path := one + "/versions/{generation}"
+		summary := "An earlier version of " + aWord + ", for a rollback"
+		op := s.reading("get"+n.Kind+"Version", path, summary, kind.Type())
+		huma.Register(s.api, op, func(ctx context.Context, in *byGeneration) (*answer[resource.Object], error) {
+			got, err := s.backend.Version(ctx, kind, in.Name, in.Generation)
+			return answered(s, &answer[resource.Object]{got}, err, http.MethodGet, path)
+		})
+	}
+	route(s, "PUT", one, "put"+n.Kind, "Create or update "+aWord, s.put(n.Kind))
+	route(s, "DELETE", one, "delete"+n.Kind, "Delete "+aWord, s.delete(n.Kind))
+}
+
+func article(word string) string {
+	if strings.ContainsAny(word[:1], "aeiou") {
+		return "an"
+	}
+	return "a"
+}
+
+// reading is an operation that answers with t: huma cannot know the type of an interface.
+func (s *Server) reading(id, path, summary string, t reflect.Type) huma.Operation {
+	schema := s.api.OpenAPI().Components.Schemas.Schema(t, true, id+"Response")
+	content := map[string]*huma.MediaType{"application/json": {Schema: schema}}
+	return huma.Operation{OperationID: id, Method: http.MethodGet, Path: path, Summary: summary,
+		Responses: map[string]*huma.Response{"200": {Content: content}}}
+}
+
+func answered[T any](s *Server, out *T, err error, method, path string) (*T, error) {
+	if err != nil {
+		return nil, s.problem(err, method, path)
+	}
+	return out, nil
+}
+
+// list returns all resources of a kind, with their versions unless the list is without part of them.
+func (s *Server) list(ctx context.Context, kind resource.Kind) ([]resource.Object, error) {
+	got, err := s.backend.List(ctx, kind)
+	for _, o := range got {
+		if !kind.Trim(o) {
+			o.Meta().ResourceVersion = resource.Version(o)
+		}
+	}
+	if got == nil {
+		got = []resource.Object{} // [] on the wire, not null
+	}
+	return got, err
+}
+
+func (s *Server) get(ctx context.Context, kind resource.Kind, name string) (*oneResource, error) {
+	got, err := s.backend.Get(ctx, kind, name)
+	if err != nil {
+		return nil, err
+	}
+	v := resource.Version(got)
+	got.Meta().ResourceVersion = v
+	return &oneResource{ETag: `"` + v + `"`, Body: got}, nil
+}
+
+func (s *Server) put(kind string) func(context.Context, *putInput) (v1alpha1.ApplyResult, error) {
+	return func(ctx context.Context, in *putInput) (v1alpha1.ApplyResult, error) {
+		r, err := in.request(in.DryRun)
+		if err != nil {
+			return v1alpha1.ApplyResult{}, err
+		}
+		refs := resource.Refs(r.Resources)
+		if len(refs) != 1 || refs[0] != (resource.Ref{Kind: kind, Name: in.Name}) {
+			reason := fmt.Sprintf("the body must be the %s %s, as the path says", kind, in.Name)
+			return v1alpha1.ApplyResult{}, &fault.Invalid{Field: "metadata.name", Reason: reason}
+		}
+		version, err := in.version()
+		if err != nil {
+			return v1alpha1.ApplyResult{}, err
+		}
+		r.IfUnchanged, r.Resources[0].Meta().ResourceVersion = version != "", version
+		return s.backend.Apply(ctx, r)
+	}
+}
+
+func (s *Server) delete(kind string) func(context.Context, *deleteInput) (v1alpha1.ApplyResult, error) {
+	return func(ctx context.Context, in *deleteInput) (v1alpha1.ApplyResult, error) {
+		version, err := in.version()
+		if err != nil {
+			return v1alpha1.ApplyResult{}, err
+		}
+		refs := []resource.Ref{{Kind: kind, Name: in.Name, ResourceVersion: version}}
+		return s.backend.Delete(ctx, refs, in.DryRun)
+	}
+}
+
+// describeBodies puts the bodies that are not read by huma into its document.
+func (s *Server) describeBodies() {
+	doc := s.api.OpenAPI()
+	any := &huma.Schema{Discriminator: &huma.Discriminator{PropertyName: "kind", Mapping: map[string]string{}}}
+	for _, kind := range resource.Kinds() {
+		n, schema := kind.Names(), doc.Components.Schemas.Schema(kind.Type(), true, "")
+		any.OneOf = append(any.OneOf, schema)
+		any.Discriminator.Mapping[n.Kind] = schema.Ref
+		doc.Paths["/v1/"+n.Plural+"/{name}"].Put.RequestBody = required(schema)
+	}
+	refs := doc.Components.Schemas.Schema(reflect.TypeFor[[]resource.Ref](), true, "")
+	doc.Paths["/v1/apply"].Post.RequestBody = required(&huma.Schema{Type: huma.TypeArray, Items: any})
+	doc.Paths["/v1/delete"].Post.RequestBody = required(refs)
+}
+
+func required(schema *huma.Schema) *huma.RequestBody {
+	return &huma.RequestBody{Required: true, Content: map[string]*huma.MediaType{
+		"application/json": {Schema: schema},
+		"application/yaml": {Schema: schema},
+	}}
+}

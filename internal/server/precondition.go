@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package server
+
+import (
+	"strings"
+
+	"github.com/kerb-edge/kerb/internal/fault"
+	"github.com/kerb-edge/kerb/internal/resource"
+)
+
+// Conditional is the precondition of a request on one resource (RFC 9110, 13.1).
+type Conditional struct {
+	IfMatch     string `header:"If-Match" doc:"Only if the resource has this entity tag, or exists at all (*)"`
+	IfNoneMatch string `header:"If-None-Match" doc:"* only if the resource does not exist"`
+}
+
+// version returns the version that the resource must have, or nothing.
+func (c Conditional) version() (string, error) {
+	switch {
+	case c.IfNoneMatch == "*":
+		return resource.Absent, nil
+	case c.IfNoneMatch != "":
+		return "", &fault.Invalid{Field: "If-None-Match", Reason: "only * is supported"}
+	case c.IfMatch == "" || c.IfMatch == resource.Present:
+		return c.IfMatch, nil
+	}
+	tag := strings.TrimSuffix(strings.TrimPrefix(c.IfMatch, `"`), `"`)
+	if len(tag)+2 != len(c.IfMatch) || strings.ContainsAny(tag, `",`) || tag == "" {
+		return "", &fault.Invalid{Field: "If-Match", Reason: `must be one entity tag in quotes, as the header ETag has it, or *`}
+	}
+	return tag, nil
+}
