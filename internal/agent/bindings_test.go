@@ -66,7 +66,11 @@ func tenant(t *testing.T, h *netlab.Host, script string) (cmd *exec.Cmd, proceed
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+	t.Cleanup(func() { // holds the pipe: the garbage collector would close it, and the script would read its end
+		_ = in.Close()
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	})
 	lines := bufio.NewReader(out)
 	if _, err := lines.ReadString('\n'); err != nil {
 		t.Fatal(err)

@@ -102,7 +102,6 @@ func (o *Options) makeState() error {
 // Manager starts control planes and ends them.
 type Manager struct {
 	opts    Options
-	spawner *sandbox.Spawner
 	users   *users
 	files   *packageFiles
 	shared  *shared
@@ -137,7 +136,7 @@ func New(opts Options) (*Manager, error) {
 	if err != nil {
 		opts.Log.Warn("control planes may have the same users as those of another agent on this machine", "error", err)
 	}
-	m := &Manager{opts: opts, spawner: sandbox.NewSpawner(), users: users, files: files, weaknesses: sandbox.Reasons()}
+	m := &Manager{opts: opts, users: users, files: files, weaknesses: sandbox.Reasons()}
 	if m.cgroups, err = newCgroups(); err != nil {
 		opts.Log.Info("the memory of control planes is sampled, not limited by a cgroup", "reason", err)
 	}
@@ -155,7 +154,6 @@ func New(opts Options) (*Manager, error) {
 func (m *Manager) Close() {
 	m.planes.Wait()
 	m.shared.close()
-	m.spawner.Close()
 	m.users.close()
 }
 

@@ -165,7 +165,7 @@ func (m *Manager) spawn(l launch, group *group) (*process, error) {
 	}
 	defer writer.Close()
 	cmd.Stdout, cmd.Stderr, cmd.ExtraFiles = writer, writer, l.files
-	if err := m.spawner.Start(cmd); err != nil {
+	if err := sandbox.Start(cmd); err != nil {
 		reader.Close()
 		return nil, fmt.Errorf("start control plane: %w", err)
 	}

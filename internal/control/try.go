@@ -47,7 +47,7 @@ func (m *Manager) trySandbox() error {
 	}
 	var said bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &said, &said
-	if err := m.spawner.Start(cmd); err != nil {
+	if err := sandbox.Start(cmd); err != nil {
 		return fmt.Errorf("start a process in new namespaces: %w", err)
 	}
 	timeout := time.AfterFunc(tryTime, func() { _ = cmd.Process.Kill() })

@@ -61,19 +61,17 @@ func NewSet(programs []Program, log *slog.Logger, onChange func()) *Set {
 
 // Run keeps all integrations running until ctx ends, and returns when all have ended.
 func (s *Set) Run(ctx context.Context) {
-	spawner := sandbox.NewSpawner()
-	defer spawner.Close()
 	var running sync.WaitGroup
 	defer running.Wait()
 	for _, c := range s.all {
-		running.Go(func() { s.keep(ctx, c, spawner) })
+		running.Go(func() { s.keep(ctx, c) })
 	}
 }
 
-func (s *Set) keep(ctx context.Context, c *child, spawner *sandbox.Spawner) {
+func (s *Set) keep(ctx context.Context, c *child) {
 	for delay := minDelay; ; delay = min(2*delay, maxDelay) {
 		started := time.Now()
-		err := s.once(ctx, c, spawner)
+		err := s.once(ctx, c)
 		if ctx.Err() != nil {
 			return
 		}
@@ -90,7 +88,7 @@ func (s *Set) keep(ctx context.Context, c *child, spawner *sandbox.Spawner) {
 }
 
 // once runs the process to its end, which it returns the reason of.
-func (s *Set) once(ctx context.Context, c *child, spawner *sandbox.Spawner) error {
+func (s *Set) once(ctx context.Context, c *child) error {
 	options, err := json.Marshal(c.Options)
 	if err != nil {
 		return err
@@ -100,7 +98,7 @@ func (s *Set) once(ctx context.Context, c *child, spawner *sandbox.Spawner) erro
 	cmd.Args[0], cmd.Env, cmd.Stdout, cmd.Stderr = "kerb", []string{}, out, out
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	cmd.Cancel, cmd.WaitDelay = func() error { return cmd.Process.Signal(syscall.SIGTERM) }, stopTime
-	if err = spawner.Start(cmd); err == nil {
+	if err = sandbox.Start(cmd); err == nil {
 		s.set(c, cmd.Process.Pid, "")
 		err = cmd.Wait()
 	}

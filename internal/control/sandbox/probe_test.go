@@ -9,7 +9,6 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strconv"
 	"strings"
 	"syscall"
@@ -22,12 +21,6 @@ import (
 
 // The test binary is the launcher, and with the argument probe what the launcher starts.
 const probeArgument = "probe"
-
-func init() {
-	if len(os.Args) > 1 && os.Args[1] == probeArgument {
-		runtime.LockOSThread() // main is on the main thread: onMainThread is about that
-	}
-}
 
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && os.Args[1] == Argument {
@@ -63,7 +56,6 @@ func init() {
 		"sleep":      func([]string) string { fmt.Println("started"); time.Sleep(time.Minute); return "" }, // until it is killed
 		"forever":    forever,
 		"parent":     parent,
-		"main":       onMainThread,
 		"umask":      func([]string) string { return fmt.Sprintf("%#o", unix.Umask(0)) },
 	}
 }
@@ -238,37 +230,9 @@ func parent(args []string) string {
 		return err.Error()
 	}
 	cmd.Stdout = os.Stdout
-	if err := NewSpawner().Start(cmd); err != nil {
+	if err := Start(cmd); err != nil {
 		return err.Error()
 	}
 	time.Sleep(time.Minute) // until it is killed
 	return ""
-}
-
-// onMainThread has a spawner that gets the main thread, which does not end with its goroutine.
-func onMainThread(args []string) string {
-	s := Spec{}
-	if err := json.Unmarshal([]byte(args[0]), &s); err != nil {
-		return err.Error()
-	}
-	cmd, err := Command("/proc/self/exe", s)
-	if err != nil {
-		return err.Error()
-	}
-	spawner := &Spawner{requests: make(chan request)}
-	go func() {
-		if err := spawner.Start(cmd); err != nil {
-			fmt.Println(err)
-		}
-		spawner.Close()
-	}()
-	spawner.run()
-	ended := make(chan error, 1)
-	go func() { ended <- cmd.Wait() }()
-	select {
-	case err := <-ended:
-		return err.Error()
-	case <-time.After(30 * time.Second):
-		return "still there"
-	}
 }

@@ -58,7 +58,7 @@ type order struct {
 // Command returns a command that is not started. The caller sets Stdout, Stderr and ExtraFiles: of these, the first two
 // (descriptors 3 and 4) reach the program. launcher is the path of a binary that calls Main, for example /proc/self/exe.
 //
-// The program is killed when the thread that starts it ends: start it by a Spawner. It is process 1 of a PID namespace: with its
+// The program is killed when the thread that starts it ends: start it by Start. It is process 1 of a PID namespace: with its
 // end, however it comes, the kernel kills what it has forked. Of the signals that it does not handle only SIGKILL reaches it.
 func Command(launcher string, s Spec) (*exec.Cmd, error) {
 	if err := s.check(); err != nil {

@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -92,9 +93,7 @@ func (b *box) output(cmd *exec.Cmd) string {
 	b.Helper()
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
-	spawner := NewSpawner()
-	defer spawner.Close()
-	b.must(spawner.Start(cmd))
+	b.must(Start(cmd))
 	if err := cmd.Wait(); err != nil {
 		b.Fatalf("%v: %s", err, out.String())
 	}
@@ -399,26 +398,27 @@ func TestEndsWithTheAgent(t *testing.T) {
 	b.ended(out)
 }
 
-func TestEndsWithTheSpawner(t *testing.T) {
+// A program outlives the threads of goroutines that have ended, the one that asked for it too.
+func TestOutlivesThreads(t *testing.T) {
 	b := newBox(t)
-	spawner := NewSpawner()
 	cmd := b.probe("sleep")
-	out := b.started(spawner.Start, cmd)
-	spawner.Close()
-	spawner.Close()
+	started := make(chan io.Reader)
+	go func() {
+		runtime.LockOSThread() // so that the thread ends with the goroutine
+		started <- b.started(Start, cmd)
+	}()
+	out := <-started
+	for range 100 {
+		done := make(chan bool)
+		go func() { runtime.LockOSThread(); close(done) }()
+		<-done
+	}
+	if stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", cmd.Process.Pid)); err != nil || strings.Contains(string(stat), ") Z ") {
+		t.Errorf("the program has ended: %s %v", stat, err)
+	}
+	b.must(cmd.Process.Kill())
 	b.ended(out)
 	cmd.Wait()
-}
-
-func TestEndsWithTheSpawnerOnTheMainThread(t *testing.T) {
-	b := newBox(t)
-	b.Spec.Command = []string{b.program, probeArgument, "sleep"}
-	data, err := json.Marshal(b.Spec)
-	b.must(err)
-	out, err := exec.Command("/proc/self/exe", probeArgument, "main", string(data)).CombinedOutput()
-	if got := string(out); err != nil || got != "signal: killed" {
-		t.Errorf("%q %v", got, err)
-	}
 }
 
 func TestRefusesAnotherParent(t *testing.T) {
@@ -434,10 +434,8 @@ func TestRefusesAnotherParent(t *testing.T) {
 
 func TestEndsWhatIsForked(t *testing.T) {
 	b := newBox(t)
-	spawner := NewSpawner()
-	defer spawner.Close()
 	cmd := b.probe("forever")
-	out := b.started(spawner.Start, cmd)
+	out := b.started(Start, cmd)
 	b.must(cmd.Process.Kill())
 	b.ended(out)
 	cmd.Wait()
