@@ -139,7 +139,8 @@ func TestFloodsEvictNoSessionsOfOthers(t *testing.T) {
 		answered bool
 	}{{"one packet", 1, false}, {"two packets", 2, false}, {"answered", 2, true}} {
 		t.Run(c.name, func(t *testing.T) {
-			n := newNeighbours(t, `{"tables": {"sessions": 4096}}`)
+			// On emulated machines a flood takes longer than the default of tcpSyn.
+			n := newNeighbours(t, `{"tables": {"sessions": 4096}, "timeouts": {"tcpSyn": "10m"}}`)
 			n.open(1000)
 			n.out(tcp(n.client, 1001, n.farVIP, 80, tcpSYN).bytes())
 			n.attack(func() { n.flood(6000, c.packets, c.answered) })
