@@ -155,7 +155,7 @@ func (p *process) stop() error {
 	if exit := new(exec.ExitError); errors.As(err, &exit) && !exit.Exited() {
 		return nil
 	}
-	return fmt.Errorf("%s ended by itself: %w: %s", p.cmd.Args, err, &p.said)
+	return fmt.Errorf("%s exited: %w: %s", p.cmd.Args, err, &p.said)
 }
 
 // runClient is a client's run: what it wrote, and what the contender's programs had of the CPUs meanwhile.

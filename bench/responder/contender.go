@@ -243,7 +243,7 @@ func (s *server) stop() error {
 	if errors.As(err, &exit) && !exit.Exited() {
 		return nil
 	}
-	return fmt.Errorf("the server ended by itself: %w: %s", err, &s.stderr)
+	return fmt.Errorf("the server exited: %w: %s", err, &s.stderr)
 }
 
 // close undoes the newest first.
