@@ -5,6 +5,7 @@ package oakestra
 import (
 	"context"
 	"fmt"
+	"maps"
 	"net/http"
 	"net/netip"
 	"reflect"
@@ -63,7 +64,12 @@ func (l *Listener) appendRule(ctx context.Context, name string, rule map[string]
 	if slices.ContainsFunc(rules, func(have any) bool { return reflect.DeepEqual(have, any(rule)) }) {
 		return nil
 	}
-	resource.Spec.Config["rules"], resource.Status = append(rules, rule), nil
+	config := maps.Clone(resource.Spec.Config)
+	if config == nil {
+		config = map[string]any{}
+	}
+	config["rules"] = append(rules, rule)
+	resource.Spec.Config, resource.Status = config, nil
 	return l.agent.call(ctx, http.MethodPost, "/v1/apply?ifUnchanged=true", []v1.Module{resource}, nil)
 }
 

@@ -117,6 +117,7 @@ func (a *Agent) change(t target, prepared map[string]*deployment, dryRun, keep b
 			if err := a.awaitUpgrades(t); err != nil {
 				return err
 			}
+			a.log.Debug("step", "step", "store the desired state")
 			return a.commit(t.desired, keep)
 		},
 	})

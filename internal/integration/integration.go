@@ -119,11 +119,12 @@ func (s *Set) set(c *child, pid int, problem string) {
 	s.onChange()
 }
 
-// NameOf returns what a process is known as in the log of changes: the integration, or nothing.
+// NameOf returns what a process is known as in the log of changes: the integration, or nothing. A process outside the
+// agent's PID namespace has the number 0.
 func (s *Set) NameOf(pid int) string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if i := slices.IndexFunc(s.all, func(c *child) bool { return c.pid == pid }); i >= 0 {
+	if i := slices.IndexFunc(s.all, func(c *child) bool { return pid != 0 && c.pid == pid }); i >= 0 {
 		return "integration " + s.all[i].Name
 	}
 	return ""

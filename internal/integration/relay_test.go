@@ -51,3 +51,11 @@ func TestRelayIsBounded(t *testing.T) {
 		t.Errorf("%d bytes are kept", len(r.rest))
 	}
 }
+
+// Peers outside the agent's PID namespace have the number 0, as an integration that does not run.
+func TestNameOfForeignProcess(t *testing.T) {
+	s := NewSet([]Program{{Name: "oakestra"}}, slog.New(slog.DiscardHandler), func() {})
+	if name := s.NameOf(0); name != "" {
+		t.Errorf("process 0 is taken for %q", name)
+	}
+}
