@@ -117,9 +117,22 @@ func (k *kernel) eventually(so func() bool) {
 	k.t.Helper()
 	for until := time.Now().Add(30 * time.Second); !so(); time.Sleep(time.Millisecond) {
 		if time.Now().After(until) {
-			k.t.Fatal("not within half a minute")
+			var all []uint64
+			for what := range uint32(countNoRoom + 1) {
+				all = append(all, k.count(what))
+			}
+			k.t.Fatalf("not within half a minute; the counts are %v, %d windows are armed", all, k.armed())
 		}
 	}
+}
+
+// armed is how many ends of windows the timer still has to come to.
+func (k *kernel) armed() (n int) {
+	var lapse [64]byte
+	for k.maps["lapsing"].LookupAndDelete(nil, lapse[:k.maps["lapsing"].ValueSize()]) == nil {
+		n++
+	}
+	return n
 }
 
 // becomes waits until a count is what it should be. What the data plane counts, it does next.
