@@ -70,7 +70,7 @@ func TestTunnelObeysIPsecPolicies(t *testing.T) {
 	meet(t, g)
 	l := &live{t, g, g.server.Addr4(), 1460}
 	policy := func(do, direction string, from, to int) string {
-		return fmt.Sprintf("ip xfrm policy %s src %s/32 dst %s/32 proto udp dport 7187 dir %s", do, g.node(from), g.node(to), direction)
+		return fmt.Sprintf("ip xfrm policy %s src %s/32 dst %s/32 proto 17 dport 7187 dir %s", do, g.node(from), g.node(to), direction)
 	}
 	const template = " tmpl proto esp mode transport level required"
 	for _, c := range []struct {
