@@ -30,7 +30,7 @@ var themes = []theme{
 	{"dark", color.Gray{0xd4}, color.Gray{0x3a}, color.RGBA{0x0d, 0x11, 0x17, 0xff}},
 }
 
-// palette has colours that are told apart on both backgrounds, also by most of those who do not see red and green.
+// palette has colours that are distinguishable on both backgrounds, also with most kinds of red-green colour blindness.
 var palette = []color.Color{
 	color.RGBA{0x2f, 0x81, 0xd6, 0xff}, color.RGBA{0xe0, 0x82, 0x2a, 0xff}, color.RGBA{0x2f, 0xa0, 0x7a, 0xff},
 	color.RGBA{0xc7, 0x67, 0xa3, 0xff}, color.RGBA{0x8a, 0x94, 0x9e, 0xff}, color.RGBA{0x9c, 0x7c, 0xe0, 0xff},

@@ -136,7 +136,7 @@ func (f *Follower) add(u *Update, name string, goes bool) {
 // room reports whether one more fits: the schemas keep a single one below half of the limit.
 func (u *Update) room() bool { return len(u.Put)+len(u.Remove) < MaxResources && u.size < MaxBytes/2 }
 
-// Taken reports what became of the last update. After an error all is told again.
+// Taken reports what became of the last update. After an error the next update has everything again.
 func (f *Follower) Taken(u Update, err error) {
 	f.lock.Lock()
 	defer f.lock.Unlock()

@@ -92,7 +92,7 @@ func (f *Follower) Next() (Update, bool) {
 	return Update{u, unknown}, more || len(unknown) > 0
 }
 
-// Taken reports what became of the last update. After an error all is told again.
+// Taken reports what became of the last update. After an error the next update has everything again.
 func (f *Follower) Taken(u Update, err error) {
 	if err == nil {
 		f.table.mu.Lock()
