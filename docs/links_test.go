@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package docs
+
+import (
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+var (
+	fenced   = regexp.MustCompile("(?ms)^```.*?^```")
+	linked   = regexp.MustCompile(`\]\(([^)\s]+)\)`)
+	heading  = regexp.MustCompile(`(?m)^#+ +(.+)$`)
+	unslug   = regexp.MustCompile(`[^a-z0-9 _-]`)
+	external = regexp.MustCompile(`^[a-z]+:`)
+)
+
+// Every relative link of a document leads to a file, and every anchor to a heading in it.
+func TestLinks(t *testing.T) {
+	n := 0
+	err := filepath.WalkDir("..", func(path string, d fs.DirEntry, err error) error {
+		if err == nil && d.IsDir() && strings.HasPrefix(d.Name(), ".") && d.Name() != ".." {
+			return fs.SkipDir
+		}
+		if err != nil || filepath.Ext(path) != ".md" {
+			return err
+		}
+		for _, m := range linked.FindAllStringSubmatch(document(t, path), -1) {
+			if !external.MatchString(m[1]) {
+				checkLink(t, path, m[1])
+				n++
+			}
+		}
+		return nil
+	})
+	if err != nil || n < 100 {
+		t.Fatalf("%d links, %v", n, err)
+	}
+}
+
+func checkLink(t *testing.T, from, link string) {
+	t.Helper()
+	file, anchor, _ := strings.Cut(link, "#")
+	to := filepath.Join(filepath.Dir(from), file)
+	if file == "" {
+		to = from
+	}
+	if _, err := os.Stat(to); err != nil {
+		t.Errorf("%s links to %s: %v", from, link, err)
+		return
+	}
+	if anchor != "" && !anchors(document(t, to))[anchor] {
+		t.Errorf("%s links to %s, which is no heading", from, link)
+	}
+}
+
+// document returns a document without its code blocks.
+func document(t *testing.T, path string) string {
+	t.Helper()
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return fenced.ReplaceAllString(string(text), "")
+}
+
+// anchors returns the anchors of a document's headings, as code hosts name them.
+func anchors(text string) map[string]bool {
+	out := map[string]bool{}
+	for _, m := range heading.FindAllStringSubmatch(text, -1) {
+		out[strings.ReplaceAll(unslug.ReplaceAllString(strings.ToLower(m[1]), ""), " ", "-")] = true
+	}
+	return out
+}
