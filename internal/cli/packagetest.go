@@ -13,16 +13,11 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"time"
 
-	"github.com/cilium/ebpf"
 	"github.com/spf13/cobra"
 
-	"github.com/kerb-edge/kerb/internal/chain"
-	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/decode"
 	"github.com/kerb-edge/kerb/internal/fault"
-	"github.com/kerb-edge/kerb/internal/kerbabi"
 	"github.com/kerb-edge/kerb/internal/pkgs"
 	"github.com/kerb-edge/kerb/internal/pkttest"
 	"github.com/kerb-edge/kerb/internal/yamldoc"
@@ -216,73 +211,16 @@ func runTests(p *pkgs.Package, tests packageTests) (all []packetResult, err erro
 	return all, nil
 }
 
-// testBench is a package that is loaded for tests on one hook: both directions share the maps, as on a node.
-type testBench struct {
-	hook    string
-	module  string
-	reasons map[uint64]string
-	loaded  *dataplane.Loaded
-	trace   *dataplane.Trace         // reports what the module returns, which the action of the hook does not show
-	by      map[string]*ebpf.Program // by direction
-}
-
-func newBench(p *pkgs.Package, hook string, config map[string]any) (*testBench, error) {
-	module, err := moduleOf(p, config)
-	if err != nil {
-		return nil, err
-	}
-	spec, err := p.Spec(hook)
-	if err != nil {
-		return nil, err
-	}
-	b := &testBench{hook: hook, module: module.Name, reasons: map[uint64]string{}, by: map[string]*ebpf.Program{}}
-	for name, number := range p.DropReasons {
-		b.reasons[uint64(number)] = name
-	}
-	if b.trace, err = dataplane.NewTrace(dataplane.TraceFilter{}); err != nil {
-		return nil, err
-	}
-	for _, dir := range []chain.Direction{chain.Egress, chain.Ingress} {
-		if spec.Programs["kerb_"+string(dir)] == nil {
-			continue
-		}
-		if err := b.load(dir, module); err != nil {
-			b.close()
-			return nil, err
-		}
-	}
-	return b, nil
-}
-
-func (b *testBench) load(dir chain.Direction, module dataplane.Module) (err error) {
-	side := sides[b.hook][dir]
-	if b.loaded == nil {
-		if b.loaded, err = dataplane.Load(side, dir, module); err != nil {
-			return err
-		}
-	}
-	member := chain.Member{Name: module.Name, ID: module.ID, FailClosed: module.FailClosed}
-	spec := chain.Spec{Side: side, Direction: dir, Members: []chain.Member{member}}
-	b.by[string(dir)], err = b.loaded.Trace(b.trace, spec)
-	return err
-}
-
-func (b *testBench) close() {
-	for _, p := range b.by {
-		p.Close()
-	}
-	b.trace.Close()
-	if b.loaded != nil {
-		b.loaded.Close()
-	}
-}
-
 func runTest(p *pkgs.Package, t packageCase, hook, dir string) (all []packetResult, err error) {
-	b, err := newBench(p, hook, t.Config)
+	module, err := moduleOf(p, t.Config)
 	if err != nil {
 		return nil, err
 	}
-	defer b.close()
+	b, err := pkttest.NewBench(p, hook, module)
+	if err != nil {
+		return nil, err
+	}
+	defer b.Close()
 	for _, c := range t.Packets {
 		frames, err := c.Frames(dir)
 		if err != nil {
@@ -291,11 +229,15 @@ func runTest(p *pkgs.Package, t packageCase, hook, dir string) (all []packetResu
 		for range max(c.Repeat, 1) {
 			for _, frame := range frames {
 				direction := firstOf(c.Direction, t.Direction, "ingress")
-				r, err := b.run(direction, frame)
+				got, err := b.Run(direction, frame)
 				if err != nil {
 					return all, err
 				}
-				r.Test, r.Packet = t.Name, len(all)+1
+				r := packetResult{Test: t.Name, Hook: hook, Direction: direction, Packet: len(all) + 1,
+					Verdict: got.Verdict, Reason: got.Reason, in: frame, out: got.Packet}
+				if !bytes.Equal(r.in, r.out) {
+					r.Out = hex.EncodeToString(r.out)
+				}
 				if r.Problem, err = c.Want.compare(r, dir); err != nil {
 					return all, err
 				}
@@ -313,65 +255,6 @@ func firstOf(all ...string) string {
 		}
 	}
 	return ""
-}
-
-// run sends a packet through the chain.
-func (b *testBench) run(direction string, frame []byte) (packetResult, error) {
-	r := packetResult{Hook: b.hook, Direction: direction, in: frame}
-	program := b.by[direction]
-	if program == nil {
-		if direction != "ingress" && direction != "egress" {
-			return r, fmt.Errorf("direction %q is neither ingress nor egress", direction)
-		}
-		r.Verdict = kerbabi.Next.String() // the agent does not put the module there
-		return r, nil
-	}
-	before, err := b.loaded.Drops(b.module)
-	if err != nil {
-		return r, err
-	}
-	out := make([]byte, len(frame)+1024)
-	result := &ebpf.RunOptions{Data: frame, DataOut: out}
-	if _, err := program.Run(result); err != nil {
-		return r, fmt.Errorf("test run: %w", err)
-	}
-	r.out = result.DataOut
-	if !bytes.Equal(r.in, r.out) {
-		r.Out = hex.EncodeToString(r.out)
-	}
-	if r.Verdict, err = b.verdict(); err != nil {
-		return r, err
-	}
-	after, err := b.loaded.Drops(b.module)
-	for i := range after {
-		if after[i] > before[i] {
-			r.Reason = b.reason(uint64(i))
-		}
-	}
-	return r, err
-}
-
-// verdict is what the module has returned for the last packet.
-func (b *testBench) verdict() (verdict string, err error) {
-	for {
-		e, err := b.trace.Read(time.Now())
-		if errors.Is(err, os.ErrDeadlineExceeded) {
-			return verdict, nil
-		}
-		if err != nil {
-			return "", fmt.Errorf("read the verdict: %w", err)
-		}
-		if !e.Head() {
-			verdict = kerbabi.Verdict(e.Verdict).String()
-		}
-	}
-}
-
-func (b *testBench) reason(number uint64) string {
-	if name := b.reasons[number]; name != "" {
-		return name
-	}
-	return kerbabi.DropReasonName(uint32(number))
 }
 
 // compare says what is not as expected.

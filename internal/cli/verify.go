@@ -16,6 +16,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/fault"
 	"github.com/kerb-edge/kerb/internal/pkgs"
+	"github.com/kerb-edge/kerb/internal/pkttest"
 	"github.com/kerb-edge/kerb/sdk"
 )
 
@@ -46,12 +47,6 @@ func verifyPackage(p *pkgs.Package) ([]verdict, error) {
 	return verdicts, nil
 }
 
-// sides of a service's interface on the host, by hook and direction.
-var sides = map[string]map[chain.Direction]chain.Side{
-	pkgs.HookTC:  {chain.Egress: chain.OnTCIngress, chain.Ingress: chain.OnTCEgress},
-	pkgs.HookXDP: {chain.Egress: chain.OnXDP, chain.Ingress: chain.OnXDP},
-}
-
 func verifyHook(p *pkgs.Package, hook string, module dataplane.Module) ([]verdict, error) {
 	spec, err := p.Spec(hook)
 	if err != nil {
@@ -72,7 +67,7 @@ func verifyHook(p *pkgs.Package, hook string, module dataplane.Module) ([]verdic
 }
 
 func verifyOne(hook string, dir chain.Direction, module dataplane.Module) (verdict, error) {
-	loaded, err := dataplane.Load(sides[hook][dir], dir, module)
+	loaded, err := dataplane.Load(pkttest.Sides[hook][dir], dir, module)
 	if err != nil {
 		return verdict{}, err
 	}
@@ -123,27 +118,14 @@ func verdictOn(what string, p *ebpf.Program) (verdict, error) {
 // constants that were compiled in.
 func defaultModule(p *pkgs.Package) (dataplane.Module, error) {
 	if _, err := p.Defaulted(nil); err != nil {
-		return bareModule(p), nil
+		return pkttest.ModuleOf(p), nil
 	}
 	return moduleOf(p, nil)
 }
 
-func bareModule(p *pkgs.Package) dataplane.Module {
-	return dataplane.Module{
-		Name: p.Name, ID: "verify", ConfigMaps: p.Maps.Config, SharedMaps: p.Maps.Shared,
-		FailClosed: p.FailurePolicy == "closed", Frags: p.Frags,
-		Spec: func(hook chain.Hook) (*ebpf.CollectionSpec, error) {
-			if !p.RunsOn(string(hook)) {
-				return nil, nil
-			}
-			return p.Spec(string(hook))
-		},
-	}
-}
-
 // moduleOf is the package as a module with a config.
 func moduleOf(p *pkgs.Package, given map[string]any) (dataplane.Module, error) {
-	module := bareModule(p)
+	module := pkttest.ModuleOf(p)
 	config, err := p.Defaulted(given)
 	if err != nil {
 		return module, configMistakes(err)
