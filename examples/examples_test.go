@@ -96,57 +96,6 @@ func tcp6(port uint16) []byte {
 	return f
 }
 
-func dropped(t *testing.T, l *dataplane.Loaded) int {
-	t.Helper()
-	drops, err := l.Drops("ratelimit")
-	if err != nil {
-		t.Fatal(err)
-	}
-	return int(drops[overLimit])
-}
-
-// After the burst packets are dropped, until waiting has earned new tokens; never more than the burst.
-func TestRatelimit(t *testing.T) {
-	p, _ := build(t, "ratelimit")
-	if name := p.DropReason(overLimit); name != "over_limit" {
-		t.Errorf("the reason is called %q", name)
-	}
-	for _, side := range sides {
-		t.Run(string(side), func(t *testing.T) {
-			const rate, burst = 20, 10 // a token each 50 ms
-			l := load(t, p, side, sdk.Settings{Constants: map[string]any{"rate": rate, "burst": burst}}, nil)
-			earned := func(since time.Time) int { return int(time.Since(since)*rate/time.Second) + 1 }
-			begun, total := time.Now(), 0
-			for _, step := range []struct {
-				after time.Duration
-				least int
-			}{{0, burst}, {time.Second / 4, 5}, {time.Second, burst}} { // the last earns 20, of which the bucket holds 10
-				time.Sleep(step.after)
-				at, before := time.Now(), dropped(t, l)
-				run(t, l, udp4(53), 3*burst)
-				passed := 3*burst - (dropped(t, l) - before)
-				total += passed
-				if passed < step.least || passed > burst+earned(at) || total > burst+earned(begun) {
-					t.Errorf("%v later %d packets pass, at least %d are due and at most %d, and in all %d of %d", step.after, passed, step.least,
-						burst+earned(at), total, burst+earned(begun))
-				}
-			}
-		})
-	}
-}
-
-// The highest rate and burst do not overflow: a full bucket stays full.
-func TestRatelimitAtItsHighest(t *testing.T) {
-	p, _ := build(t, "ratelimit")
-	l := load(t, p, chain.OnTCIngress, sdk.Settings{Constants: map[string]any{"rate": 10_000_000, "burst": 1_000_000}}, nil)
-	run(t, l, udp4(53), 10)
-	time.Sleep(50 * time.Millisecond) // the bucket fills up
-	run(t, l, udp4(53), 10)
-	if n := dropped(t, l); n != 0 {
-		t.Errorf("%d packets dropped", n)
-	}
-}
-
 type port struct {
 	Protocol string
 	Port     int

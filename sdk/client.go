@@ -11,18 +11,17 @@ import (
 	"time"
 )
 
-// ClientServer is a Compiled of a package whose manifest says socket: true. Client serves one program that has connected to the
-// module's socket, and returns when it is done with it or when ctx ends, with the generation that the program has met. The
-// connection is closed then.
+// ClientServer is a Running of a package whose manifest says socket: true. Client serves one program that has connected to
+// the module's socket, and returns when it is done or when ctx ends with the generation. The connection is closed then.
 type ClientServer interface {
-	Client(ctx context.Context, live Live, c *Client)
+	Client(ctx context.Context, c *Client)
 }
 
 // Client is a program that has connected.
 type Client struct {
 	ID   uint64
 	conn *net.UnixConn
-	give func(message json.RawMessage, maps []string) error
+	maps func(message json.RawMessage, maps []string) error
 }
 
 const (
@@ -66,14 +65,14 @@ func (c *Client) Send(message any) error {
 	return err
 }
 
-// Give sends a message with the descriptors of maps of the generation: once, and within 10 s after the program has connected.
-// The agent sends it, a moment later.
-func (c *Client) Give(message any, maps ...string) error {
+// SendMaps sends a message with the descriptors of maps of the generation: once, and within 10 s after the program has
+// connected. It does not wait: the agent sends the message.
+func (c *Client) SendMaps(message any, maps ...string) error {
 	data, err := json.Marshal(message)
 	if err != nil {
 		return err
 	}
-	return c.give(data, maps)
+	return c.maps(data, maps)
 }
 
 // Close ends the connection.
@@ -94,19 +93,19 @@ func (p *plane) serveClient(id uint64, conn *net.UnixConn) {
 		_ = c.Close()
 		return
 	}
-	server, ok := now.compiled.(ClientServer)
+	server, ok := now.state.(ClientServer)
 	if !ok {
 		now.users.Done()
 		_ = c.Close()
 		return
 	}
-	c.give = func(message json.RawMessage, maps []string) error {
-		return p.wants.give(Give{Client: id, Generation: now.generation, Maps: maps, Message: message})
+	c.maps = func(message json.RawMessage, maps []string) error {
+		return p.requests.sendMaps(ClientMaps{Client: id, Generation: now.generation, Maps: maps, Message: message})
 	}
 	go func() {
 		defer now.users.Done()
 		defer c.Close()
 		defer context.AfterFunc(now.ctx, func() { _ = conn.SetReadDeadline(time.Now()) })()
-		server.Client(now.ctx, now.live, c)
+		server.Client(now.ctx, c)
 	}()
 }

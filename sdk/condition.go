@@ -2,10 +2,10 @@
 
 package sdk
 
-// Conditioner is a Compiled that tells more of itself than whether it is well: what an operator should see among the
+// Conditioner is a Running that reports more of its state than its health: what an operator should see among the
 // module's conditions, and what is no reason to start it again or to roll it back.
 type Conditioner interface {
-	Conditions(live Live) ([]Condition, error)
+	Conditions() ([]Condition, error)
 }
 
 // Condition is one aspect of the module's state, in the manner of Kubernetes.
@@ -16,9 +16,9 @@ type Condition struct {
 	Message string `json:"message,omitempty"`
 }
 
-// InstanceReporter is a Compiled that finds out which instances of virtual services do not answer.
+// InstanceReporter is a Running that finds out which instances of virtual services do not answer.
 type InstanceReporter interface {
-	Ejected(live Live) ([]EjectedInstance, error)
+	Ejected() ([]EjectedInstance, error)
 }
 
 // EjectedInstance is an instance of a virtual service that gets no new connections for a while.

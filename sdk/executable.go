@@ -4,10 +4,10 @@ package sdk
 
 import "time"
 
-// ExecutableUser is a Compiled of a package whose manifest says resources: [executables]. It receives what the agent found out
+// ExecutableUser is a Running of a package whose manifest says resources: [executables]. It receives what the agent found out
 // about the programs of processes that Live.Examine named. Calls come one at a time.
 type ExecutableUser interface {
-	Executables(live Live, found []Executable) error
+	Executables(found []Executable) error
 }
 
 // Process names one that runs or ran: process ids are used again.

@@ -4,12 +4,12 @@ package sdk
 
 import "encoding/json"
 
-// ModelUser is a Compiled of a package whose manifest says resources: [models]. After each start of a generation it is told
-// of all models, in several calls if there are many, and then of differences. Calls come one at a time. An error makes the
-// agent begin again with all of them, a moment later; a model that cannot be used is not an error but in the answer's
+// ModelUser is a Running of a package whose manifest says resources: [models]. After each start of a generation it receives
+// all models, in several calls if there are many, and then differences. Calls come one at a time. After an error the agent
+// sends all of them again, a moment later; a model that cannot be used is not an error but in the answer's
 // Refused: what ran before runs on.
 type ModelUser interface {
-	Models(live Live, update ModelUpdate) (ModelAnswer, error)
+	Models(update ModelUpdate) (ModelAnswer, error)
 }
 
 // ModelUpdate is a change of the models.

@@ -17,12 +17,10 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-// Control is the control plane of a package. Compile is its only duty; what else it can do is declared by the optional
-// interfaces Handler, Runner, Measurer, HealthChecker, VirtualServiceUser, ModelUser, ExecutableUser, Conditioner, InstanceFollower and ClientServer
-// on the Compiled it returns.
+// Control is the control plane of a package. Most are made by Define.
 type Control interface {
 	// Compile checks config (already valid by the manifest's schema) and works out what the data plane needs. It has no
-	// effect. Errors that the operator can mend are *ConfigError.
+	// effect. Errors that the operator can correct are *ConfigError.
 	Compile(config json.RawMessage) (Compiled, error)
 }
 
@@ -35,6 +33,30 @@ type Compiled interface {
 	// them has the running generation's as previous.<map>, to read from while Fill runs; packets still change them. Fill is
 	// also called with maps of a trial, which no packet sees. An error leaves the running generation as it is.
 	Fill(maps Maps) error
+	// Open returns the control plane's state for a generation that sees packets, after the work of the previous generation
+	// has ended and before any other call for this one. After an error the agent tries again.
+	Open(live Live) (Running, error)
+}
+
+// Running is what a control plane keeps for one generation. Its methods are those of the optional interfaces Handler,
+// Runner, Collector, HealthChecker, Conditioner, InstanceReporter, VirtualServiceUser, ModelUser, ExecutableUser,
+// InstanceFollower and ClientServer. They are called concurrently unless an interface says otherwise.
+type Running any
+
+// Define returns the control plane whose configs compile decodes and checks, in most cases with DecodeConfig.
+func Define[C Compiled](compile func(config json.RawMessage) (C, error)) Control {
+	return definition[C](compile)
+}
+
+type definition[C Compiled] func(json.RawMessage) (C, error)
+
+// Compile implements Control.
+func (d definition[C]) Compile(config json.RawMessage) (Compiled, error) {
+	c, err := d(config)
+	if err != nil {
+		return nil, err
+	}
+	return c, nil
 }
 
 // Settings of a generation.
@@ -76,20 +98,21 @@ func (e *ConfigError) Error() string { return e.Field + ": " + e.Reason }
 type Live struct {
 	Module    string            // name of the module
 	Maps      Maps              // borrowed: not to be closed
-	Interface func() []Instance // attach points now
+	Instances func() []Instance // attach points now
 
-	// Want asks for the virtual service of an address. The answer comes by VirtualServiceUser: a virtual service with it, or
-	// the address in Unknown. It does not wait; an address that is wanted already is not asked for twice.
-	Want func(addr netip.Addr)
-	// Idle reports a dynamic virtual service that is no longer in use.
-	Idle func(name string)
+	// Resolve asks the agent for the virtual service of an address. It does not wait: the answer comes by VirtualServiceUser,
+	// either a virtual service with the address, or the address in Unknown. An address is requested once until the agent has
+	// fetched the request.
+	Resolve func(addr netip.Addr)
+	// Release reports that a dynamic virtual service is not used any more.
+	Release func(name string)
 	// Inject sends a frame, with its Ethernet header, as if the service behind an interface had sent it: it goes through the
 	// whole chain. Needs inject: true in the manifest. Checksums of TCP and UDP are completed, since a service may leave them
 	// to its interface. Errors: ErrNoInject; ErrTooLong for more than the interface's MTU.
 	Inject func(ifindex uint32, frame []byte) error
 
-	// Examine asks what is known of the program that a process runs. The answer comes by ExecutableUser. It does not wait; a
-	// process that is wanted already is not asked for twice. Needs executables among the manifest's resources.
+	// Examine asks what is known of the program that a process runs. It does not wait: the answer comes by ExecutableUser. A
+	// process is requested once until the agent has fetched the request. Needs executables among the manifest's resources.
 	Examine func(p Process)
 	// Kernel is how this kernel behaves where that is not the same everywhere.
 	Kernel Kernel
@@ -159,24 +182,24 @@ func (i Instance) Key() InstanceKey {
 	return InstanceKey{Ifindex: i.Ifindex}
 }
 
-// Handler is a Compiled with routes of its own, served under /v1/modules/<name>/.
+// Handler is a Running with routes, served under /v1/modules/<name>/. Handler is called once, after Open.
 type Handler interface {
-	Handler(live Live) http.Handler
+	Handler() http.Handler
 }
 
-// Runner is a Compiled with background work (ageing, garbage of vanished interfaces). Run returns when ctx ends.
+// Runner is a Running with background work (ageing, garbage of vanished interfaces). Run returns when ctx ends.
 type Runner interface {
-	Run(ctx context.Context, live Live)
+	Run(ctx context.Context)
 }
 
-// HealthChecker is a Compiled that can report whether it does its work. A new version that cannot is rolled back.
+// HealthChecker is a Running that reports whether it does its work. An upgrade to a version that does not is rolled back.
 type HealthChecker interface {
-	Health(live Live) error
+	Health() error
 }
 
-// Measurer is a Compiled with metrics. Names get the prefix kerb_<package>_, and a label module is added.
-type Measurer interface {
-	Measure(live Live) ([]Sample, error)
+// Collector is a Running with metrics. Names get the prefix kerb_<package>_, and a label module is added.
+type Collector interface {
+	Collect() ([]Sample, error)
 }
 
 // Sample is one metric value.

@@ -3,13 +3,11 @@
 package sdk
 
 import (
-	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
 	"net"
 	"net/http"
 	"slices"
@@ -20,10 +18,10 @@ import (
 
 // plane serves the contract of docs/control-planes.md for one module.
 type plane struct {
-	module  string
-	control Control
-	inbox   *inbox
-	wants   *wants
+	module   string
+	control  Control
+	inbox    *inbox
+	requests *requests
 
 	starting sync.Mutex   // one start at a time: the agent tries again while a slow one is still under way
 	ended    bool         // no start any more; guarded by starting
@@ -34,6 +32,7 @@ type plane struct {
 	mu       sync.Mutex
 	compiled []compilation // newest last
 	current  *running
+	failure  error           // of the last start; nil after a success
 	retired  map[string]bool // names of generations that requests may still use
 }
 
@@ -46,8 +45,7 @@ type compilation struct {
 // running is the generation that packets meet.
 type running struct {
 	generation string
-	compiled   Compiled
-	live       Live
+	state      Running
 	handler    http.Handler    // nil if the module has no routes
 	ctx        context.Context // ends with the generation
 	cancel     context.CancelFunc
@@ -64,7 +62,7 @@ type running struct {
 func servePlane(ctx context.Context, module string, control Control, listener net.Listener, maps *net.UnixConn) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	p := &plane{module: module, control: control, wants: newWants(), retired: map[string]bool{}}
+	p := &plane{module: module, control: control, requests: newRequests(), retired: map[string]bool{}}
 	p.inbox = newInbox(maps, p.serveClient)
 	server := &http.Server{Handler: p.routes(), ReadHeaderTimeout: 10 * time.Second}
 	var reading sync.WaitGroup
@@ -107,14 +105,14 @@ func (p *plane) routes() http.Handler {
 	own("POST virtualservices", p.serveVirtualServices)
 	own("POST models", p.serveModels)
 	own("POST executables", p.serveExecutables)
-	own("GET wanted", func(r *http.Request) (any, error) { return p.wants.take(r.Context()), nil })
+	own("GET wanted", func(r *http.Request) (any, error) { return p.requests.take(r.Context()), nil })
 	own("GET health", p.serveHealth)
 	own("GET metrics", p.serveMetrics)
 	mux.HandleFunc("/", p.serveModule)
 	return mux
 }
 
-// reply writes an answer: nothing is 204, a *ConfigError 422, health 503, what is not asked of us 404, what comes at the
+// reply writes an answer: nothing is 204, a *ConfigError 422, health 503, what the module has no use for 404, what comes at the
 // wrong time 409, all other errors 500.
 func reply(w http.ResponseWriter) func(any, error) {
 	return func(v any, err error) {
@@ -210,7 +208,7 @@ func (p *plane) serveFill(r *http.Request) (any, error) {
 	return nil, c.Fill(maps)
 }
 
-// serveStart makes a generation the present one. Told again of the same, it only takes the instances over.
+// serveStart makes a generation the present one. If it is started already, only the instances are updated.
 func (p *plane) serveStart(r *http.Request) (any, error) {
 	req, err := decode[GenerationRequest](r)
 	if err != nil {
@@ -234,40 +232,47 @@ func (p *plane) serveStart(r *http.Request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	p.turn(before, func() *running { return p.enliven(req, c, maps) })
+	err = p.turn(before, func() (*running, error) { return p.activate(req, c, maps) })
 	p.retire(before)
-	return nil, nil
+	return nil, err
 }
 
-// turn ends the work of one generation before that of the next begins: they share tables, and a ring buffer can have one reader only.
-func (p *plane) turn(before *running, enliven func() *running) {
+// turn ends the work of one generation before that of the next begins: they share tables, and a ring buffer can have one
+// reader only. If the next one cannot be opened there is none, and the agent tries again.
+func (p *plane) turn(before *running, activate func() (*running, error)) error {
 	p.turning.Lock()
 	defer p.turning.Unlock()
 	if before != nil {
 		before.cancel()
 		before.work.Wait()
 	}
-	next := enliven()
+	next, err := activate()
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.current = next
+	p.current, p.failure = next, err
 	if before != nil {
 		p.retired[before.generation] = true
 	}
+	return err
 }
 
-func (p *plane) enliven(req GenerationRequest, c Compiled, maps Maps) *running {
-	ctx, cancel := context.WithCancel(context.Background())
-	n := &running{generation: req.Generation, compiled: c, ctx: ctx, cancel: cancel, instances: byKey(req.Instances)}
-	n.live = Live{Module: p.module, Maps: maps, Interface: n.list, Want: p.wants.want, Idle: p.wants.idle, Inject: p.inbox.packets.inject,
-		Examine: p.wants.examine, Kernel: req.Kernel}
-	if h, ok := c.(Handler); ok {
-		n.handler = h.Handler(n.live)
+// activate opens a generation and starts its work.
+func (p *plane) activate(req GenerationRequest, c Compiled, maps Maps) (*running, error) {
+	n := &running{generation: req.Generation, instances: byKey(req.Instances)}
+	state, err := c.Open(Live{Module: p.module, Maps: maps, Instances: n.list, Resolve: p.requests.resolve,
+		Release: p.requests.release, Inject: p.inbox.packets.inject, Examine: p.requests.examine, Kernel: req.Kernel})
+	if err != nil {
+		return nil, fmt.Errorf("open generation %s: %w", req.Generation, err)
 	}
-	if b, ok := c.(Runner); ok {
-		n.work.Go(func() { b.Run(ctx, n.live) })
+	n.state = state
+	n.ctx, n.cancel = context.WithCancel(context.Background())
+	if h, ok := state.(Handler); ok {
+		n.handler = h.Handler()
 	}
-	return n
+	if b, ok := state.(Runner); ok {
+		n.work.Go(func() { b.Run(n.ctx) })
+	}
+	return n, nil
 }
 
 // retire lets go of the maps of a generation when the last request is done with them.
@@ -352,8 +357,8 @@ func (p *plane) serveVirtualServices(r *http.Request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	return updateUser(p, update.Generation, func(user VirtualServiceUser, live Live) (any, error) {
-		return nil, user.VirtualServices(live, update)
+	return updateUser(p, update.Generation, func(user VirtualServiceUser) (any, error) {
+		return nil, user.VirtualServices(update)
 	})
 }
 
@@ -362,7 +367,7 @@ func (p *plane) serveModels(r *http.Request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	return updateUser(p, update.Generation, func(user ModelUser, live Live) (any, error) { return user.Models(live, update) })
+	return updateUser(p, update.Generation, func(user ModelUser) (any, error) { return user.Models(update) })
 }
 
 func (p *plane) serveExecutables(r *http.Request) (any, error) {
@@ -370,19 +375,19 @@ func (p *plane) serveExecutables(r *http.Request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	return updateUser(p, update.Generation, func(user ExecutableUser, live Live) (any, error) {
-		return nil, user.Executables(live, update.Executables)
+	return updateUser(p, update.Generation, func(user ExecutableUser) (any, error) {
+		return nil, user.Executables(update.Executables)
 	})
 }
 
-// updateUser tells the present generation of resources, if it is the one meant and works with them.
-func updateUser[U any](p *plane, generation string, tell func(U, Live) (any, error)) (any, error) {
+// updateUser passes resources to the present generation, if it is the one meant and works with them.
+func updateUser[U any](p *plane, generation string, update func(U) (any, error)) (any, error) {
 	now := p.use()
 	if now == nil {
 		return nil, errOtherGeneration
 	}
 	defer now.users.Done()
-	user, ok := now.compiled.(U)
+	user, ok := now.state.(U)
 	if !ok {
 		return nil, errNotOurs
 	}
@@ -391,33 +396,43 @@ func updateUser[U any](p *plane, generation string, tell func(U, Live) (any, err
 	}
 	now.updating.Lock()
 	defer now.updating.Unlock()
-	return tell(user, now.live)
+	return update(user)
 }
 
 func (p *plane) serveHealth(*http.Request) (any, error) {
 	now := p.use()
 	if now == nil {
-		return nil, nil
+		return nil, p.unopened()
 	}
 	defer now.users.Done()
-	if h, ok := now.compiled.(HealthChecker); ok {
-		if err := h.Health(now.live); err != nil {
+	if h, ok := now.state.(HealthChecker); ok {
+		if err := h.Health(); err != nil {
 			return nil, &unhealthyError{err}
 		}
 	}
 	var answer HealthAnswer
 	var err error
-	if c, ok := now.compiled.(Conditioner); ok {
-		if answer.Conditions, err = c.Conditions(now.live); err != nil {
+	if c, ok := now.state.(Conditioner); ok {
+		if answer.Conditions, err = c.Conditions(); err != nil {
 			return nil, &unhealthyError{err}
 		}
 	}
-	if r, ok := now.compiled.(InstanceReporter); ok {
-		if answer.Ejected, err = r.Ejected(now.live); err != nil {
+	if r, ok := now.state.(InstanceReporter); ok {
+		if answer.Ejected, err = r.Ejected(); err != nil {
 			return nil, &unhealthyError{err}
 		}
 	}
 	return answer, nil
+}
+
+// unopened is why there is no generation, if its start failed.
+func (p *plane) unopened() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.failure == nil {
+		return nil
+	}
+	return &unhealthyError{p.failure}
 }
 
 func (p *plane) serveMetrics(*http.Request) (any, error) {
@@ -426,11 +441,11 @@ func (p *plane) serveMetrics(*http.Request) (any, error) {
 		return []Sample{}, nil
 	}
 	defer now.users.Done()
-	m, ok := now.compiled.(Measurer)
+	m, ok := now.state.(Collector)
 	if !ok {
 		return []Sample{}, nil
 	}
-	return m.Measure(now.live)
+	return m.Collect()
 }
 
 func (p *plane) serveModule(w http.ResponseWriter, r *http.Request) {
@@ -445,51 +460,4 @@ func (p *plane) serveModule(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	now.handler.ServeHTTP(w, r)
-}
-
-// list is ordered by ifindex, then by service and cgroup.
-func (n *running) list() []Instance {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	return slices.SortedFunc(maps.Values(n.instances), func(a, b Instance) int {
-		return cmp.Or(cmp.Compare(a.Ifindex, b.Ifindex), cmp.Compare(a.Service, b.Service), cmp.Compare(a.CgroupID, b.CgroupID))
-	})
-}
-
-// setInstances takes over a whole list.
-func (n *running) setInstances(all []Instance) {
-	next := byKey(all)
-	for _, old := range n.list() {
-		if _, stays := next[old.Key()]; !stays {
-			n.setInstance(old, false)
-		}
-	}
-	for _, i := range all {
-		n.setInstance(i, true)
-	}
-}
-
-func (n *running) setInstance(i Instance, there bool) {
-	n.following.Lock()
-	defer n.following.Unlock()
-	n.mu.Lock()
-	before, known := n.instances[i.Key()]
-	if there {
-		n.instances[i.Key()] = i
-	} else {
-		delete(n.instances, i.Key())
-	}
-	n.mu.Unlock()
-	follower, ok := n.compiled.(InstanceFollower)
-	if ok && (known != there || there && !before.Equal(i)) {
-		follower.InstanceChanged(n.live, i, there)
-	}
-}
-
-func byKey(list []Instance) map[InstanceKey]Instance {
-	out := make(map[InstanceKey]Instance, len(list))
-	for _, i := range list {
-		out[i.Key()] = i
-	}
-	return out
 }

@@ -6,11 +6,13 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"io"
 	"net"
 	"net/http"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -21,18 +23,24 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// echo is a control plane whose route tells its config and where it runs.
-type echo struct{ config string }
+// echo is a control plane whose route reports its config and where it runs.
+type echo struct {
+	config string
+	Live
+}
 
-func (echo) Compile(config json.RawMessage) (Compiled, error) { return echo{string(config)}, nil }
-func (echo) Settings() Settings                               { return Settings{} }
-func (echo) Fill(m Maps) error                                { return m["one"].Put(uint32(0), uint32(7)) }
-func (echo) Run(ctx context.Context, _ Live)                  { <-ctx.Done() }
-func (e echo) Handler(l Live) http.Handler {
+func (echo) Compile(config json.RawMessage) (Compiled, error) {
+	return echo{config: string(config)}, nil
+}
+func (e echo) Open(l Live) (Running, error) { return echo{e.config, l}, nil }
+func (echo) Settings() Settings             { return Settings{} }
+func (echo) Fill(m Maps) error              { return m["one"].Put(uint32(0), uint32(7)) }
+func (echo) Run(ctx context.Context)        { <-ctx.Done() }
+func (e echo) Handler() http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		var value uint32
-		err := l.Maps["one"].Lookup(uint32(0), &value)
-		_ = json.NewEncoder(w).Encode(map[string]any{"config": e.config, "on": l.Interface(), "value": value, "open": err == nil})
+		err := e.Maps["one"].Lookup(uint32(0), &value)
+		_ = json.NewEncoder(w).Encode(map[string]any{"config": e.config, "on": e.Instances(), "value": value, "open": err == nil})
 	})
 }
 
@@ -185,8 +193,12 @@ type slow struct {
 }
 
 func (s slow) Compile(json.RawMessage) (Compiled, error) { return s, nil }
-func (s slow) Handler(l Live) http.Handler {
-	next := s.echo.Handler(l)
+func (s slow) Open(l Live) (Running, error) {
+	s.Live = l
+	return s, nil
+}
+func (s slow) Handler() http.Handler {
+	next := s.echo.Handler()
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		s.entered <- struct{}{}
 		<-s.may
@@ -223,7 +235,8 @@ type single struct {
 }
 
 func (s single) Compile(json.RawMessage) (Compiled, error) { return s, nil }
-func (s single) Run(ctx context.Context, _ Live) {
+func (s single) Open(Live) (Running, error)                { return s, nil }
+func (s single) Run(ctx context.Context) {
 	s.most.Store(max(s.most.Load(), s.working.Add(1)))
 	<-ctx.Done()
 	time.Sleep(50 * time.Millisecond) // the next one would overlap if it did not wait
@@ -244,7 +257,57 @@ func TestOneGenerationWorks(t *testing.T) {
 	}
 }
 
-// Maps that never come are notified of, before the caller gives up.
+// later is a control plane that cannot open a generation at first.
+type later struct {
+	echo
+	failures *atomic.Int32
+}
+
+func (c later) Compile(json.RawMessage) (Compiled, error) { return c, nil }
+func (c later) Open(l Live) (Running, error) {
+	if c.failures.Add(-1) >= 0 {
+		return nil, errors.New("the tables are not readable")
+	}
+	return c.echo.Open(l)
+}
+
+// A generation that cannot be opened is neither started nor healthy, and the agent can start it again.
+func TestOpenFails(t *testing.T) {
+	control := later{failures: &atomic.Int32{}}
+	s := serve(t, control)
+	defer s.end()
+	start := func(g string, status int) string {
+		t.Helper()
+		return s.call("/kerb/v1/start", GenerationRequest{Generation: g, Config: json.RawMessage(`1`)}, status)
+	}
+	health := func() int {
+		t.Helper()
+		res, err := s.client.Get("http://control/kerb/v1/health")
+		if err != nil {
+			t.Fatal(err)
+		}
+		res.Body.Close()
+		return res.StatusCode
+	}
+	s.send("a")
+	start("a", 204)
+	control.failures.Store(1)
+	s.send("b")
+	if problem := start("b", 500); !strings.Contains(problem, "open generation b: the tables are not readable") {
+		t.Error(problem)
+	}
+	if got := health(); got != 503 {
+		t.Errorf("health: %d", got)
+	}
+	s.call("/x", nil, 503)
+	start("b", 204)
+	if got := health(); got != 200 {
+		t.Errorf("health: %d", got)
+	}
+	s.call("/x", nil, 200)
+}
+
+// Maps that never come are reported before the caller gives up.
 func TestServeUnknownGeneration(t *testing.T) {
 	s := serveEcho(t)
 	defer s.end()

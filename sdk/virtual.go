@@ -8,11 +8,11 @@ import (
 	"github.com/kerb-edge/kerb/api/v1alpha1"
 )
 
-// VirtualServiceUser is a Compiled of a package whose manifest says resources: [virtualServices]. After each start of a
-// generation it is notified of all virtual services, in several calls if there are many, and then of differences. Calls come
-// one at a time. An error makes the agent begin again with all of them, a moment later.
+// VirtualServiceUser is a Running of a package whose manifest says resources: [virtualServices]. After each start of a
+// generation it receives all virtual services, in several calls if there are many, and then differences. Calls come
+// one at a time. After an error the agent sends all of them again, a moment later.
 type VirtualServiceUser interface {
-	VirtualServices(live Live, update VirtualServiceUpdate) error
+	VirtualServices(update VirtualServiceUpdate) error
 }
 
 // VirtualServiceUpdate is a change of the virtual services.
@@ -26,7 +26,7 @@ type VirtualServiceUpdate struct {
 
 	Put    []VirtualService `json:"put,omitempty"`    // new or changed
 	Remove []string         `json:"remove,omitempty"` // by name
-	// Unknown are requested addresses that no resolver knows.
+	// Unknown are requested addresses that no virtual service has.
 	Unknown []netip.Addr `json:"unknown,omitempty"`
 }
 
@@ -35,21 +35,25 @@ type VirtualServiceUpdate struct {
 type VirtualService struct {
 	Name string                      `json:"name"`
 	Spec v1alpha1.VirtualServiceSpec `json:"spec"`
-	// Dynamic: a resolver found it because it was wanted, and forgets it when it is idle.
+	// Dynamic: a resolver found it because it was requested, and forgets it when it is idle.
 	Dynamic bool `json:"dynamic,omitempty"`
 }
 
-// Wanted is the answer to the agent's question what the control plane wants of it.
-type Wanted struct {
-	Addresses []netip.Addr `json:"addresses,omitempty"` // packets are sent to them, and no virtual service has them
-	Idle      []string     `json:"idle,omitempty"`      // dynamic virtual services that are no longer in use
-	Give      []Give       `json:"give,omitempty"`      // what clients are to be sent
-	// Executables are processes whose programs are to be examined.
-	Executables []Process `json:"executables,omitempty"`
+// Requests are what the control plane asks of the agent: the answer to wanted.
+type Requests struct {
+	Resolve  []netip.Addr `json:"addresses,omitempty"`   // destinations of packets that no known virtual service has
+	Release  []string     `json:"idle,omitempty"`        // dynamic virtual services that are not used any more
+	SendMaps []ClientMaps `json:"give,omitempty"`        // messages with maps for clients
+	Examine  []Process    `json:"executables,omitempty"` // processes whose programs are to be examined
 }
 
-// InstanceFollower is a Compiled that is told at once when an instance comes, changes or goes. Those that are there from the
-// start are in Live.Interface only. Calls come one at a time.
+// Empty reports whether there are none.
+func (r *Requests) Empty() bool {
+	return len(r.Resolve)+len(r.Release)+len(r.SendMaps)+len(r.Examine) == 0
+}
+
+// InstanceFollower is a Running that is notified at once when an instance comes, changes or goes. Those that are there from
+// the start are in Live.Instances only. Calls come one at a time.
 type InstanceFollower interface {
-	InstanceChanged(live Live, i Instance, there bool)
+	InstanceChanged(i Instance, there bool)
 }

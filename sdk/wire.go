@@ -38,9 +38,9 @@ type MapsMessage struct {
 	Client     uint64   `json:"client,omitempty"` // a program has connected to the module's socket: its connection
 }
 
-// Give asks the agent to send a message to a client, with descriptors of maps of a generation, in this order: a control plane has
-// no right to send descriptors. The agent can do so once for each client, until 10 s after it has connected.
-type Give struct {
+// ClientMaps asks the agent to send a message to a client, with descriptors of maps of a generation, in this order: a control
+// plane has no right to send descriptors. The agent does so once for each client, until 10 s after it has connected.
+type ClientMaps struct {
 	Client     uint64          `json:"client"`
 	Generation string          `json:"generation"`
 	Maps       []string        `json:"maps"`

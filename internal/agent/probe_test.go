@@ -26,6 +26,8 @@ const probeCommand = "probe-control"
 
 // probe is a control plane that tells what it is told, and does what it is asked to.
 type probe struct {
+	live sdk.Live
+
 	mu       sync.Mutex
 	services map[string]sdk.VirtualService
 	fresh    map[string]bool
@@ -38,12 +40,16 @@ type probe struct {
 }
 
 func (*probe) Compile(json.RawMessage) (sdk.Compiled, error) {
-	return &probe{services: map[string]sdk.VirtualService{}, models: map[string]int64{}}, nil
+	return &probe{}, nil
 }
 func (*probe) Settings() sdk.Settings { return sdk.Settings{} }
 func (*probe) Fill(sdk.Maps) error    { return nil }
 
-func (p *probe) VirtualServices(_ sdk.Live, u sdk.VirtualServiceUpdate) error {
+func (*probe) Open(live sdk.Live) (sdk.Running, error) {
+	return &probe{live: live, services: map[string]sdk.VirtualService{}, models: map[string]int64{}}, nil
+}
+
+func (p *probe) VirtualServices(u sdk.VirtualServiceUpdate) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.refuse {
@@ -67,7 +73,7 @@ func (p *probe) VirtualServices(_ sdk.Live, u sdk.VirtualServiceUpdate) error {
 }
 
 // Models uses those whose name begins with m, and refuses documents of version 13.
-func (p *probe) Models(_ sdk.Live, u sdk.ModelUpdate) (answer sdk.ModelAnswer, err error) {
+func (p *probe) Models(u sdk.ModelUpdate) (answer sdk.ModelAnswer, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if u.Reset {
@@ -97,13 +103,13 @@ func (p *probe) Models(_ sdk.Live, u sdk.ModelUpdate) (answer sdk.ModelAnswer, e
 }
 
 // Conditions has one that tells how many models there are.
-func (p *probe) Conditions(sdk.Live) ([]sdk.Condition, error) {
+func (p *probe) Conditions() ([]sdk.Condition, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return []sdk.Condition{{Type: "Probe", Status: "True", Reason: "Well", Message: fmt.Sprint(len(p.models), " models")}}, nil
 }
 
-func (p *probe) InstanceChanged(_ sdk.Live, i sdk.Instance, there bool) {
+func (p *probe) InstanceChanged(i sdk.Instance, there bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.changes = append(p.changes, fmt.Sprint(i.Service, " ", there, " ", i.Ingress))
@@ -120,14 +126,17 @@ type probeState struct {
 	Models    map[string]int64
 }
 
-func (p *probe) Handler(live sdk.Live) http.Handler {
+func (p *probe) Handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /state", func(w http.ResponseWriter, _ *http.Request) {
 		p.mu.Lock()
 		defer p.mu.Unlock()
-		_ = json.NewEncoder(w).Encode(probeState{true, p.services, p.unknown, p.resets, p.changes, live.Interface(), p.models})
+		state := probeState{true, p.services, p.unknown, p.resets, p.changes, p.live.Instances(), p.models}
+		_ = json.NewEncoder(w).Encode(state)
 	})
-	mux.HandleFunc("POST /want/{addr}", func(_ http.ResponseWriter, r *http.Request) { live.Want(netip.MustParseAddr(r.PathValue("addr"))) })
+	mux.HandleFunc("POST /want/{addr}", func(_ http.ResponseWriter, r *http.Request) {
+		p.live.Resolve(netip.MustParseAddr(r.PathValue("addr")))
+	})
 	mux.HandleFunc("POST /refuse/{whether}", func(_ http.ResponseWriter, r *http.Request) {
 		p.mu.Lock()
 		defer p.mu.Unlock()
@@ -136,7 +145,7 @@ func (p *probe) Handler(live sdk.Live) http.Handler {
 	mux.HandleFunc("POST /inject/{ifindex}", func(w http.ResponseWriter, r *http.Request) {
 		ifindex, _ := strconv.Atoi(r.PathValue("ifindex"))
 		frame, _ := io.ReadAll(r.Body)
-		if err := live.Inject(uint32(ifindex), frame); err != nil {
+		if err := p.live.Inject(uint32(ifindex), frame); err != nil {
 			http.Error(w, err.Error(), http.StatusInternalServerError)
 		}
 	})

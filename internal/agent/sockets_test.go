@@ -40,18 +40,24 @@ const socketsCommand = "sockets-control"
 
 // socketsControl tells the data plane which namespaces are services', and its tests what it is told.
 type socketsControl struct {
+	live sdk.Live
+
 	mu        sync.Mutex
 	instances map[sdk.InstanceKey]sdk.Instance // that the data plane knows
 	found     []sdk.Executable
 }
 
 func (*socketsControl) Compile(json.RawMessage) (sdk.Compiled, error) {
-	return &socketsControl{instances: map[sdk.InstanceKey]sdk.Instance{}}, nil
+	return &socketsControl{}, nil
 }
 func (*socketsControl) Settings() sdk.Settings { return sdk.Settings{} }
 func (*socketsControl) Fill(sdk.Maps) error    { return nil }
 
-func (c *socketsControl) InstanceChanged(live sdk.Live, i sdk.Instance, there bool) {
+func (*socketsControl) Open(live sdk.Live) (sdk.Running, error) {
+	return &socketsControl{live: live, instances: map[sdk.InstanceKey]sdk.Instance{}}, nil
+}
+
+func (c *socketsControl) InstanceChanged(i sdk.Instance, there bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	delete(c.instances, i.Key())
@@ -62,13 +68,13 @@ func (c *socketsControl) InstanceChanged(live sdk.Live, i sdk.Instance, there bo
 		return
 	}
 	if there {
-		_ = live.Maps["netns"].Put(i.NetnsCookie, uint32(1))
+		_ = c.live.Maps["netns"].Put(i.NetnsCookie, uint32(1))
 	} else {
-		_ = live.Maps["netns"].Delete(i.NetnsCookie)
+		_ = c.live.Maps["netns"].Delete(i.NetnsCookie)
 	}
 }
 
-func (c *socketsControl) Executables(_ sdk.Live, found []sdk.Executable) error {
+func (c *socketsControl) Executables(found []sdk.Executable) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.found = append(c.found, found...)
@@ -83,21 +89,21 @@ type socketsState struct {
 	Redirected uint64
 }
 
-func (c *socketsControl) Handler(live sdk.Live) http.Handler {
-	for _, i := range live.Interface() {
-		c.InstanceChanged(live, i, true)
+func (c *socketsControl) Handler() http.Handler {
+	for _, i := range c.live.Instances() {
+		c.InstanceChanged(i, true)
 	}
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /state", func(w http.ResponseWriter, _ *http.Request) {
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		s := socketsState{Instances: slices.Collect(maps.Values(c.instances)), Found: c.found, Kernel: live.Kernel}
-		_ = live.Maps["counts"].Lookup(uint32(1), &s.Redirected)
+		s := socketsState{Instances: slices.Collect(maps.Values(c.instances)), Found: c.found, Kernel: c.live.Kernel}
+		_ = c.live.Maps["counts"].Lookup(uint32(1), &s.Redirected)
 		_ = json.NewEncoder(w).Encode(s)
 	})
 	mux.HandleFunc("POST /examine/{pid}", func(_ http.ResponseWriter, r *http.Request) {
 		pid, _ := strconv.Atoi(r.PathValue("pid"))
-		live.Examine(sdk.Process{PID: pid})
+		c.live.Examine(sdk.Process{PID: pid})
 	})
 	return mux
 }

@@ -151,7 +151,7 @@ func (d *door) take(id uint64) *net.UnixConn {
 }
 
 // give sends a program what the control plane gives it. Where that fails the program's connection ends, and it comes again.
-func (p *Plane) give(g sdk.Give) {
+func (p *Plane) give(g sdk.ClientMaps) {
 	if p.door == nil {
 		return
 	}
@@ -166,7 +166,7 @@ func (p *Plane) give(g sdk.Give) {
 	}
 }
 
-func (p *Plane) giveMaps(conn *net.UnixConn, g sdk.Give) error {
+func (p *Plane) giveMaps(conn *net.UnixConn, g sdk.ClientMaps) error {
 	p.sending.Lock()
 	defer p.sending.Unlock()
 	p.mu.Lock()

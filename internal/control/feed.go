@@ -107,19 +107,19 @@ func tellAll[U any, P update[U]](ctx context.Context, p *Plane, r *run, call str
 	}
 }
 
-// pollWants asks what the control plane wants, again and again.
-func (p *Plane) pollWants(ctx context.Context, r *run) {
+// pollRequests fetches what the control plane asks for, by long polls.
+func (p *Plane) pollRequests(ctx context.Context, r *run) {
 	if p.services == nil && p.door == nil && p.examine == nil {
 		return
 	}
 	for ctx.Err() == nil {
-		var wants sdk.Wanted
+		var requests sdk.Requests
 		asked := time.Now()
-		err := p.call(ctx, r, wantedTime, "wanted", nil, &wants)
+		err := p.call(ctx, r, wantedTime, "wanted", nil, &requests)
 		if answered(err, http.StatusNotFound) {
 			return
 		}
-		hasty := nothing(wants) && time.Since(asked) < retryTell // it does not wait for something to want: neither may we ask on and on
+		hasty := requests.Empty() && time.Since(asked) < retryTell // it does not hold the request: do not poll in a loop
 		if err != nil || hasty {
 			select {
 			case <-ctx.Done():
@@ -128,17 +128,13 @@ func (p *Plane) pollWants(ctx context.Context, r *run) {
 			continue
 		}
 		if p.services != nil {
-			p.services.Wants(wants)
+			p.services.Wants(requests)
 		}
-		for _, g := range wants.Give {
+		for _, g := range requests.SendMaps {
 			p.give(g)
 		}
-		p.examineAll(ctx, r, wants.Executables)
+		p.examineAll(ctx, r, requests.Examine)
 	}
-}
-
-func nothing(w sdk.Wanted) bool {
-	return len(w.Addresses)+len(w.Idle)+len(w.Give)+len(w.Executables) == 0
 }
 
 // answered reports whether an error is an answer with this status.

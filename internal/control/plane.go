@@ -298,7 +298,7 @@ func (p *Plane) attend(r *run) {
 	defer feeding.Wait()
 	defer cancel() // runs before the wait
 	feeding.Go(func() { p.feed(ctx, r) })
-	feeding.Go(func() { p.pollWants(ctx, r) })
+	feeding.Go(func() { p.pollRequests(ctx, r) })
 	defer p.closeDoor()
 	health := time.NewTicker(healthEvery)
 	defer health.Stop()

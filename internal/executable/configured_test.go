@@ -14,7 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/kerb-edge/kerb/internal/pkgs/pkgstest"
+	"github.com/kerb-edge/kerb/sdk/sdktest"
 )
 
 const haproxyConfig = "defaults\n mode tcp\n timeout connect 5s\n timeout client 1h\n timeout server 1h\n" +
@@ -22,7 +22,7 @@ const haproxyConfig = "defaults\n mode tcp\n timeout connect 5s\n timeout client
 
 // HAProxy is as its configuration has it, if that is certain.
 func TestHAProxy(t *testing.T) {
-	pkgstest.NeedRoot(t)
+	sdktest.NeedRoot(t)
 	for name, c := range map[string]struct {
 		config string
 		args   []string
@@ -48,7 +48,7 @@ func TestHAProxy(t *testing.T) {
 
 // A file that was written since it was read says nothing.
 func TestHAProxyConfigChanged(t *testing.T) {
-	pkgstest.NeedRoot(t)
+	sdktest.NeedRoot(t)
 	config := written(t, haproxyConfig+" option splice-auto\n")
 	pid := started(t, []string{"haproxy", "-db", "-f", config})
 	var e Examiner
@@ -63,7 +63,7 @@ func TestHAProxyConfigChanged(t *testing.T) {
 
 // Who calls himself haproxy may name anything: a pipe without a writer does not hold up the agent.
 func TestConfigIsAPipe(t *testing.T) {
-	pkgstest.NeedRoot(t)
+	sdktest.NeedRoot(t)
 	pipe := filepath.Join(t.TempDir(), "haproxy.cfg")
 	if err := unix.Mkfifo(pipe, 0o600); err != nil {
 		t.Fatal(err)

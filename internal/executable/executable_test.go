@@ -15,7 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/kerb-edge/kerb/internal/pkgs/pkgstest"
+	"github.com/kerb-edge/kerb/sdk/sdktest"
 )
 
 // What programs of Debian 12, and Node, make of their sockets.
@@ -58,7 +58,7 @@ func TestPrograms(t *testing.T) {
 
 // Processes are known by what they execute and by the libraries that they have.
 func TestProcesses(t *testing.T) {
-	pkgstest.NeedRoot(t)
+	sdktest.NeedRoot(t)
 	for _, c := range []struct {
 		name, path string
 		uses       []string
@@ -141,7 +141,7 @@ func rmiRegistry() string {
 
 // Another process that has the number later is not taken for the one that was meant.
 func TestStart(t *testing.T) {
-	pkgstest.NeedRoot(t)
+	sdktest.NeedRoot(t)
 	pid := started(t, []string{"sleep", "60"})
 	dir := "/proc/self"
 	begun, err := startOf(dir)
@@ -175,7 +175,7 @@ func TestElsewhere(t *testing.T) {
 		}
 		return
 	}
-	pkgstest.NeedRoot(t)
+	sdktest.NeedRoot(t)
 	cmd := exec.Command("/proc/self/exe", "-test.run=^TestElsewhere$")
 	cmd.Env = append(os.Environ(), child+"=1")
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID}

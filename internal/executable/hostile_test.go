@@ -22,7 +22,7 @@ import (
 
 	"github.com/kerb-edge/kerb/internal/bounded"
 	"github.com/kerb-edge/kerb/internal/lab/fusetest"
-	"github.com/kerb-edge/kerb/internal/pkgs/pkgstest"
+	"github.com/kerb-edge/kerb/sdk/sdktest"
 )
 
 // crafted is an ELF file: a header, sections and segments with headers as they are wanted, and contents behind them.
@@ -122,7 +122,7 @@ func TestManyMapped(t *testing.T) {
 
 // What a process says were its arguments may be as large as its memory.
 func TestEndlessArguments(t *testing.T) {
-	pkgstest.NeedRoot(t)
+	sdktest.NeedRoot(t)
 	const size = 512 << 20
 	region, err := unix.MmapPtr(-1, 0, nil, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON|unix.MAP_NORESERVE)
 	if err != nil {
@@ -200,7 +200,7 @@ func mappedFile(t *testing.T) *fusetest.FS {
 
 // A file system of the service's own may leave epoll without an answer, which Go's runtime would wait for with the whole process.
 func TestFileSystemIsNotPolled(t *testing.T) {
-	pkgstest.NeedRoot(t)
+	sdktest.NeedRoot(t)
 	fs := mappedFile(t)
 	if _, err := new(Examiner).Process(os.Getpid(), 0); err != nil {
 		t.Error(err)
@@ -215,7 +215,7 @@ func TestFileSystemIsNotPolled(t *testing.T) {
 
 // One that does not answer does not hold up the agent.
 func TestFileSystemThatDoesNotAnswer(t *testing.T) {
-	pkgstest.NeedRoot(t)
+	sdktest.NeedRoot(t)
 	fs := mappedFile(t)
 	fs.Hush()
 	examined := make(chan error, 1)

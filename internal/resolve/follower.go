@@ -109,14 +109,14 @@ func (f *Follower) Taken(u Update, err error) {
 const mostOpen = 4096
 
 // Wants takes what the control plane wants.
-func (f *Follower) Wants(w sdk.Wanted) {
+func (f *Follower) Wants(w sdk.Requests) {
 	f.table.mu.Lock()
 	defer f.table.mu.Unlock()
-	for _, name := range w.Idle {
+	for _, name := range w.Release {
 		f.table.idle(f, name)
 	}
 	room := mostOpen - f.open()
-	for _, addr := range w.Addresses[:min(len(w.Addresses), max(0, room))] {
+	for _, addr := range w.Resolve[:min(len(w.Resolve), max(0, room))] {
 		if addr = addr.Unmap().WithZone(""); addr.IsValid() {
 			f.table.want(f, addr)
 		}

@@ -243,9 +243,9 @@ func (c *cluster) run(t *testing.T, cache string) {
 }
 
 func (c *cluster) want(addresses ...string) {
-	var w sdk.Wanted
+	var w sdk.Requests
 	for _, a := range addresses {
-		w.Addresses = append(w.Addresses, netip.MustParseAddr(a))
+		w.Resolve = append(w.Resolve, netip.MustParseAddr(a))
 	}
 	c.follower.Wants(w)
 }
@@ -371,7 +371,7 @@ func TestIdleTakesInterestBack(t *testing.T) {
 	c.manager.set("shop.ns", []string{running(0, "10.18.0.3", "", "198.51.100.2")}, "10.30.0.2")
 	c.want("10.30.0.2")
 	c.until("found", c.shop, "0=10.18.0.3@198.51.100.2")
-	c.follower.Wants(sdk.Wanted{Idle: []string{"oakestra.shop.ns"}})
+	c.follower.Wants(sdk.Requests{Release: []string{"oakestra.shop.ns"}})
 	c.until("forgotten", c.names, "")
 	eventually(t, "interest is removed", func() bool {
 		c.manager.mu.Lock()

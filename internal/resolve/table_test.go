@@ -257,8 +257,8 @@ func TestWantedIsFoundUnknownOrIdle(t *testing.T) {
 	table := NewTable(quiet, "", r)
 	p, other := follow(t, table).sync(), follow(t, table).sync()
 	v4, v6 := netip.MustParseAddr("10.30.0.1"), netip.MustParseAddr("fdff::1")
-	p.follower.Wants(sdk.Wanted{Addresses: []netip.Addr{v4, v6, v4, netip.MustParseAddr("::ffff:10.30.0.1")}})
-	other.follower.Wants(sdk.Wanted{Addresses: []netip.Addr{v4}})
+	p.follower.Wants(sdk.Requests{Resolve: []netip.Addr{v4, v6, v4, netip.MustParseAddr("::ffff:10.30.0.1")}})
+	other.follower.Wants(sdk.Requests{Resolve: []netip.Addr{v4}})
 	if len(r.asked) != 2 {
 		t.Errorf("asked for %v", r.asked)
 	}
@@ -268,20 +268,20 @@ func TestWantedIsFoundUnknownOrIdle(t *testing.T) {
 	p.sync().expect("what it does not find", fmt.Sprint(p.unknown), "[fdff::1 10.30.0.1]")
 	other.sync().expect("the other one's", fmt.Sprint(other.unknown), "[10.30.0.1]")
 
-	p.follower.Wants(sdk.Wanted{Addresses: []netip.Addr{v4}})
+	p.follower.Wants(sdk.Requests{Resolve: []netip.Addr{v4}})
 	table.Found("test", Found{"test.app", plain("10.30.0.1", "10.18.0.1")})
 	p.sync().expect("found", p.targets("test.app"), "i0=10.18.0.1@")
 	if !p.has["test.app"].Dynamic {
 		t.Error("not marked as found")
 	}
 	updates := other.sync().updates
-	other.follower.Wants(sdk.Wanted{Addresses: []netip.Addr{v4}}) // knows it, or has just forgotten it
+	other.follower.Wants(sdk.Requests{Resolve: []netip.Addr{v4}}) // knows it, or has just forgotten it
 	if other.sync().updates != updates+1 || len(r.asked) != 3 {
 		t.Errorf("%d answers; asked for %v", other.updates-updates, r.asked)
 	}
-	p.follower.Wants(sdk.Wanted{Idle: []string{"test.app", "no-such"}})
+	p.follower.Wants(sdk.Requests{Release: []string{"test.app", "no-such"}})
 	p.sync().expect("while the other uses it", p.names(), "test.app")
-	other.follower.Wants(sdk.Wanted{Idle: []string{"test.app"}})
+	other.follower.Wants(sdk.Requests{Release: []string{"test.app"}})
 	p.sync().expect("idle", p.names()+fmt.Sprint(r.idle), "[test.app]")
 }
 
@@ -291,11 +291,11 @@ func TestWantsAreBounded(t *testing.T) {
 	table := NewTable(quiet, "", r)
 	p := follow(t, table).sync()
 	for i := range 3 {
-		var wanted sdk.Wanted
+		var wanted sdk.Requests
 		for n := range 3000 {
 			four := netip.AddrFrom4([4]byte{10, 30, byte(i<<4 + n>>8), byte(n)})
 			six := netip.AddrFrom16([16]byte{0xfe, 0x80, 14: byte(n >> 8), 15: byte(n)}).WithZone(fmt.Sprint(i))
-			wanted.Addresses = append(wanted.Addresses, four, six)
+			wanted.Resolve = append(wanted.Resolve, four, six)
 		}
 		p.follower.Wants(wanted)
 	}
@@ -315,7 +315,7 @@ func TestWantsAreBounded(t *testing.T) {
 	}
 	p.sync()
 	v4 := netip.MustParseAddr("10.30.255.1")
-	p.follower.Wants(sdk.Wanted{Addresses: []netip.Addr{v4}})
+	p.follower.Wants(sdk.Requests{Resolve: []netip.Addr{v4}})
 	if r.asked[len(r.asked)-1] != v4 {
 		t.Error("no address is asked for after all were answered")
 	}
@@ -326,7 +326,7 @@ func TestFollowersInherit(t *testing.T) {
 	r := &dynamic{}
 	table := NewTable(quiet, "", r)
 	old := follow(t, table).sync()
-	old.follower.Wants(sdk.Wanted{Addresses: []netip.Addr{netip.MustParseAddr("10.30.0.1")}})
+	old.follower.Wants(sdk.Requests{Resolve: []netip.Addr{netip.MustParseAddr("10.30.0.1")}})
 	table.Found("test", Found{"test.app", plain("10.30.0.1", "10.18.0.1")})
 	next := follow(t, table).sync()
 	old.follower.Close()
@@ -426,7 +426,7 @@ func TestFollowersConverge(t *testing.T) {
 		case 4:
 			table.SetLocals(map[string][]netip.Prefix{"web": prefixes(fmt.Sprintf("10.18.0.%d/26", rng.IntN(4)))})
 		case 5:
-			p.follower.Wants(sdk.Wanted{Idle: []string{"test." + name}})
+			p.follower.Wants(sdk.Requests{Release: []string{"test." + name}})
 		case 6:
 			if u, more := p.follower.Next(); more {
 				var err error

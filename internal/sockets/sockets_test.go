@@ -10,7 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/kerb-edge/kerb/internal/pkgs/pkgstest"
+	"github.com/kerb-edge/kerb/sdk/sdktest"
 )
 
 // The checks themselves are right: sockets that no program of BPF sees pass all of them.
@@ -54,7 +54,7 @@ var fine = []string{Integrity, "integrityPassed", SplicePassed, "waitAllPassed",
 	"memory", "keepalive"}
 
 func TestThisKernel(t *testing.T) {
-	pkgstest.NeedRoot(t)
+	sdktest.NeedRoot(t)
 	before := descriptors(t)
 	result, err := Test(t.Context())
 	if err != nil {
@@ -91,7 +91,7 @@ func TestThisKernel(t *testing.T) {
 
 // The caller's thread stays where it is.
 func TestNamespaceIsLeftAlone(t *testing.T) {
-	pkgstest.NeedRoot(t)
+	sdktest.NeedRoot(t)
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	before, err := os.Readlink("/proc/thread-self/ns/net")

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package accelerator is the control plane of the accelerator: it tells the data plane which services, ports and programs may take
-// part, and tells people what became of their connections.
+// Package accelerator is the control plane of the accelerator: it writes to the data plane which services, ports and
+// programs take part, and reports the state of their connections.
 package accelerator
 
 import (
@@ -23,90 +23,97 @@ import (
 )
 
 // Control returns the control plane.
-func Control() sdk.Control { return &control{} }
-
-type control struct{ memories memories }
-
-// Compile implements sdk.Control.
-func (c *control) Compile(raw json.RawMessage) (sdk.Compiled, error) {
-	conf, err := parseConfig(raw)
-	if err != nil {
-		return nil, err
-	}
-	return &Accelerator{config: conf, memories: &c.memories, changed: make(chan struct{}, 1)}, nil
+func Control() sdk.Control {
+	memories := &memories{of: map[string]*memory{}}
+	return sdk.Define(func(raw json.RawMessage) (*compiled, error) {
+		c, err := parseConfig(raw)
+		return &compiled{c, memories}, err
+	})
 }
 
-// Accelerator is a compiled config.
-type Accelerator struct {
+type compiled struct {
 	*config
 	memories *memories
-	changed  chan struct{}         // instances have
-	problem  atomic.Pointer[error] // with which the data plane could not be told what it is to do
-	full     atomic.Uint64         // connections that found no room, before this config
+}
+
+// accelerator is a config whose maps see packets.
+type accelerator struct {
+	*config
+	live    sdk.Live
+	memory  *memory
+	changed chan struct{}         // receives when the instances have changed
+	problem atomic.Pointer[error] // why the data plane does not have this config; nil if it has
+	full    atomic.Uint64         // connections without an entry because the table was full, before this config
 }
 
 var (
-	_ sdk.Compiled         = (*Accelerator)(nil)
-	_ sdk.Runner           = (*Accelerator)(nil)
-	_ sdk.InstanceFollower = (*Accelerator)(nil)
-	_ sdk.ExecutableUser   = (*Accelerator)(nil)
-	_ sdk.HealthChecker    = (*Accelerator)(nil)
+	_ sdk.Compiled         = (*compiled)(nil)
+	_ sdk.Runner           = (*accelerator)(nil)
+	_ sdk.InstanceFollower = (*accelerator)(nil)
+	_ sdk.ExecutableUser   = (*accelerator)(nil)
+	_ sdk.HealthChecker    = (*accelerator)(nil)
 )
 
 // Settings implements sdk.Compiled.
-func (a *Accelerator) Settings() sdk.Settings { return sdk.Settings{} }
+func (*compiled) Settings() sdk.Settings { return sdk.Settings{} }
 
-// Fill implements sdk.Compiled. All maps are state, as connections keep the program that they began with, and with it its maps:
-// Run writes them, when this config is the present one.
-func (a *Accelerator) Fill(sdk.Maps) error { return nil }
+// Fill implements sdk.Compiled. All maps are state, because a connection keeps the program that it began with, and that
+// program's maps. Run writes them when this config has become the current one.
+func (*compiled) Fill(sdk.Maps) error { return nil }
 
-// saveEvery is how often what is known of programs is written down, if it changes.
+// Open implements sdk.Compiled.
+func (c *compiled) Open(live sdk.Live) (sdk.Running, error) {
+	memory := c.memories.get(live.Module)
+	return &accelerator{config: c.config, live: live, memory: memory, changed: make(chan struct{}, 1)}, nil
+}
+
+// saveEvery is how often the known programs are saved, if they have changed.
 const saveEvery = 2 * time.Second
 
-// Run implements sdk.Runner: it tells the data plane the config, and judges the programs that it asks about.
-func (a *Accelerator) Run(ctx context.Context, live sdk.Live) {
-	if err := a.apply(live); err != nil {
-		slog.Error("accelerator: the data plane does not have its config", "module", live.Module, "error", err)
+// Run implements sdk.Runner: it writes the config to the data plane, and decides on the programs that the data plane reports.
+func (a *accelerator) Run(ctx context.Context) {
+	if err := a.apply(); err != nil {
+		slog.Error("accelerator: the data plane does not have its config", "module", a.live.Module, "error", err)
 		a.problem.Store(&err)
 		return
 	}
 	events := make(chan event, 64)
 	var reading sync.WaitGroup
 	defer reading.Wait() // the next generation reads the same ring buffer
-	reading.Go(func() { a.read(ctx, live, events) })
+	reading.Go(func() { a.read(ctx, events) })
 	tick := time.NewTicker(saveEvery)
 	defer tick.Stop()
 	for {
 		var err error
 		select {
 		case <-ctx.Done():
-			a.memory(live).save()
+			a.memory.save()
 			return
 		case e := <-events:
-			err = a.ask(live, &e)
+			err = a.ask(&e)
 		case <-a.changed:
-			err = a.setMembers(live)
+			err = a.setMembers()
 		case <-tick.C:
-			a.memory(live).save()
-			a.askAgain(live)
+			a.memory.save()
+			a.askAgain()
 		}
 		if err != nil {
-			slog.Warn("accelerator: connections use plain TCP", "module", live.Module, "error", err)
+			slog.Warn("accelerator: connections use plain TCP", "module", a.live.Module, "error", err)
 		}
 	}
 }
 
 // read hands on what the data plane asks.
-func (a *Accelerator) read(ctx context.Context, live sdk.Live, to chan<- event) {
-	ring, err := live.Maps.Get(mapEvents)
+func (a *accelerator) read(ctx context.Context, to chan<- event) {
+	ring, err := a.live.Maps.Get(mapEvents)
 	if err != nil {
-		slog.Error("accelerator: no program is judged", "module", live.Module, "error", err)
+		slog.Error("accelerator: no program is judged", "module", a.live.Module, "error", err)
 		return
 	}
 	for raw, err := range sdk.PromptEvents(ctx, ring) {
 		e, ok := parseEvent(raw)
 		if err != nil || !ok {
-			slog.Warn("accelerator: programs are no longer examined", "module", live.Module, "error", err)
+			slog.Warn("accelerator: programs are no longer examined", "module", a.live.Module, "error", err)
 			return
 		}
 		select {
@@ -118,39 +125,39 @@ func (a *Accelerator) read(ctx context.Context, live sdk.Live, to chan<- event) 
 }
 
 // apply writes the config. The mode comes last when it switches on, and first when it switches off.
-func (a *Accelerator) apply(live sdk.Live) error {
-	entry := a.entry(live.Kernel)
-	if !a.trusts(live.Kernel) {
+func (a *accelerator) apply() error {
+	entry := a.entry(a.live.Kernel)
+	if !a.trusts(a.live.Kernel) {
 		entry.Mode = modeOff
 	}
 	if entry.Mode == modeOff {
-		if err := put(live.Maps, mapConfig, uint32(0), entry); err != nil {
+		if err := put(a.live.Maps, mapConfig, uint32(0), entry); err != nil {
 			return err
 		}
 	}
 	for i, word := range a.ports() {
-		if err := put(live.Maps, mapPorts, uint32(i), word); err != nil {
+		if err := put(a.live.Maps, mapPorts, uint32(i), word); err != nil {
 			return err
 		}
 	}
 	for i, v := range a.visibles() {
-		if err := put(live.Maps, mapVisibles, uint32(i), v); err != nil {
+		if err := put(a.live.Maps, mapVisibles, uint32(i), v); err != nil {
 			return err
 		}
 	}
-	if err := errors.Join(a.judgeAll(live), a.setMembers(live)); err != nil {
+	if err := errors.Join(a.judgeAll(), a.setMembers()); err != nil {
 		return err
 	}
-	counts, err := readCounts(live.Maps)
+	counts, err := readCounts(a.live.Maps)
 	a.full.Store(total(counts, reasonFull))
-	return errors.Join(err, put(live.Maps, mapConfig, uint32(0), entry))
+	return errors.Join(err, put(a.live.Maps, mapConfig, uint32(0), entry))
 }
 
 // trusts tells whether this kernel's redirection delivers what was sent.
-func (a *Accelerator) trusts(k sdk.Kernel) bool { return k.Sockets["integrity"] }
+func (a *accelerator) trusts(k sdk.Kernel) bool { return k.Sockets["integrity"] }
 
 // Health implements sdk.HealthChecker.
-func (a *Accelerator) Health(sdk.Live) error {
+func (a *accelerator) Health() error {
 	if err := a.problem.Load(); err != nil {
 		return *err
 	}
@@ -158,7 +165,7 @@ func (a *Accelerator) Health(sdk.Live) error {
 }
 
 // InstanceChanged implements sdk.InstanceFollower.
-func (a *Accelerator) InstanceChanged(sdk.Live, sdk.Instance, bool) {
+func (a *accelerator) InstanceChanged(sdk.Instance, bool) {
 	select {
 	case a.changed <- struct{}{}:
 	default:
@@ -166,17 +173,17 @@ func (a *Accelerator) InstanceChanged(sdk.Live, sdk.Instance, bool) {
 }
 
 // setMembers tells the data plane which network namespaces take part.
-func (a *Accelerator) setMembers(live sdk.Live) error {
-	have, err := tableOf[uint64, serviceEntry](live.Maps, mapMembers)
+func (a *accelerator) setMembers() error {
+	have, err := tableOf[uint64, serviceEntry](a.live.Maps, mapMembers)
 	if err != nil {
 		return err
 	}
-	wanted := a.members(live)
+	wanted := a.members()
 	for cookie := range have {
 		if _, stays := wanted[cookie]; stays {
 			continue
 		}
-		if err := drop(live.Maps, mapMembers, cookie); err != nil {
+		if err := drop(a.live.Maps, mapMembers, cookie); err != nil {
 			return err
 		}
 	}
@@ -185,21 +192,21 @@ func (a *Accelerator) setMembers(live sdk.Live) error {
 		if was.Flags &^= searched; known && was == entry {
 			continue
 		}
-		if err := put(live.Maps, mapMembers, cookie, entry); err != nil {
+		if err := put(a.live.Maps, mapMembers, cookie, entry); err != nil {
 			return err
 		}
 	}
-	return a.forget(live, wanted)
+	return a.forget(wanted)
 }
 
 // members are the services that take part, by the cookies of their network namespaces.
-func (a *Accelerator) members(live sdk.Live) map[uint64]serviceEntry {
+func (a *accelerator) members() map[uint64]serviceEntry {
 	out := map[uint64]serviceEntry{}
-	for _, i := range live.Interface() {
+	for _, i := range a.live.Instances() {
 		if i.NetnsCookie == 0 || i.Service == "" {
 			continue
 		}
-		entry := serviceEntry{ID: a.memory(live).serve(i.Service)}
+		entry := serviceEntry{ID: a.memory.serve(i.Service)}
 		if len(a.mustSee(i)) > 0 {
 			entry.Flags |= within
 		}
@@ -212,8 +219,8 @@ func (a *Accelerator) members(live sdk.Live) map[uint64]serviceEntry {
 const mostRoutes = 2048
 
 // forget makes room for services to come.
-func (a *Accelerator) forget(live sdk.Live, members map[uint64]serviceEntry) error {
-	counts, err := readCounts(live.Maps)
+func (a *accelerator) forget(members map[uint64]serviceEntry) error {
+	counts, err := readCounts(a.live.Maps)
 	if err != nil {
 		return err
 	}
@@ -222,17 +229,17 @@ func (a *Accelerator) forget(live sdk.Live, members map[uint64]serviceEntry) err
 		here[s.ID] = true
 	}
 	if len(counts) > mostRoutes {
-		err = errors.Join(a.dropCounts(live.Maps, counts, here), dropShares(live.Maps, here))
+		err = errors.Join(a.dropCounts(a.live.Maps, counts, here), dropShares(a.live.Maps, here))
 	}
 	for route := range counts {
 		here[route.Client], here[route.Server] = true, true
 	}
-	a.memory(live).forget(here)
+	a.memory.forget(here)
 	return err
 }
 
 // dropCounts drops what was counted of services that are no more.
-func (a *Accelerator) dropCounts(m sdk.Maps, counts map[routeKey]countsEntry, here map[uint32]bool) error {
+func (a *accelerator) dropCounts(m sdk.Maps, counts map[routeKey]countsEntry, here map[uint32]bool) error {
 	stays := func(service uint32) bool { return service == theNode || service == nobody || here[service] }
 	for route := range counts {
 		if stays(route.Client) && stays(route.Server) {
@@ -265,7 +272,7 @@ func dropShares(m sdk.Maps, here map[uint32]bool) error {
 }
 
 // mustSee are the modules on a service that redirected bytes may not go past.
-func (a *Accelerator) mustSee(i sdk.Instance) (names []string) {
+func (a *accelerator) mustSee(i sdk.Instance) (names []string) {
 	for _, m := range i.Chain {
 		if !slices.Contains(a.Past, m.Package) {
 			names = append(names, m.Module)

@@ -18,6 +18,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/executabletest"
 	"github.com/kerb-edge/kerb/internal/sockets"
 	"github.com/kerb-edge/kerb/sdk"
+	"github.com/kerb-edge/kerb/sdk/sdktest"
 )
 
 // fair is a kernel whose redirected sockets are as others.
@@ -36,7 +37,7 @@ func lacking(behaviours ...string) sdk.Kernel {
 type controlled struct {
 	*plane
 	control   sdk.Control
-	a         *Accelerator
+	a         *accelerator
 	live      sdk.Live
 	instances []sdk.Instance
 	examined  []sdk.Process
@@ -45,21 +46,23 @@ type controlled struct {
 func governed(t testing.TB, config string) *controlled {
 	t.Helper()
 	c := &controlled{plane: load(t, configEntry{}), control: Control()}
-	c.live = sdk.Live{Module: "accel", Maps: c.Maps, Kernel: fair, Interface: func() []sdk.Instance { return c.instances },
+	c.live = sdk.Live{Module: "accel", Maps: c.Maps, Kernel: fair, Instances: func() []sdk.Instance { return c.instances },
 		Examine: func(p sdk.Process) { c.examined = append(c.examined, p) }}
 	c.use(config)
 	return c
 }
 
+// open makes the control plane's state of a config the present one.
+func (c *controlled) open(config string) {
+	c.t.Helper()
+	c.a = sdktest.Open[*accelerator](c.t, sdktest.Compile[*compiled](c.t, c.control, config), c.live)
+}
+
 // use makes a config the present one.
 func (c *controlled) use(config string) {
 	c.t.Helper()
-	compiled, err := c.control.Compile(json.RawMessage(config))
-	if err != nil {
-		c.t.Fatal(err)
-	}
-	c.a = compiled.(*Accelerator)
-	if err := c.a.apply(c.live); err != nil {
+	c.open(config)
+	if err := c.a.apply(); err != nil {
 		c.t.Fatal(err)
 	}
 }
@@ -78,14 +81,14 @@ func (c *controlled) asks(file fileKey, process sdk.Process) {
 	c.put(mapExecutables, file, executableEntry{Verdict: asked})
 	e := event{File: file, Start: process.Start, PID: uint32(process.PID)}
 	copy(e.Comm[:], "program")
-	if err := c.a.ask(c.live, &e); err != nil {
+	if err := c.a.ask(&e); err != nil {
 		c.t.Fatal(err)
 	}
 }
 
 func (c *controlled) answer(found ...sdk.Executable) {
 	c.t.Helper()
-	if err := c.a.Executables(c.live, found); err != nil {
+	if err := c.a.Executables(found); err != nil {
 		c.t.Fatal(err)
 	}
 }
@@ -97,7 +100,7 @@ func (c *controlled) verdict(file fileKey) uint32 {
 
 func (c *controlled) condition(name string) sdk.Condition {
 	c.t.Helper()
-	all, err := c.a.Conditions(c.live)
+	all, err := c.a.Conditions()
 	if err != nil {
 		c.t.Fatal(err)
 	}
@@ -112,7 +115,7 @@ func (c *controlled) condition(name string) sdk.Condition {
 func (c *controlled) get(path string, to any) {
 	c.t.Helper()
 	w := httptest.NewRecorder()
-	c.a.Handler(c.live).ServeHTTP(w, httptest.NewRequest("GET", path, nil))
+	c.a.Handler().ServeHTTP(w, httptest.NewRequest("GET", path, nil))
 	if err := json.Unmarshal(w.Body.Bytes(), to); w.Code != 200 || err != nil {
 		c.t.Fatalf("%s: %d %s (%v)", path, w.Code, w.Body, err)
 	}
@@ -155,7 +158,7 @@ func TestMembers(t *testing.T) {
 	db := sdk.Instance{Service: "db", NetnsCookie: 8, Chain: []sdk.ChainMember{{Module: "fw", Package: "firewall"}, {Module: "t", Package: "tunnel"}}}
 	follow := func(instances ...sdk.Instance) map[uint64]serviceEntry {
 		c.instances = instances
-		check(t, c.a.setMembers(c.live))
+		check(t, c.a.setMembers())
 		return entries[uint64, serviceEntry](c.plane, mapMembers)
 	}
 	got := follow(web, db, sdk.Instance{Cgroup: "/kubepods", CgroupID: 9})
@@ -196,7 +199,7 @@ func TestVerdicts(t *testing.T) {
 		{``, sdk.Kernel{Sockets: map[string]bool{"interrupted": true}}, nil, allowed},
 		{``, sdk.Kernel{Sockets: map[string]bool{"interrupted": true}}, []string{"splice"}, unsafe},
 	} {
-		a := &Accelerator{config: configOf(t, c.config)}
+		a := &accelerator{config: configOf(t, c.config)}
 		p := &program{Facts: &sdk.Executable{Path: "/usr/bin/server", Uses: c.uses}}
 		if got, why := a.judge(c.kernel, p); got != c.want || got == unsafe && why == "" {
 			t.Errorf("%+v: verdict %d (%s)", c, got, why)
@@ -219,10 +222,10 @@ func TestHazardsHaveTheirNames(t *testing.T) {
 		}
 	}
 	patient := sdk.Kernel{Sockets: map[string]bool{sockets.Interrupted: true}}
-	if v, _ := (&Accelerator{config: configOf(t, "")}).judge(patient, &program{Facts: &sdk.Executable{}}); v != allowed {
+	if v, _ := (&accelerator{config: configOf(t, "")}).judge(patient, &program{Facts: &sdk.Executable{}}); v != allowed {
 		t.Errorf("%s is not what lets programs block in recv", sockets.Interrupted)
 	}
-	if !(&Accelerator{}).trusts(sdk.Kernel{Sockets: map[string]bool{sockets.Integrity: true}}) {
+	if !(&accelerator{}).trusts(sdk.Kernel{Sockets: map[string]bool{sockets.Integrity: true}}) {
 		t.Errorf("%s is not what is trusted", sockets.Integrity)
 	}
 }
@@ -230,6 +233,7 @@ func TestHazardsHaveTheirNames(t *testing.T) {
 func TestPrograms(t *testing.T) {
 	c := governed(t, "")
 	c.live.Kernel = lacking("spliceRedirected")
+	c.use("")
 	server, other := fileKey{Inode: 1, Device: 2, Generation: 3}, fileKey{Inode: 4}
 	c.asks(server, sdk.Process{PID: 10, Start: 100})
 	c.asks(other, sdk.Process{PID: 11, Start: 100})
@@ -270,6 +274,7 @@ func TestPrograms(t *testing.T) {
 func TestConfiguredPrograms(t *testing.T) {
 	c := governed(t, "")
 	c.live.Kernel = lacking("spliceRedirected")
+	c.use("")
 	file := fileKey{Inode: 1, Generation: 3}
 	c.asks(file, sdk.Process{PID: 10})
 	c.answer(sdk.Executable{Process: sdk.Process{PID: 10}, Inode: 1, Path: "/haproxy", Configured: true})
@@ -313,8 +318,8 @@ func TestForgetsTheOldest(t *testing.T) {
 	for i := range uint64(maxPrograms + 10) {
 		c.asks(fileKey{Inode: i + 1}, sdk.Process{PID: int(i)})
 	}
-	if n := len(entries[fileKey, executableEntry](c.plane, mapExecutables)); n != maxPrograms || len(c.a.memory(c.live).known) != maxPrograms {
-		t.Errorf("%d verdicts, %d known", n, len(c.a.memory(c.live).known))
+	if n := len(entries[fileKey, executableEntry](c.plane, mapExecutables)); n != maxPrograms || len(c.a.memory.known) != maxPrograms {
+		t.Errorf("%d verdicts, %d known", n, len(c.a.memory.known))
 	}
 }
 
@@ -325,7 +330,7 @@ func TestTriesAgain(t *testing.T) {
 	now := time.Now()
 	for range 10 {
 		now = now.Add(againAfter + time.Second)
-		c.examined = append(c.examined, c.a.memory(c.live).overdue(now)...)
+		c.examined = append(c.examined, c.a.memory.overdue(now)...)
 	}
 	if len(c.examined) != maxTries {
 		t.Errorf("examined %d times", len(c.examined))
@@ -341,7 +346,7 @@ func TestMemory(t *testing.T) {
 	c.use("")
 	c.asks(file, sdk.Process{PID: 10})
 	c.answer(sdk.Executable{Process: sdk.Process{PID: 10}, Inode: 1, Path: "/server"})
-	c.a.memory(c.live).save()
+	c.a.memory.save()
 	next := newMemory("accel")
 	next.load(map[fileKey]executableEntry{file: {Verdict: safe}})
 	if p := next.known[file]; p == nil || p.Facts == nil || p.Facts.Path != "/server" || next.name(idOf("web")) != "web" {
@@ -365,7 +370,7 @@ func TestMemoryOfTwoModules(t *testing.T) {
 		c.answer(sdk.Executable{Process: sdk.Process{PID: 10 + i}, Inode: uint64(i), Path: "/" + c.live.Module})
 	}
 	for _, c := range []*controlled{one, other} {
-		c.a.memory(c.live).save()
+		c.a.memory.save()
 	}
 	one.control = Control()
 	other.control = one.control
@@ -394,7 +399,7 @@ func TestGoneServices(t *testing.T) {
 	for i := range uint32(3000) {
 		c.put(mapCounts, routeKey{1000 + i, nobody}, countsEntry{Offered: 1})
 		c.put(mapShares, 1000+i, i%2)
-		c.a.memory(c.live).serve(fmt.Sprint("gone", i))
+		c.a.memory.serve(fmt.Sprint("gone", i))
 	}
 	web := idOf("web")
 	for _, route := range []routeKey{{theNode, nobody}, {web, theNode}, {1000, web}} {
@@ -403,14 +408,14 @@ func TestGoneServices(t *testing.T) {
 		c.put(mapCounts, route, n)
 	}
 	c.instances = []sdk.Instance{{Service: "web", NetnsCookie: 7}}
-	check(t, c.a.setMembers(c.live))
+	check(t, c.a.setMembers())
 	if left := entries[routeKey, countsEntry](c.plane, mapCounts); len(left) != 2 || left[routeKey{web, theNode}].Offered != 1 {
 		t.Errorf("%d routes", len(left))
 	}
 	if left := entries[uint32, uint32](c.plane, mapShares); len(left) != 1500 || left[1001] != 1 {
 		t.Errorf("%d shares", len(left))
 	}
-	if n := len(c.a.memory(c.live).services); n != 1 {
+	if n := len(c.a.memory.services); n != 1 {
 		t.Errorf("%d names", n)
 	}
 	if got := c.condition("TableFull"); got.Status != "True" || !strings.HasPrefix(got.Message, "2 ") { // since this config
@@ -425,7 +430,7 @@ func TestGoneServices(t *testing.T) {
 func TestReports(t *testing.T) {
 	c := governed(t, "")
 	c.instances = []sdk.Instance{{Service: "web", NetnsCookie: 7}, {Service: "db", NetnsCookie: 8}}
-	check(t, c.a.setMembers(c.live))
+	check(t, c.a.setMembers())
 	n := countsEntry{Offered: 5, Paired: 4, Accelerated: 3, Left: 1, Messages: 100, Bytes: 2000}
 	n.Refused[reasonFull], n.Refused[slices.Index(reasons[:], "stream")], n.Refused[reasonClosed] = 2, 1, 4
 	c.put(mapCounts, routeKey{idOf("web"), idOf("db")}, n)
@@ -451,7 +456,7 @@ func TestReports(t *testing.T) {
 	if v := c.condition("TableFull"); v.Status != "False" {
 		t.Errorf("%+v", v)
 	}
-	samples, err := c.a.Measure(c.live)
+	samples, err := c.a.Collect()
 	check(t, err)
 	if !slices.ContainsFunc(samples, func(s sdk.Sample) bool {
 		return s.Name == "bytes_total" && s.Labels["client"] == "web" && s.Value == 2000
@@ -483,7 +488,7 @@ func TestLive(t *testing.T) {
 		if err != nil {
 			t.Error(err)
 		}
-		go c.a.Executables(c.live, []sdk.Executable{{Process: p, Path: facts.Path, Device: facts.Device, Inode: facts.Inode,
+		go c.a.Executables([]sdk.Executable{{Process: p, Path: facts.Path, Device: facts.Device, Inode: facts.Inode,
 			Modified: facts.Modified, Size: facts.Size, Uses: facts.Uses, Go: facts.Go}})
 	}
 	c.enter(chain.All)
@@ -522,14 +527,12 @@ func patiently(t testing.TB, otherwise string, ok func() bool) {
 // run has the control plane at work until the function that is returned is called.
 func (c *controlled) run(config string) (end func()) {
 	c.t.Helper()
-	compiled, err := c.control.Compile(json.RawMessage(config))
-	check(c.t, err)
-	c.a = compiled.(*Accelerator)
+	c.open(config)
 	ctx, cancel := context.WithCancel(c.t.Context())
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		c.a.Run(ctx, c.live)
+		c.a.Run(ctx)
 	}()
 	return func() {
 		cancel()

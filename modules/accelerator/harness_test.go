@@ -20,6 +20,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/lab/cgrouptest"
 	"github.com/kerb-edge/kerb/internal/pkgs/pkgstest"
+	"github.com/kerb-edge/kerb/sdk/sdktest"
 )
 
 // TestMain runs the tests without the signals by which Go's scheduler interrupts threads: at one, a recv that waits on a socket in a
@@ -61,9 +62,9 @@ func module(t testing.TB) dataplane.Module {
 // load attaches the data plane without a verdict on any program. Nothing of it is left when the test ends.
 func load(t testing.TB, config configEntry) *plane {
 	t.Helper()
-	pkgstest.NeedRoot(t)
+	sdktest.NeedRoot(t)
 	l, err := dataplane.LoadSockets(module(t))
-	pkgstest.Explain(t, err)
+	sdktest.Explain(t, err)
 	p := &plane{LoadedSockets: l, t: t}
 	t.Cleanup(l.Close)
 	p.configure(config)

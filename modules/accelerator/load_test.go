@@ -13,6 +13,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/pkgs/pkgstest"
+	"github.com/kerb-edge/kerb/sdk/sdktest"
 )
 
 // Structures that only the data plane writes.
@@ -49,9 +50,9 @@ const (
 )
 
 func TestVerifies(t *testing.T) {
-	pkgstest.NeedRoot(t)
+	sdktest.NeedRoot(t)
 	l, err := dataplane.LoadSockets(module(t))
-	pkgstest.Explain(t, err)
+	sdktest.Explain(t, err)
 	l.Close()
 }
 
@@ -67,13 +68,13 @@ func TestLayouts(t *testing.T) {
 		"accel_counts": countsEntry{}, "accel_event": event{}, "accel_pair": pairKey{}, "accel_offer": offerEntry{}, "accel_listener": listenerEntry{},
 		"accel_end": endEntry{},
 	} {
-		pkgstest.Layout(t, spec.Types, name, mirror)
+		sdktest.Layout(t, spec.Types, name, mirror)
 	}
 }
 
 // Where loads may overtake each other, as on arm64, the barriers of such machines are in: the verifier takes these paths, too.
 func TestVerifiesWhereLoadsAreNotOrdered(t *testing.T) {
-	pkgstest.NeedRoot(t)
+	sdktest.NeedRoot(t)
 	spec, err := pkgstest.Package(t).Spec(string(chain.Sockets))
 	if err != nil {
 		t.Fatal(err)

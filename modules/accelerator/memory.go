@@ -29,16 +29,13 @@ type memories struct {
 	of map[string]*memory
 }
 
-func (a *Accelerator) memory(live sdk.Live) *memory {
-	a.memories.mu.Lock()
-	defer a.memories.mu.Unlock()
-	if a.memories.of == nil {
-		a.memories.of = map[string]*memory{}
+func (s *memories) get(module string) *memory {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.of[module] == nil {
+		s.of[module] = newMemory(module)
 	}
-	if a.memories.of[live.Module] == nil {
-		a.memories.of[live.Module] = newMemory(live.Module)
-	}
-	return a.memories.of[live.Module]
+	return s.of[module]
 }
 
 // memory is what outlives a config, and by a file the control plane: the executables that the data plane has asked about, which
@@ -84,17 +81,17 @@ func parseEvent(raw []byte) (e event, ok bool) {
 }
 
 // ask has the agent examine a program, unless it is known.
-func (a *Accelerator) ask(live sdk.Live, e *event) error {
-	p, forgotten := a.memory(live).note(e)
+func (a *accelerator) ask(e *event) error {
+	p, forgotten := a.memory.note(e)
 	if forgotten != nil {
-		if err := drop(live.Maps, mapExecutables, *forgotten); err != nil {
+		if err := drop(a.live.Maps, mapExecutables, *forgotten); err != nil {
 			return err
 		}
 	}
 	if p.Facts != nil {
-		return a.tell(live, &p)
+		return a.tell(&p)
 	}
-	live.Examine(p.Process)
+	a.live.Examine(p.Process)
 	return nil
 }
 
@@ -131,9 +128,9 @@ func (s *memory) forgetOldest() *fileKey {
 }
 
 // askAgain has the agent look again at those that it did not answer about.
-func (a *Accelerator) askAgain(live sdk.Live) {
-	for _, p := range a.memory(live).overdue(time.Now()) {
-		live.Examine(p)
+func (a *accelerator) askAgain() {
+	for _, p := range a.memory.overdue(time.Now()) {
+		a.live.Examine(p)
 	}
 }
 
@@ -150,11 +147,11 @@ func (s *memory) overdue(now time.Time) (out []sdk.Process) {
 }
 
 // Executables implements sdk.ExecutableUser.
-func (a *Accelerator) Executables(live sdk.Live, found []sdk.Executable) error {
+func (a *accelerator) Executables(found []sdk.Executable) error {
 	var errs []error
 	for i := range found {
-		for _, p := range a.memory(live).learn(&found[i]) {
-			errs = append(errs, a.tell(live, &p))
+		for _, p := range a.memory.learn(&found[i]) {
+			errs = append(errs, a.tell(&p))
 		}
 	}
 	return errors.Join(errs...)
@@ -183,9 +180,9 @@ func (s *memory) learn(x *sdk.Executable) (out []program) {
 }
 
 // tell writes the verdict on a program.
-func (a *Accelerator) tell(live sdk.Live, p *program) error {
-	verdict, _ := a.judge(live.Kernel, p)
-	err := put(live.Maps, mapExecutables, p.File, executableEntry{Verdict: verdict, Since: monotonic()})
+func (a *accelerator) tell(p *program) error {
+	verdict, _ := a.judge(a.live.Kernel, p)
+	err := put(a.live.Maps, mapExecutables, p.File, executableEntry{Verdict: verdict, Since: monotonic()})
 	if err != nil {
 		return fmt.Errorf("verdict on %s: %w", p.Facts.Path, err)
 	}
@@ -194,18 +191,18 @@ func (a *Accelerator) tell(live sdk.Live, p *program) error {
 
 // judgeAll judges again, by another config or on another kernel. What the data plane has caught stays so, unless the config says
 // otherwise. It asks again about programs of which nothing is known any more, as when an agent was killed before it wrote them down.
-func (a *Accelerator) judgeAll(live sdk.Live) error {
-	told, err := told(live.Maps)
+func (a *accelerator) judgeAll() error {
+	told, err := told(a.live.Maps)
 	if err != nil {
 		return err
 	}
-	s := a.memory(live)
+	s := a.memory
 	s.load(told)
 	for file := range told {
 		if s.knows(file) {
 			continue
 		}
-		if err := drop(live.Maps, mapExecutables, file); err != nil {
+		if err := drop(a.live.Maps, mapExecutables, file); err != nil {
 			return err
 		}
 	}
@@ -213,10 +210,10 @@ func (a *Accelerator) judgeAll(live sdk.Live) error {
 		if p.Facts == nil || told[p.File].Verdict == caught && !a.allows(p.Facts.Path) {
 			continue
 		}
-		if verdict, _ := a.judge(live.Kernel, &p); verdict == told[p.File].Verdict {
+		if verdict, _ := a.judge(a.live.Kernel, &p); verdict == told[p.File].Verdict {
 			continue
 		}
-		if err := a.tell(live, &p); err != nil {
+		if err := a.tell(&p); err != nil {
 			return err
 		}
 	}
@@ -235,7 +232,7 @@ var hazards = []struct {
 }
 
 // judge says why a program may not take part.
-func (a *Accelerator) judge(k sdk.Kernel, p *program) (verdict uint32, why string) {
+func (a *accelerator) judge(k sdk.Kernel, p *program) (verdict uint32, why string) {
 	switch {
 	case a.denies(p.Facts.Path):
 		return unsafe, "the config denies it"

@@ -17,9 +17,9 @@ import (
 )
 
 var (
-	_ sdk.Handler     = (*Accelerator)(nil)
-	_ sdk.Measurer    = (*Accelerator)(nil)
-	_ sdk.Conditioner = (*Accelerator)(nil)
+	_ sdk.Handler     = (*accelerator)(nil)
+	_ sdk.Collector   = (*accelerator)(nil)
+	_ sdk.Conditioner = (*accelerator)(nil)
 )
 
 // Handler serves:
@@ -29,16 +29,16 @@ var (
 //	GET executables		the programs, and whether they may take part
 //	GET destinations	where new connections are not tried for now
 //	GET kernel		what redirected sockets do otherwise on this kernel, and what they save
-func (a *Accelerator) Handler(live sdk.Live) http.Handler {
+func (a *accelerator) Handler() http.Handler {
 	mux := http.NewServeMux()
 	serve := func(path string, what func() (any, error)) {
 		mux.HandleFunc("GET "+path, func(w http.ResponseWriter, _ *http.Request) { sdk.Answer(w)(what()) })
 	}
-	serve("/pairs", func() (any, error) { return a.pairs(live) })
-	serve("/refused", func() (any, error) { return a.refused(live) })
-	serve("/executables", func() (any, error) { return a.executables(live) })
-	serve("/destinations", func() (any, error) { return a.destinations(live) })
-	serve("/kernel", func() (any, error) { return live.Kernel, nil })
+	serve("/pairs", func() (any, error) { return a.pairs() })
+	serve("/refused", func() (any, error) { return a.refused() })
+	serve("/executables", func() (any, error) { return a.executables() })
+	serve("/destinations", func() (any, error) { return a.destinations() })
+	serve("/kernel", func() (any, error) { return a.live.Kernel, nil })
 	return mux
 }
 
@@ -99,12 +99,12 @@ func total(counts map[routeKey]countsEntry, reason int) (n uint64) {
 	return n
 }
 
-func (a *Accelerator) pairs(live sdk.Live) ([]PairReport, error) {
-	counts, err := readCounts(live.Maps)
+func (a *accelerator) pairs() ([]PairReport, error) {
+	counts, err := readCounts(a.live.Maps)
 	if err != nil {
 		return nil, err
 	}
-	services := a.memory(live)
+	services := a.memory
 	sums := map[[2]string]*PairReport{} // several may have gone
 	for route, c := range counts {
 		key := [2]string{services.name(route.Client), services.name(route.Server)}
@@ -145,8 +145,8 @@ type RefusedReport struct {
 	Meaning     string `json:"meaning"`
 }
 
-func (a *Accelerator) refused(live sdk.Live) ([]RefusedReport, error) {
-	pairs, err := a.pairs(live)
+func (a *accelerator) refused() ([]RefusedReport, error) {
+	pairs, err := a.pairs()
 	if err != nil {
 		return nil, err
 	}
@@ -170,20 +170,20 @@ type ExecutableReport struct {
 	Go      string   `json:"go,omitempty"`
 }
 
-func (a *Accelerator) executables(live sdk.Live) ([]ExecutableReport, error) {
-	told, err := told(live.Maps)
+func (a *accelerator) executables() ([]ExecutableReport, error) {
+	told, err := told(a.live.Maps)
 	if err != nil {
 		return nil, err
 	}
 	out := []ExecutableReport{}
-	for _, p := range a.memory(live).all() {
+	for _, p := range a.memory.all() {
 		if p.Facts != nil && p.byProcess() {
 			continue
 		}
 		r := ExecutableReport{Command: p.Comm, PID: p.Process.PID, Verdict: verdicts[asked], Why: p.Problem}
 		entry := told[p.File]
 		if p.Facts != nil {
-			verdict, why := a.judge(live.Kernel, &p)
+			verdict, why := a.judge(a.live.Kernel, &p)
 			r.Path, r.Uses, r.Go, r.Verdict, r.Why = p.Facts.Path, p.Facts.Uses, p.Facts.Go, verdicts[verdict], why
 		}
 		if entry.Verdict == caught {
@@ -210,13 +210,13 @@ type DestinationReport struct {
 	Skipped    uint32  `json:"skipped"`    // connections since the last that was tried
 }
 
-func (a *Accelerator) destinations(live sdk.Live) ([]DestinationReport, error) {
-	all, err := tableOf[addressKey, destinationEntry](live.Maps, mapDestinations)
+func (a *accelerator) destinations() ([]DestinationReport, error) {
+	all, err := tableOf[addressKey, destinationEntry](a.live.Maps, mapDestinations)
 	if err != nil {
 		return nil, err
 	}
 	services := map[uint64]string{}
-	for _, i := range live.Interface() {
+	for _, i := range a.live.Instances() {
 		services[i.NetnsCookie] = i.Service
 	}
 	out := []DestinationReport{}
@@ -232,29 +232,29 @@ func (a *Accelerator) destinations(live sdk.Live) ([]DestinationReport, error) {
 }
 
 // Conditions implements sdk.Conditioner.
-func (a *Accelerator) Conditions(live sdk.Live) ([]sdk.Condition, error) {
-	all, err := a.executables(live)
+func (a *accelerator) Conditions() ([]sdk.Condition, error) {
+	all, err := a.executables()
 	if err != nil {
 		return nil, err
 	}
-	counts, err := readCounts(live.Maps)
+	counts, err := readCounts(a.live.Maps)
 	if err != nil {
 		return nil, err
 	}
-	return []sdk.Condition{a.accelerates(live), keptOut(all), a.visibleHere(live), a.room(counts)}, nil
+	return []sdk.Condition{a.accelerates(), keptOut(all), a.visibleHere(), a.room(counts)}, nil
 }
 
-func (a *Accelerator) accelerates(live sdk.Live) sdk.Condition {
+func (a *accelerator) accelerates() sdk.Condition {
 	out := sdk.Condition{Type: "Accelerating", Status: "True", Reason: "Adaptive"}
-	if turns := live.Kernel.Turns; len(turns) > 0 {
+	if turns := a.live.Kernel.Turns; len(turns) > 0 {
 		out.Message = fmt.Sprintf("a turn of %d bytes over loopback takes %v instead of %v", turns[0].Bytes, turns[0].Redirected, turns[0].Plain)
 	}
 	switch {
 	case a.Mode == "off":
 		out.Status, out.Reason, out.Message = "False", "Disabled", "mode is off: all connections use plain TCP"
-	case len(live.Kernel.Sockets) == 0:
+	case len(a.live.Kernel.Sockets) == 0:
 		out.Status, out.Reason, out.Message = "False", "KernelNotTested", "socket redirection was not tested on this kernel: all connections use plain TCP; see kerb doctor"
-	case !a.trusts(live.Kernel):
+	case !a.trusts(a.live.Kernel):
 		out.Status, out.Reason, out.Message = "False", "KernelUnsupported", "this kernel does not deliver redirected data reliably: all connections use plain TCP; see kerb doctor"
 	case a.Mode == "redirect-all":
 		out.Reason, out.Message = "RedirectAll", "streams are slower than with plain TCP: this mode is for comparisons only"
@@ -285,9 +285,9 @@ func first(list []string) string {
 	return strings.Join(list, ", ")
 }
 
-func (a *Accelerator) visibleHere(live sdk.Live) sdk.Condition {
+func (a *accelerator) visibleHere() sdk.Condition {
 	var out []string
-	for _, i := range live.Interface() {
+	for _, i := range a.live.Instances() {
 		if see := a.mustSee(i); len(see) > 0 && i.Service != "" {
 			out = append(out, i.Service+" ("+strings.Join(see, ", ")+")")
 		}
@@ -299,20 +299,20 @@ func (a *Accelerator) visibleHere(live sdk.Live) sdk.Condition {
 		Message: "connections of these services to and from other network namespaces use plain TCP, because other modules must see them: " + first(out) + "; list packages in past that need not see them"}
 }
 
-func (a *Accelerator) room(counts map[routeKey]countsEntry) sdk.Condition {
+func (a *accelerator) room(counts map[routeKey]countsEntry) sdk.Condition {
 	if n := total(counts, reasonFull) - a.full.Load(); n > 0 {
 		return sdk.Condition{Type: "TableFull", Status: "True", Reason: "LimitReached", Message: fmt.Sprintf("%d connections used plain TCP because a table was full", n)}
 	}
 	return sdk.Condition{Type: "TableFull", Status: "False", Reason: "BelowLimit"}
 }
 
-// Measure implements sdk.Measurer.
-func (a *Accelerator) Measure(live sdk.Live) ([]sdk.Sample, error) {
-	pairs, err := a.pairs(live)
+// Collect implements sdk.Collector.
+func (a *accelerator) Collect() ([]sdk.Sample, error) {
+	pairs, err := a.pairs()
 	if err != nil {
 		return nil, err
 	}
-	all, err := a.executables(live)
+	all, err := a.executables()
 	if err != nil {
 		return nil, err
 	}
@@ -327,7 +327,7 @@ func (a *Accelerator) Measure(live sdk.Live) ([]sdk.Sample, error) {
 	for verdict, n := range by {
 		out = append(out, sdk.Sample{Name: "executables", Help: "Programs by verdict of their examination.", Labels: map[string]string{"verdict": verdict}, Value: float64(n)})
 	}
-	ends, err := live.Maps.Get(mapEnds)
+	ends, err := a.live.Maps.Get(mapEnds)
 	if err != nil {
 		return nil, err
 	}

@@ -1,60 +1,37 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package classifier is the control plane of the classifier: it loads models into the data plane while packets flow, tells
-// what they say of whom, frees what they have blocked, watches that they do not block too much, and runs them itself if the
-// config says so.
+// Package classifier is the control plane of the classifier: it loads models into the data plane while packets flow, reports
+// their verdicts by source, unblocks sources when their time is over, stops blocking when too many sources are blocked, and
+// evaluates the models itself if the config says so.
 package classifier
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"log/slog"
 	"sync"
 	"time"
 
-	"github.com/cilium/ebpf"
-
 	"github.com/kerb-edge/kerb/sdk"
 )
 
 // Control returns the control plane.
-func Control() sdk.Control { return control{} }
-
-type control struct{}
-
-// Compile implements sdk.Control.
-func (control) Compile(raw json.RawMessage) (sdk.Compiled, error) {
-	c, err := parseConfig(raw)
-	if err != nil {
-		return nil, err
-	}
-	return &Classifier{config: c, planes: map[*ebpf.Map]*plane{}}, nil
-}
-
-// Classifier is a compiled config.
-type Classifier struct {
-	config *config
-
-	mu     sync.Mutex
-	planes map[*ebpf.Map]*plane // by the map of models, which stands for a generation
-}
+func Control() sdk.Control { return sdk.Define(parseConfig) }
 
 var (
-	_ sdk.Compiled      = (*Classifier)(nil)
-	_ sdk.Handler       = (*Classifier)(nil)
-	_ sdk.Runner        = (*Classifier)(nil)
-	_ sdk.Measurer      = (*Classifier)(nil)
-	_ sdk.HealthChecker = (*Classifier)(nil)
-	_ sdk.Conditioner   = (*Classifier)(nil)
-	_ sdk.ModelUser     = (*Classifier)(nil)
+	_ sdk.Compiled      = (*config)(nil)
+	_ sdk.Handler       = (*plane)(nil)
+	_ sdk.Runner        = (*plane)(nil)
+	_ sdk.Collector     = (*plane)(nil)
+	_ sdk.HealthChecker = (*plane)(nil)
+	_ sdk.Conditioner   = (*plane)(nil)
+	_ sdk.ModelUser     = (*plane)(nil)
 )
 
 const leastBlocks = 1024 // compiled size of the map
 
 // Settings implements sdk.Compiled.
-func (f *Classifier) Settings() sdk.Settings {
-	c := f.config
+func (c *config) Settings() sdk.Settings {
 	out := sdk.Settings{Constants: c.constants(), MaxEntries: map[string]uint32{
 		mapRecords: c.Sources, "newcomers": c.Sources, "lapsing": 2 * c.Sources, mapWindows: c.Sources, mapBlocks: max(leastBlocks, 2*c.Fuse.Sources)}}
 	if c.Action.Do == "mark" {
@@ -72,9 +49,9 @@ func (f *Classifier) Settings() sdk.Settings {
 	return out
 }
 
-// Fill implements sdk.Compiled. All but the allow-list is state, which the generations share.
-func (f *Classifier) Fill(maps sdk.Maps) error {
-	for _, text := range f.config.Allow {
+// Fill implements sdk.Compiled. All maps but the allow-list are state, which the generations share.
+func (c *config) Fill(maps sdk.Maps) error {
+	for _, text := range c.Allow {
 		p, err := parsePrefix(text)
 		if err != nil {
 			return err
@@ -86,24 +63,8 @@ func (f *Classifier) Fill(maps sdk.Maps) error {
 	return nil
 }
 
-// plane returns what is known of a generation; at first that is what its maps tell.
-func (f *Classifier) plane(live sdk.Live) (*plane, error) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	key, err := live.Maps.Get(mapModels)
-	if err != nil {
-		return nil, err
-	}
-	if w := f.planes[key]; w != nil {
-		return w, nil
-	}
-	w, err := newPlane(f.config, live)
-	if err != nil {
-		return nil, err
-	}
-	f.planes[key] = w
-	return w, nil
-}
+// Open implements sdk.Compiled: it reads the state that the maps have.
+func (c *config) Open(live sdk.Live) (sdk.Running, error) { return newPlane(c, live) }
 
 const (
 	sweepEvery = time.Second
@@ -111,13 +72,8 @@ const (
 )
 
 // Run implements sdk.Runner.
-func (f *Classifier) Run(ctx context.Context, live sdk.Live) {
-	w, err := f.plane(live)
-	if err != nil {
-		slog.Error("classifier: the maps are not readable", "module", live.Module, "error", err)
-		return
-	}
-	defer f.forget(live)
+func (w *plane) Run(ctx context.Context) {
+	defer w.stream.end()
 	var work sync.WaitGroup
 	defer work.Wait()
 	work.Go(func() { w.note("events", w.follow(ctx)) })
@@ -141,16 +97,7 @@ func (f *Classifier) Run(ctx context.Context, live sdk.Live) {
 	}
 }
 
-// forget lets go of a generation that is over.
-func (f *Classifier) forget(live sdk.Live) {
-	f.mu.Lock()
-	w := f.planes[live.Maps[mapModels]]
-	delete(f.planes, live.Maps[mapModels])
-	f.mu.Unlock()
-	w.end()
-}
-
-// note remembers how background work went, for the health.
+// note keeps the result of background work for Health.
 func (w *plane) note(work string, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -161,11 +108,7 @@ func (w *plane) note(work string, err error) {
 }
 
 // Health implements sdk.HealthChecker.
-func (f *Classifier) Health(live sdk.Live) error {
-	w, err := f.plane(live)
-	if err != nil {
-		return err
-	}
+func (w *plane) Health() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for work, err := range w.troubles {
@@ -177,10 +120,6 @@ func (f *Classifier) Health(live sdk.Live) error {
 }
 
 // Conditions implements sdk.Conditioner.
-func (f *Classifier) Conditions(live sdk.Live) ([]sdk.Condition, error) {
-	w, err := f.plane(live)
-	if err != nil {
-		return nil, err
-	}
+func (w *plane) Conditions() ([]sdk.Condition, error) {
 	return []sdk.Condition{w.fuseCondition(), w.modelCondition()}, nil
 }

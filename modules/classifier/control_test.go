@@ -21,17 +21,16 @@ import (
 	"github.com/cilium/ebpf/rlimit"
 
 	"github.com/kerb-edge/kerb/internal/pkgs"
-	"github.com/kerb-edge/kerb/internal/pkgs/pkgstest"
 	"github.com/kerb-edge/kerb/modules/classifier/model"
 	"github.com/kerb-edge/kerb/sdk"
+	"github.com/kerb-edge/kerb/sdk/sdktest"
 )
 
 // plant is a control plane with maps that no packet meets, and with an agent played by the test.
 type plant struct {
 	testing.TB
 	*plane
-	classifier *Classifier
-	live       sdk.Live
+	live sdk.Live
 }
 
 const plantIfindex = 7
@@ -42,30 +41,23 @@ func newPlant(t testing.TB, config string) *plant {
 }
 
 // newPlantOn begins with nothing but the maps.
-func newPlantOn(t testing.TB, config string, maps sdk.Maps) *plant {
+func newPlantOn(t testing.TB, text string, maps sdk.Maps) *plant {
 	t.Helper()
-	p := &plant{TB: t, classifier: compileConfig(t, config), live: sdk.Live{Module: "guard", Maps: maps,
-		Interface: func() []sdk.Instance {
+	p := &plant{TB: t, live: sdk.Live{Module: "guard", Maps: maps,
+		Instances: func() []sdk.Instance {
 			return []sdk.Instance{{Service: "web", Interface: "veth7", Ifindex: plantIfindex}}
 		}}}
-	if err := p.classifier.Fill(maps); err != nil {
+	c := compileConfig(t, text)
+	if err := c.Fill(maps); err != nil {
 		t.Fatal(err)
 	}
-	w, err := p.classifier.plane(p.live)
-	if err != nil {
-		t.Fatal(err)
-	}
-	p.plane = w
+	p.plane = sdktest.Open[*plane](t, c, p.live)
 	return p
 }
 
-func compileConfig(t testing.TB, config string) *Classifier {
+func compileConfig(t testing.TB, text string) *config {
 	t.Helper()
-	c, err := Control().Compile(json.RawMessage(config))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return c.(*Classifier)
+	return sdktest.Compile[*config](t, Control(), text)
 }
 
 func openPackage(t testing.TB) *ebpf.CollectionSpec {
@@ -82,7 +74,7 @@ func openPackage(t testing.TB) *ebpf.CollectionSpec {
 }
 
 // newMaps creates the maps as the agent would for a config.
-func newMaps(t testing.TB, f *Classifier) sdk.Maps {
+func newMaps(t testing.TB, f *config) sdk.Maps {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("needs root for BPF")
@@ -123,7 +115,7 @@ func modelOf(name, document string) sdk.Model {
 
 func (p *plant) tellModels(u sdk.ModelUpdate) sdk.ModelAnswer {
 	p.Helper()
-	answer, err := p.classifier.Models(p.live, u)
+	answer, err := p.Models(u)
 	if err != nil {
 		p.Fatal(err)
 	}
@@ -160,7 +152,7 @@ func (p *plant) expect(live, shadow uint32) {
 func (p *plant) ask(method, path, body string) (int, string) {
 	p.Helper()
 	w := httptest.NewRecorder()
-	p.classifier.Handler(p.live).ServeHTTP(w, httptest.NewRequest(method, path, strings.NewReader(body)))
+	p.Handler().ServeHTTP(w, httptest.NewRequest(method, path, strings.NewReader(body)))
 	text, _ := io.ReadAll(w.Body)
 	return w.Code, string(text)
 }
@@ -176,7 +168,7 @@ func get[T any](p *plant, path string) (v T) {
 
 func (p *plant) condition(kind string) sdk.Condition {
 	p.Helper()
-	all, err := p.classifier.Conditions(p.live)
+	all, err := p.Conditions()
 	if err != nil {
 		p.Fatal(err)
 	}
@@ -196,7 +188,7 @@ func TestDataPlaneLayouts(t *testing.T) {
 		"cls_source": source{}, "cls_range": bounds{}, "cls_slice": slice{}, "cls_seen": seen{}, "cls_record": record{}, "cls_block": block{},
 		"cls_fuse": fuse{}, "cls_policy": policy{}, "cls_window": window{}, "cls_event": event{}, "cls_prefix": prefix{},
 	} {
-		pkgstest.NamedLayout(t, spec.Types, name, mirror)
+		sdktest.NamedLayout(t, spec.Types, name, mirror)
 	}
 }
 
@@ -382,7 +374,7 @@ func TestFuseIsMended(t *testing.T) {
 	if c := p.condition("Fuse"); c.Status != "False" || c.Reason != "Blown" || !strings.Contains(c.Message, "sourceShare") || !strings.Contains(c.Message, "guard fuse=intact") {
 		t.Errorf("%+v", c)
 	}
-	if err := p.classifier.Health(p.live); err != nil {
+	if err := p.Health(); err != nil {
 		t.Errorf("a blown fuse is no illness: %v", err)
 	}
 	for path, body := range map[string]string{"/fuse": `{"state": "whole"}`, "/values/fuse": `{"value": "whole"}`, "/values/lamp": `{"value": "on"}`} {
@@ -416,7 +408,7 @@ func TestMeasure(t *testing.T) {
 	if err := p.live.Maps[mapCounts].Put(uint32(countPositive), perCPU); err != nil {
 		t.Fatal(err)
 	}
-	samples, err := p.classifier.Measure(p.live)
+	samples, err := p.Collect()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -27,13 +27,8 @@ import (
 //	GET    values             the fuse and what is done to sources, for kerb module set
 //	PUT    values/fuse        {"value": "intact"}
 //	PUT    values/blocked/SOURCE   {"value": "none"}
-func (f *Classifier) Handler(live sdk.Live) http.Handler {
+func (w *plane) Handler() http.Handler {
 	mux := http.NewServeMux()
-	w, err := f.plane(live)
-	if err != nil {
-		mux.HandleFunc("/", func(to http.ResponseWriter, _ *http.Request) { sdk.Answer(to)(nil, err) })
-		return mux
-	}
 	serve := func(pattern string, do func(*http.Request) (any, error)) {
 		mux.HandleFunc(pattern, func(to http.ResponseWriter, r *http.Request) { sdk.Answer(to)(do(r)) })
 	}

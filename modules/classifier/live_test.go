@@ -14,7 +14,7 @@ import (
 
 	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
-	"github.com/kerb-edge/kerb/internal/pkgs/pkgstest"
+	"github.com/kerb-edge/kerb/sdk/sdktest"
 )
 
 // wire is a way for raw frames into an interface, one end of which is in a namespace of its own.
@@ -28,7 +28,7 @@ type wire struct {
 // TestRawInterfaces has frames without an Ethernet header on interfaces: over a veth, which takes them for Ethernet, and on one
 // that has no link header at all, as IEEE 802.15.4 interfaces look to XDP and TC.
 func TestRawInterfaces(t *testing.T) {
-	pkgstest.NeedRoot(t)
+	sdktest.NeedRoot(t)
 	for _, w := range []wire{
 		{"veth, native XDP", chain.XDP, link.XDPDriverMode, overVeth},
 		{"veth, TC", chain.TC, 0, overVeth},

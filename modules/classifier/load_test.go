@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kerb-edge/kerb/internal/chain"
-	"github.com/kerb-edge/kerb/internal/pkgs/pkgstest"
+	"github.com/kerb-edge/kerb/sdk/sdktest"
 )
 
 // The verifier's work bounds how many modules fit into one program with the classifier (1,000,000 in all).
@@ -25,7 +25,7 @@ func TestVerifies(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			onHooks(t, config, func(t *testing.T, k *kernel) {
-				pkgstest.CheckVerified(t, k.prog, maxVerified)
+				sdktest.CheckVerified(t, k.prog, maxVerified)
 			})
 		})
 	}

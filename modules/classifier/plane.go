@@ -72,11 +72,6 @@ func newPlane(c *config, live sdk.Live) (*plane, error) {
 		troubles: map[string]error{}, judge: newJudge()}, nil
 }
 
-// end lets go of the generation.
-func (w *plane) end() {
-	w.stream.end()
-}
-
 // wants is the name of the model that the config gives a role, empty for none.
 func (c *config) wants(role model.Role) string {
 	if role == model.Shadow {
@@ -86,11 +81,7 @@ func (c *config) wants(role model.Role) string {
 }
 
 // Models implements sdk.ModelUser.
-func (f *Classifier) Models(live sdk.Live, update sdk.ModelUpdate) (sdk.ModelAnswer, error) {
-	w, err := f.plane(live)
-	if err != nil {
-		return sdk.ModelAnswer{}, err
-	}
+func (w *plane) Models(update sdk.ModelUpdate) (sdk.ModelAnswer, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.update(&update)

@@ -19,6 +19,7 @@ import (
 	"github.com/kerb-edge/kerb/modules/classifier/extract"
 	"github.com/kerb-edge/kerb/modules/classifier/model"
 	"github.com/kerb-edge/kerb/sdk"
+	"github.com/kerb-edge/kerb/sdk/sdktest"
 )
 
 // kernel is a classifier loaded on one hook, but not attached, with a clock that stands unless it is set.
@@ -68,7 +69,7 @@ func withClock(spec *ebpf.CollectionSpec) (*ebpf.CollectionSpec, error) {
 
 func load(t testing.TB, hook chain.Hook, config settings) *kernel {
 	t.Helper()
-	pkgstest.NeedRoot(t)
+	sdktest.NeedRoot(t)
 	p := pkgstest.Package(t)
 	side := chain.OnXDP
 	if hook == chain.TC {
@@ -88,7 +89,7 @@ func load(t testing.TB, hook chain.Hook, config settings) *kernel {
 			return withClock(spec)
 		},
 	})
-	pkgstest.Explain(t, err)
+	sdktest.Explain(t, err)
 	t.Cleanup(l.Close)
 	return &kernel{t, hook, l, l.Program, l.Maps["cls"]}
 }
@@ -101,7 +102,7 @@ func (k *kernel) otherWay() *kernel {
 		side = chain.OnTCIngress
 	}
 	prog, err := k.loaded.Relink(chain.Spec{Side: side, Direction: chain.Egress, Members: []chain.Member{{Name: "cls", ID: "0123456789"}}})
-	pkgstest.Explain(k.t, err)
+	sdktest.Explain(k.t, err)
 	k.t.Cleanup(func() { prog.Close() })
 	return &kernel{k.t, k.hook, k.loaded, prog, k.maps}
 }

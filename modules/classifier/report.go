@@ -98,12 +98,8 @@ func age(now, at uint64) string {
 	return time.Duration(now - min(now, at)).Round(time.Millisecond).String()
 }
 
-// Measure implements sdk.Measurer.
-func (f *Classifier) Measure(live sdk.Live) ([]sdk.Sample, error) {
-	w, err := f.plane(live)
-	if err != nil {
-		return nil, err
-	}
+// Collect implements sdk.Collector.
+func (w *plane) Collect() ([]sdk.Sample, error) {
 	c, err := w.counts()
 	if err != nil {
 		return nil, err

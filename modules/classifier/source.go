@@ -40,7 +40,7 @@ type places map[uint32]sdk.Instance
 
 func (w *plane) places() places {
 	out := places{}
-	for _, i := range w.live.Interface() {
+	for _, i := range w.live.Instances() {
 		out[i.Ifindex] = i
 	}
 	return out

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package counter is the control plane of the counter: it reads what counter.bpf.c counts, sums it over the CPUs, and
-// forgets interfaces that are gone.
+// Package counter is the control plane of the counter: it reads the counters of counter.bpf.c, sums them over the CPUs, and
+// deletes those of interfaces that no longer exist.
 package counter
 
 import (
@@ -21,23 +21,23 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// Control returns the control plane.
-func Control() sdk.Control { return control{} }
-
-type control struct{}
-
-// Compile implements sdk.Control. There is nothing to configure.
-func (control) Compile(raw json.RawMessage) (sdk.Compiled, error) {
-	_, err := sdk.DecodeConfig(raw, &struct{}{})
-	return compiled{}, err
+// Control returns the control plane. There is nothing to configure.
+func Control() sdk.Control {
+	return sdk.Define(func(raw json.RawMessage) (compiled, error) {
+		_, err := sdk.DecodeConfig(raw, &struct{}{})
+		return compiled{}, err
+	})
 }
 
 type compiled struct{}
 
+// generation is a started generation of the module's maps.
+type generation struct{ sdk.Live }
+
 var (
-	_ sdk.Handler  = compiled{}
-	_ sdk.Runner   = compiled{}
-	_ sdk.Measurer = compiled{}
+	_ sdk.Handler   = generation{}
+	_ sdk.Runner    = generation{}
+	_ sdk.Collector = generation{}
 )
 
 // Settings implements sdk.Compiled.
@@ -45,6 +45,9 @@ func (compiled) Settings() sdk.Settings { return sdk.Settings{} }
 
 // Fill implements sdk.Compiled. Counts are carried over, there is nothing to fill.
 func (compiled) Fill(sdk.Maps) error { return nil }
+
+// Open implements sdk.Compiled.
+func (compiled) Open(live sdk.Live) (sdk.Running, error) { return generation{live}, nil }
 
 // Names of maps in the data plane.
 const (
@@ -113,13 +116,13 @@ func (k key) entry(at sdk.Instance, c Count) Entry {
 
 // read sums the counters of the present interfaces over the CPUs, ordered by service, interface, direction, family and
 // protocol.
-func read(live sdk.Live) (*Report, error) {
+func (c generation) read() (*Report, error) {
 	where := map[uint32]sdk.Instance{}
-	for _, i := range live.Interface() {
+	for _, i := range c.Instances() {
 		where[i.Ifindex] = i
 	}
 	sums := map[key]Count{}
-	err := eachPlace(live.Maps, func(_ uint32, perCPU []place) error {
+	err := eachPlace(c.Maps, func(_ uint32, perCPU []place) error {
 		for _, p := range perCPU {
 			if p.Key != (key{}) {
 				sums[p.Key] = sums[p.Key].plus(p.Count)
@@ -130,23 +133,23 @@ func read(live sdk.Live) (*Report, error) {
 	if err != nil {
 		return nil, err
 	}
-	err = eachEntry(live.Maps, func(k key, perCPU []Count) {
+	err = eachEntry(c.Maps, func(k key, perCPU []Count) {
 		sums[k] = sums[k].plus(sum(perCPU))
 	})
 	if err != nil {
 		return nil, err
 	}
 	out := &Report{Counts: []Entry{}, Totals: map[string]Count{}, Overflow: map[string]Count{}}
-	for k, c := range sums {
+	for k, count := range sums {
 		if at, there := where[k.Ifindex]; there {
-			out.Counts = append(out.Counts, k.entry(at, c))
+			out.Counts = append(out.Counts, k.entry(at, count))
 		}
 	}
 	slices.SortFunc(out.Counts, func(a, b Entry) int {
 		return cmp.Or(cmp.Compare(a.Service, b.Service), cmp.Compare(a.Interface, b.Interface), cmp.Compare(a.Direction, b.Direction),
 			cmp.Compare(a.Family, b.Family), cmp.Compare(a.Protocol, b.Protocol))
 	})
-	return out, out.total(live.Maps)
+	return out, out.total(c.Maps)
 }
 
 // eachPlace calls do for the places that some CPU has taken.
@@ -215,15 +218,15 @@ func sum(perCPU []Count) (out Count) {
 }
 
 // Handler serves GET counts.
-func (compiled) Handler(live sdk.Live) http.Handler {
+func (c generation) Handler() http.Handler {
 	mux := http.NewServeMux()
-	mux.HandleFunc("GET /counts", func(w http.ResponseWriter, _ *http.Request) { sdk.Answer(w)(read(live)) })
+	mux.HandleFunc("GET /counts", func(w http.ResponseWriter, _ *http.Request) { sdk.Answer(w)(c.read()) })
 	return mux
 }
 
-// Measure implements sdk.Measurer.
-func (compiled) Measure(live sdk.Live) ([]sdk.Sample, error) {
-	report, err := read(live)
+// Collect implements sdk.Collector.
+func (c generation) Collect() ([]sdk.Sample, error) {
+	report, err := c.read()
 	if err != nil {
 		return nil, err
 	}
@@ -234,9 +237,9 @@ func (compiled) Measure(live sdk.Live) ([]sdk.Sample, error) {
 			sdk.Sample{Name: "packets_total", Help: "Packets seen.", Counter: true, Labels: labels, Value: float64(e.Packets)},
 			sdk.Sample{Name: "bytes_total", Help: "Bytes of frames seen.", Counter: true, Labels: labels, Value: float64(e.Bytes)})
 	}
-	for direction, c := range report.Overflow {
+	for direction, count := range report.Overflow {
 		out = append(out, sdk.Sample{Name: "overflow_packets_total", Help: "Packets not counted by protocol because the table was full.",
-			Counter: true, Labels: map[string]string{"direction": direction}, Value: float64(c.Packets)})
+			Counter: true, Labels: map[string]string{"direction": direction}, Value: float64(count.Packets)})
 	}
 	return out, nil
 }
@@ -244,14 +247,14 @@ func (compiled) Measure(live sdk.Live) ([]sdk.Sample, error) {
 const sweepEvery = 30 * time.Second
 
 // Run removes the counters of interfaces that are gone.
-func (compiled) Run(ctx context.Context, live sdk.Live) {
+func (c generation) Run(ctx context.Context) {
 	tick := time.NewTicker(sweepEvery)
 	defer tick.Stop()
 	gone := map[uint32]bool{}
 	for {
 		var err error
-		if gone, err = sweep(live, gone); err != nil {
-			slog.Warn("counter: sweep failed", "module", live.Module, "error", err)
+		if gone, err = c.sweep(gone); err != nil {
+			slog.Warn("counter: sweep failed", "module", c.Module, "error", err)
 		}
 		select {
 		case <-ctx.Done():
@@ -263,9 +266,9 @@ func (compiled) Run(ctx context.Context, live sdk.Live) {
 
 // sweep deletes the entries of interfaces that are missing now and were missing the last time: one that is only being
 // registered keeps its counters. It returns those that are missing.
-func sweep(live sdk.Live, before map[uint32]bool) (map[uint32]bool, error) {
+func (c generation) sweep(before map[uint32]bool) (map[uint32]bool, error) {
 	there, missing := map[uint32]bool{}, map[uint32]bool{}
-	for _, i := range live.Interface() {
+	for _, i := range c.Instances() {
 		there[i.Ifindex] = true
 	}
 	gone := func(k key) bool {
@@ -274,11 +277,11 @@ func sweep(live sdk.Live, before map[uint32]bool) (map[uint32]bool, error) {
 		}
 		return !there[k.Ifindex] && before[k.Ifindex]
 	}
-	if err := sweepPlaces(live.Maps, gone); err != nil {
+	if err := sweepPlaces(c.Maps, gone); err != nil {
 		return before, err
 	}
 	var over []key
-	err := eachEntry(live.Maps, func(k key, _ []Count) {
+	err := eachEntry(c.Maps, func(k key, _ []Count) {
 		if gone(k) {
 			over = append(over, k)
 		}
@@ -287,7 +290,7 @@ func sweep(live sdk.Live, before map[uint32]bool) (map[uint32]bool, error) {
 		return before, err
 	}
 	for _, k := range over {
-		if err := live.Maps[mapCounts].Delete(k); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		if err := c.Maps[mapCounts].Delete(k); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 			return missing, fmt.Errorf("delete from map %s: %w", mapCounts, err)
 		}
 	}

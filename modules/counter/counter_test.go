@@ -98,7 +98,7 @@ func load(t testing.TB, side chain.Side, change func(*dataplane.Module)) *counte
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { ingress.Close() })
-	return &counter{l.Program, ingress, sdk.Live{Module: "counter", Maps: l.Maps["counter"], Interface: func() []sdk.Instance {
+	return &counter{l.Program, ingress, sdk.Live{Module: "counter", Maps: l.Maps["counter"], Instances: func() []sdk.Instance {
 		return []sdk.Instance{{Service: "web", Interface: "lo", Ifindex: 1}}
 	}}}
 }
@@ -141,7 +141,7 @@ func TestCounts(t *testing.T) {
 			arp := make([]byte, 60)
 			arp[12], arp[13] = 0x08, 0x06
 			run(t, c.egress, arp, 4)
-			report, err := read(c.live)
+			report, err := (generation{c.live}).read()
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -199,7 +199,7 @@ func exactOnSeveralCPUs(t *testing.T, places uint32) {
 		}()
 	}
 	wg.Wait()
-	report, err := read(c.live)
+	report, err := (generation{c.live}).read()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -220,7 +220,7 @@ func TestFullTableCountsInOverflow(t *testing.T) {
 	for proto := range byte(5) {
 		run(t, c.egress, ip4(100+proto, 20), 2)
 	}
-	report, err := read(c.live)
+	report, err := (generation{c.live}).read()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -244,7 +244,7 @@ func TestSweepForgetsVanishedInterfaces(t *testing.T) {
 	}
 	shown := func(live sdk.Live) int {
 		t.Helper()
-		report, err := read(live)
+		report, err := (generation{live}).read()
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -256,10 +256,10 @@ func TestSweepForgetsVanishedInterfaces(t *testing.T) {
 	}{{true, 2}, {false, 2}, {true, 2}, {false, 2}, {false, 0}} {
 		live := c.live
 		if !step.there {
-			live.Interface = func() []sdk.Instance { return nil }
+			live.Instances = func() []sdk.Instance { return nil }
 		}
 		var err error
-		if gone, err = sweep(live, gone); err != nil {
+		if gone, err = (generation{live}).sweep(gone); err != nil {
 			t.Fatal(err)
 		}
 		if n := entries(); n != step.left {
@@ -285,7 +285,7 @@ func TestSweepFreesPlaces(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if _, err := sweep(c.live, map[uint32]bool{77: true}); err != nil {
+	if _, err := (generation{c.live}).sweep(map[uint32]bool{77: true}); err != nil {
 		t.Fatal(err)
 	}
 	var got []uint32
@@ -300,11 +300,11 @@ func TestSweepFreesPlaces(t *testing.T) {
 	}
 }
 
-func TestHandlerAndMeasure(t *testing.T) {
+func TestHandlerAndCollect(t *testing.T) {
 	c := load(t, chain.OnTCIngress, nil)
 	run(t, c.ingress, ip4(6, 20), 7)
 	w := httptest.NewRecorder()
-	compiled{}.Handler(c.live).ServeHTTP(w, httptest.NewRequest("GET", "/counts", nil))
+	(generation{c.live}).Handler().ServeHTTP(w, httptest.NewRequest("GET", "/counts", nil))
 	var report Report
 	if err := json.Unmarshal(w.Body.Bytes(), &report); err != nil || w.Code != 200 {
 		t.Fatalf("%d %v %s", w.Code, err, w.Body)
@@ -312,7 +312,7 @@ func TestHandlerAndMeasure(t *testing.T) {
 	if len(report.Counts) != 1 || report.Counts[0].Packets != 7 {
 		t.Errorf("%s", w.Body)
 	}
-	samples, err := compiled{}.Measure(c.live)
+	samples, err := (generation{c.live}).Collect()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -169,16 +169,16 @@ const (
 )
 
 // Run ages established connections: those that the data plane does not meet again itself.
-func (f *Firewall) Run(ctx context.Context, live sdk.Live) {
-	f.followAddresses(live)
-	if !f.config.State.Enabled {
+func (g *generation) Run(ctx context.Context) {
+	g.followAddresses()
+	if !g.config.State.Enabled {
 		return
 	}
 	tick := time.NewTicker(sweepEvery)
 	defer tick.Stop()
 	for {
-		if err := f.sweep(live); err != nil {
-			slog.Warn("firewall: ageing of connections failed", "module", live.Module, "error", err)
+		if err := g.sweep(); err != nil {
+			slog.Warn("firewall: ageing of connections failed", "module", g.live.Module, "error", err)
 		}
 		select {
 		case <-ctx.Done():
@@ -191,9 +191,9 @@ func (f *Firewall) Run(ctx context.Context, live sdk.Live) {
 // census counts entries by interface. An interface without entries has a zero.
 type census map[uint32]uint64
 
-func newCensus(live sdk.Live) census {
+func (g *generation) newCensus() census {
 	out := census{}
-	for _, i := range live.Interface() {
+	for _, i := range g.live.Instances() {
 		out[i.Ifindex] = 0
 	}
 	return out
@@ -207,8 +207,8 @@ func (c census) total() (n uint64) {
 }
 
 // sweep removes connections that are over, and those of interfaces that are gone, and puts counters and quotas right.
-func (f *Firewall) sweep(live sdk.Live) error {
-	established, opening, pending := newCensus(live), newCensus(live), newCensus(live)
+func (g *generation) sweep() error {
+	established, opening, pending := g.newCensus(), g.newCensus(), g.newCensus()
 	for _, t := range []struct {
 		count census
 		maps  [2]string
@@ -217,14 +217,16 @@ func (f *Firewall) sweep(live sdk.Live) error {
 		{opening, [2]string{mapOpening4, mapOpening6}},
 		{pending, [2]string{mapPending4, mapPending6}},
 	} {
-		if err := errors.Join(sweepTable[key4](f, live.Maps, t.maps[0], t.count), sweepTable[key6](f, live.Maps, t.maps[1], t.count)); err != nil {
+		err := errors.Join(sweepTable[key4](g.Firewall, g.live.Maps, t.maps[0], t.count),
+			sweepTable[key6](g.Firewall, g.live.Maps, t.maps[1], t.count))
+		if err != nil {
 			return err
 		}
 	}
-	if err := sweepUsage(live.Maps, established, opening); err != nil {
+	if err := sweepUsage(g.live.Maps, established, opening); err != nil {
 		return err
 	}
-	return f.correctTable(live.Maps, established, opening)
+	return g.correctTable(g.live.Maps, established, opening)
 }
 
 // sweepTable adds what is left to the census, whose interfaces are those that exist.

@@ -20,8 +20,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
-	"github.com/kerb-edge/kerb/internal/pkgs/pkgstest"
 	"github.com/kerb-edge/kerb/internal/seed"
+	"github.com/kerb-edge/kerb/sdk/sdktest"
 )
 
 // The same random conversations, honest and hostile packets, go through two routers: one with the firewall on the service's
@@ -32,7 +32,7 @@ import (
 //	KERB_DIFF_PACKETS=120000 go test -count=1 -timeout 60m -run TestAgainstConntrack -v ./modules/firewall
 func TestAgainstConntrack(t *testing.T) {
 	notEmulated(t)
-	pkgstest.NeedRoot(t)
+	sdktest.NeedRoot(t)
 	want := 4000
 	if n, err := strconv.Atoi(os.Getenv("KERB_DIFF_PACKETS")); err == nil {
 		want = n

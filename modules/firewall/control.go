@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package firewall is the control plane of the firewall: it turns rules into the search tree that firewall.bpf.c walks,
-// keeps the hit counters of rules through changes of the rule set, ages connections, and explains which rule decides.
+// Package firewall is the control plane of the firewall: it compiles rules to the search tree that firewall.bpf.c walks,
+// keeps the hit counters of rules when the rule set changes, ages connections, and explains which rule matches a packet.
 package firewall
 
 import (
@@ -16,12 +16,9 @@ import (
 )
 
 // Control returns the control plane.
-func Control() sdk.Control { return control{} }
+func Control() sdk.Control { return sdk.Define(compile) }
 
-type control struct{}
-
-// Compile implements sdk.Control.
-func (control) Compile(raw json.RawMessage) (sdk.Compiled, error) {
+func compile(raw json.RawMessage) (*Firewall, error) {
 	c, err := parseConfig(raw)
 	if err != nil {
 		return nil, err
@@ -45,24 +42,37 @@ type Firewall struct {
 	boxes6 []box
 	roots  map[string]uint32 // constant to root
 
+	filling sync.Mutex // one Fill at a time
+
+	mu        sync.Mutex
+	fillSlots []uint32 // by rule, in the maps that were filled last
+}
+
+// generation is a started generation: a config and the maps that see packets.
+type generation struct {
+	*Firewall
+	live   sdk.Live
+	slots  []uint32   // by rule
 	owning sync.Mutex // one writer of the own addresses at a time
-
-	filling   sync.Mutex // one Fill at a time
-	fillSlots []uint32   // by rule, in the maps that are being filled
-
-	mu     sync.Mutex
-	slots  []uint32 // by rule
-	filled bool     // slots are known
 }
 
 var (
-	_ sdk.Compiled = (*Firewall)(nil)
-	_ sdk.Handler  = (*Firewall)(nil)
-	_ sdk.Runner   = (*Firewall)(nil)
-	_ sdk.Measurer = (*Firewall)(nil)
-
-	_ sdk.InstanceFollower = (*Firewall)(nil)
+	_ sdk.Compiled         = (*Firewall)(nil)
+	_ sdk.Handler          = (*generation)(nil)
+	_ sdk.Runner           = (*generation)(nil)
+	_ sdk.Collector        = (*generation)(nil)
+	_ sdk.InstanceFollower = (*generation)(nil)
 )
+
+// Open implements sdk.Compiled. It looks up the slots of the hit counters in the maps, since Fill may have run for the maps
+// of a trial last.
+func (f *Firewall) Open(live sdk.Live) (sdk.Running, error) {
+	slots, err := findSlots(live.Maps, f.rules)
+	if err != nil {
+		return nil, err
+	}
+	return &generation{Firewall: f, live: live, slots: slots}, nil
+}
 
 func (f *Firewall) compile() error {
 	for i := range f.rules {
@@ -113,8 +123,8 @@ func (f *Firewall) addTrees(v4 bool) error {
 	return err
 }
 
-// generation identifies what is allowed: connections of another one are checked again.
-func (f *Firewall) generation() uint32 {
+// ruleSet identifies what is allowed: connections of another rule set are checked again.
+func (f *Firewall) ruleSet() uint32 {
 	h := fnv.New32a()
 	for i := range f.rules {
 		h.Write([]byte(f.rules[i].String() + "\n"))
@@ -142,7 +152,7 @@ func (f *Firewall) Settings() sdk.Settings {
 		"state":              c.State.Enabled,
 		"drop_when_full":     c.State.WhenFull == "drop",
 		"coarse_clock":       hasCoarseClock(),
-		"generation":         f.generation(),
+		"generation":         f.ruleSet(),
 		"max_connections":    uint64(c.State.MaxConnections),
 		"tcp_syn_ns":         uint64(t.TCPSyn),
 		"tcp_established_ns": uint64(t.TCPEstablished),
@@ -187,7 +197,7 @@ func (f *Firewall) idle() []string {
 	return []string{"egress"}
 }
 
-// hasCoarseClock tells whether the data plane may use bpf_ktime_get_coarse_ns (Linux 5.11). A control plane may not load
+// hasCoarseClock reports whether the data plane may use bpf_ktime_get_coarse_ns (Linux 5.11). A control plane may not load
 // programs, so that it cannot try.
 var hasCoarseClock = sync.OnceValue(func() bool {
 	version, err := features.LinuxVersionCode()
@@ -226,7 +236,7 @@ func (f *Firewall) Fill(maps sdk.Maps) error {
 		}
 	}
 	f.mu.Lock()
-	f.fillSlots, f.filled = slots, false // maps may be filled for a trial: what is live is read from the live ones
+	f.fillSlots = slots
 	f.mu.Unlock()
 	if err := fillArray(maps, mapTree, len(f.tree.chunks), f.chunk); err != nil {
 		return err

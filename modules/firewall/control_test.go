@@ -17,6 +17,7 @@ import (
 
 	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/pkgs/pkgstest"
+	"github.com/kerb-edge/kerb/sdk/sdktest"
 )
 
 // The Go structures that go into maps have the layout that the data plane was compiled with.
@@ -122,12 +123,10 @@ func TestHitsSurviveAChange(t *testing.T) {
 	for name, m := range k.maps {
 		maps[name] = m
 	}
-	slots, err := assignSlots(maps, next.rules)
-	if err != nil {
+	if _, err := assignSlots(maps, next.rules); err != nil {
 		t.Fatal(err)
 	}
-	next.fillSlots = slots
-	report, err := next.listRules(k.live(1))
+	report, err := sdktest.Open[*generation](t, next, k.live(1)).listRules()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -142,7 +141,7 @@ func TestHandler(t *testing.T) {
 	k := loadFirewall(t, `{"rules": [
 		{"name": "web", "action": "allow", "direction": "ingress", "protocol": "tcp", "dstPort": 80},
 		{"action": "deny", "direction": "egress", "protocol": "udp", "dst": "192.0.2.0/24"}]}`)
-	h := k.Handler(k.live(1))
+	h := k.open(k.live(1)).Handler()
 	ask := func(method, path, body string, status int, into any) {
 		t.Helper()
 		w := httptest.NewRecorder()
@@ -190,7 +189,7 @@ func TestHandler(t *testing.T) {
 func TestMeasure(t *testing.T) {
 	k := loadFirewall(t, `{"rules": [{"name": "web", "action": "allow", "direction": "ingress", "protocol": "tcp", "dstPort": 80}]}`)
 	k.pass(frame{Packet: tcp(far4, 999, svc4, 80, tcpSYN)}.bytes(), true)
-	samples, err := k.Measure(k.live(1))
+	samples, err := k.open(k.live(1)).Collect()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -12,15 +12,15 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kerb-edge/kerb/internal/pkgs/pkgstest"
 	"github.com/kerb-edge/kerb/internal/seed"
+	"github.com/kerb-edge/kerb/sdk/sdktest"
 )
 
 // The data plane and the model in Go must decide alike, packet by packet, with and without state, and move the same
 // counters. FIREWALL_SECONDS sets how long (10 by default).
 func TestAgainstModel(t *testing.T) {
 	notEmulated(t)
-	pkgstest.NeedRoot(t)
+	sdktest.NeedRoot(t)
 	first := seed.Of(t)
 	seconds := 10
 	if s, err := strconv.Atoi(os.Getenv("FIREWALL_SECONDS")); err == nil {

@@ -18,17 +18,17 @@ import (
 //	GET  rules          the rules in order with their hits, and what was decided without a rule
 //	GET  connections    tracked connections; ?limit=n, 1000 by default
 //	POST explain        which rule decides on a packet
-func (f *Firewall) Handler(live sdk.Live) http.Handler {
+func (g *generation) Handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /rules", func(w http.ResponseWriter, _ *http.Request) {
-		sdk.Answer(w)(f.listRules(live))
+		sdk.Answer(w)(g.listRules())
 	})
 	mux.HandleFunc("GET /connections", func(w http.ResponseWriter, r *http.Request) {
 		limit, err := strconv.Atoi(r.URL.Query().Get("limit"))
 		if err != nil || limit < 1 {
 			limit = defaultLimit
 		}
-		sdk.Answer(w)(f.listConnections(live, min(limit, maxLimit)))
+		sdk.Answer(w)(g.listConnections(min(limit, maxLimit)))
 	})
 	mux.HandleFunc("POST /explain", func(w http.ResponseWriter, r *http.Request) {
 		var q Question
@@ -38,7 +38,7 @@ func (f *Firewall) Handler(live sdk.Live) http.Handler {
 			sdk.Answer(w)(nil, &sdk.ConfigError{Field: "packet", Reason: err.Error()})
 			return
 		}
-		sdk.Answer(w)(f.Explain(&q))
+		sdk.Answer(w)(g.Explain(&q))
 	})
 	return mux
 }
@@ -76,44 +76,25 @@ var otherSlots = map[uint32]string{
 	slotInvalid: "invalid_tcp",
 }
 
-// currentSlots are the rules' hit counters. After a restart of the agent, which fills nothing, the maps tell them.
-func (f *Firewall) currentSlots(maps sdk.Maps) ([]uint32, error) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.filled {
-		return f.slots, nil
-	}
-	slots, err := findSlots(maps, f.rules)
+func (g *generation) listRules() (*RulesReport, error) {
+	hits, err := readHits(g.live.Maps, g.slots)
 	if err != nil {
 		return nil, err
 	}
-	f.slots, f.filled = slots, true
-	return slots, nil
-}
-
-func (f *Firewall) listRules(live sdk.Live) (*RulesReport, error) {
-	slots, err := f.currentSlots(live.Maps)
+	other, err := otherHits(g.live.Maps)
 	if err != nil {
 		return nil, err
 	}
-	hits, err := readHits(live.Maps, slots)
-	if err != nil {
-		return nil, err
-	}
-	other, err := f.otherHits(live.Maps)
-	if err != nil {
-		return nil, err
-	}
-	out := &RulesReport{Rules: make([]RuleReport, len(f.rules)), Other: other, DefaultPolicy: map[string]string{
-		"ingress": f.config.DefaultPolicy.Ingress.String(), "egress": f.config.DefaultPolicy.Egress.String()}}
-	for i := range f.rules {
-		r := &f.rules[i]
-		out.Rules[i] = RuleReport{i, r.Name, r.String(), action(r.Allow).String(), r.direction(), slots[i], hits[slots[i]]}
+	out := &RulesReport{Rules: make([]RuleReport, len(g.rules)), Other: other, DefaultPolicy: map[string]string{
+		"ingress": g.config.DefaultPolicy.Ingress.String(), "egress": g.config.DefaultPolicy.Egress.String()}}
+	for i := range g.rules {
+		r := &g.rules[i]
+		out.Rules[i] = RuleReport{i, r.Name, r.String(), action(r.Allow).String(), r.direction(), g.slots[i], hits[g.slots[i]]}
 	}
 	return out, nil
 }
 
-func (f *Firewall) otherHits(maps sdk.Maps) (map[string]Hits, error) {
+func otherHits(maps sdk.Maps) (map[string]Hits, error) {
 	var slots []uint32
 	for slot := range otherSlots {
 		slots = append(slots, slot)
@@ -140,15 +121,15 @@ type ConnectionsReport struct {
 	Truncated   bool         `json:"truncated,omitempty"`
 }
 
-func (f *Firewall) listConnections(live sdk.Live, limit int) (*ConnectionsReport, error) {
-	stats, err := readStats(live.Maps)
+func (g *generation) listConnections(limit int) (*ConnectionsReport, error) {
+	stats, err := readStats(g.live.Maps)
 	if err != nil {
 		return nil, err
 	}
-	out := &ConnectionsReport{Established: stats.Established, Capacity: f.config.State.MaxConnections, Full: stats.Full,
+	out := &ConnectionsReport{Established: stats.Established, Capacity: g.config.State.MaxConnections, Full: stats.Full,
 		Opening: stats.Opening, Share: stats.Share, Connections: []Connection{}}
 	where := map[uint32]sdk.Instance{}
-	for _, i := range live.Interface() {
+	for _, i := range g.live.Instances() {
 		where[i.Ifindex] = i
 	}
 	now := monotonic()
@@ -156,18 +137,18 @@ func (f *Firewall) listConnections(live sdk.Live, limit int) (*ConnectionsReport
 		if out.Truncated = len(out.Connections) >= limit; out.Truncated {
 			return false
 		}
-		if idle := time.Duration(now - int64(c.Seen)); idle <= c.timeout(id.Proto, id.Kind, &f.config.State.Timeouts) {
+		if idle := time.Duration(now - int64(c.Seen)); idle <= c.timeout(id.Proto, id.Kind, &g.config.State.Timeouts) {
 			out.Connections = append(out.Connections, describe(id, &c, where[id.Ifindex], max(0, idle)))
 		}
 		return true
 	}
 	for _, name := range []string{mapEstablished4, mapOpening4, mapPending4} {
-		if err := addConns[key4](live.Maps, name, add); err != nil {
+		if err := addConns[key4](g.live.Maps, name, add); err != nil {
 			return nil, err
 		}
 	}
 	for _, name := range []string{mapEstablished6, mapOpening6, mapPending6} {
-		if err := addConns[key6](live.Maps, name, add); err != nil {
+		if err := addConns[key6](g.live.Maps, name, add); err != nil {
 			return nil, err
 		}
 	}
@@ -259,19 +240,19 @@ func (q *Question) packet() (*Packet, error) {
 	return p, nil
 }
 
-// Measure implements sdk.Measurer.
-func (f *Firewall) Measure(live sdk.Live) ([]sdk.Sample, error) {
-	report, err := f.listRules(live)
+// Collect implements sdk.Collector.
+func (g *generation) Collect() ([]sdk.Sample, error) {
+	report, err := g.listRules()
 	if err != nil {
 		return nil, err
 	}
-	stats, err := readStats(live.Maps)
+	stats, err := readStats(g.live.Maps)
 	if err != nil {
 		return nil, err
 	}
 	out := []sdk.Sample{
 		{Name: "connections", Help: "Established connections.", Value: float64(stats.Established)},
-		{Name: "connections_capacity", Help: "Maximum number of established connections.", Value: float64(f.config.State.MaxConnections)},
+		{Name: "connections_capacity", Help: "Maximum number of established connections.", Value: float64(g.config.State.MaxConnections)},
 		{Name: "connections_opening", Help: "New, answered and closed connections, kept in a separate table.", Value: float64(stats.Opening)},
 		{Name: "connections_share", Help: "Maximum number of established connections per interface.", Value: float64(stats.Share)},
 		{Name: "connections_full_total", Help: "Times that the table of established connections was full.", Counter: true, Value: float64(stats.Full)},

@@ -15,6 +15,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/pkgs/pkgstest"
 	"github.com/kerb-edge/kerb/sdk"
+	"github.com/kerb-edge/kerb/sdk/sdktest"
 )
 
 // notEmulated leaves out tests that load the firewall often: each load takes seconds in the emulated machines of the
@@ -32,7 +33,7 @@ func module(t testing.TB, f *Firewall) dataplane.Module {
 	p := pkgstest.Package(t)
 	return dataplane.Module{
 		Name:       "fw",
-		ID:         chain.ShortHash(fmt.Append(nil, f.generation())),
+		ID:         chain.ShortHash(fmt.Append(nil, f.ruleSet())),
 		Spec:       func(h chain.Hook) (*ebpf.CollectionSpec, error) { return p.Spec(string(h)) },
 		ConfigMaps: p.Maps.Config,
 		Settings:   f.Settings(),
@@ -52,11 +53,7 @@ func compileConfig(t testing.TB, config any) *Firewall {
 		}
 		raw = string(text)
 	}
-	c, err := Control().Compile(json.RawMessage(raw))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return c.(*Firewall)
+	return sdktest.Compile[*Firewall](t, Control(), raw)
 }
 
 // kernel is a firewall loaded for both directions, but not attached.
@@ -82,15 +79,21 @@ func loadWith(t testing.TB, config any, constants map[string]any) *kernel {
 
 func loadCompiled(t testing.TB, f *Firewall, constants map[string]any) *kernel {
 	t.Helper()
-	pkgstest.NeedRoot(t)
+	sdktest.NeedRoot(t)
 	mod := module(t, f)
 	maps.Copy(mod.Settings.Constants, constants)
 	l, err := dataplane.Load(chain.OnTCIngress, chain.Egress, mod)
-	pkgstest.Explain(t, err)
+	sdktest.Explain(t, err)
 	t.Cleanup(l.Close)
 	ingress := pkgstest.Relink(t, l, chain.Spec{Side: chain.OnTCEgress, Direction: chain.Ingress,
 		Members: []chain.Member{{Name: mod.Name, ID: mod.ID, FailClosed: true}}})
 	return &kernel{f, t, l, l.Program, ingress, l.Maps[mod.Name]}
+}
+
+// open returns the control plane's state for the maps, as of a generation that has just been started.
+func (k *kernel) open(live sdk.Live) *generation {
+	k.t.Helper()
+	return sdktest.Open[*generation](k.t, k.Firewall, live)
 }
 
 const (
@@ -136,7 +139,7 @@ func (k *kernel) drops(reason int) uint64 {
 // other is what was decided without a rule so far.
 func (k *kernel) other() map[string]Hits {
 	k.t.Helper()
-	hits, err := k.otherHits(k.maps)
+	hits, err := otherHits(k.maps)
 	if err != nil {
 		k.t.Fatal(err)
 	}

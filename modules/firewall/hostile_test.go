@@ -20,8 +20,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
-	"github.com/kerb-edge/kerb/internal/pkgs/pkgstest"
 	"github.com/kerb-edge/kerb/sdk"
+	"github.com/kerb-edge/kerb/sdk/sdktest"
 )
 
 // bridged are two hosts on a bridge: a tenant, whose packets are filtered, and a neighbour.
@@ -33,7 +33,7 @@ type bridged struct {
 
 func newBridged(t *testing.T) *bridged {
 	t.Helper()
-	pkgstest.NeedRoot(t)
+	sdktest.NeedRoot(t)
 	lab, err := netlab.NewIn("fwho")
 	if err != nil {
 		t.Fatal(err)
@@ -53,7 +53,7 @@ func (b *bridged) filter(k *kernel) {
 	b.t.Helper()
 	b.attach(netlink.HANDLE_MIN_INGRESS, k.egress.FD())
 	b.attach(netlink.HANDLE_MIN_EGRESS, k.ingress().FD())
-	k.InstanceChanged(b.live(k), sdk.Instance{}, true)
+	k.open(b.live(k)).InstanceChanged(sdk.Instance{}, true)
 }
 
 func (b *bridged) attach(parent uint32, fd int) {
@@ -77,7 +77,7 @@ func (b *bridged) attach(parent uint32, fd int) {
 
 // live is what the control plane would know of the tenant.
 func (b *bridged) live(k *kernel) sdk.Live {
-	return sdk.Live{Module: "fw", Maps: k.maps, Interface: func() []sdk.Instance {
+	return sdk.Live{Module: "fw", Maps: k.maps, Instances: func() []sdk.Instance {
 		return []sdk.Instance{{Service: "tenant", Interface: b.tenant.Outer(), Ifindex: uint32(b.tenant.OuterIndex()),
 			Addresses: []string{b.tenant.Addr4().String() + "/16", b.tenant.Addr6().String() + "/64"}, MAC: b.tenant.MAC().String()}}
 	}}

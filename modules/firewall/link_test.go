@@ -240,7 +240,7 @@ const tenantMAC = "02:00:00:00:00:02" // the source in frames of frame_test.go
 
 // on makes interface 1, where test runs pretend to come from, that of a service.
 func (k *kernel) on(all ...sdk.Instance) {
-	k.InstanceChanged(sdk.Live{Module: "fw", Maps: k.maps, Interface: func() []sdk.Instance { return all }}, sdk.Instance{}, true)
+	k.open(sdk.Live{Module: "fw", Maps: k.maps, Instances: func() []sdk.Instance { return all }}).InstanceChanged(sdk.Instance{}, true)
 }
 
 func TestAntiSpoof(t *testing.T) {

@@ -7,7 +7,7 @@ import (
 
 	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/dataplane"
-	"github.com/kerb-edge/kerb/internal/pkgs/pkgstest"
+	"github.com/kerb-edge/kerb/sdk/sdktest"
 )
 
 // The verifier's work bounds how many modules fit into one program with the firewall (1,000,000 in all). Linux 6.18 needs
@@ -15,16 +15,16 @@ import (
 const maxVerified = 200000
 
 func TestVerifies(t *testing.T) {
-	pkgstest.NeedRoot(t)
+	sdktest.NeedRoot(t)
 	for _, c := range []struct {
 		side chain.Side
 		dir  chain.Direction
 	}{{chain.OnXDP, chain.Egress}, {chain.OnTCIngress, chain.Egress}, {chain.OnTCEgress, chain.Ingress}} {
 		t.Run(string(c.side), func(t *testing.T) {
 			l, err := dataplane.Load(c.side, c.dir, module(t, compileConfig(t, `{"extensionHeaders": "deny"}`)))
-			pkgstest.Explain(t, err)
+			sdktest.Explain(t, err)
 			defer l.Close()
-			pkgstest.CheckVerified(t, l.Program, maxVerified)
+			sdktest.CheckVerified(t, l.Program, maxVerified)
 		})
 	}
 }

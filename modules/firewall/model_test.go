@@ -256,7 +256,7 @@ func (m *Model) unknown(p *Packet, k connKey, table map[connKey]*connState, now 
 	if !d.Allow || !p.begins() && p.Proto != protoTCP {
 		return d
 	}
-	c := &connState{seen: now, begun: now, generation: m.generation(), ingress: p.Ingress}
+	c := &connState{seen: now, begun: now, generation: m.ruleSet(), ingress: p.Ingress}
 	if p.Proto == protoTCP && !p.isSYN() {
 		midstream := !p.tcp(tcpSYN | tcpRST)
 		if p.Ingress && !(midstream && m.config.State.Pickup > 0) {
@@ -281,7 +281,7 @@ func (p *Packet) begins() bool { return p.kind() == kindPlain || p.isRequest() }
 
 // tracked is a packet of a connection. One that other rules allowed is examined again.
 func (m *Model) tracked(p *Packet, k connKey, c *connState) Decision {
-	if c.generation == m.generation() {
+	if c.generation == m.ruleSet() {
 		return Decision{true, -1, slotTracked}
 	}
 	first := *p
@@ -293,7 +293,7 @@ func (m *Model) tracked(p *Packet, k connKey, c *connState) Decision {
 	}
 	d := m.byRules(&first)
 	if d.Allow {
-		m.conns[k].generation = m.generation()
+		m.conns[k].generation = m.ruleSet()
 	} else {
 		delete(m.conns, k)
 		delete(m.alongside, k)
@@ -345,5 +345,5 @@ func (m *Model) related(p *Packet, now time.Duration) bool {
 		return false
 	}
 	c := m.conns[k]
-	return c != nil && c.generation == m.generation() && !m.expired(k, c, now) && (q.Proto != protoTCP || c.quotes(&quoted))
+	return c != nil && c.generation == m.ruleSet() && !m.expired(k, c, now) && (q.Proto != protoTCP || c.quotes(&quoted))
 }

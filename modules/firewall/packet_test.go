@@ -293,7 +293,7 @@ func TestAgeing(t *testing.T) {
 }
 
 func (k *kernel) live(ifindexes ...uint32) sdk.Live {
-	return sdk.Live{Module: "fw", Maps: k.maps, Interface: func() (out []sdk.Instance) {
+	return sdk.Live{Module: "fw", Maps: k.maps, Instances: func() (out []sdk.Instance) {
 		for _, i := range ifindexes {
 			out = append(out, sdk.Instance{Service: "web", Interface: fmt.Sprint("veth", i), Ifindex: i})
 		}
@@ -312,7 +312,7 @@ func TestSweep(t *testing.T) {
 	}
 	check := func(what string, want uint64, ifindexes ...uint32) {
 		t.Helper()
-		if err := k.sweep(k.live(ifindexes...)); err != nil {
+		if err := k.open(k.live(ifindexes...)).sweep(); err != nil {
 			t.Fatal(err)
 		}
 		if s, err := readStats(k.maps); err != nil || s.Established != want {
@@ -335,5 +335,5 @@ func TestSweep(t *testing.T) {
 	check("interface gone", 0)
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
-	k.Run(ctx, k.live(1)) // returns, as its context has ended
+	k.open(k.live(1)).Run(ctx) // returns, as its context has ended
 }

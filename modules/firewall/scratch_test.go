@@ -11,17 +11,17 @@ import (
 	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/kerbabi"
-	"github.com/kerb-edge/kerb/internal/pkgs/pkgstest"
+	"github.com/kerb-edge/kerb/sdk/sdktest"
 )
 
 // On kernels where a packet may interrupt another one on the same CPU, the later one is dropped instead of decided by the words of the
 // other; and the work space is free again behind each.
 func TestWorkSpaceInUse(t *testing.T) {
-	pkgstest.NeedRoot(t)
+	sdktest.NeedRoot(t)
 	mod := module(t, compileConfig(t, `{"rules": [{"action": "allow", "direction": "egress"}]}`))
 	mod.Settings.Constants["kerb_preemptible"] = true
 	l, err := dataplane.Load(chain.OnTCIngress, chain.Egress, mod)
-	pkgstest.Explain(t, err)
+	sdktest.Explain(t, err)
 	defer l.Close()
 	k := &kernel{t: t, loaded: l, egress: l.Program, maps: l.Maps[mod.Name]}
 	packet := frame{Packet: udp(svc4, 1, far4, 53)}.bytes()

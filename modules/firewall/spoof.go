@@ -28,17 +28,17 @@ type ownKey struct {
 }
 
 // InstanceChanged implements sdk.InstanceFollower.
-func (f *Firewall) InstanceChanged(live sdk.Live, _ sdk.Instance, _ bool) { f.followAddresses(live) }
+func (g *generation) InstanceChanged(sdk.Instance, bool) { g.followAddresses() }
 
 // followAddresses writes which addresses the interfaces have now.
-func (f *Firewall) followAddresses(live sdk.Live) {
-	if !f.config.antiSpoof() {
+func (g *generation) followAddresses() {
+	if !g.config.antiSpoof() {
 		return
 	}
-	f.owning.Lock()
-	defer f.owning.Unlock()
-	if err := f.writeOwn(live.Maps, live.Interface()); err != nil {
-		slog.Warn("firewall: addresses of services", "module", live.Module, "error", err)
+	g.owning.Lock()
+	defer g.owning.Unlock()
+	if err := g.writeOwn(g.live.Maps, g.live.Instances()); err != nil {
+		slog.Warn("firewall: addresses of services", "module", g.live.Module, "error", err)
 	}
 }
 

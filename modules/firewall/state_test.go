@@ -11,7 +11,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
-	"github.com/kerb-edge/kerb/internal/pkgs/pkgstest"
+	"github.com/kerb-edge/kerb/sdk/sdktest"
 )
 
 // The module's own reasons of drops.
@@ -227,7 +227,7 @@ func (k *kernel) passAt(ifindex int, f frame) bool {
 // Whatever one service begins or has established, others find room, in both tables.
 func TestQuotaPerInterface(t *testing.T) {
 	notEmulated(t)
-	pkgstest.NeedRoot(t)
+	sdktest.NeedRoot(t)
 	lab, err := netlab.NewIn("fwq")
 	if err != nil {
 		t.Fatal(err)
@@ -239,7 +239,7 @@ func TestQuotaPerInterface(t *testing.T) {
 	}
 	k := loadFirewall(t, `{"state": {"maxConnections": 400, "whenFull": "drop"}, `+allowWeb+`}`)
 	noisy, quiet := hosts[0].OuterIndex(), hosts[1].OuterIndex()
-	if err := k.sweep(k.live(uint32(noisy), uint32(quiet))); err != nil {
+	if err := k.open(k.live(uint32(noisy), uint32(quiet))).sweep(); err != nil {
 		t.Fatal(err)
 	}
 	connect := func(ifindex, i int) bool {

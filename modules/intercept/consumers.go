@@ -155,7 +155,7 @@ type opened struct {
 const openWithin = 10 * time.Second
 
 // Client implements sdk.ClientServer.
-func (f *Intercept) Client(ctx context.Context, live sdk.Live, client *sdk.Client) {
+func (f *generation) Client(ctx context.Context, client *sdk.Client) {
 	late := time.AfterFunc(openWithin, func() { _ = client.Close() })
 	var r request
 	fd, err := client.Receive(&r)
@@ -170,7 +170,7 @@ func (f *Intercept) Client(ctx context.Context, live sdk.Live, client *sdk.Clien
 		_ = client.Send(refusal{fmt.Sprintf("no class %q that programs can open; known are: %s", r.Open, strings.Join(f.offered(), ", "))})
 		return
 	}
-	pages, err := f.mapPages(live.Maps)
+	pages, err := f.mapPages(f.live.Maps)
 	if err != nil {
 		_ = client.Send(refusal{err.Error()})
 		return
@@ -181,10 +181,10 @@ func (f *Intercept) Client(ctx context.Context, live sdk.Live, client *sdk.Clien
 		_ = client.Send(refusal{err.Error()})
 		return
 	}
-	err = f.serve(live, c, me, pages)
+	err = f.serve(c, me, pages)
 	moved := ctx.Err() != nil
 	left := f.consumers.leave(c.Name, me, func() {
-		removeSockets(live.Maps, c.slot)
+		removeSockets(f.live.Maps, c.slot)
 		if !moved {
 			pages.state(c.slot).setConsumer(0)
 		}
@@ -202,15 +202,15 @@ func (f *Intercept) Client(ctx context.Context, live sdk.Live, client *sdk.Clien
 }
 
 // serve gives a program its class, and does what it asks for until it goes.
-func (f *Intercept) serve(live sdk.Live, c *class, me *consumer, pages *pages) error {
+func (f *generation) serve(c *class, me *consumer, pages *pages) error {
 	s := pages.state(c.slot)
 	answer := opened{Class: c.Name, Slot: c.slot, Action: c.Action, Delivery: c.Delivery, Ring: c.ringSize, MaxBytes: c.MaxBytes,
 		Deadline: int64(c.Deadline), Watchdog: int64(c.Watchdog), Generation: s.Generation}
-	if on := live.Interface(); len(on) == 1 && on[0].Service == "" && c.Delivery == "auto" && c.Action == "steal" &&
+	if on := f.live.Instances(); len(on) == 1 && on[0].Service == "" && c.Delivery == "auto" && c.Action == "steal" &&
 		!f.consumers.occupied(me, on[0].Ifindex) {
 		answer.Bell, answer.MAC = on[0].Ifindex, on[0].MAC
 	}
-	if err := me.client.Give(answer, ringName(c.slot), stateName(c.slot), controlName(c.slot)); err != nil {
+	if err := me.client.SendMaps(answer, ringName(c.slot), stateName(c.slot), controlName(c.slot)); err != nil {
 		return err
 	}
 	s.setConsumer(1)
@@ -222,7 +222,7 @@ func (f *Intercept) serve(live sdk.Live, c *class, me *consumer, pages *pages) e
 			return nil // it has gone
 		}
 		if err == nil {
-			err = placeSocket(live, c.slot, r.XSK, fd)
+			err = placeSocket(f.live, c.slot, r.XSK, fd)
 		}
 		if err == nil {
 			f.consumers.occupy(me, r.XSK.Ifindex)
@@ -269,7 +269,7 @@ func placeSocket(live sdk.Live, slot int, s *socket, fd int) error {
 	if s.Queue >= queues {
 		return fmt.Errorf("queue %d: only the first %d can have sockets", s.Queue, queues)
 	}
-	if !slices.ContainsFunc(live.Interface(), func(i sdk.Instance) bool { return i.Ifindex == s.Ifindex }) {
+	if !slices.ContainsFunc(live.Instances(), func(i sdk.Instance) bool { return i.Ifindex == s.Ifindex }) {
 		return fmt.Errorf("the module is not on interface %d", s.Ifindex)
 	}
 	if err := put(live.Maps, mapXSKs, uint32(slot)*queues+s.Queue, uint32(fd)); err != nil {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package intercept is the control plane of intercept: it tells the data plane the classes, lets programs open them, and tells
-// what became of packets.
+// Package intercept is the control plane of intercept: it writes the classes to the data plane, gives programs the maps of
+// the classes that they open, and reports how packets were handled.
 package intercept
 
 import (
@@ -9,7 +9,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync/atomic"
 	"time"
 
 	"github.com/cilium/ebpf"
@@ -20,12 +19,12 @@ import (
 )
 
 // Control returns the control plane.
-func Control() sdk.Control { return &control{consumers: newConsumers()} }
+func Control() sdk.Control {
+	consumers := newConsumers()
+	return sdk.Define(func(raw json.RawMessage) (*Intercept, error) { return compile(raw, consumers) })
+}
 
-type control struct{ consumers *consumers }
-
-// Compile implements sdk.Control.
-func (c *control) Compile(raw json.RawMessage) (sdk.Compiled, error) {
+func compile(raw json.RawMessage, consumers *consumers) (*Intercept, error) {
 	conf, err := parseConfig(raw)
 	if err != nil {
 		return nil, err
@@ -34,7 +33,7 @@ func (c *control) Compile(raw json.RawMessage) (sdk.Compiled, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Intercept{config: conf, answers: answers, consumers: c.consumers}, nil
+	return &Intercept{config: conf, answers: answers, consumers: consumers}, nil
 }
 
 // Intercept is a compiled config.
@@ -42,17 +41,38 @@ type Intercept struct {
 	*config
 	answers   *responder.Responder // of the classes that are answered
 	consumers *consumers
-	running   atomic.Pointer[ebpf.Map] // the table of the generation that packets meet
+}
+
+// generation is a started generation: a config and the maps that see packets.
+type generation struct {
+	*Intercept
+	live    sdk.Live
+	answers *responder.Running // nil if no class is answered
+	ended   chan struct{}      // closed at the end of Run
 }
 
 var (
 	_ sdk.Compiled         = (*Intercept)(nil)
-	_ sdk.Handler          = (*Intercept)(nil)
-	_ sdk.Runner           = (*Intercept)(nil)
-	_ sdk.Measurer         = (*Intercept)(nil)
-	_ sdk.ClientServer     = (*Intercept)(nil)
-	_ sdk.InstanceFollower = (*Intercept)(nil)
+	_ sdk.Handler          = (*generation)(nil)
+	_ sdk.Runner           = (*generation)(nil)
+	_ sdk.Collector        = (*generation)(nil)
+	_ sdk.ClientServer     = (*generation)(nil)
+	_ sdk.InstanceFollower = (*generation)(nil)
 )
+
+// Open implements sdk.Compiled.
+func (f *Intercept) Open(live sdk.Live) (sdk.Running, error) {
+	g := &generation{Intercept: f, live: live, ended: make(chan struct{})}
+	if len(f.answered()) == 0 {
+		return g, nil
+	}
+	answers, err := f.answers.Open(live)
+	if err != nil {
+		return nil, err
+	}
+	g.answers = answers.(*responder.Running)
+	return g, nil
+}
 
 // Names of maps in the data plane.
 const (

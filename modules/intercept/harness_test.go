@@ -3,7 +3,6 @@
 package intercept
 
 import (
-	"encoding/json"
 	"errors"
 	"os"
 	"sync/atomic"
@@ -17,15 +16,12 @@ import (
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/pkgs/pkgstest"
 	"github.com/kerb-edge/kerb/sdk"
+	"github.com/kerb-edge/kerb/sdk/sdktest"
 )
 
 func compileConfig(t testing.TB, config string) *Intercept {
 	t.Helper()
-	c, err := Control().Compile(json.RawMessage(config))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return c.(*Intercept)
+	return sdktest.Compile[*Intercept](t, Control(), config)
 }
 
 // module is the package as the agent would deploy it.
@@ -70,10 +66,10 @@ func load(t testing.TB, hook chain.Hook, direction chain.Direction, config strin
 
 func loadOn(t testing.TB, side chain.Side, direction chain.Direction, config string) *kernel {
 	t.Helper()
-	pkgstest.NeedRoot(t)
+	sdktest.NeedRoot(t)
 	f := compileConfig(t, config)
 	l, err := dataplane.Load(side, direction, module(t, f))
-	pkgstest.Explain(t, err)
+	sdktest.Explain(t, err)
 	t.Cleanup(l.Close)
 	pages, err := f.mapPages(l.Maps["icpt"])
 	if err != nil {

@@ -17,7 +17,7 @@ import (
 
 	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
-	"github.com/kerb-edge/kerb/internal/pkgs/pkgstest"
+	"github.com/kerb-edge/kerb/sdk/sdktest"
 )
 
 // deepAt is an offset in the payload that is in no first page of a frame.
@@ -30,7 +30,7 @@ const jumbos = `{"classes": [
 // Frames of all sizes up to jumbo, with and without VLAN tags, come whole from a real interface: on XDP as buffers of several
 // pages, on TC as the stack has them.
 func TestJumboAndVLAN(t *testing.T) {
-	pkgstest.NeedRoot(t)
+	sdktest.NeedRoot(t)
 	for _, w := range []struct {
 		name string
 		side chain.Side

@@ -7,6 +7,7 @@ import (
 
 	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/pkgs/pkgstest"
+	"github.com/kerb-edge/kerb/sdk/sdktest"
 )
 
 const everything = `{"classes": [{"name": "all", "direction": "both"}]}`
@@ -36,7 +37,7 @@ func TestVerifies(t *testing.T) {
 }
 
 func verifies(t *testing.T, k *kernel) {
-	pkgstest.CheckVerified(t, k.prog, maxVerified)
+	sdktest.CheckVerified(t, k.prog, maxVerified)
 }
 
 // The Go structures have the layout that the data plane was compiled with.
@@ -51,6 +52,6 @@ func TestLayouts(t *testing.T) {
 		"icpt_flow": flowEntry{}, "icpt_counts": countsEntry{}, "icpt_record": Record{}, "icpt_late": late{}, "icpt_state": state{},
 		"icpt_control": control64{}, "icpt_sockets": socketsEntry{},
 	} {
-		pkgstest.Layout(t, spec.Types, name, mirror)
+		sdktest.Layout(t, spec.Types, name, mirror)
 	}
 }

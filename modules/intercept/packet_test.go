@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kerb-edge/kerb/internal/chain"
-	"github.com/kerb-edge/kerb/internal/pkgs/pkgstest"
+	"github.com/kerb-edge/kerb/sdk/sdktest"
 )
 
 const threeClasses = `{"classes": [
@@ -100,7 +100,7 @@ func testRecords(t *testing.T, hook chain.Hook, direction chain.Direction) {
 		if rec.Time < before || rec.Time > now() {
 			t.Errorf("T1 %d is not between %d and %d", rec.Time, before, now())
 		}
-		if rec.PID == 0 && pkgstest.KernelAtLeast(t, 6, 17) {
+		if rec.PID == 0 && sdktest.KernelAtLeast(t, 6, 17) {
 			t.Error("not known who was running")
 		}
 		before = rec.Time

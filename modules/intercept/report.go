@@ -206,9 +206,9 @@ func printable(text []byte) string {
 	}, s)
 }
 
-// Measure implements sdk.Measurer.
-func (f *Intercept) Measure(live sdk.Live) ([]sdk.Sample, error) {
-	classes, err := f.report(live.Maps)
+// Collect implements sdk.Collector.
+func (f *generation) Collect() ([]sdk.Sample, error) {
+	classes, err := f.report(f.live.Maps)
 	if err != nil {
 		return nil, err
 	}

@@ -23,29 +23,28 @@ const (
 )
 
 // Run implements sdk.Runner: programs that do not come back, and deadlines that were missed.
-func (f *Intercept) Run(ctx context.Context, live sdk.Live) {
+func (f *generation) Run(ctx context.Context) {
+	defer close(f.ended)
 	f.consumers.run(f.Classes)
-	if err := f.forget(live.Maps, nil); err != nil {
-		slog.Warn("intercept: cannot remove the counters of deleted classes", "module", live.Module, "error", err)
+	if err := f.forget(f.live.Maps, nil); err != nil {
+		slog.Warn("intercept: cannot remove the counters of deleted classes", "module", f.live.Module, "error", err)
 	}
-	pages, err := f.mapPages(live.Maps)
+	pages, err := f.mapPages(f.live.Maps)
 	if err != nil {
-		slog.Error("intercept: does not watch over deadlines", "module", live.Module, "error", err)
+		slog.Error("intercept: does not watch over deadlines", "module", f.live.Module, "error", err)
 		return
 	}
 	defer pages.close()
 	var answers sync.WaitGroup
 	defer answers.Wait()
-	if len(f.answered()) > 0 {
-		answers.Go(func() { f.answers.Run(ctx, live) })
+	if f.answers != nil {
+		answers.Go(func() { f.answers.Run(ctx) })
 	}
 	grace := time.NewTimer(graceTime)
 	defer grace.Stop()
 	tick := time.NewTicker(logTick)
 	defer tick.Stop()
-	watch, log := newWatch(f, pages), &teller{live.Module, map[string]time.Time{}, map[string]uint64{}}
-	f.running.Store(live.Maps[mapTable])
-	defer f.running.Store(nil)
+	watch, log := newWatch(f.Intercept, pages), &teller{f.live.Module, map[string]time.Time{}, map[string]uint64{}}
 	for {
 		select {
 		case <-ctx.Done():
@@ -59,9 +58,9 @@ func (f *Intercept) Run(ctx context.Context, live sdk.Live) {
 }
 
 // InstanceChanged implements sdk.InstanceFollower.
-func (f *Intercept) InstanceChanged(live sdk.Live, i sdk.Instance, there bool) {
-	if len(f.answered()) > 0 {
-		f.answers.InstanceChanged(live, i, there)
+func (f *generation) InstanceChanged(i sdk.Instance, there bool) {
+	if f.answers != nil {
+		f.answers.InstanceChanged(i, there)
 	}
 }
 
@@ -148,20 +147,20 @@ func (t *teller) tell(misses []Miss) {
 //	GET late	the last late packets of each class
 //	    answers/	what the responder offers, for classes that are answered
 //	GET events	misses of deadlines as they are seen, a JSON object a line, until the reader goes
-func (f *Intercept) Handler(live sdk.Live) http.Handler {
+func (f *generation) Handler() http.Handler {
 	mux := http.NewServeMux()
-	if len(f.answered()) > 0 {
-		mux.Handle("/answers/", http.StripPrefix("/answers", f.answers.Handler(live)))
+	if f.answers != nil {
+		mux.Handle("/answers/", http.StripPrefix("/answers", f.answers.Handler()))
 	}
-	mux.HandleFunc("GET /classes", func(w http.ResponseWriter, _ *http.Request) { sdk.Answer(w)(f.report(live.Maps)) })
-	mux.HandleFunc("GET /late", func(w http.ResponseWriter, _ *http.Request) { sdk.Answer(w)(f.late(live.Maps)) })
-	mux.HandleFunc("GET /events", func(w http.ResponseWriter, r *http.Request) { f.events(w, r, live) })
+	mux.HandleFunc("GET /classes", func(w http.ResponseWriter, _ *http.Request) { sdk.Answer(w)(f.report(f.live.Maps)) })
+	mux.HandleFunc("GET /late", func(w http.ResponseWriter, _ *http.Request) { sdk.Answer(w)(f.late(f.live.Maps)) })
+	mux.HandleFunc("GET /events", f.events)
 	return mux
 }
 
 // events ends with the reader, or with the configuration.
-func (f *Intercept) events(w http.ResponseWriter, r *http.Request, live sdk.Live) {
-	pages, err := f.mapPages(live.Maps)
+func (f *generation) events(w http.ResponseWriter, r *http.Request) {
+	pages, err := f.mapPages(f.live.Maps)
 	if err != nil {
 		sdk.Answer(w)(nil, err)
 		return
@@ -171,17 +170,16 @@ func (f *Intercept) events(w http.ResponseWriter, r *http.Request, live sdk.Live
 	w.WriteHeader(http.StatusOK)
 	flush, out := http.NewResponseController(w), json.NewEncoder(w)
 	_ = flush.Flush()
-	watch := newWatch(f, pages)
+	watch := newWatch(f.Intercept, pages)
 	tick := time.NewTicker(eventsTick)
 	defer tick.Stop()
 	for {
 		select {
 		case <-r.Context().Done():
 			return
-		case <-tick.C:
-		}
-		if f.running.Load() != live.Maps[mapTable] {
+		case <-f.ended:
 			return
+		case <-tick.C:
 		}
 		for _, miss := range watch.misses() {
 			if out.Encode(miss) != nil || flush.Flush() != nil {

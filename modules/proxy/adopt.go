@@ -44,7 +44,7 @@ func (w *plane) adoptLocals(now time.Time) error {
 	if err != nil {
 		return err
 	}
-	return l.putAll(w.live.Interface(), now)
+	return l.putAll(w.live.Instances(), now)
 }
 
 func (w *plane) adoptTargets(now time.Time) error {

@@ -185,11 +185,11 @@ func TestUnknownComesAndGoes(t *testing.T) {
 	data := loadProxy(t, nil)
 	config := `{"ranges": ["10.30.0.0/16", "fdff:2000::/21"]}`
 	p := newPlantOn(t, config, data.maps)
-	if err := p.proxy.Fill(data.maps); err != nil {
+	if err := p.config.Fill(data.maps); err != nil {
 		t.Fatal(err)
 	}
 	asked := make(chan netip.Addr, 1)
-	p.w.live.Want = func(a netip.Addr) { asked <- a }
+	p.w.live.Resolve = func(a netip.Addr) { asked <- a }
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error)
 	go func() { ended <- p.w.follow(ctx) }()

@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package proxy is the control plane of the proxy: it turns virtual services into the tables that proxy.bpf.c chooses
-// instances by, follows instances that come, move and go, holds packets to addresses that are not known yet, and ages
-// sessions.
+// Package proxy is the control plane of the proxy: it compiles virtual services to the tables from which proxy.bpf.c selects
+// instances, follows instances as they are added, moved and removed, queues packets to addresses that are not resolved yet,
+// and ages sessions.
 package proxy
 
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -22,45 +21,28 @@ import (
 )
 
 // Control returns the control plane.
-func Control() sdk.Control { return control{} }
-
-type control struct{}
-
-// Compile implements sdk.Control.
-func (control) Compile(raw json.RawMessage) (sdk.Compiled, error) {
-	c, err := parseConfig(raw)
-	if err != nil {
-		return nil, err
-	}
-	return &Proxy{config: c, planes: map[*ebpf.Map]*plane{}}, nil
-}
-
-// Proxy is a compiled config.
-type Proxy struct {
-	config *config
-
-	mu     sync.Mutex
-	planes map[*ebpf.Map]*plane // by the map of virtual addresses, which stands for a generation
-}
+func Control() sdk.Control { return sdk.Define(parseConfig) }
 
 var (
-	_ sdk.Compiled           = (*Proxy)(nil)
-	_ sdk.Handler            = (*Proxy)(nil)
-	_ sdk.Runner             = (*Proxy)(nil)
-	_ sdk.Measurer           = (*Proxy)(nil)
-	_ sdk.HealthChecker      = (*Proxy)(nil)
-	_ sdk.Conditioner        = (*Proxy)(nil)
-	_ sdk.InstanceReporter   = (*Proxy)(nil)
-	_ sdk.VirtualServiceUser = (*Proxy)(nil)
-	_ sdk.InstanceFollower   = (*Proxy)(nil)
+	_ sdk.Compiled           = (*config)(nil)
+	_ sdk.Handler            = (*plane)(nil)
+	_ sdk.Runner             = (*plane)(nil)
+	_ sdk.Collector          = (*plane)(nil)
+	_ sdk.HealthChecker      = (*plane)(nil)
+	_ sdk.Conditioner        = (*plane)(nil)
+	_ sdk.InstanceReporter   = (*plane)(nil)
+	_ sdk.VirtualServiceUser = (*plane)(nil)
+	_ sdk.InstanceFollower   = (*plane)(nil)
 )
 
 // Settings implements sdk.Compiled.
-func (p *Proxy) Settings() sdk.Settings {
-	t := p.config.Tables
+func (c *config) Settings() sdk.Settings {
+	t := c.Tables
 	return sdk.Settings{
-		Constants: map[string]any{"short_path": p.config.ShortPath, "max_sessions": uint64(t.Sessions), "service_sessions": uint64(t.SessionsPerService),
-			"pending_budget": t.Sessions / 4},
+		Constants: map[string]any{
+			"short_path": c.ShortPath, "max_sessions": uint64(t.Sessions),
+			"service_sessions": uint64(t.SessionsPerService), "pending_budget": t.Sessions / 4,
+		},
 		MaxEntries: map[string]uint32{
 			mapSessions: 2 * t.Sessions, mapPending: 2 * t.Sessions, mapVIPs: t.Addresses + maxNegative, mapPorts: t.Ports, mapSlots: t.Slots,
 			mapTurns: t.Addresses + 1, mapInstances: t.Instances + 1, mapOwners: t.Instances + 1, mapInstanceStats: t.Instances + 1, // index 0 is none
@@ -68,13 +50,14 @@ func (p *Proxy) Settings() sdk.Settings {
 	}
 }
 
-// Fill implements sdk.Compiled. All but the ranges is state, which the generations share; sessions move if their table changes.
-func (p *Proxy) Fill(maps sdk.Maps) error {
+// Fill implements sdk.Compiled. All maps but the ranges are state, which the generations share. Sessions are copied if their
+// table changes.
+func (c *config) Fill(maps sdk.Maps) error {
 	m, err := maps.Get(mapRanges)
 	if err != nil {
 		return err
 	}
-	if err := write(m, mapRanges, uint32(0), rangesOf(p.config.Ranges)); err != nil {
+	if err := write(m, mapRanges, uint32(0), rangesOf(c.Ranges)); err != nil {
 		return err
 	}
 	if before := maps[previousSessions]; before != nil {
@@ -122,44 +105,21 @@ func rangesOf(all []netip.Prefix) (out addressRanges) {
 	return out
 }
 
-// plane returns what is known of a generation; at first that is what its maps tell.
-func (p *Proxy) plane(live sdk.Live) (*plane, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	key, err := live.Maps.Get(mapVIPs)
-	if err != nil {
-		return nil, err
-	}
-	if w := p.planes[key]; w != nil {
-		return w, nil
-	}
-	w, err := newPlane(p.config, live)
-	if err != nil {
-		return nil, err
-	}
-	p.planes[key] = w
-	return w, nil
-}
+// Open implements sdk.Compiled: it reads the state that the maps have.
+func (c *config) Open(live sdk.Live) (sdk.Running, error) { return newPlane(c, live) }
 
 // VirtualServices implements sdk.VirtualServiceUser.
-func (p *Proxy) VirtualServices(live sdk.Live, update sdk.VirtualServiceUpdate) error {
-	w, err := p.plane(live)
-	if err != nil {
-		return err
-	}
+func (w *plane) VirtualServices(update sdk.VirtualServiceUpdate) error {
 	free, err := w.update(&update, time.Now())
 	w.inject(free)
 	return err
 }
 
 // InstanceChanged implements sdk.InstanceFollower.
-func (p *Proxy) InstanceChanged(live sdk.Live, i sdk.Instance, there bool) {
-	w, err := p.plane(live)
-	if err == nil {
-		err = w.instanceChanged(i, there, time.Now())
-	}
-	if err != nil {
-		slog.Warn("proxy: cannot update the data plane after a service was added or removed", "module", live.Module, "interface", i.Interface, "error", err)
+func (w *plane) InstanceChanged(i sdk.Instance, there bool) {
+	if err := w.instanceChanged(i, there, time.Now()); err != nil {
+		slog.Warn("proxy: cannot update the data plane after a service was added or removed", "module", w.live.Module,
+			"interface", i.Interface, "error", err)
 	}
 }
 
@@ -169,13 +129,7 @@ const (
 )
 
 // Run implements sdk.Runner.
-func (p *Proxy) Run(ctx context.Context, live sdk.Live) {
-	w, err := p.plane(live)
-	if err != nil {
-		slog.Error("proxy: the maps are not readable", "module", live.Module, "error", err)
-		return
-	}
-	defer p.forget(live)
+func (w *plane) Run(ctx context.Context) {
 	var following sync.WaitGroup
 	defer following.Wait()
 	following.Go(func() { w.note("events", w.follow(ctx)) })
@@ -213,13 +167,6 @@ func (w *plane) age(ctx context.Context) {
 	}
 }
 
-// forget lets go of a generation that is over.
-func (p *Proxy) forget(live sdk.Live) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	delete(p.planes, live.Maps[mapVIPs])
-}
-
 func (w *plane) tick(now time.Time) {
 	free, err := w.overdue(now)
 	w.inject(free)
@@ -228,7 +175,7 @@ func (w *plane) tick(now time.Time) {
 	w.note("passive health", w.judge(now))
 }
 
-// note remembers how background work went, for the health.
+// note keeps the result of background work for Health.
 func (w *plane) note(work string, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -269,11 +216,7 @@ func (w *plane) again(now time.Time) error {
 }
 
 // Health implements sdk.HealthChecker.
-func (p *Proxy) Health(live sdk.Live) error {
-	w, err := p.plane(live)
-	if err != nil {
-		return err
-	}
+func (w *plane) Health() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for work, err := range w.troubles {

@@ -100,7 +100,7 @@ func TestFill(t *testing.T) {
 func (p *plant) get(path string, into any) int {
 	p.t.Helper()
 	w := httptest.NewRecorder()
-	p.proxy.Handler(p.live).ServeHTTP(w, httptest.NewRequest("GET", path, nil))
+	p.w.Handler().ServeHTTP(w, httptest.NewRequest("GET", path, nil))
 	if err := json.Unmarshal(w.Body.Bytes(), into); err != nil {
 		p.t.Fatalf("%s: %v: %s", path, err, w.Body)
 	}
@@ -168,7 +168,7 @@ func TestMeasure(t *testing.T) {
 	p.put(webService(2, v1alpha1.PolicyRoundRobin))
 	p.arrive("10.30.0.99", "x")
 	p.sweep()
-	samples, err := p.proxy.Measure(p.live)
+	samples, err := p.w.Collect()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -22,23 +22,16 @@ import (
 //	GET sessions     open sessions; ?service=, ?instance=, ?client= (address), ?protocol=, ?limit=n, 1000 by default
 //	GET held         packets that wait for their destination to be known, and unknown addresses
 //	GET stats        how full the tables are, and what happened so far
-func (p *Proxy) Handler(live sdk.Live) http.Handler {
+func (w *plane) Handler() http.Handler {
 	mux := http.NewServeMux()
-	serve := func(path string, do func(*plane, url.Values) (any, error)) {
-		mux.HandleFunc("GET /"+path, func(rw http.ResponseWriter, r *http.Request) {
-			w, err := p.plane(live)
-			if err != nil {
-				sdk.Answer(rw)(nil, err)
-				return
-			}
-			sdk.Answer(rw)(do(w, r.URL.Query()))
-		})
+	serve := func(path string, do func(url.Values) (any, error)) {
+		mux.HandleFunc("GET /"+path, func(to http.ResponseWriter, r *http.Request) { sdk.Answer(to)(do(r.URL.Query())) })
 	}
-	serve("services", func(w *plane, q url.Values) (any, error) { return w.listServices(q.Get("name")), nil })
-	serve("instances", func(w *plane, q url.Values) (any, error) { return w.listInstances(q.Get("service")), nil })
-	serve("sessions", func(w *plane, q url.Values) (any, error) { return w.listSessions(q) })
-	serve("held", func(w *plane, _ url.Values) (any, error) { return w.listHeld(time.Now()), nil })
-	serve("stats", func(w *plane, _ url.Values) (any, error) { return w.stats() })
+	serve("services", func(q url.Values) (any, error) { return w.listServices(q.Get("name")), nil })
+	serve("instances", func(q url.Values) (any, error) { return w.listInstances(q.Get("service")), nil })
+	serve("sessions", func(q url.Values) (any, error) { return w.listSessions(q) })
+	serve("held", func(url.Values) (any, error) { return w.listHeld(time.Now()), nil })
+	serve("stats", func(url.Values) (any, error) { return w.stats() })
 	return mux
 }
 
@@ -345,12 +338,8 @@ func (w *plane) counters() (map[string]uint64, error) {
 	return out, nil
 }
 
-// Measure implements sdk.Measurer.
-func (p *Proxy) Measure(live sdk.Live) ([]sdk.Sample, error) {
-	w, err := p.plane(live)
-	if err != nil {
-		return nil, err
-	}
+// Collect implements sdk.Collector.
+func (w *plane) Collect() ([]sdk.Sample, error) {
 	s, err := w.stats()
 	if err != nil {
 		return nil, err

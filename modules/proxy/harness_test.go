@@ -18,6 +18,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/kerbabi"
 	"github.com/kerb-edge/kerb/internal/pkgs/pkgstest"
 	"github.com/kerb-edge/kerb/sdk"
+	"github.com/kerb-edge/kerb/sdk/sdktest"
 )
 
 // module is the package as the agent would deploy it.
@@ -69,9 +70,9 @@ func loadConfigured(t testing.TB, config string) *kernel {
 
 func load(t testing.TB, mod dataplane.Module) *kernel {
 	t.Helper()
-	pkgstest.NeedRoot(t)
+	sdktest.NeedRoot(t)
 	l, err := dataplane.Load(chain.OnTCIngress, chain.Egress, mod)
-	pkgstest.Explain(t, err)
+	sdktest.Explain(t, err)
 	t.Cleanup(l.Close)
 	ingress := pkgstest.Relink(t, l, chain.Spec{Side: chain.OnTCEgress, Direction: chain.Ingress,
 		Members: []chain.Member{{Name: mod.Name, ID: mod.ID}}})

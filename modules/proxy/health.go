@@ -102,22 +102,14 @@ func healthy(all []*target) []*target {
 }
 
 // Conditions implements sdk.Conditioner.
-func (p *Proxy) Conditions(live sdk.Live) ([]sdk.Condition, error) {
-	w, err := p.plane(live)
-	if err != nil {
-		return nil, err
-	}
+func (w *plane) Conditions() ([]sdk.Condition, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return []sdk.Condition{w.sessionsCondition(), w.instancesCondition()}, nil
 }
 
 // Ejected implements sdk.InstanceReporter.
-func (p *Proxy) Ejected(live sdk.Live) ([]sdk.EjectedInstance, error) {
-	w, err := p.plane(live)
-	if err != nil {
-		return nil, err
-	}
+func (w *plane) Ejected() ([]sdk.EjectedInstance, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	var out []sdk.EjectedInstance

@@ -73,7 +73,7 @@ func (c *clinic) takesPart(name string) bool { return slices.Contains(c.served("
 
 func (c *clinic) condition(kind string) sdk.Condition {
 	c.t.Helper()
-	all, err := c.proxy.Conditions(c.live)
+	all, err := c.w.Conditions()
 	if err != nil {
 		c.t.Fatal(err)
 	}
@@ -184,7 +184,7 @@ func TestCrowdedSessionsAreACondition(t *testing.T) {
 	p.changed(localInstance("client", testIfindex, "10.18.0.2/24"), true)
 	condition := func() sdk.Condition {
 		p.sweep()
-		all, err := p.proxy.Conditions(p.live)
+		all, err := p.w.Conditions()
 		if err != nil {
 			t.Fatal(err)
 		}

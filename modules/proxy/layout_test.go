@@ -7,6 +7,7 @@ import (
 
 	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/pkgs/pkgstest"
+	"github.com/kerb-edge/kerb/sdk/sdktest"
 )
 
 // The Go structures that go into maps have the layout that the data plane was compiled with: fields are matched by name.
@@ -22,6 +23,6 @@ func TestDataPlaneLayouts(t *testing.T) {
 		"px_flow": flow{}, "px_session": session{}, "px_fragment": fragment{}, "px_fragment_of": fragmentOf{},
 		"px_asked": asked{}, "px_ask": askKey{}, "px_share": share{}, "px_unknown": unknown{},
 	} {
-		pkgstest.NamedLayout(t, spec.Types, name, mirror)
+		sdktest.NamedLayout(t, spec.Types, name, mirror)
 	}
 }

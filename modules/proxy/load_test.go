@@ -11,6 +11,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/pkgs/pkgstest"
+	"github.com/kerb-edge/kerb/sdk/sdktest"
 )
 
 // The verifier's work bounds how many modules fit into one program with the proxy (1,000,000 in all). Linux 6.18
@@ -40,16 +41,16 @@ func TestEntriesAreInlined(t *testing.T) {
 }
 
 func TestVerifies(t *testing.T) {
-	pkgstest.NeedRoot(t)
+	sdktest.NeedRoot(t)
 	for _, c := range []struct {
 		side chain.Side
 		dir  chain.Direction
 	}{{chain.OnTCIngress, chain.Egress}, {chain.OnTCEgress, chain.Ingress}} {
 		t.Run(string(c.dir), func(t *testing.T) {
 			l, err := dataplane.Load(c.side, c.dir, module(t, nil))
-			pkgstest.Explain(t, err)
+			sdktest.Explain(t, err)
 			defer l.Close()
-			pkgstest.CheckVerified(t, l.Program, maxVerified)
+			sdktest.CheckVerified(t, l.Program, maxVerified)
 		})
 	}
 }

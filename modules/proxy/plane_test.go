@@ -4,7 +4,6 @@ package proxy
 
 import (
 	"cmp"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -21,12 +20,13 @@ import (
 	"github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/pkgs"
 	"github.com/kerb-edge/kerb/sdk"
+	"github.com/kerb-edge/kerb/sdk/sdktest"
 )
 
 // plant is a control plane with maps that no packet meets, and with an agent played by the test.
 type plant struct {
 	t      testing.TB
-	proxy  *Proxy
+	config *config
 	live   sdk.Live
 	w      *plane
 	now    time.Time
@@ -45,9 +45,9 @@ func newPlantOn(t testing.TB, config string, maps sdk.Maps) *plant {
 	t.Helper()
 	p := &plant{t: t, now: time.Now()}
 	p.live = sdk.Live{Module: "px", Maps: maps,
-		Interface: func() []sdk.Instance { return p.locals },
-		Want:      func(a netip.Addr) { p.wanted = append(p.wanted, a) },
-		Idle:      func(name string) { p.idle = append(p.idle, name) },
+		Instances: func() []sdk.Instance { return p.locals },
+		Resolve:   func(a netip.Addr) { p.wanted = append(p.wanted, a) },
+		Release:   func(name string) { p.idle = append(p.idle, name) },
 		Inject: func(ifindex uint32, frame []byte) error {
 			p.sent = append(p.sent, &heldPacket{ifindex: ifindex, frame: frame})
 			return nil
@@ -56,17 +56,13 @@ func newPlantOn(t testing.TB, config string, maps sdk.Maps) *plant {
 	return p
 }
 
-func compileConfig(t testing.TB, config string) *Proxy {
+func compileConfig(t testing.TB, text string) *config {
 	t.Helper()
-	c, err := Control().Compile(json.RawMessage(config))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return c.(*Proxy)
+	return sdktest.Compile[*config](t, Control(), text)
 }
 
 // newMaps creates the maps as the agent would for a config.
-func newMaps(t testing.TB, p *Proxy) sdk.Maps {
+func newMaps(t testing.TB, p *config) sdk.Maps {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("needs root for BPF")
@@ -102,12 +98,8 @@ func newMaps(t testing.TB, p *Proxy) sdk.Maps {
 // restart begins with nothing but the maps.
 func (p *plant) restart(config string) {
 	p.t.Helper()
-	p.proxy = compileConfig(p.t, config)
-	w, err := p.proxy.plane(p.live)
-	if err != nil {
-		p.t.Fatal(err)
-	}
-	p.w = w
+	p.config = compileConfig(p.t, config)
+	p.w = sdktest.Open[*plane](p.t, p.config, p.live)
 }
 
 func (p *plant) tell(u sdk.VirtualServiceUpdate) {
@@ -464,7 +456,7 @@ func TestChangesLeaveNothing(t *testing.T) {
 			vs.Spec.Ports = []v1alpha1.VirtualPort{{Port: uint16(1 + i)}}
 		}
 		p.put(vs)
-		if err := p.proxy.Health(p.live); err != nil {
+		if err := p.w.Health(); err != nil {
 			t.Fatalf("change %d: %v", i, err)
 		}
 		p.now = p.now.Add(600 * time.Millisecond)
@@ -491,7 +483,7 @@ func TestFullTables(t *testing.T) {
 	p := newPlant(t, `{"tables": {"instances": 2, "slots": 64}}`)
 	other := sdk.VirtualService{Name: "other", Spec: v1alpha1.VirtualServiceSpec{Instances: []v1alpha1.VirtualInstance{{Name: "o", Addresses: []string{"10.18.9.9"}}}}}
 	p.put(other, webService(2, v1alpha1.PolicyRoundRobin))
-	err := p.proxy.Health(p.live)
+	err := p.w.Health()
 	if err == nil || !strings.Contains(err.Error(), "raise tables.instances, which is 2") {
 		t.Errorf("health: %v", err)
 	}
@@ -503,12 +495,12 @@ func TestFullTables(t *testing.T) {
 	if err := p.w.again(p.now); err != nil {
 		t.Fatal(err)
 	}
-	if err := p.proxy.Health(p.live); err != nil {
+	if err := p.w.Health(); err != nil {
 		t.Error(err)
 	}
 	p.same("all of it", p.served("10.30.0.1"), []string{"web-0", "web-1"})
 	p.put(webService(2, v1alpha1.PolicyConsistentHash))
-	if err := p.proxy.Health(p.live); err == nil || !strings.Contains(err.Error(), "raise tables.slots") {
+	if err := p.w.Health(); err == nil || !strings.Contains(err.Error(), "raise tables.slots") {
 		t.Errorf("health: %v", err)
 	}
 	p.same("the run of before", p.served("10.30.0.1"), []string{"web-0", "web-1"})

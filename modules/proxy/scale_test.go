@@ -74,7 +74,7 @@ func BenchmarkScale(b *testing.B) {
 	}
 	before := heap()
 	figures["tell-ms"] = float64(p.tellAll(all).Milliseconds())
-	if err := p.proxy.Health(p.live); err != nil {
+	if err := p.w.Health(); err != nil {
 		b.Fatal(err)
 	}
 	figures["heap-MiB"] = heap() - before

@@ -440,7 +440,7 @@ func (w *plane) idle(now time.Time) {
 			}
 		}
 		if s.dynamic && now.Sub(s.used) > idleFor {
-			w.live.Idle(s.name)
+			w.live.Release(s.name)
 			s.used = now // not told again with each sweep
 		}
 	}

@@ -63,7 +63,7 @@ func (w *plane) arrive(p *heldPacket, now time.Time) []*heldPacket {
 	}
 	if w.held.add(*p, now) {
 		w.unknowns.Asked++
-		w.live.Want(p.to)
+		w.live.Resolve(p.to)
 	}
 	return nil
 }

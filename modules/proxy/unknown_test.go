@@ -191,11 +191,11 @@ func TestUnknownBesideFullTable(t *testing.T) {
 	if !p.negative("10.31.1.1") || !p.negative("10.31.0.0") {
 		t.Error("denials are missing in the table")
 	}
-	if err := p.proxy.Health(p.live); err != nil {
+	if err := p.w.Health(); err != nil {
 		t.Error(err)
 	}
 	p.put(service(2))
-	if err := p.proxy.Health(p.live); err == nil || !strings.Contains(err.Error(), "raise tables.addresses, which is 2") {
+	if err := p.w.Health(); err == nil || !strings.Contains(err.Error(), "raise tables.addresses, which is 2") {
 		t.Errorf("health: %v", err)
 	}
 }

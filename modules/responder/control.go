@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package responder is the control plane of the responder: it tells the data plane which addresses and ports are answered by
-// which application, hands its applications their maps, and offers their states, values and events.
+// Package responder is the control plane of the responder: it writes to the data plane which application answers which
+// addresses and ports, gives the applications their maps, and serves their states, values and events.
 package responder
 
 import (
@@ -12,8 +12,6 @@ import (
 	"slices"
 	"sync"
 
-	"github.com/cilium/ebpf"
-
 	"github.com/kerb-edge/kerb/modules/responder/app"
 	"github.com/kerb-edge/kerb/sdk"
 )
@@ -21,12 +19,9 @@ import (
 //go:generate go run ./gen
 
 // Control returns the control plane.
-func Control() sdk.Control { return control{} }
+func Control() sdk.Control { return sdk.Define(compile) }
 
-type control struct{}
-
-// Compile implements sdk.Control.
-func (control) Compile(raw json.RawMessage) (sdk.Compiled, error) {
+func compile(raw json.RawMessage) (*Responder, error) {
 	c, listeners, err := parseConfig(raw)
 	if err != nil {
 		return nil, err
@@ -38,21 +33,35 @@ func (control) Compile(raw json.RawMessage) (sdk.Compiled, error) {
 type Responder struct {
 	config    *config
 	listeners []*listener
+}
+
+// Running is a started generation: a config and the maps that see packets.
+type Running struct {
+	*Responder
+	live   sdk.Live
+	placed []app.Placed // the listeners in the order of the config
+	watch  *watch
 
 	refreshing sync.Mutex
-
-	mu      sync.Mutex
-	watches map[*ebpf.Map]*watch // by the generation's map of feeds
 }
 
 var (
 	_ sdk.Compiled         = (*Responder)(nil)
-	_ sdk.Handler          = (*Responder)(nil)
-	_ sdk.Runner           = (*Responder)(nil)
-	_ sdk.Measurer         = (*Responder)(nil)
-	_ sdk.HealthChecker    = (*Responder)(nil)
-	_ sdk.InstanceFollower = (*Responder)(nil)
+	_ sdk.Handler          = (*Running)(nil)
+	_ sdk.Runner           = (*Running)(nil)
+	_ sdk.Collector        = (*Running)(nil)
+	_ sdk.HealthChecker    = (*Running)(nil)
+	_ sdk.InstanceFollower = (*Running)(nil)
 )
+
+// Open implements sdk.Compiled.
+func (f *Responder) Open(live sdk.Live) (sdk.Running, error) {
+	placed, err := f.place(live.Maps)
+	if err != nil {
+		return nil, err
+	}
+	return &Running{Responder: f, live: live, placed: placed, watch: newWatch(live.Maps)}, claim(live.Maps, placed)
+}
 
 // Names of maps in the data plane.
 const (
@@ -154,8 +163,8 @@ type key6 struct {
 	_    uint16
 }
 
-// Entries are the listeners as the data plane has them, in the order of the config, for a module that decides itself which packets
-// are theirs. The maps are filled.
+// Entries returns the listeners as the data plane has them, in the order of the config, for a module that classifies packets
+// itself. The maps must be filled.
 func (f *Responder) Entries(m sdk.Maps) ([]Entry, error) {
 	placed, err := f.place(m)
 	if err != nil {

@@ -24,35 +24,27 @@ import (
 //	GET  values                     what can be set
 //	PUT  values/LISTENER/KEY        sets it: {"value": "..."}
 //	     apps/NAME/...              an application's own
-func (f *Responder) Handler(live sdk.Live) http.Handler {
-	h := &handler{f, live, f.watchOf(live)}
+func (f *Running) Handler() http.Handler {
 	mux := http.NewServeMux()
 	serve := func(pattern string, do func(*http.Request) (any, error)) {
 		mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) { sdk.Answer(w)(do(r)) })
 	}
-	serve("GET /listeners", func(*http.Request) (any, error) { return f.report(live.Maps) })
-	serve("GET /state", func(*http.Request) (any, error) { return h.states() })
-	serve("GET /state/{listener}", h.getState)
-	serve("PUT /state/{listener}", h.putState)
-	serve("GET /values", func(*http.Request) (any, error) { return h.values() })
-	serve("PUT /values/{listener}/{key...}", h.putValue)
-	mux.HandleFunc("GET /events", h.events)
-	placed, err := f.place(live.Maps)
+	serve("GET /listeners", func(*http.Request) (any, error) { return f.report() })
+	serve("GET /state", func(*http.Request) (any, error) { return f.states() })
+	serve("GET /state/{listener}", f.getState)
+	serve("PUT /state/{listener}", f.putState)
+	serve("GET /values", func(*http.Request) (any, error) { return f.values() })
+	serve("PUT /values/{listener}/{key...}", f.putValue)
+	mux.HandleFunc("GET /events", f.events)
 	for i, a := range apps {
-		if own, ok := a.App.(app.Handler); ok && err == nil {
-			if all := f.ofApp(uint8(i), placed); len(all) > 0 {
+		if own, ok := a.App.(app.Handler); ok {
+			if all := f.ofApp(uint8(i), f.placed); len(all) > 0 {
 				prefix := "/apps/" + a.name
-				mux.Handle(prefix+"/", http.StripPrefix(prefix, own.Handler(f.appLive(live, all))))
+				mux.Handle(prefix+"/", http.StripPrefix(prefix, own.Handler(f.appLive(all))))
 			}
 		}
 	}
 	return mux
-}
-
-type handler struct {
-	*Responder
-	live  sdk.Live
-	watch *watch
 }
 
 const maxBody = 1 << 16
@@ -65,55 +57,50 @@ type State struct {
 }
 
 // one finds a listener by its name.
-func (h *handler) one(name string) (*listener, app.Placed, error) {
-	placed, err := h.place(h.live.Maps)
-	if err != nil {
-		return nil, app.Placed{}, err
-	}
-	for i, l := range h.listeners {
+func (f *Running) one(name string) (*listener, app.Placed, error) {
+	for i, l := range f.listeners {
 		if l.Name == name {
-			return l, placed[i], nil
+			return l, f.placed[i], nil
 		}
 	}
 	return nil, app.Placed{}, sdk.NotFound(fmt.Sprintf("no listener %q", name))
 }
 
-func (h *handler) state(l *listener, p app.Placed) (*State, error) {
+func (f *Running) state(l *listener, p app.Placed) (*State, error) {
 	s, ok := apps[l.number].App.(app.Stateful)
 	if !ok {
 		return nil, sdk.NotFound(fmt.Sprintf("listener %s has no state: application %s is stateless", l.Name, l.App))
 	}
-	state, err := s.State(h.live.Maps, p)
+	state, err := s.State(f.live.Maps, p)
 	return &State{l.Name, l.App, state}, err
 }
 
-func (h *handler) states() ([]*State, error) {
-	placed, err := h.place(h.live.Maps)
+func (f *Running) states() ([]*State, error) {
 	out := []*State{}
-	for i, p := range placed {
-		l := h.listeners[i]
+	for i, p := range f.placed {
+		l := f.listeners[i]
 		if _, ok := apps[l.number].App.(app.Stateful); !ok {
 			continue
 		}
-		s, err := h.state(l, p)
+		s, err := f.state(l, p)
 		if err != nil {
 			return nil, err
 		}
 		out = append(out, s)
 	}
-	return out, err
+	return out, nil
 }
 
-func (h *handler) getState(r *http.Request) (any, error) {
-	l, p, err := h.one(r.PathValue("listener"))
+func (f *Running) getState(r *http.Request) (any, error) {
+	l, p, err := f.one(r.PathValue("listener"))
 	if err != nil {
 		return nil, err
 	}
-	return h.state(l, p)
+	return f.state(l, p)
 }
 
-func (h *handler) putState(r *http.Request) (any, error) {
-	l, p, err := h.one(r.PathValue("listener"))
+func (f *Running) putState(r *http.Request) (any, error) {
+	l, p, err := f.one(r.PathValue("listener"))
 	if err != nil {
 		return nil, err
 	}
@@ -125,11 +112,11 @@ func (h *handler) putState(r *http.Request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := s.SetState(h.live.Maps, p, body); err != nil {
+	if err := s.SetState(f.live.Maps, p, body); err != nil {
 		return nil, err
 	}
-	h.watch.changed(p.Slot)
-	return h.state(l, p)
+	f.watch.changed(p.Slot)
+	return f.state(l, p)
 }
 
 func readBody(r *http.Request) (json.RawMessage, error) {
@@ -149,16 +136,15 @@ type ListedValue struct {
 	app.Value
 }
 
-func (h *handler) values() ([]ListedValue, error) {
-	placed, err := h.place(h.live.Maps)
+func (f *Running) values() ([]ListedValue, error) {
 	out := []ListedValue{}
-	for i, p := range placed {
-		l := h.listeners[i]
+	for i, p := range f.placed {
+		l := f.listeners[i]
 		s, ok := apps[l.number].App.(app.Valuer)
 		if !ok {
 			continue
 		}
-		values, err := s.Values(h.live.Maps, p)
+		values, err := s.Values(f.live.Maps, p)
 		if err != nil {
 			return nil, err
 		}
@@ -166,11 +152,11 @@ func (h *handler) values() ([]ListedValue, error) {
 			out = append(out, ListedValue{l.Name + "/" + v.Key, v})
 		}
 	}
-	return out, err
+	return out, nil
 }
 
-func (h *handler) putValue(r *http.Request) (any, error) {
-	l, p, err := h.one(r.PathValue("listener"))
+func (f *Running) putValue(r *http.Request) (any, error) {
+	l, p, err := f.one(r.PathValue("listener"))
 	if err != nil {
 		return nil, err
 	}
@@ -183,11 +169,11 @@ func (h *handler) putValue(r *http.Request) (any, error) {
 		return nil, err
 	}
 	key := r.PathValue("key")
-	if err := s.SetValue(h.live.Maps, p, key, body); err != nil {
+	if err := s.SetValue(f.live.Maps, p, key, body); err != nil {
 		return nil, err
 	}
-	h.watch.changed(p.Slot)
-	values, err := s.Values(h.live.Maps, p)
+	f.watch.changed(p.Slot)
+	values, err := s.Values(f.live.Maps, p)
 	for _, v := range values {
 		if v.Key == strings.TrimPrefix(key, "/") {
 			return ListedValue{l.Name + "/" + v.Key, v}, err
@@ -197,17 +183,12 @@ func (h *handler) putValue(r *http.Request) (any, error) {
 }
 
 // events streams states: all of them first, then each that has changed, as fast as the reader takes them and no faster.
-func (h *handler) events(w http.ResponseWriter, r *http.Request) {
-	placed, err := h.place(h.live.Maps)
-	if err != nil {
-		sdk.Answer(w)(nil, err)
-		return
-	}
+func (f *Running) events(w http.ResponseWriter, r *http.Request) {
 	wanted := []app.Placed{}
 	bySlot := map[uint32]*listener{}
 	only := r.URL.Query().Get("listener")
-	for i, p := range placed {
-		l := h.listeners[i]
+	for i, p := range f.placed {
+		l := f.listeners[i]
 		if _, ok := apps[l.number].App.(app.Stateful); ok && (only == "" || only == l.Name) {
 			wanted, bySlot[p.Slot] = append(wanted, p), l
 		}
@@ -219,9 +200,9 @@ func (h *handler) events(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "application/x-ndjson")
 	out, stream := json.NewEncoder(w), http.NewResponseController(w)
 	_ = stream.Flush()
-	for slot := range h.watch.subscribe(r.Context(), wanted) {
+	for slot := range f.watch.subscribe(r.Context(), wanted) {
 		l := bySlot[slot]
-		s, err := h.state(l, l.placed(slot))
+		s, err := f.state(l, l.placed(slot))
 		if err != nil || out.Encode(s) != nil || stream.Flush() != nil {
 			return
 		}

@@ -14,15 +14,12 @@ import (
 	"github.com/kerb-edge/kerb/modules/responder/app"
 	"github.com/kerb-edge/kerb/modules/responder/apps/speedlimit"
 	"github.com/kerb-edge/kerb/sdk"
+	"github.com/kerb-edge/kerb/sdk/sdktest"
 )
 
 func compileConfig(t testing.TB, config string) *Responder {
 	t.Helper()
-	c, err := Control().Compile(json.RawMessage(config))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return c.(*Responder)
+	return sdktest.Compile[*Responder](t, Control(), config)
 }
 
 // module is the package as the agent would deploy it.
@@ -61,14 +58,14 @@ func onHooks(t *testing.T, config string, test func(t *testing.T, k *kernel)) {
 
 func load(t testing.TB, hook chain.Hook, config string) *kernel {
 	t.Helper()
-	pkgstest.NeedRoot(t)
+	sdktest.NeedRoot(t)
 	f := compileConfig(t, config)
 	side := chain.OnXDP
 	if hook == chain.TC {
 		side = chain.OnTCEgress
 	}
 	l, err := dataplane.Load(side, chain.Ingress, module(t, f))
-	pkgstest.Explain(t, err)
+	sdktest.Explain(t, err)
 	t.Cleanup(l.Close)
 	return &kernel{f, t, hook, l, l.Program, l.Maps["resp"]}
 }
@@ -117,7 +114,7 @@ func (k *kernel) run(frame []byte) (verdict, []byte) {
 // packets of a listener by outcome; of none with "".
 func (k *kernel) packets(name string) map[string]uint64 {
 	k.t.Helper()
-	report, err := k.report(k.maps)
+	report, err := k.open(sdk.Live{Maps: k.maps}).report()
 	if err != nil {
 		k.t.Fatal(err)
 	}
@@ -147,10 +144,16 @@ func (r *testRun) run(k *kernel, frame []byte) (verdict, []byte) {
 	return v, r.opts.DataOut
 }
 
+// open returns the control plane's state for the maps, as of a generation that has just been started.
+func (k *kernel) open(live sdk.Live) *Running {
+	k.t.Helper()
+	return sdktest.Open[*Running](k.t, k.Responder, live)
+}
+
 // state of a listener, as the routes tell it.
 func (k *kernel) state(name string) any {
 	k.t.Helper()
-	h := &handler{k.Responder, sdk.Live{Maps: k.maps}, nil}
+	h := k.open(sdk.Live{Maps: k.maps})
 	l, p, err := h.one(name)
 	if err == nil {
 		var s *State

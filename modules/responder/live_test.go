@@ -29,9 +29,9 @@ import (
 	"github.com/kerb-edge/kerb/client"
 	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
-	"github.com/kerb-edge/kerb/internal/pkgs/pkgstest"
 	"github.com/kerb-edge/kerb/modules/responder/apps/speedlimit/server"
 	"github.com/kerb-edge/kerb/sdk"
+	"github.com/kerb-edge/kerb/sdk/sdktest"
 )
 
 // stage is a client and a server alongside each other on a bridge, with the responder between the bridge and the server: on XDP
@@ -61,7 +61,7 @@ func build(t *testing.T, kind, config string) *stage {
 
 func buildWith(t *testing.T, kind, config string, opts netlab.HostOptions) *stage {
 	t.Helper()
-	pkgstest.NeedRoot(t)
+	sdktest.NeedRoot(t)
 	if os.Getenv("KERB_MATRIX") != "" {
 		t.Skip("timing of an emulated machine")
 	}
@@ -153,13 +153,13 @@ func (s *stage) serveRoutes() {
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	live := sdk.Live{Module: "sign", Maps: s.maps, Interface: func() []sdk.Instance { return []sdk.Instance{s.on} }}
+	live := s.kernel.open(sdk.Live{Module: "sign", Maps: s.maps, Instances: func() []sdk.Instance { return []sdk.Instance{s.on} }})
 	mux := http.NewServeMux()
-	mux.Handle("/v1/modules/sign/", http.StripPrefix("/v1/modules/sign", s.Handler(live)))
+	mux.Handle("/v1/modules/sign/", http.StripPrefix("/v1/modules/sign", live.Handler()))
 	routes := &http.Server{Handler: mux}
 	ctx, cancel := context.WithCancel(context.Background())
 	var work sync.WaitGroup
-	work.Go(func() { s.Run(ctx, live) })
+	work.Go(func() { live.Run(ctx) })
 	work.Go(func() { _ = routes.Serve(listener) })
 	s.t.Cleanup(func() {
 		cancel()

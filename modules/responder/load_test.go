@@ -5,7 +5,7 @@ package responder
 import (
 	"testing"
 
-	"github.com/kerb-edge/kerb/internal/pkgs/pkgstest"
+	"github.com/kerb-edge/kerb/sdk/sdktest"
 )
 
 // The verifier's work bounds how many modules fit into one program with the responder (1,000,000 in all). Linux 6.1 and
@@ -17,6 +17,6 @@ func TestVerifies(t *testing.T) {
 	const config = `{"listeners": [{"app": "echo", "port": 7000}, {"app": "speedlimit", "port": 8080},
 		{"app": "coap", "port": 5683, "resources": [{"path": "/a"}]}]}`
 	onHooks(t, config, func(t *testing.T, k *kernel) {
-		pkgstest.CheckVerified(t, k.prog, maxVerified)
+		sdktest.CheckVerified(t, k.prog, maxVerified)
 	})
 }

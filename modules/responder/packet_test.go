@@ -314,7 +314,7 @@ func TestSpeedLimit(t *testing.T) {
 		if got := k.cars("speedlimit-8080"); got != 0 {
 			t.Errorf("%d cars in range", got)
 		}
-		samples, err := k.Measure(sdk.Live{Maps: k.maps})
+		samples, err := k.open(sdk.Live{Maps: k.maps}).Collect()
 		values := map[string]float64{}
 		for _, s := range samples {
 			values[s.Labels["listener"]+" "+s.Labels["outcome"]] = s.Value
@@ -360,7 +360,7 @@ func TestCountIsExact(t *testing.T) {
 				}
 			})
 		}
-		h := &handler{k.Responder, sdk.Live{Maps: k.maps}, nil}
+		h := k.open(sdk.Live{Maps: k.maps})
 		_, sign, err := h.one("sign")
 		if err != nil {
 			t.Fatal(err)

@@ -78,27 +78,23 @@ type Report struct {
 	Other     map[string]uint64 `json:"other"` // of packets that no listener was found for
 }
 
-func (f *Responder) report(m sdk.Maps) (*Report, error) {
-	placed, err := f.place(m)
-	if err != nil {
-		return nil, err
-	}
+func (f *Running) report() (*Report, error) {
 	out := &Report{Listeners: []ListenerReport{}}
 	for i, l := range f.listeners {
-		c, err := readCounts(m, placed[i].Slot)
+		c, err := readCounts(f.live.Maps, f.placed[i].Slot)
 		if err != nil {
 			return nil, err
 		}
 		out.Listeners = append(out.Listeners, ListenerReport{l.Name, l.App, l.Port, l.Addresses, c.byName(apps[l.number].App)})
 	}
-	c, err := readCounts(m, 0)
+	c, err := readCounts(f.live.Maps, 0)
 	out.Other = c.byName(nil)
 	return out, err
 }
 
-// Measure implements sdk.Measurer.
-func (f *Responder) Measure(live sdk.Live) ([]sdk.Sample, error) {
-	report, err := f.report(live.Maps)
+// Collect implements sdk.Collector.
+func (f *Running) Collect() ([]sdk.Sample, error) {
+	report, err := f.report()
 	if err != nil {
 		return nil, err
 	}

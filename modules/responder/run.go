@@ -17,50 +17,42 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// Run implements sdk.Runner: the changes of states, and what applications do.
-func (f *Responder) Run(ctx context.Context, live sdk.Live) {
-	placed, err := f.place(live.Maps)
-	if err == nil {
-		err = claim(live.Maps, placed)
-	}
-	if err != nil {
-		slog.Error("responder: does not work", "module", live.Module, "error", err)
-		return
-	}
+// Run implements sdk.Runner: the changes of states, and what applications do. Streams of events end with it; their readers
+// find the next generation when they come again.
+func (f *Running) Run(ctx context.Context) {
 	var work sync.WaitGroup
 	defer work.Wait()
-	defer f.endWatch(live)
-	work.Go(func() { f.watchOf(live).run(ctx) })
+	defer close(f.watch.ended)
+	work.Go(func() { f.watch.run(ctx) })
 	for i, a := range apps {
 		if runner, ok := a.App.(app.Runner); ok {
-			if all := f.ofApp(uint8(i), placed); len(all) > 0 {
-				work.Go(func() { runner.Run(ctx, f.appLive(live, all)) })
+			if all := f.ofApp(uint8(i), f.placed); len(all) > 0 {
+				work.Go(func() { runner.Run(ctx, f.appLive(all)) })
 			}
 		}
 	}
-	f.refreshOrWarn(live)
+	f.refreshOrWarn()
 	<-ctx.Done()
 }
 
 // InstanceChanged implements sdk.InstanceFollower.
-func (f *Responder) InstanceChanged(live sdk.Live, _ sdk.Instance, _ bool) { f.refreshOrWarn(live) }
+func (f *Running) InstanceChanged(sdk.Instance, bool) { f.refreshOrWarn() }
 
-// refresh tells the data plane the addresses of attach points.
-func (f *Responder) refresh(live sdk.Live) error {
+// refresh writes the addresses of attach points into the data plane.
+func (f *Running) refresh() error {
 	f.refreshing.Lock()
 	defer f.refreshing.Unlock()
-	return writeLocals(live.Maps, live.Interface())
+	return writeLocals(f.live.Maps, f.live.Instances())
 }
 
-func (f *Responder) refreshOrWarn(live sdk.Live) {
-	if err := f.refresh(live); err != nil {
-		slog.Warn("responder: addresses of attach points", "module", live.Module, "error", err)
+func (f *Running) refreshOrWarn() {
+	if err := f.refresh(); err != nil {
+		slog.Warn("responder: addresses of attach points", "module", f.live.Module, "error", err)
 	}
 }
 
-func (f *Responder) appLive(live sdk.Live, all []app.Placed) app.Live {
-	w := f.watchOf(live)
-	return app.Live{Maps: live.Maps, All: all, Watch: func(ctx context.Context) <-chan uint32 { return w.subscribe(ctx, all) }}
+func (f *Running) appLive(all []app.Placed) app.Live {
+	return app.Live{Maps: f.live.Maps, All: all, Watch: func(ctx context.Context) <-chan uint32 { return f.watch.subscribe(ctx, all) }}
 }
 
 // local4 mirrors struct rsp_local4, local6 struct rsp_local6.
@@ -166,15 +158,15 @@ func adapt[K comparable](m sdk.Maps, name string, want map[K]uint32) error {
 
 // Health implements sdk.HealthChecker: a healthy responder has written the addresses and kinds of its attach points, without
 // which the data plane leaves requests with partial checksums to the server. A listener without addresses needs theirs.
-func (f *Responder) Health(live sdk.Live) error {
-	if err := f.refresh(live); err != nil {
+func (f *Running) Health() error {
+	if err := f.refresh(); err != nil {
 		return fmt.Errorf("addresses of attach points: %w", err)
 	}
 	for _, l := range f.listeners {
 		if len(l.addresses) > 0 {
 			continue
 		}
-		for _, at := range live.Interface() {
+		for _, at := range f.live.Instances() {
 			if len(at.Addresses) == 0 {
 				return fmt.Errorf("interface %s has no address for listener %s; set the listener's addresses", at.Interface, l.Name)
 			}

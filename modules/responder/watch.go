@@ -8,8 +8,6 @@ import (
 	"log/slog"
 	"sync"
 
-	"github.com/cilium/ebpf"
-
 	"github.com/kerb-edge/kerb/modules/responder/app"
 	"github.com/kerb-edge/kerb/sdk"
 )
@@ -27,28 +25,8 @@ type watch struct {
 	subscribers map[*subscriber]bool
 }
 
-// watchOf is the watch of a generation: Handler and Run share it.
-func (f *Responder) watchOf(live sdk.Live) *watch {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	w := f.watches[live.Maps[mapFeeds]]
-	if w == nil {
-		w = &watch{maps: live.Maps, ended: make(chan struct{}), subscribers: map[*subscriber]bool{}}
-		if f.watches == nil {
-			f.watches = map[*ebpf.Map]*watch{}
-		}
-		f.watches[live.Maps[mapFeeds]] = w
-	}
-	return w
-}
-
-// endWatch ends the streams of a generation, whose readers find the next one when they come again.
-func (f *Responder) endWatch(live sdk.Live) {
-	w := f.watchOf(live)
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	close(w.ended)
-	delete(f.watches, live.Maps[mapFeeds])
+func newWatch(maps sdk.Maps) *watch {
+	return &watch{maps: maps, ended: make(chan struct{}), subscribers: map[*subscriber]bool{}}
 }
 
 // subscriber waits for changes of some slots.

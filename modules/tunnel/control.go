@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package tunnel is the control plane of the tunnel: it tells the data plane which node has which addresses, from the
+// Package tunnel is the control plane of the tunnel: it writes to the data plane which node has which addresses, from the
 // configuration and from virtual services whose instances name a node, and where this node's own services are.
 package tunnel
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -20,47 +19,37 @@ import (
 )
 
 // Control returns the control plane.
-func Control() sdk.Control { return control{} }
+func Control() sdk.Control { return sdk.Define(parseConfig) }
 
-type control struct{}
-
-// Compile implements sdk.Control.
-func (control) Compile(raw json.RawMessage) (sdk.Compiled, error) {
-	c, err := parseConfig(raw)
-	if err != nil {
-		return nil, err
-	}
-	return &Tunnel{config: c, virtual: map[string][]remote{}, paths: map[netip.Addr]pathMTU{}}, nil
-}
-
-// Tunnel is a configuration at work.
-type Tunnel struct {
+// tunnel is a started generation: a config and the maps that see packets.
+type tunnel struct {
 	config *config
+	live   sdk.Live
 
 	mu       sync.Mutex
 	virtual  map[string][]remote // by virtual service
 	mention  map[string]bool     // services that were put since a reset; nil outside of one
 	complete bool                // all virtual services are known
-	problem  error               // why the tables are not what they should be
-	gone     map[uint32]bool     // places of nodes that nobody needed at the last sweep
+	problem  error               // why the tables are not up to date; nil if they are
+	gone     map[uint32]bool     // places of nodes that were not in use at the last sweep
 	ways     map[netip.Addr]node // nodes as last written
 	refused  map[netip.Addr]string
 	paths    map[netip.Addr]pathMTU
 }
 
 var (
-	_ sdk.Handler            = (*Tunnel)(nil)
-	_ sdk.Runner             = (*Tunnel)(nil)
-	_ sdk.Measurer           = (*Tunnel)(nil)
-	_ sdk.HealthChecker      = (*Tunnel)(nil)
-	_ sdk.Conditioner        = (*Tunnel)(nil)
-	_ sdk.VirtualServiceUser = (*Tunnel)(nil)
-	_ sdk.InstanceFollower   = (*Tunnel)(nil)
+	_ sdk.Compiled           = (*config)(nil)
+	_ sdk.Handler            = (*tunnel)(nil)
+	_ sdk.Runner             = (*tunnel)(nil)
+	_ sdk.Collector          = (*tunnel)(nil)
+	_ sdk.HealthChecker      = (*tunnel)(nil)
+	_ sdk.Conditioner        = (*tunnel)(nil)
+	_ sdk.VirtualServiceUser = (*tunnel)(nil)
+	_ sdk.InstanceFollower   = (*tunnel)(nil)
 )
 
 // Settings implements sdk.Compiled. Keys are no constants: those are kept on disk.
-func (t *Tunnel) Settings() sdk.Settings {
-	c := t.config
+func (c *config) Settings() sdk.Settings {
 	settings := sdk.Settings{Constants: map[string]any{
 		"mode": modes[c.Mode], "port": c.Port, "network": c.Network, "keyed": c.keyed(), "decap_l3": knowsDecap(),
 	}}
@@ -70,7 +59,7 @@ func (t *Tunnel) Settings() sdk.Settings {
 	return settings
 }
 
-// knowsDecap tells whether the kernel has BPF_F_ADJ_ROOM_DECAP_L3_*. A control plane may not load programs, so that it cannot
+// knowsDecap reports whether the kernel has BPF_F_ADJ_ROOM_DECAP_L3_*. A control plane may not load programs, so that it cannot
 // try.
 var knowsDecap = sync.OnceValue(func() bool {
 	version, err := features.LinuxVersionCode()
@@ -79,7 +68,7 @@ var knowsDecap = sync.OnceValue(func() bool {
 
 // Fill implements sdk.Compiled. Nodes have their places in a map that is shared with the running generation: those that are
 // new to it take free ones, which nothing there points to.
-func (t *Tunnel) Fill(maps sdk.Maps) error {
+func (c *config) Fill(maps sdk.Maps) error {
 	prefixes, err := maps.Get(mapPrefixes)
 	if err != nil {
 		return err
@@ -90,7 +79,7 @@ func (t *Tunnel) Fill(maps sdk.Maps) error {
 	if err != nil {
 		return err
 	}
-	for _, p := range t.config.peers {
+	for _, p := range c.peers {
 		at, err := places.take(p.addr)
 		if err != nil {
 			return err
@@ -108,25 +97,30 @@ func (t *Tunnel) Fill(maps sdk.Maps) error {
 		if n.Addr == (address{}) {
 			continue
 		}
-		if err := t.config.writeKeys(maps, uint32(at), n); err != nil {
+		if err := c.writeKeys(maps, uint32(at), n); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
+// Open implements sdk.Compiled.
+func (c *config) Open(live sdk.Live) (sdk.Running, error) {
+	return &tunnel{config: c, live: live, virtual: map[string][]remote{}, paths: map[netip.Addr]pathMTU{}}, nil
+}
+
 const sweepEvery = 30 * time.Second
 
-// Run brings the tables up to date, and now and then frees the places of nodes that nobody needs any more.
-func (t *Tunnel) Run(ctx context.Context, live sdk.Live) {
+// Run updates the tables, and frees the places of nodes that are no longer in use.
+func (t *tunnel) Run(ctx context.Context) {
 	tick := time.NewTicker(sweepEvery)
 	defer tick.Stop()
 	var learning sync.WaitGroup
 	defer learning.Wait()
-	learning.Go(func() { t.followPath(ctx, live) })
+	learning.Go(func() { t.followPath(ctx) })
 	for {
-		t.refresh(live)
-		t.sweep(live)
+		t.refresh()
+		t.sweep()
 		select {
 		case <-ctx.Done():
 			return
@@ -136,10 +130,10 @@ func (t *Tunnel) Run(ctx context.Context, live sdk.Live) {
 }
 
 // InstanceChanged implements sdk.InstanceFollower.
-func (t *Tunnel) InstanceChanged(live sdk.Live, _ sdk.Instance, _ bool) { t.refresh(live) }
+func (t *tunnel) InstanceChanged(sdk.Instance, bool) { t.refresh() }
 
-// VirtualServices implements sdk.VirtualServiceUser: instances that name a node are there.
-func (t *Tunnel) VirtualServices(live sdk.Live, update sdk.VirtualServiceUpdate) error {
+// VirtualServices implements sdk.VirtualServiceUser: an instance that names a node is reached through that node.
+func (t *tunnel) VirtualServices(update sdk.VirtualServiceUpdate) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if update.Reset {
@@ -162,26 +156,26 @@ func (t *Tunnel) VirtualServices(live sdk.Live, update sdk.VirtualServiceUpdate)
 		}
 		t.mention, t.complete = nil, true
 	}
-	t.problem = t.apply(live)
+	t.problem = t.apply()
 	return t.problem
 }
 
-func (t *Tunnel) refresh(live sdk.Live) {
+func (t *tunnel) refresh() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.problem = t.apply(live); t.problem != nil {
-		slog.Warn("tunnel: tables are not up to date", "module", live.Module, "error", t.problem)
+	if t.problem = t.apply(); t.problem != nil {
+		slog.Warn("tunnel: tables are not up to date", "module", t.live.Module, "error", t.problem)
 	}
 }
 
 // Health implements sdk.HealthChecker.
-func (t *Tunnel) Health(live sdk.Live) error {
+func (t *tunnel) Health() error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.problem != nil {
 		return t.problem
 	}
-	if len(links(live)) == 0 {
+	if len(t.links()) == 0 {
 		return errors.New("no underlay interface: name it in spec.attach.interfaces")
 	}
 	return nil

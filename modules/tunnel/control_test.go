@@ -62,9 +62,9 @@ func TestKeysAreNotTold(t *testing.T) {
 		c, err := Control().Compile(json.RawMessage(text))
 		all := fmt.Sprintf("%v %+v %#v", err, err, err)
 		if err == nil {
-			tun := c.(*Tunnel)
+			tun := c.(*config)
 			settings, err := json.Marshal(tun.Settings())
-			all += fmt.Sprintf("%s %v %+v %v %#v", settings, err, tun.config.Keys, tun.config.Keys, tun.config.Keys)
+			all += fmt.Sprintf("%s %v %+v %v %#v", settings, err, tun.Keys, tun.Keys, tun.Keys)
 		}
 		if strings.Contains(all, testKey[:8]) {
 			t.Errorf("%s", all)
@@ -125,12 +125,12 @@ func TestVirtualServices(t *testing.T) {
 func TestAdoptsAfterRestart(t *testing.T) {
 	k := loadTunnel(t, unkeyed)
 	k.tell(sdk.VirtualServiceUpdate{Put: []sdk.VirtualService{virtual("web", instance("web-0", "192.0.2.9", "10.18.0.5"))}})
-	k.Tunnel = compileConfig(t, unkeyed)
-	k.refresh(k.live)
+	k.restart(compileConfig(t, unkeyed))
+	k.refresh()
 	k.wantGoes(map[string]string{"10.18.0.5": "192.0.2.9", "10.2.0.5": "192.0.2.2"})
 	k.tell(sdk.VirtualServiceUpdate{Reset: true, Complete: true})
 	k.wantGoes(map[string]string{"10.18.0.5": "", "10.2.0.5": "192.0.2.2"})
-	if err := k.Health(k.live); err != nil {
+	if err := k.Health(); err != nil {
 		t.Error(err)
 	}
 }
@@ -165,14 +165,14 @@ func TestSweepSparesWhatIsFilled(t *testing.T) {
 	k := loadTunnel(t, `{"nodes": []}`)
 	k.tell(sdk.VirtualServiceUpdate{Put: []sdk.VirtualService{virtual("web", instance("web-0", "192.0.2.2", "10.18.0.5"))}, Reset: true, Complete: true})
 	k.tell(sdk.VirtualServiceUpdate{Remove: []string{"web"}})
-	k.sweep(k.live)
+	k.sweep()
 	next := compileConfig(t, unkeyed) // has 192.0.2.2
 	if err := next.Fill(k.live.Maps); err != nil {
 		t.Fatal(err)
 	}
-	k.sweep(k.live)
-	k.Tunnel = next
-	k.refresh(k.live)
+	k.sweep()
+	k.restart(next)
+	k.refresh()
 	k.wantGoes(map[string]string{"10.2.0.5": "192.0.2.2"})
 }
 
@@ -182,8 +182,8 @@ func TestSweepFreesNodes(t *testing.T) {
 	k.tell(sdk.VirtualServiceUpdate{Put: []sdk.VirtualService{virtual("web", instance("web-0", "192.0.2.9", "10.18.0.5"))}})
 	k.tell(sdk.VirtualServiceUpdate{Remove: []string{"web"}})
 	for _, want := range []int{4, 3, 3} {
-		k.sweep(k.live)
-		report, err := k.report(k.live)
+		k.sweep()
+		report, err := k.report()
 		if err != nil || len(report.Nodes) != want {
 			t.Fatalf("%d nodes, %v; want %d", len(report.Nodes), err, want)
 		}
@@ -201,7 +201,7 @@ func TestInstances(t *testing.T) {
 	}
 	api := sdk.Instance{Service: "api", Interface: "veth1", Ifindex: 79, MAC: "02:00:00:00:00:06", Addresses: []string{"10.1.0.6/24"}, Ingress: []string{"fw"}}
 	k.instances = append(k.instances, api)
-	k.InstanceChanged(k.live, api, true)
+	k.InstanceChanged(api, true)
 	ret, got := k.run(k.unwrap(), w.arrival(k, inner), 0)
 	if ret != tcRedirect || !slices.Equal(got[:6], []byte{2, 0, 0, 0, 0, 6}) {
 		t.Errorf("action %d, %x", ret, got[:12])
@@ -214,13 +214,13 @@ func TestInstances(t *testing.T) {
 		t.Errorf("%+v", hosts)
 	}
 	k.instances = k.instances[:2]
-	k.InstanceChanged(k.live, api, false)
+	k.InstanceChanged(api, false)
 	if _, why := k.reason(k.unwrap(), w.arrival(k, inner)); why != "not_local" {
 		t.Errorf("after it has gone: %q", why)
 	}
 	k.instances = k.instances[:1]
-	k.refresh(k.live)
-	if err := k.Health(k.live); err == nil {
+	k.refresh()
+	if err := k.Health(); err == nil {
 		t.Error("healthy without an underlay")
 	}
 	if ret, why := k.reason(k.wrap, frame(ip("10.1.0.5", "10.2.0.7", 17, udpBody(9)))); ret != tcShot || why != "kerb_8" {
@@ -243,9 +243,9 @@ func TestStolenAddress(t *testing.T) {
 		slices.SortFunc(k.instances, func(a, b sdk.Instance) int { return int(a.Ifindex) - int(b.Ifindex) })
 		for _, restarted := range []bool{false, true} {
 			if restarted {
-				k.Tunnel = compileConfig(t, unkeyed)
+				k.restart(compileConfig(t, unkeyed))
 			}
-			k.refresh(k.live)
+			k.refresh()
 			if got, err := tableOf[end](k.live.Maps, mapHosts); err != nil || !maps.Equal(got, want) {
 				t.Errorf("thief at %d, restarted %t: %+v, want %+v, %v", ifindex, restarted, got, want, err)
 			}
@@ -268,7 +268,7 @@ func TestReportAndMetrics(t *testing.T) {
 	k.run(k.unwrap(), w.arrival(k, ip("10.2.0.7", "10.1.0.5", 17, udpBody(72))), 0)
 	k.run(k.unwrap(), w.arrival(k, ip("10.2.0.7", "10.1.0.77", 17, udpBody(72))), 0)
 	record := httptest.NewRecorder()
-	k.Handler(k.live).ServeHTTP(record, httptest.NewRequest("GET", "/nodes", nil))
+	k.Handler().ServeHTTP(record, httptest.NewRequest("GET", "/nodes", nil))
 	var report Report
 	if err := json.Unmarshal(record.Body.Bytes(), &report); err != nil {
 		t.Fatal(err)
@@ -280,7 +280,7 @@ func TestReportAndMetrics(t *testing.T) {
 	if n.Interface != "eth0" || n.Source != "192.0.2.1" || n.MTU != 1460 || !slices.Equal(report.Keys, []int{3, 4}) {
 		t.Errorf("%+v", n)
 	}
-	samples, err := k.Measure(k.live)
+	samples, err := k.Collect()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -3,7 +3,6 @@
 package tunnel
 
 import (
-	"encoding/json"
 	"fmt"
 	"testing"
 
@@ -13,18 +12,15 @@ import (
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/pkgs/pkgstest"
 	"github.com/kerb-edge/kerb/sdk"
+	"github.com/kerb-edge/kerb/sdk/sdktest"
 )
 
-func compileConfig(t testing.TB, text string) *Tunnel {
+func compileConfig(t testing.TB, text string) *config {
 	t.Helper()
-	c, err := Control().Compile(json.RawMessage(text))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return c.(*Tunnel)
+	return sdktest.Compile[*config](t, Control(), text)
 }
 
-func module(t testing.TB, tun *Tunnel) dataplane.Module {
+func module(t testing.TB, c *config) dataplane.Module {
 	t.Helper()
 	p := pkgstest.Package(t)
 	return dataplane.Module{
@@ -37,14 +33,14 @@ func module(t testing.TB, tun *Tunnel) dataplane.Module {
 			return p.Spec(string(h))
 		},
 		ConfigMaps: p.Maps.Config,
-		Settings:   tun.Settings(),
-		Fill:       tun.Fill,
+		Settings:   c.Settings(),
+		Fill:       c.Fill,
 	}
 }
 
 // kernel is a tunnel loaded for both directions, but not attached. The instances are what the agent would tell of.
 type kernel struct {
-	*Tunnel
+	*tunnel
 	t         testing.TB
 	loaded    *dataplane.Loaded
 	wrap      *ebpf.Program
@@ -69,23 +65,30 @@ var (
 
 func loadTunnel(t testing.TB, config string) *kernel {
 	t.Helper()
-	pkgstest.NeedRoot(t)
-	tun := compileConfig(t, config)
-	mod := module(t, tun)
+	sdktest.NeedRoot(t)
+	c := compileConfig(t, config)
+	mod := module(t, c)
 	l, err := dataplane.Load(chain.OnTCIngress, chain.Egress, mod)
-	pkgstest.Explain(t, err)
+	sdktest.Explain(t, err)
 	t.Cleanup(l.Close)
 	unwrap := pkgstest.Relink(t, l, chain.Spec{Side: chain.OnTCIngress, Direction: chain.Ingress,
 		Members: []chain.Member{{Name: mod.Name, ID: mod.ID}}})
-	k := &kernel{Tunnel: tun, t: t, loaded: l, wrap: l.Program, unwrap: unwrap, instances: []sdk.Instance{service, underlay}}
-	k.live = sdk.Live{Module: "tun", Maps: l.Maps[mod.Name], Interface: func() []sdk.Instance { return k.instances }}
+	k := &kernel{t: t, loaded: l, wrap: l.Program, unwrap: unwrap, instances: []sdk.Instance{service, underlay}}
+	k.live = sdk.Live{Module: "tun", Maps: l.Maps[mod.Name], Instances: func() []sdk.Instance { return k.instances }}
+	k.restart(c)
 	k.tell(sdk.VirtualServiceUpdate{Reset: true, Complete: true})
 	return k
 }
 
+// restart starts another generation on the same maps.
+func (k *kernel) restart(c *config) {
+	k.t.Helper()
+	k.tunnel = sdktest.Open[*tunnel](k.t, c, k.live)
+}
+
 func (k *kernel) tell(update sdk.VirtualServiceUpdate) {
 	k.t.Helper()
-	if err := k.VirtualServices(k.live, update); err != nil {
+	if err := k.VirtualServices(update); err != nil {
 		k.t.Fatal(err)
 	}
 }

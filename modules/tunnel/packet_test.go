@@ -12,7 +12,7 @@ import (
 
 	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/dataplane"
-	"github.com/kerb-edge/kerb/internal/pkgs/pkgstest"
+	"github.com/kerb-edge/kerb/sdk/sdktest"
 )
 
 const testKey = "000102030405060708090a0b0c0d0e0f"
@@ -386,7 +386,7 @@ func TestTooBig(t *testing.T) {
 			t.Errorf("%s that just fits: %d bytes", name, len(got))
 		}
 	}
-	report, err := k.report(k.live)
+	report, err := k.report()
 	if err != nil || report.Nodes[1].TooBig+report.Nodes[2].TooBig != 5 || report.Nodes[1].MTU != 1460 || report.Nodes[2].MTU != 1440 {
 		t.Errorf("%+v, %v", report, err)
 	}
@@ -504,14 +504,14 @@ func TestCongestion(t *testing.T) {
 const maxVerified = 100000
 
 func TestVerifies(t *testing.T) {
-	pkgstest.NeedRoot(t)
+	sdktest.NeedRoot(t)
 	for name, config := range map[string]string{"keyed": keyed, "unkeyed": unkeyed, "oakestra": configs["oakestra"], "device": `{"mode": "device", ` + testNodes + `}`} {
 		for _, dir := range []chain.Direction{chain.Egress, chain.Ingress} {
 			t.Run(name+" "+string(dir), func(t *testing.T) {
 				l, err := dataplane.Load(chain.OnTCIngress, dir, module(t, compileConfig(t, config)))
-				pkgstest.Explain(t, err)
+				sdktest.Explain(t, err)
 				defer l.Close()
-				pkgstest.CheckVerified(t, l.Program, maxVerified)
+				sdktest.CheckVerified(t, l.Program, maxVerified)
 			})
 		}
 	}

@@ -30,19 +30,19 @@ type pathMTU struct {
 }
 
 // followPath learns until ctx ends.
-func (t *Tunnel) followPath(ctx context.Context, live sdk.Live) {
-	ring, err := live.Maps.Get(mapErrors)
+func (t *tunnel) followPath(ctx context.Context) {
+	ring, err := t.live.Maps.Get(mapErrors)
 	if err != nil {
 		return
 	}
 	n := 0
 	for record, err := range sdk.PromptEvents(ctx, ring) {
 		if err != nil {
-			slog.Warn("tunnel: path MTU discovery has stopped", "module", live.Module, "error", err)
+			slog.Warn("tunnel: path MTU discovery has stopped", "module", t.live.Module, "error", err)
 			return
 		}
 		if t.learn(record) {
-			t.refresh(live)
+			t.refresh()
 		}
 		if n++; n%errorsAtOnce == 0 {
 			select {
@@ -54,7 +54,7 @@ func (t *Tunnel) followPath(ctx context.Context, live sdk.Live) {
 }
 
 // learn evaluates an ICMP error, and reports whether the MTU of a node has changed.
-func (t *Tunnel) learn(record []byte) bool {
+func (t *tunnel) learn(record []byte) bool {
 	e, ok := parseError(record)
 	if !ok {
 		return false
@@ -76,7 +76,7 @@ func (t *Tunnel) learn(record []byte) bool {
 }
 
 // pathTo is the MTU that was learned of the way to a node; 0 if none was, or it has expired.
-func (t *Tunnel) pathTo(addr netip.Addr) int {
+func (t *tunnel) pathTo(addr netip.Addr) int {
 	p, known := t.paths[addr]
 	if known && time.Now().After(p.until) {
 		delete(t.paths, addr)

@@ -124,7 +124,7 @@ func (c *config) refusal(n node, ipsec *sdk.IPsec, inner, ours []netip.Prefix) (
 }
 
 // innerOf are the addresses that a node's services have.
-func (t *Tunnel) innerOf(addr netip.Addr) (out []netip.Prefix) {
+func (t *tunnel) innerOf(addr netip.Addr) (out []netip.Prefix) {
 	for _, p := range t.config.peers {
 		if p.addr == addr {
 			out = append(out, p.subnets...)
@@ -151,7 +151,7 @@ func localsOf(hosts map[address]end) (out []netip.Prefix) {
 }
 
 // setRefused notes why nodes are refused, and logs what is new.
-func (t *Tunnel) setRefused(module string, now map[netip.Addr]string) {
+func (t *tunnel) setRefused(module string, now map[netip.Addr]string) {
 	for _, addr := range slices.SortedFunc(maps.Keys(now), netip.Addr.Compare) {
 		if t.refused[addr] != now[addr] {
 			slog.Warn("tunnel: node refused", "module", module, "node", addr, "reason", now[addr])
@@ -169,7 +169,7 @@ func (t *Tunnel) setRefused(module string, now map[netip.Addr]string) {
 const maxNamed = 5
 
 // Conditions implements sdk.Conditioner: Encrypted is there while nodes are refused.
-func (t *Tunnel) Conditions(sdk.Live) ([]sdk.Condition, error) {
+func (t *tunnel) Conditions() ([]sdk.Condition, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if len(t.refused) == 0 {

@@ -35,7 +35,7 @@ type Report struct {
 	Nodes     []Node `json:"nodes"`
 }
 
-func (t *Tunnel) report(live sdk.Live) (*Report, error) {
+func (t *tunnel) report() (*Report, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	c := t.config
@@ -44,20 +44,20 @@ func (t *Tunnel) report(live sdk.Live) (*Report, error) {
 		out.Keys = append(out.Keys, k.ID)
 	}
 	hosts := map[address]end{}
-	for _, i := range live.Interface() {
+	for _, i := range t.live.Instances() {
 		addServices(hosts, i, always)
 	}
 	out.Addresses = len(hosts)
-	places, err := readPlaces(live.Maps)
+	places, err := readPlaces(t.live.Maps)
 	if err != nil {
 		return nil, err
 	}
-	locals := c.locals(links(live))
+	locals := c.locals(t.links())
 	for at, n := range places.nodes {
 		if n.Addr == (address{}) {
 			continue
 		}
-		described, err := t.describe(live, uint32(at), n, places)
+		described, err := t.describe(uint32(at), n, places)
 		if err != nil {
 			return nil, err
 		}
@@ -67,7 +67,7 @@ func (t *Tunnel) report(live sdk.Live) (*Report, error) {
 	return out, nil
 }
 
-func (t *Tunnel) describe(live sdk.Live, at uint32, n node, places *places) (Node, error) {
+func (t *tunnel) describe(at uint32, n node, places *places) (Node, error) {
 	addr := n.Addr.addr()
 	out := Node{Address: addr.String(), PathMTU: t.pathTo(addr), Refused: t.refused[addr]}
 	for _, p := range t.config.peers {
@@ -87,7 +87,7 @@ func (t *Tunnel) describe(live sdk.Live, at uint32, n node, places *places) (Nod
 		}
 	}
 	slices.SortFunc(out.Instances, netip.Addr.Compare)
-	for _, i := range live.Interface() {
+	for _, i := range t.live.Instances() {
 		if i.Ifindex == n.Ifindex {
 			out.Interface, out.MTU = i.Interface, int(n.MTU)-t.config.overhead(addr)
 		}
@@ -106,15 +106,15 @@ func (t *Tunnel) describe(live sdk.Live, at uint32, n node, places *places) (Nod
 }
 
 // Handler serves GET nodes.
-func (t *Tunnel) Handler(live sdk.Live) http.Handler {
+func (t *tunnel) Handler() http.Handler {
 	mux := http.NewServeMux()
-	mux.HandleFunc("GET /nodes", func(w http.ResponseWriter, _ *http.Request) { sdk.Answer(w)(t.report(live)) })
+	mux.HandleFunc("GET /nodes", func(w http.ResponseWriter, _ *http.Request) { sdk.Answer(w)(t.report()) })
 	return mux
 }
 
-// Measure implements sdk.Measurer.
-func (t *Tunnel) Measure(live sdk.Live) ([]sdk.Sample, error) {
-	report, err := t.report(live)
+// Collect implements sdk.Collector.
+func (t *tunnel) Collect() ([]sdk.Sample, error) {
+	report, err := t.report()
 	if err != nil {
 		return nil, err
 	}

@@ -40,8 +40,8 @@ type link struct {
 	addrs []netip.Prefix
 }
 
-func links(live sdk.Live) (out []link) {
-	for _, i := range live.Interface() {
+func (t *tunnel) links() (out []link) {
+	for _, i := range t.live.Instances() {
 		if i.Service == "" {
 			out = append(out, link{i, parsePrefixes(i.Addresses)})
 		}
@@ -121,12 +121,12 @@ func (c *config) source(to netip.Addr, addrs []netip.Prefix) (out netip.Addr) {
 }
 
 // apply brings the tables up to date. What a node is comes before what points to it.
-func (t *Tunnel) apply(live sdk.Live) error {
-	all := links(live)
+func (t *tunnel) apply() error {
+	all := t.links()
 	locals := t.config.locals(all)
 	sharing.Lock()
 	defer sharing.Unlock()
-	places, err := readPlaces(live.Maps)
+	places, err := readPlaces(t.live.Maps)
 	if err != nil {
 		return err
 	}
@@ -143,27 +143,27 @@ func (t *Tunnel) apply(live sdk.Live) error {
 			hosts[r.addr.As16()] = end{Node: at}
 		}
 	}
-	before, err := tableOf[end](live.Maps, mapHosts)
+	before, err := tableOf[end](t.live.Maps, mapHosts)
 	if err != nil {
 		return err
 	}
-	for _, i := range live.Interface() {
+	for _, i := range t.live.Instances() {
 		addServices(hosts, i, func(a address, e end) bool { return t.takes(hosts, before, a, e) })
 	}
-	if err := t.syncNodes(live, places, all, localsOf(hosts)); err != nil {
+	if err := t.syncNodes(places, all, localsOf(hosts)); err != nil {
 		return err
 	}
-	if err := syncOwn(live.Maps, locals); err != nil {
+	if err := syncOwn(t.live.Maps, locals); err != nil {
 		return err
 	}
-	if err := syncRaw(live.Maps, all); err != nil {
+	if err := syncRaw(t.live.Maps, all); err != nil {
 		return err
 	}
-	return t.syncHosts(live.Maps, hosts)
+	return t.syncHosts(t.live.Maps, hosts)
 }
 
 // syncNodes writes how nodes are reached, and the keys shared with them. ours are the addresses of this node's services.
-func (t *Tunnel) syncNodes(live sdk.Live, places *places, all []link, ours []netip.Prefix) error {
+func (t *tunnel) syncNodes(places *places, all []link, ours []netip.Prefix) error {
 	ways, refused := map[netip.Addr]node{}, map[netip.Addr]string{}
 	for at, n := range places.nodes {
 		addr := n.Addr.addr()
@@ -178,7 +178,7 @@ func (t *Tunnel) syncNodes(live sdk.Live, places *places, all []link, ours []net
 		if learned := t.pathTo(addr); learned != 0 {
 			w.MTU = min(w.MTU, uint32(learned))
 		}
-		if err := t.config.writeKeys(live.Maps, uint32(at), w); err != nil {
+		if err := t.config.writeKeys(t.live.Maps, uint32(at), w); err != nil {
 			return err
 		}
 		if err := places.set(uint32(at), w); err != nil {
@@ -187,7 +187,7 @@ func (t *Tunnel) syncNodes(live sdk.Live, places *places, all []link, ours []net
 		ways[addr] = w
 	}
 	t.ways = ways
-	t.setRefused(live.Module, refused)
+	t.setRefused(t.live.Module, refused)
 	return nil
 }
 
@@ -217,7 +217,7 @@ func syncRaw(maps sdk.Maps, all []link) error {
 
 // takes reports whether a service of this node gets an address that it has. Who runs a service may give it any address, and so must
 // not get what is for others: for instances elsewhere, nor for a service that has had the address before.
-func (t *Tunnel) takes(hosts, before map[address]end, a address, e end) bool {
+func (t *tunnel) takes(hosts, before map[address]end, a address, e end) bool {
 	other, taken := hosts[a]
 	if !taken {
 		was, there := before[a]
@@ -253,7 +253,7 @@ func syncOwn(maps sdk.Maps, locals map[netip.Addr]bool) error {
 }
 
 // syncHosts writes the addresses. After a restart those of virtual services stay until all services have been told.
-func (t *Tunnel) syncHosts(maps sdk.Maps, want map[address]end) error {
+func (t *tunnel) syncHosts(maps sdk.Maps, want map[address]end) error {
 	if len(want) > maxHosts {
 		return fmt.Errorf("%d addresses exceed the maximum of %d", len(want), maxHosts)
 	}
@@ -405,7 +405,7 @@ func (p *places) set(at uint32, n node) error {
 }
 
 // sweep frees the places of nodes that nothing points to now nor did the last time.
-func (t *Tunnel) sweep(live sdk.Live) {
+func (t *tunnel) sweep() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if !t.complete {
@@ -422,7 +422,7 @@ func (t *Tunnel) sweep(live sdk.Live) {
 	}
 	sharing.Lock()
 	defer sharing.Unlock()
-	places, err := readPlaces(live.Maps)
+	places, err := readPlaces(t.live.Maps)
 	if err != nil {
 		t.problem = err
 		return

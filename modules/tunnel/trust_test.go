@@ -145,8 +145,8 @@ func TestLearnsPathMTU(t *testing.T) {
 			if !report(fragNeeded(c.said, outer, 548)) {
 				t.Errorf("%d: not believed", c.said)
 			}
-			k.refresh(k.live)
-			r, err := k.report(k.live)
+			k.refresh()
+			r, err := k.report()
 			if err != nil || r.Nodes[1].PathMTU != c.want || r.Nodes[1].MTU != c.want-k.config.overhead(netip.MustParseAddr("192.0.2.2")) {
 				t.Errorf("%d said: %+v, %v", c.said, r.Nodes[1], err)
 			}
@@ -159,8 +159,8 @@ func TestLearnsPathMTU(t *testing.T) {
 			k.paths[to] = pathMTU{p.mtu, time.Now().Add(-time.Second)}
 		}
 		k.mu.Unlock()
-		k.refresh(k.live)
-		if r, err := k.report(k.live); err != nil || r.Nodes[1].PathMTU != 0 || int(k.ways[netip.MustParseAddr("192.0.2.2")].MTU) != 1500 {
+		k.refresh()
+		if r, err := k.report(); err != nil || r.Nodes[1].PathMTU != 0 || int(k.ways[netip.MustParseAddr("192.0.2.2")].MTU) != 1500 {
 			t.Errorf("does not expire: %+v, %v", r.Nodes[1], err)
 		}
 	}
@@ -168,7 +168,7 @@ func TestLearnsPathMTU(t *testing.T) {
 
 // Which policies cover the tunnel's packets.
 func TestPolicies(t *testing.T) {
-	c := compileConfig(t, unkeyed).config
+	c := compileConfig(t, unkeyed)
 	p := netip.MustParsePrefix
 	n := node{Addr: netip.MustParseAddr("192.0.2.2").As16(), Local: netip.MustParseAddr("192.0.2.1").As16(), Ifindex: 7}
 	protect := sdk.IPsecPolicy{Direction: sdk.IPsecOut, Action: sdk.IPsecProtect, Index: 1, Source: p("192.0.2.1/32"), Destination: p("192.0.2.0/24")}

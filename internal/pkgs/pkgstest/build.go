@@ -13,18 +13,18 @@ import (
 	"github.com/kerb-edge/kerb/internal/pkgs"
 )
 
-// Build compiles the package in the working directory, alongside the source tree. On the kernels of the matrix there is no
+// Build compiles the package in a directory, alongside the source tree. On the kernels of the matrix there is no
 // compiler, but the objects that were built before.
-func Build() (*pkgs.Package, error) {
+func Build(source string) (*pkgs.Package, error) {
 	if os.Getenv("KERB_MATRIX") != "" {
-		return pkgs.Open(".")
+		return pkgs.Open(source)
 	}
 	dir, err := os.MkdirTemp("", "kerb-package-test-")
 	if err != nil {
 		return nil, err
 	}
 	defer os.RemoveAll(dir)
-	own, err := copyBeside(dir)
+	own, err := copyBeside(dir, source)
 	if err != nil {
 		return nil, err
 	}
@@ -35,9 +35,9 @@ func Build() (*pkgs.Package, error) {
 	return pkgs.Open(own)
 }
 
-// copyBeside copies the working directory into dir, with links to its neighbours: one package may include headers of another.
-func copyBeside(dir string) (string, error) {
-	here, err := os.Getwd()
+// copyBeside copies the directory source into dir, with links to its neighbours: one package may include headers of another.
+func copyBeside(dir, source string) (string, error) {
+	here, err := filepath.Abs(source)
 	if err != nil {
 		return "", err
 	}
@@ -54,5 +54,5 @@ func copyBeside(dir string) (string, error) {
 		}
 	}
 	own := filepath.Join(dir, name)
-	return own, os.CopyFS(own, os.DirFS("."))
+	return own, os.CopyFS(own, os.DirFS(here))
 }

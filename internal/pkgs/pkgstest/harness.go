@@ -4,24 +4,30 @@ package pkgstest
 
 import (
 	"errors"
-	"os"
 	"sync"
 	"testing"
 
 	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/rlimit"
 
 	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/pkgs"
 )
 
-var built = sync.OnceValues(Build)
+var builds sync.Map // by directory: what Build gives, built once
 
-// Package is what Build gives, built once for all tests. On kernels that lack what it requires, the test is skipped.
+// Package is the package in the working directory, built once for all tests. On kernels that lack what it requires, the test
+// is skipped.
 func Package(t testing.TB) *pkgs.Package {
 	t.Helper()
-	p, err := built()
+	return PackageIn(t, ".")
+}
+
+// PackageIn is Package for another directory.
+func PackageIn(t testing.TB, dir string) *pkgs.Package {
+	t.Helper()
+	build, _ := builds.LoadOrStore(dir, sync.OnceValues(func() (*pkgs.Package, error) { return Build(dir) }))
+	p, err := build.(func() (*pkgs.Package, error))()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -30,17 +36,6 @@ func Package(t testing.TB) *pkgs.Package {
 		t.Skip(missing)
 	}
 	return p
-}
-
-// NeedRoot skips a test that may not load programs.
-func NeedRoot(t testing.TB) {
-	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("needs root for BPF")
-	}
-	if err := rlimit.RemoveMemlock(); err != nil {
-		t.Fatal(err)
-	}
 }
 
 // Relink returns a function that links the module once more, for another hook, when it is first called: the verifier takes most of
@@ -55,7 +50,7 @@ func Relink(t testing.TB, l *dataplane.Loaded, spec chain.Spec) func() *ebpf.Pro
 	})
 }
 
-// Explain ends the test if there is an error; of what the verifier said it tells the end.
+// Explain ends the test if there is an error. Of a verifier's log it prints the end.
 func Explain(t testing.TB, err error) {
 	t.Helper()
 	var rejected *dataplane.RejectedError

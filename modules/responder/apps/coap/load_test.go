@@ -10,7 +10,7 @@ import (
 
 	"github.com/cilium/ebpf"
 
-	"github.com/kerb-edge/kerb/internal/pkgs/pkgstest"
+	"github.com/kerb-edge/kerb/sdk/sdktest"
 )
 
 // The kernel follows at most 1,000,000 instructions; 6.1 follows half as many again as later ones.
@@ -19,7 +19,7 @@ const maxVerified = 400000
 func TestVerifies(t *testing.T) {
 	for _, h := range hooks {
 		d := load(t, h, casesConfig())
-		pkgstest.CheckVerified(t, d.loaded.Program, maxVerified)
+		sdktest.CheckVerified(t, d.loaded.Program, maxVerified)
 	}
 }
 

@@ -1,14 +1,35 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package pkgstest
+package sdktest
 
 import (
 	"fmt"
+	"os"
 	"testing"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/rlimit"
 	"golang.org/x/sys/unix"
+
+	"github.com/kerb-edge/kerb/internal/pkgs/pkgstest"
 )
+
+// NeedRoot skips a test that may not load programs.
+func NeedRoot(t testing.TB) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root for BPF")
+	}
+	if err := rlimit.RemoveMemlock(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Explain ends the test if there is an error. Of a verifier's log it prints the end.
+func Explain(t testing.TB, err error) {
+	t.Helper()
+	pkgstest.Explain(t, err)
+}
 
 // CheckVerified fails if the verifier walked more than limit instructions to accept the program. The kernel's own limit
 // is a million.

@@ -15,41 +15,41 @@ import (
 	"github.com/kerb-edge/kerb/api/v1alpha1"
 )
 
-func TestWants(t *testing.T) {
-	w := newWants()
+func TestRequests(t *testing.T) {
+	w := newRequests()
 	a, b := netip.MustParseAddr("10.30.0.1"), netip.MustParseAddr("fdff::1")
 	for _, addr := range []netip.Addr{a, b, a, netip.MustParseAddr("::ffff:10.30.0.1"), {}} {
-		w.want(addr)
+		w.resolve(addr)
 	}
-	w.idle("x")
-	w.idle("x")
-	if got := w.take(t.Context()); !slices.Equal(got.Addresses, []netip.Addr{a, b}) || !slices.Equal(got.Idle, []string{"x"}) {
+	w.release("x")
+	w.release("x")
+	if got := w.take(t.Context()); !slices.Equal(got.Resolve, []netip.Addr{a, b}) || !slices.Equal(got.Release, []string{"x"}) {
 		t.Errorf("%+v", got)
 	}
-	taken := make(chan Wanted)
+	taken := make(chan Requests)
 	go func() { taken <- w.take(t.Context()) }() // waits: all is taken
-	w.want(a)
-	if got := <-taken; !slices.Equal(got.Addresses, []netip.Addr{a}) {
+	w.resolve(a)
+	if got := <-taken; !slices.Equal(got.Resolve, []netip.Addr{a}) {
 		t.Errorf("%+v", got)
 	}
 	gone, cancel := context.WithCancel(t.Context())
 	cancel()
-	w.want(b)
-	if got := w.take(gone); len(got.Addresses) != 0 {
+	w.resolve(b)
+	if got := w.take(gone); len(got.Resolve) != 0 {
 		t.Errorf("given to one who has gone: %+v", got)
 	}
-	if got := w.take(t.Context()); !slices.Equal(got.Addresses, []netip.Addr{b}) {
+	if got := w.take(t.Context()); !slices.Equal(got.Resolve, []netip.Addr{b}) {
 		t.Errorf("%+v", got)
 	}
-	for i := range 2 * maxWants {
-		w.want(netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}))
+	for i := range 2 * maxRequests {
+		w.resolve(netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}))
 	}
-	if got := w.take(t.Context()); len(got.Addresses) != maxWants {
-		t.Errorf("%d addresses", len(got.Addresses))
+	if got := w.take(t.Context()); len(got.Resolve) != maxRequests {
+		t.Errorf("%d addresses", len(got.Resolve))
 	}
 }
 
-// user is a Compiled that works with virtual services and follows instances.
+// user is a Running that works with virtual services and follows instances.
 type user struct {
 	echo
 	mu      sync.Mutex
@@ -58,7 +58,7 @@ type user struct {
 	refuse  bool
 }
 
-func (u *user) VirtualServices(_ Live, update VirtualServiceUpdate) error {
+func (u *user) VirtualServices(update VirtualServiceUpdate) error {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	if u.refuse {
@@ -68,13 +68,14 @@ func (u *user) VirtualServices(_ Live, update VirtualServiceUpdate) error {
 	return nil
 }
 
-func (u *user) InstanceChanged(_ Live, i Instance, there bool) {
+func (u *user) InstanceChanged(i Instance, there bool) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	u.changes = append(u.changes, fmt.Sprint(i.Ifindex, there, i.Ingress))
 }
 
 func (u *user) Compile(json.RawMessage) (Compiled, error) { return u, nil }
+func (u *user) Open(Live) (Running, error)                { return u, nil }
 
 func TestServeVirtualServices(t *testing.T) {
 	u := &user{}
@@ -101,7 +102,7 @@ func TestServeVirtualServices(t *testing.T) {
 	s.call("/kerb/v1/detached", Instance{Ifindex: 8}, 204)
 	s.call("/kerb/v1/detached", Instance{Ifindex: 8}, 204)
 	start.Instances = []Instance{{Ifindex: 7}, {Ifindex: 10}}
-	s.call("/kerb/v1/start", start, 204) // told again
+	s.call("/kerb/v1/start", start, 204) // is started already
 	want := []string{"7 true [fw]", "9 true []", "8 false []", "9 false []", "7 true []", "10 true []"}
 	if !slices.Equal(u.changes, want) {
 		t.Errorf("%q, want %q", u.changes, want)
@@ -124,20 +125,21 @@ func TestWantedEnds(t *testing.T) {
 	s.end()
 }
 
-// modeller is a Compiled that works with models.
+// modeller is a Running that works with models.
 type modeller struct {
 	echo
 	updates []ModelUpdate
 }
 
 func (m *modeller) Compile(json.RawMessage) (Compiled, error) { return m, nil }
+func (m *modeller) Open(Live) (Running, error)                { return m, nil }
 
-func (m *modeller) Models(_ Live, u ModelUpdate) (ModelAnswer, error) {
+func (m *modeller) Models(u ModelUpdate) (ModelAnswer, error) {
 	m.updates = append(m.updates, u)
 	return ModelAnswer{Using: []string{u.Put[0].Name}, Refused: map[string]string{"other": "odd"}}, nil
 }
 
-func (m *modeller) Conditions(Live) ([]Condition, error) {
+func (m *modeller) Conditions() ([]Condition, error) {
 	return []Condition{{Type: "Fuse", Status: "True", Reason: "Intact"}}, nil
 }
 

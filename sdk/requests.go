@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sdk
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+)
+
+const (
+	requestWait = 30 * time.Second // how long a request of the agent is held
+	maxRequests = 4096             // addresses, and processes, that the agent has not fetched; more are not noted
+)
+
+// requests are what the control plane asks of the agent, until the agent fetches them.
+type requests struct {
+	mu      sync.Mutex
+	pending Requests
+	queued  map[netip.Addr]bool
+	asked   map[Process]bool
+	arrived chan struct{}
+}
+
+func newRequests() *requests {
+	return &requests{queued: map[netip.Addr]bool{}, asked: map[Process]bool{}, arrived: make(chan struct{}, 1)}
+}
+
+func (r *requests) resolve(addr netip.Addr) {
+	addr = addr.Unmap()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !addr.IsValid() || r.queued[addr] || len(r.queued) == maxRequests {
+		return
+	}
+	r.queued[addr] = true
+	r.pending.Resolve = append(r.pending.Resolve, addr)
+	r.wake()
+}
+
+func (r *requests) release(name string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !slices.Contains(r.pending.Release, name) {
+		r.pending.Release = append(r.pending.Release, name)
+		r.wake()
+	}
+}
+
+func (r *requests) examine(p Process) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.asked[p] || len(r.asked) == maxRequests {
+		return
+	}
+	r.asked[p] = true
+	r.pending.Examine = append(r.pending.Examine, p)
+	r.wake()
+}
+
+// maxClientMaps is how many clients may wait for maps that the agent has not fetched the request for.
+const maxClientMaps = 256
+
+func (r *requests) sendMaps(m ClientMaps) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if len(r.pending.SendMaps) == maxClientMaps {
+		return errors.New("too many clients are waiting for maps")
+	}
+	r.pending.SendMaps = append(r.pending.SendMaps, m)
+	r.wake()
+	return nil
+}
+
+func (r *requests) wake() {
+	select {
+	case r.arrived <- struct{}{}:
+	default:
+	}
+}
+
+// take waits until there is something, or for a while.
+func (r *requests) take(ctx context.Context) Requests {
+	timeout := time.NewTimer(requestWait)
+	defer timeout.Stop()
+	for {
+		r.mu.Lock()
+		got := r.pending
+		if !got.Empty() && ctx.Err() == nil {
+			r.pending = Requests{}
+			clear(r.queued)
+			clear(r.asked)
+			r.mu.Unlock()
+			return got
+		}
+		r.mu.Unlock()
+		select {
+		case <-r.arrived:
+		case <-timeout.C:
+			return Requests{}
+		case <-ctx.Done():
+			return Requests{}
+		}
+	}
+}

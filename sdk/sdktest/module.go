@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sdktest
+
+import (
+	"cmp"
+	"encoding/json"
+	"net/netip"
+	"testing"
+
+	"github.com/kerb-edge/kerb/internal/pkgs"
+	"github.com/kerb-edge/kerb/internal/pkgs/pkgstest"
+	"github.com/kerb-edge/kerb/internal/pkttest"
+	"github.com/kerb-edge/kerb/sdk"
+)
+
+// Options of Load.
+type Options struct {
+	Dir     string      // of the package; the working directory of the test unless given
+	Hook    string      // tc or xdp; tc unless given
+	Control sdk.Control // nil for a package without a control plane: its config properties are constants
+	Config  string      // JSON; empty for defaults
+}
+
+// Module is a module in the kernel for test runs. It is not attached to anything.
+type Module struct {
+	Compiled sdk.Compiled // nil without a control plane
+	Maps     sdk.Maps     // of both directions, filled
+	t        testing.TB
+	bench    *pkttest.Bench
+	name     string
+}
+
+// Result is what a module did to a packet.
+type Result = pkttest.Result
+
+// Load compiles a package and loads it into the kernel as the agent does: with the defaults of its manifest's schema, and
+// with the settings and map contents of its control plane. The test is skipped where the kernel lacks what the package
+// requires.
+func Load(t testing.TB, o Options) *Module {
+	t.Helper()
+	NeedRoot(t)
+	p := pkgstest.PackageIn(t, cmp.Or(o.Dir, "."))
+	m := &Module{t: t, name: p.Name}
+	module := pkttest.ModuleOf(p)
+	config := m.config(p, o.Config)
+	var err error
+	if o.Control == nil {
+		module.Settings.Constants, err = p.Constants(config)
+	} else {
+		var text []byte
+		text, err = json.Marshal(config)
+		m.Compiled = Compile[sdk.Compiled](t, o.Control, string(text))
+		module.Settings, module.Fill = m.Compiled.Settings(), m.Compiled.Fill
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.bench, err = pkttest.NewBench(p, cmp.Or(o.Hook, pkgs.HookTC), module)
+	Explain(t, err)
+	t.Cleanup(m.bench.Close)
+	m.Maps = m.bench.Maps()
+	return m
+}
+
+func (m *Module) config(p *pkgs.Package, text string) map[string]any {
+	m.t.Helper()
+	var given map[string]any
+	if text != "" {
+		if err := json.Unmarshal([]byte(text), &given); err != nil {
+			m.t.Fatalf("config: %v", err)
+		}
+	}
+	config, err := p.Defaulted(given)
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	return config
+}
+
+// Run runs a frame through the module in a direction, ingress (to the service) or egress.
+func (m *Module) Run(direction string, frame []byte) Result {
+	m.t.Helper()
+	r, err := m.bench.Run(direction, frame)
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	return r
+}
+
+// CheckVerified fails if the verifier walked more than limit instructions to accept the module, in a chain without others.
+func (m *Module) CheckVerified(limit uint32) {
+	m.t.Helper()
+	CheckVerified(m.t, m.bench.Program(), limit)
+}
+
+// Live is what the agent gives to a control plane for the module's maps. Requests to the agent have no effect, unless the
+// test replaces these functions.
+func (m *Module) Live(instances ...sdk.Instance) sdk.Live {
+	return sdk.Live{
+		Module: m.name, Maps: m.Maps,
+		Instances: func() []sdk.Instance { return instances },
+		Resolve:   func(netip.Addr) {},
+		Release:   func(string) {},
+		Examine:   func(sdk.Process) {},
+		Inject:    func(uint32, []byte) error { return nil },
+	}
+}
+
+// Headers of a frame.
+type (
+	Fields = pkttest.Fields
+	Ports  = pkttest.Ports
+	TCP    = pkttest.TCP
+	ICMP   = pkttest.ICMP
+)
+
+// Frame returns an Ethernet frame with correct lengths and checksums.
+func Frame(t testing.TB, f Fields) []byte {
+	t.Helper()
+	frames, err := pkttest.Packet{Fields: &f}.Frames("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return frames[0]
+}
