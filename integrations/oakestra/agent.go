@@ -40,7 +40,7 @@ func (a agent) call(ctx context.Context, method, path string, in, out any) error
 	return err
 }
 
-// apply creates or updates resources: all of them or none.
+// apply creates or updates resources: all of them or none. It returns an *unconfirmed if the agent may have done so nevertheless.
 func (a agent) apply(ctx context.Context, services []v1.Service, modules []v1.Module) error {
 	var all []any
 	for _, s := range services {
@@ -52,7 +52,13 @@ func (a agent) apply(ctx context.Context, services []v1.Service, modules []v1.Mo
 	if len(all) == 0 {
 		return nil
 	}
-	return a.call(ctx, http.MethodPost, "/v1/apply", all, nil)
+	err := a.call(ctx, http.MethodPost, "/v1/apply", all, nil)
+	var no *refused
+	var unreached *client.DialError
+	if err == nil || errors.As(err, &no) && no.status < http.StatusInternalServerError || errors.As(err, &unreached) {
+		return err
+	}
+	return &unconfirmed{err}
 }
 
 // delete removes resources: all of them or none.
@@ -122,6 +128,15 @@ type refused struct {
 }
 
 func (e *refused) Error() string { return e.detail }
+
+// unconfirmed is the error of a change that the agent may have made, or may still make: it did not answer, or failed itself.
+type unconfirmed struct{ cause error }
+
+func (e *unconfirmed) Error() string {
+	return fmt.Sprintf("the agent did not confirm the change, which is undone if it was made: %v", e.cause)
+}
+
+func (e *unconfirmed) Unwrap() error { return e.cause }
 
 // isMissing reports whether the agent has no such resource.
 func isMissing(err error) bool {

@@ -3,7 +3,6 @@
 package oakestra
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -120,7 +119,8 @@ func pathID(w http.ResponseWriter, r *http.Request) (int, bool) {
 func (l *Listener) present(ctx context.Context) ([]module, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.presentLocked(ctx)
+	all, err := l.presentLocked(ctx)
+	return slices.DeleteFunc(all, func(m module) bool { return m.Pending == pendingCreate }), err
 }
 
 func (l *Listener) presentLocked(ctx context.Context) ([]module, error) {
@@ -171,41 +171,52 @@ func (l *Listener) createModule(w http.ResponseWriter, r *http.Request) {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	before := l.state.clone()
 	added, err := l.deploy(r.Context(), "", []wanted{want}, nil)
+	if err == nil {
+		err = l.confirm(added, nil)
+	}
 	if err != nil {
-		l.undo(before)
 		http.Error(w, "Error creating Ebpf: "+err.Error(), http.StatusInternalServerError)
 		return
 	}
 	writeJSON(w, added[0].entry())
 }
 
-// undo goes back to a state before something that has failed.
-func (l *Listener) undo(before state) {
-	l.state = before
-	if err := l.save(); err != nil {
-		l.log.Error("the file of deployments is not up to date", "path", l.file, "error", err)
+// deploy applies modules for one service, or for all, and in the same step services. The modules stay pending until confirm. If
+// the agent refuses them, the state is as before, except for the counters: the agent has seen the ids.
+func (l *Listener) deploy(ctx context.Context, only string, want []wanted, services []v1.Service) ([]module, error) {
+	before := slices.Clone(l.state.Modules)
+	all, resources, err := l.registerAll(only, want)
+	if err != nil {
+		return nil, err
 	}
+	if err = l.save(); err == nil {
+		err = l.agent.apply(ctx, services, resources)
+	}
+	var open *unconfirmed
+	if errors.As(err, &open) {
+		l.doubt()
+	}
+	if err == nil || open != nil {
+		return all, err
+	}
+	l.state.Modules = before
+	return nil, errors.Join(err, l.save())
 }
 
-// deploy makes modules for one service, or for all, and in the same step makes services known. The counters are saved
-// first: an id that may have been seen is never given again.
-func (l *Listener) deploy(ctx context.Context, only string, want []wanted, services []v1.Service) ([]module, error) {
-	var all []module
-	var resources []v1.Module
+// registerAll puts modules into the state, as pending, and returns them with their resources.
+func (l *Listener) registerAll(only string, want []wanted) (all []module, resources []v1.Module, err error) {
+	before := l.state.clone()
 	for _, x := range want {
 		m := l.register(only, x, all)
 		resource, err := m.resource(l.ranges)
 		if err != nil {
-			return nil, err
+			l.state = before
+			return nil, nil, err
 		}
 		all, resources = append(all, m), append(resources, resource)
 	}
-	if err := l.save(); err != nil {
-		return nil, err
-	}
-	return all, l.agent.apply(ctx, services, resources)
+	return all, resources, nil
 }
 
 // register puts a module into the state. One of the same name that the service has keeps its id and its place; two of one
@@ -214,11 +225,12 @@ func (l *Listener) register(only string, want wanted, taken []module) module {
 	for i, m := range l.state.Modules {
 		same := func(t module) bool { return t.ID == m.ID }
 		if only != "" && m.Service == only && m.Name == want.Name && !slices.ContainsFunc(taken, same) {
-			l.state.Modules[i].Config = want.Config
-			return l.state.Modules[i]
+			l.state.Modules[i].Pending = pendingUpdate
+			m.Config = want.Config
+			return m
 		}
 	}
-	m := module{ID: l.state.NextID, Name: want.Name, Priority: l.state.Priority, Config: want.Config, Service: only}
+	m := module{ID: l.state.NextID, Name: want.Name, Priority: l.state.Priority, Config: want.Config, Service: only, Pending: pendingCreate}
 	l.state.NextID++
 	l.state.Priority++
 	l.state.Modules = append(l.state.Modules, m)
@@ -301,7 +313,8 @@ func (l *Listener) deleteModule(w http.ResponseWriter, r *http.Request) {
 func (l *Listener) remove(w http.ResponseWriter, r *http.Request, which func(module) bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if err := l.removeModules(r.Context(), which); err != nil {
+	confirmed := func(m module) bool { return m.Pending != pendingCreate && which(m) }
+	if err := l.removeModules(r.Context(), confirmed); err != nil {
 		http.Error(w, "Error deleting Ebpf: "+err.Error(), http.StatusInternalServerError)
 	}
 }
@@ -334,43 +347,4 @@ func (l *Listener) removeModules(ctx context.Context, which func(module) bool) e
 // passOn hands a request to what the module itself offers.
 func (l *Listener) passOn(w http.ResponseWriter, r *http.Request, m module) {
 	l.agent.serve(w, r, resourceOf(m.ID), r.PathValue("path"))
-}
-
-// adopt makes the state fit what the agent has: a module that was never applied is forgotten, and one that the file does not
-// know, because the file is lost, is taken over.
-func (l *Listener) adopt(ctx context.Context) error {
-	known, err := l.presentLocked(ctx)
-	if err != nil {
-		return err
-	}
-	there, err := l.agent.modules(ctx)
-	if err != nil {
-		return err
-	}
-	for _, r := range there {
-		m, ours := fromResource(r)
-		if ours && !slices.ContainsFunc(known, func(k module) bool { return k.ID == m.ID }) {
-			known = append(known, m)
-		}
-	}
-	slices.SortFunc(known, func(a, b module) int { return cmp.Compare(a.ID, b.ID) })
-	for _, m := range known {
-		l.state.NextID = max(l.state.NextID, m.ID+1)
-		l.state.Priority = max(l.state.Priority, m.Priority+1)
-	}
-	l.state.Modules = known
-	return l.save()
-}
-
-func fromResource(r v1.Module) (module, bool) {
-	name, ours := r.Metadata.Labels[labelModule]
-	var id int
-	if n, err := fmt.Sscanf(r.Metadata.Name, resourcePrefix+"%d", &id); !ours || n != 1 || err != nil {
-		return module{}, false
-	}
-	var config any
-	if r.Spec.Config != nil {
-		config = r.Spec.Config
-	}
-	return module{ID: id, Name: name, Priority: r.Spec.Order.Priority, Config: config}, r.Spec.Attach.Services == "*"
 }

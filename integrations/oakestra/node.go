@@ -152,17 +152,9 @@ func (l *Listener) deployService(ctx context.Context, in deployment) (int, error
 	if err := l.state.checkPorts(in.Name, ports); err != nil {
 		return 0, err
 	}
-	before := l.state.clone()
 	s := service{Name: in.Name, Instance: in.Instance, PID: in.PID, Netns: inode, Ports: ports}
 	if err := l.connect(ctx, &s, ns, in.Modules); err != nil {
-		err = errors.Join(err, l.net.disconnect(s.Number))
-		last := l.state.Last
-		l.undo(before)
-		l.state.Last = last
-		return 0, err
-	}
-	if err := l.openPorts(s); err != nil {
-		return 0, errors.Join(err, l.releaseService(ctx, s))
+		return 0, errors.Join(err, l.sweep(ctx, false)) // what cannot be undone now is undone by a later sweep
 	}
 	return s.Number, nil
 }
@@ -180,11 +172,14 @@ func (l *Listener) connect(ctx context.Context, s *service, ns netns.NsHandle, m
 		return err
 	}
 	resource := s.resource(l.net.host(s.Number))
-	if _, err := l.deploy(ctx, s.Name, modules, []v1.Service{resource}); err != nil {
+	added, err := l.deploy(ctx, s.Name, modules, []v1.Service{resource})
+	if err != nil {
 		return err
 	}
-	l.state.service(s.Name, s.Instance).Ready = true
-	return l.save()
+	if err := l.openPorts(*s); err != nil {
+		return err
+	}
+	return l.confirm(added, s)
 }
 
 // openPorts comes last, when the service's chains are in place. A service without ports does without.
@@ -200,11 +195,12 @@ func (l *Listener) openPorts(s service) error {
 	return nil
 }
 
-// closePorts comes first, while the service is still there to answer what is under way.
+// closePorts comes first, while the service is still there to answer what is under way. A service that is not ready may have no
+// open ports because the kernel cannot open any.
 func (l *Listener) closePorts(s service) error {
 	others := l.state.clone()
 	others.dropService(s.Name, s.Instance)
-	if err := l.net.translate(others.Services); err != nil && len(s.Ports) > 0 {
+	if err := l.net.translate(others.Services); err != nil && s.Ready && len(s.Ports) > 0 {
 		return err
 	}
 	l.forgetFlows(s)
@@ -307,67 +303,4 @@ func (l *Listener) releaseService(ctx context.Context, s service) error {
 		}
 	}
 	return l.save()
-}
-
-// sweep releases services whose veth has gone with its namespace. At the start it also does so for those whose deployment
-// was cut short, about which NodeEngine has heard nothing, and removes what belongs to no service.
-func (l *Listener) sweep(ctx context.Context, start bool) error {
-	for _, s := range l.state.clone().Services {
-		link, err := l.net.find(s.Number)
-		if err != nil {
-			return err
-		}
-		if link != nil && (s.Ready || !start) {
-			continue
-		}
-		if err := l.releaseService(ctx, s); err != nil {
-			return err
-		}
-		l.log.Info("a service is gone", "service", s.Name, "instance", s.Instance)
-	}
-	if start || len(l.state.Services) > 0 && l.net.lostTable() { // nft flush ruleset, as firewalls do when they start
-		if err := l.net.translate(l.state.Services); err != nil {
-			l.log.Warn("ports of services are not open", "error", err)
-		}
-	}
-	if !start {
-		return nil
-	}
-	if err := l.sweepResources(ctx); err != nil {
-		return err
-	}
-	return l.net.strangers(&l.state)
-}
-
-// sweepResources removes what the agent has for services that are not deployed: the file was lost, or a release cut short.
-func (l *Listener) sweepResources(ctx context.Context) error {
-	services, err := l.agent.services(ctx)
-	if err != nil {
-		return err
-	}
-	modules, err := l.agent.modules(ctx)
-	if err != nil {
-		return err
-	}
-	names, owners := map[string]bool{}, map[string]bool{"*": true}
-	for _, s := range l.state.Services {
-		names[s.resourceName()], owners[selector(s.Name)] = true, true
-	}
-	var refs []ref
-	for _, s := range services {
-		if _, ours := s.Metadata.Labels[labelInstance]; ours && !names[s.Metadata.Name] {
-			refs = append(refs, ref{v1.KindService, s.Metadata.Name})
-		}
-	}
-	for _, m := range modules {
-		if _, ours := m.Metadata.Labels[labelModule]; ours && !owners[m.Spec.Attach.Services] {
-			refs = append(refs, ref{v1.KindModule, m.Metadata.Name})
-		}
-	}
-	if len(refs) > 0 {
-		if err := l.agent.delete(ctx, refs); err != nil {
-			return err
-		}
-	}
-	return l.adopt(ctx)
 }

@@ -57,6 +57,8 @@ type Listener struct {
 	mu    sync.Mutex // one request that changes something at a time; guards what follows
 	net   *network
 	state state
+	// doubtUntil is how long the agent may still carry out requests that were given up.
+	doubtUntil time.Time
 }
 
 // Main is the integration's process: it serves until ctx ends. options is the JSON of Options.
@@ -91,9 +93,6 @@ func open(ctx context.Context, o Options, log *slog.Logger) (*Listener, error) {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if err := l.adopt(ctx); err != nil {
-		return nil, err
-	}
 	return l, l.sweep(ctx, true)
 }
 
@@ -160,7 +159,7 @@ func (l *Listener) recover(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// follow clears away services whose namespace has ended without an undeploy.
+// follow clears away services whose namespace has ended without an undeploy, and what the agent did not confirm.
 func (l *Listener) follow(ctx context.Context) {
 	tick := time.NewTicker(sweepEvery)
 	defer tick.Stop()

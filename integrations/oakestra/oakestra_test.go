@@ -63,10 +63,10 @@ func TestDocumentedRequests(t *testing.T) {
 			"Error creating Ebpf: no module \"router\"; known are [firewall packetCounter proxy]\n"},
 		{"POST /ebpf", `{"name":"firewall","config":{"colour":"red"}}`, 500, isText, ""},
 		{"POST /ebpf", `{"name":"firewall","config":7}`, 500, isText, "Error creating Ebpf: config is not an object\n"},
-		{"POST /ebpf", `{"name":"firewall","config":{}}`, 200, isJSON, `{"id":3,"name":"firewall","priority":4,"config":{}}`},
+		{"POST /ebpf", `{"name":"firewall","config":{}}`, 200, isJSON, `{"id":4,"name":"firewall","priority":5,"config":{}}`},
 		{"DELETE /ebpf", "", 200, "", ""},
 		{"GET /ebpf", "", 200, isJSON, `[]`},
-		{"POST /ebpf", `{"name":"packetCounter","config":null}`, 200, isJSON, `{"id":4,"name":"packetCounter","priority":5,"config":null}`},
+		{"POST /ebpf", `{"name":"packetCounter","config":null}`, 200, isJSON, `{"id":5,"name":"packetCounter","priority":6,"config":null}`},
 	} {
 		method, path, _ := strings.Cut(step.request, " ")
 		got := n.do(method, path, step.body)

@@ -30,7 +30,16 @@ type module struct {
 	Priority int    `json:"priority"`
 	Config   any    `json:"config"`            // as it was sent
 	Service  string `json:"service,omitempty"` // the only one that it is for; empty: all of them
+	// Pending is set before a module is sent to the agent, and until the whole deployment has succeeded. Config is the one
+	// from before an update.
+	Pending string `json:"pending,omitempty"`
 }
+
+// Values of module.Pending.
+const (
+	pendingCreate = "create"
+	pendingUpdate = "update"
+)
 
 // service is an instance that has been deployed, or is about to be.
 type service struct {
@@ -81,6 +90,24 @@ func (s *state) dropService(name string, instance int) {
 
 func (s *state) uses(name string) bool {
 	return slices.ContainsFunc(s.Services, func(x service) bool { return x.Name == name })
+}
+
+// confirmModules makes modules, which are in the state, the deployed ones.
+func (s *state) confirmModules(all []module) {
+	for _, m := range all {
+		m.Pending = ""
+		s.Modules[slices.IndexFunc(s.Modules, func(x module) bool { return x.ID == m.ID })] = m
+	}
+}
+
+// unconfirmed reports whether a deployment has neither succeeded nor been undone.
+func (s *state) unconfirmed() bool {
+	return slices.ContainsFunc(s.Services, func(x service) bool { return !x.Ready }) ||
+		slices.ContainsFunc(s.Modules, func(m module) bool { return m.Pending != "" })
+}
+
+func (s *state) dropModule(id int) {
+	s.Modules = slices.DeleteFunc(s.Modules, func(m module) bool { return m.ID == id })
 }
 
 // clone is a copy to go back to.

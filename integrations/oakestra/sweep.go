@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package oakestra
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+)
+
+// confirm ends a deployment: the file says so, or a sweep removes it.
+func (l *Listener) confirm(added []module, s *service) error {
+	before := l.state.clone()
+	l.state.confirmModules(added)
+	if s != nil {
+		l.state.service(s.Name, s.Instance).Ready = true
+	}
+	err := l.save()
+	if err != nil {
+		l.state = before
+	}
+	return err
+}
+
+// sweep releases services whose veth is gone with its namespace, and undoes deployments that were not confirmed: this process was
+// killed, or the agent did not answer. For some time after those, and at the start, it also removes resources without a deployment.
+func (l *Listener) sweep(ctx context.Context, start bool) error {
+	if start && l.state.unconfirmed() {
+		l.doubt()
+	}
+	if err := l.sweepServices(ctx); err != nil {
+		return err
+	}
+	if err := l.settle(ctx); err != nil { // only now: until then services may not run without them
+		return err
+	}
+	if start || len(l.state.Services) > 0 && l.net.lostTable() { // nft flush ruleset, as firewalls do when they start
+		if err := l.net.translate(l.state.Services); err != nil {
+			l.log.Warn("ports of services are not open", "error", err)
+		}
+	}
+	if start || time.Now().Before(l.doubtUntil) {
+		if err := l.sweepResources(ctx, start); err != nil {
+			return err
+		}
+	}
+	if !start {
+		return nil
+	}
+	return l.net.strangers(&l.state)
+}
+
+func (l *Listener) sweepServices(ctx context.Context) error {
+	for _, s := range l.state.clone().Services {
+		link, err := l.net.find(s.Number)
+		if err != nil {
+			return err
+		}
+		if link != nil && s.Ready {
+			continue
+		}
+		if err := l.releaseService(ctx, s); err != nil {
+			return err
+		}
+		l.log.Info("a service is gone", "service", s.Name, "instance", s.Instance, "deployed", s.Ready)
+	}
+	return nil
+}
+
+// doubt makes sweeps look for what a request does that reaches the agent late, when its deployment has been undone.
+func (l *Listener) doubt() { l.doubtUntil = time.Now().Add(workTimeout) }
+
+// settle removes modules whose deployment was not confirmed or whose service is gone, and restores the config of others. The agent
+// makes one change at a time: when it answers, the unconfirmed request is over, unless it reaches the agent later (see doubt).
+func (l *Listener) settle(ctx context.Context) error {
+	for _, m := range l.state.clone().Modules {
+		switch unused := m.Service != "" && !l.state.uses(m.Service); {
+		case m.Pending == pendingCreate || unused:
+			if err := l.agent.delete(ctx, []ref{{v1.KindModule, resourceOf(m.ID)}}); err != nil && !isMissing(err) {
+				return err
+			}
+			l.state.dropModule(m.ID)
+		case m.Pending == pendingUpdate:
+			if err := l.restore(ctx, m); err != nil {
+				return err
+			}
+			l.state.confirmModules([]module{m})
+		default:
+			continue
+		}
+		if err := l.save(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// restore applies the config from before an update. A module that the agent refuses or lacks stays as it is.
+func (l *Listener) restore(ctx context.Context, m module) error {
+	resource, err := m.resource(l.ranges)
+	if err == nil {
+		_, err = l.agent.module(ctx, resource.Metadata.Name)
+	}
+	if err == nil {
+		err = l.agent.apply(ctx, nil, []v1.Module{resource})
+	}
+	var open *unconfirmed
+	if err == nil || errors.As(err, &open) {
+		return err
+	}
+	l.log.Warn("the config of a module cannot be restored", "module", resource.Metadata.Name, "error", err)
+	return nil
+}
+
+// sweepResources removes what the agent has without a deployment: the file was lost, a release was cut short, or a request reached
+// the agent late. At the start it adopts modules for all services instead: the file may have been lost.
+func (l *Listener) sweepResources(ctx context.Context, start bool) error {
+	services, err := l.agent.services(ctx)
+	if err != nil {
+		return err
+	}
+	modules, err := l.agent.modules(ctx)
+	if err != nil {
+		return err
+	}
+	names, owners := map[string]bool{}, map[string]bool{"*": true}
+	for _, s := range l.state.Services {
+		names[s.resourceName()], owners[selector(s.Name)] = true, true
+	}
+	for _, m := range l.state.Modules {
+		names[resourceOf(m.ID)] = true
+	}
+	var refs []ref
+	for _, s := range services {
+		if _, ours := s.Metadata.Labels[labelInstance]; ours && !names[s.Metadata.Name] {
+			refs = append(refs, ref{v1.KindService, s.Metadata.Name})
+		}
+	}
+	for _, m := range modules {
+		lost := !owners[m.Spec.Attach.Services] || !start && !names[m.Metadata.Name]
+		if _, ours := m.Metadata.Labels[labelModule]; ours && lost {
+			refs = append(refs, ref{v1.KindModule, m.Metadata.Name})
+		}
+	}
+	if len(refs) > 0 {
+		if err := l.agent.delete(ctx, refs); err != nil {
+			return err
+		}
+	}
+	if !start {
+		return nil
+	}
+	return l.adopt(ctx)
+}
+
+// adopt makes the state fit what the agent has: a module that was never applied is forgotten, and one that the file does not
+// know, because the file is lost, is taken over.
+func (l *Listener) adopt(ctx context.Context) error {
+	known, err := l.presentLocked(ctx)
+	if err != nil {
+		return err
+	}
+	there, err := l.agent.modules(ctx)
+	if err != nil {
+		return err
+	}
+	for _, r := range there {
+		m, ours := fromResource(r)
+		if ours && !slices.ContainsFunc(known, func(k module) bool { return k.ID == m.ID }) {
+			known = append(known, m)
+		}
+	}
+	slices.SortFunc(known, func(a, b module) int { return cmp.Compare(a.ID, b.ID) })
+	for _, m := range known {
+		l.state.NextID = max(l.state.NextID, m.ID+1)
+		l.state.Priority = max(l.state.Priority, m.Priority+1)
+	}
+	l.state.Modules = known
+	return l.save()
+}
+
+func fromResource(r v1.Module) (module, bool) {
+	name, ours := r.Metadata.Labels[labelModule]
+	var id int
+	if n, err := fmt.Sscanf(r.Metadata.Name, resourcePrefix+"%d", &id); !ours || n != 1 || err != nil {
+		return module{}, false
+	}
+	var config any
+	if r.Spec.Config != nil {
+		config = r.Spec.Config
+	}
+	return module{ID: id, Name: name, Priority: r.Spec.Order.Priority, Config: config}, r.Spec.Attach.Services == "*"
+}
