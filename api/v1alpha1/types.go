@@ -26,7 +26,7 @@ type TypeMeta struct {
 
 // ObjectMeta identifies a resource on its node.
 type ObjectMeta struct {
-	Name       string            `json:"name" minLength:"1" maxLength:"63" pattern:"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$" patternDescription:"of lower-case letters, digits and dashes, with no dash at either end" doc:"Unique per kind on the node"`
+	Name       string            `json:"name" minLength:"1" maxLength:"63" pattern:"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$" patternDescription:"lower-case letters, digits and dashes, with no dash at either end" doc:"Unique per kind on the node"`
 	Labels     map[string]string `json:"labels,omitempty" doc:"Labels that selectors match"`
 	Generation int64             `json:"generation,omitempty" readOnly:"true" doc:"Incremented with every change of the spec, starting at 1"`
 

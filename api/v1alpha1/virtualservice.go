@@ -70,7 +70,7 @@ const (
 // VirtualInstance is one that answers. Its identity is the pair of names of virtual service and instance: a redeployed one
 // keeps it, and gets other addresses.
 type VirtualInstance struct {
-	Name      string   `json:"name" minLength:"1" maxLength:"63" pattern:"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$" patternDescription:"of lower-case letters, digits, dashes and dots, with a letter or digit at both ends" doc:"Unique in the virtual service"`
+	Name      string   `json:"name" minLength:"1" maxLength:"63" pattern:"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$" patternDescription:"lower-case letters, digits, dashes and dots, with a letter or digit at both ends" doc:"Unique in the virtual service"`
 	Addresses []string `json:"addresses,omitempty" doc:"At most one of IPv4 and one of IPv6"`
 	Service   string   `json:"service,omitempty" doc:"A Service of this node whose addresses are used; excludes addresses"`
 	Node      string   `json:"node,omitempty" doc:"Address of the node where it runs, for tunnels; if absent, this node, or reachable by routing"`

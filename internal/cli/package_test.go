@@ -137,14 +137,14 @@ func TestPackageTestMistakes(t *testing.T) {
 	for text, want := range map[string][]string{
 		"confg: {}\ntests:\n- packets:\n  - {hex: x, repat: 2}\n  - want: {\n     verdict: drp}\n": {
 			"1:1: confg: unknown field; known are config, tests; did you mean config?",
-			"3:3: tests[0]: expected required property name to be present",
+			"3:3: tests[0]: missing name",
 			"4:14: tests[0].packets[0].repat: unknown field; known are ",
-			"6:6: tests[0].packets[1].want.verdict: expected value to be one of"},
+			"6:6: tests[0].packets[1].want.verdict: is drp; want one of next, drop"},
 		"tests:\n- name: x\n  packets:\n  - fields: {src: 192.0.2.1, dst: 192.0.2.2, udp: {dst: 070, src: 70000}}\n": {
 			"4:57: tests[0].packets[0].fields.udp.dst: 070: YAML 1.1 reads a number that begins with 0 as octal, here as"},
 		"tests:\n- name: x\n  packets:\n  - fields: {src: x, dst: 192.0.2.2, udp: {src: 70000}}\n": {
-			"4:14: tests[0].packets[0].fields.src: expected string to be ",
-			"4:44: tests[0].packets[0].fields.udp.src: expected number <= 65535"},
+			"4:14: tests[0].packets[0].fields.src: \"x\": want an IP address",
+			"4:44: tests[0].packets[0].fields.udp.src: is 70000; want at most 65535"},
 		"config: {defaultPolcy: {}}\ntests:\n- name: x\n  config: {\n    defaultPolicy: {ingress: maybe}}\n" +
 			"  packets:\n  - hex: x\n- name: other\n  packets:\n  - {}\n": {
 			"1:10: config.defaultPolcy: unknown field; ", "5:21: tests[0].config.defaultPolicy.ingress: ",

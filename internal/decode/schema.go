@@ -3,106 +3,38 @@
 package decode
 
 import (
-	"cmp"
-	"errors"
+	"encoding/json"
 	"fmt"
 	"reflect"
-	"slices"
-	"strings"
 	"sync"
 
 	"github.com/danielgtaylor/huma/v2"
-	"github.com/danielgtaylor/huma/v2/validation"
 
-	"github.com/kerb-edge/kerb/internal/fault"
-	"github.com/kerb-edge/kerb/internal/nearest"
+	"github.com/kerb-edge/kerb/internal/schema"
 )
 
-// schema is that of a Go type, with those it refers to. Validating does not change it.
-type schema struct {
-	registry huma.Registry
-	root     *huma.Schema
-}
+var schemas sync.Map // *schema.Schema by reflect.Type
 
-var (
-	schemas      sync.Map                                                     // *schema by reflect.Type
-	strictCasing = sync.OnceFunc(func() { huma.ValidateStrictCasing = true }) // huma's own default takes SPEC for spec
-)
-
-func schemaOf(t reflect.Type) *schema {
-	strictCasing()
+// schemaOf compiles the schema that the OpenAPI document has for a Go type.
+func schemaOf(t reflect.Type) *schema.Schema {
 	if known, ok := schemas.Load(t); ok {
-		return known.(*schema)
+		return known.(*schema.Schema)
 	}
-	registry := huma.NewMapRegistry("#/components/schemas/", huma.DefaultSchemaNamer)
-	made, _ := schemas.LoadOrStore(t, &schema{registry, registry.Schema(t, true, "")})
-	return made.(*schema)
+	registry := huma.NewMapRegistry("#/$defs/", huma.DefaultSchemaNamer)
+	root := registry.Schema(t, false, "")
+	text, err := json.Marshal(root)
+	tree := map[string]any{}
+	if err == nil {
+		err = json.Unmarshal(text, &tree)
+	}
+	tree["$defs"] = registry.Map()
+	compiled, wrong := schema.Compile(tree)
+	if err != nil || wrong != nil {
+		panic(fmt.Sprintf("schema of %s: %v, %v", t, err, wrong)) // of the program's own types
+	}
+	made, _ := schemas.LoadOrStore(t, compiled)
+	return made.(*schema.Schema)
 }
 
 // Validate checks a value, as decoded from JSON, against the schema of t. It joins the mistakes, sorted by field.
-func Validate(t reflect.Type, value any) error {
-	s := schemaOf(t)
-	result := &huma.ValidateResult{}
-	huma.Validate(s.registry, s.root, huma.NewPathBuffer(nil, 0), huma.ModeWriteToServer, value, result)
-	var all []*fault.Invalid
-	meant := map[string]bool{} // fields whose names are misspelt: that they are missing is the same mistake
-	for _, err := range result.Errors {
-		var detail *huma.ErrorDetail
-		if !errors.As(err, &detail) {
-			continue
-		}
-		reason := detail.Message
-		if reason == validation.MsgUnexpectedProperty {
-			known := s.knownFields(detail.Location)
-			parent, name := splitField(detail.Location)
-			hint := nearest.To(name, known)
-			meant[parent+fmt.Sprintf(validation.MsgExpectedRequiredProperty, hint)] = true
-			reason = "unknown field; known are " + strings.Join(known, ", ") + nearest.Hint(name, known)
-		}
-		all = append(all, &fault.Invalid{Field: detail.Location, Reason: reason})
-	}
-	all = slices.DeleteFunc(all, func(e *fault.Invalid) bool { return meant[e.Field+e.Reason] })
-	slices.SortStableFunc(all, func(a, b *fault.Invalid) int { return cmp.Compare(a.Field, b.Field) })
-	return fault.Join(all)
-}
-
-// splitField separates the last name of a path from what is above it.
-func splitField(field string) (parent, name string) {
-	if i := strings.LastIndex(field, "."); i >= 0 {
-		return field[:i], field[i+1:]
-	}
-	return "", field
-}
-
-// knownFields lists the fields alongside the one at location.
-func (s *schema) knownFields(location string) []string {
-	at := s.root
-	steps := strings.Split(location, ".")
-	for _, step := range steps[:len(steps)-1] {
-		name, _, _ := strings.Cut(step, "[")
-		at = s.resolve(at)
-		if next := at.Properties[name]; next != nil {
-			at = s.resolve(next)
-		} else if values, ok := at.AdditionalProperties.(*huma.Schema); ok {
-			at = s.resolve(values)
-		}
-		if at.Items != nil {
-			at = at.Items
-		}
-	}
-	var names []string
-	for name, property := range s.resolve(at).Properties {
-		if !property.ReadOnly {
-			names = append(names, name)
-		}
-	}
-	slices.Sort(names)
-	return names
-}
-
-func (s *schema) resolve(at *huma.Schema) *huma.Schema {
-	for at.Ref != "" {
-		at = s.registry.SchemaFromRef(at.Ref)
-	}
-	return at
-}
+func Validate(t reflect.Type, value any) error { return schemaOf(t).Validate(value) }

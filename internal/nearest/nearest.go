@@ -19,10 +19,13 @@ func To(word string, known []string) string {
 // Hint returns "; did you mean NAME?" for the name that is closest to word, or nothing.
 func Hint(word string, known []string) string {
 	if name := To(word, known); name != "" && name != word {
-		return "; did you mean " + name + "?"
+		return Meant(name)
 	}
 	return ""
 }
+
+// Meant returns the hint for a name.
+func Meant(name string) string { return "; did you mean " + name + "?" }
 
 // distance is the optimal string alignment distance: insertions, deletions, substitutions and swaps of neighbours.
 func distance(a, b string) int {

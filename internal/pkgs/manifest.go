@@ -3,8 +3,10 @@
 package pkgs
 
 import (
+	"cmp"
 	_ "embed"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -12,6 +14,8 @@ import (
 
 	"github.com/kerb-edge/kerb/internal/decode"
 	"github.com/kerb-edge/kerb/internal/fault"
+	"github.com/kerb-edge/kerb/internal/schema"
+	"github.com/kerb-edge/kerb/sdk"
 )
 
 // ManifestName is the file that makes a directory a package.
@@ -100,7 +104,7 @@ type Budget struct {
 //go:embed manifest.schema.json
 var ManifestSchema []byte
 
-var manifestSchema = mustCompile(ManifestSchema)
+var manifestSchema = schema.MustCompile(ManifestSchema)
 
 // ParseManifest reads a manifest. file is its name for errors, which are *fault.Invalid with their places, joined.
 func ParseManifest(file string, data []byte) (*Manifest, error) {
@@ -108,8 +112,8 @@ func ParseManifest(file string, data []byte) (*Manifest, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := manifestSchema.validate(tree); err != nil {
-		return nil, index.Locate(file, manifestErrors(err))
+	if err := manifestSchema.Validate(tree); err != nil {
+		return nil, index.Locate(file, err)
 	}
 	m, err := decodeManifest(tree)
 	if err != nil {
@@ -134,15 +138,6 @@ func decodeManifest(tree map[string]any) (*Manifest, error) {
 		m.DataPlane = m.Name + ".bpf.c"
 	}
 	return &m, nil
-}
-
-// manifestErrors turns the schema's complaints into the manifest's.
-func manifestErrors(err error) error {
-	var out []*fault.Invalid
-	for _, e := range configErrors(err) {
-		out = append(out, &fault.Invalid{Field: e.Field, Reason: e.Reason})
-	}
-	return fault.Join(out)
 }
 
 // check covers what the schema cannot say.
@@ -181,7 +176,7 @@ func (m *Manifest) check() error {
 			wrong(fmt.Sprintf("requires[%d]", i), "%v", err)
 		}
 	}
-	if _, err := compileSchema(m.ConfigSchema); err != nil {
+	if _, err := schema.Compile(m.ConfigSchema); err != nil {
 		wrong("configSchema", "%v", err)
 	}
 	return fault.Join(all)
@@ -222,19 +217,23 @@ func (m *Manifest) Object(hook string) string { return m.Name + "." + hook + ".o
 
 // ValidateConfig checks config against the schema. Errors are *sdk.ConfigError, possibly several joined.
 func (m *Manifest) ValidateConfig(config map[string]any) error {
-	schema, err := compileSchema(m.ConfigSchema)
+	compiled, err := schema.Compile(m.ConfigSchema)
 	if err != nil {
 		return err
 	}
 	if config == nil {
 		config = map[string]any{}
 	}
-	return schema.validate(config)
+	var all []error
+	for _, e := range fault.Invalids(compiled.Validate(config)) {
+		all = append(all, &sdk.ConfigError{Field: cmp.Or(e.Field, "config"), Reason: e.Reason})
+	}
+	return errors.Join(all...)
 }
 
 // Defaulted returns a copy of config in which absent properties have the defaults of the schema. It fails as
 // ValidateConfig does.
 func (m *Manifest) Defaulted(config map[string]any) (map[string]any, error) {
-	full := fillObject(m.ConfigSchema, resolve(m.ConfigSchema, m.ConfigSchema), config, 0)
+	full := schema.FillDefaults(m.ConfigSchema, config)
 	return full, m.ValidateConfig(full)
 }

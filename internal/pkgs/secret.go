@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strconv"
 
+	"github.com/kerb-edge/kerb/internal/schema"
 	"github.com/kerb-edge/kerb/sdk"
 )
 
@@ -29,7 +30,7 @@ type revealer struct {
 }
 
 func (r revealer) reveal(s map[string]any, v any, path []string) (any, error) {
-	s = resolve(r.root, s)
+	s = schema.Resolve(r.root, s)
 	if secret, _ := s["secret"].(bool); secret {
 		return r.open(v, path)
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/btf"
 
+	"github.com/kerb-edge/kerb/internal/schema"
 	"github.com/kerb-edge/kerb/sdk"
 )
 
@@ -137,7 +138,7 @@ func (p *Package) checkConstants(spec *ebpf.CollectionSpec) error {
 			return &ObjectError{What: "constant " + name, Err: err}
 		}
 		property, _ := properties[name].(map[string]any)
-		if kind := resolve(p.ConfigSchema, property)["type"]; kind != "integer" && kind != "boolean" {
+		if kind := schema.Resolve(p.ConfigSchema, property)["type"]; kind != "integer" && kind != "boolean" {
 			return &ObjectError{What: "config property " + name,
 				Err: fmt.Errorf("is of type %v; a constant can be integer or boolean", kind)}
 		}

@@ -94,7 +94,7 @@ func mistakes(t *testing.T, n *node) map[string]mistake {
 		"unknown kind":         {fmt.Sprintf(head, "Modul", "x", "{}"), 2, []string{"kind", "Module", "Service"}},
 		"other version":        {strings.Replace(packageSpec(pass), "v1alpha1", "v1", 1), 2, []string{"apiVersion", "kerb.dev/v1alpha1"}},
 		"unknown field":        {yamlModule("{package: " + pass + ", attach: {servces: '*'}}"), 2, []string{"Module x: spec.attach.servces: unknown field"}},
-		"wrong type":           {yamlModule("{package: " + pass + ", attach: {services: 7}}"), 2, []string{"Module x: spec.attach.services: expected string"}},
+		"wrong type":           {yamlModule("{package: " + pass + ", attach: {services: 7}}"), 2, []string{"Module x: spec.attach.services: is of type number; want string"}},
 		"bad name":             {strings.Replace(packageSpec(pass), "name: x", "name: X_Y", 1), 2, []string{"metadata.name"}},
 		"name taken twice":     {packageSpec(pass) + "---\n" + packageSpec(drop), 2, []string{"Module x: metadata.name: occurs twice"}},
 		"key twice":            {packageSpec(pass) + "kind: Module\n", 2, []string{":5: ", "already"}},

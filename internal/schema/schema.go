@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package schema checks values against JSON Schemas (draft 2020-12) and reports every mistake in words that an operator
+// understands: the path of the field, what is wrong, and what would be right.
+package schema
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"github.com/santhosh-tekuri/jsonschema/v6"
+)
+
+// Schema is a compiled JSON Schema. Objects with properties are closed: a property that the schema does not name is an
+// error unless the schema says additionalProperties. It is safe for concurrent use.
+type Schema struct {
+	compiled *jsonschema.Schema
+	root     map[string]any
+	patterns map[string]string // what they want, in words
+}
+
+const schemaURL = "kerb:///schema.json"
+
+// MustCompile compiles the text of a schema that is part of the program.
+func MustCompile(text []byte) *Schema {
+	var tree map[string]any
+	if err := json.Unmarshal(text, &tree); err != nil {
+		panic(err)
+	}
+	s, err := Compile(tree)
+	if err != nil {
+		panic(err)
+	}
+	return s
+}
+
+// Compile compiles a schema, decoded from JSON, of an object. Of an empty schema only the empty object is valid.
+func Compile(tree map[string]any) (*Schema, error) {
+	plain, err := normalise(tree)
+	if err != nil {
+		return nil, err
+	}
+	root, _ := plain.(map[string]any)
+	if root == nil {
+		root = map[string]any{}
+	}
+	if kind, ok := root["type"]; ok && kind != "object" {
+		return nil, errors.New(`type must be "object": a config is a set of named properties`)
+	}
+	root["type"] = "object"
+	if _, ok := root["properties"]; !ok {
+		root["properties"] = map[string]any{}
+	}
+	closeObjects(root)
+	c := jsonschema.NewCompiler()
+	c.UseLoader(jsonschema.SchemeURLLoader{}) // no files, no network
+	c.AssertFormat()
+	c.RegisterFormat(&jsonschema.Format{Name: "ip", Validate: checkIP})
+	if err := c.AddResource(schemaURL, root); err != nil {
+		return nil, err
+	}
+	compiled, err := c.Compile(schemaURL)
+	if err != nil {
+		return nil, fmt.Errorf("not a valid JSON Schema: %w", err)
+	}
+	s := &Schema{compiled, root, map[string]string{}}
+	s.describePatterns(root)
+	return s, nil
+}
+
+// describePatterns collects patternDescription, Kerb's own keyword: what a pattern wants, in words.
+func (s *Schema) describePatterns(v any) {
+	switch v := v.(type) {
+	case []any:
+		for _, sub := range v {
+			s.describePatterns(sub)
+		}
+	case map[string]any:
+		pattern, _ := v["pattern"].(string)
+		if words, ok := v["patternDescription"].(string); ok && pattern != "" {
+			s.patterns[pattern] = words
+		}
+		for _, sub := range v {
+			s.describePatterns(sub)
+		}
+	}
+}
+
+// normalise gives a value the form that encoding/json would give it, numbers kept exact.
+func normalise(v any) (any, error) {
+	data, err := json.Marshal(v)
+	if err != nil {
+		return nil, err
+	}
+	return jsonschema.UnmarshalJSON(bytes.NewReader(data))
+}
+
+// closeObjects refuses unnamed properties where the author left that open.
+func closeObjects(s map[string]any) {
+	if _, ok := s["properties"]; ok {
+		closeObject(s)
+	}
+	for _, key := range []string{"properties", "patternProperties", "$defs"} {
+		group, _ := s[key].(map[string]any)
+		for _, sub := range group {
+			closeSub(sub)
+		}
+	}
+	for _, key := range []string{"items", "additionalProperties"} {
+		closeSub(s[key])
+	}
+}
+
+func closeSub(v any) {
+	if s, ok := v.(map[string]any); ok {
+		closeObjects(s)
+	}
+}
+
+func closeObject(s map[string]any) {
+	for _, key := range []string{"additionalProperties", "unevaluatedProperties"} {
+		if _, ok := s[key]; ok {
+			return
+		}
+	}
+	for _, key := range []string{"allOf", "anyOf", "oneOf", "if", "$ref"} {
+		if _, ok := s[key]; ok {
+			s["unevaluatedProperties"] = false
+			return
+		}
+	}
+	s["additionalProperties"] = false
+}
+
+// checkIP checks a value of the format ip, which is that of a netip.Addr in Go.
+func checkIP(v any) error {
+	text, ok := v.(string)
+	if !ok {
+		return nil // of another type
+	}
+	_, err := netip.ParseAddr(text)
+	return err
+}
