@@ -17,7 +17,7 @@ import (
 )
 
 // linkerVersion changes whenever the code generated here does, so that an upgraded agent replaces running chains.
-const linkerVersion = 3
+const linkerVersion = 4
 
 // linkerRevision is set by -ldflags -X to have a build that differs from another in the identity of its chains only.
 var linkerRevision string
@@ -199,6 +199,8 @@ func (l *linker) function(spec *ebpf.CollectionSpec, entry, prefix string, g *ge
 	}
 	code := make(asm.Instructions, len(prog.Instructions))
 	copy(code, prog.Instructions)
+	code = append(code, l.fence(code, entry)...)
+	LinkKernelFunctions(code)
 	for i := range code {
 		ins := &code[i]
 		if name := ins.Symbol(); name != "" {
@@ -207,12 +209,11 @@ func (l *linker) function(spec *ebpf.CollectionSpec, entry, prefix string, g *ge
 		if fn := btf.FuncMetadata(ins); fn != nil {
 			linked := *fn
 			linked.Name = rename(fn.Name)
-			if fn.Name == entry || !standsAlone(fn) {
+			if fn.Name == entry || fn.Linkage == btf.StaticFunc || !standsAlone(fn) {
 				linked.Linkage = btf.StaticFunc
 			}
 			*ins = btf.WithFuncMetadata(*ins, &linked)
 		}
-		linkCast(ins)
 		if ins.IsFunctionReference() {
 			*ins = ins.WithReference(rename(ins.Reference()))
 			continue
@@ -228,27 +229,6 @@ func (l *linker) function(spec *ebpf.CollectionSpec, entry, prefix string, g *ge
 		}
 	}
 	return code, nil
-}
-
-// standsAlone says whether a function takes only numbers and the hook's context. Such a one may stay global: the verifier
-// then checks it by itself and once, which keeps large modules within its limits.
-func standsAlone(fn *btf.Func) bool {
-	proto, ok := fn.Type.(*btf.FuncProto)
-	if !ok {
-		return false
-	}
-	for _, p := range proto.Params {
-		switch t := btf.UnderlyingType(p.Type).(type) {
-		case *btf.Int:
-		case *btf.Pointer:
-			if s, ok := btf.UnderlyingType(t.Target).(*btf.Struct); !ok || s.Name != "__sk_buff" && s.Name != "xdp_md" {
-				return false
-			}
-		default:
-			return false
-		}
-	}
-	return true
 }
 
 func (l *linker) mapOf(name string, g *generation) (*ebpf.Map, error) {

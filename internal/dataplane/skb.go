@@ -17,10 +17,6 @@ import (
 // skbWindow is how many bytes of struct sk_buff a module reads at once: FW_SKB_WINDOW in modules/firewall/offload.h.
 const skbWindow = 80
 
-// castNumber is called by data planes in place of bpf_cast_to_kern_ctx. No helper has this number. The loader of objects would
-// otherwise look for the function among the kernel's types, and those of all its modules, whenever a chain is linked.
-const castNumber = 0x6b6572
-
 // skbAccess is how the running kernel lets data planes read struct sk_buff.
 type skbAccess struct {
 	// constants are where fields are that struct __sk_buff does not show, by the constants of data planes that read them. A
@@ -67,16 +63,6 @@ func canCast(id btf.TypeID, offset uint32) bool {
 
 func castCall(id btf.TypeID) asm.Instruction {
 	return asm.Instruction{OpCode: asm.OpCode(asm.JumpClass).SetJumpOp(asm.Call), Src: asm.PseudoKfuncCall, Constant: int64(id)}
-}
-
-// linkCast makes a call of castNumber one of the kernel's function. Without that it stays, in code that is not reached.
-func linkCast(ins *asm.Instruction) {
-	if !ins.IsBuiltinCall() || ins.Constant != castNumber {
-		return
-	}
-	if a, err := skbFields(); err == nil && a.cast != 0 {
-		ins.Src, ins.Constant = asm.PseudoKfuncCall, int64(a.cast)
-	}
 }
 
 // HaveSKBFields reports why data planes cannot read the checksum fields of struct sk_buff, nil if they can.

@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dataplane
+
+import (
+	"fmt"
+	"slices"
+	"sync"
+
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/btf"
+	"github.com/cilium/ebpf/features"
+
+	"github.com/kerb-edge/kerb/internal/chain"
+)
+
+// standsAlone reports whether a function takes only numbers and the hook's context. Such a function may stay global: the verifier
+// then checks it by itself and once, which keeps large modules within its limits.
+func standsAlone(fn *btf.Func) bool {
+	proto, ok := fn.Type.(*btf.FuncProto)
+	if !ok {
+		return false
+	}
+	for _, p := range proto.Params {
+		switch btf.UnderlyingType(p.Type).(type) {
+		case *btf.Int:
+		case *btf.Pointer:
+			if !isContext(p.Type) {
+				return false
+			}
+		default:
+			return false
+		}
+	}
+	return true
+}
+
+// isContext reports whether a type is a pointer to the context of a hook.
+func isContext(t btf.Type) bool {
+	to, ok := btf.UnderlyingType(t).(*btf.Pointer)
+	if !ok {
+		return false
+	}
+	s, ok := btf.UnderlyingType(to.Target).(*btf.Struct)
+	return ok && (s.Name == "__sk_buff" || s.Name == "xdp_md")
+}
+
+// A global function that moves packet data ends the caller's packet pointers, as a helper that moves it does. The verifier
+// knows that of global functions from Linux 6.13 on. Before, it lets the caller read through its old pointers, into memory that
+// may be freed. There the linker calls such a function through a static one, which calls a helper behind it that changes
+// nothing, and after which the verifier takes all packet pointers for invalid.
+
+const linux6_13 = 6<<16 | 13<<8
+
+// seesMoves reports whether the running kernel's verifier knows which global functions move packet data.
+var seesMoves = sync.OnceValue(func() bool {
+	version, err := features.LinuxVersionCode()
+	return err == nil && version >= linux6_13
+})
+
+// movingHelpers are the helpers of both hooks that end packet pointers (bpf_helper_changes_pkt_data).
+var movingHelpers = []asm.BuiltinFunc{
+	asm.FnSkbVlanPush, asm.FnSkbVlanPop, asm.FnSkbStoreBytes, asm.FnSkbChangeProto, asm.FnSkbChangeHead, asm.FnSkbChangeTail,
+	asm.FnSkbPullData, asm.FnSkbAdjustRoom, asm.FnCloneRedirect, asm.FnL3CsumReplace, asm.FnL4CsumReplace,
+	asm.FnXdpAdjustHead, asm.FnXdpAdjustMeta, asm.FnXdpAdjustTail,
+}
+
+// movers returns the functions of an object that move packet data, by themselves or by what they call.
+func movers(code asm.Instructions) map[string]bool {
+	moves, callers := map[string]bool{}, map[string][]string{}
+	var found []string
+	var name string
+	for i := range code {
+		ins := &code[i]
+		if btf.FuncMetadata(ins) != nil {
+			name = ins.Symbol()
+		}
+		if ins.IsFunctionReference() {
+			callers[ins.Reference()] = append(callers[ins.Reference()], name)
+		} else if ins.IsBuiltinCall() && slices.Contains(movingHelpers, asm.BuiltinFunc(ins.Constant)) {
+			found = append(found, name)
+		}
+	}
+	for len(found) > 0 {
+		name, found = found[0], found[1:]
+		if !moves[name] {
+			moves[name] = true
+			found = append(found, callers[name]...)
+		}
+	}
+	return moves
+}
+
+// fence redirects calls of global functions that move packet data to functions that it returns.
+func (l *linker) fence(code asm.Instructions, entry string) (out asm.Instructions) {
+	if seesMoves() {
+		return nil
+	}
+	moves, fenced := movers(code), map[string]string{}
+	for i := range code {
+		fn := btf.FuncMetadata(&code[i])
+		if fn != nil && fn.Name != entry && moves[fn.Name] && standsAlone(fn) {
+			fenced[fn.Name] = fn.Name + "_fenced"
+			out = append(out, l.fenced(fn, fenced[fn.Name], code[i].Source())...)
+		}
+	}
+	for i := range code {
+		if to := fenced[code[i].Reference()]; to != "" && code[i].IsFunctionCall() {
+			code[i] = code[i].WithReference(to)
+		}
+	}
+	return out
+}
+
+// fenced calls a function, and then a helper that fails before it does anything.
+func (l *linker) fenced(fn *btf.Func, name string, source fmt.Stringer) asm.Instructions {
+	proto := fn.Type.(*btf.FuncProto)
+	context := asm.R1 + asm.Register(slices.IndexFunc(proto.Params, func(p btf.FuncParam) bool { return isContext(p.Type) }))
+	code := asm.Instructions{
+		asm.Mov.Reg(asm.R6, context),
+		asm.Call.Label(fn.Name),
+		asm.Mov.Reg(asm.R7, asm.R0),
+		asm.Mov.Reg(asm.R1, asm.R6),
+		asm.Mov.Imm(asm.R2, 0),
+	}
+	if l.spec.Side.Hook() == chain.XDP {
+		code = append(code, asm.FnXdpAdjustMeta.Call()) // by 0 bytes
+	} else {
+		code = append(code, asm.Mov.Imm(asm.R3, 0), asm.Mov.Imm(asm.R4, 0), asm.Mov.Imm(asm.R5, 0x10), // no such flag
+			asm.FnL3CsumReplace.Call())
+	}
+	code = append(code, asm.Mov.Reg(asm.R0, asm.R7), asm.Return())
+	static := &btf.Func{Name: name, Type: proto, Linkage: btf.StaticFunc}
+	code[0] = btf.WithFuncMetadata(code[0].WithSymbol(name), static).WithSource(source)
+	return code
+}
