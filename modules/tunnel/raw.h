@@ -50,8 +50,10 @@ static __noinline int tun_add_link_header(struct kerb_pkt *pkt)
 	if (!tun_is_raw(pkt))
 		return 1;
 	eth.h_proto = kerb_ctx_field(pkt->ctx, protocol);
-	if (!tun_has_link_header(pkt) && bpf_skb_change_head(pkt->ctx, ETH_HLEN, 0))
+	if (!tun_has_link_header(pkt) && bpf_skb_change_head(pkt->ctx, ETH_HLEN, 0)) {
+		kerb_reload(pkt); /* also a call that fails ends the packet's pointers */
 		return 0;
+	}
 	pkt->len = kerb_ctx_field(pkt->ctx, len);
 	bpf_skb_pull_data(pkt->ctx, pkt->len < TUN_PULL ? pkt->len : TUN_PULL);
 	return !kerb_store_bytes(pkt, 0, &eth, sizeof(eth));
