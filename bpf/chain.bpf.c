@@ -19,7 +19,6 @@
 
 /* What kerb_verdict returns to continue with the next module: no action has this number. */
 #define KERB_GO_ON 0x100
-#define KERB_PULL_LEN (KERB_MAX_HDRS + 60) /* the last header may start at KERB_MAX_HDRS, and be TCP with options */
 
 /* Packets by parse outcome, KERB_PARSE_OK excepted: those are what the modules see. */
 struct {
@@ -49,11 +48,6 @@ static __always_inline __u32 begin(struct xdp_md *ctx, struct kerb_pkt *pkt)
 	pkt->vlan = 0;
 	return 0;
 }
-
-static __always_inline int parse_slow(struct xdp_md *ctx, struct kerb_pkt *pkt, __u32 tags)
-{
-	return kerb_parse_stages(pkt, tags);
-}
 #else
 static __always_inline __u32 begin(struct __sk_buff *ctx, struct kerb_pkt *pkt)
 {
@@ -65,23 +59,6 @@ static __always_inline __u32 begin(struct __sk_buff *ctx, struct kerb_pkt *pkt)
 	asm volatile("" : "+r"(tags));
 	pkt->vlan = ctx->vlan_tci & -tags;
 	return tags;
-}
-
-static __always_inline int is_short(int outcome)
-{
-	return outcome == KERB_PARSE_SHORT_L2 || outcome == KERB_PARSE_SHORT_L3 || outcome == KERB_PARSE_SHORT_L4;
-}
-
-/* Headers may lie beyond the linear part: then they are pulled in and read again. */
-static __always_inline int parse_slow(struct __sk_buff *ctx, struct kerb_pkt *pkt, __u32 tags)
-{
-	int outcome = kerb_parse_stages(pkt, tags);
-
-	if (!is_short(outcome) || pkt->data + pkt->len <= pkt->data_end)
-		return outcome;
-	bpf_skb_pull_data(ctx, pkt->len < KERB_PULL_LEN ? pkt->len : KERB_PULL_LEN);
-	kerb_reload(pkt);
-	return kerb_parse_stages(pkt, tags);
 }
 #endif
 
@@ -98,7 +75,7 @@ SEC("kerb/head") int kerb_head(kerb_ctx *ctx, struct kerb_pkt *pkt)
 	tags = begin(ctx, pkt);
 	if (kerb_parse_plain(pkt))
 		return 0;
-	outcome = parse_slow(ctx, pkt, tags);
+	outcome = kerb_parse_general(pkt, tags);
 	if (outcome)
 		count(&kerb_outcomes, outcome);
 	return 0;

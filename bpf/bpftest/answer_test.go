@@ -15,11 +15,7 @@ import (
 // sum is out of reach.
 func TestAnswerQuotesOtherBuffers(t *testing.T) {
 	needXDPFragments(t)
-	spec := Compile(t, "testdata/answer.bpf.c", XDP)
-	for _, prog := range spec.Programs {
-		prog.Flags |= unix.BPF_F_XDP_HAS_FRAGS
-	}
-	coll := Load(t, spec)
+	coll := Load(t, compileFrags(t, "testdata/answer.bpf.c"))
 	frame := udp4(t, 0, 1000)
 	for i := range 900 {
 		frame[len(frame)-1-i] = byte(i * 7) // sums of zeros are right by chance

@@ -266,12 +266,18 @@ func echo(h *netlab.Host, network, to string, data []byte) error {
 }
 
 // TestPulledHeaders sends frames whose linear part ends anywhere in the headers
-// through a real interface; the head has to find the same as in linear ones.
+// through a real interface; the head, and the parser after a change of headers, have to find the same as in linear ones.
 func TestPulledHeaders(t *testing.T) {
+	for _, program := range []string{"dump", "reparse"} {
+		t.Run(program, func(t *testing.T) { checkPulledHeaders(t, program) })
+	}
+}
+
+func checkPulledHeaders(t *testing.T, program string) {
 	lab := openLab(t)
 	host := addHost(t, lab, "sink", netlab.HostOptions{MTU: 9000})
 	coll := Load(t, Compile(t, "testdata/parse.bpf.c", TC))
-	attach(t, host, lab.Node(), coll.Programs["dump"], netlink.HANDLE_MIN_EGRESS)
+	attach(t, host, lab.Node(), coll.Programs[program], netlink.HANDLE_MIN_EGRESS)
 	send := packetSocket(t, lab.Node(), host.OuterIndex())
 	head := headOf(t, TC, coll)
 	for _, s := range samples(t) {

@@ -230,7 +230,7 @@ func (m *model) udpOutcome(segment []byte) abi.ParseOutcome {
 	stated := int(be.Uint16(segment[4:]))
 	whole := m.Flags&abi.FlagFragFirst == 0
 	switch {
-	case stated == 0 && m.Family == 6: // a jumbogram
+	case stated == 0 && (m.Family == 6 || len(segment) > 0xffff): // all that the IP header leaves
 		return abi.ParseOK
 	case stated < 8, stated > len(segment) && whole:
 		return abi.ParseBadL4

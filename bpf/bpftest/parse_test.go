@@ -4,10 +4,8 @@ package bpftest
 
 import (
 	"errors"
-	"math/rand/v2"
 	"os"
 	"slices"
-	"strconv"
 	"testing"
 	"unsafe"
 
@@ -18,8 +16,8 @@ import (
 	"github.com/gopacket/gopacket/layers"
 	"golang.org/x/sys/unix"
 
+	"github.com/kerb-edge/kerb/internal/dataplane"
 	abi "github.com/kerb-edge/kerb/internal/kerbabi"
-	"github.com/kerb-edge/kerb/internal/seed"
 )
 
 func needRoot(tb testing.TB) {
@@ -30,9 +28,10 @@ func needRoot(tb testing.TB) {
 
 // head is the chain head of one hook in the kernel.
 type head struct {
-	hook   Hook
-	dump   *ebpf.Program
-	parsed *ebpf.Memory
+	hook        Hook
+	dump, plain *ebpf.Program
+	parsed      *ebpf.Memory
+	frags       bool
 }
 
 // loadHeads loads the heads of all chain objects that the kernel can load.
@@ -59,17 +58,26 @@ func headOf(tb testing.TB, hook Hook, coll *ebpf.Collection) head {
 	if err != nil {
 		tb.Fatal(err)
 	}
-	return head{hook, coll.Programs["dump"], parsed}
+	return head{hook: hook, dump: coll.Programs["dump"], plain: coll.Programs["plain"], parsed: parsed}
 }
 
 // loadFragsHead loads the head for XDP frames in several buffers.
 func loadFragsHead(tb testing.TB) head {
 	tb.Helper()
-	spec := Compile(tb, "testdata/frags.bpf.c", XDP)
+	h := loadHead(tb, XDP, compileFrags(tb, "testdata/frags.bpf.c"))
+	h.frags = true
+	return h
+}
+
+// compileFrags is Compile for XDP frames in several buffers.
+func compileFrags(tb testing.TB, source string) *ebpf.CollectionSpec {
+	tb.Helper()
+	spec := Compile(tb, source, XDP)
 	for _, prog := range spec.Programs {
 		prog.Flags |= unix.BPF_F_XDP_HAS_FRAGS
+		dataplane.LinkKernelFunctions(prog.Instructions)
 	}
-	return loadHead(tb, XDP, spec)
+	return spec
 }
 
 func haveXDPFragments(tb testing.TB) bool {
@@ -358,6 +366,38 @@ func TestTruncated(t *testing.T) {
 	}
 }
 
+// parseCut runs the XDP head on a frame of which so many bytes are linear (Linux 6.18, which also pulls headers in).
+func (h head) parseCut(tb testing.TB, frame []byte, linear int) abi.Packet {
+	tb.Helper()
+	opts := ebpf.RunOptions{Data: frame, Repeat: 1, Context: xdpMD{DataEnd: uint32(linear), IngressIfindex: 1}}
+	if _, err := h.dump.Run(&opts); err != nil {
+		tb.Fatalf("test run with %d of %d bytes linear: %v", linear, len(frame), err)
+	}
+	got := h.last(tb)
+	got.Ifindex = 0
+	return got
+}
+
+// Frames whose headers lie behind the linear part of XDP, as mlx5 delivers them with a large MTU.
+func TestXDPHeadersBeyondLinearPart(t *testing.T) {
+	needXDPFragments(t)
+	if !dataplane.CanPullXDP() {
+		t.Skip("XDP cannot pull headers in before Linux 6.18")
+	}
+	h := loadFragsHead(t)
+	for _, s := range samples(t) {
+		frame := pad(s.frame, 5000-len(s.frame))
+		want := Parse(frame)
+		for _, linear := range []int{0, 14, 15, 18, 20, 33, 34, 38, 42, 53, 54, 61, 62, 70, 100, 200} {
+			got := h.parseCut(t, frame, linear)
+			got.DataEnd = want.DataEnd
+			if got != want {
+				t.Errorf("%s with %d bytes linear: model - kernel +\n%s", s.name, linear, cmp.Diff(want, got))
+			}
+		}
+	}
+}
+
 // XDP frames in several buffers: the length is that of all of them.
 func TestXDPFragments(t *testing.T) {
 	needXDPFragments(t)
@@ -376,6 +416,18 @@ func TestXDPFragments(t *testing.T) {
 	}
 }
 
+// A UDP length of 0 is that of a datagram which the field cannot hold, of IPv4 as well: segmentation offload in BIG TCP's sizes.
+func TestBigUDP(t *testing.T) {
+	needXDPFragments(t)
+	h := loadFragsHead(t)
+	frame := pad(with(with(udp4(t, 0, 100), 16, 0, 0), 38, 0, 0), 70000-142)
+	got, want := h.parse(t, frame), Parse(frame)
+	want.DataEnd = got.DataEnd
+	if got != want || got.Flags != abi.FlagL4 || got.L4Len != 70000-34 {
+		t.Errorf("model - kernel +\n%s", cmp.Diff(want, got))
+	}
+}
+
 func needXDPFragments(t *testing.T) {
 	t.Helper()
 	needRoot(t)
@@ -391,82 +443,6 @@ func TestModelBelowEthernet(t *testing.T) {
 			t.Errorf("%d bytes: %+v", n, got)
 		}
 	}
-}
-
-// mutate damages a frame the way that matters to a parser: header bytes, cuts,
-// padding, bytes put in.
-func mutate(rng *rand.Rand, frame []byte) []byte {
-	out := slices.Clone(frame)
-	for range 1 + rng.IntN(4) {
-		at := rng.IntN(min(len(out), 120))
-		switch rng.IntN(6) {
-		case 0:
-			out[at] = byte(rng.Uint32())
-		case 1:
-			out[at] ^= 1 << rng.IntN(8)
-		case 2:
-			out[at] = interesting[rng.IntN(len(interesting))]
-		case 3:
-			out = out[:max(15, rng.IntN(len(out)+1))]
-		case 4:
-			out = append(out, make([]byte, rng.IntN(20))...)
-		case 5:
-			out = slices.Insert(out, at, payload(8)...)
-		}
-	}
-	return out
-}
-
-// interesting bytes: protocol numbers, halves of EtherTypes, bounds.
-var interesting = []byte{0, 1, 4, 5, 6, 8, 17, 43, 44, 50, 51, 58, 59, 60, 135, 0x45, 0x46, 0x4f, 0x60, 0x81, 0x86, 0x88, 0xa8, 0xdd, 0xff}
-
-// TestDifferential compares kernel and model on damaged and random frames, of
-// which the rarest outcome is one in 200; package seed repeats a failure.
-// KERB_PARSE_FRAMES sets the number of frames.
-func TestDifferential(t *testing.T) {
-	heads := loadHeads(t)
-	rng := seed.Rand(t)
-	all := samples(t)
-	outcomes := make(map[abi.ParseOutcome]int)
-	for i := 0; i < frameCount(t) && !t.Failed(); i++ {
-		frame := mutate(rng, all[rng.IntN(len(all))].frame)
-		if i%8 == 0 {
-			frame = randomFrame(rng)
-		}
-		outcomes[check(t, heads, frame).Outcome]++
-	}
-	t.Logf("outcomes %v", outcomes)
-	if len(outcomes) != len(abi.ParseOutcomes) {
-		t.Errorf("only %d of %d outcomes came up", len(outcomes), len(abi.ParseOutcomes))
-	}
-}
-
-func frameCount(t *testing.T) int {
-	if text := os.Getenv("KERB_PARSE_FRAMES"); text != "" {
-		n, err := strconv.Atoi(text)
-		if err != nil {
-			t.Fatalf("KERB_PARSE_FRAMES: %v", err)
-		}
-		return n
-	}
-	if testing.Short() {
-		return 30_000
-	}
-	return 300_000
-}
-
-// randomFrame has random bytes behind the EtherType of IPv4, IPv6 or a tag, and a version that fits in most of them.
-func randomFrame(rng *rand.Rand) []byte {
-	frame := make([]byte, 15+rng.IntN(150))
-	for i := range frame {
-		frame[i] = byte(rng.Uint32())
-	}
-	start := [][]byte{{8, 0, 0x45}, {0x86, 0xdd, 0x60}, {0x81, 0, 0}}[rng.IntN(3)]
-	copy(frame[12:], start)
-	if len(frame) > 24 && rng.IntN(2) == 0 {
-		frame[16], frame[20], frame[23] = 0, byte(rng.IntN(64)), interesting[rng.IntN(len(interesting))]
-	}
-	return frame
 }
 
 func FuzzParse(f *testing.F) {

@@ -22,7 +22,7 @@ const volatile __u32 kerb_skb_mac_header = 0;
 const volatile _Bool kerb_skb_cast = 0; /* bpf_cast_to_kern_ctx is there */
 
 #ifdef KERB_HOOK_TC
-/* The agent turns calls of this number, which no helper has, into calls of bpf_cast_to_kern_ctx (internal/dataplane/skb.go). */
+/* The agent turns calls of this number, which no helper has, into calls of bpf_cast_to_kern_ctx (internal/dataplane/kfunc.go). */
 static const __u8 *(*const kerb_cast_to_kern_ctx)(void *ctx) = (void *)0x6b6572;
 
 /* Where the transport header has its checksum; -1: not known here. */

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
-/* The chain head alone. dump hands the packet context out; cost and empty are what the benchmark compares. The head is
- * kept out of line as in a linked chain. */
+/* The chain head alone. dump hands out the packet context, plain whether the straight part of the parser takes the packet,
+ * reparse what kerb_reparse finds; cost and empty are what the benchmark compares. The head is kept out of line as in a linked
+ * chain. */
 #include <kerb/types.h>
 
 #ifdef KERB_HOOK_XDP
@@ -12,6 +13,7 @@ __attribute__((noinline)) int kerb_head(struct __sk_buff *ctx, struct kerb_pkt *
 #endif
 
 #include "../../chain.bpf.c"
+#include <kerb/rewrite.h>
 
 #define PASS 2 /* XDP_PASS; on TC TC_ACT_SHOT, which a test run only reports */
 
@@ -23,32 +25,57 @@ struct {
 	__type(value, struct kerb_pkt);
 } parsed SEC(".maps");
 
-SEC(HOOK) int dump(kerb_ctx *ctx)
+/* The window as offsets: the verifier lets no packet pointer out. */
+static __always_inline int show(const struct kerb_pkt *pkt)
 {
-	struct kerb_pkt pkt, *out;
 	__u32 key = 0;
+	struct kerb_pkt *out = bpf_map_lookup_elem(&parsed, &key);
 
-	kerb_head(ctx, &pkt);
-	out = bpf_map_lookup_elem(&parsed, &key);
 	if (!out)
 		return 0;
-	/* The window as offsets: the verifier lets no packet pointer out. */
-	out->data_end = (void *)(pkt.data_end - pkt.data);
-	out->l3 = pkt.l3;
-	out->l4 = pkt.l4;
-	out->ifindex = pkt.ifindex;
-	out->len = pkt.len;
-	out->eth_type = pkt.eth_type;
-	out->vlan = pkt.vlan;
-	out->family = pkt.family;
-	out->proto = pkt.proto;
-	out->flags = pkt.flags;
-	out->outcome = pkt.outcome;
-	out->l4_len = pkt.l4_len;
-	out->reason = pkt.reason;
-	out->to_ifindex = pkt.to_ifindex;
-	out->to_flags = pkt.to_flags;
+	out->data_end = (void *)(pkt->data_end - pkt->data);
+	out->l3 = pkt->l3;
+	out->l4 = pkt->l4;
+	out->ifindex = pkt->ifindex;
+	out->len = pkt->len;
+	out->eth_type = pkt->eth_type;
+	out->vlan = pkt->vlan;
+	out->family = pkt->family;
+	out->proto = pkt->proto;
+	out->flags = pkt->flags;
+	out->outcome = pkt->outcome;
+	out->l4_len = pkt->l4_len;
+	out->reason = pkt->reason;
+	out->to_ifindex = pkt->to_ifindex;
+	out->to_flags = pkt->to_flags;
 	return PASS;
+}
+
+SEC(HOOK) int dump(kerb_ctx *ctx)
+{
+	struct kerb_pkt pkt;
+
+	kerb_head(ctx, &pkt);
+	return show(&pkt);
+}
+
+SEC(HOOK) int plain(kerb_ctx *ctx)
+{
+	struct kerb_pkt pkt = {.ctx = ctx};
+
+	kerb_reload(&pkt);
+	begin(ctx, &pkt);
+	return kerb_parse_plain(&pkt);
+}
+
+SEC(HOOK) int reparse(kerb_ctx *ctx)
+{
+	struct kerb_pkt pkt = {.ctx = ctx};
+
+	kerb_reload(&pkt);
+	begin(ctx, &pkt);
+	kerb_reparse(&pkt);
+	return show(&pkt);
 }
 
 SEC(HOOK) int cost(kerb_ctx *ctx)

@@ -25,6 +25,7 @@
 #ifndef KERB_PARSE_H
 #define KERB_PARSE_H
 
+#include <linux/errno.h>
 #include <linux/if_ether.h>
 #include <linux/in.h>
 #include <linux/ip.h>
@@ -38,6 +39,8 @@
 #ifndef IPPROTO_MH
 #define IPPROTO_MH 135
 #endif
+#define KERB_PULL_LEN	   (KERB_MAX_HDRS + 60) /* the last header may start at KERB_MAX_HDRS, and be TCP with options */
+#define KERB_PULL_LESS	   128			/* plain headers, where there is no room for KERB_PULL_LEN */
 #define KERB_VLAN_DEPTH	   2
 #define KERB_ICMP_LEN	   8
 #define KERB_IP_FRAG_LATER 0x1fff
@@ -224,8 +227,10 @@ static __always_inline int kerb_parse_tcp(struct kerb_walk *w)
 	return len > w->left || kerb_beyond(w, len) ? KERB_PARSE_SHORT_L4 : KERB_PARSE_OK;
 }
 
-/* A length of 0 is a jumbogram (RFC 2675), which only IPv6 has; the length of a first fragment is the whole datagram's. */
-static __always_inline int kerb_parse_udp(struct kerb_walk *w, __u32 jumbo)
+/* A length of 0 stands for all that the IP header leaves: of IPv6 as the kernel's stack takes it, which looks for no jumbo
+ * payload option (RFC 2675); of IPv4 where the field cannot hold the length (segmentation offload in BIG TCP's sizes). The
+ * length of a first fragment is the whole datagram's. */
+static __always_inline int kerb_parse_udp(struct kerb_walk *w, __u32 ip6)
 {
 	struct udphdr *udp = w->data + w->off;
 	__u32 len;
@@ -234,7 +239,7 @@ static __always_inline int kerb_parse_udp(struct kerb_walk *w, __u32 jumbo)
 		return KERB_PARSE_SHORT_L4;
 	len = bpf_ntohs(udp->len);
 	if (len < sizeof(*udp))
-		return !len && jumbo ? KERB_PARSE_OK : KERB_PARSE_BAD_L4;
+		return !len && (ip6 || w->left > 0xffff) ? KERB_PARSE_OK : KERB_PARSE_BAD_L4;
 	return len > w->left && !(w->flags & KERB_F_FRAG_FIRST) ? KERB_PARSE_BAD_L4 : KERB_PARSE_OK;
 }
 
@@ -463,10 +468,51 @@ static __always_inline int kerb_parse_plain(struct kerb_pkt *pkt)
 	return 1;
 }
 
+static __always_inline int kerb_is_short(int outcome)
+{
+	return outcome == KERB_PARSE_SHORT_L2 || outcome == KERB_PARSE_SHORT_L3 || outcome == KERB_PARSE_SHORT_L4;
+}
+
+#if !defined(KERB_HOOK_XDP)
+#define KERB_PULL(ctx, len) bpf_skb_pull_data(ctx, len)
+#elif defined(KERB_XDP_FRAGS)
+/* Linux 6.18. The agent turns calls of this number, which no helper has, into calls of bpf_xdp_pull_data, or on older kernels
+ * into an error (internal/dataplane/kfunc.go). */
+static long (*const kerb_xdp_pull_data)(struct xdp_md *ctx, __u32 len) = (void *)0x6b6573;
+#define KERB_PULL(ctx, len) kerb_xdp_pull_data(ctx, len)
+#else
+#define KERB_PULL(ctx, len) (-EOPNOTSUPP) /* the frame is in one buffer */
+#endif
+
+/* Pulls headers that the parser missed into the linear part: all of them may lie beyond it (XDP on mlx5 with a large MTU, for
+ * example). Reports whether there is more to parse now. */
+static __always_inline int kerb_pull_headers(struct kerb_pkt *pkt, int outcome)
+{
+	int rc;
+
+	if (!kerb_is_short(outcome) || pkt->data + pkt->len <= pkt->data_end)
+		return 0;
+	rc = KERB_PULL(pkt->ctx, pkt->len < KERB_PULL_LEN ? pkt->len : KERB_PULL_LEN);
+#ifdef KERB_HOOK_XDP
+	if (rc)
+		rc = KERB_PULL(pkt->ctx, pkt->len < KERB_PULL_LESS ? pkt->len : KERB_PULL_LESS);
+#endif
+	kerb_reload(pkt);
+	return !rc;
+}
+
+/* Parses what kerb_parse_plain leaves. */
+static __always_inline int kerb_parse_general(struct kerb_pkt *pkt, __u32 tags)
+{
+	int outcome = kerb_parse_stages(pkt, tags);
+
+	return kerb_pull_headers(pkt, outcome) ? kerb_parse_stages(pkt, tags) : outcome;
+}
+
 /* Fills l3, l4, l4_len, eth_type, family, proto, flags and outcome, and vlan unless the kernel took a tag off. */
 static __always_inline int kerb_parse(struct kerb_pkt *pkt, __u32 tags)
 {
-	return kerb_parse_plain(pkt) ? KERB_PARSE_OK : kerb_parse_stages(pkt, tags);
+	return kerb_parse_plain(pkt) ? KERB_PARSE_OK : kerb_parse_general(pkt, tags);
 }
 
 #endif
