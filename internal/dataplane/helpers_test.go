@@ -8,6 +8,8 @@ import (
 	"os"
 	"slices"
 	"testing"
+
+	"github.com/cilium/ebpf/rlimit"
 )
 
 func sortedKeys(m map[string]any) []string { return slices.Sorted(maps.Keys(m)) }
@@ -18,5 +20,8 @@ func needsRoot(tb testing.TB) {
 	tb.Helper()
 	if os.Geteuid() != 0 {
 		tb.Skip("needs root for BPF")
+	}
+	if err := rlimit.RemoveMemlock(); err != nil { // kernels before 5.11 count maps as locked memory
+		tb.Fatal(err)
 	}
 }
