@@ -132,7 +132,7 @@ func (a *app) loadModel(cmd *cobra.Command, m v1alpha1.Model, l loading) error {
 
 func modelPath(name string) string { return "/v1/models/" + url.PathEscape(name) }
 
-// awaitModel waits until no module is still being told.
+// awaitModel waits until every module has been notified of the model.
 func (a *app) awaitModel(ctx context.Context, name string, limit time.Duration) error {
 	const every = 50 * time.Millisecond
 	for end := time.Now().Add(limit); ; {
@@ -279,7 +279,7 @@ func printDescription(w io.Writer, d models.Description) {
 		field(w, "Accuracy", *d.Accuracy)
 	}
 	for _, r := range d.Rules {
-		field(w, "In addition to it", fmt.Sprintf("the rule %s has %v", r.Rule, r.Accuracy))
+		field(w, "Baseline", fmt.Sprintf("accuracy %v of the rule %s", r.Accuracy, r.Rule))
 	}
 	field(w, "Too large for the data plane", d.TooLarge)
 	fmt.Fprintln(w)
