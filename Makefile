@@ -20,7 +20,7 @@ PLAIN := modules/classifier/inference/engine.bpf.o $(patsubst %.c,%.o,$(shell fi
 # Kernels that the kernel module is for.
 KMOD_KERNELS := 6.1,6.1-rt,6.12,6.12-rt
 
-.PHONY: help setup bpf lib packages generate build fmt lint lint-setup vet unit test test-setup kernels-setup test-most test-alone test-ml test-unit ml models test-kernels test-kmod test-underlay test-soak test-parser demo demo-check demo-build demo-setup clean
+.PHONY: help setup bpf lib packages generate build fmt lint lint-setup vet unit test test-setup kernels-setup test-most test-alone test-ml test-systemd ml models test-kernels test-kmod test-underlay test-soak test-parser demo demo-check demo-build demo-setup clean
 .DEFAULT_GOAL := help
 
 # A target is listed under the group that its text begins with.
@@ -96,9 +96,9 @@ vet: ## Develop: formatting, go vet, shell syntax
 ALONE := ./bench/... ./intercept ./internal/lab/traffic ./kmod ./modules/intercept ./test/e2e ./test/soak
 TEST := $(ROOT_GO) test -vet=off -timeout 15m -parallel 4 # vetted by lint
 
-# What runs without root and within a minute: not the modules' long comparisons with models, benches, and tests of whole nodes.
-UNIT := ./api/... ./bpf ./internal/... ./lib ./modules ./modules/counter ./modules/gen ./modules/responder/gen ./sdk \
-	./test/kernels ./test/repository
+# What runs without root and within a minute: not benches, tests of whole nodes, and modules/intercept, which needs idle CPUs.
+UNIT := ./api/... ./bpf ./internal/... ./lib ./modules ./modules/accelerator ./modules/classifier ./modules/counter ./modules/firewall \
+	./modules/gen ./modules/proxy ./modules/responder ./modules/responder/gen ./modules/tunnel ./sdk ./test/kernels ./test/repository
 
 unit: bpf ## Test: the tests that need no root, in a minute
 	go test -vet=off -short -timeout 5m $(if $(SUDO),,-exec $(CURDIR)/scripts/unprivileged) $(UNIT)
@@ -120,10 +120,10 @@ test-alone:
 test-ml:
 	out/kerb-ml/bin/python -m pytest -q ml
 
-test-unit: ## Test: deploy/systemd/kerb.service as shipped, under this distribution's systemd in a container, with every built-in module
-	@scripts/setup unit
+test-systemd: ## Test: deploy/systemd/kerb.service as shipped, under this distribution's systemd in a container, with every built-in module
+	@scripts/setup systemd
 	@$(MAKE) --no-print-directory -s bpf
-	$(SUDO) env "PATH=$(PATH)" CGO_ENABLED=0 KERB_TEST_UNIT=1 go test -vet=off -count=1 -timeout 15m ./test/unit
+	$(SUDO) env "PATH=$(PATH)" CGO_ENABLED=0 KERB_TEST_SYSTEMD=1 go test -vet=off -count=1 -timeout 15m ./test/systemd
 
 ml: ## Build: install kerb-ml, which trains and imports models, in out/kerb-ml
 	@scripts/setup ml
@@ -139,7 +139,7 @@ test-kmod: kernels-setup bpf ## Test: the kernel module and bench intercept on 6
 	KERB_BENCH_PROGRAMS=$(CURDIR)/bench/intercept/testdata go test -count=1 -run TestCompile ./bench/intercept
 	go run ./test/kernels -kernels $(or $(KERNELS),$(KMOD_KERNELS)) -kmod kmod -pkgs ./kmod,./bench/intercept
 
-test-underlay: kernels-setup bpf ## Test: the tunnel over WireGuard and XFRM interfaces, and beside IPsec policies, on 6.1, emulated; or KERNELS=
+test-underlay: kernels-setup bpf ## Test: the tunnel over WireGuard and XFRM interfaces, and with IPsec policies, on 6.1, emulated; or KERNELS=
 	go run ./test/kernels -kernels $(or $(KERNELS),6.1) -pkgs ./bench/tunnel -pkg-timeout 40m -timeout 45m \
 	  -modules sha512_generic,drbg,gcm,ctr,ghash_generic,seqiv \
 	  -run '^(TestTunnelOverBareIP|TestTunnelObeysIPsecPolicies)$$'

@@ -199,12 +199,11 @@ func TestUnknownAddressesOfOthers(t *testing.T) {
 	for _, same := range []bool{false, true} {
 		for done := false; !done && !t.Failed(); {
 			t.Run(fmt.Sprintf("same=%t", same), func(t *testing.T) {
+				done = true // also when it is skipped
 				n := newNeighbours(t, "")
-				if !n.askMuch(same) {
-					return // again, with tables that are empty
+				if done = n.askMuch(same); done { // otherwise again, with empty tables
+					n.stillHeld()
 				}
-				done = true
-				n.stillHeld()
 			})
 		}
 	}

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package unit
+package systemd
 
 import (
 	"encoding/json"
@@ -16,7 +16,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	if os.Getenv("KERB_TEST_UNIT") == "" {
+	if os.Getenv("KERB_TEST_SYSTEMD") == "" {
 		os.Exit(m.Run())
 	}
 	os.Exit(nodetest.Main(m))
@@ -24,8 +24,8 @@ func TestMain(m *testing.M) {
 
 func needContainer(t *testing.T) {
 	t.Helper()
-	if os.Getenv("KERB_TEST_UNIT") == "" {
-		t.Skip("make test-unit runs it: it boots systemd in a container")
+	if os.Getenv("KERB_TEST_SYSTEMD") == "" {
+		t.Skip("make test-systemd runs it: it boots systemd in a container")
 	}
 	if _, err := exec.LookPath("systemd-nspawn"); err != nil {
 		t.Fatal("systemd-nspawn is missing: apt install systemd-container")
