@@ -100,7 +100,7 @@ func (r *Report) writeTails(w io.Writer) error {
 }
 
 // writeHistograms draws a plot for each load, metric and group: a line for each config, both axes logarithmic, so
-// that the few that came late are seen beside the many that did not.
+// that the few late ones are visible next to the many others.
 func (r *Report) writeHistograms(dir string, wanted func(string) bool) error {
 	drawn := map[string]bool{}
 	for _, h := range r.Histograms {

@@ -104,7 +104,7 @@ func (r *Run) Unsound(format string, args ...any) {
 	r.report.Unsound = append(r.report.Unsound, fmt.Sprintf(format, args...))
 }
 
-// Progress tells the person who waits what is going on.
+// Progress shows the user the current step.
 func (r *Run) Progress(format string, args ...any) {
 	fmt.Fprintf(r.progress, "%6.1fs  %s\n", time.Since(r.start).Seconds(), fmt.Sprintf(format, args...))
 }

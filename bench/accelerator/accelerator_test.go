@@ -244,7 +244,7 @@ func serveBy(t *testing.T, s *serving, serve func(net.Conn)) {
 	}()
 }
 
-// A server that has ended by itself spoils the figures, also if nobody had need of it any more.
+// A server that exited during the run invalidates the figures, even if no load needs it any more.
 func TestServerThatEnds(t *testing.T) {
 	e := newExperiment(t, "loopback")
 	e.configs = configs[:1]

@@ -103,7 +103,7 @@ func TestAccount(t *testing.T) {
 func TestLost(t *testing.T) {
 	_, b := open(t, "bare", "window")
 	err := b.network.Do(func() (err error) {
-		b.out, err = traffic.NewSender(netip.MustParseAddrPort("198.51.100.1:17754"), datagram, batchLen) // which nobody has
+		b.out, err = traffic.NewSender(netip.MustParseAddrPort("198.51.100.1:17754"), datagram, batchLen) // no host has this address
 		return err
 	})
 	if err != nil {

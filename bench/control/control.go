@@ -2,7 +2,7 @@
 
 // Package control is `kerb bench control`: what a control plane costs in memory, how long it takes from a new module to one
 // that has taken over, how long from a changed config to the kernel, and how many events a second it reads before one is
-// lost. Beside it runs a package without control plane, whose config is constants.
+// lost. It also runs a package without a control plane, whose config is constants.
 package control
 
 import (

@@ -56,8 +56,8 @@ static inline void lead_session(void)
 	fclose(f);
 }
 
-/* hurry puts this process and what it starts before the machine's other work, which is not what is measured: by weight, and
- * by the slice, shorter than others' (Linux 6.12), that has them give way the moment it wakes. */
+/* hurry gives this process and its children priority over the machine's other work, which is not measured: by weight, and by
+ * a shorter slice (Linux 6.12), so that they preempt other tasks as soon as they wake up. */
 static inline void hurry(void)
 {
 	struct attributes a = { .size = sizeof(a), .nice = -20, .runtime = 100000 };

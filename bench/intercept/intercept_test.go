@@ -181,7 +181,7 @@ func (p *place) packets() (n uint64) {
 	return n
 }
 
-// An idle receiver is told from a busy one.
+// The CPU time of an idle receiver differs from that of a busy one.
 func TestCPU(t *testing.T) {
 	e := newExperiment(t)
 	p := e.open(t, "stamp")

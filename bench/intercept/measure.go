@@ -96,7 +96,7 @@ func (e *experiment) samples(c config, l load, sent sentBy, r *receiver) ([]benc
 // grace is for a receiver that others keep from its CPU.
 const grace = 20 * time.Second
 
-// check voids the run if packets came twice or out of order, or got lost without the receiver having been told.
+// check voids the run if packets came twice or out of order, or were lost without a report to the receiver.
 func (e *experiment) check(c config, l load, sent sentBy, received receivedBy) {
 	if received.Disorder > 0 || received.Received > sent.Sent {
 		e.run.Unsound("%s, %s: %d of %d packets out of order, of %d sent", c.name, l.name, received.Disorder, received.Received, sent.Sent)

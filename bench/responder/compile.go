@@ -57,7 +57,7 @@ func (t *tools) divide() error {
 	}
 	half := len(all) / 2
 	if half == 0 {
-		return errors.New("one CPU: client and server cannot be told apart; two are needed")
+		return errors.New("client and server need two CPUs, this machine has one")
 	}
 	t.clients, t.others = all[:half], all[half:]
 	return nil

@@ -35,7 +35,7 @@ type contender struct {
 	program          string   // of tools, that serves; empty where the kernel alone answers
 	variants         []string // ways in which program can wait, the sleeping one first
 	variant          string
-	device           bool // program is told the device in place of the port
+	device           bool // the program takes the device instead of the port
 	sockets          *ebpf.Map
 	pid              int // of program while it serves
 	closers          []func() error
@@ -47,7 +47,7 @@ var errLeftOut = errors.New("cannot be measured")
 // labPrefix is a letter for the place, one for the protocol and one for the config: no two contenders share a lab.
 func labPrefix(f family, config string) string {
 	protocols := map[string]string{"speed": "s", "curve": "v", "coap": "c", "tcp": "t"}
-	configs := map[string]string{"user": "u", "user-best": "b", "afxdp": "a", "mixed": "m", "kernel": "k", "reflector": "r", "nobody": "n", "sockmap": "s"}
+	configs := map[string]string{"user": "u", "user-best": "b", "afxdp": "a", "mixed": "m", "kernel": "k", "reflector": "r", "dropped": "n", "sockmap": "s"}
 	return "kbr" + f.place[:1] + protocols[f.protocol] + configs[config]
 }
 
@@ -82,7 +82,7 @@ func (c *contender) raise() error {
 		return c.attach("to_socket", "")
 	case "reflector":
 		return c.attach("reflect", "pass")
-	case "nobody":
+	case "dropped":
 		return c.attach("drop", "")
 	case "sockmap":
 		c.serveBy("stream", "sockmap")

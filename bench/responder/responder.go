@@ -93,7 +93,7 @@ type experiment struct {
 	tools   *tools
 	lengths lengths
 	up      map[string]*contender // by place, protocol and config
-	alone   float64               // what a request costs that nobody answers, in us, in this round
+	alone   float64               // cost of a request that is dropped at the server's interface, in us, in this round
 }
 
 func run(ctx context.Context, r *bench.Run) (err error) {
@@ -152,8 +152,8 @@ func (e *experiment) runLoad(ctx context.Context, load string) error {
 
 // aloneTrial gives no figure of its own; its cost is taken off that of the others.
 func (e *experiment) aloneTrial(f family, n int) bench.Trial {
-	return bench.Trial{Config: "nobody answers", Measure: func(context.Context) ([]bench.Sample, error) {
-		c, err := e.contender(f, "nobody")
+	return bench.Trial{Config: "dropped", Measure: func(context.Context) ([]bench.Sample, error) {
+		c, err := e.contender(f, "dropped")
 		if err != nil {
 			return nil, err
 		}

@@ -150,7 +150,7 @@ func TestLabsAreApart(t *testing.T) {
 	for _, load := range loads() {
 		name, _, _ := strings.Cut(load, "/")
 		f := e.family(name)
-		for _, config := range append([]string{"nobody"}, f.configs...) {
+		for _, config := range append([]string{"dropped"}, f.configs...) {
 			key, prefix := f.place+f.protocol+config, labPrefix(f, config)
 			if other, taken := of[prefix]; taken && other != key {
 				t.Errorf("%s and %s are both in %s", other, key, prefix)
@@ -160,10 +160,10 @@ func TestLabsAreApart(t *testing.T) {
 	}
 }
 
-// A request that nobody answers costs something too, and none is answered.
-func TestNobodyAnswers(t *testing.T) {
+// A dropped request has a cost as well, and none is answered.
+func TestDroppedRequests(t *testing.T) {
 	e := newExperiment(t)
-	c := contend(t, e, "direct", "nobody")
+	c := contend(t, e, "direct", "dropped")
 	for length := 10 * time.Millisecond; ; length *= 2 { // until what counts by being idle has run, which others may keep it from
 		a, err := c.client("cost", 2, length, costRate)
 		if err != nil || a.Answered != 0 || a.Sent == 0 || length > 30*time.Second {
@@ -219,7 +219,7 @@ func TestMeasures(t *testing.T) {
 // What no thread is answered voids a run, and so do wrong answers.
 func TestUnsound(t *testing.T) {
 	e := newExperiment(t)
-	if _, err := e.ask(contend(t, e, "direct", "nobody"), "ask", 1, 1); err != nil {
+	if _, err := e.ask(contend(t, e, "direct", "dropped"), "ask", 1, 1); err != nil {
 		t.Fatal(err)
 	}
 	e.check(&contender{config: "x"}, answerTo{Sent: 2, Answered: 2, Wrong: 1})

@@ -163,14 +163,14 @@ func (c counts) moved() [4]uint64 {
 	return [4]uint64{c.nodes[0].SentPackets, c.nodes[0].ReceivedPackets, c.nodes[1].SentPackets, c.nodes[1].ReceivedPackets}
 }
 
-// lost are packets that were sent since before, and that nobody got.
+// lost is the number of packets sent since before that no node received.
 func (c counts) lost(before counts) int64 {
 	now, then := c.moved(), before.moved()
 	return int64(now[0] + now[2] - then[0] - then[2] - (now[1] + now[3] - then[1] - then[3]))
 }
 
-// check reports that no packet of the other node was dropped since before, and none was sent that nobody got, but for those that found
-// a queue full. The last ones may be on their way.
+// check reports packets of the other node that were dropped since before, and packets that no node received, except
+// those that found a queue full. The last ones may be in flight.
 func (c counts) check(t *testing.T, g *ground) {
 	t.Helper()
 	now := read(t, g)

@@ -12,7 +12,7 @@ import (
 	"testing"
 )
 
-// Who may not use the socket is told who may.
+// A user without access to the socket gets an error that names the group with access.
 func TestWhoMayConnect(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root: changes a group")

@@ -39,7 +39,7 @@ type Backend interface {
 	// ServeModule answers with what the module's control plane offers. The path is the one below /v1/modules/<name>, beginning
 	// with a slash. *fault.NotFound, and nothing is answered, if there is no such module or it offers nothing.
 	ServeModule(w http.ResponseWriter, r *http.Request, name string) error
-	// Trace tells what modules do to packets, until ctx ends or the request's limits are reached.
+	// Trace reports what modules do to packets, until ctx ends or the request's limits are reached.
 	Trace(ctx context.Context, r v1alpha1.TraceRequest, tell func(v1alpha1.TracedPacket) error) error
 	// Collector gives the agent's and the modules' metrics.
 	Collector() prometheus.Collector

@@ -94,7 +94,7 @@ func problemOf(err error) *Problem {
 	return newProblem(typeInternal, http.StatusInternalServerError, detail)
 }
 
-// mistakesOf lists what err joins. Beside mistakes there may be a reason why something could not be checked.
+// mistakesOf lists what err joins. In addition there may be a reason why something could not be checked.
 func mistakesOf(err error) (all []Mistake) {
 	if joined, ok := err.(interface{ Unwrap() []error }); ok {
 		for _, one := range joined.Unwrap() {

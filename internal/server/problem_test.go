@@ -12,7 +12,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/fault"
 )
 
-// Beside mistakes the reason why a resource could not be checked reaches the client, and mistakes decide on the status.
+// The client gets mistakes and the reason why a resource could not be checked; mistakes determine the status.
 func TestProblemOfJoinedErrors(t *testing.T) {
 	err := errors.Join(&fault.Unavailable{Resource: "Module a", Reason: "no answer"},
 		errors.Join(&fault.Invalid{Resource: "Module b", Field: "spec.hook", Reason: "wrong"}, errors.New("disk on fire")))

@@ -56,8 +56,8 @@ type (
 	}
 )
 
-// body is the request's body, read here and not by huma: it may be YAML, and mistakes in it are told with the name of the
-// resource.
+// body is the request's body, read here and not by huma: it may be YAML, and mistakes in it are reported with the name of
+// the resource.
 type body struct {
 	data      []byte
 	mediaType string

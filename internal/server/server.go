@@ -179,7 +179,7 @@ func (s *Server) conditions() (out []v1alpha1.Condition) {
 	return out
 }
 
-// isFeed tells a request to a module whose body goes on for as long as its sender has something to say, a line at a time.
+// isFeed reports whether r is a request to a module with a body of lines that the sender writes as they occur.
 func isFeed(r *http.Request) bool {
 	return strings.HasPrefix(r.URL.Path, "/v1/modules/") && r.Header.Get("Content-Type") == "application/x-ndjson"
 }
@@ -196,7 +196,7 @@ func (s *Server) recover(w http.ResponseWriter, r *http.Request) {
 	if reason == nil {
 		return
 	}
-	if reason == http.ErrAbortHandler { // a module's stream ended with its reader: nothing to tell of
+	if reason == http.ErrAbortHandler { // a module's stream ended with its reader: no error
 		panic(reason)
 	}
 	s.log.Error("panic in a request", "method", r.Method, "path", r.URL.Path, "panic", reason, "stack", string(debug.Stack()))

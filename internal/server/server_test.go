@@ -111,7 +111,7 @@ func TestResourceLifetime(t *testing.T) {
 		{"GET", "/v1/chains/none", "", 404, `Chain none does not exist`},
 		{"GET", "/v1/packages/counter", "", 200, `"source":"builtin"`},
 		{"GET", "/v1/modules/count/counts/web", "", 200, `"path":"/counts/web"`},
-		{"GET", "/v1/modules/nobody/counts", "", 404, `urn:kerb:not-found`},
+		{"GET", "/v1/modules/absent/counts", "", 404, `urn:kerb:not-found`},
 		{"GET", "/metrics", "", 200, "kerb_modules 1"},
 		{"GET", "/metrics", "", 200, "go_goroutines"},
 		{"GET", "/healthz", "", 200, "ok"},
