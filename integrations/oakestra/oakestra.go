@@ -61,8 +61,8 @@ type Listener struct {
 	doubtUntil time.Time
 }
 
-// Main is the integration's process: it serves until ctx ends. options is the JSON of Options.
-func Main(ctx context.Context, options []byte, log *slog.Logger) error {
+// Main is the integration's process: it serves until ctx ends. options is the JSON of Options. It calls ready when it listens.
+func Main(ctx context.Context, options []byte, log *slog.Logger, ready func()) error {
 	var o Options
 	if err := json.Unmarshal(options, &o); err != nil {
 		return fmt.Errorf("options: %w", err)
@@ -81,6 +81,7 @@ func Main(ctx context.Context, options []byte, log *slog.Logger) error {
 	defer cancel()
 	follow.Go(func() { l.follow(ctx) })
 	log.Info("serving Oakestra", "socket", o.Socket, "tcp", o.TCP)
+	ready()
 	return serve.Until(ctx, l.handler(), workTimeout, log, endpoints...)
 }
 
@@ -153,10 +154,15 @@ func (l *Listener) handler() http.Handler {
 
 // recover answers and logs a panic of a handler.
 func (l *Listener) recover(w http.ResponseWriter, r *http.Request) {
-	if reason := recover(); reason != nil {
-		l.log.Error("panic in a request of Oakestra", "method", r.Method, "path", r.URL.Path, "panic", reason, "stack", string(debug.Stack()))
-		http.Error(w, fmt.Sprintf("internal error; the agent's log has the details: %v", reason), http.StatusInternalServerError)
+	reason := recover()
+	if reason == nil {
+		return
 	}
+	if reason == http.ErrAbortHandler { // an answer of a module broke off: the client must notice that it is not complete
+		panic(reason)
+	}
+	l.log.Error("panic in a request of Oakestra", "method", r.Method, "path", r.URL.Path, "panic", reason, "stack", string(debug.Stack()))
+	http.Error(w, fmt.Sprintf("internal error; the agent's log has the details: %v", reason), http.StatusInternalServerError)
 }
 
 // follow clears away services whose namespace has ended without an undeploy, and what the agent did not confirm.

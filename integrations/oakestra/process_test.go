@@ -68,9 +68,7 @@ func TestProcess(t *testing.T) {
 			t.Errorf("the process lacks %q:\n%s", want, status)
 		}
 	}
-	if c := n.condition(); c.Status != "True" {
-		t.Errorf("condition %+v", c)
-	}
+	n.Eventually("the condition is true", func() bool { return n.condition().Status == "True" })
 	n.must("POST", "/ebpf", `{"name":"packetCounter","config":{}}`)
 	by := fmt.Sprintf(`msg=change by="integration oakestra, uid 0 pid %d" action=create kind=Module name=oakestra-0`, n.process())
 	if !strings.Contains(n.Log(), by) {

@@ -10,8 +10,10 @@ import (
 	"encoding/json"
 	"fmt"
 	"log/slog"
+	"os"
 	"os/exec"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -43,18 +45,19 @@ type Set struct {
 	all []*child
 }
 
-// child is one integration; pid is 0 while no process runs, and problem then says why.
+// child is one integration.
 type child struct {
 	Program
-	pid     int
-	problem string
+	pid     int    // 0 while no process runs
+	ready   bool   // reported by the process
+	problem string // why the last process ended, until one is ready
 }
 
 // NewSet prepares integrations. onChange is called when Condition has changed.
 func NewSet(programs []Program, log *slog.Logger, onChange func()) *Set {
 	s := &Set{log: log, onChange: onChange}
 	for _, p := range programs {
-		s.all = append(s.all, &child{Program: p, problem: "has not been started yet"})
+		s.all = append(s.all, &child{Program: p})
 	}
 	return s
 }
@@ -94,27 +97,43 @@ func (s *Set) once(ctx context.Context, c *child) error {
 		return err
 	}
 	out := &relay{log: s.log.With("integration", c.Name)}
-	cmd := exec.CommandContext(ctx, self, confineCommand, c.Name, string(options))
+	cmd := exec.CommandContext(ctx, self, confineCommand, c.Name, string(options), strconv.Itoa(os.Getpid()))
 	cmd.Args[0], cmd.Env, cmd.Stdout, cmd.Stderr = "kerb", []string{}, out, out
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	cmd.Cancel, cmd.WaitDelay = func() error { return cmd.Process.Signal(syscall.SIGTERM) }, stopTime
-	if err = sandbox.Start(cmd); err == nil {
-		s.set(c, cmd.Process.Pid, "")
-		err = cmd.Wait()
-	}
-	if err == nil {
+	if err = s.run(c, cmd); err == nil {
 		err = fmt.Errorf("exited by itself")
 	}
 	if out.first != "" {
 		err = fmt.Errorf("%w: %s", err, out.first)
 	}
-	s.set(c, 0, err.Error())
+	s.set(func() { c.pid, c.ready, c.problem = 0, false, err.Error() })
 	return err
 }
 
-func (s *Set) set(c *child, pid int, problem string) {
+// run starts the process, notes when it is ready, and waits for its end.
+func (s *Set) run(c *child, cmd *exec.Cmd) error {
+	ready, theirs, err := os.Pipe()
+	if err != nil {
+		return err
+	}
+	defer ready.Close()
+	cmd.ExtraFiles = []*os.File{theirs} // readyFile
+	err = sandbox.Start(cmd)
+	theirs.Close()
+	if err != nil {
+		return err
+	}
+	s.set(func() { c.pid = cmd.Process.Pid })
+	if n, _ := ready.Read(make([]byte, 1)); n == 1 { // 0 when the process ends first
+		s.set(func() { c.ready, c.problem = true, "" })
+	}
+	return cmd.Wait()
+}
+
+func (s *Set) set(change func()) {
 	s.mu.Lock()
-	c.pid, c.problem = pid, problem
+	change()
 	s.mu.Unlock()
 	s.onChange()
 }
@@ -130,19 +149,23 @@ func (s *Set) NameOf(pid int) string {
 	return ""
 }
 
-// Condition reports whether all integrations run. Without any there is none.
+// Condition reports whether all integrations serve. Without any there is none.
 func (s *Set) Condition() (c v1.Condition, configured bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	c = v1.Condition{Type: "Integrations", Status: "True", Reason: "Running"}
-	var problems []string
+	var missing []string
 	for _, one := range s.all {
-		if one.problem != "" {
-			problems = append(problems, one.Name+": "+one.problem)
+		switch {
+		case one.problem != "":
+			c.Status, c.Reason = "False", "NotRunning"
+			missing = append(missing, one.Name+": "+one.problem)
+		case !one.ready:
+			missing = append(missing, one.Name+": has started and does not serve yet")
 		}
 	}
-	if len(problems) > 0 {
-		c.Status, c.Reason, c.Message = "False", "NotRunning", strings.Join(problems, "; ")
+	if c.Message = strings.Join(missing, "; "); len(missing) > 0 && c.Status == "True" {
+		c.Status, c.Reason = "False", "Starting"
 	}
 	return c, len(s.all) > 0
 }

@@ -11,13 +11,17 @@ import (
 	"os/signal"
 	"runtime"
 	"slices"
+	"strconv"
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/kerb-edge/kerb/internal/control/sandbox"
 )
 
-// Main is what an integration does in its process until ctx ends. options is the JSON of what the agent started it with.
-type Main func(ctx context.Context, options []byte, log *slog.Logger) error
+// Main is what an integration does in its process until ctx ends. options is the JSON of what the agent started it with. It calls
+// ready once it has reached the agent and listens.
+type Main func(ctx context.Context, options []byte, log *slog.Logger, ready func()) error
 
 const (
 	self           = "/proc/self/exe" // this binary, whatever has become of its file
@@ -25,18 +29,22 @@ const (
 	runCommand     = "integration-run"
 )
 
+// readyFile is the descriptor of a pipe to the agent, to which a process writes one byte when it is ready.
+const readyFile = 3
+
 // Intercept makes this process the integration that the agent has started it as, or returns. It is called first in main.
 func Intercept(all map[string]Main) {
-	if len(os.Args) != 4 || os.Args[1] != confineCommand && os.Args[1] != runCommand {
+	args := os.Args
+	if len(args) < 4 || args[1] != confineCommand && args[1] != runCommand {
 		return
 	}
-	name, options := os.Args[2], os.Args[3]
+	name, options := args[2], args[3]
 	main, known := all[name]
 	err := fmt.Errorf("there is no integration %q", name)
 	switch {
-	case known && os.Args[1] == confineCommand:
-		err = confine(name, options)
-	case known:
+	case known && args[1] == confineCommand && len(args) == 5:
+		err = confine(name, options, args[4])
+	case known && args[1] == runCommand:
 		err = run(main, []byte(options))
 	}
 	if err != nil {
@@ -52,8 +60,12 @@ var capabilities = []uintptr{unix.CAP_NET_ADMIN, unix.CAP_SYS_ADMIN, unix.CAP_SY
 
 // confine gives up all other capabilities for good, and continues as the integration itself. The thread that calls execve becomes the
 // process, so that only this one has to change.
-func confine(name, options string) error {
+func confine(name, options, agent string) error {
 	runtime.LockOSThread()
+	parent, err := strconv.Atoi(agent)
+	if err != nil {
+		return err
+	}
 	for c := uintptr(0); ; c++ {
 		if slices.Contains(capabilities, c) {
 			continue
@@ -71,6 +83,9 @@ func confine(name, options string) error {
 	}
 	// systemd protects the agent from the OOM killer; that is not for integrations.
 	_ = os.WriteFile("/proc/self/oom_score_adj", []byte("0"), 0)
+	if err := sandbox.EndWith(parent); err != nil {
+		return fmt.Errorf("end with the agent: %w", err)
+	}
 	return fmt.Errorf("execute %s: %w", self, syscall.Exec(self, []string{"kerb", runCommand, name, options}, os.Environ()))
 }
 
@@ -80,5 +95,7 @@ func run(main Main, options []byte) error {
 	defer stop()
 	log := slog.New(slog.NewJSONHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	slog.SetDefault(log)
-	return main(ctx, options, log)
+	pipe := os.NewFile(readyFile, "ready")
+	syscall.CloseOnExec(readyFile)
+	return main(ctx, options, log, func() { _, _ = pipe.Write([]byte{1}) }) // fails if the agent is gone, which ends this process
 }

@@ -162,14 +162,17 @@ func (o *order) setCapabilities() error {
 	return unix.Prctl(unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_RAISE, unix.CAP_BPF, 0, 0)
 }
 
-// endWithParent asks for SIGKILL, and then looks whether it would have been sent before.
-func (o *order) endWithParent() error {
+func (o *order) endWithParent() error { return EndWith(o.Parent) }
+
+// EndWith makes the kernel kill the program that this thread executes next when parent ends, or returns an error if parent has ended
+// before. The kernel keeps this setting for each thread: Pdeathsig alone sets it for the first one, which may not be this one.
+func EndWith(parent int) error {
 	if err := unix.Prctl(unix.PR_SET_PDEATHSIG, uintptr(unix.SIGKILL), 0, 0, 0); err != nil {
 		return err
 	}
-	parent, err := parentPID()
-	if err == nil && parent != o.Parent {
-		err = fmt.Errorf("parent is %d, not %d", parent, o.Parent)
+	now, err := parentPID()
+	if err == nil && now != parent {
+		err = fmt.Errorf("parent is %d, not %d", now, parent)
 	}
 	return err
 }

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package integration
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// The test binary is the integration as well.
+func TestMain(m *testing.M) {
+	probes := map[string]Main{"probe": probe}
+	if len(os.Args) > 1 && os.Args[1] == confineCommand {
+		done := make(chan struct{})
+		go func() { // on a thread other than the first one, where Go may run main, too
+			runtime.LockOSThread()
+			Intercept(probes)
+			close(done)
+		}()
+		<-done
+	}
+	Intercept(probes)
+	os.Exit(m.Run())
+}
+
+func init() { runtime.LockOSThread() } // main runs on the first thread, of which the kernel asks the signal
+
+// probe reports which signal it gets when the agent ends, and is ready, and ends, when the test says so: all by FIFOs.
+func probe(ctx context.Context, options []byte, _ *slog.Logger, ready func()) error {
+	defer context.AfterFunc(ctx, func() { os.Exit(1) })()
+	dir := strings.Trim(string(options), `"`)
+	var signal int32
+	err := unix.Prctl(unix.PR_GET_PDEATHSIG, uintptr(unsafe.Pointer(&signal)), 0, 0, 0)
+	if err == nil {
+		err = os.WriteFile(filepath.Join(dir, "signal"), fmt.Append(nil, signal), 0)
+	}
+	if err == nil {
+		_, err = os.ReadFile(filepath.Join(dir, "ready"))
+	}
+	if err != nil {
+		return err
+	}
+	ready()
+	_, err = os.ReadFile(filepath.Join(dir, "end"))
+	return errors.Join(err, errors.New("asked to end"))
+}
+
+// An integration is killed with the agent whatever thread starts it, and its condition is true when it serves, not before.
+func TestLife(t *testing.T) {
+	dir := t.TempDir()
+	for _, name := range []string{"signal", "ready", "end"} {
+		if err := unix.Mkfifo(filepath.Join(dir, name), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	changed := make(chan struct{}, 16)
+	s := NewSet([]Program{{Name: "probe", Options: dir}}, slog.New(slog.DiscardHandler), func() { changed <- struct{}{} })
+	ctx, cancel := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	defer running.Wait()
+	defer cancel()
+	running.Go(func() { s.Run(ctx) })
+	check := func(status, reason, message string) {
+		t.Helper()
+		c, _ := s.Condition()
+		if c.Status != status || c.Reason != reason || !strings.Contains(c.Message, message) {
+			t.Fatalf("condition %+v, want %s, %s and %q", c, status, reason, message)
+		}
+	}
+
+	signal, err := os.ReadFile(filepath.Join(dir, "signal"))
+	if want := fmt.Sprint(int(unix.SIGKILL)); string(signal) != want || err != nil {
+		t.Errorf("when the agent ends the process gets signal %s, want %s: %v", signal, want, err)
+	}
+	<-changed
+	check("False", "Starting", "probe: has started and does not serve yet")
+	write := func(name string) {
+		t.Helper()
+		if err := os.WriteFile(filepath.Join(dir, name), nil, 0); err != nil {
+			t.Fatal(err)
+		}
+		<-changed
+	}
+	write("ready")
+	check("True", "Running", "")
+	write("end")
+	check("False", "NotRunning", "probe: exit status 1: asked to end")
+}
