@@ -95,11 +95,14 @@ func (l *Listener) readDeployment(w http.ResponseWriter, r *http.Request) (deplo
 	return in, l.state.Worker != ""
 }
 
-// The names that Oakestra's services have: application, its namespace, service, its namespace.
-var serviceName = regexp.MustCompile(`^[A-Za-z0-9_-]{1,64}(\.[A-Za-z0-9_-]{1,64}){3}$`)
+// The names that Oakestra's services have: application, its namespace, service, its namespace, of at most maxNamePart bytes each.
+var serviceName = regexp.MustCompile(`^[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+){3}$`)
+
+const maxNamePart = 64
 
 func (d deployment) check() error {
-	if !serviceName.MatchString(d.Name) {
+	tooLong := func(part string) bool { return len(part) > maxNamePart }
+	if !serviceName.MatchString(d.Name) || slices.ContainsFunc(strings.Split(d.Name, "."), tooLong) {
 		return &invalid{"serviceName", fmt.Sprintf("%q is not app.namespace.service.namespace", d.Name)}
 	}
 	if d.Instance < 0 {

@@ -43,7 +43,9 @@ func (o OakestraResolver) Complete() OakestraResolver {
 }
 
 // An id is a level of MQTT topics, which + # and / would make something else.
-var nodeID = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$`)
+var nodeID = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]*$`)
+
+const maxNodeID = 128
 
 func (o OakestraResolver) check() error {
 	var wrong []error
@@ -56,7 +58,7 @@ func (o OakestraResolver) check() error {
 	} else if u.Scheme == "tcp" && (o.CA != "" || o.Certificate != "") {
 		refuse("broker", "ca and certificate are for encrypted connections: write ssl:// instead of tcp://")
 	}
-	if !nodeID.MatchString(o.Node) {
+	if len(o.Node) > maxNodeID || !nodeID.MatchString(o.Node) {
 		refuse("node", "%q is not the id of a node: letters, digits, . _ and -", o.Node)
 	}
 	if _, err := netip.ParseAddr(o.Address); o.Address != "" && err != nil {

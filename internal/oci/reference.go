@@ -30,7 +30,9 @@ type Reference struct {
 	Digest   digest.Digest
 }
 
-var tagPattern = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}$`)
+var tagPattern = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_.-]*$`)
+
+const maxTag = 128
 
 // IsReference reports whether text is meant as a reference, right or wrong, and not as a directory or the name of a built-in.
 func IsReference(text string) bool {
@@ -65,7 +67,7 @@ func parseReference(text string) (Reference, error) {
 	start := strings.LastIndexByte(place, '/')
 	if i := strings.LastIndexByte(place, ':'); i > start {
 		r.Tag, place = place[i+1:], place[:i]
-		if !tagPattern.MatchString(r.Tag) {
+		if len(r.Tag) > maxTag || !tagPattern.MatchString(r.Tag) {
 			return r, fmt.Errorf("%q is not a tag: up to 128 letters, digits, dots, dashes and underscores, with no dot or dash first", r.Tag)
 		}
 	}

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/kerb-edge/kerb/internal/decode"
@@ -104,7 +105,7 @@ type Budget struct {
 //go:embed manifest.schema.json
 var ManifestSchema []byte
 
-var manifestSchema = schema.MustCompile(ManifestSchema)
+var manifestSchema = sync.OnceValue(func() *schema.Schema { return schema.MustCompile(ManifestSchema) })
 
 // ParseManifest reads a manifest. file is its name for errors, which are *fault.Invalid with their places, joined.
 func ParseManifest(file string, data []byte) (*Manifest, error) {
@@ -112,7 +113,7 @@ func ParseManifest(file string, data []byte) (*Manifest, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := manifestSchema.Validate(tree); err != nil {
+	if err := manifestSchema().Validate(tree); err != nil {
 		return nil, index.Locate(file, err)
 	}
 	m, err := decodeManifest(tree)

@@ -48,15 +48,18 @@ func resultTopic(node string) string   { return "nodes/" + node + "/net/tableque
 func interestTopic(node string) string { return "nodes/" + node + "/net/interest/remove" }
 func updateTopic(app string) string    { return "jobs/" + app + "/updates_available" }
 
-// appName is a name that can be part of a topic, and of a virtual service's name.
-var appName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,200}$`)
+const maxAppName = 201
+
+// appName matches names, of at most maxAppName bytes, that can be part of a topic and of a virtual service's name.
+// (Counting in an expression would make it a hundred times larger.)
+var appName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]*$`)
 
 func decodeResult(data []byte) (tableResult, error) {
 	var r tableResult
 	if err := json.Unmarshal(data, &r); err != nil {
 		return r, fmt.Errorf("table query: the answer cannot be understood: %w", err)
 	}
-	if r.App != "" && !appName.MatchString(r.App) {
+	if r.App != "" && (len(r.App) > maxAppName || !appName.MatchString(r.App)) {
 		return r, fmt.Errorf("table query: %q is not the name of a service", r.App)
 	}
 	return r, nil
