@@ -63,10 +63,11 @@ modules/classifier/inference/engine.bpf.o: $(wildcard modules/classifier/*.h)
 generate: ## Develop: write the generated Go files and test objects again
 	go generate ./...
 
-build: bpf ## Build: ./kerb, ./kerb-bench, and static binaries for amd64 and arm64 in dist/
+build: bpf ## Build: ./kerb, ./kerb-bench; static binaries for amd64 and arm64, and manual pages, in dist/
 	for program in kerb kerb-bench; do for arch in amd64 arm64; do \
 	  GOARCH=$$arch go build -trimpath -ldflags '$(LDFLAGS)' -o dist/$$program-linux-$$arch ./cmd/$$program || exit 1; done; \
 	  cp dist/$$program-linux-$$(go env GOARCH) $$program; done
+	go run ./internal/cli/man dist/man1
 
 fmt: ## Develop: format Go, and the changed lines of C if clang-format-19 is installed
 	gofmt -w $$(git ls-files -co --exclude-standard '*.go')

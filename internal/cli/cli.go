@@ -172,7 +172,7 @@ the kernel.`,
 	root.AddCommand(
 		a.agentCommand(), a.applyCommand(), a.diffCommand(), a.deleteCommand(), a.getCommand(), a.exportCommand(), a.explainCommand(), a.schemaCommand(),
 		a.chainCommand(), a.contextCommand(), a.newPackageCommand(), a.interceptCommand(),
-		a.statusCommand(), a.topCommand(), a.traceCommand(), a.doctorCommand(), a.purgeCommand(), a.versionCommand(), manCommand(),
+		a.statusCommand(), a.topCommand(), a.traceCommand(), a.doctorCommand(), a.purgeCommand(), a.versionCommand(),
 	)
 	root.AddCommand(a.kindCommands()...)
 	root.AddCommand(benchCommands()...)

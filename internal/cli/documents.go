@@ -5,11 +5,9 @@ package cli
 import (
 	"fmt"
 	"io"
-	"os"
 	"runtime"
 
 	"github.com/spf13/cobra"
-	"github.com/spf13/cobra/doc"
 
 	"github.com/kerb-edge/kerb/api/v1alpha1"
 )
@@ -29,21 +27,4 @@ func (a *app) versionCommand() *cobra.Command {
 			})
 		},
 	})
-}
-
-func manCommand() *cobra.Command {
-	return &cobra.Command{
-		Use:     "man DIR",
-		Short:   "Write the manual pages into a directory",
-		Example: "  kerb man /usr/local/share/man/man1",
-		Args:    cobra.ExactArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := os.MkdirAll(args[0], 0o755); err != nil {
-				return err
-			}
-			root := cmd.Root()
-			root.DisableAutoGenTag = true // the same tree gives the same pages
-			return doc.GenManTree(root, &doc.GenManHeader{Title: "KERB", Section: "1", Source: "Kerb", Manual: "Kerb manual"}, args[0])
-		},
-	}
 }
