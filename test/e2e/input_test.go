@@ -103,7 +103,7 @@ func mistakes(t *testing.T, n *node) map[string]mistake {
 		"unknown package":      {packageSpec("nosuch"), 2, []string{"Module x: spec.package", `"nosuch"`, "built-in are"}},
 		"no such directory":    {packageSpec("/nosuch"), 2, []string{"Module x: spec.package", "/nosuch"}},
 		"config field":         {yamlModule("{package: " + drop + ", attach: {services: '*'}, config: {prot: 1}}"), 2, []string{"Module x: spec.config.prot: unknown field"}},
-		"config range":         {yamlModule("{package: " + drop + ", attach: {services: '*'}, config: {port: 70000}}"), 2, []string{"Module x: spec.config.port: maximum"}},
+		"config range":         {yamlModule("{package: " + drop + ", attach: {services: '*'}, config: {port: 70000}}"), 2, []string{"Module x: spec.config.port: is 70000; want at most 65535"}},
 		"config type":          {yamlModule("{package: " + drop + ", attach: {services: '*'}, config: {port: http}}"), 2, []string{"Module x: spec.config.port"}},
 		"order in a circle":    {yamlModule("{package: " + pass + ", attach: {services: '*'}, order: {before: [count], after: [count]}}"), 2, []string{"spec.order", "count"}},
 		"hook not offered":     {yamlModule("{package: " + tcOnly(t) + ", attach: {services: '*'}, hook: xdp}"), 2, []string{"Module x: spec.hook", "xdp"}},
