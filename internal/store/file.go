@@ -3,6 +3,8 @@
 package store
 
 import (
+	"bytes"
+	"cmp"
 	"crypto/sha256"
 	"encoding/binary"
 	"errors"
@@ -13,6 +15,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime/debug"
+	"slices"
 	"strconv"
 
 	"go.etcd.io/bbolt"
@@ -34,7 +37,11 @@ func bucketOf(kind resource.Kind) []byte { return []byte(kind.Names().Plural) }
 // versionsOf is the bucket of earlier versions.
 func versionsOf(kind resource.Kind) []byte { return []byte(kind.Names().Noun + "versions") }
 
-// buckets are those of all kinds.
+// schema3 are the buckets of schema version 3, in the order in which the digest covers them.
+var schema3 = []string{"modules", "services", "virtualservices", "models", "modelversions"}
+
+// buckets are those of all kinds, in the order of the digest, which is part of the format: those of schema3, then all others in the
+// order of their names. The order in which kinds are listed for users does not matter.
 func buckets() (out [][]byte) {
 	for _, kind := range resource.Kinds() {
 		out = append(out, bucketOf(kind))
@@ -42,7 +49,19 @@ func buckets() (out [][]byte) {
 			out = append(out, versionsOf(kind))
 		}
 	}
+	slices.SortFunc(out, byDigestOrder)
 	return out
+}
+
+func byDigestOrder(a, b []byte) int {
+	return cmp.Or(cmp.Compare(digestRank(a), digestRank(b)), bytes.Compare(a, b))
+}
+
+func digestRank(bucket []byte) int {
+	if i := slices.Index(schema3, string(bucket)); i >= 0 {
+		return i
+	}
+	return len(schema3)
 }
 
 // errPanic marks a panic of bbolt, which is how it meets pages that it does not understand.
