@@ -43,12 +43,12 @@ func (a *Agent) Apply(ctx context.Context, r server.Request) (result v1.ApplyRes
 		}
 		return result, err
 	}
-	seen, err := a.observe(next)
-	if err != nil {
-		return result, err
-	}
 	prepared, err := a.prepareAll(next, modules)
-	if err = errors.Join(rejected, checkServices(seen), err); err != nil {
+	seen, unseen := a.observe(next) // after control planes have started, which may take long
+	if unseen == nil {
+		unseen = checkServices(seen)
+	}
+	if err = errors.Join(rejected, unseen, err); err != nil {
 		a.releaseAll(prepared)
 		return result, err
 	}
@@ -118,7 +118,10 @@ func (a *Agent) change(t target, prepared map[string]*deployment, dryRun, keep b
 				return err
 			}
 			a.log.Debug("step", "step", "store the desired state")
-			return a.commit(t.desired, keep)
+			if err := a.commit(t.desired, keep); err != nil {
+				return &commitError{err}
+			}
+			return nil
 		},
 	})
 	for _, s := range r.Steps {
@@ -134,6 +137,11 @@ func (a *Agent) change(t target, prepared map[string]*deployment, dryRun, keep b
 	}
 	return steps, warnings, nil
 }
+
+// commitError is an error of the store: whatever the kernel says when the change is undone, it is not what is wrong with the request.
+type commitError struct{ error }
+
+func (e *commitError) Unwrap() error { return e.error }
 
 // admit refuses what can be refused before the kernel is changed.
 func (a *Agent) admit(t target, points plan.Placements, prepared map[string]*deployment) error {

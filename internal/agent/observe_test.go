@@ -3,6 +3,8 @@
 package agent
 
 import (
+	"os"
+	"path/filepath"
 	"sync/atomic"
 	"testing"
 
@@ -34,5 +36,30 @@ func TestChangeLooksUpOnce(t *testing.T) {
 	}
 	if got := lookups.Load(); got != 1 {
 		t.Errorf("%d lookups, want 1", got)
+	}
+}
+
+// Modules are prepared before the node is observed: control planes may take long to start, and services go on changing.
+func TestObservedAfterPreparing(t *testing.T) {
+	n := newNode(t)
+	dir := filepath.Join(t.TempDir(), "package")
+	if err := os.CopyFS(dir, os.DirFS(testPackage(t, "pass"))); err != nil {
+		t.Fatal(err)
+	}
+	n.stop()
+	n.opened = func(a *Agent) {
+		a.observer.Resolve = func(specs map[string]v1.ServiceSpec) (map[string]service.State, error) {
+			if _, ours := specs["web"]; ours { // and not a reconciliation's
+				if err := os.RemoveAll(dir); err != nil { // what is prepared now fails
+					t.Error(err)
+				}
+			}
+			return service.ResolveAll(specs)
+		}
+	}
+	n.start(t)
+	m := module("count", dir, "*", nil)
+	if _, err := n.Apply(t.Context(), server.Request{Resources: append(resource.Objects(n.both()...), &m), DryRun: true}); err != nil {
+		t.Error(err)
 	}
 }

@@ -99,6 +99,10 @@ func (a *Agent) findRejected(t target, err error) error {
 
 // explain gives kernel errors the form that reaches the operator.
 func (a *Agent) explain(err error) error {
+	var unstored *commitError
+	if errors.As(err, &unstored) {
+		return err
+	}
 	var rejected *dataplane.RejectedError
 	if errors.As(err, &rejected) {
 		return &fault.Rejected{Plain: rejected.Error(), Log: rejected.Log}

@@ -26,7 +26,7 @@ import (
 )
 
 // SchemaVersion is the layout of the file that this build writes. It reads older ones, too. Each kind of resources that is
-// added makes a new version, which builds without it refuse: they would lose its resources.
+// added makes a new version, which builds without it refuse: they would lose its resources. Version 3 had four kinds.
 var SchemaVersion = len(resource.Kinds()) - 1
 
 // lockWait is how long Open waits for another process to let go of the file.
@@ -34,9 +34,9 @@ const lockWait = 2 * time.Second
 
 var (
 	// ErrReadOnly is returned by writes when the file can only be read. It is a *fault.ReadOnly.
-	ErrReadOnly error = &fault.ReadOnly{Reason: "the store can only be read"}
+	ErrReadOnly error = &fault.ReadOnly{Reason: "the store can only be read; make the directory of the agent's state writable, and restart the agent"}
 	// ErrFull is returned by writes when the disk is full. The state is the one before the write. It is a *fault.ReadOnly.
-	ErrFull error = &fault.ReadOnly{Reason: "no space is left for the store"}
+	ErrFull error = &fault.ReadOnly{Reason: "no space is left for the store; free some on the file system of the agent's state, and repeat the change"}
 	// ErrLocked is returned by Open when another process holds the file.
 	ErrLocked = errors.New("another process has the store open")
 	// ErrCorrupt is returned when the file is found damaged after it was opened.
