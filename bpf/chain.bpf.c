@@ -56,7 +56,7 @@ static __always_inline __u32 begin(struct __sk_buff *ctx, struct kerb_pkt *pkt)
 	pkt->ifindex = ctx->ifindex;
 	pkt->len = ctx->len;
 	/* Without a branch, as one here would make the verifier walk what follows twice. */
-	asm volatile("" : "+r"(tags));
+	kerb_opaque(tags);
 	pkt->vlan = ctx->vlan_tci & -tags;
 	return tags;
 }

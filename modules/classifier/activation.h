@@ -16,7 +16,7 @@ static __always_inline __s64 cls_table(const __u32 *table, __u64 z)
 {
 	__s64 low, high, beyond = (__s64)(CLS_TABLE_LIMIT - z) >> 63;
 
-	asm volatile("" : "+r"(beyond));
+	kerb_opaque(beyond);
 	z = (z & ~beyond) + (beyond & CLS_TABLE_LIMIT);
 	if (z > CLS_TABLE_LIMIT) /* never; the verifier does not know */
 		return 0;
@@ -30,7 +30,7 @@ static __always_inline __s64 cls_sigmoid(__s64 z)
 {
 	__s64 negative = z >> 63, v;
 
-	asm volatile("" : "+r"(negative));
+	kerb_opaque(negative);
 	v = cls_table(cls_sigmoid_table, (z ^ negative) - negative);
 	return (v ^ negative) - negative + (negative & CLS_TABLE_ONE);
 }

@@ -15,7 +15,7 @@ static __always_inline __s64 cls_q15(const struct cls_model *m, const __s64 *out
 
 static __always_inline const __s64 *cls_outputs(const struct cls_model *m, const struct cls_scratch *s)
 {
-	return m->kind >= CLS_SMALL ? s->out : s->a[cls_fresh(m->layers) & 1];
+	return m->kind >= CLS_SMALL ? s->out : s->a[kerb_reread(m->layers) & 1];
 }
 
 /* The first of the largest outputs. It is unpredictable, so nothing branches on it. */
@@ -27,10 +27,10 @@ static __always_inline __u32 cls_largest(const struct cls_model *m, const __s64 
 	for (__u32 i = 1; i < CLS_CLASSES_MAX; i++) {
 		__s64 more;
 
-		if (i >= cls_fresh(m->outputs))
+		if (i >= kerb_reread(m->outputs))
 			break;
 		more = (most - out[i]) >> 63;
-		asm volatile("" : "+r"(more));
+		kerb_opaque(more);
 		most += (out[i] - most) & more;
 		class += (i - class) & more;
 	}
@@ -52,7 +52,7 @@ __noinline __u32 cls_softmax(__u32 slot, __u32 largest)
 	most = cls_q15(m, out, largest & (CLS_CLASSES_MAX - 1));
 	normal = cls_exp_minus(most - cls_q15(m, out, 0));
 	for (__u32 i = 0; i < CLS_CLASSES_MAX; i++) {
-		if (i >= cls_fresh(m->outputs))
+		if (i >= kerb_reread(m->outputs))
 			break;
 		sum += cls_exp_minus(most - cls_q15(m, out, i));
 	}
@@ -84,7 +84,7 @@ static __always_inline void cls_decide(const struct cls_model *m, const __s64 *o
 {
 	d->version = m->version;
 	d->class = m->outputs > 1 ? cls_largest(m, out) : out[0] > m->threshold;
-	d->score = cls_score(m, out, cls_fresh(d->class), d->slot);
+	d->score = cls_score(m, out, kerb_reread(d->class), d->slot);
 }
 
 /* Layers that take longer than a call; the verifier examines them once. */

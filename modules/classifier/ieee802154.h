@@ -72,7 +72,7 @@ static __always_inline __u32 cls_frame_version(__u32 fcf)
 /* Pointer to what comes at off. The mask is for the verifier; the compiler must not know better and leave it out. */
 static __always_inline void *cls_at(struct cls_frame *f, __u64 off)
 {
-	asm volatile("" : "+r"(off));
+	kerb_opaque(off);
 	return f->b + (off & CLS_FRAME_MAX);
 }
 

@@ -24,7 +24,7 @@ static __always_inline __s64 cls_clamp(__s64 v, __u64 limit)
 {
 	__s64 below = v >> 63, above = (__s64)(limit - v) >> 63;
 
-	asm volatile("" : "+r"(below), "+r"(above));
+	kerb_opaque2(below, above);
 	return (v | above) & (limit & ~below);
 }
 
@@ -83,13 +83,12 @@ static __always_inline const __u64 *cls_words(const struct cls_model *m, __u64 a
 }
 
 /* The numbers that the verifier learns in one loop must not bind it in the next: it would follow that once for each way out of
- * the first. So bounds are read where they are used. */
-#define cls_fresh(member) (*(const volatile typeof(member) *)&(member))
+ * the first. So bounds are read where they are used (kerb_reread). */
 
 static __always_inline void cls_activate_all(const struct cls_layer *l, __s64 *y)
 {
 	for (__u32 i = 0; i < CLS_WIDTH_MAX; i++) {
-		if (i >= cls_fresh(l->neurons))
+		if (i >= kerb_reread(l->neurons))
 			break;
 		y[i] = cls_clamp((cls_activate(y[i], l->activation, l->slope) * l->post_mul + l->post_add) >> (l->post_shift & 63),
 				 l->post_limit) + l->post_offset;
@@ -120,9 +119,9 @@ static __always_inline void cls_packed_rows(const struct cls_model *m, const str
 		const __u64 *c = cls_words(m, at);
 		struct cls_sums sum;
 
-		if (row >= cls_fresh(l->rows))
+		if (row >= kerb_reread(l->rows))
 			break;
-		sum = cls_dot(c + 12, x, cls_fresh(l->inputs), CLS_LANES_ZERO);
+		sum = cls_dot(c + 12, x, kerb_reread(l->inputs), CLS_LANES_ZERO);
 		cls_three(l, c, sum.a, y);
 		cls_three(l, c + 6, sum.b, y + 3);
 		y += 6;
@@ -138,9 +137,9 @@ static __always_inline void cls_exact_rows(const struct cls_model *m, const stru
 		const __u64 *c = cls_words(m, at);
 		struct cls_sums sum;
 
-		if (row >= cls_fresh(l->rows))
+		if (row >= kerb_reread(l->rows))
 			break;
-		sum = cls_dot(c + 4, x, cls_fresh(l->inputs), 0);
+		sum = cls_dot(c + 4, x, kerb_reread(l->inputs), 0);
 		y[0] = cls_neuron(l, c, sum.a, l->shift & 63);
 		y[1] = cls_neuron(l, c + 2, sum.b, l->shift & 63);
 		y += 2;
@@ -194,7 +193,7 @@ static __always_inline struct cls_four cls_small_layer(const struct cls_model *m
 	const __u64 *w = m->words + i * CLS_SMALL_STRIDE;
 	const struct cls_layer *l = &m->layer[i];
 	struct cls_four y = {cls_small_neuron(l, w, x)};
-	__u32 n = cls_fresh(l->neurons);
+	__u32 n = kerb_reread(l->neurons);
 
 	if (n > 1)
 		y.b = cls_small_neuron(l, w + 5, x);
@@ -213,11 +212,11 @@ static __always_inline void cls_small(const struct cls_model *m, struct cls_scra
 	struct cls_four x = {cls_input(m, s, 0), cls_input(m, s, 1), cls_input(m, s, 2), cls_input(m, s, 3)};
 
 	x = cls_small_layer(m, 0, x);
-	if (cls_fresh(m->layers) > 1)
+	if (kerb_reread(m->layers) > 1)
 		x = cls_small_layer(m, 1, x);
-	if (cls_fresh(m->layers) > 2)
+	if (kerb_reread(m->layers) > 2)
 		x = cls_small_layer(m, 2, x);
-	if (cls_fresh(m->layers) > 3)
+	if (kerb_reread(m->layers) > 3)
 		x = cls_small_layer(m, 3, x);
 	s->out[0] = x.a + offset;
 	s->out[1] = x.b + offset;
@@ -229,12 +228,12 @@ static __always_inline void cls_small(const struct cls_model *m, struct cls_scra
 static __always_inline void cls_layers(const struct cls_model *m, struct cls_scratch *s, __u32 slot)
 {
 	for (__u32 i = 0; i < CLS_WIDTH_MAX; i++) {
-		if (i >= cls_fresh(m->inputs))
+		if (i >= kerb_reread(m->inputs))
 			break;
 		s->a[0][i] = cls_input(m, s, i) + m->input_offset;
 	}
 	for (__u32 i = 0; i < CLS_LAYERS_MAX; i++) {
-		if (i >= cls_fresh(m->layers))
+		if (i >= kerb_reread(m->layers))
 			break;
 		cls_layer(slot, i);
 	}

@@ -4,6 +4,7 @@
 #ifndef CLS_MODEL_H
 #define CLS_MODEL_H
 
+#include <kerb/verifier.h>
 #include "features.h"
 
 #define CLS_SLOTS      4     /* live, shadow, and two that can be written meanwhile (see model/slots.go) */

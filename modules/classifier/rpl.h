@@ -102,7 +102,7 @@ __noinline int cls_parse_frame(kerb_ctx *ctx, __u32 off, __u32 len)
 	if (!len)
 		return CLS_TRUNCATED;
 	some = len - 1;
-	asm volatile("" : "+r"(some)); /* Linux 6.1 sees no bounds but in the register that is masked */
+	kerb_opaque(some); /* Linux 6.1 sees no bounds but in the register that is masked */
 	if (cls_load_frame(ctx, f, off, (some & CLS_FRAME_MAX) + 1))
 		return CLS_TRUNCATED;
 	f->end = len;

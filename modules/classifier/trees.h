@@ -26,9 +26,9 @@ static __always_inline __u64 cls_step(const struct cls_model *m, const struct cl
 {
 	__u64 node = cls_node(m, at), feature = (__u32)node >> CLS_NODE_FEATURE, right;
 
-	asm volatile("" : "+r"(feature));
+	kerb_opaque(feature);
 	right = (__u64)(cls_node_value(node) - *(__s64 *)((void *)s + feature)) >> 61;
-	asm volatile("" : "+r"(right));
+	kerb_opaque(right);
 	return (node + right) & CLS_NODE_LEFT;
 }
 
@@ -52,7 +52,7 @@ static __always_inline __s64 cls_abreast(const struct cls_model *m, struct cls_s
 	__u64 a = t * 8, b = a + 8, c = a + 16, d = a + 24, e = a + 32;
 
 	for (__u32 i = 0; i < CLS_DEPTH_MAX; i++) {
-		if (i >= cls_fresh(m->depth))
+		if (i >= kerb_reread(m->depth))
 			break;
 		a = cls_step(m, s, a);
 		b = cls_step(m, s, b);
@@ -65,7 +65,7 @@ static __always_inline __s64 cls_abreast(const struct cls_model *m, struct cls_s
 	c = cls_node_value(cls_node(m, c));
 	d = cls_node_value(cls_node(m, d));
 	e = cls_node_value(cls_node(m, e));
-	if (cls_fresh(m->outputs) <= 1)
+	if (kerb_reread(m->outputs) <= 1)
 		return a + b + c + d + e;
 	cls_vote(m, s, t, a);
 	cls_vote(m, s, t + 1, b);
@@ -85,7 +85,7 @@ __noinline int cls_walk(__u32 slot, __u32 first)
 	if (!m || !s || first >= CLS_TREES_MAX)
 		return 0;
 	for (__u32 t = 0; t < CLS_TURN; t += CLS_ABREAST) {
-		if (first + t >= cls_fresh(m->trees))
+		if (first + t >= kerb_reread(m->trees))
 			break;
 		sum += cls_abreast(m, s, first + t);
 	}

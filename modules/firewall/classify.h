@@ -143,10 +143,10 @@ static __always_inline void fw_search(struct fw_flow *s)
 		__u64 node, kind;
 		__u32 value;
 
-		asm volatile("%0 &= 0xff8" : "+r"(at)); /* FW_CHUNK nodes */
+		kerb_bound(at, 0xff8); /* FW_CHUNK nodes */
 		node = *(__u64 *)((void *)chunk + at);
 		kind = node >> 48;
-		asm volatile("" : "+r"(kind)); /* the comparison below must be with kind itself */
+		kerb_opaque(kind); /* the comparison below must be with kind itself */
 		value = node;
 		at = node >> 32;
 		if (kind <= FW_NODE_CUT) {

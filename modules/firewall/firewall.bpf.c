@@ -147,7 +147,7 @@ static __always_inline __u32 admit(struct fw_flow *f, __u32 decision, __u64 now)
 	return decision;
 }
 
-/* Decides on the packet in the scratch map. Takes nothing from it but the time: see blur. */
+/* Decides on the packet in the scratch map. Takes nothing from it but the time: see fw_forget_packet. */
 static __noinline __u32 fw_judge(__u64 now)
 {
 	struct fw_flow *f = fw_flow();
@@ -161,7 +161,7 @@ static __noinline __u32 fw_judge(__u64 now)
 			if (is_related(f, now))
 				return FW_SLOT_RELATED;
 		} else if (f->kind < FW_ERROR) {
-			track = fw_blur(f, look_up(f, now));
+			track = kerb_through(f->hidden, look_up(f, now));
 		}
 		if (track == FW_TRACKED)
 			return FW_SLOT_TRACKED;
@@ -203,18 +203,12 @@ static __always_inline __u32 judge_later_fragment(const struct kerb_pkt *pkt, __
 	return FW_DENY(FW_SLOT_FRAGMENT, KERB_DROP_FRAGMENT);
 }
 
-/* Mixes a zero that the verifier does not know into what the parser found. Else it would follow the search, and all
- * modules behind, once for each of the hundred or so ways through the parser. */
-static __always_inline void blur(struct kerb_pkt *pkt, const struct fw_flow *f)
+/* Else the verifier would follow the search, and all modules behind, once for each of the hundred or so ways through the parser. */
+static __always_inline void fw_forget_packet(struct kerb_pkt *pkt, const struct fw_flow *f)
 {
-	__u64 zero = *(const volatile __u64 *)&f->zero;
+	__u64 zero = kerb_reread(f->zero);
 
-	pkt->l3 ^= zero;
-	pkt->l4 ^= zero;
-	pkt->family ^= zero;
-	pkt->proto ^= zero;
-	pkt->flags ^= zero;
-	pkt->outcome ^= zero;
+	kerb_mix(pkt, zero);
 }
 
 static __always_inline __u32 judge(struct kerb_pkt *pkt, struct fw_flow *f, __u32 dir)
@@ -232,7 +226,7 @@ static __always_inline __u32 judge(struct kerb_pkt *pkt, struct fw_flow *f, __u3
 		fw_read_quoted(pkt, f);
 	kerb_reload(pkt);
 	now = state ? fw_now() : 0;
-	decision = fw_blur(f, fw_judge(now));
+	decision = kerb_through(f->hidden, fw_judge(now));
 	if (!state)
 		return decision;
 	if (dir == FW_EGRESS && !(decision >> 16) && fw_is_dhcp_request(f))
@@ -267,9 +261,9 @@ static __always_inline __u32 decide(struct kerb_pkt *pkt, __u32 dir)
 
 	if (!f)
 		return FW_DENY(FW_SLOT_MALFORMED, KERB_DROP_NO_MEMORY);
-	blur(pkt, f);
+	fw_forget_packet(pkt, f);
 	decision = judge_link(pkt, dir);
-	blur(pkt, f);
+	fw_forget_packet(pkt, f);
 	if (decision)
 		return decision;
 	if (pkt->outcome)

@@ -62,7 +62,7 @@ struct fw_fork {
 };
 
 struct fw_flow {
-	__u64 zero; /* always: see blur */
+	__u64 zero; /* always: see fw_forget_packet */
 	union {
 		__u32 word[16];
 		__u64 pair[8];
@@ -85,7 +85,7 @@ struct fw_flow {
 	__u8 cursor;   /* where in options the parser is */
 	__u8 options_len;
 	__u8 unused;
-	__u32 blurred; /* see fw_blur */
+	__u32 hidden; /* see kerb_through */
 	struct fw_conn next; /* what an entry becomes */
 	struct fw_usage usage; /* what an interface begins with */
 	__u32 seq, ack, end, win; /* TCP, host byte order; end is after the last byte, win unscaled */
@@ -102,13 +102,6 @@ struct {
 	__type(key, __u32);
 	__type(value, struct fw_flow);
 } scratch SEC(".maps");
-
-/* A value that the verifier does not know: it follows what is behind once and not once for each value. */
-static __always_inline __u32 fw_blur(struct fw_flow *f, __u32 value)
-{
-	*(volatile __u32 *)&f->blurred = value;
-	return *(volatile __u32 *)&f->blurred;
-}
 
 struct fw_icmp {
 	__u8 type, code;

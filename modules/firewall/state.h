@@ -355,7 +355,7 @@ static __always_inline int fw_on_opening(void *established, void *opening, void 
 		return FW_UNKNOWN;
 	}
 	if (fw_is_tcp(f))
-		fit = fw_blur(f, fw_tcp_opening(n, f));
+		fit = kerb_through(f->hidden, fw_tcp_opening(n, f));
 	else
 		fw_advance(n, f, now);
 	if (fit == FW_FIT_NOT)
@@ -398,7 +398,7 @@ static __noinline int fw_track_slowly(void *established, void *opening, void *pe
 		c = bpf_map_lookup_elem(pending, &f->key4);
 	if (!c)
 		return why == FW_WHY_MISFIT ? FW_INVALID : FW_UNKNOWN;
-	track = fw_blur(f, fw_on_opening(established, opening, pending, c, f, now));
+	track = kerb_through(f->hidden, fw_on_opening(established, opening, pending, c, f, now));
 	if (why != FW_WHY_MISFIT)
 		return track;
 	/* In addition to the established connection one side has begun another one. Once the other side knows that one only: */
@@ -419,7 +419,7 @@ static __always_inline int fw_on_established(struct fw_conn *c, struct fw_flow *
 			*track = FW_UNKNOWN; /* one that has lost the connection begins another one, which may be a lie */
 			return FW_WHY_NOT;
 		}
-		fit = fw_blur(f, fw_tcp_fit(c, f));
+		fit = kerb_through(f->hidden, fw_tcp_fit(c, f));
 		if (fit == FW_FIT_NOT)
 			return FW_WHY_MISFIT;
 		if (fit == FW_FIT_YES && f->tcp & (TCP_FIN | TCP_RST))
@@ -443,7 +443,7 @@ static __always_inline int fw_track(void *established, void *opening, void *pend
 		why = fw_on_established(c, f, now, &track);
 	if (why == FW_WHY_NOT)
 		return track;
-	return fw_track_slowly(established, opening, pending, now, fw_blur(f, why));
+	return fw_track_slowly(established, opening, pending, now, kerb_through(f->hidden, why));
 }
 
 /* Whether a connection with this key is alive. For packets that report it without being part of it. */

@@ -24,7 +24,7 @@ static __always_inline __u32 fw_after(__u32 a, __u32 b)
 {
 	__u32 sign = b - a;
 
-	asm volatile("" : "+r"(sign));
+	kerb_opaque(sign);
 	return sign >> 31;
 }
 

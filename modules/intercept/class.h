@@ -127,7 +127,7 @@ static __always_inline int icpt_in_prefixes(const struct icpt_prefix *list, __u3
 			return 0;
 		for (int w = 0; w < 4; w++) {
 			differs |= (addr[w] & m[w]) ^ a[w];
-			asm volatile("" : "+r"(differs)); /* no branches, each of which doubles what the verifier follows */
+			kerb_opaque(differs); /* no branches, each of which doubles what the verifier follows */
 		}
 		if (!differs)
 			return 1;
@@ -156,7 +156,7 @@ static __noinline int icpt_payload_matches(const struct icpt_class *c, const str
 		if (off + len > k->payload_len)
 			return 0;
 		len--; /* the verifier of 6.1 does not learn from != 0 that a length is 1 or more */
-		asm volatile("" : "+r"(len));
+		kerb_opaque(len);
 		if (len >= sizeof(have) || icpt_load(k->ctx, k->payload + off, &have, len + 1) || (have & want->mask) != want->bytes)
 			return 0;
 	}
@@ -232,7 +232,7 @@ static __always_inline int icpt_may_match(const struct icpt_table *t, const stru
 
 	if (!(t->directions & k->direction))
 		return 0;
-	asm volatile("" : "+r"(port)); /* verifiers up to that of 6.12 forget how large a short from the stack can be */
+	kerb_opaque(port); /* verifiers up to that of 6.12 forget how large a short from the stack can be */
 	return t->any_port || !k->has_ports || t->ports[port >> 5 & 2047] >> (port & 31) & 1;
 }
 
@@ -241,7 +241,7 @@ static __always_inline void *icpt_at(kerb_ctx *ctx, __u64 off, __u64 len)
 {
 	void *p = (void *)kerb_ctx_field(ctx, data), *end = (void *)kerb_ctx_field(ctx, data_end);
 
-	asm volatile("" : "+r"(off));
+	kerb_opaque(off);
 	p += off & KERB_MAX_HDRS;
 	return p + len > end ? 0 : p;
 }

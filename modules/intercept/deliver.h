@@ -156,7 +156,7 @@ static __always_inline void icpt_count_gap(struct icpt_counts *n, struct icpt_fl
 	if (!last || now < last)
 		return;
 	b = icpt_bucket(now - last);
-	asm volatile("" : "+r"(b)); /* for the verifier, which has lost the bound */
+	kerb_opaque(b); /* for the verifier, which has lost the bound */
 	if (b < ICPT_BUCKETS)
 		n->gaps[b]++;
 }
@@ -207,7 +207,7 @@ static __always_inline void icpt_wake_by_ring(void *ring)
 		if (!r)                                                                                                        \
 			return -1;                                                                                             \
 		*r = *head;                                                                                                    \
-		asm volatile("" : "+r"(rest));                                                                                 \
+		kerb_opaque(rest);                                                                                 \
 		if (rest >= step || icpt_load(ctx, 0, r + 1, rest + 1)) {                                                      \
 			bpf_ringbuf_discard(r, BPF_RB_NO_WAKEUP);                                                              \
 			return -1;                                                                                             \

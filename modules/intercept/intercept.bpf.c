@@ -52,7 +52,7 @@ static __always_inline int is_found(struct icpt_found *f, const struct kerb_pkt 
 
 	if (class == ICPT_NONE)
 		return 0;
-	asm volatile("" : "+r"(class)); /* keeps the bound next to its use, for the verifier */
+	kerb_opaque(class); /* keeps the bound next to its use, for the verifier */
 	c = &t->classes[0][class & (ICPT_CLASSES - 1)];
 	f->class = class;
 	f->action = found >> 8;

@@ -79,7 +79,7 @@ static __always_inline void px_first(struct px_work *w, const struct px_vip *v)
 {
 	for (__u32 i = 0; i < PX_TRIES; i++) {
 		w->instance = px_usable(v->first + (w->start + i) % v->count, w->v4);
-		if (px_unknown_to_verifier(w->instance))
+		if (kerb_reread(w->instance))
 			return;
 	}
 }

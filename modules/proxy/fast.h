@@ -14,16 +14,13 @@ struct px_plain {
 	__u32 family, hook;
 };
 
-/* Read again, and not kept on the stack, which has to do for whole chains of calls. */
-#define px_anew(x) px_unknown_to_verifier(x)
-
 /* The copy of the packet's session, or NULL. */
 static __always_inline const struct px_hot *px_find_hot(const struct kerb_pkt *pkt, const struct px_plain *p)
 {
 	int v4 = p->family == 4;
 	const px_wide *addr = p->ip + (v4 ? 12 : 8);
 	const __be32 *word = (const void *)addr;
-	__u32 hash = px_hot_hash(word[v4 ? 0 : 3], word[v4 ? 1 : 7], px_anew(*px_ports(p->l4)), px_anew(pkt->ifindex));
+	__u32 hash = px_hot_hash(word[v4 ? 0 : 3], word[v4 ? 1 : 7], kerb_reread(*px_ports(p->l4)), kerb_reread(pkt->ifindex));
 	__u32 slot = px_hot_slot(hash), epoch_slot = px_epoch_slot(hash);
 	const struct px_epoch *epoch = bpf_map_lookup_elem(&epochs, &epoch_slot);
 	const struct px_hot *h = bpf_map_lookup_elem(&hot, &slot);
@@ -32,8 +29,8 @@ static __always_inline const struct px_hot *px_find_hot(const struct kerb_pkt *p
 	if (!epoch || !h)
 		return 0;
 	differs = (h->epoch ^ epoch->count) | (h->tick ^ (__u32)(bpf_jiffies64() / PX_HOT_TICK));
-	differs |= (h->ports ^ px_anew(*px_ports(p->l4))) | (h->ifindex ^ px_anew(pkt->ifindex));
-	differs |= h->kind ^ PX_HOT_KIND(p->family, px_anew(pkt->proto), p->hook);
+	differs |= (h->ports ^ kerb_reread(*px_ports(p->l4))) | (h->ifindex ^ kerb_reread(pkt->ifindex));
+	differs |= h->kind ^ PX_HOT_KIND(p->family, kerb_reread(pkt->proto), p->hook);
 #pragma unroll
 	for (int i = 0; i < (v4 ? 1 : 4); i++)
 		differs |= addr[i] ^ ((const px_wide *)h->word)[i];
@@ -62,10 +59,10 @@ static __always_inline const struct px_hot *px_find_plain(const struct kerb_pkt 
 
 	if (!data)
 		return 0;
-	if (px_anew(pkt->proto) == IPPROTO_TCP) {
+	if (kerb_reread(pkt->proto) == IPPROTO_TCP) {
 		if (!tcp || tcp[off + 13] & (TCP_SYN | TCP_FIN | TCP_RST))
 			return 0;
-	} else if (px_anew(pkt->proto) != IPPROTO_UDP) {
+	} else if (kerb_reread(pkt->proto) != IPPROTO_UDP) {
 		return 0;
 	}
 	return px_find_hot(pkt, &p);
@@ -102,20 +99,20 @@ static __always_inline void px_change_plain6(const struct kerb_pkt *pkt, const s
  * into the chain (internal/dataplane/inline.go). */
 static __always_inline int px_go_fast(struct kerb_pkt *pkt, __u32 hook)
 {
-	int v4 = px_anew(pkt->family) == 4, verdict;
+	int v4 = kerb_reread(pkt->family) == 4, verdict;
 	const struct px_hot *h;
 
-	if (px_anew(pkt->flags) != KERB_F_L4 || pkt->l3 != ETH_HLEN || pkt->vlan)
+	if (kerb_reread(pkt->flags) != KERB_F_L4 || pkt->l3 != ETH_HLEN || pkt->vlan)
 		return -1;
 	h = v4 ? px_find_plain(pkt, 4, hook) : px_find_plain(pkt, 6, hook);
 	if (!h || !px_still_holds(&h->session))
 		return -1;
 	verdict = hook == PX_EGRESS ? px_hand_over(pkt, kerb_at(pkt, 0, ETH_HLEN), px_target(&h->session)) : KERB_NEXT;
-	if (px_anew(pkt->family) == 4)
+	if (kerb_reread(pkt->family) == 4)
 		px_change_plain4(pkt, h);
 	else
 		px_change_plain6(pkt, h);
-	px_fix_check(pkt, pkt->l4 + (px_anew(pkt->proto) == IPPROTO_TCP ? 16 : 6), px_anew(pkt->family), px_anew(pkt->proto),
+	px_fix_check(pkt, pkt->l4 + (kerb_reread(pkt->proto) == IPPROTO_TCP ? 16 : 6), kerb_reread(pkt->family), kerb_reread(pkt->proto),
 		     h->addresses, h->sum);
 	return verdict;
 }

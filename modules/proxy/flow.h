@@ -60,9 +60,6 @@ struct {
 	__type(value, struct px_work);
 } work SEC(".maps");
 
-/* Reads what the compiler thinks it knows: the verifier must not. */
-#define px_unknown_to_verifier(x) (*(volatile typeof(x) *)&(x))
-
 struct px_icmp {
 	__u8 type, code;
 	__be16 check, id, seq;

@@ -107,7 +107,7 @@ static __always_inline int begin(struct px_work *w)
 	if (amid && v->count > 1 && v->policy != PX_HASH_SOURCE && v->policy != PX_HASH_FLOW)
 		return PX_NO_SESSION;
 	px_choose(w, v);
-	if (!px_unknown_to_verifier(w->instance))
+	if (!kerb_reread(w->instance))
 		return PX_NO_INSTANCE;
 	w->judged = v->flags & PX_VIP_PORTS ? PX_JUDGED : 0;
 	if (amid)
@@ -189,7 +189,7 @@ static __always_inline int conclude(struct kerb_pkt *pkt, struct px_work *w, __u
 	default:
 		return KERB_NEXT;
 	}
-	return refuse(pkt, w, px_unknown_to_verifier(w->step));
+	return refuse(pkt, w, kerb_reread(w->step));
 }
 
 /* Copies the packet's session to w->made: the verifier need not know which table it is of. Returns whether there is one. */
@@ -224,14 +224,14 @@ static __always_inline void decide(struct px_work *w, __u32 hook)
 {
 	int found = find(w);
 
-	if (!found && hook == PX_INGRESS && px_unknown_to_verifier(w->kind) == PX_ERROR)
+	if (!found && hook == PX_INGRESS && kerb_reread(w->kind) == PX_ERROR)
 		found = find_at_home(w);
 	w->step = PX_ANEW;
 	if (found)
 		px_attend(w);
-	if (px_unknown_to_verifier(w->step) == PX_ANEW)
+	if (kerb_reread(w->step) == PX_ANEW)
 		w->step = hook == PX_EGRESS ? begin(w) : PX_PASS;
-	if (px_unknown_to_verifier(w->step) == PX_ENROL)
+	if (kerb_reread(w->step) == PX_ENROL)
 		w->step = px_enrol(w);
 }
 
@@ -239,12 +239,12 @@ static __always_inline int attend(struct kerb_pkt *pkt, struct px_work *w, __u32
 {
 	w->kind = read_packet(pkt, w, hook);
 	kerb_forget(pkt);
-	if (px_unknown_to_verifier(w->kind) == PX_NOTHING)
+	if (kerb_reread(w->kind) == PX_NOTHING)
 		return KERB_NEXT;
 	decide(w, hook);
-	if (px_unknown_to_verifier(w->step) == PX_GO)
+	if (kerb_reread(w->step) == PX_GO)
 		return go(pkt, w, hook);
-	return conclude(pkt, w, px_unknown_to_verifier(w->step));
+	return conclude(pkt, w, kerb_reread(w->step));
 }
 
 /* All packets but the common ones. A global function: the verifier examines it by itself, and so once. It takes nothing but
@@ -320,8 +320,8 @@ static __always_inline int carry_on(struct kerb_pkt *pkt, __u32 hook)
 /* One byte at a time: the compiler would read two at once that the parser has just written one by one, and such a read waits
  * until they have reached the cache. */
 #define PX_WHAT(pkt)                                                                                                           \
-	(px_unknown_to_verifier((pkt)->family) | (__u32)px_unknown_to_verifier((pkt)->proto) << 8 |                            \
-	 (__u32)px_unknown_to_verifier((pkt)->flags) << 16)
+	(kerb_reread((pkt)->family) | (__u32)kerb_reread((pkt)->proto) << 8 |                            \
+	 (__u32)kerb_reread((pkt)->flags) << 16)
 
 /* Returns a verdict, or -1, in the lower half; of KERB_REDIRECT the flags in bits 8-15 and the target in the upper half. */
 __noinline __u64 px_common(kerb_ctx *ctx, __u32 where, __u32 what, __u32 vlan, __u32 hook)

@@ -476,7 +476,7 @@ static __always_inline int px_judge(struct px_work *w, const struct px_session *
 static __noinline int px_attend(struct px_work *w)
 {
 	w->step = px_judge(w, &w->made);
-	if (px_unknown_to_verifier(w->step) != PX_GO)
+	if (kerb_reread(w->step) != PX_GO)
 		px_forget(w, &w->flow, &w->made);
 	else
 		px_note(w);

@@ -12,7 +12,7 @@ static __always_inline int px_in_range(const struct px_addr *a, const struct px_
 #pragma unroll
 	for (int i = 0; i < 4; i++)
 		differs |= (a->word[i] & r->mask.word[i]) ^ r->prefix.word[i];
-	asm volatile("" : "+r"(differs)); /* one branch, not four: it is in a loop */
+	kerb_opaque(differs); /* one branch, not four: it is in a loop */
 	return !differs;
 }
 
@@ -69,12 +69,12 @@ static __noinline int px_describe(const struct kerb_pkt *pkt, const struct px_wo
 		struct px_unknown *e = kerb_event_reserve(&unknown, sizeof(*e) + (size));                                      \
 		if (!e)                                                                                                        \
 			return -1;                                                                                             \
-		asm volatile("" : "+r"(len)); /* the checks are for the verifier of Linux 6.1: at this place, in this form */        \
+		kerb_opaque(len); /* the checks are for the verifier of Linux 6.1: at this place, in this form */        \
 		if (len < ETH_HLEN) {                                                                                          \
 			kerb_event_discard(e);                                                                                 \
 			return -1;                                                                                             \
 		}                                                                                                              \
-		asm volatile("" : "+r"(len));                                                                                  \
+		kerb_opaque(len);                                                                                  \
 		if (len > (size) || bpf_skb_load_bytes(pkt->ctx, 0, e->frame, len)) {                               \
 			kerb_event_discard(e);                                                                                 \
 			return -1;                                                                                             \
@@ -103,7 +103,7 @@ static __always_inline int px_ask(const struct kerb_pkt *pkt, struct px_work *w)
 
 	if (px_asked_enough(w))
 		return -1;
-	asm volatile("" : "+r"(len));
+	kerb_opaque(len);
 	if (len <= 256)
 		PX_SEND(256);
 	if (len <= 2048)

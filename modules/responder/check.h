@@ -67,7 +67,7 @@ struct {
 
 /* Bits by port, host byte order. */
 struct rsp_ports {
-	__u64 zero;		/* always: see blur */
+	__u64 zero;		/* always: see rsp_forget_packet */
 	__u32 answered[2048];
 	__u32 not_sources[2048]; /* source ports that get no answer */
 };
@@ -228,9 +228,9 @@ static __always_inline void rsp_ends6(const struct kerb_pkt *pkt, const struct i
 
 /* A number below 2048 of which the verifier does not know where it came from. Else it would take each round of a loop that
  * ends with it as knowledge about the request, and follow the rest of the program once for each. */
-static __always_inline __u64 rsp_blurred(__u64 n)
+static __always_inline __u64 rsp_offset(__u64 n)
 {
-	asm volatile("%0 &= 0x7ff" : "+r"(n));
+	kerb_bound(n, 0x7ff);
 	return n;
 }
 
@@ -243,7 +243,7 @@ static __always_inline void *rsp_frame_at(kerb_ctx *ctx, __u64 off, __u64 len)
 {
 	void *p = (void *)kerb_ctx_field(ctx, data), *end = (void *)kerb_ctx_field(ctx, data_end);
 
-	p += rsp_blurred(off);
+	p += rsp_offset(off);
 	return p + len > end ? 0 : p;
 }
 
@@ -256,7 +256,7 @@ RSP_GLOBAL int rsp_ip4_options_harmless(kerb_ctx *ctx, __u32 l3, __u32 end)
 	for (int i = 0; i < 40; i++) {
 		__u8 *option;
 
-		off = rsp_blurred(off);
+		off = rsp_offset(off);
 		option = rsp_frame_at(ctx, off, 2); /* a UDP header follows */
 		if (off >= end)
 			return 1;
@@ -293,8 +293,8 @@ RSP_GLOBAL int rsp_ip6_extensions_harmless(kerb_ctx *ctx, __u32 l3, __u32 l4)
 	for (int i = 0; i < RSP_EXT_STEPS; i++) {
 		__u8 *p;
 
-		off = rsp_blurred(off);
-		end = rsp_blurred(end);
+		off = rsp_offset(off);
+		end = rsp_offset(end);
 		p = rsp_frame_at(ctx, off, 8);
 		if (off > end || !p)
 			return 0;
@@ -325,7 +325,7 @@ RSP_GLOBAL int rsp_ip6_extensions_harmless(kerb_ctx *ctx, __u32 l3, __u32 l4)
  * -1 if the frame ends before. */
 RSP_GLOBAL int rsp_sum_frame(kerb_ctx *ctx, __u32 at, __u32 len)
 {
-	__u64 sum = 0, tail = rsp_blurred(len & ~31);
+	__u64 sum = 0, tail = rsp_offset(len & ~31);
 	__u32 *p;
 
 	for (__u64 off = 0; off < RSP_MAX_REPLY; off += 32) {
@@ -343,7 +343,7 @@ RSP_GLOBAL int rsp_sum_frame(kerb_ctx *ctx, __u32 at, __u32 len)
 		if (!p)                                                                                                        \
 			return -1;                                                                                             \
 		sum += add;                                                                                                    \
-		tail = rsp_blurred(tail + size);                                                                               \
+		tail = rsp_offset(tail + size);                                                                               \
 	}
 	RSP_SUM_REST(16, (__u64)p[0] + p[1] + p[2] + p[3])
 	RSP_SUM_REST(8, (__u64)p[0] + p[1])

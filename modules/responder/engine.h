@@ -37,7 +37,7 @@ static __always_inline int rsp_is_linear(struct kerb_pkt *pkt, __u32 end)
 static __always_inline int rsp_options_ok(const struct kerb_pkt *pkt)
 {
 #ifndef KERB_HOOK_XDP
-	if (rsp_blurred(pkt->l3) != ETH_HLEN)
+	if (rsp_offset(pkt->l3) != ETH_HLEN)
 		return 0;
 #endif
 	return pkt->family == 4 ? rsp_ip4_options_harmless(pkt->ctx, pkt->l3, pkt->l4)

@@ -58,7 +58,7 @@ static __always_inline __u32 rsp_frame_len(const struct rsp_request *r)
 RSP_GLOBAL int rsp_copy_frame(kerb_ctx *ctx, __u32 at, __u32 len)
 {
 	struct rsp_scratch *from = rsp_scratch();
-	__u64 sum = 0, tail = rsp_blurred(len & ~31);
+	__u64 sum = 0, tail = rsp_offset(len & ~31);
 
 	if (!from)
 		return -1;
@@ -75,7 +75,7 @@ RSP_GLOBAL int rsp_copy_frame(kerb_ctx *ctx, __u32 at, __u32 len)
 		__u32 *w = (__u32 *)(from->data + tail);                                                                       \
 		sum += add;                                                                                                    \
 		RSP_COPY(at + tail, w, size);                                                                                  \
-		tail = rsp_blurred(tail + size);                                                                               \
+		tail = rsp_offset(tail + size);                                                                               \
 	}
 	RSP_COPY_REST(16, (__u64)w[0] + w[1] + w[2] + w[3])
 	RSP_COPY_REST(8, (__u64)w[0] + w[1])
@@ -84,7 +84,7 @@ RSP_GLOBAL int rsp_copy_frame(kerb_ctx *ctx, __u32 at, __u32 len)
 	RSP_COPY_REST(1, bpf_htons(*(__u8 *)w << 8))
 #undef RSP_COPY_REST
 #ifdef KERB_HOOK_TC
-	if (len && bpf_skb_store_bytes(ctx, at, from->data, rsp_blurred(len - 1) + 1, BPF_F_RECOMPUTE_CSUM))
+	if (len && bpf_skb_store_bytes(ctx, at, from->data, rsp_offset(len - 1) + 1, BPF_F_RECOMPUTE_CSUM))
 		return -1;
 #endif
 	return kerb_fold(sum);

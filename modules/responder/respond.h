@@ -102,7 +102,7 @@ static __always_inline void *rsp_at(const struct rsp_request *r, __u64 off, __u6
 	__u64 at = r->payload + off;
 	void *p;
 
-	asm volatile("" : "+r"(at));
+	kerb_opaque(at);
 	p = r->pkt->data + (at & 0x7ff);
 	return p + len > r->pkt->data_end ? 0 : p;
 }

@@ -8,17 +8,11 @@
 #include <kerb/scratch.h>
 #include "engine.h"
 
-/* Mixes a zero that the verifier does not know into what the parser found: else it would follow all of this, and the modules
- * behind, once for each way through the parser. */
-static __always_inline void blur(struct kerb_pkt *pkt, __u64 zero)
+/* Else the verifier would follow all of this, and the modules behind, once for each way through the parser. */
+static __always_inline void rsp_forget_packet(struct kerb_pkt *pkt, __u64 zero)
 {
-	pkt->l3 ^= zero;
-	pkt->l4 ^= zero;
-	pkt->family ^= zero;
-	pkt->proto ^= zero;
-	pkt->flags ^= zero;
+	kerb_mix(pkt, zero);
 	pkt->l4_len ^= zero;
-	pkt->outcome ^= zero;
 	kerb_reload(pkt);
 }
 
@@ -35,7 +29,7 @@ KERB_INGRESS(pkt)
 
 	if (!p)
 		return KERB_NEXT;
-	blur(pkt, *(const volatile __u64 *)&p->zero);
+	rsp_forget_packet(pkt, kerb_reread(p->zero));
 	if (pkt->outcome > KERB_PARSE_NOT_IP)
 		return rsp_count(0, RSP_MALFORMED, KERB_NEXT);
 	if (pkt->proto != IPPROTO_UDP)

@@ -218,8 +218,8 @@ static __noinline int tun_from_underlay(struct kerb_pkt *pkt)
 	__builtin_memcpy(a.via, eth->h_dest, ETH_ALEN);
 	type = a.version == 4 ? ETH_P_IP : ETH_P_IPV6;
 	/* The parser follows: once, and not once for each pair of IP versions. */
-	same = (a.version ^ outer ^ tun_zero(pkt)) == 0;
-	if (tun_pop(pkt, type ^ tun_zero(pkt)))
+	same = (a.version ^ outer ^ kerb_unknown_zero(pkt->ctx)) == 0;
+	if (tun_pop(pkt, type ^ kerb_unknown_zero(pkt->ctx)))
 		return kerb_drop(pkt, TUN_DROP_BAD_INNER);
 	kerb_forget(pkt);
 	if (tun_length(pkt) > a.room && !kerb_ctx_field(pkt->ctx, gso_size))

@@ -57,7 +57,7 @@ static __noinline __u32 tun_sum(const struct kerb_pkt *pkt, __u32 off, __u32 len
 	__builtin_memset(part, 0, sizeof(part));
 	/* By hand, in 64 bits: the verifier of Linux 5.10 has to see that it is at least one byte. */
 	last = len - 1;
-	asm volatile("%0 &= %1" : "+r"(last) : "i"(TUN_CHUNK - 1));
+	kerb_bound(last, TUN_CHUNK - 1);
 	if (bpf_skb_load_bytes(pkt->ctx, off, part, last + 1))
 		return 0;
 	return bpf_csum_diff(0, 0, part, TUN_CHUNK, sum);

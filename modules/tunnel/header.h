@@ -69,15 +69,6 @@ static __always_inline void tun_read_fragment(const struct kerb_pkt *pkt, struct
 	}
 }
 
-/* Zero, which the verifier does not know, as in kerb_forget(). */
-static __always_inline __u64 tun_zero(const struct kerb_pkt *pkt)
-{
-	__u64 zero = kerb_ctx_field(pkt->ctx, ifindex) - kerb_ctx_field(pkt->ctx, ifindex);
-
-	asm volatile("" : "+r"(zero));
-	return zero;
-}
-
 /* An address whose constant part the verifier does not know: else it would follow IPv4 and IPv6 packets separately. */
 static __always_inline struct in6_addr tun_address4(__be32 addr, __u32 zero)
 {
@@ -89,7 +80,7 @@ static __always_inline int tun_read_addresses(const struct kerb_pkt *pkt, struct
 {
 	struct iphdr *ip4 = kerb_ip4(pkt);
 	struct ipv6hdr *ip6 = kerb_ip6(pkt);
-	__u32 zero = tun_zero(pkt);
+	__u32 zero = kerb_unknown_zero(pkt->ctx);
 
 	if (ip4) {
 		f->src = tun_address4(ip4->saddr, zero);
@@ -110,7 +101,7 @@ static __always_inline int tun_read_addresses(const struct kerb_pkt *pkt, struct
 static __always_inline int tun_read(const struct kerb_pkt *pkt, struct tun_flow *f)
 {
 	__be16 *ports = kerb_ports(pkt);
-	__u64 zero = tun_zero(pkt); /* else the verifier would follow each kind of packet by itself */
+	__u64 zero = kerb_unknown_zero(pkt->ctx); /* else the verifier would follow each kind of packet by itself */
 
 	f->ports = zero;
 	f->offset = zero;
@@ -172,8 +163,8 @@ static __always_inline const struct tun_key *tun_receive_key(const struct kerb_p
 	if (place >= TUN_KEYS)
 		return 0;
 	/* One place that the verifier does not know, instead of each: it would follow the MAC for each. */
-	place ^= tun_zero(pkt);
-	asm volatile("%0 &= %1" : "+r"(place) : "i"(TUN_KEYS - 1));
+	place ^= kerb_unknown_zero(pkt->ctx);
+	kerb_bound(place, TUN_KEYS - 1);
 	return (k->bound >> place & 1) == !!(h->version_flags & TUN_F_BOUND) ? &k->receive[place] : 0;
 }
 

@@ -26,19 +26,12 @@ static __always_inline struct udphdr *kerb_udp(const struct kerb_pkt *pkt)
 	return pkt->flags & KERB_F_L4 && pkt->proto == IPPROTO_UDP ? kerb_at(pkt, pkt->l4, sizeof(struct udphdr)) : 0;
 }
 
-#ifdef KERB_HOOK_XDP
-#define KERB_CTX_IFINDEX ingress_ifindex
-#else
-#define KERB_CTX_IFINDEX ifindex
-#endif
-
 /* Has the verifier forget what it knows of the packet: it follows what is behind once then, and not once for each
  * way through the parser, and through branches before. Mixes in a zero that it does not see through. */
 static __always_inline void kerb_forget(struct kerb_pkt *pkt)
 {
-	__u64 zero = kerb_ctx_field(pkt->ctx, KERB_CTX_IFINDEX) - kerb_ctx_field(pkt->ctx, KERB_CTX_IFINDEX);
+	__u64 zero = kerb_unknown_zero(pkt->ctx);
 
-	asm volatile("" : "+r"(zero));
 	pkt->l3 += zero;
 	pkt->l4 += zero;
 	pkt->l4_len += zero;

@@ -35,6 +35,7 @@
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
 #include <kerb/types.h>
+#include <kerb/verifier.h>
 
 #ifndef IPPROTO_MH
 #define IPPROTO_MH 135
@@ -58,23 +59,6 @@ struct kerb_ext_hdr {
 	__be32 id;
 };
 
-#ifdef KERB_HOOK_XDP
-typedef struct xdp_md kerb_ctx;
-#else
-typedef struct __sk_buff kerb_ctx;
-#endif
-
-/* A 32-bit field of the hook's context. By hand, since the compiler may move the offset into the pointer, and the verifier
- * allows no changed pointer to a context. */
-#define kerb_ctx_field(ctx, field)                                                                                             \
-	({                                                                                                                     \
-		__u64 _value;                                                                                                  \
-		asm volatile("%0 = *(u32 *)(%1 + %2)"                                                                          \
-			     : "=r"(_value)                                                                                    \
-			     : "r"(ctx), "i"(__builtin_offsetof(kerb_ctx, field)));                                            \
-		_value;                                                                                                        \
-	})
-
 /* Reads the packet's bounds: first, and after any helper that may have moved it. Pointers into the packet end here. */
 static __always_inline void kerb_reload(struct kerb_pkt *pkt)
 {
@@ -93,11 +77,11 @@ static __always_inline void *kerb_at(const struct kerb_pkt *pkt, __u64 off, __u6
 	void *p;
 
 	if (!__builtin_constant_p(off))
-		asm volatile("%0 ^= 0" : "+r"(off));
+		kerb_detach(off);
 	if (off > KERB_MAX_OFFSET)
 		return 0;
 	if (!__builtin_constant_p(off))
-		asm volatile("" : "+r"(off));
+		kerb_opaque(off);
 	p = pkt->data + (off & KERB_MAX_OFFSET);
 
 	return p + len > pkt->data_end ? 0 : p;
@@ -159,7 +143,7 @@ static __always_inline __u64 kerb_same(__u64 a, __u64 b)
 {
 	__u64 differs = a ^ b;
 
-	asm volatile("" : "+r"(differs));
+	kerb_opaque(differs);
 	return (differs - 1) >> 63;
 }
 

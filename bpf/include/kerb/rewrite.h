@@ -390,7 +390,7 @@ static __attribute__((noinline, unused)) int kerb_reparse(struct kerb_pkt *pkt)
 	__u32 tags = kerb_ctx_field(pkt->ctx, vlan_present) & 1;
 
 	/* Without a branch, as one here would make the verifier walk the whole parser twice. */
-	asm volatile("" : "+r"(tags));
+	kerb_opaque(tags);
 	pkt->vlan = kerb_ctx_field(pkt->ctx, vlan_tci) & -tags;
 	return kerb_parse(pkt, tags);
 #endif
@@ -492,7 +492,7 @@ static __attribute__((noinline, unused)) int kerb_remove_options(struct kerb_pkt
 	__u64 at = head; /* from the end on, as both overlap */
 
 	/* The verifier must not learn from the loop how long the header is, and follow what comes behind once for each length. */
-	asm volatile("%0 &= 0xff" : "+r"(at));
+	kerb_bound(at, 0xff);
 #pragma clang loop unroll(disable)
 	for (int i = 0; i < (ETH_HLEN + KERB_VLAN_DEPTH * sizeof(struct kerb_vlan_hdr) + sizeof(struct ipv6hdr)) / 2; i++) {
 		__be16 *from, *to;

@@ -76,7 +76,7 @@ static __always_inline __u64 coap_above(__u64 a, __u64 b)
 {
 	__u64 less = b - a;
 
-	asm volatile("" : "+r"(less));
+	kerb_opaque(less);
 	return less >> 63;
 }
 
@@ -252,7 +252,7 @@ static __always_inline int coap_reply(struct rsp_request *r, struct coap_work *w
 	out = scratch->data;
 	if (coap_knows_etag(w, etag)) {
 		off = coap_put_etag(out, coap_put_head(out, w, COAP_VALID), etag);
-		r->reply_len = coap_forget(w, coap_put_max_age(out, off, 14 - 4, age));
+		r->reply_len = kerb_through(w->hidden, coap_put_max_age(out, off, 14 - 4, age));
 		return RSP_REPLY;
 	}
 	if (w->block != COAP_NO_BLOCK && len > 16 << (w->block & 7))
@@ -264,9 +264,9 @@ static __always_inline int coap_reply(struct rsp_request *r, struct coap_work *w
 	if (w->block != COAP_NO_BLOCK)
 		off = coap_put_block(out, off, w->block);
 	COAP_OUT(__u8, off) = COAP_PAYLOAD; /* overwritten by nothing, if there is no payload */
-	off = coap_forget(w, off + coap_above(len, 0));
+	off = kerb_through(w->hidden, off + coap_above(len, 0));
 	*after |= coap_copy_value(out, off, v);
-	r->reply_len = coap_forget(w, off + len);
+	r->reply_len = kerb_through(w->hidden, off + len);
 	return RSP_REPLY;
 }
 

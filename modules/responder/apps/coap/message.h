@@ -55,7 +55,7 @@ struct coap_name {
 struct coap_work {
 	__u8 in[COAP_AT + 1 + COAP_SLACK];
 	__u64 etags[COAP_MAX_OPTIONS]; /* of 8 bytes, as ours have; 0: none */
-	__u64 forgotten;   /* coap_forget */
+	__u64 hidden;	       /* see kerb_through */
 	__u32 len;	   /* of the message */
 	__u32 number;	   /* of the option */
 	__u32 once;	   /* bits of options seen that may be there once */
@@ -77,13 +77,6 @@ static __always_inline int coap_pass(struct rsp_request *r, __u32 why)
 	return RSP_PASS;
 }
 
-/* The same number, of which the verifier knows nothing any more: else it would follow what comes next for each value. */
-static __always_inline __u64 coap_forget(struct coap_work *w, __u64 number)
-{
-	*(volatile __u64 *)&w->forgotten = number;
-	return *(volatile __u64 *)&w->forgotten;
-}
-
 /* Copies the message out of the packet: in 16 bytes each, then what is left. 0, or -1. */
 static __noinline int coap_copy(struct rsp_request *r, struct coap_work *w)
 {
@@ -102,9 +95,9 @@ static __noinline int coap_copy(struct rsp_request *r, struct coap_work *w)
 		COAP_LOAD(__u64, w, off + 8) = from[1];
 		off += 16;
 	}
-	off = coap_forget(w, off);
+	off = kerb_through(w->hidden, off);
 #define COAP_COPY_REST(type)                                                                                                   \
-	if (coap_forget(w, len) & sizeof(type)) {                                                                              \
+	if (kerb_through(w->hidden, len) & sizeof(type)) {                                                                              \
 		type *from = rsp_at(r, off, sizeof(type));                                                                     \
 		if (!from)                                                                                                     \
 			return -1;                                                                                             \
