@@ -6,7 +6,6 @@ import (
 	"bufio"
 	"bytes"
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
 	"os"
@@ -18,7 +17,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kerb-edge/kerb/api/v1alpha1"
-	"github.com/kerb-edge/kerb/internal/models"
 )
 
 // What a control plane says about itself does not steer the terminal of who reads it.
@@ -34,19 +32,6 @@ func TestTerminalIsNotSteered(t *testing.T) {
 	}
 	if !strings.Contains(out.String(), "␛[2Jfine") {
 		t.Errorf("what was said is not to be seen: %q", out.String())
-	}
-}
-
-// The accuracy of one-line rules is the baseline of a model.
-func TestModelHasBaseline(t *testing.T) {
-	var d models.Description
-	if err := json.Unmarshal([]byte(`{"accuracy": 0.999, "rules": [{"rule": "dis > 2", "accuracy": 0.9635}]}`), &d); err != nil {
-		t.Fatal(err)
-	}
-	var out bytes.Buffer
-	printDescription(&out, d)
-	if want := "Baseline: accuracy 0.9635 of the rule dis > 2"; !strings.Contains(strings.Join(strings.Fields(out.String()), " "), want) {
-		t.Errorf("%q has no %q", out.String(), want)
 	}
 }
 
