@@ -92,8 +92,8 @@ vet: ## Develop: formatting, go vet, shell syntax
 	go vet ./...
 	@for f in $$(git ls-files -co --exclude-standard scripts); do sh -n $$f || exit 1; done
 
-# Packages whose tests measure, run threads at real-time priority or load all CPUs have the machine for themselves. Those of the
-# rest wait half of the time, mostly for RCU's grace periods, so that two at a time go on.
+# Packages whose tests measure, run threads at real-time priority or load all CPUs run alone. The others wait half of the time,
+# mostly for RCU grace periods, so two run at a time.
 ALONE := ./bench/... ./intercept ./internal/lab/traffic ./kmod ./modules/intercept ./test/e2e ./test/soak
 TEST := $(ROOT_GO) test -vet=off -timeout 15m -parallel 4 # vetted by lint
 
@@ -128,7 +128,7 @@ test-systemd: ## Test: deploy/systemd/kerb.service as shipped, under this distri
 
 ml: ## Build: install kerb-ml, which trains and imports models, in out/kerb-ml
 	@scripts/setup ml
-	@echo "out/kerb-ml/bin/kerb-ml is there; PATH or KERB_ML tells \`kerb model import\` of it"
+	@echo "out/kerb-ml/bin/kerb-ml is there; \`kerb model import\` finds it by PATH or KERB_ML"
 
 models: ml ## Develop: train the shipped models again
 	out/kerb-ml/bin/kerb-ml train shipped --data bench/classifier/data -o modules/classifier/models

@@ -282,7 +282,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             else:
                 body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
                 status, out = self.server.agent.answer(self.command, self.path, body)
-        except Exception as e:  # whatever it is, the agent is told, and the process continues
+        except Exception as e:  # any error is reported to the agent, and the process continues
             status, out = (400 if isinstance(e, ValueError) else 500), {"reason": f"{type(e).__name__}: {e}"}
             print(f"{self.command} {self.path}: {e!r}", file=sys.stderr, flush=True)
         text = b"" if out is None else json.dumps(out).encode()
