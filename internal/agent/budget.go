@@ -138,13 +138,15 @@ func (d *deployment) exceeded(m measured) (excess, bool) {
 	l := d.limits()
 	for _, x := range m.Latency {
 		if least := x.Least(); l.latency > 0 && least.Least > float64(l.latency.Nanoseconds()) {
-			return excess{"spec.budget.latency", "LatencyExceeded", fmt.Sprintf("a packet (%s, %s %s) takes at least %s, the budget%s is %s",
-				least.Kind, x.Hook, x.Direction, nanoseconds(least.Least), ofWhom(l.latencyOfSpec), l.latency), l.latencyOfSpec}, true
+			text := fmt.Sprintf("a packet (%s, %s %s) takes at least %s, the budget%s is %s",
+				least.Kind, x.Hook, x.Direction, nanoseconds(least.Least), ofWhom(l.latencyOfSpec), l.latency)
+			return excess{field: "spec.budget.latency", reason: "LatencyExceeded", text: text, refused: l.latencyOfSpec}, true
 		}
 	}
 	if l.memory > 0 && m.Memory > l.memory {
-		return excess{"spec.budget.memory", "MemoryExceeded", fmt.Sprintf("the maps take %s of kernel memory, the budget%s is %s",
-			pkgs.FormatBytes(m.Memory), ofWhom(l.memoryOfSpec), pkgs.FormatBytes(l.memory)), l.memoryOfSpec}, true
+		text := fmt.Sprintf("the maps take %s of kernel memory, the budget%s is %s",
+			pkgs.FormatBytes(m.Memory), ofWhom(l.memoryOfSpec), pkgs.FormatBytes(l.memory))
+		return excess{field: "spec.budget.memory", reason: "MemoryExceeded", text: text, refused: l.memoryOfSpec}, true
 	}
 	return excess{}, false
 }
