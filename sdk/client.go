@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// ClientServer is a Running of a package whose manifest says socket: true. Client serves one program that has connected to
+// ClientServer is a Running of a package with capability clients. Client serves one program that has connected to
 // the module's socket, and returns when it is done or when ctx ends with the generation. The connection is closed then.
 type ClientServer interface {
 	Client(ctx context.Context, c *Client)

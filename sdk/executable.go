@@ -4,7 +4,7 @@ package sdk
 
 import "time"
 
-// ExecutableUser is a Running of a package whose manifest says resources: [executables]. It receives what the agent found out
+// ExecutableUser is a Running of a package with capability executables. It receives what the agent found out
 // about the programs of processes that Live.Examine named. Calls come one at a time.
 type ExecutableUser interface {
 	Executables(found []Executable) error
@@ -43,7 +43,7 @@ type ExecutablesUpdate struct {
 // Kernel is how the running kernel behaves where that differs between versions. What is not named is not known.
 type Kernel struct {
 	// Sockets whose bytes are redirected by programs on the hook sockets: whether they still behave as a program expects of TCP,
-	// by the name of the behaviour. Only packages on the hook sockets are told.
+	// by the name of the behaviour. Needs capability kernelFacts.
 	Sockets map[string]bool `json:"sockets,omitempty"`
 	// Turns are what redirection saves on this machine, by size, in ascending order.
 	Turns []Turn `json:"turns,omitempty"`

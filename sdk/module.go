@@ -106,15 +106,16 @@ type Live struct {
 	Resolve func(addr netip.Addr)
 	// Release reports that a dynamic virtual service is not used any more.
 	Release func(name string)
-	// Inject sends a frame, with its Ethernet header, as if the service behind an interface had sent it: it goes through the
-	// whole chain. Needs inject: true in the manifest. Checksums of TCP and UDP are completed, since a service may leave them
-	// to its interface. Errors: ErrNoInject; ErrTooLong for more than the interface's MTU.
+	// Inject sends a frame, with its Ethernet header, as if the service behind an interface had sent it: it goes
+	// through the whole chain. Needs capability inject in the manifest. Checksums of TCP and UDP are completed,
+	// since a service may leave them to its interface. Errors: ErrNoInject; ErrTooLong for more than the
+	// interface's MTU.
 	Inject func(ifindex uint32, frame []byte) error
 
 	// Examine asks what is known of the program that a process runs. It does not wait: the answer comes by ExecutableUser. A
-	// process is requested once until the agent has fetched the request. Needs executables among the manifest's resources.
+	// process is requested once until the agent has fetched the request. Needs capability executables.
 	Examine func(p Process)
-	// Kernel is how this kernel behaves where that is not the same everywhere.
+	// Kernel is how this kernel behaves where that is not the same everywhere. Empty without capability kernelFacts.
 	Kernel Kernel
 }
 

@@ -8,7 +8,7 @@ import (
 	"github.com/kerb-edge/kerb/api/v1alpha1"
 )
 
-// VirtualServiceUser is a Running of a package whose manifest says resources: [virtualServices]. After each start of a
+// VirtualServiceUser is a Running of a package with capability virtualServices. After each start of a
 // generation it receives all virtual services, in several calls if there are many, and then differences. Calls come
 // one at a time. After an error the agent sends all of them again, a moment later.
 type VirtualServiceUser interface {

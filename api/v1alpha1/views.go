@@ -18,17 +18,16 @@ type Chain struct {
 
 // Package is a package as the node knows it.
 type Package struct {
-	Name        string            `json:"name"`
-	Version     string            `json:"version"`
-	Digest      string            `json:"digest"`
-	Source      string            `json:"source" doc:"builtin, the directory, or the reference of a pulled package"`
-	Description string            `json:"description,omitempty"`
-	Hooks       []string          `json:"hooks"`
-	Memory      int64             `json:"memoryBytes" doc:"Kernel memory of its maps at their compiled sizes, in bytes"`
-	Resources   []string          `json:"resources,omitempty" doc:"Resource kinds that its control plane receives"`
-	Inject      bool              `json:"inject,omitempty" doc:"Its control plane may inject frames on behalf of services"`
-	Queries     map[string]string `json:"queries,omitempty" doc:"Paths below /v1/modules/NAME/ that its control plane serves, with descriptions"`
-	Config      map[string]any    `json:"configSchema,omitempty" doc:"JSON Schema of its configuration"`
+	Name         string            `json:"name"`
+	Version      string            `json:"version"`
+	Digest       string            `json:"digest"`
+	Source       string            `json:"source" doc:"builtin, the directory, or the reference of a pulled package"`
+	Description  string            `json:"description,omitempty"`
+	Hooks        []string          `json:"hooks"`
+	Memory       int64             `json:"memoryBytes" doc:"Kernel memory of its maps at their compiled sizes, in bytes"`
+	Capabilities []string          `json:"capabilities,omitempty" doc:"What the agent provides to its control plane"`
+	Queries      map[string]string `json:"queries,omitempty" doc:"Paths below /v1/modules/NAME/ that its control plane serves, with descriptions"`
+	Config       map[string]any    `json:"configSchema,omitempty" doc:"JSON Schema of its configuration"`
 }
 
 // NodeStatus is the agent's state at a glance.

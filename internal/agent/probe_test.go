@@ -204,7 +204,7 @@ func probePackage(t *testing.T) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	text := string(manifest) + "resources: [virtualServices, models]\ninject: true\n" +
+	text := string(manifest) + "capabilities: [virtualServices, models, inject]\n" +
 		"control: {command: [./control, " + probeCommand + "], files: [control], memory: 256Mi}\n" +
 		"configSchema: {type: object, properties: {number: {type: integer}}}\n"
 	self, err := os.ReadFile("/proc/self/exe")

@@ -119,7 +119,7 @@ func socketsPackage(t *testing.T) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	text := string(manifest) + "resources: [executables]\nbudget: {memory: 64Mi}\n" +
+	text := string(manifest) + "capabilities: [executables, kernelFacts]\nbudget: {memory: 64Mi}\n" +
 		"control: {command: [./control, " + socketsCommand + "], files: [control], memory: 256Mi}\n"
 	self, err := os.ReadFile("/proc/self/exe")
 	if err != nil {

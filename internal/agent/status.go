@@ -97,30 +97,15 @@ func controlCondition(s control.State) v1.Condition {
 	return c
 }
 
-// extraConditions report what only some control planes request.
+// extraConditions are those that only some modules have.
 func (a *Agent) extraConditions(d *deployment) []v1.Condition {
 	var out []v1.Condition
-	add := func(kind, well, ill string, err error) {
-		c := v1.Condition{Type: kind, Status: "True", Reason: well}
-		if err != nil {
-			c.Status, c.Reason, c.Message = "False", ill, err.Error()
-		}
-		out = append(out, c)
-	}
-	if slices.Contains(d.pkg.Resources, pkgs.ResourceVirtualServices) {
-		add("VirtualServices", "Synced", "SyncFailed", d.plane.ServicesErr())
-	}
-	if slices.Contains(d.pkg.Resources, pkgs.ResourceModels) {
-		add("Models", "Synced", "SyncFailed", d.plane.ModelsErr())
-	}
-	for _, c := range d.plane.State().Conditions {
+	for _, c := range d.plane.Conditions() {
 		out = append(out, v1.Condition{Type: c.Type, Status: c.Status, Reason: c.Reason, Message: c.Message})
 	}
 	if name := a.metrics.clash(d.Resource.Metadata.Name); name != "" {
-		add("Metrics", "", "NameConflict", fmt.Errorf("another module exports %s with a different help text or type: this module's samples are omitted", name))
-	}
-	if d.pkg.Inject {
-		add("Inject", "Available", "PartiallyAvailable", d.plane.InjectErr())
+		out = append(out, v1.Condition{Type: "Metrics", Status: "False", Reason: "NameConflict", Message: fmt.Sprintf(
+			"another module exports %s with a different help text or type: this module's samples are omitted", name)})
 	}
 	return out
 }
@@ -358,7 +343,7 @@ func (a *Agent) Package(_ context.Context, name string) (v1.Package, error) {
 
 func packageView(p *pkgs.Package) v1.Package {
 	return v1.Package{Name: p.Name, Version: p.Version, Digest: p.Digest, Source: p.Source, Description: p.Description, Hooks: p.Hooks,
-		Memory: p.Memory(nil), Config: p.ConfigSchema, Resources: p.Resources, Queries: p.Queries, Inject: p.Inject}
+		Memory: p.Memory(nil), Config: p.ConfigSchema, Capabilities: p.Granted(), Queries: p.Queries}
 }
 
 // Status is the agent at a glance.

@@ -355,7 +355,8 @@ func TestInject(t *testing.T) {
 	n.killControl(t)
 	send("after a restart")
 
-	if p, err := n.Package(t.Context(), probe.Spec.Package); err != nil || !p.Inject || !slices.Equal(p.Resources, []string{"virtualServices", "models"}) {
+	want := []string{"virtualServices", "models", "inject"}
+	if p, err := n.Package(t.Context(), probe.Spec.Package); err != nil || !slices.Equal(p.Capabilities, want) {
 		t.Errorf("the package does not say what it asks for: %+v, %v", p, err)
 	}
 	_, text := n.ask(t, "probe", "GET", "/misuse", nil)

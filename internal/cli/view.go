@@ -64,10 +64,7 @@ func describePackage(w io.Writer, p v1alpha1.Package) {
 	field(w, "Source", p.Source)
 	field(w, "Hooks", strings.Join(p.Hooks, ", "))
 	field(w, "Memory", pkgs.FormatBytes(p.Memory))
-	field(w, "Resources", strings.Join(p.Resources, ", "))
-	if p.Inject {
-		field(w, "Inject", "its control plane sends frames in the name of the services it is on")
-	}
+	field(w, "Capabilities", strings.Join(p.Capabilities, ", "))
 	properties, _ := p.Config["properties"].(map[string]any)
 	if len(properties) == 0 {
 		return

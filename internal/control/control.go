@@ -12,7 +12,6 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
-	"slices"
 	"sync"
 
 	"github.com/kerb-edge/kerb/internal/control/sandbox"
@@ -55,21 +54,17 @@ type Options struct {
 	Log   *slog.Logger
 	// Limits are the most that packages may ask for.
 	Limits Limits
-	// Services are the virtual services that control planes may ask for; nil if there are none.
-	Services *resolve.Table
-	// Models are the models that control planes may ask for; nil if there are none.
-	Models *models.Table
-	// Examine finds out what programs processes run; nil if it cannot.
-	Examine func(sdk.Process) sdk.Executable
 	// OnChange is called when the state of a module's control plane has changed, under a lock of its own; may be nil.
 	OnChange func(module string)
-	// Kernel tells packages on the hook sockets how this kernel behaves, for which they may have to wait; nil if that is not known.
-	Kernel func(context.Context) sdk.Kernel
-	// Packets let control planes send in the name of services; nil if none may.
-	Packets Packets
-	// ModuleSocket is the path of the socket that programs find a module by; nil if there are none. SocketGroup may use it.
-	ModuleSocket func(module string) string
+
+	// What the capabilities provide.
+	Services     *resolve.Table
+	Models       *models.Table
+	Packets      Packets
+	ModuleSocket func(module string) string // path of the socket for programs, which the group SocketGroup may use
 	SocketGroup  string
+	Kernel       func(context.Context) sdk.Kernel
+	Examine      func(sdk.Process) sdk.Executable
 }
 
 // Limits are in bytes; 0 is no limit.
@@ -186,24 +181,6 @@ func (m *Manager) Plane(module string, p *pkgs.Package) (*Plane, error) {
 		start, release = prog.start, prog.release
 	}
 	plane := newPlane(module, p, m.opts, start)
-	if slices.Contains(p.Resources, pkgs.ResourceVirtualServices) && m.opts.Services != nil {
-		plane.services = m.opts.Services.Follow(module)
-	}
-	if slices.Contains(p.Resources, pkgs.ResourceModels) && m.opts.Models != nil {
-		plane.models = m.opts.Models.Follow(module)
-	}
-	if slices.Contains(p.Resources, pkgs.ResourceExecutables) {
-		plane.examine = m.opts.Examine
-	}
-	if p.RunsOn(pkgs.HookSockets) && m.opts.Kernel != nil {
-		plane.kernel = m.opts.Kernel
-	}
-	if p.Inject && m.opts.Packets != nil {
-		plane.packets = newPackets(m.opts.Packets)
-	}
-	if p.Socket && m.opts.ModuleSocket != nil {
-		plane.door = newDoor(m.opts.ModuleSocket(module), m.opts.SocketGroup)
-	}
 	m.planes.Go(func() {
 		defer release()
 		plane.supervise()

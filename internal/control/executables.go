@@ -9,20 +9,24 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// mostExamined is how many programs are examined for one question; a control plane that wants more asks again.
-const mostExamined = 256
+// grantExecutables examines for a control plane the programs of the processes that it names.
+func grantExecutables(o *Options, _ string) any {
+	return examineGrant(o.Examine)
+}
 
-// examineAll tells a run what programs processes run, each as soon as it is known: some take long. What it cannot take is lost: it asks
-// again when it needs it.
-func (p *Plane) examineAll(ctx context.Context, r *run, wanted []sdk.Process) {
-	if p.examine == nil {
-		return
-	}
-	for _, process := range wanted[:min(len(wanted), mostExamined)] {
+type examineGrant func(sdk.Process) sdk.Executable
+
+// maxExamined is how many programs are examined for one request; a control plane that needs more asks again.
+const maxExamined = 256
+
+// serve reports each program as soon as it is examined, since some take long. A report that the control plane does
+// not take is lost: it asks again when it needs it.
+func (g examineGrant) serve(ctx context.Context, p *Plane, r *run, requests *sdk.Requests) {
+	for _, process := range requests.Examine[:min(len(requests.Examine), maxExamined)] {
 		if ctx.Err() != nil {
 			return
 		}
-		found := p.examine(process)
+		found := g(process)
 		generation, _ := p.startedOn()
 		update := sdk.ExecutablesUpdate{Generation: generation, Executables: []sdk.Executable{found}}
 		err := p.call(ctx, r, updateTime, "executables", update, nil)

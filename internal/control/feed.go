@@ -6,19 +6,13 @@ import (
 	"context"
 	"errors"
 	"net/http"
-	"sync"
 	"time"
-
-	"github.com/kerb-edge/kerb/sdk"
 )
 
-const (
-	wantedTime = 45 * time.Second // the control plane answers after 30 s at the latest
-	updateTime = 30 * time.Second
-)
+const updateTime = 30 * time.Second
 
-// follower knows what a control plane has been notified of one kind of resources, in updates U.
-type follower[U any] interface {
+// source knows what a control plane has been notified of one kind of resources, in updates U.
+type source[U any] interface {
 	Restart()
 	Ready() <-chan struct{}
 	Next() (U, bool)
@@ -27,37 +21,25 @@ type follower[U any] interface {
 	Close()
 }
 
-// update is what follower's updates can do.
+// update is what a source's updates can do.
 type update[U any] interface {
 	*U
 	For(generation string)
 	Answer() any
 }
 
-// feed keeps a run's resources as the tables have them, and takes what it wants. It is apart from all else that the run is
-// told: a packet may be waiting for it.
-func (p *Plane) feed(ctx context.Context, r *run) {
-	var feeding sync.WaitGroup
-	defer feeding.Wait()
-	if p.services != nil {
-		feeding.Go(func() { follow(ctx, p, r, "virtualservices", p.services) })
-	}
-	if p.models != nil {
-		feeding.Go(func() { follow(ctx, p, r, "models", p.models) })
-	}
-}
-
-// follow tells a run of one kind of resources by a call.
-func follow[U any, P update[U]](ctx context.Context, p *Plane, r *run, call string, f follower[U]) {
-	told := ""
+// feed sends a run the resources of one kind by a call, until ctx ends. It is independent of all other calls: a
+// packet may be waiting for a resource.
+func feed[U any, P update[U]](ctx context.Context, p *Plane, r *run, call string, f source[U]) {
+	fed := ""
 	for {
 		generation, progress := p.startedOn()
-		if generation != "" && generation != told {
-			f.Restart() // it knows nothing of what an earlier one was told
-			told = generation
+		if generation != "" && generation != fed {
+			f.Restart() // it has nothing of what an earlier generation received
+			fed = generation
 		}
-		if told != "" {
-			tellAll[U, P](ctx, p, r, call, f, told)
+		if fed != "" {
+			feedAll[U, P](ctx, p, r, call, f, fed)
 		}
 		select {
 		case <-ctx.Done():
@@ -75,24 +57,21 @@ func (p *Plane) startedOn() (string, <-chan struct{}) {
 	return p.startedWith, p.progress
 }
 
-// tellAll tells all that there is to tell.
-func tellAll[U any, P update[U]](ctx context.Context, p *Plane, r *run, call string, f follower[U], generation string) {
+// feedAll sends all updates that there are.
+func feedAll[U any, P update[U]](ctx context.Context, p *Plane, r *run, call string, f source[U], generation string) {
 	for {
 		u, more := f.Next()
 		if !more || ctx.Err() != nil {
 			return
 		}
 		P(&u).For(generation)
-		err := p.call(ctx, r, updateTime, call, u, P(&u).Answer())
-		if answered(err, http.StatusNotFound) {
-			err = nil // it does not care
-		}
+		err := p.inform(ctx, r, updateTime, call, u, P(&u).Answer())
 		f.Taken(u, err)
 		if err == nil {
 			continue
 		}
 		if now, _ := p.startedOn(); ctx.Err() != nil || now != generation {
-			return // it is not this one's business any more
+			return // another generation has started
 		}
 		pause := retryTell
 		if answered(err, http.StatusConflict) {
@@ -107,54 +86,8 @@ func tellAll[U any, P update[U]](ctx context.Context, p *Plane, r *run, call str
 	}
 }
 
-// pollRequests fetches what the control plane asks for, by long polls.
-func (p *Plane) pollRequests(ctx context.Context, r *run) {
-	if p.services == nil && p.door == nil && p.examine == nil {
-		return
-	}
-	for ctx.Err() == nil {
-		var requests sdk.Requests
-		asked := time.Now()
-		err := p.call(ctx, r, wantedTime, "wanted", nil, &requests)
-		if answered(err, http.StatusNotFound) {
-			return
-		}
-		hasty := requests.Empty() && time.Since(asked) < retryTell // it does not hold the request: do not poll in a loop
-		if err != nil || hasty {
-			select {
-			case <-ctx.Done():
-			case <-time.After(retryTell):
-			}
-			continue
-		}
-		if p.services != nil {
-			p.services.Wants(requests)
-		}
-		for _, g := range requests.SendMaps {
-			p.give(g)
-		}
-		p.examineAll(ctx, r, requests.Examine)
-	}
-}
-
 // answered reports whether an error is an answer with this status.
 func answered(err error, status int) bool {
 	var answer *AnswerError
 	return errors.As(err, &answer) && answer.Status == status
-}
-
-// ServicesErr is why the control plane does not have the present virtual services; nil if it has, or has no use for them.
-func (p *Plane) ServicesErr() error {
-	if p.services == nil {
-		return nil
-	}
-	return p.services.Err()
-}
-
-// ModelsErr is why the control plane does not run the models that it should; nil if it does, or has no use for them.
-func (p *Plane) ModelsErr() error {
-	if p.models == nil {
-		return nil
-	}
-	return p.models.Err()
 }

@@ -3,23 +3,15 @@
 package control
 
 import (
-	"bytes"
-	"cmp"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"io"
 	"log/slog"
-	"net/http"
 	"slices"
-	"strconv"
 	"sync"
 	"time"
 
-	"github.com/kerb-edge/kerb/internal/models"
 	"github.com/kerb-edge/kerb/internal/pkgs"
-	"github.com/kerb-edge/kerb/internal/resolve"
 	"github.com/kerb-edge/kerb/sdk"
 )
 
@@ -50,13 +42,7 @@ type Plane struct {
 	closed  chan struct{}
 	changed chan struct{} // wakes the supervisor: what is wanted has changed
 
-	services *resolve.Follower // nil unless the package works with virtual services
-	models   *models.Follower  // nil unless it works with models
-	packets  *packets          // nil unless it sends in the name of services
-	door     *door             // nil unless programs may connect
-
-	examine func(sdk.Process) sdk.Executable // nil unless it asks for programs of processes
-	kernel  func(context.Context) sdk.Kernel // never nil
+	grants []any // of capabilities that the manifest names
 
 	onChange func(module string) // may be nil
 
@@ -111,7 +97,7 @@ func newPlane(module string, p *pkgs.Package, opts Options, start starter) *Plan
 	plane := &Plane{module: module, pkg: p, log: opts.Log.With("module", module), onChange: opts.OnChange,
 		closing: make(chan struct{}), closed: make(chan struct{}), changed: make(chan struct{}, 1),
 		arrived: make(chan struct{}), progress: make(chan struct{}), rest: make(chan struct{}), resume: make(chan struct{})}
-	plane.kernel = func(context.Context) sdk.Kernel { return sdk.Kernel{} }
+	plane.grants = grant(&opts, module, p)
 	close(plane.resume)
 	plane.start = func() (*run, error) { return newRun(opts.sockets(), module, start) }
 	plane.state = State{Reason: "starting"}
@@ -205,11 +191,8 @@ func isClosed(c <-chan struct{}) bool {
 func (p *Plane) supervise() {
 	defer close(p.closed)
 	defer p.setWant(nil)
-	if p.services != nil {
-		defer p.services.Close()
-	}
-	if p.models != nil {
-		defer p.models.Close()
+	for _, g := range grantsOf[closer](p) {
+		defer g.Close()
 	}
 	pause := firstPause
 	for {
@@ -297,14 +280,18 @@ func (p *Plane) attend(r *run) {
 	var feeding sync.WaitGroup
 	defer feeding.Wait()
 	defer cancel() // runs before the wait
-	feeding.Go(func() { p.feed(ctx, r) })
-	feeding.Go(func() { p.pollRequests(ctx, r) })
-	defer p.closeDoor()
+	for _, g := range grantsOf[follower](p) {
+		feeding.Go(func() { g.follow(ctx, p, r) })
+	}
+	feeding.Go(func() { p.serveRequests(ctx, r) })
+	for _, g := range grantsOf[ender](p) {
+		defer g.end()
+	}
 	health := time.NewTicker(healthEvery)
 	defer health.Stop()
 	retry := time.NewTimer(0)
 	defer retry.Stop()
-	told, missed := &told{packets: map[uint32]sdk.Instance{}}, 0
+	told, missed := &told{}, 0
 	for {
 		select {
 		case <-r.ended:
@@ -320,482 +307,7 @@ func (p *Plane) attend(r *run) {
 				r.process.kill(fmt.Sprintf("did not answer %d health checks", missed))
 				return
 			}
-			p.renewPackets(r, told)
-			p.openDoor(r, told)
+			p.maintain(r)
 		}
 	}
-}
-
-// told is what a run knows.
-type told struct {
-	generation string
-	sent       string // the generation whose maps it was sent last
-	instances  map[sdk.InstanceKey]sdk.Instance
-	packets    map[uint32]sdk.Instance // for which it has packet sockets
-}
-
-const retryTell = time.Second
-
-// tell brings a run up to date, and tries again later if that fails.
-func (p *Plane) tell(ctx context.Context, r *run, t *told, retry *time.Timer) {
-	p.mu.Lock()
-	want := p.want
-	p.mu.Unlock()
-	if want == nil {
-		return
-	}
-	if err := p.tellRun(ctx, r, t, want); err != nil && ctx.Err() == nil {
-		p.log.Warn("control plane does not take over its generation; trying again", "error", err)
-		p.setState(func(s *State) { s.Healthy, s.Reason = false, err.Error() })
-		retry.Reset(retryTell)
-	}
-}
-
-func (p *Plane) tellRun(ctx context.Context, r *run, t *told, want *live) error {
-	if err := p.sendPackets(r, t, want.instances, false); err != nil {
-		return err
-	}
-	if t.generation != want.name {
-		if err := p.sendOnce(ctx, r, t, want); err != nil {
-			return err
-		}
-		req := sdk.GenerationRequest{Generation: want.name, Config: want.config, Instances: want.instances, Kernel: p.kernel(ctx)}
-		if err := p.inform(ctx, r, "start", req); err != nil {
-			return err
-		}
-		if t.generation != "" {
-			_ = p.call(ctx, r, callTime, "drop", sdk.GenerationRequest{Generation: t.generation}, nil) // it may have let go itself
-		}
-		t.generation, t.instances = want.name, byKey(want.instances)
-		p.mu.Lock()
-		p.startedWith = want.name
-		p.mu.Unlock()
-		p.setState(func(s *State) {
-			s.Started, s.HealthKnown, s.Reason = true, false, "no answer to health yet"
-		})
-		p.openDoor(r, t)
-		p.checkHealth(ctx, r, 0)
-		return nil
-	}
-	now := byKey(want.instances)
-	for key, i := range t.instances {
-		if _, stays := now[key]; !stays {
-			if err := p.inform(ctx, r, "detached", i); err != nil {
-				return err
-			}
-			delete(t.instances, key)
-		}
-	}
-	for key, i := range now {
-		if before, known := t.instances[key]; !known || !before.Equal(i) {
-			if err := p.inform(ctx, r, "attached", i); err != nil {
-				return err
-			}
-			t.instances[key] = i
-		}
-	}
-	return nil
-}
-
-// renewPackets tries again what could not be had, and lets go of namespaces that have ended.
-func (p *Plane) renewPackets(r *run, t *told) {
-	p.mu.Lock()
-	want := p.want
-	p.mu.Unlock()
-	if want == nil {
-		return
-	}
-	if err := p.sendPackets(r, t, want.instances, true); err != nil {
-		p.log.Warn("packet sockets are not up to date", "error", err)
-	}
-}
-
-// inform makes a call that a control plane may leave out.
-func (p *Plane) inform(ctx context.Context, r *run, name string, body any) error {
-	err := p.call(ctx, r, callTime, name, body, nil)
-	var answer *AnswerError
-	if errors.As(err, &answer) && answer.Status == http.StatusNotFound {
-		return nil
-	}
-	return err
-}
-
-// sendOnce sends the maps of a generation before its first start, and no more: a start that is tried again may be under way
-// still, with the maps that came before. A generation that never came to be is dropped.
-func (p *Plane) sendOnce(ctx context.Context, r *run, t *told, want *live) error {
-	if t.sent == want.name {
-		return nil
-	}
-	if t.sent != "" && t.sent != t.generation {
-		_ = p.call(ctx, r, callTime, "drop", sdk.GenerationRequest{Generation: t.sent}, nil) // at worst it keeps the maps open
-	}
-	if err := p.sendWanted(r, want); err != nil {
-		return err
-	}
-	t.sent = want.name
-	return nil
-}
-
-// sendWanted sends the maps unless others have taken their place, which close them.
-func (p *Plane) sendWanted(r *run, want *live) error {
-	p.sending.Lock()
-	defer p.sending.Unlock()
-	p.mu.Lock()
-	superseded := p.want == nil || p.want.name != want.name
-	p.mu.Unlock()
-	if superseded {
-		return errors.New("superseded by a newer generation")
-	}
-	return r.sendMaps(want.name, want.maps)
-}
-
-func byKey(list []sdk.Instance) map[sdk.InstanceKey]sdk.Instance {
-	out := make(map[sdk.InstanceKey]sdk.Instance, len(list))
-	for _, i := range list {
-		out[i.Key()] = i
-	}
-	return out
-}
-
-func byIndex(list []sdk.Instance) map[uint32]sdk.Instance {
-	out := make(map[uint32]sdk.Instance, len(list))
-	for _, i := range list {
-		out[i.Ifindex] = i
-	}
-	return out
-}
-
-// checkHealth returns how many checks in a row had no answer at all.
-func (p *Plane) checkHealth(ctx context.Context, r *run, missed int) int {
-	health, err := p.askHealth(ctx, r)
-	var answer *AnswerError
-	if err != nil && !errors.As(err, &answer) {
-		p.setState(func(s *State) { s.HealthKnown, s.Healthy, s.Reason = true, false, err.Error() })
-		return missed + 1
-	}
-	p.setState(func(s *State) {
-		s.HealthKnown, s.Healthy, s.Reason = true, err == nil, ""
-		if err != nil {
-			s.Reason = err.Error()
-			return
-		}
-		s.Conditions, s.Ejected = health.Conditions, health.Ejected
-	})
-	return 0
-}
-
-// askHealth returns what the control plane tells besides. An unhealthy one answers with an error.
-func (p *Plane) askHealth(ctx context.Context, r *run) (health sdk.HealthAnswer, err error) {
-	err = p.call(ctx, r, callTime, "health", nil, &health)
-	if answered(err, http.StatusNotFound) || errors.Is(err, errNotUnderstood) { // any 200 is good health
-		return sdk.HealthAnswer{}, nil
-	}
-	return health, err
-}
-
-// Compile has a config worked out. known is false when the control plane leaves that to the agent. A mistake in the config
-// is a *sdk.ConfigError.
-func (p *Plane) Compile(ctx context.Context, config json.RawMessage) (settings sdk.Settings, known bool, err error) {
-	ctx, cancel := context.WithTimeout(ctx, compileTime)
-	defer cancel()
-	r, err := p.present(ctx)
-	if err != nil {
-		return settings, false, err
-	}
-	err = p.call(ctx, r, compileTime, "compile", sdk.CompileRequest{Config: config}, &settings)
-	var answer *AnswerError
-	if errors.As(err, &answer) {
-		switch answer.Status {
-		case http.StatusNotFound:
-			return sdk.Settings{}, false, nil
-		case http.StatusUnprocessableEntity:
-			return settings, false, &sdk.ConfigError{Field: answer.Problem.Field, Reason: answer.Problem.Reason}
-		}
-	}
-	if err != nil {
-		return settings, false, err
-	}
-	return settings, true, checkSettings(settings)
-}
-
-// checkSettings refuses nonsense, and turns numbers into integers.
-func checkSettings(s sdk.Settings) error {
-	for name, value := range s.Constants {
-		number, isNumber := value.(json.Number)
-		if _, isBool := value.(bool); isBool {
-			continue
-		}
-		if !isNumber {
-			return fmt.Errorf("compile: constant %s is neither a number nor true or false", name)
-		}
-		if n, err := strconv.ParseInt(number.String(), 10, 64); err == nil {
-			s.Constants[name] = n
-		} else if n, err := strconv.ParseUint(number.String(), 10, 64); err == nil {
-			s.Constants[name] = n
-		} else {
-			return fmt.Errorf("compile: constant %s is %s, which is no integer of 64 bits", name, number)
-		}
-	}
-	for _, direction := range s.Idle {
-		if direction != "egress" && direction != "ingress" {
-			return fmt.Errorf("compile: idle has %q, which is neither egress nor ingress", direction)
-		}
-	}
-	return nil
-}
-
-// Fill has the maps of a new generation written. They stay the caller's.
-func (p *Plane) Fill(ctx context.Context, config json.RawMessage, m sdk.Maps) error {
-	ctx, cancel := context.WithTimeout(ctx, fillTime)
-	defer cancel()
-	r, err := p.present(ctx)
-	if err != nil {
-		return err
-	}
-	name := p.name("fill")
-	if err := r.sendMaps(name, m); err != nil {
-		return p.failed("fill", err)
-	}
-	err = p.call(ctx, r, fillTime, "fill", sdk.GenerationRequest{Generation: name, Config: config}, nil)
-	_ = p.call(ctx, r, callTime, "drop", sdk.GenerationRequest{Generation: name}, nil) // at worst it keeps the maps open
-	var answer *AnswerError
-	if errors.As(err, &answer) && answer.Status == http.StatusNotFound {
-		return nil // it has nothing to fill
-	}
-	return err
-}
-
-// name is one that no set of maps has had.
-func (p *Plane) name(kind string) string {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.serial++
-	return fmt.Sprintf("%s-%d", kind, p.serial)
-}
-
-// Start makes a generation the one that the control plane works on, now and after each restart. It does not wait. The maps
-// stay the caller's.
-func (p *Plane) Start(config json.RawMessage, m sdk.Maps, instances []sdk.Instance) error {
-	own := sdk.Maps{}
-	for name, one := range m {
-		c, err := one.Clone()
-		if err != nil {
-			closeMaps(own)
-			return err
-		}
-		own[name] = c
-	}
-	p.setState(func(s *State) { s.Started = false })
-	p.setWant(&live{name: p.name("live"), config: config, maps: own, instances: instances})
-	return nil
-}
-
-// Instances tells where the module runs now.
-func (p *Plane) Instances(list []sdk.Instance) {
-	p.mu.Lock()
-	if p.want == nil || slices.EqualFunc(p.want.instances, list, sdk.Instance.Equal) {
-		p.mu.Unlock()
-		return
-	}
-	next := *p.want
-	next.instances = list
-	p.want = &next
-	p.mu.Unlock()
-	p.wake()
-}
-
-func (p *Plane) setWant(next *live) {
-	p.mu.Lock()
-	before := p.want
-	p.want = next
-	p.mu.Unlock()
-	if before != nil {
-		p.sending.Lock() // they may just be being sent
-		closeMaps(before.maps)
-		p.sending.Unlock()
-	}
-	p.wake()
-}
-
-func (p *Plane) wake() {
-	select {
-	case p.changed <- struct{}{}:
-	default:
-	}
-}
-
-func closeMaps(m sdk.Maps) {
-	for _, one := range m {
-		one.Close()
-	}
-}
-
-// settle is how long a new version has to stay healthy: one that falls over does so soon after its start.
-const settle = 300 * time.Millisecond
-
-// AwaitHealthy returns nil once the control plane has taken its generation over, says that all is well, and says so again
-// after a moment; and an error when it ends or ctx ends before that.
-func (p *Plane) AwaitHealthy(ctx context.Context) error {
-	var well time.Time // since when
-	var last error     // of its health
-	for {
-		p.mu.Lock()
-		s, progress, r := p.state, p.progress, p.run
-		p.mu.Unlock()
-		if s.Restarts > 0 {
-			return errors.New(s.Reason)
-		}
-		if s.Started && r != nil {
-			_, err := p.askHealth(ctx, r)
-			switch {
-			case err != nil && ctx.Err() != nil:
-				return fmt.Errorf("not healthy in time: %w", cmp.Or(last, err))
-			case err != nil:
-				well, last = time.Time{}, err
-			case well.IsZero():
-				well = time.Now()
-			case time.Since(well) >= min(settle, p.pkg.Control.HealthTime()/2):
-				return nil
-			}
-		}
-		select {
-		case <-progress:
-		case <-time.After(50 * time.Millisecond):
-		case <-ctx.Done():
-			return fmt.Errorf("not healthy in time: %w", cmp.Or(last, errors.New(p.State().Reason)))
-		}
-	}
-}
-
-// Metrics asks for the module's metrics. When the control plane does not answer in time, they are those of its last answer,
-// and stale.
-func (p *Plane) Metrics(ctx context.Context) (samples []sdk.Sample, stale bool, err error) {
-	ctx, cancel := context.WithTimeout(ctx, metricsTime)
-	defer cancel()
-	if r := p.ready(ctx); r != nil {
-		err = p.call(ctx, r, metricsTime, "metrics", nil, &samples)
-		if err == nil || answered(err, http.StatusNotFound) {
-			p.mu.Lock()
-			defer p.mu.Unlock()
-			p.measured = samples
-			return samples, false, nil
-		}
-	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.measured, true, err
-}
-
-// present waits for a run: a control plane that is just starting again is worth a moment.
-func (p *Plane) present(ctx context.Context) (*run, error) {
-	for {
-		p.mu.Lock()
-		r, arrived, state := p.run, p.arrived, p.state
-		p.mu.Unlock()
-		if r != nil {
-			return r, nil
-		}
-		if state.Restarts > 2 {
-			return nil, fmt.Errorf("control plane of module %s does not run: %s", p.module, state.Reason)
-		}
-		select {
-		case <-arrived:
-		case <-p.closing:
-			return nil, fmt.Errorf("control plane of module %s is closed", p.module)
-		case <-ctx.Done():
-			return nil, fmt.Errorf("control plane of module %s does not run: %s", p.module, state.Reason)
-		}
-	}
-}
-
-// AnswerError is an answer that is not a success.
-type AnswerError struct {
-	Call    string
-	Status  int
-	Problem sdk.Problem
-}
-
-func (e *AnswerError) Error() string {
-	text := fmt.Sprintf("%s: the control plane answers %d", e.Call, e.Status)
-	if e.Problem.Reason != "" {
-		text += ": " + e.Problem.Reason
-	}
-	return text
-}
-
-func (p *Plane) failed(call string, err error) error {
-	return fmt.Errorf("control plane of module %s: %s: %w", p.module, call, err)
-}
-
-// call makes one request of the contract. answer may be nil.
-func (p *Plane) call(ctx context.Context, r *run, limit time.Duration, name string, body, answer any) error {
-	ctx, cancel := context.WithTimeout(ctx, limit)
-	defer cancel()
-	method, content := http.MethodGet, io.Reader(http.NoBody)
-	if body != nil {
-		data, err := json.Marshal(body)
-		if err != nil {
-			return err
-		}
-		if len(data) > sdk.MaxBody {
-			return p.failed(name, fmt.Errorf("the request has %d bytes; at most %d are allowed", len(data), sdk.MaxBody))
-		}
-		method, content = http.MethodPost, bytes.NewReader(data)
-	}
-	req, err := http.NewRequestWithContext(ctx, method, "http://control"+sdk.PathPrefix+name, content)
-	if err != nil {
-		return err
-	}
-	req.Header.Set("Content-Type", "application/json")
-	res, err := r.transport.RoundTrip(req)
-	if err != nil {
-		return p.failed(name, r.explain(err))
-	}
-	defer res.Body.Close()
-	data, err := io.ReadAll(io.LimitReader(res.Body, sdk.MaxBody+1))
-	if err != nil {
-		return p.failed(name, r.explain(err))
-	}
-	return p.failedIf(name, understand(name, res.StatusCode, data, answer))
-}
-
-func (p *Plane) failedIf(call string, err error) error {
-	var answer *AnswerError
-	if err == nil || errors.As(err, &answer) {
-		return err
-	}
-	return p.failed(call, err)
-}
-
-// explain prefers the reason of a process's end to what is seen of it on the socket.
-func (r *run) explain(err error) error {
-	select {
-	case <-r.ended:
-		return r.why
-	case <-time.After(100 * time.Millisecond): // the end is noticed a moment later
-		return err
-	}
-}
-
-var errNotUnderstood = errors.New("the answer cannot be understood")
-
-func understand(name string, status int, data []byte, answer any) error {
-	if len(data) > sdk.MaxBody {
-		return fmt.Errorf("the answer has more than %d bytes", sdk.MaxBody)
-	}
-	if status != http.StatusOK && status != http.StatusNoContent {
-		e := &AnswerError{Call: name, Status: status}
-		_ = json.Unmarshal(data, &e.Problem) // not every library answers JSON
-		return e
-	}
-	if answer == nil || status == http.StatusNoContent {
-		return nil
-	}
-	dec := json.NewDecoder(bytes.NewReader(data))
-	dec.UseNumber()
-	dec.DisallowUnknownFields()
-	if err := dec.Decode(answer); err != nil {
-		return fmt.Errorf("%w: %w", errNotUnderstood, err)
-	}
-	return nil
 }

@@ -108,7 +108,7 @@ func TestHastyWants(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := &handler{answers: map[string]int{"wanted": http.StatusNoContent}}
 		p := testPlane(func() (*run, error) { return newFake(h).run, nil })
-		p.examine = func(sdk.Process) sdk.Executable { return sdk.Executable{} }
+		p.grants = []any{examineGrant(func(sdk.Process) sdk.Executable { return sdk.Executable{} })}
 		done := make(chan struct{})
 		go func() {
 			defer close(done)

@@ -75,14 +75,16 @@ func (p *program) start(module string, listen, maps *os.File) (*process, error) 
 	if err != nil {
 		return nil, err
 	}
+	inject := p.pkg.HasCapability(pkgs.CapabilityInject)
 	started, err := p.manager.launch(launch{
 		name: module,
 		spec: sandbox.Spec{
 			Command: p.command, Dir: p.files, UID: uid, Read: []string{p.files}, Write: []string{p.state},
 			Env: []string{"PATH=" + strings.Join(programPath, ":"), "LANG=C.UTF-8", "HOME=" + p.state, "TMPDIR=" + p.state, "STATE_DIRECTORY=" + p.state,
 				"KERB_MODULE=" + module, "KERB_PACKAGE=" + p.pkg.Name, "KERB_VERSION=" + p.pkg.Version, "KERB_CONTRACT=1", "PYTHONUNBUFFERED=1"},
-			Memory: p.pkg.Control.MemoryLimit(), Disk: p.pkg.Control.DiskLimit(), Network: p.pkg.Control.Network, Inject: p.pkg.Inject, KeepBPF: sandbox.NeedsBPF(),
-			Files: descriptors(p.pkg.Inject),
+			Memory: p.pkg.Control.MemoryLimit(), Disk: p.pkg.Control.DiskLimit(),
+			Network: p.pkg.Control.Network, Inject: inject, KeepBPF: sandbox.NeedsBPF(),
+			Files: descriptors(inject),
 		},
 		state: p.state, files: []*os.File{listen, maps},
 	})

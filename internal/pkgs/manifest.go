@@ -52,17 +52,18 @@ type Manifest struct {
 	Requires      []string       `json:"requires,omitempty"` // kernel features, see Features
 	ConfigSchema  map[string]any `json:"configSchema,omitempty"`
 	Control       *Control       `json:"control,omitempty"` // nil: config properties set constants
-	// Resources are kinds of resources that the control plane works with besides its config: ResourceVirtualServices,
-	// ResourceModels, ResourceExecutables.
+	// Resources is the list of older manifests; see Capabilities.
 	Resources []string `json:"resources,omitempty"`
 	// Queries are the paths that the control plane answers (GET), with what it answers: kerb module query lists them.
 	Queries map[string]string `json:"queries,omitempty"`
-	// Inject lets the control plane send frames as if the services had sent them.
+	// Inject is of older manifests.
 	Inject bool `json:"inject,omitempty"`
 	// Replies: the data plane answers packets, by KERB_REPLY.
 	Replies bool `json:"replies,omitempty"`
-	// Socket has the agent listen for programs on a socket of the module's, for the control plane to serve.
+	// Socket is of older manifests.
 	Socket bool `json:"socket,omitempty"`
+	// Capabilities are what the agent provides to the control plane. Use Manifest.Granted, which knows older manifests.
+	Capabilities []string `json:"capabilities,omitempty"`
 }
 
 // Directions are those in which packets meet the module, by kind of attach point; all that it has code for by default.
@@ -70,13 +71,6 @@ type Directions struct {
 	Services   []string `json:"services,omitempty"`
 	Interfaces []string `json:"interfaces,omitempty"` // of the node
 }
-
-// Resources that a control plane may be told of: all of the kind, or what it asks for.
-const (
-	ResourceVirtualServices = "virtualServices"
-	ResourceModels          = "models"
-	ResourceExecutables     = "executables"
-)
 
 // MapRoles name maps that do not live as long as the module. All others are state: kept across configurations and
 // upgrades while their layout stays the same.
@@ -155,12 +149,7 @@ func (m *Manifest) check() error {
 	m.checkMaps(wrong)
 	field, reason := m.checkSockets()
 	wrong(field, "%s", reason)
-	if m.Control == nil && (len(m.Resources) > 0 || m.Inject || m.Socket) {
-		wrong("control", "is absent, but resources, inject and socket are a control plane's")
-	}
-	if m.Inject && m.Control != nil && m.Control.Network {
-		wrong("inject", "cannot be combined with control.network: a control plane that sends in the name of services has no network access")
-	}
+	m.checkCapabilities(wrong)
 	field, reason = m.Control.check()
 	wrong(field, "%s", reason)
 	if a, b, n := sameReason(m.DropReasons); a != "" {

@@ -44,7 +44,7 @@ func TestConditionsAreDocumented(t *testing.T) {
 var camelCase = regexp.MustCompile(`^[A-Z][A-Za-z]*[a-z]$`)
 
 // addConditions adds the words in fields Type and Reason of literals, in assignments to a field Reason, in constants that are called
-// Reason, and in calls of a local function add, as internal/agent has.
+// Reason, and in calls of conditionOf of internal/control.
 func addConditions(t *testing.T, file string, words map[string]bool) {
 	t.Helper()
 	parsed, err := parser.ParseFile(token.NewFileSet(), file, read(t, file), 0)
@@ -75,7 +75,7 @@ func addConditions(t *testing.T, file string, words map[string]bool) {
 				add(n.Values...)
 			}
 		case *ast.CallExpr:
-			if f, ok := n.Fun.(*ast.Ident); ok && f.Name == "add" && len(n.Args) == 4 {
+			if f, ok := n.Fun.(*ast.Ident); ok && f.Name == "conditionOf" {
 				add(n.Args...)
 			}
 		}

@@ -13,12 +13,12 @@ import (
 
 // Programs that connect and say nothing, or are refused again and again, do not keep others out.
 func TestDoorStaysOpen(t *testing.T) {
-	d := newDoor(filepath.Join(t.TempDir(), "m.sock"), "")
+	d := newClientListener(filepath.Join(t.TempDir(), "m.sock"), "")
 	admitted := make(chan uint64, 3*maxWaiting)
 	if err := d.open(func(id uint64, _ int) error { admitted <- id; return nil }); err != nil {
 		t.Fatal(err)
 	}
-	defer d.close()
+	defer d.end()
 	var first net.Conn
 	for want := uint64(1); want <= 3*maxWaiting; want++ {
 		conn, err := net.Dial("unixpacket", d.path)

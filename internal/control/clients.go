@@ -3,6 +3,7 @@
 package control
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"maps"
@@ -21,9 +22,14 @@ import (
 // connection, as the control plane may not send descriptors.
 const giveWithin = 10 * time.Second
 
-// door is the socket that programs find a module by. It is open while a run has started with a generation; in an upgrade,
-// who opens it last has it.
-type door struct {
+// grantClients has the agent listen on a socket of the module's, for programs that the control plane serves.
+func grantClients(o *Options, module string) any {
+	return newClientListener(o.ModuleSocket(module), o.SocketGroup)
+}
+
+// clientListener listens on the module's socket while a run has started with a generation. In an upgrade the
+// version that opens the socket last has it.
+type clientListener struct {
 	path, group string
 
 	mu       sync.Mutex
@@ -33,27 +39,27 @@ type door struct {
 	accepts  sync.WaitGroup
 }
 
-func newDoor(path, group string) *door {
-	return &door{path: path, group: group, waiting: map[uint64]*net.UnixConn{}}
+func newClientListener(path, group string) *clientListener {
+	return &clientListener{path: path, group: group, waiting: map[uint64]*net.UnixConn{}}
 }
 
-// openDoor lets programs in, once there is a generation to serve them by. What fails is tried again with the next health check.
-func (p *Plane) openDoor(r *run, t *told) {
-	if p.door == nil || t.generation == "" {
+// maintain listens once there is a generation to serve programs with. A failure is retried with the next health check.
+func (d *clientListener) maintain(p *Plane, r *run, _ []sdk.Instance) {
+	if generation, _ := p.startedOn(); generation == "" {
 		return
 	}
-	if err := p.door.open(r.sendClient); err != nil {
+	if err := d.open(r.sendClient); err != nil {
 		p.log.Warn("programs cannot connect to the module", "error", err)
 	}
 }
 
-func (p *Plane) closeDoor() {
-	if p.door != nil {
-		p.door.close()
+func (d *clientListener) serve(_ context.Context, p *Plane, _ *run, requests *sdk.Requests) {
+	for _, message := range requests.SendMaps {
+		d.send(p, message)
 	}
 }
 
-func (d *door) open(admit func(id uint64, fd int) error) error {
+func (d *clientListener) open(admit func(id uint64, fd int) error) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.listener != nil {
@@ -68,7 +74,8 @@ func (d *door) open(admit func(id uint64, fd int) error) error {
 	return nil
 }
 
-func (d *door) close() {
+// end closes the socket and the connections that wait for maps.
+func (d *clientListener) end() {
 	d.mu.Lock()
 	if d.listener != nil {
 		_ = d.listener.Close()
@@ -82,7 +89,7 @@ func (d *door) close() {
 	d.accepts.Wait()
 }
 
-func (d *door) accept(l *unixlisten.Listener, admit func(id uint64, fd int) error) {
+func (d *clientListener) accept(l *unixlisten.Listener, admit func(id uint64, fd int) error) {
 	for {
 		conn, err := l.AcceptUnix()
 		if errors.Is(err, net.ErrClosed) {
@@ -102,7 +109,7 @@ func (d *door) accept(l *unixlisten.Listener, admit func(id uint64, fd int) erro
 const maxWaiting = 64
 
 // evict ends the oldest connection: one that was refused, has gone or says nothing, as others are given maps within milliseconds.
-func (d *door) evict() {
+func (d *clientListener) evict() {
 	id := slices.Min(slices.Collect(maps.Keys(d.waiting)))
 	conn := d.waiting[id]
 	delete(d.waiting, id)
@@ -110,7 +117,7 @@ func (d *door) evict() {
 }
 
 // admit hands a connection to the control plane, and keeps a copy for a while.
-func (d *door) admit(conn *net.UnixConn, admit func(id uint64, fd int) error) error {
+func (d *clientListener) admit(conn *net.UnixConn, admit func(id uint64, fd int) error) error {
 	d.mu.Lock()
 	if d.listener == nil {
 		d.mu.Unlock()
@@ -142,7 +149,7 @@ func (d *door) admit(conn *net.UnixConn, admit func(id uint64, fd int) error) er
 }
 
 // take returns the copy of a client's connection, nil if it is gone.
-func (d *door) take(id uint64) *net.UnixConn {
+func (d *clientListener) take(id uint64) *net.UnixConn {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	conn := d.waiting[id]
@@ -150,23 +157,21 @@ func (d *door) take(id uint64) *net.UnixConn {
 	return conn
 }
 
-// give sends a program what the control plane gives it. Where that fails the program's connection ends, and it comes again.
-func (p *Plane) give(g sdk.ClientMaps) {
-	if p.door == nil {
-		return
-	}
-	conn := p.door.take(g.Client)
+// send sends a program a message of the control plane. If that fails the program's connection ends, and it connects
+// again.
+func (d *clientListener) send(p *Plane, m sdk.ClientMaps) {
+	conn := d.take(m.Client)
 	if conn == nil {
 		return
 	}
 	defer conn.Close()
-	if err := p.giveMaps(conn, g); err != nil {
+	if err := p.sendClientMaps(conn, m); err != nil {
 		p.log.Warn("cannot serve the request of a program", "error", err)
 		_ = errors.Join(conn.CloseRead(), conn.CloseWrite())
 	}
 }
 
-func (p *Plane) giveMaps(conn *net.UnixConn, g sdk.ClientMaps) error {
+func (p *Plane) sendClientMaps(conn *net.UnixConn, g sdk.ClientMaps) error {
 	p.sending.Lock()
 	defer p.sending.Unlock()
 	p.mu.Lock()

@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package control
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/kerb-edge/kerb/sdk"
+)
+
+// Compile has a config worked out. known is false when the control plane leaves that to the agent. A mistake in the config
+// is a *sdk.ConfigError.
+func (p *Plane) Compile(ctx context.Context, config json.RawMessage) (settings sdk.Settings, known bool, err error) {
+	ctx, cancel := context.WithTimeout(ctx, compileTime)
+	defer cancel()
+	r, err := p.present(ctx)
+	if err != nil {
+		return settings, false, err
+	}
+	err = p.call(ctx, r, compileTime, "compile", sdk.CompileRequest{Config: config}, &settings)
+	var answer *AnswerError
+	if errors.As(err, &answer) {
+		switch answer.Status {
+		case http.StatusNotFound:
+			return sdk.Settings{}, false, nil
+		case http.StatusUnprocessableEntity:
+			return settings, false, &sdk.ConfigError{Field: answer.Problem.Field, Reason: answer.Problem.Reason}
+		}
+	}
+	if err != nil {
+		return settings, false, err
+	}
+	return settings, true, checkSettings(settings)
+}
+
+// checkSettings refuses nonsense, and turns numbers into integers.
+func checkSettings(s sdk.Settings) error {
+	for name, value := range s.Constants {
+		number, isNumber := value.(json.Number)
+		if _, isBool := value.(bool); isBool {
+			continue
+		}
+		if !isNumber {
+			return fmt.Errorf("compile: constant %s is neither a number nor true or false", name)
+		}
+		if n, err := strconv.ParseInt(number.String(), 10, 64); err == nil {
+			s.Constants[name] = n
+		} else if n, err := strconv.ParseUint(number.String(), 10, 64); err == nil {
+			s.Constants[name] = n
+		} else {
+			return fmt.Errorf("compile: constant %s is %s, which is no integer of 64 bits", name, number)
+		}
+	}
+	for _, direction := range s.Idle {
+		if direction != "egress" && direction != "ingress" {
+			return fmt.Errorf("compile: idle has %q, which is neither egress nor ingress", direction)
+		}
+	}
+	return nil
+}
+
+// Fill has the maps of a new generation written. They stay the caller's.
+func (p *Plane) Fill(ctx context.Context, config json.RawMessage, m sdk.Maps) error {
+	ctx, cancel := context.WithTimeout(ctx, fillTime)
+	defer cancel()
+	r, err := p.present(ctx)
+	if err != nil {
+		return err
+	}
+	name := p.name("fill")
+	if err := r.sendMaps(name, m); err != nil {
+		return p.failed("fill", err)
+	}
+	err = p.inform(ctx, r, fillTime, "fill", sdk.GenerationRequest{Generation: name, Config: config}, nil)
+	_ = p.call(ctx, r, callTime, "drop", sdk.GenerationRequest{Generation: name}, nil) // at worst it keeps the maps open
+	return err
+}
+
+// Metrics asks for the module's metrics. When the control plane does not answer in time, they are those of its last answer,
+// and stale.
+func (p *Plane) Metrics(ctx context.Context) (samples []sdk.Sample, stale bool, err error) {
+	ctx, cancel := context.WithTimeout(ctx, metricsTime)
+	defer cancel()
+	if r := p.ready(ctx); r != nil {
+		err = p.call(ctx, r, metricsTime, "metrics", nil, &samples)
+		if err == nil || answered(err, http.StatusNotFound) {
+			p.mu.Lock()
+			defer p.mu.Unlock()
+			p.measured = samples
+			return samples, false, nil
+		}
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.measured, true, err
+}
+
+// present waits for a run: a control plane that is just starting again is worth a moment.
+func (p *Plane) present(ctx context.Context) (*run, error) {
+	for {
+		p.mu.Lock()
+		r, arrived, state := p.run, p.arrived, p.state
+		p.mu.Unlock()
+		if r != nil {
+			return r, nil
+		}
+		if state.Restarts > 2 {
+			return nil, fmt.Errorf("control plane of module %s does not run: %s", p.module, state.Reason)
+		}
+		select {
+		case <-arrived:
+		case <-p.closing:
+			return nil, fmt.Errorf("control plane of module %s is closed", p.module)
+		case <-ctx.Done():
+			return nil, fmt.Errorf("control plane of module %s does not run: %s", p.module, state.Reason)
+		}
+	}
+}
+
+// AnswerError is an answer that is not a success.
+type AnswerError struct {
+	Call    string
+	Status  int
+	Problem sdk.Problem
+}
+
+func (e *AnswerError) Error() string {
+	text := fmt.Sprintf("%s: the control plane answers %d", e.Call, e.Status)
+	if e.Problem.Reason != "" {
+		text += ": " + e.Problem.Reason
+	}
+	return text
+}
+
+func (p *Plane) failed(call string, err error) error {
+	return fmt.Errorf("control plane of module %s: %s: %w", p.module, call, err)
+}
+
+// call makes one request of the contract. answer may be nil.
+func (p *Plane) call(ctx context.Context, r *run, limit time.Duration, name string, body, answer any) error {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	method, content := http.MethodGet, io.Reader(http.NoBody)
+	if body != nil {
+		data, err := json.Marshal(body)
+		if err != nil {
+			return err
+		}
+		if len(data) > sdk.MaxBody {
+			return p.failed(name, fmt.Errorf("the request has %d bytes; at most %d are allowed", len(data), sdk.MaxBody))
+		}
+		method, content = http.MethodPost, bytes.NewReader(data)
+	}
+	req, err := http.NewRequestWithContext(ctx, method, "http://control"+sdk.PathPrefix+name, content)
+	if err != nil {
+		return err
+	}
+	req.Header.Set("Content-Type", "application/json")
+	res, err := r.transport.RoundTrip(req)
+	if err != nil {
+		return p.failed(name, r.explain(err))
+	}
+	defer res.Body.Close()
+	data, err := io.ReadAll(io.LimitReader(res.Body, sdk.MaxBody+1))
+	if err != nil {
+		return p.failed(name, r.explain(err))
+	}
+	return p.failedIf(name, understand(name, res.StatusCode, data, answer))
+}
+
+func (p *Plane) failedIf(call string, err error) error {
+	var answer *AnswerError
+	if err == nil || errors.As(err, &answer) {
+		return err
+	}
+	return p.failed(call, err)
+}
+
+// explain prefers the reason of a process's end to what is seen of it on the socket.
+func (r *run) explain(err error) error {
+	select {
+	case <-r.ended:
+		return r.why
+	case <-time.After(100 * time.Millisecond): // the end is noticed a moment later
+		return err
+	}
+}
+
+var errNotUnderstood = errors.New("the answer cannot be understood")
+
+func understand(name string, status int, data []byte, answer any) error {
+	if len(data) > sdk.MaxBody {
+		return fmt.Errorf("the answer has more than %d bytes", sdk.MaxBody)
+	}
+	if status != http.StatusOK && status != http.StatusNoContent {
+		e := &AnswerError{Call: name, Status: status}
+		_ = json.Unmarshal(data, &e.Problem) // not every library answers JSON
+		return e
+	}
+	if answer == nil || status == http.StatusNoContent {
+		return nil
+	}
+	dec := json.NewDecoder(bytes.NewReader(data))
+	dec.UseNumber()
+	dec.DisallowUnknownFields()
+	if err := dec.Decode(answer); err != nil {
+		return fmt.Errorf("%w: %w", errNotUnderstood, err)
+	}
+	return nil
+}

@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package control
+
+import (
+	"context"
+	"net/http"
+	"slices"
+	"time"
+
+	"github.com/kerb-edge/kerb/internal/pkgs"
+	"github.com/kerb-edge/kerb/sdk"
+)
+
+// capabilities are what the agent provides to control planes whose packages name it in their manifest. Each is a
+// file with a function that returns what one control plane gets, whose type implements some of the interfaces
+// below. The manifest's schema has the same names. Requests are served in this order: examining a program can take
+// long.
+var capabilities = []struct {
+	name  string
+	grant func(o *Options, module string) any
+}{
+	{"virtualServices", grantVirtualServices},
+	{"models", grantModels},
+	{pkgs.CapabilityInject, grantInject},
+	{pkgs.CapabilityClients, grantClients},
+	{pkgs.CapabilityKernelFacts, grantKernelFacts},
+	{"executables", grantExecutables},
+}
+
+type (
+	// follower works beside a run until ctx ends with it.
+	follower interface {
+		follow(ctx context.Context, p *Plane, r *run)
+	}
+	// preparer is called before a run starts with a generation, and when the instances have changed.
+	preparer interface {
+		prepare(p *Plane, r *run, instances []sdk.Instance) error
+	}
+	// describer adds to the request that starts a generation.
+	describer interface {
+		describe(ctx context.Context, start *sdk.GenerationRequest)
+	}
+	// maintainer is called when a run has started with a generation, and with each health check. It logs problems.
+	maintainer interface {
+		maintain(p *Plane, r *run, instances []sdk.Instance)
+	}
+	// server serves what the control plane has requested.
+	server interface {
+		serve(ctx context.Context, p *Plane, r *run, requests *sdk.Requests)
+	}
+	// reporter reports whether the control plane has what the capability provides, as a condition of the module.
+	reporter interface{ condition() sdk.Condition }
+	// ender is called when a run has ended.
+	ender interface{ end() }
+	// closer is called when the control plane has ended for good.
+	closer interface{ Close() }
+)
+
+// grant returns what the control plane of a package gets: what its manifest names, and nothing else.
+func grant(o *Options, module string, p *pkgs.Package) (out []any) {
+	for _, c := range capabilities {
+		if p.HasCapability(c.name) {
+			out = append(out, c.grant(o, module))
+		}
+	}
+	return out
+}
+
+// grantsOf returns the grants of a control plane that implement an interface.
+func grantsOf[G any](p *Plane) (out []G) {
+	for _, g := range p.grants {
+		if got, ok := g.(G); ok {
+			out = append(out, got)
+		}
+	}
+	return out
+}
+
+// maintain has the capabilities brought up to date.
+func (p *Plane) maintain(r *run) {
+	p.mu.Lock()
+	want := p.want
+	p.mu.Unlock()
+	if want == nil {
+		return
+	}
+	for _, g := range grantsOf[maintainer](p) {
+		g.maintain(p, r, want.instances)
+	}
+}
+
+// Conditions of the capabilities, and those that the control plane has reported itself.
+func (p *Plane) Conditions() (out []sdk.Condition) {
+	for _, g := range grantsOf[reporter](p) {
+		out = append(out, g.condition())
+	}
+	return slices.Concat(out, p.State().Conditions)
+}
+
+// conditionOf is True unless there is an error.
+func conditionOf(kind, well, ill string, err error) sdk.Condition {
+	if err != nil {
+		return sdk.Condition{Type: kind, Status: "False", Reason: ill, Message: err.Error()}
+	}
+	return sdk.Condition{Type: kind, Status: "True", Reason: well}
+}
+
+const requestsTime = 45 * time.Second // the control plane answers after 30 s at the latest
+
+// serveRequests fetches what the control plane asks for, by long polls.
+func (p *Plane) serveRequests(ctx context.Context, r *run) {
+	servers := grantsOf[server](p)
+	for len(servers) > 0 && ctx.Err() == nil {
+		var requests sdk.Requests
+		asked := time.Now()
+		err := p.call(ctx, r, requestsTime, "wanted", nil, &requests)
+		if answered(err, http.StatusNotFound) {
+			return
+		}
+		hasty := requests.Empty() && time.Since(asked) < retryTell // it does not hold the request
+		if err != nil || hasty {                                   // do not poll in a loop
+			select {
+			case <-ctx.Done():
+			case <-time.After(retryTell):
+			}
+			continue
+		}
+		for _, s := range servers {
+			s.serve(ctx, p, r, &requests)
+		}
+	}
+}

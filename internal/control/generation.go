@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package control
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"time"
+
+	"github.com/kerb-edge/kerb/sdk"
+)
+
+// told is what a run knows.
+type told struct {
+	generation string
+	sent       string // the generation whose maps it was sent last
+	instances  map[sdk.InstanceKey]sdk.Instance
+}
+
+const retryTell = time.Second
+
+// tell brings a run up to date, and tries again later if that fails.
+func (p *Plane) tell(ctx context.Context, r *run, t *told, retry *time.Timer) {
+	p.mu.Lock()
+	want := p.want
+	p.mu.Unlock()
+	if want == nil {
+		return
+	}
+	if err := p.tellRun(ctx, r, t, want); err != nil && ctx.Err() == nil {
+		p.log.Warn("control plane does not take over its generation; trying again", "error", err)
+		p.setState(func(s *State) { s.Healthy, s.Reason = false, err.Error() })
+		retry.Reset(retryTell)
+	}
+}
+
+func (p *Plane) tellRun(ctx context.Context, r *run, t *told, want *live) error {
+	for _, g := range grantsOf[preparer](p) {
+		if err := g.prepare(p, r, want.instances); err != nil {
+			return err
+		}
+	}
+	if t.generation != want.name {
+		if err := p.sendOnce(ctx, r, t, want); err != nil {
+			return err
+		}
+		req := sdk.GenerationRequest{Generation: want.name, Config: want.config, Instances: want.instances}
+		for _, g := range grantsOf[describer](p) {
+			g.describe(ctx, &req)
+		}
+		if err := p.inform(ctx, r, callTime, "start", req, nil); err != nil {
+			return err
+		}
+		if t.generation != "" {
+			_ = p.call(ctx, r, callTime, "drop", sdk.GenerationRequest{Generation: t.generation}, nil) // it may have let go itself
+		}
+		t.generation, t.instances = want.name, byKey(want.instances)
+		p.mu.Lock()
+		p.startedWith = want.name
+		p.mu.Unlock()
+		p.setState(func(s *State) {
+			s.Started, s.HealthKnown, s.Reason = true, false, "no answer to health yet"
+		})
+		p.maintain(r)
+		p.checkHealth(ctx, r, 0)
+		return nil
+	}
+	now := byKey(want.instances)
+	for key, i := range t.instances {
+		if _, stays := now[key]; !stays {
+			if err := p.inform(ctx, r, callTime, "detached", i, nil); err != nil {
+				return err
+			}
+			delete(t.instances, key)
+		}
+	}
+	for key, i := range now {
+		if before, known := t.instances[key]; !known || !before.Equal(i) {
+			if err := p.inform(ctx, r, callTime, "attached", i, nil); err != nil {
+				return err
+			}
+			t.instances[key] = i
+		}
+	}
+	return nil
+}
+
+// inform makes a call that a control plane may leave out.
+func (p *Plane) inform(ctx context.Context, r *run, limit time.Duration, name string, body, answer any) error {
+	err := p.call(ctx, r, limit, name, body, answer)
+	if answered(err, http.StatusNotFound) {
+		return nil
+	}
+	return err
+}
+
+// sendOnce sends the maps of a generation before its first start, and no more: a start that is tried again may be under way
+// still, with the maps that came before. A generation that never came to be is dropped.
+func (p *Plane) sendOnce(ctx context.Context, r *run, t *told, want *live) error {
+	if t.sent == want.name {
+		return nil
+	}
+	if t.sent != "" && t.sent != t.generation {
+		_ = p.call(ctx, r, callTime, "drop", sdk.GenerationRequest{Generation: t.sent}, nil) // at worst it keeps the maps open
+	}
+	if err := p.sendWanted(r, want); err != nil {
+		return err
+	}
+	t.sent = want.name
+	return nil
+}
+
+// sendWanted sends the maps unless others have taken their place, which close them.
+func (p *Plane) sendWanted(r *run, want *live) error {
+	p.sending.Lock()
+	defer p.sending.Unlock()
+	p.mu.Lock()
+	superseded := p.want == nil || p.want.name != want.name
+	p.mu.Unlock()
+	if superseded {
+		return errors.New("superseded by a newer generation")
+	}
+	return r.sendMaps(want.name, want.maps)
+}
+
+func byKey(list []sdk.Instance) map[sdk.InstanceKey]sdk.Instance {
+	out := make(map[sdk.InstanceKey]sdk.Instance, len(list))
+	for _, i := range list {
+		out[i.Key()] = i
+	}
+	return out
+}
+
+// name is one that no set of maps has had.
+func (p *Plane) name(kind string) string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.serial++
+	return fmt.Sprintf("%s-%d", kind, p.serial)
+}
+
+// Start makes a generation the one that the control plane works on, now and after each restart. It does not wait. The maps
+// stay the caller's.
+func (p *Plane) Start(config json.RawMessage, m sdk.Maps, instances []sdk.Instance) error {
+	own := sdk.Maps{}
+	for name, one := range m {
+		c, err := one.Clone()
+		if err != nil {
+			closeMaps(own)
+			return err
+		}
+		own[name] = c
+	}
+	p.setState(func(s *State) { s.Started = false })
+	p.setWant(&live{name: p.name("live"), config: config, maps: own, instances: instances})
+	return nil
+}
+
+// Instances tells where the module runs now.
+func (p *Plane) Instances(list []sdk.Instance) {
+	p.mu.Lock()
+	if p.want == nil || slices.EqualFunc(p.want.instances, list, sdk.Instance.Equal) {
+		p.mu.Unlock()
+		return
+	}
+	next := *p.want
+	next.instances = list
+	p.want = &next
+	p.mu.Unlock()
+	p.wake()
+}
+
+func (p *Plane) setWant(next *live) {
+	p.mu.Lock()
+	before := p.want
+	p.want = next
+	p.mu.Unlock()
+	if before != nil {
+		p.sending.Lock() // they may just be being sent
+		closeMaps(before.maps)
+		p.sending.Unlock()
+	}
+	p.wake()
+}
+
+func (p *Plane) wake() {
+	select {
+	case p.changed <- struct{}{}:
+	default:
+	}
+}
+
+func closeMaps(m sdk.Maps) {
+	for _, one := range m {
+		one.Close()
+	}
+}

@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package control
+
+import (
+	"context"
+
+	"github.com/kerb-edge/kerb/internal/models"
+	"github.com/kerb-edge/kerb/sdk"
+)
+
+// grantModels keeps a control plane up to date about all models.
+func grantModels(o *Options, module string) any {
+	return modelGrant{o.Models.Follow(module)}
+}
+
+type modelGrant struct{ *models.Follower }
+
+func (g modelGrant) follow(ctx context.Context, p *Plane, r *run) {
+	feed(ctx, p, r, "models", g.Follower)
+}
+
+func (g modelGrant) condition() sdk.Condition {
+	return conditionOf("Models", "Synced", "SyncFailed", g.Err())
+}

@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package control
+
+import (
+	"context"
+
+	"github.com/kerb-edge/kerb/internal/resolve"
+	"github.com/kerb-edge/kerb/sdk"
+)
+
+// grantVirtualServices keeps a control plane up to date about all virtual services, and resolves the addresses that
+// it requests.
+func grantVirtualServices(o *Options, module string) any {
+	return serviceGrant{o.Services.Follow(module)}
+}
+
+type serviceGrant struct{ *resolve.Follower }
+
+func (g serviceGrant) follow(ctx context.Context, p *Plane, r *run) {
+	feed(ctx, p, r, "virtualservices", g.Follower)
+}
+
+func (g serviceGrant) serve(_ context.Context, _ *Plane, _ *run, requests *sdk.Requests) {
+	g.Wants(*requests)
+}
+
+func (g serviceGrant) condition() sdk.Condition {
+	return conditionOf("VirtualServices", "Synced", "SyncFailed", g.Err())
+}
