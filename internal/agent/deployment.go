@@ -354,6 +354,7 @@ func (d *deployment) dataplaneModule(settings sdk.Settings) dataplane.Module {
 		FailClosed: d.failClosed(),
 		Frags:      d.pkg.Frags,
 		Sockets:    d.onSockets(),
+		BuiltIn:    d.pkg.Source == pkgsBuiltin,
 		Spec: func(h chain.Hook) (*ebpf.CollectionSpec, error) {
 			if !d.pkg.RunsOn(string(h)) {
 				return nil, nil

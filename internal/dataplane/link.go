@@ -199,7 +199,7 @@ func (l *linker) function(spec *ebpf.CollectionSpec, entry, prefix string, g *ge
 	}
 	code := make(asm.Instructions, len(prog.Instructions))
 	copy(code, prog.Instructions)
-	code = append(code, l.fence(code, entry)...)
+	code = append(code, l.fence(code, entry, g)...)
 	LinkKernelFunctions(code)
 	for i := range code {
 		ins := &code[i]

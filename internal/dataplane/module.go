@@ -24,4 +24,5 @@ type Module struct {
 	FailClosed bool
 	Frags      bool // copes with XDP packets in several buffers
 	Sockets    bool // runs on sockets, and on no packets
+	BuiltIn    bool // the same code is verified on new kernels, too, by the tests of this build
 }

@@ -29,6 +29,7 @@ func module(t testing.TB, f *Intercept) dataplane.Module {
 	t.Helper()
 	p := pkgstest.Package(t)
 	return dataplane.Module{
+		BuiltIn:    true,
 		Name:       "icpt",
 		ID:         "0123456789",
 		Spec:       func(h chain.Hook) (*ebpf.CollectionSpec, error) { return p.Spec(string(h)) },

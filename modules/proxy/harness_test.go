@@ -26,8 +26,9 @@ func module(t testing.TB, constants map[string]any) dataplane.Module {
 	t.Helper()
 	p := pkgstest.Package(t)
 	return dataplane.Module{
-		Name: "proxy",
-		ID:   chain.ShortHash(fmt.Append(nil, constants)),
+		BuiltIn: true,
+		Name:    "proxy",
+		ID:      chain.ShortHash(fmt.Append(nil, constants)),
 		Spec: func(h chain.Hook) (*ebpf.CollectionSpec, error) {
 			if h != chain.TC {
 				return nil, nil
