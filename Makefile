@@ -20,7 +20,7 @@ PLAIN := modules/classifier/inference/engine.bpf.o $(patsubst %.c,%.o,$(shell fi
 # Kernels that the kernel module is for.
 KMOD_KERNELS := 6.1,6.1-rt,6.12,6.12-rt
 
-.PHONY: help setup bpf lib packages generate build fmt lint lint-setup vet unit test test-setup kernels-setup test-most test-alone test-ml test-systemd ml models test-kernels test-kmod test-underlay test-soak test-parser demo demo-check demo-build demo-setup clean
+.PHONY: help setup bpf lib packages generate build fmt lint lint-setup vet unit test test-setup kernels-setup test-most test-alone test-ml test-systemd ml models test-kernels test-kmod test-underlay test-soak test-parser test-upgrade demo demo-check demo-build demo-setup clean
 .DEFAULT_GOAL := help
 
 # A target is listed under the group that its text begins with.
@@ -144,6 +144,13 @@ test-underlay: kernels-setup bpf ## Test: the tunnel over WireGuard and XFRM int
 	go run ./test/kernels -kernels $(or $(KERNELS),6.1) -pkgs ./bench/tunnel -pkg-timeout 40m -timeout 45m \
 	  -modules sha512_generic,drbg,gcm,ctr,ghash_generic,seqiv \
 	  -run '^(TestTunnelOverBareIP|TestTunnelObeysIPsecPolicies)$$'
+
+test-upgrade: demo-setup bpf ## Test: the agent of an earlier build is replaced by this one under traffic; FROM=COMMIT
+	@[ -n "$(FROM)" ] || { echo "which one: make test-upgrade FROM=COMMIT" >&2; exit 2; }
+	rm -rf out/earlier && mkdir -p out/earlier && git archive $(FROM) | tar -x -C out/earlier
+	$(MAKE) --no-print-directory -C out/earlier -s bpf && cd out/earlier && CGO_ENABLED=0 go build -o ../kerb-earlier ./cmd/kerb
+	rm -rf out/earlier
+	$(SUDO) env "PATH=$(PATH)" CGO_ENABLED=0 KERB_EARLIER=$(CURDIR)/out/kerb-earlier go test -vet=off -count=1 -v -run '^TestUpgradeOfBuild$$' ./test/e2e
 
 test-soak: test-setup bpf ## Test: one hostile service of 20, all modules, against a counter alone: half an hour; or KERB_SOAK= (one run) KERB_SOAK_PAIRS=
 	$(SUDO) env "PATH=$(PATH)" CGO_ENABLED=0 KERB_SOAK=$(or $(KERB_SOAK),3m) KERB_SOAK_PAIRS=$(or $(KERB_SOAK_PAIRS),5) go test -vet=off -count=1 -v -timeout 3h ./test/soak
