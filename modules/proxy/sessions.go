@@ -88,6 +88,7 @@ type tally struct {
 // sweeper reads the tables of sessions, pending first: a session that moves on meanwhile is met. Its memory is used again by
 // the next.
 type sweeper struct {
+	clock      func() uint64 // CLOCK_MONOTONIC, which Seen of sessions is in
 	now        uint64
 	pairs      map[uint64]pair
 	candidates []candidateEntry
@@ -117,7 +118,8 @@ type candidateEntry struct {
 }
 
 func newSweeper(instances int) *sweeper {
-	return &sweeper{pairs: map[uint64]pair{}, open: make([]int64, instances), refs: make([]int, instances), localRefs: map[uint32]int{}, kept: map[uint32]int{}}
+	return &sweeper{clock: monotonic, pairs: map[uint64]pair{}, open: make([]int64, instances), refs: make([]int, instances),
+		localRefs: map[uint32]int{}, kept: map[uint32]int{}}
 }
 
 // note takes one entry of a table: of sessions (kept) or of pending.
@@ -196,7 +198,7 @@ const goneFor = 5 * time.Minute
 // session refers to them.
 func (w *plane) sweep(now time.Time) error {
 	s := w.sweeper
-	s.begin(monotonic())
+	s.begin(s.clock())
 	before, steps := w.sessionCounts(), w.newSteps()
 	if err := w.read(w.gone(now), steps); err != nil {
 		return err

@@ -75,7 +75,7 @@ func TestSweep(t *testing.T) {
 	}
 	p.put(webService(2, v1alpha1.PolicyLeastConnections))
 	index, _ := p.entry("web-0")
-	now := monotonic()
+	now := p.longAfterBoot()
 	ago := func(d time.Duration) uint64 { return now - uint64(d) }
 	put := func(sport uint16, proto uint8, edit func(forward, reverse *session)) [2]flow {
 		k, s := pairOf("10.18.0.9", "10.30.0.1", "10.18.0.1", proto, sport, index, false)
@@ -149,10 +149,11 @@ func TestSweepCountsShares(t *testing.T) {
 	shares := func() [2]uint64 {
 		return [2]uint64{p.w.maps.shares[0].sessions(), p.w.maps.shares[p.w.locals.byIfindex[7].index].sessions()}
 	}
+	now := p.longAfterBoot()
 	put := func(sport uint16, age time.Duration) {
 		k, s := pairOf("10.18.0.9", "10.30.0.1", "10.18.0.1", protoUDP, sport, index, false)
 		for i := range k {
-			s[i].Seen, s[i].State = monotonic()-uint64(age), stateAnswered
+			s[i].Seen, s[i].State = now-uint64(age), stateAnswered
 			p.session(k[i], s[i])
 		}
 	}
@@ -165,6 +166,13 @@ func TestSweepCountsShares(t *testing.T) {
 	p.w.maps.shares[p.w.locals.byIfindex[7].index].addSessions(1)
 	p.sweep()
 	p.same("one removed", shares(), [2]uint64{2, 2})
+}
+
+// longAfterBoot has sessions be swept two hours later than it is, so that they may be old on a machine that has just booted.
+func (p *plant) longAfterBoot() uint64 {
+	now := monotonic() + uint64(2*time.Hour)
+	p.w.sweeper.clock = func() uint64 { return now }
+	return now
 }
 
 // An upgrade keeps sessions: those that live in the table that nothing is evicted from, and the others alongside it.
