@@ -213,7 +213,7 @@ func (l *logReader) run() {
 			}
 		}
 		if lost > 0 && (err != nil || time.Since(told) > tellLosses) {
-			l.log.Warn("the control plane says more than the log takes", "linesLeftOut", lost)
+			l.log.Warn("the control plane logs more than the limit; lines are left out", "linesLeftOut", lost)
 			lost, told = 0, time.Now()
 		}
 		if err != nil {
@@ -248,5 +248,5 @@ func (l *logReader) relay(text string) {
 			attrs = append(attrs, slog.Any(key, fields[key]))
 		}
 	}
-	l.log.LogAttrs(context.Background(), min(level, l.highest), "control plane says", slog.String("line", message), slog.Group("said", attrs...))
+	l.log.LogAttrs(context.Background(), min(level, l.highest), "control plane log", slog.String("line", message), slog.Group("attributes", attrs...))
 }

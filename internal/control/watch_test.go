@@ -39,17 +39,17 @@ func lines(t *testing.T, text string) (out []map[string]any, last string) {
 
 // Lines come as lines; those of slog keep their level and attributes, and what only looks like them does no harm. None can pass for a line of the agent.
 func TestLog(t *testing.T) {
-	got, last := lines(t, "plain\n\n"+`{"level":"WARN","msg":"careful","port":7}`+"\n"+`{"level":"LOUD","msg":"x"}`+"\n"+`{"level":"ERROR","msg":"chain detached","module":"firewall","time":"x","error":"y","said":"z"}`+"\n"+`{"msg":7}`+"\n{broken\nno end of line")
-	want := []string{"INFO control plane says plain", `WARN control plane says careful {"port":7}`, "INFO control plane says x",
-		`WARN control plane says chain detached {"error":"y","module":"firewall","said":"z"}`, `INFO control plane says {"msg":7}`, "INFO control plane says {broken",
-		"INFO control plane says no end of line"}
+	got, last := lines(t, "plain\n\n"+`{"level":"WARN","msg":"careful","port":7}`+"\n"+`{"level":"LOUD","msg":"x"}`+"\n"+`{"level":"ERROR","msg":"chain detached","module":"firewall","time":"x","error":"y","attributes":"z"}`+"\n"+`{"msg":7}`+"\n{broken\nno end of line")
+	want := []string{"INFO control plane log plain", `WARN control plane log careful {"port":7}`, "INFO control plane log x",
+		`WARN control plane log chain detached {"attributes":"z","error":"y","module":"firewall"}`, `INFO control plane log {"msg":7}`, "INFO control plane log {broken",
+		"INFO control plane log no end of line"}
 	if len(got) != len(want) || last != "no end of line" {
 		t.Fatalf("%d lines, the last %q: %v", len(got), last, got)
 	}
 	for i, f := range got {
 		text := fmt.Sprint(f["level"], " ", f["msg"], " ", f["line"])
-		if said, ok := f["said"]; ok {
-			data, _ := json.Marshal(said)
+		if attributes, ok := f["attributes"]; ok {
+			data, _ := json.Marshal(attributes)
 			text += " " + string(data)
 		}
 		if text != want[i] || f["module"] != nil || f["error"] != nil {

@@ -286,7 +286,7 @@ type StatsReport struct {
 }
 
 // countNames are the counters of the data plane.
-var countNames = [...]string{countOpened: "opened", countChosenAnew: "chosen_anew", countMoved: "moved", countReset: "reset", countUnknown: "unknown",
+var countNames = [...]string{countOpened: "opened", countReselected: "reselected", countMoved: "moved", countReset: "reset", countUnknown: "unknown",
 	countUnanswered: "unanswered", countNegative: "negative", countNoInstance: "no_instance", countNoPort: "no_port", countClash: "clash",
 	countNoSession: "no_session", countFragment: "fragment", countTableFull: "table_full", countOverQuota: "over_quota", countCrowded: "crowded",
 	countRecovered: "recovered"}

@@ -227,7 +227,7 @@ type unknown struct {
 // Indices of the counters (enum px_count).
 const (
 	countOpened = iota
-	countChosenAnew
+	countReselected
 	countMoved
 	countReset
 	countUnknown

@@ -228,7 +228,7 @@ struct px_unknown {
 /* Indices of counts. */
 enum px_count {
 	PX_COUNT_OPENED = 0,	   /* sessions */
-	PX_COUNT_CHOSEN_ANEW = 1,  /* sessions that lost their instance and got another one */
+	PX_COUNT_RESELECTED = 1,   /* sessions that lost their instance and got another one */
 	PX_COUNT_MOVED = 2,	   /* sessions that followed an instance to its new place */
 	PX_COUNT_RESET = 3,	   /* TCP sessions that could not, and were reset */
 	PX_COUNT_UNKNOWN = 4,	   /* packets to unknown addresses, given to the control plane */

@@ -226,10 +226,10 @@ static __always_inline void decide(struct px_work *w, __u32 hook)
 
 	if (!found && hook == PX_INGRESS && kerb_reread(w->kind) == PX_ERROR)
 		found = find_at_home(w);
-	w->step = PX_ANEW;
+	w->step = PX_RESELECT;
 	if (found)
 		px_attend(w);
-	if (kerb_reread(w->step) == PX_ANEW)
+	if (kerb_reread(w->step) == PX_RESELECT)
 		w->step = hook == PX_EGRESS ? begin(w) : PX_PASS;
 	if (kerb_reread(w->step) == PX_ENROL)
 		w->step = px_enrol(w);

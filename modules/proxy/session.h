@@ -18,7 +18,7 @@
 /* What becomes of a packet. */
 enum px_step {
 	PX_GO = 0,	     /* change it as the session says, and on with it */
-	PX_ANEW = 1,	     /* as if there were no session */
+	PX_RESELECT = 1,     /* as if there were no session */
 	PX_ENROL = 12,	     /* make a session with w->instance */
 	PX_PASS = 2,	     /* leave it alone */
 	PX_RESET_IT = 3,     /* tell the sender that the connection is no more */
@@ -448,8 +448,8 @@ static __always_inline int px_lost(struct px_work *w, const struct px_session *s
 	}
 	if (!gone && !connected)
 		return px_move(w, s);
-	px_count(PX_COUNT_CHOSEN_ANEW);
-	return PX_ANEW;
+	px_count(PX_COUNT_RESELECTED);
+	return PX_RESELECT;
 }
 
 /* Whether a session can continue as it is: PX_GO. Errors and later fragments go with it in any case: the next whole packet sees
@@ -461,7 +461,7 @@ static __always_inline int px_judge(struct px_work *w, const struct px_session *
 	if (s->flags & PX_REVERSE || w->kind == PX_ERROR || w->kind == PX_LATER)
 		return PX_GO;
 	if (px_begins(w) && s->state & PX_CLOSED)
-		return PX_ANEW;
+		return PX_RESELECT;
 	if (!s->instance)
 		return PX_GO;
 	in = bpf_map_lookup_elem(&instances, &s->instance);
