@@ -6,6 +6,7 @@
  * if from the virtual address. */
 #include <kerb/module.h>
 #include <kerb/answer.h>
+#include <kerb/scratch.h>
 #include "maps.h"
 #include "flow.h"
 #include "hot.h"
@@ -335,13 +336,11 @@ __noinline __u64 px_common(kerb_ctx *ctx, __u32 where, __u32 what, __u32 vlan, _
 	return (__u64)pkt.to_ifindex << 32 | pkt.to_flags << 8 | (__u8)verdict;
 }
 
-static __always_inline int proxy(struct kerb_pkt *pkt, __u32 hook)
+static __always_inline int process(struct kerb_pkt *pkt, __u32 hook)
 {
 	__u64 result;
 	int verdict;
 
-	if (pkt->outcome)
-		return KERB_NEXT;
 	verdict = px_go_fast(pkt, hook);
 	if (verdict >= 0) {
 		kerb_reload(pkt);
@@ -354,6 +353,34 @@ static __always_inline int proxy(struct kerb_pkt *pkt, __u32 hook)
 	if (verdict < 0)
 		verdict = uncommon(pkt, hook);
 	kerb_reload(pkt);
+	return verdict;
+}
+
+/* Out of line: an entry of more than 512 instructions would be called by the chain, and not be part of it. */
+static __noinline int enter(void)
+{
+	return kerb_scratch_enter();
+}
+
+static __noinline int leave(void)
+{
+	kerb_scratch_leave();
+	return 0;
+}
+
+/* Copies of sessions and the work space are those of the CPU. A packet that interrupts another one there is dropped: passed, it
+ * would be seen with the wrong address. */
+static __always_inline int proxy(struct kerb_pkt *pkt, __u32 hook)
+{
+	int verdict;
+
+	if (pkt->outcome)
+		return KERB_NEXT;
+	if (kerb_preemptible && !enter())
+		return kerb_drop(pkt, KERB_DROP_NO_MEMORY);
+	verdict = process(pkt, hook);
+	if (kerb_preemptible)
+		leave();
 	return verdict;
 }
 
