@@ -19,13 +19,21 @@ func To(word string, known []string) string {
 // Hint returns "; did you mean NAME?" for the name that is closest to word, or nothing.
 func Hint(word string, known []string) string {
 	if name := To(word, known); name != "" && name != word {
-		return Meant(name)
+		return hint + name + "?"
 	}
 	return ""
 }
 
-// Meant returns the hint for a name.
-func Meant(name string) string { return "; did you mean " + name + "?" }
+const hint = "; did you mean "
+
+// Named returns the name that a text ending with a hint names, or nothing.
+func Named(text string) string {
+	i := strings.LastIndex(text, hint)
+	if i < 0 || !strings.HasSuffix(text, "?") {
+		return ""
+	}
+	return text[i+len(hint) : len(text)-1]
+}
 
 // distance is the optimal string alignment distance: insertions, deletions, substitutions and swaps of neighbours.
 func distance(a, b string) int {

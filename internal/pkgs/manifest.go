@@ -63,7 +63,7 @@ type Manifest struct {
 	// Socket is of older manifests.
 	Socket bool `json:"socket,omitempty"`
 	// Capabilities are what the agent provides to the control plane. Use Manifest.Granted, which knows older manifests.
-	Capabilities []string `json:"capabilities,omitempty"`
+	Capabilities []string `json:"capabilities,omitzero"`
 }
 
 // Directions are those in which packets meet the module, by kind of attach point; all that it has code for by default.
@@ -166,7 +166,7 @@ func (m *Manifest) check() error {
 			wrong(fmt.Sprintf("requires[%d]", i), "%v", err)
 		}
 	}
-	if _, err := schema.Compile(m.ConfigSchema); err != nil {
+	if _, err := schema.Compile(m.ConfigSchema, false); err != nil {
 		wrong("configSchema", "%v", err)
 	}
 	return fault.Join(all)
@@ -207,7 +207,7 @@ func (m *Manifest) Object(hook string) string { return m.Name + "." + hook + ".o
 
 // ValidateConfig checks config against the schema. Errors are *sdk.ConfigError, possibly several joined.
 func (m *Manifest) ValidateConfig(config map[string]any) error {
-	compiled, err := schema.Compile(m.ConfigSchema)
+	compiled, err := schema.Compile(m.ConfigSchema, false)
 	if err != nil {
 		return err
 	}

@@ -24,12 +24,9 @@ import (
 
 const missing = "missing "
 
-// Validate checks a value, as decoded from JSON. The error joins a *fault.Invalid for each mistake, sorted by field.
+// Validate checks a value as encoding/json decodes it into an any. The error joins a *fault.Invalid for each mistake, sorted by field.
 func (s *Schema) Validate(v any) error {
-	plain, err := normalise(v)
-	if err == nil {
-		err = s.compiled.Validate(plain)
-	}
+	err := s.compiled.Validate(v)
 	var invalid *jsonschema.ValidationError
 	switch {
 	case err == nil:
@@ -37,18 +34,24 @@ func (s *Schema) Validate(v any) error {
 	case !errors.As(err, &invalid):
 		return &fault.Invalid{Reason: err.Error()}
 	}
-	all := s.leaves(plain, invalid)
-	all = slices.DeleteFunc(all, func(e *fault.Invalid) bool { return isMisspelt(all, e) })
+	all := withoutMisspelt(s.leaves(v, invalid))
 	slices.SortStableFunc(all, func(a, b *fault.Invalid) int { return cmp.Compare(a.Field, b.Field) })
 	return fault.Join(all)
 }
 
-// isMisspelt reports whether e says that a field is missing which is there under a misspelt name: the same mistake twice.
-func isMisspelt(all []*fault.Invalid, e *fault.Invalid) bool {
-	name, ok := strings.CutPrefix(e.Reason, missing)
-	return ok && slices.ContainsFunc(all, func(o *fault.Invalid) bool {
-		i := strings.LastIndexByte("."+o.Field, '.')
-		return ("." + o.Field)[:i] == strings.TrimSuffix("."+e.Field, ".") && strings.HasSuffix(o.Reason, nearest.Meant(name))
+// withoutMisspelt leaves out that a field is missing which is there under a misspelt name: that is one mistake.
+func withoutMisspelt(all []*fault.Invalid) []*fault.Invalid {
+	type field struct{ parent, name string }
+	meant := map[field]bool{}
+	for _, e := range all {
+		if name := nearest.Named(e.Reason); name != "" {
+			parent := e.Field[:max(0, strings.LastIndexByte(e.Field, '.'))]
+			meant[field{parent, name}] = true
+		}
+	}
+	return slices.DeleteFunc(all, func(e *fault.Invalid) bool {
+		name, ok := strings.CutPrefix(e.Reason, missing)
+		return ok && meant[field{e.Field, name}]
 	})
 }
 

@@ -30,15 +30,16 @@ func MustCompile(text []byte) *Schema {
 	if err := json.Unmarshal(text, &tree); err != nil {
 		panic(err)
 	}
-	s, err := Compile(tree)
+	s, err := Compile(tree, true)
 	if err != nil {
 		panic(err)
 	}
 	return s
 }
 
-// Compile compiles a schema, decoded from JSON, of an object. Of an empty schema only the empty object is valid.
-func Compile(tree map[string]any) (*Schema, error) {
+// Compile compiles a schema, decoded from JSON, of an object. Of an empty schema only the empty object is valid. As in JSON Schema
+// itself, formats are checked only if that is asked for; ip is one of them, the format of a netip.Addr.
+func Compile(tree map[string]any, formats bool) (*Schema, error) {
 	plain, err := normalise(tree)
 	if err != nil {
 		return nil, err
@@ -57,7 +58,9 @@ func Compile(tree map[string]any) (*Schema, error) {
 	closeObjects(root)
 	c := jsonschema.NewCompiler()
 	c.UseLoader(jsonschema.SchemeURLLoader{}) // no files, no network
-	c.AssertFormat()
+	if formats {
+		c.AssertFormat()
+	}
 	c.RegisterFormat(&jsonschema.Format{Name: "ip", Validate: checkIP})
 	if err := c.AddResource(schemaURL, root); err != nil {
 		return nil, err

@@ -29,7 +29,7 @@ func TestConfigErrors(t *testing.T) {
 	if err := yaml.Unmarshal([]byte(portSchema), &tree); err != nil {
 		t.Fatal(err)
 	}
-	s, err := Compile(tree)
+	s, err := Compile(tree, false)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package decode
+
+import (
+	"bytes"
+	"fmt"
+	"net/netip"
+	"reflect"
+	"runtime"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+type inner struct {
+	Name string            `json:"name"`
+	Kind string            `json:"kind,omitempty" enum:"a,b"`
+	Tags map[string]string `json:"tags,omitempty"`
+}
+
+type outer struct {
+	Log   inner            `json:"log,omitempty"`
+	Maybe *inner           `json:"maybe,omitempty"`
+	List  []inner          `json:"list,omitempty"`
+	ByKey map[string]inner `json:"byKey,omitempty"`
+	Addr  netip.Addr       `json:"addr,omitempty"`
+	Free  map[string]any   `json:"free,omitempty"`
+}
+
+// What a file names without a value, often with only comments below, is as if it were not there; required values are missed, and
+// what nobody but a module understands is left alone.
+func TestFieldsWithoutValue(t *testing.T) {
+	for text, want := range map[string]string{
+		"log:\nmaybe:\nlist:\nbyKey:\naddr:\nfree:\n":                                                 "",
+		"log: {name: x, kind: , tags: }\nlist:\n- {name: foo, tags: }\nbyKey: {k: {name: z, kind: }}": "",
+		"log: {name: }": "log.name: is of type null; want string",
+		"list: [{}]":    "list[0]: missing name",
+		"addr: x":       "addr: \"x\": want an IP address",
+	} {
+		object, _, err := Object("f", []byte(text))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var o outer
+		got := ""
+		if err := Into(object, &o); err != nil {
+			got = err.Error()
+		}
+		if got != want {
+			t.Errorf("%s:\ngot  %s\nwant %s", text, got, want)
+		}
+	}
+	var o outer
+	if _, err := File("f", []byte("free: {a: null, b: {c: null}}"), &o); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(map[string]any{"a": nil, "b": map[string]any{"c": nil}}, o.Free); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// Mistakes cost in proportion to their number, and a large text is not copied many times.
+func TestCostOfMistakes(t *testing.T) {
+	allocated := func(n int) uint64 {
+		value := map[string]any{"list": slicesOf(n), "free": map[string]any{"text": string(bytes.Repeat([]byte("<"), 1<<20))}}
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		if err := Validate(reflect.TypeFor[outer](), value); err == nil {
+			t.Fatal("valid")
+		}
+		runtime.ReadMemStats(&after)
+		return after.TotalAlloc - before.TotalAlloc
+	}
+	allocated(1)
+	if few, many := allocated(1000), allocated(20000); many > 30*few || few > 5<<20 {
+		t.Errorf("%d bytes for 1,000 mistakes, %d for 20,000", few, many)
+	}
+}
+
+func slicesOf(n int) []any {
+	list := make([]any, n)
+	for i := range list {
+		list[i] = map[string]any{fmt.Sprint("nam", i): "x"}
+	}
+	return list
+}
