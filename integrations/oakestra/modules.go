@@ -225,7 +225,9 @@ func (l *Listener) register(only string, want wanted, taken []module) module {
 	for i, m := range l.state.Modules {
 		same := func(t module) bool { return t.ID == m.ID }
 		if only != "" && m.Service == only && m.Name == want.Name && !slices.ContainsFunc(taken, same) {
-			l.state.Modules[i].Pending = pendingUpdate
+			if m.Pending == "" {
+				l.state.Modules[i].Pending = pendingUpdate
+			}
 			m.Config = want.Config
 			return m
 		}
