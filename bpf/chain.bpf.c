@@ -149,9 +149,9 @@ SEC("kerb/verdict") int kerb_verdict(struct kerb_pkt *pkt, __u32 verdict, void *
 	kerb_ctx *ctx = pkt->ctx;
 
 	if (verdict == KERB_REPLY)
-		return reply(pkt, call);
+		return reply(pkt, call) & 0xff;
 	if (verdict == KERB_REDIRECT)
-		return redirect(ctx, pkt);
+		return redirect(ctx, pkt) & 0xff;
 	if (verdict != KERB_DROP) {
 		count_drop(drops, by_ifindex, pkt->ifindex, KERB_DROP_BAD_VERDICT);
 		return call & KERB_CALL_FAIL_CLOSED ? KERB_ACT_DROP : KERB_GO_ON;

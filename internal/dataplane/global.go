@@ -63,7 +63,7 @@ var seesMoves = sync.OnceValue(func() bool {
 var movingHelpers = []asm.BuiltinFunc{
 	asm.FnSkbVlanPush, asm.FnSkbVlanPop, asm.FnSkbStoreBytes, asm.FnSkbChangeProto, asm.FnSkbChangeHead, asm.FnSkbChangeTail,
 	asm.FnSkbPullData, asm.FnSkbAdjustRoom, asm.FnCloneRedirect, asm.FnL3CsumReplace, asm.FnL4CsumReplace,
-	asm.FnXdpAdjustHead, asm.FnXdpAdjustMeta, asm.FnXdpAdjustTail,
+	asm.FnXdpAdjustHead, asm.FnXdpAdjustMeta, asm.FnXdpAdjustTail, asm.FnDynptrWrite,
 }
 
 // movers returns the functions of an object that move packet data, by themselves or by what they call.
@@ -100,9 +100,10 @@ func (l *linker) fence(code asm.Instructions, entry string, g *generation) (out 
 	moves, fenced := movers(code), map[string]string{}
 	for i := range code {
 		fn := btf.FuncMetadata(&code[i])
-		if fn != nil && fn.Name != entry && moves[fn.Name] && standsAlone(fn) {
-			fenced[fn.Name] = fn.Name + "_fenced"
-			out = append(out, l.fenced(fn, fenced[fn.Name], code[i].Source())...)
+		name := code[i].Symbol()
+		if fn != nil && name != entry && moves[name] && standsAlone(fn) {
+			fenced[name] = name + "_fenced"
+			out = append(out, l.fenced(fn, name, fenced[name], code[i].Source())...)
 		}
 	}
 	for i := range code {
@@ -114,12 +115,12 @@ func (l *linker) fence(code asm.Instructions, entry string, g *generation) (out 
 }
 
 // fenced calls a function, and then a helper that fails before it does anything.
-func (l *linker) fenced(fn *btf.Func, name string, source fmt.Stringer) asm.Instructions {
+func (l *linker) fenced(fn *btf.Func, to, name string, source fmt.Stringer) asm.Instructions {
 	proto := fn.Type.(*btf.FuncProto)
 	context := asm.R1 + asm.Register(slices.IndexFunc(proto.Params, func(p btf.FuncParam) bool { return isContext(p.Type) }))
 	code := asm.Instructions{
 		asm.Mov.Reg(asm.R6, context),
-		asm.Call.Label(fn.Name),
+		asm.Call.Label(to),
 		asm.Mov.Reg(asm.R7, asm.R0),
 		asm.Mov.Reg(asm.R1, asm.R6),
 		asm.Mov.Imm(asm.R2, 0),

@@ -389,9 +389,11 @@ static __always_inline int rsp_partial(const struct rsp_request *r, struct udphd
 #ifdef KERB_HOOK_TC
 	__u16 before = udp->check;
 
-	if (bpf_l4_csum_replace(r->pkt->ctx, r->pkt->l4 + __builtin_offsetof(struct udphdr, check), 0, 1, 0))
-		return 0;
+	int rc = bpf_l4_csum_replace(r->pkt->ctx, r->pkt->l4 + __builtin_offsetof(struct udphdr, check), 0, 1, 0);
+
 	kerb_reload(r->pkt);
+	if (rc)
+		return 0;
 	udp = kerb_at(r->pkt, r->pkt->l4, sizeof(*udp));
 	if (!udp)
 		return 0;

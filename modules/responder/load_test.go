@@ -5,6 +5,9 @@ package responder
 import (
 	"testing"
 
+	"github.com/kerb-edge/kerb/internal/chain"
+	"github.com/kerb-edge/kerb/internal/dataplane"
+	"github.com/kerb-edge/kerb/internal/pkgs/pkgstest"
 	"github.com/kerb-edge/kerb/sdk/sdktest"
 )
 
@@ -19,4 +22,14 @@ func TestVerifies(t *testing.T) {
 	onHooks(t, config, func(t *testing.T, k *kernel) {
 		sdktest.CheckVerified(t, k.prog, maxVerified)
 	})
+}
+
+// What follows the responder in a chain may read the packet, also where the responder could not complete a checksum.
+func TestPacketBehindVerifies(t *testing.T) {
+	sdktest.NeedRoot(t)
+	for _, side := range []chain.Side{chain.OnXDP, chain.OnTCEgress} {
+		l, err := dataplane.Load(side, chain.Ingress, module(t, compileConfig(t, `{"listeners": [{"app": "echo", "port": 7000}]}`)), pkgstest.Reader(chain.Ingress))
+		sdktest.Explain(t, err)
+		l.Close()
+	}
 }

@@ -10,12 +10,9 @@ import (
 	"net/netip"
 	"testing"
 
-	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/asm"
-	"github.com/cilium/ebpf/btf"
-
 	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/dataplane"
+	"github.com/kerb-edge/kerb/internal/pkgs/pkgstest"
 	"github.com/kerb-edge/kerb/sdk/sdktest"
 )
 
@@ -524,27 +521,9 @@ func TestVerifies(t *testing.T) {
 // What follows the tunnel in a chain may read the packet, also where the tunnel failed to put a link header before it.
 func TestPacketBehindVerifies(t *testing.T) {
 	sdktest.NeedRoot(t)
-	reads := dataplane.Module{Name: "behind", ID: "0123456789", Spec: func(chain.Hook) (*ebpf.CollectionSpec, error) { return readsPacket(), nil }}
-	l, err := dataplane.Load(chain.OnTCIngress, chain.Ingress, module(t, compileConfig(t, keyed)), reads)
-	sdktest.Explain(t, err)
-	l.Close()
-}
-
-// readsPacket is a module that reads the packet through the pointers that it finds.
-func readsPacket() *ebpf.CollectionSpec {
-	code := asm.Instructions{
-		asm.Mov.Imm(asm.R0, 0),
-		asm.LoadMem(asm.R2, asm.R1, 8, asm.DWord),  // data
-		asm.LoadMem(asm.R3, asm.R1, 16, asm.DWord), // data_end
-		asm.Mov.Reg(asm.R4, asm.R2),
-		asm.Add.Imm(asm.R4, 14),
-		asm.JGT.Reg(asm.R4, asm.R3, "out"),
-		asm.LoadMem(asm.R4, asm.R2, 0, asm.Byte),
-		asm.Return().WithSymbol("out"),
+	for _, dir := range []chain.Direction{chain.Egress, chain.Ingress} {
+		l, err := dataplane.Load(chain.OnTCIngress, dir, module(t, compileConfig(t, keyed)), pkgstest.Reader(dir))
+		sdktest.Explain(t, err)
+		l.Close()
 	}
-	number := &btf.Int{Name: "int", Size: 4, Encoding: btf.Signed}
-	code[0] = btf.WithFuncMetadata(code[0].WithSymbol("kerb_ingress"), &btf.Func{Name: "kerb_ingress", Linkage: btf.GlobalFunc,
-		Type: &btf.FuncProto{Return: number, Params: []btf.FuncParam{{Name: "pkt", Type: &btf.Pointer{Target: &btf.Void{}}}}}})
-	return &ebpf.CollectionSpec{Programs: map[string]*ebpf.ProgramSpec{
-		"kerb_ingress": {Name: "kerb_ingress", License: "GPL", Instructions: code}}}
 }

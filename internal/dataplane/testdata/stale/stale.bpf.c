@@ -3,6 +3,8 @@
  * verifier must refuse. */
 #include <kerb/module.h>
 
+/* Its symbol has another name than its type information. */
+__noinline int move(kerb_ctx *ctx, __u32 len) __asm__("shove");
 __noinline int move(kerb_ctx *ctx, __u32 len)
 {
 #ifdef KERB_HOOK_XDP
