@@ -215,7 +215,11 @@ func (m *Manifest) ValidateConfig(config map[string]any) error {
 		config = map[string]any{}
 	}
 	var all []error
-	for _, e := range fault.Invalids(compiled.Validate(config)) {
+	plain, err := schema.Plain(config) // Go code may give it []string
+	if err != nil {
+		return &sdk.ConfigError{Field: "config", Reason: err.Error()}
+	}
+	for _, e := range fault.Invalids(compiled.Validate(plain)) {
 		all = append(all, &sdk.ConfigError{Field: cmp.Or(e.Field, "config"), Reason: e.Reason})
 	}
 	return errors.Join(all...)

@@ -40,7 +40,7 @@ func MustCompile(text []byte) *Schema {
 // Compile compiles a schema, decoded from JSON, of an object. Of an empty schema only the empty object is valid. As in JSON Schema
 // itself, formats are checked only if that is asked for; ip is one of them, the format of a netip.Addr.
 func Compile(tree map[string]any, formats bool) (*Schema, error) {
-	plain, err := normalise(tree)
+	plain, err := Plain(tree)
 	if err != nil {
 		return nil, err
 	}
@@ -92,8 +92,8 @@ func (s *Schema) describePatterns(v any) {
 	}
 }
 
-// normalise gives a value the form that encoding/json would give it, numbers kept exact.
-func normalise(v any) (any, error) {
+// Plain returns a value in the form that encoding/json would decode into an any, with exact numbers.
+func Plain(v any) (any, error) {
 	data, err := json.Marshal(v)
 	if err != nil {
 		return nil, err
