@@ -354,7 +354,7 @@ func (l *linker) cold(i int, verdict body, symbol, next string) asm.Instructions
 	)
 	acted := fmt.Sprintf("acted%d", i)
 	return append(append(code, call(verdict, acted)...),
-		asm.JEq.Imm(asm.R0, goOn, next).WithSymbol(acted),
+		asm.JGT.Imm(asm.R0, goOn-1, next).WithSymbol(acted),
 		asm.Ja.Label("out"),
 	)
 }
