@@ -29,7 +29,7 @@ type outer struct {
 }
 
 // What a file names without a value, often with only comments below, is as if it were not there; required values are missed, and
-// what nobody but a module understands is left alone.
+// what only a module understands is left alone.
 func TestFieldsWithoutValue(t *testing.T) {
 	for text, want := range map[string]string{
 		"log:\nmaybe:\nlist:\nbyKey:\naddr:\nfree:\n":                                                 "",
