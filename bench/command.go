@@ -10,7 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
-	"github.com/kerb-edge/kerb/internal/lab/scratch"
+	"github.com/kerb-edge/kerb/internal/lab/tempdir"
 )
 
 // flags are what every experiment takes.
@@ -50,7 +50,7 @@ func sweepCommand() *cobra.Command {
 }
 
 func sweep() error {
-	if err := errors.Join(scratch.Sweep(), netlab.SweepDead()); err != nil {
+	if err := errors.Join(tempdir.Sweep(), netlab.SweepDead()); err != nil {
 		return fmt.Errorf("remove what a killed bench has left: %w", err)
 	}
 	return nil

@@ -12,7 +12,7 @@ import (
 	"testing"
 	"unsafe"
 
-	"github.com/kerb-edge/kerb/internal/lab/scratch"
+	"github.com/kerb-edge/kerb/internal/lab/tempdir"
 )
 
 const library, headers = "../lib/intercept", "../modules/intercept"
@@ -36,11 +36,11 @@ var programs = struct {
 
 func TestMain(m *testing.M) {
 	var err error
-	if programs.dir, err = scratch.Dir(); err != nil {
+	if programs.dir, err = tempdir.New(); err != nil {
 		panic(err)
 	}
 	code := m.Run()
-	_ = scratch.Remove(programs.dir)
+	_ = tempdir.Remove(programs.dir)
 	os.Exit(code)
 }
 

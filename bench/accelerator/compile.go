@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kerb-edge/kerb/bench"
-	"github.com/kerb-edge/kerb/internal/lab/scratch"
+	"github.com/kerb-edge/kerb/internal/lab/tempdir"
 )
 
 //go:embed src/*.c src/*.h src/*.lua
@@ -38,7 +38,7 @@ func compile(ctx context.Context, cpus string) (*tools, error) {
 		return nil, err
 	}
 	var err error
-	if t.dir, err = scratch.Dir(); err != nil {
+	if t.dir, err = tempdir.New(); err != nil {
 		return nil, err
 	}
 	if err := bench.CompileC(ctx, t.dir, files, "src/client.c", "src/server.c", "src/run.c"); err != nil {
@@ -96,5 +96,5 @@ func (t *tools) close() error {
 	if t.file != nil {
 		t.file.Close()
 	}
-	return scratch.Remove(t.dir)
+	return tempdir.Remove(t.dir)
 }

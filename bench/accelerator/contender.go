@@ -16,7 +16,7 @@ import (
 
 	"github.com/kerb-edge/kerb/bench/internal/path"
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
-	"github.com/kerb-edge/kerb/internal/lab/scratch"
+	"github.com/kerb-edge/kerb/internal/lab/tempdir"
 )
 
 // contender is a config at its place, which it has for itself: hosts, a cgroup for all that runs on them, and proxies.
@@ -55,10 +55,10 @@ func (c *contender) build(ctx context.Context) (err error) {
 		return err
 	}
 	c.later(c.group.Close)
-	if c.dir, err = scratch.Dir(); err != nil {
+	if c.dir, err = tempdir.New(); err != nil {
 		return err
 	}
-	c.later(func() error { return scratch.Remove(c.dir) })
+	c.later(func() error { return tempdir.Remove(c.dir) })
 	if c.config == "unix" {
 		c.place.overSockets(c.dir)
 	}

@@ -20,7 +20,7 @@ import (
 	"strings"
 
 	"github.com/kerb-edge/kerb/bench"
-	"github.com/kerb-edge/kerb/internal/lab/scratch"
+	"github.com/kerb-edge/kerb/internal/lab/tempdir"
 	"github.com/kerb-edge/kerb/internal/lab/traffic"
 	"github.com/kerb-edge/kerb/modules/classifier/inference"
 	"github.com/kerb-edge/kerb/modules/classifier/model"
@@ -54,10 +54,10 @@ type experiment struct {
 
 func run(ctx context.Context, r *bench.Run) (err error) {
 	e := &experiment{run: r}
-	if e.dir, err = scratch.Dir(); err != nil {
+	if e.dir, err = tempdir.New(); err != nil {
 		return err
 	}
-	defer scratch.Remove(e.dir)
+	defer tempdir.Remove(e.dir)
 	if err := bench.CompileC(ctx, e.dir, files, "src/user.c"); err != nil {
 		return err
 	}

@@ -14,9 +14,9 @@ import (
 	"path/filepath"
 
 	"github.com/kerb-edge/kerb/bench"
-	"github.com/kerb-edge/kerb/internal/companion"
+	"github.com/kerb-edge/kerb/internal/binpath"
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
-	"github.com/kerb-edge/kerb/internal/lab/scratch"
+	"github.com/kerb-edge/kerb/internal/lab/tempdir"
 )
 
 const labPrefix = "kbctl"
@@ -97,7 +97,7 @@ func newGround(prefix string) (*ground, error) {
 }
 
 func (g *ground) close() error {
-	err := scratch.Remove(filepath.Dir(g.binary))
+	err := tempdir.Remove(filepath.Dir(g.binary))
 	if g.lab != nil {
 		err = errors.Join(err, g.lab.Close())
 	}
@@ -107,17 +107,17 @@ func (g *ground) close() error {
 // copyKerb copies the installed kerb into a directory of its own: pages of the same file that other processes have mapped would
 // be charged to the agent only in part, and it would look smaller than it is on a node.
 func copyKerb() (string, error) {
-	kerb, err := companion.FindKerb()
+	kerb, err := binpath.FindKerb()
 	if err != nil {
 		return "", err
 	}
-	dir, err := scratch.Dir()
+	dir, err := tempdir.New()
 	if err != nil {
 		return "", err
 	}
 	path := filepath.Join(dir, "kerb")
 	if err := errors.Join(os.Chmod(dir, 0o755), copyProgram(kerb, path)); err != nil {
-		return "", errors.Join(fmt.Errorf("copy %s: %w", kerb, err), scratch.Remove(dir))
+		return "", errors.Join(fmt.Errorf("copy %s: %w", kerb, err), tempdir.Remove(dir))
 	}
 	return path, nil
 }

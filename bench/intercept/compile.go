@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kerb-edge/kerb/bench"
-	"github.com/kerb-edge/kerb/internal/lab/scratch"
+	"github.com/kerb-edge/kerb/internal/lab/tempdir"
 	"github.com/kerb-edge/kerb/lib"
 	"github.com/kerb-edge/kerb/modules/intercept"
 )
@@ -35,7 +35,7 @@ func compile(ctx context.Context) (*tools, error) {
 		return nil, err
 	}
 	var err error
-	if t.dir, err = scratch.Dir(); err != nil {
+	if t.dir, err = tempdir.New(); err != nil {
 		return nil, err
 	}
 	err = errors.Join(os.CopyFS(t.dir, lib.Files), os.WriteFile(filepath.Join(t.dir, "intercept", "record.h"), intercept.Header, 0o644))
@@ -69,4 +69,4 @@ func (t *tools) divide() error {
 
 func (t *tools) path(name string) string { return bench.Program(t.dir, "src/"+name+".c") }
 
-func (t *tools) close() error { return scratch.Remove(t.dir) }
+func (t *tools) close() error { return tempdir.Remove(t.dir) }

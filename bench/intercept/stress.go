@@ -11,7 +11,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/kerb-edge/kerb/internal/lab/scratch"
+	"github.com/kerb-edge/kerb/internal/lab/tempdir"
 )
 
 // stress is what keeps the machine busy alongside the measurement.
@@ -42,14 +42,14 @@ func startStress(kind string) (*stress, error) {
 		return nil, fmt.Errorf("%w: install stress-ng", errLeftOut)
 	}
 	s := &stress{}
-	if s.dir, err = scratch.Dir(); err != nil {
+	if s.dir, err = tempdir.New(); err != nil {
 		return nil, err
 	}
 	s.cmd = exec.Command(program, append([]string{"--quiet", "--temp-path", s.dir, "--timeout", strconv.Itoa(24 * 3600)}, words...)...)
 	s.cmd.Stderr = &s.stderr
 	s.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if err := s.cmd.Start(); err != nil {
-		return nil, errors.Join(err, scratch.Remove(s.dir))
+		return nil, errors.Join(err, tempdir.Remove(s.dir))
 	}
 	time.Sleep(settling)
 	return s, nil
@@ -64,5 +64,5 @@ func (s *stress) stop() error {
 		err = fmt.Errorf("stress-ng did not last: %w: %s", err, &s.stderr)
 	}
 	_ = s.cmd.Wait() // it was ended
-	return errors.Join(err, scratch.Remove(s.dir))
+	return errors.Join(err, tempdir.Remove(s.dir))
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/kerb-edge/kerb/bench"
-	"github.com/kerb-edge/kerb/internal/lab/scratch"
+	"github.com/kerb-edge/kerb/internal/lab/tempdir"
 )
 
 //go:embed tun/tun.c
@@ -32,7 +32,7 @@ type tun struct {
 }
 
 func raiseTUN(g *ground, mode string) (closer, error) {
-	dir, err := scratch.Dir()
+	dir, err := tempdir.New()
 	if err != nil {
 		return nil, err
 	}
@@ -100,5 +100,5 @@ func (t *tun) Close() error {
 		_ = t.cmd.Process.Kill()
 		_ = t.cmd.Wait() // killed
 	}
-	return scratch.Remove(t.dir)
+	return tempdir.Remove(t.dir)
 }

@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kerb-edge/kerb/bench"
-	"github.com/kerb-edge/kerb/internal/lab/scratch"
+	"github.com/kerb-edge/kerb/internal/lab/tempdir"
 )
 
 //go:embed src/*.c src/*.h *.bpf.*
@@ -34,7 +34,7 @@ func compile(ctx context.Context) (*tools, error) {
 		return nil, err
 	}
 	var err error
-	if t.dir, err = scratch.Dir(); err != nil {
+	if t.dir, err = tempdir.New(); err != nil {
 		return nil, err
 	}
 	if err := bench.CompileC(ctx, t.dir, files, sources...); err != nil {
@@ -78,4 +78,4 @@ func list(cpus []int) string {
 	return strings.Join(text, ",")
 }
 
-func (t *tools) close() error { return scratch.Remove(t.dir) }
+func (t *tools) close() error { return tempdir.Remove(t.dir) }

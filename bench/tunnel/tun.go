@@ -16,7 +16,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/kerb-edge/kerb/bench"
-	"github.com/kerb-edge/kerb/internal/lab/scratch"
+	"github.com/kerb-edge/kerb/internal/lab/tempdir"
 )
 
 //go:embed tun/tun.c
@@ -36,7 +36,7 @@ type tun struct {
 }
 
 func raiseTUN(g *ground) (closer, error) {
-	dir, err := scratch.Dir()
+	dir, err := tempdir.New()
 	if err != nil {
 		return nil, err
 	}
@@ -88,5 +88,5 @@ func (t *tun) Close() error {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait() // killed
 	}
-	return scratch.Remove(t.dir)
+	return tempdir.Remove(t.dir)
 }

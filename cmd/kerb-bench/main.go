@@ -10,8 +10,8 @@ import (
 
 	"github.com/kerb-edge/kerb/bench"
 	_ "github.com/kerb-edge/kerb/bench/all"
+	"github.com/kerb-edge/kerb/internal/binpath"
 	"github.com/kerb-edge/kerb/internal/cli"
-	"github.com/kerb-edge/kerb/internal/companion"
 	"github.com/kerb-edge/kerb/internal/lab/demo"
 	"github.com/kerb-edge/kerb/internal/version"
 )
@@ -20,14 +20,14 @@ func main() { os.Exit(cli.Execute(root())) }
 
 func root() *cobra.Command {
 	c := &cobra.Command{
-		Use:   companion.Bench,
+		Use:   binpath.Bench,
 		Short: "Measure Kerb against its references, and watch it work",
 		Long: "kerb-bench has Kerb's benchmarks and the demo; \"kerb bench\" and \"kerb demo\" run it. Agents and commands are those of the\n" +
-			"kerb that " + companion.KerbVariable + " names, or otherwise in the directory of kerb-bench or on PATH.",
+			"kerb that " + binpath.KerbEnv + " names, or otherwise in the directory of kerb-bench or on PATH.",
 		Version: version.Version(),
 	}
-	if os.Getenv(companion.KerbVariable) != "" { // help shows what was typed
-		c.Annotations = map[string]string{cobra.CommandDisplayNameAnnotation: companion.Kerb}
+	if os.Getenv(binpath.KerbEnv) != "" { // help shows what was typed
+		c.Annotations = map[string]string{cobra.CommandDisplayNameAnnotation: binpath.Kerb}
 	}
 	c.AddCommand(bench.Command(), demo.Command())
 	return c

@@ -21,14 +21,14 @@ import (
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/bpf"
 	"github.com/kerb-edge/kerb/internal/chain"
-	"github.com/kerb-edge/kerb/internal/claim"
 	"github.com/kerb-edge/kerb/internal/config"
 	"github.com/kerb-edge/kerb/internal/control"
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/executable"
 	"github.com/kerb-edge/kerb/internal/fault"
 	"github.com/kerb-edge/kerb/internal/integration"
-	"github.com/kerb-edge/kerb/internal/lean"
+	"github.com/kerb-edge/kerb/internal/lockfile"
+	"github.com/kerb-edge/kerb/internal/memtrim"
 	"github.com/kerb-edge/kerb/internal/models"
 	"github.com/kerb-edge/kerb/internal/observe"
 	"github.com/kerb-edge/kerb/internal/oci"
@@ -92,15 +92,15 @@ func Run(ctx context.Context, cfg config.Config, log *slog.Logger, integrations 
 	if err := checkBuilt(bpf.FS, modules.Packages()); err != nil {
 		return err
 	}
-	lean.Keep()
+	memtrim.Start()
 	if _, err := user.LookupGroup(cfg.SocketGroup); err != nil && cfg.SocketGroup != config.Default().SocketGroup {
 		log.Warn("only root can use the sockets", "reason", err, "socketGroup", cfg.SocketGroup)
 	}
-	giveBack, err := claim.Node(cfg.Paths)
+	unlockNode, err := lockfile.AcquireNode(cfg.Paths)
 	if err != nil {
 		return err
 	}
-	defer func() { _ = giveBack() }()
+	defer func() { _ = unlockNode() }()
 	release, err := dataplane.Lock(cfg.Paths.BPF)
 	if err != nil {
 		return err

@@ -26,11 +26,11 @@ import (
 	"github.com/vishvananda/netlink"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
-	"github.com/kerb-edge/kerb/internal/claim"
 	"github.com/kerb-edge/kerb/internal/config"
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/fault"
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
+	"github.com/kerb-edge/kerb/internal/lockfile"
 	"github.com/kerb-edge/kerb/internal/resource"
 	"github.com/kerb-edge/kerb/internal/server"
 )
@@ -91,7 +91,7 @@ func (n *node) start(t *testing.T) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	log := slog.New(slog.NewTextHandler(testWriter{t}, nil))
-	giveBack, err := claim.Node(n.cfg.Paths)
+	release, err := lockfile.AcquireNode(n.cfg.Paths)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -110,7 +110,7 @@ func (n *node) start(t *testing.T) {
 			t.Error(err)
 		}
 		a.close()
-		if err := giveBack(); err != nil {
+		if err := release(); err != nil {
 			t.Error(err)
 		}
 		n.stop = func() {}
@@ -636,7 +636,7 @@ func TestVerifierLogReachesOperator(t *testing.T) {
 
 func TestTwoAgents(t *testing.T) {
 	n := newNode(t)
-	if _, err := claim.Node(n.cfg.Paths); err == nil || !strings.Contains(err.Error(), "another kerb agent") {
+	if _, err := lockfile.AcquireNode(n.cfg.Paths); err == nil || !strings.Contains(err.Error(), "another kerb agent") {
 		t.Errorf("second agent: %v", err)
 	}
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
-	"github.com/kerb-edge/kerb/internal/companion"
+	"github.com/kerb-edge/kerb/internal/binpath"
 )
 
 // benchCommands run kerb-bench, so that nodes do not carry benchmarks and the demo in every agent.
@@ -35,7 +35,7 @@ func benchCommand(name, short string) *cobra.Command {
 			return completeBench(append([]string{name}, append(args, word)...))
 		},
 		RunE: func(_ *cobra.Command, args []string) error {
-			program, err := companion.Find(companion.Bench)
+			program, err := binpath.Find(binpath.Bench)
 			if err != nil {
 				return err
 			}
@@ -43,7 +43,7 @@ func benchCommand(name, short string) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			err = unix.Exec(program, append([]string{program, name}, args...), append(os.Environ(), companion.KerbVariable+"="+self))
+			err = unix.Exec(program, append([]string{program, name}, args...), append(os.Environ(), binpath.KerbEnv+"="+self))
 			return fmt.Errorf("run %s: %w", program, err)
 		},
 	}
@@ -51,7 +51,7 @@ func benchCommand(name, short string) *cobra.Command {
 
 // completeBench has kerb-bench complete its own arguments. Its last line is the directive.
 func completeBench(words []string) ([]string, cobra.ShellCompDirective) {
-	program, err := companion.Find(companion.Bench)
+	program, err := binpath.Find(binpath.Bench)
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveError
 	}
@@ -66,7 +66,7 @@ func completeBench(words []string) ([]string, cobra.ShellCompDirective) {
 
 // sweepBenches removes what killed benchmarks have left. Without kerb-bench there were none.
 func sweepBenches() error {
-	program, err := companion.Find(companion.Bench)
+	program, err := binpath.Find(binpath.Bench)
 	if err != nil {
 		return nil
 	}

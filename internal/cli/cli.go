@@ -26,8 +26,8 @@ import (
 
 	"github.com/kerb-edge/kerb/internal/config"
 	"github.com/kerb-edge/kerb/internal/fault"
-	"github.com/kerb-edge/kerb/internal/nearest"
 	"github.com/kerb-edge/kerb/internal/paths"
+	"github.com/kerb-edge/kerb/internal/suggest"
 )
 
 // Exit codes. They do not change.
@@ -261,7 +261,7 @@ func noSubcommand(cmd *cobra.Command, args []string) error {
 	for _, sub := range cmd.Commands() {
 		known = append(append(known, sub.Name()), sub.Aliases...)
 	}
-	return fmt.Errorf("unknown command %q for %q%s", args[0], cmd.CommandPath(), nearest.Hint(args[0], known))
+	return fmt.Errorf("unknown command %q for %q%s", args[0], cmd.CommandPath(), suggest.DidYouMean(args[0], known))
 }
 
 // usageError is a mistake on the command line.

@@ -21,7 +21,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/atomicfile"
 	"github.com/kerb-edge/kerb/internal/decode"
 	"github.com/kerb-edge/kerb/internal/fault"
-	"github.com/kerb-edge/kerb/internal/nearest"
+	"github.com/kerb-edge/kerb/internal/suggest"
 )
 
 // contexts is the file that says how to reach agents of other nodes.
@@ -66,7 +66,7 @@ func (c contexts) find(name string) (remote, error) {
 	if r, ok := c.Contexts[name]; ok {
 		return r, nil
 	}
-	return remote{}, &fault.Invalid{Reason: fmt.Sprintf("there is no context %q%s; kerb context list shows all", name, nearest.Hint(name, sortedKeys(c.Contexts)))}
+	return remote{}, &fault.Invalid{Reason: fmt.Sprintf("there is no context %q%s; kerb context list shows all", name, suggest.DidYouMean(name, sortedKeys(c.Contexts)))}
 }
 
 // endpoint is where the agent is that commands speak to.

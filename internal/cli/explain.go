@@ -13,10 +13,10 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/kerb-edge/kerb/internal/fault"
-	"github.com/kerb-edge/kerb/internal/nearest"
 	"github.com/kerb-edge/kerb/internal/pkgs"
 	"github.com/kerb-edge/kerb/internal/resource"
 	"github.com/kerb-edge/kerb/internal/server"
+	"github.com/kerb-edge/kerb/internal/suggest"
 	"github.com/kerb-edge/kerb/modules"
 )
 
@@ -127,7 +127,7 @@ func (e explanation) explain(w io.Writer, path string) error {
 		at, ok = e.defs["config-"+steps[0]].(map[string]any)
 	}
 	if !ok {
-		return &fault.Invalid{Reason: fmt.Sprintf("%q is neither a resource kind nor a package; known are %s%s", steps[0], strings.Join(explained(), ", "), nearest.Hint(steps[0], explained()))}
+		return &fault.Invalid{Reason: fmt.Sprintf("%q is neither a resource kind nor a package; known are %s%s", steps[0], strings.Join(explained(), ", "), suggest.DidYouMean(steps[0], explained()))}
 	}
 	for i, name := range steps[1:] {
 		name, _, _ = strings.Cut(name, "[")
@@ -135,7 +135,7 @@ func (e explanation) explain(w io.Writer, path string) error {
 		next, ok := fields[name].(map[string]any)
 		if !ok {
 			known := slices.Sorted(maps.Keys(fields))
-			return &fault.Invalid{Field: strings.Join(steps[:i+1], "."), Reason: fmt.Sprintf("no field %s; known are %s%s", name, strings.Join(known, ", "), nearest.Hint(name, known))}
+			return &fault.Invalid{Field: strings.Join(steps[:i+1], "."), Reason: fmt.Sprintf("no field %s; known are %s%s", name, strings.Join(known, ", "), suggest.DidYouMean(name, known))}
 		}
 		at = next
 	}

@@ -15,8 +15,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/kerb-edge/kerb/internal/nearest"
 	"github.com/kerb-edge/kerb/internal/resource"
+	"github.com/kerb-edge/kerb/internal/suggest"
 )
 
 // shownKinds are all kinds that `kerb get` knows, in the order of `kerb get all`.
@@ -37,7 +37,7 @@ func findKind(name string) (kind, error) {
 		known, plurals = append(known, names...), append(plurals, k.Plural)
 	}
 	there := strings.Join(plurals, ", ")
-	return kind{}, &usageError{fmt.Errorf("no kind %q; kinds are %s and all%s", name, there, nearest.Hint(name, known))}
+	return kind{}, &usageError{fmt.Errorf("no kind %q; kinds are %s and all%s", name, there, suggest.DidYouMean(name, known))}
 }
 
 func (a *app) getCommand() *cobra.Command {

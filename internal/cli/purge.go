@@ -13,9 +13,9 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/kerb-edge/kerb/internal/claim"
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/fault"
+	"github.com/kerb-edge/kerb/internal/lockfile"
 	"github.com/kerb-edge/kerb/internal/paths"
 )
 
@@ -64,12 +64,12 @@ type purged struct {
 
 // purge keeps agents from starting until it is done: what they would make meanwhile would go too.
 func (a *app) purge(p paths.Paths, all bool) (gone purged, err error) {
-	giveBack, err := claim.Node(p)
+	release, err := lockfile.AcquireNode(p)
 	if err != nil {
 		return gone, err
 	}
 	defer func() {
-		err = errors.Join(err, giveBack())
+		err = errors.Join(err, release())
 		_ = os.Remove(p.Run) // not if there is more in it
 	}()
 	if err := purgeKernel(p.BPF, p.Run); err != nil {

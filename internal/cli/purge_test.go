@@ -8,16 +8,16 @@ import (
 	"path/filepath"
 	"testing"
 
-	"github.com/kerb-edge/kerb/internal/claim"
 	"github.com/kerb-edge/kerb/internal/fault"
+	"github.com/kerb-edge/kerb/internal/lockfile"
 	"github.com/kerb-edge/kerb/internal/paths"
 )
 
-// An agent that has begun to start, and does not answer yet, keeps what it has: it claims the node before it opens anything.
+// An agent that has begun to start, and does not answer yet, keeps what it has: it locks the node before it opens anything.
 func TestPurgeDuringStart(t *testing.T) {
 	dir := t.TempDir()
 	p := paths.Paths{State: filepath.Join(dir, "state"), Run: filepath.Join(dir, "run"), BPF: filepath.Join(dir, "bpf")}
-	release, err := claim.Node(p)
+	release, err := lockfile.AcquireNode(p)
 	if err != nil {
 		t.Fatal(err)
 	}

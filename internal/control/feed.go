@@ -16,7 +16,7 @@ type source[U any] interface {
 	Restart()
 	Ready() <-chan struct{}
 	Next() (U, bool)
-	Taken(U, error)
+	Ack(U, error)
 	Err() error
 	Close()
 }
@@ -24,8 +24,8 @@ type source[U any] interface {
 // update is what a source's updates can do.
 type update[U any] interface {
 	*U
-	For(generation string)
-	Answer() any
+	SetGeneration(generation string)
+	Response() any
 }
 
 // feed sends a run the resources of one kind by a call, until ctx ends. It is independent of all other calls: a
@@ -64,9 +64,9 @@ func feedAll[U any, P update[U]](ctx context.Context, p *Plane, r *run, call str
 		if !more || ctx.Err() != nil {
 			return
 		}
-		P(&u).For(generation)
-		err := p.inform(ctx, r, updateTime, call, u, P(&u).Answer())
-		f.Taken(u, err)
+		P(&u).SetGeneration(generation)
+		err := p.inform(ctx, r, updateTime, call, u, P(&u).Response())
+		f.Ack(u, err)
 		if err == nil {
 			continue
 		}

@@ -11,13 +11,13 @@ import (
 
 // grantModels keeps a control plane up to date about all models.
 func grantModels(o *Options, module string) any {
-	return modelGrant{o.Models.Follow(module)}
+	return modelGrant{o.Models.Subscribe(module)}
 }
 
-type modelGrant struct{ *models.Follower }
+type modelGrant struct{ *models.Subscription }
 
 func (g modelGrant) follow(ctx context.Context, p *Plane, r *run) {
-	feed(ctx, p, r, "models", g.Follower)
+	feed(ctx, p, r, "models", g.Subscription)
 }
 
 func (g modelGrant) condition() sdk.Condition {

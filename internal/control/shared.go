@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kerb-edge/kerb/internal/control/sandbox"
-	"github.com/kerb-edge/kerb/internal/lean"
+	"github.com/kerb-edge/kerb/internal/memtrim"
 	"github.com/kerb-edge/kerb/sdk"
 )
 
@@ -29,7 +29,7 @@ const sharedName = "(built-in)"
 
 // host is the life of the process that serves the control planes inside the binary.
 func host(builtins map[string]sdk.Control) error {
-	lean.Keep()
+	memtrim.Start()
 	return sdk.ServeMany(builtins)
 }
 

@@ -12,17 +12,17 @@ import (
 // grantVirtualServices keeps a control plane up to date about all virtual services, and resolves the addresses that
 // it requests.
 func grantVirtualServices(o *Options, module string) any {
-	return serviceGrant{o.Services.Follow(module)}
+	return serviceGrant{o.Services.Subscribe(module)}
 }
 
-type serviceGrant struct{ *resolve.Follower }
+type serviceGrant struct{ *resolve.Subscription }
 
 func (g serviceGrant) follow(ctx context.Context, p *Plane, r *run) {
-	feed(ctx, p, r, "virtualservices", g.Follower)
+	feed(ctx, p, r, "virtualservices", g.Subscription)
 }
 
 func (g serviceGrant) serve(_ context.Context, _ *Plane, _ *run, requests *sdk.Requests) {
-	g.Wants(*requests)
+	g.Handle(*requests)
 }
 
 func (g serviceGrant) condition() sdk.Condition {

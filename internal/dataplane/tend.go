@@ -14,8 +14,8 @@ import (
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
-	"github.com/kerb-edge/kerb/internal/bounded"
 	"github.com/kerb-edge/kerb/internal/chain"
+	"github.com/kerb-edge/kerb/internal/timeoutio"
 	"github.com/kerb-edge/kerb/sdk"
 )
 
@@ -107,7 +107,7 @@ const returnTime = time.Second
 
 // answer puts sockets back.
 func (s *sockets) answer(ctx context.Context) error {
-	var calls bounded.Calls
+	var calls timeoutio.Limiter
 	for raw, err := range sdk.PromptEvents(ctx, s.maps[returningMap]) {
 		if err != nil {
 			return err
@@ -116,11 +116,11 @@ func (s *sockets) answer(ctx context.Context) error {
 		if _, err := binary.Decode(raw, binary.NativeEndian, &r); err != nil || s.isOff() {
 			continue
 		}
-		_, err := bounded.Do(&calls, returnTime, func() (struct{}, error) { return struct{}{}, s.putBack(r) })
+		_, err := timeoutio.Do(&calls, returnTime, func() (struct{}, error) { return struct{}{}, s.putBack(r) })
 		switch { // else it has ended, or was closed; who still talks asks again
 		case errors.Is(err, os.ErrPermission) || errors.Is(err, unix.ENOSYS):
 			return fmt.Errorf("take a socket of process %d, which needs CAP_SYS_PTRACE, kernel.yama.ptrace_scope below 3 and pidfd_getfd(2): %w", r.PID, err)
-		case errors.Is(err, bounded.ErrStuck):
+		case errors.Is(err, timeoutio.ErrTooManyBlocked):
 			return fmt.Errorf("take sockets of processes: %w", err)
 		}
 	}

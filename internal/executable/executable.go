@@ -22,7 +22,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/kerb-edge/kerb/internal/bounded"
+	"github.com/kerb-edge/kerb/internal/timeoutio"
 )
 
 // What a program may use, and what sockets that receive by redirection may do differently.
@@ -73,7 +73,7 @@ func gone() error {
 
 // Examiner remembers the files that it has seen. The zero value is ready.
 type Examiner struct {
-	calls bounded.Calls
+	calls timeoutio.Limiter
 	mu    sync.Mutex
 	files map[identity]*contents
 }
@@ -93,7 +93,7 @@ const patience = 10 * time.Second
 // Process examines the process pid (in the PID namespace of the caller) that has started so many ns after boot, at the
 // resolution of /proc, which is 10 ms; 0: whichever has the number now.
 func (e *Examiner) Process(pid int, start uint64) (Facts, error) {
-	facts, err := bounded.Do(&e.calls, patience, func() (Facts, error) { return e.process(pid, start) })
+	facts, err := timeoutio.Do(&e.calls, patience, func() (Facts, error) { return e.process(pid, start) })
 	if err != nil && !errors.Is(err, ErrGone) {
 		err = fmt.Errorf("examine process %d: %w", pid, err)
 	}

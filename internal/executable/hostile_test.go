@@ -20,8 +20,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/kerb-edge/kerb/internal/bounded"
 	"github.com/kerb-edge/kerb/internal/lab/fusetest"
+	"github.com/kerb-edge/kerb/internal/timeoutio"
 	"github.com/kerb-edge/kerb/sdk/sdktest"
 )
 
@@ -225,7 +225,7 @@ func TestFileSystemThatDoesNotAnswer(t *testing.T) {
 	}()
 	select {
 	case err := <-examined:
-		if !errors.Is(err, bounded.ErrSlow) {
+		if !errors.Is(err, timeoutio.ErrTimeout) {
 			t.Error(err)
 		}
 	case <-time.After(60 * time.Second):

@@ -21,7 +21,7 @@ const (
 	MaxBytes  = 64 << 20 // of all documents
 )
 
-// Check finds what is wrong with a model, beyond its schema. Errors are *fault.Invalid.
+// Check validates the document of a model. Errors are *fault.Invalid.
 func Check(m v1.Model) error {
 	if _, err := parse(m.Spec); err != nil {
 		return &fault.Invalid{Resource: v1.KindModel + " " + m.Metadata.Name, Field: "spec.document", Reason: err.Error()}
@@ -29,7 +29,7 @@ func Check(m v1.Model) error {
 	return nil
 }
 
-// CheckTogether finds out whether models are too many alongside the others, which are among all. Errors are *fault.Invalid.
+// CheckTogether checks the limits of a node: all are its models after the change, put those that change. Errors are *fault.Invalid.
 func CheckTogether(all map[string]v1.Model, put []v1.Model) error {
 	size := 0
 	for _, m := range all {
@@ -53,8 +53,8 @@ func CheckTogether(all map[string]v1.Model, put []v1.Model) error {
 // builtin is the package whose modules' configs can be read here.
 const builtin = "classifier"
 
-// Doubts are why a model, which was checked, does not run where it is meant to, or could nowhere.
-func Doubts(m v1.Model, modules map[string]v1.Module) (out []string) {
+// Warnings returns why a valid model does not run in a module that references it, or cannot run in any.
+func Warnings(m v1.Model, modules map[string]v1.Module) (out []string) {
 	doc, err := parse(m.Spec)
 	if err != nil {
 		return nil
@@ -82,15 +82,15 @@ func Doubts(m v1.Model, modules map[string]v1.Module) (out []string) {
 	return out
 }
 
-// last is the document that was read last, as long as there is memory: to load a model it is needed several times, and takes
-// milliseconds each.
+// last is the document that was parsed last, until the garbage collector frees it: loading a model needs it several times,
+// and parsing takes milliseconds.
 var last struct {
 	sync.Mutex
 	text string
 	doc  weak.Pointer[model.Document]
 }
 
-// parse reads a document, which is not to be changed. Features of an extractor that is known have to exist.
+// parse returns a document, which callers must not change. Features of a built-in extractor have to exist.
 func parse(spec v1.ModelSpec) (*model.Document, error) {
 	last.Lock()
 	defer last.Unlock()
@@ -108,7 +108,7 @@ func parse(spec v1.ModelSpec) (*model.Document, error) {
 	return doc, nil
 }
 
-// Summarize reads what a document holds.
+// Summarize returns the summary of a document.
 func Summarize(spec v1.ModelSpec) (v1.ModelSummary, error) {
 	out := v1.ModelSummary{Digest: spec.Digest(), Size: len(spec.Document)}
 	doc, err := parse(spec)

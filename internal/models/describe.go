@@ -11,7 +11,7 @@ import (
 	"github.com/kerb-edge/kerb/modules/classifier/model"
 )
 
-// Description is all that a document says but its numbers, with what they cost.
+// Description is a document without its weights, with what they cost.
 type Description struct {
 	v1.ModelSummary
 	Text       string       `json:"description,omitempty"`
@@ -25,14 +25,14 @@ type Description struct {
 	TooLarge   string       `json:"tooLarge,omitempty"` // why only a control plane can run it
 }
 
-// Usage is how much of a limit a model takes.
+// Usage is how much of a limit a model uses.
 type Usage struct {
 	What  string `json:"what"`
 	Used  int    `json:"used"`
 	Limit int    `json:"limit,omitempty"` // 0: none
 }
 
-// Describe reads a document.
+// Describe returns the description of a document.
 func Describe(spec v1.ModelSpec) (Description, error) {
 	summary, err := Summarize(spec)
 	if err != nil {
@@ -48,7 +48,7 @@ func Describe(spec v1.ModelSpec) (Description, error) {
 	return d, nil
 }
 
-// usage reports how much of the data plane's room a document takes, or why it takes too much.
+// usage returns how much of the data plane's limits a document uses, or why it is too large.
 func usage(doc *model.Document) (out []Usage, tooLarge string) {
 	out = []Usage{{"features", len(doc.Features), model.MaxFeatures}, {"classes", len(doc.Classes), model.MaxClasses}}
 	packed, err := doc.Pack(doc.Features)
@@ -80,7 +80,7 @@ func depth(tree model.Nodes, at int) int {
 	return 1 + max(depth(tree, n.Left), depth(tree, n.Right))
 }
 
-// shape tells the size of a model in a few characters.
+// shape returns the size of a model in a few characters, such as "3 x depth 5" or "8-16-2".
 func shape(doc *model.Document) string {
 	if len(doc.Trees) > 0 {
 		deepest := 0

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package models keeps the models of the node: it checks their documents, tells control planes of them, and knows what
-// became of each.
+// Package models holds the models of the node: it checks their documents, sends them to control planes, and records
+// which modules use each.
 package models
 
 import (
@@ -13,26 +13,26 @@ import (
 	"sync"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
-	"github.com/kerb-edge/kerb/internal/feed"
+	"github.com/kerb-edge/kerb/internal/watch"
 	"github.com/kerb-edge/kerb/sdk"
 )
 
 // Reasons of a model's condition Ready.
 const (
-	ReasonNotUsed = "NotUsed" // no module has to be notified
+	ReasonNotUsed = "NotUsed" // no module references it
 	ReasonInUse   = "InUse"
-	ReasonPending = "Pending" // modules are being told
+	ReasonPending = "Pending" // an update is in progress
 	ReasonRefused = "Refused" // a module's config names it, and the module cannot use it
 )
 
-// Table is the models of the node.
+// Table holds the models of the node.
 type Table struct {
 	log *slog.Logger
 
-	mu        sync.Mutex
-	models    map[string]*entry
-	followers []*Follower
-	changed   func(name string) // may be nil
+	mu            sync.Mutex
+	models        map[string]*entry
+	subscriptions []*Subscription
+	changed       func(name string) // may be nil
 }
 
 type entry struct {
@@ -40,48 +40,48 @@ type entry struct {
 	summary v1.ModelSummary
 }
 
-// NewTable makes a table without models.
+// NewTable returns an empty table.
 func NewTable(log *slog.Logger) *Table { return &Table{log: log, models: map[string]*entry{}} }
 
-// Apply puts and removes models, which were checked.
+// Apply adds, changes and removes models that have passed Check.
 func (t *Table) Apply(put []v1.Model, remove []string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, name := range remove {
 		delete(t.models, name)
-		t.tell(name)
+		t.notify(name)
 	}
 	for _, m := range put {
 		summary, err := Summarize(m.Spec)
-		if err != nil { // one that an older build took
+		if err != nil { // an older build has accepted it
 			t.log.Error("model", "name", m.Metadata.Name, "error", err)
 		}
 		t.models[m.Metadata.Name] = &entry{model: m, summary: summary}
-		t.tell(m.Metadata.Name)
+		t.notify(m.Metadata.Name)
 	}
 }
 
-// OnChange has f called with the name of each model whose conditions may have changed, under the table's lock. It
-// must be called before anything else is.
+// OnChange registers f, which is called with the name of each model whose conditions may have changed, with the table's
+// lock held. Call it before any other method.
 func (t *Table) OnChange(f func(name string)) { t.changed = f }
 
-func (t *Table) tell(name string) {
+func (t *Table) notify(name string) {
 	source{t}.Changed(name)
-	for _, f := range t.followers {
-		delete(f.using, name)
-		delete(f.refused, name)
-		f.Tell(name)
+	for _, s := range t.subscriptions {
+		delete(s.using, name)
+		delete(s.refused, name)
+		s.Notify(name)
 	}
 }
 
-// Names lists the models in order.
+// Names returns the names of the models, sorted.
 func (t *Table) Names() []string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return source{t}.All()
 }
 
-// Status is what has become of a model; nil if there is none of that name.
+// Status returns the status of a model; nil if there is none of that name.
 func (t *Table) Status(name string) *v1.ModelStatus {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -91,14 +91,14 @@ func (t *Table) Status(name string) *v1.ModelStatus {
 	}
 	status := &v1.ModelStatus{Summary: e.summary}
 	ready := v1.Condition{Type: "Ready", Status: "True", Reason: ReasonNotUsed, Message: "no module uses it"}
-	for _, f := range t.followers {
-		switch lacks := f.Lacks(name); {
-		case f.refused[name] != "":
-			ready.Status, ready.Reason, ready.Message = "False", ReasonRefused, fmt.Sprintf("module %s: %s", f.Module, f.refused[name])
-		case lacks != "" && ready.Status == "True":
-			ready.Status, ready.Reason, ready.Message = "False", ReasonPending, fmt.Sprintf("module %s: %s", f.Module, lacks)
-		case lacks == "" && f.using[name] && !slices.Contains(status.Modules, f.Module):
-			status.Modules = append(status.Modules, f.Module)
+	for _, sub := range t.subscriptions {
+		switch pending := sub.Pending(name); {
+		case sub.refused[name] != "":
+			ready.Status, ready.Reason, ready.Message = "False", ReasonRefused, fmt.Sprintf("module %s: %s", sub.Module, sub.refused[name])
+		case pending != "" && ready.Status == "True":
+			ready.Status, ready.Reason, ready.Message = "False", ReasonPending, fmt.Sprintf("module %s: %s", sub.Module, pending)
+		case pending == "" && sub.using[name] && !slices.Contains(status.Modules, sub.Module):
+			status.Modules = append(status.Modules, sub.Module)
 		}
 	}
 	slices.Sort(status.Modules)
@@ -109,12 +109,12 @@ func (t *Table) Status(name string) *v1.ModelStatus {
 	return status
 }
 
-// source is what followers of a table are told. Documents are encoded when they are sent, to keep them once in memory.
+// source is a table as subscriptions read it. Documents are encoded when they are sent, so that memory holds them once.
 type source struct{ *Table }
 
 func (t source) All() []string { return slices.Sorted(maps.Keys(t.models)) }
 
-func (t source) Encoded(name string) json.RawMessage {
+func (t source) Encode(name string) json.RawMessage {
 	e := t.models[name]
 	if e == nil {
 		return nil
@@ -135,72 +135,72 @@ func (t source) Changed(names ...string) {
 	}
 }
 
-// Follower is what one control plane has been told, and what it says of it.
-type Follower struct {
-	*feed.Follower
+// Subscription is what one control plane has received of a table, and which models it uses.
+type Subscription struct {
+	*watch.Subscription
 	table   *Table
 	using   map[string]bool // guarded by the table's lock
 	refused map[string]string
 }
 
-// Update is an sdk.ModelUpdate, with the answer to it.
+// Update is an sdk.ModelUpdate with the response to it.
 type Update struct {
-	feed.Update
-	answer sdk.ModelAnswer
+	watch.Update
+	response sdk.ModelAnswer
 }
 
-// Answer is where the control plane's answer goes.
-func (u *Update) Answer() any { return &u.answer }
+// Response is what the control plane's response is decoded into.
+func (u *Update) Response() any { return &u.response }
 
-// Follow makes a follower for the control plane of a module, which begins with all there is.
-func (t *Table) Follow(module string) *Follower {
+// Subscribe returns a subscription for the control plane of a module. It starts with all models.
+func (t *Table) Subscribe(module string) *Subscription {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	f := &Follower{Follower: feed.New(module, &t.mu, source{t}), table: t, using: map[string]bool{}, refused: map[string]string{}}
-	t.followers = append(t.followers, f)
-	return f
+	s := &Subscription{Subscription: watch.New(module, &t.mu, source{t}), table: t, using: map[string]bool{}, refused: map[string]string{}}
+	t.subscriptions = append(t.subscriptions, s)
+	return s
 }
 
-// Close ends it.
-func (f *Follower) Close() {
-	f.table.mu.Lock()
-	defer f.table.mu.Unlock()
-	f.table.followers = slices.DeleteFunc(f.table.followers, func(o *Follower) bool { return o == f })
-	source{f.table}.Changed(source{f.table}.All()...)
+// Close ends the subscription.
+func (s *Subscription) Close() {
+	s.table.mu.Lock()
+	defer s.table.mu.Unlock()
+	s.table.subscriptions = slices.DeleteFunc(s.table.subscriptions, func(o *Subscription) bool { return o == s })
+	source{s.table}.Changed(source{s.table}.All()...)
 }
 
-// Next is the next update, false if there is nothing to tell. Taken must follow.
-func (f *Follower) Next() (Update, bool) {
-	u, more := f.Follower.Next()
+// Next returns the next update, and false if there is nothing to send.
+func (s *Subscription) Next() (Update, bool) {
+	u, more := s.Subscription.Next()
 	return Update{Update: u}, more
 }
 
-// Taken reports what became of the last update.
-func (f *Follower) Taken(u Update, err error) {
-	f.table.mu.Lock()
+// Ack records the result of the last update.
+func (s *Subscription) Ack(u Update, err error) {
+	s.table.mu.Lock()
 	if err == nil && u.Reset {
-		clear(f.using)
-		clear(f.refused)
+		clear(s.using)
+		clear(s.refused)
 	}
 	if err == nil {
-		for _, name := range u.answer.Using {
-			f.using[name] = true
+		for _, name := range u.response.Using {
+			s.using[name] = true
 		}
-		maps.Copy(f.refused, u.answer.Refused)
+		maps.Copy(s.refused, u.response.Refused)
 	}
-	f.table.mu.Unlock()
-	f.Follower.Taken(u.Update, err)
+	s.table.mu.Unlock()
+	s.Subscription.Ack(u.Update, err)
 }
 
-// Err is why the control plane does not run what it should, nil if it does.
-func (f *Follower) Err() error {
-	if err := f.Follower.Err(); err != nil {
+// Err returns why the control plane does not run what it should, or nil.
+func (s *Subscription) Err() error {
+	if err := s.Subscription.Err(); err != nil {
 		return err
 	}
-	f.table.mu.Lock()
-	defer f.table.mu.Unlock()
-	for _, name := range slices.Sorted(maps.Keys(f.refused)) {
-		return fmt.Errorf("model %s: %s", name, f.refused[name])
+	s.table.mu.Lock()
+	defer s.table.mu.Unlock()
+	for _, name := range slices.Sorted(maps.Keys(s.refused)) {
+		return fmt.Errorf("model %s: %s", name, s.refused[name])
 	}
 	return nil
 }

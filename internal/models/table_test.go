@@ -12,7 +12,7 @@ import (
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/fault"
-	"github.com/kerb-edge/kerb/internal/feed"
+	"github.com/kerb-edge/kerb/internal/watch"
 	"github.com/kerb-edge/kerb/sdk"
 )
 
@@ -30,14 +30,14 @@ func newTable(t *testing.T) *Table {
 	return NewTable(slog.New(slog.DiscardHandler))
 }
 
-// take has a follower's next update answered, and returns it as a control plane gets it.
-func take(t *testing.T, f *Follower, answer sdk.ModelAnswer, err error) (got sdk.ModelUpdate) {
+// take responds to a subscription's next update, and returns the update as a control plane receives it.
+func take(t *testing.T, f *Subscription, answer sdk.ModelAnswer, err error) (got sdk.ModelUpdate) {
 	t.Helper()
 	u, more := f.Next()
 	if !more {
-		t.Fatal("there is nothing to tell")
+		t.Fatal("there is no update")
 	}
-	u.For("g")
+	u.SetGeneration("g")
 	data, marshalErr := json.Marshal(u)
 	if marshalErr != nil || len(data) > sdk.MaxBody {
 		t.Fatalf("%v, %d bytes", marshalErr, len(data))
@@ -45,8 +45,8 @@ func take(t *testing.T, f *Follower, answer sdk.ModelAnswer, err error) (got sdk
 	if err := json.Unmarshal(data, &got); err != nil || got.Generation != "g" {
 		t.Fatalf("%v: %s", err, data[:min(len(data), 200)])
 	}
-	*u.Answer().(*sdk.ModelAnswer) = answer
-	f.Taken(u, err)
+	*u.Response().(*sdk.ModelAnswer) = answer
+	f.Ack(u, err)
 	return got
 }
 
@@ -62,7 +62,7 @@ func TestTable(t *testing.T) {
 	table := newTable(t)
 	table.Apply([]v1.Model{modelOf("a", 1, document(1)), modelOf("b", 1, document(2))}, nil)
 	expectReady(t, table, "a", "True NotUsed")
-	f := table.Follow("guard")
+	f := table.Subscribe("guard")
 	expectReady(t, table, "a", "False Pending module guard")
 	if u := take(t, f, sdk.ModelAnswer{Using: []string{"a"}}, nil); !u.Reset || !u.Complete || len(u.Put) != 2 || string(u.Put[0].Document) == "" {
 		t.Errorf("%+v", u)
@@ -104,17 +104,17 @@ func TestLargeDocuments(t *testing.T) {
 		all = append(all, modelOf(fmt.Sprint("m", i), 1, large))
 	}
 	table.Apply(all, nil)
-	f := table.Follow("guard")
+	f := table.Subscribe("guard")
 	n := 0
 	for u := (sdk.ModelUpdate{}); !u.Complete; {
 		u = take(t, f, sdk.ModelAnswer{}, nil)
 		n += len(u.Put)
-		if len(u.Put) > feed.MaxResources {
+		if len(u.Put) > watch.MaxResources {
 			t.Errorf("%d at once", len(u.Put))
 		}
 	}
 	if n != 4 {
-		t.Errorf("%d were told", n)
+		t.Errorf("%d were sent", n)
 	}
 }
 
@@ -163,7 +163,7 @@ func TestTooMany(t *testing.T) {
 }
 
 // What prevents a model from running is reported when it is loaded, not later.
-func TestDoubts(t *testing.T) {
+func TestWarnings(t *testing.T) {
 	rpl := strings.NewReplacer(`"own"`, `"rpl"`, `"f", "g"`, `"dis", "dio"`).Replace(document(1))
 	modules := func(config map[string]any) map[string]v1.Module {
 		return map[string]v1.Module{"guard": {Spec: v1.ModuleSpec{Package: "classifier", Config: config}}, "other": {Spec: v1.ModuleSpec{Package: "firewall"}}}
@@ -174,7 +174,7 @@ func TestDoubts(t *testing.T) {
 		want     string
 	}{
 		"fits":              {rpl, map[string]any{"model": "m"}, ""},
-		"nobody names it":   {rpl, map[string]any{"model": "n"}, ""},
+		"not referenced":    {rpl, map[string]any{"model": "n"}, ""},
 		"unknown extractor": {document(1), nil, `no built-in module has the extractor own; known are ["flow" "rpl"]`},
 		"other extractor":   {rpl, map[string]any{"extractor": "flow", "model": "m"}, "module guard references it but cannot use it, the previous version keeps running: it is made for the extractor rpl"},
 		"other classes":     {rpl, map[string]any{"shadow": "m", "harmless": []any{"calm"}}, "harmless names the class"},
@@ -182,7 +182,7 @@ func TestDoubts(t *testing.T) {
 		"too large, used":   {strings.Replace(rpl, "[0]", "[70000]", 1), map[string]any{"model": "m"}, "evaluate.where: user runs it in the control plane"},
 		"too large, user":   {strings.Replace(rpl, "[0]", "[70000]", 1), map[string]any{"model": "m", "evaluate": map[string]any{"where": "user"}}, ""},
 	} {
-		if got := strings.Join(Doubts(modelOf("m", 1, c.document), modules(c.config)), "\n"); (c.want == "") != (got == "") || !strings.Contains(got, c.want) {
+		if got := strings.Join(Warnings(modelOf("m", 1, c.document), modules(c.config)), "\n"); (c.want == "") != (got == "") || !strings.Contains(got, c.want) {
 			t.Errorf("%s: %q, want %q", name, got, c.want)
 		}
 	}

@@ -10,7 +10,7 @@ import (
 	"strings"
 	"sync"
 
-	"github.com/kerb-edge/kerb/internal/nearest"
+	"github.com/kerb-edge/kerb/internal/suggest"
 	"github.com/kerb-edge/kerb/sdk"
 )
 
@@ -87,7 +87,7 @@ func (c *Catalog) Get(ref string) (*Package, error) {
 			return b.pkg, b.err
 		}
 	}
-	return nil, fmt.Errorf("package %q: %w; built-in are %s, and the absolute path of a package directory or the reference of a pulled package is one too%s", ref, ErrUnknown, strings.Join(c.names(), ", "), nearest.Hint(ref, c.names()))
+	return nil, fmt.Errorf("package %q: %w; built-in are %s, and the absolute path of a package directory or the reference of a pulled package is one too%s", ref, ErrUnknown, strings.Join(c.names(), ", "), suggest.DidYouMean(ref, c.names()))
 }
 
 func (c *Catalog) names() (out []string) {

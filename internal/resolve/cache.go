@@ -22,8 +22,8 @@ type cache struct {
 	log  *slog.Logger
 
 	mu    sync.Mutex
-	found map[string]map[string]Found // by source and name
-	dirty chan struct{}               // has room for one
+	found map[string]map[string]Record // by source and name
+	dirty chan struct{}                // has room for one
 }
 
 const cacheEvery = time.Second
@@ -32,22 +32,24 @@ func newCache(path string, log *slog.Logger) cache {
 	return cache{path: path, log: log, dirty: make(chan struct{}, 1)}
 }
 
-func (c *cache) read() map[string]map[string]Found {
+func (c *cache) read() map[string]map[string]Record {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.found = map[string]map[string]Found{}
+	c.found = map[string]map[string]Record{}
 	data, err := os.ReadFile(c.path)
 	if err == nil {
 		err = json.Unmarshal(data, &c.found)
 	}
 	if err != nil && c.path != "" && !errors.Is(err, fs.ErrNotExist) {
 		c.log.Warn("cached answers of resolvers are discarded and resolved again", "error", err)
-		c.found = map[string]map[string]Found{}
+		c.found = map[string]map[string]Record{}
 	}
 	return c.found
 }
 
-func (c *cache) put(source string, s Found) { c.change(func() { into(c.found, source)[s.Name] = s }) }
+func (c *cache) put(source string, s Record) {
+	c.change(func() { submap(c.found, source)[s.Name] = s })
+}
 
 func (c *cache) remove(source, name string) { c.change(func() { delete(c.found[source], name) }) }
 
@@ -55,7 +57,7 @@ func (c *cache) change(do func()) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.found == nil {
-		c.found = map[string]map[string]Found{}
+		c.found = map[string]map[string]Record{}
 	}
 	do()
 	select {
@@ -89,7 +91,7 @@ func (c *cache) write() {
 	if c.path == "" {
 		return
 	}
-	maps.DeleteFunc(c.found, func(_ string, all map[string]Found) bool { return len(all) == 0 })
+	maps.DeleteFunc(c.found, func(_ string, all map[string]Record) bool { return len(all) == 0 })
 	data, err := json.Marshal(c.found)
 	if err == nil {
 		err = atomicfile.Write(c.path, data, 0o600)

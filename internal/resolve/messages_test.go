@@ -7,7 +7,7 @@ import (
 	"net/netip"
 	"testing"
 
-	"github.com/kerb-edge/kerb/internal/feed"
+	"github.com/kerb-edge/kerb/internal/watch"
 )
 
 // An answer of any size becomes a virtual service that fits an update of control planes.
@@ -23,8 +23,8 @@ func TestHugeAnswer(t *testing.T) {
 	}
 	s := translation{ranges: []netip.Prefix{netip.MustParsePrefix("fdff::/21")}}.spec(r)
 	data, err := json.Marshal(s)
-	if err != nil || len(data) > feed.MaxBytes {
-		t.Errorf("%d bytes (%v), want at most %d", len(data), err, feed.MaxBytes)
+	if err != nil || len(data) > watch.MaxBytes {
+		t.Errorf("%d bytes (%v), want at most %d", len(data), err, watch.MaxBytes)
 	}
 	if len(s.Instances) != maxInstances || len(s.Addresses) < maxInstances {
 		t.Errorf("%d instances, %d addresses", len(s.Instances), len(s.Addresses))

@@ -42,13 +42,13 @@ type Oakestra struct {
 	changed   chan struct{} // queries or messages wait
 	connected chan struct{}
 
-	mu       sync.Mutex        // never held while the table is told: the table asks under its own lock
+	mu       sync.Mutex        // never held during calls of the sink: the table calls Lookup with its own lock held
 	client   mqtt.Client       // nil before Run
 	queries  map[string]*query // by key of the answer
 	apps     map[string]*app
 	own      map[netip.Addr]bool
 	outgoing []message
-	givenUp  []netip.Addr // is to be told
+	givenUp  []netip.Addr // NotFound has not been reported yet
 }
 
 // query is a question that has no answer yet.
@@ -62,7 +62,7 @@ type query struct {
 }
 
 // app is a service that was found.
-type app struct{ found Found }
+type app struct{ found Record }
 
 // message is one to be sent; of a subscription it has only the topic.
 type message struct {
@@ -88,8 +88,8 @@ func NewOakestra(cfg config.OakestraResolver, log *slog.Logger) *Oakestra {
 // Source implements Resolver.
 func (o *Oakestra) Source() string { return v1.SourceOakestra }
 
-// Want implements Resolver.
-func (o *Oakestra) Want(addr netip.Addr) bool {
+// Lookup implements Resolver.
+func (o *Oakestra) Lookup(addr netip.Addr) bool {
 	if !(translation{ranges: o.ranges}).virtual(addr) {
 		return false
 	}
@@ -124,8 +124,8 @@ func (o *Oakestra) makeRoom() {
 	}
 }
 
-// Idle implements Resolver.
-func (o *Oakestra) Idle(name string) {
+// Release implements Resolver.
+func (o *Oakestra) Release(name string) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	name = strings.TrimPrefix(name, oakestraPrefix)
@@ -161,12 +161,12 @@ func (o *Oakestra) wake() {
 }
 
 // Run implements Resolver.
-func (o *Oakestra) Run(ctx context.Context, tell Answers) error {
-	options, err := o.options(tell)
+func (o *Oakestra) Run(ctx context.Context, sink Sink) error {
+	options, err := o.options(sink)
 	if err != nil {
 		return err
 	}
-	o.recall(tell)
+	o.restore(sink)
 	client := mqtt.NewClient(options)
 	o.mu.Lock()
 	o.client = client
@@ -189,7 +189,7 @@ func (o *Oakestra) Run(ctx context.Context, tell Answers) error {
 		due, unknown, next := o.due(time.Now())
 		waiting = append(waiting, due...)
 		for _, addr := range unknown {
-			tell.Unknown(v1.SourceOakestra, addr)
+			sink.NotFound(v1.SourceOakestra, addr)
 		}
 		timer.Reset(time.Until(next))
 		to := messages
@@ -209,9 +209,9 @@ func (o *Oakestra) Run(ctx context.Context, tell Answers) error {
 	}
 }
 
-// recall takes over what an earlier agent found, to be asked for again.
-func (o *Oakestra) recall(tell Answers) {
-	known := tell.Known(v1.SourceOakestra)
+// restore adopts the records that an earlier agent stored. They are looked up again.
+func (o *Oakestra) restore(sink Sink) {
+	known := sink.Records(v1.SourceOakestra)
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	for _, found := range known {
@@ -278,12 +278,12 @@ func (o *Oakestra) publish(client mqtt.Client, batch []message) {
 }
 
 // options are those of the connection. It is made again whenever it breaks.
-func (o *Oakestra) options(tell Answers) (*mqtt.ClientOptions, error) {
+func (o *Oakestra) options(sink Sink) (*mqtt.ClientOptions, error) {
 	opts := mqtt.NewClientOptions().AddBroker(o.cfg.Broker).SetClientID("kerb-" + o.cfg.Node).SetProtocolVersion(4).SetCleanSession(true).
 		SetAutoReconnect(true).SetConnectRetry(true).SetConnectRetryInterval(time.Second).SetMaxReconnectInterval(2 * time.Second).
 		SetConnectTimeout(5 * time.Second).SetKeepAlive(10 * time.Second).SetPingTimeout(3 * time.Second).SetWriteTimeout(writeLimit).
 		SetResumeSubs(false)
-	opts.SetDefaultPublishHandler(func(_ mqtt.Client, m mqtt.Message) { o.receive(m.Topic(), m.Payload(), tell) })
+	opts.SetDefaultPublishHandler(func(_ mqtt.Client, m mqtt.Message) { o.receive(m.Topic(), m.Payload(), sink) })
 	opts.SetOnConnectHandler(func(c mqtt.Client) {
 		o.log.Info("connected to the broker", "broker", o.cfg.Broker)
 		c.Subscribe(resultTopic(o.cfg.Node), 1, nil)
@@ -334,8 +334,8 @@ func (o *Oakestra) tls() (*tls.Config, error) {
 	return c, nil
 }
 
-// resume subscribes again after a connection was made, and asks for everything again: what has happened meanwhile was not
-// told. Subscriptions come first, so that nothing is missed in between.
+// resume subscribes again after a connection was made, and asks for everything again: changes in the meantime were not
+// published. Subscriptions come first, so that nothing is missed in between.
 func (o *Oakestra) resume() {
 	own := ownAddresses(o.cfg.Address)
 	o.mu.Lock()
@@ -375,14 +375,14 @@ func (o *Oakestra) refresh(name string) {
 }
 
 // receive takes a message of the broker. It must not wait: messages come one at a time.
-func (o *Oakestra) receive(topic string, payload []byte, tell Answers) {
+func (o *Oakestra) receive(topic string, payload []byte, sink Sink) {
 	if topic == resultTopic(o.cfg.Node) {
 		r, err := decodeResult(payload)
 		if err != nil {
 			o.log.Warn("answer refused", "error", err)
 			return
 		}
-		o.take(r, tell)
+		o.take(r, sink)
 		return
 	}
 	name, isUpdate := strings.CutSuffix(strings.TrimPrefix(topic, "jobs/"), "/updates_available")
@@ -394,7 +394,7 @@ func (o *Oakestra) receive(topic string, payload []byte, tell Answers) {
 }
 
 // take takes an answer.
-func (o *Oakestra) take(r tableResult, tell Answers) {
+func (o *Oakestra) take(r tableResult, sink Sink) {
 	o.mu.Lock()
 	q := o.queries[canonicalKey(r.Key)]
 	known := o.apps[r.App]
@@ -408,7 +408,7 @@ func (o *Oakestra) take(r tableResult, tell Answers) {
 	} else {
 		delete(o.queries, canonicalKey(r.Key))
 	}
-	found := Found{Name: oakestraPrefix + r.App, Spec: translation{o.ranges, o.own}.spec(r)}
+	found := Record{Name: oakestraPrefix + r.App, Spec: translation{o.ranges, o.own}.spec(r)}
 	if known != nil && len(found.Spec.Instances) == 0 {
 		found.Spec.Addresses = known.found.Spec.Addresses // no instance answers, but the addresses remain the service's
 	}
@@ -421,25 +421,25 @@ func (o *Oakestra) take(r tableResult, tell Answers) {
 		o.apps[r.App].found = found
 	}
 	o.mu.Unlock()
-	o.answer(q, found, useful, tell)
+	o.answer(q, found, useful, sink)
 }
 
-// answer tells the table. Meanwhile it may have said that the service is idle.
-func (o *Oakestra) answer(q *query, found Found, useful bool, tell Answers) {
+// answer reports a result to the sink. In the meantime the table may have released the service.
+func (o *Oakestra) answer(q *query, found Record, useful bool, sink Sink) {
 	if useful {
-		tell.Found(v1.SourceOakestra, found)
+		sink.Put(v1.SourceOakestra, found)
 	}
 	if q != nil && q.addr.IsValid() {
 		has := func(a v1.VirtualAddress) bool { return a.Address == q.addr.String() }
 		if !useful || !slices.ContainsFunc(found.Spec.Addresses, has) {
-			tell.Unknown(v1.SourceOakestra, q.addr)
+			sink.NotFound(v1.SourceOakestra, q.addr)
 		}
 	}
 	o.mu.Lock()
 	idle := useful && o.apps[strings.TrimPrefix(found.Name, oakestraPrefix)] == nil
 	o.mu.Unlock()
 	if idle {
-		tell.Gone(v1.SourceOakestra, found.Name)
+		sink.Delete(v1.SourceOakestra, found.Name)
 	}
 }
 

@@ -247,7 +247,7 @@ func (c *cluster) want(addresses ...string) {
 	for _, a := range addresses {
 		w.Resolve = append(w.Resolve, netip.MustParseAddr(a))
 	}
-	c.follower.Wants(w)
+	c.subscription.Handle(w)
 }
 
 // until waits for a state of what the control plane has.
@@ -345,7 +345,7 @@ func TestUpdates(t *testing.T) {
 // An answer that was under way when something changed is not the last word.
 func TestUpdateWhileAsking(t *testing.T) {
 	o, told := NewOakestra(config.OakestraResolver{Node: nodeID}, quiet), &recorder{}
-	o.Want(netip.MustParseAddr("10.30.0.2"))
+	o.Lookup(netip.MustParseAddr("10.30.0.2"))
 	result := func(address string) {
 		o.receive(resultTopic(nodeID), []byte(`{"app_name":"shop","instance_list":[`+running(0, address, "", "198.51.100.2")+`],"query_key":"10.30.0.2"}`), told)
 	}
@@ -371,7 +371,7 @@ func TestIdleTakesInterestBack(t *testing.T) {
 	c.manager.set("shop.ns", []string{running(0, "10.18.0.3", "", "198.51.100.2")}, "10.30.0.2")
 	c.want("10.30.0.2")
 	c.until("found", c.shop, "0=10.18.0.3@198.51.100.2")
-	c.follower.Wants(sdk.Requests{Release: []string{"oakestra.shop.ns"}})
+	c.subscription.Handle(sdk.Requests{Release: []string{"oakestra.shop.ns"}})
 	c.until("forgotten", c.names, "")
 	eventually(t, "interest is removed", func() bool {
 		c.manager.mu.Lock()
@@ -429,17 +429,17 @@ func TestAgentRestart(t *testing.T) {
 	c.until("asked again", c.shop, "0=10.18.0.4@198.51.100.2")
 }
 
-// recorder is who is told.
+// recorder is a sink.
 type recorder struct {
-	found   []Found
+	found   []Record
 	unknown []netip.Addr
 	gone    []string
 }
 
-func (r *recorder) Found(_ string, f Found)        { r.found = append(r.found, f) }
-func (r *recorder) Gone(_, name string)            { r.gone = append(r.gone, name) }
-func (r *recorder) Unknown(_ string, a netip.Addr) { r.unknown = append(r.unknown, a) }
-func (*recorder) Known(string) map[string]Found    { return nil }
+func (r *recorder) Put(_ string, f Record)          { r.found = append(r.found, f) }
+func (r *recorder) Delete(_, name string)           { r.gone = append(r.gone, name) }
+func (r *recorder) NotFound(_ string, a netip.Addr) { r.unknown = append(r.unknown, a) }
+func (*recorder) Records(string) map[string]Record  { return nil }
 
 // What a faulty or hostile manager answers does no harm: no address outside the ranges is taken over, no name leads elsewhere.
 func TestHostileAnswers(t *testing.T) {
@@ -455,7 +455,7 @@ func TestHostileAnswers(t *testing.T) {
 		"negative":        `{"app_name":"a","instance_list":[` + running(-1, "10.18.0.3", "", "") + `],"query_key":"10.30.0.2"}`,
 	} {
 		o, told := NewOakestra(config.OakestraResolver{Node: nodeID}, quiet), &recorder{}
-		o.Want(netip.MustParseAddr("10.30.0.2"))
+		o.Lookup(netip.MustParseAddr("10.30.0.2"))
 		o.receive(resultTopic(nodeID), []byte(answer), told)
 		if len(told.found) != 0 {
 			t.Errorf("%s: found %+v", name, told.found)
@@ -464,7 +464,7 @@ func TestHostileAnswers(t *testing.T) {
 		_, _, _ = o.due(time.Now())
 	}
 	o, told := NewOakestra(config.OakestraResolver{Node: nodeID}, quiet), &recorder{}
-	o.Want(netip.MustParseAddr("10.30.0.2"))
+	o.Lookup(netip.MustParseAddr("10.30.0.2"))
 	odd := `{"app_name":"a","query_key":"10.30.0.2","instance_list":[` +
 		`{"instance_number":3,"namespace_ip":"10.30.0.9","namespace_ip_v6":"10.18.0.1","host_ip":"nowhere","service_ip":[{"IpType":"RR","Address":"10.30.0.2"},{"IpType":"closest","Address":"10.30.0.3"}]},` +
 		running(1, "10.18.0.3", "::1", "[2001:db8::1]") + `,` + running(1, "10.18.0.99", "", "198.51.100.2") + `]}`
@@ -476,7 +476,7 @@ func TestHostileAnswers(t *testing.T) {
 	if len(spec.Instances) != 2 || spec.Instances[0].Node != "2001:db8::1" || len(spec.Instances[0].Addresses) != 1 || spec.Instances[1].Addresses != nil {
 		t.Errorf("%+v", spec.Instances)
 	}
-	o.receive(resultTopic(nodeID), []byte(strings.Replace(odd, `"a"`, `"b"`, 1)), told) // nobody asked any more
+	o.receive(resultTopic(nodeID), []byte(strings.Replace(odd, `"a"`, `"b"`, 1)), told) // no lookup waits for it any more
 	if len(told.found) != 1 {
 		t.Error("an answer without a question was taken")
 	}
@@ -487,7 +487,7 @@ func TestQueriesAreBounded(t *testing.T) {
 	o := NewOakestra(config.OakestraResolver{Node: nodeID}, quiet)
 	given := map[netip.Addr]bool{}
 	for i := range 3 * maxQueries {
-		o.Want(netip.AddrFrom16([16]byte{0xfd, 0xff, 0x20, 14: byte(i >> 8), 15: byte(i)}))
+		o.Lookup(netip.AddrFrom16([16]byte{0xfd, 0xff, 0x20, 14: byte(i >> 8), 15: byte(i)}))
 		if i%100 == 0 {
 			_, unknown, _ := o.due(time.Now())
 			for _, a := range unknown {

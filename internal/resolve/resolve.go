@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package resolve answers which instances a virtual address stands for, and where they are. Its Table holds all virtual
-// services of the node: those that were applied, and those that resolvers found because a control plane wanted them.
-// Control planes follow it by Followers: all of it first, differences from then on.
+// services of the node: those that were applied, and those that a resolver returned for an address that a control plane
+// looked up. Each control plane has a Subscription to the table.
 package resolve
 
 import (
@@ -12,31 +12,31 @@ import (
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 )
 
-// Resolver finds virtual services that were not applied. Want and Idle do not wait.
+// Resolver looks up virtual services that were not applied. Lookup and Release do not block.
 type Resolver interface {
 	// Source is its name in status.source.
 	Source() string
-	// Run works until ctx ends. What it finds it tells.
-	Run(ctx context.Context, tell Answers) error
-	// Want asks for an address. One that is not among the resolver's is answered false; else Found with it, or Unknown,
-	// follows at some time.
-	Want(addr netip.Addr) bool
-	// Idle reports a virtual service that is no longer in use; it is Gone from then on.
-	Idle(name string)
-	// Err is why it cannot answer now, nil if it can.
+	// Run works until ctx ends, and reports what it finds to the sink.
+	Run(ctx context.Context, sink Sink) error
+	// Lookup starts a lookup and returns true, or returns false for an address outside the resolver's ranges. The
+	// result arrives later: Put of a virtual service that has the address, or NotFound.
+	Lookup(addr netip.Addr) bool
+	// Release reports that a virtual service is no longer in use. The resolver forgets it.
+	Release(name string)
+	// Err returns why lookups fail at the moment, or nil.
 	Err() error
 }
 
-// Answers are what a resolver may tell.
-type Answers interface {
-	Found(source string, s Found)         // new or changed
-	Gone(source string, name string)      // of one that was found
-	Unknown(source string, a netip.Addr)  // of one that was wanted
-	Known(source string) map[string]Found // what an earlier agent was told, when Run begins
+// Sink receives the results of a resolver.
+type Sink interface {
+	Put(source string, r Record)             // a virtual service was found or has changed
+	Delete(source string, name string)       // a virtual service no longer exists
+	NotFound(source string, addr netip.Addr) // the result of a lookup
+	Records(source string) map[string]Record // by name; when Run starts: what an earlier agent had stored
 }
 
-// Found is a virtual service that a resolver found. Its name has a dot in it, which those of resources have not.
-type Found struct {
+// Record is a virtual service that a resolver found. Its name contains a dot, unlike names of resources.
+type Record struct {
 	Name string                `json:"name"`
 	Spec v1.VirtualServiceSpec `json:"spec"`
 }

@@ -20,32 +20,32 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// Table is the virtual services of the node. A change costs what changed, not what there is.
+// Table holds the virtual services of the node. The cost of a change depends on its size, not on the size of the table.
 type Table struct {
 	log       *slog.Logger
 	cache     cache
 	resolvers []Resolver
 
-	mu        sync.Mutex
-	services  map[string]*entry
-	owners    map[netip.Addr]*entry
-	users     map[string]map[*entry]bool    // by local Service: who takes its addresses
-	locals    map[string][]netip.Addr       // addresses of the Services of this node
-	atHome    map[netip.Addr]string         // and whose they are
-	ofAddress map[netip.Addr]map[*entry]int // instances' stated addresses, for changes of atHome
-	shadowed  map[*entry]bool               // found ones that lack an address because another has it
-	wanted    map[netip.Addr]*question
-	followers []*Follower
-	changed   func(name string) // may be nil
+	mu            sync.Mutex
+	services      map[string]*entry
+	owners        map[netip.Addr]*entry
+	users         map[string]map[*entry]bool    // by local Service: entries with it as an instance
+	locals        map[string][]netip.Addr       // addresses of the Services of this node
+	localOwner    map[netip.Addr]string         // and the Service of each
+	ofAddress     map[netip.Addr]map[*entry]int // instances' configured addresses, for changes of localOwner
+	shadowed      map[*entry]bool               // dynamic entries without an address that another one has
+	lookups       map[netip.Addr]*pendingLookup
+	subscriptions []*Subscription
+	changed       func(name string) // may be nil
 }
 
 // entry is one virtual service.
 type entry struct {
 	name   string
 	source string
-	spec   v1.VirtualServiceSpec // as it was stated
-	owned  []netip.Addr          // those of its addresses that no other has
-	users  map[*Follower]bool    // of a dynamic one: who wanted it
+	spec   v1.VirtualServiceSpec  // as configured, or found
+	owned  []netip.Addr           // its addresses without those that another entry has
+	users  map[*Subscription]bool // of a dynamic entry
 
 	encoded   json.RawMessage // as control planes get it
 	instances []v1.VirtualInstanceStatus
@@ -53,21 +53,21 @@ type entry struct {
 
 func (e *entry) dynamic() bool { return e.source != v1.SourceStatic }
 
-// question is an address that resolvers were asked for.
-type question struct {
-	open    map[string]bool // sources that have not answered
-	waiting map[*Follower]bool
+// pendingLookup is the lookup of an address.
+type pendingLookup struct {
+	open    map[string]bool // sources without a result yet
+	waiting map[*Subscription]bool
 }
 
-// NewTable makes a table without virtual services. What resolvers find is kept in the file at path over restarts of the
-// agent, so that connections to it continue; an empty path keeps nothing.
+// NewTable returns an empty table. It stores what resolvers find in the file at path, so that connections continue when
+// the agent restarts; an empty path disables that.
 func NewTable(log *slog.Logger, path string, resolvers ...Resolver) *Table {
 	return &Table{log: log, cache: newCache(path, log), resolvers: resolvers, services: map[string]*entry{}, owners: map[netip.Addr]*entry{},
-		users: map[string]map[*entry]bool{}, atHome: map[netip.Addr]string{}, ofAddress: map[netip.Addr]map[*entry]int{},
-		shadowed: map[*entry]bool{}, wanted: map[netip.Addr]*question{}}
+		users: map[string]map[*entry]bool{}, localOwner: map[netip.Addr]string{}, ofAddress: map[netip.Addr]map[*entry]int{},
+		shadowed: map[*entry]bool{}, lookups: map[netip.Addr]*pendingLookup{}}
 }
 
-// Run has the resolvers work until ctx ends.
+// Run runs the resolvers until ctx ends.
 func (t *Table) Run(ctx context.Context) error {
 	var all errgroup.Group
 	all.Go(func() error { t.cache.run(ctx); return nil })
@@ -82,14 +82,14 @@ func (t *Table) Run(ctx context.Context) error {
 	return all.Wait()
 }
 
-// Apply puts and removes resources.
+// Apply adds, changes and removes resources.
 func (t *Table) Apply(put []v1.VirtualService, remove []string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, name := range remove {
 		t.remove(name, v1.SourceStatic)
 	}
-	for _, s := range put { // they may take each other's addresses
+	for _, s := range put { // addresses may move between them
 		if e := t.services[s.Metadata.Name]; e != nil {
 			t.disown(e)
 		}
@@ -97,11 +97,11 @@ func (t *Table) Apply(put []v1.VirtualService, remove []string) {
 	for _, s := range put {
 		t.put(s.Metadata.Name, v1.SourceStatic, s.Spec)
 	}
-	t.giveBack()
+	t.restoreShadowed()
 }
 
-// giveBack lets those that were found have the addresses that no resource has any more.
-func (t *Table) giveBack() {
+// restoreShadowed assigns addresses that no resource has any more to the dynamic virtual services that have them.
+func (t *Table) restoreShadowed() {
 	for e := range maps.Clone(t.shadowed) {
 		t.disown(e)
 		t.own(e)
@@ -109,7 +109,7 @@ func (t *Table) giveBack() {
 	}
 }
 
-// Restore brings back what was found before the agent was started again, until its resolvers know better.
+// Restore loads what resolvers found before the agent restarted. New results replace it.
 func (t *Table) Restore() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -123,7 +123,7 @@ func (t *Table) Restore() {
 	}
 }
 
-// SetLocals reports which addresses the Services of this node have.
+// SetLocals sets the addresses of the Services of this node.
 func (t *Table) SetLocals(addresses map[string][]netip.Prefix) {
 	locals := make(map[string][]netip.Addr, len(addresses))
 	for name, prefixes := range addresses {
@@ -151,15 +151,15 @@ func (t *Table) SetLocals(addresses map[string][]netip.Prefix) {
 	}
 }
 
-// moveLocal changes the addresses of one Service, and collects whom that concerns.
+// moveLocal changes the addresses of one Service, and adds the entries that depend on them to stale.
 func (t *Table) moveLocal(name string, before, now []netip.Addr, stale map[*entry]bool) {
 	for _, a := range before {
-		if t.atHome[a] == name {
-			delete(t.atHome, a)
+		if t.localOwner[a] == name {
+			delete(t.localOwner, a)
 		}
 	}
 	for _, a := range now {
-		t.atHome[a] = name
+		t.localOwner[a] = name
 	}
 	maps.Copy(stale, t.users[name])
 	for _, a := range slices.Concat(before, now) {
@@ -169,11 +169,11 @@ func (t *Table) moveLocal(name string, before, now []netip.Addr, stale map[*entr
 	}
 }
 
-// put makes or changes a virtual service. A resource takes its addresses from one that was found.
+// put adds or changes a virtual service. Resources have precedence over dynamic ones for an address.
 func (t *Table) put(name, source string, spec v1.VirtualServiceSpec) {
 	e := t.services[name]
 	if e == nil {
-		e = &entry{name: name, source: source, users: map[*Follower]bool{}}
+		e = &entry{name: name, source: source, users: map[*Subscription]bool{}}
 		t.services[name] = e
 	}
 	t.disown(e)
@@ -204,17 +204,17 @@ func (t *Table) own(e *entry) {
 	}
 	for _, i := range e.spec.Instances {
 		if i.Service != "" {
-			into(t.users, i.Service)[e] = true
+			submap(t.users, i.Service)[e] = true
 		}
 		for _, text := range i.Addresses {
 			if addr, err := netip.ParseAddr(text); err == nil {
-				into(t.ofAddress, addr)[e]++
+				submap(t.ofAddress, addr)[e]++
 			}
 		}
 	}
 }
 
-func into[K, L comparable, V any](m map[K]map[L]V, key K) map[L]V {
+func submap[K, L comparable, V any](m map[K]map[L]V, key K) map[L]V {
 	if m[key] == nil {
 		m[key] = map[L]V{}
 	}
@@ -251,10 +251,10 @@ func (t *Table) remove(name, source string) {
 	}
 	t.disown(e)
 	delete(t.services, name)
-	t.tell(name)
+	t.notify(name)
 }
 
-// encode works out what control planes get, and tells them if that has changed.
+// encode encodes an entry for control planes, and notifies them if it has changed.
 func (t *Table) encode(e *entry) {
 	spec := e.spec
 	spec.Addresses = slices.DeleteFunc(slices.Clone(spec.Addresses), func(a v1.VirtualAddress) bool {
@@ -277,7 +277,7 @@ func (t *Table) encode(e *entry) {
 	}
 	if !bytes.Equal(data, e.encoded) {
 		e.encoded = data
-		t.tell(e.name)
+		t.notify(e.name)
 	}
 }
 
@@ -302,29 +302,28 @@ func (t *Table) locate(i v1.VirtualInstance) v1.VirtualInstanceStatus {
 	addresses, _ := parseFamilies(i.Addresses) // were checked
 	for _, addr := range addresses {
 		status.Addresses = append(status.Addresses, addr.String())
-		if home, ok := t.atHome[addr]; ok {
+		if home, ok := t.localOwner[addr]; ok {
 			status.Service, status.Node = home, ""
 		}
 	}
 	return status
 }
 
-// OnChange has f called with the name of each virtual service whose conditions may have changed, under the table's
-// lock. It must be called before anything else is.
+// OnChange registers f, which is called with the name of each virtual service whose conditions may have changed, with the
+// table's lock held. Call it before any other method.
 func (t *Table) OnChange(f func(name string)) { t.changed = f }
 
-func (t *Table) tell(name string) {
+func (t *Table) notify(name string) {
 	source{t}.Changed(name)
-	for _, f := range t.followers {
-		f.Tell(name)
+	for _, s := range t.subscriptions {
+		s.Notify(name)
 	}
 }
 
-// Found, Gone, Unknown and Known are for resolvers.
-var _ Answers = (*Table)(nil)
+var _ Sink = (*Table)(nil)
 
-// Found takes a virtual service that a resolver found or found changed.
-func (t *Table) Found(source string, s Found) {
+// Put implements Sink.
+func (t *Table) Put(source string, s Record) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if old := t.services[s.Name]; old != nil && old.source != source {
@@ -335,98 +334,98 @@ func (t *Table) Found(source string, s Found) {
 	t.cache.put(source, s)
 	e := t.services[s.Name]
 	for _, addr := range e.owned {
-		if q := t.wanted[addr]; q != nil {
-			maps.Copy(e.users, q.waiting)
-			delete(t.wanted, addr)
+		if l := t.lookups[addr]; l != nil {
+			maps.Copy(e.users, l.waiting)
+			delete(t.lookups, addr)
 		}
 	}
 }
 
-// Gone takes one away.
-func (t *Table) Gone(source, name string) {
+// Delete implements Sink.
+func (t *Table) Delete(source, name string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.remove(name, source)
-	t.giveBack()
+	t.restoreShadowed()
 	t.cache.remove(source, name)
 }
 
-// Unknown answers for an address that a resolver does not find.
-func (t *Table) Unknown(source string, addr netip.Addr) {
+// NotFound implements Sink.
+func (t *Table) NotFound(source string, addr netip.Addr) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	q := t.wanted[addr]
-	if q == nil {
+	l := t.lookups[addr]
+	if l == nil {
 		return
 	}
-	if delete(q.open, source); len(q.open) > 0 {
+	if delete(l.open, source); len(l.open) > 0 {
 		return
 	}
-	delete(t.wanted, addr)
-	for f := range q.waiting {
-		f.answerUnknown(addr)
+	delete(t.lookups, addr)
+	for s := range l.waiting {
+		s.sendNotFound(addr)
 	}
 }
 
-// Known are the virtual services of a resolver.
-func (t *Table) Known(source string) map[string]Found {
+// Records implements Sink.
+func (t *Table) Records(source string) map[string]Record {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	out := map[string]Found{}
+	out := map[string]Record{}
 	for name, e := range t.services {
 		if e.source == source {
-			out[name] = Found{Name: name, Spec: e.spec}
+			out[name] = Record{Name: name, Spec: e.spec}
 		}
 	}
 	return out
 }
 
-// want asks for an address in the name of a follower.
-func (t *Table) want(f *Follower, addr netip.Addr) {
-	if e := t.owners[addr]; e != nil { // the answer is on its way, or has crossed the question
+// lookup starts the lookup of an address for a subscription.
+func (t *Table) lookup(s *Subscription, addr netip.Addr) {
+	if e := t.owners[addr]; e != nil { // it is being sent, or was sent after the control plane asked
 		if e.dynamic() {
-			e.users[f] = true
+			e.users[s] = true
 		}
-		f.Tell(e.name)
+		s.Notify(e.name)
 		return
 	}
-	if q := t.wanted[addr]; q != nil {
-		q.waiting[f] = true
+	if l := t.lookups[addr]; l != nil {
+		l.waiting[s] = true
 		return
 	}
-	q := &question{open: map[string]bool{}, waiting: map[*Follower]bool{f: true}}
-	t.wanted[addr] = q
+	l := &pendingLookup{open: map[string]bool{}, waiting: map[*Subscription]bool{s: true}}
+	t.lookups[addr] = l
 	for _, r := range t.resolvers {
-		if r.Want(addr) {
-			q.open[r.Source()] = true
+		if r.Lookup(addr) {
+			l.open[r.Source()] = true
 		}
 	}
-	if len(q.open) == 0 {
-		delete(t.wanted, addr)
-		f.answerUnknown(addr)
+	if len(l.open) == 0 {
+		delete(t.lookups, addr)
+		s.sendNotFound(addr)
 	}
 }
 
-// idle takes back what a follower wanted.
-func (t *Table) idle(f *Follower, name string) {
+// release records that a subscription does not use a virtual service any more.
+func (t *Table) release(s *Subscription, name string) {
 	e := t.services[name]
 	if e == nil || !e.dynamic() {
 		return
 	}
-	if delete(e.users, f); len(e.users) > 0 {
+	if delete(e.users, s); len(e.users) > 0 {
 		return
 	}
 	t.remove(name, e.source)
-	t.giveBack()
+	t.restoreShadowed()
 	t.cache.remove(e.source, name)
 	for _, r := range t.resolvers {
 		if r.Source() == e.source {
-			r.Idle(name)
+			r.Release(name)
 		}
 	}
 }
 
-// Resolvers reports whether there are any, and why one cannot answer now.
+// Resolvers returns the number of resolvers, and why their lookups fail at the moment.
 func (t *Table) Resolvers() (n int, err error) {
 	for _, r := range t.resolvers {
 		if e := r.Err(); e != nil {
@@ -436,14 +435,14 @@ func (t *Table) Resolvers() (n int, err error) {
 	return len(t.resolvers), err
 }
 
-// Names lists the virtual services in order.
+// Names returns the names of the virtual services, sorted.
 func (t *Table) Names() []string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return slices.Sorted(maps.Keys(t.services))
 }
 
-// View is a virtual service with its status. The caller fills Metadata. ok is false if there is none.
+// View returns a virtual service with its status. The caller fills in Metadata.
 func (t *Table) View(name string) (s v1.VirtualService, ok bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -455,14 +454,14 @@ func (t *Table) View(name string) (s v1.VirtualService, ok bool) {
 	s.Status = &v1.VirtualServiceStatus{Source: e.source, Instances: e.instances}
 	programmed := v1.Condition{Type: "Programmed", Status: "False", Reason: "NoModule",
 		Message: "no module works with virtual services; apply one that does, such as the package proxy"}
-	for _, f := range t.followers {
-		reason := f.Lacks(name)
-		if reason == "" && !slices.Contains(s.Status.Modules, f.Module) {
-			s.Status.Modules = append(s.Status.Modules, f.Module)
+	for _, sub := range t.subscriptions {
+		reason := sub.Pending(name)
+		if reason == "" && !slices.Contains(s.Status.Modules, sub.Module) {
+			s.Status.Modules = append(s.Status.Modules, sub.Module)
 		}
 		switch {
 		case reason != "":
-			programmed.Status, programmed.Reason, programmed.Message = "False", "Pending", "module "+f.Module+": "+reason
+			programmed.Status, programmed.Reason, programmed.Message = "False", "Pending", "module "+sub.Module+": "+reason
 		case programmed.Reason == "NoModule":
 			programmed.Status, programmed.Reason, programmed.Message = "True", "Taken", ""
 		}

@@ -20,7 +20,7 @@ import (
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/fault"
-	"github.com/kerb-edge/kerb/internal/feed"
+	"github.com/kerb-edge/kerb/internal/watch"
 	"github.com/kerb-edge/kerb/sdk"
 )
 
@@ -39,30 +39,30 @@ func plain(address string, instances ...string) v1.VirtualServiceSpec {
 	return s
 }
 
-// plane is a control plane as a follower meets it.
+// plane is a control plane with its subscription.
 type plane struct {
 	*testing.T
-	follower *Follower
-	has      map[string]sdk.VirtualService
-	fresh    map[string]bool // since reset
-	unknown  []netip.Addr
-	updates  int
+	subscription *Subscription
+	has          map[string]sdk.VirtualService
+	fresh        map[string]bool // since reset
+	unknown      []netip.Addr
+	updates      int
 }
 
 func follow(t *testing.T, table *Table) *plane {
-	return &plane{T: t, follower: table.Follow("proxy"), has: map[string]sdk.VirtualService{}}
+	return &plane{T: t, subscription: table.Subscribe("proxy"), has: map[string]sdk.VirtualService{}}
 }
 
 // sync takes all that there is to take.
 func (p *plane) sync() *plane {
 	p.Helper()
 	for {
-		u, more := p.follower.Next()
+		u, more := p.subscription.Next()
 		if !more {
 			return p
 		}
 		p.take(u)
-		p.follower.Taken(u, nil)
+		p.subscription.Ack(u, nil)
 	}
 }
 
@@ -73,7 +73,7 @@ func (p *plane) take(u Update) {
 	if err != nil {
 		p.Fatal(err)
 	}
-	if len(data) > feed.MaxBytes || len(u.Put)+len(u.Remove) > feed.MaxResources {
+	if len(data) > watch.MaxBytes || len(u.Put)+len(u.Remove) > watch.MaxResources {
 		p.Errorf("an update of %d bytes, %d virtual services", len(data), len(u.Put)+len(u.Remove))
 	}
 	var got sdk.VirtualServiceUpdate
@@ -129,7 +129,7 @@ func condition(t *testing.T, table *Table, name, kind string) v1.Condition {
 	return v1.Condition{}
 }
 
-func TestFollowerIsToldAllThenDifferences(t *testing.T) {
+func TestSubscriptionSendsAllThenDifferences(t *testing.T) {
 	table := NewTable(quiet, "")
 	table.Apply([]v1.VirtualService{virtual("a", plain("10.30.0.1", "10.18.0.1")), virtual("b", plain("10.30.0.2"))}, nil)
 	if c := condition(t, table, "a", "Programmed"); c.Reason != "NoModule" {
@@ -166,7 +166,7 @@ func TestFollowerIsToldAllThenDifferences(t *testing.T) {
 func TestPartsAndRefusals(t *testing.T) {
 	table := NewTable(quiet, "")
 	var all []v1.VirtualService
-	for i := range 3 * feed.MaxResources / 2 {
+	for i := range 3 * watch.MaxResources / 2 {
 		all = append(all, virtual(fmt.Sprintf("s%04d", i), plain(fmt.Sprintf("10.30.%d.%d", i/250, i%250))))
 	}
 	big := virtual("big", v1.VirtualServiceSpec{Addresses: []v1.VirtualAddress{{Address: "10.31.0.1"}}})
@@ -176,24 +176,24 @@ func TestPartsAndRefusals(t *testing.T) {
 	}
 	table.Apply(append(all, big), nil)
 	p := follow(t, table)
-	u, _ := p.follower.Next()
+	u, _ := p.subscription.Next()
 	if !u.Reset || u.Complete {
 		t.Errorf("the first part: reset %v, complete %v", u.Reset, u.Complete)
 	}
 	p.take(u)
-	p.follower.Taken(u, nil)
+	p.subscription.Ack(u, nil)
 	table.Apply(nil, []string{"s0000", "s0749"}) // one that was told, one that was not
-	u, _ = p.follower.Next()
-	p.follower.Taken(u, errors.New("no room"))
+	u, _ = p.subscription.Next()
+	p.subscription.Ack(u, errors.New("no room"))
 	if c := condition(t, table, "s0001", "Programmed"); c.Status != "False" || !strings.Contains(c.Message, "no room") {
 		t.Errorf("%+v", c)
 	}
-	u, _ = p.follower.Next()
+	u, _ = p.subscription.Next()
 	if !u.Reset {
 		t.Error("it is not told all again after a refusal")
 	}
 	p.take(u)
-	p.follower.Taken(u, nil)
+	p.subscription.Ack(u, nil)
 	p.sync()
 	if len(p.has) != len(all)+1-2 || len(p.has["big"].Spec.Instances) != maxInstances {
 		t.Errorf("has %d virtual services, %d instances of the large one", len(p.has), len(p.has["big"].Spec.Instances))
@@ -243,50 +243,50 @@ type dynamic struct {
 	idle  []string
 }
 
-func (*dynamic) Source() string                     { return "test" }
-func (*dynamic) Run(context.Context, Answers) error { return nil }
-func (d *dynamic) Want(a netip.Addr) bool {
+func (*dynamic) Source() string                  { return "test" }
+func (*dynamic) Run(context.Context, Sink) error { return nil }
+func (d *dynamic) Lookup(a netip.Addr) bool {
 	d.asked = append(d.asked, a)
 	return a.Is4()
 }
-func (d *dynamic) Idle(name string) { d.idle = append(d.idle, name) }
-func (*dynamic) Err() error         { return nil }
+func (d *dynamic) Release(name string) { d.idle = append(d.idle, name) }
+func (*dynamic) Err() error            { return nil }
 
-func TestWantedIsFoundUnknownOrIdle(t *testing.T) {
+func TestLookupIsFoundNotFoundOrReleased(t *testing.T) {
 	r := &dynamic{}
 	table := NewTable(quiet, "", r)
 	p, other := follow(t, table).sync(), follow(t, table).sync()
 	v4, v6 := netip.MustParseAddr("10.30.0.1"), netip.MustParseAddr("fdff::1")
-	p.follower.Wants(sdk.Requests{Resolve: []netip.Addr{v4, v6, v4, netip.MustParseAddr("::ffff:10.30.0.1")}})
-	other.follower.Wants(sdk.Requests{Resolve: []netip.Addr{v4}})
+	p.subscription.Handle(sdk.Requests{Resolve: []netip.Addr{v4, v6, v4, netip.MustParseAddr("::ffff:10.30.0.1")}})
+	other.subscription.Handle(sdk.Requests{Resolve: []netip.Addr{v4}})
 	if len(r.asked) != 2 {
 		t.Errorf("asked for %v", r.asked)
 	}
 	p.sync().expect("what no resolver has", fmt.Sprint(p.unknown), "[fdff::1]")
-	table.Unknown("test", v4)
-	table.Unknown("test", v4) // late
+	table.NotFound("test", v4)
+	table.NotFound("test", v4) // late
 	p.sync().expect("what it does not find", fmt.Sprint(p.unknown), "[fdff::1 10.30.0.1]")
 	other.sync().expect("the other one's", fmt.Sprint(other.unknown), "[10.30.0.1]")
 
-	p.follower.Wants(sdk.Requests{Resolve: []netip.Addr{v4}})
-	table.Found("test", Found{"test.app", plain("10.30.0.1", "10.18.0.1")})
+	p.subscription.Handle(sdk.Requests{Resolve: []netip.Addr{v4}})
+	table.Put("test", Record{"test.app", plain("10.30.0.1", "10.18.0.1")})
 	p.sync().expect("found", p.targets("test.app"), "i0=10.18.0.1@")
 	if !p.has["test.app"].Dynamic {
 		t.Error("not marked as found")
 	}
 	updates := other.sync().updates
-	other.follower.Wants(sdk.Requests{Resolve: []netip.Addr{v4}}) // knows it, or has just forgotten it
+	other.subscription.Handle(sdk.Requests{Resolve: []netip.Addr{v4}}) // knows it, or has just forgotten it
 	if other.sync().updates != updates+1 || len(r.asked) != 3 {
 		t.Errorf("%d answers; asked for %v", other.updates-updates, r.asked)
 	}
-	p.follower.Wants(sdk.Requests{Release: []string{"test.app", "no-such"}})
+	p.subscription.Handle(sdk.Requests{Release: []string{"test.app", "no-such"}})
 	p.sync().expect("while the other uses it", p.names(), "test.app")
-	other.follower.Wants(sdk.Requests{Release: []string{"test.app"}})
+	other.subscription.Handle(sdk.Requests{Release: []string{"test.app"}})
 	p.sync().expect("idle", p.names()+fmt.Sprint(r.idle), "[test.app]")
 }
 
 // A control plane that asks for ever more addresses, and takes no answer, does not fill the agent's memory.
-func TestWantsAreBounded(t *testing.T) {
+func TestLookupsAreBounded(t *testing.T) {
 	r := &dynamic{}
 	table := NewTable(quiet, "", r)
 	p := follow(t, table).sync()
@@ -297,41 +297,41 @@ func TestWantsAreBounded(t *testing.T) {
 			six := netip.AddrFrom16([16]byte{0xfe, 0x80, 14: byte(n >> 8), 15: byte(n)}).WithZone(fmt.Sprint(i))
 			wanted.Resolve = append(wanted.Resolve, four, six)
 		}
-		p.follower.Wants(wanted)
+		p.subscription.Handle(wanted)
 	}
 	table.mu.Lock()
-	open, zones := p.follower.open(), 0
-	for addr := range p.follower.unknown {
+	open, zones := p.subscription.pending(), 0
+	for addr := range p.subscription.notFound {
 		if addr.Zone() != "" {
 			zones++
 		}
 	}
 	table.mu.Unlock()
-	if open > mostOpen || open < mostOpen/2 || zones > 0 {
+	if open > maxPending || open < maxPending/2 || zones > 0 {
 		t.Errorf("%d addresses are open, %d with zones", open, zones)
 	}
 	for _, addr := range r.asked {
-		table.Unknown("test", addr)
+		table.NotFound("test", addr)
 	}
 	p.sync()
 	v4 := netip.MustParseAddr("10.30.255.1")
-	p.follower.Wants(sdk.Requests{Resolve: []netip.Addr{v4}})
+	p.subscription.Handle(sdk.Requests{Resolve: []netip.Addr{v4}})
 	if r.asked[len(r.asked)-1] != v4 {
 		t.Error("no address is asked for after all were answered")
 	}
 }
 
 // What a control plane wanted goes over to its next version, and is idle with the last.
-func TestFollowersInherit(t *testing.T) {
+func TestSubscriptionOfTheNextVersion(t *testing.T) {
 	r := &dynamic{}
 	table := NewTable(quiet, "", r)
 	old := follow(t, table).sync()
-	old.follower.Wants(sdk.Requests{Resolve: []netip.Addr{netip.MustParseAddr("10.30.0.1")}})
-	table.Found("test", Found{"test.app", plain("10.30.0.1", "10.18.0.1")})
+	old.subscription.Handle(sdk.Requests{Resolve: []netip.Addr{netip.MustParseAddr("10.30.0.1")}})
+	table.Put("test", Record{"test.app", plain("10.30.0.1", "10.18.0.1")})
 	next := follow(t, table).sync()
-	old.follower.Close()
+	old.subscription.Close()
 	next.sync().expect("after an upgrade", next.names(), "test.app")
-	next.follower.Close()
+	next.subscription.Close()
 	if names := table.Names(); len(names) != 0 || len(r.idle) != 1 {
 		t.Errorf("left: %v, idle %v", names, r.idle)
 	}
@@ -342,12 +342,12 @@ func TestResourcesTakeAddresses(t *testing.T) {
 	p := follow(t, table)
 	found := plain("10.30.0.1", "10.18.0.1")
 	found.Addresses = append(found.Addresses, v1.VirtualAddress{Address: "10.30.0.2"})
-	table.Found("test", Found{"test.app", found})
+	table.Put("test", Record{"test.app", found})
 	table.Apply([]v1.VirtualService{virtual("mine", plain("10.30.0.1"))}, nil)
 	p.sync()
 	p.expect("what is left", fmt.Sprint(p.has["test.app"].Spec.Addresses), "[{10.30.0.2 roundRobin }]")
-	table.Found("test", Found{"test.app", found})
-	table.Found("test", Found{"test.late", plain("10.30.0.2")})
+	table.Put("test", Record{"test.app", found})
+	table.Put("test", Record{"test.late", plain("10.30.0.2")})
 	p.sync()
 	p.expect("found again", fmt.Sprint(p.has["test.app"].Spec.Addresses, p.has["test.late"].Spec.Addresses), "[{10.30.0.2 roundRobin }] []")
 	if c := condition(t, table, "test.app", "Resolved"); c.Reason != "AddressTaken" {
@@ -372,7 +372,7 @@ func TestAddressesChangeHands(t *testing.T) {
 	table.Apply([]v1.VirtualService{virtual("a", plain("10.30.0.1")), virtual("b", plain("10.30.0.2"))}, nil)
 	table.Apply([]v1.VirtualService{virtual("a", plain("10.30.0.2")), virtual("b", plain("10.30.0.1"))}, nil)
 	p.expect("changed places", has(), "a=10.30.0.2 b=10.30.0.1")
-	table.Found("test", Found{"test.app", plain("10.30.0.1")})
+	table.Put("test", Record{"test.app", plain("10.30.0.1")})
 	p.expect("found, and taken", has(), "a=10.30.0.2 b=10.30.0.1")
 	table.Apply([]v1.VirtualService{virtual("b", plain("10.30.0.7"))}, nil)
 	p.expect("given back", has(), "a=10.30.0.2 b=10.30.0.7 test.app=10.30.0.1")
@@ -391,9 +391,9 @@ func TestFoundSurvivesTheAgent(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	table, done := NewTable(quiet, path, &dynamic{}), make(chan error, 1)
 	go func() { done <- table.Run(ctx) }()
-	table.Found("test", Found{"test.a", plain("10.30.0.1", "10.18.0.1")})
-	table.Found("test", Found{"test.b", plain("10.30.0.2")})
-	table.Gone("test", "test.b")
+	table.Put("test", Record{"test.a", plain("10.30.0.1", "10.18.0.1")})
+	table.Put("test", Record{"test.b", plain("10.30.0.2")})
+	table.Delete("test", "test.b")
 	cancel()
 	if err := <-done; err != nil {
 		t.Fatal(err)
@@ -410,7 +410,7 @@ func TestFoundSurvivesTheAgent(t *testing.T) {
 }
 
 // Whatever happens in whatever order, a follower that has taken all has what the table has.
-func TestFollowersConverge(t *testing.T) {
+func TestSubscriptionsConverge(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	table := NewTable(quiet, "", &dynamic{})
 	p := follow(t, table)
@@ -422,20 +422,20 @@ func TestFollowersConverge(t *testing.T) {
 		case 2:
 			table.Apply(nil, []string{name})
 		case 3:
-			table.Found("test", Found{"test." + name, plain(fmt.Sprintf("10.30.0.%d", n))})
+			table.Put("test", Record{"test." + name, plain(fmt.Sprintf("10.30.0.%d", n))})
 		case 4:
 			table.SetLocals(map[string][]netip.Prefix{"web": prefixes(fmt.Sprintf("10.18.0.%d/26", rng.IntN(4)))})
 		case 5:
-			p.follower.Wants(sdk.Requests{Release: []string{"test." + name}})
+			p.subscription.Handle(sdk.Requests{Release: []string{"test." + name}})
 		case 6:
-			if u, more := p.follower.Next(); more {
+			if u, more := p.subscription.Next(); more {
 				var err error
 				if rng.IntN(3) == 0 {
 					err = errors.New("refused")
 				} else {
 					p.take(u)
 				}
-				p.follower.Taken(u, err)
+				p.subscription.Ack(u, err)
 			}
 		}
 	}
@@ -552,10 +552,10 @@ func BenchmarkChange(b *testing.B) {
 		all = append(all, s)
 	}
 	table.Apply(all, nil)
-	f := table.Follow("proxy")
+	f := table.Subscribe("proxy")
 	drain := func() {
 		for u, more := f.Next(); more; u, more = f.Next() {
-			f.Taken(u, nil)
+			f.Ack(u, nil)
 		}
 	}
 	drain()

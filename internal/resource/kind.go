@@ -10,7 +10,7 @@ import (
 
 	"github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/fault"
-	"github.com/kerb-edge/kerb/internal/nearest"
+	"github.com/kerb-edge/kerb/internal/suggest"
 )
 
 // kinds are all kinds, in the order in which documents and `kerb get all` list them. To add a kind, write its file and
@@ -243,7 +243,7 @@ func Find(name string) (Kind, error) {
 		}
 	}
 	last := len(all) - 1
-	reason := "must be " + strings.Join(all[:last], ", ") + " or " + all[last] + nearest.Hint(name, all)
+	reason := "must be " + strings.Join(all[:last], ", ") + " or " + all[last] + suggest.DidYouMean(name, all)
 	return nil, &fault.Invalid{Field: "kind", Reason: reason}
 }
 

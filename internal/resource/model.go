@@ -18,7 +18,7 @@ var Model = &Definition[v1alpha1.Model]{
 	Complete: func(m *v1alpha1.Model, _ map[string]any) error { return models.Check(*m) },
 	CheckAll: func(next Set, asked, changed []v1alpha1.Model) (warnings []string, err error) {
 		for _, m := range asked {
-			warnings = append(warnings, models.Doubts(m, maps.Collect(all[v1alpha1.Module](next, v1alpha1.KindModule)))...)
+			warnings = append(warnings, models.Warnings(m, maps.Collect(all[v1alpha1.Module](next, v1alpha1.KindModule)))...)
 		}
 		return warnings, models.CheckTogether(maps.Collect(all[v1alpha1.Model](next, v1alpha1.KindModel)), changed)
 	},

@@ -19,7 +19,7 @@ import (
 	"golang.org/x/text/message"
 
 	"github.com/kerb-edge/kerb/internal/fault"
-	"github.com/kerb-edge/kerb/internal/nearest"
+	"github.com/kerb-edge/kerb/internal/suggest"
 )
 
 const missing = "missing "
@@ -44,7 +44,7 @@ func withoutMisspelt(all []*fault.Invalid) []*fault.Invalid {
 	type field struct{ parent, name string }
 	meant := map[field]bool{}
 	for _, e := range all {
-		if name := nearest.Named(e.Reason); name != "" {
+		if name := suggest.Suggested(e.Reason); name != "" {
 			parent := e.Field[:max(0, strings.LastIndexByte(e.Field, '.'))]
 			meant[field{parent, name}] = true
 		}
@@ -114,7 +114,7 @@ func (s *Schema) unknownFields(root any, e *jsonschema.ValidationError, names []
 		path := append(slices.Clone(e.InstanceLocation), name)
 		reason := "unknown field"
 		if len(known) > 0 {
-			reason += "; known are " + strings.Join(known, ", ") + nearest.Hint(name, known)
+			reason += "; known are " + strings.Join(known, ", ") + suggest.DidYouMean(name, known)
 		}
 		out = append(out, &fault.Invalid{Field: fieldPath(root, path), Reason: reason})
 	}

@@ -11,8 +11,8 @@ import (
 	"testing"
 
 	"github.com/kerb-edge/kerb/internal/agent"
+	"github.com/kerb-edge/kerb/internal/binpath"
 	"github.com/kerb-edge/kerb/internal/cli"
-	"github.com/kerb-edge/kerb/internal/companion"
 	"github.com/kerb-edge/kerb/internal/config"
 	"github.com/kerb-edge/kerb/internal/control"
 	"github.com/kerb-edge/kerb/modules"
@@ -26,7 +26,7 @@ func Main(m *testing.M) int {
 		os.Exit(cli.Main(cli.Build{Version: "test", Agent: run}))
 	}
 	self, err := os.Executable()
-	if err := errors.Join(err, os.Setenv(companion.KerbVariable, self)); err != nil {
+	if err := errors.Join(err, os.Setenv(binpath.KerbEnv, self)); err != nil {
 		panic(err)
 	}
 	return m.Run()

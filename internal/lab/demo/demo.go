@@ -14,7 +14,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/kerb-edge/kerb/internal/companion"
+	"github.com/kerb-edge/kerb/internal/binpath"
 )
 
 // Command is `kerb demo`.
@@ -48,7 +48,7 @@ func run(ctx context.Context, t *teller, keep bool) error {
 	if err := prerequisites(); err != nil {
 		return err
 	}
-	program, err := companion.FindKerb()
+	program, err := binpath.FindKerb()
 	if err != nil {
 		return err
 	}

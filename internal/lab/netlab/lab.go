@@ -19,7 +19,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
-	"github.com/kerb-edge/kerb/internal/claim"
+	"github.com/kerb-edge/kerb/internal/lockfile"
 )
 
 // ErrExists is wrapped by Open when something with the prefix is still there:
@@ -54,7 +54,7 @@ type Lab struct {
 	bridge *netlink.Bridge
 	ctx    context.Context
 	cancel context.CancelFunc
-	owner  *os.File // claim of the prefix
+	owner  *os.File // lock of the prefix
 
 	mu    sync.Mutex
 	next  int
@@ -77,8 +77,8 @@ func Open(prefix string, opts Options) (*Lab, error) {
 	if err := checkFree(prefix); err != nil {
 		return nil, err
 	}
-	owner, err := claims.Take(prefix, "")
-	if errors.Is(err, claim.ErrTaken) {
+	owner, err := locks.Acquire(prefix, "")
+	if errors.Is(err, lockfile.ErrLocked) {
 		err = fmt.Errorf("%w: %w", ErrExists, err)
 	}
 	if err != nil {
@@ -210,7 +210,7 @@ func (l *Lab) Close() error {
 		if l.node != nil {
 			l.node.close()
 		}
-		err = errors.Join(err, claim.Release(l.owner))
+		err = errors.Join(err, lockfile.Release(l.owner))
 	})
 	return err
 }

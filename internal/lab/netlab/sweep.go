@@ -16,24 +16,24 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
-	"github.com/kerb-edge/kerb/internal/claim"
+	"github.com/kerb-edge/kerb/internal/lockfile"
 )
 
-// Sweep removes what a killed run with this prefix left in the namespace of
-// the caller and under /run/netns. Nothing there is no error.
+// Sweep removes what a killed run with this prefix left in the caller's
+// namespace and under /run/netns.
 func Sweep(prefix string) error {
 	if !prefixPattern.MatchString(prefix) {
-		return fmt.Errorf("netlab prefix %q is not one", prefix)
+		return fmt.Errorf("netlab prefix %q is invalid", prefix)
 	}
 	return errors.Join(removeLinks(prefix), sweepNamespaces(prefix))
 }
 
-// claims are the prefixes of labs whose process lives.
-const claims = claim.Dir("/run/netlab")
+// locks are the prefixes of labs whose process is running.
+const locks = lockfile.Dir("/run/netlab")
 
 // SweepDead removes the labs of processes that were killed.
 func SweepDead() error {
-	return claims.Sweep(func(prefix, _ string) error { return Sweep(prefix) })
+	return locks.Sweep(func(prefix, _ string) error { return Sweep(prefix) })
 }
 
 func checkFree(prefix string) error {
@@ -52,11 +52,11 @@ func checkFree(prefix string) error {
 }
 
 // linkGroup marks the links of a lab, so that one request can remove them all:
-// 500 veths go in a fraction of a second together and in half a minute singly.
+// removing 500 veths takes a fraction of a second, and half a minute one by one.
 func linkGroup(prefix string) uint32 {
 	h := fnv.New32a()
 	h.Write([]byte("netlab/" + prefix))
-	return h.Sum32() | 1 // group 0 is everybody's
+	return h.Sum32() | 1 // group 0 is the default
 }
 
 func labLinks(prefix string) ([]netlink.Link, error) {
@@ -75,9 +75,9 @@ func labLinks(prefix string) ([]netlink.Link, error) {
 	return found, nil
 }
 
-// listLinks repeats a dump that a concurrent change interrupted.
+// listLinks repeats a dump that a concurrent change has interrupted.
 func listLinks() ([]netlink.Link, error) {
-	for range 1000 { // others may be making links all the time
+	for range 1000 { // other processes may create links all the time
 		links, err := netlink.LinkList()
 		if !errors.Is(err, netlink.ErrDumpInterrupted) {
 			return links, err
@@ -86,7 +86,7 @@ func listLinks() ([]netlink.Link, error) {
 	return nil, netlink.ErrDumpInterrupted
 }
 
-// removeLinks deletes the links of a lab in the current namespace, and by that
+// removeLinks deletes the links of a lab in the current namespace, and thereby
 // their peers in the hosts.
 func removeLinks(prefix string) error {
 	links, err := labLinks(prefix)
@@ -119,8 +119,8 @@ func labNamespaces(prefix string) ([]string, error) {
 	return names, nil
 }
 
-// sweepNamespaces removes the lab's namespaces, the links of its own node
-// first, because a process that lingers in a host would keep its veth alive.
+// sweepNamespaces removes the lab's namespaces. The links of its node
+// go first, because a process that is still running in a host keeps its veth.
 func sweepNamespaces(prefix string) error {
 	names, err := labNamespaces(prefix)
 	if err != nil {
@@ -141,14 +141,14 @@ func sweepNamespaces(prefix string) error {
 func sweepNode(prefix, name string) error {
 	node, err := openNamespace(name)
 	if err != nil {
-		return nil // a killed run may leave the file without its mount
+		return nil // a killed run may leave a file that is not mounted
 	}
 	defer node.close()
 	return node.Do(func() error { return removeLinks(prefix) })
 }
 
-// removeNamespace takes the name away; the kernel ends the namespace once no
-// process and no open file holds it.
+// removeNamespace removes the name; the kernel destroys the namespace when no
+// process and no open file refers to it.
 func removeNamespace(name string) error {
 	path := filepath.Join(namespaceDir, name)
 	if err := unix.Unmount(path, unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {

@@ -22,9 +22,9 @@ import (
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/client"
-	"github.com/kerb-edge/kerb/internal/companion"
+	"github.com/kerb-edge/kerb/internal/binpath"
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
-	"github.com/kerb-edge/kerb/internal/lab/scratch"
+	"github.com/kerb-edge/kerb/internal/lab/tempdir"
 	"github.com/kerb-edge/kerb/internal/paths"
 )
 
@@ -52,7 +52,7 @@ type Node struct {
 
 // Start runs an agent of the installed kerb in a namespace, and returns when it answers.
 func Start(ns *netlab.Namespace) (*Node, error) {
-	kerb, err := companion.FindKerb()
+	kerb, err := binpath.FindKerb()
 	if err != nil {
 		return nil, err
 	}
@@ -73,14 +73,14 @@ func StartBinary(ns *netlab.Namespace, binary string) (*Node, error) {
 
 // New prepares a node without an agent, whose configuration is empty.
 func New(ns *netlab.Namespace, binary string) (*Node, error) {
-	dir, err := scratch.Dir()
+	dir, err := tempdir.New()
 	if err != nil {
 		return nil, err
 	}
 	n := &Node{ns: ns, Binary: binary, Dir: dir, Paths: paths.Paths{Config: filepath.Join(dir, "kerb.yaml"), State: filepath.Join(dir, "state"),
-		Run: filepath.Join(dir, "run"), BPF: scratch.Pins(dir)}}
+		Run: filepath.Join(dir, "run"), BPF: tempdir.PinPath(dir)}}
 	if err := errors.Join(os.Chmod(dir, 0o711), n.Configure("")); err != nil { // control planes are other users
-		return nil, errors.Join(err, scratch.Remove(dir))
+		return nil, errors.Join(err, tempdir.Remove(dir))
 	}
 	return n, nil
 }
@@ -189,7 +189,7 @@ func (n *Node) Close() error {
 	if n.Running() {
 		err = n.Stop()
 	}
-	return errors.Join(err, n.Purge(), scratch.Remove(n.Dir))
+	return errors.Join(err, n.Purge(), tempdir.Remove(n.Dir))
 }
 
 // Call makes a request to the agent. Its answer goes into a value, or nowhere if that is nil.

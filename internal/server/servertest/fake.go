@@ -19,10 +19,10 @@ import (
 	"github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/fault"
 	"github.com/kerb-edge/kerb/internal/models"
-	"github.com/kerb-edge/kerb/internal/nearest"
 	"github.com/kerb-edge/kerb/internal/resource"
 	"github.com/kerb-edge/kerb/internal/server"
 	"github.com/kerb-edge/kerb/internal/store"
+	"github.com/kerb-edge/kerb/internal/suggest"
 )
 
 // RejectedPackage is a package that the verifier refuses.
@@ -90,7 +90,7 @@ func checkPackage(m v1alpha1.Module) error {
 			Log:   "0: R1=ctx() R10=fp0\n1: (71) r0 = *(u8 *)(r1 +14)\ninvalid access to packet\n",
 		})
 	}
-	return &fault.Invalid{Resource: "Module " + m.Metadata.Name, Field: "spec.package", Reason: "no package " + m.Spec.Package + nearest.Hint(m.Spec.Package, []string{"counter", "firewall"})}
+	return &fault.Invalid{Resource: "Module " + m.Metadata.Name, Field: "spec.package", Reason: "no package " + m.Spec.Package + suggest.DidYouMean(m.Spec.Package, []string{"counter", "firewall"})}
 }
 
 // List implements server.Backend.

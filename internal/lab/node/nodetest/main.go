@@ -11,7 +11,7 @@ import (
 	"testing"
 
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
-	"github.com/kerb-edge/kerb/internal/lab/scratch"
+	"github.com/kerb-edge/kerb/internal/lab/tempdir"
 )
 
 // Kerb is kerb as it is in the tree, while Main runs the tests.
@@ -23,13 +23,13 @@ func Main(m *testing.M, prepare ...func(dir string) error) int {
 	if os.Geteuid() != 0 {
 		return m.Run() // tests of nodes skip
 	}
-	dir, err := scratch.Dir()
+	dir, err := tempdir.New()
 	if err != nil {
 		return fail(err)
 	}
-	defer scratch.Remove(dir)
+	defer tempdir.Remove(dir)
 	Kerb = filepath.Join(dir, "kerb")
-	err = errors.Join(scratch.Sweep(), netlab.SweepDead(), os.Chmod(dir, 0o711), Build(Kerb, "github.com/kerb-edge/kerb/cmd/kerb"))
+	err = errors.Join(tempdir.Sweep(), netlab.SweepDead(), os.Chmod(dir, 0o711), Build(Kerb, "github.com/kerb-edge/kerb/cmd/kerb"))
 	for _, do := range prepare {
 		err = errors.Join(err, do(dir))
 	}

@@ -20,7 +20,7 @@ import (
 
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
 	"github.com/kerb-edge/kerb/internal/lab/node"
-	"github.com/kerb-edge/kerb/internal/lab/scratch"
+	"github.com/kerb-edge/kerb/internal/lab/tempdir"
 )
 
 // Patience is how long anything may take that takes a few seconds at most: more is a hang, also on a busy machine.
@@ -88,7 +88,7 @@ func (n *Node) end() {
 	if err := n.Close(); err != nil {
 		n.T.Error(err)
 	}
-	if left, _ := filepath.Glob(scratch.Pins(n.Dir) + "*"); len(left) > 0 {
+	if left, _ := filepath.Glob(tempdir.PinPath(n.Dir) + "*"); len(left) > 0 {
 		n.T.Errorf("after a purge there are still %v", left)
 	}
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package lean
+package memtrim
 
 import (
 	"os"
@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// What runs after its pages are gone finds them again.
+// Code runs after its pages were dropped.
 func TestDropProgram(t *testing.T) {
 	before := resident(t)
 	dropProgram()
@@ -21,7 +21,7 @@ func TestDropProgram(t *testing.T) {
 	}
 }
 
-// resident is how many KiB of the program's mappings that nobody writes to this process has in memory.
+// resident returns how many KiB of the program's read-only mappings are in this process's memory.
 func resident(t *testing.T) (kib int) {
 	t.Helper()
 	program, err := os.Readlink("/proc/self/exe")

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package claim makes names a process's own until it ends, however it does, so that others can clear away what it has made
-// under them: a claim is a file of that name, locked by its process.
-package claim
+// Package lockfile locks names with flock(2) on files. The kernel releases a lock when its process ends, so that another
+// process finds the names of killed processes and can remove what they left.
+package lockfile
 
 import (
 	"errors"
@@ -18,23 +18,23 @@ import (
 	"github.com/kerb-edge/kerb/internal/paths"
 )
 
-// ErrTaken is wrapped by Take for a name that a living process has, this one too.
-var ErrTaken = errors.New("a living process has it")
+// ErrLocked is wrapped by the error of Acquire if a process, also this one, holds the lock.
+var ErrLocked = errors.New("a running process holds it")
 
-// Dir is a directory of claims. It has to vanish with a reboot, and no other user may write there.
+// Dir is a directory of lock files. It must be on a file system that a reboot clears, and writable for root only.
 type Dir string
 
-// Take claims a name, with a note for the process that cleans up after this one.
-func (d Dir) Take(name, note string) (*os.File, error) {
+// Acquire locks a name. The note is for the process that cleans up if this one is killed.
+func (d Dir) Acquire(name, note string) (*os.File, error) {
 	if err := os.MkdirAll(string(d), 0o700); err != nil {
 		return nil, err
 	}
-	f, err := d.take(name)
-	if errors.Is(err, ErrTaken) {
-		f, err = d.takeSwept(name)
+	f, err := d.tryAcquire(name)
+	if errors.Is(err, ErrLocked) {
+		f, err = d.acquireAfterSweep(name)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("claim %s: %w", name, err)
+		return nil, fmt.Errorf("lock %s: %w", name, err)
 	}
 	if _, err := f.WriteString(note); err != nil {
 		return nil, errors.Join(err, Release(f))
@@ -42,17 +42,17 @@ func (d Dir) Take(name, note string) (*os.File, error) {
 	return f, nil
 }
 
-// takeSwept is take when no sweep has the name, however long one takes to clear away.
-func (d Dir) takeSwept(name string) (*os.File, error) {
+// acquireAfterSweep waits for a running Sweep, which may hold the lock of the name, and tries again.
+func (d Dir) acquireAfterSweep(name string) (*os.File, error) {
 	dir, err := d.lock()
 	if err != nil {
 		return nil, err
 	}
 	defer dir.Close()
-	return d.take(name)
+	return d.tryAcquire(name)
 }
 
-// lock waits until no sweep is under way, and keeps others waiting until the file is closed.
+// lock locks the directory against sweeps until the file is closed.
 func (d Dir) lock() (*os.File, error) {
 	dir, err := os.Open(string(d))
 	if err != nil {
@@ -68,8 +68,8 @@ func (d Dir) lock() (*os.File, error) {
 	return dir, nil
 }
 
-// take does not take a file that was removed before it was locked.
-func (d Dir) take(name string) (*os.File, error) {
+// tryAcquire does not wait. It repeats the attempt if the file was removed before it was locked.
+func (d Dir) tryAcquire(name string) (*os.File, error) {
 	for {
 		f, err := os.OpenFile(filepath.Join(string(d), name), os.O_CREATE|os.O_RDWR|unix.O_NOFOLLOW, 0o600)
 		if err != nil {
@@ -81,7 +81,7 @@ func (d Dir) take(name string) (*os.File, error) {
 		}
 		f.Close()
 		if errors.Is(err, unix.EWOULDBLOCK) {
-			err = ErrTaken
+			err = ErrLocked
 		}
 		if err != nil {
 			return nil, err
@@ -95,7 +95,7 @@ func isAt(f *os.File, path string) bool {
 	return err1 == nil && err2 == nil && os.SameFile(a, b)
 }
 
-// Release gives a name back. The file goes while it is locked: who has opened it meanwhile sees that.
+// Release releases a name. It removes the file before it unlocks it; tryAcquire detects that.
 func Release(f *os.File) error {
 	err := os.Remove(f.Name())
 	if errors.Is(err, fs.ErrNotExist) {
@@ -104,14 +104,14 @@ func Release(f *os.File) error {
 	return errors.Join(err, f.Close())
 }
 
-// Node makes the caller the only one that uses an agent's directories: the agent, or who removes them. If another one does, the error
-// is *fault.Conflict.
-func Node(p paths.Paths) (release func() error, err error) {
+// AcquireNode locks the directories of an agent, for the agent itself or for `kerb purge`. The error is *fault.Conflict
+// if another process holds the lock.
+func AcquireNode(p paths.Paths) (release func() error, err error) {
 	if err := os.MkdirAll(p.Run, 0o755); err != nil {
 		return nil, err
 	}
-	f, err := Dir(p.Run).Take(filepath.Base(p.Lock()), "")
-	if errors.Is(err, ErrTaken) {
+	f, err := Dir(p.Run).Acquire(filepath.Base(p.Lock()), "")
+	if errors.Is(err, ErrLocked) {
 		return nil, &fault.Conflict{Reason: "another kerb agent is running on this node (it holds " + p.Lock() + "); stop it first, or set different directories in paths: of this agent's configuration"}
 	}
 	if err != nil {
@@ -120,8 +120,8 @@ func Node(p paths.Paths) (release func() error, err error) {
 	return func() error { return Release(f) }, nil
 }
 
-// Sweep calls clear for every name whose process is no more, with its note, and gives the name back if that succeeds. Sweeps
-// wait for each other, so that everything is cleared when one has returned, no matter which did it.
+// Sweep calls clear with the name and the note of every lock whose process has ended, and releases the name if clear
+// succeeds. Concurrent sweeps wait for each other, so that all is cleared when any of them returns.
 func (d Dir) Sweep(clear func(name, note string) error) error {
 	dir, err := d.lock()
 	if errors.Is(err, fs.ErrNotExist) {
@@ -133,9 +133,9 @@ func (d Dir) Sweep(clear func(name, note string) error) error {
 	defer dir.Close()
 	entries, err := os.ReadDir(string(d))
 	for _, e := range entries {
-		f, takeErr := d.take(e.Name())
-		if takeErr != nil {
-			continue // its process lives
+		f, lockErr := d.tryAcquire(e.Name())
+		if lockErr != nil {
+			continue // its process is running
 		}
 		err = errors.Join(err, sweep(f, clear))
 	}

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package lean keeps a process that waits most of its life small: after a change, when it has become quiet, it gives back
-// what only the change needed.
-package lean
+// Package memtrim reduces the resident memory of processes that are idle most of the time: after a burst of work it
+// returns free heap memory and pages of the program file to the kernel.
+package memtrim
 
 import (
 	"bufio"
@@ -18,32 +18,32 @@ import (
 )
 
 const (
-	look  = 2 * time.Second
-	quiet = 64 << 10 // bytes allocated between two looks: nothing is going on
-	worth = 2 << 20  // bytes allocated since the last time: there may be something to give back
+	interval  = 2 * time.Second // between two reads of the allocation counter
+	idleBytes = 64 << 10        // allocated in an interval: below that the process is idle
+	minBytes  = 2 << 20         // allocated since the last trim: below that trimming is not worth it
 )
 
-// Keep has the collector run soon rather than late, unless the environment says otherwise, and watches the process until it
-// ends.
-func Keep() {
+// Start lowers GOGC, unless the environment sets it, and trims memory in the background from then on.
+func Start() {
 	if os.Getenv("GOGC") == "" {
-		debug.SetGCPercent(25) // changes are rare, and may cost a little more
+		debug.SetGCPercent(25) // changes are rare and may take a little longer
 	}
 	go watch()
 }
 
-// watch looks while something goes on, and then sleeps until the collector has run: where it does not, there is little to give back.
+// watch polls while the process is busy, trims when it is idle, and then sleeps until the garbage collector has run:
+// without a collection there is little to return.
 func watch() {
 	var trimmed uint64
 	for ; ; <-collected() {
 		last := allocated()
 		for busy := true; busy; {
-			time.Sleep(look)
+			time.Sleep(interval)
 			now := allocated()
-			busy = now-last >= quiet
+			busy = now-last >= idleBytes
 			last = now
 		}
-		if last-trimmed > worth {
+		if last-trimmed > minBytes {
 			debug.FreeOSMemory()
 			dropProgram()
 			trimmed = allocated()
@@ -51,7 +51,7 @@ func watch() {
 	}
 }
 
-// collected is closed by the next run of the collector.
+// collected is closed by the next garbage collection.
 func collected() <-chan struct{} {
 	done := make(chan struct{})
 	runtime.AddCleanup(new([64]byte), func(done chan struct{}) { close(done) }, done)
@@ -64,9 +64,9 @@ func allocated() uint64 {
 	return sample[0].Value.Uint64()
 }
 
-// dropProgram takes the pages of the program file out of this process: the start and a change touch a large part of them, and
-// waiting a small one, which comes back from the page cache when it is touched, page by page instead of 16 at a time. It is
-// safe because these mappings are never written. What it cannot do is no harm.
+// dropProgram removes the pages of the program file from this process's memory. Starting and changes touch many of them;
+// an idle process needs few. Those return from the page cache on access, page by page instead of 16 at a time. It is safe
+// because these mappings are never written, and best effort.
 func dropProgram() {
 	program, err := os.Readlink("/proc/self/exe")
 	if err != nil {
@@ -84,7 +84,7 @@ func dropProgram() {
 	}
 }
 
-// readOnly reads a line such as
+// readOnly parses a line of /proc/self/maps that is a private read-only mapping of the program, such as
 //
 //	00400000-01c3f000 r-xp 00000000 fe:00 1234    /usr/bin/kerb
 func readOnly(line, program string) (start, length uintptr, ok bool) {

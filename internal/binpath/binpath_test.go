@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package companion
+package binpath
 
 import (
 	"os"
@@ -35,8 +35,8 @@ func TestFind(t *testing.T) {
 	}
 }
 
-func TestTheEnvironmentNamesKerb(t *testing.T) {
-	t.Setenv(KerbVariable, "/opt/kerb")
+func TestFindKerbFromEnvironment(t *testing.T) {
+	t.Setenv(KerbEnv, "/opt/kerb")
 	if got, err := FindKerb(); got != "/opt/kerb" || err != nil {
 		t.Errorf("%q, %v", got, err)
 	}

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package companion finds the other programs of an installation: kerb runs kerb-bench, and kerb-bench runs kerb.
-package companion
+// Package binpath finds the other programs of an installation: kerb runs kerb-bench, and kerb-bench runs kerb.
+package binpath
 
 import (
 	"fmt"
@@ -16,10 +16,10 @@ const (
 	Bench = "kerb-bench" // benchmarks and the demo
 )
 
-// KerbVariable is the environment variable that names the kerb that kerb-bench runs.
-const KerbVariable = "KERB_PROGRAM"
+// KerbEnv is the environment variable with the path of the kerb that kerb-bench runs.
+const KerbEnv = "KERB_PROGRAM"
 
-// Find returns the path of a program: alongside this one, or else on PATH.
+// Find returns the path of a program: in the directory of this one, or else on PATH.
 func Find(name string) (string, error) {
 	self, err := os.Executable()
 	if err != nil {
@@ -40,9 +40,9 @@ func find(dir, name string) (string, error) {
 	return path, nil
 }
 
-// FindKerb returns the path of the kerb that experiments run: the one that KERB_PROGRAM names, or else what Find returns.
+// FindKerb returns the path of the kerb that experiments run: $KERB_PROGRAM, or else what Find returns.
 func FindKerb() (string, error) {
-	if path := os.Getenv(KerbVariable); path != "" {
+	if path := os.Getenv(KerbEnv); path != "" {
 		return path, nil
 	}
 	return Find(Kerb)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package scratch
+package tempdir
 
 import (
 	"bufio"
@@ -15,24 +15,24 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestMain makes the test binary a process that has a directory and waits.
+// TestMain makes the test binary a process that creates a directory and waits.
 func TestMain(m *testing.M) {
-	if os.Getenv("SCRATCH_OWNER") == "" {
+	if os.Getenv("TEMPDIR_OWNER") == "" {
 		os.Exit(m.Run())
 	}
-	dir, err := Dir()
+	dir, err := New()
 	fmt.Println(dir, err)
 	time.Sleep(time.Minute) // until it is killed
 }
 
-// What living processes have stays. Of killed ones the directory goes with whatever is in it, and the pins, also when the
-// directory is where this process would not look, or was cleared away before.
+// Directories of running processes stay. Those of killed ones are removed with their content and pins, also when the
+// directory is in another TMPDIR, or was removed before.
 func TestSweep(t *testing.T) {
 	var fs unix.Statfs_t
 	if err := unix.Statfs(pins, &fs); os.Geteuid() != 0 || err != nil || fs.Type != unix.BPF_FS_MAGIC {
 		t.Skip("needs root, and a bpffs")
 	}
-	own, err := Dir()
+	own, err := New()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -41,11 +41,11 @@ func TestSweep(t *testing.T) {
 		if err := os.WriteFile(filepath.Join(dir, "state"), nil, 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if err := os.MkdirAll(filepath.Join(Pins(dir), "modules"), 0o700); err != nil {
+		if err := os.MkdirAll(filepath.Join(PinPath(dir), "modules"), 0o700); err != nil {
 			t.Fatal(err)
 		}
 		sweep(t)
-		if !there(own) || !there(dir) || !there(Pins(dir)) {
+		if !there(own) || !there(dir) || !there(PinPath(dir)) {
 			t.Error("something in use was removed")
 		}
 		kill()
@@ -53,20 +53,20 @@ func TestSweep(t *testing.T) {
 			_ = os.RemoveAll(dir)
 		}
 		sweep(t)
-		if there(dir) || there(Pins(dir)) {
+		if there(dir) || there(PinPath(dir)) {
 			t.Error("something of a killed process is left")
 		}
 	}
-	if err := Remove(own); err != nil || there(own) || there(filepath.Join(string(claims), filepath.Base(own))) {
+	if err := Remove(own); err != nil || there(own) || there(filepath.Join(string(locks), filepath.Base(own))) {
 		t.Errorf("something of a directory that was removed is left, %v", err)
 	}
 }
 
-// startOwner runs another process that has a directory elsewhere.
+// startOwner starts another process that creates a directory in another TMPDIR.
 func startOwner(t *testing.T) (dir string, kill func()) {
 	t.Helper()
 	cmd := exec.Command(os.Args[0])
-	cmd.Env = append(os.Environ(), "SCRATCH_OWNER=1", "TMPDIR="+t.TempDir())
+	cmd.Env = append(os.Environ(), "TEMPDIR_OWNER=1", "TMPDIR="+t.TempDir())
 	out, err := cmd.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)

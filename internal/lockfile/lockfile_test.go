@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package claim
+package lockfile
 
 import (
 	"bufio"
@@ -15,22 +15,22 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// TestMain makes the test binary a process that claims a name and waits.
+// TestMain makes the test binary a process that locks a name and waits.
 func TestMain(m *testing.M) {
-	dir := os.Getenv("CLAIM_DIR")
+	dir := os.Getenv("LOCK_DIR")
 	if dir == "" {
 		os.Exit(m.Run())
 	}
-	_, err := Dir(dir).Take("other", "of another process")
+	_, err := Dir(dir).Acquire("other", "of another process")
 	fmt.Println(err)
 	time.Sleep(time.Minute) // until it is killed
 }
 
-// startOther returns when another process has the name.
+// startOther starts a process and returns when it holds the lock.
 func startOther(t *testing.T, d Dir) *exec.Cmd {
 	t.Helper()
 	other := exec.Command(os.Args[0])
-	other.Env = append(os.Environ(), "CLAIM_DIR="+string(d))
+	other.Env = append(os.Environ(), "LOCK_DIR="+string(d))
 	out, err := other.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -45,17 +45,17 @@ func startOther(t *testing.T, d Dir) *exec.Cmd {
 	return other
 }
 
-func TestClaims(t *testing.T) {
+func TestLocks(t *testing.T) {
 	d := Dir(t.TempDir())
-	own, err := d.Take("own", "mine")
+	own, err := d.Acquire("own", "mine")
 	if err != nil {
 		t.Fatal(err)
 	}
 	for range 2 { // killed, and started again
 		other := startOther(t, d)
 		for _, name := range []string{"own", "other"} {
-			if _, err := d.Take(name, ""); !errors.Is(err, ErrTaken) {
-				t.Errorf("a claimed name: %v", err)
+			if _, err := d.Acquire(name, ""); !errors.Is(err, ErrLocked) {
+				t.Errorf("a locked name: %v", err)
 			}
 		}
 		d.check(t)
@@ -82,7 +82,7 @@ func (d Dir) check(t *testing.T, want ...string) {
 	}
 }
 
-// What cannot be cleared away is found by the next sweep, too.
+// What cannot be cleared is found by the next sweep again.
 func TestSweepFails(t *testing.T) {
 	d := Dir(t.TempDir())
 	other := startOther(t, d)
@@ -95,19 +95,19 @@ func TestSweepFails(t *testing.T) {
 	d.check(t, "other: of another process")
 }
 
-// Sweeps do not take a name from under who is claiming it.
-func TestSweepsMeanwhile(t *testing.T) {
+// Sweeps do not remove the file of a name that is being locked.
+func TestConcurrentSweeps(t *testing.T) {
 	d, done := Dir(t.TempDir()), make(chan struct{})
 	go func() {
 		defer close(done)
 		for i := range 500 {
-			f, err := d.Take(fmt.Sprint("name", i%3), "")
+			f, err := d.Acquire(fmt.Sprint("name", i%3), "")
 			if err != nil {
 				t.Error(err)
 				continue
 			}
 			if !isAt(f, f.Name()) {
-				t.Error("a claimed name is free")
+				t.Error("the file of a locked name was removed")
 			}
 			if err := Release(f); err != nil {
 				t.Error(err)
@@ -126,7 +126,7 @@ func TestSweepsMeanwhile(t *testing.T) {
 	}
 }
 
-// However long clearing away takes, the name is free afterwards: for who claims it meanwhile, and by another sweep's word.
+// Acquire and other sweeps wait for a slow sweep, and succeed then.
 func TestSlowSweep(t *testing.T) {
 	d := Dir(t.TempDir())
 	other := startOther(t, d)
@@ -140,7 +140,7 @@ func TestSlowSweep(t *testing.T) {
 	<-clearing
 	taken, sweptToo := make(chan error, 1), make(chan error, 1)
 	go func() {
-		f, err := d.Take("other", "")
+		f, err := d.Acquire("other", "")
 		if err == nil {
 			defer f.Close()
 		}
@@ -151,10 +151,10 @@ func TestSlowSweep(t *testing.T) {
 	defer end()
 	select {
 	case err := <-taken:
-		t.Fatalf("claimed while it was cleared away, or given up: %v", err)
+		t.Fatalf("locked while it was cleared, or failed: %v", err)
 	case err := <-sweptToo:
 		t.Fatalf("another sweep returns before all is cleared: %v", err)
-	case <-time.After(300 * time.Millisecond): // whatever would not wait has returned by then, most often
+	case <-time.After(300 * time.Millisecond): // a call that does not wait has probably returned by then
 	}
 	end()
 	if err := errors.Join(<-swept, <-taken, <-sweptToo); err != nil {

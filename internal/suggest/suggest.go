@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package nearest finds the known name that a misspelt one was probably meant to be.
-package nearest
+// Package suggest finds the known name that is closest to a misspelt one, for "did you mean" messages.
+package suggest
 
 import "strings"
 
-// To returns the name in known that is closest to word, or nothing if none is close: at most one edit in three characters.
-func To(word string, known []string) string {
+// Closest returns the name in known that is closest to word, or "" if none is within one edit in three characters.
+func Closest(word string, known []string) string {
 	best, least := "", len(word)/3+1
 	for _, name := range known {
 		if d := distance(strings.ToLower(word), strings.ToLower(name)); d < least || d == least && best == "" {
@@ -16,26 +16,26 @@ func To(word string, known []string) string {
 	return best
 }
 
-// Hint returns "; did you mean NAME?" for the name that is closest to word, or nothing.
-func Hint(word string, known []string) string {
-	if name := To(word, known); name != "" && name != word {
-		return hint + name + "?"
+// DidYouMean returns "; did you mean NAME?" with the closest name, or "".
+func DidYouMean(word string, known []string) string {
+	if name := Closest(word, known); name != "" && name != word {
+		return prefix + name + "?"
 	}
 	return ""
 }
 
-const hint = "; did you mean "
+const prefix = "; did you mean "
 
-// Named returns the name that a text ending with a hint names, or nothing.
-func Named(text string) string {
-	i := strings.LastIndex(text, hint)
+// Suggested returns the name in a text that ends with the result of DidYouMean, or "".
+func Suggested(text string) string {
+	i := strings.LastIndex(text, prefix)
 	if i < 0 || !strings.HasSuffix(text, "?") {
 		return ""
 	}
-	return text[i+len(hint) : len(text)-1]
+	return text[i+len(prefix) : len(text)-1]
 }
 
-// distance is the optimal string alignment distance: insertions, deletions, substitutions and swaps of neighbours.
+// distance is the optimal string alignment distance: insertions, deletions, substitutions and swaps of adjacent characters.
 func distance(a, b string) int {
 	rows := make([][]int, len(a)+1)
 	for i := range rows {

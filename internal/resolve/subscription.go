@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package resolve
+
+import (
+	"encoding/json"
+	"maps"
+	"net/netip"
+	"slices"
+
+	"github.com/kerb-edge/kerb/internal/watch"
+	"github.com/kerb-edge/kerb/sdk"
+)
+
+// Subscription is what one control plane has received of a table. It is safe for concurrent use, but every Next must be
+// followed by its Ack before the next one.
+type Subscription struct {
+	*watch.Subscription
+	table    *Table
+	notFound map[netip.Addr]bool // results of lookups that are to be sent; guarded by the table's lock
+}
+
+// Update is an sdk.VirtualServiceUpdate whose virtual services are encoded once for all subscriptions.
+type Update struct {
+	watch.Update
+	Unknown []netip.Addr `json:"unknown,omitempty"`
+}
+
+// Subscribe returns a subscription for the control plane of a module. It starts with all virtual services.
+func (t *Table) Subscribe(module string) *Subscription {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	s := &Subscription{Subscription: watch.New(module, &t.mu, source{t}), table: t, notFound: map[netip.Addr]bool{}}
+	t.subscriptions = append(t.subscriptions, s)
+	return s
+}
+
+// source is a table as subscriptions read it.
+type source struct{ *Table }
+
+func (t source) All() []string { return slices.Sorted(maps.Keys(t.services)) }
+
+func (t source) Encode(name string) json.RawMessage {
+	if e := t.services[name]; e != nil {
+		return e.encoded
+	}
+	return nil
+}
+
+func (t source) Changed(names ...string) {
+	for _, name := range names {
+		if t.changed != nil {
+			t.changed(name)
+		}
+	}
+}
+
+// Close ends the subscription. Virtual services that it uses pass to another subscription of the same module, the one of
+// its next version, or are released.
+func (s *Subscription) Close() {
+	t := s.table
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.subscriptions = slices.DeleteFunc(t.subscriptions, func(o *Subscription) bool { return o == s })
+	next := slices.IndexFunc(t.subscriptions, func(o *Subscription) bool { return o.Module == s.Module })
+	for _, l := range t.lookups {
+		delete(l.waiting, s)
+	}
+	for name, e := range t.services {
+		if !e.users[s] {
+			continue
+		}
+		if next >= 0 {
+			e.users[t.subscriptions[next]] = true
+		}
+		t.release(s, name)
+	}
+	source{t}.Changed(source{t}.All()...)
+}
+
+// sendNotFound has the next update report an address that no resolver has found. The table's lock is held.
+func (s *Subscription) sendNotFound(addr netip.Addr) {
+	s.notFound[addr] = true
+	s.Wake()
+}
+
+// Next returns the next update, and false if there is nothing to send.
+func (s *Subscription) Next() (Update, bool) {
+	s.table.mu.Lock()
+	notFound := slices.SortedFunc(maps.Keys(s.notFound), netip.Addr.Compare)
+	s.table.mu.Unlock()
+	u, more := s.Subscription.Next()
+	return Update{u, notFound}, more || len(notFound) > 0
+}
+
+// Ack records the result of the last update. After an error all virtual services are sent again.
+func (s *Subscription) Ack(u Update, err error) {
+	if err == nil {
+		s.table.mu.Lock()
+		for _, addr := range u.Unknown {
+			delete(s.notFound, addr)
+		}
+		s.table.mu.Unlock()
+	}
+	s.Subscription.Ack(u.Update, err)
+}
+
+// maxPending limits the lookups of one control plane whose results it has not received. More are ignored: it repeats the
+// lookup with the next packet.
+const maxPending = 4096
+
+// Handle executes the requests of the control plane.
+func (s *Subscription) Handle(r sdk.Requests) {
+	s.table.mu.Lock()
+	defer s.table.mu.Unlock()
+	for _, name := range r.Release {
+		s.table.release(s, name)
+	}
+	room := maxPending - s.pending()
+	for _, addr := range r.Resolve[:min(len(r.Resolve), max(0, room))] {
+		if addr = addr.Unmap().WithZone(""); addr.IsValid() {
+			s.table.lookup(s, addr)
+		}
+	}
+}
+
+// pending counts the lookups whose results the control plane has not acknowledged. The table's lock is held.
+func (s *Subscription) pending() int {
+	n := len(s.notFound)
+	for _, l := range s.table.lookups {
+		if l.waiting[s] {
+			n++
+		}
+	}
+	return n
+}
