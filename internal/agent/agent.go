@@ -20,6 +20,7 @@ import (
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/bpf"
+	"github.com/kerb-edge/kerb/internal/apply"
 	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/config"
 	"github.com/kerb-edge/kerb/internal/control"
@@ -78,7 +79,8 @@ type Agent struct {
 	tracing   *traceRun             // nil most of the time
 	lastTrace *traceRun             // guarded by changes; also one that has ended
 	metrics   *metrics
-	costs     *costs           // guards itself
+	budgets   *apply.Budgets   // guards itself
+	meter     dataplane.Meter  // guards itself
 	recorder  *status.Recorder // guards itself; the last conditions of all resources
 
 	integrations *integration.Set // guards itself
@@ -146,7 +148,7 @@ func open(ctx context.Context, cfg config.Config, log *slog.Logger) (*Agent, err
 		modules: map[string]*deployment{},
 		live:    map[string]*liveModule{},
 		metrics: newMetrics(),
-		costs:   newCosts(),
+		budgets: apply.NewBudgets(log),
 
 		recorder: status.NewRecorder(),
 
@@ -194,7 +196,7 @@ func (a *Agent) close() {
 	}
 	ending.Wait()
 	a.control.Close()
-	a.costs.meter.Close()
+	a.meter.Close()
 	a.store.Close()
 }
 
@@ -211,7 +213,11 @@ func (a *Agent) run(ctx context.Context, cfg config.Config) error {
 		}
 	})
 	wg.Go(func() { a.follow(ctx) })
-	wg.Go(func() { a.measureRestored(ctx) })
+	wg.Go(func() {
+		a.budgets.Run(ctx, a.candidates, func(module string) {
+			a.recorder.Mark(status.Resource{Kind: v1.KindModule, Name: module})
+		})
+	})
 	wg.Go(func() { a.recorder.Run(ctx, a.evaluate) })
 	wg.Go(func() { a.watchCgroups(ctx) })
 	wg.Go(func() {
@@ -292,7 +298,7 @@ func (a *Agent) follow(ctx context.Context) {
 			close(a.reconciled)
 			a.recorder.Mark(agentItself)
 		}
-		a.costs.poke()
+		a.budgets.Poke()
 	}
 }
 

@@ -4,17 +4,13 @@ package agent
 
 import (
 	"errors"
-	"strings"
 	"testing"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
-	"github.com/kerb-edge/kerb/internal/chain"
-	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/fault"
-	"github.com/kerb-edge/kerb/internal/pkgs"
 	"github.com/kerb-edge/kerb/internal/resource"
 	"github.com/kerb-edge/kerb/internal/server"
 )
@@ -135,42 +131,16 @@ func TestCostsAreRemembered(t *testing.T) {
 	}
 }
 
-func TestExceeded(t *testing.T) {
-	took := func(ns float64, memory int64) measured {
-		return measured{Cost: dataplane.Cost{Memory: memory, Latency: []dataplane.Latency{{Hook: chain.TC, Direction: chain.Egress,
-			Packets: []dataplane.PacketCost{{Kind: "quick", Median: 1}, {Kind: "slow", Median: 10 * ns, Least: ns}}}}}}
-	}
-	for _, c := range []struct {
-		name          string
-		own, promised string
-		m             measured
-		reason        string
-		refused       bool
-	}{
-		{"within", "100ns 2Ki", "", took(100, 2048), "Measured", false},
-		{"the operator's latency", "100ns 2Ki", "", took(101, 1), "LatencyExceeded", true},
-		{"the operator's memory", "100ns 2Ki", "", took(1, 2049), "MemoryExceeded", true},
-		{"the package's latency", "", "100ns 2Ki", took(101, 1), "LatencyExceeded", false},
-		{"the package's memory", "", "100ns 2Ki", took(1, 2049), "MemoryExceeded", false},
-		{"the operator allows more", "1us 4Ki", "100ns 2Ki", took(101, 2049), "Measured", false},
-		{"not measurable", "100ns 2Ki", "", measured{err: dataplane.ErrNotMeasured}, "NotMeasured", false},
-	} {
-		d := &deployment{pkg: &pkgs.Package{}}
-		d.Resource.Spec.Budget = v1.Budget(budgetOf(c.own))
-		d.pkg.Budget = budgetOf(c.promised)
-		if e, _ := d.exceeded(c.m); e.refused != c.refused {
-			t.Errorf("%s: refused %t (%s), want %t", c.name, e.refused, e.text, c.refused)
-		}
-		if got := d.withinBudget(c.m, true); got.Reason != c.reason {
-			t.Errorf("%s: %+v, want %s", c.name, got, c.reason)
+// A change fills the maps of a module once, also when it measures the module before or after that.
+func TestMapsAreFilledOnce(t *testing.T) {
+	n := newNode(t)
+	m := module("probe", probePackage(t), "*", nil)
+	for i, budget := range []string{"", "1s", "1s", ""} {
+		m.Spec.Budget.Latency, m.Spec.Config = budget, map[string]any{"number": i}
+		n.apply(t, n.both(), m)
+		eventually(t, "the module is measured", func() bool { return n.status(t, "probe").Cost != nil })
+		if got := n.probe(t).Fills; got != i+1 {
+			t.Errorf("after %d changes the maps were filled %d times", i+1, got)
 		}
 	}
-}
-
-func budgetOf(text string) pkgs.Budget {
-	if text == "" {
-		return pkgs.Budget{}
-	}
-	latency, memory, _ := strings.Cut(text, " ")
-	return pkgs.Budget{Latency: latency, Memory: memory}
 }

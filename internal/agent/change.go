@@ -105,16 +105,18 @@ func (a *Agent) change(t target, prepared map[string]*deployment, dryRun, keep b
 	if err != nil {
 		return nil, nil, orderError(err)
 	}
-	if err := a.admit(t, points, prepared); err != nil {
+	if err := t.checkLinkTypes(prepared); err != nil {
 		return nil, nil, err
 	}
 	warnings = t.Warnings(points)
-	busy := a.busy
-	r, err := a.converge(t, points, keep, apply.Policy{
+	busy, k := a.busy, a.kernelOf(t.modules)
+	defer k.Close()
+	r, err := a.converge(t, k, points, keep, apply.Policy{
 		DryRun: dryRun,
 		Skip:   func(p chain.Point) bool { return busy[p] != nil },
+		Admit:  func(steps []plan.Step) error { return a.admit(t, k, points, steps, dryRun) },
 		Commit: func() error {
-			if err := a.awaitUpgrades(t); err != nil {
+			if err := apply.AwaitUpgrades(a.base, a.upgrades(t)); err != nil {
 				return err
 			}
 			a.log.Debug("step", "step", "store the desired state")
@@ -128,11 +130,11 @@ func (a *Agent) change(t target, prepared map[string]*deployment, dryRun, keep b
 		steps = append(steps, s.String())
 	}
 	if err != nil {
-		return steps, nil, a.explain(a.findRejected(t, err))
+		return steps, nil, explain(a.findRejected(t, k, err))
 	}
 	if !dryRun {
 		a.metrics.changed(r.Took)
-		a.costs.poke()
+		a.budgets.Poke()
 		a.watcher.Set(specs(t.desired))
 	}
 	return steps, warnings, nil
@@ -143,24 +145,13 @@ type commitError struct{ error }
 
 func (e *commitError) Unwrap() error { return e.error }
 
-// admit refuses what can be refused before the kernel is changed.
-func (a *Agent) admit(t target, points plan.Placements, prepared map[string]*deployment) error {
-	if err := t.checkLinkTypes(prepared); err != nil {
-		return err
-	}
-	if err := a.verifyIdle(t, points); err != nil {
-		return a.explain(err)
-	}
-	return a.checkBudgets(t)
-}
-
 // drainPeriod is how soon removals are tried again that wait for connections.
 const drainPeriod = 200 * time.Millisecond
 
 // converge is the path of every change and of every reconciliation: it makes the kernel run what t describes, then makes t
 // the agent's current state. After an error both are as before.
-func (a *Agent) converge(t target, points plan.Placements, keep bool, p apply.Policy) (apply.Result, error) {
-	r, err := apply.Converge(a.kernelOf(t), t.Desired(points, keep), p, a.log)
+func (a *Agent) converge(t target, k kernel, points plan.Placements, keep bool, p apply.Policy) (apply.Result, error) {
+	r, err := apply.Converge(k, t.Desired(points, keep), p, a.log)
 	if err != nil {
 		if len(r.Steps) > 0 {
 			a.metrics.failed()
@@ -191,7 +182,7 @@ func without(points plan.Placements, busy map[chain.Point]error) plan.Placements
 
 // kernel is the data plane with the modules of one change. Traced chains count as the plain ones that they stand for.
 type kernel struct {
-	dataplane.Bound
+	*dataplane.Bound
 	observe func() (chain.State, error)
 }
 
@@ -199,12 +190,12 @@ var _ apply.Kernel = kernel{}
 
 func (k kernel) Observe() (chain.State, error) { return k.observe() }
 
-func (a *Agent) kernelOf(t target) kernel {
-	b := dataplane.Bound{Dataplane: a.dp, Modules: map[string]dataplane.Module{}}
-	for name, d := range t.modules {
-		b.Modules[name] = d.module
+func (a *Agent) kernelOf(all map[string]*deployment) kernel {
+	modules := map[string]dataplane.Module{}
+	for name, d := range all {
+		modules[name] = d.module
 	}
-	return kernel{b, a.observeKernel}
+	return kernel{a.dp.Bind(modules), a.observeKernel}
 }
 
 func (a *Agent) commit(next resource.Set, keep bool) error {
@@ -241,7 +232,9 @@ func (a *Agent) reconcileTo(t target) error {
 	if err != nil {
 		return err
 	}
-	r, err := a.converge(t, points, a.store.Recovered(), apply.Policy{
+	k := a.kernelOf(t.modules)
+	defer k.Close()
+	r, err := a.converge(t, k, points, a.store.Recovered(), apply.Policy{
 		Skip:   func(chain.Point) bool { return true },
 		Commit: func() error { a.forgetTraces(); return nil },
 	})

@@ -25,11 +25,11 @@ func TestCommitFails(t *testing.T) {
 	m := module("count", testPackage(t, "pass"), "*", nil)
 	_, err = n.Apply(t.Context(), server.Request{Resources: append(resource.Objects(n.both()...), &m)})
 	var conflict *fault.Conflict
-	if err == nil || errors.As(n.explain(errors.Join(err, chain.ErrBusy)), &conflict) {
+	if err == nil || errors.As(explain(errors.Join(err, chain.ErrBusy)), &conflict) {
 		t.Errorf("a closed store: %v", err)
 	}
 	var full *fault.ReadOnly
-	err = n.explain(errors.Join(&commitError{store.ErrFull}, chain.ErrBusy))
+	err = explain(errors.Join(&commitError{store.ErrFull}, chain.ErrBusy))
 	if !errors.As(err, &full) || errors.As(err, &conflict) {
 		t.Errorf("a full disk: %T %v", err, err)
 	}

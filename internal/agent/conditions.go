@@ -57,7 +57,9 @@ func (a *Agent) moduleConditions(m v1.Module, d *deployment, instances int) []v1
 	if d.pkg != nil && d.pkg.Replies {
 		out = append(out, a.repliesCondition(name))
 	}
-	out = append(out, a.budgetConditions(d)...)
+	if d.err == nil {
+		out = append(out, d.limits().Conditions(a.costOf(d))...)
+	}
 	out = append(out, a.verdictConditions(name)...)
 	if missing != "" && instances > 0 { // else it is not Ready
 		out = append(out, v1.Condition{Type: "AttachPoints", Status: "False", Reason: "NotFound", Message: missing})

@@ -13,6 +13,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/kerb-edge/kerb/internal/apply"
 	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/control"
 	"github.com/kerb-edge/kerb/internal/dataplane"
@@ -123,7 +124,8 @@ func (a *Agent) collectModule(name string, out chan<- prometheus.Metric) {
 	l, d := a.live[name], a.modules[name]
 	memory := prometheus.NewDesc("kerb_module_memory_bytes", "Kernel memory of a module's maps.", []string{"module"}, nil)
 	out <- prometheus.MustNewConstMetric(memory, prometheus.GaugeValue, float64(dataplane.Memory(l.maps)), name)
-	a.collectCost(d, out)
+	cost, _ := a.costOf(d)
+	collectCost(name, cost, out)
 	dropped := prometheus.NewDesc("kerb_dropped_packets_total", "Packets that a module dropped, by reason.", []string{"module", "reason"}, nil)
 	ofServices := prometheus.NewDesc("kerb_service_dropped_packets_total", "Packets of a service that a module dropped, by reason.",
 		[]string{"module", "service", "reason"}, nil)
@@ -259,6 +261,15 @@ func (a *Agent) collectOutcomes(out chan<- prometheus.Metric) {
 				out <- prometheus.MustNewConstMetric(desc, prometheus.CounterValue, float64(n), c.ID, string(c.Spec.Side), string(c.Spec.Direction), kerbabi.ParseOutcome(outcome).String())
 			}
 		}
+	}
+}
+
+// collectCost gives the figures as metrics.
+func collectCost(module string, m apply.Measured, out chan<- prometheus.Metric) {
+	desc := prometheus.NewDesc("kerb_module_cost_seconds", "Time that a module adds to a packet of the kind that takes longest, when it was measured.",
+		[]string{"module", "hook", "direction"}, nil)
+	for _, l := range m.Latency {
+		out <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, l.Worst().Median/1e9, module, string(l.Hook), string(l.Direction))
 	}
 }
 

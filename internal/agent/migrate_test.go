@@ -28,7 +28,7 @@ func TestMigrationRules(t *testing.T) {
 func TestMigrationIsConflict(t *testing.T) {
 	cause := fmt.Errorf("module m: %w", &dataplane.MigrationError{Map: "flows", Reason: "too many"})
 	var conflict *fault.Conflict
-	if err := (&Agent{}).explain(cause); !errors.As(err, &conflict) || conflict.Reason != cause.Error() {
+	if err := explain(cause); !errors.As(err, &conflict) || conflict.Reason != cause.Error() {
 		t.Errorf("%v", err)
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"unsafe"
 
@@ -43,7 +44,9 @@ func (*probe) Compile(json.RawMessage) (sdk.Compiled, error) {
 	return &probe{}, nil
 }
 func (*probe) Settings() sdk.Settings { return sdk.Settings{} }
-func (*probe) Fill(sdk.Maps) error    { return nil }
+func (*probe) Fill(sdk.Maps) error    { fills.Add(1); return nil }
+
+var fills atomic.Int64 // of this process
 
 func (*probe) Open(live sdk.Live) (sdk.Running, error) {
 	return &probe{live: live, services: map[string]sdk.VirtualService{}, models: map[string]int64{}}, nil
@@ -124,6 +127,7 @@ type probeState struct {
 	Changes   []string
 	Instances []sdk.Instance
 	Models    map[string]int64
+	Fills     int
 }
 
 func (p *probe) Handler() http.Handler {
@@ -131,7 +135,7 @@ func (p *probe) Handler() http.Handler {
 	mux.HandleFunc("GET /state", func(w http.ResponseWriter, _ *http.Request) {
 		p.mu.Lock()
 		defer p.mu.Unlock()
-		state := probeState{true, p.services, p.unknown, p.resets, p.changes, p.live.Instances(), p.models}
+		state := probeState{true, p.services, p.unknown, p.resets, p.changes, p.live.Instances(), p.models, int(fills.Load())}
 		_ = json.NewEncoder(w).Encode(state)
 	})
 	mux.HandleFunc("POST /want/{addr}", func(_ http.ResponseWriter, r *http.Request) {

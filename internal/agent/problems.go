@@ -86,10 +86,9 @@ func (a *Agent) moduleWarnings(asked []v1.Module) (out []string) {
 		if d == nil || d.err != nil {
 			continue
 		}
-		if cost, ok := a.costs.get(d); ok {
-			if e, over := d.exceeded(cost); over {
-				out = append(out, "Module "+name+" exceeds its budget: "+e.text)
-			}
+		cost, _ := a.costOf(d)
+		if e, over := d.limits().Exceeded(cost); over {
+			out = append(out, "Module "+name+" exceeds its budget: "+e.Text)
 		}
 	}
 	return out

@@ -13,50 +13,10 @@ import (
 	"github.com/kerb-edge/kerb/internal/plan"
 )
 
-// verifyIdle loads new modules that no attach point selects, so that a package that the kernel rejects is rejected
-// now and not when the first service appears.
-func (a *Agent) verifyIdle(t target, points plan.Placements) error {
-	used := map[string]bool{}
-	for _, p := range points {
-		for _, m := range p.Chain.Members {
-			used[m.Name] = true
-		}
-	}
-	for name, d := range t.modules {
-		if used[name] || d.err != nil || a.modules[name] == d {
-			continue
-		}
-		if err := d.verify(); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// verify loads the module alone on each of its hooks, and unloads it again.
-func (d *deployment) verify() error {
-	if d.onSockets() {
-		l, err := dataplane.LoadSockets(d.module)
-		if err == nil {
-			l.Close()
-		}
-		return err
-	}
-	for side, dir := range plan.ServiceSides {
-		if !d.Entries[side.Hook()][dir] {
-			continue
-		}
-		l, err := dataplane.Load(side, dir, d.module)
-		if err != nil {
-			return err
-		}
-		l.Close()
-	}
-	return nil
-}
-
 // disable disables those of the modules that the kernel rejects even alone, and reports whether there are any.
 func (a *Agent) disable(names []string) bool {
+	k := a.kernelOf(a.modules)
+	defer k.Close()
 	found := false
 	for _, name := range names {
 		d := a.modules[name]
@@ -64,7 +24,7 @@ func (a *Agent) disable(names []string) bool {
 			continue
 		}
 		var rejected *dataplane.RejectedError // not for want of memory or descriptors, which passes
-		if err := d.verify(); errors.As(err, &rejected) {
+		if err := k.Verify(name); errors.As(err, &rejected) {
 			a.log.Error("module cannot run", "module", name, "error", err)
 			if d.plane != nil {
 				go d.plane.Close()
@@ -80,7 +40,7 @@ func (a *Agent) disable(names []string) bool {
 
 // findRejected finds the module for which the kernel rejects a chain: of those that are new, the one that it rejects alone.
 // If it accepts each of them alone, the error stays that of the chain.
-func (a *Agent) findRejected(t target, err error) error {
+func (a *Agent) findRejected(t target, k kernel, err error) error {
 	var rejected *dataplane.RejectedError
 	if !errors.As(err, &rejected) || len(rejected.Modules) < 2 {
 		return err
@@ -90,7 +50,7 @@ func (a *Agent) findRejected(t target, err error) error {
 		if d == nil || d.err != nil || a.modules[name] == d {
 			continue
 		}
-		if alone := d.verify(); errors.As(alone, &rejected) {
+		if alone := k.Verify(name); errors.As(alone, &rejected) {
 			return alone
 		}
 	}
@@ -98,7 +58,7 @@ func (a *Agent) findRejected(t target, err error) error {
 }
 
 // explain gives kernel errors the form that reaches the operator.
-func (a *Agent) explain(err error) error {
+func explain(err error) error {
 	var unstored *commitError
 	if errors.As(err, &unstored) {
 		return err

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/apply"
 	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/control"
 	"github.com/kerb-edge/kerb/internal/dataplane"
@@ -54,7 +55,8 @@ func (a *Agent) moduleWithStatus(m v1.Module) v1.Module {
 		st.Drops = a.drops(d, l)
 		st.Events = events(l)
 	}
-	st.Cost = a.cost(d)
+	cost, _ := a.costOf(d)
+	st.Cost = cost.View()
 	st.Conditions = a.recordModule(m, d, len(st.Instances))
 	return m
 }
@@ -257,7 +259,8 @@ func (a *Agent) Chains(context.Context) ([]v1.Chain, error) {
 }
 
 func (a *Agent) chainView(c chain.Pinned, points []chain.Attached) v1.Chain {
-	view := v1.Chain{Cost: a.chainCost(c.Spec), ID: c.ID, Hook: string(c.Spec.Side), Direction: string(c.Spec.Direction), Program: uint32(c.Program), Parts: c.Parts}
+	cost := apply.ChainCost(c.Spec, func(module string) apply.Measured { m, _ := a.costOf(a.modules[module]); return m })
+	view := v1.Chain{Cost: cost, ID: c.ID, Hook: string(c.Spec.Side), Direction: string(c.Spec.Direction), Program: uint32(c.Program), Parts: c.Parts}
 	for _, m := range c.Spec.Members {
 		view.Modules = append(view.Modules, m.Name)
 	}
@@ -275,27 +278,6 @@ func (a *Agent) chainView(c chain.Pinned, points []chain.Attached) v1.Chain {
 		view.Points = append(view.Points, i)
 	}
 	return view
-}
-
-// chainCost is what the modules of a chain add to the packet that takes longest, in ns; 0 if not all are measured.
-func (a *Agent) chainCost(spec chain.Spec) (sum float64) {
-	for _, m := range spec.Members {
-		d, cost := a.modules[m.Name], 0.0
-		if d == nil || d.err != nil {
-			return 0
-		}
-		known, _ := a.costs.get(d)
-		for _, l := range known.Latency {
-			if l.Hook == spec.Side.Hook() && l.Direction == spec.Direction {
-				cost = tenths(l.Worst().Median)
-			}
-		}
-		if cost == 0 {
-			return 0
-		}
-		sum += cost
-	}
-	return tenths(sum)
 }
 
 // Packages lists the built-in packages, those that were pulled and those that modules use.

@@ -106,7 +106,7 @@ func (a *Agent) startTrace(ctx context.Context, r v1.TraceRequest, f dataplane.T
 	}
 	var err error
 	if run.trace, err = a.dp.Trace(f, specs, modules); err != nil {
-		return nil, errors.Join(a.explain(err), a.reconcile())
+		return nil, errors.Join(explain(err), a.reconcile())
 	}
 	run.ctx, run.cancel = context.WithCancelCause(ctx)
 	a.tracing, a.lastTrace = run, run

@@ -3,13 +3,9 @@
 package agent
 
 import (
-	"context"
-	"fmt"
-
 	"github.com/cilium/ebpf"
-	"golang.org/x/sync/errgroup"
 
-	"github.com/kerb-edge/kerb/internal/fault"
+	"github.com/kerb-edge/kerb/internal/apply"
 	"github.com/kerb-edge/kerb/sdk"
 )
 
@@ -22,23 +18,21 @@ func (a *Agent) releaseAll(prepared map[string]*deployment) {
 	}
 }
 
-// awaitUpgrades gives the new version of each upgraded module its time to become healthy on live traffic. The old version
-// is still whole, maps and control plane: an error takes the change back.
-func (a *Agent) awaitUpgrades(t target) error {
-	var all errgroup.Group
+// upgrades are the modules that get another control plane.
+func (a *Agent) upgrades(t target) (out []apply.Upgrade) {
 	for name, d := range t.modules {
 		before := a.modules[name]
 		if d == before || before == nil || before.plane == nil || d.plane == nil || d.plane == before.plane {
 			continue
 		}
-		all.Go(func() error { return a.awaitUpgrade(before, d) })
+		out = append(out, apply.Upgrade{Module: name, From: before.pkg.Version, To: d.pkg.Version, Limit: d.pkg.Control.HealthTime(),
+			Start: func() error { return a.startUpgrade(before, d) }, AwaitHealthy: d.plane.AwaitHealthy})
 	}
-	return all.Wait()
+	return out
 }
 
-func (a *Agent) awaitUpgrade(before, d *deployment) error {
-	name := d.module.Name
-	m, err := a.dp.Maps(name, d.module.ID)
+func (a *Agent) startUpgrade(before, d *deployment) error {
+	m, err := a.dp.Maps(d.module.Name, d.module.ID)
 	if err != nil {
 		return err
 	}
@@ -46,17 +40,7 @@ func (a *Agent) awaitUpgrade(before, d *deployment) error {
 	if hasRing(m) {
 		before.plane.Rest()
 	}
-	if err := d.start(m, a.instances(name)); err != nil {
-		return err
-	}
-	limit := d.pkg.Control.HealthTime()
-	ctx, cancel := context.WithTimeout(a.base, limit)
-	defer cancel()
-	if err := d.plane.AwaitHealthy(ctx); err != nil {
-		return &fault.Conflict{Reason: fmt.Sprintf("Module %s: version %s was rolled back to %s, as it was not healthy within %v: %v",
-			name, d.pkg.Version, before.pkg.Version, limit, err)}
-	}
-	return nil
+	return d.start(m, a.instances(d.module.Name))
 }
 
 // hasRing reports whether there is a ring buffer among maps. Generations share it, and it can have one reader only: two would

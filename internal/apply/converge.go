@@ -15,7 +15,10 @@ import (
 type Policy struct {
 	// Skip reports whether to go on without a point when another program holds its hook. On all other points that is an error.
 	Skip func(chain.Point) bool
-	// DryRun ends after the plan.
+	// Admit is called with the steps before the first one, and also in a dry run; it may be nil. After its error nothing
+	// is done.
+	Admit func([]plan.Step) error
+	// DryRun ends after that.
 	DryRun bool
 	// Commit is called when all points run what is desired, before anything is removed. After its error the change is undone.
 	Commit func() error
@@ -36,7 +39,13 @@ func Converge(k Kernel, want plan.Desired, p Policy, log *slog.Logger) (r Result
 	if err != nil {
 		return r, err
 	}
-	r.Steps = plan.Steps(want, have)
+	steps := plan.Steps(want, have)
+	if p.Admit != nil {
+		if err := p.Admit(steps); err != nil {
+			return r, err
+		}
+	}
+	r.Steps = steps
 	if p.DryRun {
 		return r, nil
 	}

@@ -70,7 +70,7 @@ func (w *world) deploy(t *testing.T, p chain.Point, dir chain.Direction, mods ..
 		if ids := state.Generations[m.Name]; len(ids) > 0 {
 			from = ids[0]
 		}
-		if err := w.CreateGeneration(m, from); err != nil {
+		if err := create(w.Dataplane, m, from); err != nil {
 			t.Fatal(err)
 		}
 		byName[m.Name] = m
@@ -276,7 +276,7 @@ func TestForeignXDPIsLeftAlone(t *testing.T) {
 	defer l.Close()
 	m := testModule(t, "pass", "count", nil)
 	spec := chain.Spec{Side: chain.OnXDP, Direction: chain.Egress, Members: []chain.Member{{Name: m.Name, ID: m.ID}}}
-	if err := w.CreateGeneration(m, ""); err != nil {
+	if err := create(w.Dataplane, m, ""); err != nil {
 		t.Fatal(err)
 	}
 	if err := w.CreateChain(spec, map[string]Module{m.Name: m}); err != nil {

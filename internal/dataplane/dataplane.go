@@ -107,34 +107,7 @@ func (d *Dataplane) Observe() (chain.State, error) {
 	return s, err
 }
 
-// CreateGeneration makes the maps of a module, carrying over those of the generation called from ("" for none), fills
-// and pins them. One that exists already is left as it is.
-func (d *Dataplane) CreateGeneration(mod Module, from string) error {
-	if d.HasGeneration(mod.Name, mod.ID) {
-		return nil
-	}
-	var previous map[string]*ebpf.Map
-	if from != "" {
-		var err error
-		if previous, err = openMaps(d.layout.generation(mod.Name, from)); err != nil {
-			return fmt.Errorf("module %s: running generation: %w", mod.Name, err)
-		}
-		defer closeAll(previous)
-	}
-	shared, err := openMaps(d.layout.shared())
-	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		return err
-	}
-	defer closeAll(shared)
-	g, err := newGeneration(mod, previous, shared)
-	if err != nil {
-		return err
-	}
-	defer g.Close()
-	return g.pin(d.layout)
-}
-
-// HasGeneration reports whether the maps of a generation are there: CreateGeneration would not fill them.
+// HasGeneration reports whether the maps of a generation are pinned.
 func (d *Dataplane) HasGeneration(name, id string) bool {
 	_, err := os.Stat(d.layout.generation(name, id))
 	return err == nil

@@ -39,6 +39,7 @@ func (g *generation) addDrops(previous map[string]*ebpf.Map) (err error) {
 	for name, spec := range dropSpecs() {
 		if old := previous[name]; old != nil {
 			g.maps[name], err = old.Clone()
+			g.inherited[name] = true
 		} else {
 			g.maps[name], err = ebpf.NewMap(spec)
 		}

@@ -78,7 +78,7 @@ func TestIfindexDropsAreBounded(t *testing.T) {
 func TestIfindexDropsOfOlderGeneration(t *testing.T) {
 	w := newWorld(t, Options{})
 	m := testModule(t, "drop", "dropper", map[string]any{"port": 53})
-	if err := w.CreateGeneration(m, ""); err != nil {
+	if err := create(w.Dataplane, m, ""); err != nil {
 		t.Fatal(err)
 	}
 	pin := filepath.Join(w.layout.generation(m.Name, m.ID), ifindexDropsMap)

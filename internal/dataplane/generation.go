@@ -21,7 +21,8 @@ import (
 // generation is the maps of a module for one config, by pin name.
 type generation struct {
 	Module
-	maps map[string]*ebpf.Map
+	maps      map[string]*ebpf.Map
+	inherited map[string]bool // maps with contents of the running generation; nil if opened again
 }
 
 // Close lets go of the descriptors; pinned maps live on.
@@ -66,7 +67,7 @@ func hooksOf(mod Module, do func(chain.Hook, *ebpf.CollectionSpec) error) error 
 // newGeneration creates the maps of a module. Maps of previous that are no config maps and have the same layout are
 // used again; what becomes of the contents of others is Migrate's to say. Nothing is pinned yet and no packet sees it.
 func newGeneration(mod Module, previous, shared map[string]*ebpf.Map) (*generation, error) {
-	g := &generation{Module: mod, maps: map[string]*ebpf.Map{}}
+	g := &generation{mod, map[string]*ebpf.Map{}, map[string]bool{}}
 	if err := g.create(previous, shared); err != nil {
 		g.Close()
 		return nil, err
@@ -224,6 +225,7 @@ func (g *generation) addMaps(hook chain.Hook, spec *ebpf.CollectionSpec, previou
 		if err != nil {
 			return err
 		}
+		g.inherited[pin] = same || copied
 		if same {
 			replace[name] = from
 		}

@@ -25,3 +25,10 @@ func needsRoot(tb testing.TB) {
 		tb.Fatal(err)
 	}
 }
+
+// create makes a generation of a module in a change of its own.
+func create(d *Dataplane, m Module, from string) error {
+	b := d.Bind(map[string]Module{m.Name: m})
+	defer b.Close()
+	return b.CreateGeneration(m.Name, m.ID, from)
+}

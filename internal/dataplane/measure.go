@@ -3,8 +3,6 @@
 package dataplane
 
 import (
-	"cmp"
-	"errors"
 	"fmt"
 	"runtime"
 	"slices"
@@ -16,51 +14,6 @@ import (
 
 	"github.com/kerb-edge/kerb/internal/chain"
 )
-
-// Cost is what a module takes of the node.
-type Cost struct {
-	Latency []Latency // by hook and direction
-	Memory  int64     // of its maps, as the kernel accounts for them, in bytes
-}
-
-// Latency is what a module adds to the time of a packet on one hook in one direction.
-type Latency struct {
-	Hook      chain.Hook
-	Direction chain.Direction
-	Packets   []PacketCost
-}
-
-// PacketCost is the time for one kind of packet, in nanoseconds, above that of a chain without modules.
-type PacketCost struct {
-	Kind   string
-	Median float64 // of the differences to the chain without modules
-	Least  float64 // best run less the best run of the chain without modules: what noise cannot have added; never above Median
-}
-
-// Worst is the kind of packet that takes longest.
-func (l Latency) Worst() PacketCost {
-	return slices.MaxFunc(l.Packets, func(a, b PacketCost) int { return cmp.Compare(a.Median, b.Median) })
-}
-
-// Median is that of the kinds of packets.
-func (l Latency) Median() float64 {
-	var all []float64
-	for _, p := range l.Packets {
-		all = append(all, p.Median)
-	}
-	return median(all)
-}
-
-// Least is the time that the most expensive kind of packet surely takes.
-func (l Latency) Least() PacketCost {
-	return slices.MaxFunc(l.Packets, func(a, b PacketCost) int { return cmp.Compare(a.Least, b.Least) })
-}
-
-// ErrNotMeasured is returned with the cost as far as it is known when a module cannot be test-run.
-var ErrNotMeasured = errors.New("cannot be measured")
-
-// ErrNotPackets is returned with the memory of a module on sockets.
-var ErrNotPackets = fmt.Errorf("%w: what it costs is part of send() and of connections, which the kernel offers no test run for; its memory is known", ErrNotMeasured)
 
 // MeasureTime is about how long a measurement lasts, alongside loading. A module that is slow takes longer, but not more
 // than some times as long.
@@ -89,40 +42,41 @@ func (m *Meter) Close() {
 	m.references = nil
 }
 
-// Measure loads a module by itself into maps of its own, which it fills, and runs representative packets through it on
-// the hooks given, in every direction that the module has and that its settings do not call idle. The packets are real
-// to the module, but reach no receiver. One that a module rewrites stays rewritten for the next run.
-func (m *Meter) Measure(mod Module, hooks ...chain.Hook) (Cost, error) {
-	targets, err := targetsOf(mod, hooks)
+// measure runs representative packets through a generation alone, on the hooks given, in every direction that the module
+// has and that its settings do not call idle. The packets are real to the module, but reach no receiver. One that a
+// module rewrites stays rewritten for the next run. They meet a replica of the maps, as the maps themselves are in use
+// or will be.
+func (m *Meter) measure(g *generation, hooks []chain.Hook) (chain.Cost, error) {
+	targets, err := targetsOf(g.Module, hooks)
 	if err != nil {
-		return Cost{}, fmt.Errorf("%w: %w", ErrNotMeasured, err)
+		return chain.Cost{}, fmt.Errorf("%w: %w", chain.ErrNotMeasured, err)
 	}
-	g, err := newGeneration(mod, nil, nil)
+	r, err := g.replica()
 	if err != nil {
-		return Cost{}, fmt.Errorf("%w: %w", ErrNotMeasured, err)
+		return chain.Cost{}, fmt.Errorf("%w: %w", chain.ErrNotMeasured, err)
 	}
-	defer g.Close()
-	cost := Cost{Memory: Memory(g.sdkMaps())}
-	if g.Sockets {
-		return cost, ErrNotPackets
+	defer r.Close()
+	cost := chain.Cost{Memory: Memory(r.sdkMaps())}
+	if r.Sockets {
+		return cost, chain.ErrNotPackets
 	}
-	chains, err := loadAlone(g, targets)
+	chains, err := loadAlone(r, targets)
 	defer closeChains(chains)
 	if err != nil {
-		return cost, fmt.Errorf("module %s: %w: %w", mod.Name, ErrNotMeasured, err)
+		return cost, fmt.Errorf("module %s: %w: %w", g.Name, chain.ErrNotMeasured, err)
 	}
 	for i, c := range chains {
-		l := Latency{Hook: targets[i].side.Hook(), Direction: targets[i].dir}
-		if l.Packets, err = m.measure(c, mod.Frags, MeasureTime/time.Duration(len(targets))); err != nil {
-			return cost, fmt.Errorf("module %s on %s %s: %w: %w", mod.Name, l.Hook, l.Direction, ErrNotMeasured, err)
+		l := chain.Latency{Hook: targets[i].side.Hook(), Direction: targets[i].dir}
+		if l.Packets, err = m.compare(c, g.Frags, MeasureTime/time.Duration(len(targets))); err != nil {
+			return cost, fmt.Errorf("module %s on %s %s: %w: %w", g.Name, l.Hook, l.Direction, chain.ErrNotMeasured, err)
 		}
 		cost.Latency = append(cost.Latency, l)
 	}
 	return cost, nil
 }
 
-// measure compares a chain of one module with one that only parses.
-func (m *Meter) measure(c *linkedChain, frags bool, duration time.Duration) ([]PacketCost, error) {
+// compare compares a chain of one module with one that only parses.
+func (m *Meter) compare(c *linkedChain, frags bool, duration time.Duration) ([]chain.PacketCost, error) {
 	hook := c.spec.Side.Hook()
 	only, err := m.reference(reference{hook, hook == chain.XDP && frags && haveXDPFrags()})
 	if err != nil {
@@ -209,7 +163,7 @@ type series struct {
 
 // compare runs both programs in turn, so that both meet the same disturbances, in rounds over all packets: at least
 // leastRounds, more while the time lasts, and none any more when it has been exceeded by far.
-func compare(own, reference *ebpf.Program, sample sampleFunc, duration time.Duration) ([]PacketCost, error) {
+func compare(own, reference *ebpf.Program, sample sampleFunc, duration time.Duration) ([]chain.PacketCost, error) {
 	const leastRounds, patience = 5, 4
 	begin := time.Now()
 	all, err := calibrate(own, begin.Add(patience*duration))
@@ -261,15 +215,15 @@ func (s *series) add(own, reference *ebpf.Program, sample sampleFunc) error {
 	return err
 }
 
-func costs(all []*series) []PacketCost {
-	var out []PacketCost
+func costs(all []*series) []chain.PacketCost {
+	var out []chain.PacketCost
 	for _, s := range all {
 		var differences []float64
 		for i := range s.own {
 			differences = append(differences, s.own[i]-s.reference[i])
 		}
-		middle := max(0, median(differences))
-		out = append(out, PacketCost{Kind: s.kind, Median: middle, Least: min(middle, max(0, slices.Min(s.own)-slices.Min(s.reference)))})
+		middle := max(0, chain.Median(differences))
+		out = append(out, chain.PacketCost{Kind: s.kind, Median: middle, Least: min(middle, max(0, slices.Min(s.own)-slices.Min(s.reference)))})
 	}
 	return out
 }
@@ -309,13 +263,4 @@ func sampleSingly(p *ebpf.Program, s *series) (float64, error) {
 		sum += t
 	}
 	return sum / float64(len(better)), nil
-}
-
-func median(values []float64) float64 {
-	if len(values) == 0 {
-		return 0
-	}
-	sorted := slices.Sorted(slices.Values(values))
-	n := len(sorted)
-	return (sorted[(n-1)/2] + sorted[n/2]) / 2
 }

@@ -22,17 +22,23 @@ func newMeter(t *testing.T) *Meter {
 	return m
 }
 
+func measure(t *testing.T, meter *Meter, m Module, hooks ...chain.Hook) (chain.Cost, error) {
+	b := (&Dataplane{layout: layout{t.TempDir()}}).Bind(map[string]Module{m.Name: m})
+	t.Cleanup(b.Close)
+	return b.Measure(meter, m.Name, hooks...)
+}
+
 // Every step of spin takes a nanosecond at least, and pass two map accesses: between them is room for all noise.
 func TestMeasureTellsSlowFromFast(t *testing.T) {
 	if os.Getenv("KERB_MATRIX") != "" {
 		t.Skip("the times of an emulated machine are those of its host")
 	}
 	meter := newMeter(t)
-	slow, err := meter.Measure(testModule(t, "spin", "slow", nil), chain.TC, chain.XDP)
+	slow, err := measure(t, meter, testModule(t, "spin", "slow", nil), chain.TC, chain.XDP)
 	if err != nil {
 		t.Fatal(err)
 	}
-	fast, err := meter.Measure(testModule(t, "pass", "fast", nil), chain.TC, chain.XDP)
+	fast, err := measure(t, meter, testModule(t, "pass", "fast", nil), chain.TC, chain.XDP)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -54,16 +60,16 @@ func TestMeasureTellsSlowFromFast(t *testing.T) {
 func TestMeasureOnlyWhatCanRun(t *testing.T) {
 	m := testModule(t, "pass", "half", nil)
 	m.Settings.Idle = []string{"ingress"}
-	cost, err := newMeter(t).Measure(m, chain.TC)
+	cost, err := measure(t, newMeter(t), m, chain.TC)
 	if err != nil || len(cost.Latency) != 1 || cost.Latency[0].Hook != chain.TC || cost.Latency[0].Direction != chain.Egress {
 		t.Errorf("%+v, %v; want TC egress only", cost, err)
 	}
 	m.Settings.Idle = []string{"ingress", "egress"}
-	if cost, err := newMeter(t).Measure(m, chain.TC); err != nil || len(cost.Latency) != 0 || cost.Memory == 0 {
+	if cost, err := measure(t, newMeter(t), m, chain.TC); err != nil || len(cost.Latency) != 0 || cost.Memory == 0 {
 		t.Errorf("without work: %+v, %v; want memory only", cost, err)
 	}
 	m.Spec = func(chain.Hook) (*ebpf.CollectionSpec, error) { return nil, errors.New("unreadable") }
-	if _, err := newMeter(t).Measure(m, chain.TC); !errors.Is(err, ErrNotMeasured) {
+	if _, err := measure(t, newMeter(t), m, chain.TC); !errors.Is(err, chain.ErrNotMeasured) {
 		t.Errorf("unreadable: %v", err)
 	}
 }
@@ -72,11 +78,11 @@ func TestMeasureOnlyWhatCanRun(t *testing.T) {
 func TestMeasureFills(t *testing.T) {
 	m, filled := testModule(t, "pass", "filled", nil), 0
 	m.Fill = func(sdk.Maps) error { filled++; return nil }
-	if _, err := newMeter(t).Measure(m, chain.TC); err != nil || filled != 1 {
+	if _, err := measure(t, newMeter(t), m, chain.TC); err != nil || filled != 1 {
 		t.Errorf("filled %d times, %v", filled, err)
 	}
 	m.Fill = func(sdk.Maps) error { return errors.New("no") }
-	if _, err := newMeter(t).Measure(m, chain.TC); !errors.Is(err, ErrNotMeasured) {
+	if _, err := measure(t, newMeter(t), m, chain.TC); !errors.Is(err, chain.ErrNotMeasured) {
 		t.Errorf("with maps that cannot be filled: %v", err)
 	}
 }
@@ -103,7 +109,7 @@ func TestRepresentativePacketsParse(t *testing.T) {
 
 func TestMedian(t *testing.T) {
 	for want, values := range map[float64][]float64{0: nil, 3: {9, 1, 3}, 2.5: {4, 1, 2, 3}} {
-		if got := median(values); got != want {
+		if got := chain.Median(values); got != want {
 			t.Errorf("median of %v: %v, want %v", values, got, want)
 		}
 	}

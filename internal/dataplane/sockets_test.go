@@ -155,7 +155,7 @@ func (w *socketsWorld) reopen(t *testing.T) {
 func (w *socketsWorld) deploy(t *testing.T, m Module, from string) chain.Spec {
 	t.Helper()
 	spec := chain.Spec{Side: chain.OnSockets, Direction: chain.Both, Members: []chain.Member{{Name: m.Name, ID: m.ID}}}
-	for _, err := range []error{w.CreateGeneration(m, from), w.CreateChain(spec, map[string]Module{m.Name: m}), w.Attach(w.point, spec)} {
+	for _, err := range []error{create(w.Dataplane, m, from), w.CreateChain(spec, map[string]Module{m.Name: m}), w.Attach(w.point, spec)} {
 		if err != nil {
 			t.Fatal(err)
 		}

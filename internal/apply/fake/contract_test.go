@@ -30,21 +30,23 @@ type testedDataplane struct {
 
 var _ apply.Kernel = testedDataplane{}
 
-func (r testedDataplane) bound(members ...chain.Member) dataplane.Bound {
-	b := dataplane.Bound{Dataplane: r.Dataplane, Modules: map[string]dataplane.Module{}}
+func (r testedDataplane) bound(members ...chain.Member) *dataplane.Bound {
+	modules := map[string]dataplane.Module{}
 	for _, m := range members {
-		b.Modules[m.Name] = dataplane.Module{Name: m.Name, ID: m.ID, Spec: func(h chain.Hook) (*ebpf.CollectionSpec, error) {
+		modules[m.Name] = dataplane.Module{Name: m.Name, ID: m.ID, Spec: func(h chain.Hook) (*ebpf.CollectionSpec, error) {
 			if h != chain.TC && h != chain.XDP {
 				return nil, nil
 			}
 			return ebpf.LoadCollectionSpecFromReader(bytes.NewReader(r.object))
 		}}
 	}
-	return b
+	return r.Bind(modules)
 }
 
 func (r testedDataplane) CreateGeneration(module, id, from string) error {
-	return r.bound(chain.Member{Name: module, ID: id}).CreateGeneration(module, id, from)
+	b := r.bound(chain.Member{Name: module, ID: id})
+	defer b.Close()
+	return b.CreateGeneration(module, id, from)
 }
 
 func (r testedDataplane) CreateChain(spec chain.Spec) error {

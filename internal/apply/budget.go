@@ -1,0 +1,254 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package apply
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"math"
+	"sync"
+	"time"
+
+	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/chain"
+	"github.com/kerb-edge/kerb/internal/fault"
+	"github.com/kerb-edge/kerb/internal/pkgs"
+)
+
+// Budgets remembers what modules cost. It is safe for concurrent use, and holds no lock while it measures.
+type Budgets struct {
+	log  *slog.Logger
+	wake chan struct{} // asks for a look at modules that are not measured
+
+	mu    sync.Mutex
+	known map[string]Measured // by Candidate.Key
+}
+
+// Measured is what is known of a module's cost; with an error that is little or nothing.
+type Measured struct {
+	chain.Cost
+	At  time.Time
+	Err error
+}
+
+// Candidate is a module whose cost counts.
+type Candidate struct {
+	Module  string
+	Key     string // equal for equal code and config on the same hooks
+	Limits  Limits
+	Measure func() (chain.Cost, error) // runs the module on maps that no packet of the node meets
+}
+
+// NewBudgets returns budgets without measurements.
+func NewBudgets(log *slog.Logger) *Budgets {
+	return &Budgets{log: log, wake: make(chan struct{}, 1), known: map[string]Measured{}}
+}
+
+// Poke has Run look for modules that are not measured.
+func (b *Budgets) Poke() {
+	select {
+	case b.wake <- struct{}{}:
+	default:
+	}
+}
+
+// Get returns what is known of a module's cost.
+func (b *Budgets) Get(key string) (Measured, bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	m, ok := b.known[key]
+	return m, ok
+}
+
+// Check measures a module unless its cost is known. Its error is a *fault.Invalid if the module exceeds a budget that
+// the operator has set. A module that cannot be measured is let through: if the kernel does not take it, the change
+// fails by itself.
+func (b *Budgets) Check(c Candidate) error {
+	m, ok := b.Get(c.Key)
+	if !ok {
+		m = b.measure(c)
+	}
+	if e, over := c.Limits.Exceeded(m); over && e.refused { // not without a second look
+		m = b.measure(c)
+		if e, over = c.Limits.Exceeded(m); over && e.refused {
+			b.forget(c.Key)
+			return &fault.Invalid{Resource: v1.KindModule + " " + c.Module, Field: e.field,
+				Reason: e.Text + "; raise the budget, or have the module do less by its configuration"}
+		}
+	}
+	b.warn(c, m)
+	return nil
+}
+
+func (b *Budgets) measure(c Candidate) Measured {
+	cost, err := c.Measure()
+	m := Measured{Cost: cost, At: time.Now(), Err: err}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.known[c.Key] = m
+	return m
+}
+
+func (b *Budgets) forget(key string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	delete(b.known, key)
+}
+
+func (b *Budgets) warn(c Candidate, m Measured) {
+	if m.Err != nil && !errors.Is(m.Err, chain.ErrNotPackets) {
+		b.log.Warn("module could not be measured", "module", c.Module, "error", m.Err)
+	}
+	if e, over := c.Limits.Exceeded(m); over {
+		b.log.Warn("module exceeds its budget", "module", c.Module, "excess", e.Text)
+	}
+}
+
+// Run measures what runs without having been measured, such as after a start of the agent, until ctx ends: list returns
+// the modules that run, done is called for each that was measured. What exceeds a budget keeps running: the operator
+// decides whether to remove it.
+func (b *Budgets) Run(ctx context.Context, list func() []Candidate, done func(module string)) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-b.wake:
+		}
+		for _, c := range b.unmeasured(list()) {
+			if ctx.Err() != nil {
+				return
+			}
+			b.warn(c, b.measure(c))
+			done(c.Module)
+		}
+	}
+}
+
+// unmeasured returns those of all modules that are not measured, and forgets the cost of modules that are gone.
+func (b *Budgets) unmeasured(all []Candidate) (out []Candidate) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	wanted := map[string]bool{}
+	for _, c := range all {
+		wanted[c.Key] = true
+		if _, ok := b.known[c.Key]; !ok {
+			out = append(out, c)
+		}
+	}
+	maps.DeleteFunc(b.known, func(key string, _ Measured) bool { return !wanted[key] })
+	return out
+}
+
+// Limits of a module, and who set them: to exceed the operator's is an error, to exceed the package's is a warning.
+type Limits struct {
+	latency           time.Duration // 0: none
+	memory            int64         // bytes, 0: none
+	latencyByOperator bool
+	memoryByOperator  bool
+}
+
+// LimitsOf returns the operator's limits, and the package's where the operator has set none. Both were parsed when they
+// were accepted.
+func LimitsOf(operator v1.Budget, promised pkgs.Budget) Limits {
+	l := Limits{latencyByOperator: operator.Latency != "", memoryByOperator: operator.Memory != ""}
+	if operator.Latency == "" {
+		operator.Latency = promised.Latency
+	}
+	if operator.Memory == "" {
+		operator.Memory = promised.Memory
+	}
+	l.latency, _ = time.ParseDuration(operator.Latency)
+	l.memory, _ = pkgs.ParseBytes(operator.Memory)
+	return l
+}
+
+// ByOperator reports whether the operator has set a limit.
+func (l Limits) ByOperator() bool { return l.latencyByOperator || l.memoryByOperator }
+
+// Excess is a budget that is exceeded.
+type Excess struct {
+	Text    string
+	field   string // of the resource
+	reason  string // of the condition
+	refused bool   // the operator set the budget
+}
+
+// Exceeded compares by the best run of the most expensive kind of packet: noise makes packets slower, never faster.
+func (l Limits) Exceeded(m Measured) (Excess, bool) {
+	for _, x := range m.Latency {
+		if least := x.Least(); l.latency > 0 && least.Least > float64(l.latency.Nanoseconds()) {
+			text := fmt.Sprintf("a packet (%s, %s %s) takes at least %s, the budget%s is %s", least.Kind, x.Hook, x.Direction,
+				time.Duration(math.Round(least.Least)), owner(l.latencyByOperator), l.latency)
+			return Excess{Text: text, field: "spec.budget.latency", reason: "LatencyExceeded", refused: l.latencyByOperator}, true
+		}
+	}
+	if l.memory > 0 && m.Memory > l.memory {
+		text := fmt.Sprintf("the maps take %s of kernel memory, the budget%s is %s",
+			pkgs.FormatBytes(m.Memory), owner(l.memoryByOperator), pkgs.FormatBytes(l.memory))
+		return Excess{Text: text, field: "spec.budget.memory", reason: "MemoryExceeded", refused: l.memoryByOperator}, true
+	}
+	return Excess{}, false
+}
+
+func owner(operator bool) string {
+	if operator {
+		return ""
+	}
+	return " of its package"
+}
+
+// Conditions of a module that has a budget, none of others.
+func (l Limits) Conditions(m Measured, known bool) []v1.Condition {
+	if l.latency == 0 && l.memory == 0 {
+		return nil
+	}
+	c := v1.Condition{Type: "WithinBudget", Status: "Unknown", Reason: "NotMeasured", Message: "not measured yet"}
+	e, over := l.Exceeded(m)
+	switch {
+	case over:
+		c.Status, c.Reason, c.Message = "False", e.reason, e.Text
+	case errors.Is(m.Err, chain.ErrNotPackets) && l.latency == 0:
+		c.Status, c.Reason, c.Message = "True", "MemoryMeasured", ""
+	case m.Err != nil:
+		c.Message = m.Err.Error()
+	case known:
+		c.Status, c.Reason, c.Message = "True", "Measured", ""
+	}
+	return []v1.Condition{c}
+}
+
+// View returns the figures for the status, nil if there are none.
+func (m Measured) View() *v1.Cost {
+	if m.Memory == 0 {
+		return nil
+	}
+	c := &v1.Cost{Memory: m.Memory, MeasuredAt: m.At}
+	for _, l := range m.Latency {
+		worst := l.Worst()
+		c.Latency = append(c.Latency, v1.Latency{Hook: string(l.Hook), Direction: string(l.Direction), Packet: worst.Kind,
+			Worst: tenths(worst.Median), Median: tenths(l.Median()), Least: tenths(l.Least().Least)})
+	}
+	return c
+}
+
+// ChainCost is what the modules of a chain add to the packet that takes longest, in ns; 0 if not all are measured.
+func ChainCost(spec chain.Spec, of func(module string) Measured) (sum float64) {
+	for _, m := range spec.Members {
+		cost := 0.0
+		for _, l := range of(m.Name).Latency {
+			if l.Hook == spec.Side.Hook() && l.Direction == spec.Direction {
+				cost = tenths(l.Worst().Median)
+			}
+		}
+		if cost == 0 {
+			return 0
+		}
+		sum += cost
+	}
+	return tenths(sum)
+}
+
+func tenths(n float64) float64 { return math.Round(10*n) / 10 }

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package chain
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"slices"
+)
+
+// Cost is what a module takes of the node.
+type Cost struct {
+	Latency []Latency // by hook and direction
+	Memory  int64     // of its maps, as the kernel accounts for them, in bytes
+}
+
+// Latency is what a module adds to the time of a packet on one hook in one direction.
+type Latency struct {
+	Hook      Hook
+	Direction Direction
+	Packets   []PacketCost
+}
+
+// PacketCost is the time for one kind of packet, in nanoseconds, above that of a chain without modules.
+type PacketCost struct {
+	Kind   string
+	Median float64 // of the differences to the chain without modules
+	// Least is the best run less the best run of the chain without modules: noise cannot have added it. It is never
+	// above Median.
+	Least float64
+}
+
+// Worst is the kind of packet that takes longest.
+func (l Latency) Worst() PacketCost {
+	return slices.MaxFunc(l.Packets, func(a, b PacketCost) int { return cmp.Compare(a.Median, b.Median) })
+}
+
+// Median is that of the kinds of packets.
+func (l Latency) Median() float64 {
+	var all []float64
+	for _, p := range l.Packets {
+		all = append(all, p.Median)
+	}
+	return Median(all)
+}
+
+// Least is the kind of packet whose least time is the longest: a packet surely takes that long.
+func (l Latency) Least() PacketCost {
+	return slices.MaxFunc(l.Packets, func(a, b PacketCost) int { return cmp.Compare(a.Least, b.Least) })
+}
+
+// Median returns the median of values, 0 if there are none.
+func Median(values []float64) float64 {
+	if len(values) == 0 {
+		return 0
+	}
+	sorted := slices.Sorted(slices.Values(values))
+	n := len(sorted)
+	return (sorted[(n-1)/2] + sorted[n/2]) / 2
+}
+
+// ErrNotMeasured is returned with the cost as far as it is known when a module cannot be test-run.
+var ErrNotMeasured = errors.New("cannot be measured")
+
+// ErrNotPackets is returned with the memory of a module on sockets.
+var ErrNotPackets = fmt.Errorf("%w: what it costs is part of send() and of connections, "+
+	"which the kernel offers no test run for; its memory is known", ErrNotMeasured)
