@@ -25,7 +25,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/config"
 	"github.com/kerb-edge/kerb/internal/control"
 	"github.com/kerb-edge/kerb/internal/dataplane"
-	"github.com/kerb-edge/kerb/internal/executable"
+	"github.com/kerb-edge/kerb/internal/deploy"
 	"github.com/kerb-edge/kerb/internal/fault"
 	"github.com/kerb-edge/kerb/internal/integration"
 	"github.com/kerb-edge/kerb/internal/lockfile"
@@ -52,8 +52,7 @@ type Agent struct {
 	catalog  *pkgs.Catalog
 	control  *control.Manager
 	observer *observe.Observer
-	examiner executable.Examiner
-	kernel   *kernelFacts
+	preparer *deploy.Preparer
 	watcher  *service.Watcher
 	bindings *service.Bindings // of interfaces to services
 	virtual  *resolve.Table
@@ -68,7 +67,7 @@ type Agent struct {
 	changes   sync.Mutex                  // one change at a time, which may wait for control planes
 	mu        sync.Mutex                  // guards what follows, which only changes write; never held for long, so that status is always available
 	desired   resource.Set
-	modules   map[string]*deployment
+	modules   map[string]*deploy.Module
 	states    map[string]service.State // services at the last reconciliation
 	points    plan.Placements
 	sockets   *observe.Sockets // nil before the first reconciliation
@@ -142,10 +141,9 @@ func open(ctx context.Context, cfg config.Config, log *slog.Logger) (*Agent, err
 		models:  models.NewTable(log),
 		catalog: pkgs.NewCatalog(modules.Packages(), modules.Controls()),
 		watcher: service.NewWatcher(log),
-		kernel:  newKernelFacts(cfg.Paths.SocketFacts(), log),
 		wake:    make(chan struct{}, 1), reconciled: make(chan struct{}),
 		desired: desired,
-		modules: map[string]*deployment{},
+		modules: map[string]*deploy.Module{},
 		live:    map[string]*liveModule{},
 		metrics: newMetrics(),
 		budgets: apply.NewBudgets(log),
@@ -156,7 +154,7 @@ func open(ctx context.Context, cfg config.Config, log *slog.Logger) (*Agent, err
 	}
 	a.control, err = control.New(control.Options{Run: cfg.Paths.ControlSockets(), State: cfg.Paths.ControlState(), Log: log, Services: a.virtual, Models: a.models, Packets: a,
 		OnChange: func(module string) { a.recorder.Mark(status.Resource{Kind: v1.KindModule, Name: module}) },
-		Examine:  a.examine, Kernel: a.kernel.get, Limits: controlLimits(cfg.Limits),
+		Examine:  control.Examine(), Kernel: control.KernelFacts(cfg.Paths.SocketFacts(), log), Limits: controlLimits(cfg.Limits),
 		ModuleSocket: cfg.Paths.ModuleSocket, SocketGroup: cfg.SocketGroup})
 	if err != nil {
 		return nil, errors.Join(err, st.Close())
@@ -172,11 +170,12 @@ func open(ctx context.Context, cfg config.Config, log *slog.Logger) (*Agent, err
 		log.Warn("which interface belongs to which service is not known from before; those that have left their service are not found", "error", err)
 	}
 	a.observer = &observe.Observer{Watcher: a.watcher, Binder: a.bindings, Cgroup: cmp.Or(cfg.Cgroup, "/"), Resolve: service.ResolveAll}
+	a.preparer = &deploy.Preparer{Log: log, Base: a.base, Catalog: a.catalog, Control: a.control, Observe: dp.Observe}
 	if err := a.catalog.Err(); err != nil {
 		log.Error("built-in packages that cannot be used", "error", err)
 	}
 	for name, m := range resource.Module.All(desired) {
-		a.modules[name] = a.prepareOrFail(m)
+		a.modules[name] = a.preparer.Accepted(m)
 	}
 	a.watcher.Set(specs(desired))
 	return a, nil
@@ -190,8 +189,8 @@ func (a *Agent) close() {
 	}
 	var ending sync.WaitGroup
 	for _, d := range a.modules {
-		if d.plane != nil {
-			ending.Go(d.plane.Close)
+		if d.Plane != nil {
+			ending.Go(d.Plane.Close)
 		}
 	}
 	ending.Wait()
@@ -315,6 +314,21 @@ func resolvers(cfg config.Config, log *slog.Logger) []resolve.Resolver {
 		return nil
 	}
 	return []resolve.Resolver{resolve.NewOakestra(*cfg.Resolvers.Oakestra, log)}
+}
+
+// retryFailed prepares those modules again that could not run when the agent started.
+func (a *Agent) retryFailed() {
+	a.changes.Lock()
+	defer a.changes.Unlock()
+	for name, d := range a.modules {
+		if next := a.preparer.Again(d); next != nil {
+			a.log.Info("module can run again", "module", name)
+			a.mu.Lock()
+			a.modules[name] = next
+			a.mu.Unlock()
+			a.poke()
+		}
+	}
 }
 
 // specs are the services that the watcher looks for.

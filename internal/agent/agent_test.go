@@ -534,16 +534,6 @@ func (n *node) reconciled(t *testing.T) v1.Condition {
 	return st.Conditions[0]
 }
 
-// A package in the binary that cannot run, for want of what its config names, keeps to its own policy.
-func TestPackagesOwnPolicy(t *testing.T) {
-	n := newNode(t)
-	for pkg, want := range map[string]bool{"counter": false, "firewall": true, "accelerator": false} {
-		if got := n.failsClosed(module("m", pkg, "*", nil)); got != want {
-			t.Errorf("%s fails closed: %t", pkg, got)
-		}
-	}
-}
-
 func edit(t *testing.T, path string, change func(string) string) {
 	t.Helper()
 	data, err := os.ReadFile(path)

@@ -11,6 +11,8 @@ import (
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/chain"
+	"github.com/kerb-edge/kerb/internal/deploy"
+	"github.com/kerb-edge/kerb/internal/pkgs"
 )
 
 // A firewall and a proxy on one client meet packets in the same order in both directions. The firewall tracks a connection to
@@ -61,22 +63,22 @@ func (a *Agent) lostAnswers() map[string]string {
 		if firewall == nil || proxy == nil {
 			continue
 		}
-		instance, addr := a.unadmitted(firewall, proxy.module.Name)
+		instance, addr := a.unadmitted(firewall, proxy.Dataplane.Name)
 		if instance == "" {
 			continue
 		}
 		text := fmt.Sprintf("on service %s, module %s drops the answers of instance %s (%s), which has no module %s on this node, to virtual addresses: "+
 			"set state: {enabled: false} in %s and add a rule {action: allow, direction: ingress, src: %s}, or remove one of the two modules from the service",
-			place.Service, firewall.module.Name, instance, addr, proxy.module.Name, firewall.module.Name, addr)
-		out[firewall.module.Name], out[proxy.module.Name] = text, text
+			place.Service, firewall.Dataplane.Name, instance, addr, proxy.Dataplane.Name, firewall.Dataplane.Name, addr)
+		out[firewall.Dataplane.Name], out[proxy.Dataplane.Name] = text, text
 	}
 	return out
 }
 
 // memberOf is the first module of a chain that is of a built-in package.
-func (a *Agent) memberOf(chain chain.Spec, pkg string) *deployment {
+func (a *Agent) memberOf(chain chain.Spec, pkg string) *deploy.Module {
 	for _, m := range chain.Members {
-		if d := a.modules[m.Name]; d != nil && d.err == nil && d.pkg.Name == pkg && d.pkg.Source == pkgsBuiltin {
+		if d := a.modules[m.Name]; d != nil && d.Err == nil && d.Pkg.Name == pkg && d.Pkg.Source == pkgs.SourceBuiltin {
 			return d
 		}
 	}
@@ -84,9 +86,9 @@ func (a *Agent) memberOf(chain chain.Spec, pkg string) *deployment {
 }
 
 // unadmitted finds an instance of a virtual service that the proxy does not run on, and that the firewall does not admit.
-func (a *Agent) unadmitted(firewall *deployment, proxy string) (instance string, addr netip.Addr) {
+func (a *Agent) unadmitted(firewall *deploy.Module, proxy string) (instance string, addr netip.Addr) {
 	var policy firewallPolicy
-	if json.Unmarshal(firewall.config, &policy) != nil {
+	if json.Unmarshal(firewall.Config, &policy) != nil {
 		return "", addr
 	}
 	local := map[string]bool{}

@@ -10,37 +10,9 @@ import (
 
 	"github.com/kerb-edge/kerb/internal/apply"
 	"github.com/kerb-edge/kerb/internal/chain"
+	"github.com/kerb-edge/kerb/internal/deploy"
 	"github.com/kerb-edge/kerb/internal/plan"
 )
-
-// costKey: the identity of code and config, and the hooks that were measured.
-func (d *deployment) costKey() string {
-	return fmt.Sprint(d.module.Name, " ", d.module.ID, " ", d.hooks())
-}
-
-// hooks are those that the module runs on where it is attached.
-func (d *deployment) hooks() []chain.Hook {
-	var out []chain.Hook
-	if d.Resource.Spec.Attach.Services != "" {
-		out = append(out, d.Hook(true, "veth"))
-	}
-	if len(d.Resource.Spec.Attach.Interfaces) > 0 {
-		out = append(out, d.Hook(false, ""), d.Hook(false, "veth"))
-	}
-	slices.Sort(out)
-	return slices.Compact(out)
-}
-
-// limits of a module that can run.
-func (d *deployment) limits() apply.Limits {
-	return apply.LimitsOf(d.Resource.Spec.Budget, d.pkg.Budget)
-}
-
-func (a *Agent) candidate(d *deployment, k kernel) apply.Candidate {
-	name := d.module.Name
-	return apply.Candidate{Module: name, Key: d.costKey(), Limits: d.limits(),
-		Measure: func() (chain.Cost, error) { return k.Measure(&a.meter, name, d.hooks()...) }}
-}
 
 // admit rejects what the kernel or a budget would, before anything is switched: modules that nothing selects yet, and
 // those that cost too much. It measures new modules, those whose code changes, and those that the operator has set a
@@ -61,8 +33,8 @@ func (a *Agent) admit(t target, k kernel, points plan.Placements, steps []plan.S
 	var refused []error
 	for _, name := range slices.Sorted(maps.Keys(t.modules)) {
 		d, before := t.modules[name], a.modules[name]
-		measured := !d.onlyConfigured(before)
-		if d.err != nil || before == d || used[name] && !measured {
+		measured := !d.OnlyConfigured(before)
+		if d.Err != nil || before == d || used[name] && !measured {
 			continue
 		}
 		if s, ok := created[name]; ok {
@@ -76,15 +48,12 @@ func (a *Agent) admit(t target, k kernel, points plan.Placements, steps []plan.S
 			}
 		}
 		if measured {
-			refused = append(refused, a.budgets.Check(a.candidate(d, k)))
+			c := d.Candidate()
+			c.Measure = func() (chain.Cost, error) { return k.Measure(&a.meter, name, d.AttachedHooks()...) }
+			refused = append(refused, a.budgets.Check(c))
 		}
 	}
 	return errors.Join(refused...)
-}
-
-// onlyConfigured reports whether d differs from before in its config only, and the operator has set no budget.
-func (d *deployment) onlyConfigured(before *deployment) bool {
-	return d.pkg != nil && before != nil && before.pkg != nil && before.pkg.Digest == d.pkg.Digest && !d.limits().ByOperator()
 }
 
 // candidates are the modules that run, each to be measured on a replica of its own.
@@ -93,14 +62,14 @@ func (a *Agent) candidates() (out []apply.Candidate) {
 	defer a.mu.Unlock()
 	for _, name := range slices.Sorted(maps.Keys(a.modules)) {
 		d := a.modules[name]
-		if d.err != nil {
+		if d.Err != nil {
 			continue
 		}
-		c := a.candidate(d, kernel{})
+		c := d.Candidate()
 		c.Measure = func() (chain.Cost, error) {
-			k := a.kernelOf(map[string]*deployment{name: d})
+			k := a.kernelOf(map[string]*deploy.Module{name: d})
 			defer k.Close()
-			return k.Measure(&a.meter, name, d.hooks()...)
+			return k.Measure(&a.meter, name, d.AttachedHooks()...)
 		}
 		out = append(out, c)
 	}
@@ -108,9 +77,9 @@ func (a *Agent) candidates() (out []apply.Candidate) {
 }
 
 // costOf returns what is known of a module's cost.
-func (a *Agent) costOf(d *deployment) (apply.Measured, bool) {
-	if d == nil || d.err != nil {
+func (a *Agent) costOf(d *deploy.Module) (apply.Measured, bool) {
+	if d == nil || d.Err != nil {
 		return apply.Measured{}, false
 	}
-	return a.budgets.Get(d.costKey())
+	return a.budgets.Get(d.Candidate().Key)
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/apply"
 	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/dataplane"
+	"github.com/kerb-edge/kerb/internal/deploy"
 	"github.com/kerb-edge/kerb/internal/plan"
 	"github.com/kerb-edge/kerb/internal/resource"
 	"github.com/kerb-edge/kerb/internal/server"
@@ -43,7 +44,7 @@ func (a *Agent) Apply(ctx context.Context, r server.Request) (result v1.ApplyRes
 		}
 		return result, err
 	}
-	prepared, err := a.prepareAll(next, modules)
+	prepared, err := a.preparer.All(current(next, modules), a.modules)
 	seen, unseen := a.observe(next) // after control planes have started, which may take long
 	if unseen == nil {
 		unseen = checkServices(seen)
@@ -60,6 +61,15 @@ func (a *Agent) Apply(ctx context.Context, r server.Request) (result v1.ApplyRes
 		a.announce(changes)
 	}
 	return result, err
+}
+
+// current returns modules as they are in a desired state, which has their defaults.
+func current(desired resource.Set, modules []v1.Module) (out []v1.Module) {
+	for _, m := range modules {
+		m, _ = resource.Module.Get(desired, m.Metadata.Name)
+		out = append(out, m)
+	}
+	return out
 }
 
 // Delete removes resources: all of them or none.
@@ -93,7 +103,7 @@ func (a *Agent) Delete(ctx context.Context, refs []resource.Ref, dryRun bool) (r
 
 // change takes the node from the present to the next desired state: kernel first, then the store. If either fails, both
 // are as before.
-func (a *Agent) change(t target, prepared map[string]*deployment, dryRun, keep bool) (
+func (a *Agent) change(t target, prepared map[string]*deploy.Module, dryRun, keep bool) (
 	steps, warnings []string, err error,
 ) {
 	defer func() {
@@ -190,10 +200,10 @@ var _ apply.Kernel = kernel{}
 
 func (k kernel) Observe() (chain.State, error) { return k.observe() }
 
-func (a *Agent) kernelOf(all map[string]*deployment) kernel {
+func (a *Agent) kernelOf(all map[string]*deploy.Module) kernel {
 	modules := map[string]dataplane.Module{}
 	for name, d := range all {
-		modules[name] = d.module
+		modules[name] = d.Dataplane
 	}
 	return kernel{a.dp.Bind(modules), a.observeKernel}
 }

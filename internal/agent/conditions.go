@@ -7,6 +7,7 @@ import (
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/dataplane"
+	"github.com/kerb-edge/kerb/internal/deploy"
 	"github.com/kerb-edge/kerb/internal/kerbabi"
 	"github.com/kerb-edge/kerb/internal/plan"
 	"github.com/kerb-edge/kerb/internal/resource"
@@ -34,31 +35,31 @@ func (a *Agent) recordService(s v1.Service, state service.State) []v1.Condition 
 	return a.record(v1.KindService, s.Metadata, now)
 }
 
-func (a *Agent) recordModule(m v1.Module, d *deployment, instances int) []v1.Condition {
+func (a *Agent) recordModule(m v1.Module, d *deploy.Module, instances int) []v1.Condition {
 	return a.record(v1.KindModule, m.Metadata, a.moduleConditions(m, d, instances))
 }
 
-func (a *Agent) moduleConditions(m v1.Module, d *deployment, instances int) []v1.Condition {
+func (a *Agent) moduleConditions(m v1.Module, d *deploy.Module, instances int) []v1.Condition {
 	name, missing := m.Metadata.Name, a.missing(m)
 	out := []v1.Condition{a.moduleReady(d, instances, missing)}
 	if d == nil {
 		return out
 	}
-	if d.plane != nil {
-		out = append(out, controlCondition(d.plane.State()))
+	if d.Plane != nil {
+		out = append(out, controlCondition(d.Plane.State()))
 		out = append(out, a.extraConditions(d)...)
 	}
-	if d.onSockets() {
+	if d.Sockets {
 		out = append(out, a.placedCondition(d))
 	}
 	out = append(out, a.shadowConditions(name)...)
 	out = append(out, a.linkConditions(d)...)
 	out = append(out, a.answerConditions(name)...)
-	if d.pkg != nil && d.pkg.Replies {
+	if d.Pkg != nil && d.Pkg.Replies {
 		out = append(out, a.repliesCondition(name))
 	}
-	if d.err == nil {
-		out = append(out, d.limits().Conditions(a.costOf(d))...)
+	if d.Err == nil {
+		out = append(out, d.Limits().Conditions(a.costOf(d))...)
 	}
 	out = append(out, a.verdictConditions(name)...)
 	if missing != "" && instances > 0 { // else it is not Ready
@@ -84,7 +85,7 @@ func (a *Agent) rankOf(module string) int {
 }
 
 // linkConditions are there only for modules that name an interface which they cannot read.
-func (a *Agent) linkConditions(d *deployment) []v1.Condition {
+func (a *Agent) linkConditions(d *deploy.Module) []v1.Condition {
 	text := d.Unreadable(a.watcher.HostInterfaces())
 	if text == "" {
 		return nil

@@ -8,11 +8,12 @@ import (
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/dataplane"
+	"github.com/kerb-edge/kerb/internal/deploy"
 	"github.com/kerb-edge/kerb/internal/kerbabi"
 )
 
 // drops are the counters that are not zero, by name of the reason.
-func (a *Agent) drops(d *deployment, l *liveModule) []v1.Drop {
+func (a *Agent) drops(d *deploy.Module, l *liveModule) []v1.Drop {
 	counts, err := dataplane.Drops(l.maps)
 	if err != nil {
 		return nil
@@ -90,9 +91,9 @@ func (a *Agent) forgetDrops() {
 }
 
 // reasonName prefers the names that the package's manifest gives to its own reasons.
-func reasonName(d *deployment, reason int) string {
-	if d != nil && d.pkg != nil {
-		if name := d.pkg.DropReason(reason); name != "" {
+func reasonName(d *deploy.Module, reason int) string {
+	if d != nil && d.Pkg != nil {
+		if name := d.Pkg.DropReason(reason); name != "" {
 			return name
 		}
 	}

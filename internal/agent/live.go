@@ -12,6 +12,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/control"
 	"github.com/kerb-edge/kerb/internal/dataplane"
+	"github.com/kerb-edge/kerb/internal/deploy"
 	"github.com/kerb-edge/kerb/internal/fault"
 	"github.com/kerb-edge/kerb/internal/plan"
 	"github.com/kerb-edge/kerb/internal/resource"
@@ -45,8 +46,8 @@ func (a *Agent) install(t target, points plan.Placements) {
 		now := t.modules[name]
 		if now == nil {
 			a.forget(d)
-		} else if d.plane != nil && now.plane != d.plane {
-			go d.plane.Close() // it may take its time
+		} else if d.Plane != nil && now.Plane != d.Plane {
+			go d.Plane.Close() // it may take its time
 		}
 	}
 }
@@ -71,9 +72,9 @@ func left(s service.State, ifindex int) bool {
 
 // forget ends a module's control plane before what it has kept is removed: else it would write it again. Not under a.mu,
 // as it may take its time; changes wait, so that a new module of the same name finds nothing of the old.
-func (a *Agent) forget(d *deployment) {
-	if d.plane != nil {
-		d.plane.Close()
+func (a *Agent) forget(d *deploy.Module) {
+	if d.Plane != nil {
+		d.Plane.Close()
 	}
 	name := d.Resource.Metadata.Name
 	if err := a.control.Forget(name); err != nil {
@@ -89,7 +90,7 @@ func (a *Agent) replace(t target, points plan.Placements, noReplies map[int]erro
 	a.virtual.SetLocals(addresses(t.Observed.Services))
 	a.metrics.publish(a) // before control planes start: they forget what belongs to interfaces that are not listed
 	for name, l := range a.live {
-		if d := t.modules[name]; d == nil || d.module.ID != l.id || d.plane != l.plane {
+		if d := t.modules[name]; d == nil || d.Dataplane.ID != l.id || d.Plane != l.plane {
 			l.close()
 			delete(a.live, name)
 		}
@@ -104,31 +105,31 @@ func (a *Agent) replace(t target, points plan.Placements, noReplies map[int]erro
 }
 
 // activate opens the maps of a new generation, and notifies its control plane of where it runs.
-func (a *Agent) activate(d *deployment) error {
-	if d.err != nil {
+func (a *Agent) activate(d *deploy.Module) error {
+	if d.Err != nil {
 		return nil
 	}
-	name := d.module.Name
+	name := d.Dataplane.Name
 	if a.live[name] != nil {
 		a.ageIdle(d, a.live[name])
-		if d.plane != nil {
-			d.plane.Instances(a.instances(name))
+		if d.Plane != nil {
+			d.Plane.Instances(a.instances(name))
 		}
 		return nil
 	}
-	m, err := a.dp.Maps(name, d.module.ID)
+	m, err := a.dp.Maps(name, d.Dataplane.ID)
 	if err != nil {
 		return err
 	}
-	a.live[name] = &liveModule{id: d.module.ID, maps: m, plane: d.plane}
+	a.live[name] = &liveModule{id: d.Dataplane.ID, maps: m, plane: d.Plane}
 	a.ageIdle(d, a.live[name])
-	if d.plane == nil {
+	if d.Plane == nil {
 		return nil
 	}
-	if err := a.control.Remember(name, d.module.ID, d.module.Settings); err != nil {
+	if err := a.control.Remember(name, d.Dataplane.ID, d.Dataplane.Settings); err != nil {
 		a.log.Warn("cannot store the compiled config; the agent will ask the control plane for it after a restart", "module", name, "error", err)
 	}
-	return d.start(m, a.instances(name))
+	return d.Start(m, a.instances(name))
 }
 
 // instances lists where a module runs. Control planes call it from goroutines of their own, so that it must not take

@@ -18,6 +18,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/control"
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/kerbabi"
+	"github.com/kerb-edge/kerb/internal/pkgs"
 	"github.com/kerb-edge/kerb/internal/plan"
 	"github.com/kerb-edge/kerb/internal/resource"
 	"github.com/kerb-edge/kerb/sdk"
@@ -161,7 +162,7 @@ func (a *Agent) askPlanes(planes map[string]*control.Plane) []scraped {
 			if err != nil {
 				a.log.Warn("a control plane does not answer with metrics; its last ones are served", "module", name, "error", err)
 			}
-			out[i] = scraped{name, p.Name, p.Source == pkgsBuiltin, plane.State(), stale, samples}
+			out[i] = scraped{name, p.Name, p.Source == pkgs.SourceBuiltin, plane.State(), stale, samples}
 		})
 	}
 	asking.Wait()

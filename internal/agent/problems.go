@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/deploy"
 	"github.com/kerb-edge/kerb/internal/resource"
 )
 
@@ -51,7 +52,7 @@ func (a *Agent) problems() []v1.NodeProblem {
 func (a *Agent) missing(m v1.Module) string {
 	var parts []string
 	d := a.modules[m.Metadata.Name]
-	if d == nil || d.err != nil {
+	if d == nil || d.Err != nil {
 		return ""
 	}
 	if d.Resource.Spec.Attach.Services != "" && d.Resource.Spec.Attach.Services != "*" && !a.selects(d) {
@@ -66,7 +67,7 @@ func (a *Agent) missing(m v1.Module) string {
 	return strings.Join(parts, "; ")
 }
 
-func (a *Agent) selects(d *deployment) bool {
+func (a *Agent) selects(d *deploy.Module) bool {
 	for _, s := range resource.Service.All(a.desired) {
 		if d.Selector.Matches(s.Metadata.Labels) {
 			return true
@@ -83,11 +84,11 @@ func (a *Agent) moduleWarnings(asked []v1.Module) (out []string) {
 			out = append(out, "Module "+name+": "+text)
 		}
 		d := a.modules[name]
-		if d == nil || d.err != nil {
+		if d == nil || d.Err != nil {
 			continue
 		}
 		cost, _ := a.costOf(d)
-		if e, over := d.limits().Exceeded(cost); over {
+		if e, over := d.Limits().Exceeded(cost); over {
 			out = append(out, "Module "+name+" exceeds its budget: "+e.Text)
 		}
 	}

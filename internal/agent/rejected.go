@@ -9,6 +9,7 @@ import (
 
 	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/dataplane"
+	"github.com/kerb-edge/kerb/internal/deploy"
 	"github.com/kerb-edge/kerb/internal/fault"
 	"github.com/kerb-edge/kerb/internal/plan"
 )
@@ -20,17 +21,17 @@ func (a *Agent) disable(names []string) bool {
 	found := false
 	for _, name := range names {
 		d := a.modules[name]
-		if d == nil || d.err != nil {
+		if d == nil || d.Err != nil {
 			continue
 		}
 		var rejected *dataplane.RejectedError // not for want of memory or descriptors, which passes
 		if err := k.Verify(name); errors.As(err, &rejected) {
 			a.log.Error("module cannot run", "module", name, "error", err)
-			if d.plane != nil {
-				go d.plane.Close()
+			if d.Plane != nil {
+				go d.Plane.Close()
 			}
 			a.mu.Lock()
-			a.modules[name] = unavailable(d.Resource, err, d.module.FailClosed)
+			a.modules[name] = deploy.Unavailable(d.Resource, err, d.Dataplane.FailClosed)
 			a.mu.Unlock()
 			found = true
 		}
@@ -47,7 +48,7 @@ func (a *Agent) findRejected(t target, k kernel, err error) error {
 	}
 	for _, name := range rejected.Modules {
 		d := t.modules[name]
-		if d == nil || d.err != nil || a.modules[name] == d {
+		if d == nil || d.Err != nil || a.modules[name] == d {
 			continue
 		}
 		if alone := k.Verify(name); errors.As(alone, &rejected) {

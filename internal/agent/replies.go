@@ -44,7 +44,7 @@ func (a *Agent) repliesCondition(name string) v1.Condition {
 		if err := a.noReplies[p.Ifindex]; err != nil {
 			lost = append(lost, err)
 		}
-		if a.modules[name].module.Settings.LongReplies && place.Link.Kind == "veth" && a.dp.View(p).Mode == dataplane.ModeXDPNative {
+		if a.modules[name].Dataplane.Settings.LongReplies && place.Link.Kind == "veth" && a.dp.View(p).Mode == dataplane.ModeXDPNative {
 			noRoom = append(noRoom, fmt.Errorf("native XDP on the veth %s has no room for replies that are longer than their requests, "+
 				"which are passed to the ordinary server", place.Link.Name))
 		}

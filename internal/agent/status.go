@@ -19,6 +19,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/control"
 	"github.com/kerb-edge/kerb/internal/dataplane"
+	"github.com/kerb-edge/kerb/internal/deploy"
 	"github.com/kerb-edge/kerb/internal/fault"
 	"github.com/kerb-edge/kerb/internal/pkgs"
 	"github.com/kerb-edge/kerb/internal/plan"
@@ -27,8 +28,6 @@ import (
 	"github.com/kerb-edge/kerb/internal/version"
 	"github.com/kerb-edge/kerb/sdk"
 )
-
-const pkgsBuiltin = pkgs.SourceBuiltin
 
 func (a *Agent) moduleViews() func(string) resource.Object {
 	return func(name string) resource.Object {
@@ -47,8 +46,8 @@ func (a *Agent) moduleWithStatus(m v1.Module) v1.Module {
 	st := &v1.ModuleStatus{Instances: a.moduleInstances(name)}
 	m.Status = st
 	d := a.modules[name]
-	if d != nil && d.pkg != nil {
-		st.Package = v1.PackageRef{Name: d.pkg.Name, Version: d.pkg.Version, Digest: d.pkg.Digest}
+	if d != nil && d.Pkg != nil {
+		st.Package = v1.PackageRef{Name: d.Pkg.Name, Version: d.Pkg.Version, Digest: d.Pkg.Digest}
 	}
 	if l := a.live[name]; l != nil {
 		st.Memory = dataplane.Memory(l.maps)
@@ -62,13 +61,13 @@ func (a *Agent) moduleWithStatus(m v1.Module) v1.Module {
 }
 
 // moduleReady reports whether a module runs; missing says what it selects and the node does not have.
-func (a *Agent) moduleReady(d *deployment, instances int, missing string) v1.Condition {
+func (a *Agent) moduleReady(d *deploy.Module, instances int, missing string) v1.Condition {
 	c := v1.Condition{Type: "Ready", Status: "False"}
 	switch {
 	case d == nil:
 		c.Reason, c.Message = "Starting", "not evaluated yet"
-	case d.err != nil:
-		c.Reason, c.Message = "ModuleFailed", d.err.Error()+"; "+d.failureEffect()
+	case d.Err != nil:
+		c.Reason, c.Message = "ModuleFailed", d.Err.Error()+"; "+failureEffect(d)
 	case a.problem != nil:
 		c.Reason, c.Message = "NotReconciled", a.problem.Error()
 	case instances == 0:
@@ -100,9 +99,9 @@ func controlCondition(s control.State) v1.Condition {
 }
 
 // extraConditions are those that only some modules have.
-func (a *Agent) extraConditions(d *deployment) []v1.Condition {
+func (a *Agent) extraConditions(d *deploy.Module) []v1.Condition {
 	var out []v1.Condition
-	for _, c := range d.plane.Conditions() {
+	for _, c := range d.Plane.Conditions() {
 		out = append(out, v1.Condition{Type: c.Type, Status: c.Status, Reason: c.Reason, Message: c.Message})
 	}
 	if name := a.metrics.clash(d.Resource.Metadata.Name); name != "" {
@@ -289,8 +288,8 @@ func (a *Agent) Packages(context.Context) ([]v1.Package, error) {
 		out[p.Name] = packageView(p)
 	}
 	for _, d := range a.modules {
-		if d.pkg != nil && d.pkg.Source != pkgsBuiltin {
-			out[d.pkg.Source] = packageView(d.pkg)
+		if d.Pkg != nil && d.Pkg.Source != pkgs.SourceBuiltin {
+			out[d.Pkg.Source] = packageView(d.Pkg)
 		}
 	}
 	pulled, err := a.catalog.Pulled()
@@ -312,8 +311,8 @@ func (a *Agent) Package(_ context.Context, name string) (v1.Package, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for _, d := range a.modules {
-		if d.pkg != nil && d.pkg.Source != pkgsBuiltin && (d.pkg.Name == name || d.pkg.Source == name) {
-			return packageView(d.pkg), nil
+		if d.Pkg != nil && d.Pkg.Source != pkgs.SourceBuiltin && (d.Pkg.Name == name || d.Pkg.Source == name) {
+			return packageView(d.Pkg), nil
 		}
 	}
 	p, err := a.catalog.Get(name)
@@ -382,16 +381,16 @@ func (a *Agent) nodeConditions() []v1.Condition {
 func (a *Agent) cannotRun() string {
 	var failed []string
 	for _, name := range slices.Sorted(maps.Keys(a.modules)) {
-		if d := a.modules[name]; d.err != nil {
-			failed = append(failed, "module "+name+" cannot run, "+d.failureEffect())
+		if d := a.modules[name]; d.Err != nil {
+			failed = append(failed, "module "+name+" cannot run, "+failureEffect(d))
 		}
 	}
 	return strings.Join(failed, "; ")
 }
 
 // failureEffect describes what happens to packets while a module cannot run.
-func (d *deployment) failureEffect() string {
-	if d.module.FailClosed {
+func failureEffect(d *deploy.Module) string {
+	if d.Dataplane.FailClosed {
 		return "all packets are dropped until it runs (failurePolicy closed)"
 	}
 	return "packets bypass it until it runs (failurePolicy open)"
@@ -407,10 +406,10 @@ func (a *Agent) controlPlanes() v1.Condition {
 	c.Message = strings.Join(a.control.Weaknesses(), "; ")
 	for _, name := range slices.Sorted(maps.Keys(a.modules)) {
 		d := a.modules[name]
-		if d.plane == nil {
+		if d.Plane == nil {
 			continue
 		}
-		if one := controlCondition(d.plane.State()); one.Status != "True" {
+		if one := controlCondition(d.Plane.State()); one.Status != "True" {
 			if c.Status == "True" {
 				c.Message = ""
 			}

@@ -9,6 +9,7 @@ import (
 	"slices"
 
 	"github.com/kerb-edge/kerb/internal/dataplane"
+	"github.com/kerb-edge/kerb/internal/deploy"
 	"github.com/kerb-edge/kerb/internal/fault"
 	"github.com/kerb-edge/kerb/internal/observe"
 	"github.com/kerb-edge/kerb/internal/plan"
@@ -18,7 +19,7 @@ import (
 // target is the state that a change or a reconciliation leads to.
 type target struct {
 	desired resource.Set
-	modules map[string]*deployment
+	modules map[string]*deploy.Module
 	plan.Inputs
 }
 
@@ -31,14 +32,14 @@ func (a *Agent) observe(next resource.Set) (observe.Snapshot, error) {
 }
 
 // target joins a desired state, its modules and what was observed for it.
-func (a *Agent) target(next resource.Set, modules map[string]*deployment, seen observe.Snapshot) target {
+func (a *Agent) target(next resource.Set, modules map[string]*deploy.Module, seen observe.Snapshot) target {
 	var onSockets []observe.Selection
 	services := maps.Collect(resource.Service.All(next))
 	t := target{next, modules, plan.Inputs{Modules: map[string]*plan.Module{}, Services: services, Linker: dataplane.Linker()}}
 	for name, d := range modules {
 		t.Modules[name] = &d.Module
 		if d.Sockets {
-			onSockets = append(onSockets, observe.Selection{Cgroups: a.cgroupPaths(d), Services: d.Selector})
+			onSockets = append(onSockets, observe.Selection{Cgroups: d.CgroupPaths(a.observer.Cgroup), Services: d.Selector})
 		}
 	}
 	a.observer.FindSockets(&seen, services, onSockets)
@@ -48,8 +49,8 @@ func (a *Agent) target(next resource.Set, modules map[string]*deployment, seen o
 
 // deployed returns the modules of the next desired state: those that were prepared for it, and all others as they are, also
 // those that cannot run. A package or kernel that has changed since must neither change them nor block a change of others.
-func (a *Agent) deployed(next resource.Set, prepared map[string]*deployment) map[string]*deployment {
-	out := map[string]*deployment{}
+func (a *Agent) deployed(next resource.Set, prepared map[string]*deploy.Module) map[string]*deploy.Module {
+	out := map[string]*deploy.Module{}
 	for name := range resource.Module.All(next) {
 		out[name] = cmp.Or(prepared[name], a.modules[name])
 	}
@@ -69,11 +70,11 @@ func checkServices(seen observe.Snapshot) error {
 
 // checkLinkTypes rejects modules for interfaces that they cannot read. Later an interface may come back as one of another
 // type, which is a condition.
-func (t target) checkLinkTypes(prepared map[string]*deployment) error {
+func (t target) checkLinkTypes(prepared map[string]*deploy.Module) error {
 	var rejected []error
 	for _, name := range slices.Sorted(maps.Keys(prepared)) {
 		if text := prepared[name].Unreadable(t.Observed.Interfaces); text != "" {
-			rejected = append(rejected, prepared[name].invalid("spec.attach.interfaces", errors.New(text)))
+			rejected = append(rejected, prepared[name].Invalid("spec.attach.interfaces", errors.New(text)))
 		}
 	}
 	return errors.Join(rejected...)

@@ -18,6 +18,7 @@ import (
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/dataplane"
+	"github.com/kerb-edge/kerb/internal/deploy"
 	"github.com/kerb-edge/kerb/internal/fault"
 	"github.com/kerb-edge/kerb/internal/kerbabi"
 	"github.com/kerb-edge/kerb/internal/plan"
@@ -102,7 +103,7 @@ func (a *Agent) startTrace(ctx context.Context, r v1.TraceRequest, f dataplane.T
 	}
 	modules := map[string]dataplane.Module{}
 	for name, d := range a.modules {
-		modules[name] = d.module
+		modules[name] = d.Dataplane
 	}
 	var err error
 	if run.trace, err = a.dp.Trace(f, specs, modules); err != nil {
@@ -153,7 +154,7 @@ func bootTime() time.Time {
 
 // reasonNames is a snapshot: events are read without the agent's lock.
 func (a *Agent) reasonNames() func(string, int) string {
-	known := map[string]*deployment{}
+	known := map[string]*deploy.Module{}
 	for name, d := range a.modules {
 		known[name] = d
 	}

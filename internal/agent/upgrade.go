@@ -6,14 +6,15 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/kerb-edge/kerb/internal/apply"
+	"github.com/kerb-edge/kerb/internal/deploy"
 	"github.com/kerb-edge/kerb/sdk"
 )
 
 // releaseAll stops the control planes that a failed change has started. Those before them continue.
-func (a *Agent) releaseAll(prepared map[string]*deployment) {
+func (a *Agent) releaseAll(prepared map[string]*deploy.Module) {
 	for name, d := range prepared {
 		if a.modules[name] != d {
-			a.release(d)
+			d.Release(a.modules[name])
 		}
 	}
 }
@@ -22,25 +23,25 @@ func (a *Agent) releaseAll(prepared map[string]*deployment) {
 func (a *Agent) upgrades(t target) (out []apply.Upgrade) {
 	for name, d := range t.modules {
 		before := a.modules[name]
-		if d == before || before == nil || before.plane == nil || d.plane == nil || d.plane == before.plane {
+		if d == before || before == nil || before.Plane == nil || d.Plane == nil || d.Plane == before.Plane {
 			continue
 		}
-		out = append(out, apply.Upgrade{Module: name, From: before.pkg.Version, To: d.pkg.Version, Limit: d.pkg.Control.HealthTime(),
-			Start: func() error { return a.startUpgrade(before, d) }, AwaitHealthy: d.plane.AwaitHealthy})
+		out = append(out, apply.Upgrade{Module: name, From: before.Pkg.Version, To: d.Pkg.Version, Limit: d.Pkg.Control.HealthTime(),
+			Start: func() error { return a.startUpgrade(before, d) }, AwaitHealthy: d.Plane.AwaitHealthy})
 	}
 	return out
 }
 
-func (a *Agent) startUpgrade(before, d *deployment) error {
-	m, err := a.dp.Maps(d.module.Name, d.module.ID)
+func (a *Agent) startUpgrade(before, d *deploy.Module) error {
+	m, err := a.dp.Maps(d.Dataplane.Name, d.Dataplane.ID)
 	if err != nil {
 		return err
 	}
 	defer (&liveModule{maps: m}).close()
 	if hasRing(m) {
-		before.plane.Rest()
+		before.Plane.Rest()
 	}
-	return d.start(m, a.instances(d.module.Name))
+	return d.Start(m, a.instances(d.Dataplane.Name))
 }
 
 // hasRing reports whether there is a ring buffer among maps. Generations share it, and it can have one reader only: two would

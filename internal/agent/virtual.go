@@ -56,10 +56,10 @@ func (a *Agent) ejected() map[[2]string]string {
 	defer a.mu.Unlock()
 	out := map[[2]string]string{}
 	for name, d := range a.modules {
-		if d == nil || d.plane == nil {
+		if d == nil || d.Plane == nil {
 			continue
 		}
-		for _, e := range d.plane.State().Ejected {
+		for _, e := range d.Plane.State().Ejected {
 			out[[2]string{e.Service, e.Instance}] = "module " + name + ": " + e.Reason
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	"context"
 	"net/http"
 
+	"github.com/kerb-edge/kerb/internal/executable"
 	"github.com/kerb-edge/kerb/sdk"
 )
 
@@ -33,5 +34,21 @@ func (g examineGrant) serve(ctx context.Context, p *Plane, r *run, requests *sdk
 		if err != nil && ctx.Err() == nil && !answered(err, http.StatusNotFound) && !answered(err, http.StatusConflict) {
 			p.log.Warn("control plane rejects the examination result of a program", "program", found.Path, "error", err)
 		}
+	}
+}
+
+// Examine returns a function that examines the program of a process.
+func Examine() func(sdk.Process) sdk.Executable {
+	var examiner executable.Examiner
+	return func(p sdk.Process) sdk.Executable {
+		out := sdk.Executable{Process: p}
+		facts, err := examiner.Process(p.PID, p.Start)
+		if err != nil {
+			out.Problem = err.Error()
+			return out
+		}
+		out.Path, out.Device, out.Inode, out.Modified, out.Size = facts.Path, facts.Device, facts.Inode, facts.Modified, facts.Size
+		out.Uses, out.Configured, out.Go = facts.Uses, facts.Configured, facts.Go
+		return out
 	}
 }

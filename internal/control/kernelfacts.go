@@ -4,7 +4,10 @@ package control
 
 import (
 	"context"
+	"log/slog"
+	"sync"
 
+	"github.com/kerb-edge/kerb/internal/sockets"
 	"github.com/kerb-edge/kerb/sdk"
 )
 
@@ -17,4 +20,38 @@ type kernelGrant func(context.Context) sdk.Kernel
 
 func (g kernelGrant) describe(ctx context.Context, start *sdk.GenerationRequest) {
 	start.Kernel = g(ctx)
+}
+
+// KernelFacts returns a function that returns how redirected sockets behave on this kernel, or nothing when ctx ends
+// before that is known. The first call finds out, which takes some seconds; file keeps it until the next reboot.
+func KernelFacts(file string, log *slog.Logger) func(context.Context) sdk.Kernel {
+	var facts sdk.Kernel
+	known := make(chan struct{})
+	find := sync.OnceFunc(func() {
+		go func() {
+			defer close(known)
+			facts = findFacts(file, log)
+		}()
+	})
+	return func(ctx context.Context) sdk.Kernel {
+		find()
+		select {
+		case <-known:
+			return facts
+		case <-ctx.Done():
+			return sdk.Kernel{}
+		}
+	}
+}
+
+func findFacts(file string, log *slog.Logger) sdk.Kernel {
+	result, err := sockets.TestOnce(context.Background(), file)
+	if err != nil {
+		log.Warn("cannot find out or store how redirected sockets behave on this kernel", "error", err)
+	}
+	facts := sdk.Kernel{Sockets: result.Good()}
+	for _, t := range result.Turns {
+		facts.Turns = append(facts.Turns, sdk.Turn{Bytes: uint32(t.Bytes), Plain: t.Plain, Redirected: t.Redirected})
+	}
+	return facts
 }

@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package deploy prepares modules: it finds the package, checks spec and config, has the control plane compile the
+// config, and describes the result for plans and for the data plane. It changes nothing in the kernel.
+package deploy
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+
+	"github.com/cilium/ebpf"
+
+	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/apply"
+	"github.com/kerb-edge/kerb/internal/chain"
+	"github.com/kerb-edge/kerb/internal/control"
+	"github.com/kerb-edge/kerb/internal/dataplane"
+	"github.com/kerb-edge/kerb/internal/pkgs"
+	"github.com/kerb-edge/kerb/internal/plan"
+	"github.com/kerb-edge/kerb/internal/service"
+	"github.com/kerb-edge/kerb/internal/version"
+	"github.com/kerb-edge/kerb/sdk"
+)
+
+// Module is a module with all that is needed to run it.
+type Module struct {
+	plan.Module
+	Pkg       *pkgs.Package
+	Plane     *control.Plane  // nil without a control plane
+	Config    json.RawMessage // with its defaults and secrets: never shown or kept
+	Dataplane dataplane.Module
+	Err       error // why it cannot run: only for modules from the store
+
+	started bool // the control plane works on this generation
+}
+
+// Unavailable stands for a module that cannot run, where the module would be.
+func Unavailable(m v1.Module, why error, closed bool) *Module {
+	selector, _ := service.ParseSelector(m.Spec.Attach.Services) // one that is wrong selects nothing
+	module := dataplane.Unavailable(m.Metadata.Name, closed)
+	return &Module{Err: why, Dataplane: module,
+		Module: plan.Module{Resource: m, Selector: selector, CannotRun: true, Member: memberOf(module)}}
+}
+
+// Name of the module.
+func (d *Module) Name() string { return d.Resource.Metadata.Name }
+
+// Start makes the module's generation the one that its control plane works on.
+func (d *Module) Start(m sdk.Maps, instances []sdk.Instance) error {
+	if d.started {
+		d.Plane.Instances(instances)
+		return nil
+	}
+	d.started = true
+	return d.Plane.Start(d.Config, m, instances)
+}
+
+// CgroupPaths are the cgroups that the module needs: its own, and root for the sockets of services.
+func (d *Module) CgroupPaths(root string) []string {
+	if !d.Sockets {
+		return nil
+	}
+	paths := slices.Clone(d.Resource.Spec.Attach.Cgroups)
+	if d.Resource.Spec.Attach.Services != "" {
+		paths = append(paths, root)
+	}
+	return paths
+}
+
+// Candidate is the module for budgets. The caller sets Measure.
+func (d *Module) Candidate() apply.Candidate {
+	name := d.Dataplane.Name
+	return apply.Candidate{Module: name, Key: fmt.Sprint(name, " ", d.Dataplane.ID, " ", d.AttachedHooks()), Limits: d.Limits()}
+}
+
+// Limits of a module that can run.
+func (d *Module) Limits() apply.Limits { return apply.LimitsOf(d.Resource.Spec.Budget, d.Pkg.Budget) }
+
+// AttachedHooks are those that the module runs on where it is attached.
+func (d *Module) AttachedHooks() []chain.Hook {
+	var out []chain.Hook
+	if d.Resource.Spec.Attach.Services != "" {
+		out = append(out, d.Hook(true, "veth"))
+	}
+	if len(d.Resource.Spec.Attach.Interfaces) > 0 {
+		out = append(out, d.Hook(false, ""), d.Hook(false, "veth"))
+	}
+	slices.Sort(out)
+	return slices.Compact(out)
+}
+
+// OnlyConfigured reports whether d differs from before in its config only, and the operator has set no budget.
+func (d *Module) OnlyConfigured(before *Module) bool {
+	return d.Pkg != nil && before != nil && before.Pkg != nil && before.Pkg.Digest == d.Pkg.Digest && !d.Limits().ByOperator()
+}
+
+// identity of the generation: equal for equal code and config.
+func (d *Module) identity() string {
+	builder := "" // what else decides on the contents of maps: built-in control planes are part of this build
+	if d.Pkg.Control != nil && d.Pkg.Control.Builtin {
+		builder = version.Version()
+	}
+	return chain.ShortHash([]byte(d.Pkg.Digest), d.Config, []byte(builder))
+}
+
+func (d *Module) dataplaneModule(settings sdk.Settings) dataplane.Module {
+	return dataplane.Module{
+		Name:       d.Name(),
+		ID:         d.identity(),
+		ConfigMaps: d.Pkg.Maps.Config,
+		SharedMaps: d.Pkg.Maps.Shared,
+		Migrate:    d.Pkg.Maps.Migrate,
+		Settings:   settings,
+		FailClosed: d.failClosed(),
+		Frags:      d.Pkg.Frags,
+		Sockets:    d.onSockets(),
+		BuiltIn:    d.Pkg.Source == pkgs.SourceBuiltin,
+		Spec: func(h chain.Hook) (*ebpf.CollectionSpec, error) {
+			if !d.Pkg.RunsOn(string(h)) {
+				return nil, nil
+			}
+			return d.Pkg.Spec(string(h))
+		},
+	}
+}
+
+// failClosed is the module's policy, or else its package's.
+func (d *Module) failClosed() bool {
+	if p := d.Resource.Spec.FailurePolicy; p != "" {
+		return p == v1.FailClosed
+	}
+	return d.Pkg.FailurePolicy == string(v1.FailClosed)
+}
+
+// onSockets reports whether the module runs on sockets and not on packets.
+func (d *Module) onSockets() bool { return d.Pkg.RunsOn(pkgs.HookSockets) }
+
+// describe gives plans what they need to know of the module.
+func (d *Module) describe(settings sdk.Settings) {
+	d.Member = memberOf(d.Dataplane)
+	d.Package, d.Rank, d.Sockets, d.Replies = d.Pkg.Name, d.Pkg.Rank, d.onSockets(), d.Pkg.Replies
+	d.LongReplies = settings.LongReplies
+	if d.LinkTypes = settings.LinkTypes; len(d.LinkTypes) == 0 {
+		d.LinkTypes = d.Pkg.Reads()
+	}
+	hooks := settings.Hooks
+	if len(hooks) == 0 {
+		hooks = d.Pkg.Hooks
+	}
+	d.Hooks = as[chain.Hook](hooks)
+	d.OnServices, d.OnInterfaces = as[chain.Direction](d.Pkg.Directions.Services), as[chain.Direction](d.Pkg.Directions.Interfaces)
+	d.Idle = as[chain.Direction](settings.Idle)
+}
+
+// findEntries notes for which hooks and directions the package has a function.
+func (d *Module) findEntries() error {
+	d.Entries = map[chain.Hook]map[chain.Direction]bool{}
+	for _, hook := range d.Pkg.Hooks {
+		spec, err := d.Pkg.Spec(hook)
+		if err != nil {
+			return err
+		}
+		has := map[chain.Direction]bool{}
+		for _, dir := range []chain.Direction{chain.Egress, chain.Ingress} {
+			has[dir] = spec.Programs["kerb_"+string(dir)] != nil
+		}
+		d.Entries[chain.Hook(hook)] = has
+	}
+	return nil
+}
+
+// as gives strings of manifests and control planes their type.
+func as[T ~string](texts []string) (out []T) {
+	for _, text := range texts {
+		out = append(out, T(text))
+	}
+	return out
+}
+
+func memberOf(m dataplane.Module) chain.Member {
+	return chain.Member{Name: m.Name, ID: m.ID, FailClosed: m.FailClosed}
+}

@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package deploy
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"log/slog"
+	"reflect"
+
+	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/chain"
+	"github.com/kerb-edge/kerb/internal/control"
+	"github.com/kerb-edge/kerb/internal/dataplane"
+	"github.com/kerb-edge/kerb/internal/fault"
+	"github.com/kerb-edge/kerb/internal/pkgs"
+	"github.com/kerb-edge/kerb/internal/plan"
+	"github.com/kerb-edge/kerb/sdk"
+)
+
+// Preparer prepares modules.
+type Preparer struct {
+	Log     *slog.Logger
+	Base    context.Context // of control planes' background work
+	Catalog *pkgs.Catalog
+	Control *control.Manager
+	Observe func() (chain.State, error) // the state of the kernel
+}
+
+// prepare checks a module as far as that is possible without the kernel. now is the module as it runs, or nil. Errors
+// are those of package fault.
+func (p *Preparer) prepare(m v1.Module, now *Module) (_ *Module, err error) {
+	d := &Module{Module: plan.Module{Resource: m}}
+	defer func() {
+		if err != nil {
+			d.Release(now)
+		}
+	}()
+	if err := d.checkSpec(p.Catalog); err != nil {
+		return nil, err
+	}
+	settings, err := p.settings(d, now)
+	if err != nil {
+		return nil, err
+	}
+	if err := d.checkMemory(settings); err != nil {
+		return nil, err
+	}
+	if err := d.checkHooks(settings.Hooks); err != nil {
+		return nil, err
+	}
+	if err := d.findEntries(); err != nil {
+		return nil, d.Invalid("spec.package", err)
+	}
+	d.Dataplane = d.dataplaneModule(settings)
+	if d.Plane != nil {
+		d.Dataplane.Fill = func(m sdk.Maps) error { return d.Plane.Fill(p.Base, d.Config, m) }
+	}
+	d.describe(settings)
+	return d, nil
+}
+
+// All prepares the modules of a request and joins the mistakes in all of them. It returns at the first error of another
+// kind, so that a request does not wait for each of several control planes that do not answer. What runs unchanged
+// stays as it is.
+func (p *Preparer) All(asked []v1.Module, now map[string]*Module) (map[string]*Module, error) {
+	prepared := map[string]*Module{}
+	var refused []error
+	for _, m := range asked {
+		d, err := p.next(m, now[m.Metadata.Name])
+		if err != nil {
+			refused = append(refused, err)
+			if len(fault.Invalids(err)) == 0 {
+				break
+			}
+			continue
+		}
+		prepared[m.Metadata.Name] = d
+	}
+	return prepared, errors.Join(refused...)
+}
+
+func (p *Preparer) next(m v1.Module, now *Module) (*Module, error) {
+	if now != nil && now.Err == nil && reflect.DeepEqual(now.Resource, m) && now.Pkg.Source == pkgs.SourceBuiltin {
+		return now, nil
+	}
+	d, err := p.prepare(m, now)
+	if err != nil {
+		return nil, err
+	}
+	if err := d.checkCgroups(now); err != nil {
+		d.Release(now)
+		return nil, err
+	}
+	return d, nil
+}
+
+// Accepted prepares a module that was accepted earlier: what is wrong with it now is a condition.
+func (p *Preparer) Accepted(m v1.Module) *Module {
+	d, err := p.prepare(m, nil)
+	if err != nil {
+		p.Log.Error("module cannot run", "module", m.Metadata.Name, "error", err)
+		return Unavailable(m, err, p.failsClosed(m))
+	}
+	return d
+}
+
+// Again prepares a module that could not run when the agent started, if that may be different now: a file system that
+// was not mounted, a slow control plane. What the kernel rejects it will reject again. It returns nil if the module
+// still cannot run.
+func (p *Preparer) Again(now *Module) *Module {
+	var rejected *dataplane.RejectedError
+	if now.Err == nil || errors.As(now.Err, &rejected) {
+		return nil
+	}
+	d, err := p.prepare(now.Resource, now)
+	if err != nil {
+		return nil
+	}
+	return d
+}
+
+// settings has the control plane compile the config. A generation that was compiled before does not need the control plane
+// again: what runs must not depend on whether it responds.
+func (p *Preparer) settings(d, now *Module) (settings sdk.Settings, err error) {
+	if d.Pkg.Control == nil {
+		return d.constants()
+	}
+	if d.Plane, err = p.planeOf(d, now); err != nil {
+		return settings, d.Invalid("spec.package", err)
+	}
+	if settings, ok := p.Control.Recall(d.Name(), d.identity()); ok {
+		return settings, nil
+	}
+	settings, known, err := d.Plane.Compile(p.Base, d.Config)
+	var mistake *sdk.ConfigError
+	switch {
+	case errors.As(err, &mistake):
+		return settings, d.configError(err)
+	case err != nil:
+		return settings, &fault.Unavailable{Resource: "Module " + d.Name(), Reason: err.Error()}
+	case !known:
+		return d.constants()
+	}
+	return settings, nil
+}
+
+// constants returns the settings for a config that no control plane compiles.
+func (d *Module) constants() (settings sdk.Settings, err error) {
+	var config map[string]any
+	if err := json.Unmarshal(d.Config, &config); err != nil {
+		return settings, d.configError(err)
+	}
+	if settings.Constants, err = d.Pkg.Constants(config); err != nil {
+		return settings, d.configError(err)
+	}
+	return settings, nil
+}
+
+// planeOf is the module's control plane: the one that runs, as long as the package is the same.
+func (p *Preparer) planeOf(d, now *Module) (*control.Plane, error) {
+	if now != nil && now.Plane != nil && now.Plane.Package().Digest == d.Pkg.Digest {
+		return now.Plane, nil
+	}
+	return p.Control.Plane(d.Name(), d.Pkg)
+}
+
+// Release stops the control plane of a module that does not come to run, unless the one that runs has the same.
+func (d *Module) Release(now *Module) {
+	if d.Plane == nil || now != nil && now.Plane == d.Plane {
+		return
+	}
+	go func() {
+		d.Plane.Close()
+		if now != nil && now.Plane != nil {
+			now.Plane.Resume()
+		}
+	}()
+}
+
+// failsClosed reports whether a module that cannot run keeps packets from passing: by its own policy, or else its
+// package's. Where the package cannot be read, what it left in the kernel decides; if that is nothing, it might have
+// been a firewall.
+func (p *Preparer) failsClosed(m v1.Module) bool {
+	if policy := m.Spec.FailurePolicy; policy != "" {
+		return policy == v1.FailClosed
+	}
+	if pkg, err := p.Catalog.Get(m.Spec.Package); err == nil {
+		return pkg.FailurePolicy == string(v1.FailClosed)
+	}
+	state, err := p.Observe()
+	if err != nil {
+		return true
+	}
+	for _, c := range state.Chains {
+		for _, member := range c.Spec.Members {
+			if member.Name == m.Metadata.Name {
+				return member.FailClosed
+			}
+		}
+	}
+	return true
+}
