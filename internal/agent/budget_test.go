@@ -7,8 +7,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
-
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/fault"
 	"github.com/kerb-edge/kerb/internal/resource"
@@ -96,24 +94,9 @@ func TestPackageBudgetWarns(t *testing.T) {
 // costMetrics are the values of kerb_module_cost_seconds by module and direction.
 func (n *node) costMetrics(t *testing.T) map[string]float64 {
 	t.Helper()
-	registry := prometheus.NewPedanticRegistry()
-	registry.MustRegister(n.Collector())
-	families, err := registry.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
 	out := map[string]float64{}
-	for _, f := range families {
-		if f.GetName() != "kerb_module_cost_seconds" {
-			continue
-		}
-		for _, m := range f.GetMetric() {
-			labels := map[string]string{}
-			for _, l := range m.GetLabel() {
-				labels[l.GetName()] = l.GetValue()
-			}
-			out[labels["module"]+" "+labels["direction"]] = m.GetGauge().GetValue()
-		}
+	for _, m := range n.collect(t, "kerb_module_cost_seconds") {
+		out[m.Labels["module"]+" "+m.Labels["direction"]] = m.Value
 	}
 	return out
 }

@@ -8,8 +8,6 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/prometheus/client_golang/prometheus"
-
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
 	"github.com/kerb-edge/kerb/internal/resource"
@@ -59,22 +57,10 @@ func (n *node) policyDrops(t *testing.T) v1.Drop {
 // dropSeries are the series of kerb_service_dropped_packets_total of one service, by module and reason.
 func (n *node) dropSeries(t *testing.T, service string) map[string]float64 {
 	t.Helper()
-	registry := prometheus.NewRegistry()
-	registry.MustRegister(n.Collector())
-	families, err := registry.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
 	out := map[string]float64{}
-	for _, f := range families {
-		for _, m := range f.Metric {
-			labels := map[string]string{}
-			for _, l := range m.Label {
-				labels[l.GetName()] = l.GetValue()
-			}
-			if f.GetName() == "kerb_service_dropped_packets_total" && labels["service"] == service {
-				out[labels["module"]+" "+labels["reason"]] = m.GetCounter().GetValue()
-			}
+	for _, m := range n.collect(t, "kerb_service_dropped_packets_total") {
+		if m.Labels["service"] == service {
+			out[m.Labels["module"]+" "+m.Labels["reason"]] = m.Value
 		}
 	}
 	return out

@@ -11,8 +11,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
-
 	"github.com/kerb-edge/kerb/internal/apply"
 	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/control"
@@ -20,14 +18,15 @@ import (
 	"github.com/kerb-edge/kerb/internal/kerbabi"
 	"github.com/kerb-edge/kerb/internal/pkgs"
 	"github.com/kerb-edge/kerb/internal/plan"
+	"github.com/kerb-edge/kerb/internal/promtext"
 	"github.com/kerb-edge/kerb/internal/resource"
 	"github.com/kerb-edge/kerb/sdk"
 )
 
 // metrics are what the agent counts of itself, and what can be read without its lock.
 type metrics struct {
-	changes  prometheus.Histogram
-	failures prometheus.Counter
+	changes  *promtext.Histogram
+	failures atomic.Uint64
 	points   atomic.Pointer[plan.Placements]
 
 	mu      sync.Mutex
@@ -50,16 +49,9 @@ func (m *metrics) clash(module string) string {
 	return m.clashes[module]
 }
 
-func newMetrics() *metrics {
-	return &metrics{
-		changes: prometheus.NewHistogram(prometheus.HistogramOpts{Name: "kerb_change_duration_seconds",
-			Help: "Time from an accepted change to the kernel doing it.", Buckets: prometheus.ExponentialBuckets(0.001, 2, 14)}),
-		failures: prometheus.NewCounter(prometheus.CounterOpts{Name: "kerb_change_failures_total",
-			Help: "Changes that were undone because a step failed."}),
-	}
-}
+func newMetrics() *metrics { return &metrics{changes: promtext.NewHistogram(0.001, 14)} }
 
-func (m *metrics) failed() { m.failures.Inc() }
+func (m *metrics) failed() { m.failures.Add(1) }
 
 func (m *metrics) changed(d time.Duration) { m.changes.Observe(d.Seconds()) }
 
@@ -76,18 +68,8 @@ func (m *metrics) placements() plan.Placements {
 	return nil
 }
 
-// Collector gives the agent's and the modules' metrics.
-func (a *Agent) Collector() prometheus.Collector { return collector{a} }
-
-// collector makes its metrics at each scrape; which there are depends on the modules.
-type collector struct{ agent *Agent }
-
-// Describe announces nothing: the collector is unchecked.
-func (collector) Describe(chan<- *prometheus.Desc) {}
-
-// Collect reads the counters of the data planes.
-func (c collector) Collect(out chan<- prometheus.Metric) {
-	a := c.agent
+// Collect adds the agent's and the modules' metrics.
+func (a *Agent) Collect(out *promtext.Set) {
 	a.collectOutcomes(out)
 	planes := a.collectOwn(out)
 	// Outside the lock: one that does not answer must not keep the agent from changes.
@@ -100,17 +82,14 @@ func (c collector) Collect(out chan<- prometheus.Metric) {
 }
 
 // collectOwn reads what needs no control plane, and returns those that there are.
-func (a *Agent) collectOwn(out chan<- prometheus.Metric) map[string]*control.Plane {
+func (a *Agent) collectOwn(out *promtext.Set) map[string]*control.Plane {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	out <- a.metrics.changes
-	out <- a.metrics.failures
-	gauge := func(name, help string, value float64) {
-		out <- prometheus.MustNewConstMetric(prometheus.NewDesc(name, help, nil, nil), prometheus.GaugeValue, value)
-	}
-	gauge("kerb_modules", "Modules deployed.", float64(a.desired.Len(resource.Module)))
-	gauge("kerb_services", "Services registered.", float64(a.desired.Len(resource.Service)))
-	gauge("kerb_attach_points", "Attach points that run a chain.", float64(len(a.points)))
+	out.Histogram("kerb_change_duration_seconds", "Time from an accepted change to the kernel doing it.", a.metrics.changes)
+	out.Counter("kerb_change_failures_total", "Changes that were undone because a step failed.", float64(a.metrics.failures.Load()))
+	out.Gauge("kerb_modules", "Modules deployed.", float64(a.desired.Len(resource.Module)))
+	out.Gauge("kerb_services", "Services registered.", float64(a.desired.Len(resource.Service)))
+	out.Gauge("kerb_attach_points", "Attach points that run a chain.", float64(len(a.points)))
 	planes := map[string]*control.Plane{}
 	for _, name := range slices.Sorted(maps.Keys(a.live)) {
 		a.collectModule(name, out)
@@ -121,19 +100,17 @@ func (a *Agent) collectOwn(out chan<- prometheus.Metric) map[string]*control.Pla
 	return planes
 }
 
-func (a *Agent) collectModule(name string, out chan<- prometheus.Metric) {
+func (a *Agent) collectModule(name string, out *promtext.Set) {
 	l, d := a.live[name], a.modules[name]
-	memory := prometheus.NewDesc("kerb_module_memory_bytes", "Kernel memory of a module's maps.", []string{"module"}, nil)
-	out <- prometheus.MustNewConstMetric(memory, prometheus.GaugeValue, float64(dataplane.Memory(l.maps)), name)
+	out.Gauge("kerb_module_memory_bytes", "Kernel memory of a module's maps.", float64(dataplane.Memory(l.maps)), "module", name)
 	cost, _ := a.costOf(d)
 	collectCost(name, cost, out)
-	dropped := prometheus.NewDesc("kerb_dropped_packets_total", "Packets that a module dropped, by reason.", []string{"module", "reason"}, nil)
-	ofServices := prometheus.NewDesc("kerb_service_dropped_packets_total", "Packets of a service that a module dropped, by reason.",
-		[]string{"module", "service", "reason"}, nil)
 	for _, drop := range a.drops(d, l) {
-		out <- prometheus.MustNewConstMetric(dropped, prometheus.CounterValue, float64(drop.Packets), name, drop.Reason)
+		out.Counter("kerb_dropped_packets_total", "Packets that a module dropped, by reason.", float64(drop.Packets),
+			"module", name, "reason", drop.Reason)
 		for _, s := range drop.Services {
-			out <- prometheus.MustNewConstMetric(ofServices, prometheus.CounterValue, float64(s.Packets), name, s.Service, drop.Reason)
+			out.Counter("kerb_service_dropped_packets_total", "Packets of a service that a module dropped, by reason.",
+				float64(s.Packets), "module", name, "service", s.Service, "reason", drop.Reason)
 		}
 	}
 	collectEvents(name, l, out)
@@ -172,18 +149,17 @@ func (a *Agent) askPlanes(planes map[string]*control.Plane) []scraped {
 
 // exportPlanes writes the metrics of control planes, and returns the modules some of whose metrics are left out, with the name of
 // one: it means something else in another module, which comes before it.
-func exportPlanes(all []scraped, out chan<- prometheus.Metric) (clashes map[string]string) {
-	gauge := func(name, help, module string, kind prometheus.ValueType, value float64) {
-		out <- prometheus.MustNewConstMetric(prometheus.NewDesc(name, help, []string{"module"}, nil), kind, value, module)
-	}
+func exportPlanes(all []scraped, out *promtext.Set) (clashes map[string]string) {
 	families := map[string]sdk.Sample{}
 	clashes = map[string]string{}
 	for _, m := range all {
-		gauge("kerb_control_plane_up", "1 while a module's control plane runs and says that all is well.", m.module, prometheus.GaugeValue,
-			boolValue(controlCondition(m.state).Status == "True"))
-		gauge("kerb_control_plane_restarts_total", "Times that a module's control plane was started again.", m.module, prometheus.CounterValue, float64(m.state.Restarts))
-		gauge("kerb_control_plane_stale", "1 while a module's control plane does not answer with metrics, so that its last ones are served.", m.module, prometheus.GaugeValue,
-			boolValue(m.stale))
+		out.Gauge("kerb_control_plane_up", "1 while a module's control plane runs and says that all is well.",
+			boolValue(controlCondition(m.state).Status == "True"), "module", m.module)
+		out.Counter("kerb_control_plane_restarts_total", "Times that a module's control plane was started again.",
+			float64(m.state.Restarts), "module", m.module)
+		out.Gauge("kerb_control_plane_stale",
+			"1 while a module's control plane does not answer with metrics, so that its last ones are served.",
+			boolValue(m.stale), "module", m.module)
 		for _, s := range m.samples {
 			name := m.family(s)
 			first, known := families[name]
@@ -192,7 +168,7 @@ func exportPlanes(all []scraped, out chan<- prometheus.Metric) (clashes map[stri
 				continue
 			}
 			families[name] = s
-			out <- sampleMetric(m.module, name, s)
+			addSample(out, m.module, name, s)
 		}
 	}
 	return clashes
@@ -214,44 +190,34 @@ func boolValue(b bool) float64 {
 	return 0
 }
 
-// sampleMetric is what a control plane measured.
-func sampleMetric(module, name string, s sdk.Sample) prometheus.Metric {
-	keys := slices.Sorted(maps.Keys(s.Labels))
-	values := []string{module}
-	for _, k := range keys {
-		values = append(values, s.Labels[k])
+// addSample adds what a control plane measured.
+func addSample(out *promtext.Set, module, name string, s sdk.Sample) {
+	labels := []string{"module", module}
+	for _, key := range slices.Sorted(maps.Keys(s.Labels)) {
+		labels = append(labels, key, s.Labels[key])
 	}
-	kind := prometheus.GaugeValue
 	if s.Counter {
-		kind = prometheus.CounterValue
+		out.Counter(name, s.Help, s.Value, labels...)
+	} else {
+		out.Gauge(name, s.Help, s.Value, labels...)
 	}
-	desc := prometheus.NewDesc(name, s.Help, append([]string{"module"}, keys...), nil)
-	metric, err := prometheus.NewConstMetric(desc, kind, s.Value, values...)
-	if err != nil {
-		return prometheus.NewInvalidMetric(desc, err)
-	}
-	return metric
 }
 
-func collectEvents(name string, l *liveModule, out chan<- prometheus.Metric) {
+func collectEvents(name string, l *liveModule, out *promtext.Set) {
 	e := events(l)
 	if e == nil {
 		return
 	}
-	sent := prometheus.NewDesc("kerb_events_total", "Events that a module sent to its control plane.", []string{"module"}, nil)
-	lost := prometheus.NewDesc("kerb_events_lost_total", "Events of a module that found no room in the ring buffer.", []string{"module"}, nil)
-	out <- prometheus.MustNewConstMetric(sent, prometheus.CounterValue, float64(e.Sent), name)
-	out <- prometheus.MustNewConstMetric(lost, prometheus.CounterValue, float64(e.Lost), name)
+	out.Counter("kerb_events_total", "Events that a module sent to its control plane.", float64(e.Sent), "module", name)
+	out.Counter("kerb_events_lost_total", "Events of a module that found no room in the ring buffer.", float64(e.Lost), "module", name)
 }
 
-func (a *Agent) collectOutcomes(out chan<- prometheus.Metric) {
+func (a *Agent) collectOutcomes(out *promtext.Set) {
 	state, err := a.look()
 	if err != nil {
 		a.log.Warn("cannot read the state of the kernel", "error", err)
 		return
 	}
-	desc := prometheus.NewDesc("kerb_unparsed_packets_total", "Packets that are not plain IP with a complete transport header, by outcome of parsing.",
-		[]string{"chain", "hook", "direction", "outcome"}, nil)
 	for _, c := range state.Chains {
 		counts, err := a.dp.Outcomes(c)
 		if err != nil {
@@ -259,18 +225,21 @@ func (a *Agent) collectOutcomes(out chan<- prometheus.Metric) {
 		}
 		for outcome, n := range counts {
 			if n > 0 {
-				out <- prometheus.MustNewConstMetric(desc, prometheus.CounterValue, float64(n), c.ID, string(c.Spec.Side), string(c.Spec.Direction), kerbabi.ParseOutcome(outcome).String())
+				out.Counter("kerb_unparsed_packets_total",
+					"Packets that are not plain IP with a complete transport header, by outcome of parsing.", float64(n),
+					"chain", c.ID, "hook", string(c.Spec.Side), "direction", string(c.Spec.Direction),
+					"outcome", kerbabi.ParseOutcome(outcome).String())
 			}
 		}
 	}
 }
 
 // collectCost gives the figures as metrics.
-func collectCost(module string, m apply.Measured, out chan<- prometheus.Metric) {
-	desc := prometheus.NewDesc("kerb_module_cost_seconds", "Time that a module adds to a packet of the kind that takes longest, when it was measured.",
-		[]string{"module", "hook", "direction"}, nil)
+func collectCost(module string, m apply.Measured, out *promtext.Set) {
 	for _, l := range m.Latency {
-		out <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, l.Worst().Median/1e9, module, string(l.Hook), string(l.Direction))
+		out.Gauge("kerb_module_cost_seconds",
+			"Time that a module adds to a packet of the kind that takes longest, when it was measured.", l.Worst().Median/1e9,
+			"module", module, "hook", string(l.Hook), "direction", string(l.Direction))
 	}
 }
 

@@ -3,33 +3,45 @@
 package agent
 
 import (
+	"slices"
 	"testing"
 
-	"github.com/prometheus/client_golang/prometheus"
-
+	"github.com/kerb-edge/kerb/internal/promtext"
 	"github.com/kerb-edge/kerb/sdk"
 )
 
 // exported are series by name and module, of control planes with these answers.
 func exported(t *testing.T, all ...scraped) (series map[string]float64, clashes map[string]string) {
 	t.Helper()
-	registry := prometheus.NewRegistry()
-	registry.MustRegister(prometheus.CollectorFunc(func(out chan<- prometheus.Metric) { clashes = exportPlanes(all, out) }))
-	families, err := registry.Gather()
+	var out promtext.Set
+	clashes = exportPlanes(all, &out)
+	series = map[string]float64{}
+	for _, m := range samplesOf(t, &out) {
+		series[m.Name+" "+m.Labels["module"]] = m.Value
+	}
+	return series, clashes
+}
+
+// samplesOf returns the metrics as a client reads them.
+func samplesOf(t *testing.T, all *promtext.Set) []promtext.Sample {
+	t.Helper()
+	text, err := all.Text()
+	if err != nil {
+		t.Error(err)
+	}
+	samples, err := promtext.Parse(text)
 	if err != nil {
 		t.Fatal(err)
 	}
-	series = map[string]float64{}
-	for _, f := range families {
-		for _, m := range f.Metric {
-			for _, l := range m.Label {
-				if l.GetName() == "module" {
-					series[f.GetName()+" "+l.GetValue()] = m.GetGauge().GetValue() + m.GetCounter().GetValue()
-				}
-			}
-		}
-	}
-	return series, clashes
+	return samples
+}
+
+// collect returns the samples of a metric of the node.
+func (n *node) collect(t *testing.T, name string) []promtext.Sample {
+	t.Helper()
+	var out promtext.Set
+	n.Collect(&out)
+	return slices.DeleteFunc(samplesOf(t, &out), func(s promtext.Sample) bool { return s.Name != name })
 }
 
 // A package cannot take the names of built-in packages or of the agent, however it is called.

@@ -3,7 +3,6 @@
 package cli
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -14,10 +13,9 @@ import (
 	"slices"
 	"time"
 
-	dto "github.com/prometheus/client_model/go"
-	"github.com/prometheus/common/expfmt"
-	"github.com/prometheus/common/model"
 	"github.com/spf13/cobra"
+
+	"github.com/kerb-edge/kerb/internal/promtext"
 )
 
 func (a *app) topCommand() *cobra.Command {
@@ -113,41 +111,42 @@ func (a *app) totals(ctx context.Context) (map[string]traffic, error) {
 	if err != nil {
 		return nil, err
 	}
-	parser := expfmt.NewTextParser(model.UTF8Validation)
-	families, err := parser.TextToMetricFamilies(bytes.NewReader(data))
+	return trafficIn(data)
+}
+
+// trafficIn adds up the series of counter modules in the agent's metrics.
+func trafficIn(data []byte) (map[string]traffic, error) {
+	samples, err := promtext.Parse(data)
 	if err != nil {
 		return nil, fmt.Errorf("the agent's metrics: %w", err)
 	}
-	if families["kerb_counter_overflow_packets_total"] == nil { // each counter has it, also before the first packet
-		return nil, errors.New("no module counts packets: deploy the package counter on the services that you want to watch")
-	}
+	counted := false
 	totals := map[string]traffic{}
-	for _, m := range families["kerb_counter_packets_total"].GetMetric() {
-		addTo(totals, m, func(t *traffic) (*float64, *float64) { return &t.PacketsOut, &t.PacketsIn })
+	for _, m := range samples {
+		switch m.Name {
+		case "kerb_counter_overflow_packets_total": // each counter has it, also before the first packet
+			counted = true
+		case "kerb_counter_packets_total":
+			addTo(totals, m, func(t *traffic) (*float64, *float64) { return &t.PacketsOut, &t.PacketsIn })
+		case "kerb_counter_bytes_total":
+			addTo(totals, m, func(t *traffic) (*float64, *float64) { return &t.BytesOut, &t.BytesIn })
+		}
 	}
-	for _, m := range families["kerb_counter_bytes_total"].GetMetric() {
-		addTo(totals, m, func(t *traffic) (*float64, *float64) { return &t.BytesOut, &t.BytesIn })
+	if !counted {
+		return nil, errors.New("no module counts packets: deploy the package counter on the services that you want to watch")
 	}
 	return totals, nil
 }
 
-func addTo(totals map[string]traffic, m *dto.Metric, fields func(*traffic) (out, in *float64)) {
-	labels := map[string]string{}
-	for _, l := range m.GetLabel() {
-		labels[l.GetName()] = l.GetValue()
-	}
-	name := labels["service"]
-	if name == "" {
-		name = labels["interface"] // of the node
-	}
+func addTo(totals map[string]traffic, m promtext.Sample, fields func(*traffic) (out, in *float64)) {
+	name := cmp.Or(m.Labels["service"], m.Labels["interface"]) // without a service it is one of the node
 	t := totals[name]
 	t.Service = name
 	out, in := fields(&t)
-	value := m.GetCounter().GetValue() + m.GetGauge().GetValue() + m.GetUntyped().GetValue() // one of them is set
-	if labels["direction"] == "egress" {
-		*out += value
+	if m.Labels["direction"] == "egress" {
+		*out += m.Value
 	} else {
-		*in += value
+		*in += m.Value
 	}
 	totals[name] = t
 }

@@ -9,9 +9,8 @@ import (
 	"context"
 	"net/http"
 
-	"github.com/prometheus/client_golang/prometheus"
-
 	"github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/promtext"
 	"github.com/kerb-edge/kerb/internal/resource"
 )
 
@@ -41,8 +40,8 @@ type Backend interface {
 	ServeModule(w http.ResponseWriter, r *http.Request, name string) error
 	// Trace reports what modules do to packets, until ctx ends or the request's limits are reached.
 	Trace(ctx context.Context, r v1alpha1.TraceRequest, tell func(v1alpha1.TracedPacket) error) error
-	// Collector gives the agent's and the modules' metrics.
-	Collector() prometheus.Collector
+	// Collect adds the agent's and the modules' metrics.
+	Collect(out *promtext.Set)
 }
 
 // Request is a set of resources to apply together. They are valid by schema, have their defaults, and no status.

@@ -4,6 +4,7 @@ package server
 
 import (
 	"bytes"
+	"compress/gzip"
 	"context"
 	"errors"
 	"fmt"
@@ -18,13 +19,11 @@ import (
 
 	"github.com/danielgtaylor/huma/v2"
 	"github.com/danielgtaylor/huma/v2/adapters/humago"
-	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/collectors"
-	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/config"
 	"github.com/kerb-edge/kerb/internal/fault"
+	"github.com/kerb-edge/kerb/internal/promtext"
 	"github.com/kerb-edge/kerb/internal/serve"
 )
 
@@ -58,7 +57,7 @@ func New(backend Backend, log *slog.Logger) *Server {
 	s.api = humago.New(s.mux, apiConfig())
 	s.addRoutes()
 	s.mux.Handle("/v1/modules/{name}/{path...}", http.HandlerFunc(s.serveModule))
-	s.mux.Handle("GET /metrics", metrics(backend.Collector(), s, log))
+	s.mux.HandleFunc("GET /metrics", s.serveMetrics)
 	s.mux.HandleFunc("GET /healthz", s.serveHealth)
 	s.mux.HandleFunc("/v1/modules/{name}", s.serveUnknown) // else it is redirected to the slash below it
 	s.mux.HandleFunc("/", s.serveUnknown)
@@ -240,19 +239,36 @@ func (s *Server) serveUnknown(w http.ResponseWriter, r *http.Request) {
 	writeProblem(w, newProblem(typeInvalid, http.StatusMethodNotAllowed, r.URL.Path+" has only "+list))
 }
 
-func metrics(backend prometheus.Collector, s *Server, log *slog.Logger) http.Handler {
-	registry := prometheus.NewRegistry()
-	registry.MustRegister(backend, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
-		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "kerb_api_connections", Help: "Open connections of the API's TCP endpoint."},
-			func() float64 { open, _, _ := s.counts(); return open }),
-		prometheus.NewCounterFunc(prometheus.CounterOpts{Name: "kerb_api_connections_refused_total", Help: "Connections of the API's TCP endpoint closed at the limit of one address."},
-			func() float64 { _, refused, _ := s.counts(); return refused }),
-		prometheus.NewCounterFunc(prometheus.CounterOpts{Name: "kerb_api_authentication_failures_total", Help: "Requests and TLS handshakes of the API's TCP endpoint without valid credentials."},
-			func() float64 { _, _, failed := s.counts(); return failed }))
-	return promhttp.HandlerFor(registry, promhttp.HandlerOpts{
-		ErrorLog:      slog.NewLogLogger(log.Handler(), slog.LevelWarn),
-		ErrorHandling: promhttp.ContinueOnError,
-	})
+// serveMetrics answers a scrape, compressed if the client accepts that. What is wrong with a metric is logged, and the
+// others are served.
+func (s *Server) serveMetrics(w http.ResponseWriter, r *http.Request) {
+	var all promtext.Set
+	s.backend.Collect(&all)
+	s.collect(&all)
+	all.Process()
+	text, err := all.Text()
+	if err != nil {
+		s.log.Warn("some metrics are left out", "error", err)
+	}
+	w.Header().Set("Content-Type", promtext.ContentType)
+	var out io.Writer = w
+	if strings.Contains(r.Header.Get("Accept-Encoding"), "gzip") {
+		w.Header().Set("Content-Encoding", "gzip")
+		packed := gzip.NewWriter(w)
+		defer packed.Close()
+		out = packed
+	}
+	_, _ = out.Write(text) // fails if the client is gone
+}
+
+// collect adds the metrics of the server's own endpoints.
+func (s *Server) collect(out *promtext.Set) {
+	open, refused, failed := s.counts()
+	out.Gauge("kerb_api_connections", "Open connections of the API's TCP endpoint.", open)
+	out.Counter("kerb_api_connections_refused_total",
+		"Connections of the API's TCP endpoint closed at the limit of one address.", refused)
+	out.Counter("kerb_api_authentication_failures_total",
+		"Requests and TLS handshakes of the API's TCP endpoint without valid credentials.", failed)
 }
 
 // counts are those of all TCP endpoints.

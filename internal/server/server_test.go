@@ -3,6 +3,7 @@
 package server_test
 
 import (
+	"compress/gzip"
 	"context"
 	"encoding/json"
 	"flag"
@@ -89,6 +90,21 @@ func TestBrokenStream(t *testing.T) {
 		}
 	}()
 	call(s, "GET", "/v1/modules/count/broken", "")
+}
+
+func TestMetricsAreCompressed(t *testing.T) {
+	r := httptest.NewRequest("GET", "/metrics", nil)
+	r.Header.Set("Accept-Encoding", "gzip")
+	w := httptest.NewRecorder()
+	newServer(t).ServeHTTP(w, r)
+	packed, err := gzip.NewReader(w.Body)
+	if err != nil || w.Header().Get("Content-Encoding") != "gzip" {
+		t.Fatal(err, w.Header())
+	}
+	text, err := io.ReadAll(packed)
+	if err != nil || !strings.Contains(string(text), "kerb_modules 0\n") {
+		t.Errorf("%v: %s", err, text)
+	}
 }
 
 func TestResourceLifetime(t *testing.T) {

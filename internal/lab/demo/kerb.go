@@ -14,12 +14,9 @@ import (
 	"strings"
 	"syscall"
 
-	dto "github.com/prometheus/client_model/go"
-	"github.com/prometheus/common/expfmt"
-	"github.com/prometheus/common/model"
-
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/client"
+	"github.com/kerb-edge/kerb/internal/promtext"
 )
 
 // startAgent runs the agent on the demo's node until it answers.
@@ -168,28 +165,26 @@ func metric(ctx context.Context, family string, labels map[string]string) (uint6
 	if err != nil {
 		return 0, err
 	}
-	parser := expfmt.NewTextParser(model.UTF8Validation)
-	families, err := parser.TextToMetricFamilies(bytes.NewReader(data))
+	samples, err := promtext.Parse(data)
 	if err != nil {
 		return 0, err
 	}
 	var n float64
-	for _, m := range families[family].GetMetric() {
-		if hasLabels(m, labels) {
-			n += m.GetCounter().GetValue()
+	for _, m := range samples {
+		if m.Name == family && hasLabels(m.Labels, labels) {
+			n += m.Value
 		}
 	}
 	return uint64(n), nil
 }
 
-func hasLabels(m *dto.Metric, want map[string]string) bool {
-	found := 0
-	for _, l := range m.GetLabel() {
-		if want[l.GetName()] == l.GetValue() {
-			found++
+func hasLabels(all, want map[string]string) bool {
+	for name, value := range want {
+		if all[name] != value {
+			return false
 		}
 	}
-	return found == len(want)
+	return true
 }
 
 // tellLog shows the end of the agent's log, for a demo that could not continue.

@@ -14,11 +14,10 @@ import (
 	"slices"
 	"sync"
 
-	"github.com/prometheus/client_golang/prometheus"
-
 	"github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/fault"
 	"github.com/kerb-edge/kerb/internal/models"
+	"github.com/kerb-edge/kerb/internal/promtext"
 	"github.com/kerb-edge/kerb/internal/resource"
 	"github.com/kerb-edge/kerb/internal/server"
 	"github.com/kerb-edge/kerb/internal/store"
@@ -224,13 +223,10 @@ func (f *Fake) ServeModule(w http.ResponseWriter, r *http.Request, name string) 
 	return nil
 }
 
-// Collector implements server.Backend.
-func (f *Fake) Collector() prometheus.Collector {
-	g := prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "kerb_modules", Help: "Modules."}, func() float64 {
-		d, _ := f.store.Snapshot()
-		return float64(d.Len(resource.Module))
-	})
-	return g
+// Collect implements server.Backend.
+func (f *Fake) Collect(out *promtext.Set) {
+	d, _ := f.store.Snapshot()
+	out.Gauge("kerb_modules", "Modules.", float64(d.Len(resource.Module)))
 }
 
 func find[T any](all []T, err error, kind, name string, nameOf func(T) string) (T, error) {
