@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
@@ -45,5 +46,31 @@ func TestAnswerBreaksOff(t *testing.T) {
 	defer answer.Body.Close()
 	if body, err := io.ReadAll(answer.Body); err == nil {
 		t.Errorf("%d %q looks complete", answer.StatusCode, body)
+	}
+}
+
+func TestServiceNames(t *testing.T) {
+	longest := strings.Repeat("n", 64)
+	for name, good := range map[string]bool{
+		"app.ns.web.ns": true, "a.b.c." + longest: true, longest + ".b.c.d": true, "a.b.c.n" + longest: false, "n" + longest + ".b.c.d": false,
+		"a.b.c": false, "a.b.c.d.e": false, "a..c.d": false, "a.b.c.d/": false,
+	} {
+		if err := (deployment{Name: name}).check(); (err == nil) != good {
+			t.Errorf("name %q: %v", name, err)
+		}
+	}
+}
+
+// A name that is no label, or too long for one, becomes another that differs for each name.
+func TestLabelValues(t *testing.T) {
+	longest := strings.Repeat("n", 63)
+	for name, same := range map[string]bool{"web": true, "a.b-c_d": true, longest: true, longest + "n": false, "web-": false, "_web": false} {
+		got := labelValue(name)
+		if (got == name) != same || len(got) > 63 || !plainLabel.MatchString(got) {
+			t.Errorf("name %q has label %q", name, got)
+		}
+	}
+	if a, b := labelValue(longest+"a"), labelValue(longest+"b"); a == b {
+		t.Errorf("two names have one label, %q", a)
 	}
 }

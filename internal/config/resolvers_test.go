@@ -24,7 +24,12 @@ func TestOakestraResolver(t *testing.T) {
 	if err != nil || !slices.Equal(c.Resolvers.Oakestra.Complete().Ranges, []string{"10.30.0.0/16"}) {
 		t.Errorf("%+v, %v", c.Resolvers.Oakestra, err)
 	}
+	longest := strings.Repeat("n", 128)
+	if _, err := load(t, "resolvers: {oakestra: {broker: 'tcp://h:1', node: "+longest+"}}"); err != nil {
+		t.Error(err)
+	}
 	for text, field := range map[string]string{
+		"broker: 'tcp://h:1', node: n" + longest:                          "node",
 		"node: n1":                                                        "broker",
 		"broker: '192.0.2.1:10003', node: n1":                             "broker",
 		"broker: 'ws://192.0.2.1:10003', node: n1":                        "broker",

@@ -75,19 +75,7 @@ func (p *program) start(module string, listen, maps *os.File) (*process, error) 
 	if err != nil {
 		return nil, err
 	}
-	inject := p.pkg.HasCapability(pkgs.CapabilityInject)
-	started, err := p.manager.launch(launch{
-		name: module,
-		spec: sandbox.Spec{
-			Command: p.command, Dir: p.files, UID: uid, Read: []string{p.files}, Write: []string{p.state},
-			Env: []string{"PATH=" + strings.Join(programPath, ":"), "LANG=C.UTF-8", "HOME=" + p.state, "TMPDIR=" + p.state, "STATE_DIRECTORY=" + p.state,
-				"KERB_MODULE=" + module, "KERB_PACKAGE=" + p.pkg.Name, "KERB_VERSION=" + p.pkg.Version, "KERB_CONTRACT=1", "PYTHONUNBUFFERED=1"},
-			Memory: p.pkg.Control.MemoryLimit(), Disk: p.pkg.Control.DiskLimit(),
-			Network: p.pkg.Control.Network, Inject: inject, KeepBPF: sandbox.NeedsBPF(),
-			Files: descriptors(inject),
-		},
-		state: p.state, files: []*os.File{listen, maps},
-	})
+	started, err := p.manager.launch(launch{name: module, spec: p.spec(module, uid), state: p.state, files: []*os.File{listen, maps}})
 	if err != nil {
 		p.manager.users.release(uid)
 		return nil, err
@@ -97,6 +85,19 @@ func (p *program) start(module string, listen, maps *os.File) (*process, error) 
 		p.manager.users.release(uid)
 	}()
 	return started, nil
+}
+
+// spec is what the process may do.
+func (p *program) spec(module string, uid int) sandbox.Spec {
+	inject := p.pkg.HasCapability(pkgs.CapabilityInject)
+	return sandbox.Spec{
+		Command: p.command, Dir: p.files, UID: uid, Read: []string{p.files}, Write: []string{p.state},
+		Env: []string{"PATH=" + strings.Join(programPath, ":"), "LANG=C.UTF-8", "HOME=" + p.state, "TMPDIR=" + p.state, "STATE_DIRECTORY=" + p.state,
+			"KERB_MODULE=" + module, "KERB_PACKAGE=" + p.pkg.Name, "KERB_VERSION=" + p.pkg.Version, "KERB_CONTRACT=1", "PYTHONUNBUFFERED=1"},
+		Memory: p.pkg.Control.MemoryLimit(), Disk: p.pkg.Control.DiskLimit(),
+		Network: p.pkg.Control.Network, Inject: inject, KeepBPF: sandbox.NeedsBPF(),
+		Files: descriptors(inject),
+	}
 }
 
 // descriptors is how many a process may have: packet sockets are one for each service. 0 is the default.

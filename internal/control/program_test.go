@@ -8,7 +8,20 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/kerb-edge/kerb/internal/pkgs"
 )
+
+// A process is confined to the use of packet sockets, and may have many descriptors, if its package has capability inject.
+func TestSpecOfInject(t *testing.T) {
+	for _, capabilities := range [][]string{nil, {pkgs.CapabilityClients}, {pkgs.CapabilityClients, pkgs.CapabilityInject}} {
+		p := &program{pkg: &pkgs.Package{Manifest: pkgs.Manifest{Control: &pkgs.Control{}, Capabilities: capabilities}}}
+		inject := len(capabilities) == 2
+		if got := p.spec("m", firstUser); got.Inject != inject || got.Files != descriptors(inject) || (got.Files > 0) != inject {
+			t.Errorf("capabilities %v: inject %v, %d descriptors", capabilities, got.Inject, got.Files)
+		}
+	}
+}
 
 // A state directory changes its owner with what is in it, or not at all: one that has changed is not looked into again.
 func TestMakeOwnInterrupted(t *testing.T) {

@@ -423,19 +423,21 @@ func TestPlatforms(t *testing.T) {
 
 func TestReferences(t *testing.T) {
 	sum := digest.FromString("").String()
+	longest := "example.org/limiter:" + strings.Repeat("t", 128)
 	for text, want := range map[string]string{
 		"example.org/acme/limiter:1.2": "example.org/acme/limiter:1.2",
 		"example.org/limiter":          "example.org/limiter:latest",
 		"localhost:5000/a/b@" + sum:    "localhost:5000/a/b@" + sum,
 		"oci:/srv/limiter:1":           "oci:/srv/limiter:1",
 		"oci:/srv/limiter":             "oci:/srv/limiter:latest",
+		longest:                        longest,
 	} {
 		if r, err := ParseReference(text); err != nil || r.String() != want {
 			t.Errorf("%s: %s, %v", text, r, err)
 		}
 	}
 	for _, text := range []string{"limiter", "acme/limiter:1", "example.org/Acme:1", "example.org/a:b c", "example.org/a@sha256:12", "example.org/a:1@" + sum,
-		"example.org/a@sha512:" + strings.Repeat("0", 128), "oci:relative", "oci:/a/../b", "example.org/../a:1", "example.org/a:", "https://example.org/a:1"} {
+		"example.org/a@sha512:" + strings.Repeat("0", 128), "oci:relative", "oci:/a/../b", longest + "t", "example.org/../a:1", "example.org/a:", "https://example.org/a:1"} {
 		if r, err := ParseReference(text); err == nil {
 			t.Errorf("%s was taken as %s", text, r)
 		}

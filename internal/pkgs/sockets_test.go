@@ -25,7 +25,8 @@ func TestManifestOfSockets(t *testing.T) {
 			t.Errorf("%s: %v", field, err)
 		}
 	}
-	for _, more := range []string{"frags: true", "replies: true", "directions: {services: [egress]}", "dropReasons: {mine: 40}"} {
+	for _, more := range []string{"frags: true", "replies: true", "directions: {services: [egress]}", "directions: {interfaces: [egress]}",
+		"dropReasons: {mine: 40}", "control: {command: [./serve]}\ncapabilities: [inject]"} {
 		if err := parseError(socketsManifest + more); err == nil || err.Field != "hooks" {
 			t.Errorf("%s: %v", more, err)
 		}

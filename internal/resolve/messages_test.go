@@ -5,6 +5,7 @@ package resolve
 import (
 	"encoding/json"
 	"net/netip"
+	"strings"
 	"testing"
 
 	"github.com/kerb-edge/kerb/internal/watch"
@@ -28,6 +29,16 @@ func TestHugeAnswer(t *testing.T) {
 	}
 	if len(s.Instances) != maxInstances || len(s.Addresses) < maxInstances {
 		t.Errorf("%d instances, %d addresses", len(s.Instances), len(s.Addresses))
+	}
+}
+
+// An answer's name goes into topics and into the name of a virtual service.
+func TestNamesInAnswers(t *testing.T) {
+	longest := strings.Repeat("a", 201)
+	for name, good := range map[string]bool{"": true, "app.ns.web.ns": true, longest: true, longest + "a": false, "a/b": false, "#": false, ".a": false} {
+		if r, err := decodeResult([]byte(`{"app_name":"` + name + `"}`)); (err == nil) != good || good && r.App != name {
+			t.Errorf("name %q: %q, %v", name, r.App, err)
+		}
 	}
 }
 
