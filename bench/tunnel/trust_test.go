@@ -16,17 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/lab/wait"
 )
-
-// eventually waits for what must come true; how soon is not tested.
-func eventually(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	for end := time.Now().Add(2 * patience); !ok(); time.Sleep(20 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("did not come true: %s", what)
-		}
-	}
-}
 
 func (g *ground) onNode(t *testing.T, i int, args string) {
 	t.Helper()
@@ -78,21 +69,21 @@ func TestTunnelObeysIPsecPolicies(t *testing.T) {
 		at, drops int // node with the policy
 	}{{"out", 0, 0}, {"in", 1, 1}} {
 		g.onNode(t, c.at, policy("add", c.direction, 0, 1)+template)
-		eventually(t, "condition Encrypted with policy "+c.direction, func() bool { return encrypted(t, g, c.at).Status == "False" })
+		wait.Until(t, "condition Encrypted with policy "+c.direction, func() bool { return encrypted(t, g, c.at).Status == "False" })
 		text := encrypted(t, g, c.at).Message
 		if !strings.Contains(text, "dir "+c.direction) || !strings.Contains(text, g.node(1-c.at).String()) {
 			t.Errorf("the condition names neither policy nor node: %s", text)
 		}
 		before := settled(t, g)
 		l.shout(20)
-		eventually(t, "drops with reason ipsec", func() bool { return ipsecDrops(t, g, c.drops) >= 20 })
+		wait.Until(t, "drops with reason ipsec", func() bool { return ipsecDrops(t, g, c.drops) >= 20 })
 		if now := settled(t, g); now.nodes[1].ReceivedPackets != before.nodes[1].ReceivedPackets {
 			t.Errorf("policy %s: %d packets have passed in the clear", c.direction, now.nodes[1].ReceivedPackets-before.nodes[1].ReceivedPackets)
 		}
 		// The operator exempts the tunnel, in the way that IPsec daemons do, and then removes both.
 		g.onNode(t, c.at, strings.Replace(policy("add", c.direction, 0, 1), "/32", "/31", 2)+" action allow priority 0")
 		g.onNode(t, c.at, policy("delete", c.direction, 0, 1))
-		eventually(t, "no condition", func() bool { return encrypted(t, g, c.at).Status == "" })
+		wait.Until(t, "no condition", func() bool { return encrypted(t, g, c.at).Status == "" })
 		l.ping()
 		g.onNode(t, c.at, "ip xfrm policy deleteall")
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
 	"github.com/kerb-edge/kerb/internal/lab/node"
 	"github.com/kerb-edge/kerb/internal/lab/node/nodetest"
+	"github.com/kerb-edge/kerb/internal/lab/wait"
 	"github.com/kerb-edge/kerb/modules"
 )
 
@@ -78,7 +79,7 @@ func atMost(t *testing.T, what string, limit int64, measure func() (int64, error
 	t.Helper()
 	var got int64
 	defer func() { t.Logf("%s: %.1f MiB, at most %d", what, float64(got)/(1<<20), limit>>20) }()
-	nodetest.Eventually(t, what, func() bool {
+	wait.Until(t, what, func() bool {
 		var err error
 		if got, err = measure(); err != nil {
 			t.Fatal(err)

@@ -30,6 +30,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/fault"
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
+	"github.com/kerb-edge/kerb/internal/lab/wait"
 	"github.com/kerb-edge/kerb/internal/lockfile"
 	"github.com/kerb-edge/kerb/internal/resource"
 	"github.com/kerb-edge/kerb/internal/server"
@@ -201,15 +202,6 @@ func (n *node) chainsAt(t *testing.T, ifindex int) map[string]string {
 // patience is how long anything may take that takes a second at most: more is a hang, also on a busy machine.
 const patience = 30 * time.Second
 
-func eventually(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(patience); !ok(); time.Sleep(20 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("not within %v: %s", patience, what)
-		}
-	}
-}
-
 func TestApplySelectsOrdersAndRemoves(t *testing.T) {
 	n := newNode(t)
 	late := module("a-late", testPackage(t, "pass"), "*", nil)
@@ -239,7 +231,7 @@ func TestServicesComeAndGo(t *testing.T) {
 	if err := n.db.Remove(); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the vanished service loses its chain", func() bool {
+	wait.Until(t, "the vanished service loses its chain", func() bool {
 		s, err := get(t.Context(), n, resource.Service, "db")
 		return err == nil && len(s.Status.Links) == 0 && len(n.chainsAt(t, ifindex)) == 0
 	})
@@ -310,11 +302,11 @@ func TestAddressesOfInterfaces(t *testing.T) {
 	if err := netlink.AddrAdd(nic, address); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the new address is answered", func() bool { return kind() == 1 })
+	wait.Until(t, "the new address is answered", func() bool { return kind() == 1 })
 	if err := netlink.AddrDel(nic, address); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the old address is not answered", func() bool { return kind() == 0 })
+	wait.Until(t, "the old address is not answered", func() bool { return kind() == 0 })
 }
 
 // A restarted agent adopts the chains: the same programs, nothing done.
@@ -324,7 +316,7 @@ func TestRestartAdopts(t *testing.T) {
 	before := n.chainsOn(t, n.web)
 	n.stop()
 	n.start(t)
-	eventually(t, "the modules are live again", func() bool {
+	wait.Until(t, "the modules are live again", func() bool {
 		m, err := get(t.Context(), n, resource.Module, "count")
 		return err == nil && len(m.Status.Instances) == 4
 	})
@@ -354,7 +346,7 @@ func TestRestartKeepsConnections(t *testing.T) {
 		t.Fatal(err)
 	}
 	n.start(t)
-	eventually(t, "the firewall is live again", func() bool {
+	wait.Until(t, "the firewall is live again", func() bool {
 		answer := httptest.NewRecorder()
 		err := n.ServeModule(answer, httptest.NewRequest("GET", "/rules", nil), "fw")
 		return err == nil && answer.Code == http.StatusOK
@@ -378,7 +370,7 @@ func TestRebootRebuilds(t *testing.T) {
 		t.Fatal(err)
 	}
 	n.start(t)
-	eventually(t, "the chains are back", func() bool { return len(n.chainsOn(t, n.web)) == 2 && len(n.chainsOn(t, n.db)) == 2 })
+	wait.Until(t, "the chains are back", func() bool { return len(n.chainsOn(t, n.web)) == 2 && len(n.chainsOn(t, n.db)) == 2 })
 }
 
 // Whatever is wrong with a change, it is told and the old state goes on.
@@ -461,7 +453,7 @@ func TestRefusedModuleBlocksNothing(t *testing.T) {
 		}
 	}
 	n.start(t)
-	eventually(t, "the refused module is told", func() bool {
+	wait.Until(t, "the refused module is told", func() bool {
 		m, err := get(t.Context(), n, resource.Module, "was-good")
 		return err == nil && m.Status.Conditions[0].Reason == "ModuleFailed"
 	})
@@ -496,7 +488,7 @@ func TestFailurePolicy(t *testing.T) {
 		}
 	}
 	n.start(t)
-	eventually(t, "those that fail closed drop everything, the other is left out", func() bool {
+	wait.Until(t, "those that fail closed drop everything, the other is left out", func() bool {
 		web, db := n.chainsOn(t, n.web)["tc-ingress"], n.chainsOn(t, n.db)["tc-egress"]
 		return strings.HasPrefix(web, "guard ") && strings.HasPrefix(db, "watch ")
 	})
@@ -513,7 +505,7 @@ func TestFailurePolicy(t *testing.T) {
 		}
 	}
 	n.retryFailed()
-	eventually(t, "with their packages back all run", func() bool {
+	wait.Until(t, "with their packages back all run", func() bool {
 		web, db := n.chainsOn(t, n.web)["tc-ingress"], n.chainsOn(t, n.db)["tc-egress"]
 		return strings.HasPrefix(web, "count,guard ") && strings.HasPrefix(db, "count,watch ")
 	})
@@ -602,7 +594,7 @@ func TestBusyInterfaceBlocksNothing(t *testing.T) {
 	}
 	defer taken.Close()
 	n.start(t)
-	eventually(t, "the free interface has its chain", func() bool { return n.chainsOn(t, n.web)["xdp"] != "" })
+	wait.Until(t, "the free interface has its chain", func() bool { return n.chainsOn(t, n.web)["xdp"] != "" })
 	m, err := get(t.Context(), n, resource.Module, "count")
 	if err != nil || len(m.Status.Instances) != 1 || !strings.Contains(m.Status.Conditions[0].Message, "another program is attached") {
 		t.Errorf("status %+v, %v", m.Status, err)
@@ -612,7 +604,7 @@ func TestBusyInterfaceBlocksNothing(t *testing.T) {
 		t.Errorf("db runs %q", got)
 	}
 	taken.Close()
-	eventually(t, "the interface that is free again has its chain", func() bool { return n.chainsOn(t, n.db)["xdp"] != "" })
+	wait.Until(t, "the interface that is free again has its chain", func() bool { return n.chainsOn(t, n.db)["xdp"] != "" })
 }
 
 func TestVerifierLogReachesOperator(t *testing.T) {
@@ -701,7 +693,7 @@ func TestSlowTraceShowsWholePackets(t *testing.T) {
 			t.Fatalf("packet %d is shown with the steps %+v", shown, p.Steps)
 		}
 		if shown++; shown%2000 == 1 { // until the ring is full, and more
-			eventually(t, "the trace loses events", func() bool { return n.lost() > lost+100 })
+			wait.Until(t, "the trace loses events", func() bool { return n.lost() > lost+100 })
 			lost = n.lost()
 		}
 		return nil
@@ -766,7 +758,7 @@ func TestChangeEndsTrace(t *testing.T) {
 	go func() {
 		done <- n.Trace(context.Background(), v1.TraceRequest{Port: 1, Seconds: 60}, func(v1.TracedPacket) error { return nil })
 	}()
-	eventually(t, "the trace runs", func() bool { n.mu.Lock(); defer n.mu.Unlock(); return n.tracing != nil })
+	wait.Until(t, "the trace runs", func() bool { n.mu.Lock(); defer n.mu.Unlock(); return n.tracing != nil })
 	n.apply(t, nil, module("drop", testPackage(t, "drop"), "*", nil))
 	if err := <-done; err == nil || !strings.Contains(err.Error(), "changed") {
 		t.Errorf("trace ended with %v", err)

@@ -20,6 +20,7 @@ import (
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
+	"github.com/kerb-edge/kerb/internal/lab/wait"
 	"github.com/kerb-edge/kerb/internal/resource"
 )
 
@@ -182,7 +183,7 @@ func (n *node) denied(t *testing.T, spec v1.ServiceSpec) {
 func (n *node) escaped(t *testing.T) {
 	t.Helper()
 	stir(t)
-	eventually(t, "the agent notices that the interface has left", func() bool {
+	wait.Until(t, "the agent notices that the interface has left", func() bool {
 		s, err := get(t.Context(), n, resource.Service, "web")
 		return err == nil && s.Status.Conditions[0].Status == "False"
 	})
@@ -252,7 +253,7 @@ func TestMovedWithoutAgent(t *testing.T) {
 	if err := netlink.LinkDel(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: n.web.Outer(), Index: n.web.OuterIndex()}}); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "a deleted interface is no longer the service's", func() bool {
+	wait.Until(t, "a deleted interface is no longer the service's", func() bool {
 		s, err := get(t.Context(), n, resource.Service, "web")
 		return err == nil && len(s.Status.Links) == 0
 	})

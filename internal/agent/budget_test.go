@@ -9,6 +9,7 @@ import (
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/fault"
+	"github.com/kerb-edge/kerb/internal/lab/wait"
 	"github.com/kerb-edge/kerb/internal/resource"
 	"github.com/kerb-edge/kerb/internal/server"
 )
@@ -88,7 +89,7 @@ func TestPackageBudgetWarns(t *testing.T) {
 	}
 	n.stop()
 	n.start(t)
-	eventually(t, "a restored module is measured", broken)
+	wait.Until(t, "a restored module is measured", broken)
 }
 
 // costMetrics are the values of kerb_module_cost_seconds by module and direction.
@@ -121,7 +122,7 @@ func TestMapsAreFilledOnce(t *testing.T) {
 	for i, budget := range []string{"", "1s", "1s", ""} {
 		m.Spec.Budget.Latency, m.Spec.Config = budget, map[string]any{"number": i}
 		n.apply(t, n.both(), m)
-		eventually(t, "the module is measured", func() bool { return n.status(t, "probe").Cost != nil })
+		wait.Until(t, "the module is measured", func() bool { return n.status(t, "probe").Cost != nil })
 		if got := n.probe(t).Fills; got != i+1 {
 			t.Errorf("after %d changes the maps were filled %d times", i+1, got)
 		}

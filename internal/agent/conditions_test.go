@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/lab/wait"
 	"github.com/kerb-edge/kerb/internal/resource"
 )
 
@@ -81,7 +82,7 @@ func TestTransitionTimes(t *testing.T) {
 	n := newNode(t)
 	n.apply(t, n.both(), module("first", testPackage(t, "pass"), "app=web", nil))
 	n.applyVirtual(t, virtualService("api", []string{"10.30.0.1"}, v1.VirtualInstance{Name: "a", Service: "web"}))
-	eventually(t, "all is well", func() bool {
+	wait.Until(t, "all is well", func() bool {
 		now := n.conditions(t)
 		return now["module/first Ready"].Status == "True" && now["agent/ Reconciled"].Status == "True"
 	})
@@ -118,7 +119,7 @@ func TestTransitionTimes(t *testing.T) {
 	if err := n.web.Remove(); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the service is gone", func() bool { return n.conditions(t)["service/web Ready"].Status == "False" })
+	wait.Until(t, "the service is gone", func() bool { return n.conditions(t)["service/web Ready"].Status == "False" })
 	after := n.conditions(t)
 	now, was := after["service/web Ready"], before["service/web Ready"]
 	if !now.Transition.After(was.Transition) || now.Observed != 1 {

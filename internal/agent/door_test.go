@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/lab/wait"
 	"github.com/kerb-edge/kerb/internal/resource"
 	"github.com/kerb-edge/kerb/modules/intercept"
 )
@@ -38,7 +39,7 @@ type program struct {
 func (n *node) connect(t *testing.T) *program {
 	t.Helper()
 	var conn *net.UnixConn
-	eventually(t, "the module's socket is there", func() (ok bool) {
+	wait.Until(t, "the module's socket is there", func() (ok bool) {
 		var err error
 		conn, err = net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: n.cfg.Paths.ModuleSocket("icpt"), Net: "unixpacket"})
 		return err == nil
@@ -138,7 +139,7 @@ func TestProgramsOpenClasses(t *testing.T) {
 	if slot != 0 {
 		t.Errorf("slot %d", slot)
 	}
-	eventually(t, "packets are stolen", func() bool {
+	wait.Until(t, "packets are stolen", func() bool {
 		n.sendTo(t, 7000)
 		return first.records(fds[0]) > 0
 	})
@@ -167,8 +168,8 @@ func TestProgramsOpenClasses(t *testing.T) {
 		t.Errorf("%+v", c)
 	}
 	second.conn.Close()
-	eventually(t, "the class has no program", func() bool { return n.classes(t)[0].Program == nil })
-	eventually(t, "packets pass", func() bool {
+	wait.Until(t, "the class has no program", func() bool { return n.classes(t)[0].Program == nil })
+	wait.Until(t, "packets pass", func() bool {
 		n.sendTo(t, 7000)
 		return n.classes(t)[0].Unread > 0
 	})
@@ -185,7 +186,7 @@ func TestProgramsComeAgain(t *testing.T) {
 		t.Errorf("told %s", text)
 	}
 	before := p.records(old[0])
-	eventually(t, "packets are kept for it, as it is about to come", func() bool {
+	wait.Until(t, "packets are kept for it, as it is about to come", func() bool {
 		n.sendTo(t, 7000)
 		return n.classes(t)[1].Delivered > 0
 	})
@@ -210,7 +211,7 @@ func TestProgramsComeAgain(t *testing.T) {
 	if text, _ := p.receive(); text != "" {
 		t.Errorf("told %s", text)
 	}
-	eventually(t, "the class can be opened again, with the same ring", func() bool {
+	wait.Until(t, "the class can be opened again, with the same ring", func() bool {
 		p = n.connect(t) // at first perhaps by the door of the one that is gone
 		_, _ = p.conn.Write([]byte(`{"open": "a"}`))
 		_, again := p.receive()

@@ -13,6 +13,7 @@ import (
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/fault"
+	"github.com/kerb-edge/kerb/internal/lab/wait"
 	"github.com/kerb-edge/kerb/internal/resource"
 	"github.com/kerb-edge/kerb/internal/server"
 )
@@ -41,7 +42,7 @@ func (n *node) addTun(t *testing.T, name string, linkType int) (*os.File, int) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the agent knows "+name, func() bool {
+	wait.Until(t, "the agent knows "+name, func() bool {
 		l := n.watcher.HostInterfaces()[name]
 		return l.Ifindex == at.Index && int(l.Type) == linkType
 	})
@@ -80,16 +81,16 @@ func TestLinkTypes(t *testing.T) {
 
 	// A name that is Ethernet's now is another type's later.
 	tun.Close()
-	eventually(t, "the interface is known to be gone", func() bool {
+	wait.Until(t, "the interface is known to be gone", func() bool {
 		_, err := n.Apply(t.Context(), server.Request{Resources: resource.Objects(pass)})
 		return err == nil
 	})
 	_, ifindex = n.addTun(t, wpan, unix.ARPHRD_IEEE802154_MONITOR)
-	eventually(t, "the module tells that it does not read the interface", func() bool {
+	wait.Until(t, "the module tells that it does not read the interface", func() bool {
 		m, err := get(t.Context(), n, resource.Module, "pass")
 		return err == nil && strings.Contains(conditionOf(m, "LinkTypeSupported"), "False LinkTypeMismatch cannot read the frames of kagwpan (ieee802154)")
 	})
-	eventually(t, "only the one that reads it is there", func() bool { return strings.HasPrefix(n.chainsAt(t, ifindex)["tc-ingress"], "guard ") })
+	wait.Until(t, "only the one that reads it is there", func() bool { return strings.HasPrefix(n.chainsAt(t, ifindex)["tc-ingress"], "guard ") })
 	if m, err := get(t.Context(), n, resource.Module, "guard"); err != nil || conditionOf(m, "LinkTypeSupported") != "" {
 		t.Errorf("guard: %s, %v", conditionOf(m, "LinkTypeSupported"), err)
 	}

@@ -12,6 +12,7 @@ import (
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/fault"
+	"github.com/kerb-edge/kerb/internal/lab/wait"
 	"github.com/kerb-edge/kerb/internal/resource"
 	"github.com/kerb-edge/kerb/internal/server"
 )
@@ -34,7 +35,7 @@ func (n *node) applyModels(t *testing.T, all ...v1.Model) v1.ApplyResult {
 // hasModels waits until the probe has models in these generations.
 func (n *node) hasModels(t *testing.T, want map[string]int64) {
 	t.Helper()
-	eventually(t, fmt.Sprintf("the probe has %v", want), func() bool {
+	wait.Until(t, fmt.Sprintf("the probe has %v", want), func() bool {
 		p := n.probe(t)
 		return p.Running && maps.Equal(p.Models, want)
 	})
@@ -48,7 +49,7 @@ func (n *node) modelReady(t *testing.T, name, want string) {
 			t.Logf("model %s is %s", name, last)
 		}
 	}()
-	eventually(t, name+" is "+want, func() bool {
+	wait.Until(t, name+" is "+want, func() bool {
 		m, err := get(t.Context(), n, resource.Model, name)
 		if err != nil {
 			t.Fatal(err)
@@ -88,7 +89,7 @@ func TestModels(t *testing.T) {
 	n.applyModels(t, modelOf("m", 2))
 	n.modelReady(t, "m", "True InUse")
 	n.hasModels(t, map[string]int64{"early": 1, "m": 3})
-	eventually(t, "the module's own condition", func() bool { return n.moduleCondition(t, "Probe") == "True Well 2 models" })
+	wait.Until(t, "the module's own condition", func() bool { return n.moduleCondition(t, "Probe") == "True Well 2 models" })
 	if after := n.moduleID(t); after != before {
 		t.Errorf("the module has another generation: %s, then %s", before, after)
 	}

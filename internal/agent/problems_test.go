@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+
+	"github.com/kerb-edge/kerb/internal/lab/wait"
 )
 
 // What is wrong is in one list, and who has caused it is warned at once.
@@ -24,7 +26,7 @@ func TestProblems(t *testing.T) {
 		return strings.Join(out, "\n")
 	}
 	n.apply(t, n.both(), module("count", testPackage(t, "pass"), "app=web", nil))
-	eventually(t, "a node without problems", func() bool { return problems() == "" })
+	wait.Until(t, "a node without problems", func() bool { return problems() == "" })
 	typo, part := module("typo", testPackage(t, "pass"), "app=wbe", nil), module("part", testPackage(t, "pass"), "app=web", nil)
 	part.Spec.Attach.Interfaces = []string{"nope0"}
 	warnings := strings.Join(n.apply(t, nil, typo, part).Warnings, "\n")
@@ -41,7 +43,7 @@ func TestProblems(t *testing.T) {
 	if err := n.db.Remove(); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the missing service is a problem", func() bool { return strings.Contains(problems(), "Service/db NotFound") })
+	wait.Until(t, "the missing service is a problem", func() bool { return strings.Contains(problems(), "Service/db NotFound") })
 	if c, err := n.Chains(t.Context()); err != nil || len(c) == 0 || c[0].Cost == 0 {
 		t.Errorf("chains without cost: %+v (%v)", c, err)
 	}

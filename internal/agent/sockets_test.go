@@ -29,6 +29,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/fault"
 	"github.com/kerb-edge/kerb/internal/lab/cgrouptest"
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
+	"github.com/kerb-edge/kerb/internal/lab/wait"
 	"github.com/kerb-edge/kerb/internal/resource"
 	"github.com/kerb-edge/kerb/internal/server"
 	"github.com/kerb-edge/kerb/internal/sockets"
@@ -219,7 +220,7 @@ func TestSocketsOfServices(t *testing.T) {
 	n, dir := newSocketsNode(t)
 	pkg := socketsPackage(t)
 	n.apply(t, n.both(), module("fast", pkg, "app=web", nil), module("count", testPackage(t, "pass"), "app=web", nil))
-	eventually(t, "the control plane knows the service", func() bool { return len(n.socketsState(t, "fast").Instances) == 1 })
+	wait.Until(t, "the control plane knows the service", func() bool { return len(n.socketsState(t, "fast").Instances) == 1 })
 	i := n.socketsState(t, "fast").Instances[0]
 	others := []sdk.ChainMember{{Module: "count", Package: "pass"}}
 	if i.Service != "web" || i.NetnsCookie == 0 || i.Ifindex != uint32(n.web.OuterIndex()) || !slices.Equal(i.Chain, others) {
@@ -240,12 +241,12 @@ func TestSocketsOfServices(t *testing.T) {
 	if status, text := n.ask(t, "fast", "POST", fmt.Sprint("/examine/", os.Getpid()), nil); status != http.StatusOK {
 		t.Fatal(status, text)
 	}
-	eventually(t, "a process is examined", func() bool {
+	wait.Until(t, "a process is examined", func() bool {
 		found := n.socketsState(t, "fast").Found
 		return len(found) == 1 && found[0].PID == os.Getpid() && found[0].Go == runtime.Version()
 	})
 	n.apply(t, n.both(), module("fast", pkg, "*", nil))
-	eventually(t, "the second service is known", func() bool { return len(n.socketsState(t, "fast").Instances) == 2 })
+	wait.Until(t, "the second service is known", func() bool { return len(n.socketsState(t, "fast").Instances) == 2 })
 	talk(t, n.web, n.db, "between both")
 	if got := n.socketsState(t, "fast").Redirected; got != 4 {
 		t.Errorf("%d messages were redirected, want 4", got)
@@ -278,7 +279,7 @@ func TestSocketsOfServices(t *testing.T) {
 func TestSocketsSurviveTheAgent(t *testing.T) {
 	n, _ := newSocketsNode(t)
 	n.apply(t, n.both(), module("fast", socketsPackage(t), "*", nil))
-	eventually(t, "both services are known", func() bool { return len(n.socketsState(t, "fast").Instances) == 2 })
+	wait.Until(t, "both services are known", func() bool { return len(n.socketsState(t, "fast").Instances) == 2 })
 	client, srv := dial(t, n.web, n.db)
 	defer client.Close()
 	defer srv.Close()
@@ -287,7 +288,7 @@ func TestSocketsSurviveTheAgent(t *testing.T) {
 	exchange(t, client, srv, "without")
 	talk(t, n.web, n.db, "new without")
 	n.start(t)
-	eventually(t, "the control plane is back", func() bool {
+	wait.Until(t, "the control plane is back", func() bool {
 		s := n.socketsState(t, "fast")
 		return len(s.Instances) == 2 && s.Redirected == 4
 	})
@@ -302,7 +303,7 @@ func TestSocketsSurviveTheAgent(t *testing.T) {
 func TestSocketsLeave(t *testing.T) {
 	n, _ := newSocketsNode(t)
 	n.apply(t, n.both(), module("fast", socketsPackage(t), "*", nil))
-	eventually(t, "both services are known", func() bool { return len(n.socketsState(t, "fast").Instances) == 2 })
+	wait.Until(t, "both services are known", func() bool { return len(n.socketsState(t, "fast").Instances) == 2 })
 	client, srv := dial(t, n.web, n.db)
 	defer client.Close()
 	defer srv.Close()
@@ -328,7 +329,7 @@ func TestSocketsLeave(t *testing.T) {
 	if _, err := io.ReadFull(srv, got); err != nil || string(got) != payload+"more" {
 		t.Fatalf("%d bytes, %v, or others than were sent", len(got), err)
 	}
-	eventually(t, "the module is gone", func() bool {
+	wait.Until(t, "the module is gone", func() bool {
 		state, err := n.dp.Observe()
 		return err == nil && len(state.Chains) == 0 && len(state.Generations) == 0
 	})
@@ -366,7 +367,7 @@ func TestSocketsOfCgroups(t *testing.T) {
 	if err := os.Remove(below); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the cgroup is gone", func() bool { return len(points()) == 0 })
+	wait.Until(t, "the cgroup is gone", func() bool { return len(points()) == 0 })
 	status, err := get(t.Context(), n, resource.Module, "fast")
 	if err != nil {
 		t.Fatal(err)
@@ -377,11 +378,11 @@ func TestSocketsOfCgroups(t *testing.T) {
 	if err := os.Mkdir(below, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "it is back", func() bool { return len(points()) == 1 })
+	wait.Until(t, "it is back", func() bool { return len(points()) == 1 })
 	if err := os.Remove(below); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the cgroup is gone again", func() bool { return len(points()) == 0 })
+	wait.Until(t, "the cgroup is gone again", func() bool { return len(points()) == 0 })
 	m.Spec.Config = map[string]any{"only_port": 80}
 	n.apply(t, nil, m)
 }
@@ -430,7 +431,7 @@ func TestSocketsOfCgroupsThatComeLate(t *testing.T) {
 	if err := os.Mkdir(below, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the module is on the services", func() bool { return placed().Status == "True" && len(n.status(t, "fast").Instances) == 3 })
+	wait.Until(t, "the module is on the services", func() bool { return placed().Status == "True" && len(n.status(t, "fast").Instances) == 3 })
 }
 
 func TestSocketsBesideOthers(t *testing.T) {
@@ -468,7 +469,7 @@ func TestSocketsFailOpen(t *testing.T) {
 		t.Fatal(err)
 	}
 	n.start(t)
-	eventually(t, "nothing runs", func() bool {
+	wait.Until(t, "nothing runs", func() bool {
 		state, err := n.dp.Observe()
 		return err == nil && len(state.Chains) == 0
 	})

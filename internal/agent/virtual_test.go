@@ -27,6 +27,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/control"
 	"github.com/kerb-edge/kerb/internal/fault"
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
+	"github.com/kerb-edge/kerb/internal/lab/wait"
 	"github.com/kerb-edge/kerb/internal/resource"
 	"github.com/kerb-edge/kerb/internal/server"
 	"github.com/kerb-edge/kerb/sdk"
@@ -79,7 +80,7 @@ func (n *node) has(t *testing.T, name string, want ...string) {
 			t.Logf("the probe has %+v", last.Services)
 		}
 	}()
-	eventually(t, fmt.Sprintf("%s has %v", name, want), func() bool {
+	wait.Until(t, fmt.Sprintf("%s has %v", name, want), func() bool {
 		last = n.probe(t)
 		s, ok := last.Services[name]
 		return last.Running && ok == (want != nil) && slices.Equal(sortedTargets(s), want)
@@ -121,7 +122,7 @@ func TestVirtualServices(t *testing.T) {
 		t.Errorf("%+v", r)
 	}
 	n.has(t, "v", far, near)
-	eventually(t, "programmed", func() bool { return strings.HasPrefix(n.virtualCondition(t, "v", "Programmed"), "True") })
+	wait.Until(t, "programmed", func() bool { return strings.HasPrefix(n.virtualCondition(t, "v", "Programmed"), "True") })
 	if s, _ := get(t.Context(), n, resource.VirtualService, "v"); !slices.Equal(s.Status.Modules, []string{"probe"}) || s.Metadata.Generation != 1 || s.Status.Source != v1.SourceStatic {
 		t.Errorf("%+v", s)
 	}
@@ -133,18 +134,18 @@ func TestVirtualServices(t *testing.T) {
 	if err := n.web.Do(func() error { return addAddress(n.web.Interface(), moved) }); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the instance is told with its new address", func() bool {
+	wait.Until(t, "the instance is told with its new address", func() bool {
 		i := slices.IndexFunc(n.probe(t).Instances, func(i sdk.Instance) bool { return i.Service == "web" })
 		return i >= 0 && slices.Contains(n.probe(t).Instances[i].Addresses, moved.String())
 	})
 	n.applyVirtual(t, virtualService("v", []string{"10.230.0.2"}, remote))
 	n.has(t, "v", far)
 	n.apply(t, nil, module("another", testPackage(t, "pass"), "app=web", nil))
-	eventually(t, "the chain towards an instance is told", func() bool { return slices.Contains(n.probe(t).Changes, "web true [another probe]") })
+	wait.Until(t, "the chain towards an instance is told", func() bool { return slices.Contains(n.probe(t).Changes, "web true [another probe]") })
 	if _, err := n.Delete(t.Context(), []resource.Ref{{Kind: v1.KindModule, Name: "another"}}, false); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "and told again", func() bool {
+	wait.Until(t, "and told again", func() bool {
 		all := n.probe(t).Changes
 		return all[len(all)-1] == "web true [probe]" && !slices.ContainsFunc(all, func(c string) bool { return strings.Contains(c, "false") })
 	})
@@ -169,7 +170,7 @@ func TestVirtualServices(t *testing.T) {
 	if status, _ := n.ask(t, "probe", "POST", "/want/10.230.9.9", nil); status != http.StatusOK {
 		t.Error(status)
 	}
-	eventually(t, "what is wanted and unknown is answered", func() bool {
+	wait.Until(t, "what is wanted and unknown is answered", func() bool {
 		return slices.Equal(n.probe(t).Unknown, []netip.Addr{netip.MustParseAddr("10.230.9.9")})
 	})
 }
@@ -186,7 +187,7 @@ func (n *node) killControl(t *testing.T) {
 	if err := syscall.Kill(first.PID, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "another control plane", func() bool { s := state(); return s.Started && s.PID != first.PID })
+	wait.Until(t, "another control plane", func() bool { s := state(); return s.Started && s.PID != first.PID })
 }
 
 // moduleID is the probe's generation in the kernel.
@@ -213,15 +214,15 @@ func addAddress(name string, p netip.Prefix) error {
 func TestVirtualServicesRefused(t *testing.T) {
 	n := newNode(t)
 	n.apply(t, n.both(), module("probe", probePackage(t), "*", nil))
-	eventually(t, "the probe runs", func() bool { return n.probe(t).Running })
+	wait.Until(t, "the probe runs", func() bool { return n.probe(t).Running })
 	n.ask(t, "probe", "POST", "/refuse/true", nil)
 	n.applyVirtual(t, virtualService("v", []string{"10.230.0.2"}))
-	eventually(t, "the refusal is told", func() bool {
+	wait.Until(t, "the refusal is told", func() bool {
 		return strings.Contains(n.virtualCondition(t, "v", "Programmed"), "the table of the probe is full") &&
 			strings.Contains(n.moduleCondition(t, "VirtualServices"), "the table of the probe is full")
 	})
 	n.ask(t, "probe", "POST", "/refuse/false", nil)
-	eventually(t, "taken in the end", func() bool {
+	wait.Until(t, "taken in the end", func() bool {
 		return strings.HasPrefix(n.virtualCondition(t, "v", "Programmed"), "True") && strings.HasPrefix(n.moduleCondition(t, "VirtualServices"), "True")
 	})
 }
@@ -325,7 +326,7 @@ func TestInject(t *testing.T) {
 	byInterface := serviceOf("web", n.web)
 	byInterface.Spec = v1.ServiceSpec{Interface: n.web.Outer()}
 	n.apply(t, []v1.Service{byInterface, serviceOf("db", n.db)}, module("count", "counter", "*", nil), probe)
-	eventually(t, "sockets are there", func() bool { return strings.HasPrefix(n.moduleCondition(t, "Inject"), "True") && n.probe(t).Running })
+	wait.Until(t, "sockets are there", func() bool { return strings.HasPrefix(n.moduleCondition(t, "Inject"), "True") && n.probe(t).Running })
 	var in net.PacketConn
 	if err := n.db.Do(func() (err error) {
 		in, err = net.ListenPacket("udp4", fmt.Sprintf("%v:7777", n.db.Addr4()))
@@ -402,14 +403,14 @@ func TestInjectLetsGo(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		eventually(t, "a frame can be sent for "+name, func() bool {
+		wait.Until(t, "a frame can be sent for "+name, func() bool {
 			status, _ := n.ask(t, "probe", "POST", fmt.Sprintf("/inject/%d", l.Attrs().Index), bytes.NewReader(make([]byte, 60)))
 			return status == http.StatusOK
 		})
 		if out, err := exec.Command("ip", "netns", "del", "kag-"+name).CombinedOutput(); err != nil {
 			t.Fatalf("%v: %s", err, out)
 		}
-		eventually(t, "nothing keeps "+name, func() bool {
+		wait.Until(t, "nothing keeps "+name, func() bool {
 			_, err := netlink.LinkByName("kag" + name)
 			return err != nil
 		})

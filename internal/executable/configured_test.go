@@ -39,7 +39,7 @@ func TestHAProxy(t *testing.T) {
 			config := written(t, c.config)
 			pid := started(t, append(append([]string{"haproxy", "-db", "-f", config}, c.args...), lastFile(t, c.args)...))
 			var e Examiner
-			if facts := eventually(t, &e, pid, "haproxy", c.uses); !facts.Configured {
+			if facts := settled(t, &e, pid, "haproxy", c.uses); !facts.Configured {
 				t.Error("its configuration says nothing")
 			}
 		})
@@ -52,7 +52,7 @@ func TestHAProxyConfigChanged(t *testing.T) {
 	config := written(t, haproxyConfig+" option splice-auto\n")
 	pid := started(t, []string{"haproxy", "-db", "-f", config})
 	var e Examiner
-	eventually(t, &e, pid, "haproxy", []string{WaitAll, Splice})
+	settled(t, &e, pid, "haproxy", []string{WaitAll, Splice})
 	if err := os.WriteFile(config, []byte("# it has been changed\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}

@@ -4,6 +4,7 @@ package executable
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -15,6 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/kerb-edge/kerb/internal/lab/wait"
 	"github.com/kerb-edge/kerb/sdk/sdktest"
 )
 
@@ -74,7 +76,7 @@ func TestProcesses(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			pid := started(t, c.command)
 			var e Examiner
-			facts := eventually(t, &e, pid, c.path, c.uses)
+			facts := settled(t, &e, pid, c.path, c.uses)
 			if (facts.Go != "") != c.golang {
 				t.Errorf("Go %q", facts.Go)
 			}
@@ -104,21 +106,23 @@ func started(t *testing.T, command []string) int {
 	return cmd.Process.Pid
 }
 
-// eventually waits until the process has become the program and mapped its libraries: until it is known to use what it should,
-// and that has not changed for a while.
-func eventually(t *testing.T, e *Examiner, pid int, program string, uses []string) (facts Facts) {
+// settled waits until the process has become the program and mapped its libraries: until it is known to use what it should, and
+// that has not changed for a while.
+func settled(t *testing.T, e *Examiner, pid int, program string, uses []string) (facts Facts) {
 	t.Helper()
 	var err error
-	right := 0
-	for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
+	var since time.Time // zero while the facts are others
+	wait.Until(t, fmt.Sprintf("process %d is %s that uses %v", pid, program, uses), func() bool {
 		facts, err = e.Process(pid, 0)
 		if err != nil || !strings.Contains(filepath.Base(facts.Path), program) || !slices.Equal(facts.Uses, uses) {
-			right = 0
-		} else if right++; right == 5 {
-			return facts
+			since = time.Time{}
+			return false
 		}
-	}
-	t.Fatalf("process %d does not become %s that uses %v: %+v, %v", pid, program, uses, facts, err)
+		if since.IsZero() {
+			since = time.Now()
+		}
+		return time.Since(since) >= 400*time.Millisecond
+	}, func() any { return facts }, func() any { return err })
 	return facts
 }
 

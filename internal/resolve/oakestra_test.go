@@ -24,6 +24,7 @@ import (
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/config"
+	"github.com/kerb-edge/kerb/internal/lab/wait"
 	"github.com/kerb-edge/kerb/sdk"
 )
 
@@ -85,7 +86,7 @@ func (b *broker) start() {
 	if err := b.process.Start(); err != nil {
 		b.Fatal(err)
 	}
-	eventually(b.T, "the broker listens", func() bool {
+	wait.Until(b.T, "the broker listens", func() bool {
 		c, err := net.Dial("tcp4", fmt.Sprintf("127.0.0.1:%d", b.port))
 		if err == nil {
 			c.Close()
@@ -103,15 +104,6 @@ func (b *broker) stop() {
 }
 
 func (b *broker) url() string { return fmt.Sprintf("tcp://127.0.0.1:%d", b.port) }
-
-func eventually(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	for end := time.Now().Add(30 * time.Second); !ok(); time.Sleep(2 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("did not come true: %s", what)
-		}
-	}
-}
 
 // manager is a cluster's service manager, by the documented messages.
 type manager struct {
@@ -259,7 +251,7 @@ func (c *cluster) until(what string, got func() string, want string) {
 			c.Logf("%s: last %q, want %q; requests %q", what, last, want, c.manager.requests)
 		}
 	}()
-	eventually(c.T, what, func() bool { c.sync(); last = got(); return last == want })
+	wait.Until(c.T, what, func() bool { c.sync(); last = got(); return last == want })
 }
 
 func (c *cluster) shop() string { return c.targets("oakestra.shop.ns") }
@@ -298,7 +290,7 @@ func TestLostAnswers(t *testing.T) {
 	c.want("10.30.0.2", "10.30.200.2")
 	c.until("found at the third request", c.shop, "0=10.18.0.3@198.51.100.2")
 	c.until("given up", c.unknowns, "[10.30.200.2]")
-	eventually(t, "several requests in the time that an answer has", func() bool { // which the broker may deliver later
+	wait.Until(t, "several requests in the time that an answer has", func() bool { // which the broker may deliver later
 		c.manager.mu.Lock()
 		defer c.manager.mu.Unlock()
 		return c.manager.lose["10.30.200.2"] <= 1000-3
@@ -319,7 +311,7 @@ func TestUpdates(t *testing.T) {
 	change := func(kind, want string, instances ...string) {
 		t.Helper()
 		c.manager.set("shop.ns", instances)
-		eventually(t, kind+" is taken over", func() bool {
+		wait.Until(t, kind+" is taken over", func() bool {
 			c.manager.announce("shop.ns", kind)
 			time.Sleep(20 * time.Millisecond) // the message arrives meanwhile, or in the next round
 			c.sync()
@@ -373,7 +365,7 @@ func TestIdleTakesInterestBack(t *testing.T) {
 	c.until("found", c.shop, "0=10.18.0.3@198.51.100.2")
 	c.subscription.Handle(sdk.Requests{Release: []string{"oakestra.shop.ns"}})
 	c.until("forgotten", c.names, "")
-	eventually(t, "interest is removed", func() bool {
+	wait.Until(t, "interest is removed", func() bool {
 		c.manager.mu.Lock()
 		defer c.manager.mu.Unlock()
 		return slices.Equal(c.manager.interest, []string{`{"appname":"shop.ns"}`})
@@ -391,7 +383,7 @@ func TestBrokerRestart(t *testing.T) {
 	c.until("found", c.shop, "0=10.18.0.3@198.51.100.2")
 	for i := range 3 {
 		c.broker.stop()
-		eventually(t, "the broker is missed", func() bool { n, err := c.table.Resolvers(); return n == 1 && err != nil })
+		wait.Until(t, "the broker is missed", func() bool { n, err := c.table.Resolvers(); return n == 1 && err != nil })
 		c.manager.set("shop.ns", []string{running(0, fmt.Sprint("10.18.3.", i+1), "", "198.51.100.2")})
 		c.sync().expect("while there is no broker", c.names(), "oakestra.shop.ns")
 		if i == 2 {

@@ -17,6 +17,7 @@ import (
 
 	"github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
+	"github.com/kerb-edge/kerb/internal/lab/wait"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -133,7 +134,7 @@ func waitForNamespace(t *testing.T, pid int, path string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, func() bool {
+	wait.Until(t, "the process has entered "+path, func() bool {
 		got, err := nsKeyAt(filepath.Join("/proc", strconv.Itoa(pid), "ns/net"))
 		return err == nil && got == want
 	})

@@ -22,17 +22,8 @@ import (
 
 	"github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
+	"github.com/kerb-edge/kerb/internal/lab/wait"
 )
-
-// eventually waits for what must come true; how soon is not tested.
-func eventually(t testing.TB, ok func() bool) {
-	t.Helper()
-	for end := time.Now().Add(time.Minute); !ok(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatal("did not come true")
-		}
-	}
-}
 
 // watch runs a watcher on the node until the test ends.
 func watch(t testing.TB, node *netlab.Namespace) *Watcher {
@@ -50,19 +41,23 @@ func watch(t testing.TB, node *netlab.Namespace) *Watcher {
 	return w
 }
 
-// found reports whether a service has n links.
-func found(w *Watcher, name string, n int) func() bool {
-	return func() bool {
-		s, ok := w.States()[name]
-		return ok && s.Err == nil && len(s.Links) == n
-	}
+// becomes waits until the watcher has found a state of the service that is as it should be.
+func becomes(t testing.TB, w *Watcher, name, what string, ok func(State) bool) {
+	t.Helper()
+	wait.Until(t, name+" "+what, func() bool {
+		s, found := w.States()[name]
+		return found && ok(s)
+	}, func() any { return w.States() })
 }
 
-func failed(w *Watcher, name string, want error) func() bool {
-	return func() bool {
-		s := w.States()[name]
-		return errors.Is(s.Err, want) && len(s.Links) == 0
-	}
+func hasLinks(t testing.TB, w *Watcher, name string, n int) {
+	t.Helper()
+	becomes(t, w, name, fmt.Sprintf("has %d links", n), func(s State) bool { return s.Err == nil && len(s.Links) == n })
+}
+
+func fails(t testing.TB, w *Watcher, name string, want error) {
+	t.Helper()
+	becomes(t, w, name, fmt.Sprintf("fails with %q", want), func(s State) bool { return errors.Is(s.Err, want) && len(s.Links) == 0 })
 }
 
 func netnsSpec(h *netlab.Host) v1alpha1.ServiceSpec { return v1alpha1.ServiceSpec{Netns: h.Path()} }
@@ -73,17 +68,17 @@ func TestWatchComesGoesAndComesAgain(t *testing.T) {
 	lab := newLab(t)
 	w := watch(t, lab.Node())
 	w.Set(map[string]v1alpha1.ServiceSpec{"web": {Netns: "/run/netns/ksv-web"}})
-	eventually(t, failed(w, "web", ErrNamespaceGone))
+	fails(t, w, "web", ErrNamespaceGone)
 	for i := range 3 {
 		ip(t, "netns", "add", "ksv-web")
 		ip(t, "-n", "ksv-node", "link", "add", fmt.Sprintf("ksvw%d", i), "type", "veth", "peer", "name", "eth0", "netns", "ksv-web")
-		eventually(t, found(w, "web", 1))
+		hasLinks(t, w, "web", 1)
 		if l := w.States()["web"].Links[0]; l.Name != fmt.Sprintf("ksvw%d", i) || l.Peer != "eth0" {
 			t.Errorf("found %+v", l)
 		}
 		ip(t, "netns", "del", "ksv-web")
-		eventually(t, failed(w, "web", ErrNamespaceGone))
-		eventually(t, func() bool { _, there := w.HostInterfaces()[fmt.Sprintf("ksvw%d", i)]; return !there })
+		fails(t, w, "web", ErrNamespaceGone)
+		wait.Until(t, "the interface is gone", func() bool { _, there := w.HostInterfaces()[fmt.Sprintf("ksvw%d", i)]; return !there })
 	}
 }
 
@@ -104,14 +99,14 @@ func TestWatchProcessEnds(t *testing.T) {
 	waitForNamespace(t, cmd.Process.Pid, h.Path())
 	w := watch(t, lab.Node())
 	w.Set(map[string]v1alpha1.ServiceSpec{"proc": {PID: cmd.Process.Pid}})
-	eventually(t, found(w, "proc", 1))
+	hasLinks(t, w, "proc", 1)
 	if err := cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
 	_ = cmd.Wait()
-	eventually(t, failed(w, "proc", ErrProcessGone))
+	fails(t, w, "proc", ErrProcessGone)
 	w.Set(nil)
-	eventually(t, func() bool { return len(w.States()) == 0 })
+	wait.Until(t, "no service is watched", func() bool { return len(w.States()) == 0 })
 }
 
 func TestWatchInside(t *testing.T) {
@@ -119,7 +114,7 @@ func TestWatchInside(t *testing.T) {
 	h := newHost(t, lab, "in")
 	w := watch(t, lab.Node())
 	w.Set(map[string]v1alpha1.ServiceSpec{"in": netnsSpec(h)})
-	eventually(t, found(w, "in", 1))
+	hasLinks(t, w, "in", 1)
 	extra := netip.MustParsePrefix("192.0.2.7/24")
 	within(t, h.Namespace, func() error {
 		l, err := netlink.LinkByName(h.Interface())
@@ -128,8 +123,7 @@ func TestWatchInside(t *testing.T) {
 		}
 		return errors.Join(addAddress(h.Interface(), extra), netlink.LinkSetDown(l), netlink.LinkSetName(l, "wan"))
 	})
-	eventually(t, func() bool {
-		s := w.States()["in"]
+	becomes(t, w, "in", "has the new address and name", func(s State) bool {
 		return slices.Contains(s.Addresses, extra) && s.Links[0].Peer == "wan"
 	})
 }
@@ -149,23 +143,23 @@ func TestWatchHostInterfaces(t *testing.T) {
 	var calls atomic.Int32
 	w.OnChange(func() { calls.Add(1) })
 	w.Set(map[string]v1alpha1.ServiceSpec{"nic": {Interface: "ksvnic"}})
-	eventually(t, failed(w, "nic", ErrInterfaceGone))
+	fails(t, w, "nic", ErrInterfaceGone)
 	before := calls.Load()
 	within(t, lab.Node(), func() error {
 		attrs := netlink.NewLinkAttrs()
 		attrs.Name, attrs.MTU = "ksvnic", 1280
 		return netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: "ksvnic2"})
 	})
-	eventually(t, func() bool { return w.HostInterfaces()["ksvnic"].MTU == 1280 && calls.Load() > before })
-	eventually(t, found(w, "nic", 1))
+	wait.Until(t, "the interface is announced", func() bool { return w.HostInterfaces()["ksvnic"].MTU == 1280 && calls.Load() > before })
+	hasLinks(t, w, "nic", 1)
 	own := netip.MustParsePrefix("192.0.2.9/24")
 	before = calls.Load()
 	within(t, lab.Node(), func() error { return addAddress("ksvnic", own) })
-	eventually(t, func() bool {
+	wait.Until(t, "the address is announced", func() bool {
 		return slices.Contains(w.HostInterfaces()["ksvnic"].Addresses, own) && calls.Load() > before
-	})
+	}, func() any { return w.HostInterfaces() })
 	within(t, lab.Node(), func() error { return linkDel("ksvnic") })
-	eventually(t, failed(w, "nic", ErrInterfaceGone))
+	fails(t, w, "nic", ErrInterfaceGone)
 }
 
 // TestWatchChurn replaces services under the watcher and compares with a look
@@ -197,8 +191,7 @@ func TestWatchChurn(t *testing.T) {
 		if h := hosts[name]; h != nil {
 			want = wantOf(t, lab, h)
 		}
-		eventually(t, func() bool {
-			got := w.States()[name]
+		becomes(t, w, name, fmt.Sprintf("becomes %+v", want), func(got State) bool {
 			return errors.Is(got.Err, want.Err) && reflect.DeepEqual(got.Links, want.Links) && reflect.DeepEqual(got.Addresses, want.Addresses)
 		})
 	}
@@ -264,7 +257,7 @@ func TestMountsOfStrangersAreIgnored(t *testing.T) {
 	}
 	w := watch(t, lab.Node())
 	w.Set(map[string]v1alpha1.ServiceSpec{"s": {Netns: path}})
-	eventually(t, failed(w, "s", ErrNotNamespace))
+	fails(t, w, "s", ErrNotNamespace)
 	h := newHost(t, lab, "quiet")
 	within(t, h.Namespace, func() error { return linkDel(h.Interface()) })
 	time.Sleep(2 * patience) // the events of all this are over
@@ -272,7 +265,7 @@ func TestMountsOfStrangersAreIgnored(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = unix.Unmount(path, unix.MNT_DETACH) }()
-	eventually(t, found(w, "s", 0))
+	hasLinks(t, w, "s", 0)
 
 	s := &scanner{paths: map[string]nsKey{"/": {}}}
 	s.paths["/"], _ = nsKeyAt("/")

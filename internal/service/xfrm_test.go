@@ -5,6 +5,7 @@ package service
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
@@ -14,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
+	"github.com/kerb-edge/kerb/internal/lab/wait"
 	"github.com/kerb-edge/kerb/sdk"
 )
 
@@ -47,7 +49,18 @@ func TestWatchIPsecPolicies(t *testing.T) {
 		}
 		return nil
 	}
-	eventually(t, func() bool { return len(seen()) == 1 })
+	described := func() (out []string) {
+		for _, p := range seen() {
+			out = append(out, p.Direction+" "+p.Action+" "+p.Source.String())
+		}
+		return
+	}
+	hasPolicies := func(want ...string) {
+		t.Helper()
+		wait.Until(t, fmt.Sprintf("the policies are %q", want), func() bool { return slices.Equal(described(), want) },
+			func() any { return described() })
+	}
+	hasPolicies("out protect 192.0.2.1/32")
 	p := seen()[0]
 	want := sdk.IPsecPolicy{Direction: sdk.IPsecOut, Action: sdk.IPsecProtect, Index: p.Index, Priority: 5, Protocol: unix.IPPROTO_UDP,
 		Source: netip.MustParsePrefix("192.0.2.1/32"), Destination: netip.MustParsePrefix("192.0.2.0/24"),
@@ -64,18 +77,12 @@ func TestWatchIPsecPolicies(t *testing.T) {
 	} {
 		ipXfrm(t, lab.Node(), "add "+more)
 	}
-	described := func() (out []string) {
-		for _, p := range seen() {
-			out = append(out, p.Direction+" "+p.Action+" "+p.Source.String())
-		}
-		return
-	}
-	all := []string{"in allow 2001:db8::/64", "out protect 192.0.2.1/32", "fwd block 0.0.0.0/0"}
-	eventually(t, func() bool { return slices.Equal(described(), all) && calls.Load() > before })
+	hasPolicies("in allow 2001:db8::/64", "out protect 192.0.2.1/32", "fwd block 0.0.0.0/0")
+	wait.Until(t, "the change is announced", func() bool { return calls.Load() > before })
 	ipXfrm(t, lab.Node(), "deleteall")
-	eventually(t, func() bool { return len(seen()) == 0 })
+	hasPolicies()
 	if out, err := lab.Node().Command(context.Background(), "ip", "xfrm", "policy", "setdefault", "out", "block").CombinedOutput(); err != nil {
 		t.Skipf("this kernel has no default policies: %s", out)
 	}
-	eventually(t, func() bool { return slices.Equal(described(), []string{"out block invalid Prefix"}) })
+	hasPolicies("out block invalid Prefix")
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/executable"
 	"github.com/kerb-edge/kerb/internal/lab/executabletest"
+	"github.com/kerb-edge/kerb/internal/lab/wait"
 	"github.com/kerb-edge/kerb/internal/sockets"
 	"github.com/kerb-edge/kerb/sdk"
 	"github.com/kerb-edge/kerb/sdk/sdktest"
@@ -493,9 +494,9 @@ func TestLive(t *testing.T) {
 	}
 	c.enter(chain.All)
 	running := c.run("")
-	eventually(t, "the mode is not set", func() bool { return c.present().Mode == modeAdaptive })
+	wait.Until(t, "the mode is set", func() bool { return c.present().Mode == modeAdaptive })
 	c.connect(t)
-	patiently(t, "no verdict", func() bool { return c.condition("ProgramsExcluded").Status == "True" })
+	wait.Until(t, "this program is excluded", func() bool { return c.condition("ProgramsExcluded").Status == "True" })
 	c.plain(c.connect(t))
 	if c.refused("executable") == 0 {
 		t.Errorf("%+v", c.counts())
@@ -505,23 +506,13 @@ func TestLive(t *testing.T) {
 	check(t, err)
 	running = c.run(`{"programs": {"allow": ["` + program + `"]}}`)
 	defer running()
-	patiently(t, "is still kept out", func() bool {
+	wait.Until(t, "this program is allowed", func() bool {
 		for _, e := range entries[fileKey, executableEntry](c.plane, mapExecutables) {
 			return e.Verdict == allowed
 		}
 		return false
 	})
 	c.warm(c.connect(t))
-}
-
-// patiently waits for an examination, which takes a while on an emulated machine.
-func patiently(t testing.TB, otherwise string, ok func() bool) {
-	t.Helper()
-	for end := time.Now().Add(time.Minute); !ok(); time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatal(otherwise)
-		}
-	}
 }
 
 // run has the control plane at work until the function that is returned is called.

@@ -19,6 +19,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/lab/cgrouptest"
+	"github.com/kerb-edge/kerb/internal/lab/wait"
 	"github.com/kerb-edge/kerb/internal/pkgs/pkgstest"
 	"github.com/kerb-edge/kerb/sdk/sdktest"
 )
@@ -189,18 +190,9 @@ func (p *plane) enrolled() (n int) {
 // empty waits until nothing is left of any connection.
 func (p *plane) empty(t testing.TB) {
 	t.Helper()
-	eventually(t, "entries are left", func() bool {
+	wait.Until(t, "no socket, end or offer is left", func() bool {
 		return p.enrolled() == 0 && len(entries[uint64, endEntry](p, mapEnds)) == 0 && len(entries[pairKey, offerEntry](p, "offers")) == 0
-	})
-}
-
-func eventually(t testing.TB, otherwise string, ok func() bool) {
-	t.Helper()
-	for end := time.Now().Add(patience); !ok(); time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatal(otherwise)
-		}
-	}
+	}, func() any { return p.counts() })
 }
 
 // listen opens a server on a free port of 127.0.0.1.

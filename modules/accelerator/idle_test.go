@@ -19,6 +19,7 @@ import (
 
 	"github.com/kerb-edge/kerb/internal/lab/executabletest"
 	"github.com/kerb-edge/kerb/internal/lab/fusetest"
+	"github.com/kerb-edge/kerb/internal/lab/wait"
 	"github.com/kerb-edge/kerb/internal/seed"
 )
 
@@ -49,7 +50,7 @@ func (p *plane) tend(t *testing.T) (kill func()) {
 func (p *plane) back(c *conn) {
 	c.t.Helper()
 	from := [2]uint64{p.redirects(c.client), p.redirects(c.server)}
-	for range 2000 {
+	for end := time.Now().Add(wait.Patience); time.Now().Before(end); {
 		if c.turn(100); p.redirects(c.client) > from[0]+1 && p.redirects(c.server) > from[1]+1 {
 			return
 		}
@@ -59,7 +60,7 @@ func (p *plane) back(c *conn) {
 
 func (p *plane) rests(t *testing.T) {
 	t.Helper()
-	eventually(t, "sockets are still in the map", func() bool { return p.enrolled() == 0 })
+	wait.Until(t, "no socket is in the map", func() bool { return p.enrolled() == 0 }, func() any { return p.counts() })
 }
 
 // An idle pair goes out of the map, where the kernel keeps nothing for it. It talks by TCP when it talks again, and is back after some
@@ -104,7 +105,7 @@ func TestRare(t *testing.T) {
 		t.Fatalf("%+v", e)
 	}
 	returned := p.counts().Returned
-	eventually(t, "is not back", func() bool {
+	wait.Until(t, "the pair returns", func() bool {
 		c.turn(100)
 		return p.counts().Returned > returned
 	})
@@ -126,12 +127,12 @@ func TestNobodyToLookAfter(t *testing.T) {
 	p := resting(t, 60*time.Millisecond)
 	unpaired := func() bool { return entries[uint32, uint32](p, "unpaired")[0] == 1 }
 	for range 3 {
-		eventually(t, "all are walked through", unpaired)
+		wait.Until(t, "a walk has found no pair", unpaired)
 		c := p.connect(t)
 		p.back(c)
 		p.rests(t)
 		p.back(c)
-		eventually(t, "nobody looks after a pair", func() bool { return !unpaired() }) // a walk says so before it begins
+		wait.Until(t, "a walk looks for pairs", func() bool { return !unpaired() }) // a walk says so before it begins
 		c.close()
 	}
 	p.empty(t)
@@ -205,7 +206,7 @@ func TestAgentKilledWhileTakingOut(t *testing.T) {
 	p := accelerate(t, c0)
 	c := p.connect(t)
 	p.warm(c)
-	eventually(t, "nothing is found", func() bool {
+	wait.Until(t, "the walk finds the idle pair", func() bool {
 		_, err := p.Programs()["age"].Run(&ebpf.RunOptions{})
 		check(t, err)
 		e, _ := p.end(c.client)
@@ -298,7 +299,7 @@ func TestReturnsDespiteAFileSystem(t *testing.T) {
 		time.Sleep(5 * time.Millisecond)
 	}
 	from := p.redirects(other.client)
-	eventually(t, "another does not come back", func() bool {
+	wait.Until(t, "the other pair returns", func() bool {
 		other.turn(100)
 		return p.redirects(other.client) > from
 	})
@@ -317,7 +318,7 @@ func TestDrainWhileResting(t *testing.T) {
 	for _, c := range conns[:10] {
 		p.back(c)
 	}
-	eventually(t, "sockets are left", func() bool {
+	wait.Until(t, "all sockets are drained", func() bool {
 		left, err := p.Drain()
 		check(t, err)
 		return left == 0

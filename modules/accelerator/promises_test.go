@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kerb-edge/kerb/internal/chain"
+	"github.com/kerb-edge/kerb/internal/lab/wait"
 )
 
 // What sockets promise, and redirected ones would break. Each connection is brought to where both ends redirect before.
@@ -60,7 +61,7 @@ func TestWaitAll(t *testing.T) {
 
 // sleeps waits until a thread of this process is blocked in recvfrom.
 func sleeps(t *testing.T, thread int) {
-	eventually(t, "does not receive", func() bool {
+	wait.Until(t, "the thread receives", func() bool {
 		call, _ := os.ReadFile(fmt.Sprintf("/proc/self/task/%d/syscall", thread))
 		return strings.HasPrefix(string(call), fmt.Sprintf("%d ", unix.SYS_RECVFROM))
 	})
@@ -196,7 +197,7 @@ func TestBlockedReaderAtShutdown(t *testing.T) {
 		c.receive(c.server, 100)
 		c.send(c.server, noise(100))
 	}
-	eventually(t, "the sockets stay in the map", func() bool {
+	wait.Until(t, "the sockets leave the map", func() bool {
 		exchange()
 		return p.enrolled() == 0
 	})
@@ -463,7 +464,7 @@ func (p *plane) block(t *testing.T, c *conn) {
 	if p.redirects(c.client)+p.redirects(c.server) != 0 {
 		t.Errorf("%+v", p.counts())
 	}
-	eventually(t, "the sockets stay in the map", func() bool {
+	wait.Until(t, "the sockets leave the map", func() bool {
 		c.turn(100)
 		return p.enrolled() == 0
 	})

@@ -24,6 +24,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/cgrouptest"
 	"github.com/kerb-edge/kerb/internal/lab/executabletest"
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
+	"github.com/kerb-edge/kerb/internal/lab/wait"
 )
 
 func TestTurnsAreRedirected(t *testing.T) {
@@ -392,7 +393,7 @@ func TestEachProcess(t *testing.T) {
 	p.plain(c)
 	c.close()
 	p.judge(allowed, asked)
-	eventually(t, "this process does not take part", func() bool {
+	wait.Until(t, "a connection of this process is accelerated", func() bool {
 		c := p.connectTo(t, l)
 		defer c.close()
 		for range 3 {
@@ -555,7 +556,7 @@ func TestDrain(t *testing.T) {
 	if got := conns[0].receive(conns[0].server, 5000); !bytes.Equal(got, waiting) {
 		t.Fatal(difference(got, waiting))
 	}
-	eventually(t, "sockets are left", func() bool {
+	wait.Until(t, "all sockets are drained", func() bool {
 		left, err := p.Drain()
 		check(t, err)
 		return left == 0
@@ -596,7 +597,7 @@ func TestQuota(t *testing.T) {
 		t.Errorf("%+v", p.counts())
 	}
 	second.close()
-	eventually(t, "the share is not given back", func() bool {
+	wait.Until(t, "the share is given back", func() bool {
 		c := p.connect(t)
 		defer c.close()
 		c.turn(100)
@@ -635,7 +636,7 @@ func TestQuotaOfConnecting(t *testing.T) {
 	for _, fd := range fds {
 		check(t, unix.Close(fd))
 	}
-	eventually(t, "the share is not given back", func() bool {
+	wait.Until(t, "the share is given back", func() bool {
 		for _, share := range entries[uint32, uint32](p, "shares") {
 			return share == 0
 		}

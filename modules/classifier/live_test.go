@@ -59,7 +59,7 @@ func TestRawInterfaces(t *testing.T) {
 						t.Fatal(err)
 					}
 				}
-				k.eventually(func() bool { return k.count(countMessages)+k.count(countDropped) >= before+uint64(messages) })
+				k.until("all messages are counted", func() bool { return k.count(countMessages)+k.count(countDropped) >= before+uint64(messages) })
 			}
 			deliver(100*second, 20)
 			deliver(101*second, 20)

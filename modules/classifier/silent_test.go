@@ -9,6 +9,7 @@ import (
 
 	"github.com/cilium/ebpf/asm"
 
+	"github.com/kerb-edge/kerb/internal/lab/wait"
 	"github.com/kerb-edge/kerb/internal/pkgs/pkgstest"
 )
 
@@ -89,7 +90,7 @@ func TestSilentSourcesElsewhere(t *testing.T) {
 		k.at(100 * second)
 		k.flood(7, &seq, 20)
 		k.at(101 * second)
-		k.eventually(func() bool { return k.len("windows") > 0 })
+		k.until("there is a window", func() bool { return k.len("windows") > 0 })
 		if w, ok := k.taken(euiKey(7)); !ok || w.Time != 101*second || w.Values[0] != 20 {
 			t.Errorf("%v %+v", ok, w)
 		}
@@ -112,18 +113,16 @@ func TestSilentSourcesElsewhere(t *testing.T) {
 	})
 }
 
-// eventually waits until something is so.
-func (k *kernel) eventually(so func() bool) {
+// until waits for a condition on the maps.
+func (k *kernel) until(what string, ok func() bool) {
 	k.t.Helper()
-	for until := time.Now().Add(30 * time.Second); !so(); time.Sleep(time.Millisecond) {
-		if time.Now().After(until) {
-			var all []uint64
-			for what := range uint32(countNoRoom + 1) {
-				all = append(all, k.count(what))
-			}
-			k.t.Fatalf("not within half a minute; the counts are %v, %d windows are armed", all, k.armed())
+	wait.Until(k.t, what, ok, func() any {
+		var all []uint64
+		for what := range uint32(countNoRoom + 1) {
+			all = append(all, k.count(what))
 		}
-	}
+		return fmt.Sprintf("counts %v, %d windows armed", all, k.armed())
+	})
 }
 
 // armed is how many ends of windows the timer still has to come to.
@@ -138,7 +137,7 @@ func (k *kernel) armed() (n int) {
 // becomes waits until a count is what it should be. What the data plane counts, it does next.
 func (k *kernel) becomes(what uint32, want uint64) {
 	k.t.Helper()
-	k.eventually(func() bool { return k.count(what) >= want })
+	k.until(fmt.Sprintf("count %d is %d", what, want), func() bool { return k.count(what) >= want })
 	if got := k.count(what); got != want {
 		k.t.Fatalf("count %d is %d, want %d", what, got, want)
 	}
@@ -147,7 +146,7 @@ func (k *kernel) becomes(what uint32, want uint64) {
 // awaitEvents waits for so many: the last thing that an evaluation does.
 func (k *kernel) awaitEvents(n int) (all []event) {
 	k.t.Helper()
-	k.eventually(func() bool {
+	k.until(fmt.Sprintf("there are %d events", n), func() bool {
 		all = append(all, k.events()...)
 		return len(all) >= n
 	})

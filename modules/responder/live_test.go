@@ -29,6 +29,7 @@ import (
 	"github.com/kerb-edge/kerb/client"
 	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
+	"github.com/kerb-edge/kerb/internal/lab/wait"
 	"github.com/kerb-edge/kerb/modules/responder/apps/speedlimit/server"
 	"github.com/kerb-edge/kerb/sdk"
 	"github.com/kerb-edge/kerb/sdk/sdktest"
@@ -167,7 +168,7 @@ func (s *stage) serveRoutes() {
 		work.Wait()
 	})
 	// Until Run has found out that the interface is virtual, requests with partial checksums are the server's.
-	s.eventually(func() bool {
+	wait.Until(s.t, "the interface is known", func() bool {
 		var kind uint32
 		return s.maps[mapLocal4].Lookup(local4{Ifindex: s.on.Ifindex}, &kind) == nil
 	})
@@ -388,11 +389,17 @@ func TestSegments(t *testing.T) {
 
 func (s *stage) await(right func(server.Totals) bool) {
 	s.t.Helper()
-	for end := time.Now().Add(30 * time.Second); !right(s.sign.Totals()); time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(end) {
-			s.t.Fatalf("the server knows %+v", s.sign.Totals())
-		}
-	}
+	wait.Until(s.t, "the server's totals are right", func() bool { return right(s.sign.Totals()) }, func() any { return s.sign.Totals() })
+}
+
+// shows waits until the sign shows a limit.
+func (s *stage) shows(port int, limit uint32) {
+	s.t.Helper()
+	var got uint32
+	wait.Until(s.t, fmt.Sprintf("the sign shows %d", limit), func() bool {
+		got = s.car(s.server.Addr4(), 0, port, binary.LittleEndian, 4)
+		return got == limit
+	}, func() any { return got })
 }
 
 // The same server without a module.
@@ -418,24 +425,15 @@ func TestMixedFollowsTheCount(t *testing.T) {
 		{"app": "speedlimit", "name": "tick", "port": 8081, "mode": "mixed", "recompute": "20ms", "sourceRate": 0, "addresses": [ADDRESSES]}]}`)
 	for port, name := range map[int]string{8080: "now", 8081: "tick"} {
 		s.set(name+"/cars", "99")
-		s.eventually(func() bool { return s.car(s.server.Addr4(), 0, port, binary.LittleEndian, 4) == 30 })
+		s.shows(port, 30)
 		s.set(name+"/cars", "0")
-		s.eventually(func() bool { return s.car(s.server.Addr4(), 0, port, binary.LittleEndian, 4) == 120 })
+		s.shows(port, 120)
 	}
 	if status := s.put("now/speed", `{"value": "1"}`); status != http.StatusNotFound {
 		t.Errorf("a value that is not there: status %d", status)
 	}
 	if status := s.put("now/cars", `{"value": "-1"}`); status != http.StatusBadRequest {
 		t.Errorf("-1 cars: status %d", status)
-	}
-}
-
-func (s *stage) eventually(right func() bool) {
-	s.t.Helper()
-	for end := time.Now().Add(30 * time.Second); !right(); time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(end) {
-			s.t.Fatal("it does not become right")
-		}
 	}
 }
 

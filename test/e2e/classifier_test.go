@@ -23,7 +23,7 @@ import (
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/client"
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
-	"github.com/kerb-edge/kerb/internal/lab/node/nodetest"
+	"github.com/kerb-edge/kerb/internal/lab/wait"
 )
 
 const (
@@ -159,7 +159,7 @@ func (r *radio) end() {
 // muted waits until nothing of the attacker gets through for a while.
 func (r *radio) muted() {
 	r.t.Helper()
-	nodetest.Eventually(r.t, "the attacker is dropped", func() bool {
+	wait.Until(r.t, "the attacker is dropped", func() bool {
 		before, sent := r.heard[attacker].Load(), r.sent[attacker].Load()
 		time.Sleep(200 * time.Millisecond) // the attacker sends meanwhile
 		return r.heard[attacker].Load() == before && r.sent[attacker].Load() > sent

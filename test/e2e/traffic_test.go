@@ -22,6 +22,7 @@ import (
 
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
 	"github.com/kerb-edge/kerb/internal/lab/node/nodetest"
+	"github.com/kerb-edge/kerb/internal/lab/wait"
 )
 
 // stream is numbered UDP packets from one host to another, which module stamp marks on its way. Payload, little endian:
@@ -64,7 +65,7 @@ func startStream(t *testing.T, from, to *netlab.Host) *stream {
 	setOption(t, s.in, unix.SO_RCVBUFFORCE, 128<<20)
 	setOption(t, s.out, unix.SO_NO_CHECK, 1) // the payload changes on the way
 	s.receiver.Go(s.receive)
-	nodetest.Eventually(t, "a packet of the stream arrives", func() bool {
+	wait.Until(t, "a packet of the stream arrives", func() bool {
 		_, _ = s.out.Write(make([]byte, payloadSize))
 		return s.arrived(0)
 	})

@@ -19,6 +19,7 @@ import (
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/lab/node/nodetest"
 	"github.com/kerb-edge/kerb/internal/lab/traffic"
+	"github.com/kerb-edge/kerb/internal/lab/wait"
 )
 
 // upgrades is how many there are in TestUpgradeUnderLoad; each second fails.
@@ -63,7 +64,7 @@ func TestUpgradeUnderLoad(t *testing.T) {
 		t.Errorf("packets of %d generations came, want those of both versions and of the failing one", account.Generations)
 	}
 	u.checkCounts(account.Sent + account.Probes)
-	nodetest.Eventually(t, "old versions end", func() bool { return len(u.children()) == 2 })
+	wait.Until(t, "old versions end", func() bool { return len(u.children()) == 2 })
 	u.tidy()
 }
 

@@ -13,7 +13,7 @@ import (
 )
 
 // bareSleeps is how many calls of time.Sleep without a reason the tests of each directory still have. The numbers only go down: wait for
-// a condition instead, with a deadline (nodetest.Eventually), or say in a comment why time itself has to pass.
+// a condition instead, with a deadline (wait.Until), or say in a comment why time itself has to pass.
 var bareSleeps = map[string]int{
 	"kmod": 4, "modules/accelerator": 20, "modules/responder/apps/coap": 1, "test/accelerator": 7,
 }

@@ -16,15 +16,15 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
 	"github.com/kerb-edge/kerb/internal/lab/node"
 	"github.com/kerb-edge/kerb/internal/lab/tempdir"
+	"github.com/kerb-edge/kerb/internal/lab/wait"
 )
 
 // Patience is how long anything may take that takes a few seconds at most: more is a hang, also on a busy machine.
-const Patience = time.Minute
+const Patience = wait.Patience
 
 // Node is a machine with one agent.
 type Node struct {
@@ -160,15 +160,5 @@ func (n *Node) Apply(resources ...any) {
 // Eventually waits until something holds.
 func (n *Node) Eventually(what string, ok func() bool) {
 	n.T.Helper()
-	Eventually(n.T, what, ok)
-}
-
-// Eventually waits until something holds.
-func Eventually(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(Patience); !ok(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("not within %v: %s", Patience, what)
-		}
-	}
+	wait.Until(n.T, what, ok)
 }

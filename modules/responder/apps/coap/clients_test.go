@@ -24,6 +24,7 @@ import (
 
 	apiclient "github.com/kerb-edge/kerb/client"
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
+	"github.com/kerb-edge/kerb/internal/lab/wait"
 )
 
 // The clients of other people against the module on a real path, native XDP and TC: libcoap's, and aiocoap (out/aiocoap, which
@@ -153,19 +154,10 @@ func (s *site) start(lab *netlab.Lab) {
 	s.background(lab.Node().Command(context.Background(), s.kerb, append([]string{"agent"}, s.flags()...)...))
 	socket := filepath.Join(s.dir, "run", "kerb.sock")
 	s.running = &http.Client{Transport: apiclient.Unix(socket)}
-	s.eventually("the agent answers", func() bool {
+	wait.Until(s.t, "the agent answers", func() bool {
 		_, err := s.running.Get("http://kerb/v1/status")
 		return err == nil
 	})
-}
-
-func (s *site) eventually(what string, ok func() bool) {
-	s.t.Helper()
-	for end := time.Now().Add(60 * time.Second); !ok(); time.Sleep(50 * time.Millisecond) {
-		if time.Now().After(end) {
-			s.t.Fatalf("not within a minute: %s", what)
-		}
-	}
 }
 
 // apply gives the agent the service and the module, and waits until it works.
@@ -195,7 +187,7 @@ func (s *site) apply(serving *netlab.Namespace, hook string, at map[string]any) 
 	if out, err := cmd.CombinedOutput(); err != nil {
 		s.t.Fatalf("apply: %v\n%s", err, out)
 	}
-	s.eventually("the module serves its routes", func() bool { return s.try("GET", "values", "") == nil })
+	wait.Until(s.t, "the module serves its routes", func() bool { return s.try("GET", "values", "") == nil })
 }
 
 func (s *site) try(method, route, body string) error {
