@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package trace
+
+import (
+	"fmt"
+	"net/netip"
+	"strconv"
+	"strings"
+
+	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/dataplane"
+	"github.com/kerb-edge/kerb/internal/fault"
+)
+
+// protocols that a trace knows by name.
+var protocols = map[string]uint8{"": 0, "icmp": 1, "tcp": 6, "udp": 17, "icmpv6": 58}
+
+// Filter returns the filter that a request describes.
+func Filter(r v1.TraceRequest) (dataplane.TraceFilter, error) {
+	f := dataplane.TraceFilter{Port: r.Port}
+	proto, known := protocols[strings.ToLower(r.Protocol)]
+	if !known {
+		n, err := strconv.ParseUint(r.Protocol, 10, 8)
+		if err != nil {
+			return f, &fault.Invalid{Field: "protocol",
+				Reason: fmt.Sprintf("%q is neither tcp, udp, icmp, icmpv6 nor a number up to 255", r.Protocol)}
+		}
+		proto = uint8(n)
+	}
+	f.Proto = proto
+	if r.Host == "" {
+		return f, nil
+	}
+	addr, err := netip.ParseAddr(r.Host)
+	if err != nil {
+		return f, &fault.Invalid{Field: "host", Reason: fmt.Sprintf("%q is no IP address", r.Host)}
+	}
+	f.Addr = addr.Unmap()
+	return f, nil
+}
+
+// packetEnds are what modules change of a packet.
+type packetEnds struct{ protocol, source, destination string }
+
+func endsOf(e dataplane.TraceEvent) packetEnds {
+	return packetEnds{protocolName(e), endpoint(e.Addr(e.SourceAddr), e.SourcePort), endpoint(e.Addr(e.DestAddr), e.DestPort)}
+}
+
+// tcpFlags are the letters that tcpdump prints.
+func tcpFlags(bits uint8) string {
+	out := ""
+	for i, letter := range []string{"F", "S", "R", "P", ".", "U", "E", "W"} {
+		if bits&(1<<i) != 0 {
+			out += letter
+		}
+	}
+	return out
+}
+
+func protocolName(e dataplane.TraceEvent) string {
+	if e.Family == 0 {
+		return "not ip"
+	}
+	for name, n := range protocols {
+		if n == e.Proto && name != "" {
+			return name
+		}
+	}
+	return strconv.Itoa(int(e.Proto))
+}
+
+func endpoint(addr netip.Addr, port uint16) string {
+	switch {
+	case !addr.IsValid():
+		return ""
+	case port == 0:
+		return addr.String()
+	}
+	return netip.AddrPortFrom(addr, port).String()
+}

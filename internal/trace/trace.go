@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package trace puts the events of a traced chain into words: one report for each packet, with the verdict of each
+// module.
+package trace
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/chain"
+	"github.com/kerb-edge/kerb/internal/dataplane"
+	"github.com/kerb-edge/kerb/internal/kerbabi"
+	"github.com/kerb-edge/kerb/internal/plan"
+)
+
+// Source is a trace of the data plane.
+type Source interface {
+	// Read returns os.ErrDeadlineExceeded when no event has come until then.
+	Read(deadline time.Time) (dataplane.TraceEvent, error)
+	// Lost returns the number of events for which there was no room.
+	Lost() uint64
+}
+
+// Reader reads packets from a trace.
+type Reader struct {
+	Source Source
+	Chains []chain.Spec    // that are traced; events have their place, from 1
+	Points plan.Placements // of all chains of the node
+	Reason func(module string, reason int) string
+	Show   func(v1.TracedPacket) error
+	Count  int // of packets, 0 for no limit
+
+	total int
+	boot  time.Time              // zero of the events' clock
+	open  map[uint16]*openPacket // by CPU
+}
+
+// openPacket is a packet of which more events may come.
+type openPacket struct {
+	v1.TracedPacket
+	number  uint64
+	now     packetEnds
+	decided bool // its last verdict is known
+}
+
+// Run shows packets until ctx ends or their limit is reached. The events of each packet follow each other on a CPU.
+func (r *Reader) Run(ctx context.Context) error {
+	const pause = 100 * time.Millisecond
+	r.boot, r.open = bootTime(), map[uint16]*openPacket{}
+	for ctx.Err() == nil && !r.full() {
+		e, err := r.Source.Read(time.Now().Add(pause))
+		if errors.Is(err, os.ErrDeadlineExceeded) { // nothing more comes for the packets that are open
+			err = r.finishAll()
+		} else if err == nil {
+			err = r.take(e)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return r.finishAll()
+}
+
+func (r *Reader) full() bool { return r.Count > 0 && r.total == r.Count }
+
+// take adds an event to its packet.
+func (r *Reader) take(e dataplane.TraceEvent) error {
+	if e.Head() {
+		err := r.finish(e.CPU)
+		r.open[e.CPU] = r.packet(e)
+		return err
+	}
+	p := r.open[e.CPU]
+	if p == nil || p.number != e.Packet {
+		return nil // its first event is missing
+	}
+	if p.decided = r.step(p, e); p.decided {
+		return r.finish(e.CPU)
+	}
+	return nil
+}
+
+// finish shows the packet of a CPU. One without its last verdict is left out once the trace has lost events: it would seem
+// to have ended where it did not.
+func (r *Reader) finish(cpu uint16) error {
+	p := r.open[cpu]
+	delete(r.open, cpu)
+	if p == nil || r.full() || !p.decided && r.Source.Lost() > 0 {
+		return nil
+	}
+	r.total++
+	return r.Show(p.TracedPacket)
+}
+
+func (r *Reader) finishAll() error {
+	for cpu := range r.open {
+		if err := r.finish(cpu); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (r *Reader) chain(e dataplane.TraceEvent) chain.Spec { return r.Chains[e.Chain-1] }
+
+// packet is a packet as it came in.
+func (r *Reader) packet(e dataplane.TraceEvent) *openPacket {
+	spec := r.chain(e)
+	place := r.Points[chain.Point{Ifindex: int(e.Ifindex), Side: spec.Side}]
+	ends := endsOf(e)
+	p := &openPacket{number: e.Packet, now: ends, TracedPacket: v1.TracedPacket{Time: r.boot.Add(time.Duration(e.Time)),
+		Service: place.Service, Interface: place.Link.Name, Hook: string(spec.Side), Direction: string(spec.Direction), Length: e.Len,
+		Protocol: ends.protocol, Source: ends.source, Destination: ends.destination, Outcome: kerbabi.ParseOutcome(e.Outcome).String()}}
+	switch e.Proto {
+	case protocols["tcp"]:
+		p.TCPFlags = tcpFlags(e.TCPFlags)
+	case protocols["icmp"], protocols["icmpv6"]:
+		p.ICMPType, p.ICMPCode = &e.ICMPType, &e.ICMPCode
+	}
+	return p
+}
+
+// step adds a module's verdict, and reports whether it was the last one.
+func (r *Reader) step(p *openPacket, e dataplane.TraceEvent) (last bool) {
+	members := r.chain(e).Members
+	verdict := kerbabi.Verdict(e.Verdict)
+	s := v1.TraceStep{Module: members[e.Position].Name, Verdict: verdict.String()}
+	if verdict == kerbabi.Drop {
+		s.Reason = r.Reason(s.Module, int(e.Reason))
+	}
+	if now := endsOf(e); now != p.now {
+		s.Protocol, s.Source, s.Destination = now.protocol, now.source, now.destination
+		p.now = now
+	}
+	if verdict == kerbabi.Redirect && e.ToIfindex != 0 {
+		s.Interface, s.Service = r.target(e.ToIfindex)
+	}
+	p.Steps = append(p.Steps, s)
+	return int(e.Position) == len(members)-1 || verdict == kerbabi.Drop || verdict == kerbabi.Reply || verdict == kerbabi.Redirect
+}
+
+// target names an interface, and its service.
+func (r *Reader) target(ifindex uint32) (name, service string) {
+	for p, place := range r.Points {
+		if p.Ifindex == int(ifindex) {
+			return place.Link.Name, place.Service
+		}
+	}
+	if l, err := net.InterfaceByIndex(int(ifindex)); err == nil {
+		return l.Name, ""
+	}
+	return fmt.Sprint(ifindex), ""
+}
+
+// bootTime is when CLOCK_MONOTONIC was zero.
+func bootTime() time.Time {
+	var since unix.Timespec
+	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &since) // fails for unknown clocks only
+	return time.Now().Add(-time.Duration(since.Nano()))
+}
