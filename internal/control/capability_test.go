@@ -105,6 +105,21 @@ func TestCapabilitiesAreNamed(t *testing.T) {
 	}
 }
 
+// A control plane that answers that it has another generation gets the update again, at growing intervals.
+func TestConflictsBackOff(t *testing.T) {
+	opts, h := (&provider{}).options(t), &handler{answers: map[string]int{"start": http.StatusNoContent, "models": http.StatusConflict}}
+	synctest.Test(t, func(t *testing.T) { startNaming(t, opts, []string{"models"}, h) })
+	n := 0
+	for _, call := range h.called() {
+		if call == "models" {
+			n++
+		}
+	}
+	if n != 16 { // 8 in the first 1.27 s, then one each second
+		t.Errorf("sent %d times in 10 s, want 16", n)
+	}
+}
+
 func packageNaming(capabilities ...string) *pkgs.Package {
 	return &pkgs.Package{Manifest: pkgs.Manifest{Control: &pkgs.Control{}, Capabilities: capabilities}}
 }

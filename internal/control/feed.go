@@ -9,7 +9,10 @@ import (
 	"time"
 )
 
-const updateTime = 30 * time.Second
+const (
+	updateTime    = 30 * time.Second
+	firstConflict = 10 * time.Millisecond // before an update is sent again after a conflict; doubles until retryTell
+)
 
 // source knows what a control plane has been notified of one kind of resources, in updates U.
 type source[U any] interface {
@@ -59,7 +62,7 @@ func (p *Plane) startedOn() (string, <-chan struct{}) {
 
 // feedAll sends all updates that there are.
 func feedAll[U any, P update[U]](ctx context.Context, p *Plane, r *run, call string, f source[U], generation string) {
-	for {
+	for conflicts := firstConflict; ; {
 		u, more := f.Next()
 		if !more || ctx.Err() != nil {
 			return
@@ -68,6 +71,7 @@ func feedAll[U any, P update[U]](ctx context.Context, p *Plane, r *run, call str
 		err := p.inform(ctx, r, updateTime, call, u, P(&u).Response())
 		f.Ack(u, err)
 		if err == nil {
+			conflicts = firstConflict
 			continue
 		}
 		if now, _ := p.startedOn(); ctx.Err() != nil || now != generation {
@@ -75,7 +79,8 @@ func feedAll[U any, P update[U]](ctx context.Context, p *Plane, r *run, call str
 		}
 		pause := retryTell
 		if answered(err, http.StatusConflict) {
-			pause = 10 * time.Millisecond // it has just started with a newer generation, of which we hear in a moment
+			// It has just started with a newer generation, which startedOn reports in a moment.
+			pause, conflicts = conflicts, min(2*conflicts, retryTell)
 		} else {
 			p.log.Warn("control plane does not take "+call+"; trying again", "error", err)
 		}
