@@ -178,11 +178,11 @@ func TestCommandRefuses(t *testing.T) {
 func TestUnsoundRunShowsItsFiguresAndFails(t *testing.T) {
 	withExperiment(t, Experiment{Name: "toy", Loads: []string{"x"}, Run: func(ctx context.Context, run *Run) error {
 		run.Record("a", "x", Sample{"time", "p50", "ns", 42})
-		run.Unsound("%d packets vanished", 3)
+		run.Invalidate("%d packets vanished", 3)
 		return nil
 	}})
 	out, err := runCommand("toy")
-	if !errors.Is(err, ErrUnsound) || !strings.Contains(out, "42") || !strings.Contains(out, "3 packets vanished") {
+	if !errors.Is(err, ErrInvalid) || !strings.Contains(out, "42") || !strings.Contains(out, "3 packets vanished") {
 		t.Errorf("%v\n%s", err, out)
 	}
 }

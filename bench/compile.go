@@ -23,9 +23,9 @@ import (
 //go:embed include/*.h
 var headers embed.FS
 
-// KeptPrograms is the environment's name for a directory that keeps what CompileC makes, for machines without a compiler, such as
-// a small board: static, and for any processor of the kind. What lies there already is taken.
-const KeptPrograms = "KERB_BENCH_PROGRAMS"
+// ProgramCacheEnv is the environment variable with a directory in which CompileC keeps its programs, for machines without
+// a compiler. They are static and run on every processor of the architecture. Existing files are used as they are.
+const ProgramCacheEnv = "KERB_BENCH_PROGRAMS"
 
 // CompileC copies files into a directory and makes a program of each C source there, as fast as the compiler can make it for
 // this machine: references in user space are in C, so that none is slow for its language. Headers of include/ are found by all, and
@@ -51,10 +51,10 @@ func CompileC(ctx context.Context, dir string, files fs.FS, sources ...string) e
 // makeProgram takes the program from where it is kept, if there is such a place.
 func makeProgram(ctx context.Context, dir, hash string, words []string) error {
 	program := Program(dir, words[0])
-	if os.Getenv(KeptPrograms) == "" {
+	if os.Getenv(ProgramCacheEnv) == "" {
 		return compileC(ctx, dir, program, words, "-march=native")
 	}
-	kept, err := filepath.Abs(filepath.Join(os.Getenv(KeptPrograms), filepath.Base(program)+"-"+hash))
+	kept, err := filepath.Abs(filepath.Join(os.Getenv(ProgramCacheEnv), filepath.Base(program)+"-"+hash))
 	if err != nil {
 		return err
 	}

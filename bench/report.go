@@ -42,7 +42,7 @@ type Report struct {
 	Histograms []Histogram `json:"histograms,omitempty"`
 	// Notes say what was left out or measured otherwise, and why.
 	Notes []string `json:"notes,omitempty"`
-	// Unsound says what makes the run void; a sound run has none.
+	// Unsound lists the reasons why the run is invalid.
 	Unsound []string `json:"unsound,omitempty"`
 
 	title, x string // of plots, instead of what their names say
@@ -73,14 +73,14 @@ func (r *Report) Find(config, load, metric, stat string) (Cell, bool) {
 	return Cell{}, false
 }
 
-// ErrUnsound is wrapped by the error of a run that ended but proves nothing.
-var ErrUnsound = errors.New("the run was not sound")
+// ErrInvalid is wrapped by the error of a run that completed but is invalid.
+var ErrInvalid = errors.New("the run was not sound")
 
 func (r *Report) err() error {
 	if len(r.Unsound) == 0 {
 		return nil
 	}
-	return fmt.Errorf("%w: %s", ErrUnsound, r.Unsound[0])
+	return fmt.Errorf("%w: %s", ErrInvalid, r.Unsound[0])
 }
 
 // compressed is how the name of a report ends that is compressed by gzip.

@@ -99,8 +99,8 @@ func (r *Run) Note(format string, args ...any) {
 	}
 }
 
-// Unsound voids the run, which continues so that the rest can be seen.
-func (r *Run) Unsound(format string, args ...any) {
+// Invalidate marks the run as invalid. It continues, so that the report shows the other figures.
+func (r *Run) Invalidate(format string, args ...any) {
 	r.report.Unsound = append(r.report.Unsound, fmt.Sprintf(format, args...))
 }
 

@@ -90,11 +90,11 @@ type Stats struct {
 	Longest, Deadline time.Duration
 	Slept, Rested     uint64 // times, for packets and as a rest
 	Spun              uint64 // checks of an empty ring
-	HeldUp            uint64 // times that others had the CPU for long
+	Preemptions       uint64 // times that other threads had the CPU for long
 }
 
-// ErrTaken is returned when another program has taken the class over.
-var ErrTaken = errors.New("another program has taken the class over")
+// ErrTakenOver is returned when another program has taken over the class.
+var ErrTakenOver = errors.New("another program has taken the class over")
 
 // ErrClosed is returned after Close.
 var ErrClosed = errors.New("the receiver is closed")
@@ -358,7 +358,7 @@ func (r *Receiver) notice(now int64) {
 	}
 	l := r.look()
 	if l.involuntary != r.before.involuntary {
-		r.stats.HeldUp++
+		r.stats.Preemptions++
 		r.wait.preempted(now)
 	}
 	r.before = l
@@ -436,7 +436,7 @@ func (r *Receiver) doze(now, until int64) (bool, error) {
 // attend looks after the connection: a new configuration, a restarted or removed module, a class taken over.
 func (r *Receiver) attend(now int64) error {
 	if r.taken {
-		return ErrTaken
+		return ErrTakenOver
 	}
 	if r.conn < 0 {
 		err := r.join(false)

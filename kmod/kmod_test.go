@@ -209,7 +209,7 @@ func payload(n int) []byte {
 // send sends from one CPU, so that no packet overtakes another.
 func send(t *testing.T, conn net.Conn, n int) {
 	t.Helper()
-	err := traffic.Pinned(0, func() error {
+	err := traffic.RunOnCPU(0, func() error {
 		for i := range n {
 			if _, err := conn.Write(payload(i)); err != nil {
 				return err

@@ -65,8 +65,9 @@ func ConfigErrorf(field, format string, args ...any) error {
 	return &ConfigError{Field: field, Reason: fmt.Sprintf(format, args...)}
 }
 
-// Below puts the path of an object before the field of a *ConfigError that is about one of its properties.
-func Below(path string, err error) error {
+// PrefixField prefixes the field of a *ConfigError with the path of the object that has it. Other errors are returned as
+// they are.
+func PrefixField(path string, err error) error {
 	var wrong *ConfigError
 	if !errors.As(err, &wrong) {
 		return err

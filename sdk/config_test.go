@@ -63,11 +63,11 @@ func TestDecodeConfig(t *testing.T) {
 }
 
 func TestBelow(t *testing.T) {
-	if got := sdk.Below("rules[3]", sdk.ConfigErrorf("port", "is 0")).Error(); got != "rules[3].port: is 0" {
+	if got := sdk.PrefixField("rules[3]", sdk.ConfigErrorf("port", "is 0")).Error(); got != "rules[3].port: is 0" {
 		t.Error(got)
 	}
 	other := errors.New("no memory")
-	if got := sdk.Below("rules[3]", other); got != other {
+	if got := sdk.PrefixField("rules[3]", other); got != other {
 		t.Error(got)
 	}
 	if got := sdk.Duration(90 * time.Second).String(); got != "1m30s" {

@@ -40,17 +40,17 @@ type ExecutablesUpdate struct {
 	Executables []Executable `json:"executables"`
 }
 
-// Kernel is how the running kernel behaves where that differs between versions. What is not named is not known.
+// Kernel describes behaviour of the running kernel that differs between versions. What is absent is unknown.
 type Kernel struct {
 	// Sockets whose bytes are redirected by programs on the hook sockets: whether they still behave as a program expects of TCP,
 	// by the name of the behaviour. Needs capability kernelFacts.
 	Sockets map[string]bool `json:"sockets,omitempty"`
-	// Turns are what redirection saves on this machine, by size, in ascending order.
-	Turns []Turn `json:"turns,omitempty"`
+	// RoundTrips are the times of round trips on this machine by message size, in ascending order.
+	RoundTrips []RoundTrip `json:"turns,omitempty"`
 }
 
-// Turn is the time to send a message and to get one as large back, over loopback.
-type Turn struct {
+// RoundTrip is the time to send a message over loopback and to receive one of the same size.
+type RoundTrip struct {
 	Bytes      uint32        `json:"bytes"`
 	Plain      time.Duration `json:"plain"`      // by TCP
 	Redirected time.Duration `json:"redirected"` // between sockets whose bytes are redirected

@@ -41,7 +41,7 @@ func (n *running) setInstance(i Instance, there bool) {
 		delete(n.instances, i.Key())
 	}
 	n.mu.Unlock()
-	follower, ok := n.state.(InstanceFollower)
+	follower, ok := n.state.(InstanceWatcher)
 	if ok && (known != there || there && !before.Equal(i)) {
 		follower.InstanceChanged(i, there)
 	}

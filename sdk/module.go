@@ -40,7 +40,7 @@ type Compiled interface {
 
 // Running is what a control plane keeps for one generation. Its methods are those of the optional interfaces Handler,
 // Runner, Collector, HealthChecker, Conditioner, InstanceReporter, VirtualServiceUser, ModelUser, ExecutableUser,
-// InstanceFollower and ClientServer. They are called concurrently unless an interface says otherwise.
+// InstanceWatcher and ClientServer. They are called concurrently unless an interface says otherwise.
 type Running any
 
 // Define returns the control plane whose configs compile decodes and checks, in most cases with DecodeConfig.

@@ -52,8 +52,8 @@ func (r *Requests) Empty() bool {
 	return len(r.Resolve)+len(r.Release)+len(r.SendMaps)+len(r.Examine) == 0
 }
 
-// InstanceFollower is a Running that is notified at once when an instance comes, changes or goes. Those that are there from
-// the start are in Live.Instances only. Calls come one at a time.
-type InstanceFollower interface {
+// InstanceWatcher is a Running that is notified when an instance is added, changes or is removed. Instances that exist at
+// Open are in Live.Instances only. Calls are sequential.
+type InstanceWatcher interface {
 	InstanceChanged(i Instance, there bool)
 }

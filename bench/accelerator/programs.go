@@ -93,7 +93,7 @@ func http(connection string) func(context.Context, *serving) ([]bench.Sample, er
 			return nil, fmt.Errorf("wrk reports %q: %w", out, err)
 		}
 		if r.Wrong > 0 {
-			s.run.Unsound("%s, %s/%s: %d of %d requests failed", s.config, s.where, s.w.name, r.Wrong, r.N)
+			s.run.Invalidate("%s, %s/%s: %d of %d requests failed", s.config, s.where, s.w.name, r.Wrong, r.N)
 		}
 		return append(append(r.latency("p50", "p99"), r.jitter()), r.rateAndCost(r.N, cpu)...), nil
 	}

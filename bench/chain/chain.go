@@ -112,7 +112,7 @@ func (s *stage) measure(r *bench.Run, c config, kind string, n int) (samples []b
 		return nil, err
 	}
 	if err := check(ch, n, packet.sent); err != nil {
-		r.Unsound("%s %s/%d: %v", c.name, kind, n, err)
+		r.Invalidate("%s %s/%d: %v", c.name, kind, n, err)
 	}
 	swapped, err := s.swap(r, c.name, kind, ch, p)
 	if err != nil {
@@ -164,7 +164,7 @@ func (s *stage) swap(r *bench.Run, name, kind string, ch Chain, p placed) (time.
 		return 0, err
 	}
 	if i := middle(len(after)); after[i] < before[i]+swapCheck {
-		r.Unsound("%s %s/%d: the replaced module counted %d of %d packets", name, kind, len(after), after[i]-before[i], swapCheck)
+		r.Invalidate("%s %s/%d: the replaced module counted %d of %d packets", name, kind, len(after), after[i]-before[i], swapCheck)
 	}
 	return took, nil
 }

@@ -251,7 +251,7 @@ func (s *stage) packet(kind string, ch Chain) (packetTime, error) {
 		count = liveFrames
 	}
 	var with, added []float64
-	err := traffic.Pinned(1, func() error {
+	err := traffic.RunOnCPU(1, func() error {
 		for range s.runs {
 			b, err := s.sendBase(kind, ch, count)
 			if err != nil {
@@ -310,7 +310,7 @@ func testRun(p *ebpf.Program, frame []byte, count uint32, flags uint32) (ns floa
 	if flags == bpfLiveFrames {
 		opts.BatchSize = liveBatch
 	}
-	err = traffic.Urgent(func() error {
+	err = traffic.RunRealtime(func() error {
 		start := time.Now()
 		_, err := p.Run(opts)
 		ns = float64(time.Since(start).Nanoseconds()) / float64(count)

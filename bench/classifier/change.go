@@ -45,7 +45,7 @@ func (e *experiment) changes(ctx context.Context, b *border, load string) ([]ben
 	var stop atomic.Bool
 	flowing := make(chan error, 1)
 	go func() {
-		flowing <- traffic.Pinned(0, func() (err error) {
+		flowing <- traffic.RunOnCPU(0, func() (err error) {
 			for err == nil && !stop.Load() {
 				err = b.turn(time.Millisecond, &f)
 			}

@@ -167,7 +167,7 @@ func sample(metric string) func(float64, error) ([]bench.Sample, error) {
 }
 
 func pinned(measure func() (float64, error)) (ns float64, err error) {
-	err = traffic.Pinned(1, func() error { ns, err = measure(); return err })
+	err = traffic.RunOnCPU(1, func() error { ns, err = measure(); return err })
 	return ns, err
 }
 

@@ -143,7 +143,7 @@ func (e *experiment) round(ctx context.Context, load string, borders []*border, 
 		control[i] = -used
 	}
 	start := time.Now()
-	err := traffic.Pinned(0, func() error { return takeTurns(ctx, borders, flows, l) })
+	err := traffic.RunOnCPU(0, func() error { return takeTurns(ctx, borders, flows, l) })
 	if err != nil {
 		return err
 	}
@@ -215,7 +215,7 @@ func (f *flow) samples(control float64) []bench.Sample {
 // account voids the run if a frame was lost, or the classifier did not do what the config says.
 func (e *experiment) account(b *border, f *flow, load string) error {
 	if f.lost > 0 {
-		e.run.Unsound("%s, %s: %d of %d frames did not come through", load, b.config, f.lost, f.sent)
+		e.run.Invalidate("%s, %s: %d of %d frames did not come through", load, b.config, f.lost, f.sent)
 	}
 	if b.config == "bare" {
 		return nil
@@ -229,10 +229,10 @@ func (e *experiment) account(b *border, f *flow, load string) error {
 		return err
 	}
 	if n["messages"] != b.sent {
-		e.run.Unsound("%s, %s: the classifier counted %d messages, %d were sent", load, b.config, n["messages"], b.sent)
+		e.run.Invalidate("%s, %s: the classifier counted %d messages, %d were sent", load, b.config, n["messages"], b.sent)
 	}
 	if judged := n["evaluated"] > 0; judged != (b.config != "none") && !e.tooShort(load) {
-		e.run.Unsound("%s, %s: the model was asked %d times", load, b.config, n["evaluated"])
+		e.run.Invalidate("%s, %s: the model was asked %d times", load, b.config, n["evaluated"])
 	}
 	return nil
 }

@@ -48,7 +48,7 @@ func (s *subject) eventRate(ctx context.Context, r *bench.Run) error {
 		return o.twice(ctx, rate)
 	})
 	if o.unaccounted > 0 {
-		r.Unsound("%s: the control plane did not read %d events that were sent", module, o.unaccounted)
+		r.Invalidate("%s: the control plane did not read %d events that were sent", module, o.unaccounted)
 	}
 	if err != nil {
 		return err
@@ -116,7 +116,7 @@ func (o *offer) once(rate float64) (read float64, lost bool, err error) {
 		return 0, false, err
 	}
 	begin := time.Now()
-	if err := traffic.Pinned(0, func() error { return o.send(rate) }); err != nil {
+	if err := traffic.RunOnCPU(0, func() error { return o.send(rate) }); err != nil {
 		return 0, false, err
 	}
 	after, err := o.drain(before)

@@ -189,7 +189,7 @@ func (g *ground) withSink(f func() error) error {
 	if err != nil {
 		return fmt.Errorf("sink: %w", err)
 	}
-	err = traffic.Pinned(1, f)
+	err = traffic.RunOnCPU(1, f)
 	return errors.Join(err, g.service.Do(func() error { return netlink.QdiscDel(qdisc) }))
 }
 
@@ -235,7 +235,7 @@ func (g *ground) send(frame []byte, count uint32) (ns float64, err error) {
 // milliseconds, in which no other thread may have the CPU.
 func (g *ground) run(p *ebpf.Program, opts *ebpf.RunOptions) (ns float64, err error) {
 	err = g.lab.Node().Do(func() error {
-		return traffic.Urgent(func() error {
+		return traffic.RunRealtime(func() error {
 			start := time.Now()
 			_, err := p.Run(opts)
 			ns = float64(time.Since(start).Nanoseconds()) / float64(opts.Repeat)

@@ -36,7 +36,7 @@ func (g *ground) testRun(p *ebpf.Program) (float64, error) {
 		opts.Context = skBuff{Ifindex: index}
 	}
 	var times []float64
-	err := traffic.Pinned(1, func() error {
+	err := traffic.RunOnCPU(1, func() error {
 		for range testRuns {
 			ns, err := g.run(p, opts)
 			if err != nil {

@@ -41,7 +41,7 @@ func TestCompile(t *testing.T) {
 func newExperiment(t *testing.T) *experiment {
 	t.Helper()
 	if os.Getenv("KERB_MATRIX") != "" {
-		t.Setenv(bench.KeptPrograms, kept)
+		t.Setenv(bench.ProgramCacheEnv, kept)
 	}
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")

@@ -92,7 +92,7 @@ func sendVaried(t *testing.T, lab *netlab.Lab, host *netlab.Host, n int) (all []
 	}
 	defer socket.Close()
 	to := net.UDPAddrFromAddrPort(netip.AddrPortFrom(lab.Gateway4(), port))
-	err := traffic.Pinned(0, func() error {
+	err := traffic.RunOnCPU(0, func() error {
 		for i := range n {
 			all = append(all, binary.BigEndian.AppendUint64(make([]byte, i*131%1464), uint64(i)))
 			if _, err := socket.WriteTo(all[i], to); err != nil {

@@ -99,10 +99,10 @@ const grace = 20 * time.Second
 // check voids the run if packets came twice or out of order, or were lost without a report to the receiver.
 func (e *experiment) check(c config, l load, sent sentBy, received receivedBy) {
 	if received.Disorder > 0 || received.Received > sent.Sent {
-		e.run.Unsound("%s, %s: %d of %d packets out of order, of %d sent", c.name, l.name, received.Disorder, received.Received, sent.Sent)
+		e.run.Invalidate("%s, %s: %d of %d packets out of order, of %d sent", c.name, l.name, received.Disorder, received.Received, sent.Sent)
 	}
 	if lost := sent.Sent - min(sent.Sent, received.Received); c.program == "kerb" && lost != received.Told {
-		e.run.Unsound("%s, %s: %d packets lost, the receiver was notified of %d", c.name, l.name, lost, received.Told)
+		e.run.Invalidate("%s, %s: %d packets lost, the receiver was notified of %d", c.name, l.name, lost, received.Told)
 	}
 	if reached := float64(sent.Sent) / sent.Seconds; reached < 0.98*float64(l.rate) {
 		e.run.Note("%s: the sender reached only %.0f packets/s at least once", l.name, reached)

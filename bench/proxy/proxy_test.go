@@ -61,7 +61,7 @@ func TestGroupCountsItsProcesses(t *testing.T) {
 	}
 	busy := g.Adopt(exec.Command("sh", "-c", "i=0; while [ $i -lt 100000 ]; do i=$((i+1)); done"))
 	// What sleeps takes no CPU time.
-	if err := errors.Join(busy.Run(), traffic.Pinned(0, func() error { time.Sleep(time.Millisecond); return nil })); err != nil {
+	if err := errors.Join(busy.Run(), traffic.RunOnCPU(0, func() error { time.Sleep(time.Millisecond); return nil })); err != nil {
 		t.Fatal(err)
 	}
 	used, err := g.CPU()

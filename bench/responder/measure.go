@@ -74,7 +74,7 @@ func (e *experiment) measureCurve(c *contender, threads int) (samples []bench.Sa
 	var a answerTo
 	err = c.serving(c.variant, func() (err error) { a, err = e.ask(c, "ask", threads, 0); return err })
 	if c.config != "mixed" && a.Curved != a.Answered { // whose limit may be a moment old
-		e.run.Unsound("%s: %d of %d limits are not of the curve", c.config, a.Answered-a.Curved, a.Answered)
+		e.run.Invalidate("%s: %d of %d limits are not of the curve", c.config, a.Answered-a.Curved, a.Answered)
 	}
 	return rtt(a), err
 }
@@ -119,17 +119,17 @@ func (e *experiment) ask(c *contender, mode string, threads, requests int) (answ
 	a, err := c.client(mode, threads, length, float64(requests))
 	e.check(c, a)
 	if a.lost() > 0 {
-		e.run.Unsound("%s lost %d of %d requests of %d threads that wait for their answers", c.config, a.lost(), a.Sent, threads)
+		e.run.Invalidate("%s lost %d of %d requests of %d threads that wait for their answers", c.config, a.lost(), a.Sent, threads)
 	}
 	return a, err
 }
 
 func (e *experiment) check(c *contender, a answerTo) {
 	if a.Wrong > 0 {
-		e.run.Unsound("%s gave %d wrong answers of %d", c.config, a.Wrong, a.Answered)
+		e.run.Invalidate("%s gave %d wrong answers of %d", c.config, a.Wrong, a.Answered)
 	}
 	if a.Answered > a.Sent {
-		e.run.Unsound("%s answered %d requests %d times", c.config, a.Sent, a.Answered)
+		e.run.Invalidate("%s answered %d requests %d times", c.config, a.Sent, a.Answered)
 	}
 }
 

@@ -155,22 +155,22 @@ func replaceAll(ctx context.Context, rep Replacer, n int) ([]float64, error) {
 
 // judge voids a run whose instruments failed: what was lost in a buffer says
 // nothing of the hook, and replacements that no packet saw prove nothing.
-func (s subject) judge(r *bench.Run, a traffic.Account) {
+func (s subject) judge(r *bench.Run, a traffic.StreamStats) {
 	if a.Explained.Socket > 0 {
-		r.Unsound("%s: the receiver's socket dropped %d packets", s.config, a.Explained.Socket)
+		r.Invalidate("%s: the receiver's socket dropped %d packets", s.config, a.Explained.Socket)
 	}
 	if a.Explained.Backlog > 0 && a.Lost > 0 {
-		r.Unsound("%s: CPU backlogs dropped %d packets", s.config, a.Explained.Backlog)
+		r.Invalidate("%s: CPU backlogs dropped %d packets", s.config, a.Explained.Backlog)
 	}
 	if a.Rate < traffic.PacketRate {
-		r.Unsound("%s: the sender reached only %.0f packets/s", s.config, a.Rate)
+		r.Invalidate("%s: the sender reached only %.0f packets/s", s.config, a.Rate)
 	}
 	if a.Generations < uint64(s.replacements*9/10) {
-		r.Unsound("%s: only %d of %d generations were seen by a packet", s.config, a.Generations, s.replacements+1)
+		r.Invalidate("%s: only %d of %d generations were seen by a packet", s.config, a.Generations, s.replacements+1)
 	}
 }
 
-func samples(a traffic.Account, times []float64) []bench.Sample {
+func samples(a traffic.StreamStats, times []float64) []bench.Sample {
 	count := func(metric string, n uint64) bench.Sample {
 		return bench.Sample{Metric: metric, Stat: "sum", Unit: "count", Value: float64(n)}
 	}

@@ -21,10 +21,10 @@ func configured(c config.Config) []integration.Program {
 	if c.Oakestra == nil {
 		return nil
 	}
-	o := c.Oakestra.Complete(c.Paths)
+	o := c.Oakestra.WithDefaults(c.Paths)
 	ranges := config.OakestraRanges
 	if r := c.Resolvers.Oakestra; r != nil {
-		ranges = r.Complete().Ranges
+		ranges = r.WithDefaults().Ranges
 	}
 	return []integration.Program{{Name: "oakestra", Options: oakestra.Options{
 		Agent: c.Paths.Socket(), State: c.Paths.State, File: c.Paths.Oakestra(),

@@ -82,7 +82,7 @@ func Main(ctx context.Context, options []byte, log *slog.Logger, ready func()) e
 	follow.Go(func() { l.follow(ctx) })
 	log.Info("serving Oakestra", "socket", o.Socket, "tcp", o.TCP)
 	ready()
-	return serve.Until(ctx, l.handler(), workTimeout, log, endpoints...)
+	return serve.Serve(ctx, l.handler(), workTimeout, log, endpoints...)
 }
 
 // open reads what is left of the last run, and clears away what that run did not finish.
@@ -125,7 +125,7 @@ func listenTCP(o Options, log *slog.Logger) (serve.Endpoint, error) {
 		t.Address = o.TCP
 		return serve.ListenTCP(t)
 	}
-	e, err := serve.ListenOpenTCP(o.TCP)
+	e, err := serve.ListenUnauthenticatedTCP(o.TCP)
 	if err != nil {
 		return e, err
 	}

@@ -112,7 +112,7 @@ func Run(ctx context.Context, cfg config.Config, log *slog.Logger, integrations 
 		return err
 	}
 	defer a.close()
-	a.integrations = integration.NewSet(integrations, log, func() { a.recorder.Mark(agentItself) })
+	a.integrations = integration.NewSet(integrations, log, func() { a.recorder.Enqueue(agentItself) })
 	return a.run(ctx, cfg)
 }
 
@@ -153,14 +153,14 @@ func open(ctx context.Context, cfg config.Config, log *slog.Logger) (*Agent, err
 		integrations: integration.NewSet(nil, log, nil),
 	}
 	a.control, err = control.New(control.Options{Run: cfg.Paths.ControlSockets(), State: cfg.Paths.ControlState(), Log: log, Services: a.virtual, Models: a.models, Packets: a,
-		OnChange: func(module string) { a.recorder.Mark(status.Resource{Kind: v1.KindModule, Name: module}) },
+		OnChange: func(module string) { a.recorder.Enqueue(status.Resource{Kind: v1.KindModule, Name: module}) },
 		Examine:  control.Examine(), Kernel: control.KernelFacts(cfg.Paths.SocketFacts(), log), Limits: controlLimits(cfg.Limits),
 		ModuleSocket: cfg.Paths.ModuleSocket, SocketGroup: cfg.SocketGroup})
 	if err != nil {
 		return nil, errors.Join(err, st.Close())
 	}
-	a.virtual.OnChange(func(name string) { a.recorder.Mark(status.Resource{Kind: v1.KindVirtualService, Name: name}) })
-	a.models.OnChange(func(name string) { a.recorder.Mark(status.Resource{Kind: v1.KindModel, Name: name}) })
+	a.virtual.OnChange(func(name string) { a.recorder.Enqueue(status.Resource{Kind: v1.KindVirtualService, Name: name}) })
+	a.models.OnChange(func(name string) { a.recorder.Enqueue(status.Resource{Kind: v1.KindModel, Name: name}) })
 	for _, all := range desired {
 		a.announce(resource.Changes{Put: slices.Collect(maps.Values(all))})
 	}
@@ -214,7 +214,7 @@ func (a *Agent) run(ctx context.Context, cfg config.Config) error {
 	wg.Go(func() { a.follow(ctx) })
 	wg.Go(func() {
 		a.budgets.Run(ctx, a.candidates, func(module string) {
-			a.recorder.Mark(status.Resource{Kind: v1.KindModule, Name: module})
+			a.recorder.Enqueue(status.Resource{Kind: v1.KindModule, Name: module})
 		})
 	})
 	wg.Go(func() { a.recorder.Run(ctx, a.evaluate) })
@@ -295,7 +295,7 @@ func (a *Agent) follow(ctx context.Context) {
 		a.changes.Unlock()
 		if a.starting() {
 			close(a.reconciled)
-			a.recorder.Mark(agentItself)
+			a.recorder.Enqueue(agentItself)
 		}
 		a.budgets.Poke()
 	}

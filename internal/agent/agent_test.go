@@ -642,7 +642,7 @@ func TestCorruptStoreKeepsChains(t *testing.T) {
 	if after := n.chainsOn(t, n.web); fmt.Sprint(after) != fmt.Sprint(before) {
 		t.Errorf("before the loss %v, after applying again %v", before, after)
 	}
-	if n.store.Recovered() {
+	if n.store.RecoveryPending() {
 		t.Error("the loss is still flagged")
 	}
 }

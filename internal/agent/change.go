@@ -53,7 +53,7 @@ func (a *Agent) Apply(ctx context.Context, r server.Request) (result v1.ApplyRes
 		a.releaseAll(prepared)
 		return result, err
 	}
-	keep := a.store.Recovered() && len(modules) == 0
+	keep := a.store.RecoveryPending() && len(modules) == 0
 	t := a.target(next, a.deployed(next, prepared), seen)
 	result.Steps, result.Warnings, err = a.change(t, prepared, r.DryRun, keep)
 	result.Warnings = append(doubts, result.Warnings...)
@@ -94,7 +94,7 @@ func (a *Agent) Delete(ctx context.Context, refs []resource.Ref, dryRun bool) (r
 		return result, err
 	}
 	t := a.target(next, a.deployed(next, nil), seen)
-	result.Steps, result.Warnings, err = a.change(t, nil, dryRun, a.store.Recovered())
+	result.Steps, result.Warnings, err = a.change(t, nil, dryRun, a.store.RecoveryPending())
 	if err == nil && !dryRun {
 		a.announce(changes)
 	}
@@ -209,7 +209,7 @@ func (a *Agent) kernelOf(all map[string]*deploy.Module) kernel {
 }
 
 func (a *Agent) commit(next resource.Set, keep bool) error {
-	if a.store.Recovered() && !keep {
+	if a.store.RecoveryPending() && !keep {
 		return a.store.Acknowledge(next)
 	}
 	if reflect.DeepEqual(next, a.desired) {
@@ -244,7 +244,7 @@ func (a *Agent) reconcileTo(t target) error {
 	}
 	k := a.kernelOf(t.modules)
 	defer k.Close()
-	r, err := a.converge(t, k, points, a.store.Recovered(), apply.Policy{
+	r, err := a.converge(t, k, points, a.store.RecoveryPending(), apply.Policy{
 		Skip:   func(chain.Point) bool { return true },
 		Commit: func() error { a.forgetTraces(); return nil },
 	})

@@ -147,7 +147,7 @@ func (a *Agent) markAll() {
 			all = append(all, status.Resource{Kind: kind, Name: name})
 		}
 	}
-	a.recorder.Mark(all...)
+	a.recorder.Enqueue(all...)
 }
 
 // forgetConditions forgets those of resources that next has no more: one that is created again starts without. a.mu

@@ -24,7 +24,7 @@ func (a *Agent) enableReplies(t target, points plan.Placements) map[int]error {
 		if p.Side != chain.OnXDP || !t.Replies(place.Chain) || a.dp.View(p).Mode != dataplane.ModeXDPNative {
 			continue
 		}
-		if err := service.LetRepliesIn(place.Link); err != nil {
+		if err := service.EnablePeerGRO(place.Link); err != nil {
 			a.log.Warn("replies may not arrive", "interface", place.Link.Name, "error", err)
 			failed[p.Ifindex] = err
 		}

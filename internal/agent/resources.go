@@ -114,7 +114,7 @@ func (a *Agent) commitOnly(next resource.Set, c resource.Changes, dryRun bool) e
 func (a *Agent) announce(c resource.Changes) {
 	for kind, own := range a.kinds() {
 		if own.committed != nil {
-			own.committed(c.Named(kind))
+			own.committed(c.OfKind(kind))
 		}
 	}
 }

@@ -32,7 +32,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/wait"
 	"github.com/kerb-edge/kerb/internal/resource"
 	"github.com/kerb-edge/kerb/internal/server"
-	"github.com/kerb-edge/kerb/internal/sockets"
+	"github.com/kerb-edge/kerb/internal/sockprobe"
 	"github.com/kerb-edge/kerb/sdk"
 )
 
@@ -148,7 +148,7 @@ func sharedFacts() string {
 // knownFacts gives a node's agent how sockets behave on this kernel, which takes seconds to find out.
 func knownFacts(t *testing.T, file string) {
 	t.Helper()
-	if _, err := sockets.TestOnce(t.Context(), sharedFacts()); err != nil {
+	if _, err := sockprobe.RunOnce(t.Context(), sharedFacts()); err != nil {
 		t.Fatal(err)
 	}
 	facts, err := os.ReadFile(sharedFacts())

@@ -324,7 +324,7 @@ func (a *Agent) Package(_ context.Context, name string) (v1.Package, error) {
 
 func packageView(p *pkgs.Package) v1.Package {
 	return v1.Package{Name: p.Name, Version: p.Version, Digest: p.Digest, Source: p.Source, Description: p.Description, Hooks: p.Hooks,
-		Memory: p.Memory(nil), Config: p.ConfigSchema, Capabilities: p.Granted(), Queries: p.Queries}
+		Memory: p.Memory(nil), Config: p.ConfigSchema, Capabilities: p.GrantedCapabilities(), Queries: p.Queries}
 }
 
 // Status is the agent at a glance.
@@ -370,7 +370,7 @@ func (a *Agent) nodeConditions() []v1.Condition {
 	if c, configured := a.integrations.Condition(); configured {
 		out = append(out, c)
 	}
-	if a.store.Recovered() {
+	if a.store.RecoveryPending() {
 		out = append(out, v1.Condition{Type: "StoreLost", Status: "True", Reason: "Corrupted",
 			Message: "the store was damaged and has been moved aside; attached chains keep running unchanged until modules are applied again"})
 	}

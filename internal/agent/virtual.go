@@ -120,7 +120,7 @@ func (a *Agent) Ended(list []sdk.Instance) []uint32 {
 	for _, i := range list {
 		look = append(look, i.Ifindex)
 	}
-	return service.Ended(look)
+	return service.OrphanedNamespaces(look)
 }
 
 func (a *Agent) serviceOf(name string) (v1.ServiceSpec, service.State) {

@@ -31,7 +31,7 @@ type Cgroup struct {
 	ID   uint64 // the inode, which bpf_get_current_cgroup_id tells too; not used again until a reboot
 }
 
-// Mount is where cgroup v2 is mounted. With version 1 alongside it, that is not /sys/fs/cgroup.
+// Mount returns where cgroup v2 is mounted. With cgroup v1 in use that is not /sys/fs/cgroup.
 func Mount() (string, error) {
 	f, err := os.Open("/proc/thread-self/mountinfo")
 	if err != nil {
@@ -41,8 +41,8 @@ func Mount() (string, error) {
 	return mountIn(f)
 }
 
-// Own is the directory of this process's cgroup.
-func Own() (string, error) {
+// Self returns the directory of this process's cgroup.
+func Self() (string, error) {
 	mount, err := Mount()
 	if err != nil {
 		return "", err
@@ -87,13 +87,13 @@ var unescape = strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\13
 // found are directories by the ids that Find has told: looking for an id otherwise takes a walk through all cgroups.
 var found sync.Map
 
-// Find looks a cgroup up, by its path below the mount or by that in the file system.
+// Find returns the cgroup with a path relative to the mount or in the file system.
 func Find(path string) (Cgroup, error) {
 	mount, err := Mount()
 	if err != nil {
 		return Cgroup{}, err
 	}
-	below := Below(mount, path)
+	below := RelativePath(mount, path)
 	dir := filepath.Join(mount, below)
 	id, err := idOf(dir)
 	if err != nil {
@@ -103,8 +103,8 @@ func Find(path string) (Cgroup, error) {
 	return Cgroup{Path: below, ID: id}, nil
 }
 
-// Below is the path of a cgroup below the mount, however it was written.
-func Below(mount, path string) string {
+// RelativePath returns the path of a cgroup relative to the mount; path may be absolute or relative.
+func RelativePath(mount, path string) string {
 	path = filepath.Clean("/" + path)
 	if rest, ok := strings.CutPrefix(path+"/", strings.TrimSuffix(mount, "/")+"/"); ok {
 		return filepath.Clean("/" + rest)
@@ -112,7 +112,7 @@ func Below(mount, path string) string {
 	return path
 }
 
-// Contains reports whether a cgroup is another one or above it.
+// Contains reports whether path is the cgroup above or a descendant of it.
 func Contains(above, path string) bool {
 	return above == path || strings.HasPrefix(path, strings.TrimSuffix(above, "/")+"/")
 }
@@ -128,7 +128,7 @@ func idOf(dir string) (uint64, error) {
 	return inode(info), nil
 }
 
-// Dir is the directory of a cgroup by its id.
+// Dir returns the directory of the cgroup with an id.
 func Dir(id uint64) (string, error) {
 	if dir, ok := known(id); ok {
 		return dir, nil
@@ -137,7 +137,7 @@ func Dir(id uint64) (string, error) {
 	return walkTo(id)
 }
 
-// Exists reports whether a cgroup that Find has told of is still there.
+// Exists reports whether a cgroup that Find returned still exists.
 func (c Cgroup) Exists() bool {
 	_, ok := known(c.ID)
 	return ok

@@ -68,7 +68,7 @@ func TestBelow(t *testing.T) {
 		"/sys/fs/cgroup": "/", "/sys/fs/cgroup/": "/", "/sys/fs/cgroup/a/b": "/a/b", "a/b": "/a/b", "/a": "/a", "": "/",
 		"/sys/fs/cgroupx": "/sys/fs/cgroupx", "../a": "/a",
 	} {
-		if got := cgroup.Below("/sys/fs/cgroup", path); got != want {
+		if got := cgroup.RelativePath("/sys/fs/cgroup", path); got != want {
 			t.Errorf("%q is %q, want %q", path, got, want)
 		}
 	}

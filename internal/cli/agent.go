@@ -70,7 +70,7 @@ The configuration file may hold:
 			log := newLogger(cmd.ErrOrStderr(), c.Log.Format, level)
 			slog.SetDefault(log)
 			c.Reloads = &config.Reloads{}
-			c.Reloads.On(func(next config.Config) error { level.Set(next.Log.Level); return nil })
+			c.Reloads.Subscribe(func(next config.Config) error { level.Set(next.Log.Level); return nil })
 			a.hangup.does(func() { f.reload(c, log) })
 			return a.build.Agent(cmd.Context(), c, log)
 		},
@@ -108,12 +108,12 @@ func (f agentFlags) reload(was config.Config, log *slog.Logger) {
 		log.Error("configuration not reloaded", "error", err)
 		return
 	}
-	if err := was.Reloads.Take(next); err != nil {
+	if err := was.Reloads.Publish(next); err != nil {
 		log.Error("configuration not reloaded completely", "error", err)
 		return
 	}
 	log.Info("configuration reloaded")
-	if fields := was.NeedRestart(next); len(fields) > 0 {
+	if fields := was.RestartFields(next); len(fields) > 0 {
 		log.Warn("changed fields take effect when the agent is restarted", "fields", fields)
 	}
 }

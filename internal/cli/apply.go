@@ -250,7 +250,7 @@ func (in *input) add(file string, data []byte) error {
 		return located(err, func(*fault.Invalid) place { return place{file: file} })
 	}
 	index := yamldoc.Parse(data)
-	labels := resource.Titles(resources)
+	labels := resource.DisplayNames(resources)
 	objects, err := resource.Decode(data)
 	if err != nil {
 		return located(err, func(e *fault.Invalid) place { return place{file, index, slices.Index(labels, e.Resource)} })
@@ -293,7 +293,7 @@ func located(err error, find func(*fault.Invalid) place) error {
 			all[i] = at.index.Place(at.file, at.resource, e)
 		}
 	}
-	yamldoc.SortByPlace(all)
+	yamldoc.SortByPosition(all)
 	return fault.Join(all)
 }
 

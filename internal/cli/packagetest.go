@@ -190,7 +190,7 @@ func (c packetCase) check(field, dir string) error {
 }
 
 func runTests(p *pkgs.Package, tests packageTests) (all []packetResult, err error) {
-	if p.RunsOn(pkgs.HookSockets) {
+	if p.HasHook(pkgs.HookSockets) {
 		return nil, &fault.Invalid{Reason: "the package runs on sockets, which the kernel offers no test run for"}
 	}
 	for _, t := range tests.Tests {

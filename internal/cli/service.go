@@ -20,7 +20,7 @@ func describeService(w io.Writer, s v1alpha1.Service) {
 	status := resource.Status(s.Status)
 	field(w, "Name", s.Metadata.Name)
 	field(w, "Labels", resource.Labels(s.Metadata.Labels))
-	field(w, "Found by", resource.FoundBy(s.Spec))
+	field(w, "Found by", resource.DiscoveryMethod(s.Spec))
 	field(w, "Addresses", strings.Join(status.Addresses, ", "))
 	field(w, "Sockets", strings.Join(status.Sockets, ", "))
 	printConditions(w, status.Conditions)

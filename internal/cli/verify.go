@@ -34,7 +34,7 @@ func verifyPackage(p *pkgs.Package) ([]verdict, error) {
 		return nil, err
 	}
 	verdicts := []verdict{}
-	if p.RunsOn(pkgs.HookSockets) {
+	if p.HasHook(pkgs.HookSockets) {
 		return verifySockets(module)
 	}
 	for _, hook := range p.Hooks {
@@ -117,7 +117,7 @@ func verdictOn(what string, p *ebpf.Program) (verdict, error) {
 // defaultModule is the package as a module with the default config. One whose config has properties without default keeps the
 // constants that were compiled in.
 func defaultModule(p *pkgs.Package) (dataplane.Module, error) {
-	if _, err := p.Defaulted(nil); err != nil {
+	if _, err := p.WithDefaults(nil); err != nil {
 		return pkttest.ModuleOf(p), nil
 	}
 	return moduleOf(p, nil)
@@ -126,7 +126,7 @@ func defaultModule(p *pkgs.Package) (dataplane.Module, error) {
 // moduleOf is the package as a module with a config.
 func moduleOf(p *pkgs.Package, given map[string]any) (dataplane.Module, error) {
 	module := pkttest.ModuleOf(p)
-	config, err := p.Defaulted(given)
+	config, err := p.WithDefaults(given)
 	if err != nil {
 		return module, configMistakes(err)
 	}

@@ -19,7 +19,7 @@ import (
 func chainKind() kind {
 	k := viewOf("chain", []any{"ID", "HOOK", "DIRECTION", "MODULES", "PROGRAM", "PARTS", "COST", "POINTS"}, func(c v1alpha1.Chain) []any {
 		modules := strings.Join(c.Modules, " > ")
-		return []any{c.ID, c.Hook, c.Direction, modules, c.Program, c.Parts, resource.Cost(c.Cost), len(c.Points)}
+		return []any{c.ID, c.Hook, c.Direction, modules, c.Program, c.Parts, resource.FormatCost(c.Cost), len(c.Points)}
 	}, describeChain)
 	k.all = true
 	return k
@@ -37,7 +37,7 @@ func describeChain(w io.Writer, c v1alpha1.Chain) {
 	field(w, "Modules", strings.Join(c.Modules, " > "))
 	field(w, "Program", c.Program)
 	field(w, "Parts", c.Parts)
-	field(w, "Cost", resource.Cost(c.Cost))
+	field(w, "Cost", resource.FormatCost(c.Cost))
 	printInstances(w, c.Points)
 }
 

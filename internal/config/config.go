@@ -107,7 +107,7 @@ func (c Config) Check() error {
 		wrong = append(wrong, o.check())
 	}
 	if c.Oakestra != nil {
-		wrong = append(wrong, c.Oakestra.Complete(c.Paths).check())
+		wrong = append(wrong, c.Oakestra.WithDefaults(c.Paths).check())
 	}
 	return c.Locate(errors.Join(wrong...))
 }

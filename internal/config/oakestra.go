@@ -23,8 +23,8 @@ type Oakestra struct {
 	Subnet6 string `json:"subnet6,omitempty"` // the same for IPv6
 }
 
-// Complete sets what is absent: Oakestra's first node subnet, and the socket unless there is TCP.
-func (o Oakestra) Complete(p paths.Paths) Oakestra {
+// WithDefaults returns o with defaults: Oakestra's first node subnet, and the socket unless TCP is configured.
+func (o Oakestra) WithDefaults(p paths.Paths) Oakestra {
 	if o.Socket == "" && o.TCP == "" {
 		o.Socket = p.OakestraSocket()
 	}

@@ -42,7 +42,7 @@ func TestOakestraDefaults(t *testing.T) {
 			t.Errorf("%s: %v", text, err)
 			continue
 		}
-		if got := c.Oakestra.Complete(c.Paths); got != want {
+		if got := c.Oakestra.WithDefaults(c.Paths); got != want {
 			t.Errorf("%s:\ngot  %+v\nwant %+v", text, got, want)
 		}
 	}

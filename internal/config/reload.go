@@ -16,8 +16,9 @@ type Reloads struct {
 	all []func(Config) error
 }
 
-// On adds a part. It is called with every new configuration, and keeps the one before if it returns an error.
-func (r *Reloads) On(take func(Config) error) {
+// Subscribe adds a function that is called with every new configuration. If it returns an error, the subscriber keeps the
+// previous one.
+func (r *Reloads) Subscribe(take func(Config) error) {
 	if r == nil {
 		return
 	}
@@ -26,8 +27,8 @@ func (r *Reloads) On(take func(Config) error) {
 	r.all = append(r.all, take)
 }
 
-// Take passes a configuration on.
-func (r *Reloads) Take(c Config) error {
+// Publish passes a configuration to all subscribers.
+func (r *Reloads) Publish(c Config) error {
 	r.mu.Lock()
 	all := slices.Clone(r.all)
 	r.mu.Unlock()
@@ -38,8 +39,8 @@ func (r *Reloads) Take(c Config) error {
 	return errors.Join(errs...)
 }
 
-// NeedRestart names the fields that differ and that a running agent cannot change.
-func (c Config) NeedRestart(next Config) (fields []string) {
+// RestartFields returns the fields whose change takes effect only after a restart of the agent.
+func (c Config) RestartFields(next Config) (fields []string) {
 	addresses := func(c Config) string {
 		if c.TCP == nil {
 			return ""

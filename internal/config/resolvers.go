@@ -34,8 +34,8 @@ type OakestraResolver struct {
 // OakestraRanges are Oakestra's: service and instance addresses of IPv4, service and instance addresses of IPv6.
 var OakestraRanges = []string{"10.30.0.0/16", "fdff:2000::/21", "fdff::/21"}
 
-// Complete sets what is absent.
-func (o OakestraResolver) Complete() OakestraResolver {
+// WithDefaults returns o with defaults.
+func (o OakestraResolver) WithDefaults() OakestraResolver {
 	if len(o.Ranges) == 0 {
 		o.Ranges = slices.Clone(OakestraRanges)
 	}

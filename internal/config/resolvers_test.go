@@ -17,11 +17,11 @@ func TestOakestraResolver(t *testing.T) {
 		t.Errorf("%+v %v", c.Resolvers, err)
 	}
 	c, err := load(t, "resolvers: {oakestra: {broker: 'tcp://192.0.2.1:10003', node: 6543af}}")
-	if err != nil || !slices.Equal(c.Resolvers.Oakestra.Complete().Ranges, config.OakestraRanges) {
+	if err != nil || !slices.Equal(c.Resolvers.Oakestra.WithDefaults().Ranges, config.OakestraRanges) {
 		t.Errorf("%+v, %v", c.Resolvers.Oakestra, err)
 	}
 	c, err = load(t, "resolvers: {oakestra: {broker: 'ssl://broker:8883', node: n1, ranges: [10.30.0.0/16], ca: /ca, certificate: /c, key: /k, address: 192.0.2.7}}")
-	if err != nil || !slices.Equal(c.Resolvers.Oakestra.Complete().Ranges, []string{"10.30.0.0/16"}) {
+	if err != nil || !slices.Equal(c.Resolvers.Oakestra.WithDefaults().Ranges, []string{"10.30.0.0/16"}) {
 		t.Errorf("%+v, %v", c.Resolvers.Oakestra, err)
 	}
 	longest := strings.Repeat("n", 128)

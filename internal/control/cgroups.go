@@ -40,7 +40,7 @@ type cgroups struct {
 
 // newCgroups moves the agent into a leaf of its cgroup, and hands the controllers on to leaves for control planes.
 func newCgroups() (*cgroups, error) {
-	own, err := cgroup.Own()
+	own, err := cgroup.Self()
 	if err != nil {
 		return nil, err
 	}

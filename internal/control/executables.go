@@ -42,7 +42,7 @@ func Examine() func(sdk.Process) sdk.Executable {
 	var examiner executable.Examiner
 	return func(p sdk.Process) sdk.Executable {
 		out := sdk.Executable{Process: p}
-		facts, err := examiner.Process(p.PID, p.Start)
+		facts, err := examiner.Examine(p.PID, p.Start)
 		if err != nil {
 			out.Problem = err.Error()
 			return out

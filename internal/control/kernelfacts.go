@@ -7,7 +7,7 @@ import (
 	"log/slog"
 	"sync"
 
-	"github.com/kerb-edge/kerb/internal/sockets"
+	"github.com/kerb-edge/kerb/internal/sockprobe"
 	"github.com/kerb-edge/kerb/sdk"
 )
 
@@ -45,13 +45,13 @@ func KernelFacts(file string, log *slog.Logger) func(context.Context) sdk.Kernel
 }
 
 func findFacts(file string, log *slog.Logger) sdk.Kernel {
-	result, err := sockets.TestOnce(context.Background(), file)
+	result, err := sockprobe.RunOnce(context.Background(), file)
 	if err != nil {
 		log.Warn("cannot find out or store how redirected sockets behave on this kernel", "error", err)
 	}
-	facts := sdk.Kernel{Sockets: result.Good()}
-	for _, t := range result.Turns {
-		facts.Turns = append(facts.Turns, sdk.Turn{Bytes: uint32(t.Bytes), Plain: t.Plain, Redirected: t.Redirected})
+	facts := sdk.Kernel{Sockets: result.ByName()}
+	for _, t := range result.RoundTrips {
+		facts.RoundTrips = append(facts.RoundTrips, sdk.RoundTrip{Bytes: uint32(t.Bytes), Plain: t.Plain, Redirected: t.Redirected})
 	}
 	return facts
 }

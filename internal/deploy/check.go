@@ -40,7 +40,7 @@ func (d *Module) checkSpec(catalog *pkgs.Catalog) (err error) {
 	if d.Pkg, err = catalog.Get(spec.Package); err != nil {
 		return errors.Join(append(wrong, d.Invalid("spec.package", err))...)
 	}
-	if hook := spec.Hook; hook != "" && hook != v1.HookAuto && !d.Pkg.RunsOn(string(hook)) {
+	if hook := spec.Hook; hook != "" && hook != v1.HookAuto && !d.Pkg.HasHook(string(hook)) {
 		err := fmt.Errorf("package %s does not run on %s, only on %v", d.Pkg.Name, hook, d.Pkg.Hooks)
 		wrong = append(wrong, d.Invalid("spec.hook", err))
 	}
@@ -113,7 +113,7 @@ func (d *Module) checkCgroups(now *Module) error {
 // checkHooks rejects a hook on which the config does not work, as its control plane says.
 func (d *Module) checkHooks(only []string) error {
 	for _, hook := range only {
-		if !d.Pkg.RunsOn(hook) {
+		if !d.Pkg.HasHook(hook) {
 			return d.Invalid("spec.package", fmt.Errorf("its control plane wants the hook %s, for which the package has no data plane", hook))
 		}
 	}
@@ -133,11 +133,11 @@ func (d *Module) checkMemory(settings sdk.Settings) error {
 
 // canonical is the config with its secrets and defaults, never shown or kept: what the generation's identity is made from.
 func (d *Module) canonical() (json.RawMessage, error) {
-	config, err := d.Pkg.Reveal(d.Resource.Spec.Config, readSecret)
+	config, err := d.Pkg.ResolveSecrets(d.Resource.Spec.Config, readSecret)
 	if err != nil {
 		return nil, d.configError(err)
 	}
-	if config, err = d.Pkg.Defaulted(config); err != nil {
+	if config, err = d.Pkg.WithDefaults(config); err != nil {
 		return nil, d.configError(err)
 	}
 	text, err := json.Marshal(config)

@@ -117,7 +117,7 @@ func (d *Module) dataplaneModule(settings sdk.Settings) dataplane.Module {
 		Sockets:    d.onSockets(),
 		BuiltIn:    d.Pkg.Source == pkgs.SourceBuiltin,
 		Spec: func(h chain.Hook) (*ebpf.CollectionSpec, error) {
-			if !d.Pkg.RunsOn(string(h)) {
+			if !d.Pkg.HasHook(string(h)) {
 				return nil, nil
 			}
 			return d.Pkg.Spec(string(h))
@@ -134,7 +134,7 @@ func (d *Module) failClosed() bool {
 }
 
 // onSockets reports whether the module runs on sockets and not on packets.
-func (d *Module) onSockets() bool { return d.Pkg.RunsOn(pkgs.HookSockets) }
+func (d *Module) onSockets() bool { return d.Pkg.HasHook(pkgs.HookSockets) }
 
 // describe gives plans what they need to know of the module.
 func (d *Module) describe(settings sdk.Settings) {
@@ -142,7 +142,7 @@ func (d *Module) describe(settings sdk.Settings) {
 	d.Package, d.Rank, d.Sockets, d.Replies = d.Pkg.Name, d.Pkg.Rank, d.onSockets(), d.Pkg.Replies
 	d.LongReplies = settings.LongReplies
 	if d.LinkTypes = settings.LinkTypes; len(d.LinkTypes) == 0 {
-		d.LinkTypes = d.Pkg.Reads()
+		d.LinkTypes = d.Pkg.ReadableLinkTypes()
 	}
 	hooks := settings.Hooks
 	if len(hooks) == 0 {

@@ -15,7 +15,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/cgroup"
 	"github.com/kerb-edge/kerb/internal/control/sandbox"
 	"github.com/kerb-edge/kerb/internal/dataplane/probe"
-	"github.com/kerb-edge/kerb/internal/sockets"
+	"github.com/kerb-edge/kerb/internal/sockprobe"
 )
 
 // What the state directory should have free, in bytes: the store is rewritten
@@ -49,10 +49,10 @@ func judgeConfinement(lacks []string) Check {
 // a test of its own.
 func redirected(opts Options) []Check {
 	const name = "redirected sockets"
-	result, known := sockets.Known(opts.Paths.SocketFacts())
+	result, known := sockprobe.Cached(opts.Paths.SocketFacts())
 	if !known {
 		var err error
-		if result, err = sockets.Test(context.Background()); err != nil {
+		if result, err = sockprobe.Run(context.Background()); err != nil {
 			return []Check{bad(Warn, name, "sudo kerb doctor", "cannot be tested: modules that redirect bytes between sockets exclude more programs than necessary: %v", err)}
 		}
 	}

@@ -56,7 +56,7 @@ func TestHAProxyConfigChanged(t *testing.T) {
 	if err := os.WriteFile(config, []byte("# it has been changed\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if facts, err := e.Process(pid, 0); err != nil || len(facts.Uses) == 0 {
+	if facts, err := e.Examine(pid, 0); err != nil || len(facts.Uses) == 0 {
 		t.Errorf("%+v, %v", facts, err)
 	}
 }

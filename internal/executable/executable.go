@@ -33,7 +33,7 @@ const (
 	Urgent  = "MSG_OOB"     // urgent data: recv(2) of it, sockatmark(3)
 )
 
-// Facts of a process's program.
+// Facts are what is known about a process's program.
 type Facts struct {
 	Path   string   // of the executable, as the process sees it
 	Device uint64   // st_dev of the executable in the kernel's form, as inode->i_sb->s_dev
@@ -45,33 +45,33 @@ type Facts struct {
 	Configured     bool   // Uses holds for this process, by its configuration, and for no other of the file
 }
 
-// ErrGone: the process has ended, or another one has its number, or it runs another program by now.
-var ErrGone = errors.New("the process has exited or executed another program")
+// ErrExited is returned if the process has exited, its PID was reused, or it has executed another program.
+var ErrExited = errors.New("the process has exited or executed another program")
 
-// ErrElsewhere: process ids that the kernel tells are those of its first PID namespace.
-var ErrElsewhere = errors.New("the agent runs in a separate PID namespace, where process ids differ: " +
+// ErrPIDNamespace is returned because the data plane sees PIDs of the initial PID namespace.
+var ErrPIDNamespace = errors.New("the agent runs in a separate PID namespace, where process ids differ: " +
 	"run it in that of the node (docker run --pid=host, hostPID: true)")
 
 // firstNamespace is PROC_PID_INIT_INO of the kernel.
 const firstNamespace = "pid:[4026531836]"
 
-// Reachable reports whether this process sees processes by the numbers that the kernel tells.
-func Reachable() error {
+// CheckPIDNamespace returns ErrPIDNamespace unless this process is in the initial PID namespace.
+func CheckPIDNamespace() error {
 	if ns, err := os.Readlink("/proc/self/ns/pid"); err == nil && ns != firstNamespace {
-		return ErrElsewhere
+		return ErrPIDNamespace
 	}
 	return nil
 }
 
-// gone is why there is no process of a number.
+// gone returns why there is no process with a PID.
 func gone() error {
-	if err := Reachable(); err != nil {
-		return fmt.Errorf("%w; %w", ErrGone, err)
+	if err := CheckPIDNamespace(); err != nil {
+		return fmt.Errorf("%w; %w", ErrExited, err)
 	}
-	return ErrGone
+	return ErrExited
 }
 
-// Examiner remembers the files that it has seen. The zero value is ready.
+// Examiner examines programs and caches the results by file. The zero value is ready to use.
 type Examiner struct {
 	calls timeoutio.Limiter
 	mu    sync.Mutex
@@ -90,11 +90,11 @@ const maxFiles = 4096
 // patience is longer than what is examined takes, unless the machine is very busy: it is remembered then.
 const patience = 10 * time.Second
 
-// Process examines the process pid (in the PID namespace of the caller) that has started so many ns after boot, at the
-// resolution of /proc, which is 10 ms; 0: whichever has the number now.
-func (e *Examiner) Process(pid int, start uint64) (Facts, error) {
+// Examine examines the program of the process pid, as seen in the caller's PID namespace. start is the process's start time
+// in ns after boot, compared at the resolution of /proc (10 ms); 0 accepts any process with that PID.
+func (e *Examiner) Examine(pid int, start uint64) (Facts, error) {
 	facts, err := timeoutio.Do(&e.calls, patience, func() (Facts, error) { return e.process(pid, start) })
-	if err != nil && !errors.Is(err, ErrGone) {
+	if err != nil && !errors.Is(err, ErrExited) {
 		err = fmt.Errorf("examine process %d: %w", pid, err)
 	}
 	return facts, err
@@ -109,7 +109,7 @@ func (e *Examiner) process(pid int, start uint64) (Facts, error) {
 	files, err := open(dir)
 	defer files.close()
 	if now, goneErr := startOf(dir); goneErr != nil || now != begun || errors.Is(err, fs.ErrNotExist) {
-		return Facts{}, ErrGone
+		return Facts{}, ErrExited
 	}
 	var facts Facts
 	if err == nil {
@@ -134,7 +134,7 @@ func startOf(dir string) (uint64, error) {
 	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:])) // the name may hold spaces and parentheses
 	const starttime = 22 - 3                                                  // proc_pid_stat(5); the first field here is the third there
 	if len(fields) <= starttime {
-		return 0, ErrGone
+		return 0, ErrExited
 	}
 	return strconv.ParseUint(fields[starttime], 10, 64)
 }

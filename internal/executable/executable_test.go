@@ -113,7 +113,7 @@ func settled(t *testing.T, e *Examiner, pid int, program string, uses []string) 
 	var err error
 	var since time.Time // zero while the facts are others
 	wait.Until(t, fmt.Sprintf("process %d is %s that uses %v", pid, program, uses), func() bool {
-		facts, err = e.Process(pid, 0)
+		facts, err = e.Examine(pid, 0)
 		if err != nil || !strings.Contains(filepath.Base(facts.Path), program) || !slices.Equal(facts.Uses, uses) {
 			since = time.Time{}
 			return false
@@ -153,18 +153,18 @@ func TestStart(t *testing.T) {
 		t.Fatal(err)
 	}
 	var e Examiner
-	if _, err := e.Process(os.Getpid(), begun*tick+tick/2); err != nil {
+	if _, err := e.Examine(os.Getpid(), begun*tick+tick/2); err != nil {
 		t.Error(err)
 	}
-	if _, err := e.Process(os.Getpid(), (begun+1)*tick); !errors.Is(err, ErrGone) {
-		t.Errorf("%v, want %v", err, ErrGone)
+	if _, err := e.Examine(os.Getpid(), (begun+1)*tick); !errors.Is(err, ErrExited) {
+		t.Errorf("%v, want %v", err, ErrExited)
 	}
 	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	for end := time.Now().Add(30 * time.Second); !errors.Is(err, ErrGone); time.Sleep(time.Millisecond) {
-		if _, err = e.Process(pid, 0); time.Now().After(end) {
-			t.Fatalf("a process that was killed: %v, want %v", err, ErrGone)
+	for end := time.Now().Add(30 * time.Second); !errors.Is(err, ErrExited); time.Sleep(time.Millisecond) {
+		if _, err = e.Examine(pid, 0); time.Now().After(end) {
+			t.Fatalf("a process that was killed: %v, want %v", err, ErrExited)
 		}
 	}
 }
@@ -174,7 +174,7 @@ func TestElsewhere(t *testing.T) {
 	const child = "KERB_TEST_PID_NAMESPACE"
 	if os.Getenv(child) != "" {
 		var e Examiner
-		if _, err := e.Process(os.Getppid(), 1); !errors.Is(err, ErrGone) || !errors.Is(err, ErrElsewhere) {
+		if _, err := e.Examine(os.Getppid(), 1); !errors.Is(err, ErrExited) || !errors.Is(err, ErrPIDNamespace) {
 			t.Error(err)
 		}
 		return

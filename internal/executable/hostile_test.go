@@ -115,7 +115,7 @@ func TestManyMapped(t *testing.T) {
 		defer unix.Munmap(memory)
 	}
 	var e Examiner
-	if facts, err := e.Process(os.Getpid(), 0); err == nil {
+	if facts, err := e.Examine(os.Getpid(), 0); err == nil {
 		t.Errorf("examined: %+v", facts)
 	}
 }
@@ -202,7 +202,7 @@ func mappedFile(t *testing.T) *fusetest.FS {
 func TestFileSystemIsNotPolled(t *testing.T) {
 	sdktest.NeedRoot(t)
 	fs := mappedFile(t)
-	if _, err := new(Examiner).Process(os.Getpid(), 0); err != nil {
+	if _, err := new(Examiner).Examine(os.Getpid(), 0); err != nil {
 		t.Error(err)
 	}
 	if _, err := (&running{dir: "/proc/self", start: 1 << 62}).read(fs.Path); err != nil {
@@ -217,10 +217,10 @@ func TestFileSystemIsNotPolled(t *testing.T) {
 func TestFileSystemThatDoesNotAnswer(t *testing.T) {
 	sdktest.NeedRoot(t)
 	fs := mappedFile(t)
-	fs.Hush()
+	fs.StopAnswering()
 	examined := make(chan error, 1)
 	go func() {
-		_, err := new(Examiner).Process(os.Getpid(), 0)
+		_, err := new(Examiner).Examine(os.Getpid(), 0)
 		examined <- err
 	}()
 	select {

@@ -64,7 +64,7 @@ func Warnings(m v1.Model, modules map[string]v1.Module) (out []string) {
 		if modules[name].Spec.Package != builtin {
 			continue
 		}
-		named, err := classifier.Fits(modules[name].Spec.Config, m.Metadata.Name, doc)
+		named, err := classifier.CheckModel(modules[name].Spec.Config, m.Metadata.Name, doc)
 		if used = used || named; err != nil {
 			out = append(out, fmt.Sprintf("model %s: module %s references it but cannot use it, the previous version keeps running: %v", m.Metadata.Name, name, err))
 		}

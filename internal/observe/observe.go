@@ -28,7 +28,7 @@ type Watcher interface {
 
 // Binder remembers which interfaces belong to which services.
 type Binder interface {
-	Hold(map[string]service.State) (owners map[int]string)
+	Merge(map[string]service.State) (owners map[int]string)
 }
 
 // Observer observes the node.
@@ -79,7 +79,7 @@ func (o *Observer) Observe(r Request) (Snapshot, error) {
 		return s, err
 	}
 	s.add(found)
-	s.Owners = o.Binder.Hold(s.Services)
+	s.Owners = o.Binder.Merge(s.Services)
 	return s, nil
 }
 

@@ -24,7 +24,7 @@ type node struct {
 func (n *node) States() map[string]service.State        { return n.states }
 func (n *node) HostInterfaces() map[string]service.Link { return n.interfaces }
 
-func (n *node) Hold(states map[string]service.State) map[int]string {
+func (n *node) Merge(states map[string]service.State) map[int]string {
 	owners := map[int]string{}
 	for name, s := range states {
 		for _, l := range s.Links {

@@ -38,7 +38,7 @@ func (o *Observer) FindSockets(s *Snapshot, services map[string]v1.Service, modu
 		}
 		for name, wanted := range services {
 			if state := s.Services[name]; m.Services.Matches(wanted.Metadata.Labels) && state.Err == nil {
-				v.Cookies[name], v.Errs[ServiceKey(name)] = o.cookies.Of(wanted.Spec, state.Links)
+				v.Cookies[name], v.Errs[ServiceKey(name)] = o.cookies.Get(wanted.Spec, state.Links)
 			}
 		}
 	}

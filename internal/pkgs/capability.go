@@ -12,11 +12,14 @@ const (
 )
 
 // HasCapability reports whether the control plane gets a capability.
-func (m *Manifest) HasCapability(name string) bool { return slices.Contains(m.Granted(), name) }
+func (m *Manifest) HasCapability(name string) bool {
+	return slices.Contains(m.GrantedCapabilities(), name)
+}
 
-// Granted are the capabilities that the control plane gets. Those of a manifest without the list are derived from
-// its older fields, which stay in the manifest: they are part of the package's digest, which nodes may deny.
-func (m *Manifest) Granted() []string {
+// GrantedCapabilities returns the capabilities that the control plane gets. A manifest without the list has older fields
+// instead, from which they are derived. Those fields stay, since they are part of the package's digest, which nodes may
+// deny.
+func (m *Manifest) GrantedCapabilities() []string {
 	if m.Capabilities != nil || m.Control == nil {
 		return m.Capabilities
 	}

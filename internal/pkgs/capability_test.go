@@ -28,7 +28,7 @@ func TestOlderManifests(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got := m.Granted(); !slices.Equal(got, c.want) {
+		if got := m.GrantedCapabilities(); !slices.Equal(got, c.want) {
 			t.Errorf("%s: %v, want %v", c.manifest, got, c.want)
 		}
 		objects := map[string][]byte{"xdp": []byte("x"), "tc": []byte("t"), "sockets": []byte("s")}
@@ -37,7 +37,7 @@ func TestOlderManifests(t *testing.T) {
 		}
 	}
 	m, err := ParseManifest("kerb.yaml", []byte(sockets+"capabilities: []\ncontrol: builtin\n"))
-	if err != nil || len(m.Granted()) > 0 {
+	if err != nil || len(m.GrantedCapabilities()) > 0 {
 		t.Errorf("a manifest that names none has %v, %v", m, err)
 	}
 }

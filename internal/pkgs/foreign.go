@@ -18,8 +18,8 @@ import (
 // adaptorVersion changes with the code that adapt generates, so that chains with the old code are replaced.
 const adaptorVersion = "1"
 
-// ErrNoWhole is returned for objects of others that have no program for one of Kerb's hooks, or cannot tell which.
-var ErrNoWhole = errors.New("has no program that Kerb can run")
+// ErrNoRunnableProgram is returned for foreign objects without a program for one of Kerb's hooks, or with several.
+var ErrNoRunnableProgram = errors.New("has no program that Kerb can run")
 
 // foreignTypes are the program types of others that a hook runs.
 var foreignTypes = map[string]string{"xdp": HookXDP, "tc": HookTC, "tcx": HookTC, "classifier": HookTC, "sched_cls": HookTC}
@@ -49,14 +49,14 @@ func OpenForeign(name, source string, object []byte, programs map[string]string)
 		}
 		own := program == EntryEgress || program == EntryIngress
 		if other, ok := whole[hook]; ok && (other != "" || !own) {
-			return nil, fmt.Errorf("%s: %w: it has several for %s (%s), and Kerb cannot know which one is meant", source, ErrNoWhole, hook, joinKeys(programs))
+			return nil, fmt.Errorf("%s: %w: it has several for %s (%s), and Kerb cannot know which one is meant", source, ErrNoRunnableProgram, hook, joinKeys(programs))
 		}
 		if whole[hook] = program; own {
 			whole[hook] = ""
 		}
 	}
 	if len(whole) == 0 {
-		return nil, fmt.Errorf("%s: %w: its programs are %s, and Kerb runs those for xdp and tc only", source, ErrNoWhole, joinKeys(programs))
+		return nil, fmt.Errorf("%s: %w: its programs are %s, and Kerb runs those for xdp and tc only", source, ErrNoRunnableProgram, joinKeys(programs))
 	}
 	m.Hooks = slices.Sorted(maps.Keys(whole))
 	m.LinkTypes = LinkTypes // not stated

@@ -5,8 +5,8 @@ package pkgs
 // LinkTypes that a package may read: what service.Link tells.
 var LinkTypes = []string{"ethernet", "ieee802154", "none"}
 
-// Reads are the link types of interfaces whose frames the data plane reads.
-func (m *Manifest) Reads() []string {
+// ReadableLinkTypes returns the link types whose frames the data plane can parse.
+func (m *Manifest) ReadableLinkTypes() []string {
 	if len(m.LinkTypes) == 0 {
 		return LinkTypes[:1]
 	}

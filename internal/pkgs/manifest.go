@@ -225,9 +225,9 @@ func (m *Manifest) ValidateConfig(config map[string]any) error {
 	return errors.Join(all...)
 }
 
-// Defaulted returns a copy of config in which absent properties have the defaults of the schema. It fails as
+// WithDefaults returns a copy of config in which absent properties have the defaults of the schema. It fails as
 // ValidateConfig does.
-func (m *Manifest) Defaulted(config map[string]any) (map[string]any, error) {
+func (m *Manifest) WithDefaults(config map[string]any) (map[string]any, error) {
 	full := schema.FillDefaults(m.ConfigSchema, config)
 	return full, m.ValidateConfig(full)
 }

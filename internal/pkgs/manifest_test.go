@@ -209,7 +209,7 @@ func TestAllConfigErrorsAreTold(t *testing.T) {
 
 func TestDefaulted(t *testing.T) {
 	config := map[string]any{"free": map[string]any{"any": 1}, "rules": []any{map[string]any{"dstPort": 80}}}
-	have, err := ruleManifest(t).Defaulted(config)
+	have, err := ruleManifest(t).WithDefaults(config)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -247,7 +247,7 @@ configSchema:
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := m.Defaulted(nil); err != nil {
+	if _, err := m.WithDefaults(nil); err != nil {
 		t.Error(err)
 	}
 }

@@ -177,8 +177,8 @@ func (p *Package) digest() string {
 	return "sha256:" + hex.EncodeToString(h.Sum(nil))
 }
 
-// RunsOn reports whether the package has a data plane for the hook.
-func (p *Package) RunsOn(hook string) bool { return slices.Contains(p.Hooks, hook) }
+// HasHook reports whether the package has a data plane for the hook.
+func (p *Package) HasHook(hook string) bool { return slices.Contains(p.Hooks, hook) }
 
 // Spec returns the checked data plane for a hook (HookTC, HookXDP), a fresh copy each time. Faults are *ObjectError;
 // a hook that the package does not have is ErrNoHook.

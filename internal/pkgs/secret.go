@@ -11,10 +11,10 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// Reveal returns a copy of config in which every property that the schema calls secret has what read returns for the file that
-// it names as {fromFile: PATH}. The config itself, which is kept and shown, has the path only: a secret in its place is
-// refused. Errors are *sdk.ConfigError.
-func (m *Manifest) Reveal(config map[string]any, read func(path string) (string, error)) (map[string]any, error) {
+// ResolveSecrets returns a copy of config in which each {fromFile: PATH} of a property that the schema marks as secret is
+// replaced by what read returns for the path. A config with the secret itself is rejected, since configs are stored and
+// shown. Errors are *sdk.ConfigError.
+func (m *Manifest) ResolveSecrets(config map[string]any, read func(path string) (string, error)) (map[string]any, error) {
 	r := revealer{root: m.ConfigSchema, read: read}
 	out, err := r.reveal(m.ConfigSchema, config, nil)
 	if err != nil {

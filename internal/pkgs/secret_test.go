@@ -34,7 +34,7 @@ func TestReveal(t *testing.T) {
 		return map[string]any{"name": "n", "keys": []any{map[string]any{"id": 1, "key": key}}}
 	}
 	config := with(map[string]any{"fromFile": "/etc/key"})
-	got, err := m.Reveal(config, read)
+	got, err := m.ResolveSecrets(config, read)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -46,14 +46,14 @@ func TestReveal(t *testing.T) {
 	}
 	for _, key := range []any{"topsecret", 5, map[string]any{"fromFile": 5}, map[string]any{"fromFile": "/etc/other"},
 		map[string]any{"fromFile": "/etc/key", "more": "topsecret"}} {
-		_, err := m.Reveal(with(key), read)
+		_, err := m.ResolveSecrets(with(key), read)
 		if err == nil || !strings.HasPrefix(err.Error(), "keys[0].key: ") || strings.Contains(err.Error(), "topsecret") {
 			t.Errorf("%v: %v", key, err)
 		}
 	}
 	// Elsewhere it is a value like any other, which the schema refuses.
 	elsewhere := map[string]any{"name": map[string]any{"fromFile": "/etc/key"}}
-	if got, err := m.Reveal(elsewhere, read); err != nil || !cmp.Equal(got, elsewhere) {
+	if got, err := m.ResolveSecrets(elsewhere, read); err != nil || !cmp.Equal(got, elsewhere) {
 		t.Errorf("%v, %v", got, err)
 	}
 }

@@ -31,7 +31,7 @@ const smallestRing = 4096
 // checkSpec is what a data plane must keep to be linked into a chain.
 func (p *Package) checkSpec(file string, spec *ebpf.CollectionSpec) error {
 	entries := checkEntries
-	if p.RunsOn(HookSockets) {
+	if p.HasHook(HookSockets) {
 		entries = p.checkSocketsSpec
 	}
 	if err := entries(spec); err != nil {

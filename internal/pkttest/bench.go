@@ -29,7 +29,7 @@ func ModuleOf(p *pkgs.Package) dataplane.Module {
 		Name: p.Name, ID: "verify", ConfigMaps: p.Maps.Config, SharedMaps: p.Maps.Shared,
 		FailClosed: p.FailurePolicy == "closed", Frags: p.Frags,
 		Spec: func(hook chain.Hook) (*ebpf.CollectionSpec, error) {
-			if !p.RunsOn(string(hook)) {
+			if !p.HasHook(string(hook)) {
 				return nil, nil
 			}
 			return p.Spec(string(hook))

@@ -76,7 +76,7 @@ var _ Resolver = (*Oakestra)(nil)
 
 // NewOakestra makes a resolver of a configuration that was checked.
 func NewOakestra(cfg config.OakestraResolver, log *slog.Logger) *Oakestra {
-	cfg = cfg.Complete()
+	cfg = cfg.WithDefaults()
 	o := &Oakestra{cfg: cfg, log: log.With("resolver", v1.SourceOakestra), changed: make(chan struct{}, 1), connected: make(chan struct{}, 1),
 		queries: map[string]*query{}, apps: map[string]*app{}}
 	for _, text := range cfg.Ranges {

@@ -127,8 +127,8 @@ func label(object map[string]any, number int) string {
 	return kind + " " + name
 }
 
-// Titles names the resources that Documents has returned, as errors do.
-func Titles(resources []any) []string {
+// DisplayNames returns the names of the resources that Documents has returned, as in error messages.
+func DisplayNames(resources []any) []string {
 	all := make([]string, len(resources))
 	for i, r := range resources {
 		object, _ := r.(map[string]any)

@@ -37,7 +37,7 @@ type Kind interface {
 	Names() Names
 	Type() reflect.Type // of the struct
 	New() Object
-	Owns(Object) bool     // reports whether it is of this kind
+	IsKind(Object) bool   // reports whether it is of this kind
 	Copy(o Object) Object // so that the status can be set
 	// InKernel reports whether changes are planned and executed in the kernel. All others are stored and announced only.
 	InKernel() bool
@@ -124,8 +124,8 @@ func (d *Definition[T]) Type() reflect.Type { return reflect.TypeFor[T]() }
 // New implements Kind.
 func (d *Definition[T]) New() Object { return any(new(T)).(Object) }
 
-// Owns implements Kind.
-func (d *Definition[T]) Owns(o Object) bool {
+// IsKind implements Kind.
+func (d *Definition[T]) IsKind(o Object) bool {
 	_, ok := any(o).(*T)
 	return ok
 }
@@ -227,7 +227,7 @@ func Kinds() []Kind { return kinds }
 // KindOf returns the kind of a resource.
 func KindOf(o Object) Kind {
 	for _, k := range kinds {
-		if k.Owns(o) {
+		if k.IsKind(o) {
 			return k
 		}
 	}

@@ -56,11 +56,11 @@ func worstCost(c *v1alpha1.Cost) string {
 			worst = max(worst, l.Worst)
 		}
 	}
-	return Cost(worst)
+	return FormatCost(worst)
 }
 
-// Cost writes nanoseconds as tables do: nothing if they are not known.
-func Cost(n float64) string {
+// FormatCost formats nanoseconds for tables; unknown ones are empty.
+func FormatCost(n float64) string {
 	if n == 0 {
 		return ""
 	}

@@ -21,7 +21,7 @@ var Service = &Definition[v1alpha1.Service]{
 	Complete: checkService,
 	Columns: []Column[v1alpha1.Service]{
 		{Header: "LABELS", Cell: func(s *v1alpha1.Service) any { return Labels(s.Metadata.Labels) }},
-		{Header: "FOUND BY", Cell: func(s *v1alpha1.Service) any { return FoundBy(s.Spec) }},
+		{Header: "FOUND BY", Cell: func(s *v1alpha1.Service) any { return DiscoveryMethod(s.Spec) }},
 		{Header: "READY", Cell: func(s *v1alpha1.Service) any { return Ready(Status(s.Status).Conditions) }},
 		{Header: "INTERFACES", Cell: func(s *v1alpha1.Service) any { return strings.Join(interfaces(s), ",") }},
 		{Header: "ADDRESSES", Cell: func(s *v1alpha1.Service) any { return strings.Join(Status(s.Status).Addresses, ",") }},
@@ -46,8 +46,8 @@ func checkService(s *v1alpha1.Service, _ map[string]any) error {
 	return nil
 }
 
-// FoundBy says how a service is found.
-func FoundBy(s v1alpha1.ServiceSpec) string {
+// DiscoveryMethod returns how the agent finds a service: by its pid, network namespace or interface.
+func DiscoveryMethod(s v1alpha1.ServiceSpec) string {
 	switch {
 	case s.Netns != "":
 		return s.Netns

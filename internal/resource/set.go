@@ -74,7 +74,7 @@ func all[T any](s Set, kind string) iter.Seq2[string, T] {
 // Of returns those of the kind.
 func (d *Definition[T]) Of(all []Object) (out []T) {
 	for _, o := range all {
-		if d.Owns(o) {
+		if d.IsKind(o) {
 			out = append(out, *typed[T](o))
 		}
 	}
@@ -125,10 +125,10 @@ func InKernel(all []Object) bool {
 	return slices.ContainsFunc(all, func(o Object) bool { return KindOf(o).InKernel() })
 }
 
-// Named returns the changes of one kind.
-func (c Changes) Named(kind Kind) (out Changes) {
+// OfKind returns the changes of one kind.
+func (c Changes) OfKind(kind Kind) (out Changes) {
 	for _, o := range c.Put {
-		if kind.Owns(o) {
+		if kind.IsKind(o) {
 			out.Put = append(out.Put, o)
 		}
 	}

@@ -49,7 +49,7 @@ func (t TCP) Check(field string) error {
 	return errors.Join(wrong...)
 }
 
-// Endpoint is a listener and what it asks of clients.
+// Endpoint is a listener with its requirements on clients.
 type Endpoint struct {
 	net.Listener
 
@@ -88,17 +88,17 @@ func (k *credentials) load(c TCP) error {
 	return nil
 }
 
-// Guarded reports whether the endpoint needs credentials.
-func (e Endpoint) Guarded() bool { return e.gate != nil }
+// RequiresAuth reports whether clients need credentials.
+func (e Endpoint) RequiresAuth() bool { return e.gate != nil }
 
-// Reload takes over certificates and tokens of a guarded endpoint, or keeps those it has if one of the new is wrong.
+// Reload replaces the certificates and tokens of an endpoint with authentication. After an error it keeps the old ones.
 func (e Endpoint) Reload(c TCP) error { return e.credentials.load(c) }
 
 // Condition reports whether a guarded endpoint is at a limit of connections.
 func (e Endpoint) Condition() v1alpha1.Condition { return e.gate.condition() }
 
-// Counts are a guarded endpoint's open and refused connections, and its failed authentications.
-func (e Endpoint) Counts() (open, refused, failed float64) {
+// Stats returns the open and the refused connections and the failed authentications of an endpoint with authentication.
+func (e Endpoint) Stats() (open, refused, failed float64) {
 	o, r := e.gate.counts()
 	return float64(o), float64(r), float64(e.failed.total.Load())
 }
@@ -175,8 +175,8 @@ func readToken(path string) (string, error) {
 	return token, nil
 }
 
-// ListenOpenTCP listens for everybody who reaches the address, without encryption.
-func ListenOpenTCP(address string) (Endpoint, error) {
+// ListenUnauthenticatedTCP listens on TCP without authentication and encryption.
+func ListenUnauthenticatedTCP(address string) (Endpoint, error) {
 	l, err := net.Listen("tcp", address)
 	if err != nil {
 		return Endpoint{}, fmt.Errorf("TCP listener: %w", err)

@@ -19,8 +19,9 @@ const (
 	closeTimeout = 5 * time.Second // for requests under way when the server stops
 )
 
-// Until serves a handler, whose requests take at most work, on all endpoints until ctx ends or one of them fails, and closes them.
-func Until(ctx context.Context, handler http.Handler, work time.Duration, log *slog.Logger, endpoints ...Endpoint) error {
+// Serve serves a handler on all endpoints until ctx ends or one of them fails, and closes them. A request may take as long
+// as work.
+func Serve(ctx context.Context, handler http.Handler, work time.Duration, log *slog.Logger, endpoints ...Endpoint) error {
 	servers := make([]*http.Server, len(endpoints))
 	failed := make(chan error, len(endpoints))
 	var serving sync.WaitGroup

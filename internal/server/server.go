@@ -91,7 +91,7 @@ func (s *Server) Serve(ctx context.Context, endpoints ...serve.Endpoint) error {
 	for _, e := range endpoints {
 		s.observe(e)
 	}
-	if err := serve.Until(ctx, s, workTimeout, s.log, endpoints...); err != nil {
+	if err := serve.Serve(ctx, s, workTimeout, s.log, endpoints...); err != nil {
 		return fmt.Errorf("API: %w", err)
 	}
 	return nil
@@ -163,7 +163,7 @@ func (f failing) Read([]byte) (int, error) {
 func (s *Server) observe(e serve.Endpoint) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if e.Guarded() {
+	if e.RequiresAuth() {
 		s.guarded = append(s.guarded, e)
 	}
 }
@@ -276,7 +276,7 @@ func (s *Server) counts() (open, refused, failed float64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, e := range s.guarded {
-		o, r, f := e.Counts()
+		o, r, f := e.Stats()
 		open, refused, failed = open+o, refused+r, failed+f
 	}
 	return open, refused, failed
@@ -292,7 +292,7 @@ func Listen(c config.Config) ([]serve.Endpoint, error) {
 	if err != nil {
 		return nil, errors.Join(err, socket.Close())
 	}
-	c.Reloads.On(func(next config.Config) error {
+	c.Reloads.Subscribe(func(next config.Config) error {
 		if next.TCP == nil {
 			return nil // the listener stays until a restart
 		}

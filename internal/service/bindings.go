@@ -80,9 +80,9 @@ func OpenBindings(path string) (*Bindings, error) {
 	return b, nil
 }
 
-// Hold adds the links that are bound to a service, and were not found for it now, to the service's state. It returns the
-// owner of each link of the states: the service that it is bound to, or else the first by name that it was found for.
-func (b *Bindings) Hold(states map[string]State) (owners map[int]string) {
+// Merge adds links that are bound to a service but were not found for it this time to the service's state. It returns the
+// owner of each link: the service that it is bound to, or else the first one, by name, for which it was found.
+func (b *Bindings) Merge(states map[string]State) (owners map[int]string) {
 	owners = map[int]string{}
 	found := map[int]Link{}
 	for _, name := range slices.Sorted(maps.Keys(states)) {
@@ -115,7 +115,7 @@ func (b *Bindings) Hold(states map[string]State) (owners map[int]string) {
 // with returns the state with a link that was not found in the service's namespace. If the service was not looked up at
 // all, for want of file descriptors for example, the link is taken to be where it was.
 func (s State) with(l Link) State {
-	if l.Left = s.Err == nil || Known(s.Err); !l.Left {
+	if l.Left = s.Err == nil || IsServiceError(s.Err); !l.Left {
 		s.Addresses = slices.Compact(slices.SortedFunc(slices.Values(slices.Concat(s.Addresses, l.PeerAddresses)), netip.Prefix.Compare))
 	}
 	s.Links = append(slices.Clone(s.Links), l) // the old one is the watcher's
@@ -137,8 +137,8 @@ func deleted(l Link) bool {
 	return now.Name != l.Name && !bytes.Equal(now.MAC, l.MAC)
 }
 
-// Bind makes the links of the states, as Hold returned them, the ones that are bound. An error means that an agent that is
-// started again does not know of the change.
+// Bind stores which links are bound to which service. states and owners are those of Merge. After an error the bindings
+// are lost when the agent restarts.
 func (b *Bindings) Bind(states map[string]State, owners map[int]string) error {
 	held := map[int]binding{}
 	for name, s := range states {

@@ -29,7 +29,7 @@ func TestBindingsHold(t *testing.T) {
 			return err
 		}
 		found := map[string]State{"web": {Links: []Link{l}}, "b": {Links: []Link{l}}}
-		owners := b.Hold(found)
+		owners := b.Merge(found)
 		if owners[l.Ifindex] != "b" {
 			t.Errorf("of two services with one interface %q is the owner", owners[l.Ifindex])
 		}
@@ -40,7 +40,7 @@ func TestBindingsHold(t *testing.T) {
 		if b, err = OpenBindings(path); err != nil { // another agent
 			return err
 		}
-		if got := b.Hold(map[string]State{"web": {Links: []Link{l}}, "b": {Links: []Link{l}}}); got[l.Ifindex] != "web" {
+		if got := b.Merge(map[string]State{"web": {Links: []Link{l}}, "b": {Links: []Link{l}}}); got[l.Ifindex] != "web" {
 			t.Errorf("the interface was web's, and is %q's", got[l.Ifindex])
 		}
 		for name, c := range map[string]struct {
@@ -56,7 +56,7 @@ func TestBindingsHold(t *testing.T) {
 			"other interface there": {State{Links: []Link{{Name: "x", Ifindex: l.Ifindex + 1}}}, true, 0, l},
 		} {
 			states := map[string]State{"web": c.now}
-			b.Hold(states)
+			b.Merge(states)
 			var held *Link
 			for _, got := range states["web"].Links {
 				if got.Ifindex == l.Ifindex {
@@ -67,13 +67,13 @@ func TestBindingsHold(t *testing.T) {
 				t.Errorf("%s: %+v", name, states["web"])
 			}
 		}
-		if states := map[string]State{"other": {}}; len(b.Hold(states)) != 0 || len(states["other"].Links) != 0 {
+		if states := map[string]State{"other": {}}; len(b.Merge(states)) != 0 || len(states["other"].Links) != 0 {
 			t.Errorf("a service that is no more: %+v", states)
 		}
 		if err := netlink.LinkDel(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: h.Outer(), Index: h.OuterIndex()}}); err != nil {
 			return err
 		}
-		if states := map[string]State{"web": {}}; len(b.Hold(states)) != 0 || len(states["web"].Links) != 0 {
+		if states := map[string]State{"web": {}}; len(b.Merge(states)) != 0 || len(states["web"].Links) != 0 {
 			t.Errorf("a deleted interface: %+v", states)
 		}
 		return nil
@@ -95,7 +95,7 @@ func TestBindingsOfOthers(t *testing.T) {
 	if err := b.Bind(map[string]State{"web": {Links: []Link{was}}}, map[int]string{lo.Index: "web"}); err != nil {
 		t.Fatal(err)
 	}
-	if states := map[string]State{"web": {}}; len(b.Hold(states)) != 0 {
+	if states := map[string]State{"web": {}}; len(b.Merge(states)) != 0 {
 		t.Errorf("the index is another's: %+v", states)
 	}
 	text, err := os.ReadFile(path)

@@ -23,8 +23,9 @@ type Cookies struct {
 // mostCookies is how many are remembered; then all are asked for again.
 const mostCookies = 8192
 
-// Of is the cookie of a service that has these links. It enters the namespace the first time, which needs CAP_SYS_ADMIN.
-func (c *Cookies) Of(spec v1alpha1.ServiceSpec, links []Link) (uint64, error) {
+// Get returns the network namespace cookie of the service with these links. The first call for a service enters the
+// namespace, which needs CAP_SYS_ADMIN.
+func (c *Cookies) Get(spec v1alpha1.ServiceSpec, links []Link) (uint64, error) {
 	key := cookieKey(spec, links)
 	c.mu.Lock()
 	cookie := c.known[key]

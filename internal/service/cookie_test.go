@@ -37,7 +37,7 @@ func TestCookies(t *testing.T) {
 				t.Fatal(err)
 			}
 			for range 2 { // the second time it is remembered
-				if got, err := cookies.Of(spec, state.Links); err != nil || got != want || got == 0 {
+				if got, err := cookies.Get(spec, state.Links); err != nil || got != want || got == 0 {
 					t.Errorf("%+v: %d, %v, want %d", spec, got, err, want)
 				}
 			}
@@ -47,7 +47,7 @@ func TestCookies(t *testing.T) {
 	if len(seen) != 2 {
 		t.Error("two services have one cookie")
 	}
-	if _, err := cookies.Of(v1alpha1.ServiceSpec{Netns: "/nowhere"}, nil); err == nil {
+	if _, err := cookies.Get(v1alpha1.ServiceSpec{Netns: "/nowhere"}, nil); err == nil {
 		t.Error("a namespace that is not there has a cookie")
 	}
 }

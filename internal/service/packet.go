@@ -18,8 +18,9 @@ import (
 	"github.com/kerb-edge/kerb/api/v1alpha1"
 )
 
-// ErrNoWayIn: a service is known by its interface, and no process and no path leads to the namespace behind it.
-var ErrNoWayIn = errors.New("cannot open its network namespace (no process is in it, and it is not mounted); register the service by netns or pid")
+// ErrNamespaceUnreachable is returned for a service that is registered by its interface if no process and no path refers
+// to the namespace of the interface's peer.
+var ErrNamespaceUnreachable = errors.New("cannot open its network namespace (no process is in it, and it is not mounted); register the service by netns or pid")
 
 // OpenPacket opens a packet socket inside a service, bound to the other end of one of its links: a frame written to it is
 // as if the service had sent it. Nothing can ever be received by it. It needs CAP_SYS_ADMIN to enter the namespace and
@@ -61,7 +62,7 @@ func openNamespaceOf(spec v1alpha1.ServiceSpec, link Link) (int, error) {
 	defer c.close()
 	nsid, err := c.peerOf(link.Ifindex)
 	if err != nil || nsid == noNSID {
-		return -1, errors.Join(err, fmt.Errorf("%s: %w", link.Name, ErrNoWayIn))
+		return -1, errors.Join(err, fmt.Errorf("%s: %w", link.Name, ErrNamespaceUnreachable))
 	}
 	found := -1
 	c.eachNamespace(func(id int32, fd int) bool {
@@ -72,14 +73,14 @@ func openNamespaceOf(spec v1alpha1.ServiceSpec, link Link) (int, error) {
 		return false
 	})
 	if found < 0 {
-		return -1, errors.Join(err, fmt.Errorf("%s: %w", link.Name, ErrNoWayIn))
+		return -1, errors.Join(err, fmt.Errorf("%s: %w", link.Name, ErrNamespaceUnreachable))
 	}
 	return found, nil
 }
 
-// Ended are those of the node's interfaces, by ifindex, behind which is a namespace that no process is in and no file
-// holds: packet sockets are all that keeps it.
-func Ended(ifindexes []uint32) []uint32 {
+// OrphanedNamespaces returns those interfaces whose peer is in a namespace without processes and mounts, which only packet
+// sockets keep alive.
+func OrphanedNamespaces(ifindexes []uint32) []uint32 {
 	if len(ifindexes) == 0 {
 		return nil
 	}

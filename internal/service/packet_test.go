@@ -86,7 +86,7 @@ func TestOpenPacketOfWhatIsGone(t *testing.T) {
 		if _, err := OpenPacket(spec, link); err == nil {
 			t.Error("the interface inside is another one, and was taken")
 		}
-		if ended := Ended([]uint32{uint32(link.Ifindex)}); len(ended) != 0 {
+		if ended := OrphanedNamespaces([]uint32{uint32(link.Ifindex)}); len(ended) != 0 {
 			t.Errorf("a namespace that is in use has ended: %v", ended)
 		}
 		return nil

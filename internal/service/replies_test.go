@@ -76,8 +76,8 @@ func isReflected(t *testing.T, name string, want bool) bool {
 	return n > 0
 }
 
-// Frames that XDP sends back vanish on a veth, which is the kernel's rule that LetRepliesIn is for, and arrive with it.
-func TestLetRepliesIn(t *testing.T) {
+// A veth drops frames that native XDP sends back, unless its peer has NAPI queues: EnablePeerGRO creates them.
+func TestEnablePeerGRO(t *testing.T) {
 	if version, err := features.LinuxVersionCode(); err != nil || version < groQueues {
 		t.Skipf("needs Linux 5.13 (%v)", err)
 	}
@@ -100,13 +100,13 @@ func TestLetRepliesIn(t *testing.T) {
 	}
 	reflected(false, "before")
 	for range 2 {
-		within(t, lab.Node(), func() error { return LetRepliesIn(outer) })
+		within(t, lab.Node(), func() error { return EnablePeerGRO(outer) })
 		reflected(true, "after")
 	}
 }
 
 // Both ends in the node; and what needs nothing is left alone.
-func TestLetRepliesInWithinTheNode(t *testing.T) {
+func TestEnablePeerGROWithinTheNode(t *testing.T) {
 	if version, err := features.LinuxVersionCode(); err != nil || version < groQueues {
 		t.Skipf("needs Linux 5.13 (%v)", err)
 	}
@@ -130,16 +130,16 @@ func TestLetRepliesInWithinTheNode(t *testing.T) {
 			return err
 		}
 		runXDP(t, near.Links[0].Ifindex, sendBack(near.Links[0].Ifindex)...)
-		if err := LetRepliesIn(near.Links[0]); err != nil {
+		if err := EnablePeerGRO(near.Links[0]); err != nil {
 			t.Error(err)
 		}
 		if !isReflected(t, "ksvfar", true) {
 			t.Error("the frame did not come back")
 		}
-		if err := LetRepliesIn(Link{Name: "lo", Ifindex: 1}); err != nil {
+		if err := EnablePeerGRO(Link{Name: "lo", Ifindex: 1}); err != nil {
 			t.Errorf("loopback: %v", err)
 		}
-		if err := LetRepliesIn(Link{Name: "gone", Ifindex: 4711}); err == nil {
+		if err := EnablePeerGRO(Link{Name: "gone", Ifindex: 4711}); err == nil {
 			t.Error("an interface that is not there was taken")
 		}
 		return nil
@@ -147,7 +147,7 @@ func TestLetRepliesInWithinTheNode(t *testing.T) {
 }
 
 // An XDP program at the other end does it too: then nothing is changed.
-func TestLetRepliesInBesideXDP(t *testing.T) {
+func TestEnablePeerGROWithPeerXDP(t *testing.T) {
 	lab := newLab(t)
 	h := newHost(t, lab, "web")
 	within(t, h.Namespace, func() error {
@@ -166,7 +166,7 @@ func TestLetRepliesInBesideXDP(t *testing.T) {
 		if l, err := c.link(h.OuterIndex()); err != nil || l.xdp {
 			t.Errorf("an XDP program at the node's end: %v, %v", l.xdp, err)
 		}
-		return LetRepliesIn(Link{Name: h.Outer(), Ifindex: h.OuterIndex()})
+		return EnablePeerGRO(Link{Name: h.Outer(), Ifindex: h.OuterIndex()})
 	})
 	within(t, h.Namespace, func() error {
 		c, err := openConn()

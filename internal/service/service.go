@@ -33,9 +33,10 @@ var (
 	ErrInterfaceGone = errors.New("the node has no such interface")
 )
 
-// Known reports whether an error is one of the above: about the service, and not
-// about looking for it, which may succeed the next time.
-func Known(err error) bool {
+// IsServiceError reports whether an error is one of the above, which are about
+// the service itself. Other errors are about the lookup, which may succeed when
+// it is repeated.
+func IsServiceError(err error) bool {
 	for _, kind := range []error{ErrSpec, ErrNamespaceGone, ErrNotNamespace, ErrOwnNamespace, ErrProcessGone, ErrInterfaceGone} {
 		if errors.Is(err, kind) {
 			return true

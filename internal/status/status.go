@@ -50,8 +50,8 @@ func (r *Recorder) Forget(all ...Resource) {
 	}
 }
 
-// Mark has the conditions of resources evaluated soon, because what they depend on has changed.
-func (r *Recorder) Mark(all ...Resource) {
+// Enqueue queues resources for evaluation of their conditions, because what these depend on has changed.
+func (r *Recorder) Enqueue(all ...Resource) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, of := range all {

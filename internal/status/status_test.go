@@ -72,8 +72,8 @@ func TestTransitionTimes(t *testing.T) {
 func TestRun(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, evaluated := status.NewRecorder(), map[status.Resource]int{}
-		r.Mark(web, db)
-		r.Mark(web)
+		r.Enqueue(web, db)
+		r.Enqueue(web)
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan struct{})
 		go func() {
@@ -81,7 +81,7 @@ func TestRun(t *testing.T) {
 			r.Run(ctx, func(of status.Resource) { evaluated[of]++ })
 		}()
 		synctest.Wait()
-		r.Mark(db)
+		r.Enqueue(db)
 		synctest.Wait()
 		cancel()
 		<-done

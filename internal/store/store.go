@@ -53,7 +53,7 @@ func (e *NewerError) Error() string {
 	return fmt.Sprintf("%s has schema version %d, this build knows %d: run the newer kerb, or move the file away", e.Path, e.Found, SchemaVersion)
 }
 
-// Recovery tells of a damaged file that Open has set aside.
+// Recovery describes a damaged file that Open has renamed.
 type Recovery struct {
 	Path  string // where the damaged file is now
 	Cause error
@@ -147,14 +147,14 @@ func replace(path string, cause error) (*Store, error) {
 // Close lets go of the file.
 func (s *Store) Close() error { return s.db.Close() }
 
-// Recovery returns what Open had to set aside, or nil.
+// Recovery returns which damaged file Open has renamed, or nil.
 func (s *Store) Recovery() *Recovery { return s.recovery }
 
 // ReadOnly tells whether Commit cannot succeed, as far as was known when the file was opened.
 func (s *Store) ReadOnly() bool { return s.readOnly }
 
-// Recovered tells whether the state started empty after damage, and nobody has acknowledged it since.
-func (s *Store) Recovered() bool {
+// RecoveryPending reports whether the store started empty after damage and Acknowledge has not been called since.
+func (s *Store) RecoveryPending() bool {
 	var recovered bool
 	err := s.view(func(tx *bbolt.Tx) error {
 		recovered = tx.Bucket(bucketMeta).Get(keyRecovered) != nil
@@ -187,7 +187,7 @@ func (s *Store) Commit(d resource.Set) error {
 func (s *Store) CommitChanges(c resource.Changes) error {
 	return s.update(func(tx *bbolt.Tx) error {
 		for _, kind := range resource.Kinds() {
-			if err := write(tx, kind, c.Named(kind)); err != nil {
+			if err := write(tx, kind, c.OfKind(kind)); err != nil {
 				return err
 			}
 		}
@@ -195,7 +195,7 @@ func (s *Store) CommitChanges(c resource.Changes) error {
 	})
 }
 
-// Acknowledge is Commit, and clears what Recovered tells: both or neither.
+// Acknowledge commits and clears RecoveryPending in one transaction.
 func (s *Store) Acknowledge(d resource.Set) error {
 	return s.update(func(tx *bbolt.Tx) error {
 		return errors.Join(commit(tx, d), tx.Bucket(bucketMeta).Delete(keyRecovered))

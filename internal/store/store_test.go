@@ -35,7 +35,7 @@ func TestRoundTrip(t *testing.T) {
 	if diff := cmp.Diff(want, mustSnapshot(t, s)); diff != "" {
 		t.Error(diff)
 	}
-	if s.Recovered() || s.Recovery() != nil {
+	if s.RecoveryPending() || s.Recovery() != nil {
 		t.Error("recovered without damage")
 	}
 	delete(want[v1alpha1.KindModule], "m1")
@@ -80,7 +80,7 @@ func TestDamage(t *testing.T) {
 			damaged := readFile(t, path)
 			s := mustOpen(t, path)
 			recovery := s.Recovery()
-			if recovery == nil || !s.Recovered() {
+			if recovery == nil || !s.RecoveryPending() {
 				t.Fatal("damage was not told")
 			}
 			if !errors.Is(recovery.Cause, ErrCorrupt) {
@@ -102,11 +102,11 @@ func checkFreshUntilAcknowledged(t *testing.T, s *Store, path string) {
 	mustCommit(t, s, desired(2))
 	s.Close()
 	s = mustOpen(t, path)
-	if s.Recovery() != nil || !s.Recovered() {
+	if s.Recovery() != nil || !s.RecoveryPending() {
 		t.Error("the flag must outlive the process, the recovery must not")
 	}
-	if err := s.Acknowledge(desired(3)); err != nil || s.Recovered() {
-		t.Errorf("acknowledged: %v, %v", s.Recovered(), err)
+	if err := s.Acknowledge(desired(3)); err != nil || s.RecoveryPending() {
+		t.Errorf("acknowledged: %v, %v", s.RecoveryPending(), err)
 	}
 	if diff := cmp.Diff(desired(3), mustSnapshot(t, s)); diff != "" {
 		t.Error("acknowledged and stored differ", diff)
@@ -169,7 +169,7 @@ func TestCommitVirtualServices(t *testing.T) {
 	want.Put(&changed)
 	delete(want[v1alpha1.KindVirtualService], "v0")
 	s = mustOpen(t, path)
-	if diff := cmp.Diff(want, mustSnapshot(t, s)); diff != "" || s.Recovered() {
+	if diff := cmp.Diff(want, mustSnapshot(t, s)); diff != "" || s.RecoveryPending() {
 		t.Error(diff)
 	}
 }
@@ -191,14 +191,14 @@ func TestOlderSchema(t *testing.T) {
 	db.Close()
 	s := mustOpen(t, path)
 	got := mustSnapshot(t, s)
-	if s.Recovered() || got.Len(resource.Module) == 0 || got.Len(resource.VirtualService)+got.Len(resource.Model) != 0 {
-		t.Fatalf("recovered %v: %v", s.Recovered(), got)
+	if s.RecoveryPending() || got.Len(resource.Module) == 0 || got.Len(resource.VirtualService)+got.Len(resource.Model) != 0 {
+		t.Fatalf("recovered %v: %v", s.RecoveryPending(), got)
 	}
 	want := desired(3)
 	mustCommit(t, s, want)
 	s.Close()
 	s = mustOpen(t, path)
-	if diff := cmp.Diff(want, mustSnapshot(t, s)); diff != "" || s.Recovered() {
+	if diff := cmp.Diff(want, mustSnapshot(t, s)); diff != "" || s.RecoveryPending() {
 		t.Error(diff)
 	}
 }

@@ -75,7 +75,7 @@ func TestModelVersions(t *testing.T) {
 	if _, err := s.Document(resource.Model, "n1", 2); !errors.As(err, &missing) {
 		t.Errorf("got %v", err)
 	}
-	if diff := cmp.Diff(d, mustSnapshot(t, s)); diff != "" || s.Recovered() {
+	if diff := cmp.Diff(d, mustSnapshot(t, s)); diff != "" || s.RecoveryPending() {
 		t.Error(diff)
 	}
 }

@@ -88,7 +88,7 @@ func (x Index) Locate(file string, err error) error {
 	for i, e := range all {
 		all[i] = x.Place(file, 0, e)
 	}
-	SortByPlace(all)
+	SortByPosition(all)
 	return fault.Join(all)
 }
 
@@ -102,8 +102,8 @@ func (x Index) Place(file string, resource int, e *fault.Invalid) *fault.Invalid
 	return &at
 }
 
-// SortByPlace sorts mistakes by file, line and column.
-func SortByPlace(all []*fault.Invalid) {
+// SortByPosition sorts mistakes by file, line and column.
+func SortByPosition(all []*fault.Invalid) {
 	slices.SortStableFunc(all, func(a, b *fault.Invalid) int {
 		return cmp.Or(cmp.Compare(a.File, b.File), cmp.Compare(a.Line, b.Line), cmp.Compare(a.Column, b.Column))
 	})

@@ -125,7 +125,7 @@ func wrongPorts(field string, ranges []portRange) error {
 func (c *config) entry(k sdk.Kernel) configEntry {
 	t := c.Thresholds
 	if t.PassBytes == 0 {
-		t.PassBytes = min(paying(k.Turns), t.LeaveBytes)
+		t.PassBytes = min(paying(k.RoundTrips), t.LeaveBytes)
 	}
 	return configEntry{Mode: modes[c.Mode], Visibles: uint32(len(c.visibles())), Warm: t.Turns, PassMessages: t.PassMessages, PassBytes: t.PassBytes,
 		LeaveMessages: t.LeaveMessages, LeaveBytes: t.LeaveBytes, Backlog: t.Backlog, MinTurns: 16 * t.MinTurns, Retry: t.Retry,
@@ -142,7 +142,7 @@ const (
 )
 
 // paying is the size of messages up to which redirection saves at least a tenth of a turn.
-func paying(turns []sdk.Turn) uint32 {
+func paying(turns []sdk.RoundTrip) uint32 {
 	if len(turns) == 0 {
 		return usualPaying
 	}

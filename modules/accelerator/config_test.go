@@ -58,7 +58,7 @@ func TestConfigErrors(t *testing.T) {
 
 // What the schema fills in is what the control plane goes by without it.
 func TestDefaults(t *testing.T) {
-	defaults, err := pkgstest.Package(t).Defaulted(nil)
+	defaults, err := pkgstest.Package(t).WithDefaults(nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -114,17 +114,17 @@ func TestVisibles(t *testing.T) {
 
 // The largest message that is redirected is measured, unless the config says it.
 func TestPassBytes(t *testing.T) {
-	turns := []sdk.Turn{{Bytes: 1 << 10, Plain: 100, Redirected: 50}, {Bytes: 256 << 10, Plain: 100, Redirected: 90}, {Bytes: 1 << 20, Plain: 100, Redirected: 91},
+	turns := []sdk.RoundTrip{{Bytes: 1 << 10, Plain: 100, Redirected: 50}, {Bytes: 256 << 10, Plain: 100, Redirected: 90}, {Bytes: 1 << 20, Plain: 100, Redirected: 91},
 		{Bytes: 4 << 20, Plain: 100, Redirected: 1}}
 	for _, c := range []struct {
 		config string
-		turns  []sdk.Turn
+		turns  []sdk.RoundTrip
 		want   uint32
 	}{
 		{``, nil, usualPaying}, {``, turns, 256 << 10}, {``, turns[:1], leastPaying}, {``, turns[2:], leastPaying},
 		{`{"thresholds": {"passBytes": 5}}`, turns, 5}, {`{"thresholds": {"leaveBytes": 1000}}`, turns, 1000},
 	} {
-		if got := configOf(t, c.config).entry(sdk.Kernel{Turns: c.turns}).PassBytes; got != c.want {
+		if got := configOf(t, c.config).entry(sdk.Kernel{RoundTrips: c.turns}).PassBytes; got != c.want {
 			t.Errorf("%s, %v: %d, want %d", c.config, c.turns, got, c.want)
 		}
 	}

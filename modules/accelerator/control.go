@@ -47,11 +47,11 @@ type accelerator struct {
 }
 
 var (
-	_ sdk.Compiled         = (*compiled)(nil)
-	_ sdk.Runner           = (*accelerator)(nil)
-	_ sdk.InstanceFollower = (*accelerator)(nil)
-	_ sdk.ExecutableUser   = (*accelerator)(nil)
-	_ sdk.HealthChecker    = (*accelerator)(nil)
+	_ sdk.Compiled        = (*compiled)(nil)
+	_ sdk.Runner          = (*accelerator)(nil)
+	_ sdk.InstanceWatcher = (*accelerator)(nil)
+	_ sdk.ExecutableUser  = (*accelerator)(nil)
+	_ sdk.HealthChecker   = (*accelerator)(nil)
 )
 
 // Settings implements sdk.Compiled.
@@ -164,7 +164,7 @@ func (a *accelerator) Health() error {
 	return nil
 }
 
-// InstanceChanged implements sdk.InstanceFollower.
+// InstanceChanged implements sdk.InstanceWatcher.
 func (a *accelerator) InstanceChanged(sdk.Instance, bool) {
 	select {
 	case a.changed <- struct{}{}:

@@ -17,7 +17,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/executable"
 	"github.com/kerb-edge/kerb/internal/lab/executabletest"
 	"github.com/kerb-edge/kerb/internal/lab/wait"
-	"github.com/kerb-edge/kerb/internal/sockets"
+	"github.com/kerb-edge/kerb/internal/sockprobe"
 	"github.com/kerb-edge/kerb/sdk"
 	"github.com/kerb-edge/kerb/sdk/sdktest"
 )
@@ -211,7 +211,7 @@ func TestVerdicts(t *testing.T) {
 // The names that this package uses are those of the packages that find out.
 func TestHazardsHaveTheirNames(t *testing.T) {
 	uses := []string{executable.Splice, executable.Queued, executable.WaitAll, executable.Urgent}
-	behaviours := []string{sockets.SpliceRedirected, sockets.QueuedRedirected, sockets.QueuedPassed, sockets.WaitAll, sockets.Urgent}
+	behaviours := []string{sockprobe.SpliceRedirected, sockprobe.QueuedRedirected, sockprobe.QueuedPassed, sockprobe.WaitAll, sockprobe.Urgent}
 	for _, h := range hazards {
 		if !slices.Contains(uses, h.use) {
 			t.Errorf("nothing reports %s", h.use)
@@ -222,12 +222,12 @@ func TestHazardsHaveTheirNames(t *testing.T) {
 			}
 		}
 	}
-	patient := sdk.Kernel{Sockets: map[string]bool{sockets.Interrupted: true}}
+	patient := sdk.Kernel{Sockets: map[string]bool{sockprobe.Interrupted: true}}
 	if v, _ := (&accelerator{config: configOf(t, "")}).judge(patient, &program{Facts: &sdk.Executable{}}); v != allowed {
-		t.Errorf("%s is not what lets programs block in recv", sockets.Interrupted)
+		t.Errorf("%s is not what lets programs block in recv", sockprobe.Interrupted)
 	}
-	if !(&accelerator{}).trusts(sdk.Kernel{Sockets: map[string]bool{sockets.Integrity: true}}) {
-		t.Errorf("%s is not what is trusted", sockets.Integrity)
+	if !(&accelerator{}).trusts(sdk.Kernel{Sockets: map[string]bool{sockprobe.Integrity: true}}) {
+		t.Errorf("%s is not what is trusted", sockprobe.Integrity)
 	}
 }
 
@@ -480,12 +480,12 @@ func TestReasonsAreExplained(t *testing.T) {
 func TestLive(t *testing.T) {
 	executabletest.NeedPIDs(t)
 	c := governed(t, "")
-	result, err := sockets.Test(t.Context())
+	result, err := sockprobe.Run(t.Context())
 	check(t, err)
-	c.live.Kernel = sdk.Kernel{Sockets: result.Good()}
+	c.live.Kernel = sdk.Kernel{Sockets: result.ByName()}
 	var examiner executable.Examiner
 	c.live.Examine = func(p sdk.Process) {
-		facts, err := examiner.Process(p.PID, p.Start)
+		facts, err := examiner.Examine(p.PID, p.Start)
 		if err != nil {
 			t.Error(err)
 		}

@@ -293,7 +293,7 @@ func TestReturnsDespiteAFileSystem(t *testing.T) {
 	c.server = moved
 	defer unix.Close(number)
 	defer fs.End()
-	fs.Hush()
+	fs.StopAnswering()
 	for range 20 {
 		c.turn(100)
 		time.Sleep(5 * time.Millisecond)

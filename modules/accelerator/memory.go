@@ -221,7 +221,7 @@ func (a *accelerator) judgeAll() error {
 }
 
 // hazards are what programs may use that redirected sockets do otherwise, by what internal/executable calls it, with the behaviours
-// (of internal/sockets) that it needs.
+// (of internal/sockprobe) that it needs.
 var hazards = []struct {
 	use, behaviours, says string
 }{

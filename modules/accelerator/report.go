@@ -246,7 +246,7 @@ func (a *accelerator) Conditions() ([]sdk.Condition, error) {
 
 func (a *accelerator) accelerates() sdk.Condition {
 	out := sdk.Condition{Type: "Accelerating", Status: "True", Reason: "Adaptive"}
-	if turns := a.live.Kernel.Turns; len(turns) > 0 {
+	if turns := a.live.Kernel.RoundTrips; len(turns) > 0 {
 		out.Message = fmt.Sprintf("a turn of %d bytes over loopback takes %v instead of %v", turns[0].Bytes, turns[0].Redirected, turns[0].Plain)
 	}
 	switch {

@@ -11,7 +11,7 @@ import (
 
 // Blocked is a source that something is done to.
 type Blocked struct {
-	Place
+	Location
 	Action  string  `json:"action"`
 	Since   string  `json:"since"`
 	Until   string  `json:"until,omitempty"` // absent: until told
@@ -27,7 +27,7 @@ const timeFormat = "2006-01-02T15:04:05.000Z"
 func (w *plane) blocked() ([]Blocked, error) {
 	out, at := []Blocked{}, w.places()
 	err := each(w.live.Maps, mapBlocks, func(s source, b *block) bool {
-		one := Blocked{Place: at.of(s), Action: named(actions, b.Action), Since: wall(b.Since).Format(timeFormat), Packets: b.Packets, Dropped: b.Dropped,
+		one := Blocked{Location: at.of(s), Action: named(actions, b.Action), Since: wall(b.Since).Format(timeFormat), Packets: b.Packets, Dropped: b.Dropped,
 			Version: b.Version, Class: w.words.class(b.Version, b.Class), Score: share(b.Score)}
 		if b.Until != 0 {
 			one.Until = wall(b.Until).Format(timeFormat)

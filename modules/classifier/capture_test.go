@@ -84,7 +84,7 @@ func TestExcerpts(t *testing.T) {
 			for _, h := range capture(t, path) {
 				x.Frame(h.time, h.frame[:len(h.frame)-2])
 			}
-			v := x.So(extract.Node{ID: want.attacker})
+			v := x.Features(extract.Node{ID: want.attacker})
 			if v == nil {
 				t.Fatal("the attacker is not heard")
 			}

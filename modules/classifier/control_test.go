@@ -334,7 +334,7 @@ func TestBlockedAreFreed(t *testing.T) {
 	for _, b := range all {
 		if b.Source == "fe80::1" {
 			b.Since, b.Until = "", ""
-			want := Blocked{Place: Place{"fe80::1", "web", "veth7", "0xabcd"}, Action: "drop", Packets: 5, Dropped: 4, Version: 1, Class: "attack", Score: 0.5}
+			want := Blocked{Location: Location{"fe80::1", "web", "veth7", "0xabcd"}, Action: "drop", Packets: 5, Dropped: 4, Version: 1, Class: "attack", Score: 0.5}
 			if b != want {
 				t.Errorf("%+v, want %+v", b, want)
 			}

@@ -21,7 +21,7 @@ import (
 type Verdict struct {
 	Time string `json:"time"` // end of the window
 	Kind string `json:"kind"` // suspicious, cleared, evaluated, fuse
-	Place
+	Location
 	Model    string           `json:"model,omitempty"`
 	Version  uint32           `json:"version"` // of the model
 	Class    string           `json:"class"`
@@ -69,7 +69,7 @@ func (v *vocabulary) class(version, class uint32) string {
 }
 
 func (w *plane) describe(e *event) *Verdict {
-	out := &Verdict{Time: wall(e.Time).Format(timeFormat), Kind: named(eventKinds, e.Kind), Place: w.places().of(e.Source), Version: e.Version,
+	out := &Verdict{Time: wall(e.Time).Format(timeFormat), Kind: named(eventKinds, e.Kind), Location: w.places().of(e.Source), Version: e.Version,
 		Class: w.words.class(e.Version, e.Class), Score: share(e.Score), Hits: e.Hits, Action: named(actions, e.Action), Allowed: e.Allowed != 0,
 		Cause: named(fuseCauses, e.Cause), Features: map[string]int32{}}
 	if l := w.words.of(e.Version); l != nil {

@@ -188,8 +188,8 @@ func (c *config) fit(doc *model.Document) (f fitting, err error) {
 	return f, nil
 }
 
-// Fits reports whether a module's config names a model, and if it does, why it cannot have that run.
-func Fits(settings map[string]any, name string, doc *model.Document) (named bool, err error) {
+// CheckModel reports whether a module's config references a model, and if so, why the module cannot run it.
+func CheckModel(settings map[string]any, name string, doc *model.Document) (named bool, err error) {
 	raw, err := json.Marshal(settings)
 	if err != nil {
 		return false, err

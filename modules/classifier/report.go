@@ -46,7 +46,7 @@ func (w *plane) stats() (map[string]uint64, error) {
 
 // SourceReport is what is known of a source.
 type SourceReport struct {
-	Place
+	Location
 	Known      string            `json:"known"` // for how long
 	Idle       string            `json:"idle"`
 	Version    uint32            `json:"version,omitempty"` // of the model of the last one
@@ -67,7 +67,7 @@ func (w *plane) sources(limit int) ([]SourceReport, error) {
 		if int(s.Kind) != index(extractors, w.config.Extractor) { // of the config before
 			return true
 		}
-		one := SourceReport{Place: at.of(s), Known: age(now, r.First), Idle: age(now, r.Last), Version: r.Version,
+		one := SourceReport{Location: at.of(s), Known: age(now, r.First), Idle: age(now, r.Last), Version: r.Version,
 			Score: share(r.Score), Hits: r.Hits, Suspicious: r.Suspicious != 0, Counts: map[string]uint64{}}
 		if one.Version != 0 {
 			one.Class = w.words.class(r.Version, r.Class)

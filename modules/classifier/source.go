@@ -27,8 +27,8 @@ func (s source) String() string {
 		netip.AddrPortFrom(local.Unmap(), binary.BigEndian.Uint16(s.LocalPort[:])))
 }
 
-// Place is where a source was met.
-type Place struct {
+// Location is where packets of a source were received.
+type Location struct {
 	Source    string `json:"source"`
 	Service   string `json:"service,omitempty"`
 	Interface string `json:"interface"`
@@ -46,9 +46,9 @@ func (w *plane) places() places {
 	return out
 }
 
-func (p places) of(s source) Place {
+func (p places) of(s source) Location {
 	at := p[s.Ifindex]
-	out := Place{Source: s.String(), Service: at.Service, Interface: at.Interface}
+	out := Location{Source: s.String(), Service: at.Service, Interface: at.Interface}
 	if out.Interface == "" {
 		out.Interface = strconv.Itoa(int(s.Ifindex))
 	}

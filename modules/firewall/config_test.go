@@ -67,7 +67,7 @@ func TestSchemaAgrees(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	full, err := m.Defaulted(map[string]any{})
+	full, err := m.WithDefaults(map[string]any{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -57,11 +57,11 @@ type generation struct {
 }
 
 var (
-	_ sdk.Compiled         = (*Firewall)(nil)
-	_ sdk.Handler          = (*generation)(nil)
-	_ sdk.Runner           = (*generation)(nil)
-	_ sdk.Collector        = (*generation)(nil)
-	_ sdk.InstanceFollower = (*generation)(nil)
+	_ sdk.Compiled        = (*Firewall)(nil)
+	_ sdk.Handler         = (*generation)(nil)
+	_ sdk.Runner          = (*generation)(nil)
+	_ sdk.Collector       = (*generation)(nil)
+	_ sdk.InstanceWatcher = (*generation)(nil)
 )
 
 // Open implements sdk.Compiled. It looks up the slots of the hit counters in the maps, since Fill may have run for the maps

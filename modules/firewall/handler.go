@@ -31,7 +31,7 @@ func (g *generation) Handler() http.Handler {
 		sdk.Answer(w)(g.listConnections(min(limit, maxLimit)))
 	})
 	mux.HandleFunc("POST /explain", func(w http.ResponseWriter, r *http.Request) {
-		var q Question
+		var q ExplainRequest
 		dec := json.NewDecoder(http.MaxBytesReader(w, r.Body, 1<<16))
 		dec.DisallowUnknownFields()
 		if err := dec.Decode(&q); err != nil {
@@ -188,8 +188,8 @@ func protocolName(n int) string {
 	return strconv.Itoa(n)
 }
 
-// Question is a packet to explain. Addresses are IPv4 or IPv6.
-type Question struct {
+// ExplainRequest describes a packet. Addresses are IPv4 or IPv6.
+type ExplainRequest struct {
 	Direction string          `json:"direction"` // ingress or egress
 	Protocol  json.RawMessage `json:"protocol"`  // tcp, udp, icmp, icmpv6 or a number
 	Src       netip.Addr      `json:"src"`
@@ -199,7 +199,7 @@ type Question struct {
 	ICMPType  uint8           `json:"icmpType,omitempty"`
 }
 
-// Explanation says what the rules make of a packet that is part of no tracked connection.
+// Explanation is the verdict of the rules on a packet that does not belong to a tracked connection.
 type Explanation struct {
 	Action string `json:"action"`
 	Index  *int   `json:"index,omitempty"` // of the rule; absent if the default policy decides
@@ -209,7 +209,7 @@ type Explanation struct {
 }
 
 // Explain answers a question. Errors are *sdk.ConfigError.
-func (f *Firewall) Explain(q *Question) (*Explanation, error) {
+func (f *Firewall) Explain(q *ExplainRequest) (*Explanation, error) {
 	p, err := q.packet()
 	if err != nil {
 		return nil, err
@@ -225,7 +225,7 @@ func (f *Firewall) Explain(q *Question) (*Explanation, error) {
 	return out, nil
 }
 
-func (q *Question) packet() (*Packet, error) {
+func (q *ExplainRequest) packet() (*Packet, error) {
 	p := &Packet{Ingress: q.Direction == "ingress", Src: q.Src, Dst: q.Dst, SrcPort: q.SrcPort, DstPort: q.DstPort, ICMPType: q.ICMPType}
 	if q.Direction != "ingress" && q.Direction != "egress" {
 		return nil, &sdk.ConfigError{Field: "direction", Reason: "must be ingress or egress, as the service sees it"}

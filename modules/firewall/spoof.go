@@ -27,7 +27,7 @@ type ownKey struct {
 	Addr    [16]byte
 }
 
-// InstanceChanged implements sdk.InstanceFollower.
+// InstanceChanged implements sdk.InstanceWatcher.
 func (g *generation) InstanceChanged(sdk.Instance, bool) { g.followAddresses() }
 
 // followAddresses writes which addresses the interfaces have now.

@@ -92,7 +92,7 @@ func parseConfig(raw json.RawMessage) (*config, error) {
 }
 
 // within puts the place of a class before the field of an error.
-func within(i int, err error) error { return sdk.Below(fmt.Sprintf("classes[%d]", i), err) }
+func within(i int, err error) error { return sdk.PrefixField(fmt.Sprintf("classes[%d]", i), err) }
 
 // UnmarshalJSON reads a class over its defaults.
 func (c *class) UnmarshalJSON(text []byte) error {

@@ -52,12 +52,12 @@ type generation struct {
 }
 
 var (
-	_ sdk.Compiled         = (*Intercept)(nil)
-	_ sdk.Handler          = (*generation)(nil)
-	_ sdk.Runner           = (*generation)(nil)
-	_ sdk.Collector        = (*generation)(nil)
-	_ sdk.ClientServer     = (*generation)(nil)
-	_ sdk.InstanceFollower = (*generation)(nil)
+	_ sdk.Compiled        = (*Intercept)(nil)
+	_ sdk.Handler         = (*generation)(nil)
+	_ sdk.Runner          = (*generation)(nil)
+	_ sdk.Collector       = (*generation)(nil)
+	_ sdk.ClientServer    = (*generation)(nil)
+	_ sdk.InstanceWatcher = (*generation)(nil)
 )
 
 // Open implements sdk.Compiled.

@@ -57,7 +57,7 @@ func (f *generation) Run(ctx context.Context) {
 	}
 }
 
-// InstanceChanged implements sdk.InstanceFollower.
+// InstanceChanged implements sdk.InstanceWatcher.
 func (f *generation) InstanceChanged(i sdk.Instance, there bool) {
 	if f.answers != nil {
 		f.answers.InstanceChanged(i, there)

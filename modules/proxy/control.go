@@ -32,7 +32,7 @@ var (
 	_ sdk.Conditioner        = (*plane)(nil)
 	_ sdk.InstanceReporter   = (*plane)(nil)
 	_ sdk.VirtualServiceUser = (*plane)(nil)
-	_ sdk.InstanceFollower   = (*plane)(nil)
+	_ sdk.InstanceWatcher    = (*plane)(nil)
 )
 
 // Settings implements sdk.Compiled.
@@ -115,7 +115,7 @@ func (w *plane) VirtualServices(update sdk.VirtualServiceUpdate) error {
 	return err
 }
 
-// InstanceChanged implements sdk.InstanceFollower.
+// InstanceChanged implements sdk.InstanceWatcher.
 func (w *plane) InstanceChanged(i sdk.Instance, there bool) {
 	if err := w.instanceChanged(i, there, time.Now()); err != nil {
 		slog.Warn("proxy: cannot update the data plane after a service was added or removed", "module", w.live.Module,

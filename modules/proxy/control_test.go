@@ -23,7 +23,7 @@ func TestDefaultsAreTheManifests(t *testing.T) {
 	if err != nil {
 		t.Fatalf("%v; run make bpf", err)
 	}
-	full, err := pkg.Defaulted(nil)
+	full, err := pkg.WithDefaults(nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -64,7 +64,7 @@ func parseConfig(raw json.RawMessage) (*config, []*listener, error) {
 			err = l.distinct(all)
 		}
 		if err != nil {
-			return nil, nil, sdk.Below(fmt.Sprintf("listeners[%d]", i), err)
+			return nil, nil, sdk.PrefixField(fmt.Sprintf("listeners[%d]", i), err)
 		}
 		all = append(all, l)
 	}

@@ -39,19 +39,19 @@ type Responder struct {
 type Running struct {
 	*Responder
 	live   sdk.Live
-	placed []app.Placed // the listeners in the order of the config
+	placed []app.PlacedListener // the listeners in the order of the config
 	watch  *watch
 
 	refreshing sync.Mutex
 }
 
 var (
-	_ sdk.Compiled         = (*Responder)(nil)
-	_ sdk.Handler          = (*Running)(nil)
-	_ sdk.Runner           = (*Running)(nil)
-	_ sdk.Collector        = (*Running)(nil)
-	_ sdk.HealthChecker    = (*Running)(nil)
-	_ sdk.InstanceFollower = (*Running)(nil)
+	_ sdk.Compiled        = (*Responder)(nil)
+	_ sdk.Handler         = (*Running)(nil)
+	_ sdk.Runner          = (*Running)(nil)
+	_ sdk.Collector       = (*Running)(nil)
+	_ sdk.HealthChecker   = (*Running)(nil)
+	_ sdk.InstanceWatcher = (*Running)(nil)
 )
 
 // Open implements sdk.Compiled.
@@ -89,11 +89,11 @@ func (f *Responder) Settings() sdk.Settings {
 		"limit_total":    slices.ContainsFunc(f.listeners, func(l *listener) bool { return l.TotalRate > 0 }),
 		"partial_policy": partialPolicies[f.config.PartialChecksums],
 	}, MaxEntries: map[string]uint32{}}
-	out.LongReplies = slices.ContainsFunc(f.listeners, func(l *listener) bool { return l.service.Shape().LongReplies })
+	out.LongReplies = slices.ContainsFunc(f.listeners, func(l *listener) bool { return l.service.Params().LongReplies })
 	for i, a := range apps {
 		services := f.services(uint8(i))
 		out.Constants["use_"+a.name] = len(services) > 0
-		if s, ok := a.App.(app.Settler); ok {
+		if s, ok := a.App.(app.SettingsProvider); ok {
 			own := s.Settings(services)
 			maps.Copy(out.Constants, own.Constants)
 			maps.Copy(out.MaxEntries, own.MaxEntries)
@@ -134,7 +134,7 @@ const (
 )
 
 func (l *listener) entry(slot uint32) Entry {
-	shape := l.service.Shape()
+	shape := l.service.Params()
 	e := Entry{Slot: slot, App: l.number, MinRequest: shape.MinRequest, MaxRequest: shape.MaxRequest, MaxReply: l.MaxReply, Config: shape.Config,
 		Amplification: l.Amplification}
 	if l.WhenOver == "drop" {
@@ -203,7 +203,7 @@ func (f *Responder) Fill(m sdk.Maps) error {
 	return nil
 }
 
-func (f *Responder) ofApp(number uint8, placed []app.Placed) (out []app.Placed) {
+func (f *Responder) ofApp(number uint8, placed []app.PlacedListener) (out []app.PlacedListener) {
 	for i, l := range f.listeners {
 		if l.number == number {
 			out = append(out, placed[i])

@@ -57,16 +57,16 @@ type State struct {
 }
 
 // one finds a listener by its name.
-func (f *Running) one(name string) (*listener, app.Placed, error) {
+func (f *Running) one(name string) (*listener, app.PlacedListener, error) {
 	for i, l := range f.listeners {
 		if l.Name == name {
 			return l, f.placed[i], nil
 		}
 	}
-	return nil, app.Placed{}, sdk.NotFound(fmt.Sprintf("no listener %q", name))
+	return nil, app.PlacedListener{}, sdk.NotFound(fmt.Sprintf("no listener %q", name))
 }
 
-func (f *Running) state(l *listener, p app.Placed) (*State, error) {
+func (f *Running) state(l *listener, p app.PlacedListener) (*State, error) {
 	s, ok := apps[l.number].App.(app.Stateful)
 	if !ok {
 		return nil, sdk.NotFound(fmt.Sprintf("listener %s has no state: application %s is stateless", l.Name, l.App))
@@ -140,7 +140,7 @@ func (f *Running) values() ([]ListedValue, error) {
 	out := []ListedValue{}
 	for i, p := range f.placed {
 		l := f.listeners[i]
-		s, ok := apps[l.number].App.(app.Valuer)
+		s, ok := apps[l.number].App.(app.ValueStore)
 		if !ok {
 			continue
 		}
@@ -160,7 +160,7 @@ func (f *Running) putValue(r *http.Request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	s, ok := apps[l.number].App.(app.Valuer)
+	s, ok := apps[l.number].App.(app.ValueStore)
 	if !ok {
 		return nil, sdk.NotFound(fmt.Sprintf("listener %s has no values: application %s offers none", l.Name, l.App))
 	}
@@ -184,7 +184,7 @@ func (f *Running) putValue(r *http.Request) (any, error) {
 
 // events streams states: all of them first, then each that has changed, as fast as the reader takes them and no faster.
 func (f *Running) events(w http.ResponseWriter, r *http.Request) {
-	wanted := []app.Placed{}
+	wanted := []app.PlacedListener{}
 	bySlot := map[uint32]*listener{}
 	only := r.URL.Query().Get("listener")
 	for i, p := range f.placed {

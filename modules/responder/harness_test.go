@@ -169,6 +169,6 @@ func (k *kernel) state(name string) any {
 func (k *kernel) cars(name string) int64 { return k.state(name).(speedlimit.State).Cars }
 
 type (
-	appPlaced  = app.Placed
+	appPlaced  = app.PlacedListener
 	rawMessage = json.RawMessage
 )

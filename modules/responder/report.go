@@ -54,7 +54,7 @@ func outcomeName(i int, a app.App) string {
 	if i < len(outcomes) {
 		return outcomes[i]
 	}
-	if namer, ok := a.(app.Namer); ok && i >= firstReason {
+	if namer, ok := a.(app.ReasonNamer); ok && i >= firstReason {
 		if names := namer.Reasons(); i-firstReason < len(names) {
 			return names[i-firstReason]
 		}

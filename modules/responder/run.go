@@ -35,7 +35,7 @@ func (f *Running) Run(ctx context.Context) {
 	<-ctx.Done()
 }
 
-// InstanceChanged implements sdk.InstanceFollower.
+// InstanceChanged implements sdk.InstanceWatcher.
 func (f *Running) InstanceChanged(sdk.Instance, bool) { f.refreshOrWarn() }
 
 // refresh writes the addresses of attach points into the data plane.
@@ -51,7 +51,7 @@ func (f *Running) refreshOrWarn() {
 	}
 }
 
-func (f *Running) appLive(all []app.Placed) app.Live {
+func (f *Running) appLive(all []app.PlacedListener) app.Live {
 	return app.Live{Maps: f.live.Maps, All: all, Watch: func(ctx context.Context) <-chan uint32 { return f.watch.subscribe(ctx, all) }}
 }
 

@@ -42,7 +42,7 @@ func readOwners(m sdk.Maps) (out [slots]owner, err error) {
 
 // assign gives each listener its slot: the one it has, else the one unused for longest. Slots of the running
 // configuration are left alone, however many others were tried since.
-func (f *Responder) assign(m sdk.Maps) ([]app.Placed, error) {
+func (f *Responder) assign(m sdk.Maps) ([]app.PlacedListener, error) {
 	owners, err := readOwners(m)
 	if err != nil {
 		return nil, err
@@ -51,7 +51,7 @@ func (f *Responder) assign(m sdk.Maps) ([]app.Placed, error) {
 	for _, o := range owners {
 		last = max(last, o.Fill)
 	}
-	out := make([]app.Placed, len(f.listeners))
+	out := make([]app.PlacedListener, len(f.listeners))
 	for i, l := range f.listeners {
 		slot, found := slotOf(&owners, l)
 		if !found {
@@ -72,8 +72,8 @@ func (f *Responder) assign(m sdk.Maps) ([]app.Placed, error) {
 	return out, nil
 }
 
-func (l *listener) placed(slot uint32) app.Placed {
-	return app.Placed{Name: l.Name, Port: l.Port, Slot: slot, Service: l.service}
+func (l *listener) placed(slot uint32) app.PlacedListener {
+	return app.PlacedListener{Name: l.Name, Port: l.Port, Slot: slot, Service: l.service}
 }
 
 func slotOf(owners *[slots]owner, l *listener) (uint32, bool) {
@@ -96,7 +96,7 @@ func leastUsed(owners *[slots]owner, filling uint64) (best uint32) {
 }
 
 // claim notes which slots the running configuration has.
-func claim(m sdk.Maps, placed []app.Placed) error {
+func claim(m sdk.Maps, placed []app.PlacedListener) error {
 	var running owner
 	for _, p := range placed {
 		running.Name |= 1 << p.Slot
@@ -114,12 +114,12 @@ func clear(m sdk.Maps, slot uint32) error {
 }
 
 // place finds the slots of the listeners in maps that were filled, by this process or by the one before it.
-func (f *Responder) place(m sdk.Maps) ([]app.Placed, error) {
+func (f *Responder) place(m sdk.Maps) ([]app.PlacedListener, error) {
 	owners, err := readOwners(m)
 	if err != nil {
 		return nil, err
 	}
-	out := make([]app.Placed, len(f.listeners))
+	out := make([]app.PlacedListener, len(f.listeners))
 	for i, l := range f.listeners {
 		slot, found := slotOf(&owners, l)
 		if !found {

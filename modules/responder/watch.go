@@ -66,7 +66,7 @@ func (w *watch) changed(slot uint32) {
 
 // subscribe sends the slots of listeners at once, and again when their states have changed, until ctx or the generation ends. A
 // slot is armed before it is sent: a state that is read then has all that will not be notified of.
-func (w *watch) subscribe(ctx context.Context, all []app.Placed) <-chan uint32 {
+func (w *watch) subscribe(ctx context.Context, all []app.PlacedListener) <-chan uint32 {
 	s := &subscriber{slots: map[uint32]bool{}, pending: map[uint32]bool{}, wake: make(chan struct{}, 1)}
 	for _, p := range all {
 		s.slots[p.Slot], s.pending[p.Slot] = true, true

@@ -45,7 +45,7 @@ var (
 	_ sdk.HealthChecker      = (*tunnel)(nil)
 	_ sdk.Conditioner        = (*tunnel)(nil)
 	_ sdk.VirtualServiceUser = (*tunnel)(nil)
-	_ sdk.InstanceFollower   = (*tunnel)(nil)
+	_ sdk.InstanceWatcher    = (*tunnel)(nil)
 )
 
 // Settings implements sdk.Compiled. Keys are no constants: those are kept on disk.
@@ -129,7 +129,7 @@ func (t *tunnel) Run(ctx context.Context) {
 	}
 }
 
-// InstanceChanged implements sdk.InstanceFollower.
+// InstanceChanged implements sdk.InstanceWatcher.
 func (t *tunnel) InstanceChanged(sdk.Instance, bool) { t.refresh() }
 
 // VirtualServices implements sdk.VirtualServiceUser: an instance that names a node is reached through that node.

@@ -27,7 +27,7 @@ func module(t testing.TB, c *config) dataplane.Module {
 		Name: "tun",
 		ID:   "0123456789",
 		Spec: func(h chain.Hook) (*ebpf.CollectionSpec, error) {
-			if !p.RunsOn(string(h)) {
+			if !p.HasHook(string(h)) {
 				return nil, nil
 			}
 			return p.Spec(string(h))

@@ -71,7 +71,7 @@ func (m *Module) config(p *pkgs.Package, text string) map[string]any {
 			m.t.Fatalf("config: %v", err)
 		}
 	}
-	config, err := p.Defaulted(given)
+	config, err := p.WithDefaults(given)
 	if err != nil {
 		m.t.Fatal(err)
 	}

@@ -123,7 +123,7 @@ func TestInterceptPrograms(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := r.Receive(make([]intercept.Packet, 1), nodetest.Patience); !errors.Is(err, intercept.ErrTaken) {
+	if _, err := r.Receive(make([]intercept.Packet, 1), nodetest.Patience); !errors.Is(err, intercept.ErrTakenOver) {
 		t.Errorf("the first program, after the second has taken over: %v", err)
 	}
 	r.Close()

@@ -60,7 +60,7 @@ func (p *place) run(length time.Duration, virtual bool) float64 {
 	if err != nil {
 		p.T.Fatal(err)
 	}
-	return p.judge(talks, attacks, after.Since(before))
+	return p.judge(talks, attacks, after.Sub(before))
 }
 
 func (p *place) judge(talks []*talk, attacks string, lost traffic.Losses) float64 {

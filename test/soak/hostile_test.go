@@ -35,7 +35,9 @@ func (p *place) attack(stop <-chan struct{}, virtual bool) func() string {
 	var work sync.WaitGroup
 	var frames, connections int
 	work.Go(func() {
-		err := h.Do(func() error { return traffic.Pinned(1, func() (err error) { frames, err = f.flood(stop); return err }) })
+		err := h.Do(func() error {
+			return traffic.RunOnCPU(1, func() (err error) { frames, err = f.flood(stop); return err })
+		})
 		if err != nil {
 			p.T.Errorf("flood: %v", err)
 		}

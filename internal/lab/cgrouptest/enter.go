@@ -66,7 +66,7 @@ func remove(t testing.TB, dir string) {
 // Enter moves the test's process into a cgroup until the test ends: sockets belong to the cgroup in which they are made.
 func Enter(t testing.TB, dir string) {
 	t.Helper()
-	before, err := cgroup.Own()
+	before, err := cgroup.Self()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -12,7 +12,7 @@ import (
 // NeedPIDs skips a test that examines processes by the numbers that the kernel tells, where they have others.
 func NeedPIDs(t testing.TB) {
 	t.Helper()
-	if err := executable.Reachable(); err != nil {
+	if err := executable.CheckPIDNamespace(); err != nil {
 		t.Skip(err)
 	}
 }

@@ -65,8 +65,8 @@ func (f *FS) Open(t testing.TB) *os.File {
 	return os.NewFile(uintptr(fd), f.Path)
 }
 
-// Hush has it answer no more.
-func (f *FS) Hush() { f.silent.Store(true) }
+// StopAnswering makes the file system ignore all further requests.
+func (f *FS) StopAnswering() { f.silent.Store(true) }
 
 // Polled reports whether epoll has asked about the file.
 func (f *FS) Polled() bool { return f.polled.Load() }

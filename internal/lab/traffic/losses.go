@@ -10,7 +10,7 @@ import (
 	"strings"
 )
 
-// Losses are what the kernel admits to have dropped for want of room.
+// Losses are the kernel's counters of packets dropped because a buffer or queue was full.
 type Losses struct {
 	// Socket counts UDP datagrams that found the receive buffer full or no
 	// memory, in the namespace of the calling thread.
@@ -30,8 +30,8 @@ func ReadLosses() (Losses, error) {
 	return Losses{Socket: socket, Backlog: backlog}, err
 }
 
-// Since is what was lost after an earlier reading.
-func (l Losses) Since(before Losses) Losses {
+// Sub returns the difference to an earlier reading.
+func (l Losses) Sub(before Losses) Losses {
 	return Losses{Socket: l.Socket - before.Socket, Backlog: l.Backlog - before.Backlog}
 }
 

@@ -9,9 +9,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Pinned runs f on one CPU, counted from 0 and wrapped at the number of CPUs
+// RunOnCPU runs f on one CPU, counted from 0 and wrapped at the number of CPUs
 // this process may use, so that measured code is not moved about.
-func Pinned(cpu int, f func() error) error {
+func RunOnCPU(cpu int, f func() error) error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	var before unix.CPUSet

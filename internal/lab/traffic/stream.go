@@ -33,8 +33,8 @@ const (
 // paceRate leaves room for the sender to be held up now and then.
 const paceRate = PacketRate * 120 / 100
 
-// Account is what became of the packets of one stream.
-type Account struct {
+// StreamStats counts what happened to the packets of one stream.
+type StreamStats struct {
 	Sent, Received, Lost, Duplicated uint64
 	// Probes were sent, too, before all others, and appear in no other number.
 	Probes uint64
@@ -51,25 +51,25 @@ type Account struct {
 
 // Stream sends numbered packets from one host to a port of another while
 // during runs, and accounts for each.
-func Stream(from, to *netlab.Host, port uint16, during func() error) (Account, error) {
+func Stream(from, to *netlab.Host, port uint16, during func() error) (StreamStats, error) {
 	s := &stream{from: from, at: netip.AddrPortFrom(to.Addr4(), port), to: to, flowing: make(chan struct{})}
 	if err := s.open(); err != nil {
-		return Account{}, errors.Join(err, s.close())
+		return StreamStats{}, errors.Join(err, s.close())
 	}
 	defer s.close()
 	if err := s.probe(); err != nil {
-		return Account{}, err
+		return StreamStats{}, err
 	}
 	before, err := s.losses()
 	if err != nil {
-		return Account{}, err
+		return StreamStats{}, err
 	}
 	err = s.run(during)
 	after, err2 := s.losses()
 	if err := errors.Join(err, err2); err != nil {
-		return Account{}, err
+		return StreamStats{}, err
 	}
-	return s.account(after.Since(before)), nil
+	return s.account(after.Sub(before)), nil
 }
 
 type stream struct {
@@ -139,8 +139,8 @@ func (s *stream) losses() (l Losses, err error) {
 // run keeps the sender on the first CPU and the receiver on the second. Nothing begins before packets flow.
 func (s *stream) run(during func() error) error {
 	sender, receiver := make(chan error, 1), make(chan error, 1)
-	go func() { receiver <- Pinned(1, func() error { return Urgent(s.receive) }) }()
-	go func() { sender <- Pinned(0, func() error { return Urgent(s.send) }) }()
+	go func() { receiver <- RunOnCPU(1, func() error { return RunRealtime(s.receive) }) }()
+	go func() { sender <- RunOnCPU(0, func() error { return RunRealtime(s.send) }) }()
 	<-s.flowing
 	err := during()
 	s.stop.Store(true)
@@ -242,9 +242,9 @@ func (t *tally) note(generation uint32) {
 	t.last = generation
 }
 
-func (s *stream) account(explained Losses) Account {
+func (s *stream) account(explained Losses) StreamStats {
 	t := &s.tally
-	return Account{
+	return StreamStats{
 		Sent: s.sent, Probes: s.probes, Received: t.received, Duplicated: t.duplicated,
 		Lost:        s.sent - (t.received - t.duplicated),
 		Unprocessed: t.unprocessed, Doubled: t.doubled,

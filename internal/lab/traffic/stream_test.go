@@ -31,7 +31,7 @@ func TestAccount(t *testing.T) {
 		s.tally.add(p)
 	}
 	got := s.account(Losses{})
-	want := Account{Sent: 6, Received: 6, Lost: 1, Duplicated: 1, Unprocessed: 1, Doubled: 1,
+	want := StreamStats{Sent: 6, Received: 6, Lost: 1, Duplicated: 1, Unprocessed: 1, Doubled: 1,
 		Generations: 3, Backward: 1, Rate: 6}
 	if got != want {
 		t.Errorf("got  %+v\nwant %+v", got, want)

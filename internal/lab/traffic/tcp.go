@@ -113,7 +113,7 @@ func Connects(from, to *netlab.Host, at netip.AddrPort, n int) (times []float64,
 	}
 	defer unix.Close(listener)
 	err = from.Do(func() error {
-		return Pinned(1, func() error {
+		return RunOnCPU(1, func() error {
 			for range n {
 				us, err := connectOnce(listener, at)
 				if err != nil {
@@ -159,9 +159,9 @@ func (p *Pair) Close() error { return errors.Join(unix.Close(p.client), unix.Clo
 func (p *Pair) Throughput(duration time.Duration) (float64, error) {
 	sender := make(chan error, 1)
 	end := time.Now().Add(streamWarm + duration)
-	go func() { sender <- Pinned(0, func() error { return p.stream(end) }) }()
+	go func() { sender <- RunOnCPU(0, func() error { return p.stream(end) }) }()
 	var rate float64
-	err := Pinned(1, func() (err error) { rate, err = p.sink(); return err })
+	err := RunOnCPU(1, func() (err error) { rate, err = p.sink(); return err })
 	return rate, errors.Join(err, <-sender)
 }
 
@@ -213,9 +213,9 @@ func (p *Pair) sink() (bitsPerSecond float64, err error) {
 // one virtual CPU wakes another.
 func (p *Pair) PingPong(duration time.Duration) ([]float64, error) {
 	server := make(chan error, 1)
-	go func() { server <- Pinned(1, p.pong) }()
+	go func() { server <- RunOnCPU(1, p.pong) }()
 	var times []float64
-	err := Pinned(1, func() (err error) { times, err = p.ping(duration); return err })
+	err := RunOnCPU(1, func() (err error) { times, err = p.ping(duration); return err })
 	err = errors.Join(err, unix.Shutdown(p.client, unix.SHUT_WR))
 	return times, errors.Join(err, <-server)
 }

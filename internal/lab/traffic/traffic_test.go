@@ -105,7 +105,7 @@ func TestLossesSeesAFullSocket(t *testing.T) {
 	}
 	const many = 1000
 	lost := uint64(0)
-	for end := time.Now().Add(30 * time.Second); lost < many && time.Now().Before(end); lost = after.Since(before).Socket {
+	for end := time.Now().Add(30 * time.Second); lost < many && time.Now().Before(end); lost = after.Sub(before).Socket {
 		if _, err := out.Send(out.Len()); err != nil {
 			t.Fatal(err)
 		}
@@ -161,7 +161,7 @@ func TestPinnedHoldsOneCPUAndLetsGo(t *testing.T) {
 	var before, inside, after unix.CPUSet
 	err := errors.Join(
 		unix.SchedGetaffinity(0, &before),
-		Pinned(before.Count(), func() error { return unix.SchedGetaffinity(0, &inside) }),
+		RunOnCPU(before.Count(), func() error { return unix.SchedGetaffinity(0, &inside) }),
 		unix.SchedGetaffinity(0, &after))
 	if err != nil {
 		t.Fatal(err)

@@ -4,11 +4,11 @@ package traffic
 
 import "golang.org/x/sys/unix"
 
-// Urgent runs f in front of all ordinary threads of its CPU (SCHED_FIFO), so
-// that a busy machine does not show as loss or delay. f must sleep or block most
-// of the time, or be short. The calling thread must be locked; without
-// the right to real-time priority f runs as it is.
-func Urgent(f func() error) error {
+// RunRealtime runs f with real-time priority (SCHED_FIFO), so that load on the
+// machine does not show as loss or delay. f must be short, or sleep or block
+// most of the time. The calling goroutine must be locked to its thread. Without
+// permission for real-time priority f runs at normal priority.
+func RunRealtime(f func() error) error {
 	before, err := unix.SchedGetAttr(0, 0)
 	if err != nil {
 		return f()

@@ -75,8 +75,8 @@ func (x *Flows) Packet(now uint64, p *Packet) *Window[Flow] {
 	return out
 }
 
-// So reports what the window of a flow has held so far.
-func (x *Flows) So(key Flow) []int64 {
+// Features returns the features of a flow's current window.
+func (x *Flows) Features(key Flow) []int64 {
 	r := x.flows[key]
 	if r == nil {
 		return nil

@@ -98,8 +98,8 @@ func (x *RPL) Frame(now uint64, b []byte) *Window[Node] {
 	return out
 }
 
-// So reports what the window of a node has held so far.
-func (x *RPL) So(n Node) []int64 {
+// Features returns the features of a node's current window.
+func (x *RPL) Features(n Node) []int64 {
 	r := x.nodes[n]
 	if r == nil {
 		return nil

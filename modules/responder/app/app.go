@@ -38,8 +38,8 @@ func Decode[T any](text []byte, to *T) error {
 // Words is how many words of config the data plane has for a listener's application.
 const Words = 8
 
-// Shape is what the data plane knows of a listener alongside its address.
-type Shape struct {
+// Params are what the data plane knows of a listener besides its address.
+type Params struct {
 	MinRequest, MaxRequest uint16        // bytes of payload; others pass
 	Config                 [Words]uint32 // struct rsp_listener's config
 	LongReplies            bool          // replies may be longer than their requests
@@ -47,11 +47,11 @@ type Shape struct {
 
 // Service is a listener, compiled.
 type Service interface {
-	Shape() Shape
+	Params() Params
 }
 
-// Placed is a listener with its place in maps: the elements number Slot of the application's maps are its state.
-type Placed struct {
+// PlacedListener is a listener with its map index: its state is element Slot of the application's maps.
+type PlacedListener struct {
 	Name    string
 	Port    uint16
 	Slot    uint32
@@ -59,20 +59,20 @@ type Placed struct {
 	Service Service
 }
 
-// Settler is an App with settings alongside its shapes.
-type Settler interface {
+// SettingsProvider is an App with settings of the data plane.
+type SettingsProvider interface {
 	Settings(all []Service) sdk.Settings
 }
 
 // Filler is an App with maps to be filled, as sdk.Compiled.Fill.
 type Filler interface {
-	Fill(maps sdk.Maps, all []Placed) error
+	Fill(maps sdk.Maps, all []PlacedListener) error
 }
 
 // Live is what an App works with while packets meet its listeners.
 type Live struct {
 	Maps sdk.Maps
-	All  []Placed
+	All  []PlacedListener
 	// Watch sends the slots of listeners whose state has changed (rsp_changed), each once for as long as it is not received,
 	// until ctx ends. When something is received, what was counted up to then can be read.
 	Watch func(ctx context.Context) <-chan uint32
@@ -85,9 +85,9 @@ type Runner interface {
 
 // Stateful is an App whose listeners have a state to be read, as JSON: by GET state, and by GET events when it changes.
 type Stateful interface {
-	State(maps sdk.Maps, p Placed) (any, error)
+	State(maps sdk.Maps, p PlacedListener) (any, error)
 	// SetState takes over what is given of a state. Errors in it are *sdk.ConfigError.
-	SetState(maps sdk.Maps, p Placed, state json.RawMessage) error
+	SetState(maps sdk.Maps, p PlacedListener, state json.RawMessage) error
 }
 
 // Value is something that can be set while the module runs: kerb module set NAME LISTENER/KEY=VALUE.
@@ -97,14 +97,14 @@ type Value struct {
 	Detail map[string]any `json:"detail,omitempty"`
 }
 
-// ErrNoValue is what a Valuer returns for a key that it does not have.
+// ErrNoValue is returned by a ValueStore for an unknown key.
 var ErrNoValue error = sdk.NotFound("no such value")
 
-// Valuer is an App with values.
-type Valuer interface {
-	Values(maps sdk.Maps, p Placed) ([]Value, error)
+// ValueStore is an App with values that can be set while the module runs.
+type ValueStore interface {
+	Values(maps sdk.Maps, p PlacedListener) ([]Value, error)
 	// SetValue sets one. body is what was sent: {"value": "..."} and whatever else the application knows.
-	SetValue(maps sdk.Maps, p Placed, key string, body json.RawMessage) error
+	SetValue(maps sdk.Maps, p PlacedListener, key string, body json.RawMessage) error
 }
 
 // Handler is an App with routes of its own, served under apps/<name>/ of the module's.
@@ -112,7 +112,7 @@ type Handler interface {
 	Handler(live Live) http.Handler
 }
 
-// Namer is an App with names for its reasons to pass, from 0 on; at most 8.
-type Namer interface {
+// ReasonNamer is an App with names of its reasons to pass a packet, numbered from 0; at most 8.
+type ReasonNamer interface {
 	Reasons() []string
 }

@@ -27,12 +27,12 @@ func App() app.App { return coap{} }
 type coap struct{}
 
 var (
-	_ app.Settler = coap{}
-	_ app.Filler  = coap{}
-	_ app.Runner  = coap{}
-	_ app.Valuer  = coap{}
-	_ app.Handler = coap{}
-	_ app.Namer   = coap{}
+	_ app.SettingsProvider = coap{}
+	_ app.Filler           = coap{}
+	_ app.Runner           = coap{}
+	_ app.ValueStore       = coap{}
+	_ app.Handler          = coap{}
+	_ app.ReasonNamer      = coap{}
 )
 
 // writing is held while values change: there is one writer at a time.
@@ -42,20 +42,20 @@ var writing sync.Mutex
 func (coap) Compile(l app.Listener) (app.Service, error) { return compile(l) }
 
 // Shape implements app.Service.
-func (l *Listener) Shape() app.Shape {
-	shape := app.Shape{MinRequest: 4, MaxRequest: MaxRequest, LongReplies: true}
+func (l *Listener) Params() app.Params {
+	shape := app.Params{MinRequest: 4, MaxRequest: MaxRequest, LongReplies: true}
 	if l.duplicates {
 		shape.Config[0] = 1 // COAP_CONFIG_DUPLICATES
 	}
 	return shape
 }
 
-// Reasons implements app.Namer, in the order of enum coap_why.
+// Reasons implements app.ReasonNamer, in the order of enum coap_why.
 func (coap) Reasons() []string {
 	return []string{"no_get", "option", "unknown_resource", "no_value", "not_acceptable", "too_long", "changed"}
 }
 
-// Settings implements app.Settler.
+// Settings implements app.SettingsProvider.
 func (coap) Settings(all []app.Service) sdk.Settings {
 	names, resources, exchanges := 0, 0, 1
 	for _, s := range all {
@@ -74,7 +74,7 @@ func (coap) Settings(all []app.Service) sdk.Settings {
 }
 
 // Fill implements app.Filler.
-func (coap) Fill(maps sdk.Maps, all []app.Placed) error {
+func (coap) Fill(maps sdk.Maps, all []app.PlacedListener) error {
 	t, err := openTable(maps)
 	if err != nil {
 		return err
@@ -168,8 +168,8 @@ func refresh(live app.Live) error {
 	return err
 }
 
-// Values implements app.Valuer.
-func (coap) Values(maps sdk.Maps, p app.Placed) ([]app.Value, error) {
+// Values implements app.ValueStore.
+func (coap) Values(maps sdk.Maps, p app.PlacedListener) ([]app.Value, error) {
 	t, err := openTable(maps)
 	if err != nil {
 		return nil, err
@@ -241,8 +241,8 @@ func (u *Update) setting() (*setting, error) {
 	return newSetting(data, lease), nil
 }
 
-// SetValue implements app.Valuer.
-func (coap) SetValue(maps sdk.Maps, p app.Placed, key string, body json.RawMessage) error {
+// SetValue implements app.ValueStore.
+func (coap) SetValue(maps sdk.Maps, p app.PlacedListener, key string, body json.RawMessage) error {
 	var u Update
 	if err := app.Decode(body, &u); err != nil {
 		return err
@@ -255,7 +255,7 @@ func (coap) SetValue(maps sdk.Maps, p app.Placed, key string, body json.RawMessa
 	return t.update(p, key, &u)
 }
 
-func (t *table) update(p app.Placed, path string, u *Update) error {
+func (t *table) update(p app.PlacedListener, path string, u *Update) error {
 	segments, err := ParsePath(strings.TrimPrefix(path, "/"))
 	if err != nil {
 		return &sdk.ConfigError{Field: "path", Reason: fmt.Sprintf("%q %v", path, err)}

@@ -115,7 +115,7 @@ func endReading(w http.ResponseWriter) {
 	_ = http.NewResponseController(w).SetReadDeadline(time.Unix(1, 0)) // fails only if the connection has ended already
 }
 
-func (t *table) take(all []app.Placed, l *line) error {
+func (t *table) take(all []app.PlacedListener, l *line) error {
 	if l.Listener == "" && len(all) > 1 {
 		return &sdk.ConfigError{Field: "listener", Reason: "several exist; name one"}
 	}

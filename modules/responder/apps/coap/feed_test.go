@@ -132,7 +132,7 @@ func TestSettingsOutliveTheConfig(t *testing.T) {
 	refill := func(fresh bool) []app.Value {
 		t.Helper()
 		p.Fresh = fresh
-		if err := (coap{}).Fill(d.maps, []app.Placed{p}); err != nil {
+		if err := (coap{}).Fill(d.maps, []app.PlacedListener{p}); err != nil {
 			t.Fatal(err)
 		}
 		values, err := coap{}.Values(d.maps, p)

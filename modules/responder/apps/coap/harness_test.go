@@ -163,8 +163,8 @@ func loadWith(t testing.TB, h hook, config any, amplification int) *device {
 	return d
 }
 
-func (d *device) placed() []app.Placed {
-	return []app.Placed{{Name: "coap", Port: port, Slot: slot, Service: d.listener}}
+func (d *device) placed() []app.PlacedListener {
+	return []app.PlacedListener{{Name: "coap", Port: port, Slot: slot, Service: d.listener}}
 }
 
 var serverAddrs = []string{"198.51.100.1", "2001:db8:1::1"}
@@ -174,7 +174,7 @@ func (d *device) fill(maps sdk.Maps) error {
 	ports := make([]byte, 8+2*8192)
 	binary.NativeEndian.PutUint32(ports[8+port/32*4:], 1<<(port%32))
 	l := listenerConfig{Slot: slot, MinRequest: 1, MaxRequest: 1472, MaxReply: maxReply}
-	l.Config, l.Amplification = d.listener.Shape().Config, uint32(d.amplification)
+	l.Config, l.Amplification = d.listener.Params().Config, uint32(d.amplification)
 	err := maps["ports"].Put(uint32(0), ports)
 	for _, text := range serverAddrs {
 		addr := netip.MustParseAddr(text)

@@ -18,4 +18,4 @@ func (echo) Compile(l app.Listener) (app.Service, error) {
 type service struct{}
 
 // Shape implements app.Service.
-func (service) Shape() app.Shape { return app.Shape{MaxRequest: 1472} }
+func (service) Params() app.Params { return app.Params{MaxRequest: 1472} }

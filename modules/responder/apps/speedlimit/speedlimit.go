@@ -29,11 +29,11 @@ type speedlimit struct{}
 var writing sync.Mutex
 
 var (
-	_ app.Filler   = speedlimit{}
-	_ app.Runner   = speedlimit{}
-	_ app.Stateful = speedlimit{}
-	_ app.Valuer   = speedlimit{}
-	_ app.Namer    = speedlimit{}
+	_ app.Filler      = speedlimit{}
+	_ app.Runner      = speedlimit{}
+	_ app.Stateful    = speedlimit{}
+	_ app.ValueStore  = speedlimit{}
+	_ app.ReasonNamer = speedlimit{}
 )
 
 // Limit is the speed limit in km/h for so many cars in range, as published.
@@ -84,11 +84,11 @@ type service struct {
 const messageSize = 8
 
 // Shape implements app.Service.
-func (s *service) Shape() app.Shape {
-	return app.Shape{MinRequest: messageSize, MaxRequest: messageSize, Config: [app.Words]uint32{s.mode}}
+func (s *service) Params() app.Params {
+	return app.Params{MinRequest: messageSize, MaxRequest: messageSize, Config: [app.Words]uint32{s.mode}}
 }
 
-// Reasons implements app.Namer.
+// Reasons implements app.ReasonNamer.
 func (speedlimit) Reasons() []string { return []string{"other_op", "user_mode"} }
 
 const (
@@ -110,7 +110,7 @@ type given struct {
 }
 
 // Fill implements app.Filler.
-func (speedlimit) Fill(m sdk.Maps, all []app.Placed) error {
+func (speedlimit) Fill(m sdk.Maps, all []app.PlacedListener) error {
 	for _, p := range all {
 		if !p.Fresh {
 			continue
@@ -170,7 +170,7 @@ func (a speedlimit) Run(ctx context.Context, live app.Live) {
 	mixed := map[uint32]*service{}
 	next := map[uint32]time.Time{}
 	every := time.Hour
-	changing := []app.Placed{}
+	changing := []app.PlacedListener{}
 	for _, p := range live.All {
 		s := p.Service.(*service)
 		if s.mode != modes["mixed"] {
@@ -233,7 +233,7 @@ type State struct {
 }
 
 // State implements app.Stateful.
-func (speedlimit) State(m sdk.Maps, p app.Placed) (any, error) {
+func (speedlimit) State(m sdk.Maps, p app.PlacedListener) (any, error) {
 	n, g, err := read(m, p.Slot)
 	s := State{Cars: max(0, n.Cars+g.Offset), Limit: g.Limit, Answered: n.Asked, Left: n.Left}
 	if p.Service.(*service).mode != modes["mixed"] {
@@ -251,7 +251,7 @@ type change struct {
 const maxCars = 1 << 40
 
 // SetState implements app.Stateful.
-func (a speedlimit) SetState(m sdk.Maps, p app.Placed, body json.RawMessage) error {
+func (a speedlimit) SetState(m sdk.Maps, p app.PlacedListener, body json.RawMessage) error {
 	var c change
 	if err := app.Decode(body, &c); err != nil {
 		return err
@@ -263,7 +263,7 @@ func (a speedlimit) SetState(m sdk.Maps, p app.Placed, body json.RawMessage) err
 }
 
 // change moves the offset, which only user space writes: what the data plane counts at the same time is not lost.
-func (a speedlimit) change(m sdk.Maps, p app.Placed, c change) error {
+func (a speedlimit) change(m sdk.Maps, p app.PlacedListener, c change) error {
 	writing.Lock()
 	defer writing.Unlock()
 	n, g, err := read(m, p.Slot)
@@ -281,14 +281,14 @@ func (a speedlimit) change(m sdk.Maps, p app.Placed, c change) error {
 	return writeGiven(m, p.Slot, g)
 }
 
-// Values implements app.Valuer.
-func (a speedlimit) Values(m sdk.Maps, p app.Placed) ([]app.Value, error) {
+// Values implements app.ValueStore.
+func (a speedlimit) Values(m sdk.Maps, p app.PlacedListener) ([]app.Value, error) {
 	n, g, err := read(m, p.Slot)
 	return []app.Value{{Key: "cars", Value: strconv.FormatInt(max(0, n.Cars+g.Offset), 10)}}, err
 }
 
-// SetValue implements app.Valuer.
-func (a speedlimit) SetValue(m sdk.Maps, p app.Placed, key string, body json.RawMessage) error {
+// SetValue implements app.ValueStore.
+func (a speedlimit) SetValue(m sdk.Maps, p app.PlacedListener, key string, body json.RawMessage) error {
 	if key != "cars" {
 		return fmt.Errorf("%w: %s has cars only", app.ErrNoValue, p.Name)
 	}

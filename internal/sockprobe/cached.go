@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package sockets
+package sockprobe
 
 import (
 	"context"
@@ -17,8 +17,8 @@ type known struct {
 	Result Result `json:"result"`
 }
 
-// Known is the result that a file keeps of a test on this kernel; false if it keeps none.
-func Known(file string) (Result, bool) {
+// Cached returns the result of an earlier run on this kernel from a file, and false if there is none.
+func Cached(file string) (Result, bool) {
 	var k known
 	data, err := os.ReadFile(file)
 	boot, bootErr := bootID()
@@ -28,12 +28,12 @@ func Known(file string) (Result, bool) {
 	return k.Result, true
 }
 
-// TestOnce is Test, unless the file has its result already. A result that cannot be kept is returned with the error.
-func TestOnce(ctx context.Context, file string) (Result, error) {
-	if result, ok := Known(file); ok {
+// RunOnce returns the cached result, or calls Run and writes the file. If that fails it returns the result and the error.
+func RunOnce(ctx context.Context, file string) (Result, error) {
+	if result, ok := Cached(file); ok {
 		return result, nil
 	}
-	result, err := Test(ctx)
+	result, err := Run(ctx)
 	if err != nil {
 		return result, err
 	}

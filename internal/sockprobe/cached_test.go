@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package sockets
+package sockprobe
 
 import (
 	"encoding/json"
@@ -12,7 +12,7 @@ import (
 
 func TestKnownUntilTheNextBoot(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "sockets.json")
-	if _, ok := Known(file); ok {
+	if _, ok := Cached(file); ok {
 		t.Error("known without a test")
 	}
 	boot, err := bootID()
@@ -33,7 +33,7 @@ func TestKnownUntilTheNextBoot(t *testing.T) {
 		if err := os.WriteFile(file, data, 0o600); err != nil {
 			t.Fatal(err)
 		}
-		got, ok := Known(file)
+		got, ok := Cached(file)
 		if ok != of.known || ok && !reflect.DeepEqual(got, whole) {
 			t.Errorf("%+v: %v %+v", of, ok, got)
 		}
@@ -41,10 +41,10 @@ func TestKnownUntilTheNextBoot(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root to check the sockets of this kernel")
 	}
-	if got, err := TestOnce(t.Context(), file); err != nil || len(got.Checks) != len(whole.Checks) {
+	if got, err := RunOnce(t.Context(), file); err != nil || len(got.Checks) != len(whole.Checks) {
 		t.Errorf("a result of other checks was used: %+v, %v", got, err)
 	}
-	if got, ok := Known(file); !ok || len(got.Checks) < 2 {
+	if got, ok := Cached(file); !ok || len(got.Checks) < 2 {
 		t.Errorf("not kept: %+v", got)
 	}
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package sockets
+package sockprobe
 
 import (
 	"fmt"
@@ -9,20 +9,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Turn is how long it takes to send a message and to get one as large back, over loopback: the best of some.
-type Turn struct {
+// RoundTrip is the time to send a message over loopback and to receive one of the same size: the minimum of several.
+type RoundTrip struct {
 	Bytes      int           `json:"bytes"`
 	Plain      time.Duration `json:"plain"`      // by TCP
 	Redirected time.Duration `json:"redirected"` // when both are redirected
 }
 
-// turnSizes are messages between which redirection may cease to pay; what it saves is by message, what it costs by byte.
-var turnSizes = []int{1 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20}
+// roundTripSizes are message sizes. Redirection saves time per message and costs time per byte, so large ones may be slower.
+var roundTripSizes = []int{1 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20}
 
-// turnRounds is how often each size is tried, in turn by both ways, so that what disturbs the machine disturbs both.
-const turnRounds = 9
+// roundTripRepeats is how often each size is measured, alternating between both ways, so that load affects both.
+const roundTripRepeats = 9
 
-func (l *lab) turns() ([]Turn, error) {
+func (l *lab) roundTrips() ([]RoundTrip, error) {
 	plain, err := dial()
 	if err != nil {
 		return nil, fmt.Errorf("connect over loopback: %w", err)
@@ -33,11 +33,11 @@ func (l *lab) turns() ([]Turn, error) {
 		return nil, err
 	}
 	defer through.close()
-	var out []Turn
-	for _, size := range turnSizes {
-		t := Turn{Bytes: size}
+	var out []RoundTrip
+	for _, size := range roundTripSizes {
+		t := RoundTrip{Bytes: size}
 		buffers := [2][]byte{make([]byte, size), make([]byte, size)}
-		for range turnRounds {
+		for range roundTripRepeats {
 			for _, way := range []struct {
 				pair *pair
 				best *time.Duration

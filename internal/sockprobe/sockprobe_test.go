@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package sockets
+package sockprobe
 
 import (
 	"errors"
@@ -56,11 +56,11 @@ var fine = []string{Integrity, "integrityPassed", SplicePassed, "waitAllPassed",
 func TestThisKernel(t *testing.T) {
 	sdktest.NeedRoot(t)
 	before := descriptors(t)
-	result, err := Test(t.Context())
+	result, err := Run(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	good := result.Good()
+	good := result.ByName()
 	if len(good) != len(checks)+len(waiting) {
 		t.Errorf("%d results with different names of %d checks", len(good), len(checks)+len(waiting))
 	}
@@ -75,10 +75,10 @@ func TestThisKernel(t *testing.T) {
 		}
 		t.Log(c.Name, c.OK, c.Detail)
 	}
-	if len(result.Turns) != len(turnSizes) {
-		t.Errorf("%d sizes were measured of %d", len(result.Turns), len(turnSizes))
+	if len(result.RoundTrips) != len(roundTripSizes) {
+		t.Errorf("%d sizes were measured of %d", len(result.RoundTrips), len(roundTripSizes))
 	}
-	for _, turn := range result.Turns {
+	for _, turn := range result.RoundTrips {
 		if turn.Plain <= 0 || turn.Redirected <= 0 {
 			t.Errorf("%+v", turn)
 		}
@@ -98,7 +98,7 @@ func TestNamespaceIsLeftAlone(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Test(t.Context()); err != nil {
+	if _, err := Run(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	if after, _ := os.Readlink("/proc/thread-self/ns/net"); after != before {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package sockets finds out what TCP sockets whose bytes are redirected by BPF do on this kernel, by using some: each
-// behaviour that programs rely on is compared with what TCP does. It takes about two seconds, of which it mostly waits.
-package sockets
+// Package sockprobe tests how TCP sockets whose data BPF redirects (sockmap) behave on this kernel: it compares each
+// behaviour that programs rely on with that of plain TCP. A run takes about two seconds, mostly waiting.
+package sockprobe
 
 import (
 	"context"
@@ -27,12 +27,12 @@ type Check struct {
 
 // Result is what was found.
 type Result struct {
-	Checks []Check `json:"checks"`
-	Turns  []Turn  `json:"turns,omitempty"` // none if they could not be measured
+	Checks     []Check     `json:"checks"`
+	RoundTrips []RoundTrip `json:"turns,omitempty"` // none if they could not be measured
 }
 
-// Good are the behaviours by name: true for those that are as they are with TCP.
-func (r Result) Good() map[string]bool {
+// ByName returns for each behaviour whether it is the same as with TCP.
+func (r Result) ByName() map[string]bool {
 	out := map[string]bool{}
 	for _, c := range r.Checks {
 		out[c.Name] = c.OK
@@ -43,9 +43,9 @@ func (r Result) Good() map[string]bool {
 // most is how long all of it may take; an emulated machine needs some ten seconds.
 const most = 30 * time.Second
 
-// Test tries each behaviour once, with sockets in a network namespace of its own. An error: redirection does not work at all, or
-// cannot be tried, which needs CAP_SYS_ADMIN.
-func Test(ctx context.Context) (Result, error) {
+// Run tests each behaviour once, with sockets in a temporary network namespace. It returns an error if redirection does not
+// work at all or cannot be tested, for example without CAP_SYS_ADMIN.
+func Run(ctx context.Context) (Result, error) {
 	ctx, cancel := context.WithTimeout(ctx, most)
 	defer cancel()
 	type outcome struct {
@@ -159,7 +159,7 @@ func (l *lab) all() (Result, error) {
 	for i, c := range waiting {
 		l.note(c.name, c.end(slow[i]))
 	}
-	turns, err := l.turns()
+	turns, err := l.roundTrips()
 	if err != nil {
 		slog.Warn("the benefit of redirection on this machine was not measured", "error", err)
 	}
