@@ -70,6 +70,18 @@ type Settings struct {
 	LinkTypes []string `json:"linkTypes,omitempty"`
 	// LongReplies: with this config the module answers packets by longer ones. Native XDP on a veth has no room for them.
 	LongReplies bool `json:"longReplies,omitempty"`
+	// TranslatesReplies: the module gives replies of instances the address of their virtual service. Modules before it in the
+	// chain see the instance's own.
+	TranslatesReplies bool `json:"translatesReplies,omitempty"`
+	// Inbound is set by modules that drop packets to services because of their source.
+	Inbound *Inbound `json:"inbound,omitempty"`
+}
+
+// Inbound describes packets to services that pass a module without belonging to a connection that it has seen begin.
+type Inbound struct {
+	Sources []netip.Prefix `json:"sources,omitempty"` // from which all of them pass
+	// Advice is what the operator sets to let pass all from one more address.
+	Advice string `json:"advice"`
 }
 
 // Maps of a module by the names in its source.

@@ -35,7 +35,7 @@ func (a *Agent) Apply(ctx context.Context, r server.Request) (result v1.ApplyRes
 	result.Warnings = doubts
 	defer func() {
 		if err == nil && !r.DryRun {
-			result.Warnings = append(append(result.Warnings, a.moduleWarnings(modules)...), a.answerWarnings()...)
+			result.Warnings = append(append(result.Warnings, a.moduleWarnings(modules)...), a.replyWarnings()...)
 		}
 	}()
 	if !resource.InKernel(r.Resources) {

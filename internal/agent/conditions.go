@@ -54,7 +54,7 @@ func (a *Agent) moduleConditions(m v1.Module, d *deploy.Module, instances int) [
 	}
 	out = append(out, a.shadowConditions(name)...)
 	out = append(out, a.linkConditions(d)...)
-	out = append(out, a.answerConditions(name)...)
+	out = append(out, a.remoteConditions(name)...)
 	if d.Pkg != nil && d.Pkg.Replies {
 		out = append(out, a.repliesCondition(name))
 	}

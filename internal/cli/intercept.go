@@ -10,12 +10,14 @@ import (
 	"io"
 	"net/http"
 	"net/url"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/pkgs"
 	"github.com/kerb-edge/kerb/internal/resource"
 )
 
@@ -51,7 +53,7 @@ func (a *app) interceptCommand() *cobra.Command {
 		interceptQuery(a, "late", "Show the last packets that missed their deadline, and what the CPUs were doing", "late", printLate))
 }
 
-// interceptQuery reads a route of a module, which need not be named where there is one of the package only.
+// interceptQuery reads a route of a module, which need not be named where only one has it.
 func interceptQuery[T any](a *app, verb, short, route string, table func(io.Writer, T)) *cobra.Command {
 	return answers(&cobra.Command{
 		Use:               verb + " [MODULE]",
@@ -60,7 +62,7 @@ func interceptQuery[T any](a *app, verb, short, route string, table func(io.Writ
 		Args:              cobra.MaximumNArgs(1),
 		ValidArgsFunction: kindOf(resource.Module).complete(a),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			name, err := a.interceptModule(cmd.Context(), args)
+			name, err := a.interceptModule(cmd.Context(), args, route)
 			if err != nil {
 				return err
 			}
@@ -81,27 +83,43 @@ func interceptQuery[T any](a *app, verb, short, route string, table func(io.Writ
 	})
 }
 
-func (a *app) interceptModule(ctx context.Context, args []string) (string, error) {
+// interceptModule returns the module that was named, or the only one whose package answers a query.
+func (a *app) interceptModule(ctx context.Context, args []string, route string) (string, error) {
 	if len(args) > 0 {
 		return args[0], nil
 	}
-	all, err := fetch[[]v1alpha1.Module](ctx, a, "/v1/modules")
+	names, err := a.modulesWithQuery(ctx, route)
 	if err != nil {
 		return "", err
 	}
-	var names []string
-	for _, m := range all {
-		if m.Spec.Package == "intercept" {
-			names = append(names, m.Metadata.Name)
-		}
-	}
 	switch len(names) {
 	case 0:
-		return "", errors.New("no module of package intercept is deployed: docs/intercept.md has an example")
+		return "", errors.New("no module that delivers packets to programs is deployed: docs/intercept.md has an example")
 	case 1:
 		return names[0], nil
 	}
 	return "", fmt.Errorf("name one of the modules %s", strings.Join(names, ", "))
+}
+
+// modulesWithQuery returns the modules whose package names a query and serves programs, as intercept does.
+func (a *app) modulesWithQuery(ctx context.Context, query string) (names []string, err error) {
+	packages, err := fetch[[]v1alpha1.Package](ctx, a, "/v1/packages")
+	if err != nil {
+		return nil, err
+	}
+	has := map[string]bool{} // by digest
+	for _, p := range packages {
+		if _, ok := p.Queries[query]; ok && slices.Contains(p.Capabilities, pkgs.CapabilityClients) {
+			has[p.Digest] = true
+		}
+	}
+	modules, err := fetch[[]v1alpha1.Module](ctx, a, "/v1/modules")
+	for _, m := range modules {
+		if m.Status != nil && has[m.Status.Package.Digest] {
+			names = append(names, m.Metadata.Name)
+		}
+	}
+	return names, err
 }
 
 func printClasses(w io.Writer, all []interceptClass) {

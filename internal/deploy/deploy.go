@@ -140,7 +140,7 @@ func (d *Module) onSockets() bool { return d.Pkg.HasHook(pkgs.HookSockets) }
 func (d *Module) describe(settings sdk.Settings) {
 	d.Member = memberOf(d.Dataplane)
 	d.Package, d.Rank, d.Sockets, d.Replies = d.Pkg.Name, d.Pkg.Rank, d.onSockets(), d.Pkg.Replies
-	d.LongReplies = settings.LongReplies
+	d.LongReplies, d.TranslatesReplies, d.Inbound = settings.LongReplies, settings.TranslatesReplies, settings.Inbound
 	if d.LinkTypes = settings.LinkTypes; len(d.LinkTypes) == 0 {
 		d.LinkTypes = d.Pkg.ReadableLinkTypes()
 	}

@@ -31,6 +31,9 @@ type Module struct {
 	LinkTypes    []string          // that it reads
 	Replies      bool              // it answers packets
 	LongReplies  bool              // its replies may be longer than their requests
+
+	TranslatesReplies bool         // of instances to their virtual address
+	Inbound           *sdk.Inbound // nil: it drops no packets because of their source
 }
 
 // Inputs is everything that chains and attach points are decided by.

@@ -171,7 +171,7 @@ func (f *Firewall) Settings() sdk.Settings {
 	if !c.State.Enabled {
 		established = 1
 	}
-	return sdk.Settings{Constants: constants, Idle: f.idle(), MaxEntries: map[string]uint32{
+	return sdk.Settings{Constants: constants, Idle: f.idle(), Inbound: f.config.inbound(), MaxEntries: map[string]uint32{
 		mapTree:         uint32(len(f.tree.chunks)),
 		mapRules4:       uint32(max(1, len(f.ids4))),
 		mapRules6:       uint32(max(1, len(f.ids6))),

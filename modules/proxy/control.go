@@ -39,6 +39,7 @@ var (
 func (c *config) Settings() sdk.Settings {
 	t := c.Tables
 	return sdk.Settings{
+		TranslatesReplies: true,
 		Constants: map[string]any{
 			"short_path": c.ShortPath, "max_sessions": uint64(t.Sessions),
 			"service_sessions": uint64(t.SessionsPerService), "pending_budget": t.Sessions / 4,

@@ -152,10 +152,17 @@ func virtualStatus(spec v1alpha1.VirtualServiceSpec) *v1alpha1.VirtualServiceSta
 	return s
 }
 
+// Capture is a package of a third party that delivers packets to programs.
+const Capture = "capture"
+
 func status(m v1alpha1.Module) *v1alpha1.ModuleStatus {
+	digest := "sha256:0123"
+	if m.Spec.Package == Capture {
+		digest = "sha256:" + Capture
+	}
 	return &v1alpha1.ModuleStatus{
 		Conditions: []v1alpha1.Condition{{Type: "Ready", Status: "True", Reason: "Running"}},
-		Package:    v1alpha1.PackageRef{Name: m.Spec.Package, Version: "0.1.0", Digest: "sha256:0123"},
+		Package:    v1alpha1.PackageRef{Name: m.Spec.Package, Version: "0.1.0", Digest: digest},
 		Instances: []v1alpha1.Instance{{
 			Service: "web", Interface: "veth0", Ifindex: 7, Hook: "tc-ingress", Direction: "egress", Chain: "c0ffee",
 		}},
@@ -188,6 +195,8 @@ func (f *Fake) Packages(context.Context) ([]v1alpha1.Package, error) {
 		{Name: "counter", Version: "0.1.0", Digest: "sha256:0123", Source: "builtin", Description: "Counts packets", Hooks: []string{"xdp", "tc"}, Memory: 4096},
 		{Name: "firewall", Version: "0.1.0", Digest: "sha256:4567", Source: "builtin", Description: "Filters packets", Hooks: []string{"tc"}, Memory: 65536,
 			Queries: map[string]string{"rules": "rules in order", "connections": "tracked connections"}},
+		{Name: Capture, Version: "0.1.0", Digest: "sha256:" + Capture, Source: "/opt/capture", Hooks: []string{"xdp"},
+			Queries: map[string]string{"classes": "classes"}, Capabilities: []string{"clients"}},
 	}, nil
 }
 

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package plan
+
+import (
+	"net/netip"
+	"strings"
+	"testing"
+
+	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/sdk"
+)
+
+// What modules declare decides, not the names of their packages.
+func TestLostReplies(t *testing.T) {
+	filter := with(onBoth("strict", "*"), func(m *Module) { m.Inbound = &sdk.Inbound{Advice: "open the gate"} })
+	translator := with(onBoth("vip", "*"), func(m *Module) { m.TranslatesReplies = true })
+	far := []v1.VirtualService{{Metadata: v1.ObjectMeta{Name: "api"}, Status: &v1.VirtualServiceStatus{
+		Instances: []v1.VirtualInstanceStatus{{Name: "here", Service: "web", Addresses: []string{"10.0.0.1"}},
+			{Name: "far", Addresses: []string{"10.0.0.2"}}}}}}
+	admits := func(prefix string) *Module {
+		return with(onBoth("strict", "*"), func(m *Module) {
+			m.Inbound = &sdk.Inbound{Sources: []netip.Prefix{netip.MustParsePrefix(prefix)}}
+		})
+	}
+	for name, c := range map[string]struct {
+		modules []*Module
+		virtual []v1.VirtualService
+		lost    bool
+	}{
+		"a filter and a translator":     {[]*Module{filter, translator}, far, true},
+		"without the filter":            {[]*Module{onBoth("strict", "*"), translator}, far, false},
+		"without the translator":        {[]*Module{filter, onBoth("vip", "*")}, far, false},
+		"without virtual services":      {[]*Module{filter, translator}, nil, false},
+		"the filter admits another":     {[]*Module{admits("10.0.0.1/32"), translator}, far, true},
+		"the filter admits it":          {[]*Module{admits("10.0.0.0/24"), translator}, far, false},
+		"on different services":         {[]*Module{with(onBoth("strict", "tier=back"), func(m *Module) { m.Inbound = filter.Inbound }), with(onBoth("vip", "tier=front"), func(m *Module) { m.TranslatesReplies = true })}, far, false},
+		"a filter that cannot run":      {[]*Module{with(onBoth("strict", "*"), func(m *Module) { m.Inbound, m.CannotRun = filter.Inbound, true }), translator}, far, false},
+		"a virtual service unknown yet": {[]*Module{filter, translator}, []v1.VirtualService{{}}, false},
+	} {
+		in := node(c.modules...)
+		placed, err := in.Place()
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := in.LostReplies(placed, c.virtual)
+		if lost := len(got) > 0; lost != c.lost {
+			t.Errorf("%s: %v", name, got)
+		}
+		if c.lost && (got["strict"] != got["vip"] || !strings.Contains(got["vip"], "api/far (10.0.0.2)")) {
+			t.Errorf("%s: %v", name, got)
+		}
+	}
+}
