@@ -81,7 +81,7 @@ func (f *Fake) change(dryRun bool, do func(resource.Set, *v1alpha1.ApplyResult) 
 
 func checkPackage(m v1alpha1.Module) error {
 	switch m.Spec.Package {
-	case "counter", "firewall":
+	case "counter", "firewall", Capture:
 		return nil
 	case RejectedPackage:
 		return fmt.Errorf("module %s: %w", m.Metadata.Name, &fault.Rejected{
