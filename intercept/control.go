@@ -46,7 +46,7 @@ func mapControls(fd int) *controls {
 	return c
 }
 
-// sound tells whether what waits are messages: a program that had the class before may have left anything.
+// sound reports whether the ring holds valid messages: an earlier consumer of the class may have left anything.
 func (c *controls) sound() bool {
 	data := c.produced[os.Getpagesize():]
 	size, at, end := uint64(len(data)/2), atomic.LoadUint64(word(c.consumed)), atomic.LoadUint64(word(c.produced))

@@ -114,7 +114,7 @@ func (m *module) say(message string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.conn == nil {
-		return // nobody has the class
+		return // the class has no consumer
 	}
 	if message != "" {
 		_, _ = m.conn.Write([]byte(message))

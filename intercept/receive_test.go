@@ -20,7 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// consumer is a receiver of either language: it has opened a class, and begins when it is told. It writes lines as
+// consumer is a receiver of either language: it has opened a class, and starts on command. It writes lines as
 // testdata/receive.c does.
 type consumer struct {
 	begin io.WriteCloser

@@ -123,8 +123,8 @@ type Receiver struct {
 	stats     Stats
 }
 
-// Open opens a class of a module: its name, or the path of its socket, which is /run/kerb/modules/NAME.sock unless the agent has
-// been told otherwise. The goroutine stays on its thread from now on, and should be the one that receives.
+// Open opens a class of a module: its name, or the path of its socket, by default /run/kerb/modules/NAME.sock. The
+// goroutine is locked to its thread from now on, and should be the one that receives.
 func Open(module, class string, o Options) (*Receiver, error) {
 	if o.Reach == 0 {
 		o.Reach = time.Millisecond
@@ -487,7 +487,7 @@ func (r *Receiver) log(packets []Packet) {
 	l.Received += uint64(len(packets))
 }
 
-// recordLate notes what was going on, once for the packets that were found together: it takes microseconds.
+// recordLate records the state of the system, once per batch of packets: it takes microseconds.
 func (r *Receiver) recordLate(p *Packet, queued int) {
 	l, now := &r.state.Log, lookAt(r.schedstat)
 	cpu := currentCPU()

@@ -43,7 +43,7 @@ func prepareThread(o *Options) error {
 	return nil
 }
 
-// hurry asks for nice -20 where this process may, and the shortest slices: others give way to such a thread the moment it wakes
+// hurry asks for nice -20 where this process may, and the shortest slices: such a thread preempts others as soon as it wakes
 // (Linux 6.12).
 func hurry() {
 	a, err := unix.SchedGetAttr(0, 0)

@@ -64,7 +64,7 @@ const (
 	slowStep     = 10_000_000 * us
 )
 
-// waiter is struct wait of lib/intercept/wait.c, where the reasons are told. A test compares them step by step.
+// waiter is struct wait of lib/intercept/wait.c, which documents the reasons. A test compares them step by step.
 type waiter struct {
 	goals
 	ordinary bool

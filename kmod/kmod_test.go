@@ -246,7 +246,7 @@ func TestCopies(t *testing.T) {
 	for _, to := range []netip.Addr{b.lab.Gateway4(), b.lab.Gateway6()} {
 		t.Run(to.String(), func(t *testing.T) {
 			f, r := b.attach(t, b.rule())
-			send(t, b.dial(t, to, port+1), 1) // nobody's
+			send(t, b.dial(t, to, port+1), 1) // of no class
 			send(t, b.dial(t, to, port), 500)
 			last := uint64(0)
 			for i := range 500 {
@@ -346,7 +346,7 @@ func TestPattern(t *testing.T) {
 	}
 }
 
-// Frames that lie about themselves match no class, and harm nobody.
+// Malformed frames match no class and do no harm.
 func TestMalformed(t *testing.T) {
 	load(t)
 	b := open(t)
@@ -539,7 +539,7 @@ func TestRandomConsumerPositions(t *testing.T) {
 	}
 }
 
-// A device that goes takes the hook along, and the program is told.
+// A device that is removed takes the hook along, and the program is notified.
 func TestDeviceGoes(t *testing.T) {
 	load(t)
 	b := open(t)

@@ -34,7 +34,7 @@ func TestBuiltinsAreWhole(t *testing.T) {
 	}
 }
 
-// Mistakes are told in words, not in regular expressions.
+// Errors describe valid values in words, not as regular expressions.
 func TestPatternsAreDescribed(t *testing.T) {
 	for _, p := range pkgs.NewCatalog(modules.Packages(), modules.Controls()).Builtin() {
 		eachPattern(p.ConfigSchema, func(pattern string, schema map[string]any) {

@@ -30,7 +30,7 @@ func Serve(control Control) error {
 	return servePlane(ctx, os.Getenv("KERB_MODULE"), control, listener, maps)
 }
 
-// logToAgent writes what slog is told as JSON lines, which the agent takes apart. The agent adds the time.
+// logToAgent writes records of slog as JSON lines, which the agent parses. The agent adds the time.
 func logToAgent() {
 	slog.SetDefault(slog.New(slog.NewJSONHandler(os.Stderr, &slog.HandlerOptions{
 		Level: slog.LevelDebug,

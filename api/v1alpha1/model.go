@@ -13,7 +13,7 @@ import (
 const KindModel = "Model"
 
 // Model is a trained model that modules run on packets. It is a resource of its own, because a change of it is no change of
-// the module: control planes are told, and write it into maps while packets flow.
+// the module: the agent sends it to control planes, which write it into maps while packets flow.
 type Model struct {
 	TypeMeta
 	Metadata ObjectMeta   `json:"metadata"`

@@ -43,7 +43,7 @@ func mutate(rng *rand.Rand, frame []byte) []byte {
 // interesting bytes: protocol numbers, halves of EtherTypes, bounds.
 var interesting = []byte{0, 1, 4, 5, 6, 8, 17, 43, 44, 50, 51, 58, 59, 60, 135, 0x45, 0x46, 0x4f, 0x60, 0x81, 0x86, 0x88, 0xa8, 0xdd, 0xff}
 
-// vary changes what a parser must not look at: hardware and IP addresses, ports, TTL, checksums.
+// vary changes fields that a parser must ignore: hardware and IP addresses, ports, TTL, checksums.
 func vary(rng *rand.Rand, s sample) []byte {
 	out := slices.Clone(s.frame)
 	random := func(from, to uint64) {

@@ -157,8 +157,8 @@ func translate(t *testing.T, lab *netlab.Lab, client, server *netlab.Host) *ebpf
 	return coll.Maps["nat"]
 }
 
-// teachNeighbours tells the client where the virtual addresses are: nobody
-// answers for them.
+// teachNeighbours adds neighbour entries for the virtual addresses on the
+// client, since no host answers ARP or NDP for them.
 func teachNeighbours(t *testing.T, client, server *netlab.Host) {
 	t.Helper()
 	err := client.Do(func() error {

@@ -20,7 +20,7 @@ import (
 )
 
 // The nftables table of one agent's listener, of family inet (NAT there: Linux 5.2). It follows from the services alone, so
-// that it is always made anew as a whole, in one transaction of the kernel:
+// that it is always replaced as a whole, in one transaction of the kernel:
 //
 //	chain ports   hook prerouting   fib daddr type local tcp dport 80 dnat ip to 10.18.0.2:8080, for each port and family
 //	chain out     hook postrouting  from the subnet: masquerade what leaves the bridge, and what came back to it by a port
@@ -125,7 +125,7 @@ func isFamily(a netip.Addr) []expr.Any {
 	return []expr.Any{&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: 1}, equal([]byte{family(a)})}
 }
 
-// isFrom looks at the source address of the IP header.
+// isFrom matches the source address of the IP header.
 func isFrom(subnet netip.Prefix) []expr.Any {
 	offset, length := uint32(12), uint32(4)
 	if subnet.Addr().Is6() {
@@ -158,8 +158,8 @@ func joined(parts ...[]expr.Any) (all []expr.Any) {
 	return all
 }
 
-// forgetFlows ends what the kernel remembers of packets to a service and to its ports: a sender that goes on and on would
-// else be translated for ever to what is gone, or never to what has come.
+// forgetFlows deletes conntrack entries of flows to a service and to its ports. Otherwise flows that never pause would stay
+// with a removed service, or would never reach a new one.
 func (n *network) forgetFlows(s service) error {
 	local, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
 	if err != nil {

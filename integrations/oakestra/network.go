@@ -116,7 +116,7 @@ func (n *network) makeBridge() (netlink.Link, error) {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.Group, attrs.MTU = n.bridge, n.group, mtu
 	attrs.HardwareAddr = randomMAC() // else it changes with the ports, and services lose their gateway
-	snooping := false                // nobody on the bridge would ask for the reports that it needs
+	snooping := false                // the bridge has no multicast querier, which snooping needs
 	bridge := &netlink.Bridge{LinkAttrs: attrs, MulticastSnooping: &snooping}
 	if err := netlink.LinkAdd(bridge); err != nil {
 		return nil, fmt.Errorf("add bridge %s: %w", n.bridge, err)
@@ -142,7 +142,7 @@ func randomMAC() net.HardwareAddr {
 	return mac
 }
 
-// address is usable at once: nobody else gives addresses of the subnet, so there is nothing to detect.
+// address is usable at once: only this process assigns addresses of the subnet, so that duplicate address detection is not needed.
 func address(p netip.Prefix) *netlink.Addr {
 	a := &netlink.Addr{IPNet: &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}}
 	if p.Addr().Is6() {

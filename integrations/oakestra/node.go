@@ -237,7 +237,7 @@ func openNamespace(pid int) (netns.NsHandle, uint64, error) {
 	return ns, theirs.Ino, err
 }
 
-// resource is what the agent has of the service. It is found by its interface, which nobody else can get, unlike a pid.
+// resource returns the agent's resource for the service. It names the interface, which unlike a pid is not reused.
 func (s service) resource(host string) v1.Service {
 	app, _, _ := strings.Cut(s.Name, ".")
 	return v1.Service{

@@ -210,13 +210,13 @@ func (c *container) listen(address string) *net.UDPConn {
 	return conn
 }
 
-// few packets tell that none arrives, most go on for half a minute until one does.
+// few packets show that none arrives; others are repeated for up to half a minute until one arrives.
 const few, most = 5, 300
 
 // questions numbers what is sent: late packets are not taken for others.
 var questions atomic.Uint32
 
-// arrives tells whether one of several packets from one socket arrives at another.
+// arrives reports whether one of several packets from one socket arrives at another.
 func arrives(from, to *net.UDPConn, tries int) bool {
 	packet, buffer := fmt.Appendf(nil, "kerb %d", questions.Add(1)), make([]byte, 32)
 	for range tries {

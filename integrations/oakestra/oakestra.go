@@ -4,7 +4,7 @@
 // (/ebpf) and those that NodeEngine makes when containers come and go, and turns both into resources of the agent. It is a
 // process of its own, a client of the agent's API like any other.
 //
-// The agent's resources are the truth about what runs. A small file beside the store keeps what they cannot hold: counters
+// The agent's resources define what runs. A small file next to the store holds what they cannot hold: counters
 // that never go back, configs as they were sent, and who has which address. It is written before the kernel is touched,
 // so that whatever a killed process leaves behind is found, and finished or removed, by the next.
 package oakestra

@@ -443,7 +443,7 @@ func TestWebPagesAreRefused(t *testing.T) {
 	}
 }
 
-// TestTCP also sees who is warned: whoever listens where others reach it.
+// TestTCP also checks the warning about a listener that other hosts can reach.
 func TestTCP(t *testing.T) {
 	n := newNode(t)
 	for address, warned := range map[string]bool{"127.0.0.1:6000": false, "0.0.0.0:6000": true} {

@@ -52,7 +52,7 @@ func TestParsePorts(t *testing.T) {
 	}
 }
 
-// What a kernel without nf_tables answers is told as such, and other errors are not.
+// Errors of a kernel without nf_tables say so, and other errors do not.
 func TestLacksNAT(t *testing.T) {
 	for err, says := range map[error]bool{
 		os.NewSyscallError("socket", unix.EPROTONOSUPPORT):            true,

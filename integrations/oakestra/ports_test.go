@@ -101,7 +101,7 @@ func (c *container) serve(port int, name string) {
 
 func ipOf(a net.Addr) netip.Addr { return netip.MustParseAddrPort(a.String()).Addr().Unmap() }
 
-// Instances that serve the address has half a minute for it, nobody a second.
+// An instance has half a minute to answer; the check that none answers takes a second.
 const patience, impatience = 30 * time.Second, time.Second
 
 func dial(from place, network string, to netip.AddrPort, within time.Duration) (conn net.Conn, err error) {
@@ -147,7 +147,7 @@ func (n *node) outside() *netlab.Host {
 	return n.Host("client")
 }
 
-// answers checks who answers on ports of the node: by port and protocol, an empty name for nobody.
+// answers checks who answers on ports of the node: by port and protocol, an empty name means no answer.
 func (n *node) answers(client *netlab.Host, want map[string]string) {
 	n.T.Helper()
 	for at, name := range want {
@@ -220,7 +220,7 @@ func TestPortMappings(t *testing.T) {
 	}
 	n.undeploy(appName, 0)
 	n.answers(client, map[string]string{"8000/tcp": "second", "5300/udp": "second", "9000/tcp": ""})
-	n.Eventually("a sender that goes on is answered", func() bool { return strings.HasPrefix(hear(sender, impatience), "second ") })
+	n.Eventually("a sender that does not pause is answered", func() bool { return strings.HasPrefix(hear(sender, impatience), "second ") })
 	n.undeploy(appName, 1)
 	n.answers(client, map[string]string{"8000/tcp": "", "5300/udp": ""})
 	n.undeploy("other.test.db.test", 0)
@@ -228,7 +228,7 @@ func TestPortMappings(t *testing.T) {
 		t.Errorf("without services there are tables %v", got)
 	}
 	if got := hear(sender, impatience); !strings.HasPrefix(got, "error") {
-		t.Errorf("without services somebody answers: %q", got)
+		t.Errorf("an answer without services: %q", got)
 	}
 	again := n.container()
 	again.deploy(appName, 0, withPorts("5300:53/udp"))

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //go:build ignore
-/* receive SOCKET CLASS WAIT COUNT [control|idle_poll]: opens a class, says so, begins when it is told, and writes what it gets. */
+/* receive SOCKET CLASS WAIT COUNT [control|idle_poll]: opens a class, reports that, starts on command, and writes what it receives. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //go:build ignore
-/* Steps of the adaptive wait, for what it is told on standard input. */
+/* Steps of the adaptive wait, for events on standard input. */
 #include <inttypes.h>
 #include <stdio.h>
 

@@ -275,7 +275,7 @@ func (n *node) replies(t *testing.T, name string) v1.Condition {
 	return m.Status.Conditions[i]
 }
 
-// A module is told of the addresses that an interface has, and of those that it gets later; the responder has them answered.
+// A module receives the addresses of an interface, also those that are added later; the responder answers on them.
 func TestAddressesOfInterfaces(t *testing.T) {
 	n := newNode(t)
 	sign := module("sign", "responder", "", map[string]any{"listeners": []any{map[string]any{"app": "echo", "port": 7000}}})
@@ -373,7 +373,7 @@ func TestRebootRebuilds(t *testing.T) {
 	wait.Until(t, "the chains are back", func() bool { return len(n.chainsOn(t, n.web)) == 2 && len(n.chainsOn(t, n.db)) == 2 })
 }
 
-// Whatever is wrong with a change, it is told and the old state goes on.
+// Every error in a change is reported, and the old state keeps running.
 func TestBadChangesLeaveAllAsItWas(t *testing.T) {
 	n := newNode(t)
 	n.apply(t, n.both(), module("count", testPackage(t, "pass"), "*", nil))
@@ -411,7 +411,7 @@ func TestBadChangesLeaveAllAsItWas(t *testing.T) {
 	}
 }
 
-// A package directory that has vanished takes nothing out by a change of something else, and is told to who applies it.
+// A removed package directory does not affect changes of other modules; applying the module reports it.
 func TestPackageVanishes(t *testing.T) {
 	n := newNode(t)
 	dir := t.TempDir()
@@ -432,7 +432,7 @@ func TestPackageVanishes(t *testing.T) {
 	}
 }
 
-// A module that the kernel has come to refuse is left out, and changes of others go on.
+// A module that the kernel starts to reject is left out, and other modules can still be changed.
 func TestRefusedModuleBlocksNothing(t *testing.T) {
 	n := newNode(t)
 	dir := t.TempDir()
@@ -453,7 +453,7 @@ func TestRefusedModuleBlocksNothing(t *testing.T) {
 		}
 	}
 	n.start(t)
-	wait.Until(t, "the refused module is told", func() bool {
+	wait.Until(t, "the rejected module is reported", func() bool {
 		m, err := get(t.Context(), n, resource.Module, "was-good")
 		return err == nil && m.Status.Conditions[0].Reason == "ModuleFailed"
 	})
@@ -537,7 +537,7 @@ func edit(t *testing.T, path string, change func(string) string) {
 	}
 }
 
-// reached tells whether a datagram gets from one host to another within a time.
+// reached reports whether a datagram arrives at another host within a time.
 func reached(t *testing.T, from, to *netlab.Host, within time.Duration) bool {
 	t.Helper()
 	var server net.PacketConn
@@ -569,7 +569,7 @@ func reached(t *testing.T, from, to *netlab.Host, within time.Duration) bool {
 	return false
 }
 
-// An interface that somebody else has taken is told of; all others get their chains.
+// An interface whose hook another program holds is reported; all others get their chains.
 func TestBusyInterfaceBlocksNothing(t *testing.T) {
 	n := newNode(t)
 	count := module("count", testPackage(t, "pass"), "*", nil)
@@ -647,7 +647,7 @@ func TestCorruptStoreKeepsChains(t *testing.T) {
 	}
 }
 
-// A trace tells which module dropped, and ends with the plain chains in place.
+// A trace shows which module dropped a packet; afterwards the chains without tracing are attached again.
 func TestTrace(t *testing.T) {
 	n := newNode(t)
 	n.apply(t, n.both(), module("count", testPackage(t, "pass"), "*", nil), module("drop", testPackage(t, "drop"), "*", map[string]any{"port": float64(53)}))

@@ -51,8 +51,8 @@ func inNamespaceOf(t *testing.T, pid int, f func() error) {
 	}
 }
 
-// tenant starts a shell script in a service's namespace. It has begun when it has printed a line; a line from the returned
-// function lets it go on.
+// tenant starts a shell script in a service's namespace. It returns when the script has printed a line. proceed
+// writes a line to its standard input, for which it waits.
 func tenant(t *testing.T, h *netlab.Host, script string) (cmd *exec.Cmd, proceed func()) {
 	t.Helper()
 	cmd = h.Command(t.Context(), "sh", "-c", script)

@@ -32,7 +32,7 @@ func condition(st *v1.ModuleStatus, kind string) v1.Condition {
 	return v1.Condition{}
 }
 
-// What takes longer than the operator allows does not get in, and what ran goes on.
+// A module that exceeds the operator's latency budget is rejected, and the previous one keeps running.
 func TestBudgetRefuses(t *testing.T) {
 	n := newNode(t)
 	quick := module("m", testPackage(t, "spin"), "*", map[string]any{"steps": 0})
@@ -61,7 +61,7 @@ func TestBudgetRefuses(t *testing.T) {
 	}
 }
 
-// What a package does not keep of its promises is told, in the status and the metrics, and again after a restart.
+// Exceeded budgets of a package are reported in the status and the metrics, also after a restart.
 func TestPackageBudgetWarns(t *testing.T) {
 	n := newNode(t)
 	n.apply(t, n.both(), module("slow", testPackage(t, "spin"), "*", nil), module("free", testPackage(t, "pass"), "*", nil))

@@ -162,7 +162,7 @@ func TestProgramsOpenClasses(t *testing.T) {
 		t.Errorf("takeover: %s", text)
 	}
 	if text, _ := first.receive(); text != `{"event":"taken"}` {
-		t.Errorf("who had it is told %s", text)
+		t.Errorf("the previous consumer receives %s", text)
 	}
 	if c := n.classes(t)[0]; c.Program == nil || c.Program.PID != 2 {
 		t.Errorf("%+v", c)

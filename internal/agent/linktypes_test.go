@@ -86,7 +86,7 @@ func TestLinkTypes(t *testing.T) {
 		return err == nil
 	})
 	_, ifindex = n.addTun(t, wpan, unix.ARPHRD_IEEE802154_MONITOR)
-	wait.Until(t, "the module tells that it does not read the interface", func() bool {
+	wait.Until(t, "the module reports that it cannot read the interface", func() bool {
 		m, err := get(t.Context(), n, resource.Module, "pass")
 		return err == nil && strings.Contains(conditionOf(m, "LinkTypeSupported"), "False LinkTypeMismatch cannot read the frames of kagwpan (ieee802154)")
 	})

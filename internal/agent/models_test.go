@@ -61,7 +61,7 @@ func (n *node) modelReady(t *testing.T, name, want string) {
 }
 
 // Models reach control planes as they come, change and go, after every kind of new beginning, and without a change of what
-// runs in the kernel. One that is refused is told of, earlier ones are kept.
+// runs in the kernel. A rejected one is reported, and earlier ones are kept.
 func TestModels(t *testing.T) {
 	n := newNode(t)
 	dir := probePackage(t)
@@ -109,7 +109,7 @@ func TestModels(t *testing.T) {
 	n.hasModels(t, map[string]int64{"m": 3})
 }
 
-// keptVersions looks at those before the third generation of m, in the store of another agent than the one that made them.
+// keptVersions checks the versions before the third generation of m, with an agent that was started after they were stored.
 func (n *node) keptVersions(t *testing.T) {
 	t.Helper()
 	m, err := get(t.Context(), n, resource.Model, "m")
@@ -121,13 +121,13 @@ func (n *node) keptVersions(t *testing.T) {
 		kept = append(kept, v.Version)
 	}
 	if !slices.Equal(kept, []uint32{13, 1}) || m.Spec != modelOf("m", 2).Spec {
-		t.Errorf("kept %v beside %s", kept, m.Spec.Document)
+		t.Errorf("kept %v in addition to %s", kept, m.Spec.Document)
 	}
 	if old, err := n.Version(t.Context(), resource.Model, "m", 1); err != nil || old.Content() != modelOf("m", 1).Spec {
 		t.Errorf("%+v, %v", old, err)
 	}
 	var missing *fault.NotFound
-	for name, generation := range map[string]int64{"m": 9, "nobody": 1} {
+	for name, generation := range map[string]int64{"m": 9, "unknown": 1} {
 		if _, err := n.Version(t.Context(), resource.Model, name, generation); !errors.As(err, &missing) {
 			t.Errorf("%s %d: %v", name, generation, err)
 		}

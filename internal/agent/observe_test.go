@@ -39,7 +39,7 @@ func TestChangeLooksUpOnce(t *testing.T) {
 	}
 }
 
-// Modules are prepared before the node is observed: control planes may take long to start, and services go on changing.
+// Modules are prepared before the node is observed: control planes may take long to start, and services change in the meantime.
 func TestObservedAfterPreparing(t *testing.T) {
 	n := newNode(t)
 	dir := filepath.Join(t.TempDir(), "package")

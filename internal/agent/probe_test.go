@@ -25,7 +25,7 @@ import (
 // probeCommand makes the test binary the control plane of the package that probePackage makes.
 const probeCommand = "probe-control"
 
-// probe is a control plane that tells what it is told, and does what it is asked to.
+// probe is a control plane that reports what it receives, and executes commands of tests.
 type probe struct {
 	live sdk.Live
 
@@ -105,7 +105,7 @@ func (p *probe) Models(u sdk.ModelUpdate) (answer sdk.ModelAnswer, err error) {
 	return answer, nil
 }
 
-// Conditions has one that tells how many models there are.
+// Conditions has one with the number of models.
 func (p *probe) Conditions() ([]sdk.Condition, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -39,7 +39,7 @@ import (
 // socketsCommand makes the test binary the control plane of the package that socketsPackage makes.
 const socketsCommand = "sockets-control"
 
-// socketsControl tells the data plane which namespaces are services', and its tests what it is told.
+// socketsControl writes the services' namespaces into the data plane, and reports to tests what it receives.
 type socketsControl struct {
 	live sdk.Live
 

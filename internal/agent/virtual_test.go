@@ -134,14 +134,14 @@ func TestVirtualServices(t *testing.T) {
 	if err := n.web.Do(func() error { return addAddress(n.web.Interface(), moved) }); err != nil {
 		t.Fatal(err)
 	}
-	wait.Until(t, "the instance is told with its new address", func() bool {
+	wait.Until(t, "the instance arrives with its new address", func() bool {
 		i := slices.IndexFunc(n.probe(t).Instances, func(i sdk.Instance) bool { return i.Service == "web" })
 		return i >= 0 && slices.Contains(n.probe(t).Instances[i].Addresses, moved.String())
 	})
 	n.applyVirtual(t, virtualService("v", []string{"10.230.0.2"}, remote))
 	n.has(t, "v", far)
 	n.apply(t, nil, module("another", testPackage(t, "pass"), "app=web", nil))
-	wait.Until(t, "the chain towards an instance is told", func() bool { return slices.Contains(n.probe(t).Changes, "web true [another probe]") })
+	wait.Until(t, "the chain of an instance arrives", func() bool { return slices.Contains(n.probe(t).Changes, "web true [another probe]") })
 	if _, err := n.Delete(t.Context(), []resource.Ref{{Kind: v1.KindModule, Name: "another"}}, false); err != nil {
 		t.Fatal(err)
 	}
@@ -210,14 +210,14 @@ func addAddress(name string, p netip.Prefix) error {
 	return netlink.AddrAdd(l, a)
 }
 
-// What a control plane refuses is told, with its reason, and tried again.
+// An update that a control plane rejects is reported with the reason, and sent again.
 func TestVirtualServicesRefused(t *testing.T) {
 	n := newNode(t)
 	n.apply(t, n.both(), module("probe", probePackage(t), "*", nil))
 	wait.Until(t, "the probe runs", func() bool { return n.probe(t).Running })
 	n.ask(t, "probe", "POST", "/refuse/true", nil)
 	n.applyVirtual(t, virtualService("v", []string{"10.230.0.2"}))
-	wait.Until(t, "the refusal is told", func() bool {
+	wait.Until(t, "the rejection is reported", func() bool {
 		return strings.Contains(n.virtualCondition(t, "v", "Programmed"), "the table of the probe is full") &&
 			strings.Contains(n.moduleCondition(t, "VirtualServices"), "the table of the probe is full")
 	})

@@ -21,7 +21,7 @@ import (
 // Budgets remembers what modules cost. It is safe for concurrent use, and holds no lock while it measures.
 type Budgets struct {
 	log  *slog.Logger
-	wake chan struct{} // asks for a look at modules that are not measured
+	wake chan struct{} // requests a measurement of modules that are not measured yet
 
 	mu    sync.Mutex
 	known map[string]Measured // by Candidate.Key

@@ -13,7 +13,7 @@ import (
 
 // Policy is what differs between a requested change and a reconciliation.
 type Policy struct {
-	// Skip reports whether to go on without a point when another program holds its hook. On all other points that is an error.
+	// Skip reports whether to skip a point whose hook another program holds. On all other points that is an error.
 	Skip func(chain.Point) bool
 	// Admit is called with the steps before the first one, and also in a dry run; it may be nil. After its error nothing
 	// is done.

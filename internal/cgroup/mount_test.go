@@ -29,7 +29,7 @@ func TestMount(t *testing.T) {
 	}
 }
 
-// An id that nobody has looked up by its path is found by a walk.
+// An id whose path was never looked up is found by walking the tree.
 func TestWalk(t *testing.T) {
 	root, err := Find("/")
 	if err != nil {
@@ -43,6 +43,6 @@ func TestWalk(t *testing.T) {
 		t.Errorf("%s, %v, want %s", got, err, want)
 	}
 	if _, err := walkTo(1 << 60); !errors.Is(err, ErrGone) {
-		t.Errorf("an id of nobody: %v", err)
+		t.Errorf("an unknown id: %v", err)
 	}
 }

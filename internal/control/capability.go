@@ -29,7 +29,7 @@ var capabilities = []struct {
 }
 
 type (
-	// follower works beside a run until ctx ends with it.
+	// follower runs in parallel with a run, until ctx ends with it.
 	follower interface {
 		follow(ctx context.Context, p *Plane, r *run)
 	}

@@ -2,7 +2,7 @@
 
 // Package control runs control planes: each in a process of its own with almost no rights, those inside the binary
 // together in one, to save memory. It keeps them running, hands them their maps, carries their logs, and is the only one
-// that speaks the contract of docs/control-planes.md with them. The data plane needs none of it to go on.
+// that speaks the contract of docs/control-planes.md with them. The data plane keeps running without it.
 package control
 
 import (

@@ -353,7 +353,7 @@ func TestSettings(t *testing.T) {
 	m := &Manager{opts: Options{State: t.TempDir(), Log: quiet}}
 	want := sdk.Settings{Constants: map[string]any{"port": json.Number("80")}, MaxEntries: map[string]uint32{"flows": 9}, Idle: []string{"egress"}}
 	if _, known := m.Recall("m", "id1"); known {
-		t.Error("something is known before it was told")
+		t.Error("something is known before it was sent")
 	}
 	if err := m.Remember("m", "id1", want); err != nil {
 		t.Fatal(err)

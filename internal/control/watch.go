@@ -90,7 +90,7 @@ func memoryExceeded(used, limit int64) string {
 func family(pid int) []int {
 	all := []int{pid}
 	tasks := fmt.Sprintf("/proc/%d/task", pid)
-	threads, _ := os.ReadDir(tasks) // gone: nobody to count
+	threads, _ := os.ReadDir(tasks) // the process has exited
 	for _, thread := range threads {
 		for child := range strings.FieldsSeq(procFile(tasks + "/" + thread.Name() + "/children")) {
 			if id, err := strconv.Atoi(child); err == nil {

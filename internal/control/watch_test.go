@@ -65,7 +65,7 @@ func TestLogFlood(t *testing.T) {
 	end := got[len(got)-1]
 	told := len(got) - 1
 	if lost, _ := end["linesLeftOut"].(float64); int(lost)+told != flood || told < logBurst {
-		t.Errorf("%d lines were told, and then %v", told, end)
+		t.Errorf("%d lines were logged, and then %v", told, end)
 	}
 	got, last := lines(t, strings.Repeat("x", 3*logLine)+"\nnext\n")
 	if len(got) != 2 || len(got[0]["line"].(string)) > logLine || last != "next" {
@@ -104,7 +104,7 @@ func TestMemory(t *testing.T) {
 	ended := make(chan string, 1)
 	watchLimits(&process{pid: child.Process.Pid, ended: make(chan struct{}), end: func(why string) { ended <- why }}, sandbox.Spec{Memory: 32 << 20, Network: true})
 	if why := <-ended; !strings.Contains(why, "may use 32 (control.memory") {
-		t.Errorf("it is told: %s", why)
+		t.Errorf("reported: %s", why)
 	}
 }
 

@@ -33,7 +33,7 @@ func (s *sockets) setOff(off bool) error {
 	return m.Put(uint32(0), value)
 }
 
-// isOff reports whether the module was told so.
+// isOff reports whether off is set.
 func (s *sockets) isOff() bool {
 	value := uint32(0)
 	m := s.maps[offMap]

@@ -8,7 +8,7 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-// A map of maps has its entries after one call, the spec keeps them, and what is not there is told.
+// A map of maps has its entries after one call, the spec keeps them, and an unknown one is an error.
 func TestNested(t *testing.T) {
 	needsRoot(t)
 	inner := &ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 8, MaxEntries: 1}

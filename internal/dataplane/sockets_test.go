@@ -388,7 +388,7 @@ func TestSocketsOfVanishedCgroup(t *testing.T) {
 	}
 }
 
-// Purge does all of it by itself, and bytes that nobody has read arrive.
+// Purge does all of it by itself, and unread bytes still arrive.
 func TestSocketsArePurged(t *testing.T) {
 	w := newSocketsWorld(t)
 	m := socketsModule(t, "sockets", nil)

@@ -160,7 +160,7 @@ func (d *Module) configError(err error) error {
 		return d.Invalid(strings.TrimSuffix("spec.config."+mistake.Field, "."), errors.New(mistake.Reason))
 	}
 	var object *pkgs.ObjectError
-	if errors.As(err, &object) { // the first look at the data plane is for its constants
+	if errors.As(err, &object) { // the data plane is first read for its constants
 		return d.Invalid("spec.package", err)
 	}
 	return d.Invalid("spec.config", err)

@@ -151,7 +151,7 @@ func TestChunks(t *testing.T) {
 	}
 }
 
-// Files that somebody has made to hurt are refused or understood, and do no harm.
+// Malicious files are rejected or parsed, and do no harm.
 func FuzzExamine(f *testing.F) {
 	whole, err := os.ReadFile("/bin/sleep")
 	if err != nil {

@@ -169,7 +169,7 @@ func TestStart(t *testing.T) {
 	}
 }
 
-// An agent with a PID namespace of its own, as in a container, is told why it finds no process.
+// An agent in a separate PID namespace, as in a container, gets an error that says why it finds no process.
 func TestElsewhere(t *testing.T) {
 	const child = "KERB_TEST_PID_NAMESPACE"
 	if os.Getenv(child) != "" {
@@ -224,7 +224,7 @@ func (e *Examiner) named(name string) (*contents, identity, error) {
 	return e.file(f)
 }
 
-// Paths come from whoever made the file, and are printed on terminals.
+// Paths come from the author of the file, and are printed on terminals.
 func TestPrintable(t *testing.T) {
 	for path, want := range map[string]string{"/usr/bin/nginx": "/usr/bin/nginx", "/\x1b[2J\nü": "/?[2J?ü", "/\xff": "/?"} {
 		if got := printable(path); got != want {

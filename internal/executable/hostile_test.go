@@ -64,7 +64,7 @@ func crafted(t *testing.T, segments []elf.Prog64, sections []elf.Section64, cont
 	return f
 }
 
-// Files that somebody has made to hurt cost no more than others: not their names, which may overlap, not what is compressed in them,
+// Malicious files cost no more than others: not their names, which may overlap, not what is compressed in them,
 // not parts that are there again and again, not sizes that are not there.
 func TestHostileFiles(t *testing.T) {
 	const names = 4 << 20

@@ -62,7 +62,7 @@ func onInterfaces(names ...string) v1.Module {
 	return v1.Module{Spec: v1.ModuleSpec{Attach: v1.Attach{Interfaces: names}}}
 }
 
-// What the watcher knows is not looked up; all else is, in one look at the node.
+// What the watcher knows is not looked up; everything else is, with one dump of the node's links.
 func TestObserveLooksUpOnce(t *testing.T) {
 	n := &node{states: map[string]service.State{"known": state(1), "moved": state(2)},
 		interfaces: map[string]service.Link{"eth0": {Name: "eth0", Ifindex: 9}}}
@@ -99,7 +99,7 @@ func TestObserveFails(t *testing.T) {
 	}
 }
 
-// A cgroup that is not there, and a service that was not found, are told apart from one that is there.
+// Missing cgroups and services that were not found are distinguished from existing ones.
 func TestFindSockets(t *testing.T) {
 	n := &node{}
 	all, err := service.ParseSelector("*")

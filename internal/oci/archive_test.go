@@ -13,7 +13,7 @@ import (
 	"testing"
 )
 
-// archive writes what it is told, right or wrong.
+// archive writes the given entries, valid or not.
 func archive(t *testing.T, headers ...tar.Header) []byte {
 	t.Helper()
 	var out bytes.Buffer

@@ -166,7 +166,7 @@ func (k publicKey) verifies(s signature) bool {
 	return false
 }
 
-// loadKeys reads the keys in a directory. A file that is no key does not take the others away: its problem is told.
+// loadKeys reads the keys in a directory. A file that is not a key is reported, and the others are used.
 func loadKeys(dir string) (keys []publicKey, problems []string) {
 	paths, _ := filepath.Glob(filepath.Join(dir, "*.pub")) // only the pattern can be wrong
 	slices.Sort(paths)

@@ -259,7 +259,7 @@ func TestBrokenObjectsAreRefused(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	// Without its BTF sections the object has code, but nobody can tell for which contract.
+	// Without BTF the contract of the object's code is unknown.
 	write(t, object, string(bytes.ReplaceAll(good, []byte(".BTF"), []byte(".XXX"))))
 	p, err := Open(dir)
 	if err != nil {

@@ -62,7 +62,7 @@ func (in Inputs) cgroupsOf(m *Module) []cgroup.Cgroup {
 	return out
 }
 
-// serviceInstances lists the services that a module selects and whose sockets can be told apart.
+// serviceInstances lists the services that a module selects and whose sockets can be distinguished.
 func (in Inputs) serviceInstances(m *Module, chains map[string][]sdk.ChainMember) (out []sdk.Instance) {
 	for _, name := range slices.Sorted(maps.Keys(in.Observed.Services)) {
 		cookie := in.Observed.Sockets.Cookies[name]

@@ -10,7 +10,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/chain"
 )
 
-// A module on sockets is one chain of several programs, on points of its own beside those of other modules on the same cgroup.
+// A module on sockets is one chain of several programs, on attach points separate from those of other modules on the same cgroup.
 func TestStepsOfSockets(t *testing.T) {
 	sockets := func(id string, program uint32) (chain.Spec, chain.Pinned) {
 		c := chain.Spec{Side: chain.OnSockets, Direction: chain.Both, Members: []chain.Member{{Name: id[:1], ID: id}}}

@@ -63,8 +63,8 @@ func startBroker(t *testing.T) *broker {
 	return b
 }
 
-// freePort is a port of 127.0.0.1 that stays free while there is no broker: it is none of those that the kernel gives to whoever
-// wants any (net.ipv4.ip_local_port_range).
+// freePort is a port of 127.0.0.1 that stays free while there is no broker: it is outside the range of
+// ephemeral ports (net.ipv4.ip_local_port_range).
 func freePort(t *testing.T) int {
 	t.Helper()
 	for {
@@ -307,7 +307,7 @@ func TestUpdates(t *testing.T) {
 	c.manager.set("shop.ns", []string{running(0, "10.18.0.3", "", "198.51.100.2")}, "10.30.0.2")
 	c.want("10.30.0.2")
 	c.until("found", c.shop, "0=10.18.0.3@198.51.100.2")
-	// The subscription may be a moment behind the answer, so that the manager says it until somebody has heard.
+	// The subscription may be a moment behind the answer, so that the manager repeats the message until it was received.
 	change := func(kind, want string, instances ...string) {
 		t.Helper()
 		c.manager.set("shop.ns", instances)

@@ -182,7 +182,7 @@ func TestPartsAndRefusals(t *testing.T) {
 	}
 	p.take(u)
 	p.subscription.Ack(u, nil)
-	table.Apply(nil, []string{"s0000", "s0749"}) // one that was told, one that was not
+	table.Apply(nil, []string{"s0000", "s0749"}) // one that was sent, one that was not
 	u, _ = p.subscription.Next()
 	p.subscription.Ack(u, errors.New("no room"))
 	if c := condition(t, table, "s0001", "Programmed"); c.Status != "False" || !strings.Contains(c.Message, "no room") {

@@ -78,7 +78,7 @@ func elements(value any) []any {
 	return []any{value}
 }
 
-// decodeOne checks value against the schema of its kind. Beside mistakes that the schema does not show there is a resource.
+// decodeOne checks value against the schema of its kind. With errors that the schema does not find it also returns a resource.
 func decodeOne(value any, number int) (Object, error) {
 	object, ok := value.(map[string]any)
 	if !ok {

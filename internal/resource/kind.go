@@ -41,7 +41,7 @@ type Kind interface {
 	Copy(o Object) Object // so that the status can be set
 	// InKernel reports whether changes are planned and executed in the kernel. All others are stored and announced only.
 	InKernel() bool
-	// Applied reports whether somebody applied the resource; others are found by the agent.
+	// Applied reports whether a client applied the resource; the agent discovers others.
 	Applied(Object) bool
 	// Summary is what differences show: the labels, and what stands for the spec.
 	Summary(Object) map[string]any

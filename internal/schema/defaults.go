@@ -56,7 +56,7 @@ func fillObject(root, s, object map[string]any, depth int) map[string]any {
 	return out
 }
 
-// Resolve follows a reference within the schema root (#/$defs/name); keywords beside it take precedence.
+// Resolve follows a reference within the schema root (#/$defs/name); keywords next to it take precedence.
 func Resolve(root, s map[string]any) map[string]any {
 	ref, _ := s["$ref"].(string)
 	name, ok := strings.CutPrefix(ref, "#/$defs/")

@@ -150,7 +150,7 @@ func (s *Store) Close() error { return s.db.Close() }
 // Recovery returns which damaged file Open has renamed, or nil.
 func (s *Store) Recovery() *Recovery { return s.recovery }
 
-// ReadOnly tells whether Commit cannot succeed, as far as was known when the file was opened.
+// ReadOnly reports whether Commit must fail, as far as was known when the file was opened.
 func (s *Store) ReadOnly() bool { return s.readOnly }
 
 // RecoveryPending reports whether the store started empty after damage and Acknowledge has not been called since.

@@ -60,7 +60,7 @@ func newRecord(v v1alpha1.ModelVersion, document string) ([]byte, error) {
 		return nil, err
 	}
 	record := bytes.NewBuffer(append(head, '\n'))
-	packed, err := gzip.NewWriterLevel(record, gzip.BestSpeed) // somebody waits for the new one
+	packed, err := gzip.NewWriterLevel(record, gzip.BestSpeed) // the client waits for the new version
 	if err != nil {
 		return nil, err
 	}

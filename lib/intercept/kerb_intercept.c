@@ -363,7 +363,7 @@ static unsigned bucket(uint64_t ns)
 	return b < ICPT_BUCKETS ? b : ICPT_BUCKETS - 1;
 }
 
-/* record_late notes what was going on, once for the packets that were found together: it takes microseconds. */
+/* record_late records the state of the system, once per batch of packets: it takes microseconds. */
 static void record_late(struct kerb_intercept *k, const struct kerb_packet *p, int queued)
 {
 	const struct icpt_record *r = xsk_owns(&k->xsk, p->frame) ? NULL : (const struct icpt_record *)p->frame - 1;

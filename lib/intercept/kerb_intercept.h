@@ -98,8 +98,8 @@ struct kerb_intercept_stats {
 	uint64_t held_up;  /* times that others had the CPU for long; not of KERB_WAIT_SLEEP */
 };
 
-/* kerb_intercept_open opens a class of a module: its name, or the path of its socket, which is /run/kerb/modules/<name>.sock unless
- * the agent has been told otherwise. options: NULL for the defaults. */
+/* kerb_intercept_open opens a class of a module: its name, or the path of its socket, by default /run/kerb/modules/<name>.sock.
+ * options: NULL for the defaults. */
 int kerb_intercept_open(struct kerb_intercept **k, const char *module, const char *class_name,
 			const struct kerb_intercept_options *options);
 

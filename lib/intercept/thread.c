@@ -36,7 +36,7 @@ static void lead_session(void)
 	close(fd);
 }
 
-/* hurry asks for the shortest slices, 100 us: others give way to such a thread the moment it wakes (Linux 6.12). */
+/* hurry requests the shortest slices, 100 us: such a thread preempts others as soon as it wakes (Linux 6.12). */
 static void hurry(void)
 {
 	struct attributes a = { .size = sizeof(a), .nice = -20, .runtime = 100000 };

@@ -52,7 +52,7 @@ struct wait {
 	uint64_t lead;	       /* how long before a packet is due a sleep has to end */
 	bool dozed;	       /* the last sleep was for the next packet */
 	uint64_t slip;	       /* how late timers are, the mean */
-	uint64_t gain;	       /* what others have of a rest, the mean */
+	uint64_t gain;	       /* mean CPU time that other threads gain from a sleep */
 	uint32_t rest;	       /* part of the time to rest, of 1000; 0: no other task wants this CPU */
 	uint64_t eased, step;  /* when rest changed last; how long until some of it is taken back */
 	uint64_t running;      /* since when this thread runs */

@@ -156,7 +156,7 @@ void xsk_close(struct xsk *x)
 	x->fd = -1;
 }
 
-/* There is no room for flags before the frame: they are what can be told from it. */
+/* There is no room for flags before the frame: they are derived from it. */
 static uint32_t flags_of(const uint8_t *frame, uint32_t len, const struct icpt_meta *m)
 {
 	uint32_t flags = KERB_PACKET_STOLEN | (m->payload > m->l4 ? KERB_PACKET_L4 : 0);

@@ -22,7 +22,7 @@ func configOf(t testing.TB, text string) *config {
 	return c
 }
 
-// Mistakes are told with their place, and what would be right.
+// Errors name the field and the valid values.
 func TestConfigErrors(t *testing.T) {
 	ports := make([]string, 33)
 	for i := range ports {

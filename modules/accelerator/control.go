@@ -153,7 +153,7 @@ func (a *accelerator) apply() error {
 	return errors.Join(err, put(a.live.Maps, mapConfig, uint32(0), entry))
 }
 
-// trusts tells whether this kernel's redirection delivers what was sent.
+// trusts reports whether redirection on this kernel delivers all data.
 func (a *accelerator) trusts(k sdk.Kernel) bool { return k.Sockets["integrity"] }
 
 // Health implements sdk.HealthChecker.
@@ -240,7 +240,7 @@ func (a *accelerator) forget(members map[uint64]serviceEntry) error {
 
 // dropCounts drops what was counted of services that are no more.
 func (a *accelerator) dropCounts(m sdk.Maps, counts map[routeKey]countsEntry, here map[uint32]bool) error {
-	stays := func(service uint32) bool { return service == theNode || service == nobody || here[service] }
+	stays := func(service uint32) bool { return service == theNode || service == unknownService || here[service] }
 	for route := range counts {
 		if stays(route.Client) && stays(route.Server) {
 			continue
@@ -286,7 +286,7 @@ func (a *accelerator) mustSee(i sdk.Instance) (names []string) {
 func idOf(service string) uint32 {
 	h := fnv.New32a()
 	h.Write([]byte(service))
-	if id := h.Sum32(); id != theNode && id != nobody {
+	if id := h.Sum32(); id != theNode && id != unknownService {
 		return id
 	}
 	return 1

@@ -140,7 +140,7 @@ func TestConfigReachesTheDataPlane(t *testing.T) {
 	}
 }
 
-// Without a self-test that says that nothing is lost, nobody is accelerated.
+// Without a passed self-test no connection is accelerated.
 func TestKernelsThatAreNotTrusted(t *testing.T) {
 	for reason, kernel := range map[string]sdk.Kernel{"KernelNotTested": {}, "KernelUnsupported": lacking("integrity")} {
 		c := governed(t, "")
@@ -398,12 +398,12 @@ func TestForgottenPrograms(t *testing.T) {
 func TestGoneServices(t *testing.T) {
 	c := governed(t, "")
 	for i := range uint32(3000) {
-		c.put(mapCounts, routeKey{1000 + i, nobody}, countsEntry{Offered: 1})
+		c.put(mapCounts, routeKey{1000 + i, unknownService}, countsEntry{Offered: 1})
 		c.put(mapShares, 1000+i, i%2)
 		c.a.memory.serve(fmt.Sprint("gone", i))
 	}
 	web := idOf("web")
-	for _, route := range []routeKey{{theNode, nobody}, {web, theNode}, {1000, web}} {
+	for _, route := range []routeKey{{theNode, unknownService}, {web, theNode}, {1000, web}} {
 		n := countsEntry{Offered: 1}
 		n.Refused[reasonFull] = 1
 		c.put(mapCounts, route, n)
@@ -435,7 +435,7 @@ func TestReports(t *testing.T) {
 	n := countsEntry{Offered: 5, Paired: 4, Accelerated: 3, Left: 1, Messages: 100, Bytes: 2000}
 	n.Refused[reasonFull], n.Refused[slices.Index(reasons[:], "stream")], n.Refused[reasonClosed] = 2, 1, 4
 	c.put(mapCounts, routeKey{idOf("web"), idOf("db")}, n)
-	c.put(mapCounts, routeKey{theNode, nobody}, countsEntry{Offered: 1})
+	c.put(mapCounts, routeKey{theNode, unknownService}, countsEntry{Offered: 1})
 	c.put(mapCounts, routeKey{12345, 54321}, countsEntry{Offered: 1})
 	c.put(mapCounts, routeKey{12345, 54322}, countsEntry{Offered: 1})
 	var pairs []PairReport

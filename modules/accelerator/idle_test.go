@@ -122,7 +122,7 @@ func TestRare(t *testing.T) {
 	p.empty(t)
 }
 
-// With nobody to look after, nothing is walked through; with the next pair it is again.
+// Without pairs the table is not walked; with the next pair it is again.
 func TestNobodyToLookAfter(t *testing.T) {
 	p := resting(t, 60*time.Millisecond)
 	unpaired := func() bool { return entries[uint32, uint32](p, "unpaired")[0] == 1 }

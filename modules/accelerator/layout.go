@@ -19,10 +19,10 @@ const (
 )
 
 const (
-	maxVisibles = 32
-	portWords   = 1 << 16 / 64
-	nobody      = 0xffffffff // the other service is not known
-	theNode     = 0          // sockets of cgroups that are in no service
+	maxVisibles    = 32
+	portWords      = 1 << 16 / 64
+	unknownService = 0xffffffff // the other service is not known
+	theNode        = 0          // sockets of cgroups that are in no service
 )
 
 // Modes.

@@ -285,7 +285,7 @@ func (s *memory) name(id uint32) string {
 	switch {
 	case id == theNode:
 		return "(node)"
-	case id == nobody:
+	case id == unknownService:
 		return "(unknown)"
 	}
 	return cmp.Or(s.services[id], "(gone)")

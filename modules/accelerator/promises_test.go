@@ -134,7 +134,7 @@ func waitFor(fd int, events int16) error {
 	}
 }
 
-// shutdown(SHUT_WR) and then recv, which waits for the answer of somebody who has to think.
+// shutdown(SHUT_WR) and then recv, which waits for a slow answer.
 func TestHalfClose(t *testing.T) {
 	p := accelerate(t, usual)
 	for range 20 {
@@ -267,7 +267,7 @@ func TestWriteAfterShutdown(t *testing.T) {
 	})
 }
 
-// Nobody reads: the sender is held back, with no more in the kernel than TCP's buffers and the backlog.
+// The receiver does not read: the sender blocks, with at most TCP's buffers and the backlog in the kernel.
 func TestUnreadReceiverHoldsBack(t *testing.T) {
 	p := accelerate(t, usual)
 	buffer := option{unix.SOL_SOCKET, unix.SO_SNDBUF, 64 << 10}

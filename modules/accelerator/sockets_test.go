@@ -178,7 +178,7 @@ func TestSomeShortConnectionsMakeNoDestinationShort(t *testing.T) {
 	p.warm(p.connectTo(t, l))
 }
 
-// A server that does not take part: after two connections nobody offers any more, but for one in many.
+// A server that does not take part: after two connections clients stop offering, except one in many.
 func TestNobodyAnswers(t *testing.T) {
 	p := load(t, usual)
 	l := p.listen(t) // in no cgroup that the data plane sees
@@ -606,7 +606,7 @@ func TestQuota(t *testing.T) {
 	})
 }
 
-// Connections that nobody has accepted yet, as to addresses where nobody is, are of the share.
+// Connections that are not accepted yet, such as those to unused addresses, count towards the share.
 func TestQuotaOfConnecting(t *testing.T) {
 	config := usual
 	config.Quota = 2
@@ -692,8 +692,8 @@ func TestNothingIsLeftOfManyConnections(t *testing.T) {
 	p.empty(t)
 }
 
-// Somebody who may choose sequence numbers (TCP_REPAIR) takes those of another connection. The pair is plain from then on: nobody
-// gets the bytes of another.
+// A program that may choose sequence numbers (TCP_REPAIR) uses those of another connection. The pair is plain from then on: no
+// socket receives data of another connection.
 func TestThirdWithTheSamePair(t *testing.T) {
 	p := accelerate(t, usual)
 	c := p.connect(t)
@@ -799,7 +799,7 @@ func TestServices(t *testing.T) {
 	}
 	p.put(mapMembers, cookieOf(t, atB), serviceEntry{ID: 2})
 
-	virtual := &unix.SockaddrInet4{Addr: b.Addr4().As4(), Port: 80} // where nobody listens
+	virtual := &unix.SockaddrInet4{Addr: b.Addr4().As4(), Port: 80} // no listener
 	translate(t, a, virtual, toB)
 	p.warm(connect(a, virtual, atB))
 }

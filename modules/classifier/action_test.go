@@ -608,7 +608,7 @@ func TestFragments(t *testing.T) {
 	onAHook(t, dropping, func(t *testing.T, k *kernel) {
 		k.use(0, "rpl", "dis", 10)
 		if k.run(later) != passed || k.count(countNoSource) != 1 {
-			t.Fatal("a fragment without a first one is somebody's")
+			t.Fatal("a fragment without a first one has a source")
 		}
 		k.suspect(7, 100)
 		if k.run(first) != dropped || k.run(later) != dropped {

@@ -216,7 +216,7 @@ func TestNames(t *testing.T) {
 func TestModelsAreLoaded(t *testing.T) {
 	p := newPlant(t, `{"model": "m", "shadow": "s"}`)
 	if c := p.condition("Model"); c.Status != "Unknown" {
-		t.Errorf("before anything is told: %+v", c)
+		t.Errorf("before anything is sent: %+v", c)
 	}
 	if a := p.all(modelOf("other", document(9, "dis", 0))); len(a.Using)+len(a.Refused) != 0 {
 		t.Errorf("%+v", a)
@@ -258,7 +258,7 @@ func TestModelsAreLoaded(t *testing.T) {
 	p.expect(0, 0)
 }
 
-// What ran before a control plane was started runs on until it is told, and what it is notified of in parts is complete only at
+// What ran before a control plane was started keeps running until it receives the models, and what it is notified of in parts is complete only at
 // the end.
 func TestModelsAreAdopted(t *testing.T) {
 	const config = `{"model": "m", "shadow": "s"}`

@@ -201,6 +201,6 @@ func TestSlowListener(t *testing.T) {
 	}
 	s.leave(l)
 	if s.heard() {
-		t.Error("somebody listens still")
+		t.Error("a listener is still there")
 	}
 }

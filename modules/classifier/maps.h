@@ -182,8 +182,8 @@ struct cls_record {
 
 /* Policy against forged sources. Up to an eighth of the table's capacity a window, sources get a record at once. Beyond, they
  * are newcomers: they get one after probation_packets packets, or when they are met again after a whole window, up to another
- * eighth a window. So a known source that is heard once in three windows is always among the used half of the table, whoever
- * sends what. */
+ * eighth a window. So a known source that is heard once in three windows is always among the used half of the table, whatever
+ * other sources send. */
 struct cls_newcomer {
 	__u64 first;
 	__u64 packets;

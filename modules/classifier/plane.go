@@ -32,8 +32,8 @@ type plane struct {
 	mu       sync.Mutex
 	loaded   [len(roles)]*loaded
 	refused  [len(roles)]error // why the model that the config names does not run
-	fresh    map[string]bool   // names that came since all are being told; nil otherwise
-	told     bool              // all have been told once
+	fresh    map[string]bool   // names received since the last Reset; nil outside a full update
+	told     bool              // a full update has been received
 	judge    judge
 	troubles map[string]error // of background work
 }
@@ -112,7 +112,7 @@ func (w *plane) update(u *sdk.ModelUpdate) (answer sdk.ModelAnswer, err error) {
 	return answer, w.drop(func(wanted string) bool { return !fresh[wanted] })
 }
 
-// put loads a model in the roles that the config gives it. What cannot be used is told in the answer.
+// put loads a model in the roles that the config gives it. The answer reports models that cannot be used.
 func (w *plane) put(m sdk.Model, answer *sdk.ModelAnswer) error {
 	for i, role := range roles {
 		if w.config.wants(role) != m.Name {

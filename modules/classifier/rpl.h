@@ -110,7 +110,7 @@ __noinline int cls_parse_frame(kerb_ctx *ctx, __u32 off, __u32 len)
 	return rc == CLS_MESSAGE && !f->id ? CLS_NO_SOURCE : rc;
 }
 
-/* Nodes with a short address are told apart by PAN; EUI-64s are unique, and their frames may come without one. */
+/* Nodes with a short address are distinguished by PAN; EUI-64s are unique, and their frames may come without one. */
 static __always_inline void cls_rpl_source(struct kerb_pkt *pkt, struct cls_work *w)
 {
 	struct cls_source *s = &w->job.source;
@@ -264,7 +264,7 @@ static __always_inline int cls_outcome_count(int outcome)
 	return outcome == CLS_NOT_OURS ? CLS_COUNT_NOT_OURS : CLS_COUNT_NO_SOURCE;
 }
 
-/* Whose the frame is, in w->job.source. 0, or -1: nobody's, and counted as such. */
+/* Stores the source of the frame in w->job.source and returns 0, or counts it as unknown and returns -1. */
 static __always_inline int cls_rpl_owner(struct kerb_pkt *pkt, struct cls_work *w, int outcome)
 {
 	if (outcome == CLS_FRAGMENT) {

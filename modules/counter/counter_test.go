@@ -332,7 +332,7 @@ func TestConfigIsEmpty(t *testing.T) {
 	}
 }
 
-// BenchmarkCount reports the fastest of b.N rounds: what others do on the machine only ever adds to a round.
+// BenchmarkCount reports the fastest of b.N rounds: other load on the machine can only add to a round.
 func BenchmarkCount(b *testing.B) {
 	const repeat = 100_000
 	for name, size := range map[string]uint32{"place": 2048, "hash": 1} {

@@ -87,7 +87,7 @@ func inside(rule *Rule) Packet {
 
 const benchRepeat = 100_000
 
-// measure reports the fastest of b.N rounds: what others do on the machine only ever adds to a round.
+// measure reports the fastest of b.N rounds: other load on the machine can only add to a round.
 func measure(b *testing.B, p *ebpf.Program, frame []byte) {
 	b.Helper()
 	best := time.Duration(math.MaxInt64)

@@ -484,7 +484,7 @@ func (h *hostiles) service() {
 	h.add("UDP 22 IPv6", h.ip(h.udp6(22)))
 	h.add("spoofed MAC", macs(h.ip(h.udp4(7777)), h.dst, h.gateway))
 	for name, a := range map[string][2]netip.Addr{"far": {addr("8.8.8.8"), addr("2001:db8::8")}, "the gateway": {h.gateway4, h.gateway6}, "the neighbour": {h.dst4, h.dst6},
-		"nobody": {addr("0.0.0.0"), addr("::")}, "the link": {addr("169.254.1.1"), addr("fe80::bad")}, "multicast": {addr("224.0.0.1"), addr("ff02::1")}} {
+		"unspecified": {addr("0.0.0.0"), addr("::")}, "the link": {addr("169.254.1.1"), addr("fe80::bad")}, "multicast": {addr("224.0.0.1"), addr("ff02::1")}} {
 		f, g := h.udp4(7777), h.udp6(7777)
 		f.Src, g.Src = a[0], a[1]
 		h.add("spoofed source "+name, h.ip(f))

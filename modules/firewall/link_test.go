@@ -222,7 +222,7 @@ func TestDHCP(t *testing.T) {
 	} {
 		k := loadFirewall(t, `{}`)
 		k.steps(
-			step{"offer that nobody asked for", d.offer, ingress, false},
+			step{"unsolicited offer", d.offer, ingress, false},
 			step{"request", d.request, egress, true},
 			step{"offer", d.offer, ingress, true},
 			step{"from another port", d.stranger, ingress, false},

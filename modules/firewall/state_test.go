@@ -23,7 +23,7 @@ const (
 const allowWeb = `"rules": [{"action": "allow", "direction": "ingress", "protocol": "tcp", "dstPort": 80},
 	{"action": "allow", "direction": "ingress", "protocol": "udp", "dstPort": 80}]`
 
-// blind is a segment of somebody who knows the connection's addresses and ports only.
+// blind is a segment of an attacker who knows only the connection's addresses and ports.
 func (f *tcpFlow) blind(flags uint8) frame {
 	g := *f
 	p := g.in(flags, 0)
@@ -192,7 +192,7 @@ func TestConnectionsOfEarlierVersions(t *testing.T) {
 	}
 }
 
-// A SYN on an established connection, which somebody may have forged, leaves it as it is; if the other side answers it,
+// A SYN on an established connection, which may be forged, leaves it as it is; if the other side answers it,
 // the new connection takes the place of the old one.
 func TestSYNOnAnEstablishedConnection(t *testing.T) {
 	k, f := loadFirewall(t, `{`+allowWeb+`}`), newTCPFlow(svc4, 80, far4, 999)

@@ -21,7 +21,7 @@ type config struct {
 	Classes []*class `json:"classes"`
 }
 
-// class is an entry of it, and after check what the data plane is told.
+// class is an entry of it, and after check what is passed to the data plane.
 type class struct {
 	Name      string          `json:"name"`
 	Direction string          `json:"direction"`

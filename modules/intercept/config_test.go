@@ -20,7 +20,7 @@ func classes(n int, format string) string {
 	return `{"classes": [` + strings.Join(all, ",") + `]}`
 }
 
-// Mistakes are told with their place, and what would be right.
+// Errors name the field and the valid values.
 func TestConfigErrors(t *testing.T) {
 	for _, c := range []struct{ config, field, reason string }{
 		{classes(33, `{"name": "c%d", "action": "pass"}`), "classes", "at most 32"},
@@ -98,7 +98,7 @@ func TestHistogram(t *testing.T) {
 	}
 }
 
-// Deadlines that were missed are told once, also when a program brings its numbers along into a new configuration.
+// Missed deadlines are reported once, also when a consumer keeps its counters across configurations.
 func TestMissesAreToldOnce(t *testing.T) {
 	f := compileConfig(t, threeClasses)
 	p := &pages{}

@@ -79,7 +79,7 @@ func (cs *consumers) occupied(c *consumer, ifindex uint32) bool {
 	return false
 }
 
-// take makes c the consumer of a class. Another one is told, if c takes over.
+// take makes c the consumer of a class, and notifies the one that it replaces.
 func (cs *consumers) take(class string, c *consumer, takeover bool) error {
 	other, err := cs.replace(class, c, takeover)
 	if err == nil && other != nil { // it may not read: other classes do not wait for it

@@ -121,7 +121,7 @@ func TestControls(t *testing.T) {
 	})
 }
 
-// Messages that make no sense change nothing, a flood is taken in pieces, and a ring that is broken harms nobody.
+// Messages that make no sense change nothing, a flood is taken in pieces, and a corrupt ring does no harm.
 func TestHostileControls(t *testing.T) {
 	onHooks(t, threeClasses, func(t *testing.T, k *kernel) {
 		k.open("data")

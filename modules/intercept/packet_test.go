@@ -137,7 +137,7 @@ func TestTruncated(t *testing.T) {
 	})
 }
 
-// Fragments and packets without transport header are told apart.
+// Fragments and packets without transport header are distinguished.
 func TestFragments(t *testing.T) {
 	onHooks(t, everything, func(t *testing.T, k *kernel) {
 		r := k.open("all")
@@ -196,7 +196,7 @@ func TestNoConsumer(t *testing.T) {
 	onHooks(t, threeClasses, func(t *testing.T, k *kernel) {
 		f := datagram(8080, "1234CTRL").bytes()
 		if v := k.run(f); v != passed {
-			t.Errorf("stolen for nobody: %s", v)
+			t.Errorf("stolen without a consumer: %s", v)
 		}
 		if r := k.report("ctrl"); r.Unread != 1 || r.Delivered != 0 {
 			t.Errorf("%+v", r)

@@ -94,7 +94,7 @@ struct icpt_meta {
  * (e - 1) * 4 + (v >> (e - 2) & 3). The last one has all that is longer. */
 #define ICPT_BUCKETS 160 /* the last one begins at 1.75 * 2^40 ns, 32 minutes */
 
-/* A packet that the consumer had after its deadline, and what was going on. */
+/* A packet that the consumer received after its deadline, with the state of the system. */
 struct icpt_late {
 	__u64 seq;
 	__u64 t1, t2;
@@ -130,7 +130,7 @@ struct icpt_state {
 	__u64 heartbeat; /* when it last examined the ring */
 	__u64 received;	 /* records */
 	__u64 late;	 /* of these */
-	__u64 missed;	 /* packets that it was told were lost */
+	__u64 missed;	 /* lost packets that were reported to it */
 	__u64 longest;	 /* T2 - T1, ns */
 	__u64 zero2[2];
 	__u64 delay[ICPT_BUCKETS]; /* T2 - T1 */

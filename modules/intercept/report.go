@@ -84,7 +84,7 @@ type Program struct {
 	PID       int       `json:"pid"`
 	Since     time.Time `json:"since"`
 	Received  uint64    `json:"received"`
-	Missed    uint64    `json:"missed"` // packets that it was told were lost
+	Missed    uint64    `json:"missed"` // lost packets that were reported to it
 	Late      uint64    `json:"late"`
 	Deadline  uint64    `json:"deadline,omitempty"` // ns
 	Delay     Quantiles `json:"delay"`              // T2 - T1, ns
@@ -154,7 +154,7 @@ func (f *Intercept) program(c *class, s *state) *Program {
 		Delay: delay.quantiles(), Longest: s.Longest, Heartbeat: s.Heartbeat}
 }
 
-// LatePacket is an entry of the flight recorder: a packet that its program had after the deadline, and what was going on.
+// LatePacket is an entry of the flight recorder: a packet that its program received after the deadline, with the state of the system.
 type LatePacket struct {
 	Class       string `json:"class"`
 	Seq         uint64 `json:"seq"`

@@ -117,7 +117,7 @@ func TestSequence(t *testing.T) {
 	}
 }
 
-// Whatever the weights are: turns are exact (or nearly so, where they had to be scaled), nobody goes without, and turns of one
+// Whatever the weights are: turns are exact (or nearly so, where they had to be scaled), every instance is chosen, and turns of one
 // instance never cluster.
 func TestSequencesAreExactAndSmooth(t *testing.T) {
 	r := rand.New(rand.NewPCG(3, 4))
@@ -194,7 +194,7 @@ func TestClosest(t *testing.T) {
 		t.Errorf("an old measurement is not taken again: %v", got)
 	}
 	if got := rank(c, candidate{1, 0, 90 * time.Microsecond}); !cmp.Equal(got, map[uint32]int{1: 1}) {
-		t.Errorf("the best one has left, and nobody follows: %v", got)
+		t.Errorf("the best one has left, and none replaces it: %v", got)
 	}
 }
 

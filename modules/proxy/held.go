@@ -40,7 +40,7 @@ func newHeld(perAddress, perAll, bytes int, wait time.Duration) *held {
 }
 
 // add holds a packet, and reports whether it is the first for its address, which then is to be asked for. The oldest
-// of the interface that holds most give way.
+// of the interface that holds most are dropped.
 func (h *held) add(p heldPacket, now time.Time) (first bool) {
 	w, known := h.addresses[p.to]
 	if !known {

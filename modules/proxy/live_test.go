@@ -24,7 +24,7 @@ import (
 
 const (
 	servedPort, innerPort = 8080, 9090
-	otherPort             = 8081 // served, but nobody listens behind it
+	otherPort             = 8081 // served, but no instance listens on it
 )
 
 // site is a node with a client and an instance of a service, and the proxy on both interfaces.
@@ -352,7 +352,7 @@ func (s *site) refused(virtual netip.Addr) {
 	s.t.Helper()
 	t := s.t.(*testing.T)
 	if _, err := s.dial("tcp", virtual, otherPort); !errors.Is(err, syscall.ECONNREFUSED) {
-		t.Errorf("TCP to a port where nobody listens: %v", err)
+		t.Errorf("TCP to a port without a listener: %v", err)
 	}
 	if _, err := s.dial("tcp", virtual, 1); !errors.Is(err, syscall.ECONNREFUSED) {
 		t.Errorf("TCP to a port that is not served: %v", err)

@@ -132,7 +132,7 @@ func TestLocals(t *testing.T) {
 	}
 }
 
-// A service that takes another's address gets nothing that is for the other: who names a service means that one, and where nobody does,
+// A service that takes another's address gets nothing that is for the other: an instance that names a service belongs to that one, and if none does,
 // the packets continue as addresses and bridges have it.
 func TestStolenAddress(t *testing.T) {
 	for ifindex, first := range map[uint32]bool{6: true, 8: false} {

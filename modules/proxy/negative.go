@@ -9,7 +9,7 @@ import (
 )
 
 // negative remembers for a while which addresses do not exist. It is bounded, so that a scan of a virtual range does not
-// fill the table of addresses. When it is full, the oldest address of the interface that asked for most gives way, so that
+// fill the table of addresses. When it is full, the oldest address of the interface with the most lookups is evicted, so that
 // no service pushes out the addresses of others.
 type negative struct {
 	ttl     time.Duration
@@ -28,7 +28,7 @@ func newNegative(ttl time.Duration, limit int) *negative {
 	return &negative{ttl: ttl, limit: limit, askers: map[uint32]*list.List{}, entries: map[netip.Addr]*list.Element{}}
 }
 
-// add returns until when the address counts as unknown, and which others give way.
+// add returns until when the address counts as unknown, and which others are evicted.
 func (n *negative) add(a netip.Addr, ifindex uint32, now time.Time) (until time.Time, over []netip.Addr) {
 	n.remove(a)
 	asked := n.askers[ifindex]

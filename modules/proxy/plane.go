@@ -14,7 +14,7 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// plane is what the control plane knows of a generation: what it was told, and what of that is in the maps. A packet meets
+// plane is the control plane's state of a generation: what it has received, and what of that is in the maps. A packet meets
 // the maps at any time, so they change in an order in which each state between is right: instances first, then runs of
 // slots, ports and at last the virtual addresses that refer to them; what is no longer referred to goes after that.
 type plane struct {

@@ -354,7 +354,7 @@ func (p *plant) sweep() {
 	}
 }
 
-// After a restart all keep their places, and what is told again changes nothing; what is not told is gone.
+// After a restart all keep their indexes; what is sent again changes nothing, and what is not sent is removed.
 func TestRestart(t *testing.T) {
 	p := newPlant(t, "")
 	p.locals = []sdk.Instance{{Service: "w0", Interface: "veth0", Ifindex: 7, MAC: "02:00:00:00:00:07", Addresses: []string{"10.18.0.1/24"}, Ingress: []string{"px"}}}
@@ -478,7 +478,7 @@ func TestChangesLeaveNothing(t *testing.T) {
 	}
 }
 
-// What finds no room is told, the rest works, and it is tried again when there is room.
+// What does not fit is reported, the rest works, and it is added when there is room.
 func TestFullTables(t *testing.T) {
 	p := newPlant(t, `{"tables": {"instances": 2, "slots": 64}}`)
 	other := sdk.VirtualService{Name: "other", Spec: v1alpha1.VirtualServiceSpec{Instances: []v1alpha1.VirtualInstance{{Name: "o", Addresses: []string{"10.18.9.9"}}}}}
@@ -506,7 +506,7 @@ func TestFullTables(t *testing.T) {
 	p.same("the run of before", p.served("10.30.0.1"), []string{"web-0", "web-1"})
 }
 
-// An address that moves to another virtual service stays served, whichever is told first.
+// An address that moves to another virtual service stays served, whichever arrives first.
 func TestAddressMoves(t *testing.T) {
 	p := newPlant(t, "")
 	a := webService(1, v1alpha1.PolicyRoundRobin)

@@ -61,7 +61,7 @@ func heap() float64 {
 	return float64(m.HeapAlloc) / (1 << 20)
 }
 
-// BenchmarkScale has 10,000 virtual services with 100,000 instances: what it takes to be notified of all of them, to be told again
+// BenchmarkScale has 10,000 virtual services with 100,000 instances: the time to receive all of them, to receive them again
 // after a restart, to change one, and to look after them; and how much memory they need alongside the maps.
 func BenchmarkScale(b *testing.B) {
 	all := bigServices(10_000, 10)

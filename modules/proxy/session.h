@@ -484,7 +484,7 @@ static __noinline int px_attend(struct px_work *w)
 }
 
 /* A client begins a connection to an address that is not virtual. If a session of its own leads to the same port there, from
- * the same source port, the answers could not be told apart: a closed session is forgotten, and alongside one that is open the
+ * the same source port, the replies could not be distinguished: a closed session is deleted, and alongside one that is open the
  * connection becomes a session too, which gives it another source port. */
 static __noinline int px_begin_direct(struct px_work *w)
 {

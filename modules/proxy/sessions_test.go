@@ -228,7 +228,7 @@ func TestCorrectLeavesWhatMayBeRight(t *testing.T) {
 	}
 }
 
-// Dynamic virtual services that nobody uses are notified of, once in a while.
+// Unused dynamic virtual services are released, periodically.
 func TestIdle(t *testing.T) {
 	p := newPlant(t, "")
 	vs := webService(1, v1alpha1.PolicyRoundRobin)

@@ -155,7 +155,7 @@ func TestHeld(t *testing.T) {
 		t.Errorf("%d held, %d dropped, want 6 and 4", h.all.Len(), h.Dropped)
 	}
 	if got := h.take(addressNo(10)); len(got) != 0 {
-		t.Errorf("the oldest of all did not give way: %v", frames(got))
+		t.Errorf("the oldest of all was not evicted: %v", frames(got))
 	}
 	h.add(heldPacket{to: addressNo(20), frame: make([]byte, 990)}, now)
 	if h.all.Len() != 3 || h.size != 998 {
@@ -213,7 +213,7 @@ func TestNegative(t *testing.T) {
 			t.Errorf("%d until %v, want %v", i, until, want)
 		}
 		if i < 3 && over != nil || i >= 3 && !cmp.Equal(over, []netip.Addr{addressNo(i - 3)}, cmp.Comparer(func(a, b netip.Addr) bool { return a == b })) {
-			t.Errorf("%v gives way for %d", over, i)
+			t.Errorf("%v is evicted for %d", over, i)
 		}
 	}
 	n.remove(addressNo(3))

@@ -172,7 +172,7 @@ func TestUnknownScanLeavesOthers(t *testing.T) {
 	}
 }
 
-// Addresses that nobody knows have room of their own: a full table of services denies them, and they keep no service out.
+// Unknown addresses have a separate limit: a full table of services denies them, and they keep no service out.
 func TestUnknownBesideFullTable(t *testing.T) {
 	p := newPlant(t, `{"tables": {"addresses": 2}}`)
 	service := func(i int) sdk.VirtualService {

@@ -70,7 +70,7 @@ func load(t testing.TB, hook chain.Hook, config string) *kernel {
 	return &kernel{f, t, hook, l, l.Program, l.Maps["resp"]}
 }
 
-// testIndex is what test runs come from: on XDP and on TC the loopback interface unless said otherwise.
+// testIndex is what test runs come from: on XDP and on TC the loopback interface by default.
 const testIndex = 1
 
 // at tells the addresses of the interface.

@@ -86,14 +86,14 @@ func TestChecks(t *testing.T) {
 		{name: "cut off", packet: get().with(ip4(func(h []byte) { be.PutUint16(h[2:], 37) })), outcome: "malformed", other: true},
 		{name: "to a group of stations", packet: get().with(edit(func(f []byte, _, _ int) { f[0] |= 1 })), outcome: "link_address"},
 		{name: "from a group of stations", packet: get().with(edit(func(f []byte, _, _ int) { f[6] |= 1 })), outcome: "link_address"},
-		{name: "from nobody", packet: get().with(src("0.0.0.0")), outcome: "source_address"},
+		{name: "from the unspecified address", packet: get().with(src("0.0.0.0")), outcome: "source_address"},
 		{name: "from loopback", packet: get().with(src("127.0.0.1")), outcome: "source_address"},
 		{name: "from multicast", packet: get().with(src("224.0.0.1")), outcome: "source_address"},
 		{name: "from broadcast", packet: get().with(src("255.255.255.255")), outcome: "source_address"},
 		{name: "from directed broadcast", packet: get().with(src("192.0.2.255")), outcome: "source_address"},
 		{name: "from the network itself", packet: get().with(src("192.0.2.0")), outcome: "source_address"},
 		{name: "from itself", packet: get().with(src("192.0.2.1")), outcome: "source_address"},
-		{name: "from nobody on IPv6", packet: get6().with(src("::")), outcome: "source_address"},
+		{name: "from the unspecified IPv6 address", packet: get6().with(src("::")), outcome: "source_address"},
 		{name: "from loopback on IPv6", packet: get6().with(src("::1")), outcome: "source_address"},
 		{name: "from multicast on IPv6", packet: get6().with(src("ff02::1")), outcome: "source_address"},
 		{name: "from IPv4 on IPv6", packet: get6().with(src("::ffff:192.0.2.50")), outcome: "source_address"},
@@ -378,7 +378,7 @@ func TestCountIsExact(t *testing.T) {
 		if s.Answered != (senders-1)*each || s.Left != each {
 			t.Errorf("%d answered, %d left", s.Answered, s.Left)
 		}
-		// Those that left while nobody was there count for nothing.
+		// Departures without a client are not counted.
 		if least := int64((senders-2)*each + changes); s.Cars < least || s.Cars > least+each {
 			t.Errorf("%d cars, want %d to %d", s.Cars, least, least+each)
 		}

@@ -176,7 +176,7 @@ func TestSweepSparesWhatIsFilled(t *testing.T) {
 	k.wantGoes(map[string]string{"10.2.0.5": "192.0.2.2"})
 }
 
-// Nodes that nobody needs lose their place, but not at once: another generation may be about to use it.
+// Unused nodes lose their index, but not at once: another generation may be about to use it.
 func TestSweepFreesNodes(t *testing.T) {
 	k := loadTunnel(t, unkeyed)
 	k.tell(sdk.VirtualServiceUpdate{Put: []sdk.VirtualService{virtual("web", instance("web-0", "192.0.2.9", "10.18.0.5"))}})

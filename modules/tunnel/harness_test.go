@@ -38,7 +38,7 @@ func module(t testing.TB, c *config) dataplane.Module {
 	}
 }
 
-// kernel is a tunnel loaded for both directions, but not attached. The instances are what the agent would tell of.
+// kernel is a tunnel loaded for both directions, but not attached. The instances are those that the agent would report.
 type kernel struct {
 	*tunnel
 	t         testing.TB

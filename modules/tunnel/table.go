@@ -221,7 +221,7 @@ func (t *tunnel) takes(hosts, before map[address]end, a address, e end) bool {
 	other, taken := hosts[a]
 	if !taken {
 		was, there := before[a]
-		return t.complete || !there || was.Node == 0 // what is elsewhere may not have been told yet
+		return t.complete || !there || was.Node == 0 // a remote instance may not have been received yet
 	}
 	return other.Node == 0 && before[a].Ifindex == e.Ifindex
 }
@@ -252,7 +252,7 @@ func syncOwn(maps sdk.Maps, locals map[netip.Addr]bool) error {
 	return align(maps, mapOwn, want, func(uint32) bool { return true })
 }
 
-// syncHosts writes the addresses. After a restart those of virtual services stay until all services have been told.
+// syncHosts writes the addresses. After a restart those of virtual services stay until all services have been received.
 func (t *tunnel) syncHosts(maps sdk.Maps, want map[address]end) error {
 	if len(want) > maxHosts {
 		return fmt.Errorf("%d addresses exceed the maximum of %d", len(want), maxHosts)

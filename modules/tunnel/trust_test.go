@@ -107,7 +107,7 @@ func TestLearnsPathMTU(t *testing.T) {
 		}()
 		report := func(f []byte) bool {
 			if ret, _ := k.run(k.unwrap(), f, 0); ret != tcNext {
-				t.Fatalf("an ICMP error does not go on to the stack: %d", ret)
+				t.Fatalf("an ICMP error does not pass to the stack: %d", ret)
 			}
 			select {
 			case learned := <-seen:

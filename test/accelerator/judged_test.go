@@ -77,7 +77,7 @@ func (n *node) judged(programs ...string) {
 		case x.Verdict == "safe":
 			safe++
 		case x.Why == "":
-			n.T.Errorf("%s is %s, nobody says why", name, x.Verdict)
+			n.T.Errorf("%s is %s, without a reason", name, x.Verdict)
 		}
 		n.T.Logf("%s: %s %s %v", name, x.Verdict, x.Why, x.Uses)
 	}

@@ -35,7 +35,7 @@ var plain = os.Getenv("KERB_PLAIN") != ""
 // newNode makes a node without an agent.
 func newNode(t *testing.T) *node {
 	t.Helper()
-	executabletest.NeedPIDs(t) // else nobody is accelerated
+	executabletest.NeedPIDs(t) // otherwise no connection is accelerated
 	cgroup, err := os.Open(cgrouptest.New(t, "", "kerb-peers"))
 	if err != nil {
 		t.Fatal(err)

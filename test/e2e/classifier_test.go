@@ -253,7 +253,7 @@ func TestClassifier(t *testing.T) {
 	n.apply(guard("packet"))
 	n.Eventually("the model runs", func() bool { return n.runningVersion() == 1 })
 	air := startRadio(t, n.web, n.db)
-	n.Eventually("all are known and nobody is blocked", func() bool {
+	n.Eventually("all are known and none is blocked", func() bool {
 		return len(query[[]struct{ Source string }](n, "sources")) == benign+1 && query[map[string]int](n, "stats")["evaluated"] > 2*benign
 	})
 	if got := n.blocked(); len(got) != 0 || air.heard[attacker].Load() == 0 {

@@ -85,7 +85,7 @@ func TestExamplesAtRunTime(t *testing.T) {
 	n.Eventually("the port of the stream is counted", func() bool { return n.packets() > 0 })
 	n.apply(module("top", get[v1.Module](n, "module", "top").Spec.Package, "app=web", watch(streamPort)))
 	told := func() bool { return strings.Contains(n.must("module", "query", "top", "events", "-o", "json"), "7007") }
-	n.Eventually("packets to a watched port are told", told)
+	n.Eventually("packets to a watched port are reported", told)
 	before := n.packets()
 	n.apply(module("top", example(t, "topports", "0.2.0"), "app=web", watch(streamPort)), module("limit", limit, "app=web", fast))
 	n.Eventually("they are sent to the new version", told)

@@ -110,7 +110,7 @@ func mistakes(t *testing.T, n *node) map[string]mistake {
 		"memory budget":        {yamlModule("{package: " + pass + ", attach: {services: '*'}, budget: {memory: '8'}}"), 2, []string{"Module x: spec.budget.memory", "the budget is 8 B", "totals"}},
 		"budget is no number":  {yamlModule("{package: " + pass + ", attach: {services: '*'}, budget: {memory: much}}"), 2, []string{"Module x: spec.budget.memory", "much"}},
 		"verifier":             {packageSpec(testPackage(t, "bad")), 5, []string{"verifier refuses x", "before checking that they are there", "-v prints it"}},
-		"verifier, unselected": {yamlModule("{package: " + testPackage(t, "bad") + ", attach: {services: app=nobody}}"), 5, []string{"verifier refuses x"}},
+		"verifier, unselected": {yamlModule("{package: " + testPackage(t, "bad") + ", attach: {services: app=absent}}"), 5, []string{"verifier refuses x"}},
 		"no namespace":         {yamlService("{netns: /run/netns/ke2e-nosuch}"), 2, []string{"Service x: spec", "/run/netns/ke2e-nosuch: no such network namespace"}},
 		"not a namespace":      {yamlService("{netns: " + n.Dir + "}"), 2, []string{"Service x: spec", n.Dir + ": not a network namespace"}},
 		"no interface":         {yamlService("{interface: ke2enosuch}"), 2, []string{"Service x: spec", "ke2enosuch", "no such interface"}},

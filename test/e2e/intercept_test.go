@@ -43,7 +43,7 @@ func (n *node) numbered(from *netlab.Host, to netip.Addr) *numbered {
 func (s *numbered) send(count int) {
 	s.t.Helper()
 	for range count {
-		// An answer that nobody listens there, to the packet before, comes as an error.
+		// ECONNREFUSED for the previous packet is returned as an error.
 		if _, err := fmt.Fprintf(s.conn, "CTRL %d", s.next); err != nil {
 			_, _ = fmt.Fprintf(s.conn, "CTRL %d", s.next)
 		}

@@ -27,7 +27,7 @@ type signState struct {
 	}
 }
 
-// askSign asks for the speed limit from a host, and returns it; nobody listens on the port, so that only the kernel answers.
+// askSign asks for the speed limit from a host, and returns it; no process listens on the port, so that only the kernel answers.
 func (n *node) askSign(from *netlab.Host, to netip.Addr) uint32 {
 	n.T.Helper()
 	var conn *net.UDPConn

@@ -239,7 +239,7 @@ func TestForeignProgramsStay(t *testing.T) {
 	requests.finish()
 }
 
-// XDP has room for one program: a foreign one is left alone, and the conflict is told.
+// XDP has room for one program: a foreign one is left alone, and the conflict is reported.
 func TestForeignXDPIsAConflict(t *testing.T) {
 	n := newRunningNode(t)
 	n.apply(n.pass("count", "*"))

@@ -158,7 +158,7 @@ func (s *talks) stop() {
 
 // The agent is killed, the module replaced, removed in mid-stream and put back: every byte arrives once and in order.
 func TestSocketsUnderTraffic(t *testing.T) {
-	executabletest.NeedPIDs(t) // else nobody is accelerated
+	executabletest.NeedPIDs(t) // otherwise no connection is accelerated
 	n := newSocketsNode(t)
 	n.apply(accelerator("*"))
 	n.untilRedirected()
@@ -241,7 +241,7 @@ func TestSocketsPurge(t *testing.T) {
 
 // Two agents on one cgroup do not disturb each other, and a cgroup that is of no use is notified of.
 func TestSocketsOfTwoAgents(t *testing.T) {
-	executabletest.NeedPIDs(t) // else nobody is accelerated
+	executabletest.NeedPIDs(t) // otherwise no connection is accelerated
 	n := newSocketsNode(t)
 	n.apply(accelerator("*"))
 	other := newNode(t)

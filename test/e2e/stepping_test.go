@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// stepping is the log of an agent that waits in the middle of a change while nobody reads on: of a pipe that takes one line.
+// stepping is the log of an agent that blocks in the middle of a change until the test reads: a pipe with room for one line.
 type stepping struct {
 	log  *os.File
 	copy *os.File

@@ -93,7 +93,7 @@ func TestKillDuringApply(t *testing.T) {
 		allowed = append(allowed, uint32(old+1))
 		r, steps := n.killAfter(agent, round, n.stamp(old+1), n.flipped(old+1))
 		if confirmed = r.code == 0; !confirmed && !strings.Contains(r.stderr, "agent") {
-			t.Errorf("round %d: the operator is told %q", round, r.stderr)
+			t.Errorf("round %d: the message is %q", round, r.stderr)
 		}
 		switched := changed(running, n.running(like))
 		if last := count(steps, "replace"); switched > last || switched < last-1 {
@@ -127,7 +127,7 @@ func TestKillDuringApply(t *testing.T) {
 		t.Errorf("only %d kills have met a node half switched", half)
 	}
 	if id := n.mapID("count", "totals"); id != mapBefore {
-		t.Errorf("the counters of a module that nobody changed were map %d and are map %d", mapBefore, id)
+		t.Errorf("the counters of an unchanged module were map %d and are map %d", mapBefore, id)
 	}
 	udp.finish(allowed...)
 	web.finish()

@@ -18,7 +18,7 @@ const noStatus = -1
 // packageRun is what the machine said about one test binary.
 type packageRun struct {
 	pkg              string
-	status           int // exit status, noStatus until it is told
+	status           int // exit status, noStatus until it is known
 	pass, fail, skip int // tests and subtests
 	failed           []string
 	open             []string // tests that have started and not ended: in the end, what a panic, time-out or dead kernel cut short

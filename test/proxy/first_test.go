@@ -162,7 +162,7 @@ func patientSYNs(t *testing.T) {
 	cgrouptest.Enter(t, dir)
 }
 
-// The first packet to an address that nobody has asked for arrives, without being sent again, however long the answer takes:
+// The first packet to an address that was not resolved before arrives, without being sent again, however long the answer takes:
 // only the first connections of a kind are counted, of which the last must be as good as the first.
 func TestFirstPacket(t *testing.T) {
 	patientSYNs(t)
@@ -210,5 +210,5 @@ func TestFirstPacket(t *testing.T) {
 	if _, err := dialTCPWithin(client, 2*patience, netip.MustParseAddrPort("10.30.99.1:80")); !errors.Is(err, syscall.EHOSTUNREACH) {
 		t.Errorf("no answer: %v", err)
 	}
-	t.Logf("without an answer the client was told after %v", time.Since(before))
+	t.Logf("without an answer the client got an error after %v", time.Since(before))
 }

@@ -50,7 +50,7 @@ func meshSpec(servers []*netlab.Host, policy v1.Policy) v1.VirtualServiceSpec {
 
 var virtual4, virtual6 = netip.MustParseAddr("10.30.0.2"), netip.MustParseAddr("fdff:2000::2")
 
-// Every instance is reached in its turn: on this node with the proxy on its interface, and without it; TCP, UDP and ICMP, both
+// Every instance is reached, round robin: on this node with the proxy on its interface, and without it; TCP, UDP and ICMP, both
 // families, small and in fragments; by the short path and by the bridge.
 func TestServices(t *testing.T) {
 	for name, config := range map[string]map[string]any{"short path": nil, "bridge": {"shortPath": false}} {
@@ -148,7 +148,7 @@ func TestHairpin(t *testing.T) {
 	}
 }
 
-// What nobody knows is refused at once, and so is what has no instance; what is virtual no more is refused, too.
+// Connections to unknown addresses and to services without instances are rejected at once, also after a virtual service was deleted.
 func TestUnknownIsRefused(t *testing.T) {
 	n, client, servers := newMesh(t, "", map[string]any{"ranges": []string{"10.30.0.0/16", "fdff:2000::/21"}})
 	spec := meshSpec(servers, v1.PolicyRoundRobin)
@@ -167,7 +167,7 @@ func TestUnknownIsRefused(t *testing.T) {
 		}
 		for range 2 { // asked for, and known not to exist
 			if err := connects(a.Next()); !errors.Is(err, syscall.EHOSTUNREACH) {
-				t.Errorf("%s, which nobody knows: %v", a.Next(), err)
+				t.Errorf("%s, which is unknown: %v", a.Next(), err)
 			}
 		}
 	}

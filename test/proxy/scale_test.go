@@ -75,7 +75,7 @@ func scaleSpec(i int) v1.VirtualServiceSpec {
 	return spec
 }
 
-// private is the memory that a process of the node shares with nobody, in bytes.
+// private returns the private memory of a process of the node, in bytes.
 func private(t *testing.T, command string, n *node) int64 {
 	t.Helper()
 	entries, err := os.ReadDir("/proc")

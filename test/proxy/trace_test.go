@@ -88,7 +88,7 @@ func (n *node) traced(t *testing.T, flags []string, try func()) (p v1.TracedPack
 }
 
 // A firewall that denies by default and the proxy on one client get no answers of instances that the proxy does not run on.
-// Until chains are mirrored, the operator is told so, and how to get them.
+// Until chains are mirrored, the operator is warned, and the warning says how to get them.
 func TestFirewallBesideProxy(t *testing.T) {
 	n, client, servers := newMesh(t, "", nil)
 	spec := meshSpec(servers, v1.PolicyRoundRobin)

@@ -26,7 +26,7 @@ type witness struct {
 	port atomic.Uint32
 }
 
-// syn is told from others by the client's port and the version of IP, 4 or 6.
+// syn is identified by the client's port and the version of IP, 4 or 6.
 type syn struct {
 	version byte
 	port    uint16

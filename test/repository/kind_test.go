@@ -14,7 +14,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/node/nodetest"
 )
 
-// exampleKind is all that a new kind of resources needs, beside its line in the registry.
+// exampleKind is all that a new kind of resources needs, in addition to its line in the registry.
 const exampleKind = `package resource
 
 import "github.com/kerb-edge/kerb/api/v1alpha1"

@@ -142,7 +142,7 @@ func (k *Kernel) CreateGeneration(module, id, from string) error {
 	return nil
 }
 
-// RemoveGeneration removes its pins: programs that use the maps go on.
+// RemoveGeneration removes its pins: programs that use the maps keep running.
 func (k *Kernel) RemoveGeneration(module, id string) error {
 	if err := k.call("remove generation %s/%s", module, id); err != nil {
 		return err
@@ -180,7 +180,7 @@ func directory(spec chain.Spec, id string) string {
 	return filepath.Base(name)
 }
 
-// RemoveChain removes the pins of a chain; where it is attached, its program goes on.
+// RemoveChain removes the pins of a chain; an attached program keeps running.
 func (k *Kernel) RemoveChain(c chain.Pinned) error {
 	if err := k.call("remove chain %s", c.ID); err != nil {
 		return err

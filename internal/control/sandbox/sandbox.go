@@ -49,7 +49,7 @@ type Spec struct {
 	KeepBPF bool     // keep CAP_BPF: before Linux 5.19, map operations need it if kernel.unprivileged_bpf_disabled is set
 }
 
-// order is what the launcher is told.
+// order is what the launcher receives.
 type order struct {
 	Spec
 	Parent int // process that the program must not outlive

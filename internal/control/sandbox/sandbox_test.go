@@ -377,7 +377,7 @@ func (b *box) started(start func(*exec.Cmd) error, cmd *exec.Cmd) io.Reader {
 	return r
 }
 
-// ended checks that nobody holds the other end any more.
+// ended checks that no process holds the other end any more.
 func (b *box) ended(r io.Reader) {
 	b.Helper()
 	if rest, err := io.ReadAll(r); err != nil || len(rest) > 0 {

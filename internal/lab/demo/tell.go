@@ -87,7 +87,7 @@ func (t *teller) endProgress() {
 	}
 }
 
-// check states a claim and whether it held. seen is told if it did not.
+// check prints a claim and whether it held, and seen if it did not.
 func (t *teller) check(claim string, held bool, seen string, args ...any) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package fusetest is a file system with one file, which answers until it is told not to: what a service can do to who examines its
+// Package fusetest is a file system with one file, which answers until StopAnswering: what a service can do to an agent that examines its
 // files.
 package fusetest
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The engine's arithmetic as one would write it in user space: what the kernel's is measured against. Prints nanoseconds of CPU
- * time per inference (test runs of the kernel do not count either what others take), and the sums of classes and of scores over the
+ * time per inference (test runs of the kernel do not count time of other threads either), and the sums of classes and of scores over the
  * rows. Usage: user MODEL ROWS FEATURES REPEATS, files as in the maps. */
 #include <stdio.h>
 #include <stdlib.h>

@@ -290,7 +290,7 @@ func TestClients(t *testing.T) {
 			s.expect("query", "sensors/temp?a=b", false, []string{"of the server"}, "")
 			s.expect("another host", "sensors/temp", false, []string{"of the server"}, "-O", "3,other.example")
 			s.expect("blocks of a long value", "long", false, []string{"4.04"}, "-b", "16")
-			s.expect("unknown resource", "nobody", false, []string{"4.04"}, "")
+			s.expect("unknown resource", "missing", false, []string{"4.04"}, "")
 			s.expect("discovery", ".well-known/core", false, []string{"</time>"}, "")
 			s.expect("observe", "time", false, []string{"Observe:"}, "-s", "1")
 			s.expect("delete", "sensors/temp", false, []string{"2.02"}, "-m", "delete")

@@ -39,7 +39,7 @@ struct coap_answered {
 	__u64 head; /* the first byte */
 };
 
-/* The oldest give way: a duplicate that is not known as one is answered like a new request, which changes nothing (RFC 7252,
+/* The oldest are evicted: a duplicate that is not known as one is answered like a new request, which changes nothing (RFC 7252,
  * section 4.5). */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);

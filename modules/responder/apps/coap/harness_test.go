@@ -209,7 +209,7 @@ func (d *device) send(t testing.TB, from, to netip.AddrPort, datagram []byte) ([
 	switch int32(action) {
 	case d.next:
 		if string(opts.DataOut) != string(in) {
-			t.Error("a request that goes on to the server was changed")
+			t.Error("a request that passes to the server was changed")
 		}
 		return nil, Pass
 	case d.drop:

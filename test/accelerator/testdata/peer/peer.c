@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * Two processes that talk over TCP in every way that programs do, and check every byte. What a conversation is like follows from its
- * seed, which whoever speaks first sends as the first eight bytes; byte n of a direction is a function of seed, direction and n, so
+ * seed, which the side that sends first sends as its first eight bytes; byte n of a direction is a function of seed, direction and n, so
  * that a byte that is lost, repeated, out of order or another connection's is wrong where it stands.
  *
  *   peer [options] serve PORT                  conversations begun by the client on PORT, by the server on PORT+1, until stdin ends
@@ -373,7 +373,7 @@ static enum state reset(struct talk *t, struct random *script)
 		return CUT;
 	if (t->client != client) {
 		if (move(t, up + (t->client ? 0 : 1), down + (t->client ? 1 : 0)) == FINE)
-			wrong(t, "bytes that nobody sent");
+			wrong(t, "bytes that were not sent");
 		return FINE;
 	}
 	if (move(t, client ? up / 2 : 0, client ? 0 : down / 2) == CUT)
