@@ -6,6 +6,8 @@ import (
 	"errors"
 	"strings"
 	"testing"
+
+	"k8s.io/apimachinery/pkg/labels"
 )
 
 func TestSelector(t *testing.T) {
@@ -46,4 +48,28 @@ func TestSelectorErrors(t *testing.T) {
 			t.Errorf("%q: a selector that does not parse chooses something", text)
 		}
 	}
+}
+
+// What ParseSelector accepts, and what it then matches, is what Kubernetes has.
+func FuzzSelector(f *testing.F) {
+	for _, text := range []string{"app=web", "app==web, tier in (edge,core)", "!legacy", "tier notin (edge)", "n > 5,n<9", "a in ()", "a in (,b)",
+		"in in (in)", "a in(b)", "a=", "a!=", "a=b=c", "!a=b", "a,", ",a", "a in (b", "a in b)", "x/y=z", "x/y/z", "a===b", "a=!b", "! a", "a\n",
+		"n>x", "n>", "a b", "a=-", "()", "a()", "a in (b)(c)", "a in (b c)", "A=" + strings.Repeat("x", 64)} {
+		f.Add(text, "5", "edge")
+	}
+	f.Fuzz(func(t *testing.T, text, a, tier string) {
+		if text = strings.TrimSpace(text); text == "" || text == "*" || strings.Contains(text, "\x00") {
+			t.Skip("not of Kubernetes, or where its lexer ends")
+		}
+		want, wantErr := labels.Parse(text)
+		got, err := ParseSelector(text)
+		if (err == nil) != (wantErr == nil) {
+			t.Fatalf("%q: %v, Kubernetes: %v", text, err, wantErr)
+		}
+		for _, set := range []map[string]string{nil, {"a": a, "n": a, "tier": tier}, {"app": a, "in": "in", "legacy": "", "x/y": "z"}} {
+			if err == nil && got.Matches(set) != want.Matches(labels.Set(set)) {
+				t.Errorf("%q on %v: %v", text, set, got.Matches(set))
+			}
+		}
+	})
 }
