@@ -3,11 +3,11 @@
 package oakestra
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"slices"
+	"sort"
 	"time"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
@@ -175,7 +175,7 @@ func (l *Listener) adopt(ctx context.Context) error {
 			known = append(known, m)
 		}
 	}
-	slices.SortFunc(known, func(a, b module) int { return cmp.Compare(a.ID, b.ID) })
+	sort.Slice(known, func(i, j int) bool { return known[i].ID < known[j].ID })
 	for _, m := range known {
 		l.state.NextID = max(l.state.NextID, m.ID+1)
 		l.state.Priority = max(l.state.Priority, m.Priority+1)

@@ -10,7 +10,7 @@ import (
 	"io"
 	"net/http"
 	"os"
-	"slices"
+	"sort"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -164,8 +164,9 @@ func rates(before, now map[string]traffic, elapsed time.Duration) []traffic {
 			name, (n.PacketsOut - b.PacketsOut) / s, (n.PacketsIn - b.PacketsIn) / s, (n.BytesOut - b.BytesOut) / s, (n.BytesIn - b.BytesIn) / s,
 		})
 	}
-	slices.SortFunc(all, func(x, y traffic) int {
-		return cmp.Or(cmp.Compare(y.PacketsOut+y.PacketsIn, x.PacketsOut+x.PacketsIn), cmp.Compare(x.Service, y.Service))
+	sort.Slice(all, func(i, j int) bool {
+		x, y := &all[i], &all[j]
+		return cmp.Or(cmp.Compare(y.PacketsOut+y.PacketsIn, x.PacketsOut+x.PacketsIn), cmp.Compare(x.Service, y.Service)) < 0
 	})
 	return all
 }

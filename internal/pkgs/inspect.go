@@ -3,9 +3,9 @@
 package pkgs
 
 import (
-	"cmp"
 	"maps"
 	"slices"
+	"sort"
 	"strings"
 
 	"github.com/cilium/ebpf"
@@ -65,7 +65,7 @@ func (p *Package) Inspect() (*Inspection, error) {
 			seen[name] = true
 		}
 	}
-	slices.SortFunc(in.Maps, func(a, b MapReport) int { return cmp.Compare(a.Name, b.Name) })
+	sort.Slice(in.Maps, func(i, j int) bool { return in.Maps[i].Name < in.Maps[j].Name })
 	return in, nil
 }
 

@@ -5,6 +5,7 @@ package plan
 import (
 	"cmp"
 	"slices"
+	"sort"
 	"strings"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
@@ -21,9 +22,10 @@ func (e *CycleError) Error() string {
 // that are not deployed are ignored, so that the order may be stated before the other module comes.
 func Order(modules []v1.Module, rank func(module string) int) ([]v1.Module, error) {
 	waiting := slices.Clone(modules)
-	slices.SortFunc(waiting, func(a, b v1.Module) int {
+	sort.Slice(waiting, func(i, j int) bool {
+		a, b := &waiting[i], &waiting[j]
 		left, right := a.Metadata.Name, b.Metadata.Name
-		return cmp.Or(cmp.Compare(a.Spec.Order.Priority, b.Spec.Order.Priority), cmp.Compare(rank(left), rank(right)), cmp.Compare(left, right))
+		return cmp.Or(cmp.Compare(a.Spec.Order.Priority, b.Spec.Order.Priority), cmp.Compare(rank(left), rank(right)), cmp.Compare(left, right)) < 0
 	})
 	follows := predecessors(modules)
 	var sorted []v1.Module

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"regexp"
 	"slices"
+	"sort"
 	"strconv"
 	"strings"
 
@@ -78,7 +79,7 @@ const maxInstances, maxAddresses = 10000, 64
 func (t translation) spec(r tableResult) v1.VirtualServiceSpec {
 	var s v1.VirtualServiceSpec
 	seen := map[netip.Addr]bool{}
-	slices.SortStableFunc(r.Instances, func(a, b tableInstance) int { return a.Number - b.Number })
+	sort.SliceStable(r.Instances, func(i, j int) bool { return r.Instances[i].Number < r.Instances[j].Number })
 	for _, i := range r.Instances {
 		name := strconv.Itoa(i.Number)
 		twice := len(s.Instances) > 0 && s.Instances[len(s.Instances)-1].Name == name

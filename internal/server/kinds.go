@@ -25,23 +25,19 @@ func (s *Server) addKind(kind resource.Kind) {
 		listed += ", " + n.ListNote
 	}
 	aWord := article(n.Words) + " " + n.Words
-	op := s.reading("list"+n.Kind+"s", all, listed, reflect.SliceOf(kind.Type()))
-	huma.Register(s.api, op, func(ctx context.Context, _ *none) (*answer[[]resource.Object], error) {
-		got, err := s.list(ctx, kind)
-		return answered(s, &answer[[]resource.Object]{got}, err, http.MethodGet, all)
-	})
-	op = s.reading("get"+n.Kind, one, "One "+n.Words, kind.Type())
+	op := s.operation(http.MethodGet, all, "list"+n.Kind+"s", listed, reflect.SliceOf(kind.Type()))
+	register(s, op, func(ctx context.Context, _ *none) (any, error) { return s.list(ctx, kind) })
+	op = s.operation(http.MethodGet, one, "get"+n.Kind, "One "+n.Words, kind.Type())
 	huma.Register(s.api, op, func(ctx context.Context, in *byName) (*oneResource, error) {
 		got, err := s.get(ctx, kind, in.Name)
-		return answered(s, got, err, http.MethodGet, one)
+		return answered(s, got, err, &op)
 	})
 	if kind.Archives() {
 		path := one + "/versions/{generation}"
 		summary := "An earlier version of " + aWord + ", for a rollback"
-		op := s.reading("get"+n.Kind+"Version", path, summary, kind.Type())
-		huma.Register(s.api, op, func(ctx context.Context, in *byGeneration) (*answer[resource.Object], error) {
-			got, err := s.backend.Version(ctx, kind, in.Name, in.Generation)
-			return answered(s, &answer[resource.Object]{got}, err, http.MethodGet, path)
+		op := s.operation(http.MethodGet, path, "get"+n.Kind+"Version", summary, kind.Type())
+		register(s, op, func(ctx context.Context, in *byGeneration) (any, error) {
+			return s.backend.Version(ctx, kind, in.Name, in.Generation)
 		})
 	}
 	route(s, "PUT", one, "put"+n.Kind, "Create or update "+aWord, s.put(n.Kind))
@@ -55,19 +51,12 @@ func article(word string) string {
 	return "a"
 }
 
-// reading is an operation that answers with t: huma cannot know the type of an interface.
-func (s *Server) reading(id, path, summary string, t reflect.Type) huma.Operation {
+// operation describes a route that answers with a t.
+func (s *Server) operation(method, path, id, summary string, t reflect.Type) huma.Operation {
 	schema := s.api.OpenAPI().Components.Schemas.Schema(t, true, id+"Response")
 	content := map[string]*huma.MediaType{"application/json": {Schema: schema}}
-	return huma.Operation{OperationID: id, Method: http.MethodGet, Path: path, Summary: summary,
+	return huma.Operation{OperationID: id, Method: method, Path: path, Summary: summary,
 		Responses: map[string]*huma.Response{"200": {Content: content}}}
-}
-
-func answered[T any](s *Server, out *T, err error, method, path string) (*T, error) {
-	if err != nil {
-		return nil, s.problem(err, method, path)
-	}
-	return out, nil
 }
 
 // list returns all resources of a kind, with their versions unless the list is without part of them.

@@ -9,6 +9,7 @@ import (
 	"io"
 	"mime"
 	"net/http"
+	"reflect"
 
 	"github.com/danielgtaylor/huma/v2"
 
@@ -49,8 +50,8 @@ type (
 		body
 		DryRun bool `query:"dryRun" doc:"Validate and report what would happen, change nothing"`
 	}
-	answer[T any] struct{ Body T }
-	oneResource   struct {
+	answer      struct{ Body any }
+	oneResource struct {
 		ETag string `header:"ETag" doc:"metadata.resourceVersion in quotes, for If-Match"`
 		Body resource.Object
 	}
@@ -140,16 +141,26 @@ func (s *Server) trace(_ context.Context, r *v1alpha1.TraceRequest) (*huma.Strea
 	}}, nil
 }
 
-// route registers one operation. Errors become problems.
+// route registers one operation, which answers with an O.
 func route[I, O any](s *Server, method, path, id, summary string, do func(context.Context, *I) (O, error)) {
-	op := huma.Operation{OperationID: id, Method: method, Path: path, Summary: summary}
-	huma.Register(s.api, op, func(ctx context.Context, in *I) (*answer[O], error) {
+	register(s, s.operation(method, path, id, summary, reflect.TypeFor[O]()),
+		func(ctx context.Context, in *I) (any, error) { return do(ctx, in) })
+}
+
+// register registers one operation. Errors become problems. huma.Register, of which each pair of types links 20 KB, is
+// linked for each input only: op has the type of the answer.
+func register[I any](s *Server, op huma.Operation, do func(context.Context, *I) (any, error)) {
+	huma.Register(s.api, op, func(ctx context.Context, in *I) (*answer, error) {
 		out, err := do(ctx, in)
-		if err != nil {
-			return nil, s.problem(err, method, path)
-		}
-		return &answer[O]{out}, nil
+		return answered(s, &answer{out}, err, &op)
 	})
+}
+
+func answered[T any](s *Server, out *T, err error, op *huma.Operation) (*T, error) {
+	if err != nil {
+		return nil, s.problem(err, op.Method, op.Path)
+	}
+	return out, nil
 }
 
 // problem is what is answered for an error; the log has those that are the agent's own fault.

@@ -4,7 +4,6 @@ package service
 
 import (
 	"bytes"
-	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -14,6 +13,7 @@ import (
 	"os"
 	"reflect"
 	"slices"
+	"sort"
 	"strings"
 	"sync"
 
@@ -119,7 +119,7 @@ func (s State) with(l Link) State {
 		s.Addresses = slices.Compact(slices.SortedFunc(slices.Values(slices.Concat(s.Addresses, l.PeerAddresses)), netip.Prefix.Compare))
 	}
 	s.Links = append(slices.Clone(s.Links), l) // the old one is the watcher's
-	slices.SortFunc(s.Links, func(x, y Link) int { return cmp.Compare(x.Ifindex, y.Ifindex) })
+	sort.Slice(s.Links, func(i, j int) bool { return s.Links[i].Ifindex < s.Links[j].Ifindex })
 	return s
 }
 

@@ -3,11 +3,11 @@
 package service
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
+	"sort"
 
 	"golang.org/x/sys/unix"
 
@@ -69,7 +69,7 @@ func (s *scanner) refresh() error {
 		return err
 	}
 	s.ipsec = s.xfrm.policies()
-	slices.SortFunc(links, func(a, b rawLink) int { return cmp.Compare(a.Ifindex, b.Ifindex) })
+	sort.Slice(links, func(i, j int) bool { return links[i].Ifindex < links[j].Ifindex })
 	s.paths = make(map[string]nsKey)
 	s.byName = make(map[string]rawLink, len(links))
 	s.byNSID = make(map[int32][]rawLink)

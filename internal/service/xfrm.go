@@ -8,7 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"slices"
+	"sort"
 
 	"github.com/vishvananda/netlink/nl"
 	"github.com/vishvananda/netns"
@@ -80,9 +80,10 @@ func (x *xfrm) list() ([]sdk.IPsecPolicy, error) {
 	if len(out) > maxPolicies {
 		return nil, fmt.Errorf("%d found, more than %d", len(out), maxPolicies)
 	}
-	slices.SortStableFunc(out, func(a, b sdk.IPsecPolicy) int {
+	sort.SliceStable(out, func(i, j int) bool {
+		a, b := &out[i], &out[j]
 		// Among those of one priority it is not known which one the kernel finds first: the allowing ones come last.
-		return cmp.Or(cmp.Compare(a.Priority, b.Priority), -cmp.Compare(a.Action, b.Action), cmp.Compare(a.Index, b.Index))
+		return cmp.Or(cmp.Compare(a.Priority, b.Priority), -cmp.Compare(a.Action, b.Action), cmp.Compare(a.Index, b.Index)) < 0
 	})
 	return append(out, c.defaults()...), nil
 }

@@ -14,6 +14,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"sort"
 	"strings"
 	"sync"
 	"time"
@@ -304,11 +305,9 @@ func (s *memory) all() (out []program) {
 	for _, p := range s.known {
 		out = append(out, *p)
 	}
-	slices.SortFunc(out, func(a, b program) int {
-		if c := strings.Compare(a.path(), b.path()); c != 0 {
-			return c
-		}
-		return bytes.Compare(a.File.bytes(), b.File.bytes())
+	sort.Slice(out, func(i, j int) bool {
+		a, b := &out[i], &out[j]
+		return cmp.Or(cmp.Compare(a.path(), b.path()), bytes.Compare(a.File.bytes(), b.File.bytes())) < 0
 	})
 	return out
 }

@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/netip"
 	"slices"
+	"sort"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -114,9 +115,13 @@ func (a *accelerator) pairs() ([]PairReport, error) {
 		sums[key].add(&c)
 	}
 	out := []PairReport{}
-	for _, key := range slices.SortedFunc(maps.Keys(sums), func(a, b [2]string) int { return slices.Compare(a[:], b[:]) }) {
-		out = append(out, *sums[key])
+	for _, sum := range sums {
+		out = append(out, *sum)
 	}
+	sort.Slice(out, func(i, j int) bool {
+		a, b := &out[i], &out[j]
+		return cmp.Or(cmp.Compare(a.Client, b.Client), cmp.Compare(a.Server, b.Server)) < 0
+	})
 	return out, nil
 }
 
@@ -225,8 +230,9 @@ func (a *accelerator) destinations() ([]DestinationReport, error) {
 		client := cmp.Or(services[key.Netns], "(node)")
 		out = append(out, DestinationReport{client, at.String(), float64(d.Turns) / 16, d.Offers, d.Passed})
 	}
-	slices.SortFunc(out, func(a, b DestinationReport) int {
-		return cmp.Or(cmp.Compare(a.Client, b.Client), cmp.Compare(a.Address, b.Address))
+	sort.Slice(out, func(i, j int) bool {
+		a, b := &out[i], &out[j]
+		return cmp.Or(cmp.Compare(a.Client, b.Client), cmp.Compare(a.Address, b.Address)) < 0
 	})
 	return out, nil
 }

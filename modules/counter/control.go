@@ -12,7 +12,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
-	"slices"
+	"sort"
 	"strconv"
 	"time"
 
@@ -145,9 +145,10 @@ func (c generation) read() (*Report, error) {
 			out.Counts = append(out.Counts, k.entry(at, count))
 		}
 	}
-	slices.SortFunc(out.Counts, func(a, b Entry) int {
+	sort.Slice(out.Counts, func(i, j int) bool {
+		a, b := &out.Counts[i], &out.Counts[j]
 		return cmp.Or(cmp.Compare(a.Service, b.Service), cmp.Compare(a.Interface, b.Interface), cmp.Compare(a.Direction, b.Direction),
-			cmp.Compare(a.Family, b.Family), cmp.Compare(a.Protocol, b.Protocol))
+			cmp.Compare(a.Family, b.Family), cmp.Compare(a.Protocol, b.Protocol)) < 0
 	})
 	return out, out.total(c.Maps)
 }

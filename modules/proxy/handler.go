@@ -8,7 +8,7 @@ import (
 	"net/http"
 	"net/netip"
 	"net/url"
-	"slices"
+	"sort"
 	"strconv"
 	"time"
 
@@ -79,7 +79,7 @@ func (w *plane) listServices(name string) []ServiceReport {
 		}
 		out = append(out, r)
 	}
-	slices.SortFunc(out, func(a, b ServiceReport) int { return compareText(a.Name, b.Name) })
+	sort.Slice(out, func(i, j int) bool { return compareText(out[i].Name, out[j].Name) < 0 })
 	return out
 }
 
@@ -116,8 +116,9 @@ func (w *plane) listInstances(service string) []InstanceReport {
 			out = append(out, r)
 		}
 	}
-	slices.SortFunc(out, func(a, b InstanceReport) int {
-		return cmp.Or(compareText(a.Service, b.Service), compareText(a.Name, b.Name), cmp.Compare(a.Index, b.Index))
+	sort.Slice(out, func(i, j int) bool {
+		a, b := &out[i], &out[j]
+		return cmp.Or(compareText(a.Service, b.Service), compareText(a.Name, b.Name), cmp.Compare(a.Index, b.Index)) < 0
 	})
 	return out
 }

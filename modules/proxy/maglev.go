@@ -5,6 +5,7 @@ package proxy
 import (
 	"cmp"
 	"slices"
+	"sort"
 )
 
 // member is an instance as the policies see it.
@@ -39,7 +40,7 @@ func maglevSize(instances, share int) uint32 {
 // more often. The order of members does not matter, so that all nodes come to the same table.
 func maglev(members []member, size uint32) []uint32 {
 	members = slices.Clone(members)
-	slices.SortFunc(members, func(a, b member) int { return cmp.Compare(a.identity, b.identity) })
+	sort.Slice(members, func(i, j int) bool { return members[i].identity < members[j].identity })
 	turns := newTurns(members, size)
 	table, taken := make([]uint32, size), make([]bool, size)
 	for left, round := size, uint64(1); ; round++ {

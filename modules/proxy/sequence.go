@@ -3,8 +3,8 @@
 package proxy
 
 import (
-	"cmp"
 	"slices"
+	"sort"
 )
 
 // maxSequence is how long the sequence of weights may be; greater sums are scaled down to it.
@@ -23,7 +23,7 @@ func sequence(members []member) []uint32 {
 			all = append(all, due{2*k + 1, uint64(m.weight), m.index})
 		}
 	}
-	slices.SortStableFunc(all, func(a, b due) int { return cmp.Compare(a.turn*b.weight, b.turn*a.weight) })
+	sort.SliceStable(all, func(i, j int) bool { return all[i].turn*all[j].weight < all[j].turn*all[i].weight })
 	out := make([]uint32, len(all))
 	for i, d := range all {
 		out[i] = d.index

@@ -11,6 +11,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"slices"
+	"sort"
 	"time"
 
 	"github.com/kerb-edge/kerb/sdk"
@@ -158,7 +159,7 @@ func (w *plane) listHeld(now time.Time) *HeldReport {
 	for a := range w.negative.entries {
 		out.Unknown = append(out.Unknown, a.String())
 	}
-	slices.SortFunc(out.Held, func(a, b HeldAddress) int { return compareText(a.Address, b.Address) })
+	sort.Slice(out.Held, func(i, j int) bool { return compareText(out.Held[i].Address, out.Held[j].Address) < 0 })
 	slices.Sort(out.Unknown)
 	return out
 }
