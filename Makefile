@@ -3,8 +3,6 @@
 
 export CGO_ENABLED = 0
 
-VERSION := $(shell git describe --always --dirty --tags 2>/dev/null || echo unknown)
-LDFLAGS := -s -w -X github.com/kerb-edge/kerb/internal/version.stamped=$(VERSION)
 SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 ROOT_GO := $(SUDO) env "PATH=$(PATH)" CGO_ENABLED=0 go
 
@@ -65,7 +63,7 @@ generate: ## Develop: write the generated Go files and test objects again
 
 build: bpf ## Build: ./kerb, ./kerb-bench; static binaries for amd64 and arm64, and manual pages, in dist/
 	for program in kerb kerb-bench; do for arch in amd64 arm64; do \
-	  GOARCH=$$arch go build -trimpath -ldflags '$(LDFLAGS)' -o dist/$$program-linux-$$arch ./cmd/$$program || exit 1; done; \
+	  GOARCH=$$arch scripts/build dist/$$program-linux-$$arch $$program || exit 1; done; \
 	  cp dist/$$program-linux-$$(go env GOARCH) $$program; done
 	go run ./internal/cli/man dist/man1
 
@@ -170,7 +168,7 @@ demo-build: demo-setup
 	@echo "compiling the data planes"
 	@$(MAKE) --no-print-directory -s bpf
 	@echo "building ./kerb and ./kerb-bench (the first time takes a minute or two)"
-	@go build -ldflags '$(LDFLAGS)' -o . ./cmd/kerb ./cmd/kerb-bench
+	@scripts/build kerb kerb && scripts/build kerb-bench kerb-bench
 
 demo-setup:
 	@scripts/setup demo

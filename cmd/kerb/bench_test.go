@@ -6,7 +6,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 )
@@ -56,12 +55,11 @@ func placeBench(t *testing.T, kerb, script string) {
 	}
 }
 
-// buildKerb builds kerb alone in a directory, with flags of go build.
+// buildKerb builds kerb as it is released, alone in a directory, with further flags of go build.
 func buildKerb(t *testing.T, flags ...string) string {
 	t.Helper()
 	program := filepath.Join(t.TempDir(), "kerb")
-	build := exec.Command("go", slices.Concat([]string{"build", "-o", program}, flags, []string{"."})...)
-	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	build := exec.Command("../../scripts/build", append([]string{program, "kerb"}, flags...)...)
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}

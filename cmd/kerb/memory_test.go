@@ -23,7 +23,7 @@ import (
 // What an idle node may have in memory. Later work stays inside.
 const (
 	maxIdle = 25 << 20 // VmRSS of an agent without modules
-	maxAll  = 46 << 20 // PSS of an agent with all modules, and of their control planes; the goal is 40 MiB
+	maxAll  = 40 << 20 // PSS of an agent with all modules, and of their control planes
 )
 
 // configs are those of the built-in packages that need one.
@@ -36,7 +36,7 @@ var configs = map[string]map[string]any{
 }
 
 func TestMemory(t *testing.T) {
-	nodetest.Kerb = buildKerb(t, "-ldflags", "-s -w")
+	nodetest.Kerb = buildKerb(t)
 	n := nodetest.New(t)
 	n.Configure("cgroup: " + cgrouptest.New(t, "", "kerb-memory") + "\n")
 	n.Start()
