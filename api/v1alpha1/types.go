@@ -90,12 +90,23 @@ type Attach struct {
 // DefaultPriority is the priority of a module whose resource states none.
 const DefaultPriority = 100
 
-// Order is the place of a module among the others on the same hook. Ties are broken by name.
+// Order is the place of a module among the others on the same hook, as a distance from the service: packets from the service
+// meet the modules from the nearest to the farthest, packets to it the other way round. Ties are broken by name.
 type Order struct {
-	Priority int      `json:"priority" required:"false" default:"100" doc:"Lower runs earlier, in both directions"`
-	Before   []string `json:"before,omitempty" doc:"Modules that run after this one"`
-	After    []string `json:"after,omitempty" doc:"Modules that run before this one"`
+	Priority  int            `json:"priority" required:"false" default:"100" doc:"Distance from the service: lower is nearer"`
+	Before    []string       `json:"before,omitempty" doc:"Modules that are farther from the service than this one"`
+	After     []string       `json:"after,omitempty" doc:"Modules that are nearer to the service than this one"`
+	Direction OrderDirection `json:"direction,omitempty" enum:"mirrored,same" default:"mirrored" doc:"same: packets to the service meet the chain in the order of packets from it, if any module of the chain says so"`
 }
+
+// OrderDirection relates the order of packets to a service to that of packets from it.
+type OrderDirection string
+
+// Order directions.
+const (
+	OrderMirrored OrderDirection = "mirrored"
+	OrderSame     OrderDirection = "same"
+)
 
 // Budget limits what a module may use.
 type Budget struct {

@@ -178,6 +178,9 @@ func (a *Agent) converge(t target, k kernel, points plan.Placements, keep bool, 
 		a.interruptTrace()
 	}
 	a.mu.Lock()
+	if a.starting() {
+		a.reordered = reordered(r.Steps, points)
+	}
 	a.busy = r.Busy
 	a.mu.Unlock()
 	a.install(t, without(points, r.Busy))

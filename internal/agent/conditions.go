@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/deploy"
 	"github.com/kerb-edge/kerb/internal/kerbabi"
@@ -77,11 +78,11 @@ func (a *Agent) shadowConditions(name string) []v1.Condition {
 	return []v1.Condition{{Type: "SeesAllPackets", Status: "False", Reason: "Shadowed", Message: text}}
 }
 
-func (a *Agent) rankOf(module string) int {
-	if d := a.modules[module]; d != nil {
-		return d.Rank
+func (a *Agent) rankOf(module string, service bool) int {
+	if d := a.modules[module]; d != nil && d.Rank != nil {
+		return d.Rank(service)
 	}
-	return 0
+	return chain.DefaultRank
 }
 
 // linkConditions are there only for modules that name an interface which they cannot read.

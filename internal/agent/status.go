@@ -370,6 +370,7 @@ func (a *Agent) nodeConditions() []v1.Condition {
 	if c, configured := a.integrations.Condition(); configured {
 		out = append(out, c)
 	}
+	out = append(out, a.orderCondition()...)
 	if a.store.RecoveryPending() {
 		out = append(out, v1.Condition{Type: "StoreLost", Status: "True", Reason: "Corrupted",
 			Message: "the store was damaged and has been moved aside; attached chains keep running unchanged until modules are applied again"})

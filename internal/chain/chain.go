@@ -32,6 +32,10 @@ const (
 	Both    Direction = "both"    // sockets send and receive
 )
 
+// DefaultRank is the distance from the service of counters and firewalls. Modules nearer to the service take packets or answer in
+// its name, those farther away send packets past the rest of the chain.
+const DefaultRank = 40
+
 // Side is a hook of an interface or of a cgroup, in the kernel's words.
 type Side string
 

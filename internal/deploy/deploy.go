@@ -139,7 +139,7 @@ func (d *Module) onSockets() bool { return d.Pkg.HasHook(pkgs.HookSockets) }
 // describe gives plans what they need to know of the module.
 func (d *Module) describe(settings sdk.Settings) {
 	d.Member = memberOf(d.Dataplane)
-	d.Package, d.Rank, d.Sockets, d.Replies = d.Pkg.Name, d.Pkg.Rank, d.onSockets(), d.Pkg.Replies
+	d.Package, d.Rank, d.Sockets, d.Replies = d.Pkg.Name, d.Pkg.RankOn, d.onSockets(), d.Pkg.Replies
 	d.LongReplies, d.TranslatesReplies, d.Inbound = settings.LongReplies, settings.TranslatesReplies, settings.Inbound
 	if d.LinkTypes = settings.LinkTypes; len(d.LinkTypes) == 0 {
 		d.LinkTypes = d.Pkg.ReadableLinkTypes()

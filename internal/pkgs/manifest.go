@@ -13,6 +13,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/decode"
 	"github.com/kerb-edge/kerb/internal/fault"
 	"github.com/kerb-edge/kerb/internal/schema"
@@ -43,7 +44,8 @@ type Manifest struct {
 	Hooks         []string       `json:"hooks"`
 	Directions    Directions     `json:"directions,omitzero"`
 	LinkTypes     []string       `json:"linkTypes,omitempty"`     // of interfaces whose frames it reads; ethernet by default
-	Rank          int            `json:"rank,omitempty"`          // place in chains among modules of the same priority: lower first
+	Rank          int            `json:"rank"`                    // distance from the service among modules of the same priority
+	InterfaceRank *int           `json:"interfaceRank,omitempty"` // the same on interfaces of the node; Rank by default
 	Frags         bool           `json:"frags,omitempty"`         // copes with XDP packets in several buffers
 	FailurePolicy string         `json:"failurePolicy,omitempty"` // open or closed
 	Maps          MapRoles       `json:"maps,omitzero"`
@@ -64,6 +66,14 @@ type Manifest struct {
 	Socket bool `json:"socket,omitempty"`
 	// Capabilities are what the agent provides to the control plane. Use Manifest.Granted, which knows older manifests.
 	Capabilities []string `json:"capabilities,omitzero"`
+}
+
+// RankOn returns the rank on interfaces of services or of the node.
+func (m *Manifest) RankOn(service bool) int {
+	if !service && m.InterfaceRank != nil {
+		return *m.InterfaceRank
+	}
+	return m.Rank
 }
 
 // Directions are those in which packets meet the module, by kind of attach point; all that it has code for by default.
@@ -125,7 +135,7 @@ func decodeManifest(tree map[string]any) (*Manifest, error) {
 	if err != nil {
 		return nil, err
 	}
-	m := Manifest{FailurePolicy: "open"}
+	m := Manifest{FailurePolicy: "open", Rank: chain.DefaultRank}
 	if err := json.Unmarshal(data, &m); err != nil {
 		return nil, err
 	}

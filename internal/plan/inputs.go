@@ -21,7 +21,7 @@ type Module struct {
 	CannotRun bool
 
 	Package      string
-	Rank         int // of the package; modules that take packets past the rest of the chain have a higher one
+	Rank         func(service bool) int // of the package, on interfaces of services and of the node
 	Sockets      bool
 	Hooks        []chain.Hook // on which the module works with its config, the preferred one first
 	Entries      map[chain.Hook]map[chain.Direction]bool
@@ -72,13 +72,13 @@ func (in Inputs) Desired(placed Placements, keep bool) Desired {
 	return d
 }
 
-// order returns the modules in their order in chains.
-func (in Inputs) order() ([]*Module, error) {
+// order returns the modules by their distance from the service on interfaces of services, or on those of the node.
+func (in Inputs) order(service bool) ([]*Module, error) {
 	var resources []v1.Module
 	for _, name := range slices.Sorted(maps.Keys(in.Modules)) {
 		resources = append(resources, in.Modules[name].Resource)
 	}
-	sorted, err := Order(resources, in.rank)
+	sorted, err := Order(resources, func(module string) int { return in.rank(module, service) })
 	if err != nil {
 		return nil, err
 	}
@@ -89,11 +89,11 @@ func (in Inputs) order() ([]*Module, error) {
 	return out, nil
 }
 
-func (in Inputs) rank(module string) int {
-	if m := in.Modules[module]; m != nil {
-		return m.Rank
+func (in Inputs) rank(module string, service bool) int {
+	if m := in.Modules[module]; m != nil && m.Rank != nil {
+		return m.Rank(service)
 	}
-	return 0
+	return chain.DefaultRank
 }
 
 func (in Inputs) labels(service string) map[string]string {

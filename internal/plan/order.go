@@ -18,8 +18,9 @@ func (e *CycleError) Error() string {
 	return "order.before and order.after contradict each other among the modules " + strings.Join(e.Modules, ", ")
 }
 
-// Order sorts modules by their before and after, then by priority, then by the rank of their packages, then by name. Names
-// that are not deployed are ignored, so that the order may be stated before the other module comes.
+// Order sorts modules by their distance from the service, the nearest first: by their before and after, then by priority, then
+// by the rank of their packages, then by name. Names that are not deployed are ignored, so that the order may be stated before
+// the other module comes.
 func Order(modules []v1.Module, rank func(module string) int) ([]v1.Module, error) {
 	waiting := slices.Clone(modules)
 	sort.Slice(waiting, func(i, j int) bool {

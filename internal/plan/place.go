@@ -3,6 +3,7 @@
 package plan
 
 import (
+	"cmp"
 	"maps"
 	"slices"
 
@@ -30,13 +31,20 @@ type port struct {
 
 // Place decides on the chain of every attach point. Its error is a *CycleError.
 func (in Inputs) Place() (Placements, error) {
-	order, err := in.order()
+	order, err := in.order(true)
+	if err != nil {
+		return nil, err
+	}
+	onInterfaces, err := in.order(false)
 	if err != nil {
 		return nil, err
 	}
 	out := Placements{}
 	for _, p := range in.ports(order) {
 		sides := interfaceSides
+		if p.service == "" {
+			p.sort(onInterfaces)
+		}
 		if p.service != "" {
 			sides = ServiceSides
 		}
@@ -57,8 +65,23 @@ func (in Inputs) chainOf(p *port, side chain.Side, dir chain.Direction) chain.Sp
 			spec.Members = append(spec.Members, m.Member)
 		}
 	}
+	if dir == chain.Ingress && in.mirrored(spec) {
+		slices.Reverse(spec.Members)
+	}
 	spec.Veth = side == chain.OnXDP && p.link.Kind == "veth" && in.Replies(spec)
 	return spec
+}
+
+// mirrored reports whether packets to the service meet the modules of a chain in the opposite order of packets from it.
+func (in Inputs) mirrored(spec chain.Spec) bool {
+	return !slices.ContainsFunc(spec.Members, func(m chain.Member) bool {
+		return in.Modules[m.Name].Resource.Spec.Order.Direction == v1.OrderSame
+	})
+}
+
+// sort puts the modules into an order of all modules.
+func (p *port) sort(order []*Module) {
+	slices.SortFunc(p.modules, func(a, b *Module) int { return cmp.Compare(slices.Index(order, a), slices.Index(order, b)) })
 }
 
 // Replies reports whether a module of the chain answers packets.

@@ -86,13 +86,13 @@ func TestPlace(t *testing.T) {
 		"a selector": {[]*Module{onBoth("a", "tier=front")},
 			[]string{"1_tc-egress: web ingress a", "1_tc-ingress: web egress a"}},
 		"all services, in order": {[]*Module{onBoth("b", "*"), with(onBoth("a", "tier=back"), func(m *Module) { m.Resource.Spec.Order.After = []string{"b"} })},
-			[]string{"1_tc-egress: web ingress b", "1_tc-ingress: web egress b", "2_tc-egress: db ingress b, a", "2_tc-ingress: db egress b, a"}},
+			[]string{"1_tc-egress: web ingress b", "1_tc-ingress: web egress b", "2_tc-egress: db ingress a, b", "2_tc-ingress: db egress b, a"}},
 		"an interface": {[]*Module{onBoth("a", "", "eth0")}, []string{"10_xdp:  ingress a"}},
 		"an interface on TC": {[]*Module{with(onBoth("a", "", "eth0"), func(m *Module) { m.Resource.Spec.Hook = v1.HookTC })},
 			[]string{"10_tc-egress:  egress a", "10_tc-ingress:  ingress a"}},
 		"an interface that is not there": {[]*Module{onBoth("a", "", "eth7")}, nil},
 		"an interface of a service belongs to it": {[]*Module{onBoth("a", "", "vweb"), onBoth("b", "tier=front", "vweb")},
-			[]string{"1_tc-egress: web ingress a, b", "1_tc-ingress: web egress a, b"}},
+			[]string{"1_tc-egress: web ingress b, a", "1_tc-ingress: web egress a, b"}},
 		"one direction": {[]*Module{with(onBoth("a", "tier=front"), func(m *Module) { m.OnServices = []chain.Direction{chain.Egress} })},
 			[]string{"1_tc-ingress: web egress a"}},
 		"directions of interfaces are others": {[]*Module{with(onBoth("a", "", "eth0"), func(m *Module) {
@@ -176,36 +176,76 @@ func TestVethReplies(t *testing.T) {
 	}
 }
 
+func always(rank int) func(bool) int { return func(bool) int { return rank } }
+
 func TestShadowed(t *testing.T) {
-	modules := map[string]int{"fw": 0, "count": 0, "px": 50, "tun": 60}
-	for _, c := range []struct{ chain, want []string }{
-		{[]string{"count", "fw", "px", "tun"}, nil},
-		{[]string{"px", "fw"}, []string{"fw"}},
-		{[]string{"fw", "tun", "px", "count"}, []string{"count", "px"}},
-		{[]string{"gone", "fw"}, nil},
-		{[]string{"px", "gone"}, []string{"gone"}},
+	modules := map[string]int{"tap": 10, "answer": 20, "fw": 40, "count": 40, "px": 50, "tun": 60}
+	for _, c := range []struct {
+		dir         chain.Direction
+		chain, want []string
+	}{
+		{chain.Egress, []string{"tap", "answer", "count", "fw", "px", "tun"}, nil},
+		{chain.Egress, []string{"px", "fw"}, []string{"fw"}},
+		{chain.Egress, []string{"fw", "tun", "px", "count"}, []string{"count", "px"}},
+		{chain.Egress, []string{"count", "answer"}, nil},
+		{chain.Ingress, []string{"tun", "px", "fw", "count", "answer", "tap"}, nil},
+		{chain.Ingress, []string{"fw", "px"}, nil},
+		{chain.Ingress, []string{"answer", "fw"}, []string{"fw"}},
+		{chain.Ingress, []string{"tap", "gone", "answer"}, []string{"answer", "gone"}},
 	} {
-		at := Placement{Service: "web"}
+		at := Placement{Service: "web", Chain: chain.Spec{Direction: c.dir}}
 		for _, name := range c.chain {
 			at.Chain.Members = append(at.Chain.Members, chain.Member{Name: name})
 		}
 		placed := Placements{{Ifindex: 7, Side: chain.OnTCIngress}: at}
-		got := slices.Sorted(maps.Keys(Shadowed(placed, func(name string) int { return modules[name] })))
-		if !slices.Equal(got, c.want) {
-			t.Errorf("%v: %v, want %v", c.chain, got, c.want)
+		rank := func(name string, _ bool) int {
+			if r, ok := modules[name]; ok {
+				return r
+			}
+			return chain.DefaultRank
+		}
+		if got := slices.Sorted(maps.Keys(Shadowed(placed, rank))); !slices.Equal(got, c.want) {
+			t.Errorf("%s %v: %v, want %v", c.dir, c.chain, got, c.want)
 		}
 	}
 }
 
+// Packets from a service meet the modules outwards, packets to it inwards: also on interfaces of the node, where the tunnel is
+// nearer to the services than what guards the underlay.
+func TestMirroredOrder(t *testing.T) {
+	ranked := func(name string, onService, onInterface int) *Module {
+		return with(onBoth(name, "tier=front", "eth0"), func(m *Module) {
+			m.Resource.Spec.Hook = v1.HookTC
+			m.Rank = func(service bool) int { return map[bool]int{true: onService, false: onInterface}[service] }
+		})
+	}
+	order := func(dir v1.OrderDirection) []string {
+		fw := with(ranked("fw", 40, 40), func(m *Module) { m.Resource.Spec.Order.Direction = dir })
+		placed, err := node(ranked("tun", 60, 25), ranked("answer", 20, 20), fw, ranked("px", 50, 50)).Place()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return texts(placed)
+	}
+	if diff := cmp.Diff([]string{"1_tc-egress: web ingress tun, px, fw, answer", "1_tc-ingress: web egress answer, fw, px, tun",
+		"10_tc-egress:  egress answer, tun, fw, px", "10_tc-ingress:  ingress px, fw, tun, answer"}, order(v1.OrderMirrored)); diff != "" {
+		t.Errorf("mirrored, want (-), got (+):\n%s", diff)
+	}
+	if diff := cmp.Diff([]string{"1_tc-egress: web ingress answer, fw, px, tun", "1_tc-ingress: web egress answer, fw, px, tun",
+		"10_tc-egress:  egress answer, tun, fw, px", "10_tc-ingress:  ingress answer, tun, fw, px"}, order(v1.OrderSame)); diff != "" {
+		t.Errorf("same, want (-), got (+):\n%s", diff)
+	}
+}
+
 func TestWarnings(t *testing.T) {
-	first := with(onBoth("px", "tier=front"), func(m *Module) { m.Rank, m.Resource.Spec.Order.Priority = 50, -1 })
+	first := with(onBoth("px", "tier=front"), func(m *Module) { m.Rank, m.Resource.Spec.Order.Priority = always(50), -1 })
 	in := node(first, onBoth("fw", "tier=front"), onBoth("tap", "", "tun0", "eth0"))
 	placed, err := in.Place()
 	if err != nil {
 		t.Fatal(err)
 	}
 	got := in.Warnings(placed)
-	if len(got) != 2 || !strings.HasPrefix(got[0], "Module fw: px runs before it on web and takes") ||
+	if len(got) != 2 || !strings.HasPrefix(got[0], "Module fw: px runs before it on web (egress) and takes") ||
 		!strings.HasPrefix(got[1], "Module tap: cannot read the frames of tun0 (") {
 		t.Errorf("%q", got)
 	}

@@ -11,10 +11,9 @@ import (
 	"github.com/kerb-edge/kerb/internal/chain"
 )
 
-// A packet filter and a module that translates addresses, such as firewall and proxy, meet packets of one client in the
-// same order in both directions. The filter tracks a connection to the virtual address, and the reply of an instance that
-// this node's translating module does not run on arrives with the instance's own address: the filter knows no such
-// connection. Until chains are mirrored, the operator is warned.
+// A packet filter that packets to a client meet before the module that translates addresses, such as a firewall before the proxy,
+// sees the reply of an instance that this node's translating module does not run on with the instance's own address, and knows no
+// such connection. By default the translating module comes first; where the operator has changed the order, there is a warning.
 
 // LostReplies explains, by module, which replies of instances a module drops before another module of the same service
 // gives them their virtual address.
@@ -27,7 +26,7 @@ func (in Inputs) LostReplies(placed Placements, virtual []v1.VirtualService) map
 		}
 		filter := in.member(place.Chain, func(m *Module) bool { return m.Inbound != nil })
 		translator := in.member(place.Chain, func(m *Module) bool { return m.TranslatesReplies })
-		if filter == nil || translator == nil {
+		if filter == nil || translator == nil || position(place.Chain, translator) < position(place.Chain, filter) {
 			continue
 		}
 		instance, addr := filter.drops(virtual, servicesOf(placed, translator.Member.Name))
@@ -35,11 +34,16 @@ func (in Inputs) LostReplies(placed Placements, virtual []v1.VirtualService) map
 			continue
 		}
 		text := fmt.Sprintf("on service %s, module %s drops the replies of instance %s (%s), which has no module %s on this node, "+
-			"to virtual addresses: %s in %[2]s, or remove one of the two modules from the service",
+			"to virtual addresses: packets to the service meet it before %[5]s; leave out order.direction, and give %[2]s an order.priority "+
+			"that is not above that of %[5]s, or %[6]s in %[2]s",
 			place.Service, filter.Member.Name, instance, addr, translator.Member.Name, filter.Inbound.Advice)
 		out[filter.Member.Name], out[translator.Member.Name] = text, text
 	}
 	return out
+}
+
+func position(c chain.Spec, m *Module) int {
+	return slices.IndexFunc(c.Members, func(one chain.Member) bool { return one.Name == m.Member.Name })
 }
 
 // member returns the first module of a chain for which is holds, nil if there is none.

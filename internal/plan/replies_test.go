@@ -13,8 +13,10 @@ import (
 
 // What modules declare decides, not the names of their packages.
 func TestLostReplies(t *testing.T) {
-	filter := with(onBoth("strict", "*"), func(m *Module) { m.Inbound = &sdk.Inbound{Advice: "open the gate"} })
-	translator := with(onBoth("vip", "*"), func(m *Module) { m.TranslatesReplies = true })
+	filter := with(onBoth("strict", "*"), func(m *Module) {
+		m.Inbound, m.Resource.Spec.Order.Direction = &sdk.Inbound{Advice: "open the gate"}, v1.OrderSame
+	})
+	translator := with(onBoth("vip", "*"), func(m *Module) { m.TranslatesReplies, m.Resource.Spec.Order.Direction = true, v1.OrderSame })
 	far := []v1.VirtualService{{Metadata: v1.ObjectMeta{Name: "api"}, Status: &v1.VirtualServiceStatus{
 		Instances: []v1.VirtualInstanceStatus{{Name: "here", Service: "web", Addresses: []string{"10.0.0.1"}},
 			{Name: "far", Addresses: []string{"10.0.0.2"}}}}}}
@@ -29,6 +31,7 @@ func TestLostReplies(t *testing.T) {
 		lost    bool
 	}{
 		"a filter and a translator":     {[]*Module{filter, translator}, far, true},
+		"the translator comes first":    {[]*Module{with(onBoth("strict", "*"), func(m *Module) { m.Inbound = filter.Inbound }), with(onBoth("vip", "*"), func(m *Module) { m.TranslatesReplies = true })}, far, false},
 		"without the filter":            {[]*Module{onBoth("strict", "*"), translator}, far, false},
 		"without the translator":        {[]*Module{filter, onBoth("vip", "*")}, far, false},
 		"without virtual services":      {[]*Module{filter, translator}, nil, false},

@@ -9,21 +9,40 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/service"
 )
 
-// Shadowed explains, by module, which modules miss packets, because a module that takes packets past the rest of the chain
-// comes before them. By their rank such modules come last: only the operator's order moves them forward.
-func Shadowed(placed Placements, rank func(module string) int) map[string]string {
+// Ranks of modules that take packets off the chain, so that those behind do not see them: packets to the service below
+// takesInward, packets from it from takesOutward on.
+const (
+	takesInward  = 30
+	takesOutward = 50
+)
+
+// Rank returns the rank of a module's package on interfaces of services or of the node.
+type Rank func(module string, service bool) int
+
+// takesBefore reports whether a module takes packets off a chain that the next one should have seen.
+func takesBefore(first, next int, dir chain.Direction) bool {
+	if dir == chain.Ingress {
+		return first < takesInward && first < next
+	}
+	return first >= takesOutward && first > next
+}
+
+// Shadowed explains, by module, which modules miss packets, because a module that takes packets off the chain comes before them.
+// By their rank such modules come last: only the operator's order moves them forward.
+func Shadowed(placed Placements, rank Rank) map[string]string {
 	out := map[string]string{}
 	for _, p := range placed.Sorted() {
-		members := placed[p].Chain.Members
-		for i, second := range members {
-			for _, first := range members[:i] {
-				if rank(first.Name) > rank(second.Name) {
-					out[second.Name] = fmt.Sprintf("%[1]s runs before it on %[2]s and takes packets off the chain, "+
-						"so this module does not see them: set a lower order.priority",
-						first.Name, cmp.Or(placed[p].Service, placed[p].Link.Name))
+		at := placed[p]
+		for i, second := range at.Chain.Members {
+			for _, first := range at.Chain.Members[:i] {
+				if onService := at.Service != ""; takesBefore(rank(first.Name, onService), rank(second.Name, onService), at.Chain.Direction) {
+					out[second.Name] = fmt.Sprintf("%s runs before it on %s (%s) and takes packets off the chain, "+
+						"so this module does not see them: change order.priority so that it comes first",
+						first.Name, cmp.Or(at.Service, at.Link.Name), at.Chain.Direction)
 				}
 			}
 		}

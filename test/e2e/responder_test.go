@@ -8,11 +8,14 @@ import (
 	"encoding/json"
 	"net"
 	"net/netip"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
+	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/client"
+	"github.com/kerb-edge/kerb/intercept"
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
 	"github.com/kerb-edge/kerb/internal/lab/node/nodetest"
 )
@@ -154,4 +157,65 @@ func TestResponder(t *testing.T) {
 		t.Errorf("after a change: %+v", s)
 	}
 	n.tidy()
+}
+
+// What the firewall denies reaches neither the responder nor a program that takes packets; what it allows reaches both.
+func TestDeniedRequests(t *testing.T) {
+	n := newRunningNode(t)
+	firewall := func(ingress string) v1.Module {
+		return module("fw", "firewall", "app=web", map[string]any{"defaultPolicy": map[string]any{"ingress": ingress}})
+	}
+	n.apply(firewall("deny"), module("icpt", "intercept", "app=web", stealing(ctrlPort)), module("sign", "responder", "app=web",
+		map[string]any{"listeners": []any{map[string]any{"app": "speedlimit", "name": "road", "port": signPort,
+			"addresses": []string{n.web.Addr4().String()}}}}))
+	var r *intercept.Receiver
+	n.Eventually("the module serves programs", func() (ok bool) {
+		var err error
+		r, err = intercept.Open(filepath.Join(n.Run, "modules", "icpt.sock"), "ctrl", intercept.Options{KeepPriority: true})
+		return err == nil
+	})
+	defer r.Close()
+	s := n.numbered(n.db, n.web.Addr4())
+	s.send(3)
+	n.Eventually("the responder's requests are denied", func() bool { n.sendSign(n.db, n.web.Addr4()); return n.dropped("fw") >= 6 })
+	if got := n.signState().State.Answered; got != 0 {
+		t.Errorf("%d denied requests were answered", got)
+	}
+	if got := r.Stats().Received; got != 0 {
+		t.Errorf("%d denied packets were taken", got)
+	}
+	n.apply(firewall("allow"))
+	if got := n.askSign(n.db, n.web.Addr4()); got != 120 {
+		t.Errorf("%d km/h", got)
+	}
+	first := s.next
+	s.send(2)
+	receives(t, r, first, 2)
+	n.tidy()
+}
+
+// sendSign asks for the speed limit and does not wait for a reply.
+func (n *node) sendSign(from *netlab.Host, to netip.Addr) {
+	n.T.Helper()
+	err := from.Do(func() error {
+		conn, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(netip.AddrPortFrom(to, signPort)))
+		if err != nil {
+			return err
+		}
+		defer conn.Close()
+		_, err = conn.Write(binary.LittleEndian.AppendUint32(nil, 4))
+		return err
+	})
+	if err != nil {
+		n.T.Fatal(err)
+	}
+}
+
+// dropped is how many packets a module has dropped.
+func (n *node) dropped(module string) (total uint64) {
+	n.T.Helper()
+	for _, d := range get[v1.Module](n, "module", module).Status.Drops {
+		total += d.Packets
+	}
+	return total
 }
