@@ -141,7 +141,7 @@ func TestVirtualServices(t *testing.T) {
 	n.applyVirtual(t, virtualService("v", []string{"10.230.0.2"}, remote))
 	n.has(t, "v", far)
 	n.apply(t, nil, module("another", testPackage(t, "pass"), "app=web", nil))
-	wait.Until(t, "the chain of an instance arrives", func() bool { return slices.Contains(n.probe(t).Changes, "web true [another probe]") })
+	wait.Until(t, "the chain of an instance arrives", func() bool { return slices.Contains(n.probe(t).Changes, "web true [probe another]") })
 	if _, err := n.Delete(t.Context(), []resource.Ref{{Kind: v1.KindModule, Name: "another"}}, false); err != nil {
 		t.Fatal(err)
 	}
