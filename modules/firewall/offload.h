@@ -39,6 +39,24 @@ static __always_inline __s32 fw_checksum_offset(const struct kerb_pkt *pkt)
 	return -1;
 }
 
+/* Whether the place is the transport checksum of a packet that an ICMP error quotes: of those that a module turns a packet into
+ * (kerb/answer.h). The quoted packet has neither options nor extension headers. */
+static __always_inline int fw_is_quoted_checksum(const struct kerb_pkt *pkt, __s32 start, __s32 offset)
+{
+	__u8 *icmp = kerb_at(pkt, pkt->l4, sizeof(struct fw_icmp) + sizeof(struct iphdr)), *quoted, proto;
+	__s32 v4 = pkt->family == 4, at = pkt->l4 + sizeof(struct fw_icmp);
+
+	if (!icmp || pkt->proto != (v4 ? IPPROTO_ICMP : IPPROTO_ICMPV6) || fw_icmp_kind(v4, *icmp, FW_INGRESS) != FW_ERROR)
+		return 0;
+	quoted = icmp + sizeof(struct fw_icmp);
+	if (v4 ? *quoted != 0x45 || quoted[6] & 0x1f || quoted[7] : *quoted >> 4 != 6)
+		return 0;
+	proto = quoted[v4 ? __builtin_offsetof(struct iphdr, protocol) : __builtin_offsetof(struct ipv6hdr, nexthdr)];
+	if (start != at + (__s32)(v4 ? sizeof(struct iphdr) : sizeof(struct ipv6hdr)))
+		return 0;
+	return offset == 6 ? proto == IPPROTO_UDP : offset == 16 && proto == IPPROTO_TCP;
+}
+
 /* Whether a checksum, counted from start and written offset bytes further on, is written over something that was judged. */
 static __always_inline int fw_overwrites(const struct kerb_pkt *pkt, __s32 start, __s32 offset)
 {
@@ -50,7 +68,7 @@ static __always_inline int fw_overwrites(const struct kerb_pkt *pkt, __s32 start
 		return 1;
 	if (!(pkt->flags & KERB_F_L4))
 		return at < l4;
-	if (start == l4 && offset == fw_checksum_offset(pkt))
+	if ((start == l4 && offset == fw_checksum_offset(pkt)) || fw_is_quoted_checksum(pkt, start, offset))
 		return 0;
 	return pkt->proto != IPPROTO_UDP || at < l4 + (__s32)sizeof(struct udphdr); /* tunnels of the service's own */
 }

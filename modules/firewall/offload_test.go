@@ -14,26 +14,41 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
 )
 
-// withOffload sends a frame whose checksum, counted from start, is to be written offset bytes further on (struct
-// virtio_net_hdr), and returns the destination ports of UDP packets that arrive.
+// withOffload sends a frame as sendOffload does, and returns the destination ports of UDP packets that arrive.
 func (w *wire) withOffload(fd int, frame []byte, start, offset int) (ports []uint16) {
 	w.t.Helper()
-	header := make([]byte, 10)
-	header[0] = 1 // VIRTIO_NET_HDR_F_NEEDS_CSUM
-	binary.NativeEndian.PutUint16(header[6:], uint16(start))
-	binary.NativeEndian.PutUint16(header[8:], uint16(offset))
-	arrived := w.after(func() error {
-		if _, err := unix.Write(fd, slices.Concat(header, frame)); err != nil {
-			return fmt.Errorf("checksum from %d at %d: %w", start, offset, err)
-		}
-		return nil
-	})
-	for _, f := range arrived {
+	for _, f := range w.sendOffload(fd, frame, start, offset) {
 		if len(f) >= 42 && f[12] == 8 && f[13] == 0 && f[23] == protoUDP {
 			ports = append(ports, binary.BigEndian.Uint16(f[36:]))
 		}
 	}
 	return ports
+}
+
+// sendOffload sends a frame whose checksum, counted from start, is to be written offset bytes further on (struct
+// virtio_net_hdr), and returns what arrives.
+func (w *wire) sendOffload(fd int, frame []byte, start, offset int) [][]byte {
+	w.t.Helper()
+	header := make([]byte, 10)
+	header[0] = 1 // VIRTIO_NET_HDR_F_NEEDS_CSUM
+	binary.NativeEndian.PutUint16(header[6:], uint16(start))
+	binary.NativeEndian.PutUint16(header[8:], uint16(offset))
+	return w.after(func() error {
+		if _, err := unix.Write(fd, slices.Concat(header, frame)); err != nil {
+			return fmt.Errorf("checksum from %d at %d: %w", start, offset, err)
+		}
+		return nil
+	})
+}
+
+// offloadSocket is a packet socket whose frames have a struct virtio_net_hdr.
+func offloadSocket(t *testing.T, h *netlab.Host) int {
+	t.Helper()
+	fd := packetSocket(t, h)
+	if err := unix.SetsockoptInt(fd, unix.SOL_PACKET, unix.PACKET_VNET_HDR, 1); err != nil {
+		t.Fatal(err)
+	}
+	return fd
 }
 
 // summingTo is a UDP packet to port 7777 whose checksum over the UDP header and the payload is n.
@@ -62,11 +77,7 @@ func TestChecksumCannotOverwriteWhatWasJudged(t *testing.T) {
 	if err := b.lab.Node().Do(func() error { return netlab.SetTxChecksum(b.neighbour.Outer(), false) }); err != nil {
 		t.Fatal(err)
 	}
-	w := b.wire(b.tenant, b.neighbour)
-	fd := packetSocket(t, b.tenant)
-	if err := unix.SetsockoptInt(fd, unix.SOL_PACKET, unix.PACKET_VNET_HDR, 1); err != nil {
-		t.Fatal(err)
-	}
+	w, fd := b.wire(b.tenant, b.neighbour), offloadSocket(t, b.tenant)
 	attack := summingTo(b.tenant, b.neighbour, 22)
 	if got := w.withOffload(fd, attack, 34, 2); !slices.Equal(got, []uint16{22}) {
 		t.Fatalf("without a firewall the packet arrives at ports %v, not at 22: the test shows nothing", got)
@@ -99,5 +110,51 @@ func TestChecksumCannotOverwriteWhatWasJudged(t *testing.T) {
 				t.Errorf("%d drops as bad_offload, want 6", n)
 			}
 		})
+	}
+}
+
+// An ICMP error that a module has made of a packet quotes it with its deferred checksum. It passes where the place is the checksum
+// of the quoted transport header, and nothing else of the quote can be overwritten.
+func TestQuotedChecksum(t *testing.T) {
+	b := newBridged(t)
+	if err := dataplane.HaveSKBFields(); err != nil {
+		t.Skip(err)
+	}
+	b.filter(loadFirewall(t, `{"defaultPolicy": {"ingress": "allow", "egress": "allow"}, "state": {"enabled": false}}`))
+	w, fd := b.wire(b.tenant, b.neighbour), offloadSocket(t, b.tenant)
+	quoting := func(ip6 bool, proto int, change map[int]byte) []byte {
+		from, to := b.tenant.Addr4().String(), b.neighbour.Addr4().String()
+		unreachable := uint8(3)
+		if ip6 {
+			from, to, unreachable = b.tenant.Addr6().String(), b.neighbour.Addr6().String(), 1
+		}
+		e, q := icmp(from, to, unreachable, 0), udp(to, 7777, from, 4000)
+		q.Proto, e.Quoted = proto, &q
+		f := macs(frame{Packet: e}.bytes(), b.neighbour.MAC(), b.tenant.MAC())
+		for at, value := range change {
+			f[at] = value
+		}
+		return f
+	}
+	const ip4, ip6 = 14 + 20 + 8, 14 + 40 + 8 // where the quoted packet begins
+	for _, c := range []struct {
+		name          string
+		frame         []byte
+		start, offset int
+		arrives       bool
+	}{
+		{"UDP", quoting(false, protoUDP, nil), ip4 + 20, 6, true},
+		{"TCP", quoting(false, protoTCP, nil), ip4 + 20, 16, true},
+		{"UDP over IPv6", quoting(true, protoUDP, nil), ip6 + 40, 6, true},
+		{"over the port of UDP", quoting(false, protoUDP, nil), ip4 + 20, 2, false},
+		{"over the address of UDP over IPv6", quoting(true, protoUDP, nil), ip6 + 20, 6, false},
+		{"over the sequence number of TCP", quoting(false, protoTCP, nil), ip4 + 20, 6, false},
+		{"over the port behind IPv4 options", quoting(false, protoUDP, map[int]byte{ip4: 0x47}), ip4 + 20, 6, false},
+		{"over a later fragment", quoting(false, protoUDP, map[int]byte{ip4 + 7: 1}), ip4 + 20, 6, false},
+		{"in an echo", quoting(false, protoUDP, map[int]byte{34: 8}), ip4 + 20, 6, false},
+	} {
+		if got := len(w.sendOffload(fd, c.frame, c.start, c.offset)) > 0; got != c.arrives {
+			t.Errorf("%s: arrives: %v, want %v", c.name, got, c.arrives)
+		}
 	}
 }
