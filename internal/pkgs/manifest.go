@@ -44,7 +44,7 @@ type Manifest struct {
 	Hooks         []string       `json:"hooks"`
 	Directions    Directions     `json:"directions,omitzero"`
 	LinkTypes     []string       `json:"linkTypes,omitempty"`     // of interfaces whose frames it reads; ethernet by default
-	Rank          int            `json:"rank"`                    // distance from the service among modules of the same priority
+	Rank          *int           `json:"rank,omitempty"`          // distance from the service among modules of the same priority
 	InterfaceRank *int           `json:"interfaceRank,omitempty"` // the same on interfaces of the node; Rank by default
 	Frags         bool           `json:"frags,omitempty"`         // copes with XDP packets in several buffers
 	FailurePolicy string         `json:"failurePolicy,omitempty"` // open or closed
@@ -73,7 +73,10 @@ func (m *Manifest) RankOn(service bool) int {
 	if !service && m.InterfaceRank != nil {
 		return *m.InterfaceRank
 	}
-	return m.Rank
+	if m.Rank == nil {
+		return chain.DefaultRank
+	}
+	return *m.Rank
 }
 
 // Directions are those in which packets meet the module, by kind of attach point; all that it has code for by default.
@@ -135,7 +138,7 @@ func decodeManifest(tree map[string]any) (*Manifest, error) {
 	if err != nil {
 		return nil, err
 	}
-	m := Manifest{FailurePolicy: "open", Rank: chain.DefaultRank}
+	m := Manifest{FailurePolicy: "open"}
 	if err := json.Unmarshal(data, &m); err != nil {
 		return nil, err
 	}

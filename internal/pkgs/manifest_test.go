@@ -29,7 +29,7 @@ func TestManifestDefaults(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := &Manifest{Name: "sample", Version: "1.2.3", License: "GPL-2.0-only", Contract: 1, DataPlane: "sample.bpf.c",
-		Hooks: []string{"xdp", "tc"}, FailurePolicy: "open", Rank: 40}
+		Hooks: []string{"xdp", "tc"}, FailurePolicy: "open"}
 	if diff := cmp.Diff(want, m); diff != "" {
 		t.Errorf("want - have +\n%s", diff)
 	}
