@@ -75,7 +75,7 @@ type Agent struct {
 	busy      map[chain.Point]error // points that a program of others keeps from their chain
 	noReplies map[int]error         // interfaces whose other end does not receive replies of native XDP
 	problem   error                 // of the last reconciliation
-	reordered []string              // chains whose modules run in another order since the agent has started
+	reordered []string              // chains that a reconciliation, not a change, has given another order
 	tracing   *traceRun             // nil most of the time
 	lastTrace *traceRun             // guarded by changes; also one that has ended
 	metrics   *metrics

@@ -178,9 +178,6 @@ func (a *Agent) converge(t target, k kernel, points plan.Placements, keep bool, 
 		a.interruptTrace()
 	}
 	a.mu.Lock()
-	if a.starting() {
-		a.reordered = reordered(r.Steps, points)
-	}
 	a.busy = r.Busy
 	a.mu.Unlock()
 	a.install(t, without(points, r.Busy))
@@ -254,6 +251,9 @@ func (a *Agent) reconcileTo(t target) error {
 	if err != nil {
 		return err
 	}
+	a.mu.Lock()
+	a.reordered = append(a.reordered, reordered(r.Steps, points)...)
+	a.mu.Unlock()
 	if len(r.Steps) > r.Draining {
 		a.log.Info("reconciled", "steps", len(r.Steps), "attachPoints", len(points))
 	}

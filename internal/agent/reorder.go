@@ -21,7 +21,7 @@ func reordered(steps []plan.Step, points plan.Placements) (out []string) {
 			continue
 		}
 		at := points[s.Point]
-		out = append(out, fmt.Sprintf("%s %s: %s, before the start %s", cmp.Or(at.Service, at.Link.Name), s.Chain.Direction,
+		out = append(out, fmt.Sprintf("%s %s: %s (before: %s)", cmp.Or(at.Service, at.Link.Name), s.Chain.Direction,
 			strings.Join(is, ", "), strings.Join(was, ", ")))
 	}
 	return out
@@ -34,12 +34,13 @@ func memberNames(spec chain.Spec) (out []string) {
 	return out
 }
 
-// orderCondition is there only after a start of the agent that has changed the order of modules: by an upgrade.
+// orderCondition is there only after a start of the agent that has changed the order of modules: by an upgrade of the agent or of
+// a package. Changes of the operator are not reconciliations.
 func (a *Agent) orderCondition() []v1.Condition {
 	if len(a.reordered) == 0 {
 		return nil
 	}
 	return []v1.Condition{{Type: "ChainOrderKept", Status: "False", Reason: "OrderChanged",
-		Message: "this version of the agent runs modules in another order: " + strings.Join(a.reordered, "; ") +
-			". Set order.direction: same to have the order of packets from services, or restart the agent to clear this"}}
+		Message: "since the start of the agent, chains run their modules in another order: " + strings.Join(a.reordered, "; ") +
+			". If it is not as intended, set order.direction or order.priority of the modules; a restart of the agent clears this condition"}}
 }

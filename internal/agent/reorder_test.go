@@ -25,7 +25,7 @@ func TestReordered(t *testing.T) {
 		was, is chain.Spec
 		want    []string
 	}{
-		{plan.Replace, spec("fw", "px"), spec("px", "fw"), []string{"web ingress: px, fw, before the start fw, px"}},
+		{plan.Replace, spec("fw", "px"), spec("px", "fw"), []string{"web ingress: px, fw (before: fw, px)"}},
 		{plan.Replace, spec("fw", "px"), spec("fw", "px"), nil},
 		{plan.Replace, spec("fw"), spec("px", "fw"), nil},
 		{plan.Detach, spec("fw", "px"), spec(), nil},
