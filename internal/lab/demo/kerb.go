@@ -113,7 +113,7 @@ func (d *demo) hooks(ctx context.Context) (hooks, error) {
 	return found, nil
 }
 
-// order is the modules that packets to a service meet.
+// order is the modules that packets to a service, or from it, meet.
 func order(ctx context.Context, service, direction string) ([]string, error) {
 	var chains []v1.Chain
 	if err := ask(ctx, "/v1/chains", &chains); err != nil {

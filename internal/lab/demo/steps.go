@@ -116,8 +116,10 @@ func (d *demo) stepDeploy(ctx context.Context) error {
 	if err := d.kerb(ctx, "chain", "list"); err != nil {
 		return err
 	}
-	d.checkOrder(ctx, "web", "count", "fw")
-	d.checkOrder(ctx, "client", "count")
+	d.say("Packets from a service meet the modules outwards, packets to it inwards.")
+	d.checkOrder(ctx, "web", "egress", "count", "fw")
+	d.checkOrder(ctx, "web", "ingress", "fw", "count")
+	d.checkOrder(ctx, "client", "ingress", "count")
 	if _, err := d.hooks(ctx); err != nil {
 		return err
 	}
@@ -126,11 +128,9 @@ func (d *demo) stepDeploy(ctx context.Context) error {
 	return nil
 }
 
-func (d *demo) checkOrder(ctx context.Context, service string, want ...string) {
-	for _, direction := range []string{"ingress", "egress"} {
-		got, err := order(ctx, service, direction)
-		d.check(fmt.Sprintf("%s of %s passes %s", direction, service, strings.Join(want, ", then ")), slices.Equal(got, want), "%v %v", got, err)
-	}
+func (d *demo) checkOrder(ctx context.Context, service, direction string, want ...string) {
+	got, err := order(ctx, service, direction)
+	d.check(fmt.Sprintf("%s of %s passes %s", direction, service, strings.Join(want, ", then ")), slices.Equal(got, want), "%v %v", got, err)
 }
 
 func (d *demo) stepTraffic(ctx context.Context) error {
@@ -260,17 +260,19 @@ func seenAndDenied(ctx context.Context) (seen, denied uint64, err error) {
 
 func (d *demo) stepOrder(ctx context.Context) error {
 	before, second := d.requests.tally(), len(d.stream.seconds())
-	d.say("The counter comes first, so it counts packets that the firewall drops. %d datagrams to a closed port of web:", probes)
+	d.say("Packets to web meet the firewall first, so the counter sees none that it drops. %d datagrams to a closed port of web:", probes)
 	seen, denied, err := d.probeAndCount(ctx)
-	d.check(fmt.Sprintf("the firewall dropped %d, the counter saw %d", probes, probes), err == nil && denied == probes && seen == probes,
+	d.check(fmt.Sprintf("the firewall dropped %d, the counter saw none", probes), err == nil && denied == probes && seen == 0,
 		"%d dropped, %d counted %v", denied, seen, err)
+	d.say("Now the counter is farther from the service than the firewall:")
 	if err := d.apply(ctx, "count.yaml", counterYAML("order: {after: [fw]}"), true); err != nil {
 		return err
 	}
-	d.checkOrder(ctx, "web", "fw", "count")
+	d.checkOrder(ctx, "web", "egress", "fw", "count")
+	d.checkOrder(ctx, "web", "ingress", "count", "fw")
 	d.say("The same %d datagrams again:", probes)
 	seen, denied, err = d.probeAndCount(ctx)
-	d.check(fmt.Sprintf("the firewall dropped %d, the counter saw none", probes), err == nil && denied == probes && seen == 0,
+	d.check(fmt.Sprintf("the firewall dropped %d, the counter saw %d", probes, probes), err == nil && denied == probes && seen == probes,
 		"%d dropped, %d counted %v", denied, seen, err)
 	d.watch(ctx, 1500*time.Millisecond)
 	d.checkTraffic(before, second)
