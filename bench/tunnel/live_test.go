@@ -280,11 +280,19 @@ func sum(data []byte) uint16 {
 	return ^uint16(n>>16 + n&0xffff)
 }
 
+// bind is where the server listens, in the family of the address that the client uses.
+func (l *live) bind() netip.AddrPort {
+	if l.to.Is4() {
+		return netip.AddrPortFrom(l.server.Addr4(), livePort)
+	}
+	return netip.AddrPortFrom(l.server.Addr6(), livePort)
+}
+
 // echo is a UDP server that sends everything back.
 func (l *live) echo() net.PacketConn {
 	l.Helper()
 	server := within(l, l.server, func() (net.PacketConn, error) {
-		return net.ListenPacket("udp", netip.AddrPortFrom(l.to, livePort).String())
+		return net.ListenPacket("udp", l.bind().String())
 	})
 	go func() {
 		buffer := make([]byte, 1<<16)
@@ -378,7 +386,7 @@ func (l *live) comesBack(client net.Conn, data []byte, first bool) bool {
 func (l *live) stream() {
 	l.Helper()
 	listener := within(l, l.server, func() (net.Listener, error) {
-		return net.Listen("tcp", netip.AddrPortFrom(l.to, livePort).String())
+		return net.Listen("tcp", l.bind().String())
 	})
 	defer listener.Close()
 	go func() {

@@ -76,7 +76,7 @@ func TestTunnelObeysIPsecPolicies(t *testing.T) {
 		}
 		before := settled(t, g)
 		l.shout(20)
-		wait.Until(t, "drops with reason ipsec", func() bool { return ipsecDrops(t, g, c.drops) >= 20 })
+		wait.Until(t, "drops with reason ipsec", func() bool { return dropsOf(t, g, c.drops, "tunnel", "ipsec") >= 20 })
 		if now := settled(t, g); now.nodes[1].ReceivedPackets != before.nodes[1].ReceivedPackets {
 			t.Errorf("policy %s: %d packets have passed in the clear", c.direction, now.nodes[1].ReceivedPackets-before.nodes[1].ReceivedPackets)
 		}
@@ -89,14 +89,15 @@ func TestTunnelObeysIPsecPolicies(t *testing.T) {
 	}
 }
 
-func ipsecDrops(t *testing.T, g *ground, i int) (n uint64) {
+// dropsOf is how many packets a module on a node has dropped for a reason.
+func dropsOf(t *testing.T, g *ground, i int, module, reason string) (n uint64) {
 	t.Helper()
 	var m v1alpha1.Module
-	if err := g.way.(*kerb).agents[i].Get("/v1/modules/tunnel", &m); err != nil {
+	if err := g.way.(*kerb).agents[i].Get("/v1/modules/"+module, &m); err != nil {
 		t.Fatal(err)
 	}
 	for _, d := range m.Status.Drops {
-		if d.Reason == "ipsec" {
+		if d.Reason == reason {
 			n += d.Packets
 		}
 	}
