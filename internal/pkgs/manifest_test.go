@@ -35,6 +35,18 @@ func TestManifestDefaults(t *testing.T) {
 	}
 }
 
+func TestRanks(t *testing.T) {
+	for text, want := range map[string][2]int{"": {40, 40}, "rank: 0": {0, 0}, "rank: 60\ninterfaceRank: 25": {60, 25}, "interfaceRank: 0": {40, 0}} {
+		m, err := ParseManifest("kerb.yaml", []byte(goodManifest+text))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := [2]int{m.RankOn(true), m.RankOn(false)}; got != want {
+			t.Errorf("%q: %v on services and on interfaces, want %v", text, got, want)
+		}
+	}
+}
+
 func TestDirections(t *testing.T) {
 	m, err := ParseManifest("kerb.yaml", []byte(goodManifest+"directions: {services: [egress]}"))
 	if err != nil {
