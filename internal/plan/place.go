@@ -41,12 +41,10 @@ func (in Inputs) Place() (Placements, error) {
 	}
 	out := Placements{}
 	for _, p := range in.ports(order) {
-		sides := interfaceSides
+		sides := ServiceSides
 		if p.service == "" {
+			sides = interfaceSides
 			p.sort(onInterfaces)
-		}
-		if p.service != "" {
-			sides = ServiceSides
 		}
 		for side, dir := range sides {
 			if spec := in.chainOf(p, side, dir); len(spec.Members) > 0 {
