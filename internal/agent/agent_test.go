@@ -507,7 +507,7 @@ func TestFailurePolicy(t *testing.T) {
 	n.retryFailed()
 	wait.Until(t, "with their packages back all run", func() bool {
 		web, db := n.chainsOn(t, n.web)["tc-ingress"], n.chainsOn(t, n.db)["tc-egress"]
-		return strings.HasPrefix(web, "count,guard ") && strings.HasPrefix(db, "count,watch ")
+		return strings.HasPrefix(web, "count,guard ") && strings.HasPrefix(db, "watch,count ")
 	})
 	if !reached(t, n.web, n.db, patience) {
 		t.Error("no packet passes modules that run again")

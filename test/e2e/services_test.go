@@ -4,6 +4,7 @@ package e2e
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -18,21 +19,24 @@ import (
 	"github.com/kerb-edge/kerb/internal/seed"
 )
 
-// runs checks by the kernel that a host's veth has the chain of a service: as many programs on each side as wanted, and
-// those that the agent tells.
+// runs checks by the kernel that a host's veth has the chain of a service, which packets from it meet in this order: one program on
+// each side, and the one that the agent reports.
 func (n *node) runs(h *netlab.Host, want string) bool {
 	n.T.Helper()
 	hooks := n.hooks(h.Name())
 	if want == "" {
 		return len(hooks) == 0 && len(n.attached(h, tcxIngress)) == 0 && len(n.attached(h, tcxEgress)) == 0
 	}
-	for hook, at := range map[string]ebpf.AttachType{"tc-ingress": tcxIngress, "tc-egress": tcxEgress} {
-		ids := n.attached(h, at)
-		if len(ids) != 1 || hooks[hook] != fmt.Sprintf("%s %d", want, ids[0]) {
-			return false
-		}
-	}
-	return true
+	from, to := n.attached(h, tcxIngress), n.attached(h, tcxEgress)
+	return len(from) == 1 && hooks["tc-ingress"] == fmt.Sprintf("%s %d", want, from[0]) &&
+		len(to) == 1 && hooks["tc-egress"] == fmt.Sprintf("%s %d", mirrored(want), to[0])
+}
+
+// mirrored is the order in which packets to a service meet the modules that packets from it meet in the other order.
+func mirrored(modules string) string {
+	names := strings.Split(modules, ",")
+	slices.Reverse(names)
+	return strings.Join(names, ",")
 }
 
 // Thirty services come and go in any order: each that is there runs the chain that its labels select, those that vanish

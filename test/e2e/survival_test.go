@@ -116,7 +116,9 @@ func TestKillDuringApply(t *testing.T) {
 		case now == old && n.programs() != before:
 			t.Errorf("round %d: nothing changed, but programs were %s and are %s", round, before, n.programs())
 		}
-		if want := []string{"count,stamp", "stamp,count"}[now%2]; !n.runs(n.web, want) || strings.Count(n.programs(), "="+want+":") != instances["stamp"] {
+		want, programs := []string{"count,stamp", "stamp,count"}[now%2], n.programs()
+		chains := strings.Count(programs, "/tc-ingress="+want+":") + strings.Count(programs, "/tc-egress="+mirrored(want)+":")
+		if !n.runs(n.web, want) || chains != instances["stamp"] {
 			t.Errorf("round %d: the node runs %s, want %s on web and its like", round, n.programs(), want)
 		}
 		n.Eventually("packets are stamped by the desired generation", func() bool { return int(udp.generation()) == now })
