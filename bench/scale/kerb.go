@@ -50,20 +50,21 @@ func (k *kerb) Attach(services []*netlab.Host) error {
 	return k.Apply(resources...)
 }
 
-// check asks the kernel, by way of the agent, whether every service runs a chain that begins with a module.
-func (k *kerb) check(first string) error {
+// check asks the kernel, by way of the agent, whether every service runs chains in which a module is nearest to it.
+func (k *kerb) check(nearest string) error {
 	var chains []v1.Chain
 	if err := k.Get("/v1/chains", &chains); err != nil {
 		return err
 	}
 	points := 0
 	for _, c := range chains {
-		if len(c.Modules) == 4 && c.Modules[0] == first {
+		at := map[string]int{"egress": 0, "ingress": 3}[c.Direction] // packets to a service meet the nearest module last
+		if len(c.Modules) == 4 && c.Modules[at] == nearest {
 			points += len(c.Points)
 		}
 	}
 	if points != 2*k.services {
-		return fmt.Errorf("%d attach points run a chain that begins with %s, not two for each of %d services", points, first, k.services)
+		return fmt.Errorf("%d attach points run a chain with %s nearest to the service, not two for each of %d services", points, nearest, k.services)
 	}
 	return nil
 }
