@@ -12,6 +12,7 @@ import (
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/chain"
+	"github.com/kerb-edge/kerb/internal/lab/wait"
 	"github.com/kerb-edge/kerb/internal/plan"
 	"github.com/kerb-edge/kerb/internal/resource"
 	"github.com/kerb-edge/kerb/internal/store"
@@ -94,7 +95,7 @@ func (n *node) editState(t *testing.T, edit func(*v1.Module)) {
 // orderIs waits until web's chains have these modules.
 func (n *node) orderIs(t *testing.T, ingress, egress string) {
 	t.Helper()
-	eventually(t, fmt.Sprintf("%s to the service, %s from it", ingress, egress), func() bool {
+	wait.Until(t, fmt.Sprintf("%s to the service, %s from it", ingress, egress), func() bool {
 		got := n.chainsOn(t, n.web)
 		return strings.HasPrefix(got["tc-egress"], ingress+" ") && strings.HasPrefix(got["tc-ingress"], egress+" ")
 	})
