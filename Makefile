@@ -18,7 +18,7 @@ PLAIN := modules/classifier/inference/engine.bpf.o $(patsubst %.c,%.o,$(shell fi
 # Kernels that the kernel module is for.
 KMOD_KERNELS := 6.1,6.1-rt,6.12,6.12-rt
 
-.PHONY: help setup bpf lib packages generate build fmt lint lint-setup vet unit test test-setup kernels-setup test-most test-alone test-ml test-systemd ml models test-kernels test-kmod test-underlay test-soak test-parser test-upgrade demo demo-check demo-build demo-setup clean
+.PHONY: help setup bpf lib packages generate build fmt lint lint-setup vet unit test test-setup kernels-setup test-most test-alone test-load test-ml test-systemd ml models test-kernels test-kmod test-underlay test-soak test-parser test-upgrade demo demo-check demo-build demo-setup clean
 .DEFAULT_GOAL := help
 
 # A target is listed under the group that its text begins with.
@@ -90,9 +90,12 @@ vet: ## Develop: formatting, go vet, shell syntax
 	go vet ./...
 	@for f in $$(git ls-files -co --exclude-standard scripts); do sh -n $$f || exit 1; done
 
-# Packages whose tests measure, run threads at real-time priority or load all CPUs run alone. The others wait half of the time,
-# mostly for RCU grace periods, so two run at a time.
-ALONE := ./bench/... ./intercept ./internal/lab/traffic ./kmod ./modules/intercept ./test/e2e ./test/soak
+# Packages whose tests measure, run threads at real-time priority or load all CPUs run alone. The others wait half of the time, for
+# processes, timers and grace periods of the kernel, so three run at a time. test/e2e takes the longest, and starts first; one of its
+# tests sends at real-time priority.
+ALONE := ./bench ./bench/chain ./bench/firewall ./bench/intercept ./bench/scale ./bench/swap ./intercept ./internal/lab/traffic ./kmod \
+	./modules/intercept ./test/soak
+ALONE_TEST := ^TestUpgradeUnderLoad$$
 TEST := $(ROOT_GO) test -vet=off -timeout 15m -parallel 4 # vetted by lint
 
 # What runs without root and within a minute: not benches, tests of whole nodes, and modules/intercept, which needs idle CPUs.
@@ -107,14 +110,17 @@ test: demo-setup bpf
 	$(TEST) -count=1 $(if $(RUN),-run '$(RUN)') $(PKG)
 else
 test: test-setup bpf vet ## Test: set up, compile, vet, and run every test as root; or PKG=./modules/firewall RUN=TestName
-	@$(MAKE) --no-print-directory --keep-going test-most test-alone test-ml
+	@$(MAKE) --no-print-directory --keep-going test-most test-alone test-load test-ml
 endif
 
 test-most:
-	$(TEST) -p 2 $$(go list ./... | grep -vxF "$$(go list $(ALONE))")
+	$(TEST) -p 3 -skip '$(ALONE_TEST)' ./test/e2e $$(go list ./... | grep -vxF "$$(go list $(ALONE))")
 
 test-alone:
 	$(TEST) -p 1 $(ALONE)
+
+test-load:
+	$(TEST) -run '$(ALONE_TEST)' ./test/e2e
 
 test-ml:
 	out/kerb-ml/bin/python -m pytest -q ml

@@ -47,6 +47,9 @@ spec: {colour: red}
 // TestNewKind adds a kind of resources to a copy of the source: one new file, and one line in the registry. Everything
 // that other kinds have works for it.
 func TestNewKind(t *testing.T) {
+	if testing.Short() {
+		t.Skip("builds kerb once more")
+	}
 	kerb := buildWithExample(t)
 	for _, want := range []string{"colour", "Example"} {
 		if out := run(t, exec.Command(kerb, "schema")); !strings.Contains(out, want) {
