@@ -98,12 +98,13 @@ ALONE := ./bench ./bench/chain ./bench/firewall ./bench/intercept ./bench/scale 
 ALONE_TEST := ^TestUpgradeUnderLoad$$
 TEST := $(ROOT_GO) test -vet=off -timeout 15m -parallel 4 # vetted by lint
 
-# What runs without root and within a minute: not benches, tests of whole nodes, and modules/intercept, which needs idle CPUs.
-UNIT := ./api/... ./bpf ./internal/... ./lib ./modules ./modules/accelerator ./modules/classifier ./modules/counter ./modules/firewall \
-	./modules/gen ./modules/proxy ./modules/responder ./modules/responder/gen ./modules/tunnel ./sdk ./test/kernels ./test/repository
+# What needs root, idle CPUs or more than a minute. `make unit` runs everything else.
+NOT_UNIT := ./bench/... ./cmd/... ./examples/... ./intercept ./kmod ./modules/classifier/model ./modules/intercept \
+	./test/accelerator ./test/e2e ./test/kernels/smoke ./test/proxy ./test/soak ./test/systemd
 
 unit: bpf ## Test: the tests that need no root, in a minute
-	go test -vet=off -short -timeout 5m $(if $(SUDO),,-exec $(CURDIR)/scripts/unprivileged) $(UNIT)
+	go test -vet=off -short -timeout 5m $(if $(SUDO),,-exec $(CURDIR)/scripts/unprivileged) \
+		$$(go list ./... | grep -vxF "$$(go list $(NOT_UNIT))")
 
 ifdef PKG
 test: demo-setup bpf
