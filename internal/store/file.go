@@ -6,16 +6,14 @@ import (
 	"bytes"
 	"cmp"
 	"crypto/sha256"
-	"encoding/binary"
 	"errors"
 	"fmt"
-	"hash/fnv"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"runtime/debug"
 	"slices"
+	"sort"
 	"strconv"
 
 	"go.etcd.io/bbolt"
@@ -49,7 +47,7 @@ func buckets() (out [][]byte) {
 			out = append(out, versionsOf(kind))
 		}
 	}
-	slices.SortFunc(out, byDigestOrder)
+	sort.Slice(out, func(i, j int) bool { return byDigestOrder(out[i], out[j]) < 0 })
 	return out
 }
 
@@ -67,7 +65,8 @@ func digestRank(bucket []byte) int {
 // errPanic marks a panic of bbolt, which is how it meets pages that it does not understand.
 var errPanic = errors.New("unreadable page")
 
-// contain turns panics and memory faults (pages past the end of the mapped file) in do into errors.
+// contain turns panics in do into errors, and memory faults: bbolt follows page numbers and lengths of a damaged file to
+// wherever they point.
 func contain(do func() error) (err error) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer func() {
@@ -152,6 +151,20 @@ func digest(tx *bbolt.Tx) []byte {
 	return h.Sum(nil)
 }
 
+// checkFile refuses what bbolt would take for a new file, or wait for.
+func checkFile(path string) error {
+	info, err := os.Stat(path)
+	switch {
+	case err != nil:
+		return err
+	case !info.Mode().IsRegular():
+		return fmt.Errorf("%s is not a regular file", path)
+	case info.Size() == 0:
+		return fmt.Errorf("%w: the file is empty", ErrCorrupt)
+	}
+	return nil
+}
+
 // verify reads all there is. Errors: ErrCorrupt, *NewerError.
 func verify(db *bbolt.DB, path string) error {
 	err := contain(func() error { return db.View(func(tx *bbolt.Tx) error { return verifyTx(tx, path) }) })
@@ -171,7 +184,7 @@ func verifyTx(tx *bbolt.Tx, path string) error {
 		return fmt.Errorf("%w: the digest does not match", ErrCorrupt)
 	}
 	// Only now: Check works in a goroutine of its own, where a fault on a page that does not exist ends the process.
-	// Every page that it follows has been read above.
+	// Every page that it follows has been read above, and the free list when the file was opened.
 	var problem error
 	for err := range tx.Check() {
 		problem = errors.Join(problem, err)
@@ -195,89 +208,4 @@ func verifySchema(tx *bbolt.Tx, path string) error {
 		return &NewerError{Path: path, Found: version}
 	}
 	return nil
-}
-
-// boltMeta is the meta page of bbolt (format 2, host byte order, at byte 16 of pages 0 and 1) up to its checksum.
-type boltMeta struct {
-	Magic, Version, PageSize, Flags uint32
-	Root, Sequence                  uint64
-	Freelist, Pages, TxID           uint64
-	Checksum                        uint64 // FNV-1a 64 of all before
-}
-
-const (
-	boltMagic      = 0xED0CDAED
-	boltPageHeader = 16
-	boltMetaSize   = 64
-	noFreelist     = ^uint64(0)
-)
-
-// checkLayout refuses files that bbolt would map and then fault on or allocate without bound for: shorter than their meta
-// page says, or with a list of free pages longer than the file. A file without a valid meta page is left to bbolt.
-func checkLayout(path string) error {
-	f, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	info, err := f.Stat()
-	if err != nil {
-		return err
-	}
-	if !info.Mode().IsRegular() {
-		return fmt.Errorf("%s is not a regular file", path)
-	}
-	if info.Size() == 0 {
-		return fmt.Errorf("%w: the file is empty", ErrCorrupt)
-	}
-	return checkPages(f, info.Size())
-}
-
-func checkPages(f io.ReaderAt, size int64) error {
-	m, ok := latestMeta(f)
-	if !ok {
-		return nil
-	}
-	if need := m.Pages * uint64(m.PageSize); uint64(size) < need {
-		return fmt.Errorf("%w: %d bytes of %d are left", ErrCorrupt, size, need)
-	}
-	if m.Freelist == noFreelist {
-		return nil
-	}
-	var head [boltPageHeader + 8]byte // id 8, flags 2, count 2, overflow 4, first element 8
-	if _, err := f.ReadAt(head[:], int64(m.Freelist)*int64(m.PageSize)); err != nil {
-		return fmt.Errorf("%w: free list: %w", ErrCorrupt, err)
-	}
-	count := uint64(binary.NativeEndian.Uint16(head[10:]))
-	if count == 0xFFFF { // the count did not fit and is the first element
-		count = binary.NativeEndian.Uint64(head[boltPageHeader:])
-	}
-	if count > m.Pages {
-		return fmt.Errorf("%w: %d free pages of %d", ErrCorrupt, count, m.Pages)
-	}
-	return nil
-}
-
-// latestMeta returns the meta page that bbolt will use.
-func latestMeta(f io.ReaderAt) (boltMeta, bool) {
-	m0, ok0 := readMeta(f, 0)
-	m1, ok1 := readMeta(f, int64(os.Getpagesize()))
-	if ok1 && (!ok0 || m1.TxID > m0.TxID) {
-		return m1, true
-	}
-	return m0, ok0
-}
-
-func readMeta(f io.ReaderAt, page int64) (boltMeta, bool) {
-	var raw [boltMetaSize]byte
-	if _, err := f.ReadAt(raw[:], page+boltPageHeader); err != nil {
-		return boltMeta{}, false
-	}
-	var m boltMeta
-	if _, err := binary.Decode(raw[:], binary.NativeEndian, &m); err != nil {
-		return boltMeta{}, false
-	}
-	h := fnv.New64a()
-	h.Write(raw[:boltMetaSize-8])
-	return m, m.Magic == boltMagic && m.Checksum == h.Sum64()
 }

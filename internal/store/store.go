@@ -104,13 +104,14 @@ func open(path string) (*Store, error) {
 }
 
 func openBolt(path string, readOnly bool) (db *bbolt.DB, err error) {
-	if err := checkLayout(path); err != nil {
+	if err := checkFile(path); err != nil {
 		return nil, err
 	}
 	var file *os.File
 	options := &bbolt.Options{
-		Timeout:  lockWait,
-		ReadOnly: readOnly,
+		Timeout:         lockWait,
+		ReadOnly:        readOnly,
+		PreLoadFreelist: true,
 		OpenFile: func(name string, flag int, mode os.FileMode) (*os.File, error) {
 			var err error
 			file, err = os.OpenFile(name, flag&^os.O_CREATE, mode)
