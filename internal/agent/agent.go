@@ -20,13 +20,13 @@ import (
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/bpf"
+	"github.com/kerb-edge/kerb/internal/apierrors"
 	"github.com/kerb-edge/kerb/internal/apply"
 	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/config"
 	"github.com/kerb-edge/kerb/internal/control"
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/deploy"
-	"github.com/kerb-edge/kerb/internal/fault"
 	"github.com/kerb-edge/kerb/internal/integration"
 	"github.com/kerb-edge/kerb/internal/lockfile"
 	"github.com/kerb-edge/kerb/internal/memtrim"
@@ -120,7 +120,7 @@ func Run(ctx context.Context, cfg config.Config, log *slog.Logger, integrations 
 func open(ctx context.Context, cfg config.Config, log *slog.Logger) (*Agent, error) {
 	st, err := store.Open(cfg.Paths.Store())
 	if errors.Is(err, store.ErrLocked) {
-		return nil, &fault.Conflict{Reason: "another kerb agent is running on this node (it holds " + cfg.Paths.Store() + "): stop it first"}
+		return nil, &apierrors.Conflict{Reason: "another kerb agent is running on this node (it holds " + cfg.Paths.Store() + "): stop it first"}
 	}
 	if err != nil {
 		return nil, err

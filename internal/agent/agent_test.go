@@ -26,9 +26,9 @@ import (
 	"github.com/vishvananda/netlink"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/apierrors"
 	"github.com/kerb-edge/kerb/internal/config"
 	"github.com/kerb-edge/kerb/internal/dataplane"
-	"github.com/kerb-edge/kerb/internal/fault"
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
 	"github.com/kerb-edge/kerb/internal/lab/wait"
 	"github.com/kerb-edge/kerb/internal/lockfile"
@@ -610,8 +610,8 @@ func TestBusyInterfaceBlocksNothing(t *testing.T) {
 func TestVerifierLogReachesOperator(t *testing.T) {
 	n := newNode(t)
 	_, err := n.Apply(t.Context(), server.Request{Resources: append(resource.Objects(n.both()...), resource.Objects(module("x", testPackage(t, "bad"), "*", nil))...)})
-	var rejected *fault.Rejected
-	if !errors.As(err, &rejected) || !strings.Contains(rejected.Plain, "before checking that they are there") || len(rejected.Log) < 100 {
+	var rejected *apierrors.Rejected
+	if !errors.As(err, &rejected) || !strings.Contains(rejected.Summary, "before checking that they are there") || len(rejected.Log) < 100 {
 		t.Errorf("error %v", err)
 	}
 }

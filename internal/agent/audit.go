@@ -9,7 +9,7 @@ import (
 	"log/slog"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
-	"github.com/kerb-edge/kerb/internal/fault"
+	"github.com/kerb-edge/kerb/internal/apierrors"
 	"github.com/kerb-edge/kerb/internal/serve"
 )
 
@@ -39,7 +39,7 @@ func (a *Agent) audit(ctx context.Context, result v1.ApplyResult, err error) {
 
 // refusalOf returns what an error that refuses a request says of one of its resources.
 func refusalOf(c v1.Change, err error) error {
-	all := fault.Invalids(err)
+	all := apierrors.Invalids(err)
 	if len(all) == 0 {
 		return err
 	}

@@ -8,7 +8,7 @@ import (
 	"time"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
-	"github.com/kerb-edge/kerb/internal/fault"
+	"github.com/kerb-edge/kerb/internal/apierrors"
 	"github.com/kerb-edge/kerb/internal/lab/wait"
 	"github.com/kerb-edge/kerb/internal/resource"
 	"github.com/kerb-edge/kerb/internal/server"
@@ -43,7 +43,7 @@ func TestBudgetRefuses(t *testing.T) {
 	slow.Spec.Config = map[string]any{"steps": 4000}
 	for _, dryRun := range []bool{true, false} {
 		_, err := n.Apply(t.Context(), server.Request{Resources: resource.Objects(slow), DryRun: dryRun})
-		var invalid *fault.Invalid
+		var invalid *apierrors.Invalid
 		if !errors.As(err, &invalid) || invalid.Field != "spec.budget.latency" {
 			t.Fatalf("dry run %t: 4000 steps within 1us: %v", dryRun, err)
 		}

@@ -6,8 +6,8 @@ import (
 	"errors"
 	"testing"
 
+	"github.com/kerb-edge/kerb/internal/apierrors"
 	"github.com/kerb-edge/kerb/internal/chain"
-	"github.com/kerb-edge/kerb/internal/fault"
 	"github.com/kerb-edge/kerb/internal/resource"
 	"github.com/kerb-edge/kerb/internal/server"
 	"github.com/kerb-edge/kerb/internal/store"
@@ -24,11 +24,11 @@ func TestCommitFails(t *testing.T) {
 	}
 	m := module("count", testPackage(t, "pass"), "*", nil)
 	_, err = n.Apply(t.Context(), server.Request{Resources: append(resource.Objects(n.both()...), &m)})
-	var conflict *fault.Conflict
+	var conflict *apierrors.Conflict
 	if err == nil || errors.As(explain(errors.Join(err, chain.ErrBusy)), &conflict) {
 		t.Errorf("a closed store: %v", err)
 	}
-	var full *fault.ReadOnly
+	var full *apierrors.ReadOnly
 	err = explain(errors.Join(&commitError{store.ErrFull}, chain.ErrBusy))
 	if !errors.As(err, &full) || errors.As(err, &conflict) {
 		t.Errorf("a full disk: %T %v", err, err)

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
-	"github.com/kerb-edge/kerb/internal/fault"
+	"github.com/kerb-edge/kerb/internal/apierrors"
 	"github.com/kerb-edge/kerb/internal/lab/wait"
 	"github.com/kerb-edge/kerb/internal/resource"
 	"github.com/kerb-edge/kerb/internal/server"
@@ -58,7 +58,7 @@ func onInterface(name, pkg, iface string, config map[string]any) v1.Module {
 func (n *node) refuses(t *testing.T, m v1.Module, field, reason string) {
 	t.Helper()
 	_, err := n.Apply(t.Context(), server.Request{Resources: resource.Objects(m)})
-	var invalid *fault.Invalid
+	var invalid *apierrors.Invalid
 	if !errors.As(err, &invalid) || invalid.Field != field || !strings.Contains(invalid.Reason, reason) {
 		t.Errorf("%s on %v: %v, want one about %s: %s", m.Spec.Package, m.Spec.Attach.Interfaces, err, field, reason)
 	}

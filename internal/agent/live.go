@@ -9,11 +9,11 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/kerb-edge/kerb/internal/apierrors"
 	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/control"
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/deploy"
-	"github.com/kerb-edge/kerb/internal/fault"
 	"github.com/kerb-edge/kerb/internal/plan"
 	"github.com/kerb-edge/kerb/internal/resource"
 	"github.com/kerb-edge/kerb/internal/serve"
@@ -201,13 +201,13 @@ func (a *Agent) ServeModule(w http.ResponseWriter, r *http.Request, name string)
 	_, exists := resource.Module.Get(a.desired, name)
 	a.mu.Unlock()
 	if l == nil && exists {
-		return &fault.Unavailable{Reason: "module " + name + " is not running, or not yet: kerb module get " + name}
+		return &apierrors.Unavailable{Reason: "module " + name + " is not running, or not yet: kerb module get " + name}
 	}
 	if l == nil {
-		return &fault.NotFound{Kind: "Module", Name: name}
+		return &apierrors.NotFound{Kind: "Module", Name: name}
 	}
 	if l.plane == nil {
-		return &fault.NotFound{Kind: "Routes of module", Name: name}
+		return &apierrors.NotFound{Kind: "Routes of module", Name: name}
 	}
 	err := l.plane.ServeHTTP(w, r)
 	if r.Method != http.MethodGet && r.Method != http.MethodHead {

@@ -11,7 +11,7 @@ import (
 	"testing"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
-	"github.com/kerb-edge/kerb/internal/fault"
+	"github.com/kerb-edge/kerb/internal/apierrors"
 	"github.com/kerb-edge/kerb/internal/lab/wait"
 	"github.com/kerb-edge/kerb/internal/resource"
 	"github.com/kerb-edge/kerb/internal/server"
@@ -126,7 +126,7 @@ func (n *node) keptVersions(t *testing.T) {
 	if old, err := n.Version(t.Context(), resource.Model, "m", 1); err != nil || old.Content() != modelOf("m", 1).Spec {
 		t.Errorf("%+v, %v", old, err)
 	}
-	var missing *fault.NotFound
+	var missing *apierrors.NotFound
 	for name, generation := range map[string]int64{"m": 9, "unknown": 1} {
 		if _, err := n.Version(t.Context(), resource.Model, name, generation); !errors.As(err, &missing) {
 			t.Errorf("%s %d: %v", name, generation, err)

@@ -7,10 +7,10 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/kerb-edge/kerb/internal/apierrors"
 	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/deploy"
-	"github.com/kerb-edge/kerb/internal/fault"
 	"github.com/kerb-edge/kerb/internal/plan"
 )
 
@@ -66,18 +66,18 @@ func explain(err error) error {
 	}
 	var rejected *dataplane.RejectedError
 	if errors.As(err, &rejected) {
-		return &fault.Rejected{Plain: rejected.Error(), Log: rejected.Log}
+		return &apierrors.Rejected{Summary: rejected.Error(), Log: rejected.Log}
 	}
 	if errors.Is(err, chain.ErrBusy) {
-		return &fault.Conflict{Reason: err.Error()}
+		return &apierrors.Conflict{Reason: err.Error()}
 	}
 	var migration *dataplane.MigrationError
 	if errors.As(err, &migration) {
-		return &fault.Conflict{Reason: err.Error()}
+		return &apierrors.Conflict{Reason: err.Error()}
 	}
 	for _, kind := range []error{dataplane.ErrNoEntry, dataplane.ErrNoConstant, dataplane.ErrLicense} {
 		if errors.Is(err, kind) {
-			return &fault.Invalid{Reason: err.Error()}
+			return &apierrors.Invalid{Reason: err.Error()}
 		}
 	}
 	return err
@@ -86,7 +86,7 @@ func explain(err error) error {
 func orderError(err error) error {
 	var cycle *plan.CycleError
 	if errors.As(err, &cycle) {
-		return &fault.Invalid{Resource: "Module " + cmp.Or(cycle.Modules...), Field: "spec.order", Reason: fmt.Sprint(err)}
+		return &apierrors.Invalid{Resource: "Module " + cmp.Or(cycle.Modules...), Field: "spec.order", Reason: fmt.Sprint(err)}
 	}
 	return err
 }

@@ -5,7 +5,7 @@ package agent
 import (
 	"context"
 
-	"github.com/kerb-edge/kerb/internal/fault"
+	"github.com/kerb-edge/kerb/internal/apierrors"
 	"github.com/kerb-edge/kerb/internal/resource"
 )
 
@@ -52,7 +52,7 @@ func (a *Agent) List(_ context.Context, kind resource.Kind) ([]resource.Object, 
 func (a *Agent) Get(_ context.Context, kind resource.Kind, name string) (resource.Object, error) {
 	o := a.viewsOf(kind)(name)
 	if o == nil {
-		return nil, &fault.NotFound{Kind: kind.Names().Kind, Name: name}
+		return nil, &apierrors.NotFound{Kind: kind.Names().Kind, Name: name}
 	}
 	if detail := a.kinds()[kind].detail; detail != nil {
 		return o, detail(o)
@@ -77,7 +77,7 @@ func (a *Agent) viewsOf(kind resource.Kind) func(name string) resource.Object {
 func (a *Agent) Version(_ context.Context, kind resource.Kind, name string, generation int64) (resource.Object, error) {
 	now, ok := a.present()[kind.Names().Kind][name]
 	if !ok {
-		return nil, &fault.NotFound{Kind: kind.Names().Kind, Name: name}
+		return nil, &apierrors.NotFound{Kind: kind.Names().Kind, Name: name}
 	}
 	o := kind.Copy(now)
 	if o.Meta().Generation == generation {

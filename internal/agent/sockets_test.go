@@ -25,8 +25,8 @@ import (
 	"github.com/cilium/ebpf/link"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/apierrors"
 	"github.com/kerb-edge/kerb/internal/cgroup"
-	"github.com/kerb-edge/kerb/internal/fault"
 	"github.com/kerb-edge/kerb/internal/lab/cgrouptest"
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
 	"github.com/kerb-edge/kerb/internal/lab/wait"
@@ -404,7 +404,7 @@ func TestSocketsRefuseOtherAttachPoints(t *testing.T) {
 		m := module("fast", c.pkg, "", nil)
 		m.Spec.Attach, m.Spec.FailurePolicy = c.attach, c.policy
 		_, err := n.Apply(t.Context(), server.Request{Resources: resource.Objects(m)})
-		var invalid *fault.Invalid
+		var invalid *apierrors.Invalid
 		if !errors.As(err, &invalid) || invalid.Field != field {
 			t.Errorf("%s: %v", field, err)
 		}

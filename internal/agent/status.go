@@ -15,12 +15,12 @@ import (
 	"golang.org/x/sys/unix"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/apierrors"
 	"github.com/kerb-edge/kerb/internal/apply"
 	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/control"
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/deploy"
-	"github.com/kerb-edge/kerb/internal/fault"
 	"github.com/kerb-edge/kerb/internal/pkgs"
 	"github.com/kerb-edge/kerb/internal/plan"
 	"github.com/kerb-edge/kerb/internal/resource"
@@ -317,7 +317,7 @@ func (a *Agent) Package(_ context.Context, name string) (v1.Package, error) {
 	}
 	p, err := a.catalog.Get(name)
 	if err != nil {
-		return v1.Package{}, &fault.NotFound{Kind: "Package", Name: name}
+		return v1.Package{}, &apierrors.NotFound{Kind: "Package", Name: name}
 	}
 	return packageView(p), nil
 }

@@ -8,9 +8,9 @@ import (
 	"maps"
 	"slices"
 
+	"github.com/kerb-edge/kerb/internal/apierrors"
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/deploy"
-	"github.com/kerb-edge/kerb/internal/fault"
 	"github.com/kerb-edge/kerb/internal/observe"
 	"github.com/kerb-edge/kerb/internal/plan"
 	"github.com/kerb-edge/kerb/internal/resource"
@@ -62,7 +62,7 @@ func checkServices(seen observe.Snapshot) error {
 	var rejected []error
 	for _, name := range slices.Sorted(slices.Values(seen.New)) {
 		if err := seen.Services[name].Err; err != nil {
-			rejected = append(rejected, &fault.Invalid{Resource: "Service " + name, Field: "spec", Reason: err.Error()})
+			rejected = append(rejected, &apierrors.Invalid{Resource: "Service " + name, Field: "spec", Reason: err.Error()})
 		}
 	}
 	return errors.Join(rejected...)

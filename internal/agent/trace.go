@@ -9,9 +9,9 @@ import (
 	"time"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/apierrors"
 	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/dataplane"
-	"github.com/kerb-edge/kerb/internal/fault"
 	"github.com/kerb-edge/kerb/internal/plan"
 	"github.com/kerb-edge/kerb/internal/resource"
 	"github.com/kerb-edge/kerb/internal/trace"
@@ -39,7 +39,7 @@ func (a *Agent) Trace(ctx context.Context, r v1.TraceRequest, show func(v1.Trace
 		return err
 	}
 	if cause := context.Cause(run.ctx); errors.Is(cause, errChanged) {
-		return &fault.Conflict{Reason: cause.Error()}
+		return &apierrors.Conflict{Reason: cause.Error()}
 	}
 	return nil
 }
@@ -68,10 +68,10 @@ func (a *Agent) startTrace(ctx context.Context, r v1.TraceRequest, f dataplane.T
 		}
 	}
 	if _, ok := resource.Service.Get(a.desired, r.Service); r.Service != "" && !ok {
-		return nil, &fault.NotFound{Kind: v1.KindService, Name: r.Service}
+		return nil, &apierrors.NotFound{Kind: v1.KindService, Name: r.Service}
 	}
 	if len(specs) == 0 {
-		return nil, &fault.Conflict{Reason: "no chain runs there: nothing to trace"}
+		return nil, &apierrors.Conflict{Reason: "no chain runs there: nothing to trace"}
 	}
 	modules := map[string]dataplane.Module{}
 	for name, d := range a.modules {
@@ -100,7 +100,7 @@ func (a *Agent) awaitTrace(ctx context.Context) error {
 		select {
 		case <-before.ended:
 		case <-ctx.Done():
-			return &fault.Conflict{Reason: "another trace is running; one trace runs at a time"}
+			return &apierrors.Conflict{Reason: "another trace is running; one trace runs at a time"}
 		}
 	}
 }

@@ -24,8 +24,8 @@ import (
 	"github.com/vishvananda/netlink"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/apierrors"
 	"github.com/kerb-edge/kerb/internal/control"
-	"github.com/kerb-edge/kerb/internal/fault"
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
 	"github.com/kerb-edge/kerb/internal/lab/wait"
 	"github.com/kerb-edge/kerb/internal/resource"
@@ -244,7 +244,7 @@ func (n *node) moduleCondition(t *testing.T, kind string) string {
 func TestVirtualServicesTogether(t *testing.T) {
 	n := newNode(t)
 	n.applyVirtual(t, virtualService("a", []string{"10.230.0.1"}))
-	var conflict *fault.Conflict
+	var conflict *apierrors.Conflict
 	_, err := n.Apply(t.Context(), server.Request{Resources: resource.Objects(virtualService("b", []string{"10.230.0.1"}))})
 	if !errors.As(err, &conflict) {
 		t.Errorf("an address twice: %v", err)

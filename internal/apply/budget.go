@@ -13,8 +13,8 @@ import (
 	"time"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/apierrors"
 	"github.com/kerb-edge/kerb/internal/chain"
-	"github.com/kerb-edge/kerb/internal/fault"
 	"github.com/kerb-edge/kerb/internal/pkgs"
 )
 
@@ -63,7 +63,7 @@ func (b *Budgets) Get(key string) (Measured, bool) {
 	return m, ok
 }
 
-// Check measures a module unless its cost is known. Its error is a *fault.Invalid if the module exceeds a budget that
+// Check measures a module unless its cost is known. Its error is a *apierrors.Invalid if the module exceeds a budget that
 // the operator has set. A module that cannot be measured is let through: if the kernel does not take it, the change
 // fails by itself.
 func (b *Budgets) Check(c Candidate) error {
@@ -75,7 +75,7 @@ func (b *Budgets) Check(c Candidate) error {
 		m = b.measure(c)
 		if e, over = c.Limits.Exceeded(m); over && e.refused {
 			b.forget(c.Key)
-			return &fault.Invalid{Resource: v1.KindModule + " " + c.Module, Field: e.field,
+			return &apierrors.Invalid{Resource: v1.KindModule + " " + c.Module, Field: e.field,
 				Reason: e.Text + "; raise the budget, or have the module do less by its configuration"}
 		}
 	}

@@ -11,8 +11,8 @@ import (
 	"testing"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/apierrors"
 	"github.com/kerb-edge/kerb/internal/chain"
-	"github.com/kerb-edge/kerb/internal/fault"
 	"github.com/kerb-edge/kerb/internal/pkgs"
 )
 
@@ -85,7 +85,7 @@ func TestCheck(t *testing.T) {
 		b := NewBudgets(slog.New(slog.DiscardHandler))
 		module, n := meter("k", c.limits, c.turns...)
 		err := b.Check(module)
-		var invalid *fault.Invalid
+		var invalid *apierrors.Invalid
 		if refused := errors.As(err, &invalid) && invalid.Field == "spec.budget.latency"; refused != c.refused || *n != c.n {
 			t.Errorf("%s: %d measurements, %v", c.name, *n, err)
 		}
@@ -157,7 +157,7 @@ func TestAwaitUpgrades(t *testing.T) {
 		t.Errorf("started %v: %v", started, err)
 	}
 	err := AwaitUpgrades(t.Context(), []Upgrade{upgrade("m", errors.New("no backend"))})
-	var conflict *fault.Conflict
+	var conflict *apierrors.Conflict
 	if !errors.As(err, &conflict) || !strings.Contains(err.Error(), "version 2.0.0 was rolled back to 1.0.0") ||
 		!strings.Contains(err.Error(), "no backend") {
 		t.Errorf("unhealthy: %v", err)

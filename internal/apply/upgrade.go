@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
-	"github.com/kerb-edge/kerb/internal/fault"
+	"github.com/kerb-edge/kerb/internal/apierrors"
 )
 
 // Upgrade is a module whose new version sees packets, while maps and control plane of the old one still exist.
@@ -39,7 +39,7 @@ func (u Upgrade) await(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, u.Limit)
 	defer cancel()
 	if err := u.AwaitHealthy(ctx); err != nil {
-		return &fault.Conflict{Reason: fmt.Sprintf("%s %s: version %s was rolled back to %s, as it was not healthy within %v: %v",
+		return &apierrors.Conflict{Reason: fmt.Sprintf("%s %s: version %s was rolled back to %s, as it was not healthy within %v: %v",
 			v1.KindModule, u.Module, u.To, u.From, u.Limit, err)}
 	}
 	return nil

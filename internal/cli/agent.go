@@ -12,8 +12,8 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/kerb-edge/kerb/internal/apierrors"
 	"github.com/kerb-edge/kerb/internal/config"
-	"github.com/kerb-edge/kerb/internal/fault"
 	"github.com/kerb-edge/kerb/internal/paths"
 	"github.com/kerb-edge/kerb/internal/serve"
 )
@@ -144,7 +144,7 @@ func (f agentFlags) resolve(required bool) (config.Config, error) {
 	override(&c.Cgroup, f.cgroup)
 	if f.level != "" {
 		if err := c.Log.Level.UnmarshalText([]byte(f.level)); err != nil {
-			return c, &fault.Invalid{Field: "log.level", Reason: fmt.Sprintf("%q is not one of debug, info, warn and error", f.level)}
+			return c, &apierrors.Invalid{Field: "log.level", Reason: fmt.Sprintf("%q is not one of debug, info, warn and error", f.level)}
 		}
 	}
 	return c, c.Check()

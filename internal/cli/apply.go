@@ -19,7 +19,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/kerb-edge/kerb/api/v1alpha1"
-	"github.com/kerb-edge/kerb/internal/fault"
+	"github.com/kerb-edge/kerb/internal/apierrors"
 	"github.com/kerb-edge/kerb/internal/resource"
 	"github.com/kerb-edge/kerb/internal/yamldoc"
 )
@@ -97,7 +97,7 @@ func changes(c v1alpha1.Change) bool { return c.Action != "unchanged" }
 func printDiff(w io.Writer, result v1alpha1.ApplyResult) {
 	for _, c := range result.Changes {
 		name := strings.ToLower(c.Kind) + "/" + c.Name
-		_, _ = coloured(w).Write(diff.Diff(name+" now", yamlOf(c.Before), name+" then", yamlOf(c.After)))
+		_, _ = coloured(w).Write(diff.Diff(name+" (live)", yamlOf(c.Before), name+" (applied)", yamlOf(c.After)))
 	}
 }
 
@@ -237,7 +237,7 @@ func readInput(files []string, stdin io.Reader) (input, error) {
 		return in, err
 	}
 	if len(in.resources) == 0 {
-		return in, &fault.Invalid{Resource: fileName(strings.Join(files, ", ")), Reason: "contains no resource"}
+		return in, &apierrors.Invalid{Resource: fileName(strings.Join(files, ", ")), Reason: "contains no resource"}
 	}
 	return in, nil
 }
@@ -247,13 +247,13 @@ func (in *input) add(file string, data []byte) error {
 	in.files = append(in.files, file)
 	resources, err := resource.Documents(data)
 	if err != nil {
-		return located(err, func(*fault.Invalid) place { return place{file: file} })
+		return located(err, func(*apierrors.Invalid) place { return place{file: file} })
 	}
 	index := yamldoc.Parse(data)
 	labels := resource.DisplayNames(resources)
 	objects, err := resource.Decode(data)
 	if err != nil {
-		return located(err, func(e *fault.Invalid) place { return place{file, index, slices.Index(labels, e.Resource)} })
+		return located(err, func(e *apierrors.Invalid) place { return place{file, index, slices.Index(labels, e.Resource)} })
 	}
 	for i, label := range labels {
 		if _, twice := in.places[label]; !twice {
@@ -267,13 +267,13 @@ func (in *input) add(file string, data []byte) error {
 
 // locate says where in the files that is which the agent refuses.
 func (in *input) locate(err error) error {
-	if len(fault.Invalids(err)) > 0 {
-		return located(err, func(e *fault.Invalid) place { return in.places[e.Resource] })
+	if len(apierrors.Invalids(err)) > 0 {
+		return located(err, func(e *apierrors.Invalid) place { return in.places[e.Resource] })
 	}
 	for label, at := range in.places {
 		if err != nil && mentions(err.Error(), label) {
 			line, column := at.index.At(at.resource, "")
-			return fmt.Errorf("%s: %w", fault.Place(at.file, line, column), err)
+			return fmt.Errorf("%s: %w", apierrors.FormatPosition(at.file, line, column), err)
 		}
 	}
 	return err
@@ -286,15 +286,15 @@ func mentions(text, label string) bool {
 }
 
 // located is err with the place of each mistake, in the order of places.
-func located(err error, find func(*fault.Invalid) place) error {
-	all := fault.Invalids(err)
+func located(err error, find func(*apierrors.Invalid) place) error {
+	all := apierrors.Invalids(err)
 	for i, e := range all {
 		if at := find(e); at.file != "" {
-			all[i] = at.index.Place(at.file, at.resource, e)
+			all[i] = at.index.Position(at.file, at.resource, e)
 		}
 	}
 	yamldoc.SortByPosition(all)
-	return fault.Join(all)
+	return apierrors.Join(all)
 }
 
 // expand replaces directories by the YAML and JSON files in them.

@@ -24,8 +24,8 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/kerb-edge/kerb/internal/apierrors"
 	"github.com/kerb-edge/kerb/internal/config"
-	"github.com/kerb-edge/kerb/internal/fault"
 	"github.com/kerb-edge/kerb/internal/paths"
 	"github.com/kerb-edge/kerb/internal/suggest"
 )
@@ -294,12 +294,12 @@ func exitCode(err error) int {
 	var (
 		ran         *ranError
 		usage       *usageError
-		invalid     *fault.Invalid
-		notFound    *fault.NotFound
+		invalid     *apierrors.Invalid
+		notFound    *apierrors.NotFound
 		unreachable *unreachableError
-		conflict    *fault.Conflict
-		changed     *fault.Changed
-		rejected    *fault.Rejected
+		conflict    *apierrors.Conflict
+		changed     *apierrors.PreconditionFailed
+		rejected    *apierrors.Rejected
 	)
 	switch {
 	case !errors.As(err, &ran), errors.As(err, &usage), errors.As(err, &invalid):
@@ -320,8 +320,8 @@ func (a *app) report(w io.Writer, cmd *cobra.Command, err error) int {
 	var (
 		ran      *ranError
 		usage    *usageError
-		notFound *fault.NotFound
-		rejected *fault.Rejected
+		notFound *apierrors.NotFound
+		rejected *apierrors.Rejected
 	)
 	isRejected := errors.As(err, &rejected)
 	if isRejected && a.verbose {

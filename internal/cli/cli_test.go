@@ -25,8 +25,8 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 	"github.com/spf13/cobra"
 
+	"github.com/kerb-edge/kerb/internal/apierrors"
 	"github.com/kerb-edge/kerb/internal/config"
-	"github.com/kerb-edge/kerb/internal/fault"
 	"github.com/kerb-edge/kerb/internal/server"
 	"github.com/kerb-edge/kerb/internal/server/servertest"
 	"github.com/kerb-edge/kerb/internal/store"
@@ -185,13 +185,13 @@ func TestExitCodes(t *testing.T) {
 		want int
 	}{
 		{fmt.Errorf("unknown flag"), ExitUsage},
-		{&ranError{fmt.Errorf("file: %w", &fault.Invalid{Reason: "x"})}, ExitUsage},
-		{&ranError{&fault.NotFound{Kind: "Module", Name: "x"}}, ExitNotFound},
+		{&ranError{fmt.Errorf("file: %w", &apierrors.Invalid{Reason: "x"})}, ExitUsage},
+		{&ranError{&apierrors.NotFound{Kind: "Module", Name: "x"}}, ExitNotFound},
 		{&ranError{&unreachableError{"s", io.EOF}}, ExitUnreachable},
-		{&ranError{&fault.Conflict{}}, ExitConflict},
-		{&ranError{&fault.Rejected{}}, ExitConflict},
-		{&ranError{&fault.ReadOnly{}}, ExitFailure},
-		{&ranError{&fault.Unavailable{}}, ExitFailure},
+		{&ranError{&apierrors.Conflict{}}, ExitConflict},
+		{&ranError{&apierrors.Rejected{}}, ExitConflict},
+		{&ranError{&apierrors.ReadOnly{}}, ExitFailure},
+		{&ranError{&apierrors.Unavailable{}}, ExitFailure},
 		{&ranError{io.EOF}, ExitFailure},
 	} {
 		if got := exitCode(c.err); got != c.want {

@@ -18,9 +18,9 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/kerb-edge/kerb/client"
+	"github.com/kerb-edge/kerb/internal/apierrors"
 	"github.com/kerb-edge/kerb/internal/atomicfile"
 	"github.com/kerb-edge/kerb/internal/decode"
-	"github.com/kerb-edge/kerb/internal/fault"
 	"github.com/kerb-edge/kerb/internal/suggest"
 )
 
@@ -66,7 +66,7 @@ func (c contexts) find(name string) (remote, error) {
 	if r, ok := c.Contexts[name]; ok {
 		return r, nil
 	}
-	return remote{}, &fault.Invalid{Reason: fmt.Sprintf("there is no context %q%s; kerb context list shows all", name, suggest.DidYouMean(name, sortedKeys(c.Contexts)))}
+	return remote{}, &apierrors.Invalid{Reason: fmt.Sprintf("there is no context %q%s; kerb context list shows all", name, suggest.DidYouMean(name, sortedKeys(c.Contexts)))}
 }
 
 // endpoint is where the agent is that commands speak to.
@@ -144,7 +144,7 @@ func (r remote) endpoint() (*endpoint, error) {
 		}
 		secure.RootCAs = x509.NewCertPool()
 		if !secure.RootCAs.AppendCertsFromPEM(data) {
-			return nil, &fault.Invalid{Resource: r.CA, Reason: "contains no PEM certificate"}
+			return nil, &apierrors.Invalid{Resource: r.CA, Reason: "contains no PEM certificate"}
 		}
 	}
 	if r.Certificate != "" || r.Key != "" {
@@ -168,7 +168,7 @@ func clientToken(path string) (string, error) {
 		return "", err
 	}
 	if info.Mode().Perm()&0o077 != 0 {
-		return "", &fault.Invalid{Resource: path, Reason: "other users can read the token; chmod 600 it"}
+		return "", &apierrors.Invalid{Resource: path, Reason: "other users can read the token; chmod 600 it"}
 	}
 	data, err := os.ReadFile(path)
 	return strings.TrimSpace(string(data)), err

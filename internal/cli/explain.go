@@ -12,7 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/kerb-edge/kerb/internal/fault"
+	"github.com/kerb-edge/kerb/internal/apierrors"
 	"github.com/kerb-edge/kerb/internal/pkgs"
 	"github.com/kerb-edge/kerb/internal/resource"
 	"github.com/kerb-edge/kerb/internal/server"
@@ -120,14 +120,14 @@ func (e explanation) explain(w io.Writer, path string) error {
 	steps := strings.Split(path, ".")
 	kind, err := findKind(steps[0])
 	if word := strings.ToLower(steps[0]); word == "packet" || word == "packets" {
-		return &fault.Invalid{Reason: "the word packet is reserved; kerb trace shows what happens to packets"}
+		return &apierrors.Invalid{Reason: "the word packet is reserved; kerb trace shows what happens to packets"}
 	}
 	at, ok := e.defs[kind.Kind].(map[string]any)
 	if err != nil || !ok {
 		at, ok = e.defs["config-"+steps[0]].(map[string]any)
 	}
 	if !ok {
-		return &fault.Invalid{Reason: fmt.Sprintf("%q is neither a resource kind nor a package; known are %s%s", steps[0], strings.Join(explained(), ", "), suggest.DidYouMean(steps[0], explained()))}
+		return &apierrors.Invalid{Reason: fmt.Sprintf("%q is neither a resource kind nor a package; known are %s%s", steps[0], strings.Join(explained(), ", "), suggest.DidYouMean(steps[0], explained()))}
 	}
 	for i, name := range steps[1:] {
 		name, _, _ = strings.Cut(name, "[")
@@ -135,7 +135,7 @@ func (e explanation) explain(w io.Writer, path string) error {
 		next, ok := fields[name].(map[string]any)
 		if !ok {
 			known := slices.Sorted(maps.Keys(fields))
-			return &fault.Invalid{Field: strings.Join(steps[:i+1], "."), Reason: fmt.Sprintf("no field %s; known are %s%s", name, strings.Join(known, ", "), suggest.DidYouMean(name, known))}
+			return &apierrors.Invalid{Field: strings.Join(steps[:i+1], "."), Reason: fmt.Sprintf("no field %s; known are %s%s", name, strings.Join(known, ", "), suggest.DidYouMean(name, known))}
 		}
 		at = next
 	}

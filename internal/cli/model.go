@@ -16,7 +16,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/kerb-edge/kerb/api/v1alpha1"
-	"github.com/kerb-edge/kerb/internal/fault"
+	"github.com/kerb-edge/kerb/internal/apierrors"
 	"github.com/kerb-edge/kerb/internal/models"
 	"github.com/kerb-edge/kerb/internal/resource"
 )
@@ -99,7 +99,7 @@ func (a *app) modelLoadCommand() *cobra.Command {
 func modelName(m v1alpha1.Model, file string) (string, error) {
 	summary, err := models.Summarize(m.Spec)
 	if err != nil {
-		return "", &fault.Invalid{Resource: file, Reason: err.Error()}
+		return "", &apierrors.Invalid{Resource: file, Reason: err.Error()}
 	}
 	if m.Metadata.Name != "" {
 		return m.Metadata.Name, nil
@@ -142,13 +142,13 @@ func (a *app) awaitModel(ctx context.Context, name string, limit time.Duration) 
 		}
 		i := slices.IndexFunc(all, func(m v1alpha1.Model) bool { return m.Metadata.Name == name })
 		if i < 0 {
-			return &fault.Conflict{Reason: "model " + name + " was deleted in the meantime"}
+			return &apierrors.Conflict{Reason: "model " + name + " was deleted in the meantime"}
 		}
 		switch ready := readyCondition(resource.Status(all[i].Status).Conditions); {
 		case ready.Status != "False":
 			return nil
 		case ready.Reason == models.ReasonRefused:
-			return &fault.Conflict{Reason: fmt.Sprintf("model %s is stored but not in use, the previous version keeps running: %s", name, ready.Message)}
+			return &apierrors.Conflict{Reason: fmt.Sprintf("model %s is stored but not in use, the previous version keeps running: %s", name, ready.Message)}
 		case time.Now().After(end):
 			return fmt.Errorf("model %s is stored but not in use yet: %s", name, ready.Message)
 		}
@@ -195,7 +195,7 @@ func (a *app) modelDescribeCommand() *cobra.Command {
 			}
 			d, err := models.Describe(spec)
 			if err != nil {
-				return &fault.Invalid{Resource: args[0], Reason: err.Error()}
+				return &apierrors.Invalid{Resource: args[0], Reason: err.Error()}
 			}
 			return a.print(cmd.OutOrStdout(), d, func(w io.Writer) { printDescription(w, d) })
 		},
@@ -231,7 +231,7 @@ func (a *app) modelRollbackCommand() *cobra.Command {
 			}
 			kept := resource.Status(now.Status).Versions
 			if to == 0 && len(kept) == 0 {
-				return &fault.Conflict{Reason: "no earlier version of model " + args[0] + " is kept"}
+				return &apierrors.Conflict{Reason: "no earlier version of model " + args[0] + " is kept"}
 			}
 			if to == 0 {
 				to = kept[0].Generation

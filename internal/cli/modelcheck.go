@@ -9,7 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/kerb-edge/kerb/internal/fault"
+	"github.com/kerb-edge/kerb/internal/apierrors"
 	"github.com/kerb-edge/kerb/modules/classifier/inference"
 	"github.com/kerb-edge/kerb/modules/classifier/model"
 )
@@ -67,7 +67,7 @@ const timedRows = 5 // rows, spread over the table, of which the time is measure
 func checkModel(d *model.Document, s *samples) (*checked, error) {
 	p, err := d.Pack(d.Features)
 	if err != nil {
-		return nil, &fault.Invalid{Resource: d.Name, Reason: err.Error()}
+		return nil, &apierrors.Invalid{Resource: d.Name, Reason: err.Error()}
 	}
 	k, err := inference.Open()
 	if err != nil {

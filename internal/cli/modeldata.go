@@ -15,7 +15,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/kerb-edge/kerb/internal/fault"
+	"github.com/kerb-edge/kerb/internal/apierrors"
 	"github.com/kerb-edge/kerb/modules/classifier/model"
 )
 
@@ -35,7 +35,7 @@ func readDocument(file string, stdin io.Reader) (*model.Document, error) {
 	}
 	d, err := model.Parse(text)
 	if err != nil {
-		return nil, &fault.Invalid{Resource: file, Reason: err.Error()}
+		return nil, &apierrors.Invalid{Resource: file, Reason: err.Error()}
 	}
 	return d, nil
 }
@@ -53,11 +53,11 @@ func readSamples(file, label string, d *model.Document) (*samples, error) {
 	}
 	header, err := r.Read()
 	if err != nil {
-		return nil, &fault.Invalid{Resource: file, Reason: "no heading: " + err.Error()}
+		return nil, &apierrors.Invalid{Resource: file, Reason: "no heading: " + err.Error()}
 	}
 	columns, err := featureColumns(header, d.Features)
 	if err != nil {
-		return nil, &fault.Invalid{Resource: file, Reason: err.Error()}
+		return nil, &apierrors.Invalid{Resource: file, Reason: err.Error()}
 	}
 	class := slices.Index(header, label)
 	out := &samples{}
@@ -70,11 +70,11 @@ func readSamples(file, label string, d *model.Document) (*samples, error) {
 			err = out.add(record, columns, class, d.Classes)
 		}
 		if err != nil {
-			return nil, &fault.Invalid{Resource: file, Reason: fmt.Sprintf("line %d: %v", n, err)}
+			return nil, &apierrors.Invalid{Resource: file, Reason: fmt.Sprintf("line %d: %v", n, err)}
 		}
 	}
 	if len(out.rows) == 0 {
-		return nil, &fault.Invalid{Resource: file, Reason: "no rows"}
+		return nil, &apierrors.Invalid{Resource: file, Reason: "no rows"}
 	}
 	return out, nil
 }

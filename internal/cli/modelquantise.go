@@ -10,7 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/kerb-edge/kerb/internal/fault"
+	"github.com/kerb-edge/kerb/internal/apierrors"
 	"github.com/kerb-edge/kerb/modules/classifier/model"
 )
 
@@ -34,7 +34,7 @@ func (a *app) modelQuantiseCommand() *cobra.Command {
 			}
 			text, differ, err := quantise(d, s)
 			if err != nil {
-				return &fault.Invalid{Resource: args[0], Reason: err.Error()}
+				return &apierrors.Invalid{Resource: args[0], Reason: err.Error()}
 			}
 			fmt.Fprintf(cmd.ErrOrStderr(), "%d of %d decisions differ from floating point\n", differ, len(s.rows))
 			if output == "" {

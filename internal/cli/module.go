@@ -15,7 +15,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/kerb-edge/kerb/api/v1alpha1"
-	"github.com/kerb-edge/kerb/internal/fault"
+	"github.com/kerb-edge/kerb/internal/apierrors"
 	"github.com/kerb-edge/kerb/internal/pkgs"
 	"github.com/kerb-edge/kerb/internal/resource"
 )
@@ -164,7 +164,7 @@ func (e *noRouteError) Error() string {
 	return fmt.Sprintf("module %s serves nothing at %s; kerb module query %s lists its routes", e.module, cmp.Or(e.path, "/"), e.module)
 }
 
-func (*noRouteError) Unwrap() error { return &fault.NotFound{} }
+func (*noRouteError) Unwrap() error { return &apierrors.NotFound{} }
 
 // printAnswer prints what a module answers, in its own format if that is no JSON. Of a stream, one JSON value a line, each line is
 // passed on when it comes.

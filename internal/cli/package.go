@@ -12,8 +12,8 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/kerb-edge/kerb/internal/apierrors"
 	"github.com/kerb-edge/kerb/internal/dataplane"
-	"github.com/kerb-edge/kerb/internal/fault"
 	"github.com/kerb-edge/kerb/internal/oci"
 	"github.com/kerb-edge/kerb/internal/pkgs"
 	"github.com/kerb-edge/kerb/modules"
@@ -158,7 +158,7 @@ func (a *app) packageHeadersCommand() *cobra.Command {
 func packageFault(err error) error {
 	var rejected *dataplane.RejectedError
 	if errors.As(err, &rejected) {
-		return &fault.Rejected{Plain: err.Error(), Log: rejected.Log}
+		return &apierrors.Rejected{Summary: err.Error(), Log: rejected.Log}
 	}
 	return err
 }

@@ -16,8 +16,8 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/kerb-edge/kerb/internal/apierrors"
 	"github.com/kerb-edge/kerb/internal/decode"
-	"github.com/kerb-edge/kerb/internal/fault"
 	"github.com/kerb-edge/kerb/internal/pkgs"
 	"github.com/kerb-edge/kerb/internal/pkttest"
 	"github.com/kerb-edge/kerb/internal/yamldoc"
@@ -140,7 +140,7 @@ func readTests(ref, file, pcap, direction string) (t packageTests, err error) {
 		return t, err
 	}
 	if t.positions, err = decode.File(t.file, data, &t); err == nil && len(t.Tests) == 0 {
-		err = t.positions.Locate(t.file, &fault.Invalid{Field: "tests", Reason: "contains no test"})
+		err = t.positions.Locate(t.file, &apierrors.Invalid{Field: "tests", Reason: "contains no test"})
 	}
 	return t, err
 }
@@ -166,7 +166,7 @@ func (t packageTests) check(p *pkgs.Package) error {
 // checkConfig returns what is wrong with a config, whose place is field.
 func checkConfig(p *pkgs.Package, config map[string]any, field string) error {
 	_, err := moduleOf(p, config)
-	for _, e := range fault.Invalids(err) {
+	for _, e := range apierrors.Invalids(err) {
 		e.Field = field + strings.TrimPrefix(e.Field, "config")
 	}
 	return err
@@ -174,7 +174,7 @@ func checkConfig(p *pkgs.Package, config map[string]any, field string) error {
 
 func (c packetCase) check(field, dir string) error {
 	if _, err := c.Frames(dir); err != nil {
-		return &fault.Invalid{Field: field, Reason: err.Error()}
+		return &apierrors.Invalid{Field: field, Reason: err.Error()}
 	}
 	if c.Want == nil || c.Want.Packet == nil {
 		return nil
@@ -184,14 +184,14 @@ func (c packetCase) check(field, dir string) error {
 		err = fmt.Errorf("must be one packet, not %d", len(frames))
 	}
 	if err != nil {
-		return &fault.Invalid{Field: field + ".want.packet", Reason: err.Error()}
+		return &apierrors.Invalid{Field: field + ".want.packet", Reason: err.Error()}
 	}
 	return nil
 }
 
 func runTests(p *pkgs.Package, tests packageTests) (all []packetResult, err error) {
 	if p.HasHook(pkgs.HookSockets) {
-		return nil, &fault.Invalid{Reason: "the package runs on sockets, which the kernel offers no test run for"}
+		return nil, &apierrors.Invalid{Reason: "the package runs on sockets, which the kernel offers no test run for"}
 	}
 	for _, t := range tests.Tests {
 		if t.Config == nil {

@@ -13,8 +13,8 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/kerb-edge/kerb/internal/apierrors"
 	"github.com/kerb-edge/kerb/internal/dataplane"
-	"github.com/kerb-edge/kerb/internal/fault"
 	"github.com/kerb-edge/kerb/internal/lockfile"
 	"github.com/kerb-edge/kerb/internal/paths"
 )
@@ -97,7 +97,7 @@ func checkNoAgent(socket string) error {
 		return nil
 	}
 	c.Close()
-	return &fault.Conflict{Reason: "an agent answers on " + socket + ": stop it first (systemctl stop kerb)"}
+	return &apierrors.Conflict{Reason: "an agent answers on " + socket + ": stop it first (systemctl stop kerb)"}
 }
 
 func purgeKernel(root, run string) error {

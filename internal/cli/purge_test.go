@@ -8,7 +8,7 @@ import (
 	"path/filepath"
 	"testing"
 
-	"github.com/kerb-edge/kerb/internal/fault"
+	"github.com/kerb-edge/kerb/internal/apierrors"
 	"github.com/kerb-edge/kerb/internal/lockfile"
 	"github.com/kerb-edge/kerb/internal/paths"
 )
@@ -24,7 +24,7 @@ func TestPurgeDuringStart(t *testing.T) {
 	if err := errors.Join(os.Mkdir(p.State, 0o700), os.WriteFile(p.Store(), []byte("desired"), 0o600)); err != nil {
 		t.Fatal(err)
 	}
-	var conflict *fault.Conflict
+	var conflict *apierrors.Conflict
 	if gone, err := new(app).purge(p, true); !errors.As(err, &conflict) || gone != (purged{}) {
 		t.Errorf("%+v, %v", gone, err)
 	}

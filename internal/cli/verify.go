@@ -12,9 +12,9 @@ import (
 
 	"github.com/cilium/ebpf"
 
+	"github.com/kerb-edge/kerb/internal/apierrors"
 	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/dataplane"
-	"github.com/kerb-edge/kerb/internal/fault"
 	"github.com/kerb-edge/kerb/internal/pkgs"
 	"github.com/kerb-edge/kerb/internal/pkttest"
 	"github.com/kerb-edge/kerb/sdk"
@@ -141,7 +141,7 @@ func moduleOf(p *pkgs.Package, given map[string]any) (dataplane.Module, error) {
 	return module, configMistakes(err)
 }
 
-// configMistakes returns the mistakes in a config that err joins as *fault.Invalid. Other errors stay as they are.
+// configMistakes returns the mistakes in a config that err joins as *apierrors.Invalid. Other errors stay as they are.
 func configMistakes(err error) error {
 	if joined, ok := err.(interface{ Unwrap() []error }); ok {
 		var all []error
@@ -152,7 +152,7 @@ func configMistakes(err error) error {
 	}
 	var mistake *sdk.ConfigError
 	if errors.As(err, &mistake) {
-		return &fault.Invalid{Field: strings.TrimSuffix("config."+mistake.Field, "."), Reason: mistake.Reason}
+		return &apierrors.Invalid{Field: strings.TrimSuffix("config."+mistake.Field, "."), Reason: mistake.Reason}
 	}
 	return err
 }

@@ -11,8 +11,8 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/kerb-edge/kerb/internal/apierrors"
 	"github.com/kerb-edge/kerb/internal/decode"
-	"github.com/kerb-edge/kerb/internal/fault"
 	"github.com/kerb-edge/kerb/internal/paths"
 	"github.com/kerb-edge/kerb/internal/pkgs"
 	"github.com/kerb-edge/kerb/internal/serve"
@@ -62,7 +62,7 @@ func Default() Config {
 }
 
 // Load reads the file at path over the defaults. A missing file is the defaults unless it is required. Mistakes in it are
-// *fault.Invalid.
+// *apierrors.Invalid.
 func Load(path string, required bool) (Config, error) {
 	c := Default()
 	data, err := os.ReadFile(path)
@@ -80,7 +80,7 @@ func Load(path string, required bool) (Config, error) {
 // Locate returns the mistakes that err joins with their places in the configuration's file.
 func (c Config) Locate(err error) error { return c.positions.Locate(c.Paths.Config, err) }
 
-// Check returns all mistakes, joined, as *fault.Invalid with their places.
+// Check returns all mistakes, joined, as *apierrors.Invalid with their places.
 func (c Config) Check() error {
 	var wrong []error
 	for _, dir := range []struct{ field, path string }{
@@ -112,4 +112,4 @@ func (c Config) Check() error {
 	return c.Locate(errors.Join(wrong...))
 }
 
-func invalid(field, reason string) error { return &fault.Invalid{Field: field, Reason: reason} }
+func invalid(field, reason string) error { return &apierrors.Invalid{Field: field, Reason: reason} }

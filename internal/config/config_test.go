@@ -6,7 +6,7 @@ import (
 	"errors"
 	"testing"
 
-	"github.com/kerb-edge/kerb/internal/fault"
+	"github.com/kerb-edge/kerb/internal/apierrors"
 )
 
 func TestLimits(t *testing.T) {
@@ -17,7 +17,7 @@ func TestLimits(t *testing.T) {
 		t.Errorf("with one: %+v %v", c.Limits, err)
 	}
 	for text, field := range map[string]string{"controlMemory: lots": "limits.controlMemory", "controlDisk: '0'": "limits.controlDisk", "controlMemory: ''": "limits.controlMemory"} {
-		var invalid *fault.Invalid
+		var invalid *apierrors.Invalid
 		if _, err := load(t, "limits: {"+text+"}"); !errors.As(err, &invalid) || invalid.Field != field {
 			t.Errorf("%s: %v", text, err)
 		}

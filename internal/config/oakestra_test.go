@@ -8,8 +8,8 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/kerb-edge/kerb/internal/apierrors"
 	"github.com/kerb-edge/kerb/internal/config"
-	"github.com/kerb-edge/kerb/internal/fault"
 )
 
 func load(t *testing.T, text string) (config.Config, error) {
@@ -66,7 +66,7 @@ func TestOakestraMistakes(t *testing.T) {
 		"{tcp: {address: ':1', certificate: a, key: b}, oakestra: {}}":    "tcp",
 		"{oakestra: {tcp: ':1', tls: {certificate: a, key: b, file: c}}}": "oakestra.tls.file",
 	} {
-		var invalid *fault.Invalid
+		var invalid *apierrors.Invalid
 		if _, err := load(t, text); !errors.As(err, &invalid) || invalid.Field != field {
 			t.Errorf("%s: %v, want a mistake in %q", text, err, field)
 		}

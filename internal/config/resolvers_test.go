@@ -8,8 +8,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kerb-edge/kerb/internal/apierrors"
 	"github.com/kerb-edge/kerb/internal/config"
-	"github.com/kerb-edge/kerb/internal/fault"
 )
 
 func TestOakestraResolver(t *testing.T) {
@@ -44,7 +44,7 @@ func TestOakestraResolver(t *testing.T) {
 		"broker: 'ssl://h:1', node: n1, certificate: /c":                  "certificate",
 		"broker: 'ssl://h:1', node: n1, key: /k, certificate: '', ca: ''": "certificate",
 	} {
-		var wrong *fault.Invalid
+		var wrong *apierrors.Invalid
 		if _, err := load(t, "resolvers: {oakestra: {"+text+"}}"); !errors.As(err, &wrong) || wrong.Field != "resolvers.oakestra."+field || strings.Contains(wrong.Reason, "%!") {
 			t.Errorf("%s: %v", text, err)
 		}

@@ -21,7 +21,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/kerb-edge/kerb/internal/fault"
+	"github.com/kerb-edge/kerb/internal/apierrors"
 	"github.com/kerb-edge/kerb/internal/pkgs"
 	"github.com/kerb-edge/kerb/sdk"
 )
@@ -337,13 +337,13 @@ func TestProxy(t *testing.T) {
 	}
 	for _, path := range []string{"/kerb/v1/fill", "//kerb/v1/fill", "/x/../kerb/v1/drop", "/kerb/v1", "/kerb/./v1/"} {
 		w := httptest.NewRecorder()
-		var missing *fault.NotFound
+		var missing *apierrors.NotFound
 		if err := p.ServeHTTP(w, &http.Request{Method: http.MethodPost, URL: mustURL(path)}); !errors.As(err, &missing) {
 			t.Errorf("%s: %v", path, err)
 		}
 	}
 	p.run, p.state.Restarts = nil, 1
-	var away *fault.Unavailable
+	var away *apierrors.Unavailable
 	if err := p.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest(http.MethodGet, "/", nil)); !errors.As(err, &away) {
 		t.Errorf("without a process: %v", err)
 	}

@@ -11,7 +11,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/kerb-edge/kerb/internal/fault"
+	"github.com/kerb-edge/kerb/internal/apierrors"
 	"github.com/kerb-edge/kerb/sdk"
 )
 
@@ -19,11 +19,11 @@ import (
 // and nothing answered, when there is no control plane to ask.
 func (p *Plane) ServeHTTP(w http.ResponseWriter, r *http.Request) error {
 	if isReserved(r.URL.Path) {
-		return &fault.NotFound{Kind: "path", Name: r.URL.Path}
+		return &apierrors.NotFound{Kind: "path", Name: r.URL.Path}
 	}
 	now := p.ready(r.Context())
 	if now == nil {
-		return &fault.Unavailable{Reason: "control plane of module " + p.module + " does not run: " + p.State().Reason}
+		return &apierrors.Unavailable{Reason: "control plane of module " + p.module + " does not run: " + p.State().Reason}
 	}
 	var failed error
 	proxy := httputil.ReverseProxy{
@@ -37,7 +37,7 @@ func (p *Plane) ServeHTTP(w http.ResponseWriter, r *http.Request) error {
 	}
 	proxy.ServeHTTP(w, r)
 	if failed != nil {
-		return &fault.Unavailable{Reason: "control plane of module " + p.module + ": " + failed.Error()}
+		return &apierrors.Unavailable{Reason: "control plane of module " + p.module + ": " + failed.Error()}
 	}
 	return nil
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package decode reads YAML and JSON that people have written, strictly: unknown fields, keys given twice, numbers that
-// YAML 1.1 reads as octal and wrong types are *fault.Invalid, all of them joined, with lines and columns as far as they
+// YAML 1.1 reads as octal and wrong types are *apierrors.Invalid, all of them joined, with lines and columns as far as they
 // are known.
 package decode
 
@@ -18,7 +18,7 @@ import (
 
 	"sigs.k8s.io/yaml"
 
-	"github.com/kerb-edge/kerb/internal/fault"
+	"github.com/kerb-edge/kerb/internal/apierrors"
 	"github.com/kerb-edge/kerb/internal/yamldoc"
 )
 
@@ -47,7 +47,7 @@ func Object(file string, data []byte) (map[string]any, yamldoc.Index, error) {
 		}
 		mapping, ok := value.(map[string]any)
 		if !ok || found {
-			return nil, index, index.Locate(file, &fault.Invalid{Reason: "expected one document with named fields"})
+			return nil, index, index.Locate(file, &apierrors.Invalid{Reason: "expected one document with named fields"})
 		}
 		object, found = mapping, true
 	}
@@ -65,10 +65,10 @@ func Into(object map[string]any, v any) error {
 	}
 	var mismatch *json.UnmarshalTypeError // what the schema lets pass: integers beyond those of Go
 	if errors.As(err, &mismatch) {
-		return &fault.Invalid{Field: mismatch.Field, Reason: "cannot be a " + mismatch.Value}
+		return &apierrors.Invalid{Field: mismatch.Field, Reason: "cannot be a " + mismatch.Value}
 	}
 	if err != nil {
-		return &fault.Invalid{Reason: err.Error()}
+		return &apierrors.Invalid{Reason: err.Error()}
 	}
 	return nil
 }
@@ -97,9 +97,9 @@ func syntaxErrors(err error) error {
 		switch {
 		case match != nil:
 			number, _ := strconv.Atoi(match[1])
-			all = append(all, &fault.Invalid{Reason: match[2], Line: number})
+			all = append(all, &apierrors.Invalid{Reason: match[2], Line: number})
 		case line != "yaml: unmarshal errors:":
-			all = append(all, &fault.Invalid{Reason: strings.TrimPrefix(line, "yaml: ")})
+			all = append(all, &apierrors.Invalid{Reason: strings.TrimPrefix(line, "yaml: ")})
 		}
 	}
 	return errors.Join(all...)
@@ -109,7 +109,7 @@ func syntaxErrors(err error) error {
 func refuseOctals(doc []byte) error {
 	var all []error
 	for _, o := range yamldoc.Octals(doc) {
-		all = append(all, &fault.Invalid{Field: o.Field, Reason: o.Error(), Line: o.Line, Column: o.Column})
+		all = append(all, &apierrors.Invalid{Field: o.Field, Reason: o.Error(), Line: o.Line, Column: o.Column})
 	}
 	return errors.Join(all...)
 }
@@ -123,20 +123,20 @@ func JSON(data []byte) (any, error) {
 		return nil, explain(err, d.InputOffset())
 	}
 	if _, err := d.Token(); !errors.Is(err, io.EOF) {
-		return nil, &fault.Invalid{Reason: "unexpected data after the JSON value"}
+		return nil, &apierrors.Invalid{Reason: "unexpected data after the JSON value"}
 	}
 	return value, nil
 }
 
 func explain(err error, offset int64) error {
-	var invalid *fault.Invalid
+	var invalid *apierrors.Invalid
 	switch {
 	case errors.As(err, &invalid):
 		return err
 	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
-		return &fault.Invalid{Reason: "unexpected end of JSON"}
+		return &apierrors.Invalid{Reason: "unexpected end of JSON"}
 	}
-	return &fault.Invalid{Reason: fmt.Sprintf("not JSON: %v (at byte %d)", err, offset)}
+	return &apierrors.Invalid{Reason: fmt.Sprintf("not JSON: %v (at byte %d)", err, offset)}
 }
 
 // maxDepth is far more than any resource needs: decoding recurses, and a stack that overflows ends the agent.
@@ -148,7 +148,7 @@ func decodeValue(d *json.Decoder, path string, depth int) (any, error) {
 		return nil, err
 	}
 	if depth > maxDepth {
-		return nil, &fault.Invalid{Reason: fmt.Sprintf("nested more than %d deep", maxDepth)}
+		return nil, &apierrors.Invalid{Reason: fmt.Sprintf("nested more than %d deep", maxDepth)}
 	}
 	switch token {
 	case json.Delim('{'):
@@ -166,11 +166,11 @@ func decodeValue(d *json.Decoder, path string, depth int) (any, error) {
 func decodeNumber(number json.Number, path string) (any, error) {
 	value, err := number.Float64()
 	if err != nil {
-		return nil, &fault.Invalid{Field: path, Reason: number.String() + " is out of range for a number"}
+		return nil, &apierrors.Invalid{Field: path, Reason: number.String() + " is out of range for a number"}
 	}
 	if text := number.String(); !strings.ContainsAny(text, ".eE") && strconv.FormatFloat(value, 'f', 0, 64) != text {
 		reason := fmt.Sprintf("%s cannot be kept exactly, as all integers up to %d can", text, 1<<53)
-		return nil, &fault.Invalid{Field: path, Reason: reason}
+		return nil, &apierrors.Invalid{Field: path, Reason: reason}
 	}
 	return value, nil
 }
@@ -185,7 +185,7 @@ func decodeObject(d *json.Decoder, path string, depth int) (any, error) {
 		key := token.(string) // a key is a string, or Token has failed
 		field := strings.TrimPrefix(path+"."+key, ".")
 		if _, ok := object[key]; ok {
-			return nil, &fault.Invalid{Field: field, Reason: "occurs twice"}
+			return nil, &apierrors.Invalid{Field: field, Reason: "occurs twice"}
 		}
 		if object[key], err = decodeValue(d, field, depth); err != nil {
 			return nil, err

@@ -11,8 +11,8 @@ import (
 	"time"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/apierrors"
 	"github.com/kerb-edge/kerb/internal/cgroup"
-	"github.com/kerb-edge/kerb/internal/fault"
 	"github.com/kerb-edge/kerb/internal/pkgs"
 	"github.com/kerb-edge/kerb/internal/service"
 	"github.com/kerb-edge/kerb/sdk"
@@ -20,7 +20,7 @@ import (
 
 // Invalid is an error in a field of the module.
 func (d *Module) Invalid(field string, err error) error {
-	return &fault.Invalid{Resource: "Module " + d.Name(), Field: field, Reason: err.Error()}
+	return &apierrors.Invalid{Resource: "Module " + d.Name(), Field: field, Reason: err.Error()}
 }
 
 var errSelectsNothing = errors.New("selects nothing; " +

@@ -10,10 +10,10 @@ import (
 	"reflect"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/apierrors"
 	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/control"
 	"github.com/kerb-edge/kerb/internal/dataplane"
-	"github.com/kerb-edge/kerb/internal/fault"
 	"github.com/kerb-edge/kerb/internal/pkgs"
 	"github.com/kerb-edge/kerb/internal/plan"
 	"github.com/kerb-edge/kerb/sdk"
@@ -29,7 +29,7 @@ type Preparer struct {
 }
 
 // prepare checks a module as far as that is possible without the kernel. now is the module as it runs, or nil. Errors
-// are those of package fault.
+// are those of package apierrors.
 func (p *Preparer) prepare(m v1.Module, now *Module) (_ *Module, err error) {
 	d := &Module{Module: plan.Module{Resource: m}}
 	defer func() {
@@ -71,7 +71,7 @@ func (p *Preparer) All(asked []v1.Module, now map[string]*Module) (map[string]*M
 		d, err := p.next(m, now[m.Metadata.Name])
 		if err != nil {
 			refused = append(refused, err)
-			if len(fault.Invalids(err)) == 0 {
+			if len(apierrors.Invalids(err)) == 0 {
 				break
 			}
 			continue
@@ -139,7 +139,7 @@ func (p *Preparer) settings(d, now *Module) (settings sdk.Settings, err error) {
 	case errors.As(err, &mistake):
 		return settings, d.configError(err)
 	case err != nil:
-		return settings, &fault.Unavailable{Resource: "Module " + d.Name(), Reason: err.Error()}
+		return settings, &apierrors.Unavailable{Resource: "Module " + d.Name(), Reason: err.Error()}
 	case !known:
 		return d.constants()
 	}

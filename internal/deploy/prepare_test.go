@@ -12,9 +12,9 @@ import (
 	"testing"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/apierrors"
 	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/dataplane"
-	"github.com/kerb-edge/kerb/internal/fault"
 	"github.com/kerb-edge/kerb/internal/pkgs"
 	"github.com/kerb-edge/kerb/modules"
 	"github.com/kerb-edge/kerb/sdk"
@@ -60,7 +60,7 @@ func TestMistakes(t *testing.T) {
 		c.change(&m.Spec)
 		_, err := newPreparer(t).All([]v1.Module{m}, nil)
 		var fields []string
-		for _, one := range fault.Invalids(err) {
+		for _, one := range apierrors.Invalids(err) {
 			fields = append(fields, one.Field)
 		}
 		if !slices.Equal(fields, c.fields) {
@@ -147,7 +147,7 @@ func TestCgroupPaths(t *testing.T) {
 	}
 	known := map[string]*Module{"m": d}
 	if _, err := newPreparer(t).All([]v1.Module{m}, known); err != nil {
-		var invalid *fault.Invalid
+		var invalid *apierrors.Invalid
 		t.Errorf("a cgroup that was there before may have gone: %v %t", err, errors.As(err, &invalid))
 	}
 }
@@ -166,7 +166,7 @@ func TestMigrationRules(t *testing.T) {
 func TestConfigErrorOfNoField(t *testing.T) {
 	d := &Module{}
 	for field, want := range map[string]string{"": "spec.config", "rules[0].port": "spec.config.rules[0].port"} {
-		var invalid *fault.Invalid
+		var invalid *apierrors.Invalid
 		if err := d.configError(&sdk.ConfigError{Field: field, Reason: "missing rules"}); !errors.As(err, &invalid) || invalid.Field != want {
 			t.Errorf("%v, want field %s", err, want)
 		}

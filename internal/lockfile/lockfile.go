@@ -14,7 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/kerb-edge/kerb/internal/fault"
+	"github.com/kerb-edge/kerb/internal/apierrors"
 	"github.com/kerb-edge/kerb/internal/paths"
 )
 
@@ -104,7 +104,7 @@ func Release(f *os.File) error {
 	return errors.Join(err, f.Close())
 }
 
-// AcquireNode locks the directories of an agent, for the agent itself or for `kerb purge`. The error is *fault.Conflict
+// AcquireNode locks the directories of an agent, for the agent itself or for `kerb purge`. The error is *apierrors.Conflict
 // if another process holds the lock.
 func AcquireNode(p paths.Paths) (release func() error, err error) {
 	if err := os.MkdirAll(p.Run, 0o755); err != nil {
@@ -112,7 +112,7 @@ func AcquireNode(p paths.Paths) (release func() error, err error) {
 	}
 	f, err := Dir(p.Run).Acquire(filepath.Base(p.Lock()), "")
 	if errors.Is(err, ErrLocked) {
-		return nil, &fault.Conflict{Reason: "another kerb agent is running on this node (it holds " + p.Lock() + "); stop it first, or set different directories in paths: of this agent's configuration"}
+		return nil, &apierrors.Conflict{Reason: "another kerb agent is running on this node (it holds " + p.Lock() + "); stop it first, or set different directories in paths: of this agent's configuration"}
 	}
 	if err != nil {
 		return nil, err

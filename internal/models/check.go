@@ -10,7 +10,7 @@ import (
 	"weak"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
-	"github.com/kerb-edge/kerb/internal/fault"
+	"github.com/kerb-edge/kerb/internal/apierrors"
 	"github.com/kerb-edge/kerb/modules/classifier"
 	"github.com/kerb-edge/kerb/modules/classifier/model"
 )
@@ -21,22 +21,22 @@ const (
 	MaxBytes  = 64 << 20 // of all documents
 )
 
-// Check validates the document of a model. Errors are *fault.Invalid.
+// Check validates the document of a model. Errors are *apierrors.Invalid.
 func Check(m v1.Model) error {
 	if _, err := parse(m.Spec); err != nil {
-		return &fault.Invalid{Resource: v1.KindModel + " " + m.Metadata.Name, Field: "spec.document", Reason: err.Error()}
+		return &apierrors.Invalid{Resource: v1.KindModel + " " + m.Metadata.Name, Field: "spec.document", Reason: err.Error()}
 	}
 	return nil
 }
 
-// CheckTogether checks the limits of a node: all are its models after the change, put those that change. Errors are *fault.Invalid.
+// CheckTogether checks the limits of a node: all are its models after the change, put those that change. Errors are *apierrors.Invalid.
 func CheckTogether(all map[string]v1.Model, put []v1.Model) error {
 	size := 0
 	for _, m := range all {
 		size += len(m.Spec.Document)
 	}
 	for _, m := range put {
-		wrong := &fault.Invalid{Resource: v1.KindModel + " " + m.Metadata.Name}
+		wrong := &apierrors.Invalid{Resource: v1.KindModel + " " + m.Metadata.Name}
 		switch {
 		case m.Metadata.Generation == 1 && len(all) > MaxModels:
 			wrong.Reason = fmt.Sprintf("a node can have at most %d models, this would make %d; delete some with kerb model delete", MaxModels, len(all))

@@ -11,7 +11,7 @@ import (
 	"testing"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
-	"github.com/kerb-edge/kerb/internal/fault"
+	"github.com/kerb-edge/kerb/internal/apierrors"
 	"github.com/kerb-edge/kerb/internal/watch"
 	"github.com/kerb-edge/kerb/sdk"
 )
@@ -123,7 +123,7 @@ func TestCheck(t *testing.T) {
 		t.Error(err)
 	}
 	for _, bad := range []string{"", "{}", "[]", document(0), strings.Replace(document(1), `"own"`, `"rpl"`, 1), strings.Replace(document(1), "[1, 2]", "[1]", 1)} {
-		var invalid *fault.Invalid
+		var invalid *apierrors.Invalid
 		if err := Check(modelOf("m", 1, bad)); !errors.As(err, &invalid) || invalid.Field != "spec.document" || invalid.Resource != "Model m" {
 			t.Errorf("%.50s: %v", bad, err)
 		}
@@ -147,7 +147,7 @@ func TestTooMany(t *testing.T) {
 	for i := range MaxModels + 1 {
 		all[fmt.Sprint(i)] = modelOf(fmt.Sprint(i), 1, document(1))
 	}
-	var invalid *fault.Invalid
+	var invalid *apierrors.Invalid
 	if err := CheckTogether(all, []v1.Model{all["3"]}); !errors.As(err, &invalid) || !strings.Contains(invalid.Reason, "at most 64 models") {
 		t.Errorf("%d models: %v", len(all), err)
 	}

@@ -22,7 +22,7 @@ import (
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
-	"github.com/kerb-edge/kerb/internal/fault"
+	"github.com/kerb-edge/kerb/internal/apierrors"
 	"github.com/kerb-edge/kerb/internal/pkgs"
 )
 
@@ -288,7 +288,7 @@ func TestDigestPin(t *testing.T) {
 		}
 	}
 	nothing := host + "/acme/limiter@" + digest.FromString("nothing").String()
-	var missing *fault.NotFound
+	var missing *apierrors.NotFound
 	if _, err := n.pull(nothing); !errors.As(err, &missing) {
 		t.Errorf("digest of nothing: %v", err)
 	}
@@ -304,7 +304,7 @@ func TestRemove(t *testing.T) {
 	target := host + "/acme/limiter:1"
 	push(t, target, dir, signer)
 	pulled := n.mustPull(target)
-	var conflict *fault.Conflict
+	var conflict *apierrors.Conflict
 	for _, use := range []string{target, pulled.Pinned} {
 		if err := n.Remove(ref(t, target), map[string]string{"lim": use}); !errors.As(err, &conflict) || !strings.Contains(err.Error(), "module lim") {
 			t.Errorf("in use as %s: %v", use, err)
@@ -316,7 +316,7 @@ func TestRemove(t *testing.T) {
 	if left, err := os.ReadDir(n.blobDir()); err != nil || len(left) != 0 {
 		t.Errorf("blobs left: %v, %v", left, err)
 	}
-	var missing *fault.NotFound
+	var missing *apierrors.NotFound
 	if err := n.Remove(ref(t, target), nil); !errors.As(err, &missing) {
 		t.Errorf("twice: %v", err)
 	}
@@ -366,13 +366,13 @@ func TestImageLayout(t *testing.T) {
 	if p, err := n.Get(target); err != nil || p.Name != "limiter" {
 		t.Errorf("opened: %v, %v", p, err)
 	}
-	var missing *fault.NotFound
+	var missing *apierrors.NotFound
 	if _, err := n.pull(target); !errors.As(err, &missing) {
 		t.Errorf("layout that is gone: %v", err)
 	}
 	full := t.TempDir()
 	write(t, filepath.Join(full, "thesis.txt"), []byte("dear"))
-	var conflict *fault.Conflict
+	var conflict *apierrors.Conflict
 	if _, err := Push(t.Context(), ref(t, "oci:"+full), Source{Dir: limiter(t)}, nil, "", Transport{}); !errors.As(err, &conflict) {
 		t.Errorf("into a directory with other files: %v", err)
 	}

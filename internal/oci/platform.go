@@ -13,7 +13,7 @@ import (
 
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
-	"github.com/kerb-edge/kerb/internal/fault"
+	"github.com/kerb-edge/kerb/internal/apierrors"
 )
 
 var platformPattern = regexp.MustCompile(`^linux/[a-z0-9]{1,32}$`)
@@ -21,7 +21,7 @@ var platformPattern = regexp.MustCompile(`^linux/[a-z0-9]{1,32}$`)
 // ParsePlatform reads linux/amd64 and the like.
 func ParsePlatform(text string) (*ocispec.Platform, error) {
 	if !platformPattern.MatchString(text) {
-		return nil, &fault.Invalid{Resource: "platform " + text, Reason: "want for example linux/amd64"}
+		return nil, &apierrors.Invalid{Resource: "platform " + text, Reason: "want for example linux/amd64"}
 	}
 	os, arch, _ := strings.Cut(text, "/")
 	return &ocispec.Platform{OS: os, Architecture: arch}, nil

@@ -12,7 +12,7 @@ import (
 	"github.com/opencontainers/go-digest"
 	"oras.land/oras-go/v2/registry"
 
-	"github.com/kerb-edge/kerb/internal/fault"
+	"github.com/kerb-edge/kerb/internal/apierrors"
 )
 
 // layoutScheme begins references to image layouts on disk.
@@ -43,11 +43,11 @@ func IsReference(text string) bool {
 	return ok && rest != "" && !strings.HasPrefix(host, ".") && (host == "localhost" || strings.ContainsAny(host, ".:"))
 }
 
-// ParseReference reads a reference strictly. Errors are *fault.Invalid.
+// ParseReference reads a reference strictly. Errors are *apierrors.Invalid.
 func ParseReference(text string) (Reference, error) {
 	r, err := parseReference(text)
 	if err != nil {
-		return Reference{}, &fault.Invalid{Resource: "reference " + text, Reason: err.Error()}
+		return Reference{}, &apierrors.Invalid{Resource: "reference " + text, Reason: err.Error()}
 	}
 	return r, nil
 }

@@ -20,7 +20,7 @@ import (
 	"oras.land/oras-go/v2/registry/remote/credentials"
 	"oras.land/oras-go/v2/registry/remote/retry"
 
-	"github.com/kerb-edge/kerb/internal/fault"
+	"github.com/kerb-edge/kerb/internal/apierrors"
 )
 
 // Transport says how registries are spoken to.
@@ -53,7 +53,7 @@ func (t Transport) reader(ctx context.Context, ref Reference) (target oras.ReadO
 	}
 	root, err := os.OpenRoot(ref.Layout)
 	if errors.Is(err, os.ErrNotExist) {
-		return nil, nil, &fault.NotFound{Kind: "image layout", Name: ref.Layout}
+		return nil, nil, &apierrors.NotFound{Kind: "image layout", Name: ref.Layout}
 	}
 	if err != nil {
 		return nil, nil, err
@@ -76,7 +76,7 @@ func (t Transport) writer(ref Reference) (oras.Target, error) {
 		return nil, err
 	}
 	if _, err := os.Stat(filepath.Join(ref.Layout, ocispec.ImageLayoutFile)); err != nil && len(entries) > 0 {
-		return nil, &fault.Conflict{Reason: ref.Layout + " has files in it and is not an OCI image layout"}
+		return nil, &apierrors.Conflict{Reason: ref.Layout + " has files in it and is not an OCI image layout"}
 	}
 	return oci.New(ref.Layout)
 }
@@ -85,7 +85,7 @@ func (t Transport) writer(ref Reference) (oras.Target, error) {
 func resolve(ctx context.Context, target oras.ReadOnlyTarget, ref Reference) (ocispec.Descriptor, error) {
 	d, err := target.Resolve(ctx, ref.Target())
 	if notFound(err) {
-		return d, &fault.NotFound{Kind: "package", Name: ref.String()}
+		return d, &apierrors.NotFound{Kind: "package", Name: ref.String()}
 	}
 	if err != nil {
 		return d, fmt.Errorf("%s: %w", ref, err)
@@ -147,7 +147,7 @@ func (s Source) build() (*artifact, error) {
 // Push builds an artifact, signs it unless signer is nil, and puts it where ref says; the tag comes last.
 func Push(ctx context.Context, ref Reference, src Source, signer *Signer, identity string, t Transport) (*Pushed, error) {
 	if ref.Tag == "" {
-		return nil, &fault.Invalid{Resource: "reference " + ref.String(), Reason: "packages are pushed to a tag, not to a digest"}
+		return nil, &apierrors.Invalid{Resource: "reference " + ref.String(), Reason: "packages are pushed to a tag, not to a digest"}
 	}
 	a, err := src.build()
 	if err != nil {

@@ -19,8 +19,8 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"golang.org/x/sys/unix"
 
+	"github.com/kerb-edge/kerb/internal/apierrors"
 	"github.com/kerb-edge/kerb/internal/atomicfile"
-	"github.com/kerb-edge/kerb/internal/fault"
 	"github.com/kerb-edge/kerb/internal/pkgs"
 )
 
@@ -221,14 +221,14 @@ func (s *Store) Remove(ref Reference, inUse map[string]string) error {
 	}
 	entry := find(index.Manifests, ref)
 	if entry == nil {
-		return &fault.NotFound{Kind: "pulled package", Name: ref.String()}
+		return &apierrors.NotFound{Kind: "pulled package", Name: ref.String()}
 	}
 	name := entry.Annotations[ocispec.AnnotationRefName]
 	rest := slices.DeleteFunc(slices.Clone(index.Manifests), func(d ocispec.Descriptor) bool { return d.Annotations[ocispec.AnnotationRefName] == name })
 	for _, module := range sortedKeys(inUse) {
 		r, err := ParseReference(inUse[module])
 		if err == nil && find(index.Manifests, r) != nil && find(rest, r) == nil {
-			return &fault.Conflict{Reason: fmt.Sprintf("module %s is made of %s: delete the module first", module, inUse[module])}
+			return &apierrors.Conflict{Reason: fmt.Sprintf("module %s is made of %s: delete the module first", module, inUse[module])}
 		}
 	}
 	index.Manifests = rest

@@ -33,7 +33,7 @@ const (
 )
 
 // Build compiles the package in a directory, once per hook, with the headers of this binary, and puts the objects alongside
-// the manifest. Objects that would not pass Spec are not written. Errors are *ToolError, *CompileError, *fault.Invalid
+// the manifest. Objects that would not pass Spec are not written. Errors are *ToolError, *CompileError, *apierrors.Invalid
 // or *ObjectError.
 func Build(ctx context.Context, dir string, opts Options) error {
 	m, err := ReadManifest(dir)

@@ -13,9 +13,9 @@ import (
 	"sync"
 	"time"
 
+	"github.com/kerb-edge/kerb/internal/apierrors"
 	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/decode"
-	"github.com/kerb-edge/kerb/internal/fault"
 	"github.com/kerb-edge/kerb/internal/schema"
 	"github.com/kerb-edge/kerb/sdk"
 )
@@ -114,7 +114,7 @@ var ManifestSchema []byte
 
 var manifestSchema = sync.OnceValue(func() *schema.Schema { return schema.MustCompile(ManifestSchema) })
 
-// ParseManifest reads a manifest. file is its name for errors, which are *fault.Invalid with their places, joined.
+// ParseManifest reads a manifest. file is its name for errors, which are *apierrors.Invalid with their places, joined.
 func ParseManifest(file string, data []byte) (*Manifest, error) {
 	tree, index, err := decode.Object(file, data)
 	if err != nil {
@@ -125,7 +125,7 @@ func ParseManifest(file string, data []byte) (*Manifest, error) {
 	}
 	m, err := decodeManifest(tree)
 	if err != nil {
-		return nil, index.Locate(file, &fault.Invalid{Reason: err.Error()})
+		return nil, index.Locate(file, &apierrors.Invalid{Reason: err.Error()})
 	}
 	if err := m.check(); err != nil {
 		return nil, index.Locate(file, err)
@@ -150,10 +150,10 @@ func decodeManifest(tree map[string]any) (*Manifest, error) {
 
 // check covers what the schema cannot say.
 func (m *Manifest) check() error {
-	var all []*fault.Invalid
+	var all []*apierrors.Invalid
 	wrong := func(field, format string, args ...any) {
 		if field != "" {
-			all = append(all, &fault.Invalid{Field: field, Reason: fmt.Sprintf(format, args...)})
+			all = append(all, &apierrors.Invalid{Field: field, Reason: fmt.Sprintf(format, args...)})
 		}
 	}
 	if m.Contract != Contract {
@@ -182,7 +182,7 @@ func (m *Manifest) check() error {
 	if _, err := schema.Compile(m.ConfigSchema, false); err != nil {
 		wrong("configSchema", "%v", err)
 	}
-	return fault.Join(all)
+	return apierrors.Join(all)
 }
 
 func (m *Manifest) checkMaps(wrong func(field, format string, args ...any)) {
@@ -232,7 +232,7 @@ func (m *Manifest) ValidateConfig(config map[string]any) error {
 	if err != nil {
 		return &sdk.ConfigError{Field: "config", Reason: err.Error()}
 	}
-	for _, e := range fault.Invalids(compiled.Validate(plain)) {
+	for _, e := range apierrors.Invalids(compiled.Validate(plain)) {
 		all = append(all, &sdk.ConfigError{Field: cmp.Or(e.Field, "config"), Reason: e.Reason})
 	}
 	return errors.Join(all...)

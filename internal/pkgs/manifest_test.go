@@ -11,7 +11,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/kerb-edge/kerb/internal/fault"
+	"github.com/kerb-edge/kerb/internal/apierrors"
 	"github.com/kerb-edge/kerb/sdk"
 )
 
@@ -107,7 +107,7 @@ func TestManifestErrors(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			_, err := ParseManifest("dir/kerb.yaml", []byte(c.text))
-			var wrong *fault.Invalid
+			var wrong *apierrors.Invalid
 			if !errors.As(err, &wrong) {
 				t.Fatalf("got %v", err)
 			}

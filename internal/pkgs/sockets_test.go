@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/kerb-edge/kerb/internal/fault"
+	"github.com/kerb-edge/kerb/internal/apierrors"
 )
 
 var socketsManifest = strings.Replace(goodManifest, "[xdp, tc]", "[sockets]", 1)
@@ -33,9 +33,9 @@ func TestManifestOfSockets(t *testing.T) {
 	}
 }
 
-func parseError(text string) *fault.Invalid {
+func parseError(text string) *apierrors.Invalid {
 	_, err := ParseManifest("kerb.yaml", []byte(text))
-	var wrong *fault.Invalid
+	var wrong *apierrors.Invalid
 	errors.As(err, &wrong)
 	return wrong
 }

@@ -10,10 +10,10 @@ import (
 	"slices"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
-	"github.com/kerb-edge/kerb/internal/fault"
+	"github.com/kerb-edge/kerb/internal/apierrors"
 )
 
-// Check finds what is wrong with a virtual service by itself, beyond its schema. Errors are *fault.Invalid.
+// Check finds what is wrong with a virtual service by itself, beyond its schema. Errors are *apierrors.Invalid.
 func Check(s v1.VirtualService) error {
 	c := checker{resource: v1.KindVirtualService + " " + s.Metadata.Name, spec: s.Spec, instances: map[string]v1.VirtualInstance{}}
 	return firstError(c.checkInstances, c.checkAddresses, c.checkPorts)
@@ -36,7 +36,7 @@ type checker struct {
 }
 
 func (c *checker) wrong(field, format string, args ...any) error {
-	return &fault.Invalid{Resource: c.resource, Field: "spec." + field, Reason: fmt.Sprintf(format, args...)}
+	return &apierrors.Invalid{Resource: c.resource, Field: "spec." + field, Reason: fmt.Sprintf(format, args...)}
 }
 
 func (c *checker) checkInstances() error {
@@ -125,7 +125,7 @@ func (c *checker) checkPorts() error {
 }
 
 // CheckTogether finds addresses that two virtual services have, or that are one's and an instance's of another. Only those
-// that change are examined, alongside all that there will be. Errors are *fault.Conflict.
+// that change are examined, alongside all that there will be. Errors are *apierrors.Conflict.
 func CheckTogether(all map[string]v1.VirtualService, changed []v1.VirtualService) error {
 	owners, users := map[netip.Addr]string{}, map[netip.Addr]string{}
 	for _, s := range changed {
@@ -158,11 +158,11 @@ func CheckTogether(all map[string]v1.VirtualService, changed []v1.VirtualService
 }
 
 func addressTwice(addr netip.Addr, a, b string) error {
-	return &fault.Conflict{Reason: fmt.Sprintf("VirtualServices %s and %s both have the address %v: change one of them", min(a, b), max(a, b), addr)}
+	return &apierrors.Conflict{Reason: fmt.Sprintf("VirtualServices %s and %s both have the address %v: change one of them", min(a, b), max(a, b), addr)}
 }
 
 func instanceIsVirtual(addr netip.Addr, user, owner string) error {
-	return &fault.Conflict{Reason: fmt.Sprintf("VirtualService %s: an instance has the address %v, which is a virtual address of %s: "+
+	return &apierrors.Conflict{Reason: fmt.Sprintf("VirtualService %s: an instance has the address %v, which is a virtual address of %s: "+
 		"an instance needs its own address", user, addr, owner)}
 }
 

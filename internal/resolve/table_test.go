@@ -19,7 +19,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
-	"github.com/kerb-edge/kerb/internal/fault"
+	"github.com/kerb-edge/kerb/internal/apierrors"
 	"github.com/kerb-edge/kerb/internal/watch"
 	"github.com/kerb-edge/kerb/sdk"
 )
@@ -504,7 +504,7 @@ func TestCheck(t *testing.T) {
 		spec := v1.VirtualServiceSpec{Addresses: slices.Clone(good.Addresses), Ports: slices.Clone(good.Ports), Instances: slices.Clone(good.Instances)}
 		spec.Instances[0].Addresses = slices.Clone(good.Instances[0].Addresses)
 		c.change(&spec)
-		var wrong *fault.Invalid
+		var wrong *apierrors.Invalid
 		if err := Check(virtual("v", spec)); !errors.As(err, &wrong) || wrong.Field != c.field || !strings.Contains(wrong.Reason, c.reason) {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -533,7 +533,7 @@ func TestCheckTogether(t *testing.T) {
 			all[s.Metadata.Name] = s
 		}
 		err := CheckTogether(all, c.changed)
-		var conflict *fault.Conflict
+		var conflict *apierrors.Conflict
 		if c.want == "" && err != nil || c.want != "" && (!errors.As(err, &conflict) || !strings.Contains(conflict.Reason, c.want)) {
 			t.Errorf("%s: %v", name, err)
 		}

@@ -12,13 +12,13 @@ import (
 	"k8s.io/apimachinery/pkg/api/validate/content"
 
 	"github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/apierrors"
 	"github.com/kerb-edge/kerb/internal/decode"
-	"github.com/kerb-edge/kerb/internal/fault"
 	"github.com/kerb-edge/kerb/internal/yamldoc"
 )
 
 // Decode reads resources strictly: a JSON resource or list of them, or YAML with any number of documents, each a resource
-// or a list. Unknown fields, wrong types, keys and names given twice are *fault.Invalid with their place, all of them
+// or a list. Unknown fields, wrong types, keys and names given twice are *apierrors.Invalid with their place, all of them
 // joined. Status is dropped and defaults are set. Server and command line share it, so that both say the same about the
 // same file.
 func Decode(data []byte) ([]Object, error) {
@@ -83,11 +83,11 @@ func decodeOne(value any, number int) (Object, error) {
 	object, ok := value.(map[string]any)
 	if !ok {
 		reason := "expected an object with apiVersion, kind, metadata and spec"
-		return nil, &fault.Invalid{Resource: fmt.Sprintf("resource %d", number), Reason: reason}
+		return nil, &apierrors.Invalid{Resource: fmt.Sprintf("resource %d", number), Reason: reason}
 	}
 	name := label(object, number)
 	if object["apiVersion"] != v1alpha1.APIVersion {
-		return nil, &fault.Invalid{Resource: name, Field: "apiVersion", Reason: "must be " + v1alpha1.APIVersion}
+		return nil, &apierrors.Invalid{Resource: name, Field: "apiVersion", Reason: "must be " + v1alpha1.APIVersion}
 	}
 	delete(object, "status") // answered, never asked for: what get printed can be applied again
 	text, _ := object["kind"].(string)
@@ -109,7 +109,7 @@ func checkLabels(object map[string]any, resource string) error {
 	for _, key := range slices.Sorted(maps.Keys(labels)) {
 		value, _ := labels[key].(string)
 		if len(content.IsLabelKey(key))+len(content.IsLabelValue(value)) > 0 {
-			return &fault.Invalid{Resource: resource, Field: "metadata.labels", Reason: fmt.Sprintf("no selector can name %q: %q; keys and values are up to 63 "+
+			return &apierrors.Invalid{Resource: resource, Field: "metadata.labels", Reason: fmt.Sprintf("no selector can name %q: %q; keys and values are up to 63 "+
 				"letters, digits, - _ and ., beginning and ending with a letter or digit, and a key may have a prefix as in example.org/team", key, value)}
 		}
 	}
@@ -139,21 +139,21 @@ func DisplayNames(resources []any) []string {
 
 // in returns the mistakes in err as those of a resource.
 func in(resource string, err error) error {
-	all := fault.Invalids(err)
+	all := apierrors.Invalids(err)
 	if len(all) == 0 {
 		return err
 	}
 	for _, e := range all {
 		e.Resource = resource
 	}
-	return fault.Join(all)
+	return apierrors.Join(all)
 }
 
 func checkUnique(all []Object) error {
 	seen := map[Ref]bool{}
 	for _, ref := range Refs(all) {
 		if seen[ref] {
-			return &fault.Invalid{Resource: ref.String(), Field: "metadata.name", Reason: "occurs twice in the request"}
+			return &apierrors.Invalid{Resource: ref.String(), Field: "metadata.name", Reason: "occurs twice in the request"}
 		}
 		seen[ref] = true
 	}
@@ -167,14 +167,14 @@ func DecodeRefs(data []byte) ([]Ref, error) {
 		return nil, err
 	}
 	if len(values) == 0 {
-		return nil, &fault.Invalid{Reason: "the request contains no reference"}
+		return nil, &apierrors.Invalid{Reason: "the request contains no reference"}
 	}
 	refs := make([]Ref, len(values))
 	for i, value := range values {
 		name := fmt.Sprintf("reference %d", i+1)
 		object, ok := value.(map[string]any)
 		if !ok {
-			return nil, &fault.Invalid{Resource: name, Reason: "expected an object with kind and name"}
+			return nil, &apierrors.Invalid{Resource: name, Reason: "expected an object with kind and name"}
 		}
 		err := decode.Into(object, &refs[i])
 		if err == nil {

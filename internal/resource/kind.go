@@ -9,7 +9,7 @@ import (
 	"strings"
 
 	"github.com/kerb-edge/kerb/api/v1alpha1"
-	"github.com/kerb-edge/kerb/internal/fault"
+	"github.com/kerb-edge/kerb/internal/apierrors"
 	"github.com/kerb-edge/kerb/internal/suggest"
 )
 
@@ -234,7 +234,7 @@ func KindOf(o Object) Kind {
 	panic("resource of a kind that is not registered")
 }
 
-// Find returns the kind of a name. The error is *fault.Invalid.
+// Find returns the kind of a name. The error is *apierrors.Invalid.
 func Find(name string) (Kind, error) {
 	all := KindNames()
 	for i, k := range kinds {
@@ -244,7 +244,7 @@ func Find(name string) (Kind, error) {
 	}
 	last := len(all) - 1
 	reason := "must be " + strings.Join(all[:last], ", ") + " or " + all[last] + suggest.DidYouMean(name, all)
-	return nil, &fault.Invalid{Field: "kind", Reason: reason}
+	return nil, &apierrors.Invalid{Field: "kind", Reason: reason}
 }
 
 // KindNames lists the values of the field kind.

@@ -9,7 +9,7 @@ import (
 	"strings"
 
 	"github.com/kerb-edge/kerb/api/v1alpha1"
-	"github.com/kerb-edge/kerb/internal/fault"
+	"github.com/kerb-edge/kerb/internal/apierrors"
 )
 
 // Service is the kind of workloads.
@@ -38,10 +38,10 @@ func checkService(s *v1alpha1.Service, _ map[string]any) error {
 	}
 	if given != 1 {
 		reason := "set exactly one of netns, pid and interface: that is how the service is found"
-		return &fault.Invalid{Field: "spec", Reason: reason}
+		return &apierrors.Invalid{Field: "spec", Reason: reason}
 	}
 	if s.Spec.Netns != "" && !filepath.IsAbs(s.Spec.Netns) {
-		return &fault.Invalid{Field: "spec.netns", Reason: fmt.Sprintf("%q is not an absolute path", s.Spec.Netns)}
+		return &apierrors.Invalid{Field: "spec.netns", Reason: fmt.Sprintf("%q is not an absolute path", s.Spec.Netns)}
 	}
 	return nil
 }

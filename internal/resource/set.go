@@ -10,7 +10,7 @@ import (
 	"slices"
 
 	"github.com/kerb-edge/kerb/api/v1alpha1"
-	"github.com/kerb-edge/kerb/internal/fault"
+	"github.com/kerb-edge/kerb/internal/apierrors"
 )
 
 // Set holds resources by the name of their kind and their own. Resources in it are not changed, only replaced.
@@ -166,7 +166,7 @@ func (s Set) Apply(all []Object, result *v1alpha1.ApplyResult) (c Changes) {
 }
 
 // CheckAll checks the resources asked for against all that there will be, and returns what is accepted but probably not
-// intended. Errors are *fault.Invalid and *fault.Conflict, joined.
+// intended. Errors are *apierrors.Invalid and *apierrors.Conflict, joined.
 func (s Set) CheckAll(asked []Object, c Changes) (warnings []string, err error) {
 	for _, k := range kinds {
 		more, wrong := k.checkAll(s, asked, c.Put)
@@ -175,12 +175,12 @@ func (s Set) CheckAll(asked []Object, c Changes) (warnings []string, err error) 
 	return warnings, err
 }
 
-// Delete removes resources from the set, and adds that to the result. The error is *fault.NotFound.
+// Delete removes resources from the set, and adds that to the result. The error is *apierrors.NotFound.
 func (s Set) Delete(refs []Ref, result *v1alpha1.ApplyResult) (c Changes, err error) {
 	for _, r := range refs {
 		old, exists := s[r.Kind][r.Name]
 		if !exists {
-			return c, &fault.NotFound{Kind: r.Kind, Name: r.Name}
+			return c, &apierrors.NotFound{Kind: r.Kind, Name: r.Name}
 		}
 		delete(s[r.Kind], r.Name)
 		change := v1alpha1.Change{Action: "delete", Kind: r.Kind, Name: r.Name, Before: KindOf(old).Summary(old)}

@@ -7,7 +7,7 @@ import (
 	"encoding/json"
 	"fmt"
 
-	"github.com/kerb-edge/kerb/internal/fault"
+	"github.com/kerb-edge/kerb/internal/apierrors"
 )
 
 // Values of Ref.ResourceVersion that are no version.
@@ -27,7 +27,7 @@ func Version(o Object) string {
 	return fmt.Sprintf("%d-%x", o.Meta().Generation, sum[:6])
 }
 
-// CheckUnchanged returns *fault.Changed for the first reference whose version is not the one in s.
+// CheckUnchanged returns *apierrors.PreconditionFailed for the first reference whose version is not the one in s.
 func (s Set) CheckUnchanged(refs []Ref) error {
 	for _, ref := range refs {
 		now := Absent
@@ -37,7 +37,7 @@ func (s Set) CheckUnchanged(refs []Ref) error {
 		if ref.ResourceVersion == "" || ref.ResourceVersion == now || ref.ResourceVersion == Present && now != Absent {
 			continue
 		}
-		return &fault.Changed{Resource: ref.Kind + " " + ref.Name, Reason: changeFrom(ref.ResourceVersion, now)}
+		return &apierrors.PreconditionFailed{Resource: ref.Kind + " " + ref.Name, Reason: changeFrom(ref.ResourceVersion, now)}
 	}
 	return nil
 }

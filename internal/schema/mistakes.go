@@ -18,13 +18,13 @@ import (
 	"golang.org/x/text/language"
 	"golang.org/x/text/message"
 
-	"github.com/kerb-edge/kerb/internal/fault"
+	"github.com/kerb-edge/kerb/internal/apierrors"
 	"github.com/kerb-edge/kerb/internal/suggest"
 )
 
 const missing = "missing "
 
-// Validate checks a value as encoding/json decodes it into an any. The error joins a *fault.Invalid for each mistake, sorted by field.
+// Validate checks a value as encoding/json decodes it into an any. The error joins a *apierrors.Invalid for each mistake, sorted by field.
 func (s *Schema) Validate(v any) error {
 	err := s.compiled.Validate(v)
 	var invalid *jsonschema.ValidationError
@@ -32,15 +32,15 @@ func (s *Schema) Validate(v any) error {
 	case err == nil:
 		return nil
 	case !errors.As(err, &invalid):
-		return &fault.Invalid{Reason: err.Error()}
+		return &apierrors.Invalid{Reason: err.Error()}
 	}
 	all := withoutMisspelt(s.leaves(v, invalid))
-	slices.SortStableFunc(all, func(a, b *fault.Invalid) int { return cmp.Compare(a.Field, b.Field) })
-	return fault.Join(all)
+	slices.SortStableFunc(all, func(a, b *apierrors.Invalid) int { return cmp.Compare(a.Field, b.Field) })
+	return apierrors.Join(all)
 }
 
 // withoutMisspelt leaves out that a field is missing which is there under a misspelt name: that is one mistake.
-func withoutMisspelt(all []*fault.Invalid) []*fault.Invalid {
+func withoutMisspelt(all []*apierrors.Invalid) []*apierrors.Invalid {
 	type field struct{ parent, name string }
 	meant := map[field]bool{}
 	for _, e := range all {
@@ -49,30 +49,30 @@ func withoutMisspelt(all []*fault.Invalid) []*fault.Invalid {
 			meant[field{parent, name}] = true
 		}
 	}
-	return slices.DeleteFunc(all, func(e *fault.Invalid) bool {
+	return slices.DeleteFunc(all, func(e *apierrors.Invalid) bool {
 		name, ok := strings.CutPrefix(e.Reason, missing)
 		return ok && meant[field{e.Field, name}]
 	})
 }
 
 // leaves returns the errors that have no finer cause. Alternatives (oneOf, anyOf) become one.
-func (s *Schema) leaves(root any, e *jsonschema.ValidationError) []*fault.Invalid {
+func (s *Schema) leaves(root any, e *jsonschema.ValidationError) []*apierrors.Invalid {
 	switch k := e.ErrorKind.(type) {
 	case *kind.AnyOf, *kind.OneOf:
 		return s.alternatives(root, e)
 	case *kind.AdditionalProperties:
 		return s.unknownFields(root, e, k.Properties)
 	case *kind.Required:
-		var out []*fault.Invalid
+		var out []*apierrors.Invalid
 		for _, name := range k.Missing {
-			out = append(out, &fault.Invalid{Field: fieldPath(root, e.InstanceLocation), Reason: missing + name})
+			out = append(out, &apierrors.Invalid{Field: fieldPath(root, e.InstanceLocation), Reason: missing + name})
 		}
 		return out
 	}
 	if len(e.Causes) == 0 {
-		return []*fault.Invalid{{Field: fieldPath(root, e.InstanceLocation), Reason: s.reason(e)}}
+		return []*apierrors.Invalid{{Field: fieldPath(root, e.InstanceLocation), Reason: s.reason(e)}}
 	}
-	var out []*fault.Invalid
+	var out []*apierrors.Invalid
 	for _, cause := range e.Causes {
 		out = append(out, s.leaves(root, cause)...)
 	}
@@ -80,7 +80,7 @@ func (s *Schema) leaves(root any, e *jsonschema.ValidationError) []*fault.Invali
 }
 
 // alternatives are the errors of the branches that are for a value of this type, or of all where there is none.
-func (s *Schema) alternatives(root any, e *jsonschema.ValidationError) []*fault.Invalid {
+func (s *Schema) alternatives(root any, e *jsonschema.ValidationError) []*apierrors.Invalid {
 	branches := slices.DeleteFunc(slices.Clone(e.Causes), func(b *jsonschema.ValidationError) bool { return ofOtherType(b, e.InstanceLocation) })
 	switch len(branches) {
 	case 1:
@@ -96,7 +96,7 @@ func (s *Schema) alternatives(root any, e *jsonschema.ValidationError) []*fault.
 			}
 		}
 	}
-	return []*fault.Invalid{{Field: fieldPath(root, e.InstanceLocation), Reason: strings.Join(texts, ", or ")}}
+	return []*apierrors.Invalid{{Field: fieldPath(root, e.InstanceLocation), Reason: strings.Join(texts, ", or ")}}
 }
 
 // ofOtherType reports whether a branch wants another type of value at the location.
@@ -107,16 +107,16 @@ func ofOtherType(branch *jsonschema.ValidationError, location []string) bool {
 	return slices.ContainsFunc(branch.Causes, func(c *jsonschema.ValidationError) bool { return ofOtherType(c, location) })
 }
 
-func (s *Schema) unknownFields(root any, e *jsonschema.ValidationError, names []string) []*fault.Invalid {
+func (s *Schema) unknownFields(root any, e *jsonschema.ValidationError, names []string) []*apierrors.Invalid {
 	known := s.properties(e.SchemaURL)
-	var out []*fault.Invalid
+	var out []*apierrors.Invalid
 	for _, name := range names {
 		path := append(slices.Clone(e.InstanceLocation), name)
 		reason := "unknown field"
 		if len(known) > 0 {
 			reason += "; known are " + strings.Join(known, ", ") + suggest.DidYouMean(name, known)
 		}
-		out = append(out, &fault.Invalid{Field: fieldPath(root, path), Reason: reason})
+		out = append(out, &apierrors.Invalid{Field: fieldPath(root, path), Reason: reason})
 	}
 	return out
 }

@@ -8,7 +8,7 @@ import (
 
 	"sigs.k8s.io/yaml"
 
-	"github.com/kerb-edge/kerb/internal/fault"
+	"github.com/kerb-edge/kerb/internal/apierrors"
 )
 
 const portSchema = `
@@ -39,7 +39,7 @@ func TestConfigErrors(t *testing.T) {
 		t.Fatal(err)
 	}
 	var got []string
-	for _, e := range fault.Invalids(s.Validate(config)) {
+	for _, e := range apierrors.Invalids(s.Validate(config)) {
 		got = append(got, e.Error())
 	}
 	for _, want := range []string{

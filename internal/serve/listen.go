@@ -20,7 +20,7 @@ import (
 	"time"
 
 	"github.com/kerb-edge/kerb/api/v1alpha1"
-	"github.com/kerb-edge/kerb/internal/fault"
+	"github.com/kerb-edge/kerb/internal/apierrors"
 	"github.com/kerb-edge/kerb/internal/unixlisten"
 )
 
@@ -33,10 +33,10 @@ type TCP struct {
 	TokenFile   string `json:"tokenFile,omitempty"`   // clients must send its content as bearer token
 }
 
-// Check returns all that is wrong with t as a field of a configuration, joined, as *fault.Invalid.
+// Check returns all that is wrong with t as a field of a configuration, joined, as *apierrors.Invalid.
 func (t TCP) Check(field string) error {
 	var wrong []error
-	invalid := func(field, reason string) { wrong = append(wrong, &fault.Invalid{Field: field, Reason: reason}) }
+	invalid := func(field, reason string) { wrong = append(wrong, &apierrors.Invalid{Field: field, Reason: reason}) }
 	if t.Address == "" {
 		invalid(field+".address", "missing; write host:port")
 	}
@@ -72,7 +72,7 @@ type keys struct {
 // load reads the files that c names, and keeps what was there before if one is wrong.
 func (k *credentials) load(c TCP) error {
 	if c.ClientCA == "" && c.TokenFile == "" {
-		return &fault.Invalid{Field: "tcp", Reason: "a TCP listener needs clientCA or tokenFile, so that not everybody can change the node"}
+		return &apierrors.Invalid{Field: "tcp", Reason: "a TCP listener needs clientCA or tokenFile, so that not everybody can change the node"}
 	}
 	secure, err := tlsConfig(c)
 	if err != nil {
@@ -135,7 +135,7 @@ func ListenTCP(c TCP) (Endpoint, error) {
 func tlsConfig(c TCP) (*tls.Config, error) {
 	pair, err := tls.LoadX509KeyPair(c.Certificate, c.Key)
 	if err != nil {
-		return nil, &fault.Invalid{Field: "tcp.certificate", Reason: err.Error()}
+		return nil, &apierrors.Invalid{Field: "tcp.certificate", Reason: err.Error()}
 	}
 	secure := &tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{pair}, NextProtos: []string{"http/1.1"}}
 	if c.ClientCA == "" {
@@ -143,11 +143,11 @@ func tlsConfig(c TCP) (*tls.Config, error) {
 	}
 	data, err := os.ReadFile(c.ClientCA)
 	if err != nil {
-		return nil, &fault.Invalid{Field: "tcp.clientCA", Reason: err.Error()}
+		return nil, &apierrors.Invalid{Field: "tcp.clientCA", Reason: err.Error()}
 	}
 	secure.ClientCAs = x509.NewCertPool()
 	if !secure.ClientCAs.AppendCertsFromPEM(data) {
-		return nil, &fault.Invalid{Field: "tcp.clientCA", Reason: c.ClientCA + " contains no PEM certificate"}
+		return nil, &apierrors.Invalid{Field: "tcp.clientCA", Reason: c.ClientCA + " contains no PEM certificate"}
 	}
 	secure.ClientAuth = tls.RequireAndVerifyClientCert
 	return secure, nil
@@ -159,18 +159,18 @@ const minToken = 16
 func readToken(path string) (string, error) {
 	info, err := os.Stat(path)
 	if err != nil {
-		return "", &fault.Invalid{Field: "tcp.tokenFile", Reason: err.Error()}
+		return "", &apierrors.Invalid{Field: "tcp.tokenFile", Reason: err.Error()}
 	}
 	if info.Mode().Perm()&0o077 != 0 {
-		return "", &fault.Invalid{Field: "tcp.tokenFile", Reason: path + " can be read by others; chmod 600 it"}
+		return "", &apierrors.Invalid{Field: "tcp.tokenFile", Reason: path + " can be read by others; chmod 600 it"}
 	}
 	data, err := os.ReadFile(path)
 	if err != nil {
-		return "", &fault.Invalid{Field: "tcp.tokenFile", Reason: err.Error()}
+		return "", &apierrors.Invalid{Field: "tcp.tokenFile", Reason: err.Error()}
 	}
 	token := strings.TrimSpace(string(data))
 	if len(token) < minToken {
-		return "", &fault.Invalid{Field: "tcp.tokenFile", Reason: fmt.Sprintf("the token must have at least %d characters", minToken)}
+		return "", &apierrors.Invalid{Field: "tcp.tokenFile", Reason: fmt.Sprintf("the token must have at least %d characters", minToken)}
 	}
 	return token, nil
 }

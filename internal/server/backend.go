@@ -14,17 +14,17 @@ import (
 	"github.com/kerb-edge/kerb/internal/resource"
 )
 
-// Backend is what the API needs of the agent. Its errors are those of package fault; all others are the agent's own fault.
+// Backend is what the API needs of the agent. Its errors are those of package apierrors; all others are internal errors.
 // It may be called from several goroutines.
 type Backend interface {
 	// Apply creates or updates all resources of the request, or none of them.
 	Apply(ctx context.Context, r Request) (v1alpha1.ApplyResult, error)
-	// Delete deletes all of refs, or none of them. An unknown one is *fault.NotFound.
+	// Delete deletes all of refs, or none of them. An unknown one is *apierrors.NotFound.
 	Delete(ctx context.Context, refs []resource.Ref, dryRun bool) (v1alpha1.ApplyResult, error)
 
 	// List returns all resources of a kind with their status, sorted by name. They may be without what lists leave out.
 	List(ctx context.Context, kind resource.Kind) ([]resource.Object, error)
-	// Get returns one. *fault.NotFound if there is none.
+	// Get returns one. *apierrors.NotFound if there is none.
 	Get(ctx context.Context, kind resource.Kind, name string) (resource.Object, error)
 	// Version returns a resource as it was in an earlier generation that is kept.
 	Version(ctx context.Context, kind resource.Kind, name string, generation int64) (resource.Object, error)
@@ -36,7 +36,7 @@ type Backend interface {
 	Status(ctx context.Context) (v1alpha1.NodeStatus, error)
 
 	// ServeModule answers with what the module's control plane offers. The path is the one below /v1/modules/<name>, beginning
-	// with a slash. *fault.NotFound, and nothing is answered, if there is no such module or it offers nothing.
+	// with a slash. *apierrors.NotFound, and nothing is answered, if there is no such module or it offers nothing.
 	ServeModule(w http.ResponseWriter, r *http.Request, name string) error
 	// Trace reports what modules do to packets, until ctx ends or the request's limits are reached.
 	Trace(ctx context.Context, r v1alpha1.TraceRequest, tell func(v1alpha1.TracedPacket) error) error

@@ -12,7 +12,7 @@ import (
 	"github.com/danielgtaylor/huma/v2"
 
 	"github.com/kerb-edge/kerb/api/v1alpha1"
-	"github.com/kerb-edge/kerb/internal/fault"
+	"github.com/kerb-edge/kerb/internal/apierrors"
 	"github.com/kerb-edge/kerb/internal/resource"
 )
 
@@ -92,7 +92,7 @@ func (s *Server) put(kind string) func(context.Context, *putInput) (v1alpha1.App
 		refs := resource.Refs(r.Resources)
 		if len(refs) != 1 || refs[0] != (resource.Ref{Kind: kind, Name: in.Name}) {
 			reason := fmt.Sprintf("the body must be the %s %s, as the path says", kind, in.Name)
-			return v1alpha1.ApplyResult{}, &fault.Invalid{Field: "metadata.name", Reason: reason}
+			return v1alpha1.ApplyResult{}, &apierrors.Invalid{Field: "metadata.name", Reason: reason}
 		}
 		version, err := in.version()
 		if err != nil {

@@ -23,8 +23,8 @@ import (
 	"time"
 
 	"github.com/kerb-edge/kerb/client"
+	"github.com/kerb-edge/kerb/internal/apierrors"
 	"github.com/kerb-edge/kerb/internal/config"
-	"github.com/kerb-edge/kerb/internal/fault"
 	"github.com/kerb-edge/kerb/internal/paths"
 	"github.com/kerb-edge/kerb/internal/serve"
 	"github.com/kerb-edge/kerb/internal/server"
@@ -40,7 +40,7 @@ func TestSocket(t *testing.T) {
 	if left, _ := filepath.Glob(filepath.Join(filepath.Dir(path), ".*")); left != nil {
 		t.Errorf("left behind: %v", left)
 	}
-	var conflict *fault.Conflict
+	var conflict *apierrors.Conflict
 	if _, err := serve.ListenUnix(path, ""); !errors.As(err, &conflict) || !strings.Contains(err.Error(), "another agent") {
 		t.Errorf("a second agent: %v", err)
 	}
@@ -71,7 +71,7 @@ func TestSomethingElseIsLeftAlone(t *testing.T) {
 	if err := os.WriteFile(path, []byte("precious"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	var conflict *fault.Conflict
+	var conflict *apierrors.Conflict
 	if _, err := serve.ListenUnix(path, ""); !errors.As(err, &conflict) || !strings.Contains(err.Error(), "not a socket") {
 		t.Errorf("got %v", err)
 	}
@@ -81,7 +81,7 @@ func TestSomethingElseIsLeftAlone(t *testing.T) {
 }
 
 func TestSocketPathTooLong(t *testing.T) {
-	var invalid *fault.Invalid
+	var invalid *apierrors.Invalid
 	if _, err := serve.ListenUnix(filepath.Join(t.TempDir(), strings.Repeat("x", 100), "s"), ""); !errors.As(err, &invalid) {
 		t.Errorf("got %v", err)
 	}
@@ -147,7 +147,7 @@ func TestTCPNeedsProtection(t *testing.T) {
 	nothing := open
 	nothing.Certificate, nothing.TokenFile = "/nowhere", write(t, "a-token-that-is-long-enough", 0o600)
 	for name, c := range map[string]config.TCP{"open": open, "short token": short, "public token": public, "no certificate": nothing} {
-		var invalid *fault.Invalid
+		var invalid *apierrors.Invalid
 		if e, err := serve.ListenTCP(c); !errors.As(err, &invalid) {
 			t.Errorf("%s: listens on %v, %v", name, e, err)
 		}

@@ -5,7 +5,7 @@ package server
 import (
 	"strings"
 
-	"github.com/kerb-edge/kerb/internal/fault"
+	"github.com/kerb-edge/kerb/internal/apierrors"
 	"github.com/kerb-edge/kerb/internal/resource"
 )
 
@@ -21,13 +21,13 @@ func (c Conditional) version() (string, error) {
 	case c.IfNoneMatch == "*":
 		return resource.Absent, nil
 	case c.IfNoneMatch != "":
-		return "", &fault.Invalid{Field: "If-None-Match", Reason: "only * is supported"}
+		return "", &apierrors.Invalid{Field: "If-None-Match", Reason: "only * is supported"}
 	case c.IfMatch == "" || c.IfMatch == resource.Present:
 		return c.IfMatch, nil
 	}
 	tag := strings.TrimSuffix(strings.TrimPrefix(c.IfMatch, `"`), `"`)
 	if len(tag)+2 != len(c.IfMatch) || strings.ContainsAny(tag, `",`) || tag == "" {
-		return "", &fault.Invalid{Field: "If-Match", Reason: `must be one entity tag in quotes, as the header ETag has it, or *`}
+		return "", &apierrors.Invalid{Field: "If-Match", Reason: `must be one entity tag in quotes, as the header ETag has it, or *`}
 	}
 	return tag, nil
 }

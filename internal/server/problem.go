@@ -11,11 +11,11 @@ import (
 
 	"github.com/danielgtaylor/huma/v2"
 
-	"github.com/kerb-edge/kerb/internal/fault"
+	"github.com/kerb-edge/kerb/internal/apierrors"
 )
 
 // Problem is an error on the wire (RFC 9457, application/problem+json). It is an error itself, and unwraps to the error of
-// package fault that it was made of.
+// package apierrors that it was made of.
 type Problem struct {
 	Type     string    `json:"type" doc:"Machine-readable kind of problem" enum:"urn:kerb:invalid,urn:kerb:not-found,urn:kerb:conflict,urn:kerb:changed,urn:kerb:unavailable,urn:kerb:rejected,urn:kerb:read-only,urn:kerb:internal"`
 	Title    string    `json:"title" doc:"Human-readable kind of problem"`
@@ -52,13 +52,13 @@ const (
 func problemOf(err error) *Problem {
 	var (
 		known       *Problem
-		invalid     *fault.Invalid
-		notFound    *fault.NotFound
-		conflict    *fault.Conflict
-		changed     *fault.Changed
-		unavailable *fault.Unavailable
-		rejected    *fault.Rejected
-		readOnly    *fault.ReadOnly
+		invalid     *apierrors.Invalid
+		notFound    *apierrors.NotFound
+		conflict    *apierrors.Conflict
+		changed     *apierrors.PreconditionFailed
+		unavailable *apierrors.Unavailable
+		rejected    *apierrors.Rejected
+		readOnly    *apierrors.ReadOnly
 		tooLarge    *http.MaxBytesError
 	)
 	detail := err.Error()
@@ -102,10 +102,10 @@ func mistakesOf(err error) (all []Mistake) {
 		}
 		return all
 	}
-	for _, m := range fault.Invalids(err) {
+	for _, m := range apierrors.Invalids(err) {
 		all = append(all, Mistake{Resource: m.Resource, Field: m.Field, Detail: m.Reason, Line: m.Line, Column: m.Column})
 	}
-	var unavailable *fault.Unavailable
+	var unavailable *apierrors.Unavailable
 	switch {
 	case len(all) > 0:
 	case errors.As(err, &unavailable):
@@ -128,17 +128,17 @@ func (p *Problem) Unwrap() error {
 	case typeInvalid:
 		return p.invalids()
 	case typeNotFound:
-		return &fault.NotFound{Name: p.Resource}
+		return &apierrors.NotFound{Name: p.Resource}
 	case typeConflict:
-		return &fault.Conflict{Reason: p.Detail}
+		return &apierrors.Conflict{Reason: p.Detail}
 	case typeChanged:
-		return &fault.Changed{Resource: p.Resource, Reason: p.Detail}
+		return &apierrors.PreconditionFailed{Resource: p.Resource, Reason: p.Detail}
 	case typeUnavailable:
-		return &fault.Unavailable{Reason: p.Detail}
+		return &apierrors.Unavailable{Reason: p.Detail}
 	case typeRejected:
-		return &fault.Rejected{Plain: p.Detail, Log: p.Log}
+		return &apierrors.Rejected{Summary: p.Detail, Log: p.Log}
 	case typeReadOnly:
-		return &fault.ReadOnly{Reason: p.Detail}
+		return &apierrors.ReadOnly{Reason: p.Detail}
 	case "":
 		return p.byStatus()
 	}
@@ -147,11 +147,11 @@ func (p *Problem) Unwrap() error {
 
 func (p *Problem) invalids() error {
 	if len(p.Errors) == 0 {
-		return &fault.Invalid{Resource: p.Resource, Field: p.Field, Reason: p.Detail}
+		return &apierrors.Invalid{Resource: p.Resource, Field: p.Field, Reason: p.Detail}
 	}
 	var all []error
 	for _, m := range p.Errors {
-		all = append(all, &fault.Invalid{Resource: m.Resource, Field: m.Field, Reason: m.Detail, Line: m.Line, Column: m.Column})
+		all = append(all, &apierrors.Invalid{Resource: m.Resource, Field: m.Field, Reason: m.Detail, Line: m.Line, Column: m.Column})
 	}
 	return errors.Join(all...)
 }
@@ -160,11 +160,11 @@ func (p *Problem) invalids() error {
 func (p *Problem) byStatus() error {
 	switch p.Status {
 	case http.StatusBadRequest:
-		return &fault.Invalid{Reason: p.Detail}
+		return &apierrors.Invalid{Reason: p.Detail}
 	case http.StatusNotFound:
-		return &fault.NotFound{}
+		return &apierrors.NotFound{}
 	case http.StatusConflict:
-		return &fault.Conflict{Reason: p.Detail}
+		return &apierrors.Conflict{Reason: p.Detail}
 	}
 	return nil
 }
@@ -185,7 +185,7 @@ func humaProblem(status int, message string, errs ...error) huma.StatusError {
 	for _, err := range errs {
 		var detail *huma.ErrorDetail
 		if errors.As(err, &detail) {
-			return problemOf(&fault.Invalid{Field: detail.Location, Reason: detail.Message})
+			return problemOf(&apierrors.Invalid{Field: detail.Location, Reason: detail.Message})
 		}
 		message += ": " + err.Error()
 	}

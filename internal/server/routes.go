@@ -14,7 +14,7 @@ import (
 	"github.com/danielgtaylor/huma/v2"
 
 	"github.com/kerb-edge/kerb/api/v1alpha1"
-	"github.com/kerb-edge/kerb/internal/fault"
+	"github.com/kerb-edge/kerb/internal/apierrors"
 	"github.com/kerb-edge/kerb/internal/resource"
 )
 
@@ -90,7 +90,7 @@ func cutShort(err error) error {
 	if p := problemOf(err); p.Status == http.StatusRequestEntityTooLarge || p.Status == http.StatusServiceUnavailable {
 		return p
 	}
-	return &fault.Invalid{Reason: "incomplete body: " + err.Error()}
+	return &apierrors.Invalid{Reason: "incomplete body: " + err.Error()}
 }
 
 func (s *Server) addRoutes() {
@@ -163,7 +163,7 @@ func answered[T any](s *Server, out *T, err error, op *huma.Operation) (*T, erro
 	return out, nil
 }
 
-// problem is what is answered for an error; the log has those that are the agent's own fault.
+// problem returns the response for an error, and logs internal errors.
 func (s *Server) problem(err error, method, path string) *Problem {
 	p := problemOf(err)
 	if p.Type == typeInternal {
@@ -202,7 +202,7 @@ func (s *Server) chain(ctx context.Context, in *byID) (v1alpha1.Chain, error) {
 			return c, nil
 		}
 	}
-	return v1alpha1.Chain{}, &fault.NotFound{Kind: "Chain", Name: in.ID}
+	return v1alpha1.Chain{}, &apierrors.NotFound{Kind: "Chain", Name: in.ID}
 }
 
 func (s *Server) apply(ctx context.Context, in *applyInput) (v1alpha1.ApplyResult, error) {
@@ -221,7 +221,7 @@ func (b *body) request(dryRun bool) (Request, error) {
 	}
 	all, err := resource.Decode(data)
 	if err == nil && len(all) == 0 {
-		err = &fault.Invalid{Reason: "the request contains no resource"}
+		err = &apierrors.Invalid{Reason: "the request contains no resource"}
 	}
 	return Request{Resources: all, DryRun: dryRun}, err
 }

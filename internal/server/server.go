@@ -21,8 +21,8 @@ import (
 	"github.com/danielgtaylor/huma/v2/adapters/humago"
 
 	"github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/apierrors"
 	"github.com/kerb-edge/kerb/internal/config"
-	"github.com/kerb-edge/kerb/internal/fault"
 	"github.com/kerb-edge/kerb/internal/promtext"
 	"github.com/kerb-edge/kerb/internal/serve"
 )
@@ -144,7 +144,7 @@ type accounted struct {
 func (a *accounted) Read(p []byte) (int, error) {
 	n, err := a.Reader.Read(p)
 	if a.pending.Add(int64(n)) > maxPending {
-		return n, &fault.Unavailable{Reason: fmt.Sprintf("large requests that wait take more than %d MiB together; try again", maxPending>>20)}
+		return n, &apierrors.Unavailable{Reason: fmt.Sprintf("large requests that wait take more than %d MiB together; try again", maxPending>>20)}
 	}
 	return n, err
 }
@@ -214,7 +214,7 @@ func (s *Server) serveModule(w http.ResponseWriter, r *http.Request) {
 
 func (s *Server) serveHealth(w http.ResponseWriter, r *http.Request) {
 	if _, err := s.backend.Status(r.Context()); err != nil {
-		writeProblem(w, &fault.Unavailable{Reason: err.Error()})
+		writeProblem(w, &apierrors.Unavailable{Reason: err.Error()})
 		return
 	}
 	fmt.Fprintln(w, "ok")
@@ -231,7 +231,7 @@ func (s *Server) serveUnknown(w http.ResponseWriter, r *http.Request) {
 		}
 	}
 	if len(allowed) == 0 {
-		writeProblem(w, &fault.NotFound{Kind: "path", Name: r.URL.Path})
+		writeProblem(w, &apierrors.NotFound{Kind: "path", Name: r.URL.Path})
 		return
 	}
 	list := strings.Join(allowed, ", ")

@@ -21,7 +21,7 @@ import (
 	"go.etcd.io/bbolt"
 	bolterrors "go.etcd.io/bbolt/errors"
 
-	"github.com/kerb-edge/kerb/internal/fault"
+	"github.com/kerb-edge/kerb/internal/apierrors"
 	"github.com/kerb-edge/kerb/internal/resource"
 )
 
@@ -33,10 +33,10 @@ var SchemaVersion = len(resource.Kinds()) - 1
 const lockWait = 2 * time.Second
 
 var (
-	// ErrReadOnly is returned by writes when the file can only be read. It is a *fault.ReadOnly.
-	ErrReadOnly error = &fault.ReadOnly{Reason: "the store can only be read; make the directory of the agent's state writable, and restart the agent"}
-	// ErrFull is returned by writes when the disk is full. The state is the one before the write. It is a *fault.ReadOnly.
-	ErrFull error = &fault.ReadOnly{Reason: "no space is left for the store; free some on the file system of the agent's state, and repeat the change"}
+	// ErrReadOnly is returned by writes when the file can only be read. It is a *apierrors.ReadOnly.
+	ErrReadOnly error = &apierrors.ReadOnly{Reason: "the store can only be read; make the directory of the agent's state writable, and restart the agent"}
+	// ErrFull is returned by writes when the disk is full. The state is the one before the write. It is a *apierrors.ReadOnly.
+	ErrFull error = &apierrors.ReadOnly{Reason: "no space is left for the store; free some on the file system of the agent's state, and repeat the change"}
 	// ErrLocked is returned by Open when another process holds the file.
 	ErrLocked = errors.New("another process has the store open")
 	// ErrCorrupt is returned when the file is found damaged after it was opened.

@@ -15,7 +15,7 @@ import (
 	"go.etcd.io/bbolt"
 
 	"github.com/kerb-edge/kerb/api/v1alpha1"
-	"github.com/kerb-edge/kerb/internal/fault"
+	"github.com/kerb-edge/kerb/internal/apierrors"
 	"github.com/kerb-edge/kerb/internal/resource"
 )
 
@@ -120,7 +120,7 @@ func (s *Store) Versions(kind resource.Kind, name string) ([]v1alpha1.ModelVersi
 	return out, err
 }
 
-// Document returns the document that a resource had in an earlier generation. *fault.NotFound if it is not kept.
+// Document returns the document that a resource had in an earlier generation. *apierrors.NotFound if it is not kept.
 func (s *Store) Document(kind resource.Kind, name string, generation int64) (document string, err error) {
 	found := false
 	err = s.view(func(tx *bbolt.Tx) error {
@@ -145,7 +145,7 @@ func (s *Store) Document(kind resource.Kind, name string, generation int64) (doc
 		return err
 	})
 	if err == nil && !found {
-		err = &fault.NotFound{Kind: "version of " + kind.Names().Kind + " " + name, Name: fmt.Sprint(generation)}
+		err = &apierrors.NotFound{Kind: "version of " + kind.Names().Kind + " " + name, Name: fmt.Sprint(generation)}
 	}
 	return document, err
 }

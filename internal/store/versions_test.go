@@ -12,7 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/kerb-edge/kerb/api/v1alpha1"
-	"github.com/kerb-edge/kerb/internal/fault"
+	"github.com/kerb-edge/kerb/internal/apierrors"
 	"github.com/kerb-edge/kerb/internal/resource"
 )
 
@@ -71,7 +71,7 @@ func TestModelVersions(t *testing.T) {
 	if document, err := s.Document(resource.Model, "n1", 4); err != nil || document != modelOf("n1", 4).Spec.Document {
 		t.Errorf("%s, %v", document, err)
 	}
-	var missing *fault.NotFound
+	var missing *apierrors.NotFound
 	if _, err := s.Document(resource.Model, "n1", 2); !errors.As(err, &missing) {
 		t.Errorf("got %v", err)
 	}

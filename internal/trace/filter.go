@@ -9,8 +9,8 @@ import (
 	"strings"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/apierrors"
 	"github.com/kerb-edge/kerb/internal/dataplane"
-	"github.com/kerb-edge/kerb/internal/fault"
 )
 
 // protocols that a trace knows by name.
@@ -23,7 +23,7 @@ func Filter(r v1.TraceRequest) (dataplane.TraceFilter, error) {
 	if !known {
 		n, err := strconv.ParseUint(r.Protocol, 10, 8)
 		if err != nil {
-			return f, &fault.Invalid{Field: "protocol",
+			return f, &apierrors.Invalid{Field: "protocol",
 				Reason: fmt.Sprintf("%q is neither tcp, udp, icmp, icmpv6 nor a number up to 255", r.Protocol)}
 		}
 		proto = uint8(n)
@@ -34,7 +34,7 @@ func Filter(r v1.TraceRequest) (dataplane.TraceFilter, error) {
 	}
 	addr, err := netip.ParseAddr(r.Host)
 	if err != nil {
-		return f, &fault.Invalid{Field: "host", Reason: fmt.Sprintf("%q is no IP address", r.Host)}
+		return f, &apierrors.Invalid{Field: "host", Reason: fmt.Sprintf("%q is no IP address", r.Host)}
 	}
 	f.Addr = addr.Unmap()
 	return f, nil

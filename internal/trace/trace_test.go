@@ -13,9 +13,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/apierrors"
 	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/dataplane"
-	"github.com/kerb-edge/kerb/internal/fault"
 	"github.com/kerb-edge/kerb/internal/kerbabi"
 	"github.com/kerb-edge/kerb/internal/plan"
 	"github.com/kerb-edge/kerb/internal/service"
@@ -124,7 +124,7 @@ func TestFilter(t *testing.T) {
 		t.Errorf("%+v, %v", f, err)
 	}
 	for field, r := range map[string]v1.TraceRequest{"protocol": {Protocol: "256"}, "host": {Host: "web"}} {
-		var invalid *fault.Invalid
+		var invalid *apierrors.Invalid
 		if _, err := Filter(r); !errors.As(err, &invalid) || invalid.Field != field {
 			t.Errorf("%s: %v", field, err)
 		}

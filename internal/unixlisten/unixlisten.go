@@ -15,7 +15,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/kerb-edge/kerb/internal/fault"
+	"github.com/kerb-edge/kerb/internal/apierrors"
 )
 
 // maxSocketPath is what fits into sun_path, with its terminating zero.
@@ -24,7 +24,7 @@ const maxSocketPath = 107
 // Listen listens on a socket at path: mode 0660, owned by root and by group if there is such a group. network is unix or
 // unixpacket. The directory is made if it is missing. The socket is made in a private directory and renamed into place, so
 // that no client ever sees one with other permissions, or none where one was. The socket of a dead agent is replaced; if one is
-// alive, or path is something else than a socket, the error is *fault.Conflict and nothing has changed.
+// alive, or path is something else than a socket, the error is *apierrors.Conflict and nothing has changed.
 func Listen(network, path, group string) (*Listener, error) {
 	if err := checkFree(path); err != nil {
 		return nil, err
@@ -55,7 +55,7 @@ func Replace(network, path, group string) (*Listener, error) {
 // checkFree reports whether a socket may be put at path.
 func checkFree(path string) error {
 	if len(path) > maxSocketPath {
-		return &fault.Invalid{Field: "paths.run", Reason: fmt.Sprintf("%s is too long for a socket: at most %d bytes", path, maxSocketPath)}
+		return &apierrors.Invalid{Field: "paths.run", Reason: fmt.Sprintf("%s is too long for a socket: at most %d bytes", path, maxSocketPath)}
 	}
 	info, err := os.Lstat(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -65,17 +65,17 @@ func checkFree(path string) error {
 		return fmt.Errorf("socket: %w", err)
 	}
 	if info.Mode().Type() != fs.ModeSocket {
-		return &fault.Conflict{Reason: fmt.Sprintf("%s is there and is not a socket; move it away", path)}
+		return &apierrors.Conflict{Reason: fmt.Sprintf("%s is there and is not a socket; move it away", path)}
 	}
 	c, err := net.DialTimeout("unix", path, time.Second)
 	switch {
 	case err == nil:
 		c.Close()
-		return &fault.Conflict{Reason: fmt.Sprintf("another agent is listening on %s; only one can run per node", path)}
+		return &apierrors.Conflict{Reason: fmt.Sprintf("another agent is listening on %s; only one can run per node", path)}
 	case errors.Is(err, syscall.ECONNREFUSED):
 		return nil // no process listens any more
 	}
-	return &fault.Conflict{Reason: fmt.Sprintf("%s may be in use: %v", path, err)}
+	return &apierrors.Conflict{Reason: fmt.Sprintf("%s may be in use: %v", path, err)}
 }
 
 func listenPrivate(network, path, group string) (*net.UnixListener, error) {

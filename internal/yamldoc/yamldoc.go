@@ -15,7 +15,7 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
-	"github.com/kerb-edge/kerb/internal/fault"
+	"github.com/kerb-edge/kerb/internal/apierrors"
 )
 
 // Split cuts data at its document markers. Every part keeps the line numbers of the whole by leading empty lines.
@@ -81,19 +81,19 @@ func (x Index) At(resource int, field string) (line, column int) {
 // Locate returns the mistakes that err joins with their places in the first resource of a file. Other errors stay as they
 // are.
 func (x Index) Locate(file string, err error) error {
-	all := fault.Invalids(err)
+	all := apierrors.Invalids(err)
 	if len(all) == 0 {
 		return err
 	}
 	for i, e := range all {
-		all[i] = x.Place(file, 0, e)
+		all[i] = x.Position(file, 0, e)
 	}
 	SortByPosition(all)
-	return fault.Join(all)
+	return apierrors.Join(all)
 }
 
-// Place returns a mistake with its place, by its field.
-func (x Index) Place(file string, resource int, e *fault.Invalid) *fault.Invalid {
+// Position returns a copy of e with the position of its field.
+func (x Index) Position(file string, resource int, e *apierrors.Invalid) *apierrors.Invalid {
 	at := *e
 	at.File = file
 	if at.Line == 0 {
@@ -103,8 +103,8 @@ func (x Index) Place(file string, resource int, e *fault.Invalid) *fault.Invalid
 }
 
 // SortByPosition sorts mistakes by file, line and column.
-func SortByPosition(all []*fault.Invalid) {
-	slices.SortStableFunc(all, func(a, b *fault.Invalid) int {
+func SortByPosition(all []*apierrors.Invalid) {
+	slices.SortStableFunc(all, func(a, b *apierrors.Invalid) int {
 		return cmp.Or(cmp.Compare(a.File, b.File), cmp.Compare(a.Line, b.Line), cmp.Compare(a.Column, b.Column))
 	})
 }

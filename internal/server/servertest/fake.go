@@ -15,7 +15,7 @@ import (
 	"sync"
 
 	"github.com/kerb-edge/kerb/api/v1alpha1"
-	"github.com/kerb-edge/kerb/internal/fault"
+	"github.com/kerb-edge/kerb/internal/apierrors"
 	"github.com/kerb-edge/kerb/internal/models"
 	"github.com/kerb-edge/kerb/internal/promtext"
 	"github.com/kerb-edge/kerb/internal/resource"
@@ -84,12 +84,12 @@ func checkPackage(m v1alpha1.Module) error {
 	case "counter", "firewall", Capture:
 		return nil
 	case RejectedPackage:
-		return fmt.Errorf("module %s: %w", m.Metadata.Name, &fault.Rejected{
-			Plain: "the kernel refused the program: it reads past the end of the packet",
-			Log:   "0: R1=ctx() R10=fp0\n1: (71) r0 = *(u8 *)(r1 +14)\ninvalid access to packet\n",
+		return fmt.Errorf("module %s: %w", m.Metadata.Name, &apierrors.Rejected{
+			Summary: "the kernel refused the program: it reads past the end of the packet",
+			Log:     "0: R1=ctx() R10=fp0\n1: (71) r0 = *(u8 *)(r1 +14)\ninvalid access to packet\n",
 		})
 	}
-	return &fault.Invalid{Resource: "Module " + m.Metadata.Name, Field: "spec.package", Reason: "no package " + m.Spec.Package + suggest.DidYouMean(m.Spec.Package, []string{"counter", "firewall"})}
+	return &apierrors.Invalid{Resource: "Module " + m.Metadata.Name, Field: "spec.package", Reason: "no package " + m.Spec.Package + suggest.DidYouMean(m.Spec.Package, []string{"counter", "firewall"})}
 }
 
 // List implements server.Backend.
@@ -248,13 +248,13 @@ func find[T any](all []T, err error, kind, name string, nameOf func(T) string) (
 	if err != nil {
 		return zero, err
 	}
-	return zero, &fault.NotFound{Kind: kind, Name: name}
+	return zero, &apierrors.NotFound{Kind: kind, Name: name}
 }
 
 // Trace implements server.Backend: there is one packet, which the firewall drops.
 func (f *Fake) Trace(_ context.Context, r v1alpha1.TraceRequest, tell func(v1alpha1.TracedPacket) error) error {
 	if r.Host == "nonsense" {
-		return &fault.Invalid{Field: "host", Reason: "no IP address"}
+		return &apierrors.Invalid{Field: "host", Reason: "no IP address"}
 	}
 	return tell(v1alpha1.TracedPacket{
 		Service: "web", Interface: "veth0", Hook: "tc-egress", Direction: "ingress", Length: 60, Protocol: "tcp",

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package fault holds the kinds of errors that reach the operator. Packages return them, wrapped or not; the server maps
-// them to HTTP statuses and the command line to exit codes, each in one place.
-package fault
+// Package apierrors defines the errors that clients of the API see. The server maps them to HTTP statuses and the command
+// line to exit codes, each in one place. They may be wrapped.
+package apierrors
 
 import (
 	"errors"
 	"fmt"
 )
 
-// NotFound says that a named thing does not exist.
+// NotFound is returned for an object that does not exist.
 type NotFound struct {
 	Kind string // for example Module
 	Name string
@@ -17,13 +17,13 @@ type NotFound struct {
 
 func (e *NotFound) Error() string { return fmt.Sprintf("%s %s does not exist", e.Kind, e.Name) }
 
-// Invalid says that what the operator wrote is wrong, and where.
+// Invalid is a mistake in a request or file, with its position.
 type Invalid struct {
 	Resource string // for example Module fw; empty when the request itself is wrong
 	Field    string // for example spec.config.rules[3].dstPort; empty when it is not one field
-	Reason   string // what is wrong and what would be right
-	File     string // that it is in; empty if unknown
-	Line     int    // in the YAML that it was in, from 1; 0 if unknown
+	Reason   string // what is wrong, and which values are valid
+	File     string // the path of the file; empty if unknown
+	Line     int    // in the YAML, from 1; 0 if unknown
 	Column   int
 }
 
@@ -37,15 +37,15 @@ func (e *Invalid) Error() string {
 	}
 	switch {
 	case e.File != "":
-		return Place(e.File, e.Line, e.Column) + ": " + text
+		return FormatPosition(e.File, e.Line, e.Column) + ": " + text
 	case e.Line > 0:
 		return fmt.Sprintf("line %d: %s", e.Line, text)
 	}
 	return text
 }
 
-// Place writes a place in a file as compilers do: file:line:column, as far as they are known.
-func Place(file string, line, column int) string {
+// FormatPosition returns a position as compilers print it: file:line:column, as far as they are known.
+func FormatPosition(file string, line, column int) string {
 	for _, n := range []int{line, column} {
 		if n > 0 {
 			file += fmt.Sprintf(":%d", n)
@@ -54,7 +54,7 @@ func Place(file string, line, column int) string {
 	return file
 }
 
-// Invalids lists the *Invalid that err wraps or joins, in their order.
+// Invalids returns the *Invalid that err wraps or joins, in order.
 func Invalids(err error) (all []*Invalid) {
 	switch e := err.(type) {
 	case nil:
@@ -70,7 +70,7 @@ func Invalids(err error) (all []*Invalid) {
 	return all
 }
 
-// Join is errors.Join for mistakes.
+// Join is errors.Join for a slice of *Invalid.
 func Join(all []*Invalid) error {
 	var errs []error
 	for _, e := range all {
@@ -79,22 +79,22 @@ func Join(all []*Invalid) error {
 	return errors.Join(errs...)
 }
 
-// Conflict says that a request is right in itself but does not go with what is there.
+// Conflict is returned for a valid request that conflicts with the current state.
 type Conflict struct {
 	Reason string
 }
 
 func (e *Conflict) Error() string { return e.Reason }
 
-// Changed says that a resource is not what the client had read when it asked for a change.
-type Changed struct {
+// PreconditionFailed is returned if a resource has changed since the client read it.
+type PreconditionFailed struct {
 	Resource string
 	Reason   string
 }
 
-func (e *Changed) Error() string { return e.Resource + ": " + e.Reason }
+func (e *PreconditionFailed) Error() string { return e.Resource + ": " + e.Reason }
 
-// Unavailable says that something the request needs is not there now; the same request may succeed later.
+// Unavailable is returned if something that the request needs is temporarily missing; it may succeed later.
 type Unavailable struct {
 	Resource string // for example Module fw; empty when it is not about one
 	Reason   string
@@ -107,15 +107,15 @@ func (e *Unavailable) Error() string {
 	return e.Resource + ": " + e.Reason
 }
 
-// Rejected says that the kernel's verifier refused a program.
+// Rejected is returned if the kernel's verifier rejects a program.
 type Rejected struct {
-	Plain string // one sentence for people
-	Log   string // the verifier's words, complete
+	Summary string // one sentence
+	Log     string // the complete log of the verifier
 }
 
-func (e *Rejected) Error() string { return e.Plain }
+func (e *Rejected) Error() string { return e.Summary }
 
-// ReadOnly says that the desired state cannot be written: read-only file system, full disk.
+// ReadOnly is returned if the desired state cannot be written: read-only file system, full disk.
 type ReadOnly struct {
 	Reason string
 }
