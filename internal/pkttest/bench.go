@@ -27,7 +27,7 @@ var Sides = map[string]map[chain.Direction]chain.Side{
 func ModuleOf(p *pkgs.Package) dataplane.Module {
 	return dataplane.Module{
 		Name: p.Name, ID: "verify", ConfigMaps: p.Maps.Config, SharedMaps: p.Maps.Shared,
-		FailClosed: p.FailurePolicy == "closed", Frags: p.Frags,
+		FailClosed: p.FailurePolicy == "closed", Frags: p.Frags, BuiltIn: p.Source == pkgs.SourceBuiltin,
 		Spec: func(hook chain.Hook) (*ebpf.CollectionSpec, error) {
 			if !p.HasHook(string(hook)) {
 				return nil, nil

@@ -13,7 +13,18 @@ import (
 	"github.com/gopacket/gopacket"
 	"github.com/gopacket/gopacket/layers"
 	"github.com/gopacket/gopacket/pcapgo"
+
+	"github.com/kerb-edge/kerb/internal/pkgs"
 )
+
+// A built-in package is linked as the agent links it: on kernels before 6.13, intercept has no stack left for anything else.
+func TestModuleOf(t *testing.T) {
+	for source, builtIn := range map[string]bool{pkgs.SourceBuiltin: true, "modules/intercept": false} {
+		if got := ModuleOf(&pkgs.Package{Manifest: pkgs.Manifest{Name: "intercept"}, Source: source}).BuiltIn; got != builtIn {
+			t.Errorf("package from %s: built in: %t", source, got)
+		}
+	}
+}
 
 // The frames are those that another implementation makes.
 func TestFramesLikeGopacket(t *testing.T) {
