@@ -46,14 +46,14 @@ func isContext(t btf.Type) bool {
 }
 
 // A global function that moves packet data ends the caller's packet pointers, as a helper that moves it does. The verifier
-// knows that of global functions from Linux 6.13 on. Before, it lets the caller read through its old pointers, into memory that
-// may be freed. There the linker calls such a function through a static one, which calls a helper behind it that changes
-// nothing, and after which the verifier takes all packet pointers for invalid. That costs 32 bytes of stack. Built-in modules, of
-// which some have none left, do without: newer kernels verify the same code.
+// knows that of global functions from Linux 6.13 on, but not of those that call bpf_dynptr_write. Otherwise it lets the caller read
+// through its old pointers, into memory that may be freed. There the linker calls such a function through a static one, which calls
+// a helper behind it that changes nothing, and after which the verifier takes all packet pointers for invalid. That costs 32 bytes
+// of stack. Built-in modules, of which some have none left, do without: newer kernels verify the same code.
 
 const linux6_13 = 6<<16 | 13<<8
 
-// seesMoves reports whether the running kernel's verifier knows which global functions move packet data.
+// seesMoves reports whether the running kernel's verifier knows which global functions move packet data by other helpers.
 var seesMoves = sync.OnceValue(func() bool {
 	version, err := features.LinuxVersionCode()
 	return err == nil && version >= linux6_13
@@ -66,8 +66,16 @@ var movingHelpers = []asm.BuiltinFunc{
 	asm.FnXdpAdjustHead, asm.FnXdpAdjustMeta, asm.FnXdpAdjustTail, asm.FnDynptrWrite,
 }
 
-// movers returns the functions of an object that move packet data, by themselves or by what they call.
-func movers(code asm.Instructions) map[string]bool {
+// unseenMoves returns the helpers whose callers the running kernel's verifier does not know to end packet pointers.
+func unseenMoves() []asm.BuiltinFunc {
+	if seesMoves() {
+		return []asm.BuiltinFunc{asm.FnDynptrWrite}
+	}
+	return movingHelpers
+}
+
+// callersOf returns the functions of an object that call one of the helpers, by themselves or by what they call.
+func callersOf(helpers []asm.BuiltinFunc, code asm.Instructions) map[string]bool {
 	moves, callers := map[string]bool{}, map[string][]string{}
 	var found []string
 	var name string
@@ -78,7 +86,7 @@ func movers(code asm.Instructions) map[string]bool {
 		}
 		if ins.IsFunctionReference() {
 			callers[ins.Reference()] = append(callers[ins.Reference()], name)
-		} else if ins.IsBuiltinCall() && slices.Contains(movingHelpers, asm.BuiltinFunc(ins.Constant)) {
+		} else if ins.IsBuiltinCall() && slices.Contains(helpers, asm.BuiltinFunc(ins.Constant)) {
 			found = append(found, name)
 		}
 	}
@@ -94,14 +102,14 @@ func movers(code asm.Instructions) map[string]bool {
 
 // fence redirects calls of global functions that move packet data to functions that it returns.
 func (l *linker) fence(code asm.Instructions, entry string, g *generation) (out asm.Instructions) {
-	if seesMoves() || g == nil || g.BuiltIn {
+	if g == nil || g.BuiltIn {
 		return nil
 	}
-	moves, fenced := movers(code), map[string]string{}
+	moves, fenced := callersOf(unseenMoves(), code), map[string]string{}
 	for i := range code {
 		fn := btf.FuncMetadata(&code[i])
 		name := code[i].Symbol()
-		if fn != nil && name != entry && moves[name] && standsAlone(fn) {
+		if fn != nil && name != entry && moves[name] && fn.Linkage == btf.GlobalFunc && standsAlone(fn) {
 			fenced[name] = name + "_fenced"
 			out = append(out, l.fenced(fn, name, fenced[name], code[i].Source())...)
 		}

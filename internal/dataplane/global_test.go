@@ -5,7 +5,10 @@ package dataplane
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"testing"
+
+	"github.com/cilium/ebpf/btf"
 
 	"github.com/kerb-edge/kerb/internal/chain"
 )
@@ -17,6 +20,48 @@ func TestGlobalFunctionEndsPointers(t *testing.T) {
 		if rejected := (*RejectedError)(nil); !errors.As(err, &rejected) {
 			t.Errorf("%s: the kernel took a program that reads through an old pointer: %v", side, err)
 		}
+	}
+}
+
+// The same where the function writes through a dynptr, which no verifier sees of global functions.
+func TestDynptrWriteEndsPointers(t *testing.T) {
+	needsRoot(t)
+	types, err := btf.LoadKernelSpec()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var fn *btf.Func
+	if types.TypeByName("bpf_dynptr_from_skb", &fn) != nil {
+		t.Skip("packets have no dynptrs before Linux 6.4")
+	}
+	module := testModule(t, "dynptr", "dynptr", nil)
+	_, err = Load(chain.OnTCIngress, chain.Egress, module)
+	if rejected := (*RejectedError)(nil); !errors.As(err, &rejected) {
+		t.Errorf("the kernel took a program that reads through an old pointer: %v", err)
+	}
+	l := load(t, chain.OnTCIngress, chain.Ingress, module, testModule(t, "pass", "after", nil))
+	if ret, out := run(t, l.Program, udpPacket(t, 1, nil)); ret != tcNext || out[0] != 7 {
+		t.Errorf("action %d, first byte %d", ret, out[0])
+	}
+}
+
+// Static functions are verified where they are called: only global ones are called through another function.
+func TestFencedFunctions(t *testing.T) {
+	known := seesMoves
+	t.Cleanup(func() { seesMoves = known })
+	seesMoves = func() bool { return false }
+	spec, err := testModule(t, "stale", "stale", nil).Spec(chain.TC)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, ins := range new(linker).fence(spec.Programs["kerb_ingress"].Instructions, "kerb_ingress", new(generation)) {
+		if name := ins.Symbol(); name != "" {
+			got = append(got, name)
+		}
+	}
+	if want := []string{"shove_fenced"}; !slices.Equal(got, want) {
+		t.Errorf("%v, want %v", got, want)
 	}
 }
 

@@ -14,6 +14,16 @@ __noinline int move(kerb_ctx *ctx, __u32 len)
 #endif
 }
 
+/* Verified in its callers' context, where its moves are seen. */
+static __noinline int move_again(kerb_ctx *ctx)
+{
+#ifdef KERB_HOOK_XDP
+	return bpf_xdp_adjust_head(ctx, 0);
+#else
+	return bpf_skb_pull_data(ctx, 0);
+#endif
+}
+
 KERB_EGRESS(pkt)
 {
 	__u8 *byte = kerb_at(pkt, 0, 1);
@@ -28,7 +38,7 @@ KERB_INGRESS(pkt)
 {
 	__u8 *byte;
 
-	if (move(pkt->ctx, 0))
+	if (move(pkt->ctx, 0) || move_again(pkt->ctx))
 		return kerb_drop(pkt, KERB_DROP_NO_MEMORY);
 	kerb_reload(pkt);
 	byte = kerb_at(pkt, 0, 1);
