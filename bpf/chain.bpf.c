@@ -81,6 +81,16 @@ SEC("kerb/head") int kerb_head(kerb_ctx *ctx, struct kerb_pkt *pkt)
 	return 0;
 }
 
+/* Parses what a program that was not made for Kerb has left of the packet, for the modules behind it (internal/pkgs/foreign.go). */
+SEC("kerb/parse_again") int kerb_parse_again(struct kerb_pkt *pkt)
+{
+	__u32 tags;
+
+	kerb_reload(pkt);
+	tags = begin(pkt->ctx, pkt);
+	return kerb_parse(pkt, tags);
+}
+
 /* Flags that the generated entry passes for a module and hook. */
 #define KERB_CALL_FAIL_CLOSED (1 << 0)
 #define KERB_CALL_TC_EGRESS   (1 << 1)

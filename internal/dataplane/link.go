@@ -5,6 +5,7 @@ package dataplane
 import (
 	"bytes"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 
@@ -167,7 +168,17 @@ func (l *linker) module(i int, donor asm.Instruction) (asm.Instructions, error) 
 	if err != nil {
 		return nil, fmt.Errorf("module %s: %w", g.Name, err)
 	}
-	return body, nil
+	return l.withParser(body, l.symbol(i))
+}
+
+// withParser adds the parser to a module that calls it, which only the adaptor of programs that were not made for Kerb does.
+func (l *linker) withParser(code asm.Instructions, symbol string) (asm.Instructions, error) {
+	parser := symbol + "__kerb_parse_again"
+	if !slices.ContainsFunc(code, func(ins asm.Instruction) bool { return ins.Reference() == parser }) {
+		return code, nil
+	}
+	added, err := l.function(l.object, "kerb_parse_again", parser, nil)
+	return append(code, added...), err
 }
 
 // symbol is the name of member i's function, which bpftool shows.

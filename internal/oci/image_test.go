@@ -20,6 +20,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/pkgs"
+	"github.com/kerb-edge/kerb/internal/pkttest"
 )
 
 // foreignObject compiles programs that know nothing of Kerb.
@@ -134,6 +135,36 @@ func runForeign(t *testing.T, p *pkgs.Package, side chain.Side, want map[uint16]
 	}
 	if sum(drops) == 0 {
 		t.Errorf("%s: no drop was counted", side)
+	}
+}
+
+// A program moves the packet, and the module behind it finds the headers where they are then.
+func TestModuleBehindImage(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+	foreign, err := pkgs.OpenForeign("foreign", "test", foreignObject(t), map[string]string{"pass": "xdp", "stats": "tc"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	drop, err := pkgs.Open("../dataplane/testdata/drop")
+	if err != nil {
+		t.Fatal(err)
+	}
+	behind := pkttest.ModuleOf(drop)
+	for side, actions := range map[chain.Side][2]int32{chain.OnXDP: {1, 2}, chain.OnTCIngress: {2, -1}} {
+		for port, want := range map[uint16]int32{1005: actions[0], 1006: actions[1]} {
+			behind.Settings.Constants = map[string]any{"port": 1005}
+			loaded, err := dataplane.Load(side, chain.Egress, pkttest.ModuleOf(foreign), behind)
+			if err != nil {
+				t.Fatalf("%s: %v", side, err)
+			}
+			defer loaded.Close()
+			got, err := loaded.Program.Run(&ebpf.RunOptions{Data: udpTo(t, port), DataOut: make([]byte, 512)})
+			if err != nil || int32(got) != want {
+				t.Errorf("%s, port %d: action %d, not %d (%v)", side, port, int32(got), want, err)
+			}
+		}
 	}
 }
 

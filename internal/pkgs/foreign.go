@@ -16,7 +16,7 @@ import (
 )
 
 // adaptorVersion changes with the code that adapt generates, so that chains with the old code are replaced.
-const adaptorVersion = "1"
+const adaptorVersion = "2"
 
 // ErrNoRunnableProgram is returned for foreign objects without a program for one of Kerb's hooks, or with several.
 var ErrNoRunnableProgram = errors.New("has no program that Kerb can run")
@@ -134,13 +134,28 @@ func adapt(file string, spec *ebpf.CollectionSpec, hook, program string) error {
 
 // adaptor generates
 //
-//	int kerb_<direction>(struct kerb_pkt *pkt) { return verdict_of(program(pkt->ctx)); }
+//	int kerb_<direction>(struct kerb_pkt *pkt)
+//	{
+//		int action = program(pkt->ctx);
 //
-// Jumps are by number, as in compiled code: the linker renames functions, not labels.
+//		kerb_parse_again(pkt);
+//		return verdict_of(action);
+//	}
+//
+// The linker adds kerb_parse_again (bpf/chain.bpf.c). Jumps are by number, as in compiled code: the linker renames functions, not
+// labels.
 func adaptor(entry, hook string, prog *ebpf.ProgramSpec) asm.Instructions {
-	first := asm.LoadMem(asm.R1, asm.R1, 0, asm.DWord) // ctx is the first member
+	first := asm.Mov.Reg(asm.R6, asm.R1)
 	first = btf.WithFuncMetadata(first.WithSymbol(entry), adaptorType(entry)).WithSource(prog.Instructions[0].Source())
-	code := asm.Instructions{first, asm.Call.Label(prog.Name)}
+	code := asm.Instructions{
+		first,
+		asm.LoadMem(asm.R1, asm.R1, 0, asm.DWord), // ctx is the first member
+		asm.Call.Label(prog.Name),
+		asm.Mov.Reg(asm.R7, asm.R0),
+		asm.Mov.Reg(asm.R1, asm.R6),
+		asm.Call.Label("kerb_parse_again"),
+		asm.Mov.Reg(asm.R0, asm.R7),
+	}
 	for _, v := range verdicts[hook] {
 		skip := asm.Instruction{OpCode: asm.JNE.Imm32(asm.R0, 0, "").OpCode, Dst: asm.R0, Offset: 2, Constant: int64(v.action)}
 		code = append(code, skip, asm.Mov.Imm(asm.R0, v.verdict), asm.Return())

@@ -33,6 +33,23 @@ static void count(void)
 		++*n;
 }
 
+/* Puts in a VLAN tag. */
+static __noinline int tag(struct xdp_md *ctx)
+{
+	void *data, *data_end;
+
+	if (bpf_xdp_adjust_head(ctx, -4))
+		return XDP_ABORTED;
+	data = (void *)(long)ctx->data;
+	data_end = (void *)(long)ctx->data_end;
+	if (data + sizeof(struct ethhdr) + 4 > data_end)
+		return XDP_ABORTED;
+	__builtin_memmove(data, data + 4, 2 * ETH_ALEN);
+	*(__be16 *)(data + 2 * ETH_ALEN) = bpf_htons(ETH_P_8021Q);
+	*(__be16 *)(data + 2 * ETH_ALEN + 2) = bpf_htons(42);
+	return XDP_PASS;
+}
+
 SEC("xdp")
 int pass(struct xdp_md *ctx)
 {
@@ -42,6 +59,7 @@ int pass(struct xdp_md *ctx)
 	case 1002: return XDP_TX;
 	case 1003: return XDP_ABORTED;
 	case 1004: return XDP_REDIRECT;
+	case 1005: return tag(ctx);
 	}
 	return XDP_PASS;
 }
@@ -50,6 +68,8 @@ SEC("tc")
 int stats(struct __sk_buff *skb)
 {
 	count();
+	if (bpf_skb_pull_data(skb, 0))
+		return TC_ACT_SHOT;
 	switch (port((void *)(long)skb->data, (void *)(long)skb->data_end)) {
 	case 1001: return TC_ACT_SHOT;
 	case 1002: return TC_ACT_PIPE;
