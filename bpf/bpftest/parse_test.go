@@ -304,6 +304,7 @@ func samples6(tb testing.TB) []sample {
 		{"headers up to 511", frame6(tb, []ext{{60, 456, 0}}, protoUDP, segment), ok, 6, protoUDP, 14, 510, 13, l4ext, 0},
 		{"headers beyond 511", frame6(tb, []ext{{60, 464, 0}}, protoUDP, segment), abi.ParseExtDepth, 6, 60, 14, 54, 477, 0, 0},
 		{"largest extension", frame6(tb, []ext{{60, 2048, 0}}, protoUDP, segment), abi.ParseExtDepth, 6, 60, 14, 54, 2061, 0, 0},
+		{"TCP with options up to 570", frame6(tb, []ext{{60, 456, 0}}, protoTCP, tcpSegment(tb, ipv6(protoTCP), 40, 2)), ok, 6, protoTCP, 14, 510, 62, l4ext, 0},
 		{"TCP after extension", frame6(tb, []ext{{0, 8, 0}}, protoTCP, tcpSegment(tb, ipv6(protoTCP), 8, 2)), ok, 6, protoTCP, 14, 62, 30, l4ext, 0},
 	}
 	for _, kind := range extensionHeaders {
@@ -386,13 +387,14 @@ func TestXDPHeadersBeyondLinearPart(t *testing.T) {
 	}
 	h := loadFragsHead(t)
 	for _, s := range samples(t) {
-		frame := pad(s.frame, 5000-len(s.frame))
-		want := Parse(frame)
-		for _, linear := range []int{0, 14, 15, 18, 20, 33, 34, 38, 42, 53, 54, 61, 62, 70, 100, 200} {
-			got := h.parseCut(t, frame, linear)
-			got.DataEnd = want.DataEnd
-			if got != want {
-				t.Errorf("%s with %d bytes linear: model - kernel +\n%s", s.name, linear, cmp.Diff(want, got))
+		for _, frame := range [][]byte{s.frame, pad(s.frame, 5000-len(s.frame))} {
+			want := Parse(frame)
+			for _, linear := range []int{0, 14, 15, 18, 20, 33, 34, 38, 42, 53, 54, 61, 62, 70, 100, 200} {
+				got := h.parseCut(t, frame, min(linear, len(frame)))
+				got.DataEnd = want.DataEnd
+				if got != want {
+					t.Errorf("%s of %d bytes, %d of them linear: model - kernel +\n%s", s.name, len(frame), linear, cmp.Diff(want, got))
+				}
 			}
 		}
 	}
