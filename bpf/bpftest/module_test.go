@@ -84,6 +84,26 @@ func checkEvent(t *testing.T, l *dataplane.Loaded, tuple []uint32) {
 	}
 }
 
+// A parser that is inlined is verified once, also on TC, where headers are pulled into the linear part.
+func TestReparseIsVerifiedOnce(t *testing.T) {
+	needRoot(t)
+	verified := map[chain.Side]uint32{}
+	for _, side := range []chain.Side{chain.OnXDP, chain.OnTCIngress} {
+		info, err := chainOf(t, side, chain.Ingress, "module").Program.Info()
+		if err != nil {
+			t.Fatal(err)
+		}
+		n, known := info.VerifiedInstructions()
+		if !known {
+			t.Skip("the kernel does not count verified instructions before Linux 5.16")
+		}
+		verified[side] = n
+	}
+	if verified[chain.OnTCIngress] > verified[chain.OnXDP]*3/2 {
+		t.Errorf("instructions verified: %v", verified)
+	}
+}
+
 // The last hop is dropped, with its reason.
 func TestLinkedModuleDrops(t *testing.T) {
 	needRoot(t)

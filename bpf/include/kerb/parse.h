@@ -468,19 +468,27 @@ static long (*const kerb_xdp_pull_data)(struct xdp_md *ctx, __u32 len) = (void *
 #define KERB_PULL(ctx, len) (-EOPNOTSUPP) /* the frame is in one buffer */
 #endif
 
-/* Pulls headers that the parser missed into the linear part: all of them may lie beyond it (XDP on mlx5 with a large MTU, for
- * example). Reports whether there is more to parse now. */
-static __always_inline int kerb_pull_headers(struct kerb_pkt *pkt, int outcome)
+/* Pulls as many headers as there can be into the linear part: all of them may lie beyond it (XDP on mlx5 with a large MTU, for
+ * example). Returns 0, or an error. */
+static __always_inline int kerb_pull(struct kerb_pkt *pkt)
+{
+	int rc = KERB_PULL(pkt->ctx, pkt->len < KERB_PULL_LEN ? pkt->len : KERB_PULL_LEN);
+
+#ifdef KERB_HOOK_XDP
+	if (rc)
+		rc = KERB_PULL(pkt->ctx, pkt->len < KERB_PULL_LESS ? pkt->len : KERB_PULL_LESS);
+#endif
+	return rc;
+}
+
+/* Pulls headers that the parser missed into the linear part. Reports whether there is more to parse now. */
+static __always_inline int kerb_pull_missed(struct kerb_pkt *pkt, int outcome)
 {
 	int rc;
 
 	if (!kerb_is_short(outcome) || pkt->data + pkt->len <= pkt->data_end)
 		return 0;
-	rc = KERB_PULL(pkt->ctx, pkt->len < KERB_PULL_LEN ? pkt->len : KERB_PULL_LEN);
-#ifdef KERB_HOOK_XDP
-	if (rc)
-		rc = KERB_PULL(pkt->ctx, pkt->len < KERB_PULL_LESS ? pkt->len : KERB_PULL_LESS);
-#endif
+	rc = kerb_pull(pkt);
 	kerb_reload(pkt);
 	return !rc;
 }
@@ -490,7 +498,7 @@ static __always_inline int kerb_parse_general(struct kerb_pkt *pkt, __u32 tags)
 {
 	int outcome = kerb_parse_stages(pkt, tags);
 
-	return kerb_pull_headers(pkt, outcome) ? kerb_parse_stages(pkt, tags) : outcome;
+	return kerb_pull_missed(pkt, outcome) ? kerb_parse_stages(pkt, tags) : outcome;
 }
 
 /* Fills l3, l4, l4_len, eth_type, family, proto, flags and outcome, and vlan unless the kernel took a tag off. */

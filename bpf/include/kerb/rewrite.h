@@ -380,20 +380,28 @@ static __always_inline __u32 kerb_payload_len(const struct kerb_pkt *pkt)
 	return len - (kerb_payload(pkt) - (__u32)pkt->l4);
 }
 
-/* Parses again, after headers have been put in or taken out. Returns the new outcome. Never inlined: it is long. */
+/* Parses again, after headers have been put in or taken out. Returns the new outcome. Never inlined: it is long. Headers are pulled
+ * before, and not after a parser that missed some, as kerb_parse does: the verifier walks a parser that is inlined once then. */
 static __attribute__((noinline, unused)) int kerb_reparse(struct kerb_pkt *pkt)
 {
+	__u32 tags = 0;
+
 #ifdef KERB_HOOK_XDP
 	pkt->vlan = 0;
-	return kerb_parse(pkt, 0);
 #else
-	__u32 tags = kerb_ctx_field(pkt->ctx, vlan_present) & 1;
-
+	tags = kerb_ctx_field(pkt->ctx, vlan_present) & 1;
 	/* Without a branch, as one here would make the verifier walk the whole parser twice. */
 	kerb_opaque(tags);
 	pkt->vlan = kerb_ctx_field(pkt->ctx, vlan_tci) & -tags;
-	return kerb_parse(pkt, tags);
 #endif
+	if (kerb_parse_plain(pkt))
+		return KERB_PARSE_OK;
+#if !defined(KERB_HOOK_XDP) || defined(KERB_XDP_FRAGS)
+	if (pkt->data + KERB_PULL_LEN > pkt->data_end && pkt->data + pkt->len > pkt->data_end)
+		kerb_pull(pkt);
+	kerb_reload(pkt);
+#endif
+	return kerb_parse_stages(pkt, tags);
 }
 
 #ifdef KERB_HOOK_XDP
