@@ -285,6 +285,10 @@ func checkPulledHeaders(t *testing.T, program string) {
 		for _, linear := range []int{14, 15, 18, 20, 33, 34, 38, 42, 53, 54, 61, 62, 70, 100, 200} {
 			send(linear, frame)
 			got := head.last(t)
+			if int(got.Len) != len(frame) { // a report of the kernel's own, such as MLD's, came behind it
+				send(linear, frame)
+				got = head.last(t)
+			}
 			if uint64(linear) > got.DataEnd {
 				t.Fatalf("%s: linear part of %d bytes, sent with %d", s.name, got.DataEnd, linear)
 			}
