@@ -34,7 +34,6 @@ import (
 	"github.com/kerb-edge/kerb/internal/observe"
 	"github.com/kerb-edge/kerb/internal/oci"
 	"github.com/kerb-edge/kerb/internal/pkgs"
-	"github.com/kerb-edge/kerb/internal/plan"
 	"github.com/kerb-edge/kerb/internal/resolve"
 	"github.com/kerb-edge/kerb/internal/resource"
 	"github.com/kerb-edge/kerb/internal/server"
@@ -66,22 +65,14 @@ type Agent struct {
 	seen      atomic.Pointer[chain.State] // of the kernel, at the last look
 	changes   sync.Mutex                  // one change at a time, which may wait for control planes
 	mu        sync.Mutex                  // guards what follows, which only changes write; never held for long, so that status is always available
-	desired   resource.Set
-	modules   map[string]*deploy.Module
-	states    map[string]service.State // services at the last reconciliation
-	points    plan.Placements
-	sockets   *observe.Sockets // nil before the first reconciliation
+	now       status.Node
 	live      map[string]*liveModule
 	busy      map[chain.Point]error // points that a program of others keeps from their chain
-	noReplies map[int]error         // interfaces whose other end does not receive replies of native XDP
-	problem   error                 // of the last reconciliation
-	reordered []string              // chains that a reconciliation, not a change, has given another order
 	tracing   *traceRun             // nil most of the time
 	lastTrace *traceRun             // guarded by changes; also one that has ended
 	metrics   *metrics
-	budgets   *apply.Budgets   // guards itself
-	meter     dataplane.Meter  // guards itself
-	recorder  *status.Recorder // guards itself; the last conditions of all resources
+	budgets   *apply.Budgets  // guards itself
+	meter     dataplane.Meter // guards itself
 
 	integrations *integration.Set // guards itself
 }
@@ -113,7 +104,7 @@ func Run(ctx context.Context, cfg config.Config, log *slog.Logger, integrations 
 		return err
 	}
 	defer a.close()
-	a.integrations = integration.NewSet(integrations, log, func() { a.recorder.Enqueue(agentItself) })
+	a.integrations = integration.NewSet(integrations, log, func() { a.now.Recorder.Enqueue(status.Itself) })
 	return a.run(ctx, cfg)
 }
 
@@ -143,25 +134,23 @@ func open(ctx context.Context, cfg config.Config, log *slog.Logger) (*Agent, err
 		catalog: pkgs.NewCatalog(modules.Packages(), modules.Controls()),
 		watcher: service.NewWatcher(log),
 		wake:    make(chan struct{}, 1), reconciled: make(chan struct{}),
-		desired: desired,
-		modules: map[string]*deploy.Module{},
+		now:     status.Node{Desired: desired, Modules: map[string]*deploy.Module{}},
 		live:    map[string]*liveModule{},
 		metrics: newMetrics(),
 		budgets: apply.NewBudgets(log),
 
-		recorder: status.NewRecorder(),
-
 		integrations: integration.NewSet(nil, log, nil),
 	}
+	a.now.Sources = a.sources(cmp.Or(cfg.Cgroup, "/"))
 	a.control, err = control.New(control.Options{Run: cfg.Paths.ControlSockets(), State: cfg.Paths.ControlState(), Log: log, Services: a.virtual, Models: a.models, Packets: a,
-		OnChange: func(module string) { a.recorder.Enqueue(status.Resource{Kind: v1.KindModule, Name: module}) },
+		OnChange: func(module string) { a.now.Recorder.Enqueue(status.Resource{Kind: v1.KindModule, Name: module}) },
 		Examine:  control.Examine(), Kernel: control.KernelFacts(cfg.Paths.SocketFacts(), log), Limits: controlLimits(cfg.Limits),
 		ModuleSocket: cfg.Paths.ModuleSocket, SocketGroup: cfg.SocketGroup})
 	if err != nil {
 		return nil, errors.Join(err, st.Close())
 	}
-	a.virtual.OnChange(func(name string) { a.recorder.Enqueue(status.Resource{Kind: v1.KindVirtualService, Name: name}) })
-	a.models.OnChange(func(name string) { a.recorder.Enqueue(status.Resource{Kind: v1.KindModel, Name: name}) })
+	a.virtual.OnChange(func(name string) { a.now.Recorder.Enqueue(status.Resource{Kind: v1.KindVirtualService, Name: name}) })
+	a.models.OnChange(func(name string) { a.now.Recorder.Enqueue(status.Resource{Kind: v1.KindModel, Name: name}) })
 	for _, all := range desired {
 		a.announce(resource.Changes{Put: slices.Collect(maps.Values(all))})
 	}
@@ -176,7 +165,7 @@ func open(ctx context.Context, cfg config.Config, log *slog.Logger) (*Agent, err
 		log.Error("built-in packages that cannot be used", "error", err)
 	}
 	for name, m := range resource.Module.All(desired) {
-		a.modules[name] = a.preparer.Accepted(m)
+		a.now.Modules[name] = a.preparer.Accepted(m)
 	}
 	a.watcher.Set(specs(desired))
 	return a, nil
@@ -189,7 +178,7 @@ func (a *Agent) close() {
 		l.close()
 	}
 	var ending sync.WaitGroup
-	for _, d := range a.modules {
+	for _, d := range a.now.Modules {
 		if d.Plane != nil {
 			ending.Go(d.Plane.Close)
 		}
@@ -215,10 +204,10 @@ func (a *Agent) run(ctx context.Context, cfg config.Config) error {
 	wg.Go(func() { a.follow(ctx) })
 	wg.Go(func() {
 		a.budgets.Run(ctx, a.candidates, func(module string) {
-			a.recorder.Enqueue(status.Resource{Kind: v1.KindModule, Name: module})
+			a.now.Recorder.Enqueue(status.Resource{Kind: v1.KindModule, Name: module})
 		})
 	})
-	wg.Go(func() { a.recorder.Run(ctx, a.evaluate) })
+	wg.Go(func() { a.now.Recorder.Run(ctx, a.evaluate) })
 	wg.Go(func() { a.watchCgroups(ctx) })
 	wg.Go(func() {
 		if err := a.virtual.Run(ctx); err != nil {
@@ -296,7 +285,7 @@ func (a *Agent) follow(ctx context.Context) {
 		a.changes.Unlock()
 		if a.starting() {
 			close(a.reconciled)
-			a.recorder.Enqueue(agentItself)
+			a.now.Recorder.Enqueue(status.Itself)
 		}
 		a.budgets.Poke()
 	}
@@ -321,11 +310,11 @@ func resolvers(cfg config.Config, log *slog.Logger) []resolve.Resolver {
 func (a *Agent) retryFailed() {
 	a.changes.Lock()
 	defer a.changes.Unlock()
-	for name, d := range a.modules {
+	for name, d := range a.now.Modules {
 		if next := a.preparer.Again(d); next != nil {
 			a.log.Info("module can run again", "module", name)
 			a.mu.Lock()
-			a.modules[name] = next
+			a.now.Modules[name] = next
 			a.mu.Unlock()
 			a.poke()
 		}

@@ -32,7 +32,7 @@ func (a *Agent) admit(t target, k kernel, points plan.Placements, steps []plan.S
 	}
 	var refused []error
 	for _, name := range slices.Sorted(maps.Keys(t.modules)) {
-		d, before := t.modules[name], a.modules[name]
+		d, before := t.modules[name], a.now.Modules[name]
 		measured := !d.OnlyConfigured(before)
 		if d.Err != nil || before == d || used[name] && !measured {
 			continue
@@ -60,8 +60,8 @@ func (a *Agent) admit(t target, k kernel, points plan.Placements, steps []plan.S
 func (a *Agent) candidates() (out []apply.Candidate) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	for _, name := range slices.Sorted(maps.Keys(a.modules)) {
-		d := a.modules[name]
+	for _, name := range slices.Sorted(maps.Keys(a.now.Modules)) {
+		d := a.now.Modules[name]
 		if d.Err != nil {
 			continue
 		}
@@ -74,12 +74,4 @@ func (a *Agent) candidates() (out []apply.Candidate) {
 		out = append(out, c)
 	}
 	return out
-}
-
-// costOf returns what is known of a module's cost.
-func (a *Agent) costOf(d *deploy.Module) (apply.Measured, bool) {
-	if d == nil || d.Err != nil {
-		return apply.Measured{}, false
-	}
-	return a.budgets.Get(d.Candidate().Key)
 }

@@ -25,7 +25,7 @@ func (a *Agent) Apply(ctx context.Context, r server.Request) (result v1.ApplyRes
 	defer func() { a.audit(ctx, result, err) }()
 	a.changes.Lock()
 	defer a.changes.Unlock()
-	next := a.desired.Clone()
+	next := a.now.Desired.Clone()
 	result.DryRun = r.DryRun
 	if err = next.CheckUnchanged(r.Expected()); err != nil {
 		return result, err
@@ -35,7 +35,7 @@ func (a *Agent) Apply(ctx context.Context, r server.Request) (result v1.ApplyRes
 	result.Warnings = doubts
 	defer func() {
 		if err == nil && !r.DryRun {
-			result.Warnings = append(append(result.Warnings, a.moduleWarnings(modules)...), a.replyWarnings()...)
+			result.Warnings = append(append(result.Warnings, a.now.ModuleWarnings(modules)...), a.now.ReplyWarnings()...)
 		}
 	}()
 	if !resource.InKernel(r.Resources) {
@@ -44,7 +44,7 @@ func (a *Agent) Apply(ctx context.Context, r server.Request) (result v1.ApplyRes
 		}
 		return result, err
 	}
-	prepared, err := a.preparer.All(current(next, modules), a.modules)
+	prepared, err := a.preparer.All(current(next, modules), a.now.Modules)
 	seen, unseen := a.observe(next) // after control planes have started, which may take long
 	if unseen == nil {
 		unseen = checkServices(seen)
@@ -77,7 +77,7 @@ func (a *Agent) Delete(ctx context.Context, refs []resource.Ref, dryRun bool) (r
 	defer func() { a.audit(ctx, result, err) }()
 	a.changes.Lock()
 	defer a.changes.Unlock()
-	next := a.desired.Clone()
+	next := a.now.Desired.Clone()
 	result.DryRun = dryRun
 	if err = next.CheckUnchanged(refs); err != nil {
 		return result, err
@@ -212,7 +212,7 @@ func (a *Agent) commit(next resource.Set, keep bool) error {
 	if a.store.RecoveryPending() && !keep {
 		return a.store.Acknowledge(next)
 	}
-	if reflect.DeepEqual(next, a.desired) {
+	if reflect.DeepEqual(next, a.now.Desired) {
 		return nil
 	}
 	return a.store.Commit(next)
@@ -222,16 +222,16 @@ func (a *Agent) commit(next resource.Set, keep bool) error {
 // kernel rejects now is disabled by its failure policy, and a point that another program holds is skipped, instead of
 // keeping all others from running.
 func (a *Agent) reconcile() error {
-	seen, err := a.observe(a.desired)
+	seen, err := a.observe(a.now.Desired)
 	if err == nil {
-		err = a.reconcileTo(a.target(a.desired, a.modules, seen))
+		err = a.reconcileTo(a.target(a.now.Desired, a.now.Modules, seen))
 	}
 	var rejected *dataplane.RejectedError
 	if errors.As(err, &rejected) && a.disable(rejected.Modules) {
-		err = a.reconcileTo(a.target(a.desired, a.modules, seen))
+		err = a.reconcileTo(a.target(a.now.Desired, a.now.Modules, seen))
 	}
 	a.mu.Lock()
-	a.problem = err
+	a.now.Problem = err
 	a.markAll()
 	a.mu.Unlock()
 	return err
@@ -252,7 +252,7 @@ func (a *Agent) reconcileTo(t target) error {
 		return err
 	}
 	a.mu.Lock()
-	a.reordered = append(a.reordered, reordered(r.Steps, points)...)
+	a.now.Reordered = append(a.now.Reordered, reordered(r.Steps, points)...)
 	a.mu.Unlock()
 	if len(r.Steps) > r.Draining {
 		a.log.Info("reconciled", "steps", len(r.Steps), "attachPoints", len(points))

@@ -3,14 +3,11 @@
 package agent
 
 import (
-	"cmp"
 	"maps"
 	"net/http"
-	"net/netip"
 	"slices"
 
 	"github.com/kerb-edge/kerb/internal/apierrors"
-	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/control"
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/deploy"
@@ -39,7 +36,7 @@ func (l *liveModule) close() {
 // install makes t the agent's current state, notifies control planes of new generations, and stops those that are no longer
 // used.
 func (a *Agent) install(t target, points plan.Placements) {
-	before, noReplies := a.modules, a.enableReplies(t, points)
+	before, noReplies := a.now.Modules, a.enableReplies(t, points)
 	a.bind(t)
 	a.replace(t, points, noReplies)
 	for name, d := range before {
@@ -59,7 +56,7 @@ func (a *Agent) bind(t target) {
 	}
 	for name, s := range t.Observed.Services {
 		for _, l := range s.Links {
-			if l.Left && !left(a.states[name], l.Ifindex) {
+			if l.Left && !left(a.now.Services[name], l.Ifindex) {
 				a.log.Warn("an interface no longer belongs to its service; its chain stays attached", "service", name, "interface", l.Name, "reason", s.Err)
 			}
 		}
@@ -86,7 +83,7 @@ func (a *Agent) replace(t target, points plan.Placements, noReplies map[int]erro
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.forgetConditions(t.desired)
-	a.desired, a.modules, a.states, a.points, a.noReplies, a.sockets = t.desired, t.modules, t.Observed.Services, points, noReplies, t.Observed.Sockets
+	a.now.Desired, a.now.Modules, a.now.Services, a.now.Points, a.now.NoReplies, a.now.Sockets = t.desired, t.modules, t.Observed.Services, points, noReplies, t.Observed.Sockets
 	a.virtual.SetLocals(addresses(t.Observed.Services))
 	a.metrics.publish(a) // before control planes start: they forget what belongs to interfaces that are not listed
 	for name, l := range a.live {
@@ -135,70 +132,14 @@ func (a *Agent) activate(d *deploy.Module) error {
 // instances lists where a module runs. Control planes call it from goroutines of their own, so that it must not take
 // the lock under which they are stopped.
 func (a *Agent) instances(name string) []sdk.Instance {
-	seen := map[int]bool{}
-	var out []sdk.Instance
-	placements := a.metrics.placements()
-	for point, place := range placements {
-		if point.Module == name {
-			out = append(out, place.Instances...)
-			continue
-		}
-		for _, m := range place.Chain.Members {
-			if m.Name == name && !seen[point.Ifindex] {
-				seen[point.Ifindex] = true
-				out = append(out, sdkInstance(place, ingress(placements, point.Ifindex, place.Service != "")))
-			}
-		}
-	}
-	slices.SortFunc(out, func(x, y sdk.Instance) int {
-		return cmp.Or(cmp.Compare(x.Ifindex, y.Ifindex), cmp.Compare(x.Service, y.Service), cmp.Compare(x.CgroupID, y.CgroupID))
-	})
-	return out
-}
-
-func sdkInstance(place plan.Placement, ingress []string) sdk.Instance {
-	l := place.Link
-	i := sdk.Instance{Service: place.Service, Interface: l.Name, Ifindex: uint32(l.Ifindex), Kind: l.Kind, MTU: l.MTU, Ingress: ingress}
-	if kind := l.LinkType(); kind != "ethernet" {
-		i.LinkType = kind
-	}
-	if place.Service == "" {
-		i.MAC, i.Addresses, i.IPsec = l.MAC.String(), texts(l.Addresses), l.IPsec
-		return i
-	}
-	i.MAC = l.PeerMAC.String()
-	if l.PeerMTU > 0 {
-		i.MTU = min(l.MTU, l.PeerMTU)
-	}
-	i.Addresses, i.LinkLocal = texts(l.PeerAddresses), texts(l.PeerLinkLocal)
-	return i
-}
-
-func texts(prefixes []netip.Prefix) (out []string) {
-	for _, p := range prefixes {
-		out = append(out, p.String())
-	}
-	return
-}
-
-// ingress are the modules on TC that packets to a service, or into the node, meet at an interface.
-func ingress(placements plan.Placements, ifindex int, isService bool) []string {
-	side := chain.OnTCIngress
-	if isService {
-		side = chain.OnTCEgress
-	}
-	var out []string
-	for _, m := range placements[chain.Point{Ifindex: ifindex, Side: side}].Chain.Members {
-		out = append(out, m.Name)
-	}
-	return out
+	return a.metrics.placements().InstancesOf(name)
 }
 
 // ServeModule serves the routes of a module's control plane.
 func (a *Agent) ServeModule(w http.ResponseWriter, r *http.Request, name string) error {
 	a.mu.Lock()
 	l := a.live[name]
-	_, exists := resource.Module.Get(a.desired, name)
+	_, exists := resource.Module.Get(a.now.Desired, name)
 	a.mu.Unlock()
 	if l == nil && exists {
 		return &apierrors.Unavailable{Reason: "module " + name + " is not running, or not yet: kerb module get " + name}

@@ -23,7 +23,7 @@ func (a *Agent) modelStatus(m v1.Model) *v1.ModelStatus {
 	if s == nil { // it is just coming
 		return &v1.ModelStatus{}
 	}
-	s.Conditions = a.record(v1.KindModel, m.Metadata, s.Conditions)
+	s.Conditions = a.now.Record(v1.KindModel, m.Metadata, s.Conditions)
 	return s
 }
 

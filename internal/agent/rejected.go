@@ -16,11 +16,11 @@ import (
 
 // disable disables those of the modules that the kernel rejects even alone, and reports whether there are any.
 func (a *Agent) disable(names []string) bool {
-	k := a.kernelOf(a.modules)
+	k := a.kernelOf(a.now.Modules)
 	defer k.Close()
 	found := false
 	for _, name := range names {
-		d := a.modules[name]
+		d := a.now.Modules[name]
 		if d == nil || d.Err != nil {
 			continue
 		}
@@ -31,7 +31,7 @@ func (a *Agent) disable(names []string) bool {
 				go d.Plane.Close()
 			}
 			a.mu.Lock()
-			a.modules[name] = deploy.Unavailable(d.Resource, err, d.Dataplane.FailClosed)
+			a.now.Modules[name] = deploy.Unavailable(d.Resource, err, d.Dataplane.FailClosed)
 			a.mu.Unlock()
 			found = true
 		}
@@ -48,7 +48,7 @@ func (a *Agent) findRejected(t target, k kernel, err error) error {
 	}
 	for _, name := range rejected.Modules {
 		d := t.modules[name]
-		if d == nil || d.Err != nil || a.modules[name] == d {
+		if d == nil || d.Err != nil || a.now.Modules[name] == d {
 			continue
 		}
 		if alone := k.Verify(name); errors.As(alone, &rejected) {

@@ -8,7 +8,6 @@ import (
 	"slices"
 	"strings"
 
-	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/plan"
 )
@@ -32,15 +31,4 @@ func memberNames(spec chain.Spec) (out []string) {
 		out = append(out, m.Name)
 	}
 	return out
-}
-
-// orderCondition is there only after a start of the agent that has changed the order of modules: by an upgrade of the agent or of
-// a package. Changes of the operator are not reconciliations.
-func (a *Agent) orderCondition() []v1.Condition {
-	if len(a.reordered) == 0 {
-		return nil
-	}
-	return []v1.Condition{{Type: "ChainOrderKept", Status: "False", Reason: "OrderChanged",
-		Message: "since the start of the agent, chains run their modules in another order: " + strings.Join(a.reordered, "; ") +
-			". If it is not as intended, set order.direction or order.priority of the modules; a restart of the agent clears this condition"}}
 }

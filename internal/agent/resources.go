@@ -92,7 +92,7 @@ func (a *Agent) Version(_ context.Context, kind resource.Kind, name string, gene
 func (a *Agent) present() resource.Set {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return a.desired
+	return a.now.Desired
 }
 
 // commitOnly commits changes that need nothing in the kernel.
@@ -104,7 +104,7 @@ func (a *Agent) commitOnly(next resource.Set, c resource.Changes, dryRun bool) e
 		return err
 	}
 	a.mu.Lock()
-	a.desired = next
+	a.now.Desired = next
 	a.mu.Unlock()
 	a.announce(c)
 	return nil

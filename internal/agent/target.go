@@ -26,7 +26,7 @@ type target struct {
 // observe finds the services and interfaces that the next desired state is about.
 func (a *Agent) observe(next resource.Set) (observe.Snapshot, error) {
 	return a.observer.Observe(observe.Request{
-		Services: maps.Collect(resource.Service.All(next)), Before: maps.Collect(resource.Service.All(a.desired)),
+		Services: maps.Collect(resource.Service.All(next)), Before: maps.Collect(resource.Service.All(a.now.Desired)),
 		Modules: maps.Collect(resource.Module.All(next)),
 	})
 }
@@ -52,7 +52,7 @@ func (a *Agent) target(next resource.Set, modules map[string]*deploy.Module, see
 func (a *Agent) deployed(next resource.Set, prepared map[string]*deploy.Module) map[string]*deploy.Module {
 	out := map[string]*deploy.Module{}
 	for name := range resource.Module.All(next) {
-		out[name] = cmp.Or(prepared[name], a.modules[name])
+		out[name] = cmp.Or(prepared[name], a.now.Modules[name])
 	}
 	return out
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/plan"
 	"github.com/kerb-edge/kerb/internal/resource"
+	"github.com/kerb-edge/kerb/internal/status"
 	"github.com/kerb-edge/kerb/internal/trace"
 )
 
@@ -60,21 +61,21 @@ func (a *Agent) startTrace(ctx context.Context, r v1.TraceRequest, f dataplane.T
 		return nil, err
 	}
 	defer a.changes.Unlock()
-	run := &traceRun{all: maps.Clone(a.points), points: plan.Placements{}, ended: make(chan struct{}), reason: a.reasonNames()}
+	run := &traceRun{all: maps.Clone(a.now.Points), points: plan.Placements{}, ended: make(chan struct{}), reason: a.reasonNames()}
 	specs := map[chain.Point]chain.Spec{}
-	for p, place := range a.points {
+	for p, place := range a.now.Points {
 		if p.Side != chain.OnSockets && (r.Service == "" || place.Service == r.Service) {
 			run.points[p], specs[p] = place, place.Chain
 		}
 	}
-	if _, ok := resource.Service.Get(a.desired, r.Service); r.Service != "" && !ok {
+	if _, ok := resource.Service.Get(a.now.Desired, r.Service); r.Service != "" && !ok {
 		return nil, &apierrors.NotFound{Kind: v1.KindService, Name: r.Service}
 	}
 	if len(specs) == 0 {
 		return nil, &apierrors.Conflict{Reason: "no chain runs there: nothing to trace"}
 	}
 	modules := map[string]dataplane.Module{}
-	for name, d := range a.modules {
+	for name, d := range a.now.Modules {
 		modules[name] = d.Dataplane
 	}
 	var err error
@@ -119,8 +120,8 @@ func (run *traceRun) over() bool {
 
 // reasonNames is a snapshot: events are read without the agent's lock.
 func (a *Agent) reasonNames() func(string, int) string {
-	known := maps.Clone(a.modules)
-	return func(module string, reason int) string { return reasonName(known[module], reason) }
+	known := maps.Clone(a.now.Modules)
+	return func(module string, reason int) string { return status.ReasonName(known[module], reason) }
 }
 
 // endTrace puts the plain chains back: to the plan a traced one is a program that should not be there.

@@ -13,8 +13,8 @@ import (
 // releaseAll stops the control planes that a failed change has started. Those before them continue.
 func (a *Agent) releaseAll(prepared map[string]*deploy.Module) {
 	for name, d := range prepared {
-		if a.modules[name] != d {
-			d.Release(a.modules[name])
+		if a.now.Modules[name] != d {
+			d.Release(a.now.Modules[name])
 		}
 	}
 }
@@ -22,7 +22,7 @@ func (a *Agent) releaseAll(prepared map[string]*deploy.Module) {
 // upgrades are the modules that get another control plane.
 func (a *Agent) upgrades(t target) (out []apply.Upgrade) {
 	for name, d := range t.modules {
-		before := a.modules[name]
+		before := a.now.Modules[name]
 		if d == before || before == nil || before.Plane == nil || d.Plane == nil || d.Plane == before.Plane {
 			continue
 		}

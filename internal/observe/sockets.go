@@ -44,3 +44,16 @@ func (o *Observer) FindSockets(s *Snapshot, services map[string]v1.Service, modu
 	}
 	s.Sockets = v
 }
+
+// Moved reports whether a cgroup has come, gone or been replaced since it was found.
+func (v *Sockets) Moved(paths map[string]bool) bool {
+	for path := range paths {
+		if v == nil || v.Cgroups[path].Exists() {
+			continue
+		}
+		if found, _ := cgroup.Find(path); v.Cgroups[path] != found {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package deploy
+
+import (
+	"maps"
+	"slices"
+
+	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/apierrors"
+	"github.com/kerb-edge/kerb/internal/pkgs"
+)
+
+// Packages lists the built-in packages, those that were pulled and those that modules use.
+func Packages(catalog *pkgs.Catalog, modules map[string]*Module) (list []v1.Package, err error) {
+	out := map[string]v1.Package{}
+	for _, p := range catalog.Builtin() {
+		out[p.Name] = packageView(p)
+	}
+	for _, d := range modules {
+		if d.Pkg != nil && d.Pkg.Source != pkgs.SourceBuiltin {
+			out[d.Pkg.Source] = packageView(d.Pkg)
+		}
+	}
+	pulled, err := catalog.Pulled()
+	if err != nil {
+		return nil, err
+	}
+	for _, p := range pulled { // after those of modules: one that runs may not be trusted any more
+		out[p.Source] = packageView(p)
+	}
+	for _, key := range slices.Sorted(maps.Keys(out)) {
+		list = append(list, out[key])
+	}
+	return list, nil
+}
+
+// Package returns one by name or directory.
+func Package(catalog *pkgs.Catalog, modules map[string]*Module, name string) (v1.Package, error) {
+	for _, d := range modules {
+		if d.Pkg != nil && d.Pkg.Source != pkgs.SourceBuiltin && (d.Pkg.Name == name || d.Pkg.Source == name) {
+			return packageView(d.Pkg), nil
+		}
+	}
+	p, err := catalog.Get(name)
+	if err != nil {
+		return v1.Package{}, &apierrors.NotFound{Kind: "Package", Name: name}
+	}
+	return packageView(p), nil
+}
+
+func packageView(p *pkgs.Package) v1.Package {
+	return v1.Package{Name: p.Name, Version: p.Version, Digest: p.Digest, Source: p.Source, Description: p.Description, Hooks: p.Hooks,
+		Memory: p.Memory(nil), Config: p.ConfigSchema, Capabilities: p.GrantedCapabilities(), Queries: p.Queries}
+}

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package plan
+
+import (
+	"cmp"
+	"net/netip"
+	"slices"
+
+	"github.com/kerb-edge/kerb/internal/chain"
+	"github.com/kerb-edge/kerb/sdk"
+)
+
+// InstancesOf lists where a module runs, as its control plane gets it.
+func (p Placements) InstancesOf(module string) []sdk.Instance {
+	seen := map[int]bool{}
+	var out []sdk.Instance
+	for point, place := range p {
+		if point.Module == module {
+			out = append(out, place.Instances...)
+			continue
+		}
+		for _, m := range place.Chain.Members {
+			if m.Name == module && !seen[point.Ifindex] {
+				seen[point.Ifindex] = true
+				out = append(out, instanceAt(place, p.ingress(point.Ifindex, place.Service != "")))
+			}
+		}
+	}
+	slices.SortFunc(out, func(x, y sdk.Instance) int {
+		return cmp.Or(cmp.Compare(x.Ifindex, y.Ifindex), cmp.Compare(x.Service, y.Service), cmp.Compare(x.CgroupID, y.CgroupID))
+	})
+	return out
+}
+
+func instanceAt(place Placement, ingress []string) sdk.Instance {
+	l := place.Link
+	i := sdk.Instance{Service: place.Service, Interface: l.Name, Ifindex: uint32(l.Ifindex), Kind: l.Kind, MTU: l.MTU, Ingress: ingress}
+	if kind := l.LinkType(); kind != "ethernet" {
+		i.LinkType = kind
+	}
+	if place.Service == "" {
+		i.MAC, i.Addresses, i.IPsec = l.MAC.String(), prefixes(l.Addresses), l.IPsec
+		return i
+	}
+	i.MAC = l.PeerMAC.String()
+	if l.PeerMTU > 0 {
+		i.MTU = min(l.MTU, l.PeerMTU)
+	}
+	i.Addresses, i.LinkLocal = prefixes(l.PeerAddresses), prefixes(l.PeerLinkLocal)
+	return i
+}
+
+func prefixes(all []netip.Prefix) (out []string) {
+	for _, p := range all {
+		out = append(out, p.String())
+	}
+	return
+}
+
+// ingress are the modules on TC that packets to a service, or into the node, meet at an interface.
+func (p Placements) ingress(ifindex int, isService bool) []string {
+	side := chain.OnTCIngress
+	if isService {
+		side = chain.OnTCEgress
+	}
+	var out []string
+	for _, m := range p[chain.Point{Ifindex: ifindex, Side: side}].Chain.Members {
+		out = append(out, m.Name)
+	}
+	return out
+}

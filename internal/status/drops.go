@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package status
+
+import (
+	"maps"
+	"slices"
+
+	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/dataplane"
+	"github.com/kerb-edge/kerb/internal/deploy"
+	"github.com/kerb-edge/kerb/internal/kerbabi"
+)
+
+// Counters are those of the generation of a module that sees packets.
+type Counters interface {
+	Memory() int64                                  // of its maps, in bytes
+	Events() *v1.Events                             // nil if it sends none
+	Drops() ([]uint64, error)                       // by reason
+	DropsByInterface() map[dataplane.DropKey]uint64 // of packets of services
+}
+
+// Drops are the counters of a module that are not zero, by name of the reason.
+func (nd *Node) Drops(module string) []v1.Drop {
+	c := nd.Counters(module)
+	if c == nil {
+		return nil
+	}
+	counts, err := c.Drops()
+	if err != nil {
+		return nil
+	}
+	services := dropsByService(c.DropsByInterface(), nd.Owners())
+	var out []v1.Drop
+	for reason, n := range counts {
+		if n > 0 {
+			out = append(out, v1.Drop{Reason: ReasonName(nd.Modules[module], reason), Packets: n, Services: services[reason]})
+		}
+	}
+	return out
+}
+
+// dropsByService are a module's drops of services, by reason, in the order of the services' names.
+func dropsByService(counts map[dataplane.DropKey]uint64, owners map[int]string) map[int][]v1.ServiceDrop {
+	sums := map[int]map[string]uint64{}
+	for key, n := range counts {
+		reason, service := int(key.Reason), owners[int(key.Ifindex)]
+		if service == "" {
+			continue
+		}
+		if sums[reason] == nil {
+			sums[reason] = map[string]uint64{}
+		}
+		sums[reason][service] += n
+	}
+	out := map[int][]v1.ServiceDrop{}
+	for reason, services := range sums {
+		for _, name := range slices.Sorted(maps.Keys(services)) {
+			out[reason] = append(out[reason], v1.ServiceDrop{Service: name, Packets: services[name]})
+		}
+	}
+	return out
+}
+
+// Owners are the services whose interfaces run a chain, by interface.
+func (nd *Node) Owners() map[int]string {
+	out := map[int]string{}
+	for p, place := range nd.Points {
+		if place.Service != "" {
+			out[p.Ifindex] = place.Service
+		}
+	}
+	return out
+}
+
+// serviceDrops are the drops of one service, by module and reason.
+func (nd *Node) serviceDrops(service string) (out []v1.ModuleDrop) {
+	for _, module := range slices.Sorted(maps.Keys(nd.Modules)) {
+		for _, d := range nd.Drops(module) {
+			for _, s := range d.Services {
+				if s.Service == service {
+					out = append(out, v1.ModuleDrop{Module: module, Reason: d.Reason, Packets: s.Packets})
+				}
+			}
+		}
+	}
+	return out
+}
+
+// ReasonName prefers the names that the package's manifest gives to its own reasons.
+func ReasonName(d *deploy.Module, reason int) string {
+	if d != nil && d.Pkg != nil {
+		if name := d.Pkg.DropReason(reason); name != "" {
+			return name
+		}
+	}
+	return kerbabi.DropReason(reason).String()
+}

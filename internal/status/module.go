@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package status
+
+import (
+	"cmp"
+	"fmt"
+	"strings"
+
+	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/chain"
+	"github.com/kerb-edge/kerb/internal/control"
+	"github.com/kerb-edge/kerb/internal/deploy"
+	"github.com/kerb-edge/kerb/internal/plan"
+)
+
+// Module returns a module with its status.
+func (nd *Node) Module(m v1.Module) v1.Module {
+	name := m.Metadata.Name
+	st := &v1.ModuleStatus{Instances: nd.Instances(name)}
+	m.Status = st
+	d := nd.Modules[name]
+	if d != nil && d.Pkg != nil {
+		st.Package = v1.PackageRef{Name: d.Pkg.Name, Version: d.Pkg.Version, Digest: d.Pkg.Digest}
+	}
+	if c := nd.Counters(name); c != nil {
+		st.Memory, st.Drops, st.Events = c.Memory(), nd.Drops(name), c.Events()
+	}
+	st.Cost = nd.CostOf(d).View()
+	st.Conditions = nd.RecordModule(m, d, len(st.Instances))
+	return m
+}
+
+// moduleReady reports whether a module runs; missing says what it selects and the node does not have.
+func (nd *Node) moduleReady(d *deploy.Module, instances int, missing string) v1.Condition {
+	c := v1.Condition{Type: "Ready", Status: "False"}
+	switch {
+	case d == nil:
+		c.Reason, c.Message = "Starting", "not evaluated yet"
+	case d.Err != nil:
+		c.Reason, c.Message = "ModuleFailed", d.Err.Error()+"; "+failureEffect(d)
+	case nd.Problem != nil:
+		c.Reason, c.Message = "NotReconciled", nd.Problem.Error()
+	case instances == 0:
+		c.Reason, c.Message = "NoAttachPoint", cmp.Or(missing, "nothing that it selects is there")
+		if d.Resource.Spec.Hook == v1.HookXDP {
+			c.Message += ", or none where XDP sees packets of its directions: on a service's veth it sees only what the service sends (hook: tc sees both)"
+		}
+	default:
+		c.Status, c.Reason, c.Message = "True", "Running", fmt.Sprintf("on %d attach points", instances)
+	}
+	return c
+}
+
+// ControlCondition reports the state of a control plane. The data plane continues in any case.
+func ControlCondition(s control.State) v1.Condition {
+	c := v1.Condition{Type: "ControlPlane", Status: "True", Reason: "Running"}
+	switch {
+	case !s.Running:
+		c.Status, c.Reason, c.Message = "False", "NotRunning", s.Reason
+	case !s.Started, !s.HealthKnown:
+		c.Status, c.Reason, c.Message = "False", "Starting", s.Reason
+	case !s.Healthy:
+		c.Status, c.Reason, c.Message = "False", "Unhealthy", s.Reason
+	}
+	if s.Restarts > 0 {
+		c.Message = strings.TrimPrefix(fmt.Sprintf("%s; started again %d times", c.Message, s.Restarts), "; ")
+	}
+	return c
+}
+
+// extraConditions are those that only some modules have.
+func (nd *Node) extraConditions(d *deploy.Module) []v1.Condition {
+	var out []v1.Condition
+	for _, c := range d.Plane.Conditions() {
+		out = append(out, v1.Condition{Type: c.Type, Status: c.Status, Reason: c.Reason, Message: c.Message})
+	}
+	if name := nd.LostMetric(d.Resource.Metadata.Name); name != "" {
+		out = append(out, v1.Condition{Type: "Metrics", Status: "False", Reason: "NameConflict", Message: fmt.Sprintf(
+			"another module exports %s with a different help text or type: this module's samples are omitted", name)})
+	}
+	return out
+}
+
+// Instances lists where a module is attached.
+func (nd *Node) Instances(name string) []v1.Instance {
+	var out []v1.Instance
+	for _, p := range nd.Points.Sorted() {
+		place := nd.Points[p]
+		if p.Module == name {
+			out = append(out, socketInstances(place)...)
+			continue
+		}
+		for i, m := range place.Chain.Members {
+			if m.Name == name {
+				out = append(out, instance(p, place, i))
+			}
+		}
+	}
+	return out
+}
+
+// socketInstances are those of a module on sockets: one for each service or cgroup.
+func socketInstances(place plan.Placement) (out []v1.Instance) {
+	for _, i := range place.Instances {
+		out = append(out, v1.Instance{Service: i.Service, Interface: i.Interface, Ifindex: int(i.Ifindex), Cgroup: place.Cgroup,
+			Hook: string(chain.OnSockets), Direction: string(chain.Both), Chain: place.Chain.ID()})
+	}
+	return out
+}
+
+func instance(p chain.Point, place plan.Placement, position int) v1.Instance {
+	return v1.Instance{Service: place.Service, Interface: place.Link.Name, Ifindex: p.Ifindex, Hook: string(p.Side),
+		Direction: string(place.Chain.Direction), Chain: place.Chain.ID(), Position: position}
+}
+
+// failureEffect describes what happens to packets while a module cannot run.
+func failureEffect(d *deploy.Module) string {
+	if d.Dataplane.FailClosed {
+		return "all packets are dropped until it runs (failurePolicy closed)"
+	}
+	return "packets bypass it until it runs (failurePolicy open)"
+}

@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package status
+
+import (
+	"maps"
+	"slices"
+	"strings"
+
+	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/apply"
+	"github.com/kerb-edge/kerb/internal/chain"
+	"github.com/kerb-edge/kerb/internal/dataplane"
+	"github.com/kerb-edge/kerb/internal/deploy"
+	"github.com/kerb-edge/kerb/internal/observe"
+	"github.com/kerb-edge/kerb/internal/plan"
+	"github.com/kerb-edge/kerb/internal/resource"
+	"github.com/kerb-edge/kerb/internal/service"
+)
+
+// Node is the present state of the agent, of which status and conditions are computed. It is not safe for concurrent use.
+type Node struct {
+	Desired   resource.Set
+	Modules   map[string]*deploy.Module
+	Services  map[string]service.State // at the last reconciliation
+	Points    plan.Placements
+	Sockets   *observe.Sockets // nil before the first reconciliation
+	NoReplies map[int]error    // interfaces whose other end does not receive replies of native XDP
+	Problem   error            // of the last reconciliation
+	Reordered []string         // chains that a reconciliation, not a change, has given another order
+
+	Sources
+}
+
+// Sources are what the state does not hold. They are safe for concurrent use, but for Counters.
+type Sources struct {
+	Recorder   *Recorder
+	Virtual    Virtual
+	CgroupRoot string // of the sockets of services
+	Agent      func() Agent
+	Counters   func(module string) Counters            // nil: no generation sees packets
+	Cost       func(key string) (apply.Measured, bool) // by apply.Candidate.Key
+	View       func(chain.Point) dataplane.HookView
+	Interfaces func() map[string]service.Link // of the node
+	LostMetric func(module string) string     // one that is not exported, as its name is taken
+}
+
+// Virtual are the virtual services.
+type Virtual interface {
+	Names() []string
+	View(name string) (v1.VirtualService, bool)
+}
+
+// Agent is what the conditions of the agent itself are about.
+type Agent struct {
+	Starting       bool // the first reconciliation is still to come
+	StoreReadOnly  bool
+	StoreLost      bool
+	ControlProblem error    // why control planes cannot start
+	Weaknesses     []string // of their sandbox
+	Resolvers      int
+	ResolverErr    error
+	Integrations   *v1.Condition // nil without any
+}
+
+// Itself is what the conditions of the agent belong to.
+var Itself = Resource{Kind: "Agent"}
+
+// RecordAgent records the conditions of the agent.
+func (nd *Node) RecordAgent() []v1.Condition {
+	return nd.Recorder.Record(Itself, 0, nd.agentConditions(nd.Agent()))
+}
+
+func (nd *Node) agentConditions(a Agent) []v1.Condition {
+	reconciled := v1.Condition{Type: "Reconciled", Status: "True", Reason: "InSync"}
+	if a.Starting {
+		reconciled.Status, reconciled.Reason, reconciled.Message = "False", "Starting", "the first reconciliation since the start of the agent is under way"
+	} else if nd.Problem != nil {
+		reconciled.Status, reconciled.Reason, reconciled.Message = "False", "Retrying", nd.Problem.Error()
+	} else if failed := nd.cannotRun(); failed != "" {
+		reconciled.Status, reconciled.Reason, reconciled.Message = "False", "ModuleFailed", failed
+	}
+	stored := v1.Condition{Type: "StoreWritable", Status: "True", Reason: "Writable"}
+	if a.StoreReadOnly {
+		stored.Status, stored.Reason, stored.Message = "False", "ReadOnly", "the store can only be read: changes are refused"
+	}
+	out := []v1.Condition{reconciled, stored, nd.controlPlanes(a)}
+	if a.Resolvers > 0 {
+		c := v1.Condition{Type: "Resolvers", Status: "True", Reason: "Responding"}
+		if err := a.ResolverErr; err != nil {
+			c.Status, c.Reason, c.Message = "False", "NotResponding", err.Error()
+		}
+		out = append(out, c)
+	}
+	if a.Integrations != nil {
+		out = append(out, *a.Integrations)
+	}
+	out = append(out, nd.orderConditions()...)
+	if a.StoreLost {
+		out = append(out, v1.Condition{Type: "StoreLost", Status: "True", Reason: "Corrupted",
+			Message: "the store was damaged and has been moved aside; attached chains keep running unchanged until modules are applied again"})
+	}
+	return out
+}
+
+// controlPlanes sums the control planes up.
+func (nd *Node) controlPlanes(a Agent) v1.Condition {
+	c := v1.Condition{Type: "ControlPlanes", Status: "True", Reason: "Running"}
+	if err := a.ControlProblem; err != nil {
+		c.Status, c.Reason, c.Message = "False", "SandboxFailed", "control planes cannot start: "+err.Error()+"; run kerb doctor"
+		return c
+	}
+	c.Message = strings.Join(a.Weaknesses, "; ")
+	for _, name := range slices.Sorted(maps.Keys(nd.Modules)) {
+		d := nd.Modules[name]
+		if d.Plane == nil {
+			continue
+		}
+		if one := ControlCondition(d.Plane.State()); one.Status != "True" {
+			if c.Status == "True" {
+				c.Message = ""
+			}
+			c.Status, c.Reason = "False", one.Reason
+			c.Message = strings.TrimPrefix(c.Message+"; "+name+": "+one.Message, "; ")
+		}
+	}
+	return c
+}
+
+// orderConditions are there only after a start of the agent that has changed the order of modules: by an upgrade of the agent or of
+// a package. Changes of the operator are not reconciliations.
+func (nd *Node) orderConditions() []v1.Condition {
+	if len(nd.Reordered) == 0 {
+		return nil
+	}
+	return []v1.Condition{{Type: "ChainOrderKept", Status: "False", Reason: "OrderChanged",
+		Message: "since the start of the agent, chains run their modules in another order: " + strings.Join(nd.Reordered, "; ") +
+			". If it is not as intended, set order.direction or order.priority of the modules; a restart of the agent clears this condition"}}
+}

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package status
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/apply"
+	"github.com/kerb-edge/kerb/internal/chain"
+	"github.com/kerb-edge/kerb/internal/plan"
+	"github.com/kerb-edge/kerb/internal/service"
+	"github.com/kerb-edge/kerb/sdk"
+)
+
+// Service returns a service with its status; programs are the kernel's ids of those that run.
+func (nd *Node) Service(s v1.Service, programs map[chain.Point]uint32) v1.Service {
+	name := s.Metadata.Name
+	state := nd.Services[name]
+	s.Status = &v1.ServiceStatus{Conditions: nd.RecordService(s, state)}
+	for _, addr := range state.Addresses {
+		s.Status.Addresses = append(s.Status.Addresses, addr.String())
+	}
+	for _, p := range nd.Points.Sorted() {
+		if slices.ContainsFunc(nd.Points[p].Instances, func(i sdk.Instance) bool { return i.Service == name }) {
+			s.Status.Sockets = append(s.Status.Sockets, p.Module)
+		}
+	}
+	for _, l := range state.Links {
+		link := v1.ServiceLink{Interface: l.Name, Ifindex: l.Ifindex, Peer: l.Peer, MTU: l.MTU, Moved: l.Left}
+		for _, side := range []chain.Side{chain.OnXDP, chain.OnTCIngress, chain.OnTCEgress} {
+			p := chain.Point{Ifindex: l.Ifindex, Side: side}
+			if place, ok := nd.Points[p]; ok {
+				link.Hooks = append(link.Hooks, nd.hookState(p, place, programs[p]))
+			}
+		}
+		s.Status.Links = append(s.Status.Links, link)
+	}
+	s.Status.Drops = nd.serviceDrops(name)
+	return s
+}
+
+func (nd *Node) hookState(p chain.Point, place plan.Placement, program uint32) v1.HookState {
+	view := nd.View(p)
+	h := v1.HookState{Hook: string(p.Side), Mode: view.Mode, Chain: place.Chain.ID(), Program: program, Programs: view.Programs}
+	for _, m := range place.Chain.Members {
+		h.Modules = append(h.Modules, m.Name)
+	}
+	return h
+}
+
+func serviceReady(state service.State) v1.Condition {
+	c := v1.Condition{Type: "Ready", Status: "False"}
+	switch {
+	case state.Err != nil:
+		c.Reason, c.Message = "NotFound", state.Err.Error()
+	case !slices.ContainsFunc(state.Links, func(l service.Link) bool { return !l.Left }):
+		c.Reason, c.Message = "NoInterface", "the service has no veth to this node yet"
+	default:
+		c.Status, c.Reason = "True", "Found"
+	}
+	return c
+}
+
+// movedConditions are there only for services whose interfaces are no longer where the service is registered.
+func movedConditions(state service.State) []v1.Condition {
+	var names []string
+	for _, l := range state.Links {
+		if l.Left {
+			names = append(names, l.Name)
+		}
+	}
+	if len(names) == 0 {
+		return nil
+	}
+	return []v1.Condition{{Type: "InterfacesInPlace", Status: "False", Reason: "InterfaceMoved",
+		Message: fmt.Sprintf("the veth peer of %s is no longer in the registered network namespace; its chain stays attached until the interface or the service is deleted",
+			strings.Join(names, ", "))}}
+}
+
+// Chain returns a chain with where it runs.
+func (nd *Node) Chain(c chain.Pinned, points []chain.Attached) v1.Chain {
+	cost := apply.ChainCost(c.Spec, func(module string) apply.Measured { return nd.CostOf(nd.Modules[module]) })
+	view := v1.Chain{Cost: cost, ID: c.ID, Hook: string(c.Spec.Side), Direction: string(c.Spec.Direction), Program: uint32(c.Program), Parts: c.Parts}
+	for _, m := range c.Spec.Members {
+		view.Modules = append(view.Modules, m.Name)
+	}
+	for _, p := range points {
+		if !slices.Contains(c.Programs(), p.Program) {
+			continue
+		}
+		place := nd.Points[p.Point]
+		if p.Point.Side == chain.OnSockets {
+			view.Points = append(view.Points, socketInstances(place)...)
+			continue
+		}
+		i := instance(p.Point, place, 0)
+		i.Chain, i.Direction = c.ID, view.Direction
+		view.Points = append(view.Points, i)
+	}
+	return view
+}
