@@ -100,22 +100,28 @@ func TestKilledAtAnyStep(t *testing.T) {
 	c.deploy(appName, 0, withPorts("8000:80/tcp"))
 	whole := time.Since(start)
 	n.undeploy(appName, 0)
-	for name, kill := range map[string]func(){
-		"process": n.killProcess,
-		"agent":   func() { n.Kill(); n.start() },
-	} {
-		for i := range moments {
-			c.requestAndKill(whole*time.Duration(i)/moments, kill)
+	killers := []struct {
+		name string
+		kill func()
+	}{
+		{"process", n.killProcess},
+		{"agent", func() { n.Kill(); n.start() }}, // which restarts the process without a delay, however often that was killed
+	}
+	for i := range moments {
+		for _, k := range killers {
+			c.requestAndKill(whole*time.Duration(i)/moments, k.kill)
 			n.Eventually("the listener answers after a kill", n.answersAgain)
 			c.deploy(appName, 0, withPorts("8000:80/tcp"))
 			services, links := list[v1.Service](n, "service"), n.links()
 			if len(services) != 1 || len(links) != 2 || len(n.tables()) != 1 {
-				t.Errorf("%s killed at %d of %d: %d services, links %v, tables %v", name, i, moments, len(services), links, n.tables())
+				t.Errorf("%s killed at %d of %d: %d services, links %v, tables %v",
+					k.name, i, moments, len(services), links, n.tables())
 			}
 			n.undeploy(appName, 0)
 			services, links = list[v1.Service](n, "service"), n.links()
 			if len(services) != 0 || !cmp.Equal(links, []string{"oakbr"}) || len(n.tables()) != 0 {
-				t.Errorf("%s killed at %d of %d: after an undeployment %v, %v, %v", name, i, moments, services, links, n.tables())
+				t.Errorf("%s killed at %d of %d: after an undeployment %v, %v, %v",
+					k.name, i, moments, services, links, n.tables())
 			}
 		}
 	}
