@@ -18,7 +18,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math/bits"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -81,16 +80,6 @@ type Packet struct {
 	Lost            uint64 // packets that found no room since the packet before
 
 	cpu, pid uint32
-}
-
-// Stats: packets are counted by class, for all receivers together; the rest is the receiver's.
-type Stats struct {
-	Received, Lost    uint64
-	Late              uint64 // received after the deadline
-	Longest, Deadline time.Duration
-	Slept, Rested     uint64 // times, for packets and as a rest
-	Spun              uint64 // checks of an empty ring
-	Preemptions       uint64 // times that other threads had the CPU for long
 }
 
 // ErrTakenOver is returned when another program has taken over the class.
@@ -456,60 +445,4 @@ func (r *Receiver) attend(now int64) error {
 	r.conn = -1
 	r.attendAt = now // first what is in the ring still
 	return nil
-}
-
-func bucket(ns uint64) int {
-	if ns < 4 {
-		return int(ns)
-	}
-	e := bits.Len64(ns) - 1
-	return min((e-1)*4+int(ns>>(e-2)&3), buckets-1)
-}
-
-func (r *Receiver) log(packets []Packet) {
-	l, deadline, noted := &r.state.Log, r.state.Deadline, false
-	for i := range packets {
-		p := &packets[i]
-		delay := uint64(max(p.Received-p.Sent, 0))
-		r.wait.arrived(p.Sent)
-		l.Delay[bucket(delay)]++
-		l.Longest = max(l.Longest, delay)
-		l.Missed += p.Lost
-		if deadline == 0 || delay <= deadline {
-			continue
-		}
-		l.Late++
-		if !noted {
-			r.recordLate(p, len(packets)-i-1)
-		}
-		noted = true
-	}
-	l.Received += uint64(len(packets))
-}
-
-// recordLate records the state of the system, once per batch of packets: it takes microseconds.
-func (r *Receiver) recordLate(p *Packet, queued int) {
-	l, now := &r.state.Log, lookAt(r.schedstat)
-	cpu := currentCPU()
-	waited := now.waited - r.before.waited
-	if r.before.waited == 0 { // not examined
-		waited = 0
-	}
-	l.Last[l.Lates%lates] = lateEntry{Seq: p.Seq, T1: uint64(p.Sent), T2: uint64(p.Received), Waited: waited,
-		CPU1: p.cpu, CPU2: cpu, PID1: p.pid, Queued: uint32(queued), Voluntary: uint32(now.voluntary - r.before.voluntary),
-		Involuntary: uint32(now.involuntary - r.before.involuntary), Comm1: nameOf(p.pid)}
-	r.before = now
-	atomic.AddUint64(&l.Lates, 1)
-}
-
-// Stats are this receiver's numbers so far.
-func (r *Receiver) Stats() Stats {
-	s := r.stats
-	if r.ring == nil {
-		return s
-	}
-	l := &r.state.Log
-	s.Received, s.Lost, s.Late = l.Received, l.Missed, l.Late
-	s.Longest, s.Deadline = time.Duration(l.Longest), time.Duration(r.state.Deadline)
-	return s
 }
