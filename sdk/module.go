@@ -8,13 +8,9 @@ package sdk
 import (
 	"context"
 	"encoding/json"
-	"errors"
-	"fmt"
 	"net/http"
 	"net/netip"
 	"slices"
-
-	"github.com/cilium/ebpf"
 )
 
 // Control is the control plane of a package. Most are made by Define.
@@ -83,20 +79,6 @@ type Inbound struct {
 	// Advice is what the operator sets to let pass all from one more address.
 	Advice string `json:"advice"`
 }
-
-// Maps of a module by the names in its source.
-type Maps map[string]*ebpf.Map
-
-// Get returns the map called name.
-func (m Maps) Get(name string) (*ebpf.Map, error) {
-	if got, ok := m[name]; ok {
-		return got, nil
-	}
-	return nil, fmt.Errorf("map %s: %w", name, ErrNoMap)
-}
-
-// ErrNoMap is returned for a map that the data plane does not have.
-var ErrNoMap = errors.New("not in the data plane")
 
 // ConfigError is a mistake in a config, with the place where it is.
 type ConfigError struct {

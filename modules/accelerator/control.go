@@ -8,7 +8,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"hash/fnv"
 	"log/slog"
 	"slices"
@@ -131,17 +130,17 @@ func (a *accelerator) apply() error {
 		entry.Mode = modeOff
 	}
 	if entry.Mode == modeOff {
-		if err := put(a.live.Maps, mapConfig, uint32(0), entry); err != nil {
+		if err := a.live.Maps.Put(mapConfig, uint32(0), entry); err != nil {
 			return err
 		}
 	}
 	for i, word := range a.ports() {
-		if err := put(a.live.Maps, mapPorts, uint32(i), word); err != nil {
+		if err := a.live.Maps.Put(mapPorts, uint32(i), word); err != nil {
 			return err
 		}
 	}
 	for i, v := range a.visibles() {
-		if err := put(a.live.Maps, mapVisibles, uint32(i), v); err != nil {
+		if err := a.live.Maps.Put(mapVisibles, uint32(i), v); err != nil {
 			return err
 		}
 	}
@@ -150,7 +149,7 @@ func (a *accelerator) apply() error {
 	}
 	counts, err := readCounts(a.live.Maps)
 	a.full.Store(total(counts, reasonFull))
-	return errors.Join(err, put(a.live.Maps, mapConfig, uint32(0), entry))
+	return errors.Join(err, a.live.Maps.Put(mapConfig, uint32(0), entry))
 }
 
 // trusts reports whether redirection on this kernel delivers all data.
@@ -183,7 +182,7 @@ func (a *accelerator) setMembers() error {
 		if _, stays := wanted[cookie]; stays {
 			continue
 		}
-		if err := drop(a.live.Maps, mapMembers, cookie); err != nil {
+		if err := a.live.Maps.Delete(mapMembers, cookie); err != nil {
 			return err
 		}
 	}
@@ -192,7 +191,7 @@ func (a *accelerator) setMembers() error {
 		if was.Flags &^= searched; known && was == entry {
 			continue
 		}
-		if err := put(a.live.Maps, mapMembers, cookie, entry); err != nil {
+		if err := a.live.Maps.Put(mapMembers, cookie, entry); err != nil {
 			return err
 		}
 	}
@@ -245,7 +244,7 @@ func (a *accelerator) dropCounts(m sdk.Maps, counts map[routeKey]countsEntry, he
 		if stays(route.Client) && stays(route.Server) {
 			continue
 		}
-		if err := drop(m, mapCounts, route); err != nil {
+		if err := m.Delete(mapCounts, route); err != nil {
 			return err
 		}
 		delete(counts, route)
@@ -264,7 +263,7 @@ func dropShares(m sdk.Maps, here map[uint32]bool) error {
 		if here[service] || connections > 0 {
 			continue
 		}
-		if err := drop(m, mapShares, service); err != nil {
+		if err := m.Delete(mapShares, service); err != nil {
 			return err
 		}
 	}
@@ -292,47 +291,13 @@ func idOf(service string) uint32 {
 	return 1
 }
 
-// put writes an element and names the map in an error.
-func put(m sdk.Maps, name string, key, value any) error {
-	to, err := m.Get(name)
-	if err != nil {
-		return err
-	}
-	if err := to.Put(key, value); err != nil {
-		return fmt.Errorf("write map %s: %w", name, err)
-	}
-	return nil
-}
-
-// drop removes an element that may be gone already.
-func drop(m sdk.Maps, name string, key any) error {
-	from, err := m.Get(name)
-	if err != nil {
-		return err
-	}
-	if err := from.Delete(key); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-		return fmt.Errorf("delete from map %s: %w", name, err)
-	}
-	return nil
-}
-
 // tableOf reads a small table. What changes meanwhile may be missing.
 func tableOf[K comparable, V any](m sdk.Maps, name string) (map[K]V, error) {
-	from, err := m.Get(name)
-	if err != nil {
-		return nil, err
+	all, err := sdk.ReadTable[K, V](m, name)
+	if errors.Is(err, ebpf.ErrIterationAborted) {
+		err = nil
 	}
-	out := map[K]V{}
-	var key K
-	var value V
-	all := from.Iterate()
-	for all.Next(&key, &value) {
-		out[key] = value
-	}
-	if err := all.Err(); err != nil && !errors.Is(err, ebpf.ErrIterationAborted) {
-		return nil, fmt.Errorf("read map %s: %w", name, err)
-	}
-	return out, nil
+	return all, err
 }
 
 // printable is text up to its zero: a process may call itself what it likes.

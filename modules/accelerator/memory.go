@@ -85,7 +85,7 @@ func parseEvent(raw []byte) (e event, ok bool) {
 func (a *accelerator) ask(e *event) error {
 	p, forgotten := a.memory.note(e)
 	if forgotten != nil {
-		if err := drop(a.live.Maps, mapExecutables, *forgotten); err != nil {
+		if err := a.live.Maps.Delete(mapExecutables, *forgotten); err != nil {
 			return err
 		}
 	}
@@ -183,7 +183,7 @@ func (s *memory) learn(x *sdk.Executable) (out []program) {
 // tell writes the verdict on a program.
 func (a *accelerator) tell(p *program) error {
 	verdict, _ := a.judge(a.live.Kernel, p)
-	err := put(a.live.Maps, mapExecutables, p.File, executableEntry{Verdict: verdict, Since: monotonic()})
+	err := a.live.Maps.Put(mapExecutables, p.File, executableEntry{Verdict: verdict, Since: monotonic()})
 	if err != nil {
 		return fmt.Errorf("verdict on %s: %w", p.Facts.Path, err)
 	}
@@ -203,7 +203,7 @@ func (a *accelerator) judgeAll() error {
 		if s.knows(file) {
 			continue
 		}
-		if err := drop(a.live.Maps, mapExecutables, file); err != nil {
+		if err := a.live.Maps.Delete(mapExecutables, file); err != nil {
 			return err
 		}
 	}

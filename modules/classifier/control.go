@@ -56,7 +56,7 @@ func (c *config) Fill(maps sdk.Maps) error {
 		if err != nil {
 			return err
 		}
-		if err := put(maps, mapAllowed, prefix{Len: uint32(p.Bits()), Addr: p.Addr().As16()}, uint32(1)); err != nil {
+		if err := maps.Put(mapAllowed, prefix{Len: uint32(p.Bits()), Addr: p.Addr().As16()}, uint32(1)); err != nil {
 			return err
 		}
 	}

@@ -307,7 +307,7 @@ func nodeSource(n byte) source {
 
 func (p *plant) block(s source, b block) {
 	p.Helper()
-	if err := put(p.live.Maps, mapBlocks, s, b); err != nil {
+	if err := p.live.Maps.Put(mapBlocks, s, b); err != nil {
 		p.Fatal(err)
 	}
 	p.fuse.Blocked++

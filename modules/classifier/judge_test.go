@@ -19,7 +19,7 @@ func (p *plant) see(s source, number uint64, dis, dio int32) {
 	win := window{Time: number * uint64(5*time.Second)}
 	names := Features["rpl"]
 	win.Values[slices.Index(names, "dis")], win.Values[slices.Index(names, "dio")] = dis, dio
-	if err := put(p.live.Maps, mapWindows, s, win); err != nil {
+	if err := p.live.Maps.Put(mapWindows, s, win); err != nil {
 		p.Fatal(err)
 	}
 	if err := p.judgeAll(); err != nil {

@@ -210,28 +210,10 @@ func each[K, V any](maps sdk.Maps, name string, do func(K, *V) bool) error {
 	}
 }
 
-// put writes an element and names the map in an error.
-func put(maps sdk.Maps, name string, key, value any) error {
-	m, err := maps.Get(name)
-	if err != nil {
-		return err
-	}
-	if err := m.Put(key, value); err != nil {
-		return fmt.Errorf("write map %s: %w", name, err)
-	}
-	return nil
-}
-
 // read reads an element of an array.
 func read[V any](maps sdk.Maps, name string, key uint32) (v V, err error) {
-	m, err := maps.Get(name)
-	if err != nil {
-		return v, err
-	}
-	if err := m.Lookup(key, &v); err != nil {
-		return v, fmt.Errorf("read map %s: %w", name, err)
-	}
-	return v, nil
+	err = maps.Lookup(name, key, &v)
+	return v, err
 }
 
 // remove deletes an element that may have gone already.

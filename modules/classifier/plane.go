@@ -157,7 +157,7 @@ func (w *plane) load(role model.Role, m sdk.Model) (next *loaded, refusal, err e
 		}
 		return next, nil, w.slots.Unload(role)
 	}
-	if err := put(w.live.Maps, mapPolicy, uint32(role), fits.rule); err != nil {
+	if err := w.live.Maps.Put(mapPolicy, uint32(role), fits.rule); err != nil {
 		return nil, nil, err
 	}
 	return next, nil, w.slots.Load(role, fits.packed)

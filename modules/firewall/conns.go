@@ -342,9 +342,6 @@ func forgetUsage(maps sdk.Maps) error {
 
 func readStats(maps sdk.Maps) (tableStats, error) {
 	var out tableStats
-	m, err := maps.Get(mapTable)
-	if err != nil {
-		return out, err
-	}
-	return out, m.Lookup(uint32(0), &out)
+	err := maps.Lookup(mapTable, uint32(0), &out)
+	return out, err
 }

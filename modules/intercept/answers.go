@@ -103,7 +103,7 @@ func (f *Intercept) fillAnswers(m sdk.Maps) error {
 		return err
 	}
 	for i, e := range entries {
-		if err := put(m, mapAnswers, uint32(of[i]), e); err != nil {
+		if err := m.Put(mapAnswers, uint32(of[i]), e); err != nil {
 			return err
 		}
 	}

@@ -272,17 +272,17 @@ func placeSocket(live sdk.Live, slot int, s *socket, fd int) error {
 	if !slices.ContainsFunc(live.Instances(), func(i sdk.Instance) bool { return i.Ifindex == s.Ifindex }) {
 		return fmt.Errorf("the module is not on interface %d", s.Ifindex)
 	}
-	if err := put(live.Maps, mapXSKs, uint32(slot)*queues+s.Queue, uint32(fd)); err != nil {
+	if err := live.Maps.Put(mapXSKs, uint32(slot)*queues+s.Queue, uint32(fd)); err != nil {
 		return err
 	}
 	e := socketsEntry{Ifindex: s.Ifindex}
 	if s.Bell {
 		e.Bells = 1
 	}
-	return put(live.Maps, mapInterfaces, uint32(slot), e)
+	return live.Maps.Put(mapInterfaces, uint32(slot), e)
 }
 
 // removeSockets takes back what placeSocket did. The sockets themselves leave their map when they are closed.
 func removeSockets(m sdk.Maps, slot int) {
-	_ = put(m, mapInterfaces, uint32(slot), socketsEntry{})
+	_ = m.Put(mapInterfaces, uint32(slot), socketsEntry{})
 }

@@ -110,7 +110,7 @@ func (f *Intercept) Settings() sdk.Settings {
 
 // Fill implements sdk.Compiled.
 func (f *Intercept) Fill(m sdk.Maps) error {
-	if err := put(m, mapTable, uint32(0), f.table()); err != nil {
+	if err := m.Put(mapTable, uint32(0), f.table()); err != nil {
 		return err
 	}
 	if err := f.fillAnswers(m); err != nil {
@@ -130,7 +130,7 @@ func (f *Intercept) Fill(m sdk.Maps) error {
 		if f.consumers.of(c.Name) != nil { // it opens the class again, and packets are kept for it meanwhile
 			s.Consumer = 1
 		}
-		if err := put(m, stateName(c.slot), uint32(0), page); err != nil {
+		if err := m.Put(stateName(c.slot), uint32(0), page); err != nil {
 			return err
 		}
 	}
@@ -186,18 +186,6 @@ func (f *Intercept) forget(m sdk.Maps, other []*class) error {
 		if err := table.Delete(id); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 			return fmt.Errorf("delete from map %s: %w", mapCounts, err)
 		}
-	}
-	return nil
-}
-
-// put writes an element and names the map in an error.
-func put(m sdk.Maps, name string, key, value any) error {
-	to, err := m.Get(name)
-	if err != nil {
-		return err
-	}
-	if err := to.Put(key, value); err != nil {
-		return fmt.Errorf("write map %s: %w", name, err)
 	}
 	return nil
 }

@@ -16,7 +16,7 @@ func BenchmarkAnswer(b *testing.B) {
 	echo := func(p packet) packet { return p.with(func(p *packet) { p.sport = 7000 }) }
 	for _, hook := range hooks {
 		k := load(b, hook, config)
-		if err := put(k.maps, mapPorts, uint32(0), answersAnybody(7000, 8080)); err != nil {
+		if err := k.maps.Put(mapPorts, uint32(0), answersAnybody(7000, 8080)); err != nil {
 			b.Fatal(err)
 		}
 		for _, c := range []struct {

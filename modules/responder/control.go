@@ -223,7 +223,7 @@ func (l *listener) fill(m sdk.Maps, slot uint32) error {
 		if a.Is4() {
 			name, key = mapListeners4, any(key4{Addr: a.As4(), Port: portBytes(l.Port)})
 		}
-		if err := put(m, name, key, l.entry(slot)); err != nil {
+		if err := m.Put(name, key, l.entry(slot)); err != nil {
 			return err
 		}
 	}
@@ -251,5 +251,5 @@ func (f *Responder) fillPorts(m sdk.Maps) error {
 		set(&p.Answered, l.Port)
 		set(&p.NotSources, l.Port)
 	}
-	return put(m, mapPorts, uint32(0), &p)
+	return m.Put(mapPorts, uint32(0), &p)
 }

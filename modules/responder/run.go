@@ -11,8 +11,6 @@ import (
 	"net/netip"
 	"sync"
 
-	"github.com/cilium/ebpf"
-
 	"github.com/kerb-edge/kerb/modules/responder/app"
 	"github.com/kerb-edge/kerb/sdk"
 )
@@ -120,40 +118,8 @@ func broadcasts(p netip.Prefix) [][4]byte {
 
 func writeLocals(m sdk.Maps, instances []sdk.Instance) error {
 	v4, v6, wrong := locals(instances)
-	return errors.Join(wrong, adapt(m, mapLocal4, v4), adapt(m, mapLocal6, v6))
-}
-
-// adapt makes a hash map hold exactly what is wanted.
-func adapt[K comparable](m sdk.Maps, name string, want map[K]uint32) error {
-	table, err := m.Get(name)
-	if err != nil {
-		return err
-	}
-	var key K
-	var value uint32
-	have, gone := map[K]uint32{}, []K(nil)
-	all := table.Iterate()
-	for all.Next(&key, &value) {
-		if have[key] = value; want[key] == 0 {
-			gone = append(gone, key)
-		}
-	}
-	if err := all.Err(); err != nil {
-		return fmt.Errorf("read map %s: %w", name, err)
-	}
-	for key, value := range want {
-		if have[key] != value {
-			if err := put(m, name, key, value); err != nil {
-				return err
-			}
-		}
-	}
-	for _, key := range gone {
-		if err := table.Delete(key); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-			return fmt.Errorf("delete from map %s: %w", name, err)
-		}
-	}
-	return nil
+	obsolete := func(uint32) bool { return true }
+	return errors.Join(wrong, sdk.SyncTable(m, mapLocal4, v4, obsolete), sdk.SyncTable(m, mapLocal6, v6, obsolete))
 }
 
 // Health implements sdk.HealthChecker: a healthy responder has written the addresses and kinds of its attach points, without

@@ -63,7 +63,7 @@ func (f *Responder) assign(m sdk.Maps) ([]app.PlacedListener, error) {
 			}
 		}
 		owners[slot] = owner{l.identity(), last + 1}
-		if err := put(m, mapOwners, slot, owners[slot]); err != nil {
+		if err := m.Put(mapOwners, slot, owners[slot]); err != nil {
 			return nil, err
 		}
 		out[i] = l.placed(slot)
@@ -101,7 +101,7 @@ func claim(m sdk.Maps, placed []app.PlacedListener) error {
 	for _, p := range placed {
 		running.Name |= 1 << p.Slot
 	}
-	return put(m, mapOwners, uint32(0), running)
+	return m.Put(mapOwners, uint32(0), running)
 }
 
 // clear empties what the data plane counts in a slot.
@@ -110,7 +110,8 @@ func clear(m sdk.Maps, slot uint32) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(put(m, mapCounts, slot, make([]counts, n)), put(m, mapTotals, slot, [2]uint64{}), put(m, mapFeeds, slot, feed{}))
+	return errors.Join(m.Put(mapCounts, slot, make([]counts, n)),
+		m.Put(mapTotals, slot, [2]uint64{}), m.Put(mapFeeds, slot, feed{}))
 }
 
 // place finds the slots of the listeners in maps that were filled, by this process or by the one before it.
@@ -128,16 +129,4 @@ func (f *Responder) place(m sdk.Maps) ([]app.PlacedListener, error) {
 		out[i] = l.placed(slot)
 	}
 	return out, nil
-}
-
-// put writes an element and names the map in an error.
-func put(m sdk.Maps, name string, key, value any) error {
-	to, err := m.Get(name)
-	if err != nil {
-		return err
-	}
-	if err := to.Put(key, value); err != nil {
-		return fmt.Errorf("write map %s: %w", name, err)
-	}
-	return nil
 }

@@ -96,7 +96,7 @@ func (w *watch) send(ctx context.Context, s *subscriber, out chan<- uint32) {
 		case <-s.wake:
 		}
 		for slot := range w.take(s) {
-			if err := put(w.maps, mapFeeds, slot, feed{Armed: 1}); err != nil {
+			if err := w.maps.Put(mapFeeds, slot, feed{Armed: 1}); err != nil {
 				slog.Error("responder: cannot ask for events", "error", err)
 				return
 			}

@@ -233,7 +233,7 @@ func TestStolenAddress(t *testing.T) {
 	k := loadTunnel(t, unkeyed)
 	k.tell(sdk.VirtualServiceUpdate{Put: []sdk.VirtualService{virtual("web", instance("web-0", "192.0.2.9", "10.18.0.5"))}})
 	victim := ip("10.2.0.7", "10.1.0.5", 17, udpBody(9))
-	want, err := tableOf[end](k.live.Maps, mapHosts)
+	want, err := sdk.ReadTable[address, end](k.live.Maps, mapHosts)
 	if err != nil || want[victim.to()].Ifindex == 0 {
 		t.Fatalf("%+v, %v", want, err)
 	}
@@ -246,7 +246,7 @@ func TestStolenAddress(t *testing.T) {
 				k.restart(compileConfig(t, unkeyed))
 			}
 			k.refresh()
-			if got, err := tableOf[end](k.live.Maps, mapHosts); err != nil || !maps.Equal(got, want) {
+			if got, err := sdk.ReadTable[address, end](k.live.Maps, mapHosts); err != nil || !maps.Equal(got, want) {
 				t.Errorf("thief at %d, restarted %t: %+v, want %+v, %v", ifindex, restarted, got, want, err)
 			}
 		}

@@ -102,22 +102,12 @@ func (c *config) writeKeys(maps sdk.Maps, at uint32, n node) error {
 	if !c.keyed() {
 		return nil
 	}
-	m, err := maps.Get(mapKeys)
-	if err != nil {
-		return err
-	}
 	want := c.pairKeys(n)
 	var have nodeKeys
-	if err := m.Lookup(at, &have); err != nil {
-		return fmt.Errorf("read map %s: %w", mapKeys, err)
+	if err := maps.Lookup(mapKeys, at, &have); err != nil || have == want {
+		return err
 	}
-	if have == want {
-		return nil
-	}
-	if err := m.Put(at, want); err != nil {
-		return fmt.Errorf("write map %s: %w", mapKeys, err)
-	}
-	return nil
+	return maps.Put(mapKeys, at, want)
 }
 
 // sipHash is SipHash-2-4 (Aumasson and Bernstein, 2012).

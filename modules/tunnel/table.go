@@ -143,7 +143,7 @@ func (t *tunnel) apply() error {
 			hosts[r.addr.As16()] = end{Node: at}
 		}
 	}
-	before, err := tableOf[end](t.live.Maps, mapHosts)
+	before, err := sdk.ReadTable[address, end](t.live.Maps, mapHosts)
 	if err != nil {
 		return err
 	}
@@ -193,10 +193,6 @@ func (t *tunnel) syncNodes(places *places, all []link, ours []netip.Prefix) erro
 
 // syncRaw writes which underlay interfaces have no link header.
 func syncRaw(maps sdk.Maps, all []link) error {
-	m, err := maps.Get(mapRaw)
-	if err != nil {
-		return err
-	}
 	var raw [maxRaw]uint32
 	n := 0
 	for _, l := range all {
@@ -209,10 +205,7 @@ func syncRaw(maps sdk.Maps, all []link) error {
 		raw[n] = l.Ifindex
 		n++
 	}
-	if err := m.Put(uint32(0), raw); err != nil {
-		return fmt.Errorf("write map %s: %w", mapRaw, err)
-	}
-	return nil
+	return maps.Put(mapRaw, uint32(0), raw)
 }
 
 // takes reports whether a service of this node gets an address that it has. Who runs a service may give it any address, and so must
@@ -249,7 +242,7 @@ func syncOwn(maps sdk.Maps, locals map[netip.Addr]bool) error {
 	for addr := range locals {
 		want[addr.As16()] = 1
 	}
-	return align(maps, mapOwn, want, func(uint32) bool { return true })
+	return sdk.SyncTable(maps, mapOwn, want, func(uint32) bool { return true })
 }
 
 // syncHosts writes the addresses. After a restart those of virtual services stay until all services have been received.
@@ -257,55 +250,7 @@ func (t *tunnel) syncHosts(maps sdk.Maps, want map[address]end) error {
 	if len(want) > maxHosts {
 		return fmt.Errorf("%d addresses exceed the maximum of %d", len(want), maxHosts)
 	}
-	return align(maps, mapHosts, want, func(e end) bool { return e.Node == 0 || t.complete })
-}
-
-// align makes a hash map hold what is wanted; remove reports which of the other entries go.
-func align[V comparable](maps sdk.Maps, name string, want map[address]V, remove func(V) bool) error {
-	m, err := maps.Get(name)
-	if err != nil {
-		return err
-	}
-	have, err := tableOf[V](maps, name)
-	if err != nil {
-		return err
-	}
-	for key, old := range have {
-		if _, stays := want[key]; stays || !remove(old) {
-			continue
-		}
-		if err := m.Delete(key); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-			return fmt.Errorf("delete from map %s: %w", name, err)
-		}
-	}
-	for key, value := range want {
-		if old, there := have[key]; there && old == value {
-			continue
-		}
-		if err := m.Put(key, value); err != nil {
-			return fmt.Errorf("write map %s: %w", name, err)
-		}
-	}
-	return nil
-}
-
-// tableOf reads a hash map that only the control plane writes.
-func tableOf[V any](maps sdk.Maps, name string) (map[address]V, error) {
-	m, err := maps.Get(name)
-	if err != nil {
-		return nil, err
-	}
-	out := map[address]V{}
-	var key address
-	var value V
-	all := m.Iterate()
-	for all.Next(&key, &value) {
-		out[key] = value
-	}
-	if err := all.Err(); err != nil {
-		return nil, fmt.Errorf("read map %s: %w", name, err)
-	}
-	return out, nil
+	return sdk.SyncTable(maps, mapHosts, want, func(e end) bool { return e.Node == 0 || t.complete })
 }
 
 // places are the nodes with their places in the map.

@@ -106,14 +106,7 @@ func fillSecret(maps sdk.Maps) error {
 	if _, err := rand.Read(key[:]); err != nil {
 		return fmt.Errorf("random key: %w", err)
 	}
-	m, err := maps.Get(mapSecrets)
-	if err != nil {
-		return err
-	}
-	if err := m.Put(uint32(0), key); err != nil {
-		return fmt.Errorf("write map %s: %w", mapSecrets, err)
-	}
-	return nil
+	return maps.Put(mapSecrets, uint32(0), key)
 }
 
 // fill enters a listener, whose resources are numbered from first on.

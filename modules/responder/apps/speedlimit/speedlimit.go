@@ -144,26 +144,11 @@ func read(m sdk.Maps, slot uint32) (n count, g given, err error) {
 }
 
 func readGiven(m sdk.Maps, slot uint32) (g given, err error) {
-	table, err := m.Get(mapGiven)
-	if err != nil {
-		return g, err
-	}
-	if err := table.Lookup(slot, &g); err != nil {
-		return g, fmt.Errorf("read map %s: %w", mapGiven, err)
-	}
-	return g, nil
+	err = m.Lookup(mapGiven, slot, &g)
+	return g, err
 }
 
-func writeGiven(m sdk.Maps, slot uint32, g given) error {
-	table, err := m.Get(mapGiven)
-	if err != nil {
-		return err
-	}
-	if err := table.Put(slot, g); err != nil {
-		return fmt.Errorf("write map %s: %w", mapGiven, err)
-	}
-	return nil
-}
+func writeGiven(m sdk.Maps, slot uint32, g given) error { return m.Put(mapGiven, slot, g) }
 
 // Run implements app.Runner: it computes the limits of mixed listeners, once each interval or when their count has changed.
 func (a speedlimit) Run(ctx context.Context, live app.Live) {

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sdk
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/cilium/ebpf"
+)
+
+// Maps of a module by the names in its source.
+type Maps map[string]*ebpf.Map
+
+// Get returns the map called name.
+func (m Maps) Get(name string) (*ebpf.Map, error) {
+	if got, ok := m[name]; ok {
+		return got, nil
+	}
+	return nil, fmt.Errorf("map %s: %w", name, ErrNoMap)
+}
+
+// Put writes an element of the map called name.
+func (m Maps) Put(name string, key, value any) error {
+	return m.do(name, "write", func(to *ebpf.Map) error { return to.Put(key, value) })
+}
+
+// Lookup reads an element of the map called name into value, a pointer.
+func (m Maps) Lookup(name string, key, value any) error {
+	return m.do(name, "read", func(from *ebpf.Map) error { return from.Lookup(key, value) })
+}
+
+// Delete removes an element of the map called name. One that is not there is no error.
+func (m Maps) Delete(name string, key any) error {
+	err := m.do(name, "delete from", func(from *ebpf.Map) error { return from.Delete(key) })
+	if errors.Is(err, ebpf.ErrKeyNotExist) {
+		return nil
+	}
+	return err
+}
+
+func (m Maps) do(name, what string, call func(*ebpf.Map) error) error {
+	got, err := m.Get(name)
+	if err != nil {
+		return err
+	}
+	if err := call(got); err != nil {
+		return fmt.Errorf("%s map %s: %w", what, name, err)
+	}
+	return nil
+}
+
+// ErrNoMap is returned for a map that the data plane does not have.
+var ErrNoMap = errors.New("not in the data plane")
+
+// ReadTable returns the elements of a hash map. If the data plane deletes elements meanwhile, some of the others may be
+// missing; the error then is ebpf.ErrIterationAborted.
+func ReadTable[K comparable, V any](m Maps, name string) (map[K]V, error) {
+	all, key, value := map[K]V{}, *new(K), *new(V)
+	err := m.do(name, "read", func(from *ebpf.Map) error {
+		entries := from.Iterate()
+		for entries.Next(&key, &value) {
+			all[key] = value
+		}
+		return entries.Err()
+	})
+	return all, err
+}
+
+// SyncTable makes a hash map hold what is wanted, in few writes. Other elements are deleted if obsolete reports so.
+func SyncTable[K, V comparable](m Maps, name string, want map[K]V, obsolete func(V) bool) error {
+	have, err := ReadTable[K, V](m, name)
+	if err != nil {
+		return err
+	}
+	for key, old := range have {
+		if _, stays := want[key]; stays || !obsolete(old) {
+			continue
+		}
+		if err := m.Delete(name, key); err != nil {
+			return err
+		}
+	}
+	for key, value := range want {
+		if old, there := have[key]; there && old == value {
+			continue
+		}
+		if err := m.Put(name, key, value); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sdk_test
+
+import (
+	"errors"
+	"maps"
+	"strings"
+	"testing"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/kerb-edge/kerb/sdk"
+	"github.com/kerb-edge/kerb/sdk/sdktest"
+)
+
+func TestMaps(t *testing.T) {
+	sdktest.NeedRoot(t)
+	m, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Hash, KeySize: 4, ValueSize: 8, MaxEntries: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	all := sdk.Maps{"table": m}
+	var value uint64
+	if err := errors.Join(all.Put("table", uint32(1), uint64(7)), all.Lookup("table", uint32(1), &value)); err != nil || value != 7 {
+		t.Errorf("%d, %v", value, err)
+	}
+	if err := all.Put("table", uint32(2), uint64(7)); err == nil || !strings.Contains(err.Error(), "write map table") {
+		t.Errorf("into a full map: %v", err)
+	}
+	if err := errors.Join(all.Delete("table", uint32(1)), all.Delete("table", uint32(1))); err != nil {
+		t.Error(err)
+	}
+	if err := all.Lookup("table", uint32(1), &value); !errors.Is(err, ebpf.ErrKeyNotExist) || !strings.Contains(err.Error(), "read map table") {
+		t.Errorf("what was deleted: %v", err)
+	}
+	if err := all.Delete("none", uint32(1)); !errors.Is(err, sdk.ErrNoMap) {
+		t.Errorf("of a map that is not there: %v", err)
+	}
+}
+
+func TestSyncTable(t *testing.T) {
+	sdktest.NeedRoot(t)
+	m, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Hash, KeySize: 4, ValueSize: 8, MaxEntries: 3})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	all := sdk.Maps{"table": m}
+	small := func(v uint64) bool { return v < 10 }
+	for _, step := range []struct{ want, have map[uint32]uint64 }{
+		{map[uint32]uint64{1: 1, 2: 20, 3: 3}, map[uint32]uint64{1: 1, 2: 20, 3: 3}},
+		{map[uint32]uint64{1: 7, 4: 4}, map[uint32]uint64{1: 7, 2: 20, 4: 4}}, // 3 goes before 4 comes: the map is full
+		{nil, map[uint32]uint64{2: 20}},
+	} {
+		if err := sdk.SyncTable(all, "table", step.want, small); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := sdk.ReadTable[uint32, uint64](all, "table"); err != nil || !maps.Equal(got, step.have) {
+			t.Errorf("%v, %v, want %v", got, err, step.have)
+		}
+	}
+	if err := sdk.SyncTable(all, "none", map[uint32]uint64{}, small); !errors.Is(err, sdk.ErrNoMap) {
+		t.Error(err)
+	}
+}
