@@ -13,7 +13,7 @@
 #define ACCEL_WAITERS	  4 /* entries of a wait queue that are examined; more than one thread at one socket is rare */
 
 /* The lower half of a pointer, as a number: the verifier allows arithmetic on no more than that. */
-static __always_inline __u32 accel_low(const void *p)
+static __always_inline __u32 accel_ptr_low32(const void *p)
 {
 	__u64 low;
 
@@ -26,7 +26,7 @@ static __always_inline __u32 accel_regs_offset(void)
 {
 	struct task_struct *task = bpf_get_current_task_btf();
 
-	return accel_low((void *)bpf_task_pt_regs(task)) - accel_low(task->stack);
+	return accel_ptr_low32((void *)bpf_task_pt_regs(task)) - accel_ptr_low32(task->stack);
 }
 
 /* A system call, by the number that it has on this machine. */
@@ -91,7 +91,7 @@ struct accel_waiting {
 	__u64 receiver;	 /* one of them */
 };
 
-static __always_inline void accel_waits(struct accel_waiting *w, __u64 task, __u64 stack)
+static __always_inline void accel_task_is_waiting(struct accel_waiting *w, __u64 task, __u64 stack)
 {
 	struct accel_call c;
 	__u32 n;
@@ -109,7 +109,7 @@ static __always_inline void accel_waits(struct accel_waiting *w, __u64 task, __u
 }
 
 /* Who waits for this socket by a blocking call. Entries of epoll have no task, those of poll no stack where we look for it. */
-static __always_inline struct accel_waiting accel_waiting(__u64 sk)
+static __always_inline struct accel_waiting accel_find_waiting(__u64 sk)
 {
 	__u64 wq = (__u64)accel_get(accel_sock(sk), sk_wq), head = wq + bpf_core_field_offset(struct socket_wq, wait.head);
 	__u64 at = (__u64)accel_get(accel_cast(struct socket_wq, wq), wait.head.next), address, stack, leader;
@@ -127,7 +127,7 @@ static __always_inline struct accel_waiting accel_waiting(__u64 sk)
 		leader = (__u64)accel_get(task, group_leader);
 		if (!stack || stack & 4095 || (__u64)accel_get(accel_cast(struct task_struct, leader), group_leader) != leader)
 			continue;
-		accel_waits(&w, address, stack);
+		accel_task_is_waiting(&w, address, stack);
 	}
 	return w;
 }

@@ -22,7 +22,7 @@ static __always_inline struct accel_destination *accel_destination(struct bpf_so
 }
 
 /* Offering a connection is the main cost of short ones: not done where no peer accepts offers. */
-static __always_inline void accel_learn_vain(struct bpf_sock_ops *ops)
+static __always_inline void accel_learn_unanswered(struct bpf_sock_ops *ops)
 {
 	struct accel_destination *d = accel_destination(ops);
 
@@ -31,9 +31,9 @@ static __always_inline void accel_learn_vain(struct bpf_sock_ops *ops)
 }
 
 /* No local socket has answered, although the other end has acknowledged data and so knows the connection. */
-static __always_inline void accel_unanswered(struct bpf_sock_ops *ops, struct accel_end *e)
+static __always_inline void accel_is_unanswered(struct bpf_sock_ops *ops, struct accel_end *e)
 {
-	accel_learn_vain(ops);
+	accel_learn_unanswered(ops);
 	accel_stop(e, ACCEL_REMOTE);
 }
 
@@ -44,7 +44,7 @@ static __always_inline void accel_acked(struct bpf_sock_ops *ops)
 	struct accel_end *e = accel_end(cookie);
 
 	if (e && e->out == ACCEL_ASIDE && e->stop == ACCEL_IDLE) {
-		accel_heard(e, cookie, accel_about_now());
+		accel_idle_message(e, cookie, accel_about_now());
 		if (e->rare < ACCEL_DEAF)
 			return;
 		e->written = ops->snd_nxt; /* this call alone is a tenth of a turn now and then; `age` sees others by that, but later */
@@ -52,13 +52,13 @@ static __always_inline void accel_acked(struct bpf_sock_ops *ops)
 		return;
 	}
 	if (e && !e->peer && !e->stop && e->is_client && ops->snd_una != e->pair.client)
-		accel_unanswered(ops, e);
-	if (!e || accel_leave(e, cookie))
+		accel_is_unanswered(ops, e);
+	if (!e || accel_pair_remove(e, cookie))
 		bpf_sock_ops_cb_flags_set(ops, ops->bpf_sock_ops_cb_flags & ~BPF_SOCK_OPS_RTT_CB_FLAG);
 }
 
 /* Whether what became of a connection says how long connections there are: one that was stopped for another reason does not. */
-static __always_inline int accel_teaches(const struct accel_end *e)
+static __always_inline int accel_counts_as_sample(const struct accel_end *e)
 {
 	__u32 why = accel_stopped(e);
 
@@ -84,14 +84,15 @@ static __always_inline void accel_closed(struct bpf_sock_ops *ops, struct accel_
 {
 	struct accel_end *peer = e->peer ? accel_end(e->peer) : 0;
 
-	if (e->peer && e->is_client && accel_teaches(e))
+	if (e->peer && e->is_client && accel_counts_as_sample(e))
 		accel_learn_turns(ops, e);
 	else if (!e->peer && e->is_client && accel_stopped(e) == ACCEL_EXECUTABLE) /* the server's, which answered so */
-		accel_learn_vain(ops);
+		accel_learn_unanswered(ops);
 	if (peer)
 		accel_stop(peer, ACCEL_CLOSED);
-	if (accel_may_leave_alone(e, peer)) /* else it stays until its descriptor is closed, and it can no longer be found */
-		accel_take_out(e, cookie);
+	if (accel_may_remove_one(
+		    e, peer)) /* else it stays until its descriptor is closed, and it can no longer be found */
+		accel_sock_remove(e, cookie);
 	if (e->uncounted)
 		accel_flush(e);
 	if (e->is_client && (e->pair.client || e->pair.server))
@@ -115,7 +116,7 @@ static __always_inline void accel_changed(struct bpf_sock_ops *ops, __u32 to)
 		accel_closed(ops, e, cookie);
 	} else if (to != BPF_TCP_SYN_SENT && to != BPF_TCP_ESTABLISHED) {
 		accel_stop(e, ACCEL_CLOSED);
-		accel_leave(e, cookie);
+		accel_pair_remove(e, cookie);
 	}
 }
 

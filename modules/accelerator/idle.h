@@ -28,13 +28,13 @@ static __always_inline int accel_set_unpaired(int is)
 	return was && __sync_lock_test_and_set(was, is);
 }
 
-static __always_inline int accel_silent(const struct accel_end *e, const struct accel_age *a)
+static __always_inline int accel_is_silent(const struct accel_end *e, const struct accel_age *a)
 {
 	return (__s32)(a->now - e->heard) >= (__s32)a->idle;
 }
 
 /* It can be found again when it wants to come back. */
-static __always_inline int accel_findable(const struct accel_end *e)
+static __always_inline int accel_can_resume(const struct accel_end *e)
 {
 	return e->process && e->fd != ACCEL_NO_FD;
 }
@@ -51,8 +51,9 @@ static __always_inline int accel_resume(struct accel_end *e)
 	return __sync_val_compare_and_swap(&e->stop, ACCEL_IDLE, 0) == ACCEL_IDLE;
 }
 
-/* Both have stopped. In the order of accel_may_leave. */
-static __always_inline int accel_unused(const struct accel_end *e, __u64 cookie, const struct accel_end *peer, __u64 other)
+/* Both have stopped. In the order of accel_may_remove. */
+static __always_inline int accel_is_unused(const struct accel_end *e, __u64 cookie, const struct accel_end *peer,
+					   __u64 other)
 {
 	if (accel_references(e->sk) > 1 || accel_references(peer->sk) > 1)
 		return 0;
@@ -61,13 +62,13 @@ static __always_inline int accel_unused(const struct accel_end *e, __u64 cookie,
 }
 
 /* Marks both ends to be taken out, before it looks whether that may be: an end that is about to come back looks for the mark. */
-static __always_inline int accel_rest(struct accel_end *e, __u64 cookie, struct accel_end *peer, __u64 other)
+static __always_inline int accel_mark_idle(struct accel_end *e, __u64 cookie, struct accel_end *peer, __u64 other)
 {
 	int in = e->out == ACCEL_IN && peer->out == ACCEL_IN;
 	__u8 one = 1;
 
 	if (accel_pause(e) && accel_pause(peer) && !bpf_map_update_elem(&drained, &cookie, &one, BPF_ANY) &&
-	    !bpf_map_update_elem(&drained, &other, &one, BPF_ANY) && accel_unused(e, cookie, peer, other)) {
+	    !bpf_map_update_elem(&drained, &other, &one, BPF_ANY) && accel_is_unused(e, cookie, peer, other)) {
 		e->out = ACCEL_ASIDE;
 		peer->out = ACCEL_ASIDE;
 		if (in)
@@ -83,7 +84,7 @@ static __always_inline int accel_rest(struct accel_end *e, __u64 cookie, struct 
 	return 0;
 }
 
-static __always_inline int accel_wants(const struct accel_end *e, __u64 cookie)
+static __always_inline int accel_request_resume(const struct accel_end *e, __u64 cookie)
 {
 	struct accel_return r = {.cookie = cookie, .pid = e->process, .fd = e->fd};
 
@@ -95,7 +96,7 @@ static __always_inline int accel_wants(const struct accel_end *e, __u64 cookie)
 
 /* An end that is aside has sent something. The pair wants to come back when both ends have within the time of idleness, the client
  * twice: who talks less than that would go again at once. */
-static __always_inline void accel_heard(struct accel_end *e, __u64 cookie, __u32 now)
+static __always_inline void accel_idle_message(struct accel_end *e, __u64 cookie, __u32 now)
 {
 	__u32 before = e->heard;
 	const struct accel_config *cfg = accel_config();
@@ -110,11 +111,12 @@ static __always_inline void accel_heard(struct accel_end *e, __u64 cookie, __u32
 	if (!peer || accel_is_off(cfg) || (cfg->idle && now - peer->heard >= cfg->idle) ||
 	    (e->asked && now - e->last < (__u32)ACCEL_AGAIN << e->asked))
 		return;
-	if (accel_stopped(peer) || accel_special(e->sk) || accel_special(peer->sk)) {
+	if (accel_stopped(peer) || accel_has_unsupported_options(e->sk) || accel_has_unsupported_options(peer->sk)) {
 		accel_stop_both(e, peer, accel_stopped(peer) ?: ACCEL_OPTION);
 		return;
 	}
-	if (bpf_map_lookup_elem(&drained, &cookie) || !accel_wants(e, cookie) || !accel_wants(peer, e->peer))
+	if (bpf_map_lookup_elem(&drained, &cookie) || !accel_request_resume(e, cookie) ||
+	    !accel_request_resume(peer, e->peer))
 		return;
 	e->last = now;
 	if (e->asked < ACCEL_TIRED)
@@ -130,7 +132,7 @@ static __always_inline void accel_listen(struct accel_end *e, __u64 cookie, __u3
 	if (e->out != ACCEL_ASIDE || e->rare < ACCEL_DEAF || written == e->written || accel_cookie(sk) != cookie)
 		return;
 	e->written = written;
-	accel_heard(e, cookie, now);
+	accel_idle_message(e, cookie, now);
 }
 
 /* Ends that have stopped for ever, and were not told of acknowledgements since. */
@@ -140,7 +142,8 @@ static __always_inline void accel_age_stopped(struct accel_end *e, __u64 cookie,
 
 	if (peer)
 		accel_stop(peer, e->stop);
-	if (accel_may_leave(e, peer, 0) && accel_cookie(e->sk) == cookie && !bpf_map_update_elem(&drained, &cookie, &one, BPF_ANY)) {
+	if (accel_may_remove(e, peer, 0) && accel_cookie(e->sk) == cookie &&
+	    !bpf_map_update_elem(&drained, &cookie, &one, BPF_ANY)) {
 		e->out = ACCEL_GONE;
 		if (e->is_client)
 			accel_count(e->client, e->server, left, 1);
@@ -157,23 +160,24 @@ static long accel_age_one(void *map, __u64 *key, struct accel_end *e, struct acc
 		return 0;
 	a->tended++;
 	accel_listen(e, cookie, a->now);
-	if (!(accel_stopped(e) || (e->is_client && accel_silent(e, a))))
+	if (!(accel_stopped(e) || (e->is_client && accel_is_silent(e, a))))
 		return 0;
 	peer = accel_end(other);
 	if (accel_stopped(e)) {
 		accel_age_stopped(e, cookie, peer);
 		return 0;
 	}
-	if (!peer || peer->peer != cookie || !accel_silent(peer, a) || peer->out == ACCEL_GONE || accel_stopped(peer) ||
-	    !accel_findable(e) || !accel_findable(peer) || !(accel_psock(e->sk) || accel_psock(peer->sk)))
+	if (!peer || peer->peer != cookie || !accel_is_silent(peer, a) || peer->out == ACCEL_GONE ||
+	    accel_stopped(peer) || !accel_can_resume(e) || !accel_can_resume(peer) ||
+	    !(accel_psock(e->sk) || accel_psock(peer->sk)))
 		return 0;
-	a->found += accel_rest(e, cookie, peer, other);
+	a->found += accel_mark_idle(e, cookie, peer, other);
 	return 0;
 }
 
 /* An end of an idle pair sends by the sk_msg program, so that it is in the map again, unless it has not gone yet. When both have done
  * so, which also shows that they are in no recv call of before, they take turns as at the beginning. */
-static __always_inline void accel_back(struct accel_end *e, __u64 cookie, struct accel_end *peer)
+static __always_inline void accel_resumed(struct accel_end *e, __u64 cookie, struct accel_end *peer)
 {
 	int own, others;
 

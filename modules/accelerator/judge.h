@@ -45,7 +45,7 @@ static __always_inline __u32 accel_process_of(__u64 task)
 	       accel_get(accel_cast(struct task_struct, leader), self_exec_id);
 }
 
-static __always_inline int accel_is_each(const struct accel_file *f)
+static __always_inline int accel_matches_each(const struct accel_file *f)
 {
 	const struct accel_executable *x = bpf_map_lookup_elem(&executables, f);
 
@@ -64,7 +64,7 @@ static __always_inline struct accel_file accel_file_of(__u64 task)
 	f.inode = accel_get(accel_cast(struct inode, inode), i_ino);
 	f.device = accel_get(accel_cast(struct super_block, super), s_dev);
 	f.generation = accel_get(accel_cast(struct inode, inode), i_generation) ^ (__u32)accel_modified(inode);
-	if (accel_is_each(&f)) {
+	if (accel_matches_each(&f)) {
 		f.device |= ACCEL_PROCESS;
 		f.generation ^= accel_process_of(task);
 	}
@@ -130,7 +130,7 @@ static __always_inline int accel_uses_uring(__u64 address)
 	return !!accel_get(leader, io_uring);
 }
 
-static __always_inline enum accel_reason accel_judge(const struct accel_file *f)
+static __always_inline enum accel_reason accel_examine_calls(const struct accel_file *f)
 {
 	const struct accel_executable *x = bpf_map_lookup_elem(&executables, f);
 
@@ -145,7 +145,7 @@ static __always_inline enum accel_reason accel_judge(const struct accel_file *f)
 
 /* A thread does what redirected sockets cannot: its connection, and its program, do not take part any more. Returns why, or that it
  * is allowed to. */
-static __noinline int accel_catch(__u64 task, enum accel_reason why)
+static __noinline int accel_exclude_program(__u64 task, enum accel_reason why)
 {
 	struct accel_file f = accel_file_of(task);
 	struct accel_executable *x = bpf_map_lookup_elem(&executables, &f);
@@ -163,7 +163,7 @@ static __noinline int accel_catch(__u64 task, enum accel_reason why)
 #define ACCEL_PROVEN 32 /* messages */
 
 /* The running program has sent so much on a connection without being seen to block: on others it did so by exception. */
-static __noinline int accel_forgive(void)
+static __noinline int accel_readmit_program(void)
 {
 	struct accel_file f = accel_current_file();
 	struct accel_executable *x = bpf_map_lookup_elem(&executables, &f);

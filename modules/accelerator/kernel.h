@@ -242,7 +242,7 @@ static __always_inline __u32 accel_references(__u64 sk)
 
 /* Options that promise something about bytes which redirected messages do not keep, on either side. Busy polling would not find
  * them. */
-static __always_inline int accel_special(__u64 address)
+static __always_inline int accel_has_unsupported_options(__u64 address)
 {
 	struct tcp_sock *tp = accel_cast(struct tcp_sock, address);
 	struct sock *sk = accel_sock(address);

@@ -26,7 +26,7 @@ static __always_inline void accel_flush(struct accel_end *e)
 /* No message of this end is on its way into the other's queue, nor will there be one: stop was set before we examine redirects, and
  * the sender examines stop after it has counted itself there. References are the map's, of calls (that we are in: 0 or 1), and of
  * threads that wait in recv; these are believed only a while after the last redirect, since they come and go while we count. */
-static __always_inline int accel_quiet(const struct accel_end *e, int calls)
+static __always_inline int accel_has_no_pending_data(const struct accel_end *e, int calls)
 {
 	int refs;
 
@@ -35,7 +35,7 @@ static __always_inline int accel_quiet(const struct accel_end *e, int calls)
 	refs = accel_references(e->sk);
 	if (refs <= 1 + calls)
 		return 1;
-	return accel_now() - e->last > ACCEL_SETTLED && refs <= 1 + calls + accel_waiting(e->sk).threads;
+	return accel_now() - e->last > ACCEL_SETTLED && refs <= 1 + calls + accel_find_waiting(e->sk).threads;
 }
 
 /* Both ends stop for the same reason. */
@@ -47,9 +47,10 @@ static __always_inline void accel_stop_both(struct accel_end *e, struct accel_en
 }
 
 /* First all senders stop, then the queues are examined: what was on its way is in one by then. */
-static __always_inline int accel_may_leave(const struct accel_end *e, const struct accel_end *peer, int calls)
+static __always_inline int accel_may_remove(const struct accel_end *e, const struct accel_end *peer, int calls)
 {
-	if (!e->stop || !accel_quiet(e, calls) || (peer && (!peer->stop || !accel_quiet(peer, 0))))
+	if (!e->stop || !accel_has_no_pending_data(e, calls) ||
+	    (peer && (!peer->stop || !accel_has_no_pending_data(peer, 0))))
 		return 0;
 	accel_barrier();
 	return accel_queue_empty(e->sk) && (!peer || accel_queue_empty(peer->sk));
@@ -58,15 +59,15 @@ static __always_inline int accel_may_leave(const struct accel_end *e, const stru
 /* The same of one end, whose queue is empty, while the other may have something to read. It has to go by itself where it can: recv
  * waits once (tcp_msg_wait_data), so that one which begins after shutdown(SHUT_WR) ends with EAGAIN when TCP wakes it without data,
  * as it does when the FIN is acknowledged. */
-static __always_inline int accel_may_leave_alone(const struct accel_end *e, const struct accel_end *peer)
+static __always_inline int accel_may_remove_one(const struct accel_end *e, const struct accel_end *peer)
 {
-	if (!accel_quiet(e, 0) || (peer && !accel_quiet(peer, 0)))
+	if (!accel_has_no_pending_data(e, 0) || (peer && !accel_has_no_pending_data(peer, 0)))
 		return 0;
 	accel_barrier();
 	return accel_queue_empty(e->sk);
 }
 
-static __always_inline void accel_take_out(struct accel_end *e, __u64 cookie)
+static __always_inline void accel_sock_remove(struct accel_end *e, __u64 cookie)
 {
 	e->out = ACCEL_GONE;
 	bpf_map_delete_elem(&sockets, &cookie);
@@ -74,7 +75,7 @@ static __always_inline void accel_take_out(struct accel_end *e, __u64 cookie)
 
 /* Takes both ends of a connection out of the map if they have stopped for ever and nothing is under way. Only sock_ops programs may
  * delete from it, so that this happens when TCP has something to tell. */
-static __always_inline int accel_leave(struct accel_end *e, __u64 cookie)
+static __always_inline int accel_pair_remove(struct accel_end *e, __u64 cookie)
 {
 	__u64 other = e->peer;
 	struct accel_end *peer = other ? accel_end(other) : 0;
@@ -87,14 +88,14 @@ static __always_inline int accel_leave(struct accel_end *e, __u64 cookie)
 		return 0;
 	if (peer)
 		accel_stop(peer, e->stop);
-	if (!accel_may_leave(e, peer, 0)) {
-		if (e->out != ACCEL_GONE && accel_may_leave_alone(e, peer))
-			accel_take_out(e, cookie);
+	if (!accel_may_remove(e, peer, 0)) {
+		if (e->out != ACCEL_GONE && accel_may_remove_one(e, peer))
+			accel_sock_remove(e, cookie);
 		return 0;
 	}
-	accel_take_out(e, cookie);
+	accel_sock_remove(e, cookie);
 	if (peer) {
-		accel_take_out(peer, other);
+		accel_sock_remove(peer, other);
 		accel_count(e->client, e->server, left, 1);
 	}
 	return 1;
@@ -113,7 +114,7 @@ static long accel_drain_one(void *map, __u64 *cookie, struct accel_end *e, struc
 	if (e->out == ACCEL_GONE)
 		return 0;
 	accel_stop_both(e, peer, ACCEL_SWITCHED);
-	if (accel_cookie(e->sk) == key && !accel_may_leave(e, peer, 0)) {
+	if (accel_cookie(e->sk) == key && !accel_may_remove(e, peer, 0)) {
 		d->waiting++;
 		return 0;
 	}

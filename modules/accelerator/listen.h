@@ -50,7 +50,7 @@ static long accel_search_fd(__u32 i, struct accel_searching *s)
 	if (!bpf_map_lookup_elem(&members, &p.netns))
 		return 0;
 	l.file = accel_file_of(s->task);
-	if (accel_judge(&l.file) == ACCEL_UNJUDGED)
+	if (accel_examine_calls(&l.file) == ACCEL_UNJUDGED)
 		accel_ask_about(s->task, &l.file, p.netns, p.port, 1);
 	accel_note_listener(&p, &l);
 	return 0;

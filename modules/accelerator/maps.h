@@ -113,7 +113,7 @@ static __always_inline void accel_return_share(__u32 service)
 		__sync_fetch_and_add(share, -1);
 }
 
-/* Plain from now on; the first reason is reported, except that it is idle. The barrier is what accel_leave and the sender's last check of stop
+/* Plain from now on; the first reason is reported, except that it is idle. The barrier is what accel_pair_remove and the sender's last check of stop
  * stop rely on. */
 static __always_inline void accel_stop(struct accel_end *e, enum accel_reason why)
 {

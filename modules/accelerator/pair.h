@@ -22,7 +22,7 @@
 		(to)[3] = four ? a_ : a3_; \
 	} while (0)
 
-static __always_inline int accel_lies_in(const __u32 *a, const struct accel_visible *v)
+static __always_inline int accel_range_contains(const __u32 *a, const struct accel_visible *v)
 {
 	return !(((a[0] & v->mask[0]) ^ v->address[0]) | ((a[1] & v->mask[1]) ^ v->address[1]) |
 		 ((a[2] & v->mask[2]) ^ v->address[2]) | ((a[3] & v->mask[3]) ^ v->address[3]));
@@ -55,7 +55,8 @@ static __noinline int accel_permitted(struct bpf_sock_ops *ops, __u32 port)
 		__u32 at = i;
 
 		v = bpf_map_lookup_elem(&visibles, &at);
-		if (v && port >= v->first && port <= v->last && (accel_lies_in(local, v) || accel_lies_in(remote, v)))
+		if (v && port >= v->first && port <= v->last &&
+		    (accel_range_contains(local, v) || accel_range_contains(remote, v)))
 			return ACCEL_VISIBLE;
 	}
 	return ACCEL_FINE;
@@ -80,7 +81,7 @@ static __always_inline void accel_destination_of(struct bpf_sock_ops *ops, struc
 }
 
 /* Whether a connection there is worth the trouble, by what became of the last ones. Otherwise one of many tries again. */
-static __always_inline enum accel_reason accel_worth(struct bpf_sock_ops *ops, const struct accel_config *cfg)
+static __always_inline enum accel_reason accel_offer_pays_off(struct bpf_sock_ops *ops, const struct accel_config *cfg)
 {
 	struct accel_address a;
 	struct accel_destination *d;
@@ -101,7 +102,7 @@ static __always_inline enum accel_reason accel_worth(struct bpf_sock_ops *ops, c
 #define ACCEL_CALLBACKS (BPF_SOCK_OPS_STATE_CB_FLAG | BPF_SOCK_OPS_RTT_CB_FLAG)
 
 /* A socket that was connected before, and disconnected by connect(AF_UNSPEC): its queue and flags are still of that connection. */
-static __always_inline void accel_forget(struct bpf_sock_ops *ops)
+static __always_inline void accel_sock_forget(struct bpf_sock_ops *ops)
 {
 	__u64 cookie;
 
@@ -124,18 +125,18 @@ static __always_inline void accel_connecting(struct bpf_sock_ops *ops, int all)
 	__u32 *share;
 	__u64 cookie;
 
-	accel_forget(ops);
+	accel_sock_forget(ops);
 	if (!cfg || accel_is_off(cfg) || !accel_service(ops, all, &s))
 		return;
 	why = accel_permitted(ops, port);
 	if (why == ACCEL_FINE)
-		why = accel_worth(ops, cfg);
+		why = accel_offer_pays_off(ops, cfg);
 	share = accel_share(s.id);
 	if (why == ACCEL_FINE && cfg->quota && share && *share >= cfg->quota)
 		why = ACCEL_QUOTA;
 	if (why == ACCEL_FINE) {
 		f = accel_current_file();
-		why = accel_judge(&f);
+		why = accel_examine_calls(&f);
 		if (why == ACCEL_UNJUDGED)
 			accel_ask(&f, bpf_get_netns_cookie(ops), port, 0);
 		else if (why == ACCEL_FINE && accel_uses_uring(bpf_get_current_task()))
@@ -160,12 +161,12 @@ static __always_inline void accel_connecting(struct bpf_sock_ops *ops, int all)
 #define ACCEL_EBUSY 16
 
 /* Takes the socket into the map where messages are seen. */
-static __always_inline enum accel_reason accel_enrol(struct bpf_sock_ops *ops, struct accel_end *e, __u64 cookie)
+static __always_inline enum accel_reason accel_sock_add(struct bpf_sock_ops *ops, struct accel_end *e, __u64 cookie)
 {
 	long err;
 
 	e->heard = accel_now();
-	if (accel_special(e->sk))
+	if (accel_has_unsupported_options(e->sk))
 		return ACCEL_OPTION;
 	err = bpf_sock_hash_update(ops, &sockets, &cookie, BPF_NOEXIST);
 	if (err)
@@ -174,7 +175,7 @@ static __always_inline enum accel_reason accel_enrol(struct bpf_sock_ops *ops, s
 	return ACCEL_FINE;
 }
 
-static __always_inline void accel_poison(struct accel_offer *o)
+static __always_inline void accel_pair_mark_ambiguous(struct accel_offer *o)
 {
 	struct accel_end *client = accel_end(o->client), *server = accel_end(o->server);
 
@@ -203,10 +204,10 @@ static __always_inline void accel_offer(struct bpf_sock_ops *ops)
 	e->pair.server = ops->rcv_nxt;
 	other = bpf_map_lookup_elem(&offers, &e->pair);
 	if (other) {
-		accel_poison(other);
+		accel_pair_mark_ambiguous(other);
 		why = ACCEL_POISONED;
 	} else {
-		why = accel_enrol(ops, e, cookie);
+		why = accel_sock_add(ops, e, cookie);
 		if (why == ACCEL_FINE && bpf_map_update_elem(&offers, &e->pair, &o, BPF_NOEXIST)) {
 			bpf_map_delete_elem(&sockets, &cookie);
 			why = ACCEL_FULL;
@@ -233,7 +234,7 @@ static __always_inline enum accel_reason accel_may_answer(struct bpf_sock_ops *o
 	if (accel_is_watched(client->netns, p.netns))
 		return ACCEL_POLICY;
 	l = bpf_map_lookup_elem(&listeners, &p);
-	why = !l || !l->file.inode ? ACCEL_UNJUDGED : l->mixed ? ACCEL_EXECUTABLE : accel_judge(&l->file);
+	why = !l || !l->file.inode ? ACCEL_UNJUDGED : l->mixed ? ACCEL_EXECUTABLE : accel_examine_calls(&l->file);
 	if (why != ACCEL_UNJUDGED)
 		return why;
 	/* It listened before we came, or the question was lost or its answer forgotten: when this connection closes, it shows whose it
@@ -263,7 +264,7 @@ static __always_inline void accel_answer(struct bpf_sock_ops *ops, int all)
 		return;
 	why = accel_may_answer(ops, client);
 	if (why == ACCEL_FINE && __sync_val_compare_and_swap(&o->server, 0, cookie)) {
-		accel_poison(o);
+		accel_pair_mark_ambiguous(o);
 		return;
 	}
 	client->server = s.id;
@@ -276,7 +277,7 @@ static __always_inline void accel_answer(struct bpf_sock_ops *ops, int all)
 		why = ACCEL_FULL;
 	mine = why == ACCEL_FINE ? accel_end(cookie) : 0;
 	if (mine) {
-		why = accel_enrol(ops, mine, cookie);
+		why = accel_sock_add(ops, mine, cookie);
 		if (why != ACCEL_FINE)
 			bpf_map_delete_elem(&ends, &cookie);
 	}
@@ -307,7 +308,7 @@ static __always_inline void accel_note_listener(const struct accel_port *p, cons
 	struct accel_listener *known = bpf_map_lookup_elem(&listeners, p);
 
 	if (known && known->file.inode && accel_still_listens(known))
-		known->mixed |= !accel_same_file(&known->file, &l->file) && !accel_is_each(&known->file);
+		known->mixed |= !accel_same_file(&known->file, &l->file) && !accel_matches_each(&known->file);
 	else
 		bpf_map_update_elem(&listeners, p, l, BPF_ANY);
 }
@@ -322,7 +323,7 @@ static __always_inline void accel_listening(struct bpf_sock_ops *ops, int all)
 	if (!accel_service(ops, all, &s))
 		return;
 	l.file = accel_current_file();
-	if (accel_judge(&l.file) == ACCEL_UNJUDGED)
+	if (accel_examine_calls(&l.file) == ACCEL_UNJUDGED)
 		accel_ask(&l.file, p.netns, p.port, 1);
 	accel_note_listener(&p, &l);
 }
@@ -334,10 +335,10 @@ static __always_inline void accel_learn_listener(struct bpf_sock_ops *ops)
 	struct accel_listener *l = bpf_map_lookup_elem(&listeners, &p);
 	struct accel_file f = accel_current_file();
 
-	if (!l || (l->file.inode && !accel_same_file(&l->file, &f) && !accel_is_each(&l->file)))
+	if (!l || (l->file.inode && !accel_same_file(&l->file, &f) && !accel_matches_each(&l->file)))
 		return;
 	l->file = f;
-	if (accel_judge(&l->file) == ACCEL_UNJUDGED)
+	if (accel_examine_calls(&l->file) == ACCEL_UNJUDGED)
 		accel_ask(&l->file, p.netns, p.port, 1);
 }
 

@@ -20,7 +20,8 @@ struct accel_view {
 };
 
 /* This and accel_redirects decide; model_test.go has the same in Go. Tells when the connection has to leave. */
-static __always_inline int accel_turn(struct accel_end *e, const struct accel_config *cfg, __u32 answered, __u32 size)
+static __always_inline int accel_update_turn(struct accel_end *e, const struct accel_config *cfg, __u32 answered,
+					     __u32 size)
 {
 	e->messages++;
 	if (e->seen != answered) {
@@ -65,7 +66,8 @@ static __always_inline void accel_check_process(struct accel_end *e)
 	e->executed = executed;
 	e->fd = accel_send_fd();
 	f = accel_current_file();
-	why = f.inode ? accel_judge(&f) : ACCEL_FINE; /* the kernel's own threads send for those that they work for */
+	why = f.inode ? accel_examine_calls(&f)
+		      : ACCEL_FINE; /* the kernel's own threads send for those that they work for */
 	if (why == ACCEL_UNJUDGED)
 		accel_ask(&f, e->netns, 0, 0);
 	if (why != ACCEL_FINE)
@@ -74,21 +76,22 @@ static __always_inline void accel_check_process(struct accel_end *e)
 
 /* Whether threads wait in a way that redirected messages would disappoint. One that blocks in recv sees EAGAIN whenever it is
  * woken without a message: by signals, SIGSTOP and SIGCONT, the freezer, a reset, another thread's shutdown. */
-static __always_inline enum accel_reason accel_disappointed(const struct accel_config *cfg, __u64 sk, __u64 peer)
+static __always_inline enum accel_reason accel_has_blocking_waiter(const struct accel_config *cfg, __u64 sk, __u64 peer)
 {
-	struct accel_waiting theirs = accel_waiting(peer);
+	struct accel_waiting theirs = accel_find_waiting(peer);
 
 	if (theirs.flags & ACCEL_MSG_WAITALL)
-		return accel_catch(theirs.receiver, ACCEL_WAITALL) ?: ACCEL_WAITALL;
-	if (accel_waiting(sk).receivers)
+		return accel_exclude_program(theirs.receiver, ACCEL_WAITALL) ?: ACCEL_WAITALL;
+	if (accel_find_waiting(sk).receivers)
 		return ACCEL_THREADS;
-	return theirs.receivers && cfg->mode != ACCEL_ALL ? accel_catch(theirs.receiver, ACCEL_BLOCKING) : ACCEL_FINE;
+	return theirs.receivers && cfg->mode != ACCEL_ALL ? accel_exclude_program(theirs.receiver, ACCEL_BLOCKING)
+							  : ACCEL_FINE;
 }
 
 /* Whether redirecting this message keeps all promises now; sets what the decision needs to know. A module that must see it may have
  * come since the connection was established: that is seen within 16 messages, as is who waits. */
-static __always_inline int accel_look(struct accel_end *e, const struct accel_end *other, const struct accel_config *cfg,
-				      struct accel_view *v)
+static __always_inline int accel_check_message(struct accel_end *e, const struct accel_end *other,
+					       const struct accel_config *cfg, struct accel_view *v)
 {
 	__u64 sk = e->sk, peer = other->sk;
 	__u32 written = accel_get(accel_cast(struct tcp_sock, sk), write_seq);
@@ -104,12 +107,13 @@ static __always_inline int accel_look(struct accel_end *e, const struct accel_en
 	v->empty = accel_queue_empty(peer);
 	if (!accel_open(sk) || !accel_open(peer))
 		why = ACCEL_CLOSED;
-	else if (accel_special(sk) || accel_special(peer))
+	else if (accel_has_unsupported_options(sk) || accel_has_unsupported_options(peer))
 		why = ACCEL_OPTION;
 	else if (v->flags & ACCEL_MSG_OOB)
 		why = ACCEL_URGENT;
 	else if (!again || e->messages < 16 || e->messages % 16 == 0)
-		why = accel_is_watched(e->netns, other->netns) ? ACCEL_POLICY : accel_disappointed(cfg, sk, peer);
+		why = accel_is_watched(e->netns, other->netns) ? ACCEL_POLICY
+							       : accel_has_blocking_waiter(cfg, sk, peer);
 	if (accel_cookie(peer) != e->peer)
 		return 0;
 	if (why != ACCEL_FINE)
@@ -118,7 +122,8 @@ static __always_inline int accel_look(struct accel_end *e, const struct accel_en
 	return why == ACCEL_FINE;
 }
 
-static __always_inline void accel_account(struct accel_end *e, const struct accel_end *peer, const struct accel_view *v)
+static __always_inline void accel_count_message(struct accel_end *e, const struct accel_end *peer,
+						const struct accel_view *v)
 {
 	e->written = v->written;
 	e->queued += v->size;
@@ -147,14 +152,14 @@ static __always_inline int accel_message(struct sk_msg_md *msg)
 		peer = 0;
 	v.flags = accel_send_flags();
 	if (v.flags & ACCEL_MSG_ZEROCOPY) /* being in the map is enough for its completion not to come */
-		accel_catch(bpf_get_current_task(), ACCEL_OPTION);
+		accel_exclude_program(bpf_get_current_task(), ACCEL_OPTION);
 	e->heard = accel_about_now();
 	if (e->out == ACCEL_ASIDE)
-		accel_back(e, own, peer);
+		accel_resumed(e, own, peer);
 	why = accel_stopped(e) ?: peer ? accel_stopped(peer) : 0;
 	if (why) {
 		accel_stop_both(e, peer, why);
-		e->quiet |= accel_quiet(e, 1);
+		e->quiet |= accel_has_no_pending_data(e, 1);
 		return SK_PASS;
 	}
 	if (e->stop) { /* only this end is back */
@@ -162,20 +167,20 @@ static __always_inline int accel_message(struct sk_msg_md *msg)
 			accel_stop_both(e, peer, ACCEL_REMOTE);
 		return SK_PASS;
 	}
-	why = accel_turn(e, cfg, peer ? peer->messages : 0, v.size);
+	why = accel_update_turn(e, cfg, peer ? peer->messages : 0, v.size);
 	if (why != ACCEL_FINE)
 		accel_stop_both(e, peer, why);
 	if (!peer || accel_is_off(cfg))
 		return SK_PASS;
 	accel_check_process(e);
-	if (e->stop || !accel_look(e, peer, cfg, &v) || !accel_redirects(e, cfg, &v))
+	if (e->stop || !accel_check_message(e, peer, cfg, &v) || !accel_redirects(e, cfg, &v))
 		return SK_PASS;
-	__sync_fetch_and_add(&e->redirects, 1); /* before the last check of stop: see accel_quiet */
+	__sync_fetch_and_add(&e->redirects, 1); /* before the last check of stop: see accel_has_no_pending_data */
 	if (e->stop || peer->stop || bpf_msg_redirect_hash(msg, &sockets, &cookie, BPF_F_INGRESS) != SK_PASS)
 		return SK_PASS;
 	if (e->redirects == ACCEL_PROVEN)
-		accel_forgive();
-	accel_account(e, peer, &v);
+		accel_readmit_program();
+	accel_count_message(e, peer, &v);
 	return SK_PASS;
 }
 

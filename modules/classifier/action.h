@@ -6,7 +6,7 @@
 #include "engine.h"
 #include "window.h"
 
-static __always_inline void cls_tell(struct cls_work *w, __u32 kind, __u32 done)
+static __always_inline void cls_event_send(struct cls_work *w, __u32 kind, __u32 done)
 {
 	struct cls_event *e = &w->event;
 
@@ -26,9 +26,9 @@ static __always_inline void cls_unblock(struct cls_fuse *z, struct cls_source *s
 }
 
 /* Why one more block is more than a model may do, or CLS_FUSE_INTACT. */
-static __always_inline __u32 cls_too_much(const struct cls_fuse *z)
+static __always_inline __u32 cls_fuse_check(const struct cls_fuse *z)
 {
-	__u64 n = z->blocked + 1, sources = cls_sources(z);
+	__u64 n = z->blocked + 1, sources = cls_source_count(z);
 
 	if (n > fuse_sources)
 		return CLS_FUSE_SOURCES;
@@ -39,13 +39,13 @@ static __always_inline __u32 cls_too_much(const struct cls_fuse *z)
 	return n * 100 > sources * fuse_share ? CLS_FUSE_SHARE : CLS_FUSE_INTACT;
 }
 
-static __always_inline void cls_blow(struct cls_work *w, struct cls_fuse *z, __u32 cause)
+static __always_inline void cls_fuse_blow(struct cls_work *w, struct cls_fuse *z, __u32 cause)
 {
-	if (!cls_claim(&z->blown, 0, w->now ?: 1, 0))
+	if (!cls_compare_and_swap(&z->blown, 0, w->now ?: 1, 0))
 		return;
 	z->cause = cause;
 	w->event.cause = cause;
-	cls_tell(w, CLS_EVENT_FUSE, CLS_EVENT);
+	cls_event_send(w, CLS_EVENT_FUSE, CLS_EVENT);
 	w->event.cause = CLS_FUSE_INTACT;
 }
 
@@ -70,7 +70,8 @@ static __always_inline int cls_block(struct cls_work *w, const struct cls_decisi
 }
 
 /* Puts the source under the action, or keeps it there. What is done: an enum cls_action. *new: it was not before. */
-static __always_inline __u32 cls_act(struct cls_work *w, struct cls_fuse *z, const struct cls_decision *d, __u32 *new)
+static __always_inline __u32 cls_action_apply(struct cls_work *w, struct cls_fuse *z, const struct cls_decision *d,
+					      __u32 *new)
 {
 	struct cls_source *source = &w->job.source;
 	struct cls_block *b;
@@ -91,11 +92,11 @@ static __always_inline __u32 cls_act(struct cls_work *w, struct cls_fuse *z, con
 			b->until = w->now + action_ns;
 		return watch ? CLS_EVENT : b->action;
 	}
-	cause = cls_too_much(z);
+	cause = cls_fuse_check(z);
 	if (!cause && cls_block(w, d))
 		cause = CLS_FUSE_SOURCES;
 	if (cause) {
-		cls_blow(w, z, cause);
+		cls_fuse_blow(w, z, cause);
 		return CLS_EVENT;
 	}
 	cls_add(z->blocked, 1);
@@ -103,7 +104,7 @@ static __always_inline __u32 cls_act(struct cls_work *w, struct cls_fuse *z, con
 	return watch ? CLS_EVENT : action;
 }
 
-static __always_inline int cls_against(__u32 role, const struct cls_decision *d, __u32 suspicious)
+static __always_inline int cls_decision_opposes(__u32 role, const struct cls_decision *d, __u32 suspicious)
 {
 	struct cls_policy *p = bpf_map_lookup_elem(&policy, &role);
 
@@ -117,7 +118,7 @@ static __always_inline int cls_against(__u32 role, const struct cls_decision *d,
 /* The shadow model's opinion, alongside the live one's. */
 static __always_inline void cls_compare(struct cls_scratch *s, __u32 against)
 {
-	__u32 other = cls_against(CLS_SHADOW, &s->decision[CLS_SHADOW], 0);
+	__u32 other = cls_decision_opposes(CLS_SHADOW, &s->decision[CLS_SHADOW], 0);
 
 	cls_count(against ? other ? CLS_COUNT_BOTH_POSITIVE : CLS_COUNT_ONLY_LIVE
 			  : other ? CLS_COUNT_ONLY_SHADOW : CLS_COUNT_BOTH_HARMLESS);
@@ -126,8 +127,8 @@ static __always_inline void cls_compare(struct cls_scratch *s, __u32 against)
 }
 
 /* Hysteresis, then what follows from it. A block of a source that is cleared lasts until its time: action_ns is a minimum. */
-static __always_inline void cls_conclude(struct cls_work *w, struct cls_fuse *z, struct cls_record *r, const struct cls_decision *d,
-					 __u32 against)
+static __always_inline void cls_verdict_update(struct cls_work *w, struct cls_fuse *z, struct cls_record *r,
+					       const struct cls_decision *d, __u32 against)
 {
 	__u32 was = r->suspicious, is, hits = r->hits << 1 | against, recent = hits & (0xffffffffU >> (32 - hits_of));
 	__u32 kind, new = 0, done = CLS_EVENT;
@@ -140,9 +141,9 @@ static __always_inline void cls_conclude(struct cls_work *w, struct cls_fuse *z,
 	r->score = d->score;
 	w->event.hits = hits;
 	if (is && against)
-		done = cls_act(w, z, d, &new);
+		done = cls_action_apply(w, z, d, &new);
 	kind = is && (!was || new) ? CLS_EVENT_SUSPICIOUS : was && !is ? CLS_EVENT_CLEARED : CLS_EVENT_EVALUATED;
-	cls_tell(w, kind, done);
+	cls_event_send(w, kind, done);
 }
 
 static __always_inline void cls_prepare_event(struct cls_work *w, const struct cls_decision *d)
@@ -160,7 +161,7 @@ static __always_inline void cls_prepare_event(struct cls_work *w, const struct c
 }
 
 /* Whether the source of the job is among z->held: it was blocked before the window began. */
-static __always_inline int cls_is_held(struct cls_work *w, const struct cls_fuse *z)
+static __always_inline int cls_was_blocked(struct cls_work *w, const struct cls_fuse *z)
 {
 	struct cls_block *b = z->held ? bpf_map_lookup_elem(&blocks, &w->job.source) : 0;
 
@@ -168,7 +169,7 @@ static __always_inline int cls_is_held(struct cls_work *w, const struct cls_fuse
 }
 
 /* What follows from the decisions on this CPU's job. compared: the shadow model has decided, too. */
-__noinline int cls_sentence(__u32 compared)
+__noinline int cls_decision_apply(__u32 compared)
 {
 	struct cls_work *w = cls_work();
 	struct cls_scratch *s = cls_scratch();
@@ -184,23 +185,23 @@ __noinline int cls_sentence(__u32 compared)
 	r = bpf_map_lookup_elem(&records, &w->job.source);
 	if (r && r->judged != z->window) {
 		r->judged = z->window;
-		if (!cls_is_held(w, z))
+		if (!cls_was_blocked(w, z))
 			cls_add(z->judged, 1);
 	}
-	against = cls_against(CLS_LIVE, &s->decision[CLS_LIVE], r && r->suspicious);
+	against = cls_decision_opposes(CLS_LIVE, &s->decision[CLS_LIVE], r && r->suspicious);
 	if (against)
 		cls_count(CLS_COUNT_POSITIVE);
 	if (compared)
 		cls_compare(s, against);
 	cls_prepare_event(w, &s->decision[CLS_LIVE]);
 	if (r)
-		cls_conclude(w, z, r, &s->decision[CLS_LIVE], against);
+		cls_verdict_update(w, z, r, &s->decision[CLS_LIVE], against);
 	return 0;
 }
 
 /* Judges the job of this CPU. Packets, timers and queues come here. Global functions, so that the verifier examines them once; two,
  * so that models have the stack that the sentence takes. */
-__noinline int cls_judge(void)
+__noinline int cls_evaluate_job(void)
 {
 	struct cls_work *w = cls_work();
 	struct cls_scratch *s = cls_scratch();
@@ -213,7 +214,7 @@ __noinline int cls_judge(void)
 		cls_count(CLS_COUNT_NO_MODEL);
 		return 0;
 	}
-	cls_sentence(!cls_infer(CLS_SHADOW));
+	cls_decision_apply(!cls_infer(CLS_SHADOW));
 	return 0;
 }
 
@@ -230,7 +231,7 @@ __noinline int cls_drain(__u32 most)
 	for (__u32 i = 0; i < CLS_DRAIN; i++) {
 		if (i >= most || bpf_map_pop_elem(&due, &w->job))
 			break;
-		cls_judge();
+		cls_evaluate_job();
 	}
 	return 0;
 }
@@ -239,7 +240,7 @@ __noinline int cls_drain(__u32 most)
 static __always_inline void cls_dispatch(struct cls_work *w)
 {
 	if (deferred == CLS_AT_ONCE) {
-		cls_judge();
+		cls_evaluate_job();
 	} else if (deferred == CLS_USER) {
 		w->window.time = w->job.time;
 		__builtin_memcpy(w->window.values, w->job.values, sizeof(w->window.values));
@@ -260,7 +261,7 @@ static __always_inline int cls_drop(struct kerb_pkt *pkt, struct cls_work *w, st
 		if (z->packets >= 100 && z->dropped * 100 > z->packets * fuse_packets) {
 			w->event.hits = 0;
 			w->event.source = w->job.source;
-			cls_blow(w, z, CLS_FUSE_PACKETS);
+			cls_fuse_blow(w, z, CLS_FUSE_PACKETS);
 		}
 	}
 	return kerb_drop(pkt, reason);
@@ -276,7 +277,8 @@ static __always_inline int cls_over_rate(struct cls_block *b, __u64 now)
 	return 0;
 }
 
-static __always_inline int cls_carry_out(struct kerb_pkt *pkt, struct cls_work *w, struct cls_fuse *z, struct cls_block *b)
+static __always_inline int cls_action_execute(struct kerb_pkt *pkt, struct cls_work *w, struct cls_fuse *z,
+					      struct cls_block *b)
 {
 	if (b->action == CLS_DROP)
 		return cls_drop(pkt, w, z, b, CLS_DROP_CLASSIFIED);
@@ -314,7 +316,7 @@ static __always_inline int cls_enforce(struct kerb_pkt *pkt, struct cls_work *w,
 		cls_count(CLS_COUNT_WATCHED);
 		return KERB_NEXT;
 	}
-	return cls_carry_out(pkt, w, z, b);
+	return cls_action_execute(pkt, w, z, b);
 }
 
 #endif

@@ -22,7 +22,7 @@ static __noinline int extract(struct kerb_pkt *pkt, __u32 local)
 }
 
 /* A later packet judges what waits if it comes after a pause of a tick of the clock. */
-static __always_inline int judges_later(const struct cls_work *w)
+static __always_inline int evaluates_later(const struct cls_work *w)
 {
 	return deferred == CLS_NEXT_PACKET && w->now != w->before;
 }
@@ -44,7 +44,7 @@ static __always_inline int classify(struct kerb_pkt *pkt, __u32 local)
 	verdict = extract(pkt, local);
 	if (w->due)
 		cls_dispatch(w);
-	if (judges_later(w))
+	if (evaluates_later(w))
 		cls_drain(1);
 	kerb_scratch_leave();
 	return verdict;

@@ -88,7 +88,7 @@ static __always_inline void cls_decide(const struct cls_model *m, const __s64 *o
 }
 
 /* Layers that take longer than a call; the verifier examines them once. */
-__noinline int cls_large(__u32 slot, __u32 role)
+__noinline int cls_infer_large(__u32 slot, __u32 role)
 {
 	const struct cls_model *m = cls_model(slot);
 	struct cls_scratch *s = cls_scratch();
@@ -114,11 +114,11 @@ static __always_inline int cls_infer(__u32 role)
 		return -1;
 	s->decision[role].slot = slot;
 	if (m->kind == CLS_SMALL)
-		cls_small(m, s);
+		cls_infer_small(m, s);
 	else if (m->kind == CLS_TREES)
 		cls_trees(m, s, slot);
 	else
-		return cls_large(slot, role);
+		return cls_infer_large(slot, role);
 	cls_decide(m, s->out, &s->decision[role]);
 	return 0;
 }

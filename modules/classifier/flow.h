@@ -92,14 +92,14 @@ static __always_inline void cls_flow_packet(struct kerb_pkt *pkt, struct cls_wor
 	cls_add(r->sum[CLS_FLOW_PACKETS + (back & 1)], 1);
 	cls_add(r->sum[CLS_FLOW_BYTES + (back & 1)], len);
 	cls_add(r->sum[CLS_FLOW_SQUARES], len * len);
-	cls_widen(&s->length, len);
+	cls_range_extend(&s->length, len);
 	if (r->last && w->now >= r->last) {
 		if (gap > CLS_FEATURE_LIMIT)
 			gap = CLS_FEATURE_LIMIT;
 		cls_add(r->sum[CLS_FLOW_GAPS], gap);
 		cls_add(r->sum[CLS_FLOW_GAP_SQUARES], gap * gap);
 		cls_add(r->sum[CLS_FLOW_GAP_COUNT], 1);
-		cls_widen(&s->gap, gap);
+		cls_range_extend(&s->gap, gap);
 	}
 	r->last = w->now;
 	if (tcp)
@@ -141,15 +141,15 @@ static __always_inline void cls_flow_counted(struct kerb_pkt *pkt, struct cls_wo
 {
 	__u64 slice;
 
-	if (cls_close(w, r, &slice)) {
+	if (cls_window_close(w, r, &slice)) {
 		cls_flow_values(w, r);
-		cls_closed(w, r, slice);
+		cls_window_closed(w, r, slice);
 		if (when == CLS_PER_WINDOW && w->held)
 			w->due = 1;
 	}
-	cls_arm(w, r);
+	cls_timer_arm(w, r);
 	cls_flow_packet(pkt, w, r, by_peer ? local : local != r->opener);
-	if (cls_due_now(w, r)) {
+	if (cls_evaluation_due(w, r)) {
 		cls_flow_values(w, r);
 		w->due = 1;
 	}
@@ -165,7 +165,7 @@ static __always_inline int cls_flow(struct kerb_pkt *pkt, struct cls_work *w, st
 	}
 	w->fresh.opener = local;
 	w->fresh.service_port = cls_to_port(&w->job.source, local);
-	r = cls_meet(w, z);
+	r = cls_source_lookup(w, z);
 	if (r)
 		cls_flow_counted(pkt, w, r, local);
 	return cls_enforce(pkt, w, z); /* what is dropped has been counted: its window decides whether the block continues */

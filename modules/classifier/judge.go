@@ -59,7 +59,7 @@ func (l *loaded) infer(values *[valuesMax]int32) model.Decision {
 	return model.Decision{Version: l.Version, Class: uint32(class), Score: int32(math.Round(score * model.ScoreOne))}
 }
 
-// against reports whether a decision is, as cls_against does.
+// against reports whether a decision is, as cls_decision_opposes does.
 func (p *policy) against(d model.Decision, suspicious bool) bool {
 	if suspicious && d.Score >= p.Clear {
 		return true
@@ -167,7 +167,7 @@ func (w *plane) enter(s source, v *verdict, number uint64) error {
 	return err
 }
 
-// isHeld is cls_is_held: it reports whether a source was blocked before the window began.
+// isHeld is cls_was_blocked: it reports whether a source was blocked before the window began.
 func (w *plane) isHeld(s source) (bool, error) {
 	if w.judge.held == 0 {
 		return false, nil
@@ -180,7 +180,7 @@ func (w *plane) isHeld(s source) (bool, error) {
 	return m.Lookup(s, &b) == nil && b.Since/w.config.epoch() < w.judge.number, nil
 }
 
-// sourcesOfWindow is cls_sources.
+// sourcesOfWindow is cls_source_count.
 func (w *plane) sourcesOfWindow() uint32 { return w.judge.judged + w.judge.held }
 
 // compare asks the shadow model.
@@ -205,7 +205,7 @@ func (w *plane) compare(values *[valuesMax]int32, live model.Decision, against b
 	}
 }
 
-// conclude is cls_conclude: hysteresis, then what follows from it.
+// conclude is cls_verdict_update: hysteresis, then what follows from it.
 func (w *plane) conclude(s source, v *verdict, win *window, d model.Decision, against bool) error {
 	c, was := w.config, v.suspicious
 	v.hits <<= 1
@@ -233,7 +233,7 @@ func (w *plane) conclude(s source, v *verdict, win *window, d model.Decision, ag
 	return nil
 }
 
-// act is cls_act: it puts a source under the action, or keeps it there.
+// act is cls_action_apply: it puts a source under the action, or keeps it there.
 func (w *plane) act(e *event) (done uint8, isNew bool, err error) {
 	c, none := w.config, uint8(index(actions, "event"))
 	action := uint8(index(actions, c.Action.Do))
@@ -282,7 +282,7 @@ func (w *plane) act(e *event) (done uint8, isNew bool, err error) {
 	return done, true, nil
 }
 
-// tooMuch is cls_too_much: why one more source is more than a model may block, 0 if it is not.
+// tooMuch is cls_fuse_check: why one more source is more than a model may block, 0 if it is not.
 func (w *plane) tooMuch() uint32 {
 	f, n := &w.config.Fuse, atomic.LoadUint32(&w.fuse.Blocked)+1
 	if n > f.Sources {

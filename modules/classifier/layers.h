@@ -206,7 +206,7 @@ static __always_inline struct cls_four cls_small_layer(const struct cls_model *m
 
 /* A small network takes less time than calls, loops and memory: it is in place, its values in registers. The offset of what leaves
  * a layer is in what the next one adds. */
-static __always_inline void cls_small(const struct cls_model *m, struct cls_scratch *s)
+static __always_inline void cls_infer_small(const struct cls_model *m, struct cls_scratch *s)
 {
 	__s64 offset = m->layer[(m->layers - 1) & (CLS_LAYERS_MAX - 1)].offset;
 	struct cls_four x = {cls_input(m, s, 0), cls_input(m, s, 1), cls_input(m, s, 2), cls_input(m, s, 3)};

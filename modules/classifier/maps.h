@@ -177,7 +177,7 @@ struct cls_record {
 	__u16 rank;	      /* the same, host byte order */
 	__be16 service_port;  /* flow: port that the opening packet went to */
 	struct cls_seen seen[CLS_SEEN]; /* newest first */
-	__u32 span; /* cls_span() that slice and past are of: records outlive a change of the config */
+	__u32 span; /* cls_config_id() that slice and past are of: records outlive a change of the config */
 };
 
 /* Policy against forged sources. Up to an eighth of the table's capacity a window, sources get a record at once. Beyond, they

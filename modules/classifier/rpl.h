@@ -171,7 +171,7 @@ static __always_inline void cls_count_dio(struct cls_frame *f, struct cls_record
 		cls_add(r->sum[CLS_RPL_VERSIONS], 1);
 	if (r->has_dio && f->rank < r->rank)
 		cls_add(r->sum[CLS_RPL_RANKS], 1);
-	cls_widen(&s->length, f->rank);
+	cls_range_extend(&s->length, f->rank);
 	r->dodag_version = f->version;
 	r->rank = f->rank;
 	r->has_dio = 1;
@@ -191,7 +191,7 @@ static __always_inline void cls_rpl_message(struct cls_work *w, struct cls_recor
 	if (r->last && w->now >= r->last) {
 		cls_add(r->sum[CLS_RPL_GAPS], gap);
 		cls_add(r->sum[CLS_RPL_GAP_COUNT], 1);
-		cls_widen(&cls_slice(r, r->slice)->gap, gap);
+		cls_range_extend(&cls_slice(r, r->slice)->gap, gap);
 	}
 	r->last = w->now;
 	cls_count(CLS_COUNT_MESSAGES);
@@ -230,13 +230,13 @@ static __always_inline void cls_rpl_counted(struct cls_work *w, struct cls_recor
 {
 	__u64 slice;
 
-	if (cls_close(w, r, &slice)) {
+	if (cls_window_close(w, r, &slice)) {
 		cls_rpl_values(w, r);
-		cls_closed(w, r, slice);
+		cls_window_closed(w, r, slice);
 		if (when == CLS_PER_WINDOW && w->held)
 			w->due = 1;
 	}
-	cls_arm(w, r);
+	cls_timer_arm(w, r);
 	if (outcome == CLS_FRAGMENT) {
 		cls_add(r->sum[CLS_RPL_FRAGMENTS], 1);
 		return;
@@ -249,7 +249,7 @@ static __always_inline void cls_rpl_counted(struct cls_work *w, struct cls_recor
 	if (outcome == CLS_SECURED)
 		cls_add(r->sum[CLS_RPL_SECURED], 1);
 	cls_rpl_message(w, r, len);
-	if (cls_due_now(w, r)) {
+	if (cls_evaluation_due(w, r)) {
 		cls_rpl_values(w, r);
 		w->due = 1;
 	}
@@ -309,7 +309,7 @@ static __always_inline int cls_rpl(struct kerb_pkt *pkt, struct cls_work *w, str
 	}
 	if (cls_rpl_owner(pkt, w, outcome))
 		return KERB_NEXT;
-	r = cls_meet(w, z);
+	r = cls_source_lookup(w, z);
 	if (r)
 		cls_rpl_counted(w, r, outcome, at.len);
 	return cls_enforce(pkt, w, z); /* what is dropped has been counted: its window decides whether the block continues */

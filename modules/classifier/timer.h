@@ -14,22 +14,22 @@
 #define CLS_CLOCK_MONOTONIC 1
 
 /* Whether the source of the record has sent in the window that ends with a slice. */
-static __always_inline int cls_is_filled(const struct cls_record *r, __u64 slice)
+static __always_inline int cls_window_has_packets(const struct cls_record *r, __u64 slice)
 {
 	return r->last >= (slice - (sliding ? CLS_SLICES - 1 : 0)) * cls_slice_ns();
 }
 
-static __always_inline void cls_judge_lapsed(struct cls_work *w)
+static __always_inline void cls_evaluate_lapsed(struct cls_work *w)
 {
 	if (deferred == CLS_USER)
 		cls_dispatch(w);
 	else
-		cls_judge();
+		cls_evaluate_job();
 }
 
 /* Ends the window of the source of w->lapse, unless a packet has. 1: it is to be judged, which the caller does, for models need the stack
  * that this takes. */
-__noinline int cls_lapse_one(void)
+__noinline int cls_window_expire_one(void)
 {
 	struct cls_work *w = cls_work();
 	struct cls_record *r;
@@ -39,24 +39,24 @@ __noinline int cls_lapse_one(void)
 	if (!r)
 		return 0;
 	slice = *(volatile __u64 *)&r->slice;
-	if (r->span != cls_span() || !cls_is_filled(r, slice))
+	if (r->span != cls_config_id() || !cls_window_has_packets(r, slice))
 		return 0;
 	w->job.source = w->lapse.source;
-	if (!cls_close(w, r, &slice))
+	if (!cls_window_close(w, r, &slice))
 		return 0;
 	if (extractor == CLS_RPL)
 		cls_rpl_values(w, r);
 	else
 		cls_flow_values(w, r);
-	cls_closed(w, r, slice);
-	if (sliding && cls_is_filled(r, r->slice))
-		cls_arm(w, r);
+	cls_window_closed(w, r, slice);
+	if (sliding && cls_window_has_packets(r, r->slice))
+		cls_timer_arm(w, r);
 	return !!w->held;
 }
 
 /* Ends windows that are due, a bounded number. 1: more may be. Entries that are due later than any of this config are of another
  * one: their records tell. */
-static __noinline int cls_lapse_some(void)
+static __noinline int cls_window_expire_some(void)
 {
 	struct cls_work *w = cls_work();
 
@@ -71,8 +71,8 @@ static __noinline int cls_lapse_some(void)
 			return 0;
 		if (bpf_map_pop_elem(&lapsing, &w->lapse))
 			return 0;
-		if (cls_lapse_one())
-			cls_judge_lapsed(w);
+		if (cls_window_expire_one())
+			cls_evaluate_lapsed(w);
 	}
 	return 1;
 }
@@ -85,7 +85,7 @@ static int cls_tick(void *map, __u32 *key, struct cls_timer *t)
 		bpf_timer_start(&t->timer, CLS_LAPSE_NS, 0);
 		return 0;
 	}
-	if (lapse_ns && cls_lapse_some())
+	if (lapse_ns && cls_window_expire_some())
 		wait = CLS_LAPSE_NS;
 	if (deferred == CLS_TIMER) {
 		cls_drain(CLS_DRAIN);

@@ -47,7 +47,7 @@ static __always_inline void cls_vote(const struct cls_model *m, struct cls_scrat
 }
 
 /* CLS_ABREAST trees from tree t on. With one output their sum is returned, else 0. */
-static __always_inline __s64 cls_abreast(const struct cls_model *m, struct cls_scratch *s, __u32 t)
+static __always_inline __s64 cls_walk_group(const struct cls_model *m, struct cls_scratch *s, __u32 t)
 {
 	__u64 a = t * 8, b = a + 8, c = a + 16, d = a + 24, e = a + 32;
 
@@ -87,7 +87,7 @@ __noinline int cls_walk(__u32 slot, __u32 first)
 	for (__u32 t = 0; t < CLS_TURN; t += CLS_ABREAST) {
 		if (first + t >= kerb_reread(m->trees))
 			break;
-		sum += cls_abreast(m, s, first + t);
+		sum += cls_walk_group(m, s, first + t);
 	}
 	s->out[0] += sum;
 	return 0;

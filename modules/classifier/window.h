@@ -72,13 +72,13 @@ static __always_inline __u64 cls_slice_ns(void)
 }
 
 /* Tells windows of one config from those of another. */
-static __always_inline __u32 cls_span(void)
+static __always_inline __u32 cls_config_id(void)
 {
 	return window_ns / 1000 << 1 | sliding;
 }
 
 /* Changes *place from one value to another: 1 for the one CPU that does. */
-static __always_inline int cls_claim(__u64 *place, __u64 from, __u64 to, __u32 which)
+static __always_inline int cls_compare_and_swap(__u64 *place, __u64 from, __u64 to, __u32 which)
 {
 	__u32 index = which & (CLS_LOCKS - 1);
 	struct cls_lock *l = bpf_map_lookup_elem(&locks, &index);
@@ -95,7 +95,7 @@ static __always_inline int cls_claim(__u64 *place, __u64 from, __u64 to, __u32 w
 }
 
 /* Sources of the window so far; those that are blocked count even if they are silent. */
-static __always_inline __u64 cls_sources(const struct cls_fuse *z)
+static __always_inline __u64 cls_source_count(const struct cls_fuse *z)
 {
 	return (__u64)z->judged + z->held;
 }
@@ -107,9 +107,9 @@ static __always_inline void cls_epoch(struct cls_fuse *z, __u64 now)
 
 	if (window == n || window == n + 1) /* by a CPU that is ahead; more is of a config with shorter windows */
 		return;
-	if (!cls_claim(&z->window, window, n, 0))
+	if (!cls_compare_and_swap(&z->window, window, n, 0))
 		return;
-	z->sources_before = window + 1 == n ? cls_sources(z) : 0;
+	z->sources_before = window + 1 == n ? cls_source_count(z) : 0;
 	z->judged = 0;
 	z->held = z->blocked;
 	z->packets = 0;
@@ -119,7 +119,7 @@ static __always_inline void cls_epoch(struct cls_fuse *z, __u64 now)
 }
 
 /* Whether a source without a record gets one: see struct cls_newcomer. */
-static __always_inline int cls_admit(struct cls_work *w, struct cls_fuse *z)
+static __always_inline int cls_source_admit(struct cls_work *w, struct cls_fuse *z)
 {
 	struct cls_newcomer *n, new = {.first = w->now, .packets = 1};
 
@@ -148,19 +148,19 @@ static __always_inline void cls_no_range(struct cls_range *r)
 }
 
 /* The record of the source, or NULL while it is a newcomer. */
-static __always_inline struct cls_record *cls_meet(struct cls_work *w, struct cls_fuse *z)
+static __always_inline struct cls_record *cls_source_lookup(struct cls_work *w, struct cls_fuse *z)
 {
 	struct cls_record *r = bpf_map_lookup_elem(&records, &w->job.source);
 
 	if (r)
 		return r;
-	if (!cls_admit(w, z)) {
+	if (!cls_source_admit(w, z)) {
 		cls_count(CLS_COUNT_PROBATION);
 		return 0;
 	}
 	w->fresh.first = w->now;
 	w->fresh.slice = window_ns ? w->now / cls_slice_ns() : 0;
-	w->fresh.span = cls_span();
+	w->fresh.span = cls_config_id();
 	for (int i = 0; i < CLS_SLICES; i++) {
 		cls_no_range(&w->fresh.past[i].length);
 		cls_no_range(&w->fresh.past[i].gap);
@@ -177,7 +177,7 @@ static __always_inline struct cls_slice *cls_slice(struct cls_record *r, __u64 n
 }
 
 /* Widens a range by a value. Two CPUs at the same time may miss one. */
-static __always_inline void cls_widen(struct cls_range *r, __u64 value)
+static __always_inline void cls_range_extend(struct cls_range *r, __u64 value)
 {
 	__u32 v = value > CLS_FEATURE_LIMIT ? CLS_FEATURE_LIMIT : value;
 
@@ -187,7 +187,7 @@ static __always_inline void cls_widen(struct cls_range *r, __u64 value)
 		r->high = v;
 }
 
-static __always_inline void cls_join(struct cls_range *r, const struct cls_range *other)
+static __always_inline void cls_window_merge(struct cls_range *r, const struct cls_range *other)
 {
 	if (other->low < r->low)
 		r->low = other->low;
@@ -210,13 +210,13 @@ static __always_inline void cls_window_of(struct cls_work *w, struct cls_record 
 	cls_no_range(&w->length);
 	cls_no_range(&w->gap);
 	for (int i = 0; i < (sliding ? CLS_SLICES : 1); i++) {
-		cls_join(&w->length, &cls_slice(r, slice - i)->length);
-		cls_join(&w->gap, &cls_slice(r, slice - i)->gap);
+		cls_window_merge(&w->length, &cls_slice(r, slice - i)->length);
+		cls_window_merge(&w->gap, &cls_slice(r, slice - i)->gap);
 	}
 }
 
 /* Begins slice n, and those between that had no packets. */
-static __always_inline void cls_begin(struct cls_work *w, struct cls_record *r, __u64 slice, __u64 n)
+static __always_inline void cls_slice_begin(struct cls_work *w, struct cls_record *r, __u64 slice, __u64 n)
 {
 	for (int i = 1; i <= CLS_SLICES; i++) {
 		struct cls_slice *s = cls_slice(r, slice + i);
@@ -230,7 +230,7 @@ static __always_inline void cls_begin(struct cls_work *w, struct cls_record *r, 
 }
 
 /* The last whole window before n, for the features of the next ones. */
-static __always_inline void cls_keep_before(struct cls_work *w, struct cls_record *r, __u64 slice, __u64 n)
+static __always_inline void cls_window_save(struct cls_work *w, struct cls_record *r, __u64 slice, __u64 n)
 {
 	__u64 was = sliding ? slice / CLS_SLICES : slice, is = sliding ? n / CLS_SLICES : n;
 	const struct cls_slice *base = cls_slice(r, sliding ? 0 : slice);
@@ -245,17 +245,17 @@ static __always_inline void cls_keep_before(struct cls_work *w, struct cls_recor
 }
 
 /* Begins to count again, in slice n: what was counted before was in windows of another length. */
-static __always_inline void cls_restart(struct cls_work *w, struct cls_record *r, __u64 n)
+static __always_inline void cls_window_restart(struct cls_work *w, struct cls_record *r, __u64 n)
 {
-	cls_begin(w, r, n - CLS_SLICES, n);
+	cls_slice_begin(w, r, n - CLS_SLICES, n);
 	__builtin_memset(r->before, 0, sizeof(r->before));
-	r->span = cls_span();
+	r->span = cls_config_id();
 	*(volatile __u64 *)&r->slice = n;
 }
 
 /* Ends the slice that the record is in if time has left it: 1 on the one CPU that does, which is to take the features from
- * w->sum, length and gap, and to call cls_closed(). Others that count meanwhile do so for one of the two slices. */
-static __always_inline int cls_close(struct cls_work *w, struct cls_record *r, __u64 *slice)
+ * w->sum, length and gap, and to call cls_window_closed(). Others that count meanwhile do so for one of the two slices. */
+static __always_inline int cls_window_close(struct cls_work *w, struct cls_record *r, __u64 *slice)
 {
 	__u64 n;
 	int stale;
@@ -264,31 +264,32 @@ static __always_inline int cls_close(struct cls_work *w, struct cls_record *r, _
 		return 0;
 	n = w->now / cls_slice_ns();
 	*slice = *(volatile __u64 *)&r->slice;
-	stale = r->span != cls_span();
-	if (*slice & CLS_ROLLING || (*slice >= n && !stale) || !cls_claim(&r->slice, *slice, n | CLS_ROLLING, w->job.source.addr[15]))
+	stale = r->span != cls_config_id();
+	if (*slice & CLS_ROLLING || (*slice >= n && !stale) ||
+	    !cls_compare_and_swap(&r->slice, *slice, n | CLS_ROLLING, w->job.source.addr[15]))
 		return 0;
 	cls_window_of(w, r, *slice);
 	if (stale) {
-		cls_restart(w, r, n);
+		cls_window_restart(w, r, n);
 		return 0;
 	}
 	w->job.time = (*slice + 1) * cls_slice_ns();
 	return 1;
 }
 
-static __always_inline void cls_closed(struct cls_work *w, struct cls_record *r, __u64 slice)
+static __always_inline void cls_window_closed(struct cls_work *w, struct cls_record *r, __u64 slice)
 {
 	__u64 n = w->now / cls_slice_ns();
 
 	if (n - slice > 1 || !w->held)
 		cls_count(CLS_COUNT_EMPTY);
-	cls_keep_before(w, r, slice, n);
-	cls_begin(w, r, slice, n);
+	cls_window_save(w, r, slice, n);
+	cls_slice_begin(w, r, slice, n);
 	*(volatile __u64 *)&r->slice = n;
 }
 
 /* Has the timer end the slice that the record is in, should no packet do so. */
-static __always_inline void cls_arm(struct cls_work *w, struct cls_record *r)
+static __always_inline void cls_timer_arm(struct cls_work *w, struct cls_record *r)
 {
 	__u64 slice = *(volatile __u64 *)&r->slice;
 
@@ -302,7 +303,7 @@ static __always_inline void cls_arm(struct cls_work *w, struct cls_record *r)
 }
 
 /* Whether this packet makes an evaluation due, over the window so far. */
-static __always_inline int cls_due_now(struct cls_work *w, struct cls_record *r)
+static __always_inline int cls_evaluation_due(struct cls_work *w, struct cls_record *r)
 {
 	__u64 slice = *(volatile __u64 *)&r->slice;
 

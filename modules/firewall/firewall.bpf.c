@@ -101,24 +101,24 @@ static __always_inline int look_up(struct fw_flow *f, __u64 now)
 static __always_inline int is_related(struct fw_flow *f, __u64 now)
 {
 	if (f->family == 4)
-		return fw_alive(&established4, &opening4, &pending4, f, now);
-	return fw_alive(&established6, &opening6, &pending6, f, now);
+		return fw_conn_is_alive(&established4, &opening4, &pending4, f, now);
+	return fw_conn_is_alive(&established6, &opening6, &pending6, f, now);
 }
 
 static __always_inline void begin(struct fw_flow *f, __u64 now)
 {
 	if (f->family == 4)
-		fw_begin(&opening4, &pending4, now);
+		fw_conn_create(&opening4, &pending4, now);
 	else
-		fw_begin(&opening6, &pending6, now);
+		fw_conn_create(&opening6, &pending6, now);
 }
 
 static __always_inline void renew(struct fw_flow *f, int allowed)
 {
 	if (f->family == 4)
-		fw_renew(&established4, &opening4, &pending4, allowed);
+		fw_conn_renew(&established4, &opening4, &pending4, allowed);
 	else
-		fw_renew(&established6, &opening6, &pending6, allowed);
+		fw_conn_renew(&established6, &opening6, &pending6, allowed);
 }
 
 /* Asks the rules, about the packet or about the one that it answers. */
@@ -140,7 +140,7 @@ static __always_inline __u32 ask_rules(struct fw_flow *f)
 /* What becomes of a packet of no known connection that the rules allow. */
 static __always_inline __u32 admit(struct fw_flow *f, __u32 decision, __u64 now)
 {
-	if (fw_is_tcp(f) && f->begins != FW_BEGINS && !fw_may_pick_up(f, now))
+	if (fw_is_tcp(f) && f->begins != FW_BEGINS && !fw_may_adopt(f, now))
 		return FW_DENY(FW_SLOT_INVALID, FW_DROP_INVALID_STATE);
 	if (f->begins)
 		begin(f, now);
@@ -211,7 +211,7 @@ static __always_inline void fw_forget_packet(struct kerb_pkt *pkt, const struct 
 	kerb_mix(pkt, zero);
 }
 
-static __always_inline __u32 judge(struct kerb_pkt *pkt, struct fw_flow *f, __u32 dir)
+static __always_inline __u32 fw_evaluate(struct kerb_pkt *pkt, struct fw_flow *f, __u32 dir)
 {
 	__u32 decision;
 	__u64 now;
@@ -274,7 +274,7 @@ static __always_inline __u32 decide(struct kerb_pkt *pkt, __u32 dir)
 		return FW_DENY(FW_SLOT_FRAGMENT, KERB_DROP_FRAGMENT);
 	if (pkt->flags & KERB_F_FRAG_LATER)
 		return judge_later_fragment(pkt, dir);
-	decision = judge(pkt, f, dir);
+	decision = fw_evaluate(pkt, f, dir);
 	if (pkt->flags & KERB_F_FRAG_FIRST && fragments == FW_FRAGMENTS_TRACK && !(decision >> 16))
 		fw_fragment_remember(pkt, dir, fw_now());
 	return decision;

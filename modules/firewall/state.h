@@ -196,7 +196,7 @@ static __always_inline struct fw_usage *fw_get_usage(struct fw_flow *f, __u64 no
 }
 
 /* Counters may be off, even below zero, until the control plane counts. */
-static __always_inline int fw_room(__s64 own, __s64 all, __u32 share, __u32 common, __u64 most)
+static __always_inline int fw_table_has_room(__s64 own, __s64 all, __u32 share, __u32 common, __u64 most)
 {
 	if (!share)
 		return all < (__s64)most;
@@ -204,7 +204,7 @@ static __always_inline int fw_room(__s64 own, __s64 all, __u32 share, __u32 comm
 }
 
 /* Whether f->next found its place; counts against the interface. What has not been answered, or is over, may have half of it. */
-static __always_inline int fw_add_opening(void *opening, struct fw_flow *f, __u64 now)
+static __always_inline int fw_opening_insert(void *opening, struct fw_flow *f, __u64 now)
 {
 	const struct fw_conn *c = &f->next;
 	int half = fw_state(c) == FW_NEW || fw_state(c) >= FW_RESET, err;
@@ -213,7 +213,7 @@ static __always_inline int fw_add_opening(void *opening, struct fw_flow *f, __u6
 
 	if (!t || !u)
 		return 0;
-	if (!fw_room(u->opening << half, t->opening << half, t->opening_share, t->opening_common, FW_OPENING))
+	if (!fw_table_has_room(u->opening << half, t->opening << half, t->opening_share, t->opening_common, FW_OPENING))
 		return !bpf_map_update_elem(opening, &f->key4, c, BPF_EXIST);
 	err = bpf_map_update_elem(opening, &f->key4, c, BPF_NOEXIST);
 	if (err == -FW_EEXIST)
@@ -226,16 +226,16 @@ static __always_inline int fw_add_opening(void *opening, struct fw_flow *f, __u6
 }
 
 /* Writes f->next as a new entry. */
-static __noinline int fw_put(void *opening, void *pending, __u64 now)
+static __noinline int fw_conn_insert(void *opening, void *pending, __u64 now)
 {
 	struct fw_flow *f = fw_flow();
 
-	if (f && !fw_add_opening(opening, f, now))
+	if (f && !fw_opening_insert(opening, f, now))
 		bpf_map_update_elem(pending, &f->key4, &f->next, BPF_ANY);
 	return 0;
 }
 
-static __noinline int fw_forget_opening(void *opening, void *pending)
+static __noinline int fw_opening_delete(void *opening, void *pending)
 {
 	struct fw_flow *f = fw_flow();
 	struct fw_table *t = fw_get_table();
@@ -254,7 +254,7 @@ static __noinline int fw_forget_opening(void *opening, void *pending)
 	return 0;
 }
 
-static __noinline int fw_forget(void *established)
+static __noinline int fw_conn_delete(void *established)
 {
 	struct fw_flow *f = fw_flow();
 	struct fw_table *t = fw_get_table();
@@ -280,7 +280,7 @@ static __noinline int fw_promote(void *established, __u64 now)
 	if (!f || !t)
 		return 0;
 	u = fw_get_usage(f, now);
-	if (!u || !fw_room(u->established, t->established, t->share, t->common, max_connections)) {
+	if (!u || !fw_table_has_room(u->established, t->established, t->share, t->common, max_connections)) {
 		__sync_fetch_and_add(&t->full, 1);
 		return 0;
 	}
@@ -297,7 +297,7 @@ static __noinline int fw_promote(void *established, __u64 now)
 }
 
 /* FIN or RST on an established connection that they fit. */
-static __always_inline int fw_ends(void *established, void *opening, void *pending, struct fw_flow *f, __u64 now)
+static __always_inline int fw_conn_ends(void *established, void *opening, void *pending, struct fw_flow *f, __u64 now)
 {
 	struct fw_conn *c = bpf_map_lookup_elem(established, &f->key4), *n = &f->next;
 
@@ -312,8 +312,8 @@ static __always_inline int fw_ends(void *established, void *opening, void *pendi
 	if (fw_state(n) == FW_ESTABLISHED_) {
 		bpf_map_update_elem(established, &f->key4, n, BPF_EXIST);
 	} else {
-		fw_put(opening, pending, now);
-		fw_forget(established);
+		fw_conn_insert(opening, pending, now);
+		fw_conn_delete(established);
 	}
 	return fw_stale(n, f);
 }
@@ -336,14 +336,14 @@ static __always_inline void fw_write_back(void *opening, void *pending, struct f
 		return;
 	if (answered) {
 		bpf_map_delete_elem(pending, &f->key4);
-		fw_put(opening, pending, now);
+		fw_conn_insert(opening, pending, now);
 	} else {
 		bpf_map_update_elem(pending, &f->key4, &f->next, BPF_EXIST);
 	}
 }
 
-static __always_inline int fw_on_opening(void *established, void *opening, void *pending, struct fw_conn *c, struct fw_flow *f,
-					 __u64 now)
+static __always_inline int fw_track_opening(void *established, void *opening, void *pending, struct fw_conn *c,
+					    struct fw_flow *f, __u64 now)
 {
 	int opens = (f->tcp & (TCP_SYN | TCP_ACK)) == TCP_SYN && (!FW_BOTH_WAYS || f->dir == c->from);
 	struct fw_conn *n = &f->next;
@@ -351,7 +351,7 @@ static __always_inline int fw_on_opening(void *established, void *opening, void 
 
 	*n = *c;
 	if (fw_expired(n, f, now) || (opens && fw_state(n) >= FW_RESET)) {
-		fw_forget_opening(opening, pending);
+		fw_opening_delete(opening, pending);
 		return FW_UNKNOWN;
 	}
 	if (fw_is_tcp(f))
@@ -364,7 +364,7 @@ static __always_inline int fw_on_opening(void *established, void *opening, void 
 		n->seen = now;
 	if (fw_state(n) == FW_ESTABLISHED_) {
 		if (fw_promote(established, now)) {
-			fw_forget_opening(opening, pending);
+			fw_opening_delete(opening, pending);
 			return fw_stale(n, f);
 		}
 		n->state = FW_REPLIED; /* as long as there is no room */
@@ -390,25 +390,25 @@ static __noinline int fw_track_slowly(void *established, void *opening, void *pe
 	if (!f)
 		return FW_UNKNOWN;
 	if (why == FW_WHY_ENDS)
-		return fw_ends(established, opening, pending, f, now);
+		return fw_conn_ends(established, opening, pending, f, now);
 	if (why == FW_WHY_EXPIRED)
-		fw_forget(established);
+		fw_conn_delete(established);
 	c = bpf_map_lookup_elem(opening, &f->key4);
 	if (!c)
 		c = bpf_map_lookup_elem(pending, &f->key4);
 	if (!c)
 		return why == FW_WHY_MISFIT ? FW_INVALID : FW_UNKNOWN;
-	track = kerb_through(f->hidden, fw_on_opening(established, opening, pending, c, f, now));
+	track = kerb_through(f->hidden, fw_track_opening(established, opening, pending, c, f, now));
 	if (why != FW_WHY_MISFIT)
 		return track;
 	/* In addition to the established connection one side has begun another one. Once the other side knows that one only: */
 	if (track != FW_UNKNOWN && track != FW_INVALID && f->tcp & (TCP_SYN | TCP_RST))
-		fw_forget(established);
+		fw_conn_delete(established);
 	return track == FW_UNKNOWN ? FW_INVALID : track;
 }
 
 /* Examines the established entry of a packet. What the slow path must do, or FW_WHY_NOT with the answer in *track. */
-static __always_inline int fw_on_established(struct fw_conn *c, struct fw_flow *f, __u64 now, int *track)
+static __always_inline int fw_track_established(struct fw_conn *c, struct fw_flow *f, __u64 now, int *track)
 {
 	if (fw_expired(c, f, now))
 		return FW_WHY_EXPIRED;
@@ -440,14 +440,15 @@ static __always_inline int fw_track(void *established, void *opening, void *pend
 	int why = FW_WHY_ABSENT, track = FW_UNKNOWN;
 
 	if (c)
-		why = fw_on_established(c, f, now, &track);
+		why = fw_track_established(c, f, now, &track);
 	if (why == FW_WHY_NOT)
 		return track;
 	return fw_track_slowly(established, opening, pending, now, kerb_through(f->hidden, why));
 }
 
 /* Whether a connection with this key is alive. For packets that report it without being part of it. */
-static __always_inline int fw_alive(void *established, void *opening, void *pending, const struct fw_flow *f, __u64 now)
+static __always_inline int fw_conn_is_alive(void *established, void *opening, void *pending, const struct fw_flow *f,
+					    __u64 now)
 {
 	struct fw_conn *c = bpf_map_lookup_elem(established, &f->key4);
 
@@ -462,7 +463,7 @@ static __always_inline int fw_alive(void *established, void *opening, void *pend
 
 /* Whether TCP that began unseen may be taken up. What the service sends is part of a connection that it has. From outside
  * it may be forged, so that it is believed only while the firewall is new to the interface. */
-static __always_inline int fw_may_pick_up(struct fw_flow *f, __u64 now)
+static __always_inline int fw_may_adopt(struct fw_flow *f, __u64 now)
 {
 	struct fw_usage *u;
 
@@ -474,7 +475,7 @@ static __always_inline int fw_may_pick_up(struct fw_flow *f, __u64 now)
 	return u && (__s64)(now - u->since) < (__s64)pickup_ns;
 }
 
-static __noinline int fw_begin(void *opening, void *pending, __u64 now)
+static __noinline int fw_conn_create(void *opening, void *pending, __u64 now)
 {
 	struct fw_flow *f = fw_flow();
 	struct fw_conn *n;
@@ -495,11 +496,11 @@ static __noinline int fw_begin(void *opening, void *pending, __u64 now)
 		fw_tcp_learn(&n->peer[f->dir & 1], &n->peer[~f->dir & 1], f);
 		n->fins = f->tcp & TCP_FIN ? 1 << (f->dir & 1) : 0;
 	}
-	return fw_put(opening, pending, now);
+	return fw_conn_insert(opening, pending, now);
 }
 
 /* After the rules have looked again at the connection of a stale entry. */
-static __noinline int fw_renew(void *established, void *opening, void *pending, int allowed)
+static __noinline int fw_conn_renew(void *established, void *opening, void *pending, int allowed)
 {
 	struct fw_flow *f = fw_flow();
 	void *map = established;
@@ -508,8 +509,8 @@ static __noinline int fw_renew(void *established, void *opening, void *pending, 
 	if (!f)
 		return 0;
 	if (!allowed) {
-		fw_forget(established);
-		return fw_forget_opening(opening, pending);
+		fw_conn_delete(established);
+		return fw_opening_delete(opening, pending);
 	}
 	c = bpf_map_lookup_elem(map, &f->key4);
 	if (!c)

@@ -20,7 +20,7 @@ enum fw_fit {
 
 /* 1 if sequence number a is after b, else 0. By its sign, so that a comparison leaves the verifier no ranges of a and b to
  * follow: before Linux 6.3 it would continue once for each. */
-static __always_inline __u32 fw_after(__u32 a, __u32 b)
+static __always_inline __u32 fw_seq_after(__u32 a, __u32 b)
 {
 	__u32 sign = b - a;
 
@@ -29,17 +29,17 @@ static __always_inline __u32 fw_after(__u32 a, __u32 b)
 }
 
 /* The larger of FW_LAG and win. */
-static __always_inline __u32 fw_lag(__u32 win)
+static __always_inline __u32 fw_tcp_lag(__u32 win)
 {
 	__u32 more = win - FW_LAG;
 
-	return FW_LAG + (more & (fw_after(FW_LAG, win) - 1));
+	return FW_LAG + (more & (fw_seq_after(FW_LAG, win) - 1));
 }
 
 /* win, or 1 instead of 0: a closed window is probed with one byte. */
-static __always_inline __u32 fw_probed(__u32 win)
+static __always_inline __u32 fw_tcp_probe_window(__u32 win)
 {
-	return win + fw_after(1, win);
+	return win + fw_seq_after(1, win);
 }
 
 /* Read each time, for the verifier not to follow each state through a function. */
@@ -50,7 +50,7 @@ static __always_inline __u8 fw_state(const struct fw_conn *n)
 
 static __always_inline void fw_peer_ack(struct fw_peer *s, __u32 ack)
 {
-	if (s->flags & FW_PEER_ACKED && !fw_after(ack, s->acked))
+	if (s->flags & FW_PEER_ACKED && !fw_seq_after(ack, s->acked))
 		return;
 	s->acked = ack;
 	s->flags |= FW_PEER_ACKED;
@@ -69,7 +69,7 @@ static __always_inline void fw_peer_init(struct fw_peer *s, const struct fw_flow
 {
 	s->end = f->end;
 	s->maxend = f->seq + 1;
-	s->maxwin = fw_probed(f->win);
+	s->maxwin = fw_tcp_probe_window(f->win);
 	s->scale = f->scale <= FW_SCALE_MAX ? f->scale : 0;
 	s->flags = f->scale <= FW_SCALE_MAX ? FW_PEER_SCALE : 0;
 	s->acked = 0;
@@ -82,7 +82,7 @@ static __always_inline int fw_tcp_learn(struct fw_peer *s, const struct fw_peer 
 
 	if (f->tcp & TCP_RST)
 		return next || (r->flags & FW_PEER_ACKED && f->seq == r->acked) ? FW_FIT_YES : FW_FIT_PASS;
-	if (!s->maxwin || fw_after(f->end, s->end))
+	if (!s->maxwin || fw_seq_after(f->end, s->end))
 		s->end = f->end;
 	s->maxwin = 1;
 	fw_peer_ack(s, f->ack);
@@ -94,16 +94,16 @@ static __always_inline void fw_tcp_advance(struct fw_peer *s, struct fw_peer *r,
 	__u32 unscaled = f->tcp >> 1 & 1, win, edge; /* SYN */
 
 	win = f->win << (s->scale & 15 & (unscaled - 1));
-	if (fw_after(win, s->maxwin))
+	if (fw_seq_after(win, s->maxwin))
 		s->maxwin = win;
-	if (fw_after(end, s->maxend))
+	if (fw_seq_after(end, s->maxend))
 		r->maxwin += end - s->maxend;
-	if (fw_after(end, s->end))
+	if (fw_seq_after(end, s->end))
 		s->end = end;
 	if (f->tcp & TCP_ACK)
 		fw_peer_ack(s, ack);
-	edge = ack + fw_probed(win);
-	if (fw_after(edge, r->maxend))
+	edge = ack + fw_tcp_probe_window(win);
+	if (fw_seq_after(edge, r->maxend))
 		r->maxend = edge;
 }
 
@@ -113,22 +113,23 @@ static __always_inline void fw_tcp_advance(struct fw_peer *s, struct fw_peer *r,
 static __noinline int fw_tcp_fit(struct fw_conn *c, const struct fw_flow *f)
 {
 	struct fw_peer *s = &c->peer[f->dir & 1], *r = &c->peer[~f->dir & 1];
-	__u32 end = f->end, ack = f->tcp & TCP_ACK ? f->ack : r->end, lag = fw_lag(s->maxwin);
+	__u32 end = f->end, ack = f->tcp & TCP_ACK ? f->ack : r->end, lag = fw_tcp_lag(s->maxwin);
 
 	if (!(f->tcp & (TCP_ACK | TCP_RST)))
 		return FW_FIT_NOT;
 	if (fw_is_learnt(c))
 		return fw_tcp_learn(s, r, f);
-	if (fw_after(f->seq, s->maxend) | fw_after(s->end - r->maxwin, end) | fw_after(ack, r->end) | fw_after(r->end - lag, ack))
+	if (fw_seq_after(f->seq, s->maxend) | fw_seq_after(s->end - r->maxwin, end) | fw_seq_after(ack, r->end) |
+	    fw_seq_after(r->end - lag, ack))
 		return FW_FIT_NOT;
 	if (f->tcp & TCP_RST) {
 		if (!(r->flags & FW_PEER_ACKED))
 			return f->seq == s->end ? FW_FIT_YES : FW_FIT_PASS;
-		if (fw_after(r->acked, f->seq))
+		if (fw_seq_after(r->acked, f->seq))
 			return FW_FIT_NOT;
 		return f->seq == s->end || f->seq == r->acked ? FW_FIT_YES : FW_FIT_PASS;
 	}
-	if (f->fragment && fw_after(s->maxend, end)) /* how long the segment is the other fragments know */
+	if (f->fragment && fw_seq_after(s->maxend, end)) /* how long the segment is the other fragments know */
 		end = s->maxend;
 	fw_tcp_advance(s, r, f, end, ack);
 	return FW_FIT_YES;
@@ -137,8 +138,8 @@ static __noinline int fw_tcp_fit(struct fw_conn *c, const struct fw_flow *f)
 /* A SYN+ACK. Until the other side has acknowledged it, one with another sequence number takes its place. */
 static __always_inline int fw_tcp_accept(struct fw_conn *n, struct fw_peer *s, struct fw_peer *r, const struct fw_flow *f)
 {
-	if (fw_state(n) == FW_NEW ? !r->maxwin | fw_after(r->maxend, f->ack) | fw_after(f->ack, r->end)
-			       : !(s->flags & FW_PEER_ACKED) || f->ack != s->acked)
+	if (fw_state(n) == FW_NEW ? !r->maxwin | fw_seq_after(r->maxend, f->ack) | fw_seq_after(f->ack, r->end)
+				  : !(s->flags & FW_PEER_ACKED) || f->ack != s->acked)
 		return FW_FIT_NOT;
 	if (!s->maxwin || f->end != s->end)
 		fw_peer_init(s, f);
@@ -146,7 +147,7 @@ static __always_inline int fw_tcp_accept(struct fw_conn *n, struct fw_peer *s, s
 		s->scale = r->scale = 0;
 	fw_peer_ack(s, f->ack);
 	r->end = f->ack; /* data of the SYN that was not taken will be sent again (RFC 7413) */
-	r->maxend = f->ack + fw_probed(f->win);
+	r->maxend = f->ack + fw_tcp_probe_window(f->win);
 	n->state = FW_REPLIED;
 	return FW_FIT_YES;
 }
@@ -158,7 +159,7 @@ static __always_inline int fw_tcp_open(struct fw_conn *n, struct fw_peer *s, str
 	int first = f->dir == n->from;
 
 	if (what == TCP_SYN) { /* sent again, or by both sides at once (RFC 9293, 3.5) */
-		if (s->maxwin && !fw_after(f->end, s->end))
+		if (s->maxwin && !fw_seq_after(f->end, s->end))
 			return FW_FIT_PASS;
 		fw_peer_init(s, f);
 		return FW_FIT_YES;
@@ -174,7 +175,8 @@ static __always_inline int fw_tcp_open(struct fw_conn *n, struct fw_peer *s, str
 		return FW_FIT_PASS;
 	if (!(what & TCP_RST))
 		return FW_FIT_NOT;
-	if (first ? f->seq != s->end : !(what & TCP_ACK) || fw_after(r->maxend, f->ack) || fw_after(f->ack, r->end))
+	if (first ? f->seq != s->end
+		  : !(what & TCP_ACK) || fw_seq_after(r->maxend, f->ack) || fw_seq_after(f->ack, r->end))
 		return FW_FIT_NOT;
 	n->state = FW_RESET;
 	return FW_FIT_YES;
@@ -187,7 +189,7 @@ static __always_inline int fw_tcp_skips_handshake(const struct fw_conn *n, const
 {
 	if (fw_state(n) != FW_REPLIED || f->dir != n->from || s->flags & FW_PEER_ACKED || f->tcp & TCP_RST)
 		return 0;
-	return !(f->tcp & TCP_ACK) || fw_after(r->maxend, f->ack);
+	return !(f->tcp & TCP_ACK) || fw_seq_after(r->maxend, f->ack);
 }
 
 /* A segment of a connection that is not established, or no longer: n is a copy of its entry. Says in n what becomes of it;
@@ -228,7 +230,7 @@ static __noinline int fw_tcp_opening(struct fw_conn *n, const struct fw_flow *f)
 static __always_inline int fw_tcp_quotes(const struct fw_conn *c, const struct fw_flow *f)
 {
 	const struct fw_peer *s = &c->peer[~f->dir & 1], *r = &c->peer[f->dir & 1];
-	__u32 lag = fw_lag(r->maxwin);
+	__u32 lag = fw_tcp_lag(r->maxwin);
 
 	if (c->flags & FW_CONN_LEARNT || !(s->maxwin | r->maxwin))
 		return 1;

@@ -208,7 +208,7 @@ static __always_inline void icpt_barrier(void)
 }
 
 /* One attempt: ends with 1 unless the classes have changed meanwhile. */
-static long icpt_attempt(__u32 i, struct icpt_key *k)
+static long icpt_match_once(__u32 i, struct icpt_key *k)
 {
 	struct icpt_table *t = icpt_table();
 
@@ -302,7 +302,7 @@ __attribute__((noinline)) __u64 icpt_classify(kerb_ctx *ctx, __u32 offsets, __u3
 	icpt_fill_transport(&k, offsets >> 16, l4_len, kind >> 24);
 	if (!icpt_may_match(t, &k) || !icpt_fill_addresses(&k, offsets & 0xffff))
 		return ICPT_NONE;
-	bpf_loop(ICPT_ATTEMPTS, icpt_attempt, &k, 0);
+	bpf_loop(ICPT_ATTEMPTS, icpt_match_once, &k, 0);
 	return k.found;
 }
 

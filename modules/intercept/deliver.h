@@ -163,7 +163,7 @@ static __always_inline void icpt_count_gap(struct icpt_counts *n, struct icpt_fl
 
 /* Whether what is stolen would not be read: then packets pass, as if the class were not there. It steals again as soon as the
  * consumer has read something. */
-static __always_inline int icpt_unread(void *ring, const struct icpt_state *s, struct icpt_flow *f, __u64 now)
+static __always_inline int icpt_consumer_stalled(void *ring, const struct icpt_state *s, struct icpt_flow *f, __u64 now)
 {
 	__u64 position;
 
@@ -316,7 +316,7 @@ static __always_inline int icpt_to_socket(struct kerb_pkt *pkt, const struct icp
 #define ICPT_BELL 64 /* bytes of a frame that ring: the socket takes no frames of several buffers, and copies what it is given */
 
 /* Whether the packet, which is in the ring already, has gone to the socket that wakes. */
-static __always_inline int icpt_ring_bell(struct kerb_pkt *pkt, const struct icpt_found *k)
+static __always_inline int icpt_wake_by_socket(struct kerb_pkt *pkt, const struct icpt_found *k)
 {
 	int rc = 0, at = icpt_socket(pkt, k->ring, 1);
 
@@ -335,7 +335,7 @@ static __always_inline int icpt_to_socket(struct kerb_pkt *pkt, const struct icp
 	return 0;
 }
 
-static __always_inline int icpt_ring_bell(struct kerb_pkt *pkt, const struct icpt_found *k)
+static __always_inline int icpt_wake_by_socket(struct kerb_pkt *pkt, const struct icpt_found *k)
 {
 	return 0;
 }
@@ -351,7 +351,7 @@ static __always_inline int icpt_delivered(struct kerb_pkt *pkt, const struct icp
 
 	if (how) {
 		*waiting = ICPT_AWAKE;
-		if (how == ICPT_BY_BELL && steal && k->xdp_sockets && icpt_ring_bell(pkt, k))
+		if (how == ICPT_BY_BELL && steal && k->xdp_sockets && icpt_wake_by_socket(pkt, k))
 			return kerb_redirect(pkt, 0, KERB_TO_MAP);
 		icpt_wake_by_ring(ring);
 	}
@@ -372,7 +372,7 @@ static __noinline int icpt_deliver(struct kerb_pkt *pkt, const struct icpt_found
 		n->delivered++;
 		return kerb_redirect(pkt, 0, KERB_TO_MAP);
 	}
-	if (steal && icpt_unread(ring, s, f, k->time)) {
+	if (steal && icpt_consumer_stalled(ring, s, f, k->time)) {
 		n->unread++;
 		return KERB_NEXT;
 	}

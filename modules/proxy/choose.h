@@ -85,7 +85,7 @@ static __always_inline void px_first(struct px_work *w, const struct px_vip *v)
 }
 
 /* The one with the fewest sessions; of equals the first. */
-static __always_inline void px_least(struct px_work *w, const struct px_vip *v)
+static __always_inline void px_least_connections(struct px_work *w, const struct px_vip *v)
 {
 	for (__u32 i = 0; i < PX_SCAN; i++) {
 		__u32 index = px_usable(v->first + (w->start + i) % v->count, w->v4);
@@ -108,7 +108,7 @@ static __noinline int px_choose(struct px_work *w, const struct px_vip *v)
 		return 0;
 	w->start = px_start(v, &w->flow) % v->count;
 	if (v->policy == PX_LEAST)
-		px_least(w, v);
+		px_least_connections(w, v);
 	else
 		px_first(w, v);
 	return 0;

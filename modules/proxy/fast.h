@@ -38,7 +38,7 @@ static __always_inline const struct px_hot *px_find_hot(const struct kerb_pkt *p
 }
 
 /* Whether the copy will do: see is_settled(), which was true when it was made. */
-static __always_inline int px_still_holds(const struct px_session *s)
+static __always_inline int px_hot_valid(const struct px_session *s)
 {
 	struct px_instance *in;
 
@@ -97,7 +97,7 @@ static __always_inline void px_change_plain6(const struct kerb_pkt *pkt, const s
 
 /* Returns a verdict, or -1 for packets that have to go the long way. It has to stay so short that the linker writes it straight
  * into the chain (internal/dataplane/inline.go). */
-static __always_inline int px_go_fast(struct kerb_pkt *pkt, __u32 hook)
+static __always_inline int px_fast_path(struct kerb_pkt *pkt, __u32 hook)
 {
 	int v4 = kerb_reread(pkt->family) == 4, verdict;
 	const struct px_hot *h;
@@ -105,9 +105,10 @@ static __always_inline int px_go_fast(struct kerb_pkt *pkt, __u32 hook)
 	if (kerb_reread(pkt->flags) != KERB_F_L4 || pkt->l3 != ETH_HLEN || pkt->vlan)
 		return -1;
 	h = v4 ? px_find_plain(pkt, 4, hook) : px_find_plain(pkt, 6, hook);
-	if (!h || !px_still_holds(&h->session))
+	if (!h || !px_hot_valid(&h->session))
 		return -1;
-	verdict = hook == PX_EGRESS ? px_hand_over(pkt, kerb_at(pkt, 0, ETH_HLEN), px_target(&h->session)) : KERB_NEXT;
+	verdict = hook == PX_EGRESS ? px_neigh_redirect(pkt, kerb_at(pkt, 0, ETH_HLEN), px_target(&h->session))
+				    : KERB_NEXT;
 	if (kerb_reread(pkt->family) == 4)
 		px_change_plain4(pkt, h);
 	else

@@ -210,7 +210,7 @@ static __always_inline __u8 px_read_ports(const struct kerb_pkt *pkt, __u64 off,
 }
 
 /* Swaps the ends of a flow. */
-static __always_inline void px_turn_round(struct px_flow *f)
+static __always_inline void px_flow_reverse(struct px_flow *f)
 {
 	struct px_addr addr = f->src;
 	__be16 port = f->sport;

@@ -22,7 +22,7 @@ static __always_inline void *px_ether(const struct kerb_pkt *pkt)
 }
 
 /* Writes into the packet: to be called before its pointers end. */
-static __always_inline int px_hand_over(struct kerb_pkt *pkt, void *ether, const struct px_local *l)
+static __always_inline int px_neigh_redirect(struct kerb_pkt *pkt, void *ether, const struct px_local *l)
 {
 	__u32 mac;
 	__u16 tail;

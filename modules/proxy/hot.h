@@ -107,7 +107,7 @@ struct px_warm {
 	__u32 epoch, tick;
 };
 
-static __always_inline void px_warm_up(const struct px_flow *f, struct px_warm *w)
+static __always_inline void px_hot_refresh(const struct px_flow *f, struct px_warm *w)
 {
 	__u32 hash = px_hot_hash_of(f), slot = px_epoch_slot(hash);
 	struct px_epoch *epoch = bpf_map_lookup_elem(&epochs, &slot);

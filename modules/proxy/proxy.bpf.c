@@ -94,7 +94,7 @@ static __always_inline int begin(struct px_work *w)
 	if (!v || (v->flags & PX_VIP_NEGATIVE && v->expires <= w->now)) {
 		if (px_is_virtual(&w->flow.dst))
 			return PX_UNKNOWN_ADDR;
-		return w->kind == PX_PLAIN && px_begins(w) ? px_begin_direct(w) : PX_PASS;
+		return w->kind == PX_PLAIN && px_is_new_connection(w) ? px_direct_begin(w) : PX_PASS;
 	}
 	if (v->flags & PX_VIP_NEGATIVE)
 		return PX_NO_ADDR;
@@ -139,7 +139,7 @@ static __always_inline int go(struct kerb_pkt *pkt, struct px_work *w, __u32 hoo
 
 	if (pkt->flags & KERB_F_FRAG_FIRST)
 		px_remember_first(pkt, w);
-	verdict = hook == PX_EGRESS ? px_hand_over(pkt, px_ether(pkt), px_target(s)) : KERB_NEXT;
+	verdict = hook == PX_EGRESS ? px_neigh_redirect(pkt, px_ether(pkt), px_target(s)) : KERB_NEXT;
 	translate(pkt, w, s);
 	return verdict;
 }
@@ -170,7 +170,7 @@ static __always_inline int conclude(struct kerb_pkt *pkt, struct px_work *w, __u
 	case PX_NO_FIRST:
 		return count_and_drop(pkt, PX_COUNT_FRAGMENT, KERB_DROP_FRAGMENT);
 	case PX_UNKNOWN_ADDR:
-		if (!px_ask(pkt, w))
+		if (!px_request_send(pkt, w))
 			return count_and_drop(pkt, PX_COUNT_UNKNOWN, PX_DROP_HELD);
 		return count_and_drop(pkt, PX_COUNT_UNANSWERED, KERB_DROP_NO_ROUTE);
 	case PX_NO_ADDR:
@@ -229,11 +229,11 @@ static __always_inline void decide(struct px_work *w, __u32 hook)
 		found = find_at_home(w);
 	w->step = PX_RESELECT;
 	if (found)
-		px_attend(w);
+		px_session_packet(w);
 	if (kerb_reread(w->step) == PX_RESELECT)
 		w->step = hook == PX_EGRESS ? begin(w) : PX_PASS;
 	if (kerb_reread(w->step) == PX_ENROL)
-		w->step = px_enrol(w);
+		w->step = px_session_create(w);
 }
 
 static __always_inline int attend(struct kerb_pkt *pkt, struct px_work *w, __u32 hook)
@@ -299,7 +299,7 @@ static __always_inline int carry_on(struct kerb_pkt *pkt, __u32 hook)
 	tcp = px_read_common(pkt, hook, &flow);
 	if (tcp < 0)
 		return KERB_NEXT;
-	px_warm_up(&flow, &warm);
+	px_hot_refresh(&flow, &warm);
 	s = bpf_map_lookup_elem(&sessions, &flow);
 	kept = s != 0;
 	if (!s)
@@ -310,7 +310,7 @@ static __always_inline int carry_on(struct kerb_pkt *pkt, __u32 hook)
 		return -1;
 	if ((px_keep_hot(&flow, pkt->family, &warm, s) || !kept) && !px_has_pair(&flow, s))
 		return -1; /* makes it again, before the answer comes */
-	verdict = hook == PX_EGRESS ? px_hand_over(pkt, px_ether(pkt), px_target(s)) : KERB_NEXT;
+	verdict = hook == PX_EGRESS ? px_neigh_redirect(pkt, px_ether(pkt), px_target(s)) : KERB_NEXT;
 	px_translate_common(pkt, s);
 	return verdict;
 }
@@ -341,7 +341,7 @@ static __always_inline int process(struct kerb_pkt *pkt, __u32 hook)
 	__u64 result;
 	int verdict;
 
-	verdict = px_go_fast(pkt, hook);
+	verdict = px_fast_path(pkt, hook);
 	if (verdict >= 0) {
 		kerb_reload(pkt);
 		return verdict;

@@ -122,7 +122,7 @@ static __always_inline int px_remove(const struct px_flow *f, int forward)
 }
 
 /* Removes both entries of a session, of which s is the one under the key f: who removes the forward one counts. */
-static __noinline int px_forget(struct px_work *w, const struct px_flow *f, const struct px_session *s)
+static __noinline int px_session_delete(struct px_work *w, const struct px_flow *f, const struct px_session *s)
 {
 	int reverse = s->flags & PX_REVERSE, counted = !(s->state & PX_CLOSED), pair, own;
 	__u32 instance = s->instance;
@@ -226,7 +226,7 @@ static __always_inline int px_may_open(struct px_work *w)
 }
 
 /* Makes a session of the packet with w->instance, to port w->target there. It is left in w->made. */
-static __noinline int px_enrol(struct px_work *w)
+static __noinline int px_session_create(struct px_work *w)
 {
 	struct px_instance *in = bpf_map_lookup_elem(&instances, &w->instance);
 	struct px_session *s = &w->made;
@@ -266,7 +266,7 @@ static __always_inline void px_time_answer(struct px_work *w, struct px_session 
 }
 
 /* Whether the instance accepts connections. A SYN that comes again at once was only lost or sent twice. */
-static __always_inline void px_judge_instance(const struct px_work *w, const struct px_session *s)
+static __always_inline void px_instance_update(const struct px_work *w, const struct px_session *s)
 {
 	struct px_instance_stats *stats = bpf_map_lookup_elem(&instance_stats, &s->instance);
 	int reverse = s->flags & PX_REVERSE;
@@ -340,7 +340,7 @@ static __noinline int px_demote(struct px_work *w)
 }
 
 /* Puts the session w->made, whose entries are up to date, into the table where it belongs. */
-static __always_inline void px_settle(struct px_work *w)
+static __always_inline void px_session_insert(struct px_work *w)
 {
 	__u8 state = w->made.state;
 
@@ -353,7 +353,7 @@ static __always_inline void px_settle(struct px_work *w)
 }
 
 /* Writes what has been seen of a session into its entry. Returns whether it is there. */
-static __noinline int px_write(const struct px_flow *f, const struct px_session *from)
+static __noinline int px_session_write(const struct px_flow *f, const struct px_session *from)
 {
 	struct px_session *s = px_find(f);
 
@@ -380,7 +380,7 @@ static __always_inline __u8 px_pair_state(struct px_work *w)
 
 /* Takes note of a packet of the session w->made in both its entries: they are of use only together, so that the other one is made
  * again if it is missing. */
-static __always_inline void px_note(struct px_work *w)
+static __always_inline void px_session_update(struct px_work *w)
 {
 	struct px_session *s = &w->made;
 	__u8 state = px_next_state(w, s);
@@ -389,7 +389,7 @@ static __always_inline void px_note(struct px_work *w)
 	state |= px_pair_state(w);
 	w->was = s->state;
 	if (w->flow.proto == IPPROTO_TCP)
-		px_judge_instance(w, s);
+		px_instance_update(w, s);
 	if (state & PX_RESET || (state & PX_CLIENT_FIN && state & PX_SERVER_FIN)) {
 		if (!(state & PX_CLOSED))
 			px_count_sessions(s->instance, -1);
@@ -400,20 +400,21 @@ static __always_inline void px_note(struct px_work *w)
 	s->seen = w->now;
 	s->state = state;
 	s->tick = bpf_jiffies64() / PX_TICK;
-	px_write(&w->flow, s);
+	px_session_write(&w->flow, s);
 	px_pair_entry(&w->flow, s, &w->mirror, px_pair_local(&w->flow, s));
-	if (!px_write(&w->pair, &w->mirror)) {
+	if (!px_session_write(&w->pair, &w->mirror)) {
 		if (w->kept)
 			bpf_map_update_elem(&sessions, &w->pair, &w->mirror, BPF_NOEXIST);
 		else
 			bpf_map_update_elem(&pending, &w->pair, &w->mirror, BPF_NOEXIST);
 	}
-	px_settle(w);
+	px_session_insert(w);
 }
 
 /* Whether packets are met where they were when the session was made: the proxy may have come to or gone from the
  * instance's interface. */
-static __always_inline int px_is_met(const struct px_work *w, const struct px_session *s, struct px_instance *in)
+static __always_inline int px_hooks_unchanged(const struct px_work *w, const struct px_session *s,
+					      struct px_instance *in)
 {
 	__u32 ifindex = px_interface_of(px_place(in)->local);
 
@@ -421,7 +422,7 @@ static __always_inline int px_is_met(const struct px_work *w, const struct px_se
 }
 
 /* The session comes along to where its instance is now. */
-static __always_inline int px_move(struct px_work *w, const struct px_session *s)
+static __always_inline int px_session_move(struct px_work *w, const struct px_session *s)
 {
 	w->instance = s->instance;
 	w->target = s->dport;
@@ -432,67 +433,67 @@ static __always_inline int px_move(struct px_work *w, const struct px_session *s
 }
 
 /* The client makes a connection: if there was one with its ports, it knows nothing of it any more. */
-static __always_inline int px_begins(const struct px_work *w)
+static __always_inline int px_is_new_connection(const struct px_work *w)
 {
 	return (w->tcp & (TCP_SYN | TCP_ACK)) == TCP_SYN;
 }
 
 /* A packet from the client, whose instance is not as it was. */
-static __always_inline int px_lost(struct px_work *w, const struct px_session *s, int gone)
+static __always_inline int px_reselect(struct px_work *w, const struct px_session *s, int gone)
 {
 	int connected = w->flow.proto == IPPROTO_TCP && s->state;
 
-	if (connected && !px_begins(w)) {
+	if (connected && !px_is_new_connection(w)) {
 		px_count(PX_COUNT_RESET);
 		return w->tcp & TCP_RST ? PX_STRAY : PX_RESET_IT;
 	}
 	if (!gone && !connected)
-		return px_move(w, s);
+		return px_session_move(w, s);
 	px_count(PX_COUNT_RESELECTED);
 	return PX_RESELECT;
 }
 
 /* Whether a session can continue as it is: PX_GO. Errors and later fragments go with it in any case: the next whole packet sees
  * to what has changed. */
-static __always_inline int px_judge(struct px_work *w, const struct px_session *s)
+static __always_inline int px_session_check(struct px_work *w, const struct px_session *s)
 {
 	struct px_instance *in;
 
 	if (s->flags & PX_REVERSE || w->kind == PX_ERROR || w->kind == PX_LATER)
 		return PX_GO;
-	if (px_begins(w) && s->state & PX_CLOSED)
+	if (px_is_new_connection(w) && s->state & PX_CLOSED)
 		return PX_RESELECT;
 	if (!s->instance)
 		return PX_GO;
 	in = bpf_map_lookup_elem(&instances, &s->instance);
 	if (!in)
-		return px_lost(w, s, 1);
+		return px_reselect(w, s, 1);
 	if (in->flags & PX_GONE || in->generation != s->generation)
-		return px_lost(w, s, in->flags & PX_GONE);
-	return px_is_met(w, s, in) ? PX_GO : px_move(w, s);
+		return px_reselect(w, s, in->flags & PX_GONE);
+	return px_hooks_unchanged(w, s, in) ? PX_GO : px_session_move(w, s);
 }
 
 /* A packet of the known session w->made, which is forgotten unless it continues as it is. */
-static __noinline int px_attend(struct px_work *w)
+static __noinline int px_session_packet(struct px_work *w)
 {
-	w->step = px_judge(w, &w->made);
+	w->step = px_session_check(w, &w->made);
 	if (kerb_reread(w->step) != PX_GO)
-		px_forget(w, &w->flow, &w->made);
+		px_session_delete(w, &w->flow, &w->made);
 	else
-		px_note(w);
+		px_session_update(w);
 	return 0;
 }
 
 /* A client begins a connection to an address that is not virtual. If a session of its own leads to the same port there, from
  * the same source port, the replies could not be distinguished: a closed session is deleted, and alongside one that is open the
  * connection becomes a session too, which gives it another source port. */
-static __noinline int px_begin_direct(struct px_work *w)
+static __noinline int px_direct_begin(struct px_work *w)
 {
 	__u32 *home = bpf_map_lookup_elem(&homes, &w->flow.dst);
 	struct px_session *there;
 
 	w->other = w->flow;
-	px_turn_round(&w->other);
+	px_flow_reverse(&w->other);
 	if (home)
 		w->other.ifindex = *home;
 	else
@@ -501,7 +502,7 @@ static __noinline int px_begin_direct(struct px_work *w)
 	if (!there || !(there->flags & PX_REVERSE))
 		return PX_PASS;
 	if (there->state & PX_CLOSED) {
-		px_forget(w, &w->other, there);
+		px_session_delete(w, &w->other, there);
 		return PX_PASS;
 	}
 	w->instance = 0;

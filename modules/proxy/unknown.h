@@ -30,7 +30,7 @@ static __always_inline int px_is_virtual(const struct px_addr *a)
 }
 
 /* Whether the interface gave so many packets to the control plane lately, to this address or to all, that it gets no more. */
-static __always_inline int px_asked_enough(struct px_work *w)
+static __always_inline int px_request_limited(struct px_work *w)
 {
 	struct px_asked fresh = {.since = w->now, .packets = 1}, *asking;
 	struct px_share *share = px_share_of(w->flow.ifindex, w->now);
@@ -49,7 +49,8 @@ static __always_inline int px_asked_enough(struct px_work *w)
 	return 0;
 }
 
-static __noinline int px_describe(const struct kerb_pkt *pkt, const struct px_work *w, struct px_unknown *e, __u32 len)
+static __noinline int px_request_fill(const struct kerb_pkt *pkt, const struct px_work *w, struct px_unknown *e,
+				      __u32 len)
 {
 	e->ifindex = pkt->ifindex;
 	e->len = len;
@@ -64,24 +65,24 @@ static __noinline int px_describe(const struct kerb_pkt *pkt, const struct px_wo
 }
 
 /* Room in the ring buffer is of a size that the verifier knows: the smallest of three that holds the frame. */
-#define PX_SEND(size)                                                                                                          \
-	do {                                                                                                                   \
-		struct px_unknown *e = kerb_event_reserve(&unknown, sizeof(*e) + (size));                                      \
-		if (!e)                                                                                                        \
-			return -1;                                                                                             \
-		kerb_opaque(len); /* the checks are for the verifier of Linux 6.1: at this place, in this form */        \
-		if (len < ETH_HLEN) {                                                                                          \
-			kerb_event_discard(e);                                                                                 \
-			return -1;                                                                                             \
-		}                                                                                                              \
-		kerb_opaque(len);                                                                                  \
-		if (len > (size) || bpf_skb_load_bytes(pkt->ctx, 0, e->frame, len)) {                               \
-			kerb_event_discard(e);                                                                                 \
-			return -1;                                                                                             \
-		}                                                                                                              \
-		px_describe(pkt, w, e, len);                                                                                   \
-		kerb_event_submit(e, 0);                                                                                       \
-		return 0;                                                                                                      \
+#define PX_SEND(size)                                                                                             \
+	do {                                                                                                      \
+		struct px_unknown *e = kerb_event_reserve(&unknown, sizeof(*e) + (size));                         \
+		if (!e)                                                                                           \
+			return -1;                                                                                \
+		kerb_opaque(len); /* the checks are for the verifier of Linux 6.1: at this place, in this form */ \
+		if (len < ETH_HLEN) {                                                                             \
+			kerb_event_discard(e);                                                                    \
+			return -1;                                                                                \
+		}                                                                                                 \
+		kerb_opaque(len);                                                                                 \
+		if (len > (size) || bpf_skb_load_bytes(pkt->ctx, 0, e->frame, len)) {                             \
+			kerb_event_discard(e);                                                                    \
+			return -1;                                                                                \
+		}                                                                                                 \
+		px_request_fill(pkt, w, e, len);                                                                  \
+		kerb_event_submit(e, 0);                                                                          \
+		return 0;                                                                                         \
 	} while (0)
 
 /* Without the frame. */
@@ -91,17 +92,17 @@ static __always_inline int px_send_address(const struct kerb_pkt *pkt, const str
 
 	if (!e)
 		return -1;
-	px_describe(pkt, w, e, 0);
+	px_request_fill(pkt, w, e, 0);
 	kerb_event_submit(e, 0);
 	return 0;
 }
 
 /* 0 if the control plane has got the packet. */
-static __always_inline int px_ask(const struct kerb_pkt *pkt, struct px_work *w)
+static __always_inline int px_request_send(const struct kerb_pkt *pkt, struct px_work *w)
 {
 	__u64 len = pkt->len;
 
-	if (px_asked_enough(w))
+	if (px_request_limited(w))
 		return -1;
 	kerb_opaque(len);
 	if (len <= 256)

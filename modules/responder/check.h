@@ -67,7 +67,7 @@ struct {
 
 /* Bits by port, host byte order. */
 struct rsp_ports {
-	__u64 zero;		/* always: see rsp_forget_packet */
+	__u64 zero; /* always: see rsp_reset_verifier */
 	__u32 answered[2048];
 	__u32 not_sources[2048]; /* source ports that get no answer */
 };

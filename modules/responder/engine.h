@@ -50,7 +50,7 @@ static __always_inline int rsp_is_group(const struct ethhdr *eth)
 }
 
 /* Everything that has to be right before the application is asked: RSP_ANSWERED, or the check that failed. */
-static __always_inline int rsp_examine(struct rsp_request *r, struct rsp_ends *e, const struct rsp_ports *p)
+static __always_inline int rsp_request_check(struct rsp_request *r, struct rsp_ends *e, const struct rsp_ports *p)
 {
 	struct kerb_pkt *pkt = r->pkt;
 	struct ethhdr *eth = kerb_at(pkt, 0, sizeof(*eth));
@@ -115,7 +115,7 @@ static __always_inline int rsp_answer(struct rsp_request *r, const struct rsp_en
 
 	if (room > 0)
 		return rsp_count(r->slot, room, KERB_NEXT);
-	if (room || rsp_app_answer(r) || rsp_finish(r, e, before)) {
+	if (room || rsp_app_answer(r) || rsp_reply_finish(r, e, before)) {
 		rsp_count(r->slot, RSP_LOST, 0);
 		return kerb_drop(r->pkt, KERB_DROP_NO_MEMORY);
 	}
@@ -135,7 +135,7 @@ static __always_inline int rsp_consume(struct rsp_request *r)
 static __always_inline int rsp_respond(struct rsp_request *r, const struct rsp_ports *p)
 {
 	struct rsp_ends e;
-	int decision, outcome = rsp_examine(r, &e, p);
+	int decision, outcome = rsp_request_check(r, &e, p);
 
 	if (outcome)
 		return rsp_count(r->slot, outcome, KERB_NEXT);

@@ -58,7 +58,7 @@ static __always_inline int rsp_amplifies(const struct rsp_request *r)
 
 /* The number of requests that one counts as: n for a reply with n times the bytes of its request, headers included. A source
  * without a proof of its address gets listener->amplification times its bytes at most (rsp_amplifies). */
-static __always_inline __u64 rsp_weight(const struct rsp_request *r)
+static __always_inline __u64 rsp_rate_weight(const struct rsp_request *r)
 {
 	__u32 headers = rsp_ip_len(r->pkt) + sizeof(struct udphdr), len = r->len & 0x7ff;
 
@@ -69,7 +69,8 @@ static __always_inline int rsp_source_over(const struct rsp_request *r, const st
 {
 	struct rsp_source key = {.addr = e->source, .slot = r->slot, .family = r->pkt->family};
 	const struct rsp_listener *l = r->listener;
-	__u64 *until = bpf_map_lookup_elem(&sources, &key), cost = l->source_cost * rsp_weight(r), next = now + cost;
+	__u64 *until = bpf_map_lookup_elem(&sources, &key), cost = l->source_cost * rsp_rate_weight(r),
+	      next = now + cost;
 
 	if (!until) {
 		bpf_map_update_elem(&sources, &key, &next, BPF_ANY);

@@ -175,7 +175,7 @@ static __always_inline int rsp_udp_header(struct rsp_request *r, const struct rs
 #endif
 
 /* Turns the packet round. e is that of the request, before the sum of its payload. */
-static __always_inline int rsp_finish(struct rsp_request *r, const struct rsp_ends *e, __u64 before)
+static __always_inline int rsp_reply_finish(struct rsp_request *r, const struct rsp_ends *e, __u64 before)
 {
 	__u32 udp_len = sizeof(struct udphdr) + r->reply_len;
 

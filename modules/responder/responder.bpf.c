@@ -9,7 +9,7 @@
 #include "engine.h"
 
 /* Else the verifier would follow all of this, and the modules behind, once for each way through the parser. */
-static __always_inline void rsp_forget_packet(struct kerb_pkt *pkt, __u64 zero)
+static __always_inline void rsp_reset_verifier(struct kerb_pkt *pkt, __u64 zero)
 {
 	kerb_mix(pkt, zero);
 	pkt->l4_len ^= zero;
@@ -29,7 +29,7 @@ KERB_INGRESS(pkt)
 
 	if (!p)
 		return KERB_NEXT;
-	rsp_forget_packet(pkt, kerb_reread(p->zero));
+	rsp_reset_verifier(pkt, kerb_reread(p->zero));
 	if (pkt->outcome > KERB_PARSE_NOT_IP)
 		return rsp_count(0, RSP_MALFORMED, KERB_NEXT);
 	if (pkt->proto != IPPROTO_UDP)

@@ -84,7 +84,7 @@ static __always_inline int tun_is4(const struct in6_addr *addr)
 }
 
 /* By a tunnel device of the kernel's own, in collect-metadata mode. */
-static __always_inline int tun_by_device(struct kerb_pkt *pkt, const struct tun_node *n, const struct tun_flow *f)
+static __always_inline int tun_encap_device(struct kerb_pkt *pkt, const struct tun_node *n, const struct tun_flow *f)
 {
 	struct bpf_tunnel_key key = {.tunnel_id = network, .tunnel_tos = f->tos & ~3, .tunnel_ttl = TUN_TTL};
 	__u64 flags = BPF_F_DONT_FRAGMENT;
@@ -119,7 +119,7 @@ static __always_inline int tun_fill_header(struct tun_flow *f, __u32 at, __u64 *
 	return 1;
 }
 
-static __always_inline int tun_by_udp(struct kerb_pkt *pkt, const struct tun_node *n, __u32 at, struct tun_flow *f)
+static __always_inline int tun_encap_udp(struct kerb_pkt *pkt, const struct tun_node *n, __u32 at, struct tun_flow *f)
 {
 	__u64 mac = 0;
 	int rc;
@@ -138,7 +138,7 @@ static __always_inline int tun_transmit(struct kerb_pkt *pkt, const struct tun_n
 {
 	s->sent_packets++;
 	s->sent_bytes += tun_length(pkt);
-	return mode == TUN_MODE_DEVICE ? tun_by_device(pkt, n, f) : tun_by_udp(pkt, n, at, f);
+	return mode == TUN_MODE_DEVICE ? tun_encap_device(pkt, n, f) : tun_encap_udp(pkt, n, at, f);
 }
 
 static __always_inline __u32 tun_node_of(const struct in6_addr *addr)
@@ -210,7 +210,7 @@ static __noinline int tun_send_piece(struct kerb_pkt *pkt, __u32 which)
 	s = bpf_map_lookup_elem(&stats, &at);
 	if (!at || !n || !s || !n->ifindex)
 		return kerb_drop(pkt, KERB_DROP_NO_ROUTE);
-	if (tun_take_piece(pkt, which, tun_mtu(n)))
+	if (tun_extract_fragment(pkt, which, tun_mtu(n)))
 		return kerb_drop(pkt, KERB_DROP_NO_MEMORY);
 	kerb_forget(pkt);
 	if (!tun_read(pkt, &f))

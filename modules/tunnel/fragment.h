@@ -65,7 +65,7 @@ static __noinline __u32 tun_sum(const struct kerb_pkt *pkt, __u32 off, __u32 len
 
 /* Completes a transport checksum that was left to the device, which would compute it over one fragment. The kernel forgets that
  * it has to once the transport header is taken out; then it is put in again. */
-static __noinline int tun_complete(struct kerb_pkt *pkt)
+static __noinline int tun_complete_checksum(struct kerb_pkt *pkt)
 {
 	__u32 l4 = pkt->l4, len = pkt->l4_len, is_udp = pkt->proto == IPPROTO_UDP;
 	__u8 head[TUN_REPLACE];
@@ -89,7 +89,7 @@ static __noinline int tun_fragment(struct kerb_pkt *pkt, const struct tun_node *
 	__u32 room = tun_piece_room(mtu), len = tun_length(pkt) - sizeof(struct iphdr), to = n->ifindex;
 	int i;
 
-	if (tun_complete(pkt))
+	if (tun_complete_checksum(pkt))
 		return kerb_drop(pkt, KERB_DROP_NO_MEMORY);
 #pragma clang loop unroll(disable)
 	for (i = 0; i < TUN_PIECES; i++) {
@@ -104,7 +104,7 @@ static __noinline int tun_fragment(struct kerb_pkt *pkt, const struct tun_node *
 }
 
 /* Takes bytes out behind the IPv4 header, as many as are before the fragment. */
-static __always_inline int tun_take_out(struct kerb_pkt *pkt, __u32 len)
+static __always_inline int tun_remove_bytes(struct kerb_pkt *pkt, __u32 len)
 {
 #pragma clang loop unroll(disable)
 	for (int i = 0; i < TUN_STEPS && len; i++) {
@@ -118,7 +118,7 @@ static __always_inline int tun_take_out(struct kerb_pkt *pkt, __u32 len)
 }
 
 /* Leaves of the packet one fragment of it. */
-static __noinline int tun_take_piece(struct kerb_pkt *pkt, __u32 which, __u32 mtu)
+static __noinline int tun_extract_fragment(struct kerb_pkt *pkt, __u32 which, __u32 mtu)
 {
 	__u32 room = tun_piece_room(mtu), begin = (which & (TUN_PIECES - 1)) * room, total, len;
 	struct iphdr *was = kerb_at(pkt, ETH_HLEN, sizeof(*was)), ip;
@@ -141,7 +141,7 @@ static __noinline int tun_take_piece(struct kerb_pkt *pkt, __u32 which, __u32 mt
 	ip.tot_len = bpf_htons(sizeof(ip) + len);
 	ip.check = 0;
 	ip.check = ~kerb_fold(bpf_csum_diff(0, 0, (void *)&ip, sizeof(ip), 0));
-	if (kerb_set_len(pkt, ETH_HLEN + sizeof(ip) + begin + len) || tun_take_out(pkt, begin))
+	if (kerb_set_len(pkt, ETH_HLEN + sizeof(ip) + begin + len) || tun_remove_bytes(pkt, begin))
 		return -ENOMEM;
 	pkt->len = kerb_ctx_field(pkt->ctx, len);
 	bpf_skb_pull_data(pkt->ctx, pkt->len < TUN_PULL ? pkt->len : TUN_PULL);

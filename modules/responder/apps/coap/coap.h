@@ -72,7 +72,7 @@ static __always_inline struct coap_scratch *coap_scratch(void)
 }
 
 /* 1 if a is above b, else 0, without a branch. Both are below 2^63. */
-static __always_inline __u64 coap_above(__u64 a, __u64 b)
+static __always_inline __u64 coap_greater(__u64 a, __u64 b)
 {
 	__u64 less = b - a;
 
@@ -83,7 +83,7 @@ static __always_inline __u64 coap_above(__u64 a, __u64 b)
 /* A word of which only the first n bytes are kept: all if n is 8 or more, none if it is 0 or less. Without a branch too. */
 static __always_inline __u64 coap_first_bytes(__u64 word, __s64 n)
 {
-	__u64 some = bpf_cpu_to_be64(~(~0ULL >> ((n & 7) * 8))), all = -coap_above(n, 7), none = n >> 63;
+	__u64 some = bpf_cpu_to_be64(~(~0ULL >> ((n & 7) * 8))), all = -coap_greater(n, 7), none = n >> 63;
 
 	return word & (some | all) & ~none;
 }
@@ -201,7 +201,8 @@ static __always_inline int coap_knows_etag(const struct coap_work *w, __u64 etag
 /* Writes Max-Age, as a number without leading zeros, behind an option whose number is delta less. Returns where it ends. */
 static __always_inline __u32 coap_put_max_age(__u8 *out, __u32 off, __u32 delta, __u64 age)
 {
-	__u32 len = coap_above(age, 0) + coap_above(age, 0xff) + coap_above(age, 0xffff) + coap_above(age, 0xffffff);
+	__u32 len = coap_greater(age, 0) + coap_greater(age, 0xff) + coap_greater(age, 0xffff) +
+		    coap_greater(age, 0xffffff);
 
 	COAP_OUT(__u8, off) = delta << 4 | len;
 	COAP_OUT(__u32, off + 1) = bpf_htonl(age << (32 - 8 * len));
@@ -210,7 +211,7 @@ static __always_inline __u32 coap_put_max_age(__u8 *out, __u32 off, __u32 delta,
 
 static __always_inline __u32 coap_put_block(__u8 *out, __u32 off, __u32 block)
 {
-	__u32 len = coap_above(block, 0);
+	__u32 len = coap_greater(block, 0);
 
 	COAP_OUT(__u8, off) = (23 - 14) << 4 | len;
 	COAP_OUT(__u8, off + 1) = block;
@@ -264,7 +265,7 @@ static __always_inline int coap_reply(struct rsp_request *r, struct coap_work *w
 	if (w->block != COAP_NO_BLOCK)
 		off = coap_put_block(out, off, w->block);
 	COAP_OUT(__u8, off) = COAP_PAYLOAD; /* overwritten by nothing, if there is no payload */
-	off = kerb_through(w->hidden, off + coap_above(len, 0));
+	off = kerb_through(w->hidden, off + coap_greater(len, 0));
 	*after |= coap_copy_value(out, off, v);
 	r->reply_len = kerb_through(w->hidden, off + len);
 	return RSP_REPLY;
@@ -323,7 +324,7 @@ static __always_inline int coap_answer_with(struct rsp_request *r, struct coap_s
 		s->is_new = 0;
 		return RSP_CONSUME;
 	}
-	if (earlier && coap_is_whole(state, earlier->version, 0)) {
+	if (earlier && coap_value_is_consistent(state, earlier->version, 0)) {
 		s->is_new = 0;
 		version = earlier->version;
 		now = earlier->at;
@@ -336,7 +337,7 @@ static __always_inline int coap_answer_with(struct rsp_request *r, struct coap_s
 		return coap_pass(r, COAP_UNACCEPTABLE);
 	r->scratch = 1;
 	decision = coap_reply(r, &s->work, v, now, &after);
-	if (!coap_is_whole(state, version, after))
+	if (!coap_value_is_consistent(state, version, after))
 		return coap_pass(r, COAP_CHANGED);
 	if (decision != RSP_REPLY)
 		return decision;

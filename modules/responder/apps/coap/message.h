@@ -121,7 +121,7 @@ static __always_inline __u32 coap_uint(const struct coap_work *w, __u32 at, __u3
 }
 
 /* Options that may be there once; critical ones are refused the second time (RFC 7252, section 5.4.5). */
-static __always_inline int coap_once(struct coap_work *w, __u32 bit, __u32 len, __u32 most)
+static __always_inline int coap_option_once(struct coap_work *w, __u32 bit, __u32 len, __u32 most)
 {
 	if (len > most || w->once & bit)
 		return -1;
@@ -138,7 +138,7 @@ static __always_inline int coap_block(struct coap_work *w, __u32 at, __u32 len)
 }
 
 /* Takes the option whose header is at head and whose value is at at. -1: not for us. */
-static __always_inline int coap_take(struct coap_work *w, __u32 head, __u32 at, __u32 len)
+static __always_inline int coap_option_parse(struct coap_work *w, __u32 head, __u32 at, __u32 len)
 {
 	__u32 number = w->number;
 
@@ -154,18 +154,18 @@ static __always_inline int coap_take(struct coap_work *w, __u32 head, __u32 at, 
 		return 0;
 	case COAP_ACCEPT:
 		w->accept = coap_uint(w, at, len);
-		return coap_once(w, 1, len, 2);
+		return coap_option_once(w, 1, len, 2);
 	case COAP_BLOCK2:
-		return coap_once(w, 2, len, 3) ?: coap_block(w, at, len);
+		return coap_option_once(w, 2, len, 3) ?: coap_block(w, at, len);
 	case COAP_ECHO:
 		w->echo = len == sizeof(w->echo) ? COAP_LOAD(__u64, w, at) : 0;
 		return 0;
 	case COAP_URI_HOST:
 		w->host = at;
 		w->host_len = len;
-		return coap_once(w, 4, len, COAP_MAX_PATH) ?: -!len;
+		return coap_option_once(w, 4, len, COAP_MAX_PATH) ?: -!len;
 	case COAP_URI_PORT:
-		return coap_once(w, 8, len, 2) ?: -(coap_uint(w, at, len) != w->port);
+		return coap_option_once(w, 8, len, 2) ?: -(coap_uint(w, at, len) != w->port);
 	case COAP_OBSERVE:
 	case COAP_NO_RESPONSE:
 		return -1;
@@ -175,7 +175,7 @@ static __always_inline int coap_take(struct coap_work *w, __u32 head, __u32 at, 
 
 /* Steps over the option at off (RFC 7252, section 3.1) without a branch. Returns where the next one is, or 0. A length of
  * 269 bytes or more does not fit a request that is read. */
-static __always_inline __u32 coap_step(struct coap_work *w, __u32 off)
+static __always_inline __u32 coap_option_next(struct coap_work *w, __u32 off)
 {
 	__u32 first = COAP_LOAD(__u8, w, off), delta = first >> 4, len = first & 15;
 	__u32 delta8 = kerb_same(delta, 13), delta16 = kerb_same(delta, 14), len8 = kerb_same(len, 13), at = off + 1;
@@ -189,7 +189,7 @@ static __always_inline __u32 coap_step(struct coap_work *w, __u32 off)
 	at += len8;
 	if (at + len > w->len || w->number > 0xffff)
 		return 0;
-	return coap_take(w, off, at, len) ? 0 : at + len;
+	return coap_option_parse(w, off, at, len) ? 0 : at + len;
 }
 
 /* Reads header, token and options. 0, or -1 and r->why. */
@@ -209,7 +209,7 @@ static __always_inline int coap_parse(struct rsp_request *r, struct coap_work *w
 			r->why = COAP_NO_GET;
 			return -1;
 		}
-		off = coap_step(w, off) & COAP_AT;
+		off = coap_option_next(w, off) & COAP_AT;
 		if (!off)
 			return -1;
 	}

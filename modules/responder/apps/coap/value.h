@@ -95,7 +95,7 @@ static __always_inline __u64 coap_copy_value(__u8 *reply, __u32 off, const struc
 
 /* Whether the value of a version, which was read before, was not written meanwhile. after is what was read: the check
  * writing depends on it, so that no processor looks earlier. */
-static __always_inline int coap_is_whole(struct coap_version *state, __u32 version, __u64 after)
+static __always_inline int coap_value_is_consistent(struct coap_version *state, __u32 version, __u64 after)
 {
 	kerb_bound(after, 0);
 	return *(volatile __u32 *)((void *)&state->writing + after) - version < 2;
