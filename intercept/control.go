@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Action is what becomes of a class's packets.
+// Action is what happens to the packets of a class.
 type Action uint64
 
 const (
@@ -102,7 +102,7 @@ func (r *Receiver) Start() error { return r.control(controlEntry{Op: opStart}) }
 // Stop has the class's packets pass, as if it were not there.
 func (r *Receiver) Stop() error { return r.control(controlEntry{Op: opStop}) }
 
-// SetAction changes what becomes of them.
+// SetAction changes the action of the class.
 func (r *Receiver) SetAction(a Action) error {
 	return r.control(controlEntry{Op: opAction, Value: uint64(a)})
 }

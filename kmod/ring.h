@@ -103,7 +103,7 @@ static void ring_commit(struct ring *r, u32 size)
 	header[1] = 0;
 	r->written += round_up((u64)size + BPF_RINGBUF_HDR_SZ, 8);
 	smp_store_release(r->producer, r->written);
-	smp_mb(); /* the program stores that it waits, then looks for a record once more */
+	smp_mb(); /* the program stores that it waits, then looks for a record again */
 	if (READ_ONCE(r->state->waiting)) {
 		WRITE_ONCE(r->state->waiting, 0);
 		wake_up_interruptible_poll(&r->wait, EPOLLIN | EPOLLRDNORM);

@@ -18,7 +18,7 @@ type ModelUpdate struct {
 	Generation string `json:"generation"`
 	// Reset: the first part of all models. What is known already stays in use until Complete.
 	Reset bool `json:"reset,omitempty"`
-	// Complete: the last part. What was not put since Reset is no more.
+	// Complete: the last part. What was not put since Reset no longer exists.
 	Complete bool `json:"complete,omitempty"`
 
 	Put    []Model  `json:"put,omitempty"`    // new or changed
@@ -33,7 +33,7 @@ type Model struct {
 	Document   json.RawMessage `json:"document"` // of the format kerb-model/1, valid by itself
 }
 
-// ModelAnswer reports what has become of the models of one update, by name. Models that are in neither are not used.
+// ModelAnswer is the result of one update, by name of the model. Models that are in neither are not used.
 type ModelAnswer struct {
 	Using   []string          `json:"using,omitempty"`   // run on packets now
 	Refused map[string]string `json:"refused,omitempty"` // should, but cannot: why

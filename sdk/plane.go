@@ -36,7 +36,7 @@ type plane struct {
 	retired  map[string]bool // names of generations that requests may still use
 }
 
-// compilation is a config with what became of it: compile is followed by fill and start with the same config.
+// compilation is a config with its compiled form: compile is followed by fill and start with the same config.
 type compilation struct {
 	config [sha256.Size]byte
 	result Compiled

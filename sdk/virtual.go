@@ -21,7 +21,7 @@ type VirtualServiceUpdate struct {
 	Generation string `json:"generation"`
 	// Reset: the first part of all virtual services. What is known already stays in use until Complete.
 	Reset bool `json:"reset,omitempty"`
-	// Complete: the last part. What was not put since Reset is no more.
+	// Complete: the last part. What was not put since Reset no longer exists.
 	Complete bool `json:"complete,omitempty"`
 
 	Put    []VirtualService `json:"put,omitempty"`    // new or changed

@@ -39,7 +39,7 @@ type ModelSpec struct {
 	Document string `json:"document" minLength:"2" maxLength:"4194304" doc:"JSON text of the format kerb-model/1; empty in lists"`
 }
 
-// ModelStatus is what has become of a model.
+// ModelStatus is the status of a model.
 type ModelStatus struct {
 	Conditions []Condition    `json:"conditions,omitempty"`
 	Summary    ModelSummary   `json:"summary" doc:"Contents of the document"`

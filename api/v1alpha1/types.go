@@ -71,7 +71,7 @@ const (
 	HookTC   Hook = "tc"
 )
 
-// FailurePolicy says what becomes of packets when a module returns no valid verdict or cannot be loaded.
+// FailurePolicy decides what happens to packets when a module returns no valid verdict or cannot be loaded.
 type FailurePolicy string
 
 // Failure policies.
@@ -114,7 +114,7 @@ type Budget struct {
 	Latency string `json:"latency,omitempty" doc:"Time per packet, for example 200ns"`
 }
 
-// ModuleStatus is what became of a module.
+// ModuleStatus is the status of a module.
 type ModuleStatus struct {
 	Conditions []Condition `json:"conditions,omitempty"`
 	Package    PackageRef  `json:"package" doc:"The deployed package"`
@@ -252,7 +252,7 @@ type Condition struct {
 }
 
 // Transition returns the conditions now with the times of their last transitions, given those before: a condition
-// keeps its time while its status stays the same, whatever becomes of its reason and message.
+// changes only when its status changes, not with its reason and message.
 func Transition(before, now []Condition) []Condition {
 	out := slices.Clone(now)
 	for i := range out {

@@ -79,7 +79,7 @@ type VirtualInstance struct {
 	Draining  bool     `json:"draining,omitempty" doc:"Drain: existing connections continue, new ones go to other instances"`
 }
 
-// VirtualServiceStatus is what has become of a virtual service.
+// VirtualServiceStatus is the status of a virtual service.
 type VirtualServiceStatus struct {
 	Conditions []Condition             `json:"conditions,omitempty"`
 	Source     string                  `json:"source" doc:"Source of the mapping: static for applied resources, or the name of a resolver"`

@@ -50,7 +50,7 @@ func (c *contender) allowed() []string {
 	return []string{"redis-benchmark", "haproxy"}
 }
 
-// counts are what became of connections so far.
+// counts are counters of connections by result.
 type counts struct {
 	offered, accelerated uint64
 	resting              int               // that went out of the map and did not come back; those that were closed since count

@@ -64,7 +64,7 @@ func gainOf(plain, cell bench.Cell, more bool) gain {
 	return gain{cell.Load, cell.Metric, cell.Stat, better(plain.Value, cell.Value), noise}
 }
 
-// notes tell which figures are worse than plain TCP's, and how many of plain TCP's own are, when it is measured again.
+// notes list which figures are worse than plain TCP's, and how many of plain TCP's own are, when it is measured again.
 func (e *experiment) notes() {
 	r := e.run.Report()
 	for _, config := range e.configs {

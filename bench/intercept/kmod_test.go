@@ -165,7 +165,7 @@ func openEBPF(t *testing.T, lab *netlab.Lab, host *netlab.Host) *kmod.Ring {
 	return mapped(t, firstDescriptor(t, conn.(*net.UnixConn)))
 }
 
-// firstDescriptor reads the answer, and gives the ring of those that come along.
+// firstDescriptor reads the answer, and returns the descriptor of the ring among those that are passed.
 func firstDescriptor(t *testing.T, conn *net.UnixConn) int {
 	t.Helper()
 	answer, control := make([]byte, 4096), make([]byte, 1024)

@@ -203,7 +203,7 @@ func TestFirewallIsAnAllowList(t *testing.T) {
 	if !arrives(to, from, most) {
 		t.Error("the rule for the answer does not let it pass")
 	}
-	rule("UDP", b4, 2000, a4, 1000) // once more
+	rule("UDP", b4, 2000, a4, 1000) // again
 	m := list[v1.Module](n, "module")
 	if rules, _ := m[0].Spec.Config["rules"].([]any); len(rules) != 3 {
 		t.Errorf("rules: %v", rules)

@@ -157,7 +157,7 @@ func (p *probe) Handler() http.Handler {
 	return mux
 }
 
-// misuse tries with a packet socket what it is not for, and answers what became of it.
+// misuse attempts forbidden operations on a packet socket, and returns the results.
 func misuse() map[string]string {
 	fd := -1
 	for n := 3; n < 256; n++ {

@@ -24,7 +24,7 @@ func (a *Agent) disable(names []string) bool {
 		if d == nil || d.Err != nil {
 			continue
 		}
-		var rejected *dataplane.RejectedError // not for want of memory or descriptors, which passes
+		var rejected *dataplane.RejectedError // not for lack of memory or descriptors, which is temporary
 		if err := k.Verify(name); errors.As(err, &rejected) {
 			a.log.Error("module cannot run", "module", name, "error", err)
 			if d.Plane != nil {

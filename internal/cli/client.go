@@ -136,7 +136,7 @@ func readAnswer(body io.Reader) ([]byte, error) {
 	return data, nil
 }
 
-// interrupted reports what becomes of a change whose client has disconnected: it is all or nothing, and continues.
+// interrupted explains that a change continues after its client has disconnected, all or nothing.
 func interrupted(method string) error {
 	if method == http.MethodGet {
 		return errors.New("interrupted")

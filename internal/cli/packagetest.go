@@ -59,7 +59,7 @@ type expectation struct {
 	Unchanged bool            `json:"unchanged,omitempty"`
 }
 
-// packetResult is what became of one packet.
+// packetResult is the result of one packet.
 type packetResult struct {
 	Test      string `json:"test"`
 	Hook      string `json:"hook"`

@@ -70,7 +70,7 @@ type live struct {
 	instances []sdk.Instance
 }
 
-// State is what becomes of a control plane.
+// State is the state of a control plane process.
 type State struct {
 	Running     bool
 	Started     bool   // has taken the present generation over

@@ -18,7 +18,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/pkgs"
 )
 
-// self starts this binary again, whatever has become of its file.
+// self starts this binary again, even if its file was replaced or removed.
 const self = "/proc/self/exe"
 
 const killAfter = 2 * time.Second // of SIGTERM

@@ -65,7 +65,7 @@ func hooksOf(mod Module, do func(chain.Hook, *ebpf.CollectionSpec) error) error 
 }
 
 // newGeneration creates the maps of a module. Maps of previous that are no config maps and have the same layout are
-// used again; what becomes of the contents of others is Migrate's to say. Nothing is pinned yet and no packet sees it.
+// used again; Migrate decides about the contents of others. Nothing is pinned yet and no packet sees it.
 func newGeneration(mod Module, previous, shared map[string]*ebpf.Map) (*generation, error) {
 	g := &generation{mod, map[string]*ebpf.Map{}, map[string]bool{}}
 	if err := g.create(previous, shared); err != nil {

@@ -20,7 +20,7 @@ type HookView struct {
 	Programs []string // "name (id 12)", foreign ones included
 }
 
-// View examines a point, foreign programs included. What cannot be read, for want of rights, is left out.
+// View examines a point, foreign programs included. What cannot be read without permission is left out.
 func (d *Dataplane) View(p chain.Point) HookView {
 	switch p.Side {
 	case chain.OnXDP:

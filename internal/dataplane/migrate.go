@@ -41,7 +41,7 @@ type mapCopy struct {
 	from *ebpf.Map
 }
 
-// takeOver decides what becomes of a running map: it serves on (same), its entries are copied, or neither.
+// takeOver decides about a map of the running version: it is kept (same), its entries are copied, or neither.
 func (g *generation) takeOver(name string, spec *ebpf.MapSpec, from *ebpf.Map) (same, copied bool, err error) {
 	diff, rule := compareLayout(spec, from), g.Migrate[name]
 	switch {

@@ -265,7 +265,7 @@ func TestResizedMapsKeepEntries(t *testing.T) {
 	}
 }
 
-// What does not fit any more is not dropped without a word. An LRU map drops by its nature.
+// Entries that do not fit any more are not dropped silently. An LRU map evicts them.
 func TestTooSmallMapsAreRefused(t *testing.T) {
 	for _, kind := range copyable {
 		old := mustUpgrade(t, withState(t, "", state(kind, 8, 64)), nil)

@@ -24,7 +24,7 @@ import (
 type Main func(ctx context.Context, options []byte, log *slog.Logger, ready func()) error
 
 const (
-	self           = "/proc/self/exe" // this binary, whatever has become of its file
+	self           = "/proc/self/exe" // this binary, even if its file was replaced or removed
 	confineCommand = "integration"
 	runCommand     = "integration-run"
 )

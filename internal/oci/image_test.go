@@ -102,7 +102,7 @@ func TestImageOfOthers(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")
 	}
-	// By port: what the programs return, and what becomes of it in a chain.
+	// By port: what the programs return, and the resulting verdict of the chain.
 	for side, want := range map[chain.Side]map[uint16]int32{
 		chain.OnXDP:       {1000: 2, 1001: 1, 1002: 3, 1003: 1, 1004: 1},
 		chain.OnTCIngress: {1000: -1, 1001: 2, 1002: -1, 1003: -1, 1004: 2},

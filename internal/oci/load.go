@@ -188,7 +188,7 @@ func (l *loader) content(ctx context.Context, m *ocispec.Manifest) error {
 	return err
 }
 
-// openImage reads an image that bpfman's specification describes: one object, and labels that tell what is in it.
+// openImage reads an image that bpfman's specification describes: one object, and labels that describe its content.
 func openImage(ref Reference, config []byte, content files) (*pkgs.Package, error) {
 	var image ocispec.Image
 	if err := json.Unmarshal(config, &image); err != nil {

@@ -90,7 +90,7 @@ type Directions struct {
 type MapRoles struct {
 	Config []string `json:"config,omitempty"` // new and empty for every configuration
 	Shared []string `json:"shared,omitempty"` // one for all modules of the node that name it
-	// Migrate says what becomes of the contents of state maps whose layout an upgrade changes: MigrateDiscard by default.
+	// Migrate decides about the contents of state maps whose layout an upgrade changes: MigrateDiscard by default.
 	Migrate map[string]string `json:"migrate,omitempty"`
 }
 

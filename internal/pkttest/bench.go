@@ -47,7 +47,7 @@ type Bench struct {
 	by      map[string]*ebpf.Program // by direction
 }
 
-// Result is what became of one packet.
+// Result is the result of one packet.
 type Result struct {
 	Verdict string // of the module: next, drop, reply, redirect or invalid
 	Reason  string // why it was dropped

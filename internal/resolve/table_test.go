@@ -285,7 +285,7 @@ func TestLookupIsFoundNotFoundOrReleased(t *testing.T) {
 	p.sync().expect("idle", p.names()+fmt.Sprint(r.idle), "[test.app]")
 }
 
-// A control plane that asks for ever more addresses, and takes no answer, does not fill the agent's memory.
+// A control plane that looks up more and more addresses, and reads no answers, does not fill the agent's memory.
 func TestLookupsAreBounded(t *testing.T) {
 	r := &dynamic{}
 	table := NewTable(quiet, "", r)

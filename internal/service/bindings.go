@@ -113,7 +113,7 @@ func (b *Bindings) Merge(states map[string]State) (owners map[int]string) {
 }
 
 // with returns the state with a link that was not found in the service's namespace. If the service was not looked up at
-// all, for want of file descriptors for example, the link is taken to be where it was.
+// all, for lack of file descriptors for example, the link is assumed to be unchanged.
 func (s State) with(l Link) State {
 	if l.Left = s.Err == nil || IsServiceError(s.Err); !l.Left {
 		s.Addresses = slices.Compact(slices.SortedFunc(slices.Values(slices.Concat(s.Addresses, l.PeerAddresses)), netip.Prefix.Compare))

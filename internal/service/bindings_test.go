@@ -68,7 +68,7 @@ func TestBindingsHold(t *testing.T) {
 			}
 		}
 		if states := map[string]State{"other": {}}; len(b.Merge(states)) != 0 || len(states["other"].Links) != 0 {
-			t.Errorf("a service that is no more: %+v", states)
+			t.Errorf("a deleted service: %+v", states)
 		}
 		if err := netlink.LinkDel(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: h.Outer(), Index: h.OuterIndex()}}); err != nil {
 			return err

@@ -104,7 +104,7 @@ type lab struct {
 	checked []Check
 }
 
-// mode is what becomes of a connection's bytes.
+// mode is what happens to the data of a connection.
 type mode int
 
 const (

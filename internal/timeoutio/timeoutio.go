@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package timeoutio runs blocking system calls with a timeout. It is for objects that a service controls and that may
-// block for ever, such as files on a FUSE file system of the service.
+// block indefinitely, such as files on a FUSE file system of the service.
 package timeoutio
 
 import (

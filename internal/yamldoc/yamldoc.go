@@ -137,7 +137,7 @@ func step(node *yaml.Node, field string) (key, value *yaml.Node, rest string) {
 type Octal struct {
 	Line, Column int
 	Field, Value string
-	Octal        string // what YAML 1.1 makes of it, in decimal; empty if it has no octal meaning
+	Octal        string // its value in YAML 1.1, in decimal; empty if it has no octal meaning
 }
 
 func (o Octal) Error() string {

@@ -110,7 +110,7 @@ int kerb_intercept_open_device(struct kerb_intercept **k, int fd, size_t ring, c
 void kerb_intercept_close(struct kerb_intercept *k);
 
 /* kerb_intercept_receive gives back the packets of the last call and waits for new ones: at most max, at most timeout ns (0: not
- * at all, negative: for ever). The number of packets; 0 after the timeout; -EINTR after a signal, SIGCONT too; -EPIPE if another
+ * at all, negative: indefinitely). The number of packets; 0 after the timeout; -EINTR after a signal, SIGCONT too; -EPIPE if another
  * program has taken the class over. A new configuration of the module, or a restart of Kerb, is gone along with. */
 int kerb_intercept_receive(struct kerb_intercept *k, struct kerb_packet *packets, int max, int64_t timeout);
 

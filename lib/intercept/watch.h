@@ -28,5 +28,5 @@ int watch_add(struct watch *w, int fd, enum watched what);
 /* watch_clock ends a sleep from time to time, which costs less than a limit for each; ns. */
 int watch_clock(struct watch *w, uint64_t every);
 /* watch_sleep returns what there is, 0 when it is time, or a negative errno, -EINTR also when the process was stopped and goes
- * on. until: CLOCK_MONOTONIC, ns; UINT64_MAX: for ever. */
+ * on. until: CLOCK_MONOTONIC, ns; UINT64_MAX: indefinitely. */
 int watch_sleep(const struct watch *w, uint64_t now, uint64_t until);

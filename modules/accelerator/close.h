@@ -57,7 +57,7 @@ static __always_inline void accel_acked(struct bpf_sock_ops *ops)
 		bpf_sock_ops_cb_flags_set(ops, ops->bpf_sock_ops_cb_flags & ~BPF_SOCK_OPS_RTT_CB_FLAG);
 }
 
-/* Whether what became of a connection says how long connections there are: one that was stopped for another reason does not. */
+/* Whether a connection counts as a sample of the lengths of connections there: not if it was stopped for another reason. */
 static __always_inline int accel_counts_as_sample(const struct accel_end *e)
 {
 	__u32 why = accel_stopped(e);

@@ -214,7 +214,7 @@ func (a *accelerator) members() map[uint64]serviceEntry {
 	return out
 }
 
-// mostRoutes is how many pairs of services are counted before those that are no more are forgotten: half of the table.
+// mostRoutes is how many pairs of services are counted before those of removed services are deleted: half of the table.
 const mostRoutes = 2048
 
 // forget makes room for services to come.
@@ -237,7 +237,7 @@ func (a *accelerator) forget(members map[uint64]serviceEntry) error {
 	return err
 }
 
-// dropCounts drops what was counted of services that are no more.
+// dropCounts deletes the counters of removed services.
 func (a *accelerator) dropCounts(m sdk.Maps, counts map[routeKey]countsEntry, here map[uint32]bool) error {
 	stays := func(service uint32) bool { return service == theNode || service == unknownService || here[service] }
 	for route := range counts {
@@ -253,7 +253,7 @@ func (a *accelerator) dropCounts(m sdk.Maps, counts map[routeKey]countsEntry, he
 	return nil
 }
 
-// dropShares drops those that services which are no more have given back.
+// dropShares deletes unused shares of removed services.
 func dropShares(m sdk.Maps, here map[uint32]bool) error {
 	shares, err := tableOf[uint32, uint32](m, mapShares)
 	if err != nil {

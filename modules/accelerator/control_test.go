@@ -324,7 +324,7 @@ func TestForgetsTheOldest(t *testing.T) {
 	}
 }
 
-// Examinations that brought nothing are tried again, but not for ever.
+// Examinations without a result are repeated, but not indefinitely.
 func TestTriesAgain(t *testing.T) {
 	c := governed(t, "")
 	c.asks(fileKey{Inode: 1}, sdk.Process{PID: 10})
@@ -394,7 +394,7 @@ func TestForgottenPrograms(t *testing.T) {
 	}
 }
 
-// Services come and go: what was counted of those that are no more does not keep others out of the tables.
+// Services come and go: counters of removed services do not fill the tables.
 func TestGoneServices(t *testing.T) {
 	c := governed(t, "")
 	for i := range uint32(3000) {

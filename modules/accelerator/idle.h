@@ -135,7 +135,7 @@ static __always_inline void accel_listen(struct accel_end *e, __u64 cookie, __u3
 	accel_idle_message(e, cookie, now);
 }
 
-/* Ends that have stopped for ever, and were not told of acknowledgements since. */
+/* Ends that have stopped permanently, without a callback for acknowledgements since. */
 static __always_inline void accel_age_stopped(struct accel_end *e, __u64 cookie, struct accel_end *peer)
 {
 	__u8 one = 1;

@@ -88,7 +88,7 @@ func TestIdle(t *testing.T) {
 }
 
 // Who talks rarely is not disturbed by us any more: TCP does not call for it. When it talks often again it is back all the same, and a
-// stream leaves for ever.
+// stream leaves permanently.
 func TestRare(t *testing.T) {
 	p := resting(t, 60*time.Millisecond)
 	c := p.connect(t)

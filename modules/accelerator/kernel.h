@@ -200,7 +200,7 @@ void *bpf_rdonly_cast(const void *address, __u32 type) __ksym __weak;
 #define accel_now() ((__u32)(bpf_ktime_get_ns() >> 20) | 1)
 #define accel_about_now() ((__u32)(bpf_ktime_get_coarse_ns() >> 20) | 1)
 
-/* What is read before it is read before what is read behind it. x86 sees to that itself; elsewhere an atomic operation that returns
+/* What is read before it is read before what is read behind it. x86 guarantees that; elsewhere an atomic operation that returns
  * a value is a full barrier (Documentation/atomic_t.txt). */
 static __always_inline void accel_barrier(void)
 {

@@ -51,7 +51,7 @@ struct accel_config {
 	__u32 warm;		/* answers that an end waits for before it redirects: 1 */
 	__u32 pass_messages;	/* a side that has sent more than this without an answer continues by TCP ... */
 	__u32 pass_bytes;
-	__u32 leave_messages;	/* ... and with more than this the connection leaves for ever */
+	__u32 leave_messages;	/* ... and with more than this the connection leaves permanently */
 	__u32 leave_bytes;
 	__u32 backlog;		/* bytes that may wait in the receiver's queue; the next goes by TCP, which can push back */
 	__u32 min_turns;	/* average of turns times 16 of a destination's connections; below, they do not enrol ... */
@@ -150,7 +150,7 @@ struct accel_end {
 	__u64 netns;	   /* cookie */
 	struct accel_pair pair;
 	__u32 client, server; /* service ids */
-	__u32 stop;	  /* any: enum accel_reason: TCP from now on, for ever; or ACCEL_IDLE: for now */
+	__u32 stop;	  /* any: enum accel_reason: TCP from now on; or ACCEL_IDLE: for now */
 	__u32 out;	  /* any: enum accel_out */
 	__u8 is_client;
 	__u8 quiet;	  /* own: stopped, and none of this end's redirected messages is under way */
@@ -180,7 +180,7 @@ struct accel_end {
 enum accel_out {
 	ACCEL_IN = 0,	/* of `sockets`, or on its way there */
 	ACCEL_ASIDE = 1, /* is not in there, or about to be taken out, since it is idle. It is back when it sends by the sk_msg program */
-	ACCEL_GONE = 2,	/* for ever */
+	ACCEL_GONE = 2,	/* permanently */
 };
 
 /* A socket that wants to come back: number fd of process pid (in the first pid namespace), if that has this cookie. */
@@ -224,7 +224,7 @@ struct accel_counts {
 	__u64 offered;	   /* connections whose client enrolled */
 	__u64 paired;	   /* whose server did as well */
 	__u64 accelerated; /* that redirected anything */
-	__u64 left;	   /* that went out of the map before they closed, for ever */
+	__u64 left;	   /* removed from the map permanently before they closed */
 	__u64 rested, returned; /* times that they went out since they were idle, and came back */
 	__u64 messages, bytes; /* redirected */
 	__u64 refused[ACCEL_REASONS]; /* before pairing, or stopped after it, by reason */

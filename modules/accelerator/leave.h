@@ -73,7 +73,7 @@ static __always_inline void accel_sock_remove(struct accel_end *e, __u64 cookie)
 	bpf_map_delete_elem(&sockets, &cookie);
 }
 
-/* Takes both ends of a connection out of the map if they have stopped for ever and nothing is under way. Only sock_ops programs may
+/* Takes both ends of a connection out of the map if they have stopped permanently and nothing is in flight. Only sock_ops programs may
  * delete from it, so that this happens when TCP has something to tell. */
 static __always_inline int accel_pair_remove(struct accel_end *e, __u64 cookie)
 {

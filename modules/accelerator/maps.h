@@ -123,7 +123,7 @@ static __always_inline void accel_stop(struct accel_end *e, enum accel_reason wh
 		accel_refuse(e->client, e->server, why);
 }
 
-/* Why it is plain for ever, if it is. */
+/* Why it is plain TCP permanently, if it is. */
 static __always_inline __u32 accel_stopped(const struct accel_end *e)
 {
 	__u32 why = e->stop;

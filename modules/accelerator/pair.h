@@ -8,7 +8,7 @@
 #include "idle.h"
 #include "judge.h"
 
-/* All fields are loaded, always: the compiler would else make one load of two, from an offset that varies. */
+/* All fields are loaded, always: otherwise the compiler merges two loads into one with a variable offset. */
 #define accel_ctx(field) (*(volatile __u32 *)&(field))
 
 #define accel_address(to, ops, ip4, ip6) \
@@ -80,7 +80,7 @@ static __always_inline void accel_destination_of(struct bpf_sock_ops *ops, struc
 	accel_address(a->address, ops, remote_ip4, remote_ip6);
 }
 
-/* Whether a connection there is worth the trouble, by what became of the last ones. Otherwise one of many tries again. */
+/* Whether offers for connections there pay off, by the results of the last ones. If not, one of many is offered again. */
 static __always_inline enum accel_reason accel_offer_pays_off(struct bpf_sock_ops *ops, const struct accel_config *cfg)
 {
 	struct accel_address a;

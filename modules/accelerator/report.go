@@ -25,7 +25,7 @@ var (
 
 // Handler serves:
 //
-//	GET pairs		what became of connections, by pair of services
+//	GET pairs		results of connections, by pair of services
 //	GET refused		which stayed with TCP, and why
 //	GET executables		the programs, and whether they may take part
 //	GET destinations	where new connections are not tried for now

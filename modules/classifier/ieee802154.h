@@ -8,7 +8,7 @@
 
 #define CLS_FRAME_MAX 127 /* aMaxPHYPacketSize; of longer frames (802.15.4g) the first so many bytes are examined */
 
-/* What became of a frame. */
+/* The result of parsing a frame. */
 enum cls_outcome {
 	CLS_MESSAGE = 0,
 	CLS_FRAGMENT = 1, /* a later one */

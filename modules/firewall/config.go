@@ -168,7 +168,7 @@ type Rule struct {
 	ICMPType        int // -1: any
 }
 
-// family4 and family6 tell which packets the rule can match.
+// family4 and family6 report which packets the rule can match.
 func (r *Rule) family4() bool { return r.Proto != protoICMPv6 && !isIP6(r.Src) && !isIP6(r.Dst) }
 func (r *Rule) family6() bool { return r.Proto != protoICMP && !isIP4(r.Src) && !isIP4(r.Dst) }
 

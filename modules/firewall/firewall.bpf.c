@@ -137,7 +137,7 @@ static __always_inline __u32 ask_rules(struct fw_flow *f)
 	return allow_ingress ? FW_SLOT_INGRESS : FW_DENY(FW_SLOT_INGRESS, KERB_DROP_POLICY);
 }
 
-/* What becomes of a packet of no known connection that the rules allow. */
+/* The verdict on an allowed packet without a known connection. */
 static __always_inline __u32 admit(struct fw_flow *f, __u32 decision, __u64 now)
 {
 	if (fw_is_tcp(f) && f->begins != FW_BEGINS && !fw_may_adopt(f, now))

@@ -318,7 +318,7 @@ static __always_inline int fw_conn_ends(void *established, void *opening, void *
 	return fw_stale(n, f);
 }
 
-/* What becomes of a connection that is no TCP, or seen one way only. */
+/* The next state of a connection that is not TCP, or seen in one direction only. */
 static __always_inline void fw_advance(struct fw_conn *n, const struct fw_flow *f, __u64 now)
 {
 	if (f->dir != n->from) {

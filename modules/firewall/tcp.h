@@ -192,7 +192,7 @@ static __always_inline int fw_tcp_skips_handshake(const struct fw_conn *n, const
 	return !(f->tcp & TCP_ACK) || fw_seq_after(r->maxend, f->ack);
 }
 
-/* A segment of a connection that is not established, or no longer: n is a copy of its entry. Says in n what becomes of it;
+/* A segment of a connection that is not established, or no longer: n is a copy of its entry. Stores its next state in n;
  * FW_ESTABLISHED_ means that the handshake is complete. */
 static __noinline int fw_tcp_opening(struct fw_conn *n, const struct fw_flow *f)
 {

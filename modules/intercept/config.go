@@ -178,7 +178,7 @@ func (m *match) check() error {
 	return nil
 }
 
-// checkFamily sees to it that addresses are of one family: a class with both is two.
+// checkFamily checks that all addresses are of one family: use two classes for both.
 func (m *match) checkFamily() error {
 	for _, p := range slices.Concat(m.Destinations, m.Sources) {
 		family := 6

@@ -342,7 +342,7 @@ static __always_inline int icpt_wake_by_socket(struct kerb_pkt *pkt, const struc
 
 #endif
 
-/* What becomes of a packet whose record was submitted. The consumer says that it is about to sleep, and looks once more; we deliver, and
+/* What happens to a packet whose record was submitted. The consumer says that it is about to sleep, and checks again; we deliver, and
  * look now: one of both sees the other. */
 static __always_inline int icpt_delivered(struct kerb_pkt *pkt, const struct icpt_found *k, void *ring, struct icpt_state *s)
 {
@@ -358,7 +358,7 @@ static __always_inline int icpt_delivered(struct kerb_pkt *pkt, const struct icp
 	return steal ? kerb_drop(pkt, ICPT_DROP_STOLEN) : KERB_NEXT;
 }
 
-/* Delivers a packet, and says what becomes of it here. What cannot be delivered passes. Not inlined: the stack is short. */
+/* Delivers a packet, and returns its verdict. What cannot be delivered passes. Not inlined: the stack is short. */
 static __noinline int icpt_deliver(struct kerb_pkt *pkt, const struct icpt_found *k, struct icpt_flow *f, struct icpt_counts *n)
 {
 	__u32 slot = k->ring, steal = k->action == ICPT_STEAL;

@@ -401,7 +401,7 @@ func TestCountersGoOn(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := readCounts(k.maps, k.Classes[0]); err == nil {
-		t.Error("counters of a class that is no more")
+		t.Error("counters of a removed class")
 	}
 	next.consumers.run(next.Classes)
 	for i := range 5 { // trials that come to nothing

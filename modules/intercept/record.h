@@ -20,7 +20,7 @@
  *				seq begins at 0. Copy your numbers (icpt_state from received on) into the new page.
  *	<- {"event": "taken"}	another program has opened the class with takeover
  *
- * and ends the connection. If it ends without a word, the control plane was restarted: keep your ring and open again, with the same
+ * and ends the connection. If it ends without an event, the control plane was restarted: keep your ring and open again, with the same
  * descriptors' contents if "generation" is the same.
  *
  * DESCRIPTORS
@@ -124,7 +124,7 @@ struct icpt_state {
 	__u32 stopped;	  /* 1: by a control message */
 	__u32 doorbell;	  /* 1: there is a control message */
 	__u32 zero1[7];
-	__u32 waiting; /* enum icpt_waiting: set it, examine the ring once more, then sleep: the next record wakes, and sets it to 0.
+	__u32 waiting; /* enum icpt_waiting: set it, examine the ring again, then sleep: the next record wakes, and sets it to 0.
 			* While it is 0 nothing wakes: spinning costs the sender nothing */
 	__u32 pid;     /* thread that receives */
 	__u64 heartbeat; /* when it last examined the ring */

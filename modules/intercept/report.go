@@ -61,7 +61,7 @@ func (h *histogram) quantile(count uint64, share float64) uint64 {
 	return 0
 }
 
-// ClassReport is a class with what became of its packets.
+// ClassReport is a class with the counters of its packets.
 type ClassReport struct {
 	Name      string    `json:"name"`
 	Direction string    `json:"direction"`

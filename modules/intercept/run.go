@@ -143,7 +143,7 @@ func (t *teller) tell(misses []Miss) {
 
 // Handler serves:
 //
-//	GET classes	what there is, what became of packets, who has it open, how long delivery takes
+//	GET classes	classes with counters of packets, consumers and delivery times
 //	GET late	the last late packets of each class
 //	    answers/	what the responder offers, for classes that are answered
 //	GET events	misses of deadlines as they are seen, a JSON object a line, until the reader goes

@@ -221,7 +221,7 @@ func TestBell(t *testing.T) {
 	if err := placeSocket(live, 0, &socket{Ifindex: ifindex, Bell: true}, x.fd); err != nil {
 		t.Fatal(err)
 	}
-	for i, text := range []string{"short", strings.Repeat("long", 300), "once more"} {
+	for i, text := range []string{"short", strings.Repeat("long", 300), "again"} {
 		seq := uint64(2 * i)
 		atomic.StoreUint32(&r.state.Waiting, byBell)
 		send(text)

@@ -17,7 +17,7 @@ enum px_kind {
 	PX_OTHER = 5,	/* a transport that is not translated */
 };
 
-/* What the parser found, and what became of the packet: the numbers of struct kerb_pkt, which end with the verdict's. */
+/* The parser's result, and that of the packet: the numbers of struct kerb_pkt, which end with the verdict's. */
 struct px_head {
 	__u64 found[4], became[2];
 };

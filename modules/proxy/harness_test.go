@@ -179,7 +179,7 @@ const (
 	tcRedirect = 7
 )
 
-// result is what became of a frame.
+// result is the result of a frame.
 type result struct {
 	action int32
 	frame  []byte

@@ -11,7 +11,7 @@ import (
 // member is an instance as the policies see it.
 type member struct {
 	index    uint32 // in the map of instances
-	identity uint64 // hash of its name: the same on every node and for ever
+	identity uint64 // hash of its name: the same on every node and at all times
 	weight   uint32 // at least 1
 }
 

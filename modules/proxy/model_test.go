@@ -51,7 +51,7 @@ type modelSession struct {
 	closed     bool
 }
 
-// modelVerdict is what becomes of a packet.
+// modelVerdict is the expected verdict on a packet.
 type modelVerdict int
 
 const (

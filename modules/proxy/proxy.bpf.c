@@ -266,7 +266,7 @@ __noinline int px_uncommon(kerb_ctx *ctx, __u32 hook)
 	return verdict;
 }
 
-/* Takes the packet there, and what became of it back. */
+/* Passes the packet there, and the result back. */
 static __always_inline int uncommon(struct kerb_pkt *pkt, __u32 hook)
 {
 	struct px_work *w = px_work();

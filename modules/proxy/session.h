@@ -15,13 +15,13 @@
 
 #define PX_RETRY_NS (500 * 1000 * 1000) /* a SYN is sent again after 1 s (RFC 6298) */
 
-/* What becomes of a packet. */
+/* What happens to a packet. */
 enum px_step {
 	PX_GO = 0,	     /* change it as the session says, and on with it */
 	PX_RESELECT = 1,     /* as if there were no session */
 	PX_ENROL = 12,	     /* make a session with w->instance */
 	PX_PASS = 2,	     /* leave it alone */
-	PX_RESET_IT = 3,     /* tell the sender that the connection is no more */
+	PX_RESET_IT = 3,     /* notify the sender that the connection is closed */
 	PX_STRAY = 4,	     /* belongs to nothing */
 	PX_FULL = 5,	     /* no room for a session */
 	PX_UNKNOWN_ADDR = 6, /* ask for its address */
@@ -421,7 +421,7 @@ static __always_inline int px_hooks_unchanged(const struct px_work *w, const str
 	return ifindex ? !(s->flags & PX_FAR) && s->other == ifindex : !!(s->flags & PX_FAR);
 }
 
-/* The session comes along to where its instance is now. */
+/* Moves the session to where its instance is now. */
 static __always_inline int px_session_move(struct px_work *w, const struct px_session *s)
 {
 	w->instance = s->instance;

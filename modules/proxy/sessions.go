@@ -256,7 +256,7 @@ func (w *plane) read(gone goneThings, steps *steps) error {
 	return each(w.maps.sessions, mapSessions, table(true))
 }
 
-// expire removes entries. What is in sessions is examined once more, as a packet may have come since; and what its interface
+// expire removes entries. What is in sessions is examined again, as a packet may have come since; and what its interface
 // holds is counted.
 func (w *plane) expire(over []candidateEntry, steps *steps) (uint64, error) {
 	removed := uint64(0)

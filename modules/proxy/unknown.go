@@ -17,7 +17,7 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// unknowns counts what became of packets to addresses that were not known.
+// unknowns counts packets to unknown addresses by result.
 type unknowns struct {
 	Asked    uint64 `json:"asked"`    // addresses asked for
 	Answered uint64 `json:"answered"` // turned out to be virtual services

@@ -200,7 +200,7 @@ func TestUnknownBesideFullTable(t *testing.T) {
 	}
 }
 
-// A denial that has expired leaves the table, even if the address was asked for once more and gave way to others.
+// A denial that has expired leaves the table, even if the address was looked up again and evicted.
 func TestDenialsLeaveNothing(t *testing.T) {
 	p := newPlant(t, `{"unknown": {"negativeTTL": "1s", "holdPackets": 1}}`)
 	a := netip.MustParseAddr("10.31.0.1")

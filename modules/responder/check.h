@@ -5,7 +5,7 @@
 
 #include "respond.h"
 
-/* What became of packets: counters of every listener, and in slot 0 of those that no listener was found for. */
+/* Packets by result: counters of every listener, and in slot 0 of those that no listener was found for. */
 enum rsp_outcome {
 	RSP_ANSWERED = 0,
 	RSP_CONSUMED = 1,
@@ -113,7 +113,7 @@ enum rsp_local {
 	RSP_VIRTUAL = 3, /* of the address 0: no packet of the interface has been on a wire */
 };
 
-/* What becomes of UDP checksums that hold the sum of the pseudo-header alone. */
+/* How UDP checksums that hold only the sum of the pseudo-header are handled. */
 enum rsp_partial_policy {
 	RSP_PARTIAL_PASS = 0,	 /* left to the ordinary server */
 	RSP_PARTIAL_ACCEPT = 1,

@@ -16,7 +16,7 @@ import (
 
 // Handler serves:
 //
-//	GET  listeners                  what is answered, and what became of packets
+//	GET  listeners                  listeners with counters of packets
 //	GET  state                      the states of listeners
 //	GET  state/LISTENER             one
 //	PUT  state/LISTENER             takes over what is given of it

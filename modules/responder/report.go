@@ -62,7 +62,7 @@ func outcomeName(i int, a app.App) string {
 	return fmt.Sprintf("reason_%d", i-firstReason)
 }
 
-// ListenerReport is a listener with what became of packets to it. Those that are neither answered nor consumed, nor dropped
+// ListenerReport is a listener with the counters of its packets. Those that are neither answered nor consumed, nor dropped
 // by a limit, went on to the ordinary server.
 type ListenerReport struct {
 	Name      string            `json:"name"`

@@ -48,7 +48,7 @@ enum rsp_decision {
 struct rsp_listener {
 	__u32 slot; /* of its state and counters */
 	__u8 app;   /* enum rsp_app, apps_gen.h */
-	__u8 drop;  /* what becomes of requests over a limit: 0 they pass, 1 they are dropped */
+	__u8 drop;  /* requests over a limit: 0 pass, 1 drop */
 	__u16 min_request, max_request; /* bytes of payload; others pass */
 	__u16 max_reply;
 	__u32 total_rate;   /* requests taken in 2^27 ns (0.13 s), 0: no limit */

@@ -469,7 +469,7 @@ func checkMSS(t *testing.T, name string, got, p packet, most int, clamped bool) 
 	}
 }
 
-// RFC 6040, figure 4: what becomes of the two bits.
+// RFC 6040, figure 4: the resulting ECN bits.
 func TestCongestion(t *testing.T) {
 	k := loadTunnel(t, keyed)
 	const drop = 9

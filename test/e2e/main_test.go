@@ -62,5 +62,5 @@ func unchanged(before string) error {
 			return nil
 		}
 	}
-	return fmt.Errorf("%s is no more what it was, %q", expedited, before)
+	return fmt.Errorf("%s has changed, it was %q", expedited, before)
 }

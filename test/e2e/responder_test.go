@@ -89,7 +89,7 @@ func (n *node) signEvents(ctx context.Context) <-chan signState {
 	return out
 }
 
-// On native XDP of a veth replies get to a client that has not been prepared for them: the agent sees to that.
+// On native XDP of a veth replies get to a client that has not been prepared for them: the agent enables NAPI on it.
 func TestResponderOnXDP(t *testing.T) {
 	n := newNode(t)
 	n.start()

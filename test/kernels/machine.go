@@ -36,7 +36,7 @@ var (
 	errNothingRan = errors.New("not one test ran")
 )
 
-// isHung reports a possible fault of the emulator that is worth a second boot: a few boots in a hundred hang, or reset without a word.
+// isHung reports a possible fault of the emulator that is worth a second boot: a few boots in a hundred hang, or reset silently.
 // A kernel that says why it dies is a finding.
 func isHung(err error) bool {
 	return errors.Is(err, errNoBoot) || errors.Is(err, errHung) || errors.Is(err, errGone)

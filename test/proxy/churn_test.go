@@ -21,7 +21,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/seed"
 )
 
-// hostState is what may become of connections to a host: ended is odd while it is ceasing to be an instance, and even when the
+// hostState is what may happen to connections to a host: ended is odd while it is ceasing to be an instance, and even when the
 // proxy knows of it; dead is since when it is none, as the proxy knows.
 type hostState struct {
 	ended atomic.Int64

@@ -48,7 +48,7 @@ spec: {colour: red}
 // that other kinds have works for it.
 func TestNewKind(t *testing.T) {
 	if testing.Short() {
-		t.Skip("builds kerb once more")
+		t.Skip("builds kerb again")
 	}
 	kerb := buildWithExample(t)
 	for _, want := range []string{"colour", "Example"} {

@@ -37,6 +37,17 @@ var wordings = []wording{
 	phrase(`gives? way`, "is evicted, is discarded"),
 	phrase(`has to be told|tell of|tells of|telling of`, "report, log, describe"),
 	phrase(`in its turn|takes? its turn`, "is next, runs"),
+	phrase(`for ever`, "indefinitely, permanently"),
+	phrase(`(is|are) no more`, "no longer exists, was removed"),
+	phrase(`tell (whether|which|what)`, "report, list, describe"),
+	phrase(`sees? to (it|that|what)`, "ensures, guarantees"),
+	phrase(`for want of`, "for lack of, without"),
+	phrase(`without a word`, "silently"),
+	phrase(`bec[ao]mes? of|become of`, "the result, the verdict, the state of"),
+	phrase(`would else`, "would otherwise"),
+	phrase(`once more`, "again"),
+	phrase(`comes? along`, "moves, is passed"),
+	phrase(`behind which`, "followed by"),
 }
 
 // Comments, texts and documents use the terms of the field (docs/glossary.md).

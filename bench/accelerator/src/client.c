@@ -78,7 +78,7 @@ static void stream(size_t size, uint64_t bytes, int file)
 			die("stream");
 		left -= n;
 	}
-	no_delay(fd); /* the rest, smaller than a segment, would else wait for an acknowledgement that is delayed by 40 ms */
+	no_delay(fd); /* the rest, smaller than a segment, would otherwise wait for an acknowledgement that is delayed by 40 ms */
 	if (read_all(fd, &came, sizeof(came)) != sizeof(came) || came.bytes != bytes) {
 		fprintf(stderr, "%lu of %lu bytes came\n", came.bytes, bytes);
 		exit(1);

@@ -243,7 +243,7 @@ static void fill(void)
 }
 
 /* As published: the next key, its counters, and zeros in their place. Each update puts the key at the head of its bucket, so that
- * without a count keys of one bucket would follow each other for ever. */
+ * without a count keys of one bucket would follow each other endlessly. */
 static int64_t window_scalar(void)
 {
 	uint64_t key, next;

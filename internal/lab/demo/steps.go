@@ -199,7 +199,7 @@ func (d *demo) trace(ctx context.Context, service string, port uint16, want stri
 		select {
 		case err := <-ended:
 			d.show(out)
-			d.check("the trace shows what becomes of such a packet: "+want, strings.Contains(out, want), "%q", out)
+			d.check("the trace shows the verdict on such a packet: "+want, strings.Contains(out, want), "%q", out)
 			return err
 		default:
 		}

@@ -310,7 +310,7 @@ func TestConnect(t *testing.T) {
 	}
 }
 
-// A lab that lives stays; that of a process that ended without a word goes.
+// The lab of a running process stays; that of a killed process is removed.
 func TestSweepDead(t *testing.T) {
 	needRoot(t)
 	lab, err := NewIn(testPrefix)

@@ -38,7 +38,7 @@ func PackageIn(t testing.TB, dir string) *pkgs.Package {
 	return p
 }
 
-// Relink returns a function that links the module once more, for another hook, when it is first called: the verifier takes most of
+// Relink returns a function that links the module again, for another hook, when it is first called: the verifier takes most of
 // the time of a test, and many tests have packets in one direction only.
 func Relink(t testing.TB, l *dataplane.Loaded, spec chain.Spec) func() *ebpf.Program {
 	return sync.OnceValue(func() *ebpf.Program {

@@ -15,7 +15,7 @@ var (
 	be = binary.BigEndian
 )
 
-// Outcome is what became of a frame: enum cls_outcome.
+// Outcome is the result of parsing a frame: enum cls_outcome.
 type Outcome int
 
 // Outcomes.

@@ -28,7 +28,7 @@ var ErrNotBuilt = errors.New("the inference engine is not built in; run `make bp
 type Kernel struct {
 	coll  *ebpf.Collection
 	slots *model.Slots
-	frame []byte // the features, behind which the decision comes back
+	frame []byte // the features, followed by the decision in the result
 }
 
 // Open loads the engine.
@@ -99,7 +99,7 @@ func (k *Kernel) WindowLookUp() (float64, error) { return k.window("look_up_and_
 
 func (k *Kernel) window(program, without string) (float64, error) {
 	for key := range uint64(Sources) {
-		counters := [8]uint32{uint32(key), 3, 1, 6} // behind which are those of the window's begin
+		counters := [8]uint32{uint32(key), 3, 1, 6} // followed by those of the window's begin
 		if err := k.coll.Maps["sources"].Put(key, counters); err != nil {
 			return 0, err
 		}

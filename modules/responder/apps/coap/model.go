@@ -83,7 +83,7 @@ type request struct {
 	block  int    // largest block, as its exponent less 4; -1: not asked for
 }
 
-// Decide is what becomes of a datagram that arrives at now, a time since boot.
+// Decide returns what happens to a datagram that arrives at now, a time since boot.
 func (m *Model) Decide(from, to netip.AddrPort, datagram []byte, now time.Duration) ([]byte, Verdict) {
 	r := m.read(datagram, to.Port())
 	if r == nil {

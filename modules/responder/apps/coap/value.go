@@ -43,7 +43,7 @@ type setting struct {
 	Data    [MaxValue]byte
 }
 
-// newSetting makes one of at most MaxValue bytes. lease is how long it is fresh; 0: for ever.
+// newSetting makes one of at most MaxValue bytes. lease is how long it is fresh; 0: without limit.
 func newSetting(data []byte, lease time.Duration) *setting {
 	s := &setting{}
 	s.Len = uint64(copy(s.Data[:], data))
