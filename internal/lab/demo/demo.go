@@ -20,6 +20,7 @@ import (
 // Command is `kerb demo`.
 func Command() *cobra.Command {
 	var keep, check bool
+	var picture string
 	c := &cobra.Command{
 		Use:   "demo",
 		Short: "Watch modules work, and change them, on three services made for it",
@@ -30,11 +31,21 @@ func Command() *cobra.Command {
 		Example: "  kerb demo\n  kerb demo --keep\n  kerb demo --check",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return run(cmd.Context(), newTeller(cmd.OutOrStdout(), check), keep && !check)
+			t := newTeller(cmd.OutOrStdout(), check)
+			if picture == "" {
+				return run(cmd.Context(), t, keep && !check)
+			}
+			r := &recorder{Writer: t.out, started: t.started}
+			t.out, t.terminal = r, true
+			err := run(cmd.Context(), t, false)
+			return errors.Join(err, writePicture(picture, "kerb demo", r.lines))
 		},
 	}
 	c.Flags().BoolVar(&keep, "keep", false, "stay up afterwards, until Ctrl-C")
 	c.Flags().BoolVar(&check, "check", false, "for scripts: plain lines, never stays up")
+	c.Flags().StringVar(&picture, "picture", "", "draw what is printed as an animated terminal into this file (SVG)")
+	c.MarkFlagsMutuallyExclusive("picture", "keep")
+	c.MarkFlagsMutuallyExclusive("picture", "check")
 	c.AddCommand(webCommand())
 	return c
 }

@@ -3,6 +3,7 @@
 package demo
 
 import (
+	"encoding/xml"
 	"errors"
 	"io"
 	"os"
@@ -10,6 +11,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 )
@@ -90,5 +92,41 @@ func TestThePrintedEnvironmentFindsKerb(t *testing.T) {
 	out, err := cmd.CombinedOutput()
 	if want := socketPath + " top\n"; err != nil || string(out) != want {
 		t.Errorf("%q, %v, want %q", out, err, want)
+	}
+}
+
+func TestPicture(t *testing.T) {
+	r := &recorder{Writer: io.Discard, started: time.Now()}
+	teller := newTeller(r, false)
+	teller.terminal = true
+	teller.command("kerb module list <all>")
+	teller.progress("never drawn")
+	teller.endProgress()
+	teller.check(strings.Repeat("w", 2*pictureColumns), true, "")
+	for range pictureRows {
+		teller.say("line")
+	}
+	path := filepath.Join(t.TempDir(), "demo.svg")
+	if err := writePicture(path, "demo", r.lines); err != nil {
+		t.Fatal(err)
+	}
+	svg, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{`<tspan class="bold">$ kerb module list &lt;all&gt;</tspan>`, `<tspan class="green">ok</tspan>`,
+		"100% { transform: translateY(-34px) }"} {
+		if !strings.Contains(string(svg), want) {
+			t.Errorf("the picture lacks %q:\n%s", want, svg)
+		}
+	}
+	if strings.Contains(string(svg), "never drawn") || strings.Contains(string(svg), strings.Repeat("w", pictureColumns)) {
+		t.Errorf("the picture has a progress message, or a line wider than itself:\n%s", svg)
+	}
+	if got := strings.Count(string(svg), `class="line"`); got != len(r.lines) {
+		t.Errorf("%d lines of %d are drawn", got, len(r.lines))
+	}
+	if err := xml.Unmarshal(svg, new(struct{ XMLName xml.Name })); err != nil {
+		t.Errorf("the picture is no XML: %v", err)
 	}
 }
