@@ -65,7 +65,7 @@ text { font: 12px ui-monospace, SFMono-Regular, Menlo, Consolas, "Liberation Mon
 @media (prefers-reduced-motion) { .line { opacity: 1; animation: none } .all { animation: none; transform: translateY(%.0fpx) } }
 </style>
 <rect width="100%%" height="100%%" rx="8" fill="#0d1117"/>
-<svg x="%.0f" y="%.0f" width="%.0f" height="%.0f"><g class="all">
+<svg x="%.0f" y="%.0f" width="%.0f" height="%.0f" xml:space="preserve"><g class="all">
 `
 
 // writePicture draws the lines as an animated SVG: a terminal in which they appear as they did, long pauses shortened.
