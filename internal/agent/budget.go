@@ -4,7 +4,6 @@ package agent
 
 import (
 	"errors"
-	"fmt"
 	"maps"
 	"slices"
 
@@ -18,36 +17,26 @@ import (
 // those that cost too much. It measures new modules, those whose code changes, and those that the operator has set a
 // budget for. With another config only, a module is measured afterwards, so that a changed rule is in the kernel at
 // once.
-func (a *Agent) admit(t target, k kernel, points plan.Placements, steps []plan.Step, dryRun bool) error {
-	used, created := map[string]bool{}, map[string]plan.Step{}
+func (a *Agent) admit(t target, k kernel, points plan.Placements) error {
+	defer k.Close() // what follows needs the memory
+	used := map[string]bool{}
 	for _, p := range points {
 		for _, m := range p.Chain.Members {
 			used[m.Name] = true
 		}
 	}
-	for _, s := range steps {
-		if s.Action == plan.CreateGeneration && !dryRun { // to fill maps can change state that it carries over
-			created[s.Module] = s
-		}
-	}
 	var refused []error
 	for _, name := range slices.Sorted(maps.Keys(t.modules)) {
 		d, before := t.modules[name], a.now.Modules[name]
-		measured := !d.OnlyConfigured(before)
-		if d.Err != nil || before == d || used[name] && !measured {
+		if d.Err != nil || before == d {
 			continue
-		}
-		if s, ok := created[name]; ok {
-			if err := k.Build(name, s.From); err != nil {
-				return fmt.Errorf("%s: %w", s.Action, err)
-			}
 		}
 		if !used[name] { // rejected now and not when the first service appears
 			if err := k.Verify(name); err != nil {
 				return err
 			}
 		}
-		if measured {
+		if !d.OnlyConfigured(before) {
 			c := d.Candidate()
 			c.Measure = func() (chain.Cost, error) { return k.Measure(&a.meter, name, d.AttachedHooks()...) }
 			refused = append(refused, a.budgets.Check(c))
@@ -56,7 +45,7 @@ func (a *Agent) admit(t target, k kernel, points plan.Placements, steps []plan.S
 	return errors.Join(refused...)
 }
 
-// candidates are the modules that run, each to be measured on a replica of its own.
+// candidates are the modules that run, each to be measured on maps of its own.
 func (a *Agent) candidates() (out []apply.Candidate) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -115,16 +115,39 @@ func TestCostsAreRemembered(t *testing.T) {
 	}
 }
 
-// A change fills the maps of a module once, also when it measures the module before or after that.
+// A change fills the maps of a module once, and those that it measures the module on, if it does so, once.
 func TestMapsAreFilledOnce(t *testing.T) {
 	n := newNode(t)
 	m := module("probe", probePackage(t), "*", nil)
+	want := 0
 	for i, budget := range []string{"", "1s", "1s", ""} {
 		m.Spec.Budget.Latency, m.Spec.Config = budget, map[string]any{"number": i}
 		n.apply(t, n.both(), m)
 		wait.Until(t, "the module is measured", func() bool { return n.status(t, "probe").Cost != nil })
-		if got := n.probe(t).Fills; got != i+1 {
-			t.Errorf("after %d changes the maps were filled %d times", i+1, got)
+		if want += 2; n.probe(t).Fills != want {
+			t.Errorf("after %d changes maps were filled %d times, want %d", i+1, n.probe(t).Fills, want)
+		}
+	}
+}
+
+// A change that a budget rejects, and a dry run, leave the maps of what runs as they are.
+func TestRejectedChangeLeavesMaps(t *testing.T) {
+	n := newNode(t)
+	fw := module("fw", "firewall", "*", nil)
+	n.apply(t, n.both(), fw)
+	usage, since, got := n.live["fw"].maps["usage"], uint64(7), [3]uint64{}    // the firewall corrects the counts before since
+	fw.Spec.Config = map[string]any{"state": map[string]any{"enabled": false}} // without state, Fill forgets the usage
+	for _, budget := range []string{"1ns", "1s"} {
+		fw.Spec.Budget.Latency = budget
+		if err := usage.Put(uint32(n.web.OuterIndex()), [3]uint64{5, 6, since}); err != nil {
+			t.Fatal(err)
+		}
+		_, err := n.Apply(t.Context(), server.Request{Resources: resource.Objects(fw), DryRun: budget == "1s"})
+		if (err != nil) != (budget == "1ns") {
+			t.Fatalf("budget %s: %v", budget, err)
+		}
+		if err := usage.Lookup(uint32(n.web.OuterIndex()), &got); err != nil || got[2] != since {
+			t.Errorf("budget %s: the running firewall has %v, %v; want %v at the end", budget, got, err, since)
 		}
 	}
 }

@@ -121,10 +121,12 @@ func (a *Agent) change(t target, prepared map[string]*deploy.Module, dryRun, kee
 	warnings = t.Warnings(points)
 	busy, k := a.busy, a.kernelOf(t.modules)
 	defer k.Close()
+	if err := a.admit(t, k, points); err != nil {
+		return nil, nil, explain(err)
+	}
 	r, err := a.converge(t, k, points, keep, apply.Policy{
 		DryRun: dryRun,
 		Skip:   func(p chain.Point) bool { return busy[p] != nil },
-		Admit:  func(steps []plan.Step) error { return a.admit(t, k, points, steps, dryRun) },
 		Commit: func() error {
 			if err := apply.AwaitUpgrades(a.base, a.upgrades(t)); err != nil {
 				return err

@@ -15,10 +15,7 @@ import (
 type Policy struct {
 	// Skip reports whether to skip a point whose hook another program holds. On all other points that is an error.
 	Skip func(chain.Point) bool
-	// Admit is called with the steps before the first one, and also in a dry run; it may be nil. After its error nothing
-	// is done.
-	Admit func([]plan.Step) error
-	// DryRun ends after that.
+	// DryRun ends after the plan.
 	DryRun bool
 	// Commit is called when all points run what is desired, before anything is removed. After its error the change is undone.
 	Commit func() error
@@ -39,13 +36,7 @@ func Converge(k Kernel, want plan.Desired, p Policy, log *slog.Logger) (r Result
 	if err != nil {
 		return r, err
 	}
-	steps := plan.Steps(want, have)
-	if p.Admit != nil {
-		if err := p.Admit(steps); err != nil {
-			return r, err
-		}
-	}
-	r.Steps = steps
+	r.Steps = plan.Steps(want, have)
 	if p.DryRun {
 		return r, nil
 	}

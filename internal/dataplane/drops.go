@@ -39,7 +39,6 @@ func (g *generation) addDrops(previous map[string]*ebpf.Map) (err error) {
 	for name, spec := range dropSpecs() {
 		if old := previous[name]; old != nil {
 			g.maps[name], err = old.Clone()
-			g.inherited[name] = true
 		} else {
 			g.maps[name], err = ebpf.NewMap(spec)
 		}

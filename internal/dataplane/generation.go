@@ -21,8 +21,7 @@ import (
 // generation is the maps of a module for one config, by pin name.
 type generation struct {
 	Module
-	maps      map[string]*ebpf.Map
-	inherited map[string]bool // maps with contents of the running generation; nil if opened again
+	maps map[string]*ebpf.Map
 }
 
 // Close lets go of the descriptors; pinned maps live on.
@@ -67,7 +66,7 @@ func hooksOf(mod Module, do func(chain.Hook, *ebpf.CollectionSpec) error) error 
 // newGeneration creates the maps of a module. Maps of previous that are no config maps and have the same layout are
 // used again; Migrate decides about the contents of others. Nothing is pinned yet and no packet sees it.
 func newGeneration(mod Module, previous, shared map[string]*ebpf.Map) (*generation, error) {
-	g := &generation{mod, map[string]*ebpf.Map{}, map[string]bool{}}
+	g := &generation{mod, map[string]*ebpf.Map{}}
 	if err := g.create(previous, shared); err != nil {
 		g.Close()
 		return nil, err
@@ -225,7 +224,6 @@ func (g *generation) addMaps(hook chain.Hook, spec *ebpf.CollectionSpec, previou
 		if err != nil {
 			return err
 		}
-		g.inherited[pin] = same || copied
 		if same {
 			replace[name] = from
 		}

@@ -44,23 +44,17 @@ func (m *Meter) Close() {
 
 // measure runs representative packets through a generation alone, on the hooks given, in every direction that the module
 // has and that its settings do not call idle. The packets are real to the module, but reach no receiver. One that a
-// module rewrites stays rewritten for the next run. They meet a replica of the maps, as the maps themselves are in use
-// or will be.
+// module rewrites stays rewritten for the next run. They leave their traces in the maps of g.
 func (m *Meter) measure(g *generation, hooks []chain.Hook) (chain.Cost, error) {
 	targets, err := targetsOf(g.Module, hooks)
 	if err != nil {
 		return chain.Cost{}, fmt.Errorf("%w: %w", chain.ErrNotMeasured, err)
 	}
-	r, err := g.replica()
-	if err != nil {
-		return chain.Cost{}, fmt.Errorf("%w: %w", chain.ErrNotMeasured, err)
-	}
-	defer r.Close()
-	cost := chain.Cost{Memory: Memory(r.sdkMaps())}
-	if r.Sockets {
+	cost := chain.Cost{Memory: Memory(g.sdkMaps())}
+	if g.Sockets {
 		return cost, chain.ErrNotPackets
 	}
-	chains, err := loadAlone(r, targets)
+	chains, err := loadAlone(g, targets)
 	defer closeChains(chains)
 	if err != nil {
 		return cost, fmt.Errorf("module %s: %w: %w", g.Name, chain.ErrNotMeasured, err)

@@ -87,6 +87,57 @@ func TestMeasureFills(t *testing.T) {
 	}
 }
 
+// Modules of one change share a map, and to measure one that comes later leaves it as it is.
+func TestSharedMaps(t *testing.T) {
+	w := newWorld(t, Options{})
+	modules := map[string]Module{}
+	for _, name := range []string{"a", "b", "later"} {
+		m := testModule(t, "pass", name, nil)
+		m.SharedMaps = []string{"totals"}
+		modules[name] = m
+	}
+	later := modules["later"]
+	later.Fill = func(m sdk.Maps) error {
+		values := make([][16]byte, ebpf.MustPossibleCPU())
+		values[0][0] = 9
+		return m["totals"].Put(uint32(0), values)
+	}
+	modules["later"] = later
+	b := w.Bind(modules)
+	t.Cleanup(b.Close)
+	meter, ids := newMeter(t), map[ebpf.MapID]bool{}
+	for _, name := range []string{"a", "b"} {
+		if _, err := b.Measure(meter, name, chain.TC); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, name := range []string{"a", "b"} {
+		if err := b.CreateGeneration(name, "", ""); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := b.Measure(meter, "later", chain.TC); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"a", "b"} {
+		maps, err := w.Maps(name, modules[name].ID)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ids[mapID(t, maps["totals"])] = true
+		var got [][16]byte
+		if err := maps["totals"].Lookup(uint32(0), &got); err != nil || got[0][0] != 0 {
+			t.Errorf("%s: the shared map has %v, %v after another module was measured", name, got, err)
+		}
+		for _, m := range maps {
+			m.Close()
+		}
+	}
+	if len(ids) != 1 {
+		t.Errorf("two modules have %d maps, want one that they share", len(ids))
+	}
+}
+
 func TestRepresentativePacketsParse(t *testing.T) {
 	for _, p := range representative() {
 		got := bpftest.Parse(p.frame)
