@@ -74,7 +74,8 @@ func feedAll[U any, P update[U]](ctx context.Context, p *Plane, r *run, call str
 			conflicts = firstConflict
 			continue
 		}
-		if now, _ := p.startedOn(); ctx.Err() != nil || now != generation {
+		now, progress := p.startedOn()
+		if ctx.Err() != nil || now != generation {
 			return // another generation has started
 		}
 		pause := retryTell
@@ -86,6 +87,7 @@ func feedAll[U any, P update[U]](ctx context.Context, p *Plane, r *run, call str
 		}
 		select {
 		case <-ctx.Done():
+		case <-progress:
 		case <-time.After(pause):
 		}
 	}

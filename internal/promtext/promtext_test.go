@@ -55,6 +55,7 @@ func TestInvalidMetrics(t *testing.T) {
 	for name, add := range map[string]func(){
 		"a name":                 func() { s.Gauge("bad-name", "", 1) },
 		"a label":                func() { s.Gauge("labels", "", 1, "bad-label", "x") },
+		"a label of Prometheus":  func() { s.Gauge("labels", "", 1, "__name__", "good") },
 		"a label of digits":      func() { s.Gauge("labels", "", 1, "1", "x") },
 		"a label that is double": func() { s.Gauge("labels", "", 1, "module", "a", "module", "b") },
 		"bytes":                  func() { s.Gauge("labels", "", 1, "module", "\xff") },

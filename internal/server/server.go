@@ -252,7 +252,7 @@ func (s *Server) serveMetrics(w http.ResponseWriter, r *http.Request) {
 	}
 	w.Header().Set("Content-Type", promtext.ContentType)
 	var out io.Writer = w
-	if strings.Contains(r.Header.Get("Accept-Encoding"), "gzip") {
+	if accepted := r.Header.Get("Accept-Encoding"); strings.Contains(accepted, "gzip") && !strings.Contains(accepted, "gzip;q=0") {
 		w.Header().Set("Content-Encoding", "gzip")
 		packed := gzip.NewWriter(w)
 		defer packed.Close()
