@@ -45,8 +45,12 @@ func ParseSelector(text string) (Selector, error) {
 		match := nextCondition.FindStringSubmatch(rest)
 		c, err := newCondition(match)
 		if err != nil {
+			wrong := rest
+			if match != nil {
+				wrong = strings.TrimRight(match[0], ", \t\r\n")
+			}
 			return Selector{}, fmt.Errorf("%w: %q: %w; valid are * for every service, or conditions such as app=web,tier in (edge,core),!legacy",
-				ErrSelector, text, err)
+				ErrSelector, wrong, err)
 		}
 		s.conditions = append(s.conditions, c)
 		if match[len(match)-1] == "" {
@@ -58,7 +62,7 @@ func ParseSelector(text string) (Selector, error) {
 
 func newCondition(match []string) (c condition, err error) {
 	if match == nil || match[1] != "" && match[3]+match[5] != "" {
-		return c, errors.New("not a list of conditions")
+		return c, errors.New("not conditions with commas between them")
 	}
 	c.key, c.operator = match[2], match[1]+match[3]+match[5]
 	problems := content.IsLabelKey(c.key)
@@ -76,7 +80,9 @@ func newCondition(match []string) (c condition, err error) {
 		return c, errors.New(strings.Join(problems, "; "))
 	}
 	if c.operator == "<" || c.operator == ">" {
-		c.bound, err = strconv.ParseInt(c.values[0], 10, 64)
+		if c.bound, err = strconv.ParseInt(c.values[0], 10, 64); err != nil {
+			err = fmt.Errorf("%s compares with a number", c.operator)
+		}
 	}
 	return c, err
 }

@@ -73,3 +73,12 @@ func FuzzSelector(f *testing.F) {
 		}
 	})
 }
+
+// The error names the condition that is wrong, not the whole selector.
+func TestSelectorErrorNamesCondition(t *testing.T) {
+	for text, want := range map[string]string{"app=web,a=-,b": `"a=-"`, "app=web tier=x": `"app=web tier=x"`, "n>x,app": `"n>x"`, "app,in (x": `"in (x"`} {
+		if _, err := ParseSelector(text); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want an error on %s", text, err, want)
+		}
+	}
+}
