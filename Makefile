@@ -153,7 +153,8 @@ test-underlay: kernels-setup bpf ## Test: the tunnel over WireGuard and XFRM int
 test-upgrade: demo-setup bpf ## Test: the agent of an earlier build is replaced by this one under traffic; FROM=COMMIT
 	@[ -n "$(FROM)" ] || { echo "which one: make test-upgrade FROM=COMMIT" >&2; exit 2; }
 	rm -rf out/earlier && mkdir -p out/earlier && git archive $(FROM) | tar -x -C out/earlier
-	$(MAKE) --no-print-directory -C out/earlier -s bpf && cd out/earlier && CGO_ENABLED=0 go build -o ../kerb-earlier ./cmd/kerb
+	$(MAKE) --no-print-directory -C out/earlier -s bpf && cd out/earlier && \
+	  if [ -x scripts/build ]; then scripts/build ../kerb-earlier kerb; else CGO_ENABLED=0 go build -o ../kerb-earlier ./cmd/kerb; fi
 	rm -rf out/earlier
 	$(SUDO) env "PATH=$(PATH)" CGO_ENABLED=0 KERB_EARLIER=$(CURDIR)/out/kerb-earlier go test -vet=off -count=1 -v -run '^TestUpgradeOfBuild$$' ./test/e2e
 
