@@ -19,6 +19,8 @@ func TestOlderManifests(t *testing.T) {
 	}{
 		{goodManifest, nil,
 			"sha256:6f0c07a41a3b1f4513bf52c4bffef09f87cd74eae6c0f862bfe8466d60e9b355"},
+		{goodManifest + "rank: 0\n", nil,
+			"sha256:6f0c07a41a3b1f4513bf52c4bffef09f87cd74eae6c0f862bfe8466d60e9b355"},
 		{goodManifest + older, []string{"virtualServices", "models", "inject", "clients"},
 			"sha256:3c5c9e431d63c5be1ab4e012513c8e3738d591e3c6f60d5be2c8223462b0959f"},
 		{sockets + "resources: [executables]\ncontrol: builtin\n", []string{"executables", "kernelFacts"},

@@ -79,6 +79,15 @@ func (m *Manifest) RankOn(service bool) int {
 	return *m.Rank
 }
 
+// hashed is the manifest as digests are computed over it: rank 0 was once the default and left out, and nodes deny packages by
+// their digest.
+func (m Manifest) hashed() Manifest {
+	if m.Rank != nil && *m.Rank == 0 {
+		m.Rank = nil
+	}
+	return m
+}
+
 // Directions are those in which packets meet the module, by kind of attach point; all that it has code for by default.
 type Directions struct {
 	Services   []string `json:"services,omitempty"`

@@ -153,7 +153,7 @@ func newPackage(m *Manifest, source string, objects, files map[string][]byte) *P
 // digest is over the manifest's values, not its spelling: comments and order do not matter.
 func (p *Package) digest() string {
 	h := sha256.New()
-	manifest, err := json.Marshal(p.Manifest)
+	manifest, err := json.Marshal(p.Manifest.hashed())
 	if err != nil { // it was decoded from JSON
 		panic(err)
 	}
