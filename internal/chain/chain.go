@@ -36,6 +36,9 @@ const (
 // its name, those farther away send packets past the rest of the chain.
 const DefaultRank = 40
 
+// ReplyRank is the default of packages that answer packets: firewalls judge requests first.
+const ReplyRank = 20
+
 // Side is a hook of an interface or of a cgroup, in the kernel's words.
 type Side string
 

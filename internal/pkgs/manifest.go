@@ -73,10 +73,13 @@ func (m *Manifest) RankOn(service bool) int {
 	if !service && m.InterfaceRank != nil {
 		return *m.InterfaceRank
 	}
-	if m.Rank == nil {
-		return chain.DefaultRank
+	switch {
+	case m.Rank != nil:
+		return *m.Rank
+	case m.Replies:
+		return chain.ReplyRank
 	}
-	return *m.Rank
+	return chain.DefaultRank
 }
 
 // hashed is the manifest as digests are computed over it: rank 0 was once the default and left out, and nodes deny packages by

@@ -179,7 +179,7 @@ func TestVethReplies(t *testing.T) {
 func always(rank int) func(bool) int { return func(bool) int { return rank } }
 
 func TestShadowed(t *testing.T) {
-	modules := map[string]int{"tap": 10, "answer": 20, "fw": 40, "count": 40, "px": 50, "tun": 60}
+	modules := map[string]int{"tap": 10, "answer": 20, "fw": 40, "count": 40, "px": 50, "tun": 60, "late": 45}
 	for _, c := range []struct {
 		dir         chain.Direction
 		chain, want []string
@@ -192,19 +192,21 @@ func TestShadowed(t *testing.T) {
 		{chain.Ingress, []string{"fw", "px"}, nil},
 		{chain.Ingress, []string{"answer", "fw"}, []string{"fw"}},
 		{chain.Ingress, []string{"tap", "gone", "answer"}, []string{"answer", "gone"}},
+		{chain.Ingress, []string{"late", "fw", "count"}, []string{"fw"}}, // whatever its rank
+		{chain.Egress, []string{"late", "fw"}, nil},
+		{chain.Ingress, []string{"fw", "late"}, nil},
 	} {
 		at := Placement{Service: "web", Chain: chain.Spec{Direction: c.dir}}
 		for _, name := range c.chain {
 			at.Chain.Members = append(at.Chain.Members, chain.Member{Name: name})
 		}
-		placed := Placements{{Ifindex: 7, Side: chain.OnTCIngress}: at}
-		rank := func(name string, _ bool) int {
-			if r, ok := modules[name]; ok {
-				return r
-			}
-			return chain.DefaultRank
+		in := Inputs{Modules: map[string]*Module{}}
+		for name, rank := range modules {
+			in.Modules[name] = &Module{Rank: always(rank)}
 		}
-		if got := slices.Sorted(maps.Keys(Shadowed(placed, rank))); !slices.Equal(got, c.want) {
+		in.Modules["fw"].Inbound, in.Modules["late"].Replies = &sdk.Inbound{}, true
+		placed := Placements{{Ifindex: 7, Side: chain.OnTCIngress}: at}
+		if got := slices.Sorted(maps.Keys(in.Shadowed(placed))); !slices.Equal(got, c.want) {
 			t.Errorf("%s %v: %v, want %v", c.dir, c.chain, got, c.want)
 		}
 	}

@@ -20,34 +20,47 @@ const (
 	takesOutward = 50
 )
 
-// Rank returns the rank of a module's package on interfaces of services or of the node.
-type Rank func(module string, service bool) int
-
 // takesBefore reports whether a module takes packets off a chain that the next one should have seen.
-func takesBefore(first, next int, dir chain.Direction) bool {
+func (in Inputs) takesBefore(first, next string, onService bool, dir chain.Direction) bool {
+	near, far := in.rank(first, onService), in.rank(next, onService)
 	if dir == chain.Ingress {
-		return first < takesInward && first < next
+		return near < takesInward && near < far || in.replies(first) && in.filters(next)
 	}
-	return first >= takesOutward && first > next
+	return near >= takesOutward && near > far
+}
+
+func (in Inputs) replies(module string) bool {
+	m := in.Modules[module]
+	return m != nil && m.Replies
+}
+
+// filters reports whether a module judges packets to services.
+func (in Inputs) filters(module string) bool {
+	m := in.Modules[module]
+	return m != nil && m.Inbound != nil
 }
 
 // Shadowed explains, by module, which modules miss packets, because a module that takes packets off the chain comes before them.
 // By their rank such modules come last: only the operator's order moves them forward.
-func Shadowed(placed Placements, rank Rank) map[string]string {
+func (in Inputs) Shadowed(placed Placements) map[string]string {
 	out := map[string]string{}
 	for _, p := range placed.Sorted() {
 		at := placed[p]
+		onService, dir := at.Service != "", at.Chain.Direction
 		for i, second := range at.Chain.Members {
 			for _, first := range at.Chain.Members[:i] {
-				if onService := at.Service != ""; takesBefore(rank(first.Name, onService), rank(second.Name, onService), at.Chain.Direction) {
-					out[second.Name] = fmt.Sprintf("%s runs before it on %s (%s) and takes packets off the chain, "+
-						"so this module does not see them: change order.priority so that it comes first",
-						first.Name, cmp.Or(at.Service, at.Link.Name), at.Chain.Direction)
+				if in.takesBefore(first.Name, second.Name, onService, dir) {
+					out[second.Name] = at.shadow(first.Name, "change order.priority so that it comes first")
 				}
 			}
 		}
 	}
 	return out
+}
+
+func (at Placement) shadow(first, advice string) string {
+	return fmt.Sprintf("%s runs before it on %s (%s) and takes packets off the chain, so this module does not see them: %s",
+		first, cmp.Or(at.Service, at.Link.Name), at.Chain.Direction, advice)
 }
 
 // Frames of a link type that a module does not know look to it like Ethernet with odd addresses: a firewall would find no IP
@@ -78,7 +91,7 @@ func (m *Module) Unreadable(interfaces map[string]service.Link) string {
 
 // Warnings are for the client of a change.
 func (in Inputs) Warnings(placed Placements) (out []string) {
-	shadowed := Shadowed(placed, in.rank)
+	shadowed := in.Shadowed(placed)
 	for _, name := range slices.Sorted(maps.Keys(shadowed)) {
 		out = append(out, "Module "+name+": "+shadowed[name])
 	}

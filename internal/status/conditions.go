@@ -68,18 +68,20 @@ func (nd *Node) moduleConditions(m v1.Module, d *deploy.Module, instances int) [
 
 // shadowConditions are there only for modules that miss packets.
 func (nd *Node) shadowConditions(name string) []v1.Condition {
-	text, shadowed := plan.Shadowed(nd.Points, nd.rankOf)[name]
+	text, shadowed := nd.inputs().Shadowed(nd.Points)[name]
 	if !shadowed {
 		return nil
 	}
 	return []v1.Condition{{Type: "SeesAllPackets", Status: "False", Reason: "Shadowed", Message: text}}
 }
 
-func (nd *Node) rankOf(module string, service bool) int {
-	if d := nd.Modules[module]; d != nil && d.Rank != nil {
-		return d.Rank(service)
+// inputs has what plans know of the modules.
+func (nd *Node) inputs() plan.Inputs {
+	in := plan.Inputs{Modules: map[string]*plan.Module{}}
+	for name, d := range nd.Modules {
+		in.Modules[name] = &d.Module
 	}
-	return chain.DefaultRank
+	return in
 }
 
 // linkConditions are there only for modules that name an interface which they cannot read.
@@ -181,16 +183,12 @@ func (nd *Node) unplaced(d *deploy.Module) (out []string) {
 
 // lostReplies explains, by module, which replies of instances a module drops: see plan.Inputs.LostReplies.
 func (nd *Node) lostReplies() map[string]string {
-	in := plan.Inputs{Modules: map[string]*plan.Module{}}
-	for name, d := range nd.Modules {
-		in.Modules[name] = &d.Module
-	}
 	var virtual []v1.VirtualService
 	for _, name := range nd.Virtual.Names() {
 		view, _ := nd.Virtual.View(name)
 		virtual = append(virtual, view)
 	}
-	return in.LostReplies(nd.Points, virtual)
+	return nd.inputs().LostReplies(nd.Points, virtual)
 }
 
 // ReplyWarnings are for the client of a change: replies that are dropped on this node.
