@@ -31,7 +31,7 @@ func (a *Agent) disable(names []string) bool {
 				go d.Plane.Close()
 			}
 			a.mu.Lock()
-			a.now.Modules[name] = deploy.Unavailable(d.Resource, err, d.Dataplane.FailClosed)
+			a.now.Modules[name] = deploy.Unavailable(d.Resource, err, d.Dataplane.FailClosed, d.Rank)
 			a.mu.Unlock()
 			found = true
 		}

@@ -150,7 +150,7 @@ func (l *linker) link(first, last int, parts *ebpf.Map, slot int) (asm.Instructi
 // module returns the code of a member, with every name prefixed by its place in the chain.
 func (l *linker) module(i int, donor asm.Instruction) (asm.Instructions, error) {
 	g := l.members[i]
-	if g.ID == unavailableID {
+	if g.ID == UnavailableID {
 		return l.unavailable(l.symbol(i), donor)
 	}
 	spec, err := g.Spec(l.spec.Side.Hook())

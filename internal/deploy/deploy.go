@@ -35,12 +35,13 @@ type Module struct {
 	started bool // the control plane works on this generation
 }
 
-// Unavailable stands for a module that cannot run, where the module would be.
-func Unavailable(m v1.Module, why error, closed bool) *Module {
+// Unavailable stands for a module that cannot run, where the module would be by the rank of its package, which is nil if it is
+// not known.
+func Unavailable(m v1.Module, why error, closed bool, rank func(service bool) int) *Module {
 	selector, _ := service.ParseSelector(m.Spec.Attach.Services) // one that is wrong selects nothing
 	module := dataplane.Unavailable(m.Metadata.Name, closed)
 	return &Module{Err: why, Dataplane: module,
-		Module: plan.Module{Resource: m, Selector: selector, CannotRun: true, Member: memberOf(module)}}
+		Module: plan.Module{Resource: m, Selector: selector, CannotRun: true, Rank: rank, Member: memberOf(module)}}
 }
 
 // Name of the module.

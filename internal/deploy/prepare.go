@@ -101,7 +101,7 @@ func (p *Preparer) Accepted(m v1.Module) *Module {
 	d, err := p.prepare(m, nil)
 	if err != nil {
 		p.Log.Error("module cannot run", "module", m.Metadata.Name, "error", err)
-		return Unavailable(m, err, p.failsClosed(m))
+		return Unavailable(m, err, p.failsClosed(m), p.rank(m))
 	}
 	return d
 }
@@ -177,6 +177,15 @@ func (d *Module) Release(now *Module) {
 			now.Plane.Resume()
 		}
 	}()
+}
+
+// rank returns the rank of a module's package, nil if the package cannot be read.
+func (p *Preparer) rank(m v1.Module) func(service bool) int {
+	pkg, err := p.Catalog.Get(m.Spec.Package)
+	if err != nil {
+		return nil
+	}
+	return pkg.RankOn
 }
 
 // failsClosed reports whether a module that cannot run keeps packets from passing: by its own policy, or else its

@@ -110,6 +110,9 @@ func TestUnavailable(t *testing.T) {
 			t.Errorf("%s: %v, fails closed: %t", pkg, d.Err, d.Member.FailClosed)
 		}
 	}
+	if d := p.Accepted(v1.Module{Spec: v1.ModuleSpec{Package: "tunnel"}}); d.Rank == nil || d.Rank(true) != 60 || d.Rank(false) != 25 {
+		t.Error("the module does not stand where its package does")
+	}
 	gone := v1.Module{Metadata: v1.ObjectMeta{Name: "m"}, Spec: v1.ModuleSpec{Package: "gone"}}
 	p.Observe = func() (chain.State, error) {
 		return chain.State{Chains: []chain.Pinned{{Spec: chain.Spec{Members: []chain.Member{{Name: "m"}}}}}}, nil

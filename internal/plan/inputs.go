@@ -13,7 +13,8 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// Module is what plans know of a module. One that cannot run has Resource, Selector, Member and CannotRun only.
+// Module is what plans know of a module. One that cannot run has Resource, Selector, Member and CannotRun only, and
+// Rank where its package is known.
 type Module struct {
 	Resource  v1.Module
 	Selector  service.Selector
