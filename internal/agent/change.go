@@ -253,9 +253,7 @@ func (a *Agent) reconcileTo(t target) error {
 	if err != nil {
 		return err
 	}
-	a.mu.Lock()
-	a.now.Reordered = append(a.now.Reordered, reordered(r.Steps, points)...)
-	a.mu.Unlock()
+	a.noteOrder(r, points)
 	if len(r.Steps) > r.Draining {
 		a.log.Info("reconciled", "steps", len(r.Steps), "attachPoints", len(points))
 	}

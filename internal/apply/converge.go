@@ -25,6 +25,7 @@ type Policy struct {
 type Result struct {
 	Steps    []plan.Step
 	Busy     map[chain.Point]error // points that were skipped, and why
+	Gone     []chain.Point         // points that vanished in between
 	Draining int                   // removals that wait for connections: the caller converges again soon
 	Took     time.Duration         // all steps
 }
@@ -48,7 +49,7 @@ func Converge(k Kernel, want plan.Desired, p Policy, log *slog.Logger) (r Result
 	if err := p.Commit(); err != nil {
 		return r, errors.Join(err, e.rollback())
 	}
-	r.Busy, r.Draining = e.busy, e.finish()
+	r.Busy, r.Gone, r.Draining = e.busy, e.gone, e.finish()
 	r.Took = time.Since(begin)
 	return r, nil
 }

@@ -320,8 +320,9 @@ func TestInterfaceVanishesMeanwhile(t *testing.T) {
 			k.Vanish(3)
 		}
 	}
-	if _, err := converge(k, after, strict()); err != nil {
-		t.Fatal(err)
+	r, err := converge(k, after, strict())
+	if err != nil || !slices.Equal(r.Gone, []chain.Point{tc(3)}) {
+		t.Fatalf("gone: %v: %v", r.Gone, err)
 	}
 	checkRuns(t, k, after, map[chain.Point]error{tc(3): chain.ErrGone})
 }

@@ -22,6 +22,7 @@ type execution struct {
 	log     *slog.Logger
 	skip    func(chain.Point) bool // see Policy
 	busy    map[chain.Point]error  // the points that were skipped
+	gone    []chain.Point          // the points that vanished
 	undo    []func() error
 	cleanup []plan.Step
 }
@@ -79,6 +80,7 @@ func (e *execution) executeAll(steps []plan.Step) (err error) {
 		err := e.execute(s)
 		if errors.Is(err, chain.ErrGone) {
 			e.log.Info("attach point vanished while it was being changed", "step", s.String())
+			e.gone = append(e.gone, s.Point)
 			continue
 		}
 		if errors.Is(err, chain.ErrBusy) && e.skip(s.Point) {

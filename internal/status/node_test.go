@@ -256,9 +256,16 @@ func TestAgentConditions(t *testing.T) {
 		"ControlPlanes=False SandboxFailed"}) {
 		t.Errorf("%v", got)
 	}
-	nd.Agent, nd.Problem, nd.Reordered = func() Agent { return Agent{Resolvers: 1} }, errors.New("no memory"), []string{"web ingress"}
+	nd.Agent, nd.Problem, nd.Reordered = func() Agent { return Agent{Resolvers: 1} }, errors.New("no memory"), map[chain.Point]string{}
+	for i := range 12 {
+		nd.Reordered[chain.Point{Ifindex: i}] = fmt.Sprint("web", i, " ingress")
+	}
 	if got := brief(nd.RecordAgent()); !slices.Equal(got, []string{"Reconciled=False Retrying", "StoreWritable=True Writable",
 		"ControlPlanes=True Running", "Resolvers=True Responding", "ChainOrderKept=False OrderChanged"}) {
 		t.Errorf("%v", got)
+	}
+	text := nd.orderConditions()[0].Message
+	if !strings.Contains(text, "web8 ingress; web9 ingress; and 2 more. ") || strings.Contains(text, "order.direction") {
+		t.Error(text)
 	}
 }
