@@ -212,6 +212,33 @@ func TestShadowed(t *testing.T) {
 	}
 }
 
+// On interfaces of the node, modules on XDP run before filters on TC.
+func TestShadowedByXDP(t *testing.T) {
+	fw := with(onBoth("fw", "", "eth0"), func(m *Module) { m.Hooks, m.Inbound = []chain.Hook{chain.TC}, &sdk.Inbound{} })
+	count := with(onBoth("count", "", "eth0"), func(m *Module) { m.Hooks = []chain.Hook{chain.TC} })
+	for name, c := range map[string]struct {
+		first *Module
+		want  string
+	}{
+		"replies":   {with(onBoth("answer", "", "eth0"), func(m *Module) { m.Rank, m.Replies = always(45), true }), "set hook: tc for answer"},
+		"takes":     {with(onBoth("tap", "", "eth0"), func(m *Module) { m.Rank = always(10) }), "set hook: tc for tap"},
+		"counts":    {onBoth("other", "", "eth0"), ""},
+		"on TC":     {with(onBoth("tap", "", "eth0"), func(m *Module) { m.Rank, m.Resource.Spec.Hook = always(10), v1.HookTC }), ""},
+		"farther":   {with(onBoth("px", "", "eth0"), func(m *Module) { m.Rank = always(50) }), ""},
+		"elsewhere": {with(onBoth("tap", "", "veth9"), func(m *Module) { m.Rank = always(10) }), ""},
+	} {
+		in := node(fw, count, c.first)
+		placed, err := in.Place()
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := in.Shadowed(placed)
+		if !strings.HasSuffix(got["fw"], c.want) || (c.want == "") != (len(got) == 0) || got["count"] != "" {
+			t.Errorf("%s: %v", name, got)
+		}
+	}
+}
+
 // Packets from a service meet the modules outwards, packets to it inwards: also on interfaces of the node, where the tunnel is
 // nearer to the services than what guards the underlay.
 func TestMirroredOrder(t *testing.T) {

@@ -53,9 +53,28 @@ func (in Inputs) Shadowed(placed Placements) map[string]string {
 					out[second.Name] = at.shadow(first.Name, "change order.priority so that it comes first")
 				}
 			}
+			if first := in.takesOnXDP(placed, p, second.Name); first != "" {
+				out[second.Name] = at.shadow(first, "XDP comes before TC, whatever the order; set hook: tc for "+first)
+			}
 		}
 	}
 	return out
+}
+
+// takesOnXDP returns a module that takes packets on XDP which a filter on TC of the same interface should have judged; empty if
+// there is none.
+func (in Inputs) takesOnXDP(placed Placements, p chain.Point, filter string) string {
+	if p.Side != chain.OnTCIngress || !in.filters(filter) {
+		return ""
+	}
+	at := placed[chain.Point{Ifindex: p.Ifindex, Side: chain.OnXDP}]
+	i := slices.IndexFunc(at.Chain.Members, func(first chain.Member) bool {
+		return in.takesBefore(first.Name, filter, at.Service != "", at.Chain.Direction)
+	})
+	if i < 0 {
+		return ""
+	}
+	return at.Chain.Members[i].Name
 }
 
 func (at Placement) shadow(first, advice string) string {
