@@ -34,7 +34,8 @@ func (a *Agent) noteOrder(r apply.Result, points plan.Placements) {
 func reordered(r apply.Result, points plan.Placements) map[chain.Point]string {
 	out := map[chain.Point]string{}
 	for _, s := range r.Steps {
-		if s.Action != plan.Replace || r.Busy[s.Point] != nil || slices.Contains(r.Gone, s.Point) || sameOrder(s.Old.Spec, s.Chain) {
+		if s.Action != plan.Replace || r.Busy[s.Point] != nil || slices.Contains(r.Gone, s.Point) ||
+			sameOrder(s.Old.Spec, s.Chain) {
 			continue
 		}
 		at := points[s.Point]
@@ -44,8 +45,8 @@ func reordered(r apply.Result, points plan.Placements) map[chain.Point]string {
 	return out
 }
 
-// sameOrder reports whether two chains have other modules, or the same ones in the same order. One that cannot run has its place
-// only where its package can be read.
+// sameOrder reports whether two chains have other modules, or the same ones in the same order. One that cannot run has
+// its place only where its package can be read.
 func sameOrder(a, b chain.Spec) bool {
 	was, is := memberNames(a), memberNames(b)
 	return slices.Equal(was, is) || standsIn(a) || standsIn(b) ||

@@ -39,7 +39,8 @@ func TestReordered(t *testing.T) {
 		was, is chain.Spec
 		want    map[chain.Point]string
 	}{
-		{plan.Replace, spec("fw", "px"), spec("px", "fw"), map[chain.Point]string{at: "web ingress: px, fw (before: fw, px)"}},
+		{plan.Replace, spec("fw", "px"), spec("px", "fw"),
+			map[chain.Point]string{at: "web ingress: px, fw (before: fw, px)"}},
 		{plan.Replace, spec("fw", "px"), spec("fw", "px"), nil},
 		{plan.Replace, spec("fw"), spec("px", "fw"), nil},
 		{plan.Replace, spec("fw", "px"), standIn(spec("px", "fw")), nil},

@@ -19,7 +19,8 @@ const UnavailableID = "unavailable"
 // Unavailable stands in a chain for a module that cannot be loaded. If it fails closed it drops every packet, with a
 // reason of its own; a module that fails open is left out of chains instead.
 func Unavailable(name string, closed bool) Module {
-	return Module{Name: name, ID: UnavailableID, FailClosed: closed, Spec: func(chain.Hook) (*ebpf.CollectionSpec, error) { return nil, nil }}
+	none := func(chain.Hook) (*ebpf.CollectionSpec, error) { return nil, nil }
+	return Module{Name: name, ID: UnavailableID, FailClosed: closed, Spec: none}
 }
 
 // unavailable is the code of such a module: pkt->reason = KERB_DROP_UNAVAILABLE; return KERB_DROP.

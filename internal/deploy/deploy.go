@@ -35,8 +35,8 @@ type Module struct {
 	started bool // the control plane works on this generation
 }
 
-// Unavailable stands for a module that cannot run, where the module would be by the rank of its package, which is nil if it is
-// not known.
+// Unavailable stands for a module that cannot run, where the module would be by the rank of its package, which is nil
+// if it is not known.
 func Unavailable(m v1.Module, why error, closed bool, rank func(service bool) int) *Module {
 	selector, _ := service.ParseSelector(m.Spec.Attach.Services) // one that is wrong selects nothing
 	module := dataplane.Unavailable(m.Metadata.Name, closed)

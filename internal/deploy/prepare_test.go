@@ -110,7 +110,8 @@ func TestUnavailable(t *testing.T) {
 			t.Errorf("%s: %v, fails closed: %t", pkg, d.Err, d.Member.FailClosed)
 		}
 	}
-	if d := p.Accepted(v1.Module{Spec: v1.ModuleSpec{Package: "tunnel"}}); d.Rank == nil || d.Rank(true) != 60 || d.Rank(false) != 25 {
+	d := p.Accepted(v1.Module{Spec: v1.ModuleSpec{Package: "tunnel"}})
+	if d.Rank == nil || d.Rank(true) != 60 || d.Rank(false) != 25 {
 		t.Error("the module does not stand where its package does")
 	}
 	gone := v1.Module{Metadata: v1.ObjectMeta{Name: "m"}, Spec: v1.ModuleSpec{Package: "gone"}}
@@ -121,7 +122,7 @@ func TestUnavailable(t *testing.T) {
 		t.Error("the module that runs in the kernel fails open")
 	}
 	gone.Spec.FailurePolicy = v1.FailClosed
-	d := p.Accepted(gone)
+	d = p.Accepted(gone)
 	if !d.Member.FailClosed {
 		t.Error("the operator's policy is closed")
 	}

@@ -82,8 +82,8 @@ func (m *Manifest) RankOn(service bool) int {
 	return chain.DefaultRank
 }
 
-// hashed is the manifest as digests are computed over it: rank 0 was once the default and left out, and nodes deny packages by
-// their digest.
+// hashed is the manifest as digests are computed over it: rank 0 was once the default and left out, and nodes deny
+// packages by their digest.
 func (m Manifest) hashed() Manifest {
 	if m.Rank != nil && *m.Rank == 0 {
 		m.Rank = nil

@@ -36,8 +36,9 @@ func TestManifestDefaults(t *testing.T) {
 }
 
 func TestRanks(t *testing.T) {
-	for text, want := range map[string][2]int{"": {40, 40}, "rank: 0": {0, 0}, "rank: 60\ninterfaceRank: 25": {60, 25}, "interfaceRank: 0": {40, 0},
-		"replies: true": {20, 20}, "replies: true\nrank: 45": {45, 45}} {
+	for text, want := range map[string][2]int{"": {40, 40}, "rank: 0": {0, 0}, "rank: 60\ninterfaceRank: 25": {60, 25},
+		"interfaceRank: 0": {40, 0},
+		"replies: true":    {20, 20}, "replies: true\nrank: 45": {45, 45}} {
 		m, err := ParseManifest("kerb.yaml", []byte(goodManifest+text))
 		if err != nil {
 			t.Fatal(err)

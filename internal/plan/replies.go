@@ -14,8 +14,8 @@ import (
 // A packet filter that packets to a client meet before the module that translates addresses, such as a firewall before the proxy,
 // sees the reply of an instance that this node's translating module does not run on with the instance's own address, and knows no
 // such connection. By default the translating module comes first; where the operator has changed the order, there is a warning.
-// A filter that tracks no connections and allows the addresses of instances instead, as that order needs it, drops their replies in
-// the default order: it meets them with the virtual address.
+// A filter that tracks no connections and allows the addresses of instances instead, as that order needs it, drops their
+// replies in the default order: it meets them with the virtual address.
 
 // LostReplies explains, by module, which replies of instances a module drops before another module of the same service
 // gives them their virtual address.
@@ -45,21 +45,23 @@ func (in Inputs) LostReplies(placed Placements, virtual []v1.VirtualService) map
 }
 
 // dropsUntranslated explains which replies the module drops because it meets them with the address of their instance.
-func (m *Module) dropsUntranslated(virtual []v1.VirtualService, local map[string]bool, service string, translator *Module) string {
+func (m *Module) dropsUntranslated(virtual []v1.VirtualService, local map[string]bool,
+	service string, translator *Module) string {
 	for _, s := range virtual {
 		if instance, addr := farInstance(s, local, func(a netip.Addr) bool { return !m.admits(a) }); instance != "" {
-			return fmt.Sprintf("on service %s, module %s drops the replies of instance %s (%s), which has no module %s on this node, "+
-				"to virtual addresses: packets to the service meet it before %[5]s; leave out order.direction, and give %[2]s an order.priority "+
-				"that is not above that of %[5]s, or %[6]s in %[2]s",
+			return fmt.Sprintf("on service %s, module %s drops the replies of instance %s (%s), "+
+				"which has no module %s on this node, to virtual addresses: packets to the service meet it before %[5]s; "+
+				"leave out order.direction, and give %[2]s an order.priority that is not above that of %[5]s, or %[6]s in %[2]s",
 				service, m.Member.Name, instance, addr, translator.Member.Name, m.Inbound.Advice)
 		}
 	}
 	return ""
 }
 
-// dropsTranslated explains which replies the module drops because it meets them with a virtual address, while the operator has
-// allowed the addresses of instances.
-func (m *Module) dropsTranslated(virtual []v1.VirtualService, local map[string]bool, service string, translator *Module) string {
+// dropsTranslated explains which replies the module drops because it meets them with a virtual address,
+// while the operator has allowed the addresses of instances.
+func (m *Module) dropsTranslated(virtual []v1.VirtualService, local map[string]bool,
+	service string, translator *Module) string {
 	for _, s := range virtual {
 		i := slices.IndexFunc(s.Spec.Addresses, func(a v1.VirtualAddress) bool {
 			at, err := netip.ParseAddr(a.Address)
@@ -71,9 +73,11 @@ func (m *Module) dropsTranslated(virtual []v1.VirtualService, local map[string]b
 		address := netip.MustParseAddr(s.Spec.Addresses[i].Address)
 		allowed := func(a netip.Addr) bool { return a.Is4() == address.Is4() && m.admits(a) }
 		if instance, addr := farInstance(s, local, allowed); instance != "" {
-			return fmt.Sprintf("on service %s, module %s allows the address of instance %s (%s), but drops its replies: packets to the service "+
-				"meet %s first, which gives them the virtual address %s; in %[2]s remove the rule for the instance and enable connection "+
-				"tracking (state), or allow the virtual address as src", service, m.Member.Name, instance, addr, translator.Member.Name, address)
+			return fmt.Sprintf("on service %s, module %s allows the address of instance %s (%s), "+
+				"but drops its replies: packets to the service meet %s first, which gives them the virtual address %s; "+
+				"in %[2]s remove the rule for the instance and enable connection tracking (state), "+
+				"or allow the virtual address as src",
+				service, m.Member.Name, instance, addr, translator.Member.Name, address)
 		}
 	}
 	return ""
@@ -104,8 +108,10 @@ func servicesOf(placed Placements, module string) map[string]bool {
 	return out
 }
 
-// farInstance returns an instance of a virtual service that is none of the local services, with an address for which is holds.
-func farInstance(s v1.VirtualService, local map[string]bool, is func(netip.Addr) bool) (instance string, addr netip.Addr) {
+// farInstance returns an instance of a virtual service that is none of the local services, with an address for which
+// is holds.
+func farInstance(s v1.VirtualService, local map[string]bool,
+	is func(netip.Addr) bool) (instance string, addr netip.Addr) {
 	if s.Status == nil {
 		return "", addr
 	}

@@ -31,19 +31,19 @@ func TestLostReplies(t *testing.T) {
 		virtual []v1.VirtualService
 		lost    bool
 	}{
-		"a filter and a translator":                                        {[]*Module{filter, translator}, far, true},
-		"the translator comes first":                                       {[]*Module{with(onBoth("strict", "*"), func(m *Module) { m.Inbound = filter.Inbound }), with(onBoth("vip", "*"), func(m *Module) { m.TranslatesReplies = true })}, far, false},
-		"without the filter":                                               {[]*Module{onBoth("strict", "*"), translator}, far, false},
-		"without the translator":                                           {[]*Module{filter, onBoth("vip", "*")}, far, false},
-		"without virtual services":                                         {[]*Module{filter, translator}, nil, false},
-		"the filter admits another":                                        {[]*Module{admits("10.0.0.1/32"), translator}, far, true},
-		"the filter admits it":                                             {[]*Module{admits("10.0.0.0/24"), translator}, far, false},
-		"the filter admits the instance only, behind the translator":       {[]*Module{admits("10.0.0.0/24"), mirrored}, far, true},
-		"the filter admits the virtual address too, behind the translator": {[]*Module{admits("10.0.0.0/8"), mirrored}, far, false},
-		"the filter admits another instance, behind the translator":        {[]*Module{admits("10.0.0.1/32"), mirrored}, far, false},
-		"on different services":                                            {[]*Module{with(onBoth("strict", "tier=back"), func(m *Module) { m.Inbound = filter.Inbound }), with(onBoth("vip", "tier=front"), func(m *Module) { m.TranslatesReplies = true })}, far, false},
-		"a filter that cannot run":                                         {[]*Module{with(onBoth("strict", "*"), func(m *Module) { m.Inbound, m.CannotRun = filter.Inbound, true }), translator}, far, false},
-		"a virtual service unknown yet":                                    {[]*Module{filter, translator}, []v1.VirtualService{{}}, false},
+		"a filter and a translator":     {[]*Module{filter, translator}, far, true},
+		"the translator comes first":    {[]*Module{with(onBoth("strict", "*"), func(m *Module) { m.Inbound = filter.Inbound }), with(onBoth("vip", "*"), func(m *Module) { m.TranslatesReplies = true })}, far, false},
+		"without the filter":            {[]*Module{onBoth("strict", "*"), translator}, far, false},
+		"without the translator":        {[]*Module{filter, onBoth("vip", "*")}, far, false},
+		"without virtual services":      {[]*Module{filter, translator}, nil, false},
+		"the filter admits another":     {[]*Module{admits("10.0.0.1/32"), translator}, far, true},
+		"the filter admits it":          {[]*Module{admits("10.0.0.0/24"), translator}, far, false},
+		"behind, the instance only":     {[]*Module{admits("10.0.0.0/24"), mirrored}, far, true},
+		"behind, the virtual one too":   {[]*Module{admits("10.0.0.0/8"), mirrored}, far, false},
+		"behind, another instance":      {[]*Module{admits("10.0.0.1/32"), mirrored}, far, false},
+		"on different services":         {[]*Module{with(onBoth("strict", "tier=back"), func(m *Module) { m.Inbound = filter.Inbound }), with(onBoth("vip", "tier=front"), func(m *Module) { m.TranslatesReplies = true })}, far, false},
+		"a filter that cannot run":      {[]*Module{with(onBoth("strict", "*"), func(m *Module) { m.Inbound, m.CannotRun = filter.Inbound, true }), translator}, far, false},
+		"a virtual service unknown yet": {[]*Module{filter, translator}, []v1.VirtualService{{}}, false},
 	} {
 		in := node(c.modules...)
 		placed, err := in.Place()

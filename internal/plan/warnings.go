@@ -61,8 +61,8 @@ func (in Inputs) Shadowed(placed Placements) map[string]string {
 	return out
 }
 
-// takesOnXDP returns a module that takes packets on XDP which a filter on TC of the same interface should have judged; empty if
-// there is none.
+// takesOnXDP returns a module that takes packets on XDP which a filter on TC of the same interface should have judged;
+// empty if there is none.
 func (in Inputs) takesOnXDP(placed Placements, p chain.Point, filter string) string {
 	if p.Side != chain.OnTCIngress || !in.filters(filter) {
 		return ""
@@ -78,7 +78,8 @@ func (in Inputs) takesOnXDP(placed Placements, p chain.Point, filter string) str
 }
 
 func (at Placement) shadow(first, advice string) string {
-	return fmt.Sprintf("%s runs before it on %s (%s) and takes packets off the chain, so this module does not see them: %s",
+	return fmt.Sprintf("%s runs before it on %s (%s) and takes packets off the chain, "+
+		"so this module does not see them: %s",
 		first, cmp.Or(at.Service, at.Link.Name), at.Chain.Direction, advice)
 }
 

@@ -147,5 +147,6 @@ func (nd *Node) orderConditions() []v1.Condition {
 	}
 	return []v1.Condition{{Type: "ChainOrderKept", Status: "False", Reason: "OrderChanged",
 		Message: "since the start of the agent, chains run their modules in another order: " + list +
-			". If it is not as intended, set order.priority or order.after of the modules; a restart of the agent clears this condition"}}
+			". If it is not as intended, set order.priority or order.after of the modules; " +
+			"a restart of the agent clears this condition"}}
 }
