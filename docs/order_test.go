@@ -33,6 +33,21 @@ func TestOrderOfPackages(t *testing.T) {
 	}
 }
 
+// meets reports whether packets of a direction meet the package on interfaces of services, or on those of the node.
+func meets(t *testing.T, m *pkgs.Manifest, dir string, onService bool, direction chain.Direction) bool {
+	t.Helper()
+	source, err := os.ReadFile(filepath.Join(dir, m.DataPlane))
+	if err != nil {
+		t.Fatal(err)
+	}
+	wanted := m.Directions.Interfaces
+	if onService {
+		wanted = m.Directions.Services
+	}
+	return strings.Contains(string(source), "KERB_"+strings.ToUpper(string(direction))+"(") &&
+		(len(wanted) == 0 || slices.Contains(wanted, string(direction)))
+}
+
 // packagesInOrder names the packages of each rank, in the order in which packets meet them.
 func packagesInOrder(t *testing.T, onService bool, direction chain.Direction) (out []string) {
 	t.Helper()
@@ -50,7 +65,7 @@ func packagesInOrder(t *testing.T, onService bool, direction chain.Direction) (o
 		if err != nil {
 			t.Fatal(err)
 		}
-		if !slices.Contains(m.Hooks, pkgs.HookSockets) {
+		if meets(t, m, filepath.Dir(file), onService, direction) {
 			ranks[m.RankOn(onService)] = append(ranks[m.RankOn(onService)], m.Name)
 		}
 	}
