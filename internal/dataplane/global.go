@@ -46,7 +46,7 @@ func isContext(t btf.Type) bool {
 }
 
 // A global function that moves packet data ends the caller's packet pointers, as a helper that moves it does. The verifier
-// knows that of global functions from Linux 6.13 on, but not of those that call bpf_dynptr_write. Otherwise it lets the caller read
+// knows that of global functions from Linux 6.13 on, but not of those that write to a packet by bpf_dynptr_write. Otherwise it lets the caller read
 // through its old pointers, into memory that may be freed. There the linker calls such a function through a static one, which calls
 // a helper behind it that changes nothing, and after which the verifier takes all packet pointers for invalid. That costs 32 bytes
 // of stack. Built-in modules, of which some have none left, do without: newer kernels verify the same code.
@@ -63,19 +63,33 @@ var seesMoves = sync.OnceValue(func() bool {
 var movingHelpers = []asm.BuiltinFunc{
 	asm.FnSkbVlanPush, asm.FnSkbVlanPop, asm.FnSkbStoreBytes, asm.FnSkbChangeProto, asm.FnSkbChangeHead, asm.FnSkbChangeTail,
 	asm.FnSkbPullData, asm.FnSkbAdjustRoom, asm.FnCloneRedirect, asm.FnL3CsumReplace, asm.FnL4CsumReplace,
-	asm.FnXdpAdjustHead, asm.FnXdpAdjustMeta, asm.FnXdpAdjustTail, asm.FnDynptrWrite,
+	asm.FnXdpAdjustHead, asm.FnXdpAdjustMeta, asm.FnXdpAdjustTail,
 }
 
-// unseenMoves returns the helpers whose callers the running kernel's verifier does not know to end packet pointers.
-func unseenMoves() []asm.BuiltinFunc {
-	if seesMoves() {
-		return []asm.BuiltinFunc{asm.FnDynptrWrite}
+// unseenMoves returns the functions of an object whose calls move packet data without the running kernel's verifier knowing it.
+func unseenMoves(code asm.Instructions, hook chain.Hook) map[string]bool {
+	moves := map[string]bool{}
+	if !seesMoves() {
+		moves = callersOf(code, func(ins *asm.Instruction) bool {
+			return ins.IsBuiltinCall() && slices.Contains(movingHelpers, asm.BuiltinFunc(ins.Constant))
+		})
 	}
-	return movingHelpers
+	if hook == chain.XDP { // there, a write through a dynptr moves nothing
+		return moves
+	}
+	// Dynptrs of packets come from a kernel function (bpf_dynptr_from_skb), others from helpers.
+	makers := callersOf(code, func(ins *asm.Instruction) bool { return ins.IsKfuncCall() })
+	writers := callersOf(code, func(ins *asm.Instruction) bool {
+		return ins.IsBuiltinCall() && asm.BuiltinFunc(ins.Constant) == asm.FnDynptrWrite
+	})
+	for name := range writers {
+		moves[name] = moves[name] || makers[name]
+	}
+	return moves
 }
 
-// callersOf returns the functions of an object that call one of the helpers, by themselves or by what they call.
-func callersOf(helpers []asm.BuiltinFunc, code asm.Instructions) map[string]bool {
+// callersOf returns the functions of an object that make a call, by themselves or by what they call.
+func callersOf(code asm.Instructions, call func(*asm.Instruction) bool) map[string]bool {
 	moves, callers := map[string]bool{}, map[string][]string{}
 	var found []string
 	var name string
@@ -86,7 +100,7 @@ func callersOf(helpers []asm.BuiltinFunc, code asm.Instructions) map[string]bool
 		}
 		if ins.IsFunctionReference() {
 			callers[ins.Reference()] = append(callers[ins.Reference()], name)
-		} else if ins.IsBuiltinCall() && slices.Contains(helpers, asm.BuiltinFunc(ins.Constant)) {
+		} else if call(ins) {
 			found = append(found, name)
 		}
 	}
@@ -105,11 +119,12 @@ func (l *linker) fence(code asm.Instructions, entry string, g *generation) (out 
 	if g == nil || g.BuiltIn {
 		return nil
 	}
-	moves, fenced := callersOf(unseenMoves(), code), map[string]string{}
+	moves, fenced := unseenMoves(code, l.spec.Side.Hook()), map[string]string{}
 	for i := range code {
 		fn := btf.FuncMetadata(&code[i])
 		name := code[i].Symbol()
-		if fn != nil && name != entry && moves[name] && fn.Linkage == btf.GlobalFunc && standsAlone(fn) {
+		if fn != nil && name != entry && moves[name] && fn.Linkage == btf.GlobalFunc && standsAlone(fn) &&
+			contextOf(fn) >= 0 { // without a context it cannot reach the packet
 			fenced[name] = name + "_fenced"
 			out = append(out, l.fenced(fn, name, fenced[name], code[i].Source())...)
 		}
@@ -122,12 +137,16 @@ func (l *linker) fence(code asm.Instructions, entry string, g *generation) (out 
 	return out
 }
 
+// contextOf returns which parameter of a function is the hook's context, -1 if none is.
+func contextOf(fn *btf.Func) int {
+	return slices.IndexFunc(fn.Type.(*btf.FuncProto).Params, func(p btf.FuncParam) bool { return isContext(p.Type) })
+}
+
 // fenced calls a function, and then a helper that fails before it does anything.
 func (l *linker) fenced(fn *btf.Func, to, name string, source fmt.Stringer) asm.Instructions {
 	proto := fn.Type.(*btf.FuncProto)
-	context := asm.R1 + asm.Register(slices.IndexFunc(proto.Params, func(p btf.FuncParam) bool { return isContext(p.Type) }))
 	code := asm.Instructions{
-		asm.Mov.Reg(asm.R6, context),
+		asm.Mov.Reg(asm.R6, asm.R1+asm.Register(contextOf(fn))),
 		asm.Call.Label(to),
 		asm.Mov.Reg(asm.R7, asm.R0),
 		asm.Mov.Reg(asm.R1, asm.R6),

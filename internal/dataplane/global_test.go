@@ -8,7 +8,10 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/btf"
+	"github.com/cilium/ebpf/features"
 
 	"github.com/kerb-edge/kerb/internal/chain"
 )
@@ -42,6 +45,24 @@ func TestDynptrWriteEndsPointers(t *testing.T) {
 	l := load(t, chain.OnTCIngress, chain.Ingress, module, testModule(t, "pass", "after", nil))
 	if ret, out := run(t, l.Program, udpPacket(t, 1, nil)); ret != tcNext || out[0] != 7 {
 		t.Errorf("action %d, first byte %d", ret, out[0])
+	}
+}
+
+// A global function that writes through a dynptr of a ring buffer moves no packet, with and without the packet's context.
+func TestDynptrOfRing(t *testing.T) {
+	needsRoot(t)
+	if err := features.HaveProgramHelper(ebpf.SchedCLS, asm.FnRingbufReserveDynptr); err != nil {
+		t.Skipf("dynptrs of ring buffers need Linux 5.19: %v", err)
+	}
+	for _, side := range []chain.Side{chain.OnXDP, chain.OnTCIngress} {
+		for _, dir := range []chain.Direction{chain.Egress, chain.Ingress} {
+			l, err := Load(side, dir, testModule(t, "ringnote", "ringnote", nil))
+			if err != nil {
+				t.Errorf("%s %s: %v", side, dir, err)
+				continue
+			}
+			l.Close()
+		}
 	}
 }
 
