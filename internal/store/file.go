@@ -165,6 +165,20 @@ func checkFile(path string) error {
 	return nil
 }
 
+// checkSize refuses a file that has lost its end: bbolt would read and write behind what it has mapped.
+func checkSize(db *bbolt.DB, file *os.File) error {
+	info, err := file.Stat()
+	if err != nil {
+		return err
+	}
+	return db.View(func(tx *bbolt.Tx) error {
+		if tx.Size() > info.Size() {
+			return fmt.Errorf("%w: %d bytes of %d are left", ErrCorrupt, info.Size(), tx.Size())
+		}
+		return nil
+	})
+}
+
 // verify reads all there is. Errors: ErrCorrupt, *NewerError.
 func verify(db *bbolt.DB, path string) error {
 	err := contain(func() error { return db.View(func(tx *bbolt.Tx) error { return verifyTx(tx, path) }) })

@@ -67,6 +67,7 @@ func (r *Recovery) Error() string {
 type Store struct {
 	mu       sync.Mutex
 	db       *bbolt.DB
+	broken   error // bbolt met damage while the file was open, and may hold a lock for ever
 	readOnly bool
 	recovery *Recovery
 }
@@ -123,9 +124,15 @@ func openBolt(path string, readOnly bool) (db *bbolt.DB, err error) {
 		return err
 	})
 	if errors.Is(err, errPanic) && file != nil {
-		err = errors.Join(err, file.Close()) // bbolt lets go of nothing when it panics
+		return nil, errors.Join(err, file.Close()) // bbolt lets go of nothing when it panics
 	}
-	return db, err
+	if err != nil {
+		return nil, err
+	}
+	if err := checkSize(db, file); err != nil {
+		return nil, errors.Join(err, db.Close())
+	}
+	return db, nil
 }
 
 // replace sets the damaged file aside and starts afresh.
@@ -145,8 +152,15 @@ func replace(path string, cause error) (*Store, error) {
 	return s, nil
 }
 
-// Close lets go of the file.
-func (s *Store) Close() error { return s.db.Close() }
+// Close closes the file, unless it was found to be damaged since it was opened: then the process keeps it until it ends.
+func (s *Store) Close() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.broken != nil {
+		return nil
+	}
+	return s.db.Close()
+}
 
 // Recovery returns which damaged file Open has renamed, or nil.
 func (s *Store) Recovery() *Recovery { return s.recovery }
@@ -227,7 +241,7 @@ func seal(tx *bbolt.Tx) error {
 func (s *Store) view(do func(*bbolt.Tx) error) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return wrap(contain(func() error { return s.db.View(do) }))
+	return s.run(func() error { return s.db.View(do) })
 }
 
 func (s *Store) update(do func(*bbolt.Tx) error) error {
@@ -236,7 +250,19 @@ func (s *Store) update(do func(*bbolt.Tx) error) error {
 	if s.readOnly {
 		return ErrReadOnly
 	}
-	return wrap(contain(func() error { return s.db.Update(do) }))
+	return s.run(func() error { return s.db.Update(do) })
+}
+
+// run makes a call of bbolt, and none after one that has met damage.
+func (s *Store) run(call func() error) error {
+	if s.broken != nil {
+		return s.broken
+	}
+	err := wrap(contain(call))
+	if errors.Is(err, errPanic) {
+		s.broken = err
+	}
+	return err
 }
 
 func wrap(err error) error {

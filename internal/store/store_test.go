@@ -94,6 +94,28 @@ func TestDamage(t *testing.T) {
 	}
 }
 
+// A file that has lost only pages that are free is damaged as well: bbolt would write behind its end.
+func TestTruncatedFreePages(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "state.db")
+	s := mustOpen(t, path)
+	for _, size := range []int{200_000, 10, 10, 10} { // the large one leaves free pages at the end
+		m := modelOf("m", 1)
+		m.Spec.Document = `"` + strings.Repeat("x", size) + `"`
+		d := resource.Set{}
+		d.Put(&m)
+		mustCommit(t, s, d)
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	truncate(t, path, 32768)
+	s = mustOpen(t, path)
+	if r := s.Recovery(); r == nil || !errors.Is(r.Cause, ErrCorrupt) {
+		t.Errorf("recovery is %v", r)
+	}
+	checkFreshUntilAcknowledged(t, s, path)
+}
+
 func checkFreshUntilAcknowledged(t *testing.T, s *Store, path string) {
 	t.Helper()
 	if got := mustSnapshot(t, s); len(got) != 0 {
