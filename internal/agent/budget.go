@@ -18,7 +18,6 @@ import (
 // budget for. With another config only, a module is measured afterwards, so that a changed rule is in the kernel at
 // once.
 func (a *Agent) admit(t target, k kernel, points plan.Placements) error {
-	defer k.Close() // what follows needs the memory
 	used := map[string]bool{}
 	for _, p := range points {
 		for _, m := range p.Chain.Members {
@@ -41,12 +40,15 @@ func (a *Agent) admit(t target, k kernel, points plan.Placements) error {
 			c.Measure = func() (chain.Cost, error) { return k.Measure(&a.meter, name, d.AttachedHooks()...) }
 			refused = append(refused, a.budgets.Check(c))
 		}
+		k.Close() // one module's maps at a time
 	}
 	return errors.Join(refused...)
 }
 
 // candidates are the modules that run, each to be measured on maps of its own.
 func (a *Agent) candidates() (out []apply.Candidate) {
+	a.changes.Lock() // a change has measured what does not run yet
+	defer a.changes.Unlock()
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for _, name := range slices.Sorted(maps.Keys(a.now.Modules)) {
